@@ -16,9 +16,9 @@ import (
 // This file limits how often the keeper stops instances. The outcome of each node's last operation
 // records the earlier stops.
 
-// AgainAnnotation is an annotation of a PersistentVolume or of the ConfigMap of records. When a
-// person sets it to a new value, the keeper forgets its earlier stops for this volume, or of every
-// node.
+// AgainAnnotation is an annotation that a person sets to a new value to make the keeper forget
+// earlier stops: on a PersistentVolume those for the volume, and on the ConfigMap of records those
+// of all nodes.
 const AgainAnnotation = DriverName + "/cold-attach-again"
 
 // HeldAnnotation is an annotation of a VolumeAttachment that waits. It contains the reason why the
@@ -94,7 +94,7 @@ func (o *outcome) forget(volumes []corev1.PersistentVolume) {
 	})
 }
 
-// holdBack finds the attachments for which no instance is stopped, and reports each of them once.
+// holdBack finds the attachments for which the keeper stops no instance, and reports each once.
 func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 	held := 0
 	var errs []error
@@ -105,7 +105,7 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 			}
 			pods, err := k.podsOn(ctx, v, n)
 			if err = errors.Join(err, k.readVolumes(ctx, v)); err != nil {
-				a.held = err.Error() // until they can be read
+				a.held = err.Error() // until pods and volumes can be read
 				errs = append(errs, err)
 				continue
 			}
@@ -120,7 +120,7 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 	}
 	for _, n := range v.Nodes {
 		for _, a := range v.of(n) {
-			errs = append(errs, k.sayHeld(ctx, v, n, a))
+			errs = append(errs, k.reportHeld(ctx, v, n, a))
 		}
 	}
 	return errors.Join(errs...)
@@ -130,16 +130,14 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 //
 // An attachment that failed while the instance was stopped will fail again unless its volume has
 // changed since. The error that the rack returns while the instance runs proves nothing: it is
-// always the same. The keeper repeats a failure that may pass (see passes) as often as the limits
-// allow.
+// always the same. The keeper repeats an attempt whose failure may pass (see passes) as often as
+// the limits allow.
 func (k *Keeper) bound(v *view, n *node, a *attachment) string {
-	last, volume := n.Last, v.persistentVolume(a.volume())
+	last := n.Last
 	if last == nil {
 		last = &outcome{}
 	}
-	now := cause{Disk: diskOf(volume), Again: volume.Annotations[AgainAnnotation],
-		Detach: a.DeletionTimestamp != nil}
-	then := last.Volumes[a.volume()].Last
+	now, then := v.cause(a), last.Volumes[a.volume()].Last
 	failed := then.Failed
 	then.Failed = ""
 	if failed != "" && then == now && last.Instance == n.Instance {
@@ -175,9 +173,9 @@ func again(kind, name string) string {
 // again returns what a person has written on the ConfigMap of records.
 func (v *view) again() string { return v.records.Annotations[AgainAnnotation] }
 
-// sayHeld writes on an attachment why it is held back. If the reason is new, it also creates
+// reportHeld writes on an attachment why it is held back. If the reason is new, it also creates
 // events.
-func (k *Keeper) sayHeld(ctx context.Context, v *view, n *node, a *attachment) error {
+func (k *Keeper) reportHeld(ctx context.Context, v *view, n *node, a *attachment) error {
 	if a.Annotations[HeldAnnotation] == a.held || n.working() || !n.allowed() {
 		return nil
 	}
@@ -188,11 +186,11 @@ func (k *Keeper) sayHeld(ctx context.Context, v *view, n *node, a *attachment) e
 	if err := k.annotate(ctx, a, HeldAnnotation, value); err != nil || a.held == "" {
 		return err
 	}
-	said := "waits, and the keeper does not stop the instance for it: " + a.held
-	k.warn(ctx, nodeReference(n.Node), "ColdAttachHeld", said)
+	message := "waits, and the keeper does not stop the instance for it: " + a.held
+	k.warn(ctx, nodeReference(n.Node), "ColdAttachHeld", message)
 	for _, volume := range v.claims {
 		if volume.Name == a.volume() {
-			k.warn(ctx, *volume.Spec.ClaimRef, "ColdAttachHeld", said)
+			k.warn(ctx, *volume.Spec.ClaimRef, "ColdAttachHeld", message)
 		}
 	}
 	return nil
@@ -202,11 +200,18 @@ func (k *Keeper) sayHeld(ctx context.Context, v *view, n *node, a *attachment) e
 func (v *view) causes(n *node) map[string]cause {
 	causes := map[string]cause{}
 	for _, a := range v.due(n) {
-		volume := v.persistentVolume(a.volume())
-		causes[a.volume()] = cause{Disk: diskOf(volume), Again: volume.Annotations[AgainAnnotation],
-			Detach: a.DeletionTimestamp != nil}
+		causes[a.volume()] = v.cause(a)
 	}
 	return causes
+}
+
+// cause describes the volume of an attachment as it is now.
+func (v *view) cause(a *attachment) cause {
+	c, volume := cause{Detach: a.DeletionTimestamp != nil}, v.persistentVolume(a.volume())
+	if c.Again = volume.Annotations[AgainAnnotation]; volume.Spec.CSI != nil {
+		c.Disk = volume.Spec.CSI.VolumeHandle
+	}
+	return c
 }
 
 // noteFailures records which attachments failed while the instance was stopped, for a reason that
@@ -250,13 +255,6 @@ func (v *view) persistentVolume(name string) *corev1.PersistentVolume {
 		}
 	}
 	return &corev1.PersistentVolume{}
-}
-
-func diskOf(v *corev1.PersistentVolume) string {
-	if v.Spec.CSI == nil {
-		return ""
-	}
-	return v.Spec.CSI.VolumeHandle
 }
 
 // nodeReference refers to a Node as the events of the kubelet do: the UID is the node's name.

@@ -25,7 +25,7 @@ const (
 // live simulates the cluster for a time: kubelets report, the attacher tries each attachment again
 // and again, and the keeper does its rounds. For a volume on a stopped instance the attacher gets
 // the error that refused returns; "" means that it attaches or detaches the volume.
-func (w *story) live(d time.Duration, refused func(volume string) string) {
+func (w *fixture) live(d time.Duration, refused func(volume string) string) {
 	w.t.Helper()
 	for end := w.clock.Add(d); w.clock.Before(end); {
 		for _, n := range keepertest.List[*corev1.Node](w.api, "") {
@@ -64,7 +64,7 @@ func (w *story) live(d time.Duration, refused func(volume string) string) {
 }
 
 // stops returns how often each node's instance was stopped since the last call.
-func (w *story) stops() map[string]int {
+func (w *fixture) stops() map[string]int {
 	stops := map[string]int{}
 	for _, effect := range w.seen() {
 		if _, node, found := strings.Cut(effect, "Stopping: stop "); found {
@@ -87,7 +87,7 @@ func TestAFailingAttachmentCausesFewStops(t *testing.T) { // D-61
 			Defaults().MaxStopsPerVolume},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newStory(t, "a", "b")
+			w := newFixture(t, "a", "b")
 			w.wait("a", "data")
 			w.live(day-time.Hour, func(string) string { return c.refused })
 			if got := w.stops(); got["a"] != c.most || got["b"] != 0 {
@@ -114,45 +114,47 @@ func TestAFailingAttachmentCausesFewStops(t *testing.T) { // D-61
 	}
 }
 
+// editVolume returns a function that changes the volume "data".
+func editVolume(change func(*corev1.PersistentVolume)) func(*fixture) {
+	return func(w *fixture) { keepertest.Edit(w.api, "", "data", change) }
+}
+
 func TestAFailedAttachmentIsRepeatedAfterAChange(t *testing.T) { // D-61
-	volume := func(change func(*corev1.PersistentVolume)) func(*story) {
-		return func(w *story) { keepertest.Edit(w.api, "", "data", change) }
-	}
 	for _, c := range []struct {
 		name   string
-		change func(*story)
+		change func(*fixture)
 		again  bool
 	}{
-		{"nothing", func(*story) {}, false},
-		{"another attachment of the same volume", func(w *story) {
+		{"nothing", func(*fixture) {}, false},
+		{"another attachment of the same volume", func(w *fixture) {
 			keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-data")
 			w.wait("a", "data")
 		}, false},
-		{"its pod", func(w *story) {
+		{"its pod", func(w *fixture) {
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
 			w.pod("a", "db-data", "StatefulSet", "data")
 		}, false},
-		{"a label of the volume", volume(func(v *corev1.PersistentVolume) {
+		{"a label of the volume", editVolume(func(v *corev1.PersistentVolume) {
 			v.Labels = map[string]string{"a": "b"}
 		}), false},
-		{"a person asks", volume(func(v *corev1.PersistentVolume) {
+		{"a person asks", editVolume(func(v *corev1.PersistentVolume) {
 			v.Annotations = map[string]string{AgainAnnotation: "now"}
 		}), true},
-		{"its disk", volume(func(v *corev1.PersistentVolume) {
+		{"its disk", editVolume(func(v *corev1.PersistentVolume) {
 			v.Spec.CSI.VolumeHandle = instanceOf("x")
 		}), true},
-		{"the node's instance", func(w *story) {
+		{"the node's instance", func(w *fixture) {
 			c, _ := keepertest.Get[*storagev1.CSINode](w.api, "", "a")
 			c.Spec.Drivers[1].NodeID = instanceOf("n")
 			keepertest.Put(w.api, c)
 			w.rack.set("n", "running")
 		}, true},
-		{"its node", func(w *story) {
+		{"its node", func(w *fixture) {
 			keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-data")
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
 			w.wait("b", "data")
 		}, true},
-		{"it is to be detached", func(w *story) {
+		{"it is to be detached", func(w *fixture) {
 			keepertest.Edit(w.api, "", "va-data", func(a *storagev1.VolumeAttachment) {
 				a.Finalizers = []string{"external-attacher"}
 			})
@@ -160,7 +162,7 @@ func TestAFailedAttachmentIsRepeatedAfterAChange(t *testing.T) { // D-61
 		}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newStory(t, "a", "b")
+			w := newFixture(t, "a", "b")
 			w.wait("a", "data")
 			refused := func(string) string { return full }
 			w.live(2*time.Hour, refused)
@@ -176,7 +178,7 @@ func TestAFailedAttachmentIsRepeatedAfterAChange(t *testing.T) { // D-61
 }
 
 func TestANodeIsStoppedAtMostMaxStopsPerNodeTimesADay(t *testing.T) { // D-61
-	w := newStory(t, "a")
+	w := newFixture(t, "a")
 	w.Config.MaxStopsPerNode = 3
 	attach := func(string) string { return "" }
 	for i := range 10 {
@@ -212,7 +214,7 @@ func TestANodeIsStoppedAtMostMaxStopsPerNodeTimesADay(t *testing.T) { // D-61
 }
 
 func TestAnAttachmentThatFailsDelaysNoOther(t *testing.T) { // D-61
-	w := newStory(t, "a")
+	w := newFixture(t, "a")
 	w.wait("a", "bad")
 	w.wait("a", "good")
 	refused := func(volume string) string {
@@ -247,7 +249,7 @@ func TestAnAttachmentThatFailsDelaysNoOther(t *testing.T) { // D-61
 }
 
 // leave makes a volume that is attached wait to be detached, as when its pod is gone.
-func (w *story) leave(node, volume string) {
+func (w *fixture) leave(node, volume string) {
 	w.bind(pv(volume))
 	name := "va-" + volume
 	keepertest.Put(w.api, va(attached, func(a *storagev1.VolumeAttachment) {
@@ -257,8 +259,8 @@ func (w *story) leave(node, volume string) {
 	keepertest.Delete[*storagev1.VolumeAttachment](w.api, "", name)
 }
 
-// The disk of the claim is replaced while its pod is stopped: the earlier disk is to be detached,
-// and some time later the new one is to be attached.
+// TestGrowingAClaimStopsItsNodeOnce replaces the disk of a claim while its pod is stopped: the
+// earlier disk has to be detached, and some time later the new one has to be attached.
 func TestGrowingAClaimStopsItsNodeOnce(t *testing.T) { // D-61
 	for _, c := range []struct {
 		name  string
@@ -276,7 +278,7 @@ func TestGrowingAClaimStopsItsNodeOnce(t *testing.T) { // D-61
 			2 * time.Minute},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newStory(t, "a", "b")
+			w := newFixture(t, "a", "b")
 			w.idle = 0
 			willing := func(string) string { return "" }
 			w.leave("a", "old")

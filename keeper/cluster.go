@@ -47,7 +47,7 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// sorted reads the pods of a node, sorts them, and returns all of them, too.
+// sorted reads the pods of a node. It returns them sorted, and as they were read.
 func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
 	if err := k.readVolumes(ctx, v); err != nil {
 		return sorted{}, nil, err
@@ -150,11 +150,11 @@ func (k *Keeper) podsOn(ctx context.Context, v *view, n *node) ([]corev1.Pod, er
 }
 
 // write records an operation's step, and reports it in an event and the log.
-func (k *Keeper) write(ctx context.Context, v *view, n *node, said string) error {
+func (k *Keeper) write(ctx context.Context, v *view, n *node, message string) error {
 	if err := k.save(ctx, v, n); err != nil {
 		return err
 	}
-	k.say(ctx, n.Node, n.Record, "ColdAttach"+string(n.Record.Step), said)
+	k.report(ctx, n.Node, n.Record, "ColdAttach"+string(n.Record.Step), message)
 	return nil
 }
 
@@ -181,13 +181,8 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 		k.Log.InfoContext(ctx, "cold attach", "node", n.Name, "plan", text)
 	}
 	// Send the version that was read, because the plan was decided on it.
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"resourceVersion": n.ResourceVersion, "annotations": map[string]any{PlanAnnotation: value}}})
-	if err != nil {
-		return err
-	}
-	updated, err := k.Kubernetes.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, patch,
-		metav1.PatchOptions{})
+	updated, err := k.Kubernetes.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType,
+		annotation(PlanAnnotation, value, "resourceVersion", n.ResourceVersion), metav1.PatchOptions{})
 	if err != nil {
 		return fmt.Errorf("annotate the Node %s: %w", n.Name, err)
 	}
@@ -197,23 +192,24 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 
 // annotate sets an annotation of an attachment; nil removes it.
 func (k *Keeper) annotate(ctx context.Context, a *attachment, key string, value any) error {
-	// Do not annotate one of the same name that was made since.
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": a.UID,
-		"annotations": map[string]any{key: value}}})
-	if err != nil {
-		return err
-	}
-	_, err = k.Kubernetes.StorageV1().VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType,
-		patch, metav1.PatchOptions{})
+	// Do not annotate an attachment of the same name that was created since.
+	_, err := k.Kubernetes.StorageV1().VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType,
+		annotation(key, value, "uid", string(a.UID)), metav1.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("annotate the VolumeAttachment %s: %w", a.Name, err)
 	}
 	return nil
 }
 
-func annotationPatch(key string, value any) ([]byte, error) {
-	return json.Marshal(map[string]any{"metadata": map[string]any{
+// annotation returns the patch that sets an annotation, or removes it if the value is nil. It
+// applies only to an object whose metadata has the value in the given field.
+func annotation(key string, value any, field, has string) []byte {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{field: has,
 		"annotations": map[string]any{key: value}}})
+	if err != nil {
+		panic(err) // JSON can encode every annotation
+	}
+	return patch
 }
 
 // evict requests the eviction of pods. A PodDisruptionBudget may refuse it for now.

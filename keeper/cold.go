@@ -50,10 +50,10 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	return again, errors.Join(append(errs, err)...)
 }
 
-// restartLateStopped starts an instance that stopped right after the keeper had started it. Perhaps
-// nobody has led for a while, so it also looks, later, at nodes that are not ready. It acts even if
-// the keeper may not stop instances now, because the keeper asked for the stop. But if the label
-// was removed after the operation ended, somebody else stopped the instance.
+// restartLateStopped starts an instance that stopped right after the keeper had started it. It
+// checks a node that is not ready even later, because no replica may have led for a while. It acts
+// even if the keeper may not stop instances now, because the keeper asked for the stop. But if the
+// label was removed after the operation ended, somebody else stopped the instance.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.working() || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
@@ -204,17 +204,15 @@ func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 
 // oldest returns when the first of a node's attachments began to wait.
 func (v *view) oldest(n *node) time.Time {
-	return slices.MinFunc(v.due(n), func(a, b *attachment) int {
-		return a.since().Compare(b.since())
-	}).since()
+	return slices.MinFunc(v.due(n), bySince).since()
 }
 
 // newest returns when the last of a node's attachments was requested.
 func (v *view) newest(n *node) time.Time {
-	return slices.MaxFunc(v.of(n), func(a, b *attachment) int {
-		return a.since().Compare(b.since())
-	}).since()
+	return slices.MaxFunc(v.of(n), bySince).since()
 }
+
+func bySince(a, b *attachment) int { return a.since().Compare(b.since()) }
 
 // runsHere is the reason why a keeper does not stop its own node.
 const runsHere = "waits: the keeper runs here, and another replica has to take over"
@@ -334,8 +332,8 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 	if err := k.plan(ctx, n, text); err != nil {
 		return err
 	}
-	k.say(ctx, n.Node, nil, "ColdAttachPlanned", text)
-	k.sayToUsers(ctx, v, n, pods, verb)
+	k.report(ctx, n.Node, nil, "ColdAttachPlanned", text)
+	k.reportToUsers(ctx, v, n, pods, verb)
 	return nil
 }
 

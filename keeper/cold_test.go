@@ -19,42 +19,44 @@ import (
 )
 
 func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
-	ended := func(name string, o outcome) func(*story) {
-		return func(w *story) {
+	ended := func(name string, o outcome) func(*fixture) {
+		return func(w *fixture) {
 			o.Instance = instanceOf(name)
 			w.setRecord(name, record{Last: &o})
 		}
 	}
 	for _, c := range []struct {
 		name  string
-		given func(*story)
+		given func(*fixture)
 		want  string // a part of the plan; "" if nothing is in the way
 	}{
-		{"nothing", func(*story) {}, ""},
-		{"not registered", func(w *story) { keepertest.Delete[*storagev1.CSINode](w.api, "", "a") },
+		{"nothing", func(*fixture) {}, ""},
+		{"not registered", func(w *fixture) { keepertest.Delete[*storagev1.CSINode](w.api, "", "a") },
 			"the driver is not registered on this node"},
-		{"the keeper's own node", func(w *story) { w.Config.NodeName = "a" }, "the keeper runs here"},
-		{"the keeper's own node, on which something new is asked for", func(w *story) {
+		{"the keeper's own node", func(w *fixture) { w.Config.NodeName = "a" }, "the keeper runs here"},
+		{"the keeper's own node, on which something new is asked for", func(w *fixture) {
 			w.Config.NodeName = "a"
 			w.wait("a", "new")
 		}, "nothing new has been"},
-		{"cordoned", func(w *story) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true }) },
-			"somebody cordoned this node"},
-		{"not ready", func(w *story) { w.lose("a") }, "the node is not ready"},
-		{"the attacher does not try", func(w *story) { w.clock = w.clock.Add(staleAfter) },
+		{"cordoned", func(w *fixture) {
+			w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+		}, "somebody cordoned this node"},
+		{"not ready", func(w *fixture) { w.lose("a") }, "the node is not ready"},
+		{"the attacher does not try", func(w *fixture) { w.clock = w.clock.Add(staleAfter) },
 			"the attacher has not tried for 10m0s"},
-		{"outside the window", func(w *story) { w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t) },
-			`waits for the maintenance window, "0 2 * * *"`},
-		{"within the window", func(w *story) {
+		{"outside the window", func(w *fixture) {
+			w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t)
+		}, `waits for the maintenance window, "0 2 * * *"`},
+		{"within the window", func(w *fixture) {
 			w.Config.Window = try(ParseWindow("0 12 * * *", time.Hour))(w.t)
 		}, ""},
-		{"something new is asked for", func(w *story) { w.wait("a", "new") }, "nothing new has been"},
-		{"something new, and something old", func(w *story) {
+		{"something new is asked for", func(w *fixture) { w.wait("a", "new") }, "nothing new has been"},
+		{"something new, and something old", func(w *fixture) {
 			w.pass(2 * time.Minute)
 			w.wait("a", "new")
 		}, ""},
 		{"just worked on", ended("a", outcome{Ended: begin}), "less than 10m0s ago"},
-		{"waits since a future time", func(w *story) { w.advance(-time.Hour) }, ""},
+		{"waits since a future time", func(w *fixture) { w.advance(-time.Hour) }, ""},
 		{"worked on in the future", ended("a", outcome{Ended: begin.Add(time.Hour), Stopped: true,
 			StoppedWith: map[string]time.Time{"shop/db": begin.Add(time.Hour)}}), ""},
 		{"its StatefulSet was stopped elsewhere in the future", ended("b", outcome{Stopped: true,
@@ -63,40 +65,40 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 		{"worked on before", ended("a", outcome{Ended: begin.Add(-9 * time.Minute)}), ""},
 		{"failed before", ended("a", outcome{Ended: begin.Add(-9 * time.Minute), Failures: 1}),
 			"less than 20m0s ago"},
-		{"a pod that would be lost", func(w *story) { w.pod("a", "one", "") },
+		{"a pod that would be lost", func(w *fixture) { w.pod("a", "one", "") },
 			"no controller that makes another; move it away, or remove the label"},
-		{"static pods of the control plane", func(w *story) {
+		{"static pods of the control plane", func(w *fixture) {
 			w.pod("a", "etcd-a", "Node")
 			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "etcd-a")
 			p.Namespace, p.Labels = "kube-system", map[string]string{"component": "etcd"}
 			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
 			keepertest.Put(w.api, p)
 		}, "the pod kube-system/etcd-a is of the control plane"},
-		{"of the control plane", func(w *story) {
+		{"of the control plane", func(w *fixture) {
 			w.edit("a", func(n *corev1.Node) { n.Labels[controlPlane] = "" })
 		}, "stops no node of the control plane"},
-		{"another instance by its provider", func(w *story) {
+		{"another instance by its provider", func(w *fixture) {
 			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("b") })
 		}, "its spec.providerID is oxide://" + instanceOf("b") + ", and its driver is registered with"},
-		{"another node says so, without a spec.providerID", func(w *story) {
+		{"another node says so, without a spec.providerID", func(w *fixture) {
 			c := csiNode(w.node("b"))
 			c.Spec.Drivers[1].NodeID = instanceOf("a")
 			keepertest.Put(w.api, c)
 		}, "the node b says that it is the same instance"},
-		{"another node says so, and this one has its spec.providerID", func(w *story) {
+		{"another node says so, and this one has its spec.providerID", func(w *fixture) {
 			c := csiNode(w.node("b"))
 			c.Spec.Drivers[1].NodeID = instanceOf("a")
 			keepertest.Put(w.api, c)
 			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("a") })
 		}, ""},
-		{"the same instance by its provider", func(w *story) {
+		{"the same instance by its provider", func(w *fixture) {
 			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("a") })
 		}, ""},
-		{"a budget", func(w *story) {
+		{"a budget", func(w *fixture) {
 			w.pod("a", "web-1", "ReplicaSet")
 			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)))
 		}, "the PodDisruptionBudget shop/shop allows no eviction"},
-		{"a budget that a pod on another node waits for", func(w *story) {
+		{"a budget that a pod on another node waits for", func(w *fixture) {
 			w.pod("a", "db-ready", "StatefulSet", "data")
 			w.wait("b", "other")
 			w.edit("b", func(n *corev1.Node) { n.Labels = nil })
@@ -114,7 +116,7 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			StoppedWith: map[string]time.Time{"shop/cache": begin}}), ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newStory(t, "a", "b")
+			w := newFixture(t, "a", "b")
 			w.wait("a", "data")
 			w.pass(time.Minute)
 			c.given(w)
@@ -134,37 +136,35 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 }
 
 func TestAVolumeAttachmentThatNoPodNeedsStopsNothing(t *testing.T) { // D-61
-	volume := func(change func(*corev1.PersistentVolume)) func(*story) {
-		return func(w *story) { keepertest.Edit(w.api, "", "data", change) }
-	}
-	pod := func(change func(*corev1.Pod)) func(*story) {
-		return func(w *story) { keepertest.Edit(w.api, "shop", "db-data", change) }
+	pod := func(change func(*corev1.Pod)) func(*fixture) {
+		return func(w *fixture) { keepertest.Edit(w.api, "shop", "db-data", change) }
 	}
 	for _, c := range []struct {
 		name  string
-		given func(*story)
+		given func(*fixture)
 		want  string
 	}{
-		{"no volume", func(w *story) { keepertest.Remove[*corev1.PersistentVolume](w.api, "", "data") },
+		{"no volume", func(w *fixture) { keepertest.Remove[*corev1.PersistentVolume](w.api, "", "data") },
 			`there is no PersistentVolume "data" of the driver`},
-		{"another driver's volume", volume(func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "x" }),
-			`there is no PersistentVolume "data" of the driver`},
-		{"a volume that was never bound", volume(func(v *corev1.PersistentVolume) {
+		{"another driver's volume", editVolume(func(v *corev1.PersistentVolume) {
+			v.Spec.CSI.Driver = "x"
+		}), `there is no PersistentVolume "data" of the driver`},
+		{"a volume that was never bound", editVolume(func(v *corev1.PersistentVolume) {
 			v.Spec.ClaimRef = nil
 		}), "the volume data is bound to no claim"},
-		{"a claim that is gone", func(w *story) {
+		{"a claim that is gone", func(w *fixture) {
 			keepertest.Remove[*corev1.PersistentVolumeClaim](w.api, "shop", "data")
 		}, "no pod on this node"},
-		{"another claim of the name", func(w *story) {
+		{"another claim of the name", func(w *fixture) {
 			keepertest.Remove[*corev1.PersistentVolumeClaim](w.api, "shop", "data")
 			keepertest.Put(w.api, pvc("data"))
 		}, "no pod on this node"},
-		{"a claim that is bound to another volume", func(w *story) {
+		{"a claim that is bound to another volume", func(w *fixture) {
 			keepertest.Edit(w.api, "shop", "data", func(c *corev1.PersistentVolumeClaim) {
 				c.Spec.VolumeName = "other"
 			})
 		}, "no pod on this node"},
-		{"no pod", func(w *story) { keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data") },
+		{"no pod", func(w *fixture) { keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data") },
 			"no pod on this node"},
 		{"a pod of another node", pod(func(p *corev1.Pod) { p.Spec.NodeName = "b" }),
 			"no pod on this node"},
@@ -172,7 +172,7 @@ func TestAVolumeAttachmentThatNoPodNeedsStopsNothing(t *testing.T) { // D-61
 			"no pod on this node"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newStory(t, "a", "b")
+			w := newFixture(t, "a", "b")
 			w.wait("a", "data")
 			c.given(w)
 			w.live(time.Hour, func(string) string { return "" })
@@ -185,7 +185,7 @@ func TestAVolumeAttachmentThatNoPodNeedsStopsNothing(t *testing.T) { // D-61
 
 func TestTheKeeperLooksOftenOnlyWhileItWorksOnANode(t *testing.T) {
 	for _, on := range []bool{true, false} {
-		w := newStory(t, "a")
+		w := newFixture(t, "a")
 		w.wait("a", "data")
 		w.pass(time.Minute)
 		w.Config.ColdAttach = on
@@ -217,7 +217,7 @@ func TestTheNextOperationWaitsLongerAfterEachFailure(t *testing.T) {
 }
 
 func TestANodeWithoutTheLabelHasNoPlanAndIsNotStopped(t *testing.T) { // D-61
-	w := newStory(t, "a")
+	w := newFixture(t, "a")
 	w.wait("a", "data")
 	w.round()
 	if w.plan("a") == "" {
@@ -234,7 +234,7 @@ func TestANodeWithoutTheLabelHasNoPlanAndIsNotStopped(t *testing.T) { // D-61
 }
 
 func TestADryRunReportsItsPlanAndChangesNothing(t *testing.T) { // D-61
-	w := newStory(t, "a", "b")
+	w := newFixture(t, "a", "b")
 	w.Config.DryRun = true
 	w.wait("a", "data")
 	w.pod("a", "web-1", "ReplicaSet")
@@ -266,7 +266,7 @@ func TestADryRunReportsItsPlanAndChangesNothing(t *testing.T) { // D-61
 }
 
 func TestEventsInANamespaceNameNoVolumesOfOtherNamespaces(t *testing.T) {
-	w := newStory(t, "a")
+	w := newFixture(t, "a")
 	w.Config.DryRun = true
 	w.wait("a", "data")
 	w.wait("a", "secret")
@@ -308,7 +308,7 @@ func TestAPlanNamesAtMostThreeVolumes(t *testing.T) {
 }
 
 func TestTheNodeThatHasWaitedLongestIsStoppedFirst(t *testing.T) { // D-61
-	w := newStory(t, "a", "b", "c")
+	w := newFixture(t, "a", "b", "c")
 	w.Config.StatefulSetInterval = 0
 	for _, name := range []string{"c", "a", "b"} {
 		w.wait(name, "of-"+name)
@@ -322,7 +322,8 @@ func TestTheNodeThatHasWaitedLongestIsStoppedFirst(t *testing.T) { // D-61
 	}
 }
 
-// Whatever is lost on the way, the next round goes on, and no event is there twice.
+// TestNoEventIsCreatedTwice breaks the connection once in each step, before or after a request is
+// applied.
 func TestNoEventIsCreatedTwice(t *testing.T) {
 	for _, c := range []struct {
 		name, resource string
@@ -336,7 +337,7 @@ func TestNoEventIsCreatedTwice(t *testing.T) {
 		{"responses to events", "events", true, 9},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newStory(t, "a")
+			w := newFixture(t, "a")
 			w.wait("a", "data")
 			w.pass(time.Minute)
 			lost := map[string]bool{}

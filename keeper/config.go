@@ -57,7 +57,7 @@ func Defaults() Config {
 	}
 }
 
-// duration is a duration with a flag. One that is not optional must not be zero.
+// duration is a duration that a flag sets. It may be zero only if it is optional.
 type duration struct {
 	value    *time.Duration
 	optional bool

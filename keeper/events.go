@@ -14,32 +14,32 @@ import (
 // component is the keeper's name in events, leases and elsewhere.
 const component = "oxide-node-keeper"
 
-// say logs what was done to a node, and creates an event for it.
-func (k *Keeper) say(ctx context.Context, n *corev1.Node, r *operation, reason, said string) {
-	k.Log.InfoContext(ctx, said, "node", n.Name, "event", reason)
+// report logs what was done to a node, and creates an event for it.
+func (k *Keeper) report(ctx context.Context, n *corev1.Node, r *operation, reason, message string) {
+	k.Log.InfoContext(ctx, message, "node", n.Name, "event", reason)
 	of := ""
 	if r != nil {
 		of = r.id() + r.Since.String() // a step that begins again is reported again
 	}
-	k.event(ctx, nodeReference(n), corev1.EventTypeNormal, of, reason, said)
+	k.event(ctx, nodeReference(n), corev1.EventTypeNormal, of, reason, message)
 }
 
 // warn creates an event for something that a person has to look at.
-func (k *Keeper) warn(ctx context.Context, about corev1.ObjectReference, reason, said string) {
-	k.Log.WarnContext(ctx, said, "kind", about.Kind, "name", about.Name, "event", reason)
-	k.event(ctx, about, corev1.EventTypeWarning, "", reason, said)
+func (k *Keeper) warn(ctx context.Context, about corev1.ObjectReference, reason, message string) {
+	k.Log.WarnContext(ctx, message, "kind", about.Kind, "name", about.Name, "event", reason)
+	k.event(ctx, about, corev1.EventTypeWarning, "", reason, message)
 }
 
-// sayToUsers creates events for what is going to happen: on the pods that stop with the node, and
-// on the claims whose volumes wait. Each event names only volumes of its own namespace, because
-// others may read it.
-func (k *Keeper) sayToUsers(ctx context.Context, v *view, n *node, pods sorted, verb string) {
+// reportToUsers creates events for what is going to happen: on the pods that stop with the node,
+// and on the claims whose volumes wait. Each event names only volumes of its own namespace, whose
+// users may read it.
+func (k *Keeper) reportToUsers(ctx context.Context, v *view, n *node, pods sorted, verb string) {
 	waiting := v.due(n)
 	claims := map[string]*corev1.ObjectReference{} // by volume
 	for _, volume := range pods.claims {
 		claims[volume.Name] = volume.Spec.ClaimRef
 	}
-	say := func(about corev1.ObjectReference) {
+	tell := func(about corev1.ObjectReference) {
 		own := slices.DeleteFunc(slices.Clone(waiting), func(a *attachment) bool {
 			claim := claims[a.volume()]
 			return claim == nil || claim.Namespace != about.Namespace
@@ -48,12 +48,12 @@ func (k *Keeper) sayToUsers(ctx context.Context, v *view, n *node, pods sorted, 
 			fmt.Sprintf("the node keeper %s (node %s)", planText(n, waiting, own, pods, verb), n.Name))
 	}
 	for _, p := range pods.stay {
-		say(corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name,
+		tell(corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name,
 			UID: p.UID})
 	}
 	for _, a := range waiting {
 		if claim := claims[a.volume()]; claim != nil {
-			say(*claim)
+			tell(*claim)
 		}
 	}
 }
@@ -61,9 +61,9 @@ func (k *Keeper) sayToUsers(ctx context.Context, v *view, n *node, pods sorted, 
 // event creates an event, but only once: its name is a hash of its content. A failure is only
 // logged, because a missing event is no reason to leave an instance stopped.
 func (k *Keeper) event(ctx context.Context, about corev1.ObjectReference, kind, of, reason,
-	said string) {
+	message string) {
 	h := fnv.New64a()
-	_, _ = fmt.Fprint(h, about.UID, of, reason, said)
+	_, _ = fmt.Fprint(h, about.UID, of, reason, message)
 	namespace := about.Namespace
 	if namespace == "" {
 		namespace = metav1.NamespaceDefault
@@ -72,7 +72,7 @@ func (k *Keeper) event(ctx context.Context, about corev1.ObjectReference, kind, 
 	_, err := k.Kubernetes.CoreV1().Events(namespace).Create(ctx, &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
 			Name: fmt.Sprintf("%s.%016x", about.Name, h.Sum64())},
-		InvolvedObject: about, Reason: reason, Message: said, Type: kind, Count: 1,
+		InvolvedObject: about, Reason: reason, Message: message, Type: kind, Count: 1,
 		FirstTimestamp: now, LastTimestamp: now,
 		Source:              corev1.EventSource{Component: component, Host: k.Config.NodeName},
 		ReportingController: component,

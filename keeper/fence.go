@@ -55,7 +55,7 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		return err
 	}
 	k.Metrics.fenced()
-	k.say(ctx, n.Node, nil, "Fenced", "the rack reports the instance "+n.Instance+" as "+why+
+	k.report(ctx, n.Node, nil, "Fenced", "the rack reports the instance "+n.Instance+" as "+why+
 		": its pods and volumes are given to other nodes")
 	return nil
 }
@@ -93,7 +93,7 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	if err := k.save(ctx, v, n); err != nil {
 		return err
 	}
-	k.say(ctx, n.Node, nil, "Unfenced", "the instance "+instance+" runs again")
+	k.report(ctx, n.Node, nil, "Unfenced", "the instance "+instance+" runs again")
 	return nil
 }
 

@@ -15,9 +15,9 @@
 // A person can use a Mover to move a volume that stays with its node. See move.go.
 //
 // The keeper keeps only one thing in memory: the instances that it has stopped. It starts them
-// again even if the API server is unreachable (debt.go). Each Round reads the cluster and the rack,
-// decides, and does at most one thing for a node. The keeper records in a ConfigMap what it is
-// about to do (record.go), so that any keeper can continue what another one began.
+// again even if the API server is unreachable (stopped.go). Each Round reads the cluster and the
+// rack, decides, and does at most one thing for a node. The keeper records its next step in a
+// ConfigMap (record.go), so that any keeper can continue what another one began.
 package keeper
 
 import (
@@ -50,9 +50,10 @@ type Keeper struct {
 	Now func() time.Time
 
 	mu sync.Mutex
-	// guarded by mu: debts contains when this process asked to stop instances that it has to start,
-	// and silent the time since which the API server does not answer Repay, zero if it answers.
-	debts  map[string]time.Time
+	// guarded by mu: stops contains the instances that this process has asked to stop and has to
+	// start, with the times of the requests. silent is the time since which the API server does not
+	// answer StartStopped, or zero if it answers.
+	stops  map[string]time.Time
 	silent time.Time
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -74,11 +75,10 @@ func (l *Leaver) Run(ctx context.Context) error {
 }
 
 // await waits until the node has no volumes any more, if it is leaving. It repeats a read that
-// fails. A read that is forbidden it repeats only briefly, as an API server that starts refuses
-// everybody.
+// fails. It repeats a forbidden read only briefly: an API server that is starting forbids all.
 func (l *Leaver) await(ctx context.Context) error {
-	var refused time.Time // since when
-	for said := -1; ; {
+	var refused time.Time // when the API server began to refuse
+	for logged := -1; ; {
 		why, left, err := l.look(ctx)
 		if !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
 			refused = time.Time{}
@@ -95,20 +95,20 @@ func (l *Leaver) await(ctx context.Context) error {
 		case err == nil && left == 0:
 			l.Log.Info("every volume is detached", "node", l.NodeName)
 			return nil
-		case err == nil && left != said:
-			said = left
+		case err == nil && left != logged:
+			logged = left
 			l.Log.Info("the driver waits until the node's volumes are detached", "node", l.NodeName,
 				"because", why, "left", left)
 		}
 		pause(ctx, leavingPace)
 		switch {
 		case ctx.Err() == nil:
-		case said < 0:
+		case logged < 0:
 			return fmt.Errorf("whether the node %s goes could not be read within %s: %w", l.NodeName,
 				l.Limit, err)
 		default:
 			return fmt.Errorf("the node %s goes, and %d of its volumes were not detached within %s; see "+
-				"the VolumeAttachments, and give the node more time to shut down", l.NodeName, said, l.Limit)
+				"the VolumeAttachments, and give the node more time to shut down", l.NodeName, logged, l.Limit)
 		}
 	}
 }
@@ -124,24 +124,19 @@ func (l *Leaver) look(ctx context.Context) (why string, left int, err error) {
 	default:
 		why = leaves(node)
 	}
-	if why != "" {
-		left, err = l.attachments(ctx)
+	if why == "" {
+		return "", 0, nil
 	}
-	return why, left, err
-}
-
-func (l *Leaver) attachments(ctx context.Context) (int, error) {
 	list, err := l.Kubernetes.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return 0, fmt.Errorf("list VolumeAttachments: %w", err)
+		return why, 0, fmt.Errorf("list VolumeAttachments: %w", err)
 	}
-	left := 0
 	for _, a := range list.Items {
 		if a.Spec.Attacher == DriverName && a.Spec.NodeName == l.NodeName {
 			left++
 		}
 	}
-	return left, nil
+	return why, left, nil
 }
 
 // leavingTaints are the taints with which programs announce that they remove a node.
@@ -161,10 +156,8 @@ func leaves(n *corev1.Node) string {
 		return "the node is cordoned"
 	}
 	for _, t := range n.Spec.Taints {
-		for _, key := range leavingTaints {
-			if t.Key == key {
-				return "the node has the taint " + key
-			}
+		if slices.Contains(leavingTaints, t.Key) {
+			return "the node has the taint " + t.Key
 		}
 	}
 	for _, c := range n.Status.Conditions {

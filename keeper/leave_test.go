@@ -68,17 +68,17 @@ func TestANodeLeavesWhenItIsCordonedDeletedTaintedOrShutDown(t *testing.T) {
 
 // leaving is a Leaver for the node "a", and a driver that waits until its connection is closed.
 type leaving struct {
-	*story
+	*fixture
 	leaver *Leaver
-	asked  func() // to end
+	stop   func() // asks the Leaver to end
 	result chan error
 	ended  chan struct{} // the driver's connection
-	over   atomic.Bool
+	closed atomic.Bool   // reports whether that connection has ended
 }
 
 func leave(t *testing.T, limit time.Duration) *leaving {
 	t.Helper()
-	l := &leaving{story: newStory(t, "a"), result: make(chan error, 1), ended: make(chan struct{})}
+	l := &leaving{fixture: newFixture(t, "a"), result: make(chan error, 1), ended: make(chan struct{})}
 	l.wait("a", "data")
 	l.leaver = &Leaver{Kubernetes: l.Kubernetes, NodeName: "a", Limit: limit,
 		Socket: filepath.Join(t.TempDir(), "leave.sock"), Log: slog.New(slog.DiscardHandler)}
@@ -88,7 +88,7 @@ func leave(t *testing.T, limit time.Duration) *leaving {
 	csitest.Must(t, stale.Close())
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	l.asked = cancel
+	l.stop = cancel
 	go func() { l.result <- l.leaver.Run(ctx) }()
 	csitest.Await(t, "the driver connects", func() bool {
 		connection, err := net.Dial("unix", l.leaver.Socket)
@@ -98,7 +98,7 @@ func leave(t *testing.T, limit time.Duration) *leaving {
 		go func() {
 			_, _ = connection.Read(make([]byte, 1))
 			_ = connection.Close()
-			l.over.Store(true)
+			l.closed.Store(true)
 			close(l.ended)
 		}()
 		return true
@@ -131,7 +131,7 @@ func TestTheDriverOfALeavingNodeIsKeptUntilItsVolumesAreDetached(t *testing.T) {
 		keepertest.Put(l.api, a.VolumeAttachment)
 	}
 	l.drained()
-	l.asked()
+	l.stop()
 	looks := func() (n int) {
 		for _, r := range l.api.Log() {
 			if r.Resource == "volumeattachments" && r.Verb == "list" {
@@ -141,7 +141,7 @@ func TestTheDriverOfALeavingNodeIsKeptUntilItsVolumesAreDetached(t *testing.T) {
 		return n
 	}
 	csitest.Await(t, "the Leaver looks twice", func() bool { return looks() > 1 })
-	if l.over.Load() {
+	if l.closed.Load() {
 		t.Error("the driver ends while a volume is attached")
 	}
 	keepertest.Remove[*storagev1.VolumeAttachment](l.api, "", "va-data")
@@ -157,7 +157,7 @@ func TestTheDriverIsKeptForALimitedTime(t *testing.T) {
 			t.Parallel() // it waits for real seconds
 			l := leave(t, 2*time.Second)
 			leaves(l)
-			l.asked()
+			l.stop()
 			if err := l.end(); err == nil || !strings.Contains(err.Error(), "1 of its volumes") {
 				t.Errorf("the error is %v", err)
 			}
@@ -165,7 +165,7 @@ func TestTheDriverIsKeptForALimitedTime(t *testing.T) {
 	}
 }
 
-func TestTheDriverThatIsRemovedWithItsRightsIsNotKept(t *testing.T) {
+func TestTheLeaverGivesUpWhenItsRightsAreRemoved(t *testing.T) {
 	for name, refusal := range map[string]error{
 		"forbidden":    apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "a", nil),
 		"unauthorized": apierrors.NewUnauthorized("the service account is gone"),
@@ -176,7 +176,7 @@ func TestTheDriverThatIsRemovedWithItsRightsIsNotKept(t *testing.T) {
 			l.drained()
 			l.api.InterceptReads(func(keepertest.KubeRequest) error { return refusal })
 			begun := time.Now()
-			l.asked()
+			l.stop()
 			if err := l.end(); err == nil || !strings.Contains(err.Error(), "lacks some") ||
 				time.Since(begun) < refusedLimit {
 				t.Errorf("after %s, the error is %v", time.Since(begun), err)
@@ -189,7 +189,7 @@ func TestTheDriverIsKeptWhileKubernetesDoesNotAnswer(t *testing.T) {
 	l := leave(t, 50*time.Millisecond)
 	l.cut()
 	begun := time.Now()
-	l.asked()
+	l.stop()
 	if err := l.end(); err == nil || !strings.Contains(err.Error(), "could not be read within 50ms") ||
 		time.Since(begun) < l.leaver.Limit {
 		t.Errorf("after %s, the error is %v", time.Since(begun), err)

@@ -22,33 +22,33 @@ type Metrics struct {
 
 // NewMetrics returns metrics with a registry of their own.
 func NewMetrics() *Metrics {
+	const prefix = "oxide_node_keeper_"
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + name, Help: help})
+	}
+	counter := func(name, help, label string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + name, Help: help},
+			[]string{label})
+	}
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
-		waits: prometheus.NewGauge(prometheus.GaugeOpts{Name: "oxide_node_keeper_waiting_attachments",
-			Help: "VolumeAttachments that wait until an instance is stopped."}),
-		working: prometheus.NewGauge(prometheus.GaugeOpts{Name: "oxide_node_keeper_nodes_in_progress",
-			Help: "Nodes with an operation in progress: 0 or 1."}),
-		holds: prometheus.NewGauge(prometheus.GaugeOpts{Name: "oxide_node_keeper_held_attachments",
-			Help: "VolumeAttachments that wait, and for which the keeper stops no instance."}),
-		operations: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "oxide_node_keeper_operations_total",
-			Help: "Operations on nodes that have ended, by result: done or problem."}, []string{"result"}),
-		problems: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "oxide_node_keeper_problems_total",
-			Help: "Steps that did not reach their aim in time, by step."}, []string{"step"}),
-		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "oxide_node_keeper_step_seconds",
+		waits: gauge("waiting_attachments", "VolumeAttachments that wait until an instance is "+
+			"stopped."),
+		working: gauge("nodes_in_progress", "Nodes with an operation in progress: 0 or 1."),
+		holds: gauge("held_attachments", "VolumeAttachments that wait, and for which the keeper stops "+
+			"no instance."),
+		operations: counter("operations_total", "Operations on nodes that have ended, by result: done "+
+			"or problem.", "result"),
+		problems: counter("problems_total", "Steps that did not reach their aim in time, by step.",
+			"step"),
+		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + "step_seconds",
 			Help:    "Duration of the steps of operations.",
-			Buckets: []float64{1, 2.5, 5, 10, 30, 60, 120, 300, 600},
-		}, []string{"step"}),
-		evictions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "oxide_node_keeper_evictions_total",
-			Help: "Evictions asked for, by answer: accepted, or refused by a PodDisruptionBudget.",
-		}, []string{"answer"}),
-		fences: prometheus.NewCounter(prometheus.CounterOpts{Name: "oxide_node_keeper_fences_total",
+			Buckets: []float64{1, 2.5, 5, 10, 30, 60, 120, 300, 600}}, []string{"step"}),
+		evictions: counter("evictions_total", "Evictions asked for, by answer: accepted, or refused by "+
+			"a PodDisruptionBudget.", "answer"),
+		fences: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "fences_total",
 			Help: "Out-of-service taints set."}),
-		rounds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "oxide_node_keeper_rounds_total",
-			Help: "Rounds of the leader, by result: ok or error."}, []string{"result"}),
+		rounds: counter("rounds_total", "Rounds of the leader, by result: ok or error.", "result"),
 	}
 	m.Registry.MustRegister(m.waits, m.working, m.holds, m.operations, m.problems, m.steps,
 		m.evictions, m.fences, m.rounds)

@@ -69,9 +69,9 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 		if err := m.remove(ctx, old); err != nil {
 			return err
 		}
-		m.say("the PersistentVolume %s is replaced by one for the node %s", name, to)
+		m.log("the PersistentVolume %s is replaced by one for the node %s", name, to)
 	}
-	if err := m.create(ctx, replacement, instance); err != nil {
+	if err := m.create(ctx, replacement); err != nil {
 		return err
 	}
 	if err := m.bound(ctx, claim, instance); err != nil {
@@ -83,7 +83,7 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 	if err := m.evict(ctx, claim, to); err != nil {
 		return err
 	}
-	m.say("the volume belongs to the node %s; its pod starts there when the disk is attached. On a "+
+	m.log("the volume belongs to the node %s; its pod starts there when the disk is attached. On a "+
 		"rack without hot-plug the instances of both nodes have to be stopped for that, which the node "+
 		"keeper does where it may; see kubectl get volumeattachments", to)
 	return nil
@@ -97,7 +97,7 @@ func replaces(v *corev1.PersistentVolume, instance string) bool {
 	return v.DeletionTimestamp == nil && onInstance(v, instance) && !moving
 }
 
-func (m *Mover) say(format string, args ...any) { _, _ = fmt.Fprintf(m.Out, format+"\n", args...) }
+func (m *Mover) log(format string, args ...any) { _, _ = fmt.Fprintf(m.Out, format+"\n", args...) }
 
 // instance returns the instance of the node to which a volume moves.
 func (m *Mover) instance(ctx context.Context, name string) (string, error) {
@@ -189,12 +189,8 @@ func (m *Mover) saved(ctx context.Context, name string) (*corev1.PersistentVolum
 
 // save saves the replacement of a volume; nil removes it.
 func (m *Mover) save(ctx context.Context, name string, value any) error {
-	patch, err := annotationPatch(movingKey(name), value)
-	if err != nil {
-		return err
-	}
-	_, err = m.Kubernetes.StorageV1().CSIDrivers().Patch(ctx, DriverName, types.MergePatchType, patch,
-		metav1.PatchOptions{})
+	_, err := m.Kubernetes.StorageV1().CSIDrivers().Patch(ctx, DriverName, types.MergePatchType,
+		annotation(movingKey(name), value, "name", DriverName), metav1.PatchOptions{})
 	if err != nil {
 		return fmt.Errorf("annotate the CSIDriver %s: %w", DriverName, err)
 	}
@@ -247,12 +243,10 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	for {
 		now, err := volumes.Get(ctx, v.Name, metav1.GetOptions{})
 		switch {
-		case apierrors.IsNotFound(err):
+		case apierrors.IsNotFound(err), err == nil && now.UID != v.UID:
 			return nil
 		case err != nil:
 			return fmt.Errorf("read the PersistentVolume %s: %w", v.Name, err)
-		case now.UID != v.UID:
-			return nil
 		}
 		_, err = volumes.Patch(ctx, v.Name, types.MergePatchType,
 			fmt.Appendf(nil, `{"metadata":{"uid":%q,"finalizers":null}}`, v.UID), metav1.PatchOptions{})
@@ -265,24 +259,12 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	}
 }
 
-func (m *Mover) create(ctx context.Context, v *corev1.PersistentVolume, instance string) error {
-	volumes := m.Kubernetes.CoreV1().PersistentVolumes()
-	_, err := volumes.Create(ctx, v, metav1.CreateOptions{})
-	if !apierrors.IsAlreadyExists(err) {
-		if err != nil {
-			return fmt.Errorf("create the PersistentVolume %s: %w; repeat the command", v.Name, err)
-		}
-		return nil
+func (m *Mover) create(ctx context.Context, v *corev1.PersistentVolume) error {
+	_, err := m.Kubernetes.CoreV1().PersistentVolumes().Create(ctx, v, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create the PersistentVolume %s: %w; repeat the command", v.Name, err)
 	}
-	now, err := volumes.Get(ctx, v.Name, metav1.GetOptions{})
-	if err != nil {
-		return fmt.Errorf("read the PersistentVolume %s: %w; repeat the command", v.Name, err)
-	}
-	if !replaces(now, instance) {
-		return fmt.Errorf("another move of the PersistentVolume %s has come in between; see where it "+
-			"belongs, and repeat the command", v.Name)
-	}
-	return nil
+	return nil // bound checks a volume that exists already
 }
 
 // bound waits until Kubernetes has bound the claim to the new volume.
@@ -340,7 +322,7 @@ func (m *Mover) evict(ctx context.Context, claim *corev1.PersistentVolumeClaim, 
 		case err != nil:
 			return fmt.Errorf("evict the pod %s/%s: %w", p.Namespace, p.Name, err)
 		}
-		m.say("the pod %s/%s is evicted from the node %s", p.Namespace, p.Name, p.Spec.NodeName)
+		m.log("the pod %s/%s is evicted from the node %s", p.Namespace, p.Name, p.Spec.NodeName)
 	}
 	return nil
 }
@@ -368,11 +350,10 @@ func instanceTerms(v *corev1.PersistentVolume) []*corev1.NodeSelectorRequirement
 	if v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {
 		return nil
 	}
-	for t := range v.Spec.NodeAffinity.Required.NodeSelectorTerms {
-		expressions := v.Spec.NodeAffinity.Required.NodeSelectorTerms[t].MatchExpressions
-		for e := range expressions {
-			if expressions[e].Key == volume.InstanceKey {
-				found = append(found, &expressions[e])
+	for _, t := range v.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		for e := range t.MatchExpressions {
+			if t.MatchExpressions[e].Key == volume.InstanceKey {
+				found = append(found, &t.MatchExpressions[e])
 			}
 		}
 	}

@@ -22,9 +22,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// moving is a story with a volume that stays with the node "a", and its pod there.
+// moving is a fixture with a volume that stays with the node "a", and its pod there.
 type moving struct {
-	*story
+	*fixture
 	mover  *Mover
 	out    bytes.Buffer
 	old    *corev1.PersistentVolume // before the move
@@ -38,7 +38,7 @@ var finalizers = []string{"kubernetes.io/pv-protection", "external-attacher/csi-
 
 func newMoving(t *testing.T) *moving {
 	t.Helper()
-	m := &moving{story: newStory(t, "a", "b")}
+	m := &moving{fixture: newFixture(t, "a", "b")}
 	m.mover = &Mover{Kubernetes: m.Kubernetes, Out: &m.out, Pace: time.Millisecond}
 	m.api.Intercept(m.intercept)
 	keepertest.Put(m.api, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: DriverName}})

@@ -29,8 +29,8 @@ type sorted struct {
 // claim names a PersistentVolumeClaim.
 type claim struct{ namespace, name string }
 
-// claimsOf returns the claims that are bound to the driver's volumes, with their volumes. A claim
-// is its UID: a volume may still name an earlier claim of the name.
+// claimsOf returns the claims that are bound to the driver's volumes, with their volumes. It
+// compares UIDs, because a volume may still name an earlier claim of the same name.
 func claimsOf(volumes []corev1.PersistentVolume,
 	all []corev1.PersistentVolumeClaim) map[claim]*corev1.PersistentVolume {
 	of := map[claim]*corev1.PersistentVolumeClaim{}
@@ -57,8 +57,8 @@ func ofDriver(v *corev1.PersistentVolume) bool {
 
 // unfounded returns why no instance is stopped for an attachment, whatever the rack answered: its
 // volume has no claim, or no pod on the node wants it. It returns "" if there is no such reason.
-// Nobody needs such an attachment, but a forged one looks like that. The pod of a detach is gone,
-// and often its claim, too.
+// Such an attachment is of no use to anybody, and may be forged. The pod of a detach is gone, and
+// often its claim, too.
 func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
 	volume := v.persistentVolume(a.volume())
 	switch {
@@ -70,13 +70,17 @@ func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
 		return ""
 	}
 	for i := range pods {
-		p := &pods[i]
-		if p.DeletionTimestamp == nil && p.Status.Phase != corev1.PodSucceeded &&
-			p.Status.Phase != corev1.PodFailed && slices.Contains(volumesOf(p, v.claims), volume) {
+		if p := &pods[i]; p.DeletionTimestamp == nil && !ended(p) &&
+			slices.Contains(volumesOf(p, v.claims), volume) {
 			return ""
 		}
 	}
 	return fmt.Sprintf("no pod on this node uses the volume %s by its claim", volume.Name)
+}
+
+// ended reports whether no container of a pod will run any more.
+func ended(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
 // sortPods sorts the pods of a node.
@@ -88,7 +92,7 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 		_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 		volumes := len(volumesOf(p, claims)) > 0
 		switch {
-		case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
+		case ended(p):
 		case mirror && ofControlPlane(p):
 			s.lost = fmt.Sprintf("the pod %s/%s is of the control plane, whose nodes the keeper does not "+
 				"stop", p.Namespace, p.Name)
@@ -211,8 +215,7 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*core
 		}
 		if left := int(b.Status.CurrentHealthy) - down; down > 0 && left < need {
 			return fmt.Sprintf("the PodDisruptionBudget %s/%s wants %d healthy pods, and a stop would "+
-				"leave %d",
-				b.Namespace, b.Name, need, left)
+				"leave %d", b.Namespace, b.Name, need, left)
 		}
 	}
 	return ""

@@ -155,7 +155,7 @@ func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 	}
 	web := podOf("a", "web-1", "ReplicaSet")
 	many := func(pods ...*corev1.Pod) []*corev1.Pod { return pods }
-	everywhere := func(b policyv1.PodDisruptionBudget, change func(*policyv1.PodDisruptionBudget),
+	edited := func(b policyv1.PodDisruptionBudget, change func(*policyv1.PodDisruptionBudget),
 	) policyv1.PodDisruptionBudget {
 		change(&b)
 		return b
@@ -189,27 +189,27 @@ func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 		{name: "no eviction is allowed", budget: budget(least, 2, 2, 0), evict: many(web),
 			want: "shop/shop allows no eviction"},
 		{name: "its numbers are of an earlier selector", stay: many(db("db-0")),
-			budget: everywhere(budget(least, 2, 3, 1), func(b *policyv1.PodDisruptionBudget) {
+			budget: edited(budget(least, 2, 3, 1), func(b *policyv1.PodDisruptionBudget) {
 				b.Generation, b.Status.ObservedGeneration = 2, 1
 			}), want: "has changed, and nobody has counted its pods since"},
 		{name: "of another namespace", evict: many(web), stay: many(db("db-0")),
-			budget: everywhere(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
 				b.Namespace = "other"
 			})},
 		{name: "of other pods", evict: many(web), stay: many(db("db-0")),
-			budget: everywhere(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
 				b.Spec.Selector.MatchLabels["app"] = "other"
 			})},
 		{name: "of no pods", evict: many(web), stay: many(db("db-0")),
-			budget: everywhere(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
 				b.Spec.Selector = nil
 			})},
 		{name: "of every pod", evict: many(web), want: "allows no eviction",
-			budget: everywhere(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
 				b.Spec.Selector = &metav1.LabelSelector{}
 			})},
 		{name: "with a selector that is none", want: "no valid selector",
-			budget: everywhere(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
 				b.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Operator: "x"}}
 			})},
 	} {
@@ -223,22 +223,22 @@ func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 	}
 }
 
-// The controller of budgets updates its counts after the API server has answered, and the keeper
-// may read them in between.
+// TestALostPodCountsAgainstItsBudgetAtOnce leaves the budget's counts as they were, because their
+// controller updates them late.
 func TestALostPodCountsAgainstItsBudgetAtOnce(t *testing.T) {
-	for name, given := range map[string]func(*story){
-		"it is evicted": func(w *story) { // by another program, which the budget allowed
+	for name, given := range map[string]func(*fixture){
+		"it is evicted": func(w *fixture) { // by another program, which the budget allowed
 			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "db-b")
 			csitest.Must(w.t, w.evict(w.t.Context(), []*corev1.Pod{p}))
 		},
-		"it is deleted": func(w *story) { keepertest.Delete[*corev1.Pod](w.api, "shop", "db-b") },
-		"it is gone":    func(w *story) { keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b") },
-		"it is not ready": func(w *story) {
+		"it is deleted": func(w *fixture) { keepertest.Delete[*corev1.Pod](w.api, "shop", "db-b") },
+		"it is gone":    func(w *fixture) { keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b") },
+		"it is not ready": func(w *fixture) {
 			keepertest.Edit(w.api, "shop", "db-b", func(p *corev1.Pod) { p.Status.Conditions = nil })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newStory(t, "a", "b")
+			w := newFixture(t, "a", "b")
 			w.wait("a", "data")
 			w.pod("a", "db-a", "StatefulSet", "data")
 			w.pod("b", "db-b", "StatefulSet")
@@ -262,7 +262,7 @@ func TestALostPodCountsAgainstItsBudgetAtOnce(t *testing.T) {
 }
 
 func TestAnEvictionAndTheStopDoNotUseTheSameDisruption(t *testing.T) {
-	w := newStory(t, "a", "b")
+	w := newFixture(t, "a", "b")
 	w.wait("a", "data")
 	w.pod("a", "db-a", "StatefulSet", "data")
 	w.pod("a", "web-1", "ReplicaSet")

@@ -9,14 +9,14 @@ import (
 )
 
 // testRack answers requests about instances and disks. It carries out a request at once, unless it
-// is lame.
+// is stuck.
 type testRack struct {
-	w  *story
+	w  *fixture
 	mu sync.Mutex
 	// guarded by mu
 	states map[string]string // of the instances, by ID
 	fail   map[string]int    // the status to answer "view a", "stop a", "start a" with
-	lame   bool
+	stuck  bool
 	// blind is the number of requests for which the token has no role.
 	blind int
 }
@@ -31,7 +31,7 @@ func (r *testRack) set(node, state string) {
 func (r *testRack) mend() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fail, r.lame, r.blind = map[string]int{}, false, 0
+	r.fail, r.stuck, r.blind = map[string]int{}, false, 0
 }
 
 func (r *testRack) state(node string) string {
@@ -90,7 +90,7 @@ func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		if changes {
 			answer = http.StatusAccepted
 		}
-		if changes && !r.lame {
+		if changes && !r.stuck {
 			r.states[id] = map[string]string{"stop": "stopped", "start": "running"}[verb]
 		}
 	}

@@ -146,15 +146,13 @@ func (k *Keeper) save(ctx context.Context, v *view, n *node) error {
 		}
 		next.Data[string(n.UID)] = string(text)
 	}
-	write := func() (*corev1.ConfigMap, error) {
-		return k.Kubernetes.CoreV1().ConfigMaps(k.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	var written *corev1.ConfigMap
+	var err error
+	if maps := k.Kubernetes.CoreV1().ConfigMaps(k.Namespace); next.ResourceVersion == "" {
+		written, err = maps.Create(ctx, next, metav1.CreateOptions{})
+	} else {
+		written, err = maps.Update(ctx, next, metav1.UpdateOptions{})
 	}
-	if next.ResourceVersion == "" {
-		write = func() (*corev1.ConfigMap, error) {
-			return k.Kubernetes.CoreV1().ConfigMaps(k.Namespace).Create(ctx, next, metav1.CreateOptions{})
-		}
-	}
-	written, err := write()
 	if err != nil {
 		return fmt.Errorf("record in the ConfigMap %s what is done to the node %s: %w", RecordsName,
 			n.Name, err)

@@ -60,10 +60,10 @@ func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 	}
 	defer stop()
 	ctx, cancel := context.WithCancel(ctx)
-	var repaying async.Group
-	defer repaying.Wait()
+	var starting async.Group
+	defer starting.Wait()
 	defer cancel()
-	repaying.Go(func() { p.repay(ctx) })
+	starting.Go(func() { p.startStopped(ctx) })
 	for ctx.Err() == nil {
 		if err := p.candidacy(ctx); err != nil {
 			return err
@@ -181,11 +181,11 @@ func (p *process) round(ctx context.Context) (time.Duration, error) {
 // roundLimit is how long a round, and a look at the rack, may be acted on.
 func (s *Settings) roundLimit() time.Duration { return s.LeaseDuration * 2 / 3 }
 
-// repay starts instances that nobody else can start, until ctx ends: without the API server no
-// replica leads.
-func (p *process) repay(ctx context.Context) {
+// startStopped starts instances that nobody else can start, until ctx ends: without the API server
+// no replica leads.
+func (p *process) startStopped(ctx context.Context) {
 	for ctx.Err() == nil {
-		if err := p.Repay(ctx); err != nil && ctx.Err() == nil {
+		if err := p.StartStopped(ctx); err != nil && ctx.Err() == nil {
 			p.Log.ErrorContext(ctx, "an instance is still stopped; the next look tries again", "error", err)
 		}
 		pause(ctx, pace)

@@ -12,6 +12,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -22,7 +23,7 @@ import (
 
 // replica runs a process that takes part in the election until the test ends. It runs on the node
 // of its name.
-func (w *story) replica(node string) {
+func (w *fixture) replica(node string) {
 	w.t.Helper()
 	k := &Keeper{Config: w.Config, Rack: w.Rack, Log: w.Log, Now: w.Now, Metrics: NewMetrics(),
 		Namespace: "oxide"}
@@ -47,7 +48,7 @@ func (w *story) replica(node string) {
 }
 
 // leader returns the holder of the lease, or "".
-func (w *story) leader() string {
+func (w *fixture) leader() string {
 	lease, ok := keepertest.Get[*coordinationv1.Lease](w.api, "oxide", component)
 	if !ok || lease.Spec.HolderIdentity == nil {
 		return ""
@@ -55,13 +56,13 @@ func (w *story) leader() string {
 	return *lease.Spec.HolderIdentity
 }
 
-func (w *story) await(what string, met func() bool) {
+func (w *fixture) await(what string, met func() bool) {
 	w.t.Helper()
 	csitest.Await(w.t, what, met)
 }
 
 func TestAReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) { // D-61
-	w := newStory(t, "a")
+	w := newFixture(t, "a")
 	w.wait("a", "data")
 	w.pass(time.Minute)
 	w.replica("a")
@@ -82,8 +83,19 @@ func TestAReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) { // D-61
 	}
 }
 
+func TestAKeeperCannotRecordWhatItDecidedBeforeAnotherKeeperActed(t *testing.T) { // D-61
+	w := newFixture(t, "a")
+	for i, refused := range []func(error) bool{apierrors.IsAlreadyExists, apierrors.IsConflict} {
+		v := try(w.observe(t.Context()))(t)
+		w.setRecord("a", record{Fenced: instanceOf("a") + strings.Repeat("x", i)}) // by another keeper
+		if err := w.save(t.Context(), v, v.Nodes[0]); !refused(err) {
+			t.Errorf("the error is %v", err)
+		}
+	}
+}
+
 func TestAChangeOfAnAttachmentStartsARoundAtOnce(t *testing.T) {
-	w := newStory(t)
+	w := newFixture(t)
 	w.Config.Interval = time.Hour
 	p := &process{Keeper: w.Keeper, settings: Settings{LeaseDuration: time.Minute}}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -106,7 +118,7 @@ func TestAChangeOfAnAttachmentStartsARoundAtOnce(t *testing.T) {
 	}
 }
 
-func TestOnlyAttachmentsThatBeginOrEndToWaitStartARoundAtOnce(t *testing.T) {
+func TestARoundStartsAtOnceIfAnAttachmentBeginsOrStopsWaiting(t *testing.T) {
 	waits := attachFailed(mustStop, 0)
 	others := func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" }
 	goes := va(attached, deleted, detaching(mustStop)).VolumeAttachment
@@ -135,12 +147,12 @@ func TestOnlyAttachmentsThatBeginOrEndToWaitStartARoundAtOnce(t *testing.T) {
 		}
 	}
 	if len(waited) > 0 {
-		t.Errorf("what is gone is not forgotten: %v", waited)
+		t.Errorf("deleted attachments are still listed: %v", waited)
 	}
 }
 
 func TestMetricsAndHealthAreServed(t *testing.T) {
-	w := newStory(t)
+	w := newFixture(t)
 	w.round()
 	w.Metrics.round(nil)
 	w.Metrics.round(errBroken)

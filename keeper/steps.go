@@ -71,11 +71,11 @@ func passed(now, since time.Time, d time.Duration) bool {
 }
 
 // to records the next step.
-func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, said string) error {
+func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, message string) error {
 	was, took := n.Record.Step, v.Now.Sub(n.Record.Since)
 	late := next == starting && n.overdue(v.Now, k.Config.AttachTimeout)
 	n.Record.Step, n.Record.Since = next, v.Now
-	if err := k.write(ctx, v, n, said); err != nil {
+	if err := k.write(ctx, v, n, message); err != nil {
 		if late && !apierrors.IsConflict(err) {
 			// Start the instance even if the record cannot be written. A second start request does no
 			// harm.
@@ -106,9 +106,9 @@ func (k *Keeper) failed(s step, err error) error {
 func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) error {
 	r := n.Record
 	r.Problem = cmp.Or(r.Problem, problem)
-	said := "done: the instance runs, and the node takes pods again" + r.failures()
+	message := "done: the instance runs, and the node takes pods again" + r.failures()
 	if r.Problem != "" {
-		said = "ended without having done everything: " + r.Problem + r.failures()
+		message = "ended without having done everything: " + r.Problem + r.failures()
 	}
 	if n.cordoned() {
 		n.Spec.Unschedulable = false
@@ -145,10 +145,10 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 		n.record = before
 		return err
 	}
-	k.owesNothing(r.Instance)
+	k.forgetStop(r.Instance)
 	k.Metrics.step(r.Step, v.Now.Sub(r.Since))
 	k.Metrics.operation(r.Problem)
-	k.say(ctx, n.Node, r, "ColdAttachEnded", said)
+	k.report(ctx, n.Node, r, "ColdAttachEnded", message)
 	return nil
 }
 
@@ -225,10 +225,11 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 // stillWaits makes the attacher try again everything that waits. It reports whether an attachment
 // still waits after it was tried again.
 func (k *Keeper) stillWaits(ctx context.Context, v *view, n *node) (bool, error) {
-	tried, untried := v.due(n), v.due(n)
-	tried = slices.DeleteFunc(tried, func(a *attachment) bool { return !a.triedAgain(n.Record) })
-	untried = slices.DeleteFunc(untried, func(a *attachment) bool { return a.triedAgain(n.Record) })
-	return len(tried) > 0, k.wakeAll(ctx, n.Record, untried)
+	due := v.due(n)
+	untried := slices.DeleteFunc(slices.Clone(due), func(a *attachment) bool {
+		return a.triedAgain(n.Record)
+	})
+	return len(untried) < len(due), k.wakeAll(ctx, n.Record, untried)
 }
 
 // stop stops the instance.
@@ -263,7 +264,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	if why := cmp.Or(pods.lost, pods.budget); why != "" {
 		return k.giveUp(ctx, v, n, why)
 	}
-	k.owe(n.Record)
+	k.noteStop(n.Record)
 	if err := k.stopInstance(ctx, v.Look, n.Record.Instance); err != nil {
 		return err
 	}
@@ -330,7 +331,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	_, heartbeat := n.ready()
 	switch {
 	case err == nil && state == oxide.InstanceStateRunning:
-		k.owesNothing(n.Record.Instance)
+		k.forgetStop(n.Record.Instance)
 		return k.to(ctx, v, n, returning, "the instance runs; the node is expected back")
 	case csierr.IsNotFound(err) && n.overdue(v.Now, k.Config.StartTimeout) &&
 		k.instanceGone(ctx, n.Record.Instance) == nil:
@@ -373,21 +374,21 @@ func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 // before it records anything. It attaches and detaches nothing itself: only the driver checks whose
 // disk it is.
 
-// glance is how often the keeper looks at an instance that is stopping. glances is how long it goes
-// on looking in one round.
+// pollEvery is how often the keeper reads the state of an instance that is stopping, and pollFor is
+// the time after which it leaves that to the next round.
 const (
-	glance  = 100 * time.Millisecond
-	glances = 4 * time.Second
+	pollEvery = 100 * time.Millisecond
+	pollFor   = 4 * time.Second
 )
 
 // awaitStopped waits while an instance is stopping, and returns its state.
 func (k *Keeper) awaitStopped(ctx context.Context, instance string) (oxide.InstanceState, error) {
-	for end := time.Now().Add(glances); ; {
+	for end := time.Now().Add(pollFor); ; {
 		state, err := k.instanceState(ctx, instance)
 		if err != nil || state != oxide.InstanceStateStopping || time.Now().After(end) {
 			return state, err
 		}
-		pause(ctx, glance)
+		pause(ctx, pollEvery)
 	}
 }
 

@@ -1,7 +1,6 @@
 package keeper
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +13,7 @@ import (
 )
 
 func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
-	w := newStory(t, "a", "b")
+	w := newFixture(t, "a", "b")
 	w.pod("a", "web-1", "ReplicaSet")
 	w.stoppedButFor(func() { keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") })
 	if n := w.node("a"); !n.Spec.Unschedulable {
@@ -73,51 +72,40 @@ func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 	}
 }
 
-// ending is the expected end of an operation.
-type ending struct {
-	problem string // a part of it
-	stopped bool
-}
-
-// ends checks how the operation on the node "a" has ended, and that nothing of it is left.
-func (w *story) ends(want ending) {
+// ends checks that the operation on the node "a" has ended with a problem that contains a text, or
+// with none for "", and that the node is as it was before.
+func (w *fixture) ends(problem string, stopped bool) {
 	w.t.Helper()
 	last, n := w.last("a"), w.node("a")
-	if !strings.Contains(last.Problem, want.problem) || (last.Problem == "") != (want.problem == "") ||
-		last.Stopped != want.stopped || n.Spec.Unschedulable || w.step("a") != "" ||
-		w.rack.state("a") != "running" || (last.Failures > 0) != (want.problem != "" &&
-		want.problem != nothingWaits) {
-		w.t.Errorf("it ended with %+v, want %+v; the instance is %s; unschedulable: %v", last, want,
-			w.rack.state("a"), n.Spec.Unschedulable)
+	if !strings.Contains(last.Problem, problem) || (last.Problem == "") != (problem == "") ||
+		last.Stopped != stopped || n.Spec.Unschedulable || w.step("a") != "" ||
+		w.rack.state("a") != "running" ||
+		(last.Failures > 0) != (problem != "" && problem != nothingWaits) {
+		w.t.Errorf("the operation ended with %+v, want %q, stopped: %v; the instance is %s; "+
+			"unschedulable: %v", last, problem, stopped, w.rack.state("a"), n.Spec.Unschedulable)
 	}
 }
 
-// forbidding forbids the stop; each has a part of the problem with which the operation ends.
-var forbidding = []forbids{
-	{"somebody uncordons the node",
-		func(w *story) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) },
-		"somebody uncordoned the node"},
-	{"somebody takes the label",
-		func(w *story) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) },
-		"somebody removed the label"},
-	{"the duty is taken", func(w *story) { w.Config.ColdAttach = false }, "told to stop no"},
-	{"the window ends", func(w *story) { w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t) },
-		"window"},
-	{"the keeper moves here", func(w *story) { w.Config.NodeName = "a" }, "runs on this node itself"},
-}
-
-type forbids struct {
-	name    string
-	given   func(*story)
-	problem string
-}
-
 func TestADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) { // D-61
-	for _, c := range append(slices.Clone(forbidding), []forbids{
-		{"a dry run begins", func(w *story) { w.Config.DryRun = true }, "told to stop no"},
-		{"nothing waits any more", func(w *story) { w.attach("data", "") }, "nothing waits any more"},
-		{"a pod comes that would be lost", func(w *story) { w.pod("a", "one", "") }, "shop/one would"},
-		{"a budget is exhausted", func(w *story) {
+	for _, c := range []struct {
+		name    string
+		given   func(*fixture)
+		problem string // a part of it
+	}{
+		{"somebody uncordons the node",
+			func(w *fixture) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) },
+			"somebody uncordoned the node"},
+		{"somebody removes the label",
+			func(w *fixture) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) },
+			"somebody removed the label"},
+		{"cold attach is switched off", func(w *fixture) { w.Config.ColdAttach = false }, "told to stop"},
+		{"the window ends", func(w *fixture) { w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t) },
+			"window"},
+		{"the keeper moves here", func(w *fixture) { w.Config.NodeName = "a" }, "runs on this node"},
+		{"a dry run begins", func(w *fixture) { w.Config.DryRun = true }, "told to stop"},
+		{"nothing waits any more", func(w *fixture) { w.attach("data", "") }, "nothing waits any more"},
+		{"a pod comes that would be lost", func(w *fixture) { w.pod("a", "one", "") }, "shop/one would"},
+		{"a budget is exhausted", func(w *fixture) {
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1")
 			w.pod("a", "db-ready", "StatefulSet", "data")
 			b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)
@@ -125,13 +113,13 @@ func TestADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) { // D-
 			w.steps(draining) // it may change
 			w.pass(6 * time.Minute)
 		}, "wants 1 healthy pods"},
-		{"an eviction takes too long", func(w *story) {
+		{"an eviction takes too long", func(w *fixture) {
 			w.steps(draining)
 			w.pass(6 * time.Minute)
 		}, "1 pods were still there after 5m0s, such as shop/web-1"},
-	}...) {
+	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newStory(t, "a", "b")
+			w := newFixture(t, "a", "b")
 			w.pod("a", "web-1", "ReplicaSet")
 			w.wait("a", "data")
 			w.pass(time.Minute)
@@ -139,7 +127,7 @@ func TestADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) { // D-
 			c.given(w)
 			w.seen()
 			w.steps("")
-			w.ends(ending{problem: c.problem})
+			w.ends(c.problem, false)
 			if seen := w.seen(); len(seen) != 2 {
 				t.Errorf("the keeper did more than the node's update and its record: %v", seen)
 			}
@@ -152,10 +140,9 @@ func TestADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) { // D-
 	}
 }
 
-// Two keepers may have begun one each while one of them was frozen, or somebody has copied an
-// annotation.
-func TestOfTwoOperationsNeitherStopsAnInstance(t *testing.T) { // D-61
-	w := newStory(t, "a", "b")
+// TestTwoOperationsAtOnceStopNoInstance has records of two operations, as if a person wrote them.
+func TestTwoOperationsAtOnceStopNoInstance(t *testing.T) { // D-61
+	w := newFixture(t, "a", "b")
 	for _, name := range []string{"a", "b"} {
 		w.wait(name, "of-"+name)
 		r := &operation{Step: stopping, Since: begin, Started: begin, Instance: instanceOf(name)}
@@ -174,11 +161,11 @@ func TestOfTwoOperationsNeitherStopsAnInstance(t *testing.T) { // D-61
 		strings.Contains(seen, "stop b") || w.step("b") != "" {
 		t.Errorf("done: %s", seen)
 	}
-	w.ends(ending{"an operation is in progress on the node b, too", true})
+	w.ends("an operation is in progress on the node b, too", true)
 }
 
 func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
-	w := newStory(t, "a")
+	w := newFixture(t, "a")
 	w.pod("a", "web-1", "ReplicaSet")
 	w.wait("a", "data")
 	w.pass(time.Minute)
@@ -193,8 +180,7 @@ func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
 		w.metric("evictions_total", "accepted"); refused != 2 || accepted != 1 {
 		t.Errorf("%v evictions were refused, %v accepted", refused, accepted)
 	}
-	// The controller has created another pod of the same name, and nobody has decided to evict that
-	// one.
+	// The controller has created another pod of the same name since the keeper read the pods.
 	again := podOf("a", "web-1", "ReplicaSet")
 	w.api.Intercept(func(r keepertest.KubeRequest) error {
 		if r.Subresource == "eviction" && !r.Applied {
@@ -211,53 +197,22 @@ func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
 	}
 }
 
-func TestAStopEndsWithTheInstanceRunningWhenSomethingForbidsIt(t *testing.T) { // D-61
-	for _, c := range append(slices.Clone(forbidding), []forbids{
-		{"the instance failed", func(w *story) { w.rack.set("a", "failed") }, "failed while"},
-		{"the stop takes too long", func(w *story) {
-			w.rack.lame = true
-			w.steps(stopping)
-			w.rack.set("a", "stopping")
-			w.steps(stopping)
-			w.pass(3 * time.Minute)
-		}, "not stopped within 2m0s"},
-		{"the rack refuses the stop", func(w *story) {
-			w.rack.fail["stop a"] = 503
-			_, _ = w.Round(w.t.Context())
-			w.pass(3 * time.Minute)
-		}, "not stopped within 2m0s"},
-	}...) {
-		t.Run(c.name, func(t *testing.T) {
-			w := newStory(t, "a")
-			w.wait("a", "data")
-			w.pass(time.Minute)
-			w.steps(draining, draining, stopping)
-			c.given(w)
-			w.steps(starting)
-			w.rack.mend()
-			w.lose("a")
-			for range 5 {
-				if _, err := w.Round(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				if w.rack.state("a") == "stopping" {
-					w.rack.set("a", "stopped")
-				}
-			}
-			w.heartbeatLater("a")
-			w.steps("")
-			w.ends(ending{c.problem, true})
-			asked := strings.Contains(strings.Join(w.seen(), ";"), "Stopping: stop a")
-			problems := w.metric("problems_total", string(stopping))
-			if asked != (c.problem == "not stopped within 2m0s") || problems != 1 {
-				t.Errorf("the rack was asked for the stop: %v; the metric has %v problems", asked, problems)
-			}
-		})
-	}
+func TestAnInstanceThatFailsDuringItsStopIsStartedAgain(t *testing.T) { // D-61
+	w := newFixture(t, "a")
+	w.wait("a", "data")
+	w.pass(time.Minute)
+	w.steps(draining, draining, stopping)
+	w.rack.set("a", "failed")
+	w.steps(starting)
+	w.lose("a")
+	w.steps(starting, starting, returning)
+	w.heartbeatLater("a")
+	w.steps("")
+	w.ends("failed while", true)
 }
 
 func TestAStopIsNotSentWhenTheLookThatAllowsItIsOld(t *testing.T) { // D-61
-	w := newStory(t, "a")
+	w := newFixture(t, "a")
 	w.wait("a", "data")
 	w.pass(time.Minute)
 	w.steps(draining, draining, stopping)
@@ -278,7 +233,7 @@ func TestAStopIsNotSentWhenTheLookThatAllowsItIsOld(t *testing.T) { // D-61
 }
 
 func TestAStopKeepsTheEarlierStopsOfOtherStatefulSets(t *testing.T) { // D-61
-	w := newStory(t, "a", "b")
+	w := newFixture(t, "a", "b")
 	earlier := begin.Add(-11 * time.Minute)
 	w.setRecord("a", record{Last: &outcome{Ended: earlier, StoppedWith: map[string]time.Time{
 		"shop/cache": earlier, "shop/old": begin.Add(-time.Hour)}}})
@@ -294,32 +249,32 @@ func TestAStopKeepsTheEarlierStopsOfOtherStatefulSets(t *testing.T) { // D-61
 	}
 }
 
-// begun contains operations on the node "a", each in a step that does not end by itself, and the
-// time limit of that step.
+// begun contains for each step a function that begins it on the node "a", so that the step does not
+// end by itself, and a function that returns its time limit.
 var begun = map[step]struct {
-	begin func(*story)
+	begin func(*fixture)
 	limit func(*Config) time.Duration
 }{
-	draining: {func(w *story) {
+	draining: {func(w *fixture) {
 		w.pod("a", "web-1", "ReplicaSet")
 		w.wait("a", "data")
 		w.pass(time.Minute)
 		w.steps(draining)
 	}, func(c *Config) time.Duration { return c.DrainTimeout }},
-	stopping: {func(w *story) {
-		w.rack.lame = true
+	stopping: {func(w *fixture) {
+		w.rack.stuck = true
 		w.wait("a", "data")
 		w.pass(time.Minute)
 		w.steps(draining, draining, stopping)
 	}, func(c *Config) time.Duration { return c.StopTimeout }},
-	attaching: {(*story).stopped, func(c *Config) time.Duration { return c.AttachTimeout }},
-	starting: {func(w *story) {
+	attaching: {(*fixture).stopped, func(c *Config) time.Duration { return c.AttachTimeout }},
+	starting: {func(w *fixture) {
 		w.stopped()
 		w.attach("data", "")
 		w.steps(starting)
-		w.rack.lame = true
+		w.rack.stuck = true
 	}, func(c *Config) time.Duration { return c.StartTimeout }},
-	returning: {func(w *story) {
+	returning: {func(w *fixture) {
 		w.stopped()
 		w.attach("data", "")
 		w.steps(starting, starting, starting, returning)
@@ -330,7 +285,7 @@ func TestAStepWithAStartInTheFutureStillEndsAtItsLimit(t *testing.T) { // D-61
 	for s, c := range begun {
 		for _, skew := range []time.Duration{maxSkew, maxSkew + time.Second, 24 * time.Hour} {
 			t.Run(string(s)+", "+skew.String(), func(t *testing.T) {
-				w := newStory(t, "a")
+				w := newFixture(t, "a")
 				c.begin(w)
 				w.advance(-skew) // a replica with a slow clock takes over from one with a fast clock
 				if skew <= maxSkew {

@@ -105,9 +105,9 @@ func registeredInstance(c storagev1.CSINode, n *corev1.Node) string {
 	return ""
 }
 
-// claim returns how well it is founded that an instance is the node's: 2 by spec.providerID, which
-// never changes; 1 by the CSINode alone, which the node's kubelet may write; 0 not at all.
-func (n *node) claim(instance string) int {
+// proof ranks how certain it is that an instance is the node's: 2 if spec.providerID names it,
+// which never changes; 1 if only the CSINode does, which the node's kubelet may write; otherwise 0.
+func (n *node) proof(instance string) int {
 	provider, has := strings.CutPrefix(n.Spec.ProviderID, "oxide://")
 	switch {
 	case has && provider == instance:
@@ -119,19 +119,19 @@ func (n *node) claim(instance string) int {
 }
 
 // instanceOf returns the instance of a node, or why it is not known. The driver has to be
-// registered with it, spec.providerID must not name another one, and no other node's claim may be
-// as good.
+// registered with the instance, spec.providerID must not name another one, and no other node may
+// have as good a proof that the instance is its own.
 func (v *view) instanceOf(n *node) (instance, why string) {
 	if n.registered == "" {
 		return "", "the driver is not registered on this node"
 	}
-	founded := n.claim(n.registered)
-	if founded == 0 {
+	proof := n.proof(n.registered)
+	if proof == 0 {
 		return "", fmt.Sprintf("its spec.providerID is %.60s, and its driver is registered with the "+
 			"instance %s", n.Spec.ProviderID, n.registered)
 	}
 	for _, other := range v.Nodes {
-		if other != n && other.claim(n.registered) >= founded {
+		if other != n && other.proof(n.registered) >= proof {
 			return "", fmt.Sprintf("the node %s says that it is the same instance", other.Name)
 		}
 	}
@@ -229,7 +229,7 @@ func (a *attachment) settled(r *operation) bool {
 	return !a.open() || a.failure() != nil && !a.waits() && !a.passes() && a.triedAgain(r)
 }
 
-// passes reports whether the attempt failed with a gRPC code that means that a later attempt may
+// passes reports whether the attempt failed with a gRPC code after which a later attempt may
 // succeed.
 func (a *attachment) passes() bool {
 	failed := a.failure()

@@ -49,7 +49,7 @@ func woken(value string) func(*storagev1.VolumeAttachment) {
 	}
 }
 
-func TestAnAttachmentWaitsIsWantedOrIsSettled(t *testing.T) {
+func TestTheStateOfAnAttachmentFollowsFromItsStatus(t *testing.T) {
 	r := &operation{Started: begin}
 	earlier := &operation{Started: begin.Add(-time.Hour)}
 	const (

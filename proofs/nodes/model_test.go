@@ -144,7 +144,7 @@ func (w *testCluster) round() {
 	i := w.leader
 	w.raced = false
 	_, err := w.keepers[i].Round(w.ctx)
-	w.repay()
+	w.startStopped()
 	switch {
 	case errors.Is(err, keeper.ErrStepAside):
 		w.elect(1 - i)
@@ -159,10 +159,10 @@ func (w *testCluster) round() {
 	w.look()
 }
 
-// repay does the work that both replicas do all the time.
-func (w *testCluster) repay() {
+// startStopped does the work that both replicas do all the time.
+func (w *testCluster) startStopped() {
 	for _, k := range w.keepers {
-		if err := k.Repay(w.ctx); err != nil {
+		if err := k.StartStopped(w.ctx); err != nil {
 			w.say("%s: %.200s", k.node, err)
 		}
 	}

@@ -193,23 +193,23 @@ func (w *testCluster) cutOff(name string, a act) {
 	}
 	w.outage = w.clock.Add(time.Duration(a.b) * time.Hour)
 	w.say("the API server is away until %s", w.outage.Format("15:04:05"))
-	owes := map[string]bool{}
+	stoppedIt := map[string]bool{}
 	for _, name := range w.busy() {
-		owes[name] = w.stoppedBy(name) == w.keepers[w.leader]
+		stoppedIt[name] = w.stoppedBy(name) == w.keepers[w.leader]
 	}
 	kills := w.kills
 	for w.away() {
-		w.repay()
+		w.startStopped()
 		w.pass(5 * time.Second)
 		if passed := w.outage.Sub(w.clock); passed < time.Duration(a.b)*time.Hour-10*time.Minute {
 			w.pass(passed)
 		}
 	}
 	for name, state := range w.states() {
-		if owes[name] {
+		if stoppedIt[name] {
 			w.count("no API server after a stop")
 		}
-		if owes[name] && kills == w.kills && state != oxide.InstanceStateRunning &&
+		if stoppedIt[name] && kills == w.kills && state != oxide.InstanceStateRunning &&
 			w.byPeople[name].IsZero() && len(w.onWay) == 0 && !w.hidden && !w.destroyed[name] {
 			w.breaks("without an API server, the instance of %s is %s for %d hours", name, state, a.b)
 		}

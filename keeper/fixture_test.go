@@ -32,9 +32,9 @@ var begin = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 // mustStop is the driver's error when an instance has to be stopped first.
 const mustStop = "rpc error: code = FailedPrecondition desc = InstanceMustBeStopped: it is running"
 
-// story is a cluster and a rack with a keeper. A node's name is one letter, and its instance's ID
+// fixture is a cluster and a rack with a keeper. A node's name is one letter, and its instance's ID
 // ends with the code of that letter.
-type story struct {
+type fixture struct {
 	*Keeper
 	t       *testing.T
 	api     *keepertest.Server
@@ -43,19 +43,18 @@ type story struct {
 	cut     func()        // disconnects the keeper from the cluster
 	idle    time.Duration // between two rounds of live without an operation
 	mu      sync.Mutex
-	// guarded by mu, because requests may be in progress: the clock of the keeper and of the API
-	// server
-	clock time.Time
-	// guarded by mu: the changes made to the cluster and the rack, each with the step that the record
-	// of the node "a" named at that time
+	// guarded by mu, because requests may be in progress: clock is the time of the keeper and of the
+	// API server. effects are the changes of the cluster and the rack, each with the step that the
+	// record of the node "a" named at that time.
+	clock   time.Time
 	effects []string
 }
 
-// newStory creates a cluster with these nodes. They are ready, registered and labeled, and their
+// newFixture creates a cluster with these nodes. They are ready, registered and labeled, and their
 // instances run. The keeper runs on the node "z", which exists only if it is among them.
-func newStory(t *testing.T, nodes ...string) *story {
+func newFixture(t *testing.T, nodes ...string) *fixture {
 	t.Helper()
-	w := &story{t: t, clock: begin, idle: 4 * time.Minute}
+	w := &fixture{t: t, clock: begin, idle: 4 * time.Minute}
 	w.api = keepertest.Serve(t, w.now)
 	w.api.Intercept(func(r keepertest.KubeRequest) error {
 		if r.Resource != "events" && r.Applied {
@@ -85,19 +84,19 @@ func newStory(t *testing.T, nodes ...string) *story {
 }
 
 // client returns a client of the cluster, and a function that disconnects it.
-func (w *story) client(name string) (client kubernetes.Interface, cut func()) {
+func (w *fixture) client(name string) (client kubernetes.Interface, cut func()) {
 	w.t.Helper()
 	config, cut := w.api.Client(name)
 	return try(kubernetes.NewForConfig(config))(w.t), cut
 }
 
-func (w *story) now() time.Time {
+func (w *fixture) now() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.clock
 }
 
-func (w *story) addNode(name string) {
+func (w *fixture) addNode(name string) {
 	n := keepertest.Put(w.api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
 		Labels: map[string]string{ColdAttachLabel: Allowed, volume.InstanceKey: instanceOf(name)}}})
 	keepertest.Put(w.api, csiNode(n))
@@ -118,29 +117,29 @@ func csiNode(n *corev1.Node) *storagev1.CSINode {
 func instanceOf(node string) string { return racktest.Numbered(int(node[0])) }
 
 // heartbeat updates the node's condition to ready, as its kubelet does.
-func (w *story) heartbeat(name string) { w.condition(name, corev1.ConditionTrue, w.clock) }
+func (w *fixture) heartbeat(name string) { w.condition(name, corev1.ConditionTrue, w.clock) }
 
 // lose sets the node's condition to unknown, as Kubernetes does when the kubelet is silent.
-func (w *story) lose(name string) {
+func (w *fixture) lose(name string) {
 	_, last := (&node{Node: w.node(name)}).ready()
 	w.condition(name, corev1.ConditionUnknown, last)
 }
 
-func (w *story) condition(name string, status corev1.ConditionStatus, at time.Time) {
+func (w *fixture) condition(name string, status corev1.ConditionStatus, at time.Time) {
 	w.edit(name, func(n *corev1.Node) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status,
 			LastHeartbeatTime: metav1.NewTime(at)}}
 	})
 }
 
-func (w *story) edit(name string, change func(*corev1.Node)) {
+func (w *fixture) edit(name string, change func(*corev1.Node)) {
 	w.t.Helper()
 	if !keepertest.Edit(w.api, "", name, change) {
 		w.t.Fatalf("there is no node %s", name)
 	}
 }
 
-func (w *story) node(name string) *corev1.Node {
+func (w *fixture) node(name string) *corev1.Node {
 	w.t.Helper()
 	n, ok := keepertest.Get[*corev1.Node](w.api, "", name)
 	if !ok {
@@ -150,7 +149,7 @@ func (w *story) node(name string) *corev1.Node {
 }
 
 // step returns the step that a node's record names, or "".
-func (w *story) step(name string) string {
+func (w *fixture) step(name string) string {
 	if r := w.recorded(name).Record; r != nil {
 		return string(r.Step)
 	}
@@ -158,7 +157,7 @@ func (w *story) step(name string) string {
 }
 
 // recorded returns the record of a node.
-func (w *story) recorded(name string) record {
+func (w *fixture) recorded(name string) record {
 	w.t.Helper()
 	found, _ := keepertest.Get[*corev1.ConfigMap](w.api, "oxide", RecordsName)
 	if found == nil {
@@ -175,13 +174,13 @@ func (w *story) recorded(name string) record {
 }
 
 // setRecord writes the record of a node.
-func (w *story) setRecord(name string, r record) {
+func (w *fixture) setRecord(name string, r record) {
 	w.t.Helper()
 	r.NodeName = name
 	w.setRecordText(name, string(try(json.Marshal(r))(w.t)))
 }
 
-func (w *story) setRecordText(name, text string) {
+func (w *fixture) setRecordText(name, text string) {
 	found, has := keepertest.Get[*corev1.ConfigMap](w.api, "oxide", RecordsName)
 	if !has {
 		found = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "oxide", Name: RecordsName}}
@@ -194,7 +193,7 @@ func (w *story) setRecordText(name, text string) {
 }
 
 // last returns the outcome of the last operation on a node.
-func (w *story) last(name string) outcome {
+func (w *fixture) last(name string) outcome {
 	w.t.Helper()
 	last := w.recorded(name).Last
 	if last == nil {
@@ -203,11 +202,11 @@ func (w *story) last(name string) outcome {
 	return *last
 }
 
-func (w *story) plan(name string) string { return w.node(name).Annotations[PlanAnnotation] }
+func (w *fixture) plan(name string) string { return w.node(name).Annotations[PlanAnnotation] }
 
 // pod creates a pod that is ready, with volumes, and with an owner of the kind unless that is
 // empty.
-func (w *story) pod(node, name, kind string, volumes ...string) {
+func (w *fixture) pod(node, name, kind string, volumes ...string) {
 	keepertest.Put(w.api, podOf(node, name, kind, volumes...))
 }
 
@@ -246,7 +245,7 @@ func pvc(name string) *corev1.PersistentVolumeClaim {
 }
 
 // bind creates a volume and the claim that it names.
-func (w *story) bind(v *corev1.PersistentVolume) {
+func (w *fixture) bind(v *corev1.PersistentVolume) {
 	c := pvc(v.Spec.ClaimRef.Name)
 	c.Namespace, c.Spec.VolumeName = v.Spec.ClaimRef.Namespace, v.Name
 	v.Spec.ClaimRef.UID = keepertest.Put(w.api, c).UID
@@ -254,7 +253,7 @@ func (w *story) bind(v *corev1.PersistentVolume) {
 }
 
 // wait makes a volume wait on a node, with a pod of a StatefulSet, and with the attacher's error.
-func (w *story) wait(node, volume string) {
+func (w *fixture) wait(node, volume string) {
 	w.bind(pv(volume))
 	w.pod(node, "db-"+volume, "StatefulSet", volume)
 	keepertest.Edit(w.api, "shop", "db-"+volume, func(p *corev1.Pod) { p.Status.Conditions = nil })
@@ -265,7 +264,7 @@ func (w *story) wait(node, volume string) {
 }
 
 // attach sets the result of the attacher's attempt; "" means that the volume is attached.
-func (w *story) attach(volume, failed string) {
+func (w *fixture) attach(volume, failed string) {
 	keepertest.Edit(w.api, "", "va-"+volume, func(a *storagev1.VolumeAttachment) {
 		a.Status = storagev1.VolumeAttachmentStatus{Attached: failed == ""}
 		if failed != "" {
@@ -275,7 +274,7 @@ func (w *story) attach(volume, failed string) {
 }
 
 // pass advances the clock, with heartbeats and failing attempts to attach.
-func (w *story) pass(d time.Duration) {
+func (w *fixture) pass(d time.Duration) {
 	w.advance(d)
 	for _, n := range keepertest.List[*corev1.Node](w.api, "") {
 		if ready, _ := (&node{Node: n}).ready(); ready {
@@ -290,7 +289,7 @@ func (w *story) pass(d time.Duration) {
 }
 
 // round does a round that must not fail.
-func (w *story) round() {
+func (w *fixture) round() {
 	w.t.Helper()
 	if _, err := w.Round(w.t.Context()); err != nil {
 		w.t.Fatalf("round: %v", err)
@@ -299,7 +298,7 @@ func (w *story) round() {
 }
 
 // retry acts as the attacher that is woken while the node "a" is drained: it tries again and fails.
-func (w *story) retry() {
+func (w *fixture) retry() {
 	if w.step("a") != string(draining) {
 		return
 	}
@@ -315,7 +314,7 @@ func (w *story) retry() {
 }
 
 // steps does rounds, and checks the step of the node "a" after each.
-func (w *story) steps(want ...step) {
+func (w *fixture) steps(want ...step) {
 	w.t.Helper()
 	for _, s := range want {
 		w.round()
@@ -327,10 +326,10 @@ func (w *story) steps(want ...step) {
 
 // stopped advances an operation on the node "a" to the step Attaching, a minute after a volume
 // began to wait there.
-func (w *story) stopped() { w.stoppedButFor(func() {}) }
+func (w *fixture) stopped() { w.stoppedButFor(func() {}) }
 
 // stoppedButFor is stopped, and calls drained when the node is drained.
-func (w *story) stoppedButFor(drained func()) {
+func (w *fixture) stoppedButFor(drained func()) {
 	w.t.Helper()
 	w.wait("a", "data")
 	w.pass(time.Minute)
@@ -344,13 +343,13 @@ func (w *story) stoppedButFor(drained func()) {
 }
 
 // heartbeatLater updates the node's condition to ready with a newer heartbeat: the node is back.
-func (w *story) heartbeatLater(name string) {
+func (w *fixture) heartbeatLater(name string) {
 	w.pass(time.Second)
 	w.heartbeat(name)
 }
 
 // events returns the object, reason and message of each event.
-func (w *story) events() []string {
+func (w *fixture) events() []string {
 	var found []string
 	for _, e := range keepertest.List[*corev1.Event](w.api, "") {
 		found = append(found, fmt.Sprintf("%s %s: %s: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name,
@@ -360,7 +359,7 @@ func (w *story) events() []string {
 	return found
 }
 
-func (w *story) note(effect string) {
+func (w *fixture) note(effect string) {
 	step := w.step("a")
 	if step != "" {
 		step += ": "
@@ -371,7 +370,7 @@ func (w *story) note(effect string) {
 }
 
 // seen returns the effects since the last call.
-func (w *story) seen() []string {
+func (w *fixture) seen() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	seen := w.effects
@@ -381,7 +380,7 @@ func (w *story) seen() []string {
 
 // metric returns the value of the keeper's metric with this label value. For a histogram it returns
 // the number of samples.
-func (w *story) metric(name, label string) float64 {
+func (w *fixture) metric(name, label string) float64 {
 	w.t.Helper()
 	for _, family := range try(w.Metrics.Registry.Gather())(w.t) {
 		if family.GetName() != "oxide_node_keeper_"+name {
