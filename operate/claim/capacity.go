@@ -7,8 +7,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// peak returns the room in the rack's quota that a change needs beside what is used, until it is
-// forgotten. A snapshot counts with the whole size of its disk.
+// peak returns how much of the rack's quota a change needs in addition, until it is forgotten. A
+// snapshot counts with the whole size of its disk.
 func (p plan) peak() (sizeBytes int64, text string) {
 	sizeBytes, _ = parseSize(p.Size)
 	sizeBytes += (volume.GiB - sizeBytes%volume.GiB) % volume.GiB // disks have whole GiB
@@ -23,8 +23,8 @@ func (p plan) peak() (sizeBytes int64, text string) {
 // claim's StorageClass. Without one the quota is not checked, and the plan says so.
 //
 // A published capacity has no time, and it is updated with a delay, or never while the rack refuses
-// the provisioner. So whatever is too small is refused, and a person who knows better has a flag. A
-// margin would help neither: a quota that was just enlarged differs by any amount.
+// the provisioner. So a capacity that is too small is refused, and a person who knows better sets a
+// flag. A margin would not help: a quota that was just enlarged may differ by any amount.
 func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 	class := claim.str("spec", "storageClassName")
 	best, left, err := r.published(ctx, class, p.Node)
@@ -65,8 +65,8 @@ func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 		problem)
 }
 
-// published returns the CSIStorageCapacity of a class with the most capacity, and that capacity, or
-// nil. If the disk is made near a node, only those count whose topology has the node.
+// published returns the CSIStorageCapacity of a class with the most capacity, and its capacity, or
+// nil. If the disk is made near a node, it considers only those whose topology contains the node.
 func (r *run) published(ctx context.Context, class, node string) (best object, left int64,
 	err error) {
 	all, err := r.all(ctx, "csistoragecapacities.storage.k8s.io", "", "--all-namespaces")
@@ -92,8 +92,8 @@ func (r *run) published(ctx context.Context, class, node string) (best object, l
 }
 
 // reaches reports whether a node may be in the topology of a CSIStorageCapacity. The provisioner
-// writes labels; an expression of anybody else is taken to match, because a capacity that counts by
-// mistake refuses nothing.
+// writes labels. Expressions, which others may write, count as a match: then nothing is refused by
+// mistake.
 func (o object) reaches(node object) bool {
 	if o.at("nodeTopology") == nil {
 		return false // it is accessible from no node

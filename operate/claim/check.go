@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,7 +59,7 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 		ID:           newID(), Run: r.id,
 		OldSize: old.str("spec", "capacity", "storage"), Size: r.Size,
 		Old: old.name(), OldUID: old.uid(), Handle: old.str("spec", "csi", "volumeHandle"),
-		Policy: old.str("spec", "persistentVolumeReclaimPolicy"),
+		Policy: old.policy(),
 	}
 	meta := p.Manifest["metadata"].(map[string]any)
 	for _, key := range []string{"labels", "annotations", "ownerReferences"} {
@@ -142,7 +143,8 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 	return r.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), dryRun)
 }
 
-// checkNodes records which nodes have the disk. One that is made again meanwhile tells nothing.
+// checkNodes records which nodes have the disk, with their UIDs: the report of a Node that is
+// created again meanwhile does not count.
 func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
 	all, err := r.all(ctx, volumeAttachments, "")
 	p.Nodes = map[string]string{}
@@ -159,8 +161,8 @@ func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
 	return err
 }
 
-// ownerOf returns the object that decides whether a pod runs. One that is neither a Deployment nor
-// a StatefulSet, or is itself managed, has no resource: only a person knows how to stop it.
+// ownerOf returns the object that decides whether a pod runs. If that is neither a Deployment nor a
+// StatefulSet, or is managed itself, only a person knows how to stop it.
 func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 	above, top := pod, pod
 	for range 3 {
@@ -324,10 +326,10 @@ func (r *run) checkSize(_ context.Context, _, _ object, p *plan) error {
 	return nil
 }
 
-// rehearse asks the API server whether it would take every kind of change that the command makes:
-// an admission webhook or a ResourceQuota may refuse one, the user may lack a right to it, and so
-// may Kubernetes refuse the claim if the user has no right to what it refers to, such as an owner
-// whose deletion it blocks. Otherwise the change would end halfway, with the workload stopped.
+// rehearse asks the API server whether it would accept every kind of request that the command
+// makes. An admission webhook or a ResourceQuota may refuse one, or the user may lack a right: to
+// the object, or to what it refers to, such as an owner whose deletion it blocks. Without this
+// check the change would end halfway, with the workload stopped.
 func (r *run) rehearse(ctx context.Context, claim, old object, p *plan) error {
 	text, err := json.Marshal(p)
 	if err != nil {
@@ -338,10 +340,9 @@ func (r *run) rehearse(ctx context.Context, claim, old object, p *plan) error {
 	}
 	again := p.newClaim(p.Old)
 	again["metadata"].(object)["name"] = p.temporary() // the claim has its own name now
-	kept := object{"metadata": annotations(map[string]any{planKey: string(text)}),
-		"spec": reserve(p.kept(), nil)}
-	kept["spec"].(object)["persistentVolumeReclaimPolicy"] = "Retain"
-	mark := object{"metadata": annotations(map[string]any{planKey: p.Run})}
+	kept := annotate(planKey, string(text), reserve(p.kept(), nil))
+	maps.Copy(kept["spec"].(object), withPolicy("Retain"))
+	mark := annotate(planKey, p.Run, nil)
 	for what, err := range map[string]error{
 		"the plan":                          r.patch(ctx, old, kept, dryRun),
 		"the deletion of the claim":         r.remove(ctx, claim, dryRun),
@@ -363,7 +364,7 @@ func (r *run) rehearseSnapshot(ctx context.Context, p plan) error {
 	if p.SnapshotClass == "" {
 		return nil
 	}
-	// What is read only after the workload has stopped, and what only an undoing deletes.
+	// These are read after the workload has stopped, or are deleted only to undo the change.
 	if _, err := r.get(ctx, snapshotContents, "", p.temporary()); err != nil {
 		return err
 	}

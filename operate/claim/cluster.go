@@ -14,8 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// object is any object of Kubernetes. It keeps the fields that are unknown here, because a claim is
-// made again with all that it had.
+// object is any object of Kubernetes. It keeps the fields that this package does not know, because
+// a claim is created again with all its fields.
 type object map[string]any
 
 // at returns the value at a path, or nil.
@@ -34,6 +34,8 @@ func (o object) name() string               { return o.str("metadata", "name") }
 func (o object) uid() string                { return o.str("metadata", "uid") }
 func (o object) annotation(k string) string { return o.str("metadata", "annotations", k) }
 func (o object) deleting() bool             { return o.str("metadata", "deletionTimestamp") != "" }
+
+func (o object) policy() string { return o.str("spec", "persistentVolumeReclaimPolicy") }
 
 // list returns the objects in the list at a path.
 func (o object) list(path ...string) []object {
@@ -57,8 +59,8 @@ func (o object) controller() object {
 	return nil
 }
 
-// kinds maps the kinds that are changed, and those above a pod, to their resource, and to its path
-// in the API if the command deletes them. scales is "yes" for those that it scales.
+// kinds contains the kinds that the command changes, and the kinds of a pod's owners. path is the
+// path in the API of those that it deletes, and scales is "yes" for those that it scales.
 var kinds = map[string]struct{ resource, scales, path string }{
 	"PersistentVolume":      {persistentVolumes, "", ""},
 	"PersistentVolumeClaim": {claims, "", "/api/v1/namespaces/%s/persistentvolumeclaims/"},
@@ -143,8 +145,8 @@ func (r *run) patch(ctx context.Context, o object, change object, flags ...strin
 	return err
 }
 
-// createOwned creates a claim without those of its owners that are gone: Kubernetes would collect
-// it as garbage. flags are further flags of kubectl.
+// createOwned creates a claim without those of its owners that are gone: Kubernetes would delete it
+// as garbage. flags are further flags of kubectl.
 func (r *run) createOwned(ctx context.Context, o object, flags ...string) error {
 	meta, _ := o["metadata"].(object)
 	var owners []object
@@ -163,7 +165,7 @@ func (r *run) createOwned(ctx context.Context, o object, flags ...string) error 
 		case owner != nil && owner.uid() == ref.str("uid"):
 			owners = append(owners, ref)
 		default:
-			r.say("    note: the owner %s %s is gone, and the claim is made without it",
+			r.log("    note: the owner %s %s is gone, and the claim is made without it",
 				csierr.Plain(ref.str("kind")), csierr.Plain(ref.str("name")))
 		}
 	}
@@ -184,11 +186,11 @@ func (r *run) create(ctx context.Context, o object, flags ...string) error {
 	return err
 }
 
-// dryRun is the flag with which the API server only says whether it would make a change.
+// dryRun is the flag with which the API server only reports whether it would make a change.
 const dryRun = "--dry-run=server"
 
 // remove deletes exactly this object in the state in which it was read. kubectl delete has no such
-// condition, and would delete another one that has got the name meanwhile.
+// condition, and would delete another object that was created with the name since.
 func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 	if o.deleting() {
 		return nil
@@ -207,12 +209,21 @@ func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 	return err
 }
 
-func annotations(pairs map[string]any) object {
-	return object{"annotations": pairs}
+// annotate returns the patch that sets an annotation, or removes it if the value is nil, and that
+// changes fields of the spec.
+func annotate(key string, value any, spec object) object {
+	patch := object{"metadata": object{"annotations": map[string]any{key: value}}}
+	if spec != nil {
+		patch["spec"] = spec
+	}
+	return patch
 }
 
-// holders returns the pods that use a claim or will, or have used it: a deleted claim stays until
-// these are gone, too. users leaves out those that have ended.
+// withPolicy returns the field of a PersistentVolume's spec that sets its reclaim policy.
+func withPolicy(policy string) object { return object{"persistentVolumeReclaimPolicy": policy} }
+
+// holders returns the pods that name a claim: a deleted claim stays until they are gone. users
+// leaves out those that have ended.
 func holders(pods []object, claim string) []object {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod object) bool {
 		return !slices.ContainsFunc(pod.list("spec", "volumes"), func(v object) bool {
@@ -236,7 +247,7 @@ func names(objects []object) string {
 	return strings.Join(all, ", ")
 }
 
-// parseSize returns the bytes of a quantity of Kubernetes that is a disk's size, such as 200Gi.
+// parseSize returns the bytes of a Kubernetes quantity that is a disk's size, such as 200Gi.
 func parseSize(text string) (int64, error) {
 	n, err := parseQuantity(text)
 	if err != nil || n == 0 {
@@ -245,7 +256,7 @@ func parseSize(text string) (int64, error) {
 	return n, nil
 }
 
-// parseQuantity returns the bytes of a quantity of Kubernetes that is a whole number.
+// parseQuantity returns the bytes of a Kubernetes quantity that is a whole number.
 func parseQuantity(text string) (int64, error) {
 	digits := strings.TrimRight(text, "KMGTPEikmgtpe")
 	unit, known := map[string]int64{"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,

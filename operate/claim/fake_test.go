@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// errKilled is what every call returns once the command was killed.
+// errKilled is the error of every call of a command that was killed.
 var errKilled = errors.New("killed")
 
 // cluster is an API server behind kubectl, with the controllers and kubelets that a change depends
@@ -36,7 +36,8 @@ type cluster struct {
 	serial  int64
 	passes  int
 
-	// The provisioner makes a disk in so many passes, whether the claim is still there or not.
+	// slow is the number of passes that the provisioner needs for a disk, even if the claim is
+	// deleted meanwhile.
 	slow   int
 	making []*making
 
@@ -67,7 +68,7 @@ type making struct {
 	left                int // passes
 }
 
-// machine is an instance with a kubelet. It runs on when its Node is deleted.
+// machine is an instance with a kubelet. It continues to run if its Node is deleted.
 type machine struct {
 	name        string
 	off, silent bool            // it is stopped; its kubelet reaches no API server
@@ -203,7 +204,7 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 	return nil, err
 }
 
-// change does what a request asks for, if it is for the object that is there.
+// change applies a request unless its preconditions are violated.
 func (c *cluster) change(verb, resource, namespace, name string, body object) error {
 	o := c.named(kindOf(resource), namespace, name)
 	of := map[string]string{"patch": "metadata", "delete": "preconditions"}[verb]
@@ -230,7 +231,7 @@ func (c *cluster) change(verb, resource, namespace, name string, body object) er
 	return nil
 }
 
-// admit refuses what an API server or its webhooks refuse to create.
+// admit returns the error with which an API server or a webhook refuses to create an object.
 func (c *cluster) admit(o object) error {
 	if ns := o.str("metadata", "namespace"); ns != "" {
 		switch space := c.named("Namespace", "", ns); {
@@ -334,7 +335,8 @@ func (c *cluster) patch(o, change object) {
 	}
 }
 
-// mayChange records a change of what the user did not give to the command.
+// mayChange records a forbidden change: of an object that the command has not created, and that is
+// not part of the change that the user wants.
 func (c *cluster) mayChange(verb string, o object) {
 	made := c.own[o.uid()] && (verb != "delete" || o.name() != c.claim ||
 		o.str("status", "phase") != "Bound") // the user may have written to the new disk
@@ -356,7 +358,7 @@ func (c *cluster) create(o object) error {
 	return nil
 }
 
-// erase deletes an object. One whose deletion a controller completes is only marked.
+// erase deletes an object, or marks it for deletion if a controller has to complete that.
 func (c *cluster) erase(o object) {
 	c.touch(o, "2026-01-01T00:00:00Z", "metadata", "deletionTimestamp")
 	switch o.str("kind") {
@@ -395,7 +397,7 @@ func (c *cluster) pass() {
 	c.checkBytes()
 }
 
-// collect deletes what is in a deleted namespace, and objects whose owners are all gone.
+// collect deletes the objects in a deleted namespace, and those whose owners are all gone.
 func (c *cluster) collect() {
 	uids, rest := map[string]bool{}, map[string]bool{}
 	for _, o := range c.objects {
@@ -479,7 +481,7 @@ func (c *cluster) ready() []object {
 	})
 }
 
-// schedule gives a pod a node once its claim is bound. A pod without one waits for nothing.
+// schedule gives a pod a node once its claim is bound. A pod without a claim gets one at once.
 func (c *cluster) schedule(pod object) {
 	node := c.named("Node", "", pod.str("spec", "nodeName"))
 	switch claim, nodes := c.claimOf(pod, claimOfPod(pod)), c.ready(); {
@@ -669,7 +671,7 @@ func (c *cluster) bound(pv object) object {
 	return claim
 }
 
-// temporary reports whether a claim is one that the command only uses for the change.
+// temporary reports whether the command has created a claim for the time of the change only.
 func (c *cluster) temporary(claim object) bool {
 	return c.own[claim.uid()] && claim.name() != c.claim
 }
@@ -681,7 +683,7 @@ func (c *cluster) checkBytes() {
 	for _, pv := range c.of("PersistentVolume") {
 		claim := c.bound(pv)
 		if text, exists := c.disks[handleOf(pv)]; exists && (claim != nil && !c.temporary(claim) ||
-			pv.str("spec", "persistentVolumeReclaimPolicy") == "Retain") {
+			pv.policy() == "Retain") {
 			reachable = append(reachable, text+" ")
 		}
 	}
@@ -808,13 +810,13 @@ func (c *cluster) made(m *making) bool {
 	return true
 }
 
-// syncVolume releases a volume whose claim is gone, and deletes the disk of one that is not kept.
+// syncVolume releases a volume whose claim is gone, and deletes its disk unless it is retained.
 func (c *cluster) syncVolume(pv object) {
 	if pv.str("spec", "claimRef", "uid") == "" || c.bound(pv) != nil {
 		return
 	}
 	c.touch(pv, "Released", "status", "phase")
-	if pv.str("spec", "persistentVolumeReclaimPolicy") != "Delete" || slices.ContainsFunc(
+	if pv.policy() != "Delete" || slices.ContainsFunc(
 		c.of("VolumeAttachment"), func(va object) bool {
 			return va.str("spec", "source", "persistentVolumeName") == pv.name()
 		}) {
@@ -832,7 +834,7 @@ func (c *cluster) contentOf(shot object) object {
 	return c.named("VolumeSnapshotContent", "", shot.str("status", "boundVolumeSnapshotContentName"))
 }
 
-// taken returns what a snapshot holds.
+// taken returns the content of a snapshot.
 func (c *cluster) taken(name string) string {
 	return c.shots[c.contentOf(c.named("VolumeSnapshot", "db", name)).str("status", "snapshotHandle")]
 }

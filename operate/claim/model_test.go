@@ -20,7 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// history is one change among people, controllers and other runs that act between its requests.
+// history is a change of a claim, during which people, controllers and other runs of the command
+// act between its requests.
 type history struct {
 	c                         *cluster
 	rnd                       *rand.Rand
@@ -44,11 +45,11 @@ type history struct {
 	lastText       string
 }
 
-func (h *history) say(format string, args ...any) {
+func (h *history) log(format string, args ...any) {
 	h.lines = append(h.lines, fmt.Sprintf(format, args...))
 }
 
-// oneOf draws one of several things.
+// oneOf draws one of several values.
 func oneOf[T any](rnd *rand.Rand, all ...T) T { return all[rnd.IntN(len(all))] }
 
 // newHistory draws a cluster with a workload, and what may happen to it.
@@ -85,7 +86,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 	for range 1 + rnd.IntN(3) {
 		h.may = append(h.may, oneOf(rnd, names...))
 	}
-	h.say("seed %d: %s of the claim of a %s, with %v", seed, h.verb, h.kind, h.may)
+	h.log("seed %d: %s of the claim of a %s, with %v", seed, h.verb, h.kind, h.may)
 	h.c.before = h.between
 	return h
 }
@@ -170,13 +171,13 @@ func (h *history) deletePods() bool {
 	return h.podsOfClaim(func(pod object) { delete(h.c.objects, keyOf(pod)) })
 }
 
-// cutsOff keeps the kubelet of a node from the API server, and its containers running.
+// cutsOff separates the kubelet of a node from the API server. Its containers continue to run.
 func (h *history) cutsOff() bool { h.c.nodes["n1"].silent = true; return true }
 
-// userDeletes deletes a claim as a person does, who gives up its disk.
+// userDeletes deletes a claim as a person who gives up its disk.
 func (h *history) userDeletes(claim object) bool {
 	pv := h.c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
-	if pv.str("spec", "persistentVolumeReclaimPolicy") == "Delete" || h.next == "patch" {
+	if pv.policy() == "Delete" || h.next == "patch" {
 		// A patch that is under way has been decided on before the claim was deleted.
 		h.c.giveUp(handleOf(pv))
 	}
@@ -209,7 +210,7 @@ func resizes(size string) func(*history, object) error {
 
 func denies(_ *history, o object) error { return refused("Forbidden", "%s is denied", o.name()) }
 
-// actors do one thing between two requests, and report whether there was something to do.
+// actors contains what may happen between two requests. Each function reports whether it happened.
 var actors = map[string]func(h *history) bool{
 	"somebody starts the workload": (*history).start,
 	"somebody stops the workload":  (*history).stops,
@@ -340,11 +341,11 @@ var actors = map[string]func(h *history) bool{
 				}
 				return kubectl(ctx, stdin, args...)
 			}
-			h.say("      the other run ends: %v", Run(context.Background(), o, io.Discard))
+			h.log("      the other run ends: %v", Run(context.Background(), o, io.Discard))
 		}
 		next, stop := iter.Pull(requests)
 		h.second, h.stop = func() bool { _, more := next(); return more }, stop
-		h.say("    the other run is %s continue=%t undo=%t", o.Verb, o.Continue, o.Undo)
+		h.log("    the other run is %s continue=%t undo=%t", o.Verb, o.Continue, o.Undo)
 		return true
 	},
 }
@@ -368,7 +369,7 @@ func (h *history) foreignVolume(claim string) bool {
 	return true
 }
 
-// between is what happens before a request.
+// between makes something happen before a request.
 func (h *history) between(verb string) {
 	if h.busy {
 		return
@@ -394,7 +395,7 @@ func (h *history) between(verb string) {
 		if name := oneOf(h.rnd, h.may...); actors[name](h) {
 			h.left--
 			h.acts = append(h.acts, name)
-			h.say("  before a %s: %s", verb, name)
+			h.log("  before a %s: %s", verb, name)
 		}
 	}
 }
@@ -406,8 +407,9 @@ func (h *history) comesLate() {
 	do()
 }
 
-// excuse allows for a temporary claim that Kubernetes collects as garbage at once. Its disk may
-// come later, and stays if its class retains it. What others reserved for the claim goes with it.
+// excuse allows two effects of a temporary claim that Kubernetes deletes at once as garbage: its
+// disk may be made later, and is then retained if its class says so; and foreign volumes that are
+// reserved for it may be deleted with it.
 func (h *history) excuse() {
 	h.meddled = h.meddled || h.policy == "Retain"
 	for _, pv := range h.c.of("PersistentVolume") {
@@ -465,16 +467,16 @@ func (h *history) calls(dies int, how string) func(context.Context, []byte, ...s
 		n++
 		if dead = n == dies; dead {
 			h.kills++
-			h.say("    killed %s %s", how, what)
+			h.log("    killed %s %s", how, what)
 		}
 		act := func() error {
 			_, err := h.c.kubectl(ctx, stdin, args...)
-			h.say("    %s: %.90v", what, err)
+			h.log("    %s: %.90v", what, err)
 			return err
 		}
 		switch {
 		case dead && how == "while":
-			h.late = append(h.late, func() { h.say("    late:"); _ = act() })
+			h.late = append(h.late, func() { h.log("    late:"); _ = act() })
 			return nil, errKilled
 		case dead && how == "before":
 			return nil, errKilled
@@ -504,13 +506,13 @@ func (h *history) run(mode string) error {
 			delete(h.c.origin, p.str("handle")) // it stays, and is the user's
 		}
 	}
-	h.say("run: %s", mode)
+	h.log("run: %s", mode)
 	err := Run(context.Background(), o, io.Discard)
-	h.say("  ended: %v", err)
+	h.log("  ended: %v", err)
 	return err
 }
 
-// calm ends what disturbs, as people repair their cluster.
+// calm ends all disturbances, as people who repair their cluster do.
 func (h *history) calm() {
 	h.left, h.c.admits, h.c.quota, h.c.denied, h.killsLeft = 0, nil, 0, nil, 0
 	if h.second != nil {
@@ -532,7 +534,7 @@ func (h *history) calm() {
 	h.passes(60)
 }
 
-// follow does what an error asks for, and returns how to go on.
+// follow does what an error tells the user to do, and returns how to continue.
 func (h *history) follow(text, mode string) string {
 	says := func(words string) bool { return strings.Contains(text, words) }
 	switch current := h.current(); {
@@ -574,7 +576,7 @@ func (h *history) follow(text, mode string) string {
 	return mode
 }
 
-// play runs the command, and goes on as it says, to the end of the change.
+// play runs the command, and follows its errors until the change is complete or undone.
 func (h *history) play(mode string) error {
 	for try := 0; ; try++ {
 		err := h.run(mode)
@@ -654,8 +656,7 @@ func (h *history) end() error {
 	return h.nothingIsLeft(done)
 }
 
-// check compares the cluster with what has to be true at every step, and, if settled is set, with
-// what is true after a change.
+// check checks what must be true at every step and, if settled is set, after a change.
 func (h *history) check(settled bool) error {
 	c := h.c
 	if c.lost > 0 {
@@ -694,7 +695,7 @@ func (h *history) nothingIsLeft(done bool) error {
 		}
 		if pv := o; pv.str("kind") == "PersistentVolume" && pv.at("spec", "csi") != nil && !h.meddled &&
 			(c.bound(pv) == nil && (h.policy == "Delete" || c.own[c.origin[handleOf(pv)]]) ||
-				pv.str("spec", "persistentVolumeReclaimPolicy") != h.policy) {
+				pv.policy() != h.policy) {
 			return fmt.Errorf("left: %s, with the policy %s, bound to %v", key, pv.str("spec",
 				"persistentVolumeReclaimPolicy"), c.bound(pv).name())
 		}

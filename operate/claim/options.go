@@ -30,7 +30,7 @@ type Options struct {
 
 	// Kubectl runs kubectl.
 	Kubectl func(ctx context.Context, stdin []byte, args ...string) ([]byte, error)
-	// Poll is the time between two looks at the cluster; zero means a second.
+	// Poll is the time between two reads of the cluster; zero means a second.
 	Poll time.Duration
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -13,18 +14,18 @@ import (
 
 // The annotations that record a change.
 const (
-	// planKey has the plan, on the earlier PersistentVolume, and the id of the run that works on it,
-	// on the earlier claim.
+	// planKey contains the plan, on the earlier PersistentVolume, and the id of the run that works on
+	// it, on the earlier claim.
 	planKey = "csi.oxide.computer/claim-plan"
 	// changeKey names the change, on all that it makes and on the workload that it stops.
 	changeKey = "csi.oxide.computer/claim-change"
 	// replacesKey names the earlier PersistentVolume, on the new one.
 	replacesKey = "csi.oxide.computer/claim-replaces"
-	// earlierKey has the handles of the earlier volumes, on the new claim.
+	// earlierKey contains the handles of the earlier volumes, on the new claim.
 	earlierKey = "csi.oxide.computer/claim-earlier-volumes"
 )
 
-// plan is all that a change needs to know and cannot read from the objects any more.
+// plan is what a change needs to know and can no longer read from the objects.
 type plan struct {
 	Verb      string `json:"verb"`
 	Namespace string `json:"namespace"`
@@ -51,10 +52,10 @@ type plan struct {
 	Shot             shot   `json:"shot"`
 	Owner            owner  `json:"owner"`
 
-	// Nodes has the UIDs of the nodes that had the disk when the change began.
+	// Nodes contains the UIDs of the nodes that had the disk when the change began.
 	Nodes map[string]string `json:"nodes,omitempty"`
-	// Seen has the last report of each node that had the disk when no pod used the claim any more,
-	// and Unmounted says that each of them has reported since that it has unmounted it.
+	// Seen contains the last report of each node that had the disk when no pod used the claim any
+	// more. Unmounted means that each of these nodes has reported since that the disk is unmounted.
 	Seen      map[string]string `json:"seen,omitempty"`
 	Unmounted bool              `json:"unmounted,omitempty"`
 
@@ -68,8 +69,8 @@ type plan struct {
 	Finished bool `json:"finished,omitempty"`
 }
 
-// shot is the snapshot of which the new disk is made. All but the name of one that the change takes
-// is known when it is ready.
+// shot is the snapshot of which the new disk is made. If the change takes the snapshot, only its
+// name is known until it is ready.
 type shot struct {
 	Name       string `json:"name"`
 	UID        string `json:"uid,omitempty"`
@@ -120,8 +121,8 @@ func (p plan) earlier() []string {
 		func(h string) bool { return h == "" })
 }
 
-// planOf returns the plan on a PersistentVolume, or nil. What others may have written there counts
-// for the claim that the volume had only, and names nothing that the command does not know.
+// planOf returns the plan on a PersistentVolume, or nil. Others may have written it, so it is an
+// error unless it is for the claim that the volume had, and names only what the command may use.
 func planOf(pv object) (*plan, error) {
 	text := pv.annotation(planKey)
 	if text == "" {
@@ -178,11 +179,7 @@ func (r *run) save(ctx context.Context, pv object, p plan, spec object) error {
 	if err != nil {
 		return err
 	}
-	change := object{"metadata": annotations(map[string]any{planKey: string(text)})}
-	if spec != nil {
-		change["spec"] = spec
-	}
-	return r.patch(ctx, pv, change)
+	return r.patch(ctx, pv, annotate(planKey, string(text), spec))
 }
 
 // bindingKeys are the annotations that Kubernetes sets when it binds a claim, and planKey.
@@ -209,9 +206,7 @@ func (p plan) again(spec object, more map[string]any) object {
 			kept[key] = value
 		}
 	}
-	for key, value := range more {
-		kept[key] = value
-	}
+	maps.Copy(kept, more)
 	meta["annotations"] = kept
 	return object{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
 }
@@ -225,9 +220,7 @@ func (p plan) newClaim(pv string) object {
 // own returns a claim of the command's own.
 func (p plan) own(name string, spec object, more map[string]any) object {
 	marks := map[string]any{changeKey: p.mark()}
-	for key, value := range more {
-		marks[key] = value
-	}
+	maps.Copy(marks, more)
 	return object{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": spec,
 		"metadata": object{"name": name, "namespace": p.Namespace, "annotations": marks}}
 }
@@ -240,9 +233,7 @@ func (p plan) spec(size string, more object) object {
 			s[key] = value
 		}
 	}
-	for key, value := range more {
-		s[key] = value
-	}
+	maps.Copy(s, more)
 	return s
 }
 
@@ -256,7 +247,9 @@ func (p plan) temporaryClaim() object {
 	if p.Node != "" {
 		more[selectedNode] = p.Node
 	}
-	return p.own(p.temporary(), p.spec(p.Size, object{"dataSource": p.source()}), more)
+	source := object{"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot",
+		"name": p.Shot.Name}
+	return p.own(p.temporary(), p.spec(p.Size, object{"dataSource": source}), more)
 }
 
 // ownSnapshot returns the snapshot that the change takes of the earlier disk.
@@ -268,12 +261,8 @@ func (p plan) ownSnapshot() object {
 			"source": object{"persistentVolumeClaimName": p.kept()}}}
 }
 
-func (p plan) source() object {
-	return object{"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": p.Shot.Name}
-}
-
-// ownedBy makes an object one that Kubernetes collects when the owner is gone, so that nothing is
-// left of a request that comes after the change was undone.
+// ownedBy gives an object an owner, so that Kubernetes deletes the object with its owner, even if
+// the request that creates it arrives after the change was undone.
 func ownedBy(o, owner object) object {
 	meta, _ := o["metadata"].(object)
 	meta["ownerReferences"] = []any{object{"apiVersion": "v1", "kind": owner.str("kind"),

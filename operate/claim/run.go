@@ -11,7 +11,7 @@
 // done, so the command may be killed anywhere and repeated. The plan is an annotation of the
 // earlier PersistentVolume, which is kept until somebody forgets it. Whatever is changed is named
 // with its UID and its resource version, so a request of a run that was taken over changes nothing.
-// Everything is done by the user's kubectl, with the user's rights.
+// The command runs the user's kubectl, with the user's rights.
 package claim
 
 import (
@@ -44,7 +44,7 @@ func (r *run) note(format string, args ...any) {
 	r.notes = append(r.notes, fmt.Sprintf(format, args...))
 }
 
-func (r *run) say(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format+"\n", args...) }
+func (r *run) log(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format+"\n", args...) }
 
 func newID() string {
 	id := make([]byte, 4)
@@ -68,12 +68,12 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 	path := o.Namespace + "/" + o.Claim
 	switch {
 	case o.Verb == Forget && p == nil:
-		r.say("nothing is kept of an earlier disk of %s", path)
+		r.log("nothing is kept of an earlier disk of %s", path)
 		return nil
 	case o.Verb == Forget:
 		return r.forget(ctx, pv, *p)
 	case p == nil && (o.Continue || o.Undo):
-		r.say("no change of %s is under way", path)
+		r.log("no change of %s is under way", path)
 		return nil
 	case p == nil:
 		return r.begin(ctx)
@@ -89,7 +89,7 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 	return r.resume(ctx, pv, *p)
 }
 
-// sweep deletes claims that a request of an ended change made late. They are bound to nothing.
+// sweep deletes unbound claims that requests of an earlier change created after its end.
 func (r *run) sweep(ctx context.Context, p *plan) error {
 	all, err := r.all(ctx, claims, r.Namespace)
 	if err != nil {
@@ -102,7 +102,7 @@ func (r *run) sweep(ctx context.Context, p *plan) error {
 			c.str("status", "phase") == "Bound" || c.deleting() || r.DryRun {
 			continue
 		}
-		r.say("PersistentVolumeClaim %s is left of an earlier change, and holds nothing: delete it",
+		r.log("PersistentVolumeClaim %s is left of an earlier change, and holds nothing: delete it",
 			c.name())
 		if err := r.remove(ctx, c); err != nil {
 			return err
@@ -123,7 +123,7 @@ func (r *run) begin(ctx context.Context) error {
 		return nil
 	}
 	r.old = old.name()
-	if err := r.save(ctx, old, p, object{"persistentVolumeReclaimPolicy": "Retain"}); err != nil {
+	if err := r.save(ctx, old, p, withPolicy("Retain")); err != nil {
 		return fmt.Errorf("the plan could not be recorded: %w. Nothing has been changed if the API "+
 			"server has refused it; else repeat the command with --undo first", err)
 	}
@@ -134,7 +134,7 @@ func (r *run) begin(ctx context.Context) error {
 func (r *run) resume(ctx context.Context, pv object, p plan) error {
 	r.old = pv.name()
 	r.id, p.Run = p.Run, r.id // look accepts the earlier run's plan
-	v, err := r.look(ctx)
+	v, err := r.observe(ctx)
 	if err != nil {
 		return err
 	}
@@ -189,11 +189,11 @@ func (v view) byHand() string {
 	return fmt.Sprintf("To go back to it by hand, delete the PersistentVolumeClaims %s and %s/%s if "+
 		"they exist, remove the uid from the claimRef of %s and put the name %[5]s there, make the "+
 		"claim again with volumeName %[4]s, and remove the annotation %[6]s from %[4]s", p.path(),
-		p.Namespace,
-		p.kept(), p.Old, p.Claim, planKey)
+		p.Namespace, p.kept(), p.Old, p.Claim, planKey)
 }
 
-// planless says what is left when somebody has removed the plan, or its PersistentVolume.
+// planless returns an error that describes what is left after somebody has removed the plan, or its
+// PersistentVolume.
 func (r *run) planless() error {
 	text := fmt.Sprintf("the plan on PersistentVolume %s is gone", r.old)
 	if p := r.last; p != nil {
@@ -205,22 +205,22 @@ func (r *run) planless() error {
 	return errors.New(text)
 }
 
-// describe says what a change means as a whole.
+// describe prints what a change means as a whole.
 func (r *run) describe(p plan) {
-	r.say("%s of PersistentVolumeClaim %s: from %s to %s", p.Verb, p.path(), p.OldSize, p.Size)
+	r.log("%s of PersistentVolumeClaim %s: from %s to %s", p.Verb, p.path(), p.OldSize, p.Size)
 	_, peak := p.peak()
-	r.say("The rack's quota needs room for %s beside what is used, until claim forget. %s The "+
+	r.log("The rack's quota needs room for %s beside what is used, until claim forget. %s The "+
 		"namespace's quota needs room for another claim of %s until the end.", peak, r.quota, p.Size)
-	r.say("The workload is stopped from the step stop to the step start. The rack copies nothing " +
+	r.log("The workload is stopped from the step stop to the step start. The rack copies nothing " +
 		"for a snapshot or a new disk, so this takes as long as stop, unmount, attach and mount: about " +
 		"a minute, and a stop of the node more on a rack without hot-plug.")
 	if p.Owner.Kind == "StatefulSet" {
-		r.say("note: the volumeClaimTemplates of %s keep their size: a replica that is added later "+
+		r.log("note: the volumeClaimTemplates of %s keep their size: a replica that is added later "+
 			"gets a disk of that size. To change it, delete the StatefulSet with --cascade=orphan and "+
 			"apply it with the new size.", p.Owner)
 	}
 	for _, n := range r.notes {
-		r.say("note: %s", n)
+		r.log("note: %s", n)
 	}
 }
 
@@ -231,11 +231,11 @@ func (r *run) show(v view) {
 		if v.old != nil && s.done(v) {
 			state = " [done]"
 		}
-		r.say("%d/%d %s: %s%s", i+1, len(steps), s.name, s.says(*v.plan), state)
+		r.log("%d/%d %s: %s%s", i+1, len(steps), s.name, s.describe(*v.plan), state)
 	}
 }
 
-// forward makes the steps that have not been done.
+// forward takes the steps that have not been done.
 func (r *run) forward(ctx context.Context) error {
 	for i, s := range steps {
 		title := fmt.Sprintf("%d/%d %s: ", i+1, len(steps), s.name)
@@ -243,7 +243,7 @@ func (r *run) forward(ctx context.Context) error {
 			return fmt.Errorf("step %s: %w", s.name, err)
 		}
 	}
-	r.say("%s/%s has its new disk. The earlier one is kept in PersistentVolume %s. When all is "+
+	r.log("%s/%s has its new disk. The earlier one is kept in PersistentVolume %s. When all is "+
 		"well, end that: oxide-csi-plugin claim forget %[1]s/%[2]s", r.Namespace, r.Claim, r.old)
 	return nil
 }
@@ -255,22 +255,22 @@ func (r *run) backward(ctx context.Context) error {
 			return fmt.Errorf("undo %s: %w", s.name, err)
 		}
 	}
-	r.say("%s/%s is as it was.", r.Namespace, r.Claim)
+	r.log("%s/%s is as it was.", r.Namespace, r.Claim)
 	return nil
 }
 
-// attempts is how often in a row a change is tried that fails because a controller of Kubernetes
-// has changed the object at the same time, and a look that fails.
+// attempts is how many requests in a row may fail, for example because a controller of Kubernetes
+// changes the object at the same time.
 const attempts = 5
 
-// until makes a step until it is done, or, if it ends the change, until there is no plan any more.
-// The timeout is that of the waiting: it cuts off no request.
+// until repeats a step until it is done, or, if the step ends the change, until there is no plan
+// any more. The timeout limits the time between requests, and interrupts none.
 func (r *run) until(ctx context.Context, title string, s step, ends bool) error {
 	late := time.After(r.Timeout)
 	said, failed, announced := "", 0, false
 	for {
 		waits := ""
-		v, err := r.look(ctx)
+		v, err := r.observe(ctx)
 		switch {
 		case err != nil && v.plan != nil && v.plan.Run != r.id: // another run has taken over
 			return err
@@ -285,7 +285,7 @@ func (r *run) until(ctx context.Context, title string, s step, ends bool) error 
 			return nil
 		default:
 			if !announced {
-				r.say("%s%s", title, s.says(*v.plan))
+				r.log("%s%s", title, s.describe(*v.plan))
 			}
 			announced = true
 			waits, err = s.do(r, ctx, v)
@@ -296,7 +296,7 @@ func (r *run) until(ctx context.Context, title string, s step, ends bool) error 
 			return v.wayOn(err)
 		}
 		if waits != "" && waits != said {
-			r.say("    waits for %s", waits)
+			r.log("    waits for %s", waits)
 			said = waits
 		}
 		select {
@@ -312,7 +312,7 @@ func (r *run) until(ctx context.Context, title string, s step, ends bool) error 
 	}
 }
 
-// wayOn adds to an error with which options the command goes on, unless it says so.
+// wayOn adds to an error the options with which to repeat the command, unless the error names them.
 func (v view) wayOn(err error) error {
 	how := "--continue, or with --undo"
 	switch {
@@ -327,14 +327,14 @@ func (v view) wayOn(err error) error {
 	return fmt.Errorf("%w; repeat the command with %s", err, how)
 }
 
-// forget ends a change: what was kept of the earlier disk goes the way of its reclaim policy.
+// forget ends a change: the earlier PersistentVolume gets its reclaim policy back.
 func (r *run) forget(ctx context.Context, pv object, p plan) error {
 	if !p.Finished {
 		return fmt.Errorf("the change of %s is not complete: repeat %s with --continue or --undo",
 			p.path(), p.Verb)
 	}
 	r.old, r.id = pv.name(), p.Run
-	v, err := r.look(ctx)
+	v, err := r.observe(ctx)
 	if err == nil {
 		err = v.forgettable()
 	}
@@ -345,18 +345,17 @@ func (r *run) forget(ctx context.Context, pv object, p plan) error {
 	if p.Policy == "Delete" {
 		what += ", and is deleted with its disk " + p.Handle
 	}
-	r.say("%s", what)
+	r.log("%s", what)
 	if r.DryRun {
 		return nil
 	}
-	return r.until(ctx, "", step{says: func(plan) string { return "forget" }, done: never,
+	return r.until(ctx, "", step{describe: func(plan) string { return "forget" }, done: never,
 		do: func(r *run, ctx context.Context, v view) (string, error) {
 			if err := v.forgettable(); err != nil {
 				return "", err
 			}
 			if v.fresh.annotation(replacesKey) != "" {
-				return "", r.patch(ctx, v.fresh,
-					object{"metadata": annotations(map[string]any{replacesKey: nil})})
+				return "", r.patch(ctx, v.fresh, annotate(replacesKey, nil, nil))
 			}
 			return "", r.unrecord(ctx, v, v.plan.Policy)
 		}}, true)

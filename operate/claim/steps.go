@@ -11,17 +11,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// step is one step of a change or of its undoing. do looks at the state and makes at most one
-// change towards done; it is called again with the state after it. If there is nothing to do but to
-// wait, it returns what for.
+// step is a step of a change, or of undoing it. do makes at most one request towards the state in
+// which done returns true; it is called again with the state after it. If it has to wait, it
+// returns what it waits for.
 type step struct {
-	name string
-	says func(p plan) string
-	done func(v view) bool
-	do   func(r *run, ctx context.Context, v view) (waits string, err error)
+	name     string
+	describe func(p plan) string
+	done     func(v view) bool
+	do       func(r *run, ctx context.Context, v view) (waits string, err error)
 }
 
-// never is for what ends with the plan itself.
+// never is done for steps that end with the removal of the plan.
 func never(view) bool { return false }
 
 // steps are the steps of a change, in their order.
@@ -31,7 +31,7 @@ var steps = []step{
 			"reclaim policy Retain (now %s), and mark the claim", p.Old, p.OldSize, p.Handle, p.Policy)
 	}, func(v view) bool { return !v.original() || v.claim.annotation(planKey) == v.plan.Run },
 		(*run).mark},
-	{"stop", saysStop, func(v view) bool {
+	{"stop", describeStop, func(v view) bool {
 		return !v.original() || v.claim.deleting() || v.stopped() && len(v.users) == 0
 	}, (*run).stop},
 	{"unclaim", func(p plan) string {
@@ -81,11 +81,11 @@ var steps = []step{
 	}, func(v view) bool { return v.plan.Finished }, (*run).start},
 }
 
-// undoing are the steps of going back. The workload is started as soon as it has its claim: it need
-// not wait until the rack has deleted the new disk and the snapshot.
+// undoing contains the steps that undo a change. The workload is started as soon as it has its
+// claim: it need not wait until the rack has deleted the new disk and the snapshot.
 var undoing = []step{
-	// A run that was killed may still have a request under way. It has read the claim and the owner
-	// before they were marked here, so the API server refuses it.
+	// A request of a killed run may arrive later. That run read the claim and the owner before they
+	// are marked here, so the API server refuses the request.
 	{"record", func(plan) string { return "take the change over" }, func(v view) bool {
 		mark := v.owner.annotation(changeKey)
 		return steps[0].done(v) && (v.owner == nil || mark == v.plan.stopMark() ||
@@ -96,7 +96,7 @@ var undoing = []step{
 	{"hand", func(p plan) string {
 		return fmt.Sprintf("make PersistentVolumeClaim %s again for the earlier disk", p.Claim)
 	}, func(v view) bool {
-		return v.homeless || v.again() && !v.claim.deleting() && v.bound(v.claim, v.old)
+		return v.namespaceGone || v.again() && !v.claim.deleting() && v.bound(v.claim, v.old)
 	}, (*run).restore},
 	{"start", func(p plan) string { return "start what was stopped" },
 		func(v view) bool { return !v.own(v.owner) }, (*run).scaleUp},
@@ -119,11 +119,9 @@ func (v view) own(o object) bool {
 	return strings.HasPrefix(o.annotation(changeKey)+" ", v.plan.mark()+" ")
 }
 
-// runMark is the value of changeKey on what a request of an earlier run may still change. It tells
-// the runs apart.
-func (p plan) runMark() string { return p.mark() + " " + p.Run }
-
-// stopMark is that value on an owner that the change has stopped.
+// runMark is the value of changeKey on an object that a request of an earlier run may still change:
+// it distinguishes the runs. stopMark is the value on an owner that the change has stopped.
+func (p plan) runMark() string  { return p.mark() + " " + p.Run }
 func (p plan) stopMark() string { return p.runMark() + " stopped" }
 
 // stopped reports whether the owner has the scale that stop gives it, or a person has to stop it.
@@ -132,15 +130,14 @@ func (v view) stopped() bool {
 		v.owner.num("spec", "replicas") <= v.plan.Owner.Target
 }
 
-// reserve returns the part of a PersistentVolume's spec that reserves it for a claim: one that is
-// to be made, if it has no uid.
+// reserve returns the field of a PersistentVolume's spec that reserves it for a claim. Without a
+// uid, the claim may be one that does not exist yet.
 func reserve(claim string, uid any) object {
 	return object{"claimRef": object{"name": claim, "uid": uid, "resourceVersion": nil}}
 }
 
 func (r *run) mark(ctx context.Context, v view) (string, error) {
-	return "", r.patch(ctx, v.claim, object{
-		"metadata": annotations(map[string]any{planKey: v.plan.Run})})
+	return "", r.patch(ctx, v.claim, annotate(planKey, v.plan.Run, nil))
 }
 
 // takeOver marks the claim and the owner for the run.
@@ -156,10 +153,10 @@ func (r *run) takeOver(ctx context.Context, v view) (string, error) {
 	if v.own(v.owner) && strings.HasSuffix(v.owner.annotation(changeKey), " stopped") {
 		mark = v.plan.stopMark()
 	}
-	return "", r.patch(ctx, v.owner, object{"metadata": annotations(map[string]any{changeKey: mark})})
+	return "", r.patch(ctx, v.owner, annotate(changeKey, mark, nil))
 }
 
-func saysStop(p plan) string {
+func describeStop(p plan) string {
 	then := ", and wait until its pods have ended"
 	switch {
 	case p.Owner.Kind == "":
@@ -173,10 +170,9 @@ func saysStop(p plan) string {
 	return fmt.Sprintf("scale %s from %d to %d%s", p.Owner, p.Owner.Replicas, p.Owner.Target, then)
 }
 
-// scaled returns the change that gives the owner a scale, and the change's mark or nil.
+// scaled returns the patch that scales the owner, and sets the mark of the change or removes it.
 func scaled(replicas int64, mark any) object {
-	return object{"metadata": annotations(map[string]any{changeKey: mark}),
-		"spec": object{"replicas": replicas}}
+	return annotate(changeKey, mark, object{"replicas": replicas})
 }
 
 func (r *run) stop(ctx context.Context, v view) (string, error) {
@@ -202,7 +198,8 @@ func (r *run) scaleUp(ctx context.Context, v view) (string, error) {
 	return "", r.patch(ctx, v.owner, scaled(replicas, nil))
 }
 
-// release deletes a claim whose disk stays. The same look shows that its PersistentVolume keeps it.
+// release deletes a claim whose disk stays: the PersistentVolume, as it was read with the claim,
+// retains it.
 func (r *run) release(ctx context.Context, v view, claim, pv object) (string, error) {
 	switch {
 	case pv.deleting():
@@ -210,8 +207,8 @@ func (r *run) release(ctx context.Context, v view, claim, pv object) (string, er
 			"is bound to it; its disk %s would be on the rack alone. Copy what you need from it by a pod "+
 			"with PersistentVolumeClaim %s; when it may go, delete that claim by hand", pv.name(),
 			pv.str("spec", "csi", "volumeHandle"), claim.name())
-	case pv.str("spec", "persistentVolumeReclaimPolicy") != "Retain":
-		return "", r.patch(ctx, pv, object{"spec": object{"persistentVolumeReclaimPolicy": "Retain"}})
+	case pv.policy() != "Retain":
+		return "", r.patch(ctx, pv, object{"spec": withPolicy("Retain")})
 	}
 	return v.end(claim), r.remove(ctx, claim)
 }
@@ -219,8 +216,8 @@ func (r *run) release(ctx context.Context, v view, claim, pv object) (string, er
 func (r *run) keep(ctx context.Context, v view) (string, error) {
 	p, uid := v.plan, v.old.str("spec", "claimRef", "uid")
 	switch {
-	case v.stranger() != nil:
-		return "", v.stranger()
+	case v.otherClaim() != nil:
+		return "", v.otherClaim()
 	case v.old.str("spec", "claimRef", "name") != p.kept() || uid != "" && uid != v.kept.uid():
 		return "", r.patch(ctx, v.old, object{"spec": reserve(p.kept(), nil)})
 	case v.kept == nil:
@@ -229,11 +226,11 @@ func (r *run) keep(ctx context.Context, v view) (string, error) {
 	return "PersistentVolumeClaim " + p.kept() + " to be bound", nil
 }
 
-// unmounted asks each node that has the disk. The kubelet lists a volume in its status before it
-// mounts it, and until it has unmounted it, so a status that it has written since no pod used the
-// claim tells. A disk that is unmounted and still attached is complete, and need not be detached: a
-// rack without hot-plug stops the node for that. A node that does not report tells nothing: its
-// instance may run on, until the disk is detached.
+// unmounted reads the status of each node that has the disk. A kubelet lists a volume there from
+// before the mount until after the unmount, so the first status that it writes after the last pod
+// has ended is reliable. The disk may stay attached: an unmounted disk is complete, and a rack
+// without hot-plug would stop the node to detach it. If a node does not report, its instance may
+// still write, so the disk has to be detached.
 func (r *run) unmounted(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if err := v.guard(); err != nil {
@@ -278,7 +275,7 @@ func (r *run) unmounted(ctx context.Context, v view) (string, error) {
 	return waits, r.save(ctx, v.old, p, nil)
 }
 
-// report returns whether a node is ready, and when it said so last, by its own clock.
+// report returns whether a node is ready, and the time of its last heartbeat by its own clock.
 func (o object) report() (ready bool, at string) {
 	for _, c := range o.list("status", "conditions") {
 		if c.str("type") == "Ready" {
@@ -318,7 +315,8 @@ func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// shotOf reads what a snapshot that is ready is of, and checks that it is of one of the disks.
+// shotOf reads the content of a snapshot that is ready, and checks that it was taken of one of the
+// disks.
 func (r *run) shotOf(ctx context.Context, o object, of []string) (shot, error) {
 	content, err := r.get(ctx, snapshotContents, "", o.str("status", "boundVolumeSnapshotContentName"))
 	if err == nil {
@@ -355,7 +353,8 @@ func (r *run) makeDisk(ctx context.Context, v view) (string, error) {
 	return r.awaitDisk(ctx, v)
 }
 
-// askForDisk makes the temporary claim. What it refers to by name is what the plan has.
+// askForDisk creates the temporary claim, after it has checked that the names in the claim still
+// refer to the objects of the plan.
 func (r *run) askForDisk(ctx context.Context, v view) error {
 	p := v.plan
 	class, err := r.get(ctx, storageClasses, "", p.Manifest.str("spec", "storageClassName"))
@@ -392,11 +391,10 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 			return "", refused
 		}
 		r.asked, r.before = true, event
-		return "", r.patch(ctx, v.temporary, object{
-			"metadata": annotations(map[string]any{selectedNode: p.Node})})
+		return "", r.patch(ctx, v.temporary, annotate(selectedNode, p.Node, nil))
 	}
-	// Without a topology, or if the class waits for no pod, the provisioner tries again itself. The
-	// workload is stopped, so a person has to know.
+	// Without a topology, or if the class waits for no pod, the provisioner tries again itself. It is
+	// still reported, because the workload is stopped.
 	if !r.asked {
 		r.asked, r.before = true, event
 	} else if event != r.before && strings.Contains(why, string(csierr.RackFull)+":") {
@@ -408,8 +406,8 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	return "the new disk" + why, nil
 }
 
-// refusal returns the last message of the provisioner about the temporary claim, or "", and which
-// event has it.
+// refusal returns the last message of the provisioner about the temporary claim, or "", and what
+// identifies its event.
 func (r *run) refusal(ctx context.Context, p plan) (why, event string, err error) {
 	events, err := r.all(ctx, "events", p.Namespace, "--field-selector=type=Warning,"+
 		"involvedObject.kind=PersistentVolumeClaim,involvedObject.name="+p.temporary())
@@ -438,16 +436,14 @@ func (r *run) handOver(ctx context.Context, v view) (string, error) {
 	}
 	switch {
 	case v.fresh.annotation(replacesKey) == "" ||
-		v.fresh.str("spec", "persistentVolumeReclaimPolicy") != "Retain":
-		return "", r.patch(ctx, v.fresh, object{
-			"metadata": annotations(map[string]any{replacesKey: p.Old}),
-			"spec":     object{"persistentVolumeReclaimPolicy": "Retain"}})
+		v.fresh.policy() != "Retain":
+		return "", r.patch(ctx, v.fresh, annotate(replacesKey, p.Old, withPolicy("Retain")))
 	case v.temporary != nil:
 		return r.release(ctx, v, v.temporary, v.fresh)
 	case !p.Handed:
 		p.Handed = true
 		return "", r.save(ctx, v.old, p, nil)
-	case v.homeless:
+	case v.namespaceGone:
 		return "", fmt.Errorf("the namespace %s is gone. %s", p.Namespace, v.byHand())
 	case v.claim.deleting():
 		return v.end(v.claim), nil // PersistentVolume New keeps the reclaim policy Retain
@@ -472,9 +468,8 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	case p.Owner.Kind != "" && !v.mounted():
 		return "a pod of " + p.Owner.String() + " to run with the new disk" +
 			strings.TrimSuffix(", now "+names(v.users), ", now "), nil
-	case v.fresh.str("spec", "persistentVolumeReclaimPolicy") != p.Policy:
-		return "", r.patch(ctx, v.fresh, object{
-			"spec": object{"persistentVolumeReclaimPolicy": p.Policy}})
+	case v.fresh.policy() != p.Policy:
+		return "", r.patch(ctx, v.fresh, object{"spec": withPolicy(p.Policy)})
 	case v.kept != nil: // Kubernetes collects the snapshot after it
 		return r.release(ctx, v, v.kept, v.old)
 	case v.shot != nil && v.own(v.shot):
@@ -496,14 +491,13 @@ func (v view) unreserved(pv object) bool {
 	return pv.str("spec", "claimRef", "name") != v.plan.Claim || uid != "" && uid != v.claim.uid()
 }
 
-// takeBack takes the new disk out of the reach of a claim that a request under way may still make
-// for it. From then on it cannot have been bound to one.
+// takeBack reserves the new disk for the temporary claim, so that it cannot be bound to a claim
+// that a late request may still create.
 func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if !v.fenced() {
-		return "", r.patch(ctx, v.fresh, object{
-			"metadata": annotations(map[string]any{changeKey: p.runMark()}),
-			"spec":     reserve(p.temporary(), p.TemporaryUID)})
+		return "", r.patch(ctx, v.fresh, annotate(changeKey, p.runMark(),
+			reserve(p.temporary(), p.TemporaryUID)))
 	}
 	p.Handed = false
 	return "", r.save(ctx, v.old, p, nil)
@@ -513,11 +507,11 @@ func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 func (r *run) restore(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	switch {
-	case v.stranger() != nil:
-		return "", v.stranger()
+	case v.otherClaim() != nil:
+		return "", v.otherClaim()
 	case v.claim.deleting():
 		return v.end(v.claim), nil
-	case v.claim != nil && v.unborn():
+	case v.claim != nil && v.neverBound():
 		return v.end(v.claim), r.remove(ctx, v.claim)
 	case v.temporary != nil:
 		return r.removeTemporary(ctx, v)
@@ -536,7 +530,7 @@ func (r *run) restore(ctx context.Context, v view) (string, error) {
 
 // removeTemporary deletes the temporary claim, and with it the new disk, which nobody has written.
 func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
-	p, policy := *v.plan, v.fresh.str("spec", "persistentVolumeReclaimPolicy")
+	p, policy := *v.plan, v.fresh.policy()
 	switch {
 	case p.TemporaryUID == "" || p.TemporaryUID != v.temporary.uid() && p.New == "":
 		p.TemporaryUID = v.temporary.uid() // a disk that comes later is found by it
@@ -546,13 +540,13 @@ func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
 			"would be deleted with it: give it the reclaim policy Retain, and repeat the command",
 			v.fresh.name(), p.temporary())
 	case v.fresh == nil && p.Retains:
-		r.say("    note: the provisioner may still make PersistentVolume %s, and its class retains it: "+
+		r.log("    note: the provisioner may still make PersistentVolume %s, and its class retains it: "+
 			"if it comes, give it the reclaim policy Delete", volumeOf(p.TemporaryUID))
 	}
 	return v.end(v.temporary), r.remove(ctx, v.temporary)
 }
 
-// clean deletes what the change has made, when the claim has its earlier disk again.
+// clean deletes what the change has created, after the claim has got its earlier disk back.
 func (r *run) clean(ctx context.Context, v view) (string, error) {
 	switch {
 	case v.temporary != nil:
@@ -566,33 +560,31 @@ func (r *run) clean(ctx context.Context, v view) (string, error) {
 	case !v.madeFor():
 		return "", fmt.Errorf("PersistentVolume %s was not made by this change, and is left alone: "+
 			"look at it, and repeat the command when it is gone", v.fresh.name())
-	case v.fresh.str("spec", "persistentVolumeReclaimPolicy") != "Delete":
-		return "", r.patch(ctx, v.fresh, object{
-			"spec": object{"persistentVolumeReclaimPolicy": "Delete"}})
+	case v.fresh.policy() != "Delete":
+		return "", r.patch(ctx, v.fresh, object{"spec": withPolicy("Delete")})
 	}
 	return "the end of PersistentVolume " + v.fresh.name(), nil
 }
 
-// endUndoing removes the plan. If there is no claim to have the disk, it is kept.
+// endUndoing removes the plan. If the namespace of the claim is gone, the disk is retained.
 func (r *run) endUndoing(ctx context.Context, v view) (string, error) {
 	p := v.plan
 	switch {
-	case v.homeless:
-		r.say("the namespace %s is gone; PersistentVolume %s has the disk %s, and keeps the reclaim "+
+	case v.namespaceGone:
+		r.log("the namespace %s is gone; PersistentVolume %s has the disk %s, and keeps the reclaim "+
 			"policy Retain", p.Namespace, p.Old, p.Handle)
-		return "", r.patch(ctx, v.old, object{"metadata": annotations(map[string]any{planKey: nil}),
-			"spec": reserve(p.Claim, p.ClaimUID)}) // for nobody
+		return "", r.patch(ctx, v.old, annotate(planKey, nil,
+			reserve(p.Claim, p.ClaimUID))) // no claim has this UID any more
 	case v.claim.deleting() || !v.bound(v.claim, v.old):
 		return "", fmt.Errorf("PersistentVolumeClaim %s is being deleted, or is gone; its disk is kept. "+
 			"Repeat the command with --undo, which makes it again after %s", p.path(), v.end(v.claim))
 	case v.claim.annotation(planKey) != "":
-		return "", r.patch(ctx, v.claim, object{"metadata": annotations(map[string]any{planKey: nil})})
+		return "", r.patch(ctx, v.claim, annotate(planKey, nil, nil))
 	}
 	return "", r.unrecord(ctx, v, p.Policy)
 }
 
 // unrecord removes the plan, and gives the earlier PersistentVolume a reclaim policy.
 func (r *run) unrecord(ctx context.Context, v view, policy string) error {
-	return r.patch(ctx, v.old, object{"metadata": annotations(map[string]any{planKey: nil}),
-		"spec": object{"persistentVolumeReclaimPolicy": policy}})
+	return r.patch(ctx, v.old, annotate(planKey, nil, withPolicy(policy)))
 }

@@ -14,12 +14,12 @@ type view struct {
 	plan                                            *plan
 	old, fresh, claim, kept, temporary, shot, owner object
 	users, holders                                  []object // pods of the claim
-	intruders                                       []object // pods of the command's own claims
-	homeless                                        bool     // the namespace is gone
+	foreignPods                                     []object // pods of the command's own claims
+	namespaceGone                                   bool
 }
 
-// look reads the objects of a change. It fails if another run of the command has taken over.
-func (r *run) look(ctx context.Context) (v view, err error) {
+// observe reads the objects of a change. It fails if another run of the command has taken over.
+func (r *run) observe(ctx context.Context) (v view, err error) {
 	if v.old, err = r.get(ctx, persistentVolumes, "", r.old); err != nil || v.old == nil {
 		return v, err
 	}
@@ -76,11 +76,11 @@ func (r *run) look(ctx context.Context) (v view, err error) {
 		if err != nil {
 			return v, err
 		}
-		v.homeless = namespace.uid() != p.NamespaceUID // gone, or made again by somebody
+		v.namespaceGone = namespace.uid() != p.NamespaceUID // gone, or made again by somebody
 	}
 	pods, err := r.all(ctx, "pods", p.Namespace)
 	v.users, v.holders = users(pods, p.Claim), holders(pods, p.Claim)
-	v.intruders = append(holders(pods, p.kept()), holders(pods, p.temporary())...)
+	v.foreignPods = append(holders(pods, p.kept()), holders(pods, p.temporary())...)
 	return v, err
 }
 
@@ -101,8 +101,8 @@ func (v view) madeFor() bool {
 // original reports whether the claim is the earlier one.
 func (v view) original() bool { return v.claim != nil && v.claim.uid() == v.plan.ClaimUID }
 
-// again reports whether the claim is the one that the command makes for the new disk, or, when it
-// undoes the change, again for the earlier one.
+// again reports whether the claim is the one that the command creates for the new disk, or, to undo
+// the change, for the earlier disk.
 func (v view) again() bool {
 	pv := v.plan.New
 	if v.plan.Undo {
@@ -112,17 +112,17 @@ func (v view) again() bool {
 }
 
 // passed reports whether the point of no return has been passed: the new disk was bound to a claim
-// that is not the command's own, and may have been written since. Nobody can tell if the new
-// PersistentVolume is gone after it was handed over.
+// that is not the command's own, and may have been written since. If the new PersistentVolume is
+// gone after it was handed over, this is assumed.
 func (v view) passed() bool {
 	p, uid := v.plan, v.fresh.str("spec", "claimRef", "uid")
 	return p.Bound || p.Finished || v.fresh == nil && p.Handed && v.temporary == nil ||
 		p.New != "" && v.fresh != nil && uid != "" && uid != p.TemporaryUID
 }
 
-// stranger returns an error if a claim of the name exists that the command has not made.
-func (v view) stranger() error {
-	if v.claim == nil || v.original() || v.again() || v.plan.Undo && v.unborn() {
+// otherClaim returns an error if a claim of the name exists that the command has not made.
+func (v view) otherClaim() error {
+	if v.claim == nil || v.original() || v.again() || v.plan.Undo && v.neverBound() {
 		return nil
 	}
 	way := "--continue or --undo"
@@ -132,23 +132,23 @@ func (v view) stranger() error {
 	return fmt.Errorf("another PersistentVolumeClaim %s was made meanwhile (uid %s, volume %.80q), "+
 		"and is left alone. Stop who made it (scale the StatefulSet down, suspend Argo CD or Flux); "+
 		"delete it if its disk holds nothing that is needed, and repeat the command with %s",
-		v.plan.path(),
-		v.claim.uid(), v.claim.str("spec", "volumeName"), way)
+		v.plan.path(), v.claim.uid(), v.claim.str("spec", "volumeName"), way)
 }
 
-// unborn reports whether the claim is one that was made for the new disk and was not bound to it.
-func (v view) unborn() bool {
+// neverBound reports whether the claim is one that was made for the new disk and was not bound to
+// it.
+func (v view) neverBound() bool {
 	return v.plan.New != "" && v.claim.str("spec", "volumeName") == v.plan.New && !v.passed()
 }
 
-// guard refuses to go on if the new disk would lack something.
+// guard returns an error if data would be missing on the new disk.
 func (v view) guard() error {
 	switch p := v.plan; {
-	case v.stranger() != nil:
-		return v.stranger()
-	case len(v.intruders) > 0:
+	case v.otherClaim() != nil:
+		return v.otherClaim()
+	case len(v.foreignPods) > 0:
 		return fmt.Errorf("pod %s uses a claim of this command's own, and may write what the new disk "+
-			"lacks; delete it, and repeat the command with --undo", names(v.intruders))
+			"lacks; delete it, and repeat the command with --undo", names(v.foreignPods))
 	case v.kept == nil && p.Unmounted && p.New == "":
 		return fmt.Errorf("PersistentVolumeClaim %s was deleted; repeat the command with --continue, "+
 			"which makes it again, or with --undo", p.kept())
@@ -162,8 +162,8 @@ func (v view) guard() error {
 	return nil
 }
 
-// prove compares the new disk, as it was made, with what was asked for. Whoever admits and binds
-// claims may have changed either.
+// prove compares the new disk with what was requested: a webhook or a controller may have changed
+// the request or the PersistentVolume.
 func (v view) prove() error {
 	p, pv := v.plan, v.fresh
 	handle, attributes := pv.str("spec", "csi", "volumeHandle"), "volumeAttributes"
@@ -196,9 +196,9 @@ func (v view) prove() error {
 	return nil
 }
 
-// end says for what the end of a claim waits.
+// end describes what the deletion of a claim waits for.
 func (v view) end(claim object) string {
-	pods, text := v.intruders, "the end of PersistentVolumeClaim "+claim.name()
+	pods, text := v.foreignPods, "the end of PersistentVolumeClaim "+claim.name()
 	if claim.name() == v.plan.Claim {
 		pods = v.holders
 	}
@@ -218,7 +218,7 @@ func (v view) mounted() bool {
 	})
 }
 
-// contentProblem returns why a snapshot is not one of the given disks, or that the plan names.
+// contentProblem returns an error unless a snapshot was taken of one of the given disks.
 func contentProblem(shot, content object, of []string) error {
 	source := content.str("spec", "source", "volumeHandle")
 	switch {
