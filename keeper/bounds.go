@@ -196,7 +196,6 @@ func (k *Keeper) reportHeld(ctx context.Context, v *view, n *node, a *attachment
 	return nil
 }
 
-// causes returns the volumes for which an instance is stopped.
 func (v *view) causes(n *node) map[string]cause {
 	causes := map[string]cause{}
 	for _, a := range v.due(n) {

@@ -56,7 +56,6 @@ func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1
 	return sortPods(own, v.claims), own, err
 }
 
-// readVolumes reads the volumes and the claims, once a round.
 func (k *Keeper) readVolumes(ctx context.Context, v *view) error {
 	if v.claims != nil {
 		return nil

@@ -214,7 +214,6 @@ func (v *view) newest(n *node) time.Time {
 
 func bySince(a, b *attachment) int { return a.since().Compare(b.since()) }
 
-// runsHere is the reason why a keeper does not stop its own node.
 const runsHere = "waits: the keeper runs here, and another replica has to take over"
 
 // hindrance returns what prevents an operation on a node now, apart from stops of other nodes. If
@@ -347,7 +346,6 @@ func planText(n *node, waiting, named []*attachment, pods sorted, verb string) s
 		"and stop with it", verb, n.Instance, len(waiting), names, len(pods.evict), len(pods.stay))
 }
 
-// volumesText returns the names of at most three volumes.
 func volumesText(all []*attachment) string {
 	names := []string{}
 	for _, a := range all {

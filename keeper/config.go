@@ -134,7 +134,6 @@ func ParseWindow(expression string, length time.Duration) (*Window, error) {
 	return &Window{begins, length, expression}, nil
 }
 
-// open reports whether a time is in the window.
 func (w *Window) open(now time.Time) bool {
 	if w == nil {
 		return true

@@ -26,7 +26,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// begin is the time at which each test begins.
 var begin = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 
 // mustStop is the driver's error when an instance has to be stopped first.
@@ -156,7 +155,6 @@ func (w *fixture) step(name string) string {
 	return ""
 }
 
-// recorded returns the record of a node.
 func (w *fixture) recorded(name string) record {
 	w.t.Helper()
 	found, _ := keepertest.Get[*corev1.ConfigMap](w.api, "oxide", RecordsName)
@@ -173,7 +171,6 @@ func (w *fixture) recorded(name string) record {
 	return record{}
 }
 
-// setRecord writes the record of a node.
 func (w *fixture) setRecord(name string, r record) {
 	w.t.Helper()
 	r.NodeName = name
@@ -228,7 +225,6 @@ func podOf(node, name, kind string, volumes ...string) *corev1.Pod {
 	return p
 }
 
-// pv returns a volume that is bound to the claim of the same name.
 func pv(name string) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeSpec{
@@ -244,7 +240,6 @@ func pvc(name string) *corev1.PersistentVolumeClaim {
 		UID: types.UID("claim-" + name)}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name}}
 }
 
-// bind creates a volume and the claim that it names.
 func (w *fixture) bind(v *corev1.PersistentVolume) {
 	c := pvc(v.Spec.ClaimRef.Name)
 	c.Namespace, c.Spec.VolumeName = v.Spec.ClaimRef.Namespace, v.Name

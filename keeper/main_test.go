@@ -133,7 +133,6 @@ func TestTheProgramMovesAVolume(t *testing.T) {
 	m.belongs("b")
 }
 
-// page returns the text of a page of the documentation.
 func page(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile("../docs/" + name)

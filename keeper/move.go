@@ -152,7 +152,6 @@ func (m *Mover) find(ctx context.Context, name string, saved *corev1.PersistentV
 	return v, claim, nil
 }
 
-// claim returns the claim that a volume is bound to.
 func (m *Mover) claim(ctx context.Context, v *corev1.PersistentVolume) (
 	*corev1.PersistentVolumeClaim, error) {
 	ref := v.Spec.ClaimRef

@@ -26,7 +26,6 @@ type sorted struct {
 	claims map[claim]*corev1.PersistentVolume
 }
 
-// claim names a PersistentVolumeClaim.
 type claim struct{ namespace, name string }
 
 // claimsOf returns the claims that are bound to the driver's volumes, with their volumes. It
@@ -83,7 +82,6 @@ func ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// sortPods sorts the pods of a node.
 func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sorted {
 	s := sorted{claims: claims}
 	for i := range pods {
@@ -227,7 +225,6 @@ func covers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	return err == nil && p.Namespace == b.Namespace && selector.Matches(labels.Set(p.Labels))
 }
 
-// healthy reports whether a budget counts the pod.
 func healthy(p *corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions,
 		func(c corev1.PodCondition) bool {

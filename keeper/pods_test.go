@@ -15,7 +15,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// changed returns the pod after changing it.
 func changed(p *corev1.Pod, changes ...func(*corev1.Pod)) *corev1.Pod {
 	for _, change := range changes {
 		change(p)

@@ -28,7 +28,6 @@ func (k *Keeper) instance(ctx context.Context, id string) (*oxide.Instance, erro
 	return instance, err
 }
 
-// instanceState reads an instance's state.
 func (k *Keeper) instanceState(ctx context.Context, id string) (oxide.InstanceState, error) {
 	instance, err := k.instance(ctx, id)
 	if err != nil {

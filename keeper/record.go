@@ -61,7 +61,6 @@ const (
 	returning step = "Returning"
 )
 
-// operation is an operation in progress.
 type operation struct {
 	Step    step      `json:"step"`
 	Since   time.Time `json:"since"`   // when the step began

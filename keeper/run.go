@@ -233,7 +233,6 @@ func matters(event watch.Event, waited map[string]bool) bool {
 	return waits != before
 }
 
-// pause waits for a duration or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -243,7 +242,6 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// serve serves metrics and health.
 func (p *process) serve() (stop func(), err error) {
 	if p.settings.HTTPEndpoint == "" {
 		return func() {}, nil

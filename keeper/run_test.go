@@ -47,7 +47,6 @@ func (w *fixture) replica(node string) {
 	})
 }
 
-// leader returns the holder of the lease, or "".
 func (w *fixture) leader() string {
 	lease, ok := keepertest.Get[*coordinationv1.Lease](w.api, "oxide", component)
 	if !ok || lease.Spec.HolderIdentity == nil {

@@ -73,7 +73,6 @@ const about = `oxide-node-keeper looks after the nodes of a Kubernetes cluster o
   oxide-node-keeper leave         wait in a node's pod until the node's volumes are detached
   oxide-node-keeper move PV NODE  move a volume that stays with its node to another node`
 
-// flags defines the flags whose values need no further parsing.
 func (s *Settings) flags(f *flag.FlagSet) {
 	c := &s.Config
 	f.BoolVar(&c.ColdAttach, "cold-attach", false, "stop and start instances whose nodes have the "+

@@ -15,7 +15,6 @@ var complete = map[string]string{"OXIDE_HOST": "https://rack.example.com",
 	"OXIDE_PROJECT": racktest.Project, "OXIDE_TOKEN": racktest.Token, "K8S_NODE_NAME": "z",
 	"K8S_NAMESPACE": "oxide"}
 
-// env returns the complete environment with some variables changed.
 func env(changed ...string) func(string) string {
 	set := maps.Clone(complete)
 	for i := 0; i < len(changed); i += 2 {

@@ -221,7 +221,6 @@ func (w *fixture) outage() {
 	w.api.InterceptReads(gone)
 }
 
-// advance sets the clock forward.
 func (w *fixture) advance(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -70,7 +70,6 @@ func passed(now, since time.Time, d time.Duration) bool {
 	return now.Sub(since) > d || ahead(now, since)
 }
 
-// to records the next step.
 func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, message string) error {
 	was, took := n.Record.Step, v.Now.Sub(n.Record.Since)
 	late := next == starting && n.overdue(v.Now, k.Config.AttachTimeout)
@@ -232,7 +231,6 @@ func (k *Keeper) stillWaits(ctx context.Context, v *view, n *node) (bool, error)
 	return len(untried) < len(due), k.wakeAll(ctx, n.Record, untried)
 }
 
-// stop stops the instance.
 func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	state, err := k.awaitStopped(ctx, n.Record.Instance)
 	switch {

@@ -86,7 +86,6 @@ func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	return v
 }
 
-// working reports whether an operation is in progress on the node.
 func (n *node) working() bool { return n.Record != nil }
 
 // registeredInstance returns the instance with which the driver is registered on a node. It ignores
@@ -138,7 +137,6 @@ func (v *view) instanceOf(n *node) (instance, why string) {
 	return n.registered, ""
 }
 
-// of returns the attachments of a node.
 func (v *view) of(n *node) []*attachment {
 	return slices.DeleteFunc(slices.Clone(v.Attachments), func(a *attachment) bool {
 		return a.Spec.NodeName != n.Name || n.gone
@@ -245,7 +243,6 @@ func (a *attachment) triedAgain(r *operation) bool {
 	return strings.HasPrefix(woken, r.id()) && woken != a.wakeup(r)
 }
 
-// since returns when the attach or the detach was requested.
 func (a *attachment) since() time.Time {
 	if a.DeletionTimestamp != nil {
 		return a.DeletionTimestamp.Time
@@ -253,7 +250,6 @@ func (a *attachment) since() time.Time {
 	return a.CreationTimestamp.Time
 }
 
-// volume returns the name of the PersistentVolume.
 func (a *attachment) volume() string {
 	if a.Spec.Source.PersistentVolumeName == nil {
 		return ""

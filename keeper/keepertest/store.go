@@ -18,7 +18,6 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// store contains the objects.
 type store struct {
 	now func() time.Time
 	mu  sync.Mutex
@@ -28,7 +27,6 @@ type store struct {
 	changed chan struct{} // the next change closes it
 }
 
-// stored is an object and its JSON. It never changes.
 type stored struct {
 	object Object
 	json   []byte
@@ -170,7 +168,6 @@ func encode(object any) []byte {
 	return encoded
 }
 
-// record appends a change and wakes the watches.
 func (s *store) record(c change) {
 	s.history = append(s.history, c)
 	close(s.changed)

@@ -23,7 +23,6 @@ func (c *cluster) options(claim, verb string) Options {
 	return o
 }
 
-// run runs the command and returns what it prints.
 func (c *cluster) run(o Options) (string, error) {
 	var out strings.Builder
 	err := Run(c.t.Context(), o, &out)
@@ -48,7 +47,6 @@ func (c *cluster) quiet() bool {
 	})
 }
 
-// content returns what the claim's disk holds, and its capacity.
 func (c *cluster) content(claim string) (text, size string) {
 	pv := c.named("PersistentVolume", "", c.named("PersistentVolumeClaim", "db", claim).
 		str("spec", "volumeName"))
@@ -80,7 +78,6 @@ func (s *fixture) resumes(undo bool) Options {
 	return o
 }
 
-// plan returns the plan that is recorded, or nil.
 func (s *fixture) plan() (p *plan) {
 	for _, pv := range s.c.of("PersistentVolume") {
 		if found, err := planOf(pv); found != nil && err == nil {
@@ -424,7 +421,6 @@ func TestAPlanCountsForTheVolumeAndTheClaimThatItNames(t *testing.T) {
 	s.undoes()
 }
 
-// undoes undoes the change.
 func (s *fixture) undoes() { s.c.t.Helper(); s.c.does(s.resumes(true)) }
 
 func TestOneChangeAWorkloadAtATime(t *testing.T) {

@@ -37,7 +37,6 @@ func (o object) deleting() bool             { return o.str("metadata", "deletion
 
 func (o object) policy() string { return o.str("spec", "persistentVolumeReclaimPolicy") }
 
-// list returns the objects in the list at a path.
 func (o object) list(path ...string) []object {
 	items, _ := o.at(path...).([]any)
 	var found []object
@@ -102,7 +101,6 @@ func (r *run) get(ctx context.Context, resource, namespace, name string) (object
 	return o, nil
 }
 
-// all returns the objects of a resource.
 func (r *run) all(ctx context.Context, resource, namespace string, flags ...string) ([]object,
 	error) {
 	args := append([]string{"get", resource, "--output=json"}, flags...)
@@ -219,7 +217,6 @@ func annotate(key string, value any, spec object) object {
 	return patch
 }
 
-// withPolicy returns the field of a PersistentVolume's spec that sets its reclaim policy.
 func withPolicy(policy string) object { return object{"persistentVolumeReclaimPolicy": policy} }
 
 // holders returns the pods that name a claim: a deleted claim stays until they are gone. users
@@ -256,7 +253,6 @@ func parseSize(text string) (int64, error) {
 	return n, nil
 }
 
-// parseQuantity returns the bytes of a Kubernetes quantity that is a whole number.
 func parseQuantity(text string) (int64, error) {
 	digits := strings.TrimRight(text, "KMGTPEikmgtpe")
 	unit, known := map[string]int64{"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,

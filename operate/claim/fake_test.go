@@ -61,7 +61,6 @@ type cluster struct {
 	needed   map[right]bool         // the rights that the changes needed
 }
 
-// making is a disk that the provisioner is making for a claim.
 type making struct {
 	claim               object
 	shot, content, size string
@@ -102,7 +101,6 @@ func keyOf(o object) string {
 	return strings.ToLower(o.str("kind")) + "/" + o.str("metadata", "namespace") + "/" + o.name()
 }
 
-// of returns the objects of a kind, by their names.
 func (c *cluster) of(kind string) []object {
 	prefix := strings.ToLower(kind) + "/"
 	var keys []string
@@ -127,7 +125,6 @@ func (c *cluster) claimOf(o object, name string) object {
 	return c.named("PersistentVolumeClaim", o.str("metadata", "namespace"), name)
 }
 
-// touch changes a field of an object.
 func (c *cluster) touch(o object, value any, path ...string) {
 	at := map[string]any(o)
 	for _, key := range path[:len(path)-1] {
@@ -248,7 +245,6 @@ func (c *cluster) admit(o object) error {
 	return nil
 }
 
-// right is a verb on a resource.
 type right struct{ verb, resource string }
 
 // kindOf returns the kind of a resource as the store's keys have it.
@@ -373,7 +369,6 @@ func (c *cluster) rescale(o object, to float64) {
 	c.touch(o, float64(o.num("metadata", "generation")+1), "metadata", "generation")
 }
 
-// pass is one pass of the controllers.
 func (c *cluster) pass() {
 	each := func(kind string, sync func(object)) {
 		for _, o := range c.of(kind) {
@@ -419,7 +414,6 @@ func (c *cluster) collect() {
 	}
 }
 
-// claimOfPod returns the claim that a pod uses.
 func claimOfPod(pod object) string {
 	for _, v := range pod.list("spec", "volumes") {
 		return v.str("persistentVolumeClaim", "claimName")
@@ -431,7 +425,6 @@ func ended(pod object) bool {
 	return pod.str("status", "phase") == "Succeeded" || pod.str("status", "phase") == "Failed"
 }
 
-// volumeOfPod returns the volume that a pod uses, and the handle of its disk.
 func (c *cluster) volumeOfPod(pod object) (pv object, handle string) {
 	claim := c.claimOf(pod, claimOfPod(pod))
 	pv = c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
@@ -637,7 +630,6 @@ func (c *cluster) runPods(m *machine, node object) {
 	}
 }
 
-// write acknowledges a write to a disk.
 func (c *cluster) write(handle string) {
 	was, exists := c.disks[handle]
 	if !exists {
@@ -661,7 +653,6 @@ func (c *cluster) giveUp(handle string) {
 	})
 }
 
-// bound returns the claim to which a volume is bound, or nil.
 func (c *cluster) bound(pv object) object {
 	claim := c.named("PersistentVolumeClaim", pv.str("spec", "claimRef", "namespace"),
 		pv.str("spec", "claimRef", "name"))
@@ -834,7 +825,6 @@ func (c *cluster) contentOf(shot object) object {
 	return c.named("VolumeSnapshotContent", "", shot.str("status", "boundVolumeSnapshotContentName"))
 }
 
-// taken returns the content of a snapshot.
 func (c *cluster) taken(name string) string {
 	return c.shots[c.contentOf(c.named("VolumeSnapshot", "db", name)).str("status", "snapshotHandle")]
 }

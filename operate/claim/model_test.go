@@ -49,7 +49,6 @@ func (h *history) log(format string, args ...any) {
 	h.lines = append(h.lines, fmt.Sprintf(format, args...))
 }
 
-// oneOf draws one of several values.
 func oneOf[T any](rnd *rand.Rand, all ...T) T { return all[rnd.IntN(len(all))] }
 
 // newHistory draws a cluster with a workload, and what may happen to it.
@@ -187,7 +186,6 @@ func (h *history) userDeletes(claim object) bool {
 	return claim != nil
 }
 
-// webhook returns an actor that installs a webhook for claims.
 func webhook(admits func(h *history, claim object) error) func(h *history) bool {
 	return func(h *history) bool {
 		h.c.admits = func(o object) error {
@@ -350,7 +348,6 @@ var actors = map[string]func(h *history) bool{
 	},
 }
 
-// deleteNode deletes a Node. Its instance runs on.
 func (h *history) deleteNode() bool {
 	node := h.c.named("Node", "", "n1")
 	if node != nil {

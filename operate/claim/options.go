@@ -11,7 +11,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// The verbs of the command.
 const (
 	Grow   = "grow"
 	Revert = "revert"

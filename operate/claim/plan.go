@@ -12,7 +12,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// The annotations that record a change.
 const (
 	// planKey contains the plan, on the earlier PersistentVolume, and the id of the run that works on
 	// it, on the earlier claim.
@@ -102,7 +101,6 @@ func (o owner) resource() string {
 
 func (p plan) path() string { return p.Namespace + "/" + p.Claim }
 
-// mark is the value of changeKey.
 func (p plan) mark() string { return p.path() + " " + p.ID }
 
 // kept is the claim of the command's own that has the earlier disk, and temporary the one that has
@@ -211,13 +209,11 @@ func (p plan) again(spec object, more map[string]any) object {
 	return object{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
 }
 
-// newClaim returns the claim for the new PersistentVolume.
 func (p plan) newClaim(pv string) object {
 	return p.again(p.spec(p.Size, object{"volumeName": pv}),
 		map[string]any{earlierKey: strings.Join(p.earlier(), ",")})
 }
 
-// own returns a claim of the command's own.
 func (p plan) own(name string, spec object, more map[string]any) object {
 	marks := map[string]any{changeKey: p.mark()}
 	maps.Copy(marks, more)
@@ -225,7 +221,6 @@ func (p plan) own(name string, spec object, more map[string]any) object {
 		"metadata": object{"name": name, "namespace": p.Namespace, "annotations": marks}}
 }
 
-// spec returns the spec of a new claim.
 func (p plan) spec(size string, more object) object {
 	s := object{"resources": object{"requests": object{"storage": size}}}
 	for _, key := range []string{"accessModes", "storageClassName", "volumeMode"} {
@@ -252,7 +247,6 @@ func (p plan) temporaryClaim() object {
 	return p.own(p.temporary(), p.spec(p.Size, object{"dataSource": source}), more)
 }
 
-// ownSnapshot returns the snapshot that the change takes of the earlier disk.
 func (p plan) ownSnapshot() object {
 	return object{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
 		"metadata": object{"name": p.Shot.Name, "namespace": p.Namespace,

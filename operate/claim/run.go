@@ -25,7 +25,6 @@ import (
 	"time"
 )
 
-// run is one run of the command.
 type run struct {
 	Options
 	// before is the event of the last refusal of the new disk before this run waited for it.
@@ -205,7 +204,6 @@ func (r *run) planless() error {
 	return errors.New(text)
 }
 
-// describe prints what a change means as a whole.
 func (r *run) describe(p plan) {
 	r.log("%s of PersistentVolumeClaim %s: from %s to %s", p.Verb, p.path(), p.OldSize, p.Size)
 	_, peak := p.peak()
@@ -248,7 +246,6 @@ func (r *run) forward(ctx context.Context) error {
 	return nil
 }
 
-// backward undoes the change.
 func (r *run) backward(ctx context.Context) error {
 	for i, s := range undoing {
 		if err := r.until(ctx, "undo "+s.name+": ", s, i == len(undoing)-1); err != nil {

@@ -24,7 +24,6 @@ type step struct {
 // never is done for steps that end with the removal of the plan.
 func never(view) bool { return false }
 
-// steps are the steps of a change, in their order.
 var steps = []step{
 	{"record", func(p plan) string {
 		return fmt.Sprintf("record the plan on PersistentVolume %s (%s, disk %s), which gets the "+

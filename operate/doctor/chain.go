@@ -94,7 +94,6 @@ func volumeChain(e *Evidence, id string) *chain {
 	})
 }
 
-// from completes a chain from its PersistentVolume.
 func (c *chain) from(match func(*kube.Object) bool) *chain {
 	c.findVolume(match)
 	if c.volume != nil {
@@ -149,7 +148,6 @@ func nodeChains(e *Evidence, name string) []*chain {
 	return chains
 }
 
-// persistentChain returns the chain of a PersistentVolume.
 func persistentChain(e *Evidence, name string) *chain {
 	c := &chain{Evidence: e, subject: "PersistentVolume " + name, links: volumeLinks}
 	return c.from(named("", name))
@@ -361,7 +359,6 @@ func (e *Evidence) driverPods(controller string) (pods []kube.Object) {
 	return pods
 }
 
-// driverPod returns the pod of the driver on a node.
 func (e *Evidence) driverPod(node string) *kube.Object {
 	for _, pod := range e.driverPods(kindDaemonSet) {
 		if pod.Spec.NodeName == node {

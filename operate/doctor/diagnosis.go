@@ -26,7 +26,6 @@ import (
 // Link is a link of the chain from a claim to the files that a workload sees.
 type Link string
 
-// The links, in the order of the chain.
 const (
 	LinkClaim      Link = "claim"
 	LinkVolume     Link = "volume"     // the PersistentVolume
@@ -45,7 +44,6 @@ const (
 // State is the state of a link.
 type State string
 
-// The states of a link.
 const (
 	OK      State = "ok"
 	Broken  State = "broken"
@@ -132,7 +130,6 @@ func Diagnose(e Evidence) Diagnosis {
 	return d
 }
 
-// judge judges every link of the chain that the question is about.
 func (c *chain) judge() Chain {
 	result := Chain{Subject: csierr.Plain(c.subject)}
 	if c.Question.Kind == AskCluster {
@@ -205,7 +202,6 @@ func (e *Evidence) keeperSays(node string) string {
 	return "The node keeper has a plan for the node, which is in its annotation."
 }
 
-// broken returns a step with a finding.
 func broken(what string, f Finding) Step { return Step{State: Broken, What: what, Finding: &f} }
 
 // advise completes a finding by its reason, and puts names into its command.
@@ -245,7 +241,6 @@ func (c *chain) commandAt(node, text string) string {
 	})
 }
 
-// plain makes every text of a step safe to print.
 func plain(s Step) Step {
 	s.What = csierr.Plain(s.What)
 	for i, note := range s.Notes {

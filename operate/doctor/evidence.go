@@ -25,7 +25,6 @@ type Cluster struct {
 	Unseen map[string]string `json:"unseen,omitempty"`
 }
 
-// The kinds of Kubernetes' objects.
 const (
 	kindClaim      = "PersistentVolumeClaim"
 	kindVolume     = "PersistentVolume"
@@ -127,7 +126,6 @@ func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object
 	return &found[0], ""
 }
 
-// named matches an object by its namespace and name.
 func named(namespace, name string) func(*kube.Object) bool {
 	return func(o *kube.Object) bool {
 		return o.Metadata.Name == name && o.Metadata.Namespace == namespace

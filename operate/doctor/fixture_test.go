@@ -28,7 +28,6 @@ const (
 	pvName    = "pvc-11111111-2222-4333-8444-555555555555"
 )
 
-// diskName is the name of the disk of the volume.
 var diskName = volume.DiskName("blue", "pvc-1")
 
 // before is a time as Kubernetes writes it.
@@ -52,7 +51,6 @@ var (
 	workloadsJSON     = strings.Join(objectLines[9:], "\n") // the driver's DaemonSet and Deployment
 )
 
-// listJSON is a list as kubectl prints it.
 func listJSON(items ...string) string {
 	return `{"kind":"List","apiVersion":"v1","metadata":{},"items":[` + strings.Join(items, ",") + `]}`
 }
@@ -124,7 +122,6 @@ func all(edits ...edit) edit {
 	}
 }
 
-// ask sets the question.
 func ask(q Question) edit { return func(_ testing.TB, e *Evidence) { e.Question = q } }
 
 func askPod(name string) edit { return ask(Question{AskPod, "default", name}) }
@@ -137,7 +134,6 @@ func without(kinds ...string) edit {
 	}
 }
 
-// object edits the object of a kind.
 func object(kind string, change func(*kube.Object)) edit {
 	return func(t testing.TB, e *Evidence) {
 		for i := range e.Cluster.Objects {
@@ -150,7 +146,6 @@ func object(kind string, change func(*kube.Object)) edit {
 	}
 }
 
-// event adds an event with an error of the driver.
 func event(kind, name, reason, message string) edit {
 	return func(t testing.TB, e *Evidence) {
 		objects, err := kube.Parse([]byte(eventJSON(kind, name, reason, message)))
@@ -167,7 +162,6 @@ func rpc(reason string) string {
 	return "rpc error: code = FailedPrecondition desc = " + reason + ": " + sentence
 }
 
-// phase sets the phase of an object.
 func phase(kind, phase string) edit {
 	return object(kind, func(o *kube.Object) { o.Status.Phase = phase })
 }
@@ -191,7 +185,6 @@ func podEvent(cause, volume, reason string) edit {
 	return event(kindPod, "db-0", cause, `failed for volume "`+volume+`" : `+rpc(reason))
 }
 
-// lastEvent edits the event that was added last.
 func lastEvent(change func(*kube.Object)) edit {
 	return func(_ testing.TB, e *Evidence) { change(&e.Cluster.Objects[len(e.Cluster.Objects)-1]) }
 }
@@ -211,14 +204,12 @@ func stuck(finalizer string) func(*kube.Object) {
 
 func young(o *kube.Object) { o.Metadata.CreationTimestamp = testNow.Add(-time.Second) }
 
-// detachError sets the error of the last attempt to detach.
 func detachError(reason string) edit {
 	return object(kindAttachment, func(o *kube.Object) {
 		o.Status.DetachError = &kube.Failure{Time: testNow, Message: rpc(reason)}
 	})
 }
 
-// recorded sets the changes in the node's flight recorder.
 func recorded(entries ...flight.Entry) edit {
 	return onNode(func(v *inspection.Volume) { v.Flight = entries })
 }
@@ -232,7 +223,6 @@ func begun(events ...flight.Event) edit {
 	})
 }
 
-// disk edits the rack's disk.
 func disk(change func(*Disk)) edit {
 	return func(_ testing.TB, e *Evidence) {
 		d := *e.Rack.Disks[racktest.Disk].Object
@@ -241,7 +231,6 @@ func disk(change func(*Disk)) edit {
 	}
 }
 
-// onNode edits the node's report of the volume.
 func onNode(change func(*inspection.Volume)) edit {
 	return func(_ testing.TB, e *Evidence) {
 		r, reported := e.Nodes.Reports[racktest.Instance]
@@ -368,10 +357,8 @@ func over(event flight.Event, age time.Duration, reason csierr.Reason) flight.En
 	return e
 }
 
-// text is a diagnosis as people read it.
 func text(d Diagnosis) string { return string(d.text()) }
 
-// asJSON is a value as JSON.
 func asJSON(t testing.TB, v any) string {
 	t.Helper()
 	b, err := json.Marshal(v)

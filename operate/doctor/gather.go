@@ -38,7 +38,6 @@ type Sources struct {
 	Timeout time.Duration
 }
 
-// gatherer collects the evidence for one question.
 type gatherer struct {
 	Sources
 	options Options
@@ -47,7 +46,6 @@ type gatherer struct {
 	noKubectl string
 }
 
-// limit returns a context for one look.
 func (g *gatherer) limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, cmp.Or(g.Timeout, lookTimeout))
 }
@@ -207,7 +205,6 @@ func (g *gatherer) objectsFromFile() error {
 	return nil
 }
 
-// prune removes what the question is not about.
 func (g *gatherer) prune() {
 	type key struct{ kind, namespace, name string }
 	used := map[key]bool{}

@@ -12,7 +12,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// rack collects the objects of the rack.
 func (g *gatherer) rack(ctx context.Context) {
 	r := &g.e.Rack
 	r.Cluster = g.ClusterID

@@ -34,7 +34,6 @@ var mayRun = regexp.MustCompile(`^(get [a-z,]+ --output=json( --all-namespaces| 
 	`[-a-z0-9]+)?|exec --namespace=oxide-csi [a-z0-9][-a-z0-9.]* --container=oxide-plugin -- ` +
 	`/oxide-csi-plugin inspect( --volume=[-0-9a-f]{36}(=[a-z0-9][-a-z0-9.]*)?)*)$`)
 
-// cluster answers as kubectl does.
 type cluster struct {
 	t         *testing.T
 	forbidden string // a resource that may not be listed, or "exec"
@@ -461,7 +460,6 @@ func TestWithoutKubectlNothingOfTheClusterIsSeen(t *testing.T) {
 	}
 }
 
-// writeFile writes a file for an option.
 func writeFile(t testing.TB, text string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "file.json")

@@ -15,7 +15,6 @@ import (
 // grace is how long something may take until the doctor calls it stuck.
 const grace = 5 * time.Minute
 
-// The phases of claims, volumes and pods.
 const (
 	phaseBound     = "Bound"
 	phaseReleased  = "Released"
@@ -33,7 +32,6 @@ func unseenStep(what, why string) Step {
 	return Step{State: Unseen, What: what + " could not be seen: " + why}
 }
 
-// old reports whether an object has existed for longer than the grace.
 func (e *Evidence) old(o *kube.Object) bool {
 	return e.At.Sub(o.Metadata.CreationTimestamp) > grace
 }

@@ -132,7 +132,6 @@ type seen struct {
 	*inspection.Volume
 }
 
-// raw reports whether pods see the volume as a device.
 func (s seen) raw() bool {
 	return s.volume != nil && s.volume.Spec.VolumeMode == volumeMode ||
 		s.volume == nil && s.Record != nil && s.Record.Block
@@ -199,7 +198,6 @@ func filesystemsText(all []inspection.Filesystem) string {
 	return strings.Join(words, "; ")
 }
 
-// filesystemFinding returns what is wrong with the volume's only filesystem.
 func (s seen) filesystemFinding() *Finding {
 	f, d := s.Filesystems[0], s.Devices[0]
 	disk := s.Rack.Disks[s.handle].Object
@@ -297,7 +295,6 @@ func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
 	return own, elsewhere
 }
 
-// mountFinding returns what is wrong with where the volume is mounted.
 func (s seen) mountFinding(own, elsewhere []string) *Finding {
 	finding := Finding{Source: theReport}
 	if !s.usedOnNode() && len(own)+len(elsewhere) > 0 && s.released() {

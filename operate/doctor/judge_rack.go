@@ -55,7 +55,6 @@ func (e *Evidence) judgeRackItself() Step {
 	return step
 }
 
-// judgeOwnDisks judges all disks of the cluster.
 func (c *chain) judgeOwnDisks() Step {
 	owned := c.Rack.Owned
 	if owned == nil || owned.Object == nil {
@@ -203,7 +202,6 @@ func (c *chain) judgeDisk() Step {
 	return step
 }
 
-// diskFinding returns what is wrong with a disk that the rack has.
 func (c *chain) diskFinding(d *Disk) *Finding {
 	finding := Finding{Source: "the rack"}
 	importing := rack.ImportProblem(d.Name, oxide.DiskStateState(d.State))

@@ -143,7 +143,6 @@ func (c *chain) nodeWithoutDriver() Step {
 		Next:     next})
 }
 
-// podWords describes the state of a pod in words.
 func podWords(pod kube.Object) string {
 	words := strings.ToLower(cmp.Or(pod.Status.Phase, "of unknown phase"))
 	if !pod.Metadata.DeletionTimestamp.IsZero() {
@@ -223,7 +222,6 @@ func containersMade(o *kube.Object) bool {
 		})
 }
 
-// latestOf returns the event that was seen last.
 func latestOf(events []kube.Object) (last kube.Object) {
 	for _, e := range events {
 		if last.Kind == "" || e.Last().After(last.Last()) {

@@ -18,7 +18,6 @@ type Question struct {
 	Name      string `json:"name,omitempty"`      // of a claim, a pod or a node; the id of a volume
 }
 
-// The kinds of questions.
 const (
 	AskClaim   = "pvc"
 	AskPod     = "pod"

@@ -181,7 +181,6 @@ func TestADoctorNamesWhatIsMissingInAHealthyChain(t *testing.T) {
 	}
 }
 
-// namedLink returns the first link that a diagnosis names, as broken or unseen.
 func namedLink(d Diagnosis) Link {
 	for _, c := range d.Chains {
 		for _, s := range c.Links {
@@ -193,7 +192,6 @@ func namedLink(d Diagnosis) Link {
 	return ""
 }
 
-// at returns the place of a link in the chain.
 func at(l Link) int {
 	return slices.IndexFunc(volumeLinks, func(j judgement) bool { return j.link == l })
 }

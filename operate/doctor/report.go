@@ -66,7 +66,6 @@ func (d Diagnosis) writeFigure(b *bytes.Buffer) {
 		d.count(Broken), d.count(Unseen), d.Status())
 }
 
-// count counts the links in a state.
 func (d Diagnosis) count(state State) (n int) {
 	for _, c := range d.Chains {
 		for _, s := range c.Links {
@@ -78,7 +77,6 @@ func (d Diagnosis) count(state State) (n int) {
 	return n
 }
 
-// unseen lists the links that could not be seen.
 func (c Chain) unseen() string {
 	var unseen []string
 	for _, s := range c.Links {
@@ -141,7 +139,6 @@ func WriteBundle(w io.Writer, d Diagnosis, e Evidence) error {
 	return err
 }
 
-// timeFormat is how a time is printed.
 const timeFormat = time.RFC3339
 
 // firstOf joins words, and counts those beyond a few.

@@ -201,7 +201,6 @@ func (d Diagnosis) treeText(colour bool) []byte {
 	return b.Bytes()
 }
 
-// broken returns the chains with a finding.
 func (d Diagnosis) broken() []Chain {
 	return slices.DeleteFunc(slices.Clone(d.Chains), func(c Chain) bool { return c.Finding == nil })
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-// treeOf returns the tree of a cluster as people read it.
 func treeOf(t *testing.T, colour bool, edits ...edit) (d Diagnosis, text string) {
 	t.Helper()
 	d = Diagnose(*healthy(t, append([]edit{ask(Question{Kind: AskCluster})}, edits...)...))

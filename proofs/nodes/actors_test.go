@@ -149,7 +149,6 @@ func (w *testCluster) end(p *corev1.Pod) {
 	}
 }
 
-// apps are the kinds of pods.
 var apps = []string{"db", "web"}
 
 // most returns how many pods of a kind may be unavailable. After everything was mended it is

@@ -53,13 +53,11 @@ func (w *testCluster) recordsIn(m *corev1.ConfigMap) map[string]*recorded {
 	return all
 }
 
-// records returns the operations in progress, by node.
 func (w *testCluster) records() map[string]*recorded {
 	m, _ := keepertest.Get[*corev1.ConfigMap](w.api, namespaceOfRecords, keeper.RecordsName)
 	return w.recordsIn(m)
 }
 
-// namespaceOfRecords is the keepers' namespace.
 const namespaceOfRecords = "oxide"
 
 // operation is the observed state of the operations on a node.
@@ -87,7 +85,6 @@ func (w *testCluster) look() {
 	}
 }
 
-// checkRackRequest checks the promises for a request of a keeper to the rack.
 func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {
 	asked := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
 	i := slices.IndexFunc(names, func(name string) bool {
@@ -327,7 +324,6 @@ func (w *testCluster) checkEnd(name string, r *recorded) (made func()) {
 	}
 }
 
-// statefulSets returns the StatefulSets that have pods on a node.
 func (w *testCluster) statefulSets(name string) []string {
 	var sets []string
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
@@ -376,7 +372,6 @@ func (w *testCluster) checkBudgets(name string) {
 	}
 }
 
-// checkTaints checks the taints that a keeper sets and removes.
 func (w *testCluster) checkTaints(k *replica, old, next *corev1.Node) {
 	name, state := old.Name, w.states()[old.Name]
 	silent := readiness(old) == corev1.ConditionUnknown

@@ -108,7 +108,6 @@ type testCluster struct {
 	stops    int
 }
 
-// replica is one process of the keeper.
 type replica struct {
 	*keeper.Keeper
 	node string
@@ -126,13 +125,11 @@ type gate struct {
 	passed int
 }
 
-// failure describes how the next requests fail.
 type failure struct {
 	times int
 	err   error
 }
 
-// stop is a stop of a node's instance.
 type stop struct {
 	at   time.Time
 	node string
@@ -209,7 +206,6 @@ func (w *testCluster) join(name string) {
 	w.register(name, w.rack.Instance(name).ID)
 }
 
-// register registers the driver of a node with an instance, or with none.
 func (w *testCluster) register(name, instance string) {
 	c := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name,
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: name,
@@ -268,7 +264,6 @@ func (w waiting) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// gatedTransport is the transport of a keeper's requests to the rack.
 type gatedTransport struct {
 	http.RoundTripper
 	w *testCluster
@@ -352,7 +347,6 @@ func (w *testCluster) hinder(to http.RoundTripper, r *http.Request) (*http.Respo
 
 var errLate = errors.New("the connection is broken")
 
-// answer returns an error of the rack.
 func answer(status int, code string) *http.Response {
 	return &http.Response{StatusCode: status,
 		Header: http.Header{"Content-Type": {"application/json"}},
@@ -455,7 +449,6 @@ func (w *testCluster) sender(r keepertest.KubeRequest) *replica {
 	return nil
 }
 
-// count counts an event.
 func (w *testCluster) count(what string) { w.counts[what]++ }
 
 // say adds a line to the transcript, unless it is equal to the last line.
@@ -503,7 +496,6 @@ func (w *testCluster) node(name string) *corev1.Node {
 	return n
 }
 
-// busy returns the nodes with an operation in progress.
 func (w *testCluster) busy() []string {
 	return slices.Sorted(maps.Keys(w.records()))
 }

@@ -74,7 +74,6 @@ func drawActs(t *rapid.T, turn uint64) []act {
 	return acts
 }
 
-// do does an act.
 func (w *testCluster) do(a act) {
 	name := names[a.a%len(names)]
 	w.count(a.kind)
@@ -139,7 +138,6 @@ func (w *testCluster) turnWithout() {
 // arm sets a gate at one of the next requests of the leader.
 func (w *testCluster) arm(g *gate) { w.keepers[w.leader].gate = g }
 
-// round makes the leader do a round.
 func (w *testCluster) round() {
 	i := w.leader
 	w.raced = false
@@ -275,7 +273,6 @@ func (w *testCluster) clear() error {
 	return errors.Join(errs...)
 }
 
-// run runs a history.
 func run(ctx context.Context, t keepertest.T, r *harness.Rack, acts []act) (*testCluster, error) {
 	w := newTestCluster(ctx, t, r)
 	for i := range 4 {
