@@ -11,6 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
+// The verbs of the command.
 const (
 	Grow   = "grow"
 	Revert = "revert"

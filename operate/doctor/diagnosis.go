@@ -26,6 +26,7 @@ import (
 // Link is a link of the chain from a claim to the files that a workload sees.
 type Link string
 
+// The links of a chain, in their order.
 const (
 	LinkClaim      Link = "claim"
 	LinkVolume     Link = "volume"     // the PersistentVolume
@@ -44,6 +45,7 @@ const (
 // State is the state of a link.
 type State string
 
+// The states of a link.
 const (
 	OK      State = "ok"
 	Broken  State = "broken"

@@ -18,6 +18,7 @@ type Question struct {
 	Name      string `json:"name,omitempty"`      // of a claim, a pod or a node; the id of a volume
 }
 
+// The kinds of questions.
 const (
 	AskClaim   = "pvc"
 	AskPod     = "pod"
