@@ -134,9 +134,6 @@ func TestAFailedAttachmentIsRepeatedAfterAChange(t *testing.T) { // D-61
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
 			w.pod("a", "db-data", "StatefulSet", "data")
 		}, false},
-		{"a label of the volume", editVolume(func(v *corev1.PersistentVolume) {
-			v.Labels = map[string]string{"a": "b"}
-		}), false},
 		{"a person asks", editVolume(func(v *corev1.PersistentVolume) {
 			v.Annotations = map[string]string{AgainAnnotation: "now"}
 		}), true},

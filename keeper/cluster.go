@@ -29,15 +29,15 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	attachments, err := k.Kubernetes.StorageV1().VolumeAttachments().List(ctx, all)
+	attachments, err := k.Kubernetes.Storage.VolumeAttachments().List(ctx, all)
 	if err != nil {
 		return nil, fmt.Errorf("list VolumeAttachments: %w", err)
 	}
-	csiNodes, err := k.Kubernetes.StorageV1().CSINodes().List(ctx, all)
+	csiNodes, err := k.Kubernetes.Storage.CSINodes().List(ctx, all)
 	if err != nil {
 		return nil, fmt.Errorf("list CSINodes: %w", err)
 	}
-	nodes, err := k.Kubernetes.CoreV1().Nodes().List(ctx, all)
+	nodes, err := k.Kubernetes.Core.Nodes().List(ctx, all)
 	if err != nil {
 		return nil, fmt.Errorf("list Nodes: %w", err)
 	}
@@ -60,11 +60,11 @@ func (k *Keeper) readVolumes(ctx context.Context, v *view) error {
 	if v.claims != nil {
 		return nil
 	}
-	volumes, err := k.Kubernetes.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	volumes, err := k.Kubernetes.Core.PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list PersistentVolumes: %w", err)
 	}
-	claims, err := k.Kubernetes.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx,
+	claims, err := k.Kubernetes.Core.PersistentVolumeClaims(metav1.NamespaceAll).List(ctx,
 		metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list PersistentVolumeClaims: %w", err)
@@ -81,7 +81,7 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 		return s, err
 	}
 	if v.budgets == nil {
-		budgets, err := k.Kubernetes.PolicyV1().PodDisruptionBudgets(metav1.NamespaceAll).List(ctx,
+		budgets, err := k.Kubernetes.Policy.PodDisruptionBudgets(metav1.NamespaceAll).List(ctx,
 			metav1.ListOptions{})
 		if err != nil {
 			return s, fmt.Errorf("list PodDisruptionBudgets: %w", err)
@@ -121,7 +121,7 @@ func (k *Keeper) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	if err != nil {
 		return fmt.Errorf("the PodDisruptionBudget %s/%s: %w", b.Namespace, b.Name, err)
 	}
-	pods, err := k.Kubernetes.CoreV1().Pods(b.Namespace).List(ctx, metav1.ListOptions{
+	pods, err := k.Kubernetes.Core.Pods(b.Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: selector.String()})
 	if err != nil {
 		return fmt.Errorf("list the Pods of the PodDisruptionBudget %s/%s: %w", b.Namespace, b.Name, err)
@@ -136,7 +136,7 @@ func (k *Keeper) podsOn(ctx context.Context, v *view, n *node) ([]corev1.Pod, er
 	if pods, known := v.pods[n.Name]; known {
 		return pods, nil
 	}
-	pods, err := k.Kubernetes.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+	pods, err := k.Kubernetes.Core.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", n.Name).String()})
 	if err != nil {
 		return nil, fmt.Errorf("list Pods: %w", err)
@@ -160,7 +160,7 @@ func (k *Keeper) write(ctx context.Context, v *view, n *node, message string) er
 // update writes back a node that was read and changed. If somebody else has changed it in between,
 // the write fails with a conflict, and the next round reads it again.
 func (k *Keeper) update(ctx context.Context, n *node) error {
-	updated, err := k.Kubernetes.CoreV1().Nodes().Update(ctx, n.Node, metav1.UpdateOptions{})
+	updated, err := k.Kubernetes.Core.Nodes().Update(ctx, n.Node, metav1.UpdateOptions{})
 	if err != nil {
 		return fmt.Errorf("update the Node: %w", err)
 	}
@@ -180,7 +180,7 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 		k.Log.InfoContext(ctx, "cold attach", "node", n.Name, "plan", text)
 	}
 	// Send the version that was read, because the plan was decided on it.
-	updated, err := k.Kubernetes.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType,
+	updated, err := k.Kubernetes.Core.Nodes().Patch(ctx, n.Name, types.MergePatchType,
 		annotation(PlanAnnotation, value, "resourceVersion", n.ResourceVersion), metav1.PatchOptions{})
 	if err != nil {
 		return fmt.Errorf("annotate the Node %s: %w", n.Name, err)
@@ -192,7 +192,7 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 // annotate sets an annotation of an attachment; nil removes it.
 func (k *Keeper) annotate(ctx context.Context, a *attachment, key string, value any) error {
 	// Do not annotate an attachment of the same name that was created since.
-	_, err := k.Kubernetes.StorageV1().VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType,
+	_, err := k.Kubernetes.Storage.VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType,
 		annotation(key, value, "uid", string(a.UID)), metav1.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("annotate the VolumeAttachment %s: %w", a.Name, err)
@@ -218,20 +218,31 @@ func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 		if p.DeletionTimestamp != nil {
 			continue
 		}
-		err := k.Kubernetes.PolicyV1().Evictions(p.Namespace).Evict(ctx, &policyv1.Eviction{
-			ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
-			// Do not evict a pod of the same name that was created since.
-			DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))},
-		})
+		done, err := k.Kubernetes.evict(ctx, p)
 		switch {
 		case apierrors.IsTooManyRequests(err):
 			k.Metrics.eviction("refused")
-		case err == nil:
+		case done:
 			k.Metrics.eviction("accepted")
 			k.Log.InfoContext(ctx, "evicted", "pod", p.Namespace+"/"+p.Name, "node", p.Spec.NodeName)
-		case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
-			errs = append(errs, fmt.Errorf("evict the pod %s/%s: %w", p.Namespace, p.Name, err))
+		default:
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// evict requests the eviction of a pod, but not of a pod of the same name that was created since.
+// done reports whether the request was accepted. A pod that is gone is no error.
+func (c *Cluster) evict(ctx context.Context, p *corev1.Pod) (done bool, err error) {
+	err = c.Policy.Evictions(p.Namespace).Evict(ctx, &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))}})
+	switch {
+	case err == nil:
+		return true, nil
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return false, nil
+	}
+	return false, fmt.Errorf("evict the pod %s/%s: %w", p.Namespace, p.Name, err)
 }

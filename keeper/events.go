@@ -69,7 +69,7 @@ func (k *Keeper) event(ctx context.Context, about corev1.ObjectReference, kind, 
 		namespace = metav1.NamespaceDefault
 	}
 	now := metav1.NewTime(k.now())
-	_, err := k.Kubernetes.CoreV1().Events(namespace).Create(ctx, &corev1.Event{
+	_, err := k.Kubernetes.Core.Events(namespace).Create(ctx, &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
 			Name: fmt.Sprintf("%s.%016x", about.Name, h.Sum64())},
 		InvolvedObject: about, Reason: reason, Message: message, Type: kind, Count: 1,

@@ -16,7 +16,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -67,7 +66,7 @@ func newFixture(t *testing.T, nodes ...string) *fixture {
 	w.rackURL = server.URL
 	c := Defaults()
 	c.ColdAttach, c.LeavingNodes, c.Fence, c.StartupTaint, c.NodeName = true, true, true, true, "z"
-	var client kubernetes.Interface
+	var client *Cluster
 	client, w.cut = w.client("keeper")
 	w.Keeper = &Keeper{Config: c, Kubernetes: client, Log: slog.New(slog.DiscardHandler),
 		Metrics: NewMetrics(), Now: w.now, Namespace: "oxide"}
@@ -83,10 +82,10 @@ func newFixture(t *testing.T, nodes ...string) *fixture {
 }
 
 // client returns a client of the cluster, and a function that disconnects it.
-func (w *fixture) client(name string) (client kubernetes.Interface, cut func()) {
+func (w *fixture) client(name string) (client *Cluster, cut func()) {
 	w.t.Helper()
 	config, cut := w.api.Client(name)
-	return try(kubernetes.NewForConfig(config))(w.t), cut
+	return try(Connect(config, name))(w.t), cut
 }
 
 func (w *fixture) now() time.Time {

@@ -40,7 +40,7 @@ import (
 // Keeper looks after the nodes of one cluster.
 type Keeper struct {
 	Config     Config
-	Kubernetes Cluster
+	Kubernetes *Cluster
 	Rack       *rack.Client
 	// Namespace is the namespace of the keeper's records.
 	Namespace string
@@ -85,43 +85,30 @@ func (k *Keeper) now() time.Time {
 	return time.Now()
 }
 
-// Cluster contains the Kubernetes clients that this package uses. The clientset of client-go would
-// also do, but it contains the clients of all other API groups, too, which are a fifth of the
-// keeper's memory.
-type Cluster interface {
-	CoordinationV1() coordinationv1.CoordinationV1Interface
-	CoreV1() corev1.CoreV1Interface
-	PolicyV1() policyv1.PolicyV1Interface
-	StorageV1() storagev1.StorageV1Interface
+// Cluster contains the Kubernetes clients that this package uses, which share their connections. The
+// clientset of client-go would also do, but it contains the clients of all other API groups, too,
+// which are a fifth of the keeper's memory.
+type Cluster struct {
+	Coordination *coordinationv1.CoordinationV1Client
+	Core         *corev1.CoreV1Client
+	Policy       *policyv1.PolicyV1Client
+	Storage      *storagev1.StorageV1Client
 }
 
-// clients implements Cluster. The clients share their connections.
-type clients struct {
-	coordination *coordinationv1.CoordinationV1Client
-	core         *corev1.CoreV1Client
-	policy       *policyv1.PolicyV1Client
-	storage      *storagev1.StorageV1Client
-}
-
-func (c *clients) CoordinationV1() coordinationv1.CoordinationV1Interface { return c.coordination }
-func (c *clients) CoreV1() corev1.CoreV1Interface                         { return c.core }
-func (c *clients) PolicyV1() policyv1.PolicyV1Interface                   { return c.policy }
-func (c *clients) StorageV1() storagev1.StorageV1Interface                { return c.storage }
-
-// connect returns the clients of a cluster. They send userAgent as their User-Agent.
-func connect(config *rest.Config, userAgent string) (Cluster, error) {
+// Connect returns the clients of a cluster. They send userAgent as their User-Agent.
+func Connect(config *rest.Config, userAgent string) (*Cluster, error) {
 	config = rest.CopyConfig(config)
 	config.UserAgent = userAgent
 	http, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("the Kubernetes client: %w", err)
 	}
-	var c clients
+	var c Cluster
 	var errs [4]error
-	c.coordination, errs[0] = coordinationv1.NewForConfigAndClient(config, http)
-	c.core, errs[1] = corev1.NewForConfigAndClient(config, http)
-	c.policy, errs[2] = policyv1.NewForConfigAndClient(config, http)
-	c.storage, errs[3] = storagev1.NewForConfigAndClient(config, http)
+	c.Coordination, errs[0] = coordinationv1.NewForConfigAndClient(config, http)
+	c.Core, errs[1] = corev1.NewForConfigAndClient(config, http)
+	c.Policy, errs[2] = policyv1.NewForConfigAndClient(config, http)
+	c.Storage, errs[3] = storagev1.NewForConfigAndClient(config, http)
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("the Kubernetes client: %w", err)
 	}

@@ -24,7 +24,7 @@ import (
 // Kubernetes whether they are gone. Instead its preStop hook connects to the Leaver's socket and
 // waits until the connection is closed.
 type Leaver struct {
-	Kubernetes Cluster
+	Kubernetes *Cluster
 	NodeName   string
 	Socket     string
 	Log        *slog.Logger
@@ -115,7 +115,7 @@ func (l *Leaver) await(ctx context.Context) error {
 
 // look returns why the node is leaving, or "", and how many volumes it still has.
 func (l *Leaver) look(ctx context.Context) (why string, left int, err error) {
-	node, err := l.Kubernetes.CoreV1().Nodes().Get(ctx, l.NodeName, metav1.GetOptions{})
+	node, err := l.Kubernetes.Core.Nodes().Get(ctx, l.NodeName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		why = "there is no such Node any more"
@@ -127,7 +127,7 @@ func (l *Leaver) look(ctx context.Context) (why string, left int, err error) {
 	if why == "" {
 		return "", 0, nil
 	}
-	list, err := l.Kubernetes.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+	list, err := l.Kubernetes.Storage.VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return why, 0, fmt.Errorf("list VolumeAttachments: %w", err)
 	}

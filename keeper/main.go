@@ -78,7 +78,7 @@ func mainLeave(ctx context.Context, args []string, getenv func(string) string,
 	if err != nil {
 		return err
 	}
-	if l.Kubernetes, err = connect(config, component+"-leave"); err != nil {
+	if l.Kubernetes, err = Connect(config, component+"-leave"); err != nil {
 		return err
 	}
 	l.Log = slog.New(slog.NewTextHandler(stderr, nil))
@@ -101,7 +101,7 @@ func mainMove(ctx context.Context, args []string, stdout io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("how to reach Kubernetes: %w", err)
 	}
-	if m.Kubernetes, err = connect(config, component+"-move"); err != nil {
+	if m.Kubernetes, err = Connect(config, component+"-move"); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, *timeout)

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,7 +40,7 @@ func movingKey(name string) string {
 // name that is bound to the same claim. It does not touch the disk. On a rack without hot-plug, the
 // keeper or a person has to stop both instances before the disk can be detached and attached.
 type Mover struct {
-	Kubernetes Cluster
+	Kubernetes *Cluster
 	Out        io.Writer
 	// Pace is how often it checks whether Kubernetes has done its part.
 	Pace time.Duration
@@ -101,11 +100,11 @@ func (m *Mover) log(format string, args ...any) { _, _ = fmt.Fprintf(m.Out, form
 
 // instance returns the instance of the node to which a volume moves.
 func (m *Mover) instance(ctx context.Context, name string) (string, error) {
-	n, err := m.Kubernetes.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	n, err := m.Kubernetes.Core.Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return "", fmt.Errorf("read the Node %s: %w", name, err)
 	}
-	csiNode, err := m.Kubernetes.StorageV1().CSINodes().Get(ctx, name, metav1.GetOptions{})
+	csiNode, err := m.Kubernetes.Storage.CSINodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return "", fmt.Errorf("read the CSINode %s: %w", name, err)
 	}
@@ -124,7 +123,7 @@ func (m *Mover) instance(ctx context.Context, name string) (string, error) {
 // find returns the volume and its claim. If an earlier move was interrupted, the volume may be nil.
 func (m *Mover) find(ctx context.Context, name string, saved *corev1.PersistentVolume) (
 	*corev1.PersistentVolume, *corev1.PersistentVolumeClaim, error) {
-	v, err := m.Kubernetes.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	v, err := m.Kubernetes.Core.PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) && saved != nil:
 		claim, err := m.claim(ctx, saved)
@@ -155,7 +154,7 @@ func (m *Mover) find(ctx context.Context, name string, saved *corev1.PersistentV
 func (m *Mover) claim(ctx context.Context, v *corev1.PersistentVolume) (
 	*corev1.PersistentVolumeClaim, error) {
 	ref := v.Spec.ClaimRef
-	claim, err := m.Kubernetes.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name,
+	claim, err := m.Kubernetes.Core.PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name,
 		metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read the claim %s/%s: %w", ref.Namespace, ref.Name, err)
@@ -169,7 +168,7 @@ func (m *Mover) claim(ctx context.Context, v *corev1.PersistentVolume) (
 
 // saved returns what an interrupted move has saved, or nil.
 func (m *Mover) saved(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
-	driver, err := m.Kubernetes.StorageV1().CSIDrivers().Get(ctx, DriverName, metav1.GetOptions{})
+	driver, err := m.Kubernetes.Storage.CSIDrivers().Get(ctx, DriverName, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read the CSIDriver %s: %w", DriverName, err)
 	}
@@ -188,7 +187,7 @@ func (m *Mover) saved(ctx context.Context, name string) (*corev1.PersistentVolum
 
 // save saves the replacement of a volume; nil removes it.
 func (m *Mover) save(ctx context.Context, name string, value any) error {
-	_, err := m.Kubernetes.StorageV1().CSIDrivers().Patch(ctx, DriverName, types.MergePatchType,
+	_, err := m.Kubernetes.Storage.CSIDrivers().Patch(ctx, DriverName, types.MergePatchType,
 		annotation(movingKey(name), value, "name", DriverName), metav1.PatchOptions{})
 	if err != nil {
 		return fmt.Errorf("annotate the CSIDriver %s: %w", DriverName, err)
@@ -222,7 +221,7 @@ func (m *Mover) prepare(ctx context.Context, old, saved *corev1.PersistentVolume
 // remove deletes a PersistentVolume without its disk: nobody deletes the disk of a volume that is
 // set to Retain.
 func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
-	volumes := m.Kubernetes.CoreV1().PersistentVolumes()
+	volumes := m.Kubernetes.Core.PersistentVolumes()
 	now, err := volumes.Patch(ctx, v.Name, types.MergePatchType, fmt.Appendf(nil,
 		`{"metadata":{"uid":%q,"annotations":{%q:""}},"spec":{"persistentVolumeReclaimPolicy":%q}}`,
 		v.UID, MovingAnnotation, corev1.PersistentVolumeReclaimRetain), metav1.PatchOptions{})
@@ -259,7 +258,7 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 }
 
 func (m *Mover) create(ctx context.Context, v *corev1.PersistentVolume) error {
-	_, err := m.Kubernetes.CoreV1().PersistentVolumes().Create(ctx, v, metav1.CreateOptions{})
+	_, err := m.Kubernetes.Core.PersistentVolumes().Create(ctx, v, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create the PersistentVolume %s: %w; repeat the command", v.Name, err)
 	}
@@ -270,12 +269,12 @@ func (m *Mover) create(ctx context.Context, v *corev1.PersistentVolume) error {
 func (m *Mover) bound(ctx context.Context, claim *corev1.PersistentVolumeClaim,
 	instance string) error {
 	for {
-		now, err := m.Kubernetes.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name,
+		now, err := m.Kubernetes.Core.PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name,
 			metav1.GetOptions{})
 		if err != nil {
 			return fmt.Errorf("read the claim %s/%s: %w", claim.Namespace, claim.Name, err)
 		}
-		v, err := m.Kubernetes.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName,
+		v, err := m.Kubernetes.Core.PersistentVolumes().Get(ctx, claim.Spec.VolumeName,
 			metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("read the PersistentVolume %s: %w", claim.Spec.VolumeName, err)
@@ -296,7 +295,7 @@ func (m *Mover) bound(ctx context.Context, claim *corev1.PersistentVolumeClaim,
 
 // evict requests the eviction of the claim's pods on other nodes.
 func (m *Mover) evict(ctx context.Context, claim *corev1.PersistentVolumeClaim, to string) error {
-	pods, err := m.Kubernetes.CoreV1().Pods(claim.Namespace).List(ctx, metav1.ListOptions{})
+	pods, err := m.Kubernetes.Core.Pods(claim.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list Pods: %w", err)
 	}
@@ -307,21 +306,16 @@ func (m *Mover) evict(ctx context.Context, claim *corev1.PersistentVolumeClaim, 
 		if !uses || p.Spec.NodeName == "" || p.Spec.NodeName == to || p.DeletionTimestamp != nil {
 			continue
 		}
-		err := m.Kubernetes.PolicyV1().Evictions(p.Namespace).Evict(ctx, &policyv1.Eviction{
-			ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
-			// Do not evict a pod of the same name that was created since: it runs where the volume is
-			// now.
-			DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))}})
+		done, err := m.Kubernetes.evict(ctx, &p)
 		switch {
 		case apierrors.IsTooManyRequests(err):
 			return fmt.Errorf("the pod %s/%s may not be evicted from %s now, says its PodDisruptionBudget; "+
 				"repeat the command later", p.Namespace, p.Name, p.Spec.NodeName)
-		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-			continue
 		case err != nil:
-			return fmt.Errorf("evict the pod %s/%s: %w", p.Namespace, p.Name, err)
+			return err
+		case done:
+			m.log("the pod %s/%s is evicted from the node %s", p.Namespace, p.Name, p.Spec.NodeName)
 		}
-		m.log("the pod %s/%s is evicted from the node %s", p.Namespace, p.Name, p.Spec.NodeName)
 	}
 	return nil
 }

@@ -152,7 +152,6 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 		{"another driver's", edit(func(v *corev1.PersistentVolume) {
 			v.Spec.CSI.Driver = "other.example.com"
 		}), "is not one of the driver"},
-		{"of no driver", edit(func(v *corev1.PersistentVolume) { v.Spec.CSI = nil }), "is not one of"},
 		{"of the rack", edit(func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }),
 			"stays with no node"},
 		{"of the rack, with an affinity", edit(func(v *corev1.PersistentVolume) {
@@ -161,8 +160,6 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 		}), "stays with no node"},
 		{"released", edit(func(v *corev1.PersistentVolume) { v.Status.Phase = corev1.VolumeReleased }),
 			"is Released; only a bound one can be moved"},
-		{"bound to nothing", edit(func(v *corev1.PersistentVolume) { v.Spec.ClaimRef = nil }),
-			"only a bound one"},
 		{"bound to an earlier claim", edit(func(v *corev1.PersistentVolume) {
 			v.Spec.ClaimRef.UID = "earlier"
 		}), "an earlier claim of the name shop/data"},
@@ -177,9 +174,6 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 		}, "is an ephemeral volume of the pod db-0"},
 		{"the node is unknown", func(m *moving) { keepertest.Remove[*corev1.Node](m.api, "", "b") },
 			"read the Node b"},
-		{"the node has no CSINode", func(m *moving) {
-			keepertest.Remove[*storagev1.CSINode](m.api, "", "b")
-		}, "read the CSINode b"},
 		{"the driver is not registered there", func(m *moving) {
 			keepertest.Edit(m.api, "", "b", func(c *storagev1.CSINode) { c.Spec.Drivers = nil })
 		}, "the node b: the driver is not registered on this node"},

@@ -108,7 +108,7 @@ type outcome struct {
 
 // records reads the ConfigMap. Without it, nothing is recorded.
 func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]record, error) {
-	found, err := k.Kubernetes.CoreV1().ConfigMaps(k.Namespace).Get(ctx, RecordsName,
+	found, err := k.Kubernetes.Core.ConfigMaps(k.Namespace).Get(ctx, RecordsName,
 		metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -147,7 +147,7 @@ func (k *Keeper) save(ctx context.Context, v *view, n *node) error {
 	}
 	var written *corev1.ConfigMap
 	var err error
-	if maps := k.Kubernetes.CoreV1().ConfigMaps(k.Namespace); next.ResourceVersion == "" {
+	if maps := k.Kubernetes.Core.ConfigMaps(k.Namespace); next.ResourceVersion == "" {
 		written, err = maps.Create(ctx, next, metav1.CreateOptions{})
 	} else {
 		written, err = maps.Update(ctx, next, metav1.UpdateOptions{})

@@ -33,7 +33,7 @@ func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 		return err
 	}
 	config.QPS, config.Burst = 20, 40
-	client, err := connect(config, component)
+	client, err := Connect(config, component)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (p *process) candidacy(ctx context.Context) error {
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Name: component, Namespace: p.settings.LeaseNamespace},
-			Client:     p.Kubernetes.CoordinationV1(),
+			Client:     p.Kubernetes.Coordination,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: p.name},
 		},
 		LeaseDuration: lease, RenewDeadline: p.settings.roundLimit(), RetryPeriod: lease * 2 / 15,
@@ -197,7 +197,7 @@ func (p *process) startStopped(ctx context.Context) {
 // or that belong to other drivers.
 func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
 	for ctx.Err() == nil {
-		w, err := p.Kubernetes.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{})
+		w, err := p.Kubernetes.Storage.VolumeAttachments().Watch(ctx, metav1.ListOptions{})
 		if err != nil {
 			pause(ctx, p.Config.Interval)
 			continue

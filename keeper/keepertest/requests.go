@@ -276,7 +276,8 @@ func decode(body []byte, into any) error {
 }
 
 // evict deletes a pod if its disruption budget allows it. It decides as
-// pkg/registry/core/pod/storage/eviction.go of Kubernetes 1.35 does, for a pod with one budget.
+// pkg/registry/core/pod/storage/eviction.go of Kubernetes 1.35 does, for a pod with at most one
+// budget, which has no unhealthyPodEvictionPolicy.
 func (s *Server) evict(c call, old *stored) error {
 	var eviction policyv1.Eviction
 	if err := decode(c.Body, &eviction); err != nil {
@@ -313,9 +314,7 @@ func (s *Server) disrupt(pod *corev1.Pod) error {
 	ready := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
-	policy := ptr.Deref(budget.Spec.UnhealthyPodEvictionPolicy, policyv1.IfHealthyBudget)
-	if !ready && (policy == policyv1.AlwaysAllow ||
-		status.CurrentHealthy >= status.DesiredHealthy && status.DesiredHealthy > 0) {
+	if !ready && status.CurrentHealthy >= status.DesiredHealthy && status.DesiredHealthy > 0 {
 		return nil
 	}
 	if status.DisruptionsAllowed <= 0 {

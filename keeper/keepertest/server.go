@@ -3,10 +3,9 @@
 // scheduler, no kubelet and no controller; the test does their work.
 //
 // It differs from a real API server: it does not validate objects; metadata.generation does not
-// rise; nothing writes a status but the test; lists have one page; an update may omit the
-// resourceVersion of any object; a watch is of all objects of a resource, and begins with the
-// changes that led to them. What the server does not know fails the
-// test.
+// rise; only the test writes a status; lists have one page; an update may omit the resourceVersion
+// of any object; a watch is of all objects of a resource, and begins with the changes that led to
+// them. A request that the server does not know fails the test.
 package keepertest
 
 import (
@@ -242,10 +241,9 @@ func statusOf(err error) metav1.Status {
 }
 
 // Client returns the configuration of a client with the name as its User-Agent, and a function that
-// disconnects it for good: its requests end, and none reaches the server any more. With it a test
-// kills a keeper. A request that has already arrived is still applied, perhaps after cut has
-// returned, as with a keeper that dies. An interceptor can prevent that, and sees when the request
-// is applied.
+// disconnects it for good, as if its process was killed: its requests end, and none reaches the
+// server any more. A request that has already arrived is still applied, perhaps after cut has
+// returned. An interceptor can prevent that, and sees when the request is applied.
 func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 	// The default keeps fewer idle connections than a client may have requests at once.
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}

@@ -22,7 +22,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -230,10 +229,11 @@ func config(node string) keeper.Config {
 // restart starts a keeper that replaces another one.
 func (w *testCluster) restart(i int) {
 	k := &replica{node: names[i]}
-	kube, cut := w.api.Client(fmt.Sprintf("keeper-%d", i))
+	name := fmt.Sprintf("keeper-%d", i)
+	config, cut := w.api.Client(name)
 	k.cut = cut
-	kube.Wrap(func(to http.RoundTripper) http.RoundTripper { return waiting{to} })
-	client, err := kubernetes.NewForConfig(kube)
+	config.Wrap(func(to http.RoundTripper) http.RoundTripper { return waiting{to} })
+	client, err := keeper.Connect(config, name)
 	if err != nil {
 		panic(err)
 	}

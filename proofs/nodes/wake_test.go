@@ -17,7 +17,6 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -49,8 +48,8 @@ type queue struct {
 }
 
 // follow adds the attachments that are created or annotated.
-func (q *queue) follow(ctx context.Context, kube kubernetes.Interface) {
-	watch, err := kube.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{})
+func (q *queue) follow(ctx context.Context, kube *keeper.Cluster) {
+	watch, err := kube.Storage.VolumeAttachments().Watch(ctx, metav1.ListOptions{})
 	q.w.must(err)
 	defer watch.Stop()
 	seen := map[string]map[string]string{}
@@ -124,8 +123,8 @@ func (o onStop) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // wake lets a keeper stop an instance in real time, and returns how long after the stop the
-// attacher has attached the disk. At the moment of the stop the attacher gets that many other calls
-// to make, and a program starts the instance later.
+// attacher has attached the disk. When the stop is requested, the attacher gets so many other calls
+// to make, and a program starts the instance ten seconds later.
 func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	t.Helper()
 	w := newTestCluster(t.Context(), t, r)
@@ -148,7 +147,7 @@ func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	}}
 	config, cut := w.api.Client("keeper")
 	defer cut()
-	kube, err := kubernetes.NewForConfig(config)
+	kube, err := keeper.Connect(config, "keeper")
 	w.must(err)
 	k := keeper.Keeper{Kubernetes: kube, Rack: racks, Log: slog.New(slog.DiscardHandler),
 		Namespace: namespaceOfRecords, Metrics: keeper.NewMetrics(), Config: keeper.Defaults()}
@@ -180,8 +179,6 @@ func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	}
 }
 
-// The keeper attaches nothing itself, so the attacher has to be faster than a program that starts
-// the instance.
 func TestTheWokenAttacherIsFasterThanAProgramThatStartsTheInstance(t *testing.T) { // D-61
 	rack, _ := startRack(t)
 	many, busyCalls := 20, 10*threads
