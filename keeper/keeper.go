@@ -85,9 +85,9 @@ func (k *Keeper) now() time.Time {
 	return time.Now()
 }
 
-// Cluster contains the Kubernetes clients that this package uses, which share their connections. The
-// clientset of client-go would also do, but it contains the clients of all other API groups, too,
-// which are a fifth of the keeper's memory.
+// Cluster contains the Kubernetes clients that this package uses, which share their connections.
+// The clientset of client-go would also do, but it contains the clients of all other API groups,
+// too, which are a fifth of the keeper's memory.
 type Cluster struct {
 	Coordination *coordinationv1.CoordinationV1Client
 	Core         *corev1.CoreV1Client

@@ -21,9 +21,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// These actors play the programs of the cluster that the keeper does not replace.
+// These functions simulate the programs of a cluster: attacher, controllers, kubelets, and a
+// program that starts stopped instances.
 
-// attacher tries to make every attachment once, like external-attacher with the driver.
+// attacher tries every attachment that is not done once, like external-attacher with the driver.
 func (w *testCluster) attacher() {
 	states := w.states()
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
@@ -71,7 +72,7 @@ func (w *testCluster) attacher() {
 	}
 }
 
-// attachOnce attaches a disk, unless the rack has recorded that, like the driver.
+// attachOnce attaches a disk, unless the rack shows it as attached, like the driver.
 func (w *testCluster) attachOnce(p oxide.InstanceDiskAttachParams) error {
 	attached, err := w.rack.Client.InstanceDiskListAllPages(w.ctx,
 		oxide.InstanceDiskListParams{Instance: p.Instance})
@@ -151,8 +152,8 @@ func (w *testCluster) end(p *corev1.Pod) {
 
 var apps = []string{"db", "web"}
 
-// most returns how many pods of a kind may be unavailable. After everything was mended it is
-// the number of pods that a node has, so that each node can be stopped.
+// most returns how many pods of an app may be unavailable. After the repairs it is at least the
+// number of pods on each node, so that each node can be stopped.
 func (w *testCluster) most(app string) int {
 	most, on, healthies := 2, map[string]int{}, 0
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
@@ -169,8 +170,8 @@ func (w *testCluster) most(app string) int {
 	switch {
 	case w.noEviction:
 		return 0
-	// Few pods are healthy, because others were lost with their nodes. If the budget counted them,
-	// no node could be stopped any more.
+	// Few pods are healthy, because others were lost with their nodes. With the usual budget no node
+	// could be stopped any more.
 	case w.mended && healthies <= most:
 		return 100
 	}
@@ -254,7 +255,7 @@ func (w *testCluster) kubelets() {
 	w.budgets()
 }
 
-// runJob makes the pod of a Job begin with its init container, run, and end.
+// runJob advances the pod of a Job: it begins with an init container, runs, and ends.
 func (w *testCluster) runJob(p *corev1.Pod, ready bool) {
 	if p.Spec.RestartPolicy != corev1.RestartPolicyNever || !ready {
 		return
@@ -270,7 +271,7 @@ func (w *testCluster) runJob(p *corev1.Pod, ready bool) {
 		Running: &corev1.ContainerStateRunning{}}}}
 }
 
-// starts runs the program that starts stopped instances, every ten seconds.
+// starts simulates a program that starts stopped instances every ten seconds.
 func (w *testCluster) starts() {
 	if !w.starter || w.clock.Sub(w.looked) < 10*time.Second {
 		return
@@ -278,7 +279,7 @@ func (w *testCluster) starts() {
 	w.looked = w.clock
 	for name, state := range w.states() {
 		if state == oxide.InstanceStateStopped && w.byPeople[name].IsZero() && !w.destroyed[name] {
-			w.say("the program starts the instance of %s", name)
+			w.log("the program starts the instance of %s", name)
 			w.count("started by a program")
 			w.must(w.rack.StartInstance(w.ctx, w.rack.Instance(name).ID))
 		}

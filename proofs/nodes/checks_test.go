@@ -18,9 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// The checks of the promises, made for every request of a keeper. The proof itself computes
-// the values that it needs for them. From the keeper it uses only the names of labels and
-// annotations, and the format of the record.
+// This file checks the promises at every request of a keeper. It computes itself what it compares
+// with: from the keeper it uses only the names of labels and annotations, and the format of the
+// record.
 
 // recorded contains the fields of a record that the proof uses.
 type recorded struct {
@@ -31,8 +31,8 @@ type recorded struct {
 	Volumes map[string]any `json:"volumes"`
 }
 
-// recordsIn returns the operations in progress that a ConfigMap records, by node. A node has two
-// if it was deleted in an operation; then the value is the one of the Node that is there.
+// recordsIn returns the operations in progress that a ConfigMap records, by node. If a Node was
+// deleted during an operation and created again, it returns the operation of the new Node.
 func (w *testCluster) recordsIn(m *corev1.ConfigMap) map[string]*recorded {
 	all := map[string]*recorded{}
 	if m == nil {
@@ -74,12 +74,12 @@ type operation struct {
 	stoppedSets []string
 }
 
-// late is the time after an operation during which the keeper starts an instance that a late
-// request has stopped.
+// late is how long after an operation the keeper starts an instance that a late request has
+// stopped.
 const late = 2 * time.Minute
 
-// look checks the promises for the state of the cluster.
-func (w *testCluster) look() {
+// checkState checks the promises for the state of the cluster.
+func (w *testCluster) checkState() {
 	if busy := w.busy(); len(busy) > 1 {
 		w.breaks("the keepers work on several nodes at once: %v", busy)
 	}
@@ -90,7 +90,7 @@ func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {
 	i := slices.IndexFunc(names, func(name string) bool {
 		return strings.Contains(r.URL.Path, w.rack.Instance(name).ID)
 	})
-	w.say("%s asks the rack: %s %s", k.node, asked, names[i])
+	w.log("%s asks the rack: %s %s", k.node, asked, names[i])
 	switch asked {
 	case "start":
 	case "stop":
@@ -162,7 +162,7 @@ func (w *testCluster) checkStop(k *replica, name string) {
 	}
 }
 
-// checkJobs checks that no pod is stopped that is not created again.
+// checkJobs checks that a stop ends no pod of a Job, which would not be created again.
 func (w *testCluster) checkJobs(name string) {
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 		if p.Spec.NodeName == name && running(p) && !w.stale && !w.raced {
@@ -229,7 +229,7 @@ func (w *testCluster) checkClusterRequest(k *replica, r keepertest.KubeRequest) 
 	if !slices.Contains(allowed, r.Verb+" "+resource) {
 		w.breaks("a keeper does what it must not: %s", r)
 	}
-	w.say("%s", r)
+	w.log("%s", r)
 	switch r.Verb + " " + resource {
 	case "update nodes":
 		var next corev1.Node
@@ -307,7 +307,7 @@ func (w *testCluster) checkBegin(k *replica, n *corev1.Node, name string,
 	return func() { o.began, o.asked, o.sets, o.stopper = w.clock, false, nil, nil }
 }
 
-// checkEnd checks the end of an operation: the instance must run, unless somebody else has
+// checkEnd checks that the instance runs at the end of an operation, unless somebody else has
 // stopped it.
 func (w *testCluster) checkEnd(name string, r *recorded) (made func()) {
 	o := w.operations[name]
@@ -336,8 +336,8 @@ func (w *testCluster) statefulSets(name string) []string {
 	return sets
 }
 
-// checkBudgets checks that the pods that stop with a node break no budget. Of the pods that
-// have run before, only as many as the budget allows may be unavailable.
+// checkBudgets checks that a stop of a node violates no budget. A pod that waits for its volume,
+// and so has never run there, does not count as unavailable.
 func (w *testCluster) checkBudgets(name string) {
 	if w.stale || w.raced {
 		return

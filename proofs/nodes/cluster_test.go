@@ -54,8 +54,8 @@ type testCluster struct {
 	// byHand contains the nodes that a person has cordoned, dead those whose kubelet does not come
 	// back, and lying those whose kubelet reports while the instance is stopped.
 	byHand, dead, lying map[string]bool
-	// byPeople contains the time at which a person stopped an instance, or did something that may
-	// leave it stopped.
+	// byPeople contains for an instance the time at which a person stopped it, or did something that
+	// may leave it stopped.
 	byPeople map[string]time.Time
 	// destroyed contains the instances that the rack does not show any more. hidden means that the
 	// token has lost its rights.
@@ -81,8 +81,8 @@ type testCluster struct {
 	// delays contains the delay of the next request for an operation of the rack.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// changes contains the times at which the instances changed, in the world's time, by the
-	// rack's own time.
+	// changes contains the times at which the instances changed by the history's clock, with the times
+	// by the rack's clock as keys.
 	changes map[string]time.Time
 	// stale reports that a keeper has acted on a state that it read before another keeper acted.
 	// raced reports that something else has changed during a round.
@@ -114,8 +114,8 @@ type replica struct {
 	cut  func()
 }
 
-// gate counts the changes that a keeper makes, or all its requests, and does something at one
-// of them: before the request reaches the cluster or the rack, or after it was done there.
+// gate calls act at a certain change that a keeper makes, or at a certain request: before it
+// reaches the cluster or the rack, or after it was applied there.
 type gate struct {
 	at     int
 	after  bool
@@ -190,8 +190,8 @@ func (w *testCluster) calm() {
 	w.refused = map[string]string{}
 }
 
-// join creates a Node, and registers its driver. The record that an earlier Node had of its
-// last operation is lost. If a stop is still delayed then, people have to repair its effect.
+// join creates a Node, and registers its driver. The record of an earlier Node's last operation is
+// lost with it. If a stop is still delayed then, people have to repair its effect.
 func (w *testCluster) join(name string) {
 	w.operations[name] = &operation{}
 	for volume, stops := range w.causes {
@@ -218,7 +218,7 @@ func (w *testCluster) register(name, instance string) {
 // windowLength is the length of a keeper's window, which begins at the full hour.
 const windowLength = 10 * time.Minute
 
-// config returns a configuration with the usual limits, in the world's own time.
+// config returns a configuration with shorter intervals than the defaults.
 func config(node string) keeper.Config {
 	c := keeper.Defaults()
 	c.ColdAttach, c.StartupTaint, c.LeavingNodes, c.Fence, c.NodeName = true, true, true, true, node
@@ -251,8 +251,8 @@ func (w *testCluster) restart(i int) {
 	w.keepers[i] = k
 }
 
-// waiting waits for the end of a request in the cluster, even if its sender has only seconds to
-// wait: what happens at a gate happens within the request, and must not go on beside the keeper.
+// waiting waits until the cluster has answered a request, even if the sender's time is over: what a
+// gate does within the request must not continue beside the keeper.
 type waiting struct{ http.RoundTripper }
 
 func (w waiting) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -305,8 +305,8 @@ func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// hinder returns the result of a request that does not reach the rack in time, or nothing if
-// the request reaches it.
+// hinder returns the result of a request that a disturbance keeps from the rack, or nothing if
+// there is none.
 func (w *testCluster) hinder(to http.RoundTripper, r *http.Request) (*http.Response, error) {
 	operation := "view"
 	if r.Method != http.MethodGet {
@@ -326,12 +326,12 @@ func (w *testCluster) hinder(to http.RoundTripper, r *http.Request) (*http.Respo
 		_ = w.fails(operation)
 		return answer(http.StatusServiceUnavailable, "ServiceUnavailable"), nil
 	case w.delays[operation] > 0:
-		w.say("it is on its way for %s", w.delays[operation])
+		w.log("it is on its way for %s", w.delays[operation])
 		w.count("late request")
 		w.stale = true // when the request arrives, something else may have been decided
 		later := r.Clone(w.ctx)
 		w.onWay = append(w.onWay, onWay{w.clock.Add(w.delays[operation]), func() {
-			w.say("the rack is asked late: %s", operation)
+			w.log("the rack is asked late: %s", operation)
 			response, err := to.RoundTrip(later)
 			if err != nil {
 				panic(err)
@@ -365,7 +365,7 @@ func (w *testCluster) fails(what string) error {
 	return f.err
 }
 
-// inTime converts the times in the rack's answers about instances to the world's time.
+// inTime converts the times in the rack's answers about instances to the history's clock.
 func (w *testCluster) inTime(response *http.Response) (*http.Response, error) {
 	body, err := io.ReadAll(response.Body)
 	_ = response.Body.Close()
@@ -387,7 +387,7 @@ func (w *testCluster) inTime(response *http.Response) (*http.Response, error) {
 	return response, nil
 }
 
-// changed returns the time at which the world first saw a change of an instance.
+// changed returns the time by the history's clock at which a change of an instance was first seen.
 func (w *testCluster) changed(rack time.Time) time.Time {
 	key := rack.UTC().String()
 	if _, known := w.changes[key]; !known {
@@ -452,7 +452,7 @@ func (w *testCluster) sender(r keepertest.KubeRequest) *replica {
 func (w *testCluster) count(what string) { w.counts[what]++ }
 
 // say adds a line to the transcript, unless it is equal to the last line.
-func (w *testCluster) say(format string, args ...any) {
+func (w *testCluster) log(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if len(w.lines) == 0 || !strings.HasSuffix(w.lines[len(w.lines)-1], text) {
 		line := w.clock.Format("15:04:05 ") + text
@@ -463,7 +463,7 @@ func (w *testCluster) say(format string, args ...any) {
 
 // breaks records a broken promise.
 func (w *testCluster) breaks(format string, args ...any) {
-	w.say("BROKEN: "+format, args...)
+	w.log("BROKEN: "+format, args...)
 	if w.brokenAt.IsZero() {
 		w.brokenAt = time.Now()
 	}
@@ -528,7 +528,7 @@ func (w *testCluster) addPod(name string, kind int) {
 	}
 	keepertest.Put(w.api, pod)
 	w.budgets()
-	w.say("%s %s is scheduled to %s", owner.Kind, pod.Name, name)
+	w.log("%s %s is scheduled to %s", owner.Kind, pod.Name, name)
 }
 
 // addVolume creates a disk and the objects that Kubernetes has for it, and asks for its

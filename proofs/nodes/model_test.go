@@ -37,7 +37,7 @@ const (
 	longest        = 44
 )
 
-// act is one act of a history. The meaning of its numbers depends on its kind.
+// act is a part of a history. The meaning of its numbers depends on its kind.
 type act struct {
 	kind string
 	a, b int
@@ -88,7 +88,7 @@ func (w *testCluster) do(a act) {
 		w.arm(&gate{at: a.b, after: a.kind == "kill after", act: w.kill})
 	case "refuse":
 		w.arm(&gate{at: a.b, act: func() error {
-			w.say("refused")
+			w.log("refused")
 			return apierrors.NewInternalError(errors.New("try again"))
 		}})
 	case "freeze":
@@ -109,7 +109,7 @@ func (w *testCluster) do(a act) {
 	case "no pod":
 		if pods := keepertest.List[*corev1.Pod](w.api, "default"); len(pods) > 0 {
 			p := pods[a.b%len(pods)]
-			w.say("%s is deleted", p.Name)
+			w.log("%s is deleted", p.Name)
 			keepertest.Delete[*corev1.Pod](w.api, "default", p.Name)
 			w.budgets()
 		}
@@ -147,27 +147,27 @@ func (w *testCluster) round() {
 	case errors.Is(err, keeper.ErrStepAside):
 		w.elect(1 - i)
 	case err != nil:
-		w.say("round: %.200s", err)
+		w.log("round: %.200s", err)
 	}
 	if w.killed {
 		w.killed = false
 		w.restart(i)
 		w.elect(w.kills % 2)
 	}
-	w.look()
+	w.checkState()
 }
 
 // startStopped does the work that both replicas do all the time.
 func (w *testCluster) startStopped() {
 	for _, k := range w.keepers {
 		if err := k.StartStopped(w.ctx); err != nil {
-			w.say("%s: %.200s", k.node, err)
+			w.log("%s: %.200s", k.node, err)
 		}
 	}
 }
 
-// elect makes a keeper the leader. Earlier decisions of another keeper have been carried out,
-// unless a request of it is delayed, or an instance is still stopped because of it.
+// elect makes a keeper the leader. It ends w.stale unless the other keeper's decisions may still
+// have effects: a delayed request, or an instance that is still stopped.
 func (w *testCluster) elect(i int) {
 	w.leader = i
 	if !w.stale || len(w.onWay) > 0 || len(w.busy()) > 1 {
@@ -184,18 +184,18 @@ func (w *testCluster) elect(i int) {
 // kill ends the leader at once. Another keeper becomes the leader after the interrupted round.
 func (w *testCluster) kill() error {
 	k := w.keepers[w.leader]
-	w.say("the keeper on %s is killed", k.node)
+	w.log("the keeper on %s is killed", k.node)
 	w.killed = true
 	w.kills++
 	k.cut()
 	return keepertest.ErrBreak
 }
 
-// freeze stops a keeper before a change that it has decided on. Meanwhile the world continues,
+// freeze halts a keeper before a change that it has decided on. Meanwhile the cluster continues
 // with the other keeper as the leader.
 func (w *testCluster) freeze() error {
 	frozen := w.leader
-	w.say("the keeper on %s freezes", w.keepers[frozen].node)
+	w.log("the keeper on %s freezes", w.keepers[frozen].node)
 	w.stale = true
 	w.leader = 1 - frozen
 	w.keepers[w.leader].gate = nil
@@ -204,11 +204,11 @@ func (w *testCluster) freeze() error {
 		w.pass(3 * time.Second)
 	}
 	w.leader = frozen
-	w.say("the keeper on %s goes on", w.keepers[frozen].node)
+	w.log("the keeper on %s goes on", w.keepers[frozen].node)
 	return nil
 }
 
-// unrest returns the reason why the world is not at rest, or "".
+// unrest returns the reason why the cluster is not at rest, or "".
 func (w *testCluster) unrest() string {
 	states := w.states()
 	for _, name := range names {
@@ -233,8 +233,8 @@ func (w *testCluster) unrest() string {
 	return ""
 }
 
-// rest makes the world continue until it is at rest. After failures, a keeper waits at most
-// half an hour.
+// rest makes the cluster continue until it is at rest. After failures, a keeper waits at most half
+// an hour.
 func (w *testCluster) rest() error {
 	unrest := ""
 	for i := range 700 {
@@ -383,7 +383,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 		"fenced", counts["fenced"], "max_stops_per_volume_day", most, "violations", 0)
 }
 
-// effects are the effects that disturbances must have in many histories.
+// effects contains what disturbances must cause at least once in many histories.
 var effects = []string{"failed nodes", "failed pods", "failed poddisruptionbudgets",
 	"failed persistentvolumes", "failed volumeattachments", "failed csinodes", "failed stop",
 	"failed start", "failed view", "late request", "started, stopped late", "within a round",

@@ -22,13 +22,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// disturbances contains acts of people, and failures of programs and racks. Most of them end
-// when they are done again.
+// disturbances contains acts of people, and failures of programs and racks. Most of them end when
+// the same disturbance happens again.
 var disturbances = map[string]func(w *testCluster, name string, a act){
 	"cordon":         (*testCluster).cordon,
 	"label":          (*testCluster).label,
 	"forged records": (*testCluster).forge,
-	"spoiled record": (*testCluster).spoil,
+	"corrupt record": (*testCluster).corrupt,
 	"registration":   (*testCluster).reregister,
 	"node deleted":   (*testCluster).deleteNode,
 	"startup taint":  (*testCluster).taint,
@@ -38,19 +38,19 @@ var disturbances = map[string]func(w *testCluster, name string, a act){
 	"configuration":  (*testCluster).configure,
 	"dead kubelet": func(w *testCluster, name string, _ act) {
 		w.dead[name] = !w.dead[name]
-		w.say("the kubelet of %s is dead: %v", name, w.dead[name])
+		w.log("the kubelet of %s is dead: %v", name, w.dead[name])
 	},
 	"lying kubelet": func(w *testCluster, name string, _ act) {
 		w.lying[name] = !w.lying[name]
-		w.say("the kubelet of %s lies: %v", name, w.lying[name])
+		w.log("the kubelet of %s lies: %v", name, w.lying[name])
 	},
 	"lagging": func(w *testCluster, _ string, _ act) {
 		w.lagging = !w.lagging
-		w.say("Kubernetes notices no dead kubelet: %v", w.lagging)
+		w.log("Kubernetes notices no dead kubelet: %v", w.lagging)
 	},
 	"no eviction": func(w *testCluster, _ string, _ act) {
 		w.noEviction = !w.noEviction
-		w.say("the budgets allow nothing: %v", w.noEviction)
+		w.log("the budgets allow nothing: %v", w.noEviction)
 		w.budgets()
 	},
 	"stuck pods":      func(w *testCluster, _ string, _ act) { w.stuck = !w.stuck },
@@ -61,16 +61,16 @@ var disturbances = map[string]func(w *testCluster, name string, a act){
 	},
 	"starter": func(w *testCluster, name string, a act) {
 		w.starter = !w.starter
-		w.say("a program starts stopped instances: %v", w.starter)
+		w.log("a program starts stopped instances: %v", w.starter)
 		if !w.raced {
 			w.untilBusy(name, a.b+2)
 		}
 	},
 	"hidden": func(w *testCluster, _ string, _ act) {
 		w.hidden = !w.hidden
-		w.say("the token has no rights: %v", w.hidden)
+		w.log("the token has no rights: %v", w.hidden)
 	},
-	// The keeper waits for the answer, and the world continues.
+	// The cluster continues while the keeper waits for the answer.
 	"slow rack": func(w *testCluster, _ string, a act) {
 		for range a.b {
 			w.turnWithout()
@@ -86,19 +86,19 @@ func init() {
 				apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", nil),
 				apierrors.NewInternalError(errors.New("etcdserver: leader changed")),
 				apierrors.NewTimeoutError("slow", 0)}[a.b%3]}
-			w.say("reads of %s fail", resource)
+			w.log("reads of %s fail", resource)
 		}
 	}
 	for _, operation := range []string{"stop", "start", "view"} {
 		disturbances["failing "+operation] = func(w *testCluster, _ string, a act) {
 			w.failing[operation] = failure{a.b, errors.New("503")}
-			w.say("the rack refuses: %s", operation)
+			w.log("the rack refuses: %s", operation)
 		}
 	}
 	for _, operation := range []string{"stop", "start"} {
 		disturbances["late "+operation] = func(w *testCluster, _ string, a act) {
 			w.delays[operation] = time.Duration(a.b*a.b*7-5) * time.Second // less than two minutes
-			w.say("the rack is to be asked late: %s", operation)
+			w.log("the rack is to be asked late: %s", operation)
 		}
 	}
 }
@@ -122,8 +122,7 @@ func (w *testCluster) disturb(a act) {
 	}})
 }
 
-// untilBusy makes the world continue until an operation is in progress and has done some
-// steps.
+// untilBusy makes the cluster continue until an operation is in progress and has done some steps.
 func (w *testCluster) untilBusy(name string, steps int) {
 	w.addPod(name, 0)
 	for i := 0; i < 20 && len(w.busy()) == 0; i++ {
@@ -141,7 +140,7 @@ func (w *testCluster) edit(name string, change func(*corev1.Node)) {
 
 func (w *testCluster) cordon(name string, _ act) {
 	cordoned := w.node(name).Spec.Unschedulable
-	w.say("somebody sets unschedulable of %s to %v", name, !cordoned)
+	w.log("somebody sets unschedulable of %s to %v", name, !cordoned)
 	w.byHand[name] = !cordoned
 	w.edit(name, func(n *corev1.Node) { n.Spec.Unschedulable = !cordoned })
 }
@@ -152,7 +151,7 @@ func (w *testCluster) label(name string, _ act) {
 			n.Labels = map[string]string{keeper.ColdAttachLabel: keeper.Allowed}
 			return
 		}
-		w.say("somebody takes the label from %s", name)
+		w.log("somebody takes the label from %s", name)
 		n.Labels = nil
 	})
 }
@@ -175,7 +174,7 @@ func (w *testCluster) refuse(name string, a act) {
 	for _, v := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
 		if v.Spec.NodeName == name && (!v.Status.Attached || v.DeletionTimestamp != nil) {
 			w.refused[*v.Spec.Source.PersistentVolumeName] = refusals[(a.a+a.b+len(w.lines))%len(refusals)]
-			w.say("%s is refused: %s", v.Name, w.refused[*v.Spec.Source.PersistentVolumeName])
+			w.log("%s is refused: %s", v.Name, w.refused[*v.Spec.Source.PersistentVolumeName])
 		}
 	}
 	for range 60 * a.b {
@@ -192,7 +191,7 @@ func (w *testCluster) cutOff(name string, a act) {
 		w.untilStopped(name, a)
 	}
 	w.outage = w.clock.Add(time.Duration(a.b) * time.Hour)
-	w.say("the API server is away until %s", w.outage.Format("15:04:05"))
+	w.log("the API server is away until %s", w.outage.Format("15:04:05"))
 	stoppedIt := map[string]bool{}
 	for _, name := range w.busy() {
 		stoppedIt[name] = w.stoppedBy(name) == w.keepers[w.leader]
@@ -214,11 +213,11 @@ func (w *testCluster) cutOff(name string, a act) {
 			w.breaks("without an API server, the instance of %s is %s for %d hours", name, state, a.b)
 		}
 	}
-	w.say("the API server is back")
+	w.log("the API server is back")
 }
 
-// untilStopped makes the world continue until a keeper has asked for an instance's stop, and
-// for some more rounds.
+// untilStopped makes the cluster continue until a keeper has asked for an instance's stop, and then
+// for some rounds.
 func (w *testCluster) untilStopped(name string, a act) {
 	w.untilBusy(name, 1)
 	for range 20 {
@@ -236,11 +235,11 @@ func (w *testCluster) untilStopped(name string, a act) {
 // operation.
 func (w *testCluster) stoppedBy(name string) *replica { return w.operations[name].stopper }
 
-// forge writes annotations on a Node, as its kubelet may: the records of another instance's
-// operation, which earlier keepers believed. They must have no effect, but a node whose own mark is
-// gone stays cordoned.
+// forge writes annotations on a Node, as its kubelet may: records of another instance's operation.
+// They must have no effect, except that a node whose CordonAnnotation is overwritten stays
+// cordoned.
 func (w *testCluster) forge(name string, a act) {
-	w.say("the kubelet of %s forges records", name)
+	w.log("the kubelet of %s forges records", name)
 	w.byHand[name] = true
 	forged := fmt.Sprintf(
 		`{"step":"Starting","since":%[1]q,"instance":%[2]q,"stopped":true,"ended":%[1]q}`,
@@ -253,9 +252,9 @@ func (w *testCluster) forge(name string, a act) {
 	})
 }
 
-// spoil makes a record unreadable. A person who does this has to check the instance.
-func (w *testCluster) spoil(string, act) {
-	w.say("somebody spoils the records")
+// corrupt makes the records unreadable. A person who does that has to check the instances.
+func (w *testCluster) corrupt(string, act) {
+	w.log("somebody corrupts the records")
 	for _, name := range names {
 		w.mayStop(name)
 		w.byHand[name] = true
@@ -270,9 +269,9 @@ func (w *testCluster) spoil(string, act) {
 // mayStop records that people have to make sure that an instance runs.
 func (w *testCluster) mayStop(name string) { w.byPeople[name] = w.clock }
 
-// reregister makes a driver register with no instance, with another one, or with its own
-// again. The other nodes keep the right registrations, because two wrong ones could not be
-// distinguished.
+// reregister registers the driver of a node with no instance, with another node's, or with its own
+// again. It corrects the other nodes' registrations first: a keeper could not tell which of two
+// wrong ones is right.
 func (w *testCluster) reregister(name string, a act) {
 	w.correctOthers(name)
 	other := names[(a.a+1)%len(names)]
@@ -283,7 +282,7 @@ func (w *testCluster) reregister(name string, a act) {
 	case a.b%2 == 0 && w.registered(other) != "" && w.node(other).DeletionTimestamp == nil:
 		instance = w.rack.Instance(other).ID
 	}
-	w.say("the driver of %s is registered with %q", name, instance)
+	w.log("the driver of %s is registered with %q", name, instance)
 	w.register(name, instance)
 }
 
@@ -300,14 +299,14 @@ func (w *testCluster) deleteNode(name string, a act) {
 	w.correctOthers(name)
 	n := w.node(name)
 	if n.UID == "" {
-		w.say("the Node %s joins", name)
+		w.log("the Node %s joins", name)
 		w.join(name)
 		if a.b%2 == 0 {
 			w.register(name, "")
 		}
 		return
 	}
-	w.say("somebody deletes the Node %s: %v", name, n.Annotations)
+	w.log("somebody deletes the Node %s: %v", name, n.Annotations)
 	if keepertest.Remove[*corev1.Node](w.api, "", name); w.records()[name] != nil {
 		w.count("node deleted in an operation")
 	}
@@ -324,7 +323,7 @@ func (w *testCluster) taint(name string, _ act) {
 }
 
 func (w *testCluster) stopByHand(name string, _ act) {
-	w.say("somebody stops the instance of %s", name)
+	w.log("somebody stops the instance of %s", name)
 	w.mayStop(name)
 	w.must(w.rack.StopInstance(w.ctx, w.rack.Instance(name).ID))
 	w.states()
@@ -334,11 +333,11 @@ func (w *testCluster) stopByHand(name string, _ act) {
 func (w *testCluster) destroy(name string, a act) {
 	if w.destroyed[name] {
 		delete(w.destroyed, name)
-		w.say("the rack shows the instance of %s again", name)
+		w.log("the rack shows the instance of %s again", name)
 		return
 	}
 	w.stopByHand(name, a)
-	w.say("it is destroyed")
+	w.log("it is destroyed")
 	w.destroyed[name] = true
 }
 
@@ -359,7 +358,7 @@ func (w *testCluster) plug(_ string, a act) {
 	default:
 		w.hotplug = w.clock
 	}
-	w.say("the rack has the hot-plug %s", mode)
+	w.log("the rack has the hot-plug %s", mode)
 	w.must(w.rack.Admin.Switch(w.ctx, map[string]any{"hotplug": mode}))
 }
 
@@ -382,7 +381,7 @@ func (w *testCluster) configure(_ string, a act) {
 			w.must(err)
 			c.Window = window
 		}
-		w.say("the keeper on %s: cold attach %v, dry run %v, fence %v, window %v", c.NodeName,
+		w.log("the keeper on %s: cold attach %v, dry run %v, fence %v, window %v", c.NodeName,
 			c.ColdAttach, c.DryRun, c.Fence, c.Window != nil)
 		w.configs[i] = c
 		w.keepers[i].cut()
@@ -390,7 +389,7 @@ func (w *testCluster) configure(_ string, a act) {
 	}
 }
 
-// ask makes the keepers forget earlier stops, as a person does after a repair.
+// ask makes the keepers forget earlier stops, as a person does after repairs.
 func (w *testCluster) ask() {
 	for _, v := range keepertest.List[*corev1.PersistentVolume](w.api, "") {
 		keepertest.Edit(w.api, "", v.Name, func(v *corev1.PersistentVolume) {
@@ -410,7 +409,7 @@ func (w *testCluster) must(err error) {
 	}
 }
 
-// mend ends all disturbances, and does the work that people have to do.
+// mend ends all disturbances, and repairs what people have to repair.
 func (w *testCluster) mend() {
 	for _, r := range w.onWay {
 		r.send()
@@ -444,5 +443,5 @@ func (w *testCluster) mend() {
 		}
 	}
 	w.mended = true
-	w.say("everything is mended")
+	w.log("everything is mended")
 }
