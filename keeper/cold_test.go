@@ -55,8 +55,6 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 		{"its StatefulSet was stopped elsewhere in the future", ended("b", outcome{Stopped: true,
 			Ended: begin.Add(time.Hour), StoppedWith: map[string]time.Time{
 				"shop/db": begin.Add(time.Hour)}}), ""},
-		{"failed before", ended("a", outcome{Ended: begin.Add(-9 * time.Minute), Failures: 1}),
-			"less than 20m0s ago"},
 		{"a pod that would be lost", func(w *fixture) { w.pod("a", "one", "") },
 			"no controller that makes another; move it away, or remove the label"},
 		{"static pods of the control plane", func(w *fixture) {

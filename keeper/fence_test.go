@@ -3,7 +3,6 @@ package keeper
 import (
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -107,12 +106,4 @@ func TestATaintThatAPersonSetIsNotRemoved(t *testing.T) {
 	if seen := w.seen(); len(seen) > 0 {
 		t.Errorf("the keeper did %v", seen)
 	}
-}
-
-func TestARoundThatRemovesAStartupTaintAlsoWorksOnTheNode(t *testing.T) {
-	w := newFixture(t, "a")
-	w.wait("a", "data")
-	w.pass(31 * time.Second)
-	w.edit("a", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: StartupTaint}} })
-	w.steps(draining)
 }

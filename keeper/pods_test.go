@@ -117,7 +117,7 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 }
 
 // budget is a PodDisruptionBudget for the pods of the app "shop", with the numbers that its
-// controller has computed. The controller also resolves percentages.
+// controller computes from the spec.
 func budget(spec policyv1.PodDisruptionBudgetSpec, desired, healthy, allowed int32,
 ) policyv1.PodDisruptionBudget {
 	spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "shop"}}

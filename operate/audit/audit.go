@@ -1,6 +1,7 @@
 // Package audit finds orphans: disks and snapshots that the driver made on a rack and that nobody
 // wants any more, because a create was never repeated or a volume was deleted without the driver.
-// It reports. It deletes only what a person names, after it has proved again that it is an orphan.
+// It reports them. It deletes only an orphan that a person names, after another check that it still
+// is one.
 //
 // Files: options.go (flags), audit.go (the comparison), inventory.go (the objects on the rack),
 // wanted.go (the list of wanted objects), delete.go (the deletion), report.go, manifests.go (what
@@ -103,8 +104,8 @@ func (a *audit) compare(ctx context.Context) (*comparison, error) {
 	return &c, nil
 }
 
-// findMissing finds wanted objects that this cluster does not have on the rack: they are missing or
-// static. One that the rack had before the list was read is neither: it was deleted meanwhile.
+// findMissing finds wanted objects that this cluster does not own on the rack: they are missing or
+// static. An object that was on the rack before the list was read is neither: it was deleted since.
 func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	for _, h := range c.wanted.handles {
 		if c.before.owns(h) || c.now.owns(h) {
@@ -129,8 +130,8 @@ const (
 	isYoung  = "it was younger than --min-age when the list was made, or its age is unknown"
 )
 
-// judge returns why an object of this cluster is not an orphan. The list need not have an object
-// that was made or deleted meanwhile, or made shortly before.
+// judge returns why an object of this cluster is not an orphan. The list may lack an object that
+// was created or deleted while it was read, or created shortly before.
 func (c *comparison) judge(o object) string {
 	_, was := c.before[o.ID]
 	by, named := c.wanted.names(o)
@@ -143,8 +144,8 @@ func (c *comparison) judge(o object) string {
 	return isOrphan
 }
 
-// noDeletion returns why nothing may be deleted by this list, or "". By the list of another time or
-// of another cluster, volumes in use would be orphans.
+// noDeletion returns why nothing may be deleted, or "". If the list is of another time or of
+// another cluster, volumes in use look like orphans.
 func (c *comparison) noDeletion() string {
 	if missing := c.report.Missing; len(missing) > 0 {
 		return fmt.Sprintf("the list names %d disks or snapshots that the rack does not have, such as "+

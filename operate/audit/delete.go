@@ -97,14 +97,14 @@ const (
 	notThere = "the rack does not have it"
 )
 
-// remove deletes an orphan on the rack, and nothing else of this package does. The last answer
-// before the request shows that it is the same object, this cluster's, and free. reason is why it
-// was not deleted.
+// remove deletes an orphan on the rack. It is the only function of the package that deletes. The
+// last answer before the request shows that the object is the same, this cluster's, and free.
+// reason is why it was not deleted.
 func (c *ownedRack) remove(ctx context.Context, named object) (reason string, err error) {
 	id := oxide.NameOrId(named.ID)
 	if named.Name == "deleted-"+named.ID {
-		// It is free only if the rack has half deleted it. The state of such a disk names no instance.
-		// The rack attaches none, so the list is as good as the next look.
+		// The rack has half deleted the disk, whose state then names no instance. The rack attaches no
+		// such disk, so the list of holders cannot become outdated.
 		if holders, err := c.Holders(ctx, named.ID); err != nil || len(holders) > 0 {
 			return "it is attached to the instance " + strings.Join(holders, ", "), err
 		}

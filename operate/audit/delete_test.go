@@ -46,7 +46,7 @@ func tagged(name, cluster string) edit {
 	return racktest.With("description", volume.Tag{Name: name, Cluster: cluster}.Description())
 }
 
-// looks is a look at testDisk(n), and deletion is one with the deletion that it allows.
+// looks is the request that reads testDisk(n). deletion is that request with the deletion after it.
 func looks(n int, edits ...edit) racktest.Exchange {
 	return racktest.OK("GET "+diskPath(n), rackDisk(n, edits...))
 }
@@ -55,7 +55,7 @@ func deletion(n int) script {
 	return script{looks(n), {Want: "DELETE " + diskPath(n), Status: 204}}
 }
 
-// absent are the requests that confirm that the rack lacks testDisk(n).
+// absent contains the requests that confirm that the rack does not have testDisk(n).
 func absent(n int) script {
 	view := racktest.NotFound.To("GET " + diskPath(n))
 	return script{view, racktest.OK(racktest.ViewProject, racktest.ProjectOf()),
@@ -225,9 +225,9 @@ func TestOnlyWhatAPersonNamesIsDeleted(t *testing.T) { // D-69
 	}
 }
 
-// TestAnEtcdRestoreDeletesNothing makes and deletes random volumes, and restores the cluster's list
-// of an earlier moment. A person names each orphan: the disks that were made since the backup. One
-// volume of the backup was deleted at least; without that, only the person's look shows a restore.
+// TestAnEtcdRestoreDeletesNothing creates and deletes random volumes, and restores the cluster's
+// list of an earlier moment. A person names all orphans: the disks that were made since the backup.
+// At least one volume of the backup was deleted; otherwise audit could not detect the restore.
 func TestAnEtcdRestoreDeletesNothing(t *testing.T) {
 	for seed := range uint64(12) {
 		random := rand.New(rand.NewPCG(seed, 0))
@@ -285,7 +285,7 @@ func TestAnOldListIsReadAgainBeforeADeletion(t *testing.T) { // D-69
 	}
 }
 
-func TestWhatIsDeletedWhileTheListIsReadIsNotMissing(t *testing.T) {
+func TestADiskThatIsDeletedWhileTheListIsReadIsNotMissing(t *testing.T) {
 	kubectlThat(t, 0, own(1), own(2))
 	lines := slices.Concat(lists([]string{rackDisk(1), rackDisk(2)})[:2],
 		lists([]string{rackDisk(1)})[:2])

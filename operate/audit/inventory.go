@@ -46,7 +46,7 @@ type object struct {
 	halfDeleted bool
 }
 
-// same reports whether two looks have seen the same object.
+// same reports whether two reads have returned the same object.
 func (o object) same(as object) bool {
 	return o.Kind == as.Kind && o.ID == as.ID && o.Name == as.Name && o.CSIName == as.CSIName &&
 		o.SizeBytes == as.SizeBytes && o.Created.Equal(as.Created)
@@ -61,7 +61,7 @@ func (o object) free() bool {
 		o.State == string(oxide.SnapshotStateFaulted)
 }
 
-// inventory has the project's objects, by id.
+// inventory contains the project's objects, by id.
 type inventory map[string]object
 
 // owns reports whether a handle names an object of this cluster.

@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// manifests are the objects with which a cluster has its orphans again. What the rack does not know
-// is left to the person who applies them.
+// manifests describes orphans as objects that a cluster can use again. Comments mark the fields
+// that the rack does not know, which a person has to check.
 var manifests = template.Must(template.New("").Funcs(template.FuncMap{"quote": quote}).Parse(
 	`{{range .}}---
 {{if eq .Kind "disk"}}apiVersion: v1
@@ -51,7 +51,7 @@ func quote(s string) (string, error) {
 	return string(text), err
 }
 
-// manifest is an orphan as an object of Kubernetes. Because says how its claim is known.
+// manifest is an orphan as an object of Kubernetes. Because is the reason for its claim.
 type manifest struct {
 	*listed
 	Driver, ObjectName, Size, Seen, Namespace, ClaimName, Because string
@@ -65,9 +65,9 @@ var (
 )
 
 // writeManifests writes the orphans as manifests. An object has the CSI name, which is the name
-// that its PersistentVolume had, and is reserved for the claim for which it was made. If the rack
-// does not show that claim, or several disks were made for it, it is reserved for a claim that
-// nobody has, so that no other one gets it.
+// that its PersistentVolume had, and is reserved for the claim for which the disk was made. If that
+// claim is unknown, or several disks were made for it, the object is reserved for a claim that does
+// not exist, so that it is bound to none by mistake.
 func (r *report) writeManifests(out io.Writer) error {
 	var all []manifest
 	of := map[string]int{}

@@ -35,13 +35,14 @@ type wanted struct {
 	listedAt time.Time // when the list was made, at the latest
 	readAt   rack.Look // when it had been read
 
-	// named has the UUIDs and the names of the driver's form in the list, each with what names it.
+	// named contains the UUIDs, and the names that have the driver's form, in the list. The values are
+	// the objects in which they are.
 	named map[string]string
-	texts [][2]string // of each object its kind and name, and the whole of it
+	texts [][2]string // for each object its kind and name, and its JSON
 }
 
-// add adds an object of the list. Whatever names a disk or a snapshot counts, in any field and in
-// any annotation: a change of a claim or a move of a volume may have its name only there.
+// add adds an object of the list. A disk or snapshot may be named in any field or annotation:
+// during a change of a claim or a move of a volume only an annotation names it.
 func (w *wanted) add(by, text string) {
 	text = strings.ToLower(text)
 	for _, name := range namesIn(text) {
@@ -66,9 +67,9 @@ func namesIn(text string) (names []string) {
 	return names
 }
 
-// names returns what in the list names an object: its id, its name, the CSI name for which it was
-// made, or a UUID in that. A CO derives the CSI name from the UID of the claim or the snapshot
-// request, which may not name the object yet.
+// names returns the object of the list that names a disk or snapshot: by its id, its name, the CSI
+// name for which it was made, or a UUID in that. An orchestrator derives the CSI name from the UID
+// of the claim or of the VolumeSnapshot, which may not contain the id yet.
 func (w *wanted) names(o object) (by string, ok bool) {
 	csiName := strings.ToLower(o.CSIName)
 	for _, name := range namesIn(o.ID + " " + o.Name + " " + csiName) {
@@ -91,8 +92,8 @@ func (w *wanted) addHandle(kind Kind, id, by, pv string) {
 	w.handles = append(w.handles, handle{kind, id, by, pv})
 }
 
-// read reads the list of wanted volumes. From kubectl it is complete, because kubectl succeeds only
-// then. Nothing shows that a file or a pipe has all of what its writer was to write.
+// read reads the list of wanted volumes. kubectl succeeds only if its list is complete. A file or a
+// pipe may be incomplete without a sign of it.
 func (o *Options) read(ctx context.Context) (*wanted, error) {
 	at := time.Now()
 	if o.Kubectl {
@@ -179,9 +180,8 @@ func (w *wanted) addKubernetes(data []byte) error {
 	return nil
 }
 
-// kubectlList returns what kubectl's current cluster has of the kinds that name disks or snapshots.
-// The node keeper notes the volumes that it moves on the CSIDriver, and those for which it stops a
-// node on the Node.
+// kubectlList returns all objects of the kinds that name disks or snapshots in kubectl's current
+// cluster. The node keeper's move names volumes in annotations of the CSIDriver.
 func kubectlList(ctx context.Context) ([]byte, error) {
 	kinds := "persistentvolumes,persistentvolumeclaims,volumeattachments,csidrivers,nodes"
 	crds, err := kube.Kubectl(ctx, "get", "customresourcedefinitions", "--output=name")
@@ -189,7 +189,7 @@ func kubectlList(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	for _, name := range strings.Fields(string(crds)) {
-		// Not every cluster has snapshots. This end is also that of groups of snapshots.
+		// Not every cluster has snapshots. The suffix includes the kinds of snapshot groups.
 		if _, crd, _ := strings.Cut(name, "/"); strings.HasSuffix(crd, "snapshot.storage.k8s.io") {
 			kinds += "," + crd
 		}

@@ -70,7 +70,7 @@ func TestParseWanted(t *testing.T) {
 	}
 }
 
-func TestWhatTheListCannotKnowIsTooYoungToJudge(t *testing.T) { // B-42
+func TestAnObjectThatTheListMayLackIsTooYoungToJudge(t *testing.T) { // B-42
 	old := auditNow.Add(-defaultMinAge)
 	for name, test := range map[string]struct {
 		created time.Time
@@ -90,8 +90,8 @@ func TestWhatTheListCannotKnowIsTooYoungToJudge(t *testing.T) { // B-42
 	}
 }
 
-// places are objects of a cluster that have a name of a disk at %s, as Kubernetes, the driver, its
-// sidecars, the node keeper and claim write them.
+// places contains objects that Kubernetes, the driver, its sidecars, the node keeper and claim
+// write, with %s in a field that names a disk.
 var places = []string{
 	`{"kind":"PersistentVolume","spec":{"csi":{"driver":"csi.oxide.computer","volumeHandle":"%s"}}}`,
 	`{"kind":"PersistentVolume","metadata":{"annotations":{"csi.oxide.computer/claim-plan":` +
@@ -111,7 +111,7 @@ var places = []string{
 	`{"kind":"VolumeSnapshot","metadata":{"labels":{"x":"a-%s-b"}}}`,
 }
 
-func TestWhateverNamesADiskCounts(t *testing.T) {
+func TestAnyFieldThatNamesADiskMakesItWanted(t *testing.T) {
 	const claimUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
 	o, shortened := testDisk(1), testDisk(2)
 	o.CSIName = "pvc-" + claimUID

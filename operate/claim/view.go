@@ -120,7 +120,7 @@ func (v view) passed() bool {
 		p.New != "" && v.fresh != nil && uid != "" && uid != p.TemporaryUID
 }
 
-// otherClaim returns an error if a claim of the name exists that the command has not made.
+// otherClaim returns an error if the claim exists and was not created by the command.
 func (v view) otherClaim() error {
 	if v.claim == nil || v.original() || v.again() || v.plan.Undo && v.neverBound() {
 		return nil

@@ -9,7 +9,7 @@ import (
 // advice adds to a reason's explanation (csierr.Explain) the link of the chain that is broken, what
 // happens by itself, and the next command.
 type advice struct {
-	// Link is empty for a reason that any call may end with: then it is the link at which it was said.
+	// Link is empty for a reason that any call may return: then it is the link of the failed call.
 	Link     Link
 	ByItself string
 	// Next is a command with words such as {volume}; see names.
@@ -19,13 +19,13 @@ type advice struct {
 // What happens by itself.
 const (
 	repeated = "The orchestrator repeats the call, which fails until somebody has acted."
-	passes   = "The orchestrator repeats the call, which succeeds as soon as the cause has passed."
+	succeeds = "The orchestrator repeats the call, which succeeds "
+	passes   = succeeds + "as soon as the cause has passed."
 	goesOn   = "The orchestrator repeats the call, which continues where this one stopped."
 	never    = "Nothing: repeating the call does not help."
 )
 
-// The commands. All of them but kernelLog only read, so that nothing is done that was not
-// understood first.
+// The commands. All but kernelLog only read.
 const (
 	showClaim     = "kubectl get pvc -n {namespace} {claim} -o yaml"
 	showClass     = "kubectl get storageclass {class} -o yaml"
@@ -44,8 +44,7 @@ const (
 	nodeLog       = "kubectl logs -n {driverNamespace} {driverPod} -c oxide-plugin --since=1h"
 	controllerLog = "kubectl logs -n {driverNamespace} " + controllerLogs +
 		" -c oxide-plugin --since=1h"
-	// The one command that is more than a read: it makes a privileged pod on the node; docs/doctor.md
-	// says so.
+	// kernelLog creates a privileged pod on the node; docs/doctor.md says so.
 	kernelLog = "kubectl debug node/{node} -it --profile=sysadmin --image=busybox -- dmesg"
 	checkRack = "oxide-csi-plugin doctor rack"
 )
@@ -58,7 +57,7 @@ func logOf(command, container string) string {
 	return strings.Replace(command, driverContainer, container, 1)
 }
 
-// advices has an entry for every reason, in the order of docs/reasons.md.
+// advices contains the advice for every reason, in the order of docs/reasons.md.
 var advices = map[csierr.Reason]advice{
 	csierr.VolumeIDMissing:       {"", never, controllerLog},
 	csierr.FieldMissing:          {"", never, controllerLog},
@@ -85,14 +84,12 @@ var advices = map[csierr.Reason]advice{
 	csierr.VolumeExists:     {LinkClaim, repeated, showClaim},
 	csierr.InstanceNotFound: {LinkInstance, repeated, showNodeEntry},
 	csierr.InstanceFull:     {LinkInstance, repeated, listDisks},
-	csierr.InstanceMustBeStopped: {LinkInstance,
-		"The orchestrator repeats the call, which succeeds while the instance is stopped. The " +
-			"driver never stops an instance.", showNodePods},
+	csierr.InstanceMustBeStopped: {LinkInstance, succeeds + "while the instance is stopped. The " +
+		"driver never stops an instance.", showNodePods},
 	csierr.InstanceState: {LinkInstance, repeated, showInstance},
 	csierr.DiskAttached:  {LinkDisk, repeated, showDisk},
-	csierr.DiskAttachedElsewhere: {LinkDisk,
-		"The orchestrator repeats the call, which succeeds when the volume is unpublished there. " +
-			"The driver never detaches a disk that is in use.", "kubectl get volumeattachments"},
+	csierr.DiskAttachedElsewhere: {LinkDisk, succeeds + "when the volume is unpublished there. The " +
+		"driver never detaches a disk that is in use.", "kubectl get volumeattachments"},
 	csierr.DiskBusy:           {LinkDisk, passes, showDisk},
 	csierr.DiskImporting:      {LinkDisk, "Nothing: an import stays as it is.", showDisk},
 	csierr.DiskFaulted:        {LinkDisk, "Nothing: the disk stays faulted.", showDisk},
@@ -110,8 +107,8 @@ var advices = map[csierr.Reason]advice{
 	csierr.ImageNotFound:      {LinkClaim, repeated, showClass},
 
 	csierr.TokenRejected: {LinkRack, repeated, checkRack},
-	csierr.TokenFileUnreadable: {LinkRack,
-		"Calls continue with the token read last, until the rack refuses it.", controllerLog},
+	csierr.TokenFileUnreadable: {LinkRack, "Calls continue with the token read last, until the rack " +
+		"refuses it.", controllerLog},
 	csierr.RoleMissing:     {LinkRack, repeated, checkRack},
 	csierr.ProjectNotFound: {LinkRack, repeated, checkRack},
 	csierr.ProjectChanged:  {LinkRack, repeated, checkRack},
@@ -119,8 +116,7 @@ var advices = map[csierr.Reason]advice{
 	csierr.NameTaken:       {LinkRack, repeated, controllerLog},
 	csierr.ValueRefused:    {LinkClaim, repeated, showClass},
 	csierr.Conflict:        {LinkDisk, repeated, showDisk},
-	csierr.RackFull: {LinkRack,
-		"The orchestrator repeats the call, which succeeds when there is room.",
+	csierr.RackFull: {LinkRack, succeeds + "when there is room.",
 		"oxide-csi-plugin audit --kubectl"},
 	csierr.RackUnavailable: {LinkRack, passes, checkRack},
 	csierr.EffectUnknown: {LinkRack,
@@ -130,8 +126,8 @@ var advices = map[csierr.Reason]advice{
 	csierr.RackError:           {LinkRack, repeated, controllerLog},
 	csierr.RackResponseInvalid: {LinkRack, repeated, controllerLog},
 	csierr.DeadlineExceeded:    {"", goesOn, showPods},
-	csierr.Canceled: {"",
-		"The orchestrator repeats the call if it still needs it.", showPods},
+	csierr.Canceled: {"", "The orchestrator repeats the call if it still needs it.",
+		showPods},
 
 	csierr.DeviceNotFound:   {LinkDevice, repeated, showDisk},
 	csierr.DeviceNotUnique:  {LinkDevice, repeated, listDisks},
@@ -153,26 +149,24 @@ var advices = map[csierr.Reason]advice{
 	csierr.FilesystemDamaged:  {LinkFilesystem, repeated, nodeLog},
 	csierr.FilesystemFeature:  {LinkFilesystem, repeated, kernelLog},
 	csierr.FilesystemTooLarge: {LinkFilesystem, repeated, showDisk},
-	csierr.FilesystemNotGrown: {LinkFilesystem,
-		"Nothing: the filesystem is used at its size.", nodeLog},
+	csierr.FilesystemNotGrown: {LinkFilesystem, "Nothing: the filesystem is used at its size.",
+		nodeLog},
 	csierr.FilesystemFailed: {LinkFilesystem,
 		"Nothing until the volume is unpublished everywhere and staged again.", kernelLog},
 	csierr.LogNotReplayed:    {LinkFilesystem, repeated, showDisk},
 	csierr.BtrfsTwin:         {LinkFilesystem, repeated, showPods},
 	csierr.StagedDifferently: {LinkMounts, repeated, inspectNode},
-	csierr.NotStaged: {LinkMounts,
-		"The orchestrator may stage the volume again.", showPods},
+	csierr.NotStaged: {LinkMounts, "The orchestrator may stage the volume again.",
+		showPods},
 	csierr.PublishedDifferently: {LinkMounts, repeated, inspectNode},
-	csierr.PublishedElsewhere: {LinkMounts,
-		"The orchestrator repeats the call, which succeeds when the other pod is gone.", showPods},
-	csierr.StillMounted: {LinkMounts,
-		"The orchestrator repeats the call, which succeeds when nothing uses the volume. The " +
-			"driver never unmounts lazily.", inspectNode},
+	csierr.PublishedElsewhere:   {LinkMounts, succeeds + "when the other pod is gone.", showPods},
+	csierr.StillMounted: {LinkMounts, succeeds + "when nothing uses the volume. The driver never " +
+		"unmounts lazily.", inspectNode},
 	csierr.TargetNotEmpty: {LinkMounts, repeated, inspectNode},
-	csierr.VolumeNotAtPath: {LinkMounts,
-		"The path goes with the pod if that is on its way out.", showPods},
-	csierr.VolumeUnknownToNode: {LinkMounts,
-		"Staging or publishing the volume records it again.", inspectNode},
+	csierr.VolumeNotAtPath: {LinkMounts, "The path goes with the pod if that is on its way out.",
+		showPods},
+	csierr.VolumeUnknownToNode: {LinkMounts, "Staging or publishing the volume records it again.",
+		inspectNode},
 	csierr.StateNotKept:    {LinkNode, repeated, nodeLog},
 	csierr.NodeToolFailed:  {LinkFilesystem, repeated, kernelLog},
 	csierr.ToolsMissing:    {LinkNode, repeated, nodeLog},

@@ -10,8 +10,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// chain is what is known of one volume: the objects that belong together. An object that is nil
-// does not exist, or could not be seen: then its why is not empty.
+// chain contains the objects that belong to one volume. An object that is nil does not exist, or
+// could not be seen: then the field with its name and the suffix Why contains the reason.
 type chain struct {
 	*Evidence
 	subject string
@@ -33,8 +33,8 @@ type chain struct {
 	nodeName string // of the node that is to have the volume, or has it
 	csiNode  *kube.Object
 	nodeWhy  string
-	instance string // the id of the node's instance
-	heard    []said // the driver's errors that still count
+	instance string        // the id of the node's instance
+	reported []driverError // the driver's errors that still count
 }
 
 // judgement judges one link of a chain.
@@ -72,7 +72,7 @@ func resolve(e *Evidence) []*chain {
 		(*chain).judgeRackItself}, {LinkDisk, (*chain).judgeOwnDisks}}}}
 }
 
-// claimChain returns the chain of a claim, as a pod sees it if one is given.
+// claimChain returns the chain of a claim. If a pod is given, it is the one that matters.
 func claimChain(e *Evidence, namespace, name string, pod *kube.Object) *chain {
 	c := &chain{Evidence: e, subject: "claim " + namespace + "/" + name, links: volumeLinks, pod: pod,
 		claimName: kube.Reference{Namespace: namespace, Name: name}}
@@ -107,7 +107,7 @@ func (c *chain) from(match func(*kube.Object) bool) *chain {
 	return c
 }
 
-// podChains has a chain for each claim of the pod, or one of the pod alone.
+// podChains returns a chain for each claim of the pod, or a chain of the pod alone.
 func podChains(e *Evidence, namespace, name string) []*chain {
 	pod, why := e.Cluster.one(kindPod, named(namespace, name))
 	alone := &chain{Evidence: e, subject: "pod " + namespace + "/" + name, pod: pod, podsWhy: why,
@@ -129,7 +129,7 @@ func podChains(e *Evidence, namespace, name string) []*chain {
 	return chains
 }
 
-// nodeChains has a chain of the node, and one for each volume that is attached to it.
+// nodeChains returns a chain of the node, and one for each volume that is attached to it.
 func nodeChains(e *Evidence, name string) []*chain {
 	own := &chain{Evidence: e, subject: "node " + name, links: slices.Concat(machineLinks,
 		[]judgement{{LinkDevice, (*chain).judgeDevices}}), nodeName: name}
@@ -153,8 +153,8 @@ func persistentChain(e *Evidence, name string) *chain {
 	return c.from(named("", name))
 }
 
-// allChains has a chain of each node with the driver, of each of the driver's PersistentVolumes, of
-// each of its claims without one, and of each of the cluster's disks without one.
+// allChains returns a chain for each node with the driver, for each PersistentVolume of the driver,
+// and for each claim and each disk of the cluster that has no PersistentVolume.
 func allChains(e *Evidence) []*chain {
 	chains := []*chain{{Evidence: e, subject: "rack", links: []judgement{{LinkRack,
 		(*chain).judgeRack}}}}
@@ -198,8 +198,8 @@ func claimOf(pod *kube.Object, v kube.PodVolume) string {
 	return v.PersistentVolumeClaim.ClaimName
 }
 
-// snapshots returns the contents of the volume's snapshots, and of the one that the claim is to be
-// made from.
+// snapshots returns the VolumeSnapshotContents of the volume's snapshots, and that of the snapshot
+// from which the claim is to be provisioned.
 func (c *chain) snapshots() []kube.Object {
 	found, _ := c.Cluster.objects(kindContent, func(o *kube.Object) bool {
 		id, ok := volume.ParseID(o.Spec.Source.VolumeHandle)
@@ -258,8 +258,8 @@ func (c *chain) complete() {
 	c.findNode()
 }
 
-// mainPod returns the pod that matters: one that waits more than one that runs, and that more than
-// one that has ended.
+// mainPod returns the pod that matters most: one that waits, else one that runs, else one that has
+// ended.
 func mainPod(pods []kube.Object) (best *kube.Object) {
 	for i, pod := range pods {
 		if best == nil || ended(*best) && !ended(pod) ||
@@ -270,8 +270,8 @@ func mainPod(pods []kube.Object) (best *kube.Object) {
 	return best
 }
 
-// mainAttachment returns the attachment to the pod's node. Without such a pod it is one that is not
-// to be deleted.
+// mainAttachment returns the attachment to the pod's node. Without a pod on a node it prefers one
+// that is not being deleted.
 func mainAttachment(attachments []kube.Object, pod *kube.Object) *kube.Object {
 	var best *kube.Object
 	scheduled := pod != nil && pod.Spec.NodeName != ""
@@ -288,8 +288,8 @@ func mainAttachment(attachments []kube.Object, pod *kube.Object) *kube.Object {
 	return best
 }
 
-// findNode finds the node's entry of the driver, and so its instance. Without a cluster the rack
-// tells which instance has the disk.
+// findNode finds the driver's entry in the CSINode, and with it the instance. If Kubernetes could
+// not be read, the instance is the one that has the disk on the rack.
 func (c *chain) findNode() {
 	if c.nodeName != "" {
 		c.csiNode, c.nodeWhy = c.Cluster.one(kindCSINode, named("", c.nodeName))
@@ -318,7 +318,7 @@ func nodeDriver(csiNode *kube.Object) *kube.NodeDriver {
 	return nil
 }
 
-// report returns the node's report of the volume. If there is none, why tells the cause.
+// report returns the node's report of the volume. If there is none, why is the reason.
 func (c *chain) report() (r *inspection.Report, v *inspection.Volume, why string) {
 	found, ok := c.Nodes.Reports[c.instance]
 	if !ok && c.instance == "" && len(c.Nodes.Reports) == 1 {
@@ -368,7 +368,7 @@ func (e *Evidence) driverPod(node string) *kube.Object {
 	return nil
 }
 
-// names returns the words that a command may hold.
+// names returns the values of the placeholders that a command may contain.
 func (c *chain) names() map[string]string {
 	names := map[string]string{"claim": c.claimName.Name, "volume": c.handle,
 		"namespace": cmp.Or(c.claimName.Namespace, c.Question.Namespace),

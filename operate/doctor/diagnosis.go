@@ -1,16 +1,18 @@
-// Package doctor explains why a volume does not work: it gathers evidence from Kubernetes, the
-// rack and the node, walks from the claim to the mounts of the pod, and tells for the most telling
-// broken link what is wrong, for how long, what will happen by itself, and what to do next. What
-// the driver says outranks what is inferred (basis). It only reads.
+// Package doctor explains why a volume does not work. It gathers evidence from Kubernetes, the rack
+// and the node, and checks each link of the chain from the claim to the mounts of the pod. For the
+// most important broken link it reports what is wrong, for how long, what will happen by itself,
+// and what to do next. An error of the driver is more important than an inference (basis). The
+// package only reads.
 //
-// Gather collects the Evidence; what it cannot see, it says. Diagnose is a pure function of it.
+// Gather collects the Evidence, and records what it could not see. Diagnose is a pure function of
+// the Evidence.
 //
 // Files: question.go (what is asked), gather.go, gather_rack.go and gather_node.go
 // (the evidence, evidence.go), sift.go (what of it may be shown, and whose pods are asked),
-// chain.go (which objects belong together), said.go (the driver's errors that Kubernetes recorded),
-// judge_cluster.go, judge_workload.go (node and pod), judge_rack.go and judge_node.go (the links),
-// diagnosis.go (the result), advice.go (what follows from a reason), report.go and tree.go
-// (the result for people, and for a support case).
+// chain.go (which objects belong together), errors.go (the driver's errors that Kubernetes
+// recorded), judge_cluster.go, judge_workload.go (node and pod), judge_rack.go and judge_node.go
+// (the links), diagnosis.go (the result), advice.go (what follows from a reason), report.go and
+// tree.go (the result for people, and for a support case).
 package doctor
 
 import (
@@ -65,11 +67,11 @@ type Diagnosis struct {
 // Chain is the chain of one volume, or the part of it that a question is about.
 type Chain struct {
 	Subject string `json:"subject"`
-	// Place tells where the chain is in the tree of a cluster.
+	// Place is where the chain is in the tree of a cluster.
 	Place *Place `json:"place,omitempty"`
 	Links []Step `json:"links"`
-	// Finding is the most telling one, and nil if no link is broken. It is the first one. If an error
-	// of the driver still counts, it is the first one that is no inference.
+	// Finding is the most important finding, or nil if no link is broken: the first one or, if an
+	// error of the driver still counts, the first one that is not an inference.
 	Finding *Finding `json:"finding,omitempty"`
 }
 
@@ -98,14 +100,13 @@ type Finding struct {
 	basis basis
 }
 
-// basis is what a finding is based on, in the order of how much that tells. A look is younger than
-// any error. An inference is from phases, times and absent objects, which do not tell a cause.
+// basis is what a finding is based on, with increasing certainty.
 type basis int
 
 const (
-	inference basis = iota
-	quote           // of an error of the driver that still counts; see said
-	sight           // of what the rack or the node shows
+	inference basis = iota // from phases, times and absent objects, which show no cause
+	quote                  // of an error of the driver that still counts; see driverErrors
+	sight                  // of the rack or the node, which were read after any error was recorded
 )
 
 // Status is the exit status: 0 nothing found, 2 something is broken, 3 nothing is broken as far as
@@ -137,18 +138,18 @@ func (c *chain) judge() Chain {
 	if c.Question.Kind == AskCluster {
 		result.Place = c.place()
 	}
-	c.heard = c.said()
+	c.reported = c.driverErrors()
 	for _, l := range c.links {
 		step := l.judge(c)
 		step.Link = l.link
-		for _, s := range c.heard {
+		for _, s := range c.reported {
 			if s.link() == l.link {
 				step = c.apply(step, s)
 			}
 		}
 		if f := step.Finding; f != nil && f.basis == inference &&
-			slices.ContainsFunc(c.heard, func(s said) bool { return s.at == l.link }) {
-			if !slices.ContainsFunc(c.heard, func(s said) bool {
+			slices.ContainsFunc(c.reported, func(s driverError) bool { return s.at == l.link }) {
+			if !slices.ContainsFunc(c.reported, func(s driverError) bool {
 				return strings.Contains(f.Wrong, s.Sentence)
 			}) {
 				step.Notes = append(step.Notes, f.Wrong)
@@ -156,16 +157,16 @@ func (c *chain) judge() Chain {
 			step.State, step.Finding = Waiting, nil // for the other link that the error is about
 		}
 		if f := step.Finding; f != nil {
-			if f.Reason == "" && slices.ContainsFunc(c.heard, ofNoNode) {
+			if f.Reason == "" && slices.ContainsFunc(c.reported, ofNoNode) {
 				f.basis = inference // what was refused needs no node
 			}
-			if slices.ContainsFunc(c.heard, func(s said) bool { return s.Reason == f.Reason }) {
+			if slices.ContainsFunc(c.reported, func(s driverError) bool { return s.Reason == f.Reason }) {
 				f.basis = max(f.basis, quote) // it explains the error
 			}
 			step.State, f.Link = Broken, l.link
 			c.advise(f)
 			if best := result.Finding; best == nil ||
-				len(c.heard) > 0 && best.basis == inference && f.basis > inference {
+				len(c.reported) > 0 && best.basis == inference && f.basis > inference {
 				result.Finding = f
 			}
 		}
@@ -175,14 +176,14 @@ func (c *chain) judge() Chain {
 }
 
 // ofNoNode reports whether an error is of a call that makes or deletes the disk.
-func ofNoNode(s said) bool { return s.at == LinkClaim || s.at == LinkVolume }
+func ofNoNode(s driverError) bool { return s.at == LinkClaim || s.at == LinkVolume }
 
-// apply adds what the driver said to a link. Its own sentence knows more than its objects show.
-func (c *chain) apply(step Step, s said) Step {
+// apply adds an error of the driver to a link. Its text is more precise than what the objects show.
+func (c *chain) apply(step Step, s driverError) Step {
 	if f := step.Finding; f == nil || f.basis == inference || f.Reason == s.Reason {
 		step.Finding = &Finding{Reason: s.Reason, Wrong: s.Sentence, Source: s.Source, Since: s.First,
 			Last: s.Last, Next: c.commandAt(s.node, advices[s.Reason].Next), basis: quote}
-		if says := c.keeperSays(cmp.Or(s.node, c.nodeName)); says != "" &&
+		if says := c.keeperPlan(cmp.Or(s.node, c.nodeName)); says != "" &&
 			s.Reason == csierr.InstanceMustBeStopped {
 			step.Finding.ByItself = says
 			step.Finding.Do = "Nothing, if that is soon enough; otherwise see to what the " +
@@ -195,8 +196,9 @@ func (c *chain) apply(step Step, s said) Step {
 	return step
 }
 
-// keeperSays returns that the node keeper plans to stop a node, or "". Others may write the plan.
-func (e *Evidence) keeperSays(node string) string {
+// keeperPlan returns a sentence if the node keeper plans to stop a node, or "". It does not quote
+// the plan, which others may write.
+func (e *Evidence) keeperPlan(node string) string {
 	o, _ := e.Cluster.one(kindNode, named("", node))
 	if o == nil || o.Metadata.Annotations.KeeperPlan == "" {
 		return ""
@@ -206,7 +208,7 @@ func (e *Evidence) keeperSays(node string) string {
 
 func broken(what string, f Finding) Step { return Step{State: Broken, What: what, Finding: &f} }
 
-// advise completes a finding by its reason, and puts names into its command.
+// advise adds the advice for a finding's reason, and puts names into its command.
 func (c *chain) advise(f *Finding) {
 	if a, ok := advices[f.Reason]; ok {
 		e, _ := csierr.Explain(f.Reason)
@@ -216,15 +218,16 @@ func (c *chain) advise(f *Finding) {
 	f.Next = c.commandAt("", f.Next)
 }
 
-// commandWord matches what may stand in a command as it is. Names come from objects, which anybody
-// may have written, and the command is typed into a shell.
+// commandWord matches names that may be put into a command without quotes. They come from objects
+// that anybody may have written, and the command is typed into a shell.
 var commandWord = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9.]*$`)
 
 // placeholder matches the words of a command that stand for names.
 var placeholder = regexp.MustCompile(`\{[A-Za-z]+\}`)
 
-// commandAt puts the chain's names into a command, for another node if one is given. A name that
-// is unknown, or that is not safe to type, stays a word in capitals.
+// commandAt replaces the placeholders of a command by the chain's names, or for "node", "instance"
+// and "driverPod" by those of another node if one is given. A placeholder whose name is unknown, or
+// not safe to type, becomes a word in capitals.
 func (c *chain) commandAt(node, text string) string {
 	names := c.names()
 	if node != "" && node != c.nodeName {

@@ -7,8 +7,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// Evidence is all that a diagnosis is made from. What could not be seen says why; nothing follows
-// from its absence.
+// Evidence is all that a diagnosis is made from. It contains the reason for everything that could
+// not be seen: nothing follows from the absence of that.
 type Evidence struct {
 	Version  string      `json:"version"` // of this program
 	At       time.Time   `json:"at"`
@@ -21,7 +21,7 @@ type Evidence struct {
 // Cluster holds the objects of Kubernetes.
 type Cluster struct {
 	Objects []kube.Object `json:"objects"`
-	// Unseen tells of a kind why its objects could not be seen.
+	// Unseen contains the kinds whose objects could not be seen, with the reasons.
 	Unseen map[string]string `json:"unseen,omitempty"`
 }
 
@@ -44,16 +44,16 @@ const (
 type Nodes struct {
 	Reports   map[string]inspection.Report `json:"reports"`
 	Namespace string                       `json:"namespace"` // of the driver
-	// DriverPods are the pods of the driver, which need not be seen if their nodes were.
+	// DriverPods contains the driver's pods. It may be incomplete if there are reports of all nodes.
 	DriverPods []kube.Object `json:"driverPods,omitempty"`
-	// Unseen tells of an instance, or with the empty id of all, why there is no report.
+	// Unseen contains the ids of instances without a report, with the reasons; "" means all others.
 	Unseen map[string]string `json:"unseen,omitempty"`
 }
 
 // RackObjects holds the objects of the rack, by id.
 type RackObjects struct {
 	Unseen string `json:"unseen,omitempty"` // why the rack could not be asked at all
-	// Reason is the reason of the error that Unseen tells, if it has one.
+	// Reason is the reason of the error in Unseen, if it has one.
 	Reason    string                    `json:"reason,omitempty"`
 	Cluster   string                    `json:"cluster,omitempty"` // OXIDE_CLUSTER_ID
 	Project   string                    `json:"project,omitempty"` // its id
@@ -61,21 +61,22 @@ type RackObjects struct {
 	Instances map[string]Found[Machine] `json:"instances,omitempty"`
 	// Neighbours are the disks of an instance.
 	Neighbours map[string]Found[[]Disk] `json:"neighbours,omitempty"`
-	// Boot are the ids of the boot disks of the project's instances, if the question is the cluster.
+	// Boot contains the ids of the boot disks of the project's instances, if the question is about the
+	// cluster.
 	Boot map[string]bool `json:"boot,omitempty"`
-	// Owned are the disks of this cluster and LeftBytes is what is left of the quota; they are asked
-	// for where the question is the rack itself.
+	// Owned contains the disks of this cluster, and LeftBytes what is left of the quota, if the
+	// question is about the rack.
 	Owned     *Found[[]Disk] `json:"owned,omitempty"`
 	LeftBytes *Found[int64]  `json:"leftBytes,omitempty"`
 }
 
-// Found is the result of a look: an object, its absence, or the reason why it could not be seen.
+// Found is the result of a request: an object, its absence, or the reason why it could not be seen.
 type Found[T any] struct {
 	Object *T     `json:"object,omitempty"`
 	Unseen string `json:"unseen,omitempty"`
 }
 
-// Missing reports that the look succeeded and found nothing.
+// Missing reports whether the request succeeded and found nothing.
 func (f Found[T]) Missing() bool { return f.Object == nil && f.Unseen == "" }
 
 // Disk is a disk of the rack.
@@ -116,8 +117,8 @@ func (c Cluster) objects(kind string, match func(*kube.Object) bool) ([]kube.Obj
 	return nil, c.Unseen[kind]
 }
 
-// one returns the only object of a kind that matches. It is nil if there is none, or if the kind
-// could not be seen, which why then tells.
+// one returns the only object of a kind that matches, or nil. If the kind could not be seen, why is
+// the reason.
 func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object, why string) {
 	found, why := c.objects(kind, match)
 	if len(found) == 0 {

@@ -16,8 +16,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// lookTimeout is how long a look at the rack, at a node, or at the objects of one kind may take.
-const lookTimeout = 30 * time.Second
+// requestTimeout is how long the requests to the rack, to a node, or for the objects of one kind
+// may take.
+const requestTimeout = 30 * time.Second
 
 // What the chart installs: its namespace unless another is chosen, and the driver's container.
 const (
@@ -28,13 +29,13 @@ const (
 // Sources are where evidence comes from.
 type Sources struct {
 	Rack *rack.Client // nil if there is none
-	// NoRack is why there is no rack.
+	// NoRack is the reason why there is no rack.
 	NoRack    string
 	ClusterID string
 	Version   string
 	// Kubectl runs kubectl.
 	Kubectl func(ctx context.Context, args ...string) ([]byte, error)
-	// Timeout is how long one look may take; 0 means 30 s.
+	// Timeout replaces requestTimeout, unless it is zero.
 	Timeout time.Duration
 }
 
@@ -42,16 +43,16 @@ type gatherer struct {
 	Sources
 	options Options
 	e       Evidence
-	// noKubectl is why kubectl is asked no more: it is not there, or its cluster does not answer.
+	// noKubectl is why kubectl is not run again: it is not installed, or its cluster does not answer.
 	noKubectl string
 }
 
 func (g *gatherer) limit(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, cmp.Or(g.Timeout, lookTimeout))
+	return context.WithTimeout(ctx, cmp.Or(g.Timeout, requestTimeout))
 }
 
-// Gather collects the evidence for a question. It changes nothing. An error is one of the files
-// that the options name; what cannot be seen is no error.
+// Gather collects the evidence for a question. It changes nothing. It returns an error only about
+// the files that the options name.
 func Gather(ctx context.Context, s Sources, o Options) (Evidence, error) {
 	g := &gatherer{Sources: s, options: o, e: Evidence{Version: s.Version, At: time.Now().UTC(),
 		Question: o.Question}}
@@ -83,12 +84,12 @@ func (g *gatherer) cluster(ctx context.Context) error {
 		return nil
 	}
 	q, namespaces := g.options.Question, []string{}
-	g.look(ctx, kindVolume, "")
-	g.look(ctx, kindAttachment, "")
-	g.look(ctx, kindContent, "")
-	g.look(ctx, kindCSINode, "")
-	g.look(ctx, kindNode, "")
-	g.look(ctx, kindDriverPod, g.e.Nodes.Namespace)
+	g.list(ctx, kindVolume, "")
+	g.list(ctx, kindAttachment, "")
+	g.list(ctx, kindContent, "")
+	g.list(ctx, kindCSINode, "")
+	g.list(ctx, kindNode, "")
+	g.list(ctx, kindDriverPod, g.e.Nodes.Namespace)
 	switch q.Kind {
 	case AskClaim, AskPod:
 		namespaces = []string{q.Namespace}
@@ -100,11 +101,11 @@ func (g *gatherer) cluster(ctx context.Context) error {
 		namespaces = []string{allNamespaces}
 	}
 	for _, namespace := range namespaces {
-		g.look(ctx, kindClaim, namespace)
-		g.look(ctx, kindPod, namespace)
-		g.look(ctx, kindEvent, namespace)
+		g.list(ctx, kindClaim, namespace)
+		g.list(ctx, kindPod, namespace)
+		g.list(ctx, kindEvent, namespace)
 		if namespace != allNamespaces && namespace != "default" {
-			g.look(ctx, kindEvent, "default") // the events of PersistentVolumes
+			g.list(ctx, kindEvent, "default") // the events of PersistentVolumes
 		}
 	}
 	return nil
@@ -120,8 +121,8 @@ var resources = map[string]string{kindClaim: "persistentvolumeclaims",
 	kindNode: "nodes", kindPod: "pods", kindEvent: "events",
 	kindDriverPod: "pods,daemonsets,replicasets,deployments"}
 
-// look lists the objects of a kind.
-func (g *gatherer) look(ctx context.Context, kind, namespace string) {
+// list lists the objects of a kind.
+func (g *gatherer) list(ctx context.Context, kind, namespace string) {
 	if g.noKubectl != "" {
 		g.e.Cluster.Unseen[kind] = g.noKubectl
 		return
@@ -180,8 +181,8 @@ func readFile(flag, path string, most int64) ([]byte, error) {
 	return data, nil
 }
 
-// objectsFromFile reads the objects from a file. Whether a kind that it does not hold has no
-// objects, or was not asked for, nobody can tell.
+// objectsFromFile reads the objects from a file. A kind without objects in the file counts as
+// unseen, because the file may be of a request for other kinds.
 func (g *gatherer) objectsFromFile() error {
 	data, err := readFile("--objects", g.options.Objects, maxFileBytes)
 	if err != nil {
@@ -246,8 +247,8 @@ func (g *gatherer) prune() {
 	}
 }
 
-// eventReasons are the reasons of the events that are about volumes. The text of others, such as
-// why an image was not pulled, is nobody's business here.
+// eventReasons contains the reasons of the events that are about volumes. The texts of others, such
+// as why an image was not pulled, must not be shown.
 var eventReasons = []string{"ProvisioningFailed", "Provisioning", "ProvisioningSucceeded",
 	"ExternalProvisioning", "WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding",
 	"FailedMount", "FailedMapVolume", "FailedAttachVolume", "SuccessfulAttachVolume",

@@ -83,7 +83,7 @@ func (g *gatherer) askNodes(ctx context.Context) {
 		}
 		n.volumes = append(n.volumes, asked)
 	}
-	// Several at once: a cluster may have many nodes, and most of the time goes into connecting.
+	// Ask several nodes at once: a cluster may have many, and connecting takes most of the time.
 	var mu sync.Mutex
 	var asking sync.WaitGroup
 	slots := make(chan struct{}, 8)

@@ -43,7 +43,7 @@ func (g *gatherer) rack(ctx context.Context) {
 				func(id oxide.NameOrId) (*oxide.Disk, error) { return g.Rack.Disk(ctx, id) }, g.diskOf)
 		}
 	}
-	// Only now is the instance known of a disk that no node has an entry for.
+	// The disks show the instances of volumes whose node has no entry of the driver.
 	for _, c := range resolve(&g.e) {
 		if _, asked := r.Instances[c.instance]; asked || c.instance == "" {
 			continue
@@ -56,8 +56,8 @@ func (g *gatherer) rack(ctx context.Context) {
 	}
 }
 
-// wholeProject collects the disks and instances of the cluster from two lists, however many volumes
-// there are. A list that fails leaves nothing seen of its kind.
+// wholeProject collects the disks and instances of the cluster with two lists, however many volumes
+// there are. If a list fails, nothing of its kind is seen.
 func (g *gatherer) wholeProject(ctx context.Context) {
 	r, listed := &g.e.Rack, map[string]Disk{}
 	failed := g.eachDisk(ctx, func(d *oxide.Disk) { listed[d.Id] = g.diskOf(d) })
@@ -114,7 +114,7 @@ func (g *gatherer) eachDisk(ctx context.Context, visit func(*oxide.Disk)) (unsee
 	return ""
 }
 
-// found asks the rack for what belongs to an id, and converts its answer.
+// found requests what belongs to an id from the rack, and converts the answer.
 func found[O, T any](id string, notFound csierr.Reason, ask func(oxide.NameOrId) (O, error),
 	convert func(O) T) Found[T] {
 	param, ok := rack.ID(id)

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// grace is how long something may take until the doctor calls it stuck.
+// grace is how long something may take before the doctor reports it as stuck.
 const grace = 5 * time.Minute
 
 const (
@@ -135,9 +135,9 @@ func (c *chain) judgePendingClaim(what string) Step {
 	return broken(what, c.silence(silent, "csi-provisioner"))
 }
 
-// silence completes the finding for something that the controller has not done and reported no
-// error of. The driver's errors are reported by the sidecar that called it, so silence is the
-// sidecar's, unless another container of the pod does not work.
+// silence completes a finding about something that the controller has not done, and about which
+// there is no error. A sidecar reports the driver's errors, so the sidecar is the one to check,
+// unless another container of the pod does not work.
 func (e *Evidence) silence(f Finding, sidecar string) Finding {
 	f.Do = "Check that the controller of the driver runs, and the log of its " + sidecar + "."
 	f.Next = logOf(controllerLog, sidecar)
@@ -164,8 +164,8 @@ func (e *Evidence) silence(f Finding, sidecar string) Finding {
 	return f
 }
 
-// deadContainer returns the first container of a pod that is not ready, of those with the names or,
-// without names, of all.
+// deadContainer returns the first container of a pod that is not ready. If names are given, it
+// considers only these containers.
 func deadContainer(pod kube.Object, names ...string) *kube.ContainerStatus {
 	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
 	for i, s := range all {
@@ -229,7 +229,7 @@ func (c *chain) judgeVolume() Step {
 	return Step{State: OK, What: what}
 }
 
-// boundToAnother returns in which way the volume of a bound claim is not the claim's, or "".
+// boundToAnother returns how the volume of a bound claim contradicts the claim, or "".
 func boundToAnother(volume, claim *kube.Object) string {
 	ref := volume.Spec.ClaimRef
 	switch {
@@ -295,7 +295,7 @@ func (c *chain) judgeAttachment() Step {
 	return step
 }
 
-// attachedToOthers is the step for a volume that a pod waits for, and other nodes have.
+// attachedToOthers returns the step for a volume that a pod waits for and that other nodes have.
 func (c *chain) attachedToOthers() Step {
 	step := Step{State: Waiting, What: c.otherAttachments()}
 	other := c.attachments[0]

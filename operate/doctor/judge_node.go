@@ -19,8 +19,8 @@ const (
 	volumeMode  = "Block" // of a volume that pods see as a device
 )
 
-// onNode begins the judgement of a link on the node. It returns the node's report of the volume, or
-// else the step for a link that is not there, or that could not be seen.
+// onNode returns the node's report of the volume. Without a report of the part it returns the step
+// for a link that does not exist, or that could not be seen.
 func (c *chain) onNode(what, part string) (*inspection.Volume, *Step) {
 	r, v, why := c.report()
 	disk, asked := c.Rack.Disks[c.handle]
@@ -35,7 +35,7 @@ func (c *chain) onNode(what, part string) (*inspection.Volume, *Step) {
 	case c.handle == "" && c.volumeWhy == "":
 		return nil, &Step{State: Idle, What: "none: there is no volume yet"}
 	case asked && (disk.Missing() || disk.Object != nil && disk.Object.Instance == "") &&
-		!c.saysAttached():
+		!c.attachedInKubernetes():
 		return nil, &Step{State: Idle, What: "none: the disk is attached to no instance"}
 	case c.attachment == nil && c.attachmentWhy == "" && c.volume != nil && !asked:
 		return nil, &Step{State: Idle, What: "none: no VolumeAttachment asks for the volume"}
@@ -90,13 +90,13 @@ func (c *chain) judgeDevice() Step {
 	return result
 }
 
-// shows returns a finding of what the node's report shows.
+// shows returns a finding about something in the node's report.
 func shows(reason csierr.Reason, format string, args ...any) *Finding {
 	return &Finding{Reason: reason, Source: theReport, Wrong: fmt.Sprintf(format, args...),
 		basis: sight}
 }
 
-// judgeDevices judges what a node shows, where the node is the question.
+// judgeDevices judges the devices of a node if the question is about the node.
 func (c *chain) judgeDevices() Step {
 	r, _, why := c.report()
 	if r == nil {
@@ -168,8 +168,8 @@ func (c *chain) judgeFilesystem() Step {
 	return result
 }
 
-// vanished returns a finding for a disk that has no filesystem and had one: it is mounted still, or
-// the recorder tells of it.
+// vanished returns a finding for a disk without a filesystem that had one: it is still mounted, or
+// the flight recorder contains it.
 func vanished(v *inspection.Volume) *Finding {
 	const none = "the disk shows no filesystem that the driver makes, and "
 	for _, m := range v.Mounts {
@@ -223,13 +223,13 @@ func (s seen) filesystemFinding() *Finding {
 	return nil
 }
 
-// eventLinks are the links that the changes of a node are about.
+// eventLinks contains the link of each change of a node; all others are about the filesystem.
 var eventLinks = map[flight.Event]Link{
 	flight.Mounted: LinkMounts, flight.Published: LinkMounts, flight.Unpublished: LinkMounts,
 	flight.Unmounted: LinkMounts,
 }
 
-// openAt returns the changes of a link that are begun and not ended.
+// openAt returns the changes of a link that have begun and not ended.
 func openAt(v *inspection.Volume, at Link) (open []flight.Entry) {
 	for _, e := range v.Open {
 		if cmp.Or(eventLinks[e.Event], LinkFilesystem) == at {
@@ -322,8 +322,8 @@ func (s seen) mountFinding(own, elsewhere []string) *Finding {
 	return nil
 }
 
-// usedOnNode reports whether a pod on the node uses the volume, or may use it unseen. One that has
-// ended uses it, too, unless its own path should be unmounted by now.
+// usedOnNode reports whether a pod on the node uses the volume, or may use it if pods could not be
+// seen. A pod that has ended counts, unless its path should be unmounted by now.
 func (s seen) usedOnNode() bool {
 	return s.podsWhy != "" || slices.ContainsFunc(s.pods, func(pod kube.Object) bool {
 		stuck := ended(pod) && s.overdue(&pod) && publishedTo(s.Volume, pod)
@@ -349,7 +349,8 @@ func (s seen) released() bool {
 	return s.At.Sub(last) > grace
 }
 
-// publishedTo reports whether a path shows the volume to the pod. The kubelet's paths hold the UID.
+// publishedTo reports whether the volume is mounted for the pod, whose UID is in the kubelet's
+// path.
 func publishedTo(v *inspection.Volume, pod kube.Object) bool {
 	return slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool {
 		return strings.Contains(m.Path, pod.Metadata.UID)

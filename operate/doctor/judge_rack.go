@@ -33,7 +33,7 @@ func (e *Evidence) judgeRack() Step {
 	return Step{State: OK, What: "the rack answers, project " + e.Rack.Project}
 }
 
-// judgeRackItself judges the rack where it is the question. There an error is what is broken.
+// judgeRackItself judges the rack if the question is about the rack: then an error is a finding.
 func (e *Evidence) judgeRackItself() Step {
 	if e.Rack.Reason != "" {
 		return broken("the rack", Finding{Reason: csierr.Reason(e.Rack.Reason), Wrong: e.Rack.Unseen,
@@ -128,7 +128,7 @@ func (c *chain) judgeInstance() Step {
 		return broken(what, Finding{Source: "the rack", basis: sight,
 			Wrong: "the instance " + c.instanceText(i.ID) + " is " +
 				"stopped, so nothing runs on the node",
-			ByItself: cmp.Or(c.keeperSays(c.nodeName), "Nothing: the driver never starts an instance."),
+			ByItself: cmp.Or(c.keeperPlan(c.nodeName), "Nothing: the driver never starts an instance."),
 			Do:       "Start it, when every disk is attached that has to be attached while it is stopped.",
 			Next:     showInstance})
 	case instanceRunning:
@@ -137,7 +137,7 @@ func (c *chain) judgeInstance() Step {
 	return Step{State: Waiting, What: what}
 }
 
-// instanceText returns how the report shows an instance, whose name is known if it was read.
+// instanceText returns an instance's name, if it was read, and its id.
 func (e *Evidence) instanceText(id string) string {
 	if i := e.Rack.Instances[id].Object; i != nil {
 		return volume.NameAndID(i.Name, id)
@@ -145,18 +145,20 @@ func (e *Evidence) instanceText(id string) string {
 	return id
 }
 
-// attachedHere reports whether the disk is attached to the node's instance, as the rack says, or
-// else as Kubernetes does. It is false, too, if nobody could be asked.
+// attachedHere reports whether the disk is attached to the node's instance on the rack or, if the
+// rack was not asked, in Kubernetes.
 func (c *chain) attachedHere() bool {
 	if found, asked := c.Rack.Disks[c.handle]; asked && found.Unseen == "" {
 		return found.Object != nil && found.Object.State == diskAttached &&
 			(found.Object.Instance == c.instance || c.instance == "")
 	}
-	return c.saysAttached()
+	return c.attachedInKubernetes()
 }
 
-// saysAttached reports whether Kubernetes takes the volume for attached.
-func (c *chain) saysAttached() bool { return c.attachment != nil && c.attachment.Status.Attached }
+// attachedInKubernetes reports whether the VolumeAttachment is attached.
+func (c *chain) attachedInKubernetes() bool {
+	return c.attachment != nil && c.attachment.Status.Attached
+}
 
 func (c *chain) judgeDisk() Step {
 	found, asked := c.Rack.Disks[c.handle]
@@ -217,7 +219,7 @@ func (c *chain) diskFinding(d *Disk) *Finding {
 		finding.Wrong = fmt.Sprintf("the disk is %s at the instance %s, and it is wanted at the node "+
 			"%s, which is the instance %s", d.State, c.instanceText(d.Instance), c.nodeName,
 			c.instanceText(c.instance))
-	case d.State == diskDetached && c.saysAttached():
+	case d.State == diskDetached && c.attachedInKubernetes():
 		finding.Reason = csierr.DeviceNotFound
 		finding.Wrong = "VolumeAttachment " + c.attachment.Metadata.Name + " says that the disk is " +
 			"attached to the node " + c.nodeName + ", and the rack says that it is detached: somebody " +

@@ -55,8 +55,8 @@ func (c *chain) judgeNode() Step {
 	return step
 }
 
-// judgeReadiness notes that the node does not report to Kubernetes. That is what is broken unless
-// its instance does not run, which comes later in the chain and explains it.
+// judgeReadiness adds a finding if the node is not ready. If its instance does not run, which is a
+// later link and explains this, it adds a note instead.
 func (c *chain) judgeReadiness(step *Step) {
 	node, why := c.Cluster.one(kindNode, named("", c.nodeName))
 	if node == nil && why != "" {
@@ -89,7 +89,7 @@ func (c *chain) judgeReadiness(step *Step) {
 }
 
 // driverPodFinding returns what is wrong with the driver's pod on a node where the driver is
-// registered, or nil. A young pod is about to start.
+// registered, or nil. A young pod may still be starting.
 func (c *chain) driverPodFinding() *Finding {
 	if c.Cluster.Unseen[kindDriverPod] != "" {
 		return nil
@@ -199,7 +199,7 @@ func (c *chain) judgePod() Step {
 	}
 	wrong, source := "its containers have not been made for "+c.age(o), "Kubernetes"
 	failures := []string{"FailedMount", "FailedMapVolume", "FailedAttachVolume"}
-	if c.saysAttached() {
+	if c.attachedInKubernetes() {
 		failures = failures[:2]
 	}
 	if e := latestOf(c.events(o, failures...)); e.Kind != "" {
@@ -210,8 +210,8 @@ func (c *chain) judgePod() Step {
 		Next: describePod})
 }
 
-// containersMade reports whether a container of the pod was made, which the kubelet does when every
-// volume of the pod is mounted: also that of an init container.
+// containersMade reports whether a container or an init container of the pod was created. The
+// kubelet creates none before every volume of the pod is mounted.
 func containersMade(o *kube.Object) bool {
 	all := slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses)
 	return o.Status.Phase == phaseRunning || o.Status.Phase == phaseSucceeded ||

@@ -15,8 +15,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// place is one where Kubernetes or a node shows an error of the driver. In the phases that count,
-// the object waits for the call. In the others it has succeeded since, or nobody repeats it.
+// place is a field of Kubernetes or of a node's report that shows an error of the driver. In the
+// phases of counts the object waits for the failed call. In those of overcome the call has
+// succeeded since, or is not repeated.
 type place struct {
 	name             string
 	at               Link
@@ -27,9 +28,9 @@ type place struct {
 // released is a PersistentVolume whose claim and pods are gone.
 var released = all(without(kindClaim), unused, askVolume, phase(kindVolume, phaseReleased))
 
-// places are where these components write: csi-provisioner (the controller.go of its library),
-// csi-attacher (csi_handler.go), csi-snapshotter (snapshot_controller.go), the attach controller,
-// the kubelet, and the driver on the node.
+// places contains the places that these components write: csi-provisioner (the controller.go of its
+// library), csi-attacher (csi_handler.go), csi-snapshotter (snapshot_controller.go), the attach
+// controller, the kubelet, and the driver on the node.
 var places = []place{
 	{"event ProvisioningFailed of the claim", LinkClaim, func(reason string) edit {
 		return event(kindClaim, "data", "ProvisioningFailed",
@@ -154,13 +155,13 @@ func mountPlace(reason string) place {
 			"its init container running": waits("PodInitializing", restores)}}
 }
 
-// inferences are edits from which the doctor infers a broken link, before or behind the error's.
+// inferences contains edits from which the doctor infers another broken link.
 var inferences = map[string]edit{"": all(), "the node is not ready": notReady,
 	"the driver is not registered": noDriver, "the driver's pod crashes": dead(kindDaemonSet,
 		"oxide-plugin")}
 
-// strangers are edits after which an event is not about the object, or not about its volume.
-var strangers = map[string]edit{
+// unrelated contains edits after which an event is not about the object, or not about its volume.
+var unrelated = map[string]edit{
 	"of an earlier object":  lastEvent(func(o *kube.Object) { o.InvolvedObject.UID = racktest.Image }),
 	"older than the object": minutesAgo(180, 120),
 	"of another namespace":  lastEvent(func(o *kube.Object) { o.InvolvedObject.Namespace = "other" }),
@@ -169,9 +170,8 @@ var strangers = map[string]edit{
 	}),
 }
 
-// unbelieved are objects with a driver's error where no component of Kubernetes or of ours writes
-// one, so that it would be a user's.
-var unbelieved = map[string]string{
+// forged contains objects with an error of the driver in a place where only a user can write one.
+var forged = map[string]string{
 	"a condition of a resize, though the driver expands nothing": strings.Replace(claimJSON,
 		`"phase":`, `"conditions":[{"type":"ControllerResizeError","status":"True","message":"`+
 			rpc("RackFull")+`"}],"phase":`, 1),
@@ -185,10 +185,10 @@ var unbelieved = map[string]string{
 	"an event of another kind": eventJSON(kindClaim, "data", "Notice", rpc("RackFull")),
 }
 
-// TestAReasonOfTheDriverOutranksWhatIsInferred shows each reason at each place, in each phase and
-// beside each inference: the finding has to be that reason, its sentence and its remedy. What was
-// overcome, or is not about the object, is not found. The doctor reads no log, so a log line is no
-// place; what a node's log says of unmounts is in its flight recorder.
+// TestAReasonOfTheDriverOutranksWhatIsInferred writes each reason to each place, in each phase and
+// beside each inference: the finding has to be the reason with its sentence and its remedy. An
+// error that was overcome, or that is not about the object, must not be found. The doctor reads no
+// logs; failed unmounts are in the node's flight recorder.
 func TestAReasonOfTheDriverOutranksWhatIsInferred(t *testing.T) {
 	pairs, right, history := 0, 0, 0
 	isHistory := func(what string, edits ...edit) {
@@ -228,7 +228,7 @@ func TestAReasonOfTheDriverOutranksWhatIsInferred(t *testing.T) {
 			isHistory(p.name+", "+phase, state, shown)
 		}
 		for phase, state := range p.counts {
-			for why, change := range strangers {
+			for why, change := range unrelated {
 				if strings.HasPrefix(p.name, "event ") {
 					isHistory(p.name+", "+phase+", "+why, state, shown, change)
 				}
@@ -242,7 +242,7 @@ func TestAReasonOfTheDriverOutranksWhatIsInferred(t *testing.T) {
 }
 
 func TestAnErrorThatAnybodyMayWriteIsNotQuoted(t *testing.T) {
-	for place, text := range unbelieved {
+	for place, text := range forged {
 		objects, err := kube.Parse([]byte(text))
 		if err != nil || !strings.Contains(text, sentence) {
 			t.Fatal(place, err)

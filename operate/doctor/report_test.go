@@ -22,12 +22,12 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/reports.txt")
 
-// inOrder matches the lines of links with which nothing is wrong, and those that separate others.
+// inOrder matches the lines of links that are in order, and the lines that separate parts.
 var inOrder = regexp.MustCompile(`(?m)^(  \w+ +(ok|idle) .*|FIGURE .*|)\n`)
 
-// TestTheReportOfEachSituation checks which link is found, and compares what people read with
-// testdata/reports.txt, which go test ./operate/doctor -run Report -update writes. Links in order,
-// and the lines that separate parts, are only in the first reports.
+// TestTheReportOfEachSituation checks that findings are complete, and compares the reports with
+// testdata/reports.txt, which go test ./operate/doctor -run Report -update writes. Only the first
+// reports in that file contain the lines that inOrder matches.
 func TestTheReportOfEachSituation(t *testing.T) {
 	var all strings.Builder
 	report := func(name string, d Diagnosis) string { return "==== " + name + "\n" + text(d) + "\n" }
@@ -56,12 +56,12 @@ func TestTheReportOfEachSituation(t *testing.T) {
 	}
 }
 
-// broke is a place where nothing can be written.
+// broke is a writer that returns an error.
 type broke struct{}
 
 func (broke) Write([]byte) (int, error) { return 0, errors.New("no space left") }
 
-func TestAReportIsTextOrJSONAndAnErrorOfItsWriterIsOne(t *testing.T) {
+func TestWriteReturnsTheErrorOfItsWriter(t *testing.T) {
 	d := Diagnose(*healthy(t))
 	for _, asJSON := range []bool{false, true} {
 		var b bytes.Buffer
@@ -111,8 +111,8 @@ func FuzzDiagnose(f *testing.F) {
 	})
 }
 
-// TestTheCommandOfEveryReasonOnlyReadsAndIsComplete asks for each reason's command where every name
-// is known: none may stay a word in capitals.
+// TestTheCommandOfEveryReasonOnlyReadsAndIsComplete uses a chain in which every name is known, so
+// no placeholder may become a word in capitals.
 func TestTheCommandOfEveryReasonOnlyReadsAndIsComplete(t *testing.T) {
 	reads := regexp.MustCompile(`^(kubectl (get|describe|logs|exec|debug) |oxide (disk|instance) ` +
 		`(view|disk list) |oxide-csi-plugin (doctor|audit) )`)

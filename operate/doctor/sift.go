@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-const ( // what stands for a value, or for a text, that is not shown
+const ( // these replace values and texts that are not shown
 	hiddenValue = "***"
 	hiddenText  = "a text that is not shown here, because its form is not known"
 )
@@ -23,8 +23,9 @@ const (
 	idForm   = `[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}`
 )
 
-// fieldForms are the forms of the fields that are kept, by their JSON name. A field of another form
-// is hidden, and one that is not here is removed. Texts have forms of their own.
+// fieldForms contains the forms of the fields that are kept, by their JSON names. A value of
+// another form is hidden, and a field that is not listed is removed. Messages have forms of their
+// own.
 var fieldForms = func() map[string]*regexp.Regexp {
 	forms := map[string]*regexp.Regexp{}
 	for fields, form := range map[string]string{
@@ -50,8 +51,8 @@ var fieldForms = func() map[string]*regexp.Regexp {
 	return forms
 }()
 
-// phrases are the parts of messages that are shown: the components of Kubernetes write them, and
-// what stands between their words is a number, a name or an id.
+// phrases matches the parts of messages that are shown: texts that the components of Kubernetes
+// write, whose variable parts are numbers, names and ids.
 var phrases = regexp.MustCompile(strings.NewReplacer("NAME", nameForm, "ID", idForm).Replace(
 	// the scheduler
 	`[0-9]+/[0-9]+ nodes are available|[0-9]+ Insufficient (?:cpu|memory|ephemeral-storage|pods)|` +
@@ -83,7 +84,7 @@ var phrases = regexp.MustCompile(strings.NewReplacer("NAME", nameForm, "ID", idF
 		`container not found \("NAME"\)|command terminated with exit code [0-9]{1,3}|signal: killed|` +
 		`executable file not found in \$PATH`))
 
-// known returns the known phrases of a text, or else that there are none.
+// known returns the known phrases of a text, or hiddenText if there are none.
 func known(text string) string {
 	return cmp.Or(strings.Join(phrases.FindAllString(text, -1), " … "), hiddenText)
 }
@@ -114,7 +115,7 @@ func (s *sifter) text(message string) string {
 	return known(message)
 }
 
-// sifter keeps of an object what may be shown.
+// sifter removes from objects what must not be shown.
 type sifter struct {
 	volumes map[string]bool // the PersistentVolumes of this driver
 	secrets []string
@@ -159,7 +160,7 @@ func (g *gatherer) sift() {
 	}
 }
 
-// keep sifts a value, which a field with the JSON name has.
+// keep sifts the value of a field with the JSON name.
 func (s *sifter) keep(field string, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:

@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Place tells where a chain is in the tree of a cluster: rack, instance, device, disk, claim, pod.
-// What is not known, or does not exist, is empty.
+// Place is where a chain is in the tree of a cluster: rack, instance, device, disk, claim, pod. A
+// field is empty if its object is unknown or does not exist.
 type Place struct {
 	Node     string `json:"node,omitempty"` // if the chain is the node's own
 	Instance string `json:"instance,omitempty"`
@@ -25,7 +25,8 @@ type Place struct {
 	Pod      string `json:"pod,omitempty"`
 }
 
-// place finds a chain's place. A disk is at the instance that the rack names.
+// place finds a chain's place. A disk is placed at the instance to which it is attached on the
+// rack.
 func (c *chain) place() *Place {
 	p := &Place{}
 	if c.volume == nil && c.handle == "" && c.claimName.Name == "" {
@@ -54,7 +55,7 @@ func (c *chain) place() *Place {
 	return p
 }
 
-// branch is a part of the tree: an instance, or what is at none.
+// branch is a part of the tree: an instance with its disks, or the disks that no instance has.
 type branch struct {
 	Title  string
 	Own    *Chain // of the node; nil without one
@@ -205,7 +206,7 @@ func (d Diagnosis) broken() []Chain {
 	return slices.DeleteFunc(slices.Clone(d.Chains), func(c Chain) bool { return c.Finding == nil })
 }
 
-// page is the diagnosis as a page that loads nothing.
+// page is an HTML page that loads nothing else.
 var page = template.Must(template.New("page").Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>oxide-csi-plugin doctor {{.Question}}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">

@@ -78,7 +78,8 @@ func TestATreeColoursAndEscapesText(t *testing.T) {
 	}
 }
 
-// A cluster is asked for in one pass: each list once, and the node once, for its several volumes.
+// TestAClusterIsAskedForByLists checks that each list is requested once, and that the node is asked
+// once for its several volumes.
 func TestAClusterIsAskedForByLists(t *testing.T) {
 	objects, err := os.ReadFile("testdata/cluster.json")
 	csitest.Must(t, err)

@@ -11,16 +11,16 @@ import (
 
 func TestAnIncompleteListIsAnError(t *testing.T) {
 	for name, text := range map[string]string{
-		"nothing":                      "",
-		"cut":                          `{"kind":"List","items":[{"kind":"Pod"`,
-		"two":                          `{"kind":"Pod"}{"kind":"Pod"}`,
-		"a page":                       `{"kind":"List","metadata":{"continue":"x"},"items":[]}`,
-		"a page with a remainder":      `{"kind":"List","metadata":{"remainingItemCount":1},"items":[]}`,
-		"no items":                     `{"kind":"List"}`,
-		"items of another type":        `{"kind":"List","items":"none"}`,
-		"an item of another type":      `{"kind":"List","items":[7]}`,
-		"a field of another type":      `{"kind":"List","items":[{"kind":"Pod","spec":7}]}`,
-		"one whose field is of a type": `{"kind":"Pod","metadata":{"name":7}}`,
+		"nothing":                 "",
+		"truncated":               `{"kind":"List","items":[{"kind":"Pod"`,
+		"two":                     `{"kind":"Pod"}{"kind":"Pod"}`,
+		"a page":                  `{"kind":"List","metadata":{"continue":"x"},"items":[]}`,
+		"a page with a remainder": `{"kind":"List","metadata":{"remainingItemCount":1},"items":[]}`,
+		"no items":                `{"kind":"List"}`,
+		"items of another type":   `{"kind":"List","items":"none"}`,
+		"an item of another type": `{"kind":"List","items":[7]}`,
+		"a field of another type": `{"kind":"List","items":[{"kind":"Pod","spec":7}]}`,
+		"a name of another type":  `{"kind":"Pod","metadata":{"name":7}}`,
 	} {
 		if objects, err := Parse([]byte(text)); err == nil {
 			t.Errorf("%s: got %+v", name, objects)
@@ -37,7 +37,7 @@ func TestAnIncompleteListIsAnError(t *testing.T) {
 	}
 }
 
-func TestTheTimesOfAnEvent(t *testing.T) {
+func TestEventsHaveTheirFirstAndLastTime(t *testing.T) {
 	for text, want := range map[string][2]string{
 		`"firstTimestamp":"2026-06-12T12:00:00Z","lastTimestamp":"2026-06-12T12:05:00Z",` +
 			`"eventTime":null`: {

@@ -1,9 +1,8 @@
-// Package kube is Kubernetes for the programs of an operator: it runs the user's
-// kubectl, and parses what kubectl get -o json prints. The driver itself never speaks to
-// Kubernetes.
+// Package kube runs the user's kubectl for the operator's commands, and parses what kubectl get -o
+// json prints. The driver itself never speaks to Kubernetes.
 //
-// An Object has only the fields that these programs read: no Secret, no environment of a container
-// and no annotation of anybody else. The doctor reads mount options in order to remove them.
+// An Object contains only the fields that these commands read: no Secret, no environment of a
+// container, and no annotations of other programs. The doctor reads mount options to remove them.
 package kube
 
 import (
@@ -22,14 +21,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// Kubectl runs kubectl with the user's configuration and returns what it prints. An error holds the
-// last line of what kubectl said.
+// Kubectl runs kubectl with the user's configuration and returns what it prints. An error contains
+// the last line of kubectl's standard error.
 func Kubectl(ctx context.Context, args ...string) ([]byte, error) {
 	return KubectlInput(ctx, nil, args...)
 }
 
-// Pinned returns KubectlInput for the context that is the current one now, whatever another shell
-// selects meanwhile. Within a cluster there is none to select.
+// Pinned returns KubectlInput for the current context, even if the user selects another one later.
+// In a pod there are no contexts.
 func Pinned(ctx context.Context) func(ctx context.Context, stdin []byte, args ...string) ([]byte,
 	error) {
 	name, err := Kubectl(ctx, "config", "current-context")
@@ -54,7 +53,7 @@ func KubectlInput(ctx context.Context, stdin []byte, args ...string) ([]byte, er
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.WaitDelay = 5 * time.Second
 	if err := runMortal(cmd); err != nil {
-		// Before its own words kubectl may print what its library logs.
+		// kubectl may print log lines of its library before its error.
 		lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
 		return nil, fmt.Errorf("kubectl %s: %w: %s", args[0], err, csierr.Plain(lines[len(lines)-1]))
 	}
@@ -67,7 +66,7 @@ var nameLooks = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 // IsName reports whether a text may be the name of an object.
 func IsName(text string) bool { return len(text) <= 253 && nameLooks.MatchString(text) }
 
-// kinds are the known kinds. Objects of others are not looked at: a Secret never gets past Parse.
+// kinds contains the known kinds. Parse returns no fields of others, such as a Secret.
 var kinds = []string{"PersistentVolume", "PersistentVolumeClaim", "VolumeAttachment", "CSINode",
 	"Node", "Pod", "Event", "VolumeSnapshot", "VolumeSnapshotContent", "DaemonSet", "ReplicaSet",
 	"Deployment"}

@@ -2,8 +2,7 @@ package kube
 
 import "time"
 
-// Object is an object of one of the known kinds; other kinds have no more than their kind. The JSON
-// names are Kubernetes' own.
+// Object is an object of one of the known kinds. Of other kinds it contains only Kind.
 type Object struct {
 	Kind     string   `json:"kind"`
 	Metadata Metadata `json:"metadata"`
@@ -41,13 +40,13 @@ func (m Metadata) Controller() (controller Owner) {
 	return controller
 }
 
-// Annotations are those of a claim, and of a node what the node keeper says there.
+// Annotations contains the provisioner of a claim, and the node keeper's plan for a node.
 type Annotations struct {
 	Provisioner string `json:"volume.kubernetes.io/storage-provisioner,omitempty"`
 	KeeperPlan  string `json:"csi.oxide.computer/cold-attach-plan,omitempty"`
 }
 
-// Spec holds what the known kinds specify.
+// Spec contains the spec fields of the known kinds.
 type Spec struct {
 	// of a PersistentVolume
 	CSI           CSISource         `json:"csi,omitzero"`
@@ -104,7 +103,7 @@ type Reference struct {
 	UID       string `json:"uid,omitempty"`
 }
 
-// Source is what is attached, or what a snapshot is, or is taken of.
+// Source is the volume of a VolumeAttachment, or the source of a VolumeSnapshotContent.
 type Source struct {
 	PersistentVolumeName string `json:"persistentVolumeName,omitempty"`
 	SnapshotHandle       string `json:"snapshotHandle,omitempty"`
@@ -130,7 +129,7 @@ type PodVolume struct {
 	Ephemeral *struct{} `json:"ephemeral,omitempty"`
 }
 
-// Status holds what is known of an object.
+// Status contains the status fields of the known kinds.
 type Status struct {
 	Phase                 string            `json:"phase,omitempty"`
 	Message               string            `json:"message,omitempty"`
@@ -157,7 +156,7 @@ type Condition struct {
 	LastTransitionTime time.Time `json:"lastTransitionTime,omitzero"`
 }
 
-// ContainerStatus is the state of a container, without what the container itself wrote.
+// ContainerStatus is the state of a container, without the messages that the container writes.
 type ContainerStatus struct {
 	Name         string `json:"name"`
 	Ready        bool   `json:"ready"`

@@ -12,8 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// said is an error of the driver that Kubernetes recorded, or the node's report tells.
-type said struct {
+// driverError is an error of the driver that Kubernetes recorded, or that is in the node's report.
+type driverError struct {
 	Reason   csierr.Reason
 	Sentence string
 	Source   string
@@ -24,20 +24,20 @@ type said struct {
 }
 
 // link returns the link that the error is about.
-func (s said) link() Link {
+func (s driverError) link() Link {
 	switch a := advices[s.Reason]; {
 	case a.Link == "", a.Link == LinkClaim && s.at != "":
-		// What a create says of the request's values, every other call says of its own.
+		// With such a reason every call refuses the values of its own request.
 		return s.at
 	default:
 		return a.Link
 	}
 }
 
-// said returns the driver's errors that still count: of each call the last one, unless the call has
-// succeeded since.
-func (c *chain) said() []said {
-	var all []said
+// driverErrors returns the driver's errors that still count: of each call the last one, unless the
+// call has succeeded since.
+func (c *chain) driverErrors() []driverError {
+	var all []driverError
 	if c.claim != nil && c.claim.Status.Phase != phaseBound && c.claim.Status.Phase != phaseLost {
 		all = c.latest(c.claim, LinkClaim, nil, "ProvisioningFailed", "ProvisioningSucceeded")
 	}
@@ -46,7 +46,7 @@ func (c *chain) said() []said {
 		slices.Contains([]string{phaseReleased, phaseFailed, ""}, o.Status.Phase) {
 		all = append(all, c.latest(o, LinkVolume, nil, "VolumeFailedDelete")...)
 		if len(all) == 0 {
-			all = quoted(all, said{at: LinkVolume, Source: "PersistentVolume " + o.Metadata.Name},
+			all = quoted(all, driverError{at: LinkVolume, Source: "PersistentVolume " + o.Metadata.Name},
 				o.Status.Message)
 		}
 	}
@@ -54,7 +54,7 @@ func (c *chain) said() []said {
 		ofVolume := func(message string) bool {
 			return strings.Contains(message, `"`+c.volume.Metadata.Name+`"`)
 		}
-		if !c.saysAttached() {
+		if !c.attachedInKubernetes() {
 			all = append(all, c.latest(c.pod, LinkAttachment, ofVolume, "FailedAttachVolume",
 				"SuccessfulAttachVolume")...)
 		}
@@ -63,7 +63,8 @@ func (c *chain) said() []said {
 	if _, v, _ := c.report(); v != nil {
 		for _, p := range v.Problems {
 			if _, known := advices[p.Reason]; known {
-				all = append(all, said{Reason: p.Reason, Sentence: p.Says, Source: theReport, at: LinkDevice})
+				all = append(all, driverError{Reason: p.Reason, Sentence: p.Says, Source: theReport,
+					at: LinkDevice})
 			}
 		}
 		all = append(all, failedUnmounts(v)...)
@@ -75,16 +76,16 @@ func (c *chain) said() []said {
 	if len(all) == 0 && c.claim != nil && c.claim.Status.Phase != phaseBound {
 		for _, o := range c.snapshots() {
 			if f := o.Status.Error; f != nil {
-				all = quoted(all, said{Source: o.Kind + " " + o.Metadata.Name, First: f.Time, Last: f.Time,
-					at: LinkVolume}, f.Message)
+				all = quoted(all, driverError{Source: o.Kind + " " + o.Metadata.Name, First: f.Time,
+					Last: f.Time, at: LinkVolume}, f.Message)
 			}
 		}
 	}
 	return all
 }
 
-// quoted adds an error, unless its message is none of the driver's.
-func quoted(all []said, s said, message string) []said {
+// quoted adds an error if its message is one of the driver's.
+func quoted(all []driverError, s driverError, message string) []driverError {
 	var ok bool
 	if s.Reason, s.Sentence, ok = csierr.ParseMessage(message); !ok {
 		return all
@@ -92,10 +93,10 @@ func quoted(all []said, s said, message string) []said {
 	return append(all, s)
 }
 
-// failedUnmounts returns the unmounts that have failed and were not overcome. Kubernetes shows
-// nothing of them: the kubelet makes events of failed mounts only.
-func failedUnmounts(v *inspection.Volume) []said {
-	failed := map[string]said{} // by path
+// failedUnmounts returns the unmounts that failed and have not succeeded since. Kubernetes does not
+// show them: the kubelet creates events only for failed mounts.
+func failedUnmounts(v *inspection.Volume) []driverError {
+	failed := map[string]driverError{} // by path
 	for _, e := range v.Flight {
 		s, again := failed[e.Path]
 		_, known := advices[csierr.Reason(e.Reason)]
@@ -116,7 +117,7 @@ func failedUnmounts(v *inspection.Volume) []said {
 			failed[e.Path] = s
 		}
 	}
-	var all []said
+	var all []driverError
 	for _, path := range sortedKeys(failed) {
 		if slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool { return m.Path == path }) {
 			all = append(all, failed[path])
@@ -134,17 +135,17 @@ func lastFailure(a *kube.Object) *kube.Failure {
 	return attach
 }
 
-// addFailure adds the failure of an attachment. The pod's events repeat it, and may know it for
-// longer.
-func addFailure(all []said, a *kube.Object) []said {
+// addFailure adds the failure of an attachment. It replaces the same error in the pod's events, and
+// takes over the time of the first event.
+func addFailure(all []driverError, a *kube.Object) []driverError {
 	f := lastFailure(a)
 	if f == nil {
 		return all
 	}
-	s := said{Source: "VolumeAttachment " + a.Metadata.Name, First: f.Time, Last: f.Time,
+	s := driverError{Source: "VolumeAttachment " + a.Metadata.Name, First: f.Time, Last: f.Time,
 		at: LinkAttachment, node: a.Spec.NodeName}
 	for _, s := range quoted(nil, s, f.Message) {
-		all = slices.DeleteFunc(all, func(e said) bool {
+		all = slices.DeleteFunc(all, func(e driverError) bool {
 			repeats := e.at == s.at && e.node == s.node
 			if repeats && e.Reason == s.Reason && !e.First.IsZero() && e.First.Before(s.First) {
 				s.First = e.First
@@ -156,8 +157,8 @@ func addFailure(all []said, a *kube.Object) []said {
 	return all
 }
 
-// events returns the events of an object with one of the reasons: by its UID, or if that is not
-// known, those that are not older than the object.
+// events returns the events of an object with one of the reasons. It compares UIDs or, if one is
+// unknown, takes those that are not older than the object.
 func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 	found, _ := e.Cluster.objects(kindEvent, func(event *kube.Object) bool {
 		about := event.InvolvedObject
@@ -171,20 +172,20 @@ func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 	return found
 }
 
-// forgeable ends the source of a quoted event, whose fields show nobody's identity.
+// forgeable ends the source of a quoted event: nothing in an event proves who created it.
 const forgeable = " (anybody with the right to create events can write it)"
 
-// successes are the reasons of the events after which a call's errors are history.
+// successes contains the reasons of events after which earlier errors of a call no longer count.
 var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
-// latest returns the driver's error in the latest of an object's events, unless none of them has
-// one, or the latest tells of a success. Those before it were overcome.
+// latest returns the driver's error in the latest of an object's events. It returns nothing if no
+// event contains one, or if the latest event reports a success.
 func (e *Evidence) latest(o *kube.Object, at Link, about func(message string) bool,
-	reasons ...string) []said {
-	var all []said
-	var last said
+	reasons ...string) []driverError {
+	var all []driverError
+	var last driverError
 	for _, event := range e.events(o, reasons...) {
-		s := said{First: event.First(), Last: event.Last(), at: at, node: o.Spec.NodeName,
+		s := driverError{First: event.First(), Last: event.Last(), at: at, node: o.Spec.NodeName,
 			Source: "event " + event.Reason + " of " + o.Kind + " " + o.Metadata.Name + forgeable}
 		failed := quoted(nil, s, event.Message)
 		if about != nil && !about(event.Message) ||
@@ -203,5 +204,5 @@ func (e *Evidence) latest(o *kube.Object, at Link, about func(message string) bo
 			last.First = s.First
 		}
 	}
-	return []said{last}
+	return []driverError{last}
 }
