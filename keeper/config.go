@@ -64,7 +64,6 @@ type duration struct {
 	usage    string
 }
 
-// durations returns the durations by the names of their flags.
 func (c *Config) durations() map[string]duration {
 	return map[string]duration{
 		"settle":       {&c.Settle, true, "how long nothing new begins to wait before a node is stopped"},

@@ -81,7 +81,6 @@ func newFixture(t *testing.T, nodes ...string) *fixture {
 	return w
 }
 
-// client returns a client of the cluster, and a function that disconnects it.
 func (w *fixture) client(name string) (client *Cluster, cut func()) {
 	w.t.Helper()
 	config, cut := w.api.Client(name)
@@ -188,7 +187,6 @@ func (w *fixture) setRecordText(name, text string) {
 	keepertest.Put(w.api, found)
 }
 
-// last returns the outcome of the last operation on a node.
 func (w *fixture) last(name string) outcome {
 	w.t.Helper()
 	last := w.recorded(name).Last

@@ -23,7 +23,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// kubeconfig writes a kubeconfig file for the cluster, and returns its path.
 func (w *fixture) kubeconfig() string {
 	w.t.Helper()
 	config, _ := w.api.Client("kubeconfig")

@@ -166,7 +166,6 @@ func (m *Mover) claim(ctx context.Context, v *corev1.PersistentVolume) (
 	return claim, nil
 }
 
-// saved returns what an interrupted move has saved, or nil.
 func (m *Mover) saved(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
 	driver, err := m.Kubernetes.Storage.CSIDrivers().Get(ctx, DriverName, metav1.GetOptions{})
 	if err != nil {

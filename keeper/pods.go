@@ -219,7 +219,6 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*core
 	return ""
 }
 
-// covers reports whether a budget selects a pod.
 func covers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 	return err == nil && p.Namespace == b.Namespace && selector.Matches(labels.Set(p.Labels))

@@ -50,7 +50,6 @@ func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 		"that the instance runs, then remove the key %s", RecordsName, n.Record.Step, n.UID)
 }
 
-// overdue reports whether a step has taken longer than it may.
 func (n *node) overdue(now time.Time, limit time.Duration) bool {
 	return passed(now, n.Record.Since, limit)
 }

@@ -155,7 +155,6 @@ func deleting(t *testing.T, report string, lines ...racktest.Exchange) *audit {
 		rack: &ownedRack{client, "blue"}, log: &bytes.Buffer{}}
 }
 
-// run runs an audit and returns its report, and the log with the deletions.
 func (a *audit) run(t *testing.T) (report, log string, err error) {
 	t.Helper()
 	var out, deletions bytes.Buffer

@@ -18,7 +18,6 @@ import (
 // a claim is created again with all its fields.
 type object map[string]any
 
-// at returns the value at a path, or nil.
 func (o object) at(path ...string) any {
 	var value any = map[string]any(o)
 	for _, key := range path {
@@ -173,7 +172,6 @@ func (r *run) createOwned(ctx context.Context, o object, flags ...string) error 
 	return r.create(ctx, o, flags...)
 }
 
-// create creates an object; flags are further flags of kubectl.
 func (r *run) create(ctx context.Context, o object, flags ...string) error {
 	text, err := json.Marshal(o)
 	if err != nil {

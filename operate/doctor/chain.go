@@ -338,7 +338,6 @@ func (c *chain) report() (r *inspection.Report, v *inspection.Volume, why string
 	return &found, nil, "the node's report is not about this volume"
 }
 
-// diskName returns the name of the volume's disk, if it is known.
 func (c *chain) diskName() string {
 	if disk := c.Rack.Disks[c.handle].Object; disk != nil {
 		return disk.Name

@@ -111,7 +111,6 @@ func (g *gatherer) cluster(ctx context.Context) error {
 	return nil
 }
 
-// allNamespaces stands for every namespace.
 const allNamespaces = "*"
 
 // resources are the names by which kubectl knows the kinds.

@@ -182,7 +182,6 @@ func (e *Evidence) overdue(o *kube.Object) bool {
 	return !deleted.IsZero() && e.At.Sub(deleted) > grace
 }
 
-// age returns an object's age in words.
 func (e *Evidence) age(o *kube.Object) string {
 	return e.At.Sub(o.Metadata.CreationTimestamp).Round(time.Second).String()
 }

@@ -134,7 +134,6 @@ func waits(why string, init ...kube.ContainerStatus) edit {
 	}))
 }
 
-// restores is an init container that runs.
 var restores = func() (s kube.ContainerStatus) {
 	s.Name, s.State.Running = "restore", &struct{}{}
 	return s

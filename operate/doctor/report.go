@@ -33,7 +33,6 @@ func (d Diagnosis) Write(w io.Writer, o Options) error {
 	return nil
 }
 
-// indented encodes a value as JSON for people.
 func indented(v any) ([]byte, error) {
 	var b bytes.Buffer
 	encoder := json.NewEncoder(&b)

@@ -202,7 +202,6 @@ func (w *testCluster) budgets() {
 	}
 }
 
-// alive returns the nodes whose kubelets work.
 func (w *testCluster) alive() map[string]bool {
 	alive := map[string]bool{}
 	for name, state := range w.states() {

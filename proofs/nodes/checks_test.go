@@ -171,7 +171,6 @@ func (w *testCluster) checkJobs(name string) {
 	}
 }
 
-// running reports whether the pod of a Job runs.
 func running(p *corev1.Pod) bool {
 	return p.Spec.RestartPolicy == corev1.RestartPolicyNever &&
 		len(p.Status.InitContainerStatuses) > 0 && p.Status.Phase != corev1.PodSucceeded
@@ -206,7 +205,6 @@ func (w *testCluster) registered(name string) string {
 	return c.Spec.Drivers[0].NodeID
 }
 
-// readiness returns the status of a node's Ready condition.
 func readiness(n *corev1.Node) corev1.ConditionStatus {
 	for _, c := range n.Status.Conditions {
 		return c.Status

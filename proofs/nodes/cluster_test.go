@@ -98,9 +98,8 @@ type testCluster struct {
 	mostStops int
 	counts    map[string]int
 
-	lines  []string
-	broken []string
-	// brokenAt is the time of the first broken promise.
+	lines    []string
+	broken   []string
 	brokenAt time.Time
 	kills    int
 	killed   bool
