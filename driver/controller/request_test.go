@@ -7,9 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -43,64 +41,6 @@ var (
 	publishing = csitest.With[*csi.ControllerPublishVolumeRequest]
 )
 
-// without clears a field of a request.
-func without(field protoreflect.Name, request proto.Message) proto.Message {
-	m := request.ProtoReflect()
-	m.Clear(m.Descriptor().Fields().ByName(field))
-	return request
-}
-
-// capable asks for a volume with the capability of an edit.
-func capable(edit func(*csi.VolumeCapability)) *csi.CreateVolumeRequest {
-	r := createRequest()
-	edit(r.GetVolumeCapabilities()[0])
-	return r
-}
-
-// TestEveryRequiredFieldIsRequired blanks the required fields of every controller RPC, one at a
-// time. No request may reach the rack.
-func TestEveryRequiredFieldIsRequired(t *testing.T) { // B-3
-	c := rackThat(t)
-	validation := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
-		VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}}
-	for _, test := range []struct {
-		name    string
-		request proto.Message
-	}{
-		{"CV-1 CreateVolume without name", without("name", createRequest())},
-		{"CV-3 CreateVolume without capabilities", without("volume_capabilities", createRequest())},
-		{"CV-4 CreateVolume without access mode",
-			capable(func(c *csi.VolumeCapability) { c.AccessMode = nil })},
-		{"CV-4 CreateVolume without access type",
-			capable(func(c *csi.VolumeCapability) { c.AccessType = nil })},
-		{"CV-13 CreateVolume with an empty source", from(&csi.VolumeContentSource{})},
-		{"CreateVolume from a snapshot without id", from(fromSnapshot(""))},
-		{"DV-1 DeleteVolume", &csi.DeleteVolumeRequest{}},
-		{"CP-1 ControllerPublishVolume without volume", without("volume_id", publishRequest())},
-		{"CP-1 ControllerPublishVolume without node", without("node_id", publishRequest())},
-		{"CP-1 ControllerPublishVolume without capability",
-			without("volume_capability", publishRequest())},
-		{"CU-1 ControllerUnpublishVolume", &csi.ControllerUnpublishVolumeRequest{}},
-		{"VC-1 ValidateVolumeCapabilities without volume",
-			without("volume_id", proto.CloneOf(validation))},
-		{"VC-1 ValidateVolumeCapabilities without capabilities",
-			without("volume_capabilities", validation)},
-		{"VH-3 ControllerGetVolumeHealth", &csi.ControllerGetVolumeHealthRequest{}},
-		{"GV-1 ControllerGetVolume", &csi.ControllerGetVolumeRequest{}},
-		{"CS-1 CreateSnapshot without name", without("name", snapshotRequest())},
-		{"CS-1 CreateSnapshot without volume", without("source_volume_id", snapshotRequest())},
-		{"DS-1 DeleteSnapshot", &csi.DeleteSnapshotRequest{}},
-		{"LS-6 GetSnapshot", &csi.GetSnapshotRequest{}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			err := csitest.Call(t.Context(), c, test.request)
-			if status.Code(err) != codes.InvalidArgument {
-				t.Errorf("got %v", err)
-			}
-		})
-	}
-}
-
 func fromSnapshot(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
 		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id},
@@ -120,8 +60,7 @@ func parameter(key, value string) *csi.CreateVolumeRequest {
 	return r
 }
 
-// TestBadRequestsNeverReachTheRack checks requests that are complete but invalid.
-func TestBadRequestsNeverReachTheRack(t *testing.T) {
+func TestBadRequestsNeverReachTheRack(t *testing.T) { // B-3
 	c := rackThat(t)
 	rackAlone := &csi.TopologyRequirement{Requisite: csitest.Topologies("rack=a")}
 	for _, test := range []struct {
@@ -130,9 +69,6 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 		code    codes.Code
 		reason  csierr.Reason
 	}{
-		{"CV-2 a banned character", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
-			r.Name = "a\x01"
-		}), codes.InvalidArgument, csierr.FieldInvalid},
 		{"CV-2 a NEL", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.Name = "a\u0085"
 		}), codes.InvalidArgument, csierr.FieldInvalid},
@@ -142,34 +78,29 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 		}), codes.InvalidArgument, csierr.CapabilityUnsupported},
 		{"CV-6 an unknown parameter", parameter("colour", "blue"), codes.InvalidArgument,
 			csierr.ParameterInvalid},
-		{"CV-6 mkfsOptions for another filesystem", parameter("mkfsOptions", "reflink=true"),
-			codes.InvalidArgument, csierr.MkfsOptions},
 		{"CV-6 a filesystem with smaller blocks than the disk's", parameter("mkfsOptions",
 			"fsBlockSize=1024"), codes.InvalidArgument, csierr.MkfsOptions},
 		{"CV-6 more inodes than the disk has room for", parameter("mkfsOptions",
 			"bytesPerInode=2048,inodeSize=2048"), codes.InvalidArgument, csierr.MkfsOptions},
-		{"CV-6 a key that no sidecar of Kubernetes has", parameter("csi.storage.k8s.io/fstpye",
-			"xfs"), codes.InvalidArgument, csierr.ParameterInvalid},
-		{"CV-5 a mount flag that the filesystem refuses", capable(func(c *csi.VolumeCapability) {
-			c.GetMount().MountFlags = []string{"ro,noload"}
-		}), codes.InvalidArgument, csierr.MountFlags},
 		{"CV-7 mutable parameters", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.MutableParameters = map[string]string{"a": "b"}
 		}), codes.InvalidArgument, csierr.ParameterInvalid},
-		{"CV-8 topology that is not declared", creating(createRequest(),
-			func(r *csi.CreateVolumeRequest) { r.AccessibilityRequirements = rackAlone }),
-			codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-8 a placement that nodes do not report", parameter("placement", "instance"),
 			codes.InvalidArgument, csierr.TopologyInvalid},
-		{"CV-11 an empty range", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
-			r.CapacityRange = csitest.Range(0, 0)
-		}), codes.InvalidArgument, csierr.CapacityInvalid},
 		{"CV-12 a range that no disk fits", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = csitest.Range(1024*volume.GiB, 0)
 		}), codes.OutOfRange, csierr.CapacityOutOfRange},
 		{"CV-13 a clone", from(&csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: racktest.Disk}}}),
 			codes.InvalidArgument, csierr.SourceUnsupported},
+		{"CV-13 an empty source", from(&csi.VolumeContentSource{}), codes.InvalidArgument,
+			csierr.SourceUnsupported},
+		{"a source without a snapshot id", from(fromSnapshot("")), codes.InvalidArgument,
+			csierr.FieldMissing},
+		{"GV-1 a volume without an id", &csi.ControllerGetVolumeRequest{}, codes.InvalidArgument,
+			csierr.VolumeIDMissing},
+		{"LS-6 a snapshot without an id", &csi.GetSnapshotRequest{}, codes.InvalidArgument,
+			csierr.FieldMissing},
 		{"CV-14 a snapshot id that is no UUID", from(fromSnapshot("non-existing-snapshot-id")),
 			codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-15 a snapshot and an image", creating(parameter("imageId", racktest.Image), restoring),

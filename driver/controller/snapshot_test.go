@@ -78,18 +78,12 @@ func TestTakingSnapshots(t *testing.T) {
 			codes.Aborted, csierr.DiskBusy, ""},
 		{"CS-9 that an earlier call failed to take", script{taken.To(postSnap), snapNamed("faulted")},
 			codes.Aborted, csierr.SnapshotFaulted, ""},
-		{"while the rack cannot pause the writers", script{later.To(postSnap), noSnapName},
-			codes.Unavailable, csierr.RackUnavailable, ""},
-		{"with another disk's response", script{created(postSnap, snapshotOf("ready", with("disk_id",
-			racktest.Image))), noSnapName}, codes.Unavailable, csierr.RackResponseInvalid, racktest.Image},
 		{"with another disk's response after the effect", script{created(postSnap, snapshotOf("ready",
 			with("disk_id", racktest.Image))), snapNamed("ready")}, codes.OK, "", ""},
 		{"with a response without a time", script{created(postSnap, snapshotOf("ready",
 			with("time_created", nil))), noSnapName}, codes.Unavailable, csierr.RackResponseInvalid, ""},
 		{"with a response without a name", script{created(postSnap, snapshotOf("ready", with("name",
 			""))), noSnapName}, codes.Unavailable, csierr.RackResponseInvalid, ""},
-		{"without a response", script{lostSnap, noSnapName}, codes.Unavailable,
-			csierr.RackUnavailable, ""},
 	}.after(free).try(t, snapshotRequest(), answer)
 	scriptedCalls{
 		{"CS-10 of a local disk", script{shown("detached", with("disk_type", "local"))},

@@ -310,6 +310,9 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 			return v.unpublish("no/such/dev")
 		},
 		"by unstage": testVolume.unstage,
+		"by publish": func(v testVolume) error { // NP-9
+			return errors.Join(v.stage(), v.publish("dev"), writeTo(v.guest.path("dev")))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := statefulGuest(t).disk(8, "block")

@@ -126,17 +126,10 @@ func TestPathsAndIDsThatNoVolumeHasAreInvalid(t *testing.T) {
 	v := newGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
 	for name, req := range map[string]proto.Message{
-		"NU-1 unstage without a volume": &csi.NodeUnstageVolumeRequest{StagingTargetPath: "/x"},
-		"NU-1 unstage without a path":   &csi.NodeUnstageVolumeRequest{VolumeId: "v"},
 		"NU-1 unstage a relative path": &csi.NodeUnstageVolumeRequest{VolumeId: "v",
 			StagingTargetPath: "x"},
-		"UP-1 unpublish without a volume": &csi.NodeUnpublishVolumeRequest{TargetPath: "/x"},
-		"UP-1 unpublish without a path":   &csi.NodeUnpublishVolumeRequest{VolumeId: "v"},
 		"UP-1 unpublish a relative path": &csi.NodeUnpublishVolumeRequest{VolumeId: "v",
 			TargetPath: "x"},
-		"VS-1 statistics without a volume": &csi.NodeGetVolumeStatsRequest{VolumePath: "some/path"},
-		"VS-1 statistics without a path":   &csi.NodeGetVolumeStatsRequest{VolumeId: "v"},
-		"NH-2 health without a volume":     &csi.NodeGetVolumeHealthRequest{},
 		"stage at a NUL": csitest.With(v.stageRequest(),
 			func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = nul }),
 		"unstage at a NUL": &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: nul},

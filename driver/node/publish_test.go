@@ -41,10 +41,6 @@ func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
 		code   codes.Code
 		reason csierr.Reason
 	}{
-		{"NP-1 without a volume id", func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "" },
-			codes.InvalidArgument, csierr.VolumeIDMissing},
-		{"NP-1 without a target path", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "" },
-			codes.InvalidArgument, csierr.PathInvalid},
 		{"NP-1 without a capability, and without a staging path", func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeCapability, r.StagingTargetPath = nil, ""
 		}, codes.InvalidArgument, csierr.CapabilityInvalid},
@@ -259,13 +255,6 @@ func TestReadOnlyPublications(t *testing.T) {
 			must(t, writeTo(v.guest.path("c")))
 			csitest.Want(t, v.publishReadOnly("d"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 		})
-	t.Run("NP-9 a read-only switch left by a driver that died is taken back", func(t *testing.T) {
-		v := newGuest(t).disk(8, "block")
-		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
-		must(t, v.stage())
-		must(t, v.publish("dev"))
-		must(t, writeTo(v.guest.path("dev")))
-	})
 }
 
 func TestAccessTypesDoNotMix(t *testing.T) {

@@ -65,23 +65,6 @@ func TestWhatIsNoRecordIsNotBelieved(t *testing.T) {
 	}
 }
 
-func TestARestartedDriverKeepsAPublishedRawVolume(t *testing.T) { // NU-5
-	v := statefulGuest(t).disk(8, "block")
-	must(t, v.stage())
-	must(t, v.publish("dev"))
-	for range 2 {
-		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
-	}
-	must(t, v.unpublish("dev"))
-	if got := v.guest.records(); len(got) != 1 || got[0] != v.ID+".json" {
-		t.Fatalf("records: %q", got)
-	}
-	must(t, v.unstage())
-	if got := v.guest.records(); len(got) != 0 {
-		t.Fatalf("records left: %q", got)
-	}
-}
-
 // A process of its own makes every step of a volume's life, without the state directory. It has to
 // end as it would have with it.
 func TestNoCallNeedsTheStateDirectory(t *testing.T) { // B-10

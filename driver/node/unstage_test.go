@@ -176,6 +176,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		must(t, os.WriteFile(filepath.Join(v.guest.path("pod"), "hello"), []byte("x"), 0o600))
+		must(t, os.Mkdir(filepath.Join(v.guest.path("pod"), "nvme0n1"), 0o700))
 		v.freeze("staging " + v.Name)
 		return v
 	}
@@ -225,23 +226,32 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 		}
 		must(t, v.unstage())
 	})
-	t.Run("NS-7 but not by a stage that another mount namespace's mount refuses", func(t *testing.T) {
-		for _, fsType := range short.Some(t, 2, volume.Filesystems) {
-			v := setUp(t, fsType)
-			must(t, v.unpublish("pod"))
-			n := inNamespace(t, "private", "")
-			must(t, unix.Unmount(v.staging(), 0))
-			err := inTime(t, v.stage)
-			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceHeld, fmt.Sprintf("process %d",
-				n.pid))
-			if !frozen(t, fmt.Sprintf("/proc/%d/root/%s", n.pid, v.staging())) {
-				t.Errorf("the refused call has ended the freeze of %s", fsType)
-			}
-			n.leave()
-			must(t, inTime(t, v.stage))
-			must(t, v.unstage())
+	// The other namespace has the staging mount, or only a directory of it whose name is a disk's.
+	for shown, script := range map[string]string{
+		"staging mount": "", "directory": `mount --bind "$1/nvme0n1" "$2"; umount "$1"`,
+	} {
+		for _, fsType := range short.Some(t, 1, volume.Filesystems) {
+			t.Run("a refused stage does not thaw the "+shown+" of another namespace: "+fsType,
+				func(t *testing.T) { // NS-7
+					v := setUp(t, fsType)
+					must(t, v.unpublish("pod"))
+					path := v.staging()
+					if script != "" {
+						path = t.TempDir()
+					}
+					n := inNamespace(t, "private", script, v.staging(), path)
+					must(t, unix.Unmount(v.staging(), 0))
+					csitest.Want(t, inTime(t, v.stage), codes.FailedPrecondition, csierr.DeviceHeld,
+						fmt.Sprintf("process %d", n.pid))
+					if !frozen(t, fmt.Sprintf("/proc/%d/root/%s", n.pid, path)) {
+						t.Error("the filesystem is thawed")
+					}
+					n.leave()
+					must(t, inTime(t, v.stage))
+					must(t, v.unstage())
+				})
 		}
-	})
+	}
 	t.Run("NU-4 of a disk that is read-only", func(t *testing.T) {
 		v := statefulGuest(t).disk(64, volume.Ext4)
 		v.Flags = []string{"ro"}
