@@ -121,7 +121,7 @@ func (c *Config) nodeTopology(instance string) map[string]string {
 // declaresTopology reports whether volumes are not everywhere.
 func (c *Config) declaresTopology() bool { return len(c.Topology) > 0 || c.TopologyInstance }
 
-// address sets the address of a server. One that is local is for this machine only.
+// address sets the address of a server. If local is set, only this machine can reach it.
 func address(field func(*Config) *string, local bool) func(*Config, string) error {
 	return func(c *Config, value string) error {
 		*field(c) = value

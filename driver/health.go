@@ -87,14 +87,14 @@ func (h *rackHealth) readExpiry(ctx context.Context) {
 	h.expires = first
 }
 
-// expiry is when the first of the user's tokens expires, the zero time if that is not known.
+// expiry returns when the first of the user's tokens expires, or the zero time if that is unknown.
 func (h *rackHealth) expiry() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.expires
 }
 
-// up is 1 if the last check found everything in order, and otherwise 0.
+// up returns 1 if the last check found no problem, and otherwise 0.
 func (h *rackHealth) up() float64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -229,8 +229,8 @@ func (h *rackHealth) state() (ready bool, err error) {
 	return h.checked, cmp.Or(h.fault, fileFault)
 }
 
-// waiting returns why the rack has not answered since the process started, or nil. An outage after
-// the first answer is none of it: it passes, and no pod is the worse for it (PR-5).
+// waiting returns why the rack has not answered since the process started, or nil. It ignores an
+// outage after the first answer (PR-5).
 func (h *rackHealth) waiting() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

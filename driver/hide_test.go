@@ -80,7 +80,7 @@ func TestNoTokenIsLeftInAnyText(t *testing.T) { // B-15
 }
 
 // A server may repeat a token, and another that begins like it, and every text is cut somewhere.
-func TestNoPartOfATokenIsLeftWhereverATextIsCut(t *testing.T) { // B-15
+func TestNoPartOfATokenIsLeftInATruncatedText(t *testing.T) { // B-15
 	rapid.Check(t, func(t *rapid.T) {
 		h := &hidden{}
 		token := rapid.StringOfN(rapid.RuneFrom([]rune(`ab"\<-0`)), minPrefix, 30, -1).Draw(t, "token")

@@ -16,7 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-// moodyRack answers every request as its mood is, and counts. In a good mood it knows the user.
+// moodyRack gives every request the same answer, which can be changed, and counts the requests. If
+// that answer is a success, it answers a request for the current user with the user.
 type moodyRack struct {
 	mu sync.Mutex
 	// guarded by mu
@@ -70,7 +71,7 @@ func begin(t *testing.T, h *rackHealth) (end func()) {
 	}
 }
 
-func TestToPR5Probe(t *testing.T) { // PR-1, PR-3, PR-5
+func TestProbeReportsTheStateOfTheRack(t *testing.T) { // PR-1, PR-3, PR-5
 	rack := &moodyRack{}
 	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
 	identity := &identityService{Health: h.state}
@@ -91,7 +92,7 @@ func TestToPR5Probe(t *testing.T) { // PR-1, PR-3, PR-5
 	expect("PR-2 before the first look", false)
 	rack.set(away)
 	h.check(t.Context())
-	expect("PR-5 a rack that is away at the start is no reason to restart", true)
+	expect("PR-5 the rack is unreachable at the start", true)
 	if why := h.waiting(); !csierr.Has(why, csierr.RackUnavailable) {
 		t.Errorf("waits for %v, want %s", why, csierr.RackUnavailable)
 	}
@@ -100,7 +101,7 @@ func TestToPR5Probe(t *testing.T) { // PR-1, PR-3, PR-5
 	expect("PR-1 healthy", true)
 	rack.set(away)
 	h.check(t.Context())
-	expect("PR-5 the rack is away", true)
+	expect("PR-5 the rack is unreachable", true)
 	if why := h.waiting(); why != nil {
 		t.Errorf("an outage after the first answer makes the process wait: %v", why)
 	}

@@ -119,7 +119,7 @@ func TestACanceledCallDoesNotBegin(t *testing.T) {
 	}
 }
 
-func TestAPanicInAGoroutineOfACallIsTheCalls(t *testing.T) {
+func TestAPanicInAGoroutineIsThePanicOfItsCall(t *testing.T) {
 	for name, call := range map[string]func() (any, error){
 		"in the background": func() (any, error) { return async.Start(panicking)() },
 		"in a crew": func() (any, error) {
@@ -165,7 +165,7 @@ func TestAPanicInARackCheckIsReportedByProbe(t *testing.T) {
 	}
 }
 
-func TestEveryGoroutineIsStartedWhereItsPanicIsRecovered(t *testing.T) {
+func TestGoroutinesAreStartedByPackageAsync(t *testing.T) {
 	var paths []string
 	for _, pattern := range []string{"*.go", "*/*.go"} {
 		found, err := filepath.Glob(pattern)

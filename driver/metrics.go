@@ -40,8 +40,8 @@ type metrics struct {
 	apiVersion *prometheus.GaugeVec
 }
 
-// durations are the buckets of the histograms, in seconds: from what a node's look takes to what an
-// orchestrator waits for.
+// durations are the buckets of the histograms, in seconds: from the fastest calls of a node to the
+// longest timeouts of an orchestrator.
 var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
 
 func newMetrics() *metrics {
@@ -127,7 +127,7 @@ func (m *metrics) watchRack(h *rackHealth) {
 	}, h.up), tokenExpiry{h})
 }
 
-// tokenExpiry is a metric that is there only if the rack tells it.
+// tokenExpiry collects the expiry of the tokens, if the rack reports it.
 type tokenExpiry struct{ *rackHealth }
 
 var expiryDesc = prometheus.NewDesc("oxide_csi_rack_token_expiry_timestamp_seconds",
@@ -147,7 +147,7 @@ func (t tokenExpiry) Collect(to chan<- prometheus.Metric) {
 // watchNode adds what a node knows of its volumes.
 func (m *metrics) watchNode(n *node.Service) { m.registry.MustRegister(nodeVolumes{n}) }
 
-// nodeVolumes counts when it is asked.
+// nodeVolumes counts volumes and disks when the metrics are collected.
 type nodeVolumes struct{ *node.Service }
 
 var (

@@ -93,7 +93,7 @@ func registered(t *testing.T, mode string) map[string]string {
 	return found
 }
 
-func TestStatusesThatAServerMakesUpShareASeries(t *testing.T) {
+func TestUnknownStatusesShareOneSeries(t *testing.T) {
 	m := newMetrics()
 	for status := range 1000 {
 		m.request(httptest.NewRequest(http.MethodGet, "/v1/disks", nil),
@@ -109,7 +109,7 @@ func TestStatusesThatAServerMakesUpShareASeries(t *testing.T) {
 	}
 }
 
-// kindOf is what a metric's type and labels are compared as.
+// kindOf formats a metric's type and labels for a comparison.
 func kindOf(kind string, labels []string) string {
 	slices.Sort(labels)
 	return kind + " {" + strings.Join(labels, ",") + "}"

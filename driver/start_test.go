@@ -113,13 +113,13 @@ func TestAControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) { // D-45
 	secure := secureRack(t, &moodyRack{mood: inOrder})
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	must(t, os.WriteFile(ca, racktest.PEM(secure.Certificate().Raw), 0o600))
-	// A token that does not look like one, and that changes when it is quoted.
+	// The form of this token does not show that it is one, and quotes change it.
 	const echoed = `a"tweety<b\c`
 	for _, test := range []struct {
 		name  string
 		env   map[string]string
 		level string
-		want  []string // none: it can work
+		want  []string // words of the problem; nil means that the process is ready
 	}{
 		{"a rack in order", at(inOrder), "INFO", nil},
 		{"a wrong token", at(racktest.Error(401, "Unauthorized", "credentials missing or invalid")),

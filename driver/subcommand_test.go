@@ -24,7 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// canaryToken is the driver's own token, which has no form by which it can be known.
+// canaryToken is the driver's own token. Its form does not show that it is a token.
 const canaryToken = "tweetytweety-without-a-prefix"
 
 // echoingRack answers every request with an error that holds what it was sent.
@@ -251,7 +251,7 @@ func leaving(t *testing.T) (listener net.Listener, socket string) {
 	return listener, socket
 }
 
-// prestop runs the program, which says both what it prints and what is wrong.
+// prestop runs the program, and returns its status and its output.
 func prestop(ctx context.Context, socket string, args ...string) (status int, says string) {
 	var said bytes.Buffer
 	status = Main(ctx, append([]string{"prestop"}, args...), goodEnv(map[string]string{
@@ -338,7 +338,7 @@ func TestPrestopRefusesWhatItCannotUse(t *testing.T) {
 	}
 }
 
-// readiness is what `ready` says of the plugin at an endpoint.
+// readiness returns the status and the output of `ready` for the plugin at an endpoint.
 func readiness(t *testing.T, endpoint string) (status int, says string) {
 	t.Helper()
 	var said bytes.Buffer

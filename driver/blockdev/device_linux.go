@@ -50,7 +50,7 @@ func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) 
 type Host struct {
 	Sysfs, Dev string
 	Locks      string // the file for the locks of Lock; may be empty
-	// Mounted says where a device is mounted in any namespace; it may be nil.
+	// Mounted describes where a device is mounted in any namespace; it may be nil.
 	Mounted func(Device) string
 }
 

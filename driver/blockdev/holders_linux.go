@@ -30,8 +30,8 @@ func (d Device) isNode(st *unix.Statx_t) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == d.Major && st.Rdev_minor == d.Minor
 }
 
-// openers lists the visible processes, other than this one, that have the file open. The mark is
-// how the list of their locks shows one of it.
+// openers lists the visible processes, other than this one, that have the file open. The mark
+// is the text by which the list of a process's locks shows a lock of the file.
 func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	pids, err := Processes()
 	if err != nil {

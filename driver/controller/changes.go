@@ -216,9 +216,9 @@ func remove[T any](ctx context.Context, l *changes, created change,
 	}
 }
 
-// unlessOpen is the error of a call for a change. A final code says that nothing is left and
-// nothing will come: the CO would forget the object of a create, for example, and nobody would
-// delete it.
+// unlessOpen returns the error of a call for a change. As long as the change is open, the code must
+// not be final: after a final code the CO would forget the object of a create, for example, and
+// nobody would delete it.
 func (l *changes) unlessOpen(ch change, err error) error {
 	if err == nil || csierr.Retryable(err) {
 		return err

@@ -42,8 +42,7 @@ var (
 	deleteSnapshotOpen         = step{deleteSnapshotStep, codes.Unavailable}
 )
 
-// take makes the calls. The caller's time ends before the change cannot be made any more, so that
-// no call waits.
+// take makes the calls with deadlines before the end of an open change, so that no call waits.
 func take(t *testing.T, lines script, steps []step) {
 	t.Helper()
 	c := rackThat(t, lines...)
@@ -146,7 +145,7 @@ func TestNoCreateAndNoDeleteIsOKWhileAnOpenChangeMayUndoIt(t *testing.T) { // CV
 	}
 }
 
-func TestACallThatHasTheTimeWaitsForAnOpenChangeAndLooksAgain(t *testing.T) { // CU-4
+func TestACallWaitsForAnOpenChange(t *testing.T) { // CU-4
 	for _, test := range []struct {
 		name        string
 		first, then proto.Message

@@ -320,7 +320,7 @@ func (l *longRack) controller(t *testing.T) *Service {
 type listCall = func(ctx context.Context, c *Service, most int32, token string) ([]string, string,
 	error)
 
-// pagedLists are ListVolumes and ListSnapshots, with the rack's lists for them.
+// pagedLists contains ListVolumes and ListSnapshots, with the items of the rack's lists.
 var pagedLists = map[string]struct {
 	item func(n int) string
 	call listCall
@@ -396,7 +396,7 @@ func walkAll(t *testing.T, rack *longRack, call listCall, most int32) {
 	}
 }
 
-func TestAListInAnotherOrderIsAnErrorAndNotAShorterList(t *testing.T) { // LV-4
+func TestAnUnsortedListIsAnError(t *testing.T) { // LV-4
 	for name, list := range pagedLists {
 		t.Run(name, func(t *testing.T) {
 			rack := &longRack{project: racktest.Project}

@@ -37,7 +37,7 @@ func together(others ...string) racktest.Exchange {
 	return listing(append(others, diskOf(here))...)
 }
 
-// besideDisk is another disk of the instance.
+// besideDisk returns another disk of the instance.
 func besideDisk(name string) string {
 	return diskOf(here, with("id", racktest.Image), with("name", name))
 }
@@ -205,7 +205,7 @@ func TestTwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) { // CP-12
 	}.after(alone, free, mine).try(t, publishRequest(), nil)
 }
 
-func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
+func TestAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 	madeFor := func(use, cluster, name string) func(state string) string {
 		m := racktest.OwnTag
 		m.Use, m.Cluster = use, cluster

@@ -204,8 +204,8 @@ type edit = func(map[string]any)
 // tagged gives an object an ownership tag.
 func tagged(tag volume.Tag) edit { return with("description", tag.Description()) }
 
-// shown reads the volume's disk in a state, and named reads it by its name. snap and snapNamed are
-// like them for a snapshot, and instance reads the instance.
+// shown is a read of the volume's disk in a state, and named a read by its name. snap and snapNamed
+// are such reads of a snapshot, and instance is a read of the instance.
 func shown(state string, edits ...edit) racktest.Exchange {
 	return racktest.OK(racktest.ViewDisk, diskOf(state, edits...))
 }
@@ -226,21 +226,21 @@ func instance(state string, edits ...edit) racktest.Exchange {
 	return racktest.OK(viewInstance, racktest.InstanceOf(state, edits...))
 }
 
-// listing lists the instance's disks.
+// listing is a list of the instance's disks.
 func listing(disks ...string) racktest.Exchange {
 	return racktest.OK(beside, pageOf("", disks...))
 }
 
 var (
-	// free reads the volume's disk detached, held attached to the instance.
+	// free is a read of the detached disk, and held of the disk that is attached to the instance.
 	free, held = shown("detached"), shown(here)
-	// noDisk does not find it. That is believed if the project is found, and then again no disk.
+	// noDisk does not find the disk. It is gone if the rack then finds the project, and again no disk.
 	gone       = script{noDisk, ownProject, ownUser, noDisk}
 	noDisk     = racktest.NotFound.To(racktest.ViewDisk)
 	ownProject = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	ownUser    = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo))
 	noProject  = racktest.NotFound.To(racktest.ViewProject)
-	// noName finds no disk by its name, and so on.
+	// noName and the others are reads that find nothing.
 	noName     = racktest.NotFound.To(viewName)
 	noSnap     = racktest.NotFound.To(viewSnap)
 	noSnapName = racktest.NotFound.To(viewSnapName)
@@ -325,7 +325,7 @@ func controllerFor(t *testing.T, url string) *Service {
 	return &Service{Rack: client, ClusterID: "blue", Log: slog.New(slog.DiscardHandler)}
 }
 
-// instanceAt is the topology of racktest.Instance at a location such as "rack=a,".
+// instanceAt returns the topology of racktest.Instance at a location such as "rack=a,".
 func instanceAt(location string) []*csi.Topology {
 	return csitest.Topologies(location + "instance=" + racktest.Instance)
 }

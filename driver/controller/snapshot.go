@@ -146,8 +146,8 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	return s.existing(ctx, err)
 }
 
-// unlessFaulted returns a snapshot that this call has made. One that is faulted it deletes, because
-// the CO does not get its id.
+// unlessFaulted returns a snapshot that this call has made. It deletes a faulted one, because the
+// CO does not get its id.
 func (s snapshotSpec) unlessFaulted(ctx context.Context, made *oxide.Snapshot) (*oxide.Snapshot,
 	error) {
 	if made.State != oxide.SnapshotStateFaulted {

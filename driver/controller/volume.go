@@ -306,8 +306,8 @@ func (v volumeSpec) checkAnswer(doing string, world rack.World, d *oxide.Disk,
 	return nil
 }
 
-// unlessFaulted returns a disk that this call has made. One that is faulted it deletes, because the
-// CO does not get its id.
+// unlessFaulted returns a disk that this call has made. It deletes a faulted disk, because the CO
+// does not get its id.
 func (v volumeSpec) unlessFaulted(ctx context.Context, d *oxide.Disk) (*oxide.Disk, error) {
 	if d.State.State() != oxide.DiskStateStateFaulted {
 		return d, nil

@@ -82,9 +82,9 @@ func FuzzJudge(f *testing.F) {
 	})
 }
 
-// After a write that failed, the kernel shows what was to be written, as long as any program has
-// the device open. A check would find the filesystem whole that is not.
-func TestWhatIsCheckedAndMountedIsWhatTheDiskHas(t *testing.T) {
+// After a failed write the kernel's cache contains the new bytes, as long as any program has the
+// device open. A check would then take a damaged filesystem for a good one.
+func TestTheKernelsCacheIsDroppedBeforeACheck(t *testing.T) {
 	g := guesttest.New(t)
 	d := g.Attach(guesttest.Serial, 64*guesttest.MiB)
 	program, err := os.Open(d.Loop)
@@ -110,7 +110,7 @@ func TestWhatIsCheckedAndMountedIsWhatTheDiskHas(t *testing.T) {
 	defer func() { csitest.Must(t, device.Close()) }()
 	csitest.Must(t, (&Preparation{Device: device}).finish(state{}))
 	if !bytes.Equal(sees(), has) {
-		t.Error("the kernel shows what it has kept, and not what is on the disk")
+		t.Error("the kernel shows its cache, and not the bytes on the disk")
 	}
 }
 

@@ -24,8 +24,8 @@ import (
 )
 
 // TestMkfsMakesWhatIsAcceptedForTheSize tries combinations of the options on disks of several
-// sizes. What is refused for its size, mke2fs does not make either, or it fills the disk with
-// inodes.
+// sizes. If the driver refuses options for a size, mkfs must refuse them as well, or must fill the
+// disk with inodes.
 func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 	type format struct {
 		fsType, options string
@@ -176,8 +176,8 @@ func slotOptions(fsType string, size int64) []string {
 	return []string{"", "nodeSize=4096", "nodeSize=32768", "nodeSize=65536", "label=data"}
 }
 
-// mkfsAmongRecords runs a mkfs on a disk with records, of which one has to be left, beside bytes
-// that are known as mkfs's. It returns false if mkfs refuses the disk.
+// mkfsAmongRecords runs a mkfs on a disk with records. One record must be left, and all other bytes
+// must be recognized as written by mkfs. It returns false if mkfs refuses the disk.
 func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options string) bool {
 	t.Helper()
 	g := guesttest.New(t)
@@ -213,8 +213,8 @@ func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options strin
 	return true
 }
 
-// The records of an unfinished format go before a device is published as one, but not from a disk
-// that is in use or may not be written.
+// The records of an unfinished format are erased before the disk is published as a raw device, but
+// not if it is in use or read-only.
 func TestRecordsAreDroppedOnlyFromADiskThatIsFree(t *testing.T) {
 	own := Volume{ID: "v", DiskName: "d", SizeBytes: 64 * guesttest.MiB, FSType: volume.Ext4}
 	for name, c := range map[string]struct {

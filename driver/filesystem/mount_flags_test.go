@@ -103,8 +103,8 @@ func TestAFreshFilesystemMountsWithTheAcceptedFlags(t *testing.T) {
 	}
 }
 
-// Whoever had the device may have gone when the driver looks for a frozen filesystem. What is there
-// then, perhaps a raw workload's, is not replayed.
+// When the driver searches for a frozen filesystem, the user of the device may have ended. Then no
+// log on the disk may be replayed, because the disk may belong to a raw workload.
 func TestNoJournalIsReplayedToFindAFrozenFilesystem(t *testing.T) {
 	sizes := map[string]int64{volume.Ext3: 64 * guesttest.MiB, volume.Ext4: 64 * guesttest.MiB,
 		volume.XFS: 300 * guesttest.MiB, volume.Btrfs: 128 * guesttest.MiB}

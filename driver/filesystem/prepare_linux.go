@@ -257,9 +257,10 @@ func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 	return d.TryExclusive()
 }
 
-// thawUnmounted thaws the filesystem that keeps the device in use, unless a mount is seen, for
-// whose sake it may be frozen. It reaches the filesystem through a detached mount. If it cannot be
-// mounted, the device is in use by something else. If that has gone by now, nothing is replayed.
+// thawUnmounted thaws the filesystem that keeps the device in use, unless a mount is seen, whose
+// user may rely on the freeze. It reaches the filesystem through a detached mount. If it cannot be
+// mounted, the device is in use by something else. If that use has ended meanwhile, no log is
+// replayed.
 func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 	views, err := mount.ReadViews(log)
 	if err != nil {

@@ -60,9 +60,9 @@ func (d disk) eraseFormat(w *os.File, v Volume) error {
 
 // DropRecord durably erases records of the disk, of a format and of a growth, before the device is
 // published as a raw device, whichever volume they name. From then on its content is the
-// workload's, and a record would claim that it is not. What was written to a raw device, and only
-// looks like a record, stays: it is not beside traces of mkfs alone, nor behind an ext that it
-// fits. A device that is mounted is already in use.
+// workload's, and a record would claim that it is not. Bytes of a workload that look like a record
+// stay: a record has only traces of mkfs beside it, or lies behind an ext that it fits. A device
+// that is mounted is already in use.
 func (p *Preparation) DropRecord(mounted bool) error {
 	d, v := disk{p.Device}, p.Volume
 	if v.ReadOnly || mounted {

@@ -92,7 +92,7 @@ func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 
 // JournalFailed reports whether an ext3 or ext4 that was mounted for writing, and is mounted no
 // more, was not unmounted in good order: then its journal had ended with an error. sync(2) and
-// syncfs(2) do not tell of that if somebody else had the journal committed (ext4_sync_fs).
+// syncfs(2) do not report that if another process had the journal committed (ext4_sync_fs).
 func JournalFailed(d *blockdev.OpenDevice) (bool, error) {
 	head, err := d.Read(0, sectorBytes)
 	if err != nil {

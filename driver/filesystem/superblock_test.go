@@ -297,8 +297,8 @@ func TestOnlyKnownFeaturesAreAllowed(t *testing.T) {
 	}
 }
 
-// TestNewFilesystemsHaveTheFeaturesOfTheDriversList formats disks with programs whose defaults and
-// configuration are others, and with programs that do not make what they are told.
+// TestNewFilesystemsHaveTheFeaturesOfTheDriversList formats disks with programs that have other
+// defaults and another configuration, and with programs that ignore their arguments.
 func TestNewFilesystemsHaveTheFeaturesOfTheDriversList(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "mke2fs.conf")
 	t.Setenv("MKE2FS_CONFIG", config)

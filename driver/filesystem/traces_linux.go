@@ -135,8 +135,8 @@ func (m traces) extUnit(b []byte, blocks uint64) bool {
 		slices.ContainsFunc([]int{128, 256, 512, 1024, 2048}, func(n int) bool { return extInodes(b, n) })
 }
 
-// extBitmap reports whether it may be part of a bitmap, in which all but a few bytes are full or
-// empty, because mkfs allocates in long runs. The others are where runs begin or end.
+// extBitmap reports whether b may be a part of a bitmap. All bytes are 0 or 255, except for a few
+// at the ends of runs, because mkfs allocates in long runs.
 func extBitmap(b []byte) bool {
 	const maxMixed = 16
 	mixed := 0
@@ -191,8 +191,8 @@ func extDirectory(b []byte) bool {
 	return empty || names
 }
 
-// extDescriptors reports whether it may be part of the group descriptor table, of groups that have
-// at most so many directories.
+// extDescriptors reports whether b may be a part of a group descriptor table, in which each group
+// has at most the given number of directories.
 func extDescriptors(b []byte, size int, blocks uint64, most int) bool {
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	for d := range slices.Chunk(b, size) {

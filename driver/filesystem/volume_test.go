@@ -21,7 +21,7 @@ func TestOnlyADiskThatWasMadeBlankForFilesystemsIsSampled(t *testing.T) {
 	}
 }
 
-// The offsets are part of what stands on disks: a later driver has to find them again.
+// The offsets are part of the format on disk: a later driver must find the records again.
 func TestTheOffsetsOfRecordsStayWhatTheyAre(t *testing.T) {
 	for size, want := range map[int64][]int64{
 		mib - 1:       nil,

@@ -28,9 +28,8 @@ const (
 
 // proveBlank proves that the whole disk is blank or, if it holds records of an unfinished format,
 // that it holds nothing but what a mkfs of the driver has left. A disk that was created blank, for
-// filesystems only, and has no record needs no such proof: the regions, which were read before, are
-// where mkfs and the driver write first. A record takes the place of no proof. It returns the
-// chunks of the disk where mkfs has left something.
+// filesystems only, and has no record needs no such proof: mkfs and the driver write first to the
+// regions, which were read before. It returns the chunks where mkfs has left something.
 func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []int64, err error) {
 	if p.Volume.madeBlank() && !unfinished {
 		return nil, nil

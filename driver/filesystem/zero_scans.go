@@ -103,7 +103,7 @@ func (z *ZeroScans) Drop(volume string) {
 	z.dropIf(func(j *zeroScan) bool { return j.Volume == volume })
 }
 
-// dropIf does the same for the jobs that unwanted selects.
+// dropIf stops the jobs that unwanted selects, and drops their results.
 func (z *ZeroScans) dropIf(unwanted func(*zeroScan) bool) {
 	z.mu.Lock()
 	jobs := slices.DeleteFunc(slices.Collect(maps.Values(z.jobs)),

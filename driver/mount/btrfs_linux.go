@@ -31,8 +31,8 @@ const (
 	btrfsForget  = 0x50009405 // _IOW(0x94, 5, struct btrfs_ioctl_vol_args)
 )
 
-// btrfsControl is the number of the kernel's device for what no mounted btrfs is needed for, which
-// is BTRFS_MINOR of include/linux/miscdevice.h.
+// btrfsControl is the number of the kernel's control device for btrfs: BTRFS_MINOR of
+// include/linux/miscdevice.h.
 var btrfsControl = int(unix.Mkdev(10, 234))
 
 // errNoBtrfsDevice reports that a mounted btrfs has lost its device.
@@ -96,7 +96,7 @@ func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor u
 
 // btrfsNumber returns the number of the one device of the btrfs that an open directory is in. If
 // the kernel has several candidates, it is asked about the likely device, unless that is the zero
-// one. With a TwinsError the number is that to which the path leads that the kernel has.
+// one. With a TwinsError it is the number of the device at the path that the kernel has.
 func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, err error) {
 	member, err := BtrfsDevice(root)
 	if err != nil {
@@ -195,9 +195,9 @@ const privateControl = "/btrfs-control"
 
 func makeControl() error { return unix.Mknod(privateControl, unix.S_IFCHR|0o600, btrfsControl) }
 
-// forgetMount lets the kernel forget what a mount that failed, or mkfs, has left: it lists the
-// btrfs that it found at a device's number. Once that number is another disk's, Linux 6.18 takes
-// the one on it for the listed one, and refuses to mount it. The root directory is a private one.
+// forgetMount makes the kernel forget the btrfs that a failed mount, or mkfs, has registered under
+// a device's number. When another disk gets the number, Linux 6.18 takes its btrfs for the
+// registered one, and refuses to mount it. The root directory is a private one.
 func forgetMount(path, fsType string) error {
 	if fsType != volume.Btrfs {
 		return nil

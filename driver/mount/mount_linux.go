@@ -79,8 +79,8 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 	return m, nil
 }
 
-// madeOf returns the source of a mount that the driver makes of the device at path. It leads there
-// for every program, and no person writes a path so.
+// madeOf returns the source of a mount that the driver makes of the device at path. Every program
+// resolves it to that path, and nobody writes a path in this form by hand.
 func madeOf(path string) string {
 	dir, name := filepath.Split(path)
 	return dir + "./" + name

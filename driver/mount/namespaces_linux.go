@@ -42,8 +42,8 @@ func newView(pid int, table Table, unread bool) view {
 type Views []view
 
 // The limits of what is read of other namespaces. Any user can have namespaces of their own, with
-// mounts, root directories and paths that are many and long. Who reads a table keeps its namespace,
-// and with it the devices of a process that has ended, so a table has less time than a release.
+// mounts, root directories and paths that are many and long. An open table keeps its namespace
+// alive, and with it the mounted devices, so the time for a table is shorter than for a release.
 const (
 	maxRoots      = 4        // of one namespace, besides its own
 	maxTableBytes = 16 << 20 // 100,000 mounts, which is the kernel's limit, with ordinary paths
@@ -72,7 +72,7 @@ func ReadViews(log *slog.Logger) (Views, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Nobody is the last every time, when those before take all the time.
+	// In random order, no process is left out every time if others take all the time.
 	rand.Shuffle(len(pids), func(i, j int) { pids[i], pids[j] = pids[j], pids[i] })
 	roots, hidden := map[string][]string{}, 0 // the roots of each namespace
 	end, left := time.Now().Add(viewsTime), maxViewsBytes
@@ -298,10 +298,10 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 // resolveCached is RESOLVE_CACHED of linux/openat2.h, which x/sys lacks.
 const resolveCached = 0x20
 
-// device is Device for a mount of the view. In another namespace what is mounted is asked: the
-// source of a btrfs would name the disk long after the disk is gone. Only what the kernel has
-// cached is looked up, and nothing is opened before it is known to be the mount, so that no path
-// of that namespace is waited for.
+// device is Device for a mount of the view. In another namespace it asks the filesystem itself,
+// because the source of a btrfs names the disk long after the disk is gone. It resolves only paths
+// that the kernel has cached, and opens only the mount itself, so it never waits for a filesystem
+// of that namespace.
 func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
 	if v.pid == 0 {
 		return Device(m, blockdev.Device{})

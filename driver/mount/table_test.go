@@ -58,7 +58,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// Any user can make such a line, in a user namespace.
+// Any user can cause such a line, in a user namespace.
 func TestALineOfAnyLengthIsParsed(t *testing.T) {
 	deep := strings.Repeat("/a-directory", 10_000)
 	table, err := parseTable([]byte("21 1 254:0 / / rw - ext4 /dev/root rw\n" +

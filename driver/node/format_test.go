@@ -57,7 +57,7 @@ func hasRecord(t *testing.T, d *guesttest.Disk, offset int64) bool {
 	return bytes.HasPrefix(d.ReadAt(t, offset, 512), []byte("oxide-csi format"))
 }
 
-// device is the volume's disk as the node sees it.
+// device returns the volume's disk as the node sees it.
 func (v testVolume) device(t *testing.T) blockdev.Device {
 	t.Helper()
 	d, err := v.guest.node().host().Lookup(v.disk.Serial)
@@ -92,7 +92,7 @@ func uuidOf(t *testing.T, d *guesttest.Disk) string {
 	return guesttest.Run(t, "blkid", "-p", "-s", "UUID", "-s", "TYPE", d.Loop)
 }
 
-// smallest is a disk that takes the filesystem.
+// smallest returns the size of a disk that is large enough for the filesystem.
 func smallest(fsType string) int64 {
 	switch fsType {
 	case volume.XFS:
@@ -149,7 +149,7 @@ func (v testVolume) checkStaged(t *testing.T) {
 	v.check(t)
 }
 
-// check lets the filesystem's own tool look at it.
+// check checks the filesystem with its own tool.
 func (v testVolume) check(t *testing.T) {
 	t.Helper()
 	switch v.FSType {
@@ -163,7 +163,7 @@ func (v testVolume) check(t *testing.T) {
 }
 
 // With small blocks, an xfs may have a file where the superblock of a btrfs is.
-func TestASuperblockInAFileIsAFile(t *testing.T) {
+func TestSuperblocksInAFileDoNotPreventAStage(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		t.Run(fsType, func(t *testing.T) {
 			g := newGuest(t)
@@ -187,7 +187,7 @@ func TestASuperblockInAFileIsAFile(t *testing.T) {
 	}
 }
 
-// snapshotOf is the volume that is restored from a snapshot of a disk, on a disk of that size.
+// snapshotOf restores a snapshot of the volume's disk to a disk of that size.
 func (v testVolume) snapshotOf(t *testing.T, sizeBytes int64) testVolume {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", v.disk.Loop)
@@ -267,7 +267,7 @@ func TestRestoredVolumes(t *testing.T) {
 	})
 }
 
-func TestANodeMountsOneOfTwoBtrfsOfABlankSnapshot(t *testing.T) {
+func TestASecondBtrfsWithTheSameUUIDIsNotStaged(t *testing.T) {
 	g := statefulGuest(t)
 	origin := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), volume.Btrfs)
 	restored := g.volume(g.Attach("csi-restored00000000", 512*guesttest.MiB), volume.Btrfs)
@@ -322,7 +322,7 @@ func TestUnstageABtrfsBesideItsTwin(t *testing.T) {
 	}
 }
 
-// scanBtrfs is btrfs device scan.
+// scanBtrfs does what the command "btrfs device scan" does.
 func scanBtrfs(t *testing.T, path string) {
 	t.Helper()
 	control, err := os.OpenFile("/dev/btrfs-control", os.O_RDWR, 0)
@@ -358,9 +358,8 @@ func TestADiskThatIsDetachedWhileItIsReadIsNotFound(t *testing.T) {
 	csitest.Want(t, goOn(), codes.NotFound, csierr.DeviceNotFound)
 }
 
-// TestDiscardsDecideNothing tries disks whose bytes stay when they are discarded, as on a rack, and
-// disks whose bytes become zero.
-func TestDiscardsDecideNothing(t *testing.T) {
+// On a rack, the bytes of a disk stay when they are discarded. On other disks they become zero.
+func TestStageDoesNotDependOnWhatDiscardsLeave(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		for zeroed, option := range map[bool]guesttest.Option{false: guesttest.NoDiscards,
 			true: guesttest.BlockSize(512)} {

@@ -25,7 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// grown is a volume with an ext filesystem of a file in it, on a disk that is twice as large.
+// grown returns a volume with a file in an ext filesystem, on a disk that is twice as large.
 func grown(t *testing.T, fsType string) testVolume {
 	t.Helper()
 	g := newGuest(t)
@@ -39,7 +39,7 @@ func grown(t *testing.T, fsType string) testVolume {
 	return g.volume(g.AttachFile(guesttest.Serial, file), fsType)
 }
 
-// interruptGrowth stages a volume whose ext is to grow, and resize2fs fails before it begins.
+// interruptGrowth stages a volume whose ext is to grow, with a resize2fs that fails at once.
 func interruptGrowth(t *testing.T, v testVolume) {
 	t.Helper()
 	path := os.Getenv("PATH")
@@ -48,7 +48,7 @@ func interruptGrowth(t *testing.T, v testVolume) {
 	must(t, os.Setenv("PATH", path))
 }
 
-// damage makes what e2fsck -p does not repair.
+// damage damages the filesystem so that e2fsck -p does not repair it.
 func (v testVolume) damage(t *testing.T) {
 	t.Helper()
 	guesttest.Run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
@@ -165,7 +165,7 @@ func TestABtrfsWhoseGrowthIsNotCommittedIsNotStaged(t *testing.T) {
 	must(t, v.unstage())
 }
 
-func TestABigallocIsMountedAsItIsAndABegunGrowthIsGivenUp(t *testing.T) {
+func TestAnExtWithBigallocIsMountedWithoutGrowing(t *testing.T) {
 	v := newGuest(t).disk(512, volume.Ext4)
 	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-O", "bigalloc", v.disk.Loop, "128M")
 	for _, older := range []bool{false, true} {
@@ -184,10 +184,10 @@ func TestABigallocIsMountedAsItIsAndABegunGrowthIsGivenUp(t *testing.T) {
 	}
 }
 
-// beforeGrowth is the size of a filesystem that lies on a disk three times as large.
+// beforeGrowth is the size of a filesystem on a disk that is three times as large.
 const beforeGrowth = 320 * guesttest.MiB
 
-// behind is a volume whose filesystem lies at the start of its disk.
+// behind returns a volume whose filesystem covers the first third of its disk.
 func behind(t *testing.T, fsType string) testVolume {
 	t.Helper()
 	g := statefulGuest(t)
@@ -245,7 +245,7 @@ func cutOff(t *testing.T, fsType string) testVolume {
 	must(t, grown.unstage())
 	guesttest.Run(t, "blockdev", "--flushbufs", grown.disk.Loop)
 	v.guest.Unplug(grown.disk)
-	// The last MiB is the records'.
+	// The last MiB is reserved for the records.
 	guesttest.Run(t, "dd", "if="+grown.disk.File, "of="+v.disk.File, "bs=1M", "skip=320",
 		"seek=320", "count=639", "conv=notrunc,sparse", "status=none")
 	v.disk = v.guest.AttachFile(guesttest.Serial, v.disk.File)
@@ -254,7 +254,7 @@ func cutOff(t *testing.T, fsType string) testVolume {
 
 func TestAGrowthResumesOnlyOverItsOwnTraces(t *testing.T) { // NS-13
 	foreign := map[string][]byte{"": nil, "foreign data": []byte("what somebody else has written"),
-		// Their blocks have the UUID of their filesystem.
+		// The blocks of these filesystems contain the filesystem's UUID.
 		"another xfs": append([]byte("XFSB"), make([]byte, 508)...),
 		"another btrfs": slices.Concat(make([]byte, 48), []byte("\x00\x00\x50\x00\x00\x00\x00"+
 			"\x00\x01\x00\x00\x00\x00\x00\x00\x01"))}
@@ -290,7 +290,7 @@ func TestAGrowthResumesOnlyOverItsOwnTraces(t *testing.T) { // NS-13
 	}
 }
 
-func TestARawVolumeIsNotGrownOverBecauseAGrowthHadBegun(t *testing.T) {
+func TestARawPublishEndsAnInterruptedGrowth(t *testing.T) {
 	for _, static := range []bool{false, true} {
 		t.Run(fmt.Sprint("static: ", static), func(t *testing.T) {
 			v := behind(t, volume.Ext4)
@@ -378,7 +378,7 @@ func TestFormatRecordsAreErasedBeforeARawPublish(t *testing.T) {
 	}
 }
 
-func TestABtrfsIsNotGrownOverWhatFollowsACopyOfItsBlock(t *testing.T) {
+func TestBtrfsDoesNotGrowOverDataBehindACopyOfItsBlock(t *testing.T) {
 	v := behind(t, volume.Btrfs)
 	v.Tag = map[string]string{volume.CtxUse: volume.UseBoth}
 	v.Whole = true
@@ -394,8 +394,8 @@ func TestABtrfsIsNotGrownOverWhatFollowsACopyOfItsBlock(t *testing.T) {
 	must(t, v.unstage())
 }
 
-// writeGrowthRecord writes a record that a growth of the ext on the disk was cut off. mountedAt is
-// the time of the ext's last mount.
+// writeGrowthRecord writes the record of an interrupted growth of the ext on the disk. mountedAt is
+// the time of the last mount of the ext.
 func (v testVolume) writeGrowthRecord(t *testing.T, growFrom int64, mountedAt int64) {
 	t.Helper()
 	nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)

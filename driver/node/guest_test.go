@@ -52,7 +52,7 @@ func newGuest(t *testing.T) *testGuest {
 	return g
 }
 
-// node is a fresh process on the guest: it knows no more than the state directory holds.
+// node returns a new process on the guest, which knows only the state directory.
 func (g *testGuest) node() *Service {
 	return &Service{
 		SysfsRoot: g.Sys(""), DevRoot: g.Dev(""),
@@ -62,7 +62,7 @@ func (g *testGuest) node() *Service {
 	}
 }
 
-// mounts returns a check that what is mounted for the orchestrator is what it is now.
+// mounts returns a check that the orchestrator's mounts have not changed since the call.
 func (g *testGuest) mounts() (same func()) {
 	before := guesttest.Mounts(g.t, g.Dir)
 	return func() {
@@ -94,10 +94,10 @@ func holds(t *testing.T, file, text string) {
 	}
 }
 
-// path is a path below the directory of the orchestrator.
+// path returns a path below the orchestrator's directory.
 func (g *testGuest) path(name string) string { return filepath.Join(g.Dir, "kubelet", name) }
 
-// volume is a volume of the guest and where the orchestrator wants it.
+// testVolume is a volume of the guest, with the fields of its requests.
 type testVolume struct {
 	guest   *testGuest
 	disk    *guesttest.Disk
@@ -108,8 +108,8 @@ type testVolume struct {
 	Flags   []string
 	Context map[string]string // volume_context
 	Static  bool              // no size in publish_context
-	Tag     map[string]string // what publish_context says from the disk's ownership tag
-	Whole   bool              // not made blank for filesystems, so it is read whole
+	Tag     map[string]string // added to publish_context, as if from the ownership tag
+	Whole   bool              // its history is unknown, so the driver reads the whole disk
 }
 
 // idPrefix begins the volumes' ids. It is random, because Linux takes two btrfs with one UUID for
@@ -121,7 +121,7 @@ func (g *testGuest) volume(d *guesttest.Disk, fsType string) testVolume {
 		Name: d.Serial, FSType: fsType, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
 }
 
-// disk is the volume of a new disk of that many MiB.
+// disk returns a volume on a new disk of that many MiB.
 func (g *testGuest) disk(mib int64, fsType string) testVolume {
 	g.t.Helper()
 	return g.volume(g.Attach(guesttest.Serial, mib*guesttest.MiB), fsType)

@@ -29,17 +29,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// opening starts a process that has a file open in that way, "<" or "<>".
+// opening starts a process that opens the file for reading ("<") or for writing, too ("<>").
 func opening(t *testing.T, how, path string) *neighbour {
 	t.Helper()
 	script := `exec 3` + how + `"$1"; echo ready; read -r x || true`
 	return startNeighbour(t, "sh", "-c", script, "sh", path)
 }
 
-func TestWhoHoldsADeviceIsNamed(t *testing.T) { // NU-5
+func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v := statefulGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
-	must(t, unix.Unmount(v.staging(), 0)) // and there the driver dies
+	must(t, unix.Unmount(v.staging(), 0)) // as if the driver died here
 	holders := filepath.Join(v.guest.Dir, "sys/block", v.disk.Name, "holders")
 	must(t, os.MkdirAll(filepath.Join(holders, "dm-7"), 0o755))
 	mapper, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
@@ -58,7 +58,7 @@ func TestARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) { // NU-5
 	v := statefulGuest(t).disk(8, "block")
 	must(t, v.stage())
 	must(t, v.publish("dev"))
-	// As a container has it: by a node of its own, which is no mount.
+	// Container runtimes create a device node of their own, so no mount shows the user.
 	node := filepath.Join(v.guest.Dir, "the pod's node")
 	var st unix.Stat_t
 	must(t, unix.Stat(v.disk.Loop, &st))
@@ -71,8 +71,8 @@ func TestARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) { // NU-5
 	reader.leave()
 }
 
-// kernelUse makes the kernel use the device of a node. It returns what ends the use, and what the
-// error has to name.
+// kernelUse makes the kernel use the device of a node. It returns a function that ends the use, and
+// the words that the error must contain.
 type kernelUse func(t *testing.T, v testVolume, node string) (end func(), names []string)
 
 var kernelUsers = map[string]kernelUse{
@@ -98,14 +98,6 @@ var kernelUsers = map[string]kernelUse{
 		n := opening(t, "<>", upper)
 		return func() { n.leave(); detach(t, upper); detach(t, lower) }, []string{filepath.Base(lower),
 			filepath.Base(upper), fmt.Sprintf("process %d (sh)", n.pid)}
-	},
-	"a filesystem on a loop device that was unmounted lazily": func(t *testing.T, v testVolume,
-		node string) (func(), []string) {
-		loop := loopOver(t, node)
-		unmount := mountedOn(t, v.guest, loop)
-		n := opening(t, "<", v.guest.path("by hand"))
-		must(t, unix.Unmount(v.guest.path("by hand"), unix.MNT_DETACH))
-		return func() { n.leave(); unmount(); detach(t, loop) }, []string{filepath.Base(loop)}
 	},
 	"a partition that is mounted": func(t *testing.T, v testVolume, node string) (func(), []string) {
 		part, end := partition(t, node)
@@ -168,7 +160,7 @@ func ownNode(t *testing.T, g *testGuest, of string) string {
 	return g.path("node")
 }
 
-// partition makes a partition in the disk of a node, as a table that is read does.
+// partition adds a partition to the disk of a node, without a partition table.
 func partition(t *testing.T, node string) (part string, remove func()) {
 	t.Helper()
 	f, err := os.Open(node)
@@ -183,7 +175,7 @@ func partition(t *testing.T, node string) (part string, remove func()) {
 	return loop + "p1", func() { guesttest.Run(t, "delpart", loop, "1") }
 }
 
-func TestWhatTheKernelUsesADeviceForKeepsIt(t *testing.T) { // NU-5
+func TestADeviceThatTheKernelUsesIsNotReleased(t *testing.T) { // NU-5
 	names := slices.Sorted(maps.Keys(kernelUsers))
 	for _, name := range short.Some(t, 3, names) {
 		use := kernelUsers[name]
@@ -215,8 +207,8 @@ func TestWhatTheKernelUsesADeviceForKeepsIt(t *testing.T) { // NU-5
 	}
 }
 
-// What cannot be asked may say so with the error of a device that is gone.
-func TestWhatCannotBeAskedIsNotTakenForGone(t *testing.T) { // NU-5
+// A device that does not answer may fail with the same error as one that is gone.
+func TestADeviceThatDoesNotAnswerIsNotReleased(t *testing.T) { // NU-5
 	serve := func(t *testing.T) (*flakydisk.Server, *flakydisk.Disk, string) {
 		t.Helper()
 		dir := t.TempDir()
@@ -241,7 +233,7 @@ func TestWhatCannotBeAskedIsNotTakenForGone(t *testing.T) { // NU-5
 		_, disk, file := serve(t)
 		v := g.volume(g.AttachFile(guesttest.Serial, file), volume.Ext4)
 		must(t, v.stage())
-		must(t, unix.Unmount(v.staging(), 0)) // and there the driver dies
+		must(t, unix.Unmount(v.staging(), 0)) // as if the driver died here
 		user, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
 		must(t, err)
 		disk.AddFault(flakydisk.Fault{On: flakydisk.OnRead})
@@ -252,7 +244,7 @@ func TestWhatCannotBeAskedIsNotTakenForGone(t *testing.T) { // NU-5
 	})
 }
 
-func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
+func TestAVolumeWhoseWritesFailIsUnstaged(t *testing.T) {
 	t.Run("what was not written is told beside whatever else fails", func(t *testing.T) {
 		v := statefulGuest(t).disk(64, volume.Ext4)
 		must(t, v.stage())
@@ -318,7 +310,7 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 			v := statefulGuest(t).disk(8, "block")
 			must(t, v.stage())
 			must(t, v.publishReadOnly("dev"))
-			must(t, unix.Unmount(v.guest.path("dev"), 0)) // and there the driver dies
+			must(t, unix.Unmount(v.guest.path("dev"), 0)) // as if the driver died here
 			if !readOnly(v) {
 				t.Fatal("the device can be written already")
 			}
@@ -348,8 +340,8 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 	})
 }
 
-// hostile is a kind of process beside the driver. It has a copy of the test's mount namespace, and
-// processes that end with it. Unless it is root it is an ordinary user, with a user namespace.
+// hostile is a kind of process that tries to delay the driver. It has a copy of the test's mount
+// namespace, and its children end with it. Without root it is an ordinary user in a user namespace.
 type hostile struct {
 	kind string
 	root bool
@@ -382,7 +374,7 @@ var hostiles = []hostile{
 			fork(unix.SYS_CHROOT, uintptr(unsafe.Pointer(path)))
 		}
 	}},
-	{"processes that are many, frozen, dead and brief", false, func(string) {
+	{"many processes: frozen, dead and short-lived ones", false, func(string) {
 		for range 500 {
 			fork(unix.SYS_PAUSE, 0)
 			fork(unix.SYS_EXIT, 0)
@@ -423,7 +415,7 @@ var hostiles = []hostile{
 	{unanswered, false, func(string) {}},
 }
 
-// unanswered is the kind whose mount table the test covers with a FIFO.
+// unanswered is the kind of process whose mountinfo the test replaces by a FIFO.
 const unanswered = "a mount table that does not answer"
 
 func emptyDir() {
@@ -431,7 +423,7 @@ func emptyDir() {
 	try(unix.Chdir("/mnt"))
 }
 
-// manyMounts makes two to that power of mounts.
+// manyMounts makes 2^power mounts.
 func manyMounts(power int) {
 	emptyDir()
 	for i := range 3000 {
@@ -440,15 +432,16 @@ func manyMounts(power int) {
 	double(0, power)
 }
 
-// double mounts what there is once more on a directory, and on the next ones.
+// double bind-mounts the whole directory on each of the numbered directories in it. Each time the
+// number of mounts doubles.
 func double(from, to int) {
 	for i := from; i < to; i++ {
 		try(unix.Mount(".", fmt.Sprint(i), "", unix.MS_BIND|unix.MS_REC, ""))
 	}
 }
 
-// fork makes a process that makes one system call and then waits to be killed. It has one thread,
-// with which Go's runtime does not work.
+// fork makes a process that makes one system call and then waits to be killed. The process has a
+// single thread, so it cannot run other Go code.
 func fork(call, arg uintptr) (pid int) {
 	r, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 {
@@ -471,7 +464,7 @@ func try(err error) {
 
 const hostileVariable = "OXIDE_TEST_HOSTILE"
 
-// A hostile process is this program, too.
+// A hostile process runs this test program.
 func init() {
 	for _, h := range hostiles {
 		if h.kind == os.Getenv(hostileVariable) {
@@ -502,7 +495,7 @@ func (h hostile) start(g *testGuest) *neighbour {
 		end := n.leave
 		n.leave = func() {
 			end()
-			f, err := os.OpenFile(fifo, os.O_RDWR, 0) // who waits for it goes on
+			f, err := os.OpenFile(fifo, os.O_RDWR, 0) // its reader continues
 			must(g.t, err)
 			must(g.t, f.Close())
 		}
@@ -510,13 +503,13 @@ func (h hostile) start(g *testGuest) *neighbour {
 	return n
 }
 
-// usual is how long a call may take: it searches all namespaces twice, for five seconds each, and
-// waits for five seconds until a device is released.
+// usual is the time that a call may take: it searches all namespaces twice, for up to five seconds
+// each, and waits up to five seconds for the release of a device.
 const usual = 20 * time.Second
 
-// Other volumes live while a process that has copies of some makes what the driver reads long,
-// many, odd and slow. Its own volumes get an answer, too.
-func TestAHostileNeighbourStopsNoCallOfAnotherVolume(t *testing.T) {
+// The hostile process has copies of some volumes' mounts. Calls for other volumes must succeed in
+// time, and calls for its own volumes must return in time.
+func TestAHostileProcessDelaysNoCallOfAnotherVolume(t *testing.T) {
 	kinds, lives, stuck := 0, 0, 0
 	for _, h := range short.Some(t, 1, hostiles) {
 		kinds++

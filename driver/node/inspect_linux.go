@@ -88,7 +88,7 @@ func (in inspector) volume(a inspection.Asked, all []blockdev.Device,
 		v.Devices = append(v.Devices, inspectDevice(d))
 	}
 	if len(own) != 1 {
-		return v // which of two it is, nobody can tell
+		return v // it is unknown which of them is the volume's
 	}
 	shown := inspectMounts(&v, own[0], views)
 	if err := in.content(&v, own[0], shown); err != nil {
@@ -177,7 +177,7 @@ func inspectMounts(v *inspection.Volume, d blockdev.Device, views mount.Views) (
 	return own
 }
 
-// content reads what the device and the superblocks on it tell.
+// content reads the device and the superblocks on it.
 func (in inspector) content(v *inspection.Volume, d blockdev.Device,
 	own []mount.Found) (err error) {
 	if _, err := in.host.Lookup(d.Serial); err != nil {

@@ -22,8 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// inspect inspects the volumes as a process of its own does, and reads the report as the doctor
-// does.
+// inspect inspects the volumes with a new process, and parses the report.
 func (g *testGuest) inspect(asked ...inspection.Asked) inspection.Report {
 	g.t.Helper()
 	b, err := json.Marshal(g.node().Inspect(asked))
@@ -33,7 +32,7 @@ func (g *testGuest) inspect(asked ...inspection.Asked) inspection.Report {
 	return r
 }
 
-// digest is a digest of every file below a directory, with its time.
+// digest returns a hash of all files below a directory, with their times and modes.
 func digest(t *testing.T, dir string) string {
 	t.Helper()
 	sum := sha256.New()

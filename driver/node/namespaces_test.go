@@ -27,7 +27,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// neighbour is a process that lives beside the driver until the test lets it go.
+// neighbour is another process of the node, which runs until leave.
 type neighbour struct {
 	t     *testing.T
 	pid   int
@@ -64,8 +64,8 @@ func begin(t *testing.T, cmd *exec.Cmd) *neighbour {
 	return n
 }
 
-// inNamespace starts a process in a mount namespace of its own, a copy of the test's. Then it runs
-// the script there, and stays.
+// inNamespace starts a process that runs the script in a copy of the test's mount namespace, and
+// then stays there.
 func inNamespace(t *testing.T, propagation, script string, args ...string) *neighbour {
 	t.Helper()
 	return startNeighbour(t, "unshare", append([]string{"--mount", "--propagation", propagation,
@@ -86,7 +86,7 @@ func (n *neighbour) mounts(dir string) []string {
 	return paths
 }
 
-// impatient is a fresh process that does not wait long for others to release a device.
+// impatient returns a new process with a short release timeout.
 func (g *testGuest) impatient() *Service {
 	n := g.node()
 	n.ReleaseTimeout = 50 * time.Millisecond
@@ -101,8 +101,7 @@ func (v testVolume) unpublishSoon(target string) error {
 	return csitest.Call(v.guest.t.Context(), v.guest.impatient(), v.unpublishRequest(target))
 }
 
-// held checks that the volume is not released, that the error names all of these, and that none of
-// the driver's mounts is gone.
+// held checks that unstage fails with an error that contains the names, and unmounts nothing.
 func (v testVolume) held(names ...string) {
 	t := v.guest.t
 	t.Helper()
@@ -111,7 +110,7 @@ func (v testVolume) held(names ...string) {
 	same()
 }
 
-func TestUnstageKeepsAVolumeOfAnotherMountNamespace(t *testing.T) { // NU-5
+func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { // NU-5
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
 			v := statefulGuest(t).disk(512, fsType)
@@ -242,7 +241,7 @@ func TestCopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) { // B-32
 	})
 }
 
-func TestUnpublishKeepsATargetOfAnotherMountNamespace(t *testing.T) { // UP-6
+func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { // UP-6
 	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := statefulGuest(t).disk(16, fsType)

@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// twoVolumes are a published volume and another one, which the node knows or not.
+// twoVolumes returns a published volume and another one, which is staged if known is set.
 func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
 	g := statefulGuest(t)
 	v = g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
@@ -81,7 +81,7 @@ func (v testVolume) unstageAt(path string) error {
 	return v.ask(&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: path})
 }
 
-func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
+func TestAVolumeUnderAnotherMountIsNotUnmounted(t *testing.T) {
 	v, other := twoVolumes(t, volume.Ext4, true)
 	guesttest.Run(t, "mount", "--bind", other.staging(), v.guest.path("pod"))
 	guesttest.Run(t, "mount", "--bind", other.staging(), v.staging())
@@ -117,7 +117,7 @@ func TestStatsOfAnUnknownVolumeAreNotAnothers(t *testing.T) { // VS-5
 	})
 }
 
-func TestAFilesystemsUUIDAloneDoesNotHoldUpAnUnstage(t *testing.T) { // NU-5
+func TestUnstageIgnoresARestoredVolumeWithTheSameUUID(t *testing.T) { // NU-5
 	// A volume that was restored from another one has the filesystem's UUID of its origin.
 	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		t.Run(fsType, func(t *testing.T) {
@@ -192,7 +192,7 @@ func TestAMountThatTheVolumesRecordContradictsIsAnError(t *testing.T) {
 }
 
 // replaced gives the number and the name of the volume's device to another disk, as the kernel may
-// when the volume's disk is gone. It is a volume of its own.
+// do when the volume's disk is gone. It returns the volume of that disk.
 func (v testVolume) replaced(serial, fsType string) testVolume {
 	v.guest.t.Helper()
 	v.guest.Unplug(v.disk)
@@ -208,7 +208,7 @@ func (v testVolume) stats(path string) error {
 	return v.ask(&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: v.guest.path(path)})
 }
 
-func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
+func TestARawTargetWhoseDeviceNumberIsReused(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) (v, w testVolume) {
 		g := statefulGuest(t)
 		v = g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
@@ -252,7 +252,7 @@ func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	})
 }
 
-func TestTheStagingPathHasToShowThisVolumesDevice(t *testing.T) { // NP-5
+func TestPublishRefusesAStagingPathWithAnotherMount(t *testing.T) { // NP-5
 	for name, cover := range map[string]func(t *testing.T, v, other testVolume){
 		"a directory of the root disk": func(t *testing.T, v, _ testVolume) {
 			must(t, unix.Unmount(v.staging(), 0))
@@ -261,7 +261,7 @@ func TestTheStagingPathHasToShowThisVolumesDevice(t *testing.T) { // NP-5
 			must(t, unix.Unmount(v.staging(), 0))
 			guesttest.Run(t, "mount", "--bind", v.guest.path(""), v.staging())
 		},
-		"a tmpfs over the testVolume": func(t *testing.T, v, _ testVolume) {
+		"a tmpfs over the volume": func(t *testing.T, v, _ testVolume) {
 			guesttest.Run(t, "mount", "-t", "tmpfs", "none", v.staging())
 		},
 		"another volume over the volume": func(t *testing.T, v, other testVolume) {
@@ -317,7 +317,7 @@ func TestStatsNeverCountTheFilesystemBelow(t *testing.T) { // VS-2
 }
 
 // The kernel reuses a device's name like its number, and a btrfs shows no number.
-func TestADeadBtrfsIsNotTheDiskWithItsOldName(t *testing.T) {
+func TestADeadBtrfsIsNotTakenForADiskWithItsName(t *testing.T) {
 	setUp := func(t *testing.T, serial string) (v, w testVolume) {
 		g := statefulGuest(t)
 		v = g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), volume.Btrfs)

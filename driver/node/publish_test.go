@@ -131,7 +131,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 	})
 }
 
-func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
+func TestRepeatedPublishesFollowTheTableOfCSI(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
 		setUp := func(t *testing.T, mode csi.VolumeCapability_AccessMode_Mode) testVolume {
 			v := newGuest(t).disk(512, fsType)
@@ -270,11 +270,10 @@ func TestAccessTypesDoNotMix(t *testing.T) {
 	csitest.Want(t, v.publish("dev"), codes.FailedPrecondition, csierr.DeviceHeld)
 }
 
-func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
+func TestAMountOfAnotherInstancesDeviceNodeIsNoPublication(t *testing.T) {
 	g := newGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
-	// Another instance of a simulated rack has left a publication of a node whose number has become
-	// this disk's.
+	// Another instance of a simulated rack has published a device whose number is now this disk's.
 	other := newGuest(t)
 	stale := filepath.Join(other.Dir, "dev/nvme1n1")
 	major, minor, err := blockdev.NumberAt(v.disk.Loop)
@@ -285,7 +284,7 @@ func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
 	must(t, v.publish("pod"))
 	must(t, v.unpublish("pod"))
 
-	// One of this instance counts, also when its node is gone and made anew.
+	// A mount of this instance's node is a publication, also after the node was replaced.
 	must(t, os.WriteFile(g.path("old"), nil, 0o600))
 	guesttest.Run(t, "mount", "--bind", filepath.Join(g.Dir, "dev", v.disk.Name), g.path("old"))
 	g.Unplug(v.disk)
@@ -336,7 +335,7 @@ func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
 		must(t, v.publish("pod"))
 		return v
 	}
-	t.Run("UP-2 what is not published, and a path not there, are successes", func(t *testing.T) {
+	t.Run("UP-2 a target that is not published or does not exist is a success", func(t *testing.T) {
 		v := setUp(t, volume.Ext4)
 		must(t, v.unpublish("other"))
 		must(t, v.unpublish("no/such/path"))

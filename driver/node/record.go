@@ -50,7 +50,7 @@ type volumeRecord struct {
 	Covers int64 `json:"covers,omitempty"`
 }
 
-// asKnown stands for what the record says that there is, if any, where a call does not read it.
+// asKnown stands for the record's value of Covers, in calls that do not read the filesystem.
 const asKnown = -1
 
 // recordStore has one record for each volume that this node has staged or published and not
@@ -201,9 +201,8 @@ func (s storedRecord) load() (volumeRecord, bool) {
 	return r, true
 }
 
-// otherVolume returns why the disk with that serial cannot be the volume's, or "" when no record
-// contradicts, and whether a record says whose it is: this volume's or another's. The volume's own
-// record does not say that of a disk that it does not name.
+// otherVolume returns why the disk with that serial cannot be the volume's, or "" if no record
+// contradicts. certain reports whether a record names the disk: this volume's or another's.
 func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	known, ok := s.load()
 	want := volume.Serial(known.Disk)

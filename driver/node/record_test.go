@@ -24,14 +24,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// statefulGuest is a guest whose node has a state directory.
+// statefulGuest returns a guest whose node has a state directory.
 func statefulGuest(t *testing.T) *testGuest {
 	g := newGuest(t)
 	g.state = filepath.Join(g.Dir, "state", "volumes")
 	return g
 }
 
-// records are the names of the files in the state directory.
+// records returns the names of the files in the state directory.
 func (g *testGuest) records() []string {
 	g.t.Helper()
 	entries, err := os.ReadDir(g.state)
@@ -48,7 +48,7 @@ func (g *testGuest) records() []string {
 	return names
 }
 
-func TestWhatIsNoRecordIsNotBelieved(t *testing.T) {
+func TestInvalidRecordsAreRejected(t *testing.T) {
 	for _, text := range []string{
 		"", "\x00\x00\x00\x00", "null", "[]", "{}", "7", `{"version":1}`,
 		`{"version":2,"volume":"v","instance":"i","disk":"d"}`,
@@ -65,8 +65,8 @@ func TestWhatIsNoRecordIsNotBelieved(t *testing.T) {
 	}
 }
 
-// A process of its own makes every step of a volume's life, without the state directory. It has to
-// end as it would have with it.
+// The state directory is removed before one of the calls of a volume's life. Each call is made by a
+// new process, and must have the same result as with the directory.
 func TestNoCallNeedsTheStateDirectory(t *testing.T) { // B-10
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for lost := range 9 {
@@ -98,7 +98,7 @@ func TestNoCallNeedsTheStateDirectory(t *testing.T) { // B-10
 	}
 }
 
-func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
+func TestAnInvalidRecordIsIgnoredAndLogged(t *testing.T) {
 	other := `{"version":1,"volume":"other","instance":"` + instance + `","disk":"d"}`
 	for name, text := range map[string]string{
 		"truncated": `{"version":1,"vol`, "empty": "", "of a later version": `{"version":9}`,
@@ -127,7 +127,7 @@ func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
 	}
 }
 
-func TestStartMakesAndCleansTheStateDirectory(t *testing.T) {
+func TestOpenStateCreatesTheDirectoryAndRemovesTemporaryFiles(t *testing.T) {
 	g := statefulGuest(t)
 	must(t, g.node().OpenState())
 	info, err := os.Stat(g.state)
@@ -176,11 +176,11 @@ func TestStageFailsIfItsRecordCannotBeWritten(t *testing.T) {
 	same()
 	must(t, os.Remove(filepath.Dir(g.state)))
 	must(t, v.stage())
-	// It is unstaged without a record, and without a way to write one.
+	// The volume can be unstaged without a record, and when none can be written.
 	must(t, os.RemoveAll(filepath.Dir(g.state)))
 	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))
 	must(t, v.unstage())
-	// One that is full says so, and holds up no volume that is written down.
+	// If the directory is full, the error says so, and calls for volumes with a record succeed.
 	g.state = smallTmpfs(t, 64<<10)
 	must(t, v.stage())
 	_ = os.WriteFile(filepath.Join(g.state, "somebody's"), make([]byte, 64<<10), 0o600)
@@ -191,7 +191,7 @@ func TestStageFailsIfItsRecordCannotBeWritten(t *testing.T) {
 	must(t, v.unstage())
 }
 
-func TestAStageThatFailedLeavesNoRecordUnlessThereWasOne(t *testing.T) {
+func TestAFailedStageLeavesNoNewRecord(t *testing.T) {
 	v := statefulGuest(t).disk(16, volume.Ext4)
 	must(t, os.WriteFile(v.disk.File, []byte("somebody's"), 0o600))
 	must(t, os.Truncate(v.disk.File, 16*guesttest.MiB))
@@ -210,7 +210,8 @@ func TestAStageThatFailedLeavesNoRecordUnlessThereWasOne(t *testing.T) {
 	must(t, other.unstage())
 }
 
-// openToWrite opens the volume's device as a process does that keeps it past its publication.
+// openToWrite starts a process that has the volume's device open for writing, as a workload that
+// keeps running after the volume was unpublished.
 func (v testVolume) openToWrite() (letGo func()) {
 	t := v.guest.t
 	t.Helper()
@@ -228,7 +229,7 @@ func (v testVolume) openToWrite() (letGo func()) {
 	return letGo
 }
 
-func TestACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) { // NU-5
+func TestARefusedCallDoesNotChangeTheRecord(t *testing.T) { // NU-5
 	setUp := func(t *testing.T) (v, other testVolume) {
 		g := statefulGuest(t)
 		v = g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
@@ -285,7 +286,7 @@ func TestACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) { // NU-5
 	})
 }
 
-// record is what the state directory holds of the volume.
+// record returns the content of the volume's record.
 func (v testVolume) record() string {
 	v.guest.t.Helper()
 	b, err := os.ReadFile(filepath.Join(v.guest.state, v.ID+".json"))
@@ -317,8 +318,8 @@ func TestALinkInTheStateDirectoryIsNotFollowed(t *testing.T) {
 	must(t, v.unstage())
 }
 
-// stopOnce makes a call during which the program begins. It stops there until goOn, which returns
-// the call's result.
+// stopOnce makes a call that runs the program, and waits until the program has begun. The program
+// then waits for goOn, which returns the result of the call.
 func stopOnce(t *testing.T, program string, call func() error) (goOn func() error) {
 	t.Helper()
 	begun, file := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
@@ -393,7 +394,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 	})
 }
 
-func TestAWorkloadsLockOfItsDeviceHoldsUpNoCall(t *testing.T) {
+func TestAWorkloadsLockOnItsDeviceBlocksNoCall(t *testing.T) {
 	v := statefulGuest(t).disk(16, "block")
 	f, err := os.Open(v.disk.Loop)
 	must(t, err)
@@ -464,7 +465,8 @@ func ownDescriptors(t *testing.T, path string) (n int) {
 	return n
 }
 
-// lockedProgram is a program that a driver had started on the volume's device before it died.
+// lockedProgram starts a program that has inherited the device and its lock from a driver, which
+// has closed both.
 func lockedProgram(t *testing.T, v testVolume) *exec.Cmd {
 	t.Helper()
 	ds := v.guest.node().host()
@@ -480,7 +482,7 @@ func lockedProgram(t *testing.T, v testVolume) *exec.Cmd {
 	return cmd
 }
 
-func TestWhoWritesToADeviceIsNamed(t *testing.T) {
+func TestStageNamesTheProcessThatWritesToTheDevice(t *testing.T) {
 	v := newGuest(t).disk(64, volume.Ext4)
 	writer := opening(t, "<>", v.disk.Loop)
 	err := v.stage()

@@ -68,9 +68,8 @@ type Service struct {
 	once  sync.Once
 	store *recordStore
 	scans filesystem.ZeroScans
-	// told has the ids of volumes whose caller has heard that something could not be written when
-	// they were unpublished or unstaged. The next stage or publish begins a use that it has not heard
-	// of.
+	// told contains the ids of volumes for which an unpublish or unstage has already returned that
+	// data could not be written. The next stage or publish removes the id.
 	told sync.Map
 }
 

@@ -86,7 +86,7 @@ func (v *nodeVolume) stage(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("resolve staging_target_path: %w", err)
 	}
-	// Before the disk is formatted for a path that cannot have the mount.
+	// Claim the path first, so that no disk is formatted for a path that is taken.
 	claim, err := claimPath(path, csierr.StagedDifferently)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (v *nodeVolume) stage(ctx context.Context) error {
 	defer func() { _ = claim.Close() }()
 	grow, err := v.preparation().Run(ctx)
 	if err != nil {
-		// Whatever fails with a disk that was detached meanwhile is not the disk's failure.
+		// If the disk was detached meanwhile, report that, and not the error that it caused.
 		if gone := v.device.Reverify(); csierr.Has(gone, csierr.DeviceNotFound) {
 			return gone
 		}
@@ -134,8 +134,8 @@ func (v *nodeVolume) open(ctx context.Context, d blockdev.Device) error {
 
 func (v *nodeVolume) close() { _ = v.device.Close() }
 
-// recall adds to the error of a disk that is not blank that this node has mounted the volume's
-// filesystem from it. It only says so: nothing is decided by what the flight recorder keeps.
+// recall extends the error of a disk that is not blank if the flight recorder shows that this node
+// has mounted the volume's filesystem. No decision depends on the flight recorder.
 func (v *nodeVolume) recall(err error) error {
 	stateDir := v.node.StateDir
 	if stateDir == "" || !csierr.Has(err, csierr.DiskNotBlank) {
@@ -242,8 +242,7 @@ func (v *nodeVolume) begin(covers int64) error {
 	return v.device.MakeWritable(known.Block || v.Use != volume.UseFilesystem)
 }
 
-// mountAt mounts the filesystem detached, grows it if it may and does that mounted, and attaches it
-// at path.
+// mountAt mounts the filesystem detached, grows it if requested, and attaches the mount at path.
 func (v *nodeVolume) mountAt(path string, grow bool) error {
 	options := v.mountOptions()
 	m, err := filesystem.Mount(v.device, v.FSType, options)

@@ -109,7 +109,7 @@ func TestNodeStageVolumeRefusesIncompleteRequests(t *testing.T) {
 }
 
 func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
-	t.Run("NS-5 a disk that is not there is not found, and the serials seen are told",
+	t.Run("NS-5 the error for a missing disk lists the serials that were found",
 		func(t *testing.T) {
 			v := newGuest(t).disk(8, volume.Ext4)
 			v.Name = "csi-another000000000"
@@ -138,7 +138,7 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 		v.guest.Plug(v.disk)
 		must(t, <-done)
 	})
-	t.Run("NS-5 the wait ends with its caller's patience", func(t *testing.T) {
+	t.Run("NS-5 the wait ends at the caller's deadline", func(t *testing.T) {
 		v := newGuest(t).disk(8, "block")
 		v.guest.Unplug(v.disk)
 		n := v.guest.node()
@@ -196,7 +196,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 }
 
 func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
-	t.Run("NS-15 mount flags are applied, and stand in no log and no error", func(t *testing.T) {
+	t.Run("NS-15 mount flags are applied, and appear in no log and no error", func(t *testing.T) {
 		v := newGuest(t).disk(16, volume.Ext4)
 		v.Flags = []string{"noatime", "nosuid,nodev", "sync", "data=journal", "defaults"}
 		must(t, v.stage())
@@ -317,7 +317,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 	})
 }
 
-func TestAMountFlagThatTheFilesystemRefusesIsNamedByItsPlace(t *testing.T) { // B-15
+func TestARefusedMountFlagIsNamedByItsPosition(t *testing.T) { // B-15
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := newGuest(t).disk(512, fsType)
@@ -335,7 +335,7 @@ func TestAMountFlagThatTheFilesystemRefusesIsNamedByItsPlace(t *testing.T) { // 
 	}
 }
 
-func TestAReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) { // NS-10
+func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 	setUp := func(t *testing.T) testVolume {
 		v := statefulGuest(t).disk(16, volume.Ext4)
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
@@ -379,7 +379,7 @@ func TestAReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) { // NS-1
 	})
 }
 
-func TestADiskIsNotFormattedForAStagingPathThatIsALink(t *testing.T) {
+func TestStageRefusesASymbolicLinkBeforeItFormats(t *testing.T) {
 	v := newGuest(t).disk(64, volume.Ext4)
 	must(t, os.Symlink(t.TempDir(), v.staging()))
 	same := v.disk.Same(t)
@@ -420,7 +420,7 @@ func TestAFeatureThatTheKernelRefusesIsNamed(t *testing.T) {
 	}
 }
 
-func TestADestroyedMountedFilesystemIsStillTheVolumes(t *testing.T) {
+func TestTheErrorOfADestroyedSuperblockSaysIfItWasMountedHere(t *testing.T) {
 	const advice = "do not delete the volume"
 	for name, stageBefore := range map[string]bool{"mounted here before": true, "never": false} {
 		t.Run(name, func(t *testing.T) {
@@ -444,8 +444,8 @@ func TestADestroyedMountedFilesystemIsStillTheVolumes(t *testing.T) {
 	}
 }
 
-// both runs two calls at once and returns the number of those that succeed. The other has to say
-// that the path is taken, or about to be.
+// both makes two calls at once and returns how many succeed. A call that fails must have the reason
+// taken, or DeviceLocked.
 func both(t *testing.T, taken csierr.Reason, a, b func() error) (succeeded int) {
 	t.Helper()
 	first := async.Start(func() (struct{}, error) { return struct{}{}, a() })
@@ -496,7 +496,7 @@ func TestTwoVolumesAreNotMountedAtOnePath(t *testing.T) {
 	}
 }
 
-func TestACallWaitsForNoOtherThatMountsAtItsPath(t *testing.T) {
+func TestStageIsAbortedWhileAnotherCallMountsAtItsPath(t *testing.T) {
 	v := newGuest(t).disk(16, volume.Ext4)
 	must(t, os.Mkdir(v.staging(), 0o755))
 	f, err := os.Open(v.staging())

@@ -181,7 +181,7 @@ func removeTarget(target string) error {
 // other than the volume. Another volume is left alone, and the call succeeds: CSI wants OK for a
 // volume that is not at the path, and an orchestrator has to be able to go on. A mount that no
 // volume has is an error: nobody knows what it hides, and no orchestrator puts one there. So is a
-// mount that a record contradicts, and one for which neither a record nor its own look speaks.
+// mount that a record contradicts, and one that nothing shows to be the volume's.
 
 // ownMounts returns those of the mounts at an orchestrator's path that are the volume's. It returns
 // none when the path shows another volume.
@@ -263,8 +263,8 @@ func undoError(err error) error {
 	return err
 }
 
-// goneToo returns, as text for an error, a volume whose record names a disk that is gone.
-// Nobody can tell what the mount of such a disk was.
+// goneToo returns text for an error: it names a volume whose recorded disk is gone, because the
+// mount may be that volume's.
 func goneToo(host blockdev.Host, records []volumeRecord) string {
 	for _, r := range records {
 		if _, err := host.Lookup(volume.Serial(r.Disk)); csierr.Has(err, csierr.DeviceNotFound) {

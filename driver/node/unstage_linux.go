@@ -170,9 +170,9 @@ func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []moun
 }
 
 // unmount writes out and unmounts what is at the staging path, and waits until no namespace has the
-// disks mounted. What could not be written is lost whether or not the filesystem is unmounted, so
-// it is unmounted, and unwritten is what the caller has to hear: an unmount tells nobody. Nothing
-// new is lost with a filesystem that had failed before, of which the volume's health tells.
+// disks mounted. Data that cannot be written are lost whether or not the filesystem is unmounted,
+// so it is unmounted, and unwritten is the error for the caller, because an unmount reports none.
+// For a filesystem that had failed before it is nil, because the volume's health has reported that.
 func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	for _, d := range disks {
@@ -237,7 +237,7 @@ func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err e
 }
 
 // checkJournal returns an error if the journal of the filesystem that was unmounted has failed,
-// which nobody else tells.
+// which nothing else reports.
 func checkJournal(log *slog.Logger, device *blockdev.OpenDevice) error {
 	failed, err := filesystem.JournalFailed(device)
 	switch {
@@ -252,8 +252,8 @@ func checkJournal(log *slog.Logger, device *blockdev.OpenDevice) error {
 }
 
 // openFlushed opens and locks a device and writes out what the kernel holds of it. It returns nil
-// for a device that is gone, which has nothing to flush. If the flush fails, the caller hears it
-// once, because something may be lost. The repeated call goes on, or else the volume could never be
+// for a device that is gone, which has nothing to flush. If the flush fails, one call returns
+// the error, because data may be lost. The repeated call goes on, or else the volume could never be
 // taken from a disk that has failed.
 func (v heldVolume) openFlushed(ctx context.Context, d blockdev.Device) (*blockdev.OpenDevice,
 	error) {

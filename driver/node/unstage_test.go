@@ -30,7 +30,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 		must(t, v.stage())
 		return v
 	}
-	t.Run("NU-2 what is not staged, and a path that is not there, are successes", func(t *testing.T) {
+	t.Run("NU-2 a path that is not staged or does not exist is a success", func(t *testing.T) {
 		v := setUp(t, volume.Ext4)
 		must(t, v.unstage())
 		must(t, v.unstage())
@@ -93,7 +93,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 	})
 }
 
-func TestADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) { // NU-5
+func TestUnstageFailsIfTheDeviceCannotBeOpened(t *testing.T) { // NU-5
 	g := newGuest(t)
 	g.Attach(guesttest.Serial, 8*guesttest.MiB)
 	v := heldVolume{node: g.node()}
@@ -112,8 +112,8 @@ func TestADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) { // NU-5
 	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
 }
 
-// freeze freezes the filesystem of the volume at path. One that a failed test has left frozen, with
-// or without a mount, is thawed.
+// freeze freezes the filesystem of the volume at path. At the end of the test it thaws a filesystem
+// that is still frozen, whether or not it is mounted.
 func (v testVolume) freeze(path string) {
 	t := v.guest.t
 	t.Helper()
@@ -132,7 +132,7 @@ func (v testVolume) freeze(path string) {
 	})
 }
 
-// frozen asks for a freeze, which is refused where there is one.
+// frozen reports whether the filesystem is frozen: FIFREEZE fails with EBUSY if it is.
 func frozen(t *testing.T, path string) bool {
 	t.Helper()
 	root, err := os.Open(path)
@@ -148,7 +148,7 @@ func frozen(t *testing.T, path string) bool {
 	return false
 }
 
-// inTime ends the test when act hangs.
+// inTime returns the result of act, or ends the test if act takes too long.
 func inTime(t *testing.T, act func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -273,7 +273,7 @@ func TestStatsOfAFrozenFilesystem(t *testing.T) { // VS-3
 		file := filepath.Join(v.guest.path("pod"), "file")
 		written := make(chan error, 1)
 		go func() { written <- os.WriteFile(file, []byte("x"), 0o600) }()
-		// The writer holds what a write holds when its system call sleeps; only /proc shows that.
+		// The writer has the filesystem's locks once it sleeps in the system call.
 		awaitBlocked(t)
 		for _, path := range []string{"pod", "staging " + v.Name} {
 			must(t, inTime(t, func() error { return v.stats(path) }))

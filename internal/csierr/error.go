@@ -1,6 +1,6 @@
 // Package csierr defines the driver's errors. Every error that a caller of the CSI services sees is
 // an Error: a Reason and a sentence. One table contains each reason's gRPC code, so that the layers
-// below the RPCs need no gRPC, and what to do, which the doctor says. docs/reasons.md shows both.
+// below the RPCs need no gRPC, and what to do, which the doctor shows. docs/reasons.md shows both.
 package csierr
 
 import (

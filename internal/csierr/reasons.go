@@ -13,8 +13,8 @@ import (
 // the sentence after it is for people.
 type Reason string
 
-// Explanation says with which code a reason is answered, and what to do. docs/reasons.md has the
-// same, and what the reason means.
+// Explanation contains the gRPC code of a reason, and what to do. docs/reasons.md has both, and
+// what the reason means.
 type Explanation struct {
 	Reason Reason
 	Code   codes.Code

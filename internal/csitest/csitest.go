@@ -84,7 +84,7 @@ func Presentable(t *testing.T, err error, allowed ...codes.Code) {
 // UUID matches an id in canonical form.
 var UUID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
-// Filesystem is a capability for a filesystem.
+// Filesystem returns a capability for a filesystem.
 func Filesystem(fsType string) *csi.VolumeCapability {
 	return &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{
@@ -96,14 +96,14 @@ func Filesystem(fsType string) *csi.VolumeCapability {
 	}
 }
 
-// InMode is a capability for ext4 in an access mode.
+// InMode returns a capability for ext4 in an access mode.
 func InMode(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
 	c := Filesystem("ext4")
 	c.AccessMode.Mode = mode
 	return c
 }
 
-// Range is a capacity range in bytes.
+// Range returns a capacity range in bytes.
 func Range(required, limit int64) *csi.CapacityRange {
 	return &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
 }

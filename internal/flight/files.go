@@ -27,8 +27,8 @@ const (
 	// recentBytes are searched for a change that turns out to be made: little else happens to a volume
 	// meanwhile.
 	recentBytes = 8 << 10
-	// maxVolumes is how many volumes a node remembers. The file that was written to longest ago goes
-	// first.
+	// maxVolumes is how many volumes a node remembers. The file that was written longest ago is
+	// removed first.
 	maxVolumes = 256
 	suffix     = ".jsonl"
 )
@@ -54,8 +54,8 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	path := filepath.Join(s.dir, FileName(e.Volume))
 	f, err := s.open(path, e.Outcome == Begun || always)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Nothing is open that could turn out to be made. Whoever ends a change has begun it, and
-		// somebody has removed the file since.
+		// Without a file no change is open. If a change ends, somebody has removed the file since
+		// the change began.
 		return !e.Seen, nil
 	}
 	if err != nil {
@@ -121,7 +121,7 @@ func Open(entries []Entry) []Entry {
 	return open
 }
 
-// open opens and locks a volume's file, and makes it if it is to be made.
+// open opens and locks a volume's file. It creates the file if make is set.
 func (s *files) open(path string, make bool) (*os.File, error) {
 	flags := os.O_RDWR | os.O_APPEND | noFollow
 	if make {
@@ -191,8 +191,7 @@ func replace(path string, entries []Entry) error {
 }
 
 // ReplaceFile replaces a file of the state directory atomically. It does not sync the file. It
-// writes to a new one: what has the name already, left by a process that died, may be a link by
-// now.
+// never writes to an existing temporary file, which may be a link.
 func ReplaceFile(path string, b []byte) error {
 	_ = os.Remove(path + NewSuffix)
 	f, err := os.OpenFile(path+NewSuffix, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -212,8 +211,8 @@ func endsLine(f *os.File, size int64) bool {
 	return err == nil && last[0] == '\n'
 }
 
-// readLast reads the entries in the last bytes of a file, without lines that are none, and the
-// file's size. With an event it may leave out entries of others.
+// readLast reads the entries in the last bytes of a file, without invalid lines, and the file's
+// size. If an event is given, it may omit entries of other events.
 func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64, err error) {
 	info, err := f.Stat()
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package flight is the driver's flight recorder: it says once of every change of a disk, a mount
-// or the rack that it was made, in a line of the log with stable keys, and on a node also in a file
-// for each volume.
+// Package flight is the driver's flight recorder: it reports every change of a disk, a mount or the
+// rack once, in a line of the log with stable keys, and on a node also in a file for each volume.
 //
 // A change is announced before it is made and closed after it, so that a process that is killed in
 // between leaves an entry that is open. The call that finds the change made closes it (Confirm).
@@ -48,7 +47,7 @@ type Fields struct {
 	Request    string `json:"request,omitempty"` // the rack's id of the request
 	Claim      string `json:"claim,omitempty"`   // namespace/name of the PVC or the VolumeSnapshot
 	Reason     string `json:"reason,omitempty"`  // of a failure (docs/reasons.md)
-	// Seen says that the process that made the change did not learn its outcome: a later look did.
+	// Seen reports that a later call found the outcome, not the process that made the change.
 	Seen    bool    `json:"seen,omitempty"`
 	Seconds float64 `json:"seconds,omitempty"` // that the change took
 }
@@ -64,7 +63,7 @@ type Entry struct {
 	key string
 }
 
-// keyOf is the key of a change with these fields, which are those at its begin.
+// keyOf returns the key of a change that began with these fields.
 func keyOf(e Event, f Fields) string {
 	subject := []string{string(e), f.Volume, f.Snapshot, f.Name, f.Instance, f.Path}
 	if f.Volume == "" {
@@ -79,7 +78,7 @@ type text struct {
 	value *string
 }
 
-// texts are the fields of text in the order of the log.
+// texts returns the fields of text in the order of the log.
 func (f *Fields) texts() []text {
 	return []text{{"volume", &f.Volume}, {"snapshot", &f.Snapshot}, {"name", &f.Name},
 		{"disk", &f.Disk}, {"instance", &f.Instance}, {"device", &f.Device}, {"path", &f.Path},
@@ -98,7 +97,7 @@ func (f Fields) with(more Fields) Fields {
 	return f
 }
 
-// attrs are the fields for the log.
+// attrs returns the fields for the log.
 func (f Fields) attrs() []slog.Attr {
 	var attrs []slog.Attr
 	for _, field := range f.texts() {
@@ -112,19 +111,19 @@ func (f Fields) attrs() []slog.Attr {
 	return append(attrs, slog.Float64("seconds", f.Seconds))
 }
 
-// history keeps what is open.
+// history keeps the open changes.
 type history interface {
 	// add adds an entry. One that ends a change is added only if the change is open, unless always is
-	// set: two processes never say the same.
+	// set, so that two processes do not report it twice.
 	add(e Entry, always bool) (added bool, err error)
 }
 
 // Recorder records the changes that one process makes.
 type Recorder struct {
 	Log *slog.Logger
-	// Dir holds the files of volumes; empty means that nothing is kept but what is open.
+	// Dir holds the files of volumes; empty means that only open changes are kept.
 	Dir string
-	// Observe, if it is not nil, is told of every change that was made.
+	// Observe, if it is not nil, is called for every change that was made.
 	Observe func(Entry)
 
 	once sync.Once
@@ -141,7 +140,7 @@ func (r *Recorder) history() history {
 	return r.kept
 }
 
-// add adds an entry, and says it if it is a change that was made. recorded reports whether the next
+// add adds an entry, and logs it if the change was made. recorded reports whether the next
 // entry of the change can rely on it.
 func (r *Recorder) add(e Entry, always bool) (recorded bool) {
 	added, err := r.history().add(e, always)
@@ -247,7 +246,7 @@ func (c Call) Confirm(event Event, f, more Fields) {
 	c.recorder.add(e, false)
 }
 
-// Note records a change that is not announced, because its repetition is another one.
+// Note records a change that was not announced: if it is repeated, that is another change.
 func (c Call) Note(event Event, f Fields) {
 	if c.recorder != nil {
 		c.recorder.add(Entry{Time: time.Now().UTC(), Event: event, Outcome: Done,
@@ -366,7 +365,7 @@ func (m *memory) add(e Entry, always bool) (bool, error) {
 		m.open = map[string]int{}
 	}
 	if len(m.open) >= openLimit {
-		for key := range m.open { // any: nobody asked for a thousand of them again
+		for key := range m.open { // any one: so many changes were never repeated
 			delete(m.open, key)
 			break
 		}

@@ -20,7 +20,7 @@ import (
 
 const someVolume = "6f1f1d4e-0d2f-4d0c-9a53-3c1e8f9b6a01"
 
-// recording is a recorder and what it has said.
+// recording is a recorder with its log.
 type recording struct {
 	*Recorder
 	log  bytes.Buffer
@@ -38,7 +38,7 @@ func (r *recording) call(ctx context.Context) Call {
 	return Of(With(ctx, r.Recorder, Fields{Volume: someVolume, Path: "/staging"}))
 }
 
-// outcomes are the outcomes in a volume's file.
+// outcomes returns the outcomes in a volume's file.
 func outcomes(t *testing.T, dir string) string {
 	t.Helper()
 	entries, err := Read(dir, someVolume)
@@ -50,7 +50,7 @@ func outcomes(t *testing.T, dir string) string {
 	return strings.Join(all, ", ")
 }
 
-func TestAChangeIsSaidOnceAndOnlyWhenItWasMade(t *testing.T) {
+func TestAChangeIsLoggedOnceIfItWasMade(t *testing.T) {
 	for name, dir := range map[string]string{"in memory": "", "in files": t.TempDir()} {
 		t.Run(name, func(t *testing.T) {
 			r := record(dir)
@@ -109,7 +109,7 @@ func TestAChangeOfADiskThatWasAwayIsNotConfirmed(t *testing.T) {
 	}
 }
 
-func TestTwoProcessesNeverSayTheSame(t *testing.T) {
+func TestTwoProcessesNeverLogTheSameChange(t *testing.T) {
 	dir := t.TempDir()
 	one, other := record(dir), record(dir)
 	change := one.call(t.Context()).Begin(Unmounted, Fields{})
@@ -120,7 +120,7 @@ func TestTwoProcessesNeverSayTheSame(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatWasLostIsSaidWhenTheDiskIsFound(t *testing.T) {
+func TestAChangeWithALostAnswerIsLoggedWhenTheDiskIsFound(t *testing.T) {
 	r := record("")
 	ctx := With(t.Context(), r.Recorder, Fields{Claim: "default/data"})
 	disk := Fields{Disk: "csi-x"}
@@ -143,7 +143,7 @@ func TestAnAnswerThatWasLostIsSaidWhenTheDiskIsFound(t *testing.T) {
 	}
 }
 
-func TestAChangeIsSaidAlsoWhenItsBeginIsLost(t *testing.T) {
+func TestAChangeIsLoggedAlsoIfItsBeginIsLost(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, FileName(someVolume))
 	removed := record(dir)
@@ -192,7 +192,7 @@ func TestAVolumesFileIsBoundedAndPrivate(t *testing.T) {
 	}
 }
 
-func TestANodeRemembersSoManyVolumesAndNoMore(t *testing.T) {
+func TestANodeKeepsALimitedNumberOfVolumes(t *testing.T) {
 	dir := t.TempDir()
 	r := record(dir)
 	for i := range maxVolumes + 10 {
@@ -208,7 +208,7 @@ func TestANodeRemembersSoManyVolumesAndNoMore(t *testing.T) {
 	}
 }
 
-func TestADamagedFlightRecordHindersNoCall(t *testing.T) {
+func TestADamagedFlightRecordDoesNotFailACall(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"a torn line": func(path string) error {
 			return os.WriteFile(path, []byte(`{"time":"2026-01-01T00:00:00Z","event":"Mou`), 0o600)
@@ -255,7 +255,7 @@ func TestProcessesThatWriteAtOnceLoseNothing(t *testing.T) {
 	}
 }
 
-func TestEveryEventHasWordsOfItsOwn(t *testing.T) {
+func TestEveryEventHasItsOwnMessage(t *testing.T) {
 	said := map[string]Event{}
 	for _, e := range Events {
 		if other, twice := said[e.Says]; twice || e.Meaning == "" {

@@ -11,11 +11,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 )
 
-// noFollow: what is no file of the recorder must neither be followed nor block.
+// noFollow refuses a link, and does not block on a file that is not regular.
 const noFollow = unix.O_NOFOLLOW | unix.O_NONBLOCK
 
-// lockTimeout is how long another process may have the lock, which takes it for one write: one that
-// is stopped must not stop a call.
+// lockTimeout limits the wait for the lock, so that a stopped process does not block calls. A
+// process holds the lock for one write.
 const lockTimeout = time.Second
 
 func lock(f *os.File) error {
@@ -26,7 +26,7 @@ func lock(f *os.File) error {
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return err
 		}
-		// A call that ends meanwhile still says what it did.
+		// The entry is also written if the call ends meanwhile.
 		if again, _ := backoff.Wait(context.Background()); !again {
 			return err
 		}

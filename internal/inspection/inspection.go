@@ -63,7 +63,7 @@ type Device struct {
 // Volume is one volume on the node.
 type Volume struct {
 	ID string `json:"id"`
-	// Serial is the serial number that was looked for, and From where it is known from.
+	// Serial is the serial number of the search, and From is its source.
 	Serial string `json:"serial,omitempty"`
 	From   string `json:"from,omitempty"`
 	// Record is the driver's record of the volume, which it has while it is staged.
@@ -74,7 +74,7 @@ type Volume struct {
 	Mounts      []Mount        `json:"mounts"`
 	Flight      []flight.Entry `json:"flight"` // the latest changes, the oldest first
 	Open        []flight.Entry `json:"open"`   // the changes that are begun and not ended
-	// Problems are what the driver itself says of the device and what is on it.
+	// Problems are the driver's own errors about the device and its content.
 	Problems []Problem `json:"problems,omitempty"`
 	Unseen   []Unseen  `json:"unseen,omitempty"`
 }

@@ -156,7 +156,7 @@ type world struct {
 	mu sync.Mutex
 	// guarded by mu; zero until the rack has answered for the first time
 	ids World
-	// guarded by mu; set while the setting names another project than before
+	// guarded by mu; set while the rack shows another project or silo than before
 	moved error
 }
 

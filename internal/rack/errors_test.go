@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// viewing reads the disk, as the simplest call that can meet an answer.
+// viewing reads the disk, which is the simplest call.
 func viewing(ctx context.Context, c *Client) error {
 	_, err := c.DiskView(ctx, oxide.DiskViewParams{Disk: racktest.Disk})
 	return Error(ctx, "read disk", err)
@@ -189,7 +189,7 @@ func create(ctx context.Context, c *Client, look Look) (open bool, err error) {
 }
 
 // Any server between driver and rack may answer with any status, before or after the effect.
-func TestOnlyTheRacksOwnRefusalIsDefinite(t *testing.T) { // OX-8
+func TestOnlyARefusalOfTheRackIsDefinite(t *testing.T) { // OX-8
 	refusal := func(status int) exchange {
 		return rackError(status, "InvalidRequest", "no").To(postDisk)
 	}
@@ -233,14 +233,14 @@ func TestOnlyTheRacksOwnRefusalIsDefinite(t *testing.T) { // OX-8
 	}
 }
 
-func TestAChangeIsNotSentOnAnOldLook(t *testing.T) {
+func TestAChangeIsNotSentAfterAnOldLook(t *testing.T) {
 	c := clientThat(t) // which expects no request
 	open, err := create(t.Context(), c, Looking()-Look(DefaultLookLimit))
 	csitest.Want(t, err, codes.Aborted, csierr.LookTooOld)
 	if open {
 		t.Error("it is open")
 	}
-	// A connection that takes long is no way around it.
+	// The limit includes the time that a connection takes.
 	slow := make(chan struct{})
 	dialing := fixedToken()
 	c = clientWith(t, Options{Host: "http://rack.invalid"}, dialing)

@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// hungMount puts a file in path's place whose filesystem answers nothing until it is released.
+// hungMount replaces the file at path by one on a filesystem that does not answer until letGo.
 func hungMount(t *testing.T, path string) (letGo func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -38,7 +38,7 @@ func hungMount(t *testing.T, path string) (letGo func()) {
 	return letGo
 }
 
-// blocked are the ways in which a token file may keep its reader waiting, each put in path's place.
+// blocked returns functions that replace the file at path by one whose reader has to wait.
 func blocked(t *testing.T) map[string]func(path string) {
 	fifo := func(path string) {
 		must(t, unix.Mkfifo(path+".new", 0o600))
@@ -111,7 +111,7 @@ func TestACallerThatIsOutOfTimeDoesNotWaitForTheTokenFile(t *testing.T) { // D-6
 	}
 }
 
-func TestABlockedTokenFileHasOneReaderAndIsReadAgain(t *testing.T) { // D-63
+func TestABlockedTokenFileHasOneReader(t *testing.T) { // D-63
 	path := filepath.Join(t.TempDir(), "token")
 	writeToken(t, path, "one")
 	s := tokenFile(path)
@@ -140,7 +140,7 @@ func TestATokenFileThatCannotBeReadIsAFault(t *testing.T) { // D-63
 	path := filepath.Join(t.TempDir(), "token")
 	writeToken(t, path, "one")
 	s := tokenFile(path)
-	for name, spoil := range map[string]func(){
+	for name, breakFile := range map[string]func(){
 		"it is gone":  func() { must(t, os.Remove(path)) },
 		"it is empty": func() { must(t, os.WriteFile(path, nil, 0o600)) },
 		"it holds no token": func() {
@@ -158,7 +158,7 @@ func TestATokenFileThatCannotBeReadIsAFault(t *testing.T) { // D-63
 			if err := s.Fault(); err != nil {
 				t.Fatalf("before: %v", err)
 			}
-			spoil()
+			breakFile()
 			if token, err := s.current(t.Context()); token != "one" || err != nil {
 				t.Errorf("got %q, %v", token, err)
 			}

@@ -181,8 +181,8 @@ func tokenFile(path string) *TokenSource {
 	return &TokenSource{Path: path, Log: slog.New(slog.DiscardHandler), Limit: 300 * time.Millisecond}
 }
 
-// When a rack's address moves to another machine, nobody answers on the old connections. Calls must
-// not wait for those any longer than it takes to see that.
+// When a rack's address moves to another machine, nobody answers on the old connections. They must
+// be closed soon, so that calls do not wait for them.
 func TestASilentConnectionIsClosed(t *testing.T) { // OX-9
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
 		_ *http.Request) {

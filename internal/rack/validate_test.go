@@ -20,8 +20,8 @@ import (
 
 const someID = "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"
 
-// A response about another object, or without what the driver decides from, is no response.
-func TestAResponseThatCannotBeIsRefused(t *testing.T) { // OX-12
+// A response is invalid if it is about another object, or lacks a field that the driver needs.
+func TestImpossibleResponsesAreRejected(t *testing.T) { // OX-12
 	const largest = 1 << 62
 	image := func(id string, size oxide.ByteCount) error {
 		return ValidateImage(someID, &oxide.Image{Id: id, Size: size})
@@ -69,7 +69,7 @@ func TestAResponseThatCannotBeIsRefused(t *testing.T) { // OX-12
 	}
 }
 
-func TestADiskAndASnapshotAreReadWholeOrNotAtAll(t *testing.T) {
+func TestInvalidDisksAndSnapshotsAreRejected(t *testing.T) {
 	another, small := with("id", racktest.Image), with("size", 0)
 	const noDisk, noSnapshot = csierr.VolumeNotFound, csierr.SnapshotNotFound
 	const invalid = csierr.RackResponseInvalid
@@ -129,7 +129,7 @@ func TestARequestIsRepeatedWithItsWholeBodyOrNotAtAll(t *testing.T) {
 	}
 }
 
-func TestAResponseMayHaveAsManyBytesAsItsBound(t *testing.T) {
+func TestABoundedBodyEndsAtItsBound(t *testing.T) {
 	for bound, want := range map[int64]error{4: nil, 3: errResponseTooLarge} {
 		body := &boundedBody{io.NopCloser(strings.NewReader("disk")), bound}
 		got := make([]byte, 4)
@@ -139,7 +139,7 @@ func TestAResponseMayHaveAsManyBytesAsItsBound(t *testing.T) {
 	}
 }
 
-func TestSettingsThatNoClientTakesAreRefused(t *testing.T) {
+func TestInvalidOptionsAreRefused(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "ca.pem")
 	must(t, os.WriteFile(empty, nil, 0o600))
 	for want, o := range map[string]Options{
@@ -161,13 +161,14 @@ var (
 	project   = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	user      = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo))
 	noProject = racktest.NotFound.To(racktest.ViewProject)
-	// another project has got the name, and another rack has the same project.
+	// another is a response after the name was given to another project. anotherSilo is a response of
+	// another rack with the same project.
 	another = racktest.OK(racktest.ViewProject, racktest.JSON(map[string]any{"name": racktest.Project,
 		"id": racktest.Numbered(9)}))
 	anotherSilo = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Numbered(8)))
 )
 
-func TestAnObjectIsGoneOnlyInTheKnownWorld(t *testing.T) { // DV-2, CU-4
+func TestAnObjectIsGoneOnlyIfTheProjectIsTheKnownOne(t *testing.T) { // DV-2, CU-4
 	for _, test := range []struct {
 		name   string
 		lines  []exchange

@@ -51,12 +51,12 @@ type script struct {
 	mu sync.Mutex
 	// guarded by mu
 	lines []Exchange
-	// guarded by mu: the reads of the world that were answered
+	// guarded by mu: which reads of world were answered
 	worldly map[string]bool
 }
 
-// world are the reads by which a client learns its world. They are once per process, so no script
-// has to have them.
+// world contains the reads by which a client learns project and silo. A client makes them once, so
+// scripts omit them.
 var world = map[string]string{ViewProject: ProjectOf(), ViewUser: UserOf(Silo)}
 
 // ServeHTTP responds with the script's next line.
@@ -217,7 +217,7 @@ func PageOf(next string, items ...string) string {
 	return fmt.Sprintf(`{"next_page":%s,"items":[%s]}`, JSON(next), strings.Join(items, ","))
 }
 
-// JSON is a value as JSON.
+// JSON returns a value as JSON.
 func JSON(value any) string {
 	text, err := json.Marshal(value)
 	if err != nil {

@@ -1,7 +1,6 @@
 package volume
 
 import (
-	"math"
 	"strings"
 	"testing"
 
@@ -112,23 +111,16 @@ func TestDiskSize(t *testing.T) { // CV-11, CV-12
 		{"one byte is one GiB", csitest.Range(bytes, 0), 0, 1, 0},
 		{"whole GiB stay", csitest.Range(5*GiB, 0), 0, 5, 0},
 		{"D-22 one and a half become two", csitest.Range(GiB+half, 0), 0, 2, 0},
-		{"D-22 two do not fit under 1.6", csitest.Range(GiB+half, GiB+half+half/5), 0, 0,
-			codes.OutOfRange},
 		{"an exact size", csitest.Range(3*GiB, 3*GiB), 0, 3, 0},
 		{"only a limit above the default", csitest.Range(0, 100*GiB), 0, 10, 0},
 		{"only a limit below it", csitest.Range(0, 3*GiB+half), 0, 3, 0},
-		{"a limit below one GiB", csitest.Range(0, half), 0, 0, codes.OutOfRange},
 		{"the largest", csitest.Range(1023*GiB, 0), 0, 1023, 0},
-		{"too large", csitest.Range(1023*GiB+1, 0), 0, 0, codes.OutOfRange},
-		{"as large as there are numbers", csitest.Range(math.MaxInt64, 0), 0, 0, codes.OutOfRange},
 		{"E-25 limit below required", csitest.Range(3*GiB, 2*GiB), 0, 0, codes.OutOfRange},
 		{"a range that is empty", csitest.Range(0, 0), 0, 0, codes.InvalidArgument},
 		{"negative required", csitest.Range(-1, 0), 0, 0, codes.InvalidArgument},
-		{"negative limit", csitest.Range(0, -1), 0, 0, codes.InvalidArgument},
 		{"CV-17 a source without a range", nil, 4 * GiB, 4, 0},
 		{"CV-17 a source in a larger volume", csitest.Range(6*GiB, 0), 4 * GiB, 6, 0},
 		{"E-25 a source above required and below the limit", csitest.Range(GiB, 9*GiB), 4 * GiB, 4, 0},
-		{"CV-17 a source above the limit", csitest.Range(0, 3*GiB), 4 * GiB, 0, codes.OutOfRange},
 		{"a source with only a limit", csitest.Range(0, 90*GiB), 4 * GiB, 4, 0},
 		{"an image that is no whole GiB", nil, GiB + 512, 2, 0},
 	} {
@@ -160,7 +152,7 @@ func TestARangeContainsItsLimits(t *testing.T) {
 	}
 }
 
-func TestTheRefusalOfASourceSaysWhichLimitItExceeds(t *testing.T) {
+func TestARefusedCapacityNamesTheViolatedLimit(t *testing.T) {
 	for want, c := range map[string]struct {
 		r     *csi.CapacityRange
 		floor int64

@@ -252,7 +252,7 @@ func refusedText(fsType, text string) bool {
 }
 
 // FuzzMkfsOptions checks that accepted options have an equivalent canonical form, and that no
-// argument is one that could overwrite a finding or name a file.
+// argument could make mkfs overwrite content or names a file.
 func FuzzMkfsOptions(f *testing.F) {
 	options := []string{"-i", "-I", "-b", "-m", "-n", "-L"}
 	value := regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._=-]*$`)

@@ -133,8 +133,8 @@ func (o MkfsOptions) Check(fsType string, sizeBytes int64) error {
 // What the driver's configuration of mke2fs says.
 const extInodeSize, extBytesPerInode = 256, 16384
 
-// extFits reports whether each block group has room for what mke2fs puts into it, and its inode
-// table leaves a quarter of it to the journal and to files. The numbers are those of mke2fs (its
+// extFits reports whether each block group has room for the metadata that mke2fs puts into it, and
+// for an inode table of at most three quarters of the group. The numbers are those of mke2fs (its
 // ext2fs_initialize), which fails without the room.
 func (o MkfsOptions) extFits(fsType string, sizeBytes int64) bool {
 	const most = 1<<32 - 1

@@ -21,7 +21,7 @@ func TestTheNameOfADiskIsTheHashOfItsVolume(t *testing.T) { // E-17
 
 func TestEveryNameIsOneTheRackTakes(t *testing.T) { // E-17
 	rapid.Check(t, func(t *rapid.T) {
-		// Short ones, so that some are equal, and ends of one are the beginning of the other.
+		// Short names are often equal, or one ends as the other begins.
 		short := rapid.StringOfN(rapid.SampledFrom([]rune("ab-.ü")), 0, 3, -1)
 		a, b := short.Draw(t, "a"), short.Draw(t, "b")
 		one, other := short.Draw(t, "cluster of a"), short.Draw(t, "cluster of b")
@@ -55,7 +55,7 @@ func TestANameHasAtMost128Bytes(t *testing.T) { // B-1
 
 const someID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01"
 
-func TestMessagesShowSizesAndObjectsTwice(t *testing.T) {
+func TestMessagesShowSizesWithBytesAndNamesWithIDs(t *testing.T) {
 	for _, test := range []struct{ got, want string }{
 		{SizeText(10 * GiB), "10 GiB (10737418240 bytes)"},
 		{SizeText(GiB + GiB/2), "1.50 GiB (1610612736 bytes)"},

@@ -101,7 +101,7 @@ func TestMkfsOptionsHaveToApplyToTheFilesystem(t *testing.T) {
 	csitest.Want(t, err, codes.InvalidArgument, csierr.MkfsOptions)
 }
 
-// chartParameters are what the Helm chart refuses before the driver would.
+// chartParameters contains the parameters that the Helm chart accepts.
 type chartParameters struct {
 	Parameters     []string
 	DiskType       []DiskType

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-func TestTheExampleOfTheRFD(t *testing.T) { // D-17
+func TestTheTopologyExampleOfTheRFD(t *testing.T) { // D-17
 	wish := &csi.TopologyRequirement{
 		Requisite: csitest.Topologies("region=R1,zone=Z2", "region=R1,zone=Z3"),
 		Preferred: csitest.Topologies("region=R1,zone=Z3"),
@@ -132,7 +132,7 @@ const (
 	there = "instance=5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a02"
 )
 
-// requisite is what the provisioner asks for with --strict-topology.
+// requisite returns the requirement that the provisioner sends with --strict-topology.
 func requisite(texts ...string) *csi.TopologyRequirement {
 	return &csi.TopologyRequirement{Requisite: csitest.Topologies(texts...),
 		Preferred: csitest.Topologies(texts...)}
@@ -178,7 +178,7 @@ func TestAVolumeOfTheRackIsAtNoInstance(t *testing.T) {
 	}
 }
 
-func TestAVolumeWithThePlacementInstanceIsAtTheOneOfTheRequest(t *testing.T) {
+func TestAVolumeWithPlacementInstanceIsAtTheRequestedInstance(t *testing.T) {
 	upper := strings.ToUpper(TopologyPrefix) + "INSTANCE"
 	for _, test := range []struct {
 		name string
