@@ -293,9 +293,6 @@ func TestAVolumeWhoseWritesFailIsUnstaged(t *testing.T) {
 }
 
 func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
-	readOnly := func(v testVolume) bool {
-		return strings.TrimSpace(guesttest.Run(t, "blockdev", "--getro", v.disk.Loop)) == "1"
-	}
 	for name, finish := range map[string]func(v testVolume) error{
 		"by unpublish": func(v testVolume) error { return v.unpublish("dev") },
 		"by unpublish, where the target's directory is gone": func(v testVolume) error {
@@ -311,11 +308,11 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 			must(t, v.stage())
 			must(t, v.publishReadOnly("dev"))
 			must(t, unix.Unmount(v.guest.path("dev"), 0)) // as if the driver died here
-			if !readOnly(v) {
+			if !v.readOnly() {
 				t.Fatal("the device can be written already")
 			}
 			must(t, finish(v))
-			if readOnly(v) {
+			if v.readOnly() {
 				t.Fatal("the device is still read-only")
 			}
 		})
@@ -328,13 +325,13 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 		must(t, v.publishReadOnly("other"))
 		must(t, unix.Unmount(v.guest.path("dev"), 0))
 		must(t, v.unpublish("dev"))
-		if !readOnly(v) {
+		if !v.readOnly() {
 			t.Fatal("the other workload's device can be written")
 		}
 		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
 		must(t, v.unpublish("other"))
 		must(t, v.unstage())
-		if readOnly(v) {
+		if v.readOnly() {
 			t.Fatal("the device is still read-only")
 		}
 	})

@@ -335,15 +335,17 @@ func TestARefusedMountFlagIsNamedByItsPosition(t *testing.T) { // B-15
 	}
 }
 
+// readOnly reports whether the volume's device is switched to read-only.
+func (v testVolume) readOnly() bool {
+	return strings.TrimSpace(guesttest.Run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
+}
+
 func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 	setUp := func(t *testing.T) testVolume {
 		v := statefulGuest(t).disk(16, volume.Ext4)
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
 		return v
-	}
-	switched := func(v testVolume) bool {
-		return strings.TrimSpace(guesttest.Run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
 	}
 	for name, refused := range map[string]struct {
 		change func(*testVolume)
@@ -364,7 +366,7 @@ func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 			v := setUp(t)
 			refused.change(&v)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, refused.reason)
-			if !switched(v) {
+			if !v.readOnly() {
 				t.Error("the refused call has made it writable")
 			}
 		})
@@ -373,7 +375,7 @@ func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 		v := setUp(t)
 		v.Whole = true
 		must(t, v.stage())
-		if switched(v) {
+		if v.readOnly() {
 			t.Error("it is still read-only")
 		}
 	})
