@@ -344,8 +344,8 @@ func (l *loop) ask() error {
 	return failed
 }
 
-// backing asks the kernel for the number of the device that is below the loop device. It is not the
-// one that the path of the backing file leads to, which may be of another time or namespace.
+// backing asks the kernel for the number of the device below the loop device. The path of the
+// backing file may lead elsewhere by now, or in this mount namespace.
 func (l *loop) backing(root int) (uint64, error) {
 	node, err := unix.Openat(root, strings.TrimPrefix(l.Path, "/"),
 		unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

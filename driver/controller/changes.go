@@ -81,8 +81,9 @@ func (c change) blocks(like change) bool {
 		(c.instance == like.instance || like.instance == "")
 }
 
-// changes are the changes that the rack may still make although it has not answered them. Nothing
-// ends one but the end of its time: a state never shows whose request has made it.
+// changes are the changes that the rack may still make although it has not answered them. Each
+// stays open until its time has passed: no state of an object shows which request has made a
+// change.
 type changes struct {
 	mu sync.Mutex
 	// guarded by mu: until when each may be made

@@ -313,8 +313,8 @@ func TestParametersReachTheDisk(t *testing.T) {
 func TestARepeatedCreateAfterItsImageWasDeleted(t *testing.T) { // CV-18
 	r := parameter("imageId", racktest.Image)
 	scriptedCalls{
-		{"that was made", script{named("detached", with("image_id", racktest.Image))}, codes.OK, "", ""},
-		{"that was not", script{noName}, codes.InvalidArgument, csierr.ImageNotFound, ""},
+		{"it was made", script{named("detached", with("image_id", racktest.Image))}, codes.OK, "", ""},
+		{"it was not made", script{noName}, codes.InvalidArgument, csierr.ImageNotFound, ""},
 	}.after(racktest.NotFound.To(viewImage)).try(t, r, nil)
 }
 

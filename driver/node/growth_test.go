@@ -224,8 +224,8 @@ func (v testVolume) isGrown(t *testing.T) bool {
 	return size > 2*beforeGrowth
 }
 
-// cutOff returns a volume whose filesystem has behind it all that the growth to its disk writes
-// there. An ext has the records of its growth.
+// cutOff returns a volume whose growth was interrupted at its end: the disk has everything that the
+// growth writes behind the filesystem and, for an ext, the records of the growth.
 func cutOff(t *testing.T, fsType string) testVolume {
 	t.Helper()
 	v := behind(t, fsType)

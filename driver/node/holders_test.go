@@ -245,7 +245,7 @@ func TestADeviceThatDoesNotAnswerIsNotReleased(t *testing.T) { // NU-5
 }
 
 func TestAVolumeWhoseWritesFailIsUnstaged(t *testing.T) {
-	t.Run("what was not written is told beside whatever else fails", func(t *testing.T) {
+	t.Run("lost writes are reported together with another error", func(t *testing.T) {
 		v := statefulGuest(t).disk(64, volume.Ext4)
 		must(t, v.stage())
 		must(t, os.WriteFile(filepath.Join(v.staging(), "x"), make([]byte, 4*guesttest.MiB), 0o600))
@@ -258,7 +258,7 @@ func TestAVolumeWhoseWritesFailIsUnstaged(t *testing.T) {
 		_ = v.unstage() // now the filesystem may have noticed, or not
 		must(t, v.unstage())
 	})
-	t.Run("nothing is told of a disk that was taken away", func(t *testing.T) {
+	t.Run("lost writes to a detached disk are only logged", func(t *testing.T) {
 		v := statefulGuest(t).disk(64, volume.Ext4)
 		must(t, v.stage())
 		must(t, os.WriteFile(filepath.Join(v.staging(), "x"), make([]byte, 4*guesttest.MiB), 0o600))
@@ -269,7 +269,7 @@ func TestAVolumeWhoseWritesFailIsUnstaged(t *testing.T) {
 			t.Error("every write was done")
 		}
 	})
-	t.Run("each workload of a raw device hears what was not written", func(t *testing.T) {
+	t.Run("lost writes to a raw device are reported to each workload", func(t *testing.T) {
 		g := statefulGuest(t)
 		small := smallTmpfs(t, guesttest.MiB)
 		v := g.volume(g.AttachFile(guesttest.Serial, sparse(t, small, 8*guesttest.MiB)), "block")

@@ -77,7 +77,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 		must(t, elsewhere.Close())
 		must(t, csitest.Call(t.Context(), n, req))
 	})
-	t.Run("a staging mount that another mount hides is told as that", func(t *testing.T) {
+	t.Run("the error names a mount that hides the staging mount", func(t *testing.T) {
 		v := setUp(t, volume.Ext4)
 		guesttest.Run(t, "mount", "-t", "tmpfs", "none", v.guest.path(""))
 		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted, "hides")
