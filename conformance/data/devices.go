@@ -42,7 +42,7 @@ func (u *use) compareDevice() {
 	u.awaitDevices(1)
 	facts := got[guest.Facts](u.checkRun)(u.guest.Facts(u.ctx))
 	info := got[*csi.NodeGetInfoResponse](u.checkRun)(
-		csi.NewNodeClient(u.guest.Conn()).NodeGetInfo(u.ctx, &csi.NodeGetInfoRequest{}))
+		csi.NewNodeClient(u.guest).NodeGetInfo(u.ctx, &csi.NodeGetInfoRequest{}))
 	var errs []error
 	differ := func(what string, shown, want any) {
 		if shown != want {

@@ -44,7 +44,7 @@ func (u *use) nodeCall(
 	ctx context.Context, call func(context.Context, csi.NodeClient) error, verb string,
 ) error {
 	return repeat(ctx, func() error {
-		return wrap(call(ctx, csi.NewNodeClient(u.guest.Conn())), "%s volume %s", verb, u.volume.name)
+		return wrap(call(ctx, csi.NewNodeClient(u.guest)), "%s volume %s", verb, u.volume.name)
 	})
 }
 

@@ -3,11 +3,11 @@
 //
 // An [Agent] does the work. [Here] starts one in this process. [Connect] copies this program into
 // another instance, through a command such as "ssh b", and starts it there as an agent that
-// serves its standard streams ([Serve]). Both return a [AgentClient] with the same methods:
+// serves its standard streams ([Serve]). Both return an [AgentClient]:
 //
 //	here, err := guest.Here(ctx, config)
 //	there, err := guest.Connect(ctx, []string{"ssh", "b"}, config)
-//	…  csi.NewNodeClient(there.Conn()).NodeStageVolume(ctx, …)
+//	…  csi.NewNodeClient(there).NodeStageVolume(ctx, …)
 //	…  there.Write(ctx, guest.Writing{Place: place, Pattern: pattern, Sync: true})
 //	report, err := there.Verify(ctx, place, pattern)
 //
@@ -16,7 +16,7 @@
 // A [Pattern] is a row of [BlockBytes] blocks. Each block contains its number, its generation,
 // its owner's seed and a checksum. So the content at the place of a block identifies the error:
 // zeros, another generation, another block, a block of another volume, or garbage ([Finding]). A
-// writer ([Guest.StartWriter]) appends such blocks one by one and counts those that fsync
+// writer ([AgentClient.StartWriter]) appends such blocks one by one and counts those that fsync
 // acknowledged. Reads bypass the page cache (O_DIRECT), so that the data comes from the disk.
 //
 // # What is left behind
@@ -54,10 +54,12 @@ type Config struct {
 	SysfsRoot, DevRoot string
 }
 
-// Agent does the work inside an instance. Here and Serve create one, and a Guest calls it.
+// Agent does the work inside an instance. Here and Serve create one, and an AgentClient calls it.
 type Agent struct {
 	// dir is a tmpfs that contains everything that the agent creates.
 	dir *directory
+	// calls is locked by calls of the node service, and locked for reading by the agent's own.
+	calls sync.RWMutex
 
 	mu sync.Mutex
 	// mu guards the fields below.

@@ -5,13 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/rpc"
+	"net"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 )
 
 // AgentClient calls the agent of one instance.
@@ -23,7 +25,6 @@ type AgentClient struct {
 
 	config Config
 	open   func(context.Context) (*link, error)
-	calls  atomic.Uint64
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -33,12 +34,21 @@ type AgentClient struct {
 
 // link is a connection to an agent.
 type link struct {
-	client *rpc.Client
+	client  *grpc.ClientConn
+	streams *streams
 	// close ends the agent in order, and kill ends it at once. Both wait for its end.
 	close func() error
 	kill  func()
 	// why returns what is known about the end of an agent that does not answer.
 	why func() string
+}
+
+// newLink returns a connection over streams, without the functions that end the agent.
+func newLink(s *streams) (*link, error) {
+	client, err := grpc.NewClient("passthrough:agent", grpc.WithIdleTimeout(0),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return s.Accept() }))
+	return &link{client: client, streams: s}, err
 }
 
 // connect connects to the agent and starts the driver.
@@ -67,11 +77,16 @@ func (g *AgentClient) Reconnect(ctx context.Context) error {
 	return g.connect(ctx)
 }
 
+// current returns the connection to the present agent.
+func (g *AgentClient) current() *link {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.link
+}
+
 // Kill ends the agent and all that it started at once, as the loss of its instance does.
 func (g *AgentClient) Kill() {
-	g.mu.Lock()
-	l := g.link
-	g.mu.Unlock()
+	l := g.current()
 	_ = l.client.Close()
 	l.kill()
 }
@@ -79,51 +94,33 @@ func (g *AgentClient) Kill() {
 // Close ends the agent and all that it started. It returns an error if volumes were still
 // mounted.
 func (g *AgentClient) Close() error {
-	g.mu.Lock()
-	l := g.link
-	g.mu.Unlock()
+	l := g.current()
+	_ = l.client.Close()
 	if err := l.close(); err != nil {
 		return fmt.Errorf("end the agent in %s: %w", g.Name, err)
 	}
 	return nil
 }
 
-// cancelTimeout limits how long a canceled call takes to end.
-const cancelTimeout = 10 * time.Second
-
-// do makes a call of the agent. A call whose context ends is canceled there.
+// do makes a call of the agent.
 func do[In, Out any](ctx context.Context, g *AgentClient, method string, args In) (
 	out Out, err error) {
 	text, err := json.Marshal(args)
 	if err != nil {
 		return out, err
 	}
-	c := Call{ID: g.calls.Add(1), Method: method, Args: text}
-	if deadline, ok := ctx.Deadline(); ok {
-		c.Timeout = max(time.Until(deadline), 1)
-	}
-	g.mu.Lock()
-	l := g.link
-	g.mu.Unlock()
+	l := g.current()
 	var answer []byte
-	pending := l.client.Go("Agent.Do", c, &answer, make(chan *rpc.Call, 1))
-	select {
-	case <-pending.Done:
-	case <-ctx.Done():
-		l.client.Go("Agent.Cancel", c.ID, &Nothing{}, make(chan *rpc.Call, 1))
-		// The next call must not meet a canceled call that still runs.
-		select {
-		case <-pending.Done:
-		case <-time.After(cancelTimeout):
-			return out, fmt.Errorf("in %s: %w", g.Name, ctx.Err())
-		}
-	}
-	err = pending.Error
-	if served := rpc.ServerError(""); err != nil && !errors.As(err, &served) {
-		err = fmt.Errorf("the agent does not answer: %w%s", err, l.why())
-	}
-	if err == nil {
+	err = l.client.Invoke(ctx, agentService+method, text, &answer, grpc.ForceCodec(rawCodec{}))
+	switch {
+	case err == nil:
 		err = json.Unmarshal(answer, &out)
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case l.streams.isClosed():
+		err = l.lost(err)
+	default:
+		err = errors.New(status.Convert(err).Message())
 	}
 	if err != nil {
 		return out, fmt.Errorf("in %s: %w", g.Name, err)
@@ -131,8 +128,32 @@ func do[In, Out any](ctx context.Context, g *AgentClient, method string, args In
 	return out, nil
 }
 
-// Conn returns a connection to the driver's node service in the instance.
-func (g *AgentClient) Conn() grpc.ClientConnInterface { return conn{g} }
+// lost describes a call whose agent has gone.
+func (l *link) lost(err error) error {
+	return fmt.Errorf("the agent does not answer: %s%s", status.Convert(err).Message(), l.why())
+}
+
+// Invoke calls the driver's node service in the instance, so that an AgentClient is a connection for
+// the generated CSI clients.
+func (g *AgentClient) Invoke(ctx context.Context, method string, args, reply any,
+	options ...grpc.CallOption) error {
+	began, l := time.Now(), g.current()
+	err := l.client.Invoke(ctx, method, args, reply, options...)
+	if err != nil && ctx.Err() == nil && l.streams.isClosed() {
+		// The error is not the driver's, and a repeated call would not help.
+		err = status.Errorf(codes.Internal, "in %s: %s: %s", g.Name, method, l.lost(err))
+	}
+	if g.Observe != nil {
+		g.Observe(method, args, began, err)
+	}
+	return err
+}
+
+// NewStream fails, because the node service has no streams.
+func (g *AgentClient) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (
+	grpc.ClientStream, error) {
+	return nil, status.Error(codes.Unimplemented, "an agent has no streams")
+}
 
 // Path returns a path below the agent's directory, for volumes.
 func (g *AgentClient) Path(elements ...string) string {

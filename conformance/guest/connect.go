@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/rpc"
 	"os"
 	"os/exec"
 	"regexp"
@@ -38,13 +37,14 @@ func here(context.Context) (*link, error) {
 	near, far := net.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := agent.serve(context.Background(), far, far)
-		ended <- errors.Join(err, agent.Close())
+		agent.serve(context.Background(), newStreams(far, far, far))
+		ended <- agent.Close()
 	}()
-	l := &link{client: rpc.NewClient(near), why: func() string { return "" }}
+	l, err := newLink(newStreams(near, near, near))
+	l.why = func() string { return "" }
 	l.close = sync.OnceValue(func() error { return errors.Join(near.Close(), <-ended) })
 	l.kill = func() { _ = l.close() }
-	return l, nil
+	return l, err
 }
 
 // Connect copies this program into another instance and starts it there as an agent. The command
@@ -148,7 +148,8 @@ func startCopy(ctx context.Context, command []string, dir string) (*link, error)
 		err = ctx.Err()
 	}
 	go func() { ended <- cmd.Wait() }()
-	l := &link{why: problem.say}
+	l, errLink := newLink(newStreams(lines, stdin, stdin))
+	l.why = problem.say
 	killGroup := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	l.close = sync.OnceValue(func() error {
 		_ = stdin.Close()
@@ -164,10 +165,9 @@ func startCopy(ctx context.Context, command []string, dir string) (*link, error)
 		killGroup()
 		_ = l.close()
 	})
-	if err != nil {
+	if err = errors.Join(err, errLink); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w%s", err, problem.say()), l.close())
 	}
-	l.client = rpc.NewClient(transport{lines, stdin, stdin})
 	return l, nil
 }
 

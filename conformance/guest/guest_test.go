@@ -118,7 +118,7 @@ func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {
 	w := newAgentTest(t)
 	g := w.connect("b")
 	defer func() { w.must(g.Close()) }()
-	node := csi.NewNodeClient(g.Conn())
+	node := csi.NewNodeClient(g)
 	_, err := node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{})
 	if status.Code(err) != codes.InvalidArgument ||
 		harness.ReasonOf(status.Convert(err)) != "VolumeIDMissing" {
@@ -162,7 +162,7 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 			if holders := holdersBelow(t, dir); holders < 2 {
 				t.Errorf("%d processes hold the agent's directory, want the agent and its driver", holders)
 			}
-			node := csi.NewNodeClient(g.Conn())
+			node := csi.NewNodeClient(g)
 			p := w.attached(g, "b", "ext4")
 			w.must(p.Stage(t.Context(), node))
 			w.must(p.Publish(t.Context(), node))
@@ -214,7 +214,7 @@ func TestAnAgentReleasesTheVolumesThatItsNamespaceInherits(t *testing.T) {
 	w := newAgentTest(t)
 	ctx := t.Context()
 	a := w.here("a")
-	node := csi.NewNodeClient(a.Conn())
+	node := csi.NewNodeClient(a)
 	var placed []*harness.Placement
 	for _, access := range []string{"ext4", "block"} {
 		p := w.attached(a, "a", access)

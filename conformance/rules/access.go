@@ -95,20 +95,17 @@ func checkRoles(c *Check) {
 	c.Switch("role", adminapi.RoleViewer)
 	c.Look(disk.Id)
 	c.Refuses("delete a disk as a viewer", c.DeleteDisk(disk.Id), forbidden)
-	_, err := c.CreateDisk(c.Blank())
-	c.Refuses("create a disk as a viewer", err, forbidden)
-	_, err = c.Attach(disk.Id, instance.Id)
-	c.Refuses("attach a disk as a viewer", err, forbidden)
+	c.MustRefuse("create a disk as a viewer", forbidden)(c.CreateDisk(c.Blank()))
+	c.MustRefuse("attach a disk as a viewer", forbidden)(c.Attach(disk.Id, instance.Id))
 	impossible := c.NewInstance()
 	impossible.Body.Ncpus, impossible.Body.Memory = 0, 1
-	_, err = c.CreateInstance(impossible)
-	c.Refuses("create an impossible instance as a viewer", err, forbidden)
+	c.MustRefuse("create an impossible instance as a viewer", forbidden)(c.CreateInstance(impossible))
 	everybodys("as a viewer")
 
 	c.Switch("role", adminapi.RoleNone)
 	unseen := notFound("disk", "id", disk.Id)
-	_, err = c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)})
-	c.Refuses("read a disk without a role", err, unseen)
+	c.MustRefuse("read a disk without a role", unseen)(
+		c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)}))
 	c.Refuses("delete a disk without a role", c.DeleteDisk(disk.Id), unseen)
 	by := "name"
 	if uuid.Validate(c.Project) == nil {
@@ -118,12 +115,10 @@ func checkRoles(c *Check) {
 		c.Client.ProjectListAllPages(c.ctx, oxide.ProjectListParams{}))
 	Equal(c, "the projects that are listed without a role", len(projects), 0)
 	hidden := notFound("project", by, c.Project)
-	_, err = c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()})
-	c.Refuses("read the project without a role", err, hidden)
-	_, err = c.CreateDisk(c.Blank())
-	c.Refuses("create a disk without a role", err, hidden)
-	_, err = c.CreateInstance(impossible)
-	c.Refuses("create an impossible instance without a role", err, hidden)
+	c.MustRefuse("read the project without a role", hidden)(
+		c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()}))
+	c.MustRefuse("create a disk without a role", hidden)(c.CreateDisk(c.Blank()))
+	c.MustRefuse("create an impossible instance without a role", hidden)(c.CreateInstance(impossible))
 	everybodys("without a role")
 }
 

@@ -35,25 +35,22 @@ func checkNumberOfDisks(c *Check) {
 	crowded := c.NewInstance()
 	crowded.Body.BootDisk = full.Body.BootDisk
 	crowded.Body.Disks = append(slices.Clone(full.Body.Disks), full.Body.Disks[0])
-	_, err := c.CreateInstance(crowded)
-	c.Refuses("create an instance with a boot disk and 12 others", err, tooManyDisks)
+	c.MustRefuse("create an instance with a boot disk and 12 others", tooManyDisks)(
+		c.CreateInstance(crowded))
 
 	instance := Must[*oxide.Instance](c, "create an instance with a boot disk and 11 others")(
 		c.CreateInstance(full))
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	disk, elsewhere := c.Disk(), c.StoppedInstance()
-	_, err = c.Attach(disk.Id, instance.Id)
-	c.Refuses("attach a 13th disk", err, tooManyDisks)
+	c.MustRefuse("attach a 13th disk", tooManyDisks)(c.Attach(disk.Id, instance.Id))
 	Must[*oxide.Disk](c, "attach it to another instance")(c.Attach(disk.Id, elsewhere.Id))
-	_, err = c.Attach(disk.Id, instance.Id)
-	c.Refuses("attach a 13th disk that is attached to another instance", err,
-		attachedElsewhere("attach", disk))
+	c.MustRefuse("attach a 13th disk that is attached to another instance",
+		attachedElsewhere("attach", disk))(c.Attach(disk.Id, instance.Id))
 	Must[*oxide.Disk](c, "detach it there")(c.Detach(disk.Id, elsewhere.Id))
 	if c.Arrange("a failed instance") {
 		c.Fail(instance.Id)
-		_, err = c.Attach(disk.Id, instance.Id)
-		c.Refuses("attach a 13th disk while the instance is failed", err,
-			invalidRequest("cannot attach disk to instance in failed state"))
+		c.MustRefuse("attach a 13th disk while the instance is failed",
+			invalidRequest("cannot attach disk to instance in failed state"))(c.Attach(disk.Id, instance.Id))
 		Must[*oxide.Instance](c, "stop the failed instance")(c.Stop(instance.Id))
 		c.Await(instance.Id, oxide.InstanceStateStopped)
 	}
@@ -85,12 +82,11 @@ func checkHotplug(c *Check) {
 		c.StartAndAwait(own.Id)
 		c.MustAttach("attach while the instance runs", disk.Id, own.Id)
 	default:
-		_, err := c.Attach(disk.Id, running.Id)
-		c.Refuses("attach while the instance runs", err, notStopped("attach"))
+		c.MustRefuse("attach while the instance runs", notStopped("attach"))(
+			c.Attach(disk.Id, running.Id))
 		c.AttachedTo("after that", c.Look(disk.Id), "")
 	}
-	_, err := c.Detach(there.Id, running.Id)
-	c.Refuses("detach while it runs", err, notStopped("detach"))
+	c.MustRefuse("detach while it runs", notStopped("detach"))(c.Detach(there.Id, running.Id))
 	c.AttachedTo("after that", c.Look(there.Id), running.Id)
 }
 
@@ -99,13 +95,12 @@ func checkWhatIsAttached(c *Check) {
 	nowhere, missing := uuid.NewString(), c.Name()
 	for verb, call := range map[string]func(string, string) (*oxide.Disk, error){
 		"attach": c.Attach, "detach": c.Detach} {
-		_, err := call(uuid.NewString(), nowhere)
-		c.Refuses(verb+" a disk that is not there, with an instance that is not there", err,
-			unknownID("instance", nowhere))
-		_, err = call(nowhere, instance.Id)
-		c.Refuses(verb+" a disk that is not there", err, unknownID("disk", nowhere))
-		_, err = call(string(missing), instance.Id)
-		c.Refuses(verb+" a name that no disk has", err, unknownName("disk", missing))
+		c.MustRefuse(verb+" a disk that is not there, with an instance that is not there",
+			unknownID("instance", nowhere))(call(uuid.NewString(), nowhere))
+		c.MustRefuse(verb+" a disk that is not there", unknownID("disk", nowhere))(
+			call(nowhere, instance.Id))
+		c.MustRefuse(verb+" a name that no disk has", unknownName("disk", missing))(
+			call(string(missing), instance.Id))
 	}
 	c.MustAttach("attach a disk by name", string(disk.Name), instance.Id)
 	c.MustDetach("detach it by name", string(disk.Name), instance.Id)
@@ -134,11 +129,10 @@ func (c *Check) checkOtherProject(project, instance string) {
 	create := c.Blank()
 	create.Project = oxide.NameOrId(project)
 	disk := Must[*oxide.Disk](c, "create a disk in another project")(c.CreateDisk(create))
-	_, err := c.Attach(disk.Id, instance)
-	c.Refuses("attach a disk of another project", err,
-		invalidRequest("disk must be in the same project as the instance"))
-	_, err = c.Attach(string(disk.Name), instance)
-	c.Refuses("attach it by name", err, unknownName("disk", disk.Name))
+	c.MustRefuse("attach a disk of another project",
+		invalidRequest("disk must be in the same project as the instance"))(c.Attach(disk.Id, instance))
+	c.MustRefuse("attach it by name", unknownName("disk", disk.Name))(
+		c.Attach(string(disk.Name), instance))
 	Must[*oxide.Disk](c, "detach a disk of another project")(c.Detach(disk.Id, instance))
 }
 

@@ -36,30 +36,29 @@ func (c *Check) FaultedDisk() *oxide.Disk {
 func checkAttachRefusals(c *Check) {
 	disk, stopped := c.Disk(), c.StoppedInstance()
 	running, there := c.RunningInstance()
-	_, err := c.Attach(there.Id, stopped.Id)
-	c.Refuses("attach a disk that a running instance has", err, attachedElsewhere("attach", there))
+	c.MustRefuse("attach a disk that a running instance has", attachedElsewhere("attach", there))(
+		c.Attach(there.Id, stopped.Id))
 	Must[*oxide.Disk](c, "attach a disk")(c.Attach(disk.Id, stopped.Id))
-	_, err = c.Attach(disk.Id, running.Id)
-	c.Refuses("attach it to a running instance as well", err, attachedElsewhere("attach", disk))
+	c.MustRefuse("attach it to a running instance as well", attachedElsewhere("attach", disk))(
+		c.Attach(disk.Id, running.Id))
 	c.AttachedTo("after that", c.Look(disk.Id), stopped.Id)
 	if !c.Hotplug && !c.AttachOnly {
-		_, err = c.Attach(c.Disk().Id, running.Id)
-		c.Refuses("attach a detached disk to a running instance", err, notStopped("attach"))
+		c.MustRefuse("attach a detached disk to a running instance", notStopped("attach"))(
+			c.Attach(c.Disk().Id, running.Id))
 	}
 	if !c.Arrange("a faulted disk") {
 		return
 	}
 	faulted := c.FaultedDisk()
 	state := invalidRequest("cannot attach disk %q: invalid state faulted", faulted.Name)
-	_, err = c.Attach(faulted.Id, running.Id)
-	c.Refuses("attach a faulted disk to a running instance", err, state)
+	c.MustRefuse("attach a faulted disk to a running instance", state)(
+		c.Attach(faulted.Id, running.Id))
 	failed := c.Instance(c.Disk())
 	c.Fail(failed.Id)
-	_, err = c.Attach(faulted.Id, failed.Id)
-	c.Refuses("attach a faulted disk to a failed instance", err, state)
-	_, err = c.Attach(c.Disk().Id, failed.Id)
-	c.Refuses("attach a disk to a failed instance", err,
-		invalidRequest("cannot attach disk to instance in failed state"))
+	c.MustRefuse("attach a faulted disk to a failed instance", state)(c.Attach(faulted.Id, failed.Id))
+	c.MustRefuse("attach a disk to a failed instance",
+		invalidRequest("cannot attach disk to instance in failed state"))(
+		c.Attach(c.Disk().Id, failed.Id))
 }
 
 func checkLocalDisks(c *Check) {
@@ -77,8 +76,8 @@ func checkLocalDisks(c *Check) {
 	instance := c.Instance()
 	Must[*oxide.Disk](c, "attach it to a stopped instance")(c.Attach(disk.Id, instance.Id))
 	c.StartAndAwait(instance.Id)
-	_, err = c.Detach(disk.Id, instance.Id)
-	c.Refuses("detach a local disk from a running instance", err, notStopped("detach"))
+	c.MustRefuse("detach a local disk from a running instance", notStopped("detach"))(
+		c.Detach(disk.Id, instance.Id))
 	c.AttachedTo("after that", c.Look(disk.Id), instance.Id)
 }
 
@@ -90,8 +89,8 @@ func checkDetachRefusals(c *Check) {
 		attachedElsewhere("detach", there))
 	c.AttachedTo("after that", c.Look(there.Id), running.Id)
 	if !c.Hotplug {
-		_, err = c.Detach(there.Id, running.Id)
-		c.Refuses("detach a disk from a running instance", err, notStopped("detach"))
+		c.MustRefuse("detach a disk from a running instance", notStopped("detach"))(
+			c.Detach(there.Id, running.Id))
 	}
 	boot, data := c.Disk(), c.Disk()
 	create := c.NewInstance()
@@ -100,21 +99,20 @@ func checkDetachRefusals(c *Check) {
 	instance := Must[*oxide.Instance](c, "create an instance with a boot disk")(
 		c.CreateInstance(create))
 	c.Await(instance.Id, oxide.InstanceStateStopped)
-	_, err = c.Detach(boot.Id, instance.Id)
-	c.Refuses("detach the boot disk of a stopped instance", err,
-		inConflict("boot disk cannot be detached"))
+	c.MustRefuse("detach the boot disk of a stopped instance",
+		inConflict("boot disk cannot be detached"))(c.Detach(boot.Id, instance.Id))
 	c.AttachedTo("after that", c.Look(boot.Id), instance.Id)
 	if !c.Arrange("a faulted disk") {
 		return
 	}
 	faulted := c.FaultedDisk()
-	_, err = c.Detach(faulted.Id, running.Id)
-	c.Refuses("detach a faulted disk", err,
-		invalidRequest("cannot detach disk %q: invalid state faulted", faulted.Name))
+	c.MustRefuse("detach a faulted disk",
+		invalidRequest("cannot detach disk %q: invalid state faulted", faulted.Name))(
+		c.Detach(faulted.Id, running.Id))
 	c.Fail(instance.Id)
-	_, err = c.Detach(boot.Id, instance.Id)
-	c.Refuses("detach the boot disk of a failed instance", err,
-		invalidRequest("cannot detach disk from instance in failed state"))
+	c.MustRefuse("detach the boot disk of a failed instance",
+		invalidRequest("cannot detach disk from instance in failed state"))(
+		c.Detach(boot.Id, instance.Id))
 	c.MustDetach("detach another disk of a failed instance", data.Id, instance.Id)
 }
 
@@ -135,8 +133,8 @@ func checkUnreadAttachments(c *Check) {
 	} {
 		for _, what := range []string{step.operation, step.operation + " again"} {
 			c.Fault(adminapi.Fault{Operation: step.operation, Object: disk.Id, Phase: adminapi.Reread})
-			_, err := step.call(disk.Id, instance.Id)
-			c.Refuses(what+" without a connection to the database", err, unavailable)
+			c.MustRefuse(what+" without a connection to the database", unavailable)(
+				step.call(disk.Id, instance.Id))
 			c.AttachedTo("after that", c.Look(disk.Id), step.instance)
 		}
 	}

@@ -114,12 +114,12 @@ func checkDescriptions(c *Check) {
 		c.CreateInstance(c.NewInstance()))
 	Equal(c, "the description of an instance, of 512 characters", instance.Description, longest)
 	c.Description = padded(513)
-	_, err := c.CreateDisk(c.Blank())
-	c.Refuses("create a disk with a description of 513 characters", err, internalError)
-	_, err = c.Snapshot(disk.Id)
-	c.Refuses("take a snapshot with a description of 513 characters", err, internalError)
-	_, err = c.CreateInstance(c.NewInstance())
-	c.Refuses("create an instance with a description of 513 characters", err, internalError)
+	c.MustRefuse("create a disk with a description of 513 characters", internalError)(
+		c.CreateDisk(c.Blank()))
+	c.MustRefuse("take a snapshot with a description of 513 characters", internalError)(
+		c.Snapshot(disk.Id))
+	c.MustRefuse("create an instance with a description of 513 characters", internalError)(
+		c.CreateInstance(c.NewInstance()))
 	if c.Arrange("a silo without quota") {
 		c.Switch("quota_bytes", c.storageUsed(c.ctx))
 		c.refusesDisk("with a description of 513 characters, without quota", c.Blank(), quotaExceeded)

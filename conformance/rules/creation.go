@@ -30,8 +30,7 @@ func checkInstanceSize(c *Check) {
 		create := c.NewInstance()
 		create.Body.Ncpus = oxide.InstanceCpuCount(test.cpus)
 		create.Body.Memory = oxide.ByteCount(test.memory)
-		_, err := c.CreateInstance(create)
-		c.Refuses("create an instance with "+test.what, err, test.want)
+		c.MustRefuse("create an instance with "+test.what, test.want)(c.CreateInstance(create))
 	}
 	const notRFC = "hostname: Hostnames must comply with RFC 1035"
 	for _, test := range []struct{ name, problem string }{
@@ -58,13 +57,11 @@ func checkUndoneInstance(c *Check) {
 	create := c.NewInstance()
 	made := c.NewDisk()
 	create.Body.Disks = []oxide.InstanceDiskAttachment{made, With(free), With(taken)}
-	_, err := c.CreateInstance(create)
-	c.Refuses("create an instance with a disk that another one has", err,
-		attachedElsewhere("attach", taken))
+	c.MustRefuse("create an instance with a disk that another one has",
+		attachedElsewhere("attach", taken))(c.CreateInstance(create))
 	name := made.Value.(*oxide.InstanceDiskAttachmentCreate).Name
-	_, err = c.Client.DiskView(c.ctx, oxide.DiskViewParams{Project: c.project(),
-		Disk: oxide.NameOrId(name)})
-	c.Refuses("read the disk that was to be made", err, unknownName("disk", name))
+	c.MustRefuse("read the disk that was to be made", unknownName("disk", name))(
+		c.Client.DiskView(c.ctx, oxide.DiskViewParams{Project: c.project(), Disk: oxide.NameOrId(name)}))
 	left, err := c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Project: c.project(),
 		Instance: oxide.NameOrId(create.Body.Name)})
 	c.Refuses("read the instance", err, unknownName("instance", create.Body.Name))
@@ -153,8 +150,8 @@ func checkCreationOrder(c *Check) {
 		steps = slices.DeleteFunc(steps, func(s step) bool { return s.what == "jumbo frames" })
 	}
 	for _, step := range steps {
-		_, err := c.CreateInstance(create)
-		c.Refuses("create an instance with "+step.what+" and worse", err, step.want)
+		c.MustRefuse("create an instance with "+step.what+" and worse", step.want)(
+			c.CreateInstance(create))
 		step.mend()
 	}
 }

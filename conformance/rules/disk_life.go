@@ -51,8 +51,8 @@ func checkNewDisk(c *Check) {
 		Equal(c, where+": its source", what.SnapshotId+what.ImageId, "")
 	}
 	c.must("delete the disk", c.DeleteDisk(made.Id))
-	_, err := c.diskByName(c.ctx, made.Name)
-	c.Refuses("read a deleted disk", err, notFound("disk", "name", string(made.Name)))
+	c.MustRefuse("read a deleted disk", notFound("disk", "name", string(made.Name)))(
+		c.diskByName(c.ctx, made.Name))
 	again := Must[*oxide.Disk](c, "create another one of its name")(c.CreateDisk(params))
 	if again.Id == made.Id {
 		c.Errorf("another disk of the name: expected another ID; found %s again", made.Id)
@@ -66,9 +66,8 @@ func checkReadOnlyDisk(c *Check) {
 	Equal(c, "its state in the answer", disk.State.State(), oxide.DiskStateStateDetached)
 	Equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, true)
 	Equal(c, "its snapshot", disk.SnapshotId, snapshot.Id)
-	_, err := c.Snapshot(disk.Id)
-	c.Refuses("take a snapshot of a read-only disk", err,
-		invalidRequest("can't create a snapshot of a read-only disk"))
+	c.MustRefuse("take a snapshot of a read-only disk",
+		invalidRequest("can't create a snapshot of a read-only disk"))(c.Snapshot(disk.Id))
 }
 
 func checkFailedDelete(c *Check) {
@@ -93,21 +92,19 @@ func checkSoftDelete(c *Check) {
 	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
 	c.must("delete the disk", c.DeleteDisk(disk.Id))
 	c.must("delete the snapshot", c.DeleteSnapshot(snapshot.Id))
-	_, err := c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)})
-	c.Refuses("read the deleted disk", err, notFound("disk", "id", disk.Id))
-	_, err = c.Client.SnapshotView(c.ctx,
-		oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(snapshot.Id)})
-	c.Refuses("read the deleted snapshot", err, notFound("snapshot", "id", snapshot.Id))
+	c.MustRefuse("read the deleted disk", notFound("disk", "id", disk.Id))(
+		c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)}))
+	c.MustRefuse("read the deleted snapshot", notFound("snapshot", "id", snapshot.Id))(
+		c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
 	again := Must[*oxide.Disk](c, "create another disk of the name")(c.CreateDisk(params))
-	_, err = c.takeSnapshot(c.ctx, snapshot.Name, again.Id)
-	c.must("take another snapshot of the name", err)
+	Must[*oxide.Snapshot](c, "take another snapshot of the name")(
+		c.takeSnapshot(c.ctx, snapshot.Name, again.Id))
 	if !c.Arrange("a rack that frees late") {
 		return
 	}
 	Equal(c, "what is provisioned until all is freed", c.storageUsed(c.ctx), before+4*GiB)
 	c.Switch("quota_bytes", before+4*GiB)
-	_, err = c.CreateDisk(c.Blank())
-	c.Refuses("create a disk until then", err, quotaExceeded)
+	c.MustRefuse("create a disk until then", quotaExceeded)(c.CreateDisk(c.Blank()))
 	c.must("let the rack free what was deleted", c.Admin.RunDeferred(c.ctx))
 	Equal(c, "what is provisioned then", c.storageUsed(c.ctx), before+2*GiB)
 	c.Look(again.Id)

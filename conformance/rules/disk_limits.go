@@ -14,8 +14,7 @@ const leastSize = "total size must be at least 1 GiB"
 
 // refusesDisk demands that the rack refuses to create a disk with exactly this answer.
 func (c *Check) refusesDisk(what string, params oxide.DiskCreateParams, want Refused) {
-	_, err := c.CreateDisk(params)
-	c.Refuses("create a disk "+what, err, want)
+	c.MustRefuse("create a disk "+what, want)(c.CreateDisk(params))
 }
 
 func checkDiskSizes(c *Check) {
@@ -53,7 +52,7 @@ func checkLocalDisk(c *Check) {
 		11 << 50: "requested size over 10 PiB",
 		9 << 50:  "requested size is too large to fit on any physical disk",
 	} {
-		_, err = c.CreateDisk(c.local(bytes))
+		_, err := c.CreateDisk(c.local(bytes))
 		if noDriveHas(err) || c.Simulated() { // a rack before v22 looks at the quota alone
 			c.Refuses("create a local disk that no drive can hold", err, invalidValue("size", problem))
 		}
@@ -91,8 +90,7 @@ func checkNoSpace(c *Check) {
 	c.Switch("full", true)
 	c.refusesDisk("on a full rack", params, rackIsFull)
 	c.checkUndone(params.Body.Name, before)
-	_, err := c.Snapshot(disk.Id)
-	c.Refuses("take a snapshot on a full rack", err, rackIsFull)
+	c.MustRefuse("take a snapshot on a full rack", rackIsFull)(c.Snapshot(disk.Id))
 	Equal(c, "the disk's state afterwards", c.Look(disk.Id).State.State(),
 		oxide.DiskStateStateDetached)
 	Must[*oxide.Disk](c, "create a read-only disk, which needs no space, on a full rack")(

@@ -62,8 +62,8 @@ func checkImport(c *Check) {
 		c.Refuses("attach a disk in state "+string(state), err,
 			invalidRequest("cannot attach disk %q: invalid state %s", disk.Name, state))
 		if c.Arrange("a snapshot of an import") { // a real rack's check would be repeated after a 503
-			_, err = c.Snapshot(disk.Id)
-			c.Refuses("take a snapshot of a disk in state "+string(state), err, unavailable)
+			c.MustRefuse("take a snapshot of a disk in state "+string(state), unavailable)(
+				c.Snapshot(disk.Id))
 		}
 	}
 	write := func(offset uint64, bytes int) error {
@@ -187,8 +187,7 @@ func checkImageLife(c *Check) {
 	if c.Arrange("an OS of 65 characters") { // a real rack's check would be repeated after a 500
 		long := c.image(snapshot.Id)
 		long.Body.Os = fmt.Sprintf("%065d", 0)
-		_, err = c.createImage(long)
-		c.Refuses("create one with an OS of 65 characters", err, internalError)
+		c.MustRefuse("create one with an OS of 65 characters", internalError)(c.createImage(long))
 	}
 	c.must("delete its snapshot", c.DeleteSnapshot(snapshot.Id))
 	fromImage := c.Blank()
@@ -203,8 +202,7 @@ func checkImageLife(c *Check) {
 	}
 	c.must("delete the image of a disk", c.Client.ImageDelete(c.ctx,
 		oxide.ImageDeleteParams{Image: oxide.NameOrId(image.Id)}))
-	_, err = c.viewImage(image.Id)
-	c.Refuses("read the deleted image", err, unknownID("image", image.Id))
+	c.MustRefuse("read the deleted image", unknownID("image", image.Id))(c.viewImage(image.Id))
 	Equal(c, "the state of the image's disk", c.Look(disk.Id).State.State(),
 		oxide.DiskStateStateDetached)
 }
@@ -219,14 +217,13 @@ func (c *Check) checkPromotion(image *oxide.Image) {
 		return c.Client.ImageDemote(c.ctx,
 			oxide.ImageDemoteParams{Image: ref, Project: c.project()})
 	}
-	_, err := demote()
-	c.Refuses("demote an image of the project", err,
-		invalidRequest("Cannot demote a project image"))
+	c.MustRefuse("demote an image of the project", invalidRequest("Cannot demote a project image"))(
+		demote())
 	silos := Must[*oxide.Image](c, "promote an image")(promote())
 	Equal(c, "its project then", silos.ProjectId, "")
 	c.sameImage("the promoted image", silos)
-	_, err = promote()
-	c.Refuses("promote an image of the silo", err, invalidRequest("Cannot promote a silo image"))
+	c.MustRefuse("promote an image of the silo", invalidRequest("Cannot promote a silo image"))(
+		promote())
 	again := Must[*oxide.Image](c, "demote an image")(demote())
 	Equal(c, "its project then", again.ProjectId, image.ProjectId)
 	c.sameImage("the demoted image", again)

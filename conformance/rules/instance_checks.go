@@ -104,9 +104,9 @@ func checkStop(c *Check) {
 }
 
 func checkReboot(c *Check) {
-	_, err := c.Reboot(c.StoppedInstance().Id)
-	c.Refuses("reboot a stopped instance", err,
-		invalidRequest("cannot reboot an instance in state stopped with no VMM"))
+	c.MustRefuse("reboot a stopped instance",
+		invalidRequest("cannot reboot an instance in state stopped with no VMM"))(
+		c.Reboot(c.StoppedInstance().Id))
 	running, disk := c.RunningInstance()
 	rebooting := Must[*oxide.Instance](c, "reboot a running instance")(c.Reboot(running.Id))
 	Equal(c, "reboot a running instance: its state", rebooting.RunState, oxide.InstanceStateRebooting)
@@ -118,17 +118,15 @@ func checkReboot(c *Check) {
 	}
 	instance := c.Instance(c.Disk())
 	c.Fail(instance.Id)
-	_, err = c.Reboot(instance.Id)
-	c.Refuses("reboot a failed instance", err,
-		invalidRequest("instance state cannot be changed from failed"))
+	c.MustRefuse("reboot a failed instance",
+		invalidRequest("instance state cannot be changed from failed"))(c.Reboot(instance.Id))
 	c.Switch("instance_delay", adminapi.Duration(hold))
 	Must[*oxide.Instance](c, "start an instance slowly")(c.Start(instance.Id))
-	_, err = c.Reboot(instance.Id)
-	c.Refuses("reboot an instance that is starting", err, invalidRequest("Forbidden"))
+	c.MustRefuse("reboot an instance that is starting", invalidRequest("Forbidden"))(
+		c.Reboot(instance.Id))
 	c.stopSlowly(instance.Id)
-	_, err = c.Reboot(instance.Id)
-	c.Refuses("reboot an instance that is stopping", err,
-		invalidRequest("cannot reboot an instance in state stopping"))
+	c.MustRefuse("reboot an instance that is stopping",
+		invalidRequest("cannot reboot an instance in state stopping"))(c.Reboot(instance.Id))
 }
 
 func (c *Check) deleteInstance(id string) error {
@@ -156,9 +154,8 @@ func checkDeleteInstance(c *Check) {
 			c.Fail(instance.Id)
 		}
 		c.must("delete a "+state+" instance", c.deleteInstance(instance.Id))
-		_, err := c.Client.InstanceView(c.ctx,
-			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance.Id)})
-		c.Refuses("read it afterwards", err, unknownID("instance", instance.Id))
+		c.MustRefuse("read it afterwards", unknownID("instance", instance.Id))(
+			c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Instance: oxide.NameOrId(instance.Id)}))
 		c.AttachedTo("the disk of a deleted instance", c.Look(disk.Id), "")
 		c.Refuses("delete it again", c.deleteInstance(instance.Id),
 			unknownID("instance", instance.Id))
@@ -231,8 +228,8 @@ func checkUpdate(c *Check) {
 	boot := func(u *oxide.InstanceUpdate) {
 		u.BootDisk = oxide.NewPointer(oxide.NameOrId(disk.Id))
 	}
-	_, err := c.updated(instance.Id, boot)
-	c.Refuses("set a boot disk that is not attached", err, inConflict("boot disk must be attached"))
+	c.MustRefuse("set a boot disk that is not attached", inConflict("boot disk must be attached"))(
+		c.updated(instance.Id, boot))
 	Must[*oxide.Disk](c, "attach it")(c.Attach(disk.Id, instance.Id))
 	all := Must[*oxide.Instance](c, "change a stopped instance")(c.updated(instance.Id,
 		func(u *oxide.InstanceUpdate) {
@@ -248,7 +245,7 @@ func checkUpdate(c *Check) {
 	Equal(c, "what was changed, or left out", changeable(none), changes{1, GiB, "", "", ""})
 	Equal(c, "when it was modified", moment(none.TimeModified), moment(none.TimeCreated))
 
-	_, err = c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
+	_, err := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
 		u.EnableJumboFrames = oxide.NewPointer(true)
 	})
 	// The fleet of a real rack may have opted in.
@@ -276,8 +273,8 @@ func (c *Check) checkUpdateWhileRunning() {
 			u.BootDisk = oxide.NewPointer(oxide.NameOrId(there.Id))
 		}, inConflict("instance must be stopped to set boot disk")},
 	} {
-		_, err := c.updated(running.Id, test.change)
-		c.Refuses("change the "+test.what+" of a running instance", err, test.want)
+		c.MustRefuse("change the "+test.what+" of a running instance", test.want)(
+			c.updated(running.Id, test.change))
 	}
 	missing := uuid.NewString()
 	_, err := c.updated(running.Id, func(u *oxide.InstanceUpdate) {

@@ -103,9 +103,8 @@ func checkInterfaces(c *Check) {
 			Value: v4.Value.Ip}
 		create := c.NewInstance()
 		create.Body.NetworkInterfaces = named
-		_, err := c.CreateInstance(create)
-		c.Refuses("create an instance with the address of another", err,
-			invalidRequest("The IP address '%s' is not available", v4.Value.Ip))
+		c.MustRefuse("create an instance with the address of another",
+			invalidRequest("The IP address '%s' is not available", v4.Value.Ip))(c.CreateInstance(create))
 	}
 	none := c.interfacesOf(c.StoppedInstance().Id)
 	Equal(c, "interfaces of an instance that wants none", len(none), 0)
@@ -154,8 +153,7 @@ func checkWhereInterfacesAre(c *Check) {
 	before := func(what string, nics oxide.InstanceNetworkInterfaceAttachment, want Refused) {
 		create := c.NewInstance()
 		create.Body.Name, create.Body.NetworkInterfaces = taken, nics
-		_, err := c.CreateInstance(create)
-		c.Refuses("create an instance whose name is taken with "+what, err, want)
+		c.MustRefuse("create an instance whose name is taken with "+what, want)(c.CreateInstance(create))
 	}
 	before("9 interfaces", interfaces(9, defaultNetwork),
 		invalidRequest("An instance may not have more than 8 network interfaces"))
@@ -168,8 +166,7 @@ func checkWhereInterfacesAre(c *Check) {
 	after := func(what string, nics oxide.InstanceNetworkInterfaceAttachment, want Refused) {
 		create := c.NewInstance()
 		create.Body.NetworkInterfaces = nics
-		_, err := c.CreateInstance(create)
-		c.Refuses("create an instance with "+what, err, want)
+		c.MustRefuse("create an instance with "+what, want)(c.CreateInstance(create))
 	}
 	after("an interface in a VPC that is not there", interfaces(1, string(missing)),
 		unknownName("vpc", missing))

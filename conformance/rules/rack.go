@@ -226,7 +226,12 @@ func (r Refused) String() string {
 	return fmt.Sprintf("HTTP %d %s: %s", r.Status, cmp.Or(r.Code, "without a code"), r.Message)
 }
 
-// Refuses demands that the rack has refused a request with exactly this answer.
+// MustRefuse demands that the rack refuses a request with exactly this answer.
+func (c *Check) MustRefuse(what string, want Refused) func(any, error) {
+	return func(_ any, err error) { c.Refuses(what, err, want) }
+}
+
+// Refuses demands that an error is the rack's refusal of a request with exactly this answer.
 func (c *Check) Refuses(what string, err error, want Refused) {
 	refused := refusal(err)
 	switch {

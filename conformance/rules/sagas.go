@@ -61,8 +61,7 @@ func checkFailedSaga(c *Check) {
 	c.needSimulated("a saga that fails halfway cannot be brought about from outside")
 	params, before := c.Blank(), c.storageUsed(c.ctx)
 	c.Fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
-	_, err := c.CreateDisk(params)
-	c.Refuses("create a disk while the rack fails", err, internalError)
+	c.MustRefuse("create a disk while the rack fails", internalError)(c.CreateDisk(params))
 	c.checkUndone(params.Body.Name, before)
 	if c.Restart == nil || len(c.problems) > 0 {
 		return
@@ -70,9 +69,7 @@ func checkFailedSaga(c *Check) {
 	instance := Must[*oxide.Instance](c, "create an instance")(c.CreateInstance(c.NewInstance()))
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	c.Switch("instance_delay", "1h")
-	_, err = c.Client.InstanceStart(c.ctx,
-		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance.Id)})
-	c.must("start an instance", err)
+	Must[*oxide.Instance](c, "start an instance")(c.Start(instance.Id))
 	cutOff := c.Blank()
 	ctx, giveUp := context.WithCancel(c.ctx)
 	defer giveUp()
@@ -91,7 +88,7 @@ func checkFailedSaga(c *Check) {
 
 // checkUndone demands that nothing of the creation of a disk is left.
 func (c *Check) checkUndone(name oxide.Name, provisioned int64) {
-	_, err := c.diskByName(c.ctx, name)
-	c.Refuses("read a disk whose creation was undone", err, notFound("disk", "name", string(name)))
+	c.MustRefuse("read a disk whose creation was undone", notFound("disk", "name", string(name)))(
+		c.diskByName(c.ctx, name))
 	Equal(c, "what is provisioned afterwards", c.storageUsed(c.ctx), provisioned)
 }

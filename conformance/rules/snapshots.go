@@ -74,50 +74,44 @@ func checkRepairLock(c *Check) {
 	disk := c.Disk()
 	u := c.beginSnapshot(disk.Id)
 	locked := inConflict("volume repair lock")
-	_, err := c.Snapshot(disk.Id)
-	c.Refuses("take a second snapshot meanwhile", err, locked)
-	_, err = c.takeSnapshot(c.ctx, u.seen.Name, disk.Id)
-	c.Refuses("take a second snapshot meanwhile, under a name that is taken", err, locked)
-	_, err = u.end(c)
-	c.must("take the first snapshot", err)
-	_, err = c.Snapshot(disk.Id)
-	c.must("take a second snapshot afterwards", err)
+	c.MustRefuse("take a second snapshot meanwhile", locked)(c.Snapshot(disk.Id))
+	c.MustRefuse("take a second snapshot meanwhile, under a name that is taken", locked)(
+		c.takeSnapshot(c.ctx, u.seen.Name, disk.Id))
+	Must[*oxide.Snapshot](c, "take the first snapshot")(u.end(c))
+	Must[*oxide.Snapshot](c, "take a second snapshot afterwards")(c.Snapshot(disk.Id))
 	if c.Arrange("a disk whose region is replaced") {
 		c.Switch("replacing", true)
-		_, err = c.Snapshot(disk.Id)
-		c.Refuses("take a snapshot while a region is replaced", err, locked)
+		c.MustRefuse("take a snapshot while a region is replaced", locked)(c.Snapshot(disk.Id))
 	}
 }
 
 func checkUnfitDisk(c *Check) {
 	c.needSimulated("a disk in such a state cannot be brought about from outside")
-	_, err := c.Snapshot(c.FaultedDisk().Id)
-	c.Refuses("take a snapshot of a faulted disk", err, unavailable)
+	c.MustRefuse("take a snapshot of a faulted disk", unavailable)(c.Snapshot(c.FaultedDisk().Id))
 }
 
 func checkOrderOnSnapshot(c *Check) {
 	disk := c.Disk()
 	first := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
 	missing := uuid.NewString()
-	_, err := c.takeSnapshot(c.ctx, first.Name, missing)
-	c.Refuses("take a snapshot of a disk that is not there", err, unknownID("disk", missing))
+	c.MustRefuse("take a snapshot of a disk that is not there", unknownID("disk", missing))(
+		c.takeSnapshot(c.ctx, first.Name, missing))
 	exists := nameTaken("snapshot", first.Name)
-	_, err = c.takeSnapshot(c.ctx, first.Name, disk.Id)
-	c.Refuses("take a snapshot under a name that is taken", err, exists)
+	c.MustRefuse("take a snapshot under a name that is taken", exists)(
+		c.takeSnapshot(c.ctx, first.Name, disk.Id))
 	if !c.Arrange("a silo without quota") {
 		return
 	}
 	faulty := c.FaultedDisk().Id
 	c.Switch("quota_bytes", c.storageUsed(c.ctx))
 	for _, source := range []string{disk.Id, faulty} {
-		_, err = c.takeSnapshot(c.ctx, first.Name, source)
-		c.Refuses("take a snapshot without quota, under a name that is taken", err, exists)
-		_, err = c.Snapshot(source)
-		c.Refuses("take a snapshot without quota", err, quotaExceeded)
+		c.MustRefuse("take a snapshot without quota, under a name that is taken", exists)(
+			c.takeSnapshot(c.ctx, first.Name, source))
+		c.MustRefuse("take a snapshot without quota", quotaExceeded)(c.Snapshot(source))
 	}
 	c.Switch("full", true)
-	_, err = c.takeSnapshot(c.ctx, first.Name, disk.Id)
-	c.Refuses("take a snapshot on a full rack, under a name that is taken", err, rackIsFull)
+	c.MustRefuse("take a snapshot on a full rack, under a name that is taken", rackIsFull)(
+		c.takeSnapshot(c.ctx, first.Name, disk.Id))
 }
 
 func checkSurvival(c *Check) {
@@ -137,8 +131,7 @@ func checkSurvival(c *Check) {
 	u := c.beginSnapshot(restored.Id)
 	c.Refuses("delete a snapshot that is being taken", c.DeleteSnapshot(u.seen.Id),
 		invalidRequest("snapshot cannot be deleted in state Creating"))
-	_, err := u.end(c)
-	c.must("take a snapshot", err)
+	Must[*oxide.Snapshot](c, "take a snapshot")(u.end(c))
 }
 
 func checkUnfinishedSource(c *Check) {
@@ -146,8 +139,8 @@ func checkUnfinishedSource(c *Check) {
 	u := c.beginSnapshot(disk.Id)
 	params := c.fromSnapshot(u.seen.Id, false)
 	c.refusesDisk("from a snapshot that is being taken", params, internalError)
-	_, err := c.diskByName(context.WithoutCancel(c.ctx), params.Body.Name)
-	c.Refuses("read that disk", err, notFound("disk", "name", string(params.Body.Name)))
+	c.MustRefuse("read that disk", notFound("disk", "name", string(params.Body.Name)))(
+		c.diskByName(context.WithoutCancel(c.ctx), params.Body.Name))
 	named := params
 	body := *params.Body
 	named.Body = &body
@@ -158,6 +151,5 @@ func checkUnfinishedSource(c *Check) {
 		c.Switch("quota_bytes", c.storageUsed(c.ctx))
 		c.refusesDisk("from a snapshot that is being taken, without quota", named, quotaExceeded)
 	}
-	_, err = u.end(c)
-	c.must("take the snapshot", err)
+	Must[*oxide.Snapshot](c, "take the snapshot")(u.end(c))
 }

@@ -67,8 +67,8 @@ func checkImages(c *Check) {
 		c.Refuses("read none of "+list.what, err, notFound(list.kind, "name", nobodys))
 	}
 	missing := uuid.NewString()
-	_, err := c.Client.ImageView(c.ctx, oxide.ImageViewParams{Image: oxide.NameOrId(missing)})
-	c.Refuses("read an image that is not there", err, notFound("image", "id", missing))
+	c.MustRefuse("read an image that is not there", notFound("image", "id", missing))(
+		c.Client.ImageView(c.ctx, oxide.ImageViewParams{Image: oxide.NameOrId(missing)}))
 	if len(none) > 0 {
 		c.NotTested("there are none of %s, so it cannot be seen in which list they are",
 			strings.Join(none, " and "))
