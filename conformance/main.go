@@ -132,9 +132,9 @@ func diffVerb(_ context.Context, p *Program, args []string) (int, error) {
 			return ExitUsage, err
 		}
 	}
-	difference := report.Diff(both[0], both[1])
-	p.say("%s", difference)
-	if difference.Worse() {
+	text, worse := report.Diff(both[0], both[1])
+	p.say("%s", text)
+	if worse {
 		return ExitFails, nil
 	}
 	return ExitConforms, nil

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // A change of latency is reported only if it reaches these limits.
@@ -18,81 +19,24 @@ const (
 	muchLater  = 1.0
 )
 
-// Difference is the difference between two reports, A (the earlier one) and B.
-type Difference struct {
-	// VerdictA and VerdictB are equal if the verdict did not change.
-	VerdictA, VerdictB Verdict
-	// Facts are the differences of rack, versions and run, except names and times.
-	Facts []FactChange
-	// Same counts the results whose status is the same in both.
-	Same int
-	// Worsened are results that passed in A and not in B, or that failed in B and not in A. Improved
-	// are results that passed in B and not in A. Other are results that changed between blocked, not
-	// tested and interrupted, or from failed to one of them; nobody has seen that such a result is
-	// better now.
-	Worsened, Improved, Other []ResultChange
-	// Shrunk are the results with the same status whose test looked at less in B, with what. They
-	// count as worse unless one of the racks is simulated and the other is not (OtherKind).
-	Shrunk    []Shrunk
-	OtherKind bool
-	// New are the results of B alone, and Gone those of A alone.
-	New, Gone []Result
-	// NewGroups and GoneGroups count the results of groups that the other report was not to run and
-	// does not have. New has only the failed results of these groups.
-	NewGroups, GoneGroups map[string]int
-	// Latencies are the operations with a large change of the median.
-	Latencies []LatencyChange
-	// Compared counts the operations with enough calls in both reports, TooFew those with too few,
-	// and OneSided those that only one report has.
-	Compared, TooFew, OneSided int
-	// LeftA, LeftB, FindingsA and FindingsB count the objects that were left and the findings of the
-	// witness.
-	LeftA, LeftB, FindingsA, FindingsB int
-}
-
-// FactChange is a fact that differs.
-type FactChange struct{ Name, A, B string }
-
-// ResultChange is a result with another status.
-type ResultChange struct{ A, B Result }
-
-// Shrunk is a result whose test looked at less than in the other report.
-type Shrunk struct {
-	Result
-	// Less says what was looked at less, or not at all any more.
-	Less []string
-}
-
-// LatencyChange is an operation with a large change of the median latency.
-type LatencyChange struct {
-	A, B Calls
-	// Ratio is the median of B divided by that of A.
-	Ratio float64
-}
-
-// Diff returns the difference between two reports.
-func Diff(a, b *Report) *Difference {
-	d := &Difference{
-		VerdictA: a.Verdict, VerdictB: b.Verdict,
-		LeftA: len(a.Ledger.Left), LeftB: len(b.Ledger.Left),
-		FindingsA: len(a.Witness.Findings), FindingsB: len(b.Witness.Findings),
-		NewGroups: map[string]int{}, GoneGroups: map[string]int{},
+// Diff compares two reports, A (the earlier one) and B. The text is for a terminal: the verdict,
+// the facts, the results (the worsened first), the latencies, and whether B is worse.
+//
+// B is worse if the verdict, a result, its extent, the number of left objects or the findings of
+// the witness got worse. A new result that failed counts, too, and so does a result that passed
+// and is gone although its group was to run. A latency does not count, because it depends on the
+// other users of the rack.
+func Diff(a, b *Report) (text string, worse bool) {
+	results, worse := diffResults(a, b)
+	worse = worse || badness(b.Verdict) > badness(a.Verdict) ||
+		len(b.Ledger.Left) > len(a.Ledger.Left) ||
+		len(b.Witness.Findings) > len(a.Witness.Findings)
+	not := "not "
+	if worse {
+		not = ""
 	}
-	d.diffFacts(a, b)
-	d.diffResults(a, b)
-	d.diffCalls(a, b)
-	return d
-}
-
-// Worse reports whether the verdict, a result, its extent, the number of left objects or the
-// findings of the witness got worse. A new result that failed counts, too, and so does a result
-// that passed and is gone although its group was to run. A latency does not count, because it
-// depends on the other users of the rack.
-func (d *Difference) Worse() bool {
-	return badness(d.VerdictB) > badness(d.VerdictA) || len(d.Worsened) > 0 ||
-		len(d.Shrunk) > 0 && !d.OtherKind || d.LeftB > d.LeftA || d.FindingsB > d.FindingsA ||
-		slices.ContainsFunc(d.New, func(r Result) bool { return r.Status == Failed }) ||
-		slices.ContainsFunc(d.Gone, func(r Result) bool { return r.Status == Passed })
+	return diffFacts(a, b) + "\n" + results + "\n" + diffCalls(a, b) + "\nB is " + not +
+		"worse than A.\n", worse
 }
 
 // badness returns a number that orders the verdicts, the best first.
@@ -101,120 +45,185 @@ func badness(v Verdict) int {
 		[]Verdict{Conforms, BlockedByRack, Incomplete, InterruptedRun, DoesNotConform}, v)
 }
 
-func (d *Difference) diffFacts(a, b *Report) {
-	fact := func(name, inA, inB string) {
-		if inA != inB {
-			d.Facts = append(d.Facts, FactChange{name, inA, inB})
+// diffFacts compares verdict, rack, versions and run, except names and times.
+func diffFacts(a, b *Report) string {
+	var text strings.Builder
+	if a.Verdict == b.Verdict {
+		fmt.Fprintf(&text, "Verdict: %s in both\n", a.Verdict)
+	} else {
+		fmt.Fprintf(&text, "Verdict: %s in A, %s in B\n", a.Verdict, b.Verdict)
+	}
+	tools := maps.Clone(a.Versions.Tools)
+	if tools == nil {
+		tools = map[string]string{}
+	}
+	maps.Copy(tools, b.Versions.Tools)
+	names := slices.Sorted(maps.Keys(tools))
+	of := b.facts(names)
+	for i, fact := range a.facts(names) {
+		if fact != of[i] {
+			fmt.Fprintf(&text, "  %-24s %s -> %s\n", oneLine(fact.Name),
+				cmp.Or(oneLine(fact.Value), "none"), cmp.Or(oneLine(of[i].Value), "none"))
 		}
 	}
-	fact("host", a.Rack.Host, b.Rack.Host)
-	fact("project", a.Rack.Project, b.Rack.Project)
-	fact("API version", a.Rack.APIVersion, b.Rack.APIVersion)
-	fact("release", a.Rack.Release, b.Rack.Release)
-	fact("hot-plug", string(a.Rack.HotPlug), string(b.Rack.HotPlug))
-	d.OtherKind = a.Rack.Simulated != b.Rack.Simulated
-	fact("simulated", fmt.Sprint(a.Rack.Simulated), fmt.Sprint(b.Rack.Simulated))
-	fact("suite", a.Versions.Suite, b.Versions.Suite)
-	fact("driver", a.Versions.Driver, b.Versions.Driver)
-	fact("SDK", a.Versions.SDK, b.Versions.SDK)
-	fact("Go", a.Versions.Go, b.Versions.Go)
-	fact("kernel", a.Versions.Kernel, b.Versions.Kernel)
-	fact("system", a.Versions.OS+" "+a.Versions.Arch, b.Versions.OS+" "+b.Versions.Arch)
-	tools := map[string]bool{}
-	for tool := range a.Versions.Tools {
-		tools[tool] = true
-	}
-	for tool := range b.Versions.Tools {
-		tools[tool] = true
-	}
-	for _, tool := range slices.Sorted(maps.Keys(tools)) {
-		fact(tool, a.Versions.Tools[tool], b.Versions.Tools[tool])
-	}
-	fact("machine", a.Run.Machine, b.Run.Machine)
-	fact("second instance", a.Run.Second, b.Run.Second)
-	fact("helper instance", a.Run.Helper, b.Run.Helper)
-	fact("groups", strings.Join(a.Run.Selected, ", "), strings.Join(b.Run.Selected, ", "))
-	fact("budget", a.Run.Budget, b.Run.Budget)
-	fact("objects left", fmt.Sprint(d.LeftA), fmt.Sprint(d.LeftB))
-	fact("findings of the witness", fmt.Sprint(d.FindingsA), fmt.Sprint(d.FindingsB))
+	return text.String()
 }
 
-func (d *Difference) diffResults(a, b *Report) {
-	before := map[[2]string]Result{}
-	groups := map[string]bool{}
+func (r *Report) facts(tools []string) []fact {
+	all := []fact{{"host", r.Rack.Host}, {"project", r.Rack.Project},
+		{"API version", r.Rack.APIVersion}, {"release", r.Rack.Release},
+		{"hot-plug", string(r.Rack.HotPlug)}, {"simulated", fmt.Sprint(r.Rack.Simulated)},
+		{"suite", r.Versions.Suite}, {"driver", r.Versions.Driver}, {"SDK", r.Versions.SDK},
+		{"Go", r.Versions.Go}, {"kernel", r.Versions.Kernel},
+		{"system", r.Versions.OS + " " + r.Versions.Arch}}
+	for _, tool := range tools {
+		all = append(all, fact{tool, r.Versions.Tools[tool]})
+	}
+	return append(all, fact{"machine", r.Run.Machine}, fact{"second instance", r.Run.Second},
+		fact{"helper instance", r.Run.Helper}, fact{"groups", strings.Join(r.Run.Selected, ", ")},
+		fact{"budget", r.Run.Budget}, fact{"objects left", fmt.Sprint(len(r.Ledger.Left))},
+		fact{"findings of the witness", fmt.Sprint(len(r.Witness.Findings))})
+}
+
+// oneLine replaces unprintable characters, which could change the terminal's state, and joins the
+// lines.
+func oneLine(s string) string {
+	clean := strings.Map(func(c rune) rune {
+		if unicode.IsPrint(c) {
+			return c
+		}
+		return ' '
+	}, s)
+	return strings.Join(strings.Fields(clean), " ")
+}
+
+// diffResults compares the results. A group that one run was not to run is counted as a whole,
+// apart from new failures.
+func diffResults(a, b *Report) (text string, worse bool) {
+	const same, less, inA, inB = "same", "looked at less", "in A alone", "in B alone"
+	sections, count := map[string][]string{}, map[string]int{}
+	add := func(section string, r Result, words ...string) {
+		count[section]++
+		sections[section] = append(sections[section],
+			fmt.Sprintf("    %s:%s\n", oneLine(r.title()), strings.Join(words, "")))
+	}
+	groups := map[string]map[string]int{inA: {}, inB: {}}
+	before, groupsA, groupsB := map[[2]string]Result{}, map[string]bool{}, map[string]bool{}
 	for _, result := range a.Results {
 		before[result.key()] = result
-		groups[result.Group] = true
+		groupsA[result.Group] = true
 	}
-	groupsNow := map[string]bool{}
 	for _, now := range b.Results {
 		then, both := before[now.key()]
 		delete(before, now.key())
-		groupsNow[now.Group] = true
-		change := ResultChange{then, now}
+		groupsB[now.Group] = true
+		section := ""
 		switch {
-		case !both && !groups[now.Group] && now.Status != Failed:
-			d.NewGroups[now.Group]++
+		case !both && !groupsA[now.Group] && now.Status != Failed:
+			groups[inB][now.Group]++
 		case !both:
-			d.New = append(d.New, now)
+			add(inB, now, " ", now.Status.words())
+			worse = worse || now.Status == Failed
 		case then.Status == now.Status:
-			d.Same++
-			if less := then.Extent.Shrunk(now.Extent); len(less) > 0 {
-				d.Shrunk = append(d.Shrunk, Shrunk{now, less})
+			count[same]++
+			if shrunk := then.Extent.Shrunk(now.Extent); len(shrunk) > 0 {
+				add(less, now, "\n      ", oneLine(strings.Join(shrunk, "; ")))
+				worse = worse || a.Rack.Simulated == b.Rack.Simulated // another kind of rack has less
 			}
 		case now.Status == Failed || then.Status == Passed:
-			d.Worsened = append(d.Worsened, change)
+			section, worse = "worse", true
 		case now.Status == Passed:
-			d.Improved = append(d.Improved, change)
-		default:
-			d.Other = append(d.Other, change)
+			section = "better"
+		default: // blocked, not tested or interrupted: nobody has seen that it is better now
+			section = "otherwise changed"
 		}
+		if section == "" {
+			continue
+		}
+		reason := oneLine(now.Reason)
+		if reason != "" {
+			reason = "\n      " + reason
+		}
+		add(section, now, " ", then.Status.words(), " -> ", now.Status.words(), reason)
 	}
 	for _, result := range a.Results {
 		switch _, gone := before[result.key()]; {
-		case gone && !groupsNow[result.Group] && !slices.Contains(b.Run.Selected, result.Group):
-			d.GoneGroups[result.Group]++
+		case gone && !groupsB[result.Group] && !slices.Contains(b.Run.Selected, result.Group):
+			groups[inA][result.Group]++
 		case gone:
-			d.Gone = append(d.Gone, result)
+			add(inA, result, " ", result.Status.words())
+			worse = worse || result.Status == Passed
 		}
 	}
+	both := count[same] + count["worse"] + count["better"] + count["otherwise changed"]
+	text = fmt.Sprintf("Results: %d in A, %d in B\n  %d in both: %d the same, %d worse, %d better, "+
+		"%d otherwise changed\n  %d in A alone, %d in B alone\n", len(a.Results), len(b.Results), both,
+		count[same], count["worse"], count["better"], count["otherwise changed"],
+		len(a.Results)-both, len(b.Results)-both)
+	for _, section := range []string{"worse", "better", "otherwise changed", less, inB, inA} {
+		if len(sections[section])+len(groups[section]) > 0 {
+			text += "  " + section + ":\n"
+		}
+		for _, group := range slices.Sorted(maps.Keys(groups[section])) {
+			text += fmt.Sprintf("    all of %s: %d\n", oneLine(group), groups[section][group])
+		}
+		text += strings.Join(sections[section], "")
+	}
+	return text, worse
 }
 
-func (d *Difference) diffCalls(a, b *Report) {
+// diffCalls compares the median latencies of the operations that both reports have.
+func diffCalls(a, b *Report) string {
 	type key struct {
 		kind      Kind
 		operation string
+	}
+	type change struct {
+		ratio float64
+		text  string
 	}
 	before := map[key]Calls{}
 	for _, calls := range a.Calls {
 		before[key{calls.Kind, calls.Operation}] = calls
 	}
+	var changes []change
+	compared, tooFew, oneSided := 0, 0, 0
 	for _, now := range b.Calls {
 		k := key{now.Kind, now.Operation}
 		then, both := before[k]
 		delete(before, k)
+		p50, p50Now := then.Quantile(0.5), now.Quantile(0.5)
+		less, more := min(p50, p50Now), max(p50, p50Now)
 		switch {
 		case !both:
-			d.OneSided++
+			oneSided++
+			continue
 		case min(then.Count, now.Count) < enoughCalls:
-			d.TooFew++
-		default:
-			d.Compared++
-			d.compare(then, now)
+			tooFew++
+			continue
 		}
+		compared++
+		if more < muchSlower*less || more-less < muchLater {
+			continue
+		}
+		word := "slower"
+		if p50Now < p50 {
+			word = "faster"
+		}
+		changes = append(changes, change{p50Now / p50, fmt.Sprintf(
+			"  %s %s: %s, p50 %s -> %s (ratio %.2f; %d and %d calls)\n", now.Kind,
+			oneLine(now.Operation), word, inMilliseconds(p50), inMilliseconds(p50Now), p50Now/p50,
+			then.Count, now.Count)})
 	}
-	d.OneSided += len(before)
-	slices.SortStableFunc(d.Latencies, func(x, y LatencyChange) int {
-		return cmp.Compare(y.Ratio, x.Ratio) // the largest slowdown first
+	slices.SortStableFunc(changes, func(x, y change) int {
+		return cmp.Compare(y.ratio, x.ratio) // the largest slowdown first
 	})
-}
-
-// compare records a latency with a large change.
-func (d *Difference) compare(then, now Calls) {
-	p50, p50Now := then.Quantile(0.5), now.Quantile(0.5)
-	less, more := min(p50, p50Now), max(p50, p50Now)
-	if more < muchSlower*less || more-less < muchLater {
-		return
+	text := fmt.Sprintf("Latencies: the p50 of %d of %s changed by a factor of %g or more\n"+
+		"  not compared: %d with fewer than %d calls in a report, %d in one report alone\n",
+		len(changes), plural(compared, "operation"), muchSlower, tooFew, enoughCalls,
+		oneSided+len(before))
+	for _, change := range changes {
+		text += change.text
 	}
-	d.Latencies = append(d.Latencies, LatencyChange{then, now, p50Now / p50})
+	return text
 }

@@ -72,7 +72,8 @@ func TestADifferenceListsTheWorsenedResultsFirst(t *testing.T) {
 	if err := b.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(wantDiff, Diff(a, b).String()); diff != "" {
+	text, _ := Diff(a, b)
+	if diff := cmp.Diff(wantDiff, text); diff != "" {
 		t.Errorf("the text differs (-want +got):\n%s", diff)
 	}
 }
@@ -93,7 +94,7 @@ Results: 50 in A, 37 in B
   in A alone:
     all of rules: 24
 `
-	if text := Diff(a, b).String(); !strings.Contains(text, want) {
+	if text, _ := Diff(a, b); !strings.Contains(text, want) {
 		t.Errorf("got\n%s", text)
 	}
 }
@@ -160,10 +161,9 @@ func TestAReportThatProvesLessIsWorse(t *testing.T) {
 	} {
 		a, b := good(), good()
 		test.change(a, b)
-		d := Diff(a, b)
-		says := strings.HasSuffix(d.String(), "\nB is worse than A.\n")
-		if d.Worse() != test.want || says != test.want {
-			t.Errorf("%s: Worse() = %v, expected %v:\n%s", test.name, d.Worse(), test.want, d)
+		text, worse := Diff(a, b)
+		if worse != test.want || strings.HasSuffix(text, "\nB is worse than A.\n") != test.want {
+			t.Errorf("%s: it is worse: %v, expected %v:\n%s", test.name, worse, test.want, text)
 		}
 	}
 }
@@ -177,29 +177,28 @@ func TestALatencyIsComparedOnlyIfThereAreEnoughCalls(t *testing.T) {
 		return []Calls{NewCalls(RPC, "Probe", 0, samples)}
 	}
 	for _, test := range []struct {
-		a, b []Calls
-		want string
+		a, b                    []Calls
+		compared, few, oneSided int
+		ratio                   string
 	}{
-		{calls(20, 10), calls(20, 15), "1 compared, 0 too few, 0 one-sided, ratios [1.5]"},
-		{calls(20, 30), calls(20, 15), "1 compared, 0 too few, 0 one-sided, ratios [0.5]"},
-		{calls(20, 10), calls(20, 14), "1 compared, 0 too few, 0 one-sided, ratios []"},
-		{calls(20, 0.1), calls(20, 0.9), "1 compared, 0 too few, 0 one-sided, ratios []"},
-		{calls(20, 0), calls(20, 9), "1 compared, 0 too few, 0 one-sided, ratios [+Inf]"},
-		{calls(19, 10), calls(20, 90), "0 compared, 1 too few, 0 one-sided, ratios []"},
-		{calls(20, 10), nil, "0 compared, 0 too few, 1 one-sided, ratios []"},
-		{nil, calls(20, 10), "0 compared, 0 too few, 1 one-sided, ratios []"},
+		{calls(20, 10), calls(20, 15), 1, 0, 0, "slower, p50 10 ms -> 15 ms (ratio 1.50;"},
+		{calls(20, 30), calls(20, 15), 1, 0, 0, "faster, p50 30 ms -> 15 ms (ratio 0.50;"},
+		{calls(20, 10), calls(20, 14), 1, 0, 0, ""},
+		{calls(20, 0.1), calls(20, 0.9), 1, 0, 0, ""},
+		{calls(20, 0), calls(20, 9), 1, 0, 0, "(ratio +Inf;"},
+		{calls(19, 10), calls(20, 90), 0, 1, 0, ""},
+		{calls(20, 10), nil, 0, 0, 1, ""},
+		{nil, calls(20, 10), 0, 0, 1, ""},
 	} {
 		a, b := minimal(), minimal()
 		a.Calls, b.Calls = test.a, test.b
-		d := Diff(a, b)
-		ratios := []float64{}
-		for _, change := range d.Latencies {
-			ratios = append(ratios, change.Ratio)
-		}
-		got := fmt.Sprintf("%d compared, %d too few, %d one-sided, ratios %v",
-			d.Compared, d.TooFew, d.OneSided, ratios)
-		if got != test.want {
-			t.Errorf("got %s, expected %s", got, test.want)
+		text, _ := Diff(a, b)
+		want := fmt.Sprintf("of %s changed by a factor of 1.5 or more\n  not compared: %d with fewer "+
+			"than 20 calls in a report, %d in one report alone\n", plural(test.compared, "operation"),
+			test.few, test.oneSided)
+		if !strings.Contains(text, want) || !strings.Contains(text, test.ratio) ||
+			strings.Contains(text, "(ratio") != (test.ratio != "") {
+			t.Errorf("expected %q and %q in\n%s", want, test.ratio, text)
 		}
 	}
 }
@@ -230,23 +229,31 @@ func drawReport(t *rapid.T) *Report {
 func TestTheNumbersOfADifferenceAddUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := drawReport(t), drawReport(t)
-		d, back, none := Diff(a, b), Diff(b, a), Diff(a, a)
-		if none.Worse() || none.Same != len(a.Results) || len(none.Facts)+len(none.Latencies) > 0 {
+		text, _ := Diff(a, b)
+		back, _ := Diff(b, a)
+		none, worse := Diff(a, a)
+		if n := len(a.Results); worse || strings.Contains(none, " -> ") ||
+			!strings.Contains(none, fmt.Sprintf("  %d in both: %d the same, 0 worse", n, n)) {
 			t.Fatalf("a report differs from itself:\n%s", none)
 		}
-		both := d.Same + len(d.Worsened) + len(d.Improved) + len(d.Other)
-		gone, added := d.alone()
-		if both+gone != len(a.Results) || both+added != len(b.Results) {
-			t.Fatalf("the results do not add up to %d and %d:\n%s", len(a.Results), len(b.Results), d)
+		// The numbers are those of each section: all in both, the same, and so on.
+		var n, m [7]int
+		for text, n := range map[string]*[7]int{text: &n, back: &m} {
+			_, numbers, _ := strings.Cut(text, " in B\n")
+			_, _ = fmt.Sscanf(numbers, "  %d in both: %d the same, %d worse, %d better, %d otherwise "+
+				"changed\n  %d in A alone, %d in B alone", &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6])
 		}
-		if d.Same != back.Same ||
-			len(d.Latencies) != len(back.Latencies) || len(d.Facts) != len(back.Facts) {
-			t.Fatalf("there and back differ:\n%s\n%s", d, back)
+		if n[0] != n[1]+n[2]+n[3]+n[4] || n[0]+n[5] != len(a.Results) || n[0]+n[6] != len(b.Results) {
+			t.Fatalf("the results do not add up to %d and %d:\n%s", len(a.Results), len(b.Results), text)
 		}
-		if strings.ContainsFunc(strings.ReplaceAll(d.String(), "\n", ""), func(c rune) bool {
+		if n[1] != m[1] || n[5] != m[6] ||
+			strings.Count(text, "(ratio") != strings.Count(back, "(ratio") {
+			t.Fatalf("there and back differ:\n%s\n%s", text, back)
+		}
+		if strings.ContainsFunc(strings.ReplaceAll(text, "\n", ""), func(c rune) bool {
 			return c < ' ' || c == 0x7f
 		}) {
-			t.Fatalf("the text has control characters: %q", d)
+			t.Fatalf("the text has control characters: %q", text)
 		}
 	})
 }
