@@ -77,7 +77,7 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 		errs = append(errs, err)
 	}
 	for _, run := range dead {
-		for _, note := range run.notAsBefore(all.instances) {
+		for _, note := range run.notAsBefore(all) {
 			p.say("%s", note)
 		}
 	}
@@ -124,10 +124,10 @@ func interruptedOr(ctx context.Context, status int) int {
 // plan lists the objects that will be removed.
 func (r deadRun) plan() []string {
 	lines := r.left.names()
-	for _, d := range r.left.disks {
-		if attached, is := d.State.AsAttached(); is && !r.detaches(attached.Instance) {
+	for _, one := range r.left {
+		if instance := one.attachedTo(); instance != "" && !r.detaches(instance) {
 			lines = append(lines, fmt.Sprintf("disk %s stays attached to instance %s, which the run "+
-				"does not name: detach it by hand", d.Name, attached.Instance))
+				"does not name: detach it by hand", one.name, instance))
 		}
 	}
 	return lines
@@ -136,9 +136,7 @@ func (r deadRun) plan() []string {
 // detaches reports whether the run has attached disks to the instance.
 func (r deadRun) detaches(instance string) bool {
 	return slices.Contains(r.mark.Instances, instance) ||
-		slices.ContainsFunc(r.left.instances, func(n oxide.Instance) bool {
-			return n.Id == instance
-		})
+		slices.ContainsFunc(r.left, func(one item) bool { return one.id == instance })
 }
 
 // remove removes the remains of a run. It first removes what blocks the removal of other objects,
@@ -158,7 +156,7 @@ func (o *job) remove(ctx context.Context, run deadRun) error {
 		switch {
 		case errList != nil:
 			return errors.Join(err, errList)
-		case run.left.empty():
+		case len(run.left) == 0:
 			return nil
 		case err != nil && !run.onlyInTheWay():
 			return err
@@ -176,57 +174,50 @@ const settle = 500 * time.Millisecond
 // onlyInTheWay reports whether everything that is left may still become removable, because states
 // change.
 func (r deadRun) onlyInTheWay() bool {
-	return slices.ContainsFunc(r.left.disks, func(d oxide.Disk) bool {
-		state := d.State.State()
-		return state == oxide.DiskStateStateCreating || state == oxide.DiskStateStateMaintenance ||
-			state == oxide.DiskStateStateFinalizing
-	}) || slices.ContainsFunc(r.left.snapshots, func(s oxide.Snapshot) bool {
-		return s.State == oxide.SnapshotStateCreating
+	return slices.ContainsFunc(r.left, func(one item) bool {
+		return one.kind != "instance" && slices.Contains([]string{"creating", "maintenance",
+			"finalizing"}, one.state)
 	})
 }
 
 func (o *job) removeOnce(ctx context.Context, run deadRun) error {
 	var errs []error
-	step := func(what string, name oxide.Name, do func() error) {
-		if err := do(); err != nil && !rules.IsGone(err) {
-			errs = append(errs, fmt.Errorf("%s %s: %s", what, name, rules.Brief(err)))
+	remove := func(one item) {
+		var err error
+		id := oxide.NameOrId(one.id)
+		switch one.kind {
+		case "instance":
+			err = rules.Patiently(ctx, func(ctx context.Context) error {
+				return o.rack.RemoveInstance(ctx, one.id)
+			})
+		case "snapshot":
+			err = o.client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+		case "image":
+			err = o.client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: id})
+		default:
+			err = o.removeDisk(ctx, run, *one.disk)
+		}
+		if err != nil && !rules.IsGone(err) {
+			errs = append(errs, fmt.Errorf("remove %s %s: %s", one.kind, one.name, rules.Brief(err)))
 		}
 	}
-	client := o.client
-	for _, n := range run.left.instances {
-		step("delete instance", n.Name, func() error {
-			return rules.Patiently(ctx, func(ctx context.Context) error {
-				return o.rack.RemoveInstance(ctx, n.Id)
-			})
-		})
-	}
-	for _, s := range run.left.snapshots {
-		step("delete snapshot", s.Name, func() error {
-			return client.SnapshotDelete(ctx,
-				oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(s.Id)})
-		})
-	}
-	for _, m := range run.left.images {
-		step("delete image", m.Name, func() error {
-			return client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: oxide.NameOrId(m.Id)})
-		})
-	}
-	last := slices.IndexFunc(run.left.disks, describesRun)
-	for i, d := range run.left.disks {
-		if i != last {
-			step("remove disk", d.Name, func() error { return o.removeDisk(ctx, run, d) })
+	last := slices.IndexFunc(run.left, describesRun)
+	for _, kind := range []string{"instance", "snapshot", "image", "disk"} {
+		for i, one := range run.left {
+			if one.kind == kind && i != last {
+				remove(one)
+			}
 		}
 	}
 	if last >= 0 && len(errs) == 0 {
-		d := run.left.disks[last]
-		step("remove disk", d.Name, func() error { return o.removeDisk(ctx, run, d) })
+		remove(run.left[last])
 	}
 	return errors.Join(errs...)
 }
 
 // describesRun recognizes the disk that a run makes first and deletes last.
-func describesRun(d oxide.Disk) bool {
-	m, is := parseMark(d.Description)
+func describesRun(one item) bool {
+	m, is := parseMark(one.description)
 	return is && m.whole()
 }
 

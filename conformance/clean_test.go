@@ -89,9 +89,9 @@ func TestCleanNamesTheInstancesThatADeadRunLeftInAnotherState(t *testing.T) {
 	r := deadRun{mark: mark{Instances: []string{"here", "second", "helper"}, Helper: "helper"}}
 	for name, want := range map[string][2]oxide.InstanceState{
 		"": {running, stopped}, "second helper": {stopped, running}} {
-		notes := r.notAsBefore([]oxide.Instance{{Id: "here", RunState: running},
-			{Id: "second", Name: "second", RunState: want[0]}, {Id: "other", RunState: stopped},
-			{Id: "helper", Name: "helper", RunState: want[1]}})
+		notes := r.notAsBefore(inventory{{id: "here", state: string(running)},
+			{id: "second", name: "second", state: string(want[0])}, {id: "other", state: string(stopped)},
+			{id: "helper", name: "helper", state: string(want[1])}})
 		if len(notes) != len(strings.Fields(name)) {
 			t.Errorf("expected notes on %q; found %q", name, notes)
 		}

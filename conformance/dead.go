@@ -27,30 +27,16 @@ type deadRun struct {
 // runsIn finds the runs that have objects in an inventory.
 func runsIn(all inventory) []deadRun {
 	runs := map[string]*deadRun{}
-	note := func(description string) {
-		id, ok := runOf(description)
+	for _, one := range all {
+		id, ok := one.run()
 		if !ok {
-			return
+			continue
 		}
 		if runs[id] == nil {
 			runs[id] = &deadRun{id: id, left: all.of(func(run string) bool { return run == id })}
 		}
-		if m, is := parseMark(description); is && m.whole() {
+		if m, is := parseMark(one.description); is && m.whole() {
 			runs[id].mark = m
-		}
-	}
-	for _, d := range all.disks {
-		note(d.Description)
-	}
-	for _, s := range all.snapshots {
-		note(s.Description)
-	}
-	for _, m := range all.images {
-		note(m.Description)
-	}
-	for _, n := range all.instances {
-		if _, is := parseMark(n.Description); is {
-			note(n.Description)
 		}
 	}
 	var list []deadRun
@@ -92,16 +78,16 @@ func (r deadRun) alive(here string) string {
 
 // notAsBefore names the instances that the run stopped or started and that are still in that
 // state. Clean does not touch them, because somebody may want them so by now.
-func (r deadRun) notAsBefore(instances []oxide.Instance) (notes []string) {
-	for _, n := range instances {
-		i := slices.Index(r.mark.Instances, n.Id)
+func (r deadRun) notAsBefore(all inventory) (notes []string) {
+	for _, n := range all {
+		i, state := slices.Index(r.mark.Instances, n.id), oxide.InstanceState(n.state)
 		switch {
-		case i > 0 && n.Id != r.mark.Helper && n.RunState == oxide.InstanceStateStopped:
+		case i > 0 && n.id != r.mark.Helper && state == oxide.InstanceStateStopped:
 			notes = append(notes, fmt.Sprintf("Instance %s is stopped, and ran when the run began: start "+
-				"it if it is to run.", n.Name))
-		case n.Id == r.mark.Helper && n.RunState == oxide.InstanceStateRunning:
+				"it if it is to run.", n.name))
+		case n.id == r.mark.Helper && state == oxide.InstanceStateRunning:
 			notes = append(notes, fmt.Sprintf("Instance %s runs, and was stopped when the run began: stop "+
-				"it if it is not to run.", n.Name))
+				"it if it is not to run.", n.name))
 		}
 	}
 	return notes

@@ -13,124 +13,120 @@ import (
 )
 
 // inventory lists the objects of a project.
-type inventory struct {
-	disks     []oxide.Disk
-	snapshots []oxide.Snapshot
-	images    []oxide.Image
-	instances []oxide.Instance
+type inventory []item
+
+// item is an instance, a disk, a snapshot or an image, which its kind says.
+type item struct {
+	kind, id           string
+	name               oxide.Name
+	description, state string
+	size               oxide.ByteCount
+	// disk is nil unless the item is a disk.
+	disk *oxide.Disk
 }
 
 // inventory reads the objects of the project.
-func (o *operator) inventory(ctx context.Context) (inventory, error) {
-	var all inventory
-	client, project := o.client, o.projectName
-	for _, list := range []struct {
-		what string
-		ask  func() error
-	}{
-		{"disks", func() (err error) {
-			all.disks, err = client.DiskListAllPages(ctx, oxide.DiskListParams{Project: project})
-			return err
-		}},
-		{"snapshots", func() (err error) {
-			all.snapshots, err = client.SnapshotListAllPages(ctx,
-				oxide.SnapshotListParams{Project: project})
-			return err
-		}},
-		{"images", func() (err error) {
-			all.images, err = client.ImageListAllPages(ctx, oxide.ImageListParams{Project: project})
-			return err
-		}},
-		{"instances", func() (err error) {
-			all.instances, err = client.InstanceListAllPages(ctx,
-				oxide.InstanceListParams{Project: project})
-			return err
-		}},
-	} {
-		// Each list of a rack that is away takes long, so the first error ends the inventory.
-		if err := list.ask(); err != nil {
-			return all, fmt.Errorf("list the project's %s: %s", list.what, rules.Brief(err))
+func (o *operator) inventory(ctx context.Context) (all inventory, err error) {
+	// Each list of a rack that is away takes long, so the first error ends the inventory.
+	list := func(kind string, read func() error) {
+		if err != nil {
+			return
+		}
+		if err = read(); err != nil {
+			err = fmt.Errorf("list the project's %ss: %s", kind, rules.Brief(err))
 		}
 	}
-	return all, nil
+	client, project := o.client, o.projectName
+	list("instance", func() error {
+		instances, err := client.InstanceListAllPages(ctx, oxide.InstanceListParams{Project: project})
+		for _, n := range instances {
+			all = append(all, item{"instance", n.Id, n.Name, n.Description, string(n.RunState), 0, nil})
+		}
+		return err
+	})
+	list("disk", func() error {
+		disks, err := client.DiskListAllPages(ctx, oxide.DiskListParams{Project: project})
+		for _, d := range disks {
+			all = append(all, item{"disk", d.Id, d.Name, d.Description, string(d.State.State()), d.Size, &d})
+		}
+		return err
+	})
+	list("snapshot", func() error {
+		snapshots, err := client.SnapshotListAllPages(ctx, oxide.SnapshotListParams{Project: project})
+		for _, s := range snapshots {
+			all = append(all, item{"snapshot", s.Id, s.Name, s.Description, string(s.State), s.Size, nil})
+		}
+		return err
+	})
+	list("image", func() error {
+		images, err := client.ImageListAllPages(ctx, oxide.ImageListParams{Project: project})
+		for _, m := range images {
+			all = append(all, item{"image", m.Id, m.Name, m.Description, "", m.Size, nil})
+		}
+		return err
+	})
+	return all, err
 }
 
 // count returns the numbers of the objects for the report's ledger.
 func (i inventory) count() map[string]int {
-	attached := 0
-	for _, disk := range i.disks {
-		if _, is := disk.State.AsAttached(); is {
-			attached++
+	count := map[string]int{"disks": 0, "snapshots": 0, "instances": 0, "attachments": 0}
+	for _, one := range i {
+		if one.kind != "image" {
+			count[one.kind+"s"]++
+		}
+		if one.attachedTo() != "" {
+			count["attachments"]++
 		}
 	}
-	return map[string]int{"disks": len(i.disks), "snapshots": len(i.snapshots),
-		"instances": len(i.instances), "attachments": attached}
+	return count
 }
 
-// only returns the objects whose description is one of those.
-func only[T any](all []T, description func(T) string, is func(string) bool) []T {
-	return slices.DeleteFunc(slices.Clone(all), func(one T) bool { return !is(description(one)) })
-}
-
-// These return the descriptions of objects.
-func ofDisk(d oxide.Disk) string         { return d.Description }
-func ofSnapshot(s oxide.Snapshot) string { return s.Description }
-func ofImage(m oxide.Image) string       { return m.Description }
-
-// ofInstance returns "" unless it is a mark: only a run itself creates an instance, never its
-// driver.
-func ofInstance(n oxide.Instance) string {
-	if _, is := parseMark(n.Description); is {
-		return n.Description
+// attachedTo returns the ID of the instance to which a disk is attached, or "".
+func (i item) attachedTo() string {
+	if i.disk != nil {
+		if attached, is := i.disk.State.AsAttached(); is {
+			return attached.Instance
+		}
 	}
 	return ""
 }
 
-// of returns the objects that carry the mark of one of the runs.
-func (i inventory) of(is func(run string) bool) inventory {
-	ours := func(description string) bool {
-		run, ok := runOf(description)
-		return ok && is(run)
+// run returns the run that created an object. Only a run itself creates an instance, never its
+// driver.
+func (i item) run() (run string, ok bool) {
+	if i.kind == "instance" && !isMark(i.description) {
+		return "", false
 	}
-	return inventory{only(i.disks, ofDisk, ours), only(i.snapshots, ofSnapshot, ours),
-		only(i.images, ofImage, ours), only(i.instances, ofInstance, ours)}
+	return runOf(i.description)
+}
+
+// of returns the objects of the runs that is accepts.
+func (i inventory) of(is func(run string) bool) inventory {
+	return slices.DeleteFunc(slices.Clone(i), func(one item) bool {
+		run, ok := one.run()
+		return !ok || !is(run)
+	})
 }
 
 // ofDriver returns the objects that a run's driver created, without those of the run itself.
 func (i inventory) ofDriver() inventory {
-	others := func(description string) bool {
-		_, is := parseMark(description)
-		return !is
-	}
-	return inventory{disks: only(i.disks, ofDisk, others),
-		snapshots: only(i.snapshots, ofSnapshot, others)}
-}
-
-func (i inventory) empty() bool {
-	return len(i.disks) == 0 && len(i.snapshots) == 0 && len(i.images) == 0 && len(i.instances) == 0
+	return slices.DeleteFunc(slices.Clone(i), func(one item) bool { return isMark(one.description) })
 }
 
 // names returns the names of the objects, for people.
-func (i inventory) names() []string {
-	var names []string
-	for _, n := range i.instances {
-		names = append(names, fmt.Sprintf("instance %s (%s)", n.Name, n.RunState))
-	}
-	for _, d := range i.disks {
-		names = append(names, fmt.Sprintf("disk %s (%s, %s)", d.Name, gibibytes(d.Size),
-			d.State.State()))
-	}
-	for _, s := range i.snapshots {
-		names = append(names, fmt.Sprintf("snapshot %s (%s)", s.Name, gibibytes(s.Size)))
-	}
-	for _, m := range i.images {
-		names = append(names, fmt.Sprintf("image %s (%s)", m.Name, gibibytes(m.Size)))
+func (i inventory) names() (names []string) {
+	for _, one := range i {
+		about := fmt.Sprintf("%d GiB", int64(one.size)/harness.GiB)
+		switch one.kind {
+		case "instance":
+			about = one.state
+		case "disk":
+			about += ", " + one.state
+		}
+		names = append(names, fmt.Sprintf("%s %s (%s)", one.kind, one.name, about))
 	}
 	return names
-}
-
-func gibibytes(size oxide.ByteCount) string {
-	return fmt.Sprintf("%d GiB", int64(size)/harness.GiB)
 }
 
 func isUUID(s string) bool {

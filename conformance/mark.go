@@ -72,6 +72,12 @@ func parseMark(description string) (m mark, ok bool) {
 	return m, true
 }
 
+// isMark reports whether a run has written a description.
+func isMark(description string) bool {
+	_, is := parseMark(description)
+	return is
+}
+
 // driverWord begins the description of every object that the driver creates.
 const driverWord = "csi.oxide.computer "
 

@@ -38,7 +38,7 @@ func (w *job) mayStop(ctx context.Context, id string) error {
 		return fmt.Errorf("instance %s was left as it is: %s", instance.Name,
 			fmt.Sprintf(format, args...))
 	}
-	if _, is := parseMark(instance.Description); is {
+	if isMark(instance.Description) {
 		return left("a run has made it")
 	}
 	attached, err := w.disksOf(ctx, id)
