@@ -427,6 +427,17 @@ func (p preflight) askTools(context.Context) finding {
 	return pass("all there")
 }
 
+func (p preflight) askKernel(context.Context) finding {
+	release, err := guest.KernelRelease()
+	switch {
+	case err != nil:
+		return warn("", "%s", err)
+	case !guest.HasMountSetattr():
+		return fail("The driver needs Linux 5.12 or newer.", "Linux %s", release)
+	}
+	return pass("Linux %s", release)
+}
+
 func (p preflight) askHotplug(context.Context) finding {
 	return skip("A run finds out first of all, with one disk of 1 GiB.",
 		"not tried: a preflight makes nothing")

@@ -7,8 +7,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // judge sets the verdict and returns the exit status. A failure decides the verdict; next come
@@ -114,4 +119,149 @@ func oneLine(text string) string {
 		lines[i] = strings.Join(strings.Fields(line), " ")
 	}
 	return strings.Join(lines, "; ")
+}
+
+// note keeps exchanges for the latencies and the witness.
+func (w *job) note(exchanges []rules.RecordedCall) {
+	w.exchanges = append(w.exchanges, exchanges...)
+}
+
+// leaves has, for each RPC, the operations of which a successful call leaves at least one in the
+// rack's log: the change itself, or a read that shows that the change was made before.
+var leaves = map[string][]string{
+	"CreateVolume":              {"disk_create"},
+	"DeleteVolume":              {"disk_view", "disk_delete"},
+	"ControllerPublishVolume":   {"instance_disk_attach", "instance_disk_list", "disk_view"},
+	"ControllerUnpublishVolume": {"instance_disk_detach", "disk_view"},
+	"CreateSnapshot":            {"snapshot_create"},
+	"DeleteSnapshot":            {"snapshot_view", "snapshot_delete"},
+	"ListVolumes":               {"disk_list"},
+	"ListSnapshots":             {"snapshot_list", "snapshot_view"},
+	"GetCapacity":               {"utilization_view", "silo_quotas_view"},
+}
+
+// testify compares the results of the run with the request log of a simulated rack. A real rack
+// has no log that we can read. There the witness is the program's own record of its calls, which
+// was compared with every result when the result came in.
+func (w *job) testify(ctx context.Context) {
+	w.report.Witness.Source = "this program's own record"
+	if w.admin == nil {
+		return
+	}
+	w.report.Witness.Source = "the rack's request log"
+	if err := w.lost(); err != nil {
+		w.report.Witness.Source = "none: " + err.Error()
+		return
+	}
+	log, err := w.admin.Requests(ctx, 0)
+	if err != nil {
+		w.report.Witness.Findings = append(w.report.Witness.Findings,
+			fmt.Sprintf("the rack's request log cannot be read: %s", err))
+		return
+	}
+	w.report.Witness.Findings = append(w.report.Witness.Findings,
+		slices.Concat(unknownTo(log, w.exchanges), unheard(log, w.exchanges, w.calls.since(0)))...)
+}
+
+// unknownTo lists the answers of the run that the rack's log does not have.
+func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings []string) {
+	known := map[string]adminapi.Request{}
+	for _, entry := range log {
+		known[entry.RequestID] = entry
+	}
+	for _, e := range exchanges {
+		if e.Status == 0 || e.RequestID == "" {
+			continue // no answer, or the answer of a proxy, or a proxy removed the ID
+		}
+		entry, is := known[e.RequestID]
+		switch {
+		case !is:
+			findings = append(findings, fmt.Sprintf("the run has an answer to %s %s (request %q) that "+
+				"the rack did not give", e.Method, e.Path, e.RequestID))
+		case entry.Status != e.Status, entry.Operation != e.Operation &&
+			entry.Operation != "" && e.Operation != "": // a rack refuses some before it knows them
+			findings = append(findings, fmt.Sprintf("request %s: the run has seen %s with HTTP %d, the "+
+				"rack says %s with HTTP %d", e.RequestID, e.Operation, e.Status, entry.Operation,
+				entry.Status))
+		}
+	}
+	return findings
+}
+
+// unheard lists the successful calls of the driver for which the rack received no request. The rack
+// has another clock, so the order decides: a request is looked for behind those of everything that
+// had ended before the call, and before those of what began after it.
+func unheard(log []adminapi.Request, exchanges []rules.RecordedCall, calls []rpc) (
+	findings []string) {
+	place := map[string]int{}
+	for i, entry := range log {
+		place[entry.RequestID] = i
+	}
+	type known struct {
+		began, ended time.Time
+		place        int // in the log
+	}
+	var all []known
+	for _, e := range exchanges {
+		if i, is := place[e.RequestID]; is {
+			all = append(all, known{e.Began, e.Began.Add(e.Took), i})
+		}
+	}
+	slices.SortStableFunc(calls, func(a, b rpc) int { return a.began.Compare(b.began) })
+	for _, call := range calls {
+		operations := leaves[call.name]
+		isID := call.object == "" || isUUID(call.object) // others do not exist: no request
+		if call.code != codes.OK || operations == nil || !isID {
+			continue
+		}
+		first, end, ended := 0, len(log), call.began.Add(call.took)
+		for _, k := range all {
+			if k.ended.Before(call.began) {
+				first = max(first, k.place+1)
+			} else if k.began.After(ended) {
+				end = min(end, k.place)
+			}
+		}
+		first = min(first, end)
+		i := slices.IndexFunc(log[first:end], func(entry adminapi.Request) bool {
+			return slices.Contains(operations, entry.Operation)
+		})
+		if i >= 0 {
+			all = append(all, known{call.began, ended, first + i})
+		} else {
+			findings = append(findings, fmt.Sprintf("%s of %q at %s succeeded, and the rack heard none "+
+				"of %v", call.name, call.object, call.began.UTC().Format(time.StampMilli), operations))
+		}
+	}
+	return findings
+}
+
+// latencies returns the durations of requests and calls.
+func (w *job) latencies() []report.Calls {
+	type key struct {
+		kind report.Kind
+		name string
+	}
+	times, failed := map[key][]float64{}, map[key]int{}
+	for _, e := range w.exchanges {
+		k := key{report.API, e.Operation}
+		times[k] = append(times[k], milliseconds(e.Took))
+		if e.Status == 0 || e.Status >= 400 {
+			failed[k]++
+		}
+	}
+	for _, c := range w.calls.since(0) {
+		k := key{report.RPC, c.name}
+		times[k] = append(times[k], milliseconds(c.took))
+		if c.code != codes.OK {
+			failed[k]++
+		}
+	}
+	var all []report.Calls
+	for k, samples := range times {
+		if k.name != "" {
+			all = append(all, report.NewCalls(k.kind, k.name, failed[k], samples))
+		}
+	}
+	return all
 }

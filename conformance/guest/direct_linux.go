@@ -4,8 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // openDirect opens a file for reads that bypass the page cache. On a filesystem without direct
@@ -56,6 +60,10 @@ func filesystemBytes(path string) (int64, error) {
 	return int64(st.Blocks) * st.Bsize, nil
 }
 
+// HasMountSetattr reports whether the kernel has the system calls with which the driver mounts
+// (Linux 5.12).
+func HasMountSetattr() bool { return unix.MountSetattr(-1, "", 0, nil) != unix.ENOSYS }
+
 // KernelRelease returns the output of uname -r.
 func KernelRelease() (string, error) {
 	var name unix.Utsname
@@ -63,4 +71,81 @@ func KernelRelease() (string, error) {
 		return "", fmt.Errorf("uname: %w", err)
 	}
 	return unix.ByteSliceToString(name.Release[:]), nil
+}
+
+// directory is an agent's own tmpfs. Other processes see an empty directory. The agent, its driver
+// and the driver's programs hold a lock on it as long as one of them lives. Then other agents
+// remove it. They must not do so before: Linux detaches the tmpfs when its directory is removed
+// outside, and a driver that still ends its calls would write to the machine's disk.
+type directory struct {
+	path string
+	lock *os.File
+}
+
+func newDirectory() (*directory, error) {
+	Sweep()
+	path, err := os.MkdirTemp("", dirPrefix)
+	if err != nil {
+		return nil, fmt.Errorf("make the agent's directory: %w", err)
+	}
+	lock, err := lockDirectory(path)
+	if err != nil {
+		return nil, fmt.Errorf("lock the agent's directory: %w", err)
+	}
+	// It is marked when it is locked, so that no other agent sweeps it meanwhile.
+	if err := MarkOwn(path, agentMark); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	if err := unix.Mount("oxide-guest", path, "tmpfs", unix.MS_NOSUID, "mode=0700"); err != nil {
+		return nil, errors.Join(fmt.Errorf("mount a tmpfs at %s: %w; run as root", path, err),
+			RemoveOwn(path, agentMark), lock.Close())
+	}
+	return &directory{path, lock}, nil
+}
+
+// agentMark is the mark of an agent's directory.
+const agentMark = "agent"
+
+// lockDirectory locks a directory that nobody else has locked, without waiting. It fails if the
+// directory was removed in the meantime.
+func lockDirectory(path string) (*os.File, error) {
+	lock, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		_, err = os.Lstat(path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return lock, nil
+}
+
+// Sweep removes the directories of agents that were killed and have left no program behind.
+func Sweep() {
+	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
+	for _, path := range paths {
+		if lock, err := lockDirectory(path); err == nil {
+			_ = RemoveOwn(path, agentMark) // what is not proven stays
+			_ = lock.Close()
+		}
+	}
+}
+
+// remove unmounts the tmpfs with everything below it, and removes the directory. It returns an
+// error that names what was still mounted.
+func (d *directory) remove() error {
+	mounts, err := harness.MountsBelow(d.path)
+	if err == nil && len(mounts) > 1 {
+		err = fmt.Errorf("the instance still had volumes mounted, which are unmounted now:\n  %s",
+			strings.Join(mounts[1:], "\n  "))
+	}
+	if failed := unix.Unmount(d.path, unix.MNT_DETACH); failed != nil {
+		return errors.Join(err, fmt.Errorf("unmount %s: %w", d.path, failed), d.lock.Close())
+	}
+	err = errors.Join(err, RemoveOwn(d.path, agentMark), d.lock.Close())
+	Sweep()
+	return err
 }

@@ -14,6 +14,9 @@ func newBuffer(int) ([]byte, func(), error) { return nil, nil, errNotLinux }
 func deviceNumber(*os.File) (string, error) { return "", errNotLinux }
 func filesystemBytes(string) (int64, error) { return 0, errNotLinux }
 
+// HasMountSetattr returns false.
+func HasMountSetattr() bool { return false }
+
 // KernelRelease needs Linux.
 func KernelRelease() (string, error) { return "", errNotLinux }
 

@@ -1,0 +1,219 @@
+//go:build linux
+
+package data_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
+)
+
+// TestMain turns this binary into an agent when it is started as one.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == guest.Verb {
+		os.Exit(guest.Main(context.Background()))
+	}
+	namespace.Main(m)
+}
+
+// bench is a Bench on a simulated rack with the instances a, b and helper.
+type bench struct {
+	*data.Bench
+	env *harness.Environment
+}
+
+// deviceTimeout limits how long the driver and the checks wait for a device.
+const deviceTimeout = time.Second
+
+// newBench starts a bench whose programs have no race detector. With RACE=-race,
+// TestARackInOrderPassesEveryCheck runs every check with it.
+func newBench(t *testing.T, options harness.RackOptions) *bench {
+	t.Helper()
+	run := harness.RunFor(t)
+	run.Plain = true
+	return benchOf(t, run, options)
+}
+
+func benchOf(t *testing.T, run *harness.Run, options harness.RackOptions) *bench {
+	t.Helper()
+	ctx := t.Context()
+	options.Instances = []string{"a", "b", "helper"}
+	env, err := run.StartEnvironment(ctx, options)
+	csitest.Must(t, err)
+	t.Cleanup(func() { csitest.Must(t, env.Close()) })
+	controller, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController})
+	csitest.Must(t, err)
+	driver, err := run.Binary(ctx, "oxide-csi-plugin")
+	csitest.Must(t, err)
+	config := guest.Config{Plugin: []string{driver},
+		Args: []string{"--device-timeout=" + deviceTimeout.String()}}
+	here := config
+	view := env.Rack.Instance("a").Guest
+	here.SysfsRoot, here.DevRoot = filepath.Join(view, "sys"), filepath.Join(view, "dev")
+	a, err := guest.Here(ctx, here)
+	csitest.Must(t, err)
+	t.Cleanup(func() { csitest.Must(t, a.Close()) })
+	b, err := guest.Connect(ctx, shell(env.Rack, "b"), config)
+	csitest.Must(t, err)
+	b.Name = "instance b"
+	t.Cleanup(func() { csitest.Must(t, b.Close()) })
+	helper := env.Rack.Instance("helper").ID
+	csitest.Must(t, env.Rack.StopInstance(ctx, helper))
+	csitest.Must(t, env.TakeBaseline(ctx))
+	var names atomic.Int64
+	return &bench{env: env, Bench: &data.Bench{
+		Controller: controller.Controller(), A: a, B: b,
+		Helper: &data.Helper{InstanceID: helper,
+			Connect: func(ctx context.Context) (*guest.AgentClient, error) {
+				return guest.Connect(ctx, shell(env.Rack, "helper"), config)
+			}},
+		Oxide: env.Rack.Client, Project: env.Rack.Project, Hotplug: options.Hotplug == "",
+		Name:          func(what string) string { return fmt.Sprintf("%s-%d", what, names.Add(1)) },
+		Seed:          1,
+		DeviceTimeout: deviceTimeout, SampleTime: time.Second,
+	}}
+}
+
+// shell returns a command that runs a script with the view of an instance.
+func shell(rack *harness.Rack, instance string) []string {
+	view := rack.Instance(instance).Guest
+	return []string{"env", "OXIDE_SYSFS_ROOT=" + filepath.Join(view, "sys"),
+		"OXIDE_DEV_ROOT=" + filepath.Join(view, "dev"), "sh", "-c"}
+}
+
+func TestARackInOrderPassesEveryCheck(t *testing.T) { // D-12
+	t.Parallel()
+	b := benchOf(t, harness.RunFor(t), harness.RackOptions{})
+	b.Accesses = chosenAccesses(t, len(data.Checks()))
+	for _, check := range data.Checks() {
+		t.Run(check.ID+" "+check.Says, func(t *testing.T) { runHealthy(t, b, check) })
+	}
+}
+
+// chosenAccesses returns the accesses with which a test runs some checks: ext4 and block in the
+// short form, and otherwise nil, all of them.
+func chosenAccesses(t *testing.T, checks int) []string {
+	t.Helper()
+	if !testing.Short() {
+		return nil
+	}
+	short.Left(t, 2*checks)
+	return []string{"ext4", "block"}
+}
+
+// runHealthy runs a check that must succeed, make the calls that it promises, and leave nothing.
+func runHealthy(t *testing.T, b *bench, check data.Check) {
+	if blocked := check.Blocked(b.Bench); blocked != "" {
+		t.Fatal(blocked)
+	}
+	ctx := t.Context()
+	csitest.Must(t, b.env.Rack.Admin.ClearRequests(ctx))
+	start := time.Now()
+	b.Log = &data.Log{}
+	csitest.Must(t, check.Run(ctx, b.Bench))
+	if len(b.Log.Extent()) == 0 {
+		t.Error("the check does not state how far it looked")
+	}
+	t.Logf("%.1fs: %s", time.Since(start).Seconds(), b.Log.Extent())
+	requests, err := b.env.Rack.Admin.Requests(ctx, 0)
+	csitest.Must(t, err)
+	var made []string
+	for _, r := range requests {
+		made = append(made, r.Operation)
+	}
+	for _, call := range check.Calls {
+		// The names of the rack's operations begin with a lower-case letter, those of CSI's RPCs with a
+		// capital.
+		if call[0] >= 'a' && !slices.Contains(made, call) {
+			t.Errorf("the check promises the call %s and did not make it", call)
+		}
+	}
+	if err := b.env.Balance(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestARackWithoutHotplugPassesTheChecksThatUseTheHelper(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, harness.RackOptions{Hotplug: "none"})
+	b.Accesses = chosenAccesses(t, 1)
+	for _, check := range data.Checks() {
+		blocked := check.Blocked(b.Bench)
+		if check.Needs.Helper {
+			t.Run(check.ID+" "+check.Says, func(t *testing.T) { runHealthy(t, b, check) })
+		} else if !strings.Contains(blocked, "of stopped instances only") {
+			t.Errorf("%s is blocked by %q", check.ID, blocked)
+		}
+	}
+	noticed := map[string]noticed{
+		"lost:new:0":     {"D11", "block", "which is zero"},
+		"serial-missing": {"D11", "ext4", "shows 0 devices with the serial"},
+		"device-never":   {"D11", "xfs", "shows 0 devices with the serial"},
+		"device-smaller": {"D11", "btrfs", "expected the size of the rack's disk"},
+	}
+	for _, tamper := range short.Some(t, 1, slices.Sorted(maps.Keys(noticed))) {
+		t.Run(tamper+" by D11", func(t *testing.T) { b.notices(t, tamper, noticed[tamper]) })
+	}
+}
+
+func TestABlockedCheckNamesWhatTheBenchLacks(t *testing.T) {
+	for _, check := range data.Checks() {
+		blocked := check.Blocked(&data.Bench{Hotplug: true})
+		if got, want := blocked == "", !check.Needs.Second && !check.Needs.Helper; got != want {
+			t.Errorf("%s, which needs %+v, is blocked by %q", check.ID, check.Needs, blocked)
+		}
+	}
+}
+
+func TestTheTableOfDataChecksIsComplete(t *testing.T) {
+	ids := map[string]bool{}
+	for _, c := range data.Checks() {
+		if c.ID == "" || ids[c.ID] || c.Says == "" || c.Why == "" || c.Source == "" ||
+			len(c.Calls) == 0 || c.Run == nil {
+			t.Errorf("%s has a field that is empty, or an ID that another one has", c.ID)
+		}
+		ids[c.ID] = true
+	}
+}
+
+func TestAnInstanceThatSomebodyElseUsesIsNotStopped(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, harness.RackOptions{})
+	b.Accesses = []string{"block"}
+	b.MayStop = func(context.Context, string) error { return errors.New("it is in use") }
+	// Somebody starts the helper after the preflight.
+	rack := b.env.Rack
+	errStart := rack.StartInstance(t.Context(), b.Helper.InstanceID)
+	began, err := rack.Admin.Requests(t.Context(), 0)
+	csitest.Must(t, errors.Join(errStart, err))
+	for _, check := range data.Checks() {
+		if check.ID != "D03" && check.ID != "D11" {
+			continue
+		}
+		if err := check.Run(t.Context(), b.Bench); err == nil {
+			t.Errorf("%s: expected that it fails", check.ID)
+		}
+	}
+	since, err := rack.Admin.Requests(t.Context(), began[len(began)-1].Seq)
+	csitest.Must(t, err)
+	for _, r := range since {
+		if r.Operation == "instance_stop" {
+			t.Errorf("it was stopped: %+v", r)
+		}
+	}
+}

@@ -1,0 +1,426 @@
+package rules
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// maxDisks is the number of disks that an instance may have.
+const maxDisks = 12
+
+var tooManyDisks = invalidRequest("cannot attach more than 12 disks to instance")
+
+// NewDisk returns the request for a blank disk that is created together with an instance, and
+// removes the disk at the end. Call it before the instance is created, so that the instance is
+// removed first.
+func (c *Check) NewDisk() oxide.InstanceDiskAttachment {
+	blank := c.Blank().Body
+	c.Cleanup(func(ctx context.Context) error { return c.removeByName(ctx, blank.Name) })
+	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{Name: blank.Name,
+		Description: blank.Description, Size: blank.Size, DiskBackend: blank.DiskBackend}}
+}
+
+func checkNumberOfDisks(c *Check) {
+	full := c.NewInstance()
+	full.Body.BootDisk = c.NewDisk()
+	for range maxDisks - 1 {
+		full.Body.Disks = append(full.Body.Disks, c.NewDisk())
+	}
+	crowded := c.NewInstance()
+	crowded.Body.BootDisk = full.Body.BootDisk
+	crowded.Body.Disks = append(slices.Clone(full.Body.Disks), full.Body.Disks[0])
+	c.MustRefuse("create an instance with a boot disk and 12 others", tooManyDisks)(
+		c.CreateInstance(crowded))
+
+	instance := Must[*oxide.Instance](c, "create an instance with a boot disk and 11 others")(
+		c.CreateInstance(full))
+	c.Await(instance.Id, oxide.InstanceStateStopped)
+	disk, elsewhere := c.Disk(), c.StoppedInstance()
+	c.MustRefuse("attach a 13th disk", tooManyDisks)(c.Attach(disk.Id, instance.Id))
+	Must[*oxide.Disk](c, "attach it to another instance")(c.Attach(disk.Id, elsewhere.Id))
+	c.MustRefuse("attach a 13th disk that is attached to another instance",
+		attachedElsewhere("attach", disk))(c.Attach(disk.Id, instance.Id))
+	Must[*oxide.Disk](c, "detach it there")(c.Detach(disk.Id, elsewhere.Id))
+	if c.Arrange("a failed instance") {
+		c.Fail(instance.Id)
+		c.MustRefuse("attach a 13th disk while the instance is failed",
+			invalidRequest("cannot attach disk to instance in failed state"))(c.Attach(disk.Id, instance.Id))
+		Must[*oxide.Instance](c, "stop the failed instance")(c.Stop(instance.Id))
+		c.Await(instance.Id, oxide.InstanceStateStopped)
+	}
+	for _, other := range c.DisksOf(instance.Id) {
+		if other.Id != instance.BootDiskId {
+			Must[*oxide.Disk](c, "detach one of the 12")(c.Detach(other.Id, instance.Id))
+			break
+		}
+	}
+	Must[*oxide.Disk](c, "attach a disk in its place")(c.Attach(disk.Id, instance.Id))
+}
+
+func checkHotplug(c *Check) {
+	disk, stopped := c.Disk(), c.StoppedInstance()
+	running, there := c.RunningInstance()
+	c.MustAttach("attach while the instance is stopped", disk.Id, stopped.Id)
+	c.MustDetach("detach while it is stopped", disk.Id, stopped.Id)
+	switch {
+	case c.Hotplug:
+		id := running.Id
+		if c.Here != nil { // whose operating system must cooperate
+			id = c.Here.ID
+		}
+		c.MustAttach("attach while the instance runs", disk.Id, id)
+		c.MustDetach("detach while it runs", disk.Id, id)
+		return
+	case c.AttachOnly:
+		own := c.Instance(c.Disk()) // its end detaches the disk
+		c.StartAndAwait(own.Id)
+		c.MustAttach("attach while the instance runs", disk.Id, own.Id)
+	default:
+		c.MustRefuse("attach while the instance runs", notStopped("attach"))(
+			c.Attach(disk.Id, running.Id))
+		c.AttachedTo("after that", c.Look(disk.Id), "")
+	}
+	c.MustRefuse("detach while it runs", notStopped("detach"))(c.Detach(there.Id, running.Id))
+	c.AttachedTo("after that", c.Look(there.Id), running.Id)
+}
+
+func checkWhatIsAttached(c *Check) {
+	disk, instance := c.Disk(), c.StoppedInstance()
+	nowhere, missing := uuid.NewString(), c.Name()
+	for verb, call := range map[string]func(string, string) (*oxide.Disk, error){
+		"attach": c.Attach, "detach": c.Detach} {
+		c.MustRefuse(verb+" a disk that is not there, with an instance that is not there",
+			unknownID("instance", nowhere))(call(uuid.NewString(), nowhere))
+		c.MustRefuse(verb+" a disk that is not there", unknownID("disk", nowhere))(
+			call(nowhere, instance.Id))
+		c.MustRefuse(verb+" a name that no disk has", unknownName("disk", missing))(
+			call(string(missing), instance.Id))
+	}
+	c.MustAttach("attach a disk by name", string(disk.Name), instance.Id)
+	c.MustDetach("detach it by name", string(disk.Name), instance.Id)
+	if other := c.otherProject(); other != "" {
+		c.checkOtherProject(other, instance.Id)
+	}
+}
+
+// otherProject returns the ID of another project of a simulated rack, or "". On a real rack the
+// token may have no rights in another project.
+func (c *Check) otherProject() string {
+	if !c.Arrange("another project") {
+		return ""
+	}
+	state, err := c.Admin.State(c.ctx)
+	c.must("read the simulated rack's state", err)
+	for _, project := range state.Projects {
+		if project.ID != c.Project && project.Name != c.Project {
+			return project.ID
+		}
+	}
+	return ""
+}
+
+func (c *Check) checkOtherProject(project, instance string) {
+	create := c.Blank()
+	create.Project = oxide.NameOrId(project)
+	disk := Must[*oxide.Disk](c, "create a disk in another project")(c.CreateDisk(create))
+	c.MustRefuse("attach a disk of another project",
+		invalidRequest("disk must be in the same project as the instance"))(c.Attach(disk.Id, instance))
+	c.MustRefuse("attach it by name", unknownName("disk", disk.Name))(
+		c.Attach(string(disk.Name), instance))
+	Must[*oxide.Disk](c, "detach a disk of another project")(c.Detach(disk.Id, instance))
+}
+
+func checkAttachAtOnce(c *Check) {
+	instance := c.StoppedInstance()
+	source := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(c.Disk().Id))
+	disk := Must[*oxide.Disk](c, "create a disk from it")(c.CreateDisk(
+		c.fromSnapshot(source.Id, false)))
+	for _, step := range []struct {
+		name, instance string
+		call           func(string, string) (*oxide.Disk, error)
+	}{{"attach a disk", instance.Id, c.Attach}, {"detach it", "", c.Detach}} {
+		answer := Must[*oxide.Disk](c, step.name)(step.call(disk.Id, instance.Id))
+		c.AttachedTo(step.name, answer, step.instance)
+		c.Same(step.name+", and read it", c.Look(disk.Id), answer)
+		listed := c.DisksOf(instance.Id)
+		if step.instance != "" {
+			c.Listed(step.name+": the list of the instance's disks", listed, answer)
+		} else {
+			Equal(c, step.name+": whether it is among the instance's disks", slices.ContainsFunc(listed,
+				func(d oxide.Disk) bool { return d.Id == disk.Id }), false)
+		}
+	}
+}
+
+func checkAttachWhileCreating(c *Check) {
+	c.needSimulated("the creation of a disk cannot be held open from outside")
+	instance, create := c.StoppedInstance(), c.Blank()
+	c.Switch("create_hold", adminapi.Duration(hold))
+	made := make(chan error, 1)
+	go func() {
+		_, err := c.CreateDisk(create)
+		made <- err
+	}()
+	name := oxide.NameOrId(create.Body.Name)
+	var state oxide.DiskStateState
+	err := harness.Await(c.ctx, requestTimeout, func() error {
+		seen, err := c.Client.DiskView(c.ctx,
+			oxide.DiskViewParams{Disk: name, Project: c.project()})
+		if err == nil {
+			state = seen.State.State()
+		}
+		return err
+	})
+	var attached *oxide.Disk
+	if err == nil {
+		attached, err = c.Attach(string(name), instance.Id)
+	}
+	// The instance's clean-up removes the disk.
+	c.must("create a disk", <-made)
+	c.must("attach it while it is being created", err)
+	Equal(c, "the disk's state before the attach", state, oxide.DiskStateStateCreating)
+	c.AttachedTo("attach a disk while it is being created", attached, instance.Id)
+	c.AttachedTo("after its creation", c.Look(attached.Id), instance.Id)
+}
+
+func checkRepeatedAttach(c *Check) {
+	disk, instance := c.Disk(), c.StoppedInstance()
+	for _, step := range []string{"attach a disk", "attach it again"} {
+		c.MustAttach(step, disk.Id, instance.Id)
+	}
+	running, there := c.RunningInstance()
+	const again = "attach what a running instance has"
+	c.MustAttach(again, there.Id, running.Id)
+}
+
+func checkRepeatedDetach(c *Check) {
+	disk := c.Disk()
+	running, _ := c.RunningInstance()
+	for _, instance := range []*oxide.Instance{c.StoppedInstance(), running} {
+		const again = "detach a detached disk"
+		c.MustDetach(again, disk.Id, instance.Id)
+	}
+}
+
+// hold is the time for which a simulated rack delays an operation, so that a check can do
+// something in the middle of it.
+const hold = time.Second
+
+// attachedElsewhere is the refusal to attach or detach a disk that is attached to another
+// instance.
+func attachedElsewhere(verb string, disk *oxide.Disk) Refused {
+	return invalidRequest("cannot %s disk %q: disk is attached to another instance", verb, disk.Name)
+}
+
+// notStopped is the refusal to attach or detach a disk while the instance has a VMM.
+func notStopped(verb string) Refused {
+	return invalidRequest("cannot %s disk: instance is not fully stopped", verb)
+}
+
+// FaultedDisk returns a faulted disk of a simulated rack. Its deletion has failed halfway.
+func (c *Check) FaultedDisk() *oxide.Disk {
+	disk := c.Disk()
+	c.Fault(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind})
+	if c.DeleteDisk(disk.Id) == nil {
+		c.Fatalf("delete disk %s, halfway: expected an error; it is deleted", disk.Name)
+	}
+	return c.Look(disk.Id)
+}
+
+func checkAttachRefusals(c *Check) {
+	disk, stopped := c.Disk(), c.StoppedInstance()
+	running, there := c.RunningInstance()
+	c.MustRefuse("attach a disk that a running instance has", attachedElsewhere("attach", there))(
+		c.Attach(there.Id, stopped.Id))
+	Must[*oxide.Disk](c, "attach a disk")(c.Attach(disk.Id, stopped.Id))
+	c.MustRefuse("attach it to a running instance as well", attachedElsewhere("attach", disk))(
+		c.Attach(disk.Id, running.Id))
+	c.AttachedTo("after that", c.Look(disk.Id), stopped.Id)
+	if !c.Hotplug && !c.AttachOnly {
+		c.MustRefuse("attach a detached disk to a running instance", notStopped("attach"))(
+			c.Attach(c.Disk().Id, running.Id))
+	}
+	if !c.Arrange("a faulted disk") {
+		return
+	}
+	faulted := c.FaultedDisk()
+	state := invalidRequest("cannot attach disk %q: invalid state faulted", faulted.Name)
+	c.MustRefuse("attach a faulted disk to a running instance", state)(
+		c.Attach(faulted.Id, running.Id))
+	failed := c.Instance(c.Disk())
+	c.Fail(failed.Id)
+	c.MustRefuse("attach a faulted disk to a failed instance", state)(c.Attach(faulted.Id, failed.Id))
+	c.MustRefuse("attach a disk to a failed instance",
+		invalidRequest("cannot attach disk to instance in failed state"))(
+		c.Attach(c.Disk().Id, failed.Id))
+}
+
+func checkLocalDisks(c *Check) {
+	create := c.Blank()
+	create.Body.DiskBackend = oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
+	disk := Must[*oxide.Disk](c, "create a local disk")(c.CreateDisk(create))
+	running, _ := c.RunningInstance()
+	_, err := c.Attach(disk.Id, running.Id)
+	want := notStopped("attach")
+	if c.Hotplug || c.AttachOnly {
+		want = inConflict("cannot attach local storage disk: instance is starting")
+	}
+	c.Refuses("attach a local disk to a running instance", err, want)
+
+	instance := c.Instance()
+	Must[*oxide.Disk](c, "attach it to a stopped instance")(c.Attach(disk.Id, instance.Id))
+	c.StartAndAwait(instance.Id)
+	c.MustRefuse("detach a local disk from a running instance", notStopped("detach"))(
+		c.Detach(disk.Id, instance.Id))
+	c.AttachedTo("after that", c.Look(disk.Id), instance.Id)
+}
+
+func checkDetachRefusals(c *Check) {
+	stopped := c.StoppedInstance()
+	running, there := c.RunningInstance()
+	_, err := c.Detach(there.Id, stopped.Id)
+	c.Refuses("detach a disk from an instance that does not have it", err,
+		attachedElsewhere("detach", there))
+	c.AttachedTo("after that", c.Look(there.Id), running.Id)
+	if !c.Hotplug {
+		c.MustRefuse("detach a disk from a running instance", notStopped("detach"))(
+			c.Detach(there.Id, running.Id))
+	}
+	boot, data := c.Disk(), c.Disk()
+	create := c.NewInstance()
+	create.Body.BootDisk = With(boot)
+	create.Body.Disks = []oxide.InstanceDiskAttachment{With(data)}
+	instance := Must[*oxide.Instance](c, "create an instance with a boot disk")(
+		c.CreateInstance(create))
+	c.Await(instance.Id, oxide.InstanceStateStopped)
+	c.MustRefuse("detach the boot disk of a stopped instance",
+		inConflict("boot disk cannot be detached"))(c.Detach(boot.Id, instance.Id))
+	c.AttachedTo("after that", c.Look(boot.Id), instance.Id)
+	if !c.Arrange("a faulted disk") {
+		return
+	}
+	faulted := c.FaultedDisk()
+	c.MustRefuse("detach a faulted disk",
+		invalidRequest("cannot detach disk %q: invalid state faulted", faulted.Name))(
+		c.Detach(faulted.Id, running.Id))
+	c.Fail(instance.Id)
+	c.MustRefuse("detach the boot disk of a failed instance",
+		invalidRequest("cannot detach disk from instance in failed state"))(
+		c.Detach(boot.Id, instance.Id))
+	c.MustDetach("detach another disk of a failed instance", data.Id, instance.Id)
+}
+
+func checkUnreadAttachments(c *Check) {
+	c.needSimulated("no request from outside takes all connections to the rack's database")
+	disk, instance := c.Disk(), c.StoppedInstance()
+	_, there := c.RunningInstance()
+	c.Fault(adminapi.Fault{Operation: "instance_disk_attach", Object: there.Id,
+		Phase: adminapi.Reread})
+	_, err := c.Attach(there.Id, instance.Id)
+	c.Refuses("attach another's disk without a connection to the database", err,
+		attachedElsewhere("attach", there))
+	for _, step := range []struct {
+		operation, instance string
+		call                func(string, string) (*oxide.Disk, error)
+	}{
+		{"instance_disk_attach", instance.Id, c.Attach}, {"instance_disk_detach", "", c.Detach},
+	} {
+		for _, what := range []string{step.operation, step.operation + " again"} {
+			c.Fault(adminapi.Fault{Operation: step.operation, Object: disk.Id, Phase: adminapi.Reread})
+			c.MustRefuse(what+" without a connection to the database", unavailable)(
+				step.call(disk.Id, instance.Id))
+			c.AttachedTo("after that", c.Look(disk.Id), step.instance)
+		}
+	}
+}
+
+// Trial is what a rack did with the disks of a running instance that the trial created. Attaches
+// was tried only on a rack that detaches none.
+type Trial struct {
+	Attaches, Detaches bool
+	// Says are findings that an operator can send to Oxide, one sentence each.
+	Says []string
+}
+
+// TryHotplug tries what a rack does with the disks of a running instance. That instance can be
+// stopped at the end, unlike the one that runs this program.
+func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
+	var t Trial
+	result := r.Run(ctx, Rule{ID: "hot-plug", Check: func(c *Check) {
+		t = Trial{}
+		first, second := c.Disk(), c.Disk()
+		instance := c.Instance(first)
+		c.StartAndAwait(instance.Id)
+		_, err := c.Detach(first.Id, instance.Id)
+		if t.Detaches = err == nil; t.Detaches {
+			return
+		}
+		if !SaysNotStopped(err) {
+			c.Fatalf("detach a disk of a running instance: expected that the rack does it, or refuses "+
+				"because the instance is not stopped; found %s", Brief(err))
+		}
+		refused := Brief(err)
+		_, err = c.Attach(second.Id, instance.Id)
+		if IsUnanswered(err) {
+			c.must("attach a disk to a running instance", err)
+		}
+		if err == nil {
+			t.Attaches = true
+			t.Says = append(t.Says, "a running instance gains a disk, and keeps it until it is stopped: "+
+				refused)
+			t.refusal(c, first)
+		} else if says := Recorded(err, c.Look(second.Id), instance.Id); says != "" {
+			t.Says = append(t.Says, says)
+		}
+	}})
+	return t, result
+}
+
+// TryRefusal tries how the rack refuses an attach: it asks for a disk that a running instance has.
+func (r *TestedRack) TryRefusal(ctx context.Context) (Trial, Result) {
+	var t Trial
+	result := r.Run(ctx, Rule{ID: "refusal", Check: func(c *Check) {
+		t = Trial{}
+		disk := c.Disk()
+		c.Instance(disk)
+		t.refusal(c, disk)
+	}})
+	return t, result
+}
+
+// refusal attaches a disk that an instance has to another one.
+func (t *Trial) refusal(c *Check, attached *oxide.Disk) {
+	_, err := c.Attach(attached.Id, c.StoppedInstance().Id)
+	if statusOf(err) == http.StatusInternalServerError {
+		t.Says = append(t.Says, "a refused attach is a 500 without a reason: the disk "+
+			string(attached.Name)+" has another instance, and the answer is "+Brief(err))
+	}
+}
+
+// SaysNotStopped recognizes the refusal of a rack without hot-plug (A17, A34).
+func SaysNotStopped(err error) bool {
+	return errors.Is(err, oxide.ErrInvalidRequest) && errors.Is(err, oxide.ErrHTTP400) &&
+		strings.Contains(Brief(err), "instance is not fully stopped")
+}
+
+// Recorded describes an attach that the rack answered with an error although it now shows the disk
+// as attached. It returns "" if the attach did not fail so.
+func Recorded(err error, disk *oxide.Disk, instance string) string {
+	attached, is := disk.State.AsAttached()
+	if err == nil || IsUnanswered(err) || !is || attached.Instance != instance {
+		return ""
+	}
+	return fmt.Sprintf("an attach that failed stays recorded: the disk %s is attached to the "+
+		"instance %s, and the answer was %s", disk.Name, instance, Brief(err))
+}
