@@ -83,8 +83,7 @@ type object struct {
 
 func newBudget(limit amount) *budget { return &budget{limit: limit, gone: map[string]bool{}} }
 
-// begin reserves room for objects. The caller ends the creation with whether they were created,
-// and with their IDs as far as it knows them.
+// begin starts the clock.
 func (b *budget) begin(objects ...*object) (end func(made bool, ids ...string), err error) {
 	asked := sum(objects)
 	b.mu.Lock()
@@ -152,28 +151,25 @@ func sum(objects []*object) amount {
 	return all
 }
 
-// held returns what exists.
 func (b *budget) held() amount {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.now()
 }
 
-// peak returns the most that existed at one time.
 func (b *budget) peak() amount {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.most
 }
 
-// cost is the number of requests and the time that a part takes. It was measured on the
-// simulator, where a request takes almost no time.
+// cost is the number of requests and the time that a part takes on a simulated rack, whose answers
+// take almost no time.
 type cost struct {
 	requests int
 	own      time.Duration
 }
 
-// costs are the costs of the parts.
 var costs = map[string]cost{
 	partRules: {1250, 7 * time.Second},
 	"ext4":    {540, 2 * time.Second}, "xfs": {540, 2 * time.Second},
@@ -207,14 +203,12 @@ func (p *progress) begin(selected []string, latency time.Duration) {
 	p.latency, p.began, p.expected = latency, time.Now(), estimate(selected, latency)
 }
 
-// enter starts a part.
 func (p *progress) enter(part string, all int) {
 	p.leave()
 	p.part, p.partDone, p.partAll = part, 0, all
 	fmt.Fprintf(p.out, "\n%s\n", part)
 }
 
-// leave ends the part.
 func (p *progress) leave() {
 	if p.part != "" {
 		p.spent += estimate([]string{p.part}, p.latency)
@@ -235,8 +229,8 @@ func (p *progress) done(status, name, reason string) {
 	}
 }
 
-// left estimates the remaining time: the estimate for the rest, corrected by the ratio of the
-// real and the estimated time so far.
+// left estimates the remaining time from the estimates of the parts and from how far they were
+// right so far.
 func (p *progress) left() time.Duration {
 	behind := p.spent
 	if p.partAll > 0 {
@@ -250,7 +244,6 @@ func (p *progress) left() time.Duration {
 	return max(0, time.Duration(float64(left)*float64(time.Since(p.began))/float64(behind)))
 }
 
-// round rounds a duration so that it is readable.
 func round(d time.Duration) string {
 	if d < time.Minute {
 		return d.Round(time.Second).String()

@@ -111,7 +111,6 @@ func asksAgain(err error) bool {
 	return false
 }
 
-// reasonOf returns the driver's reason in an error.
 func reasonOf(err error) string { return harness.ReasonOf(status.Convert(err)) }
 
 // charge reserves room for the objects that a call creates. The caller calls end with the call's
@@ -325,8 +324,7 @@ func created(req *http.Request, run string) (objects []*object, together bool, e
 	return objects, true, nil
 }
 
-// gibOf returns a size in GiB. It returns 1 for an absurd size, because the rack refuses such a
-// request.
+// gibOf returns a size in GiB, or 1 for a size that every rack refuses.
 func gibOf(bytes int64) int64 {
 	gib := bytes / harness.GiB
 	if gib < 1 || gib > absurdGiB {
@@ -335,11 +333,9 @@ func gibOf(bytes int64) int64 {
 	return gib
 }
 
-// absurdGiB is a size that no rule may create. A rule may ask for it to see that the rack
-// refuses.
+// absurdGiB is a size that no check creates. A check may request it to see that the rack refuses.
 const absurdGiB = 64
 
-// idOf reads the ID of the created object.
 func idOf(resp *http.Response) string {
 	body, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()

@@ -69,8 +69,7 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 		return ExitConforms, nil
 	}
 	if !s.yes && !ask(ctx, p, "Remove this?") {
-		return interruptedOr(ctx, ExitUsage),
-			errors.New("nothing was removed: say --yes, or answer yes")
+		return interruptedOr(ctx, ExitUsage), errors.New("nothing was removed: say --yes, or answer yes")
 	}
 	var errs []error
 	for _, run := range dead {
@@ -117,7 +116,6 @@ func ask(ctx context.Context, p *Program, question string) bool {
 	}
 }
 
-// interruptedOr returns the exit status of a failure, or that of an interrupt.
 func interruptedOr(ctx context.Context, status int) int {
 	if ctx.Err() != nil {
 		return ExitInterrupted
@@ -125,7 +123,6 @@ func interruptedOr(ctx context.Context, status int) int {
 	return status
 }
 
-// plan lists the objects that will be removed.
 func (r deadRun) plan() []string {
 	lines := r.left.names()
 	for _, one := range r.left {
@@ -296,8 +293,7 @@ func (o *job) stop(ctx context.Context, run deadRun, instance string) error {
 	if err := o.mayStop(ctx, instance); err != nil {
 		return err
 	}
-	_, err := o.client.InstanceStop(ctx,
-		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
+	_, err := o.client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
 	if err != nil {
 		return err
 	}
@@ -341,8 +337,7 @@ func (r deadRun) title() string {
 		r.mark.Began.UTC().Format("2006-01-02 15:04:05 UTC"), r.mark.Host)
 }
 
-// alive returns the reason why the run may still be under way, or "". here is the ID of this
-// instance.
+// alive returns why the run may still be under way, or "". The argument is the ID of this instance.
 func (r deadRun) alive(here string) string {
 	boot, _, _ := strings.Cut(bootID(), " ")
 	switch {

@@ -41,7 +41,6 @@ func (w *job) runData(ctx context.Context) (err error) {
 	return nil
 }
 
-// checkData runs one check.
 func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) report.Result {
 	result := report.Result{Group: partData, ID: check.ID, Name: check.Says, Source: check.Source}
 	if why := check.Blocked(b); why != "" {
@@ -96,7 +95,6 @@ func (w *job) room(ctx context.Context) int64 {
 	return left
 }
 
-// quotaRefused reports whether the rack has refused a request for lack of space.
 func quotaRefused(calls []rules.RecordedCall) bool {
 	return slices.ContainsFunc(calls, func(c rules.RecordedCall) bool {
 		return c.Status == http.StatusInsufficientStorage
@@ -183,7 +181,6 @@ func (w *job) connect(ctx context.Context, shell string, c guest.Config) (
 	return g, err
 }
 
-// observe records a call of a node service.
 func (w *job) observe(method string, request any, began time.Time, err error) {
 	w.calls.add(rpc{name: method[strings.LastIndex(method, "/")+1:], object: objectOf(request),
 		code: status.Code(err), reason: reasonOf(err), tries: 1, began: began, took: time.Since(began)})

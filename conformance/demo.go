@@ -114,7 +114,6 @@ func (d *demo) close() error {
 	return errors.Join(errs...)
 }
 
-// greeting is the text that the workload writes.
 const greeting = "Hello from instance a. This was written before the move.\n"
 
 func (d *demo) run(ctx context.Context) error {
@@ -269,7 +268,6 @@ func (d *demo) publish(instance string) step {
 	}
 }
 
-// mountedAt describes the mount at a path.
 func mountedAt(path string) (string, error) {
 	mounts, err := harness.MountsBelow(path)
 	if err == nil && len(mounts) != 1 {
@@ -317,7 +315,6 @@ func (d *demo) read(context.Context) (string, error) {
 	return fmt.Sprintf("%q from %s", strings.TrimSpace(greeting), path), nil
 }
 
-// balance compares the ledger at the end with the one at the start.
 func (d *demo) balance(ctx context.Context) error {
 	if err := d.Balance(ctx); err != nil {
 		return fmt.Errorf("the ledger does not balance: %w", err)

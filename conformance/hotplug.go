@@ -145,8 +145,8 @@ func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.D
 	return last, false
 }
 
-// awaitDevice demands that this instance shows the disk, and returns its device. Otherwise
-// every later volume would wait for its device in vain.
+// awaitDevice returns the device of the disk in this instance. Without it, every later volume would
+// wait for its device in vain.
 func (w *job) awaitDevice(ctx context.Context, disk oxide.Name) (shown guest.Device, err error) {
 	serial, timeout := rules.SerialOf(disk), deviceTimeout
 	if w.rack.Admin != nil {
@@ -197,7 +197,7 @@ func (o *operator) onlyToStopped(ctx context.Context, disk, stopped, running str
 	return nil
 }
 
-// tellHotplug prints the result, and puts it into the preflight, which could not try it.
+// tellHotplug prints the result and puts it into the report's preflight, which could not try it.
 func (w *job) tellHotplug() {
 	found := pass("yes: a disk was attached to this instance and detached")
 	if w.report.Rack.HotPlug == report.HotPlugNo {

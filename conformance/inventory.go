@@ -115,7 +115,6 @@ func (i inventory) ofDriver() inventory {
 	return slices.DeleteFunc(slices.Clone(i), func(one item) bool { return isMark(one.description) })
 }
 
-// names returns the names of the objects, for people.
 func (i inventory) names() (names []string) {
 	for _, one := range i {
 		about := fmt.Sprintf("%d GiB", int64(one.size)/harness.GiB)
@@ -135,7 +134,8 @@ func isUUID(s string) bool {
 	return err == nil && len(s) == 36
 }
 
-// meet notes the disks of an instance that the run may stop, and demands that nobody else uses it.
+// meet records the disks of an instance that the run may stop, and returns an error if somebody
+// else uses the instance.
 func (w *job) meet(ctx context.Context, instance *oxide.Instance) error {
 	disks, err := w.disksOf(ctx, instance.Id)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// job is one verb of the program that works on a rack.
+// job is a run of a verb that works on a rack.
 type job struct {
 	*Program
 	*settings
@@ -141,7 +141,6 @@ func (s *settings) firmwareID() (string, error) {
 	return id, nil
 }
 
-// plainHTTP reports whether the rack's address has no TLS.
 func (s *settings) plainHTTP() bool {
 	u, err := url.Parse(s.host)
 	return err == nil && u.Scheme == "http"

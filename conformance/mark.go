@@ -42,14 +42,12 @@ type mark struct {
 // markWord begins every description that is a mark.
 const markWord = "oxide-conformance "
 
-// newRunID returns a new ID of a run.
 func newRunID() string {
 	var id [4]byte
 	_, _ = rand.Read(id[:]) // never fails
 	return hex.EncodeToString(id[:])
 }
 
-// isRunID recognizes the IDs of runs.
 var isRunID = regexp.MustCompile(`^[0-9a-f]{8}$`).MatchString
 
 // whole reports whether the mark is that of the disk that describes its run.

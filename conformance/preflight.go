@@ -41,7 +41,6 @@ func preflightVerb(ctx context.Context, p *Program, args []string) (int, error) 
 	return ExitConforms, nil
 }
 
-// finding is the result of one line of the preflight.
 type finding struct {
 	status        report.LineStatus
 	found, advice string
@@ -374,7 +373,6 @@ func (p preflight) askHelper(ctx context.Context) finding {
 // shellTimeout limits how long a command takes to answer through a shell.
 const shellTimeout = time.Minute
 
-// askShell demands that a command runs in the right instance.
 func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance) finding {
 	if shell == "" {
 		return fail("Give a command that runs a script in it as root, such as "+flag+" 'ssh root@"+

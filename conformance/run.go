@@ -56,7 +56,6 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	return w.finish(ctx)
 }
 
-// describe fills in the report's description of this run before it begins.
 func (w *job) describe() {
 	host, _ := os.Hostname()
 	w.report.Run.ID, w.report.Run.Mark, w.report.Run.Machine = w.id, w.mark, host
@@ -70,7 +69,6 @@ func (w *job) describe() {
 		Tools: toolVersions()}
 }
 
-// sdkVersion returns the version of Oxide's client in this program.
 func sdkVersion() string {
 	info, _ := debug.ReadBuildInfo()
 	if info == nil {
@@ -173,7 +171,6 @@ func (w *job) runParts(ctx context.Context) error {
 	return err
 }
 
-// selects reports whether one of the parts was selected.
 func (w *job) selects(parts ...string) bool {
 	return slices.ContainsFunc(w.selected(), func(part string) bool {
 		return slices.Contains(parts, part)
@@ -183,7 +180,6 @@ func (w *job) selects(parts ...string) bool {
 // allRules and allChecks return what is checked. A test leaves some out.
 var allRules, allChecks = rules.All, data.Checks
 
-// runRules checks every rule.
 func (w *job) runRules(ctx context.Context) {
 	all := allRules()
 	w.progress.enter(partRules, len(all))
@@ -215,7 +211,6 @@ func (w *job) runRules(ctx context.Context) {
 	}
 }
 
-// result adds a result to the report and tells of it.
 func (w *job) result(r report.Result) {
 	w.report.Results = append(w.report.Results, r)
 	name := strings.TrimSpace(r.ID + " " + r.Name)
@@ -254,7 +249,7 @@ func (w *job) sweep(ctx context.Context) bool {
 	return true
 }
 
-// finish judges, writes the report and says the verdict.
+// finish decides the verdict, writes the report and prints the verdict.
 func (w *job) finish(ctx context.Context) (int, error) {
 	w.report.Run.Ended = time.Now().UTC()
 	w.report.Calls = w.latencies()
@@ -274,7 +269,6 @@ func (w *job) finish(ctx context.Context) (int, error) {
 	return status, err
 }
 
-// summarize prints the end of the run.
 func (w *job) summarize(folder string) {
 	r := w.report
 	w.say("\n%s: %s\n%s\n", strings.ToUpper(r.Headline()), r.Why, r.Promises())
@@ -312,7 +306,6 @@ func (w *job) summarize(folder string) {
 	w.say("To clean up after it, should anything be left: %s", w.cleanCommand())
 }
 
-// folder returns the folder of the report.
 func (w *job) folder() string { return cmp.Or(w.settings.report, prefix+w.id) }
 
 // tryFolder makes the report's folder, so that a run does not fail at its end because of it. It
@@ -346,7 +339,6 @@ func (w *job) writeReport() (folder string, err error) {
 	return folder, err
 }
 
-// toolVersions asks the filesystems' tools for their versions.
 func toolVersions() map[string]string {
 	versions := map[string]string{}
 	for tool, flag := range map[string]string{"mke2fs": "-V", "mkfs.xfs": "-V",
@@ -359,7 +351,6 @@ func toolVersions() map[string]string {
 	return versions
 }
 
-// osRelease returns the system's name, or "" if it is unknown.
 func osRelease() string {
 	text, _ := guest.ReadFile("/etc/os-release")
 	for line := range strings.Lines(string(text)) {

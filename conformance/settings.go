@@ -109,8 +109,7 @@ func setOnly(s *settings, value string) error {
 		switch {
 		case part == "":
 		case !slices.Contains(parts, part):
-			return fmt.Errorf("there is no part %q; the parts are %s", part,
-				strings.Join(parts, ", "))
+			return fmt.Errorf("there is no part %q; the parts are %s", part, strings.Join(parts, ", "))
 		default:
 			s.only = append(s.only, part)
 		}

@@ -68,7 +68,6 @@ func (w *job) judge(ctx context.Context) int {
 	return ExitConforms
 }
 
-// notRun lists the selected parts that have no result.
 func notRun(r *report.Report) []string {
 	return slices.DeleteFunc(slices.Clone(r.Run.Selected), func(part string) bool {
 		return slices.ContainsFunc(r.Results, func(result report.Result) bool {
@@ -112,7 +111,6 @@ func shortName(r report.Result) string {
 	return r.Group + " " + r.Name
 }
 
-// oneLine joins the lines of an error.
 func oneLine(text string) string {
 	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' })
 	for i, line := range lines {
@@ -121,7 +119,6 @@ func oneLine(text string) string {
 	return strings.Join(lines, "; ")
 }
 
-// note keeps exchanges for the latencies and the witness.
 func (w *job) note(exchanges []rules.RecordedCall) {
 	w.exchanges = append(w.exchanges, exchanges...)
 }
@@ -236,7 +233,6 @@ func unheard(log []adminapi.Request, exchanges []rules.RecordedCall, calls []rpc
 	return findings
 }
 
-// latencies returns the durations of requests and calls.
 func (w *job) latencies() []report.Calls {
 	type key struct {
 		kind report.Kind

@@ -152,8 +152,7 @@ type checkRun struct {
 	ctx context.Context
 	// access is the access of the volumes that the check creates.
 	access string
-	// step names the present step, for the error with which the check ends; "" means a step of every
-	// check.
+	// step names the present step in errors; "" means a step of every check.
 	step string
 	// last are functions that run at the end of the check, before the removal of what it created.
 	last      []func(context.Context) error
@@ -227,7 +226,6 @@ func (s *checkRun) run(check func(*checkRun)) (err error) {
 	return nil
 }
 
-// must ends the check if there is an error.
 func (s *checkRun) must(err error) {
 	if err == nil {
 		return
@@ -304,7 +302,6 @@ func mayExist(err error) bool {
 	return false
 }
 
-// wrap adds to an error what failed.
 func wrap(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -365,14 +362,12 @@ func (s *checkRun) delete(ctx context.Context, v *volume) error {
 		return nil
 	}
 	return repeat(ctx, func() error {
-		_, err := s.Controller.DeleteVolume(ctx,
-			&csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+		_, err := s.Controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
 		v.deleted = err == nil
 		return wrap(err, "delete volume %s", v.name)
 	})
 }
 
-// snap takes a snapshot.
 func (s *checkRun) snap(v *volume) *snapshot {
 	snap := &snapshot{name: s.Name("snapshot"), times: v.GetCapacityBytes() / volumeBytes}
 	snap.request = harness.SnapshotRequest(snap.name, v.GetVolumeId())
@@ -415,14 +410,12 @@ func (s *checkRun) inUse(v *volume, g *guest.AgentClient) *use {
 	return u
 }
 
-// attach attaches a volume to a guest's instance.
 func (s *checkRun) attach(v *volume, g *guest.AgentClient) *use {
 	u := s.publish(v, got[guest.Facts](s)(g.Facts(s.ctx)).InstanceID)
 	u.guest = g
 	return u
 }
 
-// publish attaches a volume to an instance.
 func (s *checkRun) publish(v *volume, instance string) *use {
 	u := &use{checkRun: s, volume: v, instance: instance, attached: true}
 	u.Placement = harness.Placement{Volume: v.Volume, Capability: v.capability}

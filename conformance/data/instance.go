@@ -34,8 +34,7 @@ func (s *checkRun) stop(ctx context.Context, instance string) error {
 			return err
 		}
 	}
-	_, err := s.Oxide.InstanceStop(ctx,
-		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
+	_, err := s.Oxide.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
 	if err != nil {
 		return fmt.Errorf("stop instance %s: %s", instance, rackMessage(err))
 	}
@@ -63,8 +62,7 @@ func (s *checkRun) start(ctx context.Context, instance string) (started bool, er
 func (s *checkRun) awaitState(ctx context.Context, instance string, want ...oxide.InstanceState) (
 	found oxide.InstanceState, err error) {
 	return found, harness.Await(ctx, startTimeout, func() error {
-		i, err := s.Oxide.InstanceView(ctx,
-			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
+		i, err := s.Oxide.InstanceView(ctx, oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
 		if err != nil {
 			return fmt.Errorf("read instance %s: %s", instance, rackMessage(err))
 		}
@@ -118,7 +116,6 @@ func checkHelper(s *checkRun) {
 	}
 }
 
-// helper is the helper instance during a check.
 type helper struct {
 	*checkRun
 	uses []*use
@@ -126,7 +123,6 @@ type helper struct {
 	guest *guest.AgentClient
 }
 
-// useAgain writes a volume in the first round and reads it in the second.
 func (u *use) useAgain(first bool) {
 	u.compareDevice()
 	u.mount()

@@ -144,8 +144,7 @@ func (l *Log) Extent() (all report.Extent) {
 			// Other checks look at blank disks of 1 GiB.
 			usual := look.Kind == Blank && look.Bytes <= harness.GiB
 			if looked := look.Looked(moment); looked > 0 || !usual {
-				all.Look(report.Measure{What: look.What(moment), Looked: looked, Of: look.Bytes,
-					Unit: "bytes"})
+				all.Look(report.Measure{What: look.What(moment), Looked: looked, Of: look.Bytes, Unit: "bytes"})
 			}
 		}
 	}

@@ -47,14 +47,12 @@ func checkSnapshot(s *checkRun) {
 	s.Log.note("snapshots of a volume with a writer, on "+s.access, 1, "snapshots")
 }
 
-// writer appends records to a volume.
 type writer struct {
 	*use
 	number  int
 	stopped bool
 }
 
-// record starts a writer.
 func (u *use) record(p guest.Pattern) *writer {
 	number, err := u.guest.StartWriter(u.ctx, guest.Recording{Place: u.place(), Pattern: p,
 		Interval: recordInterval})
@@ -104,8 +102,7 @@ func judgeRecords(found guest.Records, before, all int64) error {
 		return fmt.Errorf("the snapshot has %d records; %d were acknowledged before it was asked for",
 			found.Prefix, before)
 	case found.Prefix > all+1:
-		return fmt.Errorf("the snapshot has %d records; the writer wrote at most %d", found.Prefix,
-			all+1)
+		return fmt.Errorf("the snapshot has %d records; the writer wrote at most %d", found.Prefix, all+1)
 	}
 	return nil
 }

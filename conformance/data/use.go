@@ -29,7 +29,6 @@ type use struct {
 	stopped bool
 }
 
-// mount stages and publishes the volume.
 func (u *use) mount() {
 	u.Staging = u.guest.Path(u.volume.name, "staging")
 	u.Target = u.guest.Path(u.volume.name, "workload", "volume")
@@ -39,7 +38,6 @@ func (u *use) mount() {
 	u.must(u.nodeCall(u.ctx, u.Publish, "publish"))
 }
 
-// nodeCall makes a call of the node service for the volume.
 func (u *use) nodeCall(
 	ctx context.Context, call func(context.Context, csi.NodeClient) error, verb string,
 ) error {
@@ -48,7 +46,6 @@ func (u *use) nodeCall(
 	})
 }
 
-// unmount unpublishes and unstages the volume.
 func (u *use) unmount(ctx context.Context) error {
 	if !u.mounted {
 		return nil
@@ -61,7 +58,6 @@ func (u *use) unmount(ctx context.Context) error {
 	return err
 }
 
-// publish attaches the volume.
 func (u *use) publish(ctx context.Context) error {
 	req := harness.PublishRequest(u.volume.Volume, u.instance)
 	req.VolumeCapability = u.Capability
@@ -100,13 +96,11 @@ func (u *use) detach() {
 	}
 }
 
-// leave unmounts and detaches the volume.
 func (u *use) leave() {
 	u.must(u.unmount(u.ctx))
 	u.detach()
 }
 
-// serial returns the serial of the device of the volume's disk.
 func (u *use) serial() string {
 	name := u.volume.GetVolumeContext()["diskName"]
 	return name[:min(len(name), 20)]
@@ -136,7 +130,6 @@ func (u *use) awaitDevices(want int) {
 	}))
 }
 
-// place returns the place in which the workload finds the volume's blocks.
 func (u *use) place() guest.Place {
 	if u.volume.access == "block" {
 		return guest.Place{Path: u.Target, Serial: u.serial()}
@@ -202,7 +195,6 @@ func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 	return nil
 }
 
-// verify demands every block of the patterns in the volume.
 func (u *use) verify(patterns ...guest.Pattern) {
 	for _, p := range patterns {
 		report, err := u.guest.Verify(u.ctx, u.place(), p)

@@ -75,7 +75,6 @@ type Agent struct {
 	writers map[int]*writer
 }
 
-// newAgent creates an agent. The process must be in a mount namespace of its own.
 func newAgent() (*Agent, error) {
 	dir, err := newDirectory()
 	if err != nil {
@@ -147,7 +146,6 @@ func (a *Agent) Close() error {
 	return errors.Join(append(errs, a.dir.remove())...)
 }
 
-// device finds the device with a device number in the guest's sysfs.
 func (a *Agent) device(number string) (Device, error) {
 	a.mu.Lock()
 	root := a.config.SysfsRoot

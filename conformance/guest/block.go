@@ -57,7 +57,6 @@ func (p Pattern) Range(n int64) Range { return Range{p.offset(n), p.offset(n) + 
 
 func (p Pattern) offset(n int64) int64 { return n * max(p.Stride, BlockBytes) }
 
-// check refuses an impossible pattern.
 func (p Pattern) check() error {
 	if p.Count < 0 || p.Count > maxBlocks || p.First < 0 ||
 		p.Stride != 0 && (p.Stride < BlockBytes || p.Stride%BlockBytes != 0) {

@@ -86,7 +86,6 @@ const copied = "oxide-guest copied to "
 var copiedTo = regexp.MustCompile(`(?m)^` + copied + `(/[A-Za-z0-9._/-]*` + dirPrefix +
 	`[A-Za-z0-9]{8})$`)
 
-// start copies the program and starts the copy.
 func start(ctx context.Context, command []string) (*link, error) {
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
@@ -233,7 +232,6 @@ type AgentClient struct {
 	dir  string
 }
 
-// link is a connection to an agent.
 type link struct {
 	client  *grpc.ClientConn
 	streams *streams
@@ -244,7 +242,6 @@ type link struct {
 	why func() string
 }
 
-// newLink returns a connection over streams, without the functions that end the agent.
 func newLink(s *streams) (*link, error) {
 	client, err := grpc.NewClient("passthrough:agent", grpc.WithIdleTimeout(0),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -252,7 +249,6 @@ func newLink(s *streams) (*link, error) {
 	return &link{client: client, streams: s}, err
 }
 
-// connect connects to the agent and starts the driver.
 func (g *AgentClient) connect(ctx context.Context) error {
 	l, err := g.open(ctx)
 	if err != nil {
@@ -278,7 +274,6 @@ func (g *AgentClient) Reconnect(ctx context.Context) error {
 	return g.connect(ctx)
 }
 
-// current returns the connection to the present agent.
 func (g *AgentClient) current() *link {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -38,7 +38,6 @@ func newBuffer(size int) ([]byte, func(), error) {
 	return buffer, func() { _ = unix.Munmap(buffer) }, nil
 }
 
-// deviceNumber returns the number of an open block device.
 func deviceNumber(file *os.File) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
@@ -50,8 +49,6 @@ func deviceNumber(file *os.File) (string, error) {
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)), nil
 }
 
-// filesystemBytes returns the size of the filesystem at a path, as statfs reports it to a
-// workload.
 func filesystemBytes(path string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {

@@ -120,7 +120,6 @@ func front(ctx context.Context, rack *harness.Rack, k Kind, seed uint64) (*httpt
 	})), nil
 }
 
-// answer is the rack's answer to a request.
 type answer struct {
 	status int
 	header http.Header
@@ -175,7 +174,6 @@ func linger(r *http.Request, pause time.Duration) {
 	_ = backoff.Wait(r.Context()) // a caller that has gone does not wait
 }
 
-// lateness is the time between the effect of a request and its answer.
 const lateness = 100 * time.Millisecond
 
 func readyEarly(p *proxy, w http.ResponseWriter, r *http.Request) {

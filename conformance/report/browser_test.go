@@ -118,8 +118,7 @@ func (b browser) contrasts(t *testing.T) {
 func (b browser) fitsAPhone(t *testing.T) {
 	for name, r := range map[string]*Report{"failed": example(), "hostile": hostile()} {
 		page := b.open(t, r)
-		page.Do(emulation.SetDeviceMetricsOverride(390, 844, 2, true),
-			chromedp.Evaluate(openAll, nil))
+		page.Do(emulation.SetDeviceMetricsOverride(390, 844, 2, true), chromedp.Evaluate(openAll, nil))
 		for _, font := range []int{100, 125} { // percent, because other machines have wider fonts
 			page.Do(chromedp.Evaluate(fmt.Sprintf(
 				`document.documentElement.style.fontSize = "%d%%"`, font), nil))

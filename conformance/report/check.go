@@ -90,8 +90,7 @@ func (r *Report) checkResults() (wrong []error) {
 		}
 		for _, m := range result.Extent {
 			if m.Of > 0 && m.Looked > m.Of {
-				wrong = append(wrong, fmt.Errorf("%s looked at %d of %d of %q", title, m.Looked, m.Of,
-					m.What))
+				wrong = append(wrong, fmt.Errorf("%s looked at %d of %d of %q", title, m.Looked, m.Of, m.What))
 			}
 		}
 	}
@@ -106,7 +105,6 @@ func (r Result) key() [2]string {
 	return [2]string{r.Group, r.Name}
 }
 
-// title describes a result in a sentence.
 func (r Result) title() string {
 	switch {
 	case r.ID == "":
@@ -139,7 +137,6 @@ func (r *Report) checkCalls() (wrong []error) {
 	return wrong
 }
 
-// checkVerdict demands that the verdict follows from the results.
 func (r *Report) checkVerdict() error {
 	failed, interrupted, blocked := r.Count(Failed), r.Count(Interrupted), r.Count(Blocked)
 	faults := failed + len(r.Ledger.Left) + len(r.Witness.Findings)

@@ -74,7 +74,7 @@ func (r resultOnPage) HasDetails() bool {
 	return r.Reason != "" || len(r.Extent) > 0 || r.Source != "" || r.Tries > 1 || len(r.Evidence) > 0
 }
 
-// untested has the results that were not tested for the same reason.
+// untested lists results that were not tested for the same reason.
 type untested struct {
 	Status  Status
 	Reason  string
@@ -207,7 +207,6 @@ const (
 	barStep    = 4.0
 )
 
-// latencies has the plots of the calls of one kind.
 type latencies struct {
 	Title string
 	Axis  axis

@@ -34,7 +34,6 @@ func Redactor(secrets ...string) *strings.Replacer {
 	return strings.NewReplacer(pairs...)
 }
 
-// forms returns the ways in which a secret may be written.
 func forms(secret string) []string {
 	if strings.TrimSpace(secret) == "" {
 		return nil

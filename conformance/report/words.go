@@ -11,10 +11,8 @@ import (
 	"unicode"
 )
 
-// words returns the status as text for people.
 func (s Status) words() string { return strings.ReplaceAll(string(s), "_", " ") }
 
-// headline returns the verdict as a heading.
 func (v Verdict) headline() string {
 	switch v {
 	case Conforms:
@@ -64,7 +62,6 @@ func (e LoggedCall) outcome() string {
 	return "no answer"
 }
 
-// bad reports whether the answer was an error.
 func (e LoggedCall) bad() bool {
 	return e.Status >= 400 || e.ErrorCode != "" || (e.Code != "" && e.Code != "OK") ||
 		(e.Status == 0 && e.Code == "")
@@ -104,7 +101,6 @@ func inSeconds(seconds float64) string {
 	return fmt.Sprintf("%.0f h %.0f min", math.Floor(minutes/60), math.Mod(minutes, 60))
 }
 
-// moment returns a time as text for people.
 func moment(t time.Time) string {
 	if t.IsZero() {
 		return "unknown"

@@ -42,7 +42,6 @@ func checkTokens(c *Check) {
 	}
 }
 
-// versionTest is a request with a version, and its answer.
 type versionTest struct {
 	what, path, version string
 	want                Refused
@@ -144,7 +143,7 @@ func checkFleet(c *Check) {
 			unknownID("silo", another)})
 }
 
-// checkOwnSilo compares what a silo's user reads of the silo with and without its name or ID.
+// checkOwnSilo compares what a user reads of the own silo with and without the silo's name or ID.
 func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
 	use := Must[*oxide.Utilization](c, "read the utilization")(c.Client.UtilizationView(c.ctx))
 	quotas := Must[*oxide.SiloQuotas](c, "read the own silo's quotas")(c.Client.SiloQuotasView(
@@ -164,13 +163,13 @@ func (c *Check) storageUsed(ctx context.Context) int64 {
 	return int64(use.Provisioned.Storage)
 }
 
-// looks is the number of times that a check reads what the silo has provisioned. Other users may
-// change it between two reads.
+// looks is how often a check reads what the silo has provisioned. Others may change it between two
+// reads.
 const looks = 3
 
 // steadily runs look, which reads what the silo has provisioned. On a real rack it repeats a look
-// that finds a problem. A wrong rack shows the same problem each time, also while nobody else
-// changes anything.
+// that finds a problem, because others may have caused it. A wrong rack shows the same problem each
+// time.
 func (c *Check) steadily(look func()) {
 	before := len(c.problems)
 	var found []string
@@ -228,8 +227,7 @@ func checkErrors(c *Check) {
 	Equal(c, "its body", string(a.Body), pretty(c.idOf(a), "", "Not Found"))
 	a = c.Send(Plain{Method: "PATCH", Path: "/v1/disks/" + missing})
 	c.hasID("the answer to a method that a path does not have", a)
-	Equal(c, "a method that a path does not have", a.Refused(), Refused{405, "",
-		"Method Not Allowed"})
+	Equal(c, "a method that a path does not have", a.Refused(), Refused{405, "", "Method Not Allowed"})
 	Equal(c, "its Allow", a.Header.Get("Allow"), "DELETE, GET")
 	c.hasID("the answer to a ping", c.Send(get("/v1/ping")))
 
@@ -242,7 +240,6 @@ func checkErrors(c *Check) {
 	}
 }
 
-// hasID demands that an answer has its request's ID.
 func (c *Check) hasID(what string, a Answer) {
 	id := a.Header.Get("X-Request-Id")
 	if id == "" && !c.Simulated() {
@@ -308,8 +305,7 @@ func checkTimes(c *Check) {
 		var created time.Time
 		c.must("read the time of a "+kind, json.Unmarshal(fields["time_created"], &created))
 		if created.Before(before) {
-			c.Errorf("a %s that was made last: expected a time after %s; found %s", kind, before,
-				created)
+			c.Errorf("a %s that was made last: expected a time after %s; found %s", kind, before, created)
 		}
 		before = created
 	}

@@ -33,7 +33,7 @@ type field struct{ operation, path string }
 // workers is the number of racks that are altered at the same time.
 const workers = 3
 
-// sampledAnswers is the number of alterations that are tried outside of the long form.
+// sampledAnswers is how many alterations are tried outside of the long form.
 const sampledAnswers = 80
 
 // ruleTimeout limits a check, which may wait for a value that an altered answer hides.
@@ -95,7 +95,7 @@ func replace(object map[string]any, key string, n int64) bool {
 	return true
 }
 
-// take reads the body of a response. The caller must give the response a new body.
+// take reads and closes the body of a response. The caller must replace the body.
 func take(resp *http.Response) ([]byte, error) {
 	defer func() { _ = resp.Body.Close() }()
 	return io.ReadAll(resp.Body)
@@ -148,7 +148,6 @@ func eachField(below string, object map[string]any, visit func(string, map[strin
 	}
 }
 
-// openAltered opens the checks of a rack with altered answers.
 func openAltered(rack *harness.Rack, visit func(string, map[string]any)) (*TestedRack, error) {
 	config := configOf(rack, true)
 	config.Through = func(next http.RoundTripper) http.RoundTripper { return altering{next, visit} }
@@ -278,8 +277,8 @@ type trial struct {
 	seed uint64
 }
 
-// held tries alterations on several racks at the same time.
-type held struct {
+// mutationTest tries alterations on several racks at the same time.
+type mutationTest struct {
 	p *proof.Proof
 	// try returns the rule that notices an alteration, or "", and whether the alteration changed
 	// anything.
@@ -296,7 +295,7 @@ type held struct {
 
 // next returns a trial and the rules that may notice it. It returns false if no trial or no time
 // is left.
-func (h *held) next() (trial, []Rule, bool) {
+func (h *mutationTest) next() (trial, []Rule, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.trials) == 0 || h.p.Over() {
@@ -308,7 +307,7 @@ func (h *held) next() (trial, []Rule, bool) {
 }
 
 // ended counts a trial.
-func (h *held) ended(tried trial, by string, changed bool) {
+func (h *mutationTest) ended(tried trial, by string, changed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.tried++
@@ -330,7 +329,7 @@ func (h *held) ended(tried trial, by string, changed bool) {
 
 // run tries every alteration, on several racks at once, or outside of the long form some: one of
 // each operation, and others. It returns the number of all.
-func (h *held) run(t *testing.T, sampled int) (all int) {
+func (h *mutationTest) run(t *testing.T, sampled int) (all int) {
 	t.Helper()
 	all = len(h.trials)
 	h.p.Rand().Shuffle(all, func(i, j int) { h.trials[i], h.trials[j] = h.trials[j], h.trials[i] })
@@ -362,7 +361,7 @@ func (h *held) run(t *testing.T, sampled int) (all int) {
 }
 
 // work tries alterations on one rack until none is left.
-func (h *held) work(ctx context.Context, rack *harness.Rack) error {
+func (h *mutationTest) work(ctx context.Context, rack *harness.Rack) error {
 	for {
 		next, rules, more := h.next()
 		if !more {
@@ -380,7 +379,7 @@ func TestEveryFieldThatSomebodyReliesOnIsCheckedByARule(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "answer-mutations")
 	fields, asking := answers(t, startRack(t, harness.RackOptions{}))
-	h := &held{p: p, asking: asking, try: notice}
+	h := &mutationTest{p: p, asking: asking, try: notice}
 	operations, ignored := map[string]bool{}, 0
 	for _, f := range fields {
 		operations[f.operation] = true

@@ -16,7 +16,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// maxDisks is the number of disks that an instance may have.
 const maxDisks = 12
 
 var tooManyDisks = invalidRequest("cannot attach more than 12 disks to instance")
@@ -175,8 +174,7 @@ func checkAttachWhileCreating(c *Check) {
 	name := oxide.NameOrId(create.Body.Name)
 	var state oxide.DiskStateState
 	err := harness.Await(c.ctx, requestTimeout, func() error {
-		seen, err := c.Client.DiskView(c.ctx,
-			oxide.DiskViewParams{Disk: name, Project: c.project()})
+		seen, err := c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: name, Project: c.project()})
 		if err == nil {
 			state = seen.State.State()
 		}
@@ -213,17 +211,16 @@ func checkRepeatedDetach(c *Check) {
 	}
 }
 
-// hold is the time for which a simulated rack delays an operation, so that a check can do
-// something in the middle of it.
+// hold is how long a simulated rack delays an operation, so that a check can act in the middle of
+// it.
 const hold = time.Second
 
-// attachedElsewhere is the refusal to attach or detach a disk that is attached to another
-// instance.
+// attachedElsewhere is the refusal of a disk that another instance has.
 func attachedElsewhere(verb string, disk *oxide.Disk) Refused {
 	return invalidRequest("cannot %s disk %q: disk is attached to another instance", verb, disk.Name)
 }
 
-// notStopped is the refusal to attach or detach a disk while the instance has a VMM.
+// notStopped is the refusal of an instance that has a VMM.
 func notStopped(verb string) Refused {
 	return invalidRequest("cannot %s disk: instance is not fully stopped", verb)
 }
@@ -345,8 +342,8 @@ func checkUnreadAttachments(c *Check) {
 	}
 }
 
-// Trial is what a rack did with the disks of a running instance that the trial created. Attaches
-// was tried only on a rack that detaches none.
+// Trial is what a rack did with the disks of a running instance of the trial's own. Attaches is
+// tried only on a rack that detaches none.
 type Trial struct {
 	Attaches, Detaches bool
 	// Says are findings that an operator can send to Oxide, one sentence each.
@@ -399,7 +396,6 @@ func (r *TestedRack) TryRefusal(ctx context.Context) (Trial, Result) {
 	return t, result
 }
 
-// refusal attaches a disk that an instance has to another one.
 func (t *Trial) refusal(c *Check, attached *oxide.Disk) {
 	_, err := c.Attach(attached.Id, c.StoppedInstance().Id)
 	if statusOf(err) == http.StatusInternalServerError {

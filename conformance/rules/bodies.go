@@ -9,7 +9,8 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// diskBody returns a body that creates a disk named d. It replaces the given parts of the text.
+// diskBody returns a body that creates a disk named d. The arguments are pairs of a text and its
+// replacement.
 func diskBody(change ...string) string {
 	return strings.NewReplacer(change...).Replace(`{"name":"d","description":"made by a check",` +
 		`"size":1073741824,"disk_backend":{"type":"distributed",` +
@@ -22,11 +23,11 @@ func (c *Check) named(name oxide.Name, body string) string {
 		fmt.Sprintf("%q", c.Description)).Replace(body)
 }
 
-// badBodies demands that the rack refuses each body for the given reason.
+// badBodies demands that the rack refuses each body. A case is a description, the body and the
+// reason.
 func (c *Check) badBodies(cases ...[3]string) {
 	for _, test := range cases {
-		Equal(c, "create a disk with "+test[0], unplaced(c.SendDisk(test[1]).Refused()),
-			badBody(test[2]))
+		Equal(c, "create a disk with "+test[0], unplaced(c.SendDisk(test[1]).Refused()), badBody(test[2]))
 	}
 }
 

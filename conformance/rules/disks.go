@@ -11,14 +11,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// fromSnapshot returns a request for a disk from a snapshot.
 func (c *Check) fromSnapshot(id string, readOnly bool) oxide.DiskCreateParams {
 	params := c.Blank()
 	params.Body.DiskBackend = From(&oxide.DiskSourceSnapshot{SnapshotId: id, ReadOnly: &readOnly})
 	return params
 }
 
-// local returns a request for a local disk.
 func (c *Check) local(bytes int64) oxide.DiskCreateParams {
 	params := c.Blank()
 	params.Body.Size = oxide.ByteCount(bytes)
@@ -26,7 +24,6 @@ func (c *Check) local(bytes int64) oxide.DiskCreateParams {
 	return params
 }
 
-// sized returns a request for a blank disk of a size in bytes.
 func (c *Check) sized(bytes int64) oxide.DiskCreateParams {
 	params := c.Blank()
 	params.Body.Size = oxide.ByteCount(bytes)
@@ -151,7 +148,6 @@ func (c *Check) takeSnapshot(ctx context.Context, name oxide.Name, disk string) 
 	return snapshot, err
 }
 
-// removeSnapshotByName removes a snapshot of a disk of this check.
 func (c *Check) removeSnapshotByName(ctx context.Context, name oxide.Name, disk string) error {
 	made, err := c.Client.SnapshotView(ctx, oxide.SnapshotViewParams{Project: c.project(),
 		Snapshot: oxide.NameOrId(name)})
@@ -166,12 +162,10 @@ func (c *Check) removeSnapshot(ctx context.Context, snapshot *oxide.Snapshot) er
 		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
 }
 
-// rackIsFull is the refusal for a lack of physical space.
 var rackIsFull = Refused{507, "InsufficientCapacity", "Insufficient capacity: Not enough storage"}
 
 const leastSize = "total size must be at least 1 GiB"
 
-// refusesDisk demands that the rack refuses to create a disk with exactly this answer.
 func (c *Check) refusesDisk(what string, params oxide.DiskCreateParams, want Refused) {
 	c.MustRefuse("create a disk "+what, want)(c.CreateDisk(params))
 }
@@ -309,13 +303,11 @@ func checkQuota(c *Check) {
 	if c.Simulated() { // only the answer shows the quota of a real rack
 		const quota = 1 << 50
 		c.Switch("quota_bytes", quota)
-		use = Must[*oxide.Utilization](c, "read the silo's utilization")(
-			c.Client.UtilizationView(c.ctx))
+		use = Must[*oxide.Utilization](c, "read the silo's utilization")(c.Client.UtilizationView(c.ctx))
 		Equal(c, "the silo's quota", int64(use.Capacity.Storage), quota)
 	}
 }
 
-// checkProvisioned compares the provisioned amount before and after.
 func (c *Check) checkProvisioned() {
 	before, problems := c.storageUsed(c.ctx), len(c.problems)
 	params := c.Blank()

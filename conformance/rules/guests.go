@@ -142,7 +142,6 @@ type device struct {
 	number, sequence string
 }
 
-// needGuest ends a check that needs a guest if there is none.
 func (c *Check) needGuest() {
 	if c.Here == nil {
 		c.NotTested("no guest can be seen; run this inside an instance of the project")
@@ -172,7 +171,6 @@ func (c *Check) disksHere() []oxide.Disk {
 	return own
 }
 
-// plug creates a disk and attaches it to the guest's instance.
 func (c *Check) plug(name oxide.Name) *oxide.Disk {
 	create := c.Blank()
 	create.Body.Name = name
@@ -229,7 +227,6 @@ func (c *Check) device(serial string) (found device) {
 	return found
 }
 
-// noDevice waits until the guest has no device with a serial.
 func (c *Check) noDevice(serial string) {
 	c.awaitGuest(func() error {
 		for _, d := range c.devices() {

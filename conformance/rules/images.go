@@ -12,7 +12,6 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// importing creates a disk that waits for its bytes.
 func (c *Check) importing() *oxide.Disk {
 	params := c.Blank()
 	params.Body.DiskBackend = From(&oxide.DiskSourceImportingBlocks{BlockSize: 512})
@@ -111,7 +110,6 @@ func checkImport(c *Check) {
 	c.must("delete the disk", c.DeleteDisk(disk.Id))
 }
 
-// checkFinalizing finalizes a disk with a snapshot.
 func (c *Check) checkFinalizing(disk *oxide.Disk) {
 	name := c.Name()
 	view := func() (*oxide.Snapshot, error) {
@@ -129,11 +127,9 @@ func (c *Check) checkFinalizing(disk *oxide.Disk) {
 	snapshot := Must[*oxide.Snapshot](c, "read the snapshot")(view())
 	Equal(c, "the snapshot's state", snapshot.State, oxide.SnapshotStateReady)
 	Equal(c, "the snapshot's disk", snapshot.DiskId, disk.Id)
-	Equal(c, "the snapshot's description", snapshot.Description,
-		"snapshot of finalized disk "+disk.Id)
+	Equal(c, "the snapshot's description", snapshot.Description, "snapshot of finalized disk "+disk.Id)
 }
 
-// image returns a request for an image of the project.
 func (c *Check) image(snapshot string) oxide.ImageCreateParams {
 	return oxide.ImageCreateParams{Project: c.project(), Body: &oxide.ImageCreate{
 		Name: c.Name(), Description: c.Description, Os: "conformance", Version: "1",
@@ -163,7 +159,6 @@ func (c *Check) viewImage(id string) (*oxide.Image, error) {
 	return c.Client.ImageView(c.ctx, oxide.ImageViewParams{Image: oxide.NameOrId(id)})
 }
 
-// sameImage demands that a read shows an image as another answer does.
 func (c *Check) sameImage(what string, answered *oxide.Image) {
 	c.Same(what, Must[*oxide.Image](c, "read the image")(c.viewImage(answered.Id)), answered)
 }
@@ -217,8 +212,7 @@ func (c *Check) checkPromotion(image *oxide.Image) {
 		return c.Client.ImagePromote(c.ctx, oxide.ImagePromoteParams{Image: ref})
 	}
 	demote := func() (*oxide.Image, error) {
-		return c.Client.ImageDemote(c.ctx,
-			oxide.ImageDemoteParams{Image: ref, Project: c.project()})
+		return c.Client.ImageDemote(c.ctx, oxide.ImageDemoteParams{Image: ref, Project: c.project()})
 	}
 	c.MustRefuse("demote an image of the project", invalidRequest("Cannot demote a project image"))(
 		demote())

@@ -13,7 +13,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// computing is the amount of the silo's resources that instances use.
 type computing struct{ cpus, memory int64 }
 
 func (c *Check) provisioned() computing {
@@ -71,8 +70,7 @@ func checkStart(c *Check) {
 	}
 }
 
-// stopSlowly stops an instance. A simulated rack delays the stop, because a real one is slow as
-// well.
+// stopSlowly stops an instance. A real rack is slow; a simulated one is told to be.
 func (c *Check) stopSlowly(instance string) {
 	if c.Simulated() {
 		c.Switch("instance_delay", adminapi.Duration(hold))
@@ -159,8 +157,7 @@ func checkDeleteInstance(c *Check) {
 		c.MustRefuse("read it afterwards", unknownID("instance", instance.Id))(
 			c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Instance: oxide.NameOrId(instance.Id)}))
 		c.AttachedTo("the disk of a deleted instance", c.Look(disk.Id), "")
-		c.Refuses("delete it again", c.deleteInstance(instance.Id),
-			unknownID("instance", instance.Id))
+		c.Refuses("delete it again", c.deleteInstance(instance.Id), unknownID("instance", instance.Id))
 	}
 }
 
@@ -289,7 +286,6 @@ func (c *Check) checkUpdateWhileRunning() {
 		c.updated(running.Id, func(*oxide.InstanceUpdate) {}))
 }
 
-// changes are the fields that an update changes.
 type changes struct {
 	cpus, memory               int64
 	bootDisk, platform, policy string
@@ -300,7 +296,6 @@ func changeable(i *oxide.Instance) changes {
 		string(i.AutoRestartPolicy)}
 }
 
-// moment formats a time that may be missing in an answer.
 func moment(t *time.Time) string {
 	if t == nil {
 		return "never"
@@ -453,7 +448,6 @@ func checkCreationOrder(c *Check) {
 	}
 }
 
-// madeWith returns the request for a disk that is created together with an instance.
 func (c *Check) madeWith(backend oxide.DiskBackend, size oxide.ByteCount,
 ) oxide.InstanceDiskAttachment {
 	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{Name: c.Name(),

@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 )
 
-// reading is a list that was read to its end, in one order and with one size of page.
+// reading is one reading of a list to its end, in one order and with one size of page.
 type reading struct {
 	order string
 	// limit is the size of the pages.
@@ -32,14 +32,14 @@ type reading struct {
 	deleted, made []listed
 }
 
-// orders are the orders of a list. Each compares two neighbours.
+// orders are the orders of a list. Each function compares two neighbors.
 var orders = map[string]func(a, b listed) int{
 	"name_ascending":  func(a, b listed) int { return cmp.Compare(a.Name, b.Name) },
 	"name_descending": func(a, b listed) int { return cmp.Compare(b.Name, a.Name) },
 	"id_ascending":    func(a, b listed) int { return cmp.Compare(a.ID, b.ID) },
 }
 
-// creation is the most that the creation of an object by others may take until it is listed.
+// creation is how long an object that others create may take until it is listed.
 var creation = time.Minute
 
 // judgeReadings compares readings of a list, in the order in which they were made, with each other
@@ -196,8 +196,8 @@ func itemOf(disk *oxide.Disk) listed {
 	return listed{disk.Id, string(disk.Name), *disk.TimeCreated}
 }
 
-// checkLists demands that each list has all its objects, whatever its order and its pages. The
-// disks exist already.
+// checkLists demands that each list has all its objects in each order and size of page. The disks
+// exist already.
 func (c *Check) checkLists(disks []listed) {
 	var snapshots, instances, images []listed
 	for range 2 {
@@ -225,13 +225,11 @@ func (c *Check) checkLists(disks []listed) {
 		[]listed{{own.Id, string(own.Name), *own.TimeCreated}}, began, nil)
 }
 
-// listPage is a page of a list. The checks read the names in it.
 type listPage struct {
 	NextPage *string  `json:"next_page"`
 	Items    []listed `json:"items"`
 }
 
-// listed is an object in a list.
 type listed struct {
 	ID   string    `json:"id"`
 	Name string    `json:"name"`
@@ -246,7 +244,6 @@ func (p listPage) names() string {
 	return strings.Join(names, " ")
 }
 
-// page reads a page.
 func (c *Check) page(what, path string) listPage {
 	a := c.Send(get(path))
 	var page listPage
@@ -262,7 +259,6 @@ func (c *Check) tokenText(sortBy, lastSeen string) string {
 		c.Project, lastSeen)
 }
 
-// after returns the query for the page after an object.
 func (c *Check) after(sortBy, lastSeen string) string {
 	return "page_token=" + url.QueryEscape(base64.URLEncoding.EncodeToString(
 		[]byte(c.tokenText(sortBy, lastSeen))))

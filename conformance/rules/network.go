@@ -43,7 +43,6 @@ func (c *Check) interfacesOf(instance string) []oxide.InstanceNetworkInterface {
 			oxide.InstanceNetworkInterfaceListParams{Instance: oxide.NameOrId(instance)}))
 }
 
-// stack returns a request for one interface with an ip_config.
 func stack(config oxide.PrivateIpStackCreate) oxide.InstanceNetworkInterfaceAttachment {
 	nics := interfaces(1, defaultNetwork)
 	nics.Value.(*oxide.InstanceNetworkInterfaceAttachmentCreate).Params[0].IpConfig = config
@@ -172,8 +171,7 @@ func checkWhereInterfacesAre(c *Check) {
 		unknownName("vpc", missing))
 	elsewhere := interfaces(1, defaultNetwork)
 	elsewhere.Value.(*oxide.InstanceNetworkInterfaceAttachmentCreate).Params[0].SubnetName = missing
-	after("an interface in a subnet that is not there", elsewhere,
-		unknownName("vpc-subnet", missing))
+	after("an interface in a subnet that is not there", elsewhere, unknownName("vpc-subnet", missing))
 	after("two interfaces in one subnet", interfaces(2, defaultNetwork),
 		invalidRequest("Each interface must be in a distinct VPC Subnet"))
 }
@@ -201,8 +199,7 @@ func checkExternalAddresses(c *Check) {
 				"its ports; found %T", found[0].Value)
 		}
 		if *nat.FirstPort%natPorts != 0 || *nat.LastPort != *nat.FirstPort+natPorts-1 {
-			c.Errorf("its ports: expected a quarter of all; found %d to %d", *nat.FirstPort,
-				*nat.LastPort)
+			c.Errorf("its ports: expected a quarter of all; found %d to %d", *nat.FirstPort, *nat.LastPort)
 		}
 		if slices.ContainsFunc(seen, func(other oxide.ExternalIpSnat) bool {
 			return other.Ip == nat.Ip && *other.FirstPort == *nat.FirstPort
@@ -214,7 +211,6 @@ func checkExternalAddresses(c *Check) {
 	}
 	for what, instance := range map[string]*oxide.Instance{"IPv6 alone": c.networked(onlyV6()),
 		"no network": c.StoppedInstance()} {
-		Equal(c, "external addresses of an instance with "+what,
-			len(c.externalAddresses(instance.Id)), 0)
+		Equal(c, "external addresses of an instance with "+what, len(c.externalAddresses(instance.Id)), 0)
 	}
 }

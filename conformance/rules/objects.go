@@ -85,13 +85,11 @@ func (r *TestedRack) isOwn(description string) bool {
 // mayBeDone reports whether a change may have taken effect although no answer confirms it.
 func mayBeDone(err error) bool { return IsUnanswered(err) || leavesOpen(statusOf(err)) }
 
-// leavesOpen reports whether a change with an answer of this status may have taken effect.
 func leavesOpen(status int) bool {
 	return status == http.StatusInternalServerError || MeansBusy(status)
 }
 
-// shares reports whether the checks share an object. A check may have requested the object's name
-// again.
+// shares reports whether all checks share an object. Then a check does not remove it.
 func (r *TestedRack) shares(id string) bool {
 	return r.stopped != nil && r.stopped.Id == id || r.running != nil && r.running.Id == id ||
 		r.runningDisk != nil && r.runningDisk.Id == id
@@ -198,8 +196,7 @@ func (r *TestedRack) RemoveInstance(ctx context.Context, id string) error {
 	return remove()
 }
 
-// StoppedInstance returns a small instance without disks that all checks share. It is never
-// started.
+// StoppedInstance returns a small instance without disks that all checks share and none starts.
 func (c *Check) StoppedInstance() *oxide.Instance {
 	return Must[*oxide.Instance](c, "make a stopped instance")(c.TestedRack.StoppedInstance(c.ctx))
 }
@@ -342,8 +339,7 @@ func (c *Check) Instance(disks ...*oxide.Disk) *oxide.Instance {
 
 // Start sends a request to start an instance.
 func (c *Check) Start(instance string) (*oxide.Instance, error) {
-	return c.Client.InstanceStart(c.ctx,
-		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
+	return c.Client.InstanceStart(c.ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
 }
 
 // Stop sends a request to stop an instance.

@@ -30,20 +30,16 @@ func (c *Check) Expect(cases ...expected) {
 	}
 }
 
-// get returns a plain read.
 func get(path string) Plain { return Plain{Method: "GET", Path: path} }
 
-// ok is the answer to a read that succeeds.
 var ok = Refused{Status: 200}
 
-// bad is a refusal of the HTTP layer.
 func bad(message string) Refused { return Refused{400, "", message} }
 
 func badQuery(message string) Refused { return bad("unable to parse query string: " + message) }
 
 func badBody(message string) Refused { return bad("unable to parse JSON body: " + message) }
 
-// inProject returns the query that names the project.
 func (c *Check) inProject() string { return "project=" + url.QueryEscape(c.Project) }
 
 // place matches the position of a mistake that serde appends to its message.
@@ -55,7 +51,6 @@ func unplaced(r Refused) Refused {
 	return r
 }
 
-// post returns a request with a body to a collection of the project.
 func (c *Check) post(collection, body string) Plain {
 	return Plain{Method: "POST", Path: "/v1/" + collection + "?" + c.inProject(), Body: body}
 }
@@ -79,7 +74,6 @@ func (c *Check) SendDisk(body string) Answer {
 	return a
 }
 
-// object parses an answer as a JSON object.
 func (c *Check) object(what string, a Answer) map[string]json.RawMessage {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(a.Body, &fields); err != nil || a.Status >= 300 {
@@ -139,17 +133,14 @@ func (c *Check) send(p Plain) (Answer, error) {
 // APIVersion is the API version that the pinned client requests.
 const APIVersion = "2026060800.0.0"
 
-// invalidRequest is the refusal of a request that is not allowed in this situation.
 func invalidRequest(format string, args ...any) Refused {
 	return Refused{400, "InvalidRequest", fmt.Sprintf(format, args...)}
 }
 
-// invalidValue is the refusal of a value at any place of a request.
 func invalidValue(label, problem string) Refused {
 	return Refused{400, "InvalidValue", fmt.Sprintf("unsupported value for %q: %s", label, problem)}
 }
 
-// inConflict is a refusal because of the object's state.
 func inConflict(message string) Refused { return Refused{409, "Conflict", message} }
 
 // notFound is the refusal of an "id" or a "name" that no object of this kind has.
@@ -157,15 +148,12 @@ func notFound(kind, by, what string) Refused {
 	return Refused{404, "ObjectNotFound", fmt.Sprintf("not found: %s with %s %q", kind, by, what)}
 }
 
-// unknownID is the refusal of an ID that no object of this kind has.
 func unknownID(kind, id string) Refused { return notFound(kind, "id", id) }
 
-// unknownName is the refusal of a name that no object of this kind has.
 func unknownName(kind string, name oxide.Name) Refused {
 	return notFound(kind, "name", string(name))
 }
 
-// nameTaken is the refusal of a name that another object of this kind has.
 func nameTaken(kind string, name oxide.Name) Refused {
 	return Refused{400, "ObjectAlreadyExists", fmt.Sprintf("already exists: %s %q", kind, name)}
 }

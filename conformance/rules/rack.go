@@ -96,9 +96,9 @@ func Open(c Config) (*TestedRack, error) {
 	return r, nil
 }
 
-// connections keeps the connections of reads, because most of what a read costs is its handshake. A
-// change has a connection of its own: whoever stands before the rack may close a kept one just when
-// the request is sent, and then nobody knows whether it was carried out.
+// connections keeps open the connections of reads, whose handshake costs more than the read. A
+// change has a connection of its own: a proxy may close a kept one just when the request is sent,
+// and then nobody knows whether the rack has received it.
 type connections struct{ reads, changes http.RoundTripper }
 
 // RoundTrip sends a request.
@@ -154,7 +154,6 @@ func (r *TestedRack) HTTP() *http.Client { return r.http }
 // Exchanges returns the requests and answers outside of checks since its last call.
 func (r *TestedRack) Exchanges() []RecordedCall { return r.recorder.take() }
 
-// refusal returns the rack's refusal in an error, or nil.
 func refusal(err error) *oxide.HTTPError {
 	var refused *oxide.HTTPError
 	if errors.As(err, &refused) {

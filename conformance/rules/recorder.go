@@ -127,7 +127,6 @@ func retryAfter(resp *http.Response) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// once sends the request once.
 func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error) {
 	began := time.Now()
 	operation := OperationOf(req.Method, PathOf(req))
@@ -160,7 +159,6 @@ func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error)
 	return exchange, resp, err
 }
 
-// take returns the exchanges since the last take.
 func (r *recorder) take() []RecordedCall {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -239,7 +239,6 @@ func (f *faulting) age(_ string, object map[string]any) {
 	}
 }
 
-// refusing returns a refusal in a rack's format.
 func refusing(req *http.Request, status int) *http.Response {
 	if req.Body != nil {
 		_ = req.Body.Close()
@@ -266,14 +265,13 @@ var unnoticeable = []disregard{
 // never answered.
 const sampledFaults, sampledAsking = 50, 3
 
-// faulted tries faults of requests.
 type faulted struct {
-	held
+	mutationTest
 	faults map[string]requestFault
 	// results are the results of the rules on a rack without a fault.
 	results map[string]Result
 	// legal counts the legal faults. alarms are the failures with which checks blamed the rack for
-	// them. The mutex of held guards both.
+	// them. The mutex of mutationTest guards both.
 	legal  int
 	alarms []string
 }
@@ -392,8 +390,7 @@ func sweep(ctx context.Context, r *TestedRack) (left []string, err error) {
 		oxide.SnapshotListParams{Project: r.project()})
 	for _, s := range snapshots {
 		remove("snapshot", s.Name, func() error {
-			return r.Client.SnapshotDelete(ctx,
-				oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(s.Id)})
+			return r.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(s.Id)})
 		})
 	}
 	images, errImages := r.Client.ImageListAllPages(ctx, oxide.ImageListParams{Project: r.project()})

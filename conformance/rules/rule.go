@@ -215,7 +215,6 @@ func (c *Check) storageLeft() int64 {
 	return int64(use.Capacity.Storage) - int64(use.Provisioned.Storage)
 }
 
-// verdict returns the result of the check, and the reason.
 func (c *Check) verdict(exchanges []RecordedCall) (Status, string) {
 	switch {
 	case len(c.problems) > 0:

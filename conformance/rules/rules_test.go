@@ -182,8 +182,7 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 				case result.Tries > 1:
 					t.Errorf("%s took %d tries", rule.ID, result.Tries)
 				}
-				t.Logf("%s %s in %s, %d requests", rule.ID, result.Status, result.Took,
-					len(result.Exchanges))
+				t.Logf("%s %s in %s, %d requests", rule.ID, result.Status, result.Took, len(result.Exchanges))
 			}
 			if err := r.Close(t.Context()); err != nil {
 				t.Error(err)
@@ -197,7 +196,6 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 	}
 }
 
-// breach is a mutation of a rack that breaks a rule.
 type breach struct {
 	rule Rule
 	adminapi.Mutation

@@ -33,7 +33,6 @@ func answering(t *testing.T, status int, body string) *TestedRack {
 	})
 }
 
-// served opens the checks of a rack that answers like this.
 func served(t *testing.T, answer http.HandlerFunc) *TestedRack {
 	t.Helper()
 	server := httptest.NewServer(answer)

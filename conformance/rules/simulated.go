@@ -38,8 +38,7 @@ func (c *Check) Switch(name string, value any) {
 	c.Cleanup(func(ctx context.Context) error {
 		return c.Admin.Switch(ctx, map[string]any{name: before[name]})
 	})
-	c.must("change the simulated rack's "+name,
-		c.Admin.Switch(c.ctx, map[string]any{name: value}))
+	c.must("change the simulated rack's "+name, c.Admin.Switch(c.ctx, map[string]any{name: value}))
 }
 
 // underway is a request that runs while the check continues.
@@ -117,8 +116,7 @@ func (u *underway[T]) meanwhile(c *Check) {
 func (u *underway[T]) end(c *Check) (T, error) {
 	u.meanwhile(c)
 	if c.Simulated() {
-		c.must("end the hold of the simulated rack",
-			c.Admin.Switch(c.ctx, map[string]any{u.hold: "0s"}))
+		c.must("end the hold of the simulated rack", c.Admin.Switch(c.ctx, map[string]any{u.hold: "0s"}))
 	}
 	select {
 	case <-u.done:
@@ -128,7 +126,6 @@ func (u *underway[T]) end(c *Check) (T, error) {
 	return u.answer, u.err
 }
 
-// diskByName reads a disk of the project.
 func (c *Check) diskByName(ctx context.Context, name oxide.Name) (*oxide.Disk, error) {
 	return c.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name),
 		Project: c.project()})
@@ -204,7 +201,6 @@ func checkFailedSaga(c *Check) {
 	c.Await(instance.Id, oxide.InstanceStateRunning)
 }
 
-// checkUndone demands that nothing of the creation of a disk is left.
 func (c *Check) checkUndone(name oxide.Name, provisioned int64) {
 	c.MustRefuse("read a disk whose creation was undone", notFound("disk", "name", string(name)))(
 		c.diskByName(c.ctx, name))
