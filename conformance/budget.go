@@ -18,7 +18,7 @@ func (a amount) String() string {
 	return fmt.Sprintf("%d disks and snapshots of %d GiB", a.objects, a.gib)
 }
 
-// parts are the parts of a run, in the order in which they run.
+// parts are the parts of a run, in their order.
 var parts = []string{partRules, "ext4", "xfs", "btrfs", "block", partData}
 
 const (
@@ -34,10 +34,10 @@ var need = map[string]amount{
 	partData: {9, 18},
 }
 
-// optional are the GiB of the part data without which it leaves out a check.
+// optional is how many GiB the part data can do without: it leaves out a check then.
 const optional = 8
 
-// needOf returns the most that the selected parts have at one time, and adds the disk that marks
+// needOf returns the most that the selected parts have at one time, including the disk that marks
 // the run.
 func needOf(selected []string) amount {
 	var most amount
@@ -48,7 +48,7 @@ func needOf(selected []string) amount {
 	return amount{most.objects + 1, most.gib + 1}
 }
 
-// leastOf returns what the selected parts have at one time if checks that need more are left out.
+// leastOf returns what the selected parts have at one time if they leave out checks that need more.
 func leastOf(selected []string) amount {
 	least := needOf(slices.DeleteFunc(slices.Clone(selected), func(part string) bool {
 		return part == partData
@@ -83,7 +83,8 @@ type object struct {
 
 func newBudget(limit amount) *budget { return &budget{limit: limit, gone: map[string]bool{}} }
 
-// begin starts the clock.
+// begin reserves room for objects. When the creation has ended, the caller calls end with whether
+// they were created, and with the IDs that it knows.
 func (b *budget) begin(objects ...*object) (end func(made bool, ids ...string), err error) {
 	asked := sum(objects)
 	b.mu.Lock()
@@ -122,8 +123,8 @@ func (b *budget) deleted(idOrName string) {
 	})
 }
 
-// identify sets the ID of the object with this name, unless it is known. To learn the ID may take
-// as long as the rack takes to send it.
+// identify sets the ID of the object with this name, unless it is known. The function id may wait
+// for the rack's answer.
 func (b *budget) identify(name string, id func() string) {
 	b.mu.Lock()
 	i := slices.IndexFunc(b.objects, func(o *object) bool { return o.id == "" && o.name == name })

@@ -96,8 +96,8 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 	return err
 }
 
-// callTries is the number of times that a call is made, because an orchestrator repeats calls as
-// well. A busy rack answers before that.
+// callTries is how often a call is made, because an orchestrator repeats calls as well. A busy rack
+// answers earlier.
 const callTries = 8
 
 // asksAgain reports whether an orchestrator would repeat the call.
@@ -207,9 +207,8 @@ func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// patient is a transport for requests that may be repeated, which are those of an administrator.
-// It repeats a request while the rack says that it is busy or does not answer, and at last
-// returns the last result. The transport below it repeats reads.
+// patient is a transport for the requests of an administrator, which may be repeated. It repeats a
+// request while the rack is busy or does not answer, and at last returns the last result.
 type patient struct{ next http.RoundTripper }
 
 // busyTimeout is the time after which patient returns a busy rack's answer.
@@ -274,9 +273,9 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// created returns the disks and snapshots that a request creates, and whether they are created
-// together with an instance, whose answer does not tell their IDs. It is an error if one of them,
-// an image or an instance would not have the mark of the run.
+// created returns the disks and snapshots that a request creates. together reports whether they are
+// created with an instance, whose answer does not contain their IDs. It is an error if an object
+// would not have the mark of the run.
 func created(req *http.Request, run string) (objects []*object, together bool, err error) {
 	operation := rules.OperationOf(req.Method, rules.PathOf(req))
 	if req.Body == nil ||

@@ -140,9 +140,9 @@ func (r deadRun) detaches(instance string) bool {
 		slices.ContainsFunc(r.left, func(one item) bool { return one.id == instance })
 }
 
-// remove removes the remains of a run. It first removes what blocks the removal of other objects,
-// and last the disk that describes the run. It looks again until nothing is left, because a
-// request that was under way when the run died may take effect later.
+// remove removes the remains of a run: first what blocks the removal of other objects, and last the
+// disk that describes the run. It lists the remains again until nothing is left, because a request
+// that was under way when the run died may take effect later.
 func (o *job) remove(ctx context.Context, run deadRun) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
@@ -172,8 +172,8 @@ func (o *job) remove(ctx context.Context, run deadRun) error {
 // settle is the time between a removal and the next look for remains.
 const settle = 500 * time.Millisecond
 
-// onlyInTheWay reports whether everything that is left may still become removable, because states
-// change.
+// onlyInTheWay reports whether something that is left may become removable, because its state is
+// about to change.
 func (r deadRun) onlyInTheWay() bool {
 	return slices.ContainsFunc(r.left, func(one item) bool {
 		return one.kind != "instance" && slices.Contains([]string{"creating", "maintenance",
@@ -249,7 +249,8 @@ func (o *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) erro
 	return err
 }
 
-// removeDirs removes the directories of a dead run on this machine; "" names no run.
+// removeDirs removes the directories of a dead run on this machine. An empty ID removes none but
+// those of dead agents.
 func (p *Program) removeDirs(run string) error {
 	guest.Sweep()
 	if run == "" {
@@ -358,8 +359,8 @@ func (r deadRun) alive(here string) string {
 	}
 }
 
-// notAsBefore names the instances that the run stopped or started and that are still in that
-// state. Clean does not touch them, because somebody may want them so by now.
+// notAsBefore describes the instances that the run stopped or started and that are still in that
+// state. Clean leaves them, because somebody may want them so by now.
 func (r deadRun) notAsBefore(all inventory) (notes []string) {
 	for _, n := range all {
 		i, state := slices.Index(r.mark.Instances, n.id), oxide.InstanceState(n.state)
@@ -437,8 +438,8 @@ func processesOf(run string) (pids []int) {
 	return pids
 }
 
-// bootID returns an ID of this boot of the machine and, after a space, of the namespace of
-// process IDs. A process ID means another process in another boot or container.
+// bootID returns the ID of this boot of the machine and, after a space, of the namespace of process
+// IDs. In another boot or container a process ID belongs to another process.
 func bootID() string {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" where it is not Linux
 	namespace, _ := os.Readlink("/proc/self/ns/pid")

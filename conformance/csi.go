@@ -59,8 +59,8 @@ func (w *job) runCSISanity(ctx context.Context) error {
 	return driver.Stop()
 }
 
-// elsewhere calls do in a directory that always exists. Ginkgo ends a program whose working
-// directory is gone, and then nothing would be swept.
+// elsewhere calls do in the root directory. Ginkgo ends a program whose working directory is gone,
+// and then nothing would be removed.
 func elsewhere(do func()) {
 	here, err := os.Getwd()
 	_ = os.Chdir("/") // always exists
@@ -70,8 +70,8 @@ func elsewhere(do func()) {
 	}
 }
 
-// verdictOfSpecs implements the test interface that RunSpecs needs outside go test. The report
-// has the results.
+// verdictOfSpecs implements the interface that RunSpecs needs outside go test. The report has the
+// results.
 type verdictOfSpecs struct{}
 
 // Fail ignores a failed spec, because the report has it.
@@ -199,7 +199,7 @@ var rpcNames = regexp.MustCompile(`\b(ControllerPublishVolume|ControllerUnpublis
 	`ListSnapshots|GetSnapshot|NodeStageVolume|NodeUnstageVolume|NodePublishVolume|` +
 	`NodeUnpublishVolume|NodeGetVolumeStats|NodeGetCapabilities|NodeGetInfo|Probe)\b`)
 
-// aboutItself explains why a passed spec proves nothing: it made no call, or not the call that it
+// aboutItself explains why a passed spec proves nothing: it called nothing, or not the RPC that it
 // is about.
 func aboutItself(name string, calls []rpc) string {
 	if len(calls) == 0 {

@@ -112,7 +112,7 @@ func notMade(check data.Check, calls []rpc) (missing []string) {
 	return missing
 }
 
-// bench prepares the bench of the checks. The caller must call end even after an error.
+// bench prepares the bench of the checks. The caller must call end, also after an error.
 func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err error) {
 	var ends []func() error
 	end = func() error {

@@ -33,8 +33,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// onlyVariable makes this binary the program, with these rules and checks of data alone. The value
-// of pluginVariable is the path of its driver.
+// onlyVariable makes this test binary the program, with one rule or check of data alone.
+// pluginVariable has the path of its driver.
 const onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
 
 func TestMain(m *testing.M) {
@@ -103,15 +103,15 @@ func (c *creating) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// death is an early end of a run: how; of which part, and in it of which check alone, or with "" of
-// the whole part; at which of the requests that create.
+// death is an early end of a run: how it ends, in which part, in which check (all if it is empty),
+// and at which request that creates something.
 type death struct {
 	how, part, only string
 	at              int
 }
 
-// killed and killedLater are ends of a run that cannot remove anything, before it has the answer
-// and right after. ends are the others.
+// These ends of a run remove nothing: before the answer to a request and right after it. The
+// variable ends has the others.
 const killed, killedLater = "SIGKILL", "SIGKILL after the answer"
 
 var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
@@ -197,7 +197,7 @@ func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 	p.Figure("requests", requests.Load(), "died", died.Load(), "left", left.Load())
 }
 
-// begin starts a run that stops at a request. With one check alone, this binary is the program.
+// begin starts a run that stops at a request. For one check alone, this test binary is the program.
 func begin(t *testing.T, run *harness.Run, rack *harness.Rack, p *program, d death) *creating {
 	t.Helper()
 	to, err := url.Parse(rack.URL)
@@ -243,8 +243,8 @@ func asOthersHave(rack *harness.Rack, without ...string) map[string]string {
 	return env
 }
 
-// dieAndClean ends a run, cleans up, and demands that the rack is as before. It returns how many
-// requests that create there were, and whether the run ended there and not by itself.
+// dieAndClean ends a run, cleans up, and demands that the rack is as before. It returns the number
+// of requests that create something, and whether the run died and did not end by itself.
 func dieAndClean(t *testing.T, run *harness.Run, rack *harness.Rack, d death) (int, bool) {
 	t.Helper()
 	check := balance(t.Context(), t, rack)

@@ -118,30 +118,30 @@ const greeting = "Hello from instance a. This was written before the move.\n"
 
 func (d *demo) run(ctx context.Context) error {
 	for _, step := range []struct {
-		title string
-		do    step
+		title, instance string
+		do              step
 	}{
-		{"CreateVolume: a disk is created", d.create},
-		{"ControllerPublishVolume: it is attached to a", d.attach("a")},
-		{"NodeStageVolume on a: found by its serial, proven blank, formatted, mounted", d.stage("a")},
-		{"NodePublishVolume on a: shown to a workload", d.publish("a")},
-		{"The workload writes", d.write},
-		{"NodeUnpublishVolume and NodeUnstageVolume on a: unmounted, all data on the disk",
-			d.remove("a")},
-		{"ControllerUnpublishVolume: it is detached from a", d.detach("a")},
-		{"ControllerPublishVolume: it is attached to b", d.attach("b")},
-		{"NodeStageVolume on b: found again, and its filesystem is used as it is", d.stage("b")},
-		{"NodePublishVolume on b: shown to the workload that moved", d.publish("b")},
-		{"The workload reads", d.read},
-		{"NodeUnpublishVolume and NodeUnstageVolume on b",
-			d.remove("b")},
-		{"ControllerUnpublishVolume: it is detached from b", d.detach("b")},
-		{"DeleteVolume: the disk is gone", d.deleteVolume},
+		{"CreateVolume: a disk is created", "", (*demo).create},
+		{"ControllerPublishVolume: it is attached to a", "a", (*demo).attach},
+		{"NodeStageVolume on a: found by its serial, proven blank, formatted, mounted", "a",
+			(*demo).stage},
+		{"NodePublishVolume on a: shown to a workload", "a", (*demo).publish},
+		{"The workload writes", "a", (*demo).write},
+		{"NodeUnpublishVolume and NodeUnstageVolume on a: unmounted, all data on the disk", "a",
+			(*demo).remove},
+		{"ControllerUnpublishVolume: it is detached from a", "a", (*demo).detach},
+		{"ControllerPublishVolume: it is attached to b", "b", (*demo).attach},
+		{"NodeStageVolume on b: found again, and its filesystem is used as it is", "b", (*demo).stage},
+		{"NodePublishVolume on b: shown to the workload that moved", "b", (*demo).publish},
+		{"The workload reads", "b", (*demo).read},
+		{"NodeUnpublishVolume and NodeUnstageVolume on b", "b", (*demo).remove},
+		{"ControllerUnpublishVolume: it is detached from b", "b", (*demo).detach},
+		{"DeleteVolume: the disk is gone", "", (*demo).deleteVolume},
 	} {
 		if err := d.pause(ctx, step.title); err != nil {
 			return err
 		}
-		if err := d.show(ctx, step.title, step.do); err != nil {
+		if err := d.show(ctx, step.title, step.instance, step.do); err != nil {
 			return fmt.Errorf("%s: %w", step.title, err)
 		}
 	}
@@ -168,15 +168,15 @@ func (d *demo) pause(ctx context.Context, title string) error {
 	}
 }
 
-// step is one step of the demo. It returns a description of its result.
-type step func(context.Context) (outcome string, err error)
+// step is one step of the demo, on an instance. It returns a description of its result.
+type step func(d *demo, ctx context.Context, instance string) (outcome string, err error)
 
 // show runs a step and prints its duration, its requests to the rack and its result.
-func (d *demo) show(ctx context.Context, title string, do step) error {
+func (d *demo) show(ctx context.Context, title, instance string, do step) error {
 	d.steps++
 	start := time.Now()
 	ended := d.Rack.History.Step(title)
-	outcome, err := do(ctx)
+	outcome, err := do(d, ctx, instance)
 	ended(err)
 	took := time.Since(start)
 	if err != nil {
@@ -203,7 +203,7 @@ func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n",
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-func (d *demo) create(ctx context.Context) (string, error) {
+func (d *demo) create(ctx context.Context, _ string) (string, error) {
 	req := harness.CreateRequest("demo")
 	req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/namespace": "demo",
 		"csi.storage.k8s.io/pvc/name": "greeting"}
@@ -218,54 +218,46 @@ func (d *demo) create(ctx context.Context) (string, error) {
 
 func (d *demo) diskName() string { return d.volume.GetVolumeContext()["diskName"] }
 
-func (d *demo) attach(instance string) step {
-	return func(ctx context.Context) (string, error) {
-		resp, err := d.controller.ControllerPublishVolume(ctx,
-			harness.PublishRequest(d.volume, d.Rack.Instance(instance).ID))
-		if err != nil {
-			return "", err
-		}
-		dir := filepath.Join(d.Rack.Dir, instance)
-		p := &harness.Placement{Volume: d.volume, Capability: harness.Mounted(""),
-			PublishContext: resp.GetPublishContext(), Staging: filepath.Join(dir, "staging"),
-			Target: filepath.Join(dir, "pod", "data")}
-		d.placements[instance] = p
-		return "a device with the serial " + d.diskName() + " appears in " + instance, p.MakeDirs()
+func (d *demo) attach(ctx context.Context, instance string) (string, error) {
+	resp, err := d.controller.ControllerPublishVolume(ctx,
+		harness.PublishRequest(d.volume, d.Rack.Instance(instance).ID))
+	if err != nil {
+		return "", err
 	}
+	dir := filepath.Join(d.Rack.Dir, instance)
+	p := &harness.Placement{Volume: d.volume, Capability: harness.Mounted(""),
+		PublishContext: resp.GetPublishContext(), Staging: filepath.Join(dir, "staging"),
+		Target: filepath.Join(dir, "pod", "data")}
+	d.placements[instance] = p
+	return "a device with the serial " + d.diskName() + " appears in " + instance, p.MakeDirs()
 }
 
-func (d *demo) detach(instance string) step {
-	return func(ctx context.Context) (string, error) {
-		_, err := d.controller.ControllerUnpublishVolume(ctx,
-			harness.UnpublishRequest(d.volume, d.Rack.Instance(instance).ID))
-		return "its device is gone from " + instance, err
-	}
+func (d *demo) detach(ctx context.Context, instance string) (string, error) {
+	_, err := d.controller.ControllerUnpublishVolume(ctx,
+		harness.UnpublishRequest(d.volume, d.Rack.Instance(instance).ID))
+	return "its device is gone from " + instance, err
 }
 
-func (d *demo) deleteVolume(ctx context.Context) (string, error) {
+func (d *demo) deleteVolume(ctx context.Context, _ string) (string, error) {
 	_, err := d.controller.DeleteVolume(ctx,
 		&csi.DeleteVolumeRequest{VolumeId: d.volume.GetVolumeId()})
 	return "", err
 }
 
-func (d *demo) stage(instance string) step {
-	return func(ctx context.Context) (string, error) {
-		p := d.placements[instance]
-		if err := p.Stage(ctx, d.nodes[instance].Node()); err != nil {
-			return "", err
-		}
-		return mountedAt(p.Staging)
+func (d *demo) stage(ctx context.Context, instance string) (string, error) {
+	p := d.placements[instance]
+	if err := p.Stage(ctx, d.nodes[instance].Node()); err != nil {
+		return "", err
 	}
+	return mountedAt(p.Staging)
 }
 
-func (d *demo) publish(instance string) step {
-	return func(ctx context.Context) (string, error) {
-		p := d.placements[instance]
-		if err := p.Publish(ctx, d.nodes[instance].Node()); err != nil {
-			return "", err
-		}
-		return mountedAt(p.Target)
+func (d *demo) publish(ctx context.Context, instance string) (string, error) {
+	p := d.placements[instance]
+	if err := p.Publish(ctx, d.nodes[instance].Node()); err != nil {
+		return "", err
 	}
+	return mountedAt(p.Target)
 }
 
 func mountedAt(path string) (string, error) {
@@ -279,23 +271,21 @@ func mountedAt(path string) (string, error) {
 	return "mounted: " + mounts[0], nil
 }
 
-func (d *demo) remove(instance string) step {
-	return func(ctx context.Context) (string, error) {
-		err := d.placements[instance].Remove(ctx, d.nodes[instance].Node())
-		if err == nil {
-			delete(d.placements, instance)
-		}
-		return "nothing of it is mounted on " + instance, err
+func (d *demo) remove(ctx context.Context, instance string) (string, error) {
+	err := d.placements[instance].Remove(ctx, d.nodes[instance].Node())
+	if err == nil {
+		delete(d.placements, instance)
 	}
+	return "nothing of it is mounted on " + instance, err
 }
 
-func (d *demo) write(ctx context.Context) (string, error) {
-	p := d.placements["a"]
+func (d *demo) write(ctx context.Context, instance string) (string, error) {
+	p := d.placements[instance]
 	path := filepath.Join(p.Target, "greeting")
 	if err := os.WriteFile(path, []byte(greeting), 0o640); err != nil {
 		return "", err
 	}
-	stats, err := p.Stats(ctx, d.nodes["a"].Node())
+	stats, err := p.Stats(ctx, d.nodes[instance].Node())
 	if err != nil {
 		return "", err
 	}
@@ -303,8 +293,8 @@ func (d *demo) write(ctx context.Context) (string, error) {
 		stats.GetUsage()[0].GetAvailable()/harness.MiB), nil
 }
 
-func (d *demo) read(context.Context) (string, error) {
-	path := filepath.Join(d.placements["b"].Target, "greeting")
+func (d *demo) read(_ context.Context, instance string) (string, error) {
+	path := filepath.Join(d.placements[instance].Target, "greeting")
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return "", err

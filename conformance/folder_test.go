@@ -28,7 +28,7 @@ func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 	csitest.Must(t, err)
 	for name, test := range map[string]struct {
 		folder string
-		spoil  func(w *job)
+		damage func(w *job)
 		status int
 		says   string
 	}{
@@ -52,7 +52,7 @@ func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 			w.dir = &harness.Run{Dir: filepath.Join(here, workDir(w.id)), Progress: &out}
 			csitest.Must(t, os.Mkdir(w.dir.Dir, 0o700))
 			csitest.Must(t, w.tryFolder())
-			test.spoil(w)
+			test.damage(w)
 			status, err := w.finish(t.Context())
 			if status != test.status || (err != nil) != (test.says != "") ||
 				err != nil && !strings.Contains(err.Error(), test.says) {
@@ -96,9 +96,9 @@ func TestAReportReplacesNothing(t *testing.T) {
 	}
 }
 
-// The rack repeats the token in every error, others have described their disks, and a shell's
-// command has a password.
-func TestAReportHasNothingOfOthersAndNoCredentials(t *testing.T) {
+// The rack repeats the token in every error, the disks of other users have descriptions, and the
+// command that reaches the second instance has a password.
+func TestAReportContainsNoCredentialsAndNoDescriptionsOfOthers(t *testing.T) {
 	all := []string{"run", "--yes", "--second-shell", "ssh -p " + canary, "--budget=" + canary, "-x"}
 	if got := strings.Join(flagsOf(all), " "); got != "run --yes --second-shell --budget" {
 		t.Errorf("of the command line it has %q", got)

@@ -16,8 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// errAttach is the error of a rack that attaches no disks, attaches them only sometimes, or does
-// not show them to the instance.
+// errAttach means that the rack attaches no disks, attaches them only sometimes, or does not show
+// them to the instance.
 type errAttach struct{ error }
 
 // learnHotplug finds out whether the rack attaches a disk to this running instance. A refusal
@@ -91,8 +91,8 @@ const (
 	simulatedDeviceTimeout = 5 * time.Second
 )
 
-// learnRemoval waits for the device of the disk of the trial, and finds out how a detach removes it
-// from a program that reads it.
+// learnRemoval waits for the device of the trial's disk, and measures how long a program can read
+// it after a detach.
 func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 	shown, err := w.awaitDevice(ctx, disk.Name)
 	if err != nil {
@@ -127,10 +127,10 @@ func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 // deviceGrace is the time after a detach for which a device may still answer reads.
 const deviceGrace = 2 * time.Second
 
-// readUntilGone reads a device at places that are not in memory yet until a read fails. It returns
-// the time of the last read that succeeded. If it has read the whole device before, gone is false:
-// nobody knows for how long the device could have been read. A device that is gone may have no size
-// any more, so that a read finds its end.
+// readUntilGone reads a device, at places that are not in memory yet, until a read fails. It
+// returns the time of the last read that succeeded. It returns false if it has read the whole
+// device before: then nobody knows how long it could have been read. A device that is gone may have
+// no size any more, so that a read finds its end.
 func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.Duration,
 	gone bool) {
 	block, pace := make([]byte, 512), time.NewTicker(2*time.Millisecond)
@@ -174,8 +174,8 @@ func (w *job) awaitDevice(ctx context.Context, disk oxide.Name) (shown guest.Dev
 	return shown, nil
 }
 
-// onlyToStopped demands that the rack attaches the disk to a stopped instance, and refuses a
-// second time to attach it to this running one. A rack that refuses only sometimes has hot-plug.
+// onlyToStopped demands that the rack attaches the disk to a stopped instance, and refuses again to
+// attach it to this running one. A rack that refuses only sometimes has hot-plug.
 func (o *operator) onlyToStopped(ctx context.Context, disk, stopped, running string,
 	refused error) error {
 	if err := o.attach(ctx, disk, stopped); err != nil {

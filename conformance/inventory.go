@@ -150,9 +150,9 @@ func (w *job) meet(ctx context.Context, instance *oxide.Instance) error {
 	return w.mayStop(ctx, instance.Id)
 }
 
-// mayStop returns an error unless the rack shows now that nobody else uses an instance: it is of
-// the project, no other run has made or named it, and no disk of another run or of a cluster is
-// attached to it, nor any that came since the preflight.
+// mayStop returns an error unless the rack shows now that nobody else uses an instance: it belongs
+// to the project, no other run has created or named it, and no disk is attached to it that belongs
+// to another run or to a cluster, or that was attached since the preflight.
 func (w *job) mayStop(ctx context.Context, id string) error {
 	instance, err := w.find(ctx, id)
 	if err != nil {

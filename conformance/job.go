@@ -165,8 +165,8 @@ func (w *job) lost() error {
 	return nil
 }
 
-// askRack asks the rack for an answer, and reports whether the rack is lost. An error of the rack
-// is an answer, unless it refuses the token.
+// askRack asks the rack for an answer, and returns an error if the rack is lost. An error of the
+// rack is an answer, unless it refuses the token.
 func (w *job) askRack(ctx context.Context) error {
 	if w.lost() != nil || ctx.Err() != nil {
 		return w.lost()
@@ -195,8 +195,8 @@ func (w *job) askRack(ctx context.Context) error {
 	return w.lost()
 }
 
-// unlessLost turns a failure into an interruption if the rack is lost. It asks the rack only
-// after a failure.
+// unlessLost turns a failure into an interruption if the rack is lost. It asks the rack only after
+// a failure.
 func (w *job) unlessLost(ctx context.Context, r report.Result) report.Result {
 	if r.Status == report.Failed {
 		if err := w.askRack(ctx); err != nil {

@@ -28,7 +28,7 @@ const runTimeout = 10 * time.Minute
 const canary = "oxide-token-canary-5c1f"
 
 // plainRun makes a run whose programs have no race detector. With RACE=-race, the whole run on a
-// rack with hot-plug has it: that run contains everything but interruptions and clean.
+// rack with hot-plug has it, which contains everything but interruptions and clean.
 func plainRun(t *testing.T) *harness.Run {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -176,8 +176,8 @@ func statuses(r *report.Report, groups ...string) map[report.Status]int {
 	return count
 }
 
-// balance records the objects of the rack. The returned function demands that the rack has the
-// same objects again, as they were.
+// balance records the objects of the rack. The returned function demands that the rack has the same
+// objects, unchanged.
 func balance(ctx context.Context, t *testing.T, rack *harness.Rack) func() {
 	t.Helper()
 	before, err := rack.Ledger(ctx)

@@ -50,7 +50,7 @@ func newRunID() string {
 
 var isRunID = regexp.MustCompile(`^[0-9a-f]{8}$`).MatchString
 
-// whole reports whether the mark is that of the disk that describes its run.
+// whole reports whether the mark is of the disk that describes its run.
 func (m mark) whole() bool { return m.Host != "" && m.Began != nil }
 
 func (m mark) description() string {
@@ -102,8 +102,8 @@ func runOf(description string) (run string, ok bool) {
 // maxNameLength is the longest name that CSI allows, which csi-sanity uses.
 const maxNameLength = 128
 
-// withMark puts the mark before the name of every volume and snapshot that is created. csi-sanity
-// has fixed names, and its suites run one after another in the same project.
+// withMark puts the mark before the names of all volumes and snapshots that are created. csi-sanity
+// has fixed names, and its suites run one after another in one project.
 func withMark(mark string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
@@ -123,7 +123,7 @@ func withMark(mark string) grpc.UnaryClientInterceptor {
 }
 
 // markedName returns the name with the mark before it. An empty name stays empty, because
-// csi-sanity sends it to see an error. A long name stays within the limit and distinct.
+// csi-sanity expects an error for it. A long name is cut to the limit and stays unique.
 func markedName(mark, name string) string {
 	if name == "" {
 		return ""

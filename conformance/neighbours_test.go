@@ -128,7 +128,7 @@ func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
 		"touched", len(touched), "stuck", stuck)
 }
 
-// localUsers makes what others may have under names of this program, and describes it.
+// localUsers creates files with names of this program that belong to others, and describes them.
 func localUsers(t *testing.T, dir, run string) string {
 	t.Helper()
 	script := exec.CommandContext(t.Context(), "sh", "-euc", `umask 077; mkfifo -m 666 oxide-guest-fifo
@@ -143,7 +143,7 @@ func localUsers(t *testing.T, dir, run string) string {
 	return found(t, dir)
 }
 
-// found describes what localUsers has made.
+// found describes the files that localUsers has created.
 func found(t *testing.T, dir string) string {
 	t.Helper()
 	find := exec.CommandContext(t.Context(), "find", ".", "-regextype", "egrep", "-regex",
@@ -155,7 +155,7 @@ func found(t *testing.T, dir string) string {
 	return string(out)
 }
 
-// stranger starts a user's process with this program's name, which ends with its input.
+// stranger starts a process of a user with this program's name. It ends with its input.
 func stranger(t *testing.T, user uint32, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/bin/sh")

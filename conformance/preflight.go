@@ -324,50 +324,51 @@ func (p preflight) askRoom(ctx context.Context) finding {
 	return pass("this instance has %d disks, of at most %d", len(disks), diskLimit)
 }
 
-func (p preflight) askSecond(ctx context.Context) finding {
+// another finds an instance that the run may stop. It demands that the instance is in a state.
+func (p preflight) another(ctx context.Context, named string, want oxide.InstanceState,
+	advice string) (*oxide.Instance, finding) {
+	instance, err := p.find(ctx, named)
+	if err != nil {
+		return nil, fail("Name an instance of the project.", "%s", err)
+	}
+	if instance.Id == p.here.Id || instance.RunState != want {
+		return nil, fail("Name another instance than this, and "+advice+" it.", "%s is %s (%s)",
+			instance.Name, instance.RunState, instance.Id)
+	}
+	if err := p.meet(ctx, instance); err != nil {
+		return nil, fail("Name an instance that nobody else uses.", "%s", err)
+	}
+	return instance, finding{}
+}
+
+func (p preflight) askSecond(ctx context.Context) (f finding) {
 	if p.settings.second == "" {
 		return skip("Volumes are not moved. Name another instance with --second and --second-shell.",
 			"none is named")
 	}
-	instance, err := p.find(ctx, p.settings.second)
-	if err != nil {
-		return fail("Name an instance of the project.", "%s", err)
+	p.second, f = p.another(ctx, p.settings.second, oxide.InstanceStateRunning, "start")
+	if p.second == nil {
+		return f
 	}
-	if instance.Id == p.here.Id || instance.RunState != oxide.InstanceStateRunning {
-		return fail("Name another instance than this, and start it.", "%s is %s (%s)", instance.Name,
-			instance.RunState, instance.Id)
-	}
-	if err := p.meet(ctx, instance); err != nil {
-		return fail("Name an instance that nobody else uses.", "%s", err)
-	}
-	p.second = instance
-	p.report.Run.Second = string(instance.Name)
-	return askShell(ctx, "--second-shell", p.secondShell, instance)
+	p.report.Run.Second = string(p.second.Name)
+	return askShell(ctx, "--second-shell", p.secondShell, p.second)
 }
 
-func (p preflight) askHelper(ctx context.Context) finding {
+func (p preflight) askHelper(ctx context.Context) (f finding) {
 	if p.settings.helper == "" {
 		return skip("A rack without hot-plug is tested further with a stopped instance: --helper, "+
 			"--guest-shell.", "none is named")
 	}
-	instance, err := p.find(ctx, p.settings.helper)
-	if err != nil {
-		return fail("Name an instance of the project.", "%s", err)
+	p.helper, f = p.another(ctx, p.settings.helper, oxide.InstanceStateStopped, "stop")
+	if p.helper == nil {
+		return f
 	}
-	if instance.Id == p.here.Id || instance.RunState != oxide.InstanceStateStopped {
-		return fail("Name another instance than this, and stop it.", "%s is %s", instance.Name,
-			instance.RunState)
-	}
-	if err := p.meet(ctx, instance); err != nil {
-		return fail("Name an instance that nobody else uses.", "%s", err)
-	}
-	p.helper = instance
-	p.report.Run.Helper = string(instance.Name)
+	p.report.Run.Helper = string(p.helper.Name)
 	if p.guestShell == "" {
 		return warn("Its inside is not looked at. Give a command that reaches it: --guest-shell.",
-			"%s (%s) is stopped", instance.Name, instance.Id)
+			"%s (%s) is stopped", p.helper.Name, p.helper.Id)
 	}
-	return pass("%s (%s) is stopped", instance.Name, instance.Id)
+	return pass("%s (%s) is stopped", p.helper.Name, p.helper.Id)
 }
 
 // shellTimeout limits how long a command takes to answer through a shell.

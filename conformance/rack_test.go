@@ -115,7 +115,7 @@ func everythingIsThere(t *testing.T, r *report.Report) {
 	}
 }
 
-// staysWithinItsNeed demands that a run had no more objects at one time than a preflight prints.
+// staysWithinItsNeed demands that a run never had more objects than a preflight prints.
 func staysWithinItsNeed(t *testing.T, p *program) {
 	t.Helper()
 	var peak amount
@@ -367,7 +367,7 @@ func TestARunSaysHowARackTreatsTheDisksOfRunningInstances(t *testing.T) {
 	}
 }
 
-// shortLived is a device that can be read some times, and then has no bytes any more.
+// shortLived is a device that can be read a few times before it has no bytes any more.
 type shortLived struct{ reads int }
 
 func (d *shortLived) ReadAt(p []byte, _ int64) (int, error) {

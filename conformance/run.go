@@ -225,10 +225,10 @@ func (w *job) result(r report.Result) {
 	w.progress.done(status, name, reason)
 }
 
-// sweep removes all that carries the run's mark. What the driver should have deleted is a failure.
-// What the program has made itself is not: its checks say so if they could not remove it, and a
-// creation that was not answered is found only now. It returns false if the rack does not list its
-// objects.
+// sweep removes everything that carries the run's mark. What the driver should have deleted is a
+// failure. What the program has created itself is not: a check fails if it cannot remove its
+// objects, and an object whose creation was not answered is found only now. It returns false if the
+// rack does not list its objects.
 func (w *job) sweep(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
@@ -308,8 +308,8 @@ func (w *job) summarize(folder string) {
 
 func (w *job) folder() string { return cmp.Or(w.settings.report, prefix+w.id) }
 
-// tryFolder makes the report's folder, so that a run does not fail at its end because of it. It
-// removes the folder, so that a killed run leaves no empty one.
+// tryFolder creates the report's folder, so that a run does not fail at its end because of it, and
+// removes it, so that a killed run leaves no empty folder.
 func (w *job) tryFolder() error {
 	if err := report.MakeFolder(w.folder()); err != nil {
 		return err

@@ -21,7 +21,8 @@ type settings struct {
 	host, token, tokenFile, project, caFile, sysfsRoot, devRoot string
 
 	// only has the selected parts; if it is empty, all parts run.
-	only []string
+	only                 []string
+	onlyText, budgetText string
 	// budget limits the objects that exist at one time.
 	budget amount
 	// yes makes the program run or clean without a question.
@@ -45,7 +46,7 @@ type setting struct {
 	flag, env, preset, usage string
 	// verbs are the verbs that accept it.
 	verbs string
-	set   func(s *settings, value string) error
+	field *string
 }
 
 const (
@@ -53,58 +54,47 @@ const (
 	running = "preflight run"
 )
 
-// The token has no flag, because the process list shows arguments to everybody.
-var allSettings = []setting{
-	{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com", onRack,
-		text(func(s *settings) *string { return &s.host })},
-	{"", "OXIDE_TOKEN", "", "the rack's token", onRack,
-		text(func(s *settings) *string { return &s.token })},
-	{"token-file", "OXIDE_TOKEN_FILE", "", "a file with the token; wins over OXIDE_TOKEN", onRack,
-		text(func(s *settings) *string { return &s.tokenFile })},
-	{"project", "OXIDE_PROJECT", "", "the project of this instance, in which to work", onRack,
-		text(func(s *settings) *string { return &s.project })},
-	{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's", onRack,
-		text(func(s *settings) *string { return &s.caFile })},
-	{"only", "OXIDE_CONFORMANCE_ONLY", "", "run only these parts: " + strings.Join(parts, ","),
-		running, setOnly},
-	{"second", "OXIDE_CONFORMANCE_SECOND", "", "another running instance of the project, to move " +
-		"volumes to; it is also stopped hard and started again", running,
-		text(func(s *settings) *string { return &s.second })},
-	{"second-shell", "OXIDE_CONFORMANCE_SECOND_SHELL", "", "a command that runs a script in it as " +
-		"root, such as 'ssh root@second'", running,
-		text(func(s *settings) *string { return &s.secondShell })},
-	{"helper", "OXIDE_CONFORMANCE_HELPER", "", "a stopped instance of the project, which may be " +
-		"started and stopped; clean stops only this one", onRack,
-		text(func(s *settings) *string { return &s.helper })},
-	{"guest-shell", "OXIDE_CONFORMANCE_GUEST_SHELL", "", "a command that runs a script in the " +
-		"helper as root, such as 'ssh root@helper'", running,
-		text(func(s *settings) *string { return &s.guestShell })},
-	{"budget", "OXIDE_CONFORMANCE_BUDGET", "20,40", "how many disks and snapshots, and how many GiB " +
-		"of them, may exist at one time", running, setBudget},
-	{"release", "OXIDE_CONFORMANCE_RELEASE", "", "what the rack runs, in your words, for the report",
-		running, text(func(s *settings) *string { return &s.release })},
-	{"report", "OXIDE_CONFORMANCE_REPORT", "", "the folder for the report (default " +
-		"oxide-conformance-RUN here)", "run", text(func(s *settings) *string { return &s.report })},
-	{"run", "", "", "clean up after this run only", "clean",
-		text(func(s *settings) *string { return &s.run })},
-	{"sysfs-root", "OXIDE_SYSFS_ROOT", "/sys", "where sysfs is mounted", onRack,
-		text(func(s *settings) *string { return &s.sysfsRoot })},
-	{"dev-root", "OXIDE_DEV_ROOT", "/dev", "the directory of the device nodes", running,
-		text(func(s *settings) *string { return &s.devRoot })},
-	{"simulator-admin", "OXIDE_CONFORMANCE_SIMULATOR_ADMIN", "", "the admin listener, if the rack " +
-		"is a simulated one: its request log is compared with the report", running,
-		text(func(s *settings) *string { return &s.admin })},
-}
-
-func text(field func(*settings) *string) func(*settings, string) error {
-	return func(s *settings, value string) error {
-		*field(s) = value
-		return nil
+// all returns the settings of the command line, each with its field of s. The token has no flag,
+// because the process list shows arguments to everybody.
+func (s *settings) all() []setting {
+	return []setting{
+		{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com", onRack, &s.host},
+		{"", "OXIDE_TOKEN", "", "the rack's token", onRack, &s.token},
+		{"token-file", "OXIDE_TOKEN_FILE", "", "a file with the token; wins over OXIDE_TOKEN", onRack,
+			&s.tokenFile},
+		{"project", "OXIDE_PROJECT", "", "the project of this instance, in which to work", onRack,
+			&s.project},
+		{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's", onRack,
+			&s.caFile},
+		{"only", "OXIDE_CONFORMANCE_ONLY", "", "run only these parts: " + strings.Join(parts, ","),
+			running, &s.onlyText},
+		{"second", "OXIDE_CONFORMANCE_SECOND", "", "another running instance of the project, to move " +
+			"volumes to; it is also stopped hard and started again", running, &s.second},
+		{"second-shell", "OXIDE_CONFORMANCE_SECOND_SHELL", "", "a command that runs a script in it as " +
+			"root, such as 'ssh root@second'", running, &s.secondShell},
+		{"helper", "OXIDE_CONFORMANCE_HELPER", "", "a stopped instance of the project, which may be " +
+			"started and stopped; clean stops only this one", onRack, &s.helper},
+		{"guest-shell", "OXIDE_CONFORMANCE_GUEST_SHELL", "", "a command that runs a script in the " +
+			"helper as root, such as 'ssh root@helper'", running, &s.guestShell},
+		{"budget", "OXIDE_CONFORMANCE_BUDGET", "20,40", "how many disks and snapshots, and how many " +
+			"GiB of them, may exist at one time", running, &s.budgetText},
+		{"release", "OXIDE_CONFORMANCE_RELEASE", "", "what the rack runs, in your words, for the report",
+			running, &s.release},
+		{"report", "OXIDE_CONFORMANCE_REPORT", "", "the folder for the report (default " +
+			"oxide-conformance-RUN here)", "run", &s.report},
+		{"run", "", "", "clean up after this run only", "clean", &s.run},
+		{"sysfs-root", "OXIDE_SYSFS_ROOT", "/sys", "where sysfs is mounted", onRack, &s.sysfsRoot},
+		{"dev-root", "OXIDE_DEV_ROOT", "/dev", "the directory of the device nodes", running, &s.devRoot},
+		{"simulator-admin", "OXIDE_CONFORMANCE_SIMULATOR_ADMIN", "", "the admin listener, if the rack " +
+			"is a simulated one: its request log is compared with the report", running, &s.admin},
 	}
 }
 
-func setOnly(s *settings, value string) error {
-	for part := range strings.SplitSeq(value, ",") {
+// allSettings describes the settings. Nobody sets its fields.
+var allSettings = (&settings{}).all()
+
+func (s *settings) setOnly() error {
+	for part := range strings.SplitSeq(s.onlyText, ",") {
 		part = strings.TrimSpace(part)
 		switch {
 		case part == "":
@@ -120,8 +110,8 @@ func setOnly(s *settings, value string) error {
 	return nil
 }
 
-func setBudget(s *settings, value string) error {
-	disks, gib, found := strings.Cut(value, ",")
+func (s *settings) setBudget() error {
+	disks, gib, found := strings.Cut(s.budgetText, ",")
 	n, err := strconv.Atoi(strings.TrimSpace(disks))
 	g, errGiB := strconv.ParseInt(strings.TrimSpace(gib), 10, 64)
 	if !found || err != nil || errGiB != nil || n < 1 || g < 1 {
@@ -144,7 +134,10 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 	flags := flag.NewFlagSet("oxide-conformance "+verb, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	given := map[string]string{}
-	for _, one := range settingsOf(verb) {
+	all := slices.DeleteFunc(s.all(), func(o setting) bool {
+		return !slices.Contains(strings.Fields(o.verbs), verb)
+	})
+	for _, one := range all {
 		if one.flag != "" {
 			flags.Func(one.flag, one.usage, func(value string) error {
 				given[one.flag] = value
@@ -161,7 +154,7 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 	if flags.NArg() > 0 {
 		return nil, fmt.Errorf("%s takes flags only; found %q", verb, flags.Arg(0))
 	}
-	for _, one := range settingsOf(verb) {
+	for _, one := range all {
 		value, is := given[one.flag]
 		if one.flag == "" || !is {
 			value = cmp.Or(strings.TrimSpace(getenv(one.env)), one.preset)
@@ -169,7 +162,15 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 		if value == "" && !is {
 			continue
 		}
-		if err := one.set(s, strings.TrimSpace(value)); err != nil {
+		*one.field = strings.TrimSpace(value)
+		var err error
+		switch one.flag {
+		case "only":
+			err = s.setOnly()
+		case "budget":
+			err = s.setBudget()
+		}
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", one.name(), err)
 		}
 	}
@@ -232,12 +233,6 @@ func flagsOf(args []string) []string {
 				return
 			}
 		}
-	})
-}
-
-func settingsOf(verb string) []setting {
-	return slices.DeleteFunc(slices.Clone(allSettings), func(o setting) bool {
-		return !slices.Contains(strings.Fields(o.verbs), verb)
 	})
 }
 

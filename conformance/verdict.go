@@ -16,9 +16,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// judge sets the verdict and returns the exit status. A failure decides the verdict; next come
-// the reasons that stopped the run, and then the parts that the rack blocked. A run in which
-// nothing passed never conforms.
+// judge sets the verdict and returns the exit status. A failure decides the verdict; next come the
+// reasons that stopped the run, and then the parts that the rack blocked. A run in which nothing
+// passed never conforms.
 func (w *job) judge(ctx context.Context) int {
 	r := w.report
 	failed, passed := r.Count(report.Failed), r.Count(report.Passed)
@@ -137,9 +137,9 @@ var leaves = map[string][]string{
 	"GetCapacity":               {"utilization_view", "silo_quotas_view"},
 }
 
-// testify compares the results of the run with the request log of a simulated rack. A real rack
-// has no log that we can read. There the witness is the program's own record of its calls, which
-// was compared with every result when the result came in.
+// testify compares the results with the request log of a simulated rack. A real rack has no log
+// that we can read. There the witness is the program's own record of its calls, with which every
+// result was compared at once.
 func (w *job) testify(ctx context.Context) {
 	w.report.Witness.Source = "this program's own record"
 	if w.admin == nil {
@@ -160,7 +160,7 @@ func (w *job) testify(ctx context.Context) {
 		slices.Concat(unknownTo(log, w.exchanges), unheard(log, w.exchanges, w.calls.since(0)))...)
 }
 
-// unknownTo lists the answers of the run that the rack's log does not have.
+// unknownTo lists the answers of the run that the rack's log does not contain.
 func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings []string) {
 	known := map[string]adminapi.Request{}
 	for _, entry := range log {
@@ -186,8 +186,8 @@ func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings
 }
 
 // unheard lists the successful calls of the driver for which the rack received no request. The rack
-// has another clock, so the order decides: a request is looked for behind those of everything that
-// had ended before the call, and before those of what began after it.
+// has another clock, so the order decides: the request must come after those of everything that
+// ended before the call, and before those of everything that began after it.
 func unheard(log []adminapi.Request, exchanges []rules.RecordedCall, calls []rpc) (
 	findings []string) {
 	place := map[string]int{}

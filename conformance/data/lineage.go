@@ -7,9 +7,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// lineage is a raw volume, two snapshots of it and the volumes that were restored from them. Each
-// volume writes its own generation, so the generation of a block identifies the volume that wrote
-// it last.
+// lineage is a raw volume with two snapshots and the volumes that were restored from them. Each
+// volume writes its own generation, so the generation of a block shows which volume wrote it last.
 type lineage struct {
 	*checkRun
 	// blocks are the origin's blocks. behind are those after the origin's end in a volume of twice
@@ -27,8 +26,8 @@ func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 	return all
 }
 
-// visit attaches a volume, demands blocks in it, writes others, and detaches it. Its errors name
-// the volume.
+// visit attaches a volume, demands blocks in it, writes others, and detaches it. Errors name the
+// volume.
 func (l *lineage) visit(which string, v *volume, want, write []guest.Pattern) {
 	first := v.disk.visits == 0
 	l.during(which, func() {

@@ -37,7 +37,7 @@ const (
 	Again    = "a disk with the name of a deleted one"
 )
 
-// touched is what has happened to a block of one disk.
+// touched is what has happened to a block of a disk.
 type touched byte
 
 const (
@@ -88,7 +88,7 @@ func (d *disk) read(r guest.Range) {
 	})
 }
 
-// unjudged records that bytes were read, and not compared with anything.
+// unjudged records that bytes were read and not compared.
 func (d *disk) unjudged(r guest.Range) {
 	d.each(r, func(block int64) { d.blocks[block] |= ever })
 }

@@ -18,15 +18,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// recorded is one check of a run on a rack in order, with where it looked.
+// recorded is a check that ran on a rack in order, with where it looked.
 type recorded struct {
 	check  data.Check
 	looks  []data.Look
 	extent report.Extent
 }
 
-// byteMutant is what a rack does wrong with a block of every disk of a kind and size: when the disk
-// is new, or whenever it is detached.
+// byteMutant is an error in a block of every disk of a kind and size: when the disk is new, or
+// whenever it is detached.
 type byteMutant struct {
 	wrong, moment string
 	look          data.Look
@@ -93,8 +93,8 @@ func (m byteMutant) noticed(r recorded) bool {
 	})
 }
 
-// said reports whether the reports say that not all of such disks was looked at, and none says that
-// all was.
+// said reports whether a report says that such disks were not looked at in full, and none says that
+// they were.
 func (m byteMutant) said(run []recorded) (said bool) {
 	for _, r := range run {
 		for _, measure := range r.extent {
@@ -110,7 +110,8 @@ func (m byteMutant) said(run []recorded) (said bool) {
 	return said
 }
 
-// kindsOf returns each kind and size of disk of a run, with all that was written on any.
+// kindsOf returns the kinds and sizes of disks of a run, with all blocks that were written on any
+// of them.
 func kindsOf(run []recorded) (all []data.Look) {
 	for _, r := range run {
 		for _, l := range r.looks {
@@ -128,7 +129,7 @@ func kindsOf(run []recorded) (all []data.Look) {
 	return all
 }
 
-func TestNoMutantOfDataIsPassedOver(t *testing.T) {
+func TestEveryMutantOfDataIsNoticedOrReportedAsUntested(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "verdict-mutants")
 	b := newBench(t, harness.RackOptions{})
@@ -170,8 +171,9 @@ func TestNoMutantOfDataIsPassedOver(t *testing.T) {
 		drawn-noticed-said, "kinds", len(kinds), "really_run", real)
 }
 
-// reallyRun runs a check on a rack with the mutant: the one that was judged to notice it, or one
-// that has such a disk and was judged not to. Its error has to name the block, or the disk's sum.
+// reallyRun runs a check on a rack with the mutant: the check that was judged to notice it, or one
+// that has such a disk and was judged not to. The error must name the block, or the disk's
+// checksum.
 func (b *bench) reallyRun(t *testing.T, m byteMutant, run []recorded, by int) {
 	t.Helper()
 	if by < 0 {

@@ -16,8 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// noticed names the check that notices a tamper with an access, and a text of its error. A |
-// separates alternatives. A reason of the driver means that the driver refuses the rack with it.
+// noticed names the check that notices a tamper with an access, and a part of its error. A |
+// separates alternatives. A reason of the driver means that the driver refuses the rack.
 type noticed struct{ check, access, says string }
 
 // unmountable are the driver's errors for a filesystem that lacks some of its blocks.
@@ -83,9 +83,8 @@ var tampers = map[string][]noticed{
 	"device-elsewhere": {{"D02", "ext4", "the volume is in another instance, too"}},
 }
 
-// noticedBy returns the checks that notice a wrong block at a moment in the life of a disk. For a
-// new disk the check depends on the kind of wrong: a block that is not zero, a block that loses a
-// write, or a block that another disk shares.
+// noticedBy returns the check that notices a wrong block. For a new disk it depends on the error: a
+// block that is not zero, a block that loses a write, or a block that another disk shares.
 func noticedBy(wrong, moment string) string {
 	switch moment {
 	case "new":
@@ -104,8 +103,8 @@ func noticedBy(wrong, moment string) string {
 	return "D12"
 }
 
-// product adds the simulator's product of tampers, WRONG:MOMENT:PLACE, to those above. The long
-// form adds all of them; otherwise it is every second one. The seed chooses.
+// product adds the simulator's combined tampers, WRONG:MOMENT:PLACE, to those above: all of them in
+// the long form, otherwise every second one. The seed chooses.
 func product(p *proof.Proof, known []string) map[string][]noticed {
 	all := maps.Clone(tampers)
 	for n, name := range slices.Sorted(slices.Values(known)) {

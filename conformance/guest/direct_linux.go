@@ -70,10 +70,10 @@ func KernelRelease() (string, error) {
 	return unix.ByteSliceToString(name.Release[:]), nil
 }
 
-// directory is an agent's own tmpfs. Other processes see an empty directory. The agent, its driver
-// and the driver's programs hold a lock on it as long as one of them lives. Then other agents
-// remove it. They must not do so before: Linux detaches the tmpfs when its directory is removed
-// outside, and a driver that still ends its calls would write to the machine's disk.
+// directory is an agent's own tmpfs. Other processes see an empty directory, which the agent, its
+// driver and the driver's programs lock as long as one of them lives. Other agents remove it only
+// after that: Linux detaches the tmpfs when its directory is removed outside, and a driver that
+// still ends its calls would write to the machine's disk.
 type directory struct {
 	path string
 	lock *os.File

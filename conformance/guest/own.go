@@ -30,9 +30,9 @@ func MarkOwn(dir, purpose string) error {
 	return errors.Join(err, file.Close())
 }
 
-// RemoveOwn removes a directory and all that is in it. It demands a directory of this user, no
-// link, in which nobody else may write, with the mark for this purpose, and nothing mounted below.
-// A directory that does not exist is removed already.
+// RemoveOwn removes a directory with its content, or does nothing if it does not exist. The
+// directory must be this user's and no link, nobody else may write into it, it must have the mark
+// for this purpose, and nothing may be mounted below it.
 func RemoveOwn(path, purpose string) error {
 	parent, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {
@@ -77,7 +77,7 @@ func RemoveOwn(path, purpose string) error {
 	return errors.Join(dir.Remove(markFile), parent.Remove(name))
 }
 
-// IsOwn reports whether a file belongs to this user and nobody else may write it.
+// IsOwn reports whether a file belongs to this user and nobody else may write to it.
 func IsOwn(info fs.FileInfo) bool {
 	st, is := info.Sys().(*syscall.Stat_t)
 	return is && int(st.Uid) == os.Geteuid() && info.Mode().Perm()&0o022 == 0

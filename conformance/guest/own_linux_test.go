@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestOnlyADirectoryThatIsProvenIsRemoved makes everything that somebody else may have under a name
+// TestOnlyADirectoryWithTheProgramsMarkIsRemoved makes everything that somebody else may have under a name
 // of this program. An open of a FIFO would wait until the test is killed.
-func TestOnlyADirectoryThatIsProvenIsRemoved(t *testing.T) {
+func TestOnlyADirectoryWithTheProgramsMarkIsRemoved(t *testing.T) {
 	dir := func(path string) error { return os.Mkdir(path, 0o700) }
 	marked := func(path string) error { return errors.Join(dir(path), MarkOwn(path, "agent")) }
 	for name, create := range map[string]func(path string) error{

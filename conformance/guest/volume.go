@@ -82,9 +82,8 @@ func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error
 	})
 }
 
-// eachBlock reads the blocks from the first of the pattern up to, but not including, last, and
-// calls next with each. A block behind the end of the file is nil. It ends early when next
-// returns false.
+// eachBlock reads the blocks from the first of the pattern up to last, exclusively, and calls next
+// with each. A block behind the end of the file is nil. It ends when next returns false.
 func (a *Agent) eachBlock(
 	ctx context.Context, r Reading, last int64, next func(n int64, block []byte) bool,
 ) (err error) {

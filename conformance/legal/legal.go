@@ -87,8 +87,8 @@ type proxy struct {
 	recent []time.Time
 }
 
-// front puts an alteration in front of a rack. The caller sends requests to the returned server
-// instead of the rack, and ends it with Close.
+// front puts an alteration in front of a rack. The caller sends its requests to the returned
+// server, and ends it with Close.
 func front(ctx context.Context, rack *harness.Rack, k Kind, seed uint64) (*httptest.Server, error) {
 	transport, err := harness.Transport(rack.CA)
 	if err != nil {
@@ -240,7 +240,7 @@ func (p *proxy) pass(most int) time.Duration {
 	return 0
 }
 
-// strikes draws one request in a hundred.
+// strikes returns true for one request in a hundred.
 func (p *proxy) strikes() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -277,8 +277,7 @@ func reset(after bool) func(*proxy, http.ResponseWriter, *http.Request) {
 // absence is the average number of requests between two absences of the rack.
 const absence = 300
 
-// leave reports whether the rack is away at this request. It calls gone once, when an absence
-// begins.
+// leave reports whether the rack is away at this request. When an absence begins, it calls gone.
 func (p *proxy) leave(gone func() time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -391,8 +390,8 @@ func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(
 }
 
 // Strangers works in a rack's project until the context ends, as other users of the silo do. It
-// makes, changes and removes objects with names like those of a run. It returns an error if one was
-// not as it left it. When it returns, everything that it created is gone.
+// creates, changes and removes objects with names like those of a run. It returns an error if
+// somebody else has changed an object. When it returns, its objects are gone.
 func Strangers(ctx context.Context, rack *harness.Rack) error {
 	project := oxide.NameOrId(rack.Project)
 	// The calls continue when ctx ends, so that no work stays half done.

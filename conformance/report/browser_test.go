@@ -45,7 +45,7 @@ func evaluate[T any](page *tab, script string) T {
 
 const openAll = `document.querySelectorAll("details").forEach(d => d.open = true)`
 
-func TestAReportsPageIsReadableInABrowser(t *testing.T) {
+func TestThePageOfAReportIsReadableInABrowser(t *testing.T) {
 	b := browser{browsertest.Start(t)}
 	for _, test := range []struct {
 		name string

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestAReportAddsUpOnlyIfEverythingAgrees(t *testing.T) {
+func TestAnInconsistentReportIsAnError(t *testing.T) {
 	for name, r := range reports() {
 		if err := r.Check(); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -122,7 +122,7 @@ func TestLatenciesAreSortedAndLimitedInNumber(t *testing.T) {
 	}
 }
 
-func TestAVerdictSaysHowFarItLooked(t *testing.T) {
+func TestAReportStatesHowFarTheTestsLooked(t *testing.T) {
 	r := example()
 	r.Results[0].Extent.Look(Measure{What: "a blank disk of 17 GiB", Looked: 3 << 30, Of: 17 << 30,
 		Unit: "bytes", Words: "as far as 20 s allow"})

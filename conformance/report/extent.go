@@ -56,9 +56,8 @@ func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }
 
-// Shrunk returns what a later test looked at less than this one, in words: of what there is, less
-// than half of the share. What depends on time or on others, such as a number of answers, does not
-// count.
+// Shrunk describes where a later test looked at less than half of the share that this one looked
+// at. A measure without a known total does not count, because it depends on time or on others.
 func (e Extent) Shrunk(later Extent) (all []string) {
 	for _, m := range e {
 		if m.Of == 0 {
@@ -113,8 +112,8 @@ func inBytes(n int64) string {
 	return fmt.Sprintf("%.3g KiB", float64(n)/(1<<10))
 }
 
-// Promises returns in a sentence how many promises were kept, how many of them only as far as the
-// tests looked, how many were broken, and how many were not tested. It names the last three.
+// Promises returns a sentence with the numbers of promises that were kept, kept as far as the tests
+// looked, broken, and not tested. It names the last three.
 func (r *Report) Promises() string {
 	var broken, partly, untested []string
 	for _, result := range r.Results {
@@ -149,7 +148,7 @@ func (r Result) short() string {
 	return "specs of " + r.Group
 }
 
-// together counts names that are there more than once.
+// together replaces repeated names by their number.
 func together(names []string) (all []string) {
 	count := map[string]int{}
 	for _, name := range names {

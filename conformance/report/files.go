@@ -67,7 +67,7 @@ func encode(r *Report) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// writeNew writes a file that nobody else has made.
+// writeNew writes a file that does not exist.
 func writeNew(path string, content []byte) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {

@@ -220,8 +220,7 @@ func hostile() *Report {
 	return r
 }
 
-// plant calls set for every string that can be reached in a value and can be set. The keys of
-// maps are replaced.
+// plant calls set for every string of a value that can be set. It replaces the keys of maps.
 func plant(v reflect.Value, set func(reflect.Value)) {
 	switch v.Kind() {
 	case reflect.String:

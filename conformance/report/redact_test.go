@@ -100,7 +100,7 @@ func TestRedactorKeepsTextThatIsNoSecret(t *testing.T) {
 	}
 }
 
-func TestTextOfARackIsPlain(t *testing.T) {
+func TestControlCharactersOfARackAreReplaced(t *testing.T) {
 	for text, want := range map[string]string{
 		"two\nlines\tand a tab, é, 漢, 🙂": "two\nlines\tand a tab, é, 漢, 🙂",
 		"\x1b[2Jgone\r\x07":              "\uFFFD[2Jgone\uFFFD\uFFFD",

@@ -189,8 +189,8 @@ func (c *Check) steadily(look func()) {
 	}
 }
 
-// othersProvision reports whether the provisioned amount of the silo changes during a time in
-// which the check does nothing.
+// othersProvision reports whether the silo's provisioned amount changes while the check does
+// nothing for a time.
 func (c *Check) othersProvision(within time.Duration) bool {
 	first := Must[*oxide.Utilization](c, "read the utilization")(c.Client.UtilizationView(c.ctx))
 	return harness.Await(c.ctx, within, func() error {

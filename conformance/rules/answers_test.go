@@ -39,8 +39,8 @@ const sampledAnswers = 80
 // ruleTimeout limits a check, which may wait for a value that an altered answer hides.
 const ruleTimeout = 10 * time.Second
 
-// alterations are the ways to alter a field. Each puts a wrong value into the field of every
-// answer; n counts the answers. An alteration returns false if a reader would see no change.
+// alterations are the ways to put a wrong value into a field of an answer; n counts the answers. An
+// alteration returns false if a reader would see no change.
 var alterations = map[string]func(object map[string]any, key string, n int64) bool{
 	"absent": func(object map[string]any, key string, _ int64) bool {
 		was := object[key]
@@ -66,8 +66,8 @@ var alterations = map[string]func(object map[string]any, key string, n int64) bo
 	"another each time": replace,
 }
 
-// replace replaces a value with another one of its kind. It replaces the fields of an object one
-// by one.
+// replace replaces a value with another one of its type. It does not replace objects, whose fields
+// are replaced one by one.
 func replace(object map[string]any, key string, n int64) bool {
 	id := fmt.Sprintf("11111111-1111-4111-8111-%012d", n)
 	switch value := object[key].(type) {
@@ -177,7 +177,7 @@ func answers(t *testing.T, rack *harness.Rack) (fields []field, asking map[strin
 	}), asking
 }
 
-// survey checks the rules on a rack in order. It returns each result, and for each operation the
+// survey checks the rules on a rack in order. It returns the results, and for each operation the
 // passed rules that call it, the quickest first.
 func survey(t *testing.T, r *TestedRack) (asking map[string][]Rule, results map[string]Result) {
 	t.Helper()
@@ -242,7 +242,7 @@ func notice(ctx context.Context, rack *harness.Rack, tried trial, rules []Rule) 
 	return by, changes.Load() > 0, nil
 }
 
-// disregard names fields on which nobody relies, with the reason.
+// disregard names fields of operations, with the reason why nobody relies on them.
 type disregard struct{ operations, fields, reason string }
 
 var irrelevant = []disregard{
@@ -293,8 +293,8 @@ type mutationTest struct {
 	missed               []trial
 }
 
-// next returns a trial and the rules that may notice it. It returns false if no trial or no time
-// is left.
+// next returns a trial and the rules that may notice it. It returns false if no trial or no time is
+// left.
 func (h *mutationTest) next() (trial, []Rule, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -327,8 +327,8 @@ func (h *mutationTest) ended(tried trial, by string, changed bool) {
 	}
 }
 
-// run tries every alteration, on several racks at once, or outside of the long form some: one of
-// each operation, and others. It returns the number of all.
+// run tries all alterations on several racks at once. Outside of the long form it tries one of each
+// operation and some others. It returns how many there are.
 func (h *mutationTest) run(t *testing.T, sampled int) (all int) {
 	t.Helper()
 	all = len(h.trials)

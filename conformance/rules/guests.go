@@ -148,8 +148,8 @@ func (c *Check) needGuest() {
 	}
 }
 
-// disksHere returns disks that the guest shows: with hot-plug a new one, otherwise those that are
-// attached to its instance.
+// disksHere returns disks that the guest shows: with hot-plug a new one, otherwise those of its
+// instance.
 func (c *Check) disksHere() []oxide.Disk {
 	c.needGuest()
 	if c.Hotplug {
@@ -178,8 +178,8 @@ func (c *Check) plug(name oxide.Name) *oxide.Disk {
 	return Must[*oxide.Disk](c, "attach a disk to this instance")(c.Attach(disk.Id, c.Here.ID))
 }
 
-// devices lists the guest's devices that have a serial. It may leave out a device that appears or
-// disappears in the meantime.
+// devices lists the guest's devices that have a serial. A device that appears or disappears
+// meanwhile may be missing.
 func (c *Check) devices() []device {
 	entries, err := fs.ReadDir(c.Here.Sys, "block")
 	c.must("list the guest's devices", err)

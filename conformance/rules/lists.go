@@ -115,7 +115,7 @@ const (
 )
 
 // readList reads a list to its end, and calls between, if it is not nil, after the first page. It
-// reports whether all its pages had the limit that was asked for.
+// reports whether the limit that was asked for applied to all pages.
 func (c *Check) readList(list, path string, r *reading, between func()) (whole bool) {
 	what := fmt.Sprintf("%s in the order %s, in pages of %d", list, r.order, r.limit)
 	base, _, _ := strings.Cut(path, "?")
@@ -141,9 +141,10 @@ func (c *Check) readList(list, path string, r *reading, between func()) (whole b
 	}
 }
 
-// checkList reads a list in each order, in pages of 1, 2, 3, all and all but one, and compares it
-// as a set. It begins after the given time. The function between, if it is not nil, deletes an
-// object of the list and makes another one during one of the readings.
+// checkList reads a list in each order, in pages of 1, 2, 3, all and all but one objects, and
+// compares each reading with the others. The list begins after the given time. The function
+// between, if it is not nil, deletes an object of the list and creates another one during one of
+// the readings.
 func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	between func() (gone, made listed)) {
 	readings, gone := []reading{{order: "id_ascending", limit: allAtOnce}}, []string{}
@@ -264,8 +265,8 @@ func (c *Check) after(sortBy, lastSeen string) string {
 		[]byte(c.tokenText(sortBy, lastSeen))))
 }
 
-// previous returns the greatest UUID below another one, so that the page after it begins with
-// that one.
+// previous returns the greatest UUID below another one. The page after it begins with that other
+// one.
 func previous(id string) string {
 	parsed, err := uuid.Parse(id)
 	if err != nil {

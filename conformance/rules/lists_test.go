@@ -21,8 +21,8 @@ type logged struct {
 	began    time.Time
 }
 
-// listMutant is what a rack does wrong with the pages of a list. An empty order or a limit of 0
-// means each.
+// listMutant is an error in the pages of a list. An empty order or a limit of 0 means each order or
+// limit.
 type listMutant struct {
 	list, order string
 	limit       int
@@ -44,7 +44,8 @@ func (m listMutant) strikes(order string, limit, page int) bool {
 		(m.page < 0 || m.page == page)
 }
 
-// alter changes the objects of a page. gone is an object that was deleted before, if there is one.
+// alter changes the objects of a page. The object gone was deleted before; nil means that there is
+// none.
 func (m listMutant) alter(items []listed, gone *listed) ([]listed, bool) {
 	at := m.at
 	if at < 0 {
@@ -66,8 +67,8 @@ func (m listMutant) alter(items []listed, gone *listed) ([]listed, bool) {
 	return items, false
 }
 
-// judge reports whether a mutant changes anything that the run has read, and whether the run
-// would have noticed it.
+// judge reports whether a mutant changes anything that a run has read, and whether the run would
+// have noticed it.
 func (m listMutant) judge(log logged) (changes, noticed bool) {
 	objects, there := map[string]listed{}, map[string]bool{}
 	for _, r := range log.readings {
@@ -149,7 +150,7 @@ func readLists(t *testing.T, rack *harness.Rack) map[string]logged {
 // A simulated rack lists at once what it makes.
 func init() { creation = time.Second }
 
-func TestNoMutantOfAListIsPassedOver(t *testing.T) {
+func TestEveryMutantOfAListIsNoticed(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "verdict-mutants")
 	rack := startRack(t, harness.RackOptions{})

@@ -196,7 +196,7 @@ func (r *TestedRack) RemoveInstance(ctx context.Context, id string) error {
 	return remove()
 }
 
-// StoppedInstance returns a small instance without disks that all checks share and none starts.
+// StoppedInstance returns a small instance without disks. All checks share it, and none starts it.
 func (c *Check) StoppedInstance() *oxide.Instance {
 	return Must[*oxide.Instance](c, "make a stopped instance")(c.TestedRack.StoppedInstance(c.ctx))
 }

@@ -28,7 +28,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// requestFault is one fault of requests.
+// requestFault is a fault of requests.
 type requestFault struct {
 	// legal means that a rack in order, or the network, may cause the fault. No rule may fail then.
 	legal bool
@@ -141,8 +141,8 @@ func (f *faulting) cut(req *http.Request) (*http.Response, error) {
 	return nil, err
 }
 
-// early answers a change before its effect is visible, either to the next read of the object or
-// to all reads.
+// early answers a change before its effect is visible: to the next read of the object, or to all
+// reads.
 func (f *faulting) early(req *http.Request) (*http.Response, error) {
 	object := PathOf(req)
 	var asked struct {
@@ -202,8 +202,8 @@ func (f *faulting) read(by *http.Request, object string) (was map[string]any, er
 	return was, decode.Decode(&was)
 }
 
-// before reports whether a request reads an object whose change is not visible yet, and returns
-// the object before the change.
+// before reports whether a request reads an object whose change is not visible yet, and returns the
+// object as it was.
 func (f *faulting) before(req *http.Request) (was map[string]any, is bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -213,7 +213,8 @@ func (f *faulting) before(req *http.Request) (was map[string]any, is bool) {
 	return f.reveal(path.Base(PathOf(req)))
 }
 
-// reveal returns an object as it was before its change, by its ID or name. The caller holds mu.
+// reveal finds an object by its ID or name, and returns it as it was before its change. The caller
+// holds mu.
 func (f *faulting) reveal(which string) (was map[string]any, is bool) {
 	i := slices.IndexFunc(f.outdated, func(o outdated) bool {
 		return o.id == which || o.name == which
@@ -228,7 +229,7 @@ func (f *faulting) reveal(which string) (was map[string]any, is bool) {
 	return was, true
 }
 
-// age replaces an object of a list with the object before its change.
+// age replaces an object of a list with the object as it was before its change.
 func (f *faulting) age(_ string, object map[string]any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -352,8 +353,8 @@ func (h *faulted) strike(ctx context.Context, rack *harness.Rack, tried trial, r
 	return by, f.arm(0) > 0 && f.fault.noticed, err
 }
 
-// placeOf chooses one request of an operation that succeeded in a check without a fault. It
-// returns the number of the operation's requests before it.
+// placeOf chooses one request of an operation that succeeded in a check without a fault, and
+// returns how many of the operation's requests come before it.
 func placeOf(exchanges []RecordedCall, operation string, random *rand.Rand) int {
 	var places []int
 	n := 0
@@ -372,7 +373,7 @@ func placeOf(exchanges []RecordedCall, operation string, random *rand.Rand) int 
 	return places[random.IntN(len(places))]
 }
 
-// sweep removes and names everything that the checks of a run have left.
+// sweep removes everything that the checks of a run have left, and returns its names.
 func sweep(ctx context.Context, r *TestedRack) (left []string, err error) {
 	prefix := "conf-" + r.Mark + "-"
 	remove := func(kind string, name oxide.Name, do func() error) {

@@ -110,7 +110,7 @@ type Result struct {
 	Took      time.Duration
 }
 
-// triesOf returns the number of times that a check with these answers runs.
+// triesOf returns how often a check with these answers runs.
 func triesOf(exchanges []RecordedCall) int {
 	const disturbed, lasting = 8, 2
 	most := 1

@@ -78,8 +78,8 @@ func TestTheSimulatorCitesEveryRuleAndNoOther(t *testing.T) {
 	}
 }
 
-// marks counts the runs, so that the remains of a run on a broken rack do not disturb the next
-// run.
+// marks makes the names of one run differ from those of the next, which the remains of a run on a
+// broken rack would disturb.
 var marks atomic.Int64
 
 // openRack opens the checks of a simulated rack, as from inside its first instance.
@@ -126,8 +126,8 @@ func giveDisk(t *testing.T, rack *harness.Rack) {
 	csitest.Must(t, err)
 }
 
-// startRack starts a rack without the race detector. In make proofs, TestARackInOrderKeepsEveryRule
-// has it.
+// startRack starts a rack without the race detector. In make proofs, the rack of
+// TestARackInOrderKeepsEveryRule has it.
 func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 	t.Helper()
 	run := harness.RunFor(t)

@@ -76,7 +76,7 @@ func TestACheckThatDidNotReachTheRackDoesNotPass(t *testing.T) {
 	}
 }
 
-func TestACheckSaysWhichSituationItDidNotSee(t *testing.T) {
+func TestAnExtentNamesTheSituationsThatWereNotTested(t *testing.T) {
 	got := answering(t, 200, `{"status":"ok"}`).Run(t.Context(), Rule{ID: "A00",
 		Calls: []string{"ping"}, Check: func(c *Check) {
 			_, _ = c.Client.Ping(c.ctx)
@@ -203,7 +203,7 @@ func TestARequestWaitsAsLongAsTheRackAsks(t *testing.T) {
 	}
 }
 
-func TestAKeptAnswerDoesNotContainTheToken(t *testing.T) {
+func TestARecordedAnswerDoesNotContainTheToken(t *testing.T) {
 	r := answering(t, 400, strings.Repeat(" ", answerExcerpt-5)+"oxide-token-secret")
 	_, _ = r.Client.Ping(t.Context())
 	for _, e := range r.Exchanges() {
@@ -213,9 +213,9 @@ func TestAKeptAnswerDoesNotContainTheToken(t *testing.T) {
 	}
 }
 
-// TestATrialOfHotPlugRepeatsWhatTheRackDidNotAnswer loses one answer of a trial. A lost answer must
+// TestTheHotPlugTrialRepeatsARequestWithoutAnAnswer loses one answer of a trial. A lost answer must
 // not look like a refusal, or like an attach that failed and stayed recorded (A17).
-func TestATrialOfHotPlugRepeatsWhatTheRackDidNotAnswer(t *testing.T) {
+func TestTheHotPlugTrialRepeatsARequestWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		hotplug            adminapi.Hotplug

@@ -55,9 +55,9 @@ type underway[T any] struct {
 	carriedOut func() bool
 }
 
-// begin sends a request that creates an object, and waits until the object is visible to others
-// in the middle of its creation. A simulated rack holds the creation until end. The step remove
-// runs at the end of the check, whether the object was created or not.
+// begin sends a request that creates an object, and waits until others can see the object before
+// its creation has ended. A simulated rack delays the creation until end. The step remove runs at
+// the end of the check, whether the object was created or not.
 func begin[T any](c *Check, what, hold string, send func() (T, error), seen func() error,
 	remove func(context.Context) error) *underway[T] {
 	u := &underway[T]{what: what, hold: hold, done: make(chan struct{}), problems: len(c.problems)}
@@ -102,8 +102,8 @@ func (u *underway[T]) over() bool {
 	}
 }
 
-// meanwhile ends the check if it found a problem on a real rack since begin. The rack may have
-// carried out the request by then, even without an answer.
+// meanwhile ends the check if it has found a problem on a real rack since begin, and the rack may
+// have carried out the request by then, even without an answer.
 func (u *underway[T]) meanwhile(c *Check) {
 	if len(c.problems) > u.problems && !c.Simulated() &&
 		(u.over() || u.carriedOut != nil && u.carriedOut()) {
@@ -131,7 +131,7 @@ func (c *Check) diskByName(ctx context.Context, name oxide.Name) (*oxide.Disk, e
 		Project: c.project()})
 }
 
-// beginDisk starts to create a disk for a caller who gives up when ctx ends.
+// beginDisk starts to create a disk. The caller gives up when ctx ends.
 func (c *Check) beginDisk(ctx context.Context,
 	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
 	return begin(c, "create a disk", "create_hold", func() (*oxide.Disk, error) {
