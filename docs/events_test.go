@@ -1,61 +1,68 @@
 package docs
 
 import (
-	"bytes"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 var update = flag.Bool("update", false, "write the generated parts of the pages")
 
-// The table of events is between these lines.
-const (
-	tableBegins = "<!-- events, written by go test ./docs -run Events -update -->\n"
-	tableEnds   = "<!-- end of events -->\n"
-)
+// generated matches the table of a page that the test below writes.
+var generated = regexp.MustCompile("<!-- written by go test ./docs -run Tables -update -->\n" +
+	"((?:\\|.*\n)*)<!-- end of the table -->\n")
 
 // byController contains the events of the controller process, which calls the rack. The others are
 // events of a node.
 var byController = []flight.Event{flight.DiskCreated, flight.DiskDeleted, flight.DiskAttached,
 	flight.DiskDetached, flight.SnapshotCreated, flight.SnapshotDeleted}
 
-func TestThePageOfEventsListsEveryEventOfTheDriver(t *testing.T) {
-	page, err := os.ReadFile("events.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, found := bytes.Cut(page, []byte(tableBegins))
-	got, after, ends := bytes.Cut(rest, []byte(tableEnds))
-	if !found || !ends {
-		t.Fatal("docs/events.md has no place for the table of events")
-	}
-	var want strings.Builder
-	want.WriteString("| event | message | who | meaning |\n|---|---|---|---|\n")
+func TestTheTablesOfThePagesAreThoseOfTheDriver(t *testing.T) {
+	events := "| event | message | who | meaning |\n|---|---|---|---|\n"
 	for _, e := range flight.Events {
 		who := "node"
-		for _, event := range byController {
-			if e.Event == event {
-				who = "controller"
-			}
+		if slices.Contains(byController, e.Event) {
+			who = "controller"
 		}
-		fmt.Fprintf(&want, "| `%s` | %s | %s | %s |\n", e.Event, e.Says, who, e.Meaning)
+		events += fmt.Sprintf("| `%s` | %s | %s | %s |\n", e.Event, e.Says, who, e.Meaning)
 	}
-	if *update {
-		text := string(before) + tableBegins + want.String() + tableEnds + string(after)
-		if err := os.WriteFile("events.md", []byte(text), 0o644); err != nil {
+	flags := "| of | without a value | with a value |\n|---|---|---|\n"
+	for _, fsType := range volume.Filesystems {
+		set := volume.FilesystemFlags[fsType]
+		var values []string
+		for _, name := range slices.Sorted(maps.Keys(set.Values)) {
+			values = append(values, "`"+name+"=` "+set.Values[name].Words)
+		}
+		flags += fmt.Sprintf("| %s | `%s` | %s |\n", fsType, strings.Join(slices.Sorted(
+			slices.Values(set.Words)), "`, `"), strings.Join(values, "; "))
+	}
+	for file, want := range map[string]string{"events.md": events, "configuration.md": flags} {
+		page, err := os.ReadFile(file)
+		if err != nil {
 			t.Fatal(err)
 		}
-		return
-	}
-	if diff := cmp.Diff(want.String(), string(got)); diff != "" {
-		t.Errorf("the table of docs/events.md is not the driver's: go test ./docs -run Events -update "+
-			"writes it (-driver +page):\n%s", diff)
+		parts := generated.FindSubmatch(page)
+		if parts == nil {
+			t.Fatalf("docs/%s has no place for its table", file)
+		}
+		if *update {
+			text := strings.Replace(string(page), string(parts[1]), want, 1)
+			if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		} else if diff := cmp.Diff(want, string(parts[1])); diff != "" {
+			t.Errorf("the table of docs/%s is not the driver's: go test ./docs -run Tables -update "+
+				"writes it (-driver +page):\n%s", file, diff)
+		}
 	}
 }

@@ -35,14 +35,14 @@ func acceptedFlags(t *testing.T, fsType string) []string {
 	slices.Sort(numbers)
 	set := volume.FilesystemFlags[fsType]
 	flags := slices.Concat(set.Words, strings.Fields("ro noatime sync dirsync lazytime nosymfollow"))
-	for name, takes := range set.Values {
+	for name, values := range set.Values {
 		before := len(flags)
 		for _, value := range candidates {
-			if takes(value) {
+			if values.Contains(value) {
 				flags = append(flags, name+"="+value)
 			}
 		}
-		takesNumber := func(n int) bool { return takes(strconv.Itoa(n)) }
+		takesNumber := func(n int) bool { return values.Contains(strconv.Itoa(n)) }
 		if least := slices.IndexFunc(numbers, takesNumber); least >= 0 {
 			flags = append(flags, fmt.Sprint(name, "=", numbers[least]))
 			slices.Reverse(numbers)

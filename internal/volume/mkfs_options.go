@@ -21,8 +21,7 @@ type mkfsChoice struct{ name, value string }
 
 // mkfsRule has the valid values of an option and its arguments for each filesystem.
 type mkfsRule struct {
-	valid string // in words, for the error
-	check func(value string) bool
+	valid Values
 	args  map[string]func(value string) []string
 }
 
@@ -30,38 +29,38 @@ var mkfsLabel = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,11}$`)
 
 var mkfsRules = map[string]mkfsRule{
 	"bytesPerInode": {
-		"a number from 1024 to 67108864", numberFrom(1024, 64<<20),
+		numberFrom(1024, 64<<20),
 		map[string]func(string) []string{Ext3: mkfsFlag("-i"), Ext4: mkfsFlag("-i")},
 	},
 	"inodeSize": {
-		"256, 512, 1024 or 2048", anyOf("256", "512", "1024", "2048"),
+		anyOf("256", "512", "1024", "2048"),
 		map[string]func(string) []string{
 			Ext3: mkfsFlag("-I"), Ext4: mkfsFlag("-I"), XFS: mkfsSetting("-i", "size"),
 		},
 	},
 	"fsBlockSize": {
-		"1024, 2048 or 4096", anyOf("1024", "2048", "4096"),
+		anyOf("1024", "2048", "4096"),
 		map[string]func(string) []string{
 			Ext3: mkfsFlag("-b"), Ext4: mkfsFlag("-b"), XFS: mkfsSetting("-b", "size"),
 		},
 	},
 	"reservedPercent": {
-		"a number from 0 to 50", numberFrom(0, 50),
+		numberFrom(0, 50),
 		map[string]func(string) []string{Ext3: mkfsFlag("-m"), Ext4: mkfsFlag("-m")},
 	},
 	"reflink": {
-		"true or false", anyOf("true", "false"),
+		anyOf("true", "false"),
 		map[string]func(string) []string{XFS: func(value string) []string {
 			return mkfsSetting("-m", "reflink")(map[string]string{"true": "1", "false": "0"}[value])
 		}},
 	},
 	"nodeSize": {
-		"4096, 8192, 16384, 32768 or 65536", anyOf("4096", "8192", "16384", "32768", "65536"),
+		anyOf("4096", "8192", "16384", "32768", "65536"),
 		map[string]func(string) []string{Btrfs: mkfsFlag("-n")},
 	},
 	"label": {
-		"1 to 12 of A-Z, a-z, 0-9, dot, underscore, hyphen, the first a letter or digit",
-		mkfsLabel.MatchString,
+		Values{"1 to 12 of A-Z, a-z, 0-9, dot, underscore, hyphen, the first a letter or digit",
+			mkfsLabel.MatchString},
 		map[string]func(string) []string{
 			Ext3: mkfsFlag("-L"), Ext4: mkfsFlag("-L"), XFS: mkfsFlag("-L"), Btrfs: mkfsFlag("-L"),
 		},
@@ -82,9 +81,9 @@ func ParseMkfsOptions(s string) (MkfsOptions, error) {
 		case !known:
 			return MkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %.40q is not allowed; "+
 				"allowed are %s", name, allowedMkfsOptions(""))
-		case !ok || !rule.check(value):
+		case !ok || !rule.valid.Contains(value):
 			return MkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %s has to be %s, not %.40q",
-				name, rule.valid, value)
+				name, rule.valid.Words, value)
 		case o.Value(name) != "":
 			return MkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %s is given twice", name)
 		}
@@ -217,14 +216,22 @@ func mkfsSetting(group, name string) func(string) []string {
 	return func(value string) []string { return []string{group, name + "=" + value} }
 }
 
-func anyOf(values ...string) func(string) bool {
-	return func(value string) bool { return slices.Contains(values, value) }
+// Values are the valid values of an option.
+type Values struct {
+	Words    string // for errors and docs/configuration.md
+	Contains func(value string) bool
+}
+
+func anyOf(values ...string) Values {
+	last := len(values) - 1
+	words := strings.TrimPrefix(strings.Join(values[:last], ", ")+" or "+values[last], " or ")
+	return Values{words, func(value string) bool { return slices.Contains(values, value) }}
 }
 
 // numberFrom accepts decimal numbers in canonical form: no sign, no leading zero.
-func numberFrom(low, high int) func(string) bool {
-	return func(value string) bool {
+func numberFrom(low, high int) Values {
+	return Values{fmt.Sprintf("a number from %d to %d", low, high), func(value string) bool {
 		n, err := strconv.Atoi(value)
 		return err == nil && n >= low && n <= high && fmt.Sprint(n) == value
-	}
+	}}
 }

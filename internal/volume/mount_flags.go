@@ -67,7 +67,7 @@ var (
 // FlagSet are the mount flags that a filesystem takes: words, and names with their values.
 type FlagSet struct {
 	Words  []string
-	Values map[string]func(value string) bool
+	Values map[string]Values
 }
 
 // FilesystemFlags are the flags of each filesystem, besides those that any filesystem takes. Linux
@@ -82,9 +82,9 @@ var FilesystemFlags = map[string]FlagSet{
 	XFS: {
 		strings.Fields("bsdgroups discard filestreams grpid inode32 inode64 largeio noalign nodiscard " +
 			"nogrpid nolargeio noquota nouuid swalloc sysvgroups wsync"),
-		map[string]func(string) bool{
-			"allocsize": powerOfTwo(64<<10, 1<<30), // the largest page of an architecture is 64 KiB
-			"logbsize":  powerOfTwo(16<<10, 256<<10),
+		map[string]Values{
+			"allocsize": powerOfTwo("64k", "1g"), // the largest page of an architecture is 64 KiB
+			"logbsize":  powerOfTwo("16k", "256k"),
 			"logbufs":   numberFrom(2, 8),
 		},
 	},
@@ -92,7 +92,7 @@ var FilesystemFlags = map[string]FlagSet{
 		strings.Fields("acl autodefrag barrier compress compress-force datacow datasum discard " +
 			"flushoncommit noacl noautodefrag nodatacow nodatasum nodiscard noflushoncommit nossd " +
 			"nossd_spread notreelog skip_balance ssd ssd_spread treelog user_subvol_rm_allowed"),
-		map[string]func(string) bool{
+		map[string]Values{
 			"commit":         numberFrom(1, 300),
 			"compress":       compression,
 			"compress-force": compression,
@@ -110,7 +110,7 @@ const extWords = "acl auto_da_alloc barrier block_validity bsddf bsdgroups disca
 	"init_itable noauto_da_alloc noblock_validity nodiscard nogrpid noinit_itable nombcache " +
 	"noquota sysvgroups user_xattr"
 
-var extValues = map[string]func(string) bool{
+var extValues = map[string]Values{
 	"auto_da_alloc":        anyOf("0", "1"),
 	"barrier":              anyOf("1"),
 	"commit":               numberFrom(1, 300),
@@ -118,7 +118,7 @@ var extValues = map[string]func(string) bool{
 	"data_err":             anyOf("abort", "ignore"),
 	"errors":               anyOf("remount-ro"),
 	"init_itable":          numberFrom(0, 1000),
-	"inode_readahead_blks": powerOfTwo(1, 4096),
+	"inode_readahead_blks": powerOfTwo("1", "4096"),
 	"journal_ioprio":       numberFrom(0, 7),
 	"max_batch_time":       numberFrom(0, 1000000),
 	"max_dir_size_kb":      numberFrom(0, 1<<20),
@@ -128,28 +128,34 @@ var extValues = map[string]func(string) bool{
 	"stripe":               numberFrom(0, 32768),
 }
 
-// compression reports whether btrfs has a method of compression, such as zstd:3.
-func compression(value string) bool {
-	method, level, leveled := strings.Cut(value, ":")
-	switch {
-	case !leveled:
-		return anyOf("zlib", "lzo", "zstd", "no", "none")(method)
-	case method == "zlib":
-		return numberFrom(1, 9)(level)
-	}
-	return method == "zstd" && numberFrom(1, 15)(level)
-}
+// compression are the methods of btrfs, those with levels also with a level.
+var compression = Values{"zlib, zlib:1 to zlib:9, lzo, zstd, zstd:1 to zstd:15, no or none",
+	func(value string) bool {
+		method, level, leveled := strings.Cut(value, ":")
+		switch {
+		case !leveled:
+			return anyOf("zlib", "lzo", "zstd", "no", "none").Contains(method)
+		case method == "zlib":
+			return numberFrom(1, 9).Contains(level)
+		}
+		return method == "zstd" && numberFrom(1, 15).Contains(level)
+	}}
 
 // powerOfTwo accepts powers of two, also in units of k, m or g.
-func powerOfTwo(low, high int) func(string) bool {
-	return func(value string) bool {
+func powerOfTwo(low, high string) Values {
+	size := func(value string) int {
 		digits := strings.TrimRight(value, "kKmMgG")
 		unit := map[string]int{"": 1, "k": 1 << 10, "m": 1 << 20,
 			"g": 1 << 30}[strings.ToLower(value[len(digits):])]
-		n, err := strconv.Atoi(digits)
-		n *= unit
-		return err == nil && numberFrom(1, high)(digits) && n >= low && n <= high && n&(n-1) == 0
+		if n, err := strconv.Atoi(digits); err == nil && numberFrom(1, 1<<30).Contains(digits) {
+			return n * unit
+		}
+		return 0
 	}
+	return Values{"a power of two from " + low + " to " + high, func(value string) bool {
+		n := size(value)
+		return n >= size(low) && n <= size(high) && n&(n-1) == 0
+	}}
 }
 
 // ParseMountFlags parses the mount flags of a volume capability; the default filesystem is ext4.
@@ -224,8 +230,8 @@ func allowed(fsType, key, value string, hasValue bool) bool {
 	if !hasValue {
 		return key == "seclabel" || slices.Contains(FilesystemFlags[fsType].Words, key)
 	}
-	check := FilesystemFlags[fsType].Values[key]
-	return slices.Contains(labelFlags, key) || check != nil && check(value)
+	values, known := FilesystemFlags[fsType].Values[key]
+	return slices.Contains(labelFlags, key) || known && values.Contains(value)
 }
 
 // contradictory reports whether one option makes the kernel refuse another, or undoes it silently.

@@ -1,9 +1,6 @@
 package volume
 
 import (
-	"os"
-	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -77,36 +74,6 @@ func TestParseMountFlags(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestTheDocumentationListsTheMountFlags(t *testing.T) {
-	page, err := os.ReadFile("../../docs/configuration.md")
-	must(t, err)
-	_, part, _ := strings.Cut(string(page), "## Mount options")
-	part, _, _ = strings.Cut(part, "\n## ")
-	rows := map[string][]string{}
-	for row := range strings.Lines(part) {
-		cells := strings.Split(row, "|")
-		if len(cells) != 5 {
-			continue
-		}
-		for fsType := range strings.SplitSeq(strings.TrimSpace(cells[1]), ", ") {
-			for _, word := range regexp.MustCompile("`[^`]+`").FindAllString(cells[2]+cells[3], -1) {
-				rows[fsType] = append(rows[fsType], strings.Trim(word, "`"))
-			}
-		}
-	}
-	for _, fsType := range Filesystems {
-		want := slices.Clone(FilesystemFlags[fsType].Words)
-		for name := range FilesystemFlags[fsType].Values {
-			want = append(want, name+"=")
-		}
-		slices.Sort(want)
-		slices.Sort(rows[fsType])
-		if diff := cmp.Diff(want, rows[fsType]); diff != "" {
-			t.Errorf("the flags of %s differ (-driver +page):\n%s", fsType, diff)
-		}
-	}
 }
 
 func TestPublishedFlags(t *testing.T) {

@@ -142,8 +142,8 @@ func TestTheChartKnowsTheParametersOfTheDriver(t *testing.T) {
 		if diff := cmp.Diff(slices.Sorted(maps.Keys(rule.args)), option.Filesystems); diff != "" {
 			t.Errorf("the filesystems of %s differ (-driver +chart):\n%s", name, diff)
 		}
-		if rule.valid != option.Valid {
-			t.Errorf("%s is %q in the driver and %q in the chart", name, rule.valid, option.Valid)
+		if rule.valid.Words != option.Valid {
+			t.Errorf("%s is %q in the driver and %q in the chart", name, rule.valid.Words, option.Valid)
 		}
 		if option.Pattern != "" {
 			if option.Pattern != mkfsLabel.String() {
@@ -156,7 +156,7 @@ func TestTheChartKnowsTheParametersOfTheDriver(t *testing.T) {
 			if n, err := strconv.Atoi(value); len(option.Range) == 2 && err == nil {
 				accepted = n >= option.Range[0] && n <= option.Range[1]
 			}
-			if rule.check != nil && rule.check(value) != accepted {
+			if rule.valid.Contains != nil && rule.valid.Contains(value) != accepted {
 				t.Errorf("%s=%s: the driver accepts it %v, the chart %v", name, value, !accepted, accepted)
 			}
 		}
