@@ -46,6 +46,45 @@ func TestAReferencePageListsEverythingOfItsProgram(t *testing.T) {
 	}
 }
 
+// claims are sentences with numbers in README.md, docs/proven.md and docs/data-safety.md, each with
+// a file and the line there that has the number.
+var claims = [][3]string{
+	{"14 steps and 15 requests", "conformance/demo_test.go", "requests != 15"},
+	{"[rules 16 to 22]", "docs/data-safety.md", "22. **Reading what others"},
+	{"12 disks per instance", "internal/volume/name.go", "DefaultMaxDisks = 12"},
+	{"follows fifteen rules", "docs/data-safety.md", "15. **The driver undoes"},
+	{"4 roots besides its own, 16 MiB", "driver/mount/namespaces_linux.go", "maxRoots = 4 //"},
+	{"16 MiB and 2 s", "driver/mount/namespaces_linux.go", "maxTableBytes = 16 << 20"},
+	{"for all 32 MiB and 5 s", "driver/mount/namespaces_linux.go", "maxViewsBytes = 32 << 20"},
+	{"at most 500 bytes of a path", "driver/mount/namespaces_linux.go", "%.500q in the mount"},
+	{"is read at most 21 times", "driver/mount/table_linux.go", "for range 20 {"},
+	{"response up to 5 s longer", "internal/rack/transport.go", "patience = 5 * time.Second"},
+	{"within 5 seconds of the look", "internal/rack/look.go", "LookLimit = 5 * time.Second"},
+	{"open** for a minute", "driver/controller/changes.go", "LateLimit = time.Minute"},
+	{"64 callers", "proofs/model/crowd_test.go", "callers = 64"},
+	{"have three other disks", "harness/proof/bystanders_linux.go", "three disks of an instance"},
+}
+
+func TestTheNumbersInSentencesAreThoseOfTheCode(t *testing.T) {
+	read := func(files ...string) (text string) {
+		for _, file := range files {
+			content, err := os.ReadFile(filepath.Join(root, file))
+			if err != nil {
+				t.Error(err)
+			}
+			text += strings.Join(strings.Fields(string(content)), " ")
+		}
+		return text
+	}
+	pages := read("README.md", "docs/proven.md", "docs/data-safety.md")
+	for _, claim := range claims {
+		if !strings.Contains(pages, claim[0]) || !strings.Contains(read(claim[1]), claim[2]) {
+			t.Errorf("the pages say %q because %s has %q, and one of both has changed", claim[0],
+				claim[1], claim[2])
+		}
+	}
+}
+
 // parameters returns the rows of a storage class's parameters. A test of internal/volume compares
 // the file with the driver.
 func parameters(t *testing.T) []string {

@@ -54,6 +54,10 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 				short.Skip(t, 1)
 			}
 			link(t, run, path)
+			dir, err := os.MkdirTemp(run.Dir, "page-") // kept after a failed test
+			if err != nil {
+				t.Fatal(err)
+			}
 			rack, err := run.StartRack(t.Context(), harness.RackOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -64,7 +68,7 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 				}
 			}()
 			// What a page compiles is compiled as make builds what has no race detector.
-			session := Session{Root: root, Dir: directory(t, run), Env: append(harness.Environ(),
+			session := Session{Root: root, Dir: dir, Env: append(harness.Environ(),
 				"CGO_ENABLED=0", "GOFLAGS="+strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath"),
 				"PATH="+path+":"+os.Getenv("PATH"), "OXIDE_HOST="+rack.URL,
 				"OXIDE_TOKEN="+rack.Token, "OXIDE_PROJECT="+rack.Project, "OXIDE_CLUSTER_ID=docs")}
@@ -73,7 +77,7 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 			if err := session.Run(ctx, blocks); err != nil {
 				t.Errorf("%s: %v", page.Path, err)
 			}
-			if err := nothingLeft(session.Dir); err != nil {
+			if err := nothingLeft(dir); err != nil {
 				t.Errorf("%s: %v", page.Path, err)
 			}
 		})
@@ -109,16 +113,6 @@ func link(t *testing.T, run *harness.Run, path string) {
 			t.Fatal(err)
 		}
 	}
-}
-
-// directory creates a directory in the run's, which is kept after a failed test.
-func directory(t *testing.T, run *harness.Run) string {
-	t.Helper()
-	dir, err := os.MkdirTemp(run.Dir, "page-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return dir
 }
 
 // nothingLeft returns an error if a loop device or a mount below a directory is left. It detaches
@@ -190,15 +184,6 @@ func TestTheErrorOfAFailedSessionNamesTheBlock(t *testing.T) {
 				t.Errorf("the session went on after a failure: %v", err)
 			}
 		})
-	}
-}
-
-func TestTheBlocksOfAPageAreOneSession(t *testing.T) {
-	dir := t.TempDir()
-	err := Session{Root: root, Dir: dir, Env: os.Environ()}.Run(t.Context(), []Block{
-		{Text: "T=$(mktemp -d)\nsleep 600 &"}, {Text: "echo $T", Prints: dir}, {Text: "kill %1; wait"}})
-	if err != nil {
-		t.Error(err)
 	}
 }
 
@@ -317,12 +302,8 @@ func public(t *testing.T) string {
 func copyProgram(t *testing.T, run *harness.Run, program, to string) {
 	t.Helper()
 	from, err := run.Binary(t.Context(), program)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := os.ReadFile(from)
 	if err == nil {
-		err = os.WriteFile(to, data, 0o755)
+		err = exec.CommandContext(t.Context(), "install", "-m", "755", from, to).Run()
 	}
 	if err != nil {
 		t.Fatal(err)
