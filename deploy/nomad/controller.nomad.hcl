@@ -69,8 +69,10 @@ job "oxide-csi-controller" {
         data        = "{{ with nomadVar \"nomad/jobs/oxide-csi-controller\" }}{{ .token }}{{ end }}"
       }
 
+      # Nomad asks for a topology with every volume. The nodes name the same rack.
       env {
         OXIDE_TOKEN_FILE = "${NOMAD_SECRETS_DIR}/token"
+        OXIDE_TOPOLOGY   = "rack=a"
       }
 
       resources {

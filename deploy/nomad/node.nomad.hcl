@@ -61,12 +61,13 @@ job "oxide-csi-node" {
       # The instance's id comes from SMBIOS; set OXIDE_INSTANCE_ID if SMBIOS is hidden.
       env {
         OXIDE_STATE_DIR = "/host/run/csi.oxide.computer"
+        OXIDE_TOPOLOGY  = "rack=a"
       }
 
       resources {
         cpu    = 50
         memory = 64
-        # Room for a repair of a large filesystem.
+        # Room for a repair of a large filesystem, if the scheduler has memory oversubscription on.
         memory_max = 1024
       }
     }

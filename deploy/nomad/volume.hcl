@@ -18,6 +18,17 @@ mount_options {
   fs_type = "ext4"
 }
 
+# The driver refuses the empty topology that Nomad asks for otherwise.
+topology_request {
+  required {
+    topology {
+      segments = {
+        "topology.csi.oxide.computer/rack" = "a"
+      }
+    }
+  }
+}
+
 # As a StorageClass has them in Kubernetes: diskType, blockSize, imageId, mkfsOptions.
 parameters {
   blockSize = "4096"
