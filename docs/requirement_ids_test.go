@@ -26,8 +26,10 @@ var (
 	requirementRow = regexp.MustCompile(
 		`(?m)^(\| (` + anID + `) \|[^|\n]+\|[^|\n]+\|) ?([^|\n]*?) ?\|$`)
 	requirementID = regexp.MustCompile(`\b` + anID + `\b`)
-	// The name of a test begins with IDs. A function has them behind its head, or one in its name.
+	// The name of a test begins with IDs, or ends with them in parentheses. A function has them behind
+	// its head, or one in its name.
 	namedByIDs = regexp.MustCompile("[\"`](?:" + anID + " )+[^ ]|" +
+		`\(` + anID + `(?:, ` + anID + ")*\\)[\"`]|" +
 		`^func Test\w+\(.*// ` + anID + `(?:, ` + anID + `)*\n`)
 	namedByID = regexp.MustCompile(`^func Test([A-Z])(\d+)[A-Z]\w`)
 )

@@ -22,8 +22,8 @@ import (
 
 const benchDisk = 10 * harness.GiB
 
-// These are the ratios that the driver should not exceed: to mkfs and mount by hand, and to the
-// drivers of other clouds.
+// The aims: the driver's time should not exceed these multiples of the time of mkfs and mount by
+// hand, and of the time of the drivers of other clouds.
 const (
 	aimBlank          = 1.35
 	aimFormatted      = 1.15
@@ -31,10 +31,10 @@ const (
 	aimPeersFormatted = 0.8
 )
 
-// BenchmarkNode compares NodeStageVolume and NodePublishVolume with two other ways to the same
-// mounts, each on its own disk of the same instance: mkfs, mount and a bind mount by hand, and
-// k8s.io/mount-utils (FormatAndMount, NeedResize and Resize, a bind mount), which most drivers of
-// other clouds use.
+// BenchmarkNode compares NodeStageVolume and NodePublishVolume with two other ways to make the same
+// mounts: mkfs, mount and a bind mount by hand, and k8s.io/mount-utils, which most drivers of other
+// clouds use (FormatAndMount, NeedResize, Resize and a bind mount). Each way has its own disk of
+// the same instance.
 func BenchmarkNode(b *testing.B) {
 	bn := openBench(b)
 	var contests []*contest
@@ -63,7 +63,7 @@ type way struct {
 	stage, publish func(ctx context.Context) error
 	// undo removes the mounts and keeps the filesystem.
 	undo func(ctx context.Context) error
-	// Volume is the driver's volume. disk is the disk of the other ways.
+	// volume is the driver's volume. disk is the disk of another way.
 	volume *csi.Volume
 	disk   *oxide.Disk
 }
@@ -76,7 +76,7 @@ const (
 	countOfWays
 )
 
-// contest has the durations of the ways, for a filesystem that is created or for one that exists.
+// contest contains the durations of all ways, for a filesystem that is created or one that exists.
 type contest struct {
 	fsType, state string
 	aim, aimPeers float64
@@ -184,8 +184,8 @@ func (bn *bench) driversWay(ctx context.Context, fsType string, round int, dir s
 	}, p.MakeDirs()
 }
 
-// handsWay runs the commands that an administrator types. It gives mkfs the driver's options,
-// because without them mkfs would discard the disk first and take longer.
+// handsWay runs the commands that an administrator types. mkfs gets the driver's options: without
+// them it would discard the disk first and take longer.
 func handsWay(device, fsType, staging, target string) *way {
 	mkfs := map[string][]string{
 		"ext4": {"mkfs.ext4", "-q", "-E", "nodiscard", "-m", "0", device},
@@ -208,8 +208,8 @@ func handsWay(device, fsType, staging, target string) *way {
 	}
 }
 
-// peersWay uses the library with which the drivers of other clouds format and mount, in their
-// order of calls, but without gRPC.
+// peersWay calls the library of the drivers of other clouds in the order in which they call it, but
+// without gRPC.
 func peersWay(device, fsType, staging, target string) *way {
 	mounter := &mountutils.SafeFormatAndMount{Interface: mountutils.New(""), Exec: exec.New()}
 	return &way{

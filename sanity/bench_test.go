@@ -24,20 +24,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// The benchmarks measure the driver and the same work without it, alternately within one run, so
-// that other load on the machine affects both. Each benchmark prints its medians as FIGURE lines:
+// The benchmarks (make bench) measure the driver and the same work without it, alternately within
+// one run, so that other load on the machine affects both. Each prints its medians as FIGURE lines.
 //
-//	make bench
-//
-// An aim is the ratio that the driver should reach. A benchmark that misses its aim does not
-// fail, because the figures of two machines differ.
+// An aim is the ratio that the driver should reach. A benchmark that misses its aim does not fail,
+// because its result depends on the machine.
 
-// bench is a rack and a driver whose programs are built as they are shipped.
+// bench is a rack and a driver. Their programs are built as a release is.
 type bench struct {
 	run    *harness.Run
 	rack   *harness.Rack
 	driver *harness.Plugin
-	// byHand uses Oxide's client without changes.
+	// byHand uses Oxide's client as it is, with its connections kept open.
 	byHand harness.Administrator
 	dir    string
 }
@@ -60,7 +58,7 @@ func openBench(b *testing.B) *bench {
 	return bn
 }
 
-// buildShipped builds the programs as `make build` does, and makes the harness use them.
+// buildShipped builds the programs as a release is built, and makes the harness use them.
 func buildShipped(b *testing.B, run *harness.Run) {
 	b.Helper()
 	dir := filepath.Join(run.Dir, "shipped")
@@ -81,7 +79,7 @@ func median[T cmp.Ordered](values []T) T {
 	return sorted[len(sorted)/2]
 }
 
-// reached reports whether a figure reaches its aim.
+// reached returns "met" if a ratio is at most its aim, and otherwise "missed".
 func reached(figure, aim float64) string {
 	if figure > aim {
 		return "missed"
@@ -105,7 +103,7 @@ func (bn *bench) awaitDevice(ctx context.Context, serial string) (device string,
 	return device, err
 }
 
-// command runs a program as a shell does.
+// command runs a program. The error contains its output.
 func command(name string, args ...string) error {
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
@@ -228,7 +226,7 @@ func residentMiB(pid int) (float64, error) {
 	_, rest, _ := strings.Cut(string(text), "VmRSS:")
 	fields := strings.Fields(rest)
 	if len(fields) < 2 || fields[1] != "kB" {
-		return 0, fmt.Errorf("process %d does not say its VmRSS", pid)
+		return 0, fmt.Errorf("process %d reports no VmRSS", pid)
 	}
 	kib, err := strconv.ParseFloat(fields[0], 64)
 	return kib / 1024, err

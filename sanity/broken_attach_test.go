@@ -19,21 +19,21 @@ import (
 // brokenSnapshots are the racks that break a rule of snapshots.
 var brokenSnapshots = []brokenRack{
 	{"A38-faulted", "DiskBusy", codes.Aborted,
-		"A38 whose snapshots are faulted gets none reported", provokeSnapshot},
+		"does not report a faulted snapshot", provokeSnapshot},
 	{"A38-another-disk", "EffectUnknown", codes.Unavailable,
-		"A38 whose snapshots are of another disk gets none reported", provokeSnapshot},
+		"does not report a snapshot of another disk", provokeSnapshot},
 	{"A59-blank", "SnapshotNotReady", codes.FailedPrecondition,
-		"A59 that restores a snapshot too early, to a blank disk, is not asked to", provokeEarlyRestore},
+		"does not restore a snapshot that is not ready", provokeEarlyRestore},
 }
 
 // brokenAttachments are the racks that break a rule of attachments, instances and their guests.
 var brokenAttachments = []brokenRack{
 	{"A17-needs-it-stopped", "InstanceMustBeStopped", codes.FailedPrecondition,
-		"A17 that cannot hot-plug although it should leaves the disk detached", provokeNoAttach},
+		"leaves the disk detached if the rack refuses to hot-plug", provokeNoAttach},
 	{"A31-attach-without-effect", "DiskBusy", codes.Aborted,
-		"A31 whose attach has no effect gets no attachment reported", provokeNoAttach},
+		"does not report an attachment if the attach had no effect", provokeNoAttach},
 	{"A31-detach-without-effect", "RackResponseInvalid", codes.Unavailable,
-		"A31 whose detach has no effect does not let the driver take the disk for free",
+		"does not take a disk for detached if the detach had no effect",
 		func(ctx SpecContext, r *brokenFixture) {
 			volume := r.volume(ctx)
 			r.published(ctx, volume, "a")
@@ -41,14 +41,14 @@ var brokenAttachments = []brokenRack{
 			r.remains(ctx, volume, "attached to "+r.rack.Instance("a").ID)
 		}},
 	{"A34-takes-it-away", "DiskAttachedElsewhere", codes.FailedPrecondition,
-		"A34 that takes a disk away from another instance is not asked for it",
+		"does not attach a disk that would be taken from another instance",
 		func(ctx SpecContext, r *brokenFixture) {
 			p := r.inUse(ctx)
 			r.refuses(ctx, func() error { return r.publish(ctx, p.Volume, "b") })
 			r.works(ctx, p)
 		}},
 	{"A37-detaches-elsewhere", "", codes.OK,
-		"A37 that detaches from any instance is not asked to, as another one has the disk",
+		"does not detach a disk that would be taken from another instance",
 		func(ctx SpecContext, r *brokenFixture) {
 			p := r.inUse(ctx)
 			mend := r.breaks(ctx)
@@ -57,16 +57,15 @@ var brokenAttachments = []brokenRack{
 			r.works(ctx, p)
 		}},
 	{"A48-keeps-the-disks", "InstanceNotFound", codes.NotFound,
-		"A48 that leaves a disk with a deleted instance does not let the driver take it for free",
-		provokeGhost},
+		"does not take a disk for detached that a deleted instance has", provokeGhost},
 	{"A54-serial-of-id", "DeviceNotFound", codes.NotFound,
-		"A54 whose guests see other serials gets no device taken for the disk", provokeStage},
+		"does not use a device with another serial", provokeStage},
 	{"A54-twice", "DeviceNotUnique", codes.FailedPrecondition,
-		"A54 whose guests see each disk twice gets neither device written", provokeStage},
+		"writes to neither of two devices with the disk's serial", provokeStage},
 }
 
-// provokeSnapshot takes a snapshot. When the rack is in order again, the repeated call finds the
-// snapshot, so nothing has leaked.
+// provokeSnapshot takes a snapshot. Without the mutation, the repeated call finds the snapshot, so
+// nothing has leaked.
 func provokeSnapshot(ctx SpecContext, r *brokenFixture) {
 	req := harness.SnapshotRequest(fresh("snapshot"), r.volume(ctx).GetVolumeId())
 	r.refuses(ctx, func() error { return errOf(r.ctl.CreateSnapshot(ctx, req)) })
@@ -136,8 +135,8 @@ func (r *brokenFixture) works(ctx context.Context, p *placement) {
 	Expect(p.writeThrough(1)).To(Succeed())
 }
 
-// provokeGhost unpublishes a volume from an instance that was deleted without the driver and still
-// has the disk. Nothing can detach that disk, so the test uses a rack of its own.
+// provokeGhost unpublishes a volume from an instance that was deleted and still has the disk.
+// Nothing can detach that disk, so the spec uses a rack of its own.
 func provokeGhost(ctx SpecContext, shared *brokenFixture) {
 	f := &fixture{}
 	f.rack = startRack(ctx, harness.RackOptions{})
@@ -146,7 +145,7 @@ func provokeGhost(ctx SpecContext, shared *brokenFixture) {
 	resp := expectOK(ctx, f.ctl.CreateVolume, harness.CreateRequest(fresh("haunted")))
 	volume, gone := resp.GetVolume(), f.rack.Instance("b").ID
 	Expect(f.publish(ctx, volume, "b")).To(Succeed())
-	f.stopInstance(ctx, gone)
+	Expect(f.rack.StopInstance(ctx, gone)).To(Succeed())
 	mend := r.breaks(ctx)
 	Expect(f.rack.Client.InstanceDelete(ctx, oxide.InstanceDeleteParams{
 		Instance: oxide.NameOrId(gone),
@@ -157,8 +156,8 @@ func provokeGhost(ctx SpecContext, shared *brokenFixture) {
 	shared.refused += r.refused
 }
 
-// provokeStage stages a volume whose disk is attached while the rack is broken, and then detaches
-// it.
+// provokeStage stages a volume whose disk was attached while the mutation was active, and then
+// detaches it.
 func provokeStage(ctx SpecContext, r *brokenFixture) {
 	f := &nodeFixture{fixture: r.fixture}
 	n, volume := f.impatientNode(ctx), r.volume(ctx)
@@ -171,5 +170,5 @@ func provokeStage(ctx SpecContext, r *brokenFixture) {
 	})
 	p := f.attachedTo(ctx, volume, n, harness.Mounted(""))
 	eventually(ctx, p.shown)
-	Expect(blank(edges(p.device()))).To(BeTrue(), "it was formatted all the same")
+	Expect(blank(edges(p.device()))).To(BeTrue(), "the disk was formatted")
 }

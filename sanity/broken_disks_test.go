@@ -21,20 +21,18 @@ import (
 // brokenWire are the racks that break a rule about requests, answers or lists.
 var brokenWire = []brokenRack{
 	{"A01-no-code", "RackUnknown", codes.Unavailable,
-		"A01 whose errors have no code does not let the driver take a volume for deleted",
+		"does not take a volume for deleted if errors have no code",
 		func(ctx SpecContext, r *brokenFixture) {
 			r.refuses(ctx, func() error { return r.delete(ctx, someUUID) })
 		}},
 	{"A01-taken-name-is-reused", "EffectUnknown", codes.Unavailable,
-		"A01 that answers with the disk that has the name does not get a foreign disk taken for a volume",
-		provokeForeignName},
+		"does not take a foreign disk with the same name for a volume", provokeForeignName},
 	{"A02-no-time", "RackResponseInvalid", codes.Unavailable,
-		"A02 that does not say when a snapshot was taken gets no snapshot reported",
-		provokeSnapshot},
+		"does not report a snapshot without a time", provokeSnapshot},
 	{"A04-cut", "RackResponseInvalid", codes.Unavailable,
-		"A04 that cuts names gets no volume reported", provokeLostDisk},
+		"does not report a volume whose disk has a shortened name", provokeLostDisk},
 	{"A05-another-disk", "RackResponseInvalid", codes.Unavailable,
-		"A05 that shows another disk gets neither of them deleted",
+		"deletes no disk if the rack answers with another one",
 		func(ctx SpecContext, r *brokenFixture) {
 			volume, other := r.volume(ctx), r.volume(ctx)
 			r.refuses(ctx, func() error { return r.delete(ctx, volume.GetVolumeId()) })
@@ -42,17 +40,17 @@ var brokenWire = []brokenRack{
 			r.remains(ctx, other, "detached")
 		}},
 	{"A08-one-size", "EffectUnknown", codes.Unavailable,
-		"A08 that makes blocks of 512 bytes gets no volume reported", provokeOtherDisk("")},
+		"does not report a volume with blocks of another size", provokeOtherDisk("")},
 	{"A09-first-page-again", "RackResponseInvalid", codes.Unavailable,
-		"A09 that answers with the first page again gets no list reported", provokeList},
+		"does not report a list whose first page is repeated", provokeList},
 	{"A09-one-order", "RackResponseInvalid", codes.Unavailable,
-		"A09 that lists in the order of names gets no list reported", provokeList},
+		"does not report a list that is ordered by name", provokeList},
 	{"A10-endless", "RackResponseInvalid", codes.Unavailable,
-		"A10 whose lists never end gets none reported", provokeList},
+		"does not report a list that never ends", provokeList},
 	{"A10-no-items", "RackResponseInvalid", codes.Unavailable,
-		"A10 whose last page has no list gets none reported", provokeList},
+		"does not report a list whose last page has no items", provokeList},
 	{"A15-not-found", "DiskBusy", codes.Aborted,
-		"A15 that denies what it shows does not let the driver take a volume for deleted",
+		"does not take a volume for deleted that its token may not delete",
 		func(ctx SpecContext, r *brokenFixture) {
 			volume := r.volume(ctx)
 			r.switched(ctx, "role", adminapi.RoleViewer, adminapi.RoleCollaborator)
@@ -64,7 +62,7 @@ var brokenWire = []brokenRack{
 // brokenDisks are the racks that break a rule about disks or their deletion.
 var brokenDisks = []brokenRack{
 	{"A19-left-behind", "DiskFaulted", codes.Aborted,
-		"A19 that leaves a faulted disk does not get it reported as a volume",
+		"does not report a faulted disk as a volume",
 		func(ctx SpecContext, r *brokenFixture) {
 			before, req := r.ids(ctx), harness.CreateRequest(fresh("halfway"))
 			r.fault(ctx, adminapi.Fault{Operation: "disk_create", Times: 1, Phase: adminapi.Unwind})
@@ -75,18 +73,18 @@ var brokenDisks = []brokenRack{
 			r.deleteByHand(ctx, before)
 		}},
 	{"A22-smaller", "EffectUnknown", codes.Unavailable,
-		"A22 that makes smaller disks gets no volume reported", provokeOtherDisk("")},
+		"does not report a volume whose disk is too small", provokeOtherDisk("")},
 	{"A22-read-only", "EffectUnknown", codes.Unavailable,
-		"A22 that makes read-only disks gets no volume reported", provokeOtherDisk("")},
+		"does not report a volume whose disk is read-only", provokeOtherDisk("")},
 	{"A24-detached", "DiskNotOurs", codes.FailedPrecondition,
-		"A24 that renames a disk and keeps it detached does not get it deleted by its old name",
+		"does not delete a disk that the rack has renamed",
 		func(ctx SpecContext, r *brokenFixture) {
 			before := r.ids(ctx)
 			volume := r.volume(ctx)
 			mend := r.breaks(ctx)
 			Expect(r.delete(ctx, volume.GetVolumeId())).NotTo(Succeed())
 			mend()
-			eventually(ctx, func() error { // the deletion is open until its time is over
+			eventually(ctx, func() error { // for some time the effect of the deletion is unknown
 				err := r.delete(ctx, volume.GetVolumeId())
 				if harness.ReasonOf(status.Convert(err)) == "EffectUnknown" {
 					return err
@@ -98,10 +96,9 @@ var brokenDisks = []brokenRack{
 			r.deleteByHand(ctx, before)
 		}},
 	{"A26-small-blocks", "EffectUnknown", codes.Unavailable,
-		"A26 that makes local disks with small blocks gets no volume reported",
-		provokeOtherDisk("local")},
+		"does not report a local volume with small blocks", provokeOtherDisk("local")},
 	{"A27-left-behind", "DiskFaulted", codes.Aborted,
-		"A27 that leaves a disk for which it has no space does not get it reported as a volume",
+		"does not report a disk as a volume for which the rack had no space",
 		func(ctx SpecContext, r *brokenFixture) {
 			before := r.ids(ctx)
 			r.switched(ctx, "full", true, false)
@@ -109,7 +106,7 @@ var brokenDisks = []brokenRack{
 			r.deleteByHand(ctx, before)
 		}},
 	{"A43-kept", "DiskBusy", codes.Aborted,
-		"A43 that keeps a disk with snapshots does not let the driver take it for deleted",
+		"does not take a disk for deleted that the rack keeps for its snapshot",
 		func(ctx SpecContext, r *brokenFixture) {
 			volume := r.volume(ctx)
 			snapshot := r.snapshotted(ctx, volume)
@@ -118,7 +115,7 @@ var brokenDisks = []brokenRack{
 			Expect(r.snapshotIDs(ctx)).To(ContainElement(snapshot.GetSnapshotId()))
 		}},
 	{"A68-name-taken", "DiskBusy", codes.Aborted,
-		"A68 that keeps the name of a deleted disk gets no volume reported",
+		"does not report a volume whose name a deleted disk still has",
 		func(ctx SpecContext, r *brokenFixture) {
 			before, req := r.ids(ctx), harness.CreateRequest(fresh("again"))
 			mend := r.breaks(ctx)
@@ -142,16 +139,15 @@ func provokeForeignName(ctx SpecContext, r *brokenFixture) {
 	Expect(stateOf(now)).To(Equal("detached"))
 }
 
-// provokeLostDisk creates a volume whose disk is created but cannot be found by its name.
+// provokeLostDisk creates a volume whose disk exists but cannot be found by its name.
 func provokeLostDisk(ctx SpecContext, r *brokenFixture) {
 	before := r.ids(ctx)
 	r.refuses(ctx, func() error { return r.create(ctx, harness.CreateRequest(fresh("lost"))) })
 	r.deleteByHand(ctx, before)
 }
 
-// provokeOtherDisk creates a volume of a disk type. The rack shows a disk that differs from the
-// request. When the rack is in order again, the repeated call finds the disk, so nothing has
-// leaked.
+// provokeOtherDisk creates a volume of a disk type while the rack answers with a disk that differs
+// from the request. Without the mutation, the repeated call finds the disk, so nothing has leaked.
 func provokeOtherDisk(diskType string) func(ctx SpecContext, r *brokenFixture) {
 	return func(ctx SpecContext, r *brokenFixture) {
 		before, req := r.ids(ctx), harness.CreateRequest(fresh("other"))
@@ -164,8 +160,8 @@ func provokeOtherDisk(diskType string) func(ctx SpecContext, r *brokenFixture) {
 	}
 }
 
-// provokeList lists volumes whose order by name differs from the order by ID. The rack is broken
-// after the driver has listed them in order.
+// provokeList lists volumes whose order by name differs from the order by ID. The mutation begins
+// after a first list that succeeds.
 func provokeList(ctx SpecContext, r *brokenFixture) {
 	list := func() error { return errOf(r.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})) }
 	for inOrder := true; inOrder; {

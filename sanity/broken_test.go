@@ -15,18 +15,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// brokenRack is a mutation of the rack that breaks one of its rules. The driver must refuse to
-// continue, with the given reason, because it would lose data, touch a foreign object, leak, or
-// repeat a call for ever.
+// brokenRack is a mutation of the rack. The driver must refuse a call because of it, with the given
+// reason; otherwise it would lose data, change a foreign object, leak, or repeat a call for ever.
 type brokenRack struct {
-	// mutation is the mutation's name on the rack's admin listener.
+	// mutation is the mutation's name, which begins with the ID of the broken rule.
 	mutation string
-	// reason is the driver's reason. It is "" where CSI demands OK, which the driver must reach
+	// reason is the driver's reason. It is "" where CSI demands OK, which the driver must answer
 	// without harm.
 	reason string
 	code   codes.Code
-	// says continues the sentence "a broken rack ...".
-	says string
+	// sentence continues "on a broken rack the driver ...".
+	sentence string
 	// provoke makes the calls that would do harm, and passes the refused call to refuses. It then
 	// demands that nothing was harmed.
 	provoke func(ctx SpecContext, r *brokenFixture)
@@ -40,7 +39,7 @@ type brokenFixture struct {
 	refused int
 }
 
-// breaks activates the mutation until the spec ends or mend is called.
+// breaks activates the mutation. It lasts until mend is called or the spec ends.
 func (r *brokenFixture) breaks(ctx context.Context) (mend func()) {
 	GinkgoHelper()
 	Expect(r.rack.Admin.Mutate(ctx, r.broken.mutation)).To(Succeed())
@@ -52,8 +51,8 @@ func (r *brokenFixture) breaks(ctx context.Context) (mend func()) {
 	return mend
 }
 
-// refuses demands that a call is refused while the rack is broken. The rack is in order before
-// and after.
+// refuses demands that a call is refused while the mutation is active. Before and after the call it
+// is not active.
 func (r *brokenFixture) refuses(ctx context.Context, call func() error) {
 	GinkgoHelper()
 	mend := r.breaks(ctx)
@@ -97,41 +96,41 @@ func (f *fixture) deleteByHand(ctx context.Context, before []string) {
 	}
 }
 
-// On a busy machine, too, the time of an open change has to be longer than a call.
+// patient lets the effect of an unanswered request stay unknown for longer than a call takes, even
+// on a busy machine.
 var patient = fixtureOptions{plugin: harness.PluginOptions{Env: map[string]string{
 	"OXIDE_LATE_LIMIT": "2s"}}}
 
-var _ = describeController("a broken rack", patient, func(f *fixture) {
+var _ = describeController("on a broken rack the driver", patient, func(f *fixture) {
 	all := slices.Concat(brokenWire, brokenDisks, brokenSnapshots, brokenAttachments)
 	r := &brokenFixture{fixture: f}
 	for _, broken := range all {
-		It(broken.says, func(ctx SpecContext) {
+		It(broken.sentence+" ("+broken.mutation[:len("A00")]+")", func(ctx SpecContext) {
 			r.broken = broken
 			broken.provoke(ctx, r)
 		}, NodeTimeout(callTimeout))
 	}
 
-	It("is refused by the driver in every way that endangers it, with the reason that the rack's "+
-		"list of mutations gives", func(ctx SpecContext) {
+	It("refuses every dangerous mutation with the reason in the list of mutations", func(
+		ctx SpecContext) {
 		mutations, err := f.rack.Admin.Mutations(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		listed, known := map[string]string{}, map[string]string{}
 		for _, broken := range all {
 			known[broken.mutation] = broken.reason
-			Expect(broken.says).To(HavePrefix(broken.mutation[:len("A00")]+" "), broken.mutation)
 		}
 		Expect(known).To(HaveLen(len(all)), "two scenarios have one mutation")
-		endangering := 0
+		dangerous := 0
 		for _, m := range mutations {
 			if m.DriverSays != "" {
-				endangering++
+				dangerous++
 			}
-			if _, harmless := known[m.Name]; m.DriverSays != "" || harmless {
+			if _, tried := known[m.Name]; m.DriverSays != "" || tried {
 				listed[m.Name] = m.DriverSays
 			}
 		}
 		Expect(known).To(Equal(listed), "the scenarios here and the mutations of the rack")
-		Expect(proof.Print(proof.Line("broken-driver", "mutations", endangering,
+		Expect(proof.Print(proof.Line("broken-driver", "mutations", dangerous,
 			"refused", r.refused))).To(Succeed())
 	})
 })

@@ -16,20 +16,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// lifeCalls are the requests to the rack in the life of a volume if nothing is in doubt, by RPC,
-// each with its reason. A doubt costs only the reads that resolve it. A list of the project that
-// finds something costs one more page, because only an empty page, or a page without a next one,
-// is the last.
+// lifeCalls contains the requests to the rack in the life of a volume, by RPC, each with its
+// reason, if the rack answers every request. Otherwise the driver makes further reads.
 var lifeCalls = []struct{ rpc, operation, reason string }{
-	{"CreateVolume", "disk_create", "makes the disk; its name is the answer to a repeated call"},
-	{"ControllerPublishVolume", "instance_disk_list", "a disk with the same serial saves the attach"},
-	{"ControllerPublishVolume", "disk_view", "what another instance has is not taken from it"},
-	{"ControllerPublishVolume", "instance_disk_attach", "attaches it"},
-	{"ControllerPublishVolume", "instance_disk_list", "two disks attached at once see each other"},
-	{"ControllerUnpublishVolume", "disk_view", "only the instance that has it has to lose it"},
-	{"ControllerUnpublishVolume", "instance_disk_detach", "detaches it"},
-	{"DeleteVolume", "disk_view", "only what this cluster made is deleted"},
-	{"DeleteVolume", "disk_delete", "deletes it"},
+	{"CreateVolume", "disk_create", "creates the disk; its name makes a repeated call safe"},
+	{"ControllerPublishVolume", "instance_disk_list", "finds another disk with the same serial"},
+	{"ControllerPublishVolume", "disk_view", "shows whether another instance has the disk"},
+	{"ControllerPublishVolume", "instance_disk_attach", "attaches the disk"},
+	{"ControllerPublishVolume", "instance_disk_list", "finds such a disk that was attached at once"},
+	{"ControllerUnpublishVolume", "disk_view", "shows whether this instance has the disk"},
+	{"ControllerUnpublishVolume", "instance_disk_detach", "detaches the disk"},
+	{"DeleteVolume", "disk_view", "shows whether this cluster created the disk"},
+	{"DeleteVolume", "disk_delete", "deletes the disk"},
 }
 
 // callsOfLife returns the operations of one RPC.
@@ -43,9 +41,8 @@ func callsOfLife(rpc string) []string {
 	return operations
 }
 
-// TestTheRulesNameEveryReadOfTheDriverBeforeAChange compares the reads that the rules name with
-// those of the driver.
-func TestTheRulesNameEveryReadOfTheDriverBeforeAChange(t *testing.T) {
+// The conformance rules name the looks of the driver. A look is the read just before a change.
+func TestTheRulesNameEveryLookOfTheDriver(t *testing.T) {
 	want, got := map[string]string{}, map[string]string{}
 	for i, call := range lifeCalls[1:] {
 		before := lifeCalls[i]
@@ -59,14 +56,13 @@ func TestTheRulesNameEveryReadOfTheDriverBeforeAChange(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("the looks before changes that the calls of a life have (-) and the rules name (+) "+
-			"differ; set Look of the rules and mend their Why:\n%s", diff)
+		t.Errorf("the looks of the driver (-) and those that the rules name (+) differ; correct Look "+
+			"and Why of the rules:\n%s", diff)
 	}
 }
 
-// These specs limit the requests of each RPC to the rack.
-var _ = describeController("the budget of API calls", fixtureOptions{}, func(f *fixture) {
-	It("D-27 is create; list, look, attach, list; look, detach; look, delete for a volume's life",
+var _ = describeController("the requests of a volume's life", fixtureOptions{}, func(f *fixture) {
+	It("are create; list, look, attach, list; look, detach; look, delete (D-27)",
 		func(ctx SpecContext) {
 			node := f.rack.Instance("a").ID
 			req := harness.CreateRequest(fresh("frugal"))

@@ -6,24 +6,23 @@
 //
 // TestSanity runs csi-sanity in every combination that the driver supports (ext4, xfs, btrfs and
 // raw block; one process, or controller and node as two), and our own specs, against simulated
-// racks. It runs several parts at the same time. Each part is a process in a mount namespace of
-// its own, so that runs do not see each other. Package conformance runs csi-sanity against a real
-// rack.
+// racks. It runs several parts at the same time, each as a process in a mount namespace of its own.
+// Package conformance runs csi-sanity against a real rack.
 //
 //	make sanity                                          all of it
 //	go test -race ./sanity -run TestSanity \
 //	    -ginkgo.label-filter='xfs && split'              one combination
 //	go test -race ./sanity -run TestSanity \
-//	    -ginkgo.focus='UP-5'                             one requirement
+//	    -ginkgo.focus='UP-5'                             the specs of one requirement
 //
 // # Writing a spec
 //
 // A spec is in a test file of this package. describeController and describeNodes register a
 // container whose specs share a fixture: a rack, a controller and, for describeNodes, the node
-// service in the instances a and b. A spec's name is a sentence that begins with its requirement.
+// service in the instances a and b. A spec's name is a sentence, with its requirements at the end.
 //
 //	var _ = describeNodes("a volume that moves", func(f *nodeFixture) {
-//		It("CU-1 keeps its data", func(ctx SpecContext) {
+//		It("keeps its data (CU-1)", func(ctx SpecContext) {
 //			p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
 //			Expect(p.write(0)).To(Succeed())
 //			f.detached(ctx, p)
@@ -34,14 +33,14 @@
 //
 // Everything that a fixture starts or creates is stopped and removed at the end of the spec, or
 // of the container if BeforeAll created it. The processes must end with exit code 0 (a data race
-// makes it 66) and leave no process, loop device or mount. A ledger at the end proves that
-// nothing leaks. Package harness does the same without Ginkgo. No spec sleeps.
+// makes it 66) and leave no process, loop device or mount. At the end a ledger shows whether
+// anything has leaked. No spec sleeps.
 //
 // # When a spec fails
 //
 // The report of a failed spec contains the log lines of every process during the spec. The run's
 // directory, with the racks' records and the logs, is kept and named at the end.
 //
-// In a full run a skipped spec must be on a list in package csisuite, with the capability that
-// explains the skip, and every entry of the list must match a skip.
+// In a full run every skipped spec must be on a list in package csisuite, with the missing
+// capability that explains the skip, and every entry of the list must match a skip.
 package sanity

@@ -36,8 +36,7 @@ func (d doctored) state(link string) string {
 	return ""
 }
 
-// inspected runs oxide-csi-plugin inspect on the node, next to its driver, and returns the file
-// with the report.
+// inspected runs oxide-csi-plugin inspect on the node, and returns the path of the report.
 func (n *node) inspected(ctx context.Context, volume *csi.Volume) (path string) {
 	GinkgoHelper()
 	cmd := driverCommand(ctx, map[string]string{
@@ -50,7 +49,7 @@ func (n *node) inspected(ctx context.Context, volume *csi.Volume) (path string) 
 	return fileWith("report.json", report)
 }
 
-// fileWith writes a file that is removed when the spec ends.
+// fileWith writes a file, which is removed when the spec ends.
 func fileWith(name string, text []byte) (path string) {
 	GinkgoHelper()
 	path = filepath.Join(GinkgoT().TempDir(), name)
@@ -61,29 +60,17 @@ func fileWith(name string, text []byte) (path string) {
 // object is a Kubernetes object as JSON.
 type object = map[string]any
 
-// kubernetesOf writes the output of kubectl for a cluster in which a pod on a node uses the
-// volume.
+// kubernetesOf writes the objects that kubectl prints for a cluster in which a pod on a node uses
+// the volume, and returns the path of the file.
 func kubernetesOf(p *placement) (path string) {
 	GinkgoHelper()
-	return listOf(clusterOf(p))
-}
-
-func listOf(items []object) (path string) {
-	GinkgoHelper()
-	text, err := json.Marshal(object{"kind": "List", "items": items})
-	Expect(err).NotTo(HaveOccurred())
-	return fileWith("objects.json", text)
-}
-
-// clusterOf returns the objects of that cluster. The pod is the last one.
-func clusterOf(p *placement) []object {
 	const name, driver = "pv-1", "csi.oxide.computer"
 	mode := "Filesystem"
 	if p.Capability.GetBlock() != nil {
 		mode = "Block"
 	}
 	meta := object{"name": "data", "namespace": "default", "creationTimestamp": time.Now().UTC()}
-	return []object{
+	text, err := json.Marshal(object{"kind": "List", "items": []object{
 		{"kind": "PersistentVolumeClaim", "metadata": meta, "spec": object{"volumeName": name},
 			"status": object{"phase": "Bound"}},
 		{"kind": "PersistentVolume", "metadata": object{"name": name},
@@ -101,7 +88,9 @@ func clusterOf(p *placement) []object {
 			"spec": object{"nodeName": p.Instance.Name, "volumes": []object{{"name": "data",
 				"persistentVolumeClaim": object{"claimName": "data"}}}},
 			"status": object{"phase": "Running"}},
-	}
+	}})
+	Expect(err).NotTo(HaveOccurred())
+	return fileWith("objects.json", text)
 }
 
 // diagnosed runs the doctor for the claim.
@@ -120,8 +109,8 @@ func (f *nodeFixture) diagnosed(ctx context.Context, token, objects, report stri
 	return d
 }
 
-// clusterTree returns the doctor's tree of the cluster, and checks that nothing in it is broken.
-// The objects come from the standard input.
+// clusterTree returns the tree that doctor cluster prints, and demands that nothing in it is
+// broken. The doctor reads the objects from its standard input.
 func (f *nodeFixture) clusterTree(ctx context.Context, objects, report string) string {
 	GinkgoHelper()
 	cmd := driverCommand(ctx, map[string]string{"OXIDE_HOST": f.rack.URL, "OXIDE_TOKEN": f.rack.Token,
@@ -137,7 +126,7 @@ func (f *nodeFixture) clusterTree(ctx context.Context, objects, report string) s
 }
 
 var _ = describeNodes("the doctor", func(f *nodeFixture) {
-	It("finds nothing in a volume in use, and only reads from the rack", func(ctx SpecContext) {
+	It("finds no fault in a volume in use, and only reads from the rack", func(ctx SpecContext) {
 		p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
 		objects, report := kubernetesOf(p), f.a.inspected(ctx, p.Volume)
 		before, err := f.rack.Admin.Requests(ctx, 0)
@@ -150,11 +139,11 @@ var _ = describeNodes("the doctor", func(f *nodeFixture) {
 		for _, r := range asked {
 			Expect(r.Method).To(Equal("GET"), "%+v", r)
 		}
-		By("asked for the cluster, it shows the volume in the tree, from what another kubectl printed")
+		By("showing the volume in the tree of the cluster")
 		tree := f.clusterTree(ctx, objects, report)
 		Expect(tree).To(ContainSubstring("instance " + p.Instance.Name + " ("))
 		Expect(tree).To(MatchRegexp(`ok +nvme\d+n1: .* attached → claim default/data → pod app\n`))
-		By("with a token that the rack refuses, it says what it could not see")
+		By("reporting what it could not see with a token that the rack refuses")
 		d = f.diagnosed(ctx, "oxide-token-wrong", objects, report)
 		Expect(d.status).To(Equal(3), "%+v", d)
 		Expect(d.state("disk")).To(Equal("unseen"))
@@ -162,7 +151,7 @@ var _ = describeNodes("the doctor", func(f *nodeFixture) {
 		f.detached(ctx, p)
 	})
 
-	It("finds the disk that somebody detached, and the volume that somebody unmounted",
+	It("finds a disk that was detached, and a volume that was unmounted, by hand",
 		func(ctx SpecContext) {
 			p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
 			objects := kubernetesOf(p)

@@ -31,29 +31,20 @@ type node struct {
 	rack *harness.Rack
 }
 
-// describeNodes registers a container whose specs share a fixture with nodes. The other arguments
-// are arguments of the simulator.
+// describeNodes registers a container whose specs share a fixture with nodes. rack contains further
+// arguments of the simulator.
 func describeNodes(text string, specs func(f *nodeFixture), rack ...string) bool {
 	return Describe(text, Offset(1), Ordered, ContinueOnFailure, func() {
 		f := &nodeFixture{fixture: &fixture{}}
 		BeforeAll(func(ctx SpecContext) {
 			f.open(ctx, fixtureOptions{rack: harness.RackOptions{Args: rack}})
-			// At this log level every leak into a log is visible.
-			loud := harness.PluginOptions{Args: []string{"--log-level=debug"}}
-			f.a, f.b = f.node(ctx, "a", loud), f.node(ctx, "b", loud)
+			// At this log level a secret that leaks into a log is visible.
+			verbose := harness.PluginOptions{Args: []string{"--log-level=debug"}}
+			f.a, f.b = f.node(ctx, "a", verbose), f.node(ctx, "b", verbose)
 			mustBalance(ctx, f.rack, f.plugin, f.a.Plugin, f.b.Plugin)
 		}, NodeTimeout(2*time.Minute))
 		specs(f)
 	})
-}
-
-// outages is the label of the specs in which a disk, a device, the rack or the driver fails while
-// a volume is in use. They are part of the suite.
-const outages = "outages"
-
-// describeOutage registers a container with the label outages.
-func describeOutage(text string, specs func(f *nodeFixture), rack ...string) bool {
-	return Describe("an outage:", Label(outages), func() { describeNodes(text, specs, rack...) })
 }
 
 // node starts the node service in an instance. It ends with the spec or the container that
@@ -73,25 +64,14 @@ func (n *node) device(diskName string) string {
 	return device.Path
 }
 
-// awaitDevice waits until an instance shows the device of the disk of that name.
-func (f *rackFixture) awaitDevice(ctx context.Context, instance, diskName string) (path string) {
-	GinkgoHelper()
-	eventually(ctx, func() error {
-		device, err := f.rack.Instance(instance).Device(diskName)
-		path = device.Path
-		return err
-	})
-	return path
-}
-
 // placement is a volume on a node of the fixture.
 type placement struct {
 	*node
 	harness.Placement
 }
 
-// attachedTo attaches the volume to the node's instance. What the spec does not undo is undone
-// when it ends.
+// attachedTo attaches the volume to the node's instance. At the end of the spec the volume is
+// unpublished, unstaged and detached.
 func (f *nodeFixture) attachedTo(
 	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability,
 ) *placement {
@@ -119,13 +99,7 @@ func (p *placement) publish(ctx context.Context) error { return p.Publish(ctx, p
 func (p *placement) unpublish(ctx context.Context) error { return p.Unpublish(ctx, p.Node()) }
 func (p *placement) unstage(ctx context.Context) error   { return p.Unstage(ctx, p.Node()) }
 
-// stageAndPublish stages and publishes the attached volume. leave undoes both.
-func (p *placement) stageAndPublish(ctx context.Context) {
-	GinkgoHelper()
-	Expect(p.stage(ctx)).To(Succeed())
-	Expect(p.publish(ctx)).To(Succeed())
-}
-
+// remove unpublishes and unstages the volume.
 func (p *placement) remove(ctx context.Context) {
 	GinkgoHelper()
 	Expect(p.unpublish(ctx)).To(Succeed())
@@ -138,7 +112,8 @@ func (f *nodeFixture) inUse(
 ) *placement {
 	GinkgoHelper()
 	p := f.attachedTo(ctx, volume, n, capability)
-	p.stageAndPublish(ctx)
+	Expect(p.stage(ctx)).To(Succeed())
+	Expect(p.publish(ctx)).To(Succeed())
 	return p
 }
 
@@ -164,20 +139,16 @@ func (p *placement) shown() error {
 // pieceSize is the number of bytes that a spec writes at a time.
 const pieceSize = 4 * harness.MiB
 
-// data returns the data that the workload keeps in the volume.
+// data returns the data of a workload in the volume.
 func (p *placement) data() harness.Data {
 	return harness.Data{Rack: p.rack, Target: p.Target, Raw: p.Capability.GetBlock() != nil,
 		PieceBytes: pieceSize}
 }
 
-// write writes a piece as a workload does. It does not sync, because unstaging must write the
-// data to the disk.
-func (p *placement) write(n int) error { return p.data().Write(n, false) }
-
-// writeThrough writes a piece, which is on the disk when it returns.
+// writeThrough writes a piece, which is on the disk when writeThrough returns.
 func (p *placement) writeThrough(n int) error { return p.data().Write(n, true) }
 
-// verify demands that a piece has its content, byte for byte.
+// verify returns an error unless a piece has its content, byte for byte.
 func (p *placement) verify(n int) error { return p.data().Verify(n) }
 
 // mountsAt returns the mounts at a path of this namespace, the lowest first.
@@ -268,17 +239,6 @@ func (p *placement) holdsLines(lines int) {
 	for i := range lines {
 		Expect(found[i]).To(Equal(fmt.Sprint(i)))
 	}
-}
-
-// complaints returns the node's complaints about the volume's health.
-func (p *placement) complaints(ctx context.Context) []csi.VolumeHealthErrorType {
-	GinkgoHelper()
-	var complaints []csi.VolumeHealthErrorType
-	for _, entry := range p.health(ctx) {
-		Expect(entry.GetReason()).NotTo(BeEmpty())
-		complaints = append(complaints, entry.GetStatus())
-	}
-	return complaints
 }
 
 func (p *placement) health(ctx context.Context) []*csi.VolumeHealth_VolumeHealthEntry {

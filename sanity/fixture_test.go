@@ -30,7 +30,7 @@ func driverCommand(ctx context.Context, env map[string]string, args ...string) *
 	path, err := theRun.Binary(ctx, "oxide-csi-plugin")
 	Expect(err).NotTo(HaveOccurred())
 	cmd := exec.CommandContext(ctx, path, args...)
-	// The race detector waits a second before it ends a process, unless it is configured not to.
+	// By default the race detector delays the end of a process by a second.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0"}
 	for key, value := range env {
 		cmd.Env = append(cmd.Env, key+"="+value)
@@ -48,8 +48,8 @@ const callTimeout = time.Minute
 // rackFixture is a rack, with the actions and views of an administrator.
 type rackFixture struct{ rack *harness.Rack }
 
-// fixture is shared by the specs of a container: a rack and the driver's controller. Each spec
-// uses names of its own and removes what it created; a ledger at the end proves that.
+// fixture is a rack and the driver's controller, which the specs of a container share. Each spec
+// uses names of its own and removes what it created; a ledger at the end shows what is left.
 type fixture struct {
 	rackFixture
 	// plugin is the controller's process, and ctl its client.
@@ -81,9 +81,8 @@ func (f *fixture) open(ctx context.Context, options fixtureOptions) {
 	mustBalance(ctx, f.rack, f.plugin)
 }
 
-// controller starts another controller on the fixture's rack, which ends with the spec. It
-// returns when the controller is idle: it has already asked the rack for everything that it needs
-// to know.
+// controller starts another controller for the fixture's rack, which ends with the spec. It returns
+// when the controller is ready, and so makes no further requests on its own.
 func (f *fixture) controller(ctx context.Context, options harness.PluginOptions) *harness.Plugin {
 	GinkgoHelper()
 	options.Mode = harness.ModeController
@@ -222,7 +221,7 @@ func (f *rackFixture) switched(ctx context.Context, name string, now, later any)
 	}, NodeTimeout(callTimeout))
 }
 
-// calls calls do and returns the operations that the rack received in the meantime, in order. It
+// calls runs do and returns the operations that the rack received in the meantime, in order. It
 // leaves out reads of the project, because every controller sends one a minute for Probe.
 func (f *rackFixture) calls(ctx context.Context, do func()) []string {
 	GinkgoHelper()
@@ -313,15 +312,4 @@ func stateOf(disk *oxide.Disk) string {
 		return "attached to " + attached.Instance
 	}
 	return string(disk.State.State())
-}
-
-// stopInstance and startInstance do the same as an administrator, and wait until it has happened.
-func (f *rackFixture) stopInstance(ctx context.Context, id string) {
-	GinkgoHelper()
-	Expect(f.rack.StopInstance(ctx, id)).To(Succeed())
-}
-
-func (f *rackFixture) startInstance(ctx context.Context, id string) {
-	GinkgoHelper()
-	Expect(f.rack.StartInstance(ctx, id)).To(Succeed())
 }

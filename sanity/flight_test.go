@@ -30,12 +30,12 @@ func eventsOf(changes []harness.Change) (events []string) {
 	return events
 }
 
-// operationOf has the operation that changes the rack for each event of the driver.
+// operationOf maps an event of the driver to the operation that changes the rack.
 var operationOf = map[string]string{"DiskCreated": "disk_create", "DiskDeleted": "disk_delete",
 	"DiskAttached": "instance_disk_attach", "DiskDetached": "instance_disk_detach",
 	"SnapshotCreated": "snapshot_create", "SnapshotDeleted": "snapshot_delete"}
 
-// metric returns a sample of a process, or 0 if there is none.
+// metric returns the value of a process's metric, or 0 if it has none.
 func metric(ctx SpecContext, p *harness.Plugin, name string) float64 {
 	GinkgoHelper()
 	samples, err := p.Metrics(ctx)
@@ -46,12 +46,10 @@ func metric(ctx SpecContext, p *harness.Plugin, name string) float64 {
 var rackRequests = regexp.MustCompile(
 	`^oxide_csi_rack_request_seconds_count\{operation="(.*)",status="(.*)"\}$`)
 
-// The flight recorder must report each change once, and no change that was not made. The
-// metrics must agree with the events and with the rack's requests.
 var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 	json := harness.PluginOptions{Args: []string{"--log-format=json"}}
 
-	It("reports each change of the rack with the ID of its request, and counts all requests",
+	It("records each change of the rack once, with the ID of its request, and counts all requests",
 		func(ctx SpecContext) {
 			before, err := f.rack.Admin.Requests(ctx, 0)
 			Expect(err).NotTo(HaveOccurred())
@@ -84,7 +82,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			requests, err := f.rack.Admin.Requests(ctx, len(before))
 			Expect(err).NotTo(HaveOccurred())
 			want, got := map[string]int{}, map[string]int{}
-			var made, said []string
+			var made, recordedChanges []string
 			for _, r := range requests {
 				want[fmt.Sprintf("%s %d", r.Operation, r.Status)]++
 				if r.Method != http.MethodGet && r.Status < 300 {
@@ -99,17 +97,17 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			Expect(got).To(Equal(want))
 			Expect(samples["oxide_csi_rack_up"]).To(Equal(1.0))
 			for _, c := range recorded(controller) {
-				said = append(said, operationOf[c.Event]+" "+c.Request)
+				recordedChanges = append(recordedChanges, operationOf[c.Event]+" "+c.Request)
 			}
-			Expect(said).To(Equal(made))
+			Expect(recordedChanges).To(Equal(made))
 			Expect(harness.CheckChanges(recorded(controller))).To(Succeed())
 			Expect(recorded(controller)[0]).To(HaveField("Claim", "shop/data"))
 		})
 
-	It("reports a change with a lost answer when a repeated call finds it",
+	It("records a change whose answer was lost when a repeated call finds it",
 		func(ctx SpecContext) {
 			controller := f.controller(ctx, json)
-			req := harness.CreateRequest(fresh("unheard"))
+			req := harness.CreateRequest(fresh("lost-answer"))
 			f.fault(ctx, adminapi.Fault{Operation: "disk_create", Phase: adminapi.After, Times: 1,
 				Cut: true})
 			f.fault(ctx, adminapi.Fault{Operation: "disk_view", Times: 1, Cut: true})
@@ -123,7 +121,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			Expect(changes[0].Volume).To(Equal(resp.GetVolume().GetVolumeId()))
 		})
 
-	DescribeTable("reports each change of a node once, in the log, the volume's file and the metrics",
+	DescribeTable("records each change of a node once, in the log, the volume's file and the metrics",
 		func(ctx SpecContext, access string, stage ...string) {
 			n := f.node(ctx, "a", json)
 			volume := f.volume(ctx, harness.Access(access))

@@ -16,28 +16,20 @@ import (
 // theRun is the run that the specs of this process share.
 var theRun *harness.Run
 
-// startRack starts a simulated rack for the current spec or container. At its end it stops the
-// rack, and demands that nothing of the rack is left.
+// startRack starts a simulated rack for the current spec or container. When that ends, startRack
+// stops the rack and demands that it has left nothing.
 func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {
 	GinkgoHelper()
 	rack, err := theRun.StartRack(ctx, options)
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func() {
-		if rack.Running() {
-			Expect(rack.Stop()).To(Succeed())
-			return
-		}
-		// The spec killed the rack for good. One more start and stop frees the loop devices.
-		ctx, cancel := context.WithTimeout(context.Background(), harness.StartTimeout)
-		defer cancel()
-		Expect(rack.Start(ctx)).To(Succeed(), "a killed simulator must start again")
 		Expect(rack.Stop()).To(Succeed())
 	})
 	showOnFailure(rack.LogFile())
 	return rack
 }
 
-// startPlugin starts the driver for the current spec or container, and stops it at its end.
+// startPlugin starts the driver for the current spec or container, and stops it when that ends.
 func startPlugin(
 	ctx context.Context, rack *harness.Rack, options harness.PluginOptions,
 ) *harness.Plugin {
@@ -45,17 +37,15 @@ func startPlugin(
 	plugin, err := rack.StartPlugin(ctx, options)
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func() {
-		if plugin.Running() {
-			Expect(plugin.Stop()).To(Succeed())
-		}
+		Expect(plugin.Stop()).To(Succeed())
 	})
 	showOnFailure(plugin.LogFile)
 	return plugin
 }
 
-// mustBalance takes a ledger now and another one at the end of the spec or container. Nothing may
-// have been added: no disk, snapshot, attachment, loop device, mount, open file or goroutine.
-// Call it after the last startRack and startPlugin.
+// mustBalance takes a ledger now and another one at the end of the spec or container, and demands
+// that no disk, snapshot, attachment, loop device, mount, open file or goroutine was added. Call it
+// after the last startRack and startPlugin.
 func mustBalance(ctx context.Context, rack *harness.Rack, plugins ...*harness.Plugin) {
 	GinkgoHelper()
 	start, err := rack.Ledger(ctx, plugins...)
@@ -65,8 +55,8 @@ func mustBalance(ctx context.Context, rack *harness.Rack, plugins ...*harness.Pl
 	})
 }
 
-// shown has the logs of running processes: the paths, and the lengths at the beginning of the
-// current spec.
+// shown maps the paths of the logs of running processes to the lengths of the logs at the beginning
+// of the current spec.
 var shown = map[string]int64{}
 
 func showOnFailure(path string) {
@@ -74,8 +64,8 @@ func showOnFailure(path string) {
 	DeferCleanup(func() { delete(shown, path) })
 }
 
-// watchSpecs keeps the evidence of a failed spec: the log lines of the processes during the spec
-// in its report, and the run's directory. Call it once, at the top of the suite.
+// watchSpecs adds the log lines of all processes to the report of a failed spec, and makes the run
+// keep its directory. Call it once, at the top of the suite.
 func watchSpecs() {
 	BeforeEach(func() {
 		for path := range shown {

@@ -5,6 +5,11 @@ package sanity
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
@@ -16,7 +21,9 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/dynamicpb"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // capabilities returns the names of all capabilities that a driver declares.
@@ -43,13 +50,12 @@ func capabilities(ctx context.Context, p *harness.Plugin) []string {
 	return declared
 }
 
-var _ = describeController("what the driver declares", fixtureOptions{}, func(f *fixture) {
+var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 	var all *harness.Plugin
 	BeforeAll(func(ctx SpecContext) { all = f.all(ctx) })
 
-	It("CAP-1 CAP-2 CAP-3 CAP-4 CAP-5 CAP-6 CAP-7 CAP-8 CAP-9 CAP-10 CAP-11 CAP-12 CAP-13 CAP-14 "+
-		"CAP-15 CAP-16 CAP-17 CAP-18 CAP-19 CAP-20 CAP-21 CAP-22 CAP-23 CAP-24 CC-1 "+
-		"declares each capability that a rack can support once, and nothing else", func(ctx SpecContext) {
+	It("declares each capability that a rack can support once, and no other (CC-1)", func(
+		ctx SpecContext) {
 		Expect(capabilities(ctx, all)).To(ConsistOf("plugin CONTROLLER_SERVICE",
 			"controller CREATE_DELETE_VOLUME", "controller PUBLISH_UNPUBLISH_VOLUME",
 			"controller LIST_VOLUMES", "controller LIST_VOLUMES_PUBLISHED_NODES",
@@ -60,7 +66,7 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 			"node GET_VOLUME_HEALTH", "node GET_STORAGE_HEALTH"))
 	})
 
-	It("CAP-2 CV-23 D-72 NI-3 has a topology if one is configured, of nodes and of volumes",
+	It("reports the topology of nodes and volumes if one is configured (CAP-2, CV-23, NI-3)",
 		func(ctx SpecContext) {
 			const zone, instance = "topology.csi.oxide.computer/zone", "topology.csi.oxide.computer/instance"
 			placed := startPlugin(ctx, f.rack, harness.PluginOptions{Instance: "a",
@@ -83,11 +89,11 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 			}
 		})
 
-	It("CC-2 declares from memory, without a call to the rack", func(ctx SpecContext) {
+	It("declares its capabilities without a call to the rack (CC-2)", func(ctx SpecContext) {
 		Expect(f.calls(ctx, func() { capabilities(ctx, all) })).To(BeEmpty())
 	})
 
-	It("GC-1 GI-2 D-5 D-6 B-20 has one socket, one version and one set of capabilities in every mode",
+	It("has one socket, one version and one set of capabilities in every mode (GC-1, D-5, D-6)",
 		func(ctx SpecContext) {
 			node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode})
 			expectServices(ctx, all, true, true)
@@ -101,8 +107,7 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 			Expect(info.GetVendorVersion()).NotTo(BeEmpty())
 		})
 
-	It("B-41 D-68 EX-1 MV-1 NE-1 GR-1 GR-2 GR-3 GR-4 SM-1 SM-2 answers every RPC of the standard, "+
-		"if only with UNIMPLEMENTED", func(ctx SpecContext) {
+	It("answers every RPC of the standard, some with UNIMPLEMENTED (B-41)", func(ctx SpecContext) {
 		rpcs, absent := 0, []string{}
 		for _, service := range csiServices() {
 			for i := range service.Methods().Len() {
@@ -114,7 +119,7 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 					absent = append(absent, string(method.Name()))
 					continue
 				}
-				// No RPC does anything for an empty request.
+				// An empty request has no effect with any RPC.
 				Expect(status.Code(err)).To(BeElementOf(codes.OK, codes.InvalidArgument),
 					"%s: %v", method.Name(), err)
 			}
@@ -146,7 +151,7 @@ func expectServices(ctx context.Context, p *harness.Plugin, controller, node boo
 	expectRefusal(err, want[node])
 }
 
-// csiServices returns the services of CSI from the standard's own description.
+// csiServices returns the services of CSI, from its protobuf descriptor.
 func csiServices() []protoreflect.ServiceDescriptor {
 	var services []protoreflect.ServiceDescriptor
 	list := (&csi.ProbeRequest{}).ProtoReflect().Descriptor().ParentFile().Services()
@@ -154,4 +159,54 @@ func csiServices() []protoreflect.ServiceDescriptor {
 		services = append(services, list.Get(i))
 	}
 	return services
+}
+
+func TestTheSpecificationIsOneVersionOfCSI(t *testing.T) { // B-7, B-21
+	mod, err := os.ReadFile("../go.mod")
+	csitest.Must(t, err)
+	const want = "github.com/container-storage-interface/spec v1.13.0"
+	if !strings.Contains(string(mod), want) {
+		t.Fatalf("go.mod does not require %s", want)
+	}
+	for _, service := range csiServices() {
+		if service.FullName().Parent() != "csi.v1" {
+			t.Errorf("%s is not of csi.v1", service.FullName())
+		}
+	}
+}
+
+func TestTheDriverReadsOnlyOneReservedVariable(t *testing.T) { // B-24
+	reserved := regexp.MustCompile(`"CSI_[A-Z_]+"`)
+	for _, pattern := range []string{"../driver/*.go", "../driver/*/*.go", "../internal/*/*.go",
+		"../cmd/oxide-csi-plugin/*.go"} {
+		files, err := filepath.Glob(pattern)
+		csitest.Must(t, err)
+		for _, file := range files {
+			source, err := os.ReadFile(file)
+			csitest.Must(t, err)
+			for _, variable := range reserved.FindAllString(string(source), -1) {
+				if variable != `"CSI_ENDPOINT"` {
+					t.Errorf("%s reads %s, a name that CSI reserves", file, variable)
+				}
+			}
+		}
+	}
+}
+
+func TestCSISanityRunsInEveryCombination(t *testing.T) { // B-48
+	seen := map[string]bool{}
+	for _, c := range csisuite.Combinations() {
+		config := c.Config()
+		if config.TestVolumeSize%harness.GiB != 0 || !config.TestNodeVolumeAttachLimit {
+			t.Errorf("%s: size %d, limit tried: %t", c, config.TestVolumeSize,
+				config.TestNodeVolumeAttachLimit)
+		}
+		seen[fmt.Sprintf("%s split=%t", config.TestVolumeAccessType, c.Split)] = true
+	}
+	for _, want := range []string{"mount split=false", "mount split=true",
+		"block split=false", "block split=true"} {
+		if !seen[want] {
+			t.Errorf("csi-sanity does not run with %s", want)
+		}
+	}
 }

@@ -31,8 +31,8 @@ import (
 // programs are the programs that the parts start.
 var programs = []string{"oxide-simulator", "oxide-csi-plugin"}
 
-// part is a part of the suite that runs as a process of its own, at the same time as others. Each
-// part starts its own racks, so parts share nothing but the machine.
+// part is a part of the suite. It runs as a process of its own, at the same time as other parts,
+// and starts its own racks.
 type part struct {
 	name, filter string
 	// whole means that the short form leaves the part out.
@@ -43,8 +43,7 @@ type part struct {
 func parts() []part {
 	all := []part{
 		{name: "our own specs of the controller", filter: "controller"},
-		{name: "our own specs of outages", filter: outages},
-		{name: "our other own specs", filter: "!csi-sanity && !controller && !" + outages},
+		{name: "our own specs of nodes", filter: "!csi-sanity && !controller"},
 	}
 	for _, c := range csisuite.Combinations() {
 		// The short form has a filesystem and raw block, one process and two.
@@ -55,11 +54,11 @@ func parts() []part {
 	return all
 }
 
-// runsSpecs is the variable that is set when this binary was started again to run specs.
+// runsSpecs is the environment variable that makes this binary run specs.
 const runsSpecs = "OXIDE_SANITY_PART"
 
-// again returns a command that starts this binary again in a mount namespace of its own.
-func again(ctx context.Context, t *testing.T, run *harness.Run, args []string) *exec.Cmd {
+// specsCommand returns a command that runs specs with this binary in a mount namespace of its own.
+func specsCommand(ctx context.Context, t *testing.T, run *harness.Run, args []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), runsSpecs+"=1")
 	for _, program := range programs {
@@ -70,8 +69,9 @@ func again(ctx context.Context, t *testing.T, run *harness.Run, args []string) *
 		cmd.Env = append(cmd.Env, harness.BinaryVariable(program)+"="+path)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		// A first interrupt makes Ginkgo end the specs and clean up; a second one makes it skip the
-		// clean-up. So the part gets its interrupt only once, from here.
+		// The first interrupt makes Ginkgo end the specs and clean up; a second one makes it skip the
+		// clean-up. In a process group of its own the part gets no interrupt from the terminal, only
+		// the one that this process sends.
 		Setpgid:   true,
 		Pdeathsig: syscall.SIGINT,
 	}
@@ -84,14 +84,14 @@ func again(ctx context.Context, t *testing.T, run *harness.Run, args []string) *
 func runChosen(t *testing.T, run *harness.Run) {
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	cmd := again(ctx, t, run, os.Args[1:])
+	cmd := specsCommand(ctx, t, run, os.Args[1:])
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		t.Error(err)
 	}
 }
 
-// runParts runs the whole suite: it starts this binary once for each part, a few at a time.
+// runParts runs the whole suite: it starts this binary once for each part, up to four at a time.
 func runParts(t *testing.T, run *harness.Run) {
 	start := time.Now()
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
@@ -110,7 +110,7 @@ func runParts(t *testing.T, run *harness.Run) {
 	group.SetLimit(4)
 	for i, p := range chosen {
 		file := filepath.Join(run.Dir, fmt.Sprintf("part-%d.json", i))
-		cmd := again(ctx, t, run, []string{"-test.run=^TestSanity$",
+		cmd := specsCommand(ctx, t, run, []string{"-test.run=^TestSanity$",
 			"-ginkgo.label-filter=" + p.filter, "-ginkgo.json-report=" + file})
 		group.Go(func() error {
 			if ctx.Err() != nil {
@@ -129,7 +129,7 @@ func runParts(t *testing.T, run *harness.Run) {
 				t.Errorf("%s: %v\n%s", p.name, err, output)
 			}
 			if names := notRun(report, p.filter); len(names) > 0 {
-				t.Errorf("%s: %d specs did not run; give them more time (make sanity TIMEOUT=1h):\n%s",
+				t.Errorf("%s: %d specs did not run; allow more time (make sanity TIMEOUT=1h):\n%s",
 					p.name, len(names), bullets(names))
 			}
 			return nil // the other parts continue
@@ -148,7 +148,7 @@ func runParts(t *testing.T, run *harness.Run) {
 		faults = slices.Concat(faults, whole.Unused())
 	}
 	if len(faults) > 0 {
-		t.Errorf("%d skips are not in order:\n%s", len(faults), bullets(faults))
+		t.Errorf("%d skips are not as listed:\n%s", len(faults), bullets(faults))
 	}
 	if whole.Passed == 0 {
 		t.Error("no spec has run")
@@ -177,7 +177,7 @@ func TestThePartsAreDisjointAndCoverEverySpec(t *testing.T) {
 	for _, p := range parts() {
 		filters = append(filters, types.MustParseLabelFilter(p.filter))
 	}
-	specs := [][]string{nil, {"own"}, {"controller"}, {outages}}
+	specs := [][]string{nil, {"own"}, {"controller"}}
 	for _, c := range csisuite.Combinations() {
 		specs = append(specs, c.Labels())
 	}
@@ -194,11 +194,11 @@ func TestThePartsAreDisjointAndCoverEverySpec(t *testing.T) {
 	}
 }
 
-// endMargin is the time between the end of a suite and the timeout of its process, which the suite
-// needs to write its report.
+// endMargin is the time that a suite needs between its end and the timeout of its process, to write
+// its report.
 const endMargin = time.Minute
 
-// timeLeft returns the time that a process may run if this test starts it now; 0 means no limit.
+// timeLeft returns the time limit for a process that this test starts now; 0 means no limit.
 func timeLeft(t *testing.T) time.Duration {
 	deadline, ok := t.Deadline()
 	if !ok {
