@@ -11,10 +11,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// impossible is the result of a step that makes no sense in the present state.
+// impossible is the result of a step that is not possible in the present state.
 const impossible = "impossible"
 
-// act does a step that is not a call of the driver, and returns its result in words.
+// act does a step that is not a call of the driver, and returns text for the transcript, or
+// impossible.
 func (h *history) act(ctx context.Context, s step) (string, error) {
 	switch s.op {
 	case write, writeSynced:
@@ -39,8 +40,8 @@ func (h *history) act(ctx context.Context, s step) (string, error) {
 	return h.actOnRack(ctx, s.op)
 }
 
-// write writes a block as a pod with the volume does. A pod whose volume is dead does not
-// write.
+// write writes a block as a pod does, unless the volume's device is lost or its filesystem is
+// frozen.
 func (h *history) write(s step) (string, error) {
 	content := h.contents[s.vol]
 	if content == nil || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
@@ -74,7 +75,7 @@ func (h *history) forge(s step, content *content) (err error) {
 	return err
 }
 
-// wait waits for the end of every abandoned call. After that, no fact is in doubt.
+// wait waits for the end of every abandoned call, after which no fact is in doubt.
 func (h *history) wait(ctx context.Context) error {
 	if err := h.env.awaitIdle(ctx, h.world.rackDown); err != nil {
 		return err
@@ -115,7 +116,7 @@ func (h *history) addFault(ctx context.Context, name string) (string, error) {
 	return "", nil
 }
 
-// replace ends a driver and starts it again.
+// replace kills or stops a driver, and starts it again.
 func (h *history) replace(ctx context.Context, s step) (string, error) {
 	onNode := s.op == killNode || s.op == endNode
 	if onNode && h.world.down[s.node] {
@@ -148,7 +149,7 @@ func (h *history) switchInstance(ctx context.Context, s step) (string, error) {
 	}
 	h.world.down[s.node] = true
 	for v := 1; v < len(kinds); v++ {
-		// Nothing is mounted any more, and data that were not on the disk are lost.
+		// The mounts are gone, and data that were not synced may be lost.
 		if h.world.seen.mounted(v, s.node) && h.contents[v] != nil {
 			h.contents[v].partial = true
 		}
@@ -182,7 +183,7 @@ func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
 		for v := range kinds {
 			for _, n := range nodes {
 				if h.world.seen.mounted(v, n) {
-					h.world.lost[at(v, n)] = true // after the restart they have other devices
+					h.world.lost[at(v, n)] = true // after the restart the disks have other devices
 					h.contents[v].partial = true
 				}
 			}
@@ -190,7 +191,7 @@ func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
 	}
 	h.count.restarts++
 	h.world.rackDown = false
-	h.world.faults, h.world.recordsFirst = nil, false // the rack keeps them in memory
+	h.world.faults, h.world.recordsFirst = nil, false // a restart of the rack removes its faults
 	if err := h.env.Rack.Start(ctx); err != nil {
 		return "", err
 	}

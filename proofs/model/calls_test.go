@@ -18,9 +18,8 @@ type orchestrator struct {
 	// create.
 	volumes   map[int]*csi.Volume
 	snapshots map[int]string
-	// published contains the publish contexts by "v1 a", as the attach returned them for the
-	// present volume. staged and given contain the stages, and the publications to a pod, that
-	// were tried and not undone.
+	// published contains the publish contexts of attaches, by "v1 a". staged and given contain the
+	// stages and the publications that were tried and not undone.
 	published map[string]map[string]string
 	staged    map[string]bool
 	given     map[field]bool
@@ -32,9 +31,8 @@ func newOrchestrator() orchestrator {
 		given: map[field]bool{}}
 }
 
-// identify adds the values that the orchestrator sends with a call. It returns false if the
-// orchestrator cannot make the call, because it lacks an ID or another value from an earlier
-// answer.
+// identify adds the IDs that the orchestrator sends with a call. It returns false if the
+// orchestrator cannot make the call, because it lacks a value of an earlier answer.
 func (b orchestrator) identify(s *step) bool {
 	volume := b.volumes[s.vol]
 	switch s.op {
@@ -69,8 +67,8 @@ func (b orchestrator) identify(s *step) bool {
 	return volume != nil
 }
 
-// note keeps the values of an answer. A deleted object keeps its ID, for calls that come too
-// late.
+// note keeps the values of an answer. It does not remove the ID of a deleted object, because a
+// later call may still use it.
 func (b orchestrator) note(s *step, reply reply) {
 	switch s.op {
 	case createVolume:

@@ -13,9 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// check compares the observed state with the states that the calls allow, and with the rules
-// that hold independently of the calls. Then the observed state becomes the state of the
-// model.
+// check compares the observed state with the states that the calls allow, and checks the rules for
+// every state. Then the observed state becomes the state of the model.
 func (h *history) check(j *joint, calls []ended) error {
 	h.unplugged(j, calls)
 	h.deviceless(j, calls)
@@ -34,8 +33,8 @@ func (h *history) check(j *joint, calls []ended) error {
 	return h.checkData(j, calls)
 }
 
-// checkFields returns an error unless every fact is as before, or as one of the calls makes
-// it.
+// checkFields returns an error unless every fact has its earlier value, or a value that one of the
+// calls gives it.
 func (h *history) checkFields(j *joint, calls []ended) error {
 	for _, f := range allFields {
 		value, allowed := j.facts[f], h.world.allowed(f, calls)
@@ -63,9 +62,8 @@ var allFields = func() []field {
 	return all
 }()
 
-// checkPromises returns an error unless every call that answered OK has its effect. The effect
-// may be missing if a call of another kind that ran at the same time, or one that was abandoned,
-// may have undone it.
+// checkPromises returns an error unless every call that answered OK has its effect, or another call
+// may have undone it: one of another kind in the same step, or an abandoned one.
 func (h *history) checkPromises(j *joint, calls []ended) error {
 	for i, c := range calls {
 		if c.how != succeeded {
@@ -83,16 +81,16 @@ func (h *history) checkPromises(j *joint, calls []ended) error {
 	return nil
 }
 
-// promise is the meaning of an OK for a field: the field has the value, or does not have it
-// any more.
+// promise is what an OK means for a field: the field has the value or, if not is set, does not have
+// it.
 type promise struct {
 	field field
 	value string
 	not   bool
 }
 
-// promise returns the meaning of an OK: the first of the changes that the call intends. Another
-// call may have made the object anew, or attached it elsewhere, since a delete or a detach.
+// promise returns what an OK of the call means: the first of its intended changes. After a delete
+// or a detach, another call may have created the object again or attached it to another node.
 func (s step) promise() (p promise, ok bool) {
 	intends := s.intends()
 	if len(intends) == 0 {
@@ -117,8 +115,7 @@ func (h *history) kept(p promise, f facts) bool {
 	return (f[p.field] == p.value) != p.not
 }
 
-// mayTouch reports whether one of the calls, or a call that was abandoned before, can change
-// the field.
+// mayTouch reports whether one of the calls, or an earlier abandoned call, can change the field.
 func (h *history) mayTouch(f field, calls []ended) bool {
 	touches := func(a assign) bool { return a.field == f }
 	return slices.ContainsFunc(h.world.doubts, touches) ||
@@ -145,9 +142,9 @@ func (h *history) deviceless(j *joint, calls []ended) {
 	}
 }
 
-// checkAttached returns an error unless the node has the device of a volume whose attach answered
-// OK. The device may be missing on a rack that records an attach first, may come late, or may lie
-// behind a namesake's.
+// checkAttached returns an error unless the node has the device of each volume whose attach
+// answered OK. The device may be missing if the rack records an attach first, if the device appears
+// late, or if the guest shows a namesake's device.
 func (h *history) checkAttached(j *joint, calls []ended) error {
 	w := h.world
 	for i, c := range calls {
@@ -164,8 +161,7 @@ func (h *history) checkAttached(j *joint, calls []ended) error {
 	return nil
 }
 
-// underWay returns the calls that were abandoned. Their effects may happen during the
-// observation.
+// underWay returns the abandoned calls, whose effects may happen during the observation.
 func underWay(calls []ended) []ended {
 	var open []ended
 	for _, c := range calls {
@@ -176,8 +172,8 @@ func underWay(calls []ended) []ended {
 	return open
 }
 
-// checkHolders returns an error unless a disk can be reached in one place only: in the guest
-// of the instance that the rack names, as one device.
+// checkHolders returns an error if a disk has more than one device, or has one in the guest of
+// another instance than the rack names.
 func (h *history) checkHolders(j *joint, calls []ended) error {
 	for v := 1; v < len(kinds); v++ {
 		var where []string
@@ -191,19 +187,19 @@ func (h *history) checkHolders(j *joint, calls []ended) error {
 		holder := j.facts[holderField(v)]
 		sure := !h.world.rackDown && !h.mayTouch(holderField(v), underWay(calls))
 		if len(where) > 1 || len(where) == 1 && where[0] != holder && sure {
-			return fmt.Errorf("v%d is held by %q, and its device is seen by %q", v, holder, where)
+			return fmt.Errorf("v%d is attached to %q, and its device is seen by %q", v, holder, where)
 		}
 		if id := j.facts[diskField(v)]; id != "" {
 			if devices := j.loops[proof.DiskFile(h.env.Rack, id)]; len(devices) > 1 {
-				return fmt.Errorf("the bytes of v%d are reached through %q at once", v, devices)
+				return fmt.Errorf("v%d has the loop devices %q, want one", v, devices)
 			}
 		}
 	}
 	return nil
 }
 
-// checkReleased returns an error if a call released a volume while a pod has it. A dead device
-// node does not count.
+// checkReleased returns an error if an unstage succeeded while the device is in use or a pod has
+// the volume. A lost block device does not count.
 func (h *history) checkReleased(j *joint, calls []ended) error {
 	for _, c := range calls {
 		dead := kinds[c.vol].block() && h.world.lost[at(c.vol, c.node)]
@@ -224,8 +220,8 @@ func (h *history) checkReleased(j *joint, calls []ended) error {
 	return nil
 }
 
-// checkMounts returns an error unless the orchestrator asked for each mount, and each mount
-// exists once and shows the right device.
+// checkMounts returns an error unless every mount is at a path of a volume, is the only one there,
+// and shows the volume's device.
 func (h *history) checkMounts(j *joint, _ []ended) error {
 	known := map[string]bool{}
 	for v := 1; v < len(kinds); v++ {
@@ -244,7 +240,7 @@ func (h *history) checkMounts(j *joint, _ []ended) error {
 	}
 	for path, infos := range j.mounts {
 		if !known[path] {
-			return fmt.Errorf("nobody asked for the mount of %s at %s", infos[0].Source, path)
+			return fmt.Errorf("%s is mounted at %s, which is no path of a volume", infos[0].Source, path)
 		}
 	}
 	return nil
@@ -252,26 +248,25 @@ func (h *history) checkMounts(j *joint, _ []ended) error {
 
 func (h *history) checkMount(j *joint, v int, n string, infos []*mountinfo.Info) error {
 	if len(infos) > 1 {
-		return fmt.Errorf("%d mounts lie upon each other at %s", len(infos), infos[0].Mountpoint)
+		return fmt.Errorf("%s has %d mounts, want one", infos[0].Mountpoint, len(infos))
 	}
 	if len(infos) == 0 || h.lostBy(j, v, n) {
 		return nil
 	}
 	device, ok := j.device(v, n)
 	if number := harness.MountedNumber(infos[0]); !ok || number != device.Number {
-		// Where an abandoned call has just unmounted, the path shows what was below.
+		// If an abandoned call has just unmounted it, the number is that of the directory.
 		now, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(infos[0].Mountpoint))
 		if err != nil || len(now) == 0 || now[0].ID != infos[0].ID {
 			return err
 		}
-		return fmt.Errorf("at %s device %s is mounted, not that of v%d (%v)",
-			infos[0].Mountpoint, number, v, device)
+		return fmt.Errorf("device %s is mounted at %s, not the device of v%d (%v)", number,
+			infos[0].Mountpoint, v, device)
 	}
 	return nil
 }
 
-// unplugged finds the volumes that the rack may have taken away from their node without
-// finishing the detach.
+// unplugged finds the mounted volumes whose device is gone although the detach may not have ended.
 func (h *history) unplugged(j *joint, calls []ended) {
 	for v := 1; v < len(kinds); v++ {
 		for _, n := range nodes {
@@ -287,14 +282,13 @@ func (h *history) unplugged(j *joint, calls []ended) {
 	}
 }
 
-// lostBy reports whether the node's mount of the volume is dead, because the disk was taken
-// away from the node after the mount.
+// lostBy reports whether the volume is mounted on the node and its disk was detached from the node.
 func (h *history) lostBy(j *joint, v int, n string) bool {
 	return h.world.lost[at(v, n)] ||
 		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
 }
 
-// checkForeign returns an error unless the disks of others, and the bystanders, are unchanged.
+// checkForeign returns an error unless foreign disks and bystanders are unchanged.
 func (h *history) checkForeign(j *joint, _ []ended) error {
 	if err := h.env.Bystanders.Check(); err != nil {
 		return err
@@ -343,7 +337,7 @@ func (h *history) believe(j *joint) {
 		}
 		if w.seen[holderField(v)] != j.facts[holderField(v)] && j.facts[holderField(v)] == "" &&
 			h.contents[v] != nil && len(h.contents[v].later) > 0 {
-			h.contents[v].partial = true // any part of the data that were not flushed may be lost
+			h.contents[v].partial = true // data that were not flushed may be lost
 		}
 	}
 	w.seen, w.shown = j.facts, j.shown

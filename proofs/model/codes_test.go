@@ -11,15 +11,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// faultCodes contains, for each fault, the code with which the driver answers if the fault
-// affected its request to the rack. Faults that are missing here change no answer.
+// faultCodes maps the kind of a fault to the code that the driver answers if the fault affected a
+// request to the rack. Other faults change no answer.
 var faultCodes = map[string]codes.Code{
 	"503": codes.Unavailable, "429": codes.Unavailable, "cut": codes.Unavailable,
 	"500": codes.Unavailable, "403": codes.PermissionDenied,
 }
 
-// codes returns the answers that the model allows for a call in this state. They come from the
-// tables of CSI. Where the driver has a choice, the requirements decide.
+// codes returns the answers that the model allows for a call in this state, by CSI's tables of
+// errors and, where these leave a choice, by the requirements.
 func (w *world) codes(s step, f facts) []codes.Code {
 	var list []codes.Code
 	if s.op.onNode() {
@@ -53,8 +53,7 @@ func (w *world) controllerCodes(s step, f facts) []codes.Code {
 		if code, ok := faultCodes[faults[fault].code]; ok {
 			list = append(list, code)
 		}
-		// The call repeats a request whose answer was lost, and may find the rack still working on
-		// the first request.
+		// The driver repeats a request whose answer was lost, and the rack may still work on the first.
 		list = append(list, codes.Aborted)
 	}
 	return list
@@ -97,7 +96,7 @@ func createCodes(s step, f facts) []codes.Code {
 	same := f[sourceField(s.vol)] == s.source
 	switch {
 	case exists && same:
-		return []codes.Code{codes.OK} // CV-18, whether the source still exists or not
+		return []codes.Code{codes.OK} // CV-18, even if the source does not exist any more
 	case gone:
 		return []codes.Code{codes.NotFound} // CV-14
 	case exists:
@@ -163,8 +162,8 @@ func (w *world) nodeCodes(s step, f facts) []codes.Code {
 	return list
 }
 
-// namesakeCodes returns the answers if the guest shows another device with the volume's
-// serial. A volume that is already in use stays in use, and can be unpublished and unstaged.
+// namesakeCodes returns the answers if the guest shows a namesake's device in place of the
+// volume's. A volume in use stays in use, and can be unpublished and unstaged.
 func namesakeCodes(s step, f facts, list []codes.Code) []codes.Code {
 	switch {
 	case s.op == stage && f[stagedField(s.vol, s.node)] != "",
@@ -176,8 +175,8 @@ func namesakeCodes(s step, f facts, list []codes.Code) []codes.Code {
 	return list
 }
 
-// shadowed reports whether the node has a dead publication of another block volume. This
-// volume's device may have got the device number of that one, and then seems to be in use.
+// shadowed reports whether another block volume is published on the node without its device. This
+// volume's device may have the number of that device, and then seems to be in use.
 func (w *world) shadowed(v int, n string) bool {
 	for other := range kinds {
 		if other != v && kinds[other].block() && w.lost[at(other, n)] {
@@ -217,7 +216,7 @@ func unstageCodes(s step, f facts, lost bool) []codes.Code {
 	published := f.published(s.vol, s.node)
 	switch {
 	case published && lost && kinds[s.vol].block():
-		// The device is gone, or is another one: the published node leads nowhere.
+		// The device of the published node is gone, or belongs to another disk.
 		return []codes.Code{codes.OK, codes.Internal}
 	case published:
 		return []codes.Code{codes.Internal} // NU-5
@@ -247,14 +246,14 @@ func publishCodes(s step, f facts, here, lost bool) []codes.Code {
 	return []codes.Code{codes.OK}
 }
 
-// rule is a fault with the name of its consequence for the driver: a key of faultCodes, or "".
+// rule is a fault with its kind: a key of faultCodes, or "" for a fault that changes no answer.
 type rule struct {
 	code string
 	adminapi.Fault
 }
 
-// noDevice is the fault of a rack that records an attach first: the answer is a 500, and the disk
-// is attached without a device (docs/hot-plug.md).
+// noDevice is a fault of a rack that records an attach first: the rack answers 500, and the disk is
+// attached without a device (docs/hot-plug.md).
 const noDevice = "no device"
 
 // faults contains the faults of the rack, by name. Each applies once.

@@ -22,9 +22,9 @@ import (
 // callers is the number of callers that call at once.
 const callers = 64
 
-// TestManyCallersAtOnceSeeOneState is the model's proof with many callers. Each step is a crowd:
-// all callers call at once for one volume, or for four, at two controllers or at a node. The long
-// form repeats this until its time is over.
+// TestManyCallersAtOnceSeeOneState runs histories in which each step is a crowd: many callers call
+// two controllers, or a node, at once, for one volume or for four. The long form repeats this until
+// its time is over.
 func TestManyCallersAtOnceSeeOneState(t *testing.T) { // B-13, D-41
 	before := goleak.IgnoreCurrent()
 	r := newRunner(t, "concurrency")
@@ -68,7 +68,7 @@ func TestManyCallersAtOnceSeeOneState(t *testing.T) { // B-13, D-41
 	r.proof.Bystanders.Report()
 }
 
-// crowdCounts counts what crowds ask for, by the call, and what they get.
+// crowdCounts counts the calls of crowds, by their kind, and their results.
 type crowdCounts struct {
 	of                                   [wait]int
 	calls, aborted                       int64
@@ -89,8 +89,8 @@ func (r *runner) formatsAre(n *crowdCounts) (err error) {
 	return err
 }
 
-// close ends the environment, and returns the numbers of races in the logs and of goroutines that
-// were left.
+// close ends the environment, and returns the numbers of data races in the logs and of leaked
+// goroutines.
 func (r *runner) close(t *testing.T) (races, leaked int) {
 	if r.env == nil {
 		return 0, 0
@@ -118,15 +118,15 @@ func (r *runner) close(t *testing.T) (races, leaked int) {
 	return races, leaked
 }
 
-// A wave is a crowd whose callers make these calls, in turn. disturbed is set if a fault of the
-// rack strikes one of them.
+// wave describes a crowd, whose callers make these calls in turn. disturbed adds a fault of the
+// rack, which affects one of the calls.
 type wave struct {
 	ops       []op
 	disturbed bool
 }
 
-// The waves of a life. After calls that undo each other, one of them is made by all, so that the
-// state is known again.
+// The waves of a life. After a wave of calls that undo each other, all callers make the same call,
+// so that the state is known again.
 var (
 	waysUp = slices.Concat([]wave{
 		{[]op{createVolume}, true}, {[]op{createVolume, deleteVolume}, false},
@@ -144,17 +144,17 @@ var (
 		{[]op{unpublish}, false},
 	}, slices.Repeat([]wave{{[]op{stage, unstage, publish, unpublish}, false}}, contended), []wave{
 		{[]op{unpublish}, false}, {[]op{unstage}, false},
-		{[]op{stage}, false}, {[]op{publish}, false}, // what was written is read
+		{[]op{stage}, false}, {[]op{publish}, false}, // now the check reads the data
 		{[]op{unpublish}, false}, {[]op{unstage}, false}, {[]op{detach}, true},
 		{[]op{deleteVolume}, true}, {[]op{deleteSnapshot}, false},
 	})
 )
 
-// contended is how often a node gets calls that undo each other, because the order is chance.
+// contended is how often a node gets calls that undo each other: each time they have another order.
 const contended = 3
 
-// crowds takes one volume through its life with all callers, and then four, unless the form is the
-// short one.
+// crowds takes one volume through its life with all callers. Except in the short form, it then does
+// the same with four volumes.
 func (h *history) crowds(ctx context.Context, r *rand.Rand, round int, n *crowdCounts) error {
 	lives := [][]int{{1 + round%4}, {1, 2, 3, 4}}
 	if h.env.Proof.Short() {
@@ -187,9 +187,8 @@ func (h *history) crowds(ctx context.Context, r *rand.Rand, round int, n *crowdC
 	return nil
 }
 
-// crowd makes the calls of a wave at once. Some callers, but not the first one, do not wait for
-// their answer. No caller abandons a detach: if the rack carried it out late, it would take the
-// disk from the node that has it then.
+// crowd makes the calls of a wave at once. Some callers, but not the first one, abandon their call.
+// No caller abandons a detach, because the rack might carry it out after the next attach.
 func (h *history) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave,
 	n *crowdCounts) error {
 	var first *step
@@ -244,8 +243,8 @@ func (h *history) faultOf(r *rand.Rand, s step) step {
 	return step{op: fault, fault: names[r.IntN(len(names))]}
 }
 
-// noteCrowd counts what a crowd has made, and finds the nodes that have the volumes. It returns an
-// error if calls that only repeat each other all fail, or if a pod has a filesystem that is not
+// noteCrowd counts the results of a crowd, and finds the nodes to which the volumes are attached.
+// It returns an error if equal calls for a volume all fail, or if a published filesystem is not
 // staged.
 func (h *history) noteCrowd(volumes []int, w wave, n *crowdCounts) error {
 	ids, alone := map[string]bool{}, len(w.ops) == 1
@@ -255,7 +254,7 @@ func (h *history) noteCrowd(volumes []int, w wave, n *crowdCounts) error {
 		}
 	}
 	if alone && len(ids) < len(volumes) {
-		return fmt.Errorf("calls for %d volumes succeed for %d", len(volumes), len(ids))
+		return fmt.Errorf("the calls succeed for %d of %d volumes", len(ids), len(volumes))
 	}
 	for _, v := range volumes {
 		seen := h.world.seen

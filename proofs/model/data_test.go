@@ -19,16 +19,16 @@ const (
 	blockSize = 4096
 )
 
-// content is the content of a volume: for each block the value that was acknowledged, and the
-// values that were written after that without acknowledgment. 0 is a block that was never
-// written.
+// content is the content of a volume. For each block, acked has the value that was acknowledged,
+// and later the values that were written after it without acknowledgment. A block that was never
+// written has the value 0.
 type content struct {
 	acked map[int]uint64
 	later map[int][]uint64
-	// partial reports whether the volume was taken away from its node. Any part of the data that
-	// were not acknowledged may then exist.
+	// partial is set if the volume was detached from its node while in use. Then any part of the
+	// later values may exist.
 	partial bool
-	// formatted reports whether the volume has a filesystem, or data of a pod at its edges.
+	// formatted is set if the volume has a filesystem, or data in its first or last block.
 	formatted bool
 	// forged contains the files with forged records, or is nil if there are none.
 	forged proof.ForgedFiles
@@ -38,7 +38,7 @@ func newContent() *content {
 	return &content{acked: map[int]uint64{}, later: map[int][]uint64{}}
 }
 
-// clone returns the content of a copy that was made while the volume may have been in use.
+// clone returns the content of a snapshot of the volume, which may have been in use.
 func (c *content) clone() *content {
 	copied := &content{acked: maps.Clone(c.acked), later: map[int][]uint64{}, partial: true,
 		formatted: c.formatted, forged: c.forged}
@@ -51,7 +51,7 @@ func (c *content) clone() *content {
 // wrote records a write. A synced write is acknowledged, and replaces all earlier writes.
 func (c *content) wrote(block int, value uint64, synced bool) {
 	if synced {
-		// Data in the middle of a raw device cannot be distinguished from no data.
+		// The driver does not notice data in the middle of a raw device.
 		c.formatted = c.formatted || block == 0 || block == blocks-1
 		c.acked[block] = value
 		delete(c.later, block)
@@ -60,7 +60,7 @@ func (c *content) wrote(block int, value uint64, synced bool) {
 	c.later[block] = append(c.later[block], value)
 }
 
-// flushed records that the driver has promised that all data are on the disk.
+// flushed records that all data are on the disk, because a call that flushes them answered OK.
 func (c *content) flushed() {
 	if c.partial {
 		return
@@ -71,7 +71,7 @@ func (c *content) flushed() {
 	c.later = map[int][]uint64{}
 }
 
-// values returns the values that a block may have now, the most likely first.
+// values returns the values that a block may have, the most likely one first.
 func (c *content) values(block int) []uint64 {
 	all := append([]uint64{c.acked[block]}, c.later[block]...)
 	if !c.partial {
@@ -81,8 +81,7 @@ func (c *content) values(block int) []uint64 {
 	return all
 }
 
-// read compares the blocks with the model. From then on, the model allows only the values that
-// were read.
+// read compares the blocks with the model, and records the values that were read.
 func (c *content) read(v int, data [][]byte) error {
 	for b, got := range data {
 		values := c.values(b)
@@ -102,8 +101,8 @@ func (c *content) read(v int, data [][]byte) error {
 	return nil
 }
 
-// pattern returns the bytes of a value. The values of a restored volume have the bytes of its
-// origin.
+// pattern returns the bytes of a value. A restored volume has the bytes of the volume from which
+// its snapshot was taken.
 func pattern(v, block int, value uint64) []byte {
 	data := make([]byte, blockSize)
 	if value == 0 {
@@ -116,8 +115,8 @@ func pattern(v, block int, value uint64) []byte {
 	return data
 }
 
-// origin returns the number of the volume from which a restored volume comes, or the number of
-// the volume itself if it was created blank.
+// origin returns the volume from whose snapshots a volume was restored, or the volume itself if it
+// was created blank.
 func origin(v int) int {
 	if s := kinds[v].snap; s != 0 {
 		return origin(snapOf[s])

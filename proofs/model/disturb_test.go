@@ -14,8 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// freeze freezes or thaws a filesystem in a pod, as a backup does. No pod writes to a frozen
-// filesystem, because it would wait in the kernel.
+// freeze freezes or thaws a filesystem as a backup does. No pod writes to a frozen filesystem,
+// because the write would wait until it is thawed.
 func (h *history) freeze(s step) (string, error) {
 	key := at(s.vol, s.node)
 	if kinds[s.vol].block() || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
@@ -29,8 +29,8 @@ func (h *history) freeze(s step) (string, error) {
 	return "", nil
 }
 
-// hold opens a device for writing by a node of its own, as a process does that outlives the
-// publication of its volume, or puts a loop device over it. letGo ends that use.
+// hold opens a device for writing, as a process does that outlives the publication of its volume,
+// or lets a loop device use it. letGo ends that use.
 func (h *history) hold(s step) (string, error) {
 	key := at(s.vol, s.node)
 	if s.op == letGo {
@@ -73,10 +73,10 @@ func loopOver(path string) (loopDevice, error) {
 	return loopDevice(strings.TrimSpace(string(out))), err
 }
 
-// Close detaches the loop device from what it uses.
+// Close releases the loop device.
 func (l loopDevice) Close() error { return exec.Command("losetup", "--detach", string(l)).Run() }
 
-// drop ends the use of a device that is kept.
+// drop closes a device that is kept open.
 func (h *history) drop(key string) error {
 	holder := h.open[key]
 	delete(h.open, key)
@@ -84,7 +84,7 @@ func (h *history) drop(key string) error {
 	return holder.Close()
 }
 
-// dropLost closes the devices that do not exist any more. No call is made for them.
+// dropLost closes the devices that the guest does not show any more.
 func (h *history) dropLost(j *joint) error {
 	for v := range kinds {
 		for _, n := range nodes {
@@ -107,8 +107,8 @@ func (h *history) dropAll() error {
 	return errors.Join(errs...)
 }
 
-// sensible reports whether the model knows the answer to a mistaken call: the object that the
-// call names by mistake must exist, and no other call may work on it.
+// sensible reports whether the model knows the answer to a mistaken call: the other volume, which
+// the call uses by mistake, must be in a known state.
 func (h *history) sensible(s step) bool {
 	w, here, there := h.world, at(s.vol, s.node), at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || w.lost[here] || w.half[here] || w.lost[there] ||

@@ -20,13 +20,12 @@ import (
 
 const (
 	gib = harness.GiB
-	// patience limits every wait. It is much longer than any wait takes.
+	// patience limits every wait. An ordinary wait is much shorter.
 	patience = time.Minute
 )
 
-// environment is the place where histories run: a rack with three instances and an
-// administrator's own disks, two controllers, and a node driver in each instance. A history
-// that ends clean leaves it for the next one.
+// environment is a rack with three instances and an administrator's own disks, two controllers, and
+// a node driver in each instance. A history that succeeds leaves it for the next one.
 type environment struct {
 	*proof.Environment
 	controllers []*harness.Plugin
@@ -96,8 +95,8 @@ func (env *environment) target(v int, n string, p int) string {
 	return env.nodes[n].Kubelet(fmt.Sprintf("pod-%d", p), fmt.Sprintf("v%d", v))
 }
 
-// cleanUp removes by force everything that a tampered history has left, so that the next
-// history needs no new environment. After an error the environment cannot be used again.
+// cleanUp removes everything that a manipulated history has left, so that the next history needs no
+// new environment. After an error the environment cannot be used again.
 func (env *environment) cleanUp(ctx context.Context) error {
 	for _, n := range nodes {
 		kubelet := env.nodes[n].Kubelet()
@@ -138,7 +137,7 @@ func (env *environment) cleanUp(ctx context.Context) error {
 	if err := os.RemoveAll(fake); err != nil {
 		return err
 	}
-	// The history may have left devices that the rack does not know.
+	// A manipulation may have made loop devices that the rack does not know.
 	loops, err := livingLoops(filepath.Join(env.Rack.Dir, "sim"))
 	if err != nil {
 		return err
@@ -152,10 +151,10 @@ func (env *environment) cleanUp(ctx context.Context) error {
 			}
 		}
 	}
-	return newHistory(env).look(ctx, nil)
+	return newHistory(env).observeAndCheck(ctx, nil)
 }
 
-// awaitIdle waits until neither a driver nor the rack works on a request.
+// awaitIdle waits until no driver and no rack works on a request.
 func (env *environment) awaitIdle(ctx context.Context, rackDown bool) error {
 	return harness.Await(ctx, patience, func() error {
 		if !rackDown {
@@ -180,10 +179,10 @@ func (env *environment) awaitIdle(ctx context.Context, rackDown bool) error {
 	})
 }
 
-// idle returns an error if a goroutine of a profile serves a request.
-func idle(profile []byte, mark string) error {
-	if i := bytes.Index(profile, []byte(mark)); i >= 0 {
-		return fmt.Errorf("still at work: %.200s", profile[i:])
+// idle returns an error if a goroutine of the profile is in the handler of a request.
+func idle(profile []byte, handler string) error {
+	if i := bytes.Index(profile, []byte(handler)); i >= 0 {
+		return fmt.Errorf("a request is in progress: %.200s", profile[i:])
 	}
 	return nil
 }
@@ -204,8 +203,7 @@ func (env *environment) activeFaults(ctx context.Context, names map[string]strin
 	return left, nil
 }
 
-// stopNode does to a guest what the end of its instance does: the driver ends, and all mounts
-// disappear.
+// stopNode stops an instance: the driver ends, and all mounts disappear.
 func (env *environment) stopNode(ctx context.Context, n string) error {
 	if n == bystandersAt {
 		if err := env.Bystanders.Suspend(); err != nil {
@@ -228,7 +226,7 @@ func (env *environment) startNode(ctx context.Context, n string) error {
 	return errors.Join(env.resumeBystanders(ctx), env.nodes[n].Start(ctx))
 }
 
-// resumeBystanders mounts the bystanders again when their instance has its devices again.
+// resumeBystanders mounts the bystander again, unless its instance is stopped.
 func (env *environment) resumeBystanders(ctx context.Context) error {
 	if env.stopped[bystandersAt] {
 		return nil
@@ -245,5 +243,5 @@ func (env *environment) recordFirst(ctx context.Context, first bool) error {
 	return env.Rack.Admin.Switch(ctx, map[string]any{"hotplug": mode})
 }
 
-// name returns the orchestrator's name of a volume or a snapshot.
+// name returns the name that the orchestrator gives to a volume or a snapshot.
 func name(kind string, number int) string { return fmt.Sprintf("model-%s%d", kind, number) }

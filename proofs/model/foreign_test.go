@@ -13,18 +13,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// foreignDisk is a disk that an administrator made by hand. The driver must never change it.
+// foreignDisk is a disk of an administrator. The driver must never change it.
 type foreignDisk struct {
 	name, id, node string // node is the instance that has the disk, or ""
-	of             int    // the volume whose serial it has, or 0
+	of             int    // the volume that has the same serial, or 0
 	gib            int64
 	path           string // the file with its bytes
 	picture        proof.Picture
 }
 
-// makeForeign makes disks with content beside the driver's disks: a filesystem that is not
-// attached, under a name like the driver's own; another filesystem that node a uses; and
-// random bytes at node b.
+// makeForeign makes three foreign disks: a detached one with a filesystem and a name like the
+// driver's own, one with a filesystem at node a, and one with random bytes at node b.
 func (env *environment) makeForeign(ctx context.Context) error {
 	for _, d := range []*foreignDisk{
 		{name: "csi-0123456789abcdef", gib: 1},
@@ -38,10 +37,11 @@ func (env *environment) makeForeign(ctx context.Context) error {
 	return nil
 }
 
-// makeNamesake attaches a disk whose name begins like the volume's, so that its device has the
-// same serial. One kind has a filesystem, like a backup. The other kind is blank, like a disk
-// to which data will be restored, and is larger than the volume's disk: a blank disk of the
-// same size could not be distinguished from the volume's own new disk if that disk is missing.
+// makeNamesake attaches a foreign disk whose name begins like the name of the volume's disk, so
+// that both devices have the same serial. One kind has a filesystem, like a backup. The other kind
+// is blank, like a disk for restored data. It is larger than the volume's disk: of the same size,
+// the driver could not distinguish it from the volume's blank disk if only the foreign one is
+// there.
 func (h *history) makeNamesake(ctx context.Context, s step) (string, error) {
 	if h.world.rackDown || h.world.down[s.node] || len(h.world.faults) > 0 ||
 		h.serials[s.vol] == "" || h.namesake(s.vol) != nil {
@@ -73,7 +73,7 @@ func (h *history) namesake(v int) *foreignDisk {
 	return nil
 }
 
-// takeForeign returns an error unless a foreign disk is unchanged, and removes the disk.
+// takeForeign deletes a foreign disk, and returns an error if it was changed.
 func (env *environment) takeForeign(ctx context.Context, d *foreignDisk) error {
 	if err := d.unchanged(true); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (env *environment) makeForeignDisk(ctx context.Context, d *foreignDisk) err
 	return err
 }
 
-// unchanged returns an error if a disk was written to, and compares its bytes on demand.
+// unchanged returns an error if a disk was written to. If bytes is set, it compares the bytes, too.
 func (d *foreignDisk) unchanged(bytes bool) error {
 	_, err := d.picture.Compare("the foreign disk "+d.name, d.path, bytes)
 	return err

@@ -11,9 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// wish is a step before the state in which it happens is known: the orchestrator's intention,
-// or a disturbance. A history is generated as a list of wishes, so that a shortened list makes
-// sense, too.
+// wish is a generated intention of the orchestrator, or a disturbance. The state in which it
+// happens determines its step, so rapid can remove wishes from a history.
 type wish struct {
 	kind, vol, node, pod, block, ctl, fault, op int
 	other                                       int
@@ -25,8 +24,7 @@ type wish struct {
 // GoString implements fmt.GoStringer. rapid uses it to print generated values.
 func (w wish) GoString() string { return fmt.Sprintf("%d:v%d", w.kind, w.vol) }
 
-// The kinds of wishes, and how often out of a hundred each is generated. When rapid makes a
-// failed history as short as possible, it prefers the first kind.
+// The kinds of wishes. When rapid simplifies a failed history, it prefers the first kind.
 const (
 	onwards = iota
 	backwards
@@ -40,6 +38,7 @@ const (
 	waiting
 )
 
+// shares contains the percentage of each kind of wish.
 var shares = []struct{ kind, percent int }{
 	{onwards, 28}, {backwards, 10}, {anyCall, 11}, {again, 8}, {writing, 9}, {pairing, 8},
 	{misfortune, 11}, {restarting, 5}, {disturbing, 8}, {waiting, 2},
@@ -65,8 +64,7 @@ var disturbances = []op{freeze, thaw, hold, holdByLoop, letGo, stageAstray, unst
 
 func drawWish(t *rapid.T) wish {
 	draw := func(most int, what string) int {
-		// rapid prefers small numbers, because they are easy to read. Here every number has the
-		// same probability.
+		// rapid draws small numbers more often. Here every number has the same probability.
 		return int(mixed(rapid.Uint64().Draw(t, what)) % uint64(most+1))
 	}
 	w := wish{kind: kindOf(draw(99, "kind")), vol: draw(99, "volume")}
@@ -96,7 +94,7 @@ func drawWish(t *rapid.T) wish {
 	return w
 }
 
-// mixed distributes numbers evenly. It does not change 0.
+// mixed is a hash that distributes numbers evenly. mixed(0) is 0.
 func mixed(u uint64) uint64 {
 	u *= 0x9E3779B97F4A7C15
 	u ^= u >> 29
@@ -112,7 +110,7 @@ func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
 	return volumes, wishes
 }
 
-// resolve makes steps from a wish, for the present state of the world.
+// resolve returns the steps of a wish in the present state.
 func (h *history) resolve(w wish, volumes []int) []step {
 	v, n := volumes[w.vol%len(volumes)], nodes[w.node]
 	if w.move || h.goals[v] == "" {
@@ -131,7 +129,7 @@ func (h *history) resolve(w wish, volumes []int) []step {
 		}
 	case anyCall:
 		if w.node == 0 && s.op.onNode() {
-			s.node = h.goals[v] // nodes on which the volume is used are chosen more often
+			s.node = h.goals[v] // the node that has the volume is chosen more often
 		}
 	case again:
 		if s = h.last; !s.op.isCall() || s.ctl == 0 && !s.op.onNode() {
@@ -150,7 +148,7 @@ func (h *history) resolve(w wish, volumes []int) []step {
 	case misfortune:
 		return h.misfortune(w, v)
 	case restarting:
-		// Whatever was stopped is started first.
+		// A rack or an instance that is stopped is started.
 		if h.world.rackDown {
 			s.op = startRack
 		} else if h.world.down[n] && (s.op == stopInstance || s.op == killNode || s.op == endNode) {
@@ -165,13 +163,13 @@ func (h *history) resolve(w wish, volumes []int) []step {
 			s.mishap, s.after = w.mishap, w.after
 		}
 		if s.op == stage {
-			s.after *= 5 // a stage takes longest, because it may format the disk
+			s.after *= 5 // a stage takes longer than other calls, because it may format the disk
 		}
 	}
 	return []step{s}
 }
 
-// misfortune returns a fault and a call. The fault affects that call if it is the next one.
+// misfortune returns a fault, and a call that it may affect.
 func (h *history) misfortune(w wish, v int) []step {
 	next := h.towards(v, h.goals[v])
 	if !w.shadow {
@@ -180,7 +178,7 @@ func (h *history) misfortune(w wish, v int) []step {
 		}
 	}
 	if operations[next.op] == "" {
-		// This call is possible in every state, so it replaces the other one.
+		// No fault affects that call. An attach can be made in every state.
 		next = step{op: attach, ctl: 1 + w.ctl, vol: v, node: h.goals[v]}
 	}
 	var names []string
@@ -191,21 +189,20 @@ func (h *history) misfortune(w wish, v int) []step {
 			names = append(names, name)
 		}
 	}
-	if next.op == attach { // this fault has a state of its own, so it is chosen more often
+	if next.op == attach { // this fault leads to many states, so it is chosen more often
 		names = append(names, slices.Repeat([]string{noDevice}, 4)...)
 	}
 	return []step{{op: fault, fault: names[w.fault%len(names)]}, next}
 }
 
-// operations contains the operations of the rack that each call uses.
+// operations maps a call to the rack's operation that it makes.
 var operations = map[op]string{
 	createVolume: "disk_create", deleteVolume: "disk_delete", attach: "instance_disk_attach",
 	detach: "instance_disk_detach", detachAll: "instance_disk_detach",
 	createSnapshot: "snapshot_create", deleteSnapshot: "snapshot_delete",
 }
 
-// pair combines a call with another one at the same time: the same call, or a call that may
-// come before or after it.
+// pair returns a step with two calls at once: other, or the same call twice.
 func (h *history) pair(w wish, v int, other step) step {
 	s := h.towards(v, h.goals[v])
 	if !s.op.isCall() {

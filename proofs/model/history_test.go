@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// history is a history that runs: a model, an orchestrator, and the steps that were done.
+// history is a running history: the model, the orchestrator, and the steps that were done.
 type history struct {
 	env          *environment
 	world        *world
@@ -28,23 +28,23 @@ type history struct {
 	contents  map[int]*content
 	snapshots map[string]*content
 	serials   map[int]string
-	open      map[string]io.Closer // the uses of devices that are kept open, by "v4 a"
+	open      map[string]io.Closer // the devices that are kept open, by "v4 a"
 	// lines are the steps that were done, with their answers.
 	lines []string
-	// tampers change answers or the state, to test the model itself. Nil changes nothing.
-	tampers tampers
+	// manipulation tests the model itself.
+	manipulation *manipulation
 
 	// goals are the nodes on which the orchestrator wants to use the volumes.
 	goals map[int]string
-	// staged contains the volumes whose last stage on a node answered OK.
+	// staged contains, by "v1 a", the volumes whose last stage on a node answered OK.
 	staged     map[string]bool
 	last       step
 	doubtSince int
 	value      uint64
 	faultNames map[string]string
 	count      counts
-	// ended are the calls of the last step. calls and aborted count the calls of all steps, and
-	// those that a caller of many repeats.
+	// ended contains the calls of the last step. calls counts the calls of all steps, and aborted
+	// those that were repeated because they were answered ABORTED.
 	ended          []ended
 	calls, aborted atomic.Int64
 }
@@ -54,10 +54,10 @@ type counts struct {
 	steps, faults, restarts int
 	// bare counts the volumes that were attached without a device.
 	bare int
-	// holders counts the devices that were kept, and released the OKs to an unstage of one of them.
+	// holders counts the devices that were kept open. released counts the unstages that answered OK
+	// although the device was kept open.
 	holders, released int
-	// bytes counts acknowledged bytes, and lost those of them that were lost. The first loss ends
-	// the history.
+	// bytes counts acknowledged bytes, and lost the lost ones among them.
 	bytes, lost int64
 	// copies counts the restored volumes that were compared with their snapshot.
 	copies int
@@ -74,7 +74,7 @@ func newHistory(env *environment) *history {
 // do does a step and compares all results with the model.
 func (h *history) do(ctx context.Context, s step) error {
 	if len(h.world.doubts) > 0 && (s.op >= write && s.op <= takeNamesake || h.doubtSince >= 3) {
-		// The content of a snapshot must be known, and an abandoned call ends after some time.
+		// The act needs a known state, or the abandoned calls have had enough time.
 		if err := h.step(ctx, step{op: wait}); err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ func (h *history) step(ctx context.Context, s step) (err error) {
 		}
 	}
 	if err == nil {
-		err = h.look(ctx, calls)
+		err = h.observeAndCheck(ctx, calls)
 	}
 	if err != nil {
 		return fmt.Errorf("after %q: %w", h.lines[len(h.lines)-1], err)
@@ -121,9 +121,9 @@ func (h *history) runSteps(ctx context.Context, steps []step) error {
 	return nil
 }
 
-// look observes and checks the state, and removes doubts that are settled.
-func (h *history) look(ctx context.Context, calls []ended) error {
-	if err := h.tampers.apply(ctx, h); err != nil {
+// observeAndCheck observes the state, checks it, and records which calls are still in doubt.
+func (h *history) observeAndCheck(ctx context.Context, calls []ended) error {
+	if err := h.manipulation.apply(ctx, h); err != nil {
 		return err
 	}
 	j, err := h.observe(ctx, calls)
@@ -153,8 +153,8 @@ func (h *history) log(format string, args ...any) {
 	h.lines = append(h.lines, fmt.Sprintf(format, args...))
 }
 
-// make makes the calls of a step, and returns their results. It returns none if the
-// orchestrator cannot make the calls.
+// make makes the calls of a step, and returns their results. It returns nil if the orchestrator
+// cannot make the calls in this state.
 func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 	var steps []*step
 	for one := &s; one != nil; one = one.with {
@@ -192,7 +192,7 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 		}
 		if len(steps) == 2 && steps[1-i].op == createSnapshot && one.op.onNode() &&
 			snapOf[steps[1-i].snap] == one.vol {
-			allowed = append(allowed, codes.Internal) // see about
+			allowed = append(allowed, codes.Internal) // the snapshot reads the device of the node's call
 		}
 		words[i] = fmt.Sprintf("%s = %s", one, shown(answers[i].err))
 		if one.mishap == none && s.mishap == none {
@@ -205,8 +205,8 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 	return calls, errors.Join(errs...)
 }
 
-// reachable returns the states in which a call may find the world while others work on the same
-// objects: any of them may have had its effect, and perhaps others after it.
+// reachable returns the states in which a call may run while others work on the same objects: the
+// others may have had their effects, in any order.
 func reachable(before facts, s step, others []*step) []facts {
 	different := map[string]*step{}
 	for _, other := range others {
@@ -236,8 +236,8 @@ func judge(s step, err error, allowed []codes.Code) error {
 	return nil
 }
 
-// explained returns an error unless the answer to a stage without a device says what is wrong and
-// how it is healed.
+// explained returns an error unless the answer to a stage without a device describes the fault and
+// both remedies.
 func (h *history) explained(s step, err error) error {
 	if s.op != stage || status.Code(err) != codes.NotFound || len(h.world.doubts) > 0 ||
 		!h.world.bare[at(s.vol, s.node)] {
@@ -265,7 +265,7 @@ func shown(err error) string {
 	return fmt.Sprintf("%s (%.300s)", status.Code(err), status.Convert(err).Message())
 }
 
-// outcome returns the conclusion that the orchestrator may draw from an answer.
+// outcome classifies an answer by what the orchestrator knows after it.
 func (h *history) outcome(s step, a answer) outcome {
 	switch {
 	case a.err == nil:
@@ -340,7 +340,7 @@ func (h *history) send(ctx context.Context, steps []*step) []answer {
 			}
 			backoff := harness.Backoff{Max: 100 * time.Millisecond}
 			for again := true; again; {
-				answers[i].reply, answers[i].err = h.tampers.call(ctx, h, *s)
+				answers[i].reply, answers[i].err = h.manipulation.call(ctx, h, *s)
 				h.calls.Add(1)
 				again = len(steps) > 2 && busy(*s, answers[i].err) && backoff.Wait(ctx) == nil
 				if again {
@@ -356,8 +356,8 @@ func (h *history) send(ctx context.Context, steps []*step) []answer {
 	return answers
 }
 
-// busy reports whether a call has to wait for another one on the same object, by a reason that says
-// so. With another reason many callers must not be told ABORTED.
+// busy reports whether a call was aborted because another call works on the same object. An ABORTED
+// with any other reason is not allowed when many callers call at once.
 func busy(s step, err error) bool {
 	reasons := []string{"OperationPending", "DiskBusy"}
 	if s.op == deleteSnapshot {

@@ -27,8 +27,7 @@ const (
 	longest        = 50
 )
 
-// runner runs histories. It makes an environment when it needs one, and a new one after a
-// failed history.
+// runner runs histories in one environment. After a failed history it makes a new environment.
 type runner struct {
 	proof *proof.Proof
 	run   *harness.Run
@@ -50,8 +49,8 @@ func newRunner(t testing.TB, name string) *runner {
 	return r
 }
 
-// runHistory runs a history from its beginning to its clean end.
-func (r *runner) runHistory(ctx context.Context, name string, seed uint64, l tampers,
+// runHistory runs the steps of a history, and then undoes everything that they have made.
+func (r *runner) runHistory(ctx context.Context, name string, seed uint64, m *manipulation,
 	steps func(*history) error) (*history, error) {
 	if r.env == nil {
 		env, err := newEnvironment(ctx, r.run, r.proof)
@@ -62,7 +61,7 @@ func (r *runner) runHistory(ctx context.Context, name string, seed uint64, l tam
 	}
 	r.env.Rack.History.Begin()
 	h := newHistory(r.env)
-	h.tampers = l
+	h.manipulation = m
 	err := steps(h)
 	if err == nil {
 		err = h.tearDown(ctx)
@@ -73,7 +72,7 @@ func (r *runner) runHistory(ctx context.Context, name string, seed uint64, l tam
 			Plugins: r.env.Plugins, History: r.env.Rack.History})
 		_ = h.dropAll() // the history's failure has been reported
 	}
-	if err != nil && (l == nil || r.env.cleanUp(ctx) != nil) {
+	if err != nil && (m == nil || r.env.cleanUp(ctx) != nil) {
 		_ = r.env.Abandon(ctx) // the history's failure has been reported
 		r.env = nil
 	}
@@ -81,14 +80,14 @@ func (r *runner) runHistory(ctx context.Context, name string, seed uint64, l tam
 }
 
 // replay runs a history that is given as text, and then the functions.
-func (r *runner) replay(t *testing.T, l tampers, text string, then ...func(*history) error) (
-	*history, error) {
+func (r *runner) replay(t *testing.T, m *manipulation, text string,
+	then ...func(*history) error) (*history, error) {
 	t.Helper()
 	steps, err := parseHistory(text)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r.runHistory(t.Context(), t.Name(), r.proof.Seed, l, func(h *history) error {
+	return r.runHistory(t.Context(), t.Name(), r.proof.Seed, m, func(h *history) error {
 		err := h.runSteps(t.Context(), steps)
 		for _, do := range then {
 			if err == nil {
@@ -99,11 +98,10 @@ func (r *runner) replay(t *testing.T, l tampers, text string, then ...func(*hist
 	})
 }
 
-// transcript returns the text of a history, for people and for a file.
+// transcript returns the text of a history, which replay can run again.
 func (h *history) transcript() string { return "  " + strings.Join(h.lines, "\n  ") }
 
-// TestEveryStateOfEveryHistoryIsOneThatTheModelAllows is the proof.
-func TestEveryStateOfEveryHistoryIsOneThatTheModelAllows(t *testing.T) { // B-38
+func TestTheModelAllowsEveryStateOfEveryHistory(t *testing.T) { // B-38
 	r := newRunner(t, "model")
 	p := r.proof
 	var sum counts
@@ -166,7 +164,7 @@ func TestEveryStateOfEveryHistoryIsOneThatTheModelAllows(t *testing.T) { // B-38
 		}
 	}
 	p.Bystanders.Report()
-	if !p.Short() { // in which no history may have forged records
+	if !p.Short() { // the short form may have no history with forged records
 		p.Forged.Report()
 	}
 }
@@ -183,7 +181,7 @@ func (c *counts) add(other counts) {
 	c.copies += other.copies
 }
 
-func TestParsingTheTextOfAStepReturnsTheSameStep(t *testing.T) {
+func TestParseStepIsTheInverseOfString(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		h := newHistory(nil)
 		for _, s := range h.resolve(drawWish(rt), []int{1, 4}) {

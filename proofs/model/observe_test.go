@@ -22,34 +22,34 @@ type joint struct {
 	facts facts
 	// disks are the rack's disks by ID. It is nil while the API does not answer.
 	disks map[string]adminapi.Disk
-	// serials contains, by volume, the name of the disk that the device has as its serial.
+	// serials contains the serial of each volume's device, which is the name of its disk.
 	serials map[int]string
 	// devices contains the devices that each node's guest sees. mounts contains the mounts below
 	// the rack's directory, by path.
 	devices map[string][]harness.GuestDevice
 	mounts  map[string][]*mountinfo.Info
-	// shown contains the volumes for which a node shows a namesake's device, by "v1 a".
+	// shown contains, by "v1 a", the volumes for which the guest shows a namesake's device.
 	shown map[string]bool
-	// loops contains the loop devices that still reach their file, by file.
+	// loops contains the loop devices of each file.
 	loops map[string][]string
 }
 
-// observe reads the whole state. While the rack's API does not answer, observe assumes the
-// last known state, changed by the later answers.
+// observe reads the whole state. While the rack is down, observe derives the rack's state from the
+// last known one and the later answers.
 func (h *history) observe(ctx context.Context, calls []ended) (*joint, error) {
 	j := &joint{facts: facts{}, serials: h.serials, shown: map[string]bool{}}
 	if h.world.rackDown {
 		j.facts = h.remembered(calls)
 	} else if err := h.env.observeRack(ctx, j); err != nil {
-		return nil, fmt.Errorf("look at the rack: %w", err)
+		return nil, fmt.Errorf("observe the rack: %w", err)
 	}
 	if err := h.env.observeNodes(j); err != nil {
-		return nil, fmt.Errorf("look at the nodes: %w", err)
+		return nil, fmt.Errorf("observe the nodes: %w", err)
 	}
 	return j, nil
 }
 
-// remembered returns the facts of the rack without a request to the rack.
+// remembered returns the last known facts of the rack, with the effects of the calls.
 func (h *history) remembered(calls []ended) facts {
 	f := maps.Clone(h.world.seen)
 	for _, c := range calls {
@@ -83,7 +83,7 @@ func (env *environment) observeRack(ctx context.Context, j *joint) error {
 		case v < 0 && !slices.ContainsFunc(env.foreign, func(f *foreignDisk) bool {
 			return f.id == d.ID
 		}):
-			return fmt.Errorf("nobody asked for the disk %s (%s)", d.Name, d.Description)
+			return fmt.Errorf("the disk %s (%s) belongs to no volume", d.Name, d.Description)
 		case v < 0:
 			continue
 		case j.facts[diskField(v)] != "":
@@ -98,7 +98,7 @@ func (env *environment) observeRack(ctx context.Context, j *joint) error {
 	for _, sn := range state.Snapshots {
 		n := slices.Index(snapshotNames, harness.NameIn(sn.Description))
 		if n < 0 || j.facts[snapField(n)] != "" {
-			return fmt.Errorf("nobody asked for the snapshot %s (%s)", sn.ID, sn.Description)
+			return fmt.Errorf("the snapshot %s (%s) is unknown or one of two", sn.ID, sn.Description)
 		}
 		j.facts[snapField(n)], j.facts[snapSourceField(n)] = sn.ID, sn.DiskID
 	}
@@ -162,8 +162,7 @@ func (env *environment) observeNodes(j *joint) error {
 	return err
 }
 
-// leaveNamesakes removes from the devices those that have a volume's serial but belong to
-// another disk.
+// leaveNamesakes removes the namesakes' devices from devices, and records them in shown.
 func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	for _, d := range foreign {
 		if d.of == 0 {
@@ -191,8 +190,8 @@ func numberOf(loop string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// livingLoops returns the loop devices that still reach their file below a directory. A device
-// that was cut from its file does not: it only waits for its last user.
+// livingLoops returns the loop devices of the files below a directory. It leaves out a device that
+// is cut off from its file, which exists until its last user closes it.
 func livingLoops(dir string) (map[string][]string, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {

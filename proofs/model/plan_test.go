@@ -10,7 +10,7 @@ func (h *history) towards(v int, n string) step {
 	case h.world.rackDown:
 		return step{op: startRack}
 	case h.world.namesakes[at(v, n)] && len(h.lines)%3 == 0:
-		return step{op: takeNamesake, vol: v} // after the orchestrator was refused for some time
+		return step{op: takeNamesake, vol: v} // in the meantime the calls are refused
 	case f[diskField(v)] == "" || h.orchestrator.volumes[v].GetVolumeId() != f[diskField(v)]:
 		return h.towardsDisk(v, ctl)
 	case holder != "" && holder != n:
@@ -21,7 +21,7 @@ func (h *history) towards(v int, n string) step {
 	case h.world.down[n]:
 		return step{op: startInstance, node: n}
 	case h.world.bare[at(v, n)] && len(h.lines)%3 == 1:
-		return step{op: stopInstance, node: n} // an instance starts with all its disks
+		return step{op: stopInstance, node: n} // a started instance has the devices of all its disks
 	case h.world.lost[at(v, n)] || h.world.bare[at(v, n)] && len(h.lines)%3 == 2:
 		s, _ := h.away(v)
 		return s
@@ -39,8 +39,8 @@ func (h *history) towards(v int, n string) step {
 	return s
 }
 
-// towardsDisk returns the next call towards a volume. If the volume comes from a snapshot, the
-// snapshot and its origin come first.
+// towardsDisk returns the next call towards a volume's creation. If the volume is restored from a
+// snapshot, the snapshot and its volume are created first.
 func (h *history) towardsDisk(v, ctl int) step {
 	snap := kinds[v].snap
 	switch {
@@ -59,7 +59,7 @@ func (h *history) away(v int) (step, bool) {
 	f, ctl := h.world.seen, 1+len(h.lines)%2
 	for _, n := range nodes {
 		if h.world.down[n] {
-			continue // nothing is mounted there, and no driver runs
+			continue // the node has no mounts, and no driver runs
 		}
 		for _, p := range pods {
 			if f[publishedField(v, n, p)] != "" || h.orchestrator.given[publishedField(v, n, p)] {

@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 )
 
-// place opens the place of a block in a volume: one file of a filesystem, or a range of a
-// device. The ranges include the device's first and last sector.
+// place opens the file that contains a block, and returns the offset of the block: in a file of the
+// filesystem, or in the device, from its first bytes to its last ones.
 func place(path string, v, block, flags int) (*os.File, int64, error) {
 	if !kinds[v].block() {
 		file, err := os.OpenFile(filepath.Join(path, "blocks"), flags, 0o640)
@@ -47,7 +47,7 @@ func put(path string, v, block int, value uint64, synced bool) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// contents reads all blocks. A missing block reads as zeros.
+// contents reads all blocks. A block that was never written reads as zeros.
 func contents(path string, v int) ([][]byte, error) {
 	data := make([][]byte, blocks)
 	for b := range data {

@@ -10,10 +10,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// regressions are histories that once failed, or that are rarely generated. Each has the text
-// that a failed run prints. The answers may be left out.
+// regressions contains histories that once failed, or that are rarely generated, in the form in
+// which a failed run prints them. The answers may be left out.
 var regressions = []struct{ name, steps string }{
-	{"a node forgets nothing when it dies: a device that a pod has is not released", `
+	{"a device that a pod has is not released after the node's driver was killed", `
 		controller 1: CreateVolume v4
 		controller 1: bring v4 to pod 1 on a
 		kill -9 node a
@@ -26,7 +26,7 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnstage v4
 		pod 1 on a: close v4
 		node a: NodeUnstage v4`},
-	{"a rack is killed, and stopped, under volumes that are in use", `
+	{"the rack is killed, and stopped, while volumes are in use", `
 		controller 1: CreateVolume v3
 		controller 1: bring v3 to pod 1 on a
 		pod 1 on a: write and fsync v3 block 1
@@ -51,7 +51,7 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnstage v4
 		controller 1: bring v4 to pod 1 on a
 		pod 1 on a: write and fsync v4 block 0`},
-	{"a disk is taken away while it is mounted, and comes back to the same node", `
+	{"a disk is detached while it is mounted, and attached to the same node again", `
 		controller 1: CreateVolume v2
 		controller 1: bring v2 to pod 1 on a
 		pod 1 on a: write and fsync v2 block 1
@@ -63,7 +63,7 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeStage v2
 		node a: NodePublish v2 to pod 1
 		pod 1 on a: write and fsync v2 block 3`},
-	{"a device goes to another number under a pod that has it, and the number to another disk", `
+	{"a device gets another number while a pod has it, and another disk gets the old number", `
 		controller 1: CreateVolume v4
 		controller 1: bring v4 to pod 1 on a
 		pod 1 on a: write and fsync v4 block 1
@@ -75,7 +75,7 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnstage v4
 		node a: NodeUnpublish v4 from pod 1
 		node a: NodeUnstage v1`},
-	{"what was frozen and forgotten is unstaged, and a freeze outlives what others do", `
+	{"a frozen filesystem can be unstaged, and no other call thaws it", `
 		controller 1: CreateVolume v1
 		controller 1: CreateVolume v2
 		controller 1: CreateVolume v3
@@ -112,7 +112,7 @@ var regressions = []struct{ name, steps string }{
 		stop instance b
 		start instance b
 		node b: NodeStage v3`},
-	{"calls that are refused leave no trace", `
+	{"refused calls change nothing", `
 		controller 1: CreateVolume v4
 		controller 1: ControllerPublish v4 → node a
 		controller 1: CreateVolume v1
@@ -141,7 +141,7 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnpublish v4 from pod 1
 		node a: NodeUnstage v4 at the path of v1
 		node a: NodeUnstage v4`},
-	{"namesakes of a volume's disk are neither used nor in the way of what is in use", `
+	{"a namesake is not used, and does not disturb a volume in use", `
 		controller 1: CreateVolume v1
 		controller 1: ControllerPublish v1 → node a
 		administrator: attach a namesake of v1 → node a
@@ -170,7 +170,7 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeStage v1`},
 }
 
-func TestHistoriesThatOnceFailedDoNotFailAgain(t *testing.T) {
+func TestEarlierFailuresDoNotHappenAgain(t *testing.T) {
 	runner := newRunner(t, "model-regressions")
 	for _, past := range short.Some(t, 3, regressions) {
 		t.Run(past.name, func(t *testing.T) {
@@ -181,9 +181,9 @@ func TestHistoriesThatOnceFailedDoNotFailAgain(t *testing.T) {
 	}
 }
 
-// A device's name does not identify a disk. The mount of a btrfs has no usable number, only
-// the name that the device had at the time of the mount.
-func TestADeadMountIsNotTheNewDiskWithItsName(t *testing.T) {
+// A device's name does not identify a disk. The mount table shows only the name of a btrfs's
+// device, as it was at the time of the mount, and no usable number.
+func TestADeadMountIsNotTakenForANewDeviceOfThatName(t *testing.T) {
 	runner := newRunner(t, "model-regressions")
 	h, err := runner.replay(t, nil, `
 		controller 1: CreateVolume v3
@@ -204,8 +204,8 @@ func TestADeadMountIsNotTheNewDiskWithItsName(t *testing.T) {
 	}
 }
 
-// plugUntilNamedAsBefore detaches v3 from node a, and attaches it repeatedly until its device
-// has the same name as before.
+// plugUntilNamedAsBefore detaches v3 from node a and attaches it again, repeatedly, until its
+// device has the same name as before.
 func (h *history) plugUntilNamedAsBefore(ctx context.Context) error {
 	nameOf := func() string {
 		for _, d := range h.env.mustDevices("a") {

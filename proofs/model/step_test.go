@@ -36,10 +36,10 @@ const (
 	writeSynced
 	freeze
 	thaw
-	hold       // keep a device open, even after the pod has ended
-	holdByLoop // let a loop device use a device, which no process has open
+	hold       // a process opens a device, and outlives the pod
+	holdByLoop // a loop device uses a device
 	letGo
-	makeNamesake // an administrator makes a disk with the serial of the volume's
+	makeNamesake // an administrator attaches a disk with the volume's serial
 	takeNamesake
 	fault
 	killController
@@ -54,7 +54,7 @@ const (
 	wait
 )
 
-// forms contains the texts of steps, for people and for histories in files.
+// forms contains the texts of steps, as they are printed and parsed.
 var forms = map[op]string{
 	createVolume:    "controller {ctl}: CreateVolume v{vol}",
 	deleteVolume:    "controller {ctl}: DeleteVolume v{vol}",
@@ -95,13 +95,13 @@ var forms = map[op]string{
 	wait:            "wait until all is quiet",
 }
 
-// onNode reports whether the call goes to a node's driver. isCall reports whether it goes to
-// any driver.
+// onNode reports whether the step is a call to a node's driver. isCall reports whether it is a call
+// to any driver.
 func (o op) onNode() bool { return o >= stage && o <= stats }
 func (o op) isCall() bool { return o <= stats }
 
-// astray reports whether a call is mistaken: it uses the values of another volume, or of
-// another access type.
+// astray reports whether the call is a mistake: it uses a value of another volume, or another
+// access type.
 func (o op) astray() bool {
 	return o == stageAstray || o == unstageAstray || o == publishOther || o == unpublishAstray
 }
@@ -112,15 +112,15 @@ type mishap int
 const (
 	none      mishap = iota
 	abandoned        // the caller does not wait for the answer
-	killed           // the process that serves the call is killed, and started again
-	rackDies         // the simulator is killed, and is not started again
+	killed           // the driver that serves the call is killed, and started again
+	rackDies         // the simulator is killed
 )
 
 var mishapForms = map[mishap]string{
 	abandoned: ", abandoned after ", killed: ", killed after ", rackDies: ", the rack dies after ",
 }
 
-// step is one step of a history. Only the fields that its form names have a meaning.
+// step is one step of a history. Only the fields in its form are used.
 type step struct {
 	op                  op
 	ctl, vol, snap, pod int
@@ -128,7 +128,7 @@ type step struct {
 	node, fault         string
 	mishap              mishap
 	after               time.Duration
-	with                *step // a call that is made at the same time, perhaps with more of them
+	with                *step // another call at the same time, which may have a further one
 	id, source          string
 }
 
@@ -160,7 +160,7 @@ var patterns = func() map[op]*regexp.Regexp {
 	return all
 }()
 
-// parseStep parses a step in the format of String. It ignores an answer behind it ("… = OK").
+// parseStep parses a step in the format of String. It ignores an answer at the end ("… = OK").
 func parseStep(line string) (step, error) {
 	line, rest, both := strings.Cut(strings.TrimSpace(line), " || ")
 	s, err := parseOne(line)
@@ -200,7 +200,7 @@ func parseOne(line string) (step, error) {
 }
 
 func (s *step) set(name, text string) {
-	number, _ := strconv.Atoi(text) // text that is no number becomes 0
+	number, _ := strconv.Atoi(text) // node and fault are no numbers
 	switch name {
 	case "ctl":
 		s.ctl = number
@@ -221,14 +221,15 @@ func (s *step) set(name, text string) {
 	}
 }
 
-// bring and take are the three calls that bring a volume to a pod, or take it away.
+// bring and take are abbreviations in histories: for the three calls that bring a volume to a pod,
+// and for those that take it away.
 var (
 	bring = regexp.MustCompile(`(controller \d): bring (v\d) to (pod \d) on (\w)`)
 	take  = regexp.MustCompile(`(controller \d): take (v\d) from (pod \d) on (\w)`)
 )
 
-// parseHistory parses a history with one step, or bring or take, in each line. It ignores empty
-// lines and lines with a #.
+// parseHistory parses a history with one step, or one abbreviation, in each line. It ignores empty
+// lines and lines that begin with #.
 func parseHistory(text string) ([]step, error) {
 	text = bring.ReplaceAllString(text, "$1: ControllerPublish $2 → node $4\n"+
 		"node $4: NodeStage $2\nnode $4: NodePublish $2 to $3")

@@ -13,8 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// tearDown acts as a patient orchestrator at the end of a history: it repeats calls until
-// everything is undone.
+// tearDown undoes everything at the end of a history, as a patient orchestrator does.
 func (h *history) tearDown(ctx context.Context) error {
 	if err := h.calm(ctx); err != nil {
 		return err
@@ -50,11 +49,10 @@ func (h *history) tearDown(ctx context.Context) error {
 			return h.clean(ctx)
 		}
 	}
-	return errors.New("the patient orchestrator does not come to an end")
+	return errors.New("the volumes and snapshots cannot be deleted")
 }
 
-// readAll brings every volume to a pod once more, and the pod reads it. Whatever happened
-// before, all acknowledged data must exist, and no volume may be stuck.
+// readAll brings every volume to a pod once more. The checks then read all acknowledged data.
 func (h *history) readAll(ctx context.Context) error {
 	for v := 1; v < len(kinds); v++ {
 		for range 20 {
@@ -85,14 +83,14 @@ func (h *history) readAll(ctx context.Context) error {
 			}
 		}
 		if !arrived {
-			return fmt.Errorf("v%d does not arrive on node %s", v, h.goals[v])
+			return fmt.Errorf("v%d cannot be published on node %s", v, h.goals[v])
 		}
 	}
 	return nil
 }
 
-// calm ends all disturbances: it starts everything that is stopped, and removes faults that
-// have not applied.
+// calm ends all disturbances: it starts the rack and all instances, removes faults, and closes
+// devices.
 func (h *history) calm(ctx context.Context) error {
 	steps := []step{{op: startRack}}
 	for _, n := range nodes {
@@ -120,7 +118,7 @@ func (h *history) calm(ctx context.Context) error {
 	return nil
 }
 
-// clean returns an error if something of a history is left.
+// clean returns an error if the history has left something.
 func (h *history) clean(ctx context.Context) error {
 	for f, value := range h.world.seen {
 		if value != "" {
@@ -132,7 +130,7 @@ func (h *history) clean(ctx context.Context) error {
 			for _, p := range pods {
 				path := h.env.target(v, n, p)
 				if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-					return fmt.Errorf("the pod's path %s is still there", path)
+					return fmt.Errorf("the target %s still exists", path)
 				}
 			}
 		}

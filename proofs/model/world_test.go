@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// The objects of the world: volumes v1…, snapshots s1…, and nodes a, b, c, each with two pods
-// that may use a volume.
+// volumeKind describes a volume of the model. There are the volumes v1…, the snapshots s1…, and the
+// nodes a, b and c, each with two pods.
 type volumeKind struct {
 	// fsType is the filesystem, "" for a raw block volume.
 	fsType string
@@ -42,7 +42,7 @@ var (
 	pods   = []int{1, 2}
 )
 
-// field is one fact of the world. Its value is "" if the fact is not so:
+// field names a fact. Its value is "" if the object does not exist, or is not in that state:
 //
 //	v1 disk             the ID of the volume's disk
 //	v1 source           the ID of the snapshot that the disk was made from
@@ -68,7 +68,7 @@ const (
 	anyID = "*"
 )
 
-// facts contains the values of fields, as they are in the model or as they were observed.
+// facts contains the values of fields, in the model or as they were observed.
 type facts map[field]string
 
 func (f facts) published(v int, n string) bool {
@@ -80,14 +80,13 @@ func (f facts) mounted(v int, n string) bool {
 	return f[stagedField(v, n)] != "" || f.published(v, n)
 }
 
-// assign is the value that a field gets from the effect of a call.
+// assign is a change of a field by a call.
 type assign struct {
 	field field
 	value string
 }
 
-// intends returns the changes that a call makes if nothing prevents it. A value that the rack
-// chooses is anyID.
+// intends returns the changes of a call that succeeds. A value that the rack chooses is anyID.
 func (s step) intends() []assign {
 	v, n := s.vol, s.node
 	switch s.op {
@@ -117,8 +116,7 @@ func (s step) intends() []assign {
 	return nil
 }
 
-// effects returns the changes that a call may make in this state. It returns nil if the call
-// has nothing to change.
+// effects returns the changes that a call may make in this state.
 func (s step) effects(f facts) []assign {
 	disk, holder := f[diskField(s.vol)], f[holderField(s.vol)]
 	mine := disk != "" && (disk == s.id || disk == anyID)
@@ -154,39 +152,42 @@ func (s step) then(f facts) facts {
 	return next
 }
 
-// world is the model. For each field it has the value that was observed last, and the values
-// that it may have got since from calls whose end was not observed.
+// world is the state of the model: the facts that were observed last, the changes that abandoned
+// calls may still make, and what the facts do not show.
 type world struct {
 	seen facts
 	// doubts are the effects that abandoned calls may still have.
 	doubts []assign
-	// lost contains, by "v1 a", the volumes that a node had mounted when the disk was taken away
-	// from it. The mounts are dead and have to be unmounted.
+	// The keys of these maps are volume and node, such as "v1 a".
+
+	// lost contains the volumes that were detached from a node that had them mounted. The mounts do
+	// not work any more.
 	lost map[string]bool
-	// half contains those of the lost volumes for which the rack died while it took the disk away.
-	// The guest does not see the disk any more, but the mounts may still work.
+	// half contains the lost volumes whose detach the rack may not have finished. The guest does not
+	// show the disk, but the mounts may still work.
 	half map[string]bool
-	// frozen contains the volumes whose filesystem a pod froze and that were not certainly thawed.
-	// held contains the volumes whose device is kept open. The keys are like "v1 a".
+	// frozen contains the volumes whose filesystem was frozen, and may still be. held contains the
+	// volumes whose device is kept open.
 	frozen, held map[string]bool
-	// namesakes contains, by "v1 a", the volumes whose device has the same serial as another
-	// device of the node's instance. The guest shows one of the two (A54). shown contains those
-	// for which it shows the other one.
+	// namesakes contains the volumes whose disk has the same serial as another disk of the instance.
+	// The guest shows one of the two devices (A54); shown contains the volumes for which it shows the
+	// other disk's.
 	namesakes, shown map[string]bool
-	// bare contains, by "v1 a", the volumes that are attached to a node without a device.
-	// recordsFirst reports whether an attach may end like that.
+	// bare contains the volumes that are attached without a device. recordsFirst is set if an attach
+	// may end in this way.
 	bare         map[string]bool
 	recordsFirst bool
-	// slow contains the volumes whose device may appear late on their node.
+	// slow contains the volumes whose device may appear late.
 	slow map[string]bool
+
 	// down contains the instances that are stopped.
 	down map[string]bool
-	// rackDown reports whether the rack's API does not answer. The disks still work then.
+	// rackDown is set while the rack's API does not answer. Its disks still work.
 	rackDown bool
 	// faults contains the fault rules that may still apply.
 	faults []string
-	// open contains the volumes and snapshots of which the last call was not answered by the rack.
-	// Until that change is old enough, others are answered EffectUnknown.
+	// open contains the volumes and snapshots whose last call was answered UNAVAILABLE. For some time
+	// the driver does not know the effect, and answers EffectUnknown to further calls.
 	open map[string]bool
 }
 
@@ -202,13 +203,12 @@ func newWorld() *world {
 
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }
 
-// doubtful reports whether a fact about the call's volume or snapshot may still change because
-// of an abandoned call.
+// doubtful reports whether an abandoned call may still change a fact on which the call depends.
 func (w *world) doubtful(s step) bool {
 	return slices.ContainsFunc(w.doubts, func(d assign) bool { return about(d.field, s) })
 }
 
-// about reports whether a call depends on a field: of its volume, its snapshot, or its source.
+// about reports whether a call depends on a field: one of its volume, its snapshot or its source.
 func about(f field, s step) bool {
 	var kind byte
 	var number int
@@ -221,7 +221,7 @@ func about(f field, s step) bool {
 	return number == s.vol || s.op == createSnapshot && number == snapOf[s.snap]
 }
 
-// outcome is how a call ended.
+// outcome is what the orchestrator knows about the effect of a call.
 type outcome int
 
 const (
@@ -229,10 +229,9 @@ const (
 	succeeded outcome = iota
 	// refusedCall: the call answered an error and changed nothing.
 	refusedCall
-	// unclear: the call answered an error after a fault. It may have its effect or not.
+	// unclear: the call answered an error after a fault. It may have had its effect.
 	unclear
-	// openCall: the caller did not wait for the answer. The effect may happen at any time, or
-	// never.
+	// openCall: the call was abandoned. It may have its effect at any time, or never.
 	openCall
 )
 
@@ -243,14 +242,13 @@ type ended struct {
 	effects []assign
 }
 
-// allowed returns the values that a field may have after the calls, which ran at the same
-// time.
+// allowed returns the values that a field may have after calls that ran at the same time.
 func (w *world) allowed(f field, calls []ended) []string {
 	before := w.seen[f]
 	var sure, perhaps []string
 	for _, c := range calls {
 		if c.op == stage && f == stagedField(c.vol, c.node) && w.lost[at(c.vol, c.node)] {
-			perhaps = append(perhaps, "") // a dead mount goes before what else may refuse the call
+			perhaps = append(perhaps, "") // the driver unmounts a dead mount before it may refuse
 		}
 		for _, e := range c.effects {
 			switch {

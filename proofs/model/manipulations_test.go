@@ -1,0 +1,342 @@
+//go:build linux
+
+package model
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+)
+
+// The beginnings of histories: inUse brings a filesystem to a pod, which writes to it, and
+// deviceInUse a device. released detaches the device, and moved also brings it to another node.
+const (
+	inUse = `
+		controller 1: CreateVolume v1
+		controller 1: bring v1 to pod 1 on a
+		pod 1 on a: write and fsync v1 block 3`
+	deviceInUse = `
+		controller 1: CreateVolume v4
+		controller 1: bring v4 to pod 1 on a
+		pod 1 on a: write and fsync v4 block 2
+		pod 1 on a: write and fsync v4 block 3`
+	// bare attaches a volume without a device, and stages it.
+	bare = `
+		controller 1: CreateVolume v1
+		rack: no device
+		controller 1: ControllerPublish v1 → node a
+		node a: NodeStage v1`
+	released = `
+		controller 1: take v4 from pod 1 on a`
+	moved = released + `
+		controller 2: bring v4 to pod 1 on b`
+)
+
+// skipCall answers OK to a call that it does not make.
+func skipCall(o op) manipulation {
+	return manipulation{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
+		if s.op == o {
+			return reply{context: map[string]string{}}, nil
+		}
+		return real()
+	}}
+}
+
+// pretend makes a call and replaces its error.
+func pretend(o op, err error) manipulation {
+	return manipulation{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
+		r, truth := real()
+		if s.op == o {
+			return r, err
+		}
+		return r, truth
+	}}
+}
+
+// onBacking changes the backing file of a volume's disk after the step whose line begins with when.
+func onBacking(when string, v int, change func(path string) error) manipulation {
+	return after(when, func(h *history) error {
+		return change(proof.DiskFile(h.env.Rack, h.orchestrator.volumes[v].GetVolumeId()))
+	})
+}
+
+// overwrite writes bytes at an offset of a file.
+func overwrite(path string, offset int64, data []byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteAt(data, offset)
+	return errors.Join(err, file.Close())
+}
+
+const detached = "controller 1: ControllerUnpublish v4"
+
+// manipulations contains faults that the model must notice: a history, the fault, and a part of the
+// error. There is at least one for each check of the model.
+var manipulations = []struct {
+	name, steps  string
+	manipulation manipulation
+	want         string
+}{
+	{"an unstage that does nothing answers OK", inUse + `
+		node a: NodeUnpublish v1 from pod 1
+		node a: NodeUnstage v1`,
+		skipCall(unstage), `NodeUnstage v1 answered OK, but "v1 staged a" is "yes"`},
+	{"a device that a pod has is reported as released", deviceInUse + `
+		node a: NodeUnstage v4`,
+		pretend(unstage, nil), "answered OK, the model allows [Internal]"},
+	{"a device that a process has open is reported as released", deviceInUse + `
+		pod 1 on a: keep v4 open
+		node a: NodeUnpublish v4 from pod 1
+		node a: NodeUnstage v4`,
+		pretend(unstage, nil), "answered OK, the model allows [Internal]"},
+	{"another volume is unpublished", inUse + deviceInUse + `
+		node a: NodeUnpublish v1 from pod 1 at the path of v4`,
+		manipulation{answer: func(h *history, s step, real func() (reply, error)) (reply, error) {
+			if s.op == unpublishAstray {
+				return reply{}, unix.Unmount(h.env.target(s.other, s.node, s.pod), 0)
+			}
+			return real()
+		}}, `"v4 published a/1" is "", the model says ["yes"]`},
+	{"an attach beside a namesake answers OK", `
+		controller 1: CreateVolume v1
+		administrator: attach a namesake of v1 → node a
+		controller 1: ControllerPublish v1 → node a`,
+		pretend(attach, nil), "answered OK, the model allows [FailedPrecondition]"},
+	{"a namesake is written to", `
+		controller 1: CreateVolume v2
+		controller 1: ControllerPublish v2 → node a
+		controller 1: ControllerUnpublish v2 → node a
+		administrator: attach a namesake of v2 → node a
+		node a: NodeStage v2`,
+		after("node a: NodeStage", func(h *history) error {
+			return overwrite(h.namesake(2).path, gib/2, []byte{1})
+		}), "-restore was written to"},
+	{"an attach without a device answers OK", `
+		controller 1: CreateVolume v1
+		controller 1: ControllerPublish v1 → node a`,
+		manipulation{when: "controller 1: CreateVolume v1", action: func(ctx context.Context,
+			h *history) error {
+			_, err := h.addFault(ctx, noDevice)
+			h.world.recordsFirst = false
+			return err
+		}}, "answered OK, and the node has no device of it"},
+	{"a stage without a device answers OK", bare, skipCall(stage),
+		"answered OK, the model allows [NotFound]"},
+	{"the missing device is not explained", bare,
+		pretend(stage, status.Error(codes.NotFound, "DeviceNotFound: wait for it")),
+		`without "recorded an attach`},
+	{"a detach that does nothing answers OK", deviceInUse + released,
+		skipCall(detach), `answered OK, but "v4 holder" is "a"`},
+	{"a delete that does nothing answers OK", `
+		controller 1: CreateVolume v1
+		controller 1: DeleteVolume v1`,
+		skipCall(deleteVolume), `DeleteVolume v1 answered OK, but "v1 disk"`},
+	{"one of two callers gets the ID of another disk", `
+		controller 1: CreateVolume v1 || controller 2: CreateVolume v1`,
+		manipulation{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
+			r, err := real()
+			if s.ctl == 2 {
+				r.volume = &csi.Volume{VolumeId: "00000000-0000-4000-8000-000000000000"}
+			}
+			return r, err
+		}}, `CreateVolume v1 answered OK, but "v1 disk" is`},
+	{"an attach that succeeds answers an error", `
+		controller 1: CreateVolume v1
+		controller 1: ControllerPublish v1 → node a`,
+		pretend(attach, status.Error(codes.Unavailable, "no idea")),
+		"answered Unavailable (no idea), the model allows [OK]"},
+	{"a byte flips on the disk", deviceInUse + moved,
+		onBacking(detached, 4, func(path string) error {
+			return overwrite(path, 3*gib/blocks+100, []byte{'x'})
+		}), "v4 block 3 holds a damaged"},
+	{"an acknowledged block is lost", deviceInUse + moved,
+		onBacking(detached, 4, func(path string) error {
+			return overwrite(path, 3*gib/blocks, make([]byte, blockSize))
+		}), "v4 block 3 holds zeros"},
+	{"a block is in the place of another", deviceInUse + moved,
+		onBacking(detached, 4, func(path string) error {
+			return overwrite(path, 3*gib/blocks, pattern(4, 2, 1))
+		}), "v4 block 3 holds a damaged or misplaced copy of v4 block 2"},
+	{"an older value comes back", deviceInUse + `
+		pod 1 on a: write and fsync v4 block 3` + moved,
+		onBacking(detached, 4, func(path string) error {
+			return overwrite(path, 3*gib/blocks, pattern(4, 3, 2))
+		}), "v4 block 3 holds value 2, the model says value [3]"},
+	{"a disk is formatted again", inUse + `
+		controller 1: take v1 from pod 1 on a
+		controller 2: bring v1 to pod 1 on b`,
+		onBacking("controller 1: ControllerUnpublish v1", 1, func(path string) error {
+			id := strings.TrimSuffix(filepath.Base(path), ".img")
+			return exec.Command("mke2fs", "-q", "-F", "-t", "ext4", "-U", id, path).Run()
+		}), "v1 block 3 holds zeros"},
+	{"a disk gets a second loop device", deviceInUse,
+		onBacking("node a: NodePublish v4", 4, func(path string) error {
+			return exec.Command("losetup", "--find", path).Run()
+		}), "v4 has the loop devices"},
+	{"an administrator attaches a volume's disk", `
+		controller 1: CreateVolume v1`,
+		manipulation{when: "controller 1: CreateVolume v1", action: func(ctx context.Context,
+			h *history) error {
+			return h.env.Rack.AttachDisk(ctx, h.orchestrator.volumes[1].GetVolumeId(),
+				h.env.Rack.Instance("b").ID)
+		}}, `"v1 holder" is "b"`},
+	{"a device is shown to a second guest", deviceInUse,
+		manipulation{when: "node a: NodePublish v4", action: showInB},
+		`its device is seen by ["a" "b"]`},
+	{"a pod gets another volume", inUse + deviceInUse + `
+		node a: NodePublish v4 to pod 2`,
+		after("node a: NodePublish v4 to pod 2", func(h *history) error {
+			to := h.env.target(4, "a", 2)
+			if err := unix.Unmount(to, 0); err != nil {
+				return err
+			}
+			from, err := otherDevice(h)
+			if err != nil {
+				return err
+			}
+			return unix.Mount(from, to, "", unix.MS_BIND, "")
+		}), "not the device of v4"},
+	{"a mount covers another one", inUse,
+		after("node a: NodePublish v1", func(h *history) error {
+			path := h.env.target(1, "a", 1)
+			return unix.Mount(path, path, "", unix.MS_BIND, "")
+		}), "has 2 mounts"},
+	{"a mount is at a path of nobody", inUse,
+		after("node a: NodePublish v1", func(h *history) error {
+			path := h.env.nodes["b"].Kubelet("stray")
+			return errors.Join(os.MkdirAll(path, 0o750),
+				unix.Mount(h.env.staging(1, "a"), path, "", unix.MS_BIND, ""))
+		}), "which is no path of a volume"},
+	{"a path is left behind", inUse,
+		after("node a: NodeUnpublish v1", func(h *history) error {
+			return os.Mkdir(h.env.target(1, "a", 1), 0o750)
+		}), "still exists"},
+	{"a file of forged records is written to", inUse,
+		after("pod 1 on a: write and fsync v1", func(h *history) error {
+			return overwrite(filepath.Join(h.env.target(1, "a", 1), "forged-odd"), 5000, []byte{1})
+		}), "forged-odd, which holds forged records, has other bytes"},
+	{"a bystander is written to", inUse,
+		after("node a: NodeStage", func(h *history) error {
+			return overwrite(h.env.Bystanders.File(proof.BlankDisk), gib/2, []byte{1})
+		}), "a bystander was written to"},
+	{"a foreign disk is written to", inUse,
+		after("node a: NodeStage", func(h *history) error {
+			return overwrite(h.env.foreign[0].path, gib/2, []byte{1})
+		}), "the foreign disk csi-0123456789abcdef was written to"},
+	{"a foreign disk is detached", inUse,
+		manipulation{when: "node a: NodeStage", action: func(ctx context.Context, h *history) error {
+			return h.env.detachDisk(ctx, h.env.foreign[1].id, "a")
+		}}, "the foreign disk database has become"},
+	{"a foreign disk is deleted", inUse,
+		manipulation{when: "node a: NodeStage", action: func(ctx context.Context, h *history) error {
+			return h.env.Rack.DeleteDisk(ctx, h.env.foreign[0].id)
+		}}, "the foreign disk csi-0123456789abcdef"},
+}
+
+// after runs an action after the step whose line begins with when.
+func after(when string, action func(*history) error) manipulation {
+	return manipulation{when: when,
+		action: func(_ context.Context, h *history) error { return action(h) }}
+}
+
+func (env *environment) detachDisk(ctx context.Context, disk, node string) error {
+	return env.Rack.DetachDisk(ctx, disk, env.Rack.Instance(node).ID)
+}
+
+// fakeDevice is the name of a device in a guest that must not have it.
+const fakeDevice = "nvme99n1"
+
+// showInB shows v4's device to the guest of b, too.
+func showInB(_ context.Context, h *history) error {
+	for _, d := range h.env.mustDevices("a") {
+		if d.Serial != h.serials[4] {
+			continue
+		}
+		from := filepath.Join(h.env.Rack.Instance("a").Guest, "sys/block", d.Name)
+		to := filepath.Join(h.env.Rack.Instance("b").Guest, "sys/block", fakeDevice)
+		return os.CopyFS(to, os.DirFS(from))
+	}
+	return errors.New("a has no device of v4")
+}
+
+func (env *environment) mustDevices(n string) []harness.GuestDevice {
+	devices, err := env.Rack.Instance(n).Devices()
+	if err != nil {
+		panic(err) // impossible: the guest's directory exists as long as the rack
+	}
+	return devices
+}
+
+// otherDevice returns the device node of another disk than v4's in the guest of a.
+func otherDevice(h *history) (string, error) {
+	for _, d := range h.env.mustDevices("a") {
+		if d.Serial != h.serials[4] {
+			return filepath.Join(h.env.Rack.Instance("a").Guest, "dev", d.Name), nil
+		}
+	}
+	return "", errors.New("a has only the device of v4")
+}
+
+// TestTheModelNoticesEveryManipulation tests the model itself, because a test that cannot fail
+// proves nothing.
+func TestTheModelNoticesEveryManipulation(t *testing.T) {
+	r := newRunner(t, "model-lies")
+	noticed := 0
+	cases := short.Some(t, 6, manipulations)
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			h, err := r.replay(t, &c.manipulation, c.steps)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("the history ended with %v, want an error with %q:\n%s", err, c.want,
+					h.transcript())
+			}
+			if err := r.proof.CheckPage(r.page, err.Error(), "make model SEED="); err != nil {
+				t.Error(err)
+			}
+			noticed++
+		})
+	}
+	r.proof.Figure("lies", len(cases), "noticed", noticed)
+}
+
+// manipulation changes answers, or the state of the rack or a node, without the orchestrator's
+// knowledge. A nil *manipulation changes nothing.
+type manipulation struct {
+	// answer, if it is set, replaces a call. real makes the original call.
+	answer func(h *history, s step, real func() (reply, error)) (reply, error)
+	// action, if it is set, runs after the step whose line begins with when, before the state is
+	// observed.
+	when   string
+	action func(ctx context.Context, h *history) error
+}
+
+func (m *manipulation) call(ctx context.Context, h *history, s step) (reply, error) {
+	real := func() (reply, error) { return h.call(ctx, s) }
+	if m == nil || m.answer == nil {
+		return real()
+	}
+	return m.answer(h, s, real)
+}
+
+func (m *manipulation) apply(ctx context.Context, h *history) error {
+	if m == nil || m.action == nil || len(h.lines) == 0 ||
+		!strings.HasPrefix(h.lines[len(h.lines)-1], m.when) {
+		return nil
+	}
+	return m.action(ctx, h)
+}
