@@ -16,16 +16,15 @@ import (
 	"time"
 )
 
-// act is what befalls one request of a call: it has its effect before the answer, not at all, or
-// after the answer, and the answer is the rack's or another one.
+// act is a disturbance of one request of a call.
 type act struct {
-	// change selects the call's first change, or else its first look, and object its first look at a
-	// disk or a snapshot, which is the last one before the change.
+	// The request is the first change if change is set, the first read of a disk or a snapshot if
+	// object is set, and otherwise the first read.
 	change, object bool
 	effect         effect
-	// answer replaces the rack's; nil cuts the connection.
+	// answer replaces the rack's answer; nil closes the connection.
 	answer *reply
-	// meanwhile runs after the effect that precedes the answer, and before the answer.
+	// meanwhile, if it is set, runs before the answer is sent.
 	meanwhile func()
 }
 
@@ -38,15 +37,16 @@ type reply struct {
 
 type effect int
 
+// The effects of a request.
 const (
-	normal  effect = iota // the rack answers, and its answer is passed on
-	before                // the rack carries the request out, and another answer is passed on
-	instead               // the rack never gets the request
-	later                 // the rack gets the request a while after the answer
+	normal  effect = iota // the caller gets the rack's answer
+	before                // the rack gets the request, and the caller gets another answer
+	instead               // the rack does not get the request
+	later                 // the rack gets the request some time after the answer
 )
 
-// otherAnswers returns an answer that is not the rack's own word about the request: a page of a
-// proxy's with any status, a failure inside the rack, or none.
+// otherAnswer returns an answer that does not come from the rack, or reports a failure of the rack.
+// nil is no answer.
 func otherAnswer(r *rand.Rand) *reply {
 	if r.IntN(6) == 0 {
 		return nil
@@ -79,7 +79,7 @@ type proxy struct {
 	queued *act // guarded by mu
 }
 
-// lates are the effects that come after their answers.
+// lates counts the requests that the rack gets after their answers.
 type lates struct {
 	sync.WaitGroup
 	mu sync.Mutex
@@ -94,8 +94,8 @@ func newProxy(t *testing.T, rack string, l *lates) *proxy {
 	return p
 }
 
-// queue makes the act befall the next request that it is for. unqueue takes it back, and reports
-// whether it was still queued.
+// queue disturbs the next request that the act selects. unqueue removes the act, and reports
+// whether no request was disturbed.
 func (p *proxy) queue(a *act) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,13 +110,15 @@ func (p *proxy) unqueue() bool {
 	return queued
 }
 
+// take returns the queued act if it selects the request.
 func (p *proxy) take(r *http.Request) act {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	worldly := strings.HasPrefix(r.URL.Path, "/v1/me") || strings.HasPrefix(r.URL.Path, "/v1/projects")
+	background := strings.HasPrefix(r.URL.Path, "/v1/me") ||
+		strings.HasPrefix(r.URL.Path, "/v1/projects")
 	object := strings.HasPrefix(r.URL.Path, "/v1/disks/") ||
 		strings.HasPrefix(r.URL.Path, "/v1/snapshots/")
-	if a := p.queued; a != nil && !worldly && a.change == (r.Method != http.MethodGet) &&
+	if a := p.queued; a != nil && !background && a.change == (r.Method != http.MethodGet) &&
 		(object || !a.object) {
 		p.queued = nil
 		return *a
@@ -166,7 +168,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, answer.body)
 }
 
-// pass sends a request to the rack, also when its caller is gone.
+// pass sends a request to the rack, even if its caller has closed the connection.
 func (p *proxy) pass(r *http.Request, body []byte) (*reply, error) {
 	req, err := http.NewRequestWithContext(context.WithoutCancel(r.Context()), r.Method,
 		p.rack+r.URL.RequestURI(), bytes.NewReader(body))

@@ -18,9 +18,9 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// The limits of these controllers, which are shorter than the driver's own. A late effect comes
-// within the late limit. Another controller leads after the lease, which is longer than a call may
-// last and a look may be old, as in the chart.
+// The limits of these controllers, which are shorter than the defaults. A late effect comes within
+// lateLimit. Another controller leads after lease, which is longer than callLimit and lookLimit, as
+// it is in the chart.
 const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
@@ -29,13 +29,13 @@ const (
 	lease      = time.Second
 )
 
-// lanes is how many volumes are worked on at once, each by two controllers of its own.
+// lanes is the number of trials that run at once.
 const lanes = 6
 
-// TestNoMissingLateOrWrongAnswerUndoesAcknowledgedWork proves the controller's rules
-// in trials with four actors: a proxy that answers in the rack's place, a rack that carries a
-// request out after its answer, a person or another controller that makes the same change, and a
-// leader that stands still between its look and its change while another one leads.
+// Each trial has an actor that disturbs a call: a proxy that answers in place of the rack, a rack
+// that carries a request out after its answer, a person or another controller that makes the same
+// change, a leader that is stopped between its look and its change while another one leads, a token
+// without its role for a moment, or a request for another project's disk.
 func TestNoMissingLateOrWrongAnswerUndoesAcknowledgedWork(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "answers")
@@ -54,17 +54,17 @@ func TestNoMissingLateOrWrongAnswerUndoesAcknowledgedWork(t *testing.T) {
 		t.Error(what)
 	}
 	if a.void > a.trials/4 {
-		t.Errorf("%d of %d trials say nothing, because effects came too late", a.void, a.trials)
+		t.Errorf("%d of %d trials are void, because effects came too late", a.void, a.trials)
 	}
 }
 
-// answerRules are the rules of the controller, each of which a mutant lacks, and the actors that
-// show its absence.
+// answerRules contains rules of the controller, and the actors that reveal a controller without the
+// rule.
 var answerRules = []struct {
 	proof.Guard
 	shownBy []actor
 }{
-	{proof.Guard{Name: "what another server answers is no refusal", Edits: []proof.Edit{{
+	{proof.Guard{Name: "an answer that is not the rack's is no refusal", Edits: []proof.Edit{{
 		Place: "rack.own", Text: `r != nil && r.ErrorCode != "" && r.RequestId != "" &&
 		r.RequestId == answer.HTTPResponse.Header.Get("X-Request-Id")`,
 		With: "(REMOVED || (TEXT))"}, {
@@ -73,27 +73,27 @@ var answerRules = []struct {
 	{proof.Guard{Name: "a change without an answer is remembered", Edits: []proof.Edit{{
 		Place: "controller.changes.latest", Text: "c.blocks(like) && end.After(until)",
 		With: proof.NotAsked}}}, []actor{aProxy, aLateRack}},
-	{proof.Guard{Name: "a state ends no change", Edits: []proof.Edit{{
+	{proof.Guard{Name: "an observed state does not end an unanswered change", Edits: []proof.Edit{{
 		Place: "controller.attachment.confirmDetached", Text: "err := a.checkDetached(ctx, disk)",
 		With: `if REMOVED {
 		a.changes.open = nil
 	}
 	TEXT`}}}, []actor{aPerson}},
-	{proof.Guard{Name: "a change follows its look soon", Edits: []proof.Edit{{
+	{proof.Guard{Name: "a change is made soon after its look", Edits: []proof.Edit{{
 		Place: "rack.attempt.left", Text: "left := a.limit",
 		With: "left := zeroIf(!REMOVED, time.Hour) + a.limit"}}},
 		[]actor{aStoppedLeader}},
-	{proof.Guard{Name: "what is gone is looked for twice", Edits: []proof.Edit{{
+	{proof.Guard{Name: "a missing object is read twice", Edits: []proof.Edit{{
 		Place: "rack.Client.Gone", Text: "err := again()", With: `if REMOVED {
 		return nil
 	}
 	TEXT`}}}, []actor{noRoleForAMoment}},
-	{proof.Guard{Name: "another project's disk is left alone", Edits: []proof.Edit{{
+	{proof.Guard{Name: "another project's disk is not deleted", Edits: []proof.Edit{{
 		Place: "rack.World.has", Text: `w.Project == "" || project == w.Project`,
 		With: proof.Taken}}}, []actor{anotherProject}},
 }
 
-func TestTheAbsenceOfEachRuleOfTheControllerIsNoticed(t *testing.T) {
+func TestAControllerWithoutOneOfItsRulesIsNoticed(t *testing.T) {
 	t.Parallel()
 	var guards []proof.Guard
 	for _, rule := range answerRules {
@@ -113,7 +113,7 @@ func TestTheAbsenceOfEachRuleOfTheControllerIsNoticed(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("%d trials notice nothing", a.trials)
+			t.Errorf("no trial of %d fails", a.trials)
 		}) {
 			noticed++
 		}
@@ -130,7 +130,7 @@ type answerProof struct {
 	p    *proof.Proof
 	rack *harness.Rack
 	all  []*lane
-	// foreign is a disk of another project, with the ownership tag of these controllers.
+	// foreignDisk is a disk of another project, with the same cluster id in its ownership tag.
 	foreignDisk string
 
 	mu sync.Mutex
@@ -188,7 +188,7 @@ func (a *answerProof) results() []string {
 	return a.wrong
 }
 
-// plantForeign lets a controller of another project, with the same cluster id, make a disk.
+// plantForeign makes a controller of another project, with the same cluster id, create a disk.
 func (a *answerProof) plantForeign() {
 	ctx := a.t.Context()
 	other, err := a.rack.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController,
@@ -200,7 +200,7 @@ func (a *answerProof) plantForeign() {
 	a.foreignDisk = made.GetVolume().GetVolumeId()
 }
 
-// report counts something wrong.
+// report records a failure of a trial, and counts it.
 func (a *answerProof) report(count *int, seed uint64, format string, args ...any) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -14,11 +14,12 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // actor disturbs one call of a trial.
@@ -35,13 +36,13 @@ const (
 
 var actors = []actor{aProxy, aLateRack, aPerson, aStoppedLeader, noRoleForAMoment, anotherProject}
 
-// leader is a controller behind its proxy.
+// leader is a controller, with the proxy between it and the rack.
 type leader struct {
 	*harness.Plugin
 	through *proxy
 }
 
-// lane is where one trial runs at a time.
+// lane runs one trial at a time, with two controllers, of which one leads.
 type lane struct {
 	*answerProof
 	number  int
@@ -49,7 +50,7 @@ type lane struct {
 	lates   lates
 
 	leading sync.Mutex
-	// guarded by leading: the index of the leader that leads
+	// guarded by leading: the index of the controller that leads
 	first int
 }
 
@@ -72,25 +73,25 @@ func (l *lane) change() {
 	l.first = 1 - l.first
 }
 
-// life is one volume and what its orchestrator was told.
+// life is one volume, with what the answers have told its orchestrator.
 type life struct {
 	*lane
 	seed uint64
 	rand *rand.Rand
 	name string
-	// id is the volume's, "" while none is acknowledged. snapshot is the one of its snapshot.
+	// id is the acknowledged ID of the volume, and snapshot that of its snapshot, or "".
 	id, snapshot string
 	volume       *csi.Volume
 	limit        time.Duration // of a call
-	// node is where it is or was published.
+	// node is the node of the last publish.
 	node      string
 	published bool
-	// left waits for the calls of a leader that stood still.
+	// left contains functions that wait for the calls of a controller that was stopped.
 	left []func()
 }
 
-// trial lets a volume live for some calls, of which an actor disturbs one, and then compares the
-// rack with what was acknowledged.
+// trial makes some calls for a volume, of which an actor disturbs one. Then it compares the rack
+// with what was acknowledged.
 func (l *lane) trial(seed uint64, with []actor) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	v := &life{lane: l, seed: seed, rand: r, limit: callLimit,
@@ -116,7 +117,8 @@ func (v *life) live(ctx context.Context, who actor) {
 		steps = slices.Insert(steps, 3, v.publishAgain, v.unpublish)
 	}
 	steps = steps[:1+v.rand.IntN(len(steps))]
-	disturbed := max(0, len(steps)-1-v.rand.IntN(3)) // one of the last, so that the end shows it
+	// A disturbance of one of the last calls shows in the state at the end.
+	disturbed := max(0, len(steps)-1-v.rand.IntN(3))
 	for i, step := range steps {
 		if i == disturbed {
 			v.disturb(ctx, who)
@@ -128,7 +130,7 @@ func (v *life) live(ctx context.Context, who actor) {
 			v.mu.Unlock()
 		}
 		if err != nil {
-			v.report(&v.leaked, v.seed, "%s: step %d does not end: %v", who, i, err)
+			v.report(&v.leaked, v.seed, "%s: step %d does not converge: %v", who, i, err)
 			break
 		}
 	}
@@ -166,7 +168,7 @@ func (v *life) disturb(ctx context.Context, who actor) {
 	case aStoppedLeader:
 		a.effect, a.change = normal, false
 		if v.rand.IntN(2) == 0 {
-			// Even a caller that waits longer than a lease does no harm after the last look.
+			// The last look, and a caller that waits for longer than the lease.
 			a.object, v.limit = true, 10*time.Second
 		}
 		stopped := v.lead()
@@ -181,7 +183,8 @@ func (v *life) disturb(ctx context.Context, who actor) {
 	v.acts++
 }
 
-// detachByHand returns what detaches the disk: the person, or the other controller.
+// detachByHand returns a function that detaches the disk as a person or another controller does. It
+// returns nil for a volume that was never published.
 func (v *life) detachByHand(ctx context.Context) func() {
 	volume, node := v.volume, v.node
 	switch {
@@ -196,21 +199,17 @@ func (v *life) detachByHand(ctx context.Context) func() {
 	}
 }
 
-// method is a method of one of the driver's clients.
-type method[Req, Resp any] func(context.Context, Req, ...grpc.CallOption) (Resp, error)
-
-// call makes a call until it is OK, as an orchestrator does, or ends with a final code; or only
-// once. If the leader stands still, the other one is asked after the lease.
-func call[Req, Resp any](ctx context.Context, v *life, once bool,
-	of func(csi.ControllerClient) method[Req, Resp], req Req) (Resp, error) {
+// call makes a call as an orchestrator does: until it succeeds or ends with a final code, or only
+// once. If the leader is stopped, call asks the other controller after the lease.
+func (v *life) call(ctx context.Context, once bool, req proto.Message) (proto.Message, error) {
 	for {
 		asked := v.lead()
 		one, cancel := context.WithTimeout(ctx, v.limit)
-		var answer Resp
+		var answer proto.Message
 		answered := make(chan error, 1)
 		go func() {
 			var err error
-			answer, err = of(asked.Controller())(one, req)
+			answer, err = csitest.Answer(one, asked.Controller(), req)
 			answered <- err
 		}()
 		err, ended := v.await(answered, asked)
@@ -234,7 +233,7 @@ func call[Req, Resp any](ctx context.Context, v *life, once bool,
 	}
 }
 
-// await waits for a call, but not for one of a leader that stands still.
+// await waits for a call, or until the controller that was asked does not lead any more.
 func (v *life) await(answered chan error, asked leader) (err error, ended bool) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -245,7 +244,7 @@ func (v *life) await(answered chan error, asked leader) (err error, ended bool) 
 		case <-tick.C:
 		}
 		if v.lead().Plugin != asked.Plugin {
-			<-time.After(lease) // also if the caller's time was over before
+			<-time.After(lease) // even if the call has ended
 			return err, ended
 		}
 		if ended {
@@ -255,12 +254,9 @@ func (v *life) await(answered chan error, asked leader) (err error, ended bool) 
 }
 
 func (v *life) create(ctx context.Context) error {
-	made, err := call(ctx, v, false, func(c csi.ControllerClient) method[*csi.CreateVolumeRequest,
-		*csi.CreateVolumeResponse] {
-		return c.CreateVolume
-	}, harness.CreateRequest(v.name))
+	made, err := v.call(ctx, false, harness.CreateRequest(v.name))
 	if err == nil {
-		v.volume = made.GetVolume()
+		v.volume = made.(*csi.CreateVolumeResponse).GetVolume()
 		v.id = v.volume.GetVolumeId()
 	}
 	return err
@@ -271,13 +267,10 @@ func (v *life) publish(ctx context.Context) error {
 	return v.publishAgain(ctx)
 }
 
-// publishAgain publishes the volume. Sometimes the orchestrator gives up after one answer, and then
-// it unpublishes.
+// publishAgain publishes the volume on the same node. Sometimes the orchestrator makes the call
+// only once, and unpublishes the volume if it fails.
 func (v *life) publishAgain(ctx context.Context) error {
-	_, err := call(ctx, v, v.rand.IntN(3) == 0, func(c csi.ControllerClient) method[
-		*csi.ControllerPublishVolumeRequest, *csi.ControllerPublishVolumeResponse] {
-		return c.ControllerPublishVolume
-	}, harness.PublishRequest(v.volume, v.node))
+	_, err := v.call(ctx, v.rand.IntN(3) == 0, harness.PublishRequest(v.volume, v.node))
 	if v.published = err == nil; err != nil {
 		return v.unpublish(ctx)
 	}
@@ -286,20 +279,14 @@ func (v *life) publishAgain(ctx context.Context) error {
 
 func (v *life) unpublish(ctx context.Context) error {
 	v.published = false
-	_, err := call(ctx, v, false, func(c csi.ControllerClient) method[
-		*csi.ControllerUnpublishVolumeRequest, *csi.ControllerUnpublishVolumeResponse] {
-		return c.ControllerUnpublishVolume
-	}, harness.UnpublishRequest(v.volume, v.node))
+	_, err := v.call(ctx, false, harness.UnpublishRequest(v.volume, v.node))
 	return err
 }
 
-// delete deletes the volume. Sometimes the orchestrator makes it again before the deletion is
-// answered.
+// delete deletes the volume. Sometimes the orchestrator makes the call only once, and creates the
+// volume again if it fails.
 func (v *life) delete(ctx context.Context) error {
-	_, err := call(ctx, v, v.rand.IntN(2) == 0, func(c csi.ControllerClient) method[
-		*csi.DeleteVolumeRequest, *csi.DeleteVolumeResponse] {
-		return c.DeleteVolume
-	}, &csi.DeleteVolumeRequest{VolumeId: v.id})
+	_, err := v.call(ctx, v.rand.IntN(2) == 0, &csi.DeleteVolumeRequest{VolumeId: v.id})
 	if v.id = ""; err != nil {
 		return v.create(ctx)
 	}
@@ -307,28 +294,22 @@ func (v *life) delete(ctx context.Context) error {
 }
 
 func (v *life) takeSnapshot(ctx context.Context) error {
-	taken, err := call(ctx, v, false, func(c csi.ControllerClient) method[*csi.CreateSnapshotRequest,
-		*csi.CreateSnapshotResponse] {
-		return c.CreateSnapshot
-	}, harness.SnapshotRequest(v.name, v.id))
+	taken, err := v.call(ctx, false, harness.SnapshotRequest(v.name, v.id))
 	if err == nil {
-		v.snapshot = taken.GetSnapshot().GetSnapshotId()
+		v.snapshot = taken.(*csi.CreateSnapshotResponse).GetSnapshot().GetSnapshotId()
 	}
 	return err
 }
 
 func (v *life) deleteSnapshot(ctx context.Context) error {
-	_, err := call(ctx, v, v.rand.IntN(2) == 0, func(c csi.ControllerClient) method[
-		*csi.DeleteSnapshotRequest, *csi.DeleteSnapshotResponse] {
-		return c.DeleteSnapshot
-	}, &csi.DeleteSnapshotRequest{SnapshotId: v.snapshot})
+	_, err := v.call(ctx, v.rand.IntN(2) == 0, &csi.DeleteSnapshotRequest{SnapshotId: v.snapshot})
 	if v.snapshot = ""; err != nil {
 		return v.takeSnapshot(ctx)
 	}
 	return nil
 }
 
-// askForAnother asks for the deletion of another project's volume.
+// askForAnother asks for the deletion of another project's disk, which must be refused.
 func (v *life) askForAnother(ctx context.Context) {
 	_, err := v.lead().Controller().DeleteVolume(ctx,
 		&csi.DeleteVolumeRequest{VolumeId: v.foreignDisk})
@@ -346,7 +327,7 @@ func (v *life) check(ctx context.Context, who actor) {
 	for _, d := range disks {
 		switch holder := holderIn(d); {
 		case d.Id != v.id:
-			v.report(&v.leaked, v.seed, "%s: no orchestrator knows the disk %s, which is %s", who, d.Id,
+			v.report(&v.leaked, v.seed, "%s: the orchestrator does not know disk %s (%s)", who, d.Id,
 				d.State.State())
 		case v.published && holder != v.node:
 			v.report(&v.undone, v.seed, "%s: a published disk is %s at %q", who, d.State.State(), holder)
@@ -360,7 +341,7 @@ func (v *life) check(ctx context.Context, who actor) {
 	}
 	for _, s := range snapshots {
 		if s.Id != v.snapshot {
-			v.report(&v.leaked, v.seed, "%s: no orchestrator knows the snapshot %s", who, s.Id)
+			v.report(&v.leaked, v.seed, "%s: the orchestrator does not know snapshot %s", who, s.Id)
 		}
 	}
 	if v.snapshot != "" && len(snapshots) == 0 {

@@ -1,4 +1,4 @@
-// Package concurrency proves what calls may do to each other: nothing that was acknowledged is
-// undone by an answer that is missing, late or wrong, or by another controller, and a disk in
-// trouble holds up only its own volume. Many callers at once are a test of package model.
+// Package concurrency proves two promises about calls at the same time: a missing, late or wrong
+// answer of the rack, or another controller, never undoes acknowledged work; and a disk that hangs
+// or fails delays only calls for its own volume. Package model has a test with many callers.
 package concurrency

@@ -31,17 +31,15 @@ const (
 	// asksPerVolume is how often the orchestrator asks for the health and the usage of a volume
 	// whose disk hangs.
 	asksPerVolume = 10
-	// brief is how long the orchestrator waits for a call that may hang.
+	// brief is the deadline of a call that may hang.
 	brief = 500 * time.Millisecond
 )
 
-// TestADiskInTroubleHoldsUpOnlyItsOwnVolume proves that a disk holds up only its own volume if
-// it hangs, fails, or is locked by its workload. Meanwhile other volumes of the node go
-// through their whole lives. Callers that ask for the volume in trouble do not cost the node's
-// process a thread each.
-func TestADiskInTroubleHoldsUpOnlyItsOwnVolume(t *testing.T) {
+// While disks hang, fail or are locked by their workloads, other volumes of the node go through
+// their whole lives. Callers that ask for such a volume do not block a thread of the driver each.
+func TestAFailingDiskDelaysOnlyItsOwnVolume(t *testing.T) {
 	n := newNeighbours(t, harness.PluginOptions{}, time.Minute)
-	n.live("first", kinds...) // fills the caches, so that the later lives can be compared
+	n.live("first", kinds...) // fills the caches, so that the next two can be compared
 	before := n.live("before", kinds...)
 	n.inTrouble()
 	during := n.live("during", kinds...)
@@ -56,10 +54,9 @@ func TestADiskInTroubleHoldsUpOnlyItsOwnVolume(t *testing.T) {
 	}
 }
 
-// TestABtrfsThatHangsInACommitHoldsUpOnlyBtrfs is the same proof for a btrfs that holds locks
-// of the kernel while its disk hangs. The kernel then cannot mount or unmount another btrfs,
-// but nothing else on the node waits.
-func TestABtrfsThatHangsInACommitHoldsUpOnlyBtrfs(t *testing.T) {
+// While a btrfs hangs in a commit, it holds locks of the kernel with which every other btrfs is
+// mounted and unmounted. No other filesystem waits.
+func TestABtrfsThatHangsInACommitDelaysOnlyBtrfs(t *testing.T) {
 	n := newNeighbours(t, harness.PluginOptions{}, 20*time.Second)
 	hangs := n.trouble("hangs-in-commit", "btrfs", true,
 		adminapi.DiskFault{On: []string{"flush"}, Hang: true})
@@ -73,8 +70,8 @@ func TestABtrfsThatHangsInACommitHoldsUpOnlyBtrfs(t *testing.T) {
 	}
 }
 
-// waits are guards that keep a call from waiting for a disk or a lock of another volume, or
-// from keeping a thread for a disk that hangs.
+// waits contains the guards without which a call waits for another volume's disk or lock, or blocks
+// a thread on a disk that hangs.
 var waits = []proof.Guard{
 	{Name: "an unstage reads no other disk", Edits: []proof.Edit{{
 		Place: "node.heldVolume.stagedDisks", Text: "known, ok := v.record.load()",
@@ -110,7 +107,7 @@ func TestTheProofNoticesADriverThatWaitsForAnotherVolume(t *testing.T) {
 			n.live("during", kinds...)
 			n.close()
 			if n.stuck == 0 && n.threads == 0 {
-				t.Error("nothing got stuck")
+				t.Error("no call and no thread got stuck")
 			}
 		})
 	}
@@ -122,7 +119,7 @@ type neighbours struct {
 	t          *testing.T
 	controller csi.ControllerClient
 	node       *harness.Plugin
-	// limit is how long a call may take if it does not have to wait.
+	// limit is the deadline of a call that must not wait for another volume.
 	limit                 time.Duration
 	lives, stuck, threads int
 	troubled              []*neighbour
@@ -169,7 +166,7 @@ func (p *neighbour) unpublish(ctx context.Context) error {
 	return p.Unpublish(ctx, p.n.node.Node())
 }
 
-// data is what the volume's workload writes.
+// data returns the data of a workload in the volume.
 func (p *neighbour) data() harness.Data {
 	return harness.Data{Rack: p.n.Rack, Target: p.Target, Raw: p.Capability.GetBlock() != nil,
 		Seed: 1, PieceBytes: 4096}
@@ -224,9 +221,8 @@ func (n *neighbours) call(what string, call func(context.Context) error) bool {
 // kinds contains all kinds of volumes.
 var kinds = []string{"ext4", "xfs", "btrfs", "block"}
 
-// live takes a volume of each kind through its whole life, one after the other, and returns
-// how long the node's calls took. Each life includes an unstage of a volume that the node does
-// not know any more.
+// live takes a volume of each kind through its whole life, one after the other, and returns how
+// long the node's calls took. The last call unstages a volume that the node has already forgotten.
 func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 	for _, fsType := range kinds {
 		p := n.attach(name+"-"+fsType, fsType)
@@ -245,14 +241,14 @@ func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 			p.remove()
 			continue
 		}
-		n.troubled = append(n.troubled, p) // removed when all disks work again
+		n.troubled = append(n.troubled, p) // close removes it when all disks work again
 	}
 	return took
 }
 
-// inTrouble makes volumes with different troubles: a blank disk that hangs while it is being
-// staged, disks in use that hang or fail, a raw device that is locked by its workload, and one that
-// a loop device uses.
+// inTrouble creates volumes with faults: disks in use that hang or fail, a raw device that is
+// locked by its workload, one that a loop device uses, and a blank disk that hangs in its first
+// stage.
 func (n *neighbours) inTrouble() {
 	all := []string{"read", "write", "flush"}
 	var asked []*neighbour
@@ -287,7 +283,7 @@ func (n *neighbours) inTrouble() {
 	n.call("unpublish what its workload has locked", raw.unpublish)
 }
 
-// trouble makes a volume, uses it if used is true, and then makes its disk fail.
+// trouble creates a volume, publishes it if used is true, and then makes its disk fail.
 func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.DiskFault) *neighbour {
 	ctx := n.t.Context()
 	p := n.attach(name, fsType)
@@ -315,8 +311,7 @@ func (n *neighbours) ask(of ...*neighbour) {
 	}
 }
 
-// commit makes a workload write and sync, and returns when the sync waits for the disk, which
-// hangs.
+// commit makes a workload write and sync, and returns when the sync waits for the disk.
 func (n *neighbours) commit(p *neighbour) {
 	f, err := os.Create(filepath.Join(p.Target, "synced"))
 	csitest.Must(n.t, err)
@@ -343,9 +338,8 @@ func (n *neighbours) commit(p *neighbour) {
 	}))
 }
 
-// nodeOf opens the node of a published raw device in such a way that NodeUnpublishVolume does
-// not find it in use. A workload does the same through a copy of the mount in its own
-// namespace.
+// nodeOf opens a published raw device by its node in the guest, so that the published path itself
+// is not in use. A workload does the same through a mount in its own namespace.
 func (n *neighbours) nodeOf(p *neighbour) *os.File {
 	want, err := os.Stat(p.Target)
 	csitest.Must(n.t, err)
@@ -362,7 +356,7 @@ func (n *neighbours) nodeOf(p *neighbour) *os.File {
 	return nil
 }
 
-// impatient makes a call and gives up soon.
+// impatient makes a call with a short deadline.
 func (n *neighbours) impatient(call func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(n.t.Context(), brief)
 	defer cancel()
@@ -385,7 +379,7 @@ func (n *neighbours) waiting() (threads int) {
 // close counts the threads that still wait, ends all trouble, and removes the volumes.
 func (n *neighbours) close() {
 	ctx := n.t.Context()
-	// A thread that does ordinary work may wait for its disk for a moment.
+	// Other threads may wait for a disk for a moment.
 	_ = harness.Await(ctx, 5*time.Second, func() error {
 		if n.threads = n.waiting() - n.threadsBefore; n.threads > 0 {
 			return fmt.Errorf("%d threads wait for a disk", n.threads)

@@ -21,17 +21,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
-// leastTrials and leastRackTrials are the minimum numbers of trials. The short form has shortTrials
-// with calls to a node, and as many with other calls.
+// leastTrials and leastRackTrials are the minimum numbers of trials. The short form makes
+// shortTrials trials of node calls, and as many of other calls.
 const (
 	leastTrials     = 20
 	leastRackTrials = 15
 	shortTrials     = 2
 )
 
-// only is the environment variable that repeats a trial by its name, which a failure prints. A
-// part of a name repeats all trials whose names contain it. In the long form it repeats all
-// such points, with random choices for the rest of the trial.
+// only is the environment variable with a part of the names of the trials to run; a failure prints
+// the name of its trial. In the long form it selects points, and the rest of a trial is random.
 const only = "CRASH_ONLY"
 
 func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) { // B-10
@@ -55,8 +54,8 @@ type campaign struct {
 	*proof.Proof
 	t   *testing.T
 	run *harness.Run
-	// envs work at once, because a trial mostly waits for processes and for the disk. There are
-	// two, one for each dry run. In the short form there is one.
+	// envs run trials at the same time, because a trial mostly waits for processes and disks. There
+	// are two, one for each dry run, and in the short form one.
 	envs  []*environment
 	kinds []string
 	// least is the minimum number of trials.
@@ -135,9 +134,9 @@ func (c *campaign) wanted() int {
 	return c.least
 }
 
-// count finds the points: the points that two dry runs have in common. Points that only one of
-// them has are random, such as the number of pieces of a file on the disk, or the size of the
-// rack's records.
+// count finds the points. It makes two dry runs and keeps the points that both have: the others are
+// random, such as those that depend on the number of extents of a file, or the size of the rack's
+// records.
 func (c *campaign) count(ctx context.Context) {
 	var runs [2][]point
 	err := c.each(func(i int) (err error) {
@@ -171,7 +170,7 @@ func (c *campaign) countStarts(ctx context.Context) {
 	}
 }
 
-// each calls do for all environments at once.
+// each calls do for every environment, at the same time.
 func (c *campaign) each(do func(i int) error) error {
 	var all sync.WaitGroup
 	errs := make([]error, len(c.envs))
@@ -274,8 +273,8 @@ func named(points []trace.Point, name string) *trace.Point {
 	return nil
 }
 
-// attempt runs a trial in an environment. After a failed trial it keeps the environment as it
-// is, and opens a new one. The error means that this failed.
+// attempt runs a trial in an environment. After a failed trial it keeps the files of the
+// environment and opens a new environment. It returns an error if that fails.
 func (c *campaign) attempt(ctx context.Context, i int, tr trial, seed uint64) error {
 	env := c.envs[i]
 	kills, overlaps := env.kills, env.overlaps
@@ -286,7 +285,7 @@ func (c *campaign) attempt(ctx context.Context, i int, tr trial, seed uint64) er
 	}
 	c.Say("%s failed", tr)
 	c.draw(ctx, env, tr, err)
-	c.t.Errorf("%s\n  %v\n  the logs lie in %s; repeat it with\n  %s=%q PROOF_SEED=%d", tr, err,
+	c.t.Errorf("%s\n  %v\n  the logs are in %s; repeat it with\n  %s=%q PROOF_SEED=%d", tr, err,
 		env.Rack.Dir, only, fmt.Sprint(tr), c.Seed)
 	_ = env.Abandon(ctx) // the trial's failure has been reported
 	if env.watcher != nil {
@@ -296,15 +295,14 @@ func (c *campaign) attempt(ctx context.Context, i int, tr trial, seed uint64) er
 	return c.openEnvironment(ctx, i)
 }
 
-// draw draws a trial that failed, and returns the path of the page.
+// draw draws the page of a failed trial, and returns its path.
 func (c *campaign) draw(ctx context.Context, env *environment, tr trial, broken error) string {
 	return c.Draw(ctx, proof.Failure{Name: tr.String(), Broken: broken, Dir: c.run.Dir,
 		Repeat: fmt.Sprintf("%s=%q make crash SEED=%d", only, tr, c.Seed), Rack: env.Rack,
 		Plugins: env.Plugins, History: env.Rack.History})
 }
 
-// TestATrialThatBreaksAPromiseIsDrawn leaves a file behind, which no trial may do.
-func TestATrialThatBreaksAPromiseIsDrawn(t *testing.T) {
+func TestATrialThatLeavesAFileFailsAndIsDrawn(t *testing.T) {
 	run := harness.RunFor(t)
 	putGates(t, run)
 	c := newCampaign(t, run, driverProof, nil, 0)

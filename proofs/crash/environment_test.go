@@ -11,11 +11,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
@@ -30,8 +32,8 @@ const (
 	driverA     = "a"
 	driverB     = "b"
 	rackProcess = "rack"
-	// beside is a second node driver in instance a, with the state directory of the first one. A
-	// surge update, or the forced deletion of a pod, starts one.
+	// beside is a second node driver in instance a, with the state directory of the first one, as
+	// after the forced deletion of its pod.
 	beside = "beside"
 )
 
@@ -46,16 +48,15 @@ type environment struct {
 	files      map[string]bool
 	storage    int64
 	lifecycles int
-	// killed contains the processes that were killed in this lifecycle. Each is the leader of a
-	// process group.
+	// killed contains the process groups of the processes that were killed in this lifecycle.
 	killed map[int]bool
-	// kills counts how often a process was killed. overlaps counts how often a second driver was
-	// called while the first one stood still.
+	// kills counts the kills. overlaps counts the trials in which a second driver was called while
+	// the first one was paused.
 	kills, overlaps int
 }
 
-// newEnvironment starts all processes and takes the baseline. The bystanders are disks of an
-// instance that is never stopped.
+// newEnvironment starts all processes and takes the baseline. The bystanders are in instance a or,
+// if a is stopped in lifecycles, in b.
 func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (*environment, error) {
 	instance := driverB
 	if p.Name == driverProof {
@@ -81,8 +82,8 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (*env
 		if env.plugins[name], err = env.StartPlugin(ctx, options); err != nil {
 			return env, err
 		}
-		// The driver makes the directory of its records once, at the first change of a volume. No
-		// later lifecycle would reach that point.
+		// The driver would make this directory in the first lifecycle only, and its effect would be a
+		// point that no trial reaches.
 		records := filepath.Dir(env.plugins[name].FlightFile("none"))
 		if err := errors.Join(os.Mkdir(env.plugins[name].Kubelet(), 0o750),
 			os.MkdirAll(records, 0o700)); err != nil {
@@ -103,7 +104,7 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (*env
 	return env, err
 }
 
-// close ends all processes in order and returns an error if something is left.
+// close stops all processes, and returns an error if something is left.
 func (env *environment) close() error {
 	var err error
 	if env.watcher != nil {
@@ -131,8 +132,8 @@ func (env *environment) process(name string) process {
 	return env.plugins[name]
 }
 
-// watched calls do while a process is watched. If a point is given, the process is killed
-// there. failed is the error of do. err is a failure of the proof itself.
+// watched calls do while a process is watched. If kill is set, the process is killed at that point.
+// failed is the error of do, and err is a failure of the watcher.
 func (env *environment) watched(name string, kill *trace.Point, do func() error) (
 	report trace.Report, failed, err error) {
 	order := env.order(name, env.process(name).PID(), kill)
@@ -208,9 +209,8 @@ func (env *environment) checkClean(ctx context.Context) error {
 	return err
 }
 
-// filesNow lists the files below the rack's directory: the disks' files, the guest views, the
-// drivers' records, and the orchestrator's directories. It omits logs and flight recorders,
-// because they grow, and sockets, because they come and go.
+// filesNow lists the files below the rack's directory: disks, guest views, the drivers' records,
+// and the orchestrator's directories. It omits logs, flight recorders and sockets.
 func (env *environment) filesNow() (map[string]bool, error) {
 	files := map[string]bool{}
 	err := filepath.WalkDir(env.Rack.Dir, func(path string, entry fs.DirEntry, err error) error {
@@ -243,4 +243,79 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	namespace.Main(m)
+}
+
+// gate is a script that runs in place of a program, and then executes the program in its process.
+// If the directory of the process contains a pipe named gate, the script waits until that is
+// written to. In the meantime the watcher begins to watch the process.
+const gate = `#!/bin/sh
+for arg; do
+	case $arg in
+	*/sim) dir=${arg%%/sim} ;;
+	--endpoint=unix://*) dir=${arg#--endpoint=unix://} dir=${dir%%/csi.sock} ;;
+	esac
+done
+if [ -p "$dir/gate" ]; then
+	echo $$ >"$dir/gate.pid.new"
+	mv "$dir/gate.pid.new" "$dir/gate.pid"
+	read line <"$dir/gate"
+fi
+exec %s "$@"
+`
+
+// putGates replaces both programs of the run by gates.
+func putGates(t *testing.T, run *harness.Run) {
+	t.Helper()
+	for program, variable := range map[string]string{
+		"oxide-csi-plugin": "OXIDE_CSI_PLUGIN", "oxide-simulator": "OXIDE_SIMULATOR",
+	} {
+		path, err := run.Binary(t.Context(), program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		script := filepath.Join(run.Dir, program+".gate")
+		if err := os.WriteFile(script, fmt.Appendf(nil, gate, path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv(variable, script)
+	}
+}
+
+// startWatched starts a process that was killed and watches its start. If kill is set, the process
+// is killed again at that point.
+func (env *environment) startWatched(ctx context.Context, name string, kill *trace.Point) (
+	report trace.Report, err error) {
+	dir := env.Rack.Dir
+	if name != rackProcess {
+		dir = env.plugins[name].Dir
+	}
+	pipe, pidFile := filepath.Join(dir, "gate"), filepath.Join(dir, "gate.pid")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		return report, fmt.Errorf("make a gate: %w", err)
+	}
+	started := make(chan error, 1)
+	go func() { started <- env.process(name).Start(ctx) }()
+	var pid int
+	err = harness.Await(ctx, patience, func() error {
+		text, err := os.ReadFile(pidFile)
+		if err == nil {
+			pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
+		}
+		return err
+	})
+	if err != nil {
+		return report, fmt.Errorf("wait for the gate of %s: %w", name, err)
+	}
+	if err := env.watcher.Watch(env.order(name, pid, kill)); err != nil {
+		return report, err
+	}
+	err = os.WriteFile(pipe, []byte("go\n"), 0)
+	failed := <-started
+	report, released := env.watcher.Release()
+	err = errors.Join(err, released, os.Remove(pipe), os.Remove(pidFile))
+	if report.Killed {
+		env.noteKilled(name, pid)
+		return report, err
+	}
+	return report, errors.Join(err, failed)
 }

@@ -16,17 +16,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// retryPatience limits how long the orchestrator repeats a call whose code means that an
-// operation is in progress. refusalPatience is the limit for a call that is refused.
-// callTimeout limits each call. It is kubelet's, because a call that reads a disk whole takes
-// long on a busy machine, and must succeed at once in a dry run.
+// retryPatience limits how long the orchestrator repeats a call, and refusalPatience how long it
+// repeats a call that is refused. callTimeout limits each call. It is kubelet's: a call that reads
+// a whole disk takes long on a busy machine, and a dry run makes it once.
 const (
 	retryPatience   = 60 * time.Second
 	refusalPatience = 15 * time.Second
 	callTimeout     = 2 * time.Minute
 )
 
-// patienceFor returns how long an orchestrator repeats a call after a code.
+// patienceFor returns how long the orchestrator repeats a call that is answered with the code.
 func patienceFor(code codes.Code) time.Duration {
 	if code == codes.FailedPrecondition || code == codes.Internal {
 		return refusalPatience
@@ -34,8 +33,8 @@ func patienceFor(code codes.Code) time.Duration {
 	return retryPatience
 }
 
-// retryable contains the codes after which an orchestrator repeats the call. A call that never
-// succeeds is still a failure.
+// retryable contains the codes after which the orchestrator repeats the call. With any other error
+// the trial fails.
 var retryable = []codes.Code{
 	codes.Aborted, codes.Unavailable, codes.DeadlineExceeded, codes.Internal,
 	codes.FailedPrecondition,
@@ -48,8 +47,7 @@ func (st step) callOnce(ctx context.Context) error {
 	return st.call(ctx)
 }
 
-// callUntilOK repeats a step's call until it succeeds, and returns the errors before the
-// success.
+// callUntilOK repeats a step's call until it succeeds, and returns the errors until then.
 func (st step) callUntilOK(ctx context.Context) (replies []string, err error) {
 	start := time.Now()
 	backoff := harness.Backoff{Next: 10 * time.Millisecond, Max: 500 * time.Millisecond}
@@ -91,7 +89,7 @@ func runSteps(ctx context.Context, steps []step) (replies []string, err error) {
 func (l *lifecycle) finish(ctx context.Context) error {
 	var errs []error
 	if strings.HasPrefix(l.kind, deviceless) {
-		errs = append(errs, l.mendDevices(ctx)) // the orchestrator may have given up before
+		errs = append(errs, l.mendDevices(ctx)) // an orchestrator that gave up has not done this
 	}
 	for _, v := range l.volumes {
 		errs = append(errs, v.removeDirs(), l.checkChanges(v))
@@ -99,8 +97,8 @@ func (l *lifecycle) finish(ctx context.Context) error {
 	return errors.Join(append(errs, l.Bystanders.Harm(), l.checkClean(ctx))...)
 }
 
-// checkChanges compares the nodes' flight records of a volume with the changes that are
-// possible for it.
+// checkChanges returns an error unless the changes of a volume in the nodes' flight recorders are
+// possible, with one format.
 func (l *lifecycle) checkChanges(v *volume) error {
 	if v.created == nil {
 		return nil
@@ -127,7 +125,7 @@ func (l *lifecycle) checkChanges(v *volume) error {
 	}
 	// The filesystem of a restored volume was made for the volume of its snapshot.
 	if formatted > 1 || mounted && v.source == nil && formatted+doubtful == 0 {
-		return fmt.Errorf("the flight recorders say that volume %s was formatted %d times",
+		return fmt.Errorf("the flight recorders contain %[2]d formats of volume %[1]s, want one",
 			v.created.GetVolumeId(), formatted)
 	}
 	return nil
@@ -149,7 +147,7 @@ func formatErrors(replies []string) string {
 		i += times
 	}
 	if len(lines) == 0 {
-		return "nothing but OK"
+		return "OK"
 	}
 	return strings.Join(lines, "\n    ")
 }

@@ -34,16 +34,16 @@ const (
 	overlap = "the orchestrator asks a second process while the first one stands still"
 )
 
-// trial is a run with a point, the processes to kill there, and the orchestrator's action
-// after that.
+// trial is a point, at which a process is killed or paused, and the orchestrator's action after
+// that.
 type trial struct {
 	point
 	then string
-	// second is the point at which the process is killed again, when the call is repeated for the
-	// first time.
-	second *trace.Point
-	// starting is the point at which the process is killed again before that, while it starts.
+	// starting, if it is set, is the point at which the process is killed again while it starts.
 	starting *trace.Point
+	// second, if it is set, is the point at which the process is killed again when the call is
+	// repeated for the first time.
+	second *trace.Point
 }
 
 func (p point) String() string {
@@ -155,8 +155,8 @@ func (p point) overlaps() bool {
 	return false
 }
 
-// goingUp reports whether the orchestrator can give up something at the point. While it
-// removes the volume, it can only continue.
+// goingUp reports whether the orchestrator can give up at the point. While it removes the volume,
+// it can only continue.
 func (p point) goingUp() bool {
 	switch p.rpc {
 	case "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
@@ -179,7 +179,7 @@ func choose(p point, points []point, starts int, rng *rand.Rand) trial {
 		more := inStepOf(p, points)
 		t.second = &more[rng.IntN(len(more))]
 	case 1:
-		// A start after a kill has more effects than an ordinary one.
+		// A start after a kill has more effects than an ordinary start.
 		const most = 12
 		phase := []trace.Phase{trace.Before, trace.After}[rng.IntN(2)]
 		t.starting = &trace.Point{N: 1 + rng.IntN(starts+most), Phase: phase}
@@ -198,8 +198,8 @@ func inStepOf(p point, points []point) []trace.Point {
 	return more
 }
 
-// sample chooses n random points. It chooses more if this is necessary to have every RPC and
-// every kind of effect among them. To need few, it takes points first that add both.
+// sample chooses n random points, or more if that is necessary to have every RPC and every kind of
+// effect among them. Points that add both come first, so that few more are necessary.
 func sample(points []point, n int, rng *rand.Rand) []point {
 	rest := slices.Clone(points)
 	rng.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })

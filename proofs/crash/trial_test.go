@@ -9,19 +9,23 @@ import (
 	"strings"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
-// trialTimeout is much longer than any trial takes.
+// trialTimeout limits a trial, which takes seconds on an idle machine.
 const trialTimeout = 5 * time.Minute
 
-// tries is the number of attempts to reach a point, because the order of goroutines may hide a
-// point. A point that is never reached is a failure.
+// tries is the number of lifecycles in which a trial tries to reach its point: in some of them, the
+// goroutines may run in an order without that point.
 const tries = 3
 
-// runTrial runs a lifecycle in which a process is killed at one point, and returns an error
-// unless the lifecycle converges. A lifecycle may have fewer effects of a name than the dry
-// run, for example if a disk's bytes are in fewer pieces. Then the last effect is the point.
+// runTrial runs a lifecycle in which a process is killed at one point, and returns an error unless
+// the lifecycle converges. If the lifecycle has fewer effects of the point's name than the dry run,
+// the last of them becomes the point.
 func (env *environment) runTrial(ctx context.Context, t trial, seed uint64) error {
 	for range tries {
 		last, err := env.runOnce(ctx, t, seed)
@@ -35,11 +39,11 @@ func (env *environment) runTrial(ctx context.Context, t trial, seed uint64) erro
 	return fmt.Errorf("the point was not reached in %d lifecycles", tries)
 }
 
-// pointReached replaces the number of the last effect when the point was reached.
+// pointReached is the result of runOnce when the point was reached.
 const pointReached = -1
 
-// runOnce runs one such lifecycle. If the point was not reached, the lifecycle is an ordinary
-// one, and last is the number of the last effect of the point's name.
+// runOnce runs one lifecycle of a trial. If the point was not reached, last is the number of the
+// last effect of the point's name.
 func (env *environment) runOnce(ctx context.Context, t trial, seed uint64) (last int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
@@ -53,7 +57,7 @@ func (env *environment) runOnce(ctx context.Context, t trial, seed uint64) (last
 	}
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("%w\n  the orchestrator was told:\n    %s", err, formatErrors(replies))
+		return 0, fmt.Errorf("%w\n  the errors of the calls:\n    %s", err, formatErrors(replies))
 	case killed:
 		return pointReached, nil
 	}
@@ -96,13 +100,12 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) (killed bool, r
 	return killed, append(replies, more...), err
 }
 
-// mayOutliveDriver contains the tools that are meant to continue when their driver dies,
-// because an interrupted repair is worse than the original damage. The tools must end, and until
-// then no call may succeed.
+// mayOutliveDriver contains the tools that continue when their driver dies, because an interrupted
+// repair is worse than the damage. They must end, and until then no call may succeed.
 var mayOutliveDriver = []string{"e2fsck", "resize2fs"}
 
-// mayOutlive reports whether a program may continue when its driver was killed at a point.
-// Before the driver's child has become the tool, it still has the driver's name.
+// mayOutlive reports whether a program may continue when its driver was killed at a point. Before
+// its execve, the driver's child still has the driver's name.
 func mayOutlive(program string, at trace.Point) bool {
 	const driver = "driver"
 	if program == driver && at.Phase == trace.Before {
@@ -111,8 +114,8 @@ func mayOutlive(program string, at trace.Point) bool {
 	return slices.Contains(mayOutliveDriver, program)
 }
 
-// restartAndKillAgain starts a process that was killed, and kills it again where the trial
-// says so. If less work is left, the second point may not exist any more.
+// restartAndKillAgain starts a process that was killed, and kills it again at the trial's further
+// points. The repeated call may not reach the second point, because less work is left.
 func (l *lifecycle) restartAndKillAgain(ctx context.Context, st step, t trial) (replies []string,
 	err error) {
 	if err := l.startAgain(ctx, st.watched, t.starting); err != nil || t.second == nil {
@@ -142,7 +145,7 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point) (ki
 	if st.watched != rackProcess {
 		for _, tool := range report.Orphans {
 			if !mayOutlive(tool, at) {
-				return true, replies, fmt.Errorf("%s went on working after its driver was killed", tool)
+				return true, replies, fmt.Errorf("%s continued after its driver was killed", tool)
 			}
 		}
 	}
@@ -150,8 +153,8 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point) (ki
 	return true, replies, nil
 }
 
-// startAgain starts a process that was killed. If a point is given, it kills the process again
-// during the start.
+// startAgain starts a process that was killed. If at is set, the process is killed again at that
+// point of its start, and started once more.
 func (l *lifecycle) startAgain(ctx context.Context, name string, at *trace.Point) error {
 	if at != nil {
 		report, err := l.startWatched(ctx, name, at)
@@ -192,5 +195,82 @@ func (l *lifecycle) moveVolume(ctx context.Context) (replies []string, err error
 		steps = append(steps, v.up(node)...)
 		steps = append(steps, v.down(node)...)
 	}
-	return runSteps(ctx, l.watching(append(steps, step{rpc: "DeleteVolume", call: v.delete})))
+	return runSteps(ctx, l.checked(append(steps, step{rpc: "DeleteVolume", call: v.delete})))
+}
+
+// overlapTimeout limits a call to the second process, which may wait for the first one.
+const overlapTimeout = 3 * time.Second
+
+// secondProcess is the context key that sends calls to the second node driver.
+type secondProcess struct{}
+
+// driver returns the client of the node driver to which a call goes.
+func (env *environment) driver(ctx context.Context, node string) csi.NodeClient {
+	if ctx.Value(secondProcess{}) != nil {
+		node = beside
+	}
+	return env.plugins[node].Node()
+}
+
+// overlapped makes a step's call. While the process is paused at the point, overlapped makes the
+// same call, and the following calls on the node, to a second process of the driver. Whatever the
+// first process does afterwards must not undo the calls that the second process answered with OK.
+func (l *lifecycle) overlapped(ctx context.Context, t trial) (paused bool, replies []string,
+	err error) {
+	st := l.steps[t.step]
+	order := l.order(st.watched, l.plugins[st.watched].PID(), &t.trace)
+	if err := l.watcher.Watch(order); err != nil {
+		return false, nil, err
+	}
+	var first, second error
+	report, err := l.watcher.ReleaseAtPause(func() { first = st.callOnce(ctx) }, func() {
+		replies, second = l.callSecondProcess(context.WithValue(ctx, secondProcess{}, true), t.step)
+	})
+	replies = append(replies, fmt.Sprintf("%s: %v (this is the first process)", st, first))
+	switch {
+	case err != nil:
+		return report.Paused, replies, err
+	case second != nil:
+		return report.Paused, replies, second
+	case !report.Paused:
+		l.effects = report.Effects
+	}
+	l.overlaps++
+	more, err := runSteps(ctx, l.steps[l.stageBefore(t.step):])
+	return report.Paused, append(replies, more...), err
+}
+
+// callSecondProcess makes the calls to the second process, until one of them fails.
+func (l *lifecycle) callSecondProcess(ctx context.Context, from int) (replies []string, err error) {
+	for _, st := range l.steps[from:] {
+		if st.on != driverA || st.rpc == "ControllerUnpublishVolume" {
+			return replies, nil
+		}
+		short, cancel := context.WithTimeout(ctx, overlapTimeout)
+		answer := st.call(short)
+		cancel()
+		replies = append(replies, fmt.Sprintf("%s: %v (this is the second process)", st, answer))
+		switch code := status.Code(answer); {
+		case code != codes.OK && !slices.Contains(retryable, code):
+			return replies, fmt.Errorf("%s: no orchestrator would repeat after %s", st, code)
+		case code != codes.OK:
+			return replies, nil
+		case st.then != nil:
+			if err := st.then(); err != nil {
+				return replies, err
+			}
+		}
+	}
+	return replies, nil
+}
+
+// stageBefore returns the step at which the orchestrator continues. Before a publish it stages the
+// volume again, because the calls to the second process may have unstaged it.
+func (l *lifecycle) stageBefore(i int) int {
+	if rpc := l.steps[i].rpc; rpc != "NodePublishVolume" {
+		return i
+	}
+	for ; l.steps[i].rpc != "NodeStageVolume"; i-- {
+	}
+	return i
 }

@@ -18,13 +18,13 @@ import (
 
 const gib = harness.GiB
 
-// volume is the orchestrator's knowledge of a volume.
+// volume is what the orchestrator knows about a volume.
 type volume struct {
 	*environment
 	name, access string
 	size         int64
 	seed         uint64
-	// source is the snapshot from which the volume is made.
+	// source is the snapshot from which the volume is made, or nil.
 	source *snapshot
 
 	requested atomic.Bool // the driver was asked to create the volume
@@ -41,12 +41,12 @@ type placement struct {
 	harness.Placement
 	*environment
 	node string
-	// These calls were made and not undone. A call may still be in progress when another process
-	// of the driver is called.
+	// These calls were made and not undone. The fields are atomic because two processes of the driver
+	// may be called at once.
 	attached, staged, published atomic.Bool
 }
 
-// snapshot is the orchestrator's knowledge of a snapshot.
+// snapshot is what the orchestrator knows about a snapshot.
 type snapshot struct {
 	of        *volume
 	name      string
@@ -57,7 +57,7 @@ type snapshot struct {
 	files  proof.ForgedFiles
 }
 
-// newVolume prepares a volume for the orchestrator. The driver is not called.
+// newVolume prepares a volume, which no call has created yet.
 func (env *environment) newVolume(name, access string, size int64, seed uint64) (*volume, error) {
 	v := &volume{environment: env, name: name, access: access, size: size, seed: seed,
 		at: map[string]*placement{}}
@@ -114,7 +114,7 @@ func (v *volume) delete(ctx context.Context) error {
 	return undone(&v.requested, err)
 }
 
-// undone records the success of a call that undoes what another call has done.
+// undone clears done if a call that undoes another one has succeeded.
 func undone(done *atomic.Bool, err error) error {
 	if err == nil {
 		done.Store(false)
@@ -175,14 +175,14 @@ func (sn *snapshot) delete(ctx context.Context) error {
 	return undone(&sn.requested, err)
 }
 
-// data returns the data of the workload on a node.
+// data returns the data of a workload on a node.
 func (v *volume) data(node string) harness.Data {
 	return harness.Data{Rack: v.Rack, Target: v.at[node].Target, Raw: v.access == "block",
 		Seed: v.seed, PieceBytes: 256 << 10}
 }
 
-// writeAndVerify does the work of a workload. It compares all acknowledged data byte for byte,
-// and adds a piece if it may write.
+// writeAndVerify acts as a workload: it compares all acknowledged data byte for byte, and writes
+// one more piece unless the volume is read-only.
 func (v *volume) writeAndVerify(node string) error {
 	for n := range v.pieces {
 		if err := v.data(node).Verify(n); err != nil {
@@ -216,8 +216,7 @@ func (v *volume) forge(node string) (err error) {
 	return err
 }
 
-// verifyReadOnly returns an error unless a write to a read-only volume fails, at the latest
-// when it is synced.
+// verifyReadOnly returns an error if a write to a read-only volume, with its fsync, succeeds.
 func (v *volume) verifyReadOnly(node string) error {
 	if v.data(node).Write(v.pieces, true) == nil {
 		return fmt.Errorf("volume %s is read-only and was written", v.name)

@@ -13,21 +13,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// phase is the moment of the fault, relative to the operation's effect.
+// phase is the moment of the wrong answer, relative to the operation's effect.
 type phase adminapi.Phase
 
 const (
-	before   phase = "before"   // the rack does nothing and does not read the request
-	instead  phase = "instead"  // the rack reads the request and does nothing
-	after    phase = "after"    // the rack has done the operation
-	twice    phase = "twice"    // the rack has done the operation twice
-	deferred phase = "deferred" // the rack does it after the answer, before the call is repeated
-	later    phase = "later"    // the rack does it after the repeated call was answered
+	before   phase = "before"   // there is no effect; the rack does not read the request
+	instead  phase = "instead"  // there is no effect; the rack reads the request
+	after    phase = "after"    // the effect comes before the answer
+	twice    phase = "twice"    // the effect comes twice before the answer
+	deferred phase = "deferred" // the effect comes after the answer, before the call is repeated
+	later    phase = "later"    // the effect comes after the answer to the repeated call
 )
 
 var phases = []phase{before, instead, after, twice, deferred, later}
 
-// done reports whether the operation was done when the caller gets the answer.
+// done reports whether the effect comes before the answer.
 func (p phase) done() bool { return p == after || p == twice }
 
 // rule returns the fault of this phase, without an answer.
@@ -40,40 +40,37 @@ func (p phase) rule(operation string) adminapi.Fault {
 	return f
 }
 
-// answer is a wrong answer of the rack, and its code in the error table.
+// answer is a wrong answer of the rack, and the code with which the driver answers then.
 type answer struct {
 	name string
 	code codes.Code
 	// set sets the answer of a fault.
 	set func(f *adminapi.Fault, env *environment, p phase)
-	// slow means that the answer arrives after the call's deadline.
+	// slow is set if the answer arrives after the call's deadline.
 	slow bool
-	// phases are the phases in which this answer is possible. Nil means all.
+	// phases contains the phases in which this answer is possible. Nil means all.
 	phases []phase
-	// natural means that the call may succeed in spite of the answer.
+	// natural is set if the call may succeed in spite of the answer.
 	natural bool
-	// success means that the answer has the status of a successful operation, or 200 if that
-	// status allows no body.
+	// success is set if the answer has the status of a successful operation.
 	success bool
-	// pages makes the nth page of a list. It is used in place of set for answers that only lists
-	// have.
+	// pages replaces set for an answer to a list: it returns the nth page.
 	pages func(env *environment, operation string, n int) string
 }
 
-// suits reports whether an operation can get this answer in a phase.
+// suits reports whether this answer is possible for an operation in a phase.
 func (a answer) suits(operation string, ph phase) bool {
 	return (a.phases == nil || slices.Contains(a.phases, ph)) &&
 		(a.pages == nil || strings.HasSuffix(operation, "_list"))
 }
 
-// endless returns the answer of a list whose pages never end. The rack itself does not see the
-// requests, because it would not know the page tokens.
+// endless returns the answer of a list whose pages never end. The rack does not read the requests,
+// because it would refuse their page tokens.
 func endless(name string, pages func(env *environment, operation string, n int) string) answer {
 	return answer{name: name, code: codes.Unavailable, phases: []phase{before}, pages: pages}
 }
 
-// mostPages is the number of prepared pages of an endless list. The driver should never ask
-// for the last one.
+// mostPages is the number of pages of an endless list. The driver must not ask for the last one.
 const mostPages = 64
 
 // pageOf returns a page of a list.
@@ -189,8 +186,8 @@ var answers = []answer{
 // hugeBytes is larger than every answer of a rack.
 const hugeBytes = 40 << 20
 
-// setBody gives the fault a body, which can then be spoiled: the rack's own body if there is
-// one.
+// setBody gives the answer a body for a fault that damages bodies: the rack's own if the operation
+// was done, another object's if not, and an error's for a delete, which has no body.
 func setBody(f *adminapi.Fault, env *environment, p phase) {
 	switch {
 	case strings.HasSuffix(f.Operation, "_delete"):
@@ -201,8 +198,8 @@ func setBody(f *adminapi.Fault, env *environment, p phase) {
 	}
 }
 
-// setOtherRelease sets the answer of a rack of another release, in which fields are missing.
-// If the operation was not done, the answer contains another object.
+// setOtherRelease sets the answer of a rack of another release, in which fields are missing. If the
+// operation was not done, the answer contains another object.
 func setOtherRelease(f *adminapi.Fault, env *environment, p phase) {
 	fields := releaseFields[kindOf(f.Operation)]
 	if p.done() && !strings.HasSuffix(f.Operation, "_delete") {
@@ -253,8 +250,7 @@ func nulls(object string) string {
 	return text(fields)
 }
 
-// filled returns the objects of the nth page. There are so many that the driver asks for the
-// next page.
+// filled returns the objects of the nth page: enough to make the driver ask for the next page.
 func filled(env *environment, operation string, n int) []string {
 	count := 1
 	if operation == "instance_disk_list" {
@@ -267,7 +263,7 @@ func filled(env *environment, operation string, n int) []string {
 	return objects
 }
 
-// numbered returns a copy of the object with another identity.
+// numbered returns a copy of the object with another ID.
 func numbered(object string, n int) string {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal([]byte(object), &fields) != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// cell is a cell of the matrix.
+// cell is a cell of the matrix: a scenario in which an operation gets a wrong answer.
 type cell struct {
 	operation string
 	phase     phase
@@ -53,19 +53,17 @@ func (c cell) on(rack adminapi.Hotplug) cell {
 	return c
 }
 
-// The time limits of a call. The first applies to a call that is meant to reach its limit, the
-// second to any other call.
+// The deadlines of a call whose answer is slow, and of any other call.
 const (
 	shortLimit = 250 * time.Millisecond
 	longLimit  = 20 * time.Second
 )
 
-// errNotFired means that the time of the call was over before it made the request that the
-// fault affects.
+// errNotFired means that the call ended before it made the request that the fault affects.
 var errNotFired = errors.New("the fault did not apply")
 
-// run runs a cell. If a time limit was too short for the machine, run doubles the limit. The
-// requirements stay the same.
+// run runs a cell. If the deadline passes before the faulty request is made, run repeats the cell
+// with twice the deadline.
 func (c cell) run(ctx context.Context, env *environment) error {
 	limit := longLimit
 	if c.answer.slow {
@@ -76,7 +74,7 @@ func (c cell) run(ctx context.Context, env *environment) error {
 		err := c.runOnce(ctx, env, limit)
 		ended := time.Now()
 		if err != nil {
-			// Nothing of this cell may affect the next cell.
+			// No fault of this cell may affect the next one.
 			err = errors.Join(err, env.Rack.Admin.ClearFaults(ctx), env.Rack.Admin.RunDeferred(ctx))
 		}
 		err = errors.Join(err, env.cleanUp(ctx))
@@ -90,7 +88,7 @@ func (c cell) run(ctx context.Context, env *environment) error {
 	}
 }
 
-// cellRun is a cell that runs.
+// cellRun is a run of a cell, with the states of the rack before it and as it must be after it.
 type cellRun struct {
 	cell
 	env    *environment
@@ -121,7 +119,7 @@ func (c cell) runOnce(ctx context.Context, env *environment, limit time.Duration
 	if err := r.checkResult(ctx); err != nil {
 		return err
 	}
-	// Of a disk that is elsewhere the doctor reports that, and not what the call has met.
+	// If the disk is attached elsewhere, the doctor reports that and not the error of the call.
 	if r.err != nil && c.scenario.name != "unpublish-what-is-elsewhere" {
 		if err := env.diagnoses.ask(ctx, env, r.effect.request, r.err); err != nil {
 			return err
@@ -142,7 +140,7 @@ func (c cell) runOnce(ctx context.Context, env *environment, limit time.Duration
 		return err
 	}
 	if err := r.checkState(ctx); err != nil {
-		return fmt.Errorf("when it was carried out at last: %w", err)
+		return fmt.Errorf("after the late effect: %w", err)
 	}
 	if err := r.repeat(ctx); err != nil {
 		return fmt.Errorf("the call repeated once more: %w", err)
@@ -234,7 +232,7 @@ func (r *cellRun) callOnce(ctx context.Context, limit time.Duration) (proto.Mess
 	return answer, err
 }
 
-// checkResult compares the code with the table, and the result with the rack's state.
+// checkResult compares the code with the table, and the rack's state with the code.
 func (r *cellRun) checkResult(ctx context.Context) error {
 	code := status.Code(r.err)
 	if allowed := r.allowed(); !slices.Contains(allowed, code) {
@@ -258,9 +256,8 @@ func (r *cellRun) checkResult(ctx context.Context) error {
 	if undone == "" || now.differs(r.start) == "" {
 		return nil
 	}
-	return fmt.Errorf("the call %s and left the rack in a state that it has neither before nor "+
-		"behind the call; (+) what it has, (-) what it had:\n%s", outcome(r.err),
-		now.differs(r.start))
+	return fmt.Errorf("the call %s and had a part of its effect; the rack before (-) and after "+
+		"it (+):\n%s", outcome(r.err), now.differs(r.start))
 }
 
 func (r *cellRun) now(ctx context.Context) (rackState, error) {
@@ -268,9 +265,9 @@ func (r *cellRun) now(ctx context.Context) (rackState, error) {
 	return now.since(r.start), err
 }
 
-// repeat makes the call again until no other operation works on the object, as an orchestrator
-// does, and returns an error unless the call has had its effect. If the first call was OK,
-// repeat must return the same result.
+// repeat makes the call again, as an orchestrator does, until the driver knows the effect of the
+// first one. It returns an error unless the call has its effect and, if the first call succeeded,
+// the same answer.
 func (r *cellRun) repeat(ctx context.Context) error {
 	var again proto.Message
 	var err error
@@ -290,7 +287,7 @@ func (r *cellRun) repeat(ctx context.Context) error {
 		return fmt.Errorf("it %s; want %s", outcome(err), r.scenario.want)
 	}
 	if r.err == nil && !r.deniesObject() && !proto.Equal(r.answer, again) {
-		return fmt.Errorf("it says %v; with the fault it said %v", again, r.answer)
+		return fmt.Errorf("the answer is %v; with the fault it was %v", again, r.answer)
 	}
 	return r.checkState(ctx)
 }
@@ -308,16 +305,15 @@ func (r *cellRun) checkState(ctx context.Context) error {
 	return nil
 }
 
-// outcome describes the result of a call in words.
+// outcome describes the result of a call.
 func outcome(err error) string {
 	if err == nil {
-		return "said OK"
+		return "answered OK"
 	}
 	return fmt.Sprintf("failed with %s (%s)", status.Code(err), status.Convert(err).Message())
 }
 
-// operations makes a scenario's call without a fault, and returns the operations that it
-// needs.
+// operations makes a scenario's call without a fault, and returns the operations that it uses.
 func (s scenario) operations(ctx context.Context, env *environment) ([]string, error) {
 	r := &cellRun{cell: cell{scenario: s}, env: env}
 	if err := r.prepare(ctx); err != nil {

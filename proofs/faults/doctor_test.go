@@ -19,23 +19,24 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// doctor counts the results of the doctor for cells that end in an error.
+// doctor counts the results of the doctor for calls that have failed.
 type doctor struct {
 	mu sync.Mutex
-	// mu guards situations.
-	situations map[string]bool
-	// mu guards right and unseen.
+	// mu guards the fields below. situations contains the calls and reasons for which the doctor was
+	// asked.
+	situations    map[string]bool
 	right, unseen int
 }
 
-// ask runs a doctor for a call that has failed. The doctor gets the objects that Kubernetes
-// would show, and the rack works again. ask does so once for each call and reason.
+// ask runs the doctor for a call that has failed, while the rack works again. The doctor gets the
+// objects that Kubernetes would show, and must find the call's reason. ask runs it once for each
+// call and reason.
 func (d *doctor) ask(ctx context.Context, env *environment, request proto.Message,
 	callError error) error {
 	reason, _, ours := strings.Cut(status.Convert(callError).Message(), ": ")
 	objects, question := kubernetesOf(request, callError)
 	if question == nil || !ours || strings.Contains(reason, " ") || !env.mayBe(request) {
-		return nil // the call is not about a claim, or the caller itself gave up
+		return nil // Kubernetes does not make this call for a claim, or the error has no reason
 	}
 	situation := fmt.Sprintf("%T %s", request, reason)
 	d.mu.Lock()
@@ -61,8 +62,8 @@ func (d *doctor) ask(ctx context.Context, env *environment, request proto.Messag
 	return nil
 }
 
-// mayBe reports whether Kubernetes would make this call: for a volume that exists, and on a
-// node that runs. In other cases the doctor reports the other fault first.
+// mayBe reports whether the call is for an existing volume, on a running node. Otherwise the doctor
+// reports that fault first.
 func (env *environment) mayBe(request proto.Message) bool {
 	if r, ok := request.(interface{ GetVolumeId() string }); ok && r.GetVolumeId() == nobody {
 		return false
@@ -108,15 +109,15 @@ func (env *environment) doctor(ctx context.Context, objects []byte, question []s
 		"OXIDE_PROJECT=" + env.Rack.Project}
 	var out, log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &log
-	_ = cmd.Run() // the doctor's exit status is not zero if it finds a fault
+	_ = cmd.Run() // the exit status is not zero if the doctor finds a fault
 	if err := json.Unmarshal(out.Bytes(), &said); err != nil || len(said.Chains) != 1 {
-		return said, fmt.Errorf("the doctor said %s%s: %w", out.String(), log.String(), err)
+		return said, fmt.Errorf("the doctor printed %s%s: %w", out.String(), log.String(), err)
 	}
 	return said, nil
 }
 
-// kubernetesOf returns the objects that Kubernetes shows for a call that failed, and the
-// arguments for a doctor. It returns nil for a call that is not about a claim.
+// kubernetesOf returns the objects that Kubernetes shows after a failed call, and the doctor's
+// arguments. It returns nil for a call that Kubernetes does not make for a claim.
 func kubernetesOf(request proto.Message, callError error) (objects []byte, question []string) {
 	type object = map[string]any
 	const claim, volume, node = "data", "pv-1", "node-1"

@@ -28,34 +28,33 @@ const (
 	nobody = "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"
 )
 
-// environment is a rack with a driver, and the objects that exist before every cell. It runs
-// one cell at a time.
+// environment is a rack with a driver, and the objects that exist before every cell. It runs one
+// cell at a time.
 type environment struct {
 	*harness.Environment
 	proof *proof.Proof
 	run   *harness.Run
 	ctl   csi.ControllerClient
-	// diagnoses are the diagnoses of all racks.
+	// diagnoses is shared by all environments.
 	diagnoses *doctor
 
 	// up is an instance that runs, and down is one that is stopped. full is stopped and has as
 	// many disks as it can have.
 	up, down, full string
-	// boot is the boot disk of down. byHand is a disk that is attached to down and is not a
-	// volume.
+	// boot is the boot disk of down. byHand is an administrator's disk that is attached to down.
 	boot, byHand *oxide.Disk
 	// source is a volume, and snap is its snapshot. gone is a snapshot whose volume was deleted.
 	source     *csi.Volume
 	snap, gone *csi.Snapshot
-	// foreign is a snapshot, and foreignDisk is a disk, in the other project.
+	// foreign and foreignDisk are a snapshot and a disk in the other project. local is a local disk.
 	foreign     *oxide.Snapshot
 	foreignDisk *oxide.Disk
 	local       *oxide.Disk
 	image       *oxide.Image
-	// others contains the objects with which the rack replaces the right ones, by kind.
+	// others contains, by kind, the JSON of objects that replace the right ones in answers.
 	others map[string]string
 
-	// page is the page of the last cell that failed.
+	// page is the path of the page of the last failed cell.
 	page string
 
 	tokenFile string
@@ -85,8 +84,7 @@ func newEnvironment(ctx context.Context, p *proof.Proof, run *harness.Run, d *do
 	env.up, env.down = rack.Instance("up").ID, rack.Instance("down").ID
 	env.full = rack.Instance("full").ID
 	env.rotate()
-	// When the driver is ready, it has looked up its project. So it does not do this while a cell
-	// runs.
+	// A driver that is ready has read its project, and does not do so while a cell runs.
 	plugin, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController,
 		Env: map[string]string{"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": env.tokenFile,
 			"OXIDE_MAX_DISKS": strconv.Itoa(diskLimit)}})
@@ -151,15 +149,13 @@ func (env *environment) fetchOtherObjects(s *setup) {
 			return env.Rack.Get(s.ctx, path, nil)
 		}))
 	}
-	// The rack has only one image and one utilization. The image becomes another image, and the
-	// utilization becomes an empty one.
+	// The rack has only one image, one utilization and one user.
 	env.others["image"] = renamed(env.others["image"])
 	env.others["utilization"] = env.others["project"]
-	// The token's user is in another silo.
 	env.others["current"] = text(map[string]string{"silo_id": nobody})
 }
 
-// renamed returns an image as a different, larger image.
+// renamed returns the JSON of an image with another ID and a larger size.
 func renamed(object string) string {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal([]byte(object), &fields) != nil {
@@ -170,12 +166,11 @@ func renamed(object string) string {
 	return text(fields)
 }
 
-// other returns the JSON of another object of the kind that an operation returns. It returns
-// an object for lists, too.
+// other returns the JSON of another object of the kind that an operation returns or lists.
 func (env *environment) other(operation string) string { return env.others[kindOf(operation)] }
 
-// rotate writes a new token to the driver's file in such a way that the file does not look
-// changed. It returns the token that the driver still uses.
+// rotate writes a new token to the driver's file, without changing the file's size and time. It
+// returns the old token, which the driver still uses.
 func (env *environment) rotate() (old string) {
 	old = fmt.Sprintf("oxide-token-%08d", env.tokens)
 	env.tokens++

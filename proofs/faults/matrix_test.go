@@ -22,8 +22,8 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// wholeRacks is the number of racks, each of which runs one cell at a time, because a cell spends
-// much of its time waiting. The short form has shortRacks.
+// wholeRacks is the number of racks, and shortRacks that of the short form. Each runs one cell at a
+// time, which mostly waits.
 const (
 	wholeRacks = 6
 	shortRacks = 2
@@ -62,16 +62,16 @@ func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) { // B-9, B-10
 	}
 }
 
-// matrix is a run of the matrix.
+// matrix is a run of the cells.
 type matrix struct {
 	t            *testing.T
 	proof        *proof.Proof
 	run          *harness.Run
 	diagnoses    *doctor
 	environments []*environment
-	// pairs contains the operations with the scenarios that need them.
+	// pairs contains the operations of all scenarios, as cells without a phase and an answer.
 	pairs []cell
-	// all is the number of all cells. cells are the cells of this run.
+	// all is the number of all cells. cells contains the cells of this run.
 	all    int
 	cells  []cell
 	passed atomic.Int64
@@ -111,8 +111,8 @@ func (m *matrix) each(do func(i int)) {
 	all.Wait()
 }
 
-// observe finds the operations that each scenario needs. It reports an error unless they are
-// all operations of the driver's source.
+// observe finds the operations of each scenario. It reports an error unless together they are the
+// operations of the driver's source.
 func (m *matrix) observe() {
 	m.t.Helper()
 	needs := make([][]string, len(scenarios))
@@ -133,21 +133,20 @@ func (m *matrix) observe() {
 	}
 	for _, operation := range driverOperations(m.t) {
 		if !seen[operation] && operation != background {
-			m.t.Errorf("the driver's source asks for %s, and none of the scenarios needs it; add one",
-				operation)
+			m.t.Errorf("the driver's source uses %s, and no scenario does; add one", operation)
 		}
 		delete(seen, operation)
 	}
 	for operation := range seen {
-		m.t.Errorf("a scenario needs %s, which the driver's source does not seem to ask for", operation)
+		m.t.Errorf("a scenario uses %s, which is not found in the driver's source", operation)
 	}
 	if m.t.Failed() {
 		m.t.FailNow()
 	}
 }
 
-// sampledPhases is the number of phases in which each operation and answer is tried. In the long
-// form it is all phases.
+// sampledPhases is the number of phases in which each operation and answer is tried, except in the
+// long form.
 const sampledPhases = 2
 
 // choose chooses for each operation and answer one call in some of the phases. In the long form it
@@ -269,15 +268,14 @@ func (m *matrix) round() {
 	})
 }
 
-// draw draws a cell that failed at that time, and returns the path of the page.
+// draw draws the page of a cell that failed at that time, and returns its path.
 func (c cell) draw(ctx context.Context, env *environment, broken error, at time.Time) string {
 	return env.proof.Draw(ctx, proof.Failure{Name: c.String(), Broken: broken, At: at,
 		Repeat: fmt.Sprintf("%s='%s' make faults SEED=%d", only, c, env.proof.Seed), Dir: env.run.Dir,
 		Rack: env.Rack, Plugins: env.Plugins, History: env.Rack.History})
 }
 
-// TestACellThatBreaksAPromiseIsDrawn runs a cell whose call must have a code that it never has.
-func TestACellThatBreaksAPromiseIsDrawn(t *testing.T) {
+func TestACellWithAWrongCodeFailsAndIsDrawn(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
 	env, err := newEnvironment(t.Context(), p, harness.RunFor(t),
 		&doctor{situations: map[string]bool{}})

@@ -14,8 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// background is an operation that the controller uses for a metric, independently of its
-// calls. No call needs it.
+// background is an operation that the controller uses for a metric, and that no call uses.
 const background = "current_user_access_token_list"
 
 // driverOperations returns the operations that the driver's source uses, with the API's names:
@@ -72,7 +71,7 @@ func operationOf(method string) string {
 	return b.String()
 }
 
-func TestTheDriversOperationsAreReadFromItsSource(t *testing.T) {
+func TestDriverOperationsFindsKnownOperations(t *testing.T) {
 	got := driverOperations(t)
 	for _, known := range []string{"disk_create", "instance_disk_list", "project_view"} {
 		if !slices.Contains(got, known) {
@@ -80,6 +79,6 @@ func TestTheDriversOperationsAreReadFromItsSource(t *testing.T) {
 		}
 	}
 	if slices.Contains(got, "make_request") {
-		t.Error("the driver makes requests past the client's methods, which this proof cannot see")
+		t.Error("the driver calls MakeRequest, whose operation this proof cannot read from the source")
 	}
 }

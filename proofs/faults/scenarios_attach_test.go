@@ -25,7 +25,7 @@ var attachScenarios = []scenario{
 	{"publish-again-without-a-device", codes.OK, func(s *setup) effect {
 		volume := s.volume(s.name("publish"))
 		s.recordWithoutDevice(volume.GetVolumeId(), s.up)
-		return effect{request: harness.PublishRequest(volume, s.up)} // it is not attached again
+		return effect{request: harness.PublishRequest(volume, s.up)} // and the disk is not attached again
 	}},
 	{"publish-static", codes.OK, func(s *setup) effect {
 		name := s.name("static")
@@ -94,8 +94,8 @@ var attachScenarios = []scenario{
 	}},
 }
 
-// publishEffect returns the effect of a call that attaches a detached disk. If the node runs,
-// its guest gets a device.
+// publishEffect returns the effect of a call that attaches a detached disk. A running node gets a
+// device.
 func publishEffect(s *setup, name string, volume *csi.Volume, node string) effect {
 	return effect{request: harness.PublishRequest(volume, node),
 		apply: func(state *rackState) {
@@ -114,7 +114,7 @@ func unpublishEffect(s *setup, from, node string) effect {
 	return unpublishEffectOf(s, s.attach, from, node)
 }
 
-// unpublishEffectOf is unpublishEffect for a volume that attach brought to its node.
+// unpublishEffectOf is unpublishEffect with another function that attaches the volume.
 func unpublishEffectOf(s *setup, attach func(disk, instance string), from, node string) effect {
 	name := s.name("unpublish")
 	id := s.volume(name).GetVolumeId()

@@ -15,7 +15,7 @@ type effect struct {
 	apply func(*rackState)
 }
 
-// scenario is a CSI call in a situation. The operations that it needs are observed.
+// scenario is a CSI call in a situation.
 type scenario struct {
 	name string
 	// want is the code of the call without a fault.
@@ -37,7 +37,7 @@ func createEffect(s *setup, req *csi.CreateVolumeRequest, from string) effect {
 	}}
 }
 
-// madeBlocks is the block size of a disk: the key is whether the disk was made from an image.
+// madeBlocks maps whether a disk is made from an image to the disk's block size.
 var madeBlocks = map[bool]int{true: 512, false: 4096}
 
 func (s *setup) imageID() string {

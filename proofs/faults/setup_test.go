@@ -15,7 +15,7 @@ import (
 // rackProject is the project for which the driver is configured.
 const rackProject = "sanity"
 
-// setup prepares a cell. It keeps the first error in err, and does nothing after that.
+// setup prepares a cell. It keeps the first error, after which its methods do nothing.
 type setup struct {
 	*environment
 	ctx context.Context
@@ -46,7 +46,7 @@ func (s *setup) name(prefix string) string {
 	return fmt.Sprintf("%s-%d", prefix, s.names)
 }
 
-// handmade makes a disk as an administrator does.
+// handmade creates a disk as an administrator does.
 func (s *setup) handmade(name, project string) *oxide.Disk {
 	return s.madeDisk(func() (*oxide.Disk, error) {
 		return s.Rack.CreateDisk(s.ctx, project, name, gib)
@@ -75,8 +75,8 @@ func (s *setup) attach(disk, instance string) {
 	s.do(func() error { return s.Rack.AttachDisk(s.ctx, disk, instance) })
 }
 
-// recordWithoutDevice attaches a disk to a running instance as a rack does that records the attach
-// first, and whose instance then gets no device (docs/hot-plug.md).
+// recordWithoutDevice makes the rack record the attach of a disk to a running instance, which then
+// gets no device (docs/hot-plug.md).
 func (s *setup) recordWithoutDevice(disk, instance string) {
 	admin := s.Rack.Admin
 	s.do(func() error {
@@ -146,8 +146,7 @@ func (s *setup) delete(volume string) {
 	s.do(func() error { return s.Rack.DeleteDisk(s.ctx, volume) })
 }
 
-// cleanUp removes everything that the rack does not have between cells, and returns an error
-// if something else has changed.
+// cleanUp removes the objects of a cell, and returns an error if the rack is then not as before it.
 func (env *environment) cleanUp(ctx context.Context) error {
 	s := &setup{environment: env, ctx: ctx}
 	now := must(s, func() (rackState, error) { return readState(ctx, env.Rack.Admin) })
@@ -171,7 +170,7 @@ func (env *environment) cleanUp(ctx context.Context) error {
 	}
 	now = must(s, func() (rackState, error) { return readState(ctx, env.Rack.Admin) })
 	if difference := now.differs(env.baseState); s.err == nil && difference != "" {
-		s.err = errors.New("it left behind:\n" + difference)
+		s.err = errors.New("left behind:\n" + difference)
 	}
 	return s.err
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// rackState is the complete state of the rack. The keys of disks and snapshots are the names
-// that the orchestrator gave them, or their own names.
+// rackState is the complete state of the rack. The keys of disks and snapshots are the
+// orchestrator's names or, if they have none, their own.
 type rackState struct {
 	Disks     map[string]disk
 	Snapshots map[string]snapshot
@@ -66,8 +66,7 @@ func readState(ctx context.Context, admin adminapi.Client) (rackState, error) {
 	return w, nil
 }
 
-// insert adds an object to a table. If there is one of the same name already, insert keeps
-// both.
+// insert adds an object to a table. If the name is taken, insert adds a number to it.
 func insert[T any](table map[string]T, name, description string, object T) {
 	if given := harness.NameIn(description); given != "" {
 		name = given
@@ -86,8 +85,7 @@ func (state rackState) clone() rackState {
 		Devices: maps.Clone(state.Devices), Storage: state.Storage}
 }
 
-// since returns the state with the same ID for all objects that an earlier state does not
-// have.
+// since returns the state with the ID fresh for all objects that an earlier state does not have.
 func (state rackState) since(earlier rackState) rackState {
 	now, known := state.clone(), map[string]bool{}
 	for _, d := range earlier.Disks {
@@ -111,6 +109,5 @@ func (state rackState) since(earlier rackState) rackState {
 	return now
 }
 
-// differs describes how the state differs from another one. It returns "" if the states are
-// equal.
+// differs returns the difference from another state, or "" if the states are equal.
 func (state rackState) differs(from rackState) string { return cmp.Diff(from, state) }

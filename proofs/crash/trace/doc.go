@@ -1,7 +1,7 @@
-// Package trace follows a running process with ptrace, numbers its effects on the world, and
-// kills the process at a chosen effect. The process is an unmodified one, as users run it.
+// Package trace follows a running, unmodified process with ptrace, numbers its external effects,
+// and kills or pauses the process at a chosen effect.
 //
-// A tracer is a process of its own (Serve), for two reasons. The kernel binds a traced process
-// to one thread of its tracer, and a parent that waits for a traced child wakes up at each
-// stop of the child. A Watcher starts a tracer and gives it orders.
+// A tracer is a process of its own (Serve), for two reasons: the kernel binds a traced process to
+// one thread of its tracer, and the parent of a traced process would be woken at each of its stops.
+// A Watcher starts a tracer and gives it orders.
 package trace

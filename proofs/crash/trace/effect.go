@@ -5,21 +5,21 @@ import "fmt"
 // Phase is the moment, relative to an effect, at which the process is killed.
 type Phase string
 
-// The phases of an effect. Sent exists only for requests: the answer has not arrived, and it
-// is unknown whether the other side has done anything.
+// The phases of an effect. Sent exists only for requests: the request was sent, and its answer has
+// not arrived.
 const (
 	Before Phase = "before"
 	Sent   Phase = "sent"
 	After  Phase = "after"
 )
 
-// Effect is a change that the process, or a program that it runs, made outside its memory.
+// Effect is a change that the process, or a program that it runs, makes outside of its memory.
 type Effect struct {
 	// Program is the name of the watched process, or of a tool that it runs.
 	Program string `json:"program"`
 	// Call is the name of the system call, or the method of an HTTP request.
 	Call string `json:"call"`
-	// Target is the object of the call, without the parts that differ between runs.
+	// Target is the object of the call, such as a path, without the parts that differ between runs.
 	Target string `json:"target"`
 	// N counts the effects of the same program, call and target from 1.
 	N int `json:"n"`
@@ -33,7 +33,7 @@ type Effect struct {
 // Name returns the name of the effect, without its count.
 func (e Effect) Name() string { return e.Program + ": " + e.Call + " " + e.Target }
 
-// Kind returns a name that similar effects have in common.
+// Kind returns the name of the effect without its target.
 func (e Effect) Kind() string { return e.Program + ": " + e.Call }
 
 // Phases returns the phases at which a process can be killed at the effect.
@@ -50,11 +50,10 @@ type Point struct {
 	Name  string `json:"name"`
 	N     int    `json:"n"`
 	Phase Phase  `json:"phase"`
-	// Group kills the tools of the process together with it, as the end of a container or of a
-	// machine does. Otherwise only the process is killed.
+	// Group also kills the tools of the process, as the end of a container or of a machine does.
 	Group bool `json:"group"`
-	// Pause makes the process and its tools stand still at the point until the watcher resumes
-	// them. The process is not killed.
+	// Pause stops the process and its tools at the point until the watcher resumes them, and kills
+	// none of them.
 	Pause bool `json:"pause,omitempty"`
 }
 
@@ -74,12 +73,12 @@ type Report struct {
 	Effects []Effect `json:"effects"`
 	// Killed reports whether the process reached the point and was killed there.
 	Killed bool `json:"killed"`
-	// Paused reports whether the process reached the point and stood still there.
+	// Paused reports whether the process reached the point and was paused there.
 	Paused bool `json:"paused,omitempty"`
 	// Orphans are programs that still ran after the process that started them was dead.
 	Orphans []string `json:"orphans,omitempty"`
 	Error   string   `json:"error,omitempty"`
-	// Over reports whether this is the last report: the process is released, or dead.
+	// Over reports whether this is the last report, because the process is released or dead.
 	Over bool `json:"over,omitempty"`
 }
 

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// options make the kernel attach to every thread and program that the tracee starts, and mark the
-// stops at system calls.
+// options make the kernel trace every thread and program that the traced process starts, and mark
+// the stops at system calls.
 const options = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK |
 	unix.PTRACE_O_TRACEVFORK | unix.PTRACE_O_TRACEEXEC
 
@@ -49,8 +49,8 @@ type syscallInfo struct {
 	arch uint32
 	ip   uint64
 	sp   uint64
-	// At the entry, the words are the number and the arguments of the call. At the exit, they are
-	// its result, and whether that is an error.
+	// At the entry, the words are the number and the arguments of the call. At the exit, they are its
+	// result and a flag that marks an error.
 	words [8]uint64
 }
 
@@ -63,7 +63,8 @@ func (i syscallInfo) descriptor() int    { return int(int32(i.arg(0))) }
 func (i syscallInfo) directory() int     { return int(int32(i.arg(0))) }
 func (i syscallInfo) flags(n int) uint64 { return i.arg(n) & 0xffffffff }
 
-func look(tid int) (info syscallInfo, err error) {
+// syscallOf returns the system call at which a thread is stopped.
+func syscallOf(tid int) (info syscallInfo, err error) {
 	err = ptrace(unix.PTRACE_GET_SYSCALL_INFO, tid, unsafe.Sizeof(info),
 		uintptr(unsafe.Pointer(&info)))
 	return info, err

@@ -22,16 +22,15 @@ type call struct {
 	tid int
 }
 
-// rule returns the effect of a system call, or false if the call has none. A rule may give the
-// effect another name than that of the call.
+// rule is the name of a system call in effects, and a function that returns the effect of a call,
+// or false if the call has none.
 type rule struct {
 	name   string
 	effect func(c call) (e Effect, ok bool)
 }
 
-// rules contains the calls with effects outside the memory of the process. Calls that read
-// have no effect. Changes that end with the process, such as descriptors, locks, memory and
-// its own mount contexts, do not count.
+// rules contains the system calls with effects. Changes that end with the process, such as those of
+// descriptors, locks, memory and detached mounts, are no effects.
 var rules = map[uint64]rule{
 	unix.SYS_WRITE:           {"write", writes},
 	unix.SYS_WRITEV:          {"write", writes},
@@ -98,8 +97,7 @@ func file(arg int) func(call) (Effect, bool) {
 	}
 }
 
-// path is the rule for calls with a path that is absolute, or whose directory does not change
-// the name of the effect.
+// path is the rule for calls with a path that is absolute, or relative to the working directory.
 func path(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
 }
@@ -127,8 +125,7 @@ func (c call) onPath(directory int, address uint64) (Effect, bool) {
 	return Effect{Target: c.plain(name)}, !kernelFile(name)
 }
 
-// kernelFile reports whether a path leads to files that do not last: the kernel's own files,
-// and memory.
+// kernelFile reports whether a file is one of the kernel's own, or exists only in memory.
 func kernelFile(name string) bool {
 	return name == "/dev/null" || strings.HasPrefix(name, "/proc/") ||
 		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
@@ -234,8 +231,8 @@ func (c call) message(link string) (Effect, bool) {
 	return Effect{}, false
 }
 
-// answer returns an effect only for the first answer. Later answers may go to callers that
-// poll, and the parts of one answer may be written together or separately.
+// answer returns an effect for the first answer only. Later ones may be answers to callers that
+// poll, or further parts of the first one.
 func (c call) answer(target string, is bool) (Effect, bool) {
 	if !is || c.answered {
 		return Effect{}, false
@@ -244,9 +241,8 @@ func (c call) answer(target string, is bool) (Effect, bool) {
 	return Effect{Call: "answer", Target: target}, true
 }
 
-// hasHeaders reports whether data of an HTTP/2 connection contains the beginning or the end of
-// an answer, which is a frame with headers. Frames about the connection itself have no
-// headers.
+// hasHeaders reports whether data of an HTTP/2 connection contains a frame with headers, as the
+// beginning and the end of an answer do.
 func hasHeaders(data []byte) bool {
 	const frameHeader, headers = 9, 1
 	for len(data) >= frameHeader {

@@ -24,7 +24,7 @@ func Serve(in io.Reader, out io.Writer) error {
 		case err != nil:
 			return fmt.Errorf("read an order: %w", err)
 		case m.Watch == nil:
-			return errors.New("nothing is watched that could be released")
+			return errors.New("an order to release comes before an order to watch")
 		}
 		if err := watch(*m.Watch, orders, reports); err != nil {
 			return err

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// socketKind is the kind of program at the other end of a socket.
+// socketKind is the kind of a socket: of a client of the rack, of the rack's server, a Unix socket,
+// or another one.
 type socketKind int
 
 const (
@@ -20,8 +21,8 @@ const (
 	local
 )
 
-// socket returns the kind of a socket, given its name in /proc. The kernel does not reuse the
-// number while a process has the socket, and a session is short.
+// socket returns the kind of a socket by its name in /proc/PID/fd. It keeps the result: during a
+// session the kernel hardly gives the same number to another socket.
 func (s *tracing) socket(link string) socketKind {
 	kind, known := s.sockets[link]
 	if !known {

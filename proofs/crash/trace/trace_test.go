@@ -55,8 +55,9 @@ func start(t *testing.T, text string) *script {
 	return s
 }
 
-func TestAPausedProcessStandsStillAtItsPoint(t *testing.T) {
-	s := start(t, "echo first >first; echo second >second")
+// watcher starts a watcher that watches the script.
+func (s *script) watcher(t *testing.T, kill *trace.Point) *trace.Watcher {
+	t.Helper()
 	w, err := trace.NewWatcher(tracer)
 	if err != nil {
 		t.Fatal(err)
@@ -66,11 +67,16 @@ func TestAPausedProcessStandsStillAtItsPoint(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	err = w.Watch(trace.Order{PID: s.cmd.Process.Pid, As: "script", Root: s.dir,
-		Kill: &trace.Point{N: 3, Phase: trace.Before, Pause: true}})
-	if err != nil {
+	if err := w.Watch(trace.Order{PID: s.cmd.Process.Pid, As: "script", Root: s.dir,
+		Kill: kill}); err != nil {
 		t.Fatal(err)
 	}
+	return w
+}
+
+func TestAProcessIsPausedAtItsPoint(t *testing.T) {
+	s := start(t, "echo first >first; echo second >second")
+	w := s.watcher(t, &trace.Point{N: 3, Phase: trace.Before, Pause: true})
 	during := map[string]bool{}
 	report, err := w.ReleaseAtPause(func() {
 		_ = s.stdin.Close()
@@ -88,19 +94,7 @@ func TestAPausedProcessStandsStillAtItsPoint(t *testing.T) {
 // watch lets the script continue while it is watched, and waits for its end.
 func (s *script) watch(t *testing.T, kill *trace.Point) trace.Report {
 	t.Helper()
-	w, err := trace.NewWatcher(tracer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	order := trace.Order{PID: s.cmd.Process.Pid, As: "script", Root: s.dir, Kill: kill}
-	if err := w.Watch(order); err != nil {
-		t.Fatal(err)
-	}
+	w := s.watcher(t, kill)
 	if err := s.stdin.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +163,7 @@ func TestTheToolOfAKilledProcessDiesWithItOrIsReported(t *testing.T) {
 		}
 		if group {
 			if s.has("a") || len(report.Orphans) > 0 {
-				t.Errorf("the tool worked on: a %t, orphans %q", s.has("a"), report.Orphans)
+				t.Errorf("the tool continued: a %t, orphans %q", s.has("a"), report.Orphans)
 			}
 			continue
 		}
@@ -190,18 +184,7 @@ func TestAProcessThatDoesNotReachThePointIsNotKilled(t *testing.T) {
 
 func TestAReleasedProcessContinues(t *testing.T) {
 	s := start(t, `: >a; read line; : >b`)
-	w, err := trace.NewWatcher(tracer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	if err := w.Watch(trace.Order{PID: s.cmd.Process.Pid, As: "script", Root: s.dir}); err != nil {
-		t.Fatal(err)
-	}
+	w := s.watcher(t, nil)
 	if _, err := io.WriteString(s.stdin, "go\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +208,7 @@ func await(t *testing.T, met func() bool) {
 	for !met() {
 		select {
 		case <-ctx.Done():
-			t.Fatal("it did not come to it")
+			t.Fatal("the condition is not met")
 		case <-time.After(time.Millisecond):
 		}
 	}

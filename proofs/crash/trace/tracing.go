@@ -30,21 +30,21 @@ type tracing struct {
 	counts   map[string]int
 	sockets  map[string]socketKind
 
-	// answered reports whether an RPC, or a request, was answered.
+	// answered is set after the first answer to an RPC or a request.
 	answered bool
-	// answers is a descriptor, or -1. If it is set, the process is killed after it has read the
-	// answer from it.
+	// answers, if it is not -1, is the descriptor from which the process reads the answer after which
+	// it is killed.
 	answers int
-	// held are threads that were stopped when the process was killed. They do not continue before
-	// it is dead.
+	// held contains threads that were stopped when the process was killed. They stay stopped until the
+	// process is dead.
 	held []int
-	// dead reports whether the process has ended. Its tools may still run.
+	// dead is set when the process has ended. Its tools may still run.
 	dead bool
-	// paused reports to the watcher that the process stands still. goOn then ends the pause.
+	// paused tells the watcher that the process is paused. The end of the pause closes goOn.
 	paused  func() error
 	goOn    chan struct{}
 	resumed sync.Once
-	// letGo is set by release. From then on, no thread is traced.
+	// letGo is set by release. run then detaches from all threads.
 	letGo    atomic.Bool
 	detached bool
 }
@@ -52,7 +52,7 @@ type tracing struct {
 // thread is a traced thread.
 type thread struct {
 	pid int
-	// doing is the index of the effect in whose system call the thread is, or -1.
+	// doing is the index of the effect whose system call the thread is in, or -1.
 	doing int
 }
 
@@ -122,8 +122,7 @@ func wait() (tid int, status syscall.WaitStatus, err error) {
 	}
 }
 
-// run handles stops until the process is released, or until the process and all programs that
-// it started are dead.
+// run handles stops until the process is released, or is dead with all programs that it started.
 func (s *tracing) run() error {
 	for len(s.threads) > 0 {
 		if s.letGo.Load() && !s.detached && !s.report.Killed {
@@ -146,8 +145,8 @@ func (s *tracing) run() error {
 	return nil
 }
 
-// release makes run release the process. Any thread may call it. The signal wakes the tracer's
-// wait; Go programs ignore it.
+// release makes run release the process. Any thread may call it. The signal ends the tracer's wait;
+// Go programs ignore it.
 func (s *tracing) release() {
 	s.letGo.Store(true)
 	_ = unix.Kill(s.order.PID, unix.SIGURG)
@@ -199,8 +198,7 @@ func (s *tracing) add(tid, pid int) *thread {
 	return t
 }
 
-// expect records the thread that a stopped thread has made. The new thread may not have
-// stopped yet, and the session does not end before it is released.
+// expect records the thread that a stopped thread has made, so that run also waits for that one.
 func (s *tracing) expect(maker int) error {
 	made, err := unix.PtraceGetEventMsg(maker)
 	if tid := int(made); err == nil && !s.known[tid] {
@@ -218,8 +216,8 @@ func gone(err error) error {
 	return err
 }
 
-// leave detaches from a stopped thread. A tool that still lives when its process was killed is
-// an orphan.
+// leave detaches from a stopped thread. If the process was killed and a tool of it still lives,
+// that is an orphan.
 func (s *tracing) leave(tid int, pass unix.Signal) error {
 	t := s.threads[tid]
 	if s.report.Killed && t != nil && t.pid != s.order.PID && !dying(tid) {
@@ -232,7 +230,7 @@ func (s *tracing) leave(tid int, pass unix.Signal) error {
 	return gone(err)
 }
 
-// dying reports whether a stopped thread was killed already and will not continue.
+// dying reports whether a stopped thread has a pending SIGKILL.
 func dying(tid int) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {
@@ -280,7 +278,7 @@ func (s *tracing) program(pid int) string {
 	if name := s.programs[pid]; name != "" {
 		return name
 	}
-	return s.order.As // a copy of the process that is about to become a tool
+	return s.order.As // a child of the process, before its execve
 }
 
 func comm(pid int) string {
@@ -293,7 +291,7 @@ func comm(pid int) string {
 
 // atSyscall handles a thread that is at the entry or the exit of a system call.
 func (s *tracing) atSyscall(tid int, t *thread) error {
-	info, err := look(tid)
+	info, err := syscallOf(tid)
 	switch {
 	case err != nil:
 		return err
@@ -341,8 +339,7 @@ func (s *tracing) enter(c call, t *thread) error {
 // readCalls are the calls that read an answer.
 var readCalls = []uint64{unix.SYS_READ, unix.SYS_READV, unix.SYS_RECVFROM}
 
-// reading is the value of doing for a thread that may read the answer after which the process
-// is killed.
+// reading is the value of doing for a thread that reads from the descriptor answers.
 const reading = -2
 
 // leaveCall records the result of an effect.
@@ -379,7 +376,7 @@ func (s *tracing) here(e Effect, phase Phase) bool {
 // resume ends the pause, or prevents a later one. A second call does nothing.
 func (s *tracing) resume() { s.resumed.Do(func() { close(s.goOn) }) }
 
-// actAt kills or pauses the process at the point, as ordered.
+// actAt kills or pauses the process.
 func (s *tracing) actAt() error {
 	if !s.order.Kill.Pause {
 		s.kill()
@@ -388,7 +385,7 @@ func (s *tracing) actAt() error {
 	if s.report.Paused {
 		return nil
 	}
-	// Threads that still run stop at their next system call, and are not resumed.
+	// Other threads stop at their next system call, and are not resumed during the pause.
 	s.report.Paused = true
 	err := s.paused()
 	<-s.goOn

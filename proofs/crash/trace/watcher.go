@@ -28,7 +28,7 @@ func NewWatcher(variable string) (*Watcher, error) {
 		return nil, fmt.Errorf("start a tracer: %w", err)
 	}
 	cmd := exec.Command(self)
-	// Without this, the race detector would make the tracer sleep for a second when it ends.
+	// By default the race detector delays the end of a process by a second.
 	cmd.Env = append(os.Environ(), variable+"=1", "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	// An interrupt at the terminal reaches only the tests, which then end the tracer.
@@ -45,8 +45,8 @@ func NewWatcher(variable string) (*Watcher, error) {
 		said: json.NewDecoder(stdout)}, nil
 }
 
-// message is a message to a tracer. A message without an order releases the process, or ends a
-// pause.
+// message is a message to a tracer: an order to watch, the end of a pause or, if it is empty, an
+// order to release the process.
 type message struct {
 	Watch  *Order `json:"watch,omitempty"`
 	Resume bool   `json:"resume,omitempty"`
@@ -68,9 +68,8 @@ func (w *Watcher) Watch(order Order) error {
 // Release lets the process continue, if it lives, and returns a report of its effects.
 func (w *Watcher) Release() (Report, error) { return w.finish(w.ask(message{})) }
 
-// ReleaseAtPause is Release for an order with Pause. It calls do, which makes the process
-// work. If the process reaches its point before do returns, ReleaseAtPause calls meanwhile
-// while the process stands still there.
+// ReleaseAtPause is Release for an order with Pause. It calls do, in which the process works. If
+// the process is paused before do returns, ReleaseAtPause calls meanwhile during the pause.
 func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	paused, done := make(chan answer, 1), make(chan struct{})
 	go func() {
