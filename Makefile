@@ -1,56 +1,58 @@
-# `make help` lists what a developer, CI and an operator type, `make help-all` the rest. CI has no
-# steps of its own: .ci/run and the workflows call these targets, first of all `make check`.
+# `make help` lists the targets for a developer, for CI and for an operator, `make help-all` all
+# targets. .ci/run and the workflows only call these targets; the most important is `make check`.
 
 GO      ?= go
-# RACE=-race runs all proofs with the race detector, not only those of RACED. SHORT= runs `make test`
-# in the proofs' form. ONLY names packages for `make proofs`, PART is a part of them
-# that GitHub runs as a job of its own.
+# RACE=-race runs all proofs with the race detector, not only those of RACED. SHORT= makes `make
+# test` run as many cases as `make proofs`. ONLY names packages for `make proofs`, and PART one of
+# the parts that GitHub runs as separate jobs.
 RACE    ?=
 SHORT   ?= -short
 ONLY    ?=
 PART    ?=
-# What the proofs are repeatable by, and how long all of a soak takes.
+# The seed of the proofs, and the time of a whole soak.
 SEED     ?= 1
 DURATION ?= 30m
-# Tests that need more than this are stuck.
+# The time limit of a package's tests.
 TIMEOUT ?= 30m
-# What `make e2e` runs: specs whose text matches FOCUS, or whose labels match LABEL, on that version
-# of Kubernetes. Without either it is all but the long ones. PREVIOUS is the tag or commit that it
-# upgrades from, if not e2e/run's own. RELEASED is a folder of `make release`, to be installed by
-# Helm in the place of the tree's chart and images: FOCUS='install, upgrade and remove'.
+# The choices of `make e2e`: the specs whose text matches FOCUS, or whose labels match LABEL, on
+# that version of Kubernetes. Without both it runs all specs but the long ones. PREVIOUS is the tag
+# or commit from which it upgrades, if not the default of e2e/run. RELEASED is a folder of `make
+# release` that Helm installs instead of the tree's chart and images: FOCUS='install, upgrade and
+# remove'.
 FOCUS      ?=
 LABEL      ?=
 KUBERNETES ?= v1.35.8
 PREVIOUS   ?=
 RELEASED   ?=
-# Where the virtual machines' image is, and the package of another kernel for it.
+# The directory of the virtual machines' image, and the package of another kernel for it.
 VMIMAGE  = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-simulator/vm
 KERNEL   =
-# What `make mutants` changes, in how many places of each, which other packages' tests run, too, and
-# how long the tests of one change may take.
+# The packages that `make mutants` changes, the number of changes in each, and the time limit for
+# the tests of one change. TESTS names other packages whose tests run, too.
 PACKAGES ?= internal/volume internal/rack driver/controller
 COUNT    ?= 100
 BUDGET   ?= 1h
-# What the images are made for.
+# The architectures of the images.
 ARCH     ?= amd64 arm64
-# What the binaries say of themselves; a tree without git says nothing.
+# The version that the binaries report. It is empty in a tree without git.
 RELEASE ?= $(shell git describe --tags --always --dirty 2>/dev/null)
-# Where binaries go.
+# The directory of the binaries.
 BIN      = bin
-# What `make release` makes, and where: VERSION=v1.2.3; IMAGES= makes none; BASE=FILE is a tar of
-# Debian's root file system, as the base of the images where no registry is reached.
+# The version that `make release` makes, such as v1.2.3, and its folder. IMAGES= makes no images.
+# BASE=FILE is a tar of Debian's root file system, for machines that cannot reach a registry.
 VERSION  =
 DIST     = dist
 IMAGES   = yes
 BASE     =
-# A copy of Go's vulnerability database, file:///DIRECTORY, instead of the published one.
+# The URL of a copy of Go's vulnerability database, file:///DIRECTORY, to use instead of the
+# original.
 VULNDB   =
-# What does not need the race detector is built as a release is, so that Go compiles and keeps the
-# libraries in one form less.
+# Builds without the race detector use the flags of a release, so that Go compiles and caches the
+# libraries only once for both.
 PLAIN    = CGO_ENABLED=0 GOFLAGS='$(strip $(GOFLAGS) -trimpath)'
-# tools/tests shows the packages as they end, and keeps the events. SUMMARY prints the slowest tests
-# and the figures of a target, also those that its tests have written; that of a run that began with
-# an empty cache says so.
+# tools/tests shows the packages as they end, and saves the events. SUMMARY prints the slowest tests
+# and the figures of a target and its tests. The figure "cold_s" is of a run that began with an
+# empty cache, and "warm_s" of another run.
 BEGAN   := $(shell date +%s)
 LOOP    := $(shell [ -d "$$($(GO) env GOCACHE)/00" ] && echo warm_s || echo cold_s)
 KEPT     = $(CURDIR)/.cache/testrun
@@ -62,10 +64,10 @@ SUMMARY  = cat $(KEPT)/$@.figures; grep -ho '[0-9]* cases are left to make proof
 	echo "evidence: all output is in $(KEPT)/$@-*.json"; \
 	echo "FIGURE loop target=$@ $(LOOP)=$$(($$(date +%s) - $(BEGAN))) tests=$$(cat $(KEPT)/$@-*.json | \
 		grep '"Test"' | grep -cE '"Action":"(pass|fail)"')"
-# What is used on other systems than Linux.
+# The packages that must compile on other systems than Linux.
 ELSEWHERE = ./cmd/oxide-simulator ./cmd/oxide-conformance ./cmd/oxide-csi-plugin ./simulator/... \
 	./conformance/... ./driver/... ./operate/... ./internal/... ./harness/... ./loopdev/...
-# Findings are cached with the paths of the tree they were made in, so each tree has its own cache.
+# The linter caches its findings with absolute paths, so each tree has its own cache.
 LINT     = $(PLAIN) GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
 MODULE   = github.com/oxidecomputer/oxide-csi-plugin
 SAYS     = -X $(MODULE)/driver.Release=$(RELEASE) -X $(MODULE)/simulator/program.Release=$(RELEASE) \
@@ -86,19 +88,20 @@ SOAKED   = $(PROOFS:%=./proofs/%) ./conformance ./conformance/data ./conformance
 PROGRAMS = $(CURDIR)/.cache/under-test
 UNDER    = OXIDE_SIMULATOR=$(1)/oxide-simulator OXIDE_CSI_PLUGIN=$(1)/oxide-csi-plugin \
 	OXIDE_CONFORMANCE=$(1)/oxide-conformance OXIDE_PLAIN_PROGRAMS=$(PROGRAMS) PROOF_SEED=$(SEED)
-# Lint vets the tests. Three packages at once also where there are two cores: most wait more than they
-# compute.
+# `make lint` vets the tests, so these do not. Three packages run at once also on two cores, because
+# most packages wait more than they compute.
 TESTS    = env $(PLAIN) $(call UNDER,$(PROGRAMS)) $(GO) test -vet=off -p=3 -count=1 -timeout=$(TIMEOUT)
 WITHRACE = env $(call UNDER,$(PROGRAMS)/raced) $(GO) test -race -vet=off -p=3 -count=1 -timeout=$(TIMEOUT)
-# What the tests start besides: compiled before them, where progress is seen.
+# Further programs that the tests start. They are compiled before the tests, so that progress is
+# seen.
 TOOLS    = helm.sh/helm/v3/cmd/helm github.com/yannh/kubeconform/cmd/kubeconform \
 	github.com/hashicorp/hcl/v2/cmd/hcldec github.com/hashicorp/hcl/v2/cmd/hclfmt
 BUILD    = $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... && \
 	$(PLAIN) $(GO) build -modfile=tools/go.mod -o $(PROGRAMS)/ $(TOOLS)
 BUILDRACE = $(GO) build -race -o $(PROGRAMS)/raced/ ./cmd/...
-# The packages that have more than -short tries. Those of RACED run with the race detector, and so do
-# UNITS: they make many calls at once, or test what many goroutines share. FEW have cases that are
-# alike to the race detector, so it sees what -short tries.
+# The packages that have more cases than -short runs. Those of RACED run with the race detector, and
+# so do UNITS: they make many calls at once, or test data that goroutines share. For the race
+# detector the cases of FEW are alike, so it gets only those of -short.
 WHOLE    = $(or $(ONLY),$(shell grep -rlE 'short\.(Some|Left|Skip)|testing\.Short|[.]Short\b' \
 	--include='*_test.go' --exclude-dir=tools --exclude-dir=short . | sed 's|/[^/]*$$||' | sort -u))
 RACED    = ./driver% ./keeper% ./internal% ./simulator% ./proofs/concurrency ./proofs/model ./sanity ./conformance/rules
@@ -111,11 +114,12 @@ CHOSEN   = $(if $(PART),$($(PART)),$(WHOLE))
 NOTRACED = $(if $(RACE),,$(filter-out $(RACED),$(CHOSEN)))
 SOME     = $(ONLY)$(filter-out others,$(PART))
 ISRACED  = $(if $(RACE),$(CHOSEN),$(filter $(RACED),$(CHOSEN))) $(if $(SOME),,$(UNITS))
-# The release is of the tools' module.
+# The release is in the module tools.
 MAKES    = $(if $(SOME),,$(call TESTSUM,release) env $(PLAIN) $(GO) -C tools test -json -count=1 \
 	-timeout=$(TIMEOUT) ./release || failed=1;)
 
-# The description behind "##" begins with who types the target; that behind "#" is of the others.
+# The description after "##" begins with the user of the target. Targets with "#" are in help-all
+# only.
 help:
 	@for who in developer CI operator; do echo "$$who:"; \
 		awk -F ":.*## $$who: " '/^[a-z0-9-]+:/ && NF > 1 {printf "  make %-14s %s\n", $$1, $$2}' \
@@ -149,7 +153,7 @@ test: testrun ## developer: every test, the proofs with a few of their cases
 		$(call TESTSUM,monitoring) env $(PLAIN) $(GO) -C tools/monitoring test -json -count=1 -timeout=$(TIMEOUT) $(SHORT) . || failed=1; \
 		$(SUMMARY); exit $$failed
 
-proofs: testrun ## developer: all that `make test` leaves out: SEED=7, ONLY=./proofs/crash, RACE=-race
+proofs: testrun ## developer: the cases that `make test` leaves out: SEED=7, ONLY=./proofs/crash, RACE=-race
 	@tools/prerequisites --browser
 	@$(if $(CHOSEN),,$(error make proofs: there is no PART=$(PART)))$(BUILD)
 	@$(FRESH); failed=0; $(if $(NOTRACED),$(call TESTSUM,plain) $(TESTS) -json $(NOTRACED) || failed=1;) \
@@ -164,7 +168,7 @@ fuzz: # fuzz what parses foreign bytes; go test runs its seeds: DURATION=10m
 $(PROOFS): under-test
 	$(if $(RACE)$(filter $(RACED),./proofs/$@),$(BUILDRACE) && $(WITHRACE),$(TESTS)) -v ./proofs/$@
 
-# The fault matrix runs whole, however short the duration.
+# The fault matrix runs completely, however short the duration.
 soak: under-test ## CI: the proofs in their long form, in turn: DURATION=2h SEED=7
 	@$(BUILDRACE)
 	@rm -f .cache/figures
@@ -181,15 +185,15 @@ ci: # what CI runs
 	@$(MAKE) vm
 	@$(MAKE) e2e-offline
 
-vm-image: # make what virtual machines boot, of Debian's packages: KERNEL=linux-image-amd64
+vm-image: # make the image of the virtual machines from Debian's packages: KERNEL=linux-image-amd64
 	@tools/prerequisites --machines
 	@tools/vm-image $(VMIMAGE) $(KERNEL)
 
-vm: vm-image ## developer: instances that are virtual machines, with a driver in them; SHORT= runs more of it
+vm: vm-image ## developer: test a driver in virtual machines as instances; SHORT= runs more cases
 	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/...
 	@OXIDE_VM_IMAGE=$(VMIMAGE) $(TESTS) $(SHORT) -v ./proofs/vm
 
-rehearsal: vm-image ## developer: docs/conformance.md by its own commands, on three virtual machines: PARTS=rules
+rehearsal: vm-image ## developer: run the commands of docs/conformance.md on three virtual machines: PARTS=rules
 	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/...
 	@OXIDE_VM_IMAGE=$(VMIMAGE) OXIDE_REHEARSAL=yes REHEARSAL_PARTS='$(PARTS)' \
 		$(TESTS) -timeout=0 -v ./proofs/vm -run Rehears
@@ -206,7 +210,7 @@ e2e: ## developer: the suite on a kind cluster: FOCUS=CP-10 KEEP=1 KUBERNETES=v1
 e2e-offline: ## developer: the same suite with images built here, without a registry
 	@$(E2E) -offline
 
-e2e-down: ## developer: remove the cluster that a run with KEEP=1 has left
+e2e-down: ## developer: remove the cluster of a run with KEEP=1
 	@$(PLAIN) $(GO) run ./e2e/run -down
 
 under-test:
@@ -217,7 +221,7 @@ bench: ## developer: measure stages, publishes, memory, start-up and sizes
 	@tools/prerequisites
 	$(GO) test -count=1 -timeout=$(TIMEOUT) -p=1 -run '^$$' -bench . -benchtime=15x -v ./sanity
 
-# PICTURE=FILE draws the whole life as a page.
+# PICTURE=FILE draws the whole life of the volume as a page.
 demo: ## operator: watch a volume live on a simulated rack; PAUSE=1 waits at each step
 	@tools/prerequisites
 	@$(GO) run ./cmd/oxide-conformance demo
@@ -228,14 +232,14 @@ conformance: ## operator: test the rack of OXIDE_HOST, OXIDE_TOKEN and OXIDE_PRO
 docs: under-test ## developer: check the documentation, and run its commands
 	$(TESTS) ./docs
 
-conformance-simulator: under-test # the same program against a simulated rack, with hot-plug and without
+conformance-simulator: under-test # test a simulated rack with the same program, with hot-plug and without
 	$(TESTS) -v ./conformance -run 'ARackWith(out)?HotPlug'
 
-mutants: # change the driver in small places and see what its tests notice: PACKAGES=driver/mount TESTS=driver/node BUDGET=30s COUNT=200 SEED=7
+mutants: # make small changes to the driver and list those that no test notices: PACKAGES=driver/mount TESTS=driver/node BUDGET=30s COUNT=200 SEED=7
 	@$(GO) build -C tools -o $(CURDIR)/.cache/mutants ./mutants
 	@.cache/mutants -n $(COUNT) -seed $(SEED) $(if $(TESTS),-tests $(TESTS)) -budget $(BUDGET) $(PACKAGES)
 
-# The tree may shrink: then lower MOST.
+# If the tree has become smaller, lower MOST.
 MOST     = 157670
 size: # lines of Go of each package, and of its tests; fails above MOST
 	@mkdir -p .cache; git ls-files '*.go' | xargs wc -l | awk '$$2 != "total" { package = $$2; \
@@ -244,18 +248,18 @@ size: # lines of Go of each package, and of its tests; fails above MOST
 			print "FIGURE size sum=" all " most=$(MOST)"; exit all > $(MOST) }' >.cache/size; \
 		status=$$?; sort .cache/size; exit $$status
 
-# In a new tree the linter works for minutes, on one core. So it runs beside the tests.
+# In a new tree the linter takes minutes, on one core. So it runs at the same time as the tests.
 check: ## developer: format, style and every test; green before a commit is shared
 	@mkdir -p .cache
 	@{ $(MAKE) fmt lint >.cache/lint.log 2>&1; echo $$? >.cache/lint.status; } & \
 		$(MAKE) test; tested=$$?; wait; cat .cache/lint.log; \
 		exit $$((tested + $$(cat .cache/lint.status)))
 
-fmt: # say which files gofmt and goimports would change
+fmt: # show the changes that gofmt and goimports would make
 	$(LINT) fmt --diff
 
-lint: # vet, style, types also for macOS and illumos, the walls between the packages, the size, and the workflows
-	@$(MAKE) -s size >/dev/null || { grep sum= .cache/size; echo "lint: the tree has grown; delete what became needless"; exit 1; }
+lint: # vet, style, types also for macOS and illumos, the imports of the packages, the size, and the workflows
+	@$(MAKE) -s size >/dev/null || { grep sum= .cache/size; echo "lint: the tree has grown; delete unneeded code"; exit 1; }
 	$(PLAIN) tools/walls.sh
 	$(LINT) run --allow-parallel-runners
 	for system in darwin illumos; do GOOS=$$system $(PLAIN) $(GO) vet $(ELSEWHERE) || exit 1; done
@@ -279,7 +283,7 @@ clients: # run Oxide's own clients against a simulated rack: SOURCES=DIR SPEC=FI
 	@SOURCES='$(SOURCES)' SPEC='$(SPEC)' tools/clients/run
 
 # ARCH=amd64 for one architecture; IMAGES= without images.
-release: ## operator: make all that users of a version need in dist/: VERSION=v1.2.3
+release: ## operator: make the files of a version for its users in dist/: VERSION=v1.2.3
 	@$(GO) run -C tools ./release -version '$(VERSION)' -out '$(abspath $(DIST))' -arch '$(ARCH)' \
 		-images=$(if $(IMAGES),true,false) $(if $(BASE),-base '$(abspath $(BASE))')
 
@@ -287,5 +291,5 @@ release: ## operator: make all that users of a version need in dist/: VERSION=v1
 release-check: ## CI: make a release with images twice, and compare
 	@$(GO) test -C tools -tags images -count=1 -timeout=$(TIMEOUT) -v -run TestImages ./release
 
-clean: # remove what was built, and what failed runs have kept in memory
+clean: # remove the built files, and the files of failed runs from memory
 	rm -rf bin dist .cache /dev/shm/oxide-sanity-*

@@ -1,6 +1,6 @@
 #!/bin/sh -eu
-# Checks what the rules of depguard in .golangci.yml cannot: that each package has a rule, and what a
-# program links through others.
+# Checks two rules that depguard in .golangci.yml cannot check: each package has a rule there, and a
+# program does not link certain libraries through other packages.
 module=github.com/oxidecomputer/oxide-csi-plugin
 kubernetes='k8s.io/(api|apimachinery|client-go|kubelet|klog/v2|utils/ptr)'
 ginkgo='github.com/onsi/(ginkgo/v2|gomega)'
@@ -8,14 +8,14 @@ rpc='google.golang.org/grpc|github.com/container-storage-interface/spec'
 bad=0
 for package in $(go list -tags e2e ./...); do
 	grep -q "^        ${package#"$module"/}: {list-mode: strict" .golangci.yml || {
-		echo "$package may import nothing: it has no rule in .golangci.yml" >&2
+		echo "$package has no rule in .golangci.yml, so it may import nothing" >&2
 		bad=1
 	}
 done
 # never PACKAGE LIBRARIES PROMISE
 never() {
 	if go list -deps "./$1" | grep -E "^($2)(/|\$)" >&2; then
-		echo "$1 links that, and never may: $3" >&2
+		echo "$1 must not link these packages: $3" >&2
 		bad=1
 	fi
 }

@@ -22,7 +22,7 @@ var quiet = []fault{
 		leader.failed("CreateVolume", "RackFull"):              once,
 		nodeA.failed("NodeGetVolumeStats", "FilesystemFailed"): once,
 	}},
-	{name: "what passes by itself, all the time", differ: series{
+	{name: "short problems that end without an operator, all the time", differ: series{
 		leader.failed("CreateVolume", "SnapshotNotReady"):            eachMinute,
 		leader.failed("ControllerPublishVolume", "DiskBusy"):         eachMinute,
 		leader.failed("ControllerPublishVolume", "Canceled"):         eachMinute,

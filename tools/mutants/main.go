@@ -1,13 +1,12 @@
-// Mutants changes a package in one small place at a time and runs the package's tests: a change
-// that no test notices points at a promise that nothing keeps.
+// Mutants changes a package in one small place at a time and runs the package's tests. If no test
+// fails with a change, then no test checks that behavior.
 //
 //	go run -C tools ./mutants -n 200 -seed 7 ../driver/controller ../internal/rack
 //	go run -C tools ./mutants -n 200 -tests ../driver/node -budget 30s ../driver/mount
 //
-// All changes are compiled into the packages' test binaries, each behind a switch that the variable
-// MUTANT names, so that a mutant costs no build. A first run of every test records which changes it
-// reaches, and a mutant then meets those tests only, the fastest first, until one fails or the
-// budget is spent.
+// The test binaries contain all changes. The environment variable MUTANT selects one, so a mutant
+// needs no build. A first run of every test records which changes it reaches. For each mutant, only
+// the tests that reach it run, the fastest first, until one fails or the budget is spent.
 package main
 
 import (
@@ -30,10 +29,10 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	n := flag.Int("n", 100, "how many mutants of each package")
-	seed := flag.Uint64("seed", 1, "what the places are drawn by")
-	tests := flag.String("tests", "", "comma-separated directories of other packages whose tests run, too")
-	budget := flag.Duration("budget", time.Hour, "how long the tests of one mutant may take together")
+	n := flag.Int("n", 100, "number of mutants of each package")
+	seed := flag.Uint64("seed", 1, "seed for the choice of the places")
+	tests := flag.String("tests", "", "comma-separated directories of other packages to test")
+	budget := flag.Duration("budget", time.Hour, "time limit for all tests of one mutant together")
 	flag.Parse()
 	if flag.NArg() == 0 {
 		fmt.Fprintln(os.Stderr, "mutants: name the directories of packages, such as internal/volume")
@@ -144,8 +143,8 @@ func measure(ctx context.Context, dirs []string, o options) ([]result, error) {
 	return results, ctx.Err()
 }
 
-// record runs each test of a binary alone, including the seeds of fuzz targets, and adds the test
-// to the mutants that it reaches.
+// record runs each test and the seeds of each fuzz target alone, and adds the test to the mutants
+// that it reaches.
 func record(ctx context.Context, b test, work string, reach map[string][]test) error {
 	cmd := exec.CommandContext(ctx, b.binary, "-test.list", "^(Test|Fuzz)")
 	cmd.Dir = b.dir

@@ -77,7 +77,7 @@ func imageIs(t *testing.T, dir, image, program, user string, packages []string) 
 		labels[ocispec.AnnotationLicenses] != license || labels[ocispec.AnnotationSource] != project ||
 		labels[ocispec.AnnotationTitle] != image || config.Config.User != user ||
 		config.Architecture != imageArch || filepath.Base(config.Config.Entrypoint[0]) != program {
-		t.Errorf("it says %+v of itself", config)
+		t.Errorf("its configuration is %+v", config)
 	}
 	l := layout{t.TempDir()}
 	for _, layer := range manifest.Layers {

@@ -1,10 +1,10 @@
-// Release makes all that the users of a version need, in one folder:
+// Release makes all files of a version for its users, in one folder:
 //
 //	go run -C tools ./release -version v1.2.3 -out ../dist
 //	go run -C tools ./release -version v1.2.3 -out ../dist -arch amd64 -images=false
 //
-// Nothing in it is written by hand, and nothing depends on when or where it was made: the same
-// commit and the same Go make the same bytes. docs/releasing.md lists the files.
+// The bytes depend only on the commit and the version of Go, not on the time or the machine.
+// docs/releasing.md lists the files.
 package main
 
 import (
@@ -36,7 +36,7 @@ func main() {
 	flag.StringVar(&r.Base, "base", "", "a `tar` of Debian's root file system, as the base of images "+
 		"where no registry is reached; for one architecture")
 	flag.BoolVar(&r.Images, "images", true, "build the images, too")
-	flag.BoolVar(&r.Dirty, "dirty", false, "build the tree with its changes, for a look at them")
+	flag.BoolVar(&r.Dirty, "dirty", false, "build the tree with uncommitted changes, for a trial")
 	arch := flag.String("arch", "amd64 arm64", "the architectures")
 	flag.Parse()
 	r.Arch = strings.Fields(*arch)
@@ -55,7 +55,7 @@ type release struct {
 	Arch      []string
 	Base      string
 	Images    bool
-	Dirty     bool // from the tree as it is; otherwise only from a commit
+	Dirty     bool // allow a tree that differs from its commit
 	Log       io.Writer
 
 	revision string    // the commit's hash
@@ -66,7 +66,7 @@ type release struct {
 	pushed   strings.Builder // the lines of DIGESTS
 }
 
-// run makes the folder. It replaces an older folder only when all of the new one is made.
+// run makes the folder. It replaces an older folder after all of the new one is made.
 func (r *release) run(ctx context.Context) (err error) {
 	if err := r.prepare(ctx); err != nil {
 		return err
@@ -141,7 +141,7 @@ func (r *release) commit(ctx context.Context) error {
 	revision, err := r.output(ctx, "git", "describe", "--always", "--dirty", "--abbrev=40",
 		"--match=")
 	if err != nil {
-		return fmt.Errorf("a release is made of a commit: %w", err)
+		return fmt.Errorf("a release needs a commit: %w", err)
 	}
 	r.revision = strings.TrimSpace(revision)
 	changes, err := r.output(ctx, "git", "status", "--porcelain")
@@ -149,7 +149,7 @@ func (r *release) commit(ctx context.Context) error {
 		return err
 	}
 	if list := strings.Split(strings.TrimSpace(changes), "\n"); changes != "" && !r.Dirty {
-		return fmt.Errorf("a release is made of a commit, and the tree differs from it in %d files, "+
+		return fmt.Errorf("a release needs a commit, and the tree differs from it in %d files, "+
 			"such as %q: commit or remove them, or make a clone", len(list), list[0])
 	}
 	seconds := os.Getenv("SOURCE_DATE_EPOCH")

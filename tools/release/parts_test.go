@@ -42,7 +42,7 @@ func TestNotesAreTheVersionsSectionOfTheChangelog(t *testing.T) {
 	}
 }
 
-func TestAWrongRequestIsRefusedBeforeAnythingIsMade(t *testing.T) {
+func TestAWrongRequestIsRefusedAndMakesNoFolder(t *testing.T) {
 	full := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(full, "letters"), nil, 0o644))
 	good := release{Version: "v1.2.3", Root: "../..", Out: filepath.Join(t.TempDir(), "dist"),

@@ -33,7 +33,7 @@ func TestAReleaseIsCompleteAndReproducible(t *testing.T) {
 	elsewhere := copyOf(t, root)
 	first, second := filepath.Join(t.TempDir(), "dist"), filepath.Join(t.TempDir(), "dist")
 	must(t, releaseOf(root, first).run(t.Context()))
-	// The second is made where another release is.
+	// The second release replaces another one.
 	must(t, os.Mkdir(second, 0o755))
 	for _, name := range append(listing(t, first), "of-the-old-one") {
 		must(t, os.WriteFile(filepath.Join(second, name), []byte("old"), 0o644))
@@ -45,10 +45,10 @@ func TestAReleaseIsCompleteAndReproducible(t *testing.T) {
 	t.Run("every file has its checksum", func(t *testing.T) { checksumsAreRight(t, first) })
 	for _, program := range programs {
 		name := program + "-linux-" + runtime.GOARCH
-		t.Run(program+" says its version", func(t *testing.T) {
+		t.Run(program+" reports its version", func(t *testing.T) {
 			said := output(t, ".", filepath.Join(first, name), "--version")
 			if said != testVersion+"\n" {
-				t.Errorf("it says %q, want %s", said, testVersion)
+				t.Errorf("it reports %q, want %s", said, testVersion)
 			}
 		})
 		t.Run(program+" has no path of the machine", func(t *testing.T) {
@@ -86,7 +86,7 @@ func whole(t *testing.T, cases int) {
 	}
 }
 
-func TestAFileThatIsInNoCommitIsNotReleased(t *testing.T) {
+func TestATreeWithAnUncommittedFileIsRefused(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "clone")
 	output(t, projectDir(t), "git", "clone", "--quiet", "--shared", ".", root)
 	const token = "deploy/chart/values-with-a-token.yaml"
@@ -115,7 +115,7 @@ func copyOf(t *testing.T, root string) string {
 	list := output(t, root, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	for name := range strings.SplitSeq(strings.TrimRight(list, "\x00"), "\x00") {
 		info, err := os.Stat(filepath.Join(root, name))
-		if err != nil { // the file was removed, and that is not committed yet
+		if err != nil { // the file was removed without a commit
 			continue
 		}
 		must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
@@ -159,7 +159,7 @@ func checksumsAreRight(t *testing.T, dir string) {
 func hasNot(t *testing.T, content []byte, path string) {
 	t.Helper()
 	if len(path) < 2 {
-		t.Fatalf("%q is no path to look for", path)
+		t.Fatalf("%q is no absolute path", path)
 	}
 	if i := bytes.Index(content, []byte(path)); i >= 0 {
 		t.Errorf("it has %q", content[i:min(len(content), i+len(path)+80)])
@@ -212,7 +212,7 @@ func chartIsOf(t *testing.T, root, dir string) {
 	must(t, yaml.Unmarshal([]byte(text), &chart))
 	if "v"+chart.Version != testVersion || chart.AppVersion != testVersion ||
 		chart.Annotations["artifacthub.io/license"] != license {
-		t.Errorf("Chart.yaml says %+v, want %s and %s", chart, testVersion, license)
+		t.Errorf("Chart.yaml contains %+v, want %s and %s", chart, testVersion, license)
 	}
 	rendered := output(t, root, "go", "tool", "-modfile=tools/go.mod", "helm", "template", "x", name,
 		"--kube-version", "1.35.0", "--set", "instanceMetadata.enabled=true,nodeKeeper.enabled=true,snapshots.enabled=true")
@@ -271,7 +271,7 @@ func TestTheProjectNamesOnlyImagesThatAReleaseContains(t *testing.T) {
 	}
 	delete(found, chartName)
 	if len(found) > 0 {
-		t.Errorf("%v are named, and not made", found)
+		t.Errorf("the release makes no images for the names %v", found)
 	}
 }
 
