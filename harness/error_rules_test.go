@@ -50,7 +50,7 @@ func askedByRules(ctx context.Context, t *testing.T, answer func(ctx context.Con
 	return err
 }
 
-func TestErrorsOfTheServerAreHeldToTheRules(t *testing.T) { // B-8
+func TestAnErrorThatBreaksARuleBecomesDataLoss(t *testing.T) { // B-8
 	for name, test := range map[string]struct {
 		answer error
 		want   codes.Code
@@ -62,13 +62,13 @@ func TestErrorsOfTheServerAreHeldToTheRules(t *testing.T) { // B-8
 		t.Run(name, func(t *testing.T) {
 			err := askedByRules(t.Context(), t, func(context.Context) error { return test.answer })
 			if got := status.Code(err); got != test.want {
-				t.Errorf("the caller hears %v, want the code %v", err, test.want)
+				t.Errorf("the error of the call is %v, want the code %v", err, test.want)
 			}
 		})
 	}
 }
 
-func TestAnInterruptedAnswerIsNotHeldToTheRules(t *testing.T) {
+func TestTheErrorOfACanceledCallKeepsItsCode(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	end := make(chan struct{})
@@ -83,6 +83,6 @@ func TestAnInterruptedAnswerIsNotHeldToTheRules(t *testing.T) {
 		return nil
 	})
 	if got := status.Code(err); got != codes.Canceled {
-		t.Errorf("the caller hears %v, want the code %v", err, codes.Canceled)
+		t.Errorf("the error of the call is %v, want the code %v", err, codes.Canceled)
 	}
 }

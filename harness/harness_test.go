@@ -33,7 +33,7 @@ func firstLine(t *testing.T, p *process) string {
 	return line
 }
 
-func TestAProcessThatEndsWellOnSIGTERMStops(t *testing.T) {
+func TestStopSucceedsIfTheProcessEndsWithCode0OnSIGTERM(t *testing.T) {
 	p := script(t, `trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done`)
 	if line := firstLine(t, p); line != "ready\n" {
 		t.Errorf("first line = %q", line)
@@ -46,7 +46,7 @@ func TestAProcessThatEndsWellOnSIGTERMStops(t *testing.T) {
 	}
 }
 
-func TestAProcessThatEndsBadlyIsReportedWithItsLog(t *testing.T) {
+func TestStopReportsTheExitCodeAndTheLogOfAProcessThatFails(t *testing.T) {
 	p := script(t, `trap 'echo a race >&2; exit 66' TERM; echo ready; while :; do sleep 0.01; done`)
 	firstLine(t, p)
 	err := p.stop()
@@ -56,7 +56,7 @@ func TestAProcessThatEndsBadlyIsReportedWithItsLog(t *testing.T) {
 	}
 }
 
-func TestAProcessThatEndsByItselfIsReportedWithItsLog(t *testing.T) {
+func TestTheErrorForAProcessThatEndsByItselfContainsItsLog(t *testing.T) {
 	p := script(t, `echo cannot work >&2; exit 1`)
 	if _, err := p.firstLine(t.Context()); err == nil ||
 		!strings.Contains(err.Error(), "cannot work") {
@@ -98,22 +98,22 @@ func TestOnlyAPlainRunStartsTheProgramsWithoutTheRaceDetector(t *testing.T) {
 	}
 }
 
-func TestTheTailOfALogIsWholeLines(t *testing.T) {
+func TestTheTailOfALogContainsWholeLinesOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	csitest.Must(t, os.WriteFile(path, []byte("first\nsecond\nthird\n"), 0o600))
 	for size, want := range map[int64]string{
 		100: "first\nsecond\nthird\n", 10: "third\n", 15: "second\nthird\n",
 	} {
 		if got := TailOf(path, size); got != want {
-			t.Errorf("tailOf %d bytes = %q, want %q", size, got, want)
+			t.Errorf("TailOf %d bytes = %q, want %q", size, got, want)
 		}
 	}
 }
 
 func TestARunKeepsItsDirectoryAfterAFailure(t *testing.T) {
-	var said strings.Builder
+	var progress strings.Builder
 	for _, failed := range []bool{false, true} {
-		run, err := NewRun(&said)
+		run, err := NewRun(&progress)
 		csitest.Must(t, err)
 		t.Cleanup(func() { os.RemoveAll(run.Dir) })
 		if failed {
@@ -125,13 +125,13 @@ func TestARunKeepsItsDirectoryAfterAFailure(t *testing.T) {
 		if _, err := os.Stat(run.Dir); (err == nil) != failed {
 			t.Errorf("failed %t: the directory's state is %v", failed, err)
 		}
-		if strings.Contains(said.String(), run.Dir) != failed {
-			t.Errorf("failed %t: it said %q", failed, said.String())
+		if strings.Contains(progress.String(), run.Dir) != failed {
+			t.Errorf("failed %t: the progress is %q", failed, progress.String())
 		}
 	}
 }
 
-func TestADriverWithoutASimulatedRackHasItsOwnDefaults(t *testing.T) {
+func TestADriverWithoutASimulatedRackGetsNoFurtherVariables(t *testing.T) {
 	for _, mode := range []string{ModeAll, ModeController, ModeNode} {
 		given := map[string]string{"OXIDE_HOST": "https://rack"}
 		plugin, err := (&Run{}).newPlugin(t.TempDir(), new(atomic.Int64),

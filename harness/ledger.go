@@ -109,7 +109,7 @@ func (r *Rack) compare(ctx context.Context, start Ledger, plugins ...*Plugin) er
 	return nil
 }
 
-// addState counts the rack's own records, each by its kind.
+// addState counts the records of the simulator, each by its kind.
 func (r *Rack) addState(ctx context.Context, ledger Ledger) error {
 	state, err := r.Admin.State(ctx)
 	return errors.Join(err, addEach(ledger, "disk", state.Disks),
@@ -152,7 +152,7 @@ func loopDevices(dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var held []string
+	var backed []string
 	for _, file := range files {
 		backing, err := os.ReadFile(file)
 		if err != nil {
@@ -160,10 +160,10 @@ func loopDevices(dir string) ([]string, error) {
 		}
 		name := strings.TrimSpace(string(backing))
 		if strings.HasPrefix(name, dir+"/") {
-			held = append(held, name)
+			backed = append(backed, name)
 		}
 	}
-	return held, nil
+	return backed, nil
 }
 
 // MountsBelow lists the mounts of this namespace below the directory.

@@ -22,8 +22,8 @@ import (
 const idleConnections = 32
 
 // watchedProcess is a process whose files and goroutines are counted. Connections between
-// driver and rack are counted separately, and without their goroutines: a small number of them
-// is no leak.
+// driver and rack are counted separately, and without their goroutines, because a small number of
+// them is no leak.
 type watchedProcess struct {
 	name string
 	proc *process

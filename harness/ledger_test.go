@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-func TestMoreListsWhatALedgerHasGained(t *testing.T) {
+func TestMoreListsTheAdditionsToALedger(t *testing.T) {
 	start := Ledger{"disk x": 1, "open file of the driver: pipe": 4, "mount /a": 1}
 	now := Ledger{"disk x": 1, "disk y": 1, "open file of the driver: pipe": 6}
 	want := []string{"disk y", "open file of the driver: pipe (4 at the start, 6 now)"}
@@ -81,8 +81,8 @@ func TestProcessStatParsesNameGroupAndState(t *testing.T) {
 	}
 }
 
-func TestAChildThatOutlivesItsProcessIsNamed(t *testing.T) {
-	// The shell ends when its child has become the sleep. Until then the child is a shell, too.
+func TestNoneLeftNamesAChildThatOutlivesItsProcess(t *testing.T) {
+	// The child is a shell, too, until it executes sleep. The parent waits for this and then ends.
 	shell := exec.Command("sh", "-c",
 		`sleep 60 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done`)
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -81,8 +81,8 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin,
 	if options.Mode != ModeNode {
 		env["OXIDE_HOST"], env["OXIDE_TOKEN"], env["OXIDE_PROJECT"] = r.URL, r.Token, r.Project
 		env["OXIDE_CA_FILE"] = r.CA
-		// A simulated rack is late by less. With the driver's own limit, which is made for real
-		// racks, every proof that loses the answer to an attach would wait that long at its detach.
+		// A simulated rack delays less than a real one. With the driver's default limit, a proof that
+		// loses the answer to an attach would wait long at the detach.
 		env["OXIDE_LATE_LIMIT"] = "100ms"
 	}
 	var instance Instance
@@ -165,7 +165,7 @@ func (p *Plugin) Start(ctx context.Context) error {
 			env = append(env, key+"="+value)
 		}
 	}
-	// The socket of a killed process would look like one that is served.
+	// Dial would take the socket of a killed process for the socket of this one.
 	if err := os.Remove(p.Socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the old socket: %w", err)
 	}
@@ -270,8 +270,8 @@ func (p *Plugin) Kill() {
 	p.proc.kill()
 }
 
-// AwaitReady waits until the driver reports that it is ready: it has then asked the rack for
-// all that it needs, and is idle.
+// AwaitReady waits until the driver reports that it is ready. Then it has finished its first
+// requests to the rack, and is idle.
 func (p *Plugin) AwaitReady(ctx context.Context) error {
 	return Await(ctx, StartTimeout, func() error {
 		probe, err := p.Identity().Probe(ctx, &csi.ProbeRequest{})

@@ -22,8 +22,7 @@ const (
 	stopGrace   = 10 * time.Second
 )
 
-// process is a program under test. It is started and watched, its output is logged to a file,
-// and SIGTERM stops it.
+// process is a running program under test. Its output goes to a log file, and SIGTERM stops it.
 type process struct {
 	name string
 	// log is the path of the file with its standard error.
@@ -105,7 +104,7 @@ func (p *process) firstLine(ctx context.Context) (string, error) {
 
 // ended returns an error that describes an unexpected end.
 func (p *process) ended() error {
-	return fmt.Errorf("%s ended by itself (%s); the end of %s:\n%s",
+	return fmt.Errorf("%s ended unexpectedly (%s); the end of %s:\n%s",
 		p.name, p.cmd.ProcessState, p.log, p.tail())
 }
 
@@ -136,13 +135,14 @@ func (p *process) stop() error {
 			p.name, StopTimeout, p.log)
 	}
 	if p.err != nil {
-		return fmt.Errorf("%s ended badly after SIGTERM: %w; the end of %s:\n%s",
+		return fmt.Errorf("%s failed after SIGTERM: %w; the end of %s:\n%s",
 			p.name, p.err, p.log, p.tail())
 	}
 	return nil
 }
 
-// quit ends the process in such a way that the stacks of all its goroutines go to its log.
+// quit ends the process with SIGQUIT, so that it writes the stacks of all its goroutines to its
+// log.
 func (p *process) quit() {
 	_ = p.cmd.Process.Signal(syscall.SIGQUIT)
 	if !p.wait(stopGrace) {

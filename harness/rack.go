@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -19,6 +20,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/moby/sys/mountinfo"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
@@ -137,7 +139,7 @@ func (r *Rack) Start(ctx context.Context) error {
 
 func (r *Rack) args() []string {
 	o := r.options
-	// Nobody reads the rack of a test after a power cut of this machine.
+	// A test does not use its rack after a power cut of this machine, so the rack need not sync.
 	args := append([]string{"serve", "--dir", filepath.Join(r.Dir, "sim"), "--disks=file",
 		"--flight-records", filepath.Join(r.Dir, pluginPrefix+"*", flightDir),
 		"--project", r.Project, "--token", r.Token, "--volatile",
@@ -159,25 +161,25 @@ func (r *Rack) args() []string {
 
 // connect parses the line that the simulator prints, and makes the clients.
 func (r *Rack) connect(line string) error {
-	var said struct {
+	var address struct {
 		URL       string     `json:"url"`
 		Admin     string     `json:"admin"`
 		Project   string     `json:"project"`
 		CA        string     `json:"ca"`
 		Instances []Instance `json:"instances"`
 	}
-	if err := json.Unmarshal([]byte(line), &said); err != nil {
-		return fmt.Errorf("the simulator's first line is not what it promises: %w: %q", err, line)
+	if err := json.Unmarshal([]byte(line), &address); err != nil {
+		return fmt.Errorf("the simulator's first line is not its documented JSON: %w: %q", err, line)
 	}
-	if len(said.Instances) != len(r.options.Instances) {
-		return fmt.Errorf("the simulator has %d instances, %d were asked for: %s",
-			len(said.Instances), len(r.options.Instances), line)
+	if len(address.Instances) != len(r.options.Instances) {
+		return fmt.Errorf("the simulator has %d instances, want %d: %s",
+			len(address.Instances), len(r.options.Instances), line)
 	}
-	r.URL, r.CA, r.Instances = said.URL, said.CA, said.Instances
-	r.Admin = adminapi.Client{URL: said.Admin}
+	r.URL, r.CA, r.Instances = address.URL, address.CA, address.Instances
+	r.Admin = adminapi.Client{URL: address.Admin}
 	r.listen = r.listen[:0]
-	for flag, address := range map[string]string{"--listen": said.URL, "--admin": said.Admin} {
-		u, err := url.Parse(address)
+	for flag, text := range map[string]string{"--listen": address.URL, "--admin": address.Admin} {
+		u, err := url.Parse(text)
 		if err != nil {
 			return fmt.Errorf("the simulator's %s address: %w", flag, err)
 		}
@@ -216,7 +218,7 @@ func Transport(caFile string) (*http.Transport, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s holds no PEM certificate", caFile)
+		return nil, fmt.Errorf("%s contains no PEM certificate", caFile)
 	}
 	transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	return transport, nil
@@ -270,4 +272,126 @@ func (r *Rack) Kill() {
 		r.History.Mark(history.Rack, "killed")
 	}
 	r.proc.kill()
+}
+
+// GuestDevice is a disk as the kernel of an instance shows it. Number is "major:minor", and Path is
+// the path of the device's node.
+type GuestDevice struct{ Name, Serial, Number, Path string }
+
+// Devices lists the disks that the guest shows. A disk may disappear during the call.
+func (i Instance) Devices() ([]GuestDevice, error) {
+	entries, err := os.ReadDir(filepath.Join(i.Guest, "sys/block"))
+	if err != nil {
+		return nil, err
+	}
+	var devices []GuestDevice
+	for _, e := range entries {
+		dir := filepath.Join(i.Guest, "sys/block", e.Name())
+		serial, err1 := os.ReadFile(filepath.Join(dir, "device/serial"))
+		number, err2 := os.ReadFile(filepath.Join(dir, "dev"))
+		if err1 == nil && err2 == nil {
+			devices = append(devices, GuestDevice{e.Name(), string(bytes.Trim(serial, "\x00 \n")),
+				string(bytes.TrimSpace(number)), filepath.Join(i.Guest, "dev", e.Name())})
+		}
+	}
+	return devices, nil
+}
+
+// Device returns the only disk that the guest shows with the name of that disk as its serial.
+func (i Instance) Device(diskName string) (GuestDevice, error) {
+	serial := diskName[:min(len(diskName), 20)]
+	devices, err := i.Devices()
+	var found []GuestDevice
+	for _, d := range devices {
+		if d.Serial == serial {
+			found = append(found, d)
+		}
+	}
+	if err == nil && len(found) != 1 {
+		err = fmt.Errorf("instance %s has %d devices with serial %q", i.Name, len(found), serial)
+	}
+	if err != nil {
+		return GuestDevice{}, err
+	}
+	_, err = os.Stat(found[0].Path)
+	return found[0], err
+}
+
+// MountsAt returns the mounts at a path of this namespace, the lowest first.
+func MountsAt(path string) ([]*mountinfo.Info, error) {
+	return mountinfo.GetMounts(func(info *mountinfo.Info) (skip, stop bool) {
+		return info.Mountpoint != path, false
+	})
+}
+
+// Environment is a rack with its drivers, and a ledger from before they did anything. The proofs
+// build their own environments on it.
+type Environment struct {
+	Rack *Rack
+	// Plugins are the drivers, in the order in which they were started.
+	Plugins []*Plugin
+	// Baseline is the ledger with which Balance compares.
+	Baseline Ledger
+}
+
+// StartEnvironment starts a rack without drivers.
+func (r *Run) StartEnvironment(ctx context.Context, options RackOptions) (*Environment, error) {
+	rack, err := r.StartRack(ctx, options)
+	return &Environment{Rack: rack}, err
+}
+
+// StartPlugin starts a driver and waits until it is ready.
+func (e *Environment) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, error) {
+	plugin, err := e.Rack.StartPlugin(ctx, options)
+	if err != nil {
+		return plugin, err
+	}
+	e.Plugins = append(e.Plugins, plugin)
+	return plugin, plugin.AwaitReady(ctx)
+}
+
+// StartNodes starts a node driver in every instance, and returns them by the instance's name.
+func (e *Environment) StartNodes(ctx context.Context, options PluginOptions) (
+	map[string]*Plugin, error) {
+	options.Mode = ModeNode
+	nodes := map[string]*Plugin{}
+	for _, instance := range e.Rack.Instances {
+		options.Instance = instance.Name
+		plugin, err := e.StartPlugin(ctx, options)
+		if err != nil {
+			return nil, err
+		}
+		nodes[instance.Name] = plugin
+	}
+	return nodes, nil
+}
+
+// TakeBaseline takes the ledger with which Balance compares.
+func (e *Environment) TakeBaseline(ctx context.Context) (err error) {
+	e.Baseline, err = e.Rack.Ledger(ctx, e.Plugins...)
+	return err
+}
+
+// Balance waits until nothing exists that is not in the baseline. When the time is over, it returns
+// an error.
+func (e *Environment) Balance(ctx context.Context) error {
+	return e.Rack.Balance(ctx, e.Baseline, e.Plugins...)
+}
+
+// Compare compares with the baseline once, without waiting. It ends no process.
+func (e *Environment) Compare(ctx context.Context) error {
+	return e.Rack.compare(ctx, e.Baseline, e.Plugins...)
+}
+
+// Close stops the drivers and the rack. It returns an error if one of them fails or leaves
+// something behind.
+func (e *Environment) Close() error {
+	var errs []error
+	for _, plugin := range e.Plugins {
+		errs = append(errs, plugin.Stop())
+	}
+	if e.Rack != nil && e.Rack.Running() {
+		errs = append(errs, e.Rack.Stop())
+	}
+	return errors.Join(errs...)
 }

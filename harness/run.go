@@ -61,13 +61,13 @@ func newRun(progress io.Writer, parents []string, makeDir func(parent string) (s
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
-		return nil, errors.New("the suite makes loop devices and mounts them, which takes root: " +
+		return nil, errors.New("the suite makes and mounts loop devices, which requires root: " +
 			"run it as root")
 	}
 	// If a device is still in use, the kernel releases it with its last user.
 	if _, err := loopdev.DetachLeft(context.Background()); err != nil &&
 		!errors.Is(err, loopdev.ErrBusy) {
-		return nil, fmt.Errorf("release what a run that was killed has left: %w", err)
+		return nil, fmt.Errorf("release the loop devices of a killed run: %w", err)
 	}
 	parent, err := runParent(parents)
 	if err != nil {
@@ -91,9 +91,9 @@ type Tester interface {
 	Error(args ...any)
 }
 
-// RunFor makes a run for a test. The run ends with the test. Its directory is in memory if there is
-// enough: a hole of a disk that is read whole is not cached there, and a flush of a disk waits for
-// nothing.
+// RunFor makes a run for a test. The run ends with the test, and keeps its files if the test
+// failed. Its directory is in memory if there is enough memory: a flush of a disk is then fast, and
+// the holes of a disk take no memory when the disk is read.
 func RunFor(t Tester) *Run {
 	t.Helper()
 	removeKilled()
@@ -101,20 +101,15 @@ func RunFor(t Tester) *Run {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run.EndWith(t)
-	return run
-}
-
-// EndWith closes the run at the end of the test. If the test failed, the run keeps its files.
-func (r *Run) EndWith(t Tester) {
 	t.Cleanup(func() {
 		if t.Failed() {
-			r.Failed()
+			run.Failed()
 		}
-		if err := r.Close(); err != nil {
+		if err := run.Close(); err != nil {
 			t.Error(err)
 		}
 	})
+	return run
 }
 
 // runParent returns a directory for the runs. Its path must be short enough for the sockets
@@ -171,7 +166,7 @@ func (r *Run) Close() error {
 		if err := os.WriteFile(filepath.Join(r.Dir, failedMark), nil, 0o600); err != nil {
 			return err
 		}
-		r.Say("the state and the logs of this failed run are kept in %s", r.Dir)
+		r.Say("this run failed; its state and its logs are in %s", r.Dir)
 		return nil
 	}
 	if err := os.RemoveAll(r.Dir); err != nil {
@@ -189,7 +184,7 @@ func (r *Run) Say(format string, args ...any) {
 func (r *Run) newDir(parent, prefix string, counter *atomic.Int64) (string, error) {
 	dir := filepath.Join(parent, prefix+strconv.FormatInt(counter.Add(1), 10))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("make a directory in the run's: %w", err)
+		return "", fmt.Errorf("make a directory of the run: %w", err)
 	}
 	return dir, nil
 }

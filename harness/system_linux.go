@@ -34,7 +34,7 @@ func mountedNodev(dir string) (bool, error) {
 	return fs.Flags&unix.ST_NODEV != 0, err
 }
 
-// shm is a directory of files that are kept in memory.
+// shm is a directory whose files are in memory.
 const shm = "/dev/shm"
 
 // lockDir locks a directory for as long as this process lives.
@@ -49,17 +49,18 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// removeKilled gives back the memory of runs that were killed. Those that failed are kept.
+// removeKilled removes the directories of killed runs from memory, except those of runs that
+// failed.
 func removeKilled() {
 	dirs, _ := filepath.Glob(filepath.Join(shm, "oxide-sanity-*"))
 	for _, dir := range dirs {
 		info, err := os.Stat(dir)
-		if err != nil || time.Since(info.ModTime()) < time.Minute { // it may not be locked yet
+		if err != nil || time.Since(info.ModTime()) < time.Minute { // its run may not have locked it yet
 			continue
 		}
 		lock, err := lockDir(dir)
 		if err != nil {
-			continue // the run goes on
+			continue // its run still has the lock
 		}
 		if _, err := os.Stat(filepath.Join(dir, failedMark)); errors.Is(err, os.ErrNotExist) {
 			_ = os.RemoveAll(dir)
@@ -68,8 +69,8 @@ func removeKilled() {
 	}
 }
 
-// inMemory returns the directory of files that are kept in memory, unless it has too little space
-// or the environment names another directory.
+// inMemory returns the directory whose files are in memory. It returns no directory if that one has
+// too little space, or if the environment names another one.
 func inMemory() []string {
 	const enough = 4 * GiB
 	var fs unix.Statfs_t
@@ -81,10 +82,9 @@ func inMemory() []string {
 	return []string{shm}
 }
 
-// Owns returns an error unless an open device is a disk of this rack. The path of a raw volume
-// leads to a device number, and all racks of a machine share the device numbers of one kernel.
-// A spec therefore calls Owns before it writes: if the path is stale, the spec fails and does
-// not write to another rack's disk. While the descriptor is open, the number cannot be reused.
+// Owns returns an error unless an open device is a disk of this rack. A spec calls Owns before it
+// writes to a raw volume. Its path has only a device number, which may meanwhile be the number of
+// another rack's disk. While the device is open, the kernel does not reuse the number.
 func (r *Rack) Owns(device *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(device.Fd()), &st); err != nil {
@@ -95,10 +95,10 @@ func (r *Rack) Owns(device *os.File) error {
 	}
 	file, err := BackingFile(st.Rdev)
 	if err != nil {
-		return fmt.Errorf("%s shows a device without a disk: %w", device.Name(), err)
+		return fmt.Errorf("the device at %s has no disk: %w", device.Name(), err)
 	}
 	if disks := filepath.Join(r.Dir, "sim") + "/"; !strings.HasPrefix(file, disks) {
-		return fmt.Errorf("%s shows a device on %s, which is no disk of the rack in %s",
+		return fmt.Errorf("the device at %s is on %s, which is no disk of the rack in %s",
 			device.Name(), file, r.Dir)
 	}
 	return nil
@@ -121,9 +121,8 @@ func BackingFile(number uint64) (string, error) {
 	return strings.TrimSuffix(string(name), "\n"), err
 }
 
-// LockVolumes keeps the node service away from every volume and disk until the returned file
-// is closed. It locks the whole file of the locks, as a second driver process would that works
-// on all of them.
+// LockVolumes blocks the calls of the node service for every volume and disk until the returned
+// file is closed. It takes all of the locks, as a second driver process could.
 func (p *Plugin) LockVolumes() (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(p.Dir, "volumes", "lock"), os.O_RDWR, 0)
 	if err != nil {
@@ -143,7 +142,7 @@ func MountedNumber(m *mountinfo.Info) string {
 	if err := unix.Stat(m.Mountpoint, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK {
 		return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 	}
-	if m.FSType == "btrfs" { // it has a number of its own
+	if m.FSType == "btrfs" { // the mount's number is not the device's
 		return btrfsNumber(m.Mountpoint)
 	}
 	return fmt.Sprintf("%d:%d", m.Major, m.Minor)

@@ -9,7 +9,7 @@ import (
 )
 
 // errNotLinux is the error of every function on other systems.
-var errNotLinux = errors.New("the suite makes loop devices and mounts them, which takes Linux: " +
+var errNotLinux = errors.New("the suite makes and mounts loop devices, which requires Linux: " +
 	"run it there")
 
 func checkSystem() error { return errNotLinux }

@@ -19,7 +19,7 @@ func TestARunDoesNotUseADirectoryOnANodevFilesystem(t *testing.T) {
 	dir, err := os.MkdirTemp("/var/tmp", "nodev-")
 	csitest.Must(t, err)
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NODEV, ""); err != nil {
-		t.Fatalf("mount a tmpfs, which takes root: %v", err)
+		t.Fatalf("mount a tmpfs, which requires root: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := errors.Join(unix.Unmount(dir, 0), os.Remove(dir)); err != nil {

@@ -4,11 +4,14 @@ package sanity
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -134,3 +137,160 @@ var _ = describeController("on a broken rack the driver", patient, func(f *fixtu
 			"refused", r.refused))).To(Succeed())
 	})
 })
+
+// brokenSnapshots are the racks that break a rule of snapshots.
+var brokenSnapshots = []brokenRack{
+	{"A38-faulted", "DiskBusy", codes.Aborted,
+		"does not report a faulted snapshot", provokeSnapshot},
+	{"A38-another-disk", "EffectUnknown", codes.Unavailable,
+		"does not report a snapshot of another disk", provokeSnapshot},
+	{"A59-blank", "SnapshotNotReady", codes.FailedPrecondition,
+		"does not restore a snapshot that is not ready", provokeEarlyRestore},
+}
+
+// brokenAttachments are the racks that break a rule of attachments, instances and their guests.
+var brokenAttachments = []brokenRack{
+	{"A17-needs-it-stopped", "InstanceMustBeStopped", codes.FailedPrecondition,
+		"leaves the disk detached if the rack refuses to hot-plug", provokeNoAttach},
+	{"A31-attach-without-effect", "DiskBusy", codes.Aborted,
+		"does not report an attachment if the attach had no effect", provokeNoAttach},
+	{"A31-detach-without-effect", "RackResponseInvalid", codes.Unavailable,
+		"does not take a disk for detached if the detach had no effect",
+		func(ctx SpecContext, r *brokenFixture) {
+			volume := r.volume(ctx)
+			r.published(ctx, volume, "a")
+			r.refuses(ctx, func() error { return r.unpublish(ctx, volume, "a") })
+			r.remains(ctx, volume, "attached to "+r.rack.Instance("a").ID)
+		}},
+	{"A34-takes-it-away", "DiskAttachedElsewhere", codes.FailedPrecondition,
+		"does not attach a disk that would be taken from another instance",
+		func(ctx SpecContext, r *brokenFixture) {
+			p := r.inUse(ctx)
+			r.refuses(ctx, func() error { return r.publish(ctx, p.Volume, "b") })
+			r.works(ctx, p)
+		}},
+	{"A37-detaches-elsewhere", "", codes.OK,
+		"does not detach a disk that would be taken from another instance",
+		func(ctx SpecContext, r *brokenFixture) {
+			p := r.inUse(ctx)
+			mend := r.breaks(ctx)
+			Expect(r.unpublish(ctx, p.Volume, "b")).To(Succeed())
+			mend()
+			r.works(ctx, p)
+		}},
+	{"A48-keeps-the-disks", "InstanceNotFound", codes.NotFound,
+		"does not take a disk for detached that a deleted instance has", provokeGhost},
+	{"A54-serial-of-id", "DeviceNotFound", codes.NotFound,
+		"does not use a device with another serial", provokeStage},
+	{"A54-twice", "DeviceNotUnique", codes.FailedPrecondition,
+		"writes to neither of two devices with the disk's serial", provokeStage},
+}
+
+// provokeSnapshot takes a snapshot. Without the mutation, the repeated call finds the snapshot, so
+// nothing has leaked.
+func provokeSnapshot(ctx SpecContext, r *brokenFixture) {
+	req := harness.SnapshotRequest(fresh("snapshot"), r.volume(ctx).GetVolumeId())
+	r.refuses(ctx, func() error { return errOf(r.ctl.CreateSnapshot(ctx, req)) })
+	resp := expectOK(ctx, r.ctl.CreateSnapshot, req)
+	r.snapshotDeletedLater(resp.GetSnapshot().GetSnapshotId())
+	Expect(r.snapshotIDs(ctx)).To(ConsistOf(resp.GetSnapshot().GetSnapshotId()))
+}
+
+// snapshotIDs returns the IDs of the project's snapshots.
+func (f *rackFixture) snapshotIDs(ctx context.Context) []string {
+	GinkgoHelper()
+	snapshots, err := f.rack.Client.SnapshotListAllPages(ctx,
+		oxide.SnapshotListParams{Project: oxide.NameOrId(f.rack.Project)})
+	Expect(err).NotTo(HaveOccurred())
+	ids := []string{}
+	for _, snapshot := range snapshots {
+		ids = append(ids, snapshot.Id)
+	}
+	return ids
+}
+
+// provokeEarlyRestore creates a volume from a snapshot that is still being taken.
+func provokeEarlyRestore(ctx SpecContext, r *brokenFixture) {
+	volume := r.volume(ctx)
+	before := r.ids(ctx)
+	r.switched(ctx, "snapshot_hold", time.Hour.String(), "0s")
+	taken := inBackground(func() (*csi.CreateSnapshotResponse, error) {
+		return r.ctl.CreateSnapshot(ctx, harness.SnapshotRequest(fresh("held"), volume.GetVolumeId()))
+	})
+	var ids []string
+	eventually(ctx, func() error {
+		if ids = r.snapshotIDs(ctx); len(ids) != 1 {
+			return errors.New("there is no snapshot yet")
+		}
+		return nil
+	})
+	r.refuses(ctx, func() error {
+		return r.create(ctx, harness.FromSnapshot(harness.CreateRequest(fresh("early")), ids[0]))
+	})
+	Expect(r.ids(ctx)).To(ConsistOf(before))
+	Expect(r.rack.Admin.Switch(ctx, map[string]any{"snapshot_hold": "0s"})).To(Succeed())
+	r.snapshotDeletedLater(taken().GetSnapshot().GetSnapshotId())
+}
+
+// provokeNoAttach publishes a volume whose disk the rack does not attach.
+func provokeNoAttach(ctx SpecContext, r *brokenFixture) {
+	volume := r.volume(ctx)
+	r.refuses(ctx, func() error { return r.publish(ctx, volume, "a") })
+	r.remains(ctx, volume, "detached")
+}
+
+// inUse returns a volume to which a workload on a has written.
+func (r *brokenFixture) inUse(ctx context.Context) *placement {
+	GinkgoHelper()
+	f := &nodeFixture{fixture: r.fixture}
+	p := f.inUse(ctx, r.volume(ctx), f.node(ctx, "a", harness.PluginOptions{}), harness.Mounted(""))
+	Expect(p.writeThrough(0)).To(Succeed())
+	return p
+}
+
+// works demands that the instance a still has the volume with its data, and can write to it.
+func (r *brokenFixture) works(ctx context.Context, p *placement) {
+	GinkgoHelper()
+	r.remains(ctx, p.Volume, "attached to "+p.Instance.ID)
+	Expect(p.shown()).To(Succeed())
+	Expect(p.verify(0)).To(Succeed())
+	Expect(p.writeThrough(1)).To(Succeed())
+}
+
+// provokeGhost unpublishes a volume from an instance that was deleted and still has the disk.
+// Nothing can detach that disk, so the spec uses a rack of its own.
+func provokeGhost(ctx SpecContext, shared *brokenFixture) {
+	f := &fixture{}
+	f.rack = startRack(ctx, harness.RackOptions{})
+	f.ctl = f.controller(ctx, harness.PluginOptions{}).Controller()
+	r := &brokenFixture{fixture: f, broken: shared.broken}
+	resp := expectOK(ctx, f.ctl.CreateVolume, harness.CreateRequest(fresh("haunted")))
+	volume, gone := resp.GetVolume(), f.rack.Instance("b").ID
+	Expect(f.publish(ctx, volume, "b")).To(Succeed())
+	Expect(f.rack.StopInstance(ctx, gone)).To(Succeed())
+	mend := r.breaks(ctx)
+	Expect(f.rack.Client.InstanceDelete(ctx, oxide.InstanceDeleteParams{
+		Instance: oxide.NameOrId(gone),
+	})).To(Succeed())
+	mend()
+	r.refuses(ctx, func() error { return f.unpublish(ctx, volume, "b") })
+	f.remains(ctx, volume, "attached to "+gone)
+	shared.refused += r.refused
+}
+
+// provokeStage stages a volume whose disk was attached while the mutation was active, and then
+// detaches it.
+func provokeStage(ctx SpecContext, r *brokenFixture) {
+	f := &nodeFixture{fixture: r.fixture}
+	n, volume := f.impatientNode(ctx), r.volume(ctx)
+	r.refuses(ctx, func() error {
+		p := f.attachedTo(ctx, volume, n, harness.Mounted(""))
+		err := p.stage(ctx)
+		Expect(mountsAt(p.Staging)).To(BeEmpty())
+		Expect(r.unpublish(ctx, volume, "a")).To(Succeed())
+		return err
+	})
+	p := f.attachedTo(ctx, volume, n, harness.Mounted(""))
+	eventually(ctx, p.shown)
+	Expect(blank(edges(p.device()))).To(BeTrue(), "the disk was formatted")
+}

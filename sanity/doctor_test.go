@@ -143,7 +143,7 @@ var _ = describeNodes("the doctor", func(f *nodeFixture) {
 		tree := f.clusterTree(ctx, objects, report)
 		Expect(tree).To(ContainSubstring("instance " + p.Instance.Name + " ("))
 		Expect(tree).To(MatchRegexp(`ok +nvme\d+n1: .* attached → claim default/data → pod app\n`))
-		By("reporting what it could not see with a token that the rack refuses")
+		By("reporting the missing observations with a token that the rack refuses")
 		d = f.diagnosed(ctx, "oxide-token-wrong", objects, report)
 		Expect(d.status).To(Equal(3), "%+v", d)
 		Expect(d.state("disk")).To(Equal("unseen"))

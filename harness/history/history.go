@@ -1,6 +1,6 @@
-// Package history records what happens in a run, as events in lanes, and draws them as one
-// page: what the orchestrator did, the calls to each driver, the requests to the rack, the changes
-// of disks and mounts, kills and faults, and the promise that was broken, at its place.
+// Package history records the events of a run in lanes and draws them as one page. The events are
+// the steps of the orchestrator, the calls to each driver, the requests to the rack, the changes of
+// disks and mounts, kills and faults. The page also shows the promise that was broken, and when.
 package history
 
 import (

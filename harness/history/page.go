@@ -12,7 +12,8 @@ import (
 	"unicode"
 )
 
-// Page is what a page shows. Every text may come from a rack or a disk, and is shown as it is.
+// Page is the content of a page. A text may come from a rack or a disk, so the page shows every
+// text literally and never interprets it.
 type Page struct {
 	Title string
 	// Seed and Command repeat the run. They are left out if they are empty.
@@ -28,7 +29,7 @@ type Page struct {
 	Dropped int
 }
 
-// The measures of the picture, in pixels. Each event has a row, so no two texts overlap.
+// The dimensions of the drawing, in pixels. Each event has a row, so no two texts overlap.
 const (
 	rowHeight  = 18
 	headHeight = 28
@@ -65,7 +66,7 @@ func (p Page) WriteFile(path string) error {
 	return f.Close()
 }
 
-// drawing is a page with the place of everything.
+// drawing is a page with the positions of all its parts.
 type drawing struct {
 	Title, Seed, Command, Broken, Evidence string
 	Dropped, Width, Height                 int
@@ -101,7 +102,7 @@ func layout(p Page) drawing {
 		})
 	}
 	broken = min(broken, len(events))
-	// rowOf is the row of an event, of which the broken promise shifts the later ones.
+	// rowOf returns the row of an event. The row of the broken promise shifts the rows after it.
 	rowOf := func(i int) int {
 		if d.Broken != "" && i >= broken {
 			return i + 1
@@ -113,7 +114,7 @@ func layout(p Page) drawing {
 		rows++
 	}
 	lanes, slots, ends := map[string]*lane{}, make([]int, len(events)), make([]int, len(events))
-	free := map[string][]int{} // by lane, the row at which each place for a bar is free again
+	free := map[string][]int{} // by lane, the row at which each slot for a bar is free again
 	for i, e := range events {
 		ends[i] = rows
 		if e.Mark {
@@ -168,7 +169,7 @@ func layout(p Page) drawing {
 	return d
 }
 
-// Diamond is the path of a mark.
+// Diamond returns the SVG path of a mark.
 func (r row) Diamond() string {
 	return fmt.Sprintf("M%d %d l5 6 l-5 6 l-5 -6 z", r.X+barWidth/2, r.Y+3)
 }

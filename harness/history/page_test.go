@@ -86,7 +86,7 @@ func TestAPageShowsTheBrokenPromise(t *testing.T) {
 	for id, want := range map[string]string{"seed": "4711", "command": "PROOF_SEED=4711 make model",
 		"promise": "want 1, got 0", "broken": "bytes were lost"} {
 		if !strings.Contains(texts[id], want) {
-			t.Errorf("%s says %q, want %q in it", id, texts[id], want)
+			t.Errorf("%s is %q, want %q in it", id, texts[id], want)
 		}
 	}
 	var order []string

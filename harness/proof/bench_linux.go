@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Members contains the kinds of members, for benches that use each in turn.
+// Members contains both kinds of members.
 var Members = []Member{Journal, BtrfsMember}
 
 // Bench is a [GuestView] with a driver in it, to which one disk after the other is attached.

@@ -24,8 +24,8 @@ const (
 	bystanders
 )
 
-// Member names the storage of which an unmounted bystander is one part. The other part is
-// absent.
+// Member is the kind of storage to which an unmounted bystander belongs. The other part of the
+// storage is absent.
 type Member string
 
 // The kinds of members. A mount of the other part names the member by a number or a UUID, with
@@ -52,10 +52,10 @@ type Bystanders struct {
 	mountpoint string
 
 	// mu guards the fields below.
-	mu       sync.Mutex
-	pictures [bystanders]Picture
-	mounted  bool
-	harm     error
+	mu      sync.Mutex
+	states  [bystanders]FileState
+	mounted bool
+	harm    error
 }
 
 var roles = [bystanders]string{"the mounted disk", "the member", "the blank disk"}
@@ -198,7 +198,7 @@ func (b *Bystanders) Mount() error {
 		return err
 	}
 	for i, file := range b.files {
-		if b.pictures[i], err = TakePicture(file); err != nil {
+		if b.states[i], err = ReadFileState(file); err != nil {
 			return err
 		}
 	}
@@ -250,9 +250,9 @@ func (b *Bystanders) check(bytes bool) error {
 	return b.count.Checked(errors.Join(append(errs, err)...))
 }
 
-// compare compares a disk with its picture, and then replaces the picture.
+// compare compares a disk with its last state, and then replaces that state.
 func (b *Bystanders) compare(role int, bytes bool) (err error) {
-	b.pictures[role], err = b.pictures[role].Compare("a bystander", b.files[role], bytes)
+	b.states[role], err = b.states[role].Compare("a bystander", b.files[role], bytes)
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, roles[role])
 	}
@@ -301,9 +301,8 @@ func (b *Bystanders) Suspend() error {
 	return errors.Join(err, unix.Unmount(b.mountpoint, 0))
 }
 
-// Close compares the disks and unmounts the first one for good. Then it writes to the blank
-// one and returns an error if the checks do not notice this, so every proof shows that it
-// could have failed.
+// Close compares the disks and unmounts the first one. Then it writes to the blank one and returns
+// an error if the checks do not notice this, so every proof shows that it can fail.
 func (b *Bystanders) Close() error {
 	if b == nil {
 		return nil

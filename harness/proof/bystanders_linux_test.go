@@ -40,8 +40,7 @@ func TestUnchangedBystandersPassEveryCheck(t *testing.T) {
 	}
 }
 
-// Every write to a bystander is noticed: most of them at once, all when the bytes are
-// compared.
+// Check notices most writes. Close compares the bytes and notices all.
 func TestAWriteToABystanderIsNoticed(t *testing.T) {
 	poke := func(role int) func(*testing.T, *proof.GuestBystanders, string) error {
 		return func(_ *testing.T, b *proof.GuestBystanders, _ string) error {
@@ -73,11 +72,11 @@ func TestAWriteToABystanderIsNoticed(t *testing.T) {
 				_, err = f.Write([]byte("S"))
 				return err
 			}, false},
-		"a mount that is gone": {proof.Journal,
+		"a missing mount": {proof.Journal,
 			func(_ *testing.T, _ *proof.GuestBystanders, dir string) error {
 				return unix.Unmount(filepath.Join(dir, "mounted"), 0)
 			}, false},
-		"a byte behind the back of the file's time": {proof.Journal,
+		"a byte, with the file's old modification time": {proof.Journal,
 			func(_ *testing.T, _ *proof.GuestBystanders, dir string) error {
 				path := filepath.Join(dir, "bystander-2")
 				info, err := os.Stat(path)

@@ -26,7 +26,7 @@ type Failure struct {
 	Broken error
 	// At is the time at which it was noticed; the zero time is now.
 	At time.Time
-	// Omit is an operation of the rack that is not shown, because the proof itself asks for it.
+	// Omit is an operation of the rack that the page omits, because the proof itself requests it.
 	Omit string
 	// Repeat is the command that repeats the history.
 	Repeat string
@@ -41,7 +41,7 @@ type Failure struct {
 
 // Draw draws a failed history as a page, prints the path of the page, and returns it. It must be
 // called while the rack still runs, because the rack keeps its requests in memory. If the page
-// cannot be drawn, the failure that is reported remains the one of the history.
+// cannot be drawn, the test still reports the failure of the history.
 func (p *Proof) Draw(ctx context.Context, f Failure) (path string) {
 	if f.At.IsZero() {
 		f.At = time.Now()
@@ -59,10 +59,10 @@ func (p *Proof) Draw(ctx context.Context, f Failure) (path string) {
 		Seed: fmt.Sprint(cmp.Or(f.Seed, p.Seed)), Command: f.Repeat, Broken: f.Broken.Error(),
 		At: f.At, Evidence: f.Dir, Events: append(events, more...), Dropped: dropped}
 	if err := errors.Join(err, page.WriteFile(path)); err != nil {
-		p.Say("the picture of what went wrong is incomplete: %v", err)
+		p.Say("the page of the failed history is incomplete: %v", err)
 	}
 	if _, again := p.drawn.LoadOrStore(path, true); !again {
-		p.Say("what went wrong is drawn in %s", path)
+		p.Say("the failed history is drawn in %s", path)
 	}
 	return path
 }

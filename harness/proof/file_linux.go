@@ -30,10 +30,10 @@ func EachData(path string, do func(at int64, b []byte) error) error {
 				return nil
 			}
 			if err != nil {
-				return fmt.Errorf("look for data in %s: %w", path, err)
+				return fmt.Errorf("find data in %s: %w", path, err)
 			}
 			if end, err = unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE); err != nil {
-				return fmt.Errorf("look for a hole in %s: %w", path, err)
+				return fmt.Errorf("find a hole in %s: %w", path, err)
 			}
 			at = start
 		}
@@ -42,7 +42,7 @@ func EachData(path string, do func(at int64, b []byte) error) error {
 			return err
 		}
 		if n == 0 {
-			return nil // it became shorter
+			return nil // the file became shorter
 		}
 		if err := do(at, room[:n]); err != nil {
 			return err
@@ -51,8 +51,8 @@ func EachData(path string, do func(at int64, b []byte) error) error {
 	}
 }
 
-// EachPage calls do for every page of a file that is not zero. It counts zeros because the race
-// detector follows each byte of a comparison.
+// EachPage calls do for every page of a file that is not zero. It counts zeros, which is faster
+// with the race detector than a comparison.
 func EachPage(path string, do func(at int64, page []byte) error) error {
 	return EachData(path, func(at int64, b []byte) error {
 		for i := 0; i < len(b); i += pageBytes {
@@ -84,27 +84,27 @@ func digest(path string) (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(hash.Sum(nil)), err
 }
 
-// Picture is the state of a file at one moment. A write through a loop device updates the
+// FileState is the state of a file at one moment. A write through a loop device updates the
 // modification time of the backing file.
-type Picture struct {
+type FileState struct {
 	modified time.Time
 	sum      [sha256.Size]byte
 }
 
-// TakePicture reads a file.
-func TakePicture(path string) (Picture, error) {
+// ReadFileState reads a file.
+func ReadFileState(path string) (FileState, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return Picture{}, err
+		return FileState{}, err
 	}
 	sum, err := digest(path)
-	return Picture{info.ModTime(), sum}, err
+	return FileState{info.ModTime(), sum}, err
 }
 
-// Compare returns an error that begins with the name if the file was written to since the picture
-// was taken. It compares the bytes, too, if the file was written to or if bytes is true. It also
-// returns a new picture.
-func (p Picture) Compare(name, path string, bytes bool) (now Picture, err error) {
+// Compare returns an error that begins with the name if the file was written to since the state was
+// read. It compares the bytes, too, if the file was written to or if bytes is true. It also returns
+// the new state.
+func (p FileState) Compare(name, path string, bytes bool) (now FileState, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return p, fmt.Errorf("%s: %w", name, err)
@@ -113,7 +113,7 @@ func (p Picture) Compare(name, path string, bytes bool) (now Picture, err error)
 	if same && !bytes {
 		return p, nil
 	}
-	now, err = TakePicture(path)
+	now, err = ReadFileState(path)
 	if err == nil && !same {
 		err = fmt.Errorf("%s was written to at %s", name, now.modified)
 	}

@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Forgery is the knowledge that a workload has of its volume, and writes forged data into
-// files: the driver's records of a format and of a growth in progress, complete and with the
-// right checksum, superblocks, partition tables and an ownership tag. A driver that trusts
-// data that a workload can write would format or repair the disk because of them.
+// Forgery writes forged data into files: the driver's records of a format and of a growth in
+// progress, complete and with the right checksum, superblocks, partition tables and an ownership
+// tag. It uses only what a workload knows of its volume. A driver that trusted such data would
+// format or repair the disk.
 type Forgery struct {
 	Volume, Disk, Filesystem string
 	// SizeBytes is the disk's size. NextBytes is the size to which the disk will grow.
@@ -74,9 +74,9 @@ func (f Forgery) FormatRecord(size int64) []byte {
 		Filesystem: f.Filesystem})
 }
 
-// GrowthRecord returns the record of a growth to a size. If that is the disk's present size,
-// the record names a smaller size from which the growth began, because the driver's record
-// lies behind the filesystem's old end.
+// GrowthRecord returns the record of a growth to a size. If that is the disk's present size, the
+// growth begins at a smaller size, because the driver's record lies behind the filesystem's old
+// end.
 func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 	from := f.SizeBytes
 	if size == from {
@@ -287,7 +287,7 @@ func (files ForgedFiles) Check(dir string) error {
 func CheckForged(path string, want [sha256.Size]byte) error {
 	got, err := digest(path)
 	if err == nil && got != want {
-		err = fmt.Errorf("%s, which holds forged records, has other bytes than it had",
+		err = fmt.Errorf("the bytes of %s, which contains forged records, have changed",
 			filepath.Base(path))
 	}
 	return err
@@ -351,7 +351,7 @@ func (f Forgery) fillSlots(dir, name string, records [][]byte) (err error) {
 			err := unix.Fallocate(int(w.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at,
 				end-at)
 			if err != nil {
-				return fmt.Errorf("give back the space of %s: %w", name, err)
+				return fmt.Errorf("release the space of %s: %w", name, err)
 			}
 		}
 	}

@@ -18,7 +18,7 @@ import (
 
 const mib = 1 << 20
 
-// mountNew mounts a new filesystem, and returns the knowledge that a workload has of it.
+// mountNew mounts a new filesystem, and returns a forgery for it.
 func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk")
@@ -40,9 +40,9 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 	return f, dir
 }
 
-// TestForgedRecordsAreWhereTheDriverHasItsOwn tests the filesystems that report the place of a
-// file. There, the blocks at the offsets of the driver's records belong to a forged file.
-func TestForgedRecordsAreWhereTheDriverHasItsOwn(t *testing.T) {
+// These two filesystems report the blocks of a file. There, the blocks at the offsets of the
+// driver's records belong to a forged file.
+func TestForgedRecordsAreAtTheOffsetsOfTheDriversRecords(t *testing.T) {
 	for fs, atLeast := range map[string]int{"ext4": 5, "xfs": 4} {
 		t.Run(fs, func(t *testing.T) {
 			f, dir := mountNew(t, fs, 320*mib)
@@ -63,7 +63,7 @@ func TestForgedRecordsAreWhereTheDriverHasItsOwn(t *testing.T) {
 				}
 			}
 			if hits < atLeast {
-				t.Errorf("%d of 6 places have a forged record, want %d", hits, atLeast)
+				t.Errorf("%d of 6 offsets have a forged record, want %d", hits, atLeast)
 			}
 			var st unix.Statfs_t
 			csitest.Must(t, unix.Statfs(dir, &st))
@@ -101,7 +101,7 @@ func TestAChangeOfAForgedFileIsNoticed(t *testing.T) {
 			}
 			csitest.Must(t, os.Remove(filepath.Join(dir, "forged-odd")))
 			if files.Check(dir) == nil {
-				t.Error("a file that is gone was not noticed")
+				t.Error("a missing file was not noticed")
 			}
 		})
 	}

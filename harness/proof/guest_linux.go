@@ -25,8 +25,8 @@ const SerialBytes = 20
 // that need no rack use it.
 type GuestView struct{ dir string }
 
-// detachLeft releases, once for each process, the devices that killed proofs have left. If a
-// device is still in use, the kernel releases it with its last user.
+// detachLeft releases the devices of killed proofs, once for each process. If a device is still in
+// use, the kernel releases it with its last user.
 var detachLeft = sync.OnceValue(func() error {
 	_, err := loopdev.DetachLeft(context.Background())
 	if err != nil && !errors.Is(err, loopdev.ErrBusy) {
@@ -85,8 +85,7 @@ func (g GuestView) Plug(name, diskName string, loop loopdev.Device) error {
 		g.SetAttribute(name, "device/serial", string(serial)+"\n"))
 }
 
-// SetAttribute sets an attribute of a disk in the guest's sysfs, to any value, also a false
-// one.
+// SetAttribute sets an attribute of a disk in the guest's sysfs. The value may be wrong.
 func (g GuestView) SetAttribute(name, attribute, value string) error {
 	path := g.Sys("block/" + name + "/" + attribute)
 	if err := os.RemoveAll(path); err != nil {

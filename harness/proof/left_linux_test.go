@@ -20,10 +20,10 @@ import (
 )
 
 // killedProof is the environment variable that marks the process that
-// TestTheDevicesOfAKilledProofsRackAreReleased kills.
+// TestANewRunReleasesTheDevicesOfAKilledProof kills.
 const killedProof = "PROOF_TEST_IS_KILLED"
 
-func TestTheDevicesOfAKilledProofsRackAreReleased(t *testing.T) {
+func TestANewRunReleasesTheDevicesOfAKilledProof(t *testing.T) {
 	if os.Getenv(killedProof) != "" {
 		leaveRack(t)
 	}
@@ -47,14 +47,14 @@ func TestTheDevicesOfAKilledProofsRackAreReleased(t *testing.T) {
 	csitest.Must(t, err)
 	harness.RunFor(t)
 	if found, err := devicesOf(serial); err != nil || len(found) != 1 || found[0].Releasing {
-		t.Fatalf("while its proof lives, the rack that was killed has %+v, %v; want its one device %q",
+		t.Fatalf("while its proof runs, the killed rack has %+v, %v; want its one device %q",
 			found, err, line)
 	}
 	csitest.Must(t, process.Process.Kill())
 	_ = process.Wait() // It was killed.
 	run := harness.RunFor(t)
 	if found, err := devicesOf(serial); err != nil || len(found) > 0 {
-		t.Errorf("the run in %s found and left %+v, %v", run.Dir, found, err)
+		t.Errorf("the new run in %s did not release %+v, %v", run.Dir, found, err)
 	}
 }
 
@@ -81,7 +81,7 @@ func leaveRack(t *testing.T) {
 	_, err = os.Stdout.WriteString(string(disk.Name) + "\n")
 	csitest.Must(t, err)
 	_, err = io.ReadAll(os.Stdin)
-	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
+	t.Fatalf("the input has ended before this process was killed: %v", err)
 }
 
 func TestAnAbandonedEnvironmentLeavesNothing(t *testing.T) {
@@ -106,6 +106,6 @@ func TestAnAbandonedEnvironmentLeavesNothing(t *testing.T) {
 	left, err := harness.KernelLedger(env.Rack.Dir)
 	csitest.Must(t, err)
 	if len(left) > 0 || env.Rack.Running() || nodes["a"].Running() || nodes["b"].Running() {
-		t.Errorf("the abandoned environment has left %v, or a process", left)
+		t.Errorf("the abandoned environment still has %v, or a process", left)
 	}
 }

@@ -17,10 +17,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Guard is a part of the driver that prevents damage. It may consist of several places, and a
-// mutant removes all of them.
+// Guard is a part of the driver that prevents damage. A mutant removes all of its places.
 type Guard struct {
-	// Name describes what holds while the guard is present.
+	// Name describes what the guard ensures.
 	Name  string
 	Edits []Edit
 }
@@ -70,9 +69,9 @@ func zeroIf[T any](zero bool, value T) T {
 var _, _, _ = removed, unless, zeroIf[int]
 `
 
-// BuildMutant builds a driver in which every guard of the list has a switch. One build gives
-// as many drivers as there are guards. BuildMutant fails if the text of a guard is not in the
-// source exactly once, so the list has to follow the code.
+// BuildMutant builds a driver in which every guard of the list has a switch, so one build suffices
+// for all guards. It fails if the text of a guard is not in the source exactly once. Then the list
+// has to be updated.
 func BuildMutant(ctx context.Context, dir string, guards []Guard) (program string, err error) {
 	driver, err := driverSource(ctx)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 	"time"
 )
 
-// defaultSeed is the seed of a run that is given none, so that every such run does the same.
+// defaultSeed is the seed if PROOF_SEED is not set, so that all such runs do the same.
 const defaultSeed = 1
 
 // Proof is one run of a proof.
@@ -108,8 +108,8 @@ func (p *Proof) Figure(pairs ...any) {
 	}
 }
 
-// OneCheck returns the value of rapid's flag "checks" with which it makes one check. Under go test
-// -short rapid makes a fifth of what the flag says.
+// OneCheck returns the value of rapid's flag "checks" for one check. With go test -short, rapid
+// divides that value by five.
 func OneCheck() string {
 	if testing.Short() {
 		return "5"

@@ -25,7 +25,7 @@ func TestAFigureIsAddedToTheFileThatTheEnvironmentNames(t *testing.T) {
 	got, err := os.ReadFile(path)
 	csitest.Must(t, err)
 	if want := "FIGURE a n=1\nFIGURE b n=2\n"; string(got) != want {
-		t.Errorf("the file holds %q, want %q", got, want)
+		t.Errorf("the file contains %q, want %q", got, want)
 	}
 }
 

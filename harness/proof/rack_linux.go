@@ -64,8 +64,8 @@ func (b *RackBystanders) Resume(ctx context.Context) error {
 	return harness.Await(ctx, 20*time.Second, b.Mount)
 }
 
-// Environment is a rack with its drivers, and with bystanders in one of its instances. A trial
-// that ends clean leaves it for the next one.
+// Environment is a rack with its drivers, and with bystanders in one of its instances. After a
+// trial without failures, the next trial uses it again.
 type Environment struct {
 	*harness.Environment
 	Proof *Proof

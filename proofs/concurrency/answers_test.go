@@ -34,7 +34,7 @@ const lanes = 6
 
 // Each trial has an actor that disturbs a call: a proxy that answers in place of the rack, a rack
 // that carries a request out after its answer, a person or another controller that makes the same
-// change, a leader that is stopped between its look and its change while another one leads, a token
+// change, a leader that is stopped right before its change while another one leads, a token
 // without its role for a moment, or a request for another project's disk.
 func TestNoMissingLateOrWrongAnswerUndoesAcknowledgedWork(t *testing.T) {
 	t.Parallel()
@@ -79,7 +79,7 @@ var answerRules = []struct {
 		a.changes.open = nil
 	}
 	TEXT`}}}, []actor{aPerson}},
-	{proof.Guard{Name: "a change is made soon after its look", Edits: []proof.Edit{{
+	{proof.Guard{Name: "a change is made soon after the read that it depends on", Edits: []proof.Edit{{
 		Place: "rack.attempt.left", Text: "left := a.limit",
 		With: "left := zeroIf(!REMOVED, time.Hour) + a.limit"}}},
 		[]actor{aStoppedLeader}},

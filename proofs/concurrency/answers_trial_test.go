@@ -29,9 +29,9 @@ const (
 	aProxy           actor = "a proxy answers"
 	aLateRack        actor = "the rack is late"
 	aPerson          actor = "a person or another controller makes the same change"
-	aStoppedLeader   actor = "the leader stands still"
-	noRoleForAMoment actor = "the token's role is away for a moment"
-	anotherProject   actor = "a volume of another project is asked for"
+	aStoppedLeader   actor = "the leader is stopped before its change"
+	noRoleForAMoment actor = "the token has no role for a moment"
+	anotherProject   actor = "the request names a volume of another project"
 )
 
 var actors = []actor{aProxy, aLateRack, aPerson, aStoppedLeader, noRoleForAMoment, anotherProject}
@@ -168,7 +168,7 @@ func (v *life) disturb(ctx context.Context, who actor) {
 	case aStoppedLeader:
 		a.effect, a.change = normal, false
 		if v.rand.IntN(2) == 0 {
-			// The last look, and a caller that waits for longer than the lease.
+			// The last read, and a caller that waits for longer than the lease.
 			a.object, v.limit = true, 10*time.Second
 		}
 		stopped := v.lead()
@@ -337,7 +337,7 @@ func (v *life) check(ctx context.Context, who actor) {
 		}
 	}
 	if v.id != "" && len(disks) == 0 {
-		v.report(&v.undone, v.seed, "%s: the disk %s was returned, and is gone", who, v.id)
+		v.report(&v.undone, v.seed, "%s: the disk %s was returned, but is lost", who, v.id)
 	}
 	for _, s := range snapshots {
 		if s.Id != v.snapshot {
@@ -345,7 +345,7 @@ func (v *life) check(ctx context.Context, who actor) {
 		}
 	}
 	if v.snapshot != "" && len(snapshots) == 0 {
-		v.report(&v.undone, v.seed, "%s: the snapshot %s was returned, and is gone", who, v.snapshot)
+		v.report(&v.undone, v.seed, "%s: the snapshot %s was returned, but is lost", who, v.snapshot)
 	}
 }
 
@@ -387,6 +387,6 @@ func (v *life) cleanUp(ctx context.Context) {
 		err = errors.Join(err, v.rack.DeleteDisk(ctx, d.Id))
 	}
 	if err != nil {
-		v.t.Errorf("trial %d: remove what it left: %v", v.seed, err)
+		v.t.Errorf("trial %d: remove its objects: %v", v.seed, err)
 	}
 }

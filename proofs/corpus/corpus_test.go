@@ -24,7 +24,6 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted is the proof.
 func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1
 	p := proof.New(t, "blank-corpus")
 	run := harness.RunFor(t)
@@ -58,7 +57,7 @@ func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1
 		"noticed", len(removed)-len(m.unnoticed))
 	p.Bystanders.Report()
 	if os.Getenv("PROOF_ONLY") != "" {
-		return // the chosen disks need not have forged files or every outcome
+		return // the chosen disks may have no forged files, and not every outcome
 	}
 	p.Forged.Report()
 	for _, outcome := range []outcome{formatted, mounted, refused} {
@@ -68,8 +67,8 @@ func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1
 	}
 }
 
-// shortKinds is the number of kinds of disks that the short form tries, by the wanted outcome, or
-// because they have forged records. shortGuards is the number of guards without which it tries one.
+// shortKinds is the number of disks that the short form tries, by the wanted outcome, and of those
+// with forged records. shortGuards is the number of guards that it removes.
 var shortKinds = map[string]int{string(formatted): 4, string(mounted): 8, string(refused): 32,
 	"forged records": 1}
 
@@ -120,11 +119,10 @@ type tally struct {
 	outcomes    map[outcome]int
 }
 
-// benches is the number of drivers that work at once. Each often waits for the kernel.
+// benches is the number of drivers that work at once. Each mostly waits for the kernel.
 const benches = 3
 
-// round tries each generator once. The first round is always completed, so that it has every
-// kind of disk.
+// round tries each generator once. The first round is completed even if the time is over.
 func (c *tally) round(
 	ctx context.Context, run *harness.Run, bases *bases, all []generator, round uint64,
 ) {
@@ -198,4 +196,110 @@ func (g generator) trial(seed uint64) *trial {
 	t := defaults(g.name, rand.New(rand.NewPCG(seed, h.Sum64())))
 	g.make(t)
 	return t
+}
+
+// mutation removes one guard of the driver after the other, and checks that a trial fails then.
+type mutation struct {
+	p       *proof.Proof
+	t       *testing.T
+	run     *harness.Run
+	bases   *bases
+	program string
+	all     []generator
+
+	// mu guards unnoticed, the names of the guards without which no trial failed.
+	mu        sync.Mutex
+	unnoticed map[string]bool
+}
+
+// check runs the trials of each guard on a driver without that guard, and all of these trials on
+// the mutant with all guards, which must behave like the driver.
+func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
+	work := make(chan guard)
+	var workers sync.WaitGroup
+	for range benches {
+		workers.Go(func() {
+			for g := range work {
+				if err := m.one(ctx, g, seed); err != nil {
+					m.t.Errorf("guard %q (seed %d): %v", g.name, seed, err)
+				}
+			}
+		})
+	}
+	if !m.p.Long() {
+		guards = withOneTrial(guards, seed)
+	}
+	work <- guard{trials: trialsOf(guards)}
+	for _, g := range guards {
+		if m.p.Over() {
+			break
+		}
+		work <- g
+	}
+	close(work)
+	workers.Wait()
+}
+
+// withOneTrial returns the guards with one of their trials each, chosen by the seed. Every trial
+// fails without its guard. The long form runs all trials.
+func withOneTrial(all []guard, seed uint64) []guard {
+	all = slices.Clone(all)
+	for i, g := range all {
+		n := (seed + uint64(i)) % uint64(len(g.trials))
+		all[i].trials = g.trials[n : n+1]
+	}
+	return all
+}
+
+// trialsOf returns the names of all trials of the guards, each once.
+func trialsOf(guards []guard) []string {
+	var names []string
+	for _, g := range guards {
+		names = append(names, g.trials...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// one runs the trials of a guard on a driver without that guard. A guard without a name stands for
+// none.
+func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
+	b, err := newBench(ctx, m.run, m.bases, m.program, map[string]string{proof.RemovedGuard: g.name})
+	if err != nil {
+		return err
+	}
+	b.evidence = g.name == ""
+	noticed := false
+	for _, name := range g.trials {
+		i := slices.IndexFunc(m.all, func(g generator) bool { return g.name == name })
+		if i < 0 {
+			return fmt.Errorf("the corpus has no %q", name)
+		}
+		v, err := b.try(ctx, m.all[i].trial(seed))
+		switch {
+		case err != nil:
+			return fmt.Errorf("%q cannot be tried: %w", name, err)
+		case v.Wrong != nil && g.name == "":
+			return fmt.Errorf("the mutant with all guards, on %q: %w", name, v.Wrong)
+		case v.Wrong != nil:
+			noticed = true
+			m.say("without %q, %q: %v", g.name, name, v.Wrong)
+		case g.name != "":
+			m.t.Errorf("without %q the trial %q does not fail (seed %d): %s, %v", g.name, name, seed,
+				v.Outcome, v.Answer)
+		}
+	}
+	if !noticed && g.name != "" {
+		m.mu.Lock()
+		m.unnoticed[g.name] = true
+		m.mu.Unlock()
+	}
+	return b.close()
+}
+
+// say prints details if PROOF_ANSWERS is set.
+func (m *mutation) say(format string, args ...any) {
+	if os.Getenv("PROOF_ANSWERS") != "" {
+		m.p.Say(format, args...)
+	}
 }

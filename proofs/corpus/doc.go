@@ -20,19 +20,18 @@
 //     them on a larger disk;
 //   - ext3 and ext4 whose group descriptors or whose copies of them are damaged.
 //
-// There are three outcomes. A blank disk, and an unfinished format of the driver's own, gets the
-// wanted filesystem: without such disks a driver that refuses everything would pass. A healthy
-// filesystem is mounted, and its bytes and the bytes behind it stay the same. Everything else is
-// refused with a code, a reason, and evidence that is true: it names what was put on the disk,
-// or an offset at which the disk is indeed not zero. Not one byte of such a disk may change.
-// Each disk has a blank decoy beside it, whose serial differs in one letter. The decoy must stay
-// blank.
+// There are three outcomes. A blank disk, or one with an unfinished format of the driver's own,
+// gets the wanted filesystem: without such disks a driver that refuses everything would pass. A
+// healthy filesystem is mounted, and its bytes and the bytes behind it stay the same. Every other
+// disk is refused with a code, a reason, and true evidence: the name of its content, or an offset
+// at which it is not zero. Not one byte of such a disk may change. Each disk has a blank decoy
+// beside it, whose serial differs in one letter, and which must stay blank.
 //
-// The guest also has bystanders (package proof): a mounted disk, a disk that is the journal of
-// an ext4 or a device of a btrfs, and a blank disk. They are checked after every call and
-// compared byte for byte at the end. Workloads write forged records of their own volume into
-// files, at the places where the driver looks for its records. The files must be the same after
-// every stage, and the driver must not format or repair a disk because of them.
+// The guest also has bystanders (package proof): a mounted disk, a disk that is the journal of an
+// ext4 or a device of a btrfs, and a blank disk. They are checked after every call and compared
+// byte for byte at the end. Workloads forge records of the driver in files, at the places of the
+// driver's own records. The files must be the same after every stage, and the driver must not
+// format or repair a disk because of them.
 //
 // Every disk has its own seed for random choices, so each can be made again alone. Every generator
 // is tried once. The short form tries some of each outcome, and the long form tries all of them
@@ -40,33 +39,29 @@
 //
 // # Features
 //
-// A second proof makes filesystems with features: each option of the installed mkfs programs and
-// each pair of them, each bit of each word of features, each pair of values that tie a
-// filesystem to another disk, and filesystems that have a part on a second disk. The driver must
-// mount each, and its file must have the same bytes; or the driver must refuse it and name a
-// feature, without INTERNAL and without a write to it or to the second disk. All special
-// values are tried, and a part of the others, chosen by the seed. The short form tries some of
-// them, and the long form tries all. Some bits need structures that only mkfs can make, and without
-// them the filesystem is damaged. These bits are not set alone.
+// A second test makes filesystems with features: each option of the installed mkfs programs and
+// each pair of options, each bit of each word of features, each pair of values that tie a
+// filesystem to another disk, and filesystems with a part on a second disk. The driver must mount
+// each, with the same bytes in its file, or refuse it: the refusal names a feature, is not
+// INTERNAL, and changes neither disk. The special values are always tried, and of the others the
+// seed chooses some. The short form tries some of both, and the long form all. Some bits need
+// structures that only mkfs makes, and are not set alone.
 //
 // # The mutation check
 //
-// A corpus is worth as much as it would notice. So the driver's guards are listed
-// (guards_test.go), each with its text in the source and with the disks that only this guard
-// protects. One driver is built in which every guard can be switched off. It is run once for
-// each guard, without that guard, and the guard's disks must then have a wrong outcome. The
-// check fails for a guard whose text is not in the source any more, and for a guard whose
-// absence no trial notices. Guards that protect the same disk one after the other are removed
-// together. Some races are prevented by a guard alone. The trials win them on purpose: a program
-// in the driver's PATH stops before it begins, and the trial changes something in the meantime.
+// The driver's guards are listed (guards_test.go), each with its text in the source and with the
+// disks that only this guard protects. One driver is built in which every guard can be switched
+// off. It runs without each guard in turn, and the disks of that guard must then have a wrong
+// outcome. The check also fails if the text of a guard is not in the source any more. Guards that
+// protect the same disk one after the other are removed together. Some guards only matter in a
+// race. Their trials always win it: a program in the driver's PATH waits, and the trial changes
+// something in the meantime.
 //
 // # What it does not prove
 //
-// If the driver made a disk blank, for filesystems only, it does not read the places where
-// nothing keeps a mark. If such a disk holds data all the same, in less than a hundredth of its
-// size and only where no filesystem, table or label has a mark, the driver may format it. Every
-// other disk is read whole. The holders do not include a loop device on top of the disk, because
-// an exclusive open does not notice it.
+// If the driver created a disk blank, for filesystems only, it reads only samples and the places
+// where filesystems, tables and labels have marks. If such a disk has other data all the same, in
+// less than a hundredth of its size, the driver may format it. It reads every other disk whole.
 //
 // # Running it
 //

@@ -7,8 +7,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,27 +25,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// featureImage is a filesystem with features, which are set by options of mkfs or by a patch
-// of the superblock of a filesystem that was made without options. The patch corrects the
-// checksum.
+// featureImage is a filesystem with features. They are set by options of mkfs, or by a patch of the
+// superblock, which also corrects the checksum.
 type featureImage struct {
 	fs      string
 	options []string
 	patch   []fieldValue
-	// part, if it is set, is the trial of a filesystem with a part on a second disk.
+	// part, if it is set, replaces the other fields: the trial of a filesystem with a part on a second
+	// disk.
 	part *generator
 }
 
-// fieldValue is a number for a field. If Or is set, the bits of the number are set and the
-// other bits stay.
+// fieldValue is a value for a field. If or is set, its bits are added to those of the field.
 type fieldValue struct {
 	field
 	value uint64
 	or    bool
 }
 
-// field is a field of a superblock. It contains features, or ties the filesystem to other
-// devices.
+// field is a field of a superblock, with features or with a relation to another device.
 type field struct {
 	name      string
 	at, bytes int64
@@ -57,13 +57,12 @@ type layout struct {
 	order     binary.ByteOrder
 	sum       func([]byte)
 	features  []field
-	// structures are bits of features that need more than the bit: without their structures the
-	// filesystem is damaged. Only options of mkfs set them.
+	// structures contains bits that are set only by options of mkfs: without the structures of its
+	// feature, the filesystem would be damaged.
 	structures []string
-	// specials are values each of which ties the filesystem to another device, or prevents a
-	// mount.
+	// specials contains values that tie the filesystem to another device, or prevent a mount.
 	specials []fieldValue
-	// groups are groups of mkfs options. An image has at most one option of each group.
+	// groups contains options of mkfs. An image has at most one option of each group.
 	groups [][]string
 }
 
@@ -133,8 +132,8 @@ func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
 	}
 }
 
-// sampledImages is the number of images that are tried besides the special ones, unless the form
-// is the long one. The short form tries shortImages of both kinds.
+// sampledImages is the number of images that are tried besides the special ones. The short form
+// tries shortImages of both kinds, and the long form all.
 const (
 	sampledImages = 40
 	shortImages   = 8
@@ -144,8 +143,8 @@ const (
 type featureTally struct {
 	t    *testing.T
 	seed uint64
-	// btrfs is held during each trial of a btrfs, because the kernel mounts only one btrfs of the
-	// same UUID.
+	// btrfs is locked during a trial of a btrfs, because the images have the same UUID, of which the
+	// kernel mounts only one.
 	btrfs sync.Mutex
 
 	// mu guards the counts.
@@ -214,8 +213,7 @@ func (f *featureTally) try(ctx context.Context, b *bench, image featureImage) {
 	}
 }
 
-// tryPart stages a filesystem with a part on a second disk. Its trial knows what must happen
-// to both disks.
+// tryPart runs the trial of a filesystem with a part on a second disk.
 func (f *featureTally) tryPart(ctx context.Context, b *bench, g generator) {
 	v, err := b.try(ctx, g.trial(f.seed))
 	f.count(&f.images)
@@ -271,8 +269,8 @@ func (i featureImage) String() string {
 	return i.fs + " with " + strings.Join(words, " and ")
 }
 
-// names returns words of which a refusal must contain one: the patched fields. For an image of
-// mkfs it returns all fields, because the features that an option sets have other names.
+// names returns words of which a refusal must contain one: the names of the patched fields or, for
+// options of mkfs, of all fields.
 func (i featureImage) names() []string {
 	var names []string
 	if i.patch == nil {
@@ -285,7 +283,7 @@ func (i featureImage) names() []string {
 		names = append(names, v.name+": ")
 	}
 	if i.fs == ext3 {
-		names = append(names, "holds an ext4 filesystem") // the message for this feature
+		names = append(names, "holds an ext4 filesystem") // features make it an ext4
 	}
 	return names
 }
@@ -329,8 +327,8 @@ func (v fieldValue) set(superblock []byte, order binary.ByteOrder) {
 	}
 }
 
-// mkfs makes a filesystem that contains the payload. An option that begins with "then" is a
-// command that changes the filesystem afterwards.
+// mkfs makes a filesystem that contains the payload. An option that begins with "then" is a command
+// to run on the filesystem.
 func (l layout) mkfs(bases *bases, options []string, path string) error {
 	args, then := slices.Clone(l.tool), [][]string(nil)
 	for _, option := range options {
@@ -339,7 +337,7 @@ func (l layout) mkfs(bases *bases, options []string, path string) error {
 		switch {
 		case words[0] == "then":
 			then = append(then, words[1:])
-		case at >= 0: // mkfs accepts this option once, with all its values
+		case at >= 0: // the option is given once, with all its values
 			args[at+1] += "," + words[1]
 		default:
 			args = append(args, words...)
@@ -362,8 +360,9 @@ func (l layout) mkfs(bases *bases, options []string, path string) error {
 	return nil
 }
 
-// featureImages returns the special images and all images. All are: each option of a mkfs and
-// each pair of options, each bit of each word of features, and each pair of special values.
+// featureImages returns the special images, with one special value or a part on a second disk, and
+// all other images: those with one or two options of mkfs, one bit of a word of features, or two
+// special values.
 func featureImages() (special, all []featureImage) {
 	for _, g := range foreignParts() {
 		special = append(special, featureImage{part: &g})
@@ -495,4 +494,152 @@ func extLayout(fs string, groups [][]string) layout {
 			journal("s_journal_inum", 0xE0, 4, 12), journal("s_journal_dev", 0xE4, 4, 0x701),
 			journal("s_journal_uuid", 0xD0, 8, 0x1122334455667788), bit(1, 0x1), bit(1, 0x8),
 			bit(1, 0x1000), bit(2, 0x80), bit(2, 0x1000), bit(2, 0x4000), bit(0, 0x40)}}
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sumExt, sumXFS and sumBtrfs correct the checksum of a superblock.
+func sumExt(b []byte) {
+	if b[0x65]&4 != 0 { // metadata_csum
+		le.PutUint32(b[0x3FC:], ^crc32.Checksum(b[:0x3FC], castagnoli))
+	}
+}
+
+func sumXFS(b []byte) {
+	if binary.BigEndian.Uint16(b[100:])&0xF == 5 {
+		clear(b[224:228])
+		le.PutUint32(b[224:], crc32.Checksum(b, castagnoli))
+	}
+}
+
+func sumBtrfs(b []byte) { le.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli)) }
+
+// patch overwrites a part of the superblock at an offset, and corrects its checksum.
+func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
+	b := im.read(offset, n)
+	copy(b[at:], bytes)
+	sum(b)
+	im.write(offset, b...)
+}
+
+// foreignParts returns filesystems that have a part on another disk, or an unknown feature.
+func foreignParts() []generator {
+	return []generator{
+		across("ext4 with its journal on another disk", ext4, "s_journal_uuid: 0x",
+			"mke2fs -q -F -O journal_dev -b 4096 $2",
+			"mke2fs -q -F -t ext4 -b 4096 -J device=$2 $1"),
+		across("ext4 with its journal on another disk, as only a copy of its superblock shows", ext4,
+			"s_journal_uuid: 0x", "mke2fs -q -F -O journal_dev -b 4096 $2",
+			"mke2fs -q -F -t ext4 -b 4096 -J device=$2 $1 100000").then(hideJournal),
+		across("the journal of an ext4", ext4, "s_feature_incompat: journal_dev",
+			"mke2fs -q -F -O journal_dev -b 4096 $1"),
+		across("xfs with its log on another disk", xfs, "sb_logstart: an external log",
+			"mkfs.xfs -q -f -l logdev=$2,size=64m $1"),
+		across("xfs with a realtime part on another disk", xfs, "sb_rblocks: 0x",
+			"mkfs.xfs -q -f -m reflink=0,rmapbt=0 -r rtdev=$2 $1"),
+		across("btrfs of two disks", btrfs, "num_devices: 2", "mkfs.btrfs -q -f -d raid1 -m raid1 $1 $2"),
+		across("btrfs of two disks whose superblock counts one", btrfs, "incompat_flags: ",
+			"mkfs.btrfs -q -f -d raid1 -m raid1 $1 $2", "btrfs device scan $2").then(countOne),
+		across("btrfs that is a seed", btrfs, "flags>>32: seeding", "mkfs.btrfs -q -f $1",
+			"btrfstune -S 1 $1"),
+		{"ext4 with an unknown feature", func(t *trial) {
+			kindOf(ext4).of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(kindOf(ext4))
+				im.patch(kib, kib, 0x5F, []byte{0x40}, sumExt)
+			}
+			t.Want = refuse(feature)
+			t.Want.Says = []string{"s_feature_compat: 0x40000000"}
+		}},
+	}
+}
+
+// hideJournal removes the journal from the superblock of an ext4, and damages the checksum, so that
+// the driver checks the filesystem with a copy of the superblock. A user can do this to a raw
+// device.
+func hideJournal(f *fixture) error {
+	f.image.patch(kib, kib, 0xD0, make([]byte, 0x18), sumExt)
+	f.image.patch(kib, kib, 0xE0, []byte{8}, func(b []byte) {})
+	if f.image.err != nil {
+		return f.image.err
+	}
+	return f.poke(proof.GrowthSlots(f.image.Size)[0],
+		f.forgery().GrowthRecord(f.image.Size, 0, true)...)
+}
+
+// then returns the generator with one more change of the disk.
+func (g generator) then(do func(*fixture) error) generator {
+	return generator{g.name, func(t *trial) {
+		g.make(t)
+		set := t.Set
+		t.Set = func(f *fixture) error {
+			if err := errors.Join(set(f), f.loop.Sync()); err != nil {
+				return err
+			}
+			return do(f)
+		}
+	}}
+}
+
+// countOne patches the number of disks in all superblocks of a btrfs.
+func countOne(f *fixture) error {
+	for _, at := range []int64{64 * kib, 64 * mib} {
+		f.image.patch(at, 4*kib, 0x88, []byte{1}, sumBtrfs)
+	}
+	return f.image.err
+}
+
+// featureTrials returns the names of the trials that fail without the check of features. Of the two
+// others, the driver refuses one by blkid, and the kernel does not mount the other.
+func featureTrials() []string {
+	var names []string
+	for _, g := range foreignParts() {
+		if !slices.Contains([]string{"the journal of an ext4",
+			"btrfs of two disks whose superblock counts one"}, g.name) {
+			names = append(names, g.name)
+		}
+	}
+	return names
+}
+
+// across returns a filesystem that shell commands make on the disk $1 and another disk $2. The
+// driver must not write to the other disk.
+func across(name, fs, says string, commands ...string) generator {
+	return generator{name, func(t *trial) {
+		var bystander *image
+		var before string
+		t.Size, t.FS = 512*mib, fs
+		t.Set = func(f *fixture) error {
+			bystander = newImage(filepath.Join(f.dir, "bystander"), 512*mib)
+			other, err := f.attach(context.Background(), bystander, false)
+			if err != nil {
+				return err
+			}
+			for _, command := range commands {
+				line := fmt.Sprintf("set -- %s %s; %s", f.loop.Path, other.Path, command)
+				if out, err := exec.Command("sh", "-c", line).CombinedOutput(); err != nil {
+					return fmt.Errorf("%s: %w\n%s", command, err, out)
+				}
+			}
+			if fs == btrfs {
+				f.atEnd(func() error { // so that the kernel forgets it
+					return exec.Command("btrfs", "device", "scan", "--forget", f.loop.Path).Run()
+				})
+			}
+			if err := other.Sync(); err != nil {
+				return err
+			}
+			before, err = digest(bystander.Path, 0)
+			return err
+		}
+		t.Check = func(*fixture) error {
+			after, err := digest(bystander.Path, 0)
+			if err == nil && after != before {
+				err = errors.New("another disk was written")
+			}
+			return err
+		}
+		t.Want = refuse(feature, notBlank)
+		t.Want.Says, t.Want.Names = []string{says}, []string{says}
+	}}
 }

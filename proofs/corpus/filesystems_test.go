@@ -20,20 +20,19 @@ type kind struct {
 	sector int
 	tool   string
 	args   []string
-	// copies returns the offsets of further superblocks on a disk of that size. The mark of each
-	// is in its first pageBytes.
+	// copies returns the offsets of further superblocks on a disk of that size.
 	copies func(size int64) []int64
-	// unmountable marks a filesystem that the kernel of this machine may not support.
+	// unmountable is set for a filesystem that the kernel of this machine may not support.
 	unmountable bool
 }
 
 // fsBytes is the size of the filesystems. A smaller xfs of 8 groups has no space for its log.
 const fsBytes = 640 * mib
 
-// kinds are the filesystems of volumes, and those that could be mistaken for one. The places
-// of their copies are documented in Documentation/filesystems/ext4/blockgroup.rst (groups 1
-// and powers of 3, 5, 7), in XFS Algorithms & Data Structures (each allocation group), and in
-// the on-disk format of btrfs (64 MiB, 256 GiB).
+// kinds contains the filesystems of volumes, and similar ones. The places of the copies of their
+// superblocks are documented in Documentation/filesystems/ext4/blockgroup.rst (groups 1 and powers
+// of 3, 5, 7), XFS Algorithms & Data Structures (each allocation group) and the on-disk format of
+// btrfs (64 MiB, 256 GiB).
 var kinds = []kind{
 	mke2fs("ext2", "ext2 with 4096-byte blocks", 4096, "-b", "4096"),
 	mke2fs("ext2", "ext2 with 1024-byte blocks", 1024, "-b", "1024"),
@@ -68,12 +67,11 @@ var kinds = []kind{
 		args: []string{"--csum", "xxhash"}, copies: mirrors},
 }
 
-// mke2fs returns a filesystem of the ext family. A copy of the superblock is in the first
-// block of group 1. A group has 8 blocks for each byte of a block, and there is one more block
-// before group 1 if block 0 is the boot sector.
+// mke2fs returns a filesystem of the ext family. A copy of the superblock is in the first block of
+// group 1. A group has 8 blocks for each byte of a block. With blocks of 1024 bytes, group 0 begins
+// at block 1.
 func mke2fs(fs, name string, block int64, args ...string) kind {
-	// There are few inodes, because mke2fs writes their tables completely if it may leave nothing
-	// for later.
+	// The number of inodes is small, because mke2fs may write their tables completely.
 	args = append([]string{"-t", fs, "-N", "2048"}, args...)
 	return kind{name: name, fs: fs, tool: "mke2fs", args: args,
 		copies: func(int64) []int64 {
@@ -89,9 +87,7 @@ func quarters(size int64) []int64 { return []int64{size / 4, size / 2, size / 4 
 
 func mirrors(int64) []int64 { return []int64{64 * mib} }
 
-// filesystem writes the filesystem to the start of the disk. If the filesystem is larger than
-// the disk, the disk is enlarged. The filesystem fills the disk, because these trials do not
-// test growing.
+// filesystem writes the filesystem to the start of the disk.
 func (im *image) filesystem(k kind) { im.filesystemAt(k, 0) }
 
 func (im *image) filesystemAt(k kind, offset int64) {
@@ -129,8 +125,8 @@ func kindOf(name string) kind {
 	return kinds[i]
 }
 
-// of makes a trial's disk as large as the filesystem. If volumes can have this filesystem, the
-// request asks for it.
+// of gives the trial a disk of the filesystem's size with the filesystem. If volumes can have this
+// filesystem, the request asks for it.
 func (k kind) of(t *trial) {
 	t.Size, t.BlockSize = fsBytes, max(k.sector, 512)
 	t.Fill = func(im *image) { im.filesystem(k) }
@@ -167,7 +163,7 @@ func (k kind) whole() []generator {
 		all = append(all, generator{k.name + ", healthy", func(t *trial) {
 			k.of(t)
 			t.Want.Outcome = mounted
-		}}, generator{k.name + ", healthy, its size not told", func(t *trial) {
+		}}, generator{k.name + ", healthy, of a size that was not passed", func(t *trial) {
 			k.of(t)
 			t.Set = func(f *fixture) error {
 				delete(f.Publish, "sizeBytes")
@@ -187,7 +183,8 @@ func (k kind) whole() []generator {
 	return all
 }
 
-// inUse returns copies of filesystems in use. The payload was synced, and is in the log.
+// inUse returns copies that were taken of mounted filesystems. The payload was synced, and is in
+// the journal.
 func (k kind) inUse() []generator {
 	if k.name == "ext4 without a journal" {
 		return nil
@@ -207,14 +204,13 @@ func (k kind) inUse() []generator {
 	}}}
 }
 
-// reading makes the disk one that is read-only on the rack. The guest's device does not show it.
+// reading makes the controller report that the disk is read-only. The guest's device is writable.
 func (f *fixture) reading() error {
 	f.Publish["readOnly"] = "true"
 	return nil
 }
 
-// inUse writes a copy of the filesystem to the start of the disk that was taken while it was
-// mounted.
+// inUse writes a copy of the filesystem, taken while it was mounted, to the start of the disk.
 func (im *image) inUse(k kind) {
 	path, err := im.bases.get(k.name+" in use", fsBytes, func(base *image) {
 		base.tool(k.tool, append([]string{"-q"}, k.args...)...)
@@ -256,7 +252,7 @@ func (k kind) cut() []generator {
 	}
 }
 
-// wiped returns filesystems whose start is zero, so that blkid does not find them any more.
+// wiped returns filesystems whose start is zero, so that blkid does not find them.
 func (k kind) wiped() []generator {
 	copies := k.copies(fsBytes)
 	wipe := func(t *trial, start, end int64) {
@@ -317,13 +313,13 @@ func (k kind) nested() []generator {
 	}
 }
 
-// unfinished returns filesystems of another program than the driver, whose mkfs was
+// unfinished returns filesystems whose mkfs, which another program than the driver ran, was
 // interrupted.
 func unfinished() []generator {
 	var all []generator
 	for name, fill := range map[string]func(*image){
 		"xfs": func(im *image) { im.write(126, 1) },
-		// The checksum of the superblock is right, because only its magic is still missing.
+		// mkfs.btrfs writes the final magic last. The checksum of the superblock is right.
 		"btrfs": func(im *image) {
 			b := im.read(64*kib, pageBytes)
 			copy(b[0x40:], "!BHRfS_M")

@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// fixture is a trial that runs: its disk in the guest, and its request.
+// fixture is a running trial: its disk in the guest, and its request.
 type fixture struct {
 	*trial
 	bench *bench
@@ -41,8 +41,7 @@ type fixture struct {
 	keep bool
 	// mark is the result of learnMark.
 	mark []piece
-	// happened, if it is set, returns an error unless the event that had to happen during the call
-	// has happened.
+	// happened, if it is set, returns an error unless the hook of the trial was called.
 	happened func() error
 	cleanup  []func() error
 }
@@ -107,8 +106,7 @@ func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) (loopdev
 		return loopdev.Device{}, im.err
 	}
 	loop, err := loopdev.Attach(ctx, loopdev.Config{
-		// btrfs takes two loop devices with the same serial for the same file, so the serial is
-		// random.
+		// The serial is random, because btrfs takes two loop devices with the same serial for one.
 		Path: im.Path, Serial: "corpus-" + rand.Text()[:16], Owner: loopdev.Process(),
 		BlockSize: f.BlockSize, ReadOnly: readOnly,
 	})

@@ -9,8 +9,8 @@ import (
 	"hash/crc32"
 )
 
-// marksThen returns a disk that has the marks of this volume's format, and on which set writes
-// something else afterwards.
+// marksThen returns a disk with the marks of this volume's unfinished format, which set then
+// changes.
 func marksThen(name string, w want, set func(f *fixture, mark []piece) error) generator {
 	return generator{name, func(t *trial) {
 		t.FS = ours[t.Rand.IntN(len(ours))]
@@ -25,8 +25,7 @@ func marksThen(name string, w want, set func(f *fixture, mark []piece) error) ge
 	}}
 }
 
-// foreignFormats returns disks with marks that belong to another volume, or that must not be
-// trusted.
+// foreignFormats returns disks with marks of another volume or disk, or with invalid marks.
 func foreignFormats() []generator {
 	var all []generator
 	no := func(name string, set func(f *fixture, mark []piece) error) {
@@ -69,8 +68,8 @@ func foreignFormats() []generator {
 	return all
 }
 
-// forgeries are marks with one wrong value and the right checksum. A mark has its version at
-// 16, the checksum of the rest at 20, the length of its text at 24, and then the text.
+// forgeries contains changes of one value of a mark. A mark has its version at offset 16, the
+// checksum of the rest at 20, the length of its text at 24, and then the text.
 var forgeries = []struct {
 	name  string
 	forge func(b []byte)
@@ -93,8 +92,8 @@ func sumUp(b []byte) {
 	le.PutUint32(b[20:], crc32.Checksum(b[24:512], crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// takenFormats returns disks with the driver's own unfinished format, to which another program
-// has written since.
+// takenFormats returns disks with the driver's own unfinished format that must not be repeated,
+// mostly because another program has written to the disk since.
 func takenFormats() []generator {
 	var all []generator
 	no := func(name string, w want, set func(f *fixture, mark []piece) error) {
@@ -102,7 +101,7 @@ func takenFormats() []generator {
 	}
 	ceph := marksThen("an unfinished format on a disk where Ceph has put a label", foreign("ceph"),
 		func(f *fixture, _ []piece) error {
-			// Only the driver knows this copy, because blkid looks only at the first one.
+			// blkid reads only the first label of Ceph, and not this copy.
 			return f.poke(gib, []byte("bluestore block device\n")...)
 		})
 	all = append(all, generator{ceph.name, func(t *trial) {

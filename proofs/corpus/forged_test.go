@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// The sizes of disks with forged records, and the sizes to which they grow. Disks that are
-// filled with records are as small as possible.
+// The sizes of disks with forged records, of disks that are full of them, and the size to which
+// disks grow.
 const (
 	forgedBytes     = 320 * mib
 	forgedFull      = 64 * mib
@@ -26,15 +26,15 @@ const (
 	forgedNext      = 512 * mib
 )
 
-// forging is a function with which a workload writes forged files.
+// forging is a method of a forgery that writes files.
 type forging func(proof.Forgery, string) (proof.ForgedFiles, error)
 
 func ofGrowths(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, true) }
 func ofFormats(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, false) }
 
-// forged returns volumes whose workloads have written records of their own volume into files,
-// so that these records are where the driver keeps its own. Then the disks are damaged or
-// enlarged, or the controller reports another history.
+// forged returns volumes whose workloads have forged records of the driver in files, at the places
+// of the driver's own records. Then some of the disks are damaged or enlarged, and the controller
+// may report another history.
 func forged() []generator {
 	var all []generator
 	pick := func(t *trial) {
@@ -56,8 +56,7 @@ func forged() []generator {
 		return f.grow(forgedNext)
 	}
 	const full, few = " full of forged records", " with forged records where the driver has its own"
-	// These filesystems do not report where their files are, so the whole disk must be full of
-	// records.
+	// These filesystems do not report the places of files, so the whole disk is filled with records.
 	all = append(all, damaged(full+" of a format", ext3, forgedFull, ofFormats)...)
 	all = append(all, damaged(full+" of a format", btrfs, forgedFullBtrfs, ofFormats)...)
 	all = append(all, forgery(ext3+full+" of a growth", ext3, forgedFull, ofGrowths, mounted, nil))
@@ -73,8 +72,8 @@ func forged() []generator {
 var superblocks = map[string][2]int64{ext3: {1024, 1024}, ext4: {1024, 1024}, xfs: {0, 4096},
 	btrfs: {64 * kib, 4096}}
 
-// forgery returns a trial of a disk in whose files a workload has forged records. A function
-// changes the disk afterwards; it may be nil.
+// forgery returns a trial of a disk in whose files a workload has forged records. Then, if it is
+// not nil, that function changes the disk.
 func forgery(name, fs string, size int64, write forging, want outcome,
 	then func(*fixture) error) generator {
 	return generator{name, func(t *trial) {
@@ -91,8 +90,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			}
 			checks = filepath.Join(f.dir, "checks")
 			_, wrapErr := f.wrap("e2fsck", fmt.Sprintf("echo \"$@\" >>'%s'\nexec \"$real\" \"$@\"", checks))
-			// The controller reports the history in this trial, because the disk was made blank for
-			// filesystems.
+			// The change may have set another size or history.
 			f.Publish = f.publishContext()
 			return errors.Join(err, wrapErr)
 		}
@@ -113,7 +111,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			if want == mounted {
 				return f.bench.Forged.Checked(files.Check(f.Staging))
 			}
-			// The rules for every trial check that a refusal changes no byte.
+			// The check of every trial finds a changed byte.
 			m, err := f.staged()
 			if m != nil {
 				err = errors.New("a disk with a workload's files was formatted")
@@ -123,8 +121,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 	}}
 }
 
-// workOfForger takes the volume through its life up to the trial, with a workload that forges
-// records.
+// workOfForger stages the volume, makes a workload forge records, and unstages the volume.
 func (f *fixture) workOfForger(write forging) (files proof.ForgedFiles, err error) {
 	if err := f.stage(context.Background()); err != nil {
 		return nil, err
@@ -136,7 +133,7 @@ func (f *fixture) workOfForger(write forging) (files proof.ForgedFiles, err erro
 	return files, errors.Join(err, f.unstage(context.Background()), f.loop.Sync())
 }
 
-// forgery returns the knowledge that a workload of the volume has.
+// forgery returns a forgery by a workload of the volume.
 func (f *fixture) forgery() proof.Forgery {
 	return proof.Forgery{Volume: f.VolumeID, Disk: f.DiskName, Filesystem: f.FS,
 		SizeBytes: f.image.Size, NextBytes: forgedNext, Device: f.loop.Path}
@@ -153,10 +150,10 @@ func (f *fixture) wipe(offset, n int64) error {
 	return f.poke(offset, make([]byte, n)...)
 }
 
-// forgedRecords checks that a forgery has the same bytes and the same place as the driver's
-// own record.
+// forgedRecords returns a trial that compares a forged record with the driver's own: the bytes and
+// the places must be equal.
 func forgedRecords() []generator {
-	return []generator{{"an own format whose record is what forgeries are", func(t *trial) {
+	return []generator{{"an own format whose record is equal to a forged one", func(t *trial) {
 		t.FS, t.Size = xfs, forgedBytes
 		t.Set = func(f *fixture) error {
 			mark, err := f.learnMark()
@@ -176,9 +173,8 @@ func forgedRecords() []generator {
 	}}}
 }
 
-// noticesHarm checks that a trial fails if a call writes to a bystander or changes a file of
-// forged records. In one trial a tool of the driver writes to the bystander, and in the other
-// a program on the node changes the file.
+// noticesHarm checks that a trial fails if a tool of the driver writes to a bystander, or if
+// another program changes a file of forged records.
 func noticesHarm(ctx context.Context, t *testing.T, run *harness.Run, bases *bases) {
 	t.Helper()
 	b, err := newBench(ctx, run, bases, "", nil)

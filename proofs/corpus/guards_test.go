@@ -9,8 +9,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// guard is a guard of the driver, with the names of the generators that must notice its
-// absence. Each of them tries something that only this guard prevents.
+// guard is a guard of the driver, with the names of its trials: each of them fails without this
+// guard alone.
 type guard struct {
 	name   string
 	edits  []edit
@@ -20,7 +20,7 @@ type guard struct {
 // edit is a [proof.Edit].
 type edit struct{ place, text, with string }
 
-// mutable converts the list for the build of a mutant.
+// mutable converts the list for proof.BuildMutant.
 func mutable(guards []guard) []proof.Guard {
 	var list []proof.Guard
 	for _, g := range guards {
@@ -39,8 +39,7 @@ func TestEveryGuardIsInTheSource(t *testing.T) {
 	}
 }
 
-// guards returns the guards in the driver's source that protect disks. The trials of a guard
-// show what the driver does without it.
+// guards returns the guards in the driver's source that protect disks.
 func guards() []guard {
 	return slices.Concat(identityGuards(), holderGuards(), blankGuards(), areaGuards(), markGuards(),
 		historyGuards(), tailGuards(), repairGuards())
@@ -73,13 +72,13 @@ func identityGuards() []guard {
 			{"blockdev.OpenDevice.verify", "d.DiskSeq != 0 && diskSeq != 0 && d.DiskSeq != diskSeq",
 				proof.NotAsked},
 		}, []string{"a disk whose node is another's"}},
-		{"the device's size is what sysfs says", in("blockdev.OpenDevice.verify", "size != d.SizeBytes",
+		{"the device has the size in sysfs", in("blockdev.OpenDevice.verify", "size != d.SizeBytes",
 			proof.NotAsked), []string{"a blank disk of which sysfs tells another size"}},
 		{"the device's size is the disk's", in("node.nodeVolume.open",
 			"v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes", proof.NotAsked),
 			[]string{"a blank disk that is larger than its volume",
 				"a healthy disk that is smaller than its volume"}},
-		{"the device was born as sysfs says", in("blockdev.OpenDevice.verify",
+		{"the device has the sequence number in sysfs", in("blockdev.OpenDevice.verify",
 			"d.DiskSeq != 0 && diskSeq != 0 && d.DiskSeq != diskSeq",
 			proof.NotAsked),
 			[]string{"a disk of which sysfs tells another birth",
@@ -190,7 +189,7 @@ func blankGuards() []guard {
 			`sb.Refused == ""`, proof.Taken), featureTrials()},
 		{"a check takes only a copy that is whole, too", in("filesystem.Preparation.Run",
 			"found.Filesystem.Damaged", proof.NotAsked), []string{
-			"ext4 with its journal on another disk, as only a copy of its superblock says"}},
+			"ext4 with its journal on another disk, as only a copy of its superblock shows"}},
 		{"a superblock that does not add up is not mounted", in("filesystem.scan.filesystem",
 			"!sb.Damaged", proof.Taken), []string{"ext4 whose superblock is damaged",
 			"ext4 of this volume whose superblock is damaged"}},
@@ -265,7 +264,7 @@ func areaGuards() []guard {
 	}
 }
 
-// nothingUnexpected makes a driver that reads a whole disk take every byte for an expected one.
+// nothingUnexpected removes the check of the bytes when the driver reads a whole disk.
 var nothingUnexpected = edit{"filesystem.disk.readCounted", "d.traces(v, j.expected).check",
 	"func(b []byte, at int64) (int, error) {\nif REMOVED {\nreturn -1, nil\n}\nreturn TEXT(b, at)\n}"}
 
@@ -374,13 +373,13 @@ func tailGuards() []guard {
 func repairGuards() []guard {
 	var damaged, misplaced []string
 	for _, k := range described() {
-		// Of these e2fsck itself gives up on some damages, before it writes.
+		// With these, e2fsck itself ends before it writes in some of the trials.
 		if k.fs == ext3 || k.name == "ext4 without flexible groups" {
 			continue
 		}
 		damaged = append(damaged, k.name+", damaged in the group descriptors",
 			k.name+", damaged in the group descriptors and their copies")
-		misplaced = append(misplaced, k.name+", damaged in the place of its inodes")
+		misplaced = append(misplaced, k.name+", damaged in the location of its inodes")
 	}
 	return []guard{
 		{"e2fsck -p runs only on group descriptors that may be right", in(

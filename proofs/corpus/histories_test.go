@@ -9,15 +9,14 @@ import (
 	"slices"
 )
 
-// made is the history that the controller reports for a disk that the driver made blank, for
-// filesystems only. Samples prove that a disk is blank only with this history.
+// made is the history that the controller reports for a disk that the driver has created blank, for
+// filesystems only. With any other history, the driver reads the whole disk.
 var made = map[string]string{"origin": "blank", "use": "filesystem"}
 
-// history is a history for which the driver must read the whole disk to prove that it is
-// blank.
+// history is a history for which the driver must read the whole disk to prove that it is blank.
 type history struct {
-	name  string
-	tells map[string]string
+	name    string
+	context map[string]string
 }
 
 var histories = []history{
@@ -28,10 +27,9 @@ var histories = []history{
 }
 
 // of gives the history to a trial's disk.
-func (h history) of(t *trial) { t.History = h.tells }
+func (h history) of(t *trial) { t.History = h.context }
 
-// grown returns disks that may have data anywhere, because their history does not make them
-// blank.
+// grown returns disks with histories that do not exclude data anywhere on the disk.
 func grown() []generator {
 	var all []generator
 	for _, h := range histories {
@@ -41,7 +39,7 @@ func grown() []generator {
 		})...)
 		all = append(all, each(3, "data of any length anywhere on a disk "+h.name, func(t *trial) {
 			h.of(t)
-			// Small and large pieces are equally frequent. A piece is at most half of the disk.
+			// Small and large pieces have the same frequency.
 			t.anywhere(512 << t.Rand.IntN(22))
 		})...)
 		all = append(all, generator{"one byte in the midst of a disk " + h.name, func(t *trial) {
@@ -84,8 +82,7 @@ func (t *trial) anywhere(n int64) {
 	t.Want = foreign()
 }
 
-// uses returns disks that are different from the controller's report, or that other programs
-// use.
+// uses returns disks that differ from the controller's report, or that other programs use.
 func uses() []generator {
 	locked := refuse("DeviceLocked")
 	locked.Code = "Aborted"

@@ -5,6 +5,7 @@ package corpus_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -21,7 +22,7 @@ func (im *image) uuid(fs string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// expect makes the controller report the UUID as that of the volume's filesystem.
+// expect makes the controller report this UUID of the volume's filesystem.
 func (f *fixture) expect(uuid string) error {
 	f.Publish["filesystemUUID"] = uuid
 	return nil
@@ -33,8 +34,8 @@ func (f *fixture) expectFound() error {
 	return errors.Join(err, f.expect(uuid))
 }
 
-// expectAt makes the controller report the UUID of the filesystem at an offset, at which blkid
-// finds none.
+// expectAt makes the controller report the UUID at an offset of the disk, whose filesystem blkid
+// does not find.
 func expectAt(offset int64) func(*fixture) error {
 	return func(f *fixture) error {
 		b := f.image.read(offset, 16)
@@ -58,8 +59,8 @@ func (f *fixture) hasExpected() error {
 	return err
 }
 
-// identities returns disks for which the controller reports the UUID of their filesystem. The
-// disk has that filesystem, or another disk has replaced it.
+// identities returns disks for which the controller reports the UUID of a filesystem: that of the
+// disk, or another one.
 func identities() []generator {
 	var all []generator
 	for _, fs := range ours {
@@ -88,7 +89,8 @@ func identities() []generator {
 	return slices.Concat(all, unclean(), disputed())
 }
 
-// unclean returns filesystems of other volumes to which a repair would write.
+// unclean returns filesystems that must be refused although they have this volume's UUID, or before
+// a repair writes to them.
 func unclean() []generator {
 	return []generator{
 		{"ext4 of another volume that wants a check", func(t *trial) {
@@ -111,7 +113,7 @@ func unclean() []generator {
 			kindOf(ext4).of(t)
 			t.Fill = func(im *image) {
 				im.filesystem(kindOf(ext4))
-				im.write(1024+0x88, []byte("/not what was summed up")...)
+				im.write(1024+0x88, []byte("/a wrong checksum")...)
 			}
 			t.Set, t.Want = expectAt(1024+0x68), foreign("ext4")
 		}},
@@ -155,7 +157,7 @@ func disputed() []generator {
 				want{Outcome: mounted}))
 	}
 	for i, fs := range []string{ext3, ext4, btrfs} {
-		// Label 0 would also be before the superblock of a btrfs.
+		// Label 0 would overwrite the superblock of a btrfs.
 		label := func(im *image) { zfsLabel(im, int64(i/2)) }
 		all = append(all,
 			with(fs+" with a label of ZFS", fs, label, false, foreign("zfs")),
@@ -197,4 +199,91 @@ func disputed() []generator {
 		}
 		t.Set, t.Want = (*fixture).expectFound, want{Outcome: mounted}
 	}})
+}
+
+// owners returns disks with more than one format, or whose format only a part of the driver's
+// checks finds.
+func owners() []generator {
+	twice := func(name, fs string, fill func(im *image), names ...string) generator {
+		return generator{name, func(t *trial) {
+			kindOf(fs).of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(kindOf(fs))
+				fill(im)
+			}
+			t.Want = foreign(names...)
+		}}
+	}
+	return []generator{
+		twice("ext3 under the partition table of old", ext3, func(im *image) {
+			im.write(0, mbr(0x83, 2048, 1<<20)...)
+		}, "partition table (dos)", "ext3"),
+		twice("ext4 under the partition table of old", ext4, func(im *image) {
+			im.write(0, mbr(0x83, 2048, 1<<20)...)
+		}, "partition table (dos)", "ext4"),
+		{"ext4 whose superblock is damaged", func(t *trial) {
+			kindOf(ext4).of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(kindOf(ext4))
+				im.write(1024+0x88, []byte("/a wrong checksum")...)
+			}
+			t.Want = foreign("ext4")
+		}},
+		twice("ext4 and btrfs at once", ext4, btrfsSuperblock, "ext4", "btrfs"),
+		{"ext4 of this volume and btrfs at once", func(t *trial) {
+			kindOf(ext4).of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(kindOf(ext4))
+				btrfsSuperblock(im)
+			}
+			t.Set, t.Want = (*fixture).expectFound, foreign("ext4", "btrfs")
+		}},
+		{"a disk that the kernel remembers as blank", func(t *trial) {
+			t.Set = (*fixture).remembered
+			t.Want = foreign("luks")
+		}},
+	}
+}
+
+// btrfsSuperblock adds the superblock of a btrfs to an image.
+func btrfsSuperblock(im *image) {
+	path, err := im.bases.get("btrfs", fsBytes, func(base *image) { base.mkfs(kindOf(btrfs)) })
+	im.err = err
+	from := &image{Path: path, Size: fsBytes}
+	im.write(64*kib, from.read(64*kib, 4*kib)...)
+}
+
+// oddities returns disks with unusual tools or surroundings.
+func oddities() []generator {
+	return []generator{
+		{"a blank disk on which blkid finds something", func(t *trial) {
+			t.Set = func(f *fixture) error {
+				_, err := f.wrap("blkid", "echo TYPE=somebodys_volume")
+				return err
+			}
+			t.Want = foreign("somebodys_volume")
+		}},
+		{"a blank disk about which blkid is of two minds", func(t *trial) {
+			t.Set = func(f *fixture) error {
+				_, err := f.wrap("blkid", "exit 8")
+				return err
+			}
+			t.Want = foreign("several")
+		}},
+		{"a healthy disk with a hidden leg of multipath", func(t *trial) {
+			kindOf(ext4).of(t)
+			t.Set = func(f *fixture) error {
+				return errors.Join(f.bench.Guest.Plug("nvme2c0n1", f.DiskName, f.loop),
+					os.Remove(f.bench.Guest.Node("nvme2c0n1")))
+			}
+			t.Want.Outcome = mounted
+		}},
+		{"a blank disk that the rack calls read-only", func(t *trial) {
+			t.Set = func(f *fixture) error {
+				f.Publish["readOnly"] = "true"
+				return nil
+			}
+			t.Want = refuse(readOnly)
+		}},
+	}
 }

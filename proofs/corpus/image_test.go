@@ -7,9 +7,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -22,8 +25,8 @@ const (
 	gib = int64(1) << 30
 )
 
-// image is a sparse file with the bytes of a disk. Its methods keep the first error, so that a
-// generator can call them one after the other.
+// image is a sparse file with the bytes of a disk. Its methods keep the first error in err, and do
+// nothing after that.
 type image struct {
 	Path  string
 	Size  int64
@@ -45,7 +48,7 @@ func (im *image) resize(size int64) {
 	im.cut(size)
 }
 
-// cut makes the file shorter or longer than the disk will be.
+// cut changes the size of the file only.
 func (im *image) cut(size int64) {
 	if im.err == nil {
 		im.err = os.Truncate(im.Path, size)
@@ -127,8 +130,8 @@ func (im *image) read(offset, n int64) []byte {
 // pageBytes is the unit in which images are compared.
 const pageBytes = 4096
 
-// digest returns a hash of a file's size and of its bytes up to a place, or up to its end if
-// that is 0. A hole and zeros have the same hash.
+// digest returns a hash of a file's size and of its bytes up to an offset; 0 means up to its end. A
+// hole has the same hash as zeros.
 func digest(path string, until int64) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -151,4 +154,58 @@ const digestFormat = "%d bytes, %x"
 // blank returns the digest of a blank disk of the image's size.
 func (im *image) blank() string {
 	return fmt.Sprintf(digestFormat, im.Size, sha256.New().Sum(nil)[:8])
+}
+
+// payloadName is the name of a file in every filesystem of the corpus. A filesystem without it was
+// made by the driver.
+const payloadName = "payload"
+
+// bases keeps filesystems that trials copy, so that most trials need no mkfs of their own.
+type bases struct {
+	dir     string
+	payload []byte
+
+	// mu guards made, which maps a description of a filesystem to its file.
+	mu   sync.Mutex
+	made map[string]*base
+}
+
+type base struct {
+	once sync.Once
+	path string
+	err  error
+}
+
+func newBases(dir string, r *rand.Rand) (*bases, error) {
+	b := &bases{dir: filepath.Join(dir, "bases"), payload: randomBytes(r, 192*kib),
+		made: map[string]*base{}}
+	proto := fmt.Sprintf("/\n0 0\nd--755 0 0\n%s ---600 0 0 %s\n$\n", payloadName,
+		filepath.Join(b.root(), payloadName))
+	return b, errors.Join(os.MkdirAll(b.root(), 0o755),
+		os.WriteFile(filepath.Join(b.root(), payloadName), b.payload, 0o600),
+		os.WriteFile(b.proto(), []byte(proto), 0o600))
+}
+
+// root returns the directory with the files of each filesystem. proto returns the path of their
+// description for mkfs.xfs.
+func (b *bases) root() string  { return filepath.Join(b.dir, "root") }
+func (b *bases) proto() string { return filepath.Join(b.dir, "proto") }
+
+// get returns the file for a key, which it makes at the first call.
+func (b *bases) get(key string, size int64, fill func(*image)) (string, error) {
+	key = fmt.Sprintf("%s of %d bytes", key, size)
+	b.mu.Lock()
+	one := b.made[key]
+	if one == nil {
+		one = &base{path: filepath.Join(b.dir, fmt.Sprintf("base-%d", len(b.made)))}
+		b.made[key] = one
+	}
+	b.mu.Unlock()
+	one.once.Do(func() {
+		im := newImage(one.path, size)
+		im.bases = b
+		fill(im)
+		one.err = im.err
+	})
+	return one.path, one.err
 }

@@ -31,12 +31,12 @@ type verdict struct {
 	Overwritten bool
 }
 
-// setupViolation describes a fault of the driver while a trial was prepared.
+// setupViolation describes a fault of the driver during the preparation of a trial.
 type setupViolation string
 
 func (m setupViolation) Error() string { return string(m) }
 
-// try runs a trial to its end. The error means that the trial could not be made.
+// try runs a trial. The error means that the trial could not be made.
 func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	f, err := b.newFixture(ctx, t)
 	if f != nil {
@@ -63,7 +63,7 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 		return v, err
 	}
 	if slices.Equal(t.Want.Reasons, []string{notBlank}) && t.Set == nil && before == f.image.blank() {
-		return v, errors.New("the disk is to be refused for what it holds, and it is blank")
+		return v, errors.New("the trial wants a refusal because of the disk's content, and it is blank")
 	}
 	v.Answer = f.stage(ctx)
 	if f.happened != nil {
@@ -119,8 +119,8 @@ func (f *fixture) judge(before string, answer error) (outcome, error) {
 	return got, err
 }
 
-// judgeMount inspects the mount that the call has made. The payload distinguishes an old
-// filesystem from a new one.
+// judgeMount inspects the mount that the call has made. A filesystem with the payload is an old
+// one.
 func (f *fixture) judgeMount() (outcome, error) {
 	m, err := f.staged()
 	switch {
@@ -146,9 +146,9 @@ func (f *fixture) judgeMount() (outcome, error) {
 		return mounted, err
 	}
 	if len(names) > 0 {
-		return formatted, fmt.Errorf("the new filesystem holds %q", names)
+		return formatted, fmt.Errorf("the new filesystem contains %q", names)
 	}
-	return formatted, os.WriteFile(filepath.Join(f.Staging, "new"), []byte("first words"), 0o600)
+	return formatted, os.WriteFile(filepath.Join(f.Staging, "new"), []byte("new"), 0o600)
 }
 
 // entries lists a directory without the entries that mkfs makes.
@@ -179,7 +179,7 @@ func (f *fixture) judgeRefusal(answer *status.Status) error {
 	}
 	for _, words := range w.Says {
 		if !strings.Contains(sentence, words) {
-			return fmt.Errorf("the evidence does not say %q: %q", words, message)
+			return fmt.Errorf("the evidence does not contain %q: %q", words, message)
 		}
 	}
 	if reason != notBlank {
@@ -193,15 +193,14 @@ func (f *fixture) judgeRefusal(answer *status.Status) error {
 	case err != nil:
 		return fmt.Errorf("%w: %q", err, message)
 	case !named && !place:
-		return fmt.Errorf("the evidence says neither what (%q) nor where: %q", w.Names, message)
+		return fmt.Errorf("the evidence has neither one of %q nor a place: %q", w.Names, message)
 	}
 	return nil
 }
 
 var place = regexp.MustCompile(`offset (\d+)`)
 
-// judgePlaces checks the places that the evidence names: what the evidence states about the
-// disk must be true.
+// judgePlaces returns an error unless the disk is not zero at the places that the evidence names.
 func (f *fixture) judgePlaces(sentence string) (named bool, err error) {
 	for _, m := range place.FindAllStringSubmatch(sentence, -1) {
 		offset, err := strconv.ParseInt(m[1], 10, 64)

@@ -29,21 +29,21 @@ func mkfs(fs string) string {
 	return "mke2fs"
 }
 
-// cutOff makes the driver begin a format whose mkfs fails. The script decides how far mkfs
-// gets. The disk then has an unfinished format of this volume.
+// cutOff makes the driver begin a format with the script in place of mkfs, which must fail. The
+// disk then has an unfinished format of this volume.
 func (f *fixture) cutOff(script string) error {
 	unwrap, err := f.wrap(mkfs(f.FS), script)
 	if err != nil {
 		return err
 	}
 	if err := f.stage(context.Background()); err == nil {
-		return setupViolation("the driver took a mkfs that failed for a good one")
+		return setupViolation("the stage succeeded although mkfs failed")
 	}
 	return errors.Join(unwrap(), f.loop.Sync())
 }
 
-// learnMark returns the mark that the driver leaves on this disk when its mkfs does nothing.
-// The disk was blank, so everything that is not zero is the mark.
+// learnMark returns the mark that the driver writes to this disk before a mkfs that does nothing:
+// all pages that are not zero, because the disk was blank.
 func (f *fixture) learnMark() ([]piece, error) {
 	if err := f.cutOff("exit 1"); err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func ownFormats() []generator {
 			_, err := f.learnMark()
 			return err
 		})
-		again("an own format for "+fs+" that had ended, but nobody said so", fs,
+		again("an own format for "+fs+" that had ended without a record of its end", fs,
 			func(f *fixture) error { return f.cutOff(`"$real" "$@"; exit 1`) })
 		for i := range 3 {
 			again(fmt.Sprintf("an own format for %s of which some is written %d", fs, i+1), fs,
@@ -138,7 +138,7 @@ func ownFormats() []generator {
 
 // oddPrograms returns trials with a mkfs that does something wrong.
 func oddPrograms() []generator {
-	used := []byte("a mkfs of tomorrow may write where the mark was")
+	used := []byte("mkfs has written at the place of the mark")
 	return []generator{
 		{"a mkfs that fails at its end", func(t *trial) {
 			t.Set = func(f *fixture) error {
@@ -164,7 +164,7 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 			t.Want.Outcome = formatted
 			t.Check = func(f *fixture) error {
 				if now := f.image.read(slot, int64(len(used))); !bytes.Equal(now, used) {
-					return errors.New("the driver has erased what mkfs wrote, in place of its mark")
+					return errors.New("the driver has erased what mkfs wrote at the place of its mark")
 				}
 				return f.image.err
 			}
@@ -172,11 +172,11 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 	}
 }
 
-// someOfIt makes the driver finish a format and then undoes some of the writes, as a power cut
-// does with writes that were not flushed. The marks were flushed. The first superblock of a
-// btrfs is always lost, because the driver mounts a btrfs whose superblocks are whole (see
-// superblocksOfIt). The blocks of a btrfs are lost whole, because each is one write: if only
-// the head of a block is lost, nothing shows to which filesystem the rest belongs.
+// someOfIt makes mkfs finish and then removes some of its pages, as a power cut does with writes
+// that were not flushed. The marks were flushed, and stay. The first superblock of a btrfs is
+// always removed: with whole superblocks the driver would mount the btrfs (see superblocksOfIt).
+// The blocks of a btrfs are removed whole, because only its head shows to which filesystem a block
+// belongs.
 func (f *fixture) someOfIt() error {
 	pieces, err := f.learnMark()
 	if err != nil {
@@ -203,8 +203,8 @@ func (f *fixture) someOfIt() error {
 	})
 }
 
-// superblocksOfIt makes the driver finish the format of a btrfs, and then undoes everything
-// except its superblocks.
+// superblocksOfIt makes the mkfs of a btrfs finish, and then removes everything except its
+// superblocks and the marks.
 func (f *fixture) superblocksOfIt() error {
 	pieces, err := f.learnMark()
 	if err != nil {
@@ -222,8 +222,7 @@ func (f *fixture) superblocksOfIt() error {
 	})
 }
 
-// logOfItLost makes the driver finish the format of an xfs, and then undoes the writes to the
-// log.
+// logOfItLost makes the mkfs of an xfs finish, and then removes its log.
 func (f *fixture) logOfItLost() error {
 	_, err := f.learnMark()
 	if err == nil {
@@ -241,7 +240,7 @@ func (f *fixture) logOfItLost() error {
 		return f.poke(at, make([]byte, len(page))...)
 	})
 	if err == nil && lost == 0 {
-		err = errors.New("there is no log to lose")
+		err = errors.New("the filesystem has no log")
 	}
 	return err
 }
@@ -254,14 +253,14 @@ func (f *fixture) markGone() error {
 			return f.image.err
 		}
 		if bytes.Equal(now, p.bytes[:16]) {
-			return fmt.Errorf("the mark at offset %d is still there", p.offset)
+			return fmt.Errorf("the mark at offset %d still exists", p.offset)
 		}
 	}
 	return nil
 }
 
-// growths returns ext filesystems on larger disks whose growth was interrupted. The driver
-// must repeat the growth, and no data may be lost.
+// growths returns ext filesystems whose growth was interrupted. The driver must mount them, and no
+// data may be lost.
 func growths() []generator {
 	var all []generator
 	for _, fs := range []string{ext3, ext4, "ext4 with 1024-byte blocks"} {
@@ -281,7 +280,7 @@ func growths() []generator {
 							return err
 						}
 						if err := f.stage(context.Background()); err == nil {
-							return setupViolation("the driver took a growth that failed for a good one")
+							return setupViolation("the stage succeeded although the growth failed")
 						}
 						return errors.Join(unwrap(), f.loop.Sync())
 					}
@@ -292,8 +291,8 @@ func growths() []generator {
 	return all
 }
 
-// copiedMarks returns filesystems of workloads that contain true marks of this volume. A
-// workload can read the disk's marks and write them wherever its files are.
+// copiedMarks returns filesystems with valid marks of this volume, which a workload may have
+// copied.
 func copiedMarks() []generator {
 	all := []generator{{"ext4 that was filled without a mount, under its mark", func(t *trial) {
 		kindOf(ext4).of(t)
@@ -347,8 +346,7 @@ func copiedMarks() []generator {
 	return all
 }
 
-// work does the work of a workload: it stages the volume, writes files, and unstages the
-// volume.
+// work stages the volume, writes files as a workload does, and unstages the volume.
 func (f *fixture) work(payload []byte, others ...[]byte) error {
 	if err := f.stage(context.Background()); err != nil {
 		return err

@@ -4,8 +4,12 @@ package corpus_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // races returns disks that are replaced while the driver inspects them. The driver runs blkid
@@ -14,7 +18,7 @@ func races() []generator {
 	during := func(program string, do func(f *fixture) error) func(f *fixture) error {
 		return func(f *fixture) error { return f.hook(program, func() error { return do(f) }) }
 	}
-	look := func(do func(f *fixture) error) func(f *fixture) error { return during("blkid", do) }
+	probe := func(do func(f *fixture) error) func(f *fixture) error { return during("blkid", do) }
 	begun := func(name, fs, program string, w want, do func(f *fixture) error) generator {
 		w.Begun = true
 		return generator{name, func(t *trial) {
@@ -43,20 +47,20 @@ func races() []generator {
 			t.Set, t.Want = during("e2fsck", (*fixture).swapNode), want{Outcome: mounted}
 		}},
 		situation("a disk whose node becomes another's meanwhile", refuse(changed),
-			look((*fixture).swapNode)),
-		situation("a disk that becomes another one meanwhile", refuse(changed), look(swapDisk)),
-		situation("a disk that is born again meanwhile", refuse(changed), look(bornAgain)),
-		situation("a disk that gets a twin meanwhile", refuse(notUnique), look(twin)),
-		situation("a disk that somebody takes meanwhile", refuse(held), look((*fixture).hold)),
-		onProbed("a healthy disk that becomes another one meanwhile", refuse(changed), look(swapDisk)),
-		onProbed("a healthy disk that gets a twin meanwhile", refuse(notUnique), look(twin)),
+			probe((*fixture).swapNode)),
+		situation("a disk that becomes another one meanwhile", refuse(changed), probe(swapDisk)),
+		situation("a disk that is born again meanwhile", refuse(changed), probe(bornAgain)),
+		situation("a disk that gets a twin meanwhile", refuse(notUnique), probe(twin)),
+		situation("a disk that somebody takes meanwhile", refuse(held), probe((*fixture).hold)),
+		onProbed("a healthy disk that becomes another one meanwhile", refuse(changed), probe(swapDisk)),
+		onProbed("a healthy disk that gets a twin meanwhile", refuse(notUnique), probe(twin)),
 		onProbed("a healthy disk that somebody takes meanwhile", refuse(held),
-			look((*fixture).hold)),
+			probe((*fixture).hold)),
 	}
 }
 
-// swapDisk gives the disk's serial, name and node to the decoy, as if one disk was detached
-// and another one attached.
+// swapDisk gives the disk's serial, name and node to the decoy, as if the disk was detached and the
+// decoy attached in its place.
 func swapDisk(f *fixture) error {
 	g := f.bench.Guest
 	from, to := g.Sys("block/"+decoyDevice), g.Sys("block/"+f.Device)
@@ -67,4 +71,61 @@ func swapDisk(f *fixture) error {
 			os.WriteFile(filepath.Join(to, name), b, 0o444))
 	}
 	return errors.Join(append(errs, f.swapNode())...)
+}
+
+// wrap replaces a program that the driver runs by a shell script, in which "$real" is the program,
+// until unwrap is called or the fixture ends.
+func (f *fixture) wrap(program, script string) (unwrap func() error, err error) {
+	real, err := exec.LookPath(program)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(f.bench.Bin, program)
+	text := fmt.Sprintf("#!/bin/sh\nreal='%s'\n%s\n", real, script)
+	unwrap = func() error { return os.RemoveAll(path) }
+	f.atEnd(unwrap)
+	return unwrap, os.WriteFile(path, []byte(text), 0o755)
+}
+
+// hook calls do when the driver starts the program on a disk for the first time, before the program
+// runs. So do always happens at this moment of a race. The trial fails if do is not called.
+func (f *fixture) hook(program string, do func() error) error {
+	ask, answer := filepath.Join(f.dir, program+".ask"), filepath.Join(f.dir, program+".answer")
+	if err := errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(answer, 0o600)); err != nil {
+		return err
+	}
+	// A FIFO that is opened for reading and writing does not wait for another process to open it, and
+	// reports no end when that closes it.
+	questions, err1 := os.OpenFile(ask, os.O_RDWR|unix.O_NONBLOCK, 0)
+	answers, err2 := os.OpenFile(answer, os.O_RDWR|unix.O_NONBLOCK, 0)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	happened := make(chan error, 1)
+	go func() {
+		b := make([]byte, 1)
+		for first := true; ; first = false {
+			if _, err := questions.Read(b); err != nil {
+				return
+			}
+			if first {
+				happened <- do()
+			}
+			if _, err := answers.Write(b); err != nil {
+				return
+			}
+		}
+	}()
+	f.atEnd(func() error { return errors.Join(questions.Close(), answers.Close()) })
+	f.happened = func() error {
+		select {
+		case err := <-happened:
+			return err
+		default:
+			return fmt.Errorf("the driver did not run %s, so the hook was not called", program)
+		}
+	}
+	_, err := f.wrap(program, fmt.Sprintf("case $* in */fd/*|*/dev/*) printf . >'%s'; "+
+		"head -c 1 <'%s' >/dev/null;; esac\nexec \"$real\" \"$@\"", ask, answer))
+	return err
 }

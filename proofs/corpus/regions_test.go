@@ -2,10 +2,14 @@
 
 package corpus_test
 
-import "slices"
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+)
 
-// regions returns disks that are blank except for one region far from both ends, where a
-// format keeps a mark or a copy of one.
+// regions returns disks that are blank except for one region far from both ends, where a format has
+// a mark or a copy of it.
 func regions() []generator {
 	all := []generator{
 		singleByte("where LUKS2, VMFS and bcachefs have headers", mib+8*kib),
@@ -59,8 +63,8 @@ func regions() []generator {
 	return slices.Clip(all)
 }
 
-// inAHundredth fills a hundredth of the disk, between the places at which the formats keep
-// marks on a disk of its size.
+// inAHundredth writes to a hundredth of the disk, at a place where no format has a mark on a disk
+// of this size.
 func inAHundredth(t *trial) {
 	t.Size = 3*gib + 8*mib
 	start := t.Size / 1000 * 515 &^ (pageBytes - 1)
@@ -72,11 +76,64 @@ func inAHundredth(t *trial) {
 	t.Want = foreign()
 }
 
-// singleByte returns a disk with one byte at that place. Its size is chosen so that no other
-// known format keeps a mark there.
+// singleByte returns a disk with one byte at that offset. The disk's size is chosen so that no
+// other format has a mark there.
 func singleByte(where string, at int64) generator {
 	return generator{"one byte " + where, func(t *trial) {
 		t.Size = max(3*gib, at/gib*gib+gib) + 8*mib
 		fillByte(t, at)
 	}}
+}
+
+// provenStart and provenEnd are the sizes of the parts at a disk's start and end that are
+// always read completely.
+const (
+	provenStart = mib
+	provenEnd   = mib
+)
+
+// noise returns disks that are blank except for some bytes in the first or the last MiB.
+func noise() []generator {
+	all := []generator{
+		oneByte("the first byte", func(*trial) int64 { return 0 }),
+		oneByte("the last byte", func(t *trial) int64 { return t.Size - 1 }),
+		oneByte("the last byte of the first MiB", func(*trial) int64 { return provenStart - 1 }),
+		oneByte("the first byte of the last MiB", func(t *trial) int64 { return t.Size - provenEnd }),
+	}
+	all = append(all, each(6, "one byte somewhere in the first MiB", func(t *trial) {
+		fillByte(t, t.Rand.Int64N(provenStart))
+	})...)
+	all = append(all, each(6, "one byte somewhere in the last MiB", func(t *trial) {
+		fillByte(t, t.Size-1-t.Rand.Int64N(provenEnd))
+	})...)
+	return append(all, each(4, "random bytes over an edge", func(t *trial) {
+		n := int64(1 + t.Rand.IntN(256<<10))
+		at := t.Rand.Int64N(provenStart)
+		if t.Rand.IntN(2) == 0 {
+			at = t.Size - max(n, t.Rand.Int64N(provenEnd))
+		}
+		t.Fill = func(im *image) { im.write(at, randomBytes(t.Rand, n)...) }
+		t.Want = foreign()
+	})...)
+}
+
+func oneByte(where string, at func(*trial) int64) generator {
+	return generator{"one byte: " + where, func(t *trial) { fillByte(t, at(t)) }}
+}
+
+// fillByte sets one byte of the disk to a value other than zero. The evidence must name its
+// offset.
+func fillByte(t *trial, at int64) {
+	t.Fill = func(im *image) { im.write(at, byte(1+t.Rand.IntN(255))) }
+	t.Want = foreign()
+	t.Want.Says = []string{fmt.Sprintf("offset %d", at)}
+}
+
+func randomBytes(r *rand.Rand, n int64) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	b[0] |= 1 // at least the first byte is not zero
+	return b
 }

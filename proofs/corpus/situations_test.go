@@ -19,8 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// situations returns blank or healthy disks in a situation in which the driver must not use
-// them.
+// situations returns blank or healthy disks that the driver must not use.
 func situations() []generator {
 	var all []generator
 	all = append(all, sizes()...)
@@ -114,8 +113,7 @@ func holders() []generator {
 			func(f *fixture) error { return runTool("blockdev", "--setro", f.loop.Path) }),
 		{"a swap that is in use", func(t *trial) {
 			t.Fill = func(im *image) { im.tool("mkswap", "--quiet") }
-			// The kernel writes its head. If memory is short, unrelated pages of memory follow
-			// there.
+			// Behind the first page, the kernel may write pages of memory.
 			t.Until = int64(os.Getpagesize())
 			t.Set = func(f *fixture) error {
 				f.atEnd(func() error { return runTool("swapoff", f.loop.Path) })
@@ -136,7 +134,7 @@ func (f *fixture) hold() error {
 	return err
 }
 
-// loopOver lets a loop device use the disk, or a loop device over that one.
+// loopOver puts a loop device over the disk or, in some trials, another one over that.
 func (f *fixture) loopOver() error {
 	for over, depth := f.loop.Path, 1+f.Rand.IntN(2); depth > 0; depth-- {
 		out, err := exec.Command("losetup", "--find", "--show", "--offset",
@@ -168,8 +166,8 @@ func (f *fixture) mountOutOfSight() error {
 	if err := os.Mkdir(at, 0o755); err != nil {
 		return err
 	}
-	// The new namespace has copies of all mounts of this one. They include volumes of other
-	// trials, which could then not be unstaged.
+	// The new namespace begins with copies of all mounts of this one. Without the umount, volumes of
+	// other trials could not be unstaged.
 	cmd := exec.Command("sh", "-ec", `mount --make-rprivate /
 while read -r _ _ _ _ point _; do
 	case $point in "$2"/*) umount -l "$point" ;; esac
@@ -189,7 +187,7 @@ read -r _`, f.loop.Path, at, f.bench.run.Dir)
 	return err
 }
 
-// ignoreExit ignores the exit status of a program whose work is done.
+// ignoreExit returns nil for an error that is only the exit status of a program.
 func ignoreExit(err error) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
@@ -198,8 +196,7 @@ func ignoreExit(err error) error {
 	return err
 }
 
-// remembered makes the kernel read and cache the disk while it is blank, and then writes to
-// the disk from elsewhere.
+// remembered makes the kernel cache the blank disk, and then writes to the disk's file.
 func (f *fixture) remembered() error {
 	device, err := os.Open(f.loop.Path)
 	if err != nil {
@@ -211,8 +208,7 @@ func (f *fixture) remembered() error {
 	return errors.Join(err, f.image.err)
 }
 
-// replaceLoop attaches a new device to the disk's file, and shows the device in place of the
-// old one.
+// replaceLoop attaches a new loop device to the disk's file, and shows it in place of the old one.
 func (f *fixture) replaceLoop(readOnly bool) error {
 	loop, err := f.attach(context.Background(), f.image, readOnly)
 	if err != nil {
@@ -238,7 +234,7 @@ func (f *fixture) another(device, diskName string) (*image, error) {
 	return im, f.show(device, diskName, loop)
 }
 
-// names returns disks that are not the requested one, or not certainly.
+// names returns disks of which it is certain, or possible, that they are not the requested one.
 func names() []generator {
 	twin := func(device string) func(f *fixture) error {
 		return func(f *fixture) error {
@@ -251,8 +247,7 @@ func names() []generator {
 		w.Says = []string{diskDevice, twin}
 		return w
 	}
-	// without gives the disk another serial, so that the guest has no disk with the requested one,
-	// only the decoy with a similar one.
+	// without gives the disk another serial, so that no disk of the guest has the requested one.
 	without := func(serial func(f *fixture) string) func(f *fixture) error {
 		return func(f *fixture) error {
 			return f.bench.Guest.SetAttribute(f.Device, "device/serial",
@@ -307,7 +302,7 @@ func bornAgain(f *fixture) error {
 		10)+"\n")
 }
 
-// unreadableBlanks returns disks of which every readable part is blank.
+// unreadableBlanks returns disks that are blank, as far as they can be read.
 func unreadableBlanks() []generator {
 	cutAt := func(name string, at func(t *trial) int64) generator {
 		return generator{"a blank disk that cannot be read " + name, func(t *trial) {
@@ -332,8 +327,8 @@ func unreadableBlanks() []generator {
 	}
 }
 
-// blanks returns disks that must be formatted. Without them a driver that refuses everything
-// would pass.
+// blanks returns blank disks, which must be formatted. Without such trials, a driver that refuses
+// everything would pass.
 func blanks() []generator {
 	var all []generator
 	for _, fs := range ours {

@@ -8,14 +8,18 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// tails returns filesystems on larger disks with data behind them. The driver must mount them
-// without growing them, and must not change a byte behind them.
+// tails returns filesystems with data behind them on the disk. The driver must mount them without
+// growing them, and must not change a byte behind them.
 func tails() []generator {
 	var all []generator
 	for _, fs := range ours {
@@ -47,7 +51,7 @@ func anywhere(t *trial, im *image) {
 	im.write(fsBytes+t.Rand.Int64N(im.Size-fsBytes), 1)
 }
 
-// restoredFrom makes the controller report such a history of the disk.
+// restoredFrom makes the controller report this history of the disk.
 func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) error {
 	return func(f *fixture) error {
 		f.Publish["origin"], f.Publish["use"] = origin, use
@@ -80,7 +84,7 @@ func tail(name, fs string, fill func(*trial, *image), set func(*fixture) error) 
 				return err
 			}
 			if now := f.image.behind(fsBytes); now != before {
-				return fmt.Errorf("what lies behind the filesystem was %s and is %s", before, now)
+				return fmt.Errorf("the bytes behind the filesystem were %s and are %s", before, now)
 			}
 			size, err := f.mountedBytes()
 			if size > fsBytes {
@@ -91,8 +95,8 @@ func tail(name, fs string, fill func(*trial, *image), set func(*fixture) error) 
 	}}
 }
 
-// nothingBehind returns a filesystem that must grow. Without it a driver that grows no
-// filesystem would pass.
+// nothingBehind returns a filesystem that must grow. Without such trials, a driver that never grows
+// a filesystem would pass.
 func nothingBehind(name, fs string, set func(*fixture) error) generator {
 	g := tail(name, fs, func(*trial, *image) {}, set)
 	return generator{name, func(t *trial) {
@@ -107,16 +111,15 @@ func nothingBehind(name, fs string, set func(*fixture) error) generator {
 	}}
 }
 
-// mountedBytes returns the size of the staged filesystem, without the space that the
-// filesystem uses itself.
+// mountedBytes returns the size of the staged filesystem, without its own structures.
 func (f *fixture) mountedBytes() (int64, error) {
 	var st unix.Statfs_t
 	err := unix.Statfs(f.Staging, &st)
 	return int64(st.Blocks) * st.Bsize, err
 }
 
-// growthOfAnother makes the driver begin to grow the filesystem for another volume, and then
-// writes a byte behind the filesystem.
+// growthOfAnother interrupts a growth of the filesystem for another volume, and then writes a byte
+// behind the filesystem.
 func (f *fixture) growthOfAnother() error {
 	volume := f.VolumeID
 	f.VolumeID = randomUUID(f.trial)
@@ -145,4 +148,131 @@ func (im *image) behind(offset int64) string {
 		return nil
 	})
 	return fmt.Sprintf(digestFormat, im.Size-offset, sum.Sum(nil)[:8])
+}
+
+// described returns the kinds of ext whose group descriptors are damaged. They differ in the sizes
+// and places of the descriptors, the bitmaps and the inodes. The clusters of those with bigalloc
+// are small, so that there is a second group, which has a copy of the descriptors.
+func described() []kind {
+	return []kind{
+		kindOf(ext3),
+		kindOf(ext4),
+		kindOf("ext4 with 1024-byte blocks"),
+		kindOf("ext4 with 32-bit block numbers"),
+		kindOf("ext4 without checksums"),
+		kindOf("ext4 without a journal"),
+		mke2fs(ext4, "ext4 without flexible groups", 4096, "-b", "4096", "-O", "^flex_bg"),
+		mke2fs(ext4, "ext4 with clusters", 4096, "-b", "4096", "-O", "bigalloc", "-C", "8192"),
+		mke2fs(ext4, "ext4 with clusters of 1024-byte blocks", 1024, "-b", "1024", "-O", "bigalloc",
+			"-C", "16384"),
+	}
+}
+
+// descriptors returns filesystems that need a check, and whose group descriptors or copies of them
+// are damaged. e2fsck -p would write damaged descriptors over the copies, so the driver must refuse
+// the filesystem. If only copies are damaged, it must mount the filesystem.
+func descriptors() []generator {
+	var all []generator
+	for _, k := range described() {
+		for _, d := range []struct {
+			of              string
+			primary, copies bool
+			damages         []func(*trial, *image, span)
+		}{
+			{"group descriptors", true, false, damages},
+			{"copies of the group descriptors", false, true, damages},
+			{"group descriptors and their copies", true, true, damages},
+			{"place of its inodes", true, false, []func(*trial, *image, span){misplaceInodes}},
+		} {
+			all = append(all, generator{k.name + ", damaged in the " + d.of, func(t *trial) {
+				k.of(t)
+				larger := k.growable() && t.Rand.IntN(2) == 0
+				damage := d.damages[t.Rand.IntN(len(d.damages))]
+				t.Fill = func(im *image) {
+					im.filesystem(k)
+					places := im.descriptors()
+					if !larger {
+						im.patch(kib, kib, 0x3A, []byte{3}, sumExt) // the state "clean with errors"
+					}
+					for i, p := range places {
+						if i == 0 && d.primary || i > 0 && d.copies {
+							damage(t, im, p)
+						}
+					}
+				}
+				if t.Want.Outcome = mounted; d.primary {
+					t.Want = refuse("FilesystemDamaged")
+					t.Want.Code = "Internal"
+				}
+				if larger { // a check comes before the growth, whose records are behind the filesystem
+					t.Size += fsBytes
+					t.Until = fsBytes
+				}
+			}})
+		}
+	}
+	return all
+}
+
+// growable reports whether the tools can grow the filesystem.
+func (k kind) growable() bool { return !slices.Contains(k.args, "bigalloc") }
+
+// span is a part of a disk.
+type span struct{ offset, bytes int64 }
+
+var (
+	descriptorPlaces = regexp.MustCompile(
+		`(?m)^  (Primary|Backup) superblock at \d+, Group descriptors at (\d+)-(\d+)$`)
+	descriptorBlocks = regexp.MustCompile(`(?m)^Block size: +(\d+)$`)
+)
+
+// descriptors returns the place of the group descriptors of an ext, and the places of their copies,
+// as dumpe2fs reads them.
+func (im *image) descriptors() []span {
+	if im.err != nil {
+		return nil
+	}
+	out, err := exec.Command("dumpe2fs", im.Path).Output()
+	size, found := descriptorBlocks.FindSubmatch(out), descriptorPlaces.FindAllSubmatch(out, -1)
+	if err != nil || size == nil || len(found) < 2 || string(found[0][1]) != "Primary" {
+		im.err = fmt.Errorf("dumpe2fs of %s finds no group descriptors and copies: %w\n%s", im.Path, err,
+			out)
+		return nil
+	}
+	number := func(b []byte) int64 {
+		n, err := strconv.ParseInt(string(b), 10, 64)
+		if err != nil {
+			im.err = err
+		}
+		return n
+	}
+	var places []span
+	for _, m := range found {
+		first, last := number(m[2]), number(m[3])
+		places = append(places, span{first * number(size[1]), (last - first + 1) * number(size[1])})
+	}
+	return places
+}
+
+// damages contains functions that damage group descriptors in an evident way: a bitmap or a table
+// of inodes would be outside of the filesystem.
+var damages = []func(*trial, *image, span){
+	// A sector is lost.
+	func(_ *trial, im *image, s span) { im.wipe(s.offset, 512) },
+	// Other bytes were written there.
+	func(t *trial, im *image, s span) { im.write(s.offset, randomBytes(t.Rand, s.bytes)...) },
+	func(t *trial, im *image, s span) {
+		im.write(s.offset, slices.Repeat([]byte{byte(0x20 + t.Rand.IntN(0x60))}, int(s.bytes))...)
+	},
+	// A bitmap or the inodes of the first group are at block 0 or behind the end.
+	func(t *trial, im *image, s span) {
+		at := []uint32{0, 1 << 30, 1<<32 - 1}[t.Rand.IntN(3)]
+		im.write(s.offset+4*t.Rand.Int64N(3), le.AppendUint32(nil, at)...)
+	},
+}
+
+// misplaceInodes changes the place of the inodes of the first group, among them those of the root
+// and the journal, to free blocks of the filesystem.
+func misplaceInodes(t *trial, im *image, s span) {
+	im.write(s.offset+8, le.AppendUint32(nil, uint32(140_000+t.Rand.Int64N(20_000)))...)
 }

@@ -8,8 +8,7 @@ import (
 	"slices"
 )
 
-// trial is one disk, with a request and the outcome that is wanted. A generator fills in the
-// fields.
+// trial is a disk, with a request and the wanted outcome. A generator sets the fields.
 type trial struct {
 	Name string
 	// Size is the size of the disk, and BlockSize the size of its logical blocks.
@@ -23,12 +22,12 @@ type trial struct {
 	Rand *rand.Rand
 	// Fill writes the content of the disk.
 	Fill func(*image)
-	// Until is the offset up to which a disk that is refused must keep its bytes. Behind it the
-	// kernel writes, or the driver its records of a growth. With 0, it is the disk's end.
+	// Until is the offset up to which a refused disk must keep its bytes; 0 means its end. Behind it
+	// the kernel writes, or the driver its records of a growth.
 	Until int64
-	// Set arranges everything else, after the disk was attached to the guest.
+	// Set, if it is set, makes further changes after the disk was attached to the guest.
 	Set func(*fixture) error
-	// Check checks the result, in addition to the rules for every trial.
+	// Check, if it is set, is a further check of the result.
 	Check func(*fixture) error
 	Want  want
 }
@@ -47,20 +46,18 @@ type want struct {
 	Outcome outcome
 	// Reasons are the allowed reasons of a refusal.
 	Reasons []string
-	// Names are words of which the evidence must contain one, unless it names a true place. If
-	// there is no place to name (NoPlace), a word is required.
-	Names   []string
-	NoPlace bool
-	// Says are words that the evidence must contain, all of them.
+	// Names contains words of which the evidence must contain one, unless it names an offset at which
+	// the disk is not zero.
+	Names []string
+	// Says contains words that the evidence must contain.
 	Says []string
-	// Begun allows a refusal because of the result of a format that began correctly: the disk was
-	// blank then.
+	// Begun is set if a format may have begun before the refusal, because the disk was blank.
 	Begun bool
 	// Code is the code of the answer. Empty means FAILED_PRECONDITION.
 	Code string
 }
 
-// The reasons with which the driver must refuse in these trials.
+// The reasons of refusals in these trials.
 const (
 	notBlank    = "DiskNotBlank"
 	unreadable  = "DeviceUnreadable"
@@ -81,14 +78,13 @@ const (
 // refuse wants a refusal with one of the reasons.
 func refuse(reasons ...string) want { return want{Outcome: refused, Reasons: reasons} }
 
-// foreign wants a refusal because the disk holds data. The evidence must contain one of the
-// names, or the place.
+// foreign wants a refusal because the disk is not blank. The evidence must contain one of the
+// names, or an offset.
 func foreign(names ...string) want {
 	return want{Outcome: refused, Reasons: []string{notBlank}, Names: names}
 }
 
-// generator makes a trial. For fields that it does not set there are defaults: a small
-// disk, ext4.
+// generator sets the fields of a trial that differ from the defaults: a small disk, for an ext4.
 type generator struct {
 	name string
 	make func(t *trial)
@@ -102,8 +98,8 @@ func corpus() []generator {
 		foreignParts(), forged(), forgedRecords())
 }
 
-// smallest is the size from which on mke2fs makes an ordinary filesystem. Disks are not much
-// larger, because the driver reads many of them whole.
+// smallest is the size from which on mke2fs uses its default options. Disks are not much larger,
+// because the driver reads many of them whole.
 const smallest = 512 * mib
 
 // defaults returns the values that most trials have.
@@ -124,7 +120,7 @@ const (
 // ours contains the filesystems of volumes.
 var ours = []string{ext3, ext4, xfs, btrfs}
 
-// each returns a generator n times, with different random numbers.
+// each returns n generators that differ only in their random numbers.
 func each(n int, name string, make func(t *trial)) []generator {
 	var all []generator
 	for i := range n {

@@ -197,7 +197,7 @@ func (c *campaign) close() {
 	}
 }
 
-// round returns a trial for each point, with random choices for the rest of the trial.
+// round returns a trial for each point. The other parts of a trial are random.
 func (c *campaign) round(points []point) iter.Seq[trial] {
 	return func(yield func(trial) bool) {
 		for _, p := range points {

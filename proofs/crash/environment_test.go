@@ -199,7 +199,7 @@ func (env *environment) checkClean(ctx context.Context) error {
 		}
 	}
 	if len(more)+len(less) > 0 {
-		return fmt.Errorf("files left behind: %q, files lost: %q", more, less)
+		return fmt.Errorf("files that were not removed: %q, files lost: %q", more, less)
 	}
 	state, err := env.Rack.Admin.State(ctx)
 	if err == nil && state.StorageBytes != env.storage {

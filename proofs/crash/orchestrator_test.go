@@ -85,7 +85,7 @@ func runSteps(ctx context.Context, steps []step) (replies []string, err error) {
 	return replies, nil
 }
 
-// finish ends a lifecycle, and returns an error if something of it is left.
+// finish ends a lifecycle, and returns an error if something of it remains.
 func (l *lifecycle) finish(ctx context.Context) error {
 	var errs []error
 	if strings.HasPrefix(l.kind, deviceless) {

@@ -28,10 +28,10 @@ type point struct {
 // The actions of the orchestrator after the process was killed and started again.
 const (
 	again     = "the orchestrator repeats the call"
-	giveUp    = "the orchestrator gives up and takes everything back"
+	giveUp    = "the orchestrator gives up and undoes everything"
 	elsewhere = "the orchestrator moves the volume to the other node"
 	// This action kills no process.
-	overlap = "the orchestrator asks a second process while the first one stands still"
+	overlap = "the orchestrator calls a second process while the first one is paused"
 )
 
 // trial is a point, at which a process is killed or paused, and the orchestrator's action after

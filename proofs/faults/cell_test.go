@@ -198,7 +198,7 @@ func (r *cellRun) callWithFault(ctx context.Context, limit time.Duration) error 
 	case fired == 0:
 		return fmt.Errorf("%w; the call %s", errNotFired, outcome(r.err))
 	case first != last && ended > 0:
-		return fmt.Errorf("the driver asked for %d pages of a list without an end; the call %s",
+		return fmt.Errorf("the driver requested %d pages of an endless list; the call %s",
 			mostPages, outcome(r.err))
 	}
 	return nil

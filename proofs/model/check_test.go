@@ -39,7 +39,7 @@ func (h *history) checkFields(j *joint, calls []ended) error {
 	for _, f := range allFields {
 		value, allowed := j.facts[f], h.world.allowed(f, calls)
 		if !isAllowed(value, allowed) {
-			return fmt.Errorf("%q is %q, the model says %q", f, value, allowed)
+			return fmt.Errorf("%q is %q, the model allows %q", f, value, allowed)
 		}
 	}
 	return nil
@@ -299,7 +299,7 @@ func (h *history) checkForeign(j *joint, _ []ended) error {
 		}
 		disk, ok := j.disks[d.id]
 		if !ok && j.disks != nil {
-			return fmt.Errorf("the foreign disk %s is gone", d.name)
+			return fmt.Errorf("the foreign disk %s does not exist any more", d.name)
 		}
 		if ok && (disk.Name != d.name || disk.Description != "made by hand" ||
 			h.env.nodeOf(disk.State.Instance) != d.node) {

@@ -19,7 +19,7 @@ type foreignDisk struct {
 	of             int    // the volume that has the same serial, or 0
 	gib            int64
 	path           string // the file with its bytes
-	picture        proof.Picture
+	state          proof.FileState
 }
 
 // makeForeign makes three foreign disks: a detached one with a filesystem and a name like the
@@ -107,13 +107,13 @@ func (env *environment) makeForeignDisk(ctx context.Context, d *foreignDisk) err
 	if err != nil {
 		return err
 	}
-	d.picture, err = proof.TakePicture(d.path)
+	d.state, err = proof.ReadFileState(d.path)
 	env.foreign = append(env.foreign, d)
 	return err
 }
 
 // unchanged returns an error if a disk was written to. If bytes is set, it compares the bytes, too.
 func (d *foreignDisk) unchanged(bytes bool) error {
-	_, err := d.picture.Compare("the foreign disk "+d.name, d.path, bytes)
+	_, err := d.state.Compare("the foreign disk "+d.name, d.path, bytes)
 	return err
 }

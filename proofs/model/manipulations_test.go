@@ -111,7 +111,7 @@ var manipulations = []struct {
 				return reply{}, unix.Unmount(h.env.target(s.other, s.node, s.pod), 0)
 			}
 			return real()
-		}}, `"v4 published a/1" is "", the model says ["yes"]`},
+		}}, `"v4 published a/1" is "", the model allows ["yes"]`},
 	{"an attach beside a namesake answers OK", `
 		controller 1: CreateVolume v1
 		administrator: attach a namesake of v1 → node a
@@ -163,27 +163,27 @@ var manipulations = []struct {
 	{"a byte flips on the disk", deviceInUse + moved,
 		onBacking(detached, 4, func(path string) error {
 			return overwrite(path, 3*gib/blocks+100, []byte{'x'})
-		}), "v4 block 3 holds a damaged"},
+		}), "v4 block 3 contains a damaged"},
 	{"an acknowledged block is lost", deviceInUse + moved,
 		onBacking(detached, 4, func(path string) error {
 			return overwrite(path, 3*gib/blocks, make([]byte, blockSize))
-		}), "v4 block 3 holds zeros"},
-	{"a block is in the place of another", deviceInUse + moved,
+		}), "v4 block 3 contains zeros"},
+	{"a block replaces another one", deviceInUse + moved,
 		onBacking(detached, 4, func(path string) error {
 			return overwrite(path, 3*gib/blocks, pattern(4, 2, 1))
-		}), "v4 block 3 holds a damaged or misplaced copy of v4 block 2"},
+		}), "v4 block 3 contains a damaged or misplaced copy of v4 block 2"},
 	{"an older value comes back", deviceInUse + `
 		pod 1 on a: write and fsync v4 block 3` + moved,
 		onBacking(detached, 4, func(path string) error {
 			return overwrite(path, 3*gib/blocks, pattern(4, 3, 2))
-		}), "v4 block 3 holds value 2, the model says value [3]"},
+		}), "v4 block 3 contains value 2, the model allows value [3]"},
 	{"a disk is formatted again", inUse + `
 		controller 1: take v1 from pod 1 on a
 		controller 2: bring v1 to pod 1 on b`,
 		onBacking("controller 1: ControllerUnpublish v1", 1, func(path string) error {
 			id := strings.TrimSuffix(filepath.Base(path), ".img")
 			return exec.Command("mke2fs", "-q", "-F", "-t", "ext4", "-U", id, path).Run()
-		}), "v1 block 3 holds zeros"},
+		}), "v1 block 3 contains zeros"},
 	{"a disk gets a second loop device", deviceInUse,
 		onBacking("node a: NodePublish v4", 4, func(path string) error {
 			return exec.Command("losetup", "--find", path).Run()
@@ -222,14 +222,14 @@ var manipulations = []struct {
 			return errors.Join(os.MkdirAll(path, 0o750),
 				unix.Mount(h.env.staging(1, "a"), path, "", unix.MS_BIND, ""))
 		}), "which is no path of a volume"},
-	{"a path is left behind", inUse,
+	{"a path is not removed", inUse,
 		after("node a: NodeUnpublish v1", func(h *history) error {
 			return os.Mkdir(h.env.target(1, "a", 1), 0o750)
 		}), "still exists"},
 	{"a file of forged records is written to", inUse,
 		after("pod 1 on a: write and fsync v1", func(h *history) error {
 			return overwrite(filepath.Join(h.env.target(1, "a", 1), "forged-odd"), 5000, []byte{1})
-		}), "forged-odd, which holds forged records, has other bytes"},
+		}), "the bytes of forged-odd, which contains forged records, have changed"},
 	{"a bystander is written to", inUse,
 		after("node a: NodeStage", func(h *history) error {
 			return overwrite(h.env.Bystanders.File(proof.BlankDisk), gib/2, []byte{1})

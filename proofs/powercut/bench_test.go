@@ -4,9 +4,10 @@ package powercut_test
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -16,6 +17,7 @@ import (
 	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
@@ -66,15 +68,15 @@ type placement struct {
 }
 
 var (
-	// inUse is held for reading while a disk is attached.
+	// inUse is read-locked while a disk is attached.
 	inUse sync.RWMutex
 	// collected is the number of bytes that had been allocated at the last garbage collection.
 	collected atomic.Uint64
 )
 
-// collect collects garbage if there may be much of it. No disk may be attached then: a
-// collection stops all threads that serve disks, and waits for threads that may wait for a
-// disk in the kernel.
+// collect collects garbage if much memory was allocated since the last collection. It waits until
+// no disk is attached: a collection would stop the threads that serve disks, and wait for threads
+// that wait for a disk in the kernel.
 func collect() {
 	const much = 128 * mib
 	allocated := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
@@ -102,7 +104,7 @@ func peakMiB() (int64, error) {
 // shownEntries is the number of entries of a disk's log that a page shows before the power cut.
 const shownEntries = 12
 
-// cut begins the history of an image, with the last changes of the disk before the power cut.
+// cut begins the history of an image with the last entries of the disk's log before the power cut.
 func (b *bench) cut(m image) {
 	b.Plugin.History.Begin()
 	for _, e := range m.of.log[max(0, m.at-shownEntries):m.at] {
@@ -113,7 +115,7 @@ func (b *bench) cut(m image) {
 	b.Plugin.History.Mark(history.Disk, "power cut: "+m.name)
 }
 
-// draw draws the history of the last image, and returns the path of the page.
+// draw draws the page of the last image, and returns its path.
 func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint64,
 	broken error) string {
 	return p.Draw(ctx, proof.Failure{Name: fmt.Sprintf("seed %d, volume %d of %s", seed, b.shown,
@@ -122,8 +124,8 @@ func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint6
 		Plugins: []*harness.Plugin{b.Plugin}, History: b.Plugin.History})
 }
 
-// show attaches a disk to the guest. The driver has no record of the volume, as on an instance
-// that never had it.
+// show attaches a disk to the guest. As on another instance, the driver has no record of the
+// volume.
 func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*placement, error) {
 	collect()
 	inUse.RLock()
@@ -136,20 +138,20 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*plac
 		Staging: filepath.Join(p.dir, "staging"), Target: filepath.Join(p.dir, "pod", "target")}
 	known, err := filepath.Glob(filepath.Join(b.Plugin.Dir, "volumes", "*"+v.id+"*"))
 	if err != nil || len(known) > 0 {
-		return p, errors.Join(err, fmt.Errorf("this instance remembers the volume in %q", known))
+		return p, errors.Join(err, fmt.Errorf("the driver has records of the volume: %q", known))
 	}
 	if err := p.MakeDirs(); err != nil {
 		return p, err
 	}
 	p.loop, err = loopdev.Attach(ctx, loopdev.Config{Path: b.disks.Put(p.file, disk),
-		Serial: "powercut-" + rand.Text()[:16], Owner: loopdev.Process()})
+		Serial: fmt.Sprintf("powercut-%016x", rand.Uint64()), Owner: loopdev.Process()})
 	if err != nil {
 		return p, err
 	}
 	return p, errors.Join(b.Guest.Plug("nvme1n1", v.disk, p.loop), b.Bystanders.Show())
 }
 
-// hide detaches the disk, after it has removed everything that a failed call has left.
+// hide removes the mounts that a failed call has left, and detaches the disk.
 func (p *placement) hide() error {
 	defer inUse.RUnlock()
 	p.disk.Heal()
@@ -190,4 +192,57 @@ func (p *placement) staged() error {
 		return fmt.Errorf("%d mounts at the staging path, want one of %s", len(mounts), p.volume.access)
 	}
 	return nil
+}
+
+const (
+	ext3  = "ext3"
+	ext4  = "ext4"
+	xfs   = "xfs"
+	btrfs = "btrfs"
+	raw   = "block"
+)
+
+// filesystems are the filesystems of volumes.
+var filesystems = []string{ext3, ext4, xfs, btrfs}
+
+const mib = 1 << 20
+
+// sizes contains the sizes of disks before they grow. They are small because the driver reads many
+// disks whole. mkfs.xfs needs 300 MiB, and a btrfs can only grow to 256 MiB or more.
+var sizes = map[string]int64{ext3: 128 * mib, ext4: 128 * mib, xfs: 320 * mib, btrfs: 192 * mib,
+	raw: 128 * mib}
+
+// volume contains the values of a volume in requests.
+type volume struct {
+	id, disk, access string
+	// size is the size of the disk before it grows.
+	size    int64
+	history map[string]string
+}
+
+// newVolume returns a volume with a UUID of its own, by which the kernel identifies a btrfs.
+func newVolume(access string) volume {
+	v := volume{access: access, id: uuid.NewString(), disk: fmt.Sprintf("csi-%016x", rand.Uint64()),
+		size: sizes[access], history: map[string]string{"origin": "blank", "use": "filesystem"}}
+	if v.raw() {
+		v.history["use"] = "block"
+	}
+	v.history["filesystemUUID"] = v.id
+	return v
+}
+
+func (v volume) raw() bool { return v.access == raw }
+
+// grownTo returns the size of the disk after it has grown.
+func (v volume) grownTo() int64 { return v.size / 2 * 3 }
+
+// grownAtLeast returns the minimum size of a filesystem that has grown. The size of an xfs does not
+// include its log of 64 MiB.
+func (v volume) grownAtLeast() int64 { return (v.size + v.grownTo()) / 2 }
+
+// context returns the publish context with which the controller describes the disk.
+func (v volume) context(size int64) map[string]string {
+	c := map[string]string{"diskName": v.disk, "sizeBytes": fmt.Sprint(size)}
+	maps.Copy(c, v.history)
+	return c
 }

@@ -27,12 +27,11 @@ type verdict struct {
 	wrong error
 }
 
-// check stages an image on an instance that has no record of its volume, and checks what must
-// hold after every power cut. The error means that the check could not be made.
+// check stages an image, and checks what must hold after every power cut. The error means that the
+// check could not be made.
 //
-// The kernel's recovery of an xfs takes a block of metadata for written if its first sector
-// was written. If an image is refused for this reason, the same image with whole records must
-// be accepted.
+// The kernel's recovery of an xfs skips a torn block of metadata if its first sector is new. If an
+// image is refused for this reason, the same image with whole records must be accepted.
 func (b *bench) check(ctx context.Context, m image) (verdict, error) {
 	v, err := b.checkOnce(ctx, m)
 	if err != nil || !v.damaged {
@@ -40,8 +39,8 @@ func (b *bench) check(ctx context.Context, m image) (verdict, error) {
 	}
 	whole, err := b.checkOnce(ctx, m.whole())
 	if !whole.converged || whole.wrong != nil {
-		v.wrong = errors.Join(v.wrong, fmt.Errorf("it is not refused for what was torn: without that "+
-			"it is taken %v: %w", whole.converged, whole.wrong))
+		v.wrong = errors.Join(v.wrong, fmt.Errorf("the image is refused with whole records, too: %w",
+			whole.wrong))
 	}
 	return v, err
 }
@@ -71,10 +70,10 @@ func (b *bench) checkOnce(ctx context.Context, m image) (v verdict, err error) {
 		v.wrong = errors.New("a filesystem that had been in use was formatted")
 	}
 	if left := marks(found); staged && m.of.volume.raw() && len(left) > 0 {
-		v.wrong = fmt.Errorf("a workload had the raw disk, with records of a format at %d", left)
+		v.wrong = fmt.Errorf("a workload got a raw disk with records of a format at %d", left)
 	}
 	if size := m.btrfsBytes(found); staged && m.of.grows && size != 0 && size <= m.of.volume.size {
-		v.wrong = fmt.Errorf("a workload had a btrfs that had grown, and has %d bytes again", size)
+		v.wrong = fmt.Errorf("a workload got a btrfs that had grown, and it has %d bytes again", size)
 	}
 	if answer != nil {
 		v.damaged = m.torn && m.of.volume.access == xfs &&
@@ -94,7 +93,7 @@ func (b *bench) checkOnce(ctx context.Context, m image) (v verdict, err error) {
 	}
 	if err := place.checkData(ctx, promises); err != nil {
 		v.lost = true
-		v.wrong = errors.Join(v.wrong, fmt.Errorf("what fsync acknowledged is lost: %w", err))
+		v.wrong = errors.Join(v.wrong, fmt.Errorf("acknowledged data are lost: %w", err))
 	}
 	if err := place.usable(m.of); err != nil {
 		v.wrong = errors.Join(v.wrong, err)
@@ -110,13 +109,12 @@ func (b *bench) checkOnce(ctx context.Context, m image) (v verdict, err error) {
 	return v, nil
 }
 
-// superblocks contains the offset and the size of superblocks with more than one sector. A
-// power cut can tear such a superblock. Its checksum is wrong then, and the kernel does not
-// mount the filesystem.
+// superblocks contains the offset and the size of superblocks with more than one sector. If a power
+// cut tears one, its checksum is wrong, and the kernel does not mount the filesystem.
 var superblocks = map[string][2]int64{ext4: {1024, 1024}, btrfs: {64 << 10, 4096}}
 
-// refusedRightly reports whether the filesystem had to be refused, and was refused for the
-// right reason.
+// refusedRightly reports whether the refusal of an image is right: for a torn superblock or, if a
+// format for btrfs was interrupted, for a torn tree block.
 func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 	if m.torn && m.of.blank && m.at <= m.of.used && m.of.volume.access == btrfs &&
 		m.headless(found, answer) {
@@ -141,15 +139,15 @@ func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 	}
 	for _, r := range m.of.log {
 		if err := flakydisk.Apply(now, flakydisk.Whole(r)); err != nil || got == superblock(now) {
-			return false // an unchanged superblock was not torn
+			return false // this is a superblock as it was written once, so it is not torn
 		}
 	}
 	return true
 }
 
-// headless reports whether a disk with an unfinished format for btrfs was refused because of a
-// part of a tree block that mkfs had written. The head of the block is missing, and only the
-// head shows whose block it is.
+// headless reports whether a disk with an unfinished format for btrfs was refused because of a tree
+// block of mkfs whose first sector is missing. Only that sector shows to which filesystem it
+// belongs.
 func (m image) headless(found *flakydisk.Image, answer error) bool {
 	const treeBlock = 16 << 10
 	_, offset, ok := strings.Cut(answer.Error(), "that is not expected is at offset ")
@@ -177,8 +175,8 @@ func (p *placement) mountable() bool {
 	return err == nil && unix.Unmount(p.Staging, 0) == nil
 }
 
-// btrfsBytes returns the size of a btrfs from its superblock. A workload must not write behind
-// it, because these bytes would be foreign data. It returns 0 for every other volume.
+// btrfsBytes returns the size of a btrfs from its superblock, or 0 for another volume. If a grown
+// btrfs had its old size again, data behind that would be lost.
 func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 	b := make([]byte, 8)
 	if _, err := found.ReadAt(b, 64<<10+0x70); err != nil || m.of.volume.access != btrfs {
@@ -210,7 +208,7 @@ func (p *placement) usable(of *recording) error {
 	path := filepath.Join(p.Staging, "after")
 	f, err := os.Create(path)
 	if err == nil {
-		_, err = f.WriteString("the power is back")
+		_, err = f.WriteString("after the power cut")
 		err = errors.Join(err, f.Sync(), f.Close(), os.Remove(path))
 	}
 	if err != nil {

@@ -4,11 +4,10 @@
 //
 // A disk is a file of a FUSE filesystem of this process, behind a loop device, so that the proof
 // sees every write, discard and flush (package loopdev/flakydisk). The unmodified driver stages
-// volumes of every filesystem on such disks: from the blank disk on, after the disk has grown,
-// with a filesystem that needs a repair or the recovery of its journal, after an interrupted
-// format and an interrupted growth, and as a raw device. A workload makes, replaces, overwrites
-// and removes files. It adds a note to the disk's log for each promise that it got: an
-// acknowledged fsync, or an unstage.
+// volumes of every filesystem on such disks: on a blank disk, on one that has grown, with a
+// filesystem that needs a repair or the recovery of its journal, after an interrupted format or
+// growth, and as a raw device. A workload creates, replaces, overwrites and removes files. For each
+// promise of the driver, an acknowledged fsync or an unstage, the disk's log gets a note.
 //
 // The images are made from the log. For some flushes of each scenario, or for every flush in the
 // long form, there is one image with everything before the flush and nothing after it. Of the
@@ -22,8 +21,8 @@
 //   - a workload can use the filesystem and its whole disk;
 //   - no record of the driver is left;
 //   - other disks of the instance have not changed (package proof);
-//   - files in which the workload has forged records of its volume, at the places of the driver's
-//     own records, have not changed, and the driver has done nothing because of them.
+//   - files in which the workload has forged the driver's records, at the places of these, have not
+//     changed, and the driver has ignored them.
 //
 // Three refusals are right:
 //
@@ -36,16 +35,15 @@
 // If the driver refuses an image, the kernel must not be able to mount it either. On disks with
 // blocks of 4096 bytes, which are the default of the driver, only the last refusal can happen.
 //
-// A person may decide to replace a torn superblock by a copy. e2fsck -p, which the driver runs,
-// does not do this. With e2fsck -y the complete content of an ext4 came back in every trial. The
-// copies of a btrfs are older, so that "btrfs rescue super-recover" loses the data that were
-// synced last. The unfinished format never held data.
+// A person may replace a torn superblock by a copy; e2fsck -p, which the driver runs, does not. In
+// every trial, e2fsck -y restored the complete content of an ext4. The copies of a btrfs are older,
+// so "btrfs rescue super-recover" loses the data that were synced last. An unfinished format has no
+// data.
 //
-// # The proof of the proof
+// # What the proof notices
 //
 // Each flush of the driver is removed in turn. Then some image must be wrong, or a failed flush
-// must stay unreported. A disk that answers flushes without doing anything must lose acknowledged
-// data.
+// must be unreported. A disk that ignores flushes must lose acknowledged data.
 //
 // # Disks that fail
 //
@@ -55,22 +53,19 @@
 // if its health reports this.
 //
 // The long form makes every request of every scenario fail: in its first sector, its last one and
-// one in between, and in all its sectors if there are at most eight. A disk that is read whole,
-// to prove that it is blank, has 262,144 sectors, which are read in about a thousand requests. A
-// request with a bad sector fails completely, so its other sectors would show the same result.
-// The scenarios take turns. The figure contains the number of sectors that failed, and the number
-// of all sectors.
+// one in between, and in all its sectors if there are at most eight. More sectors of a request
+// would show the same, because a request with a bad sector fails completely. The figure contains
+// the number of sectors that failed, and the number of all sectors.
 //
-// A disk fails while a workload uses it, and a flush fails while a volume is removed. The caller
-// gets an error, and the volume can be removed from the disk.
+// Other tests make a disk fail while a workload uses it, and a flush fail while a volume is
+// unstaged. The caller gets an error, and the volume can be unstaged.
 //
 // # What it does not prove
 //
-// The seed determines the workload and the images, but not what the kernel writes, and when. A
-// run with the same seed has similar logs, but not the same ones. So the image of a failure is
-// kept as a file. An xfs or a btrfs grows while it is mounted, over the records of its growth.
-// The records therefore stay in its free space. They have no effect on a filesystem of another
-// size than the one that they name.
+// The seed determines the workload and the images, but not what the kernel writes, and when. Two
+// runs with the same seed have similar, but not the same logs, so a failed image is saved as a
+// file. An xfs or a btrfs grows over the records of its growth, which stay in its free space. They
+// are valid only for a filesystem of the size that they name.
 //
 // # Running it
 //
@@ -78,10 +73,9 @@
 //	go test -race ./proofs/powercut
 //	PROOF_SEED=7 PROOF_DURATION=10m go test -timeout=0 ./proofs/powercut
 //
-// The images and the sectors take that time each. Two cores check about 50 images in a second, or
-// about 15 with the race detector: 100,000 take 35 minutes, or two hours. All sectors of one seed
-// take hours. The figures contain the maximum memory of the process: less than 2 GiB, with the
-// race detector too.
+// The images take that time, and the sectors as much again. Two cores check about 50 images in a
+// second, or about 15 with the race detector. All sectors of one seed take hours. The figures
+// contain the maximum memory of the process, which is less than 2 GiB.
 //
 // PROOF_ONLY is the name of the flush to remove.
 package powercut

@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// sampledSectors is the number of sectors of a scenario that fail, unless the form is the long one.
-// They belong to different requests. In the short form it is shortSectors.
+// sampledSectors is the number of sectors of a scenario that fail, each in another request. In the
+// short form it is shortSectors. In the long form all requests fail.
 const (
 	sampledSectors = 4
 	shortSectors   = 1
@@ -32,7 +32,8 @@ type failing struct {
 	sector int64
 	// proving is set if the driver reads the sector to prove that the disk is blank.
 	proving bool
-	times   int
+	// times is the number of failures; 0 means that the sector always fails.
+	times int
 }
 
 func (f failing) String() string {
@@ -40,9 +41,7 @@ func (f failing) String() string {
 		f.sector, f.op, f.times)
 }
 
-// TestAFailingSectorNeverMakesAStageGuess is the proof. A sector that a stage reads or writes
-// fails, once or every time.
-func TestAFailingSectorNeverMakesAStageGuess(t *testing.T) {
+func TestAStageOnAFailingSectorNeverFormatsOrMountsOnAGuess(t *testing.T) {
 	c := &failures{trials: newTrials(t, "eio")}
 	peak := c.rounds(c.round)
 	if c.p.Short() {
@@ -52,14 +51,14 @@ func TestAFailingSectorNeverMakesAStageGuess(t *testing.T) {
 		t.Error("no sector failed")
 	}
 	if !c.p.Short() && !c.p.Long() && c.notGrown == 0 {
-		t.Error("every filesystem was grown, so that nothing shows whether it is told of one that is not")
+		t.Error("every filesystem was grown, so no health report of another one was checked")
 	}
 	c.p.Figure("sectors", c.sectors, "of", c.of, "right", c.right, "wrong", c.wrong, "not_grown",
 		c.notGrown, "peak_mib", peak)
 	c.p.Bystanders.Report()
 }
 
-// failures counts the results for the sectors.
+// failures counts the results of the failing sectors.
 type failures struct {
 	*trials
 	sectors, of, right int
@@ -85,7 +84,7 @@ func (c *failures) round(ctx context.Context, seed uint64) {
 		}
 		found, most = append(found, sectors), max(most, len(sectors))
 	}
-	// The scenarios take turns, so that each gets its share if the time is too short for all.
+	// The scenarios take turns, so that each has results if the time is too short for all sectors.
 	var jobs []job
 	for i := range most {
 		for _, sectors := range found {
@@ -124,9 +123,9 @@ func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 	}
 }
 
-// sectorsOf returns sectors that a stage reads or writes, in any order: one sector for each of some
-// requests, which fails once or always, in turn. In the long form it returns sectors of all
-// requests, and each fails once and always.
+// sectorsOf returns failing sectors of a stage, in random order: one sector for each of some
+// requests, which fails once or always. In the long form it returns sectors of all requests, and
+// each sector twice: failing once, and always.
 func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 	found := requests(of, r)
 	r.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
@@ -136,7 +135,7 @@ func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 			n = shortSectors
 		}
 		if of.readWhole {
-			n /= 2 // each takes as long as many others
+			n /= 2 // because such a stage takes long
 		}
 		for i, sectors := range found[:min(n, len(found))] {
 			f := sectors[r.IntN(len(sectors))]
@@ -154,9 +153,9 @@ func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 	return all
 }
 
-// requests returns for each request of a stage the sectors that will fail. It omits sectors
-// that were in an earlier request of the same kind. Of a small request it returns all sectors,
-// and of a large one the first, the last and one in between.
+// requests returns, for each request of a stage, the sectors that can fail: all sectors of a small
+// request, and the first, the last and one in between of a large one. It omits sectors that were in
+// an earlier request of the same kind.
 func requests(of *recording, r *rand.Rand) (all [][]failing) {
 	const small = 8
 	seen := map[failing]bool{}
@@ -193,8 +192,8 @@ func requests(of *recording, r *rand.Rand) (all [][]failing) {
 	return all
 }
 
-// fail stages a volume on a disk with a failing sector, and again when the disk works. It
-// reports whether the filesystem was smaller than its disk after the first call.
+// fail stages a volume on a disk with a failing sector, and again when the disk works. It reports
+// whether the first stage mounted a filesystem without growing it.
 func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) {
 	content := f.of.base.Fork()
 	disk := flakydisk.NewDisk(content)
@@ -218,8 +217,8 @@ func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) 
 	return notGrown, err
 }
 
-// stageFailing stages a volume while a sector fails, and returns the driver's message. The
-// error describes a fault of the driver.
+// stageFailing stages and unstages a volume while a sector fails, and returns the driver's message.
+// The error describes a fault of the driver.
 func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool, said string,
 	err error) {
 	fired := p.disk.AddFault(flakydisk.Fault{On: f.op, From: f.sector,
@@ -236,7 +235,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 		answer = p.stage(ctx)
 	}
 	p.disk.Heal()
-	// The kernel writes to the mounted filesystem on its own, until the disk works again.
+	// Read after Heal: until then the kernel's own writes to the mounted filesystem may fail, too.
 	struck, said := fired(), fmt.Sprint(answer)
 	after, err := p.bench.formats.Count()
 	switch {
@@ -252,9 +251,8 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 	case f.of.grows:
 		notGrown, err = p.reportsNotGrown(ctx)
 	}
-	// A step that was impossible on this disk is done at the next stage. The kernel writes the
-	// inode tables of a mounted ext gradually. A failure of such a write is reported once, when
-	// the volume is unstaged.
+	// The kernel writes the inode tables of a mounted ext gradually. If such a write has failed, the
+	// first unstage reports it.
 	undo := p.unstage
 	if f.op == flakydisk.OnWrite && struck > 0 {
 		undo = p.unstageTwice
@@ -271,8 +269,8 @@ func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	return errors.Join(p.staged(), p.checkData(ctx, promises), p.usable(f.of), p.unstage(ctx))
 }
 
-// reportsNotGrown reports whether a staged filesystem does not use the space that was added to
-// its disk. It returns an error unless the volume's health reports exactly this.
+// reportsNotGrown reports whether a staged filesystem was not grown to its disk. It returns an
+// error unless the volume's health reports the same.
 func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err error) {
 	size, err := p.filesystemBytes()
 	if err != nil {

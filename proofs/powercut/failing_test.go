@@ -21,8 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// onNewDisk stages and publishes a volume on a new disk, with a file that is acknowledged.
-// Then it calls do, and removes everything that do leaves.
+// onNewDisk stages and publishes a volume on a new disk, and writes a file, which fsync
+// acknowledges. Then it calls do, and removes what do has left.
 func onNewDisk(ctx context.Context, b *bench, access string, r *rand.Rand,
 	do func(*recorder) error) (err error) {
 	life := lifeOf(newVolume(access))
@@ -59,7 +59,7 @@ func startBench(t *testing.T) *bench {
 	return b
 }
 
-func TestAVolumeOnAFailingDiskIsReportedAndCanBeRemoved(t *testing.T) {
+func TestAVolumeOnAFailingDiskIsReportedAndCanBeUnstaged(t *testing.T) {
 	p := proof.New(t, "failing-disk")
 	for i, access := range short.Some(t, 1, filesystems) {
 		t.Run(access, func(t *testing.T) {
@@ -92,8 +92,8 @@ func (r *recorder) failUnderWorkload(ctx context.Context) error {
 		r.place.unstage(ctx))
 }
 
-// writeUntilItFails makes the workload write until it gets an error and the filesystem has
-// noticed that the disk fails.
+// writeUntilItFails writes until the filesystem has become read-only because its disk fails. No
+// write may succeed.
 func (r *recorder) writeUntilItFails() error {
 	for n := range 50 {
 		name := fmt.Sprint("during-", n)
@@ -103,7 +103,7 @@ func (r *recorder) writeUntilItFails() error {
 		if !r.writable() {
 			return nil
 		}
-		_ = r.syncDir() // writes the journal, which fails
+		_ = r.syncDir() // fails, because it writes the journal
 	}
 	return errors.New("the filesystem is not read-only after 50 failed writes")
 }
@@ -132,8 +132,7 @@ func (p *placement) reportsFailure(ctx context.Context) error {
 	return nil
 }
 
-// unstageTwice unstages a volume from a disk that fails. The first call may return the
-// failure.
+// unstageTwice unstages a volume from a disk that fails. The first call may report the failure.
 func (p *placement) unstageTwice(ctx context.Context) error {
 	first := p.unstage(ctx)
 	if first == nil {
@@ -146,8 +145,8 @@ func TestAFlushThatFailsWhileAVolumeIsUnstagedIsReported(t *testing.T) {
 	checkReported(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
 }
 
-// checkReported makes something fail on disks of several access types, and fails the test unless a
-// call reports it.
+// checkReported calls fails for volumes of several access types. fails causes a failure, and
+// returns an error unless a call reports it.
 func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
 	t.Helper()
@@ -163,7 +162,7 @@ func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	}
 }
 
-// failFlush is flushFails for an xfs. With an ext4, the journal would report the failure.
+// failFlush is flushFails for an xfs. An ext4 would report the failure itself, by its journal.
 func failFlush(ctx context.Context, b *bench, r *rand.Rand) (wrong, err error) {
 	return flushFails(ctx, b, xfs, r)
 }
@@ -179,7 +178,7 @@ func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wro
 		if err := write(); err != nil {
 			return err
 		}
-		if access == ext4 { // its failed flush would not be noticed
+		if access == ext4 { // the kernel would ignore that a flush of this work fails
 			if err := harness.StopLazyInit(rec.place.Staging); err != nil {
 				return err
 			}
@@ -190,7 +189,7 @@ func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wro
 			return fmt.Errorf("%d flushes failed, want 1", fired())
 		}
 		if first == nil && second == nil {
-			wrong = errors.New("a flush failed, and every call said OK")
+			wrong = errors.New("a flush failed, and every call answered OK")
 		}
 		return errors.Join(rec.place.unpublish(ctx), rec.place.unstage(ctx))
 	})
@@ -206,8 +205,8 @@ func failJournal(ctx context.Context, b *bench, r *rand.Rand) (wrong, err error)
 	return journalFails(ctx, b, ext4, r)
 }
 
-// journalFails makes the commit of a journal fail in another program than the driver. It
-// returns an error unless a call, or the volume's health, reports this.
+// journalFails makes the commit of a journal fail in another program than the driver. It returns an
+// error unless a call or the volume's health reports this.
 func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) error {
 		if err := rec.writeLoose(); err != nil {
@@ -217,8 +216,8 @@ func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (w
 		if err != nil {
 			return err
 		}
-		// Only a name is left for the commit that fails. A thread of the kernel that still worked on
-		// the file's data, or on inode tables, would notice the failure before any call.
+		// After this, the failing commit contains only a new name. If it contained data, or the kernel
+		// still wrote inode tables, a thread of the kernel would notice the failure before any call.
 		if err := unix.Syncfs(int(target.Fd())); err != nil {
 			return err
 		}
@@ -231,14 +230,14 @@ func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (w
 			return err
 		}
 		fired := rec.disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Times: 1})
-		_ = unix.Syncfs(int(target.Fd())) // may return the error or not
+		_ = unix.Syncfs(int(target.Fd())) // commits the journal, and may return its error
 		if err := target.Close(); err != nil || fired() != 1 {
 			return errors.Join(err, fmt.Errorf("%d flushes failed, want 1", fired()))
 		}
 		told := rec.place.reportsFailure(ctx)
 		first, second := rec.place.unpublish(ctx), rec.place.unstage(ctx)
 		if told != nil && first == nil && second == nil {
-			wrong = errors.New("a journal failed, and every call said OK")
+			wrong = errors.New("a journal failed, and every call answered OK")
 		}
 		return errors.Join(rec.place.unpublish(ctx), rec.place.unstage(ctx))
 	})

@@ -18,25 +18,24 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// flush is a flush of the driver, with the tests that must notice its absence.
+// flush is a flush of the driver, with the tests that must fail without it.
 type flush struct {
 	proof.Guard
-	// scenarios are the scenarios whose images must show the absence. Each is for a filesystem or
-	// for a raw volume.
+	// scenarios contains the scenarios that have a wrong image without the flush.
 	scenarios []scenario
-	// trial notices the absence where no power cut can, because another program flushes, too.
+	// trial replaces scenarios for a flush without which no image is wrong, because another program
+	// flushes, too.
 	trial func(context.Context, *bench, *rand.Rand) (wrong, err error)
 }
 
-// scenario records something with the driver of a bench.
+// scenario makes a recording with the driver of a bench.
 type scenario struct {
 	access string
 	record func(context.Context, *bench, *bench, volume, *rand.Rand) (*recording, error)
 }
 
-// flushes returns all flushes of the driver that make a disk's bytes durable. The flush of the
-// record of a growth is missing: resize2fs flushes the disk before it writes, so no image
-// would be wrong without the driver's flush.
+// flushes returns the flushes with which the driver makes a disk's bytes durable, except that of
+// the record of a growth: resize2fs flushes the disk before it writes, so no test fails without it.
 func flushes() []flush {
 	one := func(name, place, text, with string, scenarios ...scenario) flush {
 		return flush{Guard: proof.Guard{Name: name,
@@ -56,13 +55,13 @@ func flushes() []flush {
 			last, skip, of(ext4, aRelease)),
 		one("what was written is durable when the volume is unstaged", "node.heldVolume.flush",
 			"device.Flush()", proof.NotCalled, of(raw, aLife)),
-		{Guard: proof.Guard{Name: "what could not be written is told when the volume is unstaged",
+		{Guard: proof.Guard{Name: "an unstage reports what could not be written",
 			Edits: []proof.Edit{{Place: "node.heldVolume.unmount", Text: "mount.Sync(path)",
 				With: proof.NotCalled}}}, trial: failFlush},
-		{Guard: proof.Guard{Name: "a journal that has failed is told of when the volume is unstaged",
+		{Guard: proof.Guard{Name: "an unstage reports a journal that has failed",
 			Edits: []proof.Edit{{Place: "node.heldVolume.release",
 				Text: "checkJournal(v.node.log(), device)", With: proof.NotCalled}}}, trial: failJournal},
-		one("what a format had left is wiped before mkfs", "filesystem.disk.clearSectors", last, skip,
+		one("the remains of a format are wiped before mkfs", "filesystem.disk.clearSectors", last, skip,
 			of(btrfs, aResumption)),
 		one("a format that had ended is durable before its records are erased",
 			"filesystem.disk.finishFormat", "w.Sync()", proof.NotCalled, of(btrfs, aFinish)),
@@ -80,8 +79,7 @@ func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) (*recording
 	return life, record(ctx, b, life, r, liveOnce)
 }
 
-// after records a scenario that needs a life before it. The unmodified driver records that
-// life.
+// after returns a scenario that begins after a life, which the unmodified driver records.
 func after(next func(context.Context, *bench, *recording, *rand.Rand) (*recording, error)) func(
 	context.Context, *bench, *bench, volume, *rand.Rand) (*recording, error) {
 	return func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) (*recording, error) {
@@ -102,12 +100,11 @@ var (
 // shortGuards is the number of flushes that the short form removes.
 const shortGuards = 3
 
-// guardImages is the number of images that are sampled to notice the absence of a flush.
+// guardImages is the number of images that are sampled for a driver without a flush.
 const guardImages = 100
 
-// TestTheAbsenceOfEachFlushIsNoticed removes each flush from the driver in turn. It also makes
-// a disk that ignores all flushes.
-func TestTheAbsenceOfEachFlushIsNoticed(t *testing.T) {
+// The driver runs without each of its flushes in turn, and with disks that ignore all flushes.
+func TestADriverWithoutOneOfItsFlushesIsNoticed(t *testing.T) {
 	p := proof.New(t, "flush-guards")
 	run := harness.RunFor(t)
 	all := flushes()
@@ -137,20 +134,20 @@ func TestTheAbsenceOfEachFlushIsNoticed(t *testing.T) {
 		"lies_noticed", g.lies.Load())
 }
 
-// guardTrials remove flushes, several at once.
+// guardTrials runs drivers without a flush, several at once.
 type guardTrials struct {
 	t       *testing.T
 	p       *proof.Proof
 	run     *harness.Run
 	program string
-	// noticed and lies count the flushes and the disks of which the absence was noticed.
+	// noticed counts the missing flushes, and lies the disks without flushes, that were noticed.
 	noticed, lies atomic.Int64
 }
 
-// guardWorkers is the number of flushes that are removed at once. Each often waits.
+// guardWorkers is the number of jobs at once. Each job mostly waits.
 const guardWorkers = 3
 
-// work does the jobs, each with an unmodified driver.
+// work does the jobs, each with an unmodified driver at hand.
 func (g *guardTrials) work(jobs []func(whole *bench)) {
 	queue := make(chan func(*bench))
 	var all sync.WaitGroup
@@ -177,7 +174,7 @@ func (g *guardTrials) work(jobs []func(whole *bench)) {
 	all.Wait()
 }
 
-// remove checks that the absence of a flush is noticed.
+// remove checks that a driver without a flush is noticed.
 func (g *guardTrials) remove(whole *bench, f flush, stream uint64) {
 	b, err := newBench(g.t.Context(), g.run, g.program,
 		map[string]string{proof.RemovedGuard: f.Name})
@@ -190,7 +187,7 @@ func (g *guardTrials) remove(whole *bench, f flush, stream uint64) {
 	case err != nil:
 		g.t.Errorf("without %q: %v", f.Name, err)
 	case wrong == nil:
-		g.t.Errorf("without %q nothing happens (seed %d)", f.Name, g.p.Seed)
+		g.t.Errorf("no test fails without %q (seed %d)", f.Name, g.p.Seed)
 	default:
 		g.noticed.Add(1)
 		g.p.Say("without %q: %v", f.Name, wrong)
@@ -200,7 +197,7 @@ func (g *guardTrials) remove(whole *bench, f flush, stream uint64) {
 	}
 }
 
-// try returns the fault that the absence of the flush causes.
+// try returns the failure of a test without the flush, or nil if none fails.
 func (f flush) try(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error) {
 	if f.trial != nil {
 		return f.trial(ctx, b, r)
@@ -235,8 +232,8 @@ func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand) (w
 	return nil, s.err
 }
 
-// fromBothEnds orders images so that the first and the last ones come first. The driver's own
-// flushes are before and after the many writes of mkfs, so a wrong image is found soon.
+// fromBothEnds orders images from both ends to the middle. The middle has the many writes of mkfs,
+// and the driver's own flushes are before and after them.
 func fromBothEnds(images []image) (all []image) {
 	for i, j := 0, len(images)-1; i <= j; i, j = i+1, j-1 {
 		all = append(all, images[i])
@@ -247,7 +244,7 @@ func fromBothEnds(images []image) (all []image) {
 	return all
 }
 
-// lie makes a disk ignore every flush, and checks that the loss is noticed.
+// lie makes a disk ignore every flush, and checks that the loss of data is noticed.
 func (g *guardTrials) lie(b *bench, access string, stream uint64) {
 	r := rand.New(rand.NewPCG(g.p.Seed, stream))
 	life := lifeOf(newVolume(access))
@@ -260,7 +257,7 @@ func (g *guardTrials) lie(b *bench, access string, stream uint64) {
 	life.used = 0 // without flushes everything after the first stage counts
 	wrong, err := b.firstLoss(g.t.Context(), life, r)
 	if err != nil || wrong == nil {
-		g.t.Errorf("a disk of %s that lies about flushes loses nothing (seed %d), %v", access,
+		g.t.Errorf("a disk of %s that ignores flushes loses nothing (seed %d), %v", access,
 			g.p.Seed, err)
 		return
 	}
@@ -270,7 +267,7 @@ func (g *guardTrials) lie(b *bench, access string, stream uint64) {
 		g.t.Error(err)
 	}
 	g.lies.Add(1)
-	g.p.Say("a disk of %s that lies: %v", access, wrong)
+	g.p.Say("a disk of %s that ignores flushes: %v", access, wrong)
 }
 
 // firstLoss checks images of a recording until one lacks acknowledged data.
@@ -292,4 +289,44 @@ func (b *bench) firstLoss(ctx context.Context, rec *recording, r *rand.Rand) (lo
 		}
 	}
 	return nil, s.err
+}
+
+// In each image, one write with which the driver wipes the remains of mkfs.btrfs is torn: only its
+// first sector is written.
+func TestATornWipeIsRepeated(t *testing.T) {
+	p := proof.New(t, "torn-wipe")
+	b, r := startBench(t), rand.New(rand.NewPCG(p.Seed, 400))
+	v := newVolume(btrfs)
+	v.size = 128 * mib // the smallest, because the driver reads every image whole
+	rec, err := aResumption(t.Context(), b, b, v, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSampler(rec, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wipes := 0
+	var images []image
+	for i, e := range s.epochs {
+		for _, one := range s.changes(e) {
+			record := rec.log[one]
+			if one > rec.used || record.Kind != flakydisk.Write || !isZero(record.Data) {
+				continue
+			}
+			wipes++
+			torn := append(s.whole(e.First, one), flakydisk.Piece{Entry: record, To: 1})
+			images = s.add(images, i, one+1, fmt.Sprintf("a wipe at %d torn", record.Offset), torn...)
+		}
+	}
+	images = short.Some(t, 5, images)
+	p.Say("%d wipes, %d images", wipes, len(images))
+	for _, m := range images {
+		if v, err := b.check(t.Context(), m); err != nil || !v.converged || v.wrong != nil {
+			t.Errorf("%s: converged %t, %v, %v", m.name, v.converged, v.wrong, err)
+		}
+	}
+	if s.err != nil || wipes == 0 {
+		t.Errorf("%d writes are wipes, %v", wipes, s.err)
+	}
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
@@ -26,8 +27,8 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// size is the number of images of a round. flushes of a scenario have an image each, and the others
-// are sampled, so that every scenario has at least sampled ones.
+// size is the size of a round: the number of images, how many flushes of a scenario have an image
+// each, and the minimum number of other images of a scenario, which are sampled.
 type size struct{ images, flushes, sampled int }
 
 // The sizes of a round of the short form, of the proof, and of the long form.
@@ -48,8 +49,7 @@ func (c *count) size() size {
 	return wholeRound
 }
 
-// TestEveryStateAfterAPowerCutConverges is the proof.
-func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
+func TestAStageConvergesAfterAPowerCutAtAnyPoint(t *testing.T) {
 	c := &count{trials: newTrials(t, "powercut")}
 	peak := c.rounds(c.round)
 	c.p.Figure("records", c.records, "writes", c.writes, "flushes", c.flushes, "images", c.images,
@@ -65,7 +65,7 @@ func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
 	}
 }
 
-// count counts the results for the images.
+// count counts the results of the images.
 type count struct {
 	*trials
 	records, writes, flushes, images int
@@ -166,7 +166,7 @@ func (c *count) check(ctx context.Context, images []image, seed uint64) {
 	c.work(ctx, jobs)
 }
 
-// note counts the result for an image, and keeps an image with a fault.
+// note counts the result of an image, and saves an image with a fault.
 func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed error,
 	seed uint64) {
 	c.mu.Lock()
@@ -190,5 +190,101 @@ func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed e
 	if time.Since(c.said) > 10*time.Second {
 		c.said = time.Now()
 		c.p.Say("%d images; the last one: %s", c.images, m.name)
+	}
+}
+
+// workers is the number of drivers that work at once.
+const workers = 5
+
+// job is work on the disk of a volume.
+type job struct {
+	access string
+	do     func(*bench)
+}
+
+// trials runs trials with several drivers at once.
+type trials struct {
+	p   *proof.Proof
+	t   *testing.T
+	run *harness.Run
+
+	// mu guards the fields below, and the counters.
+	mu    sync.Mutex
+	said  time.Time
+	wrong int
+}
+
+func newTrials(t *testing.T, name string) *trials {
+	return &trials{p: proof.New(t, name), t: t, run: harness.RunFor(t)}
+}
+
+// noteHarm fails the test if a trial has changed a bystander.
+func (c *trials) noteHarm(b *bench) {
+	if err := b.Bystanders.Harm(); err != nil {
+		c.t.Errorf("after volume %d of %s: %v", b.shown, b.Dir, err)
+	}
+}
+
+// rounds calls round once, or in the long form with one seed after the other until the time is
+// over. It returns the maximum memory of this process in MiB.
+func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int64) {
+	for n := uint64(0); ; n++ {
+		round(c.t.Context(), c.p.Seed+n)
+		if !c.p.Long() || c.p.Over() || c.t.Failed() {
+			break
+		}
+	}
+	peak, err := peakMiB()
+	if err != nil {
+		c.t.Error(err)
+	}
+	return peak
+}
+
+// over reports whether the time is over, or many trials have failed.
+func (c *trials) over() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.p.Over() || c.wrong >= 20
+}
+
+// work does the jobs until the time is over. All images of a btrfs have the same UUID, by which the
+// kernel identifies a btrfs, so one worker does these jobs alone.
+func (c *trials) work(ctx context.Context, jobs []job) {
+	queues := map[bool]chan job{true: make(chan job), false: make(chan job)}
+	errs := make([]error, workers)
+	var all sync.WaitGroup
+	for i := range workers {
+		all.Go(func() {
+			b, err := newBench(ctx, c.run, "", nil)
+			if err == nil {
+				b.Forged = c.p.Forged
+				err = b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.p.Bystanders)
+			}
+			for j := range queues[i == 0] {
+				if err == nil && !c.over() {
+					j.do(b)
+					c.noteHarm(b)
+				}
+			}
+			if err == nil {
+				err = b.close()
+			}
+			errs[i] = err
+		})
+	}
+	for single, queue := range queues {
+		all.Go(func() {
+			defer close(queue)
+			for _, j := range jobs {
+				if (j.access == btrfs) == single {
+					queue <- j
+				}
+			}
+		})
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		c.t.Error(err)
 	}
 }

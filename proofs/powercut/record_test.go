@@ -5,25 +5,27 @@ package powercut_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// recording is the log of a disk from the time in which a volume was used. Images are made
-// from it.
+// recording is the log of a disk while a volume is used. Images are made from it.
 type recording struct {
 	name   string
 	volume volume
 	base   *flakydisk.Image
-	// log contains no reads. stage is its part until the volume is staged, with reads.
+	// log is without reads. stage is its part until the volume is staged, with reads.
 	log, stage []flakydisk.LogEntry
 	ledger     ledger
 	// final is the content of the disk at the end, and kept contains the promises at that time.
@@ -35,7 +37,7 @@ type recording struct {
 	blank bool
 	// readWhole is set if the driver reads the whole disk to prove that it is blank.
 	readWhole bool
-	// used is the index in the log from which on the disk must not be formatted.
+	// used is the index in the log from which on the disk is in use, and must not be formatted.
 	used int
 }
 
@@ -48,8 +50,7 @@ type recorder struct {
 	// prefix and files form the names of files.
 	prefix string
 	files  int
-	// loose contains contents that were written without fsync. They are durable when the volume is
-	// unstaged.
+	// loose contains contents that were written without fsync. An unstage makes them durable.
 	loose map[string]promise
 }
 
@@ -89,18 +90,18 @@ func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
 	return nil
 }
 
-// happened adds an event to the ledger and the log.
+// happened adds an event to the ledger, and its number to the log.
 func (r *recorder) happened(e event) {
 	r.ledger.events = append(r.ledger.events, e)
 	r.disk.Note(note(len(r.ledger.events)))
 }
 
-// promise records the possible contents of a name from now on.
+// promise records the possible contents of a file from now on.
 func (r *recorder) promise(name string, contents ...[]byte) {
 	r.happened(event{promises: map[string]promise{name: {contents: contents}}})
 }
 
-// undecided records that a name may have any content.
+// undecided records that a file may have any content.
 func (r *recorder) undecided(name string) {
 	r.happened(event{promises: map[string]promise{name: {anything: true}}})
 }
@@ -114,7 +115,7 @@ func (r *recorder) stage(ctx context.Context) error {
 	return r.place.publish(ctx)
 }
 
-// unstage unpublishes and unstages the volume. Its content is durable from then on.
+// unstage unpublishes and unstages the volume, which makes its content durable.
 func (r *recorder) unstage(ctx context.Context) error {
 	if err := r.place.unpublish(ctx); err != nil {
 		return err
@@ -137,8 +138,8 @@ func (r *recorder) content() []byte {
 	return b
 }
 
-// work does the work of a workload in a filesystem. It makes, replaces, appends to and removes
-// files, and calls fsync before it relies on them.
+// work acts as a workload in a filesystem: it creates, replaces, overwrites and removes files, most
+// of them with fsync.
 func (r *recorder) work(rounds int) error {
 	for range rounds {
 		r.files++
@@ -179,8 +180,8 @@ func (r *recorder) write(name string, content []byte, flags int) error {
 	return errors.Join(err, f.Close())
 }
 
-// writeNew makes a file. It syncs the directory, too, because the fsync of a file does not
-// make its name durable.
+// writeNew creates a file. It syncs the directory, too, because the fsync of a file does not make
+// its name durable.
 func (r *recorder) writeNew(name string) error {
 	content := r.content()
 	r.undecided(name)
@@ -202,7 +203,7 @@ func (r *recorder) syncDir() error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// forge writes files with forged records of the volume. They are one more promise.
+// forge writes files with forged records of the volume, whose content is promised from then on.
 func (r *recorder) forge() error {
 	size := r.base.Size()
 	files, err := proof.Forgery{Volume: r.volume.id, Disk: r.volume.disk,
@@ -277,8 +278,8 @@ func (r *recorder) writeLoose() error {
 	return os.WriteFile(r.path(name), content, 0o600)
 }
 
-// workRaw does the work of a workload on a raw device. The last write is durable only when the
-// volume is unstaged.
+// workRaw acts as a workload on a raw device. Some writes, and always the last one, become durable
+// only when the volume is unstaged.
 func (r *recorder) workRaw(rounds int) error {
 	device, err := os.OpenFile(r.place.Target, os.O_RDWR, 0)
 	if err != nil {
@@ -326,8 +327,8 @@ func marks(m *flakydisk.Image) (offsets []int64) {
 	return offsets
 }
 
-// usedFrom returns the index in a log from which on the disk must not be formatted. It follows
-// the flush that makes the erasure of the format's last record durable.
+// usedFrom returns the index of the flush in a log that makes the erasure of the format's last
+// record durable. From then on the disk must not be formatted.
 func usedFrom(base *flakydisk.Image, log []flakydisk.LogEntry) int {
 	now, places := base.Fork(), map[int64]bool{}
 	for _, at := range marks(base) {
@@ -355,4 +356,100 @@ func usedFrom(base *flakydisk.Image, log []flakydisk.LogEntry) int {
 		erased = begun && len(places) == 0
 	}
 	return len(log)
+}
+
+// promise describes the possible contents of a file, or of a range of a raw volume: one of
+// contents, of which nil means that the file does not exist; any content, while it is written; or
+// the forged records with a hash.
+type promise struct {
+	anything bool
+	forged   *[sha256.Size]byte
+	contents [][]byte
+}
+
+// event is an event during a recording. Its number is in a note of the log.
+type event struct {
+	// promises are the new promises, by name.
+	promises map[string]promise
+	// staged means that NodeStageVolume has answered OK.
+	staged bool
+}
+
+// ledger contains the promises to a workload at each event of a log.
+type ledger struct {
+	// first contains the promises from the time before the log.
+	first  map[string]promise
+	events []event
+}
+
+// at returns the promises after that number of events, and whether the volume was staged.
+func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
+	promises = maps.Clone(l.first)
+	if promises == nil {
+		promises = map[string]promise{}
+	}
+	for _, e := range l.events[:events] {
+		maps.Copy(promises, e.promises)
+		staged = staged || e.staged
+	}
+	return promises, staged
+}
+
+// note returns the text of an event in a log.
+func note(number int) string { return strconv.Itoa(number) }
+
+// checkFiles returns an error unless the files of a directory are as promised. forged counts the
+// comparisons of files with forged records.
+func checkFiles(dir string, promises map[string]promise, forged *proof.Invariant) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(promises)) {
+		want := promises[name]
+		if want.forged != nil {
+			errs = append(errs, forged.Checked(proof.CheckForged(filepath.Join(dir, name), *want.forged)))
+			continue
+		}
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			got, err = nil, nil
+		} else if got == nil {
+			got = []byte{}
+		}
+		if err == nil && !want.anything && !slices.ContainsFunc(want.contents, func(c []byte) bool {
+			return bytes.Equal(c, got) && (c == nil) == (got == nil)
+		}) {
+			err = fmt.Errorf("%s has %s, which is none of the %d contents that it may have", name,
+				describe(got), len(want.contents))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func describe(content []byte) string {
+	if content == nil {
+		return "gone"
+	}
+	return fmt.Sprintf("%d bytes", len(content))
+}
+
+// checkRanges returns an error unless the ranges of a raw volume, named by their offsets, are
+// as promised.
+func checkRanges(device *os.File, promises map[string]promise) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(promises)) {
+		want := promises[name]
+		if want.anything {
+			continue
+		}
+		offset, err := strconv.ParseInt(name, 10, 64)
+		got := make([]byte, len(want.contents[0]))
+		if err == nil {
+			_, err = device.ReadAt(got, offset)
+		}
+		if err == nil && !bytes.Equal(got, want.contents[0]) {
+			err = fmt.Errorf("the range at %s is not what was written", name)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }

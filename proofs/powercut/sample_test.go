@@ -11,23 +11,22 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// image is a disk after a power cut: all durable data, and some pieces of the rest.
+// image is a disk after a power cut: all durable data, and some pieces of later writes.
 type image struct {
 	of      *recording
 	durable *flakydisk.Image
 	pieces  []flakydisk.Piece
 	// at is the index of the power cut in the log. events is the number of events before it.
 	at, events int
-	// torn is set if only a part of a record may be there.
+	// torn is set if a piece is only a part of a record.
 	torn bool
 	name string
 }
 
-// content returns the image's content. It is made again at each call, because there are too
-// many images to keep them.
+// content makes the image's content. It is not kept, because there are many images.
 func (m image) content() *flakydisk.Image {
 	content := m.durable.Fork()
-	_ = flakydisk.Apply(content, m.pieces...) // the same pieces were applied before, in add
+	_ = flakydisk.Apply(content, m.pieces...) // has succeeded in sampler.add
 	return content
 }
 
@@ -56,7 +55,7 @@ func newSampler(of *recording, r *rand.Rand) (*sampler, error) {
 	return &sampler{of: of, rand: r, epochs: epochs, seen: map[[2]uint64]bool{}}, err
 }
 
-// flushes returns an image for every flush, with everything before it and nothing after it.
+// flushes returns an image for every flush, with all records before it and none after it.
 func (s *sampler) flushes() []image {
 	var all []image
 	for i := range s.epochs {
@@ -65,8 +64,8 @@ func (s *sampler) flushes() []image {
 	return all
 }
 
-// early returns images from the time before the volume was staged: all records between two
-// flushes except one, and each record alone.
+// early returns images from the time before the volume was staged: of the records between two
+// flushes all except one, or one alone.
 func (s *sampler) early() []image {
 	var all []image
 	staged := slices.IndexFunc(s.of.log, func(r flakydisk.LogEntry) bool {
@@ -139,7 +138,7 @@ func (s *sampler) changes(e flakydisk.Epoch) (indexes []int) {
 	return indexes
 }
 
-// whole returns the records of a part of the log, as whole pieces.
+// whole returns the changes in a part of the log as whole pieces.
 func (s *sampler) whole(from, to int) (pieces []flakydisk.Piece) {
 	for _, r := range s.of.log[from:to] {
 		if r.Changes() {
@@ -170,7 +169,7 @@ func (s *sampler) torn(pieces []flakydisk.Piece) []flakydisk.Piece {
 	return pieces
 }
 
-// tear tears a piece at sectors. Its beginning, its end, or another part remains.
+// tear returns a part of a piece: its beginning, its end, or some sectors of it.
 func (s *sampler) tear(p flakydisk.Piece) flakydisk.Piece {
 	a, b := s.rand.Int64N(p.To), 1+s.rand.Int64N(p.To)
 	switch s.rand.IntN(3) {

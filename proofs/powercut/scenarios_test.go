@@ -57,9 +57,8 @@ func lifeOf(v volume) *recording {
 		base: flakydisk.NewImage(v.size)}
 }
 
-// wholeLife returns the recording of the life of a volume whose disk may have been a raw
-// device, so that the driver reads it completely before it formats it. This takes long, so no
-// power cuts are made there.
+// wholeLife returns the recording of the life of a volume that may also be used as a raw device.
+// The driver reads its whole disk before it formats it, which takes long, so it has no power cuts.
 func wholeLife(v volume) *recording {
 	life := lifeOf(v)
 	life.name, life.readWhole = "the life of a disk that is read whole", true
@@ -87,9 +86,8 @@ func useAgain(ctx context.Context, r *recorder) error {
 	return errors.Join(r.work(2), r.unstage(ctx))
 }
 
-// grow records a volume whose disk has become larger. The disk was restored from a snapshot,
-// so the driver samples the part behind the filesystem and does not read it completely each
-// time.
+// grow records a volume whose disk has become larger. The controller reports that the disk was
+// restored from a snapshot, so that the driver reads only samples behind the filesystem.
 func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
 	made, err := growthOf(life)
 	if err != nil {
@@ -106,9 +104,8 @@ func growthOf(life *recording) (*recording, error) {
 	return made, made.base.Resize(life.volume.grownTo())
 }
 
-// growAgain records the repetition of an interrupted growth. The interrupted growth had
-// written behind the old end of the filesystem, except for a btrfs, which writes nothing there
-// before the commit.
+// growAgain records the repetition of a growth that was interrupted after a write behind the old
+// end of the filesystem. A btrfs writes nothing there before its commit.
 func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) (*recording, error) {
 	base, err := cutAt(ctx, b, growth, r, func(m image) bool {
 		behind, content := false, m.content()
@@ -152,8 +149,8 @@ func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 	return resumeFrom(ctx, b, life, base, r)
 }
 
-// resumeBtrfs records the repetition of a format for btrfs that was interrupted when mkfs had
-// written the unfinished superblock and the first and the last page of the first tree block.
+// resumeBtrfs records the repetition of a format for btrfs that was interrupted after mkfs had
+// written the unfinished superblock and a whole tree block.
 func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
 	base, err := cutAt(ctx, b, life, r, func(m image) bool {
 		content, magic, tree := m.content(), make([]byte, 8), make([]byte, 16<<10)
@@ -169,7 +166,7 @@ func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) (
 	return resumeFrom(ctx, b, life, base, r)
 }
 
-// resumeFrom records the repetition of an interrupted format that left an image.
+// resumeFrom records the repetition of a format whose interruption has left the image.
 func resumeFrom(ctx context.Context, b *bench, life *recording, base image,
 	r *rand.Rand) (*recording, error) {
 	made := &recording{name: "the resumed format of " + life.volume.access, volume: life.volume,
@@ -186,8 +183,8 @@ func unfinishedFormat(ctx context.Context, b *bench, life *recording, r *rand.Ra
 	})
 }
 
-// finish records the repetition of a format for btrfs whose driver was killed between its last
-// write, of the superblock, and the flush of that write. The log begins with this write.
+// finish records the repetition of a format for btrfs that was interrupted between the last write
+// of a superblock and the flush of that write. The log begins with this write.
 func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
 	if life.volume.access != btrfs {
 		return nil, nil
@@ -229,7 +226,7 @@ func (p *placement) write(r flakydisk.LogEntry) error {
 		unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER), device.Close())
 }
 
-// releaseRaw records a disk with an unfinished format that a workload gets as a raw device.
+// releaseRaw records a disk with an unfinished format, which a workload then gets as a raw device.
 func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
 	base, err := unfinishedFormat(ctx, b, life, r)
 	if err != nil {
@@ -241,8 +238,8 @@ func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*
 	return made, record(ctx, b, made, r, liveOnce)
 }
 
-// repair records an ext with recorded errors and wrong counts, which e2fsck repairs without
-// asking.
+// repair records an ext that is marked as having errors, and has wrong counts, which e2fsck -p
+// repairs.
 func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
 	if life.volume.access != ext3 && life.volume.access != ext4 {
 		return nil, nil
@@ -267,8 +264,8 @@ func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 	return made, record(ctx, b, made, r, useAgain)
 }
 
-// cutAt returns an image of a recording that is suitable and that the driver accepts, because
-// some images are rightly refused. An image with a fault is kept.
+// cutAt returns an image of a recording that fits and that the driver accepts: some images are
+// rightly refused. It saves an image with a fault.
 func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
 	fits func(image) bool) (image, error) {
 	s, err := newSampler(of, r)
