@@ -1,5 +1,5 @@
 // Package corpus proves the driver's first promise about data: it formats a disk only when the
-// disk is proven blank, or proven to hold this driver's own unfinished format.
+// disk is proven blank, or proven to contain this driver's own unfinished format.
 //
 // # The corpus
 //
@@ -13,7 +13,7 @@
 //   - disks with partition tables, volume managers, RAIDs, encryption, swap and databases;
 //   - disks with a single byte at a place that could contain a mark;
 //   - disks that cannot be read, or are too large, too small, in use or read-only;
-//   - disks that are the wrong ones by serial, number or birth, from the start or from the
+//   - disks with a wrong serial, device number or sequence number, from the start or from the
 //     moment at which the driver inspects them;
 //   - disks with the mark of an unfinished format, of this volume or of another one;
 //   - filesystems of other volumes, with foreign marks in their data, or with something behind

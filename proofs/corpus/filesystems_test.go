@@ -152,7 +152,7 @@ func filesystems() []generator {
 
 // whole returns healthy filesystems.
 func (k kind) whole() []generator {
-	all := []generator{{k.name + " where another is wanted", func(t *trial) {
+	all := []generator{{k.name + " where the request asks for another filesystem", func(t *trial) {
 		k.of(t)
 		others := slices.DeleteFunc(slices.Clone(ours), func(fs string) bool { return fs == k.fs })
 		t.FS = others[t.Rand.IntN(len(others))]
@@ -273,7 +273,7 @@ func (k kind) wiped() []generator {
 		{k.name + ", its first and last MiB wiped", func(t *trial) { wipe(t, mib, mib) }},
 	}
 	for i, offset := range copies {
-		name := fmt.Sprintf("%s of which only copy %d is left", k.name, i+1)
+		name := fmt.Sprintf("%s with only copy %d", k.name, i+1)
 		all = append(all, generator{name, func(t *trial) {
 			k.of(t)
 			t.Fill = func(im *image) {
@@ -306,7 +306,7 @@ func (k kind) nested() []generator {
 			t.Want = foreign("partition table (dos)")
 		}},
 		{k.name + " where the first partition was", func(t *trial) { inside(t, mib) }},
-		{k.name + " where the first partition of old was", func(t *trial) { inside(t, 63*512) }},
+		{k.name + " where an old first partition began", func(t *trial) { inside(t, 63*512) }},
 		{k.name + " somewhere in the first MiB", func(t *trial) {
 			inside(t, 512*(1+t.Rand.Int64N(mib/512-1)))
 		}},
@@ -355,7 +355,7 @@ func largeBtrfs() []generator {
 	}
 	var all []generator
 	for _, offset := range []int64{64 * mib, 256 * gib} {
-		name := fmt.Sprintf("a large btrfs of which only the superblock at %d GiB is left", offset/gib)
+		name := fmt.Sprintf("a large btrfs with only the superblock at %d GiB", offset/gib)
 		all = append(all, generator{name, func(t *trial) {
 			t.Size, t.FS = 300*gib, btrfs
 			t.Fill = func(im *image) {

@@ -74,13 +74,13 @@ var forgeries = []struct {
 	name  string
 	forge func(b []byte)
 }{
-	{"do not add up", func(b []byte) { b[20] ^= 1 }},
+	{"have a wrong checksum", func(b []byte) { b[20] ^= 1 }},
 	{"are of another version", func(b []byte) { le.PutUint32(b[16:], 2) }},
-	{"tell of a longer text than they have", func(b []byte) {
+	{"name a longer text than they have", func(b []byte) {
 		le.PutUint32(b[24:], 1<<31)
 		sumUp(b)
 	}},
-	{"tell of another size", func(b []byte) {
+	{"name another size", func(b []byte) {
 		i := bytes.Index(b, []byte(`"sizeBytes":`)) + len(`"sizeBytes":`)
 		b[i] = '1' + (b[i]-'0')%9
 		sumUp(b)
@@ -120,9 +120,9 @@ func takenFormats() []generator {
 		})
 	no("on a disk that is read-only now", refuse(readOnly),
 		func(f *fixture, _ []piece) error { return f.replaceLoop(true) })
-	no("on a disk that somebody has", refuse(held),
+	no("on a disk that a program has opened", refuse(held),
 		func(f *fixture, _ []piece) error { return f.hold() })
-	no("whose volume's size nobody tells", refuse(sizeMissing),
+	no("of a volume of unknown size", refuse(sizeMissing),
 		func(f *fixture, _ []piece) error {
 			delete(f.Publish, "sizeBytes")
 			return nil

@@ -54,19 +54,19 @@ var marks = []header{
 	{"FAT32", 0x52, "FAT32   ", []string{"vfat"}},
 	{"exFAT", 3, "EXFAT   ", []string{"exfat"}},
 	{"NTFS", 3, "NTFS    ", []string{"ntfs"}},
-	{"NTFS of which the last sector is left", -512 + 3, "NTFS    ", []string{"ntfs"}},
+	{"NTFS with only its last sector", -512 + 3, "NTFS    ", []string{"ntfs"}},
 	{"HPFS", 16 * 512, "\x49\xe8\x95\xf9", []string{"hpfs"}},
 	{"HFS+", 1024, "H+\x00\x04", []string{"hfs"}},
-	{"HFS+ of which the backup is left", -1024, "H+\x00\x04", []string{"hfs"}},
+	{"HFS+ with only its backup superblock", -1024, "H+\x00\x04", []string{"hfs"}},
 	{"APFS", 32, "NXSB", []string{"apfs"}},
 	{"F2FS", 1024, "\x10\x20\xf5\xf2", []string{"f2fs"}},
-	{"F2FS of which the backup is left", 4096 + 1024, "\x10\x20\xf5\xf2", []string{"f2fs"}},
+	{"F2FS with only its backup superblock", 4096 + 1024, "\x10\x20\xf5\xf2", []string{"f2fs"}},
 	{"NILFS2", 1024 + 6, "\x34\x34", []string{"nilfs2"}},
-	{"NILFS2 of which the backup is left", -4096 + 6, "\x34\x34", []string{"nilfs2"}},
+	{"NILFS2 with only its backup superblock", -4096 + 6, "\x34\x34", []string{"nilfs2"}},
 	{"ISO 9660", 0x8001, "CD001\x01", []string{"iso9660"}},
 	{"UDF", 0x8001, "BEA01\x01", []string{"udf"}},
-	{"UDF of which the anchor is left", 512 * kib, "\x02\x00\x02\x00", []string{"udf"}},
-	{"UDF of which the last anchor is left", -2048, "\x02\x00\x02\x00", []string{"udf"}},
+	{"UDF with only its anchor", 512 * kib, "\x02\x00\x02\x00", []string{"udf"}},
+	{"UDF with only its last anchor", -2048, "\x02\x00\x02\x00", []string{"udf"}},
 	{"ReiserFS", 64*kib + 0x34, "ReIsEr2Fs", []string{"reiserfs"}},
 	{"old ReiserFS", 8*kib + 0x34, "ReIsErFs", []string{"reiserfs"}},
 	{"Reiser4", 64 * kib, "ReIsEr4", []string{"reiser4"}},
@@ -129,7 +129,7 @@ func swaps() []generator {
 func luksCopies() []generator {
 	var all []generator
 	for offset := 16 * kib; offset <= 4*mib; offset *= 2 {
-		name := fmt.Sprintf("LUKS2 of which the second header is left, at %d KiB", offset/kib)
+		name := fmt.Sprintf("LUKS2 with only its second header, at %d KiB", offset/kib)
 		all = append(all, marked(name, []string{"luks"}, func(im *image) {
 			im.write(offset, []byte("SKUL\xba\xbe\x00\x02")...)
 		}))
@@ -163,10 +163,10 @@ func zfsLabels() []generator {
 		}
 	})}
 	for number := range int64(4) {
-		all = append(all, marked(fmt.Sprintf("ZFS of which label %d is left", number),
+		all = append(all, marked(fmt.Sprintf("ZFS with only label %d", number),
 			[]string{"zfs"}, func(im *image) { zfsLabel(im, number) }))
 	}
-	return append(all, generator{"ZFS on an odd size of which the last label is left",
+	return append(all, generator{"ZFS on an odd size, with only its last label",
 		func(t *trial) {
 			t.Size += 512 * (1 + t.Rand.Int64N(256*kib/512-1))
 			t.Fill = func(im *image) { zfsLabel(im, 3) }
@@ -342,7 +342,7 @@ func tables() []generator {
 			im.write(512, append([]byte("PM\x00\x00\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00\x00\x3f"),
 				"Apple"...)...)
 		}, "mac"),
-		with("an Apple partition map of which the second block is left", 512, func(im *image) {
+		with("an Apple partition map with only its second block", 512, func(im *image) {
 			im.write(512, []byte("PM\x00\x00\x00\x00\x00\x01")...)
 		}),
 		with("a BSD label", 512, func(im *image) { im.write(512, bsdLabel()...) }, "bsd"),

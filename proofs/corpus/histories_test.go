@@ -23,7 +23,7 @@ var histories = []history{
 	{"that the driver did not make", nil},
 	{"restored from a snapshot", map[string]string{"origin": "snapshot", "use": "filesystem"}},
 	{"from an image", map[string]string{"origin": "image", "use": "filesystem"}},
-	{"that is for raw use too", map[string]string{"origin": "blank", "use": "both"}},
+	{"that is also for raw use", map[string]string{"origin": "blank", "use": "both"}},
 }
 
 // of gives the history to a trial's disk.
@@ -42,7 +42,7 @@ func grown() []generator {
 			// Small and large pieces have the same frequency.
 			t.anywhere(512 << t.Rand.IntN(22))
 		})...)
-		all = append(all, generator{"one byte in the midst of a disk " + h.name, func(t *trial) {
+		all = append(all, generator{"one byte in the middle of a disk " + h.name, func(t *trial) {
 			h.of(t)
 			fillByte(t, t.Size/4+t.Rand.Int64N(t.Size/2))
 		}}, generator{"a blank disk " + h.name, func(t *trial) {
@@ -100,7 +100,7 @@ func uses() []generator {
 	return []generator{
 		situation("a blank disk that a program has open for writing", refuse(held), writing),
 		onHealthy("a healthy disk that a program has open for writing", refuse(held), writing),
-		situation("a blank disk that another driver works on", locked, (*fixture).lock),
+		situation("a blank disk that another driver has locked", locked, (*fixture).lock),
 		onHealthy("a healthy disk that another driver works on", locked, (*fixture).lock),
 		situation("a blank disk with blocks of another size", refuse("DeviceDiffers"), blocks),
 		onHealthy("a healthy disk with blocks of another size", refuse("DeviceDiffers"), blocks),

@@ -77,7 +77,7 @@ func identities() []generator {
 		}}, generator{"blank for " + fs + " of a UUID", func(t *trial) {
 			t.FS = fs
 			t.Set, t.Want.Outcome, t.Check = (*fixture).expectOther, formatted, (*fixture).hasExpected
-		}}, generator{"an own format for " + fs + " that had ended, and then another UUID is wanted",
+		}}, generator{"an own format for " + fs + " that had ended, before a request with another UUID",
 			func(t *trial) {
 				t.FS = fs
 				t.Set = func(f *fixture) error {
@@ -93,7 +93,7 @@ func identities() []generator {
 // a repair writes to them.
 func unclean() []generator {
 	return []generator{
-		{"ext4 of another volume that wants a check", func(t *trial) {
+		{"ext4 of another volume that needs a check", func(t *trial) {
 			kindOf("ext4 without checksums").of(t)
 			t.Fill = func(im *image) {
 				im.filesystem(kindOf("ext4 without checksums"))
@@ -173,7 +173,7 @@ func disputed() []generator {
 			func(im *image) { im.write(64*kib+1372, []byte("\x19\x54\x01\x19")...) }, false,
 			foreign("several")))
 	}
-	all = append(all, with("ext4 of this volume under the partition table of old", ext4,
+	all = append(all, with("ext4 of this volume under an old partition table", ext4,
 		func(im *image) { im.write(0, mbr(0x83, 2048, 1<<20)...) }, true, foreign("dos", "ext4")))
 	all = append(all, generator{"ext4 with a record of its growth and a member of an md RAID 1.0",
 		func(t *trial) {
@@ -215,10 +215,10 @@ func owners() []generator {
 		}}
 	}
 	return []generator{
-		twice("ext3 under the partition table of old", ext3, func(im *image) {
+		twice("ext3 under an old partition table", ext3, func(im *image) {
 			im.write(0, mbr(0x83, 2048, 1<<20)...)
 		}, "partition table (dos)", "ext3"),
-		twice("ext4 under the partition table of old", ext4, func(im *image) {
+		twice("ext4 under an old partition table", ext4, func(im *image) {
 			im.write(0, mbr(0x83, 2048, 1<<20)...)
 		}, "partition table (dos)", "ext4"),
 		{"ext4 whose superblock is damaged", func(t *trial) {
@@ -238,7 +238,7 @@ func owners() []generator {
 			}
 			t.Set, t.Want = (*fixture).expectFound, foreign("ext4", "btrfs")
 		}},
-		{"a disk that the kernel remembers as blank", func(t *trial) {
+		{"a disk that is blank in the page cache", func(t *trial) {
 			t.Set = (*fixture).remembered
 			t.Want = foreign("luks")
 		}},
@@ -263,14 +263,14 @@ func oddities() []generator {
 			}
 			t.Want = foreign("somebodys_volume")
 		}},
-		{"a blank disk about which blkid is of two minds", func(t *trial) {
+		{"a blank disk for which blkid gives an ambivalent result", func(t *trial) {
 			t.Set = func(f *fixture) error {
 				_, err := f.wrap("blkid", "exit 8")
 				return err
 			}
 			t.Want = foreign("several")
 		}},
-		{"a healthy disk with a hidden leg of multipath", func(t *trial) {
+		{"a healthy disk with a hidden path of a multipath", func(t *trial) {
 			kindOf(ext4).of(t)
 			t.Set = func(f *fixture) error {
 				return errors.Join(f.bench.Guest.Plug("nvme2c0n1", f.DiskName, f.loop),
@@ -278,7 +278,7 @@ func oddities() []generator {
 			}
 			t.Want.Outcome = mounted
 		}},
-		{"a blank disk that the rack calls read-only", func(t *trial) {
+		{"a blank disk that the rack reports as read-only", func(t *trial) {
 			t.Set = func(f *fixture) error {
 				f.Publish["readOnly"] = "true"
 				return nil

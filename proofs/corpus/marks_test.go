@@ -102,11 +102,11 @@ func ownFormats() []generator {
 		again("an own format for "+fs+" that had ended without a record of its end", fs,
 			func(f *fixture) error { return f.cutOff(`"$real" "$@"; exit 1`) })
 		for i := range 3 {
-			again(fmt.Sprintf("an own format for %s of which some is written %d", fs, i+1), fs,
+			again(fmt.Sprintf("an own format for %s, partly written, %d", fs, i+1), fs,
 				(*fixture).someOfIt)
 		}
 	}
-	again("an own format for btrfs of which little but the superblock is written", btrfs,
+	again("an own format for btrfs with little more than the superblock", btrfs,
 		(*fixture).superblocksOfIt)
 	again("an own format for xfs whose log is not written", xfs, (*fixture).logOfItLost)
 	again("an own format of a volume whose id is no UUID", ext4, func(f *fixture) error {
@@ -119,14 +119,14 @@ func ownFormats() []generator {
 		f.FS = xfs
 		return err
 	})
-	again("an own format of which only one mark is whole", ext4, func(f *fixture) error {
+	again("an own format with only one valid mark", ext4, func(f *fixture) error {
 		pieces, err := f.learnMark()
 		for _, p := range pieces[1:] {
 			err = errors.Join(err, f.poke(p.offset+8+f.Rand.Int64N(16), 0xFF))
 		}
 		return err
 	})
-	again("an own format of which only one mark is left", xfs, func(f *fixture) error {
+	again("an own format with only one mark", xfs, func(f *fixture) error {
 		pieces, err := f.learnMark()
 		for _, p := range pieces[:len(pieces)-1] {
 			err = errors.Join(err, f.poke(p.offset, make([]byte, len(p.bytes))...))
@@ -148,7 +148,7 @@ func oddPrograms() []generator {
 			t.Want = refuse(toolFailed)
 			t.Want.Begun, t.Want.Code, t.Want.Says = true, "Internal", []string{"mke2fs"}
 		}},
-		{"a mkfs that writes where a mark was", func(t *trial) {
+		{"a mkfs that writes over a mark", func(t *trial) {
 			var slot int64
 			t.Set = func(f *fixture) error {
 				mark, err := f.learnMark()

@@ -28,33 +28,38 @@ func races() []generator {
 	}
 	failed := refuse(toolFailed, changed)
 	failed.Code = "Internal"
-	swapped := "a disk whose node becomes another's as "
+	swapped := "a disk whose node is replaced "
 	twin := func(f *fixture) error {
 		_, err := f.another("nvme3n1", f.DiskName)
 		return err
 	}
 	return []generator{
-		begun(swapped+"mke2fs begins", ext4, "mke2fs", refuse(changed), (*fixture).swapNode),
-		begun(swapped+"mkfs.xfs begins", xfs, "mkfs.xfs", refuse(changed), (*fixture).swapNode),
+		begun(swapped+"when mke2fs begins", ext4, "mke2fs", refuse(changed), (*fixture).swapNode),
+		begun(swapped+"when mkfs.xfs begins", xfs, "mkfs.xfs", refuse(changed), (*fixture).swapNode),
 		// mkfs.btrfs inspects the path by which the open disk was opened, and fails on its own.
-		begun(swapped+"mkfs.btrfs begins", btrfs, "mkfs.btrfs", failed, (*fixture).swapNode),
-		begun("a disk that gets a twin while mkfs runs", ext4, "mke2fs", refuse(notUnique), twin),
-		begun("a disk that is born again while mkfs runs", ext3, "mke2fs", refuse(changed), bornAgain),
-		{swapped + "its filesystem is checked", func(t *trial) {
+		begun(swapped+"when mkfs.btrfs begins", btrfs, "mkfs.btrfs", failed, (*fixture).swapNode),
+		begun("a disk whose serial is duplicated while mkfs runs", ext4, "mke2fs", refuse(notUnique),
+			twin),
+		begun("a disk that gets a new sequence number while mkfs runs", ext3, "mke2fs", refuse(changed),
+			bornAgain),
+		{swapped + "while its filesystem is checked", func(t *trial) {
 			kindOf(ext4).of(t)
 			t.Size += fsBytes
 			// The driver mounts the disk that it has opened.
 			t.Set, t.Want = during("e2fsck", (*fixture).swapNode), want{Outcome: mounted}
 		}},
-		situation("a disk whose node becomes another's meanwhile", refuse(changed),
+		situation("a disk whose node is replaced during the call", refuse(changed),
 			probe((*fixture).swapNode)),
-		situation("a disk that becomes another one meanwhile", refuse(changed), probe(swapDisk)),
-		situation("a disk that is born again meanwhile", refuse(changed), probe(bornAgain)),
-		situation("a disk that gets a twin meanwhile", refuse(notUnique), probe(twin)),
-		situation("a disk that somebody takes meanwhile", refuse(held), probe((*fixture).hold)),
-		onProbed("a healthy disk that becomes another one meanwhile", refuse(changed), probe(swapDisk)),
-		onProbed("a healthy disk that gets a twin meanwhile", refuse(notUnique), probe(twin)),
-		onProbed("a healthy disk that somebody takes meanwhile", refuse(held),
+		situation("a disk that is replaced during the call", refuse(changed), probe(swapDisk)),
+		situation("a disk that gets a new sequence number during the call", refuse(changed),
+			probe(bornAgain)),
+		situation("a disk whose serial is duplicated during the call", refuse(notUnique), probe(twin)),
+		situation("a disk that another program opens during the call", refuse(held),
+			probe((*fixture).hold)),
+		onProbed("a healthy disk that is replaced during the call", refuse(changed), probe(swapDisk)),
+		onProbed("a healthy disk whose serial is duplicated during the call", refuse(notUnique),
+			probe(twin)),
+		onProbed("a healthy disk that another program opens during the call", refuse(held),
 			probe((*fixture).hold)),
 	}
 }

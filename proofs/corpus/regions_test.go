@@ -36,7 +36,7 @@ func regions() []generator {
 			blocks := (t.Size/4096 + 4) / 5
 			fillByte(t, blocks*4096)
 		}},
-		{"data in a hundredth of the disk, where no mark would be", inAHundredth},
+		{"data in a hundredth of the disk, where no mark can be", inAHundredth},
 	}
 	all = append(all, each(6, "a copy of an ext superblock", func(t *trial) {
 		block := kib << t.Rand.IntN(7)

@@ -69,17 +69,17 @@ func sizes() []generator {
 		situation("a blank disk that is smaller than its volume", refuse(wrongSize), larger),
 		onHealthy("a healthy disk that is larger than its volume", refuse(wrongSize), smaller),
 		onHealthy("a healthy disk that is smaller than its volume", refuse(wrongSize), larger),
-		situation("a blank disk whose size nobody tells", refuse(sizeMissing), func(f *fixture) error {
+		situation("a blank disk of unknown size", refuse(sizeMissing), func(f *fixture) error {
 			delete(f.Publish, "sizeBytes")
 			return nil
 		}),
-		situation("a blank disk of which sysfs tells another size", refuse(wrongSize, changed),
+		situation("a blank disk with another size in sysfs", refuse(wrongSize, changed),
 			func(f *fixture) error {
 				size := f.image.Size - off(f)*8
 				f.Publish["sizeBytes"] = fmt.Sprint(size)
 				return f.bench.Guest.SetAttribute(f.Device, "size", fmt.Sprintf("%d\n", size/512))
 			}),
-		onHealthy("a healthy disk of which sysfs tells another size", refuse(wrongSize, changed),
+		onHealthy("a healthy disk with another size in sysfs", refuse(wrongSize, changed),
 			func(f *fixture) error {
 				size := f.image.Size + off(f)
 				delete(f.Publish, "sizeBytes")
@@ -94,7 +94,7 @@ func holders() []generator {
 	aside := refuse(held)
 	aside.Says = []string{"/aside"} // the path of its mount
 	return []generator{
-		situation("a blank disk that a program has exclusively", refuse(held), (*fixture).hold),
+		situation("a blank disk that a program has opened exclusively", refuse(held), (*fixture).hold),
 		onHealthy("a healthy disk that a program has exclusively", refuse(held), (*fixture).hold),
 		situation("a blank disk under a loop device", refuse(held), (*fixture).loopOver),
 		onHealthy("a healthy disk under a loop device", refuse(held), (*fixture).loopOver),
@@ -109,7 +109,7 @@ func holders() []generator {
 		onHealthy("a healthy disk that is read-only", refuse(readOnly), func(f *fixture) error {
 			return f.replaceLoop(true)
 		}),
-		onHealthy("a healthy disk that somebody has switched read-only", refuse(readOnly),
+		onHealthy("a healthy disk that was made read-only", refuse(readOnly),
 			func(f *fixture) error { return runTool("blockdev", "--setro", f.loop.Path) }),
 		{"a swap that is in use", func(t *trial) {
 			t.Fill = func(im *image) { im.tool("mkswap", "--quiet") }
@@ -266,7 +266,7 @@ func names() []generator {
 			without(func(f *fixture) string { return f.DiskName[:19] + "\x00\n" })),
 		situation("a disk whose serial differs in case", lost,
 			without(func(f *fixture) string { return "CSI" + f.DiskName[3:] + "\n" })),
-		situation("a disk whose serial has more", lost,
+		situation("a disk whose serial is longer", lost,
 			without(func(f *fixture) string { return f.DiskName + "0\n" })),
 		situation("a disk without a serial", lost, without(func(*fixture) string { return "\n" })),
 		{"a disk whose name is longer than a serial", func(t *trial) {
@@ -276,18 +276,18 @@ func names() []generator {
 			}
 			t.Want.Outcome = formatted
 		}},
-		situation("a disk whose node is another's", refuse(changed), func(f *fixture) error {
+		situation("a disk with the node of another disk", refuse(changed), func(f *fixture) error {
 			return f.swapNode()
 		}),
-		situation("a disk whose number is another's", refuse(changed), func(f *fixture) error {
+		situation("a disk with the number of another disk", refuse(changed), func(f *fixture) error {
 			b, err := os.ReadFile(f.bench.Guest.Sys("block/" + decoyDevice + "/dev"))
 			if err != nil {
 				return err
 			}
 			return f.bench.Guest.SetAttribute(f.Device, "dev", string(b))
 		}),
-		situation("a disk of which sysfs tells another birth", refuse(changed), bornAgain),
-		onHealthy("a healthy disk of which sysfs tells another birth", refuse(changed), bornAgain),
+		situation("a disk with another sequence number in sysfs", refuse(changed), bornAgain),
+		onHealthy("a healthy disk with another sequence number in sysfs", refuse(changed), bornAgain),
 	}
 }
 

@@ -42,7 +42,7 @@ func tails() []generator {
 			restoredFrom("image", "filesystem", fsBytes)),
 		tail("xfs with a byte behind it on a disk that was restored for raw use, too", xfs, anywhere,
 			restoredFrom("snapshot", "both", fsBytes)),
-		tail("ext4 whose growth another volume had begun", ext4, func(*trial, *image) {},
+		tail("ext4 with a growth that another volume began", ext4, func(*trial, *image) {},
 			(*fixture).growthOfAnother))
 }
 

@@ -216,7 +216,7 @@ var manipulations = []struct {
 			path := h.env.target(1, "a", 1)
 			return unix.Mount(path, path, "", unix.MS_BIND, "")
 		}), "has 2 mounts"},
-	{"a mount is at a path of nobody", inUse,
+	{"a mount is at a path of no volume", inUse,
 		after("node a: NodePublish v1", func(h *history) error {
 			path := h.env.nodes["b"].Kubelet("stray")
 			return errors.Join(os.MkdirAll(path, 0o750),

@@ -10,9 +10,9 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// TestNodesAndALoadBalancerLiveOnARack asks for the nodes as the cloud controller manager does,
-// and gives a Service of type LoadBalancer its whole life: made, moved to another node, deleted.
-func TestNodesAndALoadBalancerLiveOnARack(t *testing.T) {
+// This test requests the nodes as the cloud controller manager does. It creates a Service of type
+// LoadBalancer, moves it to another node, and deletes it.
+func TestNodesAndALoadBalancerWorkOnARack(t *testing.T) {
 	ctx := t.Context()
 	client, err := oxide.NewClient()
 	if err != nil {

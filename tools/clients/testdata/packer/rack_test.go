@@ -11,9 +11,9 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// TestTheStepsOfABuildRunOnARack runs the plugin's own steps as a build does, without the
-// connection to the guest: the simulated rack runs no guest that answers.
-func TestTheStepsOfABuildRunOnARack(t *testing.T) {
+// This test runs the plugin's steps as a build does, but makes no connection to a guest, because
+// the simulated rack runs no guests.
+func TestTheStepsOfABuildSucceedOnARack(t *testing.T) {
 	client, err := oxide.NewClient()
 	if err != nil {
 		t.Fatal(err)

@@ -20,7 +20,7 @@ for (const [path, methods] of Object.entries<any>(spec.paths)) {
   }
 }
 
-// problems returns what is wrong with a value by a schema.
+// problems returns the differences of a value from a schema.
 function problems(schema: any, value: any, at: string): string[] {
   if (schema.$ref) {
     return problems(spec.components.schemas[schema.$ref.split("/").at(-1)], value, at);
@@ -68,8 +68,8 @@ let calls = 0;
 let answered = 0;
 let violations = 0;
 
-// call makes one call, checks its answer, and returns it. The simulator says of a call that it
-// lacks 501, and a person who may not make a call is told so.
+// call makes one call, checks its answer, and returns it. The simulator answers 501 to a call that
+// it lacks, and an error to a user without the permission for a call.
 async function call(method: string, params: object, may: number[] = []): Promise<any> {
   calls++;
   const answer = await (api.methods ?? api)[method](params);
