@@ -91,8 +91,8 @@ func errorFault(s *status.Status) string {
 	return ""
 }
 
-// TokenPrefix begins every token of a rack. The specs put canary into every secret, mount flag
-// and token that they pass. Neither may appear in an error or in a log.
+// Every token of a rack begins with TokenPrefix. The specs put Canary into every secret, mount flag
+// and token that they pass. No error and no log may contain either text.
 const (
 	TokenPrefix = "oxide-token-"
 	Canary      = "tweetytweety"

@@ -111,8 +111,8 @@ func marked(name string, names []string, fill func(im *image)) generator {
 	}}
 }
 
-// swaps returns swap areas. Their mark is at the end of the first page, for each page size of
-// an architecture (mkswap(8)).
+// swaps returns swap areas, one for each page size of Linux. The mark is at the end of the first
+// page (mkswap(8)).
 func swaps() []generator {
 	var all []generator
 	for _, page := range []int64{4, 8, 16, 32, 64} {

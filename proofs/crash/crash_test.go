@@ -62,7 +62,7 @@ type campaign struct {
 	least int
 
 	points []point
-	// starts contains the number of effects in the start of each process.
+	// starts contains, by process, the number of effects while it starts.
 	starts map[string]int
 
 	// mu guards the fields below.

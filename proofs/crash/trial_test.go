@@ -104,8 +104,8 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) (killed bool, r
 // repair is worse than the damage. They must end, and until then no call may succeed.
 var mayOutliveDriver = []string{"e2fsck", "resize2fs"}
 
-// mayOutlive reports whether a program may continue when its driver was killed at a point. Before
-// its execve, the driver's child still has the driver's name.
+// mayOutlive reports whether a program may continue when its driver was killed at a point. A child
+// of the driver has the driver's name until its execve.
 func mayOutlive(program string, at trace.Point) bool {
 	const driver = "driver"
 	if program == driver && at.Phase == trace.Before {

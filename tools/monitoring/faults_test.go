@@ -47,7 +47,8 @@ func (p target) done(method string) string {
 	return p.of("oxide_csi_calls_total", "method", method, "code", "OK", "reason", "")
 }
 
-// problems and operations return the names of counters of the node keeper.
+// problems returns the name of the node keeper's counter of problems, and operations that of its
+// counter of operations.
 func (p target) problems(step string) string {
 	return p.of("oxide_node_keeper_problems_total", "step", step)
 }

@@ -196,8 +196,8 @@ func TestEveryAlertHasASeverityAndALinkToItsSection(t *testing.T) {
 	}
 }
 
-// byItself lists the reasons that disappear without an operator, or that no call of a volume has.
-var byItself = []string{"Canceled", "OperationPending", "DiskProofPending", "SnapshotNotReady",
+// temporary lists the reasons that disappear without an operator, or that no call of a volume has.
+var temporary = []string{"Canceled", "OperationPending", "DiskProofPending", "SnapshotNotReady",
 	"DiskBusy"}
 
 func TestEveryLastingReasonFiresExactlyOneAlert(t *testing.T) {
@@ -213,7 +213,7 @@ func TestEveryLastingReasonFiresExactlyOneAlert(t *testing.T) {
 	}
 	for _, reason := range reasons(t) {
 		want := 1
-		if slices.Contains(byItself, reason) {
+		if slices.Contains(temporary, reason) {
 			want = 0
 		}
 		if len(raised[reason]) != want {
