@@ -48,8 +48,9 @@ func TestLivesOfVolumesInMachines(t *testing.T) {
 		}
 		p.Say("life %d has ended: %+v", n, life)
 	}
-	p.Figure("lives", l.lives, "bytes_lost", l.lost, "stuck", l.stuck, "kinds", min(l.lives, len(filesystems)),
-		"plugs", l.pulled, "killed", l.killed, "blocks_compared", l.compared)
+	p.Figure("lives", l.lives, "bytes_lost", l.lost, "stuck", l.stuck, "kinds",
+		min(l.lives, len(filesystems)), "plugs", l.pulled, "killed", l.killed, "blocks_compared",
+		l.compared)
 	if l.lives < count || l.pulled < drawn || l.killed < count || l.lost+l.stuck > 0 {
 		t.Errorf("%d lives of %d with %d plugs of %d and %d kills, %d bytes are lost, %d calls are stuck",
 			l.lives, count, l.pulled, drawn, l.killed, l.lost, l.stuck)
@@ -125,9 +126,9 @@ type pull struct {
 	round        int
 }
 
-// draw draws a life. Consecutive lives have all kinds and plugs, and each ends with a kill of the
-// machine, when the volume has records. A disk that no workload uses is not pulled. A copy of a btrfs
-// is not mounted beside its origin: Linux 6.1 cannot do that.
+// draw draws a life. Consecutive lives have all kinds and plugs, and in each the machine is killed
+// when the volume has records. A disk that no workload uses is not pulled. A copy of a btrfs is not
+// mounted beside its origin: Linux 6.1 cannot do that.
 func draw(r *rand.Rand, number int) plan {
 	p := plan{number: number, kind: filesystems[number%len(filesystems)], moves: r.IntN(2) == 0,
 		restore: number%4 == 1, cold: number%4 == 0}

@@ -142,7 +142,7 @@ func (v view) freeName(random *rand.Rand) (string, error) {
 // fields are padded with NULs (A56: a rack leaves the model empty). Linux stops at the first NUL
 // and other tools pass them on, so readers of a serial must handle both.
 func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
-	for _, sub := range []string{"queue", "device"} {
+	for _, sub := range []string{"queue", "device", "holders"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return err
 		}
