@@ -50,7 +50,7 @@ type (
 	//	Hotplug, DiskLimit, QuotaBytes      its limits; the zero values are full, 12 and 64 TiB
 	//	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay, FreeDelay, QuotaFirst  its delays
 	//	Devices, FlakyDisks, NoDiscards, FirstLoop, KeepDevices, Seed  the devices of its guests
-	//	Machines                            the image of its guests, if they are virtual machines
+	//	Machines, MachineType               the image of its guests, if they are virtual machines
 	//	Log                                 its logger
 	Config = engine.Config
 	// InstanceSpec is an instance that the rack has from the start: its Name, and if given its ID, its

@@ -26,8 +26,7 @@ import (
 )
 
 func TestLivesOfVolumesInMachines(t *testing.T) {
-	p := proof.New(t, "vm-lives")
-	count := 16
+	p, count := proof.New(t, "vm-lives"), 16
 	switch {
 	case p.Short():
 		count = 2
@@ -35,8 +34,30 @@ func TestLivesOfVolumesInMachines(t *testing.T) {
 	case p.Long():
 		count = 50
 	}
-	l, drawn := newLab(t, p), 0
-	for n := 0; n < count || p.Long() && !p.Over(); n++ {
+	if l := runLives(t, p, count); !t.Failed() {
+		l.guard(t)
+	}
+}
+
+func TestALifeOfAVolumeBehindPCIeRootPorts(t *testing.T) {
+	p, count := proof.New(t, "vm-lives-q35"), 2
+	if p.Short() {
+		count = 1
+		short.Left(t, 1)
+	}
+	l := runLives(t, p, count, "--vm-machine=q35")
+	const bridges = "cat /sys/bus/pci/devices/*/class | grep -c 0x060400"
+	n, err := l.nodes[0].run(t.Context(), nil, bridges)
+	if got := strings.TrimSpace(string(n)); got != "11" || err != nil {
+		t.Errorf("the machine has %q root ports, not 11: %v", got, err)
+	}
+}
+
+// runLives runs lives on two machines, one after the other.
+func runLives(t *testing.T, p *proof.Proof, count int, args ...string) *lab {
+	t.Helper()
+	l, drawn := newLab(t, p, args...), 0
+	for n := 0; n < count || p.Long() && count > 2 && !p.Over(); n++ {
 		life := draw(p.Rand(), n)
 		if p.Short() { // only what the machine's end and boot need
 			life.cold, life.restore, life.pulls = false, false, life.pulls[1:]
@@ -55,9 +76,7 @@ func TestLivesOfVolumesInMachines(t *testing.T) {
 		t.Errorf("%d lives of %d with %d plugs of %d and %d kills, %d bytes are lost, %d calls are stuck",
 			l.lives, count, l.pulled, drawn, l.killed, l.lost, l.stuck)
 	}
-	if !t.Failed() {
-		l.guard(t)
-	}
+	return l
 }
 
 // guard fails unless bytes that a writer acknowledges without having synced them are noticed as
@@ -161,13 +180,13 @@ type lab struct {
 	lives, pulled, killed, lost, stuck, compared int
 }
 
-func newLab(t *testing.T, p *proof.Proof) *lab {
+func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 	t.Helper()
 	host := openHost(t)
 	run := harness.RunFor(t)
 	run.Plain = true
 	rack, err := run.StartRack(t.Context(), harness.RackOptions{
-		Args: []string{"--guests=vm", "--vm-image", imageDir(t)}})
+		Args: append(args, "--guests=vm", "--vm-image", imageDir(t))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -156,7 +156,9 @@ type Config struct {
 	// Machines is the directory of an image for virtual machines as guests, or "" for views. Ended is
 	// told of each machine that ended by itself: its guest has powered it off, or it was killed.
 	Machines string
-	Ended    func(instanceID string, poweredOff bool)
+	// MachineType is the type of the virtual machines, "" for a rack's ([machine.Host]).
+	MachineType string
+	Ended       func(instanceID string, poweredOff bool)
 	// Temporary makes the machines end with this process, however it ends.
 	Temporary bool
 	// Removed gets the ID of each object whose files, or whose guest's view, are gone. It may be nil.
@@ -196,6 +198,7 @@ func Open(c Config) (*Plane, error) {
 			return nil, fmt.Errorf("open the data plane: %w", err)
 		}
 		p.ended, p.machines.EndsWithProcess = c.Ended, c.Temporary
+		p.machines.Type = c.MachineType
 		c.Devices = DevicesIfPossible // those that a rack without machines has left are released
 	}
 	if err := p.findDevices(c.Devices); err != nil {

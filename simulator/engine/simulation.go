@@ -91,6 +91,9 @@ type Config struct {
 	// Machines is the directory of an image for virtual machines (tools/vm-image): the instances run
 	// as such. "" means that each is a directory that looks like a guest's /sys and /dev.
 	Machines string
+	// MachineType is the type of the virtual machines: "pc", as a rack has them (the default), or
+	// "q35".
+	MachineType string
 	// FlakyDisks creates disks that can fail (adminapi.DiskFault). Their devices end with the
 	// process.
 	FlakyDisks bool
@@ -220,7 +223,7 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 		FirstLoop: r.config.FirstLoop, Devices: r.config.Devices, FlakyDisks: r.config.FlakyDisks,
 		NoDiscards: r.config.NoDiscards, Volatile: r.config.Volatile,
 		Removed:  func(id string) { r.store.Gone(id) },
-		Machines: r.config.Machines, Temporary: r.temporary,
+		Machines: r.config.Machines, MachineType: r.config.MachineType, Temporary: r.temporary,
 		Ended: func(id string, poweredOff bool) {
 			r.background(func() { r.Instances.ended(id, poweredOff) })
 		}})

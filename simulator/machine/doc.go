@@ -3,7 +3,8 @@
 // A [Host] starts a [Machine] for an instance, plugs disks into it and unplugs them while it runs,
 // and finds the machines again that an earlier process started. A machine is of the kind that the
 // rack's hypervisor builds: an i440FX with one PCI bus, on which each disk is an NVMe controller
-// that is plugged and ejected by ACPI. Its first disk is a root filesystem of its own over the
+// that is plugged and ejected by ACPI. A [Host] can also build a Q35 with PCIe root ports, which no
+// rack does. A machine's first disk is a root filesystem of its own over the
 // image that tools/vm-image makes, and survives a stop. A machine's network is QEMU's own: its sshd
 // is a port of loopback, and nothing else is reachable from outside.
 //

@@ -4,6 +4,7 @@ package machine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,9 @@ type Host struct {
 	image Image
 	// accelerator is "kvm" or "tcg".
 	accelerator string
+	// Type is QEMU's type of machine: "pc" (an i440FX, the default) or "q35", on which each disk is
+	// behind a PCIe root port.
+	Type string
 	// EndsWithProcess makes machines end with this process, however it ends. Else they go on, and
 	// the next process finds them.
 	EndsWithProcess bool
@@ -253,7 +257,8 @@ func (h *Host) arguments(g Guest, image Image) []string {
 	if h.accelerator == "kvm" {
 		cpu = "host"
 	}
-	return []string{"-machine", "pc,accel=" + h.accelerator, "-cpu", cpu, "-S",
+	board := cmp.Or(h.Type, "pc") + ",accel=" + h.accelerator
+	arguments := []string{"-machine", board, "-cpu", cpu, "-S",
 		"-smp", strconv.Itoa(g.CPUs), "-m", strconv.FormatInt(g.MemoryBytes>>20, 10),
 		"-nodefaults", "-no-user-config", "-display", "none", "-rtc", "base=utc",
 		"-smbios", "type=1,manufacturer=Oxide,product=OxVM,serial=" + g.ID + ",uuid=" + g.ID,
@@ -265,6 +270,13 @@ func (h *Host) arguments(g Guest, image Image) []string {
 		"-device", "virtio-net-pci,netdev=net,addr=0x8",
 		"-chardev", "file,id=console,path=console.log", "-serial", "chardev:console",
 		"-qmp", "unix:qmp.sock,server=on,wait=off"}
+	if h.Type == "q35" {
+		for _, slot := range slots[1:] {
+			arguments = append(arguments, "-device",
+				fmt.Sprintf("pcie-root-port,id=%s,chassis=%d,addr=%#x", port(slot), slot, slot))
+		}
+	}
+	return arguments
 }
 
 // await waits until the process answers for the instance.

@@ -24,8 +24,10 @@ type Machine struct {
 	// sshPort is the port of loopback that leads to the guest's sshd.
 	sshPort int
 
-	// mu makes one change of the disks at a time.
-	mu sync.Mutex
+	// mu makes one change of the disks at a time. It guards ports: whether the machine has PCIe root
+	// ports for its disks, which plugged finds out.
+	mu    sync.Mutex
+	ports bool
 
 	// pidMu guards pid, a pidfd, or -1 when it has been released.
 	pidMu sync.Mutex
@@ -89,29 +91,43 @@ func (d Disk) block(file string) map[string]any {
 		"size": d.SizeBytes, "file": file}
 }
 
-// device returns the NVMe controller of a disk.
-func (d Disk) device(slot int) map[string]any {
+// port returns the name of the root port in a slot.
+func port(slot int) string { return fmt.Sprintf("port-%#x", slot) }
+
+// device returns the NVMe controller of a disk in a slot, or behind the root port there.
+func (d Disk) device(slot int, ports bool) map[string]any {
+	bus, at := "pci.0", slot
+	if ports {
+		bus, at = port(slot), 0
+	}
 	return map[string]any{"driver": "nvme", "id": "nvme-" + d.ID, "drive": node("disk", d.ID),
-		"serial": d.Serial, "bus": "pci.0", "addr": fmt.Sprintf("%#x", slot),
+		"serial": d.Serial, "bus": bus, "addr": fmt.Sprintf("%#x", at),
 		"logical_block_size": d.BlockSize, "physical_block_size": d.BlockSize}
+}
+
+// pciBus is a PCI bus as QEMU describes it.
+type pciBus struct {
+	Devices []struct {
+		Slot   int
+		ID     string `json:"qdev_id"`
+		Bridge pciBus `json:"pci_bridge"`
+	}
 }
 
 // plugged returns the slots in use, by the IDs of their disks.
 func (m *Machine) plugged(ctx context.Context) (map[string]int, error) {
-	var buses []struct {
-		Devices []struct {
-			Slot int
-			ID   string `json:"qdev_id"`
-		}
-	}
+	var buses []pciBus
 	if err := m.qmp.do(ctx, "query-pci", nil, &buses); err != nil {
 		return nil, err
 	}
 	used := map[string]int{}
 	for _, bus := range buses {
 		for _, d := range bus.Devices {
-			if id, is := strings.CutPrefix(d.ID, "nvme-"); is {
-				used[id] = d.Slot
+			m.ports = m.ports || d.ID == port(d.Slot)
+			for _, e := range append(d.Bridge.Devices, d) {
+				if id, is := strings.CutPrefix(e.ID, "nvme-"); is {
+					used[id] = d.Slot
+				}
 			}
 		}
 	}
@@ -159,7 +175,7 @@ func (m *Machine) Plug(ctx context.Context, d Disk) error {
 		}
 	}
 	if err == nil {
-		err = m.qmp.do(ctx, "device_add", d.device(slots[i]), nil)
+		err = m.qmp.do(ctx, "device_add", d.device(slots[i], m.ports), nil)
 	}
 	if err != nil {
 		return errors.Join(err, m.forget(ctx, d.ID))

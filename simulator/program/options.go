@@ -169,6 +169,8 @@ func (o *options) limits(f *flag.FlagSet) {
 		"a guest's /sys\nand /dev (default), or vm: virtual machines, which need QEMU and an image")
 	f.StringVar(&o.image, "vm-image", "", "`directory` of the virtual machines' image, which make "+
 		"vm-image makes (default\n~/.cache/oxide-simulator/vm)")
+	f.StringVar(&r.MachineType, "vm-machine", "pc", "`type` of the virtual machines: pc, as a rack's "+
+		"hypervisor builds, or q35, with\na PCIe root port for each disk")
 	f.Func("quota", "the silo's storage, a `size` such as 1073741824 or 10GiB (default 64TiB)",
 		func(s string) error {
 			quota, err := adminapi.ParseSize(s)
@@ -246,6 +248,8 @@ func (o *options) check(rest []string) error {
 		return fmt.Errorf("--disks is %q; use %s, %s or %s", o.disks, diskFiles, diskFUSE, diskNone)
 	case o.guests != "" && o.guests != "dir" && o.guests != guestVM:
 		return fmt.Errorf("--guests is %q; use dir or %s", o.guests, guestVM)
+	case o.rack.MachineType != "pc" && o.rack.MachineType != "q35":
+		return fmt.Errorf("--vm-machine is %q; use pc or q35", o.rack.MachineType)
 	case o.guests == guestVM && o.disks != "" && o.disks != diskFiles:
 		return errors.New("--guests=vm needs --disks=file: its disks are the machines' own")
 	case o.disks != "" && o.disks != diskFiles && o.rack.KeepDevices:
