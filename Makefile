@@ -24,7 +24,8 @@ LABEL      ?=
 KUBERNETES ?= v1.35.8
 PREVIOUS   ?=
 RELEASED   ?=
-# The directory of the virtual machines' image, and the package of another kernel for it.
+# The directory of the virtual machines' image, and the package of another kernel for it. Its
+# subdirectory newer has the image of a later Debian: make vm moves volumes between both.
 VMIMAGE  = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-simulator/vm
 KERNEL   =
 # The packages that `make mutants` changes, the number of changes in each, and the time limit for
@@ -187,6 +188,7 @@ ci: # what CI runs
 
 vm-image: # make the image of the virtual machines from Debian's packages: KERNEL=linux-image-amd64
 	@tools/prerequisites --machines
+	@tools/vm-image $(VMIMAGE)/newer linux-image-cloud-amd64 trixie
 	@tools/vm-image $(VMIMAGE) $(KERNEL)
 
 vm: vm-image ## developer: test a driver in virtual machines as instances; SHORT= runs more cases

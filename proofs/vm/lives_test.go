@@ -71,7 +71,7 @@ func runLives(t *testing.T, p *proof.Proof, count int, args ...string) *lab {
 	}
 	p.Figure("lives", l.lives, "bytes_lost", l.lost, "stuck", l.stuck, "kinds",
 		min(l.lives, len(filesystems)), "plugs", l.pulled, "killed", l.killed, "blocks_compared",
-		l.compared)
+		l.compared, "kernels", strings.Join(l.kernels, "/"))
 	if l.lives < count || l.pulled < drawn || l.killed < count || l.lost+l.stuck > 0 {
 		t.Errorf("%d lives of %d with %d plugs of %d and %d kills, %d bytes are lost, %d calls are stuck",
 			l.lives, count, l.pulled, drawn, l.killed, l.lost, l.stuck)
@@ -132,7 +132,7 @@ var (
 
 // plan is drawn for a life.
 type plan struct {
-	number               int
+	number, first        int // first is the node of the first round
 	kind                 string
 	pulls                []pull
 	cold, moves, restore bool
@@ -146,10 +146,12 @@ type pull struct {
 }
 
 // draw draws a life. Consecutive lives have all kinds and plugs, and in each the machine is killed
-// when the volume has records. A disk that no workload uses is not pulled. A copy of a btrfs is not
-// mounted beside its origin: Linux 6.1 cannot do that.
+// when the volume has records. The first eight move each kind from either kernel to the other. A
+// disk that no workload uses is not pulled. A copy of a btrfs is not mounted beside its origin:
+// Linux 6.1 cannot do that.
 func draw(r *rand.Rand, number int) plan {
-	p := plan{number: number, kind: filesystems[number%len(filesystems)], moves: r.IntN(2) == 0,
+	p := plan{number: number, kind: filesystems[number%len(filesystems)],
+		first: (number + number/4) % 2, moves: r.IntN(2) == 0 || number < 8,
 		restore: number%4 == 1, cold: number%4 == 0}
 	round := r.IntN(2)
 	for i, plug := range []string{plugs[number%len(plugs)], "killed"} {
@@ -169,12 +171,14 @@ func draw(r *rand.Rand, number int) plan {
 	return p
 }
 
-// lab is a rack of two machines with the driver's node service, and its controller outside.
+// lab is a rack of two machines with the driver's node service, and its controller outside. The
+// second machine has a newer kernel and newer tools.
 type lab struct {
 	*proof.Proof
 	rack       *harness.Rack
 	controller csi.ControllerClient
 	nodes      []*node
+	kernels    []string
 
 	// compared is the number of records that were read again.
 	lives, pulled, killed, lost, stuck, compared int
@@ -225,6 +229,9 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 		}
 	})
 	l.controller = plugin.Controller()
+	if err := l.nodes[1].changeImage(t.Context(), filepath.Join(imageDir(t), "newer")); err != nil {
+		t.Fatal(err)
+	}
 	var booted errgroup.Group
 	for _, n := range l.nodes {
 		booted.Go(func() error { return n.connect(t.Context()) })
@@ -232,7 +239,17 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 	if err := booted.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	p.Say("two machines have booted")
+	for _, n := range l.nodes {
+		kernel, err := n.run(t.Context(), nil, "uname -r")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.kernels = append(l.kernels, strings.TrimSpace(string(kernel)))
+	}
+	if l.kernels[0] == l.kernels[1] {
+		t.Errorf("both machines have the kernel %s", l.kernels[0])
+	}
+	p.Say("two machines have booted: %v", l.kernels)
 	return l
 }
 
@@ -585,9 +602,9 @@ func (l *lab) live(ctx context.Context, p plan) error {
 	if err != nil {
 		return err
 	}
-	at := []*node{l.nodes[p.number%2], l.nodes[p.number%2]}
+	at := []*node{l.nodes[p.first], l.nodes[p.first]}
 	if p.moves {
-		at[1] = l.nodes[1-p.number%2]
+		at[1] = l.nodes[1-p.first]
 	}
 	for round, n := range append(at, at[1]) {
 		if p.cold && round == 1 {

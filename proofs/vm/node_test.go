@@ -65,6 +65,25 @@ func (n *node) run(ctx context.Context, stdin io.Reader, command string) ([]byte
 	return out.Bytes(), nil
 }
 
+// changeImage gives the instance a new root disk, of the image that a directory names.
+func (n *node) changeImage(ctx context.Context, dir string) error {
+	name, err := os.ReadFile(filepath.Join(dir, "current"))
+	if err != nil {
+		return fmt.Errorf("make the image of a newer Debian with make vm-image: %w", err)
+	}
+	if err := n.rack.StopInstance(ctx, n.ID); err != nil {
+		return err
+	}
+	image, at := filepath.Join(dir, strings.TrimSpace(string(name))), filepath.Join(n.Guest, "machine")
+	out, err := exec.CommandContext(ctx, "sh", "-ec", `ln -sfn "$1" "$2/image"
+		qemu-img create -q -f qcow2 -F raw -b "$1/root.img" "$2/root.qcow2"`, "sh", image, at).
+		CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("change the root disk of instance %s: %w: %s", n.Name, err, out)
+	}
+	return n.rack.StartInstance(ctx, n.ID)
+}
+
 // connect waits until the guest has booted, and starts the driver there.
 func (n *node) connect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, bootTime)
