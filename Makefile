@@ -193,7 +193,7 @@ vm-image: # make the image of the virtual machines from Debian's packages: KERNE
 
 vm: vm-image ## developer: test a driver in virtual machines as instances; SHORT= runs more cases
 	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/...
-	@OXIDE_VM_IMAGE=$(VMIMAGE) $(TESTS) $(SHORT) -v ./proofs/vm
+	@OXIDE_VM_IMAGE=$(VMIMAGE) $(TESTS) $(if $(SHORT),$(SHORT),-timeout=2h) -v ./proofs/vm
 
 rehearsal: vm-image ## developer: run the commands of docs/conformance.md on three virtual machines: PARTS=rules
 	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/...

@@ -177,8 +177,10 @@ type lab struct {
 	*proof.Proof
 	rack       *harness.Rack
 	controller csi.ControllerClient
-	nodes      []*node
-	kernels    []string
+	// controllerAddress is the controller's endpoint.
+	controllerAddress string
+	nodes             []*node
+	kernels           []string
 
 	// compared is the number of records that were read again.
 	lives, pulled, killed, lost, stuck, compared int
@@ -228,7 +230,7 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 			t.Error(err)
 		}
 	})
-	l.controller = plugin.Controller()
+	l.controller, l.controllerAddress = plugin.Controller(), plugin.Endpoint
 	if err := l.nodes[1].changeImage(t.Context(), filepath.Join(imageDir(t), "newer")); err != nil {
 		t.Fatal(err)
 	}
