@@ -252,7 +252,9 @@ func (h *Host) writeKeys(dir string, keys []string) error {
 
 // arguments returns QEMU's arguments for a machine that waits for "cont".
 func (h *Host) arguments(g Guest, image Image) []string {
-	const own = "file=root.qcow2,format=qcow2,if=none,id=root"
+	// QEMU's NVMe ignores that a write has to be durable (FUA), and it keeps where a qcow2 has its
+	// blocks until a flush. Written through, what the guest's journal relies on survives a kill.
+	const own = "file=root.qcow2,format=qcow2,if=none,id=root,cache=writethrough"
 	cpu := "max"
 	if h.accelerator == "kvm" {
 		cpu = "host"
