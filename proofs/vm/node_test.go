@@ -75,7 +75,8 @@ func (n *node) changeImage(ctx context.Context, dir string) error {
 		return err
 	}
 	image, at := filepath.Join(dir, strings.TrimSpace(string(name))), filepath.Join(n.Guest, "machine")
-	out, err := exec.CommandContext(ctx, "sh", "-ec", `ln -sfn "$1" "$2/image"
+	// The QEMU that has just ended may still have its files open.
+	out, err := exec.CommandContext(ctx, "sh", "-ec", `ln -sfn "$1" "$2/image"; rm "$2/root.qcow2"
 		qemu-img create -q -f qcow2 -F raw -b "$1/root.img" "$2/root.qcow2"`, "sh", image, at).
 		CombinedOutput()
 	if err != nil {
