@@ -86,6 +86,12 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 			n.records().of(racktest.Disk).delete()
 			room(10)
 		})
+	t.Run("NE-1 NodeExpandVolume is not implemented", func(t *testing.T) {
+		_, err := (&Service{}).NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{})
+		if err == nil || !strings.Contains(err.Error(), "Unimplemented") {
+			t.Fatal(err)
+		}
+	})
 	t.Run("NI-3 a configured topology is reported", func(t *testing.T) {
 		n := &Service{SysfsRoot: guesttest.Sysfs(t, nil), InstanceID: "x", Topology: map[string]string{
 			"topology.csi.oxide.computer/rack": "a"}}

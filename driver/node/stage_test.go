@@ -196,6 +196,13 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 }
 
 func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
+	t.Run("NS-6 a device whose size or blocks are not the disk's is refused", func(t *testing.T) {
+		v := newGuest(t).disk(8, volume.Ext4)
+		v.Tag = map[string]string{volume.CtxBlockSize: "4096"}
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceDiffers)
+		v.Tag, v.disk.SizeBytes = nil, 2*v.disk.SizeBytes
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceWrongSize)
+	})
 	t.Run("NS-15 mount flags are applied, and appear in no log and no error", func(t *testing.T) {
 		v := newGuest(t).disk(16, volume.Ext4)
 		v.Flags = []string{"noatime", "nosuid,nodev", "sync", "data=journal", "defaults"}
