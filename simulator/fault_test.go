@@ -1,17 +1,16 @@
 package simulator
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
@@ -27,21 +26,21 @@ func (r *rackServer) fault(rule adminapi.Fault) string {
 func (r *rackServer) exists(name string) bool {
 	r.t.Helper()
 	r.Faults.Clear()
-	_, err := r.DiskView(r.t.Context(),
-		oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: "default"})
-	if err != nil && !errors.Is(err, oxide.ErrObjectNotFound) {
-		r.t.Fatal(err)
+	got := r.send("GET /v1/disks/" + name + "?project=default")
+	if got.status != http.StatusOK && got.status != http.StatusNotFound {
+		r.t.Fatalf("HTTP %d: %s", got.status, got.body)
 	}
-	return err == nil
+	return got.status == http.StatusOK
 }
 
 func TestFaultsApplyInTheirPhase(t *testing.T) {
 	answer := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
-	answered := refusedAs(503, "ServiceNotAvailable", "no")
+	const hang = adminapi.Duration(30 * time.Millisecond)
+	const answered, failed = `"no"`, `"Internal Server Error"`
 	for _, test := range []struct {
 		name string
 		rule adminapi.Fault
-		want refused // the zero value means a cut connection
+		want string // a part of the refusal; "" means a broken connection
 		done bool
 	}{
 		{"before: refused and not done", adminapi.Fault{Phase: adminapi.Before, Response: answer},
@@ -51,39 +50,35 @@ func TestFaultsApplyInTheirPhase(t *testing.T) {
 		{"after: done and refused", adminapi.Fault{Phase: adminapi.After, Response: answer}, answered,
 			true},
 		{"an answer without a phase is instead", adminapi.Fault{Response: answer}, answered, false},
-		{"cut before", adminapi.Fault{Phase: adminapi.Before, Cut: true}, refused{}, false},
-		{"cut after", adminapi.Fault{Phase: adminapi.After, Cut: true}, refused{}, true},
-		{"hang instead", adminapi.Fault{Phase: adminapi.Instead,
-			Hang: adminapi.Duration(30 * time.Millisecond)}, refused{}, false},
-		{"hang after", adminapi.Fault{Phase: adminapi.After,
-			Hang: adminapi.Duration(30 * time.Millisecond)}, refused{}, true},
-		{"truncated body", adminapi.Fault{TruncateBody: 20}, refused{}, true},
-		{"unwound: refused and undone", adminapi.Fault{Phase: adminapi.Unwind},
-			refusedAs(500, "Internal", "Internal Server Error"), false},
-		{"unwound with an answer of the rule's", adminapi.Fault{Phase: adminapi.Unwind, Response: answer},
-			answered, false},
-		{"twice: the second finds what the first made", adminapi.Fault{Phase: adminapi.Twice},
-			refusedAs(400, "ObjectAlreadyExists", `already exists: disk "d"`), true},
-		{"twice with an answer of the rule's", adminapi.Fault{Phase: adminapi.Twice, Response: answer},
+		{"cut before", adminapi.Fault{Phase: adminapi.Before, Cut: true}, "", false},
+		{"cut after", adminapi.Fault{Phase: adminapi.After, Cut: true}, "", true},
+		{"hang instead", adminapi.Fault{Phase: adminapi.Instead, Hang: hang}, "", false},
+		{"hang after", adminapi.Fault{Phase: adminapi.After, Hang: hang}, "", true},
+		{"truncated body", adminapi.Fault{TruncateBody: 20}, "", true},
+		{"unwind: refused and undone", adminapi.Fault{Phase: adminapi.Unwind}, failed, false},
+		{"unwind with a response of the fault", adminapi.Fault{Phase: adminapi.Unwind,
+			Response: answer}, answered, false},
+		{"twice: the second request finds the first one's disk", adminapi.Fault{Phase: adminapi.Twice},
+			`already exists: disk \"d\"`, true},
+		{"twice with a response of the fault", adminapi.Fault{Phase: adminapi.Twice, Response: answer},
 			answered, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := serveRack(t, engine.Config{})
 			test.rule.Operation = "disk_create"
 			id := r.fault(test.rule)
-			_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
-			if test.want != (refused{}) {
-				test.want.check(t, err)
-			} else if err == nil || errors.As(err, new(*oxide.HTTPError)) {
-				t.Errorf("got %v, want a broken connection", err)
+			got, err := r.try(t.Context(), newDisk("d"))
+			if (err != nil) != (test.want == "") || err == nil && got.status < http.StatusBadRequest ||
+				!strings.Contains(got.body, test.want) {
+				t.Errorf("got %d %s (%v), want a refusal with %q", got.status, got.body, err, test.want)
 			}
 			if got := r.Faults.List()[0].Fired; got != 1 {
-				t.Errorf("the rule fired %d times, want 1", got)
+				t.Errorf("the fault fired %d times, want 1", got)
 			}
 			requests := r.Requests()
 			last := requests[len(requests)-1]
 			if last.Operation != "disk_create" || !slices.Equal(last.Faults, []string{id}) {
-				t.Errorf("the log says %+v", last)
+				t.Errorf("the last entry of the log is %+v", last)
 			}
 			if got := r.exists("d"); got != test.done {
 				t.Errorf("the disk exists: %v, want %v", got, test.done)
@@ -92,69 +87,62 @@ func TestFaultsApplyInTheirPhase(t *testing.T) {
 	}
 }
 
-func TestADelayedRequestIsCarriedOutAfterItsCallerHasGone(t *testing.T) {
+func TestADelayedRequestIsCarriedOutAfterItsCallerHasGone(t *testing.T) { // A18
 	r := serveRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Before,
 		Delay: adminapi.Duration(200 * time.Millisecond)})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := r.DiskCreate(ctx, r.blank("d", 1)); err == nil {
+	if _, err := r.try(ctx, newDisk("d")); err == nil {
 		t.Fatal("the caller did not give up")
 	}
 	if r.exists("d") {
-		t.Fatal("it was not delayed")
+		t.Fatal("the request was not delayed")
 	}
-	simtest.Eventually(t, "the disk to be there", func() bool { return r.exists("d") })
+	simtest.Eventually(t, "the disk to exist", func() bool { return r.exists("d") })
 }
 
 func TestFaultsMatchTheirRequests(t *testing.T) {
 	r := serveRack(t, engine.Config{})
-	d := r.disk("d")
+	d := r.disk("d").ID
 	r.disk("e")
-	attach := func(instance, disk string) bool {
-		_, err := r.InstanceDiskAttach(t.Context(), oxide.InstanceDiskAttachParams{
-			Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
-		if err != nil && !errors.Is(err, oxide.ErrHTTP503) {
-			t.Fatal(err)
-		}
-		return err != nil
-	}
-	a := r.instance("a").Id
-	answer := &adminapi.Response{Status: 503}
+	a := r.instance("a").ID
 	for _, test := range []struct {
 		name string
 		rule adminapi.Fault
-		want []bool // for attaches of d by name, d by ID, e, and again
+		want string // of the attaches of d by name, d by ID and e, twice: x for a fault
 	}{
-		{"any object", adminapi.Fault{}, []bool{true, true, true, true, true, true}},
-		{"a disk by name", adminapi.Fault{Object: "d"}, []bool{true, true, false, true, true, false}},
-		{"a disk by ID", adminapi.Fault{Object: d.Id}, []bool{true, true, false, true, true, false}},
-		{"an instance by name", adminapi.Fault{Object: "a"}, []bool{true, true, true, true, true, true}},
-		{"an instance by ID", adminapi.Fault{Object: a}, []bool{true, true, true, true, true, true}},
-		{"another", adminapi.Fault{Object: "b"}, []bool{false, false, false, false, false, false}},
-		{"once", adminapi.Fault{Times: 1}, []bool{true, false, false, false, false, false}},
-		{"twice, after one", adminapi.Fault{Skip: 1, Times: 2}, []bool{false, true, true, false, false,
-			false}},
-		{"a token", adminapi.Fault{Bearer: testToken, Times: 1},
-			[]bool{true, false, false, false, false, false}},
-		{"another token", adminapi.Fault{Bearer: testToken + "-other"},
-			[]bool{false, false, false, false, false, false}},
-		{"another operation", adminapi.Fault{Operation: "disk_view"},
-			[]bool{false, false, false, false, false, false}},
+		{"any object", adminapi.Fault{}, "xxxxxx"},
+		{"a disk by name", adminapi.Fault{Object: "d"}, "xx.xx."},
+		{"a disk by ID", adminapi.Fault{Object: d}, "xx.xx."},
+		{"an instance by name", adminapi.Fault{Object: "a"}, "xxxxxx"},
+		{"an instance by ID", adminapi.Fault{Object: a}, "xxxxxx"},
+		{"another instance", adminapi.Fault{Object: "b"}, "......"},
+		{"once", adminapi.Fault{Times: 1}, "x....."},
+		{"twice, after one", adminapi.Fault{Skip: 1, Times: 2}, ".xx..."},
+		{"a token", adminapi.Fault{Bearer: testToken, Times: 1}, "x....."},
+		{"another token", adminapi.Fault{Bearer: testToken + "-other"}, "......"},
+		{"another operation", adminapi.Fault{Operation: "disk_view"}, "......"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			test.rule.Response = answer
-			if test.rule.Operation == "" {
-				test.rule.Operation = "instance_disk_attach"
-			}
+			test.rule.Response = &adminapi.Response{Status: 503}
+			test.rule.Operation = cmp.Or(test.rule.Operation, "instance_disk_attach")
 			r.Faults.Clear()
 			r.fault(test.rule)
-			var got []bool
-			for _, disk := range []string{"d", d.Id, "e", "d", d.Id, "e"} {
-				got = append(got, attach(a, disk))
+			got := ""
+			for _, disk := range []string{"d", d, "e", "d", d, "e"} {
+				answer := r.send(fmt.Sprintf(`POST /v1/instances/%s/disks/attach {"disk":%q}`, a, disk))
+				switch answer.status {
+				case http.StatusAccepted:
+					got += "."
+				case http.StatusServiceUnavailable:
+					got += "x"
+				default:
+					t.Fatalf("HTTP %d: %s", answer.status, answer.body)
+				}
 			}
-			if !slices.Equal(got, test.want) {
-				t.Errorf("got %v, want %v", got, test.want)
+			if got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
 			}
 		})
 	}
@@ -234,15 +222,15 @@ func TestADeferredEffectComesAfterTheResponse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			rule.Operation, rule.Phase, rule.Delay = "disk_create", adminapi.Deferred, hour
 			r.fault(rule)
-			if _, err := r.DiskCreate(t.Context(), r.blank(name, 1)); err == nil {
-				t.Fatal("the caller was told of a success")
+			if got, err := r.try(t.Context(), newDisk(name)); err == nil && got.status != 503 {
+				t.Fatalf("the caller got HTTP %d", got.status)
 			}
 			if r.exists(name) {
-				t.Fatal("it was done at once")
+				t.Fatal("the disk was created at once")
 			}
 			simtest.NoError(t, r.RunDeferred(t.Context()))
 			if !r.exists(name) {
-				t.Fatal("it was not done")
+				t.Fatal("the disk was not created")
 			}
 			var late int
 			for _, request := range r.Requests() {
@@ -251,56 +239,45 @@ func TestADeferredEffectComesAfterTheResponse(t *testing.T) {
 				}
 			}
 			if late != 1 {
-				t.Errorf("the log has %d late entries, want 1", late)
+				t.Errorf("the log has %d deferred entries, want 1", late)
 			}
 		})
 	}
 }
 
 func TestCloseDropsDeferredRequests(t *testing.T) {
-	dir := t.TempDir()
-	s := must[*Server](t)(Open(t.Context(), engine.Config{Dir: dir, Token: testToken,
-		Devices: withoutDevices}))
-	server := httptest.NewServer(s)
-	defer server.Close()
-	if _, err := s.Faults.Add(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred,
-		Cut:   true,
-		Delay: hour}); err != nil {
-		t.Fatal(err)
+	r := serveRack(t, engine.Config{})
+	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred, Cut: true, Delay: hour})
+	if got, err := r.try(t.Context(), newDisk("d")); err == nil {
+		t.Fatalf("the caller got HTTP %d", got.status)
 	}
-	r := &rackServer{Server: s, Client: newClient(t, server.URL), t: t}
-	if _, err := r.DiskCreate(t.Context(), r.blank("d", 1)); err == nil {
-		t.Fatal("the caller was told of a success")
-	}
-	simtest.NoError(t, s.Close())
-	if again := serveRack(t, engine.Config{Dir: dir}); again.exists("d") {
-		t.Error("it was done by a rack that was closed")
+	if r.again().exists("d") {
+		t.Error("a closed rack has created the disk")
 	}
 }
 
-func TestAFaultDropsTheFieldsOfAnotherRelease(t *testing.T) {
+func TestAFaultDropsFieldsFromAnswers(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.disk("d")
 	r.fault(adminapi.Fault{DropFields: []string{"disk_type", "read_only"}})
 	for _, path := range []string{"/v1/disks/d?project=default", "/v1/disks?project=default"} {
-		_, body := r.call("GET", path, "")
-		if strings.Contains(body, "disk_type") || strings.Contains(body, "read_only") ||
-			!strings.Contains(body, `"block_size":512`) {
+		body := r.demand(200, `"block_size":512`, "GET "+path)
+		if strings.Contains(body, "disk_type") || strings.Contains(body, "read_only") {
 			t.Errorf("GET %s: %s", path, body)
 		}
 	}
 }
 
-func TestAFaultRespondsAsAProxyWould(t *testing.T) {
+func TestAFaultCanAnswerLikeAProxy(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 502,
 		Body: "<html>bad gateway</html>", ContentType: "text/html", PadBytes: 1 << 20,
 		Header: map[string]string{"Location": "/v1/me"}}})
-	resp, body := r.call("GET", "/v1/ping", "")
-	if resp.status != 502 || len(body) != 1<<20+24 ||
-		!strings.HasSuffix(body, " <html>bad gateway</html>") ||
-		resp.header.Get("Content-Type") != "text/html" || resp.header.Get("Location") != "/v1/me" {
-		t.Errorf("got %d, %d bytes and %v", resp.status, len(body), resp.header)
+	got := r.send("GET /v1/ping")
+	if got.status != 502 || len(got.body) != 1<<20+24 ||
+		!strings.HasSuffix(got.body, " <html>bad gateway</html>") ||
+		got.header.Get("Content-Type") != "text/html" || got.header.Get("Location") != "/v1/me" {
+		t.Errorf("got %d, %d bytes and %v", got.status, len(got.body), got.header)
 	}
 }
 
@@ -348,7 +325,7 @@ func TestAnUnknownFieldIsRefusedWithAListOfTheKnownFields(t *testing.T) {
 	}
 }
 
-func TestAHotplugThatNoRackHasIsRefusedWithItsReason(t *testing.T) {
+func TestInvalidHotplugModesAreRefused(t *testing.T) {
 	for words, want := range map[adminapi.Hotplug]string{
 		"":                             "begin with full, attach-only or none",
 		"sometimes":                    "begin with full, attach-only or none",

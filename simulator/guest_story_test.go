@@ -2,6 +2,7 @@ package simulator
 
 import (
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,8 +10,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
@@ -23,7 +22,7 @@ func (r *rackServer) device(instance string) string {
 	simtest.Eventually(r.t, "a device in guest "+instance, func() bool {
 		return len(r.guestDevices(instance)) == 1
 	})
-	return filepath.Join(r.GuestDir(r.instance(instance).Id), "dev", r.guestDevices(instance)[0])
+	return filepath.Join(r.GuestDir(r.instance(instance).ID), "dev", r.guestDevices(instance)[0])
 }
 
 func readDevice(t *testing.T, path string, offset int64, n int) string {
@@ -38,7 +37,6 @@ func readDevice(t *testing.T, path string, offset int64, n int) string {
 	return string(data)
 }
 
-// TestDevicesAppearAccordingToFaults shows that these reach the data plane.
 func TestDevicesAppearAccordingToFaults(t *testing.T) {
 	needGuests(t)
 	r := serveRack(t, engine.Config{})
@@ -55,13 +53,13 @@ func TestDevicesAppearAccordingToFaults(t *testing.T) {
 		"not-at-all":        {adminapi.DeviceFault{Fails: true}, 0, nil},
 	} {
 		r.Faults.Clear()
-		id := r.disk(name).Id
+		id := r.disk(name).ID
 		r.fault(adminapi.Fault{Operation: "instance_disk_attach", Device: &c.rule})
 		start := time.Now()
-		if _, err := r.doAttach("a", name); c.rule.Fails {
-			refusedAs(500, "Internal", "Internal Server Error").check(t, err)
+		if c.rule.Fails {
+			r.demand(500, "Internal Server Error", moving("attach", "a", name))
 		} else {
-			simtest.NoError(t, err)
+			r.attach("a", name)
 		}
 		var sizes []int64
 		for _, d := range r.ownDevices() {
@@ -76,7 +74,7 @@ func TestDevicesAppearAccordingToFaults(t *testing.T) {
 				time.Since(start), got)
 		}
 		if !c.rule.Fails {
-			must[*oxide.Disk](t)(r.doDetach("a", name))
+			r.detach("a", name)
 		}
 		if size := diskSize(t, r, id); size != 1<<30 {
 			t.Errorf("%s: afterwards the disk's file has %d bytes", name, size)
@@ -84,8 +82,6 @@ func TestDevicesAppearAccordingToFaults(t *testing.T) {
 	}
 }
 
-// TestAFullHostRefusesWhatNeedsSpaceAndLosesNothing shows that a host without space refuses
-// requests that need space, and loses nothing.
 func TestAFullHostRefusesWhatNeedsSpaceAndLosesNothing(t *testing.T) { // A27
 	needGuests(t)
 	dir := t.TempDir()
@@ -103,18 +99,11 @@ func TestAFullHostRefusesWhatNeedsSpaceAndLosesNothing(t *testing.T) { // A27
 	if err := f.Close(); err != nil && !errors.Is(err, syscall.ENOSPC) {
 		t.Fatal(err)
 	}
-	full := refusedAs(507, "InsufficientCapacity", "Insufficient capacity: Not enough storage")
-	refusals := 0
-	for n := range 64 {
-		if _, err := r.DiskCreate(t.Context(), r.blank("d"+strconv.Itoa(n), 1)); err != nil {
-			full.check(t, err)
-			refusals++
-			break
-		}
+	created := http.StatusCreated
+	for n := 0; n < 64 && created == http.StatusCreated; n++ {
+		created = r.send(newDisk("d" + strconv.Itoa(n))).status
 	}
-	if refusals == 0 {
-		t.Fatal("the host was not full")
-	}
+	r.demand(507, "Insufficient capacity: Not enough storage", newDisk("more"))
 	simtest.NoError(t, os.Remove(ballast))
 	made := len(r.disks())
 	next := r.again()

@@ -5,10 +5,9 @@ package simulator
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -22,9 +21,9 @@ import (
 	"github.com/getkin/kin-openapi/openapi3filter"
 	"github.com/getkin/kin-openapi/routers"
 	"github.com/google/uuid"
-	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
@@ -108,10 +107,6 @@ func (s *schema) watch(t *testing.T, next http.Handler) http.Handler {
 		next.ServeHTTP(answer, r)
 		path := "/" + strings.Join(op.path, "/")
 		item := s.Paths.Value(path)
-		if item == nil || item.GetOperation(op.method) == nil {
-			t.Errorf("the rack has no %s %s", op.method, path)
-			return
-		}
 		input := &openapi3filter.RequestValidationInput{
 			Request: r.Clone(context.Background()), QueryParams: r.URL.Query(),
 			PathParams: map[string]string{}, Options: s.options,
@@ -123,9 +118,7 @@ func (s *schema) watch(t *testing.T, next http.Handler) http.Handler {
 		}
 		input.Request.Body = io.NopCloser(bytes.NewReader(body))
 		s.check(t, op, input, answer)
-		for name, values := range answer.Header() {
-			w.Header()[name] = values
-		}
+		maps.Copy(w.Header(), answer.Header())
 		w.WriteHeader(answer.Code)
 		if _, err := w.Write(answer.Body.Bytes()); err != nil {
 			t.Error(err)
@@ -156,8 +149,9 @@ func (s *schema) check(t *testing.T, op *operation, input *openapi3filter.Reques
 	}
 }
 
-// TestAnswersMatchThePublishedSchema demands that every operation that the simulator serves
-// answers according to the rack's published schema.
+// TestAnswersMatchThePublishedSchema runs tests of this package while every answer is checked
+// against the rack's published schema. Every operation that the simulator serves must be answered
+// with a success in them.
 func TestAnswersMatchThePublishedSchema(t *testing.T) {
 	s := loadSchema(t)
 	for path, item := range s.Paths.Map() {
@@ -168,177 +162,70 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 			}
 		}
 	}
-	server := must[*Server](t)(Open(t.Context(), Config{Dir: t.TempDir(),
-		Role:      adminapi.RoleFleetAdmin,
-		Log:       slog.New(slog.DiscardHandler),
-		Instances: []InstanceSpec{{Name: "a"}, {Name: "b"}, {Name: "idle", Stopped: true}},
-		Images: []ImageSpec{{Name: "silo", SizeBytes: 1 << 30},
-			{Name: "project", Project: "default", SizeBytes: 1 << 30}}}))
-	listener := httptest.NewServer(s.watch(t, server))
-	t.Cleanup(func() {
-		listener.Close()
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	r := &rackServer{t: t, Server: server, Client: newClient(t, listener.URL), url: listener.URL}
-	schemaStory(t, r)
-	switchPorts(t, r)
+	unwatched := watch
+	defer func() { watch = unwatched }()
+	watch = s.watch
+	for name, test := range map[string]func(*testing.T){
+		"resources": TestEveryKindOfResourceCanBeCreatedUpdatedAndDeleted,
+		"clients":   TestTheRackServesOxidesClients,
+		"pools":     TestAFleetAdministratorGivesTheSiloItsPools,
+		"ports":     TestSwitchPortsTakeTheirAddressesFromLots,
+		"import":    TestAnImportedImageBecomesADiskWithItsBytes,
+		"images":    TestRefusalsOfImportsAndImages,
+		"sources":   TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse,
+		"nics":      TestTwoInstancesShareNoInterface,
+		"others":    otherOperations,
+	} {
+		t.Run(name, test)
+	}
 	for name, op := range served {
-		if s.seen[name] == 0 && name != "instance_serial_console" { // it needs an instance that runs
-			t.Errorf("the story has no %s (%s) that succeeds", name, op.method)
+		if s.seen[name] == 0 && name != "instance_serial_console" { // it needs a virtual machine
+			t.Errorf("no %s (%s) succeeds", name, op.method)
 		}
 	}
 }
 
-// schemaStory calls every operation that the simulator serves, and sends many requests that are
-// refused.
-func schemaStory(t *testing.T, r *rackServer) {
-	ctx := t.Context()
-	must[*oxide.Ping](t)(r.Ping(ctx))
-	must[*oxide.CurrentUser](t)(r.CurrentUserView(ctx))
-	must[[]oxide.DeviceAccessToken](t)(r.CurrentUserAccessTokenListAllPages(ctx,
-		oxide.CurrentUserAccessTokenListParams{}))
-	must[*oxide.Utilization](t)(r.UtilizationView(ctx))
-	must[[]oxide.Project](t)(r.ProjectListAllPages(ctx, oxide.ProjectListParams{}))
-	must[*oxide.Project](t)(r.ProjectView(ctx, oxide.ProjectViewParams{Project: "default"}))
-
+// otherOperations calls the operations that the other tests do not call.
+func otherOperations(t *testing.T) {
+	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	r.disk("d")
-	r.state("d")
-	local := r.blank("l", 1)
-	local.Body.DiskBackend.Value = &oxide.DiskBackendLocal{}
-	must[*oxide.Disk](t)(r.DiskCreate(ctx, local))
-	must[*oxide.Disk](t)(r.doAttach("a", "d"))
-	sn := must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
-	r.snapshotState("s")
-	must[[]oxide.Snapshot](t)(r.SnapshotListAllPages(ctx,
-		oxide.SnapshotListParams{Project: "default"}))
-	images := must[[]oxide.Image](t)(r.ImageListAllPages(ctx, oxide.ImageListParams{}))
-	must[[]oxide.Image](t)(r.ImageListAllPages(ctx, oxide.ImageListParams{Project: "default"}))
-	must[*oxide.Image](t)(r.ImageView(ctx, oxide.ImageViewParams{Image: "silo"}))
-	must[*oxide.Disk](t)(r.DiskCreate(ctx, r.from(snapshotSource(sn.Id, true), "ro", 1)))
-	must[*oxide.Disk](t)(r.DiskCreate(ctx, r.from(imageSource(images[0].Id, false), "i", 1)))
-	must[*oxide.Disk](t)(r.DiskCreate(ctx, r.from(oxide.DiskSource{
-		Value: &oxide.DiskSourceImportingBlocks{BlockSize: 4096}}, "import", 1)))
-	if got := len(r.disks()); got != 5 {
-		t.Errorf("there are %d disks", got)
-	}
-	importStory(t, r, "import")
-	must[[]oxide.Disk](t)(r.InstanceDiskListAllPages(ctx,
-		oxide.InstanceDiskListParams{Instance: "a", Project: "default"}))
-	must[*oxide.Disk](t)(r.doDetach("a", "d"))
-
-	must[[]oxide.Instance](t)(r.InstanceListAllPages(ctx,
-		oxide.InstanceListParams{Project: "default"}))
-	body := r.instanceBody("new")
-	body.BootDisk = createdDisk("boot")
-	body.Disks = []oxide.InstanceDiskAttachment{attachedDisk("d")}
-	new := must[*oxide.Instance](t)(r.doCreate(body))
+	r.attach("a", "d")
+	r.detach("a", "d")
+	r.snapshot("s", "d")
+	r.demand(201, "", newInstance("new", `,"boot_disk":{"type":"attach","name":"d"}`))
 	r.awaitState("new", "running")
-	must[*oxide.Instance](t)(r.change("reboot", "new"))
-	r.awaitState("new", "running")
-	r.doStop("new")
-	policy := oxide.InstanceAutoRestartPolicyNever
-	must[*oxide.Instance](t)(r.InstanceUpdate(ctx, oxide.InstanceUpdateParams{
-		Instance: oxide.NameOrId(new.Id), Body: &oxide.InstanceUpdate{Ncpus: 4, Memory: 8 << 30,
-			AutoRestartPolicy: &policy, EnableJumboFrames: oxide.NewPointer(false)}}))
-	r.instance("new")
-	must[*oxide.Instance](t)(r.change("start", "new"))
-	r.awaitState("new", "running")
-	r.doStop("new")
-	neighbourLists(t, r)
-	r.liveAll(func() *rackServer { return r })
-	r.loadBalancer()
-	r.project()
-	r.secondInterface()
-	r.rest()
-	r.ipPools()
-	r.subnetPools()
-	r.fleetLists()
-	for _, path := range []string{
-		"/v1/anti-affinity-groups?project=default", "/v1/floating-ips?project=default",
-		"/v1/instances/a/affinity-groups?project=default",
-		"/v1/instances/a/multicast-groups?project=default",
-		"/v1/system/hardware/racks", "/v1/system/silos/simulated/quotas",
-		"/v1/system/utilization/silos", "/v1/system/utilization/silos/simulated",
-		"/v1/system/silo-quotas", "/v1/me/access-tokens",
-		"/v1/disks", "/v1/disks/nope?project=default", "/v1/vpcs?project=default",
-	} {
-		r.call("GET", path, "")
-	}
-	r.call("GET", "/v1/me", "", "Authorization", "")
-	err := r.InstanceDelete(ctx,
-		oxide.InstanceDeleteParams{Instance: "new", Project: "default"})
-	if err != nil {
-		t.Error(err)
-	}
-	err = r.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: "s", Project: "default"})
-	if err != nil {
-		t.Error(err)
-	}
-	if err := r.doDelete("d"); err != nil {
-		t.Error(err)
-	}
-}
-
-// rest makes the calls that only records have and that no other story makes.
-func (r *rackServer) rest() {
-	for _, path := range []string{
-		"/v1/ip-pools", "/v1/ip-pools/default-ipv6", "/v1/me/ssh-keys", "/v1/me/access-tokens",
-		"/v1/internet-gateways?vpc=default&project=default",
-		"/v1/vpc-subnets/default/network-interfaces?vpc=default&project=default",
-		"/v1/vpc-firewall-rules?vpc=default&project=default", "/v1/system/silos/simulated",
-	} {
-		r.demand(200, "", "GET "+path)
-	}
+	r.change("reboot", "new", "running")
+	r.change("stop", "new", "stopped")
+	r.demand(200, "", `PUT /v1/instances/new?project=default {"ncpus":4,"memory":8589934592,`+
+		`"boot_disk":null,"auto_restart_policy":"never","cpu_platform":null,`+
+		`"enable_jumbo_frames":false,"multicast_groups":null}`)
+	r.change("start", "new", "running")
 	for kind, param := range map[string]string{"affinity": "affinity-groups",
 		"anti-affinity": "anti-affinity-groups"} {
 		r.demand(201, "", fmt.Sprintf(`POST /v1/%s?project=default {"name":%q,"description":"",`+
 			`"policy":"allow","failure_domain":"sled"}`, param, kind))
-		one := fmt.Sprintf("/v1/%s/%s/members", param, kind)
-		r.demand(201, "", fmt.Sprintf("POST %s/instance/idle?project=default", one))
-		r.demand(200, "", fmt.Sprintf("GET %s/instance/idle?project=default", one))
-		r.demand(200, "", fmt.Sprintf("GET %s?project=default", one))
+		members := fmt.Sprintf("/v1/%s/%s/members", param, kind)
+		r.demand(201, "", fmt.Sprintf("POST %s/instance/idle?project=default", members))
+		r.demand(200, "", fmt.Sprintf("GET %s/instance/idle?project=default", members))
+		r.demand(200, "", fmt.Sprintf("GET %s?project=default", members))
 		r.demand(200, "", fmt.Sprintf("GET /v1/instances/idle/%s?project=default", param))
-		r.demand(204, "", fmt.Sprintf("DELETE %s/instance/idle?project=default", one))
+		r.demand(204, "", fmt.Sprintf("DELETE %s/instance/idle?project=default", members))
 	}
 	r.demand(202, "", `POST /v1/instances/a/external-ips/ephemeral?project=default {}`)
 	r.demand(204, "", `DELETE /v1/instances/a/external-ips/ephemeral?project=default&ip_version=v4`)
-}
-
-// importStory imports a disk, and makes an image of it.
-func importStory(t *testing.T, r *rackServer, disk string) {
-	err := errors.Join(r.doStartImport(disk), r.doImport(disk, 0, make([]byte, 4096)),
-		r.doStopImport(disk), r.doFinalize(disk, "imported"))
-	if err != nil {
-		t.Error(err)
+	for _, path := range []string{
+		"ping", "me", "me/access-tokens", "me/ssh-keys", "utilization", "projects", "projects/default",
+		"disks?project=default", "snapshots?project=default", "instances?project=default",
+		"instances/a/disks?project=default", "instances/a/multicast-groups?project=default",
+		"instances/a/external-subnets?project=default", "ip-pools", "ip-pools/default-ipv6",
+		"internet-gateways?vpc=default&project=default", "system/silos/simulated",
+		"system/silos/simulated/quotas", "system/utilization/silos/simulated",
+		"vpc-subnets/default/network-interfaces?vpc=default&project=default",
+	} {
+		r.demand(200, "", "GET /v1/"+path)
 	}
-	sn := must[*oxide.Snapshot](t)(r.SnapshotView(t.Context(),
-		oxide.SnapshotViewParams{Snapshot: "imported", Project: "default"}))
-	must[*oxide.Image](t)(r.ImageCreate(t.Context(), r.imageBody("made", "default", sn.Id)))
-	must[*oxide.Image](t)(r.doPromote("made", "default"))
-	must[*oxide.Image](t)(r.doDemote("made", "default"))
-	err = r.ImageDelete(t.Context(), oxide.ImageDeleteParams{Image: "made", Project: "default"})
-	if err != nil {
-		t.Error(err)
+	for _, path := range []string{"/v1/disks", "/v1/disks/nope?project=default"} {
+		r.send("GET " + path)
 	}
-}
-
-func attachedDisk(name string) oxide.InstanceDiskAttachment {
-	return oxide.InstanceDiskAttachment{
-		Value: &oxide.InstanceDiskAttachmentAttach{Name: oxide.Name(name)}}
-}
-
-func neighbourLists(t *testing.T, r *rackServer) {
-	ctx := t.Context()
-	must[[]oxide.InstanceNetworkInterface](t)(r.InstanceNetworkInterfaceListAllPages(ctx,
-		oxide.InstanceNetworkInterfaceListParams{Instance: "a", Project: "default"}))
-	must[*oxide.ExternalIpResultsPage](t)(r.InstanceExternalIpList(ctx,
-		oxide.InstanceExternalIpListParams{Instance: "a", Project: "default"}))
-	must[*oxide.ExternalSubnetResultsPage](t)(r.InstanceExternalSubnetList(ctx,
-		oxide.InstanceExternalSubnetListParams{Instance: "a", Project: "default"}))
-	must[[]oxide.SshKey](t)(r.InstanceSshPublicKeyListAllPages(ctx,
-		oxide.InstanceSshPublicKeyListParams{Instance: "a", Project: "default"}))
-	must[[]oxide.AntiAffinityGroup](t)(r.InstanceAntiAffinityGroupListAllPages(ctx,
-		oxide.InstanceAntiAffinityGroupListParams{Instance: "a", Project: "default"}))
+	r.send("GET /v1/me", "Authorization", "")
 }

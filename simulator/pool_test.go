@@ -21,7 +21,7 @@ func (r *rackServer) become(role string) {
 	}
 }
 
-func TestACollaboratorHasNoOperationOfTheFleetsAdministrator(t *testing.T) { // A21
+func TestACollaboratorCannotAdministerTheFleet(t *testing.T) { // A21
 	r := serveRack(t, engine.Config{})
 	for _, request := range []string{"GET /v1/system/ip-pools", "GET /v1/system/subnet-pools",
 		`POST /v1/system/ip-pools {"name":"p","description":""}`,
@@ -39,11 +39,14 @@ func TestACollaboratorHasNoOperationOfTheFleetsAdministrator(t *testing.T) { // 
 	r.demand(200, `"default-ipv6"`, "GET /v1/system/ip-pools")
 }
 
-func TestTheFleetsAdministratorGivesTheSiloItsPools(t *testing.T) {
+func TestAFleetAdministratorGivesTheSiloItsPools(t *testing.T) { // A21
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	r.ipPools()
 	r.subnetPools()
-	r.fleetLists()
+	for path, part := range map[string]string{"hardware/racks": `"id"`, "silo-quotas": `"cpus"`,
+		"utilization/silos": `"simulated"`} {
+		r.demand(200, part, "GET /v1/system/"+path)
+	}
 	r.demand(400, "cannot span multicast and unicast",
 		`POST /v1/system/ip-pools/default/ranges/add {"first":"223.0.0.1","last":"224.0.0.1"}`)
 	r.demand(400, "multicast address range to unicast IP pool",
@@ -120,7 +123,7 @@ func (r *rackServer) ipPools() {
 	r.demand(201, `"ip":"2001:db8::`, allocate("f3", `{"type":"auto","ip_version":"v6"}`))
 	r.demand(200, `"is_default":false`, update("default-ipv6", false))
 	for _, name := range []string{"f1", "f2", "f3"} {
-		r.demand(204, "", "DELETE /v1/floating-ips/"+name+"?project=default")
+		r.delete("floating-ips/" + name)
 	}
 	r.demand(204, "", "DELETE "+one+"/silos/simulated")
 	r.demand(204, "", "POST "+one+"/ranges/remove "+span)
@@ -192,19 +195,18 @@ func (r *rackServer) secondDefault(one string) {
 	r.demand(201, "", "POST "+other+`/members/add {"subnet":"fd00:1::/48"}`)
 	r.demand(201, `"subnet":"fd00:1::/64"`, subnet(`,"ip_version":"v6"`))
 	attach := func(instance, interfaces string) string {
-		r.demand(201, "", fmt.Sprintf(`POST /v1/instances?project=default {"name":%q,"description":"",`+
-			`"hostname":"i","ncpus":1,"memory":1073741824,"start":false,"network_interfaces":`+
-			`{"type":%q}}`, instance, interfaces))
+		r.demand(201, "", newInstance(instance, fmt.Sprintf(
+			`,"start":false,"network_interfaces":{"type":%q}`, interfaces)))
 		return fmt.Sprintf(`POST /v1/external-subnets/s/attach?project=default {"instance":%q}`,
 			instance)
 	}
 	r.demand(400, "does not have a matching IP stack", attach("with-v4", "default_ipv4"))
 	r.demand(202, `"instance_id":"`, attach("with-v6", "default_ipv6"))
 	for _, name := range []string{"with-v4", "with-v6"} {
-		r.demand(204, "", "DELETE /v1/instances/"+name+"?project=default")
+		r.delete("instances/" + name)
 	}
 	r.demand(200, `"instance_id":null`, "GET /v1/external-subnets/s?project=default")
-	r.demand(204, "", "DELETE /v1/external-subnets/s?project=default")
+	r.delete("external-subnets/s")
 	r.demand(204, "", "POST "+other+`/members/remove {"subnet":"fd00:1::/48"}`)
 	r.demand(204, "", "DELETE "+other)
 }
@@ -248,26 +250,15 @@ func (r *rackServer) externalSubnets(pool string) {
 	r.demand(200, `"subnet":"10.3.0.16/28"`, "GET /v1/instances/a/external-subnets?project=default")
 	r.demand(202, `"instance_id":null`, "POST "+one+"/detach?project=default")
 	for _, name := range []string{"s1", "s2", "s3", "s4"} {
-		r.demand(204, "", "DELETE /v1/external-subnets/"+name+"?project=default")
+		r.delete("external-subnets/" + name)
 	}
 }
 
-// fleetLists reads what only those who may see the fleet read (A21).
-func (r *rackServer) fleetLists() {
-	for path, part := range map[string]string{"hardware/racks": `"id"`, "silo-quotas": `"cpus"`,
-		"utilization/silos": `"simulated"`} {
-		r.demand(200, part, "GET /v1/system/"+path)
-	}
-}
-
-// TestSourceNATIsOfTheDefaultPool allocates and releases the addresses of a small pool.
-func TestSourceNATIsOfTheDefaultPool(t *testing.T) { // A65
+// TestSourceNATUsesTheDefaultPool allocates and releases the addresses of a small pool.
+func TestSourceNATUsesTheDefaultPool(t *testing.T) { // A65
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin, Instances: []engine.InstanceSpec{}})
 	const pool, span = "/v1/system/ip-pools/default", `{"first":"198.18.0.0","last":"198.19.255.255"}`
-	create := func(name string) string {
-		return fmt.Sprintf(`POST /v1/instances?project=default {"name":%q,"description":"",`+
-			`"hostname":"i","ncpus":1,"memory":1073741824,"start":false}`, name)
-	}
+	create := func(name string) string { return newInstance(name, `,"start":false`) }
 	r.demand(204, "", "POST "+pool+"/ranges/remove "+span)
 	r.demand(507, "No external IP addresses available", create("a"))
 	r.demand(201, "", "POST "+pool+`/ranges/add {"first":"10.6.0.1","last":"10.6.0.2"}`)
@@ -288,9 +279,9 @@ func TestSourceNATIsOfTheDefaultPool(t *testing.T) { // A65
 	r.demand(201, "", `POST /v1/vpc-subnets?vpc=default&project=default {"name":"small",`+
 		`"description":"","ipv4_block":"10.9.0.0/26"}`)
 	nic := func(n int) string {
-		return strings.Replace(create(fmt.Sprint("n", n)), `"start"`, `"network_interfaces":{"type":`+
-			`"create","params":[{"name":"n","description":"","vpc_name":"default","subnet_name":"small",`+
-			`"ip_config":{"type":"v6","value":{"ip":{"type":"auto"}}}}]},"start"`, 1)
+		return newInstance(fmt.Sprint("n", n), `,"start":false,"network_interfaces":{"type":"create",`+
+			`"params":[{"name":"n","description":"","vpc_name":"default","subnet_name":"small",`+
+			`"ip_config":{"type":"v6","value":{"ip":{"type":"auto"}}}}]}`)
 	}
 	v4 := strings.NewReplacer(`"type":"v6"`, `"type":"v4"`).Replace
 	r.demand(200, `"is_default":true`, "PUT "+pool+`/silos/simulated {"is_default":true}`)
@@ -302,8 +293,8 @@ func TestSourceNATIsOfTheDefaultPool(t *testing.T) { // A65
 	r.demand(201, "", nic(64))
 }
 
-// TestAnInterfaceHasTheAddressThatItsRequestNames creates instances with an explicit ip_config.
-func TestAnInterfaceHasTheAddressThatItsRequestNames(t *testing.T) { // A52
+// TestAnInterfaceGetsTheRequestedAddress creates instances with an explicit ip_config.
+func TestAnInterfaceGetsTheRequestedAddress(t *testing.T) { // A52
 	r := serveRack(t, engine.Config{Instances: []engine.InstanceSpec{}})
 	for n, c := range []struct {
 		version, address string
@@ -319,21 +310,18 @@ func TestAnInterfaceHasTheAddressThatItsRequestNames(t *testing.T) { // A52
 		{"v6", "172.30.0.78", 400, "value.ip.value: invalid IPv6 address syntax"},
 		{"v4", "172.30.0.5", 201, ""}, // the lowest
 	} {
-		r.demand(c.status, c.want, fmt.Sprintf(`POST /v1/instances?project=default {"name":"named%d",`+
-			`"description":"","hostname":"i","ncpus":1,"memory":1073741824,"start":false,`+
+		r.demand(c.status, c.want, newInstance(fmt.Sprint("named", n), fmt.Sprintf(`,"start":false,`+
 			`"network_interfaces":{"type":"create","params":[{"name":"n","description":"",`+
 			`"vpc_name":"default","subnet_name":"default","ip_config":{"type":%q,"value":`+
-			`{"ip":{"type":"explicit","value":%q}}}}]}}`, n, c.version, c.address))
+			`{"ip":{"type":"explicit","value":%q}}}}]}`, c.version, c.address)))
 	}
 	r.demand(200, `"ip":"172.30.0.77"`, "GET /v1/network-interfaces?project=default&instance=named0")
 }
 
-func TestSwitchPortsHaveTheirAddressesFromLots(t *testing.T) {
-	switchPorts(t, serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin}))
-}
-
-// switchPorts makes and replaces a lot and the settings of ports, and deletes both.
-func switchPorts(t *testing.T, r *rackServer) {
+// TestSwitchPortsTakeTheirAddressesFromLots creates and replaces a lot and the settings of ports,
+// and deletes both.
+func TestSwitchPortsTakeTheirAddressesFromLots(t *testing.T) {
+	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	const (
 		lots  = "/v1/system/networking/address-lot"
 		ports = "/v1/system/networking/switch-port-settings"

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -22,10 +23,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 func serveAdmin(t *testing.T, s *Server) string {
@@ -37,8 +39,9 @@ func serveAdmin(t *testing.T, s *Server) string {
 
 // process is a simulator in a process of its own.
 type process struct {
-	cmd  *exec.Cmd
-	said struct {
+	cmd *exec.Cmd
+	// ready is the line that the simulator prints when it is ready.
+	ready struct {
 		URL, Admin, Project, CA string
 		Instances               []struct{ Name, ID, Guest string }
 	}
@@ -61,15 +64,15 @@ func buildSimulator(t *testing.T) string {
 
 func startProcess(t *testing.T, binary, dir string, args ...string) *process {
 	t.Helper()
-	p, said := startIn(t, "", binary, append([]string{"--dir", dir, "--token", testToken,
+	p, printed := startIn(t, "", binary, append([]string{"--dir", dir, "--token", testToken,
 		"--instance", "a", "--instance", "b"}, args...)...)
-	if err := json.Unmarshal(said.Bytes(), &p.said); err != nil {
-		t.Fatalf("the simulator said %q: %v", said.Text(), err)
+	if err := json.Unmarshal(printed.Bytes(), &p.ready); err != nil {
+		t.Fatalf("the simulator printed %q: %v", printed.Text(), err)
 	}
 	return p
 }
 
-// startIn starts a simulator, whose folder for temporary files is temp, and reads its first line.
+// startIn starts a simulator with the directory temp for temporary files, and reads its first line.
 func startIn(t *testing.T, temp, binary string, args ...string) (*process, *bufio.Scanner) {
 	t.Helper()
 	p := &process{cmd: exec.Command(binary, append([]string{"serve"}, args...)...)}
@@ -83,7 +86,7 @@ func startIn(t *testing.T, temp, binary string, args ...string) (*process, *bufi
 	})
 	lines := bufio.NewScanner(stdout)
 	if !lines.Scan() {
-		t.Fatalf("the simulator said nothing: %v", lines.Err())
+		t.Fatalf("the simulator printed nothing: %v", lines.Err())
 	}
 	return p, lines
 }
@@ -119,7 +122,8 @@ func loopsUnder(t *testing.T, dir string) []loopdev.Device {
 	return ours
 }
 
-func trusting(t *testing.T, caFile, url string) *oxide.Client {
+// trusting returns a client that trusts the authority in a file.
+func trusting(t *testing.T, caFile string) *http.Client {
 	t.Helper()
 	pem, err := os.ReadFile(caFile)
 	simtest.NoError(t, err)
@@ -127,12 +131,8 @@ func trusting(t *testing.T, caFile, url string) *oxide.Client {
 	if !pool.AppendCertsFromPEM(pem) {
 		t.Fatal("the authority's file holds no certificate")
 	}
-	server := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: pool,
-		MinVersion: tls.VersionTLS12}}
-	c, err := oxide.NewClient(oxide.WithHost(url), oxide.WithToken(testToken),
-		oxide.WithHTTPClient(&http.Client{Transport: server}))
-	simtest.NoError(t, err)
-	return c
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}}
 }
 
 func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
@@ -190,10 +190,10 @@ func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 	}
 }
 
-// TestAKilledRackWithoutADirectoryIsFoundByTheNext kills racks that nobody gave a directory. The
-// next one removes their directories and devices, and neither those of a living rack nor a
-// directory that only has the name.
-func TestAKilledRackWithoutADirectoryIsFoundByTheNext(t *testing.T) {
+// TestARackRemovesTheTemporaryDirectoriesOfKilledRacks kills racks without --dir. The next rack
+// removes their directories and devices. It keeps those of a running rack, and a directory of
+// somebody else with such a name.
+func TestARackRemovesTheTemporaryDirectoriesOfKilledRacks(t *testing.T) {
 	binary, temp := buildSimulator(t), t.TempDir()
 	seed := filepath.Join(t.TempDir(), "rack.yaml")
 	simtest.NoError(t, os.WriteFile(seed, []byte(
@@ -228,120 +228,104 @@ func TestAKilledRackWithoutADirectoryIsFoundByTheNext(t *testing.T) {
 	}
 }
 
-// ledger has the rack's answers to the callers: the existing disks, with the instances to which
-// they are attached.
-type ledger struct {
+// answers records what a rack has acknowledged: the existing disks, with the instances to which they
+// are attached.
+type answers struct {
 	mu sync.Mutex
-	// mu guards disks and doubt.
+	// mu guards disks and unknown.
 	disks map[string]string
-	// doubt has the disks of calls without an answer. The calls may have taken effect or not.
-	doubt map[string]bool
+	// unknown has the disks of calls without an answer, which may have taken effect or not.
+	unknown map[string]bool
 	// acknowledged receives one value for each call that was answered.
 	acknowledged chan struct{}
 }
 
-func (l *ledger) note(disk, instance string, exists bool, err error) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case err != nil:
-		l.doubt[disk] = true
-		return false
-	case exists:
-		l.disks[disk] = instance
-	default:
-		delete(l.disks, disk)
+// absent takes the place of an instance for a disk that was deleted.
+const absent = "absent"
+
+// call makes a call that leaves disks at an instance, and reports whether it was answered.
+func (a *answers) call(ctx context.Context, r *rackServer, request, instance string,
+	disks ...string) bool {
+	got, err := r.try(ctx, request)
+	if err == nil && got.status >= http.StatusBadRequest {
+		r.t.Errorf("%s: HTTP %d: %s", request, got.status, got.body)
 	}
-	l.acknowledged <- struct{}{}
-	return true
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, disk := range disks {
+		if err != nil {
+			a.unknown[disk] = true
+		} else {
+			a.disks[disk] = instance
+		}
+	}
+	if err == nil {
+		a.acknowledged <- struct{}{}
+	}
+	return err == nil
 }
 
 // churn creates, attaches, detaches, copies and deletes disks until the rack no longer answers.
-func (l *ledger) churn(ctx context.Context, r *rackServer, worker, round int) {
+func (a *answers) churn(ctx context.Context, r *rackServer, worker, round int) {
 	instance := []string{"a", "b"}[worker%2]
 	for n := 0; ; n++ {
 		name := fmt.Sprintf("w%d-r%d-n%d", worker, round, n)
-		_, err := r.DiskCreate(ctx, r.blank(name, 1))
-		if !l.note(name, "", true, err) {
-			return
-		}
-		path := &oxide.DiskPath{Disk: oxide.NameOrId(name)}
-		_, err = r.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
-			Instance: oxide.NameOrId(instance), Project: "default", Body: path})
-		if !l.note(name, instance, true, err) {
+		if !a.call(ctx, r, newDisk(name), "", name) ||
+			!a.call(ctx, r, moving("attach", instance, name), instance, name) {
 			return
 		}
 		if n%4 == 3 {
-			continue // it stays attached
+			continue // the disk stays attached
 		}
-		_, err = r.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-			Instance: oxide.NameOrId(instance), Project: "default", Body: path})
-		if !l.note(name, "", true, err) {
+		if !a.call(ctx, r, moving("detach", instance, name), "", name) {
 			return
 		}
-		if n%4 == 1 && !l.makeInstance(ctx, r, name+"-i") {
-			return
-		}
-		if n%4 == 2 { // it stays detached, and another one is made of its snapshot
-			sn, err := r.SnapshotCreate(ctx, oxide.SnapshotCreateParams{Project: "default",
-				Body: &oxide.SnapshotCreate{Name: oxide.Name(name), Disk: path.Disk}})
+		ok := true
+		switch n % 4 {
+		case 0:
+			ok = a.call(ctx, r, "DELETE /v1/disks/"+name+"?project=default", absent, name)
+		case 1:
+			created := func(suffix string) string {
+				return fmt.Sprintf(`{"type":"create","name":"%s%s","description":"","size":1073741824,`+
+					`"disk_backend":%s}`, name, suffix, blankBackend)
+			}
+			ok = a.call(ctx, r, newInstance(name+"-i", fmt.Sprintf(`,"start":false,"boot_disk":%s,`+
+				`"disks":[%s]`, created("-boot"), created("-data"))), name+"-i", name+"-boot",
+				name+"-data") && a.call(ctx, r, newDisk(name+"-import", blankSource, importing), "",
+				name+"-import")
+		case 2:
+			got, err := r.try(ctx, newSnapshot(name, name))
 			if err != nil {
 				return
 			}
-			clone := name + "-clone"
-			_, err = r.DiskCreate(ctx, r.from(snapshotSource(sn.Id, false), clone, 1))
-			if !l.note(clone, "", true, err) {
-				return
-			}
-			continue
+			id := unmarshal[store.Identity](r.t, got.body).ID
+			ok = a.call(ctx, r, newDisk(name+"-clone", blankSource, source("snapshot", id)), "",
+				name+"-clone")
 		}
-		err = r.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: path.Disk, Project: "default"})
-		if !l.note(name, "", false, err) {
+		if !ok {
 			return
 		}
 	}
 }
-
-// makeInstance creates a stopped instance with two disks, and a disk that imports blocks.
-func (l *ledger) makeInstance(ctx context.Context, r *rackServer, name string) bool {
-	body := r.instanceBody(name)
-	body.Start = oxide.NewPointer(false)
-	body.BootDisk = createdDisk(name + "-boot")
-	body.Disks = []oxide.InstanceDiskAttachment{createdDisk(name + "-data")}
-	_, err := r.InstanceCreate(ctx, oxide.InstanceCreateParams{Project: "default", Body: body})
-	for _, disk := range []string{"-boot", "-data"} {
-		l.note(name+disk, name, true, err)
-	}
-	if err != nil {
-		return false
-	}
-	_, err = r.DiskCreate(ctx, r.from(oxide.DiskSource{
-		Value: &oxide.DiskSourceImportingBlocks{BlockSize: 512}}, name+importing, 1))
-	return l.note(name+importing, "", true, err)
-}
-
-// importing ends the name of a disk that imports blocks.
-const importing = "-import"
 
 // TestAKilledRackKeepsWhatItAcknowledged kills a rack at any moment. The rack must keep
 // everything that it acknowledged, and the next simulator must leave no device without a record.
 func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 	binary := buildSimulator(t)
 	dir := filepath.Join(t.TempDir(), "rack")
-	told := &ledger{disks: map[string]string{}, doubt: map[string]bool{},
+	told := &answers{disks: map[string]string{}, unknown: map[string]bool{},
 		acknowledged: make(chan struct{}, 1<<16)}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	dice := rand.New(rand.NewPCG(seed, 0))
 	for round := range 4 {
 		p := startProcess(t, binary, dir, "--disk-limit", "1000")
-		told.compare(t, &rackServer{t: t, Client: newClient(t, p.said.URL)}, p, dir)
+		r := &rackServer{t: t, url: p.ready.URL, client: client}
+		told.compare(t, r, dir)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		var workers sync.WaitGroup
 		for worker := range 4 {
-			workers.Go(func() {
-				told.churn(ctx, &rackServer{t: t, Client: newClient(t, p.said.URL)}, worker, round)
-			})
+			workers.Go(func() { told.churn(ctx, r, worker, round) })
 		}
 		// The moment is a number of calls, so that a slow machine does as much as a fast one.
 		for range 40 + dice.IntN(80) {
@@ -356,7 +340,7 @@ func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 		cancel()
 	}
 	p := startProcess(t, binary, dir)
-	told.compare(t, &rackServer{t: t, Client: newClient(t, p.said.URL)}, p, dir)
+	told.compare(t, &rackServer{t: t, url: p.ready.URL, client: client}, dir)
 	if len(told.disks) < 4 {
 		t.Errorf("only %d disks were made, which shows little", len(told.disks))
 	}
@@ -367,60 +351,51 @@ func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 }
 
 // compare compares a restarted rack with the answers that the callers got. It accepts either
-// state of a disk in doubt.
-func (l *ledger) compare(t *testing.T, r *rackServer, p *process, dir string) {
+// state of a disk whose last call had no answer.
+func (a *answers) compare(t *testing.T, r *rackServer, dir string) {
 	t.Helper()
-	ids, running := map[string]string{}, 0
-	for _, i := range must[[]oxide.Instance](t)(r.InstanceListAllPages(t.Context(),
-		oxide.InstanceListParams{Project: "default"})) {
-		ids[i.Id] = string(i.Name)
-		if i.RunState != oxide.InstanceStateRunning && i.RunState != oxide.InstanceStateStopped {
+	ids, running := map[string]string{"": ""}, 0
+	for _, i := range list[store.Instance](r, "instances") {
+		ids[i.ID] = i.Name
+		if i.RunState != store.RunRunning && i.RunState != store.RunStopped {
 			t.Errorf("instance %s came back as %s", i.Name, i.RunState)
 		}
 	}
 	found := map[string]string{}
-	var storage oxide.ByteCount
+	var storage int64
 	for _, d := range r.disks() {
-		found[string(d.Name)] = ""
+		found[d.Name] = ids[d.State.Instance]
 		storage += d.Size
-		if a, ok := d.State.AsAttached(); ok {
-			found[string(d.Name)] = ids[a.Instance]
-			if name := ids[a.Instance]; name == "a" || name == "b" {
-				running++
-			}
-		} else if s := d.State.State(); s != "detached" &&
-			(s != "import_ready" || !strings.HasSuffix(string(d.Name), importing)) {
+		if name := ids[d.State.Instance]; name == "a" || name == "b" {
+			running++
+		}
+		if s := d.State.State; s != "attached" && s != "detached" &&
+			(s != "import_ready" || !strings.HasSuffix(d.Name, "-import")) {
 			t.Errorf("disk %s came back as %s", d.Name, s)
 		}
 	}
-	for name := range l.doubt {
-		delete(l.disks, name)
+	for name := range a.unknown {
+		a.disks[name] = absent
 		if instance, ok := found[name]; ok {
-			l.disks[name] = instance
+			a.disks[name] = instance
 		}
 	}
-	l.doubt = map[string]bool{}
-	for name, instance := range l.disks {
-		if got, ok := found[name]; !ok || got != instance {
-			t.Errorf("disk %s was acknowledged on %q and is there: %v, on %q", name, instance, ok, got)
-		}
-	}
-	if len(found) != len(l.disks) {
-		t.Errorf("there are %d disks, %d were acknowledged", len(found), len(l.disks))
+	a.unknown = map[string]bool{}
+	maps.DeleteFunc(a.disks, func(_, instance string) bool { return instance == absent })
+	if diff := cmp.Diff(a.disks, found); diff != "" {
+		t.Errorf("the disks and their instances differ (-acknowledged +found):\n%s", diff)
 	}
 	if got := len(loopsUnder(t, dir)); got != running {
 		t.Errorf("%d loop devices for %d disks of running instances", got, running)
 	}
-	snapshots := must[[]oxide.Snapshot](t)(r.SnapshotListAllPages(t.Context(),
-		oxide.SnapshotListParams{Project: "default"}))
+	snapshots := list[store.Snapshot](r, "snapshots")
 	for _, sn := range snapshots {
 		storage += sn.Size
-		if sn.State != oxide.SnapshotStateReady {
+		if sn.State != store.SnapshotReady {
 			t.Errorf("snapshot %s came back as %s", sn.Name, sn.State)
 		}
 	}
-	u := must[*oxide.Utilization](t)(r.UtilizationView(t.Context()))
-	if u.Provisioned.Storage != storage {
+	if u := view[engine.Utilization](r, "utilization"); u.Provisioned.Storage != storage {
 		t.Errorf("the quota counts %d, disks and snapshots have %d", u.Provisioned.Storage, storage)
 	}
 	for kind, n := range map[string]int{"disks": len(found), "snapshots": len(snapshots)} {
@@ -436,9 +411,9 @@ func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {
 	binary, dir := buildSimulator(t), t.TempDir()
 	const first = 600
 	p := startProcess(t, binary, dir, "--keep-devices", "--first-loop", strconv.Itoa(first), "--tls")
-	r := &rackServer{t: t, Client: trusting(t, p.said.CA, p.said.URL)}
+	r := &rackServer{t: t, url: p.ready.URL, client: trusting(t, p.ready.CA)}
 	r.disk("kept")
-	must[*oxide.Disk](t)(r.doAttach("a", "kept"))
+	r.attach("a", "kept")
 	before := loopsUnder(t, dir)
 	if len(before) != 1 || before[0].Number < first {
 		t.Fatalf("devices = %+v, want one from number %d on", before, first)
@@ -448,7 +423,7 @@ func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {
 		t.Errorf("SIGTERM changed the devices (-before +after):\n%s", diff)
 	}
 	again := startProcess(t, binary, dir, "--tls")
-	r.Client = trusting(t, p.said.CA, again.said.URL) // the same authority
+	r.url = again.ready.URL // its certificate is of the same authority
 	if got := r.state("kept"); got != "attached" {
 		t.Errorf("the disk is %s", got)
 	}
@@ -457,6 +432,6 @@ func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {
 	}
 	again.stop(t)
 	if left := loopsUnder(t, dir); len(left) != 0 {
-		t.Errorf("a rack that gives everything back left %+v", left)
+		t.Errorf("the rack left %+v", left)
 	}
 }

@@ -1,8 +1,8 @@
 package simulator
 
 import (
-	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,8 +15,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide.go/oxide"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
@@ -26,14 +24,17 @@ import (
 
 const testToken = "oxide-token-test"
 
-// rackServer is a server under test with Oxide's own client.
+// rackServer is a server under test, and a client of it.
 type rackServer struct {
 	*Server
-	dir string
-	*oxide.Client
-	t   *testing.T
-	url string
+	dir    string
+	t      *testing.T
+	url    string
+	client *http.Client
 }
+
+// client keeps no connection open, because a test may count connections or kill the server.
+var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 // withoutDevices is NoDevices where a rack cannot have devices: for other users than root, and on
 // other systems than Linux. There only the tests of the API run.
@@ -72,53 +73,74 @@ func serveRack(t *testing.T, c engine.Config) *rackServer {
 	if err != nil {
 		t.Fatalf("open: %v", err)
 	}
-	server := httptest.NewServer(s)
+	server := httptest.NewServer(watch(t, s))
 	t.Cleanup(func() {
 		server.Close()
 		if err := s.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}
 	})
-	return &rackServer{Server: s, dir: c.Dir, Client: newClient(t, server.URL), t: t, url: server.URL}
+	return &rackServer{s, c.Dir, t, server.URL, client}
 }
 
-func newClient(t *testing.T, url string) *oxide.Client {
-	t.Helper()
-	c, err := oxide.NewClient(oxide.WithHost(url), oxide.WithToken(testToken),
-		oxide.WithHTTPClient(&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}))
-	if err != nil {
-		t.Fatalf("make a client: %v", err)
-	}
-	return c
-}
+// watch wraps each server. The test of the published schema checks every answer in it.
+var watch = func(_ *testing.T, s http.Handler) http.Handler { return s }
 
-// reply is the status and the header of an answer.
+// reply is the answer to a request.
 type reply struct {
 	status int
 	header http.Header
+	body   string
 }
 
-// call sends a request without Oxide's client. header has names and values alternately.
-func (r *rackServer) call(method, path, body string, header ...string) (reply, string) {
-	r.t.Helper()
-	req, err := http.NewRequestWithContext(r.t.Context(), method, r.url+path,
-		strings.NewReader(body))
-	simtest.NoError(r.t, err)
+// try sends a request in the form "METHOD PATH BODY". header has names and values alternately.
+func (r *rackServer) try(ctx context.Context, request string, header ...string) (reply, error) {
+	method, rest, _ := strings.Cut(request, " ")
+	path, body, _ := strings.Cut(rest, " ")
+	req, err := http.NewRequestWithContext(ctx, method, r.url+path, strings.NewReader(body))
+	if err != nil {
+		return reply{}, err
+	}
 	req.Header.Set("Authorization", "Bearer "+testToken)
+	req.Header.Set("Content-Type", "application/json")
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	req.Host = req.Header.Get("Host") // "" for that of the URL
-	resp, err := http.DefaultClient.Do(req)
+	req.Host = req.Header.Get("Host") // "" means the host of the URL
+	resp, err := r.client.Do(req)
 	if err != nil {
-		r.t.Fatalf("%s %s: %v", method, path, err)
+		return reply{}, err
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
+	text, err := io.ReadAll(resp.Body)
+	return reply{resp.StatusCode, resp.Header, string(text)}, err
+}
+
+// send is try for a request that must have an answer.
+func (r *rackServer) send(request string, header ...string) reply {
+	r.t.Helper()
+	got, err := r.try(r.t.Context(), request, header...)
 	if err != nil {
-		r.t.Fatalf("%s %s: %v", method, path, err)
+		r.t.Fatalf("%.200s: %v", request, err)
 	}
-	return reply{resp.StatusCode, resp.Header}, string(answer)
+	return got
+}
+
+// demand sends a request, demands its status and a part of its answer, and returns the answer.
+func (r *rackServer) demand(status int, part, request string) string {
+	r.t.Helper()
+	got := r.send(request)
+	if got.status != status || !strings.Contains(got.body, part) {
+		r.t.Fatalf("%.500s: got %d %s\nwant %d with %s", request, got.status, got.body, status, part)
+	}
+	return got.body
+}
+
+// on returns the same server for a subtest.
+func (r *rackServer) on(t *testing.T) *rackServer {
+	sub := *r
+	sub.t = t
+	return &sub
 }
 
 func must[T any](t *testing.T) func(T, error) T {
@@ -131,73 +153,103 @@ func must[T any](t *testing.T) func(T, error) T {
 	}
 }
 
-func (r *rackServer) blank(name string, gib uint64) oxide.DiskCreateParams {
-	return oxide.DiskCreateParams{Project: "default", Body: &oxide.DiskCreate{
-		Name: oxide.Name(name), Size: oxide.ByteCount(gib << 30),
-		DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
-			DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}},
-		}},
-	}}
+// These are parts of a disk's body that newDisk can replace.
+const (
+	blankSource  = `{"type":"blank","block_size":512}`
+	blankBackend = `{"type":"distributed","disk_source":` + blankSource + `}`
+	oneGiB       = `1073741824`
+)
+
+// newDisk returns the request for a blank disk of 1 GiB in the project default. Each old text of
+// its body is replaced by the new text that follows.
+func newDisk(name string, oldNew ...string) string {
+	return "POST /v1/disks?project=default " + strings.NewReplacer(oldNew...).Replace(`{"name":"`+name+
+		`","description":"","size":`+oneGiB+`,"disk_backend":`+blankBackend+`}`)
 }
 
-func (r *rackServer) from(source oxide.DiskSource, name string, gib uint64) oxide.DiskCreateParams {
-	p := r.blank(name, gib)
-	p.Body.DiskBackend.Value = &oxide.DiskBackendDistributed{DiskSource: source}
-	return p
+// source returns the source of a disk with the bytes of a snapshot or an image.
+func source(kind, id string) string {
+	return fmt.Sprintf(`{"type":%q,"%s_id":%q,"read_only":false}`, kind, kind, id)
 }
 
-func (r *rackServer) disk(name string) *oxide.Disk {
+func (r *rackServer) disk(name string, oldNew ...string) store.Disk {
 	r.t.Helper()
-	return must[*oxide.Disk](r.t)(r.DiskCreate(r.t.Context(), r.blank(name, 1)))
+	return unmarshal[store.Disk](r.t, r.demand(201, "", newDisk(name, oldNew...)))
 }
 
-func (r *rackServer) state(name string) string {
+// view reads an object of the project default, such as "disks/d".
+func view[T any](r *rackServer, object string) T {
 	r.t.Helper()
-	d := must[*oxide.Disk](r.t)(r.DiskView(r.t.Context(),
-		oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: "default"}))
-	return string(d.State.State())
+	return unmarshal[T](r.t, r.demand(200, "", "GET /v1/"+object+"?project=default"))
 }
 
-func (r *rackServer) doAttach(instance, disk string) (*oxide.Disk, error) {
-	return r.InstanceDiskAttach(r.t.Context(), oxide.InstanceDiskAttachParams{
-		Instance: oxide.NameOrId(instance), Project: "default",
-		Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
-}
-
-func (r *rackServer) doDetach(instance, disk string) (*oxide.Disk, error) {
-	return r.InstanceDiskDetach(r.t.Context(), oxide.InstanceDiskDetachParams{
-		Instance: oxide.NameOrId(instance), Project: "default",
-		Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
-}
-
-func (r *rackServer) doDelete(disk string) error {
-	return r.DiskDelete(r.t.Context(),
-		oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk), Project: "default"})
-}
-
-func (r *rackServer) doSnapshot(name, disk string) (*oxide.Snapshot, error) {
-	return r.SnapshotCreate(r.t.Context(), oxide.SnapshotCreateParams{Project: "default",
-		Body: &oxide.SnapshotCreate{Name: oxide.Name(name), Disk: oxide.NameOrId(disk)}})
-}
-
-func (r *rackServer) doStop(instance string) {
+func (r *rackServer) state(disk string) string {
 	r.t.Helper()
-	must[*oxide.Instance](r.t)(r.InstanceStop(r.t.Context(),
-		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance), Project: "default"}))
-	r.awaitState(instance, "stopped")
+	return view[store.Disk](r, "disks/"+disk).State.State
 }
 
-func (r *rackServer) instance(name string) *oxide.Instance {
+// list reads the objects of a kind in the project default.
+func list[T any](r *rackServer, kind string) []T {
 	r.t.Helper()
-	return must[*oxide.Instance](r.t)(r.InstanceView(r.t.Context(),
-		oxide.InstanceViewParams{Instance: oxide.NameOrId(name), Project: "default"}))
+	return unmarshal[page[T]](r.t,
+		r.demand(200, "", "GET /v1/"+kind+"?limit=1000&project=default")).Items
+}
+
+func (r *rackServer) disks() []store.Disk { return list[store.Disk](r, "disks") }
+
+func (r *rackServer) delete(object string) {
+	r.t.Helper()
+	r.demand(204, "", "DELETE /v1/"+object+"?project=default")
+}
+
+// moving returns the request to attach or detach a disk.
+func moving(verb, instance, disk string) string {
+	return fmt.Sprintf(`POST /v1/instances/%s/disks/%s?project=default {"disk":%q}`, instance, verb, disk)
+}
+
+func (r *rackServer) attach(instance, disk string) {
+	r.t.Helper()
+	r.demand(202, `"state":"attached"`, moving("attach", instance, disk))
+}
+
+func (r *rackServer) detach(instance, disk string) {
+	r.t.Helper()
+	r.demand(202, `"state":"detached"`, moving("detach", instance, disk))
+}
+
+func newSnapshot(name, disk string) string {
+	return fmt.Sprintf(`POST /v1/snapshots?project=default {"name":%q,"description":"","disk":%q}`, name,
+		disk)
+}
+
+func (r *rackServer) snapshot(name, disk string) store.Snapshot {
+	r.t.Helper()
+	return unmarshal[store.Snapshot](r.t, r.demand(201, `"state":"ready"`, newSnapshot(name, disk)))
+}
+
+// newInstance returns the request for an instance. more are further fields of its body.
+func newInstance(name, more string) string {
+	return fmt.Sprintf(`POST /v1/instances?project=default {"name":%q,"description":"","hostname":"i",`+
+		`"ncpus":1,"memory":1073741824%s}`, name, more)
+}
+
+func (r *rackServer) instance(name string) store.Instance {
+	r.t.Helper()
+	return view[store.Instance](r, "instances/"+name)
 }
 
 func (r *rackServer) awaitState(instance, state string) {
 	r.t.Helper()
 	simtest.Eventually(r.t, fmt.Sprintf("instance %s to be %s", instance, state), func() bool {
-		return string(r.instance(instance).RunState) == state
+		return r.instance(instance).RunState == state
 	})
+}
+
+// change starts, stops or reboots an instance, and waits for its state.
+func (r *rackServer) change(verb, instance, state string) {
+	r.t.Helper()
+	r.demand(202, "", fmt.Sprintf("POST /v1/instances/%s/%s?project=default", instance, verb))
+	r.awaitState(instance, state)
 }
 
 // update changes the records of the project without the rules.
@@ -222,46 +274,13 @@ func (r *rackServer) force(name string, state store.DiskState) {
 	})
 }
 
-// refused is a refusal in the rack's words. The zero value means no refusal.
-type refused struct {
-	status        int
-	code, message string
-}
-
-func refusedAs(status int, code, format string, args ...any) refused {
-	return refused{status, code, fmt.Sprintf(format, args...)}
-}
-
-func (want refused) check(t *testing.T, err error) {
-	t.Helper()
-	var got refused
-	var he *oxide.HTTPError
-	switch {
-	case errors.As(err, &he) && he.ErrorResponse != nil:
-		got = refused{he.HTTPResponse.StatusCode, he.ErrorResponse.ErrorCode,
-			he.ErrorResponse.Message}
-	case errors.As(err, &he):
-		got = refused{he.HTTPResponse.StatusCode, "", he.RawBody}
-	case err != nil:
-		t.Fatalf("got error %v, want %+v", err, want)
-	}
-	if got != want {
-		t.Errorf("got  %+v\nwant %+v", got, want)
-	}
-}
-
 func unmarshal[T any](t *testing.T, text string) T {
 	t.Helper()
 	var got T
-	d := json.NewDecoder(bytes.NewReader([]byte(text)))
-	if err := d.Decode(&got); err != nil {
+	if err := json.Unmarshal([]byte(text), &got); err != nil {
 		t.Fatalf("decode %q: %v", text, err)
 	}
 	return got
-}
-
-func gone(kind, name string) refused {
-	return refusedAs(404, "ObjectNotFound", "not found: %s with name %q", kind, name)
 }
 
 // ownDevices returns the loop devices of the rack.

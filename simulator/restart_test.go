@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"go.uber.org/goleak"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -36,7 +35,7 @@ func (r *rackServer) again() *rackServer {
 func (r *rackServer) guestDevices(instance string) []string {
 	r.t.Helper()
 	needGuests(r.t)
-	entries, err := os.ReadDir(filepath.Join(r.GuestDir(r.instance(instance).Id), "sys", "block"))
+	entries, err := os.ReadDir(filepath.Join(r.GuestDir(r.instance(instance).ID), "sys", "block"))
 	simtest.NoError(r.t, err)
 	var names []string
 	for _, e := range entries {
@@ -45,22 +44,7 @@ func (r *rackServer) guestDevices(instance string) []string {
 	return names
 }
 
-func (r *rackServer) snapshotState(name string) string {
-	sn, err := r.SnapshotView(r.t.Context(),
-		oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name), Project: "default"})
-	if err != nil {
-		return "none"
-	}
-	return string(sn.State)
-}
-
-func (r *rackServer) disks() []oxide.Disk {
-	r.t.Helper()
-	return must[[]oxide.Disk](r.t)(r.DiskListAllPages(r.t.Context(),
-		oxide.DiskListParams{Project: "default"}))
-}
-
-func TestARestartKeepsARenamedProjectOfTheConfig(t *testing.T) {
+func TestARestartKeepsARenamedProject(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	before := r.demand(200, `"name":"renamed"`, `PUT /v1/projects/default {"name":"renamed"}`)
 	next := r.again()
@@ -71,7 +55,7 @@ func TestARestartKeepsARenamedProjectOfTheConfig(t *testing.T) {
 	next.demand(404, "", "GET /v1/projects/default")
 }
 
-func TestARestartMakesAnInstanceOfTheConfigWhoseNetworkIsRenamed(t *testing.T) {
+func TestARestartCreatesAnInstanceWhoseNetworkIsRenamed(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.demand(200, "", `PUT /v1/vpcs/default?project=default {"name":"renamed"}`)
 	r.demand(204, "", "DELETE /v1/instances/idle?project=default")
@@ -108,7 +92,7 @@ func TestADirectoryThatWasCreatedOnAFullDiskWorksLater(t *testing.T) {
 	}
 }
 
-func TestAnImageWhoseImportWasNotRecordedIsImportedAnew(t *testing.T) {
+func TestAnImageWithoutARecordIsImportedAgain(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	simtest.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("new!"), 256), 0o600))
 	dir := t.TempDir()
@@ -152,21 +136,18 @@ func TestCloseCutsDelaysShortAndLeavesNothingRunning(t *testing.T) {
 		DeviceDelay: time.Hour, Instances: []engine.InstanceSpec{{Name: "a"}}}))
 	server := httptest.NewServer(s)
 	defer server.Close()
-	r := &rackServer{t: t, Server: s, Client: newClient(t, server.URL), url: server.URL}
-	created := make(chan error)
+	r := &rackServer{t: t, Server: s, client: client, url: server.URL}
+	created := make(chan int)
 	go func() {
-		_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
-		created <- err
+		got, _ := r.try(t.Context(), newDisk("d")) // no answer has the status 0
+		created <- got.status
 	}()
-	simtest.Eventually(t, "the disk to be there", func() bool {
-		_, err := r.DiskView(t.Context(), oxide.DiskViewParams{Disk: "d", Project: "default"})
-		return err == nil
-	})
-	must[*oxide.Instance](t)(r.change("stop", "a"))
+	simtest.Eventually(t, "the disk to exist", func() bool { return r.exists("d") })
+	r.demand(202, "", "POST /v1/instances/a/stop?project=default")
 	start := time.Now()
 	simtest.NoError(t, s.Close())
-	if err := <-created; err != nil {
-		t.Errorf("the creation under way ends with %v", err)
+	if got := <-created; got != 201 {
+		t.Errorf("the creation in progress ends with HTTP %d", got)
 	}
 	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("it took %s", took)
@@ -176,12 +157,13 @@ func TestCloseCutsDelaysShortAndLeavesNothingRunning(t *testing.T) {
 func TestAResetTakesTheDisksFromGuestsThatUseThem(t *testing.T) {
 	needGuests(t)
 	r := serveRack(t, engine.Config{})
-	view := must[os.FileInfo](t)(os.Stat(r.GuestDir(r.instance("a").Id)))
+	guest := r.GuestDir(r.instance("a").ID)
+	before := must[os.FileInfo](t)(os.Stat(guest))
 	for range 2 {
 		r.disk("d")
-		must[*oxide.Disk](t)(r.doAttach("a", "d"))
-		must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
-		must[*oxide.Instance](t)(r.doCreate(r.instanceBody("more")))
+		r.attach("a", "d")
+		r.snapshot("s", "d")
+		r.demand(201, "", newInstance("more", ""))
 		used := must[*os.File](t)(os.Open(r.device("a")))
 		simtest.NoError(t, r.Reset(t.Context()))
 		if _, err := used.ReadAt(make([]byte, 4096), 0); err == nil {
@@ -196,9 +178,8 @@ func TestAResetTakesTheDisksFromGuestsThatUseThem(t *testing.T) {
 		if len(left) > 0 || len(r.disks()) > 0 || len(guests) != 3 {
 			t.Errorf("a reset leaves %v, the disks %v and the guests %v", left, r.disks(), guests)
 		}
-		now := must[os.FileInfo](t)(os.Stat(r.GuestDir(r.instance("a").Id)))
-		if !os.SameFile(view, now) {
-			t.Error("the guest's view is another directory, which nobody who mounted it sees")
+		if !os.SameFile(before, must[os.FileInfo](t)(os.Stat(guest))) {
+			t.Error("the guest's view is another directory, which a container with the old one does not see")
 		}
 		simtest.Eventually(t, "the device is released", func() bool {
 			return len(loopsUnder(t, r.dir)) == 0
@@ -209,12 +190,12 @@ func TestAResetTakesTheDisksFromGuestsThatUseThem(t *testing.T) {
 func TestASeededDiskIsBlankAfterAReset(t *testing.T) {
 	needGuests(t)
 	r := serveRack(t, engine.Config{Disks: []engine.DiskSpec{{Name: "seeded", SizeBytes: 1 << 30}}})
-	path := filepath.Join(r.dir, "disks", r.disks()[0].Id+".img")
+	path := filepath.Join(r.dir, "disks", r.disks()[0].ID+".img")
 	f := must[*os.File](t)(os.OpenFile(path, os.O_WRONLY, 0))
 	must[int](t)(f.WriteString("of the earlier life"))
 	simtest.NoError(t, f.Close())
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // whoever asked has gone away
+	cancel() // the caller has gone away
 	simtest.NoError(t, r.Reset(ctx))
 	f = must[*os.File](t)(os.Open(path))
 	defer f.Close()
@@ -224,7 +205,7 @@ func TestASeededDiskIsBlankAfterAReset(t *testing.T) {
 	}
 	select {
 	case <-r.rack.Closing():
-		t.Error("whoever watches the rack is told that it closes")
+		t.Error("a reset closes the channel of a rack that closes")
 	default:
 	}
 }
@@ -234,11 +215,11 @@ func TestARestartRestoresTheSizesOfDisks(t *testing.T) {
 	d := r.disk("d")
 	r.fault(adminapi.Fault{Operation: "instance_disk_attach",
 		Device: &adminapi.DeviceFault{SizeBytes: 2 << 30}})
-	must[*oxide.Disk](t)(r.doAttach("a", "d"))
+	r.attach("a", "d")
 	simtest.Eventually(t, "the device", func() bool { return len(r.guestDevices("a")) == 1 })
 	r.force("d", store.DiskState{State: store.StateDetached}) // a detach that ended halfway
 	next := r.again()
-	if got := diskSize(t, next, d.Id); got != 1<<30 {
+	if got := diskSize(t, next, d.ID); got != 1<<30 {
 		t.Errorf("the disk has %d bytes, want 1 GiB", got)
 	}
 }

@@ -16,120 +16,112 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// wireCase is a call without Oxide's client, and the rack's answer. message is "" if the rack
-// does not refuse.
+// wireCase is a request and the message of its refusal by the rack's HTTP layer, which has no code.
 type wireCase struct {
-	name, path, body string
-	status           int
-	message          string
+	name, request string
+	status        int
+	message       string
 }
 
-// check makes the call, which is a POST if it has a body.
 func (c wireCase) check(t *testing.T, r *rackServer, header ...string) {
 	t.Run(c.name, func(t *testing.T) {
-		method := "GET"
-		if c.body != "" {
-			method = "POST"
-		}
-		resp, body := r.call(method, c.path, c.body, header...)
-		got := unmarshal[errorBody](t, body)
-		if resp.status != c.status || got.Message != c.message || got.ErrorCode != "" {
-			t.Errorf("got %d %s, want %d %q", resp.status, body, c.status, c.message)
+		answer := r.on(t).send(c.request, header...)
+		got := unmarshal[errorBody](t, answer.body)
+		if answer.status != c.status || got.Message != c.message || got.ErrorCode != "" {
+			t.Errorf("got %d %s, want %d %q", answer.status, answer.body, c.status, c.message)
 		}
 	})
 }
 
-// TestRequestsThatTheSimulatorLacksAreAnsweredWith501 calls operations that a rack has and the
-// simulator lacks. The simulator must answer 501 instead of a wrong imitation.
-func TestRequestsThatTheSimulatorLacksAreAnsweredWith501(t *testing.T) {
+// TestUnsupportedRequestsAreAnsweredWith501 makes requests that a rack serves and the simulator does
+// not. The answer is 501 instead of a wrong imitation.
+func TestUnsupportedRequestsAreAnsweredWith501(t *testing.T) {
 	r := serveRack(t, engine.Config{})
-	wireCase{"an operation", "/v1/groups", "", 501,
+	wireCase{"an operation", "GET /v1/groups", 501,
 		"the simulator does not have group_list (GET /v1/groups), which the rack has"}.check(t, r)
 	wireCase{"an operation whose parameter is neither a name nor an ID",
-		"/v1/metrics/cpus_provisioned", "", 501, "the simulator does not have silo_metric " +
+		"GET /v1/metrics/cpus_provisioned", 501, "the simulator does not have silo_metric " +
 			"(GET /v1/metrics/{metric_name}), which the rack has"}.check(t, r)
-	wireCase{"an older version", "/v1/ping", "", 501, "the simulator serves the API versions from " +
+	wireCase{"an older version", "GET /v1/ping", 501, "the simulator serves the API versions from " +
 		"2026060800.0.0 to 2026073100.0.0; a rack answers 2026032500.0.0 in its older shape. Send " +
 		"api-version 2026073100.0.0, or none"}.check(t, r, "Api-Version", "2026032500.0.0")
-	const console = "/v1/instances/a/serial-console?project=default"
-	wireCase{"the console of a directory", console + "&most_recent=10", "", 501,
+	const console = "GET /v1/instances/a/serial-console?project=default"
+	wireCase{"the console of a directory", console + "&most_recent=10", 501,
 		"the simulator does not have instance_serial_console " +
 			"(GET /v1/instances/{instance}/serial-console), which the rack has"}.check(t, r)
 	for _, offsets := range []string{"", "&most_recent=1&from_start=1"} {
-		wireCase{"a console" + offsets, console + offsets, "", 400,
+		wireCase{"a console" + offsets, console + offsets, 400,
 			"Exactly one of 'from_start' or 'most_recent' must be specified."}.check(t, r)
 	}
-	for part, body := range map[string]string{
-		"multicast_groups": `"ncpus":1,"multicast_groups":[{"group":"m"}]`,
-		"ncpus of 0":       `"ncpus":0`,
-		"transit_ips": `"ncpus":1,"network_interfaces":{"type":"create","params":[{"name":"nic",` +
+	for part, fields := range map[string]string{
+		"multicast_groups": `,"multicast_groups":[{"group":"m"}]`,
+		"ncpus of 0":       `,"ncpus":0`,
+		"transit_ips": `,"network_interfaces":{"type":"create","params":[{"name":"nic",` +
 			`"description":"","vpc_name":"default","subnet_name":"default","ip_config":{"type":"v4",` +
 			`"value":{"ip":{"type":"auto"},"transit_ips":["10.0.0.0/8"]}}}]}`,
 	} {
-		wireCase{part, "/v1/instances?project=default", `{"name":"new","description":"",` +
-			`"hostname":"new","memory":1073741824,` + body + `}`, 501, "the simulator does not have " +
-			"an instance's " + part + ", which the rack has"}.check(t, r)
+		request := newInstance("new", fields)
+		if part == "ncpus of 0" { // a body may have a known field only once
+			request = strings.Replace(request, `"ncpus":1,`, "", 1)
+		}
+		wireCase{part, request, 501, "the simulator does not have an instance's " + part +
+			", which the rack has"}.check(t, r)
 	}
-}
-
-// diskBody returns a body that creates a disk. It replaces the given parts of the text.
-func diskBody(change ...string) string {
-	return strings.NewReplacer(change...).Replace(`{"name":"d","description":"",` +
-		`"size":1073741824,"disk_backend":{"type":"distributed",` +
-		`"disk_source":{"type":"blank","block_size":512}}}`)
 }
 
 // TestBadBodiesAreRefusedWithSerdesMessages compares our guesses of serde's messages. The rule
 // A06 has the messages that are checked on a rack.
-func TestBadBodiesAreRefusedWithSerdesMessages(t *testing.T) { // A06
+func TestBadBodiesAreRefusedWithSerdesMessages(t *testing.T) { // A06, A63
 	r := serveRack(t, engine.Config{})
-	const backend = `{"type":"distributed","disk_source":{"type":"blank","block_size":512}}`
-	for _, test := range []struct{ name, body, message string }{
-		{"the beginning of a text", `{"name":"d`, "EOF while parsing an object"},
-		{"no JSON", "nope", "expected value"},
-		{"a comma too many", `{"name":"d",}`, "expected value"},
-		{"null", "null", "invalid type: null, expected an object"},
-		{"a list", "[]", "invalid type: sequence, expected an object"},
-		{"a name of another type", diskBody(`"name":"d"`, `"name":{}`),
+	const post = "POST /v1/disks?project=default "
+	for _, test := range []struct{ name, request, message string }{
+		{"the beginning of a text", post + `{"name":"d`, "EOF while parsing an object"},
+		{"no JSON", post + "nope", "expected value"},
+		{"a comma too many", post + `{"name":"d",}`, "expected value"},
+		{"null", post + "null", "invalid type: null, expected an object"},
+		{"a list", post + "[]", "invalid type: sequence, expected an object"},
+		{"a name of another type", newDisk("d", `"name":"d"`, `"name":{}`),
 			"name: invalid type: map, expected a string"},
-		{"a fraction for a size", diskBody("1073741824", "1.5"),
+		{"a fraction for a size", newDisk("d", oneGiB, "1.5"),
 			"size: invalid type: floating point `1.5`, expected u64"},
-		{"a truth for a size", diskBody("1073741824", "true"),
+		{"a boolean for a size", newDisk("d", oneGiB, "true"),
 			"size: invalid type: boolean `true`, expected u64"},
-		{"a null backend", diskBody(backend, "null"),
+		{"a null backend", newDisk("d", blankBackend, "null"),
 			"disk_backend: invalid type: null, expected an object"},
-		{"a text for a backend", diskBody(backend, `"local"`),
+		{"a text for a backend", newDisk("d", blankBackend, `"local"`),
 			`disk_backend: invalid type: string "local", expected an object`},
-		{"A63 a tag twice", diskBody(`"type":"blank"`, `"type":"blank","type":"blank"`),
+		{"a tag twice", newDisk("d", `"type":"blank"`, `"type":"blank","type":"blank"`),
 			"disk_backend.disk_source: duplicate field `type`"},
+		{"neither a name nor an ID", moving("attach", "a", "D"), "disk: " + store.InvalidNameOrID},
 	} {
-		wireCase{test.name, "/v1/disks?project=default", test.body, 400,
-			"unable to parse JSON body: " + test.message}.check(t, r)
+		wireCase{test.name, test.request, 400, "unable to parse JSON body: " + test.message}.check(t, r)
 	}
-	wireCase{"neither a name nor an ID", "/v1/instances/a/disks/attach?project=default",
-		`{"disk":"D"}`, 400, "unable to parse JSON body: disk: " + store.InvalidNameOrID}.check(t, r)
 }
 
-// TestAClientThatIsSlowOrLoudStopsNobody sends parts of requests without a token. Others get their
+// TestSlowOrLargeRequestsDoNotBlockOthers sends parts of requests without a token. Others get their
 // answers, a reset included, and what is kept of such requests is limited.
-func TestAClientThatIsSlowOrLoudStopsNobody(t *testing.T) {
+func TestSlowOrLargeRequestsDoNotBlockOthers(t *testing.T) {
 	r := serveRack(t, engine.Config{})
+	// begin sends the first bytes of a request, whose length is larger.
+	begin := func(r *rackServer, request, body string) net.Conn {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp",
+			strings.TrimPrefix(r.url, "http://"))
+		simtest.NoError(t, err)
+		_, err = fmt.Fprintf(conn, "%s?project=default HTTP/1.1\r\nHost: localhost\r\n"+
+			"Content-Length: 1000000\r\n\r\n%s", request, body)
+		simtest.NoError(t, err)
+		return conn
+	}
 	for _, body := range []string{"{", "{" + strings.Repeat(" ", 100_000)} {
 		for range 20 {
-			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp",
-				strings.TrimPrefix(r.url, "http://"))
-			simtest.NoError(t, err)
-			defer conn.Close()
-			_, err = fmt.Fprintf(conn, "POST /v1/disks?project=default HTTP/1.1\r\nHost: localhost\r\n"+
-				"Content-Length: 1000000\r\n\r\n%s", body)
-			simtest.NoError(t, err)
+			defer begin(r, "POST /v1/disks", body).Close()
 		}
 	}
 	body, slow := io.Pipe()
 	go r.Admin().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPatch,
 		"http://localhost/switches", body))
 	_, err := io.WriteString(slow, "{")
-	simtest.NoError(t, err) // the admin listener reads the body, and everybody asks for the switches
+	simtest.NoError(t, err) // the admin listener reads the body, and every request needs the switches
 	defer slow.Close()
 	simtest.Eventually(t, "the large bodies wait", func() bool { return len(r.large) == cap(r.large) })
 	r.disk("d")
@@ -139,13 +131,8 @@ func TestAClientThatIsSlowOrLoudStopsNobody(t *testing.T) {
 	hasty := serveRack(t, engine.Config{})
 	hasty.bodyTime = 50 * time.Millisecond
 	for _, operation := range []string{"POST /v1/disks", "GET /v1/projects", "POST /v1/nothing"} {
-		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp",
-			strings.TrimPrefix(hasty.url, "http://"))
-		simtest.NoError(t, err)
-		_, err = fmt.Fprintf(conn, "%s?project=default HTTP/1.1\r\nHost: localhost\r\n"+
-			"Content-Length: 9\r\n\r\n{", operation)
-		simtest.NoError(t, err)
-		if _, err = io.ReadAll(conn); err != nil { // until the rack ends the connection
+		conn := begin(hasty, operation, "{")
+		if _, err := io.ReadAll(conn); err != nil { // until the rack ends the connection
 			t.Errorf("%s: %v", operation, err)
 		}
 		_ = conn.Close()
@@ -153,7 +140,7 @@ func TestAClientThatIsSlowOrLoudStopsNobody(t *testing.T) {
 
 	long := strings.Repeat("x", 50_000)
 	for range 20 {
-		r.call("POST", "/v1/disks/"+long+"?project="+long, "{}", "User-Agent", long)
+		r.send("POST /v1/disks/"+long+"?project="+long+" {}", "User-Agent", long)
 	}
 	if r.requests.bytes > 20*(4*keptText+1000) {
 		t.Errorf("the log keeps %d bytes of 20 requests", r.requests.bytes)
@@ -174,8 +161,7 @@ func TestAPageOfAnotherOriginDoesNotReachTheAPI(t *testing.T) {
 		want   int
 	}{"Rack.test:80": {"Host", 200}, "evil.example": {"Host", 403},
 		"http://evil.example": {"Origin", 403}, "cross-site": {"Sec-Fetch-Site", 403}} {
-		got, _ := r.call("GET", "/v1/disks?project=default", "", c.header, value)
-		if got.status != c.want {
+		if got := r.send("GET /v1/disks?project=default", c.header, value); got.status != c.want {
 			t.Errorf("%s %s: HTTP %d, want %d", c.header, value, got.status, c.want)
 		}
 	}
