@@ -156,7 +156,7 @@ func (r *rackServer) project() {
 
 	r.demand(500, "Internal Server Error", "PUT /v1/projects/"+id+` {"name":"default"}`)
 	remove := "DELETE /v1/projects/" + id
-	r.demand(201, "", fmt.Sprintf(`POST /v1/floating-ips?project=%s {"name":"f","description":""}`, id))
+	r.demand(201, "", "POST /v1/floating-ips?project="+id+` {"name":"f","description":""}`)
 	r.demand(400, "floating IP must be in the same project as the instance", fmt.Sprintf(
 		`POST /v1/floating-ips/f/attach?project=%s {"kind":"instance","parent":%q}`, id,
 		r.instance("idle").ID))

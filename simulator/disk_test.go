@@ -46,7 +46,8 @@ func TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse(t *testing.T) { // A4
 			r.on(t).demand(test.status, test.want, newDisk("x", blankSource, test.source))
 		})
 	}
-	if d := r.disk("x", oneGiB, "2147483648", blankSource, source("image", silo)); d.BlockSize != 4096 {
+	d := r.disk("x", oneGiB, "2147483648", blankSource, source("image", silo))
+	if d.BlockSize != 4096 {
 		t.Errorf("the disk has blocks of %d bytes, want 4096 as in its image", d.BlockSize)
 	}
 	r.demand(400, "can't create a snapshot of a disk in a different project", newSnapshot("s", there))

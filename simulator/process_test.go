@@ -228,8 +228,8 @@ func TestARackRemovesTheTemporaryDirectoriesOfKilledRacks(t *testing.T) {
 	}
 }
 
-// answers records what a rack has acknowledged: the existing disks, with the instances to which they
-// are attached.
+// answers records what a rack has acknowledged: the existing disks, with the instances to which
+// they are attached.
 type answers struct {
 	mu sync.Mutex
 	// mu guards disks and unknown.

@@ -204,7 +204,8 @@ func (r *rackServer) delete(object string) {
 
 // moving returns the request to attach or detach a disk.
 func moving(verb, instance, disk string) string {
-	return fmt.Sprintf(`POST /v1/instances/%s/disks/%s?project=default {"disk":%q}`, instance, verb, disk)
+	return fmt.Sprintf(`POST /v1/instances/%s/disks/%s?project=default {"disk":%q}`, instance, verb,
+		disk)
 }
 
 func (r *rackServer) attach(instance, disk string) {
@@ -218,8 +219,8 @@ func (r *rackServer) detach(instance, disk string) {
 }
 
 func newSnapshot(name, disk string) string {
-	return fmt.Sprintf(`POST /v1/snapshots?project=default {"name":%q,"description":"","disk":%q}`, name,
-		disk)
+	return fmt.Sprintf(`POST /v1/snapshots?project=default {"name":%q,"description":"","disk":%q}`,
+		name, disk)
 }
 
 func (r *rackServer) snapshot(name, disk string) store.Snapshot {
@@ -229,8 +230,8 @@ func (r *rackServer) snapshot(name, disk string) store.Snapshot {
 
 // newInstance returns the request for an instance. more are further fields of its body.
 func newInstance(name, more string) string {
-	return fmt.Sprintf(`POST /v1/instances?project=default {"name":%q,"description":"","hostname":"i",`+
-		`"ncpus":1,"memory":1073741824%s}`, name, more)
+	return fmt.Sprintf(`POST /v1/instances?project=default {"name":%q,"description":"",`+
+		`"hostname":"i","ncpus":1,"memory":1073741824%s}`, name, more)
 }
 
 func (r *rackServer) instance(name string) store.Instance {

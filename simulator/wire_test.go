@@ -33,8 +33,8 @@ func (c wireCase) check(t *testing.T, r *rackServer, header ...string) {
 	})
 }
 
-// TestUnsupportedRequestsAreAnsweredWith501 makes requests that a rack serves and the simulator does
-// not. The answer is 501 instead of a wrong imitation.
+// TestUnsupportedRequestsAreAnsweredWith501 makes requests that a rack serves and the simulator
+// does not. The answer is 501 instead of a wrong imitation.
 func TestUnsupportedRequestsAreAnsweredWith501(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	wireCase{"an operation", "GET /v1/groups", 501,

@@ -4,8 +4,7 @@ import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
 // attachments are the mutations of attach and detach.
 var attachments = []Mutation{
-	{
-		Name: "A16-eight", Says: "an instance has at most 8 disks, as on racks up to v17",
+	{Name: "A16-eight", Says: "an instance has at most 8 disks, as on racks up to v17",
 		Before: func(x *Interception) {
 			const most, text = 8, "cannot attach more than 8 disks to instance"
 			disks, _ := x.Sent()["disks"].([]any)
@@ -13,60 +12,46 @@ var attachments = []Mutation{
 				x.Is("instance_create") && len(disks) >= most {
 				x.Refuse(400, "InvalidRequest", text)
 			}
-		},
-	},
-	{
-		Name: "A17-needs-it-stopped", DriverSays: "InstanceMustBeStopped",
+		}},
+	{Name: "A17-needs-it-stopped", DriverSays: "InstanceMustBeStopped",
 		Says: "a running instance gains no disk, although the rack can hot-plug",
 		Before: func(x *Interception) {
 			if x.Is("instance_disk_attach") && x.instance().Active() && x.disk().State.Instance == "" {
 				x.Refuse(400, "InvalidRequest", "cannot attach disk: instance is not fully stopped")
 			}
-		},
-	},
-	{
-		Name: "A30-across-projects", Says: "a disk of another project is attached",
+		}},
+	{Name: "A30-across-projects", Says: "a disk of another project is attached",
 		After: func(x *Interception) {
 			if x.Is("instance_disk_attach") && x.Refused(400, "same project") {
 				x.force(store.DiskState{State: store.StateAttached, Instance: x.instance().ID})
 			}
-		},
-	},
-	{
-		Name: "A31-attach-without-effect", DriverSays: "DiskBusy",
+		}},
+	{Name: "A31-attach-without-effect", DriverSays: "DiskBusy",
 		Says: "an attach is answered with an attached disk, and nothing is attached",
 		Before: func(x *Interception) {
 			if disk := x.disk(); x.Is("instance_disk_attach") && disk.State.Instance == "" {
 				disk.State = store.DiskState{State: store.StateAttached, Instance: x.instance().ID}
 				x.accept(disk)
 			}
-		},
-	},
-	{
-		Name: "A31-detach-without-effect", DriverSays: "RackResponseInvalid",
+		}},
+	{Name: "A31-detach-without-effect", DriverSays: "RackResponseInvalid",
 		Says: "a detach is answered with the disk as it is, attached",
 		Before: func(x *Interception) {
 			if x.Is("instance_disk_detach") {
 				x.accept(x.disk())
 			}
-		},
-	},
-	{
-		Name: "A32-refuses-creating", Says: "a disk in creating is not attached",
+		}},
+	{Name: "A32-refuses-creating", Says: "a disk in creating is not attached",
 		Before: func(x *Interception) {
 			if disk := x.disk(); x.Is("instance_disk_attach") && disk.State.State == "creating" {
 				x.Refuse(400, "InvalidRequest", "cannot attach disk %q: invalid state creating", disk.Name)
 			}
-		},
-	},
-	{
-		Name: "A33-refuses-again",
+		}},
+	{Name: "A33-refuses-again",
 		Says: "a disk that is attached to an instance is not attached to it again",
 		Before: ofDisk("instance_disk_attach", "attached", 400, "InvalidRequest",
-			"cannot attach disk: disk is already attached"),
-	},
-	{
-		Name: "A34-takes-it-away", DriverSays: "DiskAttachedElsewhere",
+			"cannot attach disk: disk is already attached")},
+	{Name: "A34-takes-it-away", DriverSays: "DiskAttachedElsewhere",
 		Says: "a disk that another instance has is taken from it and attached",
 		Before: func(x *Interception) {
 			disk := x.disk()
@@ -76,40 +61,31 @@ var attachments = []Mutation{
 				x.force(store.DiskState{State: store.StateDetached})
 				x.Answer = nil
 			}
-		},
-	},
-	{
-		Name: "A35-detaches-local", Says: "a running instance loses a local disk",
+		}},
+	{Name: "A35-detaches-local", Says: "a running instance loses a local disk",
 		Before: func(x *Interception) {
 			if x.Is("instance_disk_detach") && x.disk().DiskType == store.TypeLocal {
 				_ = x.Rack.Plane().Unplug(x.instance().ID, x.disk().ID)
 				x.force(store.DiskState{State: store.StateDetached})
 			}
-		},
-	},
-	{
-		Name: "A36-refuses-again", Says: "a detached disk is not detached again",
+		}},
+	{Name: "A36-refuses-again", Says: "a detached disk is not detached again",
 		Before: ofDisk("instance_disk_detach", "detached", 400, "InvalidRequest",
-			"cannot detach disk: disk is not attached"),
-	},
-	{
-		Name: "A37-detaches-elsewhere",
+			"cannot detach disk: disk is not attached")},
+	{Name: "A37-detaches-elsewhere",
 		Says: "a disk is detached from the instance that has it, whichever is named",
 		Before: func(x *Interception) {
 			if disk := x.disk(); x.Is("instance_disk_detach") && disk.State.Instance != "" {
 				_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
 				x.force(store.DiskState{State: store.StateDetached})
 			}
-		},
-	},
-	{
-		Name: "A67-undone", Says: "an attach that is answered with 503 is not done",
+		}},
+	{Name: "A67-undone", Says: "an attach that is answered with 503 is not done",
 		After: func(x *Interception) {
 			if x.Is("instance_disk_attach") && x.Answer.Status == 503 {
 				answer := x.Answer
 				x.force(store.DiskState{State: store.StateDetached})
 				x.Answer = answer
 			}
-		},
-	},
+		}},
 }

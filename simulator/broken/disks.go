@@ -9,25 +9,18 @@ import (
 
 // disks are the mutations of creating and deleting disks.
 var disks = []Mutation{
-	{
-		Name: "A22-smaller", Says: "a disk has half the size that was asked for",
+	{Name: "A22-smaller", Says: "a disk has half the size that was asked for",
 		DriverSays: "EffectUnknown",
 		After: on(func(disk map[string]any) {
 			if size, is := disk["size"].(float64); is {
 				disk["size"] = int64(size) / 2
 			}
-		}, shownDisks...),
-	},
-	{
-		Name: "A22-read-only", Says: "new disks are read-only", DriverSays: "EffectUnknown",
-		After: on(set("read_only", true), shownDisks...),
-	},
-	{
-		Name: "A23-writable", Says: "read-only disks are not shown as such",
-		After: on(set("read_only", false), shownDisks...),
-	},
-	{
-		Name: "A24-detached", Says: "a deletion fails, and leaves the disk renamed and detached",
+		}, shownDisks...)},
+	{Name: "A22-read-only", Says: "new disks are read-only", DriverSays: "EffectUnknown",
+		After: on(set("read_only", true), shownDisks...)},
+	{Name: "A23-writable", Says: "read-only disks are not shown as such",
+		After: on(set("read_only", false), shownDisks...)},
+	{Name: "A24-detached", Says: "a deletion fails, and leaves the disk renamed and detached",
 		DriverSays: "DiskNotOurs",
 		Before: func(x *Interception) {
 			if d := x.disk(); x.Is("disk_delete") && d.State.State == store.StateDetached &&
@@ -36,10 +29,8 @@ var disks = []Mutation{
 				x.putDisk(d)
 				x.Refuse(500, "Internal", "Internal Server Error")
 			}
-		},
-	},
-	{
-		Name: "A68-name-taken", Says: "the name of a deleted disk stays taken", DriverSays: "DiskBusy",
+		}},
+	{Name: "A68-name-taken", Says: "the name of a deleted disk stays taken", DriverSays: "DiskBusy",
 		Before: func(x *Interception) {
 			name, _ := x.Sent()["name"].(string)
 			if _, used := usedNames.Load(name); x.Is("disk_create") && used {
@@ -48,51 +39,39 @@ var disks = []Mutation{
 			if x.Is("disk_delete") {
 				usedNames.Store(x.disk().Name, true)
 			}
-		},
-	},
-	{
-		Name: "A71-attached", Says: "an attached disk is taken away and deleted",
+		}},
+	{Name: "A71-attached", Says: "an attached disk is taken away and deleted",
 		Before: func(x *Interception) {
 			if d := x.disk(); x.Is("disk_delete") && d.State.Instance != "" {
 				_ = x.Rack.Plane().Unplug(d.State.Instance, d.ID)
 				d.State = store.DiskState{State: store.StateDetached}
 				x.putDisk(d)
 			}
-		},
-	},
-	{
-		Name: "A25-cut", Says: "a disk beyond 1023 GiB is made with 1023 GiB",
+		}},
+	{Name: "A25-cut", Says: "a disk beyond 1023 GiB is made with 1023 GiB",
 		Before: sends("size", func(size float64) float64 { return min(size, 1023*gibibyte) },
-			"disk_create"),
-	},
-	{
-		Name: "A26-small-blocks", Says: "a local disk has blocks of 512 bytes",
+			"disk_create")},
+	{Name: "A26-small-blocks", Says: "a local disk has blocks of 512 bytes",
 		DriverSays: "EffectUnknown",
 		After: on(func(disk map[string]any) {
 			if disk["disk_type"] == store.TypeLocal {
 				disk["block_size"] = 512
 			}
-		}, shownDisks...),
-	},
-	{
-		Name: "A27-left-behind", Says: "a disk for which there is no space is left, faulted",
+		}, shownDisks...)},
+	{Name: "A27-left-behind", Says: "a disk for which there is no space is left, faulted",
 		DriverSays: "DiskFaulted",
 		After: func(x *Interception) {
 			if x.Is("disk_create") && x.Refused(507, "Insufficient capacity: Not enough storage") {
 				x.leaveFaulted()
 			}
-		},
-	},
-	{
-		Name: "A28-name-first", Says: "the name is looked at before anything else",
+		}},
+	{Name: "A28-name-first", Says: "the name is checked before anything else",
 		Before: func(x *Interception) {
 			if d := x.namesake(); x.Is("disk_create") && d.ID != "" {
 				x.Refuse(400, "ObjectAlreadyExists", "already exists: disk %q", d.Name)
 			}
-		},
-	},
-	{
-		Name: "A29-free-snapshots", Says: "snapshots do not count",
+		}},
+	{Name: "A29-free-snapshots", Says: "snapshots do not count in the quota",
 		After: func(x *Interception) {
 			switch size, _ := object(x.Answer.Body)["size"].(float64); {
 			case x.Succeeded("snapshot_create"):
@@ -100,15 +79,13 @@ var disks = []Mutation{
 			case x.Succeeded("snapshot_delete"):
 				x.addStorage(2 * gibibyte) // the size of the check's disk
 			}
-		},
-	},
+		}},
 }
 
-// usedNames has the names of the disks that were deleted, for the mutation that keeps names
-// taken.
+// usedNames has the names of deleted disks, for A68-name-taken.
 var usedNames sync.Map
 
-// addStorage changes the provisioned amount without the rules.
+// addStorage changes the provisioned storage without any check.
 func (x *Interception) addStorage(bytes int64) {
 	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.AddStorage(bytes) })
 }

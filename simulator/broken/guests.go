@@ -12,46 +12,37 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// guests are the mutations of a guest's view. Such a mutation changes a device immediately after
-// its attach. The device is right again when its disk is next attached.
+// guests are the mutations of a guest's view. Most of them change a device immediately after its
+// attach. The next attach of the disk creates a correct device again.
 var guests = []Mutation{
-	{
-		Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
+	{Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
 		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",
 		After: plugged(func(disk store.Disk, dir string) error {
 			return os.WriteFile(filepath.Join(dir, "device/serial"), []byte(disk.ID[:20]+"\n"), 0o444)
-		}),
-	},
-	{
-		Name: "A54-twice", DriverSays: "DeviceNotUnique",
+		})},
+	{Name: "A54-twice", DriverSays: "DeviceNotUnique",
 		Says:   "a guest sees each disk as two devices with one serial",
 		Before: hideSecond,
 		After: plugged(func(_ store.Disk, dir string) error {
 			return os.CopyFS(second(dir), os.DirFS(dir))
-		}),
-	},
-	{
-		Name: "A54-shows-both", Says: "of two devices with equal serials a guest sees both",
+		})},
+	{Name: "A54-shows-both", Says: "a guest sees both of two devices with equal serials",
 		Before: hideSecond,
 		After: plugged(func(disk store.Disk, dir string) error {
 			if _, err := os.Stat(filepath.Join(dir, "../../../hidden", disk.ID)); err != nil {
 				return nil // it is the first device
 			}
 			return os.CopyFS(second(dir), os.DirFS(dir))
-		}),
-	},
-	{
-		Name: "A55-other-serial",
+		})},
+	{Name: "A55-other-serial",
 		Says: "the firmware's serial number is another UUID than the instance's",
 		Guests: firmware("product_serial", func(id string, broken bool) string {
 			if broken {
 				id = uuid.NewSHA1(uuid.NameSpaceOID, []byte(id)).String()
 			}
 			return id
-		}),
-	},
-	{
-		Name: "A55-byte-order",
+		})},
+	{Name: "A55-byte-order",
 		Says: "the firmware's UUID has its first three fields in the other byte order",
 		Guests: firmware("product_uuid", func(id string, broken bool) string {
 			if broken {
@@ -59,32 +50,24 @@ var guests = []Mutation{
 					id[16:18] + id[14:16] + id[18:]
 			}
 			return id
-		}),
-	},
-	{
-		Name: "A55-other-vendor", Says: "the firmware does not say that Oxide made it",
+		})},
+	{Name: "A55-other-vendor", Says: "the firmware does not say that Oxide made it",
 		Guests: firmware("sys_vendor", func(_ string, broken bool) string {
 			if broken {
 				return "Oxide Computer Company"
 			}
 			return "Oxide"
-		}),
-	},
-	{
-		Name: "A56-spaces", Says: "serials are padded with spaces, as the NVMe standard says",
+		})},
+	{Name: "A56-spaces", Says: "serials are padded with spaces, as the NVMe standard says",
 		After: plugged(func(disk store.Disk, dir string) error {
 			padded := (disk.Name + strings.Repeat(" ", 20))[:20] + "\n"
 			return os.WriteFile(filepath.Join(dir, "device/serial"), []byte(padded), 0o444)
-		}),
-	},
-	{
-		Name: "A56-model", Says: "a device has a model",
+		})},
+	{Name: "A56-model", Says: "a device has a model",
 		After: plugged(func(_ store.Disk, dir string) error {
 			return os.WriteFile(filepath.Join(dir, "device/model"), []byte("Oxide Disk\n"), 0o444)
-		}),
-	},
-	{
-		Name: "A57-comes-again", Says: "a detach lets the guest's other devices go and come again",
+		})},
+	{Name: "A57-comes-again", Says: "a detach removes the guest's other devices and adds them again",
 		After: func(x *Interception) {
 			if !x.Is("instance_disk_detach") {
 				return
@@ -94,18 +77,14 @@ var guests = []Mutation{
 					_ = os.WriteFile(filepath.Join(dir, "diskseq"), []byte("1000000\n"), 0o444)
 				}
 			}
-		},
-	},
-	{
-		Name: "A69-write-through", Says: "a distributed disk reports no volatile write cache",
+		}},
+	{Name: "A69-write-through", Says: "a distributed disk reports no volatile write cache",
 		After: plugged(func(_ store.Disk, dir string) error {
 			return os.WriteFile(filepath.Join(dir, "queue/write_cache"), []byte("write through\n"), 0o444)
-		}),
-	},
+		})},
 }
 
-// device returns the directory of a disk's device in the sysfs of the instance in the path, or
-// "".
+// device returns the directory of a disk's device in the sysfs of the request's instance, or "".
 func (x *Interception) device(disk store.Disk) string {
 	serials, _ := filepath.Glob(filepath.Join(x.Rack.Plane().GuestDir(x.instance().ID),
 		"sys/block/*/device/serial"))
@@ -149,8 +128,8 @@ func plugged(change func(disk store.Disk, dir string) error) func(*Interception)
 }
 
 // firmware returns a function that changes a value in the firmware of every guest.
-func firmware(field string, value func(instance string, broken bool) string,
-) func(*engine.Simulation, bool) error {
+func firmware(field string,
+	value func(instance string, broken bool) string) func(*engine.Simulation, bool) error {
 	return func(rack *engine.Simulation, broken bool) error {
 		dirs, err := os.ReadDir(rack.Plane().GuestDir(""))
 		for _, dir := range dirs {

@@ -9,13 +9,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// These are the operations that show disks and snapshots.
+// These are the operations whose answers contain disks or snapshots.
 var (
 	shownDisks     = []string{"disk_create", "disk_view", "disk_list"}
 	shownSnapshots = []string{"snapshot_create", "snapshot_view", "snapshot_list"}
 )
 
-// view returns what the records have; the zero value if they do not have it.
+// view reads from the records. It returns the zero value if it cannot.
 func view[T any](x *Interception, read func(*store.Tx) (T, error)) (found T) {
 	_ = x.Rack.Records().View(func(tx *store.Tx) (err error) {
 		found, err = read(tx)
@@ -44,8 +44,8 @@ func (x *Interception) instance() store.Instance {
 	})
 }
 
-// force changes the record of the disk that the request names, without the rules, and answers
-// with the disk.
+// force changes the state of the disk that the request names without any check, and answers with
+// the disk.
 func (x *Interception) force(state store.DiskState) {
 	disk := x.disk()
 	disk.State = state
@@ -141,8 +141,7 @@ func refuseTaken(x *Interception) {
 	}
 }
 
-// unstarted returns the instance that should have been started at its creation and is stopped, or
-// the zero value.
+// unstarted returns the instance whose start failed when it was created, or the zero value.
 func (x *Interception) unstarted() (instance store.Instance) {
 	answer := object(x.Answer.Body)
 	if !x.Is("instance_create") || x.Sent()["start"] == false || answer["run_state"] != "stopped" {
@@ -200,7 +199,7 @@ func (x *Interception) namesake() (found store.Disk) {
 	return found
 }
 
-// putDisk changes a record without the rules.
+// putDisk writes the record of a disk without any check.
 func (x *Interception) putDisk(d store.Disk) {
 	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.PutDisk(d) })
 }
@@ -208,7 +207,7 @@ func (x *Interception) putDisk(d store.Disk) {
 // isID reports whether text is an ID instead of a name.
 func isID(text string) bool { return uuid.Validate(text) == nil }
 
-// disk returns the disk of an attach, a detach or a path with a disk's ID, or the zero value.
+// disk returns the disk that the body or the path of the request names, or the zero value.
 func (x *Interception) disk() store.Disk {
 	name, _ := x.Sent()["disk"].(string)
 	if name == "" {

@@ -4,8 +4,7 @@ import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
 // instances are the mutations of instances and of their networks.
 var instances = []Mutation{
-	{
-		Name: "A20-counts-until-deleted",
+	{Name: "A20-counts-until-deleted",
 		Says: "CPUs and memory count from an instance's creation to its deletion",
 		After: func(x *Interception) {
 			if !x.Is("utilization_view") {
@@ -19,22 +18,14 @@ var instances = []Mutation{
 				provisioned := body["provisioned"].(map[string]any)
 				provisioned["cpus"], provisioned["memory"] = cpus, memory
 			})
-		},
-	},
-	{
-		Name: "A45-starts-while-stopping", Says: "the start of a stopping instance is accepted",
-		Before: acceptsIn("instance_start", store.RunStopping),
-	},
-	{
-		Name: "A46-stays-failed", Says: "a failed instance stays failed when it is stopped",
-		Before: acceptsIn("instance_stop", store.RunFailed),
-	},
-	{
-		Name: "A47-accepts-stopped", Says: "the reboot of a stopped instance is accepted",
-		Before: acceptsIn("instance_reboot", store.RunStopped),
-	},
-	{
-		Name: "A48-keeps-the-disks", DriverSays: "InstanceNotFound",
+		}},
+	{Name: "A45-starts-while-stopping", Says: "the start of a stopping instance is accepted",
+		Before: acceptsIn("instance_start", store.RunStopping)},
+	{Name: "A46-stays-failed", Says: "a failed instance stays failed when it is stopped",
+		Before: acceptsIn("instance_stop", store.RunFailed)},
+	{Name: "A47-accepts-stopped", Says: "the reboot of a stopped instance is accepted",
+		Before: acceptsIn("instance_reboot", store.RunStopped)},
+	{Name: "A48-keeps-the-disks", DriverSays: "InstanceNotFound",
 		Says: "the disks of a deleted instance stay attached to it",
 		Before: func(x *Interception) {
 			if !x.Is("instance_delete") {
@@ -46,23 +37,17 @@ var instances = []Mutation{
 					x.putDisk(d)
 				}
 			}
-		},
-	},
-	{
-		Name: "A49-keeps-what-is-null", Says: "what is null in an update stays as it was",
+		}},
+	{Name: "A49-keeps-what-is-null", Says: "a null in an update keeps the old value",
 		Before: func(x *Interception) {
 			if body := x.Sent(); x.Is("instance_update") && body["auto_restart_policy"] == nil {
 				body["auto_restart_policy"] = x.instance().AutoRestartPolicy
 				x.Send(body)
 			}
-		},
-	},
-	{
-		Name: "A53-stops-while-creating", Says: "the stop of an instance in creating is accepted",
-		Before: acceptsIn("instance_stop", store.StateCreating),
-	},
-	{
-		Name: "A60-detaches", Says: "an instance that fails loses its disks",
+		}},
+	{Name: "A53-stops-while-creating", Says: "the stop of an instance in creating is accepted",
+		Before: acceptsIn("instance_stop", store.StateCreating)},
+	{Name: "A60-detaches", Says: "an instance that fails loses its disks",
 		After: func(x *Interception) {
 			if x.Is("instance_reboot") && x.instance().RunState == store.RunFailed {
 				for _, d := range x.disks() {
@@ -70,15 +55,11 @@ var instances = []Mutation{
 					x.putDisk(d)
 				}
 			}
-		},
-	},
-	{
-		Name: "A50-long-host", Says: "a host name is cut after 253 characters",
+		}},
+	{Name: "A50-long-host", Says: "a host name is cut after 253 characters",
 		Before: sends("hostname", func(name string) string { return name[:min(len(name), 253)] },
-			"instance_create"),
-	},
-	{
-		Name: "A51-leaves-the-instance",
+			"instance_create")},
+	{Name: "A51-leaves-the-instance",
 		Says: "an instance whose disk is taken is made without its disks, and an error",
 		After: func(x *Interception) {
 			if x.Is("instance_create") && x.Refused(400, "attached to another instance") {
@@ -89,10 +70,8 @@ var instances = []Mutation{
 				x.Carry()
 				x.Answer = answer
 			}
-		},
-	},
-	{
-		Name: "A58-is-failed", Says: "an instance that cannot be started is created and failed",
+		}},
+	{Name: "A58-is-failed", Says: "an instance that cannot be started is created and failed",
 		After: func(x *Interception) {
 			if i := x.unstarted(); i.ID != "" {
 				i.SetRunState(store.RunFailed)
@@ -100,23 +79,17 @@ var instances = []Mutation{
 				x.accept(i)
 				x.Answer.Status = 201
 			}
-		},
-	},
-	{
-		Name: "A66-name-first", Says: "the name of an instance is checked first",
-		Before: refuseTaken,
-	},
-	{
-		Name: "A52-v4-alone", Says: "an interface has IPv4 alone, as on racks up to v18",
+		}},
+	{Name: "A66-name-first", Says: "the name of an instance is checked first",
+		Before: refuseTaken},
+	{Name: "A52-v4-alone", Says: "an interface has IPv4 alone, as on racks up to v18",
 		After: on(func(nic map[string]any) {
 			stack := nic["ip_stack"].(map[string]any)
 			if value := stack["value"].(map[string]any); stack["type"] == "dual_stack" {
 				stack["type"], stack["value"] = "v4", value["v4"]
 			}
-		}, "instance_network_interface_list"),
-	},
-	{
-		Name: "A64-two-in-a-subnet", Says: "two interfaces may be in one subnet",
+		}, "instance_network_interface_list")},
+	{Name: "A64-two-in-a-subnet", Says: "two interfaces may be in one subnet",
 		Before: func(x *Interception) {
 			body := x.Sent()
 			nics, _ := body["network_interfaces"].(map[string]any)
@@ -124,11 +97,8 @@ var instances = []Mutation{
 				nics["params"] = params[:1]
 				x.Send(body)
 			}
-		},
-	},
-	{
-		Name: "A65-all-ports", Says: "an instance has all ports of its address",
+		}},
+	{Name: "A65-all-ports", Says: "an instance has all ports of its address",
 		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
-			"instance_external_ip_list"),
-	},
+			"instance_external_ip_list")},
 }

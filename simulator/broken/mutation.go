@@ -3,9 +3,9 @@
 // the bytes of disks. With the mutations the conformance suite proves that it would notice a rack
 // that does the same.
 //
-// A mutation applies to the whole rack. It begins with the rack (oxide-simulator serve --mutation
-// NAME) or with PUT /mutations/NAME on the admin listener. Only one mutation is active at a time.
-// For an error that happens once, or at a chosen request, use an adminapi.Fault instead.
+// A mutation applies to the whole rack. It is activated with oxide-simulator serve --mutation NAME
+// or with PUT /mutations/NAME on the admin listener. Only one mutation is active at a time. For an
+// error that happens once, or for a chosen request, use an adminapi.Fault instead.
 package broken
 
 import (
@@ -36,10 +36,10 @@ type Mutation struct {
 	DriverSays string
 	// Before may change a request or answer it. After may change the answer.
 	Before, After func(*Interception)
-	// Guests changes the view of the rack's guests when the mutation begins (broken is true), and
-	// restores it when the mutation ends.
+	// Guests changes the views of the guests when the mutation begins (broken is true), and restores
+	// them when the mutation ends.
 	Guests func(rack *engine.Simulation, broken bool) error
-	// tamper spoils bytes or devices; the zero value spoils nothing.
+	// tamper damages bytes or devices; the zero value does nothing.
 	tamper dataplane.Tamper
 }
 

@@ -14,14 +14,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// wire are the mutations that concern every request and answer.
+// wire are the mutations of the form of requests and answers.
 var wire = []Mutation{
-	{
-		Name: "A01-no-code", Says: "errors have no error_code", DriverSays: "RackUnknown",
-		After: onErrors(func(body map[string]any) { delete(body, "error_code") }),
-	},
-	{
-		Name:       "A01-taken-name-is-reused",
+	{Name: "A01-no-code", Says: "errors have no error_code", DriverSays: "RackUnknown",
+		After: onErrors(func(body map[string]any) { delete(body, "error_code") })},
+	{Name: "A01-taken-name-is-reused",
 		Says:       "creating a disk whose name is taken returns the disk that has it",
 		DriverSays: "EffectUnknown",
 		Before: func(x *Interception) {
@@ -30,28 +27,21 @@ var wire = []Mutation{
 					x.Reply(201, d)
 				}
 			}
-		},
-	},
-	{
-		Name: "A02-no-time", Says: "a snapshot does not say when it was taken",
+		}},
+	{Name: "A02-no-time", Says: "a snapshot does not say when it was taken",
 		DriverSays: "RackResponseInvalid",
 		After:      on(func(object map[string]any) { delete(object, "time_created") }, shownSnapshots...),
 	},
-	{
-		Name: "A03-slot", Says: "device_path is the PCI address of the disk's slot",
-		After: on(set("device_path", "/dev/pci/0000:00:10.0"), shownDisks...),
-	},
-	{
-		Name: "A04-cut", Says: "names are cut after 16 characters", DriverSays: "RackResponseInvalid",
+	{Name: "A03-slot", Says: "device_path is the PCI address of the disk's slot",
+		After: on(set("device_path", "/dev/pci/0000:00:10.0"), shownDisks...)},
+	{Name: "A04-cut", Says: "names are cut after 16 characters", DriverSays: "RackResponseInvalid",
 		Before: sends("name", func(name string) string {
 			if len(name) >= 64 {
 				return name
 			}
 			return name[:min(len(name), 16)]
-		}, "disk_create"),
-	},
-	{
-		Name: "A05-another-disk", Says: "a disk read by ID is another one",
+		}, "disk_create")},
+	{Name: "A05-another-disk", Says: "a disk read by ID is another one",
 		DriverSays: "RackResponseInvalid",
 		Before: func(x *Interception) {
 			id := x.Path.Get("disk")
@@ -62,19 +52,15 @@ var wire = []Mutation{
 					}
 				}
 			}
-		},
-	},
-	{
-		Name: "A61-tidy", Says: "dots in a path are resolved",
+		}},
+	{Name: "A61-tidy", Says: "dots in a path are resolved",
 		Before: func(x *Interception) {
 			url := x.Request.URL
 			for _, dots := range []string{"/./", "/disks/../"} {
 				url.Path = strings.Replace(url.Path, dots, "/", 1)
 			}
-		},
-	},
-	{
-		Name: "A06-no-path", Says: "mistakes in a body are named without their path",
+		}},
+	{Name: "A06-no-path", Says: "errors about a body do not name the path of the field",
 		After: func(x *Interception) {
 			if x.Refused(400, "unable to parse JSON body: ") {
 				x.EditBody(func(body map[string]any) {
@@ -82,48 +68,34 @@ var wire = []Mutation{
 					body["message"] = bodyPath.ReplaceAllString(message, "body: ")
 				})
 			}
-		},
-	},
-	{
-		Name: "A07-unsigned", Says: "byte counts have 64 bits without a sign",
+		}},
+	{Name: "A07-unsigned", Says: "byte counts have 64 bits without a sign",
 		After: func(x *Interception) {
 			if x.Refused(400, "value is too large for a byte count") {
 				x.Refuse(400, "InvalidValue", "unsupported value for %q: total size must be less than "+
 					"1023 GiB", "size")
 			}
-		},
-	},
-	{
-		Name: "A08-one-size", Says: "every blank disk has blocks of 512 bytes",
+		}},
+	{Name: "A08-one-size", Says: "every blank disk has blocks of 512 bytes",
 		DriverSays: "EffectUnknown",
-		After:      on(set("block_size", 512), shownDisks...),
-	},
-	{
-		Name: "A12-no-limit", Says: "bodies of more than 1 MiB are read",
-		Before: func(x *Interception) { x.Body = bytes.TrimSpace(x.Body) },
-	},
-	{
-		Name: "A70-cuts", Says: "a description is cut after 512 characters",
-		Before: sends("description", first512, "disk_create", "snapshot_create"),
-	},
-	{
-		Name: "A14-token-first", Says: "the token is checked before anything is read",
+		After:      on(set("block_size", 512), shownDisks...)},
+	{Name: "A12-no-limit", Says: "bodies of more than 1 MiB are read",
+		Before: func(x *Interception) { x.Body = bytes.TrimSpace(x.Body) }},
+	{Name: "A70-cuts", Says: "a description is cut after 512 characters",
+		Before: sends("description", first512, "disk_create", "snapshot_create")},
+	{Name: "A14-token-first", Says: "the token is checked before anything is read",
 		Before: func(x *Interception) {
 			if x.Operation != "ping" && x.Request.Header.Get("Authorization") == "" {
 				x.Refuse(401, "Unauthorized", "credentials missing or invalid")
 			}
-		},
-	},
-	{
-		Name: "A63-last-wins", Says: "of a key that is given twice the last value counts",
+		}},
+	{Name: "A63-last-wins", Says: "the last value of a key that is given twice is used",
 		Before: func(x *Interception) {
 			if body := x.Sent(); body != nil {
 				x.Send(body)
 			}
-		},
-	},
-	{
-		Name: "A09-first-page-again", Says: "the page after a token is the first one again",
+		}},
+	{Name: "A09-first-page-again", Says: "the page after a token is the first one again",
 		DriverSays: "RackResponseInvalid",
 		Before: func(x *Interception) {
 			if token := x.pageToken(); x.isList() && token != nil {
@@ -135,10 +107,8 @@ var wire = []Mutation{
 					}
 				})
 			}
-		},
-	},
-	{
-		Name: "A09-one-order", Says: "lists are in the order of names, whatever is asked for",
+		}},
+	{Name: "A09-one-order", Says: "lists are always in the order of names",
 		DriverSays: "RackResponseInvalid",
 		Before: func(x *Interception) {
 			if x.isList() {
@@ -148,10 +118,8 @@ var wire = []Mutation{
 					}
 				})
 			}
-		},
-	},
-	{
-		Name: "A10-endless", Says: "the empty page has a token as well",
+		}},
+	{Name: "A10-endless", Says: "the empty page has a token as well",
 		DriverSays: "RackResponseInvalid",
 		After: func(x *Interception) {
 			if x.isList() && x.Answer.Status == 200 {
@@ -161,10 +129,8 @@ var wire = []Mutation{
 					}
 				})
 			}
-		},
-	},
-	{
-		Name: "A10-no-items", Says: "the empty page has no list", DriverSays: "RackResponseInvalid",
+		}},
+	{Name: "A10-no-items", Says: "the empty page has no list", DriverSays: "RackResponseInvalid",
 		After: func(x *Interception) {
 			if x.isList() && x.Answer.Status == 200 {
 				x.EditBody(func(page map[string]any) {
@@ -173,53 +139,39 @@ var wire = []Mutation{
 					}
 				})
 			}
-		},
-	},
-	{
-		Name: "A62-first-wins", Says: "of a parameter that is given twice the first value counts",
+		}},
+	{Name: "A62-first-wins", Says: "the first value of a parameter that is given twice is used",
 		Before: func(x *Interception) {
 			x.query(func(query map[string][]string) {
 				for name, values := range query {
 					query[name] = values[:1]
 				}
 			})
-		},
-	},
-	{
-		Name: "A72-view-by-name", Says: "a disk that is read by name has no path of its device",
+		}},
+	{Name: "A72-view-by-name", Says: "a disk that is read by name has no path of its device",
 		After: func(x *Interception) {
 			if x.Is("disk_view") && !isID(x.Path.Get("disk")) {
 				x.Edit(func(disk map[string]any) { disk["device_path"] = "" })
 			}
-		},
-	},
-	{
-		Name: "A11-forbidden", Says: "a wrong token is 403",
-		After: reword(401, "", 403, "Forbidden", "Forbidden"),
-	},
-	{
-		Name: "A13-any", Says: "a version of the future is answered as the newest",
+		}},
+	{Name: "A11-forbidden", Says: "a wrong token is 403",
+		After: reword(401, "", 403, "Forbidden", "Forbidden")},
+	{Name: "A13-any", Says: "a version of the future is answered as the newest",
 		Before: func(x *Interception) {
 			if x.Request.Header.Get("Api-Version") > "9" {
 				x.Request.Header.Del("Api-Version")
 			}
-		},
-	},
-	{
-		Name: "A15-not-found", Says: "who may read an object and not change it gets 404",
+		}},
+	{Name: "A15-not-found", Says: "a caller who may read but not change an object gets 404",
 		DriverSays: "DiskBusy",
 		After: func(x *Interception) {
 			if x.Answer.Status == 403 && x.Is("disk_delete") {
 				x.Refuse(404, "ObjectNotFound", "not found: disk with id %q", x.Path.Get("disk"))
 			}
-		},
-	},
-	{
-		Name: "A21-another-silo", Says: "another silo is known to exist: 403",
-		After: reword(404, "silo with id", 403, "Forbidden", "Forbidden"),
-	},
-	{
-		Name: "A18-undone", Says: "a creation is undone when its caller gives up",
+		}},
+	{Name: "A21-another-silo", Says: "another silo is answered with 403",
+		After: reword(404, "silo with id", 403, "Forbidden", "Forbidden")},
+	{Name: "A18-undone", Says: "a creation is undone when its caller gives up",
 		Before: func(x *Interception) {
 			if !x.Is("disk_create") || x.Rack.Switches().CreateHold == 0 {
 				return
@@ -231,17 +183,14 @@ var wire = []Mutation{
 			if !waited {
 				x.Refuse(500, "Internal", "Internal Server Error")
 			}
-		},
-	},
-	{
-		Name: "A19-left-behind", Says: "a creation that fails leaves its disk, faulted",
+		}},
+	{Name: "A19-left-behind", Says: "a creation that fails leaves its disk, faulted",
 		DriverSays: "DiskFaulted",
 		After: func(x *Interception) {
 			if x.Is("disk_create") && x.Answer.Status == 500 {
 				x.leaveFaulted()
 			}
-		},
-	},
+		}},
 }
 
 // onErrors returns a hook that changes every error.
@@ -288,14 +237,14 @@ func (x *Interception) sameToken() string {
 	return base64.URLEncoding.EncodeToString(text)
 }
 
-// leaveFaulted leaves the disk that the request creates, faulted.
+// leaveFaulted creates the disk of the request in the state faulted.
 func (x *Interception) leaveFaulted() {
 	d := x.halfMade(store.StateFaulted)
 	x.putDisk(d)
 	x.addStorage(d.Size)
 }
 
-// halfMade returns the record of the disk that the request creates.
+// halfMade returns a record for the disk of the request, in a state.
 func (x *Interception) halfMade(state string) store.Disk {
 	body := x.Sent()
 	name, _ := body["name"].(string)

@@ -22,8 +22,7 @@ func (s Attachments) List(call *Call, ref Ref) ([]store.Disk, error) {
 // pair finds the instance and then the disk of an attach or a detach. It finds a disk's name only
 // in the instance's project, and its ID in every project (A30).
 func (s Attachments) pair(call *Call, tx *store.Tx, ref Ref, disk store.Selector) (
-	store.Instance, store.Disk, error,
-) {
+	store.Instance, store.Disk, error) {
 	i, err := lookup(s.Simulation, call, tx, store.Instances, ref)
 	if err != nil {
 		return i, store.Disk{}, err
@@ -39,8 +38,7 @@ func (s Attachments) pair(call *Call, tx *store.Tx, ref Ref, disk store.Selector
 // locked finds the instance and the disk, and locks both during the change. A disk that is being
 // created may be attached; the call waits for its bytes (A32).
 func (s Attachments) locked(call *Call, ref Ref, disk store.Selector,
-	work func(store.Instance, store.Disk) (store.Disk, error),
-) (d store.Disk, err error) {
+	work func(store.Instance, store.Disk) (store.Disk, error)) (d store.Disk, err error) {
 	var i store.Instance
 	err = s.store.View(func(tx *store.Tx) error {
 		i, d, err = s.pair(call, tx, ref, disk)
@@ -49,7 +47,7 @@ func (s Attachments) locked(call *Call, ref Ref, disk store.Selector,
 	if err != nil {
 		return d, err
 	}
-	s.creating.wait(d.ID) // A32
+	s.creating.Lock(d.ID)() // A32
 	defer s.locks.Lock(i.ID, d.ID)()
 	if d, err = work(i, d); err != nil {
 		return d, err

@@ -103,7 +103,7 @@ func insufficientCapacity(text string) *Error {
 }
 
 var (
-	// ErrForbidden is the error for a caller who may see the object.
+	// ErrForbidden is the error for a caller who may see the object and not change it.
 	ErrForbidden = &Error{Status: http.StatusForbidden, Code: "Forbidden",
 		Message: "Forbidden"}
 	errUnavailable = &Error{Status: http.StatusServiceUnavailable, Code: "ServiceNotAvailable",

@@ -21,17 +21,17 @@ const (
 	// dirVersion is the version of the layout of a simulator's directory.
 	dirVersion  = "2"
 	recordsFile = "rack.db"
-	// markFile is in every directory of a simulator, and markText its first line. A line with the
-	// version follows, and in a directory that nobody named one with its process.
+	// markFile is in every directory of a simulator. Its lines are markText, the version and, in a
+	// temporary directory, the process that made it.
 	markFile = "oxide-simulator.mark"
 	markText = "This directory belongs to oxide-simulator. It removes files here."
 )
 
-// mark is what the mark of a directory says.
+// mark is the content of a directory's mark file.
 type mark struct{ version, process string }
 
-// readMark reads a directory's mark. Without one, and for an empty one that a full disk has left,
-// the error is fs.ErrNotExist.
+// readMark reads a directory's mark file. If there is none, or an empty one that was written to a
+// full disk, the error is fs.ErrNotExist.
 func readMark(dir string) (m mark, err error) {
 	path := filepath.Join(dir, markFile)
 	text, err := readSmall(path)
@@ -50,7 +50,7 @@ func readMark(dir string) (m mark, err error) {
 	return m, nil
 }
 
-// readSmall reads a short regular file. It does not wait for what others may have put there.
+// readSmall reads a short regular file. It does not block if somebody has put a pipe there.
 func readSmall(path string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -68,7 +68,7 @@ func readSmall(path string) (string, error) {
 	return string(text), err
 }
 
-// write makes the mark in a directory that has none.
+// write creates the mark file in a directory that has none.
 func (m mark) write(dir string) error {
 	path := filepath.Join(dir, markFile)
 	if text, err := readSmall(path); err == nil && text == "" {
@@ -87,7 +87,7 @@ func (m mark) write(dir string) error {
 }
 
 // prepareDir verifies that dir is a simulator's directory of this version, with its records, before
-// anything in it is changed. process is that of a directory that nobody named.
+// anything in it is changed. process identifies this process if the directory is temporary.
 func prepareDir(dir, process string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)
@@ -122,9 +122,9 @@ func prepareDir(dir, process string) error {
 	return found.write(dir)
 }
 
-// makePrivate takes from others the right to write in the directory, and refuses one that already
-// has something of theirs, or what leads elsewhere or blocks a reader. So whatever the rack opens,
-// renames or removes there later is its own. A guest's view is looked at from outside only.
+// makePrivate removes the permission of other users to write in the directory. It returns an error
+// if the directory contains files of other users, links, or files that block a reader. So the rack
+// opens, renames and removes only files of its own there. What is in a guest's view is not checked.
 func makePrivate(dir string) error {
 	owner := os.Geteuid()
 	if of, err := os.Stat(dir); err == nil && owner == 0 {
@@ -136,7 +136,7 @@ func makePrivate(dir string) error {
 			path := dir + "/" + name
 			info, err := os.Lstat(path)
 			if errors.Is(err, syscall.ENOTCONN) || strings.HasPrefix(name, "lost+found/") {
-				continue // the mount of a server that was killed; what a system saved
+				continue // the mount of a killed FUSE server, or a file that fsck has saved
 			}
 			if err != nil {
 				return fmt.Errorf("read the directory: %w", err)
@@ -161,9 +161,9 @@ func makePrivate(dir string) error {
 	return nil
 }
 
-// claimDir returns the mark of an empty directory. It refuses one that is not empty, with two
-// exceptions: empty guest views, which may be mounted before the rack starts, and an identity,
-// which the caller may choose.
+// claimDir returns the mark for a new directory, which must be empty, except for two things: empty
+// guest views, which may be mounted before the rack starts, and an identity, which the caller may
+// choose.
 func claimDir(dir, process string) (mark, error) {
 	m := mark{dirVersion, process}
 	entries, err := os.ReadDir(dir)
@@ -224,13 +224,13 @@ func writeDurably(path, text string, flag int) error {
 	return nil
 }
 
-// temporaryPrefix begins the name of a directory that nobody named, which ends with its rack.
+// temporaryPrefix begins the name of a temporary directory, which is removed with its rack.
 const temporaryPrefix = "oxide-simulator-"
 
-// removeLeft removes the directories that killed racks have left, with their devices and mounts.
-// What cannot be removed stays for the next start.
+// removeLeft removes the temporary directories of killed racks, with their devices and mounts. The
+// next start tries again to remove what cannot be removed now.
 func (r *Simulation) removeLeft(ctx context.Context) {
-	found, _ := filepath.Glob(filepath.Join(os.TempDir(), temporaryPrefix+"*")) // no pattern of others
+	found, _ := filepath.Glob(filepath.Join(os.TempDir(), temporaryPrefix+"*")) // a valid pattern
 	for _, dir := range found {
 		if !abandoned(dir) {
 			continue
@@ -275,8 +275,8 @@ func removeTemporary(ctx context.Context, dir string) error {
 	return dataplane.RemoveTree(dir)
 }
 
-// thisProcess returns what identifies this process: the machine, its boot, and what identifies the
-// process until the next one. It returns "" where the system does not tell.
+// thisProcess identifies this process by the machine, its boot, and the process until the next
+// boot. It returns "" on a system that does not report them.
 func thisProcess() string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	machine, unnamed := os.Hostname()
@@ -287,8 +287,8 @@ func thisProcess() string {
 	return machine + " " + strings.TrimSpace(string(boot)) + " " + process
 }
 
-// ended reports whether a process has ended for certain. One of another machine, with which this
-// one shares the directory, may live.
+// ended reports whether a process has certainly ended. A process of another machine, which shares
+// the directory, may still run.
 func ended(process string) bool {
 	of, now := strings.Fields(process), strings.Fields(thisProcess())
 	if len(of) != len(now) || len(of) == 0 || of[0] != now[0] {

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// content returns the names in a directory, and what the files hold that are no disks.
+// content returns a hash of each file in a directory. It does not read disks.
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -105,10 +105,10 @@ func TestTheRackAcceptsOnlyAnEmptyOrItsOwnDirectory(t *testing.T) {
 	}
 }
 
-// TestNothingOfOthersInTheDirectoryIsUsed puts something of a stranger at each place of a rack's
-// directory, and where the rack makes a file. The rack refuses it, waits for nothing, and leaves
-// the stranger's files alone.
-func TestNothingOfOthersInTheDirectoryIsUsed(t *testing.T) {
+// TestForeignFilesInTheDirectoryAreRefused puts a link, a pipe or another user's file in the place
+// of each file of a rack's directory, and of each file that the rack will create. The rack refuses
+// the directory, does not block, and does not change the foreign files.
+func TestForeignFilesInTheDirectoryAreRefused(t *testing.T) {
 	dir, _ := rackDir(t)
 	stranger, aside := t.TempDir(), filepath.Join(t.TempDir(), "aside")
 	theirs := filepath.Join(stranger, "theirs")
@@ -136,7 +136,7 @@ func TestNothingOfOthersInTheDirectoryIsUsed(t *testing.T) {
 		for _, path := range []string{filepath.Join(dir, name), filepath.Join(dir, name+".tmp")} {
 			for what, plant := range plants {
 				if filepath.Base(path) == recordsFile+".tmp" && what == "a second name" {
-					continue // a simulator that was killed leaves one, which the next removes
+					continue // a killed simulator leaves such a file, which the next one removes
 				}
 				there := os.Rename(path, aside) == nil
 				simtest.NoError(t, plant(path))
@@ -165,9 +165,9 @@ func TestNothingOfOthersInTheDirectoryIsUsed(t *testing.T) {
 	}
 }
 
-// TestDamagedRecordsAreASentence damages each page of the records in each way. The rack either
-// starts or says what is damaged, and whatever it does, the disk stays.
-func TestDamagedRecordsAreASentence(t *testing.T) {
+// TestDamagedRecordsAreReported damages each page of the records in each way. The rack either
+// starts or returns an error about the records, and never removes the disk.
+func TestDamagedRecordsAreReported(t *testing.T) {
 	dir, disk := rackDir(t)
 	records := filepath.Join(dir, recordsFile)
 	whole, err := os.ReadFile(records)
@@ -237,7 +237,7 @@ func TestDamagedRecordsAreASentence(t *testing.T) {
 	}
 }
 
-func TestAProcessOfAnotherMachineIsNotKnownToHaveEnded(t *testing.T) {
+func TestAProcessOfAnotherMachineMayStillRun(t *testing.T) {
 	us := strings.Fields(thisProcess())
 	for _, c := range []struct {
 		machine, boot string

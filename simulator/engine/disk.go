@@ -84,7 +84,7 @@ func (s Disks) Create(call *Call, project store.Selector, c DiskCreate) (store.D
 func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk, error) {
 	d := store.Disk{Identity: store.NewIdentity(cmp.Or(c.ID, uuid.NewString()),
 		c.Name, c.Description)}
-	defer s.creating.begin(d.ID)()
+	defer s.creating.Lock(d.ID)()
 	if err := s.fill(owner, c, &d); err != nil {
 		return d, err
 	}
@@ -184,8 +184,8 @@ func (s Disks) undo(d store.Disk, cause error) error {
 	return cause
 }
 
-// origin is the file from which a disk is created, or no file. The bytes of an unfinished
-// snapshot cannot be read, which the rack notices only when it needs them (A59).
+// origin is the file from which a disk is created; "" means a blank disk. The bytes of an
+// unfinished snapshot cannot be read, which the rack notices only when it copies them (A59).
 type origin struct {
 	file       string
 	unfinished bool
@@ -289,7 +289,8 @@ func (s Disks) insert(tx *store.Tx, d store.Disk) error {
 	return tx.PutDisk(d)
 }
 
-// checkDescription fails for a description that does not fit into the rack's database (A70).
+// checkDescription returns an error for a description that is too long for the rack's database
+// (A70).
 func checkDescription(description string) error { return checkLength(description, 512) }
 
 func checkLength(text string, most int) error {
@@ -299,7 +300,7 @@ func checkLength(text string, most int) error {
 	return nil
 }
 
-// setPublicKey refuses a key that does not fit into the rack's database (A70).
+// setPublicKey refuses a key that is too long for the rack's database (A70).
 func setPublicKey(c *Change, value any) error {
 	c.record.Fields["public_key"] = value
 	return checkLength(value.(string), 1023)
@@ -343,8 +344,8 @@ func (s Disks) Delete(call *Call, ref Ref) error {
 	})
 }
 
-// undelete restores a disk whose deletion failed: faulted, under a name that frees the old one, and
-// ready to be deleted again (A24).
+// undelete restores a disk whose deletion failed. The disk is faulted, can be deleted again, and
+// has another name, so that the old name is free (A24).
 func (s Disks) undelete(d store.Disk, cause error) error {
 	d.Name, d.State.State = "deleted-"+d.ID, store.StateFaulted
 	d.DevicePath = devicePath(d.Name)

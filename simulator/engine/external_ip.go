@@ -9,8 +9,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Allocation describes an external address that a request wants: IP, or one from Pool, or one of
-// Version from the default pool.
+// Allocation describes the external address of a request: IP, or an address from Pool, or an
+// address of the IP version Version from the default pool.
 type Allocation struct {
 	IP      string
 	Pool    store.Selector
@@ -202,7 +202,7 @@ func (c *Change) choose(k *Kind, a Allocation) (pool store.Resource, err error) 
 		"versions. Please specify ip_version (v4 or v6) or provide an explicit pool.")
 }
 
-// usedAddresses returns the external addresses that the rack has given out to these kinds.
+// usedAddresses returns the external addresses of the records of these kinds.
 func (c *Change) usedAddresses(kinds ...*Kind) (used map[netip.Addr]bool, err error) {
 	used = map[netip.Addr]bool{}
 	for _, k := range kinds {
@@ -253,8 +253,8 @@ const (
 
 const maxExternalIPs = 32
 
-// attachable returns the reason why an address cannot be attached to an instance. An address is
-// also attached to an instance that is being created.
+// attachable returns the reason why an address cannot be attached to an instance, which may be in
+// the state creating.
 func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr) error {
 	if i.RunState == store.RunFailed {
 		return invalidRequest("cannot attach %s IP to instance in failed state", kind)
@@ -274,7 +274,7 @@ func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr)
 	}
 	for _, nic := range nics {
 		if nic.Primary && (nic.IPStack.Type == StackDual || nic.IPStack.Type == version) {
-			return settledForNetwork(i)
+			return checkSettled(i)
 		}
 	}
 	return invalidRequest("The %s external IP is an IP%s address, but the instance with ID %s does "+
@@ -283,8 +283,8 @@ func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr)
 		version, version)
 }
 
-// settledForNetwork fails while an instance is between two states.
-func settledForNetwork(i store.Instance) error {
+// checkSettled returns an error while an instance starts or stops.
+func checkSettled(i store.Instance) error {
 	if i.RunState == store.RunStarting || i.RunState == store.RunStopping {
 		return errUnavailable
 	}
@@ -317,8 +317,8 @@ func (c *Change) attachFloating(i store.Instance) error {
 	return c.moveTo(i.ID)
 }
 
-// moveTo attaches a floating IP or an external subnet to an instance, or takes it from its instance
-// if that is nil.
+// moveTo attaches a floating IP or an external subnet to an instance. If instanceID is nil, it
+// detaches it.
 func (c *Change) moveTo(instanceID any) error {
 	c.record.Fields["instance_id"] = instanceID
 	c.record.Touch()
@@ -338,7 +338,7 @@ func (s Resources) attach(call *Call, k *Kind, scope Scope, sel, instance store.
 			err = attach(c, i)
 		}
 		r = c.record
-		return errors.Join(err, unwound(call))
+		return errors.Join(err, failHalfway(call))
 	})
 	return r, err
 }
@@ -362,10 +362,11 @@ func detachable(kind string, i store.Instance) error {
 	if i.RunState == store.RunFailed || i.RunState == store.StateCreating {
 		return invalidRequest("cannot detach %s IP from instance in %s state", kind, i.RunState)
 	}
-	return settledForNetwork(i)
+	return checkSettled(i)
 }
 
-// detach takes a floating IP or an external subnet from its instance, unless a problem forbids it.
+// detach detaches a floating IP or an external subnet from its instance, unless problem returns an
+// error for the instance. detached is the error if there is no instance.
 func (s Resources) detach(call *Call, k *Kind, scope Scope, sel store.Selector, detached error,
 	problem func(store.Instance) error) (r store.Resource, err error) {
 	err = s.store.Update(func(tx *store.Tx) error {
@@ -386,7 +387,7 @@ func (s Resources) detach(call *Call, k *Kind, scope Scope, sel store.Selector, 
 			err = c.moveTo(nil)
 			r = c.record
 		}
-		return errors.Join(err, unwound(call))
+		return errors.Join(err, failHalfway(call))
 	})
 	return r, err
 }
@@ -410,8 +411,8 @@ func ephemeralOf(r store.Resource) Ephemeral {
 	return Ephemeral{kindEphemeral, r.Text("ip"), r.Text("ip_pool_id")}
 }
 
-// attachEphemeral gives an instance an ephemeral address. An instance has at most one of each IP
-// version, and keeps it.
+// attachEphemeral gives an instance an ephemeral address. If the instance has one of the same IP
+// version, it keeps that.
 func (c *Change) attachEphemeral(i store.Instance, a Allocation) (store.Resource, error) {
 	_, address, err := c.allocate(a)
 	if err != nil {
@@ -440,13 +441,13 @@ func (s Instances) AttachEphemeralIP(call *Call, ref Ref, a Allocation) (e Ephem
 		}
 		r, err := (&Change{Simulation: s.Simulation, tx: tx}).attachEphemeral(i, a)
 		e = ephemeralOf(r)
-		return errors.Join(err, unwound(call))
+		return errors.Join(err, failHalfway(call))
 	})
 	return e, err
 }
 
-// DetachEphemeralIP releases the ephemeral address of a version, or the only one without a
-// version.
+// DetachEphemeralIP releases the ephemeral address of an IP version. If version is "", the instance
+// must have only one.
 func (s Instances) DetachEphemeralIP(call *Call, ref Ref, version string) error {
 	return s.store.Update(func(tx *store.Tx) error {
 		i, err := lookup(s.Simulation, call, tx, store.Instances, ref)
@@ -466,14 +467,15 @@ func (s Instances) DetachEphemeralIP(call *Call, ref Ref, version string) error 
 				if err := detachable(kindEphemeral, i); err != nil {
 					return err
 				}
-				return errors.Join(ephemeralIP.Table().Delete(tx, r), unwound(call))
+				return errors.Join(ephemeralIP.Table().Delete(tx, r), failHalfway(call))
 			}
 		}
 		return invalidRequest("instance does not have an ephemeral IP attached")
 	})
 }
 
-// releaseAddresses takes the external addresses and subnets from an instance that is being deleted.
+// releaseAddresses detaches the external addresses and subnets of an instance that is being
+// deleted.
 func (r *Simulation) releaseAddresses(tx *store.Tx, instanceID string) error {
 	floating, ephemeral, err := externalIPs(tx, instanceID)
 	subnets, found := attachedTo(tx, ExternalSubnet, instanceID)
@@ -502,8 +504,8 @@ type ExternalIPCreate struct {
 	Ephemeral Allocation
 }
 
-// externalIPsProblem returns the mistake in the addresses that the rack finds before it creates any
-// part of an instance.
+// externalIPsProblem makes the rack's checks of the addresses of a new instance, before any part of
+// the instance is created.
 func externalIPsProblem(create []ExternalIPCreate) error {
 	var ephemeral []Allocation
 	for _, c := range create {

@@ -7,8 +7,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// SubnetAllocation describes an external subnet that a request wants: Subnet, or one of that Length
-// from a pool.
+// SubnetAllocation describes the external subnet of a request: Subnet, or a subnet of the prefix
+// length Length from a pool.
 type SubnetAllocation struct {
 	Subnet netip.Prefix
 	Length int
@@ -38,8 +38,8 @@ func setSubnet(c *Change, value any) error {
 	return err
 }
 
-// gives reports whether subnets of that length come from the member.
-func (e Extent) gives(length int) bool { return e.MinPrefix <= length && length <= e.MaxPrefix }
+// allows reports whether subnets with that prefix length may be allocated from the member.
+func (e Extent) allows(length int) bool { return e.MinPrefix <= length && length <= e.MaxPrefix }
 
 // overlapping returns the first extent that overlaps with the subnet.
 func overlapping(taken []Extent, subnet Extent) (Extent, bool) {
@@ -59,7 +59,7 @@ func (c *Change) givenSubnet(a SubnetAllocation, taken []Extent) (pool store.Res
 		members, err := extentsOf(r)
 		for _, m := range members {
 			if _, ok := linked(r); ok && m.contains(want.First) && m.contains(want.Last) &&
-				m.gives(a.Subnet.Bits()) {
+				m.allows(a.Subnet.Bits()) {
 				pool, member = r, m
 			}
 		}
@@ -83,7 +83,7 @@ func (c *Change) freeSubnet(a SubnetAllocation, taken []Extent) (pool store.Reso
 	}
 	members, err := extentsOf(pool)
 	for _, m := range members {
-		for at := m.First; m.gives(a.Length) && m.contains(at); {
+		for at := m.First; m.allows(a.Length) && m.contains(at); {
 			next := SubnetExtent(netip.PrefixFrom(at, a.Length).Masked())
 			other, ok := overlapping(taken, next)
 			switch {

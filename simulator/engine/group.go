@@ -120,7 +120,7 @@ func (s Resources) AddMember(call *Call, k *Kind, scope Scope, sel store.Selecto
 		}
 		m = memberOf(i)
 		m.Value.RunState = store.RunStopped
-		return errors.Join(tx.Link(k.Name, i.ID, group.ID), unwound(call))
+		return errors.Join(tx.Link(k.Name, i.ID, group.ID), failHalfway(call))
 	})
 	return m, err
 }
@@ -137,7 +137,7 @@ func (s Resources) RemoveMember(call *Call, k *Kind, scope Scope, sel store.Sele
 			return err
 		}
 		_, err = tx.Unlink(k.Name, i.ID, group.ID)
-		return errors.Join(err, unwound(call))
+		return errors.Join(err, failHalfway(call))
 	})
 }
 

@@ -16,7 +16,7 @@ type ImageCreate struct{ Name, Description, OS, Version, SnapshotID string }
 // maxWord is the length of an image's OS and version that fits into the rack's database (A91).
 const maxWord = 64
 
-// Images are the operations on images. An image uses nothing of the quota (A91).
+// Images are the operations on images. An image does not count in the quota (A91).
 type Images struct{ *Simulation }
 
 // List returns the images of a project or, without a project, of the silo (A44).
@@ -86,7 +86,7 @@ func (s Images) describe(call *Call, tx *store.Tx, project store.Selector, c Ima
 	return nil
 }
 
-// putImage writes an image if its name is free. kind is the rack's word for what has the name.
+// putImage writes an image if its name is free. kind is the rack's word for an image in its error.
 func putImage(tx *store.Tx, kind string, img store.Image) error {
 	if store.Images.Taken(tx, store.Deref(img.ProjectID), img.Name) {
 		return alreadyExists(kind, img.Name)

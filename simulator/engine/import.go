@@ -46,7 +46,7 @@ func (s Disks) moveImport(call *Call, ref Ref, from, to string) error {
 	})
 }
 
-// importing finds the disk of an import. Asked about a local disk, the rack fails (A90).
+// importing finds the disk of an import. For a local disk the rack answers 500 (A90).
 func (s Disks) importing(call *Call, ref Ref) (store.Disk, error) {
 	d, err := s.View(call, ref)
 	if err == nil && d.DiskType == store.TypeLocal {
@@ -145,8 +145,8 @@ func decodeBase64(text string) ([]byte, error) {
 	return data, nil
 }
 
-// Finalize makes an imported disk usable, and takes a snapshot of it if it gets a name for that.
-// In the meantime others see the disk in the state finalizing. If the snapshot fails, the disk is
+// Finalize makes an imported disk usable, and takes a snapshot of it unless the name is "". In the
+// meantime other callers see the disk in the state finalizing. If the snapshot fails, the disk is
 // import_ready again (A90).
 func (s Disks) Finalize(call *Call, ref Ref, snapshot string) error {
 	const refusal = "cannot finalize disk in state DiskState(%s)"

@@ -24,11 +24,9 @@ func (s Instances) View(call *Call, ref Ref) (store.Instance, error) {
 	return view(s.Simulation, call, store.Instances, ref)
 }
 
-// change finds an instance, locks it and changes its record, and then does the work of the
-// change.
+// change finds an instance, locks it and changes its record, and then calls work.
 func (s Instances) change(call *Call, ref Ref, change func(*store.Tx, *store.Instance) error,
-	work func(before, after store.Instance) error,
-) (store.Instance, error) {
+	work func(before, after store.Instance) error) (store.Instance, error) {
 	before, err := s.View(call, ref)
 	if err != nil {
 		return before, err
@@ -111,7 +109,7 @@ func (s Instances) Reboot(call *Call, ref Ref) (store.Instance, error) {
 		case store.RunRunning, store.RunRebooting:
 			i.SetRunState(store.RunRebooting)
 		case store.RunStarting:
-			return invalidRequest("Forbidden") // the words of the sled, which Nexus asks
+			return invalidRequest("Forbidden") // the sled's error, which Nexus passes on
 		case store.StateCreating:
 			return errStillCreating
 		case store.RunStopping:
@@ -148,7 +146,7 @@ func (s Instances) failInstance(i store.Instance, cause error) {
 	s.unchanged(i, errors.Join(s.halt(i), s.putInstance(i)))
 }
 
-// unchanged logs the error that keeps an instance from changing its state, if there is one.
+// unchanged logs an error that keeps an instance from changing its state; nil is ignored.
 func (s Instances) unchanged(i store.Instance, err error) {
 	if err != nil {
 		s.log.Error("an instance cannot change its state", slog.String("instance", i.ID),
@@ -183,14 +181,6 @@ func (s Instances) settleLater(i store.Instance) {
 	})
 }
 
-func (s Instances) attachedDisks(i store.Instance) (attached []store.Disk, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		attached, err = tx.DisksOf(i.ID)
-		return err
-	})
-	return attached, err
-}
-
 // run gives an instance its disks, and then starts its machine, if the guests are machines.
 func (s Instances) run(call *Call, i store.Instance) error {
 	if err := s.plugAll(call, i); err != nil {
@@ -221,12 +211,11 @@ func (s Instances) run(call *Call, i store.Instance) error {
 	return err
 }
 
-// ErrNoConsole means that nothing is known of the serial consoles of this rack's instances.
+// ErrNoConsole means that this rack's instances have no serial consoles.
 var ErrNoConsole = errors.New("the instances of this rack are no virtual machines")
 
-// Console reads the serial console of an instance: up to most bytes from an offset, which counts
-// back from the end if it is negative: -1 is the end. It returns the offset behind what it has
-// read.
+// Console reads up to most bytes of an instance's serial console from an offset. A negative offset
+// counts back from the end, and -1 is the end. Console returns the offset behind the last byte.
 func (s Instances) Console(call *Call, ref Ref, from, most int64) (text []byte, end int64,
 	err error) {
 	i, err := s.View(call, ref)
@@ -249,7 +238,7 @@ func firmwareOf(i store.Instance) dataplane.Firmware {
 		MemoryBytes: i.Memory}
 }
 
-// ended notes that the machine of an instance has ended by itself.
+// ended records that the machine of an instance has ended by itself.
 func (s Instances) ended(id string, poweredOff bool) {
 	defer s.locks.Lock(id)()
 	var i store.Instance
@@ -270,35 +259,31 @@ func (s Instances) ended(id string, poweredOff bool) {
 }
 
 func (s Instances) plugAll(call *Call, i store.Instance) error {
-	attached, err := s.attachedDisks(i)
-	if err != nil {
-		return err
-	}
-	for _, d := range attached {
-		unlock := s.locks.Lock(d.ID)
-		err := s.plane.Plug(deviceOf(d, i.ID), call.deviceFault(s.switches.get().DeviceDelay))
-		unlock()
-		if err != nil {
-			return fmt.Errorf("start with disk %s: %w", d.Name, err)
-		}
-	}
-	return nil
+	return s.eachDisk("start", i, func(d store.Disk) error {
+		return s.plane.Plug(deviceOf(d, i.ID), call.deviceFault(s.switches.get().DeviceDelay))
+	})
 }
 
 func (s Instances) unplugAll(i store.Instance) error {
-	attached, err := s.attachedDisks(i)
-	if err != nil {
+	return s.eachDisk("stop", i, func(d store.Disk) error { return s.plane.Unplug(i.ID, d.ID) })
+}
+
+// eachDisk calls do for each disk that is attached to an instance, under the lock of the disk.
+func (s Instances) eachDisk(what string, i store.Instance, do func(store.Disk) error) error {
+	var attached []store.Disk
+	err := s.store.View(func(tx *store.Tx) (err error) {
+		attached, err = tx.DisksOf(i.ID)
 		return err
-	}
+	})
 	for _, d := range attached {
 		unlock := s.locks.Lock(d.ID)
-		err := s.plane.Unplug(i.ID, d.ID)
+		err = do(d)
 		unlock()
 		if err != nil {
-			return fmt.Errorf("stop with disk %s: %w", d.Name, err)
+			return fmt.Errorf("%s with disk %s: %w", what, d.Name, err)
 		}
 	}
-	return nil
+	return err
 }
 
 // Delete deletes a stopped or failed instance; its disks become detached (A48).

@@ -42,8 +42,7 @@ type DiskAttachment struct {
 // Create runs the rack's saga: it creates the instance and its disks, attaches the disks, and
 // starts the instance. A failure undoes everything (A51).
 func (s Instances) Create(call *Call, project store.Selector, c InstanceCreate) (
-	none store.Instance, _ error,
-) {
+	none store.Instance, _ error) {
 	if c.Unsupported != "" {
 		return none, lacking(c.Unsupported)
 	}
@@ -72,8 +71,7 @@ func (s Instances) Create(call *Call, project store.Selector, c InstanceCreate) 
 
 // complete does everything that follows the record of a new instance, or undoes the creation.
 func (s Instances) complete(call *Call, owner store.Project, i store.Instance, c InstanceCreate) (
-	store.Instance, error,
-) {
+	store.Instance, error) {
 	err := s.fill(call, owner, i, c.attachments())
 	if err == nil {
 		i, err = s.finish(call, i, c)
@@ -101,8 +99,7 @@ func (s Instances) resume(i store.Instance) error {
 
 // insert records the instance and the request that creates it.
 func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate) (
-	i store.Instance, owner store.Project, err error,
-) {
+	i store.Instance, owner store.Project, err error) {
 	i = store.Instance{
 		Identity: store.NewIdentity(uuid.NewString(), c.Name, c.Description),
 		NCPUs:    c.NCPUs, Memory: c.Memory, Hostname: c.Hostname,
@@ -132,8 +129,7 @@ func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate) 
 }
 
 func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
-	attachments []DiskAttachment,
-) error {
+	attachments []DiskAttachment) error {
 	if err := s.plane.AddGuest(firmwareOf(i)); err != nil {
 		return err
 	}
@@ -142,7 +138,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 		if err != nil {
 			return err
 		}
-		s.creating.wait(id) // A32
+		s.creating.Lock(id)() // A32
 		unlock := s.locks.Lock(i.ID, id)
 		_, err = s.Attachments.attach(call, i.ID, id)
 		unlock()
@@ -156,8 +152,8 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 	return nil
 }
 
-// attachmentDisk creates or finds the disk and returns its ID. A disk that an earlier simulator has
-// created is found.
+// attachmentDisk creates or finds the disk and returns its ID. It also finds a disk that an earlier
+// simulator has created.
 func (s Instances) attachmentDisk(call *Call, owner store.Project, a DiskAttachment) (string,
 	error) {
 	sel := store.Selector{Name: a.Attach}
@@ -175,8 +171,8 @@ func (s Instances) attachmentDisk(call *Call, owner store.Project, a DiskAttachm
 	return d.ID, err
 }
 
-// finish sets the instance to stopped, and starts it if requested. If the start fails, the
-// instance exists all the same, and is stopped (A58).
+// finish sets the instance to stopped, and starts it if requested. An instance whose start fails
+// still exists, and is stopped (A58).
 func (s Instances) finish(call *Call, made store.Instance, c InstanceCreate) (store.Instance,
 	error) {
 	defer s.locks.Lock(made.ID)()
@@ -272,8 +268,7 @@ func checkSize(ncpus int, memory int64) error {
 	return nil
 }
 
-// checkCreate makes the checks that the rack makes before that of the name, in the rack's order
-// (A66).
+// checkCreate makes the checks that precede the check of the name, in the rack's order (A66).
 func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) error {
 	if err := checkSize(c.NCPUs, c.Memory); err != nil {
 		return err
@@ -358,8 +353,8 @@ func (s Instances) link(tx *store.Tx, i store.Instance, c InstanceCreate) error 
 	return err
 }
 
-// lacking is an error that no rack returns: it names a part of an instance that this simulator
-// does not support.
+// lacking returns an error that no rack returns, for a part of an instance that this simulator does
+// not support.
 func lacking(part string) error {
 	return &Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
 		"the simulator does not have an instance's %s, which the rack has", part)}

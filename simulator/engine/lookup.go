@@ -123,8 +123,8 @@ func find[T any](tx *store.Tx, t store.Table[T], parent string, sel store.Select
 	return object, err
 }
 
-// kindOf returns the rack's word for an object that was not found: an image by name is the
-// project's or the silo's (A44).
+// kindOf returns the rack's word for an object that was not found. For an image that was named, the
+// word tells whether the project or the silo was searched (A44).
 func kindOf[T any](t store.Table[T], parent string, sel store.Selector) string {
 	switch {
 	case t.Name != store.Images.Name || sel.ID != "":
@@ -145,7 +145,7 @@ func view[T any](r *Simulation, call *Call, t store.Table[T], ref Ref) (object T
 }
 
 // remove deletes an object that a Ref names, under its lock: drop changes the records, and rest
-// then removes what is left of it.
+// then removes its files and devices.
 func remove[T any](r *Simulation, call *Call, t store.Table[T], ref Ref,
 	drop func(*store.Tx, T) error, rest func(T) error) error {
 	object, err := view(r, call, t, ref)
@@ -166,7 +166,7 @@ func remove[T any](r *Simulation, call *Call, t store.Table[T], ref Ref,
 	return rest(object)
 }
 
-// ofInstance returns what an instance that a Ref names has.
+// ofInstance reads objects that belong to the instance that a Ref names.
 func ofInstance[T any](r *Simulation, call *Call, ref Ref,
 	read func(*store.Tx, store.Instance) ([]T, error)) (all []T, err error) {
 	err = r.store.View(func(tx *store.Tx) error {
@@ -182,8 +182,7 @@ func ofInstance[T any](r *Simulation, call *Call, ref Ref,
 
 // list returns a part of a project's objects in a table.
 func list[T any](r *Simulation, call *Call, t store.Table[T], project store.Selector, w Window) (
-	items []T, err error,
-) {
+	items []T, err error) {
 	err = r.store.View(func(tx *store.Tx) error {
 		p, err := r.project(call, tx, project)
 		if err != nil {

@@ -16,7 +16,7 @@ import (
 // InterfaceCreate has the parameters of a new network interface.
 type InterfaceCreate struct {
 	Name, Description, Stack, VPC, Subnet string
-	// V4 and V6 are the addresses that the request names, and invalid if any free one will do.
+	// V4 and V6 are the requested addresses; the zero value means any free address.
 	V4, V6 netip.Addr
 	// Unsupported names a part of it that this simulator does not support.
 	Unsupported string
@@ -41,8 +41,8 @@ const (
 	maxInterfaces  = 8
 )
 
-// interfacesProblem returns the mistake in the interfaces that the rack finds before it creates
-// any part of an instance (A64).
+// interfacesProblem makes the rack's checks of the interfaces of a new instance, before any part of
+// the instance is created (A64).
 func interfacesProblem(create []InterfaceCreate) error {
 	if len(create) > maxInterfaces {
 		return invalidRequest("An instance may not have more than %d network interfaces",
@@ -109,7 +109,7 @@ func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterfac
 	}, err
 }
 
-// requestProblem returns the reason why no guest may have an address that a request names (A52).
+// requestProblem returns the reason why no interface can have a requested address (A52).
 func requestProblem(subnet store.Resource, field string, wanted netip.Addr) error {
 	block := netip.MustParsePrefix(subnet.Text(field))
 	free := block.Masked().Addr()
@@ -128,8 +128,8 @@ func requestProblem(subnet store.Resource, field string, wanted netip.Addr) erro
 	return nil
 }
 
-// newStack returns the addresses of the request, or else the lowest free ones of a subnet. It skips
-// the first five, and the last of IPv4, which the rack reserves (A52).
+// newStack returns the requested addresses, or else the lowest free addresses of a subnet. It skips
+// the first five and, for IPv4, the last one, which the rack reserves (A52).
 func newStack(tx *store.Tx, subnet store.Resource, c InterfaceCreate) (store.IPStack, error) {
 	used := map[string]bool{}
 	err := tx.EachInterface(func(nic store.NetworkInterface) {
@@ -251,7 +251,7 @@ func (s Instances) CreateInterface(call *Call, instance Ref, c InterfaceCreate) 
 			return invalidRequest("May not attach more than %d network interfaces", maxInterfaces)
 		}
 		call.Object = nic.Identity
-		return errors.Join(tx.PutInterfaces(i.ID, append(nics, nic)), unwound(call))
+		return errors.Join(tx.PutInterfaces(i.ID, append(nics, nic)), failHalfway(call))
 	})
 	return nic, err
 }
@@ -291,7 +291,7 @@ func (s Instances) UpdateInterface(call *Call, instance Ref, sel store.Selector,
 			nics[n].Touch()
 			nic = nics[n]
 		}
-		return errors.Join(err, tx.PutInterfaces(i.ID, nics), unwound(call))
+		return errors.Join(err, tx.PutInterfaces(i.ID, nics), failHalfway(call))
 	})
 	return nic, err
 }
@@ -314,11 +314,11 @@ func (s Instances) DeleteInterface(call *Call, instance Ref, sel store.Selector)
 			return invalidRequest("Instance must be stopped or failed to detach a network interface")
 		}
 		nics = slices.DeleteFunc(nics, func(n store.NetworkInterface) bool { return n.ID == nic.ID })
-		return errors.Join(tx.PutInterfaces(i.ID, nics), unwound(call))
+		return errors.Join(tx.PutInterfaces(i.ID, nics), failHalfway(call))
 	})
 }
 
-// ExternalIPs returns the external addresses of an instance, that for source NAT first (A65).
+// ExternalIPs returns the external addresses of an instance. The one for source NAT is first (A65).
 func (s Instances) ExternalIPs(call *Call, ref Ref) ([]any, error) {
 	return ofInstance(s.Simulation, call, ref, func(tx *store.Tx, i store.Instance) ([]any, error) {
 		ips := []any{}

@@ -15,8 +15,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// The records of pools have fields that the API shows elsewhere. isDefault is null while no link
-// joins the pool to the silo, the only one of this rack.
+// These fields of a pool's record are not in the API's pools. isDefault is null while the pool is
+// not linked to the silo; this rack has only one silo.
 const (
 	isDefault = "is_default"
 	extents   = "extents"
@@ -30,18 +30,19 @@ type poolWords struct {
 	// otherVersion, overlaps and missing refuse an extent.
 	otherVersion      func(version string, pool store.Resource) error
 	overlaps, missing string
-	// usedExtent and usedPool refuse to take away what addresses are allocated from.
+	// usedExtent and usedPool are the errors for removing an extent or a link of a pool from which
+	// addresses are allocated.
 	usedExtent, usedPool string
-	// secondDefault refuses a link as a second default; "" means the error of a second link.
+	// secondDefault is the error for a second default pool; "" means the error for a second link.
 	secondDefault string
-	// strict means that an unlinked pool cannot be unlinked.
+	// strict means that unlinking a pool without a link is an error.
 	strict bool
-	// users are the kinds of the records that have an address of a pool, in the field.
+	// users are the kinds of the records whose field contains an address of a pool.
 	users []*Kind
 	field string
 }
 
-// words are those of the two kinds of pools.
+// words has the poolWords of the two kinds of pools.
 var words = map[*Kind]poolWords{}
 
 // init fills the table, because it and the kinds refer to each other.
@@ -156,8 +157,8 @@ func extentsOf(pool store.Resource) (list []Extent, err error) {
 	return list, err
 }
 
-// linked reports whether the pool is the silo's default one of its version, and whether the silo
-// has it.
+// linked reports whether a pool is linked to the silo (ok), and whether it is the default pool of
+// its IP version there (first).
 func linked(pool store.Resource) (first, ok bool) {
 	first, ok = pool.Fields[isDefault].(bool)
 	return first, ok
@@ -211,7 +212,7 @@ func (s Resources) PoolOfSilo(call *Call, k *Kind, sel store.Selector) (r store.
 	return r, err
 }
 
-// PoolsOf lists the pools of the silo that an administrator names.
+// PoolsOf lists the pools of a silo for an administrator.
 func (s Resources) PoolsOf(k *Kind, silo store.Selector) ([]store.Resource, error) {
 	if err := checkSilo(silo); err != nil {
 		return nil, err
@@ -229,7 +230,7 @@ func checkSilo(silo store.Selector) error {
 	return nil
 }
 
-// ofPool reads something of a pool for an administrator.
+// ofPool calls read with a pool, for an administrator.
 func ofPool[T any](s Resources, call *Call, k *Kind, sel store.Selector,
 	read func(*Change) (T, error)) (found T, err error) {
 	err = s.store.View(func(tx *store.Tx) error {
@@ -253,7 +254,7 @@ func (s Resources) changePool(call *Call, k *Kind, sel store.Selector,
 		if err != nil {
 			return err
 		}
-		return errors.Join(c.put(), unwound(call))
+		return errors.Join(c.put(), failHalfway(call))
 	})
 }
 
@@ -309,7 +310,7 @@ func noLink(k *Kind, pool store.Resource) error {
 		pool.ID, siloID)})
 }
 
-// UpdatePoolLink makes a pool the default of a silo instead of another one, or an ordinary pool.
+// UpdatePoolLink makes a pool the default pool of a silo, or one of the others.
 func (s Resources) UpdatePoolLink(call *Call, k *Kind, sel, silo store.Selector, first bool) (
 	link Part, err error) {
 	err = s.changePool(call, k, sel, func(c *Change) error {
@@ -331,7 +332,7 @@ func (s Resources) UpdatePoolLink(call *Call, k *Kind, sel, silo store.Selector,
 	return link, err
 }
 
-// UnlinkPool takes a pool from a silo that has no address of it.
+// UnlinkPool removes the link between a pool and a silo that uses no address of the pool.
 func (s Resources) UnlinkPool(call *Call, k *Kind, sel, silo store.Selector) error {
 	return s.changePool(call, k, sel, func(c *Change) error {
 		if err := checkSilo(silo); err != nil {
@@ -370,7 +371,7 @@ func allocated(text string) netip.Prefix {
 	return netip.PrefixFrom(a, a.BitLen())
 }
 
-// refuseUsed fails if the silo has an allocation of the pool that counts.
+// refuseUsed returns an error if counts is true for an allocation of the pool.
 func (c *Change) refuseUsed(text string, counts func(netip.Prefix) bool) error {
 	refused := false
 	err := c.used(func(p netip.Prefix) { refused = refused || counts(p) })
@@ -418,7 +419,7 @@ func made(e Extent) Extent {
 	return e
 }
 
-// extentProblem returns the mistake in a new range or member, in the rack's order.
+// extentProblem makes the rack's checks of a new range or member, in the rack's order.
 func (c *Change) extentProblem(e Extent) error {
 	w := words[c.kind]
 	multicast := e.First.IsMulticast()

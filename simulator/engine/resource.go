@@ -19,7 +19,7 @@ type Kind struct {
 	// or to the silo if Owner is "". Names are unique in the parent.
 	Parent *Kind
 	Owner  string
-	// In is the field with the ID of the parent or the owner; "" means that there is no such field.
+	// In is the name of the field with the ID of the parent or the owner; "" means no such field.
 	In string
 	// Both and Neither are the beginnings of the errors for an ID beside a parent, and for a name
 	// without one (A05).
@@ -143,7 +143,7 @@ type ResourceInput struct {
 	Name, Description *string
 	// Values has the other fields that the request has and that are not null.
 	Values map[string]any
-	// id is the ID of a record that another record announces; "" means a new one.
+	// id is the ID of the new record, if another record already refers to it; "" means a new ID.
 	id string
 }
 
@@ -264,13 +264,14 @@ func (s Resources) Create(call *Call, k *Kind, scope Scope, in ResourceInput) (r
 			return err
 		}
 		call.Object = r.Identity
-		return unwound(call)
+		return failHalfway(call)
 	})
 	return k.shown(r), err
 }
 
-// unwound fails a call that a fault makes fail halfway. The transaction then undoes its changes.
-func unwound(call *Call) error {
+// failHalfway returns an error if a fault asks the call to fail halfway. The error makes the
+// transaction undo the changes of the call.
+func failHalfway(call *Call) error {
 	if call.Unwind {
 		return errInternal
 	}
@@ -358,13 +359,13 @@ func (s Resources) Update(call *Call, k *Kind, scope Scope, sel store.Selector, 
 			return err
 		}
 		r = c.record
-		return unwound(call)
+		return failHalfway(call)
 	})
 	return k.shown(r), err
 }
 
-// update writes the request's fields into the record. A new name that is taken is a failure of the
-// rack's database, which no rule expects: 500 (A01).
+// update writes the request's fields into the record. A new name that is taken is a 500, because
+// the rack does not expect this error of its database (A01).
 func (c *Change) update(in ResourceInput) error {
 	for _, f := range c.kind.Fields {
 		value, given := in.Values[f.Name]
@@ -420,7 +421,7 @@ func (s Resources) Delete(call *Call, k *Kind, scope Scope, sel store.Selector) 
 				return h.refusal(name)
 			}
 		}
-		return errors.Join(c.drop(), unwound(call))
+		return errors.Join(c.drop(), failHalfway(call))
 	})
 }
 

@@ -12,9 +12,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// restore brings records and data plane into the state that a proper end would have left, and
-// adds the objects of the config that the directory lacks. The first steps precede the others in
-// their transaction.
+// restore brings records and data plane into the state that an orderly end would have left, and
+// adds the objects of the config that the directory lacks. It runs the steps in first at the
+// beginning of its first transaction.
 func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx) error) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) error {
@@ -64,9 +64,9 @@ func prepare(tx *store.Tx) error {
 }
 
 // resume completes the creations that were open when the last simulator ended, as a rack resumes
-// its sagas. It undoes one that cannot be completed (A19). A snapshot completes the import that it
-// finalizes (A90). A disk comes before the instance that it is created for, and before its
-// source, so that it fails as it would have failed (A59).
+// its sagas, and undoes those that cannot be completed (A19). Completing a snapshot completes the
+// import that it finalizes (A90). Disks come before the instances that they are created for, and
+// before unfinished snapshots, from which no disk can be created (A59).
 func (r *Simulation) resume() error {
 	var disks []store.Disk
 	var snapshots []store.SnapshotRecord
@@ -208,7 +208,7 @@ func (r *Simulation) trim(sizes map[string]int64) error {
 	return nil
 }
 
-// failed records that instances have failed: their machines have ended with an earlier simulator.
+// failed records that instances have failed, because their machines have ended.
 func (r *Simulation) failed(ids []string) error {
 	return r.store.Update(func(tx *store.Tx) error {
 		for _, id := range ids {

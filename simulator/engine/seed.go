@@ -48,7 +48,7 @@ func (r seeder) network(tx *store.Tx) error {
 	return createPools(c)
 }
 
-// configured finds a project of the Config. A client may have given it another name.
+// configured finds a project of the Config, also if a client has renamed it.
 func configured(tx *store.Tx, name string) (p store.Project, ok bool, err error) {
 	if p, ok, err = store.Projects.Get(tx, store.DerivedID("project", name)); err != nil || ok {
 		return p, ok, err
@@ -130,8 +130,7 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) (id string, err error)
 	var refused *Error
 	if errors.As(err, &refused) && (refused.Status == http.StatusNotFound ||
 		refused.Status == http.StatusInsufficientStorage) {
-		// A client has taken the network or the pool away, or filled it. The instance is made without
-		// an interface.
+		// A client has removed or filled the network or the pool, so the instance has no interface.
 		nics, err = []store.NetworkInterface{}, nil
 	}
 	if err != nil {
@@ -251,7 +250,7 @@ func (r seeder) disk(spec DiskSpec) error {
 	if err != nil || known {
 		return err
 	}
-	// Its id is the same in every life of the rack, and bytes of an earlier life may be left.
+	// The disk's ID is the same after each reset, and its old bytes may still exist.
 	if err := r.plane.RemoveDisk(c.ID); err != nil {
 		return err
 	}

@@ -135,21 +135,20 @@ type Rack struct {
 // Ident returns the identity by which the pages of a list are ordered.
 func (r Rack) Ident() store.Identity { return store.Identity{ID: r.ID, Name: r.ID} }
 
-// Racks lists the rack, AllQuotas and AllUtilization the silo, for those who may see the fleet
-// (A21).
+// Racks lists the fleet's only rack (A21).
 func (s Silo) Racks() ([]Rack, error) {
 	user, err := s.User()
 	return []Rack{{store.DerivedID("rack", siloName), user.TimeCreated, user.TimeCreated}},
 		s.seesFleet(err)
 }
 
-// AllQuotas lists the quotas of all silos.
+// AllQuotas lists the quotas of all silos (A21).
 func (s Silo) AllQuotas() ([]SiloQuotas, error) {
 	q, err := s.Quotas(store.Selector{ID: siloID})
 	return []SiloQuotas{q}, s.seesFleet(err)
 }
 
-// AllUtilization lists the utilization of all silos.
+// AllUtilization lists the utilization of all silos (A21).
 func (s Silo) AllUtilization() ([]SiloUtilization, error) {
 	u, err := s.UtilizationOf(store.Selector{ID: siloID})
 	return []SiloUtilization{u}, s.seesFleet(err)
@@ -162,8 +161,8 @@ func (s Silo) seesFleet(err error) error {
 	return err
 }
 
-// Utilization returns the silo's utilization, which everybody in the silo may read (A15). CPUs
-// and memory count while an instance is not stopped (A20).
+// Utilization returns the silo's utilization, which every user of the silo may read (A15). It
+// counts the CPUs and the memory of an instance while it is not stopped (A20).
 func (s Silo) Utilization() (Utilization, error) {
 	u := Utilization{Capacity: ResourceCounts{CPUs: 1024, Memory: 4 * tebibyte,
 		Storage: int64(s.switches.get().QuotaBytes)}}

@@ -41,8 +41,8 @@ type Config struct {
 	// Volatile saves the time of writing records and new disks durably. They survive a kill of the
 	// simulator, and no power cut of the machine.
 	Volatile bool
-	// Projects exist from the start; nil means one project, "default". The first project has the
-	// Instances that name none.
+	// Projects exist from the start; nil means one project, "default". Instances and disks without a
+	// project are in the first one.
 	Projects  []string
 	Instances []InstanceSpec
 	Images    []ImageSpec
@@ -71,7 +71,7 @@ type Config struct {
 	// DELETE is answered, and its bytes and its share of the quota are freed after the delay. With 0
 	// they are freed before the answer, as on present racks (A68).
 	FreeDelay time.Duration
-	// QuotaFirst frees the quota of what is deleted before the answer, and delays only the rest.
+	// QuotaFirst frees the quota of a deleted object before the answer, and only its bytes later.
 	QuotaFirst bool
 	// Seed determines the order and the numbers of the devices.
 	Seed uint64
@@ -83,13 +83,14 @@ type Config struct {
 	// KeepDevices leaves the devices in the guests when the rack is closed, as when the control
 	// plane of a real rack ends. The next rack that is opened on Dir adopts them.
 	KeepDevices bool
-	// Devices tells whether the guests see their disks; "" demands it, which needs Linux and root.
+	// Devices determines whether guests see their disks as devices; "" requires devices, which need
+	// Linux and root.
 	Devices dataplane.Devices
 	// NoDiscards makes distributed disks refuse discards, so that their bytes stay, as on a rack,
 	// which accepts them (A69).
 	NoDiscards bool
-	// Machines is the directory of an image for virtual machines (tools/vm-image): the instances run
-	// as such. "" means that each is a directory that looks like a guest's /sys and /dev.
+	// Machines is the directory of an image (tools/vm-image) for instances that are virtual machines.
+	// "" means that an instance is a directory that looks like a guest's /sys and /dev.
 	Machines string
 	// MachineType is the type of the virtual machines: "pc", as a rack has them (the default), or
 	// "q35".
@@ -144,7 +145,7 @@ type Simulation struct {
 	config    Config
 	temporary bool
 	// boot are the instances whose machines are started at the end of Open: those of the Config, and
-	// those that the end of the simulator before has stopped.
+	// those that the last simulator has stopped at its end.
 	boot     []string
 	log      *slog.Logger
 	store    *store.Store
@@ -153,9 +154,12 @@ type Simulation struct {
 	// locks serialises the work on the data plane for each object. An instance is always locked
 	// before a disk, and a disk before a snapshot, so that no two calls wait for each other. The
 	// records need no locks, because their transactions are serial.
-	locks    keylock.Map
-	creating pending
-	repairs  repairs
+	locks keylock.Map
+	// creating locks each disk that is being created.
+	creating keylock.Map
+	// repairs has the IDs of the disks that hold the rack's "volume repair lock", which permits one
+	// snapshot at a time (A39).
+	repairs  sync.Map
 	deferred deferredWork
 	// unfreed is the space of deleted objects that is not free yet and that no quota counts.
 	unfreed atomic.Int64
@@ -248,8 +252,8 @@ func (r *Simulation) Close() error {
 	return r.release()
 }
 
-// end admits no further work, and ends and awaits the present work. It returns false if that was
-// done before.
+// end refuses further work, and ends and awaits the present work. It returns false if an earlier
+// call has done so.
 func (r *Simulation) end() bool {
 	r.mu.Lock()
 	wasClosed := r.closed

@@ -38,9 +38,8 @@ func (s Snapshots) View(call *Call, ref Ref) (store.Snapshot, error) {
 
 // Create runs the rack's saga, and returns when the snapshot is ready. In the meantime others see
 // the snapshot in the state creating, and its disk, unless attached, in maintenance (A38).
-func (s Snapshots) Create(call *Call, project store.Selector, c SnapshotCreate) (
-	store.Snapshot, error,
-) {
+func (s Snapshots) Create(call *Call, project store.Selector, c SnapshotCreate) (store.Snapshot,
+	error) {
 	var none store.Snapshot
 	var d store.Disk
 	err := s.store.View(func(tx *store.Tx) error {
@@ -56,19 +55,22 @@ func (s Snapshots) Create(call *Call, project store.Selector, c SnapshotCreate) 
 	if err != nil {
 		return none, err
 	}
-	s.creating.wait(d.ID)
+	s.creating.Lock(d.ID)()
 	return s.take(call, d, store.NewIdentity(uuid.NewString(), c.Name, c.Description),
 		func(*store.Tx) error { return nil })
 }
 
-// take takes a snapshot of a disk, unless the disk's state forbids that. It calls begin in the
-// transaction that adds the record, before its own checks.
+// take takes a snapshot of a disk, unless the disk's state forbids it. It calls begin before its
+// own checks, in the transaction that adds the record.
 func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 	begin func(*store.Tx) error) (store.Snapshot, error) {
-	if s.switches.get().Replacing || !s.repairs.begin(d.ID) {
+	_, locked := s.repairs.LoadOrStore(d.ID, true)
+	if !locked {
+		defer s.repairs.Delete(d.ID)
+	}
+	if locked || s.switches.get().Replacing {
 		return store.Snapshot{}, conflict("volume repair lock") // A39
 	}
-	defer s.repairs.end(d.ID)
 	if s.noSpace(d.Size) {
 		return store.Snapshot{}, errNoSpace // A41: its space comes before its name and its quota
 	}
@@ -131,8 +133,8 @@ func (s Snapshots) insert(record store.SnapshotRecord, begin func(*store.Tx) err
 	})
 }
 
-// fill copies the bytes and makes the snapshot ready, or undoes everything. It does not copy again
-// what a simulator has copied that ended before the snapshot was ready (A19).
+// fill copies the bytes and makes the snapshot ready, or undoes everything. It does not repeat a
+// copy that an earlier simulator has completed (A19).
 func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.SnapshotRecord, error) {
 	err := func() error {
 		defer s.locks.Lock(record.DiskID)()

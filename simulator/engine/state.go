@@ -27,8 +27,8 @@ func (r *Simulation) State() (adminapi.State, error) {
 	return state, err
 }
 
-// RecordedState returns what the records have, without the devices, and the version of the
-// records, which every change of them increases.
+// RecordedState returns the state without the devices, and the version of the records, which
+// increases with every change.
 func (r *Simulation) RecordedState() (state adminapi.State, version int, err error) {
 	state = adminapi.State{
 		Attachments: []adminapi.Attachment{}, LoopDevices: []adminapi.LoopDevice{},

@@ -28,7 +28,7 @@ func lotOf(r store.Resource) (Lot, error) {
 	return lot, err
 }
 
-// setBlocks gives a lot its blocks. Those that it has already keep their IDs.
+// setBlocks replaces the blocks of a lot. A block that the lot already has keeps its ID.
 func setBlocks(c *Change, value any) error {
 	had, err := extentsOf(c.old)
 	blocks := []Extent{}
@@ -52,8 +52,8 @@ func setBlocks(c *Change, value any) error {
 	return err
 }
 
-// Replace creates an address lot or the settings of a port. One of that name is replaced: a lot
-// gets the blocks of the request and nothing else, and settings keep no more than their ID.
+// Replace creates an address lot or the settings of a port. If the name is taken, it replaces the
+// blocks of the lot, or everything except the ID of the settings.
 func (s Resources) Replace(call *Call, k *Kind, in ResourceInput) (r store.Resource, err error) {
 	err = s.store.Update(func(tx *store.Tx) error {
 		if _, err := s.parent(call, tx, k, nil); err != nil {
@@ -76,12 +76,12 @@ func (s Resources) Replace(call *Call, k *Kind, in ResourceInput) (r store.Resou
 		}
 		r = c.record
 		call.Object = r.Identity
-		return errors.Join(err, unwound(call))
+		return errors.Join(err, failHalfway(call))
 	})
 	return r, err
 }
 
-// CreateLot creates an address lot, or changes the blocks of the one of that name.
+// CreateLot creates an address lot, or replaces the blocks of the lot with that name.
 func (s Resources) CreateLot(call *Call, in ResourceInput) (Lot, error) {
 	r, err := s.Replace(call, AddressLot, in)
 	if err != nil {
@@ -116,7 +116,7 @@ func (s Resources) DeletePortSettings(call *Call, sel store.Selector) error {
 	return err
 }
 
-// addressesOf returns the addresses that settings of ports have in a lot.
+// addressesOf returns the addresses of a lot that are in the settings of ports.
 func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr, err error) {
 	err = PortSettings.Table().Each(tx, func(r store.Resource) error {
 		for _, one := range r.Fields["addresses"].([]any) {
@@ -129,7 +129,8 @@ func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr, err error)
 	return addresses, err
 }
 
-// parts writes the parts of a port's settings, each for the settings and with other names.
+// parts writes a list into a field of a port's settings. Each object gets the ID of the settings,
+// and its keys are renamed as names says.
 func parts(c *Change, name string, list []any, names map[string]string) {
 	out := []any{}
 	for _, one := range list {
@@ -145,7 +146,7 @@ func parts(c *Change, name string, list []any, names map[string]string) {
 	c.record.Fields[name] = out
 }
 
-// flat returns the objects in the lists of the links, each with the name of its link.
+// flat joins the lists that the links have in a field. Each object gets the name of its link.
 func flat(value any, name string) (list []any) {
 	for _, link := range value.([]any) {
 		for _, one := range link.(map[string]any)[name].([]any) {
@@ -210,7 +211,7 @@ func setAddresses(c *Change, value any) error {
 	return nil
 }
 
-// setLacking accepts an empty list of what this simulator does not have.
+// setLacking returns a setter for a list that this simulator supports only if it is empty.
 func setLacking(name string) func(*Change, any) error {
 	return func(c *Change, value any) error {
 		c.record.Fields[name] = value

@@ -140,7 +140,7 @@ func (s Resources) ReplaceFirewallRules(call *Call, scope Scope, vpc store.Selec
 			return err
 		}
 		made, err = FirewallRule.Table().Scan(tx, c.record.ID, store.ByName, nil, noLimit)
-		return errors.Join(err, unwound(call))
+		return errors.Join(err, failHalfway(call))
 	})
 	return made, err
 }
@@ -219,8 +219,8 @@ func setIPv4Block(c *Change, value any) error {
 	return nil
 }
 
-// setIPv6Block checks the block or chooses one, and demands that no other subnet has any of the
-// subnet's addresses.
+// setIPv6Block checks the block or chooses one, and refuses blocks that overlap with another
+// subnet's.
 func setIPv6Block(c *Change, value any) error {
 	vpc := netip.MustParsePrefix(c.parent.Text("ipv6_prefix"))
 	if value == nil {
@@ -353,8 +353,8 @@ func setRouteKind(c *Change, value any) error {
 	return nil
 }
 
-// setTarget checks the target of a route together with its destination. The routes to subnets are
-// the rack's own.
+// setTarget checks the target of a route together with its destination. Only the rack itself
+// creates routes to subnets, which need no check.
 func setTarget(c *Change, value any) error {
 	kind := c.record.Text("kind")
 	from, to := c.record.Fields["destination"].(map[string]any), value.(map[string]any)

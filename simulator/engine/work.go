@@ -13,68 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// pending are the objects that are being created.
-type pending struct {
-	mu sync.Mutex
-	// mu guards done.
-	done map[string]chan struct{}
-}
-
-// begin marks an object as being created until end is called.
-func (p *pending) begin(id string) (end func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.done == nil {
-		p.done = map[string]chan struct{}{}
-	}
-	done := make(chan struct{})
-	p.done[id] = done
-	return func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		delete(p.done, id)
-		close(done)
-	}
-}
-
-// wait returns when the creation of the object has ended, or at once if there is none.
-func (p *pending) wait(id string) {
-	p.mu.Lock()
-	done := p.done[id]
-	p.mu.Unlock()
-	if done != nil {
-		<-done
-	}
-}
-
-// repairs has the disks that hold the rack's "volume repair lock", which permits one snapshot at
-// a time (A39).
-type repairs struct {
-	mu sync.Mutex
-	// mu guards disks.
-	disks map[string]bool
-}
-
-func (l *repairs) begin(diskID string) (ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.disks == nil {
-		l.disks = map[string]bool{}
-	}
-	if l.disks[diskID] {
-		return false
-	}
-	l.disks[diskID] = true
-	return true
-}
-
-func (l *repairs) end(diskID string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.disks, diskID)
-}
-
-// deferredWork is the rest of calls that have already been answered.
+// deferredWork has the work of calls that were answered before it is done.
 type deferredWork struct {
 	mu sync.Mutex
 	// mu guards items.
@@ -199,8 +138,8 @@ func release(tx *store.Tx, id string, size int64, now adminapi.Switches) error {
 	return tx.AddStorage(-size)
 }
 
-// noSpace reports whether the rack lacks the space for what the quota counts now and more bytes
-// (A27). Deleted objects have theirs until it is freed (A68).
+// noSpace reports whether the rack lacks physical space for a number of bytes in addition to what
+// the quota counts (A27). Deleted objects use their space until it is freed (A68).
 func (r *Simulation) noSpace(more int64) bool {
 	now, unfreed := r.switches.get(), r.unfreed.Load()
 	if now.Full || unfreed == 0 {
@@ -218,7 +157,7 @@ func (r *Simulation) noSpace(more int64) bool {
 // the same IDs, and nothing else. The guests lose their disks even if they use them; their views
 // stay where they are. Calls that come in the meantime get ErrClosed.
 func (r *Simulation) Reset(ctx context.Context) error {
-	ctx = context.WithoutCancel(ctx) // what is half reset is no rack
+	ctx = context.WithoutCancel(ctx) // a rack that is half reset cannot be used
 	r.life.Lock()
 	defer r.life.Unlock()
 	if !r.end() {
