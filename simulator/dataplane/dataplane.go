@@ -3,15 +3,15 @@
 // guest a directory that looks like its /sys and /dev. It knows nothing of projects, quotas or
 // states.
 //
-// [Plane] plugs a disk into a guest and unplugs it, also by force. It copies disks without the
-// help of their guests. After a simulator was killed, [Plane.Reconcile] adopts or releases what it
-// left. One process at a time uses the directory of a plane, which contains
+// [Plane] plugs a disk into a guest and unplugs it, also by force. It copies disks without the help
+// of their guests. [Plane.Reconcile] adopts or releases the devices of a killed simulator. Only one
+// process at a time uses the directory of a plane, which contains
 //
 //	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
 //	identity              the identity of the rack, which its devices carry
 //	guests/<uuid>/sys     the /sys of that instance's guest
 //	guests/<uuid>/dev     its /dev
-//	guests/<uuid>/hidden  its disks that an equal serial hides until the guest restarts
+//	guests/<uuid>/hidden  disks that are hidden by another with the same serial
 //	guests/<uuid>/aside   entries that are being created or removed
 //	tamper                files of the active [Tamper]
 //	fuse-…                the disks in the guests, if the disks can fail
@@ -58,10 +58,10 @@ type Plane struct {
 	device uint64
 	// noDevices is the reason why no disk has a loop device, or nil if disks have one.
 	noDevices error
-	// machines runs the guests as virtual machines, if it is not nil, and ended is told of each that
-	// ended by itself.
+	// machines runs the guests as virtual machines, if it is not nil. ended is called for each machine
+	// that ends by itself.
 	machines *machine.Host
-	// starting lets one machine start at a time, so that each has the memory that it was promised.
+	// starting lets one machine start at a time, so that two do not count on the same free memory.
 	starting sync.Mutex
 	ended    func(instanceID string, poweredOff bool)
 
@@ -77,8 +77,8 @@ type Plane struct {
 	tampering tampering
 }
 
-// Firmware has the values that a guest's firmware reports about its instance. The others are for a
-// machine: its size, and lines for root's authorized_keys.
+// Firmware has the ID and the name that a guest's firmware reports, and for a virtual machine its
+// memory and the lines of root's authorized_keys.
 type Firmware struct {
 	InstanceID, Name string
 	MemoryBytes      int64
@@ -99,9 +99,9 @@ type Device struct {
 // (A54).
 func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
 
-// loopSerial returns the serial of the disk's loop device, which no other disk has: mkfs.btrfs
-// takes two loop devices with the same text for the same device, and disks of two racks, or with
-// long names, have the same serial number.
+// loopSerial returns a unique serial for the disk's loop device. The guest's serial number is not
+// unique, because two racks or two long names may have the same, and mkfs.btrfs takes two loop
+// devices with the same serial for one device.
 func (d Device) loopSerial() string { return d.serial() + serialEnd + d.DiskID[:8] }
 
 // serialEnd ends a serial number in the text of a loop device. No name of a disk contains it.
@@ -113,8 +113,8 @@ func SerialOf(loop loopdev.Device) string {
 	return serial
 }
 
-// Fault changes a device: it never appears, appears later, or has another size. Or the disk
-// cannot be plugged at all. The zero value changes nothing.
+// Fault changes a device: it never appears, appears later, or has another size, or (Fails) the disk
+// cannot be plugged. The zero value changes nothing.
 type Fault struct {
 	Never     bool
 	Delay     time.Duration
@@ -122,10 +122,10 @@ type Fault struct {
 	Fails     bool
 }
 
-// Devices tells whether guests see their disks.
+// Devices determines whether guests see their disks as devices.
 type Devices string
 
-// The zero value demands devices, so that nothing is tested without them by accident.
+// The zero value requires devices, so that no test does without them by accident.
 const (
 	// NoDevices means that disks are files only.
 	NoDevices Devices = "none"
@@ -145,7 +145,7 @@ type Config struct {
 	Seed uint64
 	// FirstLoop is the lowest number of a loop device that the plane uses.
 	FirstLoop int
-	// Devices tells whether the guests see their disks.
+	// Devices determines whether guests see their disks as devices.
 	Devices Devices
 	// FlakyDisks creates disks that [Flaky.Fail] can make fail.
 	FlakyDisks bool
@@ -153,20 +153,21 @@ type Config struct {
 	NoDiscards bool
 	// Volatile creates files that need not survive a power cut of the machine.
 	Volatile bool
-	// Machines is the directory of an image for virtual machines as guests, or "" for views. Ended is
-	// told of each machine that ended by itself: its guest has powered it off, or it was killed.
+	// Machines is the directory of an image for guests that are virtual machines, or "" for views.
+	// Ended is called for each machine that ends by itself: powered off by its guest, or killed.
 	Machines string
 	// MachineType is the type of the virtual machines, "" for a rack's ([machine.Host]).
 	MachineType string
 	Ended       func(instanceID string, poweredOff bool)
 	// Temporary makes the machines end with this process, however it ends.
 	Temporary bool
-	// Removed gets the ID of each object whose files, or whose guest's view, are gone. It may be nil.
+	// Removed is called with the ID of each object whose files or guest view were removed. It may be
+	// nil.
 	Removed func(id string)
 }
 
-// Open prepares the directory. Unless the config does without devices, it returns an error if no
-// disk could be attached in this directory or on this machine.
+// Open prepares the directory. If the config requires devices, it returns an error if this machine
+// or this directory cannot have them.
 func Open(c Config) (*Plane, error) {
 	dir, err := filepath.Abs(c.Dir)
 	if err != nil {
@@ -199,7 +200,7 @@ func Open(c Config) (*Plane, error) {
 		}
 		p.ended, p.machines.EndsWithProcess = c.Ended, c.Temporary
 		p.machines.Type = c.MachineType
-		c.Devices = DevicesIfPossible // those that a rack without machines has left are released
+		c.Devices = DevicesIfPossible // to release the devices of a rack without machines
 	}
 	if err := p.findDevices(c.Devices); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
@@ -212,7 +213,7 @@ func Open(c Config) (*Plane, error) {
 	return p, nil
 }
 
-// findDevices verifies that disks can have devices, or does without.
+// findDevices verifies that disks can have devices, or records why they have none.
 func (p *Plane) findDevices(want Devices) (err error) {
 	switch want {
 	case NoDevices:

@@ -28,24 +28,29 @@ func TestMain(m *testing.M) { namespace.Main(m) }
 const testDiskSize = 64 << 20
 
 // newPlane opens a data plane and removes its devices when the test ends.
-func newPlane(t *testing.T) *Plane { return newPlaneIn(t, t.TempDir()) }
+func newPlane(t *testing.T) *Plane { return newPlaneIn(t, Config{Dir: t.TempDir()}) }
 
-func newPlaneIn(t *testing.T, dir string) *Plane {
+func newPlaneIn(t *testing.T, c Config) *Plane {
 	t.Helper()
-	simtest.NeedRoot(t)
-	p, err := Open(Config{Dir: dir, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
-	simtest.NoError(t, err)
+	p := openPlane(t, c)
 	t.Cleanup(func() {
 		// A mount namespace that another process creates in the meantime keeps our mounts as long as it
 		// lives.
 		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
-		simtest.Eventually(t, "every device is released", func() bool {
-			return len(devicesOf(t,
-				p)) == 0
-		})
+		simtest.Eventually(t, "every device is released",
+			func() bool { return len(devicesOf(t, p)) == 0 })
 	})
+	return p
+}
+
+func openPlane(t *testing.T, c Config) *Plane {
+	t.Helper()
+	simtest.NeedRoot(t)
+	c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	p, err := Open(c)
+	simtest.NoError(t, err)
 	return p
 }
 
@@ -64,7 +69,7 @@ func newPlaneOn(t *testing.T, fsType string) *Plane {
 	})
 	simtest.Command(t, "mkfs."+fsType, "-q", host.Path)
 	simtest.Mount(t, host.Path, dir)
-	return newPlaneIn(t, dir)
+	return newPlaneIn(t, Config{Dir: dir})
 }
 
 func newID() string { return uuid.NewString() }
@@ -114,7 +119,8 @@ func nodeOf(t *testing.T, p *Plane, instanceID string) string {
 	return p.view(instanceID).nodePath(names[0])
 }
 
-func TestADiskOfAnotherRackWithTheNameIsNotItsMount(t *testing.T) {
+// TestMkfsTellsApartDisksWithOneSerial has two racks whose disks have the same serial number.
+func TestMkfsTellsApartDisksWithOneSerial(t *testing.T) {
 	for _, mounted := range []bool{true, false} {
 		p := newPlane(t)
 		spec := newDisk(t, p, newGuest(t, p), "same")
@@ -128,7 +134,7 @@ func TestADiskOfAnotherRackWithTheNameIsNotItsMount(t *testing.T) {
 	}
 }
 
-func TestADistributedDiskHasAWriteCacheAndCanKeepWhatIsDiscarded(t *testing.T) { // A69
+func TestOnlyADistributedDiskHasAWriteCacheAndCanRefuseDiscards(t *testing.T) { // A69
 	for _, test := range []struct {
 		local, noDiscards bool
 		cache             string
@@ -143,8 +149,8 @@ func TestADistributedDiskHasAWriteCacheAndCanKeepWhatIsDiscarded(t *testing.T) {
 		simtest.NoError(t, p.Plug(spec, Fault{}))
 		node := nodeOf(t, p, id)
 		path := filepath.Join(p.view(id).blockDir(), filepath.Base(node), "queue", "write_cache")
-		if says, err := os.ReadFile(path); err != nil || string(says) != test.cache {
-			t.Errorf("%s says %q (%v), want %q", path, says, err, test.cache)
+		if got, err := os.ReadFile(path); err != nil || string(got) != test.cache {
+			t.Errorf("%s is %q (%v), want %q", path, got, err, test.cache)
 		}
 		simtest.NoError(t, writeTo(node, 7))
 		_ = exec.Command("blkdiscard", node).Run() // which refuses a device that offers no discard
@@ -172,7 +178,7 @@ func TestADiskIsInOneGuestOnly(t *testing.T) {
 	}
 }
 
-func TestDeviceNumbersAreNotInTheOrderOfAttachment(t *testing.T) {
+func TestDeviceNumbersDoNotFollowTheOrderOfAttachment(t *testing.T) {
 	p := newPlane(t)
 	p.seed = 7
 	id := newGuest(t, p)
@@ -249,7 +255,7 @@ func TestADirectoryWithoutDeviceNodesIsRefused(t *testing.T) {
 	}
 }
 
-func TestCloseAndTheEndOfAGuestTakeEveryDeviceAway(t *testing.T) {
+func TestCloseAndRemoveGuestReleaseEveryDevice(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
 	again := func() error { return p.RemoveGuest(id) }
@@ -290,7 +296,7 @@ func TestGuestsDoNotWaitForEachOther(t *testing.T) {
 	}
 }
 
-func TestAMachineIsStartedOnlyIfThereIsMemoryForIt(t *testing.T) {
+func TestAMachineStartsOnlyIfThereIsMemoryForIt(t *testing.T) {
 	const meminfo = "MemTotal:        8388608 kB\nMemFree:  1 kB\nMemAvailable:    2097152 kB\n"
 	for name, test := range map[string]struct {
 		used, more int64

@@ -170,7 +170,7 @@ func (p files) makeBacking(path string, write func(*os.File) error) error {
 	return p.flushDir(filepath.Dir(path))
 }
 
-// RemoveTree removes a directory of the rack, unless something is mounted in it: that is not the
+// RemoveTree removes a directory of the rack, unless something is mounted in it, which is not the
 // rack's.
 func RemoveTree(dir string) error {
 	if mounted, err := mountsIn(dir); err != nil || len(mounted) > 0 {
@@ -221,8 +221,8 @@ func fill(ctx context.Context, f *os.File, source string, size int64) error {
 // errNoData means that the rest of the file is a hole.
 var errNoData = errors.New("no data")
 
-// nextNonZero does what nextData does for a system that does not tell where a file's holes are: it
-// takes blocks of zeroes for holes.
+// nextNonZero is nextData for systems that do not report the holes of a file: it takes blocks of
+// zeroes for holes.
 func nextNonZero(f *os.File, offset int64) (start, end int64, err error) {
 	var zeroes, block [64 << 10]byte
 	found := false
@@ -327,9 +327,8 @@ func (p files) trim(diskID string, size int64) error {
 	return os.Truncate(p.DiskPath(diskID), size)
 }
 
-// diskInodes returns the inodes of the disks' files, by file name. A loop device is compared by
-// its inode. Its path is no use, because the kernel reports the path in the mount namespace in
-// which the file was attached.
+// diskInodes returns the inodes of the disks' files, by file name. They identify the file of a loop
+// device; its path does not, because it is a path in the mount namespace that attached the file.
 func (p files) diskInodes() (map[string]uint64, error) {
 	entries, err := os.ReadDir(filepath.Join(p.dir, "disks"))
 	if err != nil {
@@ -354,8 +353,8 @@ func (p files) diskInodes() (map[string]uint64, error) {
 // backing matches the names of the files, and those of unfinished ones.
 var backing = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.img(\.tmp)?$`)
 
-// removeOrphans removes the files of a kind whose object is among those that are left without a
-// record, and the unfinished ones of every object. Any other file is somebody else's.
+// removeOrphans removes the files of a kind of the objects in left, which have no record any more,
+// and unfinished files. It keeps every other file, which is not the rack's.
 func (p files) removeOrphans(kind string, ids, left []string) error {
 	dir := filepath.Join(p.dir, kind)
 	entries, err := os.ReadDir(dir)
@@ -373,7 +372,7 @@ func (p files) removeOrphans(kind string, ids, left []string) error {
 			p.log.Info("removing a file without a record", slog.String("file", e.Name()))
 			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
 		default:
-			p.log.Warn("a file that the records have never had stays", slog.String("file", e.Name()))
+			p.log.Warn("keeping a file that no record ever had", slog.String("file", e.Name()))
 		}
 	}
 	return errors.Join(append(errs, p.flushDir(dir))...)

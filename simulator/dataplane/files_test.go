@@ -23,9 +23,8 @@ func allocated(t *testing.T, path string) int64 {
 	return st.Blocks * 512
 }
 
-// TestZeroesAreHolesWhereTheSystemTellsNone compares the data that a portable search finds with
-// what was written.
-func TestZeroesAreHolesWhereTheSystemTellsNone(t *testing.T) {
+// TestNextNonZeroFindsTheBlocksThatWereWritten tests the search for systems that report no holes.
+func TestNextNonZeroFindsTheBlocksThatWereWritten(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "disk"))
 	simtest.NoError(t, err)
 	defer f.Close()
@@ -51,7 +50,7 @@ func TestZeroesAreHolesWhereTheSystemTellsNone(t *testing.T) {
 			got = append(got, [2]int64{start, end})
 		}
 		if !slices.Equal(got, c.want) {
-			t.Errorf("of %d bytes these hold data: %v, want %v", c.size, got, c.want)
+			t.Errorf("in a file of %d bytes the data are %v, want %v", c.size, got, c.want)
 		}
 	}
 }
@@ -86,7 +85,7 @@ func TestACloneHasTheBytesAndHolesOfItsSourceAndItsOwnSize(t *testing.T) {
 	}
 }
 
-func TestAnImageLargerThanItsDiskOrOfAPipeIsRefused(t *testing.T) {
+func TestImagesFromAPipeOrLargerThanTheirDiskAreRefused(t *testing.T) {
 	p, id := newPlane(t), newID()
 	simtest.NoError(t, p.ImportImage(t.Context(), id, "", 1<<20))
 	if err := p.CloneDisk(t.Context(), id, p.ImagePath(id), 1<<19); err == nil {

@@ -23,7 +23,7 @@ type Flaky struct {
 	// path returns the path of a disk's file.
 	path func(id string) string
 	dir  string
-	// mark begins the names of its files: it is the rack's, whatever else has the disks' IDs.
+	// mark begins the names of its files and identifies the rack.
 	mark string
 	// server is nil if the disks are plain files. device is the st_dev of its files.
 	server *flakydisk.Server
@@ -40,7 +40,7 @@ type flakyDisk struct {
 	file flakydisk.File
 }
 
-// open removes what a killed simulator has left. With serve it starts to serve disks.
+// open removes the mounts of a killed simulator. If serve is true, it starts to serve disks.
 func (f *Flaky) open(dir string, serve bool) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -53,7 +53,7 @@ func (f *Flaky) open(dir string, serve bool) error {
 		return err
 	}
 	f.disks = map[string]*flakyDisk{}
-	// The name is new, so that nobody who cleans up after the last simulator removes this mount.
+	// The name is new, so that a guard process of the last simulator does not remove this mount.
 	if f.dir, err = os.MkdirTemp(dir, fusePrefix); err != nil {
 		return err
 	}
@@ -94,8 +94,8 @@ func (f *Flaky) disk(id string) *flakyDisk {
 	return f.disks[id]
 }
 
-// plug returns the path of a file that has the bytes of the disk's file, and that fails according
-// to the disk's faults.
+// plug returns the path of a file with the bytes of the disk's file. Operations on it fail
+// according to the disk's faults.
 func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil
@@ -114,8 +114,8 @@ func (f *Flaky) plug(id, path string) (string, error) {
 	return f.server.Put(f.mark+filepath.Base(path), d.Disk), nil
 }
 
-// unplug ends the use of a disk's file: hanging operations fail, and no write reaches the bytes
-// any more.
+// unplug ends the use of a disk's file: hanging operations fail, and no later write reaches the
+// file.
 func (f *Flaky) unplug(id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -154,7 +154,7 @@ func (f *Flaky) Faults(id string) (faults []flakydisk.Fault, err error) {
 	return faults, err
 }
 
-// Activity returns what was asked of a disk in the last seconds, since it was plugged.
+// Activity returns the operations of a disk in the last seconds, since it was plugged.
 func (f *Flaky) Activity(id string) (all []flakydisk.Activity, err error) {
 	err = f.with(id, func(d *flakyDisk) { all = d.Activity(time.Now()) })
 	return all, err

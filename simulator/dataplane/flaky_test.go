@@ -5,7 +5,6 @@ package dataplane
 import (
 	"bytes"
 	"errors"
-	"log/slog"
 	"os"
 	"testing"
 
@@ -15,20 +14,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-func openFlaky(t *testing.T, dir string) *Plane {
+func newFlakyPlane(t *testing.T, dir string) *Plane {
 	t.Helper()
-	p, err := Open(Config{Dir: dir, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-		FlakyDisks: true})
-	simtest.NoError(t, err)
-	return p
-}
-
-func newFlakyPlane(t *testing.T) *Plane {
-	t.Helper()
-	simtest.NeedRoot(t)
-	p := openFlaky(t, t.TempDir())
-	t.Cleanup(func() { simtest.NoError(t, p.Close()) })
-	return p
+	return newPlaneIn(t, Config{Dir: dir, FlakyDisks: true})
 }
 
 // writeTo writes a block and flushes it.
@@ -50,7 +38,7 @@ func first(t *testing.T, p *Plane, d Device) byte {
 }
 
 func TestADiskFailsInEachGuestUntilItIsHealed(t *testing.T) {
-	p := newFlakyPlane(t)
+	p := newFlakyPlane(t, t.TempDir())
 	a, b := newGuest(t, p), newGuest(t, p)
 	d := newDisk(t, p, a, "db")
 	simtest.NoError(t, p.Plug(d, Fault{}))
@@ -67,7 +55,7 @@ func TestADiskFailsInEachGuestUntilItIsHealed(t *testing.T) {
 	}
 	faults, err := p.Flaky.Faults(d.DiskID)
 	if err != nil || len(faults) != 1 || faults[0].Fired < 2 {
-		t.Errorf("the faults are %+v, %v, want one that has struck in both", faults, err)
+		t.Errorf("the faults are %+v, %v, want one that has fired in both guests", faults, err)
 	}
 	simtest.NoError(t, p.Flaky.Heal(d.DiskID))
 	simtest.NoError(t, writeTo(nodeOf(t, p, b), 'd'))
@@ -77,7 +65,7 @@ func TestADiskFailsInEachGuestUntilItIsHealed(t *testing.T) {
 }
 
 func TestAHangingDiskCanBeDetachedFromItsGuest(t *testing.T) {
-	p := newFlakyPlane(t)
+	p := newFlakyPlane(t, t.TempDir())
 	guest := newGuest(t, p)
 	d := newDisk(t, p, guest, "db")
 	simtest.NoError(t, p.Plug(d, Fault{}))
@@ -98,9 +86,8 @@ func TestAHangingDiskCanBeDetachedFromItsGuest(t *testing.T) {
 }
 
 func TestTheDisksOfAKilledSimulatorAreCreatedAgain(t *testing.T) {
-	simtest.NeedRoot(t)
 	dir := t.TempDir()
-	p := openFlaky(t, dir)
+	p := openPlane(t, Config{Dir: dir, FlakyDisks: true})
 	guest := newGuest(t, p)
 	d := newDisk(t, p, guest, "db")
 	simtest.NoError(t, p.Plug(d, Fault{}))
@@ -113,13 +100,12 @@ func TestTheDisksOfAKilledSimulatorAreCreatedAgain(t *testing.T) {
 		t.Fatalf("the devices are %+v, want one whose server is gone", dead)
 	}
 
-	same := newFlakyPlane(t) // a rack whose disk has the same ID, as those of one seed have
+	same := newFlakyPlane(t, t.TempDir()) // another rack with the same disk, from the same seed
 	simtest.NoError(t, same.CreateDisk(d.DiskID, d.SizeBytes))
 	if theirs := devicesOf(t, same); len(theirs) != 0 {
-		t.Errorf("another rack takes %+v for its own", theirs)
+		t.Errorf("another rack claims the devices %+v", theirs)
 	}
-	p = openFlaky(t, dir)
-	t.Cleanup(func() { simtest.NoError(t, p.Close()) })
+	p = newFlakyPlane(t, dir)
 	simtest.NoError(t, p.AddGuest(Firmware{InstanceID: guest, Name: "web-1"}))
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{d}, IDs{"disks": {d.DiskID}}))
 	if devices := devicesOf(t, p); len(devices) != 1 || devices[0].Sequence == dead[0].Sequence {

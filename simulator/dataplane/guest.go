@@ -50,8 +50,8 @@ func (p *Plane) RemoveGuest(id string) error {
 	return nil
 }
 
-// Empty removes every disk from its guest and forgets the guests. Their views stay, for guests that
-// are added again; Reconcile removes those of the others.
+// Empty removes every disk from its guest and forgets the guests. Their views stay for guests that
+// are added again. Reconcile removes the others.
 func (p *Plane) Empty() error {
 	for id, g := range p.guests.all() {
 		if err := errors.Join(p.Halt(id), RemoveTree(p.machineDir(id))); err != nil {
@@ -81,9 +81,9 @@ type guestState struct {
 	// removed is set when the guest no longer belongs to the plane.
 	removed bool
 
-	// copying keeps the machine from starting, or from running on, while a disk is copied.
+	// copying keeps the machine from starting or continuing while a disk is copied.
 	copying sync.Mutex
-	// machine runs the guest, or is nil. Who starts or stops it holds mu.
+	// machine runs the guest, or is nil. It is started and stopped while mu is held.
 	machine atomic.Pointer[machine.Machine]
 }
 
@@ -93,7 +93,7 @@ type plugged struct {
 	guest *guestState
 	// loop is nil for a device that never appears, as all do in a plane without devices.
 	loop *loopdev.Device
-	// never keeps a machine from having the disk, and wrongSize is the size that it has there, or 0.
+	// never means that a machine does not get the disk. wrongSize is its size in a machine, or 0.
 	never     bool
 	wrongSize int64
 	// node is the device's name in the guest, "" while it is not visible.

@@ -14,17 +14,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// IDs are the IDs in a rack's records: those of each of the Kinds, and those that are Left, of
-// which nothing but files can be there.
+// IDs are the IDs of objects, by their kind. The IDs under the key Left have no record any more,
+// but may still have files.
 type IDs map[string][]string
 
-// Left is the key of the IDs that have no record any more.
+// Left is a key of IDs.
 const Left = "left"
 
-// Reconcile makes the data plane match the records, however the last simulator ended. attached
-// are the disks of running instances; the guests are those that were added before. It adopts every
-// device that is right, so that a guest notices nothing, and releases every other. It removes what
-// is left of objects that have no record any more.
+// Reconcile makes the data plane match the records, however the last simulator ended. attached are
+// the disks of running instances, whose guests must have been added. Reconcile adopts every device
+// that is correct, so that its guest notices nothing, and releases all others. It removes the files
+// of objects that have no record any more.
 func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) error {
 	devices, err := p.OwnDevices()
 	if err != nil {
@@ -60,8 +60,8 @@ func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) error
 }
 
 // OwnDevices returns the loop devices whose file belongs to a disk, and those of this rack whose
-// file was removed. It does not compare paths, because another container may have the same. A
-// device that a killed simulator served is known only by the name of its file, which contains the
+// file was removed. It does not compare paths, because another container may have the same path. Of
+// a device that a killed simulator served, only the name of the file is known, which contains the
 // rack's identity and the disk's ID.
 func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	if p.noDevices != nil {
@@ -92,9 +92,8 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 
 // adoptOrRelease returns the devices that match an attached disk, by disk, and releases all
 // others.
-func (p *Plane) adoptOrRelease(
-	devices []loopdev.Device, attached []Device,
-) (map[string]*plugged, error) {
+func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map[string]*plugged,
+	error) {
 	adopted := map[string]*plugged{}
 	var errs []error
 	for _, loop := range devices {

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-// killed opens the directory of a data plane that was not closed, as after a kill.
+// killed opens the directory of a data plane again that was not closed, as after a kill.
 func killed(t *testing.T, p *Plane, guests ...string) *Plane {
 	t.Helper()
 	p.cancel()
@@ -29,7 +29,7 @@ func killed(t *testing.T, p *Plane, guests ...string) *Plane {
 func TestReconcileAdoptsADeviceOfAnotherMountNamespace(t *testing.T) {
 	before := newPlane(t)
 	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
-	// The path of the file no longer exists, as that of a file in a removed container.
+	// The path of the file no longer exists, like the path of a file in a removed container.
 	elsewhere := t.TempDir()
 	simtest.Command(t, "mount", "--bind", before.dir, elsewhere)
 	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
@@ -103,8 +103,7 @@ func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
 	}
 }
 
-// TestReconcileDoesNotAdoptADeviceThatIsBeingReleased guards against an adopted device that
-// disappears later.
+// Such a device would disappear after its adoption.
 func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	before := newPlane(t)
 	id := newGuest(t, before)
@@ -165,7 +164,7 @@ func TestReconcileRemovesLeftovers(t *testing.T) {
 		p.GuestDir(gone), filepath.Join(p.view(guest).blockDir(), "nvme3n1"),
 		p.view(guest).nodePath("nvme4n1"),
 	}
-	// No record ever had these, or they have no form of ours.
+	// No record ever had these IDs, or the rack makes no such names.
 	others := []string{p.DiskPath(newID()), p.SnapshotPath(newID()) + unfinished, p.GuestDir(newID()),
 		p.view(guest).nodePath("console"), p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~",
 		filepath.Join(p.dir, "images", "thesis.img"), filepath.Join(p.dir, "fuse-notes")}
@@ -189,8 +188,8 @@ func TestReconcileRemovesLeftovers(t *testing.T) {
 	}
 }
 
-// TestWhatOthersHaveInTheDirectoryStays mounts somebody's directory wherever a plane removes one.
-func TestWhatOthersHaveInTheDirectoryStays(t *testing.T) {
+// TestForeignMountsInTheDirectoryStay mounts a foreign directory wherever a plane removes one.
+func TestForeignMountsInTheDirectoryStay(t *testing.T) {
 	p := newPlane(t)
 	theirs := filepath.Join(t.TempDir(), "theirs")
 	simtest.NoError(t, os.WriteFile(theirs, []byte("theirs"), 0o600))
@@ -212,7 +211,7 @@ func TestWhatOthersHaveInTheDirectoryStays(t *testing.T) {
 		err := remove()
 		simtest.Command(t, "umount", at)
 		if text, _ := os.ReadFile(theirs); err == nil || string(text) != "theirs" {
-			t.Errorf("%s: %v, and the others have %q", at, err, text)
+			t.Errorf("%s: %v, and the foreign file has %q", at, err, text)
 		}
 		simtest.NoError(t, remove())
 		if exists(at) {
@@ -223,7 +222,7 @@ func TestWhatOthersHaveInTheDirectoryStays(t *testing.T) {
 	simtest.NoError(t, os.Symlink(theirs, p.DiskPath(disk)+unfinished))
 	simtest.NoError(t, p.CreateDisk(disk, testDiskSize))
 	if text, err := os.ReadFile(theirs); string(text) != "theirs" {
-		t.Errorf("a disk was made of what a link leads to, which has %d bytes (%v)", len(text), err)
+		t.Errorf("the target of a link became a disk: it has %d bytes (%v)", len(text), err)
 	}
 }
 

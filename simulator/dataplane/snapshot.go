@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// ErrWrittenMeanwhile means that a snapshot would not have shown one point in time: the filesystem
-// of the simulator's directory has no reflinks, and the disk was written whenever it was copied.
+// ErrWrittenMeanwhile means that no consistent copy of a disk could be made: the filesystem of the
+// simulator's directory has no reflinks, and the disk was written during every attempt to copy it.
 var ErrWrittenMeanwhile = errors.New("the disk was written while it was copied")
 
 // snapshotAttempts is the number of times that a disk is copied if it is written in the meantime.
@@ -23,8 +23,8 @@ const snapshotAttempts = 20
 // SnapshotDisk copies the disk's bytes as they are at one moment during the call. It does not
 // change an existing snapshot. If it returns ErrWrittenMeanwhile, there is no snapshot.
 //
-// The guest does not take part, as on a rack: what it has not written to the disk is not in the
-// snapshot, and a filesystem there is as after a loss of power.
+// As on a rack, the guest does not flush its caches first, so a filesystem in the snapshot is in
+// the state after a power cut.
 func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) error {
 	defer p.disks.Lock(diskID)()
 	err := p.makeBacking(p.SnapshotPath(snapshotID), func(f *os.File) error {
@@ -35,7 +35,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 		defer src.Close()
 		d := p.guests.disk(diskID)
 		plugged := d != nil && d.loop != nil
-		if d != nil { // no machine writes anything meanwhile
+		if d != nil { // stop a virtual machine meanwhile
 			resume, err := p.still(d.guest)
 			if err != nil {
 				return err
@@ -46,7 +46,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 		case shareBlocks(f, src):
 		case plugged && p.tampering.tamper().copied == nil:
 			err = p.copyStill(ctx, f, src, d)
-		default: // no guest writes, or a tamper spoils the copy by what it writes meanwhile
+		default: // no guest writes, or a tamper damages the copy
 			err = copyKeepingHoles(ctx, f, src)
 		}
 		if err != nil || !plugged {
@@ -65,9 +65,9 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 	return nil
 }
 
-// copyStill copies the disk of a guest, again if there were writes in the meantime.
+// copyStill copies the disk of a guest, and repeats the copy if there were writes in the meantime.
 func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) error {
-	// On a busy machine a copy would be slower than the pauses between two writes.
+	// Without precedence, a copy on a busy machine takes longer than the pauses between two writes.
 	defer hurry()()
 	for attempt := range snapshotAttempts {
 		if err := pause(ctx, time.Duration(attempt)*10*time.Millisecond); err != nil {
@@ -113,7 +113,7 @@ func writesBegin(loop loopdev.Device) (w writes, idle bool, err error) {
 	return w, idle, err
 }
 
-// writesEnd reads in the opposite order, for the same reason.
+// writesEnd reads in the opposite order, for the reason given at writesBegin.
 func writesEnd(loop loopdev.Device) (w writes, idle bool, err error) {
 	if idle, err = noWriteInFlight(loop); err != nil {
 		return w, false, err

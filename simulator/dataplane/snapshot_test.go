@@ -22,8 +22,8 @@ import (
 var hosts = []string{"xfs", "btrfs", "ext4"}
 
 // TestASnapshotOfAMountedDiskIsAPointInTime has a writer that writes each number to one file and
-// then to another. The second file of a snapshot must never contain a number that the first
-// lacks, and each must have what was synced before.
+// then to another, and syncs both. In a snapshot the second file must not be ahead of the first
+// one, and neither may be older than the last number that was synced before the snapshot.
 func TestASnapshotOfAMountedDiskIsAPointInTime(t *testing.T) {
 	for _, host := range hosts {
 		guests := []string{"ext4"}
@@ -36,7 +36,7 @@ func TestASnapshotOfAMountedDiskIsAPointInTime(t *testing.T) {
 				spec := mountedDisk(t, p, guestFS)
 				rest := time.Duration(0)
 				if host == "ext4" {
-					rest = time.Second // Nothing holds the writer, so a copy needs a pause of it.
+					rest = time.Second // a copy needs a pause of the writer, which does not wait for it
 				}
 				synced, stop := numberInTurn(t, spec.dir, rest)
 				snapshots := map[string]uint64{}
@@ -76,7 +76,7 @@ func mountedDisk(t *testing.T, p *Plane, fsType string) mountedSpec {
 }
 
 // numberInTurn writes numbers to two files alternately, and syncs each number before the next. It
-// rests after some of them. synced is the last number that both files have.
+// rests after every twentieth. synced is the last number in both files.
 func numberInTurn(t *testing.T, dir string, rest time.Duration) (synced *atomic.Uint64,
 	stop func()) {
 	t.Helper()
@@ -144,7 +144,7 @@ func checkNumbers(t *testing.T, p *Plane, snapshot string, size int64, synced ui
 	simtest.NoError(t, p.RemoveDisk(spec.DiskID))
 }
 
-func TestACopyWithoutTheDevicesCountersIsAnError(t *testing.T) {
+func TestASnapshotNeedsTheCountersOfTheDevice(t *testing.T) {
 	p := newPlaneOn(t, "ext4")
 	id := newGuest(t, p)
 	spec, snapshot := newDisk(t, p, id, "uncounted"), newID()

@@ -41,14 +41,14 @@ func checkNodes(dir string) (device uint64, err error) {
 	return node.Dev, os.Remove(probe)
 }
 
-// removeMount removes the mount of a simulator that was killed, and its directory. What others have
-// mounted there stays, with the directory.
+// removeMount removes the mount of a killed simulator, and its directory. Other mounts at the
+// directory stay, and so does the directory.
 func removeMount(dir string) error {
 	for {
 		mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 			return m.Mountpoint != dir, false
 		})
-		// An unmount takes the last one.
+		// An unmount removes the last mount.
 		if err == nil && len(mounts) > 0 && mounts[len(mounts)-1].FSType == "fuse.flakydisk" {
 			err = unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 			if err == nil {
@@ -62,7 +62,7 @@ func removeMount(dir string) error {
 	}
 }
 
-// mountsIn returns where something is mounted in a directory, or on it.
+// mountsIn returns the mount points in a directory, including the directory itself.
 func mountsIn(dir string) (paths []string, err error) {
 	if dir, err = filepath.EvalSymlinks(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -106,14 +106,14 @@ func backs(d loopdev.Device, path string) bool {
 	return unix.Stat(path, &st) == nil && st.Dev == d.BackingDevice && st.Ino == d.BackingInode
 }
 
-// shareBlocks makes dst a reflink copy of src at one point in time, on filesystems that support
-// it (FICLONE on xfs and btrfs; also bcachefs, ZFS and NFS 4.2). Writers of src wait in the
-// meantime. It reports whether it succeeded; a later copy reports any other problem better.
+// shareBlocks makes dst a reflink copy of src at one point in time, on filesystems that support it
+// (FICLONE on xfs and btrfs; also bcachefs, ZFS and NFS 4.2). Writers of src wait in the meantime.
+// It reports whether it succeeded. The caller then copies the bytes, which reports a real problem.
 func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 }
 
-// hurry gives this goroutine's thread precedence until the end is called, if the user may do that.
+// hurry gives this goroutine's thread the highest priority until end is called, if the user may.
 func hurry() (end func()) {
 	runtime.LockOSThread()
 	was, err := unix.Getpriority(unix.PRIO_PROCESS, 0)

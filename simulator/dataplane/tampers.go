@@ -9,24 +9,25 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 )
 
-// Tamper makes a data plane spoil bytes or devices on purpose, and checks of data must notice it.
-// A nil hook does nothing.
+// Tamper makes a data plane damage bytes or devices on purpose. The conformance checks of data must
+// notice it. A nil hook does nothing.
 type Tamper struct {
-	// Name identifies the tamper, and Says describes what it spoils.
+	// Name identifies the tamper, and Says describes what it damages.
 	Name, Says string
 
 	// source is called for the file from which a disk will be created.
 	source func(p *Plane, path string) (string, error)
-	// shown returns the device that the guest sees, given the other devices of the guest.
+	// shown returns the device as the guest sees it. others are all devices of the guest.
 	shown func(d Device, others []*plugged) Device
 	// copied is called when a disk was copied to a snapshot.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
-	// keeps leaves the device in its guest when the disk is detached. elsewhere also shows the
-	// device in every other guest.
+	// keeps leaves the device in its guest when the disk is detached. elsewhere shows the device in
+	// every other guest, too.
 	keeps, elsewhere bool
 	// life is called for every event of a disk or a snapshot.
 	life func(p *Plane, e event) error
@@ -133,7 +134,8 @@ func (a *tampering) copied(ctx context.Context, snapshot *os.File, d *plugged) e
 	return nil
 }
 
-// showElsewhere also shows a device that has appeared to every other guest.
+// showElsewhere shows a device that has appeared in its guest to every other guest, if the tamper
+// demands it.
 func (a *tampering) showElsewhere(d *plugged) error {
 	if !a.tamper().elsewhere {
 		return nil
@@ -179,7 +181,7 @@ func removeElsewhere(all []shownElsewhere) error {
 	return errors.Join(errs...)
 }
 
-// keeps reports whether the device stays in its guest. If so, it records the device.
+// keeps reports whether the tamper leaves the device in its guest. If so, it records the device.
 func (a *tampering) keeps(d *plugged) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -191,17 +193,17 @@ func (a *tampering) keeps(d *plugged) bool {
 }
 
 const (
-	// tamperBlock is the unit in which tampers spoil bytes.
+	// tamperBlock is the unit in which tampers damage bytes.
 	tamperBlock = 4096
 	// lateDevice is longer than anybody waits for a device.
 	lateDevice = 10 * time.Minute
 	// tornWrites is the number of writes between the two halves of a torn snapshot. tornWait limits
-	// the wait for the next of them: the rack may also take a snapshot of an idle disk.
+	// the wait for the next write, because the disk may be idle.
 	tornWrites = 32
 	tornWait   = 5 * time.Second
 )
 
-// Tampers returns all tampers: those of this file, and the product of spoils.
+// Tampers returns all tampers: those of this file, and corruptions.
 func Tampers() []Tamper {
 	return append([]Tamper{
 		{Name: "swapped-disks", Says: "a disk and another exchange their bytes when it is attached",
@@ -224,11 +226,11 @@ func Tampers() []Tamper {
 			life: faulty(func(e event) { e.fault.Never = true })},
 		{Name: "device-left", Says: "a detached disk stays in its guest", keeps: true},
 		{Name: "delete-another", Says: "with a disk, the bytes of another are deleted",
-			life: at(diskRemoved, func(p *Plane, _ event) error { return p.another("", 0, true, blank) })},
+			life: at(diskRemoved, deleteAnother)},
 		{Name: "other-snapshot", Says: "a disk is restored from another snapshot", source: otherSource},
 		{Name: "device-elsewhere", Says: "an attached disk is a device of every other guest, too",
 			elsewhere: true},
-	}, spoils()...)
+	}, corruptions()...)
 }
 
 // at returns a hook for one kind of event.
@@ -246,25 +248,16 @@ func faulty(change func(event)) func(*Plane, event) error {
 	return at(diskPlugging, func(_ *Plane, e event) error { change(e); return nil })
 }
 
-// another calls do for the first other disk's file that is not plugged and has the given size, if
-// there is one. With written, the file must not be all zero.
-func (p *Plane) another(diskID string, size int64, written bool, do func(path string) error) error {
-	paths, err := filepath.Glob(p.DiskPath("*"))
-	if err != nil {
-		return err
-	}
+// otherDisk returns the ID of the first other disk that fits, or "".
+func (p *Plane) otherDisk(diskID string, fits func(id string, sizeBytes int64) bool) string {
+	paths, _ := filepath.Glob(p.DiskPath("*")) // fails only for an invalid pattern
 	for _, path := range paths {
-		id := filepath.Base(path[:len(path)-len(".img")])
-		st, err := os.Stat(path)
-		if err != nil || id == diskID || p.guests.disk(id) != nil || size != 0 && st.Size() != size {
-			continue
+		id := strings.TrimSuffix(filepath.Base(path), ".img")
+		if size, err := fileSize(path); err == nil && id != diskID && fits(id, size) {
+			return id
 		}
-		if written && !holdsSomething(path) {
-			continue
-		}
-		return do(path)
 	}
-	return nil
+	return ""
 }
 
 // holdsSomething reports whether a file has a byte that is not zero.
@@ -286,12 +279,15 @@ func holdsSomething(path string) bool {
 	}
 }
 
-func blank(path string) error {
-	st, err := os.Stat(path)
-	if err != nil {
-		return err
+func deleteAnother(p *Plane, _ event) error {
+	id := p.otherDisk("", func(id string, _ int64) bool {
+		return p.guests.disk(id) == nil && holdsSomething(p.DiskPath(id))
+	})
+	if id == "" {
+		return nil
 	}
-	return errors.Join(os.Truncate(path, 0), os.Truncate(path, st.Size()))
+	size, err := fileSize(p.DiskPath(id))
+	return errors.Join(err, os.Truncate(p.DiskPath(id), 0), os.Truncate(p.DiskPath(id), size))
 }
 
 // replace copies the bytes of another file into a file.
@@ -313,44 +309,20 @@ func (p files) replace(path, source string) error {
 	return os.Rename(fresh, path)
 }
 
-// eachBlock calls do for every block of a file that is not a hole.
-func eachBlock(path string, do func(f *os.File, at int64, block []byte) error) (err error) {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	block := make([]byte, tamperBlock)
-	for offset := int64(0); ; {
-		start, end, err := nextData(f, offset)
-		if errors.Is(err, errNoData) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		for at := start / tamperBlock * tamperBlock; at < end; at += tamperBlock {
-			n, err := f.ReadAt(block, at)
-			if err != nil && !errors.Is(err, io.EOF) {
-				return err
-			}
-			if err := do(f, at, block[:n]); err != nil {
-				return err
-			}
-		}
-		offset = end
-	}
-}
-
 func swapDisks(p *Plane, e event) error {
-	own := p.DiskPath(e.disk)
-	return p.another(e.disk, e.bytes, false, func(other string) error {
-		aside := own + ".swap"
-		return errors.Join(os.Rename(own, aside), os.Rename(other, own), os.Rename(aside, other))
+	own, aside := p.DiskPath(e.disk), p.DiskPath(e.disk)+".swap"
+	id := p.otherDisk(e.disk, func(id string, size int64) bool {
+		return p.guests.disk(id) == nil && size == e.bytes
 	})
+	if id == "" {
+		return nil
+	}
+	return errors.Join(os.Rename(own, aside), os.Rename(p.DiskPath(id), own),
+		os.Rename(aside, p.DiskPath(id)))
 }
 
-// staleRead keeps the last two contents of a disk, and puts back the older one.
+// staleRead saves the content of a disk at each detach, and restores the last but one at the next
+// attach.
 func staleRead(p *Plane, e event) error {
 	last, older := p.tampering.path(e.disk), p.tampering.path(e.disk+".older")
 	var err error
@@ -368,7 +340,7 @@ func staleRead(p *Plane, e event) error {
 	return err
 }
 
-// tear waits for writes, and then copies every second block again, including the superblocks.
+// tear waits for writes, and then copies every second block again, beginning with the first one.
 func tear(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error {
 	before, err := countWrites(*d.loop)
 	last, came := before, time.Now()
@@ -382,13 +354,27 @@ func tear(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error {
 	if err = errors.Join(err, d.loop.Sync()); err != nil {
 		return err
 	}
-	return eachBlock(p.DiskPath(d.spec.DiskID), func(_ *os.File, at int64, block []byte) error {
-		if at/tamperBlock%2 == 1 {
+	disk, err := os.Open(p.DiskPath(d.spec.DiskID))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = disk.Close() }()
+	block := make([]byte, tamperBlock)
+	for start, end := int64(0), int64(0); ; {
+		if start, end, err = nextData(disk, end); errors.Is(err, errNoData) {
 			return nil
 		}
-		_, err := snapshot.WriteAt(block, at)
-		return err
-	})
+		const two = 2 * tamperBlock
+		for at := start / two * two; err == nil && at < end; at += two {
+			var n int
+			if n, err = disk.ReadAt(block, at); err == nil || errors.Is(err, io.EOF) {
+				_, err = snapshot.WriteAt(block[:n], at)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 func doubleSerial(d Device, others []*plugged) Device {

@@ -29,7 +29,8 @@ func (v view) nodePath(name string) string { return filepath.Join(string(v), "de
 
 func (v view) asideDir() string { return filepath.Join(string(v), "aside") }
 
-// hiddenPath returns the path of a file that exists while an equal serial hides the disk.
+// hiddenPath returns the path of a file that exists while the disk is hidden by another one with
+// the same serial.
 func (v view) hiddenPath(diskID string) string { return filepath.Join(string(v), "hidden", diskID) }
 
 // make creates the directory. Devices in it stay.
@@ -78,7 +79,7 @@ func (v view) shows(name string, loop loopdev.Device) bool {
 		isNodeOf(v.nodePath(name), loop)
 }
 
-// deviceName is the form of the devices' names. Whatever else a guest has there is its own.
+// deviceName matches the names of the devices. Other files in the directories are the guest's own.
 var deviceName = regexp.MustCompile(`^nvme\d+n1$`)
 
 // names returns the names of the devices that have a directory or a node.
@@ -138,9 +139,8 @@ func (v view) freeName(random *rand.Rand) (string, error) {
 	}
 }
 
-// writeBlockDevice writes the files that Linux shows of an NVMe namespace. The controller's
-// fields are padded with NULs (A56: a rack leaves the model empty). Linux stops at the first NUL
-// and other tools pass them on, so readers of a serial must handle both.
+// writeBlockDevice writes the files that Linux shows of an NVMe namespace. The controller's fields
+// are padded with NULs, and the model is empty (A56).
 func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
 	for _, sub := range []string{"queue", "device", "holders"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
@@ -172,8 +172,8 @@ func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
 	return errors.Join(errs...)
 }
 
-// writeAttribute writes a file of sysfs, unless it already has the value, because other programs
-// may read it.
+// writeAttribute writes a file of sysfs. It does not touch a file that already has the value,
+// because other programs may read it.
 func writeAttribute(dir, name, value string, mode os.FileMode) error {
 	path := filepath.Join(dir, name)
 	if old, err := os.ReadFile(path); err == nil && string(old) == value {
