@@ -36,8 +36,8 @@ type Call struct {
 // Ref names an object in the form of a request: by ID, or by name in a project.
 type Ref struct{ Project, Object store.Selector }
 
-// Window is the requested part of a list: up to Limit items behind (never at) the name or ID
-// After, in the order SortBy.
+// Window is the requested part of a list: up to Limit items after the name or ID After, in the
+// order SortBy.
 type Window struct {
 	SortBy string
 	After  *string

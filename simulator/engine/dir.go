@@ -227,8 +227,8 @@ func writeDurably(path, text string, flag int) error {
 // temporaryPrefix begins the name of a temporary directory, which is removed with its rack.
 const temporaryPrefix = "oxide-simulator-"
 
-// removeLeft removes the temporary directories of killed racks, with their devices and mounts. The
-// next start tries again to remove what cannot be removed now.
+// removeLeft removes the temporary directories of killed racks, with their devices and mounts. It
+// leaves a directory that it cannot remove to the next start.
 func (r *Simulation) removeLeft(ctx context.Context) {
 	found, _ := filepath.Glob(filepath.Join(os.TempDir(), temporaryPrefix+"*")) // a valid pattern
 	for _, dir := range found {

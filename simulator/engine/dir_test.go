@@ -35,7 +35,6 @@ func content(t *testing.T, dir string) map[string]string {
 	return found
 }
 
-// openIn opens a rack with a disk, without devices.
 func openIn(t *testing.T, dir string) (*Simulation, error) {
 	return Open(context.WithoutCancel(t.Context()), Config{Dir: dir, Volatile: true,
 		Devices: dataplane.NoDevices, Log: slog.New(slog.DiscardHandler),

@@ -44,7 +44,7 @@ const (
 	minDiskSize = gibibyte
 	// A25: 1023 GiB itself is allowed.
 	maxDistributed = 1023 * gibibyte
-	// maxLocal is what a drive of this rack holds, one of 3.2 TB (A26).
+	// maxLocal is the usable size of a drive of 3.2 TB (A26).
 	maxLocal = 2900 * gibibyte
 	// LocalBlockSize is the block size of a local disk, which is a volume on one sled's NVMe drive
 	// (A26).
@@ -78,8 +78,8 @@ func (s Disks) Create(call *Call, project store.Selector, c DiskCreate) (store.D
 	return s.create(call, owner, c)
 }
 
-// create runs the rack's saga. It creates first the record, which everybody can see, then the
-// bytes, and then sets the state in which the disk can be used. It returns the record as it was
+// create runs the rack's saga. It first creates the record, which is visible to other callers, then
+// the bytes, and then sets the state in which the disk can be used. It returns the record as it was
 // inserted, so its state is creating although the disk is detached by then (A22).
 func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk, error) {
 	d := store.Disk{Identity: store.NewIdentity(cmp.Or(c.ID, uuid.NewString()),
@@ -366,8 +366,7 @@ const (
 	tebibyte = 1 << 40
 )
 
-// devicePath returns the path that a rack reports for every disk; the guest does not use it
-// (A03).
+// devicePath returns the path that a rack reports for every disk; the guest does not use it (A03).
 func devicePath(name string) string { return fmt.Sprintf("/mnt/%s", name) }
 
 // deviceOf returns the disk as the guest of its instance must see it.

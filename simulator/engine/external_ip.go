@@ -27,7 +27,6 @@ var pools = []struct {
 	{"default-ipv6", StackV6, false, netip.MustParsePrefix("2001:db8::/64")},
 }
 
-// unicast is the type of the pools of external addresses.
 const unicast = "unicast"
 
 // createPools creates the silo's pools and the lot of the rack's own addresses, if the directory
@@ -145,7 +144,6 @@ func (r *Simulation) attachNAT(tx *store.Tx, i store.Instance,
 	return err
 }
 
-// poolWith returns the linked pool that has the address.
 func (c *Change) poolWith(address netip.Addr) (pool store.Resource, err error) {
 	found := false
 	err = IPPool.Table().Each(c.tx, func(r store.Resource) error {
@@ -226,7 +224,6 @@ func natOf(tx *store.Tx, instanceID string) ([]store.Resource, error) {
 	return natIP.Table().Scan(tx, instanceID, store.ByName, nil, noLimit)
 }
 
-// attachedTo returns the records of a kind that are attached to an instance.
 func attachedTo(tx *store.Tx, k *Kind, instanceID string) (all []store.Resource, err error) {
 	err = k.Table().Each(tx, func(r store.Resource) error {
 		if r.Text("instance_id") == instanceID {
@@ -237,7 +234,6 @@ func attachedTo(tx *store.Tx, k *Kind, instanceID string) (all []store.Resource,
 	return all, err
 }
 
-// externalIPs returns the floating and ephemeral addresses of an instance.
 func externalIPs(tx *store.Tx, instanceID string) (floating, ephemeral []store.Resource,
 	err error) {
 	floating, err = attachedTo(tx, FloatingIP, instanceID)
@@ -300,7 +296,6 @@ func versionOf(address netip.Addr) string {
 
 var errOtherProject = invalidRequest("floating IP must be in the same project as the instance")
 
-// attachFloating attaches the floating IP of the change to an instance.
 func (c *Change) attachFloating(i store.Instance) error {
 	switch c.old.Text("instance_id") {
 	case i.ID:
@@ -327,20 +322,18 @@ func (c *Change) moveTo(instanceID any) error {
 
 // attach attaches a floating IP or an external subnet to an instance of its project.
 func (s Resources) attach(call *Call, k *Kind, scope Scope, sel, instance store.Selector,
-	attach func(*Change, store.Instance) error) (r store.Resource, err error) {
-	err = s.store.Update(func(tx *store.Tx) error {
+	attach func(*Change, store.Instance) error) (store.Resource, error) {
+	return changing(s.Simulation, call, func(tx *store.Tx) (r store.Resource, err error) {
 		c, err := s.change(call, tx, k, scope, sel)
 		if err != nil {
-			return err
+			return r, err
 		}
 		i, err := find(tx, store.Instances, c.parent.ID, instance)
 		if err == nil {
 			err = attach(c, i)
 		}
-		r = c.record
-		return errors.Join(err, failHalfway(call))
+		return c.record, err
 	})
-	return r, err
 }
 
 // AttachFloatingIP attaches a floating IP to an instance of its project.
@@ -366,18 +359,17 @@ func detachable(kind string, i store.Instance) error {
 }
 
 // detach detaches a floating IP or an external subnet from its instance, unless problem returns an
-// error for the instance. detached is the error if there is no instance.
+// error for the instance. If it is not attached, detach returns the error detached.
 func (s Resources) detach(call *Call, k *Kind, scope Scope, sel store.Selector, detached error,
-	problem func(store.Instance) error) (r store.Resource, err error) {
-	err = s.store.Update(func(tx *store.Tx) error {
+	problem func(store.Instance) error) (store.Resource, error) {
+	return changing(s.Simulation, call, func(tx *store.Tx) (r store.Resource, err error) {
 		c, err := s.change(call, tx, k, scope, sel)
 		if err != nil {
-			return err
+			return r, err
 		}
-		r = c.record
 		id := c.old.Text("instance_id")
 		if id == "" {
-			return detached
+			return c.record, detached
 		}
 		i, err := find(tx, store.Instances, "", store.Selector{ID: id})
 		if err == nil {
@@ -385,11 +377,9 @@ func (s Resources) detach(call *Call, k *Kind, scope Scope, sel store.Selector, 
 		}
 		if err == nil {
 			err = c.moveTo(nil)
-			r = c.record
 		}
-		return errors.Join(err, failHalfway(call))
+		return c.record, err
 	})
-	return r, err
 }
 
 // DetachFloatingIP detaches a floating IP. It does not change a detached one.
@@ -411,8 +401,8 @@ func ephemeralOf(r store.Resource) Ephemeral {
 	return Ephemeral{kindEphemeral, r.Text("ip"), r.Text("ip_pool_id")}
 }
 
-// attachEphemeral gives an instance an ephemeral address. If the instance has one of the same IP
-// version, it keeps that.
+// attachEphemeral gives an instance an ephemeral address. An instance that has one of the same IP
+// version keeps the old address.
 func (c *Change) attachEphemeral(i store.Instance, a Allocation) (store.Resource, error) {
 	_, address, err := c.allocate(a)
 	if err != nil {
@@ -430,20 +420,18 @@ func (c *Change) attachEphemeral(i store.Instance, a Allocation) (store.Resource
 }
 
 // AttachEphemeralIP gives an instance an ephemeral address.
-func (s Instances) AttachEphemeralIP(call *Call, ref Ref, a Allocation) (e Ephemeral, err error) {
-	err = s.store.Update(func(tx *store.Tx) error {
+func (s Instances) AttachEphemeralIP(call *Call, ref Ref, a Allocation) (Ephemeral, error) {
+	return changing(s.Simulation, call, func(tx *store.Tx) (e Ephemeral, err error) {
 		i, err := lookup(s.Simulation, call, tx, store.Instances, ref)
 		if err == nil && i.RunState == store.StateCreating {
 			err = invalidRequest("cannot attach ephemeral IP to instance in creating state")
 		}
 		if err != nil {
-			return err
+			return e, err
 		}
 		r, err := (&Change{Simulation: s.Simulation, tx: tx}).attachEphemeral(i, a)
-		e = ephemeralOf(r)
-		return errors.Join(err, failHalfway(call))
+		return ephemeralOf(r), err
 	})
-	return e, err
 }
 
 // DetachEphemeralIP releases the ephemeral address of an IP version. If version is "", the instance
@@ -537,7 +525,6 @@ func externalIPsProblem(create []ExternalIPCreate) error {
 	return nil
 }
 
-// attachExternalIPs gives a new instance its external addresses.
 func (s Instances) attachExternalIPs(tx *store.Tx, i store.Instance,
 	create []ExternalIPCreate) error {
 	for _, e := range create {

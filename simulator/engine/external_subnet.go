@@ -15,7 +15,6 @@ type SubnetAllocation struct {
 	Allocation
 }
 
-// setSubnet chooses the subnet of an external subnet.
 func setSubnet(c *Change, value any) error {
 	a := value.(SubnetAllocation)
 	var taken []Extent
@@ -41,7 +40,6 @@ func setSubnet(c *Change, value any) error {
 // allows reports whether subnets with that prefix length may be allocated from the member.
 func (e Extent) allows(length int) bool { return e.MinPrefix <= length && length <= e.MaxPrefix }
 
-// overlapping returns the first extent that overlaps with the subnet.
 func overlapping(taken []Extent, subnet Extent) (Extent, bool) {
 	for _, t := range taken {
 		if t.overlaps(subnet) {
@@ -134,7 +132,6 @@ func (s Resources) AttachExternalSubnet(call *Call, scope Scope, sel, instance s
 		})
 }
 
-// subnetProblem returns the reason why the subnet cannot be attached to an instance.
 func (c *Change) subnetProblem(i store.Instance) error {
 	attached, err := attachedTo(c.tx, ExternalSubnet, i.ID)
 	if err != nil {

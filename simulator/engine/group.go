@@ -44,25 +44,23 @@ func memberOf(i store.Instance) Member {
 }
 
 // Members lists the instances in a group.
-func (s Resources) Members(call *Call, k *Kind, scope Scope, sel store.Selector) (
-	members []Member, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
+func (s Resources) Members(call *Call, k *Kind, scope Scope, sel store.Selector) ([]Member, error) {
+	return reading(s.Simulation, func(tx *store.Tx) (members []Member, err error) {
 		g, err := s.lookup(call, tx, k, scope, sel)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, id := range tx.Linked(k.Name, g.ID) {
 			i, ok, err := store.Instances.Get(tx, id)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if ok {
 				members = append(members, memberOf(i))
 			}
 		}
-		return nil
+		return members, nil
 	})
-	return members, err
 }
 
 // membership finds a group and an instance that may be in it.
@@ -80,16 +78,14 @@ func (s Resources) membership(call *Call, tx *store.Tx, k *Kind, scope Scope, se
 
 // Member reads an instance in a group.
 func (s Resources) Member(call *Call, k *Kind, scope Scope, sel store.Selector, instance Ref) (
-	m Member, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
+	Member, error) {
+	return reading(s.Simulation, func(tx *store.Tx) (Member, error) {
 		_, i, in, err := s.membership(call, tx, k, scope, sel, instance)
 		if err == nil && !in {
 			err = notFound(k.Name+"-member", store.Selector{ID: i.ID})
 		}
-		m = memberOf(i)
-		return err
+		return memberOf(i), err
 	})
-	return m, err
 }
 
 // These are the rack's limits of groups.
@@ -100,29 +96,28 @@ const (
 
 // AddMember adds a stopped instance to a group. The answer shows it as stopped.
 func (s Resources) AddMember(call *Call, k *Kind, scope Scope, sel store.Selector, instance Ref) (
-	m Member, err error) {
+	Member, error) {
 	policy := strings.TrimSuffix(k.Name, "-group")
-	err = s.store.Update(func(tx *store.Tx) error {
+	return changing(s.Simulation, call, func(tx *store.Tx) (m Member, err error) {
 		group, i, in, err := s.membership(call, tx, k, scope, sel, instance)
 		switch {
 		case err != nil:
-			return err
+			return m, err
 		case len(tx.Linked(k.Name, group.ID)) >= maxMembers:
-			return invalidRequest("%s group already has maximum allowed members (%d)",
+			return m, invalidRequest("%s group already has maximum allowed members (%d)",
 				strings.ToUpper(policy[:1])+policy[1:], maxMembers)
 		case len(tx.Linked(k.Name, i.ID)) >= maxGroups:
-			return invalidRequest("Instance already belongs to maximum allowed %s groups (%d)", policy,
-				maxGroups)
+			return m, invalidRequest("Instance already belongs to maximum allowed %s groups (%d)",
+				policy, maxGroups)
 		case i.Active():
-			return invalidRequest("Instance cannot be added to %s group with reservation", policy)
+			return m, invalidRequest("Instance cannot be added to %s group with reservation", policy)
 		case in:
-			return alreadyExists(k.Name+"-member", i.ID)
+			return m, alreadyExists(k.Name+"-member", i.ID)
 		}
 		m = memberOf(i)
 		m.Value.RunState = store.RunStopped
-		return errors.Join(tx.Link(k.Name, i.ID, group.ID), failHalfway(call))
+		return m, tx.Link(k.Name, i.ID, group.ID)
 	})
-	return m, err
 }
 
 // RemoveMember removes an instance from a group.

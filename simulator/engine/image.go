@@ -101,8 +101,8 @@ func (s Images) Delete(call *Call, ref Ref) error {
 		func(i store.Image) error { return s.plane.RemoveImage(i.ID) })
 }
 
-// Promote gives a project's image to the silo. A name without a project names an image of the
-// silo, which the rack does not even look for (A91).
+// Promote moves a project's image to the silo. A name without a project means an image of the silo,
+// for which the rack returns the same error whether it exists or not (A91).
 func (s Images) Promote(call *Call, ref Ref) (store.Image, error) {
 	errSilo := invalidRequest("Cannot promote a silo image")
 	if ref.Object.Name != "" && !ref.Project.Given() {
@@ -117,7 +117,7 @@ func (s Images) Promote(call *Call, ref Ref) (store.Image, error) {
 	})
 }
 
-// Demote gives an image of the silo to a project (A91).
+// Demote moves an image of the silo to a project (A91).
 func (s Images) Demote(call *Call, image, project store.Selector) (store.Image, error) {
 	return s.move(call, Ref{Object: image}, "project-image",
 		func(tx *store.Tx, img *store.Image) error {
@@ -130,7 +130,6 @@ func (s Images) Demote(call *Call, image, project store.Selector) (store.Image, 
 		})
 }
 
-// move changes the owner of an image.
 func (s Images) move(call *Call, ref Ref, kind string,
 	change func(*store.Tx, *store.Image) error) (img store.Image, err error) {
 	err = s.store.Update(func(tx *store.Tx) error {

@@ -216,7 +216,6 @@ func (s Instances) putInstance(i store.Instance) error {
 	return s.store.Update(func(tx *store.Tx) error { return store.Instances.Put(tx, i) })
 }
 
-// undo removes a partly created instance.
 func (s Instances) undo(i store.Instance, attachments []DiskAttachment, cause error) error {
 	defer s.locks.Lock(i.ID)()
 	var made []string
@@ -302,7 +301,6 @@ func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCrea
 	return err
 }
 
-// linksOf returns the IDs of the SSH keys and of the groups of a new instance.
 func linksOf(tx *store.Tx, projectID string, c InstanceCreate) (keys, groups []string, err error) {
 	if c.SSHKeys == nil {
 		all, err := SSHKey.Table().Scan(tx, userID, store.ByName, nil, noLimit)
@@ -341,7 +339,6 @@ func idsOf(tx *store.Tx, k *Kind, parent string, wanted []store.Selector) (ids [
 	return ids, nil
 }
 
-// link records the SSH keys and the groups of a new instance.
 func (s Instances) link(tx *store.Tx, i store.Instance, c InstanceCreate) error {
 	keys, groups, err := linksOf(tx, i.ProjectID, c)
 	for _, id := range keys {

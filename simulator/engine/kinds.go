@@ -33,8 +33,8 @@ var (
 		AddressLot, PortSettings, ephemeralIP, natIP}
 )
 
-// These fill the table of kinds, because the kinds refer to each other. A kind comes behind those
-// that forbid its deletion.
+// The init functions fill the table of kinds, because the kinds refer to each other. A kind follows
+// the kinds that forbid its deletion.
 
 func init() {
 	*SSHKey = Kind{

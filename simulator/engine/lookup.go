@@ -32,8 +32,8 @@ func (r *Simulation) allow(call *Call, kind string, sel store.Selector) error {
 	return nil
 }
 
-// allowInSilo refuses a change of the silo's objects, which everybody in the silo may read, to
-// those without the role.
+// allowInSilo refuses a change of the silo's objects to callers without the role. Every user of the
+// silo may read them.
 func (r *Simulation) allowInSilo(call *Call) error {
 	if !call.ReadOnly && !r.collaborates() {
 		return ErrForbidden
@@ -41,13 +41,11 @@ func (r *Simulation) allowInSilo(call *Call) error {
 	return nil
 }
 
-// collaborates reports whether the caller may change the silo's objects.
 func (r *Simulation) collaborates() bool {
 	role := r.switches.get().Role
 	return role == adminapi.RoleCollaborator || role == adminapi.RoleFleetAdmin
 }
 
-// project finds the project that the query or the path names.
 func (r *Simulation) project(call *Call, tx *store.Tx, sel store.Selector) (store.Project, error) {
 	p, ok, err := tx.Project(sel)
 	if err == nil && !ok {
@@ -135,13 +133,30 @@ func kindOf[T any](t store.Table[T], parent string, sel store.Selector) string {
 	return "project-image"
 }
 
-// view reads the object that a Ref names.
-func view[T any](r *Simulation, call *Call, t store.Table[T], ref Ref) (object T, err error) {
+// reading returns what read returns in a transaction.
+func reading[T any](r *Simulation, read func(*store.Tx) (T, error)) (value T, err error) {
 	err = r.store.View(func(tx *store.Tx) error {
-		object, err = lookup(r, call, tx, t, ref)
+		value, err = read(tx)
 		return err
 	})
-	return object, err
+	return value, err
+}
+
+// changing returns what change returns in a transaction. If a fault asks the call to fail halfway,
+// the transaction is undone.
+func changing[T any](r *Simulation, call *Call, change func(*store.Tx) (T, error)) (value T,
+	err error) {
+	err = r.store.Update(func(tx *store.Tx) error {
+		if value, err = change(tx); err == nil && call.Unwind {
+			err = errInternal
+		}
+		return err
+	})
+	return value, err
+}
+
+func view[T any](r *Simulation, call *Call, t store.Table[T], ref Ref) (T, error) {
+	return reading(r, func(tx *store.Tx) (T, error) { return lookup(r, call, tx, t, ref) })
 }
 
 // remove deletes an object that a Ref names, under its lock: drop changes the records, and rest
@@ -168,37 +183,29 @@ func remove[T any](r *Simulation, call *Call, t store.Table[T], ref Ref,
 
 // ofInstance reads objects that belong to the instance that a Ref names.
 func ofInstance[T any](r *Simulation, call *Call, ref Ref,
-	read func(*store.Tx, store.Instance) ([]T, error)) (all []T, err error) {
-	err = r.store.View(func(tx *store.Tx) error {
+	read func(*store.Tx, store.Instance) ([]T, error)) ([]T, error) {
+	return reading(r, func(tx *store.Tx) ([]T, error) {
 		i, err := lookup(r, call, tx, store.Instances, ref)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		all, err = read(tx, i)
-		return err
+		return read(tx, i)
 	})
-	return all, err
 }
 
-// list returns a part of a project's objects in a table.
 func list[T any](r *Simulation, call *Call, t store.Table[T], project store.Selector, w Window) (
-	items []T, err error) {
-	err = r.store.View(func(tx *store.Tx) error {
+	[]T, error) {
+	return reading(r, func(tx *store.Tx) ([]T, error) {
 		p, err := r.project(call, tx, project)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		items, err = t.Scan(tx, p.ID, w.SortBy, w.After, w.Limit)
-		return err
+		return t.Scan(tx, p.ID, w.SortBy, w.After, w.Limit)
 	})
-	return items, err
 }
 
-// listOfSilo returns a part of a table's objects that belong to no project.
-func listOfSilo[T any](r *Simulation, t store.Table[T], w Window) (items []T, err error) {
-	err = r.store.View(func(tx *store.Tx) error {
-		items, err = t.Scan(tx, "", w.SortBy, w.After, w.Limit)
-		return err
+func listOfSilo[T any](r *Simulation, t store.Table[T], w Window) ([]T, error) {
+	return reading(r, func(tx *store.Tx) ([]T, error) {
+		return t.Scan(tx, "", w.SortBy, w.After, w.Limit)
 	})
-	return items, err
 }

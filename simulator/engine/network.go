@@ -60,7 +60,6 @@ func interfacesProblem(create []InterfaceCreate) error {
 
 const macFormat = "A8:40:25:F0:%02X:%02X"
 
-// newInterfaces creates the interfaces of an instance.
 func newInterfaces(tx *store.Tx, i store.Instance,
 	create []InterfaceCreate) ([]store.NetworkInterface, error) {
 	nics := []store.NetworkInterface{}
@@ -75,8 +74,8 @@ func newInterfaces(tx *store.Tx, i store.Instance,
 	return nics, nil
 }
 
-// newInterface creates an interface beside the others of an instance. Each is in a subnet of its
-// own (A64).
+// newInterface creates a further interface of an instance. Each interface is in a different subnet
+// (A64).
 func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterface,
 	c InterfaceCreate) (nic store.NetworkInterface, err error) {
 	vpc, err := find(tx, VPC.Table(), i.ProjectID, store.Selector{Name: c.VPC})
@@ -212,13 +211,12 @@ func (s Instances) findInterface(call *Call, tx *store.Tx, instance Ref, sel sto
 }
 
 // Interface reads a network interface.
-func (s Instances) Interface(call *Call, instance Ref, sel store.Selector) (
-	nic store.NetworkInterface, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		nic, _, err = s.findInterface(call, tx, instance, sel)
-		return err
+func (s Instances) Interface(call *Call, instance Ref, sel store.Selector) (store.NetworkInterface,
+	error) {
+	return reading(s.Simulation, func(tx *store.Tx) (store.NetworkInterface, error) {
+		nic, _, err := s.findInterface(call, tx, instance, sel)
+		return nic, err
 	})
-	return nic, err
 }
 
 // CreateInterface adds an interface to a stopped instance.

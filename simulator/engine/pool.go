@@ -85,7 +85,7 @@ type Extent struct {
 	First       netip.Addr      `json:"first"`
 	Last        netip.Addr      `json:"last"`
 	TimeCreated store.Timestamp `json:"time_created"`
-	// Subnet and the limits of its parts are those of a member.
+	// Subnet is set for a member, and MinPrefix and MaxPrefix limit the prefixes of its subnets.
 	Subnet    netip.Prefix `json:"subnet,omitzero"`
 	MinPrefix int          `json:"min_prefix_length,omitzero"`
 	MaxPrefix int          `json:"max_prefix_length,omitzero"`
@@ -114,7 +114,6 @@ func (e Extent) String() string {
 	return fmt.Sprintf("%s-%s", e.First, e.Last)
 }
 
-// size returns the number of addresses.
 func (e Extent) size() float64 {
 	number := func(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
 	n, _ := new(big.Float).SetInt(new(big.Int).Sub(number(e.Last), number(e.First))).Float64()
@@ -179,7 +178,6 @@ func ofSilo(r store.Resource) store.Resource {
 	return (&Kind{Hidden: []string{extents}}).shown(r)
 }
 
-// fleetAdmin reports whether the caller is an administrator of the fleet.
 func (r *Simulation) fleetAdmin() bool { return r.switches.get().Role == adminapi.RoleFleetAdmin }
 
 // PoolsOfSilo lists the pools that are linked to the silo.
@@ -196,20 +194,18 @@ func (s Resources) PoolsOfSilo(k *Kind) (pools []store.Resource, err error) {
 }
 
 // PoolOfSilo reads a pool that is linked to the silo.
-func (s Resources) PoolOfSilo(call *Call, k *Kind, sel store.Selector) (r store.Resource,
-	err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		if r, err = find(tx, k.Table(), "", sel); err != nil {
-			return err
+func (s Resources) PoolOfSilo(call *Call, k *Kind, sel store.Selector) (store.Resource, error) {
+	return reading(s.Simulation, func(tx *store.Tx) (store.Resource, error) {
+		r, err := find(tx, k.Table(), "", sel)
+		if err != nil {
+			return r, err
 		}
 		if _, ok := linked(r); !ok {
-			return notFound(k.Name, sel)
+			return r, notFound(k.Name, sel)
 		}
-		r = ofSilo(r)
 		call.Object = r.Identity
-		return nil
+		return ofSilo(r), nil
 	})
-	return r, err
 }
 
 // PoolsOf lists the pools of a silo for an administrator.
@@ -232,18 +228,16 @@ func checkSilo(silo store.Selector) error {
 
 // ofPool calls read with a pool, for an administrator.
 func ofPool[T any](s Resources, call *Call, k *Kind, sel store.Selector,
-	read func(*Change) (T, error)) (found T, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
+	read func(*Change) (T, error)) (T, error) {
+	return reading(s.Simulation, func(tx *store.Tx) (found T, err error) {
 		c, err := s.change(call, tx, k, nil, sel)
 		if err == nil {
 			found, err = read(c)
 		}
-		return err
+		return found, err
 	})
-	return found, err
 }
 
-// changePool changes the record of a pool for an administrator.
 func (s Resources) changePool(call *Call, k *Kind, sel store.Selector,
 	change func(*Change) error) error {
 	return s.store.Update(func(tx *store.Tx) error {
@@ -310,7 +304,7 @@ func noLink(k *Kind, pool store.Resource) error {
 		pool.ID, siloID)})
 }
 
-// UpdatePoolLink makes a pool the default pool of a silo, or one of the others.
+// UpdatePoolLink determines whether a pool is the default pool of a silo.
 func (s Resources) UpdatePoolLink(call *Call, k *Kind, sel, silo store.Selector, first bool) (
 	link Part, err error) {
 	err = s.changePool(call, k, sel, func(c *Change) error {
@@ -412,7 +406,6 @@ func (s Resources) AddExtent(call *Call, k *Kind, sel store.Selector, e Extent) 
 	return part, err
 }
 
-// made returns a new extent with its identity.
 func made(e Extent) Extent {
 	e.ID = uuid.NewString()
 	e.TimeCreated = store.NewIdentity("", "", "").TimeCreated
@@ -492,7 +485,6 @@ func (s Resources) RemoveExtent(call *Call, k *Kind, sel store.Selector, e Exten
 	})
 }
 
-// permitPool forbids the deletion of a pool with ranges or members.
 func permitPool(text string) func(*Change, *ResourceInput) error {
 	return func(c *Change, in *ResourceInput) error {
 		list, err := extentsOf(c.old)

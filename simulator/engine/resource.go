@@ -9,8 +9,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Kind describes one kind of resource: an object that is only a record. All kinds have the same
-// life, which Resources implements; a Kind has what differs. The table of kinds is in kinds.go.
+// Kind describes one kind of resource: an object that is only a record. Resources implements the
+// same operations for all kinds; a Kind has their differences. The table of kinds is in kinds.go.
 type Kind struct {
 	// Name is the rack's word for the object in its errors. Operation begins the names of its
 	// operations. Param is its parameter in paths and queries.
@@ -21,8 +21,8 @@ type Kind struct {
 	Owner  string
 	// In is the name of the field with the ID of the parent or the owner; "" means no such field.
 	In string
-	// Both and Neither are the beginnings of the errors for an ID beside a parent, and for a name
-	// without one (A05).
+	// Both begins the error for an ID together with a parent, and Neither the error for a name without
+	// a parent (A05).
 	Both, Neither string
 	// Public means that every user of the silo may read it, and its owner may change it, whatever
 	// role the user has in the projects (A15).
@@ -118,7 +118,6 @@ func holds[T any](t store.Table[T], text string) Holder {
 	}, text}
 }
 
-// refusal returns the error for a deletion that an object of that name forbids.
 func (h Holder) refusal(name string) error {
 	return invalidRequest("%s", strings.ReplaceAll(h.Text, "%s", name))
 }
@@ -225,11 +224,10 @@ func (s Resources) parent(call *Call, tx *store.Tx, k *Kind, scope Scope) (store
 }
 
 // View reads a record.
-func (s Resources) View(call *Call, k *Kind, scope Scope, sel store.Selector) (r store.Resource,
-	err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		r, err = s.lookup(call, tx, k, scope, sel)
-		return err
+func (s Resources) View(call *Call, k *Kind, scope Scope, sel store.Selector) (store.Resource,
+	error) {
+	r, err := reading(s.Simulation, func(tx *store.Tx) (store.Resource, error) {
+		return s.lookup(call, tx, k, scope, sel)
 	})
 	return k.shown(r), err
 }
@@ -252,19 +250,17 @@ func (s Resources) List(call *Call, k *Kind, scope Scope, w Window) (items []sto
 }
 
 // Create creates a record in a parent.
-func (s Resources) Create(call *Call, k *Kind, scope Scope, in ResourceInput) (r store.Resource,
-	err error) {
-	err = s.store.Update(func(tx *store.Tx) error {
+func (s Resources) Create(call *Call, k *Kind, scope Scope, in ResourceInput) (store.Resource,
+	error) {
+	r, err := changing(s.Simulation, call, func(tx *store.Tx) (r store.Resource, err error) {
 		parent, err := s.parent(call, tx, k, scope)
 		if err != nil {
-			return err
+			return r, err
 		}
-		c := &Change{Simulation: s.Simulation, tx: tx}
-		if r, err = c.create(k, parent, in); err != nil {
-			return err
+		if r, err = (&Change{Simulation: s.Simulation, tx: tx}).create(k, parent, in); err == nil {
+			call.Object = r.Identity
 		}
-		call.Object = r.Identity
-		return failHalfway(call)
+		return r, err
 	})
 	return k.shown(r), err
 }
@@ -278,8 +274,8 @@ func failHalfway(call *Call) error {
 	return nil
 }
 
-// create creates a record, with those that come with it. The name is checked last, because the
-// rack finds a taken name when it writes the record (A01).
+// create creates a record and its dependents. The name is checked last, because the rack finds a
+// taken name when it writes the record (A01).
 func (c *Change) create(k *Kind, parent store.Resource, in ResourceInput) (store.Resource, error) {
 	id := in.id
 	switch {
@@ -326,7 +322,6 @@ func (c *Change) set(f Field, value any) error {
 
 func (c *Change) put() error { return c.kind.Table().Put(c.tx, c.record) }
 
-// change finds a record and prepares its change.
 func (s Resources) change(call *Call, tx *store.Tx, k *Kind, scope Scope, sel store.Selector) (
 	*Change, error) {
 	r, err := s.lookup(call, tx, k, scope, sel)
@@ -346,20 +341,17 @@ func (s Resources) change(call *Call, tx *store.Tx, k *Kind, scope Scope, sel st
 
 // Update changes the fields that the request has.
 func (s Resources) Update(call *Call, k *Kind, scope Scope, sel store.Selector, in ResourceInput) (
-	r store.Resource, err error) {
-	err = s.store.Update(func(tx *store.Tx) error {
+	store.Resource, error) {
+	r, err := changing(s.Simulation, call, func(tx *store.Tx) (r store.Resource, err error) {
 		c, err := s.change(call, tx, k, scope, sel)
 		if err == nil && k.Permit != nil {
 			err = k.Permit(c, &in)
 		}
 		if err == nil {
 			err = c.update(in)
+			r = c.record
 		}
-		if err != nil {
-			return err
-		}
-		r = c.record
-		return failHalfway(call)
+		return r, err
 	})
 	return k.shown(r), err
 }

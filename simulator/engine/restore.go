@@ -54,7 +54,6 @@ func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx) error
 	return nil
 }
 
-// prepare creates the tables that the directory lacks.
 func prepare(tx *store.Tx) error {
 	var tables []store.Table[store.Resource]
 	for _, k := range Kinds {
@@ -114,7 +113,6 @@ func openCreations[T any](tx *store.Tx, t store.Table[T], into *[]T, open func(T
 	})
 }
 
-// settleInstances ends the transitions of instances.
 func settleInstances(tx *store.Tx) error {
 	var unsettled []store.Instance
 	err := store.Instances.Each(tx, func(i store.Instance) error {
@@ -136,7 +134,6 @@ var settled = map[string]string{
 	store.RunStopping: store.RunStopped,
 }
 
-// reconcilePlane makes the data plane match the records.
 func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	var attached []dataplane.Device
 	ids := dataplane.IDs{}
@@ -198,7 +195,6 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	return r.trim(sizes)
 }
 
-// trim brings each disk's file to its size.
 func (r *Simulation) trim(sizes map[string]int64) error {
 	for id, size := range sizes {
 		if err := r.plane.Trim(id, size); err != nil {

@@ -68,7 +68,6 @@ func (r seeder) instances(tx *store.Tx) error {
 	return nil
 }
 
-// instanceID returns the ID of an instance of the Config.
 func (r seeder) instanceID(i InstanceSpec) string {
 	if i.ID == "" {
 		return store.DerivedID("instance", cmp.Or(i.Project, r.projectNames()[0]), i.Name)
@@ -261,7 +260,6 @@ func (r seeder) disk(spec DiskSpec) error {
 	return r.attach(made, to)
 }
 
-// attach attaches a disk that was made to its instance.
 func (r seeder) attach(made store.Disk, to store.Instance) error {
 	return r.store.Update(func(tx *store.Tx) error {
 		attached, err := tx.DisksOf(to.ID)
@@ -269,7 +267,7 @@ func (r seeder) attach(made store.Disk, to store.Instance) error {
 			return err
 		}
 		now := r.switches.get()
-		now.Hotplug = adminapi.HotplugFull // nobody has started the instance yet
+		now.Hotplug = adminapi.HotplugFull // the rack attaches the disk before the instance starts
 		if err := attachProblem(to, made, len(attached), now); err != nil {
 			return err
 		}
@@ -278,7 +276,7 @@ func (r seeder) attach(made store.Disk, to store.Instance) error {
 	})
 }
 
-// imageNamed returns an image of the project or, if that has none of the name, of the silo.
+// imageNamed returns the image with a name in the project or else in the silo.
 func imageNamed(tx *store.Tx, projectID, name string) (DiskSource, error) {
 	for _, parent := range []string{projectID, ""} {
 		img, ok, err := store.Images.ByName(tx, parent, name)

@@ -17,10 +17,9 @@ func (s Silo) Projects(w Window) ([]store.Project, error) {
 }
 
 // Project reads a project.
-func (s Silo) Project(call *Call, sel store.Selector) (p store.Project, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		p, err = s.project(call, tx, sel)
-		return err
+func (s Silo) Project(call *Call, sel store.Selector) (store.Project, error) {
+	p, err := reading(s.Simulation, func(tx *store.Tx) (store.Project, error) {
+		return s.project(call, tx, sel)
 	})
 	call.Object = p.Identity
 	return p, err
@@ -92,8 +91,7 @@ type AccessToken struct {
 // Ident returns the ID by which the pages of a list are ordered.
 func (t AccessToken) Ident() store.Identity { return store.Identity{ID: t.ID, Name: t.ID} }
 
-// AccessTokens returns the user's tokens, of which there is one. It never expires, whatever
-// expiry the rack reports.
+// AccessTokens returns the user's only token. It never expires, even if the rack reports an expiry.
 func (s Silo) AccessTokens() ([]AccessToken, error) {
 	user, err := s.User()
 	token := AccessToken{ID: store.DerivedID("token", siloName), TimeCreated: user.TimeCreated}

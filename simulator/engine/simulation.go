@@ -57,8 +57,8 @@ type Config struct {
 	// Hotplug is what the rack does with the disks of running instances (A17); "" means
 	// adminapi.HotplugFull. Present racks are adminapi.HotplugNone.
 	Hotplug adminapi.Hotplug
-	// QuotaBytes is the silo's storage quota; 0 means 64 TiB. DiskLimit is the number of disks that
-	// an instance may have; 0 means 12, or 11 beside the root disk of a virtual machine.
+	// QuotaBytes is the silo's storage quota; 0 means 64 TiB. DiskLimit is the number of disks that an
+	// instance may have; 0 means 12, or 11 for virtual machines, which also have a root disk.
 	QuotaBytes int64
 	DiskLimit  int
 	// Role is the role of the token's bearer in the projects; "" means adminapi.RoleCollaborator.
@@ -95,8 +95,7 @@ type Config struct {
 	// MachineType is the type of the virtual machines: "pc", as a rack has them (the default), or
 	// "q35".
 	MachineType string
-	// FlakyDisks creates disks that can fail (adminapi.DiskFault). Their devices end with the
-	// process.
+	// FlakyDisks creates disks that can fail (adminapi.DiskFault). Their devices end with the process.
 	FlakyDisks bool
 }
 
@@ -109,8 +108,8 @@ type InstanceSpec struct {
 	Stopped bool
 }
 
-// ImageSpec is an image that the rack has from the start. Its content is that of File or, without
-// a file, SizeBytes of zeroes. An image without a Project belongs to the silo.
+// ImageSpec is an image that the rack has from the start, with the content of File or, without a
+// file, SizeBytes of zeroes. An image without a Project belongs to the silo.
 type ImageSpec struct {
 	Name, Project string
 	SizeBytes     int64 `yaml:"-"`

@@ -72,7 +72,7 @@ func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 		return store.Snapshot{}, conflict("volume repair lock") // A39
 	}
 	if s.noSpace(d.Size) {
-		return store.Snapshot{}, errNoSpace // A41: its space comes before its name and its quota
+		return store.Snapshot{}, errNoSpace // A41: space is checked before the name and the quota
 	}
 	record := store.SnapshotRecord{BlockSize: d.BlockSize, Snapshot: store.Snapshot{
 		Identity: ident, ProjectID: d.ProjectID, DiskID: d.ID,
@@ -164,8 +164,8 @@ func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.Snapshot
 	return record, err
 }
 
-// end changes the snapshot's record and ends the maintenance of its disk. A disk that the
-// snapshot finalizes gets the state imported (A90).
+// end changes the snapshot's record and ends the maintenance of its disk. If the snapshot finalizes
+// an import, imported becomes the state of the disk (A90).
 func (s Snapshots) end(record store.SnapshotRecord, imported string,
 	change func(*store.Tx) error) error {
 	return s.store.Update(func(tx *store.Tx) error {
@@ -185,9 +185,8 @@ func (s Snapshots) end(record store.SnapshotRecord, imported string,
 	})
 }
 
-// Delete deletes a snapshot and frees its share of the quota, now or later. Disks that were
-// created from it stay unchanged (A43). If the bytes cannot be removed now, the next start removes
-// them.
+// Delete deletes a snapshot and frees its share of the quota, now or later. Disks that were created
+// from it stay unchanged (A43). If the bytes cannot be removed now, the next start removes them.
 func (s Snapshots) Delete(call *Call, ref Ref) error {
 	now := s.switches.get()
 	return remove(s.Simulation, call, store.Snapshots, ref,

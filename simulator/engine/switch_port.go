@@ -54,15 +54,15 @@ func setBlocks(c *Change, value any) error {
 
 // Replace creates an address lot or the settings of a port. If the name is taken, it replaces the
 // blocks of the lot, or everything except the ID of the settings.
-func (s Resources) Replace(call *Call, k *Kind, in ResourceInput) (r store.Resource, err error) {
-	err = s.store.Update(func(tx *store.Tx) error {
+func (s Resources) Replace(call *Call, k *Kind, in ResourceInput) (store.Resource, error) {
+	return changing(s.Simulation, call, func(tx *store.Tx) (r store.Resource, err error) {
 		if _, err := s.parent(call, tx, k, nil); err != nil {
-			return err
+			return r, err
 		}
 		c := &Change{Simulation: s.Simulation, tx: tx}
 		if k.Table().Taken(tx, "", *in.Name) {
 			if c, err = s.change(call, tx, k, nil, store.Selector{Name: *in.Name}); err != nil {
-				return err
+				return r, err
 			}
 			if in.id = c.old.ID; k == PortSettings {
 				err = c.drop()
@@ -74,11 +74,9 @@ func (s Resources) Replace(call *Call, k *Kind, in ResourceInput) (r store.Resou
 		} else if err == nil {
 			c.record, err = c.create(k, store.Resource{}, in)
 		}
-		r = c.record
-		call.Object = r.Identity
-		return errors.Join(err, failHalfway(call))
+		call.Object = c.record.Identity
+		return c.record, err
 	})
-	return r, err
 }
 
 // CreateLot creates an address lot, or replaces the blocks of the lot with that name.

@@ -33,12 +33,11 @@ func checkSwitches(s adminapi.Switches) error {
 		adminapi.RoleViewer, adminapi.RoleNone, adminapi.RoleFleetAdmin)
 }
 
-// switchboard holds the present switches.
 type switchboard struct {
 	mu sync.Mutex
 	// mu guards now and changed.
 	now adminapi.Switches
-	// changed is closed at the next change if somebody waits for it.
+	// changed is closed at the next change; nil means that no call waits for it.
 	changed chan struct{}
 }
 
@@ -77,11 +76,10 @@ func (b *switchboard) change(apply func(*adminapi.Switches) error) (adminapi.Swi
 	return b.now, err
 }
 
-// switches returns the switches at the start.
 func (c Config) switches() adminapi.Switches {
 	limit := cmp.Or(c.DiskLimit, defaultDiskLimit)
 	if c.Machines != "" {
-		limit = min(limit, defaultDiskLimit-1) // the root disk of a virtual machine has a place
+		limit = min(limit, defaultDiskLimit-1) // a virtual machine also has a root disk
 	}
 	return adminapi.Switches{
 		Hotplug:       cmp.Or(c.Hotplug, adminapi.HotplugFull),
@@ -100,7 +98,8 @@ func (c Config) switches() adminapi.Switches {
 // Switches returns the present switches.
 func (r *Simulation) Switches() adminapi.Switches { return r.switches.get() }
 
-// ChangeSwitches applies a change that leaves the switches valid, or none of it.
+// ChangeSwitches applies a change. It returns an error, and changes nothing, if the switches would
+// become invalid.
 func (r *Simulation) ChangeSwitches(apply func(*adminapi.Switches) error) (
 	adminapi.Switches, error) {
 	return r.switches.change(apply)

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -10,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// This file has the rules of VPCs and of what is in them.
+// This file has the rules of VPCs, subnets, routers, routes, gateways and firewall rules.
 
 // createDefaultVPC gives a new project its network (A64).
 func createDefaultVPC(c *Change) error {
@@ -76,12 +75,10 @@ func createNetwork(c *Change) error {
 	return err
 }
 
-// typed returns a value in the form of the API's tagged values.
 func typed(kind string, value any) map[string]any {
 	return map[string]any{"type": kind, "value": value}
 }
 
-// defaultRules returns the firewall rules of a new VPC.
 func defaultRules(vpc string) []ResourceInput {
 	rule := func(name, description string, filters map[string]any) ResourceInput {
 		all := map[string]any{"hosts": nil, "ports": nil, "protocols": nil}
@@ -105,25 +102,23 @@ func defaultRules(vpc string) []ResourceInput {
 }
 
 // FirewallRules reads the firewall rules of a VPC, ordered by name.
-func (s Resources) FirewallRules(call *Call, scope Scope, vpc store.Selector) (
-	rules []store.Resource, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
+func (s Resources) FirewallRules(call *Call, scope Scope, vpc store.Selector) ([]store.Resource,
+	error) {
+	return reading(s.Simulation, func(tx *store.Tx) ([]store.Resource, error) {
 		r, err := s.lookup(call, tx, VPC, scope, vpc)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		rules, err = FirewallRule.Table().Scan(tx, r.ID, store.ByName, nil, noLimit)
-		return err
+		return FirewallRule.Table().Scan(tx, r.ID, store.ByName, nil, noLimit)
 	})
-	return rules, err
 }
 
 const maxRules = 1024
 
 // ReplaceFirewallRules replaces all rules of a VPC by new ones.
 func (s Resources) ReplaceFirewallRules(call *Call, scope Scope, vpc store.Selector,
-	rules []ResourceInput) (made []store.Resource, err error) {
-	err = s.store.Update(func(tx *store.Tx) error {
+	rules []ResourceInput) ([]store.Resource, error) {
+	return changing(s.Simulation, call, func(tx *store.Tx) ([]store.Resource, error) {
 		c, err := s.change(call, tx, VPC, scope, vpc)
 		if err == nil {
 			err = rulesProblem(c.record.Name, rules)
@@ -137,12 +132,10 @@ func (s Resources) ReplaceFirewallRules(call *Call, scope Scope, vpc store.Selec
 			}
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
-		made, err = FirewallRule.Table().Scan(tx, c.record.ID, store.ByName, nil, noLimit)
-		return errors.Join(err, failHalfway(call))
+		return FirewallRule.Table().Scan(tx, c.record.ID, store.ByName, nil, noLimit)
 	})
-	return made, err
 }
 
 func rulesProblem(vpc string, rules []ResourceInput) error {
@@ -190,7 +183,6 @@ func setCustomRouter(c *Change, value any) error {
 	return nil
 }
 
-// clearCustomRouter removes a deleted router from its subnets.
 func clearCustomRouter(c *Change) error {
 	return c.each(Subnet, c.old.Text("vpc_id"), func(subnet *Change) error {
 		if subnet.record.Text("custom_router_id") != c.old.ID {
@@ -245,7 +237,6 @@ func setIPv6Block(c *Change, value any) error {
 	})
 }
 
-// interfaceIn returns the name of an interface in a subnet.
 func interfaceIn(tx *store.Tx, subnet string) (name string, err error) {
 	err = tx.EachInterface(func(nic store.NetworkInterface) {
 		if nic.SubnetID == subnet {
@@ -376,7 +367,6 @@ func setTarget(c *Change, value any) error {
 	return nil
 }
 
-// isV4 reports whether an address or a network is of IPv4.
 func isV4(text any) bool {
 	s, _ := text.(string)
 	if prefix, err := netip.ParsePrefix(s); err == nil {

@@ -97,8 +97,8 @@ func (r *Simulation) RunDeferred(ctx context.Context) error {
 	return nil
 }
 
-// freeLater removes the bytes of a deleted object and frees its share of the quota some time
-// after the response (A68). The next start frees what a closed rack has not freed.
+// freeLater removes the bytes of a deleted object and frees its share of the quota some time after
+// the response (A68). If the rack is closed before, its next start frees them.
 func (r *Simulation) freeLater(call *Call, id string, size int64, remove func(id string) error,
 	now adminapi.Switches) {
 	if now.QuotaFirst {
@@ -163,7 +163,7 @@ func (r *Simulation) Reset(ctx context.Context) error {
 	if !r.end() {
 		return ErrClosed
 	}
-	// No call and no work is left, so nothing reads what changes here.
+	// No call and no work is in progress, so the fields below can be changed without a lock.
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(r.ctx))
 	r.unfreed.Store(0)
 	err := r.plane.Empty()

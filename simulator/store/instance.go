@@ -44,7 +44,8 @@ type IPStack struct {
 	Value any    `json:"value"`
 }
 
-// Addresses returns the interface's addresses. A record that was read has them as JSON values.
+// Addresses returns the interface's addresses. In a record that was read, the Value is a JSON
+// object.
 func (n NetworkInterface) Addresses() (all []string) {
 	switch v := n.IPStack.Value.(type) {
 	case Address:
@@ -77,11 +78,7 @@ type DualStack struct {
 
 // PutInterfaces writes the network interfaces of an instance.
 func (tx *Tx) PutInterfaces(instanceID string, nics []NetworkInterface) error {
-	data, err := json.Marshal(nics)
-	if err != nil {
-		return err
-	}
-	return tx.Bucket(bucketInterfaces).Put([]byte(instanceID), data)
+	return putJSON(tx.Bucket(bucketInterfaces), []byte(instanceID), nics)
 }
 
 // Interfaces reads the network interfaces of an instance.
@@ -103,5 +100,5 @@ func (tx *Tx) EachInterface(visit func(NetworkInterface)) error {
 	})
 }
 
-// NextHost returns a number for a network interface. It returns each number once.
+// NextHost returns a number for a network interface, another one each time.
 func (tx *Tx) NextHost() (uint64, error) { return tx.Bucket(bucketInterfaces).NextSequence() }

@@ -1,17 +1,15 @@
 // Package store keeps the simulated rack's records: projects, instances, disks, snapshots and
 // images, with their share of the quota and the indexes by which they are found.
 //
-// A change is one transaction in a bbolt file, and is on disk when [Store.Update] returns. So
-// nobody reads, and no caller is told of, a change that a power cut could undo. The record types
-// are the API's JSON. The store decides nothing: package engine has the rules.
+// A change is one transaction in a bbolt file, and is on disk when [Store.Update] returns. So a
+// power cut cannot undo a change that a caller has read or was told of. The record types are the
+// API's JSON. The rules of the rack are in package engine.
 package store
 
-import (
-	"time"
-)
+import "time"
 
-// Identity has the first fields of every named object of the rack, in the rack's order. Every
-// answer shows the record of an object (A72).
+// Identity has the first fields of every named object of the rack, in the rack's order. Answers
+// contain the records of objects (A72).
 type Identity struct {
 	ID           string    `json:"id"`
 	Name         string    `json:"name"`
@@ -88,9 +86,6 @@ func (d Disk) AttachedTo(instanceID string) bool {
 	return d.State == DiskState{StateAttached, instanceID}
 }
 
-// Finalizing reports whether an imported disk is being made usable.
-func (d Disk) Finalizing() bool { return d.State.State == StateFinalizing }
-
 // Snapshot is a snapshot in the form of the API.
 type Snapshot struct {
 	Identity
@@ -104,7 +99,6 @@ type Snapshot struct {
 const (
 	SnapshotCreating = "creating"
 	SnapshotReady    = "ready"
-	snapshotFaulted  = "faulted"
 )
 
 // SnapshotRecord is a snapshot with the fields that the API does not show (A40).

@@ -10,8 +10,8 @@ import (
 // MaxName is the greatest length of a name.
 const MaxName = 63
 
-// CheckName returns the mistake in a name, in the rack's words, or "" (A04). The published
-// pattern allows upper case, but the rack does not.
+// CheckName returns the rack's error for an invalid name, or "" (A04). The published pattern allows
+// upper case, but the rack does not.
 func CheckName(name string) string {
 	switch {
 	case name == "":

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+
+	"go.etcd.io/bbolt"
 )
 
 // Storage returns the quota that disks and snapshots use.
@@ -25,20 +27,20 @@ func (tx *Tx) AddStorage(delta int64) error {
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(sum + delta)
+	return putJSON(tx.Bucket(bucketMeta), keyStorage, sum+delta)
+}
+
+func putJSON(b *bbolt.Bucket, key []byte, value any) error {
+	data, err := json.Marshal(value)
 	if err != nil {
 		return err
 	}
-	return tx.Bucket(bucketMeta).Put(keyStorage, data)
+	return b.Put(key, data)
 }
 
 // DeferRelease records that the quota still counts a deleted object, until ReleaseDeferred.
 func (tx *Tx) DeferRelease(id string, size int64) error {
-	data, err := json.Marshal(size)
-	if err != nil {
-		return err
-	}
-	return tx.Bucket(bucketUnfreed).Put([]byte(id), data)
+	return putJSON(tx.Bucket(bucketUnfreed), []byte(id), size)
 }
 
 // Reclaim makes the quota count a deleted object again, with or without a DeferRelease.
@@ -71,14 +73,10 @@ func (tx *Tx) DeferredReleases() (ids []string, err error) {
 
 // OpenSaga records the request of a creation that has begun, so that a restart can complete it.
 func (tx *Tx) OpenSaga(id string, request any) error {
-	data, err := json.Marshal(request)
-	if err != nil {
-		return err
-	}
-	return tx.Bucket(bucketSagas).Put([]byte(id), data)
+	return putJSON(tx.Bucket(bucketSagas), []byte(id), request)
 }
 
-// SagaRequest reads what OpenSaga has recorded. It does not change into if there is nothing.
+// SagaRequest reads the request that OpenSaga has recorded. Without one it does not change into.
 func (tx *Tx) SagaRequest(id string, into any) error {
 	data := tx.Bucket(bucketSagas).Get([]byte(id))
 	if data == nil {

@@ -17,15 +17,15 @@ import (
 type Store struct {
 	db *bbolt.DB
 	mu sync.Mutex
-	// mu guards gone, the IDs that the next change takes off the list of those without a record.
+	// mu guards gone, the IDs that the next change removes from the list of Leave.
 	gone []string
 }
 
 // ErrInUse means that another simulator serves the directory.
 var ErrInUse = errors.New("another simulator serves this directory")
 
-// Open opens the records' file. It creates the file if it is missing. If the store is volatile, it
-// survives a kill of the simulator and no power cut of the machine.
+// Open opens the records' file. It creates the file if it is missing. A volatile store survives a
+// kill of the simulator, but not a power cut.
 func Open(path string, volatile bool) (*Store, error) {
 	if err := createStore(path, volatile); err != nil {
 		return nil, fmt.Errorf("make the records in %s: %w", path, err)
@@ -97,7 +97,7 @@ func (s *Store) Update(fn func(*Tx) error) error {
 	return err
 }
 
-// Gone notes that the files of IDs without a record are removed.
+// Gone records that the files of these IDs were removed.
 func (s *Store) Gone(ids ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +133,7 @@ func (tx *Tx) Clear() error {
 // withFiles are the tables whose objects have files, or a directory.
 var withFiles = []string{"disk", "snapshot", "image", "instance"}
 
-// Leave notes IDs that have no record, or none yet, and may have files.
+// Leave records IDs that may have files without a record.
 func (tx *Tx) Leave(ids ...string) error {
 	if len(ids) == 0 {
 		return nil
@@ -145,8 +145,8 @@ func (tx *Tx) Leave(ids ...string) error {
 	return err
 }
 
-// Left returns the IDs of which nothing but files can be there. Only such files may be removed: a
-// file that no record ever had is not the rack's.
+// Left returns the IDs that may have files without a record. Only such files may be removed,
+// because a file whose ID never had a record is not the rack's.
 func (tx *Tx) Left() (ids []string, err error) {
 	left := tx.Bucket(bucketLeft)
 	if left == nil {
@@ -158,7 +158,7 @@ func (tx *Tx) Left() (ids []string, err error) {
 	})
 }
 
-// forget takes IDs off the list of Leave.
+// forget removes IDs from the list of Leave.
 func (tx *Tx) forget(ids ...string) (err error) {
 	if left := tx.Bucket(bucketLeft); left != nil {
 		for _, id := range ids {
@@ -257,7 +257,7 @@ func (e *FullError) Error() string {
 		"delete some", maxRecords, e.kind)
 }
 
-// Put adds the record, or replaces the record with the same ID, whatever name and parent that has.
+// Put adds the record, or replaces the record with the same ID, also if its name or parent differs.
 func (t Table[T]) Put(tx *Tx, record T) error {
 	ident, parent := t.Ident(record), t.Parent(record)
 	old, ok, err := t.Get(tx, ident.ID)
@@ -306,7 +306,7 @@ func (t Table[T]) Delete(tx *Tx, record T) error {
 	)
 }
 
-// Scan returns up to limit of a parent's records behind (never at) last, in the order of sortBy.
+// Scan returns up to limit of a parent's records after the name or ID last, in the order of sortBy.
 func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) ([]T, error) {
 	index := t.names(tx)
 	if sortBy == ByID {

@@ -15,13 +15,12 @@ import (
 	bberrors "go.etcd.io/bbolt/errors"
 )
 
-// ErrDamaged means that a file of records cannot be read, or is no such file.
+// ErrDamaged means that a file of records cannot be read, or is not a file of records.
 var ErrDamaged = errors.New("the rack's records are damaged: put a copy of the file there, or " +
 	"start with another directory; nothing was changed")
 
-// verify checks every page of a file of records without changing it. The library's own check ends
-// the process if a page misleads it, because it runs in goroutines of its own, and so does an open
-// that writes.
+// verify checks every page of a file of records without changing it. The library's own check, and
+// its open for writing, run in goroutines of their own, so that a damaged page ends the process.
 func verify(path string) error {
 	if info, err := os.Lstat(path); err != nil {
 		return err
@@ -50,7 +49,7 @@ func verify(path string) error {
 // lockTimeout is the time that another simulator may take to end.
 const lockTimeout = time.Second
 
-// guarded returns what goes wrong in open as an error, a panic or a fault of memory included.
+// guarded returns an error of open, also if open panics or accesses invalid memory.
 func guarded(path string, open func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -71,11 +70,11 @@ func guarded(path string, open func() error) (err error) {
 }
 
 // pages are the pages of a file of records. Each has a header, the table of its elements, and their
-// keys and values. The walk believes no number before it has compared it.
+// keys and values. The walk checks every number of a page before it uses it.
 type pages struct {
 	f    io.ReaderAt
 	size int64
-	// end is the number behind that of the last page.
+	// end is the number of pages.
 	end  uint64
 	seen map[uint64]bool
 }
@@ -116,8 +115,8 @@ func (p *pages) walk(id uint64) error {
 	return nil
 }
 
-// elements checks a page's elements: those of a branch are pages, and some of a leaf are buckets,
-// which have a page of their own, or are one.
+// elements checks a page's elements. The elements of a branch are pages. An element of a leaf may
+// be a bucket, which is a page itself or refers to one.
 func (p *pages) elements(page []byte) error {
 	kind, count := binary.NativeEndian.Uint16(page[8:]), int(binary.NativeEndian.Uint16(page[10:]))
 	if kind != leaf && (kind != branch || count == 0) {
