@@ -22,7 +22,7 @@ const detachTimeout = 2 * time.Second
 // the caller can wait for that with another call of Detach.
 func (d Device) Detach(ctx context.Context) error {
 	err := d.with(func(f *os.File) error {
-		// A real disk takes its read-only switch with it, and the next user of the number gets this one.
+		// Linux keeps the read-only flag with the number, so clear it for the next user.
 		return errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0),
 			unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
 	})
@@ -48,8 +48,9 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// leaveDiscards removes the device of a number without discards: Linux keeps that with the number,
-// and cannot be told otherwise, so the next user would have none. A number that is taken stays.
+// leaveDiscards removes the device if it refuses discards. Linux keeps that property with the
+// number and cannot change it back, so the next user of the number needs a new device. A number
+// that is in use again is not removed.
 func (d Device) leaveDiscards() error {
 	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
 		return nil

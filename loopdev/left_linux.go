@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processMark begins the owner of a device that names a process.
+// processMark is the first part of an owner that names a process.
 const processMark = "p"
 
 // process identifies a process until the next boot, by its PID namespace, its PID there, and
@@ -35,7 +35,6 @@ func Process() string {
 		strconv.FormatUint(p.pid, 36), strconv.FormatUint(p.started, 36)}, ".")
 }
 
-// self returns this process.
 func self() (process, error) {
 	shown, err := os.Readlink("/proc/self")
 	if err == nil && shown != strconv.Itoa(os.Getpid()) {
@@ -75,7 +74,6 @@ func startOf(pid uint64) (uint64, error) {
 	return strconv.ParseUint(fields[19], 10, 64)
 }
 
-// processOf returns the process that an owner names.
 func processOf(owner string) (p process, ok bool) {
 	parts := strings.Split(owner, ".")
 	if len(parts) < 4 || parts[0] != processMark {
@@ -91,7 +89,7 @@ func processOf(owner string) (p process, ok bool) {
 }
 
 // Ended reports whether an owner names a process of this PID namespace that has ended (see
-// [Process]). Living and dead processes of another cannot be distinguished.
+// [Process]). It returns false for processes of other namespaces, whose state is unknown.
 func Ended(owner string) (bool, error) {
 	us, shown := processOf(Process())
 	p, ok := processOf(owner)
@@ -106,13 +104,12 @@ func Ended(owner string) (bool, error) {
 }
 
 // DetachLeft releases every device whose [Config.Owner] names a process that has ended (see
-// [Process]), and returns the devices that it found. Before, it unmounts what this mount
-// namespace has mounted from them. For an orphaned device the base name of its file counts as
-// the owner: a process that serves a file should give the file a name that begins with
-// [Process] and a ".". DetachLeft does not touch devices of living processes, or of processes
-// in a PID namespace that cannot be seen from here. As in [Device.Detach], the error is
-// [ErrBusy] when a device is still in use, for example by a mount of another namespace. The
-// kernel then releases the device with its last user.
+// [Process]), and returns the devices that it found. First it unmounts the mounts of these devices
+// in this mount namespace. For an orphaned device the base name of its file counts as the owner: a
+// process that serves a file should give the file a name that begins with [Process] and a ".".
+// DetachLeft does not touch devices of living processes, or of processes in another PID namespace.
+// As in [Device.Detach], the error is [ErrBusy] when a device is still in use, for example by a
+// mount of another namespace. The kernel then releases the device with its last user.
 func DetachLeft(ctx context.Context) ([]Device, error) {
 	all, err := List()
 	if err != nil {
@@ -123,7 +120,7 @@ func DetachLeft(ctx context.Context) ([]Device, error) {
 	for _, d := range all {
 		owner := d.Owner
 		if d.Orphaned {
-			owner = filepath.Base(d.BackingFile) // nothing else is known of it
+			owner = filepath.Base(d.BackingFile) // its owner is unknown
 		}
 		ended, err := Ended(owner)
 		if ended {
@@ -152,8 +149,8 @@ func (d Device) unmount() error {
 	return errors.Join(errs...)
 }
 
-// sourceOf reports whether a mount's source is a node of the device. The number of a btrfs'
-// mount cannot be compared, because a btrfs has numbers of its own.
+// sourceOf reports whether a mount's source is a node of the device. This finds mounts of btrfs,
+// whose device numbers are not those of the device.
 func (d Device) sourceOf(m *mountinfo.Info) bool {
 	var st unix.Stat_t
 	return strings.HasPrefix(m.Source, "/") && unix.Stat(m.Source, &st) == nil &&
@@ -184,7 +181,6 @@ func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 // fileID identifies a file independently of its path.
 type fileID struct{ device, inode uint64 }
 
-// below returns the devices whose file is below dir.
 func below(dir string) ([]Device, error) {
 	files := map[fileID]bool{}
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {

@@ -21,8 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// leaver is the environment variable that marks the process that
-// TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess kills. It names a file.
+// leaver is the environment variable that makes this test program attach the file that it names,
+// and wait to be killed.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
 func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
@@ -51,7 +51,7 @@ func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
 	dead := strings.Fields(line)
 	if err != nil || len(dead) != 2 {
 		_ = process.Process.Kill()
-		t.Fatalf("the process says %q, %v; want its serial and its device", line, err)
+		t.Fatalf("the process prints %q, %v; want its serial and its device", line, err)
 	}
 	if err := unix.Mount(dead[1], mountpoint, "ext4", 0, ""); err != nil {
 		t.Error(err)
@@ -79,7 +79,7 @@ func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
 	for _, d := range []loopdev.Device{own, living, foreign, rack} {
 		if found := mustFind(t, d.Serial); len(found) != 1 || found[0].Sequence != d.Sequence ||
 			found[0].Releasing {
-			t.Errorf("the device %s of %q is not what it was: %+v", d.Path, d.Owner, found)
+			t.Errorf("the device %s of %q has changed: %+v", d.Path, d.Owner, found)
 		}
 	}
 }
@@ -108,7 +108,7 @@ func detachLeft(t *testing.T) (serials []string) {
 	return serials
 }
 
-func TestAnOrphanedDeviceIsReleasedByTheNameOfItsFile(t *testing.T) {
+func TestDetachLeftReleasesOrphanedDevicesByTheNameOfTheirFile(t *testing.T) {
 	for name, released := range map[string]bool{
 		// This owner names no living process.
 		"p." + strings.Split(loopdev.Process(), ".")[1] + ".1.zzzzz.disk-1": true,
@@ -167,8 +167,8 @@ func TestDetachBelowFindsAFileThatWasOpenedAtAnotherPath(t *testing.T) {
 	})
 	// The file stays open in a mount that does not exist any more, as in a container's mount.
 	must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))
-	if told := mustFind(t, d.Serial)[0].BackingFile; strings.HasPrefix(told, dir+"/") {
-		t.Fatalf("the kernel tells %s, want a path that is not in %s", told, dir)
+	if path := mustFind(t, d.Serial)[0].BackingFile; strings.HasPrefix(path, dir+"/") {
+		t.Fatalf("the kernel reports %s, want a path outside %s", path, dir)
 	}
 	if n := releaseBelow(t, dir); n != 1 || len(mustFind(t, d.Serial)) != 0 {
 		t.Errorf("DetachBelow found %d devices, want 1; left: %+v", n, mustFind(t, d.Serial))
@@ -195,7 +195,7 @@ func TestDetachBelowReleasesADeviceOnTheNodeOfAnother(t *testing.T) {
 func TestOnReportsWhetherADeviceBacksAnother(t *testing.T) {
 	own, foreign, dir := attachIn(t, t.TempDir()), attachIn(t, t.TempDir()), t.TempDir()
 	t.Cleanup(func() { releaseBelow(t, dir) })
-	// In a pod, the node has another path, too.
+	// As in a pod, the node has another path than the device.
 	node := filepath.Join(dir, "volume")
 	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(own.Major, own.Minor))))
 	out, err := exec.Command("losetup", "--find", "--show", node).CombinedOutput()
@@ -209,7 +209,8 @@ func TestOnReportsWhetherADeviceBacksAnother(t *testing.T) {
 	})
 	upper := all[i]
 	if !upper.On(own) || upper.On(foreign) || own.On(foreign) || own.On(own) {
-		t.Errorf("%s with the number %x: on its own %t, on another %t; that on another %t", upper.Path,
-			upper.BackingNumber, upper.On(own), upper.On(foreign), own.On(foreign))
+		t.Errorf("%s with the number %x is on its own device: %t, on another one: %t; its own device is "+
+			"on another one: %t", upper.Path, upper.BackingNumber, upper.On(own), upper.On(foreign),
+			own.On(foreign))
 	}
 }

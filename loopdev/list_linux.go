@@ -16,9 +16,8 @@ import (
 
 const sysBlock = "/sys/block"
 
-// List returns every attached loop device of this machine in the order of their numbers,
-// including the devices of other programs. It may omit a device that is attached or detached
-// during the call.
+// List returns every attached loop device of this machine in the order of their numbers, including
+// the devices of other programs. It may omit a device that is attached or detached during the call.
 func List() ([]Device, error) {
 	entries, err := os.ReadDir(sysBlock)
 	if err != nil {
@@ -32,7 +31,7 @@ func List() ([]Device, error) {
 		}
 		d, attached, err := describe(number)
 		if err != nil {
-			return nil, fmt.Errorf("list loop devices: look at %s: %w", e.Name(), explain(err))
+			return nil, fmt.Errorf("list loop devices: read %s: %w", e.Name(), explain(err))
 		}
 		if attached {
 			devices = append(devices, d)
@@ -119,7 +118,6 @@ func (d Device) fill(f *os.File) (Device, error) {
 	return d, err
 }
 
-// loopNumber parses N from "loopN".
 func loopNumber(name string) (int, bool) {
 	digits, ok := strings.CutPrefix(name, "loop")
 	if !ok {
@@ -165,12 +163,11 @@ func Available() error {
 	return f.Close()
 }
 
-// openControl opens the loop driver's control device.
 func openControl() (*os.File, error) {
 	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
 	switch {
-	// ENOENT does not mean the path, because openOrMake has made it. ENODEV and ENXIO mean that
-	// the node has no driver.
+	// The node exists, because openOrMake has made it. So each of these errors means that the node has
+	// no driver.
 	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOENT):
 		return nil, fmt.Errorf("the kernel has no loop driver; load it: modprobe loop (%w)", err)
 	case err != nil:
@@ -197,9 +194,8 @@ func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// openOrMake opens a device node, and creates the node if it is missing. In a container, /dev
-// is often a copy from the time of its start, without the devices that the kernel has added
-// since.
+// openOrMake opens a device node, and creates the node if it is missing. In a container, /dev often
+// lacks the devices that the kernel has added since the container was started.
 func openOrMake(path string, kind, major, minor uint32, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag, 0)
 	if !errors.Is(err, fs.ErrNotExist) {

@@ -1,12 +1,12 @@
 // Package loopdev attaches Linux block devices with serial numbers to files, lists all devices, and
 // releases them.
 //
-// The serial is kept in lo_file_name, the field in which losetup keeps a path. The owner is
-// kept behind it, where no other program looks. The kernel keeps both as long as the device is
-// attached, so a program that was killed finds its devices again without a record of them.
-// Several processes may use the package at once: each change is made on an open descriptor,
-// after a check of the kernel's sequence number of the attachment. So a device that was
-// released and given to another process is never touched.
+// The serial is kept in lo_file_name, the field in which losetup keeps a path. The owner follows
+// after the NUL, where other programs do not read. The kernel keeps both as long as the device is
+// attached, so a program that was killed finds its devices again without a record of them. Several
+// processes may use the package at once: each change is made on an open descriptor, after a check
+// of the kernel's sequence number of the attachment. So the package never changes a device that was
+// released and is used by another process.
 //
 // Attaching and detaching need root and Linux 5.15 or later. On other systems the package
 // builds, and [Available] and the other functions return an error.
@@ -36,8 +36,8 @@ type Config struct {
 	ReadOnly bool
 	// SizeLimit makes the device smaller than the file. 0 means the size of the file.
 	SizeLimit int64
-	// NoDiscards makes the device refuse discards, so that they leave the bytes. Linux' loop driver
-	// can only carry a discard out or refuse it. It needs a writable /sys.
+	// NoDiscards makes the device refuse discards, so that they do not change the bytes. (Linux' loop
+	// driver cannot accept and ignore them.) It needs a writable /sys.
 	NoDiscards bool
 	// First is the lowest number that the device may have; 0 allows every free number. "losetup
 	// -f" takes the lowest free number, and in a container only the low numbers may have nodes.
@@ -58,8 +58,8 @@ type Device struct {
 	Serial string
 	// Owner is the owner that Attach was given.
 	Owner string
-	// BackingFile is the file's path as the kernel reports it. If the file was unlinked, "
-	// (deleted)" follows the path.
+	// BackingFile is the file's path as the kernel reports it, with the suffix " (deleted)" if the
+	// file was unlinked.
 	BackingFile string
 	// BackingDevice is the st_dev of the file. The path alone does not identify the file, because
 	// a covered directory or another mount namespace may have a file with the same path.
@@ -75,15 +75,13 @@ type Device struct {
 	ReadOnly bool
 	// SizeBytes is the size at the time when the device was read.
 	SizeBytes int64
-	// Releasing reports whether the kernel is going to release the device and waits for its last
-	// user.
+	// Releasing reports whether the kernel is going to release the device and waits for its last user.
 	Releasing bool
 	// Orphaned reports whether the file was served by a program (FUSE) that has ended, or by a
 	// filesystem that was shut down, so that every read and write fails. Serial, Owner,
 	// BackingDevice, BackingInode, BackingNumber, ReadOnly and Releasing are then unknown.
 	Orphaned bool
-	// Sequence is the kernel's number of this attachment (diskseq). It is unique until the next
-	// boot.
+	// Sequence is the kernel's number of this attachment (diskseq). It is unique until the next boot.
 	Sequence uint64
 }
 

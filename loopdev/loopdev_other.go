@@ -15,28 +15,28 @@ var errNotLinux = fmt.Errorf("loop devices need Linux, and this is %s: %w", runt
 // Available returns an error, because there are no loop devices.
 func Available() error { return errNotLinux }
 
-// Attach fails.
+// Attach returns an error.
 func Attach(context.Context, Config) (Device, error) { return Device{}, errNotLinux }
 
-// List fails.
+// List returns an error.
 func List() ([]Device, error) { return nil, errNotLinux }
 
-// DetachBelow fails.
+// DetachBelow returns an error.
 func DetachBelow(context.Context, string) ([]Device, error) { return nil, errNotLinux }
 
-// Detach fails.
+// Detach returns an error.
 func (Device) Detach(context.Context) error { return errNotLinux }
 
-// Sync fails.
+// Sync returns an error.
 func (Device) Sync() error { return errNotLinux }
 
-// Cut fails.
+// Cut returns an error.
 func (Device) Cut() error { return errNotLinux }
 
 // Process returns "", because there are no devices that could belong to this process.
 func Process() string { return "" }
 
-// Ended knows of no process.
+// Ended returns false.
 func Ended(string) (bool, error) { return false, nil }
 
 // DetachLeft finds nothing.

@@ -83,7 +83,7 @@ func mustFind(t *testing.T, serial string) []loopdev.Device {
 	return slices.DeleteFunc(devices, func(d loopdev.Device) bool { return d.Serial != serial })
 }
 
-func TestListReturnsAnAttachedDeviceWithTheConfigurationThatWasAskedFor(t *testing.T) {
+func TestListReturnsTheConfigurationOfAnAttachedDevice(t *testing.T) {
 	for _, block := range []int{0, 512, 2048, 4096} {
 		for _, readOnly := range []bool{false, true} {
 			name := fmt.Sprintf("block size %d, read-only %t", block, readOnly)
@@ -119,7 +119,7 @@ func TestListReturnsAnAttachedDeviceWithTheConfigurationThatWasAskedFor(t *testi
 	}
 }
 
-func TestADeviceIsWritableAlsoIfItsNumberWasReadOnlyBefore(t *testing.T) {
+func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {
 	const first = 7000 // no other test uses this number
 	c := loopdev.Config{Path: newFile(t, mib), Serial: serial(t), First: first}
 	d := attach(t, c)
@@ -129,7 +129,7 @@ func TestADeviceIsWritableAlsoIfItsNumberWasReadOnlyBefore(t *testing.T) {
 	must(t, d.Detach(t.Context()))
 	again := attach(t, c)
 	if again.Path != d.Path {
-		t.Fatalf("the device is %s, was %s; this test shows nothing", again.Path, d.Path)
+		t.Fatalf("the device is %s, want %s as before", again.Path, d.Path)
 	}
 	dev, err := os.OpenFile(again.Path, os.O_WRONLY, 0)
 	must(t, err)
@@ -139,13 +139,13 @@ func TestADeviceIsWritableAlsoIfItsNumberWasReadOnlyBefore(t *testing.T) {
 	}
 }
 
-// TestTheNextUserOfANumberHasDiscards removes a property that Linux keeps with the number.
+// Linux keeps the refusal of discards with the number of a device.
 func TestTheNextUserOfANumberHasDiscards(t *testing.T) {
 	path := newFile(t, mib)
 	first := attach(t, loopdev.Config{Path: path, Serial: "without", First: 700,
 		NoDiscards: true})
 	if err := exec.Command("blkdiscard", "--force", first.Path).Run(); err == nil {
-		t.Error("it discards")
+		t.Error("a device with NoDiscards accepts a discard")
 	}
 	must(t, first.Detach(t.Context()))
 	_ = os.Remove(first.Path) // the kernel removes no node that another program has made
@@ -193,7 +193,7 @@ func TestAConfigurationThatTheKernelWouldMisreadIsRefused(t *testing.T) {
 	}
 }
 
-func TestDetachDoesNotTouchALaterAttachmentOfTheSameNumber(t *testing.T) {
+func TestDetachKeepsALaterAttachmentOfTheSameNumber(t *testing.T) {
 	file := newFile(t, mib)
 	old := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
 	must(t, old.Detach(t.Context()))
@@ -259,7 +259,7 @@ func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev
 	return served, end
 }
 
-// orphaned fails the test unless List reports that no process serves the device's file.
+// orphaned demands that List reports the device as orphaned.
 func orphaned(t *testing.T, d loopdev.Device) {
 	t.Helper()
 	all, err := loopdev.List()
@@ -300,7 +300,7 @@ func TestListReportsADeviceWhoseFilesystemWasShutDownAsOrphaned(t *testing.T) {
 	}
 }
 
-// waiting is the content of a disk. Once on is set, Size blocks.
+// waiting is the content of a disk whose Size blocks when on is set.
 type waiting struct {
 	*flakydisk.Image
 	on      atomic.Bool

@@ -24,9 +24,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 )
 
-// Admin returns the handler of the admin listener, which package adminapi describes, for tests
-// and operators of the simulator. It has a listener of its own, because a rack has no such
-// interface.
+// Admin returns the handler of the admin listener, which package adminapi describes. It is separate
+// from the API, because a rack has no such interface.
 func (s *Server) Admin() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(),
@@ -86,7 +85,6 @@ func adminRespond(w http.ResponseWriter, body any, err error) {
 	_, _ = w.Write(encode(body, "  "))
 }
 
-// adminView answers with what show returns.
 func adminView(show func() (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		body, err := show()
@@ -131,7 +129,6 @@ func jsonFields(of any) (names []string) {
 	return names
 }
 
-// adminDo answers when do has ended.
 func adminDo(do func(context.Context) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := do(r.Context()); err != nil {
@@ -242,7 +239,6 @@ func shownFaults(all []flakydisk.Fault) []adminapi.DiskFault {
 	return shown
 }
 
-// respondOfDisk answers a request about a disk.
 func respondOfDisk(w http.ResponseWriter, body any, err error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -295,8 +291,8 @@ func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	return f, err
 }
 
-// addConsole adds the console's pages to the admin listener and guards the whole. GET / and
-// GET /routes are pages for a browser, and the list of routes as JSON for every other client.
+// addConsole adds the console's pages to the admin listener, and returns the guarded listener. A
+// browser gets pages for GET / and GET /routes, and every other client the list of routes as JSON.
 func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	c := console.New()
 	c.State, c.Version, c.Switches = s.rack.RecordedState, s.rack.Version, s.rack.Switches
@@ -323,7 +319,7 @@ func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	return c.Guard(admin)
 }
 
-// consoleDisk returns what the records do not have of a disk. A disk may be removed meanwhile.
+// consoleDisk returns what the data plane knows of a disk, which may be removed meanwhile.
 func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	plane := s.rack.Plane()
 	d.AllocatedBytes, err = plane.Allocated(id)
@@ -346,8 +342,8 @@ func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	return d, err
 }
 
-// run carries out a request of the API that has no body, for the console. It needs no token, and
-// no fault acts on it; the log has it.
+// run carries out a request of the API without a body for the console. The request needs no token
+// and is logged, and faults do not apply to it.
 func (s *Server) run(ctx context.Context, method, path string) (status int, answer []byte) {
 	hr, err := http.NewRequestWithContext(ctx, method, path, nil)
 	if err != nil {

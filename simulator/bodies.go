@@ -226,7 +226,7 @@ func readInterface(f *fields) engine.InterfaceCreate {
 	return c
 }
 
-// assignment reads the address that an ip_config names; it is invalid for "auto".
+// assignment reads the address of an ip_config. It returns the zero value for "auto".
 func (f *fields) assignment(version string, is func(netip.Addr) bool) (address netip.Addr) {
 	ip := f.object("ip")
 	if ip.variant("auto", "explicit") == "explicit" {

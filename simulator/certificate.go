@@ -19,9 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-// Certificate returns a server's certificate for the given names and addresses, and the file of
-// the authority that signed it, which a client must trust. Both are kept in dir. They are created
-// if none is valid for these hosts, so that a client's trust survives a restart.
+// Certificate returns a server's certificate for the given names and addresses, and the file of the
+// authority that signed it, which a client must trust. It keeps both in dir, and creates them only
+// if there is no valid certificate for these hosts, so that clients still trust a restarted rack.
 func Certificate(dir string, hosts []string) (cert tls.Certificate, caFile string, err error) {
 	dir = filepath.Join(dir, "tls")
 	caFile = filepath.Join(dir, "ca.pem")

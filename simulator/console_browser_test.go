@@ -30,7 +30,7 @@ const live = `body[data-live=yes]`
 // claimed is the description of a disk that a driver made for a claim.
 const claimed = `csi.example {"name":"pvc-42","claim":"shop/orders","cluster":"blue","use":"mount"}`
 
-func TestTheConsoleShowsALifeOfAVolumeAndDisturbsIt(t *testing.T) {
+func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	r := serveRack(t, engine.Config{FlakyDisks: true})
 	record := recordFlights(t, r.Server)
 	admin := serveAdmin(t, r.Server)
@@ -109,7 +109,7 @@ func TestTheConsoleShowsALifeOfAVolumeAndDisturbsIt(t *testing.T) {
 		t.Errorf("the healed disk: %v", err)
 	}
 
-	// A fault is armed by the form, and strikes.
+	// The form adds a fault, and the fault fires.
 	first.Do(chromedp.SetValue(`[name=operation]`, "disk_create"),
 		chromedp.Click(`button[value=arm]`))
 	sees("the armed fault", "#faults li", "disk_create")
@@ -117,7 +117,7 @@ func TestTheConsoleShowsALifeOfAVolumeAndDisturbsIt(t *testing.T) {
 	sees("the strike", "#faults b", "1")
 	sees("the refusal", "#feed .bad", "503")
 
-	// The whole in one picture, in which the names of a test stand for those of a cluster.
+	// The picture for the docs shows the whole page.
 	var png []byte
 	first.Do(browsertest.Scheme("light"), chromedp.CaptureScreenshot(&png))
 	if *update {
@@ -173,7 +173,7 @@ func TestTheConsoleShowsALifeOfAVolumeAndDisturbsIt(t *testing.T) {
 	}
 }
 
-// checkConsolePage checks what holds for every page of the console.
+// checkConsolePage makes the checks that every page of the console must pass.
 func checkConsolePage(t *testing.T, tab *browsertest.Tab, admin string) {
 	t.Helper()
 	requests, messages := tab.Seen()
@@ -249,7 +249,6 @@ func TestTheConsoleIsUsableWithAThousandDisks(t *testing.T) {
 	}
 }
 
-// readDirect reads the beginning of a device past the page cache.
 func readDirect(device string) error {
 	return exec.Command("dd", "if="+device, "of=/dev/null", "iflag=direct", "bs=4096", "count=1").Run()
 }

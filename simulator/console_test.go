@@ -35,7 +35,7 @@ func flightLine(event, outcome, volume, instance, more string) string {
 		time.Now().UTC().Format(time.RFC3339Nano), event, outcome, volume, instance, more)
 }
 
-func TestAPageOfTheConsoleStaysWithItsSimulator(t *testing.T) {
+func TestAConsolePageReloadsForAnotherSimulator(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	admin := serveAdmin(t, r.Server)
 	// get returns a function that reads the answer to its end.

@@ -58,7 +58,7 @@ packet follows a route, a firewall rule or an external address.
 	return b.String(), served
 }
 
-func TestThePageOfCoverageListsEveryOperationOfTheRack(t *testing.T) {
+func TestTheCoveragePageListsEveryOperation(t *testing.T) {
 	want, served := coverage()
 	fmt.Printf("FIGURE operations served=%d of=%d\n", served, len(routes))
 	if *update {

@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse is no rule, because a real rack's silo may
-// have no image, and a token of a real rack no second project.
+// TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse is not a conformance rule, because a real
+// rack may have no image in the silo and no second project for the token.
 func TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse(t *testing.T) { // A40
 	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, Images: []engine.ImageSpec{
 		{Name: "silo", SizeBytes: 2 << 30, BlockSize: 4096},
@@ -85,8 +85,8 @@ func TestInstancesHaveTheSameIDsInEveryDirectory(t *testing.T) {
 	}
 }
 
-// TestDeletedObjectsAreFreedLater has what the rule A68 cannot see: the files, and each end of the
-// delay.
+// TestDeletedObjectsAreFreedLater checks what the conformance rule A68 cannot see: the files, and
+// each way in which the delay ends.
 func TestDeletedObjectsAreFreedLater(t *testing.T) { // A68
 	later := func(r *rackServer) *rackServer {
 		simtest.NoError(t, r.RunDeferred(t.Context()))

@@ -29,13 +29,12 @@ type activeFault struct {
 // spent reports whether the fault has fired as often as it may.
 func (f *activeFault) spent() bool { return f.Times > 0 && f.Fired >= f.Times }
 
-// firing is a fault that fires for a request.
 type firing struct {
 	id string
 	adminapi.Fault
 }
 
-// Add adds a fault behind the active ones, and returns its ID.
+// Add adds a fault after the active ones, and returns its ID.
 func (f *Faults) Add(r adminapi.Fault) (id string, err error) {
 	if err := checkFault(r); err != nil {
 		return "", err
@@ -95,9 +94,9 @@ func (f *Faults) empty() bool {
 	return len(f.active) == 0
 }
 
-// match returns the faults that fire for a request: in the order of their phases, and of one phase
-// in the order in which they were added. If a fault ends the request before its effect, the faults
-// behind it do not fire: they wait for the next request.
+// match returns the faults that fire for a request, in the order of their phases, and within a
+// phase in the order in which they were added. If a fault ends the request before its effect, later
+// faults do not fire, but wait for the next request.
 func (f *Faults) match(r *apiRequest) []*firing {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -135,12 +134,11 @@ func (r *activeFault) fires() bool {
 	return true
 }
 
-// phases are all phases, with those before the effect of a request first, in their order.
+// phases are all phases. The first two are before the effect of a request, in this order.
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, adminapi.Unwind, adminapi.Reread}
 
-// These are the operations that can fail halfway, those that read a disk again for their
-// response, and those that show devices to a guest.
+// These are the operations for the phase Unwind, for the phase Reread, and for device faults.
 var (
 	unwinding = []string{"disk_create", "disk_delete", "disk_finalize_import", "image_create",
 		"instance_create", "snapshot_create"}
@@ -155,13 +153,12 @@ var errorCodes = []string{"Conflict", "Forbidden", "Gone", "InsufficientCapacity
 	"InvalidRequest", "InvalidValue", "Not Found", "ObjectAlreadyExists", "ObjectNotFound",
 	"ServiceNotAvailable", "Unauthorized"}
 
-// maxPadding is the largest padding of a response.
 const maxPadding = 1 << 30
 
 // maxFaults is the number of faults that the rack, or one of its disks, can have at a time.
 const maxFaults = 256
 
-// checkCount refuses a fault beside as many as there can be.
+// checkCount returns an error if there are already maxFaults faults.
 func checkCount(active int, path string) error {
 	if active < maxFaults {
 		return nil
@@ -170,8 +167,7 @@ func checkCount(active int, path string) error {
 		"remove them with DELETE %s", active, path)}
 }
 
-// checkFault refuses a fault that can never fire or has no effect, because that is a mistake in a
-// test.
+// checkFault refuses a fault that can never fire or has no effect, which is a mistake in a test.
 func checkFault(r adminapi.Fault) error {
 	known := r.Operation == "" || slices.ContainsFunc(routes, func(op *operation) bool {
 		return op.name == r.Operation

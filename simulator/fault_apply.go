@@ -63,7 +63,7 @@ func (s *Server) resolve(r *apiRequest) error {
 	})
 }
 
-// amongFaults serves a request that was read, or refuses it, with the faults that fire in their
+// amongFaults serves or refuses a request that was read, and applies the faults that fire in their
 // phases.
 func (s *Server) amongFaults(r *apiRequest, refusal error) response {
 	if a, ended := s.applyFaults(r, adminapi.Before); ended {
@@ -189,10 +189,8 @@ func (s *Server) writeFaulty(w http.ResponseWriter, r *apiRequest, body []byte) 
 	return false
 }
 
-// writeSlowly writes the body in pieces with a pause before each.
 func (s *Server) writeSlowly(w http.ResponseWriter, r *apiRequest, body []byte, pieces int,
-	pause time.Duration,
-) {
+	pause time.Duration) {
 	pieces = max(1, pieces)
 	size := max(1, (len(body)+pieces-1)/pieces)
 	for len(body) > 0 && s.waitWithCaller(r, pause) {
@@ -221,8 +219,8 @@ func (r *apiRequest) firing(phase adminapi.Phase) *firing {
 	return nil
 }
 
-// deferRequest carries out a request after the delay, which begins when its caller has the
-// response or is gone.
+// deferRequest carries out a request after a delay, which begins when the caller has the response
+// or is gone.
 func (s *Server) deferRequest(r *apiRequest, delay time.Duration) {
 	// The request is copied, because the response in progress writes into it.
 	effect := *r

@@ -281,7 +281,6 @@ func TestAFaultCanAnswerLikeAProxy(t *testing.T) {
 	}
 }
 
-// askAdmin sends a request to the admin listener.
 func (r *rackServer) askAdmin(method, path, body, accept string) *httptest.ResponseRecorder {
 	req := httptest.NewRequestWithContext(r.t.Context(), method, path, strings.NewReader(body))
 	req.Header.Set("Accept", accept)

@@ -129,7 +129,6 @@ func (f *fields) has(name string) bool {
 	return ok && string(raw) != "null"
 }
 
-// read decodes a required field.
 func (f *fields) read(name, expected string, into any) bool {
 	raw, ok := f.get(name)
 	if !ok {
@@ -143,7 +142,7 @@ func (f *fields) read(name, expected string, into any) bool {
 	return true
 }
 
-// identity reads name and description. A bad name is the only mistake whose error has no path
+// identity reads name and description. The error for a bad name has no path, unlike all others
 // (A06).
 func (f *fields) identity() (name, description string) {
 	name = f.text("name")
@@ -198,7 +197,6 @@ func (f *fields) nameOrID(name string) store.Selector {
 	return sel
 }
 
-// namesOrIDs reads a list of names and IDs.
 func (f *fields) namesOrIDs(name string) []store.Selector {
 	var texts []string
 	f.read(name, "a sequence", &texts)
@@ -246,7 +244,6 @@ func (f *fields) blockSize(name string) int {
 	return int(size)
 }
 
-// object reads a nested object.
 func (f *fields) object(name string) *fields {
 	nested := &fields{path: f.at(name), err: f.err}
 	var raw json.RawMessage

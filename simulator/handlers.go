@@ -11,7 +11,6 @@ import (
 // A handler turns a request into a call of the rack, and its result into status and body.
 type handler = func(*engine.Simulation, *apiRequest) (int, any, error)
 
-// group is a group of the engine's operations.
 type group interface{ ~struct{ *engine.Simulation } }
 
 // answer responds with a status and with what do returns.
@@ -29,7 +28,7 @@ func nothing[G group](do func(G, *apiRequest) error) handler {
 	}
 }
 
-// listed responds with the page of a list that do returns whole.
+// listed responds with a page of the list that do returns.
 func listed[G group, T named](do func(G, *apiRequest) ([]T, error)) handler {
 	return answer(http.StatusOK, func(rack G, r *apiRequest) (page[T], error) {
 		items, err := do(rack, r)
@@ -37,13 +36,12 @@ func listed[G group, T named](do func(G, *apiRequest) ([]T, error)) handler {
 	})
 }
 
-// whole lists what the silo has of a kind.
+// whole lists objects of the silo. list returns all of them.
 func whole[T named](list func(engine.Silo) ([]T, error)) *operation {
 	return &operation{list: true,
 		serve: listed(func(s engine.Silo, _ *apiRequest) ([]T, error) { return list(s) })}
 }
 
-// inSilo reads something of the user's silo.
 func inSilo[T any](read func(engine.Silo) (T, error)) *operation {
 	return &operation{serve: answer(http.StatusOK,
 		func(s engine.Silo, _ *apiRequest) (T, error) { return read(s) })}
@@ -55,7 +53,6 @@ func ofSilo[T any](read func(engine.Silo, store.Selector) (T, error)) *operation
 		func(s engine.Silo, r *apiRequest) (T, error) { return read(s, r.selector("silo")) })}
 }
 
-// listIn lists the objects of a project.
 func listIn[G group, T named](list func(G, *engine.Call, store.Selector, engine.Window) ([]T,
 	error)) handler {
 	return answer(http.StatusOK, func(rack G, r *apiRequest) (page[T], error) {
@@ -80,6 +77,14 @@ func on[G group, T any](status int, param string,
 	})
 }
 
+// viewOf reads an object whose parameter alone names it.
+func viewOf[G group, T any](param string,
+	view func(G, *engine.Call, store.Selector) (T, error)) handler {
+	return answer(http.StatusOK, func(rack G, r *apiRequest) (T, error) {
+		return view(rack, &r.call, r.selector(param))
+	})
+}
+
 // onWith changes the object that a parameter names according to the body.
 func onWith[G group, B, T any](status int, param string,
 	do func(G, *engine.Call, engine.Ref, B) (T, error)) handler {
@@ -88,12 +93,11 @@ func onWith[G group, B, T any](status int, param string,
 	})
 }
 
-// end changes or deletes the object that a parameter names, and answers nothing.
+// end changes or deletes the object that a parameter names, and responds without a body.
 func end[G group](param string, do func(G, *engine.Call, engine.Ref) error) handler {
 	return nothing(func(rack G, r *apiRequest) error { return do(rack, &r.call, r.ref(param)) })
 }
 
-// listOf lists what belongs to the instance.
 func listOf[G group, T named](list func(G, *engine.Call, engine.Ref) ([]T, error)) handler {
 	return listed(func(rack G, r *apiRequest) ([]T, error) {
 		return list(rack, &r.call, r.ref("instance"))
@@ -109,14 +113,6 @@ func projectList(s engine.Silo, r *apiRequest) (page[store.Project], error) {
 	return newPage(r.scan, items), err
 }
 
-func projectView(s engine.Silo, r *apiRequest) (store.Project, error) {
-	return s.Project(&r.call, r.selector("project"))
-}
-
-func siloView(s engine.Silo, r *apiRequest) (engine.SiloView, error) {
-	return s.View(&r.call, r.selector("silo"))
-}
-
 // imageDemote has the new project in the query, so the image is the silo's or found by its ID.
 func imageDemote(s engine.Images, r *apiRequest) (store.Image, error) {
 	return s.Demote(&r.call, r.selector("image"), r.project())
@@ -130,9 +126,9 @@ func importFinalize(s engine.Disks, r *apiRequest) error {
 	return s.Finalize(&r.call, r.ref("disk"), r.body.(string))
 }
 
-// serialConsole reads from one of two offsets, one of which must be given.
+// serialConsole reads the bytes after an offset from the start, or the most recent ones.
 func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	const most = 1 << 20 // more than the rack keeps (16 KiB at each end), and than its clients ask for
+	const most = 1 << 20 // more than a rack keeps (16 KiB at each end), and than its clients request
 	given := map[string]int64{"max_bytes": most}
 	for _, name := range []string{"from_start", "most_recent", "max_bytes"} {
 		if r.query.Has(name) {
@@ -184,7 +180,7 @@ func externalIPList(s engine.Instances, r *apiRequest) (page[any], error) {
 	return page[any]{Items: ips}, err
 }
 
-// instanceNothing returns a list that is empty for every instance of this rack.
+// instanceNothing responds with a list that is empty for every instance of this rack.
 func instanceNothing(s engine.Instances, r *apiRequest) (page[struct{}], error) {
 	_, err := s.View(&r.call, r.ref("instance"))
 	return page[struct{}]{Items: []struct{}{}}, err

@@ -142,7 +142,8 @@ func TestAnImportedImageBecomesADiskWithItsBytes(t *testing.T) { // A90, A91
 	}
 }
 
-// TestRefusalsOfImportsAndImages has what the rules A90 and A91 cannot ask of a real rack.
+// TestRefusalsOfImportsAndImages has requests that the conformance rules A90 and A91 cannot make on
+// a real rack.
 func TestRefusalsOfImportsAndImages(t *testing.T) {
 	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, QuotaBytes: 5 << 30,
 		Images: []engine.ImageSpec{{Name: "silos", SizeBytes: 1 << 30},

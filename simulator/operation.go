@@ -12,20 +12,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-// served are the operations that this simulator supports, with those of the kinds of resources.
+// served are the operations that this simulator supports.
 var served = withResources(withPools(map[string]*operation{
 	"ping":                           {noAuth: true, serve: ping},
 	"current_user_view":              inSilo(engine.Silo.User),
 	"utilization_view":               inSilo(engine.Silo.Utilization),
 	"current_user_access_token_list": whole(engine.Silo.AccessTokens),
 	"rack_list":                      whole(engine.Silo.Racks),
-	"silo_view":                      {serve: answer(http.StatusOK, siloView)},
+	"silo_view":                      {serve: viewOf("silo", engine.Silo.View)},
 	"silo_quotas_view":               ofSilo(engine.Silo.Quotas),
 	"system_quotas_list":             whole(engine.Silo.AllQuotas),
 	"silo_utilization_view":          ofSilo(engine.Silo.UtilizationOf),
 	"silo_utilization_list":          whole(engine.Silo.AllUtilization),
 	"project_list":                   {list: true, serve: answer(http.StatusOK, projectList)},
-	"project_view":                   {serve: answer(http.StatusOK, projectView)},
+	"project_view":                   {serve: viewOf("project", engine.Silo.Project)},
 
 	"disk_list":   {list: true, required: inProject, serve: listIn(engine.Disks.List)},
 	"disk_create": {required: inProject, body: parseDiskCreate, serve: createIn(engine.Disks.Create)},
@@ -106,14 +106,14 @@ var served = withResources(withPools(map[string]*operation{
 	"networking_address_lot_list": {list: true, serve: resourceList(engine.AddressLot)},
 	"networking_address_lot_create": {body: createBody(engine.AddressLot),
 		serve: answer(http.StatusCreated, lotCreate)},
-	"networking_address_lot_view":       {serve: answer(http.StatusOK, lotView)},
+	"networking_address_lot_view":       {serve: viewOf("address_lot", engine.Resources.Lot)},
 	"networking_address_lot_delete":     {serve: resourceDelete(engine.AddressLot)},
 	"networking_address_lot_block_list": {list: true, serve: listed(lotBlocks)},
 	"networking_switch_port_settings_list": {list: true, selectors: inPort,
 		serve: resourceList(engine.PortSettings)},
 	"networking_switch_port_settings_create": {body: createBody(engine.PortSettings),
 		serve: answer(http.StatusCreated, portCreate)},
-	"networking_switch_port_settings_view":   {serve: answer(http.StatusOK, portView)},
+	"networking_switch_port_settings_view":   {serve: viewOf("port", engine.Resources.PortSettings)},
 	"networking_switch_port_settings_delete": {selectors: inPort, serve: nothing(portDelete)},
 	"vpc_subnet_list_network_interfaces": {list: true, selectors: inVPC,
 		serve: listed(subnetInterfaces)},
@@ -129,10 +129,10 @@ var (
 type operation struct {
 	name, method string
 	path         []string
-	// noAuth needs no token (A11).
+	// noAuth means that no token is needed (A11).
 	noAuth bool
-	// list means that it accepts limit, page_token and sort_by. required are the other parameters
-	// that the first page must have.
+	// list means that the operation accepts limit, page_token and sort_by. required are the other
+	// parameters that the first page must have.
 	list     bool
 	required []string
 	// selectors are the parameters of the query that name objects; nil means project and instance.

@@ -28,15 +28,15 @@ var orders = []string{store.ByName, store.ByNameDescending, store.ByID}
 // it in its token, which contains the query (A09).
 type scan struct {
 	SortBy string
-	// Parents are the parameters that name the objects in which the list is.
+	// Parents are the parameters that name the list's project or other parent.
 	Parents  map[string]string
 	LastSeen *string
 
 	limit int
 }
 
-// pageToken has the scan's fields without distinction: order, parents, and the last one seen.
-// A rack writes them in this sequence.
+// pageToken is the content of a token. Start has sort_by, the parents, and last_seen, in this order
+// when a rack writes it.
 type pageToken struct {
 	V     string             `json:"v"`
 	Start map[string]*string `json:"page_start"`
@@ -48,10 +48,8 @@ type page[T any] struct {
 	Items    []T     `json:"items"`
 }
 
-// named is an object in a list.
 type named interface{ Ident() store.Identity }
 
-// window returns the part of the list that the scan requests.
 func (s scan) window() engine.Window {
 	return engine.Window{SortBy: s.SortBy, After: s.LastSeen, Limit: s.limit}
 }
@@ -156,7 +154,7 @@ func decodeToken(token string) ([]byte, string) {
 	})
 	switch {
 	case last == quad && wrong >= 0 && symbols > last && !strings.Contains(alphabet, token[last:]):
-		wrong = last // of a symbol too many the rack complains first
+		wrong = last // the rack's library checks for a surplus symbol first
 	case wrong < 0 && symbols < len(token) && symbols < quad+2:
 		wrong = symbols
 	}
@@ -190,10 +188,8 @@ func (s scan) after(item store.Identity) *string {
 	return &token
 }
 
-// quoted returns a string as JSON.
 func quoted(s string) string { return string(encode(s, "")) }
 
-// newPage returns a page of the scan with the items.
 func newPage[T named](s scan, items []T) page[T] {
 	p := page[T]{Items: items}
 	if len(items) > 0 {

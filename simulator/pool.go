@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// withPools adds the operations on the links, the ranges and the members of pools.
+// withPools adds the operations on the links, ranges and members of pools.
 func withPools(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
 	for parts, k := range map[string]*engine.Kind{"range": engine.IPPool,
@@ -61,7 +61,6 @@ func withPools(operations map[string]*operation) map[string]*operation {
 	return all
 }
 
-// ofPool reads something of the pool in the path.
 func ofPool[T any](k *engine.Kind, read func(engine.Resources, *engine.Call, *engine.Kind,
 	store.Selector) (T, error)) func(engine.Resources, *apiRequest) (T, error) {
 	return func(s engine.Resources, r *apiRequest) (T, error) {
@@ -69,7 +68,6 @@ func ofPool[T any](k *engine.Kind, read func(engine.Resources, *engine.Call, *en
 	}
 }
 
-// poolLinkBody has the fields of a request about a link.
 type poolLinkBody struct {
 	silo      store.Selector
 	isDefault bool
@@ -87,7 +85,7 @@ func parseLink(f *fields) any {
 	return b
 }
 
-// parseExtent reads a range of addresses, of which the rack says no more than that it is none.
+// parseExtent reads a range of addresses. The rack has one error for every mistake in it.
 func parseExtent(f *fields) any {
 	var ends [2]netip.Addr
 	for n, name := range []string{"first", "last"} {

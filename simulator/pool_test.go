@@ -10,7 +10,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// become gives the token's bearer a role.
 func (r *rackServer) become(role string) {
 	r.t.Helper()
 	if _, err := r.rack.ChangeSwitches(func(s *adminapi.Switches) error {

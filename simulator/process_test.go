@@ -37,7 +37,6 @@ func serveAdmin(t *testing.T, s *Server) string {
 	return server.URL
 }
 
-// process is a simulator in a process of its own.
 type process struct {
 	cmd *exec.Cmd
 	// ready is the line that the simulator prints when it is ready.
@@ -106,7 +105,6 @@ func (p *process) kill(t *testing.T) {
 	_ = p.cmd.Wait() // the process was killed
 }
 
-// loopsUnder returns the loop devices whose files are in a directory.
 func loopsUnder(t *testing.T, dir string) []loopdev.Device {
 	t.Helper()
 	needGuests(t)

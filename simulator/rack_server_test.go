@@ -45,8 +45,7 @@ var withoutDevices = func() Devices {
 	return NoDevices
 }()
 
-// needGuests skips a test that looks into a guest where nobody can have one. As root on Linux
-// nothing is skipped.
+// needGuests skips a test that needs guest views, except for root on Linux.
 func needGuests(t *testing.T) {
 	t.Helper()
 	if withoutDevices != "" {
@@ -86,7 +85,6 @@ func serveRack(t *testing.T, c engine.Config) *rackServer {
 // watch wraps each server. The test of the published schema checks every answer in it.
 var watch = func(_ *testing.T, s http.Handler) http.Handler { return s }
 
-// reply is the answer to a request.
 type reply struct {
 	status int
 	header http.Header
@@ -253,7 +251,7 @@ func (r *rackServer) change(verb, instance, state string) {
 	r.awaitState(instance, state)
 }
 
-// update changes the records of the project without the rules.
+// update changes the records of the project without any check.
 func (r *rackServer) update(change func(tx *store.Tx, project string) error) {
 	r.t.Helper()
 	simtest.NoError(r.t, r.rack.Records().Update(func(tx *store.Tx) error {
@@ -284,7 +282,6 @@ func unmarshal[T any](t *testing.T, text string) T {
 	return got
 }
 
-// ownDevices returns the loop devices of the rack.
 func (r *rackServer) ownDevices() []loopdev.Device {
 	r.t.Helper()
 	return must[[]loopdev.Device](r.t)(r.rack.Plane().OwnDevices())

@@ -23,16 +23,16 @@ import (
 )
 
 const (
-	// apiVersion is the newest version of the API that this rack serves: that of release v22.
+	// apiVersion is the newest version of the API that this rack serves, of release v22.
 	apiVersion = "2026073100.0.0"
-	// oldestVersion is the oldest version that it serves: that of release v20. In the versions
-	// between the two the objects of this rack are alike.
+	// oldestVersion is the oldest version that this rack serves, of release v20. Its objects have the
+	// same form in all versions between these two.
 	oldestVersion = "2026060800.0.0"
 	// maxBody is the rack's limit for a request's body (A12), and maxBulkWrite that for the body of
 	// a bulk write (A90).
 	maxBody      = 1 << 20
 	maxBulkWrite = 8 << 20
-	// smallBody is the size up to which any number of bodies is read at once.
+	// smallBody is the size of bodies up to which any number of them is read at once.
 	smallBody = 64 << 10
 )
 
@@ -122,7 +122,7 @@ func parseVersion(s string) ([]uint64, error) {
 func (r *apiRequest) parse() error {
 	r.identify(r.raw)
 	if r.op.serve == nil {
-		return nil // what its parameters may be is not known here
+		return nil // this simulator does not know the parameters of the operation
 	}
 	for name := range r.path {
 		if _, problem := store.ParseSelector(r.path.Get(name)); problem != "" {
@@ -194,14 +194,13 @@ func (r *apiRequest) readRepeated() error {
 	return nil
 }
 
-// readBody reads the body in limited time. Of large ones only some are read at once, so that
+// readBody reads the body in limited time. Only a few large bodies are read at once, so that
 // clients without a token cannot fill the memory.
 func (s *Server) readBody(w http.ResponseWriter, r *apiRequest) ([]byte, error) {
 	op, _, err := route(r.Method, r.URL.EscapedPath())
 	if err != nil || op.body == nil {
 		if r.ContentLength != 0 {
-			// What nobody reads is dropped, in limited time, too. The deadline is also that of the
-			// request's work, which may take long.
+			// The server discards an unread body, in limited time, too.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyTime))
 		}
 		return nil, nil
@@ -226,7 +225,6 @@ func (s *Server) readBody(w http.ResponseWriter, r *apiRequest) ([]byte, error) 
 	return body, nil
 }
 
-// checkBody checks the size and the type of the body.
 func (r *apiRequest) checkBody() error {
 	if limit := cmp.Or(r.op.maxBody, maxBody); len(r.raw) > limit {
 		return badRequest("request body exceeded maximum size of %d bytes", limit)
@@ -251,7 +249,7 @@ func (r *apiRequest) identify(body []byte) {
 	}
 }
 
-// subject adds a name or an ID. The log shows the last one.
+// subject adds a name or an ID. The last one is in the log.
 func (r *apiRequest) subject(nameOrID string) {
 	if nameOrID == "" {
 		return
@@ -260,7 +258,6 @@ func (r *apiRequest) subject(nameOrID string) {
 	r.entry.Object = clip(nameOrID)
 }
 
-// project returns the project of the query.
 func (r *apiRequest) project() store.Selector {
 	sel, _ := store.ParseSelector(r.query.Get("project"))
 	return sel

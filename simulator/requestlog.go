@@ -10,16 +10,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// keptBytes limits the bytes of the log, and keptText those of a text that a client chose.
+// keptBytes limits the size of the log, and keptText the size of each text that a client has sent.
 const (
 	keptBytes = 64 << 20
 	keptText  = 1 << 10
 )
 
-// clip returns as much of a client's text as is kept.
+// clip cuts a client's text to keptText bytes.
 func clip(text string) string { return strings.Clone(text[:min(len(text), keptText)]) }
 
-// size returns the bytes that an entry takes.
 func size(r *adminapi.Request) int {
 	return int(unsafe.Sizeof(*r)) + len(r.Path) + len(r.Caller) + len(r.Object) + 64*len(r.Faults)
 }
@@ -48,7 +47,6 @@ func (l *requestLog) add(entry adminapi.Request) {
 	l.entries = append(l.entries, entry)
 }
 
-// since returns the entries after the given one.
 func (l *requestLog) since(seq int) []adminapi.Request {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -58,8 +56,8 @@ func (l *requestLog) since(seq int) []adminapi.Request {
 	return append([]adminapi.Request{}, l.entries[i:]...)
 }
 
-// newest returns up to limit entries after the entry since that are to be kept, the newest first,
-// and none of before an hour ago.
+// newest returns up to limit entries of the last hour after the entry since for which keep returns
+// true, the newest first.
 func (l *requestLog) newest(since, limit int, keep func(*adminapi.Request) bool) (
 	found []adminapi.Request) {
 	l.mu.Lock()

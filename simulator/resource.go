@@ -10,8 +10,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// withResources adds the operations on the members of groups, and those on the engine's kinds of
-// resources: those of the rack's operations whose name is that of a kind and a verb.
+// withResources adds the operations on the members of groups, and the operations on the engine's
+// kinds of resources, whose names are the name of a kind and a verb.
 func withResources(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
 	for _, k := range []*engine.Kind{engine.AffinityGroup, engine.AntiAffinityGroup} {
@@ -81,7 +81,6 @@ func resourceDelete(k *engine.Kind) handler {
 	})
 }
 
-// scope returns the objects that the query names.
 func (r *apiRequest) scope() engine.Scope {
 	scope := engine.Scope{}
 	for _, name := range r.op.selectors {
@@ -100,7 +99,6 @@ func (r *apiRequest) selector(param string) store.Selector {
 	return sel
 }
 
-// createBody returns the parser of a creation's body.
 func createBody(k *engine.Kind) func(*fields) any {
 	return func(f *fields) any { return readResource(f, k) }
 }
@@ -116,7 +114,6 @@ func readResource(f *fields, k *engine.Kind) engine.ResourceInput {
 	return in
 }
 
-// updateBody returns the parser of an update's body.
 func updateBody(k *engine.Kind) func(*fields) any {
 	return func(f *fields) any {
 		in := engine.ResourceInput{Values: map[string]any{}}
@@ -130,7 +127,7 @@ func updateBody(k *engine.Kind) func(*fields) any {
 	}
 }
 
-// The operations below are those of one kind alone.
+// Each of the operations below exists only for one or two kinds.
 
 func groupMembers(k *engine.Kind) *operation {
 	return &operation{list: true, selectors: k.Ancestors(),
@@ -155,7 +152,6 @@ func memberDelete(k *engine.Kind) *operation {
 		})}
 }
 
-// ofInstance lists the records of a kind that belong to an instance.
 func ofInstance(k *engine.Kind) handler {
 	return listed(func(s engine.Resources, r *apiRequest) ([]store.Resource, error) {
 		return s.OfInstance(&r.call, k, r.ref("instance"))
@@ -194,10 +190,6 @@ func lotCreate(s engine.Resources, r *apiRequest) (engine.Lot, error) {
 	return s.CreateLot(&r.call, r.body.(engine.ResourceInput))
 }
 
-func lotView(s engine.Resources, r *apiRequest) (engine.Lot, error) {
-	return s.Lot(&r.call, r.selector("address_lot"))
-}
-
 func lotBlocks(s engine.Resources, r *apiRequest) ([]engine.Part, error) {
 	lot, err := s.Lot(&r.call, r.selector("address_lot"))
 	return lot.Blocks, err
@@ -205,10 +197,6 @@ func lotBlocks(s engine.Resources, r *apiRequest) ([]engine.Part, error) {
 
 func portCreate(s engine.Resources, r *apiRequest) (store.Resource, error) {
 	return s.Replace(&r.call, engine.PortSettings, r.body.(engine.ResourceInput))
-}
-
-func portView(s engine.Resources, r *apiRequest) (store.Resource, error) {
-	return s.PortSettings(&r.call, r.selector("port"))
 }
 
 func portDelete(s engine.Resources, r *apiRequest) error {

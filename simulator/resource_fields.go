@@ -10,7 +10,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-// value reads a field of a resource.
 func (f *fields) value(field engine.Field) any {
 	switch name := field.Name; field.Type {
 	case engine.Name:
@@ -75,13 +74,11 @@ func (f *fields) network(name string, v4 bool) string {
 	return prefix.String()
 }
 
-// number reads a required value.
 func number[T any](f *fields, name, expected string) (n T) {
 	f.read(name, expected, &n)
 	return n
 }
 
-// record reads the fields of an object.
 func (f *fields) record(of []engine.Field) map[string]any {
 	values := map[string]any{}
 	for _, field := range of {
@@ -101,7 +98,6 @@ func (f *fields) needed(name string) []*fields {
 	return f.list(name)
 }
 
-// address reads an IP address.
 func (f *fields) address(name string) string {
 	address, err := netip.ParseAddr(f.text(name))
 	if err != nil {
@@ -182,7 +178,6 @@ func portsProblem(text string) string {
 	return ""
 }
 
-// protocol reads the protocol of a firewall rule.
 func (f *fields) protocol() map[string]any {
 	tag := f.variant("tcp", "udp", "icmp", "icmp6")
 	if !strings.HasPrefix(tag, "icmp") {
@@ -223,7 +218,6 @@ func readSubnetAllocation(f *fields) engine.SubnetAllocation {
 
 var ipVersions = []string{engine.StackV4, engine.StackV6}
 
-// readPoolSelector reads the optional pool of an address.
 func readPoolSelector(f *fields) (a engine.Allocation) {
 	if !f.has("pool_selector") {
 		return a
@@ -237,7 +231,6 @@ func readPoolSelector(f *fields) (a engine.Allocation) {
 	return a
 }
 
-// readExternalIPs reads the external addresses of a new instance.
 func readExternalIPs(f *fields) (ips []engine.ExternalIPCreate) {
 	for _, ip := range f.list("external_ips") {
 		if ip.variant("ephemeral", "floating") == "floating" {

@@ -13,17 +13,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// lives has what the life of each kind of resource needs. The other kinds of engine.Kinds have no
-// operations.
+// lives has the requests for each kind of resource that clients may create.
 var lives = map[string]struct {
-	// query names the parent. fields are the fields of a creation beside name and description; N in
-	// them is the number of the creation.
+	// query names the parent. fields are the fields of a creation except name and description; N in
+	// them stands for the number of the creation.
 	query, fields string
 	// update are the fields of an update. shows is a part of the record after it. Without update
 	// the kind cannot be updated.
 	update, shows string
-	// holder is a request that makes an object that forbids the deletion, with holds its refusal, and
-	// release removes the object. NAME and ID in them are those of the record.
+	// holder is a request that creates an object that forbids the deletion of the record. holds is the
+	// error of the deletion, and release removes the object. NAME and ID stand for those of the
+	// record.
 	holder, holds, release string
 }{
 	"project": {
@@ -164,7 +164,6 @@ func (r *rackServer) beginLife(k *engine.Kind, path, query, fields string) []str
 	return []string{id, made}
 }
 
-// accept demands that a request succeeds.
 func (r *rackServer) accept(request string) {
 	r.t.Helper()
 	if got := r.send(request); got.status >= http.StatusBadRequest {

@@ -54,7 +54,6 @@ func encode(body any, indent string) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-// write sends every response.
 func (s *Server) write(w http.ResponseWriter, r *apiRequest, a response) {
 	if a.status == 0 {
 		panic(http.ErrAbortHandler)
@@ -84,8 +83,7 @@ var (
 	errNoRoute = &engine.Error{Status: http.StatusNotFound, Message: "Not Found"}
 )
 
-// badRequest is an error of the rack's HTTP layer, before any rule is checked. It has no code
-// (A01).
+// badRequest returns an error of the rack's HTTP layer, which has no code (A01).
 func badRequest(format string, args ...any) error {
 	return &engine.Error{Status: http.StatusBadRequest, Message: fmt.Sprintf(format, args...)}
 }

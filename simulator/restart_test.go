@@ -31,7 +31,6 @@ func (r *rackServer) again() *rackServer {
 	return serveRack(r.t, engine.Config{Dir: r.dir})
 }
 
-// guestDevices returns the devices in an instance's guest.
 func (r *rackServer) guestDevices(instance string) []string {
 	r.t.Helper()
 	needGuests(r.t)

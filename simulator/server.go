@@ -6,20 +6,19 @@
 // token, the faults that replace the effect, the operation itself, and the faults that act after
 // it. One function turns results and errors into responses, and one writes the request log.
 //
-// Package engine has the operations and decides by the rack's rules. Package store has the
-// records; everything that was acknowledged is on disk. Package dataplane has the bytes and the
-// guest views. Package adminapi has the wire types of the admin listener, including faults, and
-// package console its web page, which also shows what package flightlog reads of drivers' flight
-// records.
+// Package engine has the operations and decides by the rack's rules. Package store has the records;
+// everything that was acknowledged is on disk. Package dataplane has the bytes and the guest views.
+// Package adminapi has the wire types of the admin listener, including faults. Package console has
+// its web page, which also shows the drivers' flight records that package flightlog reads.
 //
 // Every rule of the rack in this code cites an assumption (A01, A02, …) of ASSUMPTIONS.md, which
-// names its source. The test of a rule has the rule's number in its name. An operation that a
-// rack has and this package lacks is answered with 501 and logged as an error, so no response is
-// wrong by accident. An adminapi.Fault makes a response wrong on purpose.
+// names its source. An operation that a rack has and this package lacks is answered with 501 and
+// logged as an error, so no response is wrong by accident. An adminapi.Fault makes a response wrong
+// on purpose.
 //
 // The instances see their disks as loop devices, which need Linux and root. A rack with
-// Config.Devices [NoDevices] does without, on any system. The tests of other programs get one from
-// package simulatortest.
+// Config.Devices [NoDevices] has no devices and runs on any system. Package simulatortest starts
+// such a rack for the tests of other programs.
 package simulator
 
 import (
@@ -62,8 +61,8 @@ type (
 	// DiskSpec is a disk that the rack has from the start: its Name, Project, SizeBytes and BlockSize,
 	// and if given the Image whose bytes it has, and the Instance to which it is attached.
 	DiskSpec = engine.DiskSpec
-	// Devices tells whether the guests see their disks: NoDevices, DevicesIfPossible, or "", which
-	// demands devices.
+	// Devices determines whether guests see their disks as devices: NoDevices, DevicesIfPossible, or
+	// "", which requires devices.
 	Devices = dataplane.Devices
 	// Hotplug is what the rack does with the disks of running instances: "full", "attach-only" or
 	// "none", and after commas "record-first", "refusals-500" or "surprise-removal".
@@ -80,14 +79,14 @@ const (
 type Server struct {
 	// Faults are the active faults.
 	Faults Faults
-	// Flights are the flight records that the console follows. The rack itself knows no driver.
+	// Flights are the drivers' flight records that the console shows.
 	Flights flightlog.Log
 	rack    *engine.Simulation
 	token   string
-	// apiHosts and adminHosts are those of the Config.
+	// apiHosts and adminHosts are copied from the Config.
 	apiHosts, adminHosts []string
-	// bodyTime is the time in which a client has to send a body. large has a place for each client
-	// that sends one of more than smallBody bytes.
+	// bodyTime is the time in which a client has to send a body. large limits the number of clients
+	// that send a body of more than smallBody bytes at once.
 	bodyTime time.Duration
 	large    chan struct{}
 	log      *slog.Logger
@@ -152,7 +151,7 @@ func (s *Server) Dir() string { return s.rack.Dir() }
 // FreeDelay have delayed. It returns when the work is done.
 func (s *Server) RunDeferred(ctx context.Context) error { return s.rack.RunDeferred(ctx) }
 
-// ServeHTTP serves the rack's API. A request is work that Close and Reset wait for when it has been
+// ServeHTTP serves the rack's API. Close and Reset wait for a request only after its body has been
 // read.
 func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	r := newRequest(hr)
@@ -212,7 +211,7 @@ func (s *Server) fail(r *apiRequest, err error) response {
 	return newResponse(r.id, 0, nil, err)
 }
 
-// record writes the request into the logs before its caller gets the response.
+// record adds the request to the logs. It is called before the caller gets the response.
 func (s *Server) record(r *apiRequest, a response) {
 	r.entry.Time = r.started.UTC()
 	r.entry.Status = a.status
@@ -253,7 +252,7 @@ func (s *Server) respond(r *apiRequest) response {
 	return a
 }
 
-// exchange returns the request in the form that a mutation changes.
+// exchange returns a request as an Interception, which a mutation can change.
 func (s *Server) exchange(r *apiRequest) *broken.Interception {
 	x := &broken.Interception{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: r.raw}
 	if op, path, err := route(r.Method, r.URL.EscapedPath()); err == nil {

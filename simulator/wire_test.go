@@ -98,8 +98,8 @@ func TestBadBodiesAreRefusedWithSerdesMessages(t *testing.T) { // A06, A63
 	}
 }
 
-// TestSlowOrLargeRequestsDoNotBlockOthers sends parts of requests without a token. Others get their
-// answers, a reset included, and what is kept of such requests is limited.
+// TestSlowOrLargeRequestsDoNotBlockOthers sends parts of requests without a token. Other requests
+// and a reset must be answered, and the log must keep only a limited part of large requests.
 func TestSlowOrLargeRequestsDoNotBlockOthers(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	// begin sends the first bytes of a request, whose length is larger.

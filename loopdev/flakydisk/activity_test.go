@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestAnActivityIsThatOfTheLastSeconds(t *testing.T) {
+func TestActivityCoversTheLastMinute(t *testing.T) {
 	d, began := NewDisk(nil), time.Unix(1_000_000, 0)
 	d.count(OnRead, began)
 	d.count(OnFlush, began.Add(time.Second))

@@ -10,9 +10,9 @@
 // A [Fault] makes reads, writes or flushes of some sectors fail, hang, take long, or succeed
 // without effect, for a number of times or until it is removed.
 //
-// Requests are logged in the order in which they are served. A flush covers all writes before
-// it, including one that was under way when the flush arrived. A real disk might lose that
-// write.
+// Requests are logged in the order in which they are served. A flush covers all writes before it in
+// the log, including a write that was in progress when the flush arrived. A real disk might lose
+// that write.
 //
 // A process that serves disks must not wait for them: it must not call sync(2). If one of its
 // threads needs memory, the kernel may make the thread wait until something is written to such
@@ -57,7 +57,7 @@ type Disk struct {
 	log     []LogEntry
 	faults  []*armed
 	cut     bool
-	// recent has the operations of each of the last seconds, at the second modulo its length.
+	// recent has the operations of each of the last seconds, indexed by the second modulo its length.
 	recent [ActivitySeconds]second
 }
 
@@ -92,7 +92,7 @@ type Fault struct {
 	Fired int
 }
 
-// armed is a fault in force.
+// armed is an active fault.
 type armed struct {
 	Fault
 	removed chan struct{}
@@ -277,8 +277,7 @@ func (d *Disk) Resize(sizeBytes int64) error {
 	return d.store.Resize(sizeBytes)
 }
 
-// WithStore calls do with the disk's content. During the call, the disk reads and writes
-// nothing.
+// WithStore calls do with the disk's content. During the call, the disk reads and writes nothing.
 func (d *Disk) WithStore(do func(Store)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -288,11 +287,11 @@ func (d *Disk) WithStore(do func(Store)) {
 // ActivitySeconds is the number of seconds for which a disk knows its activity.
 const ActivitySeconds = 60
 
-// Activity is the number of operations that a disk was asked for in one second, those that failed
-// or still hang included.
+// Activity is the number of operations of a disk in one second, including operations that failed or
+// still hang.
 type Activity struct{ Reads, Writes, Flushes int }
 
-// second is the activity of the second that began at that Unix time.
+// second is the activity of the second that began at the Unix time at.
 type second struct {
 	at int64
 	Activity

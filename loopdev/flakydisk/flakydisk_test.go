@@ -54,7 +54,6 @@ func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 	return disk, device
 }
 
-// aligned returns memory that is aligned for direct I/O.
 func aligned(t *testing.T, n int, fill byte) []byte {
 	t.Helper()
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
@@ -122,10 +121,10 @@ func TestAnImageContainsAllFlushedDataAndTheSurvivingPieces(t *testing.T) {
 	copy(want[512:], bytes.Repeat([]byte("b"), 1024))
 	want = append(want, make([]byte, 8192)...)
 	if !bytes.Equal(got, want) {
-		t.Error("the image is not the flushed bytes with two sectors of what came after")
+		t.Error("the image is not the flushed bytes with two sectors of the later write")
 	}
 	if torn.Sum() == last.Durable.Sum() {
-		t.Error("images that differ have one sum")
+		t.Error("images that differ have the same sum")
 	}
 	whole := last.Durable.Fork()
 	again := last.Durable.Fork()
@@ -149,7 +148,7 @@ func TestAFaultMakesOnlyItsOwnSectorsFail(t *testing.T) {
 		t.Errorf("a read of the sector = %v, want EIO", err)
 	}
 	if _, err := device.ReadAt(b, 8192); err != nil || fired() != 1 {
-		t.Errorf("a second read = %v after %d strikes, want it to succeed after 1", err, fired())
+		t.Errorf("a second read = %v after %d faults, want it to succeed after 1", err, fired())
 	}
 	disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, From: 0, To: 512})
 	for range 2 {
@@ -168,8 +167,8 @@ func TestAFaultMakesOnlyItsOwnSectorsFail(t *testing.T) {
 	}
 }
 
-// A request that the kernel splits for the server would be short, which the kernel's loop driver
-// reports as done.
+// If the kernel split the request for the server, the write would be short, which the kernel's loop
+// driver reports as done.
 func TestTheEndOfALargeWriteThatFailsIsReported(t *testing.T) {
 	disk, device := serve(t)
 	disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, From: 200 << 10, To: 200<<10 + 512})

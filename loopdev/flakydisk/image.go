@@ -204,7 +204,7 @@ func Load(path string) (*Image, error) {
 	return m, nil
 }
 
-// Kind is the kind of a record in a disk's log.
+// Kind is the kind of an entry in a disk's log.
 type Kind int
 
 // The kinds of entries.
@@ -213,7 +213,7 @@ const (
 	Discard             // bytes from Offset on became zero
 	Flush               // all earlier writes are durable
 	Read                // bytes were read from Offset on; logged only if StartLog asked for reads
-	Note                // the disk's user added Text
+	Note                // Text was added with Disk.Note
 )
 
 // LogEntry is an entry of a disk's log.
@@ -231,14 +231,14 @@ func (e LogEntry) Changes() bool { return e.Kind == Write || e.Kind == Discard }
 // Sectors returns how many sectors the entry touches.
 func (e LogEntry) Sectors() int64 { return (e.Bytes + SectorBytes - 1) / SectorBytes }
 
-// Piece is a part of a record that survives a power cut: the sectors from From up to, but not
-// including, To, counted from the record's first sector.
+// Piece is the part of an entry that survives a power cut: the sectors from From up to, but not
+// including, To, counted from the entry's first sector.
 type Piece struct {
 	Entry    LogEntry
 	From, To int64
 }
 
-// Whole returns a piece that covers the whole record.
+// Whole returns a piece that covers the whole entry.
 func Whole(e LogEntry) Piece { return Piece{e, 0, e.Sectors()} }
 
 // Apply writes the pieces to the image in their order, as they were written to the disk.
@@ -266,8 +266,8 @@ type Epoch struct {
 	// Durable is the disk's content without any write of the epoch. It is shared, so callers have
 	// to fork it.
 	Durable *Image
-	// First is the index of the epoch's first record in the log. End is the index of the flush
-	// that ends the epoch, or the length of the log.
+	// First is the index of the epoch's first entry in the log. End is the index of the flush that
+	// ends the epoch, or the length of the log.
 	First, End int
 }
 

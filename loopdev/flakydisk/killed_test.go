@@ -19,13 +19,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// stuckAt is the environment variable that makes this program serve a disk below a directory,
-// and wait for the disk.
+// stuckAt is the environment variable that makes this program serve a disk in a directory and write
+// to the disk.
 const stuckAt = "FLAKYDISK_STUCK_AT"
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(stuckAt); dir != "" {
-		fmt.Fprintln(os.Stderr, "this should not end:", waitForItself(dir))
+		fmt.Fprintln(os.Stderr, "a write to a disk that hangs has ended:", waitForItself(dir))
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
@@ -43,8 +43,8 @@ func (s stuck) WriteAt([]byte, int64) (int, error) {
 	select {}
 }
 
-// waitForItself writes to a disk that it serves. It prints the device when the disk hangs.
-// From then on one of its threads waits and no signal can end this wait.
+// waitForItself writes to a disk that it serves, and prints the device when the disk hangs. From
+// then on one of its threads waits, which no signal can interrupt.
 func waitForItself(dir string) error {
 	server, err := flakydisk.Mount(dir)
 	if err != nil {
@@ -96,7 +96,7 @@ func TestAKilledServerLeavesNoHangingProcess(t *testing.T) {
 	})
 	within(t, "its mount goes", func() error {
 		for {
-			// Whoever looks at the place itself asks the server, which has ended.
+			// Only the mount table shows the mount without a request to the server.
 			mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
 			if err != nil || len(mounts) == 0 {
 				return err

@@ -50,9 +50,9 @@ func Mount(dir string) (*Server, error) {
 	return s, nil
 }
 
-// refusePolls shows the kernel that these files cannot be polled. Go polls each file that it
-// opens, without a notice to its scheduler, so the thread that has to answer the poll might
-// not run.
+// refusePolls makes the kernel learn that these files cannot be polled. Otherwise it would ask this
+// server about each file that Go opens and polls, and Go's scheduler might not run the thread that
+// has to answer.
 func (s *Server) refusePolls() error {
 	const name = "poll"
 	defer s.Remove(name)
@@ -64,13 +64,13 @@ func (s *Server) refusePolls() error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// maxBytes is the maximum size of a request. The kernel splits a larger request of a loop
-// device. Each reader of the connection has a buffer of that size.
+// maxBytes is the maximum size of a request. The kernel splits larger requests of a loop device.
+// Each reader of the connection has a buffer of this size.
 const maxBytes = 128 << 10
 
-// mountFUSE mounts a filesystem and returns its connection. Programs that this process starts
-// do not inherit the connection: while a process has it open, the kernel waits for answers of
-// the filesystem, even if no process can give them any more.
+// mountFUSE mounts a filesystem and returns its connection. Programs that this process starts do
+// not inherit the connection: while any process has it open, the kernel waits for answers of the
+// filesystem, even if the process that serves it has ended.
 func mountFUSE(dir string) (connection int, err error) {
 	connection, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -113,7 +113,6 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// root is the directory of the filesystem.
 type root struct {
 	fs.Inode
 
@@ -233,7 +232,6 @@ func (f *file) Allocate(_ context.Context, _ fs.FileHandle, offset, n uint64,
 	return errno(f.disk.Zero(int64(offset), int64(n)))
 }
 
-// punch makes a hole in a file.
 func punch(f *os.File, offset, n int64) error {
 	const hole = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	return unix.Fallocate(int(f.Fd()), hole, offset, n)
@@ -251,12 +249,12 @@ func errno(err error) syscall.Errno {
 	return syscall.EIO
 }
 
-// guard is a process that waits until this process ends and then unmounts a filesystem by
-// force, so that no other process waits for the filesystem any more.
+// guard is a process that waits until this process ends and then unmounts a filesystem by force, so
+// that no other process waits for the filesystem any more.
 //
 // The kernel does the same when the last user closes the filesystem's connection. But a killed
-// process keeps its files open as long as one of its threads waits for a disk and cannot be
-// interrupted by a signal. If this process itself serves that disk, both wait for ever.
+// process keeps its files open as long as one of its threads waits for a disk, which no signal
+// interrupts. If this process itself serves that disk, its threads would wait forever.
 type guard struct {
 	process *exec.Cmd
 	ended   chan struct{}
@@ -270,7 +268,6 @@ echo
 read -r nothing
 end`
 
-// newGuard starts a guard of a filesystem that will be mounted at a directory.
 func newGuard(dir string) (*guard, error) {
 	g := &guard{exec.Command("/bin/sh", "-c", guardScript, dir), make(chan struct{})}
 	// The guard gets no signals from a terminal. The kernel sends it SIGTERM when the thread that

@@ -10,7 +10,7 @@ import (
 // Server serves disks as files of a directory, on Linux.
 type Server struct{}
 
-// Mount fails: this is not Linux.
+// Mount returns an error.
 func Mount(string) (*Server, error) {
 	return nil, errors.New("disks are served by FUSE on Linux only")
 }

@@ -7,6 +7,5 @@ import "os"
 // marker is the environment variable that marks the program that Enter has started again.
 const marker = "OXIDE_NAMESPACE"
 
-// Entered reports whether this program was started again by an Enter that has not returned
-// yet.
+// Entered reports whether this program was started again by an Enter that has not returned yet.
 func Entered() bool { return os.Getenv(marker) != "" }

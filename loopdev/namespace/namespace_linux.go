@@ -14,9 +14,9 @@ import (
 )
 
 // Main runs a package's tests in a mount namespace of its own, in which this binary is started
-// again. So no test sees the mounts of another package or holds their devices, and the mounts
-// that a failed test leaves disappear with the namespace. Without root the tests run in the
-// present namespace, and tests that need root report it. Call Main from TestMain.
+// again. So no test sees the mounts of another package or keeps their devices in use, and mounts
+// that a failed test leaves disappear with the namespace. Without root the tests run in the present
+// namespace, and tests that need root report it. Call Main from TestMain.
 func Main(m interface{ Run() int }) {
 	if os.Geteuid() == 0 {
 		if err := Enter(); err != nil {
@@ -28,13 +28,13 @@ func Main(m interface{ Run() int }) {
 	os.Exit(m.Run())
 }
 
-// Enter starts this program again in a mount namespace of its own, as the same process and
-// with the same arguments. Enter returns in the program that was started again, after it has
-// unmounted there the volumes of other processes, which the new namespace got as copies. Call
-// Enter only once: another call would start the program again.
+// Enter starts this program again in a mount namespace of its own, as the same process and with the
+// same arguments. It returns only in the program that was started again, after it has unmounted the
+// volumes of other processes, whose mounts the new namespace has inherited. Call Enter only once:
+// another call would start the program again.
 func Enter() error {
 	if Entered() {
-		// Remove the marker, because a program that this one starts was not started by Enter.
+		// Remove the marker, because programs that this one starts inherit its environment.
 		return errors.Join(os.Unsetenv(marker), leaveVolumes())
 	}
 	if os.Geteuid() != 0 {
@@ -47,9 +47,8 @@ func Enter() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	// When the machine unmounts something, it is unmounted here too, so that this namespace does
-	// not keep other processes' mounts. The mounts of this namespace are not visible to the
-	// machine.
+	// A mount that is unmounted on the machine is unmounted here, too, so that this namespace does not
+	// keep mounts of other processes. The mounts of this namespace are not visible to the machine.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep the mounts of a namespace to itself: %w", err)
 	}
@@ -78,8 +77,7 @@ func leaveVolumes() error {
 	if err != nil {
 		return fmt.Errorf("leave the volumes of others: %w", err)
 	}
-	// The mounts of tests and guests are below these directories. Other mounts of the machine
-	// stay.
+	// The mounts of tests and guests are below these directories. Other mounts of the machine stay.
 	homes := []string{os.TempDir(), "/var/tmp", shm}
 	if dir := os.Getenv("OXIDE_SANITY_DIR"); dir != "" {
 		homes = append(homes, dir)

@@ -2,14 +2,14 @@
 //
 // Tests and operators watch and disturb a simulated rack through the admin listener. It lists the
 // requests that the rack has answered ([Request]), injects faults ([Fault]), changes settings of
-// the running rack ([Switches]) and dumps everything that the rack has ([State]). A real rack has
-// no such interface. [Routes] lists the requests that it answers; GET / shows the same list,
-// and a browser the rack's page. The listener refuses what only a browser's page from elsewhere
-// sends: a name other than localhost in Host, another Origin, or a change without a token that
-// comes from a browser.
+// the running rack ([Switches]) and returns the objects of the rack ([State]). A real rack has no
+// such interface. [Routes] lists the requests that the listener answers. GET / answers a browser
+// with the rack's page, and other clients with the same list. The listener refuses requests of web
+// pages that are not its own: a name other than localhost in Host, another Origin, or a change by a
+// browser without the token of the rack's page.
 //
-// The simulator serves these types and the suites use the client, so both use one definition. The
-// package imports no other package of this module, and a client needs no other.
+// The simulator and the suites both use these types. The package imports no other package of this
+// module, and a client needs no other.
 package adminapi
 
 import (
@@ -175,30 +175,29 @@ type Route struct {
 // Routes lists the requests that the admin listener answers, except GET /. A path may have names
 // in braces.
 var Routes = []Route{
-	{Method: "GET", Path: "/requests", Does: "the request log; ?since=SEQ leaves out what is known"},
-	{Method: "DELETE", Path: "/requests", Does: "empties the log; the numbers go on"},
+	{Method: "GET", Path: "/requests", Does: "the request log; ?since=SEQ: only later entries"},
+	{Method: "DELETE", Path: "/requests", Does: "empties the log; the numbering continues"},
 	{Method: "GET", Path: "/faults", Does: "the active faults, with how often each fired"},
 	{Method: "POST", Path: "/faults", Does: "adds a fault, and answers its id",
 		Body: `{"operation": "disk_create", "phase": "after", "times": 1, "cut": true}`},
 	{Method: "DELETE", Path: "/faults", Does: "removes all faults"},
 	{Method: "DELETE", Path: "/faults/{id}", Does: "removes a fault"},
-	{Method: "GET", Path: "/disks/{disk}/faults", Does: "how the disk with that ID fails, if " +
-		"disks are such that can (--disks=fuse)"},
-	{Method: "POST", Path: "/disks/{disk}/faults", Does: "lets the disk fail",
+	{Method: "GET", Path: "/disks/{disk}/faults", Does: "the faults of the disk with that ID; it " +
+		"needs --disks=fuse"},
+	{Method: "POST", Path: "/disks/{disk}/faults", Does: "makes the disk fail",
 		Body: `{"on": ["write", "flush"]}`},
 	{Method: "DELETE", Path: "/disks/{disk}/faults", Does: "heals the disk"},
 	{Method: "POST", Path: "/deferred", Does: "carries out now what faults of the phase deferred " +
-		"and the switch free_delay hold back; answers when it is done"},
+		"and the switch free_delay have delayed; answers when it is done"},
 	{Method: "POST", Path: "/reset", Does: "puts the rack back to its start, without faults and " +
 		"with an empty log; answers when it is done"},
-	{Method: "GET", Path: "/mutations", Does: "the ways in which the rack can be told to " +
-		"break its rules"},
-	{Method: "PUT", Path: "/mutations/{name}", Does: "lets it break one, in the place of any other"},
-	{Method: "DELETE", Path: "/mutations", Does: "puts the rack in order"},
+	{Method: "GET", Path: "/mutations", Does: "the mutations; each breaks a rule of the rack"},
+	{Method: "PUT", Path: "/mutations/{name}", Does: "activates a mutation instead of any other"},
+	{Method: "DELETE", Path: "/mutations", Does: "ends the active mutation"},
 	{Method: "GET", Path: "/switches", Does: "settings of the running rack"},
-	{Method: "PATCH", Path: "/switches", Does: "changes those settings that are named",
+	{Method: "PATCH", Path: "/switches", Does: "changes the settings that the body names",
 		Body: `{"hotplug": "none"}`},
-	{Method: "GET", Path: "/state", Does: "what the rack has: disks, instances, snapshots, devices"},
+	{Method: "GET", Path: "/state", Does: "disks, instances, snapshots and devices"},
 	{Method: "GET", Path: "/metrics", Does: "metrics of the process, for Prometheus"},
 	{Method: "GET", Path: "/debug/pprof/goroutine", Does: "the stacks of all goroutines; " +
 		"?debug=1: as text"},
@@ -236,7 +235,7 @@ type Mutation struct {
 	// Rule is the ID of the rule or of the promise about data that the mutation breaks.
 	Rule string `json:"rule"`
 	Says string `json:"says"`
-	// DriverSays is the reason (docs/reasons.md) with which the driver must refuse to continue.
+	// DriverSays is the reason (docs/reasons.md) of the driver's error under the mutation.
 	DriverSays string `json:"driver_says,omitempty"`
 	// Active reports whether the mutation is active.
 	Active bool `json:"active"`

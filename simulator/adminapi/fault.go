@@ -10,27 +10,27 @@ type Phase string
 
 // These are the phases of a fault.
 const (
-	// Before acts first: the request is not even read, unless the fault only delays it.
+	// Before acts first. Unless the fault only delays the request, the request has no effect, and its
+	// caller is not authenticated.
 	Before Phase = "before"
 	// Instead replaces the effect: the request was read and its caller authenticated, but the
 	// operation is not carried out.
 	Instead Phase = "instead"
-	// After acts when the operation is done: it has taken effect, and the caller gets another
-	// response.
+	// After acts when the operation has taken effect. The caller gets another response.
 	After Phase = "after"
 	// Twice repeats the operation, as a proxy with retries does. The caller gets the second
 	// response, or the fault's.
 	Twice Phase = "twice"
 	// Deferred responds first and carries the operation out later. The fault's Delay begins when the
-	// caller has the response or gives up. It needs a Response, a Cut or a Hang. POST /deferred ends
-	// the Delay.
+	// caller has the response or gives up, and POST /deferred ends it. The fault needs a Response, a
+	// Cut or a Hang.
 	Deferred Phase = "deferred"
 	// Unwind makes the rack fail halfway and undo the operation: a create leaves nothing, a delete
 	// leaves the disk faulted under another name (A24), and a finalization leaves it import_ready
 	// (A90).
 	Unwind Phase = "unwind"
-	// Reread acts when the rack has attached or detached a disk and reads it again for its response.
-	// The operation has taken effect, and the caller gets 503 (A67).
+	// Reread makes the rack fail when it has attached or detached a disk and reads the disk again for
+	// its response: the operation has taken effect, and the caller gets 503 (A67).
 	Reread Phase = "reread"
 )
 

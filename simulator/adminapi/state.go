@@ -41,8 +41,8 @@ type Instance struct {
 	BootDiskID          *string   `json:"boot_disk_id"`
 }
 
-// Machine is the virtual machine of an instance. SSH is the address of loopback that leads to its
-// sshd, and Console the last bytes that it has written to its serial console.
+// Machine is the virtual machine of an instance. SSH is a local address that is forwarded to its
+// sshd, and Console has the last bytes of its serial console.
 type Machine struct {
 	InstanceID string `json:"instance_id"`
 	SSH        string `json:"ssh"`

@@ -16,16 +16,16 @@ type Switches struct {
 	Hotplug Hotplug `json:"hotplug"`
 	// DeviceDelay is the time from an attach until the device appears in the guest.
 	DeviceDelay Duration `json:"device_delay"`
-	// CreateHold and SnapshotHold are the times for which the rack holds those requests open, even
-	// when they are done. A change also applies to requests that are already open.
+	// CreateHold and SnapshotHold are the least times that those requests take. A change also applies
+	// to requests in progress.
 	CreateHold   Duration `json:"create_hold"`
 	SnapshotHold Duration `json:"snapshot_hold"`
 	// FreeDelay is the time from the deletion of a disk or a snapshot until its bytes and its share
 	// of the quota are freed; 0 frees them within the request (A68).
 	FreeDelay Duration `json:"free_delay"`
-	// QuotaFirst frees the quota of what is deleted within the request, and only its space after
-	// FreeDelay. The rack then has as much space as the quota allows. A creation that needs the
-	// space that is not free yet finds none, although the quota has room (A68).
+	// QuotaFirst frees the quota of a deleted object within the request, and its space after
+	// FreeDelay. The rack then has as much space as the quota allows. A creation for which the quota
+	// has room may fail, because the space is not free yet (A68).
 	QuotaFirst bool `json:"quota_first"`
 	// InstanceDelay is the time that an instance takes to start, stop or reboot.
 	InstanceDelay Duration `json:"instance_delay"`
@@ -34,8 +34,8 @@ type Switches struct {
 	// Full makes the rack run out of physical space. It then refuses everything that needs space,
 	// whatever the quota (A27).
 	Full bool `json:"full"`
-	// Replacing means that the rack replaces a region of every disk, as after the loss of a drive. It
-	// takes no snapshots in the meantime, which may last (A39).
+	// Replacing means that the rack replaces a region of every disk, as after the loss of a drive.
+	// Meanwhile it takes no snapshots (A39).
 	Replacing bool `json:"replacing"`
 	// DiskLimit is the number of disks that an instance may have.
 	DiskLimit int `json:"disk_limit"`
@@ -43,9 +43,9 @@ type Switches struct {
 	Role string `json:"role"`
 }
 
-// These are the roles that the token's bearer may have in the rack's projects. A collaborator
-// is one of the silo, and may create projects. An administrator of the fleet may do that too, and
-// has the operations on the pools of the fleet.
+// These are the roles that the token's bearer may have in the rack's projects. A collaborator is
+// one of the silo, and may create projects. A fleet administrator may also administer the pools of
+// the fleet.
 const (
 	RoleCollaborator = "collaborator"
 	RoleViewer       = "viewer"
@@ -132,7 +132,7 @@ func (h Hotplug) words() (words []Hotplug) {
 	return words
 }
 
-// Check returns an error unless the words are a mode and behaviours that it can have.
+// Check returns an error unless h is a mode with behaviours that are possible in this mode.
 func (h Hotplug) Check() error {
 	words := h.words()
 	mode := words[0]

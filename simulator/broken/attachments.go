@@ -2,7 +2,6 @@ package broken
 
 import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
-// attachments are the mutations of attach and detach.
 var attachments = []Mutation{
 	{Name: "A16-eight", Says: "an instance has at most 8 disks, as on racks up to v17",
 		Before: func(x *Interception) {

@@ -24,7 +24,6 @@ func view[T any](x *Interception, read func(*store.Tx) (T, error)) (found T) {
 	return found
 }
 
-// all returns every record of a table.
 func all[T any](x *Interception, t store.Table[T]) []T {
 	return view(x, func(tx *store.Tx) (found []T, err error) {
 		err = t.Each(tx, func(record T) error {
@@ -53,7 +52,6 @@ func (x *Interception) force(state store.DiskState) {
 	x.accept(disk)
 }
 
-// accept answers 202 with an object.
 func (x *Interception) accept(object any) { x.Reply(202, object) }
 
 // on returns a hook that changes the answers to these operations.
@@ -65,7 +63,6 @@ func on(change func(map[string]any), operations ...string) func(*Interception) {
 	}
 }
 
-// set returns a change of one field.
 func set(field string, value any) func(map[string]any) {
 	return func(object map[string]any) { object[field] = value }
 }
@@ -119,7 +116,6 @@ func reword(status int, text string, want int, code, message string) func(*Inter
 	}
 }
 
-// disks returns the disks of the instance in the path.
 func (x *Interception) disks() []store.Disk {
 	id := x.instance().ID
 	return view(x, func(tx *store.Tx) ([]store.Disk, error) { return tx.DisksOf(id) })
@@ -166,20 +162,17 @@ func (x *Interception) Succeeded(operations ...string) bool {
 	return x.Is(operations...) && x.Answer.Status < 300
 }
 
-// query changes the request's query.
 func (x *Interception) query(change func(map[string][]string)) {
 	values := x.Request.URL.Query()
 	change(values)
 	x.Request.URL.RawQuery = values.Encode()
 }
 
-// isList reports whether the request is for a list.
 func (x *Interception) isList() bool {
 	return x.Is("disk_list", "snapshot_list", "instance_list", "image_list", "project_list",
 		"instance_disk_list")
 }
 
-// projectID returns the ID of the project in the query.
 func (x *Interception) projectID() string {
 	return view(x, func(tx *store.Tx) (string, error) {
 		sel, _ := store.ParseSelector(x.Request.URL.Query().Get("project"))
@@ -204,7 +197,6 @@ func (x *Interception) putDisk(d store.Disk) {
 	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.PutDisk(d) })
 }
 
-// isID reports whether text is an ID instead of a name.
 func isID(text string) bool { return uuid.Validate(text) == nil }
 
 // disk returns the disk that the body or the path of the request names, or the zero value.

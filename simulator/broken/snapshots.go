@@ -69,13 +69,11 @@ var snapshots = []Mutation{
 		}},
 }
 
-// snapshotted reports whether a disk has a snapshot.
 func (x *Interception) snapshotted(diskID string) bool {
 	return slices.ContainsFunc(all(x, store.Snapshots),
 		func(s store.SnapshotRecord) bool { return s.DiskID == diskID })
 }
 
-// unfinished reports whether a snapshot is in the state creating.
 func (x *Interception) unfinished(id string) bool {
 	return slices.ContainsFunc(all(x, store.Snapshots), func(s store.SnapshotRecord) bool {
 		return s.ID == id && s.State == store.SnapshotCreating

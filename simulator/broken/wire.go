@@ -193,7 +193,6 @@ var wire = []Mutation{
 		}},
 }
 
-// onErrors returns a hook that changes every error.
 func onErrors(change func(map[string]any)) func(*Interception) {
 	return func(x *Interception) {
 		if x.Answer.Status >= 400 {

@@ -14,16 +14,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// order is a request that a form stands for: of the rack's API, or of the admin listener.
+// order is the request that a form becomes: to the rack's API, or to the admin listener.
 type order struct {
 	method, path string
 	ofAPI        bool
 	body         any
-	// done says what was done.
+	// done tells the user what was done.
 	done string
 }
 
-// mischief is a common fault of the rack's answers, by its name in the form.
+// mischief is a common fault that the form offers.
 type mischief struct {
 	Name, Explanation string
 	fault             adminapi.Fault
@@ -44,7 +44,6 @@ var mischiefs = []mischief{
 		adminapi.Fault{Device: &adminapi.DeviceFault{Never: true}}},
 }
 
-// everyOp are the operations of a disk that the buttons affect.
 var everyOp = []string{"read", "write", "flush"}
 
 // diskOrders are the faults that the buttons of a disk's page arm.
@@ -58,7 +57,7 @@ var diskOrders = map[string]struct {
 		"Everything that the disk is asked takes half a second longer."},
 }
 
-// newOrder reads a form. Its field do has a verb and, after a space, what the verb is about.
+// newOrder reads a form. Its field do has a verb and, after a space, an object.
 func newOrder(form url.Values) (order, error) {
 	verb, object, _ := strings.Cut(form.Get("do"), " ")
 	id := url.PathEscape(object)
@@ -125,8 +124,8 @@ func newFault(form url.Values) (adminapi.Fault, error) {
 	return adminapi.Fault{}, errors.New("the form does not say what is to happen")
 }
 
-// act carries out a form. The script gets the outcome as text, and a browser without it the page
-// from which it came, with the outcome.
+// act carries out a form. It answers the script with the outcome as text, and a browser without the
+// script with a redirect to the form's page, which then shows the outcome.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if err := r.ParseForm(); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -190,7 +189,6 @@ func (c *Console) carryOut(r *http.Request, o order) error {
 	return errors.New(text)
 }
 
-// recorder keeps the answer of a handler.
 type recorder struct {
 	bytes.Buffer
 	header http.Header

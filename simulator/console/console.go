@@ -1,11 +1,11 @@
-// Package console is the web page of a simulated rack: it shows the instances with their disks,
-// the requests and the drivers' flight records as they come, and the faults, and has buttons that
-// change them. It also guards the listeners against pages of other origins and slow clients.
+// Package console has the web page of a simulated rack. It shows the instances with their disks,
+// the faults, and the requests and flight records as they arrive, and has buttons to change the
+// rack. The package also guards the listeners against pages of other origins and slow clients.
 //
-// The page is rendered by html/template and works without its script, as a page that reloads. The
-// script replaces the parts of the page that change with those that the server sends (events.go).
-// Every form of the pages posts to one path (action.go), which turns it into the request of the
-// admin listener or of the rack's API that a person would otherwise send with curl.
+// The page is rendered by html/template. Without its script it reloads itself. The script replaces
+// the changed parts of the page with those that the server sends (events.go). Every form posts to
+// one path (action.go), which turns the form into a request to the admin listener or the rack's
+// API.
 package console
 
 import (
@@ -27,20 +27,20 @@ import (
 
 // Console serves the page of one rack. [New] makes one; the fields are set before it serves.
 type Console struct {
-	// State returns what the records have and their version. Version returns the version alone.
+	// State returns the content of the records and their version. Version returns only the version.
 	State   func() (adminapi.State, int, error)
 	Version func() (int, error)
 	// Machines returns the virtual machines of the instances.
 	Machines func() []adminapi.Machine
-	// Switches and Faults return what is set.
+	// Switches and Faults return the present switches and the active faults.
 	Switches func() adminapi.Switches
 	Faults   func() []adminapi.ActiveFault
-	// Requests returns up to limit requests of the last hour behind the one with the number since
-	// for which keep reports true, the newest first.
+	// Requests returns up to limit requests of the last hour after number since for which keep returns
+	// true, the newest first.
 	Requests func(since, limit int, keep func(*adminapi.Request) bool) []adminapi.Request
 	// Flights returns entries of flight records in the same way.
 	Flights func(since, limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
-	// Disk returns what the records do not have of a disk.
+	// Disk returns what the data plane knows of a disk.
 	Disk func(id string) (Disk, error)
 	// Admin answers the requests of package adminapi.
 	Admin http.Handler
@@ -57,23 +57,23 @@ type Console struct {
 	// BodyTime is the time in which a client has to send the body of a request.
 	BodyTime time.Duration
 
-	// boot tells the pages of this process from those of an earlier one.
+	// boot distinguishes the pages of this process from those of an earlier one.
 	boot string
 	mu   sync.Mutex
-	// mu guards what follows: stamp identifies what the board shows, and names are those of the
-	// instances and disks, by their IDs.
+	// mu guards the fields below. stamp identifies the state that the board shows. names has the names
+	// of instances and disks, by their IDs.
 	board board
 	stamp string
 	names map[string]string
 }
 
-// Disk is what the records do not have of a disk.
+// Disk is what the data plane knows of a disk.
 type Disk struct {
 	AllocatedBytes int64
 	// CanFail reports whether the disk can have faults; Faults and Activity need it.
 	CanFail bool
 	Faults  []adminapi.DiskFault
-	// Activity is that of the last seconds, the oldest first.
+	// Activity has an item for each of the last seconds, the oldest first.
 	Activity []Activity
 }
 
@@ -115,7 +115,7 @@ func (c *Console) Handler() http.Handler {
 const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
 	"img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-// page is what every page has.
+// page has the values that every page's template needs.
 type page struct {
 	Title, Token, Path string
 	// Events is the address of the page's events, or "" if the page stays as it is.
@@ -151,8 +151,7 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"ms": func(seconds float64) string { return fmt.Sprintf("%.1f", 1000*seconds) },
 }).ParseFS(files, "page/*.tmpl"))
 
-// render executes a template. Characters that a browser or a terminal would obey instead of
-// showing them, wherever they come from, are in the result by their numbers.
+// render executes a template, and escapes control characters in the result.
 func render(name string, data any) (template.HTML, error) {
 	var b bytes.Buffer
 	if err := templates.ExecuteTemplate(&b, name, data); err != nil {
@@ -173,7 +172,7 @@ func plain(text string) string {
 	return b.String()
 }
 
-// bytesText returns a number of bytes with a unit in which it is short.
+// bytesText returns a number of bytes in the largest fitting unit, such as "1.5 GiB".
 func bytesText(n int64) string {
 	value, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	for value >= 1024 && len(units) > 1 {

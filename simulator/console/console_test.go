@@ -14,11 +14,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
 )
 
-// hostile is a text with markup, an escape sequence and a mark that turns the direction of writing.
+// hostile is a text with markup, an escape sequence and a character that reverses the direction of
+// the text.
 const hostile = "<script>alert(1)</script>\x1b[31m\u202egpj.exe\"'"
 
-// testConsole is the console of a rack whose every text is hostile. forwarded has the requests
-// that reach its admin listener.
+// testConsole returns the console of a rack in which every text is hostile. It adds the requests
+// that reach the admin listener to forwarded.
 func testConsole(forwarded *[]string) *Console {
 	c := New()
 	c.Machines = func() []adminapi.Machine { return nil }
@@ -69,7 +70,7 @@ func testConsole(forwarded *[]string) *Console {
 	return c
 }
 
-func TestEveryTextIsShownAndNoneObeyed(t *testing.T) {
+func TestHostileTextsAreShownEscaped(t *testing.T) {
 	c := testConsole(nil)
 	for _, path := range []string{"/", "/?disk=" + url.QueryEscape(hostile),
 		"/?said=" + url.QueryEscape(hostile), "/console/disks/00000000-0000-0000-0000-00000000000d",
@@ -104,71 +105,53 @@ func TestAPageOfAnotherOriginChangesNothing(t *testing.T) {
 		}
 		c.Admin.ServeHTTP(w, r)
 	}))
-	for _, test := range []struct {
-		name, method, path, host, origin, site, token string
-		refused                                       string
-	}{
-		{name: "curl reads", method: "GET", path: "/state", host: own},
-		{name: "curl changes", method: "POST", path: "/faults", host: own},
-		{name: "by localhost", method: "POST", path: "/faults", host: "localhost:8080"},
-		{name: "by IPv6", method: "POST", path: "/faults", host: "[::1]:8080"},
-		{name: "by IPv6 without a port", method: "POST", path: "/faults", host: "[::1]"},
-		{name: "from another machine", method: "POST", path: "/faults", host: "172.18.0.2:80"},
-		{name: "a name reads", method: "GET", path: "/state", host: "evil.example:8080",
-			refused: "Host"},
-		{name: "a rebound name", method: "POST", path: "/faults", host: "evil.example:8080",
-			origin: "http://evil.example:8080", token: c.Token, refused: "Host"},
-		{name: "a name that looks like an address", method: "POST", path: "/faults",
-			host: "127.0.0.1.evil.example", refused: "Host"},
-		{name: "a name that is allowed", method: "POST", path: "/faults", host: "Rack.test:8080",
-			origin: "http://rack.test:8080", token: c.Token},
-		{name: "below a name that is allowed", method: "GET", path: "/state",
-			host: "a.rack.test:8080", refused: "Host"},
-		{name: "no host", method: "GET", path: "/state", refused: "Host"},
-		{name: "another origin", method: "POST", path: "/faults", host: own,
-			origin: "http://evil.example", token: c.Token, refused: "evil.example"},
-		{name: "another port", method: "DELETE", path: "/faults", host: own,
-			origin: "http://127.0.0.1:9090", token: c.Token, refused: "9090"},
-		{name: "another scheme", method: "POST", path: "/faults", host: own,
-			origin: "https://" + own, token: c.Token, refused: "https"},
-		{name: "an origin that is hidden", method: "POST", path: "/faults", host: own,
-			origin: "null", token: c.Token, refused: "null"},
-		{name: "another origin reads", method: "GET", path: "/state", host: own,
-			origin: "http://evil.example", refused: "evil.example"},
-		{name: "our page without the token", method: "POST", path: "/faults", host: own,
-			origin: "http://" + own, refused: "token"},
-		{name: "our page with another token", method: "POST", path: "/faults", host: own,
-			origin: "http://" + own, token: "x", refused: "token"},
-		{name: "our page", method: "POST", path: "/faults", host: own, origin: "http://" + own,
-			token: c.Token},
-		{name: "a browser without an origin", method: "POST", path: "/faults", host: own,
-			site: "cross-site", refused: "another site"},
-		{name: "another site reads", method: "GET", path: "/debug/pprof/goroutine", host: own,
-			site: "same-site", refused: "another site"},
-		{name: "a form without a token", method: "POST", path: actionPath, host: own,
-			refused: "token"},
-		{name: "a form of another origin", method: "POST", path: actionPath, host: own,
-			origin: "http://evil.example", token: c.Token, refused: "evil.example"},
-		{name: "our form", method: "POST", path: actionPath, host: own, origin: "http://" + own,
-			token: c.Token},
+	for _, test := range []struct{ name, request, host, origin, site, token, refused string }{
+		{"curl reads", "GET /state", own, "", "", "", ""},
+		{"curl changes", "POST /faults", own, "", "", "", ""},
+		{"by localhost", "POST /faults", "localhost:8080", "", "", "", ""},
+		{"by IPv6", "POST /faults", "[::1]:8080", "", "", "", ""},
+		{"by IPv6 without a port", "POST /faults", "[::1]", "", "", "", ""},
+		{"from another machine", "POST /faults", "172.18.0.2:80", "", "", "", ""},
+		{"a name reads", "GET /state", "evil.example:8080", "", "", "", "Host"},
+		{"a rebound name", "POST /faults", "evil.example:8080", "http://evil.example:8080",
+			"", c.Token, "Host"},
+		{"a name that looks like an address", "POST /faults", "127.0.0.1.evil.example", "",
+			"", "", "Host"},
+		{"a name that is allowed", "POST /faults", "Rack.test:8080", "http://rack.test:8080",
+			"", c.Token, ""},
+		{"below a name that is allowed", "GET /state", "a.rack.test:8080", "", "", "", "Host"},
+		{"no host", "GET /state", "", "", "", "", "Host"},
+		{"another origin", "POST /faults", own, "http://evil.example", "", c.Token, "evil.example"},
+		{"another port", "DELETE /faults", own, "http://127.0.0.1:9090", "", c.Token, "9090"},
+		{"another scheme", "POST /faults", own, "https://" + own, "", c.Token, "https"},
+		{"an origin that is hidden", "POST /faults", own, "null", "", c.Token, "null"},
+		{"another origin reads", "GET /state", own, "http://evil.example", "", "", "evil.example"},
+		{"our page without the token", "POST /faults", own, "http://" + own, "", "", "token"},
+		{"our page with another token", "POST /faults", own, "http://" + own, "", "x", "token"},
+		{"our page", "POST /faults", own, "http://" + own, "", c.Token, ""},
+		{"a browser without an origin", "POST /faults", own, "", "cross-site", "", "another site"},
+		{"another site reads", "GET /debug/pprof/goroutine", own, "", "same-site", "", "another site"},
+		{"a form without a token", "POST " + actionPath, own, "", "", "", "token"},
+		{"a form of another origin", "POST " + actionPath, own, "http://evil.example",
+			"", c.Token, "evil.example"},
+		{"our form", "POST " + actionPath, own, "http://" + own, "", c.Token, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			forwarded = nil
-			form := url.Values{"do": {"disarm 1"}}
-			if test.path == actionPath {
-				form.Set("token", test.token)
+			method, path, _ := strings.Cut(test.request, " ")
+			form, token := url.Values{"do": {"disarm 1"}}, test.token
+			if path == actionPath {
+				form.Set("token", token)
+				token = ""
 			}
-			r := httptest.NewRequest(test.method, test.path, strings.NewReader(form.Encode()))
+			r := httptest.NewRequest(method, path, strings.NewReader(form.Encode()))
 			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 			r.Host = test.host
 			for name, value := range map[string]string{"Origin": test.origin,
-				"Sec-Fetch-Site": test.site} {
+				"Sec-Fetch-Site": test.site, tokenHeader: token} {
 				if value != "" {
 					r.Header.Set(name, value)
 				}
-			}
-			if test.path != actionPath && test.token != "" {
-				r.Header.Set(tokenHeader, test.token)
 			}
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, r)
@@ -184,7 +167,7 @@ func TestAPageOfAnotherOriginChangesNothing(t *testing.T) {
 	}
 }
 
-func TestAFormIsARequestOfTheAdminListenerOrTheAPI(t *testing.T) {
+func TestAFormBecomesARequest(t *testing.T) {
 	for _, test := range []struct{ form, want string }{
 		{"do=hang+x", `POST /disks/x/faults {"on":["read","write","flush"],"hang":true}`},
 		{"do=slow+x", `POST /disks/x/faults {"on":["read","write","flush"],"delay":"500ms"}`},
@@ -217,7 +200,7 @@ func TestAFormIsARequestOfTheAdminListenerOrTheAPI(t *testing.T) {
 	}
 }
 
-func TestWithoutAScriptAPageReloadsUnlessItIsPaused(t *testing.T) {
+func TestAPageWithoutItsScriptReloadsUnlessItIsPaused(t *testing.T) {
 	for path, want := range map[string]bool{"/": true, "/?disk=x": true, "/console/disks/e": true,
 		"/?pause": false, "/routes": false} {
 		w := httptest.NewRecorder()
@@ -228,7 +211,7 @@ func TestWithoutAScriptAPageReloadsUnlessItIsPaused(t *testing.T) {
 	}
 }
 
-func TestWithoutAScriptAFormLeadsBackToItsPage(t *testing.T) {
+func TestAFormWithoutTheScriptRedirectsToItsPage(t *testing.T) {
 	for back, want := range map[string]string{
 		"/?disk=x":             "/?disk=x&said=The+fault+is+removed.",
 		"/console/disks/d":     "/console/disks/d?said=The+fault+is+removed.",
@@ -249,14 +232,14 @@ func TestWithoutAScriptAFormLeadsBackToItsPage(t *testing.T) {
 	}
 }
 
-func TestACardHasTheLastLinesOfASerialConsole(t *testing.T) {
+func TestACardShowsTheLastLinesOfTheSerialConsole(t *testing.T) {
 	const text = "lost\r\n1\r\r\n\x1b[1;32m2\x1b[0m <b>\n3\xff\n4\x07\n"
 	if got, want := lastLines(text), "1\n2 <b>\n3�\n4"; got != want {
 		t.Errorf("the last lines are %q, want %q", got, want)
 	}
 }
 
-func TestACardHasTheBootDiskFirstAndASlotForEachDisk(t *testing.T) {
+func TestACardShowsTheBootDiskFirst(t *testing.T) {
 	disk := func(id, description string) adminapi.Disk {
 		return adminapi.Disk{Identity: adminapi.Identity{ID: id, Name: id, Description: description}}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
 )
 
-// diskAbout is what a disk's page says of it.
+// diskAbout is the description of a disk on its page.
 type diskAbout struct {
 	adminapi.Disk
 	Instance  string
@@ -21,16 +21,16 @@ type diskAbout struct {
 	Snapshots []snapshot
 }
 
-// tagWords are the words for the fields of a tag, in the order in which they are shown.
+// tagWords are the labels for the fields of a tag, in the order in which they are shown.
 var tagWords = []setting{{"name", "CSI name"}, {"claim", "claim"}, {"cluster", "cluster"},
 	{"origin", "birth"}, {"use", "use"}}
 
-// watched is the disk that a page is about, or that its requests are limited to.
+// watched is the disk that a page shows, or to which its list of requests is limited.
 type watched struct {
 	*Console
 	// name is the disk's name, ID or label; "" means every disk.
 	name string
-	// about is what the records of that version have, if found.
+	// about is the disk in the records of that version, if found is true.
 	about   diskAbout
 	found   bool
 	version int
@@ -82,8 +82,8 @@ func (w *watched) refresh() error {
 	return nil
 }
 
-// wants reports whether a request is about the disk or a snapshot of it. A disk that is gone is
-// known by the name that its requests had.
+// wants reports whether a request concerns the disk or a snapshot of it. It recognizes a deleted
+// disk by the name in its requests.
 func (w *watched) wants(r *adminapi.Request) bool {
 	is := func(name string) bool {
 		return name != "" && (r.Object == name || r.ObjectID == name ||
@@ -93,13 +93,11 @@ func (w *watched) wants(r *adminapi.Request) bool {
 		slices.ContainsFunc(w.about.Snapshots, func(s snapshot) bool { return r.ObjectID == s.ID })
 }
 
-// wantsEntry reports whether an entry of a flight record is about the disk.
 func (w *watched) wantsEntry(e *flightlog.Entry) bool {
 	return w.name == "" || e.Volume == w.name || e.Disk == w.name ||
 		w.found && e.Volume == w.about.ID
 }
 
-// parts returns the parts of the disk's page.
 func (w *watched) parts() (map[string][]part, error) {
 	if err := w.refresh(); err != nil {
 		return nil, err
@@ -177,13 +175,12 @@ func (c *Console) diskPage(w http.ResponseWriter, r *http.Request) {
 		}{b.html(), rows}})
 }
 
-// curve is a line of the plot of a disk's activity.
 type curve struct {
 	Name, Points string
 	Now          int
 }
 
-// plotted is the plot of a disk's activity. Its points lie in a box of 59 by 40.
+// plotted is the plot of a disk's activity. Its coordinates are at most 59 and 40.
 type plotted struct {
 	Most   int
 	Curves []curve

@@ -16,8 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
 )
 
-// position is how far a page is: the process that rendered it, the last change of the board, and
-// the last request and the last entry of a flight record that it shows.
+// position identifies the state of a page: the process that rendered it, and the last change of the
+// board, the last request and the last entry of a flight record that it shows.
 type position struct {
 	boot                   string
 	change, request, entry int
@@ -29,17 +29,16 @@ func (p position) String() string {
 
 func parsePosition(text string) (p position) {
 	words := strings.ReplaceAll(text, ".", " ")
-	// What is missing stays zero: the page gets everything.
+	// A missing number stays zero, so that the page gets everything.
 	_, _ = fmt.Sscan(words, &p.boot, &p.change, &p.request, &p.entry)
 	return p
 }
 
-// address returns the address of a page's events.
 func (p position) address(name, value string) string {
 	return eventsPath + "?" + url.Values{"at": {p.String()}, name: {value}}.Encode()
 }
 
-// often is how often a page is brought up to date.
+// often is the interval at which a page is updated.
 const often = 100 * time.Millisecond
 
 // events sends a page its changes, as server-sent events, until the page or the rack is closed.
@@ -64,7 +63,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		disk.name, at.change = name, 0
 		changes = func(at *position) (update, error) { return disk.changes(&own, at) }
 	}
-	// A comment makes the browser tell its page that the connection is there.
+	// A comment makes the browser report to its page that it is connected.
 	text := ":\n\n"
 	tick := time.NewTicker(often)
 	defer tick.Stop()
@@ -97,7 +96,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// event returns the text of an event, or "" if there is nothing to tell.
+// event returns the text of an event, or "" for an empty update.
 func event(at position, u update) (string, error) {
 	if len(u.Lists)+len(u.Items)+len(u.Rows) == 0 {
 		return "", nil
@@ -129,14 +128,12 @@ func (w *watched) changes(own *board, at *position) (update, error) {
 	return u, err
 }
 
-// row is a request in the feed.
 type row struct {
 	adminapi.Request
 	Who, Disk string
 	Bad       bool
 }
 
-// newRow returns the row of a request.
 func newRow(r adminapi.Request) row {
 	// "terraform-provider-oxide/1.2 (…)" is shown as "terraform-provider-oxide".
 	who, _, _ := strings.Cut(r.Caller, " ")
@@ -148,20 +145,19 @@ func newRow(r adminapi.Request) row {
 	return row
 }
 
-// ended returns when the rack answered a request, and logged it.
+// ended returns the time at which the rack answered a request.
 func ended(r adminapi.Request) time.Time {
 	return r.Time.Add(time.Duration(r.DurationMS * float64(time.Millisecond)))
 }
 
-// flightRow is an entry of a flight record in the feed.
 type flightRow struct {
 	flightlog.Entry
 	Who, Object, About string
 	Bad                bool
 }
 
-// newFlightRow returns the row of an entry. names are those of instances and disks. Of an object
-// that is gone, the name is the entry's, or its ID.
+// newFlightRow returns the row of an entry. names has the names of instances and disks by ID. For a
+// deleted object the row shows the name in the entry, or the ID.
 func newFlightRow(e flightlog.Entry, names map[string]string) flightRow {
 	e.Time = e.Time.UTC()
 	about := slices.DeleteFunc([]string{e.Device, e.Path, e.Detail},
@@ -171,8 +167,8 @@ func newFlightRow(e flightlog.Entry, names map[string]string) flightRow {
 		Bad: e.Outcome != flightlog.Begun && e.Outcome != flightlog.Done}
 }
 
-// rows returns the requests and the entries of flight records behind a position that are about a
-// disk, the newest first.
+// rows returns the requests and the entries of flight records after a position that concern a disk,
+// the newest first.
 func (c *Console) rows(at *position, disk *watched) (rows []template.HTML, err error) {
 	if err := disk.refresh(); err != nil {
 		return nil, err
@@ -210,7 +206,7 @@ func (c *Console) rows(at *position, disk *watched) (rows []template.HTML, err e
 	return rows, nil
 }
 
-// currentNames returns the names of instances and disks by their IDs. Nobody changes the map.
+// currentNames returns the names of instances and disks by their IDs. The map is never changed.
 func (c *Console) currentNames() (map[string]string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,9 +16,9 @@ import (
 // tokenHeader carries the token of a request that has no form.
 const tokenHeader = "X-Console-Token"
 
-// Guard refuses what CheckPage refuses, and a change without the token of the console's pages if
-// a browser asks for it. Other clients, such as curl, send no Origin and need no token. What it
-// passes on has been read.
+// Guard refuses the requests that CheckPage refuses, and changes by a browser without the token of
+// the console's pages. Other clients, such as curl, send no Origin and need no token. The requests
+// that it passes on have been read to their end.
 func (c *Console) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -44,8 +44,8 @@ func (c *Console) Guard(next http.Handler) http.Handler {
 // maxForm limits the body of a request to the admin listener.
 const maxForm = 1 << 20
 
-// ReadBody reads up to limit bytes of a request's body and one more, within a time. Later the
-// client may take as long as it wants.
+// ReadBody reads up to limit bytes of a request's body and one more, within a time. If that is the
+// whole body, it removes the deadline for later requests on the connection.
 func ReadBody(w http.ResponseWriter, r *http.Request, limit int64, within time.Duration) ([]byte,
 	error) {
 	control := http.NewResponseController(w)
@@ -60,11 +60,11 @@ func ReadBody(w http.ResponseWriter, r *http.Request, limit int64, within time.D
 	return body, nil
 }
 
-// CheckPage refuses what a page of another origin can send to a listener: a browser on the same
-// machine reaches it, and the page's name may resolve to its address (DNS rebinding). A name in
-// Host is therefore refused unless it is localhost or one of hosts, which flag adds, and an Origin
-// must be the listener's own. Where a browser says that a request comes from elsewhere, it may only
-// open a page.
+// CheckPage refuses requests that web pages of other origins send. A browser on the same machine
+// can reach the listener, and the name of a page's host may resolve to the listener's address (DNS
+// rebinding). So a name in Host must be localhost or one of hosts, to which the command-line flag
+// adds, and an Origin must be the listener's own. A request that a browser marks as cross-site may
+// only open a page.
 func CheckPage(r *http.Request, hosts []string, flag string) error {
 	if !ownHost(r.Host, hosts) {
 		return fmt.Errorf("the request's Host is %q, and any name can be made to resolve to this "+
@@ -90,7 +90,7 @@ func CheckPage(r *http.Request, hosts []string, flag string) error {
 	return nil
 }
 
-// check demands the token for a change by a browser.
+// check returns an error for a change by a browser without the token.
 func (c *Console) check(r *http.Request) error {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:

@@ -15,7 +15,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// card is an instance.
 type card struct {
 	ID, Name, State    string
 	CanStart, CanStop  bool
@@ -25,13 +24,12 @@ type card struct {
 	Machine *adminapi.Machine
 }
 
-// slot is a slot of an instance; without a disk it is empty.
+// slot is a place for a disk in an instance. If Disk is "", the slot is empty.
 type slot struct {
 	Disk, Label, Title string
 	Boot               bool
 }
 
-// shelved is a detached disk.
 type shelved struct {
 	slot
 	State     string
@@ -44,17 +42,15 @@ type snapshot struct {
 	Size            int64
 }
 
-// toggle is a switch that is on or off.
 type toggle struct {
 	ID, Name, Explanation string
 	On                    bool
-	// Change is the body of the request that turns it over.
+	// Change is the body of the request that flips the switch.
 	Change string
 }
 
-// parts returns the parts of the rack's page.
-func parts(state adminapi.State, switches adminapi.Switches, faults []adminapi.ActiveFault,
-) map[string][]part {
+func parts(state adminapi.State, switches adminapi.Switches,
+	faults []adminapi.ActiveFault) map[string][]part {
 	disks, snapshots := map[string][]adminapi.Disk{}, map[string][]snapshot{}
 	var detached []adminapi.Disk
 	for _, s := range state.Snapshots {
@@ -86,7 +82,7 @@ func parts(state adminapi.State, switches adminapi.Switches, faults []adminapi.A
 			snapshots[d.ID]})
 		delete(snapshots, d.ID)
 	}
-	var others []snapshot // of disks that are attached or gone
+	var others []snapshot // of attached or deleted disks
 	for _, of := range snapshots {
 		others = append(others, of...)
 	}
@@ -107,7 +103,7 @@ func parts(state adminapi.State, switches adminapi.Switches, faults []adminapi.A
 	return lists
 }
 
-// lastLines returns the last lines of a serial console without what moves a terminal's cursor.
+// lastLines returns the last lines of a serial console without escape sequences for a terminal.
 func lastLines(text string) string {
 	lines := strings.Split(strings.TrimSpace(terminal.ReplaceAllString(text, "")), "\n")
 	return strings.ToValidUTF8(strings.Join(lines[max(0, len(lines)-4):], "\n"), "�")
@@ -142,15 +138,15 @@ func slotOf(d adminapi.Disk, boot bool) slot {
 	return slot{d.ID, label(d), d.Name + ", " + bytesText(d.Size), boot}
 }
 
-// label returns the name by which people know a disk: the claim or the name in its tag, or the
-// name that it has on the rack.
+// label returns the name of a disk for people: the claim or the name in its tag, or else its name
+// on the rack.
 func label(d adminapi.Disk) string {
 	tag := readTag(d.Description)
 	return cmp.Or(tag["claim"], tag["name"], d.Name)
 }
 
-// readTag returns the fields of the JSON object in a description such as "who.made.it {…}", with
-// which a driver marks its disks.
+// readTag returns the fields of a driver's tag: the JSON object in a description such as
+// "csi.example {…}".
 func readTag(description string) map[string]string {
 	_, text, _ := strings.Cut(description, " ")
 	var fields map[string]json.RawMessage
@@ -168,7 +164,7 @@ func readTag(description string) map[string]string {
 	return tag
 }
 
-// softDelete is the free delay that the switch sets.
+// softDelete is the free delay that the switch "Soft delete" sets.
 const softDelete = 30 * time.Second
 
 func toggles(s adminapi.Switches) []toggle {
@@ -201,7 +197,7 @@ func toggles(s adminapi.Switches) []toggle {
 	}
 }
 
-// rule describes a fault. It does not show the token that a fault may be limited to.
+// rule describes a fault. It hides the token to which a fault may be limited.
 func rule(f adminapi.Fault) string {
 	if f.Bearer != "" {
 		f.Bearer = "…"
@@ -242,7 +238,6 @@ func (c *Console) refresh() error {
 	return nil
 }
 
-// rackBody is the content of the rack's page.
 type rackBody struct {
 	Lists      map[string][]template.HTML
 	Rows       []template.HTML
@@ -289,7 +284,6 @@ func settings(s adminapi.Switches) []setting {
 		{"instance_delay", time.Duration(s.InstanceDelay).String()}}
 }
 
-// routesPage lists the requests of package adminapi.
 func (c *Console) routesPage(w http.ResponseWriter, r *http.Request) {
 	c.show(w, r, http.StatusOK, "routes.tmpl", page{Title: "Requests of the admin listener",
 		Body: struct {
@@ -298,8 +292,8 @@ func (c *Console) routesPage(w http.ResponseWriter, r *http.Request) {
 		}{r.Host, adminapi.Routes}})
 }
 
-// board has the changing parts of a page: lists of items, each an HTML element whose id is the
-// item's. It numbers its changes, so that a page gets what has changed since it was rendered.
+// board has the changing parts of a page: lists of items, each an HTML element with the item's id.
+// It numbers its changes, so that a page gets only the changes since it was rendered.
 type board struct {
 	last  int
 	lists map[string]*list
@@ -317,20 +311,20 @@ type item struct {
 	changed int
 }
 
-// part is an item before it is rendered by a template. Equal models are rendered alike.
+// part is an item before it is rendered by a template. Items with equal models look the same.
 type part struct {
 	id, template string
 	model        any
 }
 
-// update has the lists whose order has changed, and the items that have. It is JSON for the script.
+// update has the lists whose order has changed and the items that have changed, as JSON for the
+// script.
 type update struct {
 	Lists map[string][]string      `json:"lists,omitempty"`
 	Items map[string]template.HTML `json:"items,omitempty"`
 	Rows  []template.HTML          `json:"rows,omitempty"`
 }
 
-// put makes the board show these lists.
 func (b *board) put(lists map[string][]part) error {
 	if b.items == nil {
 		b.lists, b.items = map[string]*list{}, map[string]*item{}
@@ -379,7 +373,6 @@ func (b *board) since(last int) update {
 	return u
 }
 
-// html returns the items of each list for a new page.
 func (b *board) html() map[string][]template.HTML {
 	all := map[string][]template.HTML{}
 	for name, l := range b.lists {

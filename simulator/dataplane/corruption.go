@@ -76,7 +76,6 @@ var moments = []moment{
 // place is the place of a block: its offset in the file. A negative offset counts from the end.
 type place int64
 
-// last is the place of a disk's last block.
 const last place = -tamperBlock
 
 // in returns the offset of a place in a range of a file, or -1 if the range does not contain it.
@@ -139,7 +138,6 @@ func TamperOf(name string) (Tamper, bool) {
 	return corruptionOf(damages[d], moments[m], place(at), bytes), true
 }
 
-// happening is the kind of an event.
 type happening int
 
 const (
@@ -154,7 +152,6 @@ const (
 	snapshotRemoved
 )
 
-// event is a change of a disk or a snapshot.
 type event struct {
 	what happening
 	// disk is the disk's ID. name is its name, set when it is plugged. bytes is its size, set when it
@@ -350,7 +347,6 @@ func (c *corruption) madeFrom(p *Plane, snapshot, not string) (paths []string) {
 	return paths
 }
 
-// anotherFile returns the file of another disk that has a block at the offset, or "".
 func (p *Plane) anotherFile(disk string, at int64) string {
 	id := p.otherDisk(disk, func(_ string, size int64) bool { return size >= at+tamperBlock })
 	if id == "" {
@@ -403,7 +399,6 @@ func (v *victim) share() error {
 	return nil
 }
 
-// swap exchanges two blocks that differ.
 func (v *victim) swap() error {
 	one, err := readBlock(v.path, v.at)
 	if err != nil {

@@ -54,7 +54,7 @@ type Plane struct {
 	// owner is the rack's identity. Its devices carry it, because another rack may have the same
 	// paths in a container of its own.
 	owner string
-	// device is the st_dev of the files in dir. On an overlay it may differ from that of dir.
+	// device is the st_dev of the files in dir. On overlayfs the directory itself may have another.
 	device uint64
 	// noDevices is the reason why no disk has a loop device, or nil if disks have one.
 	noDevices error

@@ -54,7 +54,6 @@ func openPlane(t *testing.T, c Config) *Plane {
 	return p
 }
 
-// newPlaneOn opens a data plane on a filesystem of that type.
 func newPlaneOn(t *testing.T, fsType string) *Plane {
 	t.Helper()
 	simtest.NeedRoot(t)
@@ -88,7 +87,6 @@ func newGuest(t *testing.T, p *Plane) string {
 	return id
 }
 
-// newDisk creates a blank disk that can be plugged into the instance.
 func newDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 	t.Helper()
 	spec := Device{InstanceID: instanceID, DiskID: newID(), DiskName: name,
@@ -97,7 +95,6 @@ func newDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 	return spec
 }
 
-// seen returns the names of the devices that the guest sees.
 func seen(t *testing.T, p *Plane, instanceID string) []string {
 	t.Helper()
 	var names []string

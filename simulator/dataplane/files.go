@@ -110,7 +110,7 @@ func (p files) ImportImage(ctx context.Context, id, file string, size int64) err
 	return nil
 }
 
-// WriteDisk writes a disk that no guest has. FlushDisk makes what it wrote durable.
+// WriteDisk writes to a disk that no guest has. FlushDisk makes the bytes durable.
 func (p files) WriteDisk(id string, offset int64, data []byte) error {
 	return p.changeDisk(id, func(f *os.File) error {
 		_, err := f.WriteAt(data, offset)
@@ -194,7 +194,7 @@ func (p files) flushDir(dir string) error {
 	return FlushDir(dir)
 }
 
-// fill copies into f the bytes of the file at source, which nobody writes, and sets f's size.
+// fill copies the bytes of the file source, which must not be written meanwhile, and sets f's size.
 func fill(ctx context.Context, f *os.File, source string, size int64) error {
 	src, err := os.OpenFile(source, os.O_RDONLY|syscall.O_NONBLOCK, 0) // it may be a pipe
 	if err != nil {
@@ -306,7 +306,6 @@ func FlushDir(dir string) error {
 	return nil
 }
 
-// resize changes the size of a disk's file.
 func (p files) resize(diskID string, size int64) error {
 	st, err := os.Stat(p.DiskPath(diskID))
 	if err != nil || st.Size() == size {
@@ -350,7 +349,7 @@ func (p files) diskInodes() (map[string]uint64, error) {
 	return inodes, nil
 }
 
-// backing matches the names of the files, and those of unfinished ones.
+// backing matches the names of finished and unfinished files.
 var backing = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.img(\.tmp)?$`)
 
 // removeOrphans removes the files of a kind of the objects in left, which have no record any more,

@@ -15,7 +15,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-// allocated returns the number of bytes that a file uses on its filesystem.
 func allocated(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t

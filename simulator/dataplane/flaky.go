@@ -133,7 +133,6 @@ func (f *Flaky) unplug(id string) error {
 	return d.file.Close()
 }
 
-// forget drops the faults of a removed disk.
 func (f *Flaky) forget(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

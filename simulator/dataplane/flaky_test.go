@@ -19,7 +19,6 @@ func newFlakyPlane(t *testing.T, dir string) *Plane {
 	return newPlaneIn(t, Config{Dir: dir, FlakyDisks: true})
 }
 
-// writeTo writes a block and flushes it.
 func writeTo(path string, fill byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -29,7 +28,6 @@ func writeTo(path string, fill byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// first returns the first byte of a disk's file.
 func first(t *testing.T, p *Plane, d Device) byte {
 	t.Helper()
 	content, err := os.ReadFile(p.DiskPath(d.DiskID))

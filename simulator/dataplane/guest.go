@@ -67,7 +67,6 @@ func (p *Plane) Empty() error {
 	return nil
 }
 
-// guestState is the guest of one instance.
 type guestState struct {
 	// plugged are its disks, by ID. The mu of guests guards it.
 	plugged map[string]*plugged
@@ -103,14 +102,12 @@ type plugged struct {
 	appeared chan struct{}
 }
 
-// guests has the guests by the IDs of their instances.
 type guests struct {
 	mu sync.Mutex
 	// mu guards byID and the plugged disks of each guest. It is never held while files are written.
 	byID map[string]*guestState
 }
 
-// add adds a guest unless it exists.
 func (g *guests) add(instanceID string, seed uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -139,14 +136,12 @@ func (g *guests) remove(instanceID string) {
 	delete(g.byID, instanceID)
 }
 
-// all returns the guests by their instances' IDs.
 func (g *guests) all() map[string]*guestState {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return maps.Clone(g.byID)
 }
 
-// devices returns the disks of a guest.
 func (g *guests) devices(of *guestState) []*plugged {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -167,14 +162,12 @@ func (g *guests) lock(instanceID string) *guestState {
 	return guest
 }
 
-// note adds a disk to its guest.
 func (g *guests) note(d *plugged) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	d.guest.plugged[d.spec.DiskID] = d
 }
 
-// forget removes a disk from its guest.
 func (g *guests) forget(d *plugged) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -90,8 +90,7 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	}), nil
 }
 
-// adoptOrRelease returns the devices that match an attached disk, by disk, and releases all
-// others.
+// adoptOrRelease returns the devices that match an attached disk, by disk, and releases all others.
 func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map[string]*plugged,
 	error) {
 	adopted := map[string]*plugged{}

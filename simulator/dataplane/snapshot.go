@@ -99,8 +99,7 @@ func copyOnce(ctx context.Context, dst, src *os.File, d *plugged) (still bool, e
 	return idle && after == before, err
 }
 
-// writes counts the write requests of a block device. The kernel counts a request when it is
-// done.
+// writes counts the write requests of a block device. The kernel counts a request when it is done.
 type writes struct{ requests, sectors, discards, discardedSectors uint64 }
 
 // writesBegin reads the counters first and then the requests in flight. A request that ends or

@@ -61,7 +61,6 @@ type mountedSpec struct {
 	dir string
 }
 
-// mountedDisk plugs a disk, creates a filesystem on it and mounts it.
 func mountedDisk(t *testing.T, p *Plane, fsType string) mountedSpec {
 	t.Helper()
 	id := newGuest(t, p)

@@ -74,7 +74,6 @@ func mountsIn(dir string) (paths []string, err error) {
 	return paths, errors.Join(err, listed)
 }
 
-// deviceOf returns the st_dev of a directory's filesystem.
 func deviceOf(dir string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
@@ -83,7 +82,6 @@ func deviceOf(dir string) (uint64, error) {
 	return st.Dev, nil
 }
 
-// makeNode creates the node of a block device.
 func makeNode(path string, loop loopdev.Device) error {
 	dev := int(unix.Mkdev(loop.Major, loop.Minor))
 	if err := unix.Mknod(path, unix.S_IFBLK|0o660, dev); err != nil {
@@ -92,7 +90,6 @@ func makeNode(path string, loop loopdev.Device) error {
 	return os.Chmod(path, 0o660) // whatever the umask
 }
 
-// isNodeOf reports whether the path is the node of that block device.
 func isNodeOf(path string, loop loopdev.Device) bool {
 	var st unix.Stat_t
 	err := unix.Lstat(path, &st)
@@ -100,7 +97,6 @@ func isNodeOf(path string, loop loopdev.Device) bool {
 		st.Rdev == unix.Mkdev(loop.Major, loop.Minor)
 }
 
-// backs reports whether the file is the device's backing file.
 func backs(d loopdev.Device, path string) bool {
 	var st unix.Stat_t
 	return unix.Stat(path, &st) == nil && st.Dev == d.BackingDevice && st.Ino == d.BackingInode

@@ -33,7 +33,6 @@ type Tamper struct {
 	life func(p *Plane, e event) error
 }
 
-// tampering holds the active tamper.
 type tampering struct {
 	plane *Plane
 
@@ -75,7 +74,6 @@ func (a *tampering) tamper() Tamper {
 	return a.now
 }
 
-// path returns the path of a tamper's file.
 func (a *tampering) path(name string) string { return filepath.Join(a.plane.dir, "tamper", name) }
 
 // CreateDisk creates a blank disk, which uses no space. It does not change an existing one.
@@ -233,7 +231,6 @@ func Tampers() []Tamper {
 	}, corruptions()...)
 }
 
-// at returns a hook for one kind of event.
 func at(what happening, do func(*Plane, event) error) func(*Plane, event) error {
 	return func(p *Plane, e event) error {
 		if e.what != what {
@@ -243,7 +240,6 @@ func at(what happening, do func(*Plane, event) error) func(*Plane, event) error 
 	}
 }
 
-// faulty returns a hook that changes each device before it is created.
 func faulty(change func(event)) func(*Plane, event) error {
 	return at(diskPlugging, func(_ *Plane, e event) error { change(e); return nil })
 }
@@ -260,7 +256,6 @@ func (p *Plane) otherDisk(diskID string, fits func(id string, sizeBytes int64) b
 	return ""
 }
 
-// holdsSomething reports whether a file has a byte that is not zero.
 func holdsSomething(path string) bool {
 	file, err := os.Open(path)
 	if err != nil {
@@ -290,7 +285,6 @@ func deleteAnother(p *Plane, _ event) error {
 	return errors.Join(err, os.Truncate(p.DiskPath(id), 0), os.Truncate(p.DiskPath(id), size))
 }
 
-// replace copies the bytes of another file into a file.
 func (p files) replace(path, source string) error {
 	st, err := os.Stat(source)
 	if err != nil {

@@ -100,7 +100,6 @@ func (v view) names() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// remove removes a device, if it exists.
 func (v view) remove(name string) error {
 	aside := filepath.Join(v.asideDir(), name)
 	if err := os.RemoveAll(aside); err != nil {

@@ -1,10 +1,10 @@
 // Package flightlog follows the flight records of drivers: a node's driver appends a line of JSON
 // to the file of a volume for every change that it makes there, such as a format or a mount
-// (docs/events.md). No request of the rack's API tells of these changes.
+// (docs/events.md). These changes are in no request of the rack's API.
 //
-// Package flightlog knows the form of the lines, and not the driver. It trusts no line: it follows
-// no link, reads regular files only, skips what is not an entry, and limits what it keeps. Nothing
-// happens between two calls of [Log.Newest].
+// Package flightlog knows the form of the lines, and not the driver. It does not trust the files:
+// it follows no link, reads only regular files, skips invalid lines, and limits the number of
+// entries. It reads the files only in [Log.Newest].
 package flightlog
 
 import (
@@ -20,11 +20,11 @@ import (
 	"time"
 )
 
-// Entry is one line of a flight record. Its texts are those of whoever has written the file.
+// Entry is one line of a flight record. Its texts are not trusted.
 type Entry struct {
 	// Seq is the number of the entry in the order in which entries were read.
 	Seq int `json:"-"`
-	// Change is the Seq of the entry with which the change was announced, or of this one.
+	// Change is the Seq of the entry that began the change, or of this entry.
 	Change int `json:"-"`
 
 	Time    time.Time `json:"time"`
@@ -43,7 +43,7 @@ type Entry struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// The outcomes that matter here. Any other one ends a change, too.
+// The outcomes that this package distinguishes. Every outcome except Begun ends a change.
 const (
 	Begun = "begun"
 	Done  = "done"
@@ -52,11 +52,11 @@ const (
 const (
 	// kept is how long an entry is kept.
 	kept = time.Hour
-	// maxEntries, maxLine and maxFiles limit what is kept, whatever the files have.
+	// maxEntries, maxLine and maxFiles limit what is kept of the files.
 	maxEntries = 5000
 	maxLine    = 8 << 10
 	maxFiles   = 4096
-	// seldom is the least time between two looks at the files.
+	// seldom is the least time between two reads of the files.
 	seldom = 50 * time.Millisecond
 )
 
@@ -67,7 +67,7 @@ type Log struct {
 	Dirs []string
 
 	mu sync.Mutex
-	// mu guards what follows.
+	// mu guards the fields below.
 	files   map[string]*file
 	entries []Entry
 	seq     int
@@ -76,9 +76,9 @@ type Log struct {
 	cleared time.Time
 }
 
-// Newest reads what was written since the last call, and returns up to limit entries behind the one
-// with the number since for which keep reports true, the newest first, and none of before an hour
-// ago. Of a change that has ended there is only the end.
+// Newest reads the lines that were written since the last call, and returns up to limit entries of
+// the last hour after number since for which keep returns true, the newest first. Of a change that
+// has ended it returns only the end.
 func (l *Log) Newest(since, limit int, keep func(*Entry) bool) (found []Entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,7 +144,7 @@ func (l *Log) follow(now time.Time) {
 	}
 }
 
-// add adds an entry. The end of a change takes the place of its begin.
+// add adds an entry. The end of a change replaces its beginning.
 func (l *Log) add(e Entry) {
 	l.seq++
 	e.Seq, e.Change = l.seq, l.seq
@@ -162,16 +162,17 @@ func (l *Log) add(e Entry) {
 	l.entries = append(l.entries, e)
 }
 
-// maxRead limits what is read of a file at once: the last bytes. A driver's file has half of it.
+// maxRead is the number of bytes at the end of a file that are read at once. A driver limits its
+// files to half of this size.
 const maxRead = 256 << 10
 
-// file is how far a file was read.
+// file records how far a file was read.
 type file struct {
-	// info is the file's when it was read.
+	// info is the file's info at the time when it was read.
 	info os.FileInfo
-	// end is the end of the last whole line that was read. That line has last's length and hash, by
-	// which it is found in a file that was written anew: a driver drops the oldest lines of a file
-	// that is too long.
+	// end is the offset after the last complete line that was read. last has the length and the hash
+	// of that line. They identify the line in a file that was rewritten: a driver drops the oldest
+	// lines of a file that is too long.
 	end  int64
 	last struct {
 		length int
@@ -179,14 +180,14 @@ type file struct {
 	}
 }
 
-// read returns the entries of the lines that were written since the last call, if the file's
-// present info says that there may be some. A last line that is not whole yet is left for later.
+// read returns the entries of the lines that were written since the last call, unless the file's
+// present info shows that it has not changed. It leaves an incomplete last line for the next call.
 func (f *file) read(path string, now os.FileInfo) (fresh []Entry) {
 	if f.info != nil && os.SameFile(f.info, now) && f.info.Size() == now.Size() &&
 		f.info.ModTime().Equal(now.ModTime()) || !now.Mode().IsRegular() {
 		return nil
 	}
-	// O_NONBLOCK: what takes the file's place meanwhile may be a pipe.
+	// O_NONBLOCK: the file may have been replaced by a pipe.
 	r, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil // it may be there next time
@@ -235,7 +236,7 @@ func (f *file) read(path string, now os.FileInfo) (fresh []Entry) {
 	return fresh
 }
 
-// continues reports whether the file still has the last line that was read, at its place.
+// continues reports whether the file still has the last line that was read at the same offset.
 func (f *file) continues(r io.ReaderAt) bool {
 	line := make([]byte, f.last.length)
 	_, err := r.ReadAt(line, f.end-int64(len(line)))

@@ -53,8 +53,8 @@ func (r *record) replace(text string) {
 	simtest.NoError(r.t, os.Rename(r.path+".new", r.path))
 }
 
-// look returns the entries since the last look, the oldest first, as words.
-func (r *record) look() string {
+// next returns the events since the last call, the oldest first.
+func (r *record) next() string {
 	r.looked = time.Time{} // at once
 	var words string
 	for _, e := range r.Newest(r.last, 100, func(e *Entry) bool {
@@ -80,7 +80,7 @@ func TestALogFollowsAFile(t *testing.T) {
 			{"two lines", func(r *record) { r.append(one + two) }, "One Two"}, nothing,
 			{"a third line", func(r *record) { r.append(three) }, "Three"}, nothing,
 		},
-		"with a line that is not whole yet": {
+		"with an incomplete line": {
 			{"a part", func(r *record) { r.append(one + two[:20]) }, "One"},
 			{"the rest", func(r *record) { r.append(two[20:]) }, "Two"},
 			{"a line that a power cut has torn", func(r *record) { r.append(three[:20]) }, ""},
@@ -120,7 +120,7 @@ func TestALogFollowsAFile(t *testing.T) {
 					strings.Replace(one, "One", strings.Repeat("x", maxLine), 1) + two)
 			}, "Two"},
 		},
-		"and no link and no pipe": {
+		"but no link and no pipe": {
 			{"a line", func(r *record) { r.append(one) }, "One"},
 			{"a link", func(r *record) {
 				simtest.NoError(t, os.Rename(r.path, r.path+".old"))
@@ -142,7 +142,7 @@ func TestALogFollowsAFile(t *testing.T) {
 			r := newRecord(t)
 			for _, s := range steps {
 				s.do(r)
-				if got := r.look(); got != s.want {
+				if got := r.next(); got != s.want {
 					t.Fatalf("%s: the log has %q, want %q", s.what, got, s.want)
 				}
 			}
@@ -150,7 +150,7 @@ func TestALogFollowsAFile(t *testing.T) {
 	}
 }
 
-func TestTheEndOfAChangeTakesThePlaceOfItsBegin(t *testing.T) {
+func TestTheEndOfAChangeReplacesItsBeginning(t *testing.T) {
 	r := newRecord(t)
 	shown := func() (all string) {
 		r.looked = time.Time{}
@@ -179,12 +179,12 @@ func TestALogIsLimited(t *testing.T) {
 	for n := range maxEntries + 10 {
 		if lines += line(fmt.Sprintf("Event%d", n)); n%500 == 0 {
 			r.append(lines)
-			r.look()
+			r.next()
 			lines = ""
 		}
 	}
 	r.append(lines)
-	r.look()
+	r.next()
 	if got := len(r.entries); got != maxEntries {
 		t.Errorf("the log keeps %d entries, want %d", got, maxEntries)
 	}

@@ -1,11 +1,11 @@
-// Package keylock has mutexes by key. The engine locks the objects that a request changes, and the
-// data plane the disks whose bytes it handles.
+// Package keylock has a set of mutexes with keys. The engine locks the objects that a request
+// changes, and the data plane locks the disks whose bytes it handles.
 package keylock
 
 import "sync"
 
-// Map is a set of mutexes. A mutex is created when its key is first locked, and dropped with its
-// last user. The zero value is ready for use.
+// Map is a set of mutexes. A mutex exists while somebody holds it or waits for it. The zero value
+// is ready for use.
 type Map struct {
 	mu sync.Mutex
 	// mu guards held.

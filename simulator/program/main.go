@@ -1,5 +1,5 @@
 // Package program is oxide-simulator without its main function: it parses the command line and
-// serves a rack. The conformance program contains it, too, for its demonstration.
+// serves a rack. The conformance program uses it for its demonstration.
 package program
 
 import (

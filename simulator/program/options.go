@@ -57,7 +57,7 @@ type options struct {
 	image           string
 	mutation        string
 	flightRecords   []string
-	// alone means that the rack has no directory of the caller's and is gone at the end.
+	// alone means that the rack has a temporary directory.
 	alone     bool
 	logLevel  slog.Level
 	logFormat string
@@ -151,7 +151,7 @@ func (o *options) flags() *flag.FlagSet {
 	return f
 }
 
-// each returns what adds every value of a repeatable flag to a list.
+// each returns the function of a repeatable flag that adds its values to a list.
 func each(list *[]string) func(string) error {
 	return func(s string) error {
 		*list = append(*list, s)
@@ -159,7 +159,7 @@ func each(list *[]string) func(string) error {
 	}
 }
 
-// limits adds the flags for what the rack allows, its delays and its devices.
+// limits adds the flags for the rack's limits, delays and devices.
 func (o *options) limits(f *flag.FlagSet) {
 	r := &o.rack
 	f.StringVar(&o.disks, "disks", "", "what the guests' disks are: `file`; fuse: such as can fail "+
@@ -280,8 +280,8 @@ func fuseProblem() error {
 	return err
 }
 
-// rehearse makes a new rack in a temporary directory without devices, so that what is wrong with
-// the options is told before anything is made.
+// rehearse opens a rack with these options in a temporary directory without devices, so that a
+// mistake in the options is reported before anything is created.
 func (o *options) rehearse(ctx context.Context) error {
 	c := o.rack
 	if entries, err := os.ReadDir(c.Dir); err == nil && len(entries) > 0 {
@@ -368,7 +368,7 @@ func shut(server *http.Server, rack *simulator.Server) error {
 	return errors.Join(err, <-closed)
 }
 
-// about is the line that is printed when the rack is ready.
+// about is the content of the line that is printed when the rack is ready.
 type about struct {
 	URL     string `json:"url"`
 	Admin   string `json:"admin"`
@@ -389,7 +389,8 @@ type instance struct {
 	SSH string `json:"ssh,omitempty"`
 }
 
-// reachable returns an address at which this machine reaches a listener, which may have none.
+// reachable returns an address at which this machine reaches a listener, also if that listens at
+// all addresses.
 func reachable(listener net.Addr) string {
 	tcp, ok := listener.(*net.TCPAddr)
 	if !ok || !tcp.IP.IsUnspecified() {
@@ -423,7 +424,7 @@ func (o *options) describe(rack *simulator.Server, api, admin net.Addr) about {
 	return a
 }
 
-// print tells where the rack is.
+// print prints the addresses of the rack.
 func (o *options) print(a about, w io.Writer) error {
 	if !o.alone {
 		return json.NewEncoder(w).Encode(a)
@@ -432,7 +433,7 @@ func (o *options) print(a about, w io.Writer) error {
 	return err
 }
 
-// exports is what a person reads and a shell evaluates when the rack is ready.
+// exports returns the addresses of the rack as commands for a shell, with comments.
 func (o *options) exports(a about) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# A simulated rack is ready. It is gone when it ends; --dir DIR keeps it.\n"+

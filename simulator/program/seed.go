@@ -59,7 +59,7 @@ func readSeed(path string, c *simulator.Config) error {
 		err = errors.New("it has more than one document")
 	}
 	if err != nil {
-		return fmt.Errorf("%w (docs/howto/simulator.md has the form)", inOurWords(err))
+		return fmt.Errorf("%w (docs/howto/simulator.md has the form)", oneLine(err))
 	}
 	c.Projects = append(c.Projects, from.Projects...)
 	for _, i := range from.Images {
@@ -79,8 +79,8 @@ func readSeed(path string, c *simulator.Config) error {
 
 var unknownKey = regexp.MustCompile(`field (\S+) not found in type .*`)
 
-// inOurWords returns the mistakes of a file in one line, without the names of types.
-func inOurWords(err error) error {
+// oneLine returns the errors about a file in one line, without the names of Go types.
+func oneLine(err error) error {
 	var mistakes *yaml.TypeError
 	if !errors.As(err, &mistakes) {
 		return err

@@ -5,8 +5,7 @@
 //
 // The rack is in this process and ends with the test. It has the project default with the running
 // instances a and b. It runs on any system and for any user, because its disks are files without
-// devices: the API is whole, and only what an instance would see of its disks is missing. An
-// [Option] changes that.
+// devices: the API is complete, but no instance sees its disks. An [Option] changes that.
 package simulatortest
 
 import (
@@ -29,7 +28,7 @@ type Rack struct {
 	// URL, Token and Project are what a program under test needs: OXIDE_HOST, OXIDE_TOKEN and
 	// OXIDE_PROJECT.
 	URL, Token, Project string
-	// Admin asks for the rack's state and request log, and changes its switches and faults.
+	// Admin reads the rack's state and request log, and changes its switches and faults.
 	Admin adminapi.Client
 	// Server is the rack itself.
 	Server *simulator.Server
@@ -78,8 +77,8 @@ func Start(t testing.TB, options ...Option) *Rack {
 	return r
 }
 
-// Fault lets requests fail, as f says, and returns a function that reports how often it has acted.
-// It fails the test if there can be no such fault.
+// Fault adds a fault, and returns a function that reports how often the fault has fired. It fails
+// the test if the fault is invalid.
 func (r *Rack) Fault(f adminapi.Fault) (fired func() int) {
 	r.t.Helper()
 	id, err := r.Server.Faults.Add(f)

@@ -25,7 +25,7 @@ func create(rack *simulatortest.Rack, t *testing.T, name string) error {
 	return err
 }
 
-// disks returns what the rack has, as NAME or NAME@INSTANCE.
+// disks returns the rack's disks as NAME or NAME@INSTANCE.
 func disks(rack *simulatortest.Rack, t *testing.T) (all []string) {
 	t.Helper()
 	state, err := rack.Admin.State(t.Context())
@@ -43,7 +43,7 @@ func disks(rack *simulatortest.Rack, t *testing.T) (all []string) {
 	return all
 }
 
-func TestAFaultStrikesUntilTheRackIsReset(t *testing.T) {
+func TestResetRemovesFaultsDisksAndSwitches(t *testing.T) {
 	rack := simulatortest.Start(t, func(c *simulator.Config) {
 		c.Disks = []simulator.DiskSpec{{Name: "seeded", SizeBytes: 1 << 30, Instance: "b"}}
 	})
@@ -80,8 +80,8 @@ func TestAFaultStrikesUntilTheRackIsReset(t *testing.T) {
 	}
 }
 
-// TestTheLibraryIsLight measures what a module takes on that imports this package.
-func TestTheLibraryIsLight(t *testing.T) {
+// TestThePackageLinksNoKubernetesOrCSIModule counts the modules on which this package depends.
+func TestThePackageLinksNoKubernetesOrCSIModule(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f",
 		"{{with .Module}}{{.Path}}{{end}}", ".").Output()
 	if err != nil {
