@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
@@ -46,7 +45,7 @@ func TestKeeperBootsAMachineForAColdAttach(t *testing.T) {
 
 	api := keepertest.Serve(t, time.Now)
 	kube, _ := api.Client("keeper")
-	client, err := kubernetes.NewForConfig(kube)
+	client, err := keeper.Connect(kube, "keeper")
 	must(err)
 	racks, closeIdle, err := rack.New(rack.Options{Host: l.rack.URL, Project: l.rack.Project},
 		&rack.Transport{Tokens: &rack.TokenSource{Fixed: l.rack.Token}})
