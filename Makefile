@@ -16,14 +16,11 @@ DURATION ?= 30m
 TIMEOUT ?= 30m
 # The choices of `make e2e`: the specs whose text matches FOCUS, or whose labels match LABEL, on
 # that version of Kubernetes. Without both it runs all specs but the long ones. PREVIOUS is the tag
-# or commit from which it upgrades, if not the default of e2e/run. RELEASED is a folder of `make
-# release` that Helm installs instead of the tree's chart and images: FOCUS='install, upgrade and
-# remove'.
+# or commit from which it upgrades, if not the default of e2e/run.
 FOCUS      ?=
 LABEL      ?=
 KUBERNETES ?= v1.35.8
 PREVIOUS   ?=
-RELEASED   ?=
 # The directory of the virtual machines' image, and the package of another kernel for it. Its
 # subdirectory newer has the image of a later Debian: make vm moves volumes between both.
 VMIMAGE  = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-simulator/vm
@@ -41,10 +38,12 @@ RELEASE ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 BIN      = bin
 # The version that `make release` makes, such as v1.2.3, and its folder. IMAGES= makes no images.
 # BASE=FILE is a tar of Debian's root file system, for machines that cannot reach a registry.
+# REGISTRY is where `make push` copies the images to.
 VERSION  =
 DIST     = dist
 IMAGES   = yes
-BASE     =
+BASE     ?=
+REGISTRY ?=
 # The URL of a copy of Go's vulnerability database, file:///DIRECTORY, to use instead of the
 # original.
 VULNDB   =
@@ -74,11 +73,11 @@ MODULE   = github.com/oxidecomputer/oxide-csi-plugin
 SAYS     = -X $(MODULE)/driver.Release=$(RELEASE) -X $(MODULE)/simulator/program.Release=$(RELEASE) \
 	-X $(MODULE)/keeper.Release=$(RELEASE) -X main.Release=$(RELEASE)
 E2E      = $(PLAIN) $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-label '$(LABEL)') \
-	$(if $(filter long,$(LABEL)),-timeout 4h) $(if $(PREVIOUS),-previous '$(PREVIOUS)') $(if $(RELEASED),-release '$(abspath $(RELEASED))')
+	$(if $(filter long,$(LABEL)),-timeout 4h) $(if $(PREVIOUS),-previous '$(PREVIOUS)')
 
 .DEFAULT_GOAL := help
 .PHONY: help help-all build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo docs conformance conformance-simulator
-.PHONY: vm vm-image rehearsal check mutants size fmt lint vulncheck manifests schema clients release release-check clean under-test testrun times ci
+.PHONY: vm vm-image rehearsal check mutants size fmt lint vulncheck manifests schema clients release push release-check clean under-test testrun times ci
 
 # The proofs of data safety, each a package below proofs/ and a target here.
 PROOFS   = corpus crash powercut faults model concurrency nodes
@@ -288,6 +287,15 @@ clients: # run Oxide's own clients against a simulated rack: SOURCES=DIR SPEC=FI
 release: ## operator: make the files of a version for its users in dist/: VERSION=v1.2.3
 	@$(GO) run -C tools ./release -version '$(VERSION)' -out '$(abspath $(DIST))' -arch '$(ARCH)' \
 		-images=$(if $(IMAGES),true,false) $(if $(BASE),-base '$(abspath $(BASE))')
+
+push: ## operator: copy the images and the chart in dist/ to REGISTRY=registry.example.com
+	@test -n '$(REGISTRY)' || { echo 'push: expected REGISTRY=HOST, such as registry.example.com' >&2; exit 1; }
+	@crane=$$($(GO) tool -modfile=tools/go.mod -n crane) || exit 1; \
+	while read -r image tag platform _; do \
+		test "$$platform" = all || continue; \
+		layout=$$(mktemp -d) && tar -xf "$(DIST)/$${image#*/}.oci.tar" -C "$$layout" && \
+		"$$crane" push "$$layout" "$(REGISTRY)/$$image:$$tag" && rm -r "$$layout" || exit 1; \
+	done <"$(DIST)/DIGESTS"
 
 # It needs root, buildah and mmdebstrap.
 release-check: ## CI: make a release with images twice, and compare

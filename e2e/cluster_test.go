@@ -83,6 +83,9 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 				{HostPath: "/dev", ContainerPath: "/host/dev"},
 			},
 		}},
+		// A spec pulls from a registry without TLS, which a file in this directory allows.
+		ContainerdConfigPatches: []string{"[plugins.\"io.containerd.grpc.v1.cri\".registry]\n" +
+			"config_path = \"/etc/containerd/certs.d\"\n"},
 		KubeadmConfigPatches: []string{fmt.Sprintf(
 			"kind: KubeletConfiguration\nfailCgroupV1: false\nnodeStatusUpdateFrequency: %s\n",
 			nodeStatusPeriod)},

@@ -3,9 +3,9 @@
 package e2e
 
 import (
-	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,9 +37,11 @@ var _ = Describe("the documentation", func() {
 			NodeTimeout(10*time.Minute))
 	}
 
-	It("D-57 contains commands that install, upgrade and remove the driver: "+
-		strings.Join(docs.ByHelm, ", "), func(ctx SpecContext) {
-		reader := newReader(ctx)
+	It("contains commands that make a release, and install, upgrade and remove it: "+
+		strings.Join(docs.ByHelm, ", ")+" (D-57)", func(ctx SpecContext) {
+		reader := newReader(ctx, "CHART="+releasedChart, "REGISTRY="+serveRegistry(ctx),
+			"BASE="+config.base)
+		reader.root = checkOut(ctx)
 		DeferCleanup(func(ctx SpecContext) {
 			reader.run(ctx, docs.Block{Text: "helm uninstall oxide-csi --namespace oxide-csi " +
 				"--ignore-not-found --wait --timeout 3m"})
@@ -51,14 +53,16 @@ var _ = Describe("the documentation", func() {
 		uninstall(ctx)
 		unregistered(ctx)
 		for _, path := range docs.ByHelm {
-			By("following "+path, func() { reader.follow(ctx, path) })
-			if path == docs.ByHelm[0] {
+			began, steps := time.Now(), 0
+			By("following "+path, func() { steps = reader.follow(ctx, path) })
+			if path == installPage {
+				fmt.Printf("FIGURE operator-path steps=%d minutes=%.1f manual_decisions=%d\n", steps,
+					time.Since(began).Minutes(), decisions())
 				for _, worker := range workers {
 					Expect(registered(ctx, worker)).To(Succeed())
 				}
 				expectRelease(ctx)
-				s.Beating(ctx, workers[0], s.Claim(ctx, Claim{Name: "by-helm"})).Delete(ctx)
-				s.DeleteClaim(ctx, "by-helm")
+				expectNames(ctx, filepath.Join(reader.root, "dist"))
 				noVolumes(ctx)
 			}
 			if path == keeperPage {
@@ -69,7 +73,7 @@ var _ = Describe("the documentation", func() {
 			}
 		}
 		unregistered(ctx)
-	}, NodeTimeout(15*time.Minute))
+	}, NodeTimeout(20*time.Minute))
 })
 
 // followOnColdRack follows a page that takes the rack's hot-plug away, stops and starts instances
@@ -97,43 +101,102 @@ func followOnColdRack(ctx context.Context, path string) {
 	reader.follow(ctx, path)
 }
 
-// keeperPage is the page that turns the node keeper on.
-const keeperPage = "docs/howto/node-keeper.md"
+// installPage is the page that makes a release and installs it, and keeperPage the one that turns
+// the node keeper on.
+const (
+	installPage = "docs/howto/install.md"
+	keeperPage  = "docs/howto/node-keeper.md"
+)
 
-// expectRelease checks that the driver's pods run the images of the tested release, if a release is
-// tested.
+// releasedVersion is the version of the release that the pages make, and releasedChart its chart.
+const (
+	releasedVersion = "0.1.0-rc.1"
+	releasedChart   = "dist/oxide-csi-driver-" + releasedVersion + ".tgz"
+)
+
+// checkOut returns a clone of the tree with its changes as a commit: a release needs a commit.
+func checkOut(ctx context.Context) string {
+	GinkgoHelper()
+	dir := GinkgoT().TempDir()
+	out, err := exec.CommandContext(ctx, "sh", "-ec", `git clone --quiet --shared --no-checkout .. "$1"
+commit=$(git stash create)
+git -C "$1" checkout --quiet --detach "${commit:-$(git rev-parse HEAD)}"`, "sh", dir).
+		CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(out))
+	return dir
+}
+
+// serveRegistry starts a registry on this machine without TLS, tells the nodes to use it so, and
+// returns its address.
+func serveRegistry(ctx context.Context) string {
+	GinkgoHelper()
+	gateway, err := machines[controlPlane].run(ctx, "ip -4 route show default | cut -d ' ' -f 3")
+	Expect(err).NotTo(HaveOccurred())
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", strings.TrimSpace(gateway)+":0")
+	Expect(err).NotTo(HaveOccurred())
+	address := listener.Addr().String()
+	Expect(listener.Close()).To(Succeed())
+	crane := exec.CommandContext(context.WithoutCancel(ctx), tool(ctx, "crane"), "registry", "serve",
+		"--address", address, "--disk", GinkgoT().TempDir())
+	crane.Stdout, crane.Stderr = GinkgoWriter, GinkgoWriter
+	Expect(crane.Start()).To(Succeed())
+	DeferCleanup(func() {
+		Expect(crane.Process.Kill()).To(Succeed())
+		_ = crane.Wait() // It was killed.
+	})
+	for _, n := range machines {
+		_, err := n.run(ctx, fmt.Sprintf("mkdir -p /etc/containerd/certs.d/%[1]s && "+
+			`echo 'server = "http://%[1]s"' >/etc/containerd/certs.d/%[1]s/hosts.toml`, address))
+		Expect(err).NotTo(HaveOccurred())
+	}
+	return address
+}
+
+// decisions returns how many decisions the page of the installation asks for: the rows of the table
+// under its heading.
+func decisions() int {
+	GinkgoHelper()
+	page, err := os.ReadFile(filepath.Join("..", installPage))
+	Expect(err).NotTo(HaveOccurred())
+	_, table, _ := strings.Cut(string(page), "## Decide before the first volume\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	const head = 2
+	return strings.Count(table, "\n|") - head
+}
+
+// expectRelease checks that the driver's pods run the images of the release.
 func expectRelease(ctx context.Context) {
 	GinkgoHelper()
-	if config.chart == "" {
-		return
-	}
-	version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(config.chart),
-		"oxide-csi-driver-"), ".tgz")
 	ours := "app in (" + controllerName + "," + nodeName + "," + keeperName + ")"
 	pods := installedPods(ctx, ours, "")
 	Expect(len(pods)).To(BeNumerically(">", len(workers)))
 	for _, p := range pods {
 		for _, c := range p.Spec.Containers {
 			if strings.Contains(c.Image, "/oxide-") {
-				Expect(c.Image).To(HaveSuffix(":v"+version), p.Name)
+				Expect(c.Image).To(HaveSuffix(":v"+releasedVersion), p.Name)
 				By(p.Name + " runs " + c.Image)
 			}
 		}
 	}
 }
 
+// expectNames imports an archive of the release into a node, and checks that the image has the name
+// in the manifests.
+func expectNames(ctx context.Context, dist string) {
+	GinkgoHelper()
+	const image = "oxide-node-keeper"
+	n := machines[workers[0]]
+	Expect(n.load(filepath.Join(dist, image+".oci.tar"))).To(Succeed())
+	Expect(n.run(ctx, "ctr --namespace k8s.io images list --quiet")).To(
+		ContainSubstring("docker.io/oxidecomputer/" + image + ":v" + releasedVersion + "\n"))
+}
+
 // guestPatches lists the patches of the overlay that make the nodes' driver use its guest's view on
 // the simulated rack. They fit the chart of every release; not every chart has values for this.
 var guestPatches = []string{"node-paths.yaml", "node-workers.yaml"}
 
-// helmForGuests is a script that runs Helm and applies these patches to the chart's output. If a
-// release is tested, it uses the release's chart instead of the tree's.
+// helmForGuests is a script that runs Helm and applies these patches to the chart's output.
 const helmForGuests = `#!/bin/sh
-for word do
-	shift
-	[ "$word" != deploy/chart ] || word='%[2]s'
-	set -- "$@" "$word"
-done
 case $1 in
 install | upgrade) exec '%[1]s' "$@" --post-renderer patch-guests ;;
 esac
@@ -144,10 +207,10 @@ const patchGuests = `#!/bin/sh
 cat >'%[1]s/all.yaml' && exec kubectl kustomize '%[1]s'
 `
 
-// reader types the commands of a page at the root of the repository.
+// reader types the commands of a page at the root of a repository.
 type reader struct {
-	env []string
-	dir string
+	env       []string
+	root, dir string
 }
 
 // newReader returns a reader with what a doctor has, with kubectl set to the spec's namespace, with
@@ -162,11 +225,7 @@ func newReader(ctx context.Context, variables ...string) reader {
 		Expect(os.WriteFile(path, []byte(text), mode)).To(Succeed())
 		return path
 	}
-	helm, err := exec.CommandContext(ctx, "go", "tool", "-modfile=../tools/go.mod", "-n",
-		"helm").Output()
-	Expect(err).NotTo(HaveOccurred(), "build helm")
-	write("bin/helm", fmt.Sprintf(helmForGuests, strings.TrimSpace(string(helm)),
-		cmp.Or(config.chart, "deploy/chart")), 0o755)
+	write("bin/helm", fmt.Sprintf(helmForGuests, tool(ctx, "helm")), 0o755)
 	guests := filepath.Join(dir, "guests")
 	Expect(os.Mkdir(guests, 0o755)).To(Succeed())
 	write("bin/patch-guests", fmt.Sprintf(patchGuests, guests), 0o755)
@@ -184,9 +243,18 @@ func newReader(ctx context.Context, variables ...string) reader {
 	Expect(err).NotTo(HaveOccurred())
 	kubeconfig.Contexts[kubeconfig.CurrentContext].Namespace = s.ns
 	Expect(clientcmd.WriteToFile(*kubeconfig, filepath.Join(dir, "kubeconfig"))).To(Succeed())
-	return reader{dir: dir, env: append(append(newDoctor(ctx).env, variables...),
+	return reader{root: "..", dir: dir, env: append(append(newDoctor(ctx).env, variables...),
 		"PATH="+bin+":"+doctorDir+":"+os.Getenv("PATH"),
 		"KUBECONFIG="+filepath.Join(dir, "kubeconfig"), "OXIDE_TOKEN_FILE="+token)}
+}
+
+// tool builds a tool of the tools' module, and returns its path.
+func tool(ctx context.Context, name string) string {
+	GinkgoHelper()
+	path, err := exec.CommandContext(ctx, "go", "tool", "-modfile=../tools/go.mod", "-n",
+		name).Output()
+	Expect(err).NotTo(HaveOccurred(), "build %s", name)
+	return strings.TrimSpace(string(path))
 }
 
 // rackVariables returns the variables with which an operator's program finds the rack, without a
@@ -199,8 +267,8 @@ func rackVariables() []string {
 		"OXIDE_PROJECT=" + rackProject, "OXIDE_CLUSTER_ID=e2e"}
 }
 
-// follow runs those commands of a page that are for a cluster.
-func (r reader) follow(ctx context.Context, path string) {
+// follow runs those commands of a page that are for a cluster, and returns how many blocks they are.
+func (r reader) follow(ctx context.Context, path string) int {
 	GinkgoHelper()
 	page, err := docs.Read("..", path)
 	Expect(err).NotTo(HaveOccurred())
@@ -209,9 +277,10 @@ func (r reader) follow(ctx context.Context, path string) {
 	blocks = docs.RunBy(docs.Cluster, blocks)
 	Expect(blocks).NotTo(BeEmpty())
 	r.run(ctx, blocks...)
+	return len(blocks)
 }
 
 func (r reader) run(ctx context.Context, blocks ...docs.Block) {
 	GinkgoHelper()
-	Expect(docs.Session{Root: "..", Dir: r.dir, Env: r.env}.Run(ctx, blocks)).To(Succeed())
+	Expect(docs.Session{Root: r.root, Dir: r.dir, Env: r.env}.Run(ctx, blocks)).To(Succeed())
 }

@@ -103,8 +103,8 @@ type settings struct {
 	// previous is the directory of the previous release, and previousName its name; both are empty
 	// without one.
 	previous, previousName string
-	// chart is the chart of a release; empty means the chart of this tree.
-	chart string
+	// base is a tar of the images' base; empty means that of the Dockerfile.
+	base string
 	// reuse uses the cluster that an earlier run has kept, and its installation.
 	offline, keep, reuse bool
 }
@@ -123,7 +123,7 @@ func readSettings() (settings, error) {
 		nodeImage: get("E2E_NODE_IMAGE"), kubernetes: get("E2E_KUBERNETES"),
 		crds: get("E2E_CRDS"), work: get("E2E_WORK"), evidence: get("E2E_EVIDENCE"),
 		previous: os.Getenv("E2E_PREVIOUS"), previousName: os.Getenv("E2E_PREVIOUS_NAME"),
-		chart:    os.Getenv("E2E_CHART"),
+		base:     os.Getenv("E2E_BASE"),
 		archives: strings.Split(get("E2E_ARCHIVES"), ":"),
 		standIns: os.Getenv("E2E_STANDINS"),
 		offline:  os.Getenv("E2E_OFFLINE") == "1", keep: os.Getenv("KEEP") == "1",

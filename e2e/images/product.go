@@ -2,6 +2,7 @@ package images
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -78,7 +79,7 @@ func (b *Builder) productBases(ctx context.Context) (map[string]string, error) {
 	if !b.Offline {
 		return nil, nil
 	}
-	rootfs, err := b.makeRootfs(ctx, nodeRootfs)
+	rootfs, err := b.makeRootfs(ctx, productRootfs)
 	if err != nil {
 		return nil, err
 	}
@@ -86,6 +87,27 @@ func (b *Builder) productBases(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	return map[string]string{"node": rootfs, "simulator": smallBase}, nil
+}
+
+// Base returns a tar of the base for make release, or "" if that base is pulled.
+func (b *Builder) Base(ctx context.Context) (string, error) {
+	if !b.Offline {
+		return "", nil
+	}
+	image, err := b.makeRootfs(ctx, productRootfs)
+	if err != nil {
+		return "", err
+	}
+	_, inputs, _ := strings.Cut(image, ":")
+	return b.keep("archives", "base", inputs, ".tar", func(partial string) error {
+		container, err := b.Engine.Output(ctx, "create", image, "true")
+		if err != nil {
+			return err
+		}
+		_, err = b.Engine.Output(ctx, "export", "--output="+partial, container)
+		_, removed := b.Engine.Output(ctx, "rm", container)
+		return errors.Join(err, removed)
+	})
 }
 
 func (b *Builder) buildProduct(ctx context.Context, root string, targets []target,

@@ -17,13 +17,18 @@ type rootfs struct {
 	packages []string
 }
 
-// nodeRootfs is the root file system of the node image. The product's own images take their
-// programs from it, too. The first lines are the packages of kind's own base image.
+// nodeRootfs is the root file system of the node image. The first lines are the packages of kind's
+// own base image.
 var nodeRootfs = rootfs{name: "node", packages: []string{
 	"systemd", "systemd-sysv", "conntrack", "iptables", "nftables", "iproute2", "ethtool",
 	"util-linux", "mount", "kmod", "libseccomp2", "pigz", "ca-certificates", "curl", "jq", "procps",
 	"containerd", "runc", "containernetworking-plugins",
 	"e2fsprogs", "xfsprogs", "btrfs-progs",
+}}
+
+// productRootfs contains the programs of the product's own images.
+var productRootfs = rootfs{name: "product", packages: []string{
+	"e2fsprogs", "xfsprogs", "btrfs-progs", "mount", "util-linux", "openssh-client", "procps",
 }}
 
 // workloadRootfs contains the programs of the workload images.

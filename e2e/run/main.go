@@ -65,13 +65,6 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout 
 	if err != nil {
 		return err
 	}
-	var install release
-	if o.release != "" {
-		if install, err = findRelease(o.release); err != nil {
-			return err
-		}
-		fmt.Fprintf(stdout, "e2e: Helm installs %s\n", install.chart)
-	}
 	var before images.Previous
 	if !o.down {
 		before, err = images.FindPrevious(ctx, root, o.previous)
@@ -95,8 +88,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout 
 	if err != nil {
 		return err
 	}
-	s := suiteRun{options: o, root: root, before: before, install: install, engine: docker,
-		stdout: stdout}
+	s := suiteRun{options: o, root: root, before: before, engine: docker, stdout: stdout}
 	release, err := s.claim(ctx)
 	if err != nil {
 		return err

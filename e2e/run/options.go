@@ -21,8 +21,6 @@ type options struct {
 
 	// previous is the release that the suite upgrades from: a tag or a commit.
 	previous string
-	// release is a folder of make release. The commands of the pages install its chart and images.
-	release string
 	// keep leaves cluster and engine running, and reuse uses a cluster that was kept.
 	keep, reuse bool
 	// cache is the directory for what is built.
@@ -55,8 +53,6 @@ func parse(args []string, getenv func(string) string, output io.Writer) (options
 		"version of the nodes (default "+published+", and "+images.Kubernetes+" with -offline)")
 	flags.StringVar(&o.previous, "previous", previousRelease,
 		"tag or commit of the release that the suite upgrades from, and goes back to")
-	flags.StringVar(&o.release, "release", "",
-		"`FOLDER` of make release, whose chart and images are installed by Helm; empty is this tree's")
 	flags.DurationVar(&o.timeout, "timeout", time.Hour, "how long the suite may take")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -126,34 +122,4 @@ func workDir(candidates []string, flagsOf func(dir string) (int64, error)) (stri
 	}
 	return "", fmt.Errorf("expected a directory on a filesystem that is mounted without nodev, and "+
 		"found none among %s: set TMPDIR to one", strings.Join(candidates, ", "))
-}
-
-// release is a folder that make release has written.
-type release struct {
-	// chart is the file of the Helm chart, and archives are the images that it uses.
-	chart    string
-	archives []string
-}
-
-// findRelease finds in a folder the files of an installation.
-func findRelease(dir string) (release, error) {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return release{}, fmt.Errorf("find the release: %w", err)
-	}
-	charts, err := filepath.Glob(filepath.Join(dir, "oxide-csi-driver-*.tgz"))
-	if err != nil || len(charts) != 1 {
-		return release{}, fmt.Errorf("expected one chart oxide-csi-driver-VERSION.tgz in %s, and found "+
-			"%q: make the release with make release VERSION=…", dir, charts)
-	}
-	r := release{chart: charts[0]}
-	for _, image := range []string{"oxide-csi-plugin", "oxide-csi-plugin-node", "oxide-node-keeper"} {
-		archives, err := filepath.Glob(filepath.Join(dir, image+".oci.tar"))
-		if err != nil || len(archives) != 1 {
-			return release{}, fmt.Errorf("expected the image %s.oci.tar in %s, and found none: make the "+
-				"release without IMAGES=", image, dir)
-		}
-		r.archives = append(r.archives, archives...)
-	}
-	return r, nil
 }

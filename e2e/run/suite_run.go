@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
@@ -20,11 +19,10 @@ import (
 // suiteRun is one run with an engine that answers.
 type suiteRun struct {
 	options
-	root    string
-	before  images.Previous
-	install release
-	engine  *engine.Engine
-	stdout  io.Writer
+	root   string
+	before images.Previous
+	engine *engine.Engine
+	stdout io.Writer
 }
 
 // buildAndTest builds the images and runs the suite with them.
@@ -47,6 +45,10 @@ func (s *suiteRun) buildAndTest(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	base, err := builder.Base(ctx)
+	if err != nil {
+		return err
+	}
 	crds, err := builder.SnapshotCRDs(ctx)
 	if err != nil {
 		return err
@@ -59,8 +61,7 @@ func (s *suiteRun) buildAndTest(ctx context.Context) (err error) {
 	evidence := filepath.Join(s.cache, "evidence", time.Now().UTC().Format("20060102-150405"))
 	environment := []string{
 		"E2E_NODE_IMAGE=" + node, "E2E_KUBERNETES=" + s.kubernetes,
-		"E2E_ARCHIVES=" + strings.Join(append([]string{product}, s.install.archives...), ":"),
-		"E2E_CHART=" + s.install.chart,
+		"E2E_ARCHIVES=" + product, "E2E_BASE=" + base,
 		"E2E_CRDS=" + crds, "E2E_EVIDENCE=" + evidence, "E2E_WORK=" + work,
 		"E2E_PREVIOUS=" + s.before.Root, "E2E_PREVIOUS_NAME=" + s.before.Name,
 	}
