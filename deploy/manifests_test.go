@@ -24,15 +24,15 @@ const renderedHead = "# Rendered from deploy/chart; change that, and run `make m
 // carried names what the files show, with the requirements. A change of a file is read by whoever
 // accepts it.
 var carried = map[string]string{
-	"base/controller.yaml": "D-8 D-10 D-11 D-41 D-43 D-44 D-46 D-47 D-48 D-49 B-46 the " +
-		"controller",
-	"base/node.yaml":                    "D-9 D-11 D-49 D-50 D-51 D-53 B-19 the node",
-	"base/csidriver.yaml":               "D-55 B-47 what Kubernetes is told of the driver",
-	"base/storageclass.yaml":            "D-56 D-60 EX-1 the storage class",
-	"base/rbac-controller.yaml":         "D-54 the controller's rights",
-	"snapshots/csi-snapshotter.yaml":    "D-46 the snapshotter",
-	"node-keeper/rbac-node-keeper.yaml": "D-54 the node keeper's rights",
-	"node-keeper/rbac-leave.yaml":       "D-54 the rights of what holds a node that goes",
+	"base/controller.yaml": "the controller " +
+		"(D-8, D-10, D-11, D-41, D-43, D-44, D-46, D-47, D-48, D-49, B-46)",
+	"base/node.yaml":                    "the node (D-9, D-11, D-49, D-50, D-51, D-53, B-19)",
+	"base/csidriver.yaml":               "what Kubernetes is told of the driver (D-55, B-47)",
+	"base/storageclass.yaml":            "the storage class (D-56, D-60, EX-1)",
+	"base/rbac-controller.yaml":         "the controller's rights (D-54)",
+	"snapshots/csi-snapshotter.yaml":    "the snapshotter (D-46)",
+	"node-keeper/rbac-node-keeper.yaml": "the node keeper's rights (D-54)",
+	"node-keeper/rbac-leave.yaml":       "the rights of what holds a node that goes (D-54)",
 }
 
 func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57

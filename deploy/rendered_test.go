@@ -64,7 +64,7 @@ func on(version string, more ...string) []string {
 
 const (
 	everyPod = "arguments, variables, mounts, labels and annotations can be added"
-	theWhole = "D-45 D-54 D-63 D-66 E-31 with everything there are these fields"
+	theWhole = "with everything there are these fields (D-45, D-54, D-63, D-66, E-31)"
 )
 
 // change is what a change of values changes. The arguments "kustomize DIR..." are plain manifests,
@@ -84,15 +84,15 @@ func changes(t *testing.T) []change {
 			"snapshot-controller", "simulator"}, []string{"kustomize", "e2e"}},
 		{everyPod, everything(),
 			append(everything(), everywhere(t)...)},
-		{"D-41 the controller's replicas need different nodes on request", nil,
+		{"the controller's replicas need different nodes on request (D-41)", nil,
 			with("controller.antiAffinity=required")},
 		{"the controller's replicas may share a node on request", nil,
 			with("controller.antiAffinity=none")},
-		{"D-51 kubelet's directories can be anywhere", nil, with("node.kubeletDir=/opt/kubelet")},
-		{"D-67 the instance's id comes by file", nil, with("instanceMetadata.enabled=true")},
-		{"D-67 the instance's id comes by variable", with("instanceMetadata.enabled=true"),
+		{"kubelet's directories can be anywhere (D-51)", nil, with("node.kubeletDir=/opt/kubelet")},
+		{"the instance's id comes by file (D-67)", nil, with("instanceMetadata.enabled=true")},
+		{"the instance's id comes by variable (D-67)", with("instanceMetadata.enabled=true"),
 			with("instanceMetadata.enabled=true", "instanceMetadata.via=env")},
-		{"B-47 Kubernetes 1.32 gets no field that it refuses", nil, on("1.32.0")},
+		{"Kubernetes 1.32 gets no field that it refuses (B-47)", nil, on("1.32.0")},
 		{"the scheduler of Kubernetes 1.37 waits for the driver", nil, on("1.37.0")},
 		{"the fields of the CSIDriver can be switched off", on("1.37.0"), on("1.37.0",
 			"csiDriver.seLinuxMount=false", "csiDriver.preventPodSchedulingIfMissing=false")},
@@ -130,30 +130,30 @@ func changes(t *testing.T) []change {
 		{"helm test uses the class of one's choice", nil, with("test.enabled=true",
 			"test.image.repository=mine", "test.image.digest=sha256:"+strings.Repeat("0", 64),
 			"test.storageClassName=slow")},
-		{"D-72 D-74 E-22 controller and nodes get one topology", nil,
+		{"controller and nodes get one topology (D-72, D-74, E-22)", nil,
 			with(`topology=rack=a\,zone=b`, `topologyAlso=rack=c\,zone=b`)},
-		{"D-61 volumes that stay need nodes that report their instance", nil,
+		{"volumes that stay need nodes that report their instance (D-61)", nil,
 			with("topologyInstance=true", "storageClass.parameters.placement=instance")},
-		{"D-61 volumes that move are created at once beside nodes that report their instance",
+		{"volumes that move are created at once beside nodes that report their instance (D-61)",
 			with("topologyInstance=true"), with("topologyInstance=true", "topology=rack=a")},
 		{"metrics have ports of controller, node and sidecars, and a PodMonitor", nil, with(
 			"snapshots.enabled=true", "metrics.enabled=true", "metrics.podMonitor=true",
 			"metrics.podMonitorInterval=30s", "metrics.podMonitorRelabelings[0].targetLabel=rack",
 			"metrics.podMonitorRelabelings[0].replacement=a", "metrics.attacherPort=9999",
 			"metrics.podMonitorLabels.release=prometheus")},
-		{"D-45 the Secret is made on request, with keys of one's own", nil, with("secret.create=true",
+		{"the Secret is made on request, with keys of one's own (D-45)", nil, with("secret.create=true",
 			"secret.host=https://rack", "secret.token=hush", "secret.project=p", "ownCA=true",
 			"secret.caBundle=PEM", "secret.keys.host=oxide-host")},
-		{"D-45 E-31 every program reads the user's Secret", everything(), everything(
+		{"every program reads the user's Secret (D-45, E-31)", everything(), everything(
 			"secret.existing=mine", "secret.keys.host=oxide-host", "secret.keys.token=oxide-token",
 			"secret.keys.project=oxide-project")},
 		{"every image can be pulled with a Secret", everything(),
 			everything("imagePullSecrets[0].name=pull", "imagePullPolicy=Never")},
-		{"D-40 every image can come from a mirror", everything(),
+		{"every image can come from a mirror (D-40)", everything(),
 			everything("imageRegistry=mirror.example.com/oxide/")},
-		{"D-40 every image can come from anywhere", everything(), everything(images("%.registry=other",
+		{"every image can come from anywhere (D-40)", everything(), everything(images("%.registry=other",
 			"%.repository=x/y", "%.tag=v9")...)},
-		{"D-40 every image can be pinned by its digest", everything(),
+		{"every image can be pinned by its digest (D-40)", everything(),
 			everything(images("%.digest=sha256:" + strings.Repeat("a", 64))...)},
 		{"strategies and spreading are the user's", nil, []string{"--set-json", `controller={
 			"updateStrategy": {"type": "Recreate"}, "priorityClassName": "", "topologySpreadConstraints": [

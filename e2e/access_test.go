@@ -12,9 +12,9 @@ import (
 )
 
 var _ = Describe("a claim", func() {
-	It("D-19 D-70 D-71 that no disk can satisfy gets an event with the reason, and leaves nothing on "+
-		"the rack", saysWhyNot)
-	It("E-5 D-70 with ReadWriteOnce serves the pods of one node, with ReadWriteOncePod one pod",
+	It("that no disk can satisfy gets an event with the reason, and leaves nothing on "+
+		"the rack (D-19, D-70, D-71)", saysWhyNot)
+	It("with ReadWriteOnce serves the pods of one node, with ReadWriteOncePod one pod (E-5, D-70)",
 		servesOneNode)
 })
 

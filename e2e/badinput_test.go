@@ -55,8 +55,8 @@ var wrongSecrets = []wrongSecret{
 }
 
 var _ = Describe("a Secret", func() {
-	It("D-45 that lacks a key or has a wrong value causes an error of one line without the value, "+
-		"and the controller runs after the Secret is corrected", func(ctx SpecContext) {
+	It("that lacks a key or has a wrong value causes an error of one line without the value, "+
+		"and the controller runs after the Secret is corrected (D-45)", func(ctx SpecContext) {
 		right := rightSecret(ctx)
 		for _, wrong := range wrongSecrets {
 			s.secret(ctx, wrong, right)

@@ -20,10 +20,11 @@ import (
 )
 
 var _ = Describe("a claim that gets another disk", func() {
-	It("D-58 D-68 of a StatefulSet is as it was after the command was killed and undone; then it is "+
-		"grown while the other pods run on", Label("long"), undoesAndGrows, NodeTimeout(8*time.Minute))
-	It("D-58 D-68 is grown at the same time as another one: PostgreSQL on btrfs keeps its rows, and "+
-		"a raw device its bytes, though the rack's quota refuses its new disk at first", growsTwo,
+	It("of a StatefulSet is as it was after the command was killed and undone; then it is "+
+		"grown while the other pods run on (D-58, D-68)", Label("long"), undoesAndGrows,
+		NodeTimeout(8*time.Minute))
+	It("is grown at the same time as another one: PostgreSQL on btrfs keeps its rows, and "+
+		"a raw device its bytes, though the rack's quota refuses its new disk at first (D-58, D-68)", growsTwo,
 		NodeTimeout(8*time.Minute))
 })
 

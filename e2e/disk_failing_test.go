@@ -15,8 +15,8 @@ import (
 )
 
 var _ = Describe("a disk that fails", Label("long"), func() {
-	It("NU-4 NH-2 B-38 is found by the doctor, can be unstaged, and has all acknowledged data after "+
-		"it is repaired", func(ctx SpecContext) {
+	It("is found by the doctor, can be unstaged, and has all acknowledged data after "+
+		"it is repaired (NU-4, NH-2, B-38)", func(ctx SpecContext) {
 		disksThatFail(ctx)
 		doctor := newDoctor(ctx)
 		claim := s.Claim(ctx, Claim{})

@@ -18,8 +18,8 @@ import (
 )
 
 var _ = Describe("an audit", func() {
-	It("B-42 of kubectl's current cluster reports the orphaned disk, and no disk that is in use or "+
-		"belongs to somebody else", func(ctx SpecContext) {
+	It("of kubectl's current cluster reports the orphaned disk, and no disk that is in use or "+
+		"belongs to somebody else (B-42)", func(ctx SpecContext) {
 		s.diskByHand(ctx, "by-hand-"+s.ns, 1)
 		used := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
 		s.Pod(ctx, Pod{Claims: used}).Running(ctx)

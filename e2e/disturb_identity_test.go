@@ -15,7 +15,7 @@ import (
 )
 
 var _ = Describe("a node whose SMBIOS is hidden", func() {
-	It("D-64 D-65 D-66 D-67 gets its instance from its Node object, by a file and by a variable",
+	It("gets its instance from its Node object, by a file and by a variable (D-64, D-65, D-66, D-67)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
 			DeferCleanup(func(ctx SpecContext) {

@@ -26,8 +26,8 @@ var outOfService = corev1.Taint{
 const nodeLostTimeout = 3 * time.Minute
 
 var _ = Describe("a node", func() {
-	It("D-38 that is drained passes its volumes, with their data, to the other node, one at a time "+
-		"as the PodDisruptionBudget demands", func(ctx SpecContext) {
+	It("that is drained passes its volumes, with their data, to the other node, one at a time "+
+		"as the PodDisruptionBudget demands (D-38)", func(ctx SpecContext) {
 		doctor, from, to := newDoctor(ctx), workers[0], workers[1]
 		onlyOn(ctx, from)
 		keepers := s.Keepers(ctx, "kept", 2)
@@ -54,8 +54,8 @@ var _ = Describe("a node", func() {
 		spreadControllers(ctx)
 	}, NodeTimeout(5*time.Minute))
 
-	It("D-38 D-61 whose instance is stopped passes its volumes, with their data, to the other node, "+
-		"and serves again when it is started", func(ctx SpecContext) {
+	It("whose instance is stopped passes its volumes, with their data, to the other node, "+
+		"and serves again when it is started (D-38, D-61)", func(ctx SpecContext) {
 		doctor, off, to := newDoctor(ctx), workers[1], workers[0]
 		onlyOn(ctx, off)
 		keeper := s.Keepers(ctx, "kept", 1)[0]

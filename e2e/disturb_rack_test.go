@@ -19,8 +19,8 @@ import (
 var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "stop"}
 
 var _ = Describe("a rack", func() {
-	It("D-61 without hot-plug refuses with a reason in the pod's events, and nothing is left when "+
-		"the rack gets hot-plug", func(ctx SpecContext) {
+	It("without hot-plug refuses with a reason in the pod's events, and nothing is left when "+
+		"the rack gets hot-plug (D-61)", func(ctx SpecContext) {
 		doctor, moving := newDoctor(ctx), s.Claim(ctx, Claim{})
 		first := s.Beating(ctx, workers[0], moving)
 		last := first.Beats(ctx)
@@ -47,61 +47,62 @@ var _ = Describe("a rack", func() {
 		Expect(doctor.findsNothing(ctx, "pvc", s.path(moving))).To(BeEmpty(), "links unseen")
 	}, NodeTimeout(5*time.Minute))
 
-	It("PR-5 B-10 B-42 that is unreachable for a minute causes no restart and disturbs no running "+
-		"pod, and everything requested meanwhile is done once when it is back", func(ctx SpecContext) {
-		doctor := newDoctor(ctx)
-		before, err := theRack.Admin.State(ctx)
-		Expect(err).NotTo(HaveOccurred())
-		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
-		leaving := s.Claim(ctx, Claim{})
-		runners := []*pod{s.Beating(ctx, workers[0], claims[0], leaving),
-			s.Beating(ctx, workers[1], claims[1])}
-		lives := driverRestarts(ctx)
-		more := func() *pod {
-			claims = append(claims, s.Claim(ctx, Claim{}))
-			return s.Pod(ctx, Pod{Claims: claims[len(claims)-1:]})
-		}
+	It("that is unreachable for a minute causes no restart and disturbs no running "+
+		"pod, and everything requested meanwhile is done once when it is back (PR-5, B-10, B-42)",
+		func(ctx SpecContext) {
+			doctor := newDoctor(ctx)
+			before, err := theRack.Admin.State(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
+			leaving := s.Claim(ctx, Claim{})
+			runners := []*pod{s.Beating(ctx, workers[0], claims[0], leaving),
+				s.Beating(ctx, workers[1], claims[1])}
+			lives := driverRestarts(ctx)
+			more := func() *pod {
+				claims = append(claims, s.Claim(ctx, Claim{}))
+				return s.Pod(ctx, Pod{Claims: claims[len(claims)-1:]})
+			}
 
-		By("cutting every connection to the rack")
-		away := time.Now()
-		cut := faults(ctx, adminapi.Fault{Cut: true})[0]
-		// A call that fails late is repeated soon, because the pauses grow with each failure.
-		const late, back = 50 * time.Second, time.Minute
-		waiting := []*pod{more(), more()}
-		taken := s.Snapshot(ctx, claims[1])
-		sum := runners[1].Fill(ctx)
-		staysSo(ctx, lives, away.Add(late))
-		waiting = append(waiting, more())
-		// The node unmounts without the rack; everything else has to wait for the rack.
-		runners[0].Delete(ctx)
-		s.DeleteClaim(ctx, leaving)
-		staysSo(ctx, lives, away.Add(back))
-		for _, p := range waiting {
-			s.Unbound(ctx, p.get(ctx).Spec.Volumes[0].PersistentVolumeClaim.ClaimName)
-		}
-		Expect(theRack.Admin.Fired(ctx, cut)).To(BeNumerically(">", len(waiting)))
-		doctor.finds(ctx, "rack", "RackUnavailable", "pvc", s.path(claims[2]))
-		doctor.finds(ctx, "rack", "RackUnavailable", "rack")
-		doctor.findsNothing(ctx, "pvc", s.path(claims[1])) // a pod that runs needs no rack
+			By("cutting every connection to the rack")
+			away := time.Now()
+			cut := faults(ctx, adminapi.Fault{Cut: true})[0]
+			// A call that fails late is repeated soon, because the pauses grow with each failure.
+			const late, back = 50 * time.Second, time.Minute
+			waiting := []*pod{more(), more()}
+			taken := s.Snapshot(ctx, claims[1])
+			sum := runners[1].Fill(ctx)
+			staysSo(ctx, lives, away.Add(late))
+			waiting = append(waiting, more())
+			// The node unmounts without the rack; everything else has to wait for the rack.
+			runners[0].Delete(ctx)
+			s.DeleteClaim(ctx, leaving)
+			staysSo(ctx, lives, away.Add(back))
+			for _, p := range waiting {
+				s.Unbound(ctx, p.get(ctx).Spec.Volumes[0].PersistentVolumeClaim.ClaimName)
+			}
+			Expect(theRack.Admin.Fired(ctx, cut)).To(BeNumerically(">", len(waiting)))
+			doctor.finds(ctx, "rack", "RackUnavailable", "pvc", s.path(claims[2]))
+			doctor.finds(ctx, "rack", "RackUnavailable", "rack")
+			doctor.findsNothing(ctx, "pvc", s.path(claims[1])) // a pod that runs needs no rack
 
-		By("letting it be reached again")
-		Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
-		for _, p := range waiting {
-			p.Running(ctx)
-		}
-		taken.Ready(ctx)
-		state, err := theRack.Admin.State(ctx)
-		Expect(err).NotTo(HaveOccurred())
-		Expect(state.Snapshots).To(ContainElement(HaveField("ID", taken.handle)))
-		Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
-			Should(Equal(len(claims)), "the disk of the claim that was deleted should be gone")
-		s.OneDiskEach(ctx, before, claims...)
-		s.AttachedTo(ctx, s.Bound(ctx, claims[0]).Spec.CSI.VolumeHandle, "")
-		runners[1].Beats(ctx)
-		Expect(runners[1].Sum(ctx)).To(Equal(sum))
-		Expect(driverRestarts(ctx)).To(Equal(lives))
-		taken.Delete(ctx)
-	}, NodeTimeout(6*time.Minute))
+			By("letting it be reached again")
+			Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
+			for _, p := range waiting {
+				p.Running(ctx)
+			}
+			taken.Ready(ctx)
+			state, err := theRack.Admin.State(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(state.Snapshots).To(ContainElement(HaveField("ID", taken.handle)))
+			Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
+				Should(Equal(len(claims)), "the disk of the claim that was deleted should be gone")
+			s.OneDiskEach(ctx, before, claims...)
+			s.AttachedTo(ctx, s.Bound(ctx, claims[0]).Spec.CSI.VolumeHandle, "")
+			runners[1].Beats(ctx)
+			Expect(runners[1].Sum(ctx)).To(Equal(sum))
+			Expect(driverRestarts(ctx)).To(Equal(lives))
+			taken.Delete(ctx)
+		}, NodeTimeout(6*time.Minute))
 })
 
 // staysSo checks until a time that no container of the driver is restarted or stops being ready.

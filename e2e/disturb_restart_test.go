@@ -18,8 +18,8 @@ import (
 const slowly = "3s"
 
 var _ = Describe("a restart", func() {
-	It("B-10 D-42 of the driver on a node, by deletion and by SIGKILL, or of the kubelet disturbs no "+
-		"pod that runs or starts", func(ctx SpecContext) {
+	It("of the driver on a node, by deletion and by SIGKILL, or of the kubelet disturbs no "+
+		"pod that runs or starts (B-10, D-42)", func(ctx SpecContext) {
 		doctor, on := newDoctor(ctx), workers[0]
 		claim := s.Claim(ctx, Claim{})
 		runner := s.Beating(ctx, on, claim)
@@ -59,71 +59,72 @@ var _ = Describe("a restart", func() {
 		Expect(moved.Sum(ctx)).To(Equal(sum))
 	}, NodeTimeout(6*time.Minute))
 
-	It("D-8 B-13 of the leading controller, while it creates volumes, loses none and creates none "+
-		"twice, and a restart of the rack does not disturb running pods", func(ctx SpecContext) {
-		doctor := newDoctor(ctx)
-		before, err := theRack.Admin.State(ctx)
-		Expect(err).NotTo(HaveOccurred())
-		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
-		runners := []*pod{
-			s.Beating(ctx, workers[0], claims[0]), s.Beating(ctx, workers[1], claims[1])}
-		sum := runners[0].Fill(ctx)
-		stay := func() {
-			GinkgoHelper()
-			for _, p := range runners {
-				p.Beats(ctx)
+	It("of the leading controller, while it creates volumes, loses none and creates none "+
+		"twice, and a restart of the rack does not disturb running pods (D-8, B-13)",
+		func(ctx SpecContext) {
+			doctor := newDoctor(ctx)
+			before, err := theRack.Admin.State(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
+			runners := []*pod{
+				s.Beating(ctx, workers[0], claims[0]), s.Beating(ctx, workers[1], claims[1])}
+			sum := runners[0].Fill(ctx)
+			stay := func() {
+				GinkgoHelper()
+				for _, p := range runners {
+					p.Beats(ctx)
+				}
+				Expect(runners[0].Sum(ctx)).To(Equal(sum))
 			}
-			Expect(runners[0].Sum(ctx)).To(Equal(sum))
-		}
 
-		By("killing the controller that leads while it makes volumes", func() {
-			switchRack(ctx, map[string]any{"create_hold": slowly},
-				map[string]any{"create_hold": "0s"})
-			since := lastRequest(ctx)
-			var waiting []*pod
-			for i := range 4 {
-				claim := s.Claim(ctx, Claim{})
-				claims = append(claims, claim)
-				waiting = append(waiting,
-					s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[i%len(workers)]}))
-			}
-			leads := leader(ctx, provisionerLease, ofController)
-			// The disk exists before its request is answered, but the rack logs the request only after
-			// the answer.
-			Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
-				Should(BeNumerically(">", len(runners)), "the rack should be making disks")
-			Expect(len(requestsOf(ctx, "disk_create", since))).To(BeNumerically("<", len(waiting)),
-				"some callers should still wait for their answer")
-			now := int64(0)
-			removePod(ctx, leads, metav1.DeleteOptions{GracePeriodSeconds: &now})
-			for _, p := range waiting {
-				p.Running(ctx)
-			}
-			s.OneDiskEach(ctx, before, claims...)
-			Expect(leader(ctx, provisionerLease, ofController).UID).NotTo(Equal(leads.UID))
-			stay()
-		})
-		devices := loopDevices(ctx)
-		By("killing the rack's process", func() {
-			rack := installedPod(ctx, ofSimulator, "")
-			kill(ctx, rack, simulatorName)
-			started := s.Pod(ctx, Pod{Claims: []string{s.Claim(ctx, Claim{})}})
-			restarted(ctx, rack, simulatorName)
-			rackServes(ctx)
-			Expect(loopDevices(ctx)).To(ContainElements(devices), "the guests keep their devices")
-			stay()
-			started.Running(ctx)
-			doctor.findsNothing(ctx, "pvc", s.path(claims[0]))
-		})
-		By("ending the rack's pod in good order", func() {
-			removePod(ctx, installedPod(ctx, ofSimulator, ""), metav1.DeleteOptions{})
-			stay()
-			serving(ctx)
-			Expect(loopDevices(ctx)).To(ContainElements(devices), "the guests keep their devices")
-			stay()
-			s.Beating(ctx, workers[0], s.Claim(ctx, Claim{}))
-		})
-	}, NodeTimeout(6*time.Minute))
+			By("killing the controller that leads while it makes volumes", func() {
+				switchRack(ctx, map[string]any{"create_hold": slowly},
+					map[string]any{"create_hold": "0s"})
+				since := lastRequest(ctx)
+				var waiting []*pod
+				for i := range 4 {
+					claim := s.Claim(ctx, Claim{})
+					claims = append(claims, claim)
+					waiting = append(waiting,
+						s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[i%len(workers)]}))
+				}
+				leads := leader(ctx, provisionerLease, ofController)
+				// The disk exists before its request is answered, but the rack logs the request only after
+				// the answer.
+				Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
+					Should(BeNumerically(">", len(runners)), "the rack should be making disks")
+				Expect(len(requestsOf(ctx, "disk_create", since))).To(BeNumerically("<", len(waiting)),
+					"some callers should still wait for their answer")
+				now := int64(0)
+				removePod(ctx, leads, metav1.DeleteOptions{GracePeriodSeconds: &now})
+				for _, p := range waiting {
+					p.Running(ctx)
+				}
+				s.OneDiskEach(ctx, before, claims...)
+				Expect(leader(ctx, provisionerLease, ofController).UID).NotTo(Equal(leads.UID))
+				stay()
+			})
+			devices := loopDevices(ctx)
+			By("killing the rack's process", func() {
+				rack := installedPod(ctx, ofSimulator, "")
+				kill(ctx, rack, simulatorName)
+				started := s.Pod(ctx, Pod{Claims: []string{s.Claim(ctx, Claim{})}})
+				restarted(ctx, rack, simulatorName)
+				rackServes(ctx)
+				Expect(loopDevices(ctx)).To(ContainElements(devices), "the guests keep their devices")
+				stay()
+				started.Running(ctx)
+				doctor.findsNothing(ctx, "pvc", s.path(claims[0]))
+			})
+			By("ending the rack's pod in good order", func() {
+				removePod(ctx, installedPod(ctx, ofSimulator, ""), metav1.DeleteOptions{})
+				stay()
+				serving(ctx)
+				Expect(loopDevices(ctx)).To(ContainElements(devices), "the guests keep their devices")
+				stay()
+				s.Beating(ctx, workers[0], s.Claim(ctx, Claim{}))
+			})
+		}, NodeTimeout(6*time.Minute))
 })
 
 // provisionerLease is the Lease of the leading provisioner. The driver in its pod gets its calls.

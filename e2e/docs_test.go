@@ -22,7 +22,9 @@ import (
 
 var _ = Describe("the documentation", func() {
 	for _, path := range docs.OnCluster {
-		It("D-1 D-58 contains commands that work as they are written: "+path, func(ctx SpecContext) {
+		It("contains commands that work as they are written: "+path+" (D-1, D-58)", func(
+			ctx SpecContext,
+		) {
 			claim := s.Claim(ctx, Claim{Name: "claim"})
 			user := s.Pod(ctx, Pod{Name: "pod", Claims: []string{claim}}).Running(ctx)
 			reader := newReader(ctx, "NS="+s.ns, "POD="+user.name, "PVC="+claim,
@@ -32,8 +34,8 @@ var _ = Describe("the documentation", func() {
 	}
 
 	for _, path := range docs.OnColdRack {
-		It("D-58 D-61 contains commands that attach a volume by hand and by the node keeper: "+path,
-			Label("long"), func(ctx SpecContext) { followOnColdRack(ctx, path) },
+		It("contains commands that attach a volume by hand and by the node keeper: "+path+
+			" (D-58, D-61)", Label("long"), func(ctx SpecContext) { followOnColdRack(ctx, path) },
 			NodeTimeout(10*time.Minute))
 	}
 
@@ -267,7 +269,7 @@ func rackVariables() []string {
 		"OXIDE_PROJECT=" + rackProject, "OXIDE_CLUSTER_ID=e2e"}
 }
 
-// follow runs those commands of a page that are for a cluster, and returns how many blocks they are.
+// follow runs the blocks of a page that are for a cluster, and returns their number.
 func (r reader) follow(ctx context.Context, path string) int {
 	GinkgoHelper()
 	page, err := docs.Read("..", path)

@@ -21,7 +21,7 @@ import (
 const inWaves, atOnce = 100, 20
 
 var _ = Describe("figures", Label("long"), func() {
-	It("D-60 D-62 show that a hundred volumes which are created and deleted in waves leave nothing",
+	It("show that a hundred volumes which are created and deleted in waves leave nothing (D-60, D-62)",
 		takeFigures, NodeTimeout(15*time.Minute))
 })
 

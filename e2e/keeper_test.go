@@ -21,17 +21,17 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 		installKeeper(ctx)
 	}, NodeTimeout(2*rolloutTimeout))
 
-	It("D-61 stops each of two nodes once for twenty pods with volumes, and no write is lost",
+	It("stops each of two nodes once for twenty pods with volumes, and no write is lost (D-61)",
 		Label("long"), attachesToMany, NodeTimeout(2*keeperTimeout))
-	It("D-61 ends an operation whose leader dies, while a StatefulSet grows",
+	It("ends an operation whose leader dies, while a StatefulSet grows (D-61)",
 		survivesItsLeader, NodeTimeout(2*keeperTimeout))
-	It("D-61 moves a volume that stays with its node to the other node, with its data",
+	It("moves a volume that stays with its node to the other node, with its data (D-61)",
 		Label("long"), movesWhatStays, NodeTimeout(2*keeperTimeout))
-	It("D-38 D-61 passes the volumes of a node whose instance is stopped to the other node",
+	It("passes the volumes of a node whose instance is stopped to the other node (D-38, D-61)",
 		Label("long"), fences, NodeTimeout(2*nodeLostTimeout))
-	It("D-38 keeps the driver on a leaving node until its volumes are detached, and lets it end at "+
-		"once on a node that stays", keepsTheDriver, NodeTimeout(keeperTimeout))
-	It("CP-9 removes the startup taint when the driver is registered, and not before", freesNewNodes,
+	It("keeps the driver on a leaving node until its volumes are detached, and lets it end at "+
+		"once on a node that stays (D-38)", keepsTheDriver, NodeTimeout(keeperTimeout))
+	It("removes the startup taint when the driver is registered, and not before (CP-9)", freesNewNodes,
 		NodeTimeout(2*time.Minute))
 })
 

@@ -14,8 +14,8 @@ import (
 )
 
 var _ = Describe("a node", func() {
-	It("D-26 D-62 CP-9 reports how many volumes it takes, without the disks attached by hand; a pod "+
-		"beyond that limit or the rack's limit waits", takesSoMany)
+	It("reports how many volumes it takes, without the disks attached by hand; a pod "+
+		"beyond that limit or the rack's limit waits (D-26, D-62, CP-9)", takesSoMany)
 })
 
 // mostDisks is the number of disks per instance in the manifests.

@@ -13,9 +13,9 @@ import (
 )
 
 var _ = Describe("the examples", func() {
-	It("D-15 D-18 D-58 D-59 D-71 of RFD 595, of a device and of a restored snapshot get their "+
-		"volumes without changes", applyRFD)
-	It("D-59 of PostgreSQL keep their rows when the pod moves to the other node", keepRows)
+	It("of RFD 595, of a device and of a restored snapshot get their "+
+		"volumes without changes (D-15, D-18, D-58, D-59, D-71)", applyRFD)
+	It("of PostgreSQL keep their rows when the pod moves to the other node (D-59)", keepRows)
 })
 
 // postgresUser is the ID of the user postgres in the image.

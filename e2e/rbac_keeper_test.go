@@ -18,7 +18,7 @@ import (
 )
 
 var _ = Describe("every right of the node keeper", Label("long"), func() {
-	It("D-54 is necessary: without it the node keeper fails", func(ctx SpecContext) {
+	It("is necessary: without it the node keeper fails (D-54)", func(ctx SpecContext) {
 		spreadControllers(ctx)
 		guestsFollow(ctx)
 		installKeeper(ctx)

@@ -47,7 +47,7 @@ func (r right) refusals() []string {
 const flowTimeout = 3 * time.Minute
 
 var _ = Describe("every right", Label("long"), func() {
-	It("D-54 that a role gives is necessary: without it some program fails", func(ctx SpecContext) {
+	It("that a role gives is necessary: without it some program fails (D-54)", func(ctx SpecContext) {
 		DeferCleanup(func(ctx SpecContext) {
 			Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
 			install(ctx)

@@ -18,8 +18,8 @@ import (
 )
 
 var _ = Describe("an installation", func() {
-	It("D-57 can be removed while volumes are in use, made again in a cluster without snapshots, and "+
-		"removed with nothing left", func(ctx SpecContext) {
+	It("can be removed while volumes are in use, made again in a cluster without snapshots, and "+
+		"removed with nothing left (D-57)", func(ctx SpecContext) {
 		doctor := newDoctor(ctx)
 		definitions, err := crds(config.crds)
 		Expect(err).NotTo(HaveOccurred())

@@ -44,8 +44,8 @@ kubectl rollout status --namespace oxide-csi deployment/oxide-csi-controller --t
 kubectl rollout status --namespace oxide-csi daemonset/oxide-csi-node --timeout 5m`
 
 var _ = Describe("an upgrade", func() {
-	It("D-57 B-10 by plain manifests from the previous release to this one, and back, disturbs no "+
-		"pod and loses no byte, and each release takes over the other's volumes", upgrades,
+	It("by plain manifests from the previous release to this one, and back, disturbs no "+
+		"pod and loses no byte, and each release takes over the other's volumes (D-57, B-10)", upgrades,
 		NodeTimeout(8*time.Minute))
 })
 

@@ -13,10 +13,10 @@ import (
 )
 
 var _ = Describe("the files of a volume", func() {
-	It("D-55 belong to the pod's fsGroup, in the root, in a subPath, and in an "+
-		"ephemeral volume", belongToGroup)
-	It("D-55 belong to the same users for pods with and without a user namespace of their own, on "+
-		"ext4, xfs and btrfs", passUserNamespaces)
+	It("belong to the pod's fsGroup, in the root, in a subPath, and in an "+
+		"ephemeral volume (D-55)", belongToGroup)
+	It("belong to the same users for pods with and without a user namespace of their own, on "+
+		"ext4, xfs and btrfs (D-55)", passUserNamespaces)
 })
 
 // passUserNamespaces gives volumes to a pod whose root is not the node's root. The runtime mounts

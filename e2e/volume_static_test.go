@@ -11,8 +11,8 @@ import (
 )
 
 var _ = Describe("a disk that somebody made by hand", func() {
-	It("D-2 E-16 becomes a volume by its UUID alone, and stays: with the policy Retain, and also "+
-		"with Delete, because the driver refuses the deletion", usesDiskByHand)
+	It("becomes a volume by its UUID alone, and stays: with the policy Retain, and also "+
+		"with Delete, because the driver refuses the deletion (D-2, E-16)", usesDiskByHand)
 })
 
 // provisionedBy is the annotation by which the provisioner recognizes its own volumes. Whoever

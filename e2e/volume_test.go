@@ -14,10 +14,11 @@ import (
 )
 
 var _ = Describe("a volume", func() {
-	It("D-1 D-58 D-33 keeps its data when its pod moves: ext4 for a plain claim, xfs, or a raw device",
+	It("keeps its data when its pod moves: ext4 for a plain claim, xfs, or a raw device "+
+		"(D-1, D-58, D-33)",
 		keepsItsData)
-	It("D-56 D-39 is created with its first pod, or at once, and deleted or kept, as its class "+
-		"demands", beginsAndEnds)
+	It("is created with its first pod, or at once, and deleted or kept, as its class "+
+		"demands (D-56, D-39)", beginsAndEnds)
 })
 
 // writeNoise returns a script that writes 4 MiB of noise to the end of a device's first GiB and
