@@ -4,7 +4,7 @@ package deploy
 
 import "embed"
 
-// Files are all forms, with their paths below this directory: chart, kustomize, examples.
+// Files contains the directories chart, kustomize and examples.
 //
 //go:embed all:chart examples kustomize
 var Files embed.FS

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
@@ -21,8 +23,8 @@ var update = flag.Bool("update", false, "write the rendered manifests instead of
 
 const renderedHead = "# Rendered from deploy/chart; change that, and run `make manifests`.\n"
 
-// carried names what the files show, with the requirements. A change of a file is read by whoever
-// accepts it.
+// carried describes the content of each file, with its requirements. Whoever accepts a change of a
+// file has to read it.
 var carried = map[string]string{
 	"base/controller.yaml": "the controller " +
 		"(D-8, D-10, D-11, D-41, D-43, D-44, D-46, D-47, D-48, D-49, B-46)",
@@ -93,8 +95,8 @@ func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
 	}
 }
 
-// sidecarPatch returns the patch that adds the snapshotter, which is the last container of the
-// chart's Deployment, with its comments.
+// sidecarPatch returns the patch that adds the snapshotter: the last container of the chart's
+// Deployment, with its comments.
 func sidecarPatch(t *testing.T, controller string) string {
 	t.Helper()
 	_, rest, ok := strings.Cut(controller, "        - name: csi-snapshotter\n")
@@ -111,8 +113,8 @@ func sidecarPatch(t *testing.T, controller string) string {
 	return patch.String()
 }
 
-// components lists the components of a kustomization with the values of the chart that have the
-// same effect. A kustomization uses only one of those with the same option.
+// components lists kustomize's components, with the chart's values that have the same effect. A
+// kustomization can use only one component of each option.
 var components = []struct {
 	name, option string
 	values       []string
@@ -202,5 +204,61 @@ func TestSnapshotsAreInstalledWhereTheClusterHasTheirKinds(t *testing.T) {
 		if diff := differences(c[1].lines(), c[0].lines()); diff != "" || len(on) <= len(off) {
 			t.Errorf("%s: (-expected +rendered):\n%s", name, diff)
 		}
+	}
+}
+
+func TestTheRFDsExampleIsUnchanged(t *testing.T) { // D-58, D-59
+	text := string(readFile(t, "examples/rfd-595-postgres.yaml"))
+	// This is the text of the RFD. Its page does not show the indentation.
+	want := `apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+name: oxide-postgres-data
+spec:
+accessModes:
+- ReadWriteOnce
+resources:
+requests:
+storage: 50Gi
+storageClassName: oxide-disk
+---
+apiVersion: v1
+kind: Pod
+metadata:
+name: postgres
+spec:
+containers:
+- name: postgres
+image: postgres:17.6
+volumeMounts:
+- name: postgres-data
+mountPath: /var/lib/postgresql/data
+volumes:
+- name: postgres-data
+persistentVolumeClaim:
+claimName: oxide-postgres-data
+`
+	var flat strings.Builder
+	for line := range strings.Lines(text) {
+		flat.WriteString(strings.TrimLeft(line, " "))
+	}
+	if flat.String() != want {
+		t.Errorf("the example reads\n%swant\n%s", flat.String(), want)
+	}
+}
+
+func TestPostgresUsesASubdirectoryOfItsVolume(t *testing.T) { // D-59
+	all := parse(t, string(readFile(t, "examples/postgres.yaml")))
+	c := find[appsv1.StatefulSet](t, all, "StatefulSet", "postgres").Spec.Template.Spec.Containers[0]
+	mount, env := c.VolumeMounts[0].MountPath, map[string]corev1.EnvVar{}
+	for _, v := range c.Env {
+		env[v.Name] = v
+	}
+	if data := env["PGDATA"].Value; !strings.HasPrefix(data, mount+"/") {
+		t.Errorf("PGDATA is %s: at the mount %s itself, lost+found is in initdb's way", data, mount)
+	}
+	password := env["POSTGRES_PASSWORD"].ValueFrom.SecretKeyRef
+	if find[corev1.Secret](t, all, "Secret", password.Name).StringData[password.Key] == "" {
+		t.Errorf("the password is not in %v", password)
 	}
 }

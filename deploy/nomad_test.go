@@ -19,7 +19,7 @@ func TestNomadRunsTheSamePlugin(t *testing.T) { // D-3
 			`.config.image: "the-image"`, `.config.readonly_rootfs: true`, `.config.cap_drop[]: "ALL"`,
 			`.env.OXIDE_TOKEN_FILE: "/secrets/token"`, `.destination: "/secrets/token"`,
 			`\nOXIDE_HOST={{ .host }}\nOXIDE_PROJECT={{ .project }}\nOXIDE_CLUSTER_ID={{ .cluster_id }}`},
-			// In the environment, a new token would need a restart.
+			// A token in a variable could only be replaced by a restart.
 			[]string{"privileged", "OXIDE_TOKEN="}},
 		{"node.nomad.hcl", "job", []string{`.type: "system"`, `.csi_plugin.type: "node"`,
 			`.config.args[]: "--mode=node"`, `.config.args[]: "--endpoint=unix:///csi/csi.sock"`,
@@ -28,7 +28,7 @@ func TestNomadRunsTheSamePlugin(t *testing.T) { // D-3
 			[]string{"cap_drop"}},
 		{"volume.hcl", "volume", []string{`.plugin_id: "csi.oxide.computer"`,
 			`.capability[0].access_mode: "single-node-writer"`}, nil},
-		// At the mount itself, lost+found would be in initdb's way.
+		// initdb refuses the root of the mount, because it contains lost+found.
 		{"postgres.nomad.hcl", "job", []string{`.env.PGDATA: "/var/lib/postgresql/data/pgdata"`,
 			`.destination: "/var/lib/postgresql/data"`}, nil},
 	} {

@@ -40,7 +40,7 @@ func with(values ...string) []string {
 	return args
 }
 
-// values writes a file of values, and returns the arguments that name it.
+// values writes a file of values, and returns Helm's arguments for it.
 func values(t *testing.T, text string) []string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "values.yaml")
@@ -56,11 +56,11 @@ type output struct {
 	err              error
 }
 
-// templates contains the output of each `helm template`, by its arguments.
+// templates caches the output of `helm template` by its arguments.
 var templates = map[string]output{}
 
-// helm runs `helm template` on the chart, unless it was run with these arguments before. Every
-// cluster and every file of values has a name of its own in the arguments.
+// helm returns the output of `helm template` on the chart. It is cached by the arguments, in which
+// every API server and every file of values has a name of its own.
 func helm(t *testing.T, args ...string) (text, complaints string, err error) {
 	t.Helper()
 	name := fmt.Sprintf("%q", args)
@@ -285,7 +285,7 @@ func tool(t *testing.T, name string) string {
 	if made := madeBeside(name); made != "" {
 		return made
 	}
-	// As make builds what has no race detector.
+	// With the same flags as make, so that Go finds the program in its cache.
 	out, complaints, err := run(t, nil, "env", "CGO_ENABLED=0", "GOFLAGS=-trimpath",
 		"go", "tool", toolsModule, "-n", name)
 	if err != nil {

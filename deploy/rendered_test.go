@@ -11,11 +11,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// extras are the values that add something to every pod and container.
+// extras is the beginning of the values in everywhere: labels and annotations of all objects.
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
-// beside adds to the values of a container, or of a pod, what can be added to it.
+// beside returns, for each of the names in the chart's values, an argument, a variable and a mount
+// to add, and more.
 func beside(names, more string) string {
 	var text strings.Builder
 	for name := range strings.FieldsSeq(names) {
@@ -26,7 +27,7 @@ func beside(names, more string) string {
 	return text.String()
 }
 
-// everywhere are the arguments that add something to everything.
+// everywhere returns the arguments that add something to every object, pod and container.
 func everywhere(t *testing.T) []string {
 	t.Helper()
 	const pod = `, "extraVolumes": [{"name": "extra", "emptyDir": {}}], 
@@ -42,8 +43,8 @@ func everywhere(t *testing.T) []string {
 		beside("instanceMetadata", `, "enabled": true`)+"}")
 }
 
-// everything returns the arguments for the chart with all that can be switched on beside the rack's
-// Secret, and with further values.
+// everything returns the arguments that switch on everything in the chart, except the Secret of its
+// own, and set further values.
 func everything(more ...string) []string {
 	return with(append([]string{"snapshots.enabled=true", "instanceMetadata.enabled=true",
 		"nodeKeeper.enabled=true", "metrics.enabled=true", "metrics.podMonitor=true", "ownCA=true",
@@ -67,16 +68,15 @@ const (
 	theWhole = "with everything there are these fields (D-45, D-54, D-63, D-66, E-31)"
 )
 
-// change is what a change of values changes. The arguments "kustomize DIR..." are plain manifests,
-// and "nothing" is no object at all.
+// change compares what two lists of Helm's arguments render. The arguments "kustomize DIR..." stand
+// for plain manifests, and "nothing" for no objects.
 type change struct {
 	name     string
 	from, to []string
 }
 
-// changes lists what the chart has to make of its values, as testdata/rendered.txt has it: the
-// fields that go and come, and so that no other does. `make manifests` writes the file. The plain
-// manifests are the chart's defaults.
+// changes lists the comparisons. testdata/rendered.txt contains the accepted result of each: the
+// fields that are removed and added, and no others. `make manifests` writes the file.
 func changes(t *testing.T) []change {
 	return []change{
 		{theWhole, []string{"nothing"}, everything()},
@@ -169,8 +169,8 @@ func changes(t *testing.T) []change {
 			append(everything(), resources(t, "{requests: {cpu: 1}, limits: {memory: 1Gi}}")...)},
 		{"the node keeper's budget can be left out", kept(),
 			kept("nodeKeeper.podDisruptionBudget=false")},
-		// When the registrar ends, kubelet forgets the driver and no longer unmounts. So the program
-		// beside the driver has to end first, then the hook, and then a minute is left.
+		// Without the registrar kubelet forgets the driver and no longer unmounts. So the container leave
+		// ends first, then the driver's preStop hook, a minute before the grace period is over.
 		{"a node that goes keeps its driver", kept(),
 			kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")},
 		{"cold attach needs no other duty", kept(), kept("nodeKeeper.startupTaint.enabled=false",
@@ -193,7 +193,7 @@ func changes(t *testing.T) []change {
 	}
 }
 
-// images returns the settings of every image of the chart, each in the place of %.
+// images returns the settings for every image of the chart. % in a setting stands for the image.
 func images(settings ...string) (all []string) {
 	for _, image := range []string{"image", "nodeImage", "instanceMetadata.image", "nodeKeeper.image",
 		"provisioner.image", "attacher.image", "snapshotter.image", "registrar.image",

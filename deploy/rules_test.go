@@ -11,15 +11,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// whole returns all fields of all objects with everything switched on, as
-// TestTheChartRendersItsValues finds them.
+// whole returns the lines of all objects that the chart renders with everything switched on.
 func whole(t *testing.T) []string {
 	t.Helper()
 	text := strings.TrimSpace(accepted(t)[theWhole])
 	return strings.Split(strings.ReplaceAll("\n"+text, "\n+", "\n"), "\n")[1:]
 }
 
-// matching returns what the groups of a pattern match in the lines, in order and each once.
+// matching returns the groups of a pattern for each line that matches it, joined by spaces. The
+// result is sorted and has no duplicates.
 func matching(lines []string, pattern string) (found []string) {
 	for _, line := range lines {
 		if m := regexp.MustCompile("^" + pattern).FindStringSubmatch(line); m != nil {
@@ -31,10 +31,10 @@ func matching(lines []string, pattern string) (found []string) {
 }
 
 const (
-	// These match the beginnings of lines up to the field of a pod, and up to that of a container.
+	// These patterns match the path of a pod or of a container at the beginning of a line.
 	aPod       = `(\S+\.template\.spec)\.`
 	aContainer = `(\S+\.template\.spec\.(?:initC|c)ontainers\[[^]]+\])\.`
-	// nodes begins the lines of the node's pod, driver those of the only privileged container.
+	// nodes is the path of the node's pod, and driver that of the only privileged container.
 	nodes  = "DaemonSet/oxide-csi-node.spec.template.spec"
 	driver = nodes + ".containers[oxide-plugin]"
 )
@@ -200,7 +200,7 @@ func TestTheNamesOfTheObjectsCanBeChanged(t *testing.T) {
 			t.Errorf("%s keeps its name", key(o))
 		}
 	}
-	// Whatever refers to an object has to use its new name, too.
+	// References to the objects have to change with the names.
 	back := strings.NewReplacer("blue-csi", "oxide-csi", `kubernetes.io/name: "blue"`,
 		`kubernetes.io/name: "oxide-csi-driver"`).Replace(strings.Join(all.lines(), "\n"))
 	lines := strings.Split(back, "\n")

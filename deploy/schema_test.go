@@ -19,10 +19,10 @@ const (
 	snapshotsModule  = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.7.0"
 )
 
-// TestKubeconformAcceptsEveryForm checks every object strictly against the schema of its kind: a
-// field that Kubernetes does not know is an error. TestTheChartRendersItsValues does so with all
-// that the chart renders.
-func TestKubeconformAcceptsEveryForm(t *testing.T) { // D-43
+// TestKubeconformAcceptsEveryManifest checks every object strictly against the schema of its kind:
+// an unknown field is an error. TestTheChartRendersItsValues does so with all that the chart
+// renders.
+func TestKubeconformAcceptsEveryManifest(t *testing.T) { // D-43
 	var all manifests
 	for _, dir := range []string{"base", "snapshots", "snapshot-controller", "simulator", "e2e"} {
 		all = append(all, build(t, "kustomize/"+dir)...)
@@ -79,7 +79,7 @@ func conforms(t *testing.T, schemas string, all manifests) (complaints string, o
 // depend on it.
 func module(t *testing.T, name string) string {
 	t.Helper()
-	// Outside of any module, whose go.sum would apply.
+	// In an empty directory, no module's go.sum applies.
 	out, complaints, err := run(t, nil, "go", "-C", t.TempDir(), "mod", "download", "-json", name)
 	var found struct{ Dir string }
 	if err == nil {
@@ -111,7 +111,7 @@ func allSchemas(t *testing.T) string {
 	}
 	kind := func(group, version, kind string, content any) {
 		kinds++
-		// kubeconform calls the group without a name by its version.
+		// For the core group, which has no name, kubeconform uses the version instead.
 		write(content, cmp.Or(group, version), version, strings.ToLower(kind)+".json")
 	}
 	read := func(file string, into any) {
@@ -135,7 +135,7 @@ func allSchemas(t *testing.T) string {
 	read(swagger, &whole)
 	definitions := whole["definitions"].(map[string]any)
 	closed(definitions)
-	// These are written as strings or as numbers, but described as strings.
+	// The document describes these as strings, but numbers are valid, too.
 	definitions["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = map[string]any{
 		"type": []string{"integer", "string"}}
 	definitions["io.k8s.apimachinery.pkg.api.resource.Quantity"] = map[string]any{

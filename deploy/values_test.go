@@ -169,21 +169,15 @@ func TestAWrongParameterIsRefusedWithItsNameAndValue(t *testing.T) {
 }
 
 func TestAnEmptyValueMayBeNull(t *testing.T) {
-	var none []string
-	for _, name := range []string{"commonLabels", "controller.podLabels", "node.podLabels",
-		"commonAnnotations", "controller.annotations", "controller.dnsConfig", "snapshots.classes",
-		"storageClass.labels", "snapshots.class.labels", "metrics.podMonitorRelabelings",
-		"controller.affinity", "node.affinity",
-		"nodeKeeper.affinity", "nodeKeeper.tolerations", "nodeKeeper.extraEnv", "nodeKeeper.podLabels",
-		"controller.extraEnv", "attacher.extraArgs",
-		"metrics.podMonitorLabels", "controller.topologySpreadConstraints", "node.tolerations",
-		"storageClass.parameters", "extraStorageClasses", "controller.updateStrategy"} {
-		none = append(none, name+"=null")
+	args := with("metrics.enabled=true", "metrics.podMonitor=true", "nodeKeeper.enabled=true")
+	for path, value := range defaults(t) {
+		list, isList := value.([]any)
+		if _, isMap := value.(map[string]any); isMap || isList && len(list) == 0 {
+			args = append(args, setting(t, path, nil)...)
+		}
 	}
-	if _, complaints, err := helm(t, append(with("metrics.enabled=true", "metrics.podMonitor=true",
-		"nodeKeeper.enabled=true"),
-		with(none...)...)...); err != nil {
-		t.Errorf("%q: %v\n%s", none, err, complaints)
+	if _, complaints, err := helm(t, args...); err != nil {
+		t.Errorf("%q: %v\n%s", args, err, complaints)
 	}
 }
 
@@ -201,8 +195,8 @@ func TestAnOldKubernetesIsRefusedWithAnExplanation(t *testing.T) {
 	}
 }
 
-// The schema refuses what it does not know, so it has to know every value.
-func TestThePlainValuesPassHelmLintAndHaveComments(t *testing.T) {
+// helm lint also fails if the schema lacks one of the chart's own values.
+func TestTheDefaultValuesPassHelmLintAndHaveComments(t *testing.T) {
 	out, complaints, err := run(t, nil, tool(t, "helm"), "lint", "chart", "--strict", "--kube-version",
 		kubernetes)
 	if err != nil {
@@ -215,7 +209,7 @@ func TestThePlainValuesPassHelmLintAndHaveComments(t *testing.T) {
 }
 
 // The tests of the node keeper have the same windows.
-func TestAWindowThatTheKeeperWouldRefuseIsRefused(t *testing.T) {
+func TestTheChartRefusesAWindowThatTheKeeperWouldRefuse(t *testing.T) {
 	for window, fine := range map[string]bool{"bogus": false, "0 2 * *": false,
 		"0 2 * * 6 2030": false,
 		"60 2 * * 6":     false, "0 24 * * *": false, "0 2 0 * *": false, "0 2 * 13 *": false,
@@ -231,7 +225,8 @@ func TestAWindowThatTheKeeperWouldRefuseIsRefused(t *testing.T) {
 	}
 }
 
-// defaults returns the values in the chart's file by their paths. A mapping is one if it is empty.
+// defaults returns the values in the chart's file by their paths. Of the mappings it has only the
+// empty ones.
 func defaults(t *testing.T) map[string]any {
 	t.Helper()
 	var all map[string]any
@@ -270,10 +265,10 @@ func complained(complaints, path string) bool {
 		func(name string) bool { return strings.Contains(complaints, name) })
 }
 
-// TestEveryTextArrivesAsItIs sets every text among the values to one that YAML, a flag or a
-// template could take for something else. It is refused, or is in the manifests exactly where
-// another text is that takes its place.
-func TestEveryTextArrivesAsItIs(t *testing.T) {
+// TestStringValuesAreRenderedUnchanged sets every string value to texts that YAML, a flag or a
+// template could misread. The chart has to refuse such a text, or render it wherever it renders a
+// plain one.
+func TestStringValuesAreRenderedUnchanged(t *testing.T) {
 	paths := []string{"commonLabels.x", "commonAnnotations.x", "imagePullSecrets[0].name",
 		"node.extraArgs[0]", "controller.nodeSelector.x", "storageClass.mountOptions[0]",
 		"controller.dnsConfig.searches[0]"}
@@ -323,13 +318,13 @@ secret: {create: true, host: "https://a", token: t, project: p, caBundle: c}}`)
 	}
 	for _, text := range short.Some(t, 3, []string{"on", "123", "a\n- --b=c", "null", "1e3", "~",
 		"0x1f", "{{ 1 }}", "a: b", "a #b", `"`, "'", "- a", "2001-01-01", "a\nb: c"}) {
-		// Where only the odd text is taken, as in a number of nodes, it is a number, too.
+		// A value that takes the odd text and no plain one, such as a number of nodes, is left out.
 		taken := accepted(accepted(paths, text), plain)
 		odd, _ := render(taken, text)
 		usual, _ := render(taken, plain)
 		got, _ := json.Marshal(odd)
 		want, _ := json.Marshal(usual)
-		// The pods' annotation with a sum of the Secret differs.
+		// The pods have a checksum of the Secret in an annotation.
 		sum := regexp.MustCompile(`"csi.oxide.computer/settings":"[0-9a-f]+"`)
 		got, want = sum.ReplaceAll(got, nil), sum.ReplaceAll(want, nil)
 		inside, _ := json.Marshal(text)
@@ -353,8 +348,8 @@ var unchecked = map[string]string{
 	"secret.caBundle": "the driver reads the certificates",
 }
 
-// TestEveryValueIsChecked sets every value to something that nobody wants. The schema has to report
-// it, or else the checks of the templates, which run only if the schema has nothing to report.
+// TestEveryValueIsChecked sets every value to a wrong one. The schema or a check in the templates
+// has to report it. The templates are rendered only if the schema reports nothing.
 func TestEveryValueIsChecked(t *testing.T) {
 	wrong := func(path string, value any) any {
 		switch value.(type) {
