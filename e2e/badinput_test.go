@@ -193,26 +193,11 @@ func (f *fixture) complains(ctx context.Context, wrong wrongSecret) {
 	}).WithContext(ctx).Should(ContainElement(containsEach(wrong.says)),
 		"what the pod of the Secret %s says", wrong.name)
 	if wrong.event != nil {
-		Eventually(func() []string { return f.eventsOf(ctx, f.podOfSecret(ctx, wrong.name)) }).
-			WithContext(ctx).Should(ContainElement(containsEach(wrong.event)),
-			"the events of the pod of the Secret %s", wrong.name)
+		f.Event(ctx, "Pod", f.podOfSecret(ctx, wrong.name).Name, wrong.event...)
 	}
 	if status := containerStatus(*f.podOfSecret(ctx, wrong.name), "oxide-plugin"); status.Ready {
 		Fail("the controller with the Secret " + wrong.name + " should not be ready")
 	}
-}
-
-// eventsOf returns the messages of a pod's events.
-func (f *fixture) eventsOf(ctx context.Context, p *corev1.Pod) []string {
-	GinkgoHelper()
-	events, err := api.CoreV1().Events(f.ns).List(ctx,
-		metav1.ListOptions{FieldSelector: "involvedObject.name=" + p.Name})
-	Expect(err).NotTo(HaveOccurred())
-	var messages []string
-	for _, e := range events.Items {
-		messages = append(messages, e.Message)
-	}
-	return messages
 }
 
 // linesOf returns the log of the driver in a pod, from its last container that has a log.

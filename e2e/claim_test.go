@@ -11,10 +11,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -24,8 +20,8 @@ var _ = Describe("a claim that gets another disk", func() {
 		"grown while the other pods run on (D-58, D-68)", Label("long"), undoesAndGrows,
 		NodeTimeout(8*time.Minute))
 	It("is grown at the same time as another one: PostgreSQL on btrfs keeps its rows, and "+
-		"a raw device its bytes, though the rack's quota refuses its new disk at first (D-58, D-68)", growsTwo,
-		NodeTimeout(8*time.Minute))
+		"a raw device its bytes, though the rack's quota refuses its new disk at first (D-58, D-68)",
+		growsTwo, NodeTimeout(8*time.Minute))
 })
 
 // claim runs oxide-csi-plugin claim and returns what it says.
@@ -62,49 +58,10 @@ func (d doctor) claimKilled(ctx context.Context, step string, args ...string) {
 	Expect(reached).To(BeTrue(), "it should come to the step %s", step)
 }
 
-// volumeGone waits until a PersistentVolume is gone.
-func volumeGone(ctx context.Context, name string) {
-	GinkgoHelper()
-	Eventually(func() bool {
-		_, err := api.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
-		return apierrors.IsNotFound(err)
-	}).WithContext(ctx).Should(BeTrue(), "the PersistentVolume %s should be gone", name)
-}
-
-// app creates a Deployment of one pod with a claim.
-func (f *fixture) app(ctx context.Context, claim string) {
-	GinkgoHelper()
-	one, labels := int32(1), map[string]string{"app": "app"}
-	_, err := api.AppsV1().Deployments(f.ns).Create(ctx, &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: "app"},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: f.podObject(ctx, &Pod{Claims: []string{claim}}).Spec},
-		},
-	}, metav1.CreateOptions{})
-	Expect(err).NotTo(HaveOccurred())
-}
-
-// appPod waits until the Deployment has one pod that runs, and returns it.
-func (f *fixture) appPod(ctx context.Context) *pod {
-	GinkgoHelper()
-	var found *pod
-	Eventually(func(g Gomega) {
-		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=app"})
-		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(list.Items).To(HaveLen(1))
-		g.Expect(list.Items[0].DeletionTimestamp).To(BeNil())
-		found = &pod{s: f, name: list.Items[0].Name}
-	}).WithContext(ctx).Should(Succeed(), "the Deployment should have a pod")
-	return found.Running(ctx)
-}
-
 func undoesAndGrows(ctx SpecContext) {
 	operator := newDoctor(ctx)
 	xfs := s.Class(ctx, Class{Parameters: map[string]string{fsTypeKey: "xfs"}})
-	keepers := s.keepersOf(ctx, xfs, "set", 2)
+	keepers := s.Keepers(ctx, xfs, "set", 2)
 	stays, moves, claim := keepers[0], keepers[1], "data-set-1"
 	uid, sum, first := stays.get(ctx).UID, moves.Fill(ctx), s.Bound(ctx, claim).Name
 
@@ -132,7 +89,7 @@ func growsTwo(ctx SpecContext) {
 	btrfs := s.Class(ctx, Class{Parameters: map[string]string{fsTypeKey: "btrfs"}})
 	server := s.postgres(ctx, func(o *unstructured.Unstructured) { inGiB(o, btrfs) })
 	raw := s.Claim(ctx, Claim{Block: true})
-	s.app(ctx, raw)
+	s.app(ctx, s.podObject(ctx, &Pod{Claims: []string{raw}}).Spec)
 	noise := s.appPod(ctx).Sh(ctx, writeNoise(device))
 	firsts := []string{s.Bound(ctx, rows).Name, s.Bound(ctx, raw).Name}
 	now, err := theRack.Admin.State(ctx)

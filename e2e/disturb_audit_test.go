@@ -74,7 +74,8 @@ type auditReport struct {
 	Missing []struct{ ID, Kind string }
 }
 
-// audit audits the cluster for a cluster ID. found reports the exit status of the audit.
+// audit runs oxide-csi-plugin audit with this cluster ID. found reports whether its exit status is
+// that for findings.
 func (d doctor) audit(ctx context.Context, clusterID string) (report auditReport, found bool) {
 	GinkgoHelper()
 	cmd := d.command(ctx, "audit", "--kubectl", "--min-age=0s", "--output=json")

@@ -30,7 +30,7 @@ var _ = Describe("a node", func() {
 		"as the PodDisruptionBudget demands (D-38)", func(ctx SpecContext) {
 		doctor, from, to := newDoctor(ctx), workers[0], workers[1]
 		onlyOn(ctx, from)
-		keepers := s.Keepers(ctx, "kept", 2)
+		keepers := s.Keepers(ctx, diskClass, "kept", 2)
 		s.budget(ctx, "kept")
 		last := make([]int, len(keepers))
 		for i, p := range keepers {
@@ -58,7 +58,7 @@ var _ = Describe("a node", func() {
 		"and serves again when it is started (D-38, D-61)", func(ctx SpecContext) {
 		doctor, off, to := newDoctor(ctx), workers[1], workers[0]
 		onlyOn(ctx, off)
-		keeper := s.Keepers(ctx, "kept", 1)[0]
+		keeper := s.Keepers(ctx, diskClass, "kept", 1)[0]
 		disk := s.Bound(ctx, "data-"+keeper.name).Spec.CSI.VolumeHandle
 		cordon(ctx, to, false)
 		last := keeper.Beats(ctx)

@@ -182,8 +182,8 @@ func expectRelease(ctx context.Context) {
 	}
 }
 
-// expectNames imports an archive of the release into a node, and checks that the image has the name
-// in the manifests.
+// expectNames imports an archive of the release into a node, and checks that the image then has the
+// name that the manifests use.
 func expectNames(ctx context.Context, dist string) {
 	GinkgoHelper()
 	const image = "oxide-node-keeper"

@@ -16,11 +16,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// doctor runs the doctor of the program that the nodes run.
+// doctor runs oxide-csi-plugin doctor on this machine, with a copy of the nodes' binary.
 type doctor struct{ env []string }
 
-// doctorDir contains that program and the cluster's kubectl. The first spec that needs them copies
-// them.
+// doctorDir contains copies of that binary and of the cluster's kubectl. It is empty before the
+// first use.
 var doctorDir string
 
 // diagnoses counts the diagnoses of the whole suite, and the links that the doctors could not
@@ -34,8 +34,8 @@ var _ = AfterSuite(func() {
 	}
 })
 
-// newDoctor returns a doctor that needs nothing from the cluster but answers to kubectl. Call it
-// before anything is disturbed.
+// newDoctor returns a doctor. The first call copies its programs from the nodes, so call it before
+// the spec disturbs anything.
 func newDoctor(ctx context.Context) doctor {
 	GinkgoHelper()
 	if doctorDir == "" {
@@ -51,7 +51,7 @@ func newDoctor(ctx context.Context) doctor {
 		"PATH="+doctorDir+":"+os.Getenv("PATH"), "KUBECONFIG="+filepath.Join(config.work, "kubeconfig"))}
 }
 
-// copyFrom copies what a script prints in a node into a program.
+// copyFrom writes the output of a script in a node to an executable file.
 func copyFrom(ctx context.Context, node, script, path string) {
 	GinkgoHelper()
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
@@ -79,7 +79,7 @@ func firstFinding(d harness.Diagnosis) (link, reason, wrong string) {
 
 // ask asks the doctor a question, such as pvc NAMESPACE/NAME.
 func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagnosis, err error) {
-	// A finding gives an exit status.
+	// If it finds something, its exit status is not zero.
 	out, failed := d.command(ctx, append([]string{"doctor", "--output=json"}, question...)...).Output()
 	if err := json.Unmarshal(out, &said); err != nil || len(said.Chains) == 0 {
 		return said, fmt.Errorf("the doctor said %q: %w, %w", out, failed, err)
@@ -120,5 +120,5 @@ func (d doctor) findsNothing(ctx context.Context, question ...string) (unseen []
 	return unseen
 }
 
-// path returns how a question names an object of the spec's namespace.
+// path returns the name of an object of the spec's namespace as NAMESPACE/NAME.
 func (f *fixture) path(name string) string { return f.ns + "/" + name }

@@ -105,15 +105,9 @@ func (p *pod) beat(ctx context.Context) int {
 	return n
 }
 
-// Keepers creates a StatefulSet of pods that run the script beating, each with its own volume, and
-// waits until they write.
-func (f *fixture) Keepers(ctx context.Context, name string, replicas int32) []*pod {
-	GinkgoHelper()
-	return f.keepersOf(ctx, diskClass, name, replicas)
-}
-
-// keepersOf is Keepers with volumes of a given class.
-func (f *fixture) keepersOf(ctx context.Context, class, name string, replicas int32) []*pod {
+// Keepers creates a StatefulSet of pods that run the script beating, each with its own volume of
+// the class, and waits until they write.
+func (f *fixture) Keepers(ctx context.Context, class, name string, replicas int32) []*pod {
 	GinkgoHelper()
 	template := f.podObject(ctx, &Pod{Script: beating}).Spec
 	template.Containers[0].VolumeMounts = []corev1.VolumeMount{

@@ -10,6 +10,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -83,10 +84,16 @@ func (f *fixture) DeleteVolume(ctx context.Context, name string) {
 	if err := all.Delete(ctx, name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
 		Expect(err).NotTo(HaveOccurred())
 	}
-	Eventually(func() bool {
-		_, err := all.Get(ctx, name, metav1.GetOptions{})
-		return apierrors.IsNotFound(err)
-	}).WithContext(ctx).Should(BeTrue(), "the PersistentVolume %s should be gone", name)
+	volumeGone(ctx, name)
+}
+
+// volumeGone waits until a PersistentVolume is gone.
+func volumeGone(ctx context.Context, name string) {
+	GinkgoHelper()
+	gone(ctx, "the PersistentVolume "+name, func() error {
+		_, err := api.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+		return err
+	})
 }
 
 // VolumeEvent is Event for a PersistentVolume, which has no namespace.
@@ -176,19 +183,33 @@ func (f *fixture) applyExample(ctx context.Context, name string,
 	}
 }
 
-// deletePods deletes pods at the same time and waits until all are gone.
-func deletePods(ctx context.Context, all ...*pod) {
+// app creates a Deployment of one pod.
+func (f *fixture) app(ctx context.Context, spec corev1.PodSpec) {
 	GinkgoHelper()
-	for _, p := range all {
-		err := api.CoreV1().Pods(p.s.ns).Delete(ctx, p.name, metav1.DeleteOptions{})
-		Expect(err).NotTo(HaveOccurred())
-	}
-	for _, p := range all {
-		Eventually(func() bool {
-			_, err := api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{})
-			return apierrors.IsNotFound(err)
-		}).WithContext(ctx).Should(BeTrue(), "pod %s should be gone", p.name)
-	}
+	one, labels := int32(1), map[string]string{"app": "app"}
+	_, err := api.AppsV1().Deployments(f.ns).Create(ctx, &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "app"},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec},
+		},
+	}, metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// appPod waits until the Deployment has one pod that runs, and returns it.
+func (f *fixture) appPod(ctx context.Context) *pod {
+	GinkgoHelper()
+	var found *pod
+	Eventually(func(g Gomega) {
+		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=app"})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(list.Items).To(HaveLen(1))
+		g.Expect(list.Items[0].DeletionTimestamp).To(BeNil())
+		found = &pod{s: f, name: list.Items[0].Name}
+	}).WithContext(ctx).Should(Succeed(), "the Deployment should have a pod")
+	return found.Running(ctx)
 }
 
 // Filesystem returns the type and the size in bytes of the filesystem that a pod has mounted at a

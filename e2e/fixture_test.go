@@ -143,10 +143,16 @@ func (f *fixture) DeleteClaim(ctx context.Context, claim string) {
 	GinkgoHelper()
 	all := api.CoreV1().PersistentVolumeClaims(f.ns)
 	Expect(all.Delete(ctx, claim, metav1.DeleteOptions{})).To(Succeed())
-	Eventually(func() bool {
+	gone(ctx, "the claim "+claim, func() error {
 		_, err := all.Get(ctx, claim, metav1.GetOptions{})
-		return apierrors.IsNotFound(err)
-	}).WithContext(ctx).Should(BeTrue(), "the claim %s should be gone", claim)
+		return err
+	})
+}
+
+// gone waits until get fails because there is no such object.
+func gone(ctx context.Context, what string, get func() error) {
+	GinkgoHelper()
+	Eventually(get).WithContext(ctx).Should(Satisfy(apierrors.IsNotFound), "%s should be gone", what)
 }
 
 // Event waits for an event about an object of the spec whose message contains all of the texts, and
@@ -314,12 +320,28 @@ func (p *pod) Try(ctx context.Context, script string) (string, error) {
 // Delete deletes the pod and waits until it is gone.
 func (p *pod) Delete(ctx context.Context) {
 	GinkgoHelper()
-	all := api.CoreV1().Pods(p.s.ns)
-	Expect(all.Delete(ctx, p.name, metav1.DeleteOptions{})).To(Succeed())
-	Eventually(func() bool {
-		_, err := all.Get(ctx, p.name, metav1.GetOptions{})
-		return apierrors.IsNotFound(err)
-	}).WithContext(ctx).Should(BeTrue(), "pod %s should be gone", p.name)
+	deletePods(ctx, p)
+}
+
+// deletePods deletes pods at the same time and waits until all are gone.
+func deletePods(ctx context.Context, all ...*pod) {
+	GinkgoHelper()
+	for _, p := range all {
+		err := api.CoreV1().Pods(p.s.ns).Delete(ctx, p.name, metav1.DeleteOptions{})
+		Expect(err).NotTo(HaveOccurred())
+	}
+	for _, p := range all {
+		p.gone(ctx)
+	}
+}
+
+// gone waits until there is no pod of this name.
+func (p *pod) gone(ctx context.Context) {
+	GinkgoHelper()
+	gone(ctx, "pod "+p.name, func() error {
+		_, err := api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{})
+		return err
+	})
 }
 
 // restartTimeout is how long a component that was killed may take to serve again.

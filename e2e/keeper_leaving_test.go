@@ -11,7 +11,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -54,21 +53,10 @@ func (f *fixture) replaced(ctx context.Context, worker string) {
 			Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &soon})
 	}
 	onlyOn(ctx, worker)
-	one, labels := int32(1), map[string]string{"app": "replaced"}
-	_, err := api.AppsV1().Deployments(f.ns).Create(ctx, &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: "replaced"},
-		Spec: appsv1.DeploymentSpec{Replicas: &one,
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: template}},
-	}, metav1.CreateOptions{})
-	Expect(err).NotTo(HaveOccurred())
-	f.allReady(ctx, 1)
-	list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{})
-	Expect(err).NotTo(HaveOccurred())
-	Expect(list.Items).To(HaveLen(1))
-	Expect(list.Items[0].Spec.NodeName).To(Equal(worker))
-	(&pod{s: f, name: list.Items[0].Name}).Beats(ctx)
+	f.app(ctx, template)
+	p := f.appPod(ctx)
+	Expect(p.Node(ctx)).To(Equal(worker))
+	p.Beats(ctx)
 	for _, worker := range workers {
 		cordon(ctx, worker, false)
 	}
@@ -96,7 +84,7 @@ func keepsTheDriver(ctx SpecContext) {
 	stays, goes := workers[0], workers[1]
 	s.Beating(ctx, stays, s.Claim(ctx, Claim{}))
 	onlyOn(ctx, goes)
-	kept := s.Keepers(ctx, "kept", 3)
+	kept := s.Keepers(ctx, diskClass, "kept", 3)
 	cordon(ctx, stays, false)
 	attachments, err := api.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{})
 	Expect(err).NotTo(HaveOccurred())

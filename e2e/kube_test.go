@@ -41,7 +41,7 @@ func newKube(kubeconfig string) (*kube, error) {
 		return nil, fmt.Errorf("read the kubeconfig: %w", err)
 	}
 	config.QPS = -1 // no limit: the suite is the only user
-	// Nobody reads the API server's warnings about deprecated versions.
+	// Do not log the API server's warnings about deprecated versions.
 	config.WarningHandler = rest.NoWarnings{}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -94,7 +94,7 @@ func takeLedger(ctx context.Context) (harness.Ledger, error) {
 	return ledger, addWorkers(ctx, ledger)
 }
 
-// addNodes counts what keeps pods off each Node, and the node keeper's operations.
+// addNodes adds each Node's taints and cordon, and the node keeper's operations.
 func addNodes(ctx context.Context, ledger harness.Ledger) error {
 	list, err := api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {

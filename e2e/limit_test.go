@@ -22,8 +22,8 @@ var _ = Describe("a node", func() {
 const mostDisks = 12
 
 func takesSoMany(ctx SpecContext) {
-	// If a kubelet asks while a static volume is attached but not staged yet, it gets one less, until
-	// it asks again.
+	// While a static volume is attached but not staged yet, the driver reports one volume less. That
+	// lasts until the kubelet asks again.
 	countEvery(ctx, 10)
 	for _, worker := range workers {
 		Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).

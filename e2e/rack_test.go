@@ -6,8 +6,11 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -66,4 +69,81 @@ func (r *rackClients) attachedTo(ctx context.Context, diskID string) (string, er
 		return a.InstanceID, nil
 	}
 	return "", nil
+}
+
+// diskByHand creates a blank disk that is deleted when the spec ends, and returns its UUID.
+func (f *fixture) diskByHand(ctx context.Context, name string, giB int) string {
+	GinkgoHelper()
+	disk, err := theRack.DiskCreate(ctx, oxide.DiskCreateParams{
+		Project: rackProject,
+		Body: &oxide.DiskCreate{
+			Name: oxide.Name(name), Description: "made by hand",
+			Size: oxide.ByteCount(giB << 30),
+			DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
+				DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 4096}},
+			}},
+		},
+	})
+	Expect(err).NotTo(HaveOccurred())
+	f.diskRemovedLater(disk.Id)
+	return disk.Id
+}
+
+// diskRemovedLater deletes a disk when the spec ends.
+func (f *fixture) diskRemovedLater(id string) {
+	f.atEnd(func(ctx context.Context) {
+		worker, err := theRack.attachedTo(ctx, id)
+		Expect(err).NotTo(HaveOccurred())
+		if worker != "" {
+			detachByHand(ctx, id, worker)
+		}
+		if theRack.hasDisk(ctx, id) {
+			Expect(theRack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})).
+				To(Succeed())
+		}
+	})
+}
+
+// hasDisk reports whether a disk with this UUID exists.
+func (r *rackClients) hasDisk(ctx context.Context, id string) bool {
+	GinkgoHelper()
+	return slices.Contains(r.diskIDs(ctx), id)
+}
+
+// diskIDs returns the UUIDs of all disks.
+func (r *rackClients) diskIDs(ctx context.Context) []string {
+	GinkgoHelper()
+	state, err := r.Admin.State(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	ids := []string{}
+	for _, d := range state.Disks {
+		ids = append(ids, d.ID)
+	}
+	return ids
+}
+
+// disk returns a disk from the rack's API.
+func (r *rackClients) disk(ctx context.Context, id string) *oxide.Disk {
+	GinkgoHelper()
+	disk, err := r.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
+	Expect(err).NotTo(HaveOccurred())
+	return disk
+}
+
+func attachByHand(ctx context.Context, disk, worker string) {
+	GinkgoHelper()
+	_, err := theRack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+		Instance: oxide.NameOrId(instanceIDs[worker]),
+		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
+	})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+func detachByHand(ctx context.Context, disk, worker string) {
+	GinkgoHelper()
+	_, err := theRack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+		Instance: oxide.NameOrId(instanceIDs[worker]),
+		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
+	})
+	Expect(err).NotTo(HaveOccurred())
 }

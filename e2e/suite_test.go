@@ -30,7 +30,7 @@ var (
 	s *fixture
 )
 
-func TestE(t *testing.T) { // E-2
+func TestEndToEnd(t *testing.T) { // E-2
 	RegisterFailHandler(Fail)
 	SetDefaultEventuallyTimeout(90 * time.Second)
 	SetDefaultEventuallyPollingInterval(200 * time.Millisecond)

@@ -10,7 +10,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -51,10 +50,7 @@ var _ = Describe("an installation", func() {
 			serving(ctx)
 			Expect(staying.Sum(ctx)).To(Equal(sum))
 			staying.Beats(ctx)
-			Eventually(func() bool {
-				_, err := api.CoreV1().Pods(s.ns).Get(ctx, leaving.name, metav1.GetOptions{})
-				return apierrors.IsNotFound(err)
-			}).WithContext(ctx).Should(BeTrue(), "the pod that waited should be gone")
+			leaving.gone(ctx)
 			s.Beating(ctx, workers[1], claims[1]).Delete(ctx)
 			staying.Delete(ctx)
 			for _, claim := range claims {

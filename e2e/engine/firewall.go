@@ -82,8 +82,8 @@ func (d *daemon) giveBack(ctx context.Context) error {
 	return os.Remove(d.networkFile())
 }
 
-// otherEngine returns the process ID of any other dockerd on this machine, or zero. Our own has
-// ended; it has no command line until somebody waits for it.
+// otherEngine returns the process ID of a dockerd on this machine, or zero. Our own has ended by
+// then: even if it is still a zombie, it has no command line.
 func otherEngine() int {
 	found, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range found {

@@ -36,9 +36,9 @@ func hashTree(tree fs.FS) (string, error) {
 	return hash(inputs...), nil
 }
 
-// keep returns a file or directory of the cache whose name ends in the hash of what it is made of.
-// Where it is not there, keep removes those of the same name before it, and build makes it at
-// another path first.
+// keep returns the path of a file or directory in the cache. Its name contains the hash of its
+// inputs. If it is missing, keep removes older ones, calls build with a temporary path, and renames
+// the result.
 func (b *Builder) keep(dir, name, inputs, extension string, build func(partial string) error) (
 	string, error) {
 	dir = filepath.Join(b.Cache, dir)

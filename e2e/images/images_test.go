@@ -19,7 +19,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func TestEveryInputChangesTheName(t *testing.T) {
+func TestEveryInputChangesTheHash(t *testing.T) {
 	base := hash("ab", "c")
 	for _, other := range [][]string{{"a", "bc"}, {"ab", "c", ""}, {"ab"}, {"ab", "d"}} {
 		if hash(other...) == base {
@@ -138,7 +138,7 @@ func git(t *testing.T, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func TestAShallowCloneGetsAnErrorWithTheCommandThatFetches(t *testing.T) { // D-57
+func TestAShallowCloneIsToldHowToFetchThePreviousRelease(t *testing.T) { // D-57
 	dir, shallow := t.TempDir(), filepath.Join(t.TempDir(), "shallow")
 	git(t, dir, "init", "--quiet")
 	git(t, dir, "commit", "--quiet", "--allow-empty", "--message", "1")

@@ -26,7 +26,7 @@ func refused(t *testing.T, err error, words ...string) {
 	}
 }
 
-func TestARunWithAnotherCacheDoesNotTouchTheClusterOfARun(t *testing.T) {
+func TestARunDoesNotTouchTheClusterOfAnotherCache(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	release, err := claimCluster(dir, "engine-1", "/a/oxide-csi-e2e", notThere, note)
 	csitest.Must(t, err)

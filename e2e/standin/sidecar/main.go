@@ -1,5 +1,5 @@
-// Command sidecar is the stand-in for two sidecars where no registry can be reached, as the name
-// says by which it is called: registry.k8s.io/sig-storage/livenessprobe answers the kubelet's HTTP
+// Command sidecar stands in for two sidecars where no registry can be reached. The name by which it
+// is called selects one: registry.k8s.io/sig-storage/livenessprobe answers the kubelet's HTTP
 // probe of a CSI driver by calling the driver's Probe, and csi-node-driver-registrar registers the
 // driver at the kubelet of its node. It takes the flags that our manifests set.
 package main
@@ -78,7 +78,7 @@ func answer(ctx context.Context, listen string, check func(context.Context) erro
 	return nil
 }
 
-// driver is the driver, and how long one of its calls may take.
+// driver is a connection to the driver, and how long one of its calls may take.
 type driver struct {
 	csi.IdentityClient
 	timeout time.Duration
