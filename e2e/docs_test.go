@@ -148,7 +148,7 @@ func serveRegistry(ctx context.Context) string {
 	})
 	for _, n := range machines {
 		_, err := n.run(ctx, fmt.Sprintf("mkdir -p /etc/containerd/certs.d/%[1]s && "+
-			`echo 'server = "http://%[1]s"' >/etc/containerd/certs.d/%[1]s/hosts.toml`, address))
+			`echo '[host."http://%[1]s"]' >/etc/containerd/certs.d/%[1]s/hosts.toml`, address))
 		Expect(err).NotTo(HaveOccurred())
 	}
 	return address
