@@ -329,8 +329,8 @@ func (l *link) lost(err error) error {
 	return fmt.Errorf("the agent does not answer: %s%s", status.Convert(err).Message(), l.why())
 }
 
-// Invoke calls the driver's node service in the instance, so that an AgentClient is a connection for
-// the generated CSI clients.
+// Invoke calls the driver's node service in the instance, so that an AgentClient is a connection
+// for the generated CSI clients.
 func (g *AgentClient) Invoke(ctx context.Context, method string, args, reply any,
 	options ...grpc.CallOption) error {
 	began, l := time.Now(), g.current()

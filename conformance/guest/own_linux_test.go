@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestOnlyADirectoryWithTheProgramsMarkIsRemoved makes everything that somebody else may have under a name
-// of this program. An open of a FIFO would wait until the test is killed.
+// TestOnlyADirectoryWithTheProgramsMarkIsRemoved makes everything that somebody else may have
+// under a name of this program. An open of a FIFO would wait until the test is killed.
 func TestOnlyADirectoryWithTheProgramsMarkIsRemoved(t *testing.T) {
 	dir := func(path string) error { return os.Mkdir(path, 0o700) }
 	marked := func(path string) error { return errors.Join(dir(path), MarkOwn(path, "agent")) }

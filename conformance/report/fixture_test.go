@@ -59,7 +59,8 @@ func examplePreflight() []Line {
 	}
 }
 
-// exampleNames are the names of the results that are not all right. The others have generated names.
+// exampleNames are the names of the results that are not all right. The others have generated
+// names.
 var exampleNames = map[string]string{
 	"A08": "A block size is one of 512, 2048 and 4096",
 	"A15": "An object that may not be read does not exist",

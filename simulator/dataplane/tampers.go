@@ -354,7 +354,8 @@ func tear(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error {
 	}
 	defer func() { _ = disk.Close() }()
 	block := make([]byte, tamperBlock)
-	for start, end := int64(0), int64(0); ; {
+	for end := int64(0); ; {
+		var start int64
 		if start, end, err = nextData(disk, end); errors.Is(err, errNoData) {
 			return nil
 		}
