@@ -293,8 +293,10 @@ push: ## operator: copy the images and the chart in dist/ to REGISTRY=registry.e
 	@crane=$$($(GO) tool -modfile=tools/go.mod -n crane) || exit 1; \
 	while read -r image tag platform _; do \
 		test "$$platform" = all || continue; \
-		layout=$$(mktemp -d) && tar -xf "$(DIST)/$${image#*/}.oci.tar" -C "$$layout" && \
-		"$$crane" push "$$layout" "$(REGISTRY)/$$image:$$tag" && rm -r "$$layout" || exit 1; \
+		layout=$$(mktemp -d) || exit 1; code=0; \
+		tar -xf "$(DIST)/$${image#*/}.oci.tar" -C "$$layout" && \
+			"$$crane" push "$$layout" "$(REGISTRY)/$$image:$$tag" || code=1; \
+		rm -r "$$layout"; test "$$code" = 0 || exit 1; \
 	done <"$(DIST)/DIGESTS"
 
 # It needs root, buildah and mmdebstrap.

@@ -42,7 +42,10 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
@@ -65,8 +68,8 @@ type Config struct {
 type Agent struct {
 	// dir is a tmpfs that contains everything that the agent creates.
 	dir *directory
-	// calls is locked by calls of the node service, and locked for reading by the agent's own.
-	calls sync.RWMutex
+	// calls is held as a whole by a call of the node service, and by 1 by each of the agent's own.
+	calls *semaphore.Weighted
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -80,8 +83,11 @@ func newAgent() (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Agent{dir: dir, writers: map[int]*writer{}}, nil
+	return &Agent{dir: dir, writers: map[int]*writer{}, calls: semaphore.NewWeighted(allCalls)}, nil
 }
+
+// allCalls is more than the calls that are made at the same time.
+const allCalls = 1 << 30
 
 // dirPrefix begins the names of the directories that an agent works in or was copied to.
 const dirPrefix = "oxide-guest-"
@@ -277,16 +283,21 @@ func (a *Agent) call(ctx context.Context, name string, message []byte) (answer [
 	own, is := strings.CutPrefix(name, agentService)
 	if !is {
 		// An agent's call that was canceled may still use the volume of this call.
-		a.calls.Lock()
-		defer a.calls.Unlock()
+		if err := a.calls.Acquire(ctx, allCalls); err != nil {
+			return nil, status.FromContextError(err).Err()
+		}
+		defer a.calls.Release(allCalls)
 		if a.plugin == nil {
-			return nil, errors.New("no driver runs in this instance: Config.Plugin was empty")
+			return nil, status.Error(codes.Internal,
+				"no driver runs in this instance: Config.Plugin was empty")
 		}
 		err = a.plugin.Conn.Invoke(ctx, name, message, &answer, grpc.ForceCodec(rawCodec{}))
 		return answer, err
 	}
-	a.calls.RLock()
-	defer a.calls.RUnlock()
+	if err := a.calls.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer a.calls.Release(1)
 	method := reflect.ValueOf(a).MethodByName(own)
 	if !method.IsValid() {
 		return nil, fmt.Errorf("this agent has no call %s: is it of another release?", own)

@@ -249,6 +249,14 @@ func newLink(s *streams) (*link, error) {
 	return &link{client: client, streams: s}, err
 }
 
+// end ends the agent, and then the client: the end of a client waits for that of the streams, which
+// an instance that is down never ends.
+func (l *link) end() error {
+	err := l.close()
+	_ = l.client.Close()
+	return err
+}
+
 func (g *AgentClient) connect(ctx context.Context) error {
 	l, err := g.open(ctx)
 	if err != nil {
@@ -259,7 +267,7 @@ func (g *AgentClient) connect(ctx context.Context) error {
 	g.mu.Unlock()
 	dir, err := do[Config, string](ctx, g, "Start", g.config)
 	if err != nil {
-		return errors.Join(err, l.close())
+		return errors.Join(err, l.end())
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -283,16 +291,14 @@ func (g *AgentClient) current() *link {
 // Kill ends the agent and all that it started at once, as the loss of its instance does.
 func (g *AgentClient) Kill() {
 	l := g.current()
-	_ = l.client.Close()
 	l.kill()
+	_ = l.client.Close()
 }
 
 // Close ends the agent and all that it started. It returns an error if volumes were still
 // mounted.
 func (g *AgentClient) Close() error {
-	l := g.current()
-	_ = l.client.Close()
-	if err := l.close(); err != nil {
+	if err := g.current().end(); err != nil {
 		return fmt.Errorf("end the agent in %s: %w", g.Name, err)
 	}
 	return nil

@@ -139,6 +139,25 @@ func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {
 	}
 }
 
+func TestKillDoesNotWaitForAnInstanceThatIsDown(t *testing.T) {
+	w := newAgentTest(t)
+	// This command stays when its agent has ended, as ssh does until it notices that the instance is
+	// down.
+	g, err := guest.Connect(t.Context(), []string{"sh", "-c",
+		`sh -c "$0"; case $0 in *" agent;"*) sleep 1000; esac`}, guest.Config{})
+	w.must(err)
+	killed := make(chan struct{})
+	go func() {
+		defer close(killed)
+		g.Kill()
+	}()
+	select {
+	case <-killed:
+	case <-time.After(20 * time.Second):
+		t.Error("Kill has not returned after 20 s")
+	}
+}
+
 func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 	w := newAgentTest(t)
 	// The agents of other tests have their directories in another place.

@@ -51,6 +51,35 @@ func TestALifeOfAVolumeBehindPCIeRootPorts(t *testing.T) {
 	if got := strings.TrimSpace(string(n)); got != "11" || err != nil {
 		t.Errorf("the machine has %q root ports, not 11: %v", got, err)
 	}
+	// A machine starts with its disks before its firmware has numbered the ports' buses.
+	l.nodes[0].sever()
+	instance := l.nodes[0].ID
+	err = l.rack.StopInstance(t.Context(), instance)
+	var disks [2]string
+	for i := range disks {
+		disk, made := l.rack.CreateDisk(t.Context(), l.rack.Project, fmt.Sprint("behind-port-", i), 1<<30)
+		if err = errors.Join(err, made); err == nil {
+			disks[i] = disk.Id
+			err = l.rack.AttachDisk(t.Context(), disk.Id, instance)
+		}
+	}
+	if err = errors.Join(err, l.rack.StartInstance(t.Context(), instance)); err == nil {
+		err = l.nodes[0].connect(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err = l.nodes[0].run(t.Context(), nil, "cat /sys/block/nvme*/device/serial")
+	for i := range disks {
+		if name := fmt.Sprint("behind-port-", i); !strings.Contains(string(n), name) || err != nil {
+			t.Errorf("the guest has the disks %q, without %s: %v", n, name, err)
+		}
+		err = errors.Join(err, l.rack.DetachDisk(t.Context(), disks[i], instance),
+			l.rack.DeleteDisk(t.Context(), disks[i]))
+	}
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // runLives runs lives on two machines, one after the other.

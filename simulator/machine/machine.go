@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -108,9 +109,8 @@ func (d Disk) device(slot int, ports bool) map[string]any {
 // pciBus is a PCI bus as QEMU describes it.
 type pciBus struct {
 	Devices []struct {
-		Slot   int
-		ID     string `json:"qdev_id"`
-		Bridge pciBus `json:"pci_bridge"`
+		Slot int
+		ID   string `json:"qdev_id"`
 	}
 }
 
@@ -124,10 +124,39 @@ func (m *Machine) plugged(ctx context.Context) (map[string]int, error) {
 	for _, bus := range buses {
 		for _, d := range bus.Devices {
 			m.ports = m.ports || d.ID == port(d.Slot)
-			for _, e := range append(d.Bridge.Devices, d) {
-				if id, is := strings.CutPrefix(e.ID, "nvme-"); is {
-					used[id] = d.Slot
-				}
+			if id, is := strings.CutPrefix(d.ID, "nvme-"); is {
+				used[id] = d.Slot
+			}
+		}
+	}
+	if m.ports {
+		return m.behindPorts(ctx)
+	}
+	return used, nil
+}
+
+// behindPorts returns the slots of the ports in use. query-pci lists the device behind a port only
+// after the firmware has numbered its bus.
+func (m *Machine) behindPorts(ctx context.Context) (map[string]int, error) {
+	const peripheral = "/machine/peripheral"
+	var devices []struct{ Name string }
+	if err := m.qmp.do(ctx, "qom-list", map[string]any{"path": peripheral}, &devices); err != nil {
+		return nil, err
+	}
+	used := map[string]int{}
+	for _, d := range devices {
+		id, is := strings.CutPrefix(d.Name, "nvme-")
+		if !is {
+			continue
+		}
+		var bus string // its path ends with the port's name
+		if err := m.qmp.do(ctx, "qom-get", map[string]any{"path": peripheral + "/" + d.Name,
+			"property": "parent_bus"}, &bus); err != nil {
+			return nil, err
+		}
+		for _, slot := range slots {
+			if path.Base(bus) == port(slot) {
+				used[id] = slot
 			}
 		}
 	}

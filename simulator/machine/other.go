@@ -10,7 +10,10 @@ import (
 var errLinux = errors.New("virtual machines need Linux")
 
 // Host runs no machines here.
-type Host struct{ EndsWithProcess bool }
+type Host struct {
+	Type            string
+	EndsWithProcess bool
+}
 
 // Machine is none.
 type Machine struct{ ID string }
