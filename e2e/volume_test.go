@@ -15,8 +15,8 @@ import (
 )
 
 var _ = Describe("a volume", func() {
-	It("keeps its data when its pod moves: ext4 for a plain claim, xfs, or a raw device "+
-		"(D-1, D-58, D-33)",
+	It("keeps its data and its size when its pod moves: ext4 for a plain claim, xfs, or a raw device "+
+		"(D-1, D-33, D-68)",
 		keepsItsData)
 	It("is created with its first pod, or at once, and deleted or kept, as its class "+
 		"demands (D-56, D-39)", beginsAndEnds)

@@ -68,6 +68,8 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 			}), "evict"},
 		{"of a DaemonSet", podOf("a", "log-1", "DaemonSet"), ""},
 		{"a mirror pod of etcd", mirror("kube-system", "component", "etcd"), "is of the control plane"},
+		{"a mirror pod of the API server", mirror("kube-system", "component", "kube-apiserver"),
+			"is of the control plane"},
 		{"a mirror pod of the scheduler", mirror("kube-system", "tier", "control-plane"),
 			"is of the control plane"},
 		{"a mirror pod of every node", mirror("kube-system", "tier", "node"), ""},

@@ -67,6 +67,7 @@ func TestTheStateOfAnAttachmentFollowsFromItsStatus(t *testing.T) {
 		{"waits for a stop", va(attachFailed(mustStop, 0)), true, true, false},
 		{"waits for a stop after it was woken", va(attachFailed(mustStop, 1), woken(first)), true, true,
 			false},
+		{"the reason is quoted", va(attachFailed("see InstanceMustBeStopped", 0)), false, true, false},
 		{"another failure, not woken", va(attachFailed(full, 0)), false, true, false},
 		{"another failure, not yet tried", va(attachFailed(full, 0), woken(first)), false, true, false},
 		{"another failure, woken and tried", va(attachFailed(full, 1), woken(first)), false, true, true},

@@ -82,6 +82,15 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) { // B-3
 			"fsBlockSize=1024"), codes.InvalidArgument, csierr.MkfsOptions},
 		{"CV-6 more inodes than the disk has room for", parameter("mkfsOptions",
 			"bytesPerInode=2048,inodeSize=2048"), codes.InvalidArgument, csierr.MkfsOptions},
+		{"CP-1 an attach without a volume", publishing(publishRequest(),
+			func(r *csi.ControllerPublishVolumeRequest) { r.VolumeId = "" }), codes.InvalidArgument,
+			csierr.VolumeIDMissing},
+		{"CP-1 an attach without a node", publishing(publishRequest(),
+			func(r *csi.ControllerPublishVolumeRequest) { r.NodeId = "" }), codes.InvalidArgument,
+			csierr.FieldMissing},
+		{"VC-1 capabilities of no volume", &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}}, codes.InvalidArgument,
+			csierr.VolumeIDMissing},
 		{"CV-7 mutable parameters", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.MutableParameters = map[string]string{"a": "b"}
 		}), codes.InvalidArgument, csierr.ParameterInvalid},

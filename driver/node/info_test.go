@@ -190,6 +190,16 @@ func TestNodeGetVolumeStats(t *testing.T) {
 			}
 		})
 	}
+	t.Run("VS-5 a path of another volume is not found, by a process without records",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+			other := g.volume(g.Attach("csi-other00000000000", 8*guesttest.MiB), volume.Ext4)
+			must(t, v.stage())
+			must(t, other.stage())
+			_, err := stats(g.node(), v.ID, other.staging(), v.staging())
+			csitest.Want(t, err, codes.NotFound, csierr.VolumeNotAtPath)
+		})
 	t.Run("VS-4 a block volume has its size", func(t *testing.T) {
 		v := newGuest(t).disk(8, "block")
 		must(t, v.publish("dev"))

@@ -47,6 +47,24 @@ func TestAStartingTokenContainsTheRacksToken(t *testing.T) { // LV-2
 	}
 }
 
+func TestAnEmptyPageDoesNotEndAList(t *testing.T) { // OX-9
+	disk := func(n int) string {
+		return racktest.DiskOf("detached", racktest.With("id", racktest.Numbered(n)))
+	}
+	c := clientThat(t, racktest.OK("GET /v1/disks", racktest.PageOf("A", disk(1))),
+		racktest.OK("GET /v1/disks", racktest.PageOf("B")),
+		racktest.OK("GET /v1/disks", racktest.PageOf("C", disk(2))),
+		racktest.OK("GET /v1/disks", racktest.PageOf("")))
+	var ids []string
+	err := c.EachDisk(t.Context(), &Pager{}, func(d *oxide.Disk) bool {
+		ids = append(ids, d.Id)
+		return false
+	})
+	if err != nil || !slices.Equal(ids, []string{racktest.Numbered(1), racktest.Numbered(2)}) {
+		t.Errorf("the disks are %q, %v; want both", ids, err)
+	}
+}
+
 func TestAPageWithoutAListIsAnError(t *testing.T) { // OX-9
 	for _, body := range []string{`{}`, `{"items":null,"next_page":null}`, racktest.ProjectOf()} {
 		c := clientThat(t, racktest.OK("GET /v1/disks", body))

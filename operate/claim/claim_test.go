@@ -376,17 +376,54 @@ func TestAnUndoingStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
 // does. Disks that were not made for the claim, or of another size or snapshot, are in the
 // histories.
 func TestTheNewDiskProvesItself(t *testing.T) {
-	s := newFixture(t, "Deployment", Grow)
-	s.c.before = func(string) {
-		if p := s.plan(); p != nil {
-			claim := s.c.named("PersistentVolumeClaim", "db", p.temporary())
-			if pv := s.c.named("PersistentVolume", "", volumeOf(claim.uid())); pv != nil {
-				s.c.before = nil
-				s.c.touch(pv, s.handle, "spec", "csi", "volumeHandle")
-			}
-		}
+	stranger := func(s *fixture, t object) {
+		s.c.disks["stranger"] = "of another tenant"
+		pv := s.c.put(pvText, "pv-stranger", "20Gi", "stranger", t.name(), t.uid())
+		s.c.touch(pv, "Retain", "spec", "persistentVolumeReclaimPolicy")
+		s.c.touch(t, "pv-stranger", "spec", "volumeName")
 	}
-	s.c.refuses(s.options(), "its disk is")
+	newPV := func(s *fixture, t object) object {
+		return s.c.named("PersistentVolume", "", volumeOf(t.uid()))
+	}
+	for want, edit := range map[string]func(s *fixture, t object){
+		"was not made for it": stranger,
+		"snapshotId of its volumeAttributes": func(s *fixture, _ object) { // as a webhook does
+			s.c.making[0].shot, s.c.making[0].content = "", ""
+		},
+		"its disk is": func(s *fixture, t object) {
+			s.c.touch(newPV(s, t), s.handle, "spec", "csi", "volumeHandle")
+		},
+	} {
+		t.Run(want, func(t *testing.T) {
+			s := newFixture(t, "Deployment", Grow)
+			s.c.slow = 3
+			s.c.before = func(string) {
+				p := s.plan()
+				if p == nil {
+					return
+				}
+				claim := s.c.named("PersistentVolumeClaim", "db", p.temporary())
+				made := claim != nil && newPV(s, claim) != nil
+				if claim != nil && (made || len(s.c.making) > 0 && want != "its disk is") {
+					s.c.before = nil
+					edit(s, claim)
+				}
+			}
+			s.c.refuses(s.options(), want)
+			if pv := s.c.named("PersistentVolume", "", "pv-stranger"); pv != nil {
+				s.c.does(s.resumes(true))
+				if s.c.settled(); s.c.disks["stranger"] == "" {
+					t.Error("the disk of somebody else was deleted")
+				}
+			} else if want != "its disk is" {
+				s.c.does(s.resumes(true))
+			}
+			if text, size := s.c.content(s.claim); want != "its disk is" && (s.c.lost != 0 ||
+				!strings.HasPrefix(text+" ", s.held+" ") || size != "10Gi") {
+				t.Errorf("the claim has %q of %s", text, size)
+			}
+		})
+	}
 }
 
 func TestAPlanCountsForTheVolumeAndTheClaimThatItNames(t *testing.T) {
