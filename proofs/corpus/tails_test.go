@@ -182,7 +182,7 @@ func descriptors() []generator {
 			{"group descriptors", true, false, damages},
 			{"copies of the group descriptors", false, true, damages},
 			{"group descriptors and their copies", true, true, damages},
-			{"place of its inodes", true, false, []func(*trial, *image, span){misplaceInodes}},
+			{"location of its inodes", true, false, []func(*trial, *image, span){misplaceInodes}},
 		} {
 			all = append(all, generator{k.name + ", damaged in the " + d.of, func(t *trial) {
 				k.of(t)
