@@ -230,7 +230,11 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 	for shown, script := range map[string]string{
 		"staging mount": "", "directory": `mount --bind "$1/nvme0n1" "$2"; umount "$1"`,
 	} {
-		for _, fsType := range short.Some(t, 1, volume.Filesystems) {
+		fsTypes := short.Some(t, 1, volume.Filesystems)
+		if script != "" {
+			fsTypes = []string{volume.Ext4} // the mount of a btrfs does not have the number of its disk
+		}
+		for _, fsType := range fsTypes {
 			t.Run("a refused stage does not thaw the "+shown+" of another namespace: "+fsType,
 				func(t *testing.T) { // NS-7
 					v := setUp(t, fsType)
