@@ -18,7 +18,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
@@ -26,7 +25,9 @@ import (
 // TestKeeperBootsAMachineForAColdAttach gives a volume to a machine of a rack without hot-plug. The
 // test acts as the attacher and as the kubelet of the node; the keeper stops and starts it.
 func TestKeeperBootsAMachineForAColdAttach(t *testing.T) {
-	short.Skip(t, 1)
+	if testing.Short() {
+		t.Skip("SHORT= make vm runs it")
+	}
 	p := proof.New(t, "vm-cold-attach")
 	l, ctx := newLab(t, p), t.Context()
 	must := func(err error) {

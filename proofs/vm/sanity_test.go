@@ -13,14 +13,15 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
 // TestCSISanityOfTheNodeServiceInAMachine runs csi-sanity's specs of the node service over one kind
 // of volume. The node service is in a machine, in which csi-sanity makes its directories; the
 // controller is outside.
 func TestCSISanityOfTheNodeServiceInAMachine(t *testing.T) {
-	short.Skip(t, 1)
+	if testing.Short() {
+		t.Skip("SHORT= make vm runs it")
+	}
 	p := proof.New(t, "vm-csi-sanity")
 	l := newLab(t, p)
 	n := l.nodes[0]
