@@ -39,27 +39,18 @@ func (s *Server) matchFaults(r *apiRequest) error {
 // resolve adds the names of a request's IDs and the IDs of its names to the subjects, so that a
 // fault may use either.
 func (s *Server) resolve(r *apiRequest) error {
-	return s.rack.Records().View(func(tx *store.Tx) error {
-		parent := ""
-		if sel, _ := store.ParseSelector(r.query.Get("project")); sel.Given() {
-			p, _, err := tx.Project(sel)
-			if err != nil {
-				return err
-			}
-			parent = p.ID
-		}
+	return s.rack.Records().View(func(tx *store.Tx) {
 		sel, _ := store.ParseSelector(r.path.Get("instance"))
-		i, _, err := store.Instances.Get(tx, sel.ID)
-		if err != nil {
-			return err
-		}
-		if parent == "" {
-			parent = i.ProjectID
+		i, _ := store.Instances.Get(tx, sel.ID)
+		parent := i.ProjectID
+		if sel, _ := store.ParseSelector(r.query.Get("project")); sel.Given() {
+			if p, ok := store.Projects.Find(tx, "", sel); ok {
+				parent = p.ID
+			}
 		}
 		for _, subject := range slices.Clone(r.subjects) {
 			r.subjects = append(r.subjects, tx.OtherNames(parent, subject)...)
 		}
-		return nil
 	})
 }
 

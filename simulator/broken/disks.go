@@ -87,7 +87,7 @@ var usedNames sync.Map
 
 // addStorage changes the provisioned storage without any check.
 func (x *Interception) addStorage(bytes int64) {
-	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.AddStorage(bytes) })
+	_ = x.Rack.Records().Update(func(tx *store.Tx) { tx.AddStorage(bytes) })
 }
 
 const gibibyte = 1 << 30

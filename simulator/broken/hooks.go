@@ -3,6 +3,7 @@ package broken
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 
 	"github.com/google/uuid"
 
@@ -16,30 +17,21 @@ var (
 )
 
 // view reads from the records. It returns the zero value if it cannot.
-func view[T any](x *Interception, read func(*store.Tx) (T, error)) (found T) {
-	_ = x.Rack.Records().View(func(tx *store.Tx) (err error) {
-		found, err = read(tx)
-		return err
-	})
+func view[T any](x *Interception, read func(*store.Tx) T) (found T) {
+	_ = x.Rack.Records().View(func(tx *store.Tx) { found = read(tx) })
 	return found
 }
 
 func all[T any](x *Interception, t store.Table[T]) []T {
-	return view(x, func(tx *store.Tx) (found []T, err error) {
-		err = t.Each(tx, func(record T) error {
-			found = append(found, record)
-			return nil
-		})
-		return found, err
-	})
+	return view(x, func(tx *store.Tx) []T { return slices.Collect(t.All(tx)) })
 }
 
 // instance returns the instance in the path, or the zero value if there is none.
 func (x *Interception) instance() store.Instance {
 	sel, _ := store.ParseSelector(x.Path.Get("instance"))
-	return view(x, func(tx *store.Tx) (store.Instance, error) {
-		i, _, err := store.Instances.Get(tx, sel.ID)
-		return i, err
+	return view(x, func(tx *store.Tx) store.Instance {
+		i, _ := store.Instances.Get(tx, sel.ID)
+		return i
 	})
 }
 
@@ -118,13 +110,11 @@ func reword(status int, text string, want int, code, message string) func(*Inter
 
 func (x *Interception) disks() []store.Disk {
 	id := x.instance().ID
-	return view(x, func(tx *store.Tx) ([]store.Disk, error) { return tx.DisksOf(id) })
+	return view(x, func(tx *store.Tx) []store.Disk { return tx.DisksOf(id) })
 }
 
 func (x *Interception) putInstance(instance store.Instance) {
-	_ = x.Rack.Records().Update(func(tx *store.Tx) error {
-		return store.Instances.Put(tx, instance)
-	})
+	_ = x.Rack.Records().Update(func(tx *store.Tx) { store.Instances.Put(tx, instance) })
 }
 
 // refuseTaken refuses to create an instance whose name is taken.
@@ -174,10 +164,10 @@ func (x *Interception) isList() bool {
 }
 
 func (x *Interception) projectID() string {
-	return view(x, func(tx *store.Tx) (string, error) {
+	return view(x, func(tx *store.Tx) string {
 		sel, _ := store.ParseSelector(x.Request.URL.Query().Get("project"))
-		p, _, err := tx.Project(sel)
-		return p.ID, err
+		p, _ := store.Projects.Find(tx, "", sel)
+		return p.ID
 	})
 }
 
@@ -194,7 +184,7 @@ func (x *Interception) namesake() (found store.Disk) {
 
 // putDisk writes the record of a disk without any check.
 func (x *Interception) putDisk(d store.Disk) {
-	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.PutDisk(d) })
+	_ = x.Rack.Records().Update(func(tx *store.Tx) { tx.PutDisk(d) })
 }
 
 func isID(text string) bool { return uuid.Validate(text) == nil }
@@ -206,13 +196,9 @@ func (x *Interception) disk() store.Disk {
 		name = x.Path.Get("disk")
 	}
 	project := x.instance().ProjectID
-	return view(x, func(tx *store.Tx) (store.Disk, error) {
+	return view(x, func(tx *store.Tx) store.Disk {
 		sel, _ := store.ParseSelector(name)
-		if sel.ID == "" {
-			disk, _, err := store.Disks.ByName(tx, project, sel.Name)
-			return disk, err
-		}
-		disk, _, err := store.Disks.Get(tx, sel.ID)
-		return disk, err
+		disk, _ := store.Disks.Find(tx, project, sel)
+		return disk
 	})
 }

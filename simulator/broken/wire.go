@@ -179,7 +179,7 @@ var wire = []Mutation{
 			d := x.halfMade(store.StateCreating)
 			x.putDisk(d)
 			waited := x.Rack.Pause(x.Request.Context(), time.Duration(x.Rack.Switches().CreateHold))
-			_ = x.Rack.Records().Update(func(tx *store.Tx) error { return store.Disks.Delete(tx, d) })
+			_ = x.Rack.Records().Update(func(tx *store.Tx) { store.Disks.Delete(tx, d) })
 			if !waited {
 				x.Refuse(500, "Internal", "Internal Server Error")
 			}

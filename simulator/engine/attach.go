@@ -13,36 +13,21 @@ type Attachments struct{ *Simulation }
 
 // List lists the disks that are attached to an instance.
 func (s Attachments) List(call *Call, ref Ref) ([]store.Disk, error) {
-	return ofInstance(s.Simulation, call, ref, func(tx *store.Tx, i store.Instance) ([]store.Disk,
-		error) {
+	return ofInstance(s.Simulation, call, ref, func(tx *store.Tx, i store.Instance) []store.Disk {
 		return tx.DisksOf(i.ID)
 	})
 }
 
-// pair finds the instance and then the disk of an attach or a detach. It finds a disk's name only
-// in the instance's project, and its ID in every project (A30).
-func (s Attachments) pair(call *Call, tx *store.Tx, ref Ref, disk store.Selector) (
-	store.Instance, store.Disk, error) {
-	i, err := lookup(s.Simulation, call, tx, store.Instances, ref)
-	if err != nil {
-		return i, store.Disk{}, err
-	}
-	d, err := find(tx, store.Disks, i.ProjectID, disk)
-	if err != nil {
-		return i, d, err
-	}
-	call.Object = d.Identity
-	return i, d, nil
-}
-
-// locked finds the instance and the disk, and locks both during the change. A disk that is being
-// created may be attached; the call waits for its bytes (A32).
+// locked finds the instance and the disk, and locks both during the change. It finds a disk's name
+// only in the instance's project, and its ID in every project (A30). A disk that is being created
+// may be attached; the call waits for its bytes (A32).
 func (s Attachments) locked(call *Call, ref Ref, disk store.Selector,
 	work func(store.Instance, store.Disk) (store.Disk, error)) (d store.Disk, err error) {
 	var i store.Instance
-	err = s.store.View(func(tx *store.Tx) error {
-		i, d, err = s.pair(call, tx, ref, disk)
-		return err
+	err = s.store.View(func(tx *store.Tx) {
+		i = lookup(s.Simulation, call, tx, store.Instances, ref)
+		d = find(tx, store.Disks, i.ProjectID, disk)
+		call.Object = d.Identity
 	})
 	if err != nil {
 		return d, err
@@ -79,25 +64,16 @@ func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, 
 	var i store.Instance
 	var d store.Disk
 	changed, now := false, s.switches.get()
-	err := s.store.Update(func(tx *store.Tx) error {
-		var err error
-		if i, d, err = pairByID(tx, instanceID, diskID); err != nil {
-			return err
-		}
+	err := s.store.Update(func(tx *store.Tx) {
+		i, d = byID(tx, store.Instances, instanceID), byID(tx, store.Disks, diskID)
 		if d.AttachedTo(i.ID) {
 			changed = now.Hotplug.Has(adminapi.RecordFirst) // the machine is asked again
-			return nil                                      // A33: already attached, even while it runs
+			return                                          // A33: already attached, even while it runs
 		}
-		attached, err := tx.DisksOf(i.ID)
-		if err != nil {
-			return err
-		}
-		if err := attachProblem(i, d, len(attached), now); err != nil {
-			return err
-		}
+		tx.Check(attachProblem(i, d, len(tx.DisksOf(i.ID)), now))
 		changed = true
 		d.State = store.DiskState{State: store.StateAttached, Instance: i.ID}
-		return tx.PutDisk(d)
+		tx.PutDisk(d)
 	})
 	if err != nil || !changed || !i.HasGuest() {
 		return d, err
@@ -109,18 +85,9 @@ func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, 
 	return d, err
 }
 
-func pairByID(tx *store.Tx, instanceID, diskID string) (store.Instance, store.Disk, error) {
-	i, err := find(tx, store.Instances, "", store.Selector{ID: instanceID})
-	if err != nil {
-		return i, store.Disk{}, err
-	}
-	d, err := find(tx, store.Disks, "", store.Selector{ID: diskID})
-	return i, d, err
-}
-
 func (s Attachments) setState(d store.Disk, state store.DiskState) error {
 	d.State = state
-	return s.store.Update(func(tx *store.Tx) error { return tx.PutDisk(d) })
+	return s.store.Update(func(tx *store.Tx) { tx.PutDisk(d) })
 }
 
 // attachProblem returns the reason why a disk that is not attached here cannot be attached, in
@@ -169,20 +136,15 @@ func (s Attachments) detach(instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk
 	changed := false
-	err := s.store.Update(func(tx *store.Tx) error {
-		var err error
-		if i, d, err = pairByID(tx, instanceID, diskID); err != nil {
-			return err
-		}
+	err := s.store.Update(func(tx *store.Tx) {
+		i, d = byID(tx, store.Instances, instanceID), byID(tx, store.Disks, diskID)
 		if d.State.State == store.StateDetached {
-			return nil // A36: already detached, for any instance
+			return // A36: already detached, for any instance
 		}
-		if err := detachProblem(i, d, s.switches.get()); err != nil {
-			return err
-		}
+		tx.Check(detachProblem(i, d, s.switches.get()))
 		changed = true
 		d.State = store.DiskState{State: store.StateDetached}
-		return tx.PutDisk(d)
+		tx.PutDisk(d)
 	})
 	if err != nil || !changed || !i.HasGuest() {
 		return d, err

@@ -3,7 +3,6 @@ package engine
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"unicode/utf8"
 
@@ -66,11 +65,8 @@ func (s Disks) View(call *Call, ref Ref) (store.Disk, error) {
 
 // Create creates a disk in a project.
 func (s Disks) Create(call *Call, project store.Selector, c DiskCreate) (store.Disk, error) {
-	var owner store.Project
-	err := s.store.View(func(tx *store.Tx) error {
-		var err error
-		owner, err = s.project(call, tx, project)
-		return err
+	owner, err := reading(s.Simulation, func(tx *store.Tx) store.Project {
+		return s.project(call, tx, project)
 	})
 	if err != nil {
 		return store.Disk{}, err
@@ -102,14 +98,10 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 		// Lock the source, so that it is not deleted during the copy.
 		defer s.locks.Lock(c.Source.ID)()
 	}
-	err := s.store.Update(func(tx *store.Tx) error {
-		if err := s.describe(tx, owner, c, d); err != nil {
-			return err
-		}
-		if err := s.insert(tx, *d); err != nil {
-			return err
-		}
-		return tx.OpenSaga(d.ID, c)
+	err := s.store.Update(func(tx *store.Tx) {
+		s.describe(tx, owner, c, d)
+		s.insert(tx, *d)
+		tx.OpenSaga(d.ID, c)
 	})
 	if err != nil {
 		return err
@@ -120,17 +112,16 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 // fillBytes creates the bytes of a disk that has a record, or undoes the creation. It does not
 // change existing bytes.
 func (s Disks) fillBytes(d store.Disk) error {
-	from, err := s.origin(d)
+	var file string
+	err := s.store.View(func(tx *store.Tx) { file = s.origin(tx, d) })
 	switch {
 	case err != nil:
-	case from.unfinished:
-		err = errInternal // A59
 	case !d.ReadOnly && d.DiskType != store.TypeLocal && s.noSpace(0):
 		err = errNoSpace // A26: a local disk gets its space when its instance starts
-	case from.file == "":
+	case file == "":
 		err = s.plane.CreateDisk(d.ID, d.Size)
 	default:
-		err = s.plane.CloneDisk(context.WithoutCancel(s.ctx), d.ID, from.file, d.Size)
+		err = s.plane.CloneDisk(context.WithoutCancel(s.ctx), d.ID, file, d.Size)
 	}
 	if err != nil {
 		return s.undo(d, err)
@@ -138,10 +129,25 @@ func (s Disks) fillBytes(d store.Disk) error {
 	return nil
 }
 
+// origin returns the file from which a disk is created; "" means a blank disk. The bytes of an
+// unfinished snapshot cannot be read, which the rack notices only when it copies them (A59).
+func (s Disks) origin(tx *store.Tx, d store.Disk) string {
+	switch {
+	case d.SnapshotID != nil:
+		if source, _ := store.Snapshots.Get(tx, *d.SnapshotID); source.State == store.SnapshotCreating {
+			tx.Check(errInternal)
+		}
+		return s.plane.SnapshotPath(*d.SnapshotID)
+	case d.ImageID != nil:
+		return s.plane.ImagePath(*d.ImageID)
+	}
+	return ""
+}
+
 // resume completes a creation that was open when the last simulator ended, or undoes it (A19).
 func (s Disks) resume(d store.Disk) error {
 	var c DiskCreate
-	err := s.store.View(func(tx *store.Tx) error { return tx.SagaRequest(d.ID, &c) })
+	err := s.store.View(func(tx *store.Tx) { tx.SagaRequest(d.ID, &c) })
 	if err != nil {
 		return s.undo(d, err)
 	}
@@ -159,8 +165,9 @@ func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 	if c.Source.Kind == SourceImporting {
 		final.State.State = store.StateImportReady
 	}
-	err := s.store.Update(func(tx *store.Tx) error {
-		return errors.Join(tx.PutDisk(final), tx.CloseSaga(d.ID))
+	err := s.store.Update(func(tx *store.Tx) {
+		tx.PutDisk(final)
+		tx.CloseSaga(d.ID)
 	})
 	if err != nil {
 		return d, s.undo(d, err)
@@ -174,7 +181,7 @@ func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 // undo removes a partly created disk. It removes the record first, so that no restart completes
 // what has failed.
 func (s Disks) undo(d store.Disk, cause error) error {
-	err := s.store.Update(func(tx *store.Tx) error { return tx.UndoDisk(d) })
+	err := s.store.Update(func(tx *store.Tx) { tx.UndoDisk(d) })
 	if err == nil {
 		err = s.plane.RemoveDisk(d.ID)
 	}
@@ -184,63 +191,28 @@ func (s Disks) undo(d store.Disk, cause error) error {
 	return cause
 }
 
-// origin is the file from which a disk is created; "" means a blank disk. The bytes of an
-// unfinished snapshot cannot be read, which the rack notices only when it copies them (A59).
-type origin struct {
-	file       string
-	unfinished bool
-}
-
-// origin returns the file from which the disk's bytes are copied.
-func (s Disks) origin(d store.Disk) (from origin, err error) {
-	switch {
-	case d.SnapshotID != nil:
-		err = s.store.View(func(tx *store.Tx) error {
-			source, _, err := store.Snapshots.Get(tx, *d.SnapshotID)
-			from = origin{s.plane.SnapshotPath(*d.SnapshotID), source.State == store.SnapshotCreating}
-			return err
-		})
-	case d.ImageID != nil:
-		from.file = s.plane.ImagePath(*d.ImageID)
-	}
-	return from, err
-}
-
 // describe checks the request in the rack's order (A28), and completes the record.
-func (s Disks) describe(tx *store.Tx, owner store.Project, c DiskCreate, d *store.Disk) error {
+func (s Disks) describe(tx *store.Tx, owner store.Project, c DiskCreate, d *store.Disk) {
 	d.ProjectID, d.Size, d.DiskType = owner.ID, c.Size, c.Backend
 	d.BlockSize, d.ReadOnly = c.Source.BlockSize, c.Source.ReadOnly
 	d.DevicePath, d.State.State = devicePath(c.Name), store.StateCreating
-	if err := describeSource(tx, c, d); err != nil {
-		return err
-	}
-	return checkDiskSize(d)
-}
-
-func describeSource(tx *store.Tx, c DiskCreate, d *store.Disk) error {
 	switch c.Source.Kind {
 	case SourceSnapshot:
-		sn, err := find(tx, store.Snapshots, "", store.Selector{ID: c.Source.ID})
-		if err != nil {
-			return err
-		}
+		sn := byID(tx, store.Snapshots, c.Source.ID)
 		if sn.ProjectID != d.ProjectID {
-			return invalidRequest("snapshot does not belong to this project")
+			tx.Check(invalidRequest("snapshot does not belong to this project"))
 		}
 		d.SnapshotID, d.BlockSize = &sn.ID, sn.BlockSize
-		return checkSource("snapshot", c, sn.Size)
+		tx.Check(checkSource("snapshot", c, sn.Size))
 	case SourceImage:
-		img, err := find(tx, store.Images, "", store.Selector{ID: c.Source.ID})
-		if err != nil {
-			return err
-		}
+		img := byID(tx, store.Images, c.Source.ID)
 		if img.ProjectID != nil && *img.ProjectID != d.ProjectID {
-			return invalidRequest("image does not belong to this project")
+			tx.Check(invalidRequest("image does not belong to this project"))
 		}
 		d.ImageID, d.BlockSize = &img.ID, img.BlockSize
-		return checkSource("image", c, img.Size)
+		tx.Check(checkSource("image", c, img.Size))
 	}
-	return nil
+	tx.Check(checkDiskSize(d))
 }
 
 func checkSource(kind string, c DiskCreate, size int64) error {
@@ -276,17 +248,13 @@ func checkDiskSize(d *store.Disk) error {
 
 // insert charges the quota before it checks the name, so the error of an exhausted quota hides
 // that of a taken name (A28).
-func (s Disks) insert(tx *store.Tx, d store.Disk) error {
-	if err := s.chargeStorage(tx, d.Size); err != nil {
-		return err
-	}
-	if err := checkDescription(d.Description); err != nil {
-		return err
-	}
+func (s Disks) insert(tx *store.Tx, d store.Disk) {
+	s.chargeStorage(tx, d.Size)
+	tx.Check(checkDescription(d.Description))
 	if store.Disks.Taken(tx, d.ProjectID, d.Name) {
-		return alreadyExists("disk", d.Name)
+		tx.Check(alreadyExists("disk", d.Name))
 	}
-	return tx.PutDisk(d)
+	tx.PutDisk(d)
 }
 
 // checkDescription returns an error for a description that is too long for the rack's database
@@ -301,41 +269,34 @@ func checkLength(text string, most int) error {
 }
 
 // setPublicKey refuses a key that is too long for the rack's database (A70).
-func setPublicKey(c *Change, value any) error {
+func setPublicKey(c *Change, value any) {
 	c.record.Fields["public_key"] = value
-	return checkLength(value.(string), 1023)
+	c.Check(checkLength(value.(string), 1023))
 }
 
 // chargeStorage charges the silo's quota (A29).
-func (r *Simulation) chargeStorage(tx *store.Tx, size int64) error {
-	used, err := tx.Storage()
-	if err != nil {
-		return err
-	}
-	if quota := r.switches.get().QuotaBytes; size > int64(quota)-used {
-		return insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete " +
+func (r *Simulation) chargeStorage(tx *store.Tx, size int64) {
+	if quota := r.switches.get().QuotaBytes; size > int64(quota)-tx.Storage() {
+		tx.Check(insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete " +
 			"request. Either remove unneeded disks and snapshots to free up resources or " +
-			"contact the rack operator to request a capacity increase.")
+			"contact the rack operator to request a capacity increase."))
 	}
-	return tx.AddStorage(size)
+	tx.AddStorage(size)
 }
 
 // Delete deletes a disk that is detached or faulted (A71).
 func (s Disks) Delete(call *Call, ref Ref) error {
 	now := s.switches.get()
-	return remove(s.Simulation, call, store.Disks, ref, func(tx *store.Tx, d store.Disk) error {
+	return remove(s.Simulation, call, store.Disks, ref, func(tx *store.Tx, d store.Disk) {
 		if d.State.State != store.StateDetached && d.State.State != store.StateFaulted {
-			return invalidRequest("disk cannot be deleted in state %q", d.State.State)
+			tx.Check(invalidRequest("disk cannot be deleted in state %q", d.State.State))
 		}
-		return errors.Join(store.Disks.Delete(tx, d), release(tx, d.ID, d.Size, now))
-	}, func(d store.Disk) (err error) {
-		switch {
-		case call.Unwind:
-			err = errInternal
-		case now.FreeDelay > 0:
-			s.freeLater(call, d.ID, d.Size, s.plane.RemoveDisk, now)
-		default:
-			err = s.plane.RemoveDisk(d.ID)
+		store.Disks.Delete(tx, d)
+		release(tx, d.ID, d.Size, now)
+	}, func(d store.Disk) error {
+		var err error = errInternal
+		if !call.Unwind {
+			err = s.free(call, d.ID, d.Size, s.plane.RemoveDisk, now)
 		}
 		if err != nil {
 			return s.undelete(d, err)
@@ -349,11 +310,9 @@ func (s Disks) Delete(call *Call, ref Ref) error {
 func (s Disks) undelete(d store.Disk, cause error) error {
 	d.Name, d.State.State = "deleted-"+d.ID, store.StateFaulted
 	d.DevicePath = devicePath(d.Name)
-	err := s.store.Update(func(tx *store.Tx) error {
-		if err := tx.Reclaim(d.ID, d.Size); err != nil {
-			return err
-		}
-		return tx.PutDisk(d)
+	err := s.store.Update(func(tx *store.Tx) {
+		tx.Reclaim(d.ID, d.Size)
+		tx.PutDisk(d)
 	})
 	if err != nil {
 		return fmt.Errorf("%w; and restoring it: %w", cause, err)

@@ -1,7 +1,7 @@
 package engine
 
 import (
-	"errors"
+	"slices"
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
@@ -43,48 +43,51 @@ func memberOf(i store.Instance) Member {
 	return Member{"instance", MemberValue{i.ID, i.Name, i.RunState}}
 }
 
+// linkedTo returns the records of a table that a link of a kind connects with an object.
+func linkedTo[T any](tx *store.Tx, t store.Table[T], k *Kind, id string) (all []T) {
+	for _, id := range tx.Linked(k.Name, id) {
+		if record, ok := t.Get(tx, id); ok {
+			all = append(all, record)
+		}
+	}
+	return all
+}
+
 // Members lists the instances in a group.
 func (s Resources) Members(call *Call, k *Kind, scope Scope, sel store.Selector) ([]Member, error) {
-	return reading(s.Simulation, func(tx *store.Tx) (members []Member, err error) {
-		g, err := s.lookup(call, tx, k, scope, sel)
-		if err != nil {
-			return nil, err
+	return reading(s.Simulation, func(tx *store.Tx) (members []Member) {
+		g := s.lookup(call, tx, k, scope, sel)
+		for _, i := range linkedTo(tx, store.Instances, k, g.ID) {
+			members = append(members, memberOf(i))
 		}
-		for _, id := range tx.Linked(k.Name, g.ID) {
-			i, ok, err := store.Instances.Get(tx, id)
-			if err != nil {
-				return nil, err
-			}
-			if ok {
-				members = append(members, memberOf(i))
-			}
-		}
-		return members, nil
+		return members
 	})
 }
 
 // membership finds a group and an instance that may be in it.
 func (s Resources) membership(call *Call, tx *store.Tx, k *Kind, scope Scope, sel store.Selector,
-	instance Ref) (group store.Resource, i store.Instance, in bool, err error) {
-	group, err = s.lookup(call, tx, k, scope, sel)
-	if err == nil {
-		i, err = lookup(s.Simulation, call, tx, store.Instances, instance)
+	instance Ref) (group store.Resource, i store.Instance, in bool) {
+	group = s.lookup(call, tx, k, scope, sel)
+	i = lookup(s.Simulation, call, tx, store.Instances, instance)
+	return group, i, slices.Contains(tx.Linked(k.Name, group.ID), i.ID)
+}
+
+// member finds a group and an instance that is in it.
+func (s Resources) member(call *Call, tx *store.Tx, k *Kind, scope Scope, sel store.Selector,
+	instance Ref) (group store.Resource, i store.Instance) {
+	group, i, in := s.membership(call, tx, k, scope, sel, instance)
+	if !in {
+		tx.Check(notFound(k.Name+"-member", store.Selector{ID: i.ID}))
 	}
-	for _, id := range tx.Linked(k.Name, group.ID) {
-		in = in || id == i.ID
-	}
-	return group, i, in, err
+	return group, i
 }
 
 // Member reads an instance in a group.
 func (s Resources) Member(call *Call, k *Kind, scope Scope, sel store.Selector, instance Ref) (
 	Member, error) {
-	return reading(s.Simulation, func(tx *store.Tx) (Member, error) {
-		_, i, in, err := s.membership(call, tx, k, scope, sel, instance)
-		if err == nil && !in {
-			err = notFound(k.Name+"-member", store.Selector{ID: i.ID})
-		}
-		return memberOf(i), err
+	return reading(s.Simulation, func(tx *store.Tx) Member {
+		_, i := s.member(call, tx, k, scope, sel, instance)
+		return memberOf(i)
 	})
 }
 
@@ -98,58 +101,41 @@ const (
 func (s Resources) AddMember(call *Call, k *Kind, scope Scope, sel store.Selector, instance Ref) (
 	Member, error) {
 	policy := strings.TrimSuffix(k.Name, "-group")
-	return changing(s.Simulation, call, func(tx *store.Tx) (m Member, err error) {
-		group, i, in, err := s.membership(call, tx, k, scope, sel, instance)
+	return changing(s.Simulation, call, func(tx *store.Tx) Member {
+		group, i, in := s.membership(call, tx, k, scope, sel, instance)
 		switch {
-		case err != nil:
-			return m, err
 		case len(tx.Linked(k.Name, group.ID)) >= maxMembers:
-			return m, invalidRequest("%s group already has maximum allowed members (%d)",
-				strings.ToUpper(policy[:1])+policy[1:], maxMembers)
+			tx.Check(invalidRequest("%s group already has maximum allowed members (%d)",
+				strings.ToUpper(policy[:1])+policy[1:], maxMembers))
 		case len(tx.Linked(k.Name, i.ID)) >= maxGroups:
-			return m, invalidRequest("Instance already belongs to maximum allowed %s groups (%d)",
-				policy, maxGroups)
+			tx.Check(invalidRequest("Instance already belongs to maximum allowed %s groups (%d)",
+				policy, maxGroups))
 		case i.Active():
-			return m, invalidRequest("Instance cannot be added to %s group with reservation", policy)
+			tx.Check(invalidRequest("Instance cannot be added to %s group with reservation", policy))
 		case in:
-			return m, alreadyExists(k.Name+"-member", i.ID)
+			tx.Check(alreadyExists(k.Name+"-member", i.ID))
 		}
-		m = memberOf(i)
-		m.Value.RunState = store.RunStopped
-		return m, tx.Link(k.Name, i.ID, group.ID)
+		tx.Link(k.Name, i.ID, group.ID)
+		i.RunState = store.RunStopped
+		return memberOf(i)
 	})
 }
 
 // RemoveMember removes an instance from a group.
 func (s Resources) RemoveMember(call *Call, k *Kind, scope Scope, sel store.Selector,
 	instance Ref) error {
-	return s.store.Update(func(tx *store.Tx) error {
-		group, i, in, err := s.membership(call, tx, k, scope, sel, instance)
-		if err == nil && !in {
-			err = notFound(k.Name+"-member", store.Selector{ID: i.ID})
-		}
-		if err != nil {
-			return err
-		}
-		_, err = tx.Unlink(k.Name, i.ID, group.ID)
-		return errors.Join(err, failHalfway(call))
+	return s.store.Update(func(tx *store.Tx) {
+		group, i := s.member(call, tx, k, scope, sel, instance)
+		tx.Unlink(k.Name, i.ID, group.ID)
+		failHalfway(call, tx)
 	})
 }
 
 // OfInstance lists the records of a kind that are linked to an instance: its groups, or its SSH
 // keys.
 func (s Resources) OfInstance(call *Call, k *Kind, instance Ref) ([]store.Resource, error) {
-	return ofInstance(s.Simulation, call, instance, func(tx *store.Tx, i store.Instance) (
-		items []store.Resource, err error) {
-		for _, id := range tx.Linked(k.Name, i.ID) {
-			r, ok, err := k.Table().Get(tx, id)
-			if err != nil {
-				return nil, err
-			}
-			if ok {
-				items = append(items, r)
-			}
-		}
-		return items, nil
+	return ofInstance(s.Simulation, call, instance, func(tx *store.Tx,
+		i store.Instance) []store.Resource {
+		return linkedTo(tx, k.Table(), k, i.ID)
 	})
 }

@@ -1,9 +1,9 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 
@@ -37,8 +37,9 @@ func (s Images) Create(call *Call, project store.Selector, c ImageCreate) (store
 	defer s.locks.Lock(c.SnapshotID)() // it must not be deleted during the copy
 	img := store.Image{Identity: store.NewIdentity(uuid.NewString(), c.Name, c.Description),
 		OS: c.OS, Version: c.Version}
-	err := s.store.Update(func(tx *store.Tx) error {
-		return errors.Join(s.describe(call, tx, project, c, &img), tx.Leave(img.ID))
+	err := s.store.Update(func(tx *store.Tx) {
+		s.describe(call, tx, project, c, &img)
+		tx.Leave(img.ID)
 	})
 	if err != nil {
 		return img, err
@@ -47,12 +48,11 @@ func (s Images) Create(call *Call, project store.Selector, c ImageCreate) (store
 	err = s.plane.ImportImage(context.WithoutCancel(s.ctx), img.ID,
 		s.plane.SnapshotPath(c.SnapshotID), img.Size)
 	if err == nil {
-		err = s.store.Update(func(tx *store.Tx) error {
-			if call.Unwind || checkDescription(c.Description) != nil ||
-				utf8.RuneCountInString(c.OS) > maxWord || utf8.RuneCountInString(c.Version) > maxWord {
-				return errInternal
-			}
-			return putImage(tx, "project-image", img)
+		err = s.store.Update(func(tx *store.Tx) {
+			failHalfway(call, tx)
+			tx.Check(cmp.Or(checkDescription(c.Description), checkLength(c.OS, maxWord),
+				checkLength(c.Version, maxWord)))
+			putImage(tx, "project-image", img)
 		})
 	}
 	if err != nil {
@@ -63,35 +63,29 @@ func (s Images) Create(call *Call, project store.Selector, c ImageCreate) (store
 
 // describe makes the checks that come before the record, in the rack's order (A91).
 func (s Images) describe(call *Call, tx *store.Tx, project store.Selector, c ImageCreate,
-	img *store.Image) error {
+	img *store.Image) {
 	if project.Given() {
-		owner, err := s.project(call, tx, project)
-		if err != nil {
-			return err
-		}
+		owner := s.project(call, tx, project)
 		img.ProjectID = &owner.ID
-	} else if err := s.allowInSilo(call); err != nil {
-		return err
+	} else {
+		s.allowInSilo(call, tx)
 	}
-	source, err := find(tx, store.Snapshots, "", store.Selector{ID: c.SnapshotID})
+	source := byID(tx, store.Snapshots, c.SnapshotID)
 	switch {
-	case err != nil:
-		return err
 	case img.ProjectID != nil && *img.ProjectID != source.ProjectID:
-		return invalidRequest("snapshot does not belong to this project")
+		tx.Check(invalidRequest("snapshot does not belong to this project"))
 	case source.State == store.SnapshotCreating:
-		return errInternal // A59
+		tx.Check(errInternal) // A59
 	}
 	img.BlockSize, img.Size = source.BlockSize, source.Size
-	return nil
 }
 
 // putImage writes an image if its name is free. kind is the rack's word for an image in its error.
-func putImage(tx *store.Tx, kind string, img store.Image) error {
+func putImage(tx *store.Tx, kind string, img store.Image) {
 	if store.Images.Taken(tx, store.Deref(img.ProjectID), img.Name) {
-		return alreadyExists(kind, img.Name)
+		tx.Check(alreadyExists(kind, img.Name))
 	}
-	return store.Images.Put(tx, img)
+	store.Images.Put(tx, img)
 }
 
 // Delete deletes an image. Disks that were created from it stay unchanged (A91). If the bytes
@@ -108,11 +102,10 @@ func (s Images) Promote(call *Call, ref Ref) (store.Image, error) {
 	if ref.Object.Name != "" && !ref.Project.Given() {
 		return store.Image{}, errSilo
 	}
-	return s.move(call, ref, "silo-image", func(_ *store.Tx, img *store.Image) error {
+	return s.move(call, ref, "silo-image", func(tx *store.Tx, img store.Image) *string {
 		if img.ProjectID == nil {
-			return errSilo
+			tx.Check(errSilo)
 		}
-		img.ProjectID = nil
 		return nil
 	})
 }
@@ -120,27 +113,23 @@ func (s Images) Promote(call *Call, ref Ref) (store.Image, error) {
 // Demote moves an image of the silo to a project (A91).
 func (s Images) Demote(call *Call, image, project store.Selector) (store.Image, error) {
 	return s.move(call, Ref{Object: image}, "project-image",
-		func(tx *store.Tx, img *store.Image) error {
+		func(tx *store.Tx, img store.Image) *string {
 			if img.ProjectID != nil {
-				return invalidRequest("Cannot demote a project image")
+				tx.Check(invalidRequest("Cannot demote a project image"))
 			}
-			owner, err := s.project(call, tx, project)
-			img.ProjectID = &owner.ID
-			return err
+			owner := s.project(call, tx, project)
+			return &owner.ID
 		})
 }
 
-func (s Images) move(call *Call, ref Ref, kind string,
-	change func(*store.Tx, *store.Image) error) (img store.Image, err error) {
-	err = s.store.Update(func(tx *store.Tx) error {
-		if img, err = lookup(s.Simulation, call, tx, store.Images, ref); err != nil {
-			return err
-		}
-		if err := change(tx, &img); err != nil {
-			return err
-		}
+// move moves an image to the project with the ID that to returns, or to the silo.
+func (s Images) move(call *Call, ref Ref, kind string, to func(*store.Tx, store.Image) *string) (
+	img store.Image, err error) {
+	err = s.store.Update(func(tx *store.Tx) {
+		img = lookup(s.Simulation, call, tx, store.Images, ref)
+		img.ProjectID = to(tx, img)
 		img.Touch()
-		return putImage(tx, kind, img)
+		putImage(tx, kind, img)
 	})
 	return img, err
 }

@@ -41,8 +41,8 @@ func (s Disks) moveImport(call *Call, ref Ref, from, to string) error {
 	if err := s.plane.FlushDisk(d.ID); err != nil {
 		return err
 	}
-	return s.store.Update(func(tx *store.Tx) error {
-		return moveState(tx, d.ID, from, to, fmt.Sprintf("cannot set disk in state %%s to %q", to))
+	return s.store.Update(func(tx *store.Tx) {
+		moveState(tx, d.ID, from, to, fmt.Sprintf("cannot set disk in state %%s to %q", to))
 	})
 }
 
@@ -56,16 +56,13 @@ func (s Disks) importing(call *Call, ref Ref) (store.Disk, error) {
 }
 
 // moveState changes the state of a disk, or refuses to if the disk is not in the state from.
-func moveState(tx *store.Tx, id, from, to, refusal string) error {
-	d, err := find(tx, store.Disks, "", store.Selector{ID: id})
-	switch {
-	case err != nil:
-		return err
-	case d.State.State != from:
-		return invalidRequest(refusal, debugState(d.State))
+func moveState(tx *store.Tx, id, from, to, refusal string) {
+	d := byID(tx, store.Disks, id)
+	if d.State.State != from {
+		tx.Check(invalidRequest(refusal, debugState(d.State)))
 	}
 	d.State.State = to
-	return tx.PutDisk(d)
+	tx.PutDisk(d)
 }
 
 // debugState returns a state as the rack's log shows it: ImportReady, Attached(<instance>).
@@ -88,10 +85,7 @@ func (s Disks) Import(call *Call, ref Ref, w BulkWrite) error {
 		return err
 	}
 	defer s.locks.Lock(d.ID)()
-	err = s.store.View(func(tx *store.Tx) error {
-		d, err = find(tx, store.Disks, "", store.Selector{ID: d.ID})
-		return err
-	})
+	d, err = reading(s.Simulation, func(tx *store.Tx) store.Disk { return byID(tx, store.Disks, d.ID) })
 	if err != nil {
 		return err
 	}
@@ -159,16 +153,14 @@ func (s Disks) Finalize(call *Call, ref Ref, snapshot string) error {
 	case d.State.State != store.StateImportReady:
 		return invalidRequest(refusal, debugState(d.State))
 	case snapshot == "":
-		return s.store.Update(func(tx *store.Tx) error {
-			if call.Unwind {
-				return errInternal
-			}
-			return moveState(tx, d.ID, store.StateImportReady, store.StateDetached, refusal)
+		return s.store.Update(func(tx *store.Tx) {
+			failHalfway(call, tx)
+			moveState(tx, d.ID, store.StateImportReady, store.StateDetached, refusal)
 		})
 	}
 	_, err = s.Snapshots.take(call, d, store.NewIdentity(uuid.NewString(), snapshot,
-		"snapshot of finalized disk "+d.ID), func(tx *store.Tx) error {
-		return moveState(tx, d.ID, store.StateImportReady, store.StateFinalizing, refusal)
+		"snapshot of finalized disk "+d.ID), func(tx *store.Tx) {
+		moveState(tx, d.ID, store.StateImportReady, store.StateFinalizing, refusal)
 	})
 	call.Object = d.Identity
 	return err

@@ -25,7 +25,7 @@ func (s Instances) View(call *Call, ref Ref) (store.Instance, error) {
 }
 
 // change finds an instance, locks it and changes its record, and then calls work.
-func (s Instances) change(call *Call, ref Ref, change func(*store.Tx, *store.Instance) error,
+func (s Instances) change(call *Call, ref Ref, change func(*store.Tx, *store.Instance),
 	work func(before, after store.Instance) error) (store.Instance, error) {
 	before, err := s.View(call, ref)
 	if err != nil {
@@ -33,15 +33,12 @@ func (s Instances) change(call *Call, ref Ref, change func(*store.Tx, *store.Ins
 	}
 	var after store.Instance
 	defer s.locks.Lock(before.ID)()
-	err = s.store.Update(func(tx *store.Tx) error {
-		if before, err = find(tx, store.Instances, "", store.Selector{ID: before.ID}); err != nil {
-			return err
-		}
+	err = s.store.Update(func(tx *store.Tx) {
+		before = byID(tx, store.Instances, before.ID)
 		after = before
-		if err := change(tx, &after); err != nil || after == before {
-			return err
+		if change(tx, &after); after != before {
+			store.Instances.Put(tx, after)
 		}
-		return store.Instances.Put(tx, after)
 	})
 	if err != nil || after == before {
 		return after, err
@@ -58,16 +55,15 @@ var errStillCreating = invalidRequest(
 
 // Start starts a stopped or failed instance. It does not change a running or starting one (A45).
 func (s Instances) Start(call *Call, ref Ref) (store.Instance, error) {
-	return s.change(call, ref, func(_ *store.Tx, i *store.Instance) error {
+	return s.change(call, ref, func(tx *store.Tx, i *store.Instance) {
 		switch i.RunState {
 		case store.RunStopped, store.RunFailed:
 			i.SetRunState(store.RunStarting)
 		case store.RunStopping:
-			return conflict("instance must finish stopping before it can be started")
+			tx.Check(conflict("instance must finish stopping before it can be started"))
 		case store.StateCreating: // A53
-			return conflict("instance is in state creating but it must be stopped to be started")
+			tx.Check(conflict("instance is in state creating but it must be stopped to be started"))
 		}
-		return nil
 	}, func(_, i store.Instance) error {
 		if err := s.run(call, i); err != nil {
 			return errors.Join(err, s.unplugAll(i))
@@ -79,16 +75,15 @@ func (s Instances) Start(call *Call, ref Ref) (store.Instance, error) {
 
 // Stop halts the guest at once; the state follows later (A46).
 func (s Instances) Stop(call *Call, ref Ref) (store.Instance, error) {
-	return s.change(call, ref, func(_ *store.Tx, i *store.Instance) error {
+	return s.change(call, ref, func(tx *store.Tx, i *store.Instance) {
 		switch i.RunState {
 		case store.RunStarting, store.RunRunning, store.RunRebooting:
 			i.SetRunState(store.RunStopping)
 		case store.RunFailed:
 			i.SetRunState(store.RunStopped)
 		case store.StateCreating:
-			return errStillCreating
+			tx.Check(errStillCreating)
 		}
-		return nil
 	}, func(before, i store.Instance) error {
 		if !before.Active() {
 			return nil
@@ -104,22 +99,21 @@ func (s Instances) Stop(call *Call, ref Ref) (store.Instance, error) {
 // Reboot removes the devices and adds them again in a new order (A47). If a device cannot be
 // added, the instance fails, without an error for the caller (A60).
 func (s Instances) Reboot(call *Call, ref Ref) (store.Instance, error) {
-	return s.change(call, ref, func(_ *store.Tx, i *store.Instance) error {
+	return s.change(call, ref, func(tx *store.Tx, i *store.Instance) {
 		switch i.RunState {
 		case store.RunRunning, store.RunRebooting:
 			i.SetRunState(store.RunRebooting)
 		case store.RunStarting:
-			return invalidRequest("Forbidden") // the sled's error, which Nexus passes on
+			tx.Check(invalidRequest("Forbidden")) // the sled's error, which Nexus passes on
 		case store.StateCreating:
-			return errStillCreating
+			tx.Check(errStillCreating)
 		case store.RunStopping:
-			return invalidRequest("cannot reboot an instance in state %s", i.RunState)
+			tx.Check(invalidRequest("cannot reboot an instance in state %s", i.RunState))
 		case store.RunFailed:
-			return invalidRequest("instance state cannot be changed from %s", i.RunState)
+			tx.Check(invalidRequest("instance state cannot be changed from %s", i.RunState))
 		default:
-			return invalidRequest("cannot reboot an instance in state %s with no VMM", i.RunState)
+			tx.Check(invalidRequest("cannot reboot an instance in state %s with no VMM", i.RunState))
 		}
-		return nil
 	}, func(_, i store.Instance) error {
 		machine, err := s.plane.Reset(i.ID)
 		if err == nil && !machine {
@@ -170,13 +164,13 @@ func (s Instances) settleLater(i store.Instance) {
 		if !s.Pause(s.ctx, delay) {
 			return
 		}
-		s.unchanged(i, s.store.Update(func(tx *store.Tx) error {
-			now, ok, err := store.Instances.Get(tx, i.ID)
-			if err != nil || !ok || !now.TimeRunStateUpdated.Equal(i.TimeRunStateUpdated.Time) {
-				return err // another transition has begun
+		s.unchanged(i, s.store.Update(func(tx *store.Tx) {
+			now, ok := store.Instances.Get(tx, i.ID)
+			if !ok || !now.TimeRunStateUpdated.Equal(i.TimeRunStateUpdated.Time) {
+				return // another transition has begun
 			}
 			now.SetRunState(settled[now.RunState])
-			return store.Instances.Put(tx, now)
+			store.Instances.Put(tx, now)
 		}))
 	})
 }
@@ -187,17 +181,12 @@ func (s Instances) run(call *Call, i store.Instance) error {
 		return err
 	}
 	f := firmwareOf(i)
-	err := s.store.View(func(tx *store.Tx) error {
-		for _, id := range tx.Linked(SSHKey.Name, i.ID) {
-			key, ok, err := SSHKey.Table().Get(tx, id)
-			if err != nil {
-				return err
-			}
-			if line, is := key.Fields["public_key"].(string); ok && is {
+	err := s.store.View(func(tx *store.Tx) {
+		for _, key := range linkedTo(tx, SSHKey.Table(), SSHKey, i.ID) {
+			if line, is := key.Fields["public_key"].(string); is {
 				f.Keys = append(f.Keys, line)
 			}
 		}
-		return nil
 	})
 	if err != nil {
 		return err
@@ -241,10 +230,8 @@ func firmwareOf(i store.Instance) dataplane.Firmware {
 // ended records that the machine of an instance has ended by itself.
 func (s Instances) ended(id string, poweredOff bool) {
 	defer s.locks.Lock(id)()
-	var i store.Instance
-	err := s.store.View(func(tx *store.Tx) (err error) {
-		i, err = find(tx, store.Instances, "", store.Selector{ID: id})
-		return err
+	i, err := reading(s.Simulation, func(tx *store.Tx) store.Instance {
+		return byID(tx, store.Instances, id)
 	})
 	_, again := s.plane.SSH()[id]
 	switch {
@@ -270,10 +257,8 @@ func (s Instances) unplugAll(i store.Instance) error {
 
 // eachDisk calls do for each disk that is attached to an instance, under the lock of the disk.
 func (s Instances) eachDisk(what string, i store.Instance, do func(store.Disk) error) error {
-	var attached []store.Disk
-	err := s.store.View(func(tx *store.Tx) (err error) {
-		attached, err = tx.DisksOf(i.ID)
-		return err
+	attached, err := reading(s.Simulation, func(tx *store.Tx) []store.Disk {
+		return tx.DisksOf(i.ID)
 	})
 	for _, d := range attached {
 		unlock := s.locks.Lock(d.ID)
@@ -289,15 +274,16 @@ func (s Instances) eachDisk(what string, i store.Instance, do func(store.Disk) e
 // Delete deletes a stopped or failed instance; its disks become detached (A48).
 func (s Instances) Delete(call *Call, ref Ref) error {
 	return remove(s.Simulation, call, store.Instances, ref,
-		func(tx *store.Tx, i store.Instance) error {
+		func(tx *store.Tx, i store.Instance) {
 			switch {
 			case i.Active():
-				return invalidRequest("cannot delete instance: instance is running or has not yet " +
-					"fully stopped")
+				tx.Check(invalidRequest("cannot delete instance: instance is running or has not yet " +
+					"fully stopped"))
 			case i.RunState != store.RunStopped && i.RunState != store.RunFailed:
-				return invalidRequest("instance cannot be deleted in state %q", i.RunState)
+				tx.Check(invalidRequest("instance cannot be deleted in state %q", i.RunState))
 			}
-			return errors.Join(s.releaseAddresses(tx, i.ID), tx.DeleteInstance(i))
+			s.releaseAddresses(tx, i.ID)
+			tx.DeleteInstance(i)
 		}, func(i store.Instance) error { return s.plane.RemoveGuest(i.ID) })
 }
 
@@ -325,49 +311,38 @@ func (s Instances) Update(call *Call, ref Ref, u InstanceUpdate) (store.Instance
 	if u.Unsupported != "" {
 		return store.Instance{}, lacking(u.Unsupported)
 	}
-	return s.change(call, ref, func(tx *store.Tx, i *store.Instance) error {
-		if err := checkSize(u.NCPUs, u.Memory); err != nil {
-			return err
-		}
+	return s.change(call, ref, func(tx *store.Tx, i *store.Instance) {
+		tx.Check(checkSize(u.NCPUs, u.Memory))
 		if u.JumboFrames {
-			return invalidRequest("enable_jumbo_frames may only be set to true when the " +
-				"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator")
+			tx.Check(invalidRequest("enable_jumbo_frames may only be set to true when the " +
+				"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"))
 		}
 		if u.BootDisk.Given() {
-			if _, err := find(tx, store.Disks, i.ProjectID, u.BootDisk); err != nil {
-				return err
-			}
+			find(tx, store.Disks, i.ProjectID, u.BootDisk)
 		}
 		resized := u.NCPUs != i.NCPUs || u.Memory != i.Memory ||
 			store.Deref(u.CPUPlatform) != store.Deref(i.CPUPlatform)
 		if resized && i.Active() {
-			return conflict("instance must be stopped to change CPU or memory")
+			tx.Check(conflict("instance must be stopped to change CPU or memory"))
 		}
-		boot, err := bootDisk(tx, *i, u.BootDisk)
-		if err != nil {
-			return err
-		}
+		boot := bootDisk(tx, *i, u.BootDisk)
 		if store.Deref(boot) != store.Deref(i.BootDiskID) && i.Active() {
-			return conflict("instance must be stopped to set boot disk")
+			tx.Check(conflict("instance must be stopped to set boot disk"))
 		}
 		i.NCPUs, i.Memory, i.BootDiskID = u.NCPUs, u.Memory, boot
 		i.AutoRestartPolicy, i.CPUPlatform = u.AutoRestartPolicy, u.CPUPlatform
 		i.AutoRestartEnabled = store.Deref(u.AutoRestartPolicy) != "never"
-		return nil
 	}, func(_, _ store.Instance) error { return nil })
 }
 
 // bootDisk finds the new boot disk, which must already be attached.
-func bootDisk(tx *store.Tx, i store.Instance, sel store.Selector) (*string, error) {
+func bootDisk(tx *store.Tx, i store.Instance, sel store.Selector) *string {
 	if !sel.Given() {
-		return nil, nil
+		return nil
 	}
-	d, err := find(tx, store.Disks, i.ProjectID, sel)
-	if err != nil {
-		return nil, err
-	}
+	d := find(tx, store.Disks, i.ProjectID, sel)
 	if !d.AttachedTo(i.ID) {
-		return nil, conflict("boot disk must be attached")
+		tx.Check(conflict("boot disk must be attached"))
 	}
-	return &d.ID, nil
+	return &d.ID
 }

@@ -47,12 +47,8 @@ func (s Instances) Create(call *Call, project store.Selector, c InstanceCreate) 
 		return none, lacking(c.Unsupported)
 	}
 	// The caller's role is checked before the request (A28).
-	err := s.store.View(func(tx *store.Tx) error {
-		owner, err := s.project(call, tx, project)
-		if err != nil {
-			return err
-		}
-		return s.checkCreate(tx, owner, c)
+	err := s.store.View(func(tx *store.Tx) {
+		s.checkCreate(tx, s.project(call, tx, project), c)
 	})
 	if err != nil {
 		return none, err
@@ -86,9 +82,9 @@ func (s Instances) complete(call *Call, owner store.Project, i store.Instance, c
 func (s Instances) resume(i store.Instance) error {
 	var c InstanceCreate
 	var owner store.Project
-	err := s.store.View(func(tx *store.Tx) (err error) {
-		owner, _, err = store.Projects.Get(tx, i.ProjectID)
-		return errors.Join(err, tx.SagaRequest(i.ID, &c))
+	err := s.store.View(func(tx *store.Tx) {
+		owner, _ = store.Projects.Get(tx, i.ProjectID)
+		tx.SagaRequest(i.ID, &c)
 	})
 	if err != nil {
 		return s.undo(i, nil, err)
@@ -107,23 +103,25 @@ func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate) 
 		AutoRestartPolicy:  c.AutoRestartPolicy, CPUPlatform: c.CPUPlatform,
 	}
 	i.SetRunState(store.StateCreating)
-	err = s.store.Update(func(tx *store.Tx) error {
-		if owner, err = s.project(call, tx, project); err != nil {
-			return err
-		}
+	err = s.store.Update(func(tx *store.Tx) {
+		owner = s.project(call, tx, project)
 		i.ProjectID = owner.ID
-		if err := checkDescription(i.Description); err != nil {
-			return err
-		}
+		tx.Check(checkDescription(i.Description))
 		if store.Instances.Taken(tx, owner.ID, i.Name) {
-			return alreadyExists("instance", i.Name)
+			tx.Check(alreadyExists("instance", i.Name))
 		}
-		nics, err := newInterfaces(tx, i, c.Interfaces)
-		if err != nil {
-			return err
+		nics := newInterfaces(tx, i, c.Interfaces)
+		tx.InsertInstance(i, nics)
+		tx.OpenSaga(i.ID, c)
+		keys, groups := linksOf(tx, owner.ID, c)
+		for _, id := range keys {
+			tx.Link(SSHKey.Name, i.ID, id)
 		}
-		return errors.Join(tx.InsertInstance(i, nics), tx.OpenSaga(i.ID, c), s.link(tx, i, c),
-			s.attachNAT(tx, i, nics), s.attachExternalIPs(tx, i, c.ExternalIPs))
+		for _, id := range groups {
+			tx.Link(AntiAffinityGroup.Name, i.ID, id)
+		}
+		s.attachNAT(tx, i, nics)
+		s.attachExternalIPs(tx, i, c.ExternalIPs)
 	})
 	return i, owner, err
 }
@@ -152,18 +150,20 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 	return nil
 }
 
+// selector names the disk of an attachment. A disk that is to be created has an ID already.
+func (a DiskAttachment) selector() store.Selector {
+	if a.Create != nil {
+		return store.Selector{ID: a.Create.ID}
+	}
+	return store.Selector{Name: a.Attach}
+}
+
 // attachmentDisk creates or finds the disk and returns its ID. It also finds a disk that an earlier
 // simulator has created.
 func (s Instances) attachmentDisk(call *Call, owner store.Project, a DiskAttachment) (string,
 	error) {
-	sel := store.Selector{Name: a.Attach}
-	if a.Create != nil {
-		sel = store.Selector{ID: a.Create.ID}
-	}
-	var d store.Disk
-	err := s.store.View(func(tx *store.Tx) (err error) {
-		d, err = find(tx, store.Disks, owner.ID, sel)
-		return err
+	d, err := reading(s.Simulation, func(tx *store.Tx) store.Disk {
+		return find(tx, store.Disks, owner.ID, a.selector())
 	})
 	if a.Create != nil && err != nil {
 		d, err = s.Disks.create(call, owner, *a.Create)
@@ -181,19 +181,12 @@ func (s Instances) finish(call *Call, made store.Instance, c InstanceCreate) (st
 	if c.Start {
 		i.SetRunState(store.RunStarting)
 	}
-	err := s.store.Update(func(tx *store.Tx) error {
+	err := s.store.Update(func(tx *store.Tx) {
 		if c.Boot != nil {
-			sel := store.Selector{Name: c.Boot.Attach}
-			if c.Boot.Create != nil {
-				sel = store.Selector{ID: c.Boot.Create.ID}
-			}
-			boot, err := bootDisk(tx, i, sel)
-			if err != nil {
-				return err
-			}
-			i.BootDiskID = boot
+			i.BootDiskID = bootDisk(tx, i, c.Boot.selector())
 		}
-		return errors.Join(tx.CloseSaga(i.ID), store.Instances.Put(tx, i))
+		tx.CloseSaga(i.ID)
+		store.Instances.Put(tx, i)
 	})
 	if err != nil {
 		return made, err
@@ -213,7 +206,7 @@ func (s Instances) finish(call *Call, made store.Instance, c InstanceCreate) (st
 }
 
 func (s Instances) putInstance(i store.Instance) error {
-	return s.store.Update(func(tx *store.Tx) error { return store.Instances.Put(tx, i) })
+	return s.store.Update(func(tx *store.Tx) { store.Instances.Put(tx, i) })
 }
 
 func (s Instances) undo(i store.Instance, attachments []DiskAttachment, cause error) error {
@@ -224,8 +217,9 @@ func (s Instances) undo(i store.Instance, attachments []DiskAttachment, cause er
 			made = append(made, a.Create.ID)
 		}
 	}
-	err := s.store.Update(func(tx *store.Tx) error {
-		return errors.Join(s.releaseAddresses(tx, i.ID), tx.UndoInstance(i, made))
+	err := s.store.Update(func(tx *store.Tx) {
+		s.releaseAddresses(tx, i.ID)
+		tx.UndoInstance(i, made)
 	})
 	for _, id := range made {
 		if err == nil {
@@ -268,86 +262,54 @@ func checkSize(ncpus int, memory int64) error {
 }
 
 // checkCreate makes the checks that precede the check of the name, in the rack's order (A66).
-func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) error {
-	if err := checkSize(c.NCPUs, c.Memory); err != nil {
-		return err
-	}
+func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) {
+	tx.Check(checkSize(c.NCPUs, c.Memory))
 	attachments := c.attachments()
 	if limit := s.switches.get().DiskLimit; len(attachments) > limit {
-		return invalidRequest("cannot attach more than %d disks to instance", limit)
+		tx.Check(invalidRequest("cannot attach more than %d disks to instance", limit))
 	}
 	for _, a := range attachments {
-		if a.Create == nil {
-			continue
-		}
-		if err := s.Disks.describe(tx, owner, *a.Create, &store.Disk{}); err != nil {
-			return err
+		if a.Create != nil {
+			s.Disks.describe(tx, owner, *a.Create, &store.Disk{})
 		}
 	}
 	if len(c.ExternalIPs) > maxExternalIPs {
-		return externalIPsProblem(c.ExternalIPs)
+		tx.Check(externalIPsProblem(c.ExternalIPs))
 	}
 	if c.JumboFrames {
-		return invalidRequest("enable_jumbo_frames may only be set on an instance when the " +
-			"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator")
+		tx.Check(invalidRequest("enable_jumbo_frames may only be set on an instance when the " +
+			"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"))
 	}
-	if err := externalIPsProblem(c.ExternalIPs); err != nil {
-		return err
-	}
-	if err := interfacesProblem(c.Interfaces); err != nil {
-		return err
-	}
-	_, _, err := linksOf(tx, owner.ID, c)
-	return err
+	tx.Check(externalIPsProblem(c.ExternalIPs))
+	tx.Check(interfacesProblem(c.Interfaces))
+	linksOf(tx, owner.ID, c)
 }
 
-func linksOf(tx *store.Tx, projectID string, c InstanceCreate) (keys, groups []string, err error) {
+// linksOf returns the IDs of the SSH keys and of the groups of a new instance.
+func linksOf(tx *store.Tx, projectID string, c InstanceCreate) (keys, groups []string) {
+	const maxKeys = 100
 	if c.SSHKeys == nil {
-		all, err := SSHKey.Table().Scan(tx, userID, store.ByName, nil, noLimit)
-		if err != nil {
-			return nil, nil, err
-		}
-		for _, key := range all {
+		for _, key := range within(tx, SSHKey, userID) {
 			keys = append(keys, key.ID)
 		}
-	} else if keys, err = idsOf(tx, SSHKey, userID, *c.SSHKeys); err != nil {
-		return nil, nil, err
+	} else if keys = idsOf(tx, SSHKey, userID, *c.SSHKeys); len(keys) > maxKeys {
+		tx.Check(invalidRequest("cannot attach more than %d ssh keys to the instance", maxKeys))
 	}
-	const maxKeys = 100
-	if c.SSHKeys != nil && len(keys) > maxKeys {
-		return nil, nil, invalidRequest("cannot attach more than %d ssh keys to the instance", maxKeys)
-	}
-	groups, err = idsOf(tx, AntiAffinityGroup, projectID, c.Groups)
-	return keys, groups, err
+	return keys, idsOf(tx, AntiAffinityGroup, projectID, c.Groups)
 }
 
 // idsOf returns the IDs of records that must be in a parent, each once.
-func idsOf(tx *store.Tx, k *Kind, parent string, wanted []store.Selector) (ids []string,
-	err error) {
+func idsOf(tx *store.Tx, k *Kind, parent string, wanted []store.Selector) (ids []string) {
 	for _, sel := range wanted {
-		r, err := find(tx, k.Table(), parent, sel)
-		if err == nil && k.Table().Parent(r) != parent {
-			err = notFound(k.Name, sel)
-		}
-		if err != nil {
-			return nil, err
+		r := find(tx, k.Table(), parent, sel)
+		if k.Table().Parent(r) != parent {
+			tx.Check(notFound(k.Name, sel))
 		}
 		if !slices.Contains(ids, r.ID) {
 			ids = append(ids, r.ID)
 		}
 	}
-	return ids, nil
-}
-
-func (s Instances) link(tx *store.Tx, i store.Instance, c InstanceCreate) error {
-	keys, groups, err := linksOf(tx, i.ProjectID, c)
-	for _, id := range keys {
-		err = errors.Join(err, tx.Link(SSHKey.Name, i.ID, id))
-	}
-	for _, id := range groups {
-		err = errors.Join(err, tx.Link(AntiAffinityGroup.Name, i.ID, id))
-	}
-	return err
+	return ids
 }
 
 // lacking returns an error that no rack returns, for a part of an instance that this simulator does

@@ -1,10 +1,6 @@
 package engine
 
-import (
-	"strings"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-)
+import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
 // These are the kinds of resources.
 var (
@@ -52,7 +48,7 @@ func init() {
 				Default: unicast},
 			{Name: isDefault}, {Name: extents},
 		},
-		Permit: permitPool("IP Pool cannot be deleted while it contains IP ranges"),
+		Holders: []Holder{{extended, "IP Pool cannot be deleted while it contains IP ranges"}},
 	}
 	*SubnetPool = Kind{
 		Name: "subnet-pool", Operation: "system_subnet_pool", Param: "pool", Fleet: true,
@@ -61,8 +57,8 @@ func init() {
 			{Name: "ip_version", Type: Enum, Values: []string{StackV4, StackV6}},
 			{Name: isDefault}, {Name: extents},
 		},
-		Permit: permitPool("Cannot delete external subnet pool while it contains members. Please " +
-			"delete all external subnet pool members first."),
+		Holders: []Holder{{extended, "Cannot delete external subnet pool while it contains members. " +
+			"Please delete all external subnet pool members first."}},
 	}
 	*FloatingIP = Kind{
 		Name: "floating-ip", Operation: "floating_ip", Param: "floating_ip",
@@ -74,7 +70,7 @@ func init() {
 				Set: setAddress},
 			{Name: "instance_id"},
 		},
-		Permit: permitFloatingIP,
+		Holders: []Holder{{user, "Floating IP cannot be deleted while attached to an instance"}},
 	}
 	*ExternalSubnet = Kind{
 		Name: "external-subnet", Operation: "external_subnet", Param: "external_subnet",
@@ -84,7 +80,8 @@ func init() {
 		Fields: []Field{
 			{Name: "allocator", Type: SubnetSource, Set: setSubnet}, {Name: "instance_id"},
 		},
-		Permit: permitExternalSubnet,
+		Holders: []Holder{{user, "Cannot delete external subnet while it is attached to an " +
+			"instance. Detach it and try again."}},
 	}
 	*ephemeralIP = Kind{Name: "ephemeral-ip", In: "instance_id", Fields: []Field{
 		{Name: "address_allocator", Default: Allocation{}, Set: setAddress}}}
@@ -126,7 +123,7 @@ func init() {
 		Name: "vpc-router", Operation: "vpc_router", Param: "router", Parent: VPC, In: "vpc_id",
 		Both: "router as an ID vpc and project", Neither: "router should either be an ID or vpc",
 		Fields:  []Field{{Name: "kind", Default: routeCustom}},
-		Permit:  permitRouter,
+		Holders: []Holder{{ofSystem, "cannot delete system router"}},
 		Deleted: clearCustomRouter,
 	}
 	*Route = Kind{
@@ -154,7 +151,8 @@ func init() {
 		Parent: VPC, In: "vpc_id",
 		Both:    "gateway as an ID vpc and project",
 		Neither: "gateway should either be an ID or vpc",
-		Permit:  permitGateway,
+		Holders: []Holder{{defaultGateway, "Ip pools referencing this gateway exist. To perform a " +
+			"cascading delete set the cascade option"}},
 	}
 }
 
@@ -163,9 +161,11 @@ func init() {
 		Name: "address-lot", Param: "address_lot", Fleet: true, Hidden: []string{extents},
 		Fields: []Field{{Name: "kind", Type: Enum, Values: []string{"infra", "pool"}},
 			{Name: "blocks", Type: Blocks, Set: setBlocks}},
-		Holders: []Holder{{func(tx *store.Tx, id string) (string, error) {
-			used, err := addressesOf(tx, id)
-			return strings.Repeat("used", min(len(used), 1)), err
+		Holders: []Holder{{func(c *Change) string {
+			for _, address := range addressesOf(c.Tx, c.old.ID) {
+				return address.String()
+			}
+			return ""
 		}, "lot is in use"}},
 	}
 	var (

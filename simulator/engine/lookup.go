@@ -22,23 +22,21 @@ var selectorTexts = map[string]struct{ both, neither string }{
 
 // allow refuses a call that the caller's role does not permit. A viewer gets Forbidden, and a
 // caller without a role gets Not Found (A15).
-func (r *Simulation) allow(call *Call, kind string, sel store.Selector) error {
+func (r *Simulation) allow(call *Call, tx *store.Tx, kind string, sel store.Selector) {
 	switch role := r.switches.get().Role; {
 	case role == adminapi.RoleNone:
-		return notFound(kind, sel)
+		tx.Check(notFound(kind, sel))
 	case role == adminapi.RoleViewer && !call.ReadOnly:
-		return ErrForbidden
+		tx.Check(ErrForbidden)
 	}
-	return nil
 }
 
 // allowInSilo refuses a change of the silo's objects to callers without the role. Every user of the
 // silo may read them.
-func (r *Simulation) allowInSilo(call *Call) error {
+func (r *Simulation) allowInSilo(call *Call, tx *store.Tx) {
 	if !call.ReadOnly && !r.collaborates() {
-		return ErrForbidden
+		tx.Check(ErrForbidden)
 	}
-	return nil
 }
 
 func (r *Simulation) collaborates() bool {
@@ -46,79 +44,51 @@ func (r *Simulation) collaborates() bool {
 	return role == adminapi.RoleCollaborator || role == adminapi.RoleFleetAdmin
 }
 
-func (r *Simulation) project(call *Call, tx *store.Tx, sel store.Selector) (store.Project, error) {
-	p, ok, err := tx.Project(sel)
-	if err == nil && !ok {
-		err = notFound("project", sel)
-	}
-	if err == nil {
-		err = r.allow(call, "project", sel)
-	}
-	return p, err
+// project finds the project that a call changes or reads.
+func (r *Simulation) project(call *Call, tx *store.Tx, sel store.Selector) store.Project {
+	p := find(tx, store.Projects, "", sel)
+	r.allow(call, tx, "project", sel)
+	return p
 }
 
 // lookup finds the object that a Ref names. A name is looked up in the Ref's project.
-func lookup[T any](r *Simulation, call *Call, tx *store.Tx, t store.Table[T], ref Ref) (T, error) {
-	object, err := lookupRef(r, call, tx, t, ref)
-	if err == nil {
-		call.Object = t.Ident(object)
-	}
-	return object, err
-}
-
-func lookupRef[T any](r *Simulation, call *Call, tx *store.Tx, t store.Table[T], ref Ref) (
-	T, error) {
-	var none T
-	sel := ref.Object
-	parent, err := owner(tx, t.Name, ref)
-	if err != nil {
-		return none, err
-	}
-	object, err := find(tx, t, parent, sel)
-	if err != nil {
-		return none, err
-	}
+func lookup[T any](r *Simulation, call *Call, tx *store.Tx, t store.Table[T], ref Ref) T {
+	parent := owner(tx, t.Name, ref)
+	object := find(tx, t, parent, ref.Object)
 	if t.Parent(object) == "" {
-		return object, r.allowInSilo(call)
+		r.allowInSilo(call, tx)
+	} else {
+		r.allow(call, tx, kindOf(t, parent, ref.Object), ref.Object)
 	}
-	return object, r.allow(call, kindOf(t, parent, sel), sel)
+	call.Object = t.Ident(object)
+	return object
 }
 
 // owner returns the ID of the project in which a name is looked up.
-func owner(tx *store.Tx, kind string, ref Ref) (string, error) {
-	sel, given := ref.Object, ref.Project.Given()
-	texts := selectorTexts[kind]
+func owner(tx *store.Tx, kind string, ref Ref) string {
+	given, texts := ref.Project.Given(), selectorTexts[kind]
 	switch {
-	case sel.ID != "" && given:
-		return "", invalidRequest("%s", texts.both)
-	case sel.ID != "":
-		return "", nil
-	case !given && texts.neither == "":
-		return "", nil // an image without a project belongs to the silo
+	case ref.Object.ID != "" && given:
+		tx.Check(invalidRequest("%s", texts.both))
+	case ref.Object.ID != "", !given && texts.neither == "":
+		return "" // an image without a project belongs to the silo
 	case !given:
-		return "", invalidRequest("%s", texts.neither)
+		tx.Check(invalidRequest("%s", texts.neither))
 	}
-	p, ok, err := tx.Project(ref.Project)
-	if err == nil && !ok {
-		err = notFound("project", ref.Project)
-	}
-	return p.ID, err
+	return find(tx, store.Projects, "", ref.Project).ID
 }
 
 // find returns the object that a selector names. A name is looked up in parent.
-func find[T any](tx *store.Tx, t store.Table[T], parent string, sel store.Selector) (T, error) {
-	var object T
-	var ok bool
-	var err error
-	if sel.ID != "" {
-		object, ok, err = t.Get(tx, sel.ID)
-	} else {
-		object, ok, err = t.ByName(tx, parent, sel.Name)
+func find[T any](tx *store.Tx, t store.Table[T], parent string, sel store.Selector) T {
+	object, ok := t.Find(tx, parent, sel)
+	if !ok {
+		tx.Check(notFound(kindOf(t, parent, sel), sel))
 	}
-	if err == nil && !ok {
-		err = notFound(kindOf(t, parent, sel), sel)
-	}
-	return object, err
+	return object
+}
+
+func byID[T any](tx *store.Tx, t store.Table[T], id string) T {
+	return find(tx, t, "", store.Selector{ID: id})
 }
 
 // kindOf returns the rack's word for an object that was not found. For an image that was named, the
@@ -134,46 +104,45 @@ func kindOf[T any](t store.Table[T], parent string, sel store.Selector) string {
 }
 
 // reading returns what read returns in a transaction.
-func reading[T any](r *Simulation, read func(*store.Tx) (T, error)) (value T, err error) {
-	err = r.store.View(func(tx *store.Tx) error {
-		value, err = read(tx)
-		return err
-	})
+func reading[T any](r *Simulation, read func(*store.Tx) T) (value T, err error) {
+	err = r.store.View(func(tx *store.Tx) { value = read(tx) })
 	return value, err
 }
 
 // changing returns what change returns in a transaction. If a fault asks the call to fail halfway,
 // the transaction is undone.
-func changing[T any](r *Simulation, call *Call, change func(*store.Tx) (T, error)) (value T,
-	err error) {
-	err = r.store.Update(func(tx *store.Tx) error {
-		if value, err = change(tx); err == nil && call.Unwind {
-			err = errInternal
-		}
-		return err
+func changing[T any](r *Simulation, call *Call, change func(*store.Tx) T) (value T, err error) {
+	err = r.store.Update(func(tx *store.Tx) {
+		value = change(tx)
+		failHalfway(call, tx)
 	})
 	return value, err
 }
 
+// failHalfway undoes the transaction if a fault asks the call to fail halfway.
+func failHalfway(call *Call, tx *store.Tx) {
+	if call.Unwind {
+		tx.Check(errInternal)
+	}
+}
+
 func view[T any](r *Simulation, call *Call, t store.Table[T], ref Ref) (T, error) {
-	return reading(r, func(tx *store.Tx) (T, error) { return lookup(r, call, tx, t, ref) })
+	return reading(r, func(tx *store.Tx) T { return lookup(r, call, tx, t, ref) })
 }
 
 // remove deletes an object that a Ref names, under its lock: drop changes the records, and rest
 // then removes its files and devices.
-func remove[T any](r *Simulation, call *Call, t store.Table[T], ref Ref,
-	drop func(*store.Tx, T) error, rest func(T) error) error {
+func remove[T any](r *Simulation, call *Call, t store.Table[T], ref Ref, drop func(*store.Tx, T),
+	rest func(T) error) error {
 	object, err := view(r, call, t, ref)
 	if err != nil {
 		return err
 	}
-	id := store.Selector{ID: t.Ident(object).ID}
-	defer r.locks.Lock(id.ID)()
-	err = r.store.Update(func(tx *store.Tx) error {
-		if object, err = find(tx, t, "", id); err != nil {
-			return err
-		}
-		return drop(tx, object)
+	id := t.Ident(object).ID
+	defer r.locks.Lock(id)()
+	err = r.store.Update(func(tx *store.Tx) {
+		object = byID(tx, t, id)
+		drop(tx, object)
 	})
 	if err != nil {
 		return err
@@ -183,29 +152,21 @@ func remove[T any](r *Simulation, call *Call, t store.Table[T], ref Ref,
 
 // ofInstance reads objects that belong to the instance that a Ref names.
 func ofInstance[T any](r *Simulation, call *Call, ref Ref,
-	read func(*store.Tx, store.Instance) ([]T, error)) ([]T, error) {
-	return reading(r, func(tx *store.Tx) ([]T, error) {
-		i, err := lookup(r, call, tx, store.Instances, ref)
-		if err != nil {
-			return nil, err
-		}
-		return read(tx, i)
+	read func(*store.Tx, store.Instance) []T) ([]T, error) {
+	return reading(r, func(tx *store.Tx) []T {
+		return read(tx, lookup(r, call, tx, store.Instances, ref))
 	})
 }
 
 func list[T any](r *Simulation, call *Call, t store.Table[T], project store.Selector, w Window) (
 	[]T, error) {
-	return reading(r, func(tx *store.Tx) ([]T, error) {
-		p, err := r.project(call, tx, project)
-		if err != nil {
-			return nil, err
-		}
-		return t.Scan(tx, p.ID, w.SortBy, w.After, w.Limit)
+	return reading(r, func(tx *store.Tx) []T {
+		return t.Scan(tx, r.project(call, tx, project).ID, w.SortBy, w.After, w.Limit)
 	})
 }
 
 func listOfSilo[T any](r *Simulation, t store.Table[T], w Window) ([]T, error) {
-	return reading(r, func(tx *store.Tx) ([]T, error) {
+	return reading(r, func(tx *store.Tx) []T {
 		return t.Scan(tx, "", w.SortBy, w.After, w.Limit)
 	})
 }

@@ -2,12 +2,13 @@ package engine
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"math"
 	"math/big"
 	"net/netip"
+	"slices"
 
 	"github.com/google/uuid"
 
@@ -27,9 +28,9 @@ type poolWords struct {
 	// id is the field with the pool's ID. link is the rack's word for the link of a silo, and
 	// linkID identifies the link in the error for a second one.
 	id, link, linkID string
-	// otherVersion, overlaps and missing refuse an extent.
-	otherVersion      func(version string, pool store.Resource) error
-	overlaps, missing string
+	// otherVersion, overlaps and missing refuse an extent. The first gets the extent's IP version, the
+	// pool's, and the pool's ID.
+	otherVersion, overlaps, missing string
 	// usedExtent and usedPool are the errors for removing an extent or a link of a pool from which
 	// addresses are allocated.
 	usedExtent, usedPool string
@@ -43,16 +44,10 @@ type poolWords struct {
 }
 
 // words has the poolWords of the two kinds of pools.
-var words = map[*Kind]poolWords{}
-
-// init fills the table, because it and the kinds refer to each other.
-func init() {
-	words[IPPool] = poolWords{id: "ip_pool_id", link: "ip-pool-resource",
-		linkID: "ip_pool_id: %s, resource_id: %s, resource_type: Silo",
-		otherVersion: func(version string, pool store.Resource) error {
-			return invalidRequest("Cannot add IP%s address range to IP%s pool with ID %q", version,
-				pool.Text("ip_version"), pool.ID)
-		},
+var words = map[*Kind]poolWords{
+	IPPool: {id: "ip_pool_id", link: "ip-pool-resource",
+		linkID:       "ip_pool_id: %s, resource_id: %s, resource_type: Silo",
+		otherVersion: "Cannot add IP%[1]s address range to IP%[2]s pool with ID %[3]q",
 		overlaps: "The provided IP range %s overlaps with an existing IP pool range or subnet pool " +
 			"member",
 		missing: "The provided range %s does not exist",
@@ -60,15 +55,12 @@ func init() {
 			"them",
 		usedPool: "IP addresses from this pool are in use in the linked silo",
 		users:    []*Kind{FloatingIP, ephemeralIP, natIP}, field: "ip",
-	}
-	words[SubnetPool] = poolWords{id: "subnet_pool_id", link: "subnet-pool-silo-link",
-		linkID: "subnet_pool_id: %s, silo_id: %s",
-		otherVersion: func(version string, pool store.Resource) error {
-			return invalidRequest("Cannot add IP%s members to IP%s subnet pool", version,
-				pool.Text("ip_version"))
-		},
-		overlaps: "The IP subnet %s overlaps with an existing subnet pool member or IP pool range",
-		missing:  "A provided subnet pool member with subnet %s does not exist",
+	},
+	SubnetPool: {id: "subnet_pool_id", link: "subnet-pool-silo-link",
+		linkID:       "subnet_pool_id: %s, silo_id: %s",
+		otherVersion: "Cannot add IP%[1]s members to IP%[2]s subnet pool",
+		overlaps:     "The IP subnet %s overlaps with an existing subnet pool member or IP pool range",
+		missing:      "A provided subnet pool member with subnet %s does not exist",
 		usedExtent: "Cannot delete external subnet pool member while it contains external subnets. " +
 			"Please delete all external subnets first.",
 		usedPool: "Cannot unlink subnet pool from silo while there are external subnets allocated " +
@@ -76,7 +68,7 @@ func init() {
 		secondDefault: "Silo already has a default subnet pool for this IP version. Link the " +
 			"pool as non-default, then make it the default, which will demote the existing one.",
 		strict: true, users: []*Kind{ExternalSubnet}, field: "subnet",
-	}
+	},
 }
 
 // Extent is a range of an IP pool or a member of a subnet pool.
@@ -148,12 +140,21 @@ func linkOf(k *Kind, pool store.Resource) Part {
 		isDefault: pool.Fields[isDefault]}}
 }
 
-func extentsOf(pool store.Resource) (list []Extent, err error) {
+func extentsOf(tx *store.Tx, pool store.Resource) (list []Extent) {
 	data, err := json.Marshal(pool.Fields[extents])
 	if err == nil {
 		err = json.Unmarshal(data, &list)
 	}
-	return list, err
+	tx.Check(err)
+	return list
+}
+
+// extended returns the name of a pool that has extents, or "".
+func extended(c *Change) string {
+	if len(extentsOf(c.Tx, c.old)) > 0 {
+		return c.old.Name
+	}
+	return ""
 }
 
 // linked reports whether a pool is linked to the silo (ok), and whether it is the default pool of
@@ -180,31 +181,36 @@ func ofSilo(r store.Resource) store.Resource {
 
 func (r *Simulation) fleetAdmin() bool { return r.switches.get().Role == adminapi.RoleFleetAdmin }
 
-// PoolsOfSilo lists the pools that are linked to the silo.
-func (s Resources) PoolsOfSilo(k *Kind) (pools []store.Resource, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		return k.Table().Each(tx, func(r store.Resource) error {
-			if _, ok := linked(r); ok {
-				pools = append(pools, ofSilo(r))
+// linkedPools iterates over the pools that are linked to the silo.
+func linkedPools(tx *store.Tx, k *Kind) iter.Seq[store.Resource] {
+	return func(yield func(store.Resource) bool) {
+		for r := range k.Table().All(tx) {
+			if _, ok := linked(r); ok && !yield(r) {
+				return
 			}
-			return nil
-		})
+		}
+	}
+}
+
+// PoolsOfSilo lists the pools that are linked to the silo.
+func (s Resources) PoolsOfSilo(k *Kind) ([]store.Resource, error) {
+	return reading(s.Simulation, func(tx *store.Tx) (pools []store.Resource) {
+		for r := range linkedPools(tx, k) {
+			pools = append(pools, ofSilo(r))
+		}
+		return pools
 	})
-	return pools, err
 }
 
 // PoolOfSilo reads a pool that is linked to the silo.
 func (s Resources) PoolOfSilo(call *Call, k *Kind, sel store.Selector) (store.Resource, error) {
-	return reading(s.Simulation, func(tx *store.Tx) (store.Resource, error) {
-		r, err := find(tx, k.Table(), "", sel)
-		if err != nil {
-			return r, err
-		}
+	return reading(s.Simulation, func(tx *store.Tx) store.Resource {
+		r := find(tx, k.Table(), "", sel)
 		if _, ok := linked(r); !ok {
-			return r, notFound(k.Name, sel)
+			tx.Check(notFound(k.Name, sel))
 		}
 		call.Object = r.Identity
-		return ofSilo(r), nil
+		return ofSilo(r)
 	})
 }
 
@@ -227,74 +233,59 @@ func checkSilo(silo store.Selector) error {
 }
 
 // ofPool calls read with a pool, for an administrator.
-func ofPool[T any](s Resources, call *Call, k *Kind, sel store.Selector,
-	read func(*Change) (T, error)) (T, error) {
-	return reading(s.Simulation, func(tx *store.Tx) (found T, err error) {
-		c, err := s.change(call, tx, k, nil, sel)
-		if err == nil {
-			found, err = read(c)
-		}
-		return found, err
+func ofPool[T any](s Resources, call *Call, k *Kind, sel store.Selector, read func(*Change) T) (
+	T, error) {
+	return reading(s.Simulation, func(tx *store.Tx) T {
+		return read(s.change(call, tx, k, nil, sel))
 	})
 }
 
-func (s Resources) changePool(call *Call, k *Kind, sel store.Selector,
-	change func(*Change) error) error {
-	return s.store.Update(func(tx *store.Tx) error {
-		c, err := s.change(call, tx, k, nil, sel)
-		if err == nil {
-			err = change(c)
-		}
-		if err != nil {
-			return err
-		}
-		return errors.Join(c.put(), failHalfway(call))
+func (s Resources) changePool(call *Call, k *Kind, sel store.Selector, change func(*Change)) error {
+	return s.store.Update(func(tx *store.Tx) {
+		c := s.change(call, tx, k, nil, sel)
+		change(c)
+		c.put()
+		failHalfway(call, tx)
 	})
 }
 
 // PoolLinks lists the silos of a pool.
 func (s Resources) PoolLinks(call *Call, k *Kind, sel store.Selector) ([]Part, error) {
-	return ofPool(s, call, k, sel, func(c *Change) ([]Part, error) {
+	return ofPool(s, call, k, sel, func(c *Change) []Part {
 		if _, ok := linked(c.old); ok {
-			return []Part{linkOf(k, c.old)}, nil
+			return []Part{linkOf(k, c.old)}
 		}
-		return nil, nil
+		return nil
 	})
 }
 
 // defaultPool finds the default pool of the kind and of the version and type of another pool.
-func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool, err error) {
-	err = c.kind.Table().Each(c.tx, func(r store.Resource) error {
+func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool) {
+	for r := range c.kind.Table().All(c.Tx) {
 		if first, _ := linked(r); first && r.Text("ip_version") == like.Text("ip_version") &&
 			r.Text("pool_type") == like.Text("pool_type") {
 			pool, ok = r, true
 		}
-		return nil
-	})
-	return pool, ok, err
+	}
+	return pool, ok
 }
 
 // LinkPool links a pool to a silo.
 func (s Resources) LinkPool(call *Call, k *Kind, sel, silo store.Selector, first bool) (link Part,
 	err error) {
-	err = s.changePool(call, k, sel, func(c *Change) error {
-		if err := checkSilo(silo); err != nil {
-			return err
-		}
-		_, taken, err := c.defaultPool(c.old)
+	err = s.changePool(call, k, sel, func(c *Change) {
+		c.Check(checkSilo(silo))
+		_, taken := c.defaultPool(c.old)
 		_, again := linked(c.old)
 		w := words[k]
 		switch {
-		case err != nil:
-			return err
 		case again, first && taken && w.secondDefault == "":
-			return alreadyExists(w.link, fmt.Sprintf(w.linkID, c.old.ID, siloID))
+			c.Check(alreadyExists(w.link, fmt.Sprintf(w.linkID, c.old.ID, siloID)))
 		case first && taken:
-			return invalidRequest("%s", w.secondDefault)
+			c.Check(invalidRequest("%s", w.secondDefault))
 		}
 		c.record.Fields[isDefault] = first
 		link = linkOf(k, c.record)
-		return nil
 	})
 	return link, err
 }
@@ -307,53 +298,47 @@ func noLink(k *Kind, pool store.Resource) error {
 // UpdatePoolLink determines whether a pool is the default pool of a silo.
 func (s Resources) UpdatePoolLink(call *Call, k *Kind, sel, silo store.Selector, first bool) (
 	link Part, err error) {
-	err = s.changePool(call, k, sel, func(c *Change) error {
-		if err := checkSilo(silo); err != nil {
-			return err
-		}
+	err = s.changePool(call, k, sel, func(c *Change) {
+		c.Check(checkSilo(silo))
 		if _, ok := linked(c.old); !ok {
-			return noLink(k, c.old)
+			c.Check(noLink(k, c.old))
 		}
 		c.record.Fields[isDefault] = first
 		link = linkOf(k, c.record)
-		other, taken, err := c.defaultPool(c.old)
-		if err != nil || !first || !taken || other.ID == c.old.ID {
-			return err
+		if other, taken := c.defaultPool(c.old); first && taken && other.ID != c.old.ID {
+			other.Fields[isDefault] = false
+			k.Table().Put(c.Tx, other)
 		}
-		other.Fields[isDefault] = false
-		return k.Table().Put(c.tx, other)
 	})
 	return link, err
 }
 
 // UnlinkPool removes the link between a pool and a silo that uses no address of the pool.
 func (s Resources) UnlinkPool(call *Call, k *Kind, sel, silo store.Selector) error {
-	return s.changePool(call, k, sel, func(c *Change) error {
-		if err := checkSilo(silo); err != nil {
-			return err
-		}
+	return s.changePool(call, k, sel, func(c *Change) {
+		c.Check(checkSilo(silo))
 		if _, ok := linked(c.old); !ok && words[k].strict {
-			return noLink(k, c.old)
+			c.Check(noLink(k, c.old))
 		}
 		c.record.Fields[isDefault] = nil
-		return c.refuseUsed(words[k].usedPool, func(netip.Prefix) bool { return true })
+		if len(c.used()) > 0 {
+			c.Check(invalidRequest("%s", words[k].usedPool))
+		}
 	})
 }
 
-// used calls visit once for each address or subnet of the pool that is allocated.
-func (c *Change) used(visit func(netip.Prefix)) error {
+// used returns the addresses or subnets of the pool that are allocated, each once.
+func (c *Change) used() (all []netip.Prefix) {
 	w, seen := words[c.kind], map[string]bool{}
-	var failed error
 	for _, k := range w.users {
-		failed = errors.Join(failed, k.Table().Each(c.tx, func(r store.Resource) error {
+		for r := range k.Table().All(c.Tx) {
 			if text := r.Text(w.field); r.Text(w.id) == c.old.ID && !seen[text] {
 				seen[text] = true
-				visit(allocated(text))
+				all = append(all, allocated(text))
 			}
-			return nil
-		}))
+		}
 	}
-	return failed
+	return all
 }
 
 // allocated returns an address or a subnet as a subnet.
@@ -365,43 +350,24 @@ func allocated(text string) netip.Prefix {
 	return netip.PrefixFrom(a, a.BitLen())
 }
 
-// refuseUsed returns an error if counts is true for an allocation of the pool.
-func (c *Change) refuseUsed(text string, counts func(netip.Prefix) bool) error {
-	refused := false
-	err := c.used(func(p netip.Prefix) { refused = refused || counts(p) })
-	if err == nil && refused {
-		err = invalidRequest("%s", text)
-	}
-	return err
-}
-
 // Extents lists the ranges or the members of a pool.
 func (s Resources) Extents(call *Call, k *Kind, sel store.Selector) ([]Part, error) {
-	return ofPool(s, call, k, sel, func(c *Change) (parts []Part, err error) {
-		list, err := extentsOf(c.old)
-		for _, e := range list {
+	return ofPool(s, call, k, sel, func(c *Change) (parts []Part) {
+		for _, e := range extentsOf(c.Tx, c.old) {
 			parts = append(parts, partOf(k, c.old, e))
 		}
-		return parts, err
+		return parts
 	})
 }
 
 // AddExtent adds a range or a member to a pool. No two of all pools overlap.
 func (s Resources) AddExtent(call *Call, k *Kind, sel store.Selector, e Extent) (part Part,
 	err error) {
-	err = s.changePool(call, k, sel, func(c *Change) error {
-		if err := c.extentProblem(e); err != nil {
-			return err
-		}
-		list, err := extentsOf(c.old)
-		if err != nil {
-			return err
-		}
+	err = s.changePool(call, k, sel, func(c *Change) {
+		c.Check(c.extentProblem(e))
 		e = made(e)
-		list = append(list, e)
-		c.record.Fields[extents] = list
+		c.record.Fields[extents] = append(extentsOf(c.Tx, c.old), e)
 		part = partOf(k, c.old, e)
-		return nil
 	})
 	return part, err
 }
@@ -424,27 +390,20 @@ func (c *Change) extentProblem(e Extent) error {
 	case c.kind == IPPool && !multicast && c.old.Text("pool_type") != unicast:
 		return invalidRequest("Cannot add unicast address range to multicast IP pool")
 	case versionOf(e.First) != c.old.Text("ip_version"):
-		return w.otherVersion(versionOf(e.First), c.old)
+		return invalidRequest(w.otherVersion, versionOf(e.First), c.old.Text("ip_version"), c.old.ID)
 	case e.Subnet.IsValid():
 		if err := memberProblem(e); err != nil {
 			return err
 		}
 	}
-	overlap := false
-	var failed error
 	for k := range words {
-		failed = errors.Join(failed, k.Table().Each(c.tx, func(pool store.Resource) error {
-			list, err := extentsOf(pool)
-			for _, other := range list {
-				overlap = overlap || e.overlaps(other)
+		for pool := range k.Table().All(c.Tx) {
+			if slices.ContainsFunc(extentsOf(c.Tx, pool), e.overlaps) {
+				return invalidRequest(w.overlaps, e)
 			}
-			return err
-		}))
+		}
 	}
-	if failed == nil && overlap {
-		return invalidRequest(w.overlaps, e)
-	}
-	return failed
+	return nil
 }
 
 func memberProblem(e Extent) error {
@@ -465,34 +424,21 @@ func memberProblem(e Extent) error {
 
 // RemoveExtent removes a range or a member from which nothing is allocated.
 func (s Resources) RemoveExtent(call *Call, k *Kind, sel store.Selector, e Extent) error {
-	return s.changePool(call, k, sel, func(c *Change) error {
-		list, err := extentsOf(c.old)
-		if err != nil {
-			return err
-		}
-		rest := []Extent{}
-		for _, other := range list {
-			if other.First != e.First || other.Last != e.Last {
-				rest = append(rest, other)
-			}
-		}
+	return s.changePool(call, k, sel, func(c *Change) {
+		list := extentsOf(c.Tx, c.old)
+		rest := slices.DeleteFunc(slices.Clone(list), func(other Extent) bool {
+			return other.First == e.First && other.Last == e.Last
+		})
 		if len(rest) == len(list) {
-			return invalidRequest(words[k].missing, e)
+			c.Check(invalidRequest(words[k].missing, e))
 		}
 		c.record.Fields[extents] = rest
-		return c.refuseUsed(words[k].usedExtent,
-			func(p netip.Prefix) bool { return e.contains(p.Addr()) })
-	})
-}
-
-func permitPool(text string) func(*Change, *ResourceInput) error {
-	return func(c *Change, in *ResourceInput) error {
-		list, err := extentsOf(c.old)
-		if err == nil && in == nil && len(list) > 0 {
-			err = invalidRequest("%s", text)
+		for _, p := range c.used() {
+			if e.contains(p.Addr()) {
+				c.Check(invalidRequest("%s", words[k].usedExtent))
+			}
 		}
-		return err
-	}
+	})
 }
 
 // PoolUtilization is the number of addresses of a pool.
@@ -504,15 +450,14 @@ type PoolUtilization struct {
 // PoolUtilization returns how many addresses a pool has and how many of them are free.
 func (s Resources) PoolUtilization(call *Call, k *Kind, sel store.Selector) (PoolUtilization,
 	error) {
-	return ofPool(s, call, k, sel, func(c *Change) (u PoolUtilization, err error) {
-		list, err := extentsOf(c.old)
-		for _, e := range list {
+	return ofPool(s, call, k, sel, func(c *Change) (u PoolUtilization) {
+		for _, e := range extentsOf(c.Tx, c.old) {
 			u.Capacity += e.size()
 		}
 		u.Remaining = u.Capacity
-		err = errors.Join(err, c.used(func(p netip.Prefix) {
+		for _, p := range c.used() {
 			u.Remaining -= math.Exp2(float64(p.Addr().BitLen() - p.Bits()))
-		}))
-		return u, err
+		}
+		return u
 	})
 }

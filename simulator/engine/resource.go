@@ -1,7 +1,8 @@
 package engine
 
 import (
-	"errors"
+	"iter"
+	"maps"
 	"strings"
 
 	"github.com/google/uuid"
@@ -34,9 +35,9 @@ type Kind struct {
 	// Fields are the fields of a request, in the order in which the rack checks them.
 	Fields []Field
 	// Created, Updated and Deleted carry a change on to other records.
-	Created, Updated, Deleted func(*Change) error
+	Created, Updated, Deleted func(*Change)
 	// Permit refuses an update, or a deletion if the request is nil.
-	Permit func(*Change, *ResourceInput) error
+	Permit func(*Change, *ResourceInput)
 	// Holders are the objects that forbid deletion.
 	Holders []Holder
 }
@@ -56,7 +57,7 @@ type Field struct {
 	Update UpdateRule
 	// Set checks the value and writes it into the record. Without Set the record has the value under
 	// the same name.
-	Set func(*Change, any) error
+	Set func(*Change, any)
 }
 
 // FieldType determines how a field is parsed, and the Go type of its value.
@@ -99,27 +100,22 @@ const (
 	Required                   // every update must have the field
 )
 
-// Holder is an object that forbids the deletion of the record that it refers to.
+// Holder is an object that forbids the deletion of a record. It may be the record itself.
 type Holder struct {
 	// Find returns the name of the first such object, or "".
-	Find func(tx *store.Tx, id string) (string, error)
+	Find func(*Change) string
 	// Text is the refusal. A %s in it is the name.
 	Text string
 }
 
 // holds returns a Holder for the objects that are in the record.
 func holds[T any](t store.Table[T], text string) Holder {
-	return Holder{func(tx *store.Tx, id string) (string, error) {
-		first, err := t.Scan(tx, id, store.ByName, nil, 1)
-		if err != nil || len(first) == 0 {
-			return "", err
+	return Holder{func(c *Change) string {
+		if first := t.Scan(c.Tx, c.old.ID, store.ByName, nil, 1); len(first) > 0 {
+			return t.Ident(first[0]).Name
 		}
-		return t.Ident(first[0]).Name, nil
+		return ""
 	}, text}
-}
-
-func (h Holder) refusal(name string) error {
-	return invalidRequest("%s", strings.ReplaceAll(h.Text, "%s", name))
 }
 
 // Table returns the kind's records.
@@ -151,10 +147,10 @@ func named(name, description string, values map[string]any) ResourceInput {
 	return ResourceInput{Name: &name, Description: &description, Values: values}
 }
 
-// Change is a change of one record in a transaction.
+// Change is a change of one record in a transaction. It refuses by ending the transaction.
 type Change struct {
 	*Simulation
-	tx     *store.Tx
+	*store.Tx
 	kind   *Kind
 	parent store.Resource
 	old    store.Resource
@@ -170,12 +166,11 @@ type Change struct {
 type Resources struct{ *Simulation }
 
 // find finds a record by its ID, or by its name in the objects of the scope.
-func (s Resources) find(tx *store.Tx, k *Kind, scope Scope, sel store.Selector) (r store.Resource,
-	err error) {
+func (s Resources) find(tx *store.Tx, k *Kind, scope Scope, sel store.Selector) store.Resource {
 	if sel.ID != "" {
 		for _, param := range k.Ancestors() {
 			if scope[param].Given() {
-				return r, invalidRequest("when providing %s should not be specified", k.Both)
+				tx.Check(invalidRequest("when providing %s should not be specified", k.Both))
 			}
 		}
 		return find(tx, k.Table(), "", sel)
@@ -184,99 +179,71 @@ func (s Resources) find(tx *store.Tx, k *Kind, scope Scope, sel store.Selector) 
 	if k.Parent != nil {
 		above := scope[k.Parent.Param]
 		if !above.Given() {
-			return r, invalidRequest("%s should be specified", k.Neither)
+			tx.Check(invalidRequest("%s should be specified", k.Neither))
 		}
-		parent, err := s.find(tx, k.Parent, scope, above)
-		if err != nil {
-			return r, err
-		}
-		owner = parent.ID
+		owner = s.find(tx, k.Parent, scope, above).ID
 	}
 	return find(tx, k.Table(), owner, sel)
 }
 
 // lookup finds a record that the caller may read or change.
-func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind, scope Scope, sel store.Selector) (
-	store.Resource, error) {
-	r, err := s.find(tx, k, scope, sel)
+func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind, scope Scope,
+	sel store.Selector) store.Resource {
+	r := s.find(tx, k, scope, sel)
 	switch {
-	case err != nil:
 	case k.Fleet && !s.fleetAdmin():
-		err = notFound(k.Name, sel)
+		tx.Check(notFound(k.Name, sel))
 	case !k.Public:
-		err = s.allow(call, k.Name, sel)
+		s.allow(call, tx, k.Name, sel)
 	}
-	if err == nil {
-		call.Object = r.Identity
-	}
-	return r, err
+	call.Object = r.Identity
+	return r
 }
 
 // parent finds the object in which the records of a kind are. The caller may read or change it.
-func (s Resources) parent(call *Call, tx *store.Tx, k *Kind, scope Scope) (store.Resource, error) {
+func (s Resources) parent(call *Call, tx *store.Tx, k *Kind, scope Scope) store.Resource {
 	if k.Parent != nil {
 		return s.lookup(call, tx, k.Parent, scope, scope[k.Parent.Param])
 	}
 	if k.Fleet && !s.fleetAdmin() || !s.collaborates() && !call.ReadOnly && !k.Public {
-		return store.Resource{}, ErrForbidden
+		tx.Check(ErrForbidden)
 	}
-	return store.Resource{Identity: store.Identity{ID: k.Owner}}, nil
+	return store.Resource{Identity: store.Identity{ID: k.Owner}}
 }
 
 // View reads a record.
 func (s Resources) View(call *Call, k *Kind, scope Scope, sel store.Selector) (store.Resource,
 	error) {
-	r, err := reading(s.Simulation, func(tx *store.Tx) (store.Resource, error) {
-		return s.lookup(call, tx, k, scope, sel)
+	return reading(s.Simulation, func(tx *store.Tx) store.Resource {
+		return k.shown(s.lookup(call, tx, k, scope, sel))
 	})
-	return k.shown(r), err
 }
 
 // List returns a part of the records in a parent.
-func (s Resources) List(call *Call, k *Kind, scope Scope, w Window) (items []store.Resource,
-	err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		parent, err := s.parent(call, tx, k, scope)
-		if err != nil {
-			return err
-		}
-		items, err = k.Table().Scan(tx, parent.ID, w.SortBy, w.After, w.Limit)
+func (s Resources) List(call *Call, k *Kind, scope Scope, w Window) ([]store.Resource, error) {
+	return reading(s.Simulation, func(tx *store.Tx) []store.Resource {
+		items := k.Table().Scan(tx, s.parent(call, tx, k, scope).ID, w.SortBy, w.After, w.Limit)
 		for n := range items {
 			items[n] = k.shown(items[n])
 		}
-		return err
+		return items
 	})
-	return items, err
 }
 
 // Create creates a record in a parent.
 func (s Resources) Create(call *Call, k *Kind, scope Scope, in ResourceInput) (store.Resource,
 	error) {
-	r, err := changing(s.Simulation, call, func(tx *store.Tx) (r store.Resource, err error) {
-		parent, err := s.parent(call, tx, k, scope)
-		if err != nil {
-			return r, err
-		}
-		if r, err = (&Change{Simulation: s.Simulation, tx: tx}).create(k, parent, in); err == nil {
-			call.Object = r.Identity
-		}
-		return r, err
+	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
+		c := &Change{Simulation: s.Simulation, Tx: tx}
+		r := c.create(k, s.parent(call, tx, k, scope), in)
+		call.Object = r.Identity
+		return k.shown(r)
 	})
-	return k.shown(r), err
-}
-
-// failHalfway returns an error if a fault asks the call to fail halfway. The error makes the
-// transaction undo the changes of the call.
-func failHalfway(call *Call) error {
-	if call.Unwind {
-		return errInternal
-	}
-	return nil
 }
 
 // create creates a record and its dependents. The name is checked last, because the rack finds a
 // taken name when it writes the record (A01).
-func (c *Change) create(k *Kind, parent store.Resource, in ResourceInput) (store.Resource, error) {
+func (c *Change) create(k *Kind, parent store.Resource, in ResourceInput) store.Resource {
 	id := in.id
 	switch {
 	case id != "":
@@ -285,90 +252,73 @@ func (c *Change) create(k *Kind, parent store.Resource, in ResourceInput) (store
 	default:
 		id = uuid.NewString()
 	}
-	n := &Change{Simulation: c.Simulation, tx: c.tx, kind: k, parent: parent, derive: c.derive,
+	n := &Change{Simulation: c.Simulation, Tx: c.Tx, kind: k, parent: parent, derive: c.derive,
 		record: store.Resource{Identity: store.NewIdentity(id, *in.Name, *in.Description),
 			Fields: map[string]any{}}}
 	if k.In != "" {
 		n.record.Fields[k.In] = parent.ID
 	}
 	for _, f := range k.Fields {
-		value, given := in.Values[f.Name]
-		if !given {
-			value = f.Default
-		}
-		if err := n.set(f, value); err != nil {
-			return n.record, err
-		}
+		n.set(f, in.Values)
 	}
-	if err := checkDescription(n.record.Description); err != nil {
-		return n.record, err
+	n.Check(checkDescription(n.record.Description))
+	if k.Table().Taken(n.Tx, parent.ID, n.record.Name) {
+		n.Check(alreadyExists(k.Name, n.record.Name))
 	}
-	if k.Table().Taken(n.tx, parent.ID, n.record.Name) {
-		return n.record, alreadyExists(k.Name, n.record.Name)
+	n.put()
+	if k.Created != nil {
+		k.Created(n)
 	}
-	if err := n.put(); err != nil || k.Created == nil {
-		return n.record, err
-	}
-	return n.record, k.Created(n)
+	return n.record
 }
 
-func (c *Change) set(f Field, value any) error {
+// set writes the value of a field, or its Default, into the record.
+func (c *Change) set(f Field, values map[string]any) {
+	value, given := values[f.Name]
+	if !given {
+		value = f.Default
+	}
 	if f.Set != nil {
-		return f.Set(c, value)
+		f.Set(c, value)
+	} else {
+		c.record.Fields[f.Name] = value
 	}
-	c.record.Fields[f.Name] = value
-	return nil
 }
 
-func (c *Change) put() error { return c.kind.Table().Put(c.tx, c.record) }
+func (c *Change) put() { c.kind.Table().Put(c.Tx, c.record) }
 
-func (s Resources) change(call *Call, tx *store.Tx, k *Kind, scope Scope, sel store.Selector) (
-	*Change, error) {
-	r, err := s.lookup(call, tx, k, scope, sel)
-	if err != nil {
-		return nil, err
-	}
-	c := &Change{Simulation: s.Simulation, tx: tx, kind: k, old: r, record: r}
+// change begins a change of a record that the caller may change.
+func (s Resources) change(call *Call, tx *store.Tx, k *Kind, scope Scope,
+	sel store.Selector) *Change {
+	r := s.lookup(call, tx, k, scope, sel)
+	c := &Change{Simulation: s.Simulation, Tx: tx, kind: k, old: r, record: r}
 	c.record.Fields = map[string]any{}
-	for name, value := range r.Fields {
-		c.record.Fields[name] = value
-	}
+	maps.Copy(c.record.Fields, r.Fields)
 	if k.Parent != nil {
-		c.parent, err = find(tx, k.Parent.Table(), "", store.Selector{ID: r.Text(k.In)})
+		c.parent = byID(tx, k.Parent.Table(), r.Text(k.In))
 	}
-	return c, err
+	return c
 }
 
 // Update changes the fields that the request has.
 func (s Resources) Update(call *Call, k *Kind, scope Scope, sel store.Selector, in ResourceInput) (
 	store.Resource, error) {
-	r, err := changing(s.Simulation, call, func(tx *store.Tx) (r store.Resource, err error) {
-		c, err := s.change(call, tx, k, scope, sel)
-		if err == nil && k.Permit != nil {
-			err = k.Permit(c, &in)
+	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
+		c := s.change(call, tx, k, scope, sel)
+		if k.Permit != nil {
+			k.Permit(c, &in)
 		}
-		if err == nil {
-			err = c.update(in)
-			r = c.record
-		}
-		return r, err
+		c.update(in)
+		return k.shown(c.record)
 	})
-	return k.shown(r), err
 }
 
 // update writes the request's fields into the record. A new name that is taken is a 500, because
 // the rack does not expect this error of its database (A01).
-func (c *Change) update(in ResourceInput) error {
+func (c *Change) update(in ResourceInput) {
 	for _, f := range c.kind.Fields {
-		value, given := in.Values[f.Name]
-		if f.Update == Fixed || f.Update == Kept && !given {
-			continue
-		}
-		if !given {
-			value = f.Default
-		}
-		if err := c.set(f, value); err != nil {
-			return err
+		if _, given := in.Values[f.Name]; f.Update != Fixed && (f.Update != Kept || given) {
+			c.set(f, in.Values)
 		}
 	}
 	if in.Description != nil {
@@ -377,73 +327,65 @@ func (c *Change) update(in ResourceInput) error {
 	if in.Name != nil {
 		c.record.Name = *in.Name
 	}
-	if err := checkDescription(c.record.Description); err != nil {
-		return err
-	}
+	c.Check(checkDescription(c.record.Description))
 	t := c.kind.Table()
-	if c.record.Name != c.old.Name && t.Taken(c.tx, t.Parent(c.old), c.record.Name) {
-		return errInternal
+	if c.record.Name != c.old.Name && t.Taken(c.Tx, t.Parent(c.old), c.record.Name) {
+		c.Check(errInternal)
 	}
 	c.record.Touch()
-	if err := c.put(); err != nil || c.kind.Updated == nil {
-		return err
+	c.put()
+	if c.kind.Updated != nil {
+		c.kind.Updated(c)
 	}
-	return c.kind.Updated(c)
 }
 
 // Delete deletes a record with everything that is in it, unless an object forbids it.
 func (s Resources) Delete(call *Call, k *Kind, scope Scope, sel store.Selector) error {
-	return s.store.Update(func(tx *store.Tx) error {
-		c, err := s.change(call, tx, k, scope, sel)
-		if err != nil {
-			return err
-		}
+	return s.store.Update(func(tx *store.Tx) {
+		c := s.change(call, tx, k, scope, sel)
 		c.cascade = call.Cascade
 		if k.Permit != nil {
-			if err := k.Permit(c, nil); err != nil {
-				return err
-			}
+			k.Permit(c, nil)
 		}
 		for _, h := range k.Holders {
-			name, err := h.Find(tx, c.old.ID)
-			if err != nil {
-				return err
-			}
-			if name != "" {
-				return h.refusal(name)
+			if name := h.Find(c); name != "" {
+				tx.Check(invalidRequest("%s", strings.ReplaceAll(h.Text, "%s", name)))
 			}
 		}
-		return errors.Join(c.drop(), failHalfway(call))
+		c.drop()
+		failHalfway(call, tx)
 	})
 }
 
 // drop removes the record, its links and everything that is in it.
-func (c *Change) drop() error {
+func (c *Change) drop() {
 	for _, k := range Kinds {
-		if k.Parent != c.kind {
-			continue
-		}
-		if err := c.each(k, c.old.ID, func(child *Change) error { return child.drop() }); err != nil {
-			return err
+		if k.Parent == c.kind {
+			for child := range c.each(k, c.old.ID) {
+				child.drop()
+			}
 		}
 	}
-	err := errors.Join(c.tx.UnlinkAll(c.old.ID), c.kind.Table().Delete(c.tx, c.old))
-	if err == nil && c.kind.Deleted != nil {
-		err = c.kind.Deleted(c)
+	c.UnlinkAll(c.old.ID)
+	c.kind.Table().Delete(c.Tx, c.old)
+	if c.kind.Deleted != nil {
+		c.kind.Deleted(c)
 	}
-	return err
 }
 
-// each calls work with a change for each record of a kind in a parent.
-func (c *Change) each(k *Kind, parent string, work func(*Change) error) error {
-	records, err := k.Table().Scan(c.tx, parent, store.ByName, nil, noLimit)
-	for _, r := range records {
-		if err == nil {
-			err = work(&Change{Simulation: c.Simulation, tx: c.tx, kind: k, old: r, record: r})
+// each iterates over changes of the records of a kind in a parent.
+func (c *Change) each(k *Kind, parent string) iter.Seq[*Change] {
+	return func(yield func(*Change) bool) {
+		for _, r := range within(c.Tx, k, parent) {
+			if !yield(&Change{Simulation: c.Simulation, Tx: c.Tx, kind: k, old: r, record: r}) {
+				return
+			}
 		}
 	}
-	return err
 }
 
-// noLimit is the limit of a scan that returns all records of a parent.
-const noLimit = 1 << 30
+// within returns the records of a kind in a parent, ordered by name.
+func within(tx *store.Tx, k *Kind, parent string) []store.Resource {
+	const noLimit = 1 << 30
+	return k.Table().Scan(tx, parent, store.ByName, nil, noLimit)
+}

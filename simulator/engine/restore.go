@@ -15,15 +15,12 @@ import (
 // restore brings records and data plane into the state that an orderly end would have left, and
 // adds the objects of the config that the directory lacks. It runs the steps in first at the
 // beginning of its first transaction.
-func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx) error) error {
+func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) error {
 	seed := seeder{r}
-	err := r.store.Update(func(t *store.Tx) error {
+	err := r.store.Update(func(t *store.Tx) {
 		for _, step := range append(first, prepare, settleDeleted, settleInstances, seed.network) {
-			if err := step(t); err != nil {
-				return err
-			}
+			step(t)
 		}
-		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("settle the records: %w", err)
@@ -54,12 +51,12 @@ func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx) error
 	return nil
 }
 
-func prepare(tx *store.Tx) error {
+func prepare(tx *store.Tx) {
 	var tables []store.Table[store.Resource]
 	for _, k := range Kinds {
 		tables = append(tables, k.Table())
 	}
-	return store.Prepare(tx, tables)
+	store.Prepare(tx, tables)
 }
 
 // resume completes the creations that were open when the last simulator ended, as a rack resumes
@@ -70,17 +67,22 @@ func (r *Simulation) resume() error {
 	var disks []store.Disk
 	var snapshots []store.SnapshotRecord
 	var instances []store.Instance
-	err := r.store.View(func(tx *store.Tx) error {
-		return errors.Join(
-			openCreations(tx, store.Disks, &disks, func(d store.Disk) bool {
-				return d.State.State == store.StateCreating
-			}),
-			openCreations(tx, store.Snapshots, &snapshots, func(s store.SnapshotRecord) bool {
-				return s.State == store.SnapshotCreating
-			}),
-			openCreations(tx, store.Instances, &instances, func(i store.Instance) bool {
-				return i.RunState == store.StateCreating
-			}))
+	err := r.store.View(func(tx *store.Tx) {
+		for d := range store.Disks.All(tx) {
+			if d.State.State == store.StateCreating {
+				disks = append(disks, d)
+			}
+		}
+		for s := range store.Snapshots.All(tx) {
+			if s.State == store.SnapshotCreating {
+				snapshots = append(snapshots, s)
+			}
+		}
+		for i := range store.Instances.All(tx) {
+			if i.RunState == store.StateCreating {
+				instances = append(instances, i)
+			}
+		}
 	})
 	if err != nil {
 		return fmt.Errorf("find the open creations: %w", err)
@@ -104,28 +106,13 @@ func (r *Simulation) resume() error {
 	return nil
 }
 
-func openCreations[T any](tx *store.Tx, t store.Table[T], into *[]T, open func(T) bool) error {
-	return t.Each(tx, func(record T) error {
-		if open(record) {
-			*into = append(*into, record)
-		}
-		return nil
-	})
-}
-
-func settleInstances(tx *store.Tx) error {
-	var unsettled []store.Instance
-	err := store.Instances.Each(tx, func(i store.Instance) error {
+func settleInstances(tx *store.Tx) {
+	for _, i := range slices.Collect(store.Instances.All(tx)) {
 		if settled[i.RunState] != "" {
-			unsettled = append(unsettled, i)
+			i.SetRunState(settled[i.RunState])
+			store.Instances.Put(tx, i)
 		}
-		return nil
-	})
-	for _, i := range unsettled {
-		i.SetRunState(settled[i.RunState])
-		err = errors.Join(err, store.Instances.Put(tx, i))
 	}
-	return err
 }
 
 // settled is the final state of each transition of an instance.
@@ -137,39 +124,30 @@ var settled = map[string]string{
 func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	var attached []dataplane.Device
 	ids := dataplane.IDs{}
-	note := func(kind, id string) { ids[kind] = append(ids[kind], id) }
 	var guests []dataplane.Firmware
 	sizes := map[string]int64{}
 	running := map[string]bool{} // the instances with a guest
-	err := r.store.View(func(tx *store.Tx) (err error) {
-		if ids[dataplane.Left], err = tx.Left(); err != nil {
-			return err
+	err := r.store.View(func(tx *store.Tx) {
+		ids[dataplane.Left] = tx.Left()
+		for i := range store.Instances.All(tx) {
+			if i.HasGuest() {
+				running[i.ID] = true
+			}
+			guests = append(guests, firmwareOf(i))
 		}
-		return errors.Join(
-			store.Instances.Each(tx, func(i store.Instance) error {
-				if i.HasGuest() {
-					running[i.ID] = true
-				}
-				guests = append(guests, firmwareOf(i))
-				return nil
-			}),
-			store.Disks.Each(tx, func(d store.Disk) error {
-				note("disks", d.ID)
-				sizes[d.ID] = d.Size
-				if running[d.State.Instance] {
-					attached = append(attached, deviceOf(d, d.State.Instance))
-				}
-				return nil
-			}),
-			store.Snapshots.Each(tx, func(sn store.SnapshotRecord) error {
-				note("snapshots", sn.ID)
-				return nil
-			}),
-			store.Images.Each(tx, func(i store.Image) error {
-				note("images", i.ID)
-				return nil
-			}),
-		)
+		for d := range store.Disks.All(tx) {
+			ids["disks"] = append(ids["disks"], d.ID)
+			sizes[d.ID] = d.Size
+			if running[d.State.Instance] {
+				attached = append(attached, deviceOf(d, d.State.Instance))
+			}
+		}
+		for s := range store.Snapshots.All(tx) {
+			ids["snapshots"] = append(ids["snapshots"], s.ID)
+		}
+		for i := range store.Images.All(tx) {
+			ids["images"] = append(ids["images"], i.ID)
+		}
 	})
 	if err != nil {
 		return fmt.Errorf("read the records: %w", err)
@@ -192,10 +170,6 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	}
 	r.boot = append(r.boot, again...)
 	r.store.Gone(ids[dataplane.Left]...)
-	return r.trim(sizes)
-}
-
-func (r *Simulation) trim(sizes map[string]int64) error {
 	for id, size := range sizes {
 		if err := r.plane.Trim(id, size); err != nil {
 			return fmt.Errorf("bring disk %s to its size: %w", id, err)
@@ -206,17 +180,11 @@ func (r *Simulation) trim(sizes map[string]int64) error {
 
 // failed records that instances have failed, because their machines have ended.
 func (r *Simulation) failed(ids []string) error {
-	return r.store.Update(func(tx *store.Tx) error {
+	return r.store.Update(func(tx *store.Tx) {
 		for _, id := range ids {
-			i, err := find(tx, store.Instances, "", store.Selector{ID: id})
-			if err != nil {
-				return err
-			}
+			i := byID(tx, store.Instances, id)
 			i.SetRunState(store.RunFailed)
-			if err := store.Instances.Put(tx, i); err != nil {
-				return err
-			}
+			store.Instances.Put(tx, i)
 		}
-		return nil
 	})
 }

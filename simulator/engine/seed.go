@@ -26,46 +26,49 @@ func (r seeder) projectNames() []string {
 }
 
 // network creates the projects with their networks, and the pools of external addresses.
-func (r seeder) network(tx *store.Tx) error {
-	c := &Change{Simulation: r.Simulation, tx: tx, derive: true}
+func (r seeder) network(tx *store.Tx) {
+	c := &Change{Simulation: r.Simulation, Tx: tx, derive: true}
 	for _, name := range r.projectNames() {
 		if problem := store.CheckName(name); problem != "" {
-			return fmt.Errorf("project %q: %s", name, problem)
+			tx.Check(fmt.Errorf("project %q: %s", name, problem))
 		}
-		_, ok, err := configured(tx, name)
-		if err != nil {
-			return err
-		}
-		if ok {
+		if _, ok := configured(tx, name); ok {
 			continue
 		}
 		in := named(name, "made by the simulator", nil)
 		in.id = store.DerivedID("project", name)
-		if _, err := c.create(Project, store.Resource{}, in); err != nil {
-			return err
-		}
+		c.create(Project, store.Resource{}, in)
 	}
-	return createPools(c)
+	createPools(c)
 }
 
 // configured finds a project of the Config, also if a client has renamed it.
-func configured(tx *store.Tx, name string) (p store.Project, ok bool, err error) {
-	if p, ok, err = store.Projects.Get(tx, store.DerivedID("project", name)); err != nil || ok {
-		return p, ok, err
+func configured(tx *store.Tx, name string) (store.Project, bool) {
+	if p, ok := store.Projects.Get(tx, store.DerivedID("project", name)); ok {
+		return p, ok
 	}
 	return store.Projects.ByName(tx, "", name)
 }
 
-func (r seeder) instances(tx *store.Tx) error {
+// project finds a project of the Config; "" means the first one.
+func (r seeder) project(tx *store.Tx, name string) store.Project {
+	name = cmp.Or(name, r.projectNames()[0])
+	p, ok := configured(tx, name)
+	if !ok {
+		tx.Check(fmt.Errorf("there is no project %q", name))
+	}
+	return p
+}
+
+// instances creates the instances that the directory lacks.
+func (r seeder) instances(tx *store.Tx) {
 	r.config.Instances = slices.Clone(r.config.Instances)
 	for n, spec := range r.config.Instances {
-		id, err := r.instance(tx, spec)
+		err := tx.Try(func(tx *store.Tx) { r.config.Instances[n].ID = r.instance(tx, spec) })
 		if err != nil {
-			return fmt.Errorf("instance %q: %w", spec.Name, err)
+			tx.Check(fmt.Errorf("instance %q: %w", spec.Name, err))
 		}
-		r.config.Instances[n].ID = id
 	}
-	return nil
 }
 
 func (r seeder) instanceID(i InstanceSpec) string {
@@ -79,36 +82,24 @@ func (r seeder) instanceID(i InstanceSpec) string {
 }
 
 // instance creates an instance if the directory lacks it, and returns its ID.
-func (r seeder) instance(tx *store.Tx, spec InstanceSpec) (id string, err error) {
+func (r seeder) instance(tx *store.Tx, spec InstanceSpec) string {
 	if problem := store.CheckName(spec.Name); problem != "" {
-		return "", errors.New(problem)
+		tx.Check(errors.New(problem))
 	}
-	owner := cmp.Or(spec.Project, r.projectNames()[0])
-	p, ok, err := configured(tx, owner)
-	if err != nil || !ok {
-		return "", errors.Join(err, fmt.Errorf("there is no project %q", owner))
-	}
+	p := r.project(tx, spec.Project)
 	parsed, err := uuid.Parse(r.instanceID(spec))
 	if err != nil {
-		return "", fmt.Errorf("its ID %q is no UUID", spec.ID)
+		tx.Check(fmt.Errorf("its ID %q is no UUID", spec.ID))
 	}
-	existing, ok, err := store.Instances.ByName(tx, p.ID, spec.Name)
-	if err != nil {
-		return "", err
-	}
-	if ok {
+	if existing, ok := store.Instances.ByName(tx, p.ID, spec.Name); ok {
 		if spec.ID != "" && existing.ID != parsed.String() {
-			return "", fmt.Errorf("the directory knows it as %s, not as %s", existing.ID, parsed)
+			tx.Check(fmt.Errorf("the directory knows it as %s, not as %s", existing.ID, parsed))
 		}
-		return existing.ID, nil
+		return existing.ID
 	}
-	other, ok, err := store.Instances.Get(tx, parsed.String())
-	if err != nil {
-		return "", err
-	}
-	if ok {
-		return "", fmt.Errorf("its ID %s is that of instance %q; give it another one",
-			parsed, other.Name)
+	if other, ok := store.Instances.Get(tx, parsed.String()); ok {
+		tx.Check(fmt.Errorf("its ID %s is that of instance %q; give it another one", parsed,
+			other.Name))
 	}
 	i := store.Instance{
 		Identity:  store.NewIdentity(parsed.String(), spec.Name, "made by the simulator"),
@@ -122,20 +113,20 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) (id string, err error)
 	if !spec.Stopped && r.config.Machines != "" {
 		r.boot = append(r.boot, i.ID)
 	}
-	nics, err := newInterfaces(tx, i, []InterfaceCreate{DefaultInterface})
-	if err == nil {
-		err = r.attachNAT(tx, i, nics)
-	}
+	var nics []store.NetworkInterface
+	err = tx.Try(func(tx *store.Tx) {
+		nics = newInterfaces(tx, i, []InterfaceCreate{DefaultInterface})
+		r.attachNAT(tx, i, nics)
+	})
 	var refused *Error
 	if errors.As(err, &refused) && (refused.Status == http.StatusNotFound ||
 		refused.Status == http.StatusInsufficientStorage) {
 		// A client has removed or filled the network or the pool, so the instance has no interface.
 		nics, err = []store.NetworkInterface{}, nil
 	}
-	if err != nil {
-		return "", err
-	}
-	return i.ID, tx.InsertInstance(i, nics)
+	tx.Check(err)
+	tx.InsertInstance(i, nics)
+	return i.ID
 }
 
 // images imports the images that the directory lacks. It writes the content before the record.
@@ -153,14 +144,14 @@ func (r seeder) image(ctx context.Context, spec ImageSpec) error {
 	if err != nil || known {
 		return err
 	}
-	err = r.store.Update(func(tx *store.Tx) error { return tx.Leave(img.ID) })
+	err = r.store.Update(func(tx *store.Tx) { tx.Leave(img.ID) })
 	if err != nil {
 		return err
 	}
 	if err := r.plane.ImportImage(ctx, img.ID, spec.File, img.Size); err != nil {
 		return err
 	}
-	return r.store.Update(func(tx *store.Tx) error { return store.Images.Put(tx, img) })
+	return r.store.Update(func(tx *store.Tx) { store.Images.Put(tx, img) })
 }
 
 func (r seeder) imageRecord(spec ImageSpec) (img store.Image, known bool, err error) {
@@ -183,19 +174,15 @@ func (r seeder) imageRecord(spec ImageSpec) (img store.Image, known bool, err er
 	if img.Size <= 0 {
 		return img, false, errors.New("it needs a size or a file that is not empty")
 	}
-	err = r.store.View(func(tx *store.Tx) error {
+	err = r.store.View(func(tx *store.Tx) {
 		if spec.Project != "" {
-			p, ok, err := configured(tx, spec.Project)
-			if err != nil || !ok {
-				return errors.Join(err, fmt.Errorf("there is no project %q", spec.Project))
-			}
+			p := r.project(tx, spec.Project)
 			img.ProjectID = &p.ID
 		}
 		// It may have been promoted or demoted since it was imported.
-		if _, known, err = store.Images.Get(tx, img.ID); !known {
+		if _, known = store.Images.Get(tx, img.ID); !known {
 			known = store.Images.Taken(tx, store.Deref(img.ProjectID), spec.Name)
 		}
-		return err
 	})
 	return img, known, err
 }
@@ -223,28 +210,21 @@ func (r seeder) disk(spec DiskSpec) error {
 	var owner store.Project
 	var to store.Instance
 	known := false
-	err := r.store.View(func(tx *store.Tx) (err error) {
-		project := cmp.Or(spec.Project, r.projectNames()[0])
-		var ok bool
-		if owner, ok, err = configured(tx, project); err != nil || !ok {
-			return errors.Join(err, fmt.Errorf("there is no project %q", project))
-		}
+	err := r.store.View(func(tx *store.Tx) {
+		owner = r.project(tx, spec.Project)
 		c.ID = store.DerivedID("disk", owner.ID, spec.Name)
-		_, known, err = store.Disks.Get(tx, c.ID)
-		if known = known || store.Disks.Taken(tx, owner.ID, spec.Name); known || err != nil {
-			return err
+		_, known = store.Disks.Get(tx, c.ID)
+		if known = known || store.Disks.Taken(tx, owner.ID, spec.Name); known {
+			return
 		}
-		if to, ok, err = store.Instances.ByName(tx, owner.ID, spec.Instance); err != nil {
-			return err
+		var ok bool
+		if to, ok = store.Instances.ByName(tx, owner.ID, spec.Instance); !ok && spec.Instance != "" {
+			tx.Check(fmt.Errorf("project %q has no instance %q",
+				cmp.Or(spec.Project, r.projectNames()[0]), spec.Instance))
 		}
-		if !ok && spec.Instance != "" {
-			return fmt.Errorf("project %q has no instance %q", project, spec.Instance)
+		if spec.Image != "" {
+			c.Source = imageNamed(tx, owner.ID, spec.Image)
 		}
-		if spec.Image == "" {
-			return nil
-		}
-		c.Source, err = imageNamed(tx, owner.ID, spec.Image)
-		return err
 	})
 	if err != nil || known {
 		return err
@@ -257,34 +237,24 @@ func (r seeder) disk(spec DiskSpec) error {
 	if err != nil || spec.Instance == "" {
 		return err
 	}
-	return r.attach(made, to)
-}
-
-func (r seeder) attach(made store.Disk, to store.Instance) error {
-	return r.store.Update(func(tx *store.Tx) error {
-		attached, err := tx.DisksOf(to.ID)
-		if err != nil {
-			return err
-		}
+	return r.store.Update(func(tx *store.Tx) {
 		now := r.switches.get()
 		now.Hotplug = adminapi.HotplugFull // the rack attaches the disk before the instance starts
-		if err := attachProblem(to, made, len(attached), now); err != nil {
-			return err
-		}
+		tx.Check(attachProblem(to, made, len(tx.DisksOf(to.ID)), now))
 		made.State = store.DiskState{State: store.StateAttached, Instance: to.ID}
-		return tx.PutDisk(made)
+		tx.PutDisk(made)
 	})
 }
 
 // imageNamed returns the image with a name in the project or else in the silo.
-func imageNamed(tx *store.Tx, projectID, name string) (DiskSource, error) {
+func imageNamed(tx *store.Tx, projectID, name string) DiskSource {
 	for _, parent := range []string{projectID, ""} {
-		img, ok, err := store.Images.ByName(tx, parent, name)
-		if err != nil || ok {
-			return DiskSource{Kind: SourceImage, ID: img.ID}, err
+		if img, ok := store.Images.ByName(tx, parent, name); ok {
+			return DiskSource{Kind: SourceImage, ID: img.ID}
 		}
 	}
-	return DiskSource{}, fmt.Errorf("neither its project nor the silo has an image %q", name)
+	tx.Check(fmt.Errorf("neither its project nor the silo has an image %q", name))
+	return DiskSource{}
 }
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

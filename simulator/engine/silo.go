@@ -18,11 +18,12 @@ func (s Silo) Projects(w Window) ([]store.Project, error) {
 
 // Project reads a project.
 func (s Silo) Project(call *Call, sel store.Selector) (store.Project, error) {
-	p, err := reading(s.Simulation, func(tx *store.Tx) (store.Project, error) {
-		return s.project(call, tx, sel)
+	return reading(s.Simulation, func(tx *store.Tx) store.Project {
+		p := find(tx, store.Projects, "", sel)
+		call.Object = p.Identity
+		s.allow(call, tx, "project", sel)
+		return p
 	})
-	call.Object = p.Identity
-	return p, err
 }
 
 var (
@@ -41,8 +42,8 @@ type SiloView struct {
 
 // View reads the user's own silo. Another silo does not exist for the user.
 func (s Silo) View(call *Call, sel store.Selector) (silo SiloView, err error) {
-	if sel.ID != siloID && sel.Name != siloName {
-		return silo, notFound("silo", sel)
+	if err := checkSilo(sel); err != nil {
+		return silo, err
 	}
 	user, err := s.User()
 	silo = SiloView{Identity: store.Identity{ID: siloID, Name: siloName,
@@ -65,20 +66,15 @@ type User struct {
 	SiloName     string          `json:"silo_name"`
 }
 
-// User reads the user that every token belongs to.
+// User reads the user that every token belongs to. The user is as old as the silo's first project.
 func (s Silo) User() (User, error) {
-	var user User
-	err := s.store.View(func(tx *store.Tx) error {
-		// The silo's user is as old as its first project.
-		first, err := store.Projects.Scan(tx, "", store.ByName, nil, 1)
-		if len(first) > 0 {
-			user.TimeCreated, user.TimeModified = first[0].TimeCreated, first[0].TimeCreated
-		}
-		return err
-	})
-	user.FleetViewer = s.fleetAdmin()
-	user.ID, user.SiloID, user.SiloName, user.DisplayName = userID, siloID, siloName, siloName
-	return user, err
+	first, err := listOfSilo(s.Simulation, store.Projects, Window{SortBy: store.ByName, Limit: 1})
+	var at store.Timestamp
+	if len(first) > 0 {
+		at = first[0].TimeCreated
+	}
+	return User{ID: userID, DisplayName: siloName, SiloID: siloID, TimeCreated: at, TimeModified: at,
+		FleetViewer: s.fleetAdmin(), SiloName: siloName}, err
 }
 
 // AccessToken describes a token to its user, without the token itself.
@@ -164,19 +160,14 @@ func (s Silo) seesFleet(err error) error {
 func (s Silo) Utilization() (Utilization, error) {
 	u := Utilization{Capacity: ResourceCounts{CPUs: 1024, Memory: 4 * tebibyte,
 		Storage: int64(s.switches.get().QuotaBytes)}}
-	err := s.store.View(func(tx *store.Tx) error {
-		err := store.Instances.Each(tx, func(i store.Instance) error {
+	err := s.store.View(func(tx *store.Tx) {
+		for i := range store.Instances.All(tx) {
 			if i.Active() {
 				u.Provisioned.CPUs += int64(i.NCPUs)
 				u.Provisioned.Memory += i.Memory
 			}
-			return nil
-		})
-		if err != nil {
-			return err
 		}
-		u.Provisioned.Storage, err = tx.Storage()
-		return err
+		u.Provisioned.Storage = tx.Storage()
 	})
 	return u, err
 }
@@ -203,8 +194,8 @@ func (s Silo) Quotas(sel store.Selector) (SiloQuotas, error) {
 
 // UtilizationOf returns the utilization of the silo, if the caller names their own (A21).
 func (s Silo) UtilizationOf(sel store.Selector) (SiloUtilization, error) {
-	if sel.ID != siloID && sel.Name != siloName {
-		return SiloUtilization{}, notFound("silo", sel)
+	if err := checkSilo(sel); err != nil {
+		return SiloUtilization{}, err
 	}
 	u, err := s.Utilization()
 	return SiloUtilization{siloID, siloName, u.Provisioned, u.Capacity}, err

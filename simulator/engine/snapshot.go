@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/google/uuid"
@@ -40,30 +39,24 @@ func (s Snapshots) View(call *Call, ref Ref) (store.Snapshot, error) {
 // the snapshot in the state creating, and its disk, unless attached, in maintenance (A38).
 func (s Snapshots) Create(call *Call, project store.Selector, c SnapshotCreate) (store.Snapshot,
 	error) {
-	var none store.Snapshot
-	var d store.Disk
-	err := s.store.View(func(tx *store.Tx) error {
-		owner, err := s.project(call, tx, project)
-		if err != nil {
-			return err
-		}
-		if d, err = find(tx, store.Disks, owner.ID, c.Disk); err != nil {
-			return err
-		}
-		return snapshotProblem(owner, d)
+	d, err := reading(s.Simulation, func(tx *store.Tx) store.Disk {
+		owner := s.project(call, tx, project)
+		d := find(tx, store.Disks, owner.ID, c.Disk)
+		tx.Check(snapshotProblem(owner, d))
+		return d
 	})
 	if err != nil {
-		return none, err
+		return store.Snapshot{}, err
 	}
 	s.creating.Lock(d.ID)()
 	return s.take(call, d, store.NewIdentity(uuid.NewString(), c.Name, c.Description),
-		func(*store.Tx) error { return nil })
+		func(*store.Tx) {})
 }
 
 // take takes a snapshot of a disk, unless the disk's state forbids it. It calls begin before its
 // own checks, in the transaction that adds the record.
 func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
-	begin func(*store.Tx) error) (store.Snapshot, error) {
+	begin func(*store.Tx)) (store.Snapshot, error) {
 	_, locked := s.repairs.LoadOrStore(d.ID, true)
 	if !locked {
 		defer s.repairs.Delete(d.ID)
@@ -100,36 +93,25 @@ func snapshotProblem(owner store.Project, d store.Disk) error {
 
 // insert adds the record, charges its full size, and sets a detached disk to maintenance (A38).
 // It checks the name before the quota, and the disk's state last (A41).
-func (s Snapshots) insert(record store.SnapshotRecord, begin func(*store.Tx) error) error {
-	return s.store.Update(func(tx *store.Tx) error {
-		if err := begin(tx); err != nil {
-			return err
-		}
-		d, err := find(tx, store.Disks, "", store.Selector{ID: record.DiskID})
-		if err != nil {
-			return err
-		}
-		if err := checkDescription(record.Description); err != nil {
-			return err
-		}
+func (s Snapshots) insert(record store.SnapshotRecord, begin func(*store.Tx)) error {
+	return s.store.Update(func(tx *store.Tx) {
+		begin(tx)
+		d := byID(tx, store.Disks, record.DiskID)
+		tx.Check(checkDescription(record.Description))
 		if store.Snapshots.Taken(tx, record.ProjectID, record.Name) {
-			return alreadyExists("snapshot", record.Name)
+			tx.Check(alreadyExists("snapshot", record.Name))
 		}
-		if err := s.chargeStorage(tx, record.Size); err != nil {
-			return err
-		}
+		s.chargeStorage(tx, record.Size)
 		switch d.State.State {
 		case store.StateAttached, store.StateFinalizing:
 		case store.StateDetached:
 			d.State.State = store.StateMaintenance
-			if err := tx.PutDisk(d); err != nil {
-				return err
-			}
+			tx.PutDisk(d)
 		default:
 			// A42: the disk's state has changed, or does not permit a snapshot yet.
-			return errUnavailable
+			tx.Check(errUnavailable)
 		}
-		return store.Snapshots.Put(tx, record)
+		store.Snapshots.Put(tx, record)
 	})
 }
 
@@ -147,13 +129,14 @@ func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.Snapshot
 	if err == nil {
 		record.State = store.SnapshotReady
 		err = s.end(record, store.StateDetached,
-			func(tx *store.Tx) error { return store.Snapshots.Put(tx, record) })
+			func(tx *store.Tx) { store.Snapshots.Put(tx, record) })
 	}
 	if err == nil {
 		return record, nil
 	}
-	undo := s.end(record, store.StateImportReady, func(tx *store.Tx) error {
-		return errors.Join(tx.AddStorage(-record.Size), store.Snapshots.Delete(tx, record))
+	undo := s.end(record, store.StateImportReady, func(tx *store.Tx) {
+		tx.AddStorage(-record.Size)
+		store.Snapshots.Delete(tx, record)
 	})
 	if undo == nil {
 		undo = s.plane.RemoveSnapshot(record.ID)
@@ -167,21 +150,16 @@ func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.Snapshot
 // end changes the snapshot's record and ends the maintenance of its disk. If the snapshot finalizes
 // an import, imported becomes the state of the disk (A90).
 func (s Snapshots) end(record store.SnapshotRecord, imported string,
-	change func(*store.Tx) error) error {
-	return s.store.Update(func(tx *store.Tx) error {
-		d, ok, err := store.Disks.Get(tx, record.DiskID)
-		if err != nil {
-			return err
-		}
+	change func(*store.Tx)) error {
+	return s.store.Update(func(tx *store.Tx) {
+		d, ok := store.Disks.Get(tx, record.DiskID)
 		next := map[string]string{store.StateMaintenance: store.StateDetached,
 			store.StateFinalizing: imported}[d.State.State]
 		if ok && next != "" {
 			d.State.State = next
-			if err := tx.PutDisk(d); err != nil {
-				return err
-			}
+			tx.PutDisk(d)
 		}
-		return change(tx)
+		change(tx)
 	})
 }
 
@@ -190,17 +168,13 @@ func (s Snapshots) end(record store.SnapshotRecord, imported string,
 func (s Snapshots) Delete(call *Call, ref Ref) error {
 	now := s.switches.get()
 	return remove(s.Simulation, call, store.Snapshots, ref,
-		func(tx *store.Tx, record store.SnapshotRecord) error {
+		func(tx *store.Tx, record store.SnapshotRecord) {
 			if record.State == store.SnapshotCreating {
-				return invalidRequest("snapshot cannot be deleted in state Creating")
+				tx.Check(invalidRequest("snapshot cannot be deleted in state Creating"))
 			}
-			return errors.Join(release(tx, record.ID, record.Size, now),
-				store.Snapshots.Delete(tx, record))
+			release(tx, record.ID, record.Size, now)
+			store.Snapshots.Delete(tx, record)
 		}, func(record store.SnapshotRecord) error {
-			if now.FreeDelay > 0 {
-				s.freeLater(call, record.ID, record.Size, s.plane.RemoveSnapshot, now)
-				return nil
-			}
-			return s.plane.RemoveSnapshot(record.ID)
+			return s.free(call, record.ID, record.Size, s.plane.RemoveSnapshot, now)
 		})
 }

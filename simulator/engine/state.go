@@ -2,9 +2,6 @@ package engine
 
 import (
 	"cmp"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -33,14 +30,13 @@ func (r *Simulation) RecordedState() (state adminapi.State, version int, err err
 	state = adminapi.State{
 		Attachments: []adminapi.Attachment{}, LoopDevices: []adminapi.LoopDevice{},
 	}
-	err = r.store.View(func(tx *store.Tx) error {
-		version = tx.ID()
-		var err error
-		state.StorageBytes, err = tx.Storage()
-		return errors.Join(err,
-			collect(tx, store.Projects, &state.Projects), collect(tx, store.Instances, &state.Instances),
-			collect(tx, store.Disks, &state.Disks), collect(tx, store.Snapshots, &state.Snapshots),
-			collect(tx, store.Images, &state.Images))
+	err = r.store.View(func(tx *store.Tx) {
+		version, state.StorageBytes = tx.ID(), tx.Storage()
+		collect(tx, store.Projects.Name, &state.Projects)
+		collect(tx, store.Instances.Name, &state.Instances)
+		collect(tx, store.Disks.Name, &state.Disks)
+		collect(tx, store.Snapshots.Name, &state.Snapshots)
+		collect(tx, store.Images.Name, &state.Images)
 	})
 	if err != nil {
 		return state, 0, err
@@ -73,23 +69,11 @@ func (r *Simulation) Machines() (all []adminapi.Machine) {
 
 // Version returns the version of the records.
 func (r *Simulation) Version() (version int, err error) {
-	err = r.store.View(func(tx *store.Tx) error {
-		version = tx.ID()
-		return nil
-	})
-	return version, err
+	return reading(r, func(tx *store.Tx) int { return tx.ID() })
 }
 
 // collect decodes every record of a table into the admin listener's type, which has the same JSON
 // keys as the record.
-func collect[R, T any](tx *store.Tx, t store.Table[R], into *[]T) error {
-	*into = []T{}
-	return t.EachRaw(tx, func(id string, data []byte) error {
-		var record T
-		if err := json.Unmarshal(data, &record); err != nil {
-			return fmt.Errorf("read the record of %s %s: %w", t.Name, id, err)
-		}
-		*into = append(*into, record)
-		return nil
-	})
+func collect[T any](tx *store.Tx, table string, into *[]T) {
+	*into = slices.AppendSeq([]T{}, store.As[T](tx, table))
 }

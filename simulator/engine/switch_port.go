@@ -18,26 +18,24 @@ type Lot struct {
 	Blocks []Part         `json:"blocks"`
 }
 
-func lotOf(r store.Resource) (Lot, error) {
+func lotOf(tx *store.Tx, r store.Resource) Lot {
 	lot := Lot{AddressLot.shown(r), []Part{}}
-	list, err := extentsOf(r)
-	for _, e := range list {
+	for _, e := range extentsOf(tx, r) {
 		lot.Blocks = append(lot.Blocks, Part{e.ID,
 			map[string]any{"id": e.ID, "first_address": e.First, "last_address": e.Last}})
 	}
-	return lot, err
+	return lot
 }
 
 // setBlocks replaces the blocks of a lot. A block that the lot already has keeps its ID.
-func setBlocks(c *Change, value any) error {
-	had, err := extentsOf(c.old)
-	blocks := []Extent{}
+func setBlocks(c *Change, value any) {
+	had, blocks := extentsOf(c.Tx, c.old), []Extent{}
 	for _, e := range value.([]Extent) {
 		switch {
 		case e.First.BitLen() != e.Last.BitLen():
-			return invalidRequest("Block bounds must be in same address family")
+			c.Check(invalidRequest("Block bounds must be in same address family"))
 		case e.Last.Less(e.First):
-			return invalidRequest("Invalid range, first must be <= last")
+			c.Check(invalidRequest("Invalid range, first must be <= last"))
 		}
 		old := slices.IndexFunc(had, func(o Extent) bool {
 			return o.First == e.First && o.Last == e.Last
@@ -49,54 +47,53 @@ func setBlocks(c *Change, value any) error {
 		}
 	}
 	c.record.Fields[extents] = blocks
-	return err
 }
 
-// Replace creates an address lot or the settings of a port. If the name is taken, it replaces the
+// replace creates an address lot or the settings of a port. If the name is taken, it replaces the
 // blocks of the lot, or everything except the ID of the settings.
+func (s Resources) replace(call *Call, tx *store.Tx, k *Kind, in ResourceInput) store.Resource {
+	s.parent(call, tx, k, nil)
+	c := &Change{Simulation: s.Simulation, Tx: tx}
+	taken := k.Table().Taken(tx, "", *in.Name)
+	if taken {
+		c = s.change(call, tx, k, nil, store.Selector{Name: *in.Name})
+	}
+	if taken && k == AddressLot {
+		setBlocks(c, in.Values["blocks"])
+		c.put()
+		return c.record
+	}
+	if taken {
+		in.id = c.old.ID
+		c.drop()
+	}
+	r := c.create(k, store.Resource{}, in)
+	call.Object = r.Identity
+	return r
+}
+
+// Replace creates the settings of a port, or replaces everything except their ID.
 func (s Resources) Replace(call *Call, k *Kind, in ResourceInput) (store.Resource, error) {
-	return changing(s.Simulation, call, func(tx *store.Tx) (r store.Resource, err error) {
-		if _, err := s.parent(call, tx, k, nil); err != nil {
-			return r, err
-		}
-		c := &Change{Simulation: s.Simulation, tx: tx}
-		if k.Table().Taken(tx, "", *in.Name) {
-			if c, err = s.change(call, tx, k, nil, store.Selector{Name: *in.Name}); err != nil {
-				return r, err
-			}
-			if in.id = c.old.ID; k == PortSettings {
-				err = c.drop()
-			}
-		}
-		if k == AddressLot && in.id != "" {
-			err = setBlocks(c, in.Values["blocks"])
-			err = errors.Join(err, c.put())
-		} else if err == nil {
-			c.record, err = c.create(k, store.Resource{}, in)
-		}
-		call.Object = c.record.Identity
-		return c.record, err
+	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
+		return s.replace(call, tx, k, in)
 	})
 }
 
 // CreateLot creates an address lot, or replaces the blocks of the lot with that name.
 func (s Resources) CreateLot(call *Call, in ResourceInput) (Lot, error) {
-	r, err := s.Replace(call, AddressLot, in)
-	if err != nil {
-		return Lot{}, err
-	}
-	return lotOf(r)
+	return changing(s.Simulation, call, func(tx *store.Tx) Lot {
+		return lotOf(tx, s.replace(call, tx, AddressLot, in))
+	})
 }
 
 // Lot reads an address lot.
 func (s Resources) Lot(call *Call, sel store.Selector) (Lot, error) {
-	return ofPool(s, call, AddressLot, sel, func(c *Change) (Lot, error) { return lotOf(c.old) })
+	return ofPool(s, call, AddressLot, sel, func(c *Change) Lot { return lotOf(c.Tx, c.old) })
 }
 
 // PortSettings reads the settings of a switch port.
 func (s Resources) PortSettings(call *Call, sel store.Selector) (store.Resource, error) {
-	return ofPool(s, call, PortSettings, sel,
-		func(c *Change) (store.Resource, error) { return c.old, nil })
+	return ofPool(s, call, PortSettings, sel, func(c *Change) store.Resource { return c.old })
 }
 
 // DeletePortSettings deletes settings of a switch port.
@@ -115,16 +112,15 @@ func (s Resources) DeletePortSettings(call *Call, sel store.Selector) error {
 }
 
 // addressesOf returns the addresses of a lot that are in the settings of ports.
-func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr, err error) {
-	err = PortSettings.Table().Each(tx, func(r store.Resource) error {
+func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
+	for r := range PortSettings.Table().All(tx) {
 		for _, one := range r.Fields["addresses"].([]any) {
 			if a := one.(map[string]any); a["address_lot_id"] == lotID {
 				addresses = append(addresses, netip.MustParsePrefix(a["address"].(string)).Addr())
 			}
 		}
-		return nil
-	})
-	return addresses, err
+	}
+	return addresses
 }
 
 // parts writes a list into a field of a port's settings. Each object gets the ID of the settings,
@@ -156,48 +152,41 @@ func flat(value any, name string) (list []any) {
 	return list
 }
 
-func setPort(c *Change, value any) error {
+func setPort(c *Change, value any) {
 	parts(c, "port", []any{value}, nil)
 	c.record.Fields["port"] = c.record.Fields["port"].([]any)[0]
-	return nil
 }
 
-func setLinks(c *Change, value any) error {
+func setLinks(c *Change, value any) {
 	for _, link := range value.([]any) {
 		link.(map[string]any)["lldp"].(map[string]any)["id"] = uuid.NewString()
 	}
 	parts(c, "links", value.([]any), map[string]string{"lldp": "lldp_link_config",
 		"tx_eq": "tx_eq_config"})
-	return nil
 }
 
-func setRoutes(c *Change, value any) error {
+func setRoutes(c *Change, value any) {
 	parts(c, "routes", flat(value, "routes"), map[string]string{"vid": "vlan_id"})
-	return nil
 }
 
 // setAddresses reserves the addresses of a port in their lots.
-func setAddresses(c *Change, value any) error {
+func setAddresses(c *Change, value any) {
 	list, seen := flat(value, "addresses"), map[any]bool{}
 	for _, one := range list {
 		a := one.(map[string]any)
-		lot, err := find(c.tx, AddressLot.Table(), "", a["address_lot"].(store.Selector))
-		if err != nil {
-			return invalidRequest("AddressLot not found")
+		lot, ok := AddressLot.Table().Find(c.Tx, "", a["address_lot"].(store.Selector))
+		if !ok {
+			c.Check(invalidRequest("AddressLot not found"))
 		}
-		taken, err := addressesOf(c.tx, lot.ID)
-		blocks, broken := extentsOf(lot)
-		if err := errors.Join(err, broken); err != nil {
-			return err
-		}
+		taken, blocks := addressesOf(c.Tx, lot.ID), extentsOf(c.Tx, lot)
 		address := netip.MustParsePrefix(a["address"].(string)).Addr()
 		in := slices.IndexFunc(blocks, func(e Extent) bool { return e.contains(address) })
 		switch key := lot.ID + address.String(); {
 		case in < 0:
-			return invalidRequest("address not in lot")
+			c.Check(invalidRequest("address not in lot"))
 		case address.IsUnspecified(), address.Is6() && address.IsLinkLocalUnicast():
 		case seen[key], slices.Contains(taken, address):
-			return invalidRequest("address unavailable")
+			c.Check(invalidRequest("address unavailable"))
 		default:
 			seen[key] = true
 		}
@@ -206,17 +195,15 @@ func setAddresses(c *Change, value any) error {
 		a["address_lot_block_id"] = blocks[in].ID
 	}
 	parts(c, "addresses", list, nil)
-	return nil
 }
 
 // setLacking returns a setter for a list that this simulator supports only if it is empty.
-func setLacking(name string) func(*Change, any) error {
-	return func(c *Change, value any) error {
+func setLacking(name string) func(*Change, any) {
+	return func(c *Change, value any) {
 		c.record.Fields[name] = value
 		if len(value.([]any)) > 0 {
-			return &Error{Status: http.StatusNotImplemented, Message: "the simulator does not have the " +
-				name + " of a switch port, which the rack has"}
+			c.Check(&Error{Status: http.StatusNotImplemented, Message: "the simulator does not have " +
+				"the " + name + " of a switch port, which the rack has"})
 		}
-		return nil
 	}
 }

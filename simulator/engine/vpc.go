@@ -2,6 +2,8 @@ package engine
 
 import (
 	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
 
 	"github.com/google/uuid"
@@ -12,67 +14,54 @@ import (
 // This file has the rules of VPCs, subnets, routers, routes, gateways and firewall rules.
 
 // createDefaultVPC gives a new project its network (A64).
-func createDefaultVPC(c *Change) error {
-	_, err := c.create(VPC, c.record,
+func createDefaultVPC(c *Change) {
+	c.create(VPC, c.record,
 		named(defaultNetwork, "Default VPC", map[string]any{"dns_name": defaultNetwork}))
-	return err
 }
 
-func setVPCPrefix(c *Change, value any) error {
+func setVPCPrefix(c *Change, value any) {
 	if value == nil {
 		id := uuid.MustParse(c.record.ID)
 		address := [16]byte{0: 0xfd}
 		copy(address[1:6], id[:])
-		c.record.Fields["ipv6_prefix"] = netip.PrefixFrom(netip.AddrFrom16(address), 48).String()
-		return nil
+		value = netip.PrefixFrom(netip.AddrFrom16(address), 48).String()
 	}
 	prefix := netip.MustParsePrefix(value.(string))
 	if !prefix.Addr().IsPrivate() || prefix.Bits() != 48 {
-		return invalidRequest("VPC IPv6 address prefixes must be in the Unique Local Address range " +
-			"`fd00::/48` (RFD 4193)")
+		c.Check(invalidRequest("VPC IPv6 address prefixes must be in the Unique Local Address range " +
+			"`fd00::/48` (RFD 4193)"))
 	}
 	c.record.Fields["ipv6_prefix"] = value
-	return nil
 }
 
-func setSystemRouter(c *Change, _ any) error {
+func setSystemRouter(c *Change, _ any) {
 	c.record.Fields["system_router_id"] = uuid.NewString()
 	if c.derive {
 		c.record.Fields["system_router_id"] = store.DerivedID(Router.Name, c.record.ID)
 	}
-	return nil
 }
 
 // createNetwork gives a new VPC its router with two routes, a subnet, firewall rules and a gateway.
-func createNetwork(c *Change) error {
+func createNetwork(c *Change) {
 	system := named("system",
 		"Routes are automatically added to this router as VPC subnets are created",
 		map[string]any{"kind": routerSystem})
 	system.id = c.record.Text("system_router_id")
-	router, err := c.create(Router, c.record, system)
+	router := c.create(Router, c.record, system)
 	for name, net := range map[string]string{"default-v4": "0.0.0.0/0", "default-v6": "::/0"} {
-		if err == nil {
-			_, err = c.create(Route, router, named(name, "The default route of a vpc", map[string]any{
-				"kind": routeDefault, "target": typed("internet_gateway", defaultNetwork),
-				"destination": typed("ip_net", net)}))
-		}
+		c.create(Route, router, named(name, "The default route of a vpc", map[string]any{
+			"kind": routeDefault, "target": typed("internet_gateway", defaultNetwork),
+			"destination": typed("ip_net", net)}))
 	}
-	if err == nil {
-		prefix := netip.MustParsePrefix(c.record.Text("ipv6_prefix"))
-		_, err = c.create(Subnet, c.record, named(defaultNetwork,
-			"The default subnet for "+c.record.Name, map[string]any{"ipv4_block": "172.30.0.0/22",
-				"ipv6_block": netip.PrefixFrom(prefix.Addr(), subnetV6Bits).String()}))
-	}
+	prefix := netip.MustParsePrefix(c.record.Text("ipv6_prefix"))
+	c.create(Subnet, c.record, named(defaultNetwork, "The default subnet for "+c.record.Name,
+		map[string]any{"ipv4_block": "172.30.0.0/22",
+			"ipv6_block": netip.PrefixFrom(prefix.Addr(), subnetV6Bits).String()}))
 	for _, rule := range defaultRules(c.record.Name) {
-		if err == nil {
-			_, err = c.create(FirewallRule, c.record, rule)
-		}
+		c.create(FirewallRule, c.record, rule)
 	}
-	if err == nil {
-		_, err = c.create(Gateway, c.record,
-			named(defaultNetwork, "Automatically created default VPC gateway", nil))
-	}
-	return err
+	c.create(Gateway, c.record,
+		named(defaultNetwork, "Automatically created default VPC gateway", nil))
 }
 
 func typed(kind string, value any) map[string]any {
@@ -82,9 +71,7 @@ func typed(kind string, value any) map[string]any {
 func defaultRules(vpc string) []ResourceInput {
 	rule := func(name, description string, filters map[string]any) ResourceInput {
 		all := map[string]any{"hosts": nil, "ports": nil, "protocols": nil}
-		for key, value := range filters {
-			all[key] = value
-		}
+		maps.Copy(all, filters)
 		return named(name, description, map[string]any{"status": "enabled", "direction": "inbound",
 			"targets": []any{typed("vpc", vpc)}, "filters": all, "action": "allow",
 			"priority": 65534})
@@ -104,12 +91,8 @@ func defaultRules(vpc string) []ResourceInput {
 // FirewallRules reads the firewall rules of a VPC, ordered by name.
 func (s Resources) FirewallRules(call *Call, scope Scope, vpc store.Selector) ([]store.Resource,
 	error) {
-	return reading(s.Simulation, func(tx *store.Tx) ([]store.Resource, error) {
-		r, err := s.lookup(call, tx, VPC, scope, vpc)
-		if err != nil {
-			return nil, err
-		}
-		return FirewallRule.Table().Scan(tx, r.ID, store.ByName, nil, noLimit)
+	return reading(s.Simulation, func(tx *store.Tx) []store.Resource {
+		return within(tx, FirewallRule, s.lookup(call, tx, VPC, scope, vpc).ID)
 	})
 }
 
@@ -118,23 +101,16 @@ const maxRules = 1024
 // ReplaceFirewallRules replaces all rules of a VPC by new ones.
 func (s Resources) ReplaceFirewallRules(call *Call, scope Scope, vpc store.Selector,
 	rules []ResourceInput) ([]store.Resource, error) {
-	return changing(s.Simulation, call, func(tx *store.Tx) ([]store.Resource, error) {
-		c, err := s.change(call, tx, VPC, scope, vpc)
-		if err == nil {
-			err = rulesProblem(c.record.Name, rules)
-		}
-		if err == nil {
-			err = c.each(FirewallRule, c.record.ID, func(rule *Change) error { return rule.drop() })
+	return changing(s.Simulation, call, func(tx *store.Tx) []store.Resource {
+		c := s.change(call, tx, VPC, scope, vpc)
+		tx.Check(rulesProblem(c.record.Name, rules))
+		for rule := range c.each(FirewallRule, c.record.ID) {
+			rule.drop()
 		}
 		for _, rule := range rules {
-			if err == nil {
-				_, err = c.create(FirewallRule, c.record, rule)
-			}
+			c.create(FirewallRule, c.record, rule)
 		}
-		if err != nil {
-			return nil, err
-		}
-		return FirewallRule.Table().Scan(tx, c.record.ID, store.ByName, nil, noLimit)
+		return within(tx, FirewallRule, c.record.ID)
 	})
 }
 
@@ -163,34 +139,29 @@ func rulesProblem(vpc string, rules []ResourceInput) error {
 	return nil
 }
 
-func setCustomRouter(c *Change, value any) error {
+func setCustomRouter(c *Change, value any) {
 	c.record.Fields["custom_router_id"] = nil
 	if value == nil {
-		return nil
+		return
 	}
-	sel := value.(store.Selector)
-	router, err := find(c.tx, Router.Table(), c.parent.ID, sel)
+	router := find(c.Tx, Router.Table(), c.parent.ID, value.(store.Selector))
 	switch {
-	case err != nil:
-		return err
 	case router.Text("vpc_id") != c.parent.ID:
-		return invalidRequest("a router can only be attached to a subnet when both belong to the " +
-			"same VPC")
+		c.Check(invalidRequest("a router can only be attached to a subnet when both belong to the " +
+			"same VPC"))
 	case router.Text("kind") == routerSystem:
-		return invalidRequest("cannot attach a system router to a VPC subnet")
+		c.Check(invalidRequest("cannot attach a system router to a VPC subnet"))
 	}
 	c.record.Fields["custom_router_id"] = router.ID
-	return nil
 }
 
-func clearCustomRouter(c *Change) error {
-	return c.each(Subnet, c.old.Text("vpc_id"), func(subnet *Change) error {
-		if subnet.record.Text("custom_router_id") != c.old.ID {
-			return nil
+func clearCustomRouter(c *Change) {
+	for subnet := range c.each(Subnet, c.old.Text("vpc_id")) {
+		if subnet.record.Text("custom_router_id") == c.old.ID {
+			subnet.record.Fields["custom_router_id"] = nil
+			subnet.put()
 		}
-		subnet.record.Fields["custom_router_id"] = nil
-		return subnet.put()
-	})
+	}
 }
 
 const (
@@ -198,22 +169,21 @@ const (
 	subnetV6Bits                 = 64
 )
 
-func setIPv4Block(c *Change, value any) error {
+func setIPv4Block(c *Change, value any) {
 	block := netip.MustParsePrefix(value.(string))
 	if !block.Addr().IsPrivate() {
-		return invalidRequest("VPC Subnet IPv4 address ranges must be from a private range")
+		c.Check(invalidRequest("VPC Subnet IPv4 address ranges must be from a private range"))
 	}
 	if block.Bits() < minSubnetBits || block.Bits() > maxSubnetBits {
-		return invalidRequest("VPC Subnet IPv4 address ranges must have prefix length between %d and "+
-			"%d, inclusive", minSubnetBits, maxSubnetBits)
+		c.Check(invalidRequest("VPC Subnet IPv4 address ranges must have prefix length between %d and "+
+			"%d, inclusive", minSubnetBits, maxSubnetBits))
 	}
 	c.record.Fields["ipv4_block"] = value
-	return nil
 }
 
 // setIPv6Block checks the block or chooses one, and refuses blocks that overlap with another
 // subnet's.
-func setIPv6Block(c *Change, value any) error {
+func setIPv6Block(c *Change, value any) {
 	vpc := netip.MustParsePrefix(c.parent.Text("ipv6_prefix"))
 	if value == nil {
 		id, address := uuid.MustParse(c.record.ID), vpc.Addr().As16()
@@ -222,45 +192,42 @@ func setIPv6Block(c *Change, value any) error {
 	}
 	block := netip.MustParsePrefix(value.(string))
 	if !vpc.Contains(block.Addr()) || block.Bits() != subnetV6Bits {
-		return invalidRequest("VPC Subnet IPv6 address range '%s' is not valid for VPC with IPv6 "+
-			"prefix '%s'", block, vpc)
+		c.Check(invalidRequest("VPC Subnet IPv6 address range '%s' is not valid for VPC with IPv6 "+
+			"prefix '%s'", block, vpc))
 	}
 	c.record.Fields["ipv6_block"] = value
-	return c.each(Subnet, c.parent.ID, func(other *Change) error {
+	for other := range c.each(Subnet, c.parent.ID) {
 		for _, field := range []string{"ipv4_block", "ipv6_block"} {
 			own := netip.MustParsePrefix(c.record.Text(field))
 			if own.Overlaps(netip.MustParsePrefix(other.record.Text(field))) {
-				return invalidRequest("IP address range '%s' conflicts with an existing subnet", own)
+				c.Check(invalidRequest("IP address range '%s' conflicts with an existing subnet", own))
 			}
 		}
-		return nil
-	})
+	}
 }
 
-func interfaceIn(tx *store.Tx, subnet string) (name string, err error) {
-	err = tx.EachInterface(func(nic store.NetworkInterface) {
-		if nic.SubnetID == subnet {
+// interfaceIn returns the name of an interface in a subnet, or "".
+func interfaceIn(c *Change) (name string) {
+	for nic := range c.AllInterfaces() {
+		if nic.SubnetID == c.old.ID {
 			name = nic.Name
 		}
-	})
-	return name, err
+	}
+	return name
 }
 
 // Interfaces lists the network interfaces in a subnet.
 func (s Resources) Interfaces(call *Call, scope Scope, subnet store.Selector) (
-	nics []store.NetworkInterface, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		r, err := s.lookup(call, tx, Subnet, scope, subnet)
-		if err != nil {
-			return err
-		}
-		return tx.EachInterface(func(nic store.NetworkInterface) {
+	[]store.NetworkInterface, error) {
+	return reading(s.Simulation, func(tx *store.Tx) (nics []store.NetworkInterface) {
+		r := s.lookup(call, tx, Subnet, scope, subnet)
+		for nic := range tx.AllInterfaces() {
 			if nic.SubnetID == r.ID {
 				nics = append(nics, nic)
 			}
-		})
+		}
+		return nics
 	})
-	return nics, err
 }
 
 // subnetRoute returns the name and the other fields of the route to a subnet.
@@ -273,48 +240,40 @@ func subnetRoute(subnet store.Resource) (name string, values map[string]any) {
 		"destination": typed("subnet", subnet.Name)}
 }
 
-func createSubnetRoute(c *Change) error {
-	router, err := c.systemRouter(c.parent.ID)
-	if err == nil {
-		name, values := subnetRoute(c.record)
-		_, err = c.create(Route, router, named(name, "System-managed VPC Subnet route.", values))
-	}
-	return err
+func createSubnetRoute(c *Change) {
+	name, values := subnetRoute(c.record)
+	c.create(Route, c.systemRouter(c.parent.ID),
+		named(name, "System-managed VPC Subnet route.", values))
 }
 
-func (c *Change) systemRouter(vpcID string) (store.Resource, error) {
-	vpc, err := find(c.tx, VPC.Table(), "", store.Selector{ID: vpcID})
-	if err != nil {
-		return vpc, err
-	}
-	return find(c.tx, Router.Table(), "", store.Selector{ID: vpc.Text("system_router_id")})
+func (c *Change) systemRouter(vpcID string) store.Resource {
+	return byID(c.Tx, Router.Table(), byID(c.Tx, VPC.Table(), vpcID).Text("system_router_id"))
 }
 
-// routeToSubnet calls work with a change of the route to the subnet.
-func (c *Change) routeToSubnet(work func(*Change) error) error {
-	router, err := c.systemRouter(c.old.Text("vpc_id"))
-	if err != nil {
-		return err
-	}
-	name, _ := subnetRoute(c.old)
-	return c.each(Route, router.ID, func(route *Change) error {
-		if route.record.Name != name || route.record.Text("kind") != routeSubnet {
-			return nil
+// routeToSubnet iterates over the changes of the route to the subnet.
+func (c *Change) routeToSubnet() iter.Seq[*Change] {
+	return func(yield func(*Change) bool) {
+		name, _ := subnetRoute(c.old)
+		for route := range c.each(Route, c.systemRouter(c.old.Text("vpc_id")).ID) {
+			if route.record.Name == name && route.record.Text("kind") == routeSubnet && !yield(route) {
+				return
+			}
 		}
-		return work(route)
-	})
+	}
 }
 
-func renameSubnetRoute(c *Change) error {
-	return c.routeToSubnet(func(route *Change) error {
+func renameSubnetRoute(c *Change) {
+	for route := range c.routeToSubnet() {
 		route.record.Name, route.record.Fields = subnetRoute(c.record)
 		route.record.Fields[Route.In] = route.old.Text(Route.In)
-		return route.put()
-	})
+		route.put()
+	}
 }
 
-func deleteSubnetRoute(c *Change) error {
-	return c.routeToSubnet(func(route *Change) error { return route.drop() })
+func deleteSubnetRoute(c *Change) {
+	for route := range c.routeToSubnet() {
+		route.drop()
+	}
 }
 
 // The kinds of routers and routes.
@@ -329,24 +288,24 @@ const (
 var routeWords = map[string]string{routeCustom: "Custom", routeDefault: "Default",
 	routeSubnet: "VpcSubnet"}
 
-func permitRouter(c *Change, in *ResourceInput) error {
-	if in == nil && c.old.Text("kind") == routerSystem {
-		return invalidRequest("cannot delete system router")
+// ofSystem returns the name of a router that the rack itself has created, or "".
+func ofSystem(c *Change) string {
+	if c.old.Text("kind") == routerSystem {
+		return c.old.Name
 	}
-	return nil
+	return ""
 }
 
-func setRouteKind(c *Change, value any) error {
+func setRouteKind(c *Change, value any) {
 	if value == routeCustom && c.parent.Text("kind") == routerSystem {
-		return invalidRequest("user-provided routes cannot be added to a system router")
+		c.Check(invalidRequest("user-provided routes cannot be added to a system router"))
 	}
 	c.record.Fields["kind"] = value
-	return nil
 }
 
 // setTarget checks the target of a route together with its destination. Only the rack itself
 // creates routes to subnets, which need no check.
-func setTarget(c *Change, value any) error {
+func setTarget(c *Change, value any) {
 	kind := c.record.Text("kind")
 	from, to := c.record.Fields["destination"].(map[string]any), value.(map[string]any)
 	fromIP := from["type"] == "ip" || from["type"] == "ip_net"
@@ -354,17 +313,16 @@ func setTarget(c *Change, value any) error {
 	case kind == routeSubnet:
 	case fromIP && to["type"] == "ip":
 		if isV4(from["value"]) != isV4(to["value"]) {
-			return invalidRequest("cannot mix explicit IPv4 and IPv6 addresses between destination " +
-				"and target")
+			c.Check(invalidRequest("cannot mix explicit IPv4 and IPv6 addresses between destination " +
+				"and target"))
 		}
 	case from["type"] == "vpc", to["type"] == "vpc":
-		return invalidRequest("users cannot specify VPCs as a destination or target in %s routes",
-			routeWords[kind])
+		c.Check(invalidRequest("users cannot specify VPCs as a destination or target in %s routes",
+			routeWords[kind]))
 	case to["type"] == "subnet":
-		return invalidRequest("subnets cannot be used as a target in %s routers", routeWords[kind])
+		c.Check(invalidRequest("subnets cannot be used as a target in %s routers", routeWords[kind]))
 	}
 	c.record.Fields["target"] = value
-	return nil
 }
 
 func isV4(text any) bool {
@@ -376,31 +334,30 @@ func isV4(text any) bool {
 	return err == nil && address.Is4()
 }
 
-func permitRoute(c *Change, in *ResourceInput) error {
+func permitRoute(c *Change, in *ResourceInput) {
 	kind := c.old.Text("kind")
 	switch {
 	case kind == routeCustom:
-		return nil
+		return
 	case in == nil:
-		return invalidRequest("DELETE not allowed on system routes")
+		c.Check(invalidRequest("DELETE not allowed on system routes"))
 	case kind != routeDefault:
-		return invalidRequest("routes of type %s within the system router are not modifiable",
-			routeWords[kind])
+		c.Check(invalidRequest("routes of type %s within the system router are not modifiable",
+			routeWords[kind]))
 	}
 	from, to := c.old.Fields["destination"].(map[string]any),
 		in.Values["destination"].(map[string]any)
 	if in.Name != nil || in.Description != nil || from["type"] != to["type"] ||
 		from["value"] != to["value"] {
-		return invalidRequest("the destination and metadata of a Default route cannot be changed")
+		c.Check(invalidRequest("the destination and metadata of a Default route cannot be changed"))
 	}
-	return nil
 }
 
-// permitGateway protects the default gateway, to which the rack attaches the silo's default pool.
-func permitGateway(c *Change, in *ResourceInput) error {
-	if in == nil && c.old.Name == defaultNetwork && !c.cascade {
-		return invalidRequest("Ip pools referencing this gateway exist. To perform a cascading " +
-			"delete set the cascade option")
+// defaultGateway returns the name of the default gateway, to which the rack attaches the silo's
+// default pool, or "".
+func defaultGateway(c *Change) string {
+	if c.old.Name == defaultNetwork && !c.cascade {
+		return c.old.Name
 	}
-	return nil
+	return ""
 }

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -97,10 +96,13 @@ func (r *Simulation) RunDeferred(ctx context.Context) error {
 	return nil
 }
 
-// freeLater removes the bytes of a deleted object and frees its share of the quota some time after
-// the response (A68). If the rack is closed before, its next start frees them.
-func (r *Simulation) freeLater(call *Call, id string, size int64, remove func(id string) error,
-	now adminapi.Switches) {
+// free removes the bytes of a deleted object and frees its share of the quota, now or some time
+// after the response (A68). If the rack is closed before, its next start frees them.
+func (r *Simulation) free(call *Call, id string, size int64, remove func(id string) error,
+	now adminapi.Switches) error {
+	if now.FreeDelay <= 0 {
+		return remove(id)
+	}
 	if now.QuotaFirst {
 		r.unfreed.Add(size)
 	}
@@ -112,30 +114,30 @@ func (r *Simulation) freeLater(call *Call, id string, size int64, remove func(id
 		case now.QuotaFirst:
 			r.unfreed.Add(-size)
 		default:
-			err = r.store.Update(func(tx *store.Tx) error { return tx.ReleaseDeferred(id) })
+			err = r.store.Update(func(tx *store.Tx) { tx.ReleaseDeferred(id) })
 		}
 		if err != nil {
 			r.log.Error("cannot free what was deleted", slog.String("id", id),
 				slog.String("error", err.Error()))
 		}
 	})
+	return nil
 }
 
 // settleDeleted releases the quota of deleted objects. Reconcile removes their files.
-func settleDeleted(tx *store.Tx) error {
-	ids, err := tx.DeferredReleases()
-	for _, id := range ids {
-		err = errors.Join(err, tx.ReleaseDeferred(id))
+func settleDeleted(tx *store.Tx) {
+	for _, id := range tx.DeferredReleases() {
+		tx.ReleaseDeferred(id)
 	}
-	return err
 }
 
 // release returns the quota of a deleted object, now or after the delay (A68).
-func release(tx *store.Tx, id string, size int64, now adminapi.Switches) error {
+func release(tx *store.Tx, id string, size int64, now adminapi.Switches) {
 	if now.FreeDelay > 0 && !now.QuotaFirst {
-		return tx.DeferRelease(id, size)
+		tx.DeferRelease(id, size)
+	} else {
+		tx.AddStorage(-size)
 	}
-	return tx.AddStorage(-size)
 }
 
 // noSpace reports whether the rack lacks physical space for a number of bytes in addition to what
@@ -145,11 +147,7 @@ func (r *Simulation) noSpace(more int64) bool {
 	if now.Full || unfreed == 0 {
 		return now.Full
 	}
-	var used int64
-	err := r.store.View(func(tx *store.Tx) (err error) {
-		used, err = tx.Storage()
-		return err
-	})
+	used, err := reading(r, (*store.Tx).Storage)
 	return err != nil || used+more > int64(now.QuotaBytes)-unfreed
 }
 

@@ -1,30 +1,23 @@
 package store
 
-import (
-	"encoding/json"
-	"errors"
-	"fmt"
-)
+import "iter"
 
 // InsertInstance adds the record of an instance with its network interfaces.
-func (tx *Tx) InsertInstance(i Instance, nics []NetworkInterface) error {
-	return errors.Join(tx.PutInterfaces(i.ID, nics), Instances.Put(tx, i))
+func (tx *Tx) InsertInstance(i Instance, nics []NetworkInterface) {
+	tx.PutInterfaces(i.ID, nics)
+	Instances.Put(tx, i)
 }
 
 // DeleteInstance removes the record of an instance and detaches its disks.
-func (tx *Tx) DeleteInstance(i Instance) error {
-	attached, err := tx.DisksOf(i.ID)
-	if err != nil {
-		return err
-	}
-	for _, d := range attached {
+func (tx *Tx) DeleteInstance(i Instance) {
+	for _, d := range tx.DisksOf(i.ID) {
 		d.State = DiskState{State: StateDetached}
-		if err := tx.PutDisk(d); err != nil {
-			return err
-		}
+		tx.PutDisk(d)
 	}
-	return errors.Join(tx.UnlinkAll(i.ID), tx.Bucket(bucketInterfaces).Delete([]byte(i.ID)),
-		tx.CloseSaga(i.ID), Instances.Delete(tx, i))
+	tx.UnlinkAll(i.ID)
+	tx.drop(bucketInterfaces, i.ID)
+	tx.CloseSaga(i.ID)
+	Instances.Delete(tx, i)
 }
 
 // NetworkInterface is a network interface of an instance.
@@ -77,28 +70,32 @@ type DualStack struct {
 }
 
 // PutInterfaces writes the network interfaces of an instance.
-func (tx *Tx) PutInterfaces(instanceID string, nics []NetworkInterface) error {
-	return putJSON(tx.Bucket(bucketInterfaces), []byte(instanceID), nics)
+func (tx *Tx) PutInterfaces(instanceID string, nics []NetworkInterface) {
+	tx.put(bucketInterfaces, instanceID, nics)
 }
 
 // Interfaces reads the network interfaces of an instance.
-func (tx *Tx) Interfaces(instanceID string) (nics []NetworkInterface, err error) {
-	return nics, json.Unmarshal(tx.Bucket(bucketInterfaces).Get([]byte(instanceID)), &nics)
+func (tx *Tx) Interfaces(instanceID string) (nics []NetworkInterface) {
+	tx.get(bucketInterfaces, instanceID, &nics)
+	return nics
 }
 
-// EachInterface calls visit for the network interfaces of every instance.
-func (tx *Tx) EachInterface(visit func(NetworkInterface)) error {
-	return tx.Bucket(bucketInterfaces).ForEach(func(_, data []byte) error {
-		var nics []NetworkInterface
-		if err := json.Unmarshal(data, &nics); err != nil {
-			return fmt.Errorf("read the network interfaces of an instance: %w", err)
+// AllInterfaces iterates over the network interfaces of every instance.
+func (tx *Tx) AllInterfaces() iter.Seq[NetworkInterface] {
+	return func(yield func(NetworkInterface) bool) {
+		for nics := range As[[]NetworkInterface](tx, string(bucketInterfaces)) {
+			for _, nic := range nics {
+				if !yield(nic) {
+					return
+				}
+			}
 		}
-		for _, nic := range nics {
-			visit(nic)
-		}
-		return nil
-	})
+	}
 }
 
 // NextHost returns a number for a network interface, another one each time.
-func (tx *Tx) NextHost() (uint64, error) { return tx.Bucket(bucketInterfaces).NextSequence() }
+func (tx *Tx) NextHost() uint64 {
+	n, err := tx.Bucket(bucketInterfaces).NextSequence()
+	tx.Check(err)
+	return n
+}

@@ -1,115 +1,65 @@
 package store
 
-import (
-	"encoding/json"
-	"errors"
-	"fmt"
+import "fmt"
 
-	"go.etcd.io/bbolt"
-)
+const keyStorage = "storage provisioned"
 
 // Storage returns the quota that disks and snapshots use.
-func (tx *Tx) Storage() (int64, error) {
-	var sum int64
-	data := tx.Bucket(bucketMeta).Get(keyStorage)
-	if data == nil {
-		return 0, nil
-	}
-	if err := json.Unmarshal(data, &sum); err != nil {
-		return 0, fmt.Errorf("read the record of provisioned storage: %w", err)
-	}
-	return sum, nil
+func (tx *Tx) Storage() (sum int64) {
+	tx.get(bucketMeta, keyStorage, &sum)
+	return sum
 }
 
 // AddStorage changes the quota that disks and snapshots use.
-func (tx *Tx) AddStorage(delta int64) error {
-	sum, err := tx.Storage()
-	if err != nil {
-		return err
-	}
-	return putJSON(tx.Bucket(bucketMeta), keyStorage, sum+delta)
-}
-
-func putJSON(b *bbolt.Bucket, key []byte, value any) error {
-	data, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
-	return b.Put(key, data)
-}
+func (tx *Tx) AddStorage(delta int64) { tx.put(bucketMeta, keyStorage, tx.Storage()+delta) }
 
 // DeferRelease records that the quota still counts a deleted object, until ReleaseDeferred.
-func (tx *Tx) DeferRelease(id string, size int64) error {
-	return putJSON(tx.Bucket(bucketUnfreed), []byte(id), size)
-}
+func (tx *Tx) DeferRelease(id string, size int64) { tx.put(bucketUnfreed, id, size) }
 
 // Reclaim makes the quota count a deleted object again, with or without a DeferRelease.
-func (tx *Tx) Reclaim(id string, size int64) error {
-	unfreed := tx.Bucket(bucketUnfreed)
-	if unfreed.Get([]byte(id)) == nil {
-		return tx.AddStorage(size)
+func (tx *Tx) Reclaim(id string, size int64) {
+	if tx.Bucket(bucketUnfreed).Get([]byte(id)) == nil {
+		tx.AddStorage(size)
 	}
-	return unfreed.Delete([]byte(id))
+	tx.drop(bucketUnfreed, id)
 }
 
 // ReleaseDeferred returns the quota that DeferRelease has recorded.
-func (tx *Tx) ReleaseDeferred(id string) error {
+func (tx *Tx) ReleaseDeferred(id string) {
 	var size int64
-	unfreed := tx.Bucket(bucketUnfreed)
-	if err := json.Unmarshal(unfreed.Get([]byte(id)), &size); err != nil {
-		return fmt.Errorf("read what is to be freed of %s: %w", id, err)
+	if !tx.get(bucketUnfreed, id, &size) {
+		tx.Check(fmt.Errorf("there is no record of what is to be freed of %s", id))
 	}
-	return errors.Join(tx.AddStorage(-size), unfreed.Delete([]byte(id)))
+	tx.AddStorage(-size)
+	tx.drop(bucketUnfreed, id)
 }
 
 // DeferredReleases lists the deleted objects that the quota still counts.
-func (tx *Tx) DeferredReleases() (ids []string, err error) {
-	err = tx.Bucket(bucketUnfreed).ForEach(func(id, _ []byte) error {
-		ids = append(ids, string(id))
-		return nil
-	})
-	return ids, err
-}
+func (tx *Tx) DeferredReleases() []string { return tx.keys(bucketUnfreed, "") }
 
 // OpenSaga records the request of a creation that has begun, so that a restart can complete it.
-func (tx *Tx) OpenSaga(id string, request any) error {
-	return putJSON(tx.Bucket(bucketSagas), []byte(id), request)
-}
+func (tx *Tx) OpenSaga(id string, request any) { tx.put(bucketSagas, id, request) }
 
 // SagaRequest reads the request that OpenSaga has recorded. Without one it does not change into.
-func (tx *Tx) SagaRequest(id string, into any) error {
-	data := tx.Bucket(bucketSagas).Get([]byte(id))
-	if data == nil {
-		return nil
-	}
-	if err := json.Unmarshal(data, into); err != nil {
-		return fmt.Errorf("read the request that creates %s: %w", id, err)
-	}
-	return nil
-}
+func (tx *Tx) SagaRequest(id string, into any) { tx.get(bucketSagas, id, into) }
 
 // CloseSaga forgets the request of a creation that has ended.
-func (tx *Tx) CloseSaga(id string) error { return tx.Bucket(bucketSagas).Delete([]byte(id)) }
+func (tx *Tx) CloseSaga(id string) { tx.drop(bucketSagas, id) }
 
 // UndoDisk removes the record of a disk whose creation has failed, and its share of the quota.
-func (tx *Tx) UndoDisk(d Disk) error {
-	return errors.Join(tx.CloseSaga(d.ID), Disks.Delete(tx, d), tx.AddStorage(-d.Size))
+func (tx *Tx) UndoDisk(d Disk) {
+	tx.CloseSaga(d.ID)
+	Disks.Delete(tx, d)
+	tx.AddStorage(-d.Size)
 }
 
 // UndoInstance removes an instance whose creation has failed, together with the disks that were
 // made for it.
-func (tx *Tx) UndoInstance(i Instance, made []string) error {
-	if err := tx.DeleteInstance(i); err != nil {
-		return err
-	}
+func (tx *Tx) UndoInstance(i Instance, made []string) {
+	tx.DeleteInstance(i)
 	for _, id := range made {
-		d, ok, err := Disks.Get(tx, id)
-		if err == nil && ok {
-			err = tx.UndoDisk(d)
-		}
-		if err != nil {
-			return err
+		if d, ok := Disks.Get(tx, id); ok {
+			tx.UndoDisk(d)
 		}
 	}
-	return nil
 }

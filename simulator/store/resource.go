@@ -3,7 +3,8 @@ package store
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
+	"errors"
+	"strings"
 )
 
 // Resource is a record of an object that has no data plane, in the form of the API.
@@ -62,50 +63,26 @@ func Resources(kind, parent string) Table[Resource] {
 var bucketLinks = []byte("links")
 
 // Link records that two objects belong together, such as an instance and its SSH key.
-func (tx *Tx) Link(kind, a, b string) error {
+func (tx *Tx) Link(kind, a, b string) {
 	links := tx.Bucket(bucketLinks)
-	if err := links.Put(linkKey(a, kind, b), nil); err != nil {
-		return err
-	}
-	return links.Put(linkKey(b, kind, a), nil)
+	tx.Check(errors.Join(links.Put(linkKey(a, kind, b), nil), links.Put(linkKey(b, kind, a), nil)))
 }
 
-// Unlink removes a link, and reports whether it existed.
-func (tx *Tx) Unlink(kind, a, b string) (existed bool, err error) {
+// Unlink removes a link.
+func (tx *Tx) Unlink(kind, a, b string) {
 	links := tx.Bucket(bucketLinks)
-	k, _ := links.Cursor().Seek(linkKey(a, kind, b))
-	existed = bytes.Equal(k, linkKey(a, kind, b))
-	if err := links.Delete(linkKey(a, kind, b)); err != nil {
-		return existed, err
-	}
-	return existed, links.Delete(linkKey(b, kind, a))
+	tx.Check(errors.Join(links.Delete(linkKey(a, kind, b)), links.Delete(linkKey(b, kind, a))))
 }
 
 // Linked returns the IDs of the objects that a link of that kind connects with an object.
-func (tx *Tx) Linked(kind, id string) (ids []string) {
-	prefix := linkKey(id, kind, "")
-	c := tx.Bucket(bucketLinks).Cursor()
-	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
-		ids = append(ids, string(k[len(prefix):]))
-	}
-	return ids
-}
+func (tx *Tx) Linked(kind, id string) []string { return tx.keys(bucketLinks, id+"/"+kind+"/") }
 
 // UnlinkAll removes all links of an object.
-func (tx *Tx) UnlinkAll(id string) error {
-	prefix := key(id, "")
-	var found [][]byte
-	c := tx.Bucket(bucketLinks).Cursor()
-	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
-		found = append(found, bytes.Clone(k[len(prefix):]))
+func (tx *Tx) UnlinkAll(id string) {
+	for _, rest := range tx.keys(bucketLinks, id+"/") {
+		kind, other, _ := strings.Cut(rest, "/")
+		tx.Unlink(kind, id, other)
 	}
-	for _, rest := range found {
-		kind, other, _ := bytes.Cut(rest, []byte("/"))
-		if _, err := tx.Unlink(string(kind), id, string(other)); err != nil {
-			return fmt.Errorf("unlink %s of %s: %w", kind, id, err)
-		}
-	}
-	return nil
 }
 
 func linkKey(a, kind, b string) []byte { return []byte(a + "/" + kind + "/" + b) }

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 
 	"go.etcd.io/bbolt"
@@ -75,21 +77,24 @@ func createStore(path string, volatile bool) error {
 // Close closes the file.
 func (s *Store) Close() error { return s.db.Close() }
 
-// View calls fn with a transaction that reads the records.
-func (s *Store) View(fn func(*Tx) error) error {
-	return s.db.View(func(t *bbolt.Tx) error { return fn(&Tx{t}) })
+// View calls fn with a transaction that reads the records. It returns the error of [Tx.Check].
+func (s *Store) View(fn func(*Tx)) error {
+	return s.db.View(func(t *bbolt.Tx) error { return (&Tx{t}).Try(fn) })
 }
 
 // Update changes the records in one transaction, which is on disk when it returns, unless the
-// store is volatile.
-func (s *Store) Update(fn func(*Tx) error) error {
+// store is volatile. If [Tx.Check] ends the transaction, Update changes nothing and returns the
+// error.
+func (s *Store) Update(fn func(*Tx)) error {
 	s.mu.Lock()
 	gone := s.gone
 	s.gone = nil
 	s.mu.Unlock()
 	err := s.db.Update(func(t *bbolt.Tx) error {
-		tx := &Tx{t}
-		return errors.Join(tx.forget(gone...), fn(tx))
+		return (&Tx{t}).Try(func(tx *Tx) {
+			tx.forget(gone...)
+			fn(tx)
+		})
 	})
 	if err != nil {
 		s.Gone(gone...)
@@ -104,68 +109,118 @@ func (s *Store) Gone(ids ...string) {
 	s.gone = append(s.gone, ids...)
 }
 
-// Tx is a transaction.
+// Tx is a transaction. Its first error ends it: a read or a write that fails calls Check, and so
+// do the rules of the rack with a refusal. So what is decided in a transaction returns no errors.
 type Tx struct{ *bbolt.Tx }
 
-// Clear removes every record and every table. The IDs that had files are Left.
-func (tx *Tx) Clear() error {
-	var names [][]byte
-	var ids []string
-	err := tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
-		if bytes.Equal(name, bucketLeft) {
-			return nil
-		}
-		names = append(names, bytes.Clone(name))
-		if !slices.Contains(withFiles, string(name)) {
-			return nil
-		}
-		return b.ForEach(func(id, _ []byte) error {
-			ids = append(ids, string(id))
-			return nil
-		})
-	})
-	for _, name := range names {
-		err = errors.Join(err, tx.DeleteBucket(name))
+// ended is the panic with which Check ends a transaction.
+type ended struct{ error }
+
+// Check ends the transaction with an error, unless the error is nil. It does not return then.
+func (tx *Tx) Check(err error) {
+	if err != nil {
+		panic(ended{err})
 	}
-	return errors.Join(err, tx.Leave(ids...))
+}
+
+// Try calls fn and returns the error with which Check ended it. The changes of fn stay, if the
+// transaction goes on.
+func (tx *Tx) Try(fn func(*Tx)) (err error) {
+	defer func() {
+		switch problem := recover().(type) {
+		case nil:
+		case ended:
+			err = problem.error
+		default:
+			panic(problem)
+		}
+	}()
+	fn(tx)
+	return nil
+}
+
+// put writes a value as JSON.
+func (tx *Tx) put(bucket []byte, key string, value any) {
+	data, err := json.Marshal(value)
+	if err == nil {
+		err = tx.Bucket(bucket).Put([]byte(key), data)
+	}
+	tx.Check(err)
+}
+
+// get reads what put has written, and reports whether it exists.
+func (tx *Tx) get(bucket []byte, key string, into any) bool {
+	data := tx.Bucket(bucket).Get([]byte(key))
+	if data != nil {
+		tx.decode(string(bucket), key, data, into)
+	}
+	return data != nil
+}
+
+func (tx *Tx) decode(kind, id string, data []byte, into any) {
+	if err := json.Unmarshal(data, into); err != nil {
+		tx.Check(fmt.Errorf("read the record of %s %s: %w", kind, id, err))
+	}
+}
+
+// drop removes a key.
+func (tx *Tx) drop(bucket []byte, key string) { tx.Check(tx.Bucket(bucket).Delete([]byte(key))) }
+
+// keys returns the keys of a bucket that begin with a prefix, without the prefix.
+func (tx *Tx) keys(bucket []byte, prefix string) (rest []string) {
+	if tx.Bucket(bucket) == nil {
+		return nil
+	}
+	c := tx.Bucket(bucket).Cursor()
+	for k, _ := c.Seek([]byte(prefix)); k != nil && strings.HasPrefix(string(k), prefix); {
+		rest = append(rest, string(k[len(prefix):]))
+		k, _ = c.Next()
+	}
+	return rest
+}
+
+// Clear removes every record and every table. The IDs that had files are Left.
+func (tx *Tx) Clear() {
+	var ids []string
+	for _, name := range withFiles {
+		ids = append(ids, tx.keys([]byte(name), "")...)
+	}
+	var names [][]byte
+	tx.Check(tx.ForEach(func(name []byte, _ *bbolt.Bucket) error {
+		if !bytes.Equal(name, bucketLeft) {
+			names = append(names, bytes.Clone(name))
+		}
+		return nil
+	}))
+	for _, name := range names {
+		tx.Check(tx.DeleteBucket(name))
+	}
+	tx.Leave(ids...)
 }
 
 // withFiles are the tables whose objects have files, or a directory.
 var withFiles = []string{"disk", "snapshot", "image", "instance"}
 
 // Leave records IDs that may have files without a record.
-func (tx *Tx) Leave(ids ...string) error {
-	if len(ids) == 0 {
-		return nil
-	}
-	left, err := tx.CreateBucketIfNotExists(bucketLeft)
+func (tx *Tx) Leave(ids ...string) {
 	for _, id := range ids {
-		err = errors.Join(err, left.Put([]byte(id), nil))
+		left, err := tx.CreateBucketIfNotExists(bucketLeft)
+		tx.Check(err)
+		tx.Check(left.Put([]byte(id), nil))
 	}
-	return err
 }
 
 // Left returns the IDs that may have files without a record. Only such files may be removed,
 // because a file whose ID never had a record is not the rack's.
-func (tx *Tx) Left() (ids []string, err error) {
-	left := tx.Bucket(bucketLeft)
-	if left == nil {
-		return nil, nil
-	}
-	return ids, left.ForEach(func(id, _ []byte) error {
-		ids = append(ids, string(id))
-		return nil
-	})
-}
+func (tx *Tx) Left() []string { return tx.keys(bucketLeft, "") }
 
 // forget removes IDs from the list of Leave.
-func (tx *Tx) forget(ids ...string) (err error) {
-	if left := tx.Bucket(bucketLeft); left != nil {
+func (tx *Tx) forget(ids ...string) {
+	if tx.Bucket(bucketLeft) != nil {
 		for _, id := range ids {
-			err = errors.Join(err, left.Delete([]byte(id)))
+			tx.drop(bucketLeft, id)
 		}
 	}
-	return err
 }
 
 // Table is one kind of record. Records are found by ID, by name within their parent (the project,
@@ -208,36 +263,25 @@ func (t Table[T]) bucket(tx *Tx) *bbolt.Bucket { return tx.Bucket([]byte(t.Name)
 func (t Table[T]) names(tx *Tx) *bbolt.Bucket  { return tx.Bucket([]byte(t.Name + " names")) }
 func (t Table[T]) ids(tx *Tx) *bbolt.Bucket    { return tx.Bucket([]byte(t.Name + " ids")) }
 
-func (t Table[T]) create(tx *Tx) error {
-	for _, suffix := range []string{"", " names", " ids"} {
-		if _, err := tx.CreateBucketIfNotExists([]byte(t.Name + suffix)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // Get returns the record with an ID, and reports whether it exists.
-func (t Table[T]) Get(tx *Tx, id string) (T, bool, error) {
-	var record T
-	data := t.bucket(tx).Get([]byte(id))
-	if data == nil {
-		return record, false, nil
-	}
-	if err := json.Unmarshal(data, &record); err != nil {
-		return record, false, fmt.Errorf("read the record of %s %s: %w", t.Name, id, err)
-	}
-	return record, true, nil
+func (t Table[T]) Get(tx *Tx, id string) (record T, ok bool) {
+	return record, tx.get([]byte(t.Name), id, &record)
 }
 
 // ByName returns the record with a name, and reports whether it exists.
-func (t Table[T]) ByName(tx *Tx, parent, name string) (T, bool, error) {
-	id := t.names(tx).Get(key(parent, name))
-	if id == nil {
-		var none T
-		return none, false, nil
+func (t Table[T]) ByName(tx *Tx, parent, name string) (record T, ok bool) {
+	if id := t.names(tx).Get(key(parent, name)); id != nil {
+		return t.Get(tx, string(id))
 	}
-	return t.Get(tx, string(id))
+	return record, false
+}
+
+// Find returns the record with an ID, or with a name in a parent, and reports whether it exists.
+func (t Table[T]) Find(tx *Tx, parent string, sel Selector) (T, bool) {
+	if sel.ID != "" {
+		return t.Get(tx, sel.ID)
+	}
+	return t.ByName(tx, parent, sel.Name)
 }
 
 // Taken reports whether a parent has an object of that name.
@@ -258,56 +302,45 @@ func (e *FullError) Error() string {
 }
 
 // Put adds the record, or replaces the record with the same ID, also if its name or parent differs.
-func (t Table[T]) Put(tx *Tx, record T) error {
+func (t Table[T]) Put(tx *Tx, record T) {
 	ident, parent := t.Ident(record), t.Parent(record)
-	old, ok, err := t.Get(tx, ident.ID)
-	if err != nil {
-		return err
-	}
+	old, ok := t.Get(tx, ident.ID)
 	if ok {
-		if err := t.Delete(tx, old); err != nil {
-			return err
-		}
-	}
-	data, err := json.Marshal(record)
-	if err != nil {
-		return fmt.Errorf("write the record of %s %s: %w", t.Name, ident.ID, err)
+		t.Delete(tx, old)
 	}
 	count := t.bucket(tx).Sequence()
 	if !ok && count >= maxRecords {
-		return &FullError{t.Name}
+		tx.Check(&FullError{t.Name})
 	}
-	return errors.Join(
-		tx.forget(ident.ID),
+	tx.put([]byte(t.Name), ident.ID, record)
+	tx.forget(ident.ID)
+	tx.Check(errors.Join(
 		t.bucket(tx).SetSequence(count+1),
-		t.bucket(tx).Put([]byte(ident.ID), data),
 		t.names(tx).Put(key(parent, ident.Name), []byte(ident.ID)),
 		t.ids(tx).Put(key(parent, ident.ID), []byte(ident.ID)),
-	)
+	))
 }
 
 // Delete removes a record. If such objects have files, its ID is Left.
-func (t Table[T]) Delete(tx *Tx, record T) error {
+func (t Table[T]) Delete(tx *Tx, record T) {
 	ident, parent := t.Ident(record), t.Parent(record)
-	var left []string
 	if slices.Contains(withFiles, t.Name) {
-		left = []string{ident.ID}
+		tx.Leave(ident.ID)
 	}
 	count := t.bucket(tx).Sequence()
 	if count > 0 && t.bucket(tx).Get([]byte(ident.ID)) != nil {
 		count--
 	}
-	return errors.Join(
-		tx.Leave(left...),
+	tx.Check(errors.Join(
 		t.bucket(tx).SetSequence(count),
 		t.bucket(tx).Delete([]byte(ident.ID)),
 		t.names(tx).Delete(key(parent, ident.Name)),
 		t.ids(tx).Delete(key(parent, ident.ID)),
-	)
+	))
 }
 
 // Scan returns up to limit of a parent's records after the name or ID last, in the order of sortBy.
-func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) ([]T, error) {
+func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) []T {
 	index := t.names(tx)
 	if sortBy == ByID {
 		index = t.ids(tx)
@@ -317,13 +350,10 @@ func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) (
 	k, id := first(c, prefix, sortBy == ByNameDescending, last)
 	records := []T{}
 	for ; k != nil && bytes.HasPrefix(k, prefix) && len(records) < limit; k, id = step(c, sortBy) {
-		record, _, err := t.Get(tx, string(id))
-		if err != nil {
-			return nil, err
-		}
+		record, _ := t.Get(tx, string(id))
 		records = append(records, record)
 	}
-	return records, nil
+	return records
 }
 
 func step(c *bbolt.Cursor, sortBy string) (k, v []byte) {
@@ -356,25 +386,25 @@ func first(c *bbolt.Cursor, prefix []byte, descending bool, last *string) (k, v 
 	return c.Prev()
 }
 
-// Each calls visit for every record of the table.
-func (t Table[T]) Each(tx *Tx, visit func(T) error) error {
-	return t.bucket(tx).ForEach(func(id, _ []byte) error {
-		record, _, err := t.Get(tx, string(id))
-		if err != nil {
-			return err
-		}
-		return visit(record)
-	})
-}
+// All iterates over every record of the table.
+func (t Table[T]) All(tx *Tx) iter.Seq[T] { return As[T](tx, t.Name) }
 
-// EachRaw calls visit for every record of the table as JSON.
-func (t Table[T]) EachRaw(tx *Tx, visit func(id string, data []byte) error) error {
-	return t.bucket(tx).ForEach(func(id, data []byte) error { return visit(string(id), data) })
+// As iterates over every record of a table, decoded as another type with the same JSON keys.
+func As[T any](tx *Tx, table string) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		c := tx.Bucket([]byte(table)).Cursor()
+		for id, data := c.First(); id != nil; id, data = c.Next() {
+			var record T
+			tx.decode(table, string(id), data, &record)
+			if !yield(record) {
+				return
+			}
+		}
+	}
 }
 
 var (
 	bucketMeta = []byte("meta")
-	keyStorage = []byte("storage provisioned")
 	// bucketAttached has a key for every instance and disk attached to it.
 	bucketAttached = []byte("attached")
 	// bucketInterfaces has the network interfaces of an instance.
@@ -388,57 +418,42 @@ var (
 )
 
 // Prepare creates the buckets that an empty store lacks. resources are the tables of resources.
-func Prepare(tx *Tx, resources []Table[Resource]) error {
-	for _, name := range [][]byte{
-		bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed, bucketLinks,
-	} {
-		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
-			return err
-		}
+func Prepare(tx *Tx, resources []Table[Resource]) {
+	names := [][]byte{bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed,
+		bucketLinks}
+	tables := []string{Projects.Name, Disks.Name, Snapshots.Name, Images.Name, Instances.Name}
+	for _, r := range resources {
+		tables = append(tables, r.Name)
 	}
-	for _, table := range resources {
-		if err := table.create(tx); err != nil {
-			return err
-		}
+	for _, t := range tables {
+		names = append(names, []byte(t), []byte(t+" names"), []byte(t+" ids"))
 	}
-	return errors.Join(Projects.create(tx), Disks.create(tx), Snapshots.create(tx),
-		Images.create(tx), Instances.create(tx))
+	for _, name := range names {
+		_, err := tx.CreateBucketIfNotExists(name)
+		tx.Check(err)
+	}
 }
 
 // PutDisk writes the record, and the index of each instance's disks.
-func (tx *Tx) PutDisk(d Disk) error {
-	old, ok, err := Disks.Get(tx, d.ID)
-	if err != nil {
-		return err
-	}
-	if ok && old.State.Instance != "" {
-		if err := tx.Bucket(bucketAttached).Delete(key(old.State.Instance, d.ID)); err != nil {
-			return err
-		}
+func (tx *Tx) PutDisk(d Disk) {
+	if old, ok := Disks.Get(tx, d.ID); ok && old.State.Instance != "" {
+		tx.drop(bucketAttached, old.State.Instance+"/"+d.ID)
 	}
 	if d.State.Instance != "" {
-		if err := tx.Bucket(bucketAttached).Put(key(d.State.Instance, d.ID), nil); err != nil {
-			return err
-		}
+		tx.Check(tx.Bucket(bucketAttached).Put(key(d.State.Instance, d.ID), nil))
 	}
-	return Disks.Put(tx, d)
+	Disks.Put(tx, d)
 }
 
 // DisksOf reads the disks attached to an instance, in the order of their IDs.
-func (tx *Tx) DisksOf(instanceID string) ([]Disk, error) {
+func (tx *Tx) DisksOf(instanceID string) []Disk {
 	attached := []Disk{}
-	prefix := key(instanceID, "")
-	c := tx.Bucket(bucketAttached).Cursor()
-	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
-		d, ok, err := Disks.Get(tx, string(k[len(prefix):]))
-		if err != nil {
-			return nil, err
-		}
-		if ok {
+	for _, id := range tx.keys(bucketAttached, instanceID+"/") {
+		if d, ok := Disks.Get(tx, id); ok {
 			attached = append(attached, d)
 		}
 	}
-	return attached, nil
+	return attached
 }
 
 // These are the orders of a scan, by the rack's names.
@@ -447,14 +462,6 @@ const (
 	ByNameDescending = "name_descending"
 	ByID             = "id_ascending"
 )
-
-// Project finds a project by ID or name.
-func (tx *Tx) Project(sel Selector) (Project, bool, error) {
-	if sel.ID != "" {
-		return Projects.Get(tx, sel.ID)
-	}
-	return Projects.ByName(tx, "", sel.Name)
-}
 
 // OtherNames returns the names of an ID and the IDs of a name.
 func (tx *Tx) OtherNames(parent, subject string) []string {
@@ -472,7 +479,7 @@ func aliases[T any](tx *Tx, t Table[T], parent, subject string) []string {
 	if id := t.names(tx).Get(key(parent, subject)); id != nil {
 		return []string{string(id)}
 	}
-	if object, ok, err := t.Get(tx, subject); ok && err == nil {
+	if object, ok := t.Get(tx, subject); ok {
 		return []string{t.Ident(object).Name}
 	}
 	return nil
