@@ -22,7 +22,7 @@ func view[T any](x *Interception, read func(*store.Tx) T) (found T) {
 	return found
 }
 
-func all[T any](x *Interception, t store.Table[T]) []T {
+func all[T store.Record](x *Interception, t store.Table[T]) []T {
 	return view(x, func(tx *store.Tx) []T { return slices.Collect(t.All(tx)) })
 }
 

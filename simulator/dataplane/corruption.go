@@ -58,19 +58,24 @@ var damages = []damage{
 // moment is the moment at which a disk or a snapshot becomes a victim.
 type moment struct {
 	name, object string
-	// find returns the victims of an event.
+	// when is the kind of event, and find returns the victims of such an event.
+	when happening
 	find func(c *corruption, p *Plane, e event) []*victim
 }
 
 var moments = []moment{
-	{"new", "a new disk", (*corruption).newDisk},
-	{"large", "a new disk of more than 1 GiB, behind the first", (*corruption).largeDisk},
-	{"recreated", "a new disk with the name of a deleted one", (*corruption).recreated},
-	{"restored", "a disk restored from a snapshot", (*corruption).restored},
-	{"larger", "a disk restored from a smaller snapshot, behind its bytes", (*corruption).larger},
-	{"orphaned", "a restored disk, when its snapshot's disk is deleted", (*corruption).orphaned},
-	{"orphan", "a snapshot, when its disk is deleted", (*corruption).orphan},
-	{"unbacked", "a restored disk, when its snapshot is deleted", (*corruption).unbacked},
+	{"new", "a new disk", diskMade, (*corruption).newDisk},
+	{"large", "a new disk of more than 1 GiB, behind the first", diskMade, (*corruption).largeDisk},
+	{"recreated", "a new disk with the name of a deleted one", diskPlugging,
+		(*corruption).recreated},
+	{"restored", "a disk restored from a snapshot", diskCloned, (*corruption).restored},
+	{"larger", "a disk restored from a smaller snapshot, behind its bytes", diskCloned,
+		(*corruption).larger},
+	{"orphaned", "a restored disk, when its snapshot's disk is deleted", diskRemoved,
+		(*corruption).orphaned},
+	{"orphan", "a snapshot, when its disk is deleted", diskRemoved, (*corruption).orphan},
+	{"unbacked", "a restored disk, when its snapshot is deleted", snapshotRemoved,
+		(*corruption).unbacked},
 }
 
 // place is the place of a block: its offset in the file. A negative offset counts from the end.
@@ -208,7 +213,10 @@ func (c *corruption) life(p *Plane, e event) error {
 			c.held, _ = readBlock(e.snapshot, c.at.in(0, size))
 		}
 	}
-	fresh := c.moment.find(c, p, e)
+	var fresh []*victim
+	if e.what == c.moment.when {
+		fresh = c.moment.find(c, p, e)
+	}
 	if e.what == diskPlugging {
 		c.names[e.disk] = e.name
 	}
@@ -247,22 +255,16 @@ func (c *corruption) victim(path string, from, to int64, old []byte, peers ...st
 }
 
 func (c *corruption) newDisk(p *Plane, e event) []*victim {
-	if e.what != diskMade {
-		return nil
-	}
 	return c.victim(p.DiskPath(e.disk), 0, e.bytes, c.last, p.anotherFile(e.disk, c.at.in(0, e.bytes)))
 }
 
 func (c *corruption) largeDisk(p *Plane, e event) []*victim {
-	if e.what != diskMade || e.bytes <= 1<<30 {
-		return nil
-	}
 	return c.victim(p.DiskPath(e.disk), 1<<30, e.bytes, c.last, p.anotherFile(e.disk, 0))
 }
 
 func (c *corruption) recreated(p *Plane, e event) []*victim {
 	old, known := c.remains[e.name]
-	if e.what != diskPlugging || !known || c.names[e.disk] != "" {
+	if !known || c.names[e.disk] != "" {
 		return nil
 	}
 	peer := ""
@@ -275,7 +277,7 @@ func (c *corruption) recreated(p *Plane, e event) []*victim {
 }
 
 func (c *corruption) restored(p *Plane, e event) []*victim {
-	if size, err := fileSize(e.snapshot); e.what != diskCloned || err != nil || size != e.bytes {
+	if size, err := fileSize(e.snapshot); err != nil || size != e.bytes {
 		return nil
 	}
 	return c.victim(p.DiskPath(e.disk), 0, e.bytes, c.otherMoment(e.snapshot), e.snapshot)
@@ -283,7 +285,7 @@ func (c *corruption) restored(p *Plane, e event) []*victim {
 
 func (c *corruption) larger(p *Plane, e event) []*victim {
 	size, err := fileSize(e.snapshot)
-	if e.what != diskCloned || err != nil || size >= e.bytes {
+	if err != nil || size >= e.bytes {
 		return nil
 	}
 	return c.victim(p.DiskPath(e.disk), size, e.bytes, c.last,
@@ -293,8 +295,7 @@ func (c *corruption) larger(p *Plane, e event) []*victim {
 func (c *corruption) orphaned(p *Plane, e event) (all []*victim) {
 	for disk, snapshot := range c.sourceOf {
 		size, err := fileSize(snapshot)
-		if e.what == diskRemoved && err == nil && c.originOf[snapshot] == e.disk &&
-			exists(p.DiskPath(disk)) {
+		if err == nil && c.originOf[snapshot] == e.disk && exists(p.DiskPath(disk)) {
 			old, _ := readBlock(snapshot, c.at.in(0, size))
 			all = append(all, c.victim(p.DiskPath(disk), 0, size, old, snapshot)...)
 		}
@@ -304,12 +305,10 @@ func (c *corruption) orphaned(p *Plane, e event) (all []*victim) {
 
 func (c *corruption) orphan(p *Plane, e event) (all []*victim) {
 	for snapshot, origin := range c.originOf {
-		size, err := fileSize(snapshot)
-		if e.what != diskRemoved || err != nil || origin != e.disk {
-			continue
+		if size, err := fileSize(snapshot); err == nil && origin == e.disk {
+			all = append(all, c.victim(snapshot, 0, size, c.otherMoment(snapshot),
+				c.madeFrom(p, snapshot, "")...)...)
 		}
-		all = append(all, c.victim(snapshot, 0, size, c.otherMoment(snapshot),
-			c.madeFrom(p, snapshot, "")...)...)
 	}
 	return all
 }
@@ -317,8 +316,7 @@ func (c *corruption) orphan(p *Plane, e event) (all []*victim) {
 func (c *corruption) unbacked(p *Plane, e event) (all []*victim) {
 	for disk, snapshot := range c.sourceOf {
 		path := p.DiskPath(disk)
-		size, err := fileSize(path)
-		if e.what == snapshotRemoved && err == nil && snapshot == e.snapshot {
+		if size, err := fileSize(path); err == nil && snapshot == e.snapshot {
 			all = append(all, c.victim(path, 0, size, c.held, c.madeFrom(p, snapshot, disk)...)...)
 		}
 	}
@@ -401,11 +399,8 @@ func (v *victim) share() error {
 
 func (v *victim) swap() error {
 	one, err := readBlock(v.path, v.at)
-	if err != nil {
-		return err
-	}
-	two, err := readBlock(v.path, v.other)
-	if err != nil {
+	two, unread := readBlock(v.path, v.other)
+	if err := errors.Join(err, unread); err != nil {
 		return err
 	}
 	return v.once(!bytes.Equal(one, two), func() error {

@@ -43,27 +43,20 @@ import (
 
 // Plane is a data plane in a directory. Open returns one.
 type Plane struct {
-	files
+	Config
 	// Flaky has the disks, if they can fail.
 	Flaky Flaky
-	seed  uint64
-	// firstLoop is the lowest number of a loop device that the plane may use.
-	firstLoop int
-	// noDiscards means that a distributed disk refuses discards.
-	noDiscards bool
 	// owner is the rack's identity. Its devices carry it, because another rack may have the same
 	// paths in a container of its own.
 	owner string
-	// device is the st_dev of the files in dir. On overlayfs the directory itself may have another.
+	// device is the st_dev of the files in Dir. On overlayfs the directory itself may have another.
 	device uint64
 	// noDevices is the reason why no disk has a loop device, or nil if disks have one.
 	noDevices error
-	// machines runs the guests as virtual machines, if it is not nil. ended is called for each machine
-	// that ends by itself.
+	// machines runs the guests as virtual machines, if it is not nil.
 	machines *machine.Host
 	// starting lets one machine start at a time, so that two do not count on the same free memory.
 	starting sync.Mutex
-	ended    func(instanceID string, poweredOff bool)
 
 	// ctx ends with Stop. working counts the devices that will appear later.
 	ctx     context.Context
@@ -104,6 +97,14 @@ func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSe
 // devices with the same serial for one device.
 func (d Device) loopSerial() string { return d.serial() + serialEnd + d.DiskID[:8] }
 
+// sizeOr returns the size that a fault gives the device, in whole blocks, or its own.
+func (d Device) sizeOr(wrong int64) int64 {
+	if wrong > 0 {
+		return wrong / int64(d.BlockSize) * int64(d.BlockSize)
+	}
+	return d.SizeBytes
+}
+
 // serialEnd ends a serial number in the text of a loop device. No name of a disk contains it.
 const serialEnd = "/"
 
@@ -138,7 +139,7 @@ var errNoDevices = errors.New("the rack was started without devices")
 
 // Config configures a data plane.
 type Config struct {
-	// Dir is an existing directory.
+	// Dir is an existing directory. A plane has its path without symbolic links.
 	Dir string
 	Log *slog.Logger
 	// Seed determines the order and the names in which devices appear.
@@ -166,48 +167,53 @@ type Config struct {
 	Removed func(id string)
 }
 
+// wrap adds to an error what has failed; nil stays nil.
+func wrap(err *error, format string, args ...any) {
+	if *err != nil {
+		*err = fmt.Errorf(format+": %w", append(args, *err)...)
+	}
+}
+
 // Open prepares the directory. If the config requires devices, it returns an error if this machine
 // or this directory cannot have them.
-func Open(c Config) (*Plane, error) {
-	dir, err := filepath.Abs(c.Dir)
-	if err != nil {
-		return nil, fmt.Errorf("open the data plane: %w", err)
+func Open(c Config) (_ *Plane, err error) {
+	defer wrap(&err, "open the data plane")
+	if c.Dir, err = filepath.Abs(c.Dir); err != nil {
+		return nil, err
 	}
 	// The kernel shows the files of its loop devices without symbolic links.
-	if dir, err = filepath.EvalSymlinks(dir); err != nil {
-		return nil, fmt.Errorf("open the data plane: %w", err)
+	if c.Dir, err = filepath.EvalSymlinks(c.Dir); err != nil {
+		return nil, err
 	}
-	p := &Plane{files: files{dir, c.Log, c.Volatile, c.Removed}, seed: c.Seed, firstLoop: c.FirstLoop,
-		noDiscards: c.NoDiscards}
-	p.tampering.plane = p
 	if c.Removed == nil {
-		p.removed = func(string) {}
+		c.Removed = func(string) {}
 	}
+	p := &Plane{Config: c}
+	p.tampering.plane = p
 	for _, sub := range append([]string{"guests"}, Kinds...) {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
-			return nil, fmt.Errorf("open the data plane: %w", err)
+		if err := os.MkdirAll(filepath.Join(p.Dir, sub), 0o755); err != nil {
+			return nil, err
 		}
 	}
-	if err := p.flushDir(dir); err != nil {
-		return nil, fmt.Errorf("open the data plane: %w", err)
+	if err := p.flushDir(p.Dir); err != nil {
+		return nil, err
 	}
 	if p.owner, err = p.identify(); err != nil {
-		return nil, fmt.Errorf("open the data plane: %w", err)
+		return nil, err
 	}
 	if c.Machines != "" {
 		if p.machines, err = machine.Open(context.Background(), c.Machines); err != nil {
-			return nil, fmt.Errorf("open the data plane: %w", err)
+			return nil, err
 		}
-		p.ended, p.machines.EndsWithProcess = c.Ended, c.Temporary
-		p.machines.Type = c.MachineType
+		p.machines.EndsWithProcess, p.machines.Type = c.Temporary, c.MachineType
 		c.Devices = DevicesIfPossible // to release the devices of a rack without machines
 	}
 	if err := p.findDevices(c.Devices); err != nil {
-		return nil, fmt.Errorf("open the data plane: %w", err)
+		return nil, err
 	}
 	p.Flaky.mark, p.Flaky.path = p.owner+".", p.DiskPath
-	if err := p.Flaky.open(dir, c.FlakyDisks); err != nil {
-		return nil, fmt.Errorf("open the data plane: %w", err)
+	if err := p.Flaky.open(p.Dir, c.FlakyDisks); err != nil {
+		return nil, err
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, nil
@@ -224,7 +230,7 @@ func (p *Plane) findDevices(want Devices) (err error) {
 		return fmt.Errorf("devices are %q; use %q, %q or nothing", want, NoDevices, DevicesIfPossible)
 	}
 	if err = loopdev.Available(); err == nil {
-		p.device, err = checkNodes(p.dir)
+		p.device, err = checkNodes(p.Dir)
 	}
 	if err != nil && want == DevicesIfPossible {
 		p.noDevices, err = err, nil
@@ -254,7 +260,8 @@ func (p *Plane) Stop() {
 // Close removes every device from its guest and releases it. A device in use stays, with its
 // bytes, until its last user closes it, so that a filesystem on it can be unmounted properly;
 // Close returns an error that names it.
-func (p *Plane) Close() error {
+func (p *Plane) Close() (err error) {
+	defer wrap(&err, "close the data plane")
 	errs := []error{p.Tamper(Tamper{})}
 	for id, g := range p.guests.all() {
 		if g.machine.Load() != nil {
@@ -275,9 +282,5 @@ func (p *Plane) Close() error {
 			errs = append(errs, d.loop.Detach(ctx))
 		}
 	}
-	errs = append(errs, p.Flaky.close())
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("close the data plane: %w", err)
-	}
-	return nil
+	return errors.Join(append(errs, p.Flaky.close())...)
 }

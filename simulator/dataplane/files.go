@@ -13,18 +13,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"syscall"
-)
+	"time"
 
-// files are the bytes of disks, snapshots and images, one file for each, below dir.
-type files struct {
-	dir string
-	log *slog.Logger
-	// volatile files need not survive a power cut of the machine.
-	volatile bool
-	// removed gets the ID of each object whose files are gone.
-	removed func(id string)
-}
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
 
 // Kinds are the directories of the files, by the kind of object.
 var Kinds = []string{"disks", "snapshots", "images"}
@@ -34,8 +28,8 @@ const IdentityFile = "identity"
 
 // identify returns the identity of the rack in the directory. The first simulator there creates it,
 // unless the caller that starts the rack has done so.
-func (p files) identify() (string, error) {
-	path := filepath.Join(p.dir, IdentityFile)
+func (p *Plane) identify() (string, error) {
+	path := filepath.Join(p.Dir, IdentityFile)
 	err := p.makeBacking(path, func(f *os.File) error {
 		_, err := f.WriteString(rand.Text())
 		return err
@@ -50,19 +44,20 @@ func (p files) identify() (string, error) {
 	return string(id), err
 }
 
+// path returns the path of the file of an object.
+func (p *Plane) path(kind, id string) string { return filepath.Join(p.Dir, kind, id+".img") }
+
 // DiskPath returns the path of a disk's file.
-func (p files) DiskPath(id string) string { return filepath.Join(p.dir, "disks", id+".img") }
+func (p *Plane) DiskPath(id string) string { return p.path("disks", id) }
 
 // SnapshotPath returns the path of a snapshot's file.
-func (p files) SnapshotPath(id string) string {
-	return filepath.Join(p.dir, "snapshots", id+".img")
-}
+func (p *Plane) SnapshotPath(id string) string { return p.path("snapshots", id) }
 
 // ImagePath returns the path of an image's file.
-func (p files) ImagePath(id string) string { return filepath.Join(p.dir, "images", id+".img") }
+func (p *Plane) ImagePath(id string) string { return p.path("images", id) }
 
 // Allocated returns the bytes that a disk's file uses, not counting its holes.
-func (p files) Allocated(id string) (int64, error) {
+func (p *Plane) Allocated(id string) (int64, error) {
 	info, err := os.Stat(p.DiskPath(id))
 	if err != nil {
 		return 0, err
@@ -74,70 +69,81 @@ func (p files) Allocated(id string) (int64, error) {
 }
 
 // CreateDisk creates a blank disk, which uses no space. It does not change an existing one.
-func (p files) CreateDisk(id string, size int64) error {
-	err := p.makeBacking(p.DiskPath(id), func(f *os.File) error { return f.Truncate(size) })
-	if err != nil {
-		return fmt.Errorf("create disk %s: %w", id, err)
-	}
-	return nil
+func (p *Plane) CreateDisk(id string, size int64) (err error) {
+	defer wrap(&err, "create disk %s", id)
+	err = p.makeBacking(p.DiskPath(id), func(f *os.File) error { return f.Truncate(size) })
+	return p.tampering.life(event{what: diskMade, disk: id, bytes: size}, err)
 }
 
 // CloneDisk creates a disk with the bytes of source, the file of a snapshot or an image, and
 // blank space after them. It does not change an existing disk.
-func (p files) CloneDisk(ctx context.Context, id, source string, size int64) error {
-	err := p.makeBacking(p.DiskPath(id), func(f *os.File) error { return fill(ctx, f, source, size) })
-	if err != nil {
-		return fmt.Errorf("create disk %s: %w", id, err)
+func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) (err error) {
+	defer wrap(&err, "create disk %s", id)
+	if t := p.tampering.tamper(); t.source != nil {
+		if source, err = t.source(p, source); err != nil {
+			return err
+		}
 	}
-	return nil
+	err = p.makeBacking(p.DiskPath(id), func(f *os.File) error { return fill(ctx, f, source, size) })
+	return p.tampering.life(event{what: diskCloned, disk: id, snapshot: source, bytes: size}, err)
 }
 
 // ImportImage creates an image from a file, or a blank one. It replaces existing bytes, because
 // an earlier import may have ended without a record and may have been of another file.
-func (p files) ImportImage(ctx context.Context, id, file string, size int64) error {
+func (p *Plane) ImportImage(ctx context.Context, id, file string, size int64) (err error) {
+	defer wrap(&err, "import image %s", id)
 	if err := p.removeBacking(p.ImagePath(id)); err != nil {
-		return fmt.Errorf("import image %s: %w", id, err)
+		return err
 	}
-	err := p.makeBacking(p.ImagePath(id), func(f *os.File) error {
+	return p.makeBacking(p.ImagePath(id), func(f *os.File) error {
 		if file == "" {
 			return f.Truncate(size)
 		}
 		return fill(ctx, f, file, size)
 	})
-	if err != nil {
-		return fmt.Errorf("import image %s: %w", id, err)
-	}
-	return nil
 }
 
 // WriteDisk writes to a disk that no guest has. FlushDisk makes the bytes durable.
-func (p files) WriteDisk(id string, offset int64, data []byte) error {
-	return p.changeDisk(id, func(f *os.File) error {
+func (p *Plane) WriteDisk(id string, offset int64, data []byte) error {
+	return p.changeFile(id, func(f *os.File) error {
 		_, err := f.WriteAt(data, offset)
 		return err
 	})
 }
 
 // FlushDisk makes the bytes of a disk durable.
-func (p files) FlushDisk(id string) error { return p.changeDisk(id, (*os.File).Sync) }
+func (p *Plane) FlushDisk(id string) error { return p.changeFile(id, (*os.File).Sync) }
 
-func (p files) changeDisk(id string, change func(*os.File) error) error {
+func (p *Plane) changeFile(id string, change func(*os.File) error) (err error) {
+	defer wrap(&err, "write disk %s", id)
 	f, err := os.OpenFile(p.DiskPath(id), os.O_WRONLY, 0)
-	if err == nil {
-		err = errors.Join(change(f), f.Close())
-	}
 	if err != nil {
-		return fmt.Errorf("write disk %s: %w", id, err)
+		return err
 	}
-	return nil
+	return errors.Join(change(f), f.Close())
+}
+
+// RemoveSnapshot removes a snapshot's bytes, if they exist.
+func (p *Plane) RemoveSnapshot(id string) (err error) {
+	defer wrap(&err, "remove snapshot %s", id)
+	path := p.SnapshotPath(id)
+	if err := p.tampering.life(event{what: snapshotRemoving, snapshot: path}, nil); err != nil {
+		return err
+	}
+	if err := p.removeBacking(path); err != nil {
+		return err
+	}
+	p.Removed(id)
+	return p.tampering.life(event{what: snapshotRemoved, snapshot: path}, nil)
 }
 
 // RemoveImage removes an image's bytes, if they exist.
-func (p files) RemoveImage(id string) error {
+func (p *Plane) RemoveImage(id string) (err error) {
+	defer wrap(&err, "remove image %s", id)
 	if err := p.removeBacking(p.ImagePath(id)); err != nil {
-		return fmt.Errorf("remove image %s: %w", id, err)
+		return err
 	}
-	p.removed(id)
+	p.Removed(id)
 	return nil
 }
 
@@ -145,7 +151,7 @@ func (p files) RemoveImage(id string) error {
 const unfinished = ".tmp"
 
 // makeBacking creates a file that is complete and durable, or does not exist.
-func (p files) makeBacking(path string, write func(*os.File) error) error {
+func (p *Plane) makeBacking(path string, write func(*os.File) error) error {
 	if _, err := os.Stat(path); err == nil {
 		return nil
 	}
@@ -157,7 +163,7 @@ func (p files) makeBacking(path string, write func(*os.File) error) error {
 	if err != nil {
 		return err
 	}
-	if err = write(f); err == nil && !p.volatile {
+	if err = write(f); err == nil && !p.Volatile {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
@@ -179,7 +185,7 @@ func RemoveTree(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-func (p files) removeBacking(path string) error {
+func (p *Plane) removeBacking(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -187,8 +193,8 @@ func (p files) removeBacking(path string) error {
 }
 
 // flushDir makes the names in a directory durable, unless the files are volatile.
-func (p files) flushDir(dir string) error {
-	if p.volatile {
+func (p *Plane) flushDir(dir string) error {
+	if p.Volatile {
 		return nil
 	}
 	return FlushDir(dir)
@@ -295,18 +301,16 @@ func copyStretch(ctx context.Context, dst, src *os.File, from, to int64) error {
 }
 
 // FlushDir makes the names in a directory durable.
-func FlushDir(dir string) error {
+func FlushDir(dir string) (err error) {
+	defer wrap(&err, "make %s durable", dir)
 	d, err := os.Open(dir)
 	if err != nil {
-		return fmt.Errorf("make %s durable: %w", dir, err)
+		return err
 	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("make %s durable: %w", dir, err)
-	}
-	return nil
+	return errors.Join(d.Sync(), d.Close())
 }
 
-func (p files) resize(diskID string, size int64) error {
+func (p *Plane) resize(diskID string, size int64) error {
 	st, err := os.Stat(p.DiskPath(diskID))
 	if err != nil || st.Size() == size {
 		return err
@@ -315,7 +319,7 @@ func (p files) resize(diskID string, size int64) error {
 }
 
 // trim cuts a disk's file to the size, if the file exists and is larger.
-func (p files) trim(diskID string, size int64) error {
+func (p *Plane) trim(diskID string, size int64) error {
 	st, err := os.Stat(p.DiskPath(diskID))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -328,8 +332,8 @@ func (p files) trim(diskID string, size int64) error {
 
 // diskInodes returns the inodes of the disks' files, by file name. They identify the file of a loop
 // device; its path does not, because it is a path in the mount namespace that attached the file.
-func (p files) diskInodes() (map[string]uint64, error) {
-	entries, err := os.ReadDir(filepath.Join(p.dir, "disks"))
+func (p *Plane) diskInodes() (map[string]uint64, error) {
+	entries, err := os.ReadDir(filepath.Join(p.Dir, "disks"))
 	if err != nil {
 		return nil, err
 	}
@@ -354,8 +358,8 @@ var backing = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})
 
 // removeOrphans removes the files of a kind of the objects in left, which have no record any more,
 // and unfinished files. It keeps every other file, which is not the rack's.
-func (p files) removeOrphans(kind string, ids, left []string) error {
-	dir := filepath.Join(p.dir, kind)
+func (p *Plane) removeOrphans(kind string, ids, left []string) error {
+	dir := filepath.Join(p.Dir, kind)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -368,10 +372,10 @@ func (p files) removeOrphans(kind string, ids, left []string) error {
 		switch {
 		case recorded && name[2] == "":
 		case ours:
-			p.log.Info("removing a file without a record", slog.String("file", e.Name()))
+			p.Log.Info("removing a file without a record", slog.String("file", e.Name()))
 			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
 		default:
-			p.log.Warn("keeping a file that no record ever had", slog.String("file", e.Name()))
+			p.Log.Warn("keeping a file that no record ever had", slog.String("file", e.Name()))
 		}
 	}
 	return errors.Join(append(errs, p.flushDir(dir))...)
@@ -380,4 +384,157 @@ func (p files) removeOrphans(kind string, ids, left []string) error {
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
+}
+
+// ErrWrittenMeanwhile means that no consistent copy of a disk could be made: the filesystem of the
+// simulator's directory has no reflinks, and the disk was written during every attempt to copy it.
+var ErrWrittenMeanwhile = errors.New("the disk was written while it was copied")
+
+// snapshotAttempts is the number of times that a disk is copied if it is written in the meantime.
+const snapshotAttempts = 20
+
+// SnapshotDisk copies the disk's bytes as they are at one moment during the call. It does not
+// change an existing snapshot. If it returns ErrWrittenMeanwhile, there is no snapshot.
+//
+// As on a rack, the guest does not flush its caches first, so a filesystem in the snapshot is in
+// the state after a power cut.
+func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) (err error) {
+	defer p.disks.Lock(diskID)()
+	defer wrap(&err, "snapshot %s of disk %s", snapshotID, diskID)
+	err = p.makeBacking(p.SnapshotPath(snapshotID), func(f *os.File) error {
+		src, err := os.Open(p.DiskPath(diskID))
+		if err != nil {
+			return err
+		}
+		defer src.Close()
+		d := p.guests.disk(diskID)
+		plugged := d != nil && d.loop != nil
+		if d != nil { // stop a virtual machine meanwhile
+			resume, err := p.still(d.guest)
+			if err != nil {
+				return err
+			}
+			defer resume()
+		}
+		switch {
+		case shareBlocks(f, src):
+		case plugged && p.tampering.tamper().copied == nil:
+			err = p.copyStill(ctx, f, src, d)
+		default: // no guest writes, or a tamper damages the copy
+			err = copyKeepingHoles(ctx, f, src)
+		}
+		if err != nil || !plugged {
+			return err
+		}
+		if err := p.tampering.copied(ctx, f, d); err != nil {
+			return err
+		}
+		return f.Truncate(d.spec.SizeBytes)
+	})
+	return p.tampering.life(
+		event{what: snapshotTaken, disk: diskID, snapshot: p.SnapshotPath(snapshotID)}, err)
+}
+
+// copyStill copies the disk of a guest, and repeats the copy if there were writes in the meantime.
+func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) error {
+	// Without precedence, a copy on a busy machine takes longer than the pauses between two writes.
+	defer hurry()()
+	for attempt := range snapshotAttempts {
+		if err := pause(ctx, time.Duration(attempt)*10*time.Millisecond); err != nil {
+			return err
+		}
+		if err := dst.Truncate(0); err != nil {
+			return err
+		}
+		still, err := copyOnce(ctx, dst, src, d)
+		if err != nil || still {
+			return err
+		}
+		p.Log.Info("copying a disk again that was written to meanwhile",
+			slog.String("disk", d.spec.DiskID), slog.Int("attempt", attempt+1))
+	}
+	return ErrWrittenMeanwhile
+}
+
+// copyOnce copies once, and reports whether there were no writes in the meantime. A request that
+// ends or begins during the copy is in the counters or in flight at its end, because they are read
+// in the opposite order then.
+func copyOnce(ctx context.Context, dst, src *os.File, d *plugged) (still bool, err error) {
+	before, err := countWrites(*d.loop)
+	if err != nil {
+		return false, err
+	}
+	if idle, err := noWriteInFlight(*d.loop); err != nil || !idle {
+		return false, err
+	}
+	if err := copyKeepingHoles(ctx, dst, src); err != nil {
+		return false, err
+	}
+	if idle, err := noWriteInFlight(*d.loop); err != nil || !idle {
+		return false, err
+	}
+	after, err := countWrites(*d.loop)
+	return after == before, err
+}
+
+// writes counts the write requests of a block device. The kernel counts a request when it is done.
+type writes struct{ requests, sectors, discards, discardedSectors uint64 }
+
+// countWrites reads the counters (Documentation/block/stat.rst). It fails if accounting is
+// switched off.
+func countWrites(loop loopdev.Device) (writes, error) {
+	accounted, err := loopNumbers(loop, "queue/iostats", 1)
+	if err != nil {
+		return writes{}, err
+	}
+	if accounted[0] == 0 {
+		return writes{}, fmt.Errorf("%w: %s counts no requests (queue/iostats is 0)",
+			ErrWrittenMeanwhile, loop.Path)
+	}
+	n, err := loopNumbers(loop, "stat", 15)
+	if err != nil {
+		return writes{}, err
+	}
+	return writes{requests: n[4], sectors: n[6], discards: n[11], discardedSectors: n[13]}, nil
+}
+
+func noWriteInFlight(loop loopdev.Device) (bool, error) {
+	n, err := loopNumbers(loop, "inflight", 2)
+	if err != nil {
+		return false, err
+	}
+	return n[1] == 0, nil
+}
+
+// loopNumbers reads an attribute that consists of at least the given number of numbers.
+func loopNumbers(loop loopdev.Device, attribute string, least int) ([]uint64, error) {
+	path := fmt.Sprintf("/sys/block/loop%d/%s", loop.Number, attribute)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var numbers []uint64
+	for _, field := range bytes.Fields(text) {
+		n, err := strconv.ParseUint(string(field), 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", path, err)
+		}
+		numbers = append(numbers, n)
+	}
+	if len(numbers) < least {
+		return nil, fmt.Errorf("read %s: %d numbers, want at least %d", path, len(numbers), least)
+	}
+	return numbers, nil
+}
+
+// pause waits for d, or returns ctx's error if ctx ends before.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -4,11 +4,17 @@ package dataplane
 
 import (
 	"bytes"
+	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -94,5 +100,73 @@ func TestImagesFromAPipeOrLargerThanTheirDiskAreRefused(t *testing.T) {
 	simtest.NoError(t, unix.Mkfifo(pipe, 0o600))
 	if err := p.ImportImage(t.Context(), newID(), pipe, 1<<20); err == nil {
 		t.Error("an image was made of a pipe")
+	}
+}
+
+// TestASnapshotOfADiskInUseIsAPointInTime has a writer that writes each number to the first block
+// of a disk and then to the last one, and syncs both. In a snapshot the last block must not be ahead
+// of the first one, and neither may be older than the last number that was synced before the
+// snapshot. The disks are on two filesystems with reflinks and one without.
+func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
+	places := []int64{0, testDiskSize - 4096}
+	for _, host := range []string{"xfs", "btrfs", "ext4"} {
+		t.Run(host, func(t *testing.T) {
+			p := newPlaneOn(t, host)
+			spec := newDisk(t, p, newGuest(t, p), "busy")
+			simtest.NoError(t, p.Plug(spec, Fault{}))
+			disk, err := os.OpenFile(nodeOf(t, p, spec.InstanceID), os.O_WRONLY|unix.O_DSYNC, 0)
+			simtest.NoError(t, err)
+			defer disk.Close()
+			// The bytes between the blocks make a copy take longer, so that the writer writes during it.
+			_, err = disk.WriteAt(bytes.Repeat([]byte("x"), testDiskSize/2), 4096)
+			simtest.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			var synced atomic.Uint64
+			var writer sync.WaitGroup
+			writer.Go(func() {
+				for n := uint64(1); ctx.Err() == nil; n++ {
+					if host == "ext4" && n%20 == 0 {
+						_ = pause(ctx, time.Second) // a copy does not wait for the writer, and needs a pause
+					}
+					for _, at := range places {
+						if _, err := disk.WriteAt(binary.LittleEndian.AppendUint64(nil, n), at); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+					synced.Store(n)
+				}
+			})
+			defer writer.Wait()
+			defer cancel()
+			for range 3 {
+				snapshot, before := newID(), synced.Load()
+				simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
+				content, err := os.ReadFile(p.SnapshotPath(snapshot))
+				simtest.NoError(t, err)
+				first := binary.LittleEndian.Uint64(content[places[0]:])
+				last := binary.LittleEndian.Uint64(content[places[1]:])
+				if first != last && first != last+1 || last < before {
+					t.Errorf("the snapshot holds %d and %d, after %d was synced: no point in time", first,
+						last, before)
+				}
+			}
+		})
+	}
+}
+
+func TestASnapshotNeedsTheCountersOfTheDevice(t *testing.T) {
+	p := newPlaneOn(t, "ext4")
+	id := newGuest(t, p)
+	spec, snapshot := newDisk(t, p, id, "uncounted"), newID()
+	simtest.NoError(t, p.Plug(spec, Fault{}))
+	loop := p.guests.disk(spec.DiskID).loop
+	counters := fmt.Sprintf("/sys/block/loop%d/queue/iostats", loop.Number)
+	simtest.NoError(t, os.WriteFile(counters, []byte("0"), 0))
+	// Later users of the device need the counters.
+	defer func() { simtest.NoError(t, os.WriteFile(counters, []byte("1"), 0)) }()
+	err := p.SnapshotDisk(t.Context(), snapshot, spec.DiskID)
+	if !errors.Is(err, ErrWrittenMeanwhile) || exists(p.SnapshotPath(snapshot)) {
+		t.Errorf("snapshotDisk = %v, want ErrWrittenMeanwhile and no snapshot", err)
 	}
 }

@@ -39,12 +39,8 @@ func (p *Plane) againPath(id string) string { return filepath.Join(p.machineDir(
 
 // machineDisk returns a disk as a machine gets it.
 func (p *Plane) machineDisk(d *plugged) machine.Disk {
-	size := d.spec.SizeBytes
-	if d.wrongSize > 0 {
-		size = d.wrongSize / int64(d.spec.BlockSize) * int64(d.spec.BlockSize)
-	}
 	return machine.Disk{ID: d.spec.DiskID, Serial: d.spec.serial(), Path: p.DiskPath(d.spec.DiskID),
-		SizeBytes: size, BlockSize: d.spec.BlockSize, ReadOnly: d.spec.ReadOnly}
+		SizeBytes: d.spec.sizeOr(d.wrongSize), BlockSize: d.spec.BlockSize, ReadOnly: d.spec.ReadOnly}
 }
 
 // Run starts the machine of a guest, with the disks that were plugged into it. It does nothing if
@@ -136,7 +132,7 @@ func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 		}
 		_ = m.Release()                       // of a process that has ended
 		if g.machine.CompareAndSwap(m, nil) { // else the plane has stopped it
-			p.ended(id, m.PoweredOff())
+			p.Ended(id, m.PoweredOff())
 		}
 	})
 }
@@ -149,12 +145,7 @@ func (p *Plane) Halt(id string) error {
 	}
 	defer g.mu.Unlock()
 	m := g.machine.Load()
-	if m == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), machineTime)
-	defer cancel()
-	if err := m.Stop(ctx); err != nil {
+	if err := g.change((*machine.Machine).Stop); err != nil {
 		return err // it stays the guest's: it may still write
 	}
 	g.machine.CompareAndSwap(m, nil)
@@ -167,18 +158,26 @@ func (p *Plane) Reset(id string) (has bool, err error) {
 	if g == nil || p.machines == nil {
 		return false, nil
 	}
-	return true, g.change(func(ctx context.Context, m *machine.Machine) error { return m.Reset(ctx) })
+	return true, g.change((*machine.Machine).Reset)
 }
 
 // change changes the machine of a guest, if it has one.
-func (g *guestState) change(do func(context.Context, *machine.Machine) error) error {
+func (g *guestState) change(do func(*machine.Machine, context.Context) error) error {
 	m := g.machine.Load()
 	if m == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), machineTime)
 	defer cancel()
-	return do(ctx, m)
+	return do(m, ctx)
+}
+
+// changeDisk plugs a disk into the machine of its guest, or unplugs it, if the guest has one.
+func (p *Plane) changeDisk(d *plugged,
+	do func(*machine.Machine, context.Context, machine.Disk) error) error {
+	return d.guest.change(func(m *machine.Machine, ctx context.Context) error {
+		return do(m, ctx, p.machineDisk(d))
+	})
 }
 
 // still stops the processors of a guest's machine, if it has one, until resume is called, and lets
@@ -190,12 +189,12 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 	g.copying.Lock()
 	resume = func() {
 		defer g.copying.Unlock()
-		err := g.change(func(ctx context.Context, m *machine.Machine) error { return m.Resume(ctx) })
+		err := g.change((*machine.Machine).Resume)
 		if err != nil && !errors.Is(err, machine.ErrGone) {
-			p.log.Error("a guest cannot go on", slog.String("error", err.Error()))
+			p.Log.Error("a guest cannot go on", slog.String("error", err.Error()))
 		}
 	}
-	err = g.change(func(ctx context.Context, m *machine.Machine) error { return m.Pause(ctx) })
+	err = g.change((*machine.Machine).Pause)
 	if err != nil && !errors.Is(err, machine.ErrGone) {
 		resume() // QEMU may stop it later
 		return nil, err
@@ -207,7 +206,7 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 // instances that have none any more, and of these the ones that the plane's own end has stopped. It
 // stops the machines of all other instances.
 func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
-	found, err := os.ReadDir(filepath.Join(p.dir, "guests"))
+	found, err := os.ReadDir(filepath.Join(p.Dir, "guests"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
@@ -234,7 +233,7 @@ func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 			errs = append(errs, m.Stop(ctx), m.Release())
 			cancel()
 		default:
-			p.log.Info("an instance still runs", slog.String("instance", id))
+			p.Log.Info("an instance still runs", slog.String("instance", id))
 			if g := p.guests.lock(id); g != nil {
 				p.has(id, g, m)
 				g.mu.Unlock()

@@ -22,15 +22,9 @@ const (
 
 // Plug plugs a disk into a running guest. When it returns, the disk is plugged; the guest sees it
 // now or, with a delay, later. It succeeds if the guest already has the disk.
-func (p *Plane) Plug(spec Device, f Fault) error {
+func (p *Plane) Plug(spec Device, f Fault) (err error) {
 	defer p.disks.Lock(spec.DiskID)()
-	if err := p.plugLocked(spec, f); err != nil {
-		return fmt.Errorf("plug disk %s into instance %s: %w", spec.DiskID, spec.InstanceID, err)
-	}
-	return nil
-}
-
-func (p *Plane) plugLocked(spec Device, f Fault) error {
+	defer wrap(&err, "plug disk %s into instance %s", spec.DiskID, spec.InstanceID)
 	if err := p.ctx.Err(); err != nil {
 		return fmt.Errorf("the data plane is closed: %w", err)
 	}
@@ -61,20 +55,16 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 		}
 		d.loop = &loop
 	}
-	err := p.enter(d, f.Delay)
+	err = p.enter(d, f.Delay)
 	if err != nil && d.loop != nil {
 		err = errors.Join(err, p.forceDetach(*d.loop, spec.DiskID))
 	}
 	if err == nil && !d.never {
-		err = d.guest.change(func(ctx context.Context, m *machine.Machine) error {
-			return m.Plug(ctx, p.machineDisk(d))
-		})
+		err = p.changeDisk(d, (*machine.Machine).Plug)
 		if err != nil {
 			// QEMU may have plugged it. The disk stays noted unless it is certainly out, so that no other
 			// guest gets it.
-			out := d.guest.change(func(ctx context.Context, m *machine.Machine) error {
-				return m.Unplug(ctx, p.machineDisk(d))
-			})
+			out := p.changeDisk(d, (*machine.Machine).Unplug)
 			if err = errors.Join(err, out); out == nil {
 				p.guests.forget(d)
 			}
@@ -85,10 +75,7 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 
 // attachLoop creates the loop device with the disk's size, unless a fault gives another size.
 func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error) {
-	size := spec.SizeBytes
-	if wrongSize > 0 {
-		size = wrongSize / int64(spec.BlockSize) * int64(spec.BlockSize)
-	}
+	size := spec.sizeOr(wrongSize)
 	if err := p.resize(spec.DiskID, max(size, spec.SizeBytes)); err != nil {
 		return loopdev.Device{}, err
 	}
@@ -105,8 +92,8 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 		BlockSize:  spec.BlockSize,
 		ReadOnly:   spec.ReadOnly,
 		SizeLimit:  size,
-		First:      p.firstLoop,
-		NoDiscards: p.noDiscards && !spec.Local,
+		First:      p.FirstLoop,
+		NoDiscards: p.NoDiscards && !spec.Local,
 	})
 	if err != nil {
 		err = errors.Join(err, p.Flaky.unplug(spec.DiskID))
@@ -165,7 +152,7 @@ func (p *Plane) appearLater(ctx context.Context, d *plugged, delay time.Duration
 	}
 	// The call that attached the disk has been answered, so the error goes to the log.
 	if err := p.appear(d); err != nil {
-		p.log.Error("a device did not appear", slog.String("instance", d.spec.InstanceID),
+		p.Log.Error("a device did not appear", slog.String("instance", d.spec.InstanceID),
 			slog.String("disk", d.spec.DiskID), slog.String("error", err.Error()))
 	}
 }
@@ -179,7 +166,7 @@ func (p *Plane) appear(d *plugged) error {
 		if other == d || other.node == "" || other.spec.serial() != d.spec.serial() {
 			continue
 		}
-		p.log.Warn("a device stays hidden behind another one with the same serial",
+		p.Log.Warn("a device stays hidden behind another one with the same serial",
 			slog.String("instance", d.spec.InstanceID), slog.String("serial", d.spec.serial()),
 			slog.String("hidden", d.spec.DiskID), slog.String("visible", other.spec.DiskID))
 		return os.WriteFile(view.hiddenPath(d.spec.DiskID), nil, 0o600)
@@ -197,8 +184,9 @@ func (p *Plane) appear(d *plugged) error {
 
 // Unplug removes a disk from its guest, even if the guest uses it. When it returns, no write of
 // the guest reaches the disk's bytes. It succeeds if the guest does not have the disk.
-func (p *Plane) Unplug(instanceID, diskID string) error {
+func (p *Plane) Unplug(instanceID, diskID string) (err error) {
 	defer p.disks.Lock(diskID)()
+	defer wrap(&err, "unplug disk %s from instance %s", diskID, instanceID)
 	d := p.guests.disk(diskID)
 	if d == nil || d.spec.InstanceID != instanceID {
 		return nil
@@ -211,23 +199,16 @@ func (p *Plane) Unplug(instanceID, diskID string) error {
 		p.guests.forget(d)
 		return nil
 	}
-	err := errors.Join(p.hide(d), d.guest.change(func(ctx context.Context, m *machine.Machine) error {
-		return m.Unplug(ctx, p.machineDisk(d))
-	}))
-	if err == nil && d.loop != nil {
-		err = p.forceDetach(*d.loop, diskID)
+	if err := errors.Join(p.hide(d), p.changeDisk(d, (*machine.Machine).Unplug)); err != nil {
+		return err
 	}
-	if err == nil {
-		p.guests.forget(d)
-		err = p.trim(diskID, d.spec.SizeBytes)
+	if d.loop != nil {
+		if err := p.forceDetach(*d.loop, diskID); err != nil {
+			return err
+		}
 	}
-	if err == nil {
-		err = p.tampering.life(event{what: diskUnplugged, disk: diskID}, nil)
-	}
-	if err != nil {
-		return fmt.Errorf("unplug disk %s from instance %s: %w", diskID, instanceID, err)
-	}
-	return nil
+	p.guests.forget(d)
+	return p.tampering.life(event{what: diskUnplugged, disk: diskID}, p.trim(diskID, d.spec.SizeBytes))
 }
 
 // forceDetach releases a loop device. A device that is still in use after a moment is cut off
@@ -241,7 +222,7 @@ func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 	if !errors.Is(err, loopdev.ErrBusy) {
 		return errors.Join(err, p.Flaky.unplug(diskID))
 	}
-	p.log.Warn("a disk is detached by force while its guest uses it", slog.String("device", loop.Path),
+	p.Log.Warn("a disk is detached by force while its guest uses it", slog.String("device", loop.Path),
 		slog.String("serial", SerialOf(loop)), slog.String("file", loop.BackingFile))
 	// Hanging operations must end first, because cutting the device off waits for them.
 	return errors.Join(p.Flaky.unplug(diskID), loop.Cut())
@@ -249,18 +230,19 @@ func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 
 // RemoveDisk removes a disk's bytes, if they exist. It refuses a disk that is plugged into a
 // guest.
-func (p *Plane) RemoveDisk(id string) error {
+func (p *Plane) RemoveDisk(id string) (err error) {
 	defer p.disks.Lock(id)()
+	defer wrap(&err, "remove disk %s", id)
 	if d := p.guests.disk(id); d != nil {
-		return fmt.Errorf("remove disk %s: instance %s still has it", id, d.spec.InstanceID)
+		return fmt.Errorf("instance %s still has it", d.spec.InstanceID)
 	}
-	err := errors.Join(p.tampering.life(event{what: diskRemoving, disk: id}, nil),
+	err = errors.Join(p.tampering.life(event{what: diskRemoving, disk: id}, nil),
 		p.removeBacking(p.DiskPath(id)), p.tampering.life(event{what: diskRemoved, disk: id}, nil))
 	if err != nil {
-		return fmt.Errorf("remove disk %s: %w", id, err)
+		return err
 	}
 	p.Flaky.forget(id)
-	p.removed(id)
+	p.Removed(id)
 	return nil
 }
 

@@ -25,10 +25,11 @@ const Left = "left"
 // the disks of running instances, whose guests must have been added. Reconcile adopts every device
 // that is correct, so that its guest notices nothing, and releases all others. It removes the files
 // of objects that have no record any more.
-func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) error {
+func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err error) {
+	defer wrap(&err, "reconcile the data plane")
 	devices, err := p.OwnDevices()
 	if err != nil {
-		return fmt.Errorf("reconcile the data plane: %w", err)
+		return err
 	}
 	adopted, err := p.adoptOrRelease(devices, attached)
 	err = errors.Join(err, p.keep(ctx, attached))
@@ -36,10 +37,10 @@ func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) error
 		err = errors.Join(err, p.removeOrphans(kind, ids[kind], ids[Left]))
 	}
 	if err = errors.Join(err, p.removeOrphanGuests(ids[Left])); err != nil {
-		return fmt.Errorf("reconcile the data plane: %w", err)
+		return err
 	}
 	if err := p.restoreViews(adopted); err != nil {
-		return fmt.Errorf("reconcile the data plane: %w", err)
+		return err
 	}
 	for _, spec := range attached {
 		if err := ctx.Err(); err != nil {
@@ -48,12 +49,10 @@ func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) error
 		err := p.Plug(spec, Fault{})
 		if errors.Is(err, fs.ErrNotExist) {
 			// The bytes of this disk are lost, but the rest of the rack can serve.
-			p.log.Error("the bytes of an attached disk are missing", slog.String("disk", spec.DiskID),
+			p.Log.Error("the bytes of an attached disk are missing", slog.String("disk", spec.DiskID),
 				slog.String("error", err.Error()))
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("reconcile the data plane: %w", err)
+		} else if err != nil {
+			return err
 		}
 	}
 	return nil

@@ -17,7 +17,7 @@ func killed(t *testing.T, p *Plane, guests ...string) *Plane {
 	t.Helper()
 	p.cancel()
 	p.working.Wait()
-	after, err := Open(Config{Dir: p.dir, Log: p.log})
+	after, err := Open(Config{Dir: p.Dir, Log: p.Log})
 	simtest.NoError(t, err)
 	for _, id := range guests {
 		simtest.NoError(t, after.AddGuest(Firmware{InstanceID: id, Name: "web-1"}))
@@ -31,7 +31,7 @@ func TestReconcileAdoptsADeviceOfAnotherMountNamespace(t *testing.T) {
 	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
 	// The path of the file no longer exists, like the path of a file in a removed container.
 	elsewhere := t.TempDir()
-	simtest.Command(t, "mount", "--bind", before.dir, elsewhere)
+	simtest.Command(t, "mount", "--bind", before.Dir, elsewhere)
 	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
 		Path:   filepath.Join(elsewhere, "disks", spec.DiskID+".img"),
 		Serial: spec.loopSerial(), BlockSize: spec.BlockSize, SizeLimit: spec.SizeBytes,
@@ -57,20 +57,20 @@ func TestReconcileKeepsTheDevicesOfAnotherRack(t *testing.T) {
 			simtest.NoError(t, theirs.Plug(spec, Fault{}))
 			// In two containers both directories have the same path.
 			kept := t.TempDir()
-			simtest.Command(t, "mount", "--bind", theirs.dir, kept)
+			simtest.Command(t, "mount", "--bind", theirs.Dir, kept)
 			if name == "on another filesystem" {
-				simtest.Command(t, "mount", "-t", "tmpfs", "ours", theirs.dir)
+				simtest.Command(t, "mount", "-t", "tmpfs", "ours", theirs.Dir)
 			} else {
-				simtest.Command(t, "mount", "--bind", t.TempDir(), theirs.dir)
+				simtest.Command(t, "mount", "--bind", t.TempDir(), theirs.Dir)
 			}
 			if name == "whose file was removed" {
 				simtest.NoError(t, os.Remove(filepath.Join(kept, "disks", spec.DiskID+".img")))
 			}
-			p, err := Open(Config{Dir: theirs.dir, Log: theirs.log})
+			p, err := Open(Config{Dir: theirs.Dir, Log: theirs.Log})
 			simtest.NoError(t, err)
 			simtest.NoError(t, p.Reconcile(t.Context(), nil, nil))
 			simtest.NoError(t, p.Close())
-			simtest.Command(t, "umount", theirs.dir)
+			simtest.Command(t, "umount", theirs.Dir)
 			simtest.Command(t, "umount", kept)
 			if got := devicesOf(t, theirs); len(got) != 1 || got[0].Releasing {
 				t.Errorf("devices = %+v, want the one of the other rack", got)
@@ -167,11 +167,11 @@ func TestReconcileRemovesLeftovers(t *testing.T) {
 	// No record ever had these IDs, or the rack makes no such names.
 	others := []string{p.DiskPath(newID()), p.SnapshotPath(newID()) + unfinished, p.GuestDir(newID()),
 		p.view(guest).nodePath("console"), p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~",
-		filepath.Join(p.dir, "images", "thesis.img"), filepath.Join(p.dir, "fuse-notes")}
+		filepath.Join(p.Dir, "images", "thesis.img"), filepath.Join(p.Dir, "fuse-notes")}
 	for _, path := range append(others, orphans...) {
 		simtest.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
-	simtest.NoError(t, p.Flaky.open(p.dir, false))
+	simtest.NoError(t, p.Flaky.open(p.Dir, false))
 	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{"disks": {kept},
 		"snapshots": {snapshot}, "images": {kept}, Left: {gone, "", "../disks"}}))
 	for _, path := range orphans {
@@ -203,7 +203,7 @@ func TestForeignMountsInTheDirectoryStay(t *testing.T) {
 		{filepath.Join(p.GuestDir(guest), "work"), func() error { return p.RemoveGuest(guest) }},
 		{filepath.Join(p.GuestDir(orphan), "work"), reconcile},
 		{p.tampering.path("work"), func() error { return p.Tamper(Tamper{}) }},
-		{filepath.Join(p.dir, "fuse-7"), func() error { return p.Flaky.open(p.dir, false) }},
+		{filepath.Join(p.Dir, "fuse-7"), func() error { return p.Flaky.open(p.Dir, false) }},
 	} {
 		at, remove := test.at, test.remove
 		simtest.NoError(t, os.MkdirAll(at, 0o755))

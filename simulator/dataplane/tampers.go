@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -74,47 +73,14 @@ func (a *tampering) tamper() Tamper {
 	return a.now
 }
 
-func (a *tampering) path(name string) string { return filepath.Join(a.plane.dir, "tamper", name) }
+func (a *tampering) path(name string) string { return filepath.Join(a.plane.Dir, "tamper", name) }
 
-// CreateDisk creates a blank disk, which uses no space. It does not change an existing one.
-func (p *Plane) CreateDisk(id string, size int64) error {
-	err := p.files.CreateDisk(id, size)
-	return errors.Join(err, p.tampering.life(event{what: diskMade, disk: id, bytes: size}, err))
-}
-
-// CloneDisk creates a disk with the bytes of source, the file of a snapshot or an image, and
-// blank space after them. It does not change an existing disk.
-func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) (err error) {
-	if t := p.tampering.tamper(); t.source != nil {
-		if source, err = t.source(p, source); err != nil {
-			return err
-		}
-	}
-	err = p.files.CloneDisk(ctx, id, source, size)
-	return errors.Join(err, p.tampering.life(
-		event{what: diskCloned, disk: id, snapshot: source, bytes: size}, err))
-}
-
-// RemoveSnapshot removes a snapshot's bytes, if they exist.
-func (p *Plane) RemoveSnapshot(id string) error {
-	path := p.SnapshotPath(id)
-	err := p.tampering.life(event{what: snapshotRemoving, snapshot: path}, nil)
-	if err == nil {
-		err = p.removeBacking(path)
-	}
-	if err != nil {
-		return fmt.Errorf("remove snapshot %s: %w", id, err)
-	}
-	p.removed(id)
-	return p.tampering.life(event{what: snapshotRemoved, snapshot: path}, nil)
-}
-
-// life reports an event to the tamper, unless the operation failed.
+// life reports an event to the tamper, unless the operation failed, whose error it returns.
 func (a *tampering) life(e event, failed error) error {
 	if t := a.tamper(); failed == nil && t.life != nil {
 		return t.life(a.plane, e)
 	}
-	return nil
+	return failed
 }
 
 // appearance returns a device as its guest sees it.
@@ -285,7 +251,7 @@ func deleteAnother(p *Plane, _ event) error {
 	return errors.Join(err, os.Truncate(p.DiskPath(id), 0), os.Truncate(p.DiskPath(id), size))
 }
 
-func (p files) replace(path, source string) error {
+func (p *Plane) replace(path, source string) error {
 	st, err := os.Stat(source)
 	if err != nil {
 		return err

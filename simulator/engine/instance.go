@@ -275,13 +275,10 @@ func (s Instances) eachDisk(what string, i store.Instance, do func(store.Disk) e
 func (s Instances) Delete(call *Call, ref Ref) error {
 	return remove(s.Simulation, call, store.Instances, ref,
 		func(tx *store.Tx, i store.Instance) {
-			switch {
-			case i.Active():
-				tx.Check(invalidRequest("cannot delete instance: instance is running or has not yet " +
-					"fully stopped"))
-			case i.RunState != store.RunStopped && i.RunState != store.RunFailed:
-				tx.Check(invalidRequest("instance cannot be deleted in state %q", i.RunState))
-			}
+			tx.Refuse(i.Active(),
+				invalidRequest("cannot delete instance: instance is running or has not yet fully stopped"))
+			tx.Refuse(i.RunState != store.RunStopped && i.RunState != store.RunFailed,
+				invalidRequest("instance cannot be deleted in state %q", i.RunState))
 			s.releaseAddresses(tx, i.ID)
 			tx.DeleteInstance(i)
 		}, func(i store.Instance) error { return s.plane.RemoveGuest(i.ID) })
@@ -313,22 +310,17 @@ func (s Instances) Update(call *Call, ref Ref, u InstanceUpdate) (store.Instance
 	}
 	return s.change(call, ref, func(tx *store.Tx, i *store.Instance) {
 		tx.Check(checkSize(u.NCPUs, u.Memory))
-		if u.JumboFrames {
-			tx.Check(invalidRequest("enable_jumbo_frames may only be set to true when the " +
-				"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"))
-		}
+		tx.Refuse(u.JumboFrames, invalidRequest("enable_jumbo_frames may only be set to true when the "+
+			"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"))
 		if u.BootDisk.Given() {
 			find(tx, store.Disks, i.ProjectID, u.BootDisk)
 		}
 		resized := u.NCPUs != i.NCPUs || u.Memory != i.Memory ||
 			store.Deref(u.CPUPlatform) != store.Deref(i.CPUPlatform)
-		if resized && i.Active() {
-			tx.Check(conflict("instance must be stopped to change CPU or memory"))
-		}
+		tx.Refuse(resized && i.Active(), conflict("instance must be stopped to change CPU or memory"))
 		boot := bootDisk(tx, *i, u.BootDisk)
-		if store.Deref(boot) != store.Deref(i.BootDiskID) && i.Active() {
-			tx.Check(conflict("instance must be stopped to set boot disk"))
-		}
+		tx.Refuse(store.Deref(boot) != store.Deref(i.BootDiskID) && i.Active(),
+			conflict("instance must be stopped to set boot disk"))
 		i.NCPUs, i.Memory, i.BootDiskID = u.NCPUs, u.Memory, boot
 		i.AutoRestartPolicy, i.CPUPlatform = u.AutoRestartPolicy, u.CPUPlatform
 		i.AutoRestartEnabled = store.Deref(u.AutoRestartPolicy) != "never"
@@ -341,8 +333,6 @@ func bootDisk(tx *store.Tx, i store.Instance, sel store.Selector) *string {
 		return nil
 	}
 	d := find(tx, store.Disks, i.ProjectID, sel)
-	if !d.AttachedTo(i.ID) {
-		tx.Check(conflict("boot disk must be attached"))
-	}
+	tx.Refuse(!d.AttachedTo(i.ID), conflict("boot disk must be attached"))
 	return &d.ID
 }

@@ -107,9 +107,7 @@ func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate) 
 		owner = s.project(call, tx, project)
 		i.ProjectID = owner.ID
 		tx.Check(checkDescription(i.Description))
-		if store.Instances.Taken(tx, owner.ID, i.Name) {
-			tx.Check(alreadyExists("instance", i.Name))
-		}
+		tx.Refuse(store.Instances.Taken(tx, owner.ID, i.Name), alreadyExists("instance", i.Name))
 		nics := newInterfaces(tx, i, c.Interfaces)
 		tx.InsertInstance(i, nics)
 		tx.OpenSaga(i.ID, c)
@@ -273,13 +271,9 @@ func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCrea
 			s.Disks.describe(tx, owner, *a.Create, &store.Disk{})
 		}
 	}
-	if len(c.ExternalIPs) > maxExternalIPs {
-		tx.Check(externalIPsProblem(c.ExternalIPs))
-	}
-	if c.JumboFrames {
-		tx.Check(invalidRequest("enable_jumbo_frames may only be set on an instance when the " +
-			"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"))
-	}
+	tx.Refuse(len(c.ExternalIPs) > maxExternalIPs, externalIPsProblem(c.ExternalIPs))
+	tx.Refuse(c.JumboFrames, invalidRequest("enable_jumbo_frames may only be set on an instance "+
+		"when the fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"))
 	tx.Check(externalIPsProblem(c.ExternalIPs))
 	tx.Check(interfacesProblem(c.Interfaces))
 	linksOf(tx, owner.ID, c)
@@ -302,9 +296,7 @@ func linksOf(tx *store.Tx, projectID string, c InstanceCreate) (keys, groups []s
 func idsOf(tx *store.Tx, k *Kind, parent string, wanted []store.Selector) (ids []string) {
 	for _, sel := range wanted {
 		r := find(tx, k.Table(), parent, sel)
-		if k.Table().Parent(r) != parent {
-			tx.Check(notFound(k.Name, sel))
-		}
+		tx.Refuse(k.Table().Parent(r) != parent, notFound(k.Name, sel))
 		if !slices.Contains(ids, r.ID) {
 			ids = append(ids, r.ID)
 		}

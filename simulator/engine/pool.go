@@ -278,12 +278,9 @@ func (s Resources) LinkPool(call *Call, k *Kind, sel, silo store.Selector, first
 		_, taken := c.defaultPool(c.old)
 		_, again := linked(c.old)
 		w := words[k]
-		switch {
-		case again, first && taken && w.secondDefault == "":
-			c.Check(alreadyExists(w.link, fmt.Sprintf(w.linkID, c.old.ID, siloID)))
-		case first && taken:
-			c.Check(invalidRequest("%s", w.secondDefault))
-		}
+		c.Refuse(again || first && taken && w.secondDefault == "",
+			alreadyExists(w.link, fmt.Sprintf(w.linkID, c.old.ID, siloID)))
+		c.Refuse(first && taken, invalidRequest("%s", w.secondDefault))
 		c.record.Fields[isDefault] = first
 		link = linkOf(k, c.record)
 	})
@@ -321,9 +318,7 @@ func (s Resources) UnlinkPool(call *Call, k *Kind, sel, silo store.Selector) err
 			c.Check(noLink(k, c.old))
 		}
 		c.record.Fields[isDefault] = nil
-		if len(c.used()) > 0 {
-			c.Check(invalidRequest("%s", words[k].usedPool))
-		}
+		c.Refuse(len(c.used()) > 0, invalidRequest("%s", words[k].usedPool))
 	})
 }
 
@@ -429,14 +424,10 @@ func (s Resources) RemoveExtent(call *Call, k *Kind, sel store.Selector, e Exten
 		rest := slices.DeleteFunc(slices.Clone(list), func(other Extent) bool {
 			return other.First == e.First && other.Last == e.Last
 		})
-		if len(rest) == len(list) {
-			c.Check(invalidRequest(words[k].missing, e))
-		}
+		c.Refuse(len(rest) == len(list), invalidRequest(words[k].missing, e))
 		c.record.Fields[extents] = rest
 		for _, p := range c.used() {
-			if e.contains(p.Addr()) {
-				c.Check(invalidRequest("%s", words[k].usedExtent))
-			}
+			c.Refuse(e.contains(p.Addr()), invalidRequest("%s", words[k].usedExtent))
 		}
 	})
 }

@@ -1,13 +1,19 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/http"
+	"os"
 	"slices"
 
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
@@ -188,3 +194,241 @@ func (r *Simulation) failed(ids []string) error {
 		}
 	})
 }
+
+// seeder creates the objects of the Config that the directory lacks.
+type seeder struct{ *Simulation }
+
+func (r seeder) projectNames() []string {
+	if len(r.config.Projects) == 0 {
+		return []string{"default"}
+	}
+	return r.config.Projects
+}
+
+// network creates the projects with their networks, and the pools of external addresses.
+func (r seeder) network(tx *store.Tx) {
+	c := &Change{Simulation: r.Simulation, Tx: tx, derive: true}
+	for _, name := range r.projectNames() {
+		if problem := store.CheckName(name); problem != "" {
+			tx.Check(fmt.Errorf("project %q: %s", name, problem))
+		}
+		if _, ok := configured(tx, name); ok {
+			continue
+		}
+		in := named(name, "made by the simulator", nil)
+		in.id = store.DerivedID("project", name)
+		c.create(Project, store.Resource{}, in)
+	}
+	createPools(c)
+}
+
+// configured finds a project of the Config, also if a client has renamed it.
+func configured(tx *store.Tx, name string) (store.Project, bool) {
+	if p, ok := store.Projects.Get(tx, store.DerivedID("project", name)); ok {
+		return p, ok
+	}
+	return store.Projects.ByName(tx, "", name)
+}
+
+// project finds a project of the Config; "" means the first one.
+func (r seeder) project(tx *store.Tx, name string) store.Project {
+	name = cmp.Or(name, r.projectNames()[0])
+	p, ok := configured(tx, name)
+	tx.Refuse(!ok, fmt.Errorf("there is no project %q", name))
+	return p
+}
+
+// instances creates the instances that the directory lacks.
+func (r seeder) instances(tx *store.Tx) {
+	r.config.Instances = slices.Clone(r.config.Instances)
+	for n, spec := range r.config.Instances {
+		err := tx.Try(func(tx *store.Tx) { r.config.Instances[n].ID = r.instance(tx, spec) })
+		tx.Refuse(err != nil, fmt.Errorf("instance %q: %w", spec.Name, err))
+	}
+}
+
+func (r seeder) instanceID(i InstanceSpec) string {
+	if i.ID == "" {
+		return store.DerivedID("instance", cmp.Or(i.Project, r.projectNames()[0]), i.Name)
+	}
+	if id, err := uuid.Parse(i.ID); err == nil {
+		return id.String()
+	}
+	return i.ID
+}
+
+// instance creates an instance if the directory lacks it, and returns its ID.
+func (r seeder) instance(tx *store.Tx, spec InstanceSpec) string {
+	if problem := store.CheckName(spec.Name); problem != "" {
+		tx.Check(errors.New(problem))
+	}
+	p := r.project(tx, spec.Project)
+	parsed, err := uuid.Parse(r.instanceID(spec))
+	tx.Refuse(err != nil, fmt.Errorf("its ID %q is no UUID", spec.ID))
+	if existing, ok := store.Instances.ByName(tx, p.ID, spec.Name); ok {
+		if spec.ID != "" && existing.ID != parsed.String() {
+			tx.Check(fmt.Errorf("the directory knows it as %s, not as %s", existing.ID, parsed))
+		}
+		return existing.ID
+	}
+	if other, ok := store.Instances.Get(tx, parsed.String()); ok {
+		tx.Check(fmt.Errorf("its ID %s is that of instance %q; give it another one", parsed,
+			other.Name))
+	}
+	i := store.Instance{
+		Identity:  store.NewIdentity(parsed.String(), spec.Name, "made by the simulator"),
+		ProjectID: p.ID, NCPUs: 2, Memory: 4 * gibibyte, Hostname: spec.Name,
+		AutoRestartEnabled: true,
+	}
+	i.SetRunState(store.RunRunning)
+	if spec.Stopped || r.config.Machines != "" {
+		i.SetRunState(store.RunStopped)
+	}
+	if !spec.Stopped && r.config.Machines != "" {
+		r.boot = append(r.boot, i.ID)
+	}
+	var nics []store.NetworkInterface
+	err = tx.Try(func(tx *store.Tx) {
+		nics = newInterfaces(tx, i, []InterfaceCreate{DefaultInterface})
+		r.attachNAT(tx, i, nics)
+	})
+	var refused *Error
+	if errors.As(err, &refused) && (refused.Status == http.StatusNotFound ||
+		refused.Status == http.StatusInsufficientStorage) {
+		// A client has removed or filled the network or the pool, so the instance has no interface.
+		nics, err = []store.NetworkInterface{}, nil
+	}
+	tx.Check(err)
+	tx.InsertInstance(i, nics)
+	return i.ID
+}
+
+// images imports the images that the directory lacks. It writes the content before the record.
+func (r seeder) images(ctx context.Context) error {
+	for _, spec := range r.config.Images {
+		if err := r.image(ctx, spec); err != nil {
+			return fmt.Errorf("image %q: %w", spec.Name, err)
+		}
+	}
+	return nil
+}
+
+func (r seeder) image(ctx context.Context, spec ImageSpec) error {
+	img, known, err := r.imageRecord(spec)
+	if err != nil || known {
+		return err
+	}
+	err = r.store.Update(func(tx *store.Tx) { tx.Leave(img.ID) })
+	if err != nil {
+		return err
+	}
+	if err := r.plane.ImportImage(ctx, img.ID, spec.File, img.Size); err != nil {
+		return err
+	}
+	return r.store.Update(func(tx *store.Tx) { store.Images.Put(tx, img) })
+}
+
+func (r seeder) imageRecord(spec ImageSpec) (img store.Image, known bool, err error) {
+	if problem := store.CheckName(spec.Name); problem != "" {
+		return img, false, errors.New(problem)
+	}
+	img = store.Image{
+		Identity: store.NewIdentity(store.DerivedID("image", spec.Project, spec.Name), spec.Name,
+			"made by the simulator"),
+		OS: "simulated", Version: "1",
+		BlockSize: cmp.Or(spec.BlockSize, 512), Size: spec.SizeBytes,
+	}
+	if spec.File != "" {
+		info, err := os.Stat(spec.File)
+		if err != nil {
+			return img, false, err
+		}
+		img.Size = max(img.Size, roundUp(info.Size(), int64(img.BlockSize)))
+	}
+	if img.Size <= 0 {
+		return img, false, errors.New("it needs a size or a file that is not empty")
+	}
+	err = r.store.View(func(tx *store.Tx) {
+		if spec.Project != "" {
+			p := r.project(tx, spec.Project)
+			img.ProjectID = &p.ID
+		}
+		// It may have been promoted or demoted since it was imported.
+		if _, known = store.Images.Get(tx, img.ID); !known {
+			known = store.Images.Taken(tx, store.Deref(img.ProjectID), spec.Name)
+		}
+	})
+	return img, known, err
+}
+
+// disks creates the disks that the directory lacks, and attaches them.
+func (r seeder) disks() error {
+	for _, spec := range r.config.Disks {
+		if err := r.disk(spec); err != nil {
+			return fmt.Errorf("disk %q: %w", spec.Name, err)
+		}
+	}
+	return nil
+}
+
+func (r seeder) disk(spec DiskSpec) error {
+	if problem := store.CheckName(spec.Name); problem != "" {
+		return errors.New(problem)
+	}
+	c := DiskCreate{Name: spec.Name, Description: "made by the simulator", Size: spec.SizeBytes,
+		Backend: store.TypeDistributed,
+		Source:  DiskSource{Kind: SourceBlank, BlockSize: cmp.Or(spec.BlockSize, 4096)}}
+	if !slices.Contains([]int{512, 2048, 4096}, c.Source.BlockSize) {
+		return fmt.Errorf("its block size is %d; use 512, 2048 or 4096", spec.BlockSize)
+	}
+	var owner store.Project
+	var to store.Instance
+	known := false
+	err := r.store.View(func(tx *store.Tx) {
+		owner = r.project(tx, spec.Project)
+		c.ID = store.DerivedID("disk", owner.ID, spec.Name)
+		_, known = store.Disks.Get(tx, c.ID)
+		if known = known || store.Disks.Taken(tx, owner.ID, spec.Name); known {
+			return
+		}
+		var ok bool
+		if to, ok = store.Instances.ByName(tx, owner.ID, spec.Instance); !ok && spec.Instance != "" {
+			tx.Check(fmt.Errorf("project %q has no instance %q",
+				cmp.Or(spec.Project, r.projectNames()[0]), spec.Instance))
+		}
+		if spec.Image != "" {
+			c.Source = imageNamed(tx, owner.ID, spec.Image)
+		}
+	})
+	if err != nil || known {
+		return err
+	}
+	// The disk's ID is the same after each reset, and its old bytes may still exist.
+	if err := r.plane.RemoveDisk(c.ID); err != nil {
+		return err
+	}
+	made, err := r.Disks.create(&Call{Resumed: true}, owner, c)
+	if err != nil || spec.Instance == "" {
+		return err
+	}
+	return r.store.Update(func(tx *store.Tx) {
+		now := r.switches.get()
+		now.Hotplug = adminapi.HotplugFull // the rack attaches the disk before the instance starts
+		tx.Check(attachProblem(to, made, len(tx.DisksOf(to.ID)), now))
+		made.State = store.DiskState{State: store.StateAttached, Instance: to.ID}
+		tx.PutDisk(made)
+	})
+}
+
+// imageNamed returns the image with a name in the project or else in the silo.
+func imageNamed(tx *store.Tx, projectID, name string) DiskSource {
+	for _, parent := range []string{projectID, ""} {
+		if img, ok := store.Images.ByName(tx, parent, name); ok {
+			return DiskSource{Kind: SourceImage, ID: img.ID}
+		}
+	}
+	tx.Check(fmt.Errorf("neither its project nor the silo has an image %q", name))
+	return DiskSource{}
+}
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

@@ -158,8 +158,7 @@ type Simulation struct {
 	creating keylock.Map
 	// repairs has the IDs of the disks that hold the rack's "volume repair lock", which permits one
 	// snapshot at a time (A39).
-	repairs  sync.Map
-	deferred deferredWork
+	repairs sync.Map
 	// unfreed is the space of deleted objects that is not free yet and that no quota counts.
 	unfreed atomic.Int64
 	// closing is closed when the rack begins to close.
@@ -172,8 +171,9 @@ type Simulation struct {
 	// life is held while the rack is reset or closed.
 	life sync.Mutex
 	mu   sync.Mutex
-	// mu guards closed, which must not change while work is added.
-	closed bool
+	// mu guards closed, which must not change while work is added, and deferred.
+	closed   bool
+	deferred *deferredWork
 }
 
 // ErrClosed is the error of a call to a closed rack.
@@ -182,7 +182,8 @@ var ErrClosed = errors.New("the simulator is closed")
 // Open opens the rack. It creates the objects of the config that the directory lacks, gives the
 // running instances their devices, and completes the unfinished work of an earlier simulator.
 func Open(ctx context.Context, c Config) (*Simulation, error) {
-	r := &Simulation{config: c, log: cmp.Or(c.Log, slog.Default()), closing: make(chan struct{})}
+	r := &Simulation{config: c, log: cmp.Or(c.Log, slog.Default()), closing: make(chan struct{}),
+		deferred: newDeferredWork()}
 	r.Disks, r.Snapshots, r.Images, r.Silo = Disks{r}, Snapshots{r}, Images{r}, Silo{r}
 	r.Instances, r.Attachments, r.Resources = Instances{r}, Attachments{r}, Resources{r}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -195,10 +196,7 @@ func Open(ctx context.Context, c Config) (*Simulation, error) {
 }
 
 func (r *Simulation) open(ctx context.Context) (err error) {
-	if _, err := r.ChangeSwitches(func(now *adminapi.Switches) error {
-		*now = r.config.switches()
-		return nil
-	}); err != nil {
+	if err := r.resetSwitches(); err != nil {
 		return err
 	}
 	if r.config.Dir == "" {
@@ -298,14 +296,12 @@ func (r *Simulation) Begin() (end func(), ok bool) {
 
 // background runs work that continues after its request; Close waits for the work.
 func (r *Simulation) background(work func()) {
-	end, ok := r.Begin()
-	if !ok {
-		return
+	if end, ok := r.Begin(); ok {
+		go func() {
+			defer end()
+			work()
+		}()
 	}
-	go func() {
-		defer end()
-		work()
-	}()
 }
 
 // Pause waits for d. It returns false if ctx or the rack ended before.
@@ -360,3 +356,146 @@ func (r *Simulation) Records() *store.Store { return r.store }
 
 // Plane returns the rack's data plane.
 func (r *Simulation) Plane() *dataplane.Plane { return r.plane }
+
+// deferredWork has the work of calls that were answered before it is done, since the last
+// RunDeferred, which closes now to end its delays.
+type deferredWork struct {
+	now  chan struct{}
+	work sync.WaitGroup
+}
+
+func newDeferredWork() *deferredWork { return &deferredWork{now: make(chan struct{})} }
+
+// DeferWork calls do when ctx has ended and the delay after that has passed. If the rack closes
+// before, do is not called.
+func (r *Simulation) DeferWork(ctx context.Context, delay time.Duration, do func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	w := r.deferred
+	w.work.Add(1)
+	r.work.Go(func() {
+		defer w.work.Done()
+		select {
+		case <-ctx.Done():
+		case <-r.ctx.Done():
+		}
+		timer := time.NewTimer(delay)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-w.now:
+		case <-r.ctx.Done():
+		}
+		if r.ctx.Err() == nil {
+			do()
+		}
+	})
+}
+
+// RunDeferred carries out the deferred work at once. It returns when all of it is done, including
+// work that was already in progress.
+func (r *Simulation) RunDeferred(ctx context.Context) error {
+	r.mu.Lock()
+	w := r.deferred
+	r.deferred = newDeferredWork()
+	r.mu.Unlock()
+	close(w.now)
+	done := make(chan struct{})
+	go func() {
+		w.work.Wait() // the work ends with the rack at the latest
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("run deferred work: %w", ctx.Err())
+	}
+}
+
+// free removes the bytes of a deleted object and frees its share of the quota, now or some time
+// after the response (A68). If the rack is closed before, its next start frees them.
+func (r *Simulation) free(call *Call, id string, size int64, remove func(id string) error,
+	now adminapi.Switches) error {
+	if now.FreeDelay <= 0 {
+		return remove(id)
+	}
+	if now.QuotaFirst {
+		r.unfreed.Add(size)
+	}
+	r.DeferWork(call.Context, time.Duration(now.FreeDelay), func() {
+		defer r.locks.Lock(id)()
+		err := remove(id)
+		switch {
+		case err != nil:
+		case now.QuotaFirst:
+			r.unfreed.Add(-size)
+		default:
+			err = r.store.Update(func(tx *store.Tx) { tx.ReleaseDeferred(id) })
+		}
+		if err != nil {
+			r.log.Error("cannot free what was deleted", slog.String("id", id),
+				slog.String("error", err.Error()))
+		}
+	})
+	return nil
+}
+
+// settleDeleted releases the quota of deleted objects. Reconcile removes their files.
+func settleDeleted(tx *store.Tx) {
+	for _, id := range tx.DeferredReleases() {
+		tx.ReleaseDeferred(id)
+	}
+}
+
+// release returns the quota of a deleted object, now or after the delay (A68).
+func release(tx *store.Tx, id string, size int64, now adminapi.Switches) {
+	if now.FreeDelay > 0 && !now.QuotaFirst {
+		tx.DeferRelease(id, size)
+	} else {
+		tx.AddStorage(-size)
+	}
+}
+
+// noSpace reports whether the rack lacks physical space for a number of bytes in addition to what
+// the quota counts (A27). Deleted objects use their space until it is freed (A68).
+func (r *Simulation) noSpace(more int64) bool {
+	now, unfreed := r.switches.get(), r.unfreed.Load()
+	if now.Full || unfreed == 0 {
+		return now.Full
+	}
+	used, err := reading(r, (*store.Tx).Storage)
+	return err != nil || used+more > int64(now.QuotaBytes)-unfreed
+}
+
+// Reset puts the rack back to its start: it has the objects and the switches of the Config, with
+// the same IDs, and nothing else. The guests lose their disks even if they use them; their views
+// stay where they are. Calls that come in the meantime get ErrClosed.
+func (r *Simulation) Reset(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx) // a rack that is half reset cannot be used
+	r.life.Lock()
+	defer r.life.Unlock()
+	if !r.end() {
+		return ErrClosed
+	}
+	// No call and no work is in progress, so the fields below can be changed without a lock.
+	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(r.ctx))
+	r.unfreed.Store(0)
+	err := r.plane.Empty()
+	if err == nil {
+		err = r.resetSwitches()
+	}
+	if err == nil {
+		err = r.restore(ctx, (*store.Tx).Clear)
+	}
+	r.mu.Lock()
+	r.closed = false
+	r.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("reset the rack in %s: %w", r.config.Dir, err)
+	}
+	return nil
+}

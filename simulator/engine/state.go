@@ -2,7 +2,9 @@ package engine
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
@@ -76,4 +78,110 @@ func (r *Simulation) Version() (version int, err error) {
 // keys as the record.
 func collect[T any](tx *store.Tx, table string, into *[]T) {
 	*into = slices.AppendSeq([]T{}, store.As[T](tx, table))
+}
+
+const (
+	// A16: an instance may have twelve disks, including its boot disk.
+	defaultDiskLimit = 12
+	defaultQuota     = 64 * tebibyte
+)
+
+func checkSwitches(s adminapi.Switches) error {
+	switch {
+	case s.QuotaBytes < 0:
+		return fmt.Errorf("quota_bytes is %d; it cannot be negative", s.QuotaBytes)
+	case s.DiskLimit < 0:
+		return fmt.Errorf("disk_limit is %d; it cannot be negative", s.DiskLimit)
+	}
+	if err := s.Hotplug.Check(); err != nil {
+		return err
+	}
+	switch s.Role {
+	case adminapi.RoleCollaborator, adminapi.RoleViewer, adminapi.RoleNone,
+		adminapi.RoleFleetAdmin:
+		return nil
+	}
+	return fmt.Errorf("role is %q; use %s, %s, %s or %s", s.Role, adminapi.RoleCollaborator,
+		adminapi.RoleViewer, adminapi.RoleNone, adminapi.RoleFleetAdmin)
+}
+
+type switchboard struct {
+	mu sync.Mutex
+	// mu guards now and changed.
+	now adminapi.Switches
+	// changed is closed at the next change; nil means that no call waits for it.
+	changed chan struct{}
+}
+
+// watch returns the present switches, and a channel that is closed when they change.
+func (b *switchboard) watch() (now adminapi.Switches, changed <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.changed == nil {
+		b.changed = make(chan struct{})
+	}
+	return b.now, b.changed
+}
+
+func (b *switchboard) get() adminapi.Switches {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.now
+}
+
+// change applies a change as a whole, or returns an error if the switches would become invalid.
+func (b *switchboard) change(apply func(*adminapi.Switches) error) (adminapi.Switches, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	next := b.now
+	err := apply(&next)
+	if err == nil {
+		err = checkSwitches(next)
+	}
+	if err == nil {
+		b.now = next
+		if b.changed != nil {
+			close(b.changed)
+			b.changed = nil
+		}
+	}
+	return b.now, err
+}
+
+func (c Config) switches() adminapi.Switches {
+	limit := cmp.Or(c.DiskLimit, defaultDiskLimit)
+	if c.Machines != "" {
+		limit = min(limit, defaultDiskLimit-1) // a virtual machine also has a root disk
+	}
+	return adminapi.Switches{
+		Hotplug:       cmp.Or(c.Hotplug, adminapi.HotplugFull),
+		DeviceDelay:   adminapi.Duration(c.DeviceDelay),
+		CreateHold:    adminapi.Duration(c.CreateHold),
+		SnapshotHold:  adminapi.Duration(c.SnapshotHold),
+		FreeDelay:     adminapi.Duration(c.FreeDelay),
+		QuotaFirst:    c.QuotaFirst,
+		InstanceDelay: adminapi.Duration(c.InstanceDelay),
+		QuotaBytes:    adminapi.Size(cmp.Or(c.QuotaBytes, defaultQuota)),
+		DiskLimit:     limit,
+		Role:          cmp.Or(c.Role, adminapi.RoleCollaborator),
+	}
+}
+
+// Switches returns the present switches.
+func (r *Simulation) Switches() adminapi.Switches { return r.switches.get() }
+
+// ChangeSwitches applies a change. It returns an error, and changes nothing, if the switches would
+// become invalid.
+func (r *Simulation) ChangeSwitches(apply func(*adminapi.Switches) error) (
+	adminapi.Switches, error) {
+	return r.switches.change(apply)
+}
+
+// resetSwitches sets the switches as the Config does.
+func (r *Simulation) resetSwitches() error {
+	_, err := r.ChangeSwitches(func(now *adminapi.Switches) error {
+		*now = r.config.switches()
+		return nil
+	})
+	return err
 }

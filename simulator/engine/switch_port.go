@@ -31,12 +31,9 @@ func lotOf(tx *store.Tx, r store.Resource) Lot {
 func setBlocks(c *Change, value any) {
 	had, blocks := extentsOf(c.Tx, c.old), []Extent{}
 	for _, e := range value.([]Extent) {
-		switch {
-		case e.First.BitLen() != e.Last.BitLen():
-			c.Check(invalidRequest("Block bounds must be in same address family"))
-		case e.Last.Less(e.First):
-			c.Check(invalidRequest("Invalid range, first must be <= last"))
-		}
+		c.Refuse(e.First.BitLen() != e.Last.BitLen(),
+			invalidRequest("Block bounds must be in same address family"))
+		c.Refuse(e.Last.Less(e.First), invalidRequest("Invalid range, first must be <= last"))
 		old := slices.IndexFunc(had, func(o Extent) bool {
 			return o.First == e.First && o.Last == e.Last
 		})
@@ -175,9 +172,7 @@ func setAddresses(c *Change, value any) {
 	for _, one := range list {
 		a := one.(map[string]any)
 		lot, ok := AddressLot.Table().Find(c.Tx, "", a["address_lot"].(store.Selector))
-		if !ok {
-			c.Check(invalidRequest("AddressLot not found"))
-		}
+		c.Refuse(!ok, invalidRequest("AddressLot not found"))
 		taken, blocks := addressesOf(c.Tx, lot.ID), extentsOf(c.Tx, lot)
 		address := netip.MustParsePrefix(a["address"].(string)).Addr()
 		in := slices.IndexFunc(blocks, func(e Extent) bool { return e.contains(address) })
@@ -201,9 +196,7 @@ func setAddresses(c *Change, value any) {
 func setLacking(name string) func(*Change, any) {
 	return func(c *Change, value any) {
 		c.record.Fields[name] = value
-		if len(value.([]any)) > 0 {
-			c.Check(&Error{Status: http.StatusNotImplemented, Message: "the simulator does not have " +
-				"the " + name + " of a switch port, which the rack has"})
-		}
+		c.Refuse(len(value.([]any)) > 0, &Error{Status: http.StatusNotImplemented,
+			Message: "the simulator does not have the " + name + " of a switch port, which the rack has"})
 	}
 }

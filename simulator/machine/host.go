@@ -105,20 +105,21 @@ func kvmWorks(ctx context.Context) bool {
 
 // Start starts a machine in its directory, which exists. It returns when the machine's firmware
 // runs; the guest boots then.
-func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (*Machine, error) {
-	m, err := h.start(ctx, dir, g, d)
-	if err != nil {
-		return nil, fmt.Errorf("start the machine of instance %s: %w", g.Name, err)
-	}
-	return m, nil
-}
-
-func (h *Host) start(ctx context.Context, dir string, g Guest, d []Disk) (*Machine, error) {
+func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Machine, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("start the machine of instance %s: %w", g.Name, err)
+		}
+	}()
 	if len(d) >= len(slots) {
 		return nil, errNoSlot
 	}
-	lock, err := awaitLock(ctx, dir)
-	if err != nil {
+	var lock *os.File
+	// The QEMU of an earlier start closes its files after it has ended for those who ask it.
+	if err := retry(ctx, func() (again bool, err error) {
+		lock, err = hold(dir)
+		return errors.Is(err, unix.EWOULDBLOCK), err
+	}); err != nil {
 		return nil, err
 	}
 	defer lock.Close()
@@ -193,20 +194,20 @@ func hold(dir string) (*os.File, error) {
 	return lock, nil
 }
 
-// awaitLock waits until the QEMU of an earlier start has closed its files, which it does after it
-// has ended for those who ask it.
-func awaitLock(ctx context.Context, dir string) (*os.File, error) {
-	retry := time.NewTicker(20 * time.Millisecond)
-	defer retry.Stop()
+// retry calls do as long as it reports again, and returns its last error. If ctx ends before, the
+// error says so, too.
+func retry(ctx context.Context, do func() (again bool, err error)) error {
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
 	for {
-		lock, err := hold(dir)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return lock, err
+		again, err := do()
+		if !again {
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, err
-		case <-retry.C:
+			return errors.Join(err, context.Cause(ctx))
+		case <-ticker.C:
 		}
 	}
 }
@@ -282,48 +283,42 @@ func (h *Host) arguments(g Guest, image Image) []string {
 }
 
 // await waits until the process answers for the instance.
-func await(ctx context.Context, dir, id string, exited <-chan error) (*Machine, error) {
+func await(ctx context.Context, dir, id string, exited <-chan error) (m *Machine, err error) {
 	ctx, cancel := context.WithTimeout(ctx, plugTime)
 	defer cancel()
-	retry := time.NewTicker(20 * time.Millisecond)
-	defer retry.Stop()
-	for {
-		m, err := find(ctx, dir, id)
-		if err == nil && m != nil {
-			return m, nil
+	err = retry(ctx, func() (again bool, err error) {
+		if m, err = find(ctx, dir, id); m != nil {
+			return false, nil
 		}
 		select {
 		case end := <-exited:
-			return nil, fmt.Errorf("QEMU has ended: %w", errors.Join(end, ErrGone))
-		case <-ctx.Done():
-			return nil, fmt.Errorf("QEMU does not answer: %w", errors.Join(err, context.Cause(ctx)))
-		case <-retry.C:
+			return false, fmt.Errorf("QEMU has ended: %w", errors.Join(end, ErrGone))
+		default:
+			return true, err
 		}
+	})
+	if m == nil && ctx.Err() != nil {
+		err = fmt.Errorf("QEMU does not answer: %w", err)
 	}
+	return m, err
 }
 
 // Find returns the machine of an instance that runs in the directory, or nil if none does: whoever
 // answers at the socket with the instance's ID. It waits for a QEMU that has just been started.
-func Find(ctx context.Context, dir, id string) (*Machine, error) {
+func Find(ctx context.Context, dir, id string) (m *Machine, err error) {
 	ctx, cancel := context.WithTimeout(ctx, plugTime)
 	defer cancel()
-	retry := time.NewTicker(20 * time.Millisecond)
-	defer retry.Stop()
-	for {
-		m, err := find(ctx, dir, id)
-		if m != nil || err != nil {
-			return m, err
+	err = retry(ctx, func() (again bool, err error) {
+		if m, err = find(ctx, dir, id); m != nil || err != nil {
+			return false, err
 		}
 		lock, err := hold(dir)
-		if err == nil {
-			return nil, lock.Close()
+		if err != nil {
+			return true, err
 		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-retry.C:
-		}
-	}
+		return false, lock.Close()
+	})
+	return m, err
 }
 
 func find(ctx context.Context, dir, id string) (*Machine, error) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -40,7 +41,11 @@ func (m *Machine) Ended() <-chan struct{} { return m.qmp.ended }
 
 // PoweredOff reports whether the guest has powered the ended machine off itself. Else somebody has
 // stopped or killed it.
-func (m *Machine) PoweredOff() bool { return m.qmp.reason() == "guest-shutdown" }
+func (m *Machine) PoweredOff() bool {
+	m.qmp.mu.Lock()
+	defer m.qmp.mu.Unlock()
+	return m.qmp.last == "guest-shutdown"
+}
 
 // SSHPort returns the port of loopback that leads to the guest's sshd.
 func (m *Machine) SSHPort() int { return m.sshPort }
@@ -79,20 +84,12 @@ func node(kind, id string) string {
 	return kind[:1] + kind[len(kind)-1:] + id[:min(len(id), 29)]
 }
 
-// blocks returns the block devices of a disk: the file, and the disk over it.
-func (d Disk) blocks() (file, disk map[string]any) {
-	return map[string]any{"driver": "file", "node-name": node("file", d.ID), "filename": d.Path,
-			"read-only": d.ReadOnly, "discard": "ignore"},
-		d.block(node("file", d.ID))
-}
-
 // block returns the block device of a disk over a file.
 func (d Disk) block(file string) map[string]any {
 	return map[string]any{"driver": "raw", "node-name": node("disk", d.ID), "read-only": d.ReadOnly,
 		"size": d.SizeBytes, "file": file}
 }
 
-// port returns the name of the root port in a slot.
 func port(slot int) string { return fmt.Sprintf("port-%#x", slot) }
 
 // device returns the NVMe controller of a disk in a slot, or behind the root port there.
@@ -106,7 +103,6 @@ func (d Disk) device(slot int, ports bool) map[string]any {
 		"logical_block_size": d.BlockSize, "physical_block_size": d.BlockSize}
 }
 
-// pciBus is a PCI bus as QEMU describes it.
 type pciBus struct {
 	Devices []struct {
 		Slot int
@@ -181,15 +177,8 @@ func (m *Machine) Plug(ctx context.Context, d Disk) error {
 		}
 		return err
 	}
-	taken := func(slot int) bool {
-		for _, s := range used {
-			if s == slot {
-				return true
-			}
-		}
-		return false
-	}
-	i := slices.IndexFunc(slots[1:], func(slot int) bool { return !taken(slot) }) + 1
+	taken := slices.Collect(maps.Values(used))
+	i := slices.IndexFunc(slots[1:], func(slot int) bool { return !slices.Contains(taken, slot) }) + 1
 	if i == 0 {
 		return errNoSlot
 	}
@@ -197,8 +186,9 @@ func (m *Machine) Plug(ctx context.Context, d Disk) error {
 	if err := m.forget(ctx, d.ID); err != nil {
 		return err
 	}
-	file, disk := d.blocks()
-	for _, block := range []map[string]any{file, disk} {
+	file := map[string]any{"driver": "file", "node-name": node("file", d.ID), "filename": d.Path,
+		"read-only": d.ReadOnly, "discard": "ignore"}
+	for _, block := range []map[string]any{file, d.block(node("file", d.ID))} {
 		if err = m.qmp.do(ctx, "blockdev-add", block, nil); err != nil {
 			break
 		}
@@ -309,7 +299,6 @@ func (m *Machine) forget(ctx context.Context, id string) error {
 	return err
 }
 
-// nodes returns the names of QEMU's block devices.
 func (m *Machine) nodes(ctx context.Context) (map[string]bool, error) {
 	var all []struct {
 		Name string `json:"node-name"`
@@ -335,21 +324,24 @@ func (m *Machine) Reset(ctx context.Context) error {
 
 // Stop ends the machine at once, whatever its guest does, and waits for its end.
 func (m *Machine) Stop(ctx context.Context) error {
-	m.pidMu.Lock()
-	if m.pid >= 0 {
-		err := unix.PidfdSendSignal(m.pid, unix.SIGKILL, nil, 0)
-		if err != nil && !errors.Is(err, unix.ESRCH) {
-			m.pidMu.Unlock()
-			return fmt.Errorf("stop QEMU: %w", err)
-		}
+	if err := m.kill(); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("stop QEMU: %w", err)
 	}
-	m.pidMu.Unlock()
 	select {
 	case <-m.qmp.ended:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the end of QEMU: %w", context.Cause(ctx))
 	}
+}
+
+func (m *Machine) kill() error {
+	m.pidMu.Lock()
+	defer m.pidMu.Unlock()
+	if m.pid < 0 {
+		return nil
+	}
+	return unix.PidfdSendSignal(m.pid, unix.SIGKILL, nil, 0)
 }
 
 var forwarded = regexp.MustCompile(`HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s+\S+\s+22\s`)

@@ -123,6 +123,13 @@ func (tx *Tx) Check(err error) {
 	}
 }
 
+// Refuse ends the transaction with an error if a condition is true.
+func (tx *Tx) Refuse(when bool, err error) {
+	if when {
+		tx.Check(err)
+	}
+}
+
 // Try calls fn and returns the error with which Check ended it. The changes of fn stay, if the
 // transaction goes on.
 func (tx *Tx) Try(fn func(*Tx)) (err error) {
@@ -223,29 +230,24 @@ func (tx *Tx) forget(ids ...string) {
 	}
 }
 
+// Record is a record of an object.
+type Record interface{ Ident() Identity }
+
 // Table is one kind of record. Records are found by ID, by name within their parent (the project,
 // or "" for an object of the silo), and in the order of either.
-type Table[T any] struct {
+type Table[T Record] struct {
 	Name   string
-	Ident  func(T) Identity
 	Parent func(T) string
 }
 
 // These are the tables.
 var (
-	Projects = Table[Project]{"project",
-		func(p Project) Identity { return p.Identity }, func(Project) string { return "" }}
-	Disks = Table[Disk]{"disk",
-		func(d Disk) Identity { return d.Identity }, func(d Disk) string { return d.ProjectID }}
+	Projects  = Table[Project]{"project", func(Project) string { return "" }}
+	Disks     = Table[Disk]{"disk", func(d Disk) string { return d.ProjectID }}
 	Snapshots = Table[SnapshotRecord]{"snapshot",
-		func(s SnapshotRecord) Identity { return s.Identity },
 		func(s SnapshotRecord) string { return s.ProjectID }}
-	Images = Table[Image]{"image",
-		func(i Image) Identity { return i.Identity },
-		func(i Image) string { return Deref(i.ProjectID) }}
-	Instances = Table[Instance]{"instance",
-		func(i Instance) Identity { return i.Identity },
-		func(i Instance) string { return i.ProjectID }}
+	Images    = Table[Image]{"image", func(i Image) string { return Deref(i.ProjectID) }}
+	Instances = Table[Instance]{"instance", func(i Instance) string { return i.ProjectID }}
 )
 
 // Deref returns the string, or "" for nil.
@@ -303,7 +305,7 @@ func (e *FullError) Error() string {
 
 // Put adds the record, or replaces the record with the same ID, also if its name or parent differs.
 func (t Table[T]) Put(tx *Tx, record T) {
-	ident, parent := t.Ident(record), t.Parent(record)
+	ident, parent := record.Ident(), t.Parent(record)
 	old, ok := t.Get(tx, ident.ID)
 	if ok {
 		t.Delete(tx, old)
@@ -323,7 +325,7 @@ func (t Table[T]) Put(tx *Tx, record T) {
 
 // Delete removes a record. If such objects have files, its ID is Left.
 func (t Table[T]) Delete(tx *Tx, record T) {
-	ident, parent := t.Ident(record), t.Parent(record)
+	ident, parent := record.Ident(), t.Parent(record)
 	if slices.Contains(withFiles, t.Name) {
 		tx.Leave(ident.ID)
 	}
@@ -475,12 +477,74 @@ func (tx *Tx) OtherNames(parent, subject string) []string {
 }
 
 // aliases returns the ID of the object with that name, or the name of the object with that ID.
-func aliases[T any](tx *Tx, t Table[T], parent, subject string) []string {
+func aliases[T Record](tx *Tx, t Table[T], parent, subject string) []string {
 	if id := t.names(tx).Get(key(parent, subject)); id != nil {
 		return []string{string(id)}
 	}
 	if object, ok := t.Get(tx, subject); ok {
-		return []string{t.Ident(object).Name}
+		return []string{object.Ident().Name}
 	}
 	return nil
+}
+
+const keyStorage = "storage provisioned"
+
+// Storage returns the quota that disks and snapshots use.
+func (tx *Tx) Storage() (sum int64) {
+	tx.get(bucketMeta, keyStorage, &sum)
+	return sum
+}
+
+// AddStorage changes the quota that disks and snapshots use.
+func (tx *Tx) AddStorage(delta int64) { tx.put(bucketMeta, keyStorage, tx.Storage()+delta) }
+
+// DeferRelease records that the quota still counts a deleted object, until ReleaseDeferred.
+func (tx *Tx) DeferRelease(id string, size int64) { tx.put(bucketUnfreed, id, size) }
+
+// Reclaim makes the quota count a deleted object again, with or without a DeferRelease.
+func (tx *Tx) Reclaim(id string, size int64) {
+	if tx.Bucket(bucketUnfreed).Get([]byte(id)) == nil {
+		tx.AddStorage(size)
+	}
+	tx.drop(bucketUnfreed, id)
+}
+
+// ReleaseDeferred returns the quota that DeferRelease has recorded.
+func (tx *Tx) ReleaseDeferred(id string) {
+	var size int64
+	if !tx.get(bucketUnfreed, id, &size) {
+		tx.Check(fmt.Errorf("there is no record of what is to be freed of %s", id))
+	}
+	tx.AddStorage(-size)
+	tx.drop(bucketUnfreed, id)
+}
+
+// DeferredReleases lists the deleted objects that the quota still counts.
+func (tx *Tx) DeferredReleases() []string { return tx.keys(bucketUnfreed, "") }
+
+// OpenSaga records the request of a creation that has begun, so that a restart can complete it.
+func (tx *Tx) OpenSaga(id string, request any) { tx.put(bucketSagas, id, request) }
+
+// SagaRequest reads the request that OpenSaga has recorded. Without one it does not change into.
+func (tx *Tx) SagaRequest(id string, into any) { tx.get(bucketSagas, id, into) }
+
+// CloseSaga forgets the request of a creation that has ended.
+func (tx *Tx) CloseSaga(id string) { tx.drop(bucketSagas, id) }
+
+// UndoDisk removes the record of a disk whose creation has failed, and its share of the quota.
+func (tx *Tx) UndoDisk(d Disk) {
+	tx.CloseSaga(d.ID)
+	Disks.Delete(tx, d)
+	tx.AddStorage(-d.Size)
+}
+
+// UndoInstance removes an instance whose creation has failed, together with the disks that were
+// made for it.
+func (tx *Tx) UndoInstance(i Instance, made []string) {
+	tx.DeleteInstance(i)
+	for _, id := range made {
+		if d, ok := Disks.Get(tx, id); ok {
+			tx.UndoDisk(d)
+		}
+	}
 }

@@ -121,9 +121,7 @@ func (c *Change) poolWith(address netip.Addr) (pool store.Resource) {
 			}
 		}
 	}
-	if pool.ID == "" {
-		c.Check(invalidRequest("IP address %s is not in any configured pool", address))
-	}
+	c.Refuse(pool.ID == "", invalidRequest("IP address %s is not in any configured pool", address))
 	return pool
 }
 
@@ -198,20 +196,16 @@ const maxExternalIPs = 32
 
 // attachable refuses to attach an address to an instance, which may be in the state creating.
 func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr) {
-	if i.RunState == store.RunFailed {
-		tx.Check(invalidRequest("cannot attach %s IP to instance in failed state", kind))
-	}
-	if len(attachedTo(tx, FloatingIP, i.ID))+len(within(tx, ephemeralIP, i.ID)) >= maxExternalIPs {
-		tx.Check(invalidRequest("an instance may not have more than %d external IP addresses",
-			maxExternalIPs))
-	}
+	tx.Refuse(i.RunState == store.RunFailed,
+		invalidRequest("cannot attach %s IP to instance in failed state", kind))
+	tx.Refuse(len(attachedTo(tx, FloatingIP, i.ID))+len(within(tx, ephemeralIP,
+		i.ID)) >= maxExternalIPs, invalidRequest("an instance may not have more than %d external IP "+
+		"addresses", maxExternalIPs))
 	version := versionOf(address)
-	if !hasStack(tx, i, version) {
-		tx.Check(invalidRequest("The %s external IP is an IP%s address, but the instance with ID %s "+
-			"does not have a primary network interface with a VPC-private IP%s address. Add a "+
-			"VPC-private IP%s address to the interface, or attach a different IP address", kind,
-			version, i.ID, version, version))
-	}
+	tx.Refuse(!hasStack(tx, i, version), invalidRequest("The %s external IP is an IP%s address, but "+
+		"the instance with ID %s does not have a primary network interface with a VPC-private IP%s "+
+		"address. Add a VPC-private IP%s address to the interface, or attach a different IP address",
+		kind, version, i.ID, version, version))
 	checkSettled(tx, i)
 }
 
@@ -224,9 +218,7 @@ func hasStack(tx *store.Tx, i store.Instance, version string) bool {
 
 // checkSettled refuses a call while an instance starts or stops.
 func checkSettled(tx *store.Tx, i store.Instance) {
-	if i.RunState == store.RunStarting || i.RunState == store.RunStopping {
-		tx.Check(errUnavailable)
-	}
+	tx.Refuse(i.RunState == store.RunStarting || i.RunState == store.RunStopping, errUnavailable)
 }
 
 func versionOf(address netip.Addr) string {
@@ -273,21 +265,17 @@ func (s Resources) attach(call *Call, k *Kind, scope Scope, sel, instance store.
 func (s Resources) AttachFloatingIP(call *Call, scope Scope, sel, instance store.Selector) (
 	store.Resource, error) {
 	return s.attach(call, FloatingIP, scope, sel, instance, func(c *Change, i store.Instance) {
-		switch {
-		case i.ProjectID != c.parent.ID:
-			c.Check(errOtherProject)
-		case i.RunState == store.StateCreating:
-			c.Check(invalidRequest("cannot attach floating IP to instance in creating state"))
-		}
+		c.Refuse(i.ProjectID != c.parent.ID, errOtherProject)
+		c.Refuse(i.RunState == store.StateCreating,
+			invalidRequest("cannot attach floating IP to instance in creating state"))
 		c.attachFloating(i)
 	})
 }
 
 // detachable refuses to detach an address from an instance.
 func detachable(tx *store.Tx, kind string, i store.Instance) {
-	if i.RunState == store.RunFailed || i.RunState == store.StateCreating {
-		tx.Check(invalidRequest("cannot detach %s IP from instance in %s state", kind, i.RunState))
-	}
+	tx.Refuse(i.RunState == store.RunFailed || i.RunState == store.StateCreating,
+		invalidRequest("cannot detach %s IP from instance in %s state", kind, i.RunState))
 	checkSettled(tx, i)
 }
 
@@ -342,9 +330,8 @@ func (c *Change) attachEphemeral(i store.Instance, a Allocation) store.Resource 
 func (s Instances) AttachEphemeralIP(call *Call, ref Ref, a Allocation) (Ephemeral, error) {
 	return changing(s.Simulation, call, func(tx *store.Tx) Ephemeral {
 		i := lookup(s.Simulation, call, tx, store.Instances, ref)
-		if i.RunState == store.StateCreating {
-			tx.Check(invalidRequest("cannot attach ephemeral IP to instance in creating state"))
-		}
+		tx.Refuse(i.RunState == store.StateCreating,
+			invalidRequest("cannot attach ephemeral IP to instance in creating state"))
 		return ephemeralOf((&Change{Simulation: s.Simulation, Tx: tx}).attachEphemeral(i, a))
 	})
 }
@@ -355,16 +342,12 @@ func (s Instances) DetachEphemeralIP(call *Call, ref Ref, version string) error 
 	return s.store.Update(func(tx *store.Tx) {
 		i := lookup(s.Simulation, call, tx, store.Instances, ref)
 		all := within(tx, ephemeralIP, i.ID)
-		if version == "" && len(all) > 1 {
-			tx.Check(invalidRequest("instance has two ephemeral IPs; specify ip_version to select " +
-				"which to detach"))
-		}
+		tx.Refuse(version == "" && len(all) > 1,
+			invalidRequest("instance has two ephemeral IPs; specify ip_version to select which to detach"))
 		at := slices.IndexFunc(all, func(r store.Resource) bool {
 			return version == "" || r.Name == version
 		})
-		if at < 0 {
-			tx.Check(invalidRequest("instance does not have an ephemeral IP attached"))
-		}
+		tx.Refuse(at < 0, invalidRequest("instance does not have an ephemeral IP attached"))
 		detachable(tx, kindEphemeral, i)
 		ephemeralIP.Table().Delete(tx, all[at])
 		failHalfway(call, tx)
@@ -434,10 +417,136 @@ func (s Instances) attachExternalIPs(tx *store.Tx, i store.Instance, create []Ex
 			continue
 		}
 		ip := find(tx, FloatingIP.Table(), i.ProjectID, e.Floating)
-		if ip.Text("project_id") != i.ProjectID {
-			tx.Check(errOtherProject)
-		}
+		tx.Refuse(ip.Text("project_id") != i.ProjectID, errOtherProject)
 		c.old, c.record = ip, ip
 		c.attachFloating(i)
 	}
+}
+
+// SubnetAllocation describes the external subnet of a request: Subnet, or a subnet of the prefix
+// length Length from a pool.
+type SubnetAllocation struct {
+	Subnet netip.Prefix
+	Length int
+	Allocation
+}
+
+func setSubnet(c *Change, value any) {
+	a := value.(SubnetAllocation)
+	var taken []Extent
+	for r := range ExternalSubnet.Table().All(c.Tx) {
+		taken = append(taken, SubnetExtent(netip.MustParsePrefix(r.Text("subnet"))))
+	}
+	choose := c.freeSubnet
+	if a.Subnet.IsValid() {
+		choose = c.givenSubnet
+	}
+	pool, member, subnet := choose(a, taken)
+	c.record.Fields["subnet"] = subnet.String()
+	c.record.Fields["subnet_pool_id"], c.record.Fields["subnet_pool_member_id"] = pool.ID, member.ID
+}
+
+// allows reports whether subnets with that prefix length may be allocated from the member.
+func (e Extent) allows(length int) bool { return e.MinPrefix <= length && length <= e.MaxPrefix }
+
+// givenSubnet finds the member of a linked pool that contains the subnet of the request.
+func (c *Change) givenSubnet(a SubnetAllocation, taken []Extent) (pool store.Resource,
+	member Extent, subnet netip.Prefix) {
+	want := SubnetExtent(a.Subnet)
+	for r := range linkedPools(c.Tx, SubnetPool) {
+		for _, m := range extentsOf(c.Tx, r) {
+			if m.contains(want.First) && m.contains(want.Last) && m.allows(a.Subnet.Bits()) {
+				pool, member = r, m
+			}
+		}
+	}
+	c.Refuse(pool.ID == "", invalidRequest("The requested IP subnet is not contained in any subnet "+
+		"pool available in the current silo."))
+	c.Refuse(slices.ContainsFunc(taken, want.overlaps),
+		invalidRequest("The requested IP subnet overlaps with an existing external subnet"))
+	return pool, member, a.Subnet
+}
+
+// freeSubnet finds the first free subnet of a length in a pool.
+func (c *Change) freeSubnet(a SubnetAllocation, taken []Extent) (pool store.Resource,
+	member Extent, subnet netip.Prefix) {
+	pool = c.choose(SubnetPool, a.Allocation)
+	for _, m := range extentsOf(c.Tx, pool) {
+		for at := m.First; m.allows(a.Length) && m.contains(at); {
+			next := SubnetExtent(netip.PrefixFrom(at, a.Length).Masked())
+			other := slices.IndexFunc(taken, next.overlaps)
+			switch {
+			case !m.contains(next.First) || !m.contains(next.Last):
+			case other < 0:
+				return pool, m, next.Subnet
+			case next.Last.Less(taken[other].Last):
+				next = taken[other]
+			}
+			at = next.Last.Next()
+		}
+	}
+	from := "default subnet pool for the current silo"
+	switch {
+	case a.Pool.ID != "":
+		from = "subnet pool with ID '" + a.Pool.ID + "'"
+	case a.Pool.Given():
+		from = "subnet pool with name '" + a.Pool.Name + "'"
+	case a.Version != "":
+		from = "default IP" + a.Version + " subnet pool for the current silo"
+	}
+	c.Check(invalidRequest("Could not allocate a /%d subnet from the %s", a.Length, from))
+	return pool, member, subnet
+}
+
+const maxExternalSubnets = 32
+
+// AttachExternalSubnet attaches an external subnet to an instance of its project.
+func (s Resources) AttachExternalSubnet(call *Call, scope Scope, sel, instance store.Selector) (
+	store.Resource, error) {
+	return s.attach(call, ExternalSubnet, scope, sel, instance,
+		func(c *Change, i store.Instance) {
+			if user(c) != i.ID {
+				c.Check(c.subnetProblem(i))
+				c.moveTo(i.ID)
+			}
+		})
+}
+
+func (c *Change) subnetProblem(i store.Instance) error {
+	version := versionOf(netip.MustParsePrefix(c.old.Text("subnet")).Addr())
+	switch {
+	case i.ProjectID != c.parent.ID:
+		return invalidRequest("External subnet and instance must be in the same project")
+	case user(c) != "":
+		return invalidRequest("External subnets cannot be attached to one instance while still " +
+			"attached to another")
+	case i.RunState == store.RunFailed, i.RunState == store.StateCreating:
+		return invalidRequest("Cannot attach subnet to instance in %s state", i.RunState)
+	case len(attachedTo(c.Tx, ExternalSubnet, i.ID)) >= maxExternalSubnets:
+		return invalidRequest("An instance may not have more than %d attached subnets",
+			maxExternalSubnets)
+	case !hasStack(c.Tx, i, version):
+		return invalidRequest("Cannot attach an IP%s external subnet to an instance that does not "+
+			"have a matching IP stack", version)
+	}
+	return nil
+}
+
+// DetachExternalSubnet detaches an external subnet from its instance.
+func (s Resources) DetachExternalSubnet(call *Call, scope Scope, sel store.Selector) (
+	store.Resource, error) {
+	return s.detach(call, ExternalSubnet, scope, sel,
+		invalidRequest("External subnet is not attached to an instance"),
+		func(tx *store.Tx, i store.Instance) {
+			tx.Refuse(i.RunState == store.RunFailed || i.RunState == store.StateCreating,
+				invalidRequest("Cannot detach subnet from instance in %s state", i.RunState))
+		})
+}
+
+// ExternalSubnets lists the external subnets of an instance.
+func (s Resources) ExternalSubnets(call *Call, instance Ref) ([]store.Resource, error) {
+	return ofInstance(s.Simulation, call, instance, func(tx *store.Tx,
+		i store.Instance) []store.Resource {
+		return attachedTo(tx, ExternalSubnet, i.ID)
+	})
 }
