@@ -170,14 +170,9 @@ const maxRead = 256 << 10
 type file struct {
 	// info is the file's info at the time when it was read.
 	info os.FileInfo
-	// end is the offset after the last complete line that was read. last has the length and the hash
-	// of that line. They identify the line in a file that was rewritten: a driver drops the oldest
-	// lines of a file that is too long.
-	end  int64
-	last struct {
-		length int
-		hash   [sha256.Size]byte
-	}
+	// last is the hash of the last complete line that was read. The lines before it were read, too. A
+	// driver drops the oldest lines of a file that is too long, so their offsets change.
+	last [sha256.Size]byte
 }
 
 // read returns the entries of the lines that were written since the last call, unless the file's
@@ -197,50 +192,32 @@ func (f *file) read(path string, now os.FileInfo) (fresh []Entry) {
 	if err != nil || !info.Mode().IsRegular() {
 		return nil
 	}
-	begin, anew := f.end, false
-	if f.end > 0 && !f.continues(r) {
-		begin, anew = 0, true
-	}
-	cut := info.Size()-begin > maxRead
-	if cut {
-		begin = info.Size() - maxRead
-	}
+	begin := max(0, info.Size()-maxRead)
 	text, err := io.ReadAll(io.NewSectionReader(r, begin, info.Size()-begin))
 	if err != nil {
 		return nil
 	}
 	f.info = info
-	text = text[:bytes.LastIndexByte(text, '\n')+1]
-	if cut {
-		begin += int64(bytes.IndexByte(text, '\n') + 1)
-		text = text[bytes.IndexByte(text, '\n')+1:] // its first line may not be whole
-	}
-	if len(text) == 0 {
-		return nil
-	}
 	lines := bytes.SplitAfter(text, []byte("\n"))
-	lines = lines[:len(lines)-1] // after the last line feed is nothing
-	for _, line := range lines {
-		hash := sha256.Sum256(line)
-		if anew && hash == f.last.hash {
-			fresh = nil // these were read before
-			continue
+	lines = lines[:len(lines)-1] // after the last line feed is nothing, or an incomplete line
+	if begin > 0 && len(lines) > 0 {
+		lines = lines[1:] // the first one may not be whole
+	}
+	unread := 0
+	for n, line := range lines {
+		if sha256.Sum256(line) == f.last {
+			unread = n + 1
 		}
+	}
+	for _, line := range lines[unread:] {
 		if e, ok := parse(line); ok {
 			fresh = append(fresh, e)
 		}
 	}
-	last := lines[len(lines)-1]
-	f.end = begin + int64(len(text))
-	f.last.length, f.last.hash = len(last), sha256.Sum256(last)
+	if len(lines) > 0 {
+		f.last = sha256.Sum256(lines[len(lines)-1])
+	}
 	return fresh
-}
-
-// continues reports whether the file still has the last line that was read at the same offset.
-func (f *file) continues(r io.ReaderAt) bool {
-	line := make([]byte, f.last.length)
-	_, err := r.ReadAt(line, f.end-int64(len(line)))
-	return err == nil && sha256.Sum256(line) == f.last.hash
 }
 
 func parse(line []byte) (e Entry, ok bool) {
