@@ -137,31 +137,22 @@ const (
 
 var errNoDevices = errors.New("the rack was started without devices")
 
-// Config configures a data plane.
+// Config configures a data plane. The fields without a comment are those of a rack's Config in
+// package engine.
 type Config struct {
 	// Dir is an existing directory. A plane has its path without symbolic links.
 	Dir string
 	Log *slog.Logger
-	// Seed determines the order and the names in which devices appear.
-	Seed uint64
-	// FirstLoop is the lowest number of a loop device that the plane uses.
-	FirstLoop int
-	// Devices determines whether guests see their disks as devices.
-	Devices Devices
-	// FlakyDisks creates disks that [Flaky.Fail] can make fail.
-	FlakyDisks bool
-	// NoDiscards makes distributed disks refuse discards, so that their bytes stay (A69).
-	NoDiscards bool
-	// Volatile creates files that need not survive a power cut of the machine.
-	Volatile bool
-	// Machines is the directory of an image for guests that are virtual machines, or "" for views.
-	// Ended is called for each machine that ends by itself: powered off by its guest, or killed.
-	Machines string
-	// MachineType is the type of the virtual machines, "" for a rack's ([machine.Host]).
-	MachineType string
-	Ended       func(instanceID string, poweredOff bool)
+
+	Seed                             uint64
+	FirstLoop                        int
+	Devices                          Devices
+	FlakyDisks, NoDiscards, Volatile bool
+	Machines, MachineType            string
 	// Temporary makes the machines end with this process, however it ends.
 	Temporary bool
+	// Ended is called for each machine that ends by itself: powered off by its guest, or killed.
+	Ended func(instanceID string, poweredOff bool)
 	// Removed is called with the ID of each object whose files or guest view were removed. It may be
 	// nil.
 	Removed func(id string)
@@ -189,7 +180,7 @@ func Open(c Config) (_ *Plane, err error) {
 		c.Removed = func(string) {}
 	}
 	p := &Plane{Config: c}
-	p.tampering.plane = p
+	p.tampering.plane, p.tampering.undo = p, map[string][]func() error{}
 	for _, sub := range append([]string{"guests"}, Kinds...) {
 		if err := os.MkdirAll(filepath.Join(p.Dir, sub), 0o755); err != nil {
 			return nil, err

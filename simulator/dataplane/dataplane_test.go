@@ -51,8 +51,7 @@ func openPlane(t *testing.T, c Config) *Plane {
 	t.Helper()
 	simtest.NeedRoot(t)
 	c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
-	p, err := Open(c)
-	simtest.NoError(t, err)
+	p := must(Open(c))(t)
 	return p
 }
 
@@ -62,8 +61,8 @@ func newPlaneOn(t *testing.T, fsType string) *Plane {
 	image, dir := filepath.Join(t.TempDir(), "host.img"), t.TempDir()
 	simtest.NoError(t, os.WriteFile(image, nil, 0o600))
 	simtest.NoError(t, os.Truncate(image, 1<<30))
-	host, err := loopdev.Attach(t.Context(), loopdev.Config{Path: image, Serial: "host-" + newID()})
-	simtest.NoError(t, err)
+	host := must(loopdev.Attach(t.Context(),
+		loopdev.Config{Path: image, Serial: "host-" + newID()}))(t)
 	t.Cleanup(func() {
 		simtest.Eventually(t, "the host's filesystem is released",
 			func() bool { return host.Detach(context.Background()) == nil })
@@ -73,12 +72,20 @@ func newPlaneOn(t *testing.T, fsType string) *Plane {
 	return newPlaneIn(t, Config{Dir: dir})
 }
 
+// must returns a value whose error has to be nil.
+func must[T any](value T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		simtest.NoError(t, err)
+		return value
+	}
+}
+
 func newID() string { return uuid.NewString() }
 
 func devicesOf(t *testing.T, p *Plane) []loopdev.Device {
 	t.Helper()
-	devices, err := p.OwnDevices()
-	simtest.NoError(t, err)
+	devices := must(p.OwnDevices())(t)
 	return devices
 }
 
@@ -97,11 +104,18 @@ func newDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 	return spec
 }
 
+// plugDisk creates a disk and plugs it into a guest.
+func plugDisk(t *testing.T, p *Plane, instanceID, name string) Device {
+	t.Helper()
+	spec := newDisk(t, p, instanceID, name)
+	simtest.NoError(t, p.Plug(spec, Fault{}))
+	return spec
+}
+
 func seen(t *testing.T, p *Plane, instanceID string) []string {
 	t.Helper()
 	var names []string
-	entries, err := os.ReadDir(p.view(instanceID).blockDir())
-	simtest.NoError(t, err)
+	entries := must(os.ReadDir(p.view(instanceID).blockDir()))(t)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -162,8 +176,7 @@ func TestOnlyADistributedDiskHasAWriteCacheAndCanRefuseDiscards(t *testing.T) { 
 func TestADiskIsInOneGuestOnly(t *testing.T) {
 	p := newPlane(t)
 	a, b := newGuest(t, p), newGuest(t, p)
-	spec := newDisk(t, p, a, "single")
-	simtest.NoError(t, p.Plug(spec, Fault{}))
+	spec := plugDisk(t, p, a, "single")
 	spec.InstanceID = b
 	if err := p.Plug(spec, Fault{}); err == nil {
 		t.Error("a second guest was given the disk")
@@ -183,13 +196,11 @@ func TestDeviceNumbersDoNotFollowTheOrderOfAttachment(t *testing.T) {
 	id := newGuest(t, p)
 	var inOrder []string
 	for i := range 11 {
-		spec := newDisk(t, p, id, fmt.Sprintf("disk-%d", i))
-		simtest.NoError(t, p.Plug(spec, Fault{}))
+		spec := plugDisk(t, p, id, fmt.Sprintf("disk-%d", i))
 		inOrder = append(inOrder, p.guests.disk(spec.DiskID).node)
 	}
 	number := func(name string) (n int) {
-		_, err := fmt.Sscanf(name, "nvme%d", &n)
-		simtest.NoError(t, err)
+		must(fmt.Sscanf(name, "nvme%d", &n))(t)
 		return n
 	}
 	if slices.IsSortedFunc(inOrder, func(a, b string) int { return number(a) - number(b) }) {
@@ -217,8 +228,7 @@ func TestForceDetachCutsTheGuestOffFromTheDisk(t *testing.T) {
 			simtest.Mount(t, old, dir)
 			simtest.NoError(t, os.WriteFile(filepath.Join(dir, "f"), []byte("kept"), 0o600))
 			simtest.Command(t, "sync", "-f", dir)
-			raw, err := os.OpenFile(old, os.O_RDWR, 0)
-			simtest.NoError(t, err)
+			raw := must(os.OpenFile(old, os.O_RDWR, 0))(t)
 			defer raw.Close()
 
 			simtest.NoError(t, p.Unplug(a, spec.DiskID))
@@ -260,7 +270,7 @@ func TestCloseAndRemoveGuestReleaseEveryDevice(t *testing.T) {
 	again := func() error { return p.RemoveGuest(id) }
 	for _, end := range []func() error{again, again, p.Close} {
 		simtest.NoError(t, p.AddGuest(Firmware{InstanceID: id, Name: "web-1"}))
-		simtest.NoError(t, p.Plug(newDisk(t, p, id, "now"), Fault{}))
+		plugDisk(t, p, id, "now")
 		simtest.NoError(t, p.Plug(newDisk(t, p, id, "later"), Fault{Delay: time.Hour}))
 		simtest.NoError(t, end())
 		left, _ := filepath.Glob(filepath.Join(p.view(id).blockDir(), "*")) // a valid pattern
@@ -312,11 +322,6 @@ func TestAMachineStartsOnlyIfThereIsMemoryForIt(t *testing.T) {
 	}
 }
 
-func newFlakyPlane(t *testing.T, dir string) *Plane {
-	t.Helper()
-	return newPlaneIn(t, Config{Dir: dir, FlakyDisks: true})
-}
-
 func writeTo(path string, fill byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -328,16 +333,14 @@ func writeTo(path string, fill byte) error {
 
 func first(t *testing.T, p *Plane, d Device) byte {
 	t.Helper()
-	content, err := os.ReadFile(p.DiskPath(d.DiskID))
-	simtest.NoError(t, err)
+	content := must(os.ReadFile(p.DiskPath(d.DiskID)))(t)
 	return content[0]
 }
 
 func TestADiskFailsInEachGuestUntilItIsHealed(t *testing.T) {
-	p := newFlakyPlane(t, t.TempDir())
+	p := newPlaneIn(t, Config{Dir: t.TempDir(), FlakyDisks: true})
 	a, b := newGuest(t, p), newGuest(t, p)
-	d := newDisk(t, p, a, "db")
-	simtest.NoError(t, p.Plug(d, Fault{}))
+	d := plugDisk(t, p, a, "db")
 	simtest.NoError(t, writeTo(nodeOf(t, p, a), 'a'))
 	simtest.NoError(t, p.Flaky.Fail(d.DiskID, flakydisk.Fault{On: flakydisk.OnFlush}))
 	if err := writeTo(nodeOf(t, p, a), 'b'); !errors.Is(err, unix.EIO) {
@@ -361,10 +364,9 @@ func TestADiskFailsInEachGuestUntilItIsHealed(t *testing.T) {
 }
 
 func TestAHangingDiskCanBeDetachedFromItsGuest(t *testing.T) {
-	p := newFlakyPlane(t, t.TempDir())
+	p := newPlaneIn(t, Config{Dir: t.TempDir(), FlakyDisks: true})
 	guest := newGuest(t, p)
-	d := newDisk(t, p, guest, "db")
-	simtest.NoError(t, p.Plug(d, Fault{}))
+	d := plugDisk(t, p, guest, "db")
 	simtest.NoError(t, p.Flaky.Fail(d.DiskID, flakydisk.Fault{On: flakydisk.OnWrite, Hang: true}))
 	written := make(chan error, 1)
 	go func() { written <- writeTo(nodeOf(t, p, guest), 'h') }()
@@ -385,8 +387,7 @@ func TestTheDisksOfAKilledSimulatorAreCreatedAgain(t *testing.T) {
 	dir := t.TempDir()
 	p := openPlane(t, Config{Dir: dir, FlakyDisks: true})
 	guest := newGuest(t, p)
-	d := newDisk(t, p, guest, "db")
-	simtest.NoError(t, p.Plug(d, Fault{}))
+	d := plugDisk(t, p, guest, "db")
 	simtest.NoError(t, writeTo(nodeOf(t, p, guest), 'k'))
 	// The connection to the kernel ends, as at the end of a process.
 	simtest.NoError(t, unix.Unmount(p.Flaky.dir, unix.MNT_FORCE|unix.MNT_DETACH))
@@ -396,12 +397,13 @@ func TestTheDisksOfAKilledSimulatorAreCreatedAgain(t *testing.T) {
 		t.Fatalf("the devices are %+v, want one whose server is gone", dead)
 	}
 
-	same := newFlakyPlane(t, t.TempDir()) // another rack with the same disk, from the same seed
+	// Another rack has the same disk, from the same seed.
+	same := newPlaneIn(t, Config{Dir: t.TempDir(), FlakyDisks: true})
 	simtest.NoError(t, same.CreateDisk(d.DiskID, d.SizeBytes))
 	if theirs := devicesOf(t, same); len(theirs) != 0 {
 		t.Errorf("another rack claims the devices %+v", theirs)
 	}
-	p = newFlakyPlane(t, dir)
+	p = newPlaneIn(t, Config{Dir: dir, FlakyDisks: true})
 	simtest.NoError(t, p.AddGuest(Firmware{InstanceID: guest, Name: "web-1"}))
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{d}, IDs{"disks": {d.DiskID}}))
 	if devices := devicesOf(t, p); len(devices) != 1 || devices[0].Sequence == dead[0].Sequence {
@@ -411,4 +413,222 @@ func TestTheDisksOfAKilledSimulatorAreCreatedAgain(t *testing.T) {
 		t.Errorf("the disk begins with %q, want k", got)
 	}
 	simtest.NoError(t, writeTo(nodeOf(t, p, guest), 'l'))
+}
+
+// killed opens the directory of a data plane again that was not closed, as after a kill.
+func killed(t *testing.T, p *Plane, guests ...string) *Plane {
+	t.Helper()
+	p.cancel()
+	p.working.Wait()
+	after := must(Open(Config{Dir: p.Dir, Log: p.Log}))(t)
+	for _, id := range guests {
+		simtest.NoError(t, after.AddGuest(Firmware{InstanceID: id, Name: "web-1"}))
+	}
+	t.Cleanup(func() { _ = after.Close() })
+	return after
+}
+
+func TestReconcileAdoptsADeviceOfAnotherMountNamespace(t *testing.T) {
+	before := newPlane(t)
+	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
+	// The path of the file no longer exists, like the path of a file in a removed container.
+	elsewhere := t.TempDir()
+	simtest.Command(t, "mount", "--bind", before.Dir, elsewhere)
+	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
+		Path:   filepath.Join(elsewhere, "disks", spec.DiskID+".img"),
+		Serial: spec.loopSerial(), BlockSize: spec.BlockSize, SizeLimit: spec.SizeBytes,
+	})
+	simtest.NoError(t, err)
+	simtest.Command(t, "umount", "--lazy", elsewhere)
+
+	p := killed(t, before, spec.InstanceID)
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, IDs{"disks": {spec.DiskID}}))
+	if got := *p.guests.disk(spec.DiskID).loop; got.Sequence != loop.Sequence {
+		t.Errorf("the device is %+v, want the one that was there: %+v", got, loop)
+	}
+	if n := len(devicesOf(t, p)); n != 1 {
+		t.Errorf("there are %d devices, want the one from before", n)
+	}
+}
+
+func TestReconcileKeepsTheDevicesOfAnotherRack(t *testing.T) {
+	for _, name := range []string{"in use", "whose file was removed", "on another filesystem"} {
+		t.Run(name, func(t *testing.T) {
+			theirs := newPlane(t)
+			spec := plugDisk(t, theirs, newGuest(t, theirs), "theirs")
+			// In two containers both directories have the same path.
+			kept := t.TempDir()
+			simtest.Command(t, "mount", "--bind", theirs.Dir, kept)
+			if name == "on another filesystem" {
+				simtest.Command(t, "mount", "-t", "tmpfs", "ours", theirs.Dir)
+			} else {
+				simtest.Command(t, "mount", "--bind", t.TempDir(), theirs.Dir)
+			}
+			if name == "whose file was removed" {
+				simtest.NoError(t, os.Remove(filepath.Join(kept, "disks", spec.DiskID+".img")))
+			}
+			p := must(Open(Config{Dir: theirs.Dir, Log: theirs.Log}))(t)
+			simtest.NoError(t, p.Reconcile(t.Context(), nil, nil))
+			simtest.NoError(t, p.Close())
+			simtest.Command(t, "umount", theirs.Dir)
+			simtest.Command(t, "umount", kept)
+			if got := devicesOf(t, theirs); len(got) != 1 || got[0].Releasing {
+				t.Errorf("devices = %+v, want the one of the other rack", got)
+			}
+		})
+	}
+}
+
+func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
+	for name, change := range map[string]func(*Device){
+		"another size":       func(s *Device) { s.SizeBytes /= 2 },
+		"another block size": func(s *Device) { s.BlockSize = 4096 },
+		"another serial":     func(s *Device) { s.DiskName = "renamed" },
+		"read-only":          func(s *Device) { s.ReadOnly = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := newPlane(t)
+			id := newGuest(t, before)
+			spec := plugDisk(t, before, id, "changed")
+			change(&spec)
+			p := killed(t, before, id)
+			simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, IDs{"disks": {spec.DiskID}}))
+			devices := devicesOf(t, p)
+			if len(devices) != 1 || !p.carries(devices[0], spec) {
+				t.Errorf("devices = %+v, want one as in %+v", devices, spec)
+			}
+			nodeOf(t, p, id)
+		})
+	}
+}
+
+// Such a device would disappear after its adoption.
+func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
+	before := newPlane(t)
+	id := newGuest(t, before)
+	spec := plugDisk(t, before, id, "leaving")
+	holder := must(os.Open(nodeOf(t, before, id)))(t)
+	defer holder.Close()
+	old := *before.guests.disk(spec.DiskID).loop
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := old.Detach(ended); err == nil {
+		t.Fatal("the held device was released")
+	}
+	p := killed(t, before, id)
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, IDs{"disks": {spec.DiskID}}))
+	if now := p.guests.disk(spec.DiskID).loop; now.Sequence == old.Sequence {
+		t.Error("the device that is being released was adopted")
+	}
+	holder.Close()
+	simtest.Eventually(t, "the old device goes", func() bool { return len(devicesOf(t, p)) == 1 })
+}
+
+func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
+	before := newPlane(t)
+	id := newGuest(t, before)
+	first := newDisk(t, before, id, "pvc-6fa1d3ac-1234-4aaa")
+	second := newDisk(t, before, id, "pvc-6fa1d3ac-1234-4abb")
+	simtest.NoError(t, before.Plug(first, Fault{}))
+	simtest.NoError(t, before.Plug(second, Fault{}))
+	visible := nodeOf(t, before, id)
+	p := killed(t, before, id)
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{second, first},
+		IDs{"disks": {first.DiskID, second.DiskID}}))
+	if got := nodeOf(t, p, id); got != visible || p.guests.disk(second.DiskID).node != "" {
+		t.Errorf("the guest sees %s, saw %s", got, visible)
+	}
+	simtest.NoError(t, p.Unplug(id, first.DiskID))
+	if names := seen(t, p, id); len(names) != 0 {
+		t.Errorf("after the first went, the guest sees %v, want none", names)
+	}
+	// A restart of the guest removes every device and adds it again.
+	simtest.NoError(t, p.Unplug(id, second.DiskID))
+	simtest.NoError(t, p.Plug(second, Fault{}))
+	nodeOf(t, p, id)
+}
+
+func TestReconcileRemovesLeftovers(t *testing.T) {
+	p := newPlane(t)
+	kept, snapshot, guest := newID(), newID(), newGuest(t, p)
+	simtest.NoError(t, p.CreateDisk(kept, testDiskSize))
+	simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, kept))
+	simtest.NoError(t, p.ImportImage(t.Context(), kept, "", testDiskSize))
+	gone := newID()
+	orphans := []string{
+		p.DiskPath(gone), p.DiskPath(kept) + unfinished, p.SnapshotPath(gone),
+		p.SnapshotPath(snapshot) + unfinished, p.ImagePath(gone), p.ImagePath(kept) + unfinished,
+		p.GuestDir(gone), filepath.Join(p.view(guest).blockDir(), "nvme3n1"),
+		p.view(guest).nodePath("nvme4n1"),
+	}
+	// No record ever had these IDs, or the rack makes no such names.
+	others := []string{p.DiskPath(newID()), p.SnapshotPath(newID()) + unfinished, p.GuestDir(newID()),
+		p.view(guest).nodePath("console"), p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~",
+		filepath.Join(p.Dir, "images", "thesis.img"), filepath.Join(p.Dir, "fuse-notes")}
+	for _, path := range append(others, orphans...) {
+		simtest.NoError(t, os.WriteFile(path, nil, 0o600))
+	}
+	simtest.NoError(t, p.Flaky.open(p.Dir, false))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{"disks": {kept},
+		"snapshots": {snapshot}, "images": {kept}, Left: {gone, "", "../disks"}}))
+	for _, path := range orphans {
+		if exists(path) {
+			t.Errorf("%s is left", path)
+		}
+	}
+	for _, path := range append(others,
+		p.DiskPath(kept), p.SnapshotPath(snapshot), p.ImagePath(kept), p.GuestDir(guest),
+	) {
+		if !exists(path) {
+			t.Errorf("%s is gone", path)
+		}
+	}
+}
+
+// TestForeignMountsInTheDirectoryStay mounts a foreign directory wherever a plane removes one.
+func TestForeignMountsInTheDirectoryStay(t *testing.T) {
+	p := newPlane(t)
+	theirs := filepath.Join(t.TempDir(), "theirs")
+	simtest.NoError(t, os.WriteFile(theirs, []byte("theirs"), 0o600))
+	guest, orphan := newGuest(t, p), newID()
+	reconcile := func() error { return p.Reconcile(t.Context(), nil, IDs{Left: {orphan}}) }
+	for _, test := range []struct {
+		at     string
+		remove func() error
+	}{
+		{p.view(guest).nodePath("nvme7n1"), reconcile}, // while the guest is there
+		{filepath.Join(p.GuestDir(guest), "work"), func() error { return p.RemoveGuest(guest) }},
+		{filepath.Join(p.GuestDir(orphan), "work"), reconcile},
+		{p.tampering.path("work"), func() error { return p.Tamper(Tamper{}) }},
+		{filepath.Join(p.Dir, "fuse-7"), func() error { return p.Flaky.open(p.Dir, false) }},
+	} {
+		at, remove := test.at, test.remove
+		simtest.NoError(t, os.MkdirAll(at, 0o755))
+		simtest.Command(t, "mount", "--bind", filepath.Dir(theirs), at)
+		err := remove()
+		simtest.Command(t, "umount", at)
+		if text, _ := os.ReadFile(theirs); err == nil || string(text) != "theirs" {
+			t.Errorf("%s: %v, and the foreign file has %q", at, err, text)
+		}
+		simtest.NoError(t, remove())
+		if exists(at) {
+			t.Errorf("%s is left", at)
+		}
+	}
+	disk := newID()
+	simtest.NoError(t, os.Symlink(theirs, p.DiskPath(disk)+unfinished))
+	simtest.NoError(t, p.CreateDisk(disk, testDiskSize))
+	if text, err := os.ReadFile(theirs); string(text) != "theirs" {
+		t.Errorf("the target of a link became a disk: it has %d bytes (%v)", len(text), err)
+	}
+}
+
+func TestADiskWithoutBytesDoesNotStopTheOthers(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	lost, whole := newDisk(t, p, id, "lost"), newDisk(t, p, id, "whole")
+	simtest.NoError(t, os.Remove(p.DiskPath(lost.DiskID)))
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{lost, whole},
+		IDs{"disks": {lost.DiskID, whole.DiskID}}))
+	nodeOf(t, p, id)
 }

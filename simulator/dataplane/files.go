@@ -44,7 +44,6 @@ func (p *Plane) identify() (string, error) {
 	return string(id), err
 }
 
-// path returns the path of the file of an object.
 func (p *Plane) path(kind, id string) string { return filepath.Join(p.Dir, kind, id+".img") }
 
 // DiskPath returns the path of a disk's file.
@@ -62,10 +61,7 @@ func (p *Plane) Allocated(id string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		return st.Blocks * 512, nil
-	}
-	return info.Size(), nil
+	return info.Sys().(*syscall.Stat_t).Blocks * 512, nil
 }
 
 // CreateDisk creates a blank disk, which uses no space. It does not change an existing one.
@@ -227,35 +223,25 @@ func fill(ctx context.Context, f *os.File, source string, size int64) error {
 // errNoData means that the rest of the file is a hole.
 var errNoData = errors.New("no data")
 
-// nextNonZero is nextData for systems that do not report the holes of a file: it takes blocks of
-// zeroes for holes.
+// nextNonZero is nextData for systems that do not report the holes of a file: it finds the next
+// block that is not zero.
 func nextNonZero(f *os.File, offset int64) (start, end int64, err error) {
 	var zeroes, block [64 << 10]byte
-	found := false
-	for at := offset; ; {
+	for at := offset; ; at += int64(len(block)) {
 		n, err := f.ReadAt(block[:], at)
-		last := errors.Is(err, io.EOF)
-		if err != nil && !last {
+		switch {
+		case err != nil && !errors.Is(err, io.EOF):
 			return 0, 0, fmt.Errorf("find data in %s: %w", f.Name(), err)
-		}
-		switch hole := bytes.Equal(block[:n], zeroes[:n]); {
-		case hole && found:
-			return start, at, nil
-		case !hole && !found:
-			start, found = at, true
-		}
-		at += int64(n)
-		if last && !found {
+		case !bytes.Equal(block[:n], zeroes[:n]):
+			return at, at + int64(n), nil
+		case err != nil:
 			return 0, 0, errNoData
-		}
-		if last {
-			return start, at, nil
 		}
 	}
 }
 
-// copyKeepingHoles copies the parts of src that are not holes. The copy shows one point in time
-// only if nobody writes to src.
+// copyKeepingHoles copies the parts of src that are not holes, until ctx ends. The copy shows one
+// point in time only if nobody writes to src.
 func copyKeepingHoles(ctx context.Context, dst, src *os.File) error {
 	st, err := src.Stat()
 	if err != nil {
@@ -269,35 +255,19 @@ func copyKeepingHoles(ctx context.Context, dst, src *os.File) error {
 		if err != nil {
 			return err
 		}
-		if err := copyStretch(ctx, dst, src, start, end); err != nil {
+		const piece = 16 << 20
+		offset = min(end, start+piece)
+		_, inSrc := src.Seek(start, io.SeekStart)
+		_, inDst := dst.Seek(start, io.SeekStart)
+		if err := errors.Join(inSrc, inDst, ctx.Err()); err != nil {
 			return fmt.Errorf("copy %s: %w", src.Name(), err)
 		}
-		offset = end
+		// The kernel copies between two files if it can.
+		if _, err := io.CopyN(dst, src, offset-start); err != nil {
+			return fmt.Errorf("copy %s: %w", src.Name(), err)
+		}
 	}
 	return dst.Truncate(st.Size())
-}
-
-// copyStretch copies the bytes from one offset to another, until ctx ends.
-func copyStretch(ctx context.Context, dst, src *os.File, from, to int64) error {
-	if _, err := src.Seek(from, io.SeekStart); err != nil {
-		return err
-	}
-	if _, err := dst.Seek(from, io.SeekStart); err != nil {
-		return err
-	}
-	const piece = 16 << 20
-	for from < to {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		// The kernel copies between two files if it can.
-		n, err := io.CopyN(dst, src, min(piece, to-from))
-		if err != nil {
-			return err
-		}
-		from += n
-	}
-	return nil
 }
 
 // FlushDir makes the names in a directory durable.

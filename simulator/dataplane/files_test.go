@@ -21,29 +21,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-func allocated(t *testing.T, path string) int64 {
-	t.Helper()
-	var st unix.Stat_t
-	simtest.NoError(t, unix.Stat(path, &st))
-	return st.Blocks * 512
-}
-
 // TestNextNonZeroFindsTheBlocksThatWereWritten tests the search for systems that report no holes.
 func TestNextNonZeroFindsTheBlocksThatWereWritten(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "disk"))
-	simtest.NoError(t, err)
+	f := must(os.Create(filepath.Join(t.TempDir(), "disk")))(t)
 	defer f.Close()
 	const block = 64 << 10
 	for _, at := range []int64{block, 2*block + 5, 9*block - 1} {
-		_, err := f.WriteAt([]byte{1}, at)
-		simtest.NoError(t, err)
+		must(f.WriteAt([]byte{1}, at))(t)
 	}
 	for _, c := range []struct {
 		size int64
 		want [][2]int64
-	}{{10*block + 7, [][2]int64{{block, 3 * block}, {8 * block, 9 * block}}},
-		{9 * block, [][2]int64{{block, 3 * block}, {8 * block, 9 * block}}},
-		{2*block + 10, [][2]int64{{block, 2*block + 10}}}, {block, nil}, {0, nil}} {
+	}{{10*block + 7, [][2]int64{{block, 2 * block}, {2 * block, 3 * block}, {8 * block, 9 * block}}},
+		{9 * block, [][2]int64{{block, 2 * block}, {2 * block, 3 * block}, {8 * block, 9 * block}}},
+		{2*block + 10, [][2]int64{{block, 2 * block}, {2 * block, 2*block + 10}}}, {block, nil},
+		{0, nil}} {
 		simtest.NoError(t, f.Truncate(c.size))
 		var got [][2]int64
 		for at := int64(0); ; at = got[len(got)-1][1] {
@@ -65,25 +57,21 @@ func TestACloneHasTheBytesAndHolesOfItsSourceAndItsOwnSize(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			p, id := newPlaneOn(t, fsType), newID()
 			source := filepath.Join(t.TempDir(), "image.raw") // the source is on another filesystem
-			f, err := os.Create(source)
-			simtest.NoError(t, err)
+			f := must(os.Create(source))(t)
 			defer f.Close()
 			want := bytes.Repeat([]byte("oxide"), 50_000)
 			for _, at := range []int64{0, 40 << 20, 200<<20 - int64(len(want))} {
-				_, err := f.WriteAt(want, at)
-				simtest.NoError(t, err)
+				must(f.WriteAt(want, at))(t)
 			}
 			const size = 200 << 20
 			simtest.NoError(t, p.ImportImage(t.Context(), id, source, size))
 			simtest.NoError(t, p.CloneDisk(t.Context(), id, p.ImagePath(id), 2*size))
-			clone, err := os.ReadFile(p.DiskPath(id))
-			simtest.NoError(t, err)
-			original, err := os.ReadFile(source)
-			simtest.NoError(t, err)
+			clone := must(os.ReadFile(p.DiskPath(id)))(t)
+			original := must(os.ReadFile(source))(t)
 			if !bytes.Equal(clone[:size], original) || len(clone) != 2*size {
 				t.Errorf("the clone of %d bytes differs from its source", len(clone))
 			}
-			if n := allocated(t, p.DiskPath(id)); n > 4<<20 {
+			if n := must(p.Allocated(id))(t); n > 4<<20 {
 				t.Errorf("the clone takes %d bytes: its holes were filled", n)
 			}
 		})
@@ -104,29 +92,26 @@ func TestImagesFromAPipeOrLargerThanTheirDiskAreRefused(t *testing.T) {
 }
 
 // TestASnapshotOfADiskInUseIsAPointInTime has a writer that writes each number to the first block
-// of a disk and then to the last one, and syncs both. In a snapshot the last block must not be ahead
-// of the first one, and neither may be older than the last number that was synced before the
+// of a disk and then to the last one, durably. In a snapshot the last block must not be ahead of
+// the first one, and neither may be older than the last number that was written before the
 // snapshot. The disks are on two filesystems with reflinks and one without.
 func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
 	places := []int64{0, testDiskSize - 4096}
 	for _, host := range []string{"xfs", "btrfs", "ext4"} {
 		t.Run(host, func(t *testing.T) {
 			p := newPlaneOn(t, host)
-			spec := newDisk(t, p, newGuest(t, p), "busy")
-			simtest.NoError(t, p.Plug(spec, Fault{}))
-			disk, err := os.OpenFile(nodeOf(t, p, spec.InstanceID), os.O_WRONLY|unix.O_DSYNC, 0)
-			simtest.NoError(t, err)
+			spec := plugDisk(t, p, newGuest(t, p), "busy")
+			disk := must(os.OpenFile(nodeOf(t, p, spec.InstanceID), os.O_WRONLY|unix.O_DSYNC, 0))(t)
 			defer disk.Close()
 			// The bytes between the blocks make a copy take longer, so that the writer writes during it.
-			_, err = disk.WriteAt(bytes.Repeat([]byte("x"), testDiskSize/2), 4096)
-			simtest.NoError(t, err)
+			must(disk.WriteAt(bytes.Repeat([]byte("x"), testDiskSize/2), 4096))(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			var synced atomic.Uint64
 			var writer sync.WaitGroup
 			writer.Go(func() {
 				for n := uint64(1); ctx.Err() == nil; n++ {
 					if host == "ext4" && n%20 == 0 {
-						_ = pause(ctx, time.Second) // a copy does not wait for the writer, and needs a pause
+						_ = pause(ctx, time.Second) // a copy needs a pause of the writer
 					}
 					for _, at := range places {
 						if _, err := disk.WriteAt(binary.LittleEndian.AppendUint64(nil, n), at); err != nil {
@@ -142,8 +127,7 @@ func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
 			for range 3 {
 				snapshot, before := newID(), synced.Load()
 				simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
-				content, err := os.ReadFile(p.SnapshotPath(snapshot))
-				simtest.NoError(t, err)
+				content := must(os.ReadFile(p.SnapshotPath(snapshot)))(t)
 				first := binary.LittleEndian.Uint64(content[places[0]:])
 				last := binary.LittleEndian.Uint64(content[places[1]:])
 				if first != last && first != last+1 || last < before {

@@ -94,6 +94,14 @@ func (f *Flaky) disk(id string) *flakyDisk {
 	return f.disks[id]
 }
 
+// replace replaces a disk and keeps its faults. The caller holds mu.
+func (f *Flaky) replace(id string, d *flakyDisk) {
+	for _, fault := range f.disk(id).Faults() {
+		d.AddFault(fault)
+	}
+	f.disks[id] = d
+}
+
 // plug returns the path of a file with the bytes of the disk's file. Operations on it fail
 // according to the disk's faults.
 func (f *Flaky) plug(id, path string) (string, error) {
@@ -107,10 +115,7 @@ func (f *Flaky) plug(id, path string) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	d := &flakyDisk{Disk: flakydisk.NewDisk(file), file: file}
-	for _, fault := range f.disk(id).Faults() {
-		d.AddFault(fault)
-	}
-	f.disks[id] = d
+	f.replace(id, d)
 	return f.server.Put(f.mark+filepath.Base(path), d.Disk), nil
 }
 
@@ -123,11 +128,7 @@ func (f *Flaky) unplug(id string) error {
 	if d == nil || d.file.File == nil {
 		return nil
 	}
-	kept := &flakyDisk{Disk: flakydisk.NewDisk(nil)}
-	for _, fault := range d.Faults() {
-		kept.AddFault(fault)
-	}
-	f.disks[id] = kept
+	f.replace(id, &flakyDisk{Disk: flakydisk.NewDisk(nil)})
 	d.Cut()
 	f.server.Remove(f.mark + filepath.Base(d.file.Name()))
 	return d.file.Close()

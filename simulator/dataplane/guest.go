@@ -52,7 +52,6 @@ func (p *Plane) RemoveGuest(id string) (err error) {
 	return nil
 }
 
-// unplugAll removes every disk from a guest, if it exists.
 func (p *Plane) unplugAll(id string) error {
 	if g := p.guests.all()[id]; g != nil {
 		for _, d := range p.guests.devices(g) {

@@ -31,13 +31,11 @@ const (
 // ErrNoMemory means that this computer has not the memory for one more machine.
 var ErrNoMemory = errors.New("this computer has not the memory for one more virtual machine")
 
-// machineDir returns the directory of a guest's machine.
 func (p *Plane) machineDir(id string) string { return filepath.Join(p.GuestDir(id), "machine") }
 
 // againPath returns the path of a file that a plane makes whose end ends the machine.
 func (p *Plane) againPath(id string) string { return filepath.Join(p.machineDir(id), "again") }
 
-// machineDisk returns a disk as a machine gets it.
 func (p *Plane) machineDisk(d *plugged) machine.Disk {
 	return machine.Disk{ID: d.spec.DiskID, Serial: d.spec.serial(), Path: p.DiskPath(d.spec.DiskID),
 		SizeBytes: d.spec.sizeOr(d.wrongSize), BlockSize: d.spec.BlockSize, ReadOnly: d.spec.ReadOnly}

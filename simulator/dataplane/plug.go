@@ -4,8 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
@@ -107,9 +112,8 @@ func (p *Plane) Trim(diskID string, size int64) error {
 	return p.trim(diskID, size)
 }
 
-// enter adds a disk to its guest and shows it, either at once or after the delay and a random
-// part of up to half of it. So devices do not appear in the order in which they were attached
-// (A57).
+// enter adds a disk to its guest and shows it, either at once or after the delay and a random part
+// of up to half of it. So devices do not appear in the order in which they were attached (A57).
 func (p *Plane) enter(d *plugged, delay time.Duration) error {
 	g := p.guests.lock(d.spec.InstanceID)
 	if g == nil {
@@ -132,29 +136,21 @@ func (p *Plane) enter(d *plugged, delay time.Duration) error {
 	p.working.Go(func() {
 		defer close(d.appeared)
 		defer cancel()
-		p.appearLater(ctx, d, delay)
+		if pause(ctx, delay) != nil {
+			return
+		}
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if ctx.Err() != nil {
+			return
+		}
+		// The call that attached the disk has been answered, so the error goes to the log.
+		if err := p.appear(d); err != nil {
+			p.Log.Error("a device did not appear", slog.String("instance", d.spec.InstanceID),
+				slog.String("disk", d.spec.DiskID), slog.String("error", err.Error()))
+		}
 	})
 	return nil
-}
-
-func (p *Plane) appearLater(ctx context.Context, d *plugged, delay time.Duration) {
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return
-	case <-timer.C:
-	}
-	d.guest.mu.Lock()
-	defer d.guest.mu.Unlock()
-	if ctx.Err() != nil {
-		return
-	}
-	// The call that attached the disk has been answered, so the error goes to the log.
-	if err := p.appear(d); err != nil {
-		p.Log.Error("a device did not appear", slog.String("instance", d.spec.InstanceID),
-			slog.String("disk", d.spec.DiskID), slog.String("error", err.Error()))
-	}
 }
 
 // appear shows a device in its guest. A second device with the serial of a visible one stays
@@ -228,8 +224,7 @@ func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 	return errors.Join(p.Flaky.unplug(diskID), loop.Cut())
 }
 
-// RemoveDisk removes a disk's bytes, if they exist. It refuses a disk that is plugged into a
-// guest.
+// RemoveDisk removes a disk's bytes, if they exist. It refuses a disk that is plugged into a guest.
 func (p *Plane) RemoveDisk(id string) (err error) {
 	defer p.disks.Lock(id)()
 	defer wrap(&err, "remove disk %s", id)
@@ -259,5 +254,170 @@ func (p *Plane) hide(d *plugged) error {
 		return err
 	}
 	d.node = ""
+	return nil
+}
+
+// IDs are the IDs of objects, by their kind. The IDs under the key Left have no record any more,
+// but may still have files.
+type IDs map[string][]string
+
+// Left is a key of IDs.
+const Left = "left"
+
+// Reconcile makes the data plane match the records, however the last simulator ended. attached are
+// the disks of running instances, whose guests must have been added. Reconcile adopts every device
+// that is correct, so that its guest notices nothing, and releases all others. It removes the files
+// of objects that have no record any more.
+func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err error) {
+	defer wrap(&err, "reconcile the data plane")
+	devices, err := p.OwnDevices()
+	if err != nil {
+		return err
+	}
+	adopted, err := p.adoptOrRelease(devices, attached)
+	err = errors.Join(err, p.keep(ctx, attached))
+	for _, kind := range Kinds {
+		err = errors.Join(err, p.removeOrphans(kind, ids[kind], ids[Left]))
+	}
+	guests := p.guests.all()
+	for _, id := range ids[Left] {
+		if guests[id] == nil && backing.MatchString(id+".img") {
+			err = errors.Join(err, RemoveTree(p.GuestDir(id)))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.restoreViews(adopted); err != nil {
+		return err
+	}
+	for _, spec := range attached {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		err := p.Plug(spec, Fault{})
+		if errors.Is(err, fs.ErrNotExist) {
+			// The bytes of this disk are lost, but the rest of the rack can serve.
+			p.Log.Error("the bytes of an attached disk are missing", slog.String("disk", spec.DiskID),
+				slog.String("error", err.Error()))
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// OwnDevices returns the loop devices whose file belongs to a disk, and those of this rack whose
+// file was removed. It does not compare paths, because another container may have the same path. Of
+// a device that a killed simulator served, only the name of the file is known, which contains the
+// rack's identity and the disk's ID.
+func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
+	if p.noDevices != nil {
+		return nil, nil //nolint:nilerr // a plane without devices is in order
+	}
+	devices, err := loopdev.List()
+	if err != nil {
+		return nil, err
+	}
+	files, err := p.diskInodes()
+	if err != nil {
+		return nil, err
+	}
+	inodes := slices.Collect(maps.Values(files))
+	return slices.DeleteFunc(devices, func(d loopdev.Device) bool {
+		switch {
+		case d.Orphaned:
+			disk, ours := strings.CutPrefix(filepath.Base(d.BackingFile), p.Flaky.mark)
+			_, own := files[disk]
+			return !ours || !own
+		case p.Flaky.server != nil && d.BackingDevice == p.Flaky.device:
+			return false
+		}
+		ofDisk := d.BackingDevice == p.device && slices.Contains(inodes, d.BackingInode)
+		return !ofDisk && (d.Owner != p.owner || !strings.HasSuffix(d.BackingFile, " (deleted)"))
+	}), nil
+}
+
+// adoptOrRelease returns the devices that match an attached disk, by disk, and releases all others.
+func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map[string]*plugged,
+	error) {
+	adopted := map[string]*plugged{}
+	var errs []error
+	for _, loop := range devices {
+		i := slices.IndexFunc(attached, func(spec Device) bool { return p.carries(loop, spec) })
+		if i < 0 || adopted[attached[i].DiskID] != nil {
+			errs = append(errs, p.forceDetach(loop, ""))
+			continue
+		}
+		adopted[attached[i].DiskID] = &plugged{spec: attached[i], loop: &loop}
+	}
+	return adopted, errors.Join(errs...)
+}
+
+// carries reports whether the device is equal to what Plug would create for the disk, and is not
+// about to be released.
+func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
+	return p.Flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) &&
+		loop.Serial == spec.loopSerial() && loop.SizeBytes == spec.SizeBytes &&
+		loop.BlockSize == spec.BlockSize && loop.ReadOnly == spec.ReadOnly && !loop.Releasing
+}
+
+// restoreViews keeps the adopted devices in the guests' views and removes everything else. A
+// hidden disk stays hidden, because its guest has not restarted.
+func (p *Plane) restoreViews(adopted map[string]*plugged) error {
+	for id, g := range p.guests.all() {
+		var own []*plugged
+		for _, d := range adopted {
+			if d.spec.InstanceID == id {
+				d.guest = g
+				own = append(own, d)
+			}
+		}
+		if err := p.restoreGuest(g, id, own); err != nil {
+			return fmt.Errorf("restore what instance %s sees: %w", id, err)
+		}
+	}
+	return nil
+}
+
+func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	v := p.view(id)
+	names, err := v.names()
+	if err != nil {
+		return err
+	}
+	// Find the devices' names in their guest, and remove all other entries.
+	for _, name := range names {
+		i := slices.IndexFunc(own, func(d *plugged) bool {
+			return d.node == "" && v.shows(name, *d.loop)
+		})
+		if i >= 0 {
+			own[i].node = name
+			continue
+		}
+		if err := v.remove(name); err != nil {
+			return err
+		}
+	}
+	if err := v.clearAside(); err != nil {
+		return err
+	}
+	// The visible devices come first, because they hide others.
+	var others []*plugged
+	for _, d := range own {
+		if d.node == "" && !exists(v.hiddenPath(d.spec.DiskID)) {
+			others = append(others, d)
+			continue
+		}
+		p.guests.note(d)
+	}
+	for _, d := range others {
+		if err := p.appear(d); err != nil {
+			return err
+		}
+		p.guests.note(d)
+	}
 	return nil
 }

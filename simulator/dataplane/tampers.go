@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -38,31 +41,23 @@ type tampering struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	now Tamper
-	// left are the devices that stay in their guests after their disks were detached.
-	left []*plugged
-	// elsewhere are devices in the views of other guests, by the IDs of their disks.
-	elsewhere map[string][]shownElsewhere
-}
-
-// shownElsewhere is a device in the view of a guest that does not have its disk.
-type shownElsewhere struct {
-	view view
-	name string
+	// undo removes devices from views where they should not be, by the IDs of their disks; those of
+	// detached disks have the key "".
+	undo map[string][]func() error
 }
 
 // Tamper activates a tamper; the zero value ends it. It removes what an earlier tamper left in
 // the guests.
 func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Lock()
-	left, elsewhere := p.tampering.left, p.tampering.elsewhere
-	p.tampering.now, p.tampering.left, p.tampering.elsewhere = t, nil, nil
+	undo := p.tampering.undo
+	p.tampering.now, p.tampering.undo = t, map[string][]func() error{}
 	p.tampering.mu.Unlock()
 	var errs []error
-	for _, all := range elsewhere {
-		errs = append(errs, removeElsewhere(all))
-	}
-	for _, d := range left {
-		errs = append(errs, p.hide(d), p.forceDetach(*d.loop, ""))
+	for _, all := range undo {
+		for _, remove := range all {
+			errs = append(errs, remove())
+		}
 	}
 	return errors.Join(append(errs, RemoveTree(p.tampering.path("")))...)
 }
@@ -83,7 +78,6 @@ func (a *tampering) life(e event, failed error) error {
 	return failed
 }
 
-// appearance returns a device as its guest sees it.
 func (a *tampering) appearance(d *plugged) Device {
 	if t := a.tamper(); t.shown != nil {
 		return t.shown(d.spec, a.plane.guests.devices(d.guest))
@@ -114,35 +108,25 @@ func (a *tampering) showElsewhere(d *plugged) error {
 		if err == nil {
 			err = other.show(d.spec, *d.loop, name)
 		}
-		if errs = append(errs, err); err != nil {
-			continue
+		if errs = append(errs, err); err == nil {
+			a.mu.Lock()
+			a.undo[d.spec.DiskID] = append(a.undo[d.spec.DiskID], func() error { return other.remove(name) })
+			a.mu.Unlock()
 		}
-		a.mu.Lock()
-		if a.elsewhere == nil {
-			a.elsewhere = map[string][]shownElsewhere{}
-		}
-		a.elsewhere[d.spec.DiskID] = append(a.elsewhere[d.spec.DiskID],
-			shownElsewhere{other, name})
-		a.mu.Unlock()
 	}
 	return errors.Join(errs...)
 }
 
 // hidden removes a device from the guests to which a tamper has shown it.
-func (a *tampering) hidden(diskID string) error {
+func (a *tampering) hidden(diskID string) (err error) {
 	a.mu.Lock()
-	all := a.elsewhere[diskID]
-	delete(a.elsewhere, diskID)
+	all := a.undo[diskID]
+	delete(a.undo, diskID)
 	a.mu.Unlock()
-	return removeElsewhere(all)
-}
-
-func removeElsewhere(all []shownElsewhere) error {
-	var errs []error
-	for _, d := range all {
-		errs = append(errs, d.view.remove(d.name))
+	for _, remove := range all {
+		err = errors.Join(err, remove())
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // keeps reports whether the tamper leaves the device in its guest. If so, it records the device.
@@ -152,7 +136,9 @@ func (a *tampering) keeps(d *plugged) bool {
 	if !a.now.keeps || d.loop == nil {
 		return false
 	}
-	a.left = append(a.left, d)
+	a.undo[""] = append(a.undo[""], func() error {
+		return errors.Join(a.plane.hide(d), a.plane.forceDetach(*d.loop, ""))
+	})
 	return true
 }
 
@@ -167,7 +153,7 @@ const (
 	tornWait   = 5 * time.Second
 )
 
-// Tampers returns all tampers: those of this file, and corruptions.
+// Tampers returns all tampers.
 func Tampers() []Tamper {
 	return append([]Tamper{
 		{Name: "swapped-disks", Says: "a disk and another exchange their bytes when it is attached",
@@ -228,16 +214,8 @@ func holdsSomething(path string) bool {
 		return false
 	}
 	defer func() { _ = file.Close() }()
-	piece, zero := make([]byte, 1<<20), make([]byte, 1<<20)
-	for {
-		n, err := file.Read(piece)
-		if !bytes.Equal(piece[:n], zero[:n]) {
-			return true
-		}
-		if err != nil {
-			return false
-		}
-	}
+	_, _, err = nextNonZero(file, 0)
+	return err == nil
 }
 
 func deleteAnother(p *Plane, _ event) error {
@@ -365,4 +343,437 @@ func otherSource(p *Plane, path string) (string, error) {
 		}
 	}
 	return path, err
+}
+
+// Each corruption is a combination of three parts: the damage to a block, the moment in
+// the life of a disk, and the place of the block. A size may limit it to disks of that size.
+
+// damage is one kind of damage to a block of a victim. do is called when a file becomes a victim,
+// and whenever the victim is unplugged later.
+type damage struct {
+	name, effect string
+	do           func(v *victim) error
+	// unplugged means that do is called only when the victim is unplugged.
+	unplugged bool
+}
+
+var damages = []damage{
+	{name: "lost", effect: "is zero, whatever is written",
+		do: func(v *victim) error { return v.write(v.at, blankBlock) }},
+	{name: "stale", effect: "has what it had earlier", do: func(v *victim) error {
+		return v.once(v.old != nil, func() error { return v.write(v.at, v.old) })
+	}},
+	{name: "foreign", effect: "holds bytes that nobody has written", do: func(v *victim) error {
+		return v.once(true, func() error { return v.write(v.at, dirt()) })
+	}},
+	{name: "decayed", effect: "holds bytes that nobody has written after a detach", unplugged: true,
+		do: func(v *victim) error { return v.write(v.at, dirt()) }},
+	{name: "shared", effect: "is also a block of another disk or snapshot", do: (*victim).share},
+	{name: "torn", effect: "has only its first half", do: func(v *victim) error {
+		return v.write(v.at+tamperBlock/2, blankBlock[:tamperBlock/2])
+	}},
+	{name: "late", effect: "has its bytes only after one more detach", do: func(v *victim) error {
+		now, err := readBlock(v.path, v.at)
+		if err != nil {
+			return err
+		}
+		late := v.late
+		if late == nil {
+			late = blankBlock
+		}
+		v.late = now
+		return v.write(v.at, late)
+	}},
+	{name: "swapped", effect: "has exchanged its bytes with another block", do: (*victim).swap},
+}
+
+// moment is the moment at which a disk or a snapshot becomes a victim.
+type moment struct {
+	name, object string
+	// when is the kind of event, and find returns the victims of such an event.
+	when happening
+	find func(c *corruption, p *Plane, e event) []*victim
+}
+
+var moments = []moment{
+	{"new", "a new disk", diskMade, (*corruption).newDisk},
+	{"large", "a new disk of more than 1 GiB, behind the first", diskMade, (*corruption).largeDisk},
+	{"recreated", "a new disk with the name of a deleted one", diskPlugging, (*corruption).recreated},
+	{"restored", "a disk restored from a snapshot", diskCloned, (*corruption).restored},
+	{"larger", "a disk restored from a smaller snapshot, behind its bytes", diskCloned,
+		(*corruption).larger},
+	{"orphaned", "a restored disk, when its snapshot's disk is deleted", diskRemoved,
+		(*corruption).orphaned},
+	{"orphan", "a snapshot, when its disk is deleted", diskRemoved, (*corruption).orphan},
+	{"unbacked", "a restored disk, when its snapshot is deleted", snapshotRemoved,
+		(*corruption).unbacked},
+}
+
+// place is the place of a block: its offset in the file. A negative offset counts from the end.
+type place int64
+
+const last place = -tamperBlock
+
+// in returns the offset of a place in a range of a file, or -1 if the range does not contain it.
+func (at place) in(from, to int64) int64 {
+	offset := int64(at)
+	if offset < 0 {
+		offset += to
+	}
+	if offset < from || offset+tamperBlock > to {
+		return -1
+	}
+	return offset
+}
+
+// corruptions combines every damage and every moment, at the last block, with two exceptions: a
+// snapshot is never unplugged, so it has no damage of that time; and a check may not create two
+// large disks, so a block of a large disk is not shared.
+func corruptions() (all []Tamper) {
+	for _, d := range damages {
+		for _, m := range moments {
+			if (d.unplugged || d.name == "late") && m.name == "orphan" ||
+				d.name == "shared" && m.name == "large" {
+				continue
+			}
+			all = append(all, corruptionOf(d, m, last, 0))
+		}
+	}
+	return all
+}
+
+func corruptionOf(d damage, m moment, at place, bytes int64) Tamper {
+	c := &corruption{damage: d, moment: m, at: at, bytes: bytes, names: map[string]string{},
+		remains: map[string][]byte{}, originOf: map[string]string{}, sourceOf: map[string]string{}}
+	name := fmt.Sprintf("%s:%s:%d", d.name, m.name, at)
+	if bytes > 0 {
+		name += fmt.Sprint(":", bytes)
+	}
+	return Tamper{Name: name, life: c.life,
+		Says: fmt.Sprintf("the block at byte %d of %s %s", at, m.object, d.effect)}
+}
+
+// TamperOf returns the tamper with a name: one of Tampers, or DAMAGE:MOMENT:PLACE or
+// DAMAGE:MOMENT:PLACE:BYTES with any place, for disks of that size.
+func TamperOf(name string) (Tamper, bool) {
+	all := Tampers()
+	if i := slices.IndexFunc(all, func(t Tamper) bool { return t.Name == name }); i >= 0 {
+		return all[i], true
+	}
+	words := append(strings.Split(name, ":"), "0")
+	if len(words) < 4 {
+		return Tamper{}, false
+	}
+	d := slices.IndexFunc(damages, func(d damage) bool { return d.name == words[0] })
+	m := slices.IndexFunc(moments, func(m moment) bool { return m.name == words[1] })
+	at, err := strconv.ParseInt(words[2], 10, 64)
+	bytes, errBytes := strconv.ParseInt(words[3], 10, 64)
+	if d < 0 || m < 0 || errors.Join(err, errBytes) != nil {
+		return Tamper{}, false
+	}
+	return corruptionOf(damages[d], moments[m], place(at), bytes), true
+}
+
+type happening int
+
+const (
+	diskMade happening = iota
+	diskCloned
+	diskPlugging
+	diskUnplugged
+	diskRemoving
+	diskRemoved
+	snapshotTaken
+	snapshotRemoving
+	snapshotRemoved
+)
+
+type event struct {
+	what happening
+	// disk is the disk's ID. name is its name, set when it is plugged. bytes is its size, set when it
+	// is created or plugged.
+	disk, name string
+	bytes      int64
+	// fault is the fault with which a disk is plugged.
+	fault *Fault
+	// snapshot is the file of the event's snapshot or image.
+	snapshot string
+}
+
+// corruption is one active tamper of the product.
+type corruption struct {
+	damage damage
+	moment moment
+	at     place
+	// bytes is the size of the victims, or 0.
+	bytes int64
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	//
+	// names are the names of the disks that were plugged, by ID. remains has a block of each deleted
+	// disk, by name, and last has the block of the disk that was deleted last.
+	names   map[string]string
+	remains map[string][]byte
+	last    []byte
+	// originOf has the disk of each snapshot's file, and sourceOf the source file of each restored
+	// disk.
+	originOf, sourceOf map[string]string
+	// held is the content that a snapshot's file had when it was removed.
+	held    []byte
+	victims []*victim
+}
+
+// life records an event, and damages the block of each victim.
+func (c *corruption) life(p *Plane, e event) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	path := p.DiskPath(e.disk)
+	switch e.what {
+	case diskCloned:
+		c.sourceOf[e.disk] = e.snapshot
+	case snapshotTaken:
+		c.originOf[e.snapshot] = e.disk
+	case diskRemoving:
+		if size, err := fileSize(path); err == nil {
+			c.last, _ = readBlock(path, c.at.in(0, size))
+			c.remains[c.names[e.disk]] = c.last
+		}
+	case snapshotRemoving:
+		if size, err := fileSize(e.snapshot); err == nil {
+			c.held, _ = readBlock(e.snapshot, c.at.in(0, size))
+		}
+	}
+	var fresh []*victim
+	if e.what == c.moment.when {
+		fresh = c.moment.find(c, p, e)
+	}
+	if e.what == diskPlugging {
+		c.names[e.disk] = e.name
+	}
+	var errs []error
+	for _, v := range c.victims {
+		if e.what == diskUnplugged && (v.path == path || slices.Contains(v.peers, path)) {
+			errs = append(errs, c.damage.do(v))
+		}
+	}
+	for _, v := range fresh {
+		if !c.damage.unplugged {
+			errs = append(errs, c.damage.do(v))
+		}
+	}
+	c.victims = append(c.victims, fresh...)
+	return errors.Join(errs...)
+}
+
+// victim returns a victim with the block at the place in a range of a file, or nothing if the file
+// has no such block.
+func (c *corruption) victim(path string, from, to int64, old []byte, peers ...string) []*victim {
+	v := &victim{path: path, at: c.at.in(from, to), old: old}
+	if size, err := fileSize(path); v.at < 0 || err != nil || c.bytes > 0 && size != c.bytes {
+		return nil
+	}
+	if v.at == 0 {
+		v.other = tamperBlock
+	}
+	for _, peer := range peers {
+		if exists(peer) {
+			v.peers = append(v.peers, peer)
+		}
+	}
+	v.shared, _ = readBlock(path, v.at) // the damage fails for an unreadable file
+	return []*victim{v}
+}
+
+func (c *corruption) newDisk(p *Plane, e event) []*victim {
+	return c.victim(p.DiskPath(e.disk), 0, e.bytes, c.last, p.anotherFile(e.disk, c.at.in(0, e.bytes)))
+}
+
+func (c *corruption) largeDisk(p *Plane, e event) []*victim {
+	return c.victim(p.DiskPath(e.disk), 1<<30, e.bytes, c.last, p.anotherFile(e.disk, 0))
+}
+
+func (c *corruption) recreated(p *Plane, e event) []*victim {
+	old, known := c.remains[e.name]
+	if !known || c.names[e.disk] != "" {
+		return nil
+	}
+	peer := ""
+	for snapshot, origin := range c.originOf {
+		if c.names[origin] == e.name {
+			peer = snapshot
+		}
+	}
+	return c.victim(p.DiskPath(e.disk), 0, e.bytes, old, peer)
+}
+
+func (c *corruption) restored(p *Plane, e event) []*victim {
+	if size, err := fileSize(e.snapshot); err != nil || size != e.bytes {
+		return nil
+	}
+	return c.victim(p.DiskPath(e.disk), 0, e.bytes, c.otherMoment(e.snapshot), e.snapshot)
+}
+
+func (c *corruption) larger(p *Plane, e event) []*victim {
+	size, err := fileSize(e.snapshot)
+	if err != nil || size >= e.bytes {
+		return nil
+	}
+	return c.victim(p.DiskPath(e.disk), size, e.bytes, c.last,
+		p.anotherFile(e.disk, c.at.in(size, e.bytes)))
+}
+
+func (c *corruption) orphaned(p *Plane, e event) (all []*victim) {
+	for disk, snapshot := range c.sourceOf {
+		size, err := fileSize(snapshot)
+		if err == nil && c.originOf[snapshot] == e.disk && exists(p.DiskPath(disk)) {
+			old, _ := readBlock(snapshot, c.at.in(0, size))
+			all = append(all, c.victim(p.DiskPath(disk), 0, size, old, snapshot)...)
+		}
+	}
+	return all
+}
+
+func (c *corruption) orphan(p *Plane, e event) (all []*victim) {
+	for snapshot, origin := range c.originOf {
+		if size, err := fileSize(snapshot); err == nil && origin == e.disk {
+			all = append(all, c.victim(snapshot, 0, size, c.otherMoment(snapshot),
+				c.madeFrom(p, snapshot, "")...)...)
+		}
+	}
+	return all
+}
+
+func (c *corruption) unbacked(p *Plane, e event) (all []*victim) {
+	for disk, snapshot := range c.sourceOf {
+		path := p.DiskPath(disk)
+		if size, err := fileSize(path); err == nil && snapshot == e.snapshot {
+			all = append(all, c.victim(path, 0, size, c.held, c.madeFrom(p, snapshot, disk)...)...)
+		}
+	}
+	return all
+}
+
+// otherMoment returns the block's content in another snapshot of the same disk, or nil.
+func (c *corruption) otherMoment(snapshot string) []byte {
+	for other, origin := range c.originOf {
+		size, err := fileSize(other)
+		if err == nil && other != snapshot && origin == c.originOf[snapshot] {
+			block, _ := readBlock(other, c.at.in(0, size))
+			return block
+		}
+	}
+	return nil
+}
+
+// madeFrom returns the files of the other disks that were restored from a snapshot.
+func (c *corruption) madeFrom(p *Plane, snapshot, not string) (paths []string) {
+	for disk, source := range c.sourceOf {
+		if source == snapshot && disk != not {
+			paths = append(paths, p.DiskPath(disk))
+		}
+	}
+	return paths
+}
+
+func (p *Plane) anotherFile(disk string, at int64) string {
+	id := p.otherDisk(disk, func(_ string, size int64) bool { return size >= at+tamperBlock })
+	if id == "" {
+		return ""
+	}
+	return p.DiskPath(id)
+}
+
+// victim is a file with a block that is damaged.
+type victim struct {
+	path      string
+	at, other int64
+	// old is an earlier content of the block, or nil. late is the content that it will get later.
+	old, late []byte
+	// peers are the files that share the block, and shared is its last content in all of them.
+	peers  []string
+	shared []byte
+	done   bool
+}
+
+// once calls do the first time that possible is true.
+func (v *victim) once(possible bool, do func() error) error {
+	if v.done || !possible {
+		return nil
+	}
+	v.done = true
+	return do()
+}
+
+// share copies the block from a file in which it has changed to the others.
+func (v *victim) share() error {
+	files := append([]string{v.path}, v.peers...)
+	for _, path := range files {
+		block, err := readBlock(path, v.at)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err != nil || bytes.Equal(block, v.shared) || bytes.Equal(block, blankBlock) {
+			continue
+		}
+		v.shared = block
+		var errs []error
+		for _, other := range files {
+			if other != path {
+				errs = append(errs, writeBlock(other, v.at, block))
+			}
+		}
+		return errors.Join(errs...)
+	}
+	return nil
+}
+
+func (v *victim) swap() error {
+	one, err := readBlock(v.path, v.at)
+	two, unread := readBlock(v.path, v.other)
+	if err := errors.Join(err, unread); err != nil {
+		return err
+	}
+	return v.once(!bytes.Equal(one, two), func() error {
+		return errors.Join(v.write(v.at, two), v.write(v.other, one))
+	})
+}
+
+func (v *victim) write(at int64, data []byte) error { return writeBlock(v.path, at, data) }
+
+var blankBlock = make([]byte, tamperBlock)
+
+func fileSize(path string) (int64, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return 0, err
+	}
+	return st.Size(), nil
+}
+
+// readBlock reads a block of a file. Bytes behind the end are zero.
+func readBlock(path string, at int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	block := make([]byte, tamperBlock)
+	if _, err = f.ReadAt(block, at); errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return block, err
+}
+
+// writeBlock writes to a file, if it still exists.
+func writeBlock(path string, at int64, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(data, at)
+	return errors.Join(err, f.Close())
 }
