@@ -65,19 +65,21 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
+func refusal(status int, code, format string, args ...any) *Error {
+	return &Error{Status: status, Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
 func invalidRequest(format string, args ...any) error {
-	return &Error{Status: http.StatusBadRequest, Code: "InvalidRequest",
-		Message: fmt.Sprintf(format, args...)}
+	return refusal(http.StatusBadRequest, "InvalidRequest", format, args...)
 }
 
 func invalidValue(label, format string, args ...any) error {
-	return &Error{Status: http.StatusBadRequest, Code: "InvalidValue",
-		Message: fmt.Sprintf("unsupported value for %q: ", label) + fmt.Sprintf(format, args...)}
+	return refusal(http.StatusBadRequest, "InvalidValue", "unsupported value for %q: %s", label,
+		fmt.Sprintf(format, args...))
 }
 
 func conflict(format string, args ...any) error {
-	return &Error{Status: http.StatusConflict, Code: "Conflict",
-		Message: fmt.Sprintf(format, args...)}
+	return refusal(http.StatusConflict, "Conflict", format, args...)
 }
 
 // notFound is the error for an object that does not exist, by the name or ID that the caller used
@@ -87,29 +89,25 @@ func notFound(kind string, s store.Selector) error {
 	if s.ID != "" {
 		by = "id"
 	}
-	return &Error{Status: http.StatusNotFound, Code: "ObjectNotFound",
-		Message: fmt.Sprintf("not found: %s with %s %q", kind, by, s)}
+	return refusal(http.StatusNotFound, "ObjectNotFound", "not found: %s with %s %q", kind, by, s)
 }
 
 // alreadyExists is the error for a taken name, which is a 400 instead of a 409 (A01).
 func alreadyExists(kind, name string) error {
-	return &Error{Status: http.StatusBadRequest, Code: "ObjectAlreadyExists",
-		Message: fmt.Sprintf("already exists: %s %q", kind, name)}
+	return refusal(http.StatusBadRequest, "ObjectAlreadyExists", "already exists: %s %q", kind, name)
 }
 
 func insufficientCapacity(text string) *Error {
-	return &Error{Status: http.StatusInsufficientStorage, Code: "InsufficientCapacity",
-		Message: "Insufficient capacity: " + text}
+	return refusal(http.StatusInsufficientStorage, "InsufficientCapacity",
+		"Insufficient capacity: %s", text)
 }
 
 var (
 	// ErrForbidden is the error for a caller who may see the object and not change it.
-	ErrForbidden = &Error{Status: http.StatusForbidden, Code: "Forbidden",
-		Message: "Forbidden"}
-	errUnavailable = &Error{Status: http.StatusServiceUnavailable, Code: "ServiceNotAvailable",
-		Message: "Service Unavailable"}
-	errInternal = &Error{Status: http.StatusInternalServerError, Code: "Internal",
-		Message: "Internal Server Error"}
+	ErrForbidden   = refusal(http.StatusForbidden, "Forbidden", "Forbidden")
+	errUnavailable = refusal(http.StatusServiceUnavailable, "ServiceNotAvailable",
+		"Service Unavailable")
+	errInternal = refusal(http.StatusInternalServerError, "Internal", "Internal Server Error")
 	// errNoSpace means that the rack has no physical space left (A27).
 	errNoSpace = insufficientCapacity("Not enough storage")
 )
@@ -151,12 +149,9 @@ var selectorTexts = map[string]struct{ both, neither string }{
 // allow refuses a call that the caller's role does not permit. A viewer gets Forbidden, and a
 // caller without a role gets Not Found (A15).
 func (r *Simulation) allow(call *Call, tx *store.Tx, kind string, sel store.Selector) {
-	switch role := r.switches.get().Role; {
-	case role == adminapi.RoleNone:
-		tx.Check(notFound(kind, sel))
-	case role == adminapi.RoleViewer && !call.ReadOnly:
-		tx.Check(ErrForbidden)
-	}
+	role := r.Switches().Role
+	tx.Refuse(role == adminapi.RoleNone, notFound(kind, sel))
+	tx.Refuse(role == adminapi.RoleViewer && !call.ReadOnly, ErrForbidden)
 }
 
 // allowInSilo refuses a change of the silo's objects to callers without the role. Every user of the
@@ -166,7 +161,7 @@ func (r *Simulation) allowInSilo(call *Call, tx *store.Tx) {
 }
 
 func (r *Simulation) collaborates() bool {
-	role := r.switches.get().Role
+	role := r.Switches().Role
 	return role == adminapi.RoleCollaborator || role == adminapi.RoleFleetAdmin
 }
 
@@ -272,11 +267,11 @@ func remove[T store.Record](r *Simulation, call *Call, t store.Table[T], ref Ref
 	return rest(object)
 }
 
-// ofInstance reads objects that belong to the instance that a Ref names.
-func ofInstance[T any](r *Simulation, call *Call, ref Ref,
-	read func(*store.Tx, store.Instance) []T) ([]T, error) {
+// ofInstance reads objects that belong to the instance that a Ref names, by the instance's ID.
+func ofInstance[T any](r *Simulation, call *Call, ref Ref, read func(*store.Tx, string) []T) (
+	[]T, error) {
 	return reading(r, func(tx *store.Tx) []T {
-		return read(tx, lookup(r, call, tx, store.Instances, ref))
+		return read(tx, lookup(r, call, tx, store.Instances, ref).ID)
 	})
 }
 

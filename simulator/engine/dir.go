@@ -184,29 +184,23 @@ func claimDir(dir, process string) (mark, error) {
 	return m, nil
 }
 
-// awaitsGuests reports whether an entry is the directory of the guest views and all views are
-// empty.
-func awaitsGuests(dir string, entry fs.DirEntry) (bool, error) {
+// awaitsGuests reports whether an entry is the directory of the guest views, and contains only
+// empty views.
+func awaitsGuests(dir string, entry fs.DirEntry) (awaits bool, err error) {
 	if entry.Name() != "guests" || !entry.IsDir() {
 		return false, nil
 	}
-	views, err := os.ReadDir(filepath.Join(dir, "guests"))
+	awaits = true
+	err = fs.WalkDir(os.DirFS(dir), "guests", func(path string, e fs.DirEntry, err error) error {
+		if awaits = err == nil && e.IsDir() && strings.Count(path, "/") < 2; err == nil && !awaits {
+			err = fs.SkipAll
+		}
+		return err
+	})
 	if err != nil {
 		return false, fmt.Errorf("read the guests' views: %w", err)
 	}
-	for _, view := range views {
-		if !view.IsDir() {
-			return false, nil
-		}
-		inside, err := os.ReadDir(filepath.Join(dir, "guests", view.Name()))
-		if err != nil {
-			return false, fmt.Errorf("read a guest's view: %w", err)
-		}
-		if len(inside) > 0 {
-			return false, nil
-		}
-	}
-	return true, nil
+	return awaits, nil
 }
 
 // WriteDurably writes a file, which is on disk when it returns.

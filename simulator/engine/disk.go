@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -81,8 +83,7 @@ func (s Disks) Create(call *Call, project store.Selector, c DiskCreate) (store.D
 // the bytes, and then sets the state in which the disk can be used. It returns the record as it was
 // inserted, so its state is creating although the disk is detached by then (A22).
 func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk, error) {
-	d := store.Disk{Identity: store.NewIdentity(cmp.Or(c.ID, uuid.NewString()),
-		c.Name, c.Description)}
+	d := store.Disk{Identity: store.NewIdentity(cmp.Or(c.ID, uuid.NewString()), c.Name, c.Description)}
 	defer s.creating.Lock(d.ID)()
 	if err := s.fill(owner, c, &d); err != nil {
 		return d, err
@@ -103,7 +104,12 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	}
 	err := s.store.Update(func(tx *store.Tx) {
 		s.describe(tx, owner, c, d)
-		s.insert(tx, *d)
+		// A28: the quota is charged before the name is checked, so the error of an exhausted quota hides
+		// that of a taken name.
+		s.chargeStorage(tx, d.Size)
+		tx.Check(checkDescription(d.Description))
+		tx.Refuse(store.Disks.Taken(tx, d.ProjectID, d.Name), alreadyExists("disk", d.Name))
+		tx.PutDisk(*d)
 		tx.OpenSaga(d.ID, c)
 	})
 	if err != nil {
@@ -115,8 +121,19 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 // fillBytes creates the bytes of a disk that has a record, or undoes the creation. It does not
 // change existing bytes.
 func (s Disks) fillBytes(d store.Disk) error {
-	var file string
-	err := s.store.View(func(tx *store.Tx) { file = s.origin(tx, d) })
+	file := ""
+	err := s.store.View(func(tx *store.Tx) {
+		switch {
+		case d.SnapshotID != nil:
+			// A59: the bytes of an unfinished snapshot cannot be read, which the rack notices only when it
+			// copies them.
+			source, _ := store.Snapshots.Get(tx, *d.SnapshotID)
+			tx.Refuse(source.State == store.SnapshotCreating, errInternal)
+			file = s.plane.SnapshotPath(*d.SnapshotID)
+		case d.ImageID != nil:
+			file = s.plane.ImagePath(*d.ImageID)
+		}
+	})
 	switch {
 	case err != nil:
 	case !d.ReadOnly && d.DiskType != store.TypeLocal && s.noSpace(0):
@@ -130,21 +147,6 @@ func (s Disks) fillBytes(d store.Disk) error {
 		return s.undo(d, err)
 	}
 	return nil
-}
-
-// origin returns the file from which a disk is created; "" means a blank disk. The bytes of an
-// unfinished snapshot cannot be read, which the rack notices only when it copies them (A59).
-func (s Disks) origin(tx *store.Tx, d store.Disk) string {
-	switch {
-	case d.SnapshotID != nil:
-		if source, _ := store.Snapshots.Get(tx, *d.SnapshotID); source.State == store.SnapshotCreating {
-			tx.Check(errInternal)
-		}
-		return s.plane.SnapshotPath(*d.SnapshotID)
-	case d.ImageID != nil:
-		return s.plane.ImagePath(*d.ImageID)
-	}
-	return ""
 }
 
 // resume completes a creation that was open when the last simulator ended, or undoes it (A19).
@@ -188,6 +190,11 @@ func (s Disks) undo(d store.Disk, cause error) error {
 	if err == nil {
 		err = s.plane.RemoveDisk(d.ID)
 	}
+	return undone(cause, err)
+}
+
+// undone adds to the cause of a failure the error that undoing its effects has had, if any.
+func undone(cause, err error) error {
 	if err != nil {
 		return fmt.Errorf("%w; and undoing it: %w", cause, err)
 	}
@@ -204,55 +211,35 @@ func (s Disks) describe(tx *store.Tx, owner store.Project, c DiskCreate, d *stor
 		sn := byID(tx, store.Snapshots, c.Source.ID)
 		tx.Refuse(sn.ProjectID != d.ProjectID, invalidRequest("snapshot does not belong to this project"))
 		d.SnapshotID, d.BlockSize = &sn.ID, sn.BlockSize
-		tx.Check(checkSource("snapshot", c, sn.Size))
+		checkSource(tx, "snapshot", c, sn.Size)
 	case SourceImage:
 		img := byID(tx, store.Images, c.Source.ID)
 		tx.Refuse(img.ProjectID != nil && *img.ProjectID != d.ProjectID,
 			invalidRequest("image does not belong to this project"))
 		d.ImageID, d.BlockSize = &img.ID, img.BlockSize
-		tx.Check(checkSource("image", c, img.Size))
+		checkSource(tx, "image", c, img.Size)
 	}
-	tx.Check(checkDiskSize(d))
+	checkDiskSize(tx, d)
 }
 
-func checkSource(kind string, c DiskCreate, size int64) error {
-	if c.Source.ReadOnly && c.Size != size {
-		return invalidRequest("read-only disk size %d must be equal to source %s size %d",
-			c.Size, kind, size)
-	}
-	if c.Size < size {
-		return invalidRequest("disk size %d must be greater than or equal to %s size %d",
-			c.Size, kind, size)
-	}
-	return nil
+func checkSource(tx *store.Tx, kind string, c DiskCreate, size int64) {
+	tx.Refuse(c.Source.ReadOnly && c.Size != size,
+		invalidRequest("read-only disk size %d must be equal to source %s size %d", c.Size, kind, size))
+	tx.Refuse(c.Size < size, invalidRequest("disk size %d must be greater than or equal to %s size %d",
+		c.Size, kind, size))
 }
 
-func checkDiskSize(d *store.Disk) error {
-	switch {
-	case d.Size%int64(d.BlockSize) != 0:
-		return invalidValue("size and block_size",
-			"total size must be a multiple of block size %d", d.BlockSize)
-	case d.Size < minDiskSize:
-		return invalidValue("size", "total size must be at least 1 GiB")
-	case d.Size%gibibyte != 0:
-		return invalidValue("size", "total size must be a multiple of 1 GiB")
-	case d.DiskType == store.TypeDistributed && d.Size > maxDistributed:
-		return invalidValue("size", "total size must be less than 1023 GiB")
-	case d.DiskType == store.TypeLocal && d.Size > 10<<50:
-		return invalidValue("size", "requested size over 10 PiB")
-	case d.DiskType == store.TypeLocal && d.Size > maxLocal:
-		return invalidValue("size", "requested size is too large to fit on any physical disk")
-	}
-	return nil
-}
-
-// insert charges the quota before it checks the name, so the error of an exhausted quota hides
-// that of a taken name (A28).
-func (s Disks) insert(tx *store.Tx, d store.Disk) {
-	s.chargeStorage(tx, d.Size)
-	tx.Check(checkDescription(d.Description))
-	tx.Refuse(store.Disks.Taken(tx, d.ProjectID, d.Name), alreadyExists("disk", d.Name))
-	tx.PutDisk(d)
+func checkDiskSize(tx *store.Tx, d *store.Disk) {
+	tx.Refuse(d.Size%int64(d.BlockSize) != 0, invalidValue("size and block_size",
+		"total size must be a multiple of block size %d", d.BlockSize))
+	distributed, local := d.DiskType == store.TypeDistributed, d.DiskType == store.TypeLocal
+	tx.Refuse(d.Size < minDiskSize, invalidValue("size", "total size must be at least 1 GiB"))
+	tx.Refuse(d.Size%gibibyte != 0, invalidValue("size", "total size must be a multiple of 1 GiB"))
+	tx.Refuse(distributed && d.Size > maxDistributed,
+		invalidValue("size", "total size must be less than 1023 GiB"))
+	tx.Refuse(local && d.Size > 10<<50, invalidValue("size", "requested size over 10 PiB"))
+	tx.Refuse(local && d.Size > maxLocal,
+		invalidValue("size", "requested size is too large to fit on any physical disk"))
 }
 
 // checkDescription returns an error for a description that is too long for the rack's database
@@ -274,7 +261,7 @@ func setPublicKey(c *Change, value any) {
 
 // chargeStorage charges the silo's quota (A29).
 func (r *Simulation) chargeStorage(tx *store.Tx, size int64) {
-	if quota := r.switches.get().QuotaBytes; size > int64(quota)-tx.Storage() {
+	if quota := r.Switches().QuotaBytes; size > int64(quota)-tx.Storage() {
 		tx.Check(insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete " +
 			"request. Either remove unneeded disks and snapshots to free up resources or " +
 			"contact the rack operator to request a capacity increase."))
@@ -284,7 +271,7 @@ func (r *Simulation) chargeStorage(tx *store.Tx, size int64) {
 
 // Delete deletes a disk that is detached or faulted (A71).
 func (s Disks) Delete(call *Call, ref Ref) error {
-	now := s.switches.get()
+	now := s.Switches()
 	return remove(s.Simulation, call, store.Disks, ref, func(tx *store.Tx, d store.Disk) {
 		tx.Refuse(d.State.State != store.StateDetached && d.State.State != store.StateFaulted,
 			invalidRequest("disk cannot be deleted in state %q", d.State.State))
@@ -311,10 +298,7 @@ func (s Disks) undelete(d store.Disk, cause error) error {
 		tx.Reclaim(d.ID, d.Size)
 		tx.PutDisk(d)
 	})
-	if err != nil {
-		return fmt.Errorf("%w; and restoring it: %w", cause, err)
-	}
-	return cause
+	return undone(cause, err)
 }
 
 const (
@@ -406,21 +390,22 @@ func (s Disks) Import(call *Call, ref Ref, w BulkWrite) error {
 		return err
 	}
 	defer s.locks.Lock(d.ID)()
+	data, invalid := decodeBase64(w.Base64)
+	// These are the checks of the rack's pantry, in its order (A90).
 	d, err = reading(s.Simulation, func(tx *store.Tx) store.Disk {
-		return byID(tx, store.Disks, d.ID)
+		d := byID(tx, store.Disks, d.ID)
+		tx.Refuse(d.State.State != store.StateImporting, invalidRequest("cannot import blocks with a "+
+			"bulk write for disk in state %s", debugState(d.State)))
+		tx.Check(invalid)
+		tx.Refuse(len(data) > maxChunk, invalidRequest("Invalid number of blocks: data len %d over max "+
+			"chunk size %d!", len(data), maxChunk))
+		tx.Refuse(w.Offset%uint64(d.BlockSize) != 0, invalidRequest("Offset not block aligned"))
+		tx.Refuse(len(data)%d.BlockSize != 0, invalidRequest("Data length not block size multiple"))
+		tx.Refuse(len(data) > 0 && w.Offset >= uint64(d.Size),
+			invalidRequest("Offset past end of extent"))
+		return d
 	})
-	if err != nil {
-		return err
-	}
-	if d.State.State != store.StateImporting {
-		return invalidRequest("cannot import blocks with a bulk write for disk in state %s",
-			debugState(d.State))
-	}
-	data, err := decodeBase64(w.Base64)
-	if err != nil {
-		return err
-	}
-	if err := checkChunk(d, w.Offset, len(data)); err != nil || len(data) == 0 {
+	if err != nil || len(data) == 0 {
 		return err
 	}
 	// A90: bytes behind the disk's end are dropped.
@@ -428,29 +413,12 @@ func (s Disks) Import(call *Call, ref Ref, w BulkWrite) error {
 	return s.plane.WriteDisk(d.ID, int64(w.Offset), data)
 }
 
-// checkChunk makes the checks of the rack's pantry, in its order (A90).
-func checkChunk(d store.Disk, offset uint64, length int) error {
-	switch {
-	case length > maxChunk:
-		return invalidRequest("Invalid number of blocks: data len %d over max chunk size %d!",
-			length, maxChunk)
-	case offset%uint64(d.BlockSize) != 0:
-		return invalidRequest("Offset not block aligned")
-	case length%d.BlockSize != 0:
-		return invalidRequest("Data length not block size multiple")
-	case length > 0 && offset >= uint64(d.Size):
-		return invalidRequest("Offset past end of extent")
-	}
-	return nil
-}
-
 // decodeBase64 decodes the bytes of a write, or returns the error of the rack's decoder.
 func decodeBase64(text string) ([]byte, error) {
 	const refusal = "error base64 decoding data: "
 	symbols := strings.TrimRight(text, "=")
 	at := strings.IndexFunc(symbols, func(c rune) bool {
-		return c > unicode.MaxASCII || !unicode.IsLetter(c) && !unicode.IsDigit(c) &&
-			c != '+' && c != '/'
+		return c > unicode.MaxASCII || !unicode.IsLetter(c) && !unicode.IsDigit(c) && c != '+' && c != '/'
 	})
 	if at >= 0 {
 		return nil, invalidRequest(refusal+"Invalid symbol %d, offset %d.", symbols[at], at)
@@ -487,4 +455,173 @@ func (s Disks) Finalize(call *Call, ref Ref, snapshot string) error {
 	})
 	call.Object = d.Identity
 	return err
+}
+
+// Attachments are the operations that attach disks to instances.
+type Attachments struct{ *Simulation }
+
+// List lists the disks that are attached to an instance.
+func (s Attachments) List(call *Call, ref Ref) ([]store.Disk, error) {
+	return ofInstance(s.Simulation, call, ref, (*store.Tx).DisksOf)
+}
+
+// locked finds the instance and the disk, and locks both during the change. It finds a disk's name
+// only in the instance's project, and its ID in every project (A30). A disk that is being created
+// may be attached; the call waits for its bytes (A32).
+func (s Attachments) locked(call *Call, ref Ref, disk store.Selector,
+	work func(store.Instance, store.Disk) (store.Disk, error)) (d store.Disk, err error) {
+	var i store.Instance
+	err = s.store.View(func(tx *store.Tx) {
+		i = lookup(s.Simulation, call, tx, store.Instances, ref)
+		d = find(tx, store.Disks, i.ProjectID, disk)
+		call.Object = d.Identity
+	})
+	if err != nil {
+		return d, err
+	}
+	s.creating.Lock(d.ID)() // A32
+	defer s.locks.Lock(i.ID, d.ID)()
+	if d, err = work(i, d); err != nil {
+		return d, err
+	}
+	if call.Reread {
+		return d, errUnavailable // A67
+	}
+	return d, nil
+}
+
+// Attach attaches a disk to an instance.
+func (s Attachments) Attach(call *Call, ref Ref, disk store.Selector) (store.Disk, error) {
+	return s.locked(call, ref, disk, func(i store.Instance, d store.Disk) (store.Disk, error) {
+		if d.ProjectID != i.ProjectID {
+			return d, invalidRequest("disk must be in the same project as the instance")
+		}
+		d, err := s.attach(call, i.ID, d.ID)
+		var refused *Error
+		if errors.As(err, &refused) && s.Switches().Hotplug.Has(adminapi.RefusalsAs500) {
+			return d, errInternal
+		}
+		return d, err
+	})
+}
+
+// attach decides and records in one transaction (A31), and then shows the device to a running
+// guest.
+func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, error) {
+	var i store.Instance
+	var d store.Disk
+	changed, now := false, s.Switches()
+	err := s.store.Update(func(tx *store.Tx) {
+		i, d = byID(tx, store.Instances, instanceID), byID(tx, store.Disks, diskID)
+		if d.AttachedTo(i.ID) {
+			changed = now.Hotplug.Has(adminapi.RecordFirst) // the machine is asked again
+			return                                          // A33: already attached, even while it runs
+		}
+		checkAttach(tx, i, d, now)
+		changed = true
+		d.State = store.DiskState{State: store.StateAttached, Instance: i.ID}
+		tx.PutDisk(d)
+	})
+	if err != nil || !changed || !i.HasGuest() {
+		return d, err
+	}
+	err = s.plane.Plug(deviceOf(d, i.ID), call.deviceFault(now.DeviceDelay))
+	if err != nil && !now.Hotplug.Has(adminapi.RecordFirst) {
+		err = errors.Join(err, s.setState(d, store.DiskState{State: store.StateDetached}))
+	}
+	return d, err
+}
+
+func (s Attachments) setState(d store.Disk, state store.DiskState) error {
+	d.State = state
+	return s.store.Update(func(tx *store.Tx) { tx.PutDisk(d) })
+}
+
+// checkAttach refuses to attach a disk that is not attached here, in the rack's words. It checks in
+// the rack's order: the disk's state, the guest's state, the instance's state, and then the limit
+// (A34).
+func checkAttach(tx *store.Tx, i store.Instance, d store.Disk, now adminapi.Switches) {
+	switch d.State.State {
+	case store.StateCreating, store.StateDetached:
+	case store.StateAttached, "attaching", "detaching":
+		tx.Check(invalidRequest("cannot attach disk %q: disk is attached to another instance", d.Name))
+	default:
+		tx.Check(invalidRequest("cannot attach disk %q: invalid state %s", d.Name, d.State.State))
+	}
+	tx.Refuse(i.Active() && !now.Hotplug.Attaches(),
+		invalidRequest("cannot attach disk: instance is not fully stopped"))
+	// A35: a local disk cannot be added to the zone of a running guest, with or without hot-plug.
+	tx.Refuse(i.Active() && d.DiskType == store.TypeLocal,
+		conflict("cannot attach local storage disk: instance is starting"))
+	tx.Refuse(!i.Active() && i.RunState != store.RunStopped && i.RunState != store.StateCreating,
+		invalidRequest("cannot attach disk to instance in %s state", i.RunState))
+	tx.Refuse(len(tx.DisksOf(i.ID)) >= now.DiskLimit,
+		invalidRequest("cannot attach more than %d disks to instance", now.DiskLimit))
+}
+
+// ejectTime is how long the prototype waits for a guest to release a disk before it removes the
+// disk by surprise (adminapi.SurpriseRemoval).
+const ejectTime = time.Second
+
+// Detach detaches a disk from an instance.
+func (s Attachments) Detach(call *Call, ref Ref, disk store.Selector) (store.Disk, error) {
+	return s.locked(call, ref, disk, func(i store.Instance, d store.Disk) (store.Disk, error) {
+		now := s.Switches()
+		if now.Hotplug.Has(adminapi.SurpriseRemoval) && i.HasGuest() && detachProblem(i, d, now) == nil {
+			s.Pause(s.ctx, ejectTime) // the guest uses the disk meanwhile
+		}
+		return s.detach(i.ID, d.ID)
+	})
+}
+
+// detach decides and records in one transaction. The device is gone from the guest before the
+// caller has the response (A31).
+func (s Attachments) detach(instanceID, diskID string) (store.Disk, error) {
+	var i store.Instance
+	var d store.Disk
+	changed := false
+	err := s.store.Update(func(tx *store.Tx) {
+		i, d = byID(tx, store.Instances, instanceID), byID(tx, store.Disks, diskID)
+		if d.State.State == store.StateDetached {
+			return // A36: already detached, for any instance
+		}
+		tx.Check(detachProblem(i, d, s.Switches()))
+		changed = true
+		d.State = store.DiskState{State: store.StateDetached}
+		tx.PutDisk(d)
+	})
+	if err != nil || !changed || !i.HasGuest() {
+		return d, err
+	}
+	if err := s.plane.Unplug(i.ID, d.ID); err != nil {
+		return d, errors.Join(err, s.setState(d, store.DiskState{State: store.StateAttached,
+			Instance: i.ID}))
+	}
+	return d, nil
+}
+
+// detachProblem returns the reason why a disk cannot be detached, in the rack's words and order
+// (A37).
+func detachProblem(i store.Instance, d store.Disk, now adminapi.Switches) error {
+	switch {
+	case d.AttachedTo(i.ID):
+	case d.State.Instance != "":
+		return invalidRequest("cannot detach disk %q: disk is attached to another instance", d.Name)
+	default:
+		return invalidRequest("cannot detach disk %q: invalid state %s", d.Name, d.State.State)
+	}
+	boot := store.Deref(i.BootDiskID) == d.ID
+	switch {
+	// A35: a local disk cannot be removed from a running guest either.
+	case i.Active() && (!now.Hotplug.Detaches() || d.DiskType == store.TypeLocal):
+		return invalidRequest("cannot detach disk: instance is not fully stopped")
+	case i.Active(), i.RunState == store.StateCreating, i.RunState == store.RunStopped:
+		if boot {
+			return conflict("boot disk cannot be detached")
+		}
+		return nil
+	case i.RunState == store.RunFailed && !boot:
+		return nil
+	}
+	return invalidRequest("cannot detach disk from instance in %s state", i.RunState)
 }

@@ -153,8 +153,8 @@ func (c *Change) choose(k *Kind, a Allocation) (pool store.Resource) {
 		c.Check(invalidRequest("Must specify an IP version when there is more than one default " +
 			"subnet pool for the silo"))
 	case found == 0:
-		c.Check(&Error{Status: http.StatusNotFound, Code: "ObjectNotFound",
-			Message: fmt.Sprintf("not found: default unicast IP%s pool for current silo", a.Version)})
+		c.Check(refusal(http.StatusNotFound, "ObjectNotFound",
+			"not found: default unicast IP%s pool for current silo", a.Version))
 	default:
 		c.Check(invalidRequest("Multiple default unicast IP pools exist with different IP versions. " +
 			"Please specify ip_version (v4 or v6) or provide an explicit pool."))
@@ -175,6 +175,8 @@ func (c *Change) usedAddresses(kinds ...*Kind) map[netip.Addr]bool {
 
 // user returns the instance that a floating IP or an external subnet is attached to.
 func user(c *Change) string { return c.old.Text("instance_id") }
+
+func attached(c *Change) (string, bool) { return "", user(c) != "" }
 
 // attachedTo returns the floating IPs or the external subnets that are attached to an instance.
 func attachedTo(tx *store.Tx, k *Kind, instanceID string) (all []store.Resource) {
@@ -198,9 +200,9 @@ const maxExternalIPs = 32
 func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr) {
 	tx.Refuse(i.RunState == store.RunFailed,
 		invalidRequest("cannot attach %s IP to instance in failed state", kind))
-	tx.Refuse(len(attachedTo(tx, FloatingIP, i.ID))+len(within(tx, ephemeralIP,
-		i.ID)) >= maxExternalIPs, invalidRequest("an instance may not have more than %d external IP "+
-		"addresses", maxExternalIPs))
+	has := len(attachedTo(tx, FloatingIP, i.ID)) + len(within(tx, ephemeralIP, i.ID))
+	tx.Refuse(has >= maxExternalIPs,
+		invalidRequest("an instance may not have more than %d external IP addresses", maxExternalIPs))
 	version := versionOf(address)
 	tx.Refuse(!hasStack(tx, i, version), invalidRequest("The %s external IP is an IP%s address, but "+
 		"the instance with ID %s does not have a primary network interface with a VPC-private IP%s "+
@@ -376,9 +378,9 @@ type ExternalIPCreate struct {
 	Ephemeral Allocation
 }
 
-// externalIPsProblem makes the rack's checks of the addresses of a new instance, before any part of
+// checkExternalIPs makes the rack's checks of the addresses of a new instance, before any part of
 // the instance is created.
-func externalIPsProblem(create []ExternalIPCreate) error {
+func checkExternalIPs(tx *store.Tx, create []ExternalIPCreate) {
 	var ephemeral []Allocation
 	for _, c := range create {
 		if !c.Floating.Given() {
@@ -386,27 +388,19 @@ func externalIPsProblem(create []ExternalIPCreate) error {
 		}
 	}
 	const maxEphemeral = 2
-	switch {
-	case len(create) > maxExternalIPs:
-		return invalidRequest("An instance may not have more than %d external IP addresses",
-			maxExternalIPs)
-	case len(ephemeral) > maxEphemeral:
-		return invalidRequest("An instance may not have more than %d ephemeral IP addresses",
-			maxEphemeral)
-	case len(ephemeral) < maxEphemeral:
-		return nil
+	tx.Refuse(len(ephemeral) > maxEphemeral,
+		invalidRequest("An instance may not have more than %d ephemeral IP addresses", maxEphemeral))
+	if len(ephemeral) < maxEphemeral {
+		return
 	}
 	a, b := ephemeral[0], ephemeral[1]
-	switch {
-	case !a.Pool.Given() && a.Version == "", !b.Pool.Given() && b.Version == "":
-		return invalidRequest("when requesting two ephemeral IPs, IP version or explicit pool name " +
-			"must be specified on each")
-	case a.Pool.Given() && a.Pool == b.Pool:
-		return invalidRequest("cannot request two ephemeral IPs from the same pool")
-	case a.Version != "" && a.Version == b.Version:
-		return invalidRequest("cannot request two ephemeral IPs of the same version (%s)", a.Version)
-	}
-	return nil
+	tx.Refuse(!a.Pool.Given() && a.Version == "" || !b.Pool.Given() && b.Version == "",
+		invalidRequest("when requesting two ephemeral IPs, IP version or explicit pool name must be "+
+			"specified on each"))
+	tx.Refuse(a.Pool.Given() && a.Pool == b.Pool,
+		invalidRequest("cannot request two ephemeral IPs from the same pool"))
+	tx.Refuse(a.Version != "" && a.Version == b.Version,
+		invalidRequest("cannot request two ephemeral IPs of the same version (%s)", a.Version))
 }
 
 func (s Instances) attachExternalIPs(tx *store.Tx, i store.Instance, create []ExternalIPCreate) {
@@ -506,30 +500,24 @@ func (s Resources) AttachExternalSubnet(call *Call, scope Scope, sel, instance s
 	return s.attach(call, ExternalSubnet, scope, sel, instance,
 		func(c *Change, i store.Instance) {
 			if user(c) != i.ID {
-				c.Check(c.subnetProblem(i))
+				c.checkSubnet(i)
 				c.moveTo(i.ID)
 			}
 		})
 }
 
-func (c *Change) subnetProblem(i store.Instance) error {
+func (c *Change) checkSubnet(i store.Instance) {
 	version := versionOf(netip.MustParsePrefix(c.old.Text("subnet")).Addr())
-	switch {
-	case i.ProjectID != c.parent.ID:
-		return invalidRequest("External subnet and instance must be in the same project")
-	case user(c) != "":
-		return invalidRequest("External subnets cannot be attached to one instance while still " +
-			"attached to another")
-	case i.RunState == store.RunFailed, i.RunState == store.StateCreating:
-		return invalidRequest("Cannot attach subnet to instance in %s state", i.RunState)
-	case len(attachedTo(c.Tx, ExternalSubnet, i.ID)) >= maxExternalSubnets:
-		return invalidRequest("An instance may not have more than %d attached subnets",
-			maxExternalSubnets)
-	case !hasStack(c.Tx, i, version):
-		return invalidRequest("Cannot attach an IP%s external subnet to an instance that does not "+
-			"have a matching IP stack", version)
-	}
-	return nil
+	c.Refuse(i.ProjectID != c.parent.ID,
+		invalidRequest("External subnet and instance must be in the same project"))
+	c.Refuse(user(c) != "", invalidRequest("External subnets cannot be attached to one instance "+
+		"while still attached to another"))
+	c.Refuse(i.RunState == store.RunFailed || i.RunState == store.StateCreating,
+		invalidRequest("Cannot attach subnet to instance in %s state", i.RunState))
+	c.Refuse(len(attachedTo(c.Tx, ExternalSubnet, i.ID)) >= maxExternalSubnets,
+		invalidRequest("An instance may not have more than %d attached subnets", maxExternalSubnets))
+	c.Refuse(!hasStack(c.Tx, i, version), invalidRequest("Cannot attach an IP%s external subnet to "+
+		"an instance that does not have a matching IP stack", version))
 }
 
 // DetachExternalSubnet detaches an external subnet from its instance.
@@ -545,8 +533,7 @@ func (s Resources) DetachExternalSubnet(call *Call, scope Scope, sel store.Selec
 
 // ExternalSubnets lists the external subnets of an instance.
 func (s Resources) ExternalSubnets(call *Call, instance Ref) ([]store.Resource, error) {
-	return ofInstance(s.Simulation, call, instance, func(tx *store.Tx,
-		i store.Instance) []store.Resource {
-		return attachedTo(tx, ExternalSubnet, i.ID)
+	return ofInstance(s.Simulation, call, instance, func(tx *store.Tx, id string) []store.Resource {
+		return attachedTo(tx, ExternalSubnet, id)
 	})
 }

@@ -29,9 +29,8 @@ var (
 		AddressLot, PortSettings, ephemeralIP, natIP}
 )
 
-// The init functions fill the table of kinds, because the kinds refer to each other. A kind follows
-// the kinds that forbid its deletion.
-
+// init fills the table of kinds, because the kinds refer to each other. A kind follows the kinds
+// that forbid its deletion.
 func init() {
 	*SSHKey = Kind{
 		Name: "ssh-key", Operation: "current_user_ssh_key", Param: "ssh_key",
@@ -70,7 +69,7 @@ func init() {
 				Set: setAddress},
 			{Name: "instance_id"},
 		},
-		Holders: []Holder{{user, "Floating IP cannot be deleted while attached to an instance"}},
+		Holders: []Holder{{attached, "Floating IP cannot be deleted while attached to an instance"}},
 	}
 	*ExternalSubnet = Kind{
 		Name: "external-subnet", Operation: "external_subnet", Param: "external_subnet",
@@ -80,24 +79,20 @@ func init() {
 		Fields: []Field{
 			{Name: "allocator", Type: SubnetSource, Set: setSubnet}, {Name: "instance_id"},
 		},
-		Holders: []Holder{{user, "Cannot delete external subnet while it is attached to an " +
+		Holders: []Holder{{attached, "Cannot delete external subnet while it is attached to an " +
 			"instance. Detach it and try again."}},
 	}
 	*ephemeralIP = Kind{Name: "ephemeral-ip", In: "instance_id", Fields: []Field{
 		{Name: "address_allocator", Default: Allocation{}, Set: setAddress}}}
 	*natIP = Kind{Name: "source-nat", In: "instance_id", Fields: []Field{{Name: "kind"},
 		{Name: "ip"}, {Name: "ip_pool_id"}, {Name: "first_port"}, {Name: "last_port"}}}
-}
-
-func init() {
 	*AffinityGroup = group("affinity")
 	*AntiAffinityGroup = group("anti-affinity")
 	*Subnet = Kind{
 		Name: "vpc-subnet", Operation: "vpc_subnet", Param: "subnet", Parent: VPC, In: "vpc_id",
 		Both: "subnet as an ID, vpc and project", Neither: "subnet should either be an ID or vpc",
 		Fields: []Field{
-			{Name: "custom_router", Type: NameOrID, Optional: true, Update: Cleared,
-				Set: setCustomRouter},
+			{Name: "custom_router", Type: NameOrID, Optional: true, Update: Cleared, Set: setCustomRouter},
 			{Name: "ipv4_block", Type: IPv4Net, Set: setIPv4Block},
 			{Name: "ipv6_block", Type: IPv6Net, Optional: true, Set: setIPv6Block},
 		},
@@ -116,9 +111,6 @@ func init() {
 		Created: createNetwork,
 		Holders: []Holder{holds(Subnet.Table(), "VPC cannot be deleted while VPC Subnets exist")},
 	}
-}
-
-func init() {
 	*Router = Kind{
 		Name: "vpc-router", Operation: "vpc_router", Param: "router", Parent: VPC, In: "vpc_id",
 		Both: "router as an ID vpc and project", Neither: "router should either be an ID or vpc",
@@ -154,18 +146,12 @@ func init() {
 		Holders: []Holder{{defaultGateway, "Ip pools referencing this gateway exist. To perform a " +
 			"cascading delete set the cascade option"}},
 	}
-}
-
-func init() {
 	*AddressLot = Kind{
 		Name: "address-lot", Param: "address_lot", Fleet: true, Hidden: []string{extents},
 		Fields: []Field{{Name: "kind", Type: Enum, Values: []string{"infra", "pool"}},
 			{Name: "blocks", Type: Blocks, Set: setBlocks}},
-		Holders: []Holder{{func(c *Change) string {
-			for _, address := range addressesOf(c.Tx, c.old.ID) {
-				return address.String()
-			}
-			return ""
+		Holders: []Holder{{func(c *Change) (string, bool) {
+			return "", len(addressesOf(c.Tx, c.old.ID)) > 0
 		}, "lot is in use"}},
 	}
 	var (
@@ -206,9 +192,6 @@ func init() {
 			{Name: "groups", Default: []any{}},
 		},
 	}
-}
-
-func init() {
 	*Project = Kind{
 		Name: "project", Operation: "project", Param: "project", Created: createDefaultVPC,
 		Holders: []Holder{
@@ -219,8 +202,7 @@ func init() {
 			holds(store.Snapshots, "project to be deleted contains a snapshot: %s"),
 			holds(VPC.Table(), "project to be deleted contains a vpc: %s"),
 			holds(AffinityGroup.Table(), "project to be deleted contains an affinity group: %s"),
-			holds(AntiAffinityGroup.Table(),
-				"project to be deleted contains an anti affinity group: %s"),
+			holds(AntiAffinityGroup.Table(), "project to be deleted contains an anti affinity group: %s"),
 		},
 	}
 }

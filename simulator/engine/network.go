@@ -42,21 +42,17 @@ const (
 	maxInterfaces  = 8
 )
 
-// interfacesProblem makes the rack's checks of the interfaces of a new instance, before any part of
+// checkInterfaces makes the rack's checks of the interfaces of a new instance, before any part of
 // the instance is created (A64).
-func interfacesProblem(create []InterfaceCreate) error {
-	if len(create) > maxInterfaces {
-		return invalidRequest("An instance may not have more than %d network interfaces",
-			maxInterfaces)
-	}
+func checkInterfaces(tx *store.Tx, create []InterfaceCreate) {
+	tx.Refuse(len(create) > maxInterfaces,
+		invalidRequest("An instance may not have more than %d network interfaces", maxInterfaces))
 	vpcs := map[string]bool{}
 	for _, c := range create {
 		vpcs[c.VPC] = true
 	}
-	if create != nil && len(vpcs) != 1 {
-		return invalidRequest("All interfaces must be in the same VPC")
-	}
-	return nil
+	tx.Refuse(create != nil && len(vpcs) != 1,
+		invalidRequest("All interfaces must be in the same VPC"))
 }
 
 const macFormat = "A8:40:25:F0:%02X:%02X"
@@ -78,8 +74,8 @@ func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterfac
 	c InterfaceCreate) store.NetworkInterface {
 	vpc := find(tx, VPC.Table(), i.ProjectID, store.Selector{Name: c.VPC})
 	subnet := find(tx, Subnet.Table(), vpc.ID, store.Selector{Name: c.Subnet})
-	tx.Check(requestProblem(subnet, "ipv4_block", c.V4))
-	tx.Check(requestProblem(subnet, "ipv6_block", c.V6))
+	checkAddress(tx, subnet, "ipv4_block", c.V4)
+	checkAddress(tx, subnet, "ipv6_block", c.V6)
 	if slices.ContainsFunc(others, func(other store.NetworkInterface) bool {
 		return other.SubnetID == subnet.ID
 	}) {
@@ -95,23 +91,21 @@ func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterfac
 	}
 }
 
-// requestProblem returns the reason why no interface can have a requested address (A52).
-func requestProblem(subnet store.Resource, field string, wanted netip.Addr) error {
+// checkAddress refuses an address that no interface can have (A52).
+func checkAddress(tx *store.Tx, subnet store.Resource, field string, wanted netip.Addr) {
+	if !wanted.IsValid() {
+		return
+	}
 	block := netip.MustParsePrefix(subnet.Text(field))
 	free := block.Masked().Addr()
 	for range reservedAddresses {
 		free = free.Next()
 	}
-	switch {
-	case !wanted.IsValid():
-	case !block.Contains(wanted):
-		return invalidRequest("%s is outside subnet %s", wanted, block)
-	case wanted.Less(free):
-		return invalidRequest("The first %d addresses of a subnet are reserved", reservedAddresses)
-	case wanted.Is4() && wanted == SubnetExtent(block).Last:
-		return invalidRequest("Cannot request a broadcast address")
-	}
-	return nil
+	tx.Refuse(!block.Contains(wanted), invalidRequest("%s is outside subnet %s", wanted, block))
+	tx.Refuse(wanted.Less(free),
+		invalidRequest("The first %d addresses of a subnet are reserved", reservedAddresses))
+	tx.Refuse(wanted.Is4() && wanted == SubnetExtent(block).Last,
+		invalidRequest("Cannot request a broadcast address"))
 }
 
 // newStack returns the requested addresses, or else the lowest free addresses of a subnet. It skips
@@ -157,10 +151,7 @@ const reservedAddresses = 5
 
 // Interfaces lists the network interfaces of an instance.
 func (s Instances) Interfaces(call *Call, ref Ref) ([]store.NetworkInterface, error) {
-	return ofInstance(s.Simulation, call, ref, func(tx *store.Tx,
-		i store.Instance) []store.NetworkInterface {
-		return tx.Interfaces(i.ID)
-	})
+	return ofInstance(s.Simulation, call, ref, (*store.Tx).Interfaces)
 }
 
 // findInterface finds an interface by its ID, or by its name on an instance.
@@ -272,16 +263,16 @@ func (s Instances) DeleteInterface(call *Call, instance Ref, sel store.Selector)
 
 // ExternalIPs returns the external addresses of an instance. The one for source NAT is first (A65).
 func (s Instances) ExternalIPs(call *Call, ref Ref) ([]any, error) {
-	return ofInstance(s.Simulation, call, ref, func(tx *store.Tx, i store.Instance) []any {
+	return ofInstance(s.Simulation, call, ref, func(tx *store.Tx, id string) []any {
 		ips := []any{}
-		for _, n := range within(tx, natIP, i.ID) {
+		for _, n := range within(tx, natIP, id) {
 			delete(n.Fields, "instance_id")
 			ips = append(ips, n.Fields)
 		}
-		for _, r := range within(tx, ephemeralIP, i.ID) {
+		for _, r := range within(tx, ephemeralIP, id) {
 			ips = append(ips, ephemeralOf(r))
 		}
-		for _, r := range attachedTo(tx, FloatingIP, i.ID) {
+		for _, r := range attachedTo(tx, FloatingIP, id) {
 			r.Fields["kind"] = kindFloating
 			ips = append(ips, r)
 		}
@@ -379,7 +370,7 @@ func (s Resources) ReplaceFirewallRules(call *Call, scope Scope, vpc store.Selec
 	rules []ResourceInput) ([]store.Resource, error) {
 	return changing(s.Simulation, call, func(tx *store.Tx) []store.Resource {
 		c := s.change(call, tx, VPC, scope, vpc)
-		tx.Check(rulesProblem(c.record.Name, rules))
+		checkRules(tx, c.record.Name, rules)
 		for rule := range c.each(FirewallRule, c.record.ID) {
 			rule.drop()
 		}
@@ -390,29 +381,25 @@ func (s Resources) ReplaceFirewallRules(call *Call, scope Scope, vpc store.Selec
 	})
 }
 
-func rulesProblem(vpc string, rules []ResourceInput) error {
+func checkRules(tx *store.Tx, vpc string, rules []ResourceInput) {
 	seen := map[string]bool{}
 	for _, rule := range rules {
-		if seen[*rule.Name] {
-			return invalidValue("rules", "Rule names must be unique. Duplicates: [%q]", *rule.Name)
-		}
+		tx.Refuse(seen[*rule.Name],
+			invalidValue("rules", "Rule names must be unique. Duplicates: [%q]", *rule.Name))
 		seen[*rule.Name] = true
 	}
-	if len(rules) > maxRules {
-		return invalidValue("rules", "max length %d", maxRules)
-	}
+	tx.Refuse(len(rules) > maxRules, invalidValue("rules", "max length %d", maxRules))
 	for _, rule := range rules {
 		hosts, _ := rule.Values["filters"].(map[string]any)["hosts"].([]any)
 		for what, list := range map[string][]any{
 			"target": rule.Values["targets"].([]any), "host filter": hosts} {
 			for _, one := range list {
-				if of := one.(map[string]any); of["type"] == "vpc" && of["value"] != vpc {
-					return invalidRequest("cross-VPC firewall %s unsupported", what)
-				}
+				of := one.(map[string]any)
+				tx.Refuse(of["type"] == "vpc" && of["value"] != vpc,
+					invalidRequest("cross-VPC firewall %s unsupported", what))
 			}
 		}
 	}
-	return nil
 }
 
 func setCustomRouter(c *Change, value any) {
@@ -475,14 +462,12 @@ func setIPv6Block(c *Change, value any) {
 	}
 }
 
-// interfaceIn returns the name of an interface in a subnet, or "".
-func interfaceIn(c *Change) (name string) {
+// interfaceIn finds an interface in a subnet.
+func interfaceIn(c *Change) (name string, found bool) {
 	for nic := range c.AllInterfaces() {
-		if nic.SubnetID == c.old.ID {
-			name = nic.Name
-		}
+		found = found || nic.SubnetID == c.old.ID
 	}
-	return name
+	return "", found
 }
 
 // Interfaces lists the network interfaces in a subnet.
@@ -557,13 +542,8 @@ const (
 var routeWords = map[string]string{routeCustom: "Custom", routeDefault: "Default",
 	routeSubnet: "VpcSubnet"}
 
-// ofSystem returns the name of a router that the rack itself has created, or "".
-func ofSystem(c *Change) string {
-	if c.old.Text("kind") == routerSystem {
-		return c.old.Name
-	}
-	return ""
-}
+// ofSystem reports whether the rack itself has created a router.
+func ofSystem(c *Change) (string, bool) { return "", c.old.Text("kind") == routerSystem }
 
 func setRouteKind(c *Change, value any) {
 	c.Refuse(value == routeCustom && c.parent.Text("kind") == routerSystem,
@@ -619,11 +599,8 @@ func permitRoute(c *Change, in *ResourceInput) {
 	}
 }
 
-// defaultGateway returns the name of the default gateway, to which the rack attaches the silo's
-// default pool, or "".
-func defaultGateway(c *Change) string {
-	if c.old.Name == defaultNetwork && !c.cascade {
-		return c.old.Name
-	}
-	return ""
+// defaultGateway recognizes the default gateway, to which the rack attaches the silo's default
+// pool.
+func defaultGateway(c *Change) (string, bool) {
+	return "", c.old.Name == defaultNetwork && !c.cascade
 }

@@ -103,19 +103,20 @@ const (
 
 // Holder is an object that forbids the deletion of a record. It may be the record itself.
 type Holder struct {
-	// Find returns the name of the first such object, or "".
-	Find func(*Change) string
+	// Find reports whether there is such an object, and the name of the first one.
+	Find func(*Change) (name string, found bool)
 	// Text is the refusal. A %s in it is the name.
 	Text string
 }
 
 // holds returns a Holder for the objects that are in the record.
 func holds[T store.Record](t store.Table[T], text string) Holder {
-	return Holder{func(c *Change) string {
-		if first := t.Scan(c.Tx, c.old.ID, store.ByName, nil, 1); len(first) > 0 {
-			return first[0].Ident().Name
+	return Holder{func(c *Change) (name string, found bool) {
+		first := t.Scan(c.Tx, c.old.ID, store.ByName, nil, 1)
+		for _, object := range first {
+			name = object.Ident().Name
 		}
-		return ""
+		return name, len(first) > 0
 	}, text}
 }
 
@@ -285,7 +286,6 @@ func (c *Change) set(f Field, values map[string]any) {
 
 func (c *Change) put() { c.kind.Table().Put(c.Tx, c.record) }
 
-// change begins a change of a record that the caller may change.
 func (s Resources) change(call *Call, tx *store.Tx, k *Kind, scope Scope,
 	sel store.Selector) *Change {
 	r := s.lookup(call, tx, k, scope, sel)
@@ -344,9 +344,8 @@ func (s Resources) Delete(call *Call, k *Kind, scope Scope, sel store.Selector) 
 			k.Permit(c, nil)
 		}
 		for _, h := range k.Holders {
-			if name := h.Find(c); name != "" {
-				tx.Check(invalidRequest("%s", strings.ReplaceAll(h.Text, "%s", name)))
-			}
+			name, found := h.Find(c)
+			tx.Refuse(found, invalidRequest("%s", strings.ReplaceAll(h.Text, "%s", name)))
 		}
 		c.drop()
 		failHalfway(call, tx)
@@ -443,7 +442,6 @@ func (s Resources) Members(call *Call, k *Kind, scope Scope, sel store.Selector)
 	})
 }
 
-// membership finds a group and an instance that may be in it.
 func (s Resources) membership(call *Call, tx *store.Tx, k *Kind, scope Scope, sel store.Selector,
 	instance Ref) (group store.Resource, i store.Instance, in bool) {
 	group = s.lookup(call, tx, k, scope, sel)
@@ -506,8 +504,7 @@ func (s Resources) RemoveMember(call *Call, k *Kind, scope Scope, sel store.Sele
 // OfInstance lists the records of a kind that are linked to an instance: its groups, or its SSH
 // keys.
 func (s Resources) OfInstance(call *Call, k *Kind, instance Ref) ([]store.Resource, error) {
-	return ofInstance(s.Simulation, call, instance, func(tx *store.Tx,
-		i store.Instance) []store.Resource {
-		return linkedTo(tx, k.Table(), k, i.ID)
+	return ofInstance(s.Simulation, call, instance, func(tx *store.Tx, id string) []store.Resource {
+		return linkedTo(tx, k.Table(), k, id)
 	})
 }

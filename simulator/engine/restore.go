@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net/http"
 	"os"
@@ -31,27 +30,20 @@ func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) erro
 	if err != nil {
 		return fmt.Errorf("settle the records: %w", err)
 	}
-	if err := seed.images(ctx); err != nil {
-		return err
-	}
-	if err := r.store.Update(seed.instances); err != nil {
-		return err
-	}
-	if err := seed.disks(); err != nil {
-		return err
-	}
-	if err := r.reconcilePlane(ctx); err != nil {
-		return err
-	}
-	if err := r.resume(); err != nil {
-		return err
+	for _, step := range []func() error{
+		func() error { return seed.images(ctx) },
+		func() error { return r.store.Update(seed.instances) },
+		seed.disks,
+		func() error { return r.reconcilePlane(ctx) },
+		r.resume,
+	} {
+		if err := step(); err != nil {
+			return err
+		}
 	}
 	for _, id := range r.boot {
-		call := &Call{Context: ctx}
-		if _, err := r.Instances.Start(call, Ref{Object: store.Selector{ID: id}}); err != nil {
-			r.log.Error("an instance cannot be started", slog.String("instance", id),
-				slog.String("error", err.Error()))
-		}
+		_, err := r.Instances.Start(&Call{Context: ctx}, Ref{Object: store.Selector{ID: id}})
+		r.logFailure("an instance cannot be started", "instance", id, err)
 	}
 	r.boot = nil
 	return nil
@@ -74,40 +66,29 @@ func (r *Simulation) resume() error {
 	var snapshots []store.SnapshotRecord
 	var instances []store.Instance
 	err := r.store.View(func(tx *store.Tx) {
-		for d := range store.Disks.All(tx) {
-			if d.State.State == store.StateCreating {
-				disks = append(disks, d)
-			}
-		}
-		for s := range store.Snapshots.All(tx) {
-			if s.State == store.SnapshotCreating {
-				snapshots = append(snapshots, s)
-			}
-		}
-		for i := range store.Instances.All(tx) {
-			if i.RunState == store.StateCreating {
-				instances = append(instances, i)
-			}
-		}
+		disks = slices.Collect(store.Disks.All(tx))
+		snapshots = slices.Collect(store.Snapshots.All(tx))
+		instances = slices.Collect(store.Instances.All(tx))
 	})
 	if err != nil {
 		return fmt.Errorf("find the open creations: %w", err)
 	}
-	completed := func(id string, err error) {
-		if err != nil {
-			r.log.Error("a creation that a restart resumed has failed", slog.String("object", id),
-				slog.String("error", err.Error()))
+	const failure = "a creation that a restart resumed has failed"
+	for _, d := range disks {
+		if d.State.State == store.StateCreating {
+			r.logFailure(failure, "object", d.ID, r.Disks.resume(d))
 		}
 	}
-	for _, d := range disks {
-		completed(d.ID, r.Disks.resume(d))
-	}
 	for _, s := range snapshots {
-		_, err := r.Snapshots.fill(&Call{Resumed: true}, s)
-		completed(s.ID, err)
+		if s.State == store.SnapshotCreating {
+			_, err := r.Snapshots.fill(&Call{Resumed: true}, s)
+			r.logFailure(failure, "object", s.ID, err)
+		}
 	}
 	for _, i := range instances {
-		completed(i.ID, r.Instances.resume(i))
+		if i.RunState == store.StateCreating {
+			r.logFailure(failure, "object", i.ID, r.Instances.resume(i))
+		}
 	}
 	return nil
 }
@@ -184,7 +165,6 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	return nil
 }
 
-// failed records that instances have failed, because their machines have ended.
 func (r *Simulation) failed(ids []string) error {
 	return r.store.Update(func(tx *store.Tx) {
 		for _, id := range ids {
@@ -238,7 +218,6 @@ func (r seeder) project(tx *store.Tx, name string) store.Project {
 	return p
 }
 
-// instances creates the instances that the directory lacks.
 func (r seeder) instances(tx *store.Tx) {
 	r.config.Instances = slices.Clone(r.config.Instances)
 	for n, spec := range r.config.Instances {
@@ -247,23 +226,14 @@ func (r seeder) instances(tx *store.Tx) {
 	}
 }
 
-func (r seeder) instanceID(i InstanceSpec) string {
-	if i.ID == "" {
-		return store.DerivedID("instance", cmp.Or(i.Project, r.projectNames()[0]), i.Name)
-	}
-	if id, err := uuid.Parse(i.ID); err == nil {
-		return id.String()
-	}
-	return i.ID
-}
-
 // instance creates an instance if the directory lacks it, and returns its ID.
 func (r seeder) instance(tx *store.Tx, spec InstanceSpec) string {
 	if problem := store.CheckName(spec.Name); problem != "" {
 		tx.Check(errors.New(problem))
 	}
 	p := r.project(tx, spec.Project)
-	parsed, err := uuid.Parse(r.instanceID(spec))
+	parsed, err := uuid.Parse(cmp.Or(spec.ID,
+		store.DerivedID("instance", cmp.Or(spec.Project, r.projectNames()[0]), spec.Name)))
 	tx.Refuse(err != nil, fmt.Errorf("its ID %q is no UUID", spec.ID))
 	if existing, ok := store.Instances.ByName(tx, p.ID, spec.Name); ok {
 		if spec.ID != "" && existing.ID != parsed.String() {
@@ -272,8 +242,7 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) string {
 		return existing.ID
 	}
 	if other, ok := store.Instances.Get(tx, parsed.String()); ok {
-		tx.Check(fmt.Errorf("its ID %s is that of instance %q; give it another one", parsed,
-			other.Name))
+		tx.Check(fmt.Errorf("its ID %s is that of instance %q; give it another one", parsed, other.Name))
 	}
 	i := store.Instance{
 		Identity:  store.NewIdentity(parsed.String(), spec.Name, "made by the simulator"),
@@ -314,25 +283,10 @@ func (r seeder) images(ctx context.Context) error {
 }
 
 func (r seeder) image(ctx context.Context, spec ImageSpec) error {
-	img, known, err := r.imageRecord(spec)
-	if err != nil || known {
-		return err
-	}
-	err = r.store.Update(func(tx *store.Tx) { tx.Leave(img.ID) })
-	if err != nil {
-		return err
-	}
-	if err := r.plane.ImportImage(ctx, img.ID, spec.File, img.Size); err != nil {
-		return err
-	}
-	return r.store.Update(func(tx *store.Tx) { store.Images.Put(tx, img) })
-}
-
-func (r seeder) imageRecord(spec ImageSpec) (img store.Image, known bool, err error) {
 	if problem := store.CheckName(spec.Name); problem != "" {
-		return img, false, errors.New(problem)
+		return errors.New(problem)
 	}
-	img = store.Image{
+	img := store.Image{
 		Identity: store.NewIdentity(store.DerivedID("image", spec.Project, spec.Name), spec.Name,
 			"made by the simulator"),
 		OS: "simulated", Version: "1",
@@ -341,27 +295,35 @@ func (r seeder) imageRecord(spec ImageSpec) (img store.Image, known bool, err er
 	if spec.File != "" {
 		info, err := os.Stat(spec.File)
 		if err != nil {
-			return img, false, err
+			return err
 		}
 		img.Size = max(img.Size, roundUp(info.Size(), int64(img.BlockSize)))
 	}
 	if img.Size <= 0 {
-		return img, false, errors.New("it needs a size or a file that is not empty")
+		return errors.New("it needs a size or a file that is not empty")
 	}
-	err = r.store.View(func(tx *store.Tx) {
+	known := false
+	err := r.store.Update(func(tx *store.Tx) {
 		if spec.Project != "" {
 			p := r.project(tx, spec.Project)
 			img.ProjectID = &p.ID
 		}
 		// It may have been promoted or demoted since it was imported.
-		if _, known = store.Images.Get(tx, img.ID); !known {
-			known = store.Images.Taken(tx, store.Deref(img.ProjectID), spec.Name)
+		_, known = store.Images.Get(tx, img.ID)
+		known = known || store.Images.Taken(tx, store.Deref(img.ProjectID), spec.Name)
+		if !known {
+			tx.Leave(img.ID)
 		}
 	})
-	return img, known, err
+	if err != nil || known {
+		return err
+	}
+	if err := r.plane.ImportImage(ctx, img.ID, spec.File, img.Size); err != nil {
+		return err
+	}
+	return r.store.Update(func(tx *store.Tx) { store.Images.Put(tx, img) })
 }
 
-// disks creates the disks that the directory lacks, and attaches them.
 func (r seeder) disks() error {
 	for _, spec := range r.config.Disks {
 		if err := r.disk(spec); err != nil {
@@ -392,13 +354,18 @@ func (r seeder) disk(spec DiskSpec) error {
 			return
 		}
 		var ok bool
-		if to, ok = store.Instances.ByName(tx, owner.ID, spec.Instance); !ok && spec.Instance != "" {
-			tx.Check(fmt.Errorf("project %q has no instance %q",
-				cmp.Or(spec.Project, r.projectNames()[0]), spec.Instance))
+		to, ok = store.Instances.ByName(tx, owner.ID, spec.Instance)
+		tx.Refuse(!ok && spec.Instance != "", fmt.Errorf("project %q has no instance %q",
+			cmp.Or(spec.Project, r.projectNames()[0]), spec.Instance))
+		if spec.Image == "" {
+			return
 		}
-		if spec.Image != "" {
-			c.Source = imageNamed(tx, owner.ID, spec.Image)
+		img, ok := store.Images.ByName(tx, owner.ID, spec.Image)
+		if !ok {
+			img, ok = store.Images.ByName(tx, "", spec.Image)
 		}
+		tx.Refuse(!ok, fmt.Errorf("neither its project nor the silo has an image %q", spec.Image))
+		c.Source = DiskSource{Kind: SourceImage, ID: img.ID}
 	})
 	if err != nil || known {
 		return err
@@ -412,23 +379,12 @@ func (r seeder) disk(spec DiskSpec) error {
 		return err
 	}
 	return r.store.Update(func(tx *store.Tx) {
-		now := r.switches.get()
+		now := r.Switches()
 		now.Hotplug = adminapi.HotplugFull // the rack attaches the disk before the instance starts
-		tx.Check(attachProblem(to, made, len(tx.DisksOf(to.ID)), now))
+		checkAttach(tx, to, made, now)
 		made.State = store.DiskState{State: store.StateAttached, Instance: to.ID}
 		tx.PutDisk(made)
 	})
-}
-
-// imageNamed returns the image with a name in the project or else in the silo.
-func imageNamed(tx *store.Tx, projectID, name string) DiskSource {
-	for _, parent := range []string{projectID, ""} {
-		if img, ok := store.Images.ByName(tx, parent, name); ok {
-			return DiskSource{Kind: SourceImage, ID: img.ID}
-		}
-	}
-	tx.Check(fmt.Errorf("neither its project nor the silo has an image %q", name))
-	return DiskSource{}
 }
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

@@ -10,7 +10,7 @@ type Silo struct{ *Simulation }
 
 // Projects lists the projects.
 func (s Silo) Projects(w Window) ([]store.Project, error) {
-	if s.switches.get().Role == adminapi.RoleNone {
+	if s.Switches().Role == adminapi.RoleNone {
 		return []store.Project{}, nil
 	}
 	return listOfSilo(s.Simulation, store.Projects, w)
@@ -159,7 +159,7 @@ func (s Silo) seesFleet(err error) error {
 // counts the CPUs and the memory of an instance while it is not stopped (A20).
 func (s Silo) Utilization() (Utilization, error) {
 	u := Utilization{Capacity: ResourceCounts{CPUs: 1024, Memory: 4 * tebibyte,
-		Storage: int64(s.switches.get().QuotaBytes)}}
+		Storage: int64(s.Switches().QuotaBytes)}}
 	err := s.store.View(func(tx *store.Tx) {
 		for i := range store.Instances.All(tx) {
 			if i.Active() {

@@ -183,7 +183,7 @@ var ErrClosed = errors.New("the simulator is closed")
 // running instances their devices, and completes the unfinished work of an earlier simulator.
 func Open(ctx context.Context, c Config) (*Simulation, error) {
 	r := &Simulation{config: c, log: cmp.Or(c.Log, slog.Default()), closing: make(chan struct{}),
-		deferred: newDeferredWork()}
+		deferred: newDeferredWork(), switches: switchboard{changed: make(chan struct{})}}
 	r.Disks, r.Snapshots, r.Images, r.Silo = Disks{r}, Snapshots{r}, Images{r}, Silo{r}
 	r.Instances, r.Attachments, r.Resources = Instances{r}, Attachments{r}, Resources{r}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -283,6 +283,13 @@ func (r *Simulation) release() error {
 	return errors.Join(errs...)
 }
 
+// logFailure logs what has failed for an object; a nil error is ignored.
+func (r *Simulation) logFailure(what, kind, id string, err error) {
+	if err != nil {
+		r.log.Error(what, slog.String(kind, id), slog.String("error", err.Error()))
+	}
+}
+
 // Begin registers work that Close waits for, unless the rack is closed.
 func (r *Simulation) Begin() (end func(), ok bool) {
 	r.mu.Lock()
@@ -296,11 +303,10 @@ func (r *Simulation) Begin() (end func(), ok bool) {
 
 // background runs work that continues after its request; Close waits for the work.
 func (r *Simulation) background(work func()) {
-	if end, ok := r.Begin(); ok {
-		go func() {
-			defer end()
-			work()
-		}()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.closed {
+		r.work.Go(work)
 	}
 }
 
@@ -436,10 +442,7 @@ func (r *Simulation) free(call *Call, id string, size int64, remove func(id stri
 		default:
 			err = r.store.Update(func(tx *store.Tx) { tx.ReleaseDeferred(id) })
 		}
-		if err != nil {
-			r.log.Error("cannot free what was deleted", slog.String("id", id),
-				slog.String("error", err.Error()))
-		}
+		r.logFailure("cannot free what was deleted", "id", id, err)
 	})
 	return nil
 }
@@ -463,7 +466,7 @@ func release(tx *store.Tx, id string, size int64, now adminapi.Switches) {
 // noSpace reports whether the rack lacks physical space for a number of bytes in addition to what
 // the quota counts (A27). Deleted objects use their space until it is freed (A68).
 func (r *Simulation) noSpace(more int64) bool {
-	now, unfreed := r.switches.get(), r.unfreed.Load()
+	now, unfreed := r.Switches(), r.unfreed.Load()
 	if now.Full || unfreed == 0 {
 		return now.Full
 	}

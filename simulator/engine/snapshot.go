@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/google/uuid"
 
@@ -44,7 +43,11 @@ func (s Snapshots) Create(call *Call, project store.Selector, c SnapshotCreate) 
 	d, err := reading(s.Simulation, func(tx *store.Tx) store.Disk {
 		owner := s.project(call, tx, project)
 		d := find(tx, store.Disks, owner.ID, c.Disk)
-		tx.Check(snapshotProblem(owner, d))
+		tx.Refuse(d.ProjectID != owner.ID,
+			invalidRequest("can't create a snapshot of a disk in a different project"))
+		tx.Refuse(d.DiskType == store.TypeLocal,
+			invalidRequest("can't create a snapshot of a local storage disk"))
+		tx.Refuse(d.ReadOnly, invalidRequest("can't create a snapshot of a read-only disk"))
 		return d
 	})
 	if err != nil {
@@ -63,7 +66,7 @@ func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 	if !locked {
 		defer s.repairs.Delete(d.ID)
 	}
-	if locked || s.switches.get().Replacing {
+	if locked || s.Switches().Replacing {
 		return store.Snapshot{}, conflict("volume repair lock") // A39
 	}
 	if s.noSpace(d.Size) {
@@ -74,29 +77,9 @@ func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 		State: store.SnapshotCreating, Size: d.Size,
 	}}
 	call.Object = record.Identity
-	if err := s.insert(record, begin); err != nil {
-		return store.Snapshot{}, err
-	}
-	record, err := s.fill(call, record)
-	return record.Snapshot, err
-}
-
-func snapshotProblem(owner store.Project, d store.Disk) error {
-	switch {
-	case d.ProjectID != owner.ID:
-		return invalidRequest("can't create a snapshot of a disk in a different project")
-	case d.DiskType == store.TypeLocal:
-		return invalidRequest("can't create a snapshot of a local storage disk")
-	case d.ReadOnly:
-		return invalidRequest("can't create a snapshot of a read-only disk")
-	}
-	return nil
-}
-
-// insert adds the record, charges its full size, and sets a detached disk to maintenance (A38).
-// It checks the name before the quota, and the disk's state last (A41).
-func (s Snapshots) insert(record store.SnapshotRecord, begin func(*store.Tx)) error {
-	return s.store.Update(func(tx *store.Tx) {
+	// The record is charged with its full size, and a detached disk is set to maintenance (A38). The
+	// name is checked before the quota, and the disk's state last (A41).
+	err := s.store.Update(func(tx *store.Tx) {
 		begin(tx)
 		d := byID(tx, store.Disks, record.DiskID)
 		tx.Check(checkDescription(record.Description))
@@ -114,6 +97,11 @@ func (s Snapshots) insert(record store.SnapshotRecord, begin func(*store.Tx)) er
 		}
 		store.Snapshots.Put(tx, record)
 	})
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	record, err = s.fill(call, record)
+	return record.Snapshot, err
 }
 
 // fill copies the bytes and makes the snapshot ready, or undoes everything. It does not repeat a
@@ -129,8 +117,7 @@ func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.Snapshot
 	}
 	if err == nil {
 		record.State = store.SnapshotReady
-		err = s.end(record, store.StateDetached,
-			func(tx *store.Tx) { store.Snapshots.Put(tx, record) })
+		err = s.end(record, store.StateDetached, func(tx *store.Tx) { store.Snapshots.Put(tx, record) })
 	}
 	if err == nil {
 		return record, nil
@@ -142,16 +129,12 @@ func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.Snapshot
 	if undo == nil {
 		undo = s.plane.RemoveSnapshot(record.ID)
 	}
-	if undo != nil {
-		err = fmt.Errorf("%w; and undoing it: %w", err, undo)
-	}
-	return record, err
+	return record, undone(err, undo)
 }
 
 // end changes the snapshot's record and ends the maintenance of its disk. If the snapshot finalizes
 // an import, imported becomes the state of the disk (A90).
-func (s Snapshots) end(record store.SnapshotRecord, imported string,
-	change func(*store.Tx)) error {
+func (s Snapshots) end(record store.SnapshotRecord, imported string, change func(*store.Tx)) error {
 	return s.store.Update(func(tx *store.Tx) {
 		d, ok := store.Disks.Get(tx, record.DiskID)
 		next := map[string]string{store.StateMaintenance: store.StateDetached,
@@ -167,7 +150,7 @@ func (s Snapshots) end(record store.SnapshotRecord, imported string,
 // Delete deletes a snapshot and frees its share of the quota, now or later. Disks that were created
 // from it stay unchanged (A43). If the bytes cannot be removed now, the next start removes them.
 func (s Snapshots) Delete(call *Call, ref Ref) error {
-	now := s.switches.get()
+	now := s.Switches()
 	return remove(s.Simulation, call, store.Snapshots, ref,
 		func(tx *store.Tx, record store.SnapshotRecord) {
 			tx.Refuse(record.State == store.SnapshotCreating,
@@ -206,8 +189,19 @@ func (s Images) Create(call *Call, project store.Selector, c ImageCreate) (store
 	defer s.locks.Lock(c.SnapshotID)() // it must not be deleted during the copy
 	img := store.Image{Identity: store.NewIdentity(uuid.NewString(), c.Name, c.Description),
 		OS: c.OS, Version: c.Version}
+	// These checks come before the record, in the rack's order (A91).
 	err := s.store.Update(func(tx *store.Tx) {
-		s.describe(call, tx, project, c, &img)
+		if project.Given() {
+			owner := s.project(call, tx, project)
+			img.ProjectID = &owner.ID
+		} else {
+			s.allowInSilo(call, tx)
+		}
+		source := byID(tx, store.Snapshots, c.SnapshotID)
+		tx.Refuse(img.ProjectID != nil && *img.ProjectID != source.ProjectID,
+			invalidRequest("snapshot does not belong to this project"))
+		tx.Refuse(source.State == store.SnapshotCreating, errInternal) // A59
+		img.BlockSize, img.Size = source.BlockSize, source.Size
 		tx.Leave(img.ID)
 	})
 	if err != nil {
@@ -228,25 +222,6 @@ func (s Images) Create(call *Call, project store.Selector, c ImageCreate) (store
 		return img, errors.Join(err, s.plane.RemoveImage(img.ID))
 	}
 	return img, nil
-}
-
-// describe makes the checks that come before the record, in the rack's order (A91).
-func (s Images) describe(call *Call, tx *store.Tx, project store.Selector, c ImageCreate,
-	img *store.Image) {
-	if project.Given() {
-		owner := s.project(call, tx, project)
-		img.ProjectID = &owner.ID
-	} else {
-		s.allowInSilo(call, tx)
-	}
-	source := byID(tx, store.Snapshots, c.SnapshotID)
-	switch {
-	case img.ProjectID != nil && *img.ProjectID != source.ProjectID:
-		tx.Check(invalidRequest("snapshot does not belong to this project"))
-	case source.State == store.SnapshotCreating:
-		tx.Check(errInternal) // A59
-	}
-	img.BlockSize, img.Size = source.BlockSize, source.Size
 }
 
 // putImage writes an image if its name is free. kind is the rack's word for an image in its error.

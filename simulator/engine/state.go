@@ -96,9 +96,8 @@ func checkSwitches(s adminapi.Switches) error {
 	if err := s.Hotplug.Check(); err != nil {
 		return err
 	}
-	switch s.Role {
-	case adminapi.RoleCollaborator, adminapi.RoleViewer, adminapi.RoleNone,
-		adminapi.RoleFleetAdmin:
+	if slices.Contains([]string{adminapi.RoleCollaborator, adminapi.RoleViewer, adminapi.RoleNone,
+		adminapi.RoleFleetAdmin}, s.Role) {
 		return nil
 	}
 	return fmt.Errorf("role is %q; use %s, %s, %s or %s", s.Role, adminapi.RoleCollaborator,
@@ -109,7 +108,7 @@ type switchboard struct {
 	mu sync.Mutex
 	// mu guards now and changed.
 	now adminapi.Switches
-	// changed is closed at the next change; nil means that no call waits for it.
+	// changed is closed at the next change.
 	changed chan struct{}
 }
 
@@ -117,35 +116,7 @@ type switchboard struct {
 func (b *switchboard) watch() (now adminapi.Switches, changed <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.changed == nil {
-		b.changed = make(chan struct{})
-	}
 	return b.now, b.changed
-}
-
-func (b *switchboard) get() adminapi.Switches {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.now
-}
-
-// change applies a change as a whole, or returns an error if the switches would become invalid.
-func (b *switchboard) change(apply func(*adminapi.Switches) error) (adminapi.Switches, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	next := b.now
-	err := apply(&next)
-	if err == nil {
-		err = checkSwitches(next)
-	}
-	if err == nil {
-		b.now = next
-		if b.changed != nil {
-			close(b.changed)
-			b.changed = nil
-		}
-	}
-	return b.now, err
 }
 
 func (c Config) switches() adminapi.Switches {
@@ -168,16 +139,30 @@ func (c Config) switches() adminapi.Switches {
 }
 
 // Switches returns the present switches.
-func (r *Simulation) Switches() adminapi.Switches { return r.switches.get() }
-
-// ChangeSwitches applies a change. It returns an error, and changes nothing, if the switches would
-// become invalid.
-func (r *Simulation) ChangeSwitches(apply func(*adminapi.Switches) error) (
-	adminapi.Switches, error) {
-	return r.switches.change(apply)
+func (r *Simulation) Switches() adminapi.Switches {
+	now, _ := r.switches.watch()
+	return now
 }
 
-// resetSwitches sets the switches as the Config does.
+// ChangeSwitches applies a change as a whole. It returns an error, and changes nothing, if the
+// switches would become invalid.
+func (r *Simulation) ChangeSwitches(apply func(*adminapi.Switches) error) (
+	adminapi.Switches, error) {
+	b := &r.switches
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	next := b.now
+	err := apply(&next)
+	if err == nil {
+		err = checkSwitches(next)
+	}
+	if err == nil {
+		close(b.changed)
+		b.now, b.changed = next, make(chan struct{})
+	}
+	return b.now, err
+}
+
 func (r *Simulation) resetSwitches() error {
 	_, err := r.ChangeSwitches(func(now *adminapi.Switches) error {
 		*now = r.config.switches()

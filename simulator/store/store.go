@@ -82,9 +82,8 @@ func (s *Store) View(fn func(*Tx)) error {
 	return s.db.View(func(t *bbolt.Tx) error { return (&Tx{t}).Try(fn) })
 }
 
-// Update changes the records in one transaction, which is on disk when it returns, unless the
-// store is volatile. If [Tx.Check] ends the transaction, Update changes nothing and returns the
-// error.
+// Update changes the records in one transaction, which is on disk when it returns, unless the store
+// is volatile. If [Tx.Check] ends the transaction, Update changes nothing and returns the error.
 func (s *Store) Update(fn func(*Tx)) error {
 	s.mu.Lock()
 	gone := s.gone
@@ -170,15 +169,18 @@ func (tx *Tx) decode(kind, id string, data []byte, into any) {
 	}
 }
 
-// drop removes a key.
 func (tx *Tx) drop(bucket []byte, key string) { tx.Check(tx.Bucket(bucket).Delete([]byte(key))) }
 
 // keys returns the keys of a bucket that begin with a prefix, without the prefix.
-func (tx *Tx) keys(bucket []byte, prefix string) (rest []string) {
-	if tx.Bucket(bucket) == nil {
-		return nil
+func (tx *Tx) keys(bucket []byte, prefix string) []string {
+	if b := tx.Bucket(bucket); b != nil {
+		return keysOf(b, prefix)
 	}
-	c := tx.Bucket(bucket).Cursor()
+	return nil
+}
+
+func keysOf(b *bbolt.Bucket, prefix string) (rest []string) {
+	c := b.Cursor()
 	for k, _ := c.Seek([]byte(prefix)); k != nil && strings.HasPrefix(string(k), prefix); {
 		rest = append(rest, string(k[len(prefix):]))
 		k, _ = c.Next()
@@ -244,8 +246,7 @@ type Table[T Record] struct {
 var (
 	Projects  = Table[Project]{"project", func(Project) string { return "" }}
 	Disks     = Table[Disk]{"disk", func(d Disk) string { return d.ProjectID }}
-	Snapshots = Table[SnapshotRecord]{"snapshot",
-		func(s SnapshotRecord) string { return s.ProjectID }}
+	Snapshots = Table[SnapshotRecord]{"snapshot", func(s SnapshotRecord) string { return s.ProjectID }}
 	Images    = Table[Image]{"image", func(i Image) string { return Deref(i.ProjectID) }}
 	Instances = Table[Instance]{"instance", func(i Instance) string { return i.ProjectID }}
 )
@@ -347,45 +348,21 @@ func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) [
 	if sortBy == ByID {
 		index = t.ids(tx)
 	}
-	c := index.Cursor()
-	prefix := key(parent, "")
-	k, id := first(c, prefix, sortBy == ByNameDescending, last)
+	keys := keysOf(index, parent+"/")
+	if sortBy == ByNameDescending {
+		slices.Reverse(keys)
+	}
+	if last != nil {
+		keys = slices.DeleteFunc(keys, func(k string) bool {
+			return k == *last || (k < *last) == (sortBy != ByNameDescending)
+		})
+	}
 	records := []T{}
-	for ; k != nil && bytes.HasPrefix(k, prefix) && len(records) < limit; k, id = step(c, sortBy) {
-		record, _ := t.Get(tx, string(id))
+	for _, k := range keys[:min(limit, len(keys))] {
+		record, _ := t.Get(tx, string(index.Get(key(parent, k))))
 		records = append(records, record)
 	}
 	return records
-}
-
-func step(c *bbolt.Cursor, sortBy string) (k, v []byte) {
-	if sortBy == ByNameDescending {
-		return c.Prev()
-	}
-	return c.Next()
-}
-
-// first moves the cursor to the first entry of a scan.
-func first(c *bbolt.Cursor, prefix []byte, descending bool, last *string) (k, v []byte) {
-	start := prefix
-	if last != nil {
-		start = append(bytes.Clone(prefix), *last...)
-	}
-	if !descending {
-		k, v = c.Seek(start)
-		if last != nil && bytes.Equal(k, start) {
-			k, v = c.Next()
-		}
-		return k, v
-	}
-	if last == nil {
-		// '0' follows '/', so this is just after the parent's last entry.
-		start = append(bytes.Clone(prefix[:len(prefix)-1]), '/'+1)
-	}
-	if k, _ := c.Seek(start); k == nil {
-		return c.Last()
-	}
-	return c.Prev()
 }
 
 // All iterates over every record of the table.
