@@ -147,7 +147,7 @@ func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	case recent:
 		from = -1 - back
 	}
-	text, end, err := rack.Instances.Console(&r.call, r.ref("instance"), from,
+	text, end, err := engine.Instances{Simulation: rack}.Console(&r.call, r.ref("instance"), from,
 		min(given["max_bytes"], most))
 	if errors.Is(err, engine.ErrNoConsole) {
 		return 0, nil, unimplemented(r.op)

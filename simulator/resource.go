@@ -243,5 +243,5 @@ func ephemeralIPDetach(rack *engine.Simulation, r *apiRequest) (int, any, error)
 		return 0, nil, badQuery("%s", unknownVariant(version, ipVersions))
 	}
 	return http.StatusNoContent, nil,
-		rack.Instances.DetachEphemeralIP(&r.call, r.ref("instance"), version)
+		engine.Instances{Simulation: rack}.DetachEphemeralIP(&r.call, r.ref("instance"), version)
 }

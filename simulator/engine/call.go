@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,11 +48,9 @@ type Window struct {
 // deviceFault returns the fault of the devices that the call attaches, with the delay of the
 // switches.
 func (c *Call) deviceFault(delay adminapi.Duration) dataplane.Fault {
-	if d := c.Device; d != nil {
-		return dataplane.Fault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),
-			SizeBytes: int64(d.SizeBytes), Fails: d.Fails}
-	}
-	return dataplane.Fault{Delay: time.Duration(delay)}
+	d := cmp.Or(c.Device, &adminapi.DeviceFault{})
+	return dataplane.Fault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),
+		SizeBytes: int64(d.SizeBytes), Fails: d.Fails}
 }
 
 // Error is a refusal of the rack. The caller gets its status, code and message unchanged (A01).
@@ -188,14 +187,11 @@ func lookup[T store.Record](r *Simulation, call *Call, tx *store.Tx, t store.Tab
 // owner returns the ID of the project in which a name is looked up.
 func owner(tx *store.Tx, kind string, ref Ref) string {
 	given, texts := ref.Project.Given(), selectorTexts[kind]
-	switch {
-	case ref.Object.ID != "" && given:
-		tx.Check(invalidRequest("%s", texts.both))
-	case ref.Object.ID != "", !given && texts.neither == "":
+	tx.Refuse(ref.Object.ID != "" && given, invalidRequest("%s", texts.both))
+	if ref.Object.ID != "" || !given && texts.neither == "" {
 		return "" // an image without a project belongs to the silo
-	case !given:
-		tx.Check(invalidRequest("%s", texts.neither))
 	}
+	tx.Refuse(!given, invalidRequest("%s", texts.neither))
 	return find(tx, store.Projects, "", ref.Project).ID
 }
 

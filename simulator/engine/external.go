@@ -144,21 +144,19 @@ func (c *Change) choose(k *Kind, a Allocation) (pool store.Resource) {
 			pool, found = r, found+1
 		}
 	}
-	switch {
-	case found == 1:
-	case k == SubnetPool && found == 0:
-		c.Check(invalidRequest("Must specify a subnet pool, as there is no linked default pool for " +
-			"the current silo"))
-	case k == SubnetPool:
+	if found == 1 {
+		return pool
+	}
+	if k == SubnetPool {
+		c.Refuse(found == 0, invalidRequest("Must specify a subnet pool, as there is no linked default "+
+			"pool for the current silo"))
 		c.Check(invalidRequest("Must specify an IP version when there is more than one default " +
 			"subnet pool for the silo"))
-	case found == 0:
-		c.Check(refusal(http.StatusNotFound, "ObjectNotFound",
-			"not found: default unicast IP%s pool for current silo", a.Version))
-	default:
-		c.Check(invalidRequest("Multiple default unicast IP pools exist with different IP versions. " +
-			"Please specify ip_version (v4 or v6) or provide an explicit pool."))
 	}
+	c.Refuse(found == 0, refusal(http.StatusNotFound, "ObjectNotFound",
+		"not found: default unicast IP%s pool for current silo", a.Version))
+	c.Check(invalidRequest("Multiple default unicast IP pools exist with different IP versions. " +
+		"Please specify ip_version (v4 or v6) or provide an explicit pool."))
 	return pool
 }
 
@@ -233,14 +231,11 @@ func versionOf(address netip.Addr) string {
 var errOtherProject = invalidRequest("floating IP must be in the same project as the instance")
 
 func (c *Change) attachFloating(i store.Instance) {
-	switch user(c) {
-	case i.ID:
+	if user(c) == i.ID {
 		return
-	case "":
-	default:
-		c.Check(invalidRequest("floating IP cannot be attached to one instance while still attached " +
-			"to another"))
 	}
+	c.Refuse(user(c) != "", invalidRequest("floating IP cannot be attached to one instance while "+
+		"still attached to another"))
 	attachable(c.Tx, kindFloating, i, netip.MustParseAddr(c.old.Text("ip")))
 	c.moveTo(i.ID)
 }

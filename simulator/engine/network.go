@@ -159,14 +159,11 @@ func (s Instances) findInterface(call *Call, tx *store.Tx, instance Ref, sel sto
 	nic store.NetworkInterface, i store.Instance) {
 	const kind = "instance-network-interface"
 	given := instance.Object.Given() || instance.Project.Given()
-	switch {
-	case sel.ID != "" && given:
-		tx.Check(invalidRequest("when providing network_interface as an id instance and project " +
-			"should not be specified"))
-	case sel.ID == "" && !instance.Object.Given():
-		tx.Check(invalidRequest("network_interface should either be a UUID or instance should be " +
-			"specified"))
-	case sel.ID == "":
+	tx.Refuse(sel.ID != "" && given, invalidRequest("when providing network_interface as an id "+
+		"instance and project should not be specified"))
+	tx.Refuse(sel.ID == "" && !instance.Object.Given(), invalidRequest("network_interface should "+
+		"either be a UUID or instance should be specified"))
+	if sel.ID == "" {
 		i = lookup(s.Simulation, call, tx, store.Instances, instance)
 	}
 	for n := range tx.AllInterfaces() {
@@ -582,15 +579,12 @@ func isV4(text any) bool {
 
 func permitRoute(c *Change, in *ResourceInput) {
 	kind := c.old.Text("kind")
-	switch {
-	case kind == routeCustom:
+	if kind == routeCustom {
 		return
-	case in == nil:
-		c.Check(invalidRequest("DELETE not allowed on system routes"))
-	case kind != routeDefault:
-		c.Check(invalidRequest("routes of type %s within the system router are not modifiable",
-			routeWords[kind]))
 	}
+	c.Refuse(in == nil, invalidRequest("DELETE not allowed on system routes"))
+	c.Refuse(kind != routeDefault, invalidRequest("routes of type %s within the system router are "+
+		"not modifiable", routeWords[kind]))
 	from, to := c.old.Fields["destination"].(map[string]any),
 		in.Values["destination"].(map[string]any)
 	if in.Name != nil || in.Description != nil || from["type"] != to["type"] ||

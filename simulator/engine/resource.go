@@ -192,10 +192,8 @@ func (s Resources) find(tx *store.Tx, k *Kind, scope Scope, sel store.Selector) 
 func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind, scope Scope,
 	sel store.Selector) store.Resource {
 	r := s.find(tx, k, scope, sel)
-	switch {
-	case k.Fleet && !s.fleetAdmin():
-		tx.Check(notFound(k.Name, sel))
-	case !k.Public:
+	tx.Refuse(k.Fleet && !s.fleetAdmin(), notFound(k.Name, sel))
+	if !k.Public {
 		s.allow(call, tx, k.Name, sel)
 	}
 	call.Object = r.Identity

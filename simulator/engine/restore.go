@@ -42,7 +42,7 @@ func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) erro
 		}
 	}
 	for _, id := range r.boot {
-		_, err := r.Instances.Start(&Call{Context: ctx}, Ref{Object: store.Selector{ID: id}})
+		_, err := Instances{r}.Start(&Call{Context: ctx}, Ref{Object: store.Selector{ID: id}})
 		r.logFailure("an instance cannot be started", "instance", id, err)
 	}
 	r.boot = nil
@@ -76,18 +76,18 @@ func (r *Simulation) resume() error {
 	const failure = "a creation that a restart resumed has failed"
 	for _, d := range disks {
 		if d.State.State == store.StateCreating {
-			r.logFailure(failure, "object", d.ID, r.Disks.resume(d))
+			r.logFailure(failure, "object", d.ID, Disks{r}.resume(d))
 		}
 	}
 	for _, s := range snapshots {
 		if s.State == store.SnapshotCreating {
-			_, err := r.Snapshots.fill(&Call{Resumed: true}, s)
+			_, err := Snapshots{r}.fill(&Call{Resumed: true}, s)
 			r.logFailure(failure, "object", s.ID, err)
 		}
 	}
 	for _, i := range instances {
 		if i.RunState == store.StateCreating {
-			r.logFailure(failure, "object", i.ID, r.Instances.resume(i))
+			r.logFailure(failure, "object", i.ID, Instances{r}.resume(i))
 		}
 	}
 	return nil
@@ -178,17 +178,10 @@ func (r *Simulation) failed(ids []string) error {
 // seeder creates the objects of the Config that the directory lacks.
 type seeder struct{ *Simulation }
 
-func (r seeder) projectNames() []string {
-	if len(r.config.Projects) == 0 {
-		return []string{"default"}
-	}
-	return r.config.Projects
-}
-
 // network creates the projects with their networks, and the pools of external addresses.
 func (r seeder) network(tx *store.Tx) {
 	c := &Change{Simulation: r.Simulation, Tx: tx, derive: true}
-	for _, name := range r.projectNames() {
+	for _, name := range r.config.Projects {
 		if problem := store.CheckName(name); problem != "" {
 			tx.Check(fmt.Errorf("project %q: %s", name, problem))
 		}
@@ -212,7 +205,7 @@ func configured(tx *store.Tx, name string) (store.Project, bool) {
 
 // project finds a project of the Config; "" means the first one.
 func (r seeder) project(tx *store.Tx, name string) store.Project {
-	name = cmp.Or(name, r.projectNames()[0])
+	name = cmp.Or(name, r.config.Projects[0])
 	p, ok := configured(tx, name)
 	tx.Refuse(!ok, fmt.Errorf("there is no project %q", name))
 	return p
@@ -233,7 +226,7 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) string {
 	}
 	p := r.project(tx, spec.Project)
 	parsed, err := uuid.Parse(cmp.Or(spec.ID,
-		store.DerivedID("instance", cmp.Or(spec.Project, r.projectNames()[0]), spec.Name)))
+		store.DerivedID("instance", cmp.Or(spec.Project, r.config.Projects[0]), spec.Name)))
 	tx.Refuse(err != nil, fmt.Errorf("its ID %q is no UUID", spec.ID))
 	if existing, ok := store.Instances.ByName(tx, p.ID, spec.Name); ok {
 		if spec.ID != "" && existing.ID != parsed.String() {
@@ -356,7 +349,7 @@ func (r seeder) disk(spec DiskSpec) error {
 		var ok bool
 		to, ok = store.Instances.ByName(tx, owner.ID, spec.Instance)
 		tx.Refuse(!ok && spec.Instance != "", fmt.Errorf("project %q has no instance %q",
-			cmp.Or(spec.Project, r.projectNames()[0]), spec.Instance))
+			cmp.Or(spec.Project, r.config.Projects[0]), spec.Instance))
 		if spec.Image == "" {
 			return
 		}
@@ -374,7 +367,7 @@ func (r seeder) disk(spec DiskSpec) error {
 	if err := r.plane.RemoveDisk(c.ID); err != nil {
 		return err
 	}
-	made, err := r.Disks.create(&Call{Resumed: true}, owner, c)
+	made, err := Disks{r.Simulation}.create(&Call{Resumed: true}, owner, c)
 	if err != nil || spec.Instance == "" {
 		return err
 	}

@@ -5,7 +5,8 @@
 // running instances their devices. The operations are grouped: [Disks], [Snapshots], [Images],
 // [Instances], [Attachments], [Silo] and [Resources], which are only records. Each gets a [Call]
 // with the parts of the request that matter: whether it may change anything, and its faults. A
-// refusal is an [Error] in the rack's form.
+// refusal is an [Error] in the rack's form; in a transaction it ends the transaction
+// ([store.Tx.Check]).
 //
 // An operation decides in a transaction over the records, and then works on the data plane while
 // it holds the locks of its objects. Work that takes long, and work that a caller may see half
@@ -131,16 +132,9 @@ type DiskSpec struct {
 }
 
 // Simulation carries out the requests of the API: it decides by the rules, keeps the records and
-// drives the data plane. Its operations are grouped by object.
+// drives the data plane. Its operations are grouped by object, as methods of Disks, Snapshots,
+// Images, Instances, Attachments, Silo and Resources.
 type Simulation struct {
-	Disks       Disks
-	Snapshots   Snapshots
-	Images      Images
-	Instances   Instances
-	Attachments Attachments
-	Silo        Silo
-	Resources   Resources
-
 	config    Config
 	temporary bool
 	// boot are the instances whose machines are started at the end of Open: those of the Config, and
@@ -184,8 +178,9 @@ var ErrClosed = errors.New("the simulator is closed")
 func Open(ctx context.Context, c Config) (*Simulation, error) {
 	r := &Simulation{config: c, log: cmp.Or(c.Log, slog.Default()), closing: make(chan struct{}),
 		deferred: newDeferredWork(), switches: switchboard{changed: make(chan struct{})}}
-	r.Disks, r.Snapshots, r.Images, r.Silo = Disks{r}, Snapshots{r}, Images{r}, Silo{r}
-	r.Instances, r.Attachments, r.Resources = Instances{r}, Attachments{r}, Resources{r}
+	if len(c.Projects) == 0 {
+		r.config.Projects = []string{"default"}
+	}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := r.open(ctx); err != nil {
 		// Machines that run go on, as if the simulator had been killed.
@@ -226,7 +221,7 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 		Removed:  func(id string) { r.store.Gone(id) },
 		Machines: r.config.Machines, MachineType: r.config.MachineType, Temporary: r.temporary,
 		Ended: func(id string, poweredOff bool) {
-			r.background(func() { r.Instances.ended(id, poweredOff) })
+			r.background(func() { Instances{r}.ended(id, poweredOff) })
 		}})
 	if err != nil {
 		return err

@@ -29,9 +29,7 @@ func (r *Simulation) State() (adminapi.State, error) {
 // RecordedState returns the state without the devices, and the version of the records, which
 // increases with every change.
 func (r *Simulation) RecordedState() (state adminapi.State, version int, err error) {
-	state = adminapi.State{
-		Attachments: []adminapi.Attachment{}, LoopDevices: []adminapi.LoopDevice{},
-	}
+	state.Attachments, state.LoopDevices = []adminapi.Attachment{}, []adminapi.LoopDevice{}
 	err = r.store.View(func(tx *store.Tx) {
 		version, state.StorageBytes = tx.ID(), tx.Storage()
 		collect(tx, store.Projects.Name, &state.Projects)

@@ -88,10 +88,10 @@ const (
 
 // walk checks a page and those below it.
 func (p *pages) walk(id uint64) error {
-	head := make([]byte, header)
 	if id >= p.end {
 		return fmt.Errorf("page %d is behind the last one", id)
 	}
+	head := make([]byte, header)
 	if _, err := p.f.ReadAt(head, int64(id)*p.size); err != nil {
 		return fmt.Errorf("page %d: %w", id, err)
 	}
