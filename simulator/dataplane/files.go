@@ -291,10 +291,10 @@ func (p *Plane) resize(diskID string, size int64) error {
 // trim cuts a disk's file to the size, if the file exists and is larger.
 func (p *Plane) trim(diskID string, size int64) error {
 	st, err := os.Stat(p.DiskPath(diskID))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
-	case err != nil || st.Size() <= size:
+	}
+	if err != nil || st.Size() <= size {
 		return err
 	}
 	return os.Truncate(p.DiskPath(diskID), size)
@@ -499,12 +499,9 @@ func loopNumbers(loop loopdev.Device, attribute string, least int) ([]uint64, er
 
 // pause waits for d, or returns ctx's error if ctx ends before.
 func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
-		return ctx.Err()
+	case <-time.After(d):
 	case <-ctx.Done():
-		return ctx.Err()
 	}
+	return ctx.Err()
 }

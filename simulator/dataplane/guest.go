@@ -31,7 +31,17 @@ func (p *Plane) AddGuest(g Firmware) (err error) {
 	if err := p.view(g.InstanceID).make(g.InstanceID); err != nil {
 		return err
 	}
-	p.guests.add(g.InstanceID, p.Seed)
+	p.guests.mu.Lock()
+	defer p.guests.mu.Unlock()
+	if p.guests.byID == nil {
+		p.guests.byID = map[string]*guestState{}
+	}
+	if p.guests.byID[g.InstanceID] == nil {
+		h := fnv.New64a()
+		h.Write([]byte(g.InstanceID))
+		p.guests.byID[g.InstanceID] = &guestState{plugged: map[string]*plugged{},
+			random: rand.New(rand.NewPCG(p.Seed, h.Sum64()))}
+	}
 	return nil
 }
 
@@ -117,22 +127,6 @@ type guests struct {
 	mu sync.Mutex
 	// mu guards byID and the plugged disks of each guest. It is never held while files are written.
 	byID map[string]*guestState
-}
-
-func (g *guests) add(instanceID string, seed uint64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.byID == nil {
-		g.byID = map[string]*guestState{}
-	}
-	if g.byID[instanceID] == nil {
-		h := fnv.New64a()
-		h.Write([]byte(instanceID))
-		g.byID[instanceID] = &guestState{
-			random:  rand.New(rand.NewPCG(seed, h.Sum64())),
-			plugged: map[string]*plugged{},
-		}
-	}
 }
 
 func (g *guests) remove(instanceID string) {

@@ -90,16 +90,9 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, attachTimeout)
 	defer cancel()
-	loop, err := loopdev.Attach(ctx, loopdev.Config{
-		Path:       path,
-		Serial:     spec.loopSerial(),
-		Owner:      p.owner,
-		BlockSize:  spec.BlockSize,
-		ReadOnly:   spec.ReadOnly,
-		SizeLimit:  size,
-		First:      p.FirstLoop,
-		NoDiscards: p.NoDiscards && !spec.Local,
-	})
+	loop, err := loopdev.Attach(ctx, loopdev.Config{Path: path, Serial: spec.loopSerial(),
+		Owner: p.owner, BlockSize: spec.BlockSize, ReadOnly: spec.ReadOnly, SizeLimit: size,
+		First: p.FirstLoop, NoDiscards: p.NoDiscards && !spec.Local})
 	if err != nil {
 		err = errors.Join(err, p.Flaky.unplug(spec.DiskID))
 	}

@@ -95,7 +95,7 @@ func prepareDir(dir, process string) error {
 	found, err := readMark(dir)
 	unmarked := errors.Is(err, fs.ErrNotExist)
 	if unmarked {
-		found, err = claimDir(dir, process)
+		found, err = mark{dirVersion, process}, claimDir(dir)
 	}
 	if err != nil {
 		return err
@@ -161,27 +161,25 @@ func makePrivate(dir string) error {
 	return nil
 }
 
-// claimDir returns the mark for a new directory, which must be empty, except for two things: empty
-// guest views, which may be mounted before the rack starts, and an identity, which the caller may
-// choose.
-func claimDir(dir, process string) (mark, error) {
-	m := mark{dirVersion, process}
+// claimDir verifies that a new directory is empty, except for two things: empty guest views, which
+// may be mounted before the rack starts, and an identity, which the caller may choose.
+func claimDir(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return m, fmt.Errorf("read the directory: %w", err)
+		return fmt.Errorf("read the directory: %w", err)
 	}
 	for _, e := range entries {
 		if e.Name() == "lost+found" || e.Name() == dataplane.IdentityFile || e.Name() == markFile {
 			continue
 		}
 		if awaits, err := awaitsGuests(dir, e); err != nil {
-			return m, err
+			return err
 		} else if !awaits {
-			return m, fmt.Errorf("it holds %q and no %s, so it is not a simulator's; "+
+			return fmt.Errorf("it holds %q and no %s, so it is not a simulator's; "+
 				"give an empty directory or one that does not exist", e.Name(), markFile)
 		}
 	}
-	return m, nil
+	return nil
 }
 
 // awaitsGuests reports whether an entry is the directory of the guest views, and contains only

@@ -288,12 +288,11 @@ func (s Instances) Delete(call *Call, ref Ref) error {
 
 // InstanceUpdate has the new values of an instance.
 type InstanceUpdate struct {
-	NCPUs             int
-	Memory            int64
-	BootDisk          store.Selector
-	AutoRestartPolicy *string
-	CPUPlatform       *string
-	JumboFrames       bool
+	NCPUs                          int
+	Memory                         int64
+	BootDisk                       store.Selector
+	AutoRestartPolicy, CPUPlatform *string
+	JumboFrames                    bool
 	// Unsupported names a part of the request that this simulator does not support.
 	Unsupported string
 }
@@ -351,11 +350,9 @@ type InstanceCreate struct {
 	// SSHKeys are the user's keys for the guest; nil means all of them.
 	SSHKeys *[]store.Selector
 	// Groups are the anti-affinity groups.
-	Groups            []store.Selector
-	Start             bool
-	AutoRestartPolicy *string
-	CPUPlatform       *string
-	JumboFrames       bool
+	Groups                         []store.Selector
+	AutoRestartPolicy, CPUPlatform *string
+	Start, JumboFrames             bool
 	// Unsupported names a part of the request that this simulator does not support.
 	Unsupported string
 }

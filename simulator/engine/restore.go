@@ -50,11 +50,11 @@ func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) erro
 }
 
 func prepare(tx *store.Tx) {
-	var tables []store.Table[store.Resource]
+	var kinds []string
 	for _, k := range Kinds {
-		tables = append(tables, k.Table())
+		kinds = append(kinds, k.Name)
 	}
-	store.Prepare(tx, tables)
+	store.Prepare(tx, kinds...)
 }
 
 // resume completes the creations that were open when the last simulator ended, as a rack resumes

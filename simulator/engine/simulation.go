@@ -313,10 +313,8 @@ func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false
@@ -330,15 +328,12 @@ func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Dura
 	}
 	for began := time.Now(); ; {
 		now, changed := r.switches.watch()
-		timer := time.NewTimer(time.Duration(long(now)) - time.Since(began))
 		select {
 		case <-changed:
-			timer.Stop()
 			continue
-		case <-timer.C:
+		case <-time.After(time.Duration(long(now)) - time.Since(began)):
 		case <-r.ctx.Done():
 		}
-		timer.Stop()
 		return
 	}
 }
@@ -383,10 +378,8 @@ func (r *Simulation) DeferWork(ctx context.Context, delay time.Duration, do func
 		case <-ctx.Done():
 		case <-r.ctx.Done():
 		}
-		timer := time.NewTimer(delay)
-		defer timer.Stop()
 		select {
-		case <-timer.C:
+		case <-time.After(delay):
 		case <-w.now:
 		case <-r.ctx.Done():
 		}

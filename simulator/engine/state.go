@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -54,16 +55,14 @@ func (r *Simulation) RecordedState() (state adminapi.State, version int, err err
 // Machines returns the virtual machines that run.
 func (r *Simulation) Machines() (all []adminapi.Machine) {
 	const last = 400
-	for id, ssh := range r.plane.SSH() {
-		m := adminapi.Machine{InstanceID: id, SSH: ssh}
+	ssh := r.plane.SSH()
+	for _, id := range slices.Sorted(maps.Keys(ssh)) {
+		m := adminapi.Machine{InstanceID: id, SSH: ssh[id]}
 		if text, _, err := r.plane.Console(id, -1-last, last); err == nil {
 			m.Console = string(text)
 		}
 		all = append(all, m)
 	}
-	slices.SortFunc(all, func(a, b adminapi.Machine) int {
-		return cmp.Compare(a.InstanceID, b.InstanceID)
-	})
 	return all
 }
 

@@ -25,7 +25,9 @@ import (
 
 // Host runs machines.
 type Host struct {
-	image Image
+	// image is a directory that tools/vm-image makes, with a kernel, a root filesystem for it, and a
+	// private key.
+	image string
 	// accelerator is "kvm" or "tcg".
 	accelerator string
 	// Type is QEMU's type of machine: "pc" (an i440FX, the default) or "q35", on which each disk is
@@ -35,14 +37,6 @@ type Host struct {
 	// the next process finds them.
 	EndsWithProcess bool
 }
-
-// Image is a directory that tools/vm-image makes.
-type Image string
-
-// The files of an image: a kernel, a root filesystem for it, and a private key.
-func (i Image) kernel() string { return filepath.Join(string(i), "vmlinuz") }
-func (i Image) root() string   { return filepath.Join(string(i), "root.img") }
-func (i Image) key() string    { return filepath.Join(string(i), "key") }
 
 const (
 	qemu  = "qemu-system-x86_64"
@@ -63,7 +57,7 @@ func Open(ctx context.Context, dir string) (*Host, error) {
 			dir, err)
 	}
 	in := filepath.Join(dir, strings.TrimSpace(string(name)))
-	h := &Host{image: Image(in), accelerator: "tcg"}
+	h := &Host{image: in, accelerator: "tcg"}
 	if kvmWorks(ctx) {
 		h.accelerator = "kvm"
 	}
@@ -71,7 +65,7 @@ func Open(ctx context.Context, dir string) (*Host, error) {
 }
 
 // Key returns the path of the private key that each machine's root accepts.
-func (h *Host) Key() string { return h.image.key() }
+func (h *Host) Key() string { return filepath.Join(h.image, "key") }
 
 // bootTime is how long a virtual machine that only ends may take.
 const bootTime = 5 * time.Second
@@ -214,27 +208,27 @@ func retry(ctx context.Context, do func() (again bool, err error)) error {
 
 // root makes the root disk of a machine unless it has one, and returns the image that it is of: a
 // kernel finds its modules only there.
-func (h *Host) root(ctx context.Context, dir string) (Image, error) {
+func (h *Host) root(ctx context.Context, dir string) (string, error) {
 	link, root := filepath.Join(dir, "image"), filepath.Join(dir, "root.qcow2")
 	if _, err := os.Lstat(root); err == nil {
 		image, err := os.Readlink(link)
 		if err != nil {
 			return "", err
 		}
-		if _, err := os.Stat(Image(image).root()); err != nil {
+		if _, err := os.Stat(filepath.Join(image, "root.img")); err != nil {
 			return "", fmt.Errorf("the image of its root disk is gone: %w; delete the instance, or "+
 				"remove %s and lose what the guest has there", err, root)
 		}
-		return Image(image), nil
+		return image, nil
 	}
 	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	if err := os.Symlink(string(h.image), link); err != nil {
+	if err := os.Symlink(h.image, link); err != nil {
 		return "", err
 	}
 	out, err := exec.CommandContext(ctx, disks, "create", "-q", "-f", "qcow2", "-F", "raw", "-b",
-		h.image.root(), root+".new").CombinedOutput()
+		filepath.Join(h.image, "root.img"), root+".new").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("make the root disk: %w: %s", err, out)
 	}
@@ -243,7 +237,7 @@ func (h *Host) root(ctx context.Context, dir string) (Image, error) {
 
 // writeKeys writes the keys that a guest accepts, and that of this host's image.
 func (h *Host) writeKeys(dir string, keys []string) error {
-	own, err := os.ReadFile(h.image.key() + ".pub")
+	own, err := os.ReadFile(h.Key() + ".pub")
 	if err != nil {
 		return err
 	}
@@ -252,7 +246,7 @@ func (h *Host) writeKeys(dir string, keys []string) error {
 }
 
 // arguments returns QEMU's arguments for a machine that waits for "cont".
-func (h *Host) arguments(g Guest, image Image) []string {
+func (h *Host) arguments(g Guest, image string) []string {
 	// QEMU's NVMe ignores that a write has to be durable (FUA), and it keeps where a qcow2 has its
 	// blocks until a flush. Written through, what the guest's journal relies on survives a kill.
 	const own = "file=root.qcow2,format=qcow2,if=none,id=root,cache=writethrough"
@@ -265,8 +259,8 @@ func (h *Host) arguments(g Guest, image Image) []string {
 		"-smp", strconv.Itoa(g.CPUs), "-m", strconv.FormatInt(g.MemoryBytes>>20, 10),
 		"-nodefaults", "-no-user-config", "-display", "none", "-rtc", "base=utc",
 		"-smbios", "type=1,manufacturer=Oxide,product=OxVM,serial=" + g.ID + ",uuid=" + g.ID,
-		"-kernel", image.kernel(), "-append", "root=PARTUUID=4f584944-01 rootwait rw quiet panic=1 " +
-			"console=ttyS0 oxide.name=" + g.Name,
+		"-kernel", filepath.Join(image, "vmlinuz"), "-append", "root=PARTUUID=4f584944-01 rootwait " +
+			"rw quiet panic=1 console=ttyS0 oxide.name=" + g.Name,
 		"-fw_cfg", "name=opt/oxide/keys,file=keys",
 		"-drive", own, "-device", fmt.Sprintf("nvme,drive=root,serial=root,addr=%#x", slots[0]),
 		"-netdev", "user,id=net,hostfwd=tcp:127.0.0.1:0-:22",

@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,10 +19,8 @@ func TestAQEMUThatEndsAtOnceIsAnErrorWithItsWords(t *testing.T) {
 		filepath.Join(programs, qemu):        "#!/bin/sh\necho no such device >&2; exit 1\n",
 		filepath.Join(programs, disks):       "#!/bin/sh\nfor last; do :; done; : >\"$last\"\n",
 	} {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(text), 0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -225,8 +225,7 @@ func (m *Machine) eject(ctx context.Context, d Disk) error {
 	}
 	events, stop := m.qmp.watch()
 	defer stop()
-	end := time.NewTimer(ejectTime)
-	defer end.Stop()
+	end := time.After(ejectTime)
 	again := time.NewTicker(askAgain)
 	defer again.Stop()
 	for asked := false; ; asked = true {
@@ -244,7 +243,7 @@ func (m *Machine) eject(ctx context.Context, d Disk) error {
 				if e.name == "DEVICE_DELETED" && e.Device == "nvme-"+d.ID {
 					return m.forget(ctx, d.ID)
 				}
-			case <-end.C:
+			case <-end:
 				return m.cut(ctx, d)
 			case <-again.C:
 				waits = false

@@ -396,14 +396,11 @@ var (
 	bucketLeft = []byte("left")
 )
 
-// Prepare creates the buckets that an empty store lacks. resources are the tables of resources.
-func Prepare(tx *Tx, resources []Table[Resource]) {
+// Prepare creates the buckets that an empty store lacks. tables are the kinds of resources.
+func Prepare(tx *Tx, tables ...string) {
 	names := [][]byte{bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed,
 		bucketLinks}
-	tables := []string{Projects.Name, Disks.Name, Snapshots.Name, Images.Name, Instances.Name}
-	for _, r := range resources {
-		tables = append(tables, r.Name)
-	}
+	tables = append(tables, Projects.Name, Disks.Name, Snapshots.Name, Images.Name, Instances.Name)
 	for _, t := range tables {
 		names = append(names, []byte(t), []byte(t+" names"), []byte(t+" ids"))
 	}
