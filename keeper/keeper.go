@@ -15,9 +15,9 @@
 // A person can use a Mover to move a volume that stays with its node. See move.go.
 //
 // The keeper keeps only one thing in memory: the instances that it has stopped. It starts them
-// again even if the API server is unreachable (stopped.go). Each Round reads the cluster and the
+// again even if the API server is unreachable (rack.go). Each Round reads the cluster and the
 // rack, decides, and does at most one thing for a node. The keeper records its next step in a
-// ConfigMap (record.go), so that any keeper can continue what another one began.
+// ConfigMap (cluster.go), so that any keeper can continue what another one began.
 package keeper
 
 import (

@@ -2,7 +2,10 @@ package keeper
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -67,4 +70,101 @@ func (k *Keeper) request(ctx context.Context, doing, id string, look rack.Look,
 		return rack.Error(ctx, doing, err)
 	}
 	return nil
+}
+
+// patience is how long the API server may take to answer. outage is how long it must not have
+// answered before a keeper starts instances without it.
+const (
+	patience = 2 * time.Second
+	outage   = 10 * time.Second
+)
+
+// noteStop notes that this process has asked for an instance's stop, and has to start it again.
+func (k *Keeper) noteStop(r *operation) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.stops == nil {
+		k.stops = map[string]time.Time{}
+	}
+	if _, has := k.stops[r.Instance]; !has {
+		k.stops[r.Instance] = k.now()
+	}
+}
+
+func (k *Keeper) forgetStop(instance string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.stops, instance)
+}
+
+// StartStopped starts the instances that this process has stopped if the API server does not
+// answer: without it no attacher works either. If it answers, the leading keeper continues the
+// operation.
+func (k *Keeper) StartStopped(ctx context.Context) error {
+	k.mu.Lock()
+	stops := maps.Clone(k.stops)
+	k.mu.Unlock()
+	if len(stops) == 0 || !k.isOutage(k.clusterAnswers(ctx, stops)) {
+		return nil
+	}
+	var errs []error
+	for instance, asked := range stops {
+		errs = append(errs, k.startStopped(ctx, instance, asked))
+	}
+	return errors.Join(errs...)
+}
+
+// isOutage reports whether the API server has not answered for longer than outage. answers reports
+// whether it has answered now.
+func (k *Keeper) isOutage(answers bool) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case answers:
+		k.silent = time.Time{}
+		return false
+	case k.silent.IsZero():
+		k.silent = k.now()
+	}
+	return passed(k.now(), k.silent, outage)
+}
+
+// clusterAnswers reports whether the API server answers. If so, it drops the stops that are no
+// longer on record: another keeper has started the instance.
+func (k *Keeper) clusterAnswers(ctx context.Context, stops map[string]time.Time) bool {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	found, records, err := k.records(ctx)
+	if err != nil {
+		return found != nil
+	}
+	recorded := map[string]bool{}
+	for _, r := range records {
+		if r.Record != nil {
+			recorded[r.Record.Instance] = true
+		}
+	}
+	for instance := range stops {
+		if !recorded[instance] {
+			k.forgetStop(instance)
+		}
+	}
+	return true
+}
+
+func (k *Keeper) startStopped(ctx context.Context, instance string, asked time.Time) error {
+	look := rack.Looking()
+	state, err := k.instanceState(ctx, instance)
+	switch {
+	case err != nil:
+		return err
+	case state == oxide.InstanceStateRunning && passed(k.now(), asked, k.Config.AttachTimeout):
+		k.forgetStop(instance) // not earlier: the stop may still be on its way
+		return nil
+	case state != oxide.InstanceStateStopped && state != oxide.InstanceStateFailed:
+		return nil
+	}
+	k.Log.WarnContext(ctx, "the API server does not answer; the instance is started without it",
+		"instance", instance)
+	return k.startInstance(ctx, look, instance)
 }

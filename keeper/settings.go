@@ -8,6 +8,9 @@ import (
 	"log/slog"
 	"strings"
 	"time"
+	_ "time/tzdata" // an image with only this binary has no files of zones
+
+	"github.com/robfig/cron/v3"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
@@ -136,3 +139,137 @@ func (s *Settings) complete() error {
 	}
 	return nil
 }
+
+// Config contains an operator's decisions. A zero duration means zero; Defaults returns the usual
+// values.
+type Config struct {
+	// The duties that are switched on.
+	ColdAttach, StartupTaint, LeavingNodes bool
+	// DryRun makes the keeper report what a cold attach would do, without doing it.
+	DryRun bool
+	// Fence allows LeavingNodes to set the out-of-service taint.
+	Fence bool
+
+	// NodeName is the node that this keeper runs on. It never stops that node's instance.
+	NodeName string
+
+	// Settle is how long no further volume may begin to wait on a node before the keeper begins. The
+	// keeper begins anyway when a volume has waited five times as long.
+	Settle time.Duration
+	// MinInterval is the least time between the end of a node's operation and its next.
+	MinInterval time.Duration
+	// StatefulSetInterval is the least time between operations on two nodes with pods of the same
+	// StatefulSet.
+	StatefulSetInterval time.Duration
+	// MaxStopsPerVolume limits how often instances are stopped for one volume in 24 hours.
+	// MaxStopsPerNode limits how often one node is stopped in 24 hours.
+	MaxStopsPerVolume, MaxStopsPerNode int
+	// Window limits when operations may begin; nil means always.
+	Window *Window
+
+	// The longest time for each step. After it, the operation is undone or continues without the
+	// step.
+	DrainTimeout, StopTimeout, AttachTimeout, StartTimeout, ReturnTimeout time.Duration
+
+	// Interval is how often the keeper looks when no change is reported to it.
+	Interval time.Duration
+}
+
+// Defaults returns a configuration in which no duty is switched on.
+func Defaults() Config {
+	return Config{
+		Settle: 30 * time.Second, MinInterval: 10 * time.Minute, StatefulSetInterval: 30 * time.Minute,
+		MaxStopsPerVolume: 4, MaxStopsPerNode: 12,
+		DrainTimeout: 5 * time.Minute, StopTimeout: 2 * time.Minute, AttachTimeout: 3 * time.Minute,
+		StartTimeout: 5 * time.Minute, ReturnTimeout: 5 * time.Minute,
+		Interval: 10 * time.Second,
+	}
+}
+
+// duration is a duration that a flag sets. It may be zero only if it is optional.
+type duration struct {
+	value    *time.Duration
+	optional bool
+	usage    string
+}
+
+func (c *Config) durations() map[string]duration {
+	return map[string]duration{
+		"settle":       {&c.Settle, true, "how long nothing new begins to wait before a node is stopped"},
+		"min-interval": {&c.MinInterval, true, "the least time between two stops of a node"},
+		"stateful-set-interval": {&c.StatefulSetInterval, true, "the least time between stops of two " +
+			"nodes with pods of one StatefulSet"},
+		"drain-timeout": {&c.DrainTimeout, false, "how long evictions may take"},
+		"stop-timeout":  {&c.StopTimeout, false, "how long an instance's stop may take"},
+		"attach-timeout": {&c.AttachTimeout, false, "how long the attacher may take while an instance " +
+			"is stopped"},
+		"start-timeout": {&c.StartTimeout, false, "after which the keeper says that an instance does " +
+			"not start"},
+		"return-timeout": {&c.ReturnTimeout, false, "how long a node may take to be ready again"},
+		"interval":       {&c.Interval, false, "how often to look when nothing has changed"},
+	}
+}
+
+// Check returns why a configuration cannot be used, or nil.
+func (c *Config) Check() error {
+	for name, d := range c.durations() {
+		switch {
+		case *d.value <= 0 && !d.optional:
+			return fmt.Errorf("--%s is %s; it has to be positive", name, *d.value)
+		case *d.value < 0:
+			return fmt.Errorf("--%s is %s; it must not be negative", name, *d.value)
+		}
+	}
+	for name, value := range map[string]int{"max-stops-per-volume": c.MaxStopsPerVolume,
+		"max-stops-per-node": c.MaxStopsPerNode} {
+		if value < 1 {
+			return fmt.Errorf("--%s is %d; it has to be at least 1", name, value)
+		}
+	}
+	if c.Fence && !c.LeavingNodes {
+		return errors.New("--fence is part of --leaving-nodes, which is off; set both")
+	}
+	if c.ColdAttach && c.NodeName == "" {
+		return errors.New("K8S_NODE_NAME (--node-name) is not set: the keeper has to know its own " +
+			"node, which it must not stop; set it with a fieldRef to spec.nodeName")
+	}
+	return nil
+}
+
+// Window is a period that repeats.
+type Window struct {
+	begins cron.Schedule
+	length time.Duration
+	text   string
+}
+
+// fiveFields does not accept "@every 1h", because that names no time of day.
+var fiveFields = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow)
+
+// ParseWindow parses a window that begins at the times of a cron expression of five fields, such as
+// "0 2 * * 6", or "CRON_TZ=Europe/Zurich 0 2 * * 6". Without a zone the times are UTC.
+func ParseWindow(expression string, length time.Duration) (*Window, error) {
+	begins, err := fiveFields.Parse(expression)
+	switch {
+	case err != nil:
+		return nil, errors.New("has to be a cron expression of five fields, such as 0 2 * * 6 for " +
+			"Saturdays at two, with CRON_TZ=Europe/Zurich before it for another zone than UTC")
+	case begins.Next(time.Now()).IsZero():
+		return nil, errors.New("has to be a time that comes within five years")
+	case length <= 0:
+		return nil, errors.New("has to have a positive --window-length")
+	}
+	return &Window{begins, length, expression}, nil
+}
+
+func (w *Window) open(now time.Time) bool {
+	if w == nil {
+		return true
+	}
+	now = now.UTC()
+	next := w.begins.Next(now.Add(-w.length))
+	return !next.IsZero() && !next.After(now) // it is zero if it does not come within five years
+}
+
+// String returns the window as people write it.
+func (w *Window) String() string { return fmt.Sprintf("%q for %s", w.text, w.length) }

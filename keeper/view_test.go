@@ -1,14 +1,20 @@
 package keeper
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
 // va returns an attachment of the volume "data" on the node "a".
@@ -131,4 +137,241 @@ func TestVolumesOfPodsWithoutAVolumeAttachmentAreFound(t *testing.T) {
 	if diff := cmp.Diff([]string{"log"}, v.unasked(pods)); diff != "" {
 		t.Error(diff)
 	}
+}
+
+func changed(p *corev1.Pod, changes ...func(*corev1.Pod)) *corev1.Pod {
+	for _, change := range changes {
+		change(p)
+	}
+	return p
+}
+
+func phase(phase corev1.PodPhase) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Status.Phase = phase }
+}
+
+// initializing makes the pod's init container run.
+func initializing(p *corev1.Pod) {
+	p.Status.Phase = corev1.PodPending
+	p.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
+		Running: &corev1.ContainerStateRunning{}}}}
+}
+
+func never(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }
+
+func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
+	foreign := pv("foreign")
+	foreign.Spec.CSI.Driver = "other.example.com"
+	unbound := pv("unbound")
+	unbound.Spec.ClaimRef = nil
+	claims := claimsOf([]corev1.PersistentVolume{*pv("data"), *pv("db-0-scratch"), *foreign, *unbound,
+		{ObjectMeta: metav1.ObjectMeta{Name: "nfs"}}}, []corev1.PersistentVolumeClaim{*pvc("data"),
+		*pvc("db-0-scratch"), *pvc("foreign"), *pvc("unbound")})
+	ephemeral := func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{
+			Ephemeral: &corev1.EphemeralVolumeSource{}}}}
+	}
+	mirror := func(namespace, label, value string) *corev1.Pod {
+		return changed(podOf("a", "static-a", "Node"), func(p *corev1.Pod) {
+			p.Namespace, p.Labels = namespace, map[string]string{label: value}
+			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+		})
+	}
+	for _, c := range []struct {
+		name string
+		pod  *corev1.Pod
+		want string // "evict", "stay", "", or a part of lost
+	}{
+		{"with a volume", podOf("a", "db-0", "StatefulSet", "data"), "stay"},
+		{"with an ephemeral volume", changed(podOf("a", "db-0", "StatefulSet"), ephemeral), "stay"},
+		{"with another driver's volume", podOf("a", "web-1", "ReplicaSet", "foreign"), "evict"},
+		{"with a volume of no claim", podOf("a", "web-1", "ReplicaSet", "unbound"), "evict"},
+		{"with a claim of that name in another namespace",
+			changed(podOf("a", "web-1", "ReplicaSet", "data"), func(p *corev1.Pod) {
+				p.Namespace = "other"
+			}), "evict"},
+		{"of a DaemonSet", podOf("a", "log-1", "DaemonSet"), ""},
+		{"a mirror pod of etcd", mirror("kube-system", "component", "etcd"), "is of the control plane"},
+		{"a mirror pod of the API server", mirror("kube-system", "component", "kube-apiserver"),
+			"is of the control plane"},
+		{"a mirror pod of the scheduler", mirror("kube-system", "tier", "control-plane"),
+			"is of the control plane"},
+		{"a mirror pod of every node", mirror("kube-system", "tier", "node"), ""},
+		{"a mirror pod of somebody's etcd", mirror("shop", "component", "etcd"), ""},
+		{"that succeeded", changed(podOf("a", "one", ""), phase(corev1.PodSucceeded)), ""},
+		{"bare, with a volume", podOf("a", "one", "", "data"), "stay"},
+		{"bare, with a volume, never restarted", changed(podOf("a", "one", "", "data"), never),
+			"restartPolicy Never"},
+		{"never restarted, after its init container has failed",
+			changed(podOf("a", "job-1", "Job", "data"), never, initializing, func(p *corev1.Pod) {
+				p.Status.InitContainerStatuses[0] = corev1.ContainerStatus{RestartCount: 1}
+			}), "restartPolicy Never"},
+		{"never restarted, and waits for its volume", changed(podOf("a", "job-1", "Job", "data"), never,
+			initializing, func(p *corev1.Pod) {
+				p.Status.InitContainerStatuses[0].State = corev1.ContainerState{
+					Waiting: &corev1.ContainerStateWaiting{Reason: "PodInitializing"}}
+			}), "stay"},
+		{"restarted, in its init container", changed(podOf("a", "db-0", "StatefulSet", "data"),
+			initializing), "stay"},
+		{"of a Job, without a volume", changed(podOf("a", "job-1", "Job"), never),
+			"shop/job-1 has not ended: it has restartPolicy Never"},
+		{"of a Job, without a volume, that has not begun", changed(podOf("a", "job-1", "Job"), never,
+			phase(corev1.PodPending)), "has not ended"},
+		{"of a Job that restarts on failure, without a volume",
+			changed(podOf("a", "job-1", "Job"), func(p *corev1.Pod) {
+				p.Spec.RestartPolicy = corev1.RestartPolicyOnFailure
+			}), "has not ended: it has restartPolicy OnFailure"},
+		{"its owner is not its controller", changed(podOf("a", "one", "ConfigMap"),
+			func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }),
+			"no controller that makes another"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := sortPods([]corev1.Pod{*c.pod}, claims)
+			got := s.lost
+			switch {
+			case got != "":
+			case len(s.evict) == 1:
+				got = "evict"
+			case len(s.stay) == 1:
+				got = "stay"
+			}
+			if got != c.want && (s.lost == "" || c.want == "" || !strings.Contains(got, c.want)) {
+				t.Errorf("the pod is sorted as %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// budget is a PodDisruptionBudget for the pods of the app "shop", with the numbers that its
+// controller computes from the spec.
+func budget(spec policyv1.PodDisruptionBudgetSpec, desired, healthy, allowed int32,
+) policyv1.PodDisruptionBudget {
+	spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "shop"}}
+	return policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "shop"},
+		Spec: spec, Status: policyv1.PodDisruptionBudgetStatus{DesiredHealthy: desired,
+			CurrentHealthy: healthy, DisruptionsAllowed: allowed}}
+}
+
+func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
+	least := policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(2))}
+	half := policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromString("50%"))}
+	most := policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(1))}
+	third := policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromString("34%"))}
+	db := func(name string) *corev1.Pod { return podOf("a", name, "StatefulSet", "data") }
+	unhealthy := func(p *corev1.Pod) *corev1.Pod {
+		return changed(p, func(p *corev1.Pod) { p.Status.Conditions = nil })
+	}
+	web := podOf("a", "web-1", "ReplicaSet")
+	many := func(pods ...*corev1.Pod) []*corev1.Pod { return pods }
+	edited := func(b policyv1.PodDisruptionBudget, change func(*policyv1.PodDisruptionBudget),
+	) policyv1.PodDisruptionBudget {
+		change(&b)
+		return b
+	}
+	for _, c := range []struct {
+		name                 string
+		budget               policyv1.PodDisruptionBudget
+		evict, stay, waiting []*corev1.Pod
+		want                 string // a part, or "" for no hindrance
+	}{
+		{name: "too few are left", budget: budget(least, 2, 3, 1), stay: many(db("db-0"), db("db-1")),
+			want: "wants 2 healthy pods, and a stop would leave 1"},
+		{name: "half is not left", budget: budget(half, 2, 3, 1), stay: many(db("db-0"), db("db-1")),
+			want: "would leave 1"},
+		{name: "the one that is away waits for its volume", budget: budget(most, 2, 2, 0),
+			stay: many(db("db-0"), unhealthy(db("db-2"))), waiting: many(unhealthy(db("db-2")))},
+		{name: "of a third, one waits on another node", budget: budget(third, 2, 2, 0),
+			stay: many(db("db-0")), waiting: many(unhealthy(db("db-2")))},
+		{name: "one waits, but so many have to be there", budget: budget(least, 2, 2, 0),
+			stay: many(db("db-0")), waiting: many(unhealthy(db("db-2"))), want: "would leave 1"},
+		{name: "a healthy pod waits for another volume", budget: budget(most, 2, 2, 0),
+			stay: many(db("db-0")), waiting: many(db("db-1")), want: "would leave 1"},
+		{name: "no healthy pod is stopped", budget: budget(least, 2, 0, 0),
+			stay: many(unhealthy(db("db-0")))},
+		{name: "no eviction is allowed", budget: budget(least, 2, 2, 0), evict: many(web),
+			want: "shop/shop allows no eviction"},
+		{name: "its numbers are of an earlier selector", stay: many(db("db-0")),
+			budget: edited(budget(least, 2, 3, 1), func(b *policyv1.PodDisruptionBudget) {
+				b.Generation, b.Status.ObservedGeneration = 2, 1
+			}), want: "has changed, and nobody has counted its pods since"},
+		{name: "of another namespace", evict: many(web), stay: many(db("db-0")),
+			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+				b.Namespace = "other"
+			})},
+		{name: "of other pods", evict: many(web), stay: many(db("db-0")),
+			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+				b.Spec.Selector.MatchLabels["app"] = "other"
+			})},
+		{name: "of no pods", evict: many(web), stay: many(db("db-0")),
+			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+				b.Spec.Selector = nil
+			})},
+		{name: "with a selector that is none", want: "no valid selector",
+			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+				b.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Operator: "x"}}
+			})},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := exhausted([]policyv1.PodDisruptionBudget{c.budget}, sorted{evict: c.evict, stay: c.stay},
+				c.waiting)
+			if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+				t.Errorf("the budget hinders by %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// TestALostPodCountsAgainstItsBudgetAtOnce leaves the budget's counts as they were, because their
+// controller updates them late.
+func TestALostPodCountsAgainstItsBudgetAtOnce(t *testing.T) {
+	for name, given := range map[string]func(*fixture){
+		"it is evicted": func(w *fixture) { // by another program, which the budget allowed
+			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "db-b")
+			csitest.Must(w.t, w.evict(w.t.Context(), []*corev1.Pod{p}))
+		},
+		"it is deleted": func(w *fixture) { keepertest.Delete[*corev1.Pod](w.api, "shop", "db-b") },
+		"it is gone":    func(w *fixture) { keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b") },
+		"it is not ready": func(w *fixture) {
+			keepertest.Edit(w.api, "shop", "db-b", func(p *corev1.Pod) { p.Status.Conditions = nil })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newFixture(t, "a", "b")
+			w.wait("a", "data")
+			w.pod("a", "db-a", "StatefulSet", "data")
+			w.pod("b", "db-b", "StatefulSet")
+			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 2, 1)))
+			w.pass(time.Minute)
+			w.steps(draining, draining) // with one of the two pods it may be stopped
+			given(w)
+			w.steps(draining, draining)
+			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b")
+			w.pod("b", "db-b", "StatefulSet")
+			w.steps(stopping)
+			// Repeat it before the rack is asked for the stop.
+			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 2, 1)))
+			given(w)
+			w.steps(starting)
+			if w.rack.state("a") != "running" {
+				t.Errorf("the instance is %s", w.rack.state("a"))
+			}
+		})
+	}
+}
+
+func TestAnEvictionAndTheStopDoNotUseTheSameDisruption(t *testing.T) {
+	w := newFixture(t, "a", "b")
+	w.wait("a", "data")
+	w.pod("a", "db-a", "StatefulSet", "data")
+	w.pod("a", "web-1", "ReplicaSet")
+	w.pod("b", "db-b", "StatefulSet")
+	b := budget(policyv1.PodDisruptionBudgetSpec{}, 2, 3, 1)
+	b.Spec.Selector = &metav1.LabelSelector{} // every pod of the namespace
+	keepertest.Put(w.api, &b)
+	w.pass(time.Minute)
+	w.steps(draining, draining)
+	keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") // and the budget's counts stay as they are
+	w.steps(draining, draining)
+	w.pod("b", "web-2", "ReplicaSet")
+	w.steps(draining, stopping)
 }

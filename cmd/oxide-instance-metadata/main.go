@@ -7,17 +7,22 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"net/http"
+	"net/url"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"syscall"
 	"time"
 
+	"github.com/google/uuid"
 	"k8s.io/client-go/rest"
 )
 
@@ -120,4 +125,175 @@ func write(path, id string) (err error) {
 		return err
 	}
 	return os.Rename(file.Name(), path)
+}
+
+// providerPrefix precedes the instance's UUID in the provider ids of the Oxide cloud controller
+// manager.
+const providerPrefix = "oxide://"
+
+// The timeout of one request to the API server, and the pause before the next.
+const (
+	askTimeLimit = 10 * time.Second
+	askInterval  = 2 * time.Second
+)
+
+// node reads one Node object from the cluster's API server.
+type node struct {
+	Name     string
+	URL      string
+	Client   *http.Client
+	Interval time.Duration
+	Log      io.Writer
+}
+
+func newNode(config *rest.Config, name string) (*node, error) {
+	server, err := url.Parse(config.Host)
+	if err != nil || server.Host == "" {
+		return nil, errors.New("the address of the Kubernetes API is invalid: expected " +
+			"https://host:port from KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT")
+	}
+	config = rest.CopyConfig(config)
+	config.Timeout = askTimeLimit
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("cannot reach the Kubernetes API: %w", err)
+	}
+	// A redirect must not carry the token to another server.
+	client.CheckRedirect = func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	}
+	return &node{
+		Name: name, URL: server.JoinPath("api", "v1", "nodes", name).String(), Client: client,
+		Interval: askInterval, Log: io.Discard,
+	}, nil
+}
+
+// instance returns the UUID of the node's instance. It waits until the UUID is known, and logs what
+// it waits for.
+func (n *node) instance(ctx context.Context, timeout time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	said := ""
+	for {
+		providerID, err := n.providerID(ctx)
+		if err == nil {
+			return instanceOf(n.Name, providerID)
+		}
+		var later notYet
+		if !errors.As(err, &later) {
+			return "", err
+		}
+		// If the timeout canceled the request, its error is less useful than the one before it.
+		if said == "" || ctx.Err() == nil && later.text != said {
+			said = later.text
+			_, _ = fmt.Fprintf(n.Log, "waiting up to %s: %s\n", timeout, said)
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return "", fmt.Errorf("stopped while waiting: %s", said)
+			}
+			return "", fmt.Errorf("waited %s (--timeout): %s", timeout, said)
+		case <-time.After(n.Interval):
+		}
+	}
+}
+
+// notYet is a transitional error.
+type notYet struct{ text string }
+
+func (e notYet) Error() string { return e.text }
+
+// providerID reads spec.providerID once.
+func (n *node) providerID(ctx context.Context) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, n.URL, nil)
+	if err != nil {
+		return "", fmt.Errorf("%s does not name a node: %w", nodeNameKey, err)
+	}
+	request.Header.Set("Accept", "application/json")
+	response, err := n.Client.Do(request)
+	if err != nil {
+		return "", notYet{"the Kubernetes API does not answer: " + reasonOf(err)}
+	}
+	defer func() { _ = response.Body.Close() }()
+	// A Node with many images and volumes has a few hundred KiB.
+	const most = 16 << 20
+	var found struct {
+		Message string `json:"message"`
+		Spec    struct {
+			ProviderID string `json:"providerID"`
+		} `json:"spec"`
+	}
+	err = json.NewDecoder(io.LimitReader(response.Body, most)).Decode(&found)
+	if response.StatusCode != http.StatusOK {
+		return "", n.refusal(response.StatusCode, found.Message)
+	}
+	if err != nil {
+		return "", notYet{"the response of the Kubernetes API is truncated or not JSON"}
+	}
+	if found.Spec.ProviderID == "" {
+		return "", notYet{fmt.Sprintf("node %s has no spec.providerID; the Oxide cloud controller "+
+			"manager sets it, or the kubelet's --provider-id", n.Name)}
+	}
+	return found.Spec.ProviderID, nil
+}
+
+// refusal returns the error for a response other than the Node.
+func (n *node) refusal(code int, message string) error {
+	switch code {
+	case http.StatusNotFound:
+		return fmt.Errorf("the cluster has no node %q; %s has to be the name of the Node object",
+			n.Name, nodeNameKey)
+	case http.StatusForbidden:
+		return errors.New(`the pod's service account may not read nodes; bind it to a ClusterRole ` +
+			`with the rule apiGroups: [""], resources: ["nodes"], verbs: ["get"]`)
+	case http.StatusUnauthorized:
+		return errors.New("the Kubernetes API does not accept the token of the pod's service " +
+			"account; delete the pod for a new one")
+	case http.StatusTooManyRequests:
+		return notYet{"the Kubernetes API has too many requests"}
+	}
+	text := fmt.Sprintf("the Kubernetes API answers with status %d", code)
+	if line := oneLine(message); line != "" {
+		text += ": " + line
+	}
+	if code >= http.StatusInternalServerError {
+		return notYet{text}
+	}
+	return errors.New(text)
+}
+
+// instanceOf returns the instance's UUID from spec.providerID, in canonical form.
+func instanceOf(name, providerID string) (string, error) {
+	text, ours := strings.CutPrefix(providerID, providerPrefix)
+	if !ours {
+		return "", fmt.Errorf("spec.providerID of node %s is %q, of another cloud; expected "+
+			"%s and an instance's UUID", name, oneLine(providerID), providerPrefix)
+	}
+	const length = 36 // with hyphens; uuid.Parse takes others too
+	id, err := uuid.Parse(text)
+	if err != nil || len(text) != length || id == uuid.Nil {
+		return "", fmt.Errorf("spec.providerID of node %s is %q; expected %s and an instance's UUID",
+			name, oneLine(providerID), providerPrefix)
+	}
+	return id.String(), nil
+}
+
+// reasonOf returns the text of a transport error without the address.
+func reasonOf(err error) string {
+	var u *url.Error
+	if errors.As(err, &u) {
+		err = u.Err
+	}
+	return oneLine(err.Error())
+}
+
+// oneLine returns the beginning of untrusted text as one line for a log.
+func oneLine(text string) string {
+	const most = 200
+	text = strings.Join(strings.Fields(text), " ")
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
 }

@@ -1,11 +1,14 @@
 package audit
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // maxListAge is how old the comparison may be when an orphan is deleted.
@@ -144,4 +148,145 @@ func (c *ownedRack) remove(ctx context.Context, named object) (reason string, er
 		return "the rack refuses: " + csierr.Message(rack.Error(ctx, "delete", err)), nil
 	}
 	return "", rack.Error(ctx, doing, err)
+}
+
+// Kind is the kind of an object of the rack.
+type Kind string
+
+// The kinds of objects; either is for a handle of unknown kind.
+const (
+	kindDisk     Kind = "disk"
+	kindSnapshot Kind = "snapshot"
+	either       Kind = "disk or snapshot"
+)
+
+// object is a disk or a snapshot of the inventory.
+type object struct {
+	Kind       Kind      `json:"kind"`
+	ID         string    `json:"id"`
+	Name       string    `json:"name"`
+	CSIName    string    `json:"csiName,omitempty"`
+	Claim      string    `json:"claim,omitempty"` // when it was made
+	SizeBytes  int64     `json:"sizeBytes"`
+	Created    time.Time `json:"created,omitzero"`
+	State      string    `json:"state"`
+	AttachedTo string    `json:"attachedTo,omitempty"`
+	// Foreign is why the object is not this cluster's, or what contradicts its ownership tag.
+	Foreign string `json:"foreign,omitempty"`
+
+	// Use is what the driver made the disk for, see volume.Tag.
+	Use string `json:"-"`
+
+	owned       bool // it has this cluster's ownership tag
+	halfDeleted bool
+}
+
+// same reports whether two reads have returned the same object.
+func (o object) same(as object) bool {
+	return o.Kind == as.Kind && o.ID == as.ID && o.Name == as.Name && o.CSIName == as.CSIName &&
+		o.SizeBytes == as.SizeBytes && o.Created.Equal(as.Created)
+}
+
+// free reports whether the object is not in use, as far as the rack shows.
+func (o object) free() bool {
+	if o.Kind == kindDisk {
+		return o.State == string(oxide.DiskStateStateDetached) || o.halfDeleted
+	}
+	return o.State == string(oxide.SnapshotStateReady) ||
+		o.State == string(oxide.SnapshotStateFaulted)
+}
+
+// inventory contains the project's objects, by id.
+type inventory map[string]object
+
+// owns reports whether a handle names an object of this cluster.
+func (s inventory) owns(h handle) bool { return s[h.ID].owned && h.mayBe(s[h.ID].Kind) }
+
+// ownedRack is the rack's client and the cluster whose objects are owned.
+type ownedRack struct {
+	*rack.Client
+	ClusterID string
+}
+
+// list lists all of the project's disks and snapshots, or returns an error.
+func (c *ownedRack) list(ctx context.Context) (inventory, error) {
+	s, inside := inventory{}, error(nil)
+	add := func(o *object, err error) (enough bool) {
+		s[o.ID], inside = *o, err
+		return err != nil
+	}
+	err := c.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) bool {
+		return add(c.diskObject(d), rack.ValidateDisk("list disks", d))
+	})
+	if err = cmp.Or(inside, err); err != nil {
+		return nil, err
+	}
+	err = c.EachSnapshot(ctx, &rack.Pager{}, func(snapshot *oxide.Snapshot) bool {
+		return add(c.snapshotObject(snapshot), rack.ValidateSnapshot("list snapshots", snapshot))
+	})
+	return s, cmp.Or(inside, err)
+}
+
+func (c *ownedRack) diskObject(d *oxide.Disk) *object {
+	m, ok := volume.ParseTag(d.Description)
+	return &object{Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name, Claim: m.Claim,
+		SizeBytes: int64(d.Size), Created: *cmp.Or(d.TimeCreated, &time.Time{}),
+		State: string(d.State.State()), AttachedTo: rack.InstanceOf(d),
+		Foreign: rack.ForeignDisk(d, c.ClusterID), owned: ok && m.Cluster == c.ClusterID,
+		Use: m.Use, halfDeleted: rack.HalfDeleted(d)}
+}
+
+func (c *ownedRack) snapshotObject(s *oxide.Snapshot) *object {
+	m, ok := volume.ParseTag(s.Description)
+	return &object{Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
+		Claim: m.Claim, SizeBytes: int64(s.Size), Created: *cmp.Or(s.TimeCreated, &time.Time{}),
+		State: string(s.State), Foreign: rack.ForeignSnapshot(s, c.ClusterID),
+		owned: ok && m.Cluster == c.ClusterID}
+}
+
+// find returns the object that a handle names and this cluster does not own, or nil.
+func (c *ownedRack) find(ctx context.Context, h handle, s inventory) (*object, error) {
+	if o, ok := s[h.ID]; ok && h.mayBe(o.Kind) {
+		return &o, nil
+	}
+	for _, kind := range []Kind{kindDisk, kindSnapshot} {
+		if id, ok := rack.ID(h.ID); ok && h.mayBe(kind) {
+			if o, err := c.read(ctx, kind, id); o != nil || err != nil {
+				return o, err
+			}
+		}
+	}
+	return nil, nil
+}
+
+// read reads an object. It returns nil if the rack does not know it.
+func (c *ownedRack) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*object, error) {
+	var disk *oxide.Disk
+	var snapshot *oxide.Snapshot
+	var err error
+	gone := c.DiskGone
+	if kind == kindDisk {
+		disk, err = c.Disk(ctx, id)
+	} else {
+		snapshot, err = c.Snapshot(ctx, id)
+		gone = c.SnapshotGone
+	}
+	switch {
+	case csierr.IsNotFound(err):
+		return nil, gone(ctx, id)
+	case csierr.Has(err, csierr.OtherProject):
+		return &object{Kind: kind, ID: string(id), Foreign: "is in another project"}, nil
+	case err != nil:
+		return nil, err
+	case kind == kindDisk:
+		return c.diskObject(disk), nil
+	}
+	return c.snapshotObject(snapshot), nil
+}
+
+// sorted returns the objects: disks first, by name and id.
+func (s inventory) sorted() []object {
+	return slices.SortedFunc(maps.Values(s), func(a, b object) int {
+		return strings.Compare(string(a.Kind)+a.Name+a.ID, string(b.Kind)+b.Name+b.ID)
+	})
 }

@@ -7,12 +7,11 @@
 // Gather collects the Evidence, and records what it could not see. Diagnose is a pure function of
 // the Evidence.
 //
-// Files: question.go (what is asked), gather.go, gather_rack.go and gather_node.go
-// (the evidence, evidence.go), sift.go (what of it may be shown, and whose pods are asked),
-// chain.go (which objects belong together), errors.go (the driver's errors that Kubernetes
-// recorded), judge_cluster.go, judge_workload.go (node and pod), judge_rack.go and judge_node.go
-// (the links), diagnosis.go (the result), advice.go (what follows from a reason), report.go and
-// tree.go (the result for people, and for a support case).
+// Files: evidence.go (what is asked, and the evidence), gather.go (where that comes from), sift.go
+// (what of it may be shown, and whose pods are asked), chain.go (which objects belong together),
+// errors.go (the driver's errors that Kubernetes recorded), judge_cluster.go, judge_rack.go and
+// judge_node.go (the links), diagnosis.go (the result), advice.go (what follows from a reason),
+// report.go (the result for people, and for a support case).
 package doctor
 
 import (

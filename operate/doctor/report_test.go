@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -9,12 +10,15 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
@@ -127,5 +131,272 @@ func TestTheCommandOfEveryReasonOnlyReadsAndIsComplete(t *testing.T) {
 	}
 	if len(advices) != len(csierr.Reasons()) {
 		t.Errorf("%d of %d reasons have an advice", len(advices), len(csierr.Reasons()))
+	}
+}
+
+func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
+	for name, edits := range map[string][]edit{
+		"in use":                                         nil,
+		"used by nobody":                                 {unused},
+		"used by nobody, with no node to ask":            {unused, noReport},
+		"of a pod whose image is missing":                {waits("ImagePullBackOff")},
+		"of a pod whose init container takes long":       {waits("PodInitializing", restores)},
+		"with a read-only device, and mounted read-only": {put(ofVolume+"devices/0/readOnly", true)},
+		"with events about another volume of the pod": {pending, object(kindPod, young),
+			podEvent("FailedMount", "pvc-2", "DiskNotBlank"),
+			put("cluster/objects/Event/involvedObject/uid", podUID)},
+		"about to leave another node": {secondPod, deleted(kindAttachment, time.Second),
+			without(kindPod), secondPod},
+		"waiting for a pod": {unbound, without(kindPod), event(kindClaim, "data", "WaitForFirstConsumer",
+			"waiting for first consumer to be created before binding")},
+		"on its way":           {notAttached(""), object(kindAttachment, young), object(kindPod, young)},
+		"just left by its pod": {without(kindPod), recorded(over(flight.Unpublished, time.Second, ""))},
+		"unmounted at last": {recorded(over(flight.Unmounted, time.Minute, csierr.StillMounted),
+			over(flight.Published, time.Second, ""))},
+		"of a pod that is on its way out": {deleted(kindPod, 0), staged},
+		"with a change that was interrupted, and repeated since": {begun(flight.Formatted,
+			flight.Mounted)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := Diagnose(*healthy(t, edits...))
+			if len(d.Chains) != 1 || d.Chains[0].Finding != nil || d.Status() != 0 {
+				t.Errorf("status %d\n%s", d.Status(), text(d))
+			}
+		})
+	}
+}
+
+// goingPod makes the pod one that has ended and should be gone by now.
+var goingPod = object(kindPod, func(o *kube.Object) {
+	o.Status.Phase, o.Metadata.DeletionTimestamp = "Succeeded", testNow.Add(-time.Hour)
+})
+
+// secondPod adds a pod that waits on another node, on which the volume is not attached.
+func secondPod(t testing.TB, e *Evidence) {
+	second := strings.NewReplacer("db-0", "db-1", "worker-1", "worker-2", podUID, racktest.Image,
+		`"phase":"Running"`, `"phase":"Pending"`, racktest.Instance, racktest.OtherInstance,
+		before(time.Hour), before(time.Second))
+	for _, text := range []string{podJSON, csiNodeJSON, nodeJSON, driverPodJSON} {
+		objects, err := kube.Parse([]byte(second.Replace(text)))
+		csitest.Must(t, err)
+		if text == driverPodJSON {
+			e.Nodes.DriverPods = append(e.Nodes.DriverPods, objects...)
+			continue
+		}
+		e.Cluster.Objects = append(e.Cluster.Objects, objects...)
+	}
+	e.Rack.Instances[racktest.OtherInstance] = Found[Machine]{Object: &Machine{
+		racktest.OtherInstance, "worker-2", instanceRunning}}
+	r := theNode()
+	r.Instance, r.Devices = racktest.OtherInstance, nil
+	r.Volumes = []inspection.Volume{{ID: racktest.Disk, Serial: diskName, From: "the request"}}
+	e.Nodes.Reports[racktest.OtherInstance] = r
+}
+
+// ofVolume is the path of what the node reports of the volume.
+const ofVolume = "nodes/reports/*/volumes/0/"
+
+// situations contains what may be wrong or unseen. testdata/reports.txt contains the reports.
+var situations = []struct {
+	name   string
+	change edit
+}{
+	// The claim and the volume.
+	{"a claim that a pod keeps from going", object(kindClaim, stuck("kubernetes.io/pvc-protection"))},
+	{"a volume that does not go", keptVolume},
+	{"a volume of another claim", put("cluster/objects/PersistentVolume/spec/claimRef/name", "other")},
+	{"a lost claim", all(without(kindVolume, kindAttachment), phase(kindClaim, phaseLost))},
+	{"a class that Kubernetes does not know, after it waited for a pod", all(unbound,
+		event(kindClaim, "data", "ProvisioningFailed", `storageclass.storage.k8s.io "x" not found`),
+		succeeded(kindClaim, "data", "WaitForFirstConsumer", 60))},
+	{"a claim that waits although its pod is on a node", all(unbound, put(
+		"cluster/objects/Pod/spec/nodeName", "worker-1"), event(kindClaim, "data",
+		"WaitForFirstConsumer", "waiting for pod db-0 to be scheduled"))},
+	// The attachment.
+	{"an attach that fails without a word of the driver's", notAttached("context deadline exceeded")},
+	{"no attachment for a pod on a node", all(pending, without(kindAttachment), empty, detached)},
+	{"a second pod on another node", secondPod},
+	{"a detach that nobody does", all(without(kindPod), deleted(kindAttachment, time.Hour), empty)},
+	// The node and its instance.
+	{"a node without the driver", all(notAttached(""), noDriver, object(kindAttachment, young))},
+	{"a failed instance", put("rack/instances/*/object/state", instanceFailed)},
+	{"a node that became another instance", put("nodes/reports/*/instance", racktest.OtherInstance)},
+	// The disk.
+	{"a faulted disk", faulted},
+	{"a disk whose import was not finalized", all(detached, put("rack/disks/*/object/state",
+		"import_ready"))},
+	{"a disk that was detached by hand", detached},
+	{"a disk that was moved by hand", put("rack/disks/*/object/instance", racktest.OtherInstance)},
+	{"a disk that stayed attached", all(without(kindPod, kindAttachment), empty)},
+	{"a volume attribute of another disk", put(
+		"cluster/objects/PersistentVolume/spec/csi/volumeAttributes/diskName", "another")},
+	{"a neighbour with the same serial number", put("rack/neighbours/*/object/+",
+		Disk{ID: racktest.Image, Name: diskName + "-copy"})},
+	{"a record of another disk", put(ofVolume+"record/disk", "csi-another000000000")},
+	// The device and what is on it.
+	{"no device", all(pending, empty)},
+	{"two devices", put(ofVolume+"devices/+", inspection.Device{Name: "nvme2n1", Serial: diskName})},
+	{"a device of another size", put(ofVolume+"devices/0/sizeBytes", 1)},
+	{"a device with other blocks", put(ofVolume+"devices/0/blockBytes", 512)},
+	{"a device that became read-only under a mount for writing", all(put(
+		ofVolume+"devices/0/readOnly", true), put(ofVolume+"mounts/1/writable", true))},
+	{"a device that cannot be read", all(put(ofVolume+"problems/+", inspection.Problem{
+		Reason: "NoReason", Says: "x"}), put(ofVolume+"problems/+", inspection.Problem{
+		Reason: csierr.DeviceUnreadable, Says: "I/O error"}))},
+	{"a filesystem that was overwritten under its mount", put(ofVolume+"filesystems", nil)},
+	{"a filesystem that was overwritten after its use", all(pending, blank,
+		recorded(over(flight.Formatted, time.Hour, "")))},
+	{"a filesystem that errors made read-only", put(ofVolume+"mounts/0/failed",
+		"read-only after errors")},
+	{"another filesystem", put(ofVolume+"filesystems/0/uuid", racktest.Image)},
+	{"a filesystem that is too large", put(ofVolume+"filesystems/0/sizeBytes", 2*diskBytes)},
+	{"a filesystem that was not grown", put(ofVolume+"filesystems/0/notGrown", true)},
+	{"a format that was interrupted", all(pending, blank, begun(flight.Formatted))},
+	// The mounts and the pod.
+	{"a mount that was interrupted", all(pending, unmounted, begun(flight.Mounted))},
+	{"a volume that is mounted nowhere under a running pod", unmounted},
+	{"a volume that is not published to the pod", staged},
+	{"a volume that is still mounted long after its pod", without(kindPod)},
+	{"a pod that should be gone, and shows nothing of why it is not", all(goingPod, staged)},
+	{"a volume that is mounted in another namespace only", all(without(kindPod), staged,
+		deleted(kindAttachment, time.Second), put(ofVolume+"mounts/0/process", "77 (postgres)"))},
+	{"a pod that waits for no visible cause", pending},
+	{"a message of the kubelet's own, which is quoted", all(pending, event(kindPod, "db-0",
+		"FailedMount", `MountVolume.SetUp failed for volume "config" : configmap "db" not found`))},
+	// What a report says besides.
+	{"a disk of others, which is noted", put("rack/disks/*/object/foreign", "has no ownership tag")},
+	{"an error that others have interrupted, since its first event", all(unbound,
+		event(kindClaim, "data", "ProvisioningFailed", rpc("RackFull")), minutesAgo(50, 40),
+		event(kindClaim, "data", "ProvisioningFailed", rpc("RackError")), minutesAgo(39, 30),
+		event(kindClaim, "data", "ProvisioningFailed", rpc("RackFull")), minutesAgo(29, 2),
+		event(kindClaim, "data", "ProvisioningFailed", rpc("RackFull")), minutesAgo(20, 10))},
+	{"an attachment's error, since the first event of the pod", all(notAttached(rpc("InstanceFull")),
+		podEvent("FailedAttachVolume", pvName, "InstanceFull"))},
+	{"a node without attachments", all(askNode, without(kindAttachment))},
+	{"a node whose attachments are not seen", all(askNode, without(kindAttachment),
+		put("cluster/unseen", map[string]string{kindAttachment: "forbidden"}))},
+	{"the only report, of a node that is not known", all(noKubernetes, noRack)},
+	{"one of two reports, of a node that is not known", all(noKubernetes, noRack, twoReports)},
+	{"one of two reports, of the node that the rack knows", all(noKubernetes, twoReports)},
+	{"a report of another node", put("nodes/reports", map[string]inspection.Report{
+		racktest.OtherInstance: theNode()})},
+	{"a pod with two claims, of which one is missing", all(askPod("db-0"), put(
+		"cluster/objects/Pod/spec/volumes/+", kube.PodVolume{Name: "scratch", Ephemeral: &struct{}{}}),
+		put("cluster/objects/Pod/spec/volumes/+", kube.PodVolume{Name: "config"}))},
+	{"a pod that works, beside another one that waits", all(secondPod, askPod("db-0"))},
+	{"a pod that waits for the volume of another one", all(secondPod, askPod("db-1"))},
+	{"a stop that the node keeper plans", all(notAttached(rpc("InstanceMustBeStopped")), object(
+		kindNode, func(o *kube.Object) { o.Metadata.Annotations.KeeperPlan = "waits, 0 2 * * *" }))},
+	{"a failed call of another node, which the command is for", all(secondPod,
+		detachError("InstanceState"))},
+	{"an error of the driver about a link that is broken anyway, which is noted",
+		all(notAttached(rpc("DiskAttachedElsewhere")), faulted)},
+}
+
+func treeOf(t *testing.T, colour bool, edits ...edit) (d Diagnosis, text string) {
+	t.Helper()
+	d = Diagnose(*healthy(t, append([]edit{ask(Question{Kind: AskCluster})}, edits...)...))
+	var b bytes.Buffer
+	csitest.Must(t, d.Write(&b, Options{Question: Question{Kind: AskCluster}, Colour: colour}))
+	return d, b.String()
+}
+
+func TestAClusterIsATreeFromTheRackToThePod(t *testing.T) {
+	disk10 := diskName + " (" + racktest.Disk + "), 10 GiB, "
+	for name, c := range map[string]struct {
+		edit   edit
+		status int
+		want   []string
+	}{
+		"all is well": {all(), 0, []string{
+			"ok       the rack answers, project " + racktest.ProjectID,
+			"ok         instance worker-1 (" + racktest.Instance + "): running, node worker-1",
+			"ok           nvme1n1: " + disk10 + "attached → claim default/data → pod db-0"}},
+		"a disk is faulted": {faulted, 2, []string{"at no instance",
+			"broken       " + disk10 + "faulted → claim default/data → pod db-0",
+			"↳ disk: DiskFaulted", "BROKEN LINK: disk"}},
+		"nobody uses a volume": {unused, 0, []string{"at no instance",
+			"ok           " + disk10 + "detached → claim default/data\n"}},
+		"a claim has no volume": {unbound, 2, []string{"without a disk", "→ claim default/data"}},
+		"a disk has no PersistentVolume": {without(kindVolume, kindClaim, kindPod, kindAttachment), 0,
+			[]string{"ok           nvme1n1: " + disk10 + "attached → no PersistentVolume (see"}},
+		"no node was asked": {noReport, 3, []string{
+			"unseen       " + disk10 + "attached → claim default/data → pod db-0",
+			"↳ not seen: device, filesystem, mounts"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, text := treeOf(t, false, c.edit)
+			for _, want := range c.want {
+				if !strings.Contains(text, want) {
+					t.Errorf("it lacks %q", want)
+				}
+			}
+			if d.Status() != c.status || t.Failed() || strings.Contains(text, "\x1b") {
+				t.Errorf("status %d, want %d, in\n%s", d.Status(), c.status, text)
+			}
+		})
+	}
+}
+
+func TestATreeColoursAndEscapesText(t *testing.T) {
+	hostile := disk(func(d *Disk) { d.Name = "<script>\x1b[2J\u202e" })
+	d, text := treeOf(t, true, hostile, faulted)
+	if !strings.Contains(text, "\x1b[1;31mbroken  \x1b[0m") || strings.Contains(text, "\x1b[2J") ||
+		strings.Contains(text, "\u202e") {
+		t.Errorf("the text is %q", text)
+	}
+	var b bytes.Buffer
+	csitest.Must(t, d.WriteHTML(&b))
+	html := b.String()
+	for _, want := range []string{"default-src 'none'", "&lt;script&gt;", `class="state broken"`,
+		"<dt>reason</dt><dd>DiskFaulted</dd>"} {
+		if !strings.Contains(html, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if strings.Contains(html, "<script") || strings.ContainsAny(html, "\x1b\u202e") {
+		t.Errorf("the page is %q", html)
+	}
+}
+
+// TestAClusterIsAskedForByLists checks that each list is requested once, and that the node is asked
+// once for its several volumes.
+func TestAClusterIsAskedForByLists(t *testing.T) {
+	objects, err := os.ReadFile("testdata/cluster.json")
+	csitest.Must(t, err)
+	var mu sync.Mutex
+	asked := map[string]int{}
+	count := func(what string) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked[what]++
+	}
+	kubectl := func(_ context.Context, args ...string) ([]byte, error) {
+		count(strings.Join(args[:3], " "))
+		switch {
+		case args[0] == "exec":
+			return []byte(asJSON(t, theNode())), nil
+		case args[1] == "persistentvolumes", strings.HasPrefix(args[1], "pods,"):
+			return objects, nil
+		}
+		return []byte(listJSON()), nil
+	}
+	client := servedBy(t, func(path string) string {
+		count(path)
+		return map[string]string{"/v1/disks": racktest.PageOf("",
+			racktest.DiskOf(racktest.AttachedHere)),
+			"/v1/instances": racktest.PageOf("", racktest.InstanceOf("running")),
+			"/v1/me":        racktest.UserOf(racktest.Silo)}[path]
+	})
+	d := Diagnose(gather(t, Sources{Rack: client, Kubectl: kubectl},
+		Options{Question: Question{Kind: AskCluster}, Kubectl: true}))
+	for what, times := range asked {
+		if times != 1 {
+			t.Errorf("%s was asked %d times", what, times)
+		}
+	}
+	// Nine lists and a node of Kubernetes; the rack's project, silo, disks and instances.
+	if len(asked) != 14 || len(d.Chains) < 5 {
+		t.Errorf("%d chains; asked %v", len(d.Chains), asked)
 	}
 }

@@ -130,3 +130,203 @@ func parseObject(data []byte, kind string) (Object, error) {
 	}
 	return known, nil
 }
+
+// Object is an object of one of the known kinds. Of other kinds it contains only Kind.
+type Object struct {
+	Kind     string   `json:"kind"`
+	Metadata Metadata `json:"metadata"`
+	Spec     Spec     `json:"spec,omitzero"`
+	Status   Status   `json:"status,omitzero"`
+	Event
+}
+
+// Metadata is what every object has.
+type Metadata struct {
+	Name              string      `json:"name"`
+	Namespace         string      `json:"namespace,omitempty"`
+	UID               string      `json:"uid,omitempty"`
+	CreationTimestamp time.Time   `json:"creationTimestamp,omitzero"`
+	DeletionTimestamp time.Time   `json:"deletionTimestamp,omitzero"`
+	Finalizers        []string    `json:"finalizers,omitempty"`
+	Annotations       Annotations `json:"annotations,omitzero"`
+	OwnerReferences   []Owner     `json:"ownerReferences,omitempty"`
+}
+
+// Owner names an object that owns another one. At most one is its controller.
+type Owner struct {
+	Kind       string `json:"kind"`
+	UID        string `json:"uid"`
+	Controller bool   `json:"controller,omitempty"`
+}
+
+// Controller returns the owner that is the controller; it is empty without one.
+func (m Metadata) Controller() (controller Owner) {
+	for _, owner := range m.OwnerReferences {
+		if owner.Controller {
+			controller = owner
+		}
+	}
+	return controller
+}
+
+// Annotations contains the provisioner of a claim, and the node keeper's plan for a node.
+type Annotations struct {
+	Provisioner string `json:"volume.kubernetes.io/storage-provisioner,omitempty"`
+	KeeperPlan  string `json:"csi.oxide.computer/cold-attach-plan,omitempty"`
+}
+
+// Spec contains the spec fields of the known kinds.
+type Spec struct {
+	// of a PersistentVolume
+	CSI           CSISource         `json:"csi,omitzero"`
+	ClaimRef      Reference         `json:"claimRef,omitzero"`
+	Capacity      map[string]string `json:"capacity,omitempty"`
+	MountOptions  []string          `json:"mountOptions,omitempty"`
+	ReclaimPolicy string            `json:"persistentVolumeReclaimPolicy,omitempty"`
+
+	// of a PersistentVolumeClaim
+	VolumeName       string    `json:"volumeName,omitempty"`
+	StorageClassName string    `json:"storageClassName,omitempty"`
+	VolumeMode       string    `json:"volumeMode,omitempty"`
+	AccessModes      []string  `json:"accessModes,omitempty"`
+	DataSource       Reference `json:"dataSource,omitzero"`
+
+	// of a VolumeAttachment, and of a VolumeSnapshotContent
+	Attacher          string    `json:"attacher,omitempty"`
+	Source            Source    `json:"source,omitzero"`
+	Driver            string    `json:"driver,omitempty"`
+	VolumeSnapshotRef Reference `json:"volumeSnapshotRef,omitzero"`
+
+	// of a CSINode
+	Drivers []NodeDriver `json:"drivers,omitempty"`
+
+	// of a Pod; a VolumeAttachment has a node, too
+	NodeName string      `json:"nodeName,omitempty"`
+	Volumes  []PodVolume `json:"volumes,omitempty"`
+
+	// of a DaemonSet, a ReplicaSet or a Deployment
+	Template struct {
+		Spec struct {
+			Containers []struct {
+				Name string `json:"name"`
+			} `json:"containers,omitempty"`
+		} `json:"spec,omitzero"`
+	} `json:"template,omitzero"`
+}
+
+// CSISource is the volume of a CSI driver.
+type CSISource struct {
+	Driver           string `json:"driver"`
+	VolumeHandle     string `json:"volumeHandle"`
+	FSType           string `json:"fsType,omitempty"`
+	VolumeAttributes struct {
+		DiskName string `json:"diskName,omitempty"`
+	} `json:"volumeAttributes,omitzero"`
+}
+
+// Reference names another object.
+type Reference struct {
+	Kind      string `json:"kind,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+	UID       string `json:"uid,omitempty"`
+}
+
+// Source is the volume of a VolumeAttachment, or the source of a VolumeSnapshotContent.
+type Source struct {
+	PersistentVolumeName string `json:"persistentVolumeName,omitempty"`
+	SnapshotHandle       string `json:"snapshotHandle,omitempty"`
+	VolumeHandle         string `json:"volumeHandle,omitempty"`
+}
+
+// NodeDriver is a CSI driver that is registered with a node's kubelet.
+type NodeDriver struct {
+	Name        string `json:"name"`
+	NodeID      string `json:"nodeID"`
+	Allocatable struct {
+		Count *int `json:"count,omitempty"`
+	} `json:"allocatable,omitzero"`
+}
+
+// PodVolume is a volume of a pod: one of a claim, or something else.
+type PodVolume struct {
+	Name                  string `json:"name"`
+	PersistentVolumeClaim struct {
+		ClaimName string `json:"claimName"`
+	} `json:"persistentVolumeClaim,omitzero"`
+	// Ephemeral is set if the pod has a claim of its own for the volume.
+	Ephemeral *struct{} `json:"ephemeral,omitempty"`
+}
+
+// Status contains the status fields of the known kinds.
+type Status struct {
+	Phase                 string            `json:"phase,omitempty"`
+	Message               string            `json:"message,omitempty"`
+	SnapshotHandle        string            `json:"snapshotHandle,omitempty"`
+	Attached              bool              `json:"attached,omitempty"`
+	AttachError           *Failure          `json:"attachError,omitempty"`
+	DetachError           *Failure          `json:"detachError,omitempty"`
+	Error                 *Failure          `json:"error,omitempty"`
+	Conditions            []Condition       `json:"conditions,omitempty"`
+	ContainerStatuses     []ContainerStatus `json:"containerStatuses,omitempty"`
+	InitContainerStatuses []ContainerStatus `json:"initContainerStatuses,omitempty"`
+}
+
+// Failure is the last failure of an attach, a detach or a snapshot.
+type Failure struct {
+	Time    time.Time `json:"time,omitzero"`
+	Message string    `json:"message"`
+}
+
+// Condition is one condition of an object.
+type Condition struct {
+	Type               string    `json:"type"`
+	Status             string    `json:"status"`
+	LastTransitionTime time.Time `json:"lastTransitionTime,omitzero"`
+}
+
+// ContainerStatus is the state of a container, without the messages that the container writes.
+type ContainerStatus struct {
+	Name         string `json:"name"`
+	Ready        bool   `json:"ready"`
+	RestartCount int    `json:"restartCount,omitempty"`
+	State        struct {
+		Waiting struct {
+			Reason string `json:"reason,omitempty"`
+		} `json:"waiting,omitzero"`
+		Running    *struct{} `json:"running,omitempty"`
+		Terminated *struct{} `json:"terminated,omitempty"`
+	} `json:"state,omitzero"`
+}
+
+// Event has the fields of an event, which are beside its metadata.
+type Event struct {
+	Reason         string    `json:"reason,omitempty"`
+	Message        string    `json:"message,omitempty"`
+	InvolvedObject Reference `json:"involvedObject,omitzero"`
+	FirstTimestamp time.Time `json:"firstTimestamp,omitzero"`
+	LastTimestamp  time.Time `json:"lastTimestamp,omitzero"`
+	EventTime      time.Time `json:"eventTime,omitzero"`
+	Series         struct {
+		LastObservedTime time.Time `json:"lastObservedTime,omitzero"`
+	} `json:"series,omitzero"`
+}
+
+// First returns when the event was first seen.
+func (e Event) First() time.Time {
+	if e.FirstTimestamp.IsZero() {
+		return e.EventTime
+	}
+	return e.FirstTimestamp
+}
+
+// Last returns when the event was last seen.
+func (e Event) Last() time.Time {
+	last := e.First()
+	for _, at := range []time.Time{e.LastTimestamp, e.Series.LastObservedTime} {
+		if at.After(last) {
+			last = at
+		}
+	}
+	return last
+}
