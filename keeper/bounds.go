@@ -114,7 +114,7 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 			}
 		}
 	}
-	k.Metrics.held(held)
+	k.Metrics.holds.Set(float64(held))
 	if !k.Config.ColdAttach || k.Config.DryRun || len(errs) > 0 {
 		return errors.Join(errs...)
 	}

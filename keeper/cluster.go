@@ -222,9 +222,9 @@ func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 		done, err := k.Kubernetes.evict(ctx, p)
 		switch {
 		case apierrors.IsTooManyRequests(err):
-			k.Metrics.eviction("refused")
+			k.Metrics.evictions.WithLabelValues("refused").Inc()
 		case done:
-			k.Metrics.eviction("accepted")
+			k.Metrics.evictions.WithLabelValues("accepted").Inc()
 			k.Log.InfoContext(ctx, "evicted", "pod", p.Namespace+"/"+p.Name, "node", p.Spec.NodeName)
 		default:
 			errs = append(errs, err)

@@ -54,7 +54,7 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 	if err := k.update(ctx, n); err != nil {
 		return err
 	}
-	k.Metrics.fenced()
+	k.Metrics.fences.Inc()
 	k.report(ctx, n.Node, nil, "Fenced", "the rack reports the instance "+n.Instance+" as "+why+
 		": its pods and volumes are given to other nodes")
 	return nil

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -61,7 +62,7 @@ func newFixture(t *testing.T, nodes ...string) *fixture {
 		}
 		return nil
 	})
-	w.rack = &testRack{w: w, states: map[string]string{}, fail: map[string]int{}}
+	w.rack = &testRack{w: w, states: map[string]string{}}
 	server := httptest.NewServer(w.rack)
 	t.Cleanup(server.Close)
 	w.rackURL = server.URL
@@ -400,17 +401,14 @@ func try[V any](v V, err error) func(*testing.T) V {
 
 var errBroken = errors.New("broken")
 
-// testRack answers requests about instances and disks. It carries out a request at once, unless it
-// is stuck.
+// testRack answers requests about instances. It carries out a request at once, unless it is stuck.
 type testRack struct {
 	w  *fixture
 	mu sync.Mutex
 	// guarded by mu
-	states map[string]string // of the instances, by ID
-	fail   map[string]int    // the status to answer "view a", "stop a", "start a" with
+	states map[string]string // of the instances, by ID; of one that is away, no request is answered
 	stuck  bool
-	// blind is the number of requests for which the token has no role.
-	blind int
+	blind  int // the number of requests for which the token has no role
 }
 
 func (r *testRack) set(node, state string) {
@@ -423,7 +421,7 @@ func (r *testRack) set(node, state string) {
 func (r *testRack) mend() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fail, r.stuck, r.blind = map[string]int{}, false, 0
+	r.stuck, r.blind = false, 0
 }
 
 func (r *testRack) state(node string) string {
@@ -443,56 +441,41 @@ func (r *testRack) isBlind() bool {
 // ServeHTTP answers project_view, current_user_view, instance_view, instance_stop and
 // instance_start.
 func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	status, body, path := http.StatusOK, "", request.URL.Path
+	switch id, verb, changes := strings.Cut(strings.TrimPrefix(path, "/v1/instances/"), "/"); {
+	case r.isBlind():
+		status, body = racktest.NotFound.Status, racktest.NotFound.Body
+	case strings.HasPrefix(path, "/v1/projects/"):
+		body = racktest.ProjectOf()
+	case path == "/v1/me":
+		body = racktest.UserOf(racktest.Numbered(9))
+	default:
+		if changes {
+			letter := try(strconv.ParseUint(id[:8], 16, 8))(r.w.t)
+			r.w.note(verb + " " + string(rune(letter)))
+		}
+		status, body = r.answer(id, verb, changes)
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Request-Id", "r-1")
-	switch path := request.URL.Path; {
-	case r.isBlind():
-		w.WriteHeader(http.StatusNotFound)
-		_, _ = w.Write([]byte(racktest.NotFound.Body))
-		return
-	case strings.HasPrefix(path, "/v1/projects/"):
-		_, _ = w.Write([]byte(racktest.ProjectOf()))
-		return
-	case path == "/v1/me":
-		_, _ = w.Write([]byte(racktest.UserOf(racktest.Numbered(9))))
-		return
-	}
-	id, verb, changes := strings.Cut(strings.TrimPrefix(request.URL.Path, "/v1/instances/"), "/")
-	if !changes {
-		verb = "view"
-	}
-	operation := verb
-	for letter := 'a'; letter <= 'z'; letter++ {
-		if instanceOf(string(letter)) == id {
-			operation += " " + string(letter)
-		}
-	}
-	if changes {
-		r.w.note(operation)
-	}
+	w.WriteHeader(status)
+	_, _ = w.Write([]byte(body))
+}
+
+// answer answers a request about an instance.
+func (r *testRack) answer(id, verb string, changes bool) (status int, body string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	answer := r.fail[operation]
+	status = http.StatusOK
 	switch {
-	case answer != 0:
+	case r.states[id] == "away":
+		return 503, racktest.Error(503, "ServiceUnavailable", "try again").Body
 	case r.states[id] == "":
-		answer = http.StatusNotFound
-	default:
-		answer = http.StatusOK
-		if changes {
-			answer = http.StatusAccepted
-		}
-		if changes && !r.stuck {
+		return racktest.NotFound.Status, racktest.NotFound.Body
+	case changes:
+		if status = http.StatusAccepted; !r.stuck {
 			r.states[id] = map[string]string{"stop": "stopped", "start": "running"}[verb]
 		}
 	}
-	body := racktest.InstanceOf(r.states[id], racktest.With("id", id))
-	switch answer {
-	case http.StatusNotFound:
-		body = racktest.NotFound.Body
-	case http.StatusServiceUnavailable:
-		body = racktest.Error(answer, "ServiceUnavailable", "try again").Body
-	}
-	w.WriteHeader(answer)
-	_, _ = w.Write([]byte(body))
+	return status, racktest.InstanceOf(r.states[id], racktest.With("id", id))
 }

@@ -151,48 +151,41 @@ func TestTheDriverOfALeavingNodeIsKeptUntilItsVolumesAreDetached(t *testing.T) {
 }
 
 func TestTheDriverIsKeptForALimitedTime(t *testing.T) {
-	for name, leaves := range map[string]func(*leaving){"drained": (*leaving).drained,
-		"deleted": func(l *leaving) { keepertest.Remove[*corev1.Node](l.api, "", "a") }} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel() // it waits for real seconds
-			l := leave(t, 2*time.Second)
-			leaves(l)
-			l.stop()
-			if err := l.end(); err == nil || !strings.Contains(err.Error(), "1 of its volumes") {
-				t.Errorf("the error is %v", err)
-			}
-		})
-	}
-}
-
-func TestTheLeaverGivesUpWhenItsRightsAreRemoved(t *testing.T) {
-	for name, refusal := range map[string]error{
-		"forbidden":    apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "a", nil),
-		"unauthorized": apierrors.NewUnauthorized("the service account is gone"),
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := leave(t, time.Minute)
+	refused := func(refusal error) func(*leaving) {
+		return func(l *leaving) {
 			l.drained()
 			l.api.InterceptReads(func(keepertest.KubeRequest) error { return refusal })
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		limit time.Duration
+		given func(*leaving)
+		want  string
+		least time.Duration // that it is kept
+	}{
+		{"drained", 2 * time.Second, (*leaving).drained, "1 of its volumes", 2 * time.Second},
+		{"deleted", 2 * time.Second, func(l *leaving) {
+			keepertest.Remove[*corev1.Node](l.api, "", "a")
+		}, "1 of its volumes", 2 * time.Second},
+		{"Kubernetes does not answer", 50 * time.Millisecond, func(l *leaving) { l.cut() },
+			"could not be read within 50ms", 50 * time.Millisecond},
+		{"its rights are removed", time.Minute, refused(apierrors.NewForbidden(
+			schema.GroupResource{Resource: "nodes"}, "a", nil)), "lacks some", refusedLimit},
+		{"its account is removed", time.Minute, refused(apierrors.NewUnauthorized("it is gone")),
+			"lacks some", refusedLimit},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // it waits for real seconds
+			l := leave(t, c.limit)
+			c.given(l)
 			begun := time.Now()
 			l.stop()
-			if err := l.end(); err == nil || !strings.Contains(err.Error(), "lacks some") ||
-				time.Since(begun) < refusedLimit {
+			if err := l.end(); err == nil || !strings.Contains(err.Error(), c.want) ||
+				time.Since(begun) < c.least {
 				t.Errorf("after %s, the error is %v", time.Since(begun), err)
 			}
 		})
-	}
-}
-
-func TestTheDriverIsKeptWhileKubernetesDoesNotAnswer(t *testing.T) {
-	l := leave(t, 50*time.Millisecond)
-	l.cut()
-	begun := time.Now()
-	l.stop()
-	if err := l.end(); err == nil || !strings.Contains(err.Error(), "could not be read within 50ms") ||
-		time.Since(begun) < l.leaver.Limit {
-		t.Errorf("after %s, the error is %v", time.Since(begun), err)
 	}
 }
 
@@ -243,10 +236,7 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 				w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("x") })
 				w.rack.set("a", "stopped")
 			}, false},
-		{"the rack does not answer", func(w *fixture) {
-			w.rack.set("a", "stopped")
-			w.rack.fail["view a"] = 503
-		}, false},
+		{"the rack does not answer", func(w *fixture) { w.rack.set("a", "away") }, false},
 		{"running", func(*fixture) {}, false},
 		{"failed", func(w *fixture) { w.rack.set("a", "failed") }, false},
 		{"stopping", func(w *fixture) { w.rack.set("a", "stopping") }, false},
@@ -271,7 +261,8 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 func TestANodeWhoseRecordCannotBeReadIsNotFenced(t *testing.T) {
 	w := lost(t)
 	w.rack.set("a", "stopped")
-	for _, text := range []string{"", "{", `{"operation":{"since":"today"}}`, `["Stopping"]`} {
+	for _, text := range []string{"", "{", `{"operation":{"since":"today"}}`, `["Stopping"]`,
+		`{"operation":{"step":"Moving"}}`} {
 		w.setRecordText("a", text)
 		_, err := w.Round(t.Context())
 		if n := w.node("a"); len(n.Spec.Taints) > 0 || err == nil ||

@@ -151,8 +151,6 @@ func (m *Metrics) observe(v *view) {
 	m.working.Set(float64(working))
 }
 
-func (m *Metrics) held(n int) { m.holds.Set(float64(n)) }
-
 // rest sets the gauges that only a leader knows to zero when another replica leads.
 func (m *Metrics) rest() {
 	for _, g := range []prometheus.Gauge{m.waits, m.working, m.holds} {
@@ -164,8 +162,6 @@ func (m *Metrics) step(s step, took time.Duration) {
 	m.steps.WithLabelValues(string(s)).Observe(max(0, took).Seconds()) // clocks of replicas may differ
 }
 
-func (m *Metrics) problem(s step) { m.problems.WithLabelValues(string(s)).Inc() }
-
 func (m *Metrics) operation(problem string) {
 	result := "done"
 	if problem != "" {
@@ -173,10 +169,6 @@ func (m *Metrics) operation(problem string) {
 	}
 	m.operations.WithLabelValues(result).Inc()
 }
-
-func (m *Metrics) eviction(answer string) { m.evictions.WithLabelValues(answer).Inc() }
-
-func (m *Metrics) fenced() { m.fences.Inc() }
 
 func (m *Metrics) round(err error) {
 	result := "ok"

@@ -95,7 +95,7 @@ func (k *Keeper) giveUp(ctx context.Context, v *view, n *node, problem string) e
 // failed counts a step that did not reach its aim, once that is recorded.
 func (k *Keeper) failed(s step, err error) error {
 	if err == nil {
-		k.Metrics.problem(s)
+		k.Metrics.problems.WithLabelValues(string(s)).Inc()
 	}
 	return err
 }

@@ -88,55 +88,103 @@ func (w *fixture) ends(problem string, stopped bool) {
 	}
 }
 
-func TestADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) { // D-61
+// TestAnOperationEndsWhateverHappens begins a step, and lets something happen. A drain then ends
+// without a stop; after a stop, the instance is started again.
+func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 	for _, c := range []struct {
 		name    string
+		step    step
 		given   func(*fixture)
 		problem string // a part of it
+		counted bool   // as a problem of the step
 	}{
-		{"somebody uncordons the node",
-			func(w *fixture) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) },
-			"somebody uncordoned the node"},
-		{"somebody removes the label",
-			func(w *fixture) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) },
-			"somebody removed the label"},
-		{"cold attach is switched off", func(w *fixture) { w.Config.ColdAttach = false }, "told to stop"},
-		{"the window ends", func(w *fixture) { w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t) },
-			"window"},
-		{"the keeper moves here", func(w *fixture) { w.Config.NodeName = "a" }, "runs on this node"},
-		{"a dry run begins", func(w *fixture) { w.Config.DryRun = true }, "told to stop"},
-		{"nothing waits any more", func(w *fixture) { w.attach("data", "") }, "nothing waits any more"},
-		{"a pod comes that would be lost", func(w *fixture) { w.pod("a", "one", "") }, "shop/one would"},
-		{"a budget is exhausted", func(w *fixture) {
+		{"somebody uncordons the node", draining, func(w *fixture) {
+			w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false })
+		}, "somebody uncordoned the node", false},
+		{"somebody removes the label", draining, func(w *fixture) {
+			w.edit("a", func(n *corev1.Node) { n.Labels = nil })
+		}, "somebody removed the label", false},
+		{"cold attach is switched off", draining, func(w *fixture) { w.Config.ColdAttach = false },
+			"told to stop", false},
+		{"the window ends", draining, func(w *fixture) {
+			w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t)
+		}, "window", false},
+		{"the keeper moves here", draining, func(w *fixture) { w.Config.NodeName = "a" },
+			"runs on this node", false},
+		{"a dry run begins", draining, func(w *fixture) { w.Config.DryRun = true }, "told to stop", false},
+		{"nothing waits any more", draining, func(w *fixture) { w.attach("data", "") },
+			"nothing waits any more", false},
+		{"a pod comes that would be lost", draining, func(w *fixture) { w.pod("a", "one", "") },
+			"shop/one would", false},
+		{"a budget is exhausted", draining, func(w *fixture) {
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1")
 			w.pod("a", "db-ready", "StatefulSet", "data")
 			b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)
 			keepertest.Put(w.api, &b)
 			w.steps(draining) // it may change
 			w.pass(6 * time.Minute)
-		}, "wants 1 healthy pods"},
-		{"an eviction takes too long", func(w *fixture) {
+		}, "wants 1 healthy pods", true},
+		{"an eviction takes too long", draining, func(w *fixture) {
 			w.steps(draining)
 			w.pass(6 * time.Minute)
-		}, "1 pods were still there after 5m0s, such as shop/web-1"},
+		}, "1 pods were still there after 5m0s, such as shop/web-1", true},
+		{"the instance fails", stopping, func(w *fixture) { w.rack.set("a", "failed") },
+			"failed while", true},
+		{"it has attached the volume", attaching, func(w *fixture) { w.attach("data", "") }, "", false},
+		{"the attacher does nothing", attaching, func(w *fixture) {
+			w.steps(attaching)
+			w.pass(4 * time.Minute)
+		}, "1 VolumeAttachments were not done within 3m0s, such as va-data", true},
+		{"the rack has answered none of the attacher's calls", attaching, func(w *fixture) {
+			w.steps(attaching)
+			w.pass(2 * time.Second)
+			w.attach("data", away)
+			w.steps(attaching)
+			w.pass(4 * time.Minute)
+		}, "1 VolumeAttachments were not done within 3m0s, such as va-data", true},
+		{"Kubernetes does not ask for another volume of a pod", attaching, func(w *fixture) {
+			w.attach("data", "")
+			w.bind(pv("log"))
+			w.pod("a", "db-2", "StatefulSet", "log")
+			w.steps(attaching)
+			w.pass(4 * time.Minute)
+		}, "did not ask for the volume log", true},
+		{"an earlier volume of the claim's name is still there", attaching, func(w *fixture) {
+			w.attach("data", "")
+			old := pv("old")
+			old.Spec.ClaimRef.Name = "data"
+			keepertest.Put(w.api, old)
+		}, "", false},
+		{"somebody starts the instance", attaching, func(w *fixture) { w.rack.set("a", "running") },
+			"somebody started the instance; it is running", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newFixture(t, "a", "b")
-			w.pod("a", "web-1", "ReplicaSet")
-			w.wait("a", "data")
-			w.pass(time.Minute)
-			w.steps(draining)
+			begun[c.step].begin(w)
 			c.given(w)
 			w.seen()
-			w.steps("")
-			w.ends(c.problem, false)
-			if seen := w.seen(); len(seen) != 2 {
+			w.round()
+			if got := w.metric("problems_total", string(c.step)); (got == 1) != c.counted {
+				t.Errorf("the metric has %v problems of this step", got)
+			}
+			if seen := w.seen(); c.step == draining && len(seen) != 2 {
 				t.Errorf("the keeper did more than the node's update and its record: %v", seen)
 			}
-			late := strings.Contains(c.name, "too long") || strings.Contains(c.name, "exhausted")
-			if got := w.metric("problems_total", string(draining)); (got == 1) != late ||
-				w.metric("operations_total", "problem") != 1 {
-				t.Errorf("the metric has %v problems of this step", got)
+			if c.step != draining {
+				if got := w.step("a"); got != string(starting) {
+					t.Fatalf("the step is %q", got)
+				}
+				w.rack.mend()
+				w.lose("a")
+				for w.step("a") == string(starting) {
+					w.round()
+				}
+				w.heartbeatLater("a")
+				w.steps("")
+			}
+			w.ends(c.problem, c.step != draining)
+			if got := w.metric("operations_total", "problem"); (got == 1) != (c.problem != "") {
+				t.Errorf("the metric has %v operations with a problem", got)
 			}
 		})
 	}
@@ -197,20 +245,6 @@ func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
 	if p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "web-1"); p.DeletionTimestamp != nil {
 		t.Error("a pod is evicted that the keeper has not seen")
 	}
-}
-
-func TestAnInstanceThatFailsDuringItsStopIsStartedAgain(t *testing.T) { // D-61
-	w := newFixture(t, "a")
-	w.wait("a", "data")
-	w.pass(time.Minute)
-	w.steps(draining, draining, stopping)
-	w.rack.set("a", "failed")
-	w.steps(starting)
-	w.lose("a")
-	w.steps(starting, starting, returning)
-	w.heartbeatLater("a")
-	w.steps("")
-	w.ends("failed while", true)
 }
 
 func TestAStopIsNotSentWhenTheLookThatAllowsItIsOld(t *testing.T) { // D-61
@@ -304,59 +338,6 @@ func TestAStepWithAStartInTheFutureStillEndsAtItsLimit(t *testing.T) { // D-61
 	}
 }
 
-func TestAnAttachEndsEvenIfTheAttacherDoesNot(t *testing.T) { // D-61
-	for _, c := range []struct {
-		name    string
-		given   func(*fixture)
-		problem string
-	}{
-		{"it has attached the volume", func(w *fixture) { w.attach("data", "") }, ""},
-		{"it does nothing", func(w *fixture) {
-			w.steps(attaching)
-			w.pass(4 * time.Minute)
-		}, "1 VolumeAttachments were not done within 3m0s, such as va-data"},
-		{"the rack has answered none of its calls", func(w *fixture) {
-			w.steps(attaching)
-			w.pass(2 * time.Second)
-			w.attach("data", away)
-			w.steps(attaching)
-			w.pass(4 * time.Minute)
-		}, "1 VolumeAttachments were not done within 3m0s, such as va-data"},
-		{"Kubernetes does not ask for another volume of a pod", func(w *fixture) {
-			w.attach("data", "")
-			w.bind(pv("log"))
-			w.pod("a", "db-2", "StatefulSet", "log")
-			w.steps(attaching)
-			w.pass(4 * time.Minute)
-		}, "did not ask for the volume log"},
-		{"an earlier volume of the claim's name is still there", func(w *fixture) {
-			w.attach("data", "")
-			old := pv("old")
-			old.Spec.ClaimRef.Name = "data"
-			keepertest.Put(w.api, old)
-		}, ""},
-		{"somebody starts the instance", func(w *fixture) { w.rack.set("a", "running") },
-			"somebody started the instance; it is running"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			w := newFixture(t, "a")
-			w.stopped()
-			c.given(w)
-			w.steps(starting)
-			if got := w.metric("problems_total", string(attaching)); (got == 1) != (c.problem != "") {
-				t.Errorf("the metric has %v problems", got)
-			}
-			w.rack.mend()
-			for w.step("a") == string(starting) {
-				w.round()
-			}
-			w.heartbeatLater("a")
-			w.steps("")
-			w.ends(c.problem, true)
-		})
-	}
-}
-
 func TestAnInstanceThatTheRackNoLongerShowsIsGivenUpInTheEnd(t *testing.T) {
 	w := newFixture(t, "a", "b")
 	w.stopped()
@@ -396,16 +377,6 @@ func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
 	w.heartbeatLater("a")
 	w.steps("")
 	w.ends("the instance ran, and then was stopped", true)
-}
-
-func TestARecordWithAnUnknownStepIsReported(t *testing.T) {
-	w := newFixture(t, "a")
-	w.setRecord("a", record{Record: &operation{Step: "Moving"}})
-	w.seen()
-	_, err := w.Round(t.Context())
-	if err == nil || !strings.Contains(err.Error(), `the step "Moving"`) || len(w.seen()) > 0 {
-		t.Errorf("the error is %v", err)
-	}
 }
 
 func TestALateStopIsUndoneEvenIfTheKeeperMayStopNoInstances(t *testing.T) { // D-61
