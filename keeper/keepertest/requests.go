@@ -15,13 +15,14 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
 )
 
@@ -34,6 +35,7 @@ type Object interface {
 // resource describes a resource that the server has.
 type resource struct {
 	schema.GroupVersionResource
+	kind       schema.GroupVersionKind
 	namespaced bool
 	object     reflect.Type // a struct with the name of the kind
 }
@@ -41,30 +43,25 @@ type resource struct {
 const cluster, namespaced = false, true
 
 var (
-	pods    = has[corev1.Pod](corev1.SchemeGroupVersion, "pods", namespaced)
-	budgets = has[policyv1.PodDisruptionBudget](policyv1.SchemeGroupVersion,
-		"poddisruptionbudgets", namespaced)
+	pods    = has[corev1.Pod](namespaced)
+	budgets = has[policyv1.PodDisruptionBudget](namespaced)
 )
 
-var resources = []*resource{pods, budgets,
-	has[corev1.Node](corev1.SchemeGroupVersion, "nodes", cluster),
-	has[corev1.ConfigMap](corev1.SchemeGroupVersion, "configmaps", namespaced),
-	has[corev1.Event](corev1.SchemeGroupVersion, "events", namespaced),
-	has[corev1.PersistentVolume](corev1.SchemeGroupVersion, "persistentvolumes", cluster),
-	has[corev1.PersistentVolumeClaim](corev1.SchemeGroupVersion, "persistentvolumeclaims",
-		namespaced),
-	has[storagev1.CSIDriver](storagev1.SchemeGroupVersion, "csidrivers", cluster),
-	has[storagev1.CSINode](storagev1.SchemeGroupVersion, "csinodes", cluster),
-	has[storagev1.VolumeAttachment](storagev1.SchemeGroupVersion, "volumeattachments", cluster),
-	has[coordinationv1.Lease](coordinationv1.SchemeGroupVersion, "leases", namespaced),
-}
+var resources = []*resource{pods, budgets, has[corev1.Node](cluster),
+	has[corev1.ConfigMap](namespaced), has[corev1.Event](namespaced),
+	has[corev1.PersistentVolume](cluster), has[corev1.PersistentVolumeClaim](namespaced),
+	has[storagev1.CSIDriver](cluster), has[storagev1.CSINode](cluster),
+	has[storagev1.VolumeAttachment](cluster), has[coordinationv1.Lease](namespaced)}
 
-func has[S any](version schema.GroupVersion, plural string, namespaced bool) *resource {
-	return &resource{version.WithResource(plural), namespaced, reflect.TypeFor[S]()}
-}
-
-func (r *resource) kind() schema.GroupVersionKind {
-	return r.GroupVersion().WithKind(r.object.Name())
+func has[S any](namespaced bool) *resource {
+	r := &resource{namespaced: namespaced, object: reflect.TypeFor[S]()}
+	kinds, _, err := scheme.Scheme.ObjectKinds(r.new())
+	if err != nil {
+		panic(err)
+	}
+	r.kind = kinds[0]
+	r.GroupVersionResource, _ = meta.UnsafeGuessKindToResource(r.kind)
+	return r
 }
 
 func (r *resource) new() Object { return reflect.New(r.object).Interface().(Object) }
@@ -162,16 +159,9 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
 		news, changed := s.store.history[seen:], s.store.changed
 		s.store.mu.Unlock()
 		for _, change := range news {
-			kind, is := watch.Modified, change.after
-			switch {
-			case change.resource != c.resource:
-				continue
-			case is == nil:
-				kind, is = watch.Deleted, change.before
-			case change.before == nil:
-				kind = watch.Added
+			if change.resource == c.resource {
+				_, _ = fmt.Fprintf(w, "{\"type\":%q,\"object\":%s}\n", change.kind, change.json)
 			}
-			_, _ = fmt.Fprintf(w, "{\"type\":%q,\"object\":%s}\n", kind, is.json)
 		}
 		seen += len(news)
 		w.(http.Flusher).Flush()
@@ -322,10 +312,6 @@ func (s *Server) disrupt(pod *corev1.Pod) error {
 			"Cannot evict pod as it would violate the pod's disruption budget.", 0)
 	}
 	status.DisruptionsAllowed--
-	if status.DisruptedPods == nil {
-		status.DisruptedPods = map[string]metav1.Time{}
-	}
-	status.DisruptedPods[pod.Name] = metav1.NewTime(s.store.now())
 	_, err := s.store.update(budgets, found, budget)
 	return err
 }

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
 )
 
@@ -34,11 +35,11 @@ type stored struct {
 
 func (s *stored) copy() Object { return s.object.DeepCopyObject().(Object) }
 
-// change is a change of an object. before is nil for a new object, and after is nil for a removed
-// one.
+// change is a change of an object, as a watch shows it.
 type change struct {
 	*resource
-	before, after *stored
+	kind watch.EventType
+	json []byte
 }
 
 func key(namespace, name string) string { return namespace + "/" + name }
@@ -110,11 +111,7 @@ func (s *store) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
 	object, grace := old.copy(), int64(0)
 	if pod, ok := object.(*corev1.Pod); ok && pod.Spec.NodeName != "" &&
 		pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
-		given := o.GracePeriodSeconds
-		if given == nil {
-			given = pod.Spec.TerminationGracePeriodSeconds
-		}
-		grace = ptr.Deref(given, corev1.DefaultTerminationGracePeriodSeconds)
+		grace = ptr.Deref(o.GracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
 	}
 	// A second deletion can only shorten the grace period.
 	if left := object.GetDeletionGracePeriodSeconds(); left == nil || grace < *left {
@@ -134,14 +131,16 @@ func (s *store) writeOrRemove(r *resource, old *stored, object Object) *stored {
 		return s.write(r, old, object)
 	}
 	delete(s.objects[r], key(object.GetNamespace(), object.GetName()))
-	s.record(change{resource: r, before: old})
+	s.record(change{r, watch.Deleted, old.json})
 	return old
 }
 
 // write stores an object. As in an API server, a write that changes nothing creates no version.
 func (s *store) write(r *resource, old *stored, object Object) *stored {
-	object.GetObjectKind().SetGroupVersionKind(r.kind())
+	object.GetObjectKind().SetGroupVersionKind(r.kind)
+	kind := watch.Added
 	if old != nil {
+		kind = watch.Modified
 		object.SetResourceVersion(old.object.GetResourceVersion())
 		if bytes.Equal(encode(object), old.json) {
 			return old
@@ -156,7 +155,7 @@ func (s *store) write(r *resource, old *stored, object Object) *stored {
 		s.objects[r] = map[string]*stored{}
 	}
 	s.objects[r][key(object.GetNamespace(), object.GetName())] = written
-	s.record(change{resource: r, before: old, after: written})
+	s.record(change{r, kind, written.json})
 	return written
 }
 
