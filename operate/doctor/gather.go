@@ -336,11 +336,8 @@ func (g *gatherer) wholeProject(ctx context.Context) {
 		r.Boot[strings.ToLower(i.BootDiskId)] = true
 	})
 	for id := range nodes {
-		found, beside := Found[Machine]{}, neighbours[id]
-		r.Neighbours[id] = Found[[]Disk]{Object: &beside}
-		if failed != "" {
-			r.Neighbours[id] = Found[[]Disk]{Unseen: failed}
-		}
+		found := Found[Machine]{}
+		r.Neighbours[id] = foundUnless(failed, neighbours[id])
 		if machine, ok := machines[id]; ok {
 			found.Object = &machine
 		} else if err != nil {
@@ -379,7 +376,14 @@ func found[O, T any](id string, notFound csierr.Reason, ask func(oxide.NameOrId)
 	case err != nil:
 		return Found[T]{Unseen: csierr.Message(err)}
 	}
-	object := convert(answer)
+	return foundUnless("", convert(answer))
+}
+
+// foundUnless returns an object that was found, unless there is a reason why it could not be seen.
+func foundUnless[T any](unseen string, object T) Found[T] {
+	if unseen != "" {
+		return Found[T]{Unseen: unseen}
+	}
 	return Found[T]{Object: &object}
 }
 
@@ -419,10 +423,8 @@ func (g *gatherer) rackItself(ctx context.Context) {
 			owned = append(owned, g.diskOf(d))
 		}
 	})
-	g.e.Rack.Owned = &Found[[]Disk]{Object: &owned}
-	if failed != "" {
-		g.e.Rack.Owned = &Found[[]Disk]{Unseen: failed}
-	}
+	all := foundUnless(failed, owned)
+	g.e.Rack.Owned = &all
 	use, err := g.Rack.UtilizationView(ctx)
 	if err != nil {
 		err = rack.Error(ctx, "read utilization", err)

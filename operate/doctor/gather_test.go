@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -16,12 +17,12 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -34,62 +35,79 @@ var mayRun = regexp.MustCompile(`^(get [a-z,]+ --output=json( --all-namespaces| 
 	`[-a-z0-9]+)?|exec --namespace=oxide-csi [a-z0-9][-a-z0-9.]* --container=oxide-plugin -- ` +
 	`/oxide-csi-plugin inspect( --volume=[-0-9a-f]{36}(=[a-z0-9][-a-z0-9.]*)?)*)$`)
 
+// cluster is a cluster behind kubectl.
 type cluster struct {
-	t         *testing.T
-	forbidden string // a resource that may not be listed, or "exec"
-	report    inspection.Report
-	own       string // the objects in the driver's namespace, if they are not the usual ones
-	ran       []string
+	t                  *testing.T
+	forbidden, refusal string // a resource that may not be listed, or "exec"; with which error
+	report             string // of each node
+	own                string // the objects in the driver's namespace, if they are not the usual ones
+	all                string // the only list that is not empty, if it is set
+	mu                 sync.Mutex
+	ran                []string // guarded by mu, because nodes are asked at once
 }
 
 func (k *cluster) kubectl(_ context.Context, args ...string) ([]byte, error) {
-	k.ran = append(k.ran, strings.Join(args, " "))
-	if line := k.ran[len(k.ran)-1]; !mayRun.MatchString(line) {
+	line := strings.Join(args, " ")
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.ran = append(k.ran, line); !mayRun.MatchString(line) {
 		k.t.Errorf("kubectl %s was run", line)
 	}
-	if k.forbidden != "" && (args[0] == k.forbidden || args[1] == k.forbidden) {
-		return nil, errors.New(args[0] + ": forbidden")
+	const ownKinds = "pods,daemonsets,replicasets,deployments"
+	switch what := args[1]; {
+	case k.forbidden != "" && (args[0] == k.forbidden || what == k.forbidden):
+		return nil, errors.New(cmp.Or(k.refusal, args[0]+": forbidden"))
+	case args[0] == "exec":
+		return []byte(k.report), nil
+	case k.all != "" && (what == "persistentvolumes" || what == ownKinds):
+		return []byte(k.all), nil // objects of all kinds
+	case k.all != "":
+		return []byte(listJSON()), nil
+	case what == ownKinds:
+		return []byte(listJSON(cmp.Or(k.own, driverPodJSON+","+controllerPodJSON+","+
+			workloadsJSON))), nil
+	default:
+		return []byte(listJSON(map[string][]string{"persistentvolumes": {pvJSON},
+			"persistentvolumeclaims": {claimJSON}, "volumeattachments": {attachmentJSON},
+			"csinodes": {csiNodeJSON}, "nodes": {nodeJSON}, "pods": {podJSON}}[what]...)), nil
 	}
-	if args[0] == "exec" {
-		return []byte(asJSON(k.t, k.report)), nil
-	}
-	for resource, items := range map[string][]string{"persistentvolumes": {pvJSON},
-		"persistentvolumeclaims": {claimJSON}, "volumeattachments": {attachmentJSON},
-		"csinodes": {csiNodeJSON}, "nodes": {nodeJSON}, "events": nil,
-		"volumesnapshotcontents": nil} {
-		if args[1] == resource {
-			return []byte(listJSON(items...)), nil
-		}
-	}
-	if args[1] == "pods,daemonsets,replicasets,deployments" {
-		return []byte(listJSON(cmp.Or(k.own, driverPodJSON+","+controllerPodJSON+","+workloadsJSON))), nil
-	}
-	return []byte(listJSON(podJSON)), nil
-}
-
-// healthyRack answers the questions about the volume's disk.
-func healthyRack(t *testing.T) *rack.Client {
-	disk := racktest.DiskOf(racktest.AttachedHere)
-	return clientOf(t, racktest.Serve(t, racktest.OK(racktest.ViewProject, racktest.ProjectOf()),
-		racktest.OK(racktest.ViewDisk, disk),
-		racktest.OK("GET /v1/instances/"+racktest.Instance, racktest.InstanceOf("running")),
-		racktest.OK("GET /v1/instances/"+racktest.Instance+"/disks", racktest.PageOf("next", disk))))
 }
 
 // servedBy returns a client of a rack that answers each GET with the body for its path, or with the
-// project.
-func servedBy(t *testing.T, body func(path string) string) *rack.Client {
+// project. It calls asked with the path before.
+func servedBy(t *testing.T, bodies map[string]string, asked func(path string)) *rack.Client {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
 			t.Errorf("%s %s", r.Method, r.URL)
 		}
+		asked(r.URL.Path)
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("X-Request-Id", "r-1")
-		_, _ = io.WriteString(w, cmp.Or(body(r.URL.Path), racktest.ProjectOf()))
+		_, _ = io.WriteString(w, cmp.Or(bodies[r.URL.Path], racktest.ProjectOf()))
 	}))
 	t.Cleanup(server.Close)
 	return clientOf(t, server.URL)
+}
+
+// rackWith returns what a rack answers that has a disk and an instance.
+func rackWith(disk, instance string) map[string]string {
+	return map[string]string{"/v1/me": racktest.UserOf(racktest.Silo),
+		"/v1/disks/" + racktest.Disk: disk, "/v1/instances/" + racktest.Instance: instance,
+		"/v1/disks": racktest.PageOf("", disk), "/v1/instances": racktest.PageOf("", instance),
+		"/v1/instances/" + racktest.Instance + "/disks": racktest.PageOf("", disk)}
+}
+
+// healthyRack answers the questions about the volume's disk, each of them once.
+func healthyRack(t *testing.T) *rack.Client {
+	seen := map[string]bool{}
+	return servedBy(t, rackWith(racktest.DiskOf(racktest.AttachedHere),
+		racktest.InstanceOf("running")), func(path string) {
+		if seen[path] {
+			t.Errorf("%s was requested twice", path)
+		}
+		seen[path] = true
+	})
 }
 
 func clientOf(t *testing.T, url string) *rack.Client {
@@ -118,7 +136,7 @@ func TestEveryQuestionIsAnsweredFromClusterRackAndNode(t *testing.T) {
 	for _, q := range []Question{{AskClaim, "default", "data"}, {AskPod, "default", "db-0"},
 		{Kind: AskVolume, Name: racktest.Disk}, {Kind: AskNode, Name: "worker-1"}} {
 		t.Run(q.Kind, func(t *testing.T) {
-			k := &cluster{t: t, report: theNode()}
+			k := &cluster{t: t, report: asJSON(t, theNode())}
 			e := gather(t, Sources{Rack: healthyRack(t), Kubectl: k.kubectl},
 				Options{Question: q, Kubectl: true})
 			disk := e.Rack.Disks[racktest.Disk].Object
@@ -208,32 +226,14 @@ func TestNoSecretIsInWhatADoctorWrites(t *testing.T) { // B-26
 	}
 	read["report"].(map[string]any)["environment"] = "x"
 	read["kubectl"] = "Error from server (Forbidden): x"
-	failing := ""
-	kubectl := func(_ context.Context, args ...string) ([]byte, error) {
-		if line := strings.Join(args, " "); !mayRun.MatchString(line) {
-			t.Errorf("kubectl %s was run", line)
-		}
-		switch resource := args[1]; {
-		case args[0] == "exec":
-			return []byte(asJSON(t, read["report"])), nil
-		case failing != "" && strings.HasPrefix(resource, failing):
-			return nil, errors.New(read["kubectl"].(string))
-		case resource == "persistentvolumes", strings.HasPrefix(resource, "pods,"):
-			return []byte(asJSON(t, read["objects"])), nil // objects of all kinds
-		}
-		return []byte(listJSON()), nil
-	}
-	client := servedBy(t, func(path string) string {
-		disk, instance := asJSON(t, read["disk"]), asJSON(t, read["instance"])
-		return map[string]string{"/v1/me": racktest.UserOf(racktest.Silo),
-			"/v1/instances/" + racktest.Instance:            instance,
-			"/v1/disks/" + racktest.Disk:                    disk,
-			"/v1/disks":                                     racktest.PageOf("", disk),
-			"/v1/instances":                                 racktest.PageOf("", instance),
-			"/v1/instances/" + racktest.Instance + "/disks": racktest.PageOf("", disk)}[path]
-	})
+	k := &cluster{t: t}
+	bodies := map[string]string{}
+	client := servedBy(t, bodies, func(string) {})
 	writes := func(q Question) string {
-		s := Sources{Rack: client, Kubectl: kubectl, ClusterID: "blue", Version: "v1"}
+		k.all, k.report = asJSON(t, read["objects"]), asJSON(t, read["report"])
+		k.refusal = read["kubectl"].(string)
+		maps.Copy(bodies, rackWith(asJSON(t, read["disk"]), asJSON(t, read["instance"])))
+		s := Sources{Rack: client, Kubectl: k.kubectl, ClusterID: "blue", Version: "v1"}
 		e, err := Gather(t.Context(), s, Options{Question: q, Kubectl: true})
 		csitest.Must(t, err)
 		var b bytes.Buffer
@@ -268,9 +268,9 @@ func TestNoSecretIsInWhatADoctorWrites(t *testing.T) { // B-26
 	}
 	var atOnce []func()
 	for _, source := range sortedKeys(read) {
-		failing = ""
+		k.forbidden = ""
 		if source == "kubectl" {
-			failing = "persistentvolumeclaims"
+			k.forbidden = "persistentvolumeclaims"
 		}
 		leaves(source, read[source], func(x any) { read[source] = x }, func(place, text string,
 			set func(any)) {
@@ -319,7 +319,7 @@ func TestKindsThatKubectlMayNotReadAreUnseen(t *testing.T) {
 		"persistentvolumes":      {LinkVolume}, "volumeattachments": {LinkAttachment},
 		"csinodes": {LinkNode}, "exec": {LinkDevice, LinkMounts}, "pods": {LinkPod}} {
 		t.Run(forbidden, func(t *testing.T) {
-			k := &cluster{t: t, forbidden: forbidden, report: theNode()}
+			k := &cluster{t: t, forbidden: forbidden, report: asJSON(t, theNode())}
 			d := Diagnose(gather(t, Sources{NoRack: "OXIDE_HOST is not set", Kubectl: k.kubectl},
 				Options{Question: Question{AskClaim, "default", "data"}, Kubectl: true}))
 			for _, step := range d.Chains[0].Links {
@@ -332,29 +332,9 @@ func TestKindsThatKubectlMayNotReadAreUnseen(t *testing.T) {
 	}
 }
 
-func TestARackThatDoesNotAnswerIsUnseenUnlessItIsTheQuestion(t *testing.T) {
+func TestWhatTheRackAnswersIsReported(t *testing.T) {
+	project := racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	refused := racktest.Error(401, "Unauthorized", "no").To(racktest.ViewProject)
-	project := racktest.OK(racktest.ViewProject, racktest.ProjectOf())
-	for _, test := range []struct {
-		kind   string
-		rack   []racktest.Exchange
-		status int
-		reason csierr.Reason
-	}{{AskVolume, []racktest.Exchange{refused}, 3, csierr.TokenRejected},
-		{AskRack, []racktest.Exchange{refused}, 2, csierr.TokenRejected},
-		{AskVolume, []racktest.Exchange{project, racktest.NotFound.To(racktest.ViewDisk)}, 2,
-			csierr.VolumeNotFound}} {
-		q := Question{Kind: test.kind, Name: map[string]string{AskVolume: racktest.Disk}[test.kind]}
-		client := clientOf(t, racktest.Serve(t, test.rack...))
-		d := Diagnose(gather(t, Sources{Rack: client}, Options{Question: q}))
-		if d.Status() != test.status || !strings.Contains(text(d), string(test.reason)) {
-			t.Errorf("%+v: status %d\n%s", test, d.Status(), text(d))
-		}
-	}
-}
-
-func TestDoctorRackReportsDisksAndQuota(t *testing.T) {
-	project := racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	utilization := func(capacity, provisioned int) racktest.Exchange {
 		const use = `{"cpus":1,"memory":1,"storage":%d}`
 		return racktest.OK("GET /v1/utilization", fmt.Sprintf(`{"capacity":`+use+`,"provisioned":`+use+
@@ -362,33 +342,40 @@ func TestDoctorRackReportsDisksAndQuota(t *testing.T) {
 	}
 	room := utilization(1<<40, 1<<39)
 	const list = "GET /v1/disks"
+	page := func(next string, items ...string) racktest.Exchange {
+		return racktest.OK(list, racktest.PageOf(next, items...))
+	}
 	faulted := racktest.DiskOf("faulted", racktest.With("description", volume.Tag{Name: "pvc-1",
 		Cluster: "blue", Claim: "shop/data"}.Description()))
+	whole, disk := Question{Kind: AskRack}, Question{Kind: AskVolume, Name: racktest.Disk}
 	for name, test := range map[string]struct {
-		lines  []racktest.Exchange
-		status int
-		says   string
+		question Question
+		lines    []racktest.Exchange
+		status   int
+		says     string
 	}{
-		"in order": {[]racktest.Exchange{project, racktest.OK(list, racktest.PageOf("next",
-			racktest.DiskOf("detached"))), racktest.OK(list, racktest.PageOf("")), room}, 0,
-			"512 GiB left of the silo's quota"},
-		"a fault": {[]racktest.Exchange{project, racktest.OK(list, racktest.PageOf("next", faulted)),
-			racktest.OK(list, racktest.PageOf("")), room}, 2, "1 disks are faulted: " +
-			volume.DiskName("blue", "pvc-1") + " (" + racktest.Disk + ") of the claim shop/data\n" +
-			"  reason      DiskFaulted"},
-		"full": {[]racktest.Exchange{project, racktest.OK(list, racktest.PageOf("")),
-			utilization(1<<40, 1<<40-5)}, 2, "5 bytes are left of the silo's " +
-			"quota, less than a volume of 1 GiB needs\n  reason      RackFull"},
-		"no list": {[]racktest.Exchange{project, racktest.Error(500, "Internal", "no").To(list), room}, 3,
-			"the disks of the cluster could not be seen: RackUnavailable"},
-		"an invalid disk": {[]racktest.Exchange{project, racktest.OK(list, racktest.PageOf("next",
-			racktest.DiskOf("detached", racktest.With("size", 0)))), room}, 3, "RackResponseInvalid"},
-		"no room": {[]racktest.Exchange{project, racktest.OK(list, racktest.PageOf("")),
-			racktest.OK("GET /v1/utilization", `{}`)}, 3, "what is left of the quota could not be seen"},
+		"in order": {whole, []racktest.Exchange{project, page("next", racktest.DiskOf("detached")),
+			page(""), room}, 0, "512 GiB left of the silo's quota"},
+		"a fault": {whole, []racktest.Exchange{project, page("next", faulted), page(""), room}, 2,
+			"1 disks are faulted: " + volume.DiskName("blue", "pvc-1") + " (" + racktest.Disk +
+				") of the claim shop/data\n  reason      DiskFaulted"},
+		"full": {whole, []racktest.Exchange{project, page(""), utilization(1<<40, 1<<40-5)}, 2,
+			"5 bytes are left of the silo's quota, less than a volume of 1 GiB needs\n" +
+				"  reason      RackFull"},
+		"no list": {whole, []racktest.Exchange{project, racktest.Error(500, "Internal", "no").To(list),
+			room}, 3, "the disks of the cluster could not be seen: RackUnavailable"},
+		"an invalid disk": {whole, []racktest.Exchange{project, page("next", racktest.DiskOf("detached",
+			racktest.With("size", 0))), room}, 3, "RackResponseInvalid"},
+		"no room": {whole, []racktest.Exchange{project, page(""), racktest.OK("GET /v1/utilization",
+			`{}`)}, 3, "what is left of the quota could not be seen"},
+		"it refuses, and is the question": {whole, []racktest.Exchange{refused}, 2, "TokenRejected"},
+		"it refuses, and is unseen":       {disk, []racktest.Exchange{refused}, 3, "TokenRejected"},
+		"no disk": {disk, []racktest.Exchange{project, racktest.NotFound.To(racktest.ViewDisk)}, 2,
+			"VolumeNotFound"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := Diagnose(gather(t, Sources{Rack: clientOf(t, racktest.Serve(t, test.lines...))},
-				Options{Question: Question{Kind: AskRack}}))
+				Options{Question: test.question}))
 			if d.Status() != test.status || !strings.Contains(text(d), test.says) {
 				t.Errorf("status %d\n%s", d.Status(), text(d))
 			}
@@ -417,7 +404,7 @@ func TestOnlyThePodOfTheDriversDaemonSetIsAsked(t *testing.T) {
 			`[{"name":"oxide-plugin"}]`, `[]`), "no DaemonSet of the driver is in the namespace oxide-csi"},
 	} {
 		for _, file := range []bool{false, true} {
-			k := &cluster{t: t, report: theNode(), own: test.objects}
+			k := &cluster{t: t, report: asJSON(t, theNode()), own: test.objects}
 			o := Options{Kubectl: true, Question: Question{AskClaim, "default", "data"}}
 			if file {
 				o.Objects = writeFile(t, listJSON(claimJSON, pvJSON, attachmentJSON, csiNodeJSON, test.objects))

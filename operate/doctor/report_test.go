@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -365,31 +364,20 @@ func TestAClusterIsAskedForByLists(t *testing.T) {
 	objects, err := os.ReadFile("testdata/cluster.json")
 	csitest.Must(t, err)
 	var mu sync.Mutex
-	asked := map[string]int{}
-	count := func(what string) {
+	var paths []string
+	k := &cluster{t: t, all: string(objects), report: asJSON(t, theNode())}
+	client := servedBy(t, rackWith(racktest.DiskOf(racktest.AttachedHere),
+		racktest.InstanceOf("running")), func(path string) {
 		mu.Lock()
 		defer mu.Unlock()
+		paths = append(paths, path)
+	})
+	d := Diagnose(gather(t, Sources{Rack: client, Kubectl: k.kubectl},
+		Options{Question: Question{Kind: AskCluster}, Kubectl: true}))
+	asked := map[string]int{}
+	for _, what := range append(paths, k.ran...) {
 		asked[what]++
 	}
-	kubectl := func(_ context.Context, args ...string) ([]byte, error) {
-		count(strings.Join(args[:3], " "))
-		switch {
-		case args[0] == "exec":
-			return []byte(asJSON(t, theNode())), nil
-		case args[1] == "persistentvolumes", strings.HasPrefix(args[1], "pods,"):
-			return objects, nil
-		}
-		return []byte(listJSON()), nil
-	}
-	client := servedBy(t, func(path string) string {
-		count(path)
-		return map[string]string{"/v1/disks": racktest.PageOf("",
-			racktest.DiskOf(racktest.AttachedHere)),
-			"/v1/instances": racktest.PageOf("", racktest.InstanceOf("running")),
-			"/v1/me":        racktest.UserOf(racktest.Silo)}[path]
-	})
-	d := Diagnose(gather(t, Sources{Rack: client, Kubectl: kubectl},
-		Options{Question: Question{Kind: AskCluster}, Kubectl: true}))
 	for what, times := range asked {
 		if times != 1 {
 			t.Errorf("%s was asked %d times", what, times)
