@@ -3,9 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"log"
@@ -46,8 +46,8 @@ func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	return &rest.Config{
-		Host:            server.URL,
-		BearerTokenFile: file(t, "token", testToken),
+		Host:        server.URL,
+		BearerToken: testToken,
 		TLSClientConfig: rest.TLSClientConfig{CAData: pem.EncodeToMemory(&pem.Block{
 			Type: "CERTIFICATE", Bytes: server.Certificate().Raw})},
 	}
@@ -57,35 +57,17 @@ func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
 func refuse(w http.ResponseWriter, code int, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":`+
-		quoted(message)+`}`)
-}
-
-func quoted(s string) string {
-	b, _ := json.Marshal(s)
-	return string(b)
+	_, _ = fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":%q}`,
+		message)
 }
 
 // nodeWith returns a Node as the Oxide cloud controller manager sets it, with some other fields.
 func nodeWith(providerID string) http.HandlerFunc {
-	spec := `{"podCIDR":"10.244.1.0/24"}`
-	if providerID != "" {
-		spec = `{"podCIDR":"10.244.1.0/24","providerID":` + quoted(providerID) + `}`
-	}
 	return func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"`+testNode+
-			`","labels":{"node.kubernetes.io/instance-type":"4-16"}},"spec":`+spec+
-			`,"status":{"addresses":[{"type":"InternalIP","address":"172.30.0.5"}]}}`)
+		_, _ = fmt.Fprintf(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":%q,"labels":{
+			"node.kubernetes.io/instance-type":"4-16"}},"spec":{"podCIDR":"10.244.1.0/24","providerID":%q},
+			"status":{"addresses":[{"type":"InternalIP","address":"172.30.0.5"}]}}`, testNode, providerID)
 	}
-}
-
-func file(t *testing.T, name, content string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 // outcome is the result of a run: its file, empty if there is none, and its output.
@@ -152,106 +134,82 @@ func TestTheInstanceComesFromTheProviderID(t *testing.T) { // D-65
 	}
 }
 
-func TestAProviderIDThatNamesNoInstanceIsRefused(t *testing.T) { // D-65
-	for _, test := range []struct{ name, providerID, want string }{
-		{"of another cloud", "aws:///us-east-1a/i-0123456789", `"aws:///us-east-1a/i-0123456789", ` +
-			`of another cloud`},
-		{"without a scheme", testID, "of another cloud"},
-		{"in another case", "Oxide://" + testID, "of another cloud"},
-		{"of a name", "oxide://worker-1", "expected oxide:// and an instance's UUID"},
-		{"of nothing", "oxide://", "expected oxide:// and an instance's UUID"},
-		{"without hyphens", "oxide://" + strings.ReplaceAll(testID, "-", ""), "expected oxide://"},
-		{"in braces", "oxide://{" + testID + "}", "expected oxide://"},
-		{"of zeros", "oxide://00000000-0000-0000-0000-000000000000", "expected oxide://"},
-		{"with a quote", "oxide://'" + testID[1:], "expected oxide://"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			got := tell(t.Context(), t, apiServer(t, nodeWith(test.providerID)), testNode)
-			wantRefusal(t, got, test.want)
-		})
-	}
-}
-
-// wantRefusal checks that the output is one sentence with a text, and that no file was written.
-func wantRefusal(t *testing.T, got outcome, want string) {
-	t.Helper()
-	if got.err == nil {
-		t.Fatalf("no error; it wrote %q", got.file)
-	}
-	text := got.err.Error()
-	if !strings.Contains(text, want) || strings.Contains(text, "\n") ||
-		strings.Contains(text, testToken) {
-		t.Errorf("got %q; want one line with %q, without the token", text, want)
-	}
-	if got.file != "" {
-		t.Errorf("it wrote %q", got.file)
-	}
-}
-
-func TestEveryErrorIsOneSentenceWithWhatToDo(t *testing.T) { // D-66
+func TestEveryErrorIsOneSentenceWithWhatToDo(t *testing.T) { // D-65 D-66
 	status := func(code int, message string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { refuse(w, code, message) }
 	}
 	elsewhere := func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "https://elsewhere.example", http.StatusFound)
 	}
+	gone := func(c *rest.Config) {
+		server := httptest.NewServer(http.NotFoundHandler())
+		server.Close()
+		*c = rest.Config{Host: server.URL}
+	}
+	works := nodeWith("oxide://" + testID)
 	for _, test := range []struct {
 		name   string
 		node   string
 		answer http.HandlerFunc
 		args   []string
+		change func(*rest.Config)
 		want   string
 	}{
-		{"no variable", "", nil, nil, "K8S_NODE_NAME is not set: set it to the node's name"},
-		{"a variable that names no node", "../secrets", nil, nil, "which is not a node's name"},
-		{"a node that is not there", "other", nil, nil, `the cluster has no node "other"`},
+		{"no variable", "", works, nil, nil, "K8S_NODE_NAME is not set: set it to the node's name"},
+		{"a variable that names no node", "../secrets", works, nil, nil, "which is not a node's name"},
+		{"a node that is not there", "other", works, nil, nil, `the cluster has no node "other"`},
 		{"a service account without the right", testNode, status(http.StatusForbidden,
-			`nodes "x" is forbidden`), nil, `resources: ["nodes"], verbs: ["get"]`},
-		{"a token that is not accepted", testNode, status(http.StatusUnauthorized, ""), nil,
+			`nodes "x" is forbidden`), nil, nil, `resources: ["nodes"], verbs: ["get"]`},
+		{"a token that is not accepted", testNode, status(http.StatusUnauthorized, ""), nil, nil,
 			"does not accept the token"},
-		{"a redirect", testNode, elsewhere, nil, "status 302"},
+		{"a redirect", testNode, elsewhere, nil, nil, "status 302"},
 		{"an API that does not work", testNode, status(http.StatusInternalServerError,
-			"etcd is\naway"), nil, "status 500: etcd is away"},
-		{"too many requests", testNode, status(http.StatusTooManyRequests, ""),
-			nil, "stopped while waiting: the Kubernetes API has too many requests"},
+			"etcd is\naway"), nil, nil, "status 500: etcd is away"},
+		{"too many requests", testNode, status(http.StatusTooManyRequests, ""), nil, nil,
+			"stopped while waiting: the Kubernetes API has too many requests"},
 		{"an answer that is no JSON", testNode, func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, `{"spec":`)
-		}, nil, "not JSON"},
-		{"a timeout of nothing", testNode, nil, []string{"--timeout=0s"}, "--timeout"},
-		{"an unknown flag", testNode, nil, []string{"--node=x"}, "-node; see --help"},
-		{"an argument", testNode, nil, []string{"x"}, "expected flags only"},
+		}, nil, nil, "not JSON"},
+		{"an API that does not respond", testNode, works, nil, gone,
+			"while waiting: the Kubernetes API does not answer: dial tcp"},
+		{"an API that refuses connections", testNode, works, nil, gone, "connection refused"},
+		{"an API with another certificate", testNode, works, nil,
+			func(c *rest.Config) { c.CAData = nil }, "certificate"},
+		{"a timeout of nothing", testNode, works, []string{"--timeout=0s"}, nil, "--timeout"},
+		{"an unknown flag", testNode, works, []string{"--node=x"}, nil, "-node; see --help"},
+		{"an argument", testNode, works, []string{"x"}, nil, "expected flags only"},
+		{"of another cloud", testNode, nodeWith("aws:///us-east-1a/i-0123456789"), nil, nil,
+			`"aws:///us-east-1a/i-0123456789", of another cloud`},
+		{"without a scheme", testNode, nodeWith(testID), nil, nil, "of another cloud"},
+		{"in another case", testNode, nodeWith("Oxide://" + testID), nil, nil, "of another cloud"},
+		{"of a name", testNode, nodeWith("oxide://worker-1"), nil, nil,
+			"expected oxide:// and an instance's UUID"},
+		{"of nothing", testNode, nodeWith("oxide://"), nil, nil, "expected oxide:// and an instance's"},
+		{"without hyphens", testNode, nodeWith("oxide://" + strings.ReplaceAll(testID, "-", "")), nil,
+			nil, "expected oxide://"},
+		{"in braces", testNode, nodeWith("oxide://{" + testID + "}"), nil, nil, "expected oxide://"},
+		{"of zeros", testNode, nodeWith("oxide://00000000-0000-0000-0000-000000000000"), nil, nil,
+			"expected oxide://"},
+		{"with a quote", testNode, nodeWith("oxide://'" + testID[1:]), nil, nil, "expected oxide://"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			answer := test.answer
-			if answer == nil {
-				answer = nodeWith("oxide://" + testID)
+			config := apiServer(t, test.answer)
+			if test.change != nil {
+				test.change(config)
 			}
-			config := apiServer(t, answer)
-			wantRefusal(t, tell(t.Context(), t, config, test.node, test.args...), test.want)
+			got := tell(t.Context(), t, config, test.node, test.args...)
+			if text := fmt.Sprint(got.err); got.err == nil || !strings.Contains(text, test.want) ||
+				strings.Contains(text, "\n") || strings.Contains(text, testToken) || got.file != "" {
+				t.Errorf("got %q, and the file %q; want one line with %q, without the token, and no file",
+					text, got.file, test.want)
+			}
 		})
 	}
-}
-
-func TestAMissingServiceAccountIsReported(t *testing.T) { // D-66
 	err := run(t.Context(), nil, environment(nodeNameKey, testNode),
 		func() (*rest.Config, error) { return nil, rest.ErrNotInCluster }, io.Discard, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "service account's token is mounted") {
-		t.Errorf("got %v", err)
+		t.Errorf("without a service account: got %v", err)
 	}
-}
-
-func TestAnAPIThatDoesNotRespondIsAwaited(t *testing.T) { // D-66
-	gone := httptest.NewServer(http.NotFoundHandler())
-	gone.Close()
-	got := tell(t.Context(), t, &rest.Config{Host: gone.URL}, testNode)
-	wantRefusal(t, got, "while waiting: the Kubernetes API does not answer: ")
-	wantRefusal(t, got, "connection refused")
-}
-
-func TestAnAPIWithAnotherCertificateGetsNoToken(t *testing.T) { // D-66
-	config := apiServer(t, nodeWith("oxide://"+testID))
-	config.CAData = nil
-	wantRefusal(t, tell(t.Context(), t, config, testNode), "certificate")
 }
 
 func TestANodeWithoutAProviderIDIsAwaited(t *testing.T) { // D-66
