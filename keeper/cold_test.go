@@ -22,6 +22,9 @@ import (
 )
 
 func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
+	pod := func(change func(*corev1.Pod)) func(*fixture) {
+		return func(w *fixture) { keepertest.Edit(w.api, "shop", "db-data", change) }
+	}
 	ended := func(name string, o outcome) func(*fixture) {
 		return func(w *fixture) {
 			o.Instance = instanceOf(name)
@@ -60,13 +63,6 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 				"shop/db": begin.Add(time.Hour)}}), ""},
 		{"a pod that would be lost", func(w *fixture) { w.pod("a", "one", "") },
 			"no controller that makes another; move it away, or remove the label"},
-		{"static pods of the control plane", func(w *fixture) {
-			w.pod("a", "etcd-a", "Node")
-			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "etcd-a")
-			p.Namespace, p.Labels = "kube-system", map[string]string{"component": "etcd"}
-			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
-			keepertest.Put(w.api, p)
-		}, "the pod kube-system/etcd-a is of the control plane"},
 		{"of the control plane", func(w *fixture) {
 			w.edit("a", func(n *corev1.Node) { n.Labels[controlPlane] = "" })
 		}, "stops no node of the control plane"},
@@ -101,36 +97,7 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			"here, and had some on the node b"},
 		{"its StatefulSet was stopped elsewhere before", ended("b", outcome{
 			StoppedWith: map[string]time.Time{"shop/db": begin.Add(-29 * time.Minute)}}), ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			w := newFixture(t, "a", "b")
-			w.wait("a", "data")
-			w.pass(time.Minute)
-			c.given(w)
-			_, err := w.Round(t.Context())
-			if err != nil && !errors.Is(err, ErrStepAside) && !strings.Contains(err.Error(), c.want) {
-				t.Fatal(err)
-			}
-			if began := w.step("a") == string(draining); began != (c.want == "") ||
-				!strings.Contains(w.plan("a"), c.want) {
-				t.Errorf("began: %v; the plan is %q, want %q", began, w.plan("a"), c.want)
-			}
-			if aside := errors.Is(err, ErrStepAside); aside != (c.name == "the keeper's own node") {
-				t.Errorf("the keeper steps aside: %v", aside)
-			}
-		})
-	}
-}
-
-func TestAVolumeAttachmentThatNoPodNeedsStopsNothing(t *testing.T) { // D-61
-	pod := func(change func(*corev1.Pod)) func(*fixture) {
-		return func(w *fixture) { keepertest.Edit(w.api, "shop", "db-data", change) }
-	}
-	for _, c := range []struct {
-		name  string
-		given func(*fixture)
-		want  string
-	}{
+		// Of a VolumeAttachment that no pod needs.
 		{"no volume", func(w *fixture) { keepertest.Remove[*corev1.PersistentVolume](w.api, "", "data") },
 			`there is no PersistentVolume "data" of the driver`},
 		{"another driver's volume", editVolume(func(v *corev1.PersistentVolume) {
@@ -157,12 +124,18 @@ func TestAVolumeAttachmentThatNoPodNeedsStopsNothing(t *testing.T) { // D-61
 			"no pod on this node"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newFixture(t, "a", "b")
-			w.wait("a", "data")
+			w := waiting(t, "a", "b")
 			c.given(w)
-			w.live(time.Hour, func(string) string { return "" })
-			if stops := w.stops(); len(stops) > 0 || !strings.Contains(w.plan("a"), c.want) {
-				t.Errorf("the instances were stopped %v times; the plan is %q", stops, w.plan("a"))
+			_, err := w.Round(t.Context())
+			if err != nil && !errors.Is(err, ErrStepAside) && !strings.Contains(err.Error(), c.want) {
+				t.Fatal(err)
+			}
+			if began := w.step("a") == string(draining); began != (c.want == "") ||
+				!strings.Contains(w.plan("a"), c.want) {
+				t.Errorf("began: %v; the plan is %q, want %q", began, w.plan("a"), c.want)
+			}
+			if aside := errors.Is(err, ErrStepAside); aside != (c.name == "the keeper's own node") {
+				t.Errorf("the keeper steps aside: %v", aside)
 			}
 		})
 	}
@@ -170,9 +143,7 @@ func TestAVolumeAttachmentThatNoPodNeedsStopsNothing(t *testing.T) { // D-61
 
 func TestTheKeeperLooksOftenOnlyWhileItWorksOnANode(t *testing.T) {
 	for _, on := range []bool{true, false} {
-		w := newFixture(t, "a")
-		w.wait("a", "data")
-		w.pass(time.Minute)
+		w := waiting(t, "a")
 		w.Config.ColdAttach = on
 		again := []time.Duration{}
 		for range 2 {
@@ -322,9 +293,7 @@ func TestNoEventIsCreatedTwice(t *testing.T) {
 		{"responses to events", "events", true, 9},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newFixture(t, "a")
-			w.wait("a", "data")
-			w.pass(time.Minute)
+			w := waiting(t, "a")
 			lost := map[string]bool{}
 			w.api.Intercept(func(r keepertest.KubeRequest) error {
 				key := w.step("a") + r.Name
@@ -408,9 +377,7 @@ func (w *fixture) live(d time.Duration, refused func(volume string) string) {
 func (w *fixture) stops() map[string]int {
 	stops := map[string]int{}
 	for _, effect := range w.seen() {
-		if _, node, found := strings.Cut(effect, "Stopping: stop "); found {
-			stops[node]++
-		} else if node, found := strings.CutPrefix(effect, "stop "); found {
+		if _, node, found := strings.Cut(": "+effect, ": stop "); found {
 			stops[node]++
 		}
 	}
@@ -507,8 +474,7 @@ func TestAFailedAttachmentIsRepeatedAfterAChange(t *testing.T) { // D-61
 			w.stops()
 			c.change(w)
 			w.live(2*time.Hour, refused)
-			stops := w.stops()
-			if again := len(stops) > 0; again != c.again {
+			if stops := w.stops(); (len(stops) > 0) != c.again {
 				t.Errorf("the instances were stopped %v times: %v", stops, w.node("a").Annotations)
 			}
 		})
@@ -630,14 +596,7 @@ func TestGrowingAClaimStopsItsNodeOnce(t *testing.T) { // D-61
 			}
 			took := w.clock.Sub(asked)
 			w.live(5*time.Minute, willing)
-			stops := w.stops()
-			total := 0
-			for _, n := range stops {
-				total += n
-			}
-			t.Logf("FIGURE claim-keeper same_node=%t seconds_to_attach_request=%.0f stops=%d "+
-				"seconds_to_attached=%.0f", c.to == "a", c.after.Seconds(), total, took.Seconds())
-			if !maps.Equal(stops, c.want) || !done || took > c.most {
+			if stops := w.stops(); !maps.Equal(stops, c.want) || !done || took > c.most {
 				t.Errorf("the instances were stopped %v times, want %v; attached: %t after %s", stops, c.want,
 					done, took)
 			}

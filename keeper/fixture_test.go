@@ -83,6 +83,15 @@ func newFixture(t *testing.T, nodes ...string) *fixture {
 	return w
 }
 
+// waiting creates a cluster in which a volume has waited on the node "a" for a minute.
+func waiting(t *testing.T, nodes ...string) *fixture {
+	t.Helper()
+	w := newFixture(t, nodes...)
+	w.wait("a", "data")
+	w.pass(time.Minute)
+	return w
+}
+
 func (w *fixture) client(name string) (client *Cluster, cut func()) {
 	w.t.Helper()
 	config, cut := w.api.Client(name)

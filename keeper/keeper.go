@@ -6,11 +6,11 @@
 // keeper stops the instance, wakes the attacher, and starts the instance again. See cold.go.
 //
 // Startup taint: a node joins with a taint, which the keeper removes when the driver is registered
-// there. See fence.go.
+// there. See leave.go.
 //
 // Leaving nodes: a node whose instance the rack reports as stopped or destroyed gets the
-// out-of-service taint, so that Kubernetes moves its pods at once. See fence.go. A Leaver in the
-// node's pod keeps the driver until the node's volumes are detached. See leave.go.
+// out-of-service taint, so that Kubernetes moves its pods at once. A Leaver in the node's pod keeps
+// the driver until the node's volumes are detached. See leave.go.
 //
 // A person can use a Mover to move a volume that stays with its node. See move.go.
 //

@@ -231,11 +231,6 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 				c.Spec.Drivers[1].NodeID = instanceOf("b")
 				keepertest.Put(w.api, c)
 			}, false},
-		{"its driver is registered with an instance that its spec.providerID does not name",
-			func(w *fixture) {
-				w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("x") })
-				w.rack.set("a", "stopped")
-			}, false},
 		{"the rack does not answer", func(w *fixture) { w.rack.set("a", "away") }, false},
 		{"running", func(*fixture) {}, false},
 		{"failed", func(w *fixture) { w.rack.set("a", "failed") }, false},

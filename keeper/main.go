@@ -8,10 +8,25 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
 // Release is set in release builds: -ldflags "-X …/keeper.Release=v1.2.3".
@@ -133,4 +148,249 @@ func parse(flags *flag.FlagSet, args []string, help io.Writer, want int) (operan
 			flags.Name(), want, len(operands))
 	}
 	return operands, nil
+}
+
+// Run is the keeper's process until ctx ends: it takes part in the leader election, works while it
+// leads, and serves metrics.
+func Run(ctx context.Context, s Settings, log *slog.Logger) error {
+	config, err := kubernetesConfig(s.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	config.QPS, config.Burst = 20, 40
+	client, err := Connect(config, component)
+	if err != nil {
+		return err
+	}
+	s.Rack.UserAgent = component
+	racks, closeIdle, err := rack.New(s.Rack, &rack.Transport{Tokens: &rack.TokenSource{
+		Fixed: s.Token, Path: s.TokenFile, Log: log}})
+	if err != nil {
+		return err
+	}
+	defer closeIdle()
+	racks.LookLimit = s.roundLimit()
+	k := &Keeper{Config: s.Config, Kubernetes: client, Rack: racks, Log: log,
+		Metrics: NewMetrics(), Namespace: s.LeaseNamespace}
+	// The host name stays the same when a container is restarted in its pod, so the keeper keeps its
+	// lease.
+	name, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("a name for the lease: %w", err)
+	}
+	p := &process{Keeper: k, settings: s, name: name}
+	stop, err := p.serve()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	ctx, cancel := context.WithCancel(ctx)
+	var starting async.Group
+	defer starting.Wait()
+	defer cancel()
+	starting.Go(func() { p.startStopped(ctx) })
+	for ctx.Err() == nil {
+		if err := p.candidacy(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func kubernetesConfig(path string) (*rest.Config, error) {
+	config, err := rest.InClusterConfig()
+	if path != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("how to reach Kubernetes: %w; run this in a pod whose service account's "+
+			"token is mounted, or set --kubeconfig", err)
+	}
+	return config, nil
+}
+
+// process is a keeper that takes part in the leader election.
+type process struct {
+	*Keeper
+	settings Settings
+	name     string // of this replica in the lease
+	elector  atomic.Pointer[leaderelection.LeaderElector]
+}
+
+// candidacy takes part in one election, and works while it leads.
+func (p *process) candidacy(ctx context.Context) error {
+	lease := p.settings.LeaseDuration
+	// The elector does not wait for the callback that it started, and may start it after its context
+	// has ended.
+	var leading sync.Mutex
+	aside := false // guarded by leading
+	candidacy, stepAside := context.WithCancel(ctx)
+	defer stepAside()
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Name: component, Namespace: p.settings.LeaseNamespace},
+			Client:     p.Kubernetes.Coordination,
+			LockConfig: resourcelock.ResourceLockConfig{Identity: p.name},
+		},
+		LeaseDuration: lease, RenewDeadline: p.settings.roundLimit(), RetryPeriod: lease * 2 / 15,
+		ReleaseOnCancel: true, Name: component,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) {
+				leading.Lock()
+				defer leading.Unlock()
+				if ctx.Err() != nil {
+					return
+				}
+				p.Log.InfoContext(ctx, "leading")
+				if aside = p.lead(ctx); aside {
+					stepAside()
+				}
+			},
+			OnStoppedLeading: func() { p.Log.Info("not leading") },
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("leader election: %w", err)
+	}
+	p.elector.Store(elector)
+	elector.Run(candidacy)
+	leading.Lock()
+	defer leading.Unlock()
+	if aside {
+		// Wait long enough for another replica to notice that the lease is free.
+		p.Log.InfoContext(ctx, "stepping aside, so that another replica stops this keeper's node")
+		pause(ctx, 2*lease)
+	}
+	return nil
+}
+
+// lead does rounds until ctx ends, and reports whether this replica steps aside.
+func (p *process) lead(ctx context.Context) (aside bool) {
+	var watching async.Group
+	defer watching.Wait()
+	defer p.Metrics.rest()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changed := make(chan struct{}, 1)
+	watching.Go(func() { p.watch(ctx, changed) })
+	for ctx.Err() == nil {
+		again, err := p.round(ctx)
+		p.Metrics.round(err)
+		if errors.Is(err, ErrStepAside) {
+			return true
+		}
+		if err != nil && ctx.Err() == nil {
+			p.Log.ErrorContext(ctx, "round failed; the next one tries again", "error", err)
+		}
+		timer := time.NewTimer(again)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case <-changed:
+			// Changes often come together; wait a moment to handle them in one round.
+			pause(ctx, min(again, 200*time.Millisecond))
+		}
+		timer.Stop()
+	}
+	return false
+}
+
+// round does one round. Its time limit ends before another replica can take the lease, also for a
+// process that was frozen.
+func (p *process) round(ctx context.Context) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.settings.roundLimit())
+	defer cancel()
+	return p.Round(ctx)
+}
+
+// roundLimit is how long a round, and a look at the rack, may be acted on.
+func (s *Settings) roundLimit() time.Duration { return s.LeaseDuration * 2 / 3 }
+
+// startStopped starts instances that nobody else can start, until ctx ends: without the API server
+// no replica leads.
+func (p *process) startStopped(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := p.StartStopped(ctx); err != nil && ctx.Err() == nil {
+			p.Log.ErrorContext(ctx, "an instance is still stopped; the next look tries again", "error", err)
+		}
+		pause(ctx, pace)
+	}
+}
+
+// watch reports the changes of VolumeAttachments that need a new round, until ctx ends. It filters
+// them, because a round lists everything, and a cluster may have many attachments that do not wait
+// or that belong to other drivers.
+func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
+	for ctx.Err() == nil {
+		w, err := p.Kubernetes.Storage.VolumeAttachments().Watch(ctx, metav1.ListOptions{})
+		if err != nil {
+			pause(ctx, p.Config.Interval)
+			continue
+		}
+		waited := map[string]bool{}
+		for event := range w.ResultChan() {
+			if !matters(event, waited) {
+				continue
+			}
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		}
+		pause(ctx, pace)
+	}
+}
+
+// matters reports whether an attachment begins to wait for a stop, or no longer waits. waited
+// contains the names of those that wait. During an operation the keeper looks every second anyway,
+// so other changes do not matter.
+func matters(event watch.Event, waited map[string]bool) bool {
+	object, ok := event.Object.(*storagev1.VolumeAttachment)
+	if !ok {
+		return false
+	}
+	waits := event.Type != watch.Deleted && object.Spec.Attacher == DriverName &&
+		(&attachment{VolumeAttachment: object}).waits()
+	before := waited[object.Name]
+	if delete(waited, object.Name); waits {
+		waited[object.Name] = true
+	}
+	return waits != before
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+func (p *process) serve() (stop func(), err error) {
+	if p.settings.HTTPEndpoint == "" {
+		return func() {}, nil
+	}
+	listener, err := net.Listen("tcp", p.settings.HTTPEndpoint)
+	if err != nil {
+		return nil, fmt.Errorf("--http-endpoint: %w", err)
+	}
+	server := &http.Server{Handler: p.handler(), ReadHeaderTimeout: 10 * time.Second}
+	async.Detach(func() { _ = server.Serve(listener) })
+	return func() { _ = server.Close() }, nil
+}
+
+func (p *process) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(p.Metrics.Registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if e := p.elector.Load(); e != nil {
+			if err := e.Check(p.settings.LeaseDuration); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+		}
+		_, _ = fmt.Fprintln(w, "ok")
+	})
+	return mux
 }

@@ -17,6 +17,9 @@ import (
 func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 	w := newFixture(t, "a", "b")
 	w.pod("a", "web-1", "ReplicaSet")
+	earlier := begin.Add(-11 * time.Minute)
+	w.setRecord("a", record{Last: &outcome{Ended: earlier, StoppedWith: map[string]time.Time{
+		"shop/cache": earlier, "shop/old": begin.Add(-time.Hour)}}})
 	w.stoppedButFor(func() { keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") })
 	if n := w.node("a"); !n.Spec.Unschedulable {
 		t.Error("the node takes pods while its instance is stopped")
@@ -33,7 +36,7 @@ func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 	w.steps("", "")
 	want := []string{
 		"patch nodes a", // the plan
-		"Draining: create configmaps oxide/oxide-node-keeper",
+		"Draining: update configmaps oxide/oxide-node-keeper",
 		"Draining: update nodes a", // the cordon
 		"Draining: create pods/eviction shop/web-1",
 		"Draining: patch volumeattachments va-data",
@@ -54,7 +57,8 @@ func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 	n := w.node("a")
 	if last := w.last("a"); n.Spec.Unschedulable || w.plan("a") != "" || !last.Stopped ||
 		last.Problem != "" || last.Failures != 0 || last.Instance != instanceOf("a") ||
-		cmp.Diff(map[string]time.Time{"shop/db": w.clock}, last.StoppedWith) != "" ||
+		cmp.Diff(map[string]time.Time{"shop/cache": earlier, "shop/db": w.clock},
+			last.StoppedWith) != "" ||
 		!last.Ended.Equal(w.clock) {
 		t.Errorf("the node is left as %v, unschedulable %v", n.Annotations, n.Spec.Unschedulable)
 	}
@@ -111,7 +115,8 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 		}, "window", false},
 		{"the keeper moves here", draining, func(w *fixture) { w.Config.NodeName = "a" },
 			"runs on this node", false},
-		{"a dry run begins", draining, func(w *fixture) { w.Config.DryRun = true }, "told to stop", false},
+		{"a dry run begins", draining, func(w *fixture) { w.Config.DryRun = true },
+			"told to stop", false},
 		{"nothing waits any more", draining, func(w *fixture) { w.attach("data", "") },
 			"nothing waits any more", false},
 		{"a pod comes that would be lost", draining, func(w *fixture) { w.pod("a", "one", "") },
@@ -130,6 +135,9 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 		}, "1 pods were still there after 5m0s, such as shop/web-1", true},
 		{"the instance fails", stopping, func(w *fixture) { w.rack.set("a", "failed") },
 			"failed while", true},
+		{"a person records another operation", stopping, func(w *fixture) {
+			w.setRecord("b", record{Record: &operation{Step: returning, Instance: instanceOf("b")}})
+		}, "an operation is in progress on the node b, too", true},
 		{"it has attached the volume", attaching, func(w *fixture) { w.attach("data", "") }, "", false},
 		{"the attacher does nothing", attaching, func(w *fixture) {
 			w.steps(attaching)
@@ -167,8 +175,9 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 			if got := w.metric("problems_total", string(c.step)); (got == 1) != c.counted {
 				t.Errorf("the metric has %v problems of this step", got)
 			}
-			if seen := w.seen(); c.step == draining && len(seen) != 2 {
-				t.Errorf("the keeper did more than the node's update and its record: %v", seen)
+			if seen := w.seen(); c.step == draining && len(seen) != 2 || // the node and its record
+				strings.Contains(strings.Join(seen, ";"), "stop a") {
+				t.Errorf("the keeper did %v", seen)
 			}
 			if c.step != draining {
 				if got := w.step("a"); got != string(starting) {
@@ -188,30 +197,6 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 			}
 		})
 	}
-}
-
-// TestTwoOperationsAtOnceStopNoInstance has records of two operations, as if a person wrote them.
-func TestTwoOperationsAtOnceStopNoInstance(t *testing.T) { // D-61
-	w := newFixture(t, "a", "b")
-	for _, name := range []string{"a", "b"} {
-		w.wait(name, "of-"+name)
-		r := &operation{Step: stopping, Since: begin, Started: begin, Instance: instanceOf(name)}
-		w.setRecord(name, record{Record: r})
-		w.edit(name, func(n *corev1.Node) {
-			n.Spec.Unschedulable, n.Annotations = true, map[string]string{CordonAnnotation: r.id()}
-		})
-	}
-	for range 3 {
-		w.round()
-	}
-	w.heartbeatLater("a")
-	w.heartbeat("b")
-	w.steps("")
-	if seen := strings.Join(w.seen(), ";"); strings.Contains(seen, "stop a") ||
-		strings.Contains(seen, "stop b") || w.step("b") != "" {
-		t.Errorf("done: %s", seen)
-	}
-	w.ends("an operation is in progress on the node b, too", true)
 }
 
 func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
@@ -248,9 +233,7 @@ func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
 }
 
 func TestAStopIsNotSentWhenTheLookThatAllowsItIsOld(t *testing.T) { // D-61
-	w := newFixture(t, "a")
-	w.wait("a", "data")
-	w.pass(time.Minute)
+	w := waiting(t, "a")
 	w.steps(draining, draining, stopping)
 	w.Rack.LookLimit = time.Nanosecond
 	w.seen()
@@ -265,23 +248,6 @@ func TestAStopIsNotSentWhenTheLookThatAllowsItIsOld(t *testing.T) { // D-61
 	w.Rack.LookLimit = time.Nanosecond
 	if _, err := w.Round(t.Context()); err == nil || w.rack.state("a") != "stopped" {
 		t.Errorf("the instance is %s: %v", w.rack.state("a"), err)
-	}
-}
-
-func TestAStopKeepsTheEarlierStopsOfOtherStatefulSets(t *testing.T) { // D-61
-	w := newFixture(t, "a", "b")
-	earlier := begin.Add(-11 * time.Minute)
-	w.setRecord("a", record{Last: &outcome{Ended: earlier, StoppedWith: map[string]time.Time{
-		"shop/cache": earlier, "shop/old": begin.Add(-time.Hour)}}})
-	w.stopped()
-	w.attach("data", "")
-	w.steps(starting, starting, starting, returning)
-	w.pass(time.Second)
-	w.heartbeat("a")
-	w.steps("")
-	want := map[string]time.Time{"shop/cache": earlier, "shop/db": w.clock}
-	if diff := cmp.Diff(want, w.last("a").StoppedWith); diff != "" {
-		t.Errorf("what has stopped with the node (-want +got):\n%s", diff)
 	}
 }
 

@@ -6,18 +6,321 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
 )
+
+// Object is a pointer to an object of one of the server's resources, for example *corev1.Node.
+type Object interface {
+	metav1.Object
+	runtime.Object
+}
+
+// resource describes a resource that the server has.
+type resource struct {
+	schema.GroupVersionResource
+	kind       schema.GroupVersionKind
+	namespaced bool
+	object     reflect.Type // a struct with the name of the kind
+}
+
+const cluster, namespaced = false, true
+
+var (
+	pods    = has[corev1.Pod](namespaced)
+	budgets = has[policyv1.PodDisruptionBudget](namespaced)
+)
+
+var resources = []*resource{pods, budgets, has[corev1.Node](cluster),
+	has[corev1.ConfigMap](namespaced), has[corev1.Event](namespaced),
+	has[corev1.PersistentVolume](cluster), has[corev1.PersistentVolumeClaim](namespaced),
+	has[storagev1.CSIDriver](cluster), has[storagev1.CSINode](cluster),
+	has[storagev1.VolumeAttachment](cluster), has[coordinationv1.Lease](namespaced)}
+
+func has[S any](namespaced bool) *resource {
+	r := &resource{namespaced: namespaced, object: reflect.TypeFor[S]()}
+	kinds, _, err := scheme.Scheme.ObjectKinds(r.new())
+	if err != nil {
+		panic(err)
+	}
+	r.kind = kinds[0]
+	r.GroupVersionResource, _ = meta.UnsafeGuessKindToResource(r.kind)
+	return r
+}
+
+func (r *resource) new() Object { return reflect.New(r.object).Interface().(Object) }
+
+// resourceOf returns the resource of an object type.
+func resourceOf[O Object]() *resource {
+	return resources[slices.IndexFunc(resources, func(r *resource) bool {
+		return reflect.PointerTo(r.object) == reflect.TypeFor[O]()
+	})]
+}
+
+// statusField returns an object's field Status. It is invalid if the kind has none.
+func statusField(o Object) reflect.Value { return reflect.ValueOf(o).Elem().FieldByName("Status") }
+
+// routes returns the verb and subresource for each method and path of the resource.
+func (r *resource) routes() map[string]string {
+	// The core group's paths begin with /api instead of /apis/GROUP.
+	all := "/" + strings.TrimSuffix("apis/"+r.Group, "s/") + "/" + r.Version + "/"
+	in := all + r.Resource
+	if r.namespaced {
+		in = all + "namespaces/{namespace}/" + r.Resource
+	}
+	one := in + "/{name}"
+	routes := map[string]string{"GET " + all + r.Resource: "list", "GET " + in: "list",
+		"POST " + in: "create", "GET " + one: "get", "PUT " + one: "update",
+		"PATCH " + one: "patch", "DELETE " + one: "delete"}
+	if r == pods {
+		routes["POST "+one+"/eviction"] = "create/eviction"
+	}
+	return routes
+}
+
+// call is a parsed request.
+type call struct {
+	KubeRequest
+	*resource
+	query url.Values
+}
+
+// parse parses a request. What the server does not know of it fails the test.
+func (s *Server) parse(r *http.Request, to *resource, verb string, body []byte) call {
+	c := call{resource: to, query: r.URL.Query(), KubeRequest: KubeRequest{Client: r.UserAgent(),
+		Group: to.Group, Resource: to.Resource, Namespace: r.PathValue("namespace"),
+		Name: r.PathValue("name"), Body: body}}
+	c.Verb, c.Subresource, _ = strings.Cut(verb, "/")
+	if watch := c.query.Get("watch"); c.Verb == "list" && (watch == "true" || watch == "1") {
+		c.Verb = "watch"
+	}
+	var named metav1.PartialObjectMetadata
+	if c.Verb == "create" && c.Name == "" && json.Unmarshal(body, &named) == nil {
+		c.Name = named.Name
+	}
+	for name := range c.query {
+		if !slices.Contains([]string{"fieldSelector", "labelSelector", "watch"}, name) {
+			s.t.Errorf("the server of package keepertest does not know the parameter %s (%s)", name,
+				c.KubeRequest)
+		}
+	}
+	if c.Verb == "patch" && r.Header.Get("Content-Type") != string(types.MergePatchType) {
+		s.t.Errorf("the server of package keepertest only knows merge patches (%s)", c.KubeRequest)
+	}
+	return c
+}
+
+// list answers with all objects in one page.
+func (s *Server) list(c call) ([]byte, error) {
+	byLabel, err := labels.Parse(c.query.Get("labelSelector"))
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	byField, err := fields.ParseSelector(c.query.Get("fieldSelector"))
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	var items [][]byte
+	for _, found := range s.store.all(c.resource, c.Namespace) {
+		set := fields.Set{"metadata.name": found.object.GetName()}
+		if pod, ok := found.object.(*corev1.Pod); ok {
+			set["spec.nodeName"] = pod.Spec.NodeName
+		}
+		if byLabel.Matches(labels.Set(found.object.GetLabels())) && byField.Matches(set) {
+			items = append(items, found.json)
+		}
+	}
+	return fmt.Appendf(nil,
+		`{"kind":"%sList","apiVersion":"%s","metadata":{"resourceVersion":"%d"},"items":[%s]}`,
+		c.object.Name(), c.GroupVersion(), len(s.store.history), bytes.Join(items, []byte(","))), nil
+}
+
+// watch streams the objects and their changes until the client or the server ends it.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
+	w.Header().Set("Content-Type", "application/json")
+	for seen := 0; ; {
+		s.store.mu.Lock()
+		news, changed := s.store.history[seen:], s.store.changed
+		s.store.mu.Unlock()
+		for _, change := range news {
+			if change.resource == c.resource {
+				_, _ = fmt.Fprintf(w, "{\"type\":%q,\"object\":%s}\n", change.kind, change.json)
+			}
+		}
+		seen += len(news)
+		w.(http.Flusher).Flush()
+		select {
+		case <-r.Context().Done():
+			return
+		case <-s.closed:
+			return
+		case <-changed:
+		}
+	}
+}
+
+// succeeded is the response to deletions and evictions. Typed clients ignore it.
+const succeeded = `{"kind":"Status","apiVersion":"v1","status":"Success"}`
+
+// apply applies a request that changes something.
+func (s *Server) apply(c call) ([]byte, error) {
+	s.store.mu.Lock()
+	defer s.store.mu.Unlock()
+	object := c.new()
+	if c.Verb == "create" && c.Subresource == "" {
+		if err := decode(c.Body, object); err != nil {
+			return nil, err
+		}
+		object.SetNamespace(c.Namespace)
+		if status := statusField(object); status.IsValid() {
+			status.SetZero() // it is written by a controller
+		}
+		return answer(s.store.create(c.resource, object))
+	}
+	old, err := s.store.find(c.resource, c.Namespace, c.Name)
+	switch {
+	case err != nil:
+		return nil, err
+	case c.Subresource == "eviction":
+		return []byte(succeeded), s.evict(c, old)
+	case c.Verb == "delete":
+		var options metav1.DeleteOptions
+		if err := decode(c.Body, &options); err != nil {
+			return nil, err
+		}
+		return []byte(succeeded), s.store.remove(c.resource, old, options)
+	case c.Verb == "patch":
+		var whole, patch map[string]any
+		if err := decode(old.json, &whole); err != nil {
+			return nil, err
+		}
+		if err := decode(c.Body, &patch); err != nil {
+			return nil, err
+		}
+		c.Body = encode(merge(whole, patch))
+	}
+	if err := decode(c.Body, object); err != nil {
+		return nil, err
+	}
+	if status := statusField(object); status.IsValid() {
+		status.Set(statusField(old.copy()))
+	}
+	return answer(s.store.update(c.resource, old, object))
+}
+
+// answer returns the JSON of what was written.
+func answer(written *stored, err error) ([]byte, error) {
+	if err != nil {
+		return nil, err
+	}
+	return written.json, nil
+}
+
+// merge applies a JSON merge patch (RFC 7396).
+func merge(object, patch map[string]any) map[string]any {
+	if object == nil {
+		object = map[string]any{}
+	}
+	for field, value := range patch {
+		switch value := value.(type) {
+		case nil:
+			delete(object, field)
+		case map[string]any:
+			inner, _ := object[field].(map[string]any)
+			object[field] = merge(inner, value)
+		default:
+			object[field] = value
+		}
+	}
+	return object
+}
+
+// decode refuses fields that the type does not have. An API server would ignore them and warn.
+func decode(body []byte, into any) error {
+	if len(body) == 0 {
+		return nil
+	}
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	decoder.UseNumber()
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return apierrors.NewBadRequest("strict decoding error: " + err.Error())
+	}
+	return nil
+}
+
+// evict deletes a pod if its disruption budget allows it. It decides as
+// pkg/registry/core/pod/storage/eviction.go of Kubernetes 1.35 does, for a pod with at most one
+// budget, which has no unhealthyPodEvictionPolicy.
+func (s *Server) evict(c call, old *stored) error {
+	var eviction policyv1.Eviction
+	if err := decode(c.Body, &eviction); err != nil {
+		return err
+	}
+	pod := old.object.(*corev1.Pod)
+	// A budget does not count a pod that has ended, has not begun, or is being deleted.
+	if !slices.Contains([]corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed,
+		corev1.PodPending}, pod.Status.Phase) && pod.DeletionTimestamp == nil {
+		if err := s.disrupt(pod); err != nil {
+			return err
+		}
+	}
+	return s.store.remove(c.resource, old,
+		ptr.Deref(eviction.DeleteOptions, metav1.DeleteOptions{}))
+}
+
+// disrupt uses up one disruption that the pod's budget allows, or returns the error that refuses
+// the eviction.
+func (s *Server) disrupt(pod *corev1.Pod) error {
+	var found *stored
+	for _, b := range s.store.all(budgets, pod.Namespace) {
+		selector, err := metav1.LabelSelectorAsSelector(
+			b.object.(*policyv1.PodDisruptionBudget).Spec.Selector)
+		if err == nil && !selector.Empty() && selector.Matches(labels.Set(pod.Labels)) {
+			found = b
+		}
+	}
+	if found == nil {
+		return nil
+	}
+	budget := found.copy().(*policyv1.PodDisruptionBudget)
+	status := &budget.Status
+	ready := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+	if !ready && status.CurrentHealthy >= status.DesiredHealthy && status.DesiredHealthy > 0 {
+		return nil
+	}
+	if status.DisruptionsAllowed <= 0 {
+		return apierrors.NewTooManyRequests(
+			"Cannot evict pod as it would violate the pod's disruption budget.", 0)
+	}
+	status.DisruptionsAllowed--
+	_, err := s.store.update(budgets, found, budget)
+	return err
+}
 
 type store struct {
 	now func() time.Time

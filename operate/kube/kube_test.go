@@ -3,7 +3,6 @@ package kube
 import (
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -59,20 +58,23 @@ func TestEventsHaveTheirFirstAndLastTime(t *testing.T) {
 	}
 }
 
-func TestKubectlKeepsTheContextThatWasTheCurrentOne(t *testing.T) {
-	dir := t.TempDir()
-	script := "#!/bin/sh\nif test \"$1\" = config; then cat \"$0.current\"; else echo \"$@\"; fi\n"
-	kubectl := filepath.Join(dir, "kubectl")
-	for path, text := range map[string]string{kubectl: script, kubectl + ".current": "one\n"} {
-		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
-	pinned := Pinned(t.Context())
-	if err := os.WriteFile(kubectl+".current", []byte("two\n"), 0o700); err != nil {
+// kubectlThat puts a kubectl on the PATH that runs a script, and returns its directory.
+func kubectlThat(t *testing.T, script string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte("#!/bin/sh\n"+script), 0o700)
+	if err != nil {
 		t.Fatal(err)
 	}
+	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
+	return dir
+}
+
+func TestKubectlKeepsTheContextThatWasTheCurrentOne(t *testing.T) {
+	kubectlThat(t, "if test \"$1\" = config; then echo $CURRENT; else echo \"$@\"; fi\n")
+	t.Setenv("CURRENT", "one")
+	pinned := Pinned(t.Context())
+	t.Setenv("CURRENT", "two")
 	if out, err := pinned(t.Context(), nil, "get", "pods"); err != nil ||
 		string(out) != "get pods --context=one\n" {
 		t.Errorf("got %q, %v", out, err)
@@ -80,18 +82,8 @@ func TestKubectlKeepsTheContextThatWasTheCurrentOne(t *testing.T) {
 }
 
 func TestKubectlDoesNotSeeTheToken(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Fatal("the driver's programs do not run on Windows")
-	}
-	dir := t.TempDir()
-	script := "#!/bin/sh\nif test \"$1\" = fail; then\n" +
-		"echo 'a log' >&2; echo 'no such context' >&2; exit 1\n" +
-		"fi\n" +
-		"env\necho \"$@\"\n"
-	if err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
+	kubectlThat(t, "if test \"$1\" = fail; then\n"+
+		"echo 'a log' >&2; echo 'no such context' >&2; exit 1\nfi\nenv\necho \"$@\"\n")
 	t.Setenv("OXIDE_TOKEN", "canary")
 	t.Setenv("KUBECONFIG", "/somewhere")
 	out, err := Kubectl(t.Context(), "get", "pods")

@@ -16,18 +16,14 @@ func TestKubectlDoesNotOutliveTheCommand(t *testing.T) {
 		_, err := Kubectl(t.Context(), "get", "pods")
 		t.Fatalf("kubectl ended: %v", err)
 	}
-	dir := t.TempDir()
-	pipe := filepath.Join(dir, "pipe")
 	// It holds the pipe open as long as it lives.
-	script := "#!/bin/sh\nexec 3>" + pipe + "\necho runs >&3\nexec sleep 600\n"
-	if err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	dir := kubectlThat(t, "exec 3>\"$0.pipe\"\necho runs >&3\nexec sleep 600\n")
+	pipe := filepath.Join(dir, "kubectl.pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
-	cmd.Env = append(os.Environ(), child+"=1", "PATH="+dir+":"+os.Getenv("PATH"))
+	cmd.Env = append(os.Environ(), child+"=1")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
