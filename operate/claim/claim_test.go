@@ -131,7 +131,8 @@ const capacityText = `{"kind":"CSIStorageCapacity","metadata":{"name":%q,"namesp
 
 func TestTheRackIsAskedForNoMoreThanThePublishedCapacity(t *testing.T) {
 	type objects = [][]any
-	const here, there, max = `{"rack":"a"}`, `{"rack":"b"}`, "1023Gi"
+	const class, here, there, max = "oxide-disk", `{"rack":"a"}`, `{"rack":"b"}`, "1023Gi"
+	left := func(capacity string) objects { return objects{{"c", class, `{}`, capacity, max}} }
 	for name, c := range map[string]struct {
 		verb, size string
 		published  objects
@@ -139,32 +140,27 @@ func TestTheRackIsAskedForNoMoreThanThePublishedCapacity(t *testing.T) {
 		refused    bool
 	}{
 		"none is published": {Grow, "", nil, "This is not checked: the cluster publishes no cap", false},
-		"enough": {Grow, "", objects{{"c", "oxide-disk", `{}`, "30Gi", max}},
-			"30 GiB (32212254720 bytes) is left, by CSIStorageCapacity oxide/c of StorageClass oxide-disk",
+		"enough": {Grow, "", left("30Gi"), "30 GiB (32212254720 bytes) is left, by CSIStorageCapacity " +
+			"oxide/c of StorageClass oxide-disk", false},
+		"too little for both": {Grow, "", left("29Gi"), "room for 30 GiB (32212254720 bytes) in the " +
+			"rack's quota (10Gi (snapshot) and 20Gi (new disk)), found 29 GiB (31138512896 bytes) left, " +
+			"by CSIStorageCapacity oxide/c of StorageClass oxide-disk. Ask for quota, or remove", true},
+		"a revert needs the disk only": {Revert, "", left("10Gi"), "10 GiB (10737418240 bytes) is left",
 			false},
-		"too little for both": {Grow, "", objects{{"c", "oxide-disk", `{}`, "29Gi", max}},
-			"room for 30 GiB (32212254720 bytes) in the rack's quota (10Gi (snapshot) and 20Gi (new " +
-				"disk)), found 29 GiB (31138512896 bytes) left, by CSIStorageCapacity oxide/c of " +
-				"StorageClass oxide-disk. Ask for quota, or remove", true},
-		"a revert needs the disk only": {Revert, "", objects{{"c", "oxide-disk", `{}`, "10Gi", max}},
-			"10 GiB (10737418240 bytes) is left", false},
-		"too little for a revert": {Revert, "", objects{{"c", "oxide-disk", `{}`, "9Gi", max}},
-			"room for 10 GiB (10737418240 bytes) in the rack's quota (10Gi (new disk)), found 9 GiB", true},
-		"nothing is left": {Grow, "", objects{{"c", "oxide-disk", `{}`, "0", max}}, "found 0 bytes left",
-			true},
-		"a disk has whole GiB": {Grow, "10241Mi", objects{{"c", "oxide-disk", `{}`, "20Gi", max}},
-			"room for 21 GiB", true},
-		"a large rack": {Grow, "", objects{{"c", "oxide-disk", `{}`, "2Pi", max}}, "2097152 GiB", false},
-		"the largest segment counts": {Grow, "", objects{{"a", "oxide-disk", `{}`, "29Gi", max},
-			{"b", "oxide-disk", here, "30Gi", max}, {"c", "oxide-disk", here, "0", max}},
+		"too little for a revert": {Revert, "", left("9Gi"), "room for 10 GiB (10737418240 bytes) in " +
+			"the rack's quota (10Gi (new disk)), found 9 GiB", true},
+		"nothing is left":      {Grow, "", left("0"), "found 0 bytes left", true},
+		"a disk has whole GiB": {Grow, "10241Mi", left("20Gi"), "room for 21 GiB", true},
+		"a large rack":         {Grow, "", left("2Pi"), "2097152 GiB", false},
+		"the largest segment counts": {Grow, "", objects{{"a", class, `{}`, "29Gi", max},
+			{"b", class, here, "30Gi", max}, {"c", class, here, "0", max}},
 			"bytes) is left, by CSIStorageCapacity oxide/b", false},
-		"another node's segment does not": {Grow, "", objects{{"a", "oxide-disk", here, "29Gi", max},
-			{"b", "oxide-disk", there, "90Gi", max}}, "bytes) left, by CSIStorageCapacity oxide/a", true},
+		"another node's segment does not": {Grow, "", objects{{"a", class, here, "29Gi", max},
+			{"b", class, there, "90Gi", max}}, "bytes) left, by CSIStorageCapacity oxide/a", true},
 		"another class does not": {Grow, "", objects{{"a", "other", `{}`, "0", max}}, "not checked",
 			false},
-		"a capacity that is not known does not": {Grow, "", objects{{"a", "oxide-disk", `{}`, "", max}},
-			"not checked", false},
-		"a disk has a largest size": {Grow, "", objects{{"a", "oxide-disk", `{}`, "90Gi", "19Gi"}},
+		"a capacity that is not known does not": {Grow, "", left(""), "not checked", false},
+		"a disk has a largest size": {Grow, "", objects{{"a", class, `{}`, "90Gi", "19Gi"}},
 			"--size: expected a disk of at most 19 GiB (20401094656 bytes), by CSIStorageCapacity oxide/a",
 			true},
 	} {
@@ -247,7 +243,7 @@ func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
 		"start the workload": set("CSINode", "", "n1", nil, "spec", "drivers"),
 		"being scaled down": func(c *cluster, _ object, _ *Options) {
 			c.immortal = true
-			c.rescale(c.named("StatefulSet", "db", "web"), 1)
+			c.touch(c.named("StatefulSet", "db", "web"), 1.0, "spec", "replicas")
 		},
 		"whenScaled": set("StatefulSet", "db", "web", "Delete", "spec",
 			"persistentVolumeClaimRetentionPolicy", "whenScaled"),

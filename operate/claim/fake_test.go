@@ -90,7 +90,7 @@ func (c *cluster) next() string { c.serial++; return strconv.FormatInt(c.serial,
 
 func (c *cluster) add(o object) {
 	meta := o["metadata"].(map[string]any)
-	meta["uid"], meta["resourceVersion"], meta["generation"] = "u"+c.next(), c.next(), 1.0
+	meta["uid"], meta["resourceVersion"] = "u"+c.next(), c.next()
 	if o["status"] == nil {
 		o["status"] = map[string]any{}
 	}
@@ -125,21 +125,15 @@ func (c *cluster) claimOf(o object, name string) object {
 	return c.named("PersistentVolumeClaim", o.str("metadata", "namespace"), name)
 }
 
+// touch sets a field as a controller does; nil removes it.
 func (c *cluster) touch(o object, value any, path ...string) {
-	at := map[string]any(o)
-	for _, key := range path[:len(path)-1] {
-		if at[key] == nil {
-			at[key] = map[string]any{}
-		}
-		at = at[key].(map[string]any)
-	}
-	last := path[len(path)-1]
-	if reflect.DeepEqual(at[last], value) {
+	if reflect.DeepEqual(o.at(path...), value) {
 		return
 	}
-	if at[last] = value; value == nil {
-		delete(at, last)
+	for _, key := range slices.Backward(path) {
+		value = map[string]any{key: value}
 	}
+	merge(o, value.(map[string]any))
 	o["metadata"].(map[string]any)["resourceVersion"] = c.next()
 }
 
@@ -250,13 +244,12 @@ type right struct{ verb, resource string }
 // kindOf returns the kind of a resource as the store's keys have it.
 func kindOf(resource string) string {
 	kind, _, _ := strings.Cut(resource, ".")
-	if kind == "storageclasses" || kind == "volumesnapshotclasses" {
-		return strings.TrimSuffix(kind, "es")
+	for _, end := range [][2]string{{"ies", "y"}, {"sses", "ss"}, {"s", ""}} {
+		if stem, ok := strings.CutSuffix(kind, end[0]); ok {
+			return stem + end[1]
+		}
 	}
-	if stem, ok := strings.CutSuffix(kind, "ies"); ok {
-		return stem + "y"
-	}
-	return strings.TrimSuffix(kind, "s")
+	return kind
 }
 
 // global are the kinds without a namespace.
@@ -266,7 +259,6 @@ var global = []string{"namespace", "node", "csinode", "storageclass", "volumesna
 func (c *cluster) read(resource, namespace, name string, flags map[string]string) ([]byte, error) {
 	kind := kindOf(resource)
 	_, everywhere := flags["--all-namespaces"]
-	_, ignores := flags["--ignore-not-found"]
 	switch o := c.named(kind, namespace, name); {
 	case (namespace != "") == slices.Contains(global, kind) && !everywhere:
 		c.t.Fatalf("get %s has the wrong namespace %v", resource, flags)
@@ -274,10 +266,8 @@ func (c *cluster) read(resource, namespace, name string, flags map[string]string
 		return nil, errors.New("exit status 1: Forbidden")
 	case o != nil:
 		return json.Marshal(o)
-	case name != "" && ignores:
+	case name != "": // it is ignored that there is none
 		return nil, nil
-	case name != "":
-		return nil, refused("NotFound", "%s %q not found", resource, name)
 	}
 	items := slices.DeleteFunc(c.of(kind), func(o object) bool {
 		fields := flags["--field-selector"]
@@ -320,12 +310,9 @@ func (c *cluster) patch(o, change object) {
 		}
 	}
 	c.mayChange("patch", o)
-	replicas, generation := o.num("spec", "replicas"), o.num("metadata", "generation")
+	replicas := o.num("spec", "replicas")
 	merge(o, change)
 	c.touch(o, "x", "metadata", "resourceVersion")
-	if change["spec"] != nil {
-		c.touch(o, float64(generation+1), "metadata", "generation")
-	}
 	if o.num("spec", "replicas") < replicas {
 		c.stops++
 	}
@@ -362,11 +349,6 @@ func (c *cluster) erase(o object) {
 	default:
 		delete(c.objects, keyOf(o))
 	}
-}
-
-func (c *cluster) rescale(o object, to float64) {
-	c.touch(o, to, "spec", "replicas")
-	c.touch(o, float64(o.num("metadata", "generation")+1), "metadata", "generation")
 }
 
 func (c *cluster) pass() {
@@ -463,7 +445,6 @@ func (c *cluster) runWorkload(w object) {
 		}
 	}
 	c.touch(w, n, "status", "replicas")
-	c.touch(w, float64(w.num("metadata", "generation")), "status", "observedGeneration")
 }
 
 // ready returns the Nodes on which pods are started.

@@ -138,7 +138,7 @@ func (h *history) start() bool {
 func (h *history) rescale(to int64) bool {
 	w := h.workload()
 	if h.scaled = true; w != nil {
-		h.c.rescale(w, float64(to))
+		h.c.touch(w, float64(to), "spec", "replicas")
 	}
 	return w != nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"io"
 	"os"
 	"regexp"
 	"slices"
@@ -65,21 +66,20 @@ type broke struct{}
 func (broke) Write([]byte) (int, error) { return 0, errors.New("no space left") }
 
 func TestWriteReturnsTheErrorOfItsWriter(t *testing.T) {
-	d := Diagnose(*healthy(t))
-	for _, asJSON := range []bool{false, true} {
+	e := healthy(t)
+	d := Diagnose(*e)
+	for name, write := range map[string]func(io.Writer) error{
+		"text":   func(w io.Writer) error { return d.Write(w, Options{}) },
+		"JSON":   func(w io.Writer) error { return d.Write(w, Options{JSON: true}) },
+		"bundle": func(w io.Writer) error { return WriteBundle(w, d, *e) }, "page": d.WriteHTML,
+	} {
 		var b bytes.Buffer
-		if err := d.Write(&b, Options{JSON: asJSON}); err != nil || json.Valid(b.Bytes()) != asJSON {
-			t.Errorf("%v: %s", err, b.String())
+		if err := write(&b); err != nil || json.Valid(b.Bytes()) != (name == "JSON" || name == "bundle") {
+			t.Errorf("%s: %v: %s", name, err, b.String())
 		}
-		if err := d.Write(broke{}, Options{JSON: asJSON}); err == nil {
-			t.Error("an error of the writer is lost")
+		if err := write(broke{}); err == nil {
+			t.Errorf("%s: an error of the writer is lost", name)
 		}
-	}
-	if err := WriteBundle(broke{}, d, *healthy(t)); err == nil {
-		t.Error("an error of the bundle's writer is lost")
-	}
-	if err := d.WriteHTML(broke{}); err == nil {
-		t.Error("an error of the page's writer is lost")
 	}
 }
 
