@@ -2,7 +2,6 @@ package keeper
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
@@ -29,6 +29,27 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 		return func(w *fixture) {
 			o.Instance = instanceOf(name)
 			w.setRecord(name, record{Last: &o})
+		}
+	}
+	const tooOften = "12 times in 24 hours (--max-stops-per-node)"
+	often := func(ago time.Duration, change func(*fixture)) func(*fixture) {
+		return func(w *fixture) {
+			ended("a", outcome{Ended: begin.Add(-ago), Node: history{
+				Stops: slices.Repeat([]time.Time{begin.Add(-ago)}, 12)}})(w)
+			w.round() // the attachment says that it is held
+			if change != nil {
+				change(w)
+			}
+		}
+	}
+	const unchanged = "failed while the instance was stopped, and nothing about it has changed"
+	failed := func(node string, change func(*fixture)) func(*fixture) {
+		return func(w *fixture) {
+			ended(node, outcome{Ended: begin.Add(-time.Hour), Volumes: map[string]history{
+				"data": {Last: cause{Disk: racktest.Disk, Failed: full}}}})(w)
+			if change != nil {
+				change(w)
+			}
 		}
 	}
 	for _, c := range []struct {
@@ -97,6 +118,48 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			"here, and had some on the node b"},
 		{"its StatefulSet was stopped elsewhere before", ended("b", outcome{
 			StoppedWith: map[string]time.Time{"shop/db": begin.Add(-29 * time.Minute)}}), ""},
+		{"stopped too often", often(time.Hour, nil), tooOften},
+		{"stopped often, a day ago", often(day, nil), ""},
+		{"stopped too often, and its kubelet asks", often(time.Hour, func(w *fixture) {
+			w.edit("a", func(n *corev1.Node) {
+				metav1.SetMetaDataAnnotation(&n.ObjectMeta, AgainAnnotation, "now")
+			})
+		}), tooOften},
+		{"stopped too often, and a person asks", often(time.Hour, func(w *fixture) {
+			keepertest.Edit(w.api, "oxide", RecordsName, func(m *corev1.ConfigMap) {
+				metav1.SetMetaDataAnnotation(&m.ObjectMeta, AgainAnnotation, "now")
+			})
+		}), ""},
+		{"it failed while the instance was stopped", failed("a", nil), unchanged},
+		{"it failed, and has another attachment", failed("a", func(w *fixture) {
+			keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-data")
+			w.wait("a", "data")
+		}), unchanged},
+		{"it failed, and has another pod", failed("a", func(w *fixture) {
+			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
+			w.pod("a", "db-data", "StatefulSet", "data")
+		}), unchanged},
+		{"it failed, and a person asks", failed("a", editVolume(func(v *corev1.PersistentVolume) {
+			v.Annotations = map[string]string{AgainAnnotation: "now"}
+		})), ""},
+		{"it failed, and has another disk", failed("a", editVolume(func(v *corev1.PersistentVolume) {
+			v.Spec.CSI.VolumeHandle = instanceOf("x")
+		})), ""},
+		{"it failed, and the node has another instance", failed("a", func(w *fixture) {
+			c := csiNode(w.node("a"))
+			c.Spec.Drivers[1].NodeID = instanceOf("n")
+			keepertest.Put(w.api, c)
+			w.rack.set("n", "running")
+		}), ""},
+		{"it failed on another node", failed("b", nil), ""},
+		{"it failed, and is to be detached", failed("a", func(w *fixture) {
+			keepertest.Edit(w.api, "", "va-data", func(a *storagev1.VolumeAttachment) {
+				a.Finalizers = []string{"external-attacher"}
+				a.Status = storagev1.VolumeAttachmentStatus{Attached: true, DetachError: a.Status.AttachError}
+			})
+			keepertest.Delete[*storagev1.VolumeAttachment](w.api, "", "va-data")
+			w.pass(time.Minute)
+		}), ""},
 		// Of a VolumeAttachment that no pod needs.
 		{"no volume", func(w *fixture) { keepertest.Remove[*corev1.PersistentVolume](w.api, "", "data") },
 			`there is no PersistentVolume "data" of the driver`},
@@ -133,6 +196,11 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			if began := w.step("a") == string(draining); began != (c.want == "") ||
 				!strings.Contains(w.plan("a"), c.want) {
 				t.Errorf("began: %v; the plan is %q, want %q", began, w.plan("a"), c.want)
+			}
+			a, there := keepertest.Get[*storagev1.VolumeAttachment](w.api, "", "va-data")
+			if c.want == "" && (w.metric("held_attachments", "") > 0 || there &&
+				a.Annotations[HeldAnnotation] != "") {
+				t.Errorf("it is still held: %v", a.Annotations)
 			}
 			if aside := errors.Is(err, ErrStepAside); aside != (c.name == "the keeper's own node") {
 				t.Errorf("the keeper steps aside: %v", aside)
@@ -425,96 +493,6 @@ func TestAFailingAttachmentCausesFewStops(t *testing.T) { // D-61
 // editVolume returns a function that changes the volume "data".
 func editVolume(change func(*corev1.PersistentVolume)) func(*fixture) {
 	return func(w *fixture) { keepertest.Edit(w.api, "", "data", change) }
-}
-
-func TestAFailedAttachmentIsRepeatedAfterAChange(t *testing.T) { // D-61
-	for _, c := range []struct {
-		name   string
-		change func(*fixture)
-		again  bool
-	}{
-		{"nothing", func(*fixture) {}, false},
-		{"another attachment of the same volume", func(w *fixture) {
-			keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-data")
-			w.wait("a", "data")
-		}, false},
-		{"its pod", func(w *fixture) {
-			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
-			w.pod("a", "db-data", "StatefulSet", "data")
-		}, false},
-		{"a person asks", editVolume(func(v *corev1.PersistentVolume) {
-			v.Annotations = map[string]string{AgainAnnotation: "now"}
-		}), true},
-		{"its disk", editVolume(func(v *corev1.PersistentVolume) {
-			v.Spec.CSI.VolumeHandle = instanceOf("x")
-		}), true},
-		{"the node's instance", func(w *fixture) {
-			c, _ := keepertest.Get[*storagev1.CSINode](w.api, "", "a")
-			c.Spec.Drivers[1].NodeID = instanceOf("n")
-			keepertest.Put(w.api, c)
-			w.rack.set("n", "running")
-		}, true},
-		{"its node", func(w *fixture) {
-			keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-data")
-			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
-			w.wait("b", "data")
-		}, true},
-		{"it is to be detached", func(w *fixture) {
-			keepertest.Edit(w.api, "", "va-data", func(a *storagev1.VolumeAttachment) {
-				a.Finalizers = []string{"external-attacher"}
-			})
-			keepertest.Delete[*storagev1.VolumeAttachment](w.api, "", "va-data")
-		}, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			w := newFixture(t, "a", "b")
-			w.wait("a", "data")
-			refused := func(string) string { return full }
-			w.live(2*time.Hour, refused)
-			w.stops()
-			c.change(w)
-			w.live(2*time.Hour, refused)
-			if stops := w.stops(); (len(stops) > 0) != c.again {
-				t.Errorf("the instances were stopped %v times: %v", stops, w.node("a").Annotations)
-			}
-		})
-	}
-}
-
-func TestANodeIsStoppedAtMostMaxStopsPerNodeTimesADay(t *testing.T) { // D-61
-	w := newFixture(t, "a")
-	w.Config.MaxStopsPerNode = 3
-	attach := func(string) string { return "" }
-	for i := range 10 {
-		w.wait("a", fmt.Sprintf("v%d", i))
-		w.live(time.Hour, attach)
-	}
-	if got := w.stops()["a"]; got != 3 {
-		t.Errorf("the instance was stopped %d times", got)
-	}
-	if !strings.Contains(w.plan("a"), "3 times in 24 hours (--max-stops-per-node)") {
-		t.Errorf("the plan is %q", w.plan("a"))
-	}
-	w.edit("a", func(n *corev1.Node) { // only its kubelet does that
-		metav1.SetMetaDataAnnotation(&n.ObjectMeta, AgainAnnotation, "now")
-	})
-	w.live(time.Hour, attach)
-	if got := w.stops()["a"]; got > 0 {
-		t.Errorf("an annotation of the Node had the instance stopped %d times", got)
-	}
-	keepertest.Edit(w.api, "oxide", RecordsName, func(m *corev1.ConfigMap) {
-		metav1.SetMetaDataAnnotation(&m.ObjectMeta, AgainAnnotation, "now")
-	})
-	w.live(time.Hour, attach)
-	if got := w.stops()["a"]; got != 1 || w.plan("a") != "" || w.metric("held_attachments", "") != 0 {
-		t.Errorf("a person has asked, and the instance was stopped %d times; the plan is %q", got,
-			w.plan("a"))
-	}
-	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
-		if !a.Status.Attached || a.Annotations[HeldAnnotation] != "" {
-			t.Errorf("%s is left as %v, %v", a.Name, a.Annotations, a.Status)
-		}
-	}
 }
 
 func TestAnAttachmentThatFailsDelaysNoOther(t *testing.T) { // D-61

@@ -78,7 +78,11 @@ func newFixture(t *testing.T, nodes ...string) *fixture {
 	w.Rack = racks
 	t.Cleanup(closeIdle)
 	for _, name := range nodes {
-		w.addNode(name)
+		n := keepertest.Put(w.api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+			Labels: map[string]string{ColdAttachLabel: Allowed, volume.InstanceKey: instanceOf(name)}}})
+		keepertest.Put(w.api, csiNode(n))
+		w.rack.set(name, "running")
+		w.heartbeat(name)
 	}
 	return w
 }
@@ -102,14 +106,6 @@ func (w *fixture) now() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.clock
-}
-
-func (w *fixture) addNode(name string) {
-	n := keepertest.Put(w.api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
-		Labels: map[string]string{ColdAttachLabel: Allowed, volume.InstanceKey: instanceOf(name)}}})
-	keepertest.Put(w.api, csiNode(n))
-	w.rack.set(name, "running")
-	w.heartbeat(name)
 }
 
 // csiNode returns the CSINode with which the driver is registered on a node.

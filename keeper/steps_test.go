@@ -58,7 +58,8 @@ func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 	if last := w.last("a"); n.Spec.Unschedulable || w.plan("a") != "" || !last.Stopped ||
 		last.Problem != "" || last.Failures != 0 || last.Instance != instanceOf("a") ||
 		cmp.Diff(map[string]time.Time{"shop/cache": earlier, "shop/db": w.clock},
-			last.StoppedWith) != "" ||
+			last.StoppedWith) != "" || !last.Node.Stops[0].Equal(w.clock) ||
+		!last.Volumes["data"].Stops[0].Equal(w.clock) ||
 		!last.Ended.Equal(w.clock) {
 		t.Errorf("the node is left as %v, unschedulable %v", n.Annotations, n.Spec.Unschedulable)
 	}
@@ -85,7 +86,7 @@ func (w *fixture) ends(problem string, stopped bool) {
 	last, n := w.last("a"), w.node("a")
 	if !strings.Contains(last.Problem, problem) || (last.Problem == "") != (problem == "") ||
 		last.Stopped != stopped || n.Spec.Unschedulable || w.step("a") != "" ||
-		w.rack.state("a") != "running" ||
+		w.rack.state("a") != "running" || last.Unlabeled == (n.Labels[ColdAttachLabel] == Allowed) ||
 		(last.Failures > 0) != (problem != "" && problem != nothingWaits) {
 		w.t.Errorf("the operation ended with %+v, want %q, stopped: %v; the instance is %s; "+
 			"unschedulable: %v", last, problem, stopped, w.rack.state("a"), n.Spec.Unschedulable)
@@ -95,6 +96,16 @@ func (w *fixture) ends(problem string, stopped bool) {
 // TestAnOperationEndsWhateverHappens begins a step, and lets something happen. A drain then ends
 // without a stop; after a stop, the instance is started again.
 func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
+	// The controller of a budget updates its counts late.
+	loses := func(lose func(*fixture)) func(*fixture) {
+		return func(w *fixture) {
+			w.pod("a", "db-a", "StatefulSet", "data")
+			w.pod("b", "db-b", "StatefulSet")
+			b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 2, 1)
+			keepertest.Put(w.api, &b)
+			lose(w)
+		}
+	}
 	for _, c := range []struct {
 		name    string
 		step    step
@@ -135,6 +146,19 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 		}, "1 pods were still there after 5m0s, such as shop/web-1", true},
 		{"the instance fails", stopping, func(w *fixture) { w.rack.set("a", "failed") },
 			"failed while", true},
+		{"another pod of a budget is evicted", stopping, loses(func(w *fixture) { // by somebody else
+			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "db-b")
+			csitest.Must(w.t, w.evict(w.t.Context(), []*corev1.Pod{p}))
+		}), "wants 1 healthy pods", true},
+		{"another pod of a budget is deleted", stopping, loses(func(w *fixture) {
+			keepertest.Delete[*corev1.Pod](w.api, "shop", "db-b")
+		}), "wants 1 healthy pods", true},
+		{"another pod of a budget is gone", stopping, loses(func(w *fixture) {
+			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b")
+		}), "wants 1 healthy pods", true},
+		{"another pod of a budget is not ready", stopping, loses(func(w *fixture) {
+			keepertest.Edit(w.api, "shop", "db-b", func(p *corev1.Pod) { p.Status.Conditions = nil })
+		}), "wants 1 healthy pods", true},
 		{"a person records another operation", stopping, func(w *fixture) {
 			w.setRecord("b", record{Record: &operation{Step: returning, Instance: instanceOf("b")}})
 		}, "an operation is in progress on the node b, too", true},
@@ -350,36 +374,29 @@ func TestALateStopIsUndoneEvenIfTheKeeperMayStopNoInstances(t *testing.T) { // D
 		w.edit("a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
 	}
 	for _, c := range []struct {
-		name          string
-		before, since func(*fixture) // changes before and after the end of the operation
-		left          bool           // whether the instance stays stopped
+		name      string
+		unlabeled bool           // when the operation ended
+		since     func(*fixture) // what happened since
+		left      bool           // whether the instance stays stopped
 	}{
-		{name: "cold attach is switched off", since: func(w *fixture) { w.Config.ColdAttach = false }},
-		{name: "a dry run begins", since: func(w *fixture) { w.Config.DryRun = true }},
-		{name: "the label was removed before the end", before: unlabel},
-		{name: "the label was removed after the end", since: unlabel, left: true},
-		{name: "the outcome is of another instance", since: func(w *fixture) {
+		{"cold attach is switched off", false, func(w *fixture) { w.Config.ColdAttach = false }, false},
+		{"a dry run begins", false, func(w *fixture) { w.Config.DryRun = true }, false},
+		{"the label was removed before the end", true, unlabel, false},
+		{"the label was removed after the end", false, unlabel, true},
+		{"the outcome is of another instance", false, func(w *fixture) {
 			c := csiNode(w.node("a"))
 			c.Spec.Drivers[1].NodeID = instanceOf("x")
 			keepertest.Put(w.api, c)
-		}, left: true},
+		}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newFixture(t, "a")
 			w.Config.Fence = false
-			w.stopped()
-			w.attach("data", "")
-			w.steps(starting, starting, starting, returning)
-			if c.before != nil {
-				c.before(w)
-			}
-			w.heartbeatLater("a")
-			w.steps("")
+			w.setRecord("a", record{Last: &outcome{Ended: begin, Instance: instanceOf("a"),
+				Stopped: true, Unlabeled: c.unlabeled}})
 			w.rack.set("a", "stopped")
 			w.lose("a")
-			if c.since != nil {
-				c.since(w)
-			}
+			c.since(w)
 			for range 4 {
 				w.round()
 			}

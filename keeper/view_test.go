@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
@@ -313,44 +312,6 @@ func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 				c.waiting)
 			if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 				t.Errorf("the budget hinders by %q, want %q", got, c.want)
-			}
-		})
-	}
-}
-
-// TestALostPodCountsAgainstItsBudgetAtOnce leaves the budget's counts as they were, because their
-// controller updates them late.
-func TestALostPodCountsAgainstItsBudgetAtOnce(t *testing.T) {
-	for name, given := range map[string]func(*fixture){
-		"it is evicted": func(w *fixture) { // by another program, which the budget allowed
-			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "db-b")
-			csitest.Must(w.t, w.evict(w.t.Context(), []*corev1.Pod{p}))
-		},
-		"it is deleted": func(w *fixture) { keepertest.Delete[*corev1.Pod](w.api, "shop", "db-b") },
-		"it is gone":    func(w *fixture) { keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b") },
-		"it is not ready": func(w *fixture) {
-			keepertest.Edit(w.api, "shop", "db-b", func(p *corev1.Pod) { p.Status.Conditions = nil })
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newFixture(t, "a", "b")
-			w.wait("a", "data")
-			w.pod("a", "db-a", "StatefulSet", "data")
-			w.pod("b", "db-b", "StatefulSet")
-			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 2, 1)))
-			w.pass(time.Minute)
-			w.steps(draining, draining) // with one of the two pods it may be stopped
-			given(w)
-			w.steps(draining, draining)
-			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b")
-			w.pod("b", "db-b", "StatefulSet")
-			w.steps(stopping)
-			// Repeat it before the rack is asked for the stop.
-			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 2, 1)))
-			given(w)
-			w.steps(starting)
-			if w.rack.state("a") != "running" {
-				t.Errorf("the instance is %s", w.rack.state("a"))
 			}
 		})
 	}
