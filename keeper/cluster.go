@@ -24,8 +24,7 @@ import (
 func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	all := metav1.ListOptions{}
 	look := rack.Looking()
-	// Read the records first. If another keeper works on any node after that, our update of them
-	// conflicts.
+	// Read the records first: if another keeper works on a node after that, our update conflicts.
 	found, records, err := k.records(ctx)
 	if err != nil {
 		return nil, err
@@ -169,8 +168,7 @@ func (k *Keeper) update(ctx context.Context, n *node) error {
 	return nil
 }
 
-// plan sets the annotation that describes what is going to happen to a node; an empty text removes
-// it.
+// plan sets the annotation that describes what will happen to a node; an empty text removes it.
 func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 	if n.Annotations[PlanAnnotation] == text {
 		return nil
@@ -336,8 +334,7 @@ type outcome struct {
 	// Unlabeled reports whether the label was already gone when the operation ended.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
-	// Node is the history of the node, and Volumes contains the histories of PersistentVolumes, by
-	// name.
+	// Node is the history of the node, and Volumes those of PersistentVolumes, by name.
 	Node    history            `json:"node,omitzero"`
 	Volumes map[string]history `json:"volumes,omitempty"`
 }

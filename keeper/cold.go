@@ -266,8 +266,7 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	return ""
 }
 
-// controlPlane is the label of control plane nodes. Without them there may be no Kubernetes to read
-// records from.
+// controlPlane is the label of nodes without which no Kubernetes may be there to read records from.
 const controlPlane = "node-role.kubernetes.io/control-plane"
 
 // doubtful returns why the instance of a node must not be stopped now: the cluster may need it.
@@ -363,9 +362,8 @@ func volumesText(all []*attachment) string {
 // This file limits how often the keeper stops instances. The outcome of each node's last operation
 // records the earlier stops.
 
-// AgainAnnotation is an annotation that a person sets to a new value to make the keeper forget
-// earlier stops: on a PersistentVolume those for the volume, and on the ConfigMap of records those
-// of all nodes.
+// AgainAnnotation makes the keeper forget earlier stops when a person sets it to a new value: on a
+// PersistentVolume those for the volume, and on the ConfigMap of records those of all nodes.
 const AgainAnnotation = DriverName + "/cold-attach-again"
 
 // HeldAnnotation is an annotation of a VolumeAttachment that waits. It contains the reason why the
@@ -410,8 +408,7 @@ func (h history) stopped(at time.Time, c cause) history {
 	return history{Stops: append(h.within(at), at), Last: c}
 }
 
-// remember takes over the history of the outcome before, and adds this operation if it stopped the
-// instance.
+// remember takes over the earlier history, and adds this operation if it stopped the instance.
 func (o *outcome) remember(before *outcome, r *operation, now time.Time, again string) {
 	o.Volumes = map[string]history{}
 	if before != nil {
@@ -520,8 +517,7 @@ func again(kind, name string) string {
 // again returns what a person has written on the ConfigMap of records.
 func (v *view) again() string { return v.records.Annotations[AgainAnnotation] }
 
-// reportHeld writes on an attachment why it is held back. If the reason is new, it also creates
-// events.
+// reportHeld writes on an attachment why it is held back, and creates events if the reason is new.
 func (k *Keeper) reportHeld(ctx context.Context, v *view, n *node, a *attachment) error {
 	if a.Annotations[HeldAnnotation] == a.held || n.working() || !n.allowed() {
 		return nil
@@ -592,8 +588,7 @@ func shortened(text string) string {
 	return text
 }
 
-// persistentVolume returns a volume from those that were read, or an empty one if it is not among
-// them.
+// persistentVolume returns a volume from those that were read, or an empty one.
 func (v *view) persistentVolume(name string) *corev1.PersistentVolume {
 	for i := range v.volumes {
 		if v.volumes[i].Name == name {

@@ -346,8 +346,7 @@ func TestTheNodeThatHasWaitedLongestIsStoppedFirst(t *testing.T) { // D-61
 	}
 }
 
-// TestNoEventIsCreatedTwice breaks the connection once in each step, before or after a request is
-// applied.
+// TestNoEventIsCreatedTwice breaks the connection once in each step, before a request or after it.
 func TestNoEventIsCreatedTwice(t *testing.T) {
 	for _, c := range []struct {
 		name, resource string

@@ -205,8 +205,7 @@ func (w *fixture) last(name string) outcome {
 
 func (w *fixture) plan(name string) string { return w.node(name).Annotations[PlanAnnotation] }
 
-// pod creates a pod that is ready, with volumes, and with an owner of the kind unless that is
-// empty.
+// pod creates a pod that is ready, with volumes, and with an owner if the kind is not empty.
 func (w *fixture) pod(node, name, kind string, volumes ...string) {
 	keepertest.Put(w.api, podOf(node, name, kind, volumes...))
 }

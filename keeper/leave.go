@@ -105,8 +105,7 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// off asks the rack whether a node's instance can no longer write because it is stopped or
-// destroyed.
+// off asks the rack whether a node's instance is stopped or destroyed, so it can no longer write.
 func (k *Keeper) off(ctx context.Context, n *node) (off bool, why string, err error) {
 	state, err := k.instanceState(ctx, n.Instance)
 	if csierr.IsNotFound(err) {

@@ -172,8 +172,7 @@ func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 	racks.LookLimit = s.roundLimit()
 	k := &Keeper{Config: s.Config, Kubernetes: client, Rack: racks, Log: log,
 		Metrics: NewMetrics(), Namespace: s.LeaseNamespace}
-	// The host name stays the same when a container is restarted in its pod, so the keeper keeps its
-	// lease.
+	// The host name outlives the container's restart in its pod, so the keeper keeps its lease.
 	name, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("a name for the lease: %w", err)
@@ -220,8 +219,7 @@ type process struct {
 // candidacy takes part in one election, and works while it leads.
 func (p *process) candidacy(ctx context.Context) error {
 	lease := p.settings.LeaseDuration
-	// The elector does not wait for the callback that it started, and may start it after its context
-	// has ended.
+	// The elector does not wait for its callback, and may start it after its context has ended.
 	var leading sync.Mutex
 	aside := false // guarded by leading
 	candidacy, stepAside := context.WithCancel(ctx)

@@ -319,8 +319,7 @@ func TestAWindowIsOpenFromItsBeginningForItsLength(t *testing.T) {
 	}
 }
 
-// replica runs a process that takes part in the election until the test ends. It runs on the node
-// of its name.
+// replica runs a process that takes part in the election until the test ends, on a node.
 func (w *fixture) replica(node string) {
 	w.t.Helper()
 	k := &Keeper{Config: w.Config, Rack: w.Rack, Log: w.Log, Now: w.Now, Metrics: NewMetrics(),

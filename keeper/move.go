@@ -88,9 +88,8 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 	return nil
 }
 
-// replaces reports whether a volume is already the replacement. A volume that an interrupted move
-// has set to Retain or deleted is not the replacement, even if it moves back to the node that it
-// belongs to.
+// replaces reports whether a volume is already the replacement. One that an interrupted move has
+// set to Retain or deleted is not, even if it moves back to the node that it belongs to.
 func replaces(v *corev1.PersistentVolume, instance string) bool {
 	_, moving := v.Annotations[MovingAnnotation]
 	return v.DeletionTimestamp == nil && onInstance(v, instance) && !moving
@@ -217,8 +216,7 @@ func (m *Mover) prepare(ctx context.Context, old, saved *corev1.PersistentVolume
 	return replacement, m.save(ctx, replacement.Name, string(text))
 }
 
-// remove deletes a PersistentVolume without its disk: nobody deletes the disk of a volume that is
-// set to Retain.
+// remove deletes a PersistentVolume without its disk, which Retain keeps.
 func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	volumes := m.Kubernetes.Core.PersistentVolumes()
 	now, err := volumes.Patch(ctx, v.Name, types.MergePatchType, fmt.Appendf(nil,

@@ -29,8 +29,7 @@ type moving struct {
 	out    bytes.Buffer
 	old    *corev1.PersistentVolume // before the move
 	losing sync.Mutex
-	// guarded by losing: for each change that the Mover makes, lose decides whether the connection
-	// breaks
+	// guarded by losing: lose decides for each change of the Mover whether the connection breaks
 	lose func(r keepertest.KubeRequest) bool
 }
 

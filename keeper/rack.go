@@ -98,8 +98,7 @@ func (k *Keeper) forgetStop(instance string) {
 }
 
 // StartStopped starts the instances that this process has stopped if the API server does not
-// answer: without it no attacher works either. If it answers, the leading keeper continues the
-// operation.
+// answer: without it no attacher works either. If it answers, the leading keeper continues.
 func (k *Keeper) StartStopped(ctx context.Context) error {
 	k.mu.Lock()
 	stops := maps.Clone(k.stops)

@@ -140,8 +140,7 @@ func (s *Settings) complete() error {
 	return nil
 }
 
-// Config contains an operator's decisions. A zero duration means zero; Defaults returns the usual
-// values.
+// Config contains an operator's decisions. Defaults returns the usual ones; zero means zero.
 type Config struct {
 	// The duties that are switched on.
 	ColdAttach, StartupTaint, LeavingNodes bool
@@ -167,8 +166,7 @@ type Config struct {
 	// Window limits when operations may begin; nil means always.
 	Window *Window
 
-	// The longest time for each step. After it, the operation is undone or continues without the
-	// step.
+	// The longest time for each step; then the operation is undone, or continues without it.
 	DrainTimeout, StopTimeout, AttachTimeout, StartTimeout, ReturnTimeout time.Duration
 
 	// Interval is how often the keeper looks when no change is reported to it.

@@ -54,17 +54,14 @@ func (n *node) overdue(now time.Time, limit time.Duration) bool {
 	return passed(now, n.Record.Since, limit)
 }
 
-// maxSkew is the difference between the clocks of replicas and of the API server that the keeper
-// tolerates.
+// maxSkew is how much the clocks of replicas and of the API server may differ.
 const maxSkew = time.Minute
 
-// ahead reports whether a time is too far in the future: a clock that is ahead of this keeper's
-// recorded it.
+// ahead reports whether a time is too far in the future, so that a clock was wrong.
 func ahead(now, noted time.Time) bool { return noted.Sub(now) > maxSkew }
 
-// passed reports whether more than d has passed. A time that is too far in the future counts as
-// passed, so that nothing takes longer than its limit and maxSkew because a clock is wrong or was
-// put back.
+// passed reports whether more than d has passed. A time too far in the future counts as passed, so
+// that nothing takes longer than its limit and maxSkew because a clock is wrong or was put back.
 func passed(now, since time.Time, d time.Duration) bool {
 	return now.Sub(since) > d || ahead(now, since)
 }
@@ -75,8 +72,7 @@ func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, message st
 	n.Record.Step, n.Record.Since = next, v.Now
 	if err := k.write(ctx, v, n, message); err != nil {
 		if late && !apierrors.IsConflict(err) {
-			// Start the instance even if the record cannot be written. A second start request does no
-			// harm.
+			// Start the instance even if that cannot be recorded. A second start does no harm.
 			err = errors.Join(err, k.startInstance(ctx, rack.Looking(), n.Record.Instance))
 		}
 		return err
@@ -150,8 +146,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	return nil
 }
 
-// nothingWaits is the reason for the end of an operation that is no longer needed. It is not a
-// failure.
+// nothingWaits is why an operation ends that is no longer needed. It is not a failure.
 const nothingWaits = "nothing waits any more"
 
 // forbidden returns why an operation must not proceed to the stop of the instance, or "".
@@ -196,8 +191,7 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case pods.lost != "":
 		return k.finish(ctx, v, n, pods.lost)
-	// Check the time first: an operation that nobody has continued for long must not stop the
-	// instance now.
+	// Check the time first: an operation that nobody continued for long must stop nothing now.
 	case n.overdue(v.Now, k.Config.DrainTimeout):
 		problem := cmp.Or(pods.budget, "the attacher has not tried again; see its log")
 		if len(pods.evict) > 0 {
@@ -265,8 +259,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	if err := k.stopInstance(ctx, v.Look, n.Record.Instance); err != nil {
 		return err
 	}
-	// Wake the attacher at once: in the next round a program that starts stopped instances may have
-	// been faster.
+	// Wake the attacher at once: a program that starts stopped instances may be faster than a round.
 	if state, err = k.awaitStopped(ctx, n.Record.Instance); err != nil ||
 		state != oxide.InstanceStateStopped {
 		return err
@@ -367,9 +360,8 @@ func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 }
 
 // Anybody may start a stopped instance at any time; the controller of Cluster API's provider does
-// it within ten seconds. So the keeper wakes the attacher the moment the instance is stopped,
-// before it records anything. It attaches and detaches nothing itself: only the driver checks whose
-// disk it is.
+// it within ten seconds. So the keeper wakes the attacher the moment the instance is stopped, and
+// then records it. It attaches and detaches nothing: only the driver checks whose disk it is.
 
 // pollEvery is how often the keeper reads the state of an instance that is stopping, and pollFor is
 // the time after which it leaves that to the next round.

@@ -54,8 +54,7 @@ type node struct {
 // attachment is a VolumeAttachment of the driver.
 type attachment struct {
 	*storagev1.VolumeAttachment
-	// held is the reason why no instance is stopped for it although it waits; "" if one may be
-	// stopped.
+	// held is why no instance is stopped for it although it waits; "" if one may be.
 	held string
 }
 
@@ -182,8 +181,7 @@ func (v *view) unasked(pods sorted) []string {
 }
 
 // wanted reports whether the operation still has a purpose: an attachment waits, or one for which
-// it began is not done. It does not matter whether the attacher's last attempt failed for another
-// reason.
+// it began is not done, even if the attacher's last attempt failed for another reason.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
 		return a.held == "" && (a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name))
@@ -228,8 +226,7 @@ func (a *attachment) settled(r *operation) bool {
 	return !a.open() || a.failure() != nil && !a.waits() && !a.passes() && a.triedAgain(r)
 }
 
-// passes reports whether the attempt failed with a gRPC code after which a later attempt may
-// succeed.
+// passes reports whether the attempt failed with a gRPC code after which a later one may succeed.
 func (a *attachment) passes() bool {
 	failed := a.failure()
 	return failed != nil && slices.ContainsFunc([]codes.Code{codes.Unavailable, codes.Aborted,
@@ -278,8 +275,7 @@ type sorted struct {
 	// attached, so these pods have to come back to this node; on another node each would cause
 	// another stop.
 	stay []*corev1.Pod
-	// lost explains why a pod would not come back, or must not be stopped. It is empty if there is no
-	// such pod.
+	// lost is why a pod would not come back, or must not be stopped; empty without such a pod.
 	lost string
 	// budget names the PodDisruptionBudget that stopping the pods in stay would violate, or "".
 	budget string

@@ -11,9 +11,8 @@ import (
 	"testing"
 )
 
-// trustOf is an environment variable. With it, TestTheSystemsCertificatesTakePrecedence checks whom
-// this process trusts: the certificates of the file that it names, or those in the binary if it is
-// empty.
+// trustOf is an environment variable for TestTheSystemsCertificatesTakePrecedence in a process of
+// its own: it trusts the certificates of the file that it names; if empty, those in the binary.
 const trustOf = "TEST_TRUST_OF"
 
 func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {

@@ -127,8 +127,7 @@ func write(path, id string) (err error) {
 	return os.Rename(file.Name(), path)
 }
 
-// providerPrefix precedes the instance's UUID in the provider ids of the Oxide cloud controller
-// manager.
+// providerPrefix precedes the instance's UUID in provider ids of Oxide's cloud controller manager.
 const providerPrefix = "oxide://"
 
 // The timeout of one request to the API server, and the pause before the next.
@@ -168,8 +167,7 @@ func newNode(config *rest.Config, name string) (*node, error) {
 	}, nil
 }
 
-// instance returns the UUID of the node's instance. It waits until the UUID is known, and logs what
-// it waits for.
+// instance waits until the UUID of the node's instance is known, and logs what it waits for.
 func (n *node) instance(ctx context.Context, timeout time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

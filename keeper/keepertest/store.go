@@ -291,8 +291,7 @@ func (s *Server) evict(c call, old *stored) error {
 		ptr.Deref(eviction.DeleteOptions, metav1.DeleteOptions{}))
 }
 
-// disrupt uses up one disruption that the pod's budget allows, or returns the error that refuses
-// the eviction.
+// disrupt uses up a disruption that the pod's budget allows, or returns why it allows none.
 func (s *Server) disrupt(pod *corev1.Pod) error {
 	var found *stored
 	for _, b := range s.store.all(budgets, pod.Namespace) {
@@ -355,8 +354,7 @@ func (s *store) find(r *resource, namespace, name string) (*stored, error) {
 	return nil, apierrors.NewNotFound(r.GroupResource(), name)
 }
 
-// all returns the objects of a namespace, or of all namespaces for "", sorted by namespace and
-// name.
+// all returns the objects of a namespace, or of all for "", sorted by namespace and name.
 func (s *store) all(r *resource, namespace string) []*stored {
 	var found []*stored
 	for _, key := range slices.Sorted(maps.Keys(s.objects[r])) {
@@ -426,8 +424,7 @@ func (s *store) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
 	return nil
 }
 
-// writeOrRemove writes an object, or removes it if it is being deleted and nothing holds it any
-// more.
+// writeOrRemove writes an object, or removes it if it is being deleted and nothing holds it.
 func (s *store) writeOrRemove(r *resource, old *stored, object Object) *stored {
 	grace := object.GetDeletionGracePeriodSeconds()
 	if grace == nil || *grace > 0 || len(object.GetFinalizers()) > 0 {
@@ -518,8 +515,7 @@ func Get[O Object](s *Server, namespace, name string) (object O, ok bool) {
 	return object, ok
 }
 
-// List returns the objects of a namespace, or of all namespaces for "", sorted by namespace and
-// name.
+// List returns the objects of a namespace, or of all for "", sorted by namespace and name.
 func List[O Object](s *Server, namespace string) []O {
 	s.store.mu.Lock()
 	defer s.store.mu.Unlock()
@@ -530,9 +526,8 @@ func List[O Object](s *Server, namespace string) []O {
 	return list
 }
 
-// Delete deletes an object as a client does. An object with finalizers, and a pod that has a node,
-// stay with a deletionTimestamp; Remove removes such a pod. It returns false if the object does not
-// exist.
+// Delete deletes an object as a client does, and reports whether there is one. An object with
+// finalizers, and a pod that has a node, stay with a deletionTimestamp; Remove removes such a pod.
 func Delete[O Object](s *Server, namespace, name string) bool {
 	return with[O](s, namespace, name, func(r *resource, old *stored) error {
 		return s.store.remove(r, old, metav1.DeleteOptions{})

@@ -73,8 +73,7 @@ func (o *Options) Check(clusterID string) error {
 	case o.Delete != "" && o.Output == "pv":
 		return errors.New("audit: --output pv is for what is kept: leave out --delete")
 	case o.Delete != "" && clusterID == "":
-		// Two clusters without an id look alike on the rack, and the list of one lacks the volumes of the
-		// other.
+		// Clusters without an id look alike on the rack, and the list of one lacks another's volumes.
 		return errors.New("OXIDE_CLUSTER_ID (--cluster-id) is not set: --delete needs it to " +
 			"distinguish this cluster's disks from another's")
 	}

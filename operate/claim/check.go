@@ -463,8 +463,7 @@ func (r *run) published(ctx context.Context, class, node string) (best object, l
 }
 
 // reaches reports whether a node may be in the topology of a CSIStorageCapacity. The provisioner
-// writes labels. Expressions, which others may write, count as a match: then nothing is refused by
-// mistake.
+// writes labels. Expressions of others count as a match, so that nothing is refused by mistake.
 func (o object) reaches(node object) bool {
 	if o.at("nodeTopology") == nil {
 		return false // it is accessible from no node

@@ -369,8 +369,7 @@ func TestAnUndoingStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
 }
 
 // TestTheNewDiskProvesItself gives the new PersistentVolume the earlier disk, as a faulty driver
-// does. Disks that were not made for the claim, or of another size or snapshot, are in the
-// histories.
+// does. Disks of another claim, size or snapshot are in the histories.
 func TestTheNewDiskProvesItself(t *testing.T) {
 	stranger := func(s *fixture, t object) {
 		s.c.disks["stranger"] = "of another tenant"

@@ -19,9 +19,8 @@ import (
 // errKilled is the error of every call of a command that was killed.
 var errKilled = errors.New("killed")
 
-// cluster is an API server behind kubectl, with the controllers and kubelets that a change depends
-// on. They make one pass before each read. The content of a disk is the writes that it has
-// acknowledged.
+// cluster is an API server behind kubectl, with the controllers and kubelets that a change needs.
+// They make one pass before each read. A disk's content is the writes that it has acknowledged.
 type cluster struct {
 	t       *testing.T
 	claim   string              // the user's claim, in namespace db

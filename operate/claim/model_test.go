@@ -442,8 +442,7 @@ func (h *history) options(mode string) Options {
 	return o
 }
 
-// calls returns kubectl for a run that is killed at a change: before it, after it, or while it is
-// under way.
+// calls returns kubectl for a run that is killed before a change, after it or meanwhile.
 func (h *history) calls(dies int, how string) func(context.Context, []byte, ...string) ([]byte,
 	error) {
 	dead, n := false, 0

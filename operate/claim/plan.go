@@ -103,8 +103,7 @@ func (p plan) path() string { return p.Namespace + "/" + p.Claim }
 
 func (p plan) mark() string { return p.path() + " " + p.ID }
 
-// kept is the claim of the command's own that has the earlier disk, and temporary the one that has
-// the new disk.
+// kept is the command's own claim that has the earlier disk, and temporary that of the new disk.
 func (p plan) kept() string      { return shorten(p.Claim) + "-before-" + p.ID }
 func (p plan) temporary() string { return shorten(p.Claim) + "-" + p.Verb + "-" + p.ID }
 
@@ -189,8 +188,7 @@ var bindingKeys = []string{"pv.kubernetes.io/bind-completed",
 // selectedNode is the annotation with which a scheduler asks for a volume near a node.
 const selectedNode = "volume.kubernetes.io/selected-node"
 
-// again returns the claim with its earlier labels, annotations and owners, and with further
-// annotations.
+// again returns the claim with its earlier labels, annotations and owners, and more annotations.
 func (p plan) again(spec object, more map[string]any) object {
 	meta, kept := object{"name": p.Claim, "namespace": p.Namespace}, map[string]any{}
 	for _, key := range []string{"labels", "ownerReferences"} {
@@ -343,8 +341,7 @@ func (r *run) observe(ctx context.Context) (v view, err error) {
 func volumeOf(claimUID string) string { return "pvc-" + claimUID }
 
 // madeFor reports whether the provisioner made the new PersistentVolume for the temporary claim.
-// Kubernetes may bind a claim to one that was there before, and whoever may change the claim may
-// name one.
+// Kubernetes may bind a claim to an earlier one, and whoever may change the claim may name one.
 func (v view) madeFor() bool {
 	uid := v.plan.TemporaryUID
 	if v.temporary != nil && uid == "" {
@@ -390,8 +387,7 @@ func (v view) otherClaim() error {
 		v.plan.path(), v.claim.uid(), v.claim.str("spec", "volumeName"), way)
 }
 
-// neverBound reports whether the claim is one that was made for the new disk and was not bound to
-// it.
+// neverBound reports whether the claim was made for the new disk and was not bound to it.
 func (v view) neverBound() bool {
 	return v.plan.New != "" && v.claim.str("spec", "volumeName") == v.plan.New && !v.passed()
 }

@@ -197,8 +197,7 @@ func (r *run) scaleUp(ctx context.Context, v view) (string, error) {
 	return "", r.patch(ctx, v.owner, scaled(replicas, nil))
 }
 
-// release deletes a claim whose disk stays: the PersistentVolume, as it was read with the claim,
-// retains it.
+// release deletes a claim whose disk stays: its PersistentVolume, read with it, retains that.
 func (r *run) release(ctx context.Context, v view, claim, pv object) (string, error) {
 	switch {
 	case pv.deleting():
@@ -314,8 +313,7 @@ func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// shotOf reads the content of a snapshot that is ready, and checks that it was taken of one of the
-// disks.
+// shotOf reads the content of a ready snapshot, and checks that it was taken of one of the disks.
 func (r *run) shotOf(ctx context.Context, o object, of []string) (shot, error) {
 	content, err := r.get(ctx, snapshotContents, "", o.str("status", "boundVolumeSnapshotContentName"))
 	if err == nil {

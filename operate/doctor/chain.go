@@ -258,8 +258,7 @@ func (c *chain) complete() {
 	c.findNode()
 }
 
-// mainPod returns the pod that matters most: one that waits, else one that runs, else one that has
-// ended.
+// mainPod returns the pod that matters most: one that waits, else that runs, else that has ended.
 func mainPod(pods []kube.Object) (best *kube.Object) {
 	for i, pod := range pods {
 		if best == nil || ended(*best) && !ended(pod) ||

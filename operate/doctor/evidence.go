@@ -232,8 +232,7 @@ func (c Cluster) objects(kind string, match func(*kube.Object) bool) ([]kube.Obj
 	return nil, c.Unseen[kind]
 }
 
-// one returns the only object of a kind that matches, or nil. If the kind could not be seen, why is
-// the reason.
+// one returns the only object of a kind that matches, or nil, and why the kind could not be seen.
 func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object, why string) {
 	found, why := c.objects(kind, match)
 	if len(found) == 0 {

@@ -333,8 +333,7 @@ func with(part any, path []string, value any) any {
 	return fields
 }
 
-// notAttached returns an edit: an attachment that has not succeeded, and a disk that is attached
-// nowhere.
+// notAttached returns an edit: an attachment that has not succeeded, with a detached disk.
 func notAttached(message string) edit {
 	return all(pending, detached, empty, object(kindAttachment, func(o *kube.Object) {
 		o.Status.Attached = false

@@ -22,8 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// requestTimeout is how long the requests to the rack, to a node, or for the objects of one kind
-// may take.
+// requestTimeout limits the requests to the rack, to a node, or for the objects of one kind.
 const requestTimeout = 30 * time.Second
 
 // What the chart installs: its namespace unless another is chosen, and the driver's container.

@@ -168,8 +168,7 @@ func TestTheEventsOfPersistentVolumesAreInTheDefaultNamespace(t *testing.T) {
 	}
 }
 
-// mayShow contains the places of the evidence that may be shown: names, and texts of the driver and
-// the rack.
+// mayShow contains what may be shown of the evidence: names, and texts of driver and rack.
 var mayShow = []shown{
 	{`(PersistentVolumeClaim|PersistentVolume|VolumeAttachment|CSINode|Node|Pod|Event)/metadata/` +
 		`(name|namespace|uid|finalizers/0)`, "a chain is objects, which a finalizer may keep", false},

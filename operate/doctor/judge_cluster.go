@@ -80,8 +80,7 @@ func (c *chain) judgeClaim() Step {
 	return c.judgePendingClaim(what)
 }
 
-// stuckDeletion is the finding for a claim or a PersistentVolume that was deleted and is still
-// there.
+// stuckDeletion is the finding for a claim or a PersistentVolume that was deleted and stays.
 func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) Finding {
 	f := Finding{Source: name, Since: o.Metadata.DeletionTimestamp, Next: next,
 		Wrong: "it was deleted " + c.At.Sub(o.Metadata.DeletionTimestamp).Round(time.Second).String() +

@@ -349,8 +349,7 @@ func (s seen) released() bool {
 	return s.At.Sub(last) > grace
 }
 
-// publishedTo reports whether the volume is mounted for the pod, whose UID is in the kubelet's
-// path.
+// publishedTo reports whether the volume is mounted for the pod: the kubelet's path has its UID.
 func publishedTo(v *inspection.Volume, pod kube.Object) bool {
 	return slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool {
 		return strings.Contains(m.Path, pod.Metadata.UID)

@@ -34,8 +34,7 @@ var partLinks = []struct {
 	{`^/nodes/reports`, LinkDevice},
 }
 
-// irrelevant contains the parts of a healthy chain without which the diagnosis stays the same, with
-// the reasons.
+// irrelevant contains the parts of a healthy chain that do not change the diagnosis, and why.
 var irrelevant = []struct{ parts, why string }{
 	{`.*/(metadata/(creationTimestamp|uid)|Pod:oxide-[^/]+/metadata/namespace|` +
 		`VolumeAttachment:csi-1/metadata|(VolumeAttachment:csi-1|Pod:[^/]+)/metadata/name)`,

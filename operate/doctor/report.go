@@ -168,8 +168,7 @@ type Place struct {
 	Pod      string `json:"pod,omitempty"`
 }
 
-// place finds a chain's place. A disk is placed at the instance to which it is attached on the
-// rack.
+// place finds a chain's place: a disk's is the instance to which the rack attaches it.
 func (c *chain) place() *Place {
 	p := &Place{}
 	if c.volume == nil && c.handle == "" && c.claimName.Name == "" {

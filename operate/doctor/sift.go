@@ -23,9 +23,8 @@ const (
 	idForm   = `[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}`
 )
 
-// fieldForms contains the forms of the fields that are kept, by their JSON names. A value of
-// another form is hidden, and a field that is not listed is removed. Messages have forms of their
-// own.
+// fieldForms contains the forms of the fields that are kept, by their JSON names. Values of another
+// form are hidden, and fields that are not listed are removed. Messages have forms of their own.
 var fieldForms = func() map[string]*regexp.Regexp {
 	forms := map[string]*regexp.Regexp{}
 	for fields, form := range map[string]string{
