@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // options returns the options of a change on the cluster; args are as a user types them.
@@ -368,56 +370,39 @@ func TestAnUndoingStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
 	s.undoes()
 }
 
-// TestTheNewDiskProvesItself gives the new PersistentVolume the earlier disk, as a faulty driver
-// does. Disks of another claim, size or snapshot are in the histories.
+// TestTheNewDiskProvesItself has what a faulty driver, a webhook or a person may make of the new
+// PersistentVolume. That a change asks before it uses the disk is in the histories.
 func TestTheNewDiskProvesItself(t *testing.T) {
-	stranger := func(s *fixture, t object) {
-		s.c.disks["stranger"] = "of another tenant"
-		pv := s.c.put(pvText, "pv-stranger", "20Gi", "stranger", t.name(), t.uid())
-		s.c.touch(pv, "Retain", "spec", "persistentVolumeReclaimPolicy")
-		s.c.touch(t, "pv-stranger", "spec", "volumeName")
+	c := &cluster{t: t, objects: map[string]object{}}
+	set := func(value any, path ...string) func(*view) {
+		return func(v *view) { c.touch(v.fresh, value, path...) }
 	}
-	newPV := func(s *fixture, t object) object {
-		return s.c.named("PersistentVolume", "", volumeOf(t.uid()))
-	}
-	for want, edit := range map[string]func(s *fixture, t object){
-		"was not made for it": stranger,
-		"snapshotId of its volumeAttributes": func(s *fixture, _ object) { // as a webhook does
-			s.c.making[0].shot, s.c.making[0].content = "", ""
+	for want, edit := range map[string]func(*view){
+		"":                    func(*view) {},
+		"was not made for it": set("pv-stranger", "metadata", "name"),
+		`disk is "old", expected "another one than first, old"`: set("old", "spec", "csi",
+			"volumeHandle"),
+		`disk is ""`:             set("", "spec", "csi", "volumeHandle"),
+		"is being deleted":       set("now", "metadata", "deletionTimestamp"),
+		`its capacity is "19Gi"`: set("19Gi", "spec", "capacity", "storage"),
+		"its claim's dataSource is": func(v *view) {
+			c.touch(v.temporary, "x", "spec", "dataSource", "name")
 		},
-		"its disk is": func(s *fixture, t object) {
-			s.c.touch(newPV(s, t), s.handle, "spec", "csi", "volumeHandle")
-		},
+		"snapshotId of its volumeAttributes": set(nil, "spec", "csi", "volumeAttributes",
+			volume.CtxSnapshotID),
+		`disk is "new", expected "proven"`: func(v *view) { v.plan.NewHandle = "proven" },
 	} {
-		t.Run(want, func(t *testing.T) {
-			s := newFixture(t, "Deployment", Grow)
-			s.c.slow = 3
-			s.c.before = func(string) {
-				p := s.plan()
-				if p == nil {
-					return
-				}
-				claim := s.c.named("PersistentVolumeClaim", "db", p.temporary())
-				made := claim != nil && newPV(s, claim) != nil
-				if claim != nil && (made || len(s.c.making) > 0 && want != "its disk is") {
-					s.c.before = nil
-					edit(s, claim)
-				}
-			}
-			s.c.refuses(s.options(), want)
-			if pv := s.c.named("PersistentVolume", "", "pv-stranger"); pv != nil {
-				s.c.does(s.resumes(true))
-				if s.c.settled(); s.c.disks["stranger"] == "" {
-					t.Error("the disk of somebody else was deleted")
-				}
-			} else if want != "its disk is" {
-				s.c.does(s.resumes(true))
-			}
-			if text, size := s.c.content(s.claim); want != "its disk is" && (s.c.lost != 0 ||
-				!strings.HasPrefix(text+" ", s.held+" ") || size != "10Gi") {
-				t.Errorf("the claim has %q of %s", text, size)
-			}
-		})
+		earlier := object{"metadata": map[string]any{"annotations": map[string]any{earlierKey: "first"}}}
+		v := view{plan: &plan{Handle: "old", Size: "20Gi", TemporaryUID: "t", Manifest: earlier,
+			Shot: shot{Name: "then", Handle: "shot"}}, temporary: c.put(claimText, "data-grow", "20Gi"),
+			fresh: c.put(pvText, "pvc-t", "20Gi", "new", "data", "t")}
+		c.touch(v.fresh, "shot", "spec", "csi", "volumeAttributes", volume.CtxSnapshotID)
+		c.touch(v.temporary, "then", "spec", "dataSource", "name")
+		edit(&v)
+		if err := v.prove(); (err == nil) != (want == "") ||
+			!strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
 	}
 }
 
