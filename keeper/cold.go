@@ -359,8 +359,8 @@ func volumesText(all []*attachment) string {
 	return strings.Join(names, ", ")
 }
 
-// This file limits how often the keeper stops instances. The outcome of each node's last operation
-// records the earlier stops.
+// The rest of the file limits how often the keeper stops instances. The outcome of each node's last
+// operation records the earlier stops.
 
 // AgainAnnotation makes the keeper forget earlier stops when a person sets it to a new value: on a
 // PersistentVolume those for the volume, and on the ConfigMap of records those of all nodes.

@@ -9,8 +9,8 @@
 //
 // Files: evidence.go (what is asked, and the evidence), gather.go (where that comes from), sift.go
 // (what of it may be shown, and whose pods are asked), chain.go (which objects belong together),
-// errors.go (the driver's errors that Kubernetes recorded), judge_cluster.go, judge_rack.go and
-// judge_node.go (the links), diagnosis.go (the result), advice.go (what follows from a reason),
+// errors.go (the driver's errors that Kubernetes recorded, and what follows from a reason),
+// judge_cluster.go, judge_rack.go and judge_node.go (the links), diagnosis.go (the result),
 // report.go (the result for people, and for a support case).
 package doctor
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"path"
 	"strings"
 	"time"
 
@@ -74,13 +75,7 @@ func (q Question) alone() bool { return q.Kind == AskRack || q.Kind == AskCluste
 
 // String returns the question as it was asked.
 func (q Question) String() string {
-	switch q.Kind {
-	case AskClaim, AskPod:
-		return q.Kind + " " + q.Namespace + "/" + q.Name
-	case AskRack, AskCluster:
-		return q.Kind
-	}
-	return q.Kind + " " + q.Name
+	return strings.TrimSpace(q.Kind + " " + path.Join(q.Namespace, q.Name))
 }
 
 // Options are the options of a doctor.

@@ -188,7 +188,6 @@ type Spec struct {
 	VolumeName       string    `json:"volumeName,omitempty"`
 	StorageClassName string    `json:"storageClassName,omitempty"`
 	VolumeMode       string    `json:"volumeMode,omitempty"`
-	AccessModes      []string  `json:"accessModes,omitempty"`
 	DataSource       Reference `json:"dataSource,omitzero"`
 
 	// of a VolumeAttachment, and of a VolumeSnapshotContent
@@ -218,7 +217,6 @@ type Spec struct {
 type CSISource struct {
 	Driver           string `json:"driver"`
 	VolumeHandle     string `json:"volumeHandle"`
-	FSType           string `json:"fsType,omitempty"`
 	VolumeAttributes struct {
 		DiskName string `json:"diskName,omitempty"`
 	} `json:"volumeAttributes,omitzero"`
