@@ -153,7 +153,7 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 		}
 		b.B.Name = "instance " + string(w.second.Name)
 		ends = append(ends, b.B.Close)
-		facts, err := b.B.Facts(ctx)
+		facts, err := guest.ReadFacts(ctx, b.B, guest.Nothing{})
 		if err == nil && facts.InstanceID != w.second.Id {
 			err = fmt.Errorf("--second-shell reaches instance %s, expected %s (%s)", facts.InstanceID,
 				w.second.Name, w.second.Id)

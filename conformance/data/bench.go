@@ -411,9 +411,13 @@ func (s *checkRun) inUse(v *volume, g *guest.AgentClient) *use {
 }
 
 func (s *checkRun) attach(v *volume, g *guest.AgentClient) *use {
-	u := s.publish(v, got[guest.Facts](s)(g.Facts(s.ctx)).InstanceID)
+	u := s.publish(v, s.facts(g).InstanceID)
 	u.guest = g
 	return u
+}
+
+func (s *checkRun) facts(g *guest.AgentClient) guest.Facts {
+	return got[guest.Facts](s)(guest.ReadFacts(s.ctx, g, guest.Nothing{}))
 }
 
 func (s *checkRun) publish(v *volume, instance string) *use {

@@ -221,7 +221,7 @@ func (u *use) compareDevice() {
 			name, u.serial())
 	}
 	u.awaitDevices(1)
-	facts := got[guest.Facts](u.checkRun)(u.guest.Facts(u.ctx))
+	facts := u.facts(u.guest)
 	info := got[*csi.NodeGetInfoResponse](u.checkRun)(
 		csi.NewNodeClient(u.guest).NodeGetInfo(u.ctx, &csi.NodeGetInfoRequest{}))
 	var errs []error

@@ -74,7 +74,7 @@ func checkLineage(s *checkRun) {
 	var snaps [2]*snapshot
 	for i := range snaps {
 		u.writeAll(uint64(i+1), true)
-		l.whole[uint64(i+1)] = u.scan()
+		l.whole[uint64(i+1)] = u.scan(nil)
 		snaps[i] = s.snap(origin)
 	}
 	u.leave()
@@ -126,7 +126,7 @@ func checkRecreated(s *checkRun) {
 	old := u.volume
 	l.blocks = u.patterns(1)
 	u.writeAll(1, true)
-	l.whole[1] = u.scan()
+	l.whole[1] = u.scan(nil)
 	snap := s.snap(old)
 	u.leave()
 	s.must(s.delete(s.ctx, old))
@@ -142,7 +142,7 @@ func checkRecreated(s *checkRun) {
 	l.visit(which, again, at(0, l.blocks), at(2, l.blocks))
 	u = s.inUse(again, s.A)
 	s.during(which+", and written", func() { u.verify(at(2, l.blocks)...) })
-	l.whole[2] = u.scan()
+	l.whole[2] = u.scan(nil)
 	u.leave()
 	l.restoredOnce("restored from the snapshot of the deleted volume", snap, 1)
 	s.must(s.deleteSnapshot(s.ctx, snap))
@@ -170,7 +170,7 @@ func checkRestoredLarge(s *checkRun) {
 	u.isBlank()
 	l := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: spread(u.volume)}
 	u.write(true, at(1, l.blocks)...)
-	l.whole[1] = u.scan()
+	l.whole[1] = u.scan(nil)
 	snap := s.snap(u.volume)
 	u.leave()
 	which := fmt.Sprintf("restored from a snapshot of %d GiB", u.volume.GetCapacityBytes()/harness.GiB)

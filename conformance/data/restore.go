@@ -37,12 +37,13 @@ func checkSnapshot(s *checkRun) {
 	w := u.record(records)
 	before := w.await(minRecords)
 	snap := s.snap(u.volume)
-	after := got[int64](s)(u.guest.Acknowledged(s.ctx, w.number))
+	after := got[int64](s)(guest.Acknowledged(s.ctx, u.guest, w.number))
 	w.await(min(after+minRecords, maxRecords))
 	end := got[guest.WriterEnd](s)(w.stop(s.ctx))
 	u.leave()
 	restored := s.inUse(s.create(1, snap), s.A)
-	found := got[guest.Records](s)(restored.guest.Records(s.ctx, restored.place(), records))
+	found := got[guest.Records](s)(guest.ReadRecords(s.ctx, restored.guest,
+		guest.Reading{Place: restored.place(), Pattern: records}))
 	s.must(judgeRecords(found, before, end.Acknowledged))
 	s.Log.note("snapshots of a volume with a writer, on "+s.access, 1, "snapshots")
 }
@@ -54,8 +55,8 @@ type writer struct {
 }
 
 func (u *use) record(p guest.Pattern) *writer {
-	number, err := u.guest.StartWriter(u.ctx, guest.Recording{Place: u.place(), Pattern: p,
-		Interval: recordInterval})
+	number, err := guest.StartWriter(u.ctx, u.guest, guest.Recording{Place: u.place(),
+		Pattern: p, Interval: recordInterval})
 	u.must(wrap(err, "write records to volume %s", u.volume.name))
 	w := &writer{use: u, number: number}
 	u.writers = append(u.writers, w)
@@ -66,7 +67,7 @@ func (u *use) record(p guest.Pattern) *writer {
 // It returns early if the writer has failed.
 func (w *writer) await(want int64) (n int64) {
 	err := harness.Await(w.ctx, writeTimeout, func() (err error) {
-		n, err = w.guest.Acknowledged(w.ctx, w.number)
+		n, err = guest.Acknowledged(w.ctx, w.guest, w.number)
 		if err == nil && n < want {
 			err = fmt.Errorf("%d records of volume %s are acknowledged, not %d", n, w.volume.name, want)
 		}
@@ -84,7 +85,7 @@ func (w *writer) stop(ctx context.Context) (end guest.WriterEnd, err error) {
 	if w.stopped {
 		return end, nil
 	}
-	end, err = w.guest.StopWriter(ctx, w.number)
+	end, err = guest.StopWriter(ctx, w.guest, w.number)
 	w.stopped = err == nil
 	if end.Failed != "" {
 		err = fmt.Errorf("the writer of volume %s failed: %s", w.volume.name, end.Failed)
@@ -142,9 +143,9 @@ func (s *checkRun) checkRestored(v *volume, p guest.Pattern, size int64) {
 // size returns the number of bytes of the filesystem or device that the workload can use.
 func (u *use) size() int64 {
 	if u.volume.access != "block" {
-		return got[int64](u.checkRun)(u.guest.FilesystemBytes(u.ctx, u.Target))
+		return got[int64](u.checkRun)(guest.FilesystemBytes(u.ctx, u.guest, u.Target))
 	}
-	for _, d := range got[guest.Facts](u.checkRun)(u.guest.Facts(u.ctx)).With(u.serial()) {
+	for _, d := range u.facts(u.guest).With(u.serial()) {
 		return d.SizeBytes
 	}
 	u.fail("the instance shows no device with the serial %q", u.serial())
@@ -210,32 +211,24 @@ const sampleBoundary = 64 * harness.MiB
 // isBlank demands that a raw volume that is attached for the first time is zero: all of it up to
 // 1 GiB, and what a sample reads of a larger one.
 func (u *use) isBlank() {
-	var scan guest.Scan
-	read := []guest.Range{{To: u.volume.GetCapacityBytes()}}
-	if u.volume.GetCapacityBytes() <= harness.GiB {
-		scan = u.scan()
-	} else {
-		sample := got[guest.Sample](u.checkRun)(u.guest.Sample(u.ctx, guest.Sampling{Place: u.place(),
-			Bytes: u.volume.GetCapacityBytes(), Boundary: sampleBoundary, Seed: u.Seed,
-			Within: cmp.Or(u.SampleTime, 10*time.Second)}))
-		scan, read = sample.Scan, sample.Ranges
+	var sample *guest.Sample
+	if u.volume.GetCapacityBytes() > harness.GiB {
+		sample = &guest.Sample{Boundary: sampleBoundary, Seed: u.Seed,
+			Within: cmp.Or(u.SampleTime, 10*time.Second)}
 	}
-	if scan.Bytes != u.volume.GetCapacityBytes() {
-		u.fail("volume %s has %d bytes, its device %d", u.volume.name, u.volume.GetCapacityBytes(),
-			scan.Bytes)
-	}
+	scan := u.scan(sample)
 	if scan.NonZero > 0 {
 		u.fail("the new volume %s is not zero: %d of its blocks hold something, the first at %s",
 			u.volume.name, scan.NonZero, scan.First)
 	}
-	for _, r := range read {
+	for _, r := range scan.Ranges {
 		u.volume.disk.read(r)
 	}
 }
 
 // isLike demands that a whole raw volume has the checksum of an earlier one, or of itself before.
 func (u *use) isLike(before guest.Scan) {
-	if after := u.scan(); before.SHA256 != after.SHA256 || before.NonZero != after.NonZero {
+	if after := u.scan(nil); before.SHA256 != after.SHA256 || before.NonZero != after.NonZero {
 		u.fail("volume %s is another: expected the SHA-256 %s, and %d blocks that are not zero; found "+
 			"%s and %d", u.volume.name, before.SHA256, before.NonZero, after.SHA256, after.NonZero)
 	}
@@ -247,7 +240,7 @@ func (u *use) isLike(before guest.Scan) {
 func checkWhole(s *checkRun) {
 	u := s.newInUse(s.A)
 	u.writeAll(1, true)
-	before := u.scan()
+	before := u.scan(nil)
 	u.volume.disk.unjudged(guest.Range{To: before.Bytes})
 	u.leave()
 	u = s.inUse(u.volume, s.A)
@@ -255,11 +248,11 @@ func checkWhole(s *checkRun) {
 	u.verifyAll(1)
 }
 
-// scan reads a whole device, and demands that it has the volume's size.
-func (u *use) scan() guest.Scan {
-	scan, err := u.guest.Scan(u.ctx, u.place())
+// scan reads a whole device, or a sample of it, and demands that it has the volume's size.
+func (u *use) scan(sample *guest.Sample) guest.Scan {
+	scan, err := guest.ScanDevice(u.ctx, u.guest, guest.Scanning{Place: u.place(), Sample: sample})
 	if err == nil && scan.Bytes != u.volume.GetCapacityBytes() {
-		err = fmt.Errorf("volume %s has %d bytes, %d could be read", u.volume.name,
+		err = fmt.Errorf("volume %s has %d bytes, its device %d", u.volume.name,
 			u.volume.GetCapacityBytes(), scan.Bytes)
 	}
 	u.must(err)

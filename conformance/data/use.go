@@ -32,7 +32,8 @@ type use struct {
 func (u *use) mount() {
 	u.Staging = u.guest.Path(u.volume.name, "staging")
 	u.Target = u.guest.Path(u.volume.name, "workload", "volume")
-	u.must(u.guest.MakeDirs(u.ctx, u.Staging, filepath.Dir(u.Target)))
+	got[guest.Nothing](u.checkRun)(guest.MakeDirs(u.ctx, u.guest,
+		[]string{u.Staging, filepath.Dir(u.Target)}))
 	u.mounted = true
 	u.must(u.nodeCall(u.ctx, u.Stage, "stage"))
 	u.must(u.nodeCall(u.ctx, u.Publish, "publish"))
@@ -110,7 +111,7 @@ func (u *use) serial() string {
 // serial.
 func (u *use) awaitDevices(want int) {
 	u.must(harness.Await(u.ctx, u.deviceTimeout(), func() error {
-		facts, err := u.guest.Facts(u.ctx)
+		facts, err := guest.ReadFacts(u.ctx, u.guest, guest.Nothing{})
 		if err != nil {
 			return err
 		}
@@ -184,7 +185,7 @@ func (u *use) write(sync bool, patterns ...guest.Pattern) { u.must(u.tryWrite(sy
 // tryWrite is write for goroutines, which cannot end the check.
 func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 	for _, p := range patterns {
-		err := u.guest.Write(u.ctx, guest.Writing{Place: u.place(), Pattern: p, Sync: sync})
+		_, err := guest.Write(u.ctx, u.guest, guest.Writing{Place: u.place(), Pattern: p, Sync: sync})
 		if err != nil {
 			return wrap(err, "write volume %s", u.volume.name)
 		}
@@ -197,7 +198,7 @@ func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 
 func (u *use) verify(patterns ...guest.Pattern) {
 	for _, p := range patterns {
-		report, err := u.guest.Verify(u.ctx, u.place(), p)
+		report, err := guest.Verify(u.ctx, u.guest, guest.Reading{Place: u.place(), Pattern: p})
 		if err == nil && report.Read != p.Count {
 			err = fmt.Errorf("%d blocks were read, not %d", report.Read, p.Count)
 		}
@@ -265,9 +266,10 @@ func checkCut(s *checkRun) {
 	lost.detach()
 	u := s.inUse(lost.volume, s.B)
 	s.during("after a detach while it was mounted", func() { u.verify(synced) })
-	report := got[guest.Report](s)(u.guest.Verify(s.ctx, u.place(), dirty))
+	report := got[guest.Report](s)(guest.Verify(s.ctx, u.guest,
+		guest.Reading{Place: u.place(), Pattern: dirty}))
 	for _, f := range report.Findings {
-		if f.Kind != guest.Zero && f.Kind != guest.Missing {
+		if !f.Lost {
 			s.fail("block %d, which was written and never synced, is %s: it may be what was "+
 				"written, or zero, and nothing else", f.Block, f.What)
 		}

@@ -8,15 +8,15 @@
 //	here, err := guest.Here(ctx, config)
 //	there, err := guest.Connect(ctx, []string{"ssh", "b"}, config)
 //	…  csi.NewNodeClient(there).NodeStageVolume(ctx, …)
-//	…  there.Write(ctx, guest.Writing{Place: place, Pattern: pattern, Sync: true})
-//	report, err := there.Verify(ctx, place, pattern)
+//	…  guest.Write(ctx, there, guest.Writing{Place: place, Pattern: pattern, Sync: true})
+//	report, err := guest.Verify(ctx, there, guest.Reading{Place: place, Pattern: pattern})
 //
 // # What is written
 //
 // A [Pattern] is a row of [BlockBytes] blocks. Each block contains its number, its generation,
 // its owner's seed and a checksum. So the content at the place of a block identifies the error:
 // zeros, another generation, another block, a block of another volume, or garbage ([Finding]). A
-// writer ([AgentClient.StartWriter]) appends such blocks one by one and counts those that fsync
+// writer ([StartWriter]) appends such blocks one by one and counts those that fsync
 // acknowledged. Reads bypass the page cache (O_DIRECT), so that the data comes from the disk.
 //
 // # What is left behind
@@ -30,6 +30,7 @@
 package guest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -38,7 +39,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"reflect"
+	"slices"
 	"strings"
 	"sync"
 
@@ -99,17 +100,8 @@ func (a *Agent) Start(ctx context.Context, c Config) (string, error) {
 	if a.plugin != nil {
 		return "", errors.New("the driver runs in this instance already")
 	}
-	for _, root := range []struct {
-		value            *string
-		variable, preset string
-	}{{&c.SysfsRoot, "OXIDE_SYSFS_ROOT", "/sys"}, {&c.DevRoot, "OXIDE_DEV_ROOT", "/dev"}} {
-		if *root.value == "" {
-			*root.value = os.Getenv(root.variable)
-		}
-		if *root.value == "" {
-			*root.value = root.preset
-		}
-	}
+	c.SysfsRoot = cmp.Or(c.SysfsRoot, os.Getenv("OXIDE_SYSFS_ROOT"), "/sys")
+	c.DevRoot = cmp.Or(c.DevRoot, os.Getenv("OXIDE_DEV_ROOT"), "/dev")
 	a.config = c
 	if len(c.Plugin) == 0 {
 		return a.dir.path, nil
@@ -152,23 +144,6 @@ func (a *Agent) Close() error {
 	return errors.Join(append(errs, a.dir.remove())...)
 }
 
-func (a *Agent) device(number string) (Device, error) {
-	a.mu.Lock()
-	root := a.config.SysfsRoot
-	a.mu.Unlock()
-	devices, err := Devices(root)
-	if err != nil {
-		return Device{}, err
-	}
-	for _, d := range devices {
-		if d.Number == number {
-			return d, nil
-		}
-	}
-	return Device{}, fmt.Errorf("the guest has no block device %s in %s",
-		number, filepath.Join(root, "block"))
-}
-
 // open opens the place of a volume. If the volume is raw, it first compares the serial of the
 // device.
 func (a *Agent) open(place Place, open func(string) (*os.File, error)) (*os.File, error) {
@@ -182,17 +157,27 @@ func (a *Agent) open(place Place, open func(string) (*os.File, error)) (*os.File
 	return file, nil
 }
 
+// ownDevice demands that a device of the guest has the serial.
 func (a *Agent) ownDevice(file *os.File, serial string) error {
+	a.mu.Lock()
+	root := a.config.SysfsRoot
+	a.mu.Unlock()
 	number, err := deviceNumber(file)
 	if err != nil {
 		return err
 	}
-	d, err := a.device(number)
-	if err == nil && d.Serial != serial {
-		err = fmt.Errorf("%s shows the device %s with the serial %q, not the volume's, %q",
-			file.Name(), d.Name, d.Serial, serial)
+	devices, err := Devices(root)
+	if err != nil {
+		return err
 	}
-	return err
+	switch i := slices.IndexFunc(devices, func(d Device) bool { return d.Number == number }); {
+	case i < 0:
+		return fmt.Errorf("the guest has no block device %s in %s", number, filepath.Join(root, "block"))
+	case devices[i].Serial != serial:
+		return fmt.Errorf("%s shows the device %s with the serial %q, not the volume's, %q",
+			file.Name(), devices[i].Name, devices[i].Serial, serial)
+	}
+	return nil
 }
 
 // greeting is the first line of an agent. A shell may print lines before it, which are skipped.
@@ -251,9 +236,54 @@ func serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	return errors.Join(err, agent.Close())
 }
 
-// agentService begins the names of the gRPC methods that are the agent's own. Each is a method of
-// Agent, with its argument and its result in JSON.
+// agentService begins the names of the gRPC methods that are the agent's own.
 const agentService = "/oxide.Agent/"
+
+// methods has what an agent does for its own calls, by the gRPC method. Arguments and results are
+// in JSON.
+var methods = map[string]func(ctx context.Context, a *Agent, args []byte) (any, error){}
+
+// These are the calls of an agent. Each runs the method of Agent in the instance.
+var (
+	startAgent      = method("Start", (*Agent).Start)
+	ReadFacts       = method("Facts", (*Agent).Facts)
+	MakeDirs        = method("MakeDirs", (*Agent).MakeDirs)
+	Write           = method("Write", (*Agent).Write)
+	Verify          = method("Verify", (*Agent).Verify)
+	ReadRecords     = method("Records", (*Agent).Records)
+	ScanDevice      = method("Scan", (*Agent).Scan)
+	FilesystemBytes = method("FilesystemBytes", (*Agent).FilesystemBytes)
+	StartWriter     = method("StartWriter", (*Agent).StartWriter)
+	Acknowledged    = method("Acknowledged", (*Agent).Acknowledged)
+	StopWriter      = method("StopWriter", (*Agent).StopWriter)
+)
+
+// method adds a method of Agent, and returns the function that calls it through a client.
+func method[In, Out any](name string, run func(*Agent, context.Context, In) (Out, error)) func(
+	context.Context, *AgentClient, In) (Out, error) {
+	name = agentService + name
+	methods[name] = func(ctx context.Context, a *Agent, message []byte) (any, error) {
+		var args In
+		if err := json.Unmarshal(message, &args); err != nil {
+			return nil, err
+		}
+		return run(a, ctx, args)
+	}
+	return func(ctx context.Context, g *AgentClient, args In) (out Out, err error) {
+		text, err := json.Marshal(args)
+		if err != nil {
+			return out, err
+		}
+		answer, err := g.call(ctx, name, text)
+		if err == nil {
+			err = json.Unmarshal(answer, &out)
+		}
+		if err != nil {
+			return out, fmt.Errorf("in %s: %w", g.Name, err)
+		}
+		return out, nil
+	}
+}
 
 // serve answers calls until the connection ends. Then it waits for the calls in progress, which are
 // canceled.
@@ -280,8 +310,7 @@ func (a *Agent) serve(ctx context.Context, conn *streams) {
 
 // call calls a method of the agent, or passes the call to the driver's node service.
 func (a *Agent) call(ctx context.Context, name string, message []byte) (answer []byte, err error) {
-	own, is := strings.CutPrefix(name, agentService)
-	if !is {
+	if !strings.HasPrefix(name, agentService) {
 		// An agent's call that was canceled may still use the volume of this call.
 		if err := a.calls.Acquire(ctx, allCalls); err != nil {
 			return nil, status.FromContextError(err).Err()
@@ -298,19 +327,15 @@ func (a *Agent) call(ctx context.Context, name string, message []byte) (answer [
 		return nil, err
 	}
 	defer a.calls.Release(1)
-	method := reflect.ValueOf(a).MethodByName(own)
-	if !method.IsValid() {
-		return nil, fmt.Errorf("this agent has no call %s: is it of another release?", own)
+	run := methods[name]
+	if run == nil {
+		return nil, fmt.Errorf("this agent has no call %s: is it of another release?", name)
 	}
-	args := reflect.New(method.Type().In(1))
-	if err := json.Unmarshal(message, args.Interface()); err != nil {
+	result, err := run(ctx, a, message)
+	if err != nil {
 		return nil, err
 	}
-	results := method.Call([]reflect.Value{reflect.ValueOf(ctx), args.Elem()})
-	if err, _ := results[1].Interface().(error); err != nil {
-		return nil, err
-	}
-	return json.Marshal(results[0].Interface())
+	return json.Marshal(result)
 }
 
 // rawCodec passes on messages that are bytes already.

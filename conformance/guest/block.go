@@ -83,24 +83,11 @@ func (p Pattern) fill(block []byte, n int64) {
 	copy(block[checksumAt:], sum[:])
 }
 
-// Kind classifies the content at the place of a block.
-type Kind string
-
-// These are the kinds of findings.
-const (
-	Zero            Kind = "zero"
-	OtherGeneration Kind = "another generation"
-	OtherBlock      Kind = "another block"
-	OtherVolume     Kind = "another volume's block"
-	Garbage         Kind = "garbage"
-	Missing         Kind = "nothing"
-)
-
 // Finding is one block that differs from what was written.
 type Finding struct {
 	Block, Offset int64
-	Kind          Kind
-	// What describes the content that was found.
+	// Lost reports whether the block is zero or not there, and What describes what was found.
+	Lost bool
 	What string
 }
 
@@ -141,18 +128,15 @@ func (p Pattern) compare(block []byte, n int64) *Finding {
 	found, whole := identify(block)
 	switch {
 	case allZero(block):
-		f.Kind, f.What = Zero, "zero"
+		f.Lost, f.What = true, "zero"
 	case !whole:
-		f.Kind, f.What = Garbage, "garbage: "+describeGarbage(block)
+		f.What = "garbage: " + describeGarbage(block)
 	case found.Seed != p.Seed:
-		f.Kind = OtherVolume
 		f.What = fmt.Sprintf("block %d of another volume (its seed is %d, this one's %d)",
 			found.First, found.Seed, p.Seed)
 	case found.First != n:
-		f.Kind = OtherBlock
 		f.What = fmt.Sprintf("block %d of the same volume", found.First)
 	default:
-		f.Kind = OtherGeneration
 		f.What = fmt.Sprintf("of generation %d instead of %d", found.Generation, p.Generation)
 	}
 	return f

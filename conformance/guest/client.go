@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -265,7 +264,7 @@ func (g *AgentClient) connect(ctx context.Context) error {
 	g.mu.Lock()
 	g.link = l
 	g.mu.Unlock()
-	dir, err := do[Config, string](ctx, g, "Start", g.config)
+	dir, err := startAgent(ctx, g, g.config)
 	if err != nil {
 		return errors.Join(err, l.end())
 	}
@@ -304,30 +303,20 @@ func (g *AgentClient) Close() error {
 	return nil
 }
 
-// do makes a call of the agent.
-func do[In, Out any](ctx context.Context, g *AgentClient, method string, args In) (
-	out Out, err error) {
-	text, err := json.Marshal(args)
-	if err != nil {
-		return out, err
-	}
+// call makes a call of the agent itself.
+func (g *AgentClient) call(ctx context.Context, method string, args []byte) (
+	answer []byte, err error) {
 	l := g.current()
-	var answer []byte
-	err = l.client.Invoke(ctx, agentService+method, text, &answer, grpc.ForceCodec(rawCodec{}))
+	err = l.client.Invoke(ctx, method, args, &answer, grpc.ForceCodec(rawCodec{}))
 	switch {
 	case err == nil:
-		err = json.Unmarshal(answer, &out)
+		return answer, nil
 	case ctx.Err() != nil:
-		err = ctx.Err()
+		return nil, ctx.Err()
 	case l.streams.isClosed():
-		err = l.lost(err)
-	default:
-		err = errors.New(status.Convert(err).Message())
+		return nil, l.lost(err)
 	}
-	if err != nil {
-		return out, fmt.Errorf("in %s: %w", g.Name, err)
-	}
-	return out, nil
+	return nil, errors.New(status.Convert(err).Message())
 }
 
 // lost describes a call whose agent has gone.
@@ -362,61 +351,4 @@ func (g *AgentClient) Path(elements ...string) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return filepath.Join(append([]string{g.dir}, elements...)...)
-}
-
-// Facts returns the facts of the instance.
-func (g *AgentClient) Facts(ctx context.Context) (Facts, error) {
-	return do[Nothing, Facts](ctx, g, "Facts", Nothing{})
-}
-
-// MakeDirs makes directories.
-func (g *AgentClient) MakeDirs(ctx context.Context, paths ...string) error {
-	_, err := do[[]string, Nothing](ctx, g, "MakeDirs", paths)
-	return err
-}
-
-// Write writes the blocks of a pattern.
-func (g *AgentClient) Write(ctx context.Context, w Writing) error {
-	_, err := do[Writing, Nothing](ctx, g, "Write", w)
-	return err
-}
-
-// Verify reads every block of a pattern from the disk and reports the wrong ones.
-func (g *AgentClient) Verify(ctx context.Context, place Place, p Pattern) (Report, error) {
-	return do[Reading, Report](ctx, g, "Verify", Reading{place, p})
-}
-
-// Records reads the records that a writer has written.
-func (g *AgentClient) Records(ctx context.Context, place Place, p Pattern) (Records, error) {
-	return do[Reading, Records](ctx, g, "Records", Reading{place, p})
-}
-
-// Scan reads a whole device or file from the disk.
-func (g *AgentClient) Scan(ctx context.Context, place Place) (Scan, error) {
-	return do[Place, Scan](ctx, g, "Scan", place)
-}
-
-// Sample reads a part of a device from the disk.
-func (g *AgentClient) Sample(ctx context.Context, s Sampling) (Sample, error) {
-	return do[Sampling, Sample](ctx, g, "Sample", s)
-}
-
-// FilesystemBytes returns the size of the filesystem at a path, as a workload asks for it.
-func (g *AgentClient) FilesystemBytes(ctx context.Context, path string) (int64, error) {
-	return do[string, int64](ctx, g, "FilesystemBytes", path)
-}
-
-// StartWriter starts a writer and returns its number.
-func (g *AgentClient) StartWriter(ctx context.Context, r Recording) (int, error) {
-	return do[Recording, int](ctx, g, "StartWriter", r)
-}
-
-// Acknowledged returns the number of a writer's records that fsync has acknowledged so far.
-func (g *AgentClient) Acknowledged(ctx context.Context, writer int) (int64, error) {
-	return do[int, int64](ctx, g, "Acknowledged", writer)
-}
-
-// StopWriter stops a writer and returns its result.
-func (g *AgentClient) StopWriter(ctx context.Context, writer int) (WriterEnd, error) {
-	return do[int, WriterEnd](ctx, g, "StopWriter", writer)
 }

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -49,7 +50,8 @@ func deviceNumber(file *os.File) (string, error) {
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)), nil
 }
 
-func filesystemBytes(path string) (int64, error) {
+// FilesystemBytes returns the size of the filesystem at a path, as a workload asks for it.
+func (*Agent) FilesystemBytes(_ context.Context, path string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
 		return 0, fmt.Errorf("statfs %s: %w", path, err)

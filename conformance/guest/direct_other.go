@@ -3,6 +3,7 @@
 package guest
 
 import (
+	"context"
 	"errors"
 	"os"
 )
@@ -12,7 +13,9 @@ var errNotLinux = errors.New("volumes are used on Linux: run the agent there")
 func openDirect(string) (*os.File, error)   { return nil, errNotLinux }
 func newBuffer(int) ([]byte, func(), error) { return nil, nil, errNotLinux }
 func deviceNumber(*os.File) (string, error) { return "", errNotLinux }
-func filesystemBytes(string) (int64, error) { return 0, errNotLinux }
+
+// FilesystemBytes needs Linux.
+func (*Agent) FilesystemBytes(context.Context, string) (int64, error) { return 0, errNotLinux }
 
 // HasMountSetattr returns false.
 func HasMountSetattr() bool { return false }

@@ -96,7 +96,8 @@ func (w *agentTest) attached(g *guest.AgentClient, instance, access string) *har
 	p := &harness.Placement{Volume: created.GetVolume(), Capability: capability,
 		PublishContext: published.GetPublishContext(),
 		Staging:        g.Path(access, "staging"), Target: g.Path(access, "pod", "data")}
-	w.must(g.MakeDirs(ctx, p.Staging, filepath.Dir(p.Target)))
+	_, err = guest.MakeDirs(ctx, g, []string{p.Staging, filepath.Dir(p.Target)})
+	w.must(err)
 	return p
 }
 
@@ -132,7 +133,7 @@ func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {
 	}
 	info, err := node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	w.must(err)
-	facts, err := g.Facts(t.Context())
+	facts, err := guest.ReadFacts(t.Context(), g, guest.Nothing{})
 	w.must(err)
 	if want := w.rack.Instance("b").ID; info.GetNodeId() != want || facts.InstanceID != want {
 		t.Errorf("the node is %q, the instance %q; want %q", info.GetNodeId(), facts.InstanceID, want)

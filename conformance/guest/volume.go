@@ -73,7 +73,7 @@ func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error
 	return report, a.eachBlock(ctx, r, last, func(n int64, block []byte) bool {
 		report.Read++
 		if block == nil {
-			report.add(Finding{Block: n, Offset: r.Pattern.offset(n), Kind: Missing,
+			report.add(Finding{Block: n, Offset: r.Pattern.offset(n), Lost: true,
 				What: "not there: the file is missing, or ends before it"})
 		} else if f := r.Pattern.compare(block, n); f != nil {
 			report.add(*f)
@@ -160,9 +160,32 @@ func (a *Agent) Records(ctx context.Context, r Reading) (records Records, err er
 	return records, err
 }
 
-// Scan describes the content of a whole device or file.
+// Range is the bytes of a device from one offset up to another.
+type Range struct{ From, To int64 }
+
+// Scanning is the arguments of a scan of a device.
+type Scanning struct {
+	Place Place
+	// Sample, if it is not nil, limits the scan to a part of the device.
+	Sample *Sample
+}
+
+// Sample chooses the part of a device that is read: both ends, what is around its boundaries and
+// random places in between, and as much of the rest as the time allows.
+type Sample struct {
+	// Boundary is the distance between the places at which a rack divides a disk.
+	Boundary int64
+	// Seed chooses the places in between.
+	Seed uint64
+	// Within limits the time for the rest of the device.
+	Within time.Duration
+}
+
+// Scan describes the content of a device.
 type Scan struct {
-	Bytes int64
+	// Bytes is the size of the device, and Ranges are what was read, in order.
+	Bytes  int64
+	Ranges []Range
 	// SHA256 is the checksum of the blocks that are not zero, each with its offset.
 	SHA256 string
 	// NonZero is the number of blocks that are not zero, and First describes the first of them.
@@ -170,135 +193,88 @@ type Scan struct {
 	First   string
 }
 
-// scanPiece is the number of bytes that are read at a time.
-const scanPiece = 4 << 20
-
-// Scan reads a whole device or file from the disk.
-func (a *Agent) Scan(ctx context.Context, place Place) (scan Scan, err error) {
-	file, err := a.open(place, openDirect)
-	if err != nil {
-		return scan, err
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	buffer, free, err := newBuffer(scanPiece)
-	if err != nil {
-		return scan, err
-	}
-	defer free()
-	hash := sha256.New()
-	for {
-		if err := ctx.Err(); err != nil {
-			return scan, err
-		}
-		n, err := file.ReadAt(buffer, scan.Bytes)
-		scan.note(buffer[:n], hash)
-		scan.Bytes += int64(n)
-		if errors.Is(err, io.EOF) {
-			scan.SHA256 = hex.EncodeToString(hash.Sum(nil))
-			return scan, nil
-		}
-		if err != nil {
-			return scan, fmt.Errorf("read %s at byte %d: %w", place.Path, scan.Bytes, err)
-		}
-	}
-}
-
-// Range is the bytes of a device from one offset up to another.
-type Range struct{ From, To int64 }
-
-// Sampling is the arguments of a sample.
-type Sampling struct {
-	Place Place
-	// Bytes is the size of the device. Boundary is the distance between the places at which a rack
-	// divides a disk, around each of which the sample looks.
-	Bytes, Boundary int64
-	// Seed chooses the places in between.
-	Seed uint64
-	// Within limits the time for the rest of the device.
-	Within time.Duration
-}
-
-// Sample describes a part of a device.
-type Sample struct {
-	Scan
-	// Ranges are what was read, in order.
-	Ranges []Range
-}
-
 const (
+	// scanPiece is the number of bytes that are read at a time.
+	scanPiece = 4 << 20
 	// sampleEnd is the size of a sample at an end of a device, and sampleEdge that on each side of a
 	// boundary, and of one in between.
 	sampleEnd  = 1 << 20
 	sampleEdge = 64 << 10
 )
 
-// ranges returns the ranges that are always read, and the pieces of the whole device, in the order
-// in which they are read.
-func (s Sampling) ranges() (always, rest []Range) {
-	random := rand.New(rand.NewPCG(s.Seed, uint64(s.Bytes)))
+// ranges returns the ranges of a device that are always read, and those that are read after them.
+func (s *Sample) ranges(bytes int64) (always, rest []Range) {
+	for at := int64(0); at < bytes; at += scanPiece {
+		rest = append(rest, Range{at, min(at+scanPiece, bytes)})
+	}
+	if s == nil {
+		return rest, nil
+	}
+	random := rand.New(rand.NewPCG(s.Seed, uint64(bytes)))
 	add := func(from, to int64) {
-		always = append(always, Range{max(from, 0), min(to, s.Bytes)})
+		always = append(always, Range{max(from, 0), min(to, bytes)})
 	}
 	add(0, sampleEnd)
-	add(s.Bytes-sampleEnd, s.Bytes)
-	for at := s.Boundary; at < s.Bytes; at += s.Boundary {
+	add(bytes-sampleEnd, bytes)
+	for at := s.Boundary; at < bytes; at += s.Boundary {
 		add(at-sampleEdge, at+sampleEdge)
 		between := at - s.Boundary + random.Int64N(s.Boundary/sampleEdge)*sampleEdge
 		add(between, between+sampleEdge)
-	}
-	for at := int64(0); at < s.Bytes; at += scanPiece {
-		rest = append(rest, Range{at, min(at+scanPiece, s.Bytes)})
 	}
 	random.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
 	return always, rest
 }
 
-// Sample reads both ends of a device, what is around its boundaries and random places in between,
-// and as much of the rest as the time allows.
-func (a *Agent) Sample(ctx context.Context, s Sampling) (sample Sample, err error) {
+// Scan reads a device, or a sample of it, from the disk.
+func (a *Agent) Scan(ctx context.Context, s Scanning) (scan Scan, err error) {
+	began := time.Now()
 	file, err := a.open(s.Place, openDirect)
 	if err != nil {
-		return sample, err
+		return scan, err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
 	buffer, free, err := newBuffer(scanPiece)
 	if err != nil {
-		return sample, err
+		return scan, err
 	}
 	defer free()
-	end := time.Now().Add(s.Within)
-	always, rest := s.ranges()
+	if scan.Bytes, err = file.Seek(0, io.SeekEnd); err != nil {
+		return scan, err
+	}
+	hash := sha256.New()
+	always, rest := s.Sample.ranges(scan.Bytes)
 	for i, r := range append(always, rest...) {
 		if err := ctx.Err(); err != nil {
-			return sample, err
+			return scan, err
 		}
-		if i >= len(always) && time.Now().After(end) {
+		if i >= len(always) && time.Since(began) > s.Sample.Within {
 			break
 		}
 		piece := buffer[:r.To-r.From]
 		if _, err := file.ReadAt(piece, r.From); err != nil {
-			return sample, fmt.Errorf("read %s at byte %d: %w", s.Place.Path, r.From, err)
+			return scan, fmt.Errorf("read %s at byte %d: %w", s.Place.Path, r.From, err)
 		}
-		sample.Bytes = r.From
-		sample.note(piece, io.Discard)
-		sample.Ranges = append(sample.Ranges, r)
+		scan.note(piece, r.From, hash)
+		scan.Ranges = append(scan.Ranges, r)
 	}
-	sample.Bytes, err = file.Seek(0, io.SeekEnd)
-	return sample, err
+	scan.SHA256 = hex.EncodeToString(hash.Sum(nil))
+	return scan, nil
 }
 
-// note counts and hashes the blocks of a piece that are not zero.
-func (s *Scan) note(piece []byte, hash io.Writer) {
+// note counts and hashes the blocks of a piece that are not zero. A device may end with a part of a
+// block.
+func (s *Scan) note(piece []byte, from int64, hash io.Writer) {
 	if allZero(piece) {
 		return
 	}
-	for at := 0; at < len(piece); at += BlockBytes {
-		block := piece[at:min(at+BlockBytes, len(piece))]
+	for at := from; len(piece) > 0; at += BlockBytes {
+		block := piece[:min(BlockBytes, len(piece))]
+		piece = piece[len(block):]
 		if allZero(block) {
 			continue
 		}
 		// A hash returns no error.
-		_ = binary.Write(hash, binary.LittleEndian, s.Bytes+int64(at))
+		_ = binary.Write(hash, binary.LittleEndian, at)
 		_, _ = hash.Write(block)
 		if len(block) < BlockBytes {
 			continue
@@ -312,13 +288,8 @@ func (s *Scan) note(piece []byte, hash io.Writer) {
 			what = fmt.Sprintf("it is block %d of generation %d of the volume with seed %d",
 				p.First, p.Generation, p.Seed)
 		}
-		s.First = fmt.Sprintf("byte %d: %s", s.Bytes+int64(at), what)
+		s.First = fmt.Sprintf("byte %d: %s", at, what)
 	}
-}
-
-// FilesystemBytes returns the size of the filesystem at a path, as a workload asks for it.
-func (a *Agent) FilesystemBytes(_ context.Context, path string) (int64, error) {
-	return filesystemBytes(path)
 }
 
 // Recording is the arguments of a running writer.
