@@ -143,7 +143,7 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 	a.Observe = w.observe
 	var names atomic.Int64
 	b = &data.Bench{Controller: csi.NewControllerClient(conn), A: a, Oxide: w.client,
-		Project: w.project, Hotplug: w.rack.Hotplug, Seed: seedOf(w.id), MayStop: w.mayStop,
+		Hotplug: w.rack.Hotplug, Seed: seedOf(w.id), MayStop: w.mayStop,
 		Name: func(what string) string {
 			return fmt.Sprintf("%s-%s-%d", w.mark, what, names.Add(1))
 		}}

@@ -29,9 +29,8 @@ type Bench struct {
 	// MayStop returns an error if somebody else uses an instance. It is called right before the stop;
 	// nil means that nobody else does.
 	MayStop func(ctx context.Context, instance string) error
-	// Oxide and Project serve the requests of an administrator.
-	Oxide   *oxide.Client
-	Project string
+	// Oxide serves the requests of an administrator.
+	Oxide *oxide.Client
 	// Hotplug reports whether the rack attaches disks to running instances.
 	Hotplug bool
 	// Name returns a unique name of the run for an object that a check creates.
@@ -65,10 +64,9 @@ type Helper struct {
 type Check struct {
 	// ID is D01, D02, …. An ID is never used for another check.
 	ID string
-	// Says states what holds if the check succeeds. Why states what goes wrong otherwise. Source
-	// names the document that promises it.
-	Says, Why, Source string
-	Needs             Needs
+	// Says states what holds if the check succeeds, and Source names the document that promises it.
+	Says, Source string
+	Needs        Needs
 	// GiB is what the check has at one time, if that is more than most have.
 	GiB int64
 	// Calls are the calls that a successful check must have made: RPCs of CSI, and operations of the

@@ -27,107 +27,62 @@ var (
 func Checks() []Check {
 	hotplug, two := Needs{Hotplug: true}, Needs{Hotplug: true, Second: true}
 	return []Check{
-		{
-			ID:     "D01",
+		{ID: "D01", Needs: hotplug, Calls: ofUse, Run: eachAccess(checkReturn),
 			Says:   "a volume keeps every block over unpublish, unstage and detach, and back",
-			Why:    "a workload that is restarted would find other data than it left",
-			Source: "CSI 1.13, NodeUnstageVolume and ControllerUnpublishVolume",
-			Needs:  hotplug, Calls: ofUse, Run: eachAccess(checkReturn),
-		}, {
-			ID: "D02",
+			Source: "CSI 1.13, NodeUnstageVolume and ControllerUnpublishVolume"},
+		{ID: "D02", Needs: two, Calls: ofUse, Run: eachAccess(checkMove),
 			Says: "a volume that moves to another instance and back has what both wrote, and only one " +
 				"instance at a time has its device",
-			Why:    "a workload that is rescheduled would lose data",
-			Source: "CSI 1.13, SINGLE_NODE_WRITER; RFD 595",
-			Needs:  two, Calls: ofUse, Run: eachAccess(checkMove),
-		}, {
-			ID:     "D03",
+			Source: "CSI 1.13, SINGLE_NODE_WRITER; RFD 595"},
+		{ID: "D03", Needs: two, Calls: slices.Concat(ofUse, ofRestart), Run: eachAccess(checkRestart),
 			Says:   "what fsync acknowledged is there after the instance was stopped and started",
-			Why:    "a database would lose transactions that it had confirmed",
-			Source: "fsync(2); Oxide API, instance_stop is a hard halt",
-			Needs:  two, Calls: slices.Concat(ofUse, ofRestart), Run: eachAccess(checkRestart),
-		}, {
-			ID: "D04",
+			Source: "fsync(2); Oxide API, instance_stop is a hard halt"},
+		{ID: "D04", Needs: hotplug, Calls: ofSnapshot, Run: eachAccess(checkSnapshot),
 			Says: "a snapshot that is taken while a writer runs has a gapless prefix of its records, " +
 				"with every one that was acknowledged before",
-			Why:    "a backup would be of no moment that ever was, and could not be restored",
-			Source: "CSI 1.13, CreateSnapshot; Oxide API, snapshot_create",
-			Needs:  hotplug, Calls: ofSnapshot, Run: eachAccess(checkSnapshot),
-		}, {
-			ID: "D05",
+			Source: "CSI 1.13, CreateSnapshot; Oxide API, snapshot_create"},
+		{ID: "D05", Needs: hotplug, Calls: ofSnapshot, Run: eachAccess(checkRestore),
 			Says: "a volume that is restored has the blocks of its snapshot and no others, " +
 				"and a larger one is as large for its workload",
-			Why:    "a restore would bring back another moment's data, or another volume's",
-			Source: "CSI 1.13, CreateVolume with a snapshot as its source",
-			Needs:  hotplug, Calls: ofSnapshot, Run: eachAccess(checkRestore),
-		}, {
-			ID: "D06",
+			Source: "CSI 1.13, CreateVolume with a snapshot as its source"},
+		{ID: "D06", Needs: two, Calls: ofUse, Run: eachAccess(checkCut),
 			Says: "what fsync acknowledged is there after a detach under a running workload, " +
 				"and nothing that was not written",
-			Why:    "after the loss of a node, its volumes are detached as they are",
-			Source: "CSI 1.13, ControllerUnpublishVolume; fsync(2)",
-			Needs:  two, Calls: ofUse, Run: eachAccess(checkCut),
-		}, {
-			ID:     "D07",
+			Source: "CSI 1.13, ControllerUnpublishVolume; fsync(2)"},
+		{ID: "D07", Needs: hotplug, Calls: ofUse, Run: eachAccess(checkNeighbours),
 			Says:   "volumes that are used side by side have only their own bytes",
-			Why:    "one workload would overwrite the data of another",
-			Source: "RFD 595: a device is found by its serial",
-			Needs:  hotplug, Calls: ofUse, Run: eachAccess(checkNeighbours),
-		}, {
-			ID:     "D08",
+			Source: "RFD 595: a device is found by its serial"},
+		{ID: "D08", Needs: hotplug, Calls: ofUse, Run: rawOnly(checkBlank),
 			Says:   "a new volume is zero, also after another was written and deleted",
-			Why:    "a workload would read what somebody else has deleted",
-			Source: "Oxide API, DiskSource blank; CSI 1.13, CreateVolume",
-			Needs:  hotplug, Calls: ofUse, Run: rawOnly(checkBlank),
-		}, {
-			ID:     "D09",
+			Source: "Oxide API, DiskSource blank; CSI 1.13, CreateVolume"},
+		{ID: "D09", Needs: hotplug, Calls: ofUse, Run: rawOnly(checkWhole),
 			Says:   "a raw volume has the same checksum, over all of it, when it comes back",
-			Why:    "what was not written would have changed, too",
-			Source: "CSI 1.13, BlockVolume",
-			Needs:  hotplug, Calls: ofUse, Run: rawOnly(checkWhole),
-		}, {
-			ID: "D10",
+			Source: "CSI 1.13, BlockVolume"},
+		{ID: "D10", Needs: hotplug, Calls: append([]string{"disk_view"}, ofAttach...),
+			Run: once(checkDevices),
 			Says: "an instance shows one device for a volume that is attached to it, " +
 				"with the serial, the size and the block size of the rack's disk, and none after",
-			Why:    "the driver could take one disk for another",
-			Source: "RFD 595: the serial is the first 20 bytes of the disk's name",
-			Needs:  hotplug, Calls: append([]string{"disk_view"}, ofAttach...), Run: once(checkDevices),
-		}, {
-			ID: "D11",
+			Source: "RFD 595: the serial is the first 20 bytes of the disk's name"},
+		{ID: "D11", Needs: Needs{Helper: true},
+			Calls: slices.Concat(ofUse, ofRestart, []string{"instance_disk_list"}),
+			Run:   once(checkHelper),
 			Says: "volumes that are attached to a stopped instance are its devices when it runs, " +
 				"and keep what was written when it is stopped again",
-			Why:    "on a rack without hot-plug there is no other way to use a volume",
-			Source: "Oxide API, instance_disk_attach; RFD 595",
-			Needs:  Needs{Helper: true},
-			Calls: slices.Concat(ofUse, ofRestart,
-				[]string{"instance_disk_list"}),
-			Run: once(checkHelper),
-		}, {
-			ID: "D12",
+			Source: "Oxide API, instance_disk_attach; RFD 595"},
+		{ID: "D12", Needs: hotplug, Calls: ofSnapshot, Run: rawOnly(checkLineage),
 			Says: "a volume, its snapshots and what is restored from them keep their own blocks when " +
 				"another one of them is written or deleted; behind a smaller snapshot all is zero",
-			Why:    "a backup would go with its origin, or a clone's workload would spoil it",
-			Source: "CSI 1.13, DeleteVolume and DeleteSnapshot; Oxide API, DiskSource snapshot",
-			Needs:  hotplug, Calls: ofSnapshot, Run: rawOnly(checkLineage),
-		}, {
-			ID: "D13",
+			Source: "CSI 1.13, DeleteVolume and DeleteSnapshot; Oxide API, DiskSource snapshot"},
+		{ID: "D13", Needs: hotplug, Calls: ofSnapshot, Run: rawOnly(checkRecreated),
 			Says: "a volume with the name of a deleted one is zero, a snapshot of the deleted one keeps " +
 				"its blocks, and one with the name of a deleted snapshot has its own",
-			Why:    "a claim that is made anew would have its predecessor's data",
-			Source: "CSI 1.13, CreateVolume and DeleteVolume",
-			Needs:  hotplug, Calls: ofSnapshot, Run: rawOnly(checkRecreated),
-		}, {
-			ID:     "D14",
+			Source: "CSI 1.13, CreateVolume and DeleteVolume"},
+		{ID: "D14", Needs: hotplug, Calls: ofUse, GiB: largeTimes, Run: rawOnly(checkLarge),
 			Says:   "a volume of 17 GiB is zero, and keeps blocks from its first to its last byte",
-			Why:    "offsets that are cut off at 32 or 34 bits would let blocks overwrite each other",
-			Source: "CSI 1.13, BlockVolume; Oxide API, DiskSource blank",
-			Needs:  hotplug, Calls: ofUse, GiB: largeTimes, Run: rawOnly(checkLarge),
-		}, {
-			ID:     "D15",
+			Source: "CSI 1.13, BlockVolume; Oxide API, DiskSource blank"},
+		{ID: "D15", Needs: hotplug, Calls: ofSnapshot, GiB: 3 * restoredTimes,
+			Run:    rawOnly(checkRestoredLarge),
 			Says:   "a volume of 3 GiB that is restored has every block of its snapshot",
-			Why:    "a restore could end early, and what lies behind 2 GiB would be lost",
-			Source: "CSI 1.13, CreateVolume with a snapshot as its source",
-			Needs:  hotplug, Calls: ofSnapshot, GiB: 3 * restoredTimes, Run: rawOnly(checkRestoredLarge),
-		},
+			Source: "CSI 1.13, CreateVolume with a snapshot as its source"},
 	}
 }

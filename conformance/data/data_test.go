@@ -82,7 +82,7 @@ func benchOf(t *testing.T, run *harness.Run, options harness.RackOptions) *bench
 			Connect: func(ctx context.Context) (*guest.AgentClient, error) {
 				return guest.Connect(ctx, shell(env.Rack, "helper"), config)
 			}},
-		Oxide: env.Rack.Client, Project: env.Rack.Project, Hotplug: options.Hotplug == "",
+		Oxide: env.Rack.Client, Hotplug: options.Hotplug == "",
 		Name:          func(what string) string { return fmt.Sprintf("%s-%d", what, names.Add(1)) },
 		Seed:          1,
 		DeviceTimeout: deviceTimeout, SampleTime: time.Second,
@@ -167,27 +167,23 @@ func TestARackWithoutHotplugPassesTheChecksThatUseTheHelper(t *testing.T) {
 		"device-smaller": {"D11", "btrfs", "expected the size of the rack's disk"},
 	}
 	for _, tamper := range short.Some(t, 1, slices.Sorted(maps.Keys(noticed))) {
-		t.Run(tamper+" by D11", func(t *testing.T) { b.notices(t, tamper, noticed[tamper]) })
-	}
-}
-
-func TestABlockedCheckNamesWhatTheBenchLacks(t *testing.T) {
-	for _, check := range data.Checks() {
-		blocked := check.Blocked(&data.Bench{Hotplug: true})
-		if got, want := blocked == "", !check.Needs.Second && !check.Needs.Helper; got != want {
-			t.Errorf("%s, which needs %+v, is blocked by %q", check.ID, check.Needs, blocked)
-		}
+		want := noticed[tamper]
+		t.Run(tamper+" by D11", func(t *testing.T) { b.notices(t, tamper, want, want.accesses) })
 	}
 }
 
 func TestTheTableOfDataChecksIsComplete(t *testing.T) {
 	ids := map[string]bool{}
 	for _, c := range data.Checks() {
-		if c.ID == "" || ids[c.ID] || c.Says == "" || c.Why == "" || c.Source == "" ||
-			len(c.Calls) == 0 || c.Run == nil {
+		if c.ID == "" || ids[c.ID] || c.Says == "" || c.Source == "" || len(c.Calls) == 0 ||
+			c.Run == nil {
 			t.Errorf("%s has a field that is empty, or an ID that another one has", c.ID)
 		}
 		ids[c.ID] = true
+		blocked := c.Blocked(&data.Bench{Hotplug: true})
+		if got, want := blocked == "", !c.Needs.Second && !c.Needs.Helper; got != want {
+			t.Errorf("%s, which needs %+v, is blocked by %q", c.ID, c.Needs, blocked)
+		}
 	}
 }
 
