@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/chromedp/cdproto/emulation"
@@ -22,80 +23,51 @@ var update = flag.Bool("update", false, "write docs/conformance-report.png")
 
 const picture = "../../docs/conformance-report.png"
 
-// browser is a headless browser.
-type browser struct{ browsertest.Browser }
-
-// tab is a tab of it.
-type tab = browsertest.Tab
-
-// open shows a report in a new tab.
-func (b browser) open(t *testing.T, r *Report) *tab {
+// open shows a report in a new tab, with all details.
+func open(t *testing.T, b browsertest.Browser, r *Report) *browsertest.Tab {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "report")
 	if err := Write(dir, r); err != nil {
 		t.Fatal(err)
 	}
-	return b.Open(t, (&url.URL{Scheme: "file", Path: filepath.Join(dir, pageFile)}).String())
+	page := b.Open(t, (&url.URL{Scheme: "file", Path: filepath.Join(dir, pageFile)}).String())
+	page.Do(browsertest.Size(1200, 900), chromedp.Evaluate(
+		`document.querySelectorAll("details").forEach(d => d.open = true)`, nil))
+	return page
 }
-
-func evaluate[T any](page *tab, script string) T {
-	page.Helper()
-	return browsertest.Evaluate[T](page, script)
-}
-
-const openAll = `document.querySelectorAll("details").forEach(d => d.open = true)`
 
 func TestThePageOfAReportIsReadableInABrowser(t *testing.T) {
-	b := browser{browsertest.Start(t)}
-	for _, test := range []struct {
-		name string
-		run  func(browser, *testing.T)
-	}{
-		{"it loads nothing and the console is silent", browser.loadsNothing},
-		{"it is readable in light and dark", browser.contrasts},
-		{"it fits a phone", browser.fitsAPhone},
-		{"it prints, with the evidence of failures", browser.prints},
-		{"its headings, tables and links are in order", browser.isInOrder},
-		{"its picture is in docs", browser.isInDocs},
+	b := browsertest.Start(t)
+	for name, test := range map[string]func(*testing.T, *browsertest.Tab){
+		"it is readable in light and dark": contrasts, "it fits a phone": fitsAPhone,
+		"it prints, with the evidence of failures": prints, "it is in order": isInOrder,
+		"its picture is in docs": isInDocs,
 	} {
-		t.Run(test.name, func(t *testing.T) { test.run(b, t) })
+		t.Run(name, func(t *testing.T) { test(t, open(t, b, example())) })
 	}
-}
-
-func (b browser) loadsNothing(t *testing.T) {
-	for name, r := range map[string]*Report{
-		"failed": example(), "good": good(), "empty": minimal(), "hostile": hostile(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			page := b.open(t, r)
-			page.Do(browsertest.Size(1200, 900), chromedp.Evaluate(openAll, nil),
-				browsertest.Scheme("dark"), browsertest.Scheme("light"))
+	for name, r := range reports() {
+		t.Run("it loads nothing and the console is silent, "+name, func(t *testing.T) {
+			page := open(t, b, r)
+			page.Do(browsertest.Scheme("dark"), browsertest.Scheme("light"))
 			requests, messages := page.Seen()
-			for _, request := range requests[min(1, len(requests)):] {
-				if request != "data:," { // the empty icon
-					t.Errorf("the page loads %s", request)
-				}
+			// The first request is the page's own, and data:, that of the empty icon.
+			if len(requests) == 0 || len(messages) > 0 || slices.ContainsFunc(requests[1:],
+				func(request string) bool { return request != "data:," }) {
+				t.Errorf("the page loads %q, and the console says %q", requests, messages)
 			}
-			if len(requests) == 0 {
-				t.Error("the browser told of no request, not even of the page's own")
-			}
-			if len(messages) > 0 {
-				t.Errorf("the console says %q, expected nothing", messages)
-			}
+			fitsAPhone(t, page)
 		})
 	}
 }
 
-func (b browser) contrasts(t *testing.T) {
-	verdicts := []Verdict{Conforms, BlockedByRack, Incomplete, DoesNotConform}
-	page := b.open(t, example())
-	page.Do(browsertest.Size(1200, 900), chromedp.Evaluate(openAll, nil))
+func contrasts(t *testing.T, page *browsertest.Tab) {
 	colours := map[string]string{}
 	for _, name := range []string{"light", "dark"} {
 		page.Do(browsertest.Scheme(name))
-		colours[name] = evaluate[string](page, `(() => { const style = getComputedStyle(document.body);
+		colours[name] = browsertest.Evaluate[string](page, `(() => {
+			const style = getComputedStyle(document.body);
 			return style.backgroundColor + " " + style.color })()`)
-		for _, verdict := range verdicts {
+		for _, verdict := range []Verdict{Conforms, BlockedByRack, Incomplete, DoesNotConform} {
 			page.Do(chromedp.Evaluate(fmt.Sprintf(`document.querySelector("header").className =
 				"verdict %s"`, verdictStatus(verdict)), nil))
 			texts := browsertest.Contrasts(page)
@@ -115,36 +87,32 @@ func (b browser) contrasts(t *testing.T) {
 	}
 }
 
-func (b browser) fitsAPhone(t *testing.T) {
-	for name, r := range map[string]*Report{"failed": example(), "hostile": hostile()} {
-		page := b.open(t, r)
-		page.Do(emulation.SetDeviceMetricsOverride(390, 844, 2, true), chromedp.Evaluate(openAll, nil))
-		for _, font := range []int{100, 125} { // percent, because other machines have wider fonts
-			page.Do(chromedp.Evaluate(fmt.Sprintf(
-				`document.documentElement.style.fontSize = "%d%%"`, font), nil))
-			widths := evaluate[[]int](page, `[document.documentElement.scrollWidth,
-				document.documentElement.clientWidth, innerWidth]`)
-			if widths[0] > widths[1] || widths[1] != 390 || widths[2] != 390 {
-				t.Errorf("%s: the page is %d wide on a screen of %d (%d) with fonts of %d %%, "+
-					"expected no more than 390", name, widths[0], widths[1], widths[2], font)
-			}
+func fitsAPhone(t *testing.T, page *browsertest.Tab) {
+	page.Do(emulation.SetDeviceMetricsOverride(390, 844, 2, true))
+	for _, font := range []int{100, 125} { // percent, because other machines have wider fonts
+		page.Do(chromedp.Evaluate(fmt.Sprintf(
+			`document.documentElement.style.fontSize = "%d%%"`, font), nil))
+		widths := browsertest.Evaluate[[]int](page, `[document.documentElement.scrollWidth,
+			document.documentElement.clientWidth, innerWidth]`)
+		if widths[0] > widths[1] || widths[1] != 390 || widths[2] != 390 {
+			t.Errorf("the page is %d wide on a screen of %d (%d) with fonts of %d %%, "+
+				"expected no more than 390", widths[0], widths[1], widths[2], font)
 		}
 	}
 }
 
-func (b browser) prints(t *testing.T) {
-	page := b.open(t, example())
+func prints(t *testing.T, page *browsertest.Tab) {
 	var pdf []byte
-	page.Do(browsertest.Scheme("dark"), chromedp.ActionFunc(func(ctx context.Context) (err error) {
-		pdf, _, err = cdpage.PrintToPDF().WithPrintBackground(true).Do(ctx)
-		return err
-	}))
+	page.Do(chromedp.Reload(), browsertest.Scheme("dark"), // with the details that are open at first
+		chromedp.ActionFunc(func(ctx context.Context) (err error) {
+			pdf, _, err = cdpage.PrintToPDF().WithPrintBackground(true).Do(ctx)
+			return err
+		}), emulation.SetEmulatedMedia().WithMedia("print"))
 	pages := bytes.Count(pdf, []byte("/Type /Page\n"))
 	if !bytes.HasPrefix(pdf, []byte("%PDF-")) || pages < 2 || pages > 20 {
 		t.Errorf("the PDF has %d pages in %d bytes, expected 2 to 20", pages, len(pdf))
 	}
-	page.Do(emulation.SetEmulatedMedia().WithMedia("print"))
-	hidden := evaluate[int](page, `[...document.querySelectorAll(".results .failed")]
+	hidden := browsertest.Evaluate[int](page, `[...document.querySelectorAll(".results .failed")]
 		.map(label => label.closest("li").querySelector(".evidence"))
 		.filter(evidence => !evidence || !evidence.checkVisibility()).length`)
 	if hidden != 0 {
@@ -152,8 +120,7 @@ func (b browser) prints(t *testing.T) {
 	}
 }
 
-func (b browser) isInOrder(t *testing.T) {
-	page := b.open(t, example())
+func isInOrder(t *testing.T, page *browsertest.Tab) {
 	for what, script := range map[string]string{
 		"headings that skip a level": `[...document.querySelectorAll("h1,h2,h3")].filter((h, i, all) =>
 			i === 0 ? h.tagName !== "H1" : h.tagName[1] - all[i - 1].tagName[1] > 1).length`,
@@ -169,34 +136,25 @@ func (b browser) isInOrder(t *testing.T) {
 		"h1 headings other than one":  `document.querySelectorAll("h1").length - 1`,
 		"language other than English": `document.documentElement.lang === "en" ? 0 : 1`,
 	} {
-		if n := evaluate[int](page, script); n != 0 {
+		if n := browsertest.Evaluate[int](page, script); n != 0 {
 			t.Errorf("the page has %d %s", n, what)
 		}
 	}
 }
 
-func (b browser) isInDocs(t *testing.T) {
-	page := b.open(t, example())
+func isInDocs(t *testing.T, page *browsertest.Tab) {
 	var png []byte
-	page.Do(browsertest.Size(1120, 1400), browsertest.Scheme("light"),
+	page.Do(chromedp.Reload(), browsertest.Size(1120, 1400), browsertest.Scheme("light"),
 		chromedp.CaptureScreenshot(&png))
 	if *update {
 		if err := os.WriteFile(picture, png, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for what, content := range map[string][]byte{"a new picture": png, picture: read(t, picture)} {
+	for what, content := range map[string][]byte{"a new picture": png,
+		picture: must(os.ReadFile(picture))(t)} {
 		if !bytes.HasPrefix(content, []byte("\x89PNG")) || len(content) > 300_000 {
 			t.Errorf("%s has %d bytes, expected a PNG of at most 300 kB", what, len(content))
 		}
 	}
-}
-
-func read(t *testing.T, path string) []byte {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return content
 }

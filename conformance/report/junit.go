@@ -57,19 +57,23 @@ func junit(r *Report) ([]byte, error) {
 		suite := testSuite{Name: group.Name, Hostname: r.Run.Machine,
 			Timestamp: r.Run.Began.UTC().Format(time.RFC3339)}
 		for _, result := range group.Results {
-			suite.add(result)
+			suite.addCase(result)
 		}
 		suite.Time = junitSeconds(group.Seconds())
 		seconds += group.Seconds()
-		all.Tests += suite.Tests
-		all.Failures += suite.Failures
-		all.Errors += suite.Errors
-		all.Skipped += suite.Skipped
+		all.add(suite.junitCounts)
 		all.Suites = append(all.Suites, suite)
 	}
 	all.Time = junitSeconds(seconds)
 	text, err := xml.MarshalIndent(all, "", "  ")
 	return append([]byte(xml.Header), append(text, '\n')...), err
+}
+
+func (c *junitCounts) add(more junitCounts) {
+	c.Tests += more.Tests
+	c.Failures += more.Failures
+	c.Errors += more.Errors
+	c.Skipped += more.Skipped
 }
 
 // verdictStatus converts the verdict to the status of a spec.
@@ -85,7 +89,7 @@ func verdictStatus(v Verdict) Status {
 	return Interrupted // and Incomplete
 }
 
-func (s *testSuite) add(result Result) {
+func (s *testSuite) addCase(result Result) {
 	c := testCase{Name: result.Name, Class: result.Group, Time: junitSeconds(result.Seconds)}
 	if result.ID != "" {
 		c.Name = result.ID + " " + result.Name

@@ -84,19 +84,20 @@ func base64Forms(secret string) (all []string) {
 // and maps are not nil.
 func (r *Report) scrub(secrets []string) *Report {
 	replacer := Redactor(secrets...)
-	clean := func(s string) string { return Plain(replacer.Replace(s)) }
+	clean := func(v reflect.Value) string { return Plain(replacer.Replace(v.String())) }
 	scrubbed := copyOf(reflect.ValueOf(*r), clean).Interface().(Report)
 	return &scrubbed
 }
 
-func copyOf(v reflect.Value, clean func(string) string) reflect.Value {
+// copyOf returns a copy of a value with other strings.
+func copyOf(v reflect.Value, clean func(reflect.Value) string) reflect.Value {
 	if v.Type() == reflect.TypeFor[time.Time]() {
 		return v
 	}
 	result := reflect.New(v.Type()).Elem()
 	switch v.Kind() {
 	case reflect.String:
-		result.SetString(clean(v.String()))
+		result.SetString(clean(v))
 	case reflect.Struct:
 		for i := range v.NumField() {
 			result.Field(i).Set(copyOf(v.Field(i), clean))
