@@ -81,21 +81,40 @@ func madeNothing(t *testing.T, rack *harness.Rack) {
 
 func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
 	run := plainRun(t)
-	rack := rackOf(t, run, harness.RackOptions{Args: []string{"--token-ttl", "240h"}})
-	p := prepare(t, run, rack, nil, "preflight")
-	p.exit(t, ExitConforms)
-	for _, want := range []string{
-		"pass  host ", "pass  simulator ",
-		"pass  certificate ", "pass  api-version ", "warn  token's expiry ",
-		"pass  role ", "pass  quota ", "pass  this instance ", "pass  second instance ",
-		"pass  helper ", "pass  tools ", "pass  kernel ", "skip  hot-plug ", "pass  latency ",
-		"takes about ",
+	const gib, room = harness.GiB, "the run has at most 15 GiB at one time"
+	for name, test := range map[string]struct {
+		options harness.RackOptions
+		role    string
+		args    string
+		exit    int
+		says    string // separated by commas
+	}{
+		"a rack in order": {harness.RackOptions{Args: []string{"--token-ttl", "240h"}}, "", "",
+			ExitConforms, "pass  host ,pass  simulator ,pass  certificate ,pass  api-version ," +
+				"warn  token's expiry ,pass  role ,pass  quota ,pass  this instance ,pass  second instance ,pass  helper ," +
+				"pass  tools ,pass  kernel ,skip  hot-plug ,pass  latency ,takes about "},
+		"a viewer": {harness.RackOptions{}, "viewer", "", ExitUsage,
+			"fail  role ,limited-collaborator"},
+		"a silo without room for the rules": {harness.RackOptions{QuotaBytes: 14*gib + 1<<20}, "",
+			"--only rules", ExitUsage, "fail  quota ," + room},
+		"a silo with room for the rules": {harness.RackOptions{QuotaBytes: 15*gib + 1<<20}, "",
+			"--only rules", ExitConforms, "pass  quota ," + room},
 	} {
-		if !strings.Contains(p.out.String(), want) {
-			t.Errorf("the preflight does not say %q", want)
-		}
+		t.Run(name, func(t *testing.T) {
+			rack := rackOf(t, run, test.options)
+			if test.role != "" {
+				csitest.Must(t, rack.Admin.Switch(t.Context(), map[string]any{"role": test.role}))
+			}
+			p := prepare(t, run, rack, nil, append([]string{"preflight"}, strings.Fields(test.args)...)...)
+			p.exit(t, test.exit)
+			for want := range strings.SplitSeq(test.says, ",") {
+				if !strings.Contains(p.out.String(), want) {
+					t.Errorf("the preflight does not say %q", want)
+				}
+			}
+			madeNothing(t, rack)
+		})
 	}
-	madeNothing(t, rack)
 }
 
 func TestTheAdminListenerOfAnotherRackIsRefused(t *testing.T) {
@@ -113,18 +132,6 @@ func TestTheAdminListenerOfAnotherRackIsRefused(t *testing.T) {
 		t.Errorf("it does not refuse: %d requests to the other rack", len(after)-len(before))
 	}
 	madeNothing(t, rack)
-}
-
-func TestAPreflightNamesTheRoleThatAViewerLacks(t *testing.T) {
-	run := plainRun(t)
-	rack := rackOf(t, run, harness.RackOptions{})
-	csitest.Must(t, rack.Admin.Switch(t.Context(), map[string]any{"role": "viewer"}))
-	p := prepare(t, run, rack, nil, "preflight")
-	p.exit(t, ExitUsage)
-	if !strings.Contains(p.out.String(), "fail  role ") ||
-		!strings.Contains(p.out.String(), "limited-collaborator") {
-		t.Error("it does not say which role is missing")
-	}
 }
 
 func TestEveryVerbPrintsTheHelpWithEveryVerbAndSetting(t *testing.T) {
