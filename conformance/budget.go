@@ -18,20 +18,33 @@ func (a amount) String() string {
 	return fmt.Sprintf("%d disks and snapshots of %d GiB", a.objects, a.gib)
 }
 
-// parts are the parts of a run, in their order.
-var parts = []string{partRules, "ext4", "xfs", "btrfs", "block", partData}
-
 const (
 	partRules = "rules"
 	partData  = "data"
 )
 
-// need is the most that each part has on the simulator at one time. A test compares it with what
-// the parts took. The objects that the checks of the rules share exist until the end of the run.
-var need = map[string]amount{
-	partRules: {14, 14},
-	"ext4":    {14, 14}, "xfs": {14, 14}, "btrfs": {14, 14}, "block": {14, 14},
-	partData: {9, 18},
+// partNames are the parts of a run, in their order.
+var partNames = []string{partRules, "ext4", "xfs", "btrfs", "block", partData}
+
+// parts describes the parts of a run.
+var parts = map[string]struct {
+	// need is the most that the part has on the simulator at one time. A test compares it with what
+	// the parts took. The objects that the checks of the rules share exist until the end of the run.
+	need amount
+	// requests is the number of requests and own the time that the part takes on a simulated rack,
+	// whose answers take almost no time.
+	requests int
+	own      time.Duration
+	// tools are the programs that it needs on this machine.
+	tools []string
+}{
+	partRules: {amount{14, 14}, 1250, 7 * time.Second, nil},
+	"ext4": {amount{14, 14}, 540, 2 * time.Second,
+		[]string{"mke2fs", "e2fsck", "resize2fs", "blkid"}},
+	"xfs":    {amount{14, 14}, 540, 2 * time.Second, []string{"mkfs.xfs", "blkid"}},
+	"btrfs":  {amount{14, 14}, 540, 2 * time.Second, []string{"mkfs.btrfs", "btrfs", "blkid"}},
+	"block":  {amount{14, 14}, 540, 2 * time.Second, []string{"blkid"}},
+	partData: {amount{9, 18}, 780, 55 * time.Second, nil},
 }
 
 // optional is how many GiB the part data can do without: it leaves out a check then.
@@ -42,8 +55,8 @@ const optional = 8
 func needOf(selected []string) amount {
 	var most amount
 	for _, part := range selected {
-		most.objects = max(most.objects, need[part].objects)
-		most.gib = max(most.gib, need[part].gib)
+		need := parts[part].need
+		most.objects, most.gib = max(most.objects, need.objects), max(most.gib, need.gib)
 	}
 	return amount{most.objects + 1, most.gib + 1}
 }
@@ -54,8 +67,9 @@ func leastOf(selected []string) amount {
 		return part == partData
 	}))
 	if slices.Contains(selected, partData) {
-		least.objects = max(least.objects, need[partData].objects+1)
-		least.gib = max(least.gib, need[partData].gib+1-optional)
+		need := parts[partData].need
+		least.objects = max(least.objects, need.objects+1)
+		least.gib = max(least.gib, need.gib+1-optional)
 	}
 	return least
 }
@@ -164,25 +178,11 @@ func (b *budget) peak() amount {
 	return b.most
 }
 
-// cost is the number of requests and the time that a part takes on a simulated rack, whose answers
-// take almost no time.
-type cost struct {
-	requests int
-	own      time.Duration
-}
-
-var costs = map[string]cost{
-	partRules: {1250, 7 * time.Second},
-	"ext4":    {540, 2 * time.Second}, "xfs": {540, 2 * time.Second},
-	"btrfs": {540, 2 * time.Second}, "block": {540, 2 * time.Second},
-	partData: {780, 55 * time.Second},
-}
-
 // estimate returns the time that the parts take on a rack with the given latency.
 func estimate(selected []string, latency time.Duration) time.Duration {
 	var all time.Duration
 	for _, part := range selected {
-		all += costs[part].own + time.Duration(costs[part].requests)*latency
+		all += parts[part].own + time.Duration(parts[part].requests)*latency
 	}
 	return all
 }

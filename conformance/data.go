@@ -70,7 +70,7 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 	case ctx.Err() != nil:
 		result.Status, result.Reason = report.Interrupted, "the run was interrupted"
 	case err != nil && quotaRefused(exchanges) &&
-		w.room(ctx) < max(check.GiB, need[partData].gib-optional):
+		w.room(ctx) < max(check.GiB, parts[partData].need.gib-optional):
 		result.Status = report.NotTested
 		result.Reason = "not tested: others use the silo's quota meanwhile: " + err.Error()
 	case err != nil:

@@ -209,15 +209,15 @@ func (w *job) tellHotplug() {
 			"stopped.", "attach only")
 	}
 	if len(w.behaviours) > 0 {
-		found.found += "; " + strings.Join(w.behaviours, "; ")
+		found.Found += "; " + strings.Join(w.behaviours, "; ")
 	}
+	found.Name = hotplugLine
 	for i, line := range w.report.Preflight {
 		if line.Name == hotplugLine {
-			w.report.Preflight[i] = report.Line{Name: line.Name, Status: found.status,
-				Found: found.found, Advice: found.advice}
+			w.report.Preflight[i] = found
 		}
 	}
-	w.say("\n%-5s %-16s %s", found.status, hotplugLine, found.found)
+	w.say("\n%-5s %-16s %s", found.Status, hotplugLine, found.Found)
 }
 
 func (o *operator) attach(ctx context.Context, disk, instance string) error {

@@ -28,45 +28,34 @@ type item struct {
 
 // inventory reads the objects of the project.
 func (o *operator) inventory(ctx context.Context) (all inventory, err error) {
-	// Each list of a rack that is away takes long, so the first error ends the inventory.
-	list := func(kind string, read func() error) {
-		if err != nil {
-			return
-		}
-		if err = read(); err != nil {
-			err = fmt.Errorf("list the project's %ss: %s", kind, rules.Brief(err))
-		}
-	}
 	client, project := o.client, o.projectName
-	list("instance", func() error {
-		instances, err := client.InstanceListAllPages(ctx, oxide.InstanceListParams{Project: project})
-		for _, n := range instances {
-			all = append(all, item{"instance", n.Id, n.Name, n.Description, string(n.RunState), 0, nil})
-		}
-		return err
-	})
-	list("disk", func() error {
-		disks, err := client.DiskListAllPages(ctx, oxide.DiskListParams{Project: project})
-		for _, d := range disks {
-			all = append(all, item{"disk", d.Id, d.Name, d.Description, string(d.State.State()), d.Size, &d})
-		}
-		return err
-	})
-	list("snapshot", func() error {
-		snapshots, err := client.SnapshotListAllPages(ctx, oxide.SnapshotListParams{Project: project})
-		for _, s := range snapshots {
-			all = append(all, item{"snapshot", s.Id, s.Name, s.Description, string(s.State), s.Size, nil})
-		}
-		return err
-	})
-	list("image", func() error {
-		images, err := client.ImageListAllPages(ctx, oxide.ImageListParams{Project: project})
-		for _, m := range images {
-			all = append(all, item{"image", m.Id, m.Name, m.Description, "", m.Size, nil})
-		}
-		return err
-	})
-	return all, err
+	instances, err := client.InstanceListAllPages(ctx, oxide.InstanceListParams{Project: project})
+	for _, n := range instances {
+		all = append(all, item{"instance", n.Id, n.Name, n.Description, string(n.RunState), 0, nil})
+	}
+	// Each list of a rack that is away takes long, so the first error ends the inventory.
+	if err != nil {
+		return all, briefly("list the project's instances", err)
+	}
+	disks, err := client.DiskListAllPages(ctx, oxide.DiskListParams{Project: project})
+	for _, d := range disks {
+		all = append(all, item{"disk", d.Id, d.Name, d.Description, string(d.State.State()), d.Size, &d})
+	}
+	if err != nil {
+		return all, briefly("list the project's disks", err)
+	}
+	snapshots, err := client.SnapshotListAllPages(ctx, oxide.SnapshotListParams{Project: project})
+	for _, s := range snapshots {
+		all = append(all, item{"snapshot", s.Id, s.Name, s.Description, string(s.State), s.Size, nil})
+	}
+	if err != nil {
+		return all, briefly("list the project's snapshots", err)
+	}
+	images, err := client.ImageListAllPages(ctx, oxide.ImageListParams{Project: project})
+	for _, m := range images {
+		all = append(all, item{"image", m.Id, m.Name, m.Description, "", m.Size, nil})
+	}
+	return all, briefly("list the project's images", err)
 }
 
 // count returns the numbers of the objects for the report's ledger.

@@ -41,25 +41,20 @@ func preflightVerb(ctx context.Context, p *Program, args []string) (int, error) 
 	return ExitConforms, nil
 }
 
-type finding struct {
-	status        report.LineStatus
-	found, advice string
+func pass(format string, args ...any) report.Line {
+	return report.Line{Status: report.Pass, Found: fmt.Sprintf(format, args...)}
 }
 
-func pass(format string, args ...any) finding {
-	return finding{report.Pass, fmt.Sprintf(format, args...), ""}
+func warn(advice, format string, args ...any) report.Line {
+	return report.Line{Status: report.Warn, Found: fmt.Sprintf(format, args...), Advice: advice}
 }
 
-func warn(advice, format string, args ...any) finding {
-	return finding{report.Warn, fmt.Sprintf(format, args...), advice}
+func fail(advice, format string, args ...any) report.Line {
+	return report.Line{Status: report.Fail, Found: fmt.Sprintf(format, args...), Advice: advice}
 }
 
-func fail(advice, format string, args ...any) finding {
-	return finding{report.Fail, fmt.Sprintf(format, args...), advice}
-}
-
-func skip(advice, format string, args ...any) finding {
-	return finding{report.Skip, fmt.Sprintf(format, args...), advice}
+func skip(advice, format string, args ...any) report.Line {
+	return report.Line{Status: report.Skip, Found: fmt.Sprintf(format, args...), Advice: advice}
 }
 
 // hotplugLine is the name of the line that only a run can complete.
@@ -74,7 +69,7 @@ func (w *job) preflight(ctx context.Context) bool {
 	may, p := true, preflight{w}
 	for _, line := range []struct {
 		name string
-		ask  func(context.Context) finding
+		ask  func(context.Context) report.Line
 		// needed marks a line without which later lines cannot run. If it fails, the preflight ends.
 		needed bool
 	}{
@@ -102,23 +97,21 @@ func (w *job) preflight(ctx context.Context) bool {
 			continue
 		}
 		f := line.ask(ctx)
-		w.report.Preflight = append(w.report.Preflight, report.Line{Name: line.name,
-			Status: f.status, Found: f.found, Advice: f.advice})
-		w.say("%-5s %-16s %s", f.status, line.name, f.found)
-		if f.advice != "" {
-			w.say("%-5s %-16s %s", "", "", f.advice)
+		f.Name = line.name
+		w.report.Preflight = append(w.report.Preflight, f)
+		w.say("%-5s %-16s %s", f.Status, line.name, f.Found)
+		if f.Advice != "" {
+			w.say("%-5s %-16s %s", "", "", f.Advice)
 		}
-		if f.status == report.Fail {
-			may = false
-			if line.needed {
-				break
-			}
+		may = may && f.Status != report.Fail
+		if line.needed && f.Status == report.Fail {
+			break
 		}
 	}
 	return may
 }
 
-func (p preflight) askMachine(context.Context) finding {
+func (p preflight) askMachine(context.Context) report.Line {
 	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
 		return fail("Run it as root, on Linux, in an instance of the rack.", "%s, user ID %d",
 			runtime.GOOS, os.Geteuid())
@@ -127,7 +120,7 @@ func (p preflight) askMachine(context.Context) finding {
 	return pass("%s, root", name)
 }
 
-func (p preflight) askHost(ctx context.Context) finding {
+func (p preflight) askHost(ctx context.Context) report.Line {
 	_, err := p.client.Ping(ctx)
 	switch {
 	case err == nil:
@@ -143,7 +136,7 @@ func (p preflight) askHost(ctx context.Context) finding {
 // soon is the time before the expiry of a certificate or a token at which the preflight warns.
 const soon = 30 * 24 * time.Hour
 
-func (p preflight) askCertificate(ctx context.Context) finding {
+func (p preflight) askCertificate(ctx context.Context) report.Line {
 	if p.plainHTTP() {
 		return warn("Use https: everybody on the way can read the token.", "none: plain HTTP")
 	}
@@ -170,7 +163,7 @@ func (p preflight) askCertificate(ctx context.Context) finding {
 	return pass("%s", says)
 }
 
-func (p preflight) askVersion(ctx context.Context) finding {
+func (p preflight) askVersion(ctx context.Context) report.Line {
 	// The client sends this version in every request, and also sent it in the ping, which was
 	// answered.
 	if _, err := p.client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
@@ -180,7 +173,7 @@ func (p preflight) askVersion(ctx context.Context) finding {
 	return pass("%s is served", rules.APIVersion)
 }
 
-func (p preflight) askToken(ctx context.Context) finding {
+func (p preflight) askToken(ctx context.Context) report.Line {
 	user, err := p.client.CurrentUserView(ctx)
 	if err != nil {
 		return fail("Set OXIDE_TOKEN, or OXIDE_TOKEN_FILE, to a token of this rack.",
@@ -193,7 +186,7 @@ const simulatorLine = "simulator"
 
 // askSimulator asks the rack for a disk with a name that nobody can guess, and demands that the
 // request is in the admin listener's log: what is switched there is the rack under test.
-func (p preflight) askSimulator(ctx context.Context) finding {
+func (p preflight) askSimulator(ctx context.Context) report.Line {
 	ctx, cancel := context.WithTimeout(ctx, shellTimeout)
 	defer cancel()
 	name := "conf-" + p.id + "-simulator"
@@ -210,7 +203,7 @@ func (p preflight) askSimulator(ctx context.Context) finding {
 	return pass("%s is the rack's admin listener", p.settings.admin)
 }
 
-func (p preflight) askExpiry(ctx context.Context) finding {
+func (p preflight) askExpiry(ctx context.Context) report.Line {
 	tokens, err := p.client.CurrentUserAccessTokenListAllPages(ctx,
 		oxide.CurrentUserAccessTokenListParams{})
 	if err != nil {
@@ -235,7 +228,7 @@ func (p preflight) askExpiry(ctx context.Context) finding {
 		first.UTC().Format(time.DateOnly))
 }
 
-func (p preflight) askProject(ctx context.Context) finding {
+func (p preflight) askProject(ctx context.Context) report.Line {
 	project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.projectName})
 	if err != nil {
 		return fail("Set OXIDE_PROJECT to the project of this instance.", "%s: %s", p.project,
@@ -246,7 +239,7 @@ func (p preflight) askProject(ctx context.Context) finding {
 
 // askRole sends a request for a disk without a size. A rack refuses it: either the role or the
 // size is missing.
-func (p preflight) askRole(ctx context.Context) finding {
+func (p preflight) askRole(ctx context.Context) report.Line {
 	_, err := p.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: p.projectName,
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + p.id + "-role"),
 			Description: mark{Run: p.id}.description(), Size: 0,
@@ -264,7 +257,7 @@ func (p preflight) askRole(ctx context.Context) finding {
 		rules.Brief(err))
 }
 
-func (p preflight) askQuota(ctx context.Context) finding {
+func (p preflight) askQuota(ctx context.Context) report.Line {
 	u, err := p.client.UtilizationView(ctx)
 	if err != nil {
 		return warn("", "the rack does not tell: %s", rules.Brief(err))
@@ -288,7 +281,7 @@ func (p preflight) askQuota(ctx context.Context) finding {
 	return pass("%s", says)
 }
 
-func (p preflight) askHere(ctx context.Context) finding {
+func (p preflight) askHere(ctx context.Context) report.Line {
 	id, err := p.firmwareID()
 	if err != nil {
 		return fail("Run it in an instance of the rack. In a container, show it the instance's /sys.",
@@ -311,7 +304,7 @@ const (
 	roomNeeded = 4
 )
 
-func (p preflight) askRoom(ctx context.Context) finding {
+func (p preflight) askRoom(ctx context.Context) report.Line {
 	disks, err := p.client.InstanceDiskListAllPages(ctx,
 		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(p.here.Id)})
 	if err != nil {
@@ -326,7 +319,7 @@ func (p preflight) askRoom(ctx context.Context) finding {
 
 // another finds an instance that the run may stop. It demands that the instance is in a state.
 func (p preflight) another(ctx context.Context, named string, want oxide.InstanceState,
-	advice string) (*oxide.Instance, finding) {
+	advice string) (*oxide.Instance, report.Line) {
 	instance, err := p.find(ctx, named)
 	if err != nil {
 		return nil, fail("Name an instance of the project.", "%s", err)
@@ -338,10 +331,10 @@ func (p preflight) another(ctx context.Context, named string, want oxide.Instanc
 	if err := p.meet(ctx, instance); err != nil {
 		return nil, fail("Name an instance that nobody else uses.", "%s", err)
 	}
-	return instance, finding{}
+	return instance, report.Line{}
 }
 
-func (p preflight) askSecond(ctx context.Context) (f finding) {
+func (p preflight) askSecond(ctx context.Context) (f report.Line) {
 	if p.settings.second == "" {
 		return skip("Volumes are not moved. Name another instance with --second and --second-shell.",
 			"none is named")
@@ -354,7 +347,7 @@ func (p preflight) askSecond(ctx context.Context) (f finding) {
 	return askShell(ctx, "--second-shell", p.secondShell, p.second)
 }
 
-func (p preflight) askHelper(ctx context.Context) (f finding) {
+func (p preflight) askHelper(ctx context.Context) (f report.Line) {
 	if p.settings.helper == "" {
 		return skip("A rack without hot-plug is tested further with a stopped instance: --helper, "+
 			"--guest-shell.", "none is named")
@@ -374,7 +367,7 @@ func (p preflight) askHelper(ctx context.Context) (f finding) {
 // shellTimeout limits how long a command takes to answer through a shell.
 const shellTimeout = time.Minute
 
-func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance) finding {
+func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance) report.Line {
 	if shell == "" {
 		return fail("Give a command that runs a script in it as root, such as "+flag+" 'ssh root@"+
 			string(instance.Name)+"'.", "%s (%s) cannot be reached", instance.Name, instance.Id)
@@ -404,16 +397,10 @@ func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance)
 		instance.Name, instance.Id)
 }
 
-// toolsOf are the programs that a part needs on this machine.
-var toolsOf = map[string][]string{
-	"ext4": {"mke2fs", "e2fsck", "resize2fs", "blkid"}, "xfs": {"mkfs.xfs", "blkid"},
-	"btrfs": {"mkfs.btrfs", "btrfs", "blkid"}, "block": {"blkid"},
-}
-
-func (p preflight) askTools(context.Context) finding {
+func (p preflight) askTools(context.Context) report.Line {
 	var missing []string
 	for _, part := range p.selected() {
-		for _, tool := range toolsOf[part] {
+		for _, tool := range parts[part].tools {
 			if _, err := exec.LookPath(tool); err != nil && !slices.Contains(missing, tool) {
 				missing = append(missing, tool)
 			}
@@ -426,7 +413,7 @@ func (p preflight) askTools(context.Context) finding {
 	return pass("all there")
 }
 
-func (p preflight) askKernel(context.Context) finding {
+func (p preflight) askKernel(context.Context) report.Line {
 	release, err := guest.KernelRelease()
 	switch {
 	case err != nil:
@@ -437,12 +424,12 @@ func (p preflight) askKernel(context.Context) finding {
 	return pass("Linux %s", release)
 }
 
-func (p preflight) askHotplug(context.Context) finding {
+func (p preflight) askHotplug(context.Context) report.Line {
 	return skip("A run finds out first of all, with one disk of 1 GiB.",
 		"not tried: a preflight makes nothing")
 }
 
-func (p preflight) askLatency(ctx context.Context) finding {
+func (p preflight) askLatency(ctx context.Context) report.Line {
 	var took []time.Duration
 	for range 7 {
 		began := time.Now()
@@ -462,7 +449,7 @@ func (p preflight) askLatency(ctx context.Context) finding {
 	return pass("%s", says)
 }
 
-func (p preflight) askDeadRuns(ctx context.Context) finding {
+func (p preflight) askDeadRuns(ctx context.Context) report.Line {
 	all, err := p.inventory(ctx)
 	if err != nil {
 		return warn("", "%s", err)

@@ -66,7 +66,7 @@ func (s *settings) all() []setting {
 			&s.project},
 		{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's", onRack,
 			&s.caFile},
-		{"only", "OXIDE_CONFORMANCE_ONLY", "", "run only these parts: " + strings.Join(parts, ","),
+		{"only", "OXIDE_CONFORMANCE_ONLY", "", "run only these parts: " + strings.Join(partNames, ","),
 			running, &s.onlyText},
 		{"second", "OXIDE_CONFORMANCE_SECOND", "", "another running instance of the project, to move " +
 			"volumes to; it is also stopped hard and started again", running, &s.second},
@@ -95,17 +95,16 @@ var allSettings = (&settings{}).all()
 
 func (s *settings) setOnly() error {
 	for part := range strings.SplitSeq(s.onlyText, ",") {
-		part = strings.TrimSpace(part)
-		switch {
+		switch part = strings.TrimSpace(part); {
 		case part == "":
-		case !slices.Contains(parts, part):
-			return fmt.Errorf("there is no part %q; the parts are %s", part, strings.Join(parts, ", "))
+		case !slices.Contains(partNames, part):
+			return fmt.Errorf("there is no part %q; the parts are %s", part, strings.Join(partNames, ", "))
 		default:
 			s.only = append(s.only, part)
 		}
 	}
 	if len(s.only) == 0 {
-		return fmt.Errorf("it selects nothing; the parts are %s", strings.Join(parts, ", "))
+		return fmt.Errorf("it selects nothing; the parts are %s", strings.Join(partNames, ", "))
 	}
 	return nil
 }
@@ -123,7 +122,7 @@ func (s *settings) setBudget() error {
 
 // selected returns the parts to run, in their order.
 func (s *settings) selected() []string {
-	return slices.DeleteFunc(slices.Clone(parts), func(part string) bool {
+	return slices.DeleteFunc(slices.Clone(partNames), func(part string) bool {
 		return len(s.only) > 0 && !slices.Contains(s.only, part)
 	})
 }
@@ -133,16 +132,13 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 	s := &settings{}
 	flags := flag.NewFlagSet("oxide-conformance "+verb, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
-	given := map[string]string{}
 	all := slices.DeleteFunc(s.all(), func(o setting) bool {
 		return !slices.Contains(strings.Fields(o.verbs), verb)
 	})
 	for _, one := range all {
+		*one.field = cmp.Or(strings.TrimSpace(getenv(one.env)), one.preset)
 		if one.flag != "" {
-			flags.Func(one.flag, one.usage, func(value string) error {
-				given[one.flag] = value
-				return nil
-			})
+			flags.StringVar(one.field, one.flag, *one.field, one.usage)
 		}
 	}
 	if verb == "run" || verb == "clean" {
@@ -154,20 +150,16 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 	if flags.NArg() > 0 {
 		return nil, fmt.Errorf("%s takes flags only; found %q", verb, flags.Arg(0))
 	}
+	given := map[string]bool{}
+	flags.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	for _, one := range all {
-		value, is := given[one.flag]
-		if one.flag == "" || !is {
-			value = cmp.Or(strings.TrimSpace(getenv(one.env)), one.preset)
-		}
-		if value == "" && !is {
-			continue
-		}
-		*one.field = strings.TrimSpace(value)
+		*one.field = strings.TrimSpace(*one.field)
 		var err error
-		switch one.flag {
-		case "only":
+		switch {
+		case *one.field == "" && !given[one.flag]:
+		case one.flag == "only":
 			err = s.setOnly()
-		case "budget":
+		case one.flag == "budget":
 			err = s.setBudget()
 		}
 		if err != nil {

@@ -182,8 +182,8 @@ func TestAHangingShellDoesNotDelayAnInterrupt(t *testing.T) {
 	// The process that holds the output open is a child of the shell.
 	shell := shellOf(t, fmt.Sprintf("sleep %d & wait", hangs/time.Second))
 	got := askShell(ctx, "--second-shell", shell, &oxide.Instance{Name: "b"})
-	if took := time.Since(began); got.status != report.Fail || took > hangs/2 {
-		t.Errorf("%s after %s", got.status, took)
+	if took := time.Since(began); got.Status != report.Fail || took > hangs/2 {
+		t.Errorf("%s after %s", got.Status, took)
 	}
 }
 
@@ -191,8 +191,8 @@ func TestAShellDoesNotGetTheToken(t *testing.T) {
 	t.Setenv("OXIDE_TOKEN", "oxide-token-of-the-rack")
 	shell := shellOf(t, `echo 0; echo "$OXIDE_TOKEN"`)
 	got := askShell(t.Context(), "--second-shell", shell, &oxide.Instance{Name: "b", Id: "b"})
-	if got.status != report.Fail || !strings.Contains(got.found, `found ["0"]`) {
-		t.Errorf("the shell says %s: %s", got.status, got.found)
+	if got.Status != report.Fail || !strings.Contains(got.Found, `found ["0"]`) {
+		t.Errorf("the shell says %s: %s", got.Status, got.Found)
 	}
 }
 

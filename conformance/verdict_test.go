@@ -116,7 +116,7 @@ func TestACheckWithoutRoomIsNotTested(t *testing.T) {
 	if gib := w.room(t.Context()); gib != 12 {
 		t.Errorf("there is room for %d GiB, not for 12", gib)
 	}
-	if all, least := needOf(parts), leastOf(parts); least.gib >= all.gib {
+	if all, least := needOf(partNames), leastOf(partNames); least.gib >= all.gib {
 		t.Errorf("a run needs at least %s, and has %s", least, all)
 	}
 }

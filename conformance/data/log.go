@@ -2,6 +2,7 @@ package data
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
@@ -62,17 +63,13 @@ func (l *Log) disk(kind string, bytes int64) *disk {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := bytes / guest.BlockBytes
-	d := &disk{log: l, blocks: make([]touched, n)}
-	for _, look := range l.looks {
-		if look.Kind == kind && look.Bytes == bytes {
-			d.look = look
-			return d
-		}
+	i := slices.IndexFunc(l.looks, func(k *Look) bool { return k.Kind == kind && k.Bytes == bytes })
+	if i < 0 {
+		i = len(l.looks)
+		l.looks = append(l.looks, &Look{Kind: kind, Bytes: bytes, New: make([]bool, n),
+			Kept: make([]bool, n), Written: make([]bool, n)})
 	}
-	d.look = &Look{Kind: kind, Bytes: bytes, New: make([]bool, n), Kept: make([]bool, n),
-		Written: make([]bool, n)}
-	l.looks = append(l.looks, d.look)
-	return d
+	return &disk{log: l, look: l.looks[i], blocks: make([]touched, n)}
 }
 
 // read records that bytes were compared with what they must be.

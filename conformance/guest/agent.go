@@ -3,7 +3,7 @@
 //
 // An [Agent] does the work. [Here] starts one in this process. [Connect] copies this program into
 // another instance, through a command such as "ssh b", and starts it there as an agent that
-// serves its standard streams ([Serve]). Both return an [AgentClient]:
+// serves its standard streams ([Main]). Both return an [AgentClient]:
 //
 //	here, err := guest.Here(ctx, config)
 //	there, err := guest.Connect(ctx, []string{"ssh", "b"}, config)
@@ -26,7 +26,7 @@
 // calls Here must itself run in such a namespace (package namespace). Only an agent that is
 // killed leaves an empty directory, which the next agent there removes.
 //
-// The package needs Linux and root. On other systems it builds, and Here and Serve fail.
+// The package needs Linux and root. On other systems it builds, and Here and Main fail.
 package guest
 
 import (
@@ -65,7 +65,7 @@ type Config struct {
 	SysfsRoot, DevRoot string
 }
 
-// Agent does the work inside an instance. Here and Serve create one, and an AgentClient calls it.
+// Agent does the work inside an instance. Here and Main create one, and an AgentClient calls it.
 type Agent struct {
 	// dir is a tmpfs that contains everything that the agent creates.
 	dir *directory
@@ -183,10 +183,19 @@ func (a *Agent) ownDevice(file *os.File, serial string) error {
 // greeting is the first line of an agent. A shell may print lines before it, which are skipped.
 const greeting = "oxide-guest agent 2"
 
-// Serve runs an agent until stdin ends. An AgentClient at the other end of stdin and stdout calls
-// it. Serve starts the program again with the same arguments, in a mount namespace of its own, and
-// the program must call Serve both times. It removes the copy of the program that Connect made.
-func Serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
+// Main runs an agent until standard input ends, and returns the exit status. An AgentClient at the
+// other end of the standard streams calls it. Main starts the program again with the same arguments,
+// in a mount namespace of its own, and the program must call Main both times. It removes the copy
+// of the program that Connect made.
+func Main(ctx context.Context) int {
+	if err := serveStandardStreams(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "agent:", err)
+		return 1
+	}
+	return 0
+}
+
+func serveStandardStreams(ctx context.Context) error {
 	if !namespace.Entered() {
 		if err := removeCopy(); err != nil {
 			return err
@@ -195,17 +204,14 @@ func Serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	if err := namespace.Enter(); err != nil {
 		return err
 	}
-	return serve(ctx, stdin, stdout)
-}
-
-// Main calls Serve in a program that was started with [Verb]. It serves the standard streams,
-// prints an error, and returns the exit status.
-func Main(ctx context.Context) int {
-	if err := Serve(ctx, os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "agent:", err)
-		return 1
+	agent, err := newAgent()
+	if err != nil {
+		return err
 	}
-	return 0
+	if _, err = fmt.Println(greeting); err == nil {
+		agent.serve(ctx, newStreams(os.Stdin, os.Stdout, io.NopCloser(nil)))
+	}
+	return errors.Join(err, agent.Close())
 }
 
 // removeCopy removes this program's file if Connect copied it here. The running program does not
@@ -223,17 +229,6 @@ func removeCopy() error {
 		return err
 	}
 	return nil // a person has put the program there
-}
-
-func serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
-	agent, err := newAgent()
-	if err != nil {
-		return err
-	}
-	if _, err = fmt.Fprintln(stdout, greeting); err == nil {
-		agent.serve(ctx, newStreams(stdin, stdout, io.NopCloser(nil)))
-	}
-	return errors.Join(err, agent.Close())
 }
 
 // agentService begins the names of the gRPC methods that are the agent's own.

@@ -23,7 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Verb is the argument that starts a program as an agent. The program must then call Serve.
+// Verb is the argument that starts a program as an agent. The program must then call Main.
 const Verb = "agent"
 
 // endTimeout limits how long an agent takes to end.

@@ -117,7 +117,7 @@ func renderPage(r *Report) ([]byte, error) {
 func (p *pageView) addResults() {
 	n := 0
 	for i, group := range p.Report.Groups() {
-		g := groupOnPage{Group: group, Title: groupTitle(group.Name),
+		g := groupOnPage{Group: group, Title: cmp.Or(groupTitles[group.Name], group.Name),
 			Anchor: fmt.Sprintf("group-%d", i+1), Shares: shares(group.Results)}
 		for _, result := range group.Results {
 			n++
@@ -148,19 +148,10 @@ func (p *pageView) addUntested(row resultOnPage) {
 	p.Untested[i].Results = append(p.Untested[i].Results, row)
 }
 
-func groupTitle(name string) string {
-	switch name {
-	case "rules":
-		return "Rules of the API"
-	case "ext4", "xfs", "btrfs":
-		return "csi-sanity on " + name
-	case "block":
-		return "csi-sanity on raw block volumes"
-	case "data":
-		return "Data"
-	}
-	return name
-}
+// groupTitles has the headings of the groups.
+var groupTitles = map[string]string{"rules": "Rules of the API", "ext4": "csi-sanity on ext4",
+	"xfs": "csi-sanity on xfs", "btrfs": "csi-sanity on btrfs",
+	"block": "csi-sanity on raw block volumes", "data": "Data"}
 
 // shares returns the share of each status, in the reversed order of Statuses: passed results
 // first.
@@ -184,14 +175,11 @@ func count(l Ledger) (rows []counted) {
 	kinds := maps.Clone(l.Before)
 	maps.Copy(kinds, l.After)
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
-		row := counted{Kind: kind, Before: l.Before[kind], After: l.After[kind]}
-		switch change := row.After - row.Before; {
-		case change > 0:
+		row := counted{Kind: kind, Before: l.Before[kind], After: l.After[kind], Change: "the same"}
+		if change := row.After - row.Before; change > 0 {
 			row.Change = fmt.Sprintf("%d more", change)
-		case change < 0:
+		} else if change < 0 {
 			row.Change = fmt.Sprintf("%d fewer", -change)
-		default:
-			row.Change = "the same"
 		}
 		rows = append(rows, row)
 	}
@@ -208,6 +196,7 @@ const (
 )
 
 type latencies struct {
+	Kind  Kind
 	Title string
 	Axis  axis
 	Rows  []latencyRow
@@ -263,9 +252,6 @@ func powerOfTen(power float64) string {
 	return fmt.Sprintf("%g ms", math.Pow(10, power))
 }
 
-// x returns the position of a latency on the axis.
-func (a axis) x(ms float64) float64 { return a.at(decade(ms)) }
-
 // at returns the position of a power of ten of a millisecond on the axis.
 func (a axis) at(power float64) float64 {
 	return plotMargin + (power-a.low)/(a.high-a.low)*(plotWidth-2*plotMargin)
@@ -278,13 +264,10 @@ func pixels(x float64) string { return fmt.Sprintf("%.1f", x) }
 func plots(all []Calls) []latencies {
 	a := newAxis(all)
 	var found []latencies
-	for _, kind := range []struct {
-		kind  Kind
-		title string
-	}{{API, "Calls of the API"}, {RPC, "RPCs of the driver"}} {
-		l := latencies{Title: kind.title, Axis: a}
+	for _, l := range []latencies{{Kind: API, Title: "Calls of the API", Axis: a},
+		{Kind: RPC, Title: "RPCs of the driver", Axis: a}} {
 		for _, calls := range all {
-			if calls.Kind == kind.kind {
+			if calls.Kind == l.Kind {
 				l.Rows = append(l.Rows, a.row(calls))
 			}
 		}
@@ -306,7 +289,7 @@ func (a axis) row(calls Calls) latencyRow {
 		return row
 	}
 	row.P50, row.P95, row.Max = inMilliseconds(p50), inMilliseconds(p95), inMilliseconds(slowest)
-	row.XP50, row.XP95, row.XMax = pixels(a.x(p50)), pixels(a.x(p95)), pixels(a.x(slowest))
+	row.XP50, row.XP95, row.XMax = pixels(a.at(decade(p50))), pixels(a.at(decade(p95))), pixels(a.at(decade(slowest)))
 	row.Text = fmt.Sprintf("%s: of %s half took at most %s, 95 of 100 at most %s, the slowest %s",
 		calls.Operation, plural(calls.Count, "call"), row.P50, row.P95, row.Max)
 	row.Bars = a.bars(calls.Milliseconds)
@@ -316,21 +299,18 @@ func (a axis) row(calls Calls) latencyRow {
 // bars returns the path of the bars. The height of a bar is proportional to the square root of
 // its number of calls, so that a single slow call stays visible.
 func (a axis) bars(samples []float64) string {
-	heights := map[int]float64{}
-	highest := 0.0
+	heights := make([]float64, int(plotWidth/barStep))
 	for _, ms := range samples {
-		bin := int((a.x(ms) - plotMargin) / barStep)
-		heights[bin]++
-		highest = max(highest, heights[bin])
+		heights[int((a.at(decade(ms))-plotMargin)/barStep)]++
 	}
+	highest := slices.Max(heights)
 	var path strings.Builder
-	for bin := range int(plotWidth / barStep) {
-		if heights[bin] == 0 {
-			continue
+	for bin, n := range heights {
+		if n > 0 {
+			height := max(3, math.Sqrt(n/highest)*(plotHeight-6))
+			fmt.Fprintf(&path, "M%.0f %.1fh%.0fv%.1fh-%.0fz", plotMargin+float64(bin)*barStep,
+				(plotHeight-height)/2, barWidth, height, barWidth)
 		}
-		height := max(3, math.Sqrt(heights[bin]/highest)*(plotHeight-6))
-		fmt.Fprintf(&path, "M%.0f %.1fh%.0fv%.1fh-%.0fz", plotMargin+float64(bin)*barStep,
-			(plotHeight-height)/2, barWidth, height, barWidth)
 	}
 	return path.String()
 }

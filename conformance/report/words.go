@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"net/http"
@@ -13,21 +14,9 @@ import (
 
 func (s Status) words() string { return strings.ReplaceAll(string(s), "_", " ") }
 
-func (v Verdict) headline() string {
-	switch v {
-	case Conforms:
-		return "Conforms"
-	case BlockedByRack:
-		return "Blocked by the rack"
-	case Incomplete:
-		return "Incomplete"
-	case InterruptedRun:
-		return "Interrupted"
-	case DoesNotConform:
-		return "Does not conform"
-	}
-	return string(v)
-}
+// headlines has each verdict as a heading.
+var headlines = map[Verdict]string{Conforms: "Conforms", BlockedByRack: "Blocked by the rack",
+	Incomplete: "Incomplete", InterruptedRun: "Interrupted", DoesNotConform: "Does not conform"}
 
 // groups are the groups of a run, unless the operator selects some.
 var groups = []string{"rules", "ext4", "xfs", "btrfs", "block", "data"}
@@ -35,13 +24,13 @@ var groups = []string{"rules", "ext4", "xfs", "btrfs", "block", "data"}
 // Headline returns the verdict as a heading. It names the groups of the run unless all were to
 // run.
 func (r *Report) Headline() string {
-	selected := r.Run.Selected
+	headline, selected := cmp.Or(headlines[r.Verdict], string(r.Verdict)), r.Run.Selected
 	if len(selected) == 0 || !slices.ContainsFunc(groups, func(group string) bool {
 		return !slices.Contains(selected, group)
 	}) {
-		return r.Verdict.headline()
+		return headline
 	}
-	return fmt.Sprintf("%s (only %s)", r.Verdict.headline(), strings.Join(selected, ", "))
+	return fmt.Sprintf("%s (only %s)", headline, strings.Join(selected, ", "))
 }
 
 // request describes the request: "disk_create POST /v1/disks", or the name of the RPC.
