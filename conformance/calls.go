@@ -122,10 +122,12 @@ func (b *budget) charge(req any) (end func(reply any, err error), err error) {
 		bytes = max(asked.GetCapacityRange().GetRequiredBytes(), harness.GiB)
 	case *csi.CreateSnapshotRequest:
 		bytes = harness.GiB
-	case *csi.DeleteVolumeRequest:
-		return b.freed(asked.GetVolumeId()), nil
-	case *csi.DeleteSnapshotRequest:
-		return b.freed(asked.GetSnapshotId()), nil
+	case *csi.DeleteVolumeRequest, *csi.DeleteSnapshotRequest:
+		return func(_ any, err error) {
+			if err == nil {
+				b.deleted(objectOf(asked))
+			}
+		}, nil
 	default:
 		return func(any, error) {}, nil
 	}
@@ -143,14 +145,6 @@ func (b *budget) charge(req any) (end func(reply any, err error), err error) {
 		}
 		done(err == nil && id != "", id)
 	}, nil
-}
-
-func (b *budget) freed(id string) func(any, error) {
-	return func(_ any, err error) {
-		if err == nil {
-			b.deleted(id)
-		}
-	}
 }
 
 // objectOf returns the ID of the object that a request is about.
@@ -255,12 +249,12 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("%w: %w", rules.ErrNotSent, err)
 	}
 	resp, err := b.next.RoundTrip(req)
-	switch made := err == nil && resp.StatusCode == http.StatusCreated; {
-	case made && len(objects) > 0 && !together:
-		end(true, idOf(resp))
-	default:
-		end(made)
+	var ids []string
+	made := err == nil && resp.StatusCode == http.StatusCreated
+	if made && len(objects) > 0 && !together {
+		ids = append(ids, idOf(resp))
 	}
+	end(made, ids...)
 	// What was made without an answer is read by its name, and deleted by its ID.
 	if err == nil && req.Method == http.MethodGet && resp.StatusCode == http.StatusOK {
 		b.budget.identify(path.Base(rules.PathOf(req)), func() string { return idOf(resp) })
@@ -325,11 +319,10 @@ func created(req *http.Request, run string) (objects []*object, together bool, e
 
 // gibOf returns a size in GiB, or 1 for a size that every rack refuses.
 func gibOf(bytes int64) int64 {
-	gib := bytes / harness.GiB
-	if gib < 1 || gib > absurdGiB {
-		gib = 1
+	if gib := bytes / harness.GiB; gib >= 1 && gib <= absurdGiB {
+		return gib
 	}
-	return gib
+	return 1
 }
 
 // absurdGiB is a size that no check creates. A check may request it to see that the rack refuses.

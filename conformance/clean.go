@@ -46,7 +46,11 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 		found = slices.DeleteFunc(found, func(r deadRun) bool { return r.id != s.run })
 	}
 	if len(found) == 0 {
-		p.say("Nothing is left of %s in the project %s.", runOrAny(s.run), s.project)
+		which := "any run"
+		if s.run != "" {
+			which = "run " + s.run
+		}
+		p.say("Nothing is left of %s in the project %s.", which, s.project)
 		if err := p.removeDirs(s.run); err != nil {
 			return ExitFails, err
 		}
@@ -56,7 +60,7 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	var dead []deadRun
 	w.dead = map[string]bool{}
 	for _, run := range found {
-		p.say("%s\n%s", run.title(), indent(run.plan()))
+		p.say("%s\n%s", run.title(), "  "+strings.Join(run.plan(), "\n  "))
 		if why := run.alive(here); why != "" && s.run == "" {
 			p.say("  left alone: %s", why)
 			continue
@@ -90,15 +94,6 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	p.say("Removed.")
 	return ExitConforms, nil
 }
-
-func runOrAny(run string) string {
-	if run == "" {
-		return "any run"
-	}
-	return "run " + run
-}
-
-func indent(lines []string) string { return "  " + strings.Join(lines, "\n  ") }
 
 // ask asks a person a question. Only "yes" counts as a yes, and an interrupt counts as a no.
 func ask(ctx context.Context, p *Program, question string) bool {

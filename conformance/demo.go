@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // Demo shows the life of one volume. It starts a simulated rack and the driver in a temporary
@@ -44,10 +44,17 @@ func Demo(ctx context.Context, in io.Reader, out io.Writer, programs map[string]
 	if err := d.open(ctx, run); err != nil {
 		return err
 	}
-	if err := d.draw(ctx, d.run(ctx)); err != nil {
+	d.run(ctx)
+	if err := d.draw(ctx, d.failed); err != nil {
 		return err
 	}
-	return d.balance(ctx)
+	if err := d.Balance(ctx); err != nil {
+		return fmt.Errorf("the ledger does not balance: %w", err)
+	}
+	d.say("\nThe ledger balances: no disk, attachment, loop device, mount, open file or goroutine "+
+		"more than before.\n%d steps and %d requests to the rack in %.1f s.",
+		d.steps, d.requests, time.Since(d.began).Seconds())
+	return nil
 }
 
 // demo is a rack, the driver's three processes, and the volume.
@@ -62,12 +69,12 @@ type demo struct {
 	// placements has the volume's placement on each node, until it is removed there.
 	placements map[string]*harness.Placement
 
-	// steps is the number of steps that were shown, and lastRequest the number of the last request
-	// that was shown.
-	steps, lastRequest int
-	// requests is the number of requests that the steps made.
-	requests int
-	began    time.Time
+	// failed is the error of the step that ended the demo.
+	failed error
+	// steps is the number of steps that were shown, and requests that of their requests. lastRequest
+	// is the number of the last request that was shown.
+	steps, requests, lastRequest int
+	began                        time.Time
 }
 
 func (d *demo) open(ctx context.Context, run *harness.Run) (err error) {
@@ -114,38 +121,137 @@ func (d *demo) close() error {
 	return errors.Join(errs...)
 }
 
-const greeting = "Hello from instance a. This was written before the move.\n"
+func (d *demo) run(ctx context.Context) {
+	d.step(ctx, "CreateVolume: a disk is created", func() (string, error) {
+		req := harness.CreateRequest("demo")
+		req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/namespace": "demo",
+			"csi.storage.k8s.io/pvc/name": "greeting"}
+		resp, err := d.controller.CreateVolume(ctx, req)
+		d.volume = resp.GetVolume()
+		return fmt.Sprintf("volume %s of 1 GiB is the disk named %s", d.volume.GetVolumeId(),
+			d.diskName()), err
+	})
+	d.place(ctx, "a", "found by its serial, proven blank, formatted, mounted", "a workload")
+	const greeting = "Hello from instance a. This was written before the move.\n"
+	d.step(ctx, "The workload writes", func() (string, error) {
+		p := d.placements["a"]
+		path := filepath.Join(p.Target, "greeting")
+		if err := os.WriteFile(path, []byte(greeting), 0o640); err != nil {
+			return "", err
+		}
+		stats, err := p.Stats(ctx, d.nodes["a"].Node())
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("%q into %s, which has %d MiB left", strings.TrimSpace(greeting), path,
+			stats.GetUsage()[0].GetAvailable()/harness.MiB), nil
+	})
+	d.remove(ctx, "a", ": unmounted, all data on the disk")
+	d.place(ctx, "b", "found again, and its filesystem is used as it is", "the workload that moved")
+	d.step(ctx, "The workload reads", func() (string, error) {
+		path := filepath.Join(d.placements["b"].Target, "greeting")
+		text, err := os.ReadFile(path)
+		if err == nil && string(text) != greeting {
+			err = fmt.Errorf("%s holds %q, not what was written on a", path, text)
+		}
+		return fmt.Sprintf("%q from %s", strings.TrimSpace(greeting), path), err
+	})
+	d.remove(ctx, "b", "")
+	d.step(ctx, "DeleteVolume: the disk is gone", func() (string, error) {
+		_, err := d.controller.DeleteVolume(ctx,
+			&csi.DeleteVolumeRequest{VolumeId: d.volume.GetVolumeId()})
+		return "", err
+	})
+}
 
-func (d *demo) run(ctx context.Context) error {
-	for _, step := range []struct {
-		title, instance string
-		do              step
-	}{
-		{"CreateVolume: a disk is created", "", (*demo).create},
-		{"ControllerPublishVolume: it is attached to a", "a", (*demo).attach},
-		{"NodeStageVolume on a: found by its serial, proven blank, formatted, mounted", "a",
-			(*demo).stage},
-		{"NodePublishVolume on a: shown to a workload", "a", (*demo).publish},
-		{"The workload writes", "a", (*demo).write},
-		{"NodeUnpublishVolume and NodeUnstageVolume on a: unmounted, all data on the disk", "a",
-			(*demo).remove},
-		{"ControllerUnpublishVolume: it is detached from a", "a", (*demo).detach},
-		{"ControllerPublishVolume: it is attached to b", "b", (*demo).attach},
-		{"NodeStageVolume on b: found again, and its filesystem is used as it is", "b", (*demo).stage},
-		{"NodePublishVolume on b: shown to the workload that moved", "b", (*demo).publish},
-		{"The workload reads", "b", (*demo).read},
-		{"NodeUnpublishVolume and NodeUnstageVolume on b", "b", (*demo).remove},
-		{"ControllerUnpublishVolume: it is detached from b", "b", (*demo).detach},
-		{"DeleteVolume: the disk is gone", "", (*demo).deleteVolume},
-	} {
-		if err := d.pause(ctx, step.title); err != nil {
-			return err
+// place attaches the volume to an instance, stages it and publishes it.
+func (d *demo) place(ctx context.Context, instance, staged, workload string) {
+	dir := filepath.Join(d.Rack.Dir, instance)
+	p := &harness.Placement{Volume: d.volume, Capability: harness.Mounted(""),
+		Staging: filepath.Join(dir, "staging"), Target: filepath.Join(dir, "pod", "data")}
+	node := d.nodes[instance].Node()
+	d.step(ctx, "ControllerPublishVolume: it is attached to "+instance, func() (string, error) {
+		resp, err := d.controller.ControllerPublishVolume(ctx,
+			harness.PublishRequest(d.volume, d.Rack.Instance(instance).ID))
+		if err != nil {
+			return "", err
 		}
-		if err := d.show(ctx, step.title, step.instance, step.do); err != nil {
-			return fmt.Errorf("%s: %w", step.title, err)
-		}
+		p.PublishContext, d.placements[instance] = resp.GetPublishContext(), p
+		return "a device with the serial " + d.diskName() + " appears in " + instance, p.MakeDirs()
+	})
+	d.step(ctx, "NodeStageVolume on "+instance+": "+staged, func() (string, error) {
+		return mountedAt(p.Staging, p.Stage(ctx, node))
+	})
+	d.step(ctx, "NodePublishVolume on "+instance+": shown to "+workload, func() (string, error) {
+		return mountedAt(p.Target, p.Publish(ctx, node))
+	})
+}
+
+// remove unmounts the volume on an instance, and detaches it.
+func (d *demo) remove(ctx context.Context, instance, unmounted string) {
+	d.step(ctx, "NodeUnpublishVolume and NodeUnstageVolume on "+instance+unmounted,
+		func() (string, error) {
+			err := d.placements[instance].Remove(ctx, d.nodes[instance].Node())
+			if err == nil {
+				delete(d.placements, instance)
+			}
+			return "nothing of it is mounted on " + instance, err
+		})
+	d.step(ctx, "ControllerUnpublishVolume: it is detached from "+instance, func() (string, error) {
+		_, err := d.controller.ControllerUnpublishVolume(ctx,
+			harness.UnpublishRequest(d.volume, d.Rack.Instance(instance).ID))
+		return "its device is gone from " + instance, err
+	})
+}
+
+func (d *demo) diskName() string { return d.volume.GetVolumeContext()["diskName"] }
+
+func mountedAt(path string, err error) (string, error) {
+	if err != nil {
+		return "", err
 	}
-	return nil
+	mounts, err := harness.MountsBelow(path)
+	if err == nil && len(mounts) != 1 {
+		err = fmt.Errorf("%d mounts at %s", len(mounts), path)
+	}
+	if err != nil {
+		return "", err
+	}
+	return "mounted: " + mounts[0], nil
+}
+
+// step runs a step, unless an earlier one has failed. It prints the step's duration, its requests
+// to the rack and its outcome.
+func (d *demo) step(ctx context.Context, title string, do func() (outcome string, err error)) {
+	if d.failed != nil {
+		return
+	}
+	if d.failed = d.pause(ctx, title); d.failed != nil {
+		return
+	}
+	start := time.Now()
+	ended := d.Rack.History.Step(title)
+	outcome, err := do()
+	ended(err)
+	took := time.Since(start)
+	var requests []adminapi.Request
+	if err == nil {
+		d.steps++
+		d.say("\n%2d. %s  (%.1f ms)", d.steps, title, milliseconds(took))
+		requests, err = d.Rack.Admin.Requests(ctx, d.lastRequest)
+	}
+	if err != nil {
+		d.failed = fmt.Errorf("%s: %w", title, err)
+		return
+	}
+	for _, r := range requests {
+		d.lastRequest = r.Seq
+		d.requests++
+		d.say("      rack  %s %s → %d in %.1f ms", r.Method, r.Path, r.Status, r.DurationMS)
+	}
+	if outcome != "" {
+		d.say("      %s", strings.ReplaceAll(outcome, d.Rack.Dir+"/", ""))
+	}
 }
 
 // pause waits for a line before a step, if there are lines.
@@ -168,152 +274,7 @@ func (d *demo) pause(ctx context.Context, title string) error {
 	}
 }
 
-// step is one step of the demo, on an instance. It returns a description of its result.
-type step func(d *demo, ctx context.Context, instance string) (outcome string, err error)
-
-// show runs a step and prints its duration, its requests to the rack and its result.
-func (d *demo) show(ctx context.Context, title, instance string, do step) error {
-	d.steps++
-	start := time.Now()
-	ended := d.Rack.History.Step(title)
-	outcome, err := do(d, ctx, instance)
-	ended(err)
-	took := time.Since(start)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(d.out, "\n%2d. %s  (%.1f ms)\n", d.steps, title, ms(took))
-	requests, err := d.Rack.Admin.Requests(ctx, d.lastRequest)
-	if err != nil {
-		return err
-	}
-	for _, r := range requests {
-		d.lastRequest = r.Seq
-		d.requests++
-		fmt.Fprintf(d.out, "      rack  %s %s → %d in %.1f ms\n", r.Method, r.Path, r.Status,
-			r.DurationMS)
-	}
-	if outcome != "" {
-		fmt.Fprintf(d.out, "      %s\n", strings.ReplaceAll(outcome, d.Rack.Dir+"/", ""))
-	}
-	return nil
-}
-
 func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
-
-func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-
-func (d *demo) create(ctx context.Context, _ string) (string, error) {
-	req := harness.CreateRequest("demo")
-	req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/namespace": "demo",
-		"csi.storage.k8s.io/pvc/name": "greeting"}
-	resp, err := d.controller.CreateVolume(ctx, req)
-	if err != nil {
-		return "", err
-	}
-	d.volume = resp.GetVolume()
-	return fmt.Sprintf("volume %s of 1 GiB is the disk named %s", d.volume.GetVolumeId(),
-		d.diskName()), nil
-}
-
-func (d *demo) diskName() string { return d.volume.GetVolumeContext()["diskName"] }
-
-func (d *demo) attach(ctx context.Context, instance string) (string, error) {
-	resp, err := d.controller.ControllerPublishVolume(ctx,
-		harness.PublishRequest(d.volume, d.Rack.Instance(instance).ID))
-	if err != nil {
-		return "", err
-	}
-	dir := filepath.Join(d.Rack.Dir, instance)
-	p := &harness.Placement{Volume: d.volume, Capability: harness.Mounted(""),
-		PublishContext: resp.GetPublishContext(), Staging: filepath.Join(dir, "staging"),
-		Target: filepath.Join(dir, "pod", "data")}
-	d.placements[instance] = p
-	return "a device with the serial " + d.diskName() + " appears in " + instance, p.MakeDirs()
-}
-
-func (d *demo) detach(ctx context.Context, instance string) (string, error) {
-	_, err := d.controller.ControllerUnpublishVolume(ctx,
-		harness.UnpublishRequest(d.volume, d.Rack.Instance(instance).ID))
-	return "its device is gone from " + instance, err
-}
-
-func (d *demo) deleteVolume(ctx context.Context, _ string) (string, error) {
-	_, err := d.controller.DeleteVolume(ctx,
-		&csi.DeleteVolumeRequest{VolumeId: d.volume.GetVolumeId()})
-	return "", err
-}
-
-func (d *demo) stage(ctx context.Context, instance string) (string, error) {
-	p := d.placements[instance]
-	if err := p.Stage(ctx, d.nodes[instance].Node()); err != nil {
-		return "", err
-	}
-	return mountedAt(p.Staging)
-}
-
-func (d *demo) publish(ctx context.Context, instance string) (string, error) {
-	p := d.placements[instance]
-	if err := p.Publish(ctx, d.nodes[instance].Node()); err != nil {
-		return "", err
-	}
-	return mountedAt(p.Target)
-}
-
-func mountedAt(path string) (string, error) {
-	mounts, err := harness.MountsBelow(path)
-	if err == nil && len(mounts) != 1 {
-		err = fmt.Errorf("%d mounts at %s", len(mounts), path)
-	}
-	if err != nil {
-		return "", err
-	}
-	return "mounted: " + mounts[0], nil
-}
-
-func (d *demo) remove(ctx context.Context, instance string) (string, error) {
-	err := d.placements[instance].Remove(ctx, d.nodes[instance].Node())
-	if err == nil {
-		delete(d.placements, instance)
-	}
-	return "nothing of it is mounted on " + instance, err
-}
-
-func (d *demo) write(ctx context.Context, instance string) (string, error) {
-	p := d.placements[instance]
-	path := filepath.Join(p.Target, "greeting")
-	if err := os.WriteFile(path, []byte(greeting), 0o640); err != nil {
-		return "", err
-	}
-	stats, err := p.Stats(ctx, d.nodes[instance].Node())
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%q into %s, which has %d MiB left", strings.TrimSpace(greeting), path,
-		stats.GetUsage()[0].GetAvailable()/harness.MiB), nil
-}
-
-func (d *demo) read(_ context.Context, instance string) (string, error) {
-	path := filepath.Join(d.placements[instance].Target, "greeting")
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return "", err
-	}
-	if !bytes.Equal(text, []byte(greeting)) {
-		return "", fmt.Errorf("%s holds %q, not what was written on a", path, text)
-	}
-	return fmt.Sprintf("%q from %s", strings.TrimSpace(greeting), path), nil
-}
-
-func (d *demo) balance(ctx context.Context) error {
-	if err := d.Balance(ctx); err != nil {
-		return fmt.Errorf("the ledger does not balance: %w", err)
-	}
-	d.say("\nThe ledger balances: no disk, attachment, loop device, mount, open file or goroutine "+
-		"more than before.\n%d steps and %d requests to the rack in %.1f s.",
-		d.steps, d.requests, time.Since(d.began).Seconds())
-	return nil
-}
 
 // pictureFile is the environment variable that names the file to which the demo writes a page of
 // the whole life.

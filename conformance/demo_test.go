@@ -42,13 +42,28 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 		return `<td>` + node + `<td><span title="[^<]*">` + change + `</span>[^\n]*<td>done<td>`
 	}
 	const claim = `/console/disks/[0-9a-f-]{36}" title="csi-[^"]*">demo/greeting</a>`
-	out := &visitor{t: t, shows: map[string]string{
+	out := &watcher{at: map[string]func(){}}
+	for at, want := range map[string]string{
 		"\n 4. ": `<h3>a</h3>.*` + claim + `.*<h3>b</h3>.*` + row("a", "Published") + ".*" +
 			row("a", "Mounted") + ".*" + row("a", "Formatted") + ".*" + row("a", "ProvenBlank"),
 		"\n 7. ": `id="shelf" .*` + claim + `.*id="quota".*` + row("a", "Unmounted"),
 		"\n10. ": `<h3>b</h3>.*` + claim + `.*id="shelf".*` + row("b", "Mounted") + ".*" +
 			row("a", "Unmounted"),
-	}}
+	} {
+		out.at[at] = func() {
+			address := regexp.MustCompile(`http://127\.0\.0\.1:\d+/\n`).Find(out.Bytes())
+			var page []byte
+			if harness.Await(t.Context(), harness.StartTimeout, func() (err error) {
+				if page, err = get(t.Context(), string(bytes.TrimSpace(address))); err == nil &&
+					!regexp.MustCompile("(?s)"+want).Match(page) {
+					err = errors.New("not yet")
+				}
+				return err
+			}) != nil {
+				t.Errorf("after %q the console does not show %q: %s", at, want, page)
+			}
+		}
+	}
 	t.Setenv(pictureFile, filepath.Join(t.TempDir(), "life.html"))
 	if err := Demo(t.Context(), strings.NewReader("\n"), out, nil); err != nil {
 		t.Fatalf("Demo: %v\n%s", err, out)
@@ -69,8 +84,8 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 			t.Errorf("the demo does not show %q", want)
 		}
 	}
-	if len(out.shows) > 0 {
-		t.Errorf("the demo does not print %v", out.shows)
+	if len(out.at) > 0 {
+		t.Errorf("the demo does not print %d of the texts at which the console is read", len(out.at))
 	}
 	if waits := strings.Count(shown, "Press Enter"); waits != 2 {
 		t.Errorf("the demo waits %d times, want for the one line and the end of the input", waits)
@@ -94,31 +109,18 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// visitor reads the console of a demo's rack each time that the demo prints one of the texts, until
-// the page matches what it has to show by then. The demo waits meanwhile.
-type visitor struct {
+// watcher calls a function when the demo prints a text for the first time, while the demo waits.
+type watcher struct {
 	bytes.Buffer
-	t     *testing.T
-	shows map[string]string
+	at map[string]func()
 }
 
-func (v *visitor) Write(p []byte) (int, error) {
-	n, err := v.Buffer.Write(p)
-	for at, want := range v.shows {
-		if !bytes.Contains(p, []byte(at)) {
-			continue
-		}
-		delete(v.shows, at)
-		address := regexp.MustCompile(`http://127\.0\.0\.1:\d+/\n`).Find(v.Bytes())
-		var page []byte
-		if harness.Await(v.t.Context(), harness.StartTimeout, func() (err error) {
-			if page, err = get(v.t.Context(), string(bytes.TrimSpace(address))); err == nil &&
-				!regexp.MustCompile("(?s)"+want).Match(page) {
-				err = errors.New("not yet")
-			}
-			return err
-		}) != nil {
-			v.t.Errorf("after %q the console does not show %q: %s", at, want, page)
+func (w *watcher) Write(p []byte) (int, error) {
+	n, err := w.Buffer.Write(p)
+	for text, do := range w.at {
+		if bytes.Contains(p, []byte(text)) {
+			delete(w.at, text)
+			do()
 		}
 	}
 	return n, err
@@ -140,20 +142,6 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	return io.ReadAll(resp.Body)
 }
 
-// interrupter ends a demo when the demo prints a text.
-type interrupter struct {
-	bytes.Buffer
-	at        string
-	interrupt func()
-}
-
-func (i *interrupter) Write(p []byte) (int, error) {
-	if strings.Contains(string(p), i.at) {
-		i.interrupt()
-	}
-	return i.Buffer.Write(p)
-}
-
 func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
 	dir, err := os.MkdirTemp("", "demo-") // t.TempDir's path is too long for sockets
 	csitest.Must(t, err)
@@ -161,7 +149,7 @@ func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
 	t.Setenv("OXIDE_SANITY_DIR", dir)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	out := &interrupter{at: "The workload writes", interrupt: cancel}
+	out := &watcher{at: map[string]func(){"The workload writes": cancel}}
 	if err := Demo(ctx, nil, out, nil); !errors.Is(err, context.Canceled) {
 		t.Fatalf("Demo = %v, want the interrupt\n%s", err, out)
 	}

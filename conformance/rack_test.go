@@ -107,7 +107,8 @@ func staysWithinItsNeed(t *testing.T, p *program) {
 		_, _ = fmt.Sscanf(word, "peak_objects=%d", &peak.objects) // most words have another form
 		_, _ = fmt.Sscanf(word, "peak_gib=%d", &peak.gib)
 	}
-	if most := needOf(partNames); peak.objects == 0 || peak.objects > most.objects || peak.gib > most.gib {
+	if most := needOf(partNames); peak.objects == 0 || peak.objects > most.objects ||
+		peak.gib > most.gib {
 		t.Errorf("the run had %s at one time; a preflight says %s", peak, most)
 	}
 }

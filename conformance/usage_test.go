@@ -91,8 +91,8 @@ func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
 	}{
 		"a rack in order": {harness.RackOptions{Args: []string{"--token-ttl", "240h"}}, "", "",
 			ExitConforms, "pass  host ,pass  simulator ,pass  certificate ,pass  api-version ," +
-				"warn  token's expiry ,pass  role ,pass  quota ,pass  this instance ,pass  second instance ,pass  helper ," +
-				"pass  tools ,pass  kernel ,skip  hot-plug ,pass  latency ,takes about "},
+				"warn  token's expiry ,pass  role ,pass  quota ,pass  this instance ,pass  second instance ," +
+				"pass  helper ,pass  tools ,pass  kernel ,skip  hot-plug ,pass  latency ,takes about "},
 		"a viewer": {harness.RackOptions{}, "viewer", "", ExitUsage,
 			"fail  role ,limited-collaborator"},
 		"a silo without room for the rules": {harness.RackOptions{QuotaBytes: 14*gib + 1<<20}, "",

@@ -77,17 +77,15 @@ func notRun(r *report.Report) []string {
 }
 
 func whatIsWrong(r *report.Report, stopped error) string {
-	failed := r.Count(report.Failed)
-	var parts []string
-	if failed > 0 {
-		var names []string
-		for _, result := range r.Results {
-			if result.Status == report.Failed && len(names) < 3 {
-				names = append(names, shortName(result))
-			}
+	var names, parts []string
+	for _, result := range r.Results {
+		if result.Status == report.Failed {
+			names = append(names, shortName(result))
 		}
-		if failed > len(names) {
-			names = append(names, "…")
+	}
+	if failed := len(names); failed > 0 {
+		if failed > 3 {
+			names = append(names[:3], "…")
 		}
 		parts = append(parts, fmt.Sprintf("%d of %d failed: %s", failed, len(r.Results),
 			strings.Join(names, ", ")))
@@ -141,22 +139,22 @@ var leaves = map[string][]string{
 // that we can read. There the witness is the program's own record of its calls, with which every
 // result was compared at once.
 func (w *job) testify(ctx context.Context) {
-	w.report.Witness.Source = "this program's own record"
-	if w.admin == nil {
+	witness := &w.report.Witness
+	if witness.Source = "this program's own record"; w.admin == nil {
 		return
 	}
-	w.report.Witness.Source = "the rack's request log"
 	if err := w.lost(); err != nil {
-		w.report.Witness.Source = "none: " + err.Error()
+		witness.Source = "none: " + err.Error()
 		return
 	}
+	witness.Source = "the rack's request log"
 	log, err := w.admin.Requests(ctx, 0)
 	if err != nil {
-		w.report.Witness.Findings = append(w.report.Witness.Findings,
+		witness.Findings = append(witness.Findings,
 			fmt.Sprintf("the rack's request log cannot be read: %s", err))
 		return
 	}
-	w.report.Witness.Findings = append(w.report.Witness.Findings,
+	witness.Findings = append(witness.Findings,
 		slices.Concat(unknownTo(log, w.exchanges), unheard(log, w.exchanges, w.calls.since(0)))...)
 }
 
@@ -239,19 +237,18 @@ func (w *job) latencies() []report.Calls {
 		name string
 	}
 	times, failed := map[key][]float64{}, map[key]int{}
-	for _, e := range w.exchanges {
-		k := key{report.API, e.Operation}
-		times[k] = append(times[k], milliseconds(e.Took))
-		if e.Status == 0 || e.Status >= 400 {
+	add := func(kind report.Kind, name string, took time.Duration, failure bool) {
+		k := key{kind, name}
+		times[k] = append(times[k], milliseconds(took))
+		if failure {
 			failed[k]++
 		}
 	}
+	for _, e := range w.exchanges {
+		add(report.API, e.Operation, e.Took, e.Status == 0 || e.Status >= 400)
+	}
 	for _, c := range w.calls.since(0) {
-		k := key{report.RPC, c.name}
-		times[k] = append(times[k], milliseconds(c.took))
-		if c.code != codes.OK {
-			failed[k]++
-		}
+		add(report.RPC, c.name, c.took, c.code != codes.OK)
 	}
 	var all []report.Calls
 	for k, samples := range times {

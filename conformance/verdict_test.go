@@ -5,6 +5,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -26,73 +27,65 @@ import (
 func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	passed := report.Result{Group: partRules, ID: "A01", Status: report.Passed,
-		Extent: report.Extent{{What: "ping", Looked: 1}}}
-	with := func(status report.Status) report.Result {
-		return report.Result{Group: partData, ID: "D01", Name: string(status), Status: status,
-			Reason: "why"}
-	}
+	const conforms, incomplete, fails = report.Conforms, report.Incomplete, report.DoesNotConform
+	statuses := map[rune]report.Status{'p': report.Passed, 'f': report.Failed, 'b': report.Blocked,
+		'n': report.NotTested, 'a': report.NotApplicable, 'i': report.Interrupted}
 	for name, test := range map[string]struct {
-		ctx     context.Context
-		results []report.Result
-		stopped error
-		left    []string
-		witness []string
-		// selected are the parts to run, if it matters.
-		selected []string
-		verdict  report.Verdict
-		status   int
-		says     string
+		// results has a letter for each result. but says what happened apart from them.
+		results, but string
+		verdict      report.Verdict
+		status       int
+		says         string
 	}{
-		"all passed": {verdict: report.Conforms,
-			results: []report.Result{passed}, status: ExitConforms, says: "all 1"},
-		"some are not tested": {verdict: report.Conforms,
-			results: []report.Result{passed, with(report.NotTested)}, status: ExitConforms, says: "1 more"},
-		"nothing ran": {verdict: report.Incomplete, status: ExitUsage, says: "nothing"},
-		"only results that are not applicable": {verdict: report.Incomplete,
-			results: []report.Result{with(report.NotApplicable)}, status: ExitUsage, says: "nothing"},
-		"one failed": {verdict: report.DoesNotConform,
-			results: []report.Result{passed, with(report.Failed)}, status: ExitFails, says: "D01"},
-		"one failed and one is blocked": {verdict: report.DoesNotConform,
-			results: []report.Result{{Group: "ext4", Name: "x", Status: report.Blocked, Reason: "why"},
-				with(report.Failed)}, status: ExitFails, says: "D01"},
-		"one is blocked": {verdict: report.BlockedByRack,
-			results: []report.Result{passed, with(report.Blocked)}, status: ExitBlocked, says: "1 of 2"},
-		"something was left": {verdict: report.DoesNotConform,
-			results: []report.Result{passed}, left: []string{"disk x"}, status: ExitFails,
-			says: "left behind"},
-		"a contradiction of the witness": {verdict: report.DoesNotConform,
-			results: []report.Result{passed}, witness: []string{"no"}, status: ExitFails, says: "witness"},
-		"a run that could not continue": {verdict: report.Incomplete,
-			results: []report.Result{passed}, stopped: errors.New("no space"), status: ExitUsage,
-			says: "no space"},
-		"a spec that was not reached": {verdict: report.Incomplete,
-			results: []report.Result{passed, with(report.Interrupted)}, status: ExitUsage,
-			says: "1 results were interrupted"},
-		"a part that did not run": {verdict: report.Incomplete, selected: []string{partRules, "xfs"},
-			results: []report.Result{passed}, status: ExitUsage, says: "xfs"},
-		"an interrupted run": {ctx: over, verdict: report.InterruptedRun,
-			results: []report.Result{passed, with(report.Interrupted)}, status: ExitInterrupted,
-			says: "interrupted"},
-		"interrupted, and something was left": {ctx: over, verdict: report.InterruptedRun,
-			results: []report.Result{passed}, left: []string{"disk x"}, status: ExitInterrupted},
-		"interrupted after a failure": {ctx: over, verdict: report.DoesNotConform,
-			results: []report.Result{with(report.Failed)}, status: ExitInterrupted, says: "D01"},
+		"all passed":                           {"p", "", conforms, ExitConforms, "all 1"},
+		"some are not tested":                  {"pn", "", conforms, ExitConforms, "1 more"},
+		"nothing ran":                          {"", "", incomplete, ExitUsage, "nothing"},
+		"only results that are not applicable": {"a", "", incomplete, ExitUsage, "nothing"},
+		"one failed":                           {"pf", "", fails, ExitFails, "D1"},
+		"one failed and one is blocked":        {"bf", "", fails, ExitFails, "D1"},
+		"one is blocked":                       {"pb", "", report.BlockedByRack, ExitBlocked, "1 of 2"},
+		"something was left":                   {"p", "left", fails, ExitFails, "left behind"},
+		"a contradiction of the witness":       {"p", "witness", fails, ExitFails, "witness"},
+		"a run that could not continue":        {"p", "stopped", incomplete, ExitUsage, "no space"},
+		"a spec that was not reached":          {"pi", "", incomplete, ExitUsage, "1 results"},
+		"a part that did not run":              {"p", "selected", incomplete, ExitUsage, "xfs"},
+		"an interrupted run": {"pi", "over", report.InterruptedRun, ExitInterrupted,
+			"interrupted"},
+		"interrupted, and something was left": {"p", "over left", report.InterruptedRun,
+			ExitInterrupted, ""},
+		"interrupted after a failure": {"f", "over", fails, ExitInterrupted, "D0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if test.ctx == nil {
-				test.ctx = t.Context()
+			ctx, r := t.Context(), &report.Report{Schema: report.SchemaVersion,
+				Rack: report.RackFacts{HotPlug: report.HotPlugUnknown}}
+			w := &job{report: r}
+			for i, letter := range test.results {
+				result := report.Result{Group: partData, ID: fmt.Sprint("D", i), Status: statuses[letter],
+					Reason: "why"}
+				if letter == 'p' {
+					result.Reason, result.Extent = "", report.Extent{{What: "ping", Looked: 1}}
+				}
+				r.Results = append(r.Results, result)
 			}
-			w := &job{report: &report.Report{Schema: report.SchemaVersion, Results: test.results,
-				Rack: report.RackFacts{HotPlug: report.HotPlugUnknown}}, stopped: test.stopped}
-			w.report.Ledger.Left, w.report.Witness.Findings = test.left, test.witness
-			w.report.Run.Selected = test.selected
-			status := w.judge(test.ctx)
-			if status != test.status || w.report.Verdict != test.verdict ||
-				!strings.Contains(w.report.Why, test.says) {
-				t.Errorf("%s, status %d: %s", w.report.Verdict, status, w.report.Why)
+			for but := range strings.FieldsSeq(test.but) {
+				switch but {
+				case "over":
+					ctx = over
+				case "left":
+					r.Ledger.Left = []string{"disk x"}
+				case "witness":
+					r.Witness.Findings = []string{"no"}
+				case "stopped":
+					w.stopped = errors.New("no space")
+				case "selected":
+					r.Run.Selected = []string{partData, "xfs"}
+				}
 			}
-			if err := w.report.Check(); err != nil {
+			status := w.judge(ctx)
+			if status != test.status || r.Verdict != test.verdict || !strings.Contains(r.Why, test.says) {
+				t.Errorf("%s, status %d: %s", r.Verdict, status, r.Why)
+			}
+			if err := r.Check(); err != nil {
 				t.Errorf("the report does not add up: %v", err)
 			}
 		})

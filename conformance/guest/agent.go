@@ -184,9 +184,9 @@ func (a *Agent) ownDevice(file *os.File, serial string) error {
 const greeting = "oxide-guest agent 2"
 
 // Main runs an agent until standard input ends, and returns the exit status. An AgentClient at the
-// other end of the standard streams calls it. Main starts the program again with the same arguments,
-// in a mount namespace of its own, and the program must call Main both times. It removes the copy
-// of the program that Connect made.
+// other end of the standard streams calls it. Main starts the program again with the same
+// arguments, in a mount namespace of its own, and the program must call Main both times. It removes
+// the copy of the program that Connect made.
 func Main(ctx context.Context) int {
 	if err := serveStandardStreams(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "agent:", err)

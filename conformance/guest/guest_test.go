@@ -67,16 +67,6 @@ func (w *agentTest) connect(instance string) *guest.AgentClient {
 	return g
 }
 
-func (w *agentTest) here(instance string) *guest.AgentClient {
-	w.Helper()
-	c := w.config
-	view := w.rack.Instance(instance).Guest
-	c.SysfsRoot, c.DevRoot = filepath.Join(view, "sys"), filepath.Join(view, "dev")
-	g, err := guest.Here(w.Context(), c)
-	w.must(err)
-	return g
-}
-
 func (w *agentTest) must(err error) {
 	w.Helper()
 	csitest.Must(w.T, err)
@@ -101,16 +91,13 @@ func (w *agentTest) attached(g *guest.AgentClient, instance, access string) *har
 	return p
 }
 
-func (w *agentTest) detach(p *harness.Placement) {
+// remove detaches and deletes a volume.
+func (w *agentTest) remove(p *harness.Placement) {
 	w.Helper()
 	_, err := w.controller.ControllerUnpublishVolume(w.Context(),
 		harness.UnpublishRequest(p.Volume, ""))
 	w.must(err)
-}
-
-func (w *agentTest) delete(p *harness.Placement) {
-	w.Helper()
-	_, err := w.controller.DeleteVolume(w.Context(),
+	_, err = w.controller.DeleteVolume(w.Context(),
 		&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()})
 	w.must(err)
 }
@@ -195,7 +182,7 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 				w.must(err)
 			}
 			// Nothing holds the device any more, so the disk can be detached.
-			w.detach(p)
+			w.remove(p)
 			w.must(harness.Await(t.Context(), 10*time.Second, func() error {
 				guest.Sweep() // the driver of a killed agent may live a moment longer
 				left, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -211,7 +198,6 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 				}
 				return err
 			}))
-			w.delete(p)
 		})
 	}
 }
@@ -233,7 +219,11 @@ func holdersBelow(t *testing.T, dir string) (holders int) {
 func TestAnAgentReleasesTheVolumesThatItsNamespaceInherits(t *testing.T) {
 	w := newAgentTest(t)
 	ctx := t.Context()
-	a := w.here("a")
+	c := w.config
+	view := w.rack.Instance("a").Guest
+	c.SysfsRoot, c.DevRoot = filepath.Join(view, "sys"), filepath.Join(view, "dev")
+	a, err := guest.Here(ctx, c)
+	w.must(err)
 	node := csi.NewNodeClient(a)
 	var placed []*harness.Placement
 	for _, access := range []string{"ext4", "block"} {
@@ -246,8 +236,7 @@ func TestAnAgentReleasesTheVolumesThatItsNamespaceInherits(t *testing.T) {
 	b := w.connect("b")
 	for _, p := range placed {
 		w.must(p.Remove(ctx, node))
-		w.detach(p)
-		w.delete(p)
+		w.remove(p)
 	}
 	w.must(errors.Join(b.Close(), a.Close()))
 }

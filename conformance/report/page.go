@@ -289,7 +289,8 @@ func (a axis) row(calls Calls) latencyRow {
 		return row
 	}
 	row.P50, row.P95, row.Max = inMilliseconds(p50), inMilliseconds(p95), inMilliseconds(slowest)
-	row.XP50, row.XP95, row.XMax = pixels(a.at(decade(p50))), pixels(a.at(decade(p95))), pixels(a.at(decade(slowest)))
+	row.XP50, row.XP95 = pixels(a.at(decade(p50))), pixels(a.at(decade(p95)))
+	row.XMax = pixels(a.at(decade(slowest)))
 	row.Text = fmt.Sprintf("%s: of %s half took at most %s, 95 of 100 at most %s, the slowest %s",
 		calls.Operation, plural(calls.Count, "call"), row.P50, row.P95, row.Max)
 	row.Bars = a.bars(calls.Milliseconds)
