@@ -103,14 +103,14 @@ func (b *budget) begin(objects ...*object) (end func(made bool, ids ...string), 
 	asked := sum(objects)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now := b.now()
+	now := sum(b.objects)
 	if asked.objects > 0 && (now.objects+asked.objects > b.limit.objects ||
 		now.gib+asked.gib > b.limit.gib) {
 		return nil, fmt.Errorf("the budget is %s, and the run has %s: %s more are not made; raise "+
 			"--budget, or leave parts out with --only", b.limit, now, asked)
 	}
 	b.objects = append(b.objects, objects...)
-	now = b.now()
+	now = sum(b.objects)
 	b.most.objects, b.most.gib = max(b.most.objects, now.objects), max(b.most.gib, now.gib)
 	return func(made bool, ids ...string) {
 		b.mu.Lock()
@@ -156,8 +156,6 @@ func (b *budget) identify(name string, id func() string) {
 	}
 }
 
-func (b *budget) now() amount { return sum(b.objects) }
-
 func sum(objects []*object) amount {
 	all := amount{objects: len(objects)}
 	for _, o := range objects {
@@ -166,16 +164,11 @@ func sum(objects []*object) amount {
 	return all
 }
 
-func (b *budget) held() amount {
+// held returns what exists now, and the most that existed.
+func (b *budget) held() (now, most amount) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.now()
-}
-
-func (b *budget) peak() amount {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.most
+	return sum(b.objects), b.most
 }
 
 // estimate returns the time that the parts take on a rack with the given latency.

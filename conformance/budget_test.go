@@ -47,11 +47,11 @@ func TestTheDisksOfAnInstanceCountAgainstTheBudget(t *testing.T) {
 			"boot_disk":{"type":"create","name":"b","size":2147483648},"disks":[
 			{"type":"create","name":"c","size":1073741824},{"type":"attach","name":"d"},
 			{"type":"create","name":"e","size":1073741824}]}`) // without a run no mark is demanded
-		if now := b.budget.now(); sent != want || sent && now != limit {
+		if now, _ := b.budget.held(); sent != want || sent && now != limit {
 			t.Errorf("%s: sent: %v, the budget has %s", limit, sent, now)
 		}
 		b.budget.deleted("b")
-		if now := b.budget.now(); sent && now != (amount{2, 2}) {
+		if now, _ := b.budget.held(); sent && now != (amount{2, 2}) {
 			t.Errorf("without the boot disk the budget has %s", now)
 		}
 	}
@@ -91,8 +91,8 @@ func TestADeletedObjectLeavesTheBudget(t *testing.T) {
 		if !test.early {
 			b.send(t, http.MethodDelete, "snapshots/"+test.path, "")
 		}
-		if now := b.budget.now().objects; now != test.left {
-			t.Errorf("%s: the budget has %d objects, not %d", name, now, test.left)
+		if now, _ := b.budget.held(); now.objects != test.left {
+			t.Errorf("%s: the budget has %s, not %d objects", name, now, test.left)
 		}
 	}
 }

@@ -88,7 +88,8 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 
 // room returns how many GiB more the run may have, by its budget and by the silo's quota.
 func (w *job) room(ctx context.Context) int64 {
-	left := w.budget.limit.gib - w.budget.held().gib
+	now, _ := w.budget.held()
+	left := w.budget.limit.gib - now.gib
 	if use, err := w.client.UtilizationView(ctx); err == nil {
 		left = min(left, (int64(use.Capacity.Storage)-int64(use.Provisioned.Storage))/harness.GiB)
 	}
@@ -173,9 +174,8 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 }
 
 func (w *job) connect(ctx context.Context, shell string, c guest.Config) (
-	*guest.AgentClient, error) {
-	g, err := guest.Connect(ctx, strings.Fields(shell), c)
-	if err == nil {
+	g *guest.AgentClient, err error) {
+	if g, err = guest.Connect(ctx, strings.Fields(shell), c); err == nil {
 		g.Observe = w.observe
 	}
 	return g, err

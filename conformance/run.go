@@ -213,16 +213,14 @@ func (w *job) runRules(ctx context.Context) {
 
 func (w *job) result(r report.Result) {
 	w.report.Results = append(w.report.Results, r)
-	name := strings.TrimSpace(r.ID + " " + r.Name)
-	reason := ""
-	if r.Status == report.Failed {
+	status, reason := strings.ReplaceAll(string(r.Status), "_", " "), ""
+	switch {
+	case r.Status == report.Failed:
 		reason = r.Reason
-	}
-	status := strings.ReplaceAll(string(r.Status), "_", " ")
-	if r.Status == report.Passed && len(r.Extent.Partly()) > 0 {
+	case r.Status == report.Passed && len(r.Extent.Partly()) > 0:
 		status = "kept so far as"
 	}
-	w.progress.done(status, name, reason)
+	w.progress.done(status, strings.TrimSpace(r.ID+" "+r.Name), reason)
 }
 
 // sweep removes everything that carries the run's mark. What the driver should have deleted is a
@@ -276,12 +274,11 @@ func (w *job) summarize(folder string) {
 		if result.Status == report.Passed && len(result.Extent.Partly()) > 0 {
 			w.say("  %s %s", strings.TrimSpace(result.Group+" "+result.ID), result.Kept())
 		}
-		if result.Status == report.Passed || result.Status == report.NotApplicable ||
-			result.Status == report.Interrupted {
-			continue
+		switch result.Status {
+		case report.Failed, report.Blocked, report.NotTested:
+			w.say("  %-12s %-6s %s", strings.ReplaceAll(string(result.Status), "_", " "), result.Group,
+				strings.TrimSpace(result.ID+" "+result.Name))
 		}
-		w.say("  %-12s %-6s %s", strings.ReplaceAll(string(result.Status), "_", " "), result.Group,
-			strings.TrimSpace(result.ID+" "+result.Name))
 	}
 	if n := r.Count(report.Interrupted); n > 0 {
 		w.say("  %d were interrupted, or not reached any more", n)
@@ -292,7 +289,7 @@ func (w *job) summarize(folder string) {
 	for _, finding := range r.Witness.Findings {
 		w.say("  witness: %s", finding)
 	}
-	peak := w.budget.peak()
+	_, peak := w.budget.held()
 	w.say("\nFIGURE conformance verdict=%q results=%d passed=%d failed=%d blocked=%d not_tested=%d "+
 		"not_applicable=%d interrupted=%d peak_objects=%d peak_gib=%d seconds=%.1f", r.Verdict,
 		len(r.Results), r.Count(report.Passed), r.Count(report.Failed), r.Count(report.Blocked),

@@ -111,16 +111,18 @@ func (d *disk) detached() {
 
 // note adds a measure that is not about raw volumes.
 func (l *Log) note(what string, looked int64, unit string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.more.Look(report.Measure{What: what, Looked: looked, Unit: unit})
+	l.add(report.Measure{What: what, Looked: looked, Unit: unit})
 }
 
 // Skip adds something that was not looked at, with the reason.
 func (l *Log) Skip(what, why string) {
+	l.add(report.Measure{What: what, Of: 1, Unit: "times", Words: why})
+}
+
+func (l *Log) add(m report.Measure) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.more.Look(report.Measure{What: what, Of: 1, Unit: "times", Words: why})
+	l.more.Look(m)
 }
 
 // Looks returns what was looked at on raw volumes.

@@ -78,36 +78,30 @@ func (e Extent) Shrunk(later Extent) (all []string) {
 
 // String returns the measure as text: "disk_list: 3 of 12 objects (in pages of 1)".
 func (m Measure) String() string {
-	text := fmt.Sprintf("%s: %s", m.What, m.amount())
+	number, unit := func(n int64) string { return fmt.Sprint(n) }, " "+m.Unit
+	if m.Unit == "bytes" {
+		number, unit = inBytes, ""
+	}
+	text := m.What + ": " + number(m.Looked) + unit
+	switch {
+	case m.Looked == 0 && m.Of > 0:
+		text = m.What + ": not tested"
+	case m.Of > 0:
+		text = m.What + ": " + number(m.Looked) + " of " + number(m.Of) + unit
+	}
 	if m.Words != "" {
 		text += " (" + m.Words + ")"
 	}
 	return text
 }
 
-func (m Measure) amount() string {
-	number, unit := func(n int64) string { return fmt.Sprint(n) }, " "+m.Unit
-	if m.Unit == "bytes" {
-		number, unit = inBytes, ""
-	}
-	switch {
-	case m.Looked == 0 && m.Of > 0:
-		return "not tested"
-	case m.Of > 0:
-		return number(m.Looked) + " of " + number(m.Of) + unit
-	}
-	return number(m.Looked) + unit
-}
-
 // inBytes returns a size with its unit: "64 KiB", "3.5 MiB".
 func inBytes(n int64) string {
-	for _, unit := range []struct {
-		name string
-		size int64
-	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}} {
-		if n >= unit.size {
-			return fmt.Sprintf("%.3g %s", float64(n)/float64(unit.size), unit.name)
-		}
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.3g GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.3g MiB", float64(n)/(1<<20))
 	}
 	return fmt.Sprintf("%.3g KiB", float64(n)/(1<<10))
 }

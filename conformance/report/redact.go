@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/url"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -47,19 +48,13 @@ func forms(secret string) []string {
 		inString, raw, hexadecimal, strings.ToUpper(hexadecimal),
 	}
 	for _, escaped := range []string{url.QueryEscape(secret), url.PathEscape(secret)} {
-		all = append(all, escaped, lowerEscapes(escaped))
+		all = append(all, escaped, escape.ReplaceAllStringFunc(escaped, strings.ToLower))
 	}
 	return append(all, base64Forms(secret)...)
 }
 
-// lowerEscapes turns %2F into %2f.
-func lowerEscapes(escaped string) string {
-	parts := strings.Split(escaped, "%")
-	for i, part := range parts[1:] {
-		parts[i+1] = strings.ToLower(part[:2]) + part[2:]
-	}
-	return strings.Join(parts, "%")
-}
+// escape matches %2F.
+var escape = regexp.MustCompile(`%[0-9A-F]{2}`)
 
 // base64Forms returns the characters that base64 of a longer text contains for the secret, for
 // each position at which the secret can begin. The characters depend on bytes of the secret
