@@ -50,13 +50,7 @@ func (l *callLog) add(call rpc) {
 	l.calls = append(l.calls, call)
 }
 
-// len and since mark a point in the log and return the calls after it.
-func (l *callLog) len() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.calls)
-}
-
+// since returns the calls after the first ones.
 func (l *callLog) since(point int) []rpc {
 	l.mu.Lock()
 	defer l.mu.Unlock()

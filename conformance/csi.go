@@ -117,7 +117,7 @@ func (w *job) followCSISanity(ctx context.Context, accesses []string) {
 		if done[access] == 0 && access != "" && w.progress.part != access {
 			w.progress.enter(access, count[access])
 		}
-		point = w.calls.len()
+		point = len(w.calls.since(0))
 	})
 	ReportAfterEach(func(r SpecReport) {
 		if access := accessOf(r); access != "" {

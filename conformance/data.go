@@ -55,7 +55,7 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 		result.Reason = fmt.Sprintf("not tested: it needs %d GiB more", missing)
 		return result
 	}
-	point := w.calls.len()
+	point := len(w.calls.since(0))
 	w.rack.Exchanges()
 	began := time.Now()
 	logged := *b

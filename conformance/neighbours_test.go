@@ -145,6 +145,7 @@ func TestNoRunBlamesALegalRack(t *testing.T) {
 		kinds, args = kinds[:sampledKinds], append(args, "--only", partRules)
 	}
 	run := plainRun(t)
+	const nothingMade report.Verdict = "none" // of a preflight that refused the run
 	var mu sync.Mutex
 	// mu guards the counts.
 	runs, alarms, verdicts := 0, 0, map[report.Verdict]int{}
@@ -163,7 +164,13 @@ func TestNoRunBlamesALegalRack(t *testing.T) {
 					mu.Lock()
 					defer mu.Unlock()
 					runs++
-					verdict := judged(program)
+					verdict := nothingMade
+					if r, err := report.Read(program.folder); err == nil {
+						verdict = r.Verdict
+					} else if program.ProcessState.ExitCode() != ExitUsage ||
+						!strings.Contains(program.errs.String(), "nothing was made") {
+						verdict = report.DoesNotConform // a run without a report is an error on any rack
+					}
 					verdicts[verdict]++
 					if verdict == report.DoesNotConform {
 						alarms++
@@ -178,20 +185,4 @@ func TestNoRunBlamesALegalRack(t *testing.T) {
 	}
 	p.Figure("kinds", len(kinds), "runs", runs, "conforms", verdicts[report.Conforms], "incomplete",
 		verdicts[report.Incomplete], "nothing_made", verdicts[nothingMade], "false_alarms", alarms)
-}
-
-// nothingMade is the verdict of a preflight that refused the run.
-const nothingMade report.Verdict = "none"
-
-// judged returns the verdict of a program that has ended.
-func judged(p *program) report.Verdict {
-	r, err := report.Read(p.folder)
-	if err == nil {
-		return r.Verdict
-	}
-	if p.ProcessState.ExitCode() == ExitUsage &&
-		strings.Contains(p.errs.String(), "nothing was made") {
-		return nothingMade
-	}
-	return report.DoesNotConform // a run without a report is an error on any rack
 }

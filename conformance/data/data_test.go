@@ -35,6 +35,8 @@ func TestMain(m *testing.M) {
 type bench struct {
 	*data.Bench
 	env *harness.Environment
+	// config is that of the driver in an instance.
+	config guest.Config
 }
 
 // deviceTimeout limits how long the driver and the checks wait for a device.
@@ -76,7 +78,7 @@ func benchOf(t *testing.T, run *harness.Run, options harness.RackOptions) *bench
 	csitest.Must(t, env.Rack.StopInstance(ctx, helper))
 	csitest.Must(t, env.TakeBaseline(ctx))
 	var names atomic.Int64
-	return &bench{env: env, Bench: &data.Bench{
+	return &bench{env: env, config: config, Bench: &data.Bench{
 		Controller: controller.Controller(), A: a, B: b,
 		Helper: &data.Helper{InstanceID: helper,
 			Connect: func(ctx context.Context) (*guest.AgentClient, error) {

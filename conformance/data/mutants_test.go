@@ -3,7 +3,6 @@
 package data_test
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"regexp"
@@ -15,7 +14,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // recorded is a check that ran on a rack in order, with where it looked.
@@ -183,17 +181,11 @@ func (b *bench) reallyRun(t *testing.T, m byteMutant, run []recorded, by int) {
 			})
 		})
 	}
-	ctx := context.Background()
-	csitest.Must(t, b.env.Rack.Admin.Mutate(ctx, m.tamper()))
-	err := run[by].check.Run(ctx, b.Bench)
-	if errMend := b.env.Rack.Admin.Mend(ctx); errMend != nil {
-		t.Fatal(errMend)
-	}
+	err := b.runTampered(t, m.tamper(), run[by].check)
 	about := fmt.Sprintf(`at byte %d\b|is another: expected the SHA-256`, m.at)
 	blamed := err != nil && regexp.MustCompile(about).MatchString(err.Error())
 	if blamed != (err != nil) || blamed != m.noticed(run[by]) {
 		t.Errorf("%s: %s was judged to notice it: %t; it says %v", m, run[by].check.ID,
 			m.noticed(run[by]), err)
 	}
-	csitest.Must(t, b.env.Balance(ctx))
 }
