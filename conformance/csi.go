@@ -145,15 +145,6 @@ func resultOf(access string, r SpecReport, calls []rpc, hotplug bool) report.Res
 	for _, c := range calls {
 		result.Extent.Answer(c.name, strings.TrimSpace(c.code.String()+" "+c.reason))
 	}
-	explains := func(skips []csisuite.ExplainedSkip) (string, bool) {
-		i := slices.IndexFunc(skips, func(s csisuite.ExplainedSkip) bool {
-			return s.Spec.MatchString(r.FullText())
-		})
-		if i < 0 {
-			return "", false
-		}
-		return skips[i].Capability + ": " + skips[i].Reason, true
-	}
 	switch {
 	case r.State.Is(types.SpecStatePassed):
 		result.Status = report.Passed
@@ -164,13 +155,15 @@ func resultOf(access string, r SpecReport, calls []rpc, hotplug bool) report.Res
 		result.Status, result.Reason = report.Interrupted, "the run was interrupted"
 	case r.State.Is(types.SpecStateSkipped | types.SpecStatePending):
 		result.Tries = 0
-		reason, offered := explains(csisuite.Skips)
-		why, blocked := explains(csisuite.AttachSkips)
+		offered := csisuite.Explain(csisuite.Skips, r)
+		blocked := csisuite.Explain(csisuite.AttachSkips, r)
 		switch {
-		case offered:
-			result.Status, result.Reason = report.NotApplicable, reason
-		case blocked && !hotplug:
-			result.Status, result.Reason = report.Blocked, why
+		case offered >= 0:
+			skip := csisuite.Skips[offered]
+			result.Status, result.Reason = report.NotApplicable, skip.Capability+": "+skip.Reason
+		case blocked >= 0 && !hotplug:
+			skip := csisuite.AttachSkips[blocked]
+			result.Status, result.Reason = report.Blocked, skip.Capability+": "+skip.Reason
 		case r.Failure.IsZero():
 			result.Status, result.Reason = report.Interrupted, "the run was interrupted before it"
 		default:

@@ -102,22 +102,22 @@ func (a *Audit) Add(report types.Report) {
 		case !spec.State.Is(types.SpecStateSkipped|types.SpecStatePending) || barred(spec):
 			a.Failed++
 		default:
-			a.explain(spec)
+			if i := Explain(a.skips, spec); i >= 0 {
+				a.used[i]++
+				a.Explained++
+				continue
+			}
+			a.Faults = append(a.Faults, fmt.Sprintf("skipped without an explanation: %s (%s)",
+				spec.FullText(), spec.Failure.Message))
 		}
 	}
 }
 
-func (a *Audit) explain(spec types.SpecReport) {
-	i := slices.IndexFunc(a.skips, func(s ExplainedSkip) bool {
+// Explain returns the index of the entry that explains why a spec was skipped, or -1.
+func Explain(skips []ExplainedSkip, spec types.SpecReport) int {
+	return slices.IndexFunc(skips, func(s ExplainedSkip) bool {
 		return s.Spec.MatchString(spec.FullText())
 	})
-	if i < 0 {
-		a.Faults = append(a.Faults, fmt.Sprintf("skipped without an explanation: %s (%s)",
-			spec.FullText(), spec.Failure.Message))
-		return
-	}
-	a.used[i]++
-	a.Explained++
 }
 
 // Explanations returns lines with the number of skipped specs for each reason.

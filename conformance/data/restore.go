@@ -42,7 +42,7 @@ func checkSnapshot(s *checkRun) {
 	end := got[guest.WriterEnd](s)(w.stop(s.ctx))
 	u.leave()
 	restored := s.inUse(s.create(1, snap), s.A)
-	found := got[guest.Records](s)(guest.ReadRecords(s.ctx, restored.guest,
+	found := got[guest.Report](s)(guest.Verify(s.ctx, restored.guest,
 		guest.Reading{Place: restored.place(), Pattern: records}))
 	s.must(judgeRecords(found, before, end.Acknowledged))
 	s.Log.note("snapshots of a volume with a writer, on "+s.access, 1, "snapshots")
@@ -93,17 +93,21 @@ func (w *writer) stop(ctx context.Context) (end guest.WriterEnd, err error) {
 	return end, err
 }
 
-// judgeRecords demands the records that a snapshot must contain.
-func judgeRecords(found guest.Records, before, all int64) error {
+// judgeRecords demands the records that a snapshot must contain: all before the first wrong one.
+func judgeRecords(found guest.Report, before, all int64) error {
+	whole, prefix, gap := found.Read-found.Wrong, found.Read, ""
+	if found.Wrong > 0 {
+		prefix, gap = found.Findings[0].Block, found.Findings[0].What
+	}
 	switch {
-	case found.Whole != found.Prefix:
+	case whole != prefix:
 		return fmt.Errorf("the snapshot is torn: it has %d whole records, but only the first %d have "+
-			"no gap: %s, and later ones are whole", found.Whole, found.Prefix, found.Gap)
-	case found.Prefix < before:
+			"no gap: record %d is %s, and later ones are whole", whole, prefix, prefix, gap)
+	case prefix < before:
 		return fmt.Errorf("the snapshot has %d records; %d were acknowledged before it was asked for",
-			found.Prefix, before)
-	case found.Prefix > all+1:
-		return fmt.Errorf("the snapshot has %d records; the writer wrote at most %d", found.Prefix, all+1)
+			prefix, before)
+	case prefix > all+1:
+		return fmt.Errorf("the snapshot has %d records; the writer wrote at most %d", prefix, all+1)
 	}
 	return nil
 }

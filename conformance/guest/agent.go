@@ -245,7 +245,6 @@ var (
 	MakeDirs        = method("MakeDirs", (*Agent).MakeDirs)
 	Write           = method("Write", (*Agent).Write)
 	Verify          = method("Verify", (*Agent).Verify)
-	ReadRecords     = method("Records", (*Agent).Records)
 	ScanDevice      = method("Scan", (*Agent).Scan)
 	FilesystemBytes = method("FilesystemBytes", (*Agent).FilesystemBytes)
 	StartWriter     = method("StartWriter", (*Agent).StartWriter)

@@ -64,100 +64,49 @@ func (a *Agent) Write(ctx context.Context, w Writing) (none Nothing, err error) 
 	return none, nil
 }
 
-// Verify reads every block of a pattern from the disk and reports the wrong ones.
+// Verify reads every block of a pattern from the disk and reports the wrong ones. A block behind the
+// end of a file, or of a file that does not exist, is lost.
 func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error) {
-	if err := r.Pattern.check(); err != nil {
+	p := r.Pattern
+	if err := p.check(); err != nil {
 		return report, err
 	}
-	last := r.Pattern.First + r.Pattern.Count
-	return report, a.eachBlock(ctx, r, last, func(n int64, block []byte) bool {
-		report.Read++
-		if block == nil {
-			report.add(Finding{Block: n, Offset: r.Pattern.offset(n), Lost: true,
-				What: "not there: the file is missing, or ends before it"})
-		} else if f := r.Pattern.compare(block, n); f != nil {
-			report.add(*f)
-		}
-		return true
-	})
-}
-
-// eachBlock reads the blocks from the first of the pattern up to last, exclusively, and calls next
-// with each. A block behind the end of the file is nil. It ends when next returns false.
-func (a *Agent) eachBlock(
-	ctx context.Context, r Reading, last int64, next func(n int64, block []byte) bool,
-) (err error) {
 	file, err := a.open(r.Place, openDirect)
-	if errors.Is(err, fs.ErrNotExist) && !r.Place.Raw() {
-		for n := r.Pattern.First; n < last && next(n, nil); n++ {
-			continue // the file does not exist, so no block exists
-		}
-		return nil
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && !r.Place.Raw():
+		file = nil
+	case err != nil:
+		return report, err
+	default:
+		defer func() { err = errors.Join(err, file.Close()) }()
 	}
+	block, free, err := newBuffer(BlockBytes)
 	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	buffer, free, err := newBuffer(BlockBytes)
-	if err != nil {
-		return err
+		return report, err
 	}
 	defer free()
-	for n := r.Pattern.First; n < last; n++ {
+	for n := p.First; n < p.First+p.Count; n++ {
 		if err := ctx.Err(); err != nil {
-			return err
+			return report, err
 		}
-		block := buffer
-		count, err := file.ReadAt(block, r.Pattern.offset(n))
+		read, err := 0, io.EOF
+		if file != nil {
+			read, err = file.ReadAt(block, p.offset(n))
+		}
+		report.Read++
 		switch {
-		case errors.Is(err, io.EOF) && count < BlockBytes:
-			block = nil
+		case errors.Is(err, io.EOF) && read < BlockBytes:
+			report.add(Finding{Block: n, Offset: p.offset(n), Lost: true,
+				What: "not there: the file is missing, or ends before it"})
 		case err != nil && !errors.Is(err, io.EOF):
-			return fmt.Errorf("read block %d: %w", n, err)
-		}
-		if !next(n, block) {
-			return nil
-		}
-	}
-	return nil
-}
-
-// Records describes the records that a writer has written on a disk.
-type Records struct {
-	// Whole is the number of records that are whole. Prefix is the number of those before the first
-	// that is not. They are equal if the records have no gap.
-	Whole, Prefix int64
-	// Gap describes the first record that is not whole, if whole records follow it.
-	Gap string
-}
-
-// Records reads the records of a writer: the blocks of the pattern that were written.
-func (a *Agent) Records(ctx context.Context, r Reading) (records Records, err error) {
-	if err := r.Pattern.check(); err != nil {
-		return records, err
-	}
-	var first string
-	last := r.Pattern.First + r.Pattern.Count
-	err = a.eachBlock(ctx, r, last, func(n int64, block []byte) bool {
-		if block == nil {
-			return false
-		}
-		f := r.Pattern.compare(block, n)
-		switch {
-		case f == nil:
-			records.Whole++
-			if first == "" {
-				records.Prefix++
+			return report, fmt.Errorf("read block %d: %w", n, err)
+		default:
+			if f := p.compare(block, n); f != nil {
+				report.add(*f)
 			}
-		case first == "":
-			first = fmt.Sprintf("record %d is %s", n, f.What)
 		}
-		return true
-	})
-	if records.Whole != records.Prefix {
-		records.Gap = first
 	}
-	return records, err
+	return report, nil
 }
 
 // Range is the bytes of a device from one offset up to another.
