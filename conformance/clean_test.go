@@ -143,54 +143,36 @@ func TestAnInstanceIsStoppedOnlyIfNobodyElseUsesIt(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, plainRun(t), harness.RackOptions{Hotplug: adminapi.HotplugNone})
 	now, helper := time.Now(), rack.Instance("helper").ID
-	other := mark{Run: "1a2b3c4d", Host: "elsewhere", Began: &now,
-		Instances: []string{rack.Instance("b").ID}}
-	attach := func(name, description string) func(*testing.T) string {
-		return func(t *testing.T) string {
-			id := made(t, rack, name, description)
-			csitest.Must(t, rack.AttachDisk(t.Context(), id, helper))
-			return id
-		}
-	}
 	instance, err := rack.Client.InstanceView(t.Context(),
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(helper)})
 	csitest.Must(t, err)
 	w := jobOn(t, rack)
 	csitest.Must(t, w.meet(t.Context(), instance))
-	for name, test := range map[string]struct {
-		instance string
-		make     func(*testing.T) string
-		says     string
-	}{
-		"nobody":             {helper, nil, ""},
-		"its own disk":       {helper, attach("own", mark{Run: w.id}.description()), ""},
-		"another run's disk": {helper, attach("one", mark{Run: "1a2b3c4d"}.description()), "1a2b3c4d"},
-		"a cluster's volume": {helper, attach("two", driverWord+`{"cluster":"c"}`), "of a cluster"},
-		"a disk that is new": {helper, attach("three", "mine"), "not the run's"},
-		"where another works": {rack.Instance("b").ID, func(t *testing.T) string {
-			return made(t, rack, "run", other.description())
-		}, "1a2b3c4d on elsewhere uses it"},
-		"another project's": {helper, func(*testing.T) string {
-			w.projectName = "other"
-			return ""
-		}, "not in the project"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w.projectName = oxide.NameOrId(rack.Project)
-			id := ""
-			if test.make != nil {
-				id = test.make(t)
-			}
-			err := w.mayStop(t.Context(), test.instance)
-			if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
-				t.Errorf("expected %q; found %v", test.says, err)
-			}
-			if id != "" {
-				_ = rack.DetachDisk(t.Context(), id, test.instance) // some are not attached
-				csitest.Must(t, rack.DeleteDisk(t.Context(), id))
-			}
-		})
+	expect := func(instance, says string) {
+		t.Helper()
+		err := w.mayStop(t.Context(), instance)
+		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("expected %q; found %v", says, err)
+		}
 	}
+	expect(helper, "")
+	for description, says := range map[string]string{
+		mark{Run: w.id}.description():       "", // its own disk
+		mark{Run: "1a2b3c4d"}.description(): "1a2b3c4d",
+		driverWord + `{"cluster":"c"}`:      "of a cluster",
+		"mine, and new":                     "not the run's",
+	} {
+		id := made(t, rack, "disk", description)
+		csitest.Must(t, rack.AttachDisk(t.Context(), id, helper))
+		expect(helper, says)
+		csitest.Must(t, rack.DetachDisk(t.Context(), id, helper))
+		csitest.Must(t, rack.DeleteDisk(t.Context(), id))
+	}
+	made(t, rack, "run", mark{Run: "1a2b3c4d", Host: "elsewhere", Began: &now,
+		Instances: []string{rack.Instance("b").ID}}.description())
+	expect(rack.Instance("b").ID, "1a2b3c4d on elsewhere uses it")
+	w.projectName = "other"
+	expect(helper, "not in the project")
 }
 
 // The helper runs, and has a disk of a run.

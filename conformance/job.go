@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"sync/atomic"
 	"time"
 
@@ -139,11 +138,6 @@ func (s *settings) firmwareID() (string, error) {
 		return "", fmt.Errorf("the firmware's serial number is %q, not the UUID of an instance", id)
 	}
 	return id, nil
-}
-
-func (s *settings) plainHTTP() bool {
-	u, err := url.Parse(s.host)
-	return err == nil && u.Scheme == "http"
 }
 
 // These are the reasons why a run loses its rack. Later failures then prove nothing about the

@@ -74,10 +74,15 @@ func (p *Program) Main(ctx context.Context) int {
 		printHelp(p.Stdout)
 		return ExitConforms
 	}
-	verb := verbs[strings.TrimPrefix(name, "--")]
+	name = strings.TrimPrefix(name, "--")
+	verb := verbs[name]
 	if verb == nil {
 		p.complain(fmt.Errorf("there is no %q; the verbs are preflight, run, clean, diff, demo, "+
-			"version and help", name))
+			"version and help", p.Args[0]))
+		return ExitUsage
+	}
+	if len(args) > 0 && (name == "demo" || name == "version") {
+		p.complain(fmt.Errorf("%s takes no arguments; found %q", name, args[0]))
 		return ExitUsage
 	}
 	status, err := verb(ctx, p, args)
@@ -97,18 +102,12 @@ func (p *Program) complain(err error) {
 
 func (p *Program) say(format string, args ...any) { fmt.Fprintf(p.Stdout, format+"\n", args...) }
 
-func versionVerb(_ context.Context, p *Program, args []string) (int, error) {
-	if len(args) > 0 {
-		return ExitUsage, fmt.Errorf("version takes no arguments; found %q", args[0])
-	}
+func versionVerb(_ context.Context, p *Program, _ []string) (int, error) {
 	p.say("%s", p.Version)
 	return ExitConforms, nil
 }
 
-func demoVerb(ctx context.Context, p *Program, args []string) (int, error) {
-	if len(args) > 0 {
-		return ExitUsage, fmt.Errorf("demo takes no arguments; found %q", args[0])
-	}
+func demoVerb(ctx context.Context, p *Program, _ []string) (int, error) {
 	var in io.Reader
 	if p.Getenv("PAUSE") != "" {
 		in = p.Stdin

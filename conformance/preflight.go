@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"runtime"
@@ -137,7 +138,7 @@ func (p preflight) askHost(ctx context.Context) report.Line {
 const soon = 30 * 24 * time.Hour
 
 func (p preflight) askCertificate(ctx context.Context) report.Line {
-	if p.plainHTTP() {
+	if u, err := url.Parse(p.host); err == nil && u.Scheme == "http" {
 		return warn("Use https: everybody on the way can read the token.", "none: plain HTTP")
 	}
 	var state *tls.ConnectionState

@@ -80,7 +80,7 @@ func whatIsWrong(r *report.Report, stopped error) string {
 	var names, parts []string
 	for _, result := range r.Results {
 		if result.Status == report.Failed {
-			names = append(names, shortName(result))
+			names = append(names, cmp.Or(result.ID, result.Group+" "+result.Name))
 		}
 	}
 	if failed := len(names); failed > 0 {
@@ -100,13 +100,6 @@ func whatIsWrong(r *report.Report, stopped error) string {
 		parts = append(parts, oneLine(stopped.Error()))
 	}
 	return strings.Join(parts, "; ")
-}
-
-func shortName(r report.Result) string {
-	if r.ID != "" {
-		return r.ID
-	}
-	return r.Group + " " + r.Name
 }
 
 func oneLine(text string) string {

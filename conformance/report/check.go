@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -98,12 +99,7 @@ func (r *Report) checkResults() (wrong []error) {
 }
 
 // key identifies a result in two reports.
-func (r Result) key() [2]string {
-	if r.ID != "" {
-		return [2]string{r.Group, r.ID}
-	}
-	return [2]string{r.Group, r.Name}
-}
+func (r Result) key() [2]string { return [2]string{r.Group, cmp.Or(r.ID, r.Name)} }
 
 func (r Result) title() string {
 	switch {

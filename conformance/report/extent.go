@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -135,12 +136,7 @@ func (r *Report) Promises() string {
 }
 
 // short names a result in a few characters. A spec without an ID is one of its group's.
-func (r Result) short() string {
-	if r.ID != "" {
-		return r.ID
-	}
-	return "specs of " + r.Group
-}
+func (r Result) short() string { return cmp.Or(r.ID, "specs of "+r.Group) }
 
 // together replaces repeated names by their number.
 func together(names []string) (all []string) {
