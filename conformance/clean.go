@@ -148,7 +148,7 @@ func (o *job) remove(ctx context.Context, run deadRun) error {
 			return errors.Join(err, errWait)
 		}
 		all, errList := o.inventory(ctx)
-		run.left = all.of(func(id string) bool { return id == run.id })
+		run.left = all.of(run.id)
 		switch {
 		case errList != nil:
 			return errors.Join(err, errList)
@@ -305,24 +305,21 @@ type deadRun struct {
 
 // runsIn finds the runs that have objects in an inventory.
 func runsIn(all inventory) []deadRun {
-	runs := map[string]*deadRun{}
+	runs := map[string]deadRun{}
 	for _, one := range all {
 		id, ok := one.run()
 		if !ok {
 			continue
 		}
-		if runs[id] == nil {
-			runs[id] = &deadRun{id: id, left: all.of(func(run string) bool { return run == id })}
+		run := deadRun{id, runs[id].mark, all.of(id)}
+		if describesRun(one) {
+			run.mark, _ = parseMark(one.description)
 		}
-		if m, is := parseMark(one.description); is && m.whole() {
-			runs[id].mark = m
-		}
+		runs[id] = run
 	}
-	var list []deadRun
-	for _, id := range slices.Sorted(maps.Keys(runs)) {
-		list = append(list, *runs[id])
-	}
-	return list
+	return slices.SortedFunc(maps.Values(runs), func(a, b deadRun) int {
+		return strings.Compare(a.id, b.id)
+	})
 }
 
 func (r deadRun) title() string {

@@ -91,11 +91,11 @@ func (i item) run() (run string, ok bool) {
 	return runOf(i.description)
 }
 
-// of returns the objects of the runs that is accepts.
-func (i inventory) of(is func(run string) bool) inventory {
+// of returns the objects of a run.
+func (i inventory) of(run string) inventory {
 	return slices.DeleteFunc(slices.Clone(i), func(one item) bool {
-		run, ok := one.run()
-		return !ok || !is(run)
+		of, ok := one.run()
+		return !ok || of != run
 	})
 }
 

@@ -238,8 +238,7 @@ func (w *job) sweep(ctx context.Context) bool {
 		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
 		return false
 	}
-	mine := deadRun{id: w.id, mark: w.manifest(),
-		left: all.of(func(run string) bool { return run == w.id })}
+	mine := deadRun{id: w.id, mark: w.manifest(), left: all.of(w.id)}
 	w.report.Ledger.Left = mine.left.ofDriver().names()
 	if err := w.remove(ctx, mine); err != nil {
 		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
