@@ -200,11 +200,11 @@ func (o *operator) onlyToStopped(ctx context.Context, disk, stopped, running str
 // tellHotplug prints the result and puts it into the report's preflight, which could not try it.
 func (w *job) tellHotplug() {
 	found := pass("yes: a disk was attached to this instance and detached")
-	if w.report.Rack.HotPlug == report.HotPlugNo {
+	switch w.report.Rack.HotPlug {
+	case report.HotPlugNo:
 		found = warn("What needs it is blocked; the driver says that the instance must be stopped.",
 			"no: the rack attached a disk to a stopped instance, and to this one only when it is stopped")
-	}
-	if w.report.Rack.HotPlug == report.HotPlugAttachOnly {
+	case report.HotPlugAttachOnly:
 		found = warn("What needs it is blocked; the driver detaches a volume when the instance is "+
 			"stopped.", "attach only")
 	}

@@ -270,10 +270,11 @@ func (w *job) summarize(folder string) {
 	r := w.report
 	w.say("\n%s: %s\n%s\n", strings.ToUpper(r.Headline()), r.Why, r.Promises())
 	for _, result := range r.Results {
-		if result.Status == report.Passed && len(result.Extent.Partly()) > 0 {
-			w.say("  %s %s", strings.TrimSpace(result.Group+" "+result.ID), result.Kept())
-		}
 		switch result.Status {
+		case report.Passed:
+			if len(result.Extent.Partly()) > 0 {
+				w.say("  %s %s", strings.TrimSpace(result.Group+" "+result.ID), result.Kept())
+			}
 		case report.Failed, report.Blocked, report.NotTested:
 			w.say("  %-12s %-6s %s", strings.ReplaceAll(string(result.Status), "_", " "), result.Group,
 				strings.TrimSpace(result.ID+" "+result.Name))

@@ -67,16 +67,11 @@ func withReason(capability, reason string, specs ...string) []ExplainedSkip {
 	return skips
 }
 
-// Figures are the counts of a finished suite.
-type Figures struct {
-	Specs, Passed, Failed, Explained int
-	Seconds                          float64
-}
-
 // Audit counts the specs of a suite, which may have run in parts, and checks its skips.
 type Audit struct {
-	Figures
-	skips []ExplainedSkip
+	Specs, Passed, Failed, Explained int
+	Seconds                          float64
+	skips                            []ExplainedSkip
 	// used counts the specs that each entry of skips explains.
 	used []int
 	// Faults are the skips that no entry explains.
@@ -162,9 +157,9 @@ func barred(spec types.SpecReport) bool {
 }
 
 // Line returns the suite's last line, which programs can read, too.
-func (f Figures) Line(suite string) string {
+func (a *Audit) Line(suite string) string {
 	return fmt.Sprintf("FIGURE %s specs=%d passed=%d failed=%d skipped_explained=%d seconds=%.1f",
-		suite, f.Specs, f.Passed, f.Failed, f.Explained, f.Seconds)
+		suite, a.Specs, a.Passed, a.Failed, a.Explained, a.Seconds)
 }
 
 // FullRun reports whether a configuration runs every spec.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"unicode"
@@ -53,10 +54,8 @@ func diffFacts(a, b *Report) string {
 	} else {
 		fmt.Fprintf(&text, "Verdict: %s in A, %s in B\n", a.Verdict, b.Verdict)
 	}
-	tools := maps.Clone(a.Versions.Tools)
-	if tools == nil {
-		tools = map[string]string{}
-	}
+	tools := map[string]string{}
+	maps.Copy(tools, a.Versions.Tools)
 	maps.Copy(tools, b.Versions.Tools)
 	names := slices.Sorted(maps.Keys(tools))
 	of := b.facts(names)
@@ -192,8 +191,6 @@ func diffCalls(a, b *Report) string {
 		k := key{now.Kind, now.Operation}
 		then, both := before[k]
 		delete(before, k)
-		p50, p50Now := then.Quantile(0.5), now.Quantile(0.5)
-		less, more := min(p50, p50Now), max(p50, p50Now)
 		switch {
 		case !both:
 			oneSided++
@@ -202,8 +199,9 @@ func diffCalls(a, b *Report) string {
 			tooFew++
 			continue
 		}
+		p50, p50Now := then.Quantile(0.5), now.Quantile(0.5)
 		compared++
-		if more < muchSlower*less || more-less < muchLater {
+		if max(p50, p50Now) < muchSlower*min(p50, p50Now) || math.Abs(p50Now-p50) < muchLater {
 			continue
 		}
 		word := "slower"
