@@ -37,14 +37,33 @@ func screenshot(t *testing.T, page string) {
 }
 
 func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
-	var page []byte
-	out := &watcher{}
-	out.at = map[string]func(){"\n 4. ": func() {
-		address := regexp.MustCompile(`http://127\.0\.0\.1:\d+/\n`).FindString(out.String())
-		var err error
-		page, err = get(t.Context(), strings.TrimSpace(address))
-		csitest.Must(t, err)
-	}}
+	// row matches the row of a change that a node's driver has recorded.
+	row := func(node, change string) string {
+		return `<td>` + node + `<td><span title="[^<]*">` + change + `</span>[^\n]*<td>done<td>`
+	}
+	const claim = `/console/disks/[0-9a-f-]{36}" title="csi-[^"]*">demo/greeting</a>`
+	out := &watcher{at: map[string]func(){}}
+	for at, want := range map[string]string{
+		"\n 4. ": `<h3>a</h3>.*` + claim + `.*<h3>b</h3>.*` + row("a", "Published") + ".*" +
+			row("a", "Mounted") + ".*" + row("a", "Formatted") + ".*" + row("a", "ProvenBlank"),
+		"\n 7. ": `id="shelf" .*` + claim + `.*id="quota".*` + row("a", "Unmounted"),
+		"\n10. ": `<h3>b</h3>.*` + claim + `.*id="shelf".*` + row("b", "Mounted") + ".*" +
+			row("a", "Unmounted"),
+	} {
+		out.at[at] = func() {
+			address := regexp.MustCompile(`http://127\.0\.0\.1:\d+/\n`).Find(out.Bytes())
+			var page []byte
+			if harness.Await(t.Context(), harness.StartTimeout, func() (err error) {
+				if page, err = get(t.Context(), string(bytes.TrimSpace(address))); err == nil &&
+					!regexp.MustCompile("(?s)"+want).Match(page) {
+					err = errors.New("not yet")
+				}
+				return err
+			}) != nil {
+				t.Errorf("after %q the console does not show %q: %s", at, want, page)
+			}
+		}
+	}
 	t.Setenv(pictureFile, filepath.Join(t.TempDir(), "life.html"))
 	if err := Demo(t.Context(), strings.NewReader("\n"), out, nil); err != nil {
 		t.Fatalf("Demo: %v\n%s", err, out)
@@ -65,9 +84,8 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 			t.Errorf("the demo does not show %q", want)
 		}
 	}
-	// The rack's console shows the volume under the name of its claim.
-	if want := `title="csi-[^"]*">demo/greeting</a>`; !regexp.MustCompile(want).Match(page) {
-		t.Errorf("the console does not show %q: %s", want, page)
+	if len(out.at) > 0 {
+		t.Errorf("the demo does not print %d of the texts at which the console is read", len(out.at))
 	}
 	if waits := strings.Count(shown, "Press Enter"); waits != 2 {
 		t.Errorf("the demo waits %d times, want for the one line and the end of the input", waits)
@@ -75,11 +93,11 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 	if requests := strings.Count(shown, "      rack  "); requests != 15 {
 		t.Errorf("the demo shows %d requests to the rack, want 15", requests)
 	}
-	picture, err := os.ReadFile(os.Getenv(pictureFile))
+	page, err := os.ReadFile(os.Getenv(pictureFile))
 	csitest.Must(t, err)
 	for _, want := range []string{"DeleteVolume: the disk is gone", "driver 3: node b",
 		"instance_disk_attach", "Formatted", "every promise was kept"} {
-		if !bytes.Contains(picture, []byte(want)) {
+		if !bytes.Contains(page, []byte(want)) {
 			t.Errorf("the picture does not show %q", want)
 		}
 	}

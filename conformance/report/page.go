@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"html/template"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 )
@@ -22,7 +23,7 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"seconds":      inSeconds,
 	"moment":       moment,
 	"plural":       plural,
-	"shell":        func(command []string) string { return strings.Join(command, " ") },
+	"shell":        shellWords,
 	"join":         func(words []string) string { return strings.Join(words, ", ") },
 }).ParseFS(pageFiles, "page/*.tmpl"))
 
@@ -38,11 +39,11 @@ type pageView struct {
 	Shares []share
 	Groups []groupOnPage
 	// Troubles are the failed and the interrupted results.
-	Troubles  []resultOnPage
-	Untested  []untested
-	Latencies []latencies
-	Counted   []counted
-	Tools     []fact
+	Troubles []resultOnPage
+	Untested []untested
+	Plots    []latencies
+	Counted  []counted
+	Tools    []fact
 }
 
 // share is the percentage of the results that have a status.
@@ -98,7 +99,7 @@ func renderPage(r *Report) ([]byte, error) {
 	p := pageView{
 		Report: r, Style: template.CSS(style), Headline: r.Headline(),
 		Tone:   verdictStatus(r.Verdict),
-		Shares: shares(r.Results), Latencies: latenciesOf(r.Calls), Counted: count(r.Ledger),
+		Shares: shares(r.Results), Plots: plots(r.Calls), Counted: count(r.Ledger),
 	}
 	if !r.Run.Began.IsZero() && !r.Run.Ended.IsZero() {
 		p.Took = inSeconds(r.Run.Ended.Sub(r.Run.Began).Seconds())
@@ -185,31 +186,89 @@ func count(l Ledger) (rows []counted) {
 	return rows
 }
 
-// latencies has the operations of one kind, by name.
+// This is the size of a plot in units of its viewBox, which are pixels on a large screen.
+const (
+	plotWidth  = 320.0
+	plotHeight = 26.0
+	plotMargin = 6.0
+	barWidth   = 3.0
+	barStep    = 4.0
+)
+
 type latencies struct {
 	Kind  Kind
 	Title string
+	Axis  axis
 	Rows  []latencyRow
 }
 
-// latencyRow has the numbers of one operation.
+// latencyRow has the numbers of one operation and their plot.
 type latencyRow struct {
 	Calls
 	P50, P95, Max string
+	// Text describes the plot in words.
+	Text string
+	// Bars is a path with a bar for each interval of time in which calls ended.
+	Bars             string
+	XP50, XP95, XMax string
 }
 
-// latenciesOf returns the latencies of the API and of the RPCs. A kind without calls is left out.
-func latenciesOf(all []Calls) (found []latencies) {
-	for _, l := range []latencies{{Kind: API, Title: "Calls of the API"},
-		{Kind: RPC, Title: "RPCs of the driver"}} {
+// axis is a logarithmic axis over whole powers of ten of a millisecond.
+type axis struct {
+	low, high float64
+	Ticks     []tick
+}
+
+type tick struct{ X, Label string }
+
+// newAxis returns an axis that covers all latencies of a report. It treats less than 0.1 ms as
+// 0.1 ms.
+func newAxis(all []Calls) axis {
+	a := axis{low: math.Inf(1), high: math.Inf(-1)}
+	for _, calls := range all {
+		if n := len(calls.Milliseconds); n > 0 {
+			a.low = min(a.low, math.Floor(decade(calls.Milliseconds[0])))
+			a.high = max(a.high, math.Ceil(decade(calls.Milliseconds[n-1])))
+		}
+	}
+	if a.low > a.high {
+		a.low, a.high = 0, 1
+	}
+	a.high = max(a.high, a.low+1)
+	step := math.Ceil((a.high - a.low) / 6)
+	for power := a.low; power <= a.high; power += step {
+		a.Ticks = append(a.Ticks, tick{X: pixels(a.at(power)), Label: powerOfTen(power)})
+	}
+	return a
+}
+
+func decade(ms float64) float64 { return math.Log10(max(ms, 0.1)) }
+
+// powerOfTen returns a label of the axis: "10 ms", "1 s", "100 s".
+func powerOfTen(power float64) string {
+	if power >= 3 {
+		return fmt.Sprintf("%g s", math.Pow(10, power-3))
+	}
+	return fmt.Sprintf("%g ms", math.Pow(10, power))
+}
+
+// at returns the position of a power of ten of a millisecond on the axis.
+func (a axis) at(power float64) float64 {
+	return plotMargin + (power-a.low)/(a.high-a.low)*(plotWidth-2*plotMargin)
+}
+
+func pixels(x float64) string { return fmt.Sprintf("%.1f", x) }
+
+// plots returns the latencies of the API and of the RPCs on one axis. A kind without calls is
+// left out.
+func plots(all []Calls) []latencies {
+	a := newAxis(all)
+	var found []latencies
+	for _, l := range []latencies{{Kind: API, Title: "Calls of the API", Axis: a},
+		{Kind: RPC, Title: "RPCs of the driver", Axis: a}} {
 		for _, calls := range all {
-			row := latencyRow{calls, "–", "–", "–"}
-			if len(calls.Milliseconds) > 0 {
-				row.P50, row.P95 = inMilliseconds(calls.Quantile(0.5)), inMilliseconds(calls.Quantile(0.95))
-				row.Max = inMilliseconds(calls.Quantile(1))
-			}
 			if calls.Kind == l.Kind {
-				l.Rows = append(l.Rows, row)
+				l.Rows = append(l.Rows, a.row(calls))
 			}
 		}
 		slices.SortStableFunc(l.Rows, func(x, y latencyRow) int {
@@ -220,4 +279,39 @@ func latenciesOf(all []Calls) (found []latencies) {
 		}
 	}
 	return found
+}
+
+func (a axis) row(calls Calls) latencyRow {
+	p50, p95, slowest := calls.Quantile(0.5), calls.Quantile(0.95), calls.Quantile(1)
+	row := latencyRow{Calls: calls}
+	if len(calls.Milliseconds) == 0 {
+		row.P50, row.P95, row.Max, row.Text = "–", "–", "–", calls.Operation+": no call"
+		return row
+	}
+	row.P50, row.P95, row.Max = inMilliseconds(p50), inMilliseconds(p95), inMilliseconds(slowest)
+	row.XP50, row.XP95 = pixels(a.at(decade(p50))), pixels(a.at(decade(p95)))
+	row.XMax = pixels(a.at(decade(slowest)))
+	row.Text = fmt.Sprintf("%s: of %s half took at most %s, 95 of 100 at most %s, the slowest %s",
+		calls.Operation, plural(calls.Count, "call"), row.P50, row.P95, row.Max)
+	row.Bars = a.bars(calls.Milliseconds)
+	return row
+}
+
+// bars returns the path of the bars. The height of a bar is proportional to the square root of
+// its number of calls, so that a single slow call stays visible.
+func (a axis) bars(samples []float64) string {
+	heights := make([]float64, int(plotWidth/barStep))
+	for _, ms := range samples {
+		heights[int((a.at(decade(ms))-plotMargin)/barStep)]++
+	}
+	highest := slices.Max(heights)
+	var path strings.Builder
+	for bin, n := range heights {
+		if n > 0 {
+			height := max(3, math.Sqrt(n/highest)*(plotHeight-6))
+			fmt.Fprintf(&path, "M%.0f %.1fh%.0fv%.1fh-%.0fz", plotMargin+float64(bin)*barStep,
+				(plotHeight-height)/2, barWidth, height, barWidth)
+		}
+	}
+	return path.String()
 }

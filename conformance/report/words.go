@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 )
 
 func (s Status) words() string { return strings.ReplaceAll(string(s), "_", " ") }
@@ -102,4 +103,21 @@ func plural(n int, noun string) string {
 		return "1 " + noun
 	}
 	return strconv.Itoa(n) + " " + noun + "s"
+}
+
+// shellWords joins a command so that a shell splits it into the same words.
+func shellWords(command []string) string {
+	quoted := make([]string, len(command))
+	for i, word := range command {
+		quoted[i] = word
+		if word == "" || strings.ContainsFunc(word, isSpecial) {
+			quoted[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(quoted, " ")
+}
+
+// isSpecial reports whether the character may have a special meaning in a shell.
+func isSpecial(c rune) bool {
+	return !unicode.IsLetter(c) && !unicode.IsDigit(c) && !strings.ContainsRune("-_=+,./:@%", c)
 }
