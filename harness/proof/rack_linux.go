@@ -56,9 +56,6 @@ func DiskFile(rack *harness.Rack, id string) string {
 // Has reports whether a disk of the rack is a bystander.
 func (b *RackBystanders) Has(id string) bool { return slices.Contains(b.ids, id) }
 
-// HasFile reports whether a file is the backing file of a bystander.
-func (b *RackBystanders) HasFile(path string) bool { return slices.Contains(b.files[:], path) }
-
 // Resume mounts the first disk after Suspend, as soon as the disk is attached.
 func (b *RackBystanders) Resume(ctx context.Context) error {
 	return harness.Await(ctx, 20*time.Second, b.Mount)

@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -73,10 +74,10 @@ func noRole() *reply {
 // proxy is between a controller and the rack.
 type proxy struct {
 	*httptest.Server
-	rack   string
-	lates  *lates
-	mu     sync.Mutex
-	queued *act // guarded by mu
+	rack  string
+	lates *lates
+	// queued disturbs the next request that it selects.
+	queued atomic.Pointer[act]
 }
 
 // lates counts the requests that the rack gets after their answers.
@@ -94,33 +95,15 @@ func newProxy(t *testing.T, rack string, l *lates) *proxy {
 	return p
 }
 
-// queue disturbs the next request that the act selects. unqueue removes the act, and reports
-// whether no request was disturbed.
-func (p *proxy) queue(a *act) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.queued = a
-}
-
-func (p *proxy) unqueue() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	queued := p.queued != nil
-	p.queued = nil
-	return queued
-}
-
 // take returns the queued act if it selects the request.
 func (p *proxy) take(r *http.Request) act {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	background := strings.HasPrefix(r.URL.Path, "/v1/me") ||
 		strings.HasPrefix(r.URL.Path, "/v1/projects")
 	object := strings.HasPrefix(r.URL.Path, "/v1/disks/") ||
 		strings.HasPrefix(r.URL.Path, "/v1/snapshots/")
-	if a := p.queued; a != nil && !background && a.change == (r.Method != http.MethodGet) &&
-		(object || !a.object) {
-		p.queued = nil
+	a := p.queued.Load()
+	if a != nil && !background && a.change == (r.Method != http.MethodGet) &&
+		(object || !a.object) && p.queued.CompareAndSwap(a, nil) {
 		return *a
 	}
 	return act{}

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -20,6 +20,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // actor disturbs one call of a trial.
@@ -48,30 +49,14 @@ type lane struct {
 	number  int
 	leaders []leader
 	lates   lates
-
-	leading sync.Mutex
-	// guarded by leading: the index of the controller that leads
-	first int
+	// changes counts the changes of the leader.
+	changes atomic.Int64
 }
 
-func (l *lane) lead() leader {
-	l.leading.Lock()
-	defer l.leading.Unlock()
-	return l.leaders[l.first]
-}
+func (l *lane) lead() leader { return l.leaders[l.changes.Load()%2] }
 
 // other returns the controller that does not lead.
-func (l *lane) other() leader {
-	l.leading.Lock()
-	defer l.leading.Unlock()
-	return l.leaders[1-l.first]
-}
-
-func (l *lane) change() {
-	l.leading.Lock()
-	defer l.leading.Unlock()
-	l.first = 1 - l.first
-}
+func (l *lane) other() leader { return l.leaders[1-l.changes.Load()%2] }
 
 // life is one volume, with what the answers have told its orchestrator.
 type life struct {
@@ -124,7 +109,7 @@ func (v *life) live(ctx context.Context, who actor) {
 			v.disturb(ctx, who)
 		}
 		err := step(ctx)
-		if v.lead().through.unqueue() || v.other().through.unqueue() {
+		if v.lead().through.queued.Swap(nil) != nil || v.other().through.queued.Swap(nil) != nil {
 			v.mu.Lock()
 			v.acts-- // the call made no such request
 			v.mu.Unlock()
@@ -174,10 +159,10 @@ func (v *life) disturb(ctx context.Context, who actor) {
 		stopped := v.lead()
 		a.meanwhile = func() {
 			_ = stopped.Signal(syscall.SIGSTOP)
-			v.change()
+			v.changes.Add(1)
 		}
 	}
-	v.lead().through.queue(a)
+	v.lead().through.queued.Store(a)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.acts++
@@ -325,23 +310,23 @@ func (v *life) askForAnother(ctx context.Context) {
 func (v *life) check(ctx context.Context, who actor) {
 	disks, snapshots := v.ofName(ctx)
 	for _, d := range disks {
-		switch holder := holderIn(d); {
-		case d.Id != v.id:
-			v.report(&v.leaked, v.seed, "%s: the orchestrator does not know disk %s (%s)", who, d.Id,
-				d.State.State())
+		switch holder := d.State.Instance; {
+		case d.ID != v.id:
+			v.report(&v.leaked, v.seed, "%s: the orchestrator does not know disk %s (%s)", who, d.ID,
+				d.State.State)
 		case v.published && holder != v.node:
-			v.report(&v.undone, v.seed, "%s: a published disk is %s at %q", who, d.State.State(), holder)
+			v.report(&v.undone, v.seed, "%s: a published disk is %s at %q", who, d.State.State, holder)
 		case !v.published && holder != "":
 			v.report(&v.undone, v.seed, "%s: a disk that is not published is %s at %s", who,
-				d.State.State(), holder)
+				d.State.State, holder)
 		}
 	}
 	if v.id != "" && len(disks) == 0 {
 		v.report(&v.undone, v.seed, "%s: the disk %s was returned, but is lost", who, v.id)
 	}
 	for _, s := range snapshots {
-		if s.Id != v.snapshot {
-			v.report(&v.leaked, v.seed, "%s: the orchestrator does not know snapshot %s", who, s.Id)
+		if s.ID != v.snapshot {
+			v.report(&v.leaked, v.seed, "%s: the orchestrator does not know snapshot %s", who, s.ID)
 		}
 	}
 	if v.snapshot != "" && len(snapshots) == 0 {
@@ -349,25 +334,15 @@ func (v *life) check(ctx context.Context, who actor) {
 	}
 }
 
-// holderIn returns the instance that has the disk, or "".
-func holderIn(d oxide.Disk) string {
-	if s, ok := d.State.AsAttached(); ok {
-		return s.Instance
-	}
-	return ""
-}
-
 // ofName lists the disks and snapshots of the volume's name.
-func (v *life) ofName(ctx context.Context) (disks []oxide.Disk, snapshots []oxide.Snapshot) {
-	project := oxide.NameOrId(v.rack.Project)
-	all, err := v.rack.Client.DiskListAllPages(ctx, oxide.DiskListParams{Project: project})
-	taken, err2 := v.rack.Client.SnapshotListAllPages(ctx, oxide.SnapshotListParams{Project: project})
-	if err := errors.Join(err, err2); err != nil {
+func (v *life) ofName(ctx context.Context) (disks []adminapi.Disk, snapshots []adminapi.Snapshot) {
+	state, err := v.rack.Admin.State(ctx)
+	if err != nil {
 		v.t.Errorf("list the rack's disks and snapshots: %v", err)
 	}
-	return slices.DeleteFunc(all, func(d oxide.Disk) bool {
+	return slices.DeleteFunc(state.Disks, func(d adminapi.Disk) bool {
 			return harness.NameIn(d.Description) != v.name
-		}), slices.DeleteFunc(taken, func(s oxide.Snapshot) bool {
+		}), slices.DeleteFunc(state.Snapshots, func(s adminapi.Snapshot) bool {
 			return harness.NameIn(s.Description) != v.name
 		})
 }
@@ -378,13 +353,13 @@ func (v *life) cleanUp(ctx context.Context) {
 	var err error
 	for _, s := range snapshots {
 		err = errors.Join(err, v.rack.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{
-			Snapshot: oxide.NameOrId(s.Id)}))
+			Snapshot: oxide.NameOrId(s.ID)}))
 	}
 	for _, d := range disks {
-		if holder := holderIn(d); holder != "" {
-			err = errors.Join(err, v.rack.DetachDisk(ctx, d.Id, holder))
+		if holder := d.State.Instance; holder != "" {
+			err = errors.Join(err, v.rack.DetachDisk(ctx, d.ID, holder))
 		}
-		err = errors.Join(err, v.rack.DeleteDisk(ctx, d.Id))
+		err = errors.Join(err, v.rack.DeleteDisk(ctx, d.ID))
 	}
 	if err != nil {
 		v.t.Errorf("trial %d: remove its objects: %v", v.seed, err)

@@ -96,10 +96,7 @@ func (c *campaign) runProof() {
 	}
 	c.count(ctx)
 	c.countStarts(ctx)
-	c.Say("%d points in %d RPCs", len(c.points), rpcsOf(c.points))
-	if testing.Verbose() {
-		c.t.Log(census(c.points))
-	}
+	c.Say("%d points", len(c.points))
 	switch {
 	case os.Getenv(only) != "" && !c.Long():
 		c.chosen(ctx, os.Getenv(only))
@@ -141,7 +138,7 @@ func (c *campaign) count(ctx context.Context) {
 	var runs [2][]point
 	err := c.each(func(i int) (err error) {
 		for n := i; n < len(runs) && err == nil; n += len(c.envs) {
-			runs[n], err = countPoints(ctx, c.envs[i], c.kinds, c.Seed)
+			runs[n], err = countPoints(ctx, c.envs[i], c.kinds)
 		}
 		return err
 	})
@@ -210,21 +207,17 @@ func (c *campaign) round(points []point) iter.Seq[trial] {
 
 // attempts runs trials in all environments.
 func (c *campaign) attempts(ctx context.Context, trials iter.Seq[trial]) {
-	type attempt struct {
-		trial
-		seed uint64
-	}
-	work := make(chan attempt)
+	work := make(chan trial)
 	go func() {
 		defer close(work)
 		for t := range trials {
-			work <- attempt{t, c.Rand().Uint64()}
+			work <- t
 		}
 	}()
 	err := c.each(func(i int) (err error) {
-		for a := range work {
+		for t := range work {
 			if err == nil {
-				err = c.attempt(ctx, i, a.trial, a.seed)
+				err = c.attempt(ctx, i, t)
 			}
 		}
 		return err
@@ -275,10 +268,10 @@ func named(points []trace.Point, name string) *trace.Point {
 
 // attempt runs a trial in an environment. After a failed trial it keeps the files of the
 // environment and opens a new environment. It returns an error if that fails.
-func (c *campaign) attempt(ctx context.Context, i int, tr trial, seed uint64) error {
+func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
 	env := c.envs[i]
 	kills, overlaps := env.kills, env.overlaps
-	err := env.runTrial(ctx, tr, seed)
+	err := env.runTrial(ctx, tr)
 	c.note(tr, err == nil, env.kills-kills, env.overlaps-overlaps)
 	if err == nil {
 		return nil
@@ -311,17 +304,17 @@ func TestATrialThatLeavesAFileFailsAndIsDrawn(t *testing.T) {
 		t.Fatal(err)
 	}
 	env := c.envs[0]
-	points, err := countPoints(t.Context(), env, driverLifecycles[:1], c.Seed)
+	points, err := countPoints(t.Context(), env, driverLifecycles[:1])
 	if err != nil {
 		t.Fatal(err)
 	}
-	points = matching(points, "NodeStageVolume")
+	points = matching(points, "NodeStage")
 	tr := trial{point: points[len(points)/2], then: again}
 	left := filepath.Join(env.plugins[driverA].Dir, "volumes", "nobody-needs-this")
 	if err := os.WriteFile(left, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	broken := env.runTrial(t.Context(), tr, c.Seed)
+	broken := env.runTrial(t.Context(), tr)
 	if broken == nil {
 		t.Fatal("the trial does not notice the file")
 	}

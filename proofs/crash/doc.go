@@ -1,10 +1,11 @@
 // Package crash proves that every RPC converges even if its process is killed before the RPC
 // has ended.
 //
-// A dry run takes volumes of every kind through their lifecycles and numbers the external effects
-// of the driver and of the programs that it runs: requests to the rack, writes, mounts, ioctls.
-// Each effect is a point. In a trial, a new volume begins such a lifecycle, and the unmodified
-// driver is killed with SIGKILL immediately before or after the effect, and started again. Then the
+// A lifecycle is a history of package model, whose model checks the state after every step. A dry
+// run takes volumes of every kind through their lifecycles and numbers the external effects of the
+// driver and of the programs that it runs: requests to the rack, writes, mounts, ioctls. Each
+// effect is a point. In a trial, a new volume begins such a lifecycle, and the unmodified driver is
+// killed with SIGKILL immediately before or after the effect, and started again. Then the
 // orchestrator repeats its call, or gives up, or moves the volume to another node. The trial must
 // converge: all calls succeed in the end, all data that a workload has written are there, and
 // nothing is left. In the same way the simulator is killed at the effects of its durable changes.

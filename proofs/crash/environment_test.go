@@ -7,16 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -24,10 +22,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
+	"github.com/oxidecomputer/oxide-csi-plugin/proofs/model"
 )
 
-// The processes of an environment: the driver with its controller in instance a, the node
-// driver in instance b, and the rack.
+// The processes of an environment: the node drivers of two instances, the rack, and the controller
+// "controller 1".
 const (
 	driverA     = "a"
 	driverB     = "b"
@@ -37,17 +36,15 @@ const (
 	beside = "beside"
 )
 
-// environment is a rack with a driver in two instances, and a tracer. It runs one lifecycle at a
-// time.
+// environment is an environment of the model with a tracer. It runs one lifecycle at a time.
 type environment struct {
-	*proof.Environment
+	*model.Environment
 	plugins map[string]*harness.Plugin
 	watcher *trace.Watcher
 	// files contains the files that existed before the first lifecycle, and storage is what the rack
 	// charged then.
-	files      map[string]bool
-	storage    int64
-	lifecycles int
+	files   harness.Ledger
+	storage int64
 	// killed contains the process groups of the processes that were killed in this lifecycle.
 	killed map[int]bool
 	// kills counts the kills. overlaps counts the trials in which a second driver was called while
@@ -62,31 +59,24 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (*env
 	if p.Name == driverProof {
 		instance = driverA
 	}
-	started, err := p.StartEnvironment(ctx, run, harness.RackOptions{}, instance, proof.Journal)
-	env := &environment{Environment: started, plugins: map[string]*harness.Plugin{},
-		killed: map[int]bool{}}
+	started, err := model.NewEnvironment(ctx, run, p, instance, proof.Journal,
+		harness.PluginOptions{})
+	env := &environment{Environment: started, killed: map[int]bool{}}
 	if err != nil {
 		return env, err
 	}
-	for _, name := range []string{driverA, driverB, beside} {
-		options := harness.PluginOptions{Mode: harness.ModeNode, Instance: name}
-		switch name {
-		case driverA:
-			options.Mode = harness.ModeAll
-		case beside:
-			options.Instance = driverA
-			options.Env = map[string]string{
-				"OXIDE_STATE_DIR": filepath.Join(env.plugins[driverA].Dir, "volumes"),
-			}
-		}
-		if env.plugins[name], err = env.StartPlugin(ctx, options); err != nil {
-			return env, err
-		}
+	second, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeNode,
+		Instance: driverA, Env: map[string]string{
+			"OXIDE_STATE_DIR": filepath.Join(env.Nodes[driverA].Dir, "volumes")}})
+	if err != nil {
+		return env, err
+	}
+	env.plugins = map[string]*harness.Plugin{driverA: env.Nodes[driverA], driverB: env.Nodes[driverB],
+		beside: second, "controller 1": env.Controllers[0]}
+	for _, plugin := range env.plugins {
 		// The driver would make this directory in the first lifecycle only, and its effect would be a
 		// point that no trial reaches.
-		records := filepath.Dir(env.plugins[name].FlightFile("none"))
-		if err := errors.Join(os.Mkdir(env.plugins[name].Kubelet(), 0o750),
-			os.MkdirAll(records, 0o700)); err != nil {
+		if err := os.MkdirAll(filepath.Dir(plugin.FlightFile("none")), 0o700); err != nil {
 			return env, err
 		}
 	}
@@ -113,14 +103,10 @@ func (env *environment) close() error {
 	return errors.Join(err, env.Close())
 }
 
-// controller returns the client of the controller.
-func (env *environment) controller() csi.ControllerClient {
-	return env.plugins[driverA].Controller()
-}
-
 // process is a driver or the rack. Kill waits for its end.
 type process interface {
 	PID() int
+	Running() bool
 	Kill()
 	Start(ctx context.Context) error
 }
@@ -133,19 +119,17 @@ func (env *environment) process(name string) process {
 }
 
 // watched calls do while a process is watched. If kill is set, the process is killed at that point.
-// failed is the error of do, and err is a failure of the watcher.
-func (env *environment) watched(name string, kill *trace.Point, do func() error) (
-	report trace.Report, failed, err error) {
+func (env *environment) watched(name string, kill *trace.Point, do func()) (trace.Report, error) {
 	order := env.order(name, env.process(name).PID(), kill)
 	if err := env.watcher.Watch(order); err != nil {
-		return report, nil, err
+		return trace.Report{}, err
 	}
-	failed = do()
-	report, err = env.watcher.Release()
+	do()
+	report, err := env.watcher.Release()
 	if report.Killed {
 		env.noteKilled(name, order.PID)
 	}
-	return report, failed, err
+	return report, err
 }
 
 // order returns an order to watch a process of the environment.
@@ -171,34 +155,30 @@ func (env *environment) noteKilled(name string, pid int) {
 	env.kills++
 }
 
-// checkClean returns an error if something exists that did not exist before the first
-// lifecycle.
+// checkClean returns an error if a file or a process exists that did not exist before the first
+// lifecycle, or if the changes in the nodes' flight recorders are not possible.
 func (env *environment) checkClean(ctx context.Context) error {
+	for _, node := range []string{driverA, driverB} {
+		recorders, err := filepath.Glob(env.plugins[node].FlightFile("*"))
+		for _, file := range recorders {
+			changes, readErr := harness.Changes(file)
+			err = errors.Join(err, readErr, harness.CheckChanges(changes))
+		}
+		if err != nil {
+			return fmt.Errorf("the flight recorders of %s: %w", node, err)
+		}
+	}
 	if err := harness.Await(ctx, patience, func() error {
 		return harness.NoneLeft("a killed process", env.killed)
 	}); err != nil {
 		return err
 	}
 	clear(env.killed) // other processes may soon get these numbers
-	if err := env.Balance(ctx); err != nil {
-		return err
-	}
 	now, err := env.filesNow()
 	if err != nil {
 		return err
 	}
-	var more, less []string
-	for path := range now {
-		if !env.files[path] {
-			more = append(more, path)
-		}
-	}
-	for path := range env.files {
-		if !now[path] {
-			less = append(less, path)
-		}
-	}
-	if len(more)+len(less) > 0 {
+	if more, less := now.More(env.files), env.files.More(now); len(more)+len(less) > 0 {
 		return fmt.Errorf("files that were not removed: %q, files lost: %q", more, less)
 	}
 	state, err := env.Rack.Admin.State(ctx)
@@ -210,26 +190,28 @@ func (env *environment) checkClean(ctx context.Context) error {
 }
 
 // filesNow lists the files below the rack's directory: disks, guest views, the drivers' records,
-// and the orchestrator's directories. It omits logs, flight recorders and sockets.
-func (env *environment) filesNow() (map[string]bool, error) {
-	files := map[string]bool{}
+// and files in the orchestrator's directories. It omits logs, flight recorders and sockets.
+// The number of a device may change when its instance is stopped.
+func (env *environment) filesNow() (harness.Ledger, error) {
+	files := harness.Ledger{}
 	err := filepath.WalkDir(env.Rack.Dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		if entry.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(path, ".log") &&
-			!strings.Contains(path, "/flight") {
-			files[strings.TrimPrefix(path, env.Rack.Dir)] = true
+			!strings.Contains(path, "/flight") &&
+			!(entry.IsDir() && strings.Contains(path+"/", "/kubelet/")) {
+			files[devices.ReplaceAllString(strings.TrimPrefix(path, env.Rack.Dir), "nvme")]++
 		}
 		return nil
 	})
 	return files, err
 }
 
+var devices = regexp.MustCompile(`nvme\d+n1`)
+
 // patience limits waits that take milliseconds on an idle machine.
 const patience = 20 * time.Second
-
-func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // tracer is the environment variable that makes this binary run as a tracer.
 const tracer = "CRASH_TRACER"

@@ -4,12 +4,14 @@ package crash_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
+	"github.com/oxidecomputer/oxide-csi-plugin/proofs/model"
 )
 
 // point is a place in a lifecycle.
@@ -68,57 +70,47 @@ func (t trial) String() string {
 }
 
 // countPoints runs every kind of lifecycle once, watches it, and numbers its points.
-func countPoints(ctx context.Context, env *environment, kinds []string, seed uint64) ([]point,
-	error) {
+func countPoints(ctx context.Context, env *environment, kinds []string) ([]point, error) {
 	var points []point
 	for _, kind := range kinds {
-		l, err := env.begin(kind, seed)
+		l, err := env.begin(kind)
 		if err != nil {
 			return nil, err
 		}
 		for i, st := range l.steps {
-			more, err := l.countStepPoints(ctx, i, st)
-			if err != nil {
-				return nil, fmt.Errorf("the dry run of %s: %w", kind, err)
+			if st.watched != "" {
+				st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {
+					report, err := env.watched(st.watched, nil, func() { do(ctx) })
+					points = append(points, pointsOf(report.Effects, kind, i, st)...)
+					return model.None, err
+				}
 			}
-			points = append(points, more...)
+			if err := l.Do(ctx, st.Step); err != nil {
+				return nil, fmt.Errorf("the dry run of %s: %w\n%s", kind, err, l.Transcript())
+			}
 		}
 		if err := l.finish(ctx); err != nil {
 			return nil, fmt.Errorf("the dry run of %s: %w", kind, err)
+		}
+		if kind == deviceless && l.Deviceless() == 0 {
+			return nil, errors.New("in the dry run every attach gave a device")
 		}
 	}
 	return points, nil
 }
 
-func (l *lifecycle) countStepPoints(ctx context.Context, i int, st step) ([]point, error) {
-	if st.watched == "" {
-		replies, err := st.callUntilOK(ctx)
-		if err != nil {
-			err = fmt.Errorf("%w\n    %s", err, formatErrors(replies))
-		}
-		return nil, err
-	}
-	report, failed, err := l.watched(st.watched, nil, func() error { return st.callOnce(ctx) })
-	if err == nil {
-		err = failed
-	}
-	if err == nil && st.then != nil {
-		err = st.then()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", st, err)
-	}
-	var points []point
-	for _, e := range report.Effects {
+// pointsOf returns the points of the effects of a step.
+func pointsOf(effects []trace.Effect, kind string, i int, st step) (points []point) {
+	for _, e := range effects {
 		if e.Failed { // a failed call has no effect, so there is no time before or after it
 			continue
 		}
 		for _, phase := range e.Phases() {
-			points = append(points, point{lifecycle: l.kind, process: st.watched, step: i, rpc: st.rpc,
+			points = append(points, point{lifecycle: kind, process: st.watched, step: i, rpc: st.rpc,
 				kind: e.Kind(), trace: trace.Point{Name: e.Name(), N: e.N, Phase: phase}})
 		}
 	}
-	return points, nil
+	return points
 }
 
 // trials returns all trials that are possible at a point.
@@ -127,7 +119,7 @@ func trials(p point) []trial {
 	if p.goingUp() {
 		then = append(then, giveUp)
 	}
-	if strings.HasPrefix(p.lifecycle, "plain") && p.rpc == "NodeStageVolume" {
+	if strings.HasPrefix(p.lifecycle, "plain") && p.rpc == "NodeStage" {
 		then = append(then, elsewhere)
 	}
 	var all []trial
@@ -148,19 +140,15 @@ func trials(p point) []trial {
 
 // overlaps reports whether the same call can be made to a second node driver.
 func (p point) overlaps() bool {
-	switch p.rpc {
-	case "NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume":
-		return p.process == driverA
-	}
-	return false
+	return p.process == driverA && p.rpc != "NodeGetVolumeStats"
 }
 
 // goingUp reports whether the orchestrator can give up at the point. While it removes the volume,
 // it can only continue.
 func (p point) goingUp() bool {
 	switch p.rpc {
-	case "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
-		"NodeGetVolumeStats", "CreateSnapshot", "InstanceStop":
+	case "CreateVolume", "ControllerPublish", "NodeStage", "NodePublish", "NodeGetVolumeStats",
+		"CreateSnapshot", "stop instance a":
 		return true
 	}
 	return false
@@ -237,27 +225,4 @@ func few(points []point, rng *rand.Rand) (chosen []point) {
 		}
 	}
 	return chosen
-}
-
-// rpcsOf counts the RPCs of the points.
-func rpcsOf(points []point) int {
-	rpcs := map[string]bool{}
-	for _, p := range points {
-		rpcs[p.rpc] = true
-	}
-	return len(rpcs)
-}
-
-// census returns a table with the number of points by kind and RPC.
-func census(points []point) string {
-	counts := map[string]int{}
-	for _, p := range points {
-		counts[fmt.Sprintf("%-16s %-26s %s", p.lifecycle, p.rpc, p.kind)]++
-	}
-	var table strings.Builder
-	table.WriteString("points by lifecycle, RPC and kind of effect:\n")
-	for _, line := range sorted(counts) {
-		fmt.Fprintf(&table, "%5d %s\n", counts[line], line)
-	}
-	return table.String()
 }

@@ -35,7 +35,7 @@ func TestManyCallersAtOnceSeeOneState(t *testing.T) { // B-13, D-41
 	for round := 0; round == 0 || r.proof.Long() && !r.proof.Over() && !t.Failed(); round++ {
 		random := rand.New(rand.NewPCG(r.proof.Seed+uint64(round), 5))
 		h, err := r.runHistory(t.Context(), fmt.Sprint("crowds ", round), r.proof.Seed, nil,
-			func(h *history) error { return h.crowds(t.Context(), random, round, &n) })
+			func(h *History) error { return h.crowds(t.Context(), random, round, &n) })
 		if err != nil {
 			n.wrong++
 			t.Error(err)
@@ -83,7 +83,7 @@ func (r *runner) formatsAre(n *crowdCounts) (err error) {
 	if r.env == nil {
 		return nil // it ended with a history that failed
 	}
-	if n.formats, err = r.env.formats.Count(); err == nil && n.formats != n.formatted {
+	if n.formats, err = r.formats.Count(); err == nil && n.formats != n.formatted {
 		err = fmt.Errorf("%d volumes got their filesystem by %d formats", n.formatted, n.formats)
 	}
 	return err
@@ -97,7 +97,7 @@ func (r *runner) close(t *testing.T) (races, leaked int) {
 	}
 	env := r.env
 	r.env = nil
-	if err := env.balance(t.Context()); err != nil {
+	if err := env.Balance(t.Context()); err != nil {
 		t.Errorf("the ledger does not balance: %v", err)
 		leaked = strings.Count(err.Error(), "goroutine of")
 	}
@@ -155,7 +155,7 @@ const contended = 3
 
 // crowds takes one volume through its life with all callers. Except in the short form, it then does
 // the same with four volumes.
-func (h *history) crowds(ctx context.Context, r *rand.Rand, round int, n *crowdCounts) error {
+func (h *History) crowds(ctx context.Context, r *rand.Rand, round int, n *crowdCounts) error {
 	lives := [][]int{{1 + round%4}, {1, 2, 3, 4}}
 	if h.env.Proof.Short() {
 		lives = lives[:1]
@@ -172,7 +172,7 @@ func (h *history) crowds(ctx context.Context, r *rand.Rand, round int, n *crowdC
 				n.formatted++
 			}
 			for _, p := range pods {
-				if err := h.do(ctx, step{op: writeSynced, vol: v, node: h.goals[v], pod: p,
+				if err := h.Do(ctx, Step{op: writeSynced, vol: v, node: h.goals[v], pod: p,
 					block: r.IntN(blocks)}); err != nil {
 					return err
 				}
@@ -189,13 +189,13 @@ func (h *history) crowds(ctx context.Context, r *rand.Rand, round int, n *crowdC
 
 // crowd makes the calls of a wave at once. Some callers, but not the first one, abandon their call.
 // No caller abandons a detach, because the rack might carry it out after the next attach.
-func (h *history) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave,
+func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave,
 	n *crowdCounts) error {
-	var first *step
+	var first *Step
 	late := false
 	for i := range callers {
 		v := volumes[i%len(volumes)]
-		s := &step{op: w.ops[i/len(volumes)%len(w.ops)], vol: v, ctl: 1 + r.IntN(2),
+		s := &Step{op: w.ops[i/len(volumes)%len(w.ops)], vol: v, ctl: 1 + r.IntN(2),
 			pod: pods[r.IntN(2)], node: h.goals[v], with: first}
 		switch s.op {
 		case createSnapshot, deleteSnapshot:
@@ -206,7 +206,7 @@ func (h *history) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 			}
 		}
 		if i < callers-1 && s.op != detach && r.IntN(8) == 0 {
-			s.mishap, s.after = abandoned, time.Duration(r.IntN(20))*time.Millisecond
+			s.mishap, s.after = Abandoned, time.Duration(r.IntN(20))*time.Millisecond
 			n.abandoned++
 			late = true
 		}
@@ -214,7 +214,7 @@ func (h *history) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 		first = s
 	}
 	if w.disturbed {
-		if err := h.do(ctx, h.faultOf(r, *first)); err != nil {
+		if err := h.Do(ctx, h.faultOf(r, *first)); err != nil {
 			return err
 		}
 	}
@@ -225,7 +225,7 @@ func (h *history) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 		return errors.New("the orchestrator cannot make the calls: " + first.brief())
 	}
 	if late {
-		if err := h.step(ctx, step{op: wait}); err != nil {
+		if err := h.step(ctx, Step{op: wait}); err != nil {
 			return err
 		}
 	}
@@ -233,20 +233,20 @@ func (h *history) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 }
 
 // faultOf returns a fault of the rack that strikes such a call.
-func (h *history) faultOf(r *rand.Rand, s step) step {
+func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	var names []string
 	for _, name := range faultNames() {
 		if f := faults[name]; f.Operation == operations[s.op] && f.Device == nil {
 			names = append(names, name)
 		}
 	}
-	return step{op: fault, fault: names[r.IntN(len(names))]}
+	return Step{op: fault, fault: names[r.IntN(len(names))]}
 }
 
 // noteCrowd counts the results of a crowd, and finds the nodes to which the volumes are attached.
 // It returns an error if equal calls for a volume all fail, or if a published filesystem is not
 // staged.
-func (h *history) noteCrowd(volumes []int, w wave, n *crowdCounts) error {
+func (h *History) noteCrowd(volumes []int, w wave, n *crowdCounts) error {
 	ids, alone := map[string]bool{}, len(w.ops) == 1
 	for _, c := range h.ended {
 		if c.how == succeeded {

@@ -16,7 +16,7 @@ import (
 type wish struct {
 	kind, vol, node, pod, block, ctl, fault, op int
 	other                                       int
-	mishap                                      mishap
+	mishap                                      Mishap
 	after                                       time.Duration
 	move, shadow                                bool
 }
@@ -87,7 +87,7 @@ func drawWish(t *rapid.T) wish {
 	}
 	if w.kind <= again {
 		if chance := draw(99, "mishap"); chance >= 88 {
-			w.mishap = []mishap{abandoned, killed, abandoned, rackDies}[chance%4]
+			w.mishap = []Mishap{Abandoned, Killed, Abandoned, rackDies}[chance%4]
 			w.after = time.Duration(draw(30_000, "after")) * time.Microsecond
 		}
 	}
@@ -111,12 +111,12 @@ func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
 }
 
 // resolve returns the steps of a wish in the present state.
-func (h *history) resolve(w wish, volumes []int) []step {
+func (h *History) resolve(w wish, volumes []int) []Step {
 	v, n := volumes[w.vol%len(volumes)], nodes[w.node]
 	if w.move || h.goals[v] == "" {
 		h.goals[v] = n
 	}
-	s := step{op: op(w.op), ctl: 1 + w.ctl, vol: v, snap: 1 + w.vol%(len(snapOf)-1), node: n,
+	s := Step{op: op(w.op), ctl: 1 + w.ctl, vol: v, snap: 1 + w.vol%(len(snapOf)-1), node: n,
 		pod: pods[w.pod], block: w.block, other: volumes[w.other%len(volumes)]}
 	switch w.kind {
 	case onwards:
@@ -137,7 +137,7 @@ func (h *history) resolve(w wish, volumes []int) []step {
 		} else if s.ctl != 0 {
 			s.ctl = 1 + w.ctl
 		}
-		s.mishap, s.with = none, nil
+		s.mishap, s.with = None, nil
 	case writing, disturbing:
 		s.node = h.goals[v]
 	case pairing:
@@ -155,7 +155,7 @@ func (h *history) resolve(w wish, volumes []int) []step {
 			s.op = startInstance
 		}
 	case waiting:
-		s = step{op: wait}
+		s = Step{op: wait}
 	}
 	if s.op.isCall() {
 		h.last = s
@@ -166,11 +166,11 @@ func (h *history) resolve(w wish, volumes []int) []step {
 			s.after *= 5 // a stage takes longer than other calls, because it may format the disk
 		}
 	}
-	return []step{s}
+	return []Step{s}
 }
 
 // misfortune returns a fault, and a call that it may affect.
-func (h *history) misfortune(w wish, v int) []step {
+func (h *History) misfortune(w wish, v int) []Step {
 	next := h.towards(v, h.goals[v])
 	if !w.shadow {
 		if back, ok := h.away(v); ok {
@@ -179,7 +179,7 @@ func (h *history) misfortune(w wish, v int) []step {
 	}
 	if operations[next.op] == "" {
 		// No fault affects that call. An attach can be made in every state.
-		next = step{op: attach, ctl: 1 + w.ctl, vol: v, node: h.goals[v]}
+		next = Step{op: attach, ctl: 1 + w.ctl, vol: v, node: h.goals[v]}
 	}
 	var names []string
 	for _, name := range faultNames() {
@@ -192,7 +192,7 @@ func (h *history) misfortune(w wish, v int) []step {
 	if next.op == attach { // this fault leads to many states, so it is chosen more often
 		names = append(names, slices.Repeat([]string{noDevice}, 4)...)
 	}
-	return []step{{op: fault, fault: names[w.fault%len(names)]}, next}
+	return []Step{{op: fault, fault: names[w.fault%len(names)]}, next}
 }
 
 // operations maps a call to the rack's operation that it makes.
@@ -203,12 +203,12 @@ var operations = map[op]string{
 }
 
 // pair returns a step with two calls at once: other, or the same call twice.
-func (h *history) pair(w wish, v int, other step) step {
+func (h *History) pair(w wish, v int, other Step) Step {
 	s := h.towards(v, h.goals[v])
 	if !s.op.isCall() {
 		back, ok := h.away(v)
 		if s = back; !ok {
-			return step{op: wait}
+			return Step{op: wait}
 		}
 	}
 	if w.shadow {
@@ -219,86 +219,4 @@ func (h *history) pair(w wish, v int, other step) step {
 	}
 	s.with = &other
 	return s
-}
-
-// towards returns the orchestrator's next call towards a pod that uses the volume on a node.
-func (h *history) towards(v int, n string) step {
-	f, ctl := h.world.seen, 1+int(h.value+uint64(len(h.lines)))%2
-	holder := f[holderField(v)]
-	switch {
-	case h.world.rackDown:
-		return step{op: startRack}
-	case h.world.namesakes[at(v, n)] && len(h.lines)%3 == 0:
-		return step{op: takeNamesake, vol: v} // in the meantime the calls are refused
-	case f[diskField(v)] == "" || h.orchestrator.volumes[v].GetVolumeId() != f[diskField(v)]:
-		return h.towardsDisk(v, ctl)
-	case holder != "" && holder != n:
-		s, _ := h.away(v)
-		return s
-	case holder == "" || h.orchestrator.published[at(v, n)] == nil:
-		return step{op: attach, ctl: ctl, vol: v, node: n}
-	case h.world.down[n]:
-		return step{op: startInstance, node: n}
-	case h.world.bare[at(v, n)] && len(h.lines)%3 == 1:
-		return step{op: stopInstance, node: n} // a started instance has the devices of all its disks
-	case h.world.lost[at(v, n)] || h.world.bare[at(v, n)] && len(h.lines)%3 == 2:
-		s, _ := h.away(v)
-		return s
-	case !h.staged[at(v, n)] || !kinds[v].block() && f[stagedField(v, n)] == "":
-		return step{op: stage, vol: v, node: n}
-	case !f.published(v, n):
-		return step{op: publish, vol: v, node: n, pod: 1}
-	case kinds[v].shared && f[publishedField(v, n, 2)] == "":
-		return step{op: publish, vol: v, node: n, pod: 2}
-	}
-	s := step{op: writeSynced, vol: v, node: n, pod: 1, block: int(h.value) % blocks}
-	if f[publishedField(v, n, 1)] == "" {
-		s.pod = 2
-	}
-	return s
-}
-
-// towardsDisk returns the next call towards a volume's creation. If the volume is restored from a
-// snapshot, the snapshot and its volume are created first.
-func (h *history) towardsDisk(v, ctl int) step {
-	snap := kinds[v].snap
-	switch {
-	case snap == 0 || h.orchestrator.snapshots[snap] != "" &&
-		h.world.seen[snapField(snap)] == h.orchestrator.snapshots[snap]:
-		return step{op: createVolume, ctl: ctl, vol: v}
-	case h.orchestrator.volumes[snapOf[snap]] == nil || h.world.seen[diskField(snapOf[snap])] == "":
-		return h.towardsDisk(snapOf[snap], ctl)
-	}
-	return step{op: createSnapshot, ctl: ctl, snap: snap}
-}
-
-// away returns the orchestrator's next call towards the deletion of a volume, or false if the
-// volume is deleted.
-func (h *history) away(v int) (step, bool) {
-	f, ctl := h.world.seen, 1+len(h.lines)%2
-	for _, n := range nodes {
-		if h.world.down[n] {
-			continue // the node has no mounts, and no driver runs
-		}
-		for _, p := range pods {
-			if f[publishedField(v, n, p)] != "" || h.orchestrator.given[publishedField(v, n, p)] {
-				return step{op: unpublish, vol: v, node: n, pod: p}, true
-			}
-		}
-		if h.world.held[at(v, n)] {
-			return step{op: letGo, vol: v, node: n, pod: 1}, true
-		}
-		if f[stagedField(v, n)] != "" || h.orchestrator.staged[at(v, n)] {
-			return step{op: unstage, vol: v, node: n}, true
-		}
-	}
-	switch {
-	case f[holderField(v)] != "":
-		return step{op: detach, ctl: ctl, vol: v, node: f[holderField(v)]}, true
-	case f[diskField(v)] == "":
-		return step{}, false
-	case h.orchestrator.volumes[v].GetVolumeId() != f[diskField(v)]:
-		return step{op: createVolume, ctl: ctl, vol: v}, true
-	}
-	return step{op: deleteVolume, ctl: ctl, vol: v}, true
 }

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
@@ -47,7 +46,7 @@ const (
 
 // skipCall answers OK to a call that it does not make.
 func skipCall(o op) manipulation {
-	return manipulation{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
+	return manipulation{answer: func(_ *History, s Step, real func() (reply, error)) (reply, error) {
 		if s.op == o {
 			return reply{context: map[string]string{}}, nil
 		}
@@ -57,7 +56,7 @@ func skipCall(o op) manipulation {
 
 // pretend makes a call and replaces its error.
 func pretend(o op, err error) manipulation {
-	return manipulation{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
+	return manipulation{answer: func(_ *History, s Step, real func() (reply, error)) (reply, error) {
 		r, truth := real()
 		if s.op == o {
 			return r, err
@@ -68,7 +67,7 @@ func pretend(o op, err error) manipulation {
 
 // onBacking changes the backing file of a volume's disk after the step whose line begins with when.
 func onBacking(when string, v int, change func(path string) error) manipulation {
-	return after(when, func(h *history) error {
+	return after(when, func(h *History) error {
 		return change(proof.DiskFile(h.env.Rack, h.orchestrator.volumes[v].GetVolumeId()))
 	})
 }
@@ -106,7 +105,7 @@ var manipulations = []struct {
 		pretend(unstage, nil), "answered OK, the model allows [Internal]"},
 	{"another volume is unpublished", inUse + deviceInUse + `
 		node a: NodeUnpublish v1 from pod 1 at the path of v4`,
-		manipulation{answer: func(h *history, s step, real func() (reply, error)) (reply, error) {
+		manipulation{answer: func(h *History, s Step, real func() (reply, error)) (reply, error) {
 			if s.op == unpublishAstray {
 				return reply{}, unix.Unmount(h.env.target(s.other, s.node, s.pod), 0)
 			}
@@ -123,14 +122,14 @@ var manipulations = []struct {
 		controller 1: ControllerUnpublish v2 → node a
 		administrator: attach a namesake of v2 → node a
 		node a: NodeStage v2`,
-		after("node a: NodeStage", func(h *history) error {
+		after("node a: NodeStage", func(h *History) error {
 			return overwrite(h.namesake(2).path, gib/2, []byte{1})
 		}), "-restore was written to"},
 	{"an attach without a device answers OK", `
 		controller 1: CreateVolume v1
 		controller 1: ControllerPublish v1 → node a`,
 		manipulation{when: "controller 1: CreateVolume v1", action: func(ctx context.Context,
-			h *history) error {
+			h *History) error {
 			_, err := h.addFault(ctx, noDevice)
 			h.world.recordsFirst = false
 			return err
@@ -148,7 +147,7 @@ var manipulations = []struct {
 		skipCall(deleteVolume), `DeleteVolume v1 answered OK, but "v1 disk"`},
 	{"one of two callers gets the ID of another disk", `
 		controller 1: CreateVolume v1 || controller 2: CreateVolume v1`,
-		manipulation{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
+		manipulation{answer: func(_ *History, s Step, real func() (reply, error)) (reply, error) {
 			r, err := real()
 			if s.ctl == 2 {
 				r.volume = &csi.Volume{VolumeId: "00000000-0000-4000-8000-000000000000"}
@@ -191,7 +190,7 @@ var manipulations = []struct {
 	{"an administrator attaches a volume's disk", `
 		controller 1: CreateVolume v1`,
 		manipulation{when: "controller 1: CreateVolume v1", action: func(ctx context.Context,
-			h *history) error {
+			h *History) error {
 			return h.env.Rack.AttachDisk(ctx, h.orchestrator.volumes[1].GetVolumeId(),
 				h.env.Rack.Instance("b").ID)
 		}}, `"v1 holder" is "b"`},
@@ -200,96 +199,69 @@ var manipulations = []struct {
 		`its device is seen by ["a" "b"]`},
 	{"a pod gets another volume", inUse + deviceInUse + `
 		node a: NodePublish v4 to pod 2`,
-		after("node a: NodePublish v4 to pod 2", func(h *history) error {
+		after("node a: NodePublish v4 to pod 2", func(h *History) error {
 			to := h.env.target(4, "a", 2)
 			if err := unix.Unmount(to, 0); err != nil {
 				return err
 			}
-			from, err := otherDevice(h)
+			from, err := h.env.Rack.Instance("a").Device(h.env.foreign[1].name)
 			if err != nil {
 				return err
 			}
-			return unix.Mount(from, to, "", unix.MS_BIND, "")
+			return unix.Mount(from.Path, to, "", unix.MS_BIND, "")
 		}), "not the device of v4"},
 	{"a mount covers another one", inUse,
-		after("node a: NodePublish v1", func(h *history) error {
+		after("node a: NodePublish v1", func(h *History) error {
 			path := h.env.target(1, "a", 1)
 			return unix.Mount(path, path, "", unix.MS_BIND, "")
 		}), "has 2 mounts"},
 	{"a mount is at a path of no volume", inUse,
-		after("node a: NodePublish v1", func(h *history) error {
-			path := h.env.nodes["b"].Kubelet("stray")
+		after("node a: NodePublish v1", func(h *History) error {
+			path := h.env.Nodes["b"].Kubelet("stray")
 			return errors.Join(os.MkdirAll(path, 0o750),
 				unix.Mount(h.env.staging(1, "a"), path, "", unix.MS_BIND, ""))
 		}), "which is no path of a volume"},
 	{"a path is not removed", inUse,
-		after("node a: NodeUnpublish v1", func(h *history) error {
+		after("node a: NodeUnpublish v1", func(h *History) error {
 			return os.Mkdir(h.env.target(1, "a", 1), 0o750)
 		}), "still exists"},
 	{"a file of forged records is written to", inUse,
-		after("pod 1 on a: write and fsync v1", func(h *history) error {
+		after("pod 1 on a: write and fsync v1", func(h *History) error {
 			return overwrite(filepath.Join(h.env.target(1, "a", 1), "forged-odd"), 5000, []byte{1})
 		}), "the bytes of forged-odd, which contains forged records, have changed"},
 	{"a bystander is written to", inUse,
-		after("node a: NodeStage", func(h *history) error {
+		after("node a: NodeStage", func(h *History) error {
 			return overwrite(h.env.Bystanders.File(proof.BlankDisk), gib/2, []byte{1})
 		}), "a bystander was written to"},
 	{"a foreign disk is written to", inUse,
-		after("node a: NodeStage", func(h *history) error {
+		after("node a: NodeStage", func(h *History) error {
 			return overwrite(h.env.foreign[0].path, gib/2, []byte{1})
 		}), "the foreign disk csi-0123456789abcdef was written to"},
 	{"a foreign disk is detached", inUse,
-		manipulation{when: "node a: NodeStage", action: func(ctx context.Context, h *history) error {
+		manipulation{when: "node a: NodeStage", action: func(ctx context.Context, h *History) error {
 			return h.env.detachDisk(ctx, h.env.foreign[1].id, "a")
 		}}, "the foreign disk database has become"},
 	{"a foreign disk is deleted", inUse,
-		manipulation{when: "node a: NodeStage", action: func(ctx context.Context, h *history) error {
+		manipulation{when: "node a: NodeStage", action: func(ctx context.Context, h *History) error {
 			return h.env.Rack.DeleteDisk(ctx, h.env.foreign[0].id)
 		}}, "the foreign disk csi-0123456789abcdef"},
 }
 
 // after runs an action after the step whose line begins with when.
-func after(when string, action func(*history) error) manipulation {
+func after(when string, action func(*History) error) manipulation {
 	return manipulation{when: when,
-		action: func(_ context.Context, h *history) error { return action(h) }}
+		action: func(_ context.Context, h *History) error { return action(h) }}
 }
-
-func (env *environment) detachDisk(ctx context.Context, disk, node string) error {
-	return env.Rack.DetachDisk(ctx, disk, env.Rack.Instance(node).ID)
-}
-
-// fakeDevice is the name of a device in a guest that must not have it.
-const fakeDevice = "nvme99n1"
 
 // showInB shows v4's device to the guest of b, too.
-func showInB(_ context.Context, h *history) error {
-	for _, d := range h.env.mustDevices("a") {
-		if d.Serial != h.serials[4] {
-			continue
-		}
-		from := filepath.Join(h.env.Rack.Instance("a").Guest, "sys/block", d.Name)
-		to := filepath.Join(h.env.Rack.Instance("b").Guest, "sys/block", fakeDevice)
-		return os.CopyFS(to, os.DirFS(from))
-	}
-	return errors.New("a has no device of v4")
-}
-
-func (env *environment) mustDevices(n string) []harness.GuestDevice {
-	devices, err := env.Rack.Instance(n).Devices()
+func showInB(_ context.Context, h *History) error {
+	d, err := h.env.Rack.Instance("a").Device(h.serials[4])
 	if err != nil {
-		panic(err) // impossible: the guest's directory exists as long as the rack
+		return err
 	}
-	return devices
-}
-
-// otherDevice returns the device node of another disk than v4's in the guest of a.
-func otherDevice(h *history) (string, error) {
-	for _, d := range h.env.mustDevices("a") {
-		if d.Serial != h.serials[4] {
-			return filepath.Join(h.env.Rack.Instance("a").Guest, "dev", d.Name), nil
-		}
-	}
-	return "", errors.New("a has only the device of v4")
+	from := filepath.Join(h.env.Rack.Instance("a").Guest, "sys/block", d.Name)
+	to := filepath.Join(h.env.Rack.Instance("b").Guest, "sys/block/nvme99n1")
+	return os.CopyFS(to, os.DirFS(from))
 }
 
 // TestTheModelNoticesEveryManipulation tests the model itself, because a test that cannot fail
@@ -303,7 +275,7 @@ func TestTheModelNoticesEveryManipulation(t *testing.T) {
 			h, err := r.replay(t, &c.manipulation, c.steps)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("the history ended with %v, want an error with %q:\n%s", err, c.want,
-					h.transcript())
+					h.Transcript())
 			}
 			if err := r.proof.CheckPage(r.page, err.Error(), "make model SEED="); err != nil {
 				t.Error(err)
@@ -312,31 +284,4 @@ func TestTheModelNoticesEveryManipulation(t *testing.T) {
 		})
 	}
 	r.proof.Figure("lies", len(cases), "noticed", noticed)
-}
-
-// manipulation changes answers, or the state of the rack or a node, without the orchestrator's
-// knowledge. A nil *manipulation changes nothing.
-type manipulation struct {
-	// answer, if it is set, replaces a call. real makes the original call.
-	answer func(h *history, s step, real func() (reply, error)) (reply, error)
-	// action, if it is set, runs after the step whose line begins with when, before the state is
-	// observed.
-	when   string
-	action func(ctx context.Context, h *history) error
-}
-
-func (m *manipulation) call(ctx context.Context, h *history, s step) (reply, error) {
-	real := func() (reply, error) { return h.call(ctx, s) }
-	if m == nil || m.answer == nil {
-		return real()
-	}
-	return m.answer(h, s, real)
-}
-
-func (m *manipulation) apply(ctx context.Context, h *history) error {
-	if m == nil || m.action == nil || len(h.lines) == 0 ||
-		!strings.HasPrefix(h.lines[len(h.lines)-1], m.when) {
-		return nil
-	}
-	return m.action(ctx, h)
 }

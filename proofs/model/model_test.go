@@ -5,6 +5,8 @@ package model
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -31,7 +33,9 @@ const (
 type runner struct {
 	proof *proof.Proof
 	run   *harness.Run
-	env   *environment
+	env   *Environment
+	// formats counts the formats of the environment.
+	formats proof.Formats
 	// page is the page of the last history that failed.
 	page string
 }
@@ -51,43 +55,56 @@ func newRunner(t testing.TB, name string) *runner {
 
 // runHistory runs the steps of a history, and then undoes everything that they have made.
 func (r *runner) runHistory(ctx context.Context, name string, seed uint64, m *manipulation,
-	steps func(*history) error) (*history, error) {
+	steps func(*History) error) (*History, error) {
 	if r.env == nil {
-		env, err := newEnvironment(ctx, r.run, r.proof)
-		if err != nil {
+		if err := r.newEnvironment(ctx); err != nil {
 			return nil, fmt.Errorf("make an environment: %w", err)
 		}
-		r.env = env
 	}
 	r.env.Rack.History.Begin()
-	h := newHistory(r.env)
+	h := NewHistory(r.env)
 	h.manipulation = m
 	err := steps(h)
 	if err == nil {
-		err = h.tearDown(ctx)
+		err = h.TearDown(ctx, true)
 	}
 	if err != nil {
 		r.page = r.proof.Draw(ctx, proof.Failure{Name: name, Seed: seed, Broken: err,
 			Repeat: fmt.Sprintf("make model SEED=%d", seed), Dir: r.run.Dir, Rack: r.env.Rack,
 			Plugins: r.env.Plugins, History: r.env.Rack.History})
-		_ = h.dropAll() // the history's failure has been reported
-	}
-	if err != nil && (m == nil || r.env.cleanUp(ctx) != nil) {
-		_ = r.env.Abandon(ctx) // the history's failure has been reported
+		_, _ = h.dropAll(), r.env.Abandon(ctx) // the history's failure has been reported
 		r.env = nil
 	}
 	return h, err
 }
 
+func (r *runner) newEnvironment(ctx context.Context) error {
+	dir, err := os.MkdirTemp(r.run.Dir, "tools-")
+	if err != nil {
+		return err
+	}
+	tools := filepath.Join(dir, "bin")
+	if r.formats, err = proof.CountFormats(tools); err != nil {
+		return err
+	}
+	r.env, err = NewEnvironment(ctx, r.run, r.proof, "c", proof.BtrfsMember, harness.PluginOptions{
+		Args: []string{"--device-timeout=1s"},
+		Env:  map[string]string{"PATH": tools + ":" + os.Getenv("PATH")}})
+	if err != nil {
+		return err
+	}
+	return r.env.TakeBaseline(ctx)
+}
+
 // replay runs a history that is given as text, and then the functions.
 func (r *runner) replay(t *testing.T, m *manipulation, text string,
-	then ...func(*history) error) (*history, error) {
+	then ...func(*History) error) (*History, error) {
 	t.Helper()
-	steps, err := parseHistory(text)
+	steps, err := ParseHistory(text)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r.runHistory(t.Context(), t.Name(), r.proof.Seed, m, func(h *history) error {
+	return r.runHistory(t.Context(), t.Name(), r.proof.Seed, m, func(h *History) error {
 		err := h.runSteps(t.Context(), steps)
 		for _, do := range then {
 			if err == nil {
@@ -97,9 +114,6 @@ func (r *runner) replay(t *testing.T, m *manipulation, text string,
 		return err
 	})
 }
-
-// transcript returns the text of a history, which replay can run again.
-func (h *history) transcript() string { return "  " + strings.Join(h.lines, "\n  ") }
 
 func TestTheModelAllowsEveryStateOfEveryHistory(t *testing.T) { // B-38
 	r := newRunner(t, "model")
@@ -126,7 +140,7 @@ func TestTheModelAllowsEveryStateOfEveryHistory(t *testing.T) { // B-38
 		rapid.Check(t, func(rt *rapid.T) {
 			volumes, wishes := drawHistory(rt, longest)
 			name := fmt.Sprint("seed ", seed)
-			h, err := r.runHistory(t.Context(), name, seed, nil, func(h *history) error {
+			h, err := r.runHistory(t.Context(), name, seed, nil, func(h *History) error {
 				for _, w := range wishes {
 					if err := h.runSteps(t.Context(), h.resolve(w, volumes)); err != nil {
 						return err
@@ -138,9 +152,9 @@ func TestTheModelAllowsEveryStateOfEveryHistory(t *testing.T) { // B-38
 				rt.Fatal(err)
 			}
 			if err != nil {
-				failed = append(failed, h.transcript())
+				failed = append(failed, h.Transcript())
 				rt.Fatalf("repeat with PROOF_SEED=%d; this history ends with an error:\n%s\n%v",
-					seed, h.transcript(), err)
+					seed, h.Transcript(), err)
 			}
 			sum.add(h.count)
 		})
@@ -183,7 +197,7 @@ func (c *counts) add(other counts) {
 
 func TestParseStepIsTheInverseOfString(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		h := newHistory(nil)
+		h := NewHistory(nil)
 		for _, s := range h.resolve(drawWish(rt), []int{1, 4}) {
 			line := strings.ReplaceAll(s.String(), " || ", " = Aborted (busy) || ") + " = OK"
 			got, err := parseStep(line)

@@ -20,7 +20,7 @@ var faultCodes = map[string]codes.Code{
 
 // codes returns the answers that the model allows for a call in this state, by CSI's tables of
 // errors and, where these leave a choice, by the requirements.
-func (w *world) codes(s step, f facts) []codes.Code {
+func (w *world) codes(s Step, f facts) []codes.Code {
 	var list []codes.Code
 	if s.op.onNode() {
 		list = w.nodeCodes(s, f)
@@ -38,7 +38,7 @@ func (w *world) codes(s step, f facts) []codes.Code {
 	return list
 }
 
-func (w *world) controllerCodes(s step, f facts) []codes.Code {
+func (w *world) controllerCodes(s Step, f facts) []codes.Code {
 	list := calmCodes(s, f)
 	if s.op == attach && list[0] == codes.OK && w.namesakes[at(s.vol, s.node)] {
 		list = []codes.Code{codes.FailedPrecondition} // CP-12
@@ -60,7 +60,7 @@ func (w *world) controllerCodes(s step, f facts) []codes.Code {
 }
 
 // calmCodes returns the answers that a controller may give if the rack works without faults.
-func calmCodes(s step, f facts) []codes.Code {
+func calmCodes(s Step, f facts) []codes.Code {
 	disk, holder := f[diskField(s.vol)], f[holderField(s.vol)]
 	absent := disk == "" || disk != s.id && disk != anyID
 	snap := f[snapField(s.snap)]
@@ -90,7 +90,7 @@ func calmCodes(s step, f facts) []codes.Code {
 	return []codes.Code{codes.OK}
 }
 
-func createCodes(s step, f facts) []codes.Code {
+func createCodes(s Step, f facts) []codes.Code {
 	exists := f[diskField(s.vol)] != ""
 	gone := s.source != "" && f[snapField(kinds[s.vol].snap)] != s.source
 	same := f[sourceField(s.vol)] == s.source
@@ -105,7 +105,7 @@ func createCodes(s step, f facts) []codes.Code {
 	return []codes.Code{codes.OK}
 }
 
-func (w *world) nodeCodes(s step, f facts) []codes.Code {
+func (w *world) nodeCodes(s Step, f facts) []codes.Code {
 	here := f[diskField(s.vol)] != "" && f[diskField(s.vol)] == s.id &&
 		f[holderField(s.vol)] == s.node && !w.down[s.node] && !w.bare[at(s.vol, s.node)]
 	lost := w.lost[at(s.vol, s.node)]
@@ -164,7 +164,7 @@ func (w *world) nodeCodes(s step, f facts) []codes.Code {
 
 // namesakeCodes returns the answers if the guest shows a namesake's device in place of the
 // volume's. A volume in use stays in use, and can be unpublished and unstaged.
-func namesakeCodes(s step, f facts, list []codes.Code) []codes.Code {
+func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 	switch {
 	case s.op == stage && f[stagedField(s.vol, s.node)] != "",
 		s.op == publish && (f[publishedField(s.vol, s.node, s.pod)] != "" || !kinds[s.vol].block()):
@@ -186,7 +186,7 @@ func (w *world) shadowed(v int, n string) bool {
 	return false
 }
 
-func (w *world) stageCodes(s step, f facts, here, lost bool) []codes.Code {
+func (w *world) stageCodes(s Step, f facts, here, lost bool) []codes.Code {
 	switch {
 	case !here:
 		return []codes.Code{codes.NotFound} // NS-5
@@ -198,7 +198,7 @@ func (w *world) stageCodes(s step, f facts, here, lost bool) []codes.Code {
 
 // stageOtherCodes returns the answers to a stage as another filesystem. OK is never allowed,
 // because a disk with data must not be formatted.
-func stageOtherCodes(s step, f facts, here, lost bool) []codes.Code {
+func stageOtherCodes(s Step, f facts, here, lost bool) []codes.Code {
 	switch {
 	case kinds[s.vol].block():
 		return []codes.Code{codes.FailedPrecondition} // the volume was not created for filesystems
@@ -212,7 +212,7 @@ func stageOtherCodes(s step, f facts, here, lost bool) []codes.Code {
 	return []codes.Code{codes.FailedPrecondition} // NS-10
 }
 
-func unstageCodes(s step, f facts, lost bool) []codes.Code {
+func unstageCodes(s Step, f facts, lost bool) []codes.Code {
 	published := f.published(s.vol, s.node)
 	switch {
 	case published && lost && kinds[s.vol].block():
@@ -224,7 +224,7 @@ func unstageCodes(s step, f facts, lost bool) []codes.Code {
 	return []codes.Code{codes.OK}
 }
 
-func publishCodes(s step, f facts, here, lost bool) []codes.Code {
+func publishCodes(s Step, f facts, here, lost bool) []codes.Code {
 	k, v, n := kinds[s.vol], s.vol, s.node
 	others := slices.ContainsFunc(pods, func(p int) bool {
 		return p != s.pod && f[publishedField(v, n, p)] != ""

@@ -19,9 +19,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// history is a running history: the model, the orchestrator, and the steps that were done.
-type history struct {
-	env          *environment
+// History is a running history: the model, the orchestrator, and the steps that were done.
+type History struct {
+	// Patient is set if the orchestrator repeats each call until it answers OK.
+	Patient bool
+	// ReadOnlyAt is the node whose pods have the volumes read-only, or "".
+	ReadOnlyAt string
+
+	env          *Environment
 	world        *world
 	orchestrator orchestrator
 	// contents contains the contents of volumes by number, and snapshots those of snapshots by ID.
@@ -38,7 +43,7 @@ type history struct {
 	goals map[int]string
 	// staged contains, by "v1 a", the volumes whose last stage on a node answered OK.
 	staged     map[string]bool
-	last       step
+	last       Step
 	doubtSince int
 	value      uint64
 	faultNames map[string]string
@@ -47,6 +52,8 @@ type history struct {
 	// those that were repeated because they were answered ABORTED.
 	ended          []ended
 	calls, aborted atomic.Int64
+	// preparing is locked while a call is prepared, or put in doubt.
+	preparing sync.Mutex
 }
 
 // counts contains the numbers of the figure.
@@ -63,26 +70,28 @@ type counts struct {
 	copies int
 }
 
-func newHistory(env *environment) *history {
-	return &history{env: env, world: newWorld(), orchestrator: newOrchestrator(),
+// NewHistory begins a history.
+func NewHistory(env *Environment) *History {
+	return &History{env: env, world: newWorld(), orchestrator: newOrchestrator(),
 		contents:  map[int]*content{},
 		snapshots: map[string]*content{}, serials: map[int]string{},
 		open: map[string]io.Closer{}, faultNames: map[string]string{}, goals: map[int]string{},
 		staged: map[string]bool{}}
 }
 
-// do does a step and compares all results with the model.
-func (h *history) do(ctx context.Context, s step) error {
-	if len(h.world.doubts) > 0 && (s.op >= write && s.op <= takeNamesake || h.doubtSince >= 3) {
+// Do does a step and compares all results with the model.
+func (h *History) Do(ctx context.Context, s Step) error {
+	if len(h.world.doubts) > 0 && s.Driver == nil &&
+		(s.op >= write && s.op <= takeNamesake || h.doubtSince >= 3) {
 		// The act needs a known state, or the abandoned calls have had enough time.
-		if err := h.step(ctx, step{op: wait}); err != nil {
+		if err := h.step(ctx, Step{op: wait}); err != nil {
 			return err
 		}
 	}
 	return h.step(ctx, s)
 }
 
-func (h *history) step(ctx context.Context, s step) (err error) {
+func (h *History) step(ctx context.Context, s Step) (err error) {
 	var calls []ended
 	h.count.steps++
 	done := h.env.Rack.History.Step(s.String())
@@ -90,10 +99,14 @@ func (h *history) step(ctx context.Context, s step) (err error) {
 	switch {
 	case !s.op.isCall():
 		var said string
-		said, err = h.act(ctx, s)
-		if said == impossible {
+		how, failed := s.around(ctx, func(ctx context.Context) { said, err = h.act(ctx, s) })
+		if said == impossible && failed == nil {
 			return nil
 		}
+		if how == Killed {
+			said, err = " = killed", nil // the act is done again
+		}
+		err = errors.Join(err, failed)
 		h.log("%s%s", s, said)
 	default:
 		calls, err = h.make(ctx, s)
@@ -111,10 +124,40 @@ func (h *history) step(ctx context.Context, s step) (err error) {
 	return nil
 }
 
+// around calls do, as the step wants it.
+func (s Step) around(ctx context.Context, do func(context.Context)) (Mishap, error) {
+	if s.Around == nil {
+		do(ctx)
+		return None, nil
+	}
+	return s.Around(ctx, do)
+}
+
+// Succeeded reports whether all calls of the last step answered OK.
+func (h *History) Succeeded() bool {
+	return !slices.ContainsFunc(h.ended, func(c ended) bool { return c.how != succeeded })
+}
+
+// Deviceless returns how many volumes were attached without a device.
+func (h *History) Deviceless() int { return h.count.bare }
+
+// Doubt puts a call that is in progress in doubt, so that others can be made meanwhile.
+func (h *History) Doubt(s Step) {
+	h.preparing.Lock()
+	defer h.preparing.Unlock()
+	h.world.doubts = append(h.world.doubts, s.intends()...)
+}
+
+// Wait waits until no process works on a call, after which no fact is in doubt.
+func (h *History) Wait(ctx context.Context) error { return h.step(ctx, Step{op: wait}) }
+
+// Transcript returns the text of the history with the answers. ParseHistory can parse it.
+func (h *History) Transcript() string { return "  " + strings.Join(h.lines, "\n  ") }
+
 // runSteps does steps, one after the other.
-func (h *history) runSteps(ctx context.Context, steps []step) error {
+func (h *History) runSteps(ctx context.Context, steps []Step) error {
 	for _, s := range steps {
-		if err := h.do(ctx, s); err != nil {
+		if err := h.Do(ctx, s); err != nil {
 			return err
 		}
 	}
@@ -122,7 +165,7 @@ func (h *history) runSteps(ctx context.Context, steps []step) error {
 }
 
 // observeAndCheck observes the state, checks it, and records which calls are still in doubt.
-func (h *history) observeAndCheck(ctx context.Context, calls []ended) error {
+func (h *History) observeAndCheck(ctx context.Context, calls []ended) error {
 	if err := h.manipulation.apply(ctx, h); err != nil {
 		return err
 	}
@@ -149,14 +192,14 @@ func (h *history) observeAndCheck(ctx context.Context, calls []ended) error {
 	return err
 }
 
-func (h *history) log(format string, args ...any) {
+func (h *History) log(format string, args ...any) {
 	h.lines = append(h.lines, fmt.Sprintf(format, args...))
 }
 
 // make makes the calls of a step, and returns their results. It returns nil if the orchestrator
 // cannot make the calls in this state.
-func (h *history) make(ctx context.Context, s step) ([]ended, error) {
-	var steps []*step
+func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
+	var steps []*Step
 	for one := &s; one != nil; one = one.with {
 		alone := *one
 		alone.with = nil
@@ -175,12 +218,20 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 		h.orchestrator.try(*one)
 	}
 	before := h.world.seen
-	answers := h.send(ctx, steps)
+	var answers []answer
+	how, err := s.around(ctx, func(ctx context.Context) { answers = h.send(ctx, steps) })
+	if answers == nil { // the calls were not made
+		h.log("%s", s)
+		return nil, err
+	}
 	var calls []ended
-	errs := []error{h.revive(ctx, s)}
+	errs := []error{err, h.revive(ctx, s)}
+	if how != None {
+		s.mishap, steps[0].mishap = how, how
+	}
 	words := make([]string, len(steps))
 	for i, one := range steps {
-		c := ended{step: *one, how: h.outcome(*one, answers[i])}
+		c := ended{Step: *one, how: h.outcome(*one, answers[i])}
 		allowed := []codes.Code{}
 		for _, state := range reachable(before, *one,
 			slices.Delete(slices.Clone(steps), i, i+1)) {
@@ -195,8 +246,12 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 			allowed = append(allowed, codes.Internal) // the snapshot reads the device of the node's call
 		}
 		words[i] = fmt.Sprintf("%s = %s", one, shown(answers[i].err))
-		if one.mishap == none && s.mishap == none {
+		if one.mishap == None && s.mishap == None {
 			errs = append(errs, judge(*one, answers[i].err, allowed), h.explained(*one, answers[i].err))
+		}
+		if err := answers[i].err; err != nil && h.Patient &&
+			(one.mishap == None || one.mishap == Abandoned && !repeatable(err)) {
+			errs = append(errs, fmt.Errorf("%s does not converge: %s", one.brief(), shown(err)))
 		}
 		h.learn(one, &c, answers[i])
 		calls = append(calls, c)
@@ -207,8 +262,8 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 
 // reachable returns the states in which a call may run while others work on the same objects: the
 // others may have had their effects, in any order.
-func reachable(before facts, s step, others []*step) []facts {
-	different := map[string]*step{}
+func reachable(before facts, s Step, others []*Step) []facts {
+	different := map[string]*Step{}
 	for _, other := range others {
 		if slices.ContainsFunc(other.intends(), func(a assign) bool { return about(a.field, s) }) {
 			different[other.brief()+other.id] = other
@@ -227,7 +282,7 @@ func reachable(before facts, s step, others []*step) []facts {
 }
 
 // judge compares an answer with the answers that the model allows.
-func judge(s step, err error, allowed []codes.Code) error {
+func judge(s Step, err error, allowed []codes.Code) error {
 	if code := status.Code(err); !slices.Contains(allowed, code) {
 		slices.Sort(allowed)
 		return fmt.Errorf("%s answered %s, the model allows %v", s.brief(), shown(err),
@@ -238,7 +293,7 @@ func judge(s step, err error, allowed []codes.Code) error {
 
 // explained returns an error unless the answer to a stage without a device describes the fault and
 // both remedies.
-func (h *history) explained(s step, err error) error {
+func (h *History) explained(s Step, err error) error {
 	if s.op != stage || status.Code(err) != codes.NotFound || len(h.world.doubts) > 0 ||
 		!h.world.bare[at(s.vol, s.node)] {
 		return nil
@@ -253,8 +308,8 @@ func (h *history) explained(s step, err error) error {
 }
 
 // brief returns the text of the call without its mishaps.
-func (s step) brief() string {
-	s.mishap, s.with = none, nil
+func (s Step) brief() string {
+	s.mishap, s.with = None, nil
 	return s.String()
 }
 
@@ -266,13 +321,15 @@ func shown(err error) string {
 }
 
 // outcome classifies an answer by what the orchestrator knows after it.
-func (h *history) outcome(s step, a answer) outcome {
+func (h *History) outcome(s Step, a answer) outcome {
 	switch {
+	case s.mishap == Overtaken:
+		return openCall
 	case a.err == nil:
 		return succeeded
-	case s.mishap == abandoned, s.mishap == killed && !s.op.onNode():
+	case s.mishap == Abandoned, s.mishap == Killed && !s.op.onNode():
 		return openCall
-	case s.mishap != none, !s.op.onNode() && (len(h.world.faults) > 0 || h.world.rackDown ||
+	case s.mishap != None, !s.op.onNode() && (len(h.world.faults) > 0 || h.world.rackDown ||
 		status.Code(a.err) == codes.Unavailable):
 		return unclear
 	}
@@ -280,7 +337,7 @@ func (h *history) outcome(s step, a answer) outcome {
 }
 
 // learn updates the orchestrator and the model after a success.
-func (h *history) learn(s *step, c *ended, a answer) {
+func (h *History) learn(s *Step, c *ended, a answer) {
 	key := at(s.vol, s.node)
 	if s.op == attach && slices.Contains(h.world.faults, "slow device") {
 		h.world.slow[key] = true
@@ -318,7 +375,7 @@ func (h *history) learn(s *step, c *ended, a answer) {
 		h.serials[s.vol] = a.reply.volume.GetVolumeContext()["diskName"]
 	}
 	h.orchestrator.note(s, a.reply)
-	c.step = *s
+	c.Step = *s
 }
 
 // answer is the result of a call.
@@ -328,28 +385,38 @@ type answer struct {
 }
 
 // send makes calls at the same time, with their mishaps.
-func (h *history) send(ctx context.Context, steps []*step) []answer {
+func (h *History) send(ctx context.Context, steps []*Step) []answer {
 	answers := make([]answer, len(steps))
 	var calls sync.WaitGroup
 	for i, s := range steps {
 		calls.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, patience)
+			limit := patience
+			if h.Patient {
+				limit = 3 * time.Minute // as kubelet: a call that reads a whole disk may take long
+			}
+			ctx, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
-			if s.mishap == abandoned {
+			if s.mishap == Abandoned {
 				defer time.AfterFunc(s.after, cancel).Stop()
 			}
 			backoff := harness.Backoff{Max: 100 * time.Millisecond}
 			for again := true; again; {
 				answers[i].reply, answers[i].err = h.manipulation.call(ctx, h, *s)
 				h.calls.Add(1)
-				again = len(steps) > 2 && busy(*s, answers[i].err) && backoff.Wait(ctx) == nil
+				err := answers[i].err
+				again = (len(steps) > 2 && busy(*s, err) ||
+					h.Patient && s.Around == nil && s.mishap == None && err != nil && repeatable(err)) &&
+					backoff.Wait(ctx) == nil
+				if again && h.Patient && h.lines[len(h.lines)-1] != fmt.Sprintf("%s = %s", s, shown(err)) {
+					h.log("%s = %s", s, shown(err))
+				}
 				if again {
 					h.aborted.Add(1)
 				}
 			}
 		})
 	}
-	if s := *steps[0]; s.mishap == killed || s.mishap == rackDies {
+	if s := *steps[0]; s.mishap == Killed || s.mishap == rackDies {
 		h.killLater(ctx, s)
 	}
 	calls.Wait()
@@ -358,7 +425,7 @@ func (h *history) send(ctx context.Context, steps []*step) []answer {
 
 // busy reports whether a call was aborted because another call works on the same object. An ABORTED
 // with any other reason is not allowed when many callers call at once.
-func busy(s step, err error) bool {
+func busy(s Step, err error) bool {
 	reasons := []string{"OperationPending", "DiskBusy"}
 	if s.op == deleteSnapshot {
 		reasons = append(reasons, "SnapshotNotReady")
@@ -367,19 +434,25 @@ func busy(s step, err error) bool {
 		slices.Contains(reasons, harness.ReasonOf(status.Convert(err)))
 }
 
+// repeatable reports whether an orchestrator repeats a call after the error.
+func repeatable(err error) bool {
+	return slices.Contains([]codes.Code{codes.Aborted, codes.Unavailable, codes.DeadlineExceeded,
+		codes.Canceled, codes.Internal, codes.FailedPrecondition}, status.Code(err))
+}
+
 // revive starts the process that a mishap has killed.
-func (h *history) revive(ctx context.Context, s step) error {
+func (h *History) revive(ctx context.Context, s Step) error {
 	switch {
-	case s.mishap != killed:
+	case s.mishap != Killed || s.Around != nil:
 		return nil
 	case s.op.onNode():
-		return h.restart(ctx, h.env.nodes[s.node])
+		return h.restart(ctx, h.env.Nodes[s.node])
 	}
-	return h.restart(ctx, h.env.controllers[s.ctl-1])
+	return h.restart(ctx, h.env.Controllers[s.ctl-1])
 }
 
 // killLater kills the process that works on a call, a moment after the call was made.
-func (h *history) killLater(ctx context.Context, s step) {
+func (h *History) killLater(ctx context.Context, s Step) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(s.after):
@@ -389,14 +462,41 @@ func (h *history) killLater(ctx context.Context, s step) {
 		h.env.Rack.Kill()
 		h.world.rackDown = true
 	case s.op.onNode():
-		h.env.nodes[s.node].Kill()
+		h.env.Nodes[s.node].Kill()
 	default:
-		h.env.controllers[s.ctl-1].Kill()
+		h.env.Controllers[s.ctl-1].Kill()
 	}
 }
 
 // restart starts a driver that was killed.
-func (h *history) restart(ctx context.Context, p *harness.Plugin) error {
+func (h *History) restart(ctx context.Context, p *harness.Plugin) error {
 	h.count.restarts++
 	return p.Start(ctx)
+}
+
+// manipulation changes answers, or the state of the rack or a node, without the orchestrator's
+// knowledge. A nil *manipulation changes nothing.
+type manipulation struct {
+	// answer, if it is set, replaces a call. real makes the original call.
+	answer func(h *History, s Step, real func() (reply, error)) (reply, error)
+	// action, if it is set, runs after the step whose line begins with when, before the state is
+	// observed.
+	when   string
+	action func(ctx context.Context, h *History) error
+}
+
+func (m *manipulation) call(ctx context.Context, h *History, s Step) (reply, error) {
+	real := func() (reply, error) { return h.call(ctx, s) }
+	if m == nil || m.answer == nil {
+		return real()
+	}
+	return m.answer(h, s, real)
+}
+
+func (m *manipulation) apply(ctx context.Context, h *History) error {
+	if m == nil || m.action == nil || len(h.lines) == 0 ||
+		!strings.HasPrefix(h.lines[len(h.lines)-1], m.when) {
+		return nil
+	}
+	return m.action(ctx, h)
 }

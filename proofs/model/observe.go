@@ -36,7 +36,7 @@ type joint struct {
 
 // observe reads the whole state. While the rack is down, observe derives the rack's state from the
 // last known one and the later answers.
-func (h *history) observe(ctx context.Context, calls []ended) (*joint, error) {
+func (h *History) observe(ctx context.Context, calls []ended) (*joint, error) {
 	j := &joint{facts: facts{}, serials: h.serials, shown: map[string]bool{}}
 	if h.world.rackDown {
 		j.facts = h.remembered(calls)
@@ -50,7 +50,7 @@ func (h *history) observe(ctx context.Context, calls []ended) (*joint, error) {
 }
 
 // remembered returns the last known facts of the rack, with the effects of the calls.
-func (h *history) remembered(calls []ended) facts {
+func (h *History) remembered(calls []ended) facts {
 	f := maps.Clone(h.world.seen)
 	for _, c := range calls {
 		if c.how != succeeded || c.op.onNode() {
@@ -68,7 +68,7 @@ func (h *history) remembered(calls []ended) facts {
 	return f
 }
 
-func (env *environment) observeRack(ctx context.Context, j *joint) error {
+func (env *Environment) observeRack(ctx context.Context, j *joint) error {
 	state, err := env.Rack.Admin.State(ctx)
 	if err != nil {
 		return err
@@ -121,7 +121,7 @@ func namesOf(kind string, n int) []string {
 }
 
 // nodeOf returns the node that has the instance with that ID.
-func (env *environment) nodeOf(instance string) string {
+func (env *Environment) nodeOf(instance string) string {
 	for _, n := range nodes {
 		if env.Rack.Instance(n).ID == instance {
 			return n
@@ -130,7 +130,7 @@ func (env *environment) nodeOf(instance string) string {
 	return instance
 }
 
-func (env *environment) observeNodes(j *joint) error {
+func (env *Environment) observeNodes(j *joint) error {
 	j.devices, j.mounts = map[string][]harness.GuestDevice{}, map[string][]*mountinfo.Info{}
 	for _, n := range nodes {
 		var err error

@@ -15,7 +15,7 @@ import (
 
 // check compares the observed state with the states that the calls allow, and checks the rules for
 // every state. Then the observed state becomes the state of the model.
-func (h *history) check(j *joint, calls []ended) error {
+func (h *History) check(j *joint, calls []ended) error {
 	h.unplugged(j, calls)
 	h.deviceless(j, calls)
 	for _, rule := range []func(*joint, []ended) error{
@@ -35,7 +35,7 @@ func (h *history) check(j *joint, calls []ended) error {
 
 // checkFields returns an error unless every fact has its earlier value, or a value that one of the
 // calls gives it.
-func (h *history) checkFields(j *joint, calls []ended) error {
+func (h *History) checkFields(j *joint, calls []ended) error {
 	for _, f := range allFields {
 		value, allowed := j.facts[f], h.world.allowed(f, calls)
 		if !isAllowed(value, allowed) {
@@ -64,7 +64,7 @@ var allFields = func() []field {
 
 // checkPromises returns an error unless every call that answered OK has its effect, or another call
 // may have undone it: one of another kind in the same step, or an abandoned one.
-func (h *history) checkPromises(j *joint, calls []ended) error {
+func (h *History) checkPromises(j *joint, calls []ended) error {
 	for i, c := range calls {
 		if c.how != succeeded {
 			continue
@@ -91,7 +91,7 @@ type promise struct {
 
 // promise returns what an OK of the call means: the first of its intended changes. After a delete
 // or a detach, another call may have created the object again or attached it to another node.
-func (s step) promise() (p promise, ok bool) {
+func (s Step) promise() (p promise, ok bool) {
 	intends := s.intends()
 	if len(intends) == 0 {
 		return p, false
@@ -108,7 +108,7 @@ func (s step) promise() (p promise, ok bool) {
 	return p, true
 }
 
-func (h *history) kept(p promise, f facts) bool {
+func (h *History) kept(p promise, f facts) bool {
 	if strings.HasSuffix(string(p.field), " holder") && p.not && p.value != "" {
 		return f[p.field] != p.value
 	}
@@ -116,7 +116,7 @@ func (h *history) kept(p promise, f facts) bool {
 }
 
 // mayTouch reports whether one of the calls, or an earlier abandoned call, can change the field.
-func (h *history) mayTouch(f field, calls []ended) bool {
+func (h *History) mayTouch(f field, calls []ended) bool {
 	touches := func(a assign) bool { return a.field == f }
 	return slices.ContainsFunc(h.world.doubts, touches) ||
 		slices.ContainsFunc(calls, func(c ended) bool {
@@ -126,7 +126,7 @@ func (h *history) mayTouch(f field, calls []ended) bool {
 
 // deviceless finds the volumes that are attached to a node without a device: the rack has recorded
 // the attach only, or the device was hidden behind a namesake's that has gone (A54).
-func (h *history) deviceless(j *joint, calls []ended) {
+func (h *History) deviceless(j *joint, calls []ended) {
 	w := h.world
 	for v := 1; v < len(kinds); v++ {
 		for _, n := range nodes {
@@ -145,7 +145,7 @@ func (h *history) deviceless(j *joint, calls []ended) {
 // checkAttached returns an error unless the node has the device of each volume whose attach
 // answered OK. The device may be missing if the rack records an attach first, if the device appears
 // late, or if the guest shows a namesake's device.
-func (h *history) checkAttached(j *joint, calls []ended) error {
+func (h *History) checkAttached(j *joint, calls []ended) error {
 	w := h.world
 	for i, c := range calls {
 		key := at(c.vol, c.node)
@@ -174,7 +174,7 @@ func underWay(calls []ended) []ended {
 
 // checkHolders returns an error if a disk has more than one device, or has one in the guest of
 // another instance than the rack names.
-func (h *history) checkHolders(j *joint, calls []ended) error {
+func (h *History) checkHolders(j *joint, calls []ended) error {
 	for v := 1; v < len(kinds); v++ {
 		var where []string
 		for _, n := range nodes {
@@ -200,7 +200,7 @@ func (h *history) checkHolders(j *joint, calls []ended) error {
 
 // checkReleased returns an error if an unstage succeeded while the device is in use or a pod has
 // the volume. A lost block device does not count.
-func (h *history) checkReleased(j *joint, calls []ended) error {
+func (h *History) checkReleased(j *joint, calls []ended) error {
 	for _, c := range calls {
 		dead := kinds[c.vol].block() && h.world.lost[at(c.vol, c.node)]
 		if c.op != unstage || c.how != succeeded || dead {
@@ -222,7 +222,7 @@ func (h *history) checkReleased(j *joint, calls []ended) error {
 
 // checkMounts returns an error unless every mount is at a path of a volume, is the only one there,
 // and shows the volume's device.
-func (h *history) checkMounts(j *joint, _ []ended) error {
+func (h *History) checkMounts(j *joint, _ []ended) error {
 	known := map[string]bool{}
 	for v := 1; v < len(kinds); v++ {
 		for _, n := range nodes {
@@ -246,7 +246,7 @@ func (h *history) checkMounts(j *joint, _ []ended) error {
 	return nil
 }
 
-func (h *history) checkMount(j *joint, v int, n string, infos []*mountinfo.Info) error {
+func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info) error {
 	if len(infos) > 1 {
 		return fmt.Errorf("%s has %d mounts, want one", infos[0].Mountpoint, len(infos))
 	}
@@ -267,7 +267,7 @@ func (h *history) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 }
 
 // unplugged finds the mounted volumes whose device is gone although the detach may not have ended.
-func (h *history) unplugged(j *joint, calls []ended) {
+func (h *History) unplugged(j *joint, calls []ended) {
 	for v := 1; v < len(kinds); v++ {
 		for _, n := range nodes {
 			_, seen := j.device(v, n)
@@ -283,13 +283,13 @@ func (h *history) unplugged(j *joint, calls []ended) {
 }
 
 // lostBy reports whether the volume is mounted on the node and its disk was detached from the node.
-func (h *history) lostBy(j *joint, v int, n string) bool {
+func (h *History) lostBy(j *joint, v int, n string) bool {
 	return h.world.lost[at(v, n)] ||
 		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
 }
 
 // checkForeign returns an error unless foreign disks and bystanders are unchanged.
-func (h *history) checkForeign(j *joint, _ []ended) error {
+func (h *History) checkForeign(j *joint, _ []ended) error {
 	if err := h.env.Bystanders.Check(); err != nil {
 		return err
 	}
@@ -310,7 +310,7 @@ func (h *history) checkForeign(j *joint, _ []ended) error {
 }
 
 // believe makes the observed state the state of the model.
-func (h *history) believe(j *joint) {
+func (h *History) believe(j *joint) {
 	w := h.world
 	for s := 1; s < len(snapOf); s++ {
 		id := j.facts[snapField(s)]
@@ -344,7 +344,7 @@ func (h *history) believe(j *joint) {
 }
 
 // checkData reads every volume that a pod can read, and compares its data with the model.
-func (h *history) checkData(j *joint, calls []ended) error {
+func (h *History) checkData(j *joint, calls []ended) error {
 	moving := underWay(calls)
 	for v, c := range h.contents {
 		for _, n := range nodes {

@@ -3,12 +3,15 @@
 package model
 
 import (
+	"context"
 	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // op is a kind of step.
@@ -106,40 +109,62 @@ func (o op) astray() bool {
 	return o == stageAstray || o == unstageAstray || o == publishOther || o == unpublishAstray
 }
 
-// mishap is an event that happens during a call.
-type mishap int
+// Mishap is an event that happens during a call.
+type Mishap int
 
+// These are the mishaps.
 const (
-	none      mishap = iota
-	abandoned        // the caller does not wait for the answer
-	killed           // the driver that serves the call is killed, and started again
+	None      Mishap = iota
+	Abandoned        // the caller does not wait for the answer
+	Killed           // the process that serves the call is killed, and started again
 	rackDies         // the simulator is killed
+	Overtaken        // another process gets calls while the one that serves the call is paused
 )
 
-var mishapForms = map[mishap]string{
-	abandoned: ", abandoned after ", killed: ", killed after ", rackDies: ", the rack dies after ",
+var mishapForms = map[Mishap]string{
+	Abandoned: ", abandoned after ", Killed: ", killed after ", rackDies: ", the rack dies after ",
 }
 
-// step is one step of a history. Only the fields in its form are used.
-type step struct {
+// Step is one step of a history. Only the fields in its form are used.
+type Step struct {
 	op                  op
 	ctl, vol, snap, pod int
 	block, other        int
 	node, fault         string
-	mishap              mishap
+	mishap              Mishap
 	after               time.Duration
-	with                *step // another call at the same time, which may have a further one
+	with                *Step // another call at the same time, which may have a further one
 	id, source          string
+
+	// Around, if it is set, makes the calls of the step or does its act, and may interrupt them.
+	Around func(ctx context.Context, do func(context.Context)) (Mishap, error)
+	// Starred is set if the line of the step begins with a star.
+	Starred bool
+	// Driver, if it is set, gets the call instead of the node's driver, which may stand still.
+	Driver *harness.Plugin
 }
 
-func (s step) String() string {
+// OnNode reports whether the step is a call to the driver of that node, or the work of a pod there.
+func (s Step) OnNode(n string) bool {
+	return s.node == n && (s.op.onNode() || s.op == write || s.op == writeSynced)
+}
+
+// AbandonedAfter returns the step of an orchestrator that waits so long for an answer.
+func (s Step) AbandonedAfter(limit time.Duration) Step {
+	if s.op.isCall() {
+		s.mishap, s.after = Abandoned, limit
+	}
+	return s
+}
+
+func (s Step) String() string {
 	text := strings.NewReplacer("{ctl}", strconv.Itoa(s.ctl), "{vol}", strconv.Itoa(s.vol),
 		"{other}", strconv.Itoa(s.other),
 		"{snap}", strconv.Itoa(s.snap), "{pod}", strconv.Itoa(s.pod),
 		"{block}", strconv.Itoa(s.block), "{node}", s.node, "{fault}", s.fault,
 	).Replace(forms[s.op])
-	if s.mishap != none {
-		text += mishapForms[s.mishap] + s.after.String()
+	if form := mishapForms[s.mishap]; form != "" {
+		text += form + s.after.String()
 	}
 	if s.with != nil {
 		text += " || " + s.with.String()
@@ -161,7 +186,7 @@ var patterns = func() map[op]*regexp.Regexp {
 }()
 
 // parseStep parses a step in the format of String. It ignores an answer at the end ("… = OK").
-func parseStep(line string) (step, error) {
+func parseStep(line string) (Step, error) {
 	line, rest, both := strings.Cut(strings.TrimSpace(line), " || ")
 	s, err := parseOne(line)
 	if err != nil || !both {
@@ -172,14 +197,14 @@ func parseStep(line string) (step, error) {
 	return s, err
 }
 
-func parseOne(line string) (step, error) {
+func parseOne(line string) (Step, error) {
 	line, _, _ = strings.Cut(line, " = ")
 	for o := range op(len(forms)) {
 		match := patterns[o].FindStringSubmatch(line)
 		if match == nil {
 			continue
 		}
-		s := step{op: o}
+		s := Step{op: o}
 		names := patterns[o].SubexpNames()
 		for i, name := range names {
 			s.set(name, match[i])
@@ -196,10 +221,10 @@ func parseOne(line string) (step, error) {
 		}
 		return s, err
 	}
-	return step{}, fmt.Errorf("no step: %q", line)
+	return Step{}, fmt.Errorf("no step: %q", line)
 }
 
-func (s *step) set(name, text string) {
+func (s *Step) set(name, text string) {
 	number, _ := strconv.Atoi(text) // node and fault are no numbers
 	switch name {
 	case "ctl":
@@ -228,23 +253,25 @@ var (
 	take  = regexp.MustCompile(`(controller \d): take (v\d) from (pod \d) on (\w)`)
 )
 
-// parseHistory parses a history with one step, or one abbreviation, in each line. It ignores empty
-// lines and lines that begin with #.
-func parseHistory(text string) ([]step, error) {
+// ParseHistory parses a history with one step, or one abbreviation, in each line. A line may begin
+// with a star. It ignores empty lines and lines that begin with #.
+func ParseHistory(text string) ([]Step, error) {
 	text = bring.ReplaceAllString(text, "$1: ControllerPublish $2 → node $4\n"+
 		"node $4: NodeStage $2\nnode $4: NodePublish $2 to $3")
 	text = take.ReplaceAllString(text, "node $4: NodeUnpublish $2 from $3\n"+
 		"node $4: NodeUnstage $2\n$1: ControllerUnpublish $2 → node $4")
-	var steps []step
+	var steps []Step
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
+		line, starred := strings.CutPrefix(line, "* ")
 		s, err := parseStep(line)
 		if err != nil {
 			return nil, err
 		}
+		s.Starred = starred
 		steps = append(steps, s)
 	}
 	return steps, nil

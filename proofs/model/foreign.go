@@ -24,7 +24,7 @@ type foreignDisk struct {
 
 // makeForeign makes three foreign disks: a detached one with a filesystem and a name like the
 // driver's own, one with a filesystem at node a, and one with random bytes at node b.
-func (env *environment) makeForeign(ctx context.Context) error {
+func (env *Environment) makeForeign(ctx context.Context) error {
 	for _, d := range []*foreignDisk{
 		{name: "csi-0123456789abcdef", gib: 1},
 		{name: "database", node: "a", gib: 1},
@@ -42,7 +42,7 @@ func (env *environment) makeForeign(ctx context.Context) error {
 // is blank, like a disk for restored data. It is larger than the volume's disk: of the same size,
 // the driver could not distinguish it from the volume's blank disk if only the foreign one is
 // there.
-func (h *history) makeNamesake(ctx context.Context, s step) (string, error) {
+func (h *History) makeNamesake(ctx context.Context, s Step) (string, error) {
 	if h.world.rackDown || h.world.down[s.node] || len(h.world.faults) > 0 ||
 		h.serials[s.vol] == "" || h.namesake(s.vol) != nil {
 		return impossible, nil
@@ -55,7 +55,7 @@ func (h *history) makeNamesake(ctx context.Context, s step) (string, error) {
 	return "", h.env.makeForeignDisk(ctx, d)
 }
 
-func (h *history) takeNamesake(ctx context.Context, s step) (string, error) {
+func (h *History) takeNamesake(ctx context.Context, s Step) (string, error) {
 	d := h.namesake(s.vol)
 	if d == nil || h.world.rackDown || len(h.world.faults) > 0 {
 		return impossible, nil
@@ -64,7 +64,7 @@ func (h *history) takeNamesake(ctx context.Context, s step) (string, error) {
 	return "", h.env.takeForeign(ctx, d)
 }
 
-func (h *history) namesake(v int) *foreignDisk {
+func (h *History) namesake(v int) *foreignDisk {
 	for _, d := range h.env.foreign {
 		if v != 0 && d.of == v {
 			return d
@@ -74,7 +74,7 @@ func (h *history) namesake(v int) *foreignDisk {
 }
 
 // takeForeign deletes a foreign disk, and returns an error if it was changed.
-func (env *environment) takeForeign(ctx context.Context, d *foreignDisk) error {
+func (env *Environment) takeForeign(ctx context.Context, d *foreignDisk) error {
 	if err := d.unchanged(true); err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (env *environment) takeForeign(ctx context.Context, d *foreignDisk) error {
 }
 
 // makeForeignDisk makes a disk with random bytes or with a filesystem, or a blank disk.
-func (env *environment) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
+func (env *Environment) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
 	disk, err := env.Rack.CreateDisk(ctx, env.Rack.Project, d.name, d.gib*gib)
 	if err != nil {
 		return err
@@ -116,4 +116,8 @@ func (env *environment) makeForeignDisk(ctx context.Context, d *foreignDisk) err
 func (d *foreignDisk) unchanged(bytes bool) error {
 	_, err := d.state.Compare("the foreign disk "+d.name, d.path, bytes)
 	return err
+}
+
+func (env *Environment) detachDisk(ctx context.Context, disk, node string) error {
+	return env.Rack.DetachDisk(ctx, disk, env.Rack.Instance(node).ID)
 }

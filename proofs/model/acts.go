@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -21,7 +20,7 @@ const impossible = "impossible"
 
 // act does a step that is not a call of the driver, and returns text for the transcript, or
 // impossible.
-func (h *history) act(ctx context.Context, s step) (string, error) {
+func (h *History) act(ctx context.Context, s Step) (string, error) {
 	switch s.op {
 	case write, writeSynced:
 		return h.write(s)
@@ -47,11 +46,17 @@ func (h *history) act(ctx context.Context, s step) (string, error) {
 
 // write writes a block as a pod does, unless the volume's device is lost or its filesystem is
 // frozen.
-func (h *history) write(s step) (string, error) {
+func (h *History) write(s Step) (string, error) {
 	content := h.contents[s.vol]
 	if content == nil || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
 		h.world.lost[at(s.vol, s.node)] || h.world.frozen[at(s.vol, s.node)] {
 		return impossible, nil
+	}
+	if s.node == h.ReadOnlyAt {
+		if put(h.env.target(s.vol, s.node, s.pod), s.vol, s.block, h.value+1, true) == nil {
+			return "", errors.New("a volume is read-only and was written")
+		}
+		return " = refused", nil
 	}
 	if err := h.forge(s, content); err != nil {
 		return "", fmt.Errorf("a pod cannot forge records: %w", err)
@@ -69,7 +74,7 @@ func (h *history) write(s step) (string, error) {
 }
 
 // forge writes files with forged records, before the first block of a filesystem.
-func (h *history) forge(s step, content *content) (err error) {
+func (h *History) forge(s Step, content *content) (err error) {
 	if kinds[s.vol].block() || content.forged != nil {
 		return nil
 	}
@@ -81,7 +86,7 @@ func (h *history) forge(s step, content *content) (err error) {
 }
 
 // wait waits for the end of every abandoned call, after which no fact is in doubt.
-func (h *history) wait(ctx context.Context) error {
+func (h *History) wait(ctx context.Context) error {
 	if err := h.env.awaitIdle(ctx, h.world.rackDown); err != nil {
 		return err
 	}
@@ -100,7 +105,7 @@ func (h *history) wait(ctx context.Context) error {
 	return nil
 }
 
-func (h *history) addFault(ctx context.Context, name string) (string, error) {
+func (h *History) addFault(ctx context.Context, name string) (string, error) {
 	devices := func(fault string) bool { return fault == noDevice || fault == "slow device" }
 	if h.world.rackDown || len(h.world.faults) >= 4 ||
 		devices(name) && slices.ContainsFunc(h.world.faults, devices) {
@@ -122,14 +127,14 @@ func (h *history) addFault(ctx context.Context, name string) (string, error) {
 }
 
 // replace kills or stops a driver, and starts it again.
-func (h *history) replace(ctx context.Context, s step) (string, error) {
+func (h *History) replace(ctx context.Context, s Step) (string, error) {
 	onNode := s.op == killNode || s.op == endNode
 	if onNode && h.world.down[s.node] {
 		return impossible, nil
 	}
-	p := h.env.nodes[s.node]
+	p := h.env.Nodes[s.node]
 	if !onNode {
-		p = h.env.controllers[s.ctl-1]
+		p = h.env.Controllers[s.ctl-1]
 	}
 	if s.op == killNode || s.op == killController {
 		p.Kill()
@@ -139,15 +144,16 @@ func (h *history) replace(ctx context.Context, s step) (string, error) {
 	return "", h.restart(ctx, p)
 }
 
-func (h *history) switchInstance(ctx context.Context, s step) (string, error) {
+func (h *History) switchInstance(ctx context.Context, s Step) (string, error) {
 	stop := s.op == stopInstance
 	if h.world.rackDown || h.world.down[s.node] == stop {
 		return impossible, nil
 	}
 	h.count.restarts++
 	if !stop {
-		h.world.down[s.node] = false
-		return "", h.env.startNode(ctx, s.node)
+		err := h.env.startNode(ctx, s.node)
+		h.world.down[s.node] = err != nil
+		return "", err
 	}
 	if err := h.env.stopNode(ctx, s.node); err != nil {
 		return "", err
@@ -168,7 +174,7 @@ func (h *history) switchInstance(ctx context.Context, s step) (string, error) {
 	return "", nil
 }
 
-func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
+func (h *History) actOnRack(ctx context.Context, o op) (string, error) {
 	if h.world.rackDown != (o == startRack) {
 		return impossible, nil
 	}
@@ -205,7 +211,7 @@ func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
 
 // freeze freezes or thaws a filesystem as a backup does. No pod writes to a frozen filesystem,
 // because the write would wait until it is thawed.
-func (h *history) freeze(s step) (string, error) {
+func (h *History) freeze(s Step) (string, error) {
 	key := at(s.vol, s.node)
 	if kinds[s.vol].block() || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
 		h.world.lost[key] || h.world.frozen[key] == (s.op == freeze) {
@@ -220,7 +226,7 @@ func (h *history) freeze(s step) (string, error) {
 
 // hold opens a device for writing, as a process does that outlives the publication of its volume,
 // or lets a loop device use it. letGo ends that use.
-func (h *history) hold(s step) (string, error) {
+func (h *History) hold(s Step) (string, error) {
 	key := at(s.vol, s.node)
 	if s.op == letGo {
 		if !h.world.held[key] {
@@ -232,26 +238,22 @@ func (h *history) hold(s step) (string, error) {
 		h.world.lost[key] || h.world.held[key] || h.world.namesakes[key] {
 		return impossible, nil
 	}
-	for _, d := range h.env.mustDevices(s.node) {
-		if d.Serial != h.serials[s.vol] {
-			continue
-		}
-		path := filepath.Join(h.env.Rack.Instance(s.node).Guest, "dev", d.Name)
-		var holder io.Closer
-		var err error
-		if s.op == hold {
-			holder, err = os.OpenFile(path, os.O_WRONLY, 0)
-		} else {
-			holder, err = loopOver(path)
-		}
-		if err != nil {
-			return "", err
-		}
-		h.open[key], h.world.held[key] = holder, true
-		h.count.holders++
-		return "", nil
+	device, err := h.env.Rack.Instance(s.node).Device(h.serials[s.vol])
+	if err != nil {
+		return impossible, nil // the guest does not show it
 	}
-	return impossible, nil
+	var holder io.Closer
+	if s.op == hold {
+		holder, err = os.OpenFile(device.Path, os.O_WRONLY, 0)
+	} else {
+		holder, err = loopOver(device.Path)
+	}
+	if err != nil {
+		return "", err
+	}
+	h.open[key], h.world.held[key] = holder, true
+	h.count.holders++
+	return "", nil
 }
 
 // loopDevice is the path of a loop device.
@@ -266,7 +268,7 @@ func loopOver(path string) (loopDevice, error) {
 func (l loopDevice) Close() error { return exec.Command("losetup", "--detach", string(l)).Run() }
 
 // drop closes a device that is kept open.
-func (h *history) drop(key string) error {
+func (h *History) drop(key string) error {
 	holder := h.open[key]
 	delete(h.open, key)
 	delete(h.world.held, key)
@@ -274,7 +276,7 @@ func (h *history) drop(key string) error {
 }
 
 // dropLost closes the devices that the guest does not show any more.
-func (h *history) dropLost(j *joint) error {
+func (h *History) dropLost(j *joint) error {
 	for v := range kinds {
 		for _, n := range nodes {
 			if _, seen := j.device(v, n); h.world.held[at(v, n)] && !seen {
@@ -288,7 +290,7 @@ func (h *history) dropLost(j *joint) error {
 }
 
 // dropAll closes every device that is kept open.
-func (h *history) dropAll() error {
+func (h *History) dropAll() error {
 	var errs []error
 	for key := range h.world.held {
 		errs = append(errs, h.drop(key))
@@ -298,7 +300,7 @@ func (h *history) dropAll() error {
 
 // sensible reports whether the model knows the answer to a mistaken call: the other volume, which
 // the call uses by mistake, must be in a known state.
-func (h *history) sensible(s step) bool {
+func (h *History) sensible(s Step) bool {
 	w, here, there := h.world, at(s.vol, s.node), at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || w.lost[here] || w.half[here] || w.lost[there] ||
 		w.half[there] || w.namesakes[here] || w.namesakes[there] || w.bare[here] || w.bare[there] ||

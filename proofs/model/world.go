@@ -87,7 +87,7 @@ type assign struct {
 }
 
 // intends returns the changes of a call that succeeds. A value that the rack chooses is anyID.
-func (s step) intends() []assign {
+func (s Step) intends() []assign {
 	v, n := s.vol, s.node
 	switch s.op {
 	case createVolume:
@@ -117,7 +117,7 @@ func (s step) intends() []assign {
 }
 
 // effects returns the changes that a call may make in this state.
-func (s step) effects(f facts) []assign {
+func (s Step) effects(f facts) []assign {
 	disk, holder := f[diskField(s.vol)], f[holderField(s.vol)]
 	mine := disk != "" && (disk == s.id || disk == anyID)
 	var possible bool
@@ -144,7 +144,7 @@ func (s step) effects(f facts) []assign {
 }
 
 // then returns the state after the effect of the call.
-func (s step) then(f facts) facts {
+func (s Step) then(f facts) facts {
 	next := maps.Clone(f)
 	for _, a := range s.effects(f) {
 		next[a.field] = a.value
@@ -192,7 +192,7 @@ type world struct {
 }
 
 // target is the key of open.
-func (s step) target() string { return fmt.Sprintf("v%d s%d", s.vol, s.snap) }
+func (s Step) target() string { return fmt.Sprintf("v%d s%d", s.vol, s.snap) }
 
 func newWorld() *world {
 	return &world{seen: facts{}, lost: map[string]bool{}, half: map[string]bool{},
@@ -204,12 +204,12 @@ func newWorld() *world {
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }
 
 // doubtful reports whether an abandoned call may still change a fact on which the call depends.
-func (w *world) doubtful(s step) bool {
+func (w *world) doubtful(s Step) bool {
 	return slices.ContainsFunc(w.doubts, func(d assign) bool { return about(d.field, s) })
 }
 
 // about reports whether a call depends on a field: one of its volume, its snapshot or its source.
-func about(f field, s step) bool {
+func about(f field, s Step) bool {
 	var kind byte
 	var number int
 	if _, err := fmt.Sscanf(string(f), "%c%d", &kind, &number); err != nil {
@@ -237,7 +237,7 @@ const (
 
 // ended is a call that has ended, with the effects that were possible in the state before it.
 type ended struct {
-	step
+	Step
 	how     outcome
 	effects []assign
 }

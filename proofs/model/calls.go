@@ -3,6 +3,7 @@
 package model
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
@@ -33,7 +34,7 @@ func newOrchestrator() orchestrator {
 
 // identify adds the IDs that the orchestrator sends with a call. It returns false if the
 // orchestrator cannot make the call, because it lacks a value of an earlier answer.
-func (b orchestrator) identify(s *step) bool {
+func (b orchestrator) identify(s *Step) bool {
 	volume := b.volumes[s.vol]
 	switch s.op {
 	case createVolume:
@@ -69,7 +70,7 @@ func (b orchestrator) identify(s *step) bool {
 
 // note keeps the values of an answer. It does not remove the ID of a deleted object, because a
 // later call may still use it.
-func (b orchestrator) note(s *step, reply reply) {
+func (b orchestrator) note(s *Step, reply reply) {
 	switch s.op {
 	case createVolume:
 		if b.volumes[s.vol].GetVolumeId() != reply.volume.GetVolumeId() {
@@ -90,7 +91,7 @@ func (b orchestrator) note(s *step, reply reply) {
 }
 
 // try records a call before its answer is known.
-func (b orchestrator) try(s step) {
+func (b orchestrator) try(s Step) {
 	switch s.op {
 	case stage:
 		b.staged[at(s.vol, s.node)] = true
@@ -121,11 +122,11 @@ func accessOf(v int, fsType string) *csi.VolumeCapability {
 }
 
 // call makes a call as the orchestrator does.
-func (h *history) call(ctx context.Context, s step) (reply, error) {
+func (h *History) call(ctx context.Context, s Step) (reply, error) {
 	if s.op.onNode() {
 		return reply{}, h.callNode(ctx, s)
 	}
-	ctl := h.env.controllers[s.ctl-1].Controller()
+	ctl := h.env.Controllers[s.ctl-1].Controller()
 	switch s.op {
 	case createVolume:
 		resp, err := ctl.CreateVolume(ctx, createRequest(s))
@@ -154,7 +155,7 @@ func (h *history) call(ctx context.Context, s step) (reply, error) {
 	return reply{}, err
 }
 
-func createRequest(s step) *csi.CreateVolumeRequest {
+func createRequest(s Step) *csi.CreateVolumeRequest {
 	req := harness.CreateRequest(volumeNames[s.vol], capabilityOf(s.vol))
 	req.CapacityRange.RequiredBytes = kinds[s.vol].bytes()
 	if s.source != "" {
@@ -163,14 +164,17 @@ func createRequest(s step) *csi.CreateVolumeRequest {
 	return req
 }
 
-func (h *history) callNode(ctx context.Context, s step) error {
-	node := h.env.nodes[s.node].Node()
+// placement returns a volume on a node as a call names it, which may be a mistake.
+func (h *History) placement(s Step) *harness.Placement {
+	h.preparing.Lock()
+	defer h.preparing.Unlock()
 	volume := h.orchestrator.volumes[s.vol]
 	p := &harness.Placement{
 		Volume:         &csi.Volume{VolumeId: s.id, VolumeContext: volume.GetVolumeContext()},
 		Capability:     capabilityOf(s.vol),
 		PublishContext: h.orchestrator.published[at(s.vol, s.node)],
 		Staging:        h.env.staging(s.vol, s.node), Target: h.env.target(s.vol, s.node, s.pod),
+		ReadOnly: s.node == h.ReadOnlyAt,
 	}
 	switch s.op {
 	case stageOther:
@@ -193,6 +197,11 @@ func (h *history) callNode(ctx context.Context, s step) error {
 	case unpublishAstray:
 		p.Target = h.env.target(s.other, s.node, s.pod)
 	}
+	return p
+}
+
+func (h *History) callNode(ctx context.Context, s Step) error {
+	p, node := h.placement(s), cmp.Or(s.Driver, h.env.Nodes[s.node]).Node()
 	switch s.op {
 	case stage:
 		if err := os.MkdirAll(p.Staging, 0o750); err != nil {
