@@ -1,6 +1,7 @@
 package proof_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -42,20 +43,20 @@ func TestUnchangedBystandersPassEveryCheck(t *testing.T) {
 
 // Check notices most writes. Close compares the bytes and notices all.
 func TestAWriteToABystanderIsNoticed(t *testing.T) {
-	poke := func(role int) func(*testing.T, *proof.GuestBystanders, string) error {
-		return func(_ *testing.T, b *proof.GuestBystanders, _ string) error {
-			device, err := os.OpenFile(b.Loop(role).Path, os.O_WRONLY|os.O_SYNC, 0)
-			if err != nil {
-				return err
-			}
-			defer device.Close()
-			_, err = device.WriteAt([]byte{1}, 77<<20)
+	write := func(path string, at int64) error {
+		file, err := os.OpenFile(path, os.O_WRONLY|os.O_SYNC, 0)
+		if err != nil {
 			return err
 		}
+		_, err = file.WriteAt([]byte{1}, at)
+		return errors.Join(err, file.Close())
+	}
+	poke := func(role int) func(*proof.GuestBystanders, string) error {
+		return func(b *proof.GuestBystanders, _ string) error { return write(b.Loop(role).Path, 77<<20) }
 	}
 	for name, c := range map[string]struct {
 		member proof.Member
-		do     func(*testing.T, *proof.GuestBystanders, string) error
+		do     func(b *proof.GuestBystanders, dir string) error
 		// silent writes do not change the time of the file. Only the bytes show them.
 		silent bool
 	}{
@@ -63,41 +64,26 @@ func TestAWriteToABystanderIsNoticed(t *testing.T) {
 		"a byte of the member of a btrfs": {proof.BtrfsMember, poke(proof.MemberDisk), false},
 		"a byte of the blank disk":        {proof.Journal, poke(proof.BlankDisk), false},
 		"a file of the mounted disk": {proof.Journal,
-			func(_ *testing.T, _ *proof.GuestBystanders, dir string) error {
-				f, err := os.OpenFile(filepath.Join(dir, "mounted", "file"), os.O_WRONLY|os.O_SYNC, 0)
-				if err != nil {
-					return err
-				}
-				defer f.Close()
-				_, err = f.Write([]byte("S"))
-				return err
+			func(_ *proof.GuestBystanders, dir string) error {
+				return write(filepath.Join(dir, "mounted", "file"), 0)
 			}, false},
-		"a missing mount": {proof.Journal,
-			func(_ *testing.T, _ *proof.GuestBystanders, dir string) error {
-				return unix.Unmount(filepath.Join(dir, "mounted"), 0)
-			}, false},
+		"a missing mount": {proof.Journal, func(_ *proof.GuestBystanders, dir string) error {
+			return unix.Unmount(filepath.Join(dir, "mounted"), 0)
+		}, false},
 		"a byte, with the file's old modification time": {proof.Journal,
-			func(_ *testing.T, _ *proof.GuestBystanders, dir string) error {
+			func(_ *proof.GuestBystanders, dir string) error {
 				path := filepath.Join(dir, "bystander-2")
 				info, err := os.Stat(path)
 				if err != nil {
 					return err
 				}
-				f, err := os.OpenFile(path, os.O_WRONLY, 0)
-				if err != nil {
-					return err
-				}
-				defer f.Close()
-				if _, err = f.WriteAt([]byte{1}, 9); err != nil {
-					return err
-				}
-				return os.Chtimes(path, time.Time{}, info.ModTime())
+				return errors.Join(write(path, 9), os.Chtimes(path, time.Time{}, info.ModTime()))
 			}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, dir := plug(t, c.member)
 			csitest.Must(t, b.Check())
-			csitest.Must(t, c.do(t, b, dir))
+			csitest.Must(t, c.do(b, dir))
 			if err := b.Check(); (err == nil) != c.silent {
 				t.Errorf("after the call: %v", err)
 			}

@@ -33,21 +33,13 @@ var rackLifecycles = []string{"rack ext4", "rack block"}
 var shapes = map[string]string{
 	"plain": `
 		* controller 1: CreateVolume VOL
-		* controller 1: ControllerPublish VOL → node a
-		* node a: NodeStage VOL
-		* node a: NodePublish VOL to pod 1
+		* controller 1: bring VOL to pod 1 on a
 		pod 1 on a: write and fsync VOL block 0
 		* node a: NodeGetVolumeStats VOL of pod 1
-		* node a: NodeUnpublish VOL from pod 1
-		* node a: NodeUnstage VOL
-		* controller 1: ControllerUnpublish VOL → node a
-		* controller 1: ControllerPublish VOL → node b
-		* node b: NodeStage VOL
-		* node b: NodePublish VOL to pod 1
+		* controller 1: take VOL from pod 1 on a
+		* controller 1: bring VOL to pod 1 on b
 		pod 1 on b: write and fsync VOL block 1
-		* node b: NodeUnpublish VOL from pod 1
-		* node b: NodeUnstage VOL
-		* controller 1: ControllerUnpublish VOL → node b
+		* controller 1: take VOL from pod 1 on b
 		* controller 1: DeleteVolume VOL`,
 	// To publish a device read-only, the driver makes the device itself read-only. After the volume
 	// is unpublished, its device must be writable again.

@@ -3,10 +3,10 @@
 // for several volumes at two controllers and three nodes, with faults of the rack, and deaths of
 // processes. After each step the model must allow the joint state of the rack, the devices and the
 // mounts. Bystanders, and files in which a pod has forged records of the driver, must never change
-// (package proof). A step may have many calls at once (crowd_test.go).
+// (package proof). A step may have many calls at once (crowd_test.go). Package crash runs histories
+// of its own, and kills processes in the middle of a step.
 //
-// Read these files first: world_test.go (the objects, and the effect of each call),
-// codes_test.go (the allowed answers of a call), data_test.go (the content of the disks),
-// step_test.go (the steps and their text), check_test.go (the checks after each step). The other
-// files generate and run histories.
+// Read these files first: world.go (the objects, and the effect of each call), codes.go (the
+// allowed answers of a call), data.go (the content of the disks), step.go (the steps and their
+// text), check.go (the checks after each step). The other files generate and run histories.
 package model

@@ -249,17 +249,17 @@ func (s *Step) set(name, text string) {
 // bring and take are abbreviations in histories: for the three calls that bring a volume to a pod,
 // and for those that take it away.
 var (
-	bring = regexp.MustCompile(`(controller \d): bring (v\d) to (pod \d) on (\w)`)
-	take  = regexp.MustCompile(`(controller \d): take (v\d) from (pod \d) on (\w)`)
+	bring = regexp.MustCompile(`(\* )?(controller \d): bring (v\d) to (pod \d) on (\w)`)
+	take  = regexp.MustCompile(`(\* )?(controller \d): take (v\d) from (pod \d) on (\w)`)
 )
 
 // ParseHistory parses a history with one step, or one abbreviation, in each line. A line may begin
 // with a star. It ignores empty lines and lines that begin with #.
 func ParseHistory(text string) ([]Step, error) {
-	text = bring.ReplaceAllString(text, "$1: ControllerPublish $2 → node $4\n"+
-		"node $4: NodeStage $2\nnode $4: NodePublish $2 to $3")
-	text = take.ReplaceAllString(text, "node $4: NodeUnpublish $2 from $3\n"+
-		"node $4: NodeUnstage $2\n$1: ControllerUnpublish $2 → node $4")
+	text = bring.ReplaceAllString(text, "$1$2: ControllerPublish $3 → node $5\n"+
+		"${1}node $5: NodeStage $3\n${1}node $5: NodePublish $3 to $4")
+	text = take.ReplaceAllString(text, "${1}node $5: NodeUnpublish $3 from $4\n"+
+		"${1}node $5: NodeUnstage $3\n$1$2: ControllerUnpublish $3 → node $5")
 	var steps []Step
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
