@@ -280,7 +280,7 @@ func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) i
 	}
 }
 
-func TestMkfsTracesDoNotExplainOtherData(t *testing.T) {
+func TestTracesDoNotExplainOtherData(t *testing.T) {
 	random := make([]byte, sectorBytes)
 	for i := range random {
 		random[i] = byte(rand.New(rand.NewPCG(1, uint64(i))).Uint32())
@@ -290,31 +290,49 @@ func TestMkfsTracesDoNotExplainOtherData(t *testing.T) {
 	copy(one[700:], text[:100])
 	boot := make([]byte, sectorBytes)
 	boot[5] = 1
+	mkfs, own := expected{Mkfs: true}, uuid.MustParse(someUUID)
+	growth := func(fsType string) expected {
+		return expected{Growth: fsType, UUID: own, NodeBytes: 16 << 10}
+	}
+	padded := func(b string) []byte { return append([]byte(b), make([]byte, sectorBytes-len(b))...) }
 	for _, c := range []struct {
 		name   string
 		sector []byte
 		at     int64
+		by     expected
 	}{
-		{"random bytes", random, 8 << 20},
-		{"one value", bytes.Repeat([]byte{0xAA}, sectorBytes), 8 << 20},
-		{"a text", text, 8 << 20},
-		{"a hundred bytes of text", one, 8 << 20},
-		{"a single byte at the start of the disk", boot, 0},
+		{"random bytes", random, 8 << 20, mkfs},
+		{"one value", bytes.Repeat([]byte{0xAA}, sectorBytes), 8 << 20, mkfs},
+		{"a text", text, 8 << 20, mkfs},
+		{"a hundred bytes of text", one, 8 << 20, mkfs},
+		{"a single byte at the start of the disk", boot, 0, mkfs},
 		{"a torn text where btrfs has its superblock", slices.Concat(make([]byte, 512), text[512:]),
-			btrfsOffset},
+			btrfsOffset, mkfs},
 		{"a superblock with something before it", slices.Concat(text[:extOffset],
-			make([]byte, sectorBytes-extOffset)), 0},
+			make([]byte, sectorBytes-extOffset)), 0, mkfs},
+		{"a text behind an ext4 that grows", text, 8 << 20, growth(volume.Ext4)},
+		{"a text behind an xfs", padded("what somebody else has written"), 8 << 20, growth(volume.XFS)},
+		{"another xfs behind an xfs", padded("XFSB"), 8 << 20, growth(volume.XFS)},
+		{"another btrfs behind a btrfs", padded(strings.Repeat("\x00", 48) + "\x00\x00\x50\x00\x00" +
+			"\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x01"), 8 << 20, growth(volume.Btrfs)},
+		{"a text behind a copy of a block of the btrfs", text, 8<<20 + 20<<10, growth(volume.Btrfs)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := traces{expected: expected{Mkfs: true}, sizeBytes: guesttest.GiB,
-				read: func(_, n int64) ([]byte, error) { return make([]byte, n), nil }}
+			m := traces{expected: c.by, sizeBytes: guesttest.GiB,
+				read: func(at, n int64) ([]byte, error) {
+					b := make([]byte, n)
+					if at%(64<<10) == 0 { // the head of a block
+						copy(b[btrfsFSID:], own[:])
+					}
+					return b, nil
+				}}
 			i, err := m.check(slices.Concat(make([]byte, sectorBytes), c.sector), c.at-sectorBytes)
 			if c.at == 0 {
 				i, err = m.check(c.sector, 0)
 				i += sectorBytes
 			}
 			if csitest.Must(t, err); i < sectorBytes {
-				t.Fatalf("it is recognized as written by mkfs: %d", i)
+				t.Fatalf("it is recognized as written by a tool of the driver: %d", i)
 			}
 		})
 	}

@@ -226,45 +226,30 @@ func TestASnapshotOfAnUnfinishedDiskCanBeRestored(t *testing.T) {
 	})
 }
 
-func TestRestoredVolumes(t *testing.T) {
-	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
-		t.Run("NS-14 a "+fsType+" filesystem is mounted next to its origin, each with its own data",
-			func(t *testing.T) {
-				g := newGuest(t)
-				origin := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
-				must(t, origin.stage())
-				must(t, origin.unstage())
-				file := origin.disk.Copy(t)
-				// The origin becomes the newer of the two, which btrfs remembers.
-				must(t, origin.stage())
-				must(t, os.WriteFile(filepath.Join(origin.staging(), "who"), []byte("origin"), 0o600))
-				must(t, origin.unstage())
-
-				restored := g.volume(g.AttachFile("csi-restored00000000", file), fsType)
-				must(t, restored.stage())
-				must(t, origin.stage())
-				must(t, os.WriteFile(filepath.Join(restored.staging(), "who"), []byte("copy"), 0o600))
-				b, err := os.ReadFile(filepath.Join(origin.staging(), "who"))
-				if must(t, err); string(b) != "origin" {
-					t.Fatalf("the origin reads %q", b)
-				}
-				must(t, origin.publish("a"))
-				must(t, restored.publish("b"))
-				must(t, origin.unpublish("a"))
-				must(t, restored.unpublish("b"))
-				must(t, restored.unstage())
-				must(t, origin.unstage())
-			})
-	}
-	t.Run("NS-11 what the kernel finds damaged is reported as such", func(t *testing.T) {
+func TestARestoredFilesystemIsMountedNextToItsOrigin(t *testing.T) { // NS-14
+	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, smallest(volume.XFS)), volume.XFS)
-		must(t, v.stage())
-		must(t, v.unstage())
-		const root = 64 << 10 // its inode
-		v.disk.WriteAt(t, root+256, []byte("damage"))
-		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
-	})
+		origin := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
+		must(t, origin.stage())
+		must(t, origin.unstage())
+		restored := g.volume(g.AttachFile("csi-restored00000000", origin.disk.Copy(t)), fsType)
+		must(t, origin.stage())
+		must(t, restored.stage())
+		must(t, os.WriteFile(filepath.Join(restored.staging(), "who"), []byte("copy"), 0o600))
+		absent(t, filepath.Join(origin.staging(), "who"))
+		must(t, restored.unstage())
+		must(t, origin.unstage())
+	}
+}
+
+func TestDamageThatTheKernelFindsIsReportedAsSuch(t *testing.T) { // NS-11
+	g := newGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, smallest(volume.XFS)), volume.XFS)
+	must(t, v.stage())
+	must(t, v.unstage())
+	const root = 64 << 10 // its inode
+	v.disk.WriteAt(t, root+256, []byte("damage"))
+	csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
 }
 
 func TestASecondBtrfsWithTheSameUUIDIsNotStaged(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -21,7 +20,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
@@ -184,144 +182,18 @@ func TestAnExtWithBigallocIsMountedWithoutGrowing(t *testing.T) {
 	}
 }
 
-// beforeGrowth is the size of a filesystem on a disk that is three times as large.
-const beforeGrowth = 320 * guesttest.MiB
-
-// behind returns a volume whose filesystem covers the first third of its disk.
-func behind(t *testing.T, fsType string) testVolume {
-	t.Helper()
-	g := statefulGuest(t)
-	small := g.volume(g.Attach(guesttest.Serial, beforeGrowth), fsType)
-	must(t, small.stage())
-	must(t, small.unstage())
-	g.Unplug(small.disk)
-	file := small.disk.Copy(t)
-	must(t, os.Truncate(file, 3*beforeGrowth))
-	return g.volume(g.AttachFile(guesttest.Serial, file), fsType)
-}
-
-func (v testVolume) health(t *testing.T) healthEntries {
-	t.Helper()
-	r, err := v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+func TestAFilesystemThatIsNotGrownReportsThat(t *testing.T) { // NS-13
+	v := grown(t, volume.Ext4)
+	v.Whole, v.guest.state = true, filepath.Join(v.guest.Dir, "state") // which has what is not covered
+	v.disk.WriteAt(t, 200*guesttest.MiB, []byte("what somebody else has written"))
+	must(t, v.stage())
+	got, err := v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
 		VolumeId: v.ID, StagingTargetPath: v.staging()})
 	must(t, err)
-	return r.GetVolumeHealth().GetHealthStatuses()
-}
-
-// isGrown reports whether the staged filesystem has grown, and checks that the health agrees.
-func (v testVolume) isGrown(t *testing.T) bool {
-	t.Helper()
-	var st unix.Statfs_t
-	must(t, unix.Statfs(v.staging(), &st))
-	size := int64(st.Blocks) * st.Bsize
-	entries := v.health(t)
-	if grown := size > beforeGrowth; grown != (len(entries) == 0) {
-		t.Fatalf("the filesystem has %d bytes, and its health is %v", size, entries)
-	}
-	if len(entries) > 0 && entries[0].GetReason() != string(csierr.FilesystemNotGrown) {
-		t.Fatalf("the health is %v", entries)
-	}
-	return size > 2*beforeGrowth
-}
-
-// cutOff returns a volume whose growth was interrupted at its end: the disk has everything that the
-// growth writes behind the filesystem and, for an ext, the records of the growth.
-func cutOff(t *testing.T, fsType string) testVolume {
-	t.Helper()
-	v := behind(t, fsType)
-	grown := v
-	grown.disk = v.guest.AttachFile("csi-grown00000000000", v.disk.Copy(t))
-	grown.Name = grown.disk.Serial
-	v.guest.Unplug(v.disk) // a btrfs is on one disk of a machine at a time
-	if fsType == volume.Ext3 || fsType == volume.Ext4 {
-		v.disk = v.guest.AttachFile(guesttest.Serial, v.disk.File)
-		interruptGrowth(t, v)
-		v.guest.Unplug(v.disk)
-	}
-	must(t, grown.stage())
-	if !grown.isGrown(t) {
-		t.Fatal("nothing behind the filesystem keeps it from growing, but it has not grown")
-	}
-	must(t, grown.unstage())
-	guesttest.Run(t, "blockdev", "--flushbufs", grown.disk.Loop)
-	v.guest.Unplug(grown.disk)
-	// The last MiB is reserved for the records.
-	guesttest.Run(t, "dd", "if="+grown.disk.File, "of="+v.disk.File, "bs=1M", "skip=320",
-		"seek=320", "count=639", "conv=notrunc,sparse", "status=none")
-	v.disk = v.guest.AttachFile(guesttest.Serial, v.disk.File)
-	return v
-}
-
-func TestAGrowthResumesOnlyOverItsOwnTraces(t *testing.T) { // NS-13
-	foreign := map[string][]byte{"": nil, "foreign data": []byte("what somebody else has written"),
-		// The blocks of these filesystems contain the filesystem's UUID.
-		"another xfs": append([]byte("XFSB"), make([]byte, 508)...),
-		"another btrfs": slices.Concat(make([]byte, 48), []byte("\x00\x00\x50\x00\x00\x00\x00"+
-			"\x00\x01\x00\x00\x00\x00\x00\x00\x01"))}
-	type kind struct{ fsType, behind string }
-	var kinds []kind
-	for _, fsType := range volume.Filesystems {
-		for _, name := range []string{"", "foreign data", "another " + fsType} {
-			if _, known := foreign[name]; known {
-				kinds = append(kinds, kind{fsType, name})
-			}
-		}
-	}
-	for _, c := range short.Some(t, 3, kinds) {
-		t.Run(fmt.Sprintf("a %s with %q behind it", c.fsType, c.behind), func(t *testing.T) {
-			v := cutOff(t, c.fsType)
-			v.disk.WriteAt(t, 2*beforeGrowth+20480, foreign[c.behind])
-			before := v.disk.DigestFrom(t, beforeGrowth)
-			err := v.stage()
-			if err == nil {
-				if v.isGrown(t) != (c.behind == "") {
-					t.Error("it has grown over it, or has not grown")
-				}
-				must(t, v.unstage())
-			}
-			if c.behind == "" {
-				must(t, err)
-				v.check(t)
-			} else if said := v.guest.log.String(); v.disk.DigestFrom(t, beforeGrowth) != before ||
-				err == nil && (!strings.Contains(said, "not grown") || !strings.Contains(said, "offset ")) {
-				t.Errorf("what lies behind it was written, or the log does not say why: %s", said)
-			}
-		})
-	}
-}
-
-func TestARawPublishEndsAnInterruptedGrowth(t *testing.T) {
-	for _, static := range []bool{false, true} {
-		t.Run(fmt.Sprint("static: ", static), func(t *testing.T) {
-			v := behind(t, volume.Ext4)
-			v.Static, v.Tag = static, map[string]string{volume.CtxUse: volume.UseBoth,
-				volume.CtxOrigin: volume.OriginSnapshot, volume.CtxSourceBytes: fmt.Sprint(beforeGrowth)}
-			interruptGrowth(t, v)
-			raw := v
-			raw.FSType = "block"
-			if static {
-				raw.ID = "the-handle-of-another-cluster"
-			}
-			must(t, raw.stage())
-			must(t, raw.publish("dev"))
-			for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
-				if hasRecord(t, v.disk, slot) {
-					t.Errorf("a record is left at %d", slot)
-				}
-			}
-			v.disk.WriteAt(t, 2*beforeGrowth, []byte("what a workload has written"))
-			must(t, raw.unpublish("dev"))
-			must(t, raw.unstage())
-			before := v.disk.DigestFrom(t, beforeGrowth)
-			must(t, v.stage())
-			if v.isGrown(t) {
-				t.Error("it has grown over data")
-			}
-			must(t, v.unstage())
-			if v.disk.DigestFrom(t, beforeGrowth) != before {
-				t.Error("the data behind the filesystem has changed")
-			}
-		})
+	entries, said := got.GetVolumeHealth().GetHealthStatuses(), v.guest.log.String()
+	if len(entries) != 1 || entries[0].GetReason() != string(csierr.FilesystemNotGrown) ||
+		!strings.Contains(said, "not grown") || !strings.Contains(said, "offset ") {
+		t.Errorf("the health is %v, and the log %s", entries, said)
 	}
 }
 
@@ -358,40 +230,40 @@ func TestAForgedRecordIsNotErased(t *testing.T) {
 	}
 }
 
-func TestFormatRecordsAreErasedBeforeARawPublish(t *testing.T) {
+func TestRecordsAreErasedBeforeARawPublish(t *testing.T) {
+	unfinished := map[string]func(t *testing.T) (testVolume, []int64){
+		"of a format": func(t *testing.T) (testVolume, []int64) {
+			v := newGuest(t).disk(64, volume.Ext4)
+			v.Whole = true
+			interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
+			return v, filesystem.RecordOffsets(v.disk.SizeBytes)
+		},
+		"of a growth": func(t *testing.T) (testVolume, []int64) {
+			v := grown(t, volume.Ext4)
+			v.Tag = map[string]string{volume.CtxUse: volume.UseBoth,
+				volume.CtxOrigin: volume.OriginSnapshot, volume.CtxSourceBytes: fmt.Sprint(128 << 20)}
+			interruptGrowth(t, v)
+			return v, filesystem.GrowthOffsets(v.disk.SizeBytes)
+		},
+	}
 	for name, show := range map[string]func(v testVolume) error{
 		"staged":              testVolume.stage,
 		"published":           func(v testVolume) error { return v.publish("dev") },
 		"published read-only": func(v testVolume) error { return v.publishReadOnly("dev") },
 	} {
-		t.Run(name, func(t *testing.T) {
-			v := newGuest(t).disk(64, volume.Ext4)
-			v.Whole = true
-			interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
-			raw := v
-			raw.FSType, raw.ID = "block", "the-handle-of-another-cluster"
-			must(t, show(raw))
-			if n := recordsOn(t, v.disk); n != 0 {
-				t.Fatalf("%d records are left", n)
-			}
-		})
+		for of, begin := range unfinished {
+			t.Run(of+", "+name, func(t *testing.T) {
+				v, slots := begin(t)
+				v.FSType, v.ID, v.Static = "block", "the-handle-of-another-cluster", name == "published"
+				must(t, show(v))
+				for _, slot := range slots {
+					if hasRecord(t, v.disk, slot) {
+						t.Errorf("a record is left at %d", slot)
+					}
+				}
+			})
+		}
 	}
-}
-
-func TestBtrfsDoesNotGrowOverDataBehindACopyOfItsBlock(t *testing.T) {
-	v := behind(t, volume.Btrfs)
-	v.Tag = map[string]string{volume.CtxUse: volume.UseBoth}
-	v.Whole = true
-	uuid := v.filesystems(t)[0].MetadataUUID
-	head := make([]byte, 64<<10)
-	copy(head[32:], uuid[:])
-	copy(head[20<<10:], bytes.Repeat([]byte("what a raw workload has written. "), 1300))
-	v.disk.WriteAt(t, 2*beforeGrowth, head)
-	must(t, v.stage())
-	if v.isGrown(t) {
-		t.Error("it has grown over data")
-	}
-	must(t, v.unstage())
 }
 
 // writeGrowthRecord writes the record of an interrupted growth of the ext on the disk. mountedAt is

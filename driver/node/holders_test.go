@@ -54,23 +54,6 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	}
 }
 
-func TestARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) { // NU-5
-	v := statefulGuest(t).disk(8, "block")
-	must(t, v.stage())
-	must(t, v.publish("dev"))
-	// Container runtimes create a device node of their own, so no mount shows the user.
-	node := filepath.Join(v.guest.Dir, "the pod's node")
-	var st unix.Stat_t
-	must(t, unix.Stat(v.disk.Loop, &st))
-	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(st.Rdev)))
-	reader, writer := opening(t, "<", node), opening(t, "<>", node)
-	must(t, v.unpublish("dev"))
-	v.held(fmt.Sprintf("process %d (sh)", writer.pid))
-	writer.leave()
-	must(t, v.unstage()) // to read is harmless
-	reader.leave()
-}
-
 // kernelUse makes the kernel use the device of a node. It returns a function that ends the use, and
 // the words that the error must contain.
 type kernelUse func(t *testing.T, v testVolume, node string) (end func(), names []string)
@@ -115,6 +98,14 @@ var kernelUsers = map[string]kernelUse{
 		part, end := partition(t, node)
 		loop := loopOver(t, part)
 		return func() { detach(t, loop); end() }, []string{filepath.Base(loop), filepath.Base(part)}
+	},
+	// Container runtimes create a device node of their own, so no mount shows the user.
+	"a process that writes beside one that only reads": func(t *testing.T, v testVolume,
+		node string) (func(), []string) {
+		own := ownNode(t, v.guest, node)
+		reader, writer := opening(t, "<", own), opening(t, "<>", own)
+		t.Cleanup(reader.leave) // to read is harmless
+		return writer.leave, []string{fmt.Sprintf("process %d (sh)", writer.pid)}
 	},
 	"swap": func(t *testing.T, v testVolume, _ string) (func(), []string) {
 		node := v.disk.Loop // a path that /proc/swaps does not escape
@@ -244,52 +235,18 @@ func TestADeviceThatDoesNotAnswerIsNotReleased(t *testing.T) { // NU-5
 	})
 }
 
-func TestAVolumeWhoseWritesFailIsUnstaged(t *testing.T) {
-	t.Run("lost writes are reported together with another error", func(t *testing.T) {
-		v := statefulGuest(t).disk(64, volume.Ext4)
-		must(t, v.stage())
-		must(t, os.WriteFile(filepath.Join(v.staging(), "x"), make([]byte, 4*guesttest.MiB), 0o600))
-		must(t, os.Truncate(v.disk.File, 0))
-		f, err := os.Open(filepath.Join(v.staging(), "x"))
-		must(t, err)
-		err = v.unstage()
-		must(t, f.Close())
-		csitest.Want(t, err, codes.Internal, csierr.StillMounted, "could not be written out")
-		_ = v.unstage() // now the filesystem may have noticed, or not
-		must(t, v.unstage())
-	})
-	t.Run("lost writes to a detached disk are only logged", func(t *testing.T) {
-		v := statefulGuest(t).disk(64, volume.Ext4)
-		must(t, v.stage())
-		must(t, os.WriteFile(filepath.Join(v.staging(), "x"), make([]byte, 4*guesttest.MiB), 0o600))
-		must(t, os.Truncate(v.disk.File, 0))
-		v.guest.Unplug(v.disk)
-		must(t, v.unstage())
-		if !strings.Contains(v.guest.log.String(), "could not be written out") {
-			t.Error("every write was done")
-		}
-	})
-	t.Run("lost writes to a raw device are reported to each workload", func(t *testing.T) {
-		g := statefulGuest(t)
-		small := smallTmpfs(t, guesttest.MiB)
-		v := g.volume(g.AttachFile(guesttest.Serial, sparse(t, small, 8*guesttest.MiB)), "block")
-		n := g.node()
-		must(t, csitest.Call(t.Context(), n, v.stageRequest()))
-		unpublish := func() error { return csitest.Call(t.Context(), n, v.unpublishRequest("dev")) }
-		for range 2 {
-			must(t, csitest.Call(t.Context(), n, v.publishRequest("dev")))
-			device, err := os.OpenFile(g.path("dev"), os.O_WRONLY, 0)
-			must(t, err)
-			_, err = device.WriteAt(make([]byte, 4*guesttest.MiB), 0)
-			must(t, errors.Join(err, device.Close()))
-			csitest.Want(t, unpublish(), codes.Internal, csierr.NodeToolFailed)
-			must(t, unpublish())
-			must(t, unpublish())
-		}
-		for range 2 {
-			must(t, csitest.Call(t.Context(), n, v.unstageRequest()))
-		}
-	})
+func TestLostWritesAreReportedTogetherWithAnotherError(t *testing.T) {
+	v := statefulGuest(t).disk(64, volume.Ext4)
+	must(t, v.stage())
+	must(t, os.WriteFile(filepath.Join(v.staging(), "x"), make([]byte, 4*guesttest.MiB), 0o600))
+	must(t, os.Truncate(v.disk.File, 0))
+	f, err := os.Open(filepath.Join(v.staging(), "x"))
+	must(t, err)
+	err = v.unstage()
+	must(t, f.Close())
+	csitest.Want(t, err, codes.Internal, csierr.StillMounted, "could not be written out")
+	_ = v.unstage() // now the filesystem may have noticed, or not
+	must(t, v.unstage())
 }
 
 func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {

@@ -4,6 +4,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,48 +36,6 @@ func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
 	return v, other
 }
 
-func eachTwoVolumes(t *testing.T, test func(t *testing.T, v, other testVolume)) {
-	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
-		for _, known := range []bool{true, false} {
-			name := fsType + ", asked for a volume that the node does not know"
-			if known {
-				name = fsType + ", asked for another volume of the node"
-			}
-			t.Run(name, func(t *testing.T) {
-				v, other := twoVolumes(t, fsType, known)
-				test(t, v, other)
-			})
-		}
-	}
-}
-
-func TestATargetThatShowsAnotherVolumeIsNotUnpublished(t *testing.T) { // UP-2
-	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
-		same := v.guest.mounts()
-		must(t, other.unpublish("pod"))
-		same()
-		must(t, v.unpublish("pod"))
-		must(t, v.unstage())
-	})
-}
-
-func TestAStagingPathThatShowsAnotherVolumeIsNotUnstaged(t *testing.T) { // NU-2
-	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
-		must(t, v.unpublish("pod"))
-		_, known := other.guest.node().records().of(other.ID).load()
-		same := v.guest.mounts()
-		err := other.unstageAt(v.staging())
-		if known && other.FSType != "block" {
-			csitest.Want(t, err, codes.Internal, csierr.StillMounted) // it is staged at its own path
-		} else {
-			must(t, err)
-		}
-		same()
-		must(t, v.unstage())
-		must(t, other.unstage())
-	})
-}
-
 func (v testVolume) unstageAt(path string) error {
 	return v.ask(&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: path})
 }
@@ -96,25 +55,32 @@ func TestAVolumeUnderAnotherMountIsNotUnmounted(t *testing.T) {
 }
 
 func TestStatsOfAnUnknownVolumeAreNotAnothers(t *testing.T) { // VS-5
-	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
-		_, known := v.guest.node().records().of(other.ID).load()
-		paths := []string{v.guest.path("pod")}
-		if v.FSType != "block" {
-			paths = append(paths, v.staging())
-		}
-		for _, path := range paths {
-			for id, reason := range map[string]csierr.Reason{v.ID: "", other.ID: csierr.VolumeNotAtPath} {
-				stats := v.ask(&csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
-				health := v.ask(&csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path})
-				if reason == "" {
-					must(t, errors.Join(stats, health))
-				} else if csitest.Want(t, stats, codes.NotFound, reason); health == nil ||
-					known && !csierr.Has(health, reason) {
-					t.Errorf("the health of %q at the path of %q: %v", id, path, health)
+	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
+		for _, known := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, known to the node %t", fsType, known), func(t *testing.T) {
+				v, other := twoVolumes(t, fsType, known)
+				_, recorded := v.guest.node().records().of(other.ID).load()
+				paths := []string{v.guest.path("pod"), v.staging()}
+				if fsType == "block" {
+					paths = paths[:1]
 				}
-			}
+				for _, path := range paths {
+					stats := func(id string) error {
+						return v.ask(&csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+					}
+					health := func(id string) error {
+						return v.ask(&csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path})
+					}
+					must(t, errors.Join(stats(v.ID), health(v.ID)))
+					csitest.Want(t, stats(other.ID), codes.NotFound, csierr.VolumeNotAtPath)
+					if err := health(other.ID); err == nil ||
+						recorded && !csierr.Has(err, csierr.VolumeNotAtPath) {
+						t.Errorf("the health of another volume: %v", err)
+					}
+				}
+			})
 		}
-	})
+	}
 }
 
 func TestUnstageIgnoresARestoredVolumeWithTheSameUUID(t *testing.T) { // NU-5
@@ -135,21 +101,6 @@ func TestUnstageIgnoresARestoredVolumeWithTheSameUUID(t *testing.T) { // NU-5
 			must(t, origin.unstage()) // repeated
 			must(t, restored.unstage())
 		})
-	}
-}
-
-func TestUnstageSearchesNoOtherDisks(t *testing.T) { // NU-5
-	v := statefulGuest(t).disk(16, volume.Ext4)
-	other := v.guest.Attach(guesttest.OtherSerial, 16*guesttest.MiB) // which may hang
-	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	must(t, err)
-	defer func() { _ = unix.Close(watch) }()
-	_, err = unix.InotifyAddWatch(watch, v.guest.Dev(other.Name), unix.IN_OPEN)
-	must(t, err)
-	must(t, v.unstage())
-	must(t, v.unpublish("pod"))
-	if n, _ := unix.Read(watch, make([]byte, 4096)); n > 0 {
-		t.Error("the other disk's device was opened")
 	}
 }
 
@@ -317,42 +268,19 @@ func TestStatsNeverCountTheFilesystemBelow(t *testing.T) { // VS-2
 }
 
 // The kernel reuses a device's name like its number, and a btrfs shows no number.
-func TestADeadBtrfsIsNotTakenForADiskWithItsName(t *testing.T) {
-	setUp := func(t *testing.T, serial string) (v, w testVolume) {
-		g := statefulGuest(t)
-		v = g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), volume.Btrfs)
-		must(t, v.stage())
-		must(t, v.publish("pod"))
-		g.Unplug(v.disk)
-		file := v.disk.File
-		if serial != guesttest.Serial {
-			file = filepath.Join(t.TempDir(), "other.img")
-			must(t, os.WriteFile(file, nil, 0o600))
-			must(t, os.Truncate(file, 128*guesttest.MiB))
-		}
-		again := g.AttachFile(serial, file)
-		g.Unplug(again)
-		again.Name = v.disk.Name
-		g.Plug(again)
-		return v, g.volume(again, volume.Btrfs)
-	}
-	t.Run("nor published for it, and staged again once no workload has it", func(t *testing.T) {
-		v, w := setUp(t, guesttest.Serial)
-		w.ID = v.ID
-		csitest.Want(t, w.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
-		csitest.Want(t, w.stage(), codes.FailedPrecondition, csierr.FilesystemFailed)
-		must(t, w.unpublish("pod"))
-		must(t, w.stage())
-		must(t, w.publish("pod"))
-		must(t, w.unpublish("pod"))
-		must(t, w.unstage())
-	})
-	t.Run("and does not keep another disk from being staged and unstaged", func(t *testing.T) {
-		v, w := setUp(t, guesttest.OtherSerial)
-		w.FSType = volume.Ext4 // mkfs.btrfs itself goes by the name
-		must(t, w.stage())
-		must(t, w.unstage())
-		must(t, v.unpublish("pod"))
-		must(t, v.unstage())
-	})
+func TestADeadBtrfsDoesNotKeepADiskWithItsNameFromBeingStaged(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), volume.Btrfs)
+	must(t, v.stage())
+	must(t, v.publish("pod"))
+	g.Unplug(v.disk)
+	other := g.Attach(guesttest.OtherSerial, 128*guesttest.MiB)
+	g.Unplug(other)
+	other.Name = v.disk.Name
+	g.Plug(other)
+	w := g.volume(other, volume.Ext4) // mkfs.btrfs itself goes by the name
+	must(t, w.stage())
+	must(t, w.unstage())
+	must(t, v.unpublish("pod"))
+	must(t, v.unstage())
 }

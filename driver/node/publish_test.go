@@ -13,7 +13,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
@@ -29,65 +28,13 @@ const (
 	multiWriter  = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 )
 
-func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
-	good := &csi.NodePublishVolumeRequest{
-		VolumeId: "0b54dc0e-93a4-4f5f-8f5d-000000000001", StagingTargetPath: "/tmp/nowhere",
-		TargetPath: "/tmp/nowhere-else", VolumeCapability: testVolume{Mode: writer}.capability(),
-		PublishContext: map[string]string{volume.CtxDiskName: guesttest.Serial},
-	}
-	for _, c := range []struct {
-		name   string
-		change func(*csi.NodePublishVolumeRequest)
-		code   codes.Code
-		reason csierr.Reason
-	}{
-		{"NP-1 without a capability, and without a staging path", func(r *csi.NodePublishVolumeRequest) {
-			r.VolumeCapability, r.StagingTargetPath = nil, ""
-		}, codes.InvalidArgument, csierr.CapabilityInvalid},
-		{"NP-2 with a relative target", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "a" },
-			codes.InvalidArgument, csierr.PathInvalid},
-		{"NP-2 with a relative staging path", func(r *csi.NodePublishVolumeRequest) {
-			r.StagingTargetPath = "a"
-		}, codes.InvalidArgument, csierr.PathInvalid},
-		{"NP-3 without a staging path", func(r *csi.NodePublishVolumeRequest) {
-			r.StagingTargetPath = ""
-		}, codes.FailedPrecondition, csierr.NotStaged},
-		{"NP-4 for many nodes", func(r *csi.NodePublishVolumeRequest) {
-			r.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
-		}, codes.FailedPrecondition, csierr.CapabilityUnsupported},
-		{"without the disk's name", func(r *csi.NodePublishVolumeRequest) { r.PublishContext = nil },
-			codes.InvalidArgument, csierr.DiskNameMissing},
-		{"with a mount flag that is not for volumes", func(r *csi.NodePublishVolumeRequest) {
-			r.VolumeCapability.GetMount().MountFlags = []string{"remount"}
-		}, codes.FailedPrecondition, csierr.MountFlags},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			req := proto.Clone(good).(*csi.NodePublishVolumeRequest)
-			c.change(req)
-			_, err := (&Service{SysfsRoot: t.TempDir()}).NodePublishVolume(t.Context(), req)
-			csitest.Want(t, err, c.code, c.reason)
-		})
-	}
-}
-
 func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
-	t.Run("NP-5 a volume whose disk is not here is not found", func(t *testing.T) {
-		v := newGuest(t).disk(8, volume.Ext4)
-		must(t, v.stage())
-		v.Name = "csi-another000000000"
-		csitest.Want(t, v.publish("pod"), codes.NotFound, csierr.DeviceNotFound)
-	})
 	t.Run("NP-5 a volume staged with another filesystem is not published", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
 		v.FSType = volume.XFS
 		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 	})
-	forceDetach := func(t *testing.T, v testVolume) {
-		copied := v.disk.Copy(t)
-		v.guest.Unplug(v.disk)
-		*v.disk = *v.guest.AttachFile(guesttest.Serial, copied)
-	}
 	for _, c := range []struct {
 		name, fsType string
 		fail         func(*testing.T, testVolume)
@@ -99,9 +46,6 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 		{"an xfs that was shut down", volume.XFS, func(t *testing.T, v testVolume) {
 			shutDown(t, v.staging())
 		}},
-		{"an ext4 whose disk went and came back", volume.Ext4, forceDetach},
-		{"an xfs whose disk went and came back", volume.XFS, forceDetach},
-		{"a btrfs whose disk went and came back", volume.Btrfs, forceDetach},
 	} {
 		t.Run(c.name+" is staged again, once no workload has it", func(t *testing.T) {
 			v := newGuest(t).disk(512, c.fsType)
@@ -132,37 +76,23 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 }
 
 func TestRepeatedPublishesFollowTheTableOfCSI(t *testing.T) {
-	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
-		setUp := func(t *testing.T, mode csi.VolumeCapability_AccessMode_Mode) testVolume {
-			v := newGuest(t).disk(512, fsType)
-			v.Mode = mode
-			must(t, v.stage())
-			must(t, v.publish("pod"))
-			return v
-		}
+	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for _, mode := range []csi.VolumeCapability_AccessMode_Mode{writer, singleWriter, multiWriter} {
-			what := fsType + " with " + mode.String()
-			t.Run("NP-6 ten calls publish once: "+what, func(t *testing.T) {
-				v := setUp(t, mode)
+			t.Run("NP-6 NP-7 NP-8 "+fsType+" with "+mode.String(), func(t *testing.T) {
+				v := newGuest(t).disk(128, fsType)
+				v.Mode = mode
+				must(t, v.stage())
+				must(t, v.publish("pod"))
 				same := v.guest.mounts()
-				for range 9 {
-					must(t, v.publish("pod"))
-				}
-				same()
-			})
-			t.Run("NP-7 the same target with another readonly is refused: "+what, func(t *testing.T) {
-				v := setUp(t, mode)
+				must(t, v.publish("pod"))
 				csitest.Want(t, v.publishReadOnly("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
-			})
-			t.Run("NP-8 a second target: "+what, func(t *testing.T) {
-				v := setUp(t, mode)
-				err := v.publish("pod2")
-				if mode == multiWriter {
+				same()
+				if err := v.publish("pod2"); mode == multiWriter {
 					must(t, err)
-					return
+				} else {
+					csitest.Want(t, err, codes.FailedPrecondition, csierr.PublishedElsewhere)
+					absent(t, v.guest.path("pod2"))
 				}
-				csitest.Want(t, err, codes.FailedPrecondition, csierr.PublishedElsewhere)
-				absent(t, v.guest.path("pod2"))
 			})
 		}
 	}
@@ -353,18 +283,6 @@ func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
 		must(t, v.unpublish("pod"))
 		must(t, v.unstage())
 	})
-	for _, fsType := range []string{volume.Ext4, volume.XFS} {
-		t.Run("UP-5 a dead "+fsType+" filesystem is taken down all the same", func(t *testing.T) {
-			v := setUp(t, fsType)
-			shutDown(t, v.staging())
-			if err := os.WriteFile(filepath.Join(v.guest.path("pod"), "x"), nil, 0o600); err == nil {
-				t.Fatal("the filesystem still takes files")
-			}
-			must(t, v.unpublish("pod"))
-			must(t, v.unstage())
-			v.guest.hasMounts(0)
-		})
-	}
 	t.Run("UP-6 a busy target is an error, and everything stays", func(t *testing.T) {
 		v := setUp(t, volume.Ext4)
 		f, err := os.Create(filepath.Join(v.guest.path("pod"), "open"))
@@ -384,12 +302,6 @@ func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
 		if _, err := os.Stat(file); err != nil {
 			t.Fatal(err)
 		}
-	})
-	t.Run("a block volume whose disk was yanked away is unpublished", func(t *testing.T) {
-		v := setUp(t, "block")
-		v.guest.Unplug(v.disk)
-		must(t, v.unpublish("pod"))
-		must(t, v.unstage())
 	})
 }
 

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -198,88 +197,16 @@ func TestAFailedStageLeavesNoNewRecord(t *testing.T) {
 	must(t, other.unstage())
 }
 
-// openToWrite starts a process that has the volume's device open for writing, as a workload that
-// keeps running after the volume was unpublished.
-func (v testVolume) openToWrite() (letGo func()) {
-	t := v.guest.t
-	t.Helper()
-	cmd := exec.Command("sleep", "600")
-	w, err := os.OpenFile(filepath.Join(v.guest.Dir, "dev", v.disk.Name), os.O_WRONLY, 0)
-	must(t, err)
-	cmd.ExtraFiles = []*os.File{w}
-	must(t, cmd.Start())
-	must(t, w.Close())
-	letGo = sync.OnceFunc(func() {
-		must(t, cmd.Process.Kill())
-		_ = cmd.Wait()
-	})
-	t.Cleanup(letGo)
-	return letGo
-}
-
-func TestARefusedCallDoesNotChangeTheRecord(t *testing.T) { // NU-5
-	setUp := func(t *testing.T) (v, other testVolume) {
-		g := statefulGuest(t)
-		v = g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
-		other = g.volume(g.Attach(guesttest.OtherSerial, 16*guesttest.MiB), "block")
-		must(t, v.stage())
-		must(t, v.publish("dev"))
-		return v, other
-	}
-	asFilesystem := func(v, _ testVolume) testVolume { v.FSType = volume.Ext4; return v }
-	ofAnother := func(v, other testVolume) testVolume {
-		v.disk, v.Name = other.disk, other.Name
-		return v
-	}
-	for name, change := range map[string]func(v, other testVolume) testVolume{
-		"as a filesystem":   asFilesystem,
-		"with another disk": ofAnother,
-		"with another disk as a filesystem": func(v, other testVolume) testVolume {
-			return ofAnother(asFilesystem(v, other), other)
-		},
-	} {
-		for _, call := range []string{"stage", "publish"} {
-			t.Run(call+" "+name, func(t *testing.T) {
-				v, other := setUp(t)
-				wrong := change(v, other)
-				refused := func() error { return wrong.publish("dev2") }
-				if call == "stage" {
-					refused = wrong.stage
-				}
-				before := v.record()
-				if err := refused(); err == nil {
-					t.Fatal("the call is not refused")
-				}
-				if after := v.record(); after != before {
-					t.Errorf("the record was %s, and is %s", before, after)
-				}
-				letGo := v.openToWrite()
-				must(t, v.unpublish("dev"))
-				csitest.Want(t, v.unstageSoon(), codes.Internal, csierr.StillMounted)
-				letGo()
-				must(t, v.unstage())
-			})
-		}
-	}
-	t.Run("and what was a raw device stays one until it is unstaged", func(t *testing.T) {
-		v, _ := setUp(t)
-		must(t, v.unpublish("dev"))
-		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
-		v.FSType = volume.Ext4
-		must(t, v.stage())
-		letGo := v.openToWrite()
-		csitest.Want(t, v.unstageSoon(), codes.Internal, csierr.StillMounted)
-		letGo()
-		must(t, v.unstage())
-	})
-}
-
-// record returns the content of the volume's record.
-func (v testVolume) record() string {
-	v.guest.t.Helper()
-	b, err := os.ReadFile(filepath.Join(v.guest.state, v.ID+".json"))
-	must(v.guest.t, err)
-	return string(b)
+func TestARawDeviceStaysOneUntilItIsUnstaged(t *testing.T) { // NU-5
+	v := statefulGuest(t).disk(16, "block")
+	must(t, v.stage())
+	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+	v.FSType = volume.Ext4
+	must(t, v.stage())
+	writer := opening(t, "<>", v.disk.Loop)
+	csitest.Want(t, v.unstageSoon(), codes.Internal, csierr.StillMounted)
+	writer.leave()
+	must(t, v.unstage())
 }
 
 func TestALinkInTheStateDirectoryIsNotFollowed(t *testing.T) {
@@ -380,23 +307,6 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 		_, err = staged()
 		must(t, err)
 	})
-}
-
-func TestAWorkloadsLockOnItsDeviceBlocksNoCall(t *testing.T) {
-	v := statefulGuest(t).disk(16, "block")
-	f, err := os.Open(v.disk.Loop)
-	must(t, err)
-	t.Cleanup(func() { _ = f.Close() })
-	node, err := os.Open(filepath.Join(v.guest.Dir, "dev", v.disk.Name))
-	must(t, err)
-	t.Cleanup(func() { _ = node.Close() })
-	for _, locked := range []*os.File{f, node} {
-		must(t, unix.Flock(int(locked.Fd()), unix.LOCK_EX))
-	}
-	must(t, v.stage())
-	must(t, v.publish("pod"))
-	must(t, v.unpublish("pod"))
-	must(t, v.unstage())
 }
 
 func TestUnstageWaitsForAnotherDriversStage(t *testing.T) {
