@@ -183,7 +183,7 @@ var brokenAttachments = []brokenRack{
 	{"A54-serial-of-id", "DeviceNotFound", codes.NotFound,
 		"does not use a device with another serial", provokeStage},
 	{"A54-twice", "DeviceNotUnique", codes.FailedPrecondition,
-		"writes to neither of two devices with the disk's serial", provokeStage},
+		"writes to neither of two devices with the disk's serial (NS-6)", provokeStage},
 }
 
 // provokeSnapshot takes a snapshot. Without the mutation, the repeated call finds the snapshot, so
@@ -282,7 +282,8 @@ func provokeGhost(ctx SpecContext, shared *brokenFixture) {
 // detaches it.
 func provokeStage(ctx SpecContext, r *brokenFixture) {
 	f := &nodeFixture{fixture: r.fixture}
-	n, volume := f.impatientNode(ctx), r.volume(ctx)
+	n := f.node(ctx, "a", harness.PluginOptions{Args: []string{"--device-timeout=500ms"}})
+	volume := r.volume(ctx)
 	r.refuses(ctx, func() error {
 		p := f.attachedTo(ctx, volume, n, harness.Mounted(""))
 		err := p.stage(ctx)

@@ -5,10 +5,7 @@ package sanity
 import (
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,22 +19,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
-
-// driverCommand returns a command that runs the driver with exactly that environment and the
-// machine's PATH.
-func driverCommand(ctx context.Context, env map[string]string, args ...string) *exec.Cmd {
-	GinkgoHelper()
-	path, err := theRun.Binary(ctx, "oxide-csi-plugin")
-	Expect(err).NotTo(HaveOccurred())
-	cmd := exec.CommandContext(ctx, path, args...)
-	// By default the race detector delays the end of a process by a second.
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0"}
-	for key, value := range env {
-		cmd.Env = append(cmd.Env, key+"="+value)
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	return cmd
-}
 
 // someUUID is a UUID that belongs to no object.
 const someUUID = "0e5be1f8-5f0f-4d3c-9a52-2c1f1d4bd20e"

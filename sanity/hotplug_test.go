@@ -4,45 +4,14 @@ package sanity
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
-
-// impatientNode starts a node service that gives up soon when a device is missing.
-func (f *nodeFixture) impatientNode(ctx SpecContext) *node {
-	GinkgoHelper()
-	const impatience = 500 * time.Millisecond
-	return f.node(ctx, "a", harness.PluginOptions{
-		Args: []string{"--device-timeout=" + impatience.String()},
-	})
-}
-
-// fullHotplug returns the simulator's argument for a rack with hot-plug that has a behaviour of the
-// prototype, too.
-func fullHotplug(behaviour adminapi.Hotplug) string {
-	return "--hotplug=" + string(adminapi.HotplugFull.With(behaviour))
-}
-
-var _ = describeNodes("the doctor on a rack that records an attach first", func(f *nodeFixture) {
-	It("explains a volume that is attached without a device (NS-5, D-61)", func(ctx SpecContext) {
-		volume := f.volume(ctx)
-		f.fault(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
-			Device: &adminapi.DeviceFault{Fails: true}})
-		p := f.attachedTo(ctx, volume, f.impatientNode(ctx), harness.Mounted(""))
-		expectReason(p.stage(ctx), codes.NotFound, "DeviceNotFound")
-		d := f.diagnosed(ctx, f.rack.Token, kubernetesOf(p), p.inspected(ctx, volume))
-		Expect(d.Chains[0].Finding.Link).To(Equal("device"), "%+v", d)
-		Expect(d.Chains[0].Finding.Wrong).To(ContainSubstring("recorded the disk as attached"))
-		Expect(d.Chains[0].Finding.Do).To(ContainSubstring("Stop the instance and start it again"))
-	})
-}, fullHotplug(adminapi.RecordFirst))
 
 // The disks are served by FUSE: a disk that is cut off then refuses every write. If a loop device
 // is cut off from a file on tmpfs, a write that waits at that moment is acknowledged
@@ -72,4 +41,4 @@ var _ = describeNodes("a rack that removes disks by surprise", func(f *nodeFixtu
 		moved := f.inUse(ctx, p.Volume, f.b, harness.Access(name))
 		moved.holdsLines(lines)
 	}, Entry(nil, "ext4"), Entry(nil, "xfs"), Entry(nil, "btrfs"))
-}, "--disks=fuse", fullHotplug(adminapi.SurpriseRemoval))
+}, "--disks=fuse", "--hotplug="+string(adminapi.HotplugFull.With(adminapi.SurpriseRemoval)))

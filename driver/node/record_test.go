@@ -197,9 +197,10 @@ func TestAFailedStageLeavesNoNewRecord(t *testing.T) {
 	must(t, other.unstage())
 }
 
-func TestARawDeviceStaysOneUntilItIsUnstaged(t *testing.T) { // NU-5
+func TestARawDeviceStaysOneUntilItIsUnstaged(t *testing.T) { // NS-12, NU-5
 	v := statefulGuest(t).disk(16, "block")
 	must(t, v.stage())
+	v.guest.hasMounts(0)
 	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 	v.FSType = volume.Ext4
 	must(t, v.stage())
