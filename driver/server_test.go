@@ -3,7 +3,6 @@ package driver
 import (
 	"bytes"
 	"context"
-	"errors"
 	"log/slog"
 	"net"
 	"os"
@@ -113,14 +112,6 @@ func TestAPanicIsInternalAndTheServerLives(t *testing.T) {
 	if log := s.log.String(); !strings.Contains(log, "stack") || strings.Contains(log, canary) {
 		t.Errorf("the log has to hold the stack and not the panic's text:\n%s", log)
 	}
-}
-
-func TestAPlainErrorIsInternal(t *testing.T) { // OX-12
-	_, controller := serveCreate(t, func(context.Context) (*csi.CreateVolumeResponse, error) {
-		return nil, errors.New("bare")
-	})
-	_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{})
-	csitest.Want(t, err, codes.Internal, csierr.Internal)
 }
 
 func TestTheLockIsHeldAsLongAsTheHandlerRuns(t *testing.T) { // B-12, B-11

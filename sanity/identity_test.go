@@ -56,7 +56,7 @@ var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 	var all *harness.Plugin
 	BeforeAll(func(ctx SpecContext) { all = f.all(ctx) })
 
-	It("declares each capability that a rack can support once, and no other (CC-1)", func(
+	It("declares each capability that a rack can support once, and no other (CC-1, NC-1)", func(
 		ctx SpecContext) {
 		Expect(capabilities(ctx, all)).To(ConsistOf("plugin CONTROLLER_SERVICE",
 			"controller CREATE_DELETE_VOLUME", "controller PUBLISH_UNPUBLISH_VOLUME",
@@ -109,7 +109,8 @@ var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 			Expect(info.GetVendorVersion()).NotTo(BeEmpty())
 		})
 
-	It("answers every RPC of the standard, some with UNIMPLEMENTED (B-41)", func(ctx SpecContext) {
+	It("answers every RPC of the standard, some with UNIMPLEMENTED (B-41, EX-1, MV-1)", func(
+		ctx SpecContext) {
 		rpcs, absent := 0, []string{}
 		for _, service := range csiServices() {
 			for i := range service.Methods().Len() {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -132,17 +131,6 @@ func FuzzCapacityRange(f *testing.F) {
 	})
 }
 
-// FuzzRoundUp checks that a size becomes the next whole GiB, and never runs over.
-func FuzzRoundUp(f *testing.F) {
-	f.Fuzz(func(t *testing.T, a uint64) {
-		size := int64(a >> 1)
-		got := roundUp(size)
-		if got%GiB != 0 || got < 0 || got-size >= GiB || size-got >= GiB {
-			t.Fatalf("roundUp(%d) = %d", size, got)
-		}
-	})
-}
-
 // FuzzTopology checks that a parsed topology is what CSI allows, that every location has the same
 // keys, and that nothing of it is lost.
 func FuzzTopology(f *testing.F) {
@@ -171,38 +159,6 @@ func FuzzTopology(f *testing.F) {
 		same, err := ParseTopology(strings.Join(again, ";"))
 		if err != nil || !slices.EqualFunc(same, locations, maps.Equal[Segments, Segments]) {
 			t.Fatalf("%q is %v, then %v, %v", text, locations, same, err)
-		}
-	})
-}
-
-// FuzzVolumeName checks that every name that CSI allows gets a name of the rack's, whole in the
-// guest's serial, and comes back out of the disk's description.
-func FuzzVolumeName(f *testing.F) {
-	f.Fuzz(func(t *testing.T, name, cluster string) {
-		if !utf8.ValidString(name) || !utf8.ValidString(cluster) {
-			return // never comes through gRPC
-		}
-		if err := CheckName(name); err != nil {
-			csitest.Presentable(t, err, codes.InvalidArgument)
-			if name != "" && len(name) <= 128 && !strings.ContainsFunc(name, func(r rune) bool {
-				return r < ' ' || r >= 0x7f && r <= 0x9f
-			}) {
-				t.Fatalf("%q is refused: %v", name, err)
-			}
-			return
-		}
-		disk := DiskName(cluster, name)
-		if !IsOwnName(disk) || !RackName.MatchString(disk) || Serial(disk) != disk {
-			t.Fatalf("%q is the disk %q", name, disk)
-		}
-		want := Tag{Name: name, Cluster: cluster}
-		text := want.Description()
-		got, ok := ParseTag(text)
-		if len(cluster) <= 63 && (len(text) > MaxDescriptionBytes || !got.IsOf(cluster, name)) {
-			t.Fatalf("%q has %d bytes and becomes %+v", text, len(text), got)
-		}
-		if len(want.encode()) <= MaxDescriptionBytes && (!ok || got != want) {
-			t.Fatalf("%q becomes %+v, %t", want.Description(), got, ok)
 		}
 	})
 }
