@@ -306,56 +306,6 @@ func FuzzMetadata(f *testing.F) {
 	})
 }
 
-// FuzzNodeIdentity checks that a node has an identity only when all sources that have one agree,
-// and that SMBIOS counts only on Oxide's machines.
-func FuzzNodeIdentity(f *testing.F) {
-	dir, err := os.MkdirTemp("", "identity")
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Cleanup(func() { _ = os.RemoveAll(dir) })
-	dmi := filepath.Join(dir, "class/dmi/id")
-	if err := os.MkdirAll(dmi, 0o755); err != nil {
-		f.Fatal(err)
-	}
-	f.Fuzz(func(t *testing.T, explicit string, metadata, vendor, serial []byte) {
-		n := Identity{Explicit: explicit, SysfsRoot: dir}
-		must(t, os.WriteFile(filepath.Join(dmi, "sys_vendor"), vendor, 0o600))
-		must(t, os.WriteFile(filepath.Join(dmi, "product_serial"), serial, 0o600))
-		if len(metadata) > 0 {
-			n.MetadataFile = filepath.Join(dir, "metadata")
-			must(t, os.WriteFile(n.MetadataFile, metadata, 0o600))
-		}
-		id, err := InstanceID(n)
-		if err != nil {
-			if strings.ContainsAny(err.Error(), "\n") {
-				t.Fatalf("an error of several lines: %q", err)
-			}
-			return
-		}
-		if !csitest.UUID.MatchString(id) {
-			t.Fatalf("the identity is %q", id)
-		}
-		opinions := []string{explicit}
-		if len(metadata) > 0 {
-			opinions = append(opinions, string(metadata))
-		}
-		if string(bytes.Trim(vendor, "\x00 \n\t")) == "Oxide" {
-			opinions = append(opinions, string(bytes.Trim(serial, "\x00 \n\t")))
-		}
-		claimed := false
-		for _, opinion := range opinions {
-			claimed = claimed || opinion != ""
-			if opinion != "" && !strings.Contains(strings.ToLower(opinion), id) {
-				t.Fatalf("the identity is %q, but somebody says %q", id, opinion)
-			}
-		}
-		if !claimed {
-			t.Fatalf("the identity is %q, and nobody said so", id)
-		}
-	})
-}
-
 // FuzzRecord checks that a valid record of a volume is whole and comes back as it was, and that
 // every id has a file of its own in the state directory.
 func FuzzRecord(f *testing.F) {

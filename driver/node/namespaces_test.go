@@ -111,47 +111,42 @@ func (v testVolume) held(names ...string) {
 }
 
 func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { // NU-5
-	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
-		t.Run(fsType, func(t *testing.T) {
-			v := statefulGuest(t).disk(512, fsType)
+	const moved = `mount --bind "$1" "$2"; umount "$1"`
+	leaveIt := func(testVolume) {}
+	for name, c := range map[string]struct {
+		fsType, script string
+		then           func(v testVolume)
+	}{
+		"an ext4": {volume.Ext4, "", leaveIt}, "an xfs": {volume.XFS, "", leaveIt},
+		"a btrfs": {volume.Btrfs, "", leaveIt},
+		"at another path, where the first is no longer mounted": {volume.Ext4, moved, leaveIt},
+		"though its disk was yanked away": {volume.Ext4, "", func(v testVolume) {
+			v.guest.Unplug(v.disk)
+		}},
+		"a raw one": {"block", moved, func(v testVolume) { must(v.guest.t, v.unpublish("dev")) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := statefulGuest(t).disk(smallest(c.fsType)/guesttest.MiB, c.fsType)
 			must(t, v.stage())
-			n := inNamespace(t, "private", "")
-			v.held(fmt.Sprintf("process %d", n.pid))
+			path, aside := v.staging(), v.guest.path("aside")
+			if c.fsType == "block" {
+				must(t, v.publish("dev"))
+				path = v.guest.path("dev")
+				must(t, os.WriteFile(aside, nil, 0o600))
+			} else {
+				must(t, os.Mkdir(aside, 0o755))
+			}
+			n := inNamespace(t, "private", c.script, path, aside)
+			c.then(v)
+			names := []string{fmt.Sprintf("process %d", n.pid)}
+			if c.script != "" {
+				names = append(names, "aside")
+			}
+			v.held(names...)
 			n.leave()
 			must(t, v.unstage())
 		})
 	}
-	t.Run("at another path, where the first is no longer mounted", func(t *testing.T) {
-		v := statefulGuest(t).disk(16, volume.Ext4)
-		must(t, v.stage())
-		must(t, os.Mkdir(v.guest.path("aside"), 0o755))
-		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, v.staging(),
-			v.guest.path("aside"))
-		v.held(fmt.Sprintf("process %d", n.pid), "aside")
-		n.leave()
-		must(t, v.unstage())
-	})
-	t.Run("though its disk was yanked away", func(t *testing.T) {
-		v := statefulGuest(t).disk(16, volume.Ext4)
-		must(t, v.stage())
-		n := inNamespace(t, "private", "")
-		v.guest.Unplug(v.disk)
-		v.held(fmt.Sprintf("process %d", n.pid))
-		n.leave()
-		must(t, v.unstage())
-	})
-	t.Run("nor a raw one", func(t *testing.T) {
-		v := statefulGuest(t).disk(8, "block")
-		must(t, v.stage())
-		must(t, v.publish("dev"))
-		must(t, os.WriteFile(v.guest.path("aside"), nil, 0o600))
-		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, v.guest.path("dev"),
-			v.guest.path("aside"))
-		must(t, v.unpublish("dev"))
-		v.held(fmt.Sprintf("process %d", n.pid), "aside")
-		n.leave()
-		must(t, v.unstage())
-	})
 	t.Run("but one that lets go in time is waited for", func(t *testing.T) {
 		v := statefulGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
