@@ -449,8 +449,6 @@ func TestDeletingVolumes(t *testing.T) {
 			shown("import_ready")}, codes.FailedPrecondition, csierr.DiskImporting, "finalize"},
 		{"of a faulted disk that the rack keeps", script{shown("faulted"), noInstances, shown("faulted"),
 			noDelete, shown("faulted")}, codes.Internal, csierr.RackError, ""},
-		{"without a response to the read", script{{Want: racktest.ViewDisk, Cut: true},
-			{Want: racktest.ViewDisk, Cut: true}}, codes.Unavailable, csierr.RackUnavailable, ""},
 	}.try(t, byCapitals, nil)
 	scriptedCalls{
 		{"is a read and one request", script{deleted}, codes.OK, "", ""},
@@ -465,7 +463,6 @@ func TestDeletingVolumes(t *testing.T) {
 			""},
 		{"DV-6 by something that is no rack", script{{Want: racktest.DeleteDisk, Status: 200,
 			Body: "<html>welcome"}}, codes.Unavailable, csierr.RackUnavailable, ""},
-		{"without a response", script{lostDelete}, codes.Unavailable, csierr.RackUnavailable, ""},
 	}.after(free).try(t, byCapitals, nil)
 	scriptedCalls{
 		{"DV-3 of a disk that is attached meanwhile", script{held}, codes.FailedPrecondition,
