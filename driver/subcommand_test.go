@@ -259,24 +259,17 @@ func prestop(ctx context.Context, socket string, args ...string) (status int, sa
 	return status, said.String()
 }
 
-// ended is how a prestop in the background ended.
-type ended struct {
-	status int
-	says   string
-}
-
-func prestopping(ctx context.Context, socket string, args ...string) <-chan ended {
-	result := make(chan ended, 1)
-	go func() {
-		status, says := prestop(ctx, socket, args...)
-		result <- ended{status, says}
-	}()
-	return result
-}
-
 func TestPrestopWaitsUntilTheConnectionIsClosed(t *testing.T) {
 	listener, socket := leaving(t)
-	result := prestopping(t.Context(), socket)
+	type ended struct {
+		status int
+		says   string
+	}
+	result := make(chan ended, 1)
+	go func() {
+		status, says := prestop(t.Context(), socket)
+		result <- ended{status, says}
+	}()
 	conn, err := listener.Accept()
 	must(t, err)
 	// What the other end writes is not the end.
@@ -293,47 +286,34 @@ func TestPrestopWaitsUntilTheConnectionIsClosed(t *testing.T) {
 	}
 }
 
-func TestPrestopEndsAtOnceWhereNobodyServes(t *testing.T) {
-	listener, socket := leaving(t)
-	left := filepath.Join(filepath.Dir(socket), "left.sock")
-	must(t, os.Rename(socket, left)) // closing the listener does not find it there
+func TestPrestopEndsWithoutAConnectionThatIsClosed(t *testing.T) {
+	listener, none := leaving(t)
+	left := filepath.Join(filepath.Dir(none), "left.sock")
+	must(t, os.Rename(none, left)) // closing the listener does not find it there
 	must(t, listener.Close())
-	for what, path := range map[string]string{"a socket that was left": left, "no socket": socket} {
-		status, says := prestop(t.Context(), path)
-		if status != 0 || !strings.Contains(says, "no program serves at OXIDE_LEAVE_SOCKET") {
-			t.Errorf("%s: status %d, %q", what, status, says)
-		}
-	}
-}
-
-func TestPrestopDoesNotWaitForever(t *testing.T) {
-	_, socket := leaving(t) // connections are made, and nobody takes them
-	status, says := prestop(t.Context(), socket, "--timeout=20ms")
-	if status != 1 || !strings.Contains(says, "has not closed the connection within 20ms") {
-		t.Errorf("status %d, %q", status, says)
-	}
+	_, silent := leaving(t) // connections are made, and nobody takes them
 	ctx, cancel := context.WithCancel(t.Context())
-	result := prestopping(ctx, socket)
-	cancel()
-	if got := <-result; got.status != 1 || !strings.Contains(got.says, "context canceled") {
-		t.Errorf("canceled, it ends with %+v", got)
-	}
-}
-
-func TestPrestopRefusesWhatItCannotUse(t *testing.T) {
+	time.AfterFunc(50*time.Millisecond, cancel)
 	for _, test := range []struct {
 		socket string
 		args   []string
-		want   string
+		ctx    context.Context
+		status int
+		says   string
 	}{
-		{"", nil, "OXIDE_LEAVE_SOCKET (--leave-socket) is not set"},
-		{"leave.sock", nil, "has to be an absolute path"},
-		{"/leave.sock", []string{"--timeout=0s"}, "--timeout has to be positive"},
-		{"/leave.sock", []string{"now"}, "expected flags only"},
+		{left, nil, t.Context(), 0, "no program serves at OXIDE_LEAVE_SOCKET"},
+		{none, nil, t.Context(), 0, "no program serves at OXIDE_LEAVE_SOCKET"},
+		{silent, []string{"--timeout=20ms"}, t.Context(), 1, "not closed the connection within 20ms"},
+		{silent, nil, ctx, 1, "context canceled"},
+		{"", nil, t.Context(), 1, "OXIDE_LEAVE_SOCKET (--leave-socket) is not set"},
+		{"leave.sock", nil, t.Context(), 1, "has to be an absolute path"},
+		{"/leave.sock", []string{"--timeout=0s"}, t.Context(), 1, "--timeout has to be positive"},
+		{"/leave.sock", []string{"now"}, t.Context(), 1, "expected flags only"},
 	} {
-		status, says := prestop(t.Context(), test.socket, test.args...)
-		if status != 1 || !strings.Contains(says, test.want) {
-			t.Errorf("%q %q: status %d, %q; want %q", test.socket, test.args, status, says, test.want)
+		status, says := prestop(test.ctx, test.socket, test.args...)
+		if status != test.status || !strings.Contains(says, test.says) {
+			t.Errorf("%q %q: status %d, %q; want %d, %q", test.socket, test.args, status, says,
+				test.status, test.says)
 		}
 	}
 }

@@ -178,54 +178,25 @@ func edges(device string) string {
 // blank reports whether the edges are zero.
 func blank(edges string) bool { return strings.Trim(edges, "\x00") == "" }
 
-// writer is a pod that writes a line, syncs it, and writes the next one.
-type writer struct {
-	stop func() (lines int, err error)
-	// ended is closed when a write or a sync has failed, or when the writer is stopped.
-	ended <-chan struct{}
-}
-
-// keepWriting starts a writer in the volume. The caller must stop it.
-func (p *placement) keepWriting() writer {
+// writeUntilItFails makes a pod write lines, each with an fsync, until one fails. The channel
+// receives the number of the lines before.
+func (p *placement) writeUntilItFails() <-chan int {
 	GinkgoHelper()
 	file, err := os.OpenFile(filepath.Join(p.Target, "lines"),
 		os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o640)
 	Expect(err).NotTo(HaveOccurred())
-	var (
-		lines    int
-		fault    error
-		stopping = make(chan struct{})
-		done     = make(chan struct{})
-	)
+	acknowledged := make(chan int, 1)
 	go func() {
-		defer close(done)
-		for fault == nil {
-			select {
-			case <-stopping:
-				return
-			default:
-			}
-			if _, fault = fmt.Fprintln(file, lines); fault == nil {
-				if fault = file.Sync(); fault == nil {
-					lines++
-				}
+		lines := 0
+		for ; ; lines++ {
+			if _, err := fmt.Fprintln(file, lines); err != nil || file.Sync() != nil {
+				break
 			}
 		}
+		_ = file.Close()
+		acknowledged <- lines
 	}()
-	var stopped bool
-	w := writer{ended: done, stop: func() (int, error) {
-		if !stopped {
-			stopped = true
-			close(stopping)
-			<-done
-			if err := file.Close(); fault == nil {
-				fault = err
-			}
-		}
-		return lines, fault
-	}}
-	DeferCleanup(func() { _, _ = w.stop() })
-	return w
+	return acknowledged
 }
 
 // holdsLines demands that the volume contains at least the lines that a writer had synced, in

@@ -20,11 +20,10 @@ var _ = describeNodes("a rack that removes disks by surprise", func(f *nodeFixtu
 	DescribeTable("a detach under a pod that writes is reported, and keeps what fsync acknowledged "+
 		"(UP-5, D-61)", func(ctx SpecContext, name string) {
 		p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
-		w := p.keepWriting()
+		written := p.writeUntilItFails()
 		Expect(f.unpublish(ctx, p.Volume, "a")).To(Succeed())
-		Eventually(ctx, w.ended).Should(BeClosed(), "an fsync of the pod fails")
-		lines, err := w.stop()
-		Expect(err).To(HaveOccurred())
+		var lines int
+		Eventually(ctx, written).Should(Receive(&lines), "an fsync of the pod fails")
 		Expect(lines).NotTo(BeZero())
 		var statuses []csi.VolumeHealthErrorType
 		for _, entry := range p.health(ctx) {

@@ -26,19 +26,13 @@ func TestTheShortFormTriesSomeCasesAndReportsTheOthers(t *testing.T) {
 	}{
 		{"false", 3, 9, 0}, {"true", 3, 3, 6}, {"true", 9, 9, 0}, {"true", 20, 9, 0},
 	} {
-		if err := flag.Set("test.short", c.short); err != nil {
-			t.Fatal(err)
-		}
+		_ = flag.Set("test.short", c.short)
 		log := &logger{TB: t}
 		got := Some(log, c.n, cases)
-		if len(got) != c.got || !slices.IsSorted(got) || len(slices.Compact(got)) != c.got {
-			t.Errorf("-short=%s: got %v of %d, want %d in their order", c.short, got, c.n, c.got)
-		}
-		if left := slices.Equal(log.logged, []any{c.left}); left != (c.left > 0) {
-			t.Errorf("-short=%s: it reports %v, want %d", c.short, log.logged, c.left)
-		}
-		if again := Some(log, c.n, cases); !slices.Equal(got, again) {
-			t.Errorf("it chooses %v and then %v", got, again)
+		if len(got) != c.got || !slices.IsSorted(got) || len(slices.Compact(got)) != c.got ||
+			slices.Equal(log.logged, []any{c.left}) != (c.left > 0) ||
+			!slices.Equal(got, Some(log, c.n, cases)) {
+			t.Errorf("-short=%s, %d of %v: got %v, and reported %v", c.short, c.n, cases, got, log.logged)
 		}
 	}
 	seen := map[int]bool{}
