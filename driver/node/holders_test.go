@@ -184,17 +184,6 @@ func TestADeviceThatTheKernelUsesIsNotReleased(t *testing.T) { // NU-5
 			must(t, v.unpublish("dev"))
 			must(t, v.unstage())
 		})
-		t.Run(name+", over a disk for a filesystem", func(t *testing.T) {
-			v := statefulGuest(t).disk(16, volume.Ext4)
-			end, _ := use(t, v, v.disk.Loop)
-			before := v.disk.Digest(t)
-			err := v.stage()
-			if !csierr.Has(err, csierr.DeviceHeld) && !csierr.Has(err, csierr.DiskNotBlank) ||
-				v.disk.Digest(t) != before {
-				t.Errorf("it was staged or written to: %v", err)
-			}
-			end()
-		})
 	}
 }
 

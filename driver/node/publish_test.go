@@ -224,28 +224,17 @@ func TestAMountOfAnotherInstancesDeviceNodeIsNoPublication(t *testing.T) {
 	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 }
 
-func TestNodePublishVolumeHandlesItsTarget(t *testing.T) {
-	setUp := func(t *testing.T) testVolume {
-		v := newGuest(t).disk(8, volume.Ext4)
-		must(t, v.stage())
-		return v
+func TestNodePublishVolumeHandlesItsTarget(t *testing.T) { // NP-10
+	v := newGuest(t).disk(8, volume.Ext4)
+	must(t, v.stage())
+	must(t, os.WriteFile(v.guest.path("file"), []byte("mine"), 0o600))
+	must(t, os.Symlink("/etc", v.guest.path("link")))
+	for _, target := range []string{"file", "link", "no/such/pod"} {
+		csitest.Want(t, v.publish(target), codes.InvalidArgument, csierr.PathInvalid)
 	}
-	t.Run("NP-10 a target left empty by a call that was cut off is used", func(t *testing.T) {
-		v := setUp(t)
-		must(t, os.Mkdir(v.guest.path("pod"), 0o755))
-		must(t, v.publish("pod"))
-	})
-	t.Run("NP-10 a target of the wrong kind is refused and stays", func(t *testing.T) {
-		v := setUp(t)
-		must(t, os.WriteFile(v.guest.path("pod"), []byte("mine"), 0o600))
-		csitest.Want(t, v.publish("pod"), codes.InvalidArgument, csierr.PathInvalid)
-		must(t, os.Symlink("/etc", v.guest.path("link")))
-		csitest.Want(t, v.publish("link"), codes.InvalidArgument, csierr.PathInvalid)
-	})
-	t.Run("NP-10 a target whose directory is missing is refused", func(t *testing.T) {
-		v := setUp(t)
-		csitest.Want(t, v.publish("no/such/pod"), codes.InvalidArgument, csierr.PathInvalid)
-	})
+	holds(t, v.guest.path("file"), "mine")
+	must(t, os.Mkdir(v.guest.path("pod"), 0o755)) // left empty by a call that was cut off
+	must(t, v.publish("pod"))
 }
 
 // writeTo writes to a device node as a workload would.
@@ -259,50 +248,37 @@ func writeTo(path string) error {
 }
 
 func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
-	setUp := func(t *testing.T, fsType string) testVolume {
-		v := newGuest(t).disk(512, fsType)
-		must(t, v.stage())
-		must(t, v.publish("pod"))
-		return v
-	}
-	t.Run("UP-2 a target that is not published or does not exist is a success", func(t *testing.T) {
-		v := setUp(t, volume.Ext4)
-		must(t, v.unpublish("other"))
-		must(t, v.unpublish("no/such/path"))
+	v := newGuest(t).disk(16, volume.Ext4)
+	must(t, v.stage())
+	must(t, v.publish("pod"))
+	t.Run("UP-2 UP-4 a volume or a target that is not published is a success", func(t *testing.T) {
+		must(t, testVolume{guest: newGuest(t), ID: "no-uuid"}.unpublish("pod"))
 		must(t, os.Mkdir(v.guest.path("empty"), 0o755))
-		must(t, v.unpublish("empty"))
-		absent(t, v.guest.path("empty"))
-	})
-	t.Run("UP-4 an unknown volume has nothing to unpublish", func(t *testing.T) {
-		v := testVolume{guest: newGuest(t), ID: "no-uuid"}
-		must(t, v.unpublish("pod"))
-	})
-	t.Run("UP-3 every layer of mounts goes", func(t *testing.T) {
-		v := setUp(t, volume.Ext4)
-		guesttest.Run(t, "mount", "--bind", v.staging(), v.guest.path("pod"))
-		must(t, v.unpublish("pod"))
-		must(t, v.unstage())
+		for _, target := range []string{"other", "no/such/path", "empty"} {
+			must(t, v.unpublish(target))
+			absent(t, v.guest.path(target))
+		}
 	})
 	t.Run("UP-6 a busy target is an error, and everything stays", func(t *testing.T) {
-		v := setUp(t, volume.Ext4)
 		f, err := os.Create(filepath.Join(v.guest.path("pod"), "open"))
 		must(t, err)
 		csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.StillMounted)
 		must(t, f.Close())
+	})
+	t.Run("UP-3 every layer of mounts goes", func(t *testing.T) {
+		guesttest.Run(t, "mount", "--bind", v.staging(), v.guest.path("pod"))
 		must(t, v.unpublish("pod"))
+		v.guest.hasMounts(1)
 	})
 	t.Run("UP-6 files below a target that is not mounted are never removed", func(t *testing.T) {
-		v := setUp(t, volume.Ext4)
-		must(t, v.unpublish("pod"))
-		must(t, os.Mkdir(v.guest.path("pod"), 0o755))
 		file := filepath.Join(v.guest.path("pod"), "precious")
+		must(t, os.Mkdir(v.guest.path("pod"), 0o755))
 		must(t, os.WriteFile(file, []byte("x"), 0o600))
 		csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.TargetNotEmpty)
 		csitest.Want(t, v.unpublish("pod/precious"), codes.Internal, csierr.TargetNotEmpty)
-		if _, err := os.Stat(file); err != nil {
-			t.Fatal(err)
-		}
+		holds(t, file, "x")
 	})
+	must(t, v.unstage())
 }
 
 // breakExt makes ext4 find an error, after which it is read-only.
