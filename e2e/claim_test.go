@@ -3,10 +3,8 @@
 package e2e
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -16,9 +14,6 @@ import (
 )
 
 var _ = Describe("a claim that gets another disk", func() {
-	It("of a StatefulSet is as it was after the command was killed and undone; then it is "+
-		"grown while the other pods run on (D-58, D-68)", Label("long"), undoesAndGrows,
-		NodeTimeout(8*time.Minute))
 	It("is grown at the same time as another one: PostgreSQL on btrfs keeps its rows, and "+
 		"a raw device its bytes, though the rack's quota refuses its new disk at first (D-58, D-68)",
 		growsTwo, NodeTimeout(8*time.Minute))
@@ -39,44 +34,6 @@ func (d doctor) tryClaim(ctx context.Context, args ...string) (string, error) {
 	out, err := cmd.CombinedOutput()
 	fmt.Fprintf(GinkgoWriter, "claim %v:\n%s", args, out)
 	return string(out), err
-}
-
-// claimKilled runs the command and kills it when it announces a step.
-func (d doctor) claimKilled(ctx context.Context, step string, args ...string) {
-	GinkgoHelper()
-	cmd := d.command(ctx, append([]string{"claim"}, args...)...)
-	out, err := cmd.StdoutPipe()
-	Expect(err).NotTo(HaveOccurred())
-	Expect(cmd.Start()).To(Succeed())
-	reached := false
-	for lines := bufio.NewScanner(out); !reached && lines.Scan(); {
-		fmt.Fprintln(GinkgoWriter, lines.Text())
-		reached = strings.Contains(lines.Text(), " "+step+": ")
-	}
-	Expect(cmd.Process.Kill()).To(Succeed())
-	_ = cmd.Wait() // it was killed
-	Expect(reached).To(BeTrue(), "it should come to the step %s", step)
-}
-
-func undoesAndGrows(ctx SpecContext) {
-	operator := newDoctor(ctx)
-	xfs := s.Class(ctx, Class{Parameters: map[string]string{fsTypeKey: "xfs"}})
-	keepers := s.Keepers(ctx, xfs, "set", 2)
-	stays, moves, claim := keepers[0], keepers[1], "data-set-1"
-	uid, sum, first := stays.get(ctx).UID, moves.Fill(ctx), s.Bound(ctx, claim).Name
-
-	operator.claimKilled(ctx, "hand", "grow", s.path(claim), "--size=2Gi")
-	operator.claim(ctx, "grow", s.path(claim), "--undo")
-	Expect(moves.Present(ctx).Running(ctx).Sum(ctx)).To(Equal(sum))
-	Expect(s.Bound(ctx, claim).Name).To(Equal(first))
-
-	operator.claim(ctx, "grow", s.path(claim), "--size=2Gi")
-	Expect(moves.Present(ctx).Running(ctx).Sum(ctx)).To(Equal(sum))
-	_, sizeBytes := moves.Filesystem(ctx, "/data/0")
-	Expect(sizeBytes).To(beMostOf(2))
-	Expect(stays.get(ctx).UID).To(Equal(uid), "the pod below it should run on")
-	operator.claim(ctx, "forget", s.path(claim))
-	volumeGone(ctx, first)
 }
 
 // growsTwo grows two claims at the same time. The rack's quota has room for both snapshots, and

@@ -4,22 +4,14 @@ package e2e
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/client-go/util/retry"
 )
-
-// outOfService asserts that a node is off for certain, so that its volumes may be taken from it.
-var outOfService = corev1.Taint{
-	Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute,
-}
 
 // nodeLostTimeout is how long Kubernetes may take to notice that a node is silent and to delete its
 // pods.
@@ -53,44 +45,6 @@ var _ = Describe("a node", func() {
 		cordon(ctx, from, false)
 		spreadControllers(ctx)
 	}, NodeTimeout(5*time.Minute))
-
-	It("whose instance is stopped passes its volumes, with their data, to the other node, "+
-		"and serves again when it is started (D-38, D-61)", func(ctx SpecContext) {
-		doctor, off, to := newDoctor(ctx), workers[1], workers[0]
-		onlyOn(ctx, off)
-		keeper := s.Keepers(ctx, diskClass, "kept", 1)[0]
-		disk := s.Bound(ctx, "data-"+keeper.name).Spec.CSI.VolumeHandle
-		cordon(ctx, to, false)
-		last := keeper.Beats(ctx)
-
-		By("stopping the instance, and so its guest", func() {
-			guestsFollow(ctx)
-			stopInstance(ctx, off)
-			DeferCleanup(func(ctx SpecContext) { taint(ctx, off, false) })
-			taint(ctx, off, true)
-			doctor.finds(ctx, "instance", "", "node", off)
-		})
-		By("waiting until the volume is attached to the other", func() {
-			Eventually(func() (string, error) { return theRack.attachedTo(ctx, disk) }).
-				WithContext(ctx).WithTimeout(nodeLostTimeout).Should(Equal(to))
-			keeper.Present(ctx).Running(ctx)
-			Expect(keeper.Node(ctx)).To(Equal(to))
-			Expect(keeper.Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
-		})
-		By("starting the instance, and so its guest", func() {
-			startInstance(ctx, off)
-			servesSinceBoot(ctx, off)
-			taint(ctx, off, false)
-			serving(ctx)
-			// The kubelet removes what is left of its former pods, with the driver's help.
-			Eventually(func() (string, error) {
-				return machines[off].run(ctx, "find /var/lib/kubelet -path '*kubernetes.io*csi*' "+
-					"-name '"+s.Bound(ctx, "data-"+keeper.name).Name+"'")
-			}).WithContext(ctx).Should(BeEmpty(), "nothing of the volume should be left on %s", off)
-			s.Beating(ctx, off, s.Claim(ctx, Claim{}))
-			keeper.Beats(ctx)
-		})
-	}, NodeTimeout(7*time.Minute))
 })
 
 // onlyOn keeps new pods off the other worker until the spec allows them there, or ends.
@@ -137,23 +91,4 @@ func spreadControllers(ctx context.Context) {
 		removePod(ctx, all[0], metav1.DeleteOptions{})
 		serving(ctx)
 	}
-}
-
-// taint sets or removes the out-of-service taint of a node.
-func taint(ctx context.Context, name string, off bool) {
-	GinkgoHelper()
-	Expect(retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		n, err := api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t corev1.Taint) bool {
-			return t.Key == outOfService.Key
-		})
-		if off {
-			n.Spec.Taints = append(n.Spec.Taints, outOfService)
-		}
-		_, err = api.CoreV1().Nodes().Update(ctx, n, metav1.UpdateOptions{})
-		return err
-	})).To(Succeed())
 }

@@ -28,7 +28,7 @@ func fences(ctx SpecContext) {
 	n, err := api.CoreV1().Nodes().Get(ctx, off, metav1.GetOptions{})
 	Expect(err).NotTo(HaveOccurred())
 	Expect(recorded(ctx, off)).To(HaveField("Fenced", instanceIDs[off]))
-	Expect(n.Spec.Taints).To(ContainElement(HaveField("Key", outOfService.Key)))
+	Expect(n.Spec.Taints).To(ContainElement(HaveField("Key", corev1.TaintNodeOutOfService)))
 
 	startInstance(ctx, off)
 	servesSinceBoot(ctx, off)

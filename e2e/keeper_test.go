@@ -32,8 +32,8 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 		survivesItsLeader, NodeTimeout(2*keeperTimeout))
 	It("moves a volume that stays with its node to the other node, with its data (D-61)",
 		Label("long"), movesWhatStays, NodeTimeout(2*keeperTimeout))
-	It("passes the volumes of a node whose instance is stopped to the other node (D-38, D-61)",
-		Label("long"), fences, NodeTimeout(2*nodeLostTimeout))
+	It("passes the volumes of a node whose instance is stopped to the other node (D-38, D-61)", fences,
+		NodeTimeout(2*nodeLostTimeout))
 	It("keeps the driver on a leaving node until its volumes are detached, and lets it end at "+
 		"once on a node that stays (D-38)", keepsTheDriver, NodeTimeout(keeperTimeout))
 	It("removes the startup taint when the driver is registered, and not before (CP-9)", freesNewNodes,

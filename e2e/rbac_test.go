@@ -141,6 +141,15 @@ func apart(verbs []string) [][]string {
 	return all
 }
 
+// findInstalled returns a copy of an object that the suite installed, as it was applied.
+func findInstalled(kind, name string) *unstructured.Unstructured {
+	i := slices.IndexFunc(installed, func(o *unstructured.Unstructured) bool {
+		return o.GetKind() == kind && o.GetName() == name
+	})
+	Expect(i).NotTo(Equal(-1), "the suite installed no %s %s", kind, name)
+	return installed[i].DeepCopy()
+}
+
 func rulesOf(o *unstructured.Unstructured) []rbacv1.PolicyRule {
 	GinkgoHelper()
 	// A Role and a ClusterRole have their rules in the same field.
