@@ -48,13 +48,11 @@ func saysWhyNot(ctx SpecContext) {
 
 // cloneOf creates a claim for a copy of another claim.
 func (f *fixture) cloneOf(ctx context.Context, source, class string) string {
-	GinkgoHelper()
 	c := Claim{Class: class}
 	object := c.object()
 	object.Spec.DataSource = &corev1.TypedLocalObjectReference{
 		Kind: "PersistentVolumeClaim", Name: source}
-	_, err := api.CoreV1().PersistentVolumeClaims(f.ns).Create(ctx, object, metav1.CreateOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	must(api.CoreV1().PersistentVolumeClaims(f.ns).Create(ctx, object, metav1.CreateOptions{}))
 	return c.Name
 }
 

@@ -21,7 +21,6 @@ var _ = Describe("a claim that gets another disk", func() {
 
 // claim runs oxide-csi-plugin claim and returns what it says.
 func (d doctor) claim(ctx context.Context, args ...string) string {
-	GinkgoHelper()
 	out, err := d.tryClaim(ctx, args...)
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 	return out
@@ -41,18 +40,15 @@ func (d doctor) tryClaim(ctx context.Context, args ...string) (string, error) {
 func growsTwo(ctx SpecContext) {
 	const room, rows, device = 4 << 30, "data-postgres-0", "/dev/data-0"
 	operator := newDoctor(ctx)
-	before, err := theRack.Admin.State(ctx)
-	Expect(err).NotTo(HaveOccurred())
+	before := must(theRack.Admin.State(ctx))
 	btrfs := s.Class(ctx, Class{Parameters: map[string]string{fsTypeKey: "btrfs"}})
 	server := s.postgres(ctx, func(o *unstructured.Unstructured) { inGiB(o, btrfs) })
 	raw := s.Claim(ctx, Claim{Block: true})
 	s.app(ctx, s.podObject(ctx, &Pod{Claims: []string{raw}}).Spec)
 	noise := s.appPod(ctx).Sh(ctx, writeNoise(device))
 	firsts := []string{s.Bound(ctx, rows).Name, s.Bound(ctx, raw).Name}
-	now, err := theRack.Admin.State(ctx)
-	Expect(err).NotTo(HaveOccurred())
-	switches, err := theRack.Admin.Switches(ctx)
-	Expect(err).NotTo(HaveOccurred())
+	now := must(theRack.Admin.State(ctx))
+	switches := must(theRack.Admin.Switches(ctx))
 	enough := map[string]any{"quota_bytes": switches.QuotaBytes}
 	switchRack(ctx, map[string]any{"quota_bytes": now.StorageBytes + room}, enough)
 
@@ -97,13 +93,11 @@ func growsTwo(ctx SpecContext) {
 
 // inGiB gives the claims of a StatefulSet a class and 1 GiB.
 func inGiB(o *unstructured.Unstructured, class string) {
-	GinkgoHelper()
 	if o.GetKind() != "StatefulSet" {
 		return
 	}
 	claim := (&Claim{Class: class}).object()
-	spec, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&claim.Spec)
-	Expect(err).NotTo(HaveOccurred())
+	spec := must(runtime.DefaultUnstructuredConverter.ToUnstructured(&claim.Spec))
 	templates, found, err := unstructured.NestedSlice(o.Object, "spec", "volumeClaimTemplates")
 	Expect(err).NotTo(HaveOccurred())
 	Expect(found).To(BeTrue())

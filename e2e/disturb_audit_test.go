@@ -47,16 +47,14 @@ var _ = Describe("an audit", func() {
 // orphan creates a volume and removes its PersistentVolume, so that its disk is left until the spec
 // ends.
 func (f *fixture) orphan(ctx context.Context) (disk string) {
-	GinkgoHelper()
 	claim := f.Claim(ctx, Claim{})
 	user := f.Pod(ctx, Pod{Claims: []string{claim}}).Running(ctx)
 	pv := f.Bound(ctx, claim)
 	disk = pv.Spec.CSI.VolumeHandle
 	user.Delete(ctx)
 	f.AttachedTo(ctx, disk, "")
-	_, err := api.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType,
-		[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`), metav1.PatchOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	must(api.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType,
+		[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`), metav1.PatchOptions{}))
 	f.DeleteClaim(ctx, claim)
 	f.DeleteVolume(ctx, pv.Name)
 	Expect(theRack.hasDisk(ctx, disk)).To(BeTrue())
@@ -77,7 +75,6 @@ type auditReport struct {
 // audit runs oxide-csi-plugin audit with this cluster ID. found reports whether its exit status is
 // that for findings.
 func (d doctor) audit(ctx context.Context, clusterID string) (report auditReport, found bool) {
-	GinkgoHelper()
 	cmd := d.command(ctx, "audit", "--kubectl", "--min-age=0s", "--output=json")
 	cmd.Env = append(slices.Clone(cmd.Env), "OXIDE_CLUSTER_ID="+clusterID)
 	out, err := cmd.Output()

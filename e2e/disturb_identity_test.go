@@ -26,8 +26,7 @@ var _ = Describe("a node whose SMBIOS is hidden", func() {
 			}, NodeTimeout(2*rolloutTimeout))
 			for _, via := range []string{"file", "env"} {
 				By("telling it by "+via, func() {
-					objects, err := kustomized("kustomize/identified", fmt.Sprintf(hideSMBIOS, via))
-					Expect(err).NotTo(HaveOccurred())
+					objects := must(kustomized("kustomize/identified", fmt.Sprintf(hideSMBIOS, via)))
 					Expect(applyAll(ctx, objects)).To(Succeed())
 					Expect(rolledOut(ctx, objects)).To(Succeed())
 					for _, worker := range workers {
@@ -78,11 +77,9 @@ func rbacObject(kind, name string) *unstructured.Unstructured {
 
 // processOf returns the process ID of a container in the namespace of its node.
 func processOf(ctx context.Context, p corev1.Pod, container string) string {
-	GinkgoHelper()
 	id := containerID(p, container)
-	out, err := machines[p.Spec.NodeName].run(ctx,
-		"ctr --namespace k8s.io task list | awk '$1 == \""+id+"\" {print $2}'")
-	Expect(err).NotTo(HaveOccurred())
+	out := must(machines[p.Spec.NodeName].run(ctx,
+		"ctr --namespace k8s.io task list | awk '$1 == \""+id+"\" {print $2}'"))
 	process := strings.TrimSpace(out)
 	Expect(process).NotTo(BeEmpty(), "the process of %s in %s", container, p.Name)
 	return process

@@ -49,7 +49,6 @@ var _ = Describe("a node", func() {
 
 // onlyOn keeps new pods off the other worker until the spec allows them there, or ends.
 func onlyOn(ctx context.Context, worker string) {
-	GinkgoHelper()
 	DeferCleanup(func(ctx SpecContext) {
 		for _, worker := range workers {
 			cordon(ctx, worker, false)
@@ -63,17 +62,15 @@ func onlyOn(ctx context.Context, worker string) {
 // budget creates a PodDisruptionBudget that allows one pod of a set to be unavailable, and waits
 // until it is in force.
 func (f *fixture) budget(ctx context.Context, set string) {
-	GinkgoHelper()
 	one := intstr.FromInt32(1)
 	budgets := api.PolicyV1().PodDisruptionBudgets(f.ns)
-	_, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{
+	must(budgets.Create(ctx, &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: set},
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			MaxUnavailable: &one,
 			Selector:       &metav1.LabelSelector{MatchLabels: map[string]string{"set": set}},
 		},
-	}, metav1.CreateOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	}, metav1.CreateOptions{}))
 	Eventually(func(g Gomega) {
 		now, err := budgets.Get(ctx, set, metav1.GetOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
@@ -83,7 +80,6 @@ func (f *fixture) budget(ctx context.Context, set string) {
 
 // spreadControllers puts the two controllers on different nodes again, after a drain.
 func spreadControllers(ctx context.Context) {
-	GinkgoHelper()
 	serving(ctx)
 	all := installedPods(ctx, ofController, "")
 	Expect(all).To(HaveLen(len(workers)))

@@ -52,8 +52,7 @@ var _ = Describe("a rack", func() {
 		"pod, and everything requested meanwhile is done once when it is back (PR-5, B-10, B-42)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
-			before, err := theRack.Admin.State(ctx)
-			Expect(err).NotTo(HaveOccurred())
+			before := must(theRack.Admin.State(ctx))
 			claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
 			leaving := s.Claim(ctx, Claim{})
 			runners := []*pod{s.Beating(ctx, workers[0], claims[0], leaving),
@@ -92,8 +91,7 @@ var _ = Describe("a rack", func() {
 				p.Running(ctx)
 			}
 			taken.Ready(ctx)
-			state, err := theRack.Admin.State(ctx)
-			Expect(err).NotTo(HaveOccurred())
+			state := must(theRack.Admin.State(ctx))
 			Expect(state.Snapshots).To(ContainElement(HaveField("ID", taken.handle)))
 			Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
 				Should(Equal(len(claims)), "the disk of the claim that was deleted should be gone")
@@ -108,7 +106,6 @@ var _ = Describe("a rack", func() {
 
 // staysSo checks until a time that no container of the driver is restarted or stops being ready.
 func staysSo(ctx context.Context, lives []string, until time.Time) {
-	GinkgoHelper()
 	Consistently(func() []string { return driverRestarts(ctx) }).WithContext(ctx).
 		WithTimeout(time.Until(until)).WithPolling(time.Second).
 		Should(Equal(lives), "an outage of the rack should restart nothing")
@@ -165,23 +162,19 @@ var _ = Describe("a disk that fails", Label("long"), func() {
 // disksThatFail makes the rack's disks ones that can fail, until the spec ends. No other volumes
 // may be in use, because their devices disappear with the rack's process.
 func disksThatFail(ctx context.Context) {
-	GinkgoHelper()
 	s.atEnd(func(ctx context.Context) { replaceRackArgument(ctx, "--disks=fuse", "--keep-devices") })
 	replaceRackArgument(ctx, "--keep-devices", "--disks=fuse")
 }
 
 // replaceRackArgument restarts the simulated rack with one argument replaced.
 func replaceRackArgument(ctx context.Context, old, replacement string) {
-	GinkgoHelper()
 	all := api.AppsV1().Deployments(driverNamespace)
-	d, err := all.Get(ctx, simulatorName, metav1.GetOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	d := must(all.Get(ctx, simulatorName, metav1.GetOptions{}))
 	arguments := d.Spec.Template.Spec.Containers[0].Args
 	i := slices.Index(arguments, old)
 	Expect(i).To(BeNumerically(">=", 0), "the rack has the arguments %q", arguments)
 	arguments[i] = replacement
-	_, err = all.Update(ctx, d, metav1.UpdateOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	must(all.Update(ctx, d, metav1.UpdateOptions{}))
 	Expect(poll(ctx, rolloutTimeout, func(ctx context.Context) error {
 		return deploymentReady(ctx, driverNamespace, simulatorName)
 	})).To(Succeed())

@@ -44,8 +44,7 @@ var _ = Describe("a restart", func() {
 		})
 		By("restarting the kubelet while another pod's volume is staged", func() {
 			staged := s.Staging(ctx, on)
-			_, err := machines[on].run(ctx, "systemctl restart kubelet")
-			Expect(err).NotTo(HaveOccurred())
+			must(machines[on].run(ctx, "systemctl restart kubelet"))
 			staged.Running(ctx)
 		})
 		serving(ctx)
@@ -63,14 +62,12 @@ var _ = Describe("a restart", func() {
 		"twice, and a restart of the rack does not disturb running pods (D-8, B-13)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
-			before, err := theRack.Admin.State(ctx)
-			Expect(err).NotTo(HaveOccurred())
+			before := must(theRack.Admin.State(ctx))
 			claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
 			runners := []*pod{
 				s.Beating(ctx, workers[0], claims[0]), s.Beating(ctx, workers[1], claims[1])}
 			sum := runners[0].Fill(ctx)
 			stay := func() {
-				GinkgoHelper()
 				for _, p := range runners {
 					p.Beats(ctx)
 				}
@@ -133,7 +130,6 @@ const provisionerLease = "csi-oxide-computer"
 // leader waits until one of the installation's pods that match a selector holds a Lease, and
 // returns it.
 func leader(ctx context.Context, name, selector string) corev1.Pod {
-	GinkgoHelper()
 	var leads corev1.Pod
 	Eventually(func(g Gomega) {
 		lease, err := api.CoordinationV1().Leases(driverNamespace).Get(ctx, name, metav1.GetOptions{})
@@ -153,9 +149,7 @@ func leader(ctx context.Context, name, selector string) corev1.Pod {
 
 // loopDevices returns the loop devices of the rack, with the serials of their disks.
 func loopDevices(ctx context.Context) []string {
-	GinkgoHelper()
-	state, err := theRack.Admin.State(ctx)
-	Expect(err).NotTo(HaveOccurred())
+	state := must(theRack.Admin.State(ctx))
 	var devices []string
 	for _, d := range state.LoopDevices {
 		devices = append(devices, d.Path+" "+d.Serial)

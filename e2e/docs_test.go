@@ -82,7 +82,6 @@ var _ = Describe("the documentation", func() {
 // with their nodes, and runs the node keeper. The page puts everything back. If it fails, the
 // cleanup does.
 func followOnColdRack(ctx context.Context, path string) {
-	GinkgoHelper()
 	reader := newReader(ctx)
 	DeferCleanup(func(ctx SpecContext) {
 		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full", "instance_delay": "0s"})).
@@ -118,7 +117,6 @@ const (
 
 // checkOut returns a clone of the tree with its changes as a commit: a release needs a commit.
 func checkOut(ctx context.Context) string {
-	GinkgoHelper()
 	dir := GinkgoT().TempDir()
 	out, err := exec.CommandContext(ctx, "sh", "-ec", `git clone --quiet --shared --no-checkout .. "$1"
 commit=$(git stash create)
@@ -131,11 +129,8 @@ git -C "$1" checkout --quiet --detach "${commit:-$(git rev-parse HEAD)}"`, "sh",
 // serveRegistry starts a registry on this machine without TLS, tells the nodes to use it so, and
 // returns its address.
 func serveRegistry(ctx context.Context) string {
-	GinkgoHelper()
-	gateway, err := machines[controlPlane].run(ctx, "ip -4 route show default | cut -d ' ' -f 3")
-	Expect(err).NotTo(HaveOccurred())
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", strings.TrimSpace(gateway)+":0")
-	Expect(err).NotTo(HaveOccurred())
+	gateway := must(machines[controlPlane].run(ctx, "ip -4 route show default | cut -d ' ' -f 3"))
+	listener := must(new(net.ListenConfig).Listen(ctx, "tcp", strings.TrimSpace(gateway)+":0"))
 	address := listener.Addr().String()
 	Expect(listener.Close()).To(Succeed())
 	crane := exec.CommandContext(context.WithoutCancel(ctx), tool(ctx, "crane"), "registry", "serve",
@@ -147,9 +142,8 @@ func serveRegistry(ctx context.Context) string {
 		_ = crane.Wait() // It was killed.
 	})
 	for _, n := range machines {
-		_, err := n.run(ctx, fmt.Sprintf("mkdir -p /etc/containerd/certs.d/%[1]s && "+
-			`echo '[host."http://%[1]s"]' >/etc/containerd/certs.d/%[1]s/hosts.toml`, address))
-		Expect(err).NotTo(HaveOccurred())
+		must(n.run(ctx, fmt.Sprintf("mkdir -p /etc/containerd/certs.d/%[1]s && "+
+			`echo '[host."http://%[1]s"]' >/etc/containerd/certs.d/%[1]s/hosts.toml`, address)))
 	}
 	return address
 }
@@ -157,9 +151,7 @@ func serveRegistry(ctx context.Context) string {
 // decisions returns how many decisions the page of the installation asks for: the rows of the table
 // under its heading.
 func decisions() int {
-	GinkgoHelper()
-	page, err := os.ReadFile(filepath.Join("..", installPage))
-	Expect(err).NotTo(HaveOccurred())
+	page := must(os.ReadFile(filepath.Join("..", installPage)))
 	_, table, _ := strings.Cut(string(page), "## Decide before the first volume\n")
 	table, _, _ = strings.Cut(table, "\n## ")
 	const head = 2
@@ -168,7 +160,6 @@ func decisions() int {
 
 // expectRelease checks that the driver's pods run the images of the release.
 func expectRelease(ctx context.Context) {
-	GinkgoHelper()
 	ours := "app in (" + controllerName + "," + nodeName + "," + keeperName + ")"
 	pods := installedPods(ctx, ours, "")
 	Expect(len(pods)).To(BeNumerically(">", len(workers)))
@@ -185,7 +176,6 @@ func expectRelease(ctx context.Context) {
 // expectNames imports an archive of the release into a node, and checks that the image then has the
 // name that the manifests use.
 func expectNames(ctx context.Context, dist string) {
-	GinkgoHelper()
 	const image = "oxide-node-keeper"
 	n := machines[workers[0]]
 	Expect(n.load(filepath.Join(dist, image+".oci.tar"))).To(Succeed())
@@ -218,7 +208,6 @@ type reader struct {
 // newReader returns a reader with what a doctor has, with kubectl set to the spec's namespace, with
 // helm, and with the variables that the pages use.
 func newReader(ctx context.Context, variables ...string) reader {
-	GinkgoHelper()
 	dir := GinkgoT().TempDir()
 	bin := filepath.Join(dir, "bin")
 	Expect(os.Mkdir(bin, 0o755)).To(Succeed())
@@ -233,16 +222,14 @@ func newReader(ctx context.Context, variables ...string) reader {
 	write("bin/patch-guests", fmt.Sprintf(patchGuests, guests), 0o755)
 	kustomization := "resources: [all.yaml]\npatches:\n"
 	for _, name := range guestPatches {
-		text, err := deploy.Files.ReadFile(overlay + "/" + name)
-		Expect(err).NotTo(HaveOccurred())
+		text := must(deploy.Files.ReadFile(overlay + "/" + name))
 		write("guests/"+name, string(text), 0o600)
 		kustomization += "  - path: " + name + "\n"
 	}
 	write("guests/kustomization.yaml", kustomization, 0o600)
 	token := write("token.txt", rackToken, 0o600)
 
-	kubeconfig, err := clientcmd.LoadFromFile(filepath.Join(config.work, "kubeconfig"))
-	Expect(err).NotTo(HaveOccurred())
+	kubeconfig := must(clientcmd.LoadFromFile(filepath.Join(config.work, "kubeconfig")))
 	kubeconfig.Contexts[kubeconfig.CurrentContext].Namespace = s.ns
 	Expect(clientcmd.WriteToFile(*kubeconfig, filepath.Join(dir, "kubeconfig"))).To(Succeed())
 	return reader{root: "..", dir: dir, env: append(append(newDoctor(ctx).env, variables...),
@@ -252,7 +239,6 @@ func newReader(ctx context.Context, variables ...string) reader {
 
 // tool builds a tool of the tools' module, and returns its path.
 func tool(ctx context.Context, name string) string {
-	GinkgoHelper()
 	path, err := exec.CommandContext(ctx, "go", "tool", "-modfile=../tools/go.mod", "-n",
 		name).Output()
 	Expect(err).NotTo(HaveOccurred(), "build %s", name)
@@ -262,7 +248,6 @@ func tool(ctx context.Context, name string) string {
 // rackVariables returns the variables with which an operator's program finds the rack, without a
 // token.
 func rackVariables() []string {
-	GinkgoHelper()
 	address, _, err := machines[controlPlane].IP()
 	Expect(err).NotTo(HaveOccurred())
 	return []string{fmt.Sprintf("OXIDE_HOST=http://%s:%d", address, rackAPIPort),
@@ -271,11 +256,8 @@ func rackVariables() []string {
 
 // follow runs the blocks of a page that are for a cluster, and returns their number.
 func (r reader) follow(ctx context.Context, path string) int {
-	GinkgoHelper()
-	page, err := docs.Read("..", path)
-	Expect(err).NotTo(HaveOccurred())
-	blocks, err := page.Blocks()
-	Expect(err).NotTo(HaveOccurred())
+	page := must(docs.Read("..", path))
+	blocks := must(page.Blocks())
 	blocks = docs.RunBy(docs.Cluster, blocks)
 	Expect(blocks).NotTo(BeEmpty())
 	r.run(ctx, blocks...)
@@ -283,6 +265,5 @@ func (r reader) follow(ctx context.Context, path string) int {
 }
 
 func (r reader) run(ctx context.Context, blocks ...docs.Block) {
-	GinkgoHelper()
 	Expect(docs.Session{Root: r.root, Dir: r.dir, Env: r.env}.Run(ctx, blocks)).To(Succeed())
 }

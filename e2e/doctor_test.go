@@ -37,7 +37,6 @@ var _ = AfterSuite(func() {
 // newDoctor returns a doctor. The first call copies its programs from the nodes, so call it before
 // the spec disturbs anything.
 func newDoctor(ctx context.Context) doctor {
-	GinkgoHelper()
 	if doctorDir == "" {
 		dir := filepath.Join(config.work, "doctor")
 		Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
@@ -53,9 +52,7 @@ func newDoctor(ctx context.Context) doctor {
 
 // copyFrom writes the output of a script in a node to an executable file.
 func copyFrom(ctx context.Context, node, script, path string) {
-	GinkgoHelper()
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
-	Expect(err).NotTo(HaveOccurred())
+	file := must(os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755))
 	Expect(machines[node].CommandContext(ctx, "sh", "-c", script).SetStdout(file).Run()).To(Succeed())
 	Expect(file.Close()).To(Succeed())
 }
@@ -91,7 +88,6 @@ func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagno
 // finds waits until the doctor reports this link and reason first, because Kubernetes shows some
 // things late.
 func (d doctor) finds(ctx context.Context, link, reason string, question ...string) {
-	GinkgoHelper()
 	diagnoses.asked++
 	var said harness.Diagnosis
 	Eventually(func(g Gomega) {
@@ -108,10 +104,8 @@ func (d doctor) finds(ctx context.Context, link, reason string, question ...stri
 // findsNothing checks that the doctor finds nothing broken, and returns the links that it could not
 // check.
 func (d doctor) findsNothing(ctx context.Context, question ...string) (unseen []string) {
-	GinkgoHelper()
 	diagnoses.asked++
-	said, err := d.ask(ctx, question)
-	Expect(err).NotTo(HaveOccurred())
+	said := must(d.ask(ctx, question))
 	link, reason, wrong := firstFinding(said)
 	Expect(link).To(BeEmpty(), "the doctor asked about %v finds %s: %s", question, reason, wrong)
 	diagnoses.right++

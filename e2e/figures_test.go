@@ -41,7 +41,6 @@ func takeFigures(ctx SpecContext) {
 // wave creates as many pods with a volume each as fit on the nodes, waits until all have written to
 // their volumes, and deletes all.
 func (f *fixture) wave(ctx context.Context, number int) {
-	GinkgoHelper()
 	By(fmt.Sprintf("wave %d", number+1))
 	made := make([]*pod, atOnce)
 	all := make([]string, atOnce)
@@ -57,7 +56,6 @@ func (f *fixture) wave(ctx context.Context, number int) {
 
 // ebb deletes all pods and claims of the fixture, and waits until their volumes are gone.
 func (f *fixture) ebb(ctx context.Context) {
-	GinkgoHelper()
 	now := metav1.DeleteOptions{}
 	Expect(api.CoreV1().Pods(f.ns).DeleteCollection(ctx, now, metav1.ListOptions{})).To(Succeed())
 	Expect(api.CoreV1().PersistentVolumeClaims(f.ns).DeleteCollection(ctx, now,
@@ -94,19 +92,15 @@ done`
 // usages returns, for each program, the highest peak memory and the highest processor time of its
 // processes.
 func usages(ctx context.Context) map[string]usage {
-	GinkgoHelper()
 	most := map[string]usage{}
 	for _, worker := range workers {
-		report, err := machines[worker].run(ctx, measured)
-		Expect(err).NotTo(HaveOccurred())
+		report := must(machines[worker].run(ctx, measured))
 		for line := range strings.Lines(report) {
 			var u usage
 			fields := strings.SplitN(strings.TrimSpace(line), " ", 3)
 			Expect(fields).To(HaveLen(3))
-			u.peakKiB, err = strconv.Atoi(fields[0])
-			Expect(err).NotTo(HaveOccurred())
-			u.cpuMillis, err = strconv.Atoi(fields[1])
-			Expect(err).NotTo(HaveOccurred())
+			u.peakKiB = must(strconv.Atoi(fields[0]))
+			u.cpuMillis = must(strconv.Atoi(fields[1]))
 			old := most[fields[2]]
 			most[fields[2]] = usage{max(old.peakKiB, u.peakKiB), max(old.cpuMillis, u.cpuMillis)}
 		}
@@ -122,7 +116,6 @@ const (
 // tellUsage prints how much processor time each program used during the waves, and its peak memory.
 // The requests in the manifests come from these figures.
 func tellUsage(before, after map[string]usage, wall time.Duration) {
-	GinkgoHelper()
 	Expect(after).To(And(HaveKey(controllerProgram), HaveKey(nodeProgram)))
 	for _, name := range slices.Sorted(maps.Keys(after)) {
 		cpu := after[name].cpuMillis - before[name].cpuMillis

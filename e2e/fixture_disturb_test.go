@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -42,7 +41,6 @@ const beating = `
 // Beating creates a pod that writes to its first volume as long as it runs, and waits until it
 // does.
 func (f *fixture) Beating(ctx context.Context, node string, claims ...string) *pod {
-	GinkgoHelper()
 	p := f.Pod(ctx, Pod{Claims: claims, Node: node, Script: beating}).Running(ctx)
 	p.Beats(ctx)
 	return p
@@ -51,7 +49,6 @@ func (f *fixture) Beating(ctx context.Context, node string, claims ...string) *p
 // Beats waits until the pod has written once more, and returns the number of the last write. It
 // checks that no write ever failed and that the container was never restarted.
 func (p *pod) Beats(ctx context.Context) int {
-	GinkgoHelper()
 	before := p.beat(ctx)
 	var now int
 	Eventually(func() int {
@@ -68,21 +65,18 @@ func (p *pod) Beats(ctx context.Context) int {
 
 // Fill writes 16 MiB of random bytes to the pod's first volume and returns their checksum.
 func (p *pod) Fill(ctx context.Context) string {
-	GinkgoHelper()
 	p.Sh(ctx, "dd if=/dev/urandom of=/data/0/random bs=1M count=16 conv=fsync 2>/dev/null")
 	return p.Sum(ctx)
 }
 
 // Sum returns the checksum of what Fill wrote, read from the volume now.
 func (p *pod) Sum(ctx context.Context) string {
-	GinkgoHelper()
 	return p.Sh(ctx, "sha256sum < /data/0/random")
 }
 
 // Staging creates a pod with a new volume on a node, and waits until the rack has attached the disk
 // there. At this time the node's driver stages the volume, or is about to.
 func (f *fixture) Staging(ctx context.Context, node string) *pod {
-	GinkgoHelper()
 	claim := f.Claim(ctx, Claim{})
 	p := f.Pod(ctx, Pod{Claims: []string{claim}, Node: node})
 	pv := f.Bound(ctx, claim)
@@ -92,13 +86,11 @@ func (f *fixture) Staging(ctx context.Context, node string) *pod {
 
 // AttachedTo waits until the rack has attached a disk to a node, or to no node if it is "".
 func (f *fixture) AttachedTo(ctx context.Context, disk, node string) {
-	GinkgoHelper()
 	Eventually(func() (string, error) { return theRack.attachedTo(ctx, disk) }).WithContext(ctx).
 		Should(Equal(node), "where the disk %s is attached", disk)
 }
 
 func (p *pod) beat(ctx context.Context) int {
-	GinkgoHelper()
 	text := p.Sh(ctx, "cat /data/0/beat 2>/dev/null || echo 0")
 	n, err := strconv.Atoi(text)
 	Expect(err).NotTo(HaveOccurred(), "the last write of pod %s", p.name)
@@ -108,12 +100,11 @@ func (p *pod) beat(ctx context.Context) int {
 // Keepers creates a StatefulSet of pods that run the script beating, each with its own volume of
 // the class, and waits until they write.
 func (f *fixture) Keepers(ctx context.Context, class, name string, replicas int32) []*pod {
-	GinkgoHelper()
 	template := f.podObject(ctx, &Pod{Script: beating}).Spec
 	template.Containers[0].VolumeMounts = []corev1.VolumeMount{
 		{Name: "data", MountPath: "/data/0"}}
 	labels := map[string]string{"set": name}
-	_, err := api.AppsV1().StatefulSets(f.ns).Create(ctx, &appsv1.StatefulSet{
+	must(api.AppsV1().StatefulSets(f.ns).Create(ctx, &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: appsv1.StatefulSetSpec{
 			Replicas: &replicas, PodManagementPolicy: appsv1.ParallelPodManagement,
@@ -123,8 +114,7 @@ func (f *fixture) Keepers(ctx context.Context, class, name string, replicas int3
 			VolumeClaimTemplates: []corev1.PersistentVolumeClaim{
 				*(&Claim{Name: "data", Class: class}).object()},
 		},
-	}, metav1.CreateOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	}, metav1.CreateOptions{}))
 	keepers := make([]*pod, replicas)
 	for i := range keepers {
 		keepers[i] = &pod{s: f, name: fmt.Sprintf("%s-%d", name, i)}
@@ -137,15 +127,12 @@ func (f *fixture) Keepers(ctx context.Context, class, name string, replicas int3
 
 // scale sets the number of replicas of a StatefulSet.
 func scale(ctx context.Context, name string, replicas int) {
-	GinkgoHelper()
-	_, err := api.AppsV1().StatefulSets(s.ns).Patch(ctx, name, types.MergePatchType,
-		fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas), metav1.PatchOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	must(api.AppsV1().StatefulSets(s.ns).Patch(ctx, name, types.MergePatchType,
+		fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas), metav1.PatchOptions{}))
 }
 
 // Present waits until there is a pod of this name that is not being deleted.
 func (p *pod) Present(ctx context.Context) *pod {
-	GinkgoHelper()
 	Eventually(func(g Gomega) {
 		got, err := api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
@@ -157,13 +144,11 @@ func (p *pod) Present(ctx context.Context) *pod {
 // installedPods returns the pods of the installation that match a selector and are not being
 // deleted, on a node or, with "", on all nodes.
 func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
-	GinkgoHelper()
 	options := metav1.ListOptions{LabelSelector: selector}
 	if node != "" {
 		options.FieldSelector = "spec.nodeName=" + node
 	}
-	list, err := api.CoreV1().Pods(driverNamespace).List(ctx, options)
-	Expect(err).NotTo(HaveOccurred())
+	list := must(api.CoreV1().Pods(driverNamespace).List(ctx, options))
 	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
 		return p.DeletionTimestamp != nil
 	})
@@ -171,7 +156,6 @@ func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
 
 // installedPod returns the only such pod.
 func installedPod(ctx context.Context, selector, node string) corev1.Pod {
-	GinkgoHelper()
 	all := installedPods(ctx, selector, node)
 	Expect(all).To(HaveLen(1), "pods with %s on %q", selector, node)
 	return all[0]
@@ -179,7 +163,6 @@ func installedPod(ctx context.Context, selector, node string) corev1.Pod {
 
 // driverRestarts returns how often each container of the driver was restarted.
 func driverRestarts(ctx context.Context) []string {
-	GinkgoHelper()
 	var lives []string
 	for _, p := range installedPods(ctx, "app in ("+controllerName+","+nodeName+")", "") {
 		for _, c := range p.Status.ContainerStatuses {
@@ -193,15 +176,12 @@ func driverRestarts(ctx context.Context) []string {
 
 // kill ends a container of a pod with SIGKILL, without the kubelet's knowledge.
 func kill(ctx context.Context, p corev1.Pod, container string) {
-	GinkgoHelper()
-	_, err := machines[p.Spec.NodeName].run(ctx,
-		"ctr --namespace k8s.io task kill --signal SIGKILL "+containerID(p, container))
-	Expect(err).NotTo(HaveOccurred())
+	must(machines[p.Spec.NodeName].run(ctx,
+		"ctr --namespace k8s.io task kill --signal SIGKILL "+containerID(p, container)))
 }
 
 // containerID returns containerd's ID of a container.
 func containerID(p corev1.Pod, container string) string {
-	GinkgoHelper()
 	_, id, _ := strings.Cut(containerStatus(p, container).ContainerID, "://")
 	Expect(id).NotTo(BeEmpty(), "container %s of pod %s should run", container, p.Name)
 	return id
@@ -209,7 +189,6 @@ func containerID(p corev1.Pod, container string) string {
 
 // restarted waits until a container was restarted since p was read, and serves again.
 func restarted(ctx context.Context, p corev1.Pod, container string) {
-	GinkgoHelper()
 	before := containerStatus(p, container).RestartCount
 	Eventually(func(g Gomega) {
 		now, err := api.CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
@@ -232,7 +211,6 @@ func containerStatus(p corev1.Pod, container string) corev1.ContainerStatus {
 
 // removePod deletes a pod of the installation and waits until it is gone.
 func removePod(ctx context.Context, p corev1.Pod, options metav1.DeleteOptions) {
-	GinkgoHelper()
 	all := api.CoreV1().Pods(p.Namespace)
 	Expect(all.Delete(ctx, p.Name, options)).To(Succeed())
 	Eventually(func() bool {
@@ -243,7 +221,6 @@ func removePod(ctx context.Context, p corev1.Pod, options metav1.DeleteOptions) 
 
 // serving waits until everything that the suite installed serves, including the rack.
 func serving(ctx context.Context) {
-	GinkgoHelper()
 	Expect(rolledOut(ctx, installed)).To(Succeed())
 	for _, worker := range workers {
 		Expect(registered(ctx, worker)).To(Succeed())
@@ -253,9 +230,7 @@ func serving(ctx context.Context) {
 
 // mountsOf returns the mounts of volumes in a node, from its kernel's list.
 func mountsOf(ctx context.Context, worker string) []string {
-	GinkgoHelper()
-	out, err := machines[worker].run(ctx, "grep kubernetes.io.csi /proc/mounts || true")
-	Expect(err).NotTo(HaveOccurred())
+	out := must(machines[worker].run(ctx, "grep kubernetes.io.csi /proc/mounts || true"))
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	slices.Sort(lines)
 	return lines
@@ -263,20 +238,16 @@ func mountsOf(ctx context.Context, worker string) []string {
 
 // docker runs a command of the engine that runs the nodes.
 func docker(ctx context.Context, arguments ...string) {
-	GinkgoHelper()
 	out, err := exec.CommandContext(ctx, "docker", arguments...).CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), "docker %v: %s", arguments, out)
 }
 
 // cordon cordons or uncordons a node.
 func cordon(ctx context.Context, name string, off bool) {
-	GinkgoHelper()
 	patchNode(ctx, name, fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, off))
 }
 
 func patchNode(ctx context.Context, name, patch string) {
-	GinkgoHelper()
-	_, err := api.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, []byte(patch),
-		metav1.PatchOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	must(api.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{}))
 }

@@ -70,9 +70,7 @@ patches:
 // installKeeper installs the node keeper beside what the suite has installed, and allows it to stop
 // both workers. At the end it is removed.
 func installKeeper(ctx context.Context) {
-	GinkgoHelper()
-	objects, err := kustomized("kustomize/keeping", keeping)
-	Expect(err).NotTo(HaveOccurred())
+	objects := must(kustomized("kustomize/keeping", keeping))
 	before := installed
 	DeferCleanup(func(ctx SpecContext) {
 		Expect(removeAll(ctx, slices.DeleteFunc(slices.Clone(objects),
@@ -96,7 +94,6 @@ func installKeeper(ctx context.Context) {
 
 // removeRecords removes the keepers' records.
 func removeRecords(ctx context.Context) {
-	GinkgoHelper()
 	err := api.CoreV1().ConfigMaps(driverNamespace).Delete(ctx, keeperLease, metav1.DeleteOptions{})
 	if !apierrors.IsNotFound(err) {
 		Expect(err).NotTo(HaveOccurred())
@@ -114,7 +111,6 @@ func among(all []*unstructured.Unstructured, one *unstructured.Unstructured) boo
 // coldAttached waits until the keeper has nothing to do on the workers, and all of them are ready
 // and take pods.
 func coldAttached(ctx context.Context) {
-	GinkgoHelper()
 	Eventually(func(g Gomega) {
 		for _, worker := range workers {
 			n, err := api.CoreV1().Nodes().Get(ctx, worker, metav1.GetOptions{})
@@ -132,9 +128,7 @@ func coldAttached(ctx context.Context) {
 // stopsSince counts how often each worker's instance was stopped since an entry of the rack's log.
 // A repeated request counts only if the instance was started in between.
 func stopsSince(ctx context.Context, since int) map[string]int {
-	GinkgoHelper()
-	all, err := theRack.Admin.Requests(ctx, since)
-	Expect(err).NotTo(HaveOccurred())
+	all := must(theRack.Admin.Requests(ctx, since))
 	stops, stopped := map[string]int{}, map[string]bool{}
 	for worker, id := range instanceIDs {
 		for _, r := range all {
@@ -153,7 +147,6 @@ func stopsSince(ctx context.Context, since int) map[string]int {
 
 // inStep waits until an operation is in one of these steps, and returns its worker.
 func inStep(ctx context.Context, steps ...string) string {
-	GinkgoHelper()
 	var found string
 	Eventually(func(g Gomega) {
 		for _, worker := range workers {
@@ -197,17 +190,14 @@ func recorded(ctx context.Context, name string) (keeperRecord, error) {
 // lostBeats counts lost writes: the container before the last one reported them as done, but they
 // were not on the volume when the last container started.
 func (p *pod) lostBeats(ctx context.Context) int {
-	GinkgoHelper()
 	before, now := p.logged(ctx, true), p.logged(ctx, false)
 	return max(0, before[len(before)-1]-(now[0]-1))
 }
 
 // logged returns the numbers in the log of the pod's container, or of the container before it.
 func (p *pod) logged(ctx context.Context, previous bool) []int {
-	GinkgoHelper()
-	text, err := api.CoreV1().Pods(p.s.ns).GetLogs(p.name, &corev1.PodLogOptions{
-		Container: "main", Previous: previous}).DoRaw(ctx)
-	Expect(err).NotTo(HaveOccurred())
+	text := must(api.CoreV1().Pods(p.s.ns).GetLogs(p.name, &corev1.PodLogOptions{
+		Container: "main", Previous: previous}).DoRaw(ctx))
 	var numbers []int
 	for line := range strings.Lines(string(text)) {
 		var n int

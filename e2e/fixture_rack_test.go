@@ -13,7 +13,6 @@ import (
 )
 
 func rackServes(ctx context.Context) {
-	GinkgoHelper()
 	Eventually(func() error {
 		_, err := theRack.Admin.State(ctx)
 		return err
@@ -22,7 +21,6 @@ func rackServes(ctx context.Context) {
 
 // switchRack changes switches of the rack until the spec ends.
 func switchRack(ctx context.Context, to, back map[string]any) {
-	GinkgoHelper()
 	DeferCleanup(func(ctx SpecContext) {
 		rackServes(ctx)
 		Expect(theRack.Admin.Switch(ctx, back)).To(Succeed())
@@ -32,11 +30,9 @@ func switchRack(ctx context.Context, to, back map[string]any) {
 
 // faults injects faults until the spec ends, and returns their IDs.
 func faults(ctx context.Context, rules ...adminapi.Fault) []string {
-	GinkgoHelper()
 	ids := make([]string, len(rules))
 	DeferCleanup(func(ctx SpecContext) {
-		active, err := theRack.Admin.Faults(ctx)
-		Expect(err).NotTo(HaveOccurred())
+		active := must(theRack.Admin.Faults(ctx))
 		for _, f := range active {
 			if slices.Contains(ids, f.ID) {
 				Expect(theRack.Admin.RemoveFault(ctx, f.ID)).To(Succeed())
@@ -44,9 +40,7 @@ func faults(ctx context.Context, rules ...adminapi.Fault) []string {
 		}
 	}, NodeTimeout(restartTimeout))
 	for i, rule := range rules {
-		var err error
-		ids[i], err = theRack.Admin.AddFault(ctx, rule)
-		Expect(err).NotTo(HaveOccurred())
+		ids[i] = must(theRack.Admin.AddFault(ctx, rule))
 	}
 	return ids
 }
@@ -54,23 +48,18 @@ func faults(ctx context.Context, rules ...adminapi.Fault) []string {
 // withoutHotplug makes the rack attach and detach disks only at stopped instances, until the spec
 // ends.
 func withoutHotplug(ctx context.Context) {
-	GinkgoHelper()
 	switchRack(ctx, map[string]any{"hotplug": "none"}, map[string]any{"hotplug": "full"})
 }
 
 // requestsOf returns the requests of an operation since an entry of the rack's log.
 func requestsOf(ctx context.Context, operation string, since int) []adminapi.Request {
-	GinkgoHelper()
-	all, err := theRack.Admin.Requests(ctx, since)
-	Expect(err).NotTo(HaveOccurred())
+	all := must(theRack.Admin.Requests(ctx, since))
 	return slices.DeleteFunc(all, func(r adminapi.Request) bool { return r.Operation != operation })
 }
 
 // lastRequest returns the number of the newest entry of the rack's log.
 func lastRequest(ctx context.Context) int {
-	GinkgoHelper()
-	all, err := theRack.Admin.Requests(ctx, 0)
-	Expect(err).NotTo(HaveOccurred())
+	all := must(theRack.Admin.Requests(ctx, 0))
 	if len(all) == 0 {
 		return 0
 	}
@@ -79,7 +68,6 @@ func lastRequest(ctx context.Context) int {
 
 // newDisks returns the IDs of the disks that the rack did not have before.
 func newDisks(ctx context.Context, before adminapi.State) []string {
-	GinkgoHelper()
 	return slices.DeleteFunc(theRack.diskIDs(ctx), func(id string) bool {
 		return slices.ContainsFunc(before.Disks, func(d adminapi.Disk) bool { return d.ID == id })
 	})
@@ -87,7 +75,6 @@ func newDisks(ctx context.Context, before adminapi.State) []string {
 
 // OneDiskEach reports whether the rack has exactly one new disk for each of the claims.
 func (f *fixture) OneDiskEach(ctx context.Context, before adminapi.State, claims ...string) {
-	GinkgoHelper()
 	handles := make([]string, len(claims))
 	for i, claim := range claims {
 		handles[i] = f.Bound(ctx, claim).Spec.CSI.VolumeHandle

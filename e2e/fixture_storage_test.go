@@ -37,7 +37,6 @@ var classes atomic.Int64
 
 // Class creates a StorageClass that is deleted when the spec ends, and returns its name.
 func (f *fixture) Class(ctx context.Context, c Class) string {
-	GinkgoHelper()
 	class := &storagev1.StorageClass{
 		ObjectMeta:   metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", f.ns, classes.Add(1))},
 		Provisioner:  driverName,
@@ -53,11 +52,10 @@ func (f *fixture) Class(ctx context.Context, c Class) string {
 		reclaim = corev1.PersistentVolumeReclaimRetain
 	}
 	class.VolumeBindingMode, class.ReclaimPolicy = &binding, &reclaim
-	_, err := api.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	must(api.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}))
 	f.atEnd(func(ctx context.Context) {
-		err := api.StorageV1().StorageClasses().Delete(ctx, class.Name, metav1.DeleteOptions{})
-		Expect(err).NotTo(HaveOccurred())
+		Expect(api.StorageV1().StorageClasses().Delete(ctx, class.Name, metav1.DeleteOptions{})).
+			To(Succeed())
 	})
 	return class.Name
 }
@@ -73,7 +71,6 @@ func (f *fixture) atEnd(do func(context.Context)) {
 // DeleteVolume deletes a PersistentVolume after setting its policy to Retain, as an operator does
 // to keep the disk. It is no error if the PersistentVolume is gone.
 func (f *fixture) DeleteVolume(ctx context.Context, name string) {
-	GinkgoHelper()
 	all := api.CoreV1().PersistentVolumes()
 	_, err := all.Patch(ctx, name, types.MergePatchType,
 		[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`), metav1.PatchOptions{})
@@ -89,7 +86,6 @@ func (f *fixture) DeleteVolume(ctx context.Context, name string) {
 
 // volumeGone waits until a PersistentVolume is gone.
 func volumeGone(ctx context.Context, name string) {
-	GinkgoHelper()
 	gone(ctx, "the PersistentVolume "+name, func() error {
 		_, err := api.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 		return err
@@ -98,7 +94,6 @@ func volumeGone(ctx context.Context, name string) {
 
 // VolumeEvent is Event for a PersistentVolume, which has no namespace.
 func (f *fixture) VolumeEvent(ctx context.Context, name string, texts ...string) string {
-	GinkgoHelper()
 	everywhere := fixture{ns: metav1.NamespaceDefault}
 	return everywhere.Event(ctx, "PersistentVolume", name, texts...)
 }
@@ -121,7 +116,6 @@ var snapshots atomic.Int64
 
 // Snapshot requests a snapshot of a claim. The snapshot is taken when Ready returns.
 func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
-	GinkgoHelper()
 	made := &snapshot{name: fmt.Sprintf("snapshot-%d", snapshots.Add(1))}
 	made.object = &unstructured.Unstructured{Object: map[string]any{
 		"metadata": map[string]any{"name": made.name, "namespace": f.ns},
@@ -137,9 +131,7 @@ func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
 
 // Ready waits until a snapshot can be restored.
 func (n *snapshot) Ready(ctx context.Context) *snapshot {
-	GinkgoHelper()
-	all, err := api.resource(snapshotKind, n.object.GetNamespace())
-	Expect(err).NotTo(HaveOccurred())
+	all := must(api.resource(snapshotKind, n.object.GetNamespace()))
 	Eventually(func(g Gomega) {
 		got, err := all.Get(ctx, n.name, metav1.GetOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
@@ -148,19 +140,15 @@ func (n *snapshot) Ready(ctx context.Context) *snapshot {
 		n.content, _, _ = unstructured.NestedString(got.Object, "status",
 			"boundVolumeSnapshotContentName")
 	}).WithContext(ctx).Should(Succeed(), "the snapshot %s should be ready", n.name)
-	contents, err := api.resource(snapshotContentKind, "")
-	Expect(err).NotTo(HaveOccurred())
-	content, err := contents.Get(ctx, n.content, metav1.GetOptions{})
-	Expect(err).NotTo(HaveOccurred())
-	n.handle, _, err = unstructured.NestedString(content.Object, "status", "snapshotHandle")
-	Expect(err).NotTo(HaveOccurred())
+	content := must(must(api.resource(snapshotContentKind, "")).Get(ctx, n.content,
+		metav1.GetOptions{}))
+	n.handle, _, _ = unstructured.NestedString(content.Object, "status", "snapshotHandle")
 	Expect(n.handle).NotTo(BeEmpty())
 	return n
 }
 
 // Delete deletes a snapshot and waits until it is gone from the cluster.
 func (n *snapshot) Delete(ctx context.Context) {
-	GinkgoHelper()
 	Expect(api.remove(ctx, n.object)).To(Succeed())
 	Expect(api.gone(ctx, n.object)).To(Succeed())
 }
@@ -169,11 +157,8 @@ func (n *snapshot) Delete(ctx context.Context) {
 // first.
 func (f *fixture) applyExample(ctx context.Context, name string,
 	edit func(*unstructured.Unstructured)) {
-	GinkgoHelper()
-	text, err := deploy.Files.ReadFile("examples/" + name)
-	Expect(err).NotTo(HaveOccurred())
-	objects, err := parseObjects(text)
-	Expect(err).NotTo(HaveOccurred())
+	text := must(deploy.Files.ReadFile("examples/" + name))
+	objects := must(parseObjects(text))
 	for _, object := range objects {
 		object.SetNamespace(f.ns)
 		if edit != nil {
@@ -185,22 +170,19 @@ func (f *fixture) applyExample(ctx context.Context, name string,
 
 // app creates a Deployment of one pod.
 func (f *fixture) app(ctx context.Context, spec corev1.PodSpec) {
-	GinkgoHelper()
 	one, labels := int32(1), map[string]string{"app": "app"}
-	_, err := api.AppsV1().Deployments(f.ns).Create(ctx, &appsv1.Deployment{
+	must(api.AppsV1().Deployments(f.ns).Create(ctx, &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: "app"},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec},
 		},
-	}, metav1.CreateOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	}, metav1.CreateOptions{}))
 }
 
 // appPod waits until the Deployment has one pod that runs, and returns it.
 func (f *fixture) appPod(ctx context.Context) *pod {
-	GinkgoHelper()
 	var found *pod
 	Eventually(func(g Gomega) {
 		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=app"})
@@ -215,7 +197,6 @@ func (f *fixture) appPod(ctx context.Context) *pod {
 // Filesystem returns the type and the size in bytes of the filesystem that a pod has mounted at a
 // path.
 func (p *pod) Filesystem(ctx context.Context, path string) (kind string, sizeBytes int64) {
-	GinkgoHelper()
 	out := p.Sh(ctx, fmt.Sprintf(
 		`awk '$2 == "%[1]s" {print $3}' /proc/mounts; stat -f -c '%%b %%S' %[1]s`, path))
 	var blocks, blockBytes int64

@@ -33,12 +33,10 @@ const workload = "busybox:1.37"
 type fixture struct{ ns string }
 
 func newFixture(ctx context.Context) *fixture {
-	GinkgoHelper()
 	// A run that was ended early may have left other namespaces.
-	namespace, err := api.CoreV1().Namespaces().Create(ctx,
+	namespace := must(api.CoreV1().Namespaces().Create(ctx,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}},
-		metav1.CreateOptions{})
-	Expect(err).NotTo(HaveOccurred())
+		metav1.CreateOptions{}))
 	made := &fixture{ns: namespace.Name}
 	DeferCleanup(made.close, NodeTimeout(settleTimeout))
 	return made
@@ -72,10 +70,8 @@ var claims atomic.Int64
 
 // Claim creates a PersistentVolumeClaim and returns its name.
 func (f *fixture) Claim(ctx context.Context, c Claim) string {
-	GinkgoHelper()
-	_, err := api.CoreV1().PersistentVolumeClaims(f.ns).Create(ctx, c.object(),
-		metav1.CreateOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	must(api.CoreV1().PersistentVolumeClaims(f.ns).Create(ctx, c.object(),
+		metav1.CreateOptions{}))
 	return c.Name
 }
 
@@ -117,7 +113,6 @@ func gib(n int) resource.Quantity { return *resource.NewQuantity(int64(n)<<30, r
 
 // Bound waits until a claim is bound and returns its volume.
 func (f *fixture) Bound(ctx context.Context, claim string) *corev1.PersistentVolume {
-	GinkgoHelper()
 	var volume string
 	Eventually(func(g Gomega) {
 		c, err := api.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, claim, metav1.GetOptions{})
@@ -125,22 +120,18 @@ func (f *fixture) Bound(ctx context.Context, claim string) *corev1.PersistentVol
 		g.Expect(c.Status.Phase).To(Equal(corev1.ClaimBound))
 		volume = c.Spec.VolumeName
 	}).WithContext(ctx).Should(Succeed(), "the claim %s should be bound", claim)
-	pv, err := api.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	pv := must(api.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{}))
 	return pv
 }
 
 // Unbound reports whether a claim is not bound now.
 func (f *fixture) Unbound(ctx context.Context, claim string) {
-	GinkgoHelper()
-	c, err := api.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, claim, metav1.GetOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	c := must(api.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, claim, metav1.GetOptions{}))
 	Expect(c.Status.Phase).To(Equal(corev1.ClaimPending))
 }
 
 // DeleteClaim deletes a claim and waits until it is gone.
 func (f *fixture) DeleteClaim(ctx context.Context, claim string) {
-	GinkgoHelper()
 	all := api.CoreV1().PersistentVolumeClaims(f.ns)
 	Expect(all.Delete(ctx, claim, metav1.DeleteOptions{})).To(Succeed())
 	gone(ctx, "the claim "+claim, func() error {
@@ -151,18 +142,15 @@ func (f *fixture) DeleteClaim(ctx context.Context, claim string) {
 
 // gone waits until get fails because there is no such object.
 func gone(ctx context.Context, what string, get func() error) {
-	GinkgoHelper()
 	Eventually(get).WithContext(ctx).Should(Satisfy(apierrors.IsNotFound), "%s should be gone", what)
 }
 
 // Event waits for an event about an object of the spec whose message contains all of the texts, and
 // returns the message. kind is, for example, "Pod", "PersistentVolumeClaim" or "VolumeSnapshot".
 func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string) string {
-	GinkgoHelper()
 	var message string
 	Eventually(func() []string {
-		list, err := api.CoreV1().Events(f.ns).List(ctx, metav1.ListOptions{})
-		Expect(err).NotTo(HaveOccurred())
+		list := must(api.CoreV1().Events(f.ns).List(ctx, metav1.ListOptions{}))
 		var seen []string
 		for _, e := range list.Items {
 			if e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != name {
@@ -212,14 +200,11 @@ var pods atomic.Int64
 
 // Pod creates a pod with the claims and does not wait for it.
 func (f *fixture) Pod(ctx context.Context, p Pod) *pod {
-	GinkgoHelper()
-	_, err := api.CoreV1().Pods(f.ns).Create(ctx, f.podObject(ctx, &p), metav1.CreateOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	must(api.CoreV1().Pods(f.ns).Create(ctx, f.podObject(ctx, &p), metav1.CreateOptions{}))
 	return &pod{s: f, name: p.Name}
 }
 
 func (f *fixture) podObject(ctx context.Context, p *Pod) *corev1.Pod {
-	GinkgoHelper()
 	if p.Name == "" {
 		p.Name = fmt.Sprintf("pod-%d", pods.Add(1))
 	}
@@ -250,10 +235,8 @@ func (f *fixture) podObject(ctx context.Context, p *Pod) *corev1.Pod {
 
 func (f *fixture) addVolume(ctx context.Context, spec *corev1.PodSpec, i int, claim string,
 	readOnly bool) {
-	GinkgoHelper()
 	name, main := fmt.Sprintf("data-%d", i), &spec.Containers[0]
-	c, err := api.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, claim, metav1.GetOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	c := must(api.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, claim, metav1.GetOptions{}))
 	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: name,
 		VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
@@ -270,7 +253,6 @@ func (f *fixture) addVolume(ctx context.Context, spec *corev1.PodSpec, i int, cl
 
 // Running waits until the pod's container runs.
 func (p *pod) Running(ctx context.Context) *pod {
-	GinkgoHelper()
 	Eventually(func(g Gomega) {
 		got := p.get(ctx)
 		g.Expect(got.Status.Phase).To(Equal(corev1.PodRunning), "pod %s: %s", p.name,
@@ -284,30 +266,24 @@ func (p *pod) Running(ctx context.Context) *pod {
 
 // Pending waits for an event about the pod with the texts, and checks that the pod does not run.
 func (p *pod) Pending(ctx context.Context, texts ...string) string {
-	GinkgoHelper()
 	message := p.s.Event(ctx, "Pod", p.name, texts...)
 	Expect(p.get(ctx).Status.Phase).To(Equal(corev1.PodPending))
 	return message
 }
 
 func (p *pod) get(ctx context.Context) *corev1.Pod {
-	GinkgoHelper()
-	got, err := api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	got := must(api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{}))
 	return got
 }
 
 // Node returns the name of the node that the pod runs on.
 func (p *pod) Node(ctx context.Context) string {
-	GinkgoHelper()
 	return p.get(ctx).Spec.NodeName
 }
 
 // Sh runs a script in the pod and returns its output, without white space around it.
 func (p *pod) Sh(ctx context.Context, script string) string {
-	GinkgoHelper()
-	out, err := p.Try(ctx, script)
-	Expect(err).NotTo(HaveOccurred())
+	out := must(p.Try(ctx, script))
 	return out
 }
 
@@ -319,16 +295,13 @@ func (p *pod) Try(ctx context.Context, script string) (string, error) {
 
 // Delete deletes the pod and waits until it is gone.
 func (p *pod) Delete(ctx context.Context) {
-	GinkgoHelper()
 	deletePods(ctx, p)
 }
 
 // deletePods deletes pods at the same time and waits until all are gone.
 func deletePods(ctx context.Context, all ...*pod) {
-	GinkgoHelper()
 	for _, p := range all {
-		err := api.CoreV1().Pods(p.s.ns).Delete(ctx, p.name, metav1.DeleteOptions{})
-		Expect(err).NotTo(HaveOccurred())
+		Expect(api.CoreV1().Pods(p.s.ns).Delete(ctx, p.name, metav1.DeleteOptions{})).To(Succeed())
 	}
 	for _, p := range all {
 		p.gone(ctx)
@@ -337,7 +310,6 @@ func deletePods(ctx context.Context, all ...*pod) {
 
 // gone waits until there is no pod of this name.
 func (p *pod) gone(ctx context.Context) {
-	GinkgoHelper()
 	gone(ctx, "pod "+p.name, func() error {
 		_, err := api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{})
 		return err

@@ -41,7 +41,6 @@ const hypervisorPeriod = 200 * time.Millisecond
 // guestsFollow makes the guests follow their instances until the spec ends. At the end every
 // instance runs, and every guest is a node again.
 func guestsFollow(ctx context.Context) {
-	GinkgoHelper()
 	h := &hypervisor{holds: map[string]string{}, stops: map[string]int{}, off: map[string]bool{}}
 	for _, worker := range workers {
 		h.holds[worker] = faults(ctx, heldStop(ctx, worker))[0]
@@ -73,11 +72,9 @@ func guestsFollow(ctx context.Context) {
 // heldStop returns a fault: the rack accepts the stop of a worker's instance, but waits until the
 // fault is cleared.
 func heldStop(ctx context.Context, worker string) adminapi.Fault {
-	GinkgoHelper()
 	instance := theRack.instance(ctx, worker)
 	instance.RunState = oxide.InstanceStateStopping
-	body, err := json.Marshal(instance)
-	Expect(err).NotTo(HaveOccurred())
+	body := must(json.Marshal(instance))
 	return adminapi.Fault{
 		Operation: "instance_stop", Object: instance.Id, Phase: adminapi.Deferred,
 		Response: &adminapi.Response{Status: http.StatusAccepted, Body: string(body)},
@@ -90,16 +87,14 @@ func heldStop(ctx context.Context, worker string) adminapi.Fault {
 // into the state of its instance.
 func (h *hypervisor) follow(ctx context.Context) {
 	for worker, hold := range h.holds {
-		stops, err := theRack.Admin.Fired(ctx, hold)
-		Expect(err).NotTo(HaveOccurred())
+		stops := must(theRack.Admin.Fired(ctx, hold))
 		if stops > h.stops[worker] {
 			h.stops[worker] = stops
 			h.power(ctx, worker, false)
 			Expect(theRack.Admin.RunDeferred(ctx)).To(Succeed())
 		}
 	}
-	state, err := theRack.Admin.State(ctx)
-	Expect(err).NotTo(HaveOccurred())
+	state := must(theRack.Admin.State(ctx))
 	for _, i := range state.Instances {
 		switch oxide.InstanceState(i.RunState) {
 		case oxide.InstanceStateStarting, oxide.InstanceStateRunning, oxide.InstanceStateRebooting:
@@ -122,7 +117,6 @@ func (h *hypervisor) power(ctx context.Context, worker string, on bool) {
 
 // powerOn starts a guest that is off.
 func powerOn(ctx context.Context, worker string) {
-	GinkgoHelper()
 	docker(ctx, "start", worker)
 	Expect(machines[worker].prepare(ctx)).To(Succeed())
 }
@@ -130,19 +124,15 @@ func powerOn(ctx context.Context, worker string) {
 // bootTime returns when a worker's guest was started, in whole seconds, because a container's start
 // time has no fractions.
 func bootTime(ctx context.Context, worker string) time.Time {
-	GinkgoHelper()
-	out, err := exec.CommandContext(ctx, "docker", "inspect", "--format", "{{.State.StartedAt}}",
-		worker).Output()
-	Expect(err).NotTo(HaveOccurred())
-	boot, err := time.Parse(time.RFC3339Nano, strings.TrimSpace(string(out)))
-	Expect(err).NotTo(HaveOccurred())
+	out := must(exec.CommandContext(ctx, "docker", "inspect", "--format", "{{.State.StartedAt}}",
+		worker).Output())
+	boot := must(time.Parse(time.RFC3339Nano, strings.TrimSpace(string(out))))
 	return boot.Truncate(time.Second)
 }
 
 // servesSinceBoot waits until a worker is ready and the driver's containers on it were started
 // after the guest.
 func servesSinceBoot(ctx context.Context, worker string) {
-	GinkgoHelper()
 	boot := bootTime(ctx, worker)
 	Eventually(func(g Gomega) {
 		n, err := api.CoreV1().Nodes().Get(ctx, worker, metav1.GetOptions{})
@@ -161,7 +151,6 @@ func servesSinceBoot(ctx context.Context, worker string) {
 
 // RunningSinceBoot waits until the pod's container runs and was started after its node.
 func (p *pod) RunningSinceBoot(ctx context.Context) *pod {
-	GinkgoHelper()
 	boot := bootTime(ctx, p.Node(ctx))
 	Eventually(func(g Gomega) { runsSince(g, *p.get(ctx), boot) }).WithContext(ctx).
 		Should(Succeed(), "pod %s should run since its node was started", p.name)
@@ -179,34 +168,27 @@ func runsSince(g Gomega, p corev1.Pod, boot time.Time) {
 
 // instance returns a worker's instance from the rack's API.
 func (r *rackClients) instance(ctx context.Context, worker string) *oxide.Instance {
-	GinkgoHelper()
-	instance, err := r.InstanceView(ctx,
-		oxide.InstanceViewParams{Instance: oxide.NameOrId(instanceIDs[worker])})
-	Expect(err).NotTo(HaveOccurred())
+	instance := must(r.InstanceView(ctx,
+		oxide.InstanceViewParams{Instance: oxide.NameOrId(instanceIDs[worker])}))
 	return instance
 }
 
 // stopInstance stops a worker's instance on the rack and waits until it is stopped.
 func stopInstance(ctx context.Context, worker string) {
-	GinkgoHelper()
-	_, err := theRack.InstanceStop(ctx,
-		oxide.InstanceStopParams{Instance: oxide.NameOrId(instanceIDs[worker])})
-	Expect(err).NotTo(HaveOccurred())
+	must(theRack.InstanceStop(ctx,
+		oxide.InstanceStopParams{Instance: oxide.NameOrId(instanceIDs[worker])}))
 	instanceIs(ctx, worker, oxide.InstanceStateStopped)
 }
 
 // startInstance starts a worker's instance on the rack and waits until it runs. If it already runs,
 // it does nothing.
 func startInstance(ctx context.Context, worker string) {
-	GinkgoHelper()
-	_, err := theRack.InstanceStart(ctx,
-		oxide.InstanceStartParams{Instance: oxide.NameOrId(instanceIDs[worker])})
-	Expect(err).NotTo(HaveOccurred())
+	must(theRack.InstanceStart(ctx,
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(instanceIDs[worker])}))
 	instanceIs(ctx, worker, oxide.InstanceStateRunning)
 }
 
 func instanceIs(ctx context.Context, worker string, want oxide.InstanceState) {
-	GinkgoHelper()
 	Eventually(func() oxide.InstanceState { return theRack.instance(ctx, worker).RunState }).
 		WithContext(ctx).Should(Equal(want), "the instance of %s", worker)
 }

@@ -25,8 +25,7 @@ func fences(ctx SpecContext) {
 	s.replaced(ctx, off)
 	stopInstance(ctx, off)
 	s.elsewhere(ctx, off)
-	n, err := api.CoreV1().Nodes().Get(ctx, off, metav1.GetOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	n := must(api.CoreV1().Nodes().Get(ctx, off, metav1.GetOptions{}))
 	Expect(recorded(ctx, off)).To(HaveField("Fenced", instanceIDs[off]))
 	Expect(n.Spec.Taints).To(ContainElement(HaveField("Key", corev1.TaintNodeOutOfService)))
 
@@ -44,7 +43,6 @@ func fences(ctx SpecContext) {
 // replaced creates a Deployment of one pod with a volume, and waits until the pod runs on the
 // worker. Kubernetes replaces the pod soon after its node becomes silent.
 func (f *fixture) replaced(ctx context.Context, worker string) {
-	GinkgoHelper()
 	claim := f.Claim(ctx, Claim{})
 	template := f.podObject(ctx, &Pod{Claims: []string{claim}, Script: beating}).Spec
 	soon := int64(1)
@@ -65,7 +63,6 @@ func (f *fixture) replaced(ctx context.Context, worker string) {
 // elsewhere waits until a pod of the spec runs on another node than the worker and has the data
 // that was written before.
 func (f *fixture) elsewhere(ctx context.Context, worker string) {
-	GinkgoHelper()
 	var runs *pod
 	Eventually(func(g Gomega) {
 		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{})
@@ -86,12 +83,10 @@ func keepsTheDriver(ctx SpecContext) {
 	onlyOn(ctx, goes)
 	kept := s.Keepers(ctx, diskClass, "kept", 3)
 	cordon(ctx, stays, false)
-	attachments, err := api.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	attachments := must(api.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{}))
 	defer attachments.Stop()
-	drivers, err := api.CoreV1().Pods(driverNamespace).Watch(ctx,
-		metav1.ListOptions{LabelSelector: ofNode})
-	Expect(err).NotTo(HaveOccurred())
+	drivers := must(api.CoreV1().Pods(driverNamespace).Watch(ctx,
+		metav1.ListOptions{LabelSelector: ofNode}))
 	defer drivers.Stop()
 
 	By("draining the node", func() {
@@ -133,7 +128,6 @@ func keepsTheDriver(ctx SpecContext) {
 // version of the deletion. With one etcd, the resource versions of all kinds are increasing
 // numbers.
 func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
-	GinkgoHelper()
 	limit := time.After(nodeLostTimeout)
 	for {
 		select {
@@ -141,8 +135,7 @@ func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) boo
 			o, ok := event.Object.(metav1.Object)
 			Expect(ok).To(BeTrue(), "watching gave %v", event)
 			if event.Type == watch.Deleted && one(o) {
-				version, err := strconv.Atoi(o.GetResourceVersion())
-				Expect(err).NotTo(HaveOccurred())
+				version := must(strconv.Atoi(o.GetResourceVersion()))
 				return version
 			}
 		case <-limit:
@@ -161,10 +154,9 @@ func freesNewNodes(ctx SpecContext) {
 	}
 	startup := func() (bool, error) { return tainted(ctx, worker) }
 	Expect(patch(`{"spec":{"drivers":[]}}`)).To(Succeed())
-	_, err := api.CoreV1().Nodes().Patch(ctx, worker, types.MergePatchType,
+	must(api.CoreV1().Nodes().Patch(ctx, worker, types.MergePatchType,
 		fmt.Appendf(nil, `{"spec":{"taints":[{"key":%q,"effect":"NoSchedule"}]}}`, startupTaint),
-		metav1.PatchOptions{})
-	Expect(err).NotTo(HaveOccurred())
+		metav1.PatchOptions{}))
 	Consistently(startup).WithContext(ctx).WithTimeout(6*time.Second).Should(BeTrue(),
 		"the driver is not registered")
 	removePod(ctx, installedPod(ctx, ofNode, worker), metav1.DeleteOptions{})

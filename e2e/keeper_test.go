@@ -99,9 +99,8 @@ func survivesItsLeader(ctx SpecContext) {
 	Expect(dies.Spec.NodeName).NotTo(Equal(stopped), "no keeper stops its own node")
 	// The frozen process does not notice the pod's deletion, so it keeps its lease until the lease
 	// expires.
-	_, err := machines[dies.Spec.NodeName].run(ctx, "kill -STOP "+
-		processOf(ctx, dies, "oxide-node-keeper"))
-	Expect(err).NotTo(HaveOccurred())
+	must(machines[dies.Spec.NodeName].run(ctx, "kill -STOP "+
+		processOf(ctx, dies, "oxide-node-keeper")))
 	now := int64(0)
 	removePod(ctx, dies, metav1.DeleteOptions{GracePeriodSeconds: &now})
 
@@ -120,7 +119,6 @@ func survivesItsLeader(ctx SpecContext) {
 
 // allReady waits until this many pods of the spec are ready.
 func (f *fixture) allReady(ctx context.Context, want int) {
-	GinkgoHelper()
 	Eventually(func(g Gomega) {
 		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
@@ -184,7 +182,6 @@ func movesWhatStays(ctx SpecContext) {
 
 // moveVolume runs the command move on this machine, as an operator does.
 func moveVolume(ctx context.Context, volume, node string) {
-	GinkgoHelper()
 	program := filepath.Join(GinkgoT().TempDir(), "oxide-node-keeper")
 	build := exec.CommandContext(ctx, "go", "build", "-o", program, "../cmd/oxide-node-keeper")
 	build.Stderr = GinkgoWriter

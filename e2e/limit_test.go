@@ -68,7 +68,6 @@ func takesSoMany(ctx SpecContext) {
 // fillByHand attaches this many disks, which belong to nobody in the cluster, to the worker's
 // instance.
 func fillByHand(ctx context.Context, worker string, n int) []string {
-	GinkgoHelper()
 	disks := []string{}
 	for i := range n {
 		disk := s.diskByHand(ctx, fmt.Sprintf("by-hand-%d-%s", i, s.ns), 1)
@@ -80,7 +79,6 @@ func fillByHand(ctx context.Context, worker string, n int) []string {
 
 // allocatable returns how many volumes the scheduler allows on a worker.
 func allocatable(ctx context.Context, worker string) int {
-	GinkgoHelper()
 	if d := driverOn(ctx, worker); d.Allocatable != nil && d.Allocatable.Count != nil {
 		return int(*d.Allocatable.Count)
 	}
@@ -89,15 +87,12 @@ func allocatable(ctx context.Context, worker string) int {
 
 // instanceOf returns the node ID with which the driver is registered on a worker.
 func instanceOf(ctx context.Context, worker string) string {
-	GinkgoHelper()
 	return driverOn(ctx, worker).NodeID
 }
 
 // driverOn returns what a worker's kubelet has published of the driver, or zero.
 func driverOn(ctx context.Context, worker string) storagev1.CSINodeDriver {
-	GinkgoHelper()
-	csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	csiNode := must(api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{}))
 	for _, d := range csiNode.Spec.Drivers {
 		if d.Name == driverName {
 			return d
@@ -108,14 +103,11 @@ func driverOn(ctx context.Context, worker string) storagev1.CSINodeDriver {
 
 // countEvery sets how often the kubelets ask the driver for its limit, until the spec ends.
 func countEvery(ctx context.Context, seconds int64) {
-	GinkgoHelper()
 	drivers := api.StorageV1().CSIDrivers()
-	now, err := drivers.Get(ctx, driverName, metav1.GetOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	now := must(drivers.Get(ctx, driverName, metav1.GetOptions{}))
 	set := func(ctx context.Context, seconds int64) {
-		_, err := drivers.Patch(ctx, driverName, types.MergePatchType, fmt.Appendf(nil,
-			`{"spec":{"nodeAllocatableUpdatePeriodSeconds":%d}}`, seconds), metav1.PatchOptions{})
-		Expect(err).NotTo(HaveOccurred())
+		must(drivers.Patch(ctx, driverName, types.MergePatchType, fmt.Appendf(nil,
+			`{"spec":{"nodeAllocatableUpdatePeriodSeconds":%d}}`, seconds), metav1.PatchOptions{}))
 	}
 	set(ctx, seconds)
 	DeferCleanup(func(ctx SpecContext) { set(ctx, *now.Spec.NodeAllocatableUpdatePeriodSeconds) })

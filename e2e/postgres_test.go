@@ -53,14 +53,12 @@ func applyRFD(ctx SpecContext) {
 		Expect(kind).To(Equal("ext4"))
 		Expect(sizeBytes).To(beMostOf(giB))
 	}
-	out, err := api.exec(ctx, s.ns, "block", "block", "blockdev", "--getsize64", "/dev/oxide")
-	Expect(err).NotTo(HaveOccurred())
+	out := must(api.exec(ctx, s.ns, "block", "block", "blockdev", "--getsize64", "/dev/oxide"))
 	Expect(out).To(Equal("10737418240\n"))
 }
 
 // log returns the output of the pod's current container, or "" if there is none.
 func (p *pod) log(ctx context.Context) string {
-	GinkgoHelper()
 	text, err := api.CoreV1().Pods(p.s.ns).GetLogs(p.name, &corev1.PodLogOptions{}).DoRaw(ctx)
 	if err != nil {
 		return ""
@@ -90,7 +88,6 @@ func query(ctx context.Context, server *pod, sql string) (string, error) {
 
 // postgres applies the example of PostgreSQL, which edit may change first, and creates rows.
 func (f *fixture) postgres(ctx context.Context, edit func(*unstructured.Unstructured)) *pod {
-	GinkgoHelper()
 	f.applyExample(ctx, "postgres.yaml", edit)
 	server := &pod{s: f, name: "postgres-0"}
 	Eventually(func() error {
@@ -104,7 +101,6 @@ func (f *fixture) postgres(ctx context.Context, edit func(*unstructured.Unstruct
 
 // expectRows waits until the server answers, and checks the rows.
 func expectRows(ctx context.Context, server *pod) {
-	GinkgoHelper()
 	Eventually(func() (string, error) {
 		return query(ctx, server, "select count(*), sum(n) from kept")
 	}).WithContext(ctx).Should(Equal("1000|500500\n"))

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -73,8 +72,7 @@ func (r *rackClients) attachedTo(ctx context.Context, diskID string) (string, er
 
 // diskByHand creates a blank disk that is deleted when the spec ends, and returns its UUID.
 func (f *fixture) diskByHand(ctx context.Context, name string, giB int) string {
-	GinkgoHelper()
-	disk, err := theRack.DiskCreate(ctx, oxide.DiskCreateParams{
+	disk := must(theRack.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: rackProject,
 		Body: &oxide.DiskCreate{
 			Name: oxide.Name(name), Description: "made by hand",
@@ -83,8 +81,7 @@ func (f *fixture) diskByHand(ctx context.Context, name string, giB int) string {
 				DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 4096}},
 			}},
 		},
-	})
-	Expect(err).NotTo(HaveOccurred())
+	}))
 	f.diskRemovedLater(disk.Id)
 	return disk.Id
 }
@@ -92,8 +89,7 @@ func (f *fixture) diskByHand(ctx context.Context, name string, giB int) string {
 // diskRemovedLater deletes a disk when the spec ends.
 func (f *fixture) diskRemovedLater(id string) {
 	f.atEnd(func(ctx context.Context) {
-		worker, err := theRack.attachedTo(ctx, id)
-		Expect(err).NotTo(HaveOccurred())
+		worker := must(theRack.attachedTo(ctx, id))
 		if worker != "" {
 			detachByHand(ctx, id, worker)
 		}
@@ -106,15 +102,12 @@ func (f *fixture) diskRemovedLater(id string) {
 
 // hasDisk reports whether a disk with this UUID exists.
 func (r *rackClients) hasDisk(ctx context.Context, id string) bool {
-	GinkgoHelper()
 	return slices.Contains(r.diskIDs(ctx), id)
 }
 
 // diskIDs returns the UUIDs of all disks.
 func (r *rackClients) diskIDs(ctx context.Context) []string {
-	GinkgoHelper()
-	state, err := r.Admin.State(ctx)
-	Expect(err).NotTo(HaveOccurred())
+	state := must(r.Admin.State(ctx))
 	ids := []string{}
 	for _, d := range state.Disks {
 		ids = append(ids, d.ID)
@@ -124,26 +117,20 @@ func (r *rackClients) diskIDs(ctx context.Context) []string {
 
 // disk returns a disk from the rack's API.
 func (r *rackClients) disk(ctx context.Context, id string) *oxide.Disk {
-	GinkgoHelper()
-	disk, err := r.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
-	Expect(err).NotTo(HaveOccurred())
+	disk := must(r.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
 	return disk
 }
 
 func attachByHand(ctx context.Context, disk, worker string) {
-	GinkgoHelper()
-	_, err := theRack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+	must(theRack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instanceIDs[worker]),
 		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
-	})
-	Expect(err).NotTo(HaveOccurred())
+	}))
 }
 
 func detachByHand(ctx context.Context, disk, worker string) {
-	GinkgoHelper()
-	_, err := theRack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+	must(theRack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instanceIDs[worker]),
 		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
-	})
-	Expect(err).NotTo(HaveOccurred())
+	}))
 }

@@ -47,7 +47,6 @@ func rolesOfKeeper() []*unstructured.Unstructured {
 
 // restartKeepers deletes the keepers' pods, their lease and their records, without a grace period.
 func restartKeepers(ctx context.Context) {
-	GinkgoHelper()
 	now := int64(0)
 	Expect(api.CoreV1().Pods(driverNamespace).DeleteCollection(ctx,
 		metav1.DeleteOptions{GracePeriodSeconds: &now},
@@ -59,7 +58,6 @@ func restartKeepers(ctx context.Context) {
 // keeperSettles waits until the keeper, which has all of its rights again, has ended what it has
 // begun.
 func keeperSettles(ctx context.Context) {
-	GinkgoHelper()
 	Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
 	coldAttached(ctx)
 	for _, worker := range workers {

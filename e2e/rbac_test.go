@@ -60,7 +60,6 @@ var _ = Describe("every right", Label("long"), func() {
 				return (&flow{ns: s.ns, name: name}).run(ctx)
 			},
 			settle: func(ctx context.Context) {
-				GinkgoHelper()
 				Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
 			},
 		}.run(ctx, allRights(installed))
@@ -78,7 +77,6 @@ type proof struct {
 }
 
 func (p proof) run(ctx context.Context, all []right) {
-	GinkgoHelper()
 	Expect(all).NotTo(BeEmpty())
 	By("doing everything with every right", func() {
 		p.restart(ctx)
@@ -105,7 +103,6 @@ func (p proof) run(ctx context.Context, all []right) {
 // allRights returns the rights that the driver's roles give, one by one. The rights of the snapshot
 // controller are left out, because the cluster provides it.
 func allRights(objects []*unstructured.Unstructured) []right {
-	GinkgoHelper()
 	var all []right
 	for _, o := range objects {
 		if o.GetKind() != "ClusterRole" && o.GetKind() != "Role" ||
@@ -151,7 +148,6 @@ func findInstalled(kind, name string) *unstructured.Unstructured {
 }
 
 func rulesOf(o *unstructured.Unstructured) []rbacv1.PolicyRule {
-	GinkgoHelper()
 	// A Role and a ClusterRole have their rules in the same field.
 	role := &rbacv1.ClusterRole{}
 	Expect(runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, role)).To(Succeed())
@@ -160,7 +156,6 @@ func rulesOf(o *unstructured.Unstructured) []rbacv1.PolicyRule {
 
 // reduced returns the role without the right.
 func (r right) reduced() *unstructured.Unstructured {
-	GinkgoHelper()
 	o := findInstalled(r.kind, r.role)
 	var rules []any
 	for _, rule := range rulesOf(o) {
@@ -175,8 +170,7 @@ func (r right) reduced() *unstructured.Unstructured {
 			if len(one.Verbs) == 0 {
 				continue
 			}
-			object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&one)
-			Expect(err).NotTo(HaveOccurred())
+			object := must(runtime.DefaultUnstructuredConverter.ToUnstructured(&one))
 			rules = append(rules, object)
 		}
 	}
@@ -187,7 +181,6 @@ func (r right) reduced() *unstructured.Unstructured {
 // without removes the right, restarts the programs that had it, runs the life, and returns the
 // program that lacked the right, or "".
 func (p proof) without(ctx context.Context, r right, number int) (seen string) {
-	GinkgoHelper()
 	Expect(api.apply(ctx, r.reduced())).To(Succeed())
 	p.restart(ctx)
 	limited, cancel := context.WithTimeout(ctx, flowTimeout)
@@ -244,7 +237,6 @@ func refused(ctx context.Context, r right) error {
 
 // restartControllers restarts all programs that use the roles, at once.
 func restartControllers(ctx context.Context) {
-	GinkgoHelper()
 	now := int64(0)
 	options := metav1.DeleteOptions{GracePeriodSeconds: &now}
 	for namespace, who := range map[string]struct{ selector, lease string }{

@@ -39,14 +39,19 @@ func TestEndToEnd(t *testing.T) { // E-2
 	suite, reporter := GinkgoConfiguration()
 	// A flaky spec has to be understood, not repeated.
 	suite.FlakeAttempts, suite.RandomizeAllSpecs = 0, false
-	reporter.Verbose = true
+	// The stack of a failure shows the line of the spec, whatever helper has failed.
+	reporter.Verbose, reporter.FullTrace = true, true
 	RunSpecs(t, "the driver on a Kubernetes cluster", suite, reporter)
 }
 
-var _ = BeforeSuite(func(ctx SpecContext) {
-	var err error
-	config, err = readSettings()
+// must returns a value, and fails the spec on an error.
+func must[T any](value T, err error) T {
 	Expect(err).NotTo(HaveOccurred())
+	return value
+}
+
+var _ = BeforeSuite(func(ctx SpecContext) {
+	config = must(readSettings())
 	if config.standIns != "" {
 		GinkgoWriter.Println("Stand-ins, where no image can be had:", config.standIns)
 	}
@@ -55,18 +60,14 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	kubeconfig := filepath.Join(config.work, "kubeconfig")
 	if config.reuse {
 		Expect(provider.ExportKubeConfig(clusterName, kubeconfig, false)).To(Succeed())
-		machines, err = findNodes(provider)
-		Expect(err).NotTo(HaveOccurred())
+		machines = must(findNodes(provider))
 	} else {
 		create(ctx, kubeconfig)
 	}
-	api, err = newKube(kubeconfig)
-	Expect(err).NotTo(HaveOccurred())
-	theRack, err = newRackClients(machines[controlPlane])
-	Expect(err).NotTo(HaveOccurred())
+	api = must(newKube(kubeconfig))
+	theRack = must(newRackClients(machines[controlPlane]))
 	By("installing the kinds that snapshots need", func() {
-		definitions, err := crds(config.crds)
-		Expect(err).NotTo(HaveOccurred())
+		definitions := must(crds(config.crds))
 		Expect(applyAll(ctx, definitions)).To(Succeed())
 	})
 	By("installing the driver", func() { install(ctx) })
@@ -80,9 +81,7 @@ func create(ctx context.Context, kubeconfig string) {
 	DeferCleanup(takeDown, kubeconfig)
 	By("creating the cluster", func() {
 		Expect(newCluster(provider, config, rackDir, kubeconfig)).To(Succeed())
-		var err error
-		machines, err = findNodes(provider)
-		Expect(err).NotTo(HaveOccurred())
+		machines = must(findNodes(provider))
 		for _, n := range machines {
 			Expect(n.prepare(ctx)).To(Succeed())
 		}
@@ -94,10 +93,7 @@ func create(ctx context.Context, kubeconfig string) {
 
 // install installs the driver and the rack from the overlay, and waits until both serve.
 func install(ctx context.Context) {
-	GinkgoHelper()
-	var err error
-	installed, err = kustomized(overlay, "")
-	Expect(err).NotTo(HaveOccurred())
+	installed = must(kustomized(overlay, ""))
 	Expect(applyAll(ctx, installed)).To(Succeed())
 	Expect(rolledOut(ctx, installed)).To(Succeed())
 	for _, worker := range workers {
@@ -117,8 +113,7 @@ func takeDown(kubeconfig string) {
 }
 
 var _ = BeforeEach(func(ctx SpecContext) {
-	start, err := takeLedger(ctx)
-	Expect(err).NotTo(HaveOccurred())
+	start := must(takeLedger(ctx))
 	DeferCleanup(func(ctx SpecContext) { settle(ctx, start) }, NodeTimeout(settleTimeout*2))
 	s = newFixture(ctx)
 }, NodeTimeout(time.Minute))

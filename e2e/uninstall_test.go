@@ -20,10 +20,8 @@ var _ = Describe("an installation", func() {
 	It("can be removed while volumes are in use, made again in a cluster without snapshots, and "+
 		"removed with nothing left (D-57)", func(ctx SpecContext) {
 		doctor := newDoctor(ctx)
-		definitions, err := crds(config.crds)
-		Expect(err).NotTo(HaveOccurred())
-		plain, err := withoutSnapshots()
-		Expect(err).NotTo(HaveOccurred())
+		definitions := must(crds(config.crds))
+		plain := must(withoutSnapshots())
 		DeferCleanup(func(ctx SpecContext) {
 			defined(ctx, definitions)
 			install(ctx)
@@ -109,7 +107,6 @@ func withoutSnapshots() ([]*unstructured.Unstructured, error) {
 // uninstall removes the installation without the rack. The rack keeps the namespace, so uninstall
 // also removes the leases, which would otherwise go with the namespace.
 func uninstall(ctx context.Context) {
-	GinkgoHelper()
 	Expect(removeAll(ctx, withoutRack(installed))).To(Succeed())
 	removeLeases(ctx, driverNamespace, "csi-oxide")
 }
@@ -117,10 +114,8 @@ func uninstall(ctx context.Context) {
 // removeLeases removes the leases of a namespace whose names contain part, so that nobody waits for
 // a leader that is gone.
 func removeLeases(ctx context.Context, namespace, part string) {
-	GinkgoHelper()
 	leases := api.CoordinationV1().Leases(namespace)
-	list, err := leases.List(ctx, metav1.ListOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	list := must(leases.List(ctx, metav1.ListOptions{}))
 	for _, lease := range list.Items {
 		if strings.Contains(lease.Name, part) {
 			Expect(leases.Delete(ctx, lease.Name, metav1.DeleteOptions{})).To(Succeed())
@@ -137,7 +132,6 @@ func withoutRack(objects []*unstructured.Unstructured) []*unstructured.Unstructu
 
 // unregistered waits until no pod of the driver is left, and no kubelet has the driver registered.
 func unregistered(ctx context.Context) {
-	GinkgoHelper()
 	Eventually(func(g Gomega) {
 		list, err := api.CoreV1().Pods(driverNamespace).List(ctx,
 			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=oxide-csi-driver"})
@@ -153,7 +147,6 @@ func unregistered(ctx context.Context) {
 
 // noVolumes waits until the cluster has no PersistentVolume and no VolumeAttachment of the driver.
 func noVolumes(ctx context.Context) {
-	GinkgoHelper()
 	for _, kind := range clusterKinds {
 		Eventually(func() (int, error) {
 			objects, err := api.list(ctx, kind)
@@ -164,7 +157,6 @@ func noVolumes(ctx context.Context) {
 
 // defined defines kinds and waits until the API serves them.
 func defined(ctx context.Context, definitions []*unstructured.Unstructured) {
-	GinkgoHelper()
 	Expect(applyAll(ctx, definitions)).To(Succeed())
 	for _, definition := range definitions {
 		Eventually(func(g Gomega) {

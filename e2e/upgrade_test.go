@@ -65,7 +65,6 @@ func upgrades(ctx SpecContext) {
 	uninstall(ctx)
 	unregistered(ctx)
 	run := func(what, commands string) {
-		GinkgoHelper()
 		By(what, func() { r.run(ctx, docs.Block{At: what, Text: commands}) })
 	}
 	run("installing the release before", installOlder)
@@ -89,29 +88,24 @@ func upgrades(ctx SpecContext) {
 
 // writeReleases writes the plain manifests of both releases, without the rack, which stays.
 func writeReleases(dir string) {
-	GinkgoHelper()
-	memory, err := manifests(os.DirFS(filepath.Join(config.previous, "deploy")))
-	Expect(err).NotTo(HaveOccurred())
+	memory := must(manifests(os.DirFS(filepath.Join(config.previous, "deploy"))))
 	Expect(memory.WriteFile("/kustomize/older/kustomization.yaml", []byte(`
 resources: [../e2e]
 images:
   - {name: oxidecomputer/oxide-csi-plugin, newTag: previous}
   - {name: oxidecomputer/oxide-csi-plugin-node, newTag: previous}
 `))).To(Succeed())
-	older, err := kustomizedIn(memory, "kustomize/older")
-	Expect(err).NotTo(HaveOccurred())
-	newer, err := kustomized("kustomize/newer", `
+	older := must(kustomizedIn(memory, "kustomize/older"))
+	newer := must(kustomized("kustomize/newer", `
 resources: [../e2e]
 configMapGenerator: [{name: `+onlyNewer+`, namespace: oxide-csi, literals: [newer=true]}]
 generatorOptions: {disableNameSuffixHash: true}
-`)
-	Expect(err).NotTo(HaveOccurred())
+`))
 	for name, objects := range map[string][]*unstructured.Unstructured{
 		"older": older, "newer": newer} {
 		Expect(os.MkdirAll(filepath.Join(dir, name), 0o755)).To(Succeed())
-		text, err := json.Marshal(map[string]any{
-			"apiVersion": "v1", "kind": "List", "items": withoutRack(objects)})
-		Expect(err).NotTo(HaveOccurred())
+		text := must(json.Marshal(map[string]any{
+			"apiVersion": "v1", "kind": "List", "items": withoutRack(objects)}))
 		Expect(os.WriteFile(filepath.Join(dir, name, "all.json"), text, 0o600)).To(Succeed())
 	}
 }
@@ -119,9 +113,7 @@ generatorOptions: {disableNameSuffixHash: true}
 // driverIs waits until the driver serves, and checks that all of it belongs to the expected
 // release.
 func driverIs(ctx context.Context, previous bool) {
-	GinkgoHelper()
 	poll := func(ready func(context.Context) error) {
-		GinkgoHelper()
 		Expect(poll(ctx, rolloutTimeout, ready)).To(Succeed())
 	}
 	poll(func(ctx context.Context) error {
@@ -142,17 +134,13 @@ func driverIs(ctx context.Context, previous bool) {
 // csiDriver returns the UID of the CSIDriver object. Its immutable fields can change only if it is
 // replaced.
 func csiDriver(ctx context.Context) types.UID {
-	GinkgoHelper()
-	object, err := api.StorageV1().CSIDrivers().Get(ctx, driverName, metav1.GetOptions{})
-	Expect(err).NotTo(HaveOccurred())
+	object := must(api.StorageV1().CSIDrivers().Get(ctx, driverName, metav1.GetOptions{}))
 	return object.UID
 }
 
 // has reports whether the driver's namespace has this ConfigMap.
 func has(ctx context.Context, name string) bool {
-	GinkgoHelper()
-	list, err := api.CoreV1().ConfigMaps(driverNamespace).List(ctx,
-		metav1.ListOptions{FieldSelector: "metadata.name=" + name})
-	Expect(err).NotTo(HaveOccurred())
+	list := must(api.CoreV1().ConfigMaps(driverNamespace).List(ctx,
+		metav1.ListOptions{FieldSelector: "metadata.name=" + name}))
 	return len(list.Items) > 0
 }

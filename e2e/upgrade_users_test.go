@@ -30,7 +30,6 @@ const rawDevice = "/dev/data-1"
 
 // begin starts the pods.
 func (u *users) begin(ctx context.Context) {
-	GinkgoHelper()
 	u.claims = [2][]string{
 		{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{Block: true})}, {s.Claim(ctx, Claim{})}}
 	u.start(ctx)
@@ -42,7 +41,6 @@ func (u *users) begin(ctx context.Context) {
 
 // start creates the pods, the first on the worker with index on, and one with a new volume.
 func (u *users) start(ctx context.Context) {
-	GinkgoHelper()
 	for i := range u.pods {
 		u.pods[i] = s.Pod(ctx, Pod{Claims: u.claims[i], Node: workers[(u.on+i)%len(workers)],
 			Script: beating})
@@ -57,7 +55,6 @@ func (u *users) start(ctx context.Context) {
 // staged, and returns how long that took. Then the pods change places, so that the new release
 // unmounts and detaches what the old one has mounted and attached.
 func (u *users) live(ctx context.Context, change func()) time.Duration {
-	GinkgoHelper()
 	var mounts [2][]string
 	for i, worker := range workers {
 		mounts[i] = mountsOf(ctx, worker)
@@ -86,7 +83,6 @@ func (u *users) live(ctx context.Context, change func()) time.Duration {
 // halfStaged creates a pod whose volume is attached to a node but whose device does not appear
 // there. The node's driver waits for the device until the disk is attached again.
 func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk string) {
-	GinkgoHelper()
 	faults(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
 		Device: &adminapi.DeviceFault{Never: true}})
 	p = f.Staging(ctx, node)
@@ -97,7 +93,6 @@ func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk str
 // appearWithEnd attaches the disk of a half-staged pod again at the moment when the node's driver
 // is asked to end. Until then the driver has waited for the device, and so has the pod.
 func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-chan struct{}) {
-	GinkgoHelper()
 	driver := installedPod(ctx, ofNode, node)
 	done := make(chan struct{})
 	go func() {
@@ -117,7 +112,6 @@ func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-c
 // check checks that the pods still write and that everything they wrote is there, and returns the
 // numbers of their last writes.
 func (u *users) check(ctx context.Context) (last [2]int) {
-	GinkgoHelper()
 	for i, p := range u.pods {
 		last[i] = p.Beats(ctx)
 		Expect(p.Sum(ctx)).To(Equal(u.sums[i]), "what pod %s reads", p.name)

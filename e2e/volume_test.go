@@ -62,7 +62,6 @@ func keepsItsData(ctx SpecContext) {
 }
 
 func expectFilesystems(ctx context.Context, p *pod) {
-	GinkgoHelper()
 	kind, sizeBytes := p.Filesystem(ctx, "/data/0")
 	Expect(kind).To(Equal("ext4"))
 	Expect(sizeBytes).To(beMostOf(1))
@@ -76,7 +75,6 @@ func expectFilesystems(ctx context.Context, p *pod) {
 // expectDisks checks that each claim's volume is a disk of the driver that is attached to the
 // worker, and returns the disks' UUIDs.
 func expectDisks(ctx context.Context, claims []string, worker string) []string {
-	GinkgoHelper()
 	disks := []string{}
 	for _, claim := range claims {
 		csi := s.Bound(ctx, claim).Spec.CSI
@@ -92,7 +90,6 @@ func expectDisks(ctx context.Context, claims []string, worker string) []string {
 // expectFixedSize tries to enlarge a claim of the class oxide-disk (D-68). The API server refuses,
 // so that nobody waits for an expansion that no disk can do.
 func expectFixedSize(ctx context.Context, claim string) {
-	GinkgoHelper()
 	_, err := api.CoreV1().PersistentVolumeClaims(s.ns).Patch(ctx, claim, types.MergePatchType,
 		[]byte(`{"spec":{"resources":{"requests":{"storage":"2Gi"}}}}`), metav1.PatchOptions{})
 	Expect(apierrors.IsForbidden(err)).To(BeTrue(), "resizing ended with: %v", err)
@@ -118,8 +115,7 @@ func beginsAndEnds(ctx SpecContext) {
 	Eventually(func() bool { return theRack.hasDisk(ctx, deleted.Spec.CSI.VolumeHandle) }).
 		WithContext(ctx).Should(BeFalse(), "the disk should go with its claim")
 	Eventually(func() corev1.PersistentVolumePhase {
-		pv, err := api.CoreV1().PersistentVolumes().Get(ctx, kept.Name, metav1.GetOptions{})
-		Expect(err).NotTo(HaveOccurred())
+		pv := must(api.CoreV1().PersistentVolumes().Get(ctx, kept.Name, metav1.GetOptions{}))
 		return pv.Status.Phase
 	}).WithContext(ctx).Should(Equal(corev1.VolumeReleased))
 	s.DeleteVolume(ctx, kept.Name)
@@ -141,7 +137,6 @@ func usesDiskByHand(ctx SpecContext) {
 	const name = "oxide-static" // the example's claim and volume
 	s.atEnd(func(ctx context.Context) { s.DeleteVolume(ctx, name) })
 	apply := func(annotations map[string]string, policy string) {
-		GinkgoHelper()
 		s.applyExample(ctx, "static.yaml", func(o *unstructured.Unstructured) {
 			if o.GetKind() == "PersistentVolume" {
 				o.SetNamespace("")
@@ -179,6 +174,5 @@ func usesDiskByHand(ctx SpecContext) {
 }
 
 func set(o *unstructured.Unstructured, value string, path ...string) {
-	GinkgoHelper()
 	Expect(unstructured.SetNestedField(o.Object, value, path...)).To(Succeed())
 }
