@@ -48,8 +48,7 @@ func growsTwo(ctx SpecContext) {
 	noise := s.appPod(ctx).Sh(ctx, writeNoise(device))
 	firsts := []string{s.Bound(ctx, rows).Name, s.Bound(ctx, raw).Name}
 	now := must(theRack.Admin.State(ctx))
-	switches := must(theRack.Admin.Switches(ctx))
-	enough := map[string]any{"quota_bytes": switches.QuotaBytes}
+	enough := map[string]any{"quota_bytes": must(theRack.Admin.Switches(ctx)).QuotaBytes}
 	switchRack(ctx, map[string]any{"quota_bytes": now.StorageBytes + room}, enough)
 
 	By("growing both", func() {

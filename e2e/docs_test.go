@@ -256,8 +256,7 @@ func rackVariables() []string {
 
 // follow runs the blocks of a page that are for a cluster, and returns their number.
 func (r reader) follow(ctx context.Context, path string) int {
-	page := must(docs.Read("..", path))
-	blocks := must(page.Blocks())
+	blocks := must(must(docs.Read("..", path)).Blocks())
 	blocks = docs.RunBy(docs.Cluster, blocks)
 	Expect(blocks).NotTo(BeEmpty())
 	r.run(ctx, blocks...)

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,8 +13,6 @@ import (
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 )
@@ -33,9 +32,8 @@ var evidenceKinds = []schema.GroupVersionKind{
 
 // nodeEvidence contains scripts that run on every node, by the name of the file for their output.
 var nodeEvidence = map[string]string{
-	"mounts.txt":  "cat /proc/mounts; losetup --list --output-all",
-	"guest.txt":   "ls -lR /oxide 2>/dev/null | head -200; ls -lR /run/csi.oxide.computer 2>/dev/null",
-	"kubelet.log": "journalctl --unit kubelet --no-pager --lines 2000",
+	"mounts.txt": "cat /proc/mounts; losetup --list --output-all",
+	"guest.txt":  "ls -lR /oxide 2>/dev/null | head -200; ls -lR /run/csi.oxide.computer 2>/dev/null",
 }
 
 var notInFileNames = regexp.MustCompile(`[^A-Za-z0-9-]+`)
@@ -50,93 +48,45 @@ func collectEvidence(suffix string) {
 	dir := filepath.Join(config.evidence, strings.Trim(name[:min(len(name), 120)], "-"))
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	e := evidence{ctx: ctx, dir: dir}
+	keep := func(name string, content any, err error) {
+		text, isText := content.(string)
+		if !isText {
+			document, marshalErr := yaml.Marshal(content)
+			text, err = string(document), errors.Join(err, marshalErr)
+		}
+		if err != nil {
+			text += "\n(not complete: " + err.Error() + ")\n"
+		}
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			GinkgoWriter.Println("keep evidence:", err)
+		}
+	}
 	if api != nil {
-		e.objects()
-		e.logs()
+		for _, kind := range evidenceKinds {
+			list, err := api.list(ctx, kind)
+			for _, object := range list {
+				object.SetManagedFields(nil)
+			}
+			keep(strings.ToLower(kind.Kind)+"s.yaml", list, err)
+		}
 	}
 	if theRack != nil {
-		e.rack()
+		state, err := theRack.Admin.State(ctx)
+		keep("rack/state.yaml", state, err)
+		requests, err := theRack.Admin.Requests(ctx, 0)
+		keep("rack/requests.yaml", requests, err)
 	}
 	for name, n := range machines {
 		for file, script := range nodeEvidence {
 			out, err := n.run(ctx, script)
-			e.keep(filepath.Join(name, file), []byte(out), err)
+			keep(filepath.Join(name, file), out, err)
 		}
+	}
+	// The logs of the nodes, and of every container and the one before it.
+	if err := provider.CollectLogs(clusterName, dir); err != nil {
+		GinkgoWriter.Println("keep the nodes' logs:", err)
 	}
 	fmt.Fprintln(os.Stderr, "evidence of the failure lies in", dir)
-}
-
-type evidence struct {
-	ctx context.Context
-	dir string
-}
-
-// keep writes one file: the content, or the error if there is one.
-func (e evidence) keep(name string, content []byte, err error) {
-	if err != nil {
-		content = append(content, []byte("\n(not complete: "+err.Error()+")\n")...)
-	}
-	path := filepath.Join(e.dir, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		GinkgoWriter.Println("keep evidence:", err)
-		return
-	}
-	if err := os.WriteFile(path, content, 0o644); err != nil {
-		GinkgoWriter.Println("keep evidence:", err)
-	}
-}
-
-func (e evidence) objects() {
-	for _, kind := range evidenceKinds {
-		list, err := api.list(e.ctx, kind)
-		var text []byte
-		for _, object := range list {
-			object.SetManagedFields(nil)
-			document, marshalErr := yaml.Marshal(object.Object)
-			if marshalErr != nil {
-				err = marshalErr
-			}
-			text = append(append(text, "---\n"...), document...)
-		}
-		e.keep(strings.ToLower(kind.Kind)+"s.yaml", text, err)
-	}
-}
-
-// logs saves the logs of all our containers, including those of the container before.
-func (e evidence) logs() {
-	for _, namespace := range []string{driverNamespace, "kube-system"} {
-		list, err := api.CoreV1().Pods(namespace).List(e.ctx, metav1.ListOptions{})
-		if err != nil {
-			e.keep("logs/"+namespace, nil, err)
-			continue
-		}
-		for _, p := range list.Items {
-			for _, c := range p.Status.ContainerStatuses {
-				e.log(p, c.Name, false)
-				if c.RestartCount > 0 {
-					e.log(p, c.Name, true)
-				}
-			}
-		}
-	}
-}
-
-func (e evidence) log(p corev1.Pod, container string, previous bool) {
-	file := filepath.Join("logs", p.Name+"."+container+".log")
-	if previous {
-		file = filepath.Join("logs", p.Name+"."+container+".before.log")
-	}
-	text, err := api.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
-		Container: container, Previous: previous}).DoRaw(e.ctx)
-	e.keep(file, text, err)
-}
-
-func (e evidence) rack() {
-	state, err := theRack.Admin.State(e.ctx)
-	text, _ := yaml.Marshal(state)
-	e.keep("rack/state.yaml", text, err)
-	requests, err := theRack.Admin.Requests(e.ctx, 0)
-	text, _ = yaml.Marshal(requests)
-	e.keep("rack/requests.yaml", text, err)
 }

@@ -94,8 +94,7 @@ done`
 func usages(ctx context.Context) map[string]usage {
 	most := map[string]usage{}
 	for _, worker := range workers {
-		report := must(machines[worker].run(ctx, measured))
-		for line := range strings.Lines(report) {
+		for line := range strings.Lines(must(machines[worker].run(ctx, measured))) {
 			var u usage
 			fields := strings.SplitN(strings.TrimSpace(line), " ", 3)
 			Expect(fields).To(HaveLen(3))

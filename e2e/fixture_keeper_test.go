@@ -94,10 +94,8 @@ func installKeeper(ctx context.Context) {
 
 // removeRecords removes the keepers' records.
 func removeRecords(ctx context.Context) {
-	err := api.CoreV1().ConfigMaps(driverNamespace).Delete(ctx, keeperLease, metav1.DeleteOptions{})
-	if !apierrors.IsNotFound(err) {
-		Expect(err).NotTo(HaveOccurred())
-	}
+	Expect(api.CoreV1().ConfigMaps(driverNamespace).Delete(ctx, keeperLease, metav1.DeleteOptions{})).
+		To(Or(Succeed(), Satisfy(apierrors.IsNotFound)))
 }
 
 // among reports whether one of the objects has the same kind and name.

@@ -32,8 +32,7 @@ func switchRack(ctx context.Context, to, back map[string]any) {
 func faults(ctx context.Context, rules ...adminapi.Fault) []string {
 	ids := make([]string, len(rules))
 	DeferCleanup(func(ctx SpecContext) {
-		active := must(theRack.Admin.Faults(ctx))
-		for _, f := range active {
+		for _, f := range must(theRack.Admin.Faults(ctx)) {
 			if slices.Contains(ids, f.ID) {
 				Expect(theRack.Admin.RemoveFault(ctx, f.ID)).To(Succeed())
 			}

@@ -74,13 +74,9 @@ func (f *fixture) DeleteVolume(ctx context.Context, name string) {
 	all := api.CoreV1().PersistentVolumes()
 	_, err := all.Patch(ctx, name, types.MergePatchType,
 		[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`), metav1.PatchOptions{})
-	if apierrors.IsNotFound(err) {
-		return
-	}
-	Expect(err).NotTo(HaveOccurred())
-	if err := all.Delete(ctx, name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
-		Expect(err).NotTo(HaveOccurred())
-	}
+	unlessGone := Or(Succeed(), Satisfy(apierrors.IsNotFound))
+	Expect(err).To(unlessGone)
+	Expect(all.Delete(ctx, name, metav1.DeleteOptions{})).To(unlessGone)
 	volumeGone(ctx, name)
 }
 
@@ -147,19 +143,21 @@ func (n *snapshot) Ready(ctx context.Context) *snapshot {
 	return n
 }
 
-// Delete deletes a snapshot and waits until it is gone from the cluster.
+// Delete deletes a snapshot that is ready, and waits until it is gone from the cluster.
 func (n *snapshot) Delete(ctx context.Context) {
-	Expect(api.remove(ctx, n.object)).To(Succeed())
-	Expect(api.gone(ctx, n.object)).To(Succeed())
+	Expect(removeAll(ctx, []*unstructured.Unstructured{n.object})).To(Succeed())
+	contents := must(api.resource(snapshotContentKind, ""))
+	gone(ctx, "the content of "+n.name, func() error {
+		_, err := contents.Get(ctx, n.content, metav1.GetOptions{})
+		return err
+	})
 }
 
 // applyExample applies an example of package deploy in the spec's namespace. edit may change it
 // first.
 func (f *fixture) applyExample(ctx context.Context, name string,
 	edit func(*unstructured.Unstructured)) {
-	text := must(deploy.Files.ReadFile("examples/" + name))
-	objects := must(parseObjects(text))
-	for _, object := range objects {
+	for _, object := range must(parseObjects(must(deploy.Files.ReadFile("examples/" + name)))) {
 		object.SetNamespace(f.ns)
 		if edit != nil {
 			edit(object)

@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -37,15 +36,13 @@ func newFixture(ctx context.Context) *fixture {
 	namespace := must(api.CoreV1().Namespaces().Create(ctx,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}},
 		metav1.CreateOptions{}))
-	made := &fixture{ns: namespace.Name}
-	DeferCleanup(made.close, NodeTimeout(settleTimeout))
-	return made
+	return &fixture{ns: namespace.Name}
 }
 
 // close deletes the namespace. It also deletes the pods and claims, because the namespace's
 // controller takes some seconds to begin. The ledger waits until the volumes are gone; nothing
 // waits for the namespace.
-func (f *fixture) close(ctx SpecContext) {
+func (f *fixture) close(ctx context.Context) {
 	now, all := metav1.DeleteOptions{}, metav1.ListOptions{}
 	err := api.CoreV1().Namespaces().Delete(ctx, f.ns, now)
 	if apierrors.IsNotFound(err) {
@@ -120,8 +117,7 @@ func (f *fixture) Bound(ctx context.Context, claim string) *corev1.PersistentVol
 		g.Expect(c.Status.Phase).To(Equal(corev1.ClaimBound))
 		volume = c.Spec.VolumeName
 	}).WithContext(ctx).Should(Succeed(), "the claim %s should be bound", claim)
-	pv := must(api.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{}))
-	return pv
+	return must(api.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{}))
 }
 
 // Unbound reports whether a claim is not bound now.
@@ -272,8 +268,7 @@ func (p *pod) Pending(ctx context.Context, texts ...string) string {
 }
 
 func (p *pod) get(ctx context.Context) *corev1.Pod {
-	got := must(api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{}))
-	return got
+	return must(api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{}))
 }
 
 // Node returns the name of the node that the pod runs on.
@@ -283,8 +278,7 @@ func (p *pod) Node(ctx context.Context) string {
 
 // Sh runs a script in the pod and returns its output, without white space around it.
 func (p *pod) Sh(ctx context.Context, script string) string {
-	out := must(p.Try(ctx, script))
-	return out
+	return must(p.Try(ctx, script))
 }
 
 // Try runs a script in the pod and returns its error.

@@ -94,8 +94,7 @@ func (h *hypervisor) follow(ctx context.Context) {
 			Expect(theRack.Admin.RunDeferred(ctx)).To(Succeed())
 		}
 	}
-	state := must(theRack.Admin.State(ctx))
-	for _, i := range state.Instances {
+	for _, i := range must(theRack.Admin.State(ctx)).Instances {
 		switch oxide.InstanceState(i.RunState) {
 		case oxide.InstanceStateStarting, oxide.InstanceStateRunning, oxide.InstanceStateRebooting:
 			h.power(ctx, i.Name, true)
@@ -126,8 +125,7 @@ func powerOn(ctx context.Context, worker string) {
 func bootTime(ctx context.Context, worker string) time.Time {
 	out := must(exec.CommandContext(ctx, "docker", "inspect", "--format", "{{.State.StartedAt}}",
 		worker).Output())
-	boot := must(time.Parse(time.RFC3339Nano, strings.TrimSpace(string(out))))
-	return boot.Truncate(time.Second)
+	return must(time.Parse(time.RFC3339Nano, strings.TrimSpace(string(out)))).Truncate(time.Second)
 }
 
 // servesSinceBoot waits until a worker is ready and the driver's containers on it were started

@@ -135,8 +135,7 @@ func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) boo
 			o, ok := event.Object.(metav1.Object)
 			Expect(ok).To(BeTrue(), "watching gave %v", event)
 			if event.Type == watch.Deleted && one(o) {
-				version := must(strconv.Atoi(o.GetResourceVersion()))
-				return version
+				return must(strconv.Atoi(o.GetResourceVersion()))
 			}
 		case <-limit:
 			Fail("nothing was deleted within " + nodeLostTimeout.String())
@@ -154,9 +153,7 @@ func freesNewNodes(ctx SpecContext) {
 	}
 	startup := func() (bool, error) { return tainted(ctx, worker) }
 	Expect(patch(`{"spec":{"drivers":[]}}`)).To(Succeed())
-	must(api.CoreV1().Nodes().Patch(ctx, worker, types.MergePatchType,
-		fmt.Appendf(nil, `{"spec":{"taints":[{"key":%q,"effect":"NoSchedule"}]}}`, startupTaint),
-		metav1.PatchOptions{}))
+	taintStartup(ctx, worker)
 	Consistently(startup).WithContext(ctx).WithTimeout(6*time.Second).Should(BeTrue(),
 		"the driver is not registered")
 	removePod(ctx, installedPod(ctx, ofNode, worker), metav1.DeleteOptions{})

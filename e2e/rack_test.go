@@ -117,8 +117,7 @@ func (r *rackClients) diskIDs(ctx context.Context) []string {
 
 // disk returns a disk from the rack's API.
 func (r *rackClients) disk(ctx context.Context, id string) *oxide.Disk {
-	disk := must(r.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
-	return disk
+	return must(r.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
 }
 
 func attachByHand(ctx context.Context, disk, worker string) {

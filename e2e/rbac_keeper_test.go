@@ -14,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 var _ = Describe("every right of the node keeper", Label("long"), func() {
@@ -22,14 +21,11 @@ var _ = Describe("every right of the node keeper", Label("long"), func() {
 		spreadControllers(ctx)
 		guestsFollow(ctx)
 		installKeeper(ctx)
-		proof{
-			restart: restartKeepers,
-			life: func(ctx context.Context, name string) error {
-				return errors.Join((&flow{ns: s.ns, name: name}).coldAttach(ctx),
-					(&flow{ns: s.ns, name: name + "-leaves"}).leave(ctx))
-			},
-			settle: keeperSettles,
-		}.run(ctx, allRights(rolesOfKeeper()))
+		proof{restart: restartKeepers, settle: keeperSettles,
+			life: func(ctx context.Context, f *fixture) {
+				coldAttach(ctx, f)
+				leave(ctx, f)
+			}}.run(ctx, allRights(rolesOfKeeper()))
 	}, NodeTimeout(90*time.Minute))
 })
 
@@ -67,96 +63,49 @@ func keeperSettles(ctx context.Context) {
 	spreadControllers(ctx)
 }
 
+// taintStartup gives a node the startup taint, as if it had just joined.
+func taintStartup(ctx context.Context, worker string) {
+	patchNode(ctx, worker, fmt.Sprintf(`{"spec":{"taints":[{"key":%q,"effect":"NoSchedule"}]}}`,
+		startupTaint))
+}
+
 // coldAttach creates a pod for a node that has just joined, on a rack without hot-plug.
-func (f *flow) coldAttach(ctx context.Context) error {
-	defer f.clean(ctx)
+func coldAttach(ctx context.Context, f *fixture) {
 	worker := workers[1]
-	err := theRack.Admin.Switch(ctx, map[string]any{"hotplug": "none"})
-	defer func() {
-		_ = theRack.Admin.Switch(context.WithoutCancel(ctx), map[string]any{"hotplug": "full"})
-	}()
-	if err == nil {
-		_, err = api.CoreV1().Nodes().Patch(ctx, worker, types.MergePatchType,
-			fmt.Appendf(nil, `{"spec":{"taints":[{"key":%q,"effect":"NoSchedule"}]}}`, startupTaint),
-			metav1.PatchOptions{})
+	hotplug := func(ctx context.Context, mode string) {
+		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": mode})).To(Succeed())
 	}
-	if err == nil {
-		err = f.make(ctx, fmt.Sprintf(flowClaim, f.name))
-	}
-	if err == nil {
-		err = f.pod(ctx, f.name, worker, f.name)
-	}
-	if err != nil {
-		return err
-	}
-	return poll(ctx, flowTimeout, func(ctx context.Context) error {
+	hotplug(ctx, "none")
+	defer hotplug(context.WithoutCancel(ctx), "full")
+	taintStartup(ctx, worker)
+	f.Pod(ctx, Pod{Claims: []string{f.Claim(ctx, Claim{})}, Node: worker}).Running(ctx)
+	Eventually(func(g Gomega) {
 		n, err := api.CoreV1().Nodes().Get(ctx, worker, metav1.GetOptions{})
-		if err == nil && (n.Spec.Unschedulable || n.Annotations[cordonMark] != "") {
-			err = fmt.Errorf("%w: %s is cordoned, for %s", errNotYet, worker, n.Annotations[cordonMark])
-		}
-		return err
-	})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(n.Spec.Unschedulable).To(BeFalse())
+		g.Expect(n.Annotations).NotTo(HaveKey(cordonMark))
+	}).WithContext(ctx).Should(Succeed(), "%s should take pods again", worker)
 }
 
-// leave makes a pod with a volume and the driver of its node end at the same moment.
-func (f *flow) leave(ctx context.Context) error {
-	defer f.clean(ctx)
+// leave makes a pod with a volume and the driver of its node end at the same moment. It fails if the
+// driver ends before the volume is detached, or much later.
+func leave(ctx context.Context, f *fixture) {
 	worker := workers[0]
-	err := f.make(ctx, fmt.Sprintf(flowClaim, f.name))
-	if err == nil {
-		stubborn := strings.Replace(flowPod, "terminationGracePeriodSeconds: 1",
-			"terminationGracePeriodSeconds: 5", 1)
-		err = f.make(ctx, strings.Replace(fmt.Sprintf(stubborn, f.name, worker, f.name), idle,
-			"trap : TERM; while :; do sleep 1; done", 1))
+	p := f.Pod(ctx, Pod{Claims: []string{f.Claim(ctx, Claim{})}, Node: worker,
+		Script: "trap : TERM; while :; do sleep 1; done"}).Running(ctx)
+	defer cordon(context.WithoutCancel(ctx), worker, false)
+	cordon(ctx, worker, true)
+	driver := installedPod(ctx, ofNode, worker)
+	drivers := api.CoreV1().Pods(driverNamespace)
+	Expect(errors.Join(drivers.Delete(ctx, driver.Name, metav1.DeleteOptions{}),
+		api.CoreV1().Pods(f.ns).Delete(ctx, p.name, metav1.DeleteOptions{}))).To(Succeed())
+	Eventually(func() bool {
+		now, err := drivers.Get(ctx, driver.Name, metav1.GetOptions{})
+		return apierrors.IsNotFound(err) || err == nil && now.UID != driver.UID
+	}).WithContext(ctx).WithTimeout(time.Minute).Should(BeTrue(), "the driver should end")
+	for _, a := range must(api.StorageV1().VolumeAttachments().List(ctx,
+		metav1.ListOptions{})).Items {
+		Expect(a.Spec.NodeName == worker && a.Spec.Attacher == driverName).To(BeFalse(),
+			"%s is left on %s, and its driver is gone", a.Name, worker)
 	}
-	if err == nil {
-		err = f.running(ctx, f.name)
-	}
-	if err != nil {
-		return err
-	}
-	defer func() {
-		_, _ = api.CoreV1().Nodes().Patch(context.WithoutCancel(ctx), worker, types.MergePatchType,
-			[]byte(`{"spec":{"unschedulable":false}}`), metav1.PatchOptions{})
-	}()
-	_, err = api.CoreV1().Nodes().Patch(ctx, worker, types.MergePatchType,
-		[]byte(`{"spec":{"unschedulable":true}}`), metav1.PatchOptions{})
-	if err != nil {
-		return err
-	}
-	return f.endsLast(ctx, worker)
-}
-
-// endsLast deletes the pod and the node's driver, and fails if the driver ends before the volume is
-// detached, or much later.
-func (f *flow) endsLast(ctx context.Context, worker string) error {
-	list, err := api.CoreV1().Pods(driverNamespace).List(ctx, metav1.ListOptions{
-		LabelSelector: ofNode, FieldSelector: "spec.nodeName=" + worker})
-	if err != nil || len(list.Items) != 1 {
-		return errors.Join(err, fmt.Errorf("%s has %d drivers", worker, len(list.Items)))
-	}
-	driver := list.Items[0]
-	err = errors.Join(
-		api.CoreV1().Pods(driverNamespace).Delete(ctx, driver.Name, metav1.DeleteOptions{}),
-		api.CoreV1().Pods(f.ns).Delete(ctx, f.name, metav1.DeleteOptions{}))
-	if err != nil {
-		return err
-	}
-	err = poll(ctx, time.Minute, func(ctx context.Context) error {
-		now, err := api.CoreV1().Pods(driverNamespace).Get(ctx, driver.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) || err == nil && now.UID != driver.UID {
-			return nil
-		}
-		return errors.Join(err, fmt.Errorf("%w: the driver is there", errNotYet))
-	})
-	if err != nil {
-		return err
-	}
-	attachments, err := api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
-	for _, a := range attachments.Items {
-		if a.Spec.NodeName == worker && a.Spec.Attacher == driverName {
-			err = errors.Join(err, fmt.Errorf("%s is left on %s, and its driver is gone", a.Name, worker))
-		}
-	}
-	return err
 }

@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // right is one verb on one resource, from a role of the installation. list and watch are one right,
@@ -54,15 +57,9 @@ var _ = Describe("every right", Label("long"), func() {
 			restartControllers(ctx)
 			serving(ctx)
 		}, NodeTimeout(2*rolloutTimeout))
-		proof{
-			restart: restartControllers,
-			life: func(ctx context.Context, name string) error {
-				return (&flow{ns: s.ns, name: name}).run(ctx)
-			},
-			settle: func(ctx context.Context) {
-				Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
-			},
-		}.run(ctx, allRights(installed))
+		proof{restart: restartControllers, life: lifeOfVolume, settle: func(ctx context.Context) {
+			Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
+		}}.run(ctx, allRights(installed))
 	}, NodeTimeout(90*time.Minute))
 })
 
@@ -70,25 +67,61 @@ var _ = Describe("every right", Label("long"), func() {
 type proof struct {
 	// restart restarts all programs that use the roles.
 	restart func(context.Context)
-	// life does everything that needs the rights.
-	life func(ctx context.Context, name string) error
+	// life does everything that needs the rights, in a namespace of its own.
+	life func(context.Context, *fixture)
 	// settle removes what a life that was ended early has left.
 	settle func(context.Context)
 }
 
+// live runs the life until ctx ends, and returns the failure of its first assertion. Then it deletes
+// what is left without waiting; the ledger finds what that leaves behind.
+func (p proof) live(ctx context.Context) error {
+	return InterceptGomegaFailure(func() {
+		f := newFixture(ctx)
+		defer f.close(context.WithoutCancel(ctx))
+		p.life(ctx, f)
+	})
+}
+
+// lifeOfVolume creates a volume for a pod, moves it, and restores a snapshot of it. At first the
+// rack is unreachable, which two events report; then it has no capacity, and the scheduler is asked
+// again.
+func lifeOfVolume(ctx context.Context, f *fixture) {
+	must(theRack.Admin.AddFault(ctx, adminapi.Fault{Operation: "disk_create", Times: 2, Cut: true}))
+	must(theRack.Admin.AddFault(ctx, adminapi.Fault{Operation: "disk_create", Skip: 2, Times: 1,
+		Response: &adminapi.Response{Status: http.StatusInsufficientStorage,
+			ErrorCode: "InsufficientCapacity", Message: "Insufficient capacity"}}))
+	claim := f.Claim(ctx, Claim{})
+	f.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[0]}).Running(ctx).Delete(ctx)
+	moved := f.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[1]}).Running(ctx)
+	taken := f.Snapshot(ctx, claim).Ready(ctx)
+	restored := f.Claim(ctx, Claim{Restore: taken.name})
+	reader := f.Pod(ctx, Pod{Claims: []string{restored}, Node: workers[0]}).Running(ctx)
+	volumes := []string{f.Bound(ctx, claim).Name, f.Bound(ctx, restored).Name}
+	deletePods(ctx, moved, reader)
+	f.DeleteClaim(ctx, claim)
+	f.DeleteClaim(ctx, restored)
+	taken.Delete(ctx)
+	for _, volume := range volumes {
+		volumeGone(ctx, volume)
+	}
+}
+
 func (p proof) run(ctx context.Context, all []right) {
+	SetDefaultEventuallyTimeout(flowTimeout)
+	DeferCleanup(SetDefaultEventuallyTimeout, eventuallyTimeout)
 	Expect(all).NotTo(BeEmpty())
 	By("doing everything with every right", func() {
 		p.restart(ctx)
 		limited, cancel := context.WithTimeout(ctx, flowTimeout)
 		defer cancel()
-		Expect(p.life(limited, "flow-whole")).To(Succeed())
+		Expect(p.live(limited)).To(Succeed())
 	})
 	var needless []string
 	for i, r := range all {
 		p.settle(ctx)
 		start := time.Now()
-		seen := p.without(ctx, r, i)
+		seen := p.without(ctx, r)
 		GinkgoWriter.Printf("%3d/%d %s: %s (%.0f s)\n", i+1, len(all), r, seen,
 			time.Since(start).Seconds())
 		if seen == "" {
@@ -170,8 +203,7 @@ func (r right) reduced() *unstructured.Unstructured {
 			if len(one.Verbs) == 0 {
 				continue
 			}
-			object := must(runtime.DefaultUnstructuredConverter.ToUnstructured(&one))
-			rules = append(rules, object)
+			rules = append(rules, must(runtime.DefaultUnstructuredConverter.ToUnstructured(&one)))
 		}
 	}
 	Expect(unstructured.SetNestedSlice(o.Object, rules, "rules")).To(Succeed())
@@ -180,13 +212,13 @@ func (r right) reduced() *unstructured.Unstructured {
 
 // without removes the right, restarts the programs that had it, runs the life, and returns the
 // program that lacked the right, or "".
-func (p proof) without(ctx context.Context, r right, number int) (seen string) {
+func (p proof) without(ctx context.Context, r right) (seen string) {
 	Expect(api.apply(ctx, r.reduced())).To(Succeed())
 	p.restart(ctx)
 	limited, cancel := context.WithTimeout(ctx, flowTimeout)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- p.life(limited, fmt.Sprintf("flow-%d", number)) }()
+	go func() { done <- p.live(limited) }()
 	err := poll(limited, flowTimeout, func(ctx context.Context) error {
 		select {
 		case err := <-done:

@@ -30,9 +30,12 @@ var (
 	s *fixture
 )
 
+// eventuallyTimeout is how long a spec waits for a condition.
+const eventuallyTimeout = 90 * time.Second
+
 func TestEndToEnd(t *testing.T) { // E-2
 	RegisterFailHandler(Fail)
-	SetDefaultEventuallyTimeout(90 * time.Second)
+	SetDefaultEventuallyTimeout(eventuallyTimeout)
 	SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
 	// Without this, a wait that has a context ends only with the context.
 	EnforceDefaultTimeoutsWhenUsingContexts()
@@ -67,8 +70,7 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	api = must(newKube(kubeconfig))
 	theRack = must(newRackClients(machines[controlPlane]))
 	By("installing the kinds that snapshots need", func() {
-		definitions := must(crds(config.crds))
-		Expect(applyAll(ctx, definitions)).To(Succeed())
+		Expect(applyAll(ctx, must(crds(config.crds)))).To(Succeed())
 	})
 	By("installing the driver", func() { install(ctx) })
 }, NodeTimeout(15*time.Minute))
@@ -116,6 +118,7 @@ var _ = BeforeEach(func(ctx SpecContext) {
 	start := must(takeLedger(ctx))
 	DeferCleanup(func(ctx SpecContext) { settle(ctx, start) }, NodeTimeout(settleTimeout*2))
 	s = newFixture(ctx)
+	DeferCleanup(func(ctx SpecContext) { s.close(ctx) }, NodeTimeout(settleTimeout))
 }, NodeTimeout(time.Minute))
 
 // settle runs at the end of every spec.

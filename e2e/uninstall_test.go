@@ -115,8 +115,7 @@ func uninstall(ctx context.Context) {
 // a leader that is gone.
 func removeLeases(ctx context.Context, namespace, part string) {
 	leases := api.CoordinationV1().Leases(namespace)
-	list := must(leases.List(ctx, metav1.ListOptions{}))
-	for _, lease := range list.Items {
+	for _, lease := range must(leases.List(ctx, metav1.ListOptions{})).Items {
 		if strings.Contains(lease.Name, part) {
 			Expect(leases.Delete(ctx, lease.Name, metav1.DeleteOptions{})).To(Succeed())
 		}

@@ -134,8 +134,7 @@ func driverIs(ctx context.Context, previous bool) {
 // csiDriver returns the UID of the CSIDriver object. Its immutable fields can change only if it is
 // replaced.
 func csiDriver(ctx context.Context) types.UID {
-	object := must(api.StorageV1().CSIDrivers().Get(ctx, driverName, metav1.GetOptions{}))
-	return object.UID
+	return must(api.StorageV1().CSIDrivers().Get(ctx, driverName, metav1.GetOptions{})).UID
 }
 
 // has reports whether the driver's namespace has this ConfigMap.
