@@ -87,8 +87,8 @@ func coldAttach(ctx context.Context, f *fixture) {
 	}).WithContext(ctx).Should(Succeed(), "%s should take pods again", worker)
 }
 
-// leave makes a pod with a volume and the driver of its node end at the same moment. It fails if the
-// driver ends before the volume is detached, or much later.
+// leave makes a pod with a volume and the driver of its node end at the same moment. It fails if
+// the driver ends before the volume is detached, or much later.
 func leave(ctx context.Context, f *fixture) {
 	worker := workers[0]
 	p := f.Pod(ctx, Pod{Claims: []string{f.Claim(ctx, Claim{})}, Node: worker,

@@ -73,8 +73,8 @@ type proof struct {
 	settle func(context.Context)
 }
 
-// live runs the life until ctx ends, and returns the failure of its first assertion. Then it deletes
-// what is left without waiting; the ledger finds what that leaves behind.
+// live runs the life until ctx ends, and returns the failure of its first assertion. Then it
+// deletes what is left without waiting; the ledger finds what that leaves behind.
 func (p proof) live(ctx context.Context) error {
 	return InterceptGomegaFailure(func() {
 		f := newFixture(ctx)
