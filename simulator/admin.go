@@ -299,7 +299,7 @@ func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	c.Machines = s.rack.Machines
 	c.Faults, c.Requests, c.Flights = s.Faults.List, s.requests.newest, s.Flights.Newest
 	c.Disk, c.Run, c.Admin, c.Hosts = s.consoleDisk, s.run, admin, s.adminHosts
-	c.Closing, c.BodyTime = s.rack.Closing(), s.bodyTime
+	c.BodyTime = s.bodyTime
 	for _, op := range routes {
 		c.Operations = append(c.Operations, op.name)
 	}

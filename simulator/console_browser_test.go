@@ -30,6 +30,27 @@ const live = `body[data-live=yes]`
 // claimed is the description of a disk that a driver made for a claim.
 const claimed = `csi.example {"name":"pvc-42","claim":"shop/orders","cluster":"blue","use":"mount"}`
 
+// recordFlights lets the rack's console follow a flight record, and returns a function that appends
+// a line to it. The record does not exist before the first line.
+func recordFlights(t *testing.T, s *Server) (write func(line string)) {
+	dir := filepath.Join(t.TempDir(), "flight")
+	s.Flights.Dirs = []string{dir}
+	return func(line string) {
+		t.Helper()
+		simtest.NoError(t, os.MkdirAll(dir, 0o700))
+		f := must[*os.File](t)(os.OpenFile(filepath.Join(dir, "x.jsonl"),
+			os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
+		must[int](t)(f.WriteString(line))
+		simtest.NoError(t, f.Close())
+	}
+}
+
+// flightLine is a line of a driver's flight record, as of now.
+func flightLine(event, outcome, volume, instance, more string) string {
+	return fmt.Sprintf(`{"time":%q,"event":%q,"outcome":%q,"volume":%q,"instance":%q%s}`+"\n",
+		time.Now().UTC().Format(time.RFC3339Nano), event, outcome, volume, instance, more)
+}
+
 func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	r := serveRack(t, engine.Config{FlakyDisks: true})
 	record := recordFlights(t, r.Server)

@@ -2,22 +2,23 @@
 // the faults, and the requests and flight records as they arrive, and has buttons to change the
 // rack. The package also guards the listeners against pages of other origins and slow clients.
 //
-// The page is rendered by html/template. Without its script it reloads itself. The script replaces
-// the changed parts of the page with those that the server sends (events.go). Every form posts to
-// one path (action.go), which turns the form into a request to the admin listener or the rack's
-// API.
+// The page is rendered by html/template. Without its script it reloads itself. The script asks for
+// the page again and again, and replaces its changed parts; the page's ETag shows that nothing has
+// changed. Every form posts to one path (action.go), which turns the form into a request to the
+// admin listener or the rack's API.
 package console
 
 import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"embed"
+	"encoding/json"
 	"fmt"
 	"html/template"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 
@@ -48,23 +49,12 @@ type Console struct {
 	Run func(ctx context.Context, method, path string) (status int, answer []byte)
 	// Operations are the operations of the rack's API.
 	Operations []string
-	// Closing is closed when the rack begins to close.
-	Closing <-chan struct{}
 	// Token is in every form of the pages.
 	Token string
 	// Hosts are names by which requests reach the admin listener, besides localhost.
 	Hosts []string
 	// BodyTime is the time in which a client has to send the body of a request.
 	BodyTime time.Duration
-
-	// boot distinguishes the pages of this process from those of an earlier one.
-	boot string
-	mu   sync.Mutex
-	// mu guards the fields below. stamp identifies the state that the board shows. names has the names
-	// of instances and disks, by their IDs.
-	board board
-	stamp string
-	names map[string]string
 }
 
 // Disk is what the data plane knows of a disk.
@@ -82,14 +72,11 @@ type Activity struct{ Reads, Writes, Flushes int }
 
 // New returns a console with a new token.
 func New() *Console {
-	return &Console{Token: rand.Text(), boot: rand.Text(), BodyTime: time.Minute}
+	return &Console{Token: rand.Text(), BodyTime: time.Minute}
 }
 
-// The paths of the console. The paths of package adminapi do not begin with /console.
-const (
-	actionPath = "/console/do"
-	eventsPath = "/console/events"
-)
+// actionPath is the path of every form. The paths of package adminapi do not begin with /console.
+const actionPath = "/console/do"
 
 //go:embed page
 var files embed.FS
@@ -100,7 +87,6 @@ func (c *Console) Handler() http.Handler {
 	mux.HandleFunc("GET /{$}", c.rackPage)
 	mux.HandleFunc("GET /console/disks/{disk}", c.diskPage)
 	mux.HandleFunc("GET /routes", c.routesPage)
-	mux.HandleFunc("GET "+eventsPath, c.events)
 	mux.HandleFunc("POST "+actionPath, c.act)
 	for _, name := range []string{"style.css", "script.js"} {
 		mux.HandleFunc("GET /console/"+name, func(w http.ResponseWriter, r *http.Request) {
@@ -118,13 +104,35 @@ const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect
 // page has the values that every page's template needs.
 type page struct {
 	Title, Token, Path string
-	// Events is the address of the page's events, or "" if the page stays as it is.
-	Events string
-	// Paused pages do not change.
-	Paused bool
+	// Live pages are updated, unless they are paused.
+	Live, Paused bool
 	// Said is the outcome of the last form.
 	Said string
 	Body any
+}
+
+// unchanged reports whether the script that asks has the page already, and has answered it then. A
+// page shows the rack, the feed, and more. It is another page when the simulator has started again.
+func (c *Console) unchanged(w http.ResponseWriter, r *http.Request, more any) (bool, error) {
+	version, err := c.Version()
+	if err != nil {
+		return false, err
+	}
+	var request, entry int
+	c.Requests(0, 1, func(r *adminapi.Request) bool { request = r.Seq; return true })
+	c.Flights(0, 1, func(e *flightlog.Entry) bool { entry = e.Seq; return true })
+	shown, err := json.Marshal([]any{c.Token, version, c.Switches(), c.Faults(), c.Machines(),
+		request, entry, more})
+	if err != nil {
+		return false, err
+	}
+	tag := fmt.Sprintf(`"%x"`, sha256.Sum256(shown))
+	w.Header().Set("ETag", tag)
+	if r.Header.Get("If-None-Match") != tag {
+		return false, nil
+	}
+	w.WriteHeader(http.StatusNotModified)
+	return true, nil
 }
 
 func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name string, p page) {

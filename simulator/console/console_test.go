@@ -211,6 +211,45 @@ func TestAPageWithoutItsScriptReloadsUnlessItIsPaused(t *testing.T) {
 	}
 }
 
+func TestAPageIsSentAgainOnlyWhenItHasChanged(t *testing.T) {
+	for _, path := range []string{"/", "/?disk=e", "/console/disks/e", "/console/disks/gone"} {
+		get := func(c *Console, tag string) *httptest.ResponseRecorder {
+			w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil)
+			r.Header.Set("If-None-Match", tag)
+			c.Handler().ServeHTTP(w, r)
+			return w
+		}
+		same := testConsole(nil)
+		first := get(same, "")
+		tag := first.Header().Get("ETag")
+		if again := get(same, tag); again.Code != http.StatusNotModified || again.Body.Len() > 0 {
+			t.Errorf("GET %s again: HTTP %d with %d bytes", path, again.Code, again.Body.Len())
+		}
+		for what, change := range map[string]func(*Console){
+			"the records": func(c *Console) { c.Version = func() (int, error) { return 2, nil } },
+			"a switch": func(c *Console) {
+				c.Switches = func() adminapi.Switches { return adminapi.Switches{} }
+			},
+			"a fault": func(c *Console) { c.Faults = func() []adminapi.ActiveFault { return nil } },
+			"a request": func(c *Console) {
+				c.Requests = func(int, int, func(*adminapi.Request) bool) []adminapi.Request { return nil }
+			},
+			"a flight record": func(c *Console) {
+				c.Flights = func(int, int, func(*flightlog.Entry) bool) []flightlog.Entry { return nil }
+			},
+			"the simulator": func(c *Console) { c.Token = "of a simulator that started again" },
+		} {
+			c := testConsole(nil)
+			c.Token = same.Token
+			change(c)
+			if got := get(c, tag); got.Code != first.Code || got.Header().Get("ETag") == tag {
+				t.Errorf("GET %s after a change of %s: HTTP %d, want %d with another tag", path, what,
+					got.Code, first.Code)
+			}
+		}
+	}
+}
+
 func TestAFormWithoutTheScriptRedirectsToItsPage(t *testing.T) {
 	for back, want := range map[string]string{
 		"/?disk=x":             "/?disk=x&said=The+fault+is+removed.",

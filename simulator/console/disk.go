@@ -2,7 +2,6 @@ package console
 
 import (
 	"fmt"
-	"html/template"
 	"maps"
 	"net/http"
 	"slices"
@@ -27,38 +26,23 @@ var tagWords = []setting{{"name", "CSI name"}, {"claim", "claim"}, {"cluster", "
 
 // watched is the disk that a page shows, or to which its list of requests is limited.
 type watched struct {
-	*Console
 	// name is the disk's name, ID or label; "" means every disk.
 	name string
-	// about is the disk in the records of that version, if found is true.
-	about   diskAbout
-	found   bool
-	version int
+	// about is the disk in the records, if found is true.
+	about diskAbout
+	found bool
 }
 
-// refresh reads the disk again if the records have changed.
-func (w *watched) refresh() error {
-	if w.name == "" {
-		return nil
+// watch finds a disk in the records.
+func watch(state adminapi.State, name string) watched {
+	w := watched{name: name}
+	i := slices.IndexFunc(state.Disks, func(d adminapi.Disk) bool {
+		return d.ID == name || d.Name == name || label(d) == name
+	})
+	if name == "" || i < 0 {
+		return w
 	}
-	version, err := w.Version()
-	if err != nil || version == w.version {
-		return err
-	}
-	state, version, err := w.State()
-	if err != nil {
-		return err
-	}
-	w.version, w.about, w.found = version, diskAbout{}, false
-	for _, d := range state.Disks {
-		if d.ID == w.name || d.Name == w.name || label(d) == w.name {
-			w.about.Disk, w.found = d, true
-			break
-		}
-	}
-	if !w.found {
-		return nil
-	}
+	w.about.Disk, w.found = state.Disks[i], true
 	for _, s := range state.Snapshots {
 		if s.DiskID == w.about.ID {
 			w.about.Snapshots = append(w.about.Snapshots, snapshot{s.ID, s.Name, s.State, s.Size})
@@ -79,12 +63,12 @@ func (w *watched) refresh() error {
 	for _, name := range slices.Sorted(maps.Keys(tag)) {
 		w.about.Tag = append(w.about.Tag, setting{name, tag[name]})
 	}
-	return nil
+	return w
 }
 
 // wants reports whether a request concerns the disk or a snapshot of it. It recognizes a deleted
 // disk by the name in its requests.
-func (w *watched) wants(r *adminapi.Request) bool {
+func (w watched) wants(r *adminapi.Request) bool {
 	is := func(name string) bool {
 		return name != "" && (r.Object == name || r.ObjectID == name ||
 			strings.Contains(r.Path, "/disks/"+name))
@@ -93,37 +77,9 @@ func (w *watched) wants(r *adminapi.Request) bool {
 		slices.ContainsFunc(w.about.Snapshots, func(s snapshot) bool { return r.ObjectID == s.ID })
 }
 
-func (w *watched) wantsEntry(e *flightlog.Entry) bool {
+func (w watched) wantsEntry(e *flightlog.Entry) bool {
 	return w.name == "" || e.Volume == w.name || e.Disk == w.name ||
 		w.found && e.Volume == w.about.ID
-}
-
-func (w *watched) parts() (map[string][]part, error) {
-	if err := w.refresh(); err != nil {
-		return nil, err
-	}
-	if !w.found {
-		return map[string][]part{"disk": {{"gone", "gone", w.name}}}, nil
-	}
-	more, err := w.Disk(w.about.ID)
-	if err != nil {
-		return nil, err
-	}
-	about := w.about
-	about.Allocated = more.AllocatedBytes
-	var armed []string
-	for _, f := range more.Faults {
-		armed = append(armed, diskRule(f))
-	}
-	return map[string][]part{"disk": {
-		{"about", "about", about},
-		{"failing", "failing", struct {
-			ID      string
-			CanFail bool
-			Armed   []string
-		}{about.ID, more.CanFail, armed}},
-		{"activity", "activity", more.Activity},
-	}}, nil
 }
 
 func diskRule(f adminapi.DiskFault) string {
@@ -149,30 +105,40 @@ func diskRule(f adminapi.DiskFault) string {
 }
 
 func (c *Console) diskPage(w http.ResponseWriter, r *http.Request) {
-	disk := &watched{Console: c, name: r.PathValue("disk")}
-	at := position{boot: c.boot}
-	var b board
-	var rows []template.HTML
-	lists, err := disk.parts()
-	if err == nil {
-		err = b.put(lists)
+	state, _, err := c.State()
+	disk := watch(state, r.PathValue("disk"))
+	var more Disk
+	if err == nil && disk.found {
+		more, err = c.Disk(disk.about.ID)
 	}
+	same := false
 	if err == nil {
-		rows, err = c.rows(&at, disk)
+		same, err = c.unchanged(w, r, more)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	case same:
 		return
 	}
 	status, title := http.StatusOK, "Disk "+label(disk.about.Disk)
 	if !disk.found {
 		status, title = http.StatusNotFound, "A disk that is gone"
 	}
-	c.show(w, r, status, "disk.tmpl", page{Title: title, Events: at.address("about", disk.name),
-		Body: struct {
-			Lists map[string][]template.HTML
-			Rows  []template.HTML
-		}{b.html(), rows}})
+	disk.about.Allocated = more.AllocatedBytes
+	var armed []string
+	for _, f := range more.Faults {
+		armed = append(armed, diskRule(f))
+	}
+	c.show(w, r, status, "disk.tmpl", page{Title: title, Live: true, Body: struct {
+		Found bool
+		Name  string
+		About diskAbout
+		Disk
+		Armed []string
+		Rows  []row
+	}{disk.found, disk.name, disk.about, more, armed, c.rows(state, disk)}})
 }
 
 type curve struct {

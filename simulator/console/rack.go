@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"html/template"
 	"net/http"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -49,8 +47,33 @@ type toggle struct {
 	Change string
 }
 
-func parts(state adminapi.State, switches adminapi.Switches,
-	faults []adminapi.ActiveFault) map[string][]part {
+// rackBody is what the rack's page shows.
+type rackBody struct {
+	Cards   []card
+	Shelf   []shelved
+	Others  []snapshot // of attached or deleted disks
+	Used    int64
+	Quota   int64
+	Toggles []toggle
+	Faults  []fault
+	Rows    []row
+
+	Filter     string
+	Operations []string
+	Settings   []setting
+	Mischiefs  []mischief
+}
+
+type fault struct {
+	ID, Rule string
+	Fired    int
+}
+
+type setting struct{ Name, Value string }
+
+// fill fills in what the rack has.
+func (b *rackBody) fill(state adminapi.State, switches adminapi.Switches,
+	faults []adminapi.ActiveFault) {
 	disks, snapshots := map[string][]adminapi.Disk{}, map[string][]snapshot{}
 	var detached []adminapi.Disk
 	for _, s := range state.Snapshots {
@@ -63,10 +86,6 @@ func parts(state adminapi.State, switches adminapi.Switches,
 			disks[d.State.Instance] = append(disks[d.State.Instance], d)
 		}
 	}
-	lists := map[string][]part{"instances": {}, "shelf": {}, "switches": {}, "faults": {}}
-	add := func(list, id, template string, model any) {
-		lists[list] = append(lists[list], part{id, template, model})
-	}
 	for _, i := range sorted(state.Instances, func(i adminapi.Instance) string { return i.Name }) {
 		c := newCard(i, disks[i.ID], switches.DiskLimit)
 		for _, m := range state.Machines {
@@ -75,32 +94,20 @@ func parts(state adminapi.State, switches adminapi.Switches,
 				c.Machine = &m
 			}
 		}
-		add("instances", "i-"+i.ID, "card", c)
+		b.Cards = append(b.Cards, c)
 	}
 	for _, d := range sorted(detached, func(d adminapi.Disk) string { return d.Name }) {
-		add("shelf", "d-"+d.ID, "shelved", shelved{slotOf(d, false), d.State.State, d.Size,
-			snapshots[d.ID]})
+		b.Shelf = append(b.Shelf, shelved{slotOf(d, false), d.State.State, d.Size, snapshots[d.ID]})
 		delete(snapshots, d.ID)
 	}
-	var others []snapshot // of attached or deleted disks
 	for _, of := range snapshots {
-		others = append(others, of...)
+		b.Others = append(b.Others, of...)
 	}
-	if len(others) > 0 {
-		add("shelf", "others", "others", sorted(others, func(s snapshot) string { return s.Name }))
-	}
-	lists["quota"] = []part{{"q", "quota", struct{ Used, All int64 }{state.StorageBytes,
-		int64(switches.QuotaBytes)}}}
-	for _, t := range toggles(switches) {
-		add("switches", t.ID, "toggle", t)
-	}
+	b.Others = sorted(b.Others, func(s snapshot) string { return s.Name })
+	b.Used, b.Quota, b.Toggles = state.StorageBytes, int64(switches.QuotaBytes), toggles(switches)
 	for _, f := range faults {
-		add("faults", "f-"+f.ID, "fault", struct {
-			ID, Rule string
-			Fired    int
-		}{f.ID, rule(f.Fault), f.Fired})
+		b.Faults = append(b.Faults, fault{f.ID, rule(f.Fault), f.Fired})
 	}
-	return lists
 }
 
 // lastLines returns the last lines of a serial console without escape sequences for a terminal.
@@ -209,69 +216,24 @@ func rule(f adminapi.Fault) string {
 	return string(data)
 }
 
-// refresh brings the board up to date. The caller holds mu.
-func (c *Console) refresh() error {
-	version, err := c.Version()
-	if err != nil {
-		return err
-	}
-	switches, faults := c.Switches(), c.Faults()
-	told, err := json.Marshal([]any{version, switches, faults, c.Machines()})
-	if err != nil || string(told) == c.stamp {
-		return err
-	}
-	state, _, err := c.State()
-	if err != nil {
-		return err
-	}
-	if err := c.board.put(parts(state, switches, faults)); err != nil {
-		return err
-	}
-	c.names = map[string]string{}
-	for _, i := range state.Instances {
-		c.names[i.ID] = i.Name
-	}
-	for _, d := range state.Disks {
-		c.names[d.ID] = d.Name
-	}
-	c.stamp = string(told)
-	return nil
-}
-
-type rackBody struct {
-	Lists      map[string][]template.HTML
-	Rows       []template.HTML
-	Filter     string
-	Instances  int
-	Operations []string
-	Settings   []setting
-	Mischiefs  []mischief
-}
-
-type setting struct{ Name, Value string }
-
-// shownRows is the number of requests and entries of flight records that a page shows.
-const shownRows = 100
-
 func (c *Console) rackPage(w http.ResponseWriter, r *http.Request) {
-	body := rackBody{Filter: r.URL.Query().Get("disk"), Operations: c.Operations,
-		Mischiefs: mischiefs, Settings: settings(c.Switches())}
-	c.mu.Lock()
-	err := c.refresh()
-	last := c.board.last
-	body.Lists = c.board.html()
-	c.mu.Unlock()
-	at := position{boot: c.boot, change: last}
-	if err == nil {
-		body.Rows, err = c.rows(&at, &watched{Console: c, name: body.Filter})
+	same, err := c.unchanged(w, r, nil)
+	var state adminapi.State
+	if err == nil && !same {
+		state, _, err = c.State()
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
+	case same:
+		return
 	}
-	body.Instances = len(body.Lists["instances"])
-	c.show(w, r, http.StatusOK, "rack.tmpl", page{Title: "A simulated rack",
-		Events: at.address("disk", body.Filter), Body: body})
+	switches, filter := c.Switches(), r.URL.Query().Get("disk")
+	body := rackBody{Filter: filter, Operations: c.Operations, Mischiefs: mischiefs,
+		Settings: settings(switches), Rows: c.rows(state, watch(state, filter))}
+	body.fill(state, switches, c.Faults())
+	c.show(w, r, http.StatusOK, "rack.tmpl", page{Title: "A simulated rack", Live: true, Body: body})
 }
 
 func settings(s adminapi.Switches) []setting {
@@ -290,95 +252,4 @@ func (c *Console) routesPage(w http.ResponseWriter, r *http.Request) {
 			Host   string
 			Routes []adminapi.Route
 		}{r.Host, adminapi.Routes}})
-}
-
-// board has the changing parts of a page: lists of items, each an HTML element with the item's id.
-// It numbers its changes, so that a page gets only the changes since it was rendered.
-type board struct {
-	last  int
-	lists map[string]*list
-	items map[string]*item
-}
-
-type list struct {
-	ids     []string
-	changed int
-}
-
-type item struct {
-	part
-	html    template.HTML
-	changed int
-}
-
-// part is an item before it is rendered by a template. Items with equal models look the same.
-type part struct {
-	id, template string
-	model        any
-}
-
-// update has the lists whose order has changed and the items that have changed, as JSON for the
-// script.
-type update struct {
-	Lists map[string][]string      `json:"lists,omitempty"`
-	Items map[string]template.HTML `json:"items,omitempty"`
-	Rows  []template.HTML          `json:"rows,omitempty"`
-}
-
-func (b *board) put(lists map[string][]part) error {
-	if b.items == nil {
-		b.lists, b.items = map[string]*list{}, map[string]*item{}
-	}
-	b.last++
-	shown := map[string]bool{}
-	for name, parts := range lists {
-		var ids []string
-		for _, p := range parts {
-			ids = append(ids, p.id)
-			shown[p.id] = true
-			if old := b.items[p.id]; old != nil && reflect.DeepEqual(old.model, p.model) {
-				continue
-			}
-			html, err := render(p.template, p.model)
-			if err != nil {
-				return err
-			}
-			b.items[p.id] = &item{p, html, b.last}
-		}
-		if old := b.lists[name]; old == nil || !slices.Equal(old.ids, ids) {
-			b.lists[name] = &list{ids, b.last}
-		}
-	}
-	for id := range b.items {
-		if !shown[id] {
-			delete(b.items, id)
-		}
-	}
-	return nil
-}
-
-// since returns the changes after the one with that number.
-func (b *board) since(last int) update {
-	u := update{Lists: map[string][]string{}, Items: map[string]template.HTML{}}
-	for name, l := range b.lists {
-		if l.changed > last {
-			u.Lists[name] = append([]string{}, l.ids...)
-		}
-	}
-	for id, i := range b.items {
-		if i.changed > last {
-			u.Items[id] = i.html
-		}
-	}
-	return u
-}
-
-func (b *board) html() map[string][]template.HTML {
-	all := map[string][]template.HTML{}
-	for name, l := range b.lists {
-		for _, id := range l.ids {
-			all[name] = append(all[name], b.items[id].html)
-		}
-	}
-	return all
 }

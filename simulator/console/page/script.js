@@ -1,14 +1,11 @@
-// Replaces the parts of the page that change with those that the server sends, sends forms without
-// leaving the page, and pauses. All HTML comes from the server's templates, which escape it.
+// Asks for the page again and again and replaces the parts of it that have changed, sends forms
+// without leaving the page, and pauses. All HTML comes from the server's templates, which escape it.
 "use strict";
 
-const kept = 100; // rows of the feed
+const often = 200; // milliseconds between two requests
+const lists = ["instances", "shelf", "quota", "switches", "faults", "disk", "feed"];
 const saidBy = text => { document.getElementById("said").textContent = text; };
-const element = html => {
-	const template = document.createElement("template");
-	template.innerHTML = html;
-	return template.content.firstElementChild;
-};
+const tokenOf = page => page.querySelector("[name=token]").value;
 const focusable = item => [...item.querySelectorAll("a, button")];
 
 function replace(old, item) {
@@ -17,60 +14,49 @@ function replace(old, item) {
 	if (focus >= 0) focusable(item)[focus]?.focus();
 }
 
-function arrange(list, ids, fresh) {
-	const parent = document.getElementById(list);
-	const wanted = new Set(ids);
-	for (const child of [...parent.children]) if (!wanted.has(child.id)) child.remove();
-	let at = parent.firstElementChild;
-	for (const id of ids) {
-		if (at?.id === id) {
-			at = at.nextElementSibling;
-			continue;
+// arrange brings the children of a list, which have ids, into the state of those of another list.
+function arrange(list, wanted) {
+	const ids = new Set([...wanted.children].map(item => item.id));
+	for (const child of [...list.children]) if (!ids.has(child.id)) child.remove();
+	let at = list.firstElementChild;
+	for (const item of [...wanted.children]) {
+		const old = document.getElementById(item.id);
+		if (at && at === old) at = at.nextElementSibling;
+		else if (old) list.insertBefore(old, at);
+		if (!old) list.insertBefore(item, at);
+		else if (!old.isEqualNode(item)) replace(old, item);
+	}
+}
+
+let tag = "";
+async function update() {
+	const headers = {Accept: "text/html", "If-None-Match": tag};
+	const answer = await fetch(location, {headers}), text = await answer.text();
+	if (paused) return;
+	if (answer.status !== 304) {
+		const page = new DOMParser().parseFromString(text, "text/html");
+		if (tokenOf(page) !== tokenOf(document)) location.reload(); // of a simulator that started again
+		tag = answer.headers.get("ETag");
+		for (const id of lists) {
+			const list = document.getElementById(id);
+			if (list) arrange(list, page.getElementById(id));
 		}
-		const item = fresh.get(id) || document.getElementById(id);
-		if (item) parent.insertBefore(item, at);
 	}
+	document.body.dataset.live = "yes";
 }
 
-function show(update) {
-	const fresh = new Map();
-	for (const [id, html] of Object.entries(update.items || {})) {
-		const old = document.getElementById(id), item = element(html);
-		if (old?.isEqualNode(item)) continue; // the first update of a disk's page has all of it
-		if (old) replace(old, item);
-		else fresh.set(id, item);
-	}
-	for (const [list, ids] of Object.entries(update.lists || {})) arrange(list, ids, fresh);
-	const feed = document.getElementById("feed"), rows = (update.rows || []).map(element);
-	// The end of a change takes the place of its begin.
-	for (const row of rows) document.getElementById(row.id)?.remove();
-	feed.prepend(...rows);
-	while (feed.rows.length > kept) feed.lastElementChild.remove();
+let paused = document.body.dataset.updated !== "true";
+async function follow() {
+	if (!paused) await update().catch(() => delete document.body.dataset.live);
+	setTimeout(follow, often);
 }
-
-let source, address = document.body.dataset.events;
-function listen() {
-	source = new EventSource(address);
-	source.onmessage = event => {
-		const next = new URL(address, location);
-		next.searchParams.set("at", event.lastEventId);
-		address = next;
-		show(JSON.parse(event.data));
-	};
-	source.addEventListener("restart", () => location.reload());
-	source.onopen = () => document.body.dataset.live = "yes";
-	source.onerror = () => delete document.body.dataset.live;
-}
-if (address && !new URLSearchParams(location.search).has("pause")) listen();
+if ("updated" in document.body.dataset) follow();
 
 document.getElementById("pause")?.addEventListener("click", event => {
-	if (!address) return;
 	event.preventDefault();
-	if (source && source.readyState !== EventSource.CLOSED) source.close();
-	else listen();
-	const closed = source.readyState === EventSource.CLOSED;
-	event.target.textContent = closed ? "Continue" : "Pause";
-	saidBy(closed ? "The page is paused." : "");
+	paused = !paused;
+	event.target.textContent = paused ? "Continue" : "Pause";
+	saidBy(paused ? "The page is paused." : "");
 });
 
 document.addEventListener("submit", async event => {
