@@ -30,66 +30,65 @@ func (s *Server) Admin() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	nothing := func(do func()) http.HandlerFunc {
-		return func(w http.ResponseWriter, _ *http.Request) {
-			do()
-			w.WriteHeader(http.StatusNoContent)
-		}
-	}
-	handlers := map[string]http.Handler{
-		"GET /requests":               http.HandlerFunc(s.adminRequests),
-		"DELETE /requests":            nothing(s.requests.clear),
-		"GET /faults":                 adminView(func() (any, error) { return s.Faults.List(), nil }),
-		"POST /faults":                http.HandlerFunc(s.adminAddFault),
-		"DELETE /faults":              nothing(s.Faults.Clear),
-		"DELETE /faults/{id}":         http.HandlerFunc(s.adminRemoveFault),
-		"GET /disks/{disk}/faults":    http.HandlerFunc(s.adminDiskFaults),
-		"POST /disks/{disk}/faults":   http.HandlerFunc(s.adminFailDisk),
-		"DELETE /disks/{disk}/faults": http.HandlerFunc(s.adminHealDisk),
-		"POST /deferred":              adminDo(s.RunDeferred),
-		"POST /reset":                 adminDo(s.Reset),
-		"GET /mutations":              adminView(func() (any, error) { return s.mutation.List(), nil }),
-		"PUT /mutations/{name}": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			s.adminMutate(w, r.PathValue("name"))
-		}),
-		"DELETE /mutations": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			s.adminMutate(w, "")
-		}),
-		"GET /switches":              adminView(func() (any, error) { return s.rack.Switches(), nil }),
-		"PATCH /switches":            http.HandlerFunc(s.adminSwitch),
-		"GET /state":                 adminView(func() (any, error) { return s.rack.State() }),
-		"GET /metrics":               promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
-		"GET /debug/pprof/goroutine": pprof.Handler("goroutine"),
-	}
 	mux := http.NewServeMux()
-	for pattern, handler := range handlers {
-		mux.Handle(pattern, handler)
+	for pattern, answer := range map[string]adminAnswer{
+		"GET /requests":               s.adminRequests,
+		"DELETE /requests":            func(*http.Request) (any, error) { s.requests.clear(); return nil, nil },
+		"GET /faults":                 func(*http.Request) (any, error) { return s.Faults.List(), nil },
+		"POST /faults":                s.adminAddFault,
+		"DELETE /faults":              func(*http.Request) (any, error) { s.Faults.Clear(); return nil, nil },
+		"DELETE /faults/{id}":         s.adminRemoveFault,
+		"GET /disks/{disk}/faults":    s.adminDiskFaults,
+		"POST /disks/{disk}/faults":   s.adminFailDisk,
+		"DELETE /disks/{disk}/faults": s.adminHealDisk,
+		"POST /deferred": func(r *http.Request) (any, error) {
+			return nil, s.RunDeferred(r.Context())
+		},
+		"POST /reset":           func(r *http.Request) (any, error) { return nil, s.Reset(r.Context()) },
+		"GET /mutations":        func(*http.Request) (any, error) { return s.mutation.List(), nil },
+		"PUT /mutations/{name}": s.adminMutate,
+		"DELETE /mutations":     s.adminMutate,
+		"GET /switches":         func(*http.Request) (any, error) { return s.rack.Switches(), nil },
+		"PATCH /switches":       s.adminSwitch,
+		"GET /state":            func(*http.Request) (any, error) { return s.rack.State() },
+	} {
+		mux.Handle(pattern, answer)
 	}
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /debug/pprof/goroutine", pprof.Handler("goroutine"))
 	return s.addConsole(mux)
 }
 
-// badAdminRequest is a mistake in a request to the admin listener.
-type badAdminRequest struct{ error }
+// adminAnswer answers a request to the admin listener, with 204 if it has neither a body nor an
+// error.
+type adminAnswer func(*http.Request) (body any, err error)
 
-func adminRespond(w http.ResponseWriter, body any, err error) {
-	if err != nil {
-		status := http.StatusInternalServerError
-		if errors.As(err, &badAdminRequest{}) {
-			status = http.StatusBadRequest
-		}
-		http.Error(w, err.Error(), status)
-		return
-	}
-	w.Header().Set("Content-Type", jsonType)
-	// The caller may be gone.
-	_, _ = w.Write(encode(body, "  "))
+// adminError is an error with a status other than 500.
+type adminError struct {
+	error
+	status int
 }
 
-func adminView(show func() (any, error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		body, err := show()
-		adminRespond(w, body, err)
-	})
+func badAdminRequest(err error) error {
+	if err == nil {
+		return nil
+	}
+	return adminError{err, http.StatusBadRequest}
+}
+
+func (answer adminAnswer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := answer(r)
+	switch known := (adminError{status: http.StatusInternalServerError}); {
+	case err != nil:
+		errors.As(err, &known)
+		http.Error(w, err.Error(), known.status)
+	case body == nil:
+		w.WriteHeader(http.StatusNoContent)
+	default:
+		w.Header().Set("Content-Type", jsonType)
+		// The caller may be gone.
+		_, _ = w.Write(encode(body, "  "))
+	}
 }
 
 // adminRead decodes a JSON body. If the body has an unknown field, it returns an error that lists
@@ -104,7 +103,7 @@ func adminRead(r *http.Request, into any) error {
 	if strings.HasPrefix(err.Error(), "json: unknown field") {
 		err = fmt.Errorf("%w; known are %s", err, strings.Join(jsonFields(into), ", "))
 	}
-	return badAdminRequest{fmt.Errorf("read the body of %s %s: %w", r.Method, r.URL.Path, err)}
+	return badAdminRequest(fmt.Errorf("read the body of %s %s: %w", r.Method, r.URL.Path, err))
 }
 
 // jsonFields returns the JSON names of a struct's fields, and of the fields of nested structs.
@@ -129,68 +128,48 @@ func jsonFields(of any) (names []string) {
 	return names
 }
 
-func adminDo(do func(context.Context) error) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := do(r.Context()); err != nil {
-			adminRespond(w, nil, err)
-			return
-		}
-		w.WriteHeader(http.StatusNoContent)
-	})
-}
-
-func (s *Server) adminRequests(w http.ResponseWriter, r *http.Request) {
+func (s *Server) adminRequests(r *http.Request) (any, error) {
 	since := 0
 	if text := r.URL.Query().Get("since"); text != "" {
 		var err error
 		if since, err = strconv.Atoi(text); err != nil {
-			adminRespond(w, nil, badAdminRequest{fmt.Errorf("since=%q is not a number", text)})
-			return
+			return nil, badAdminRequest(fmt.Errorf("since=%q is not a number", text))
 		}
 	}
-	adminRespond(w, s.requests.since(since), nil)
+	return s.requests.since(since), nil
 }
 
-func (s *Server) adminAddFault(w http.ResponseWriter, r *http.Request) {
+func (s *Server) adminAddFault(r *http.Request) (any, error) {
 	var fault adminapi.Fault
 	if err := adminRead(r, &fault); err != nil {
-		adminRespond(w, nil, err)
-		return
+		return nil, err
 	}
 	id, err := s.Faults.Add(fault)
-	if err != nil {
-		err = badAdminRequest{err}
-	}
-	adminRespond(w, struct {
+	return struct {
 		ID string `json:"id"`
-	}{id}, err)
+	}{id}, badAdminRequest(err)
 }
 
-func (s *Server) adminRemoveFault(w http.ResponseWriter, r *http.Request) {
-	if !s.Faults.Remove(r.PathValue("id")) {
-		http.Error(w, fmt.Sprintf("there is no fault %q", r.PathValue("id")),
-			http.StatusNotFound)
-		return
+func (s *Server) adminRemoveFault(r *http.Request) (any, error) {
+	if id := r.PathValue("id"); !s.Faults.Remove(id) {
+		return nil, adminError{fmt.Errorf("there is no fault %q", id), http.StatusNotFound}
 	}
-	w.WriteHeader(http.StatusNoContent)
+	return nil, nil
 }
 
-func (s *Server) adminMutate(w http.ResponseWriter, name string) {
-	if err := s.Mutate(name); err != nil {
-		http.Error(w, err.Error(), http.StatusNotFound)
-		return
+// adminMutate activates the mutation in the path; without one it ends the active one.
+func (s *Server) adminMutate(r *http.Request) (any, error) {
+	if err := s.Mutate(r.PathValue("name")); err != nil {
+		return nil, adminError{err, http.StatusNotFound}
 	}
-	w.WriteHeader(http.StatusNoContent)
+	return nil, nil
 }
 
-func (s *Server) adminSwitch(w http.ResponseWriter, r *http.Request) {
+func (s *Server) adminSwitch(r *http.Request) (any, error) {
 	now, err := s.rack.ChangeSwitches(func(next *adminapi.Switches) error {
 		return adminRead(r, next)
 	})
-	if err != nil {
-		err = badAdminRequest{err}
-	}
-	adminRespond(w, now, err)
+	return now, badAdminRequest(err)
 }
 
 // diskOps are the operations of a disk, by their names in a fault.
@@ -198,29 +177,42 @@ var diskOps = map[string]flakydisk.Op{
 	"read": flakydisk.OnRead, "write": flakydisk.OnWrite, "flush": flakydisk.OnFlush,
 }
 
-func (s *Server) adminFailDisk(w http.ResponseWriter, r *http.Request) {
+func (s *Server) adminFailDisk(r *http.Request) (any, error) {
 	var fault adminapi.DiskFault
-	err := adminRead(r, &fault)
-	if err == nil {
-		var f flakydisk.Fault
-		active, _ := s.rack.Plane().Flaky.Faults(r.PathValue("disk")) // Fail has the same error
-		if f, err = diskFault(fault); err == nil {
-			err = checkCount(len(active), r.URL.Path)
-		}
-		if err == nil {
-			err = s.rack.Plane().Flaky.Fail(r.PathValue("disk"), f)
-		}
+	if err := adminRead(r, &fault); err != nil {
+		return nil, err
 	}
-	respondOfDisk(w, nil, err)
+	f, err := diskFault(fault)
+	if err != nil {
+		return nil, badAdminRequest(err)
+	}
+	flaky, disk := &s.rack.Plane().Flaky, r.PathValue("disk")
+	active, _ := flaky.Faults(disk) // Fail has the same error
+	if err := checkCount(len(active), r.URL.Path); err != nil {
+		return nil, badAdminRequest(err)
+	}
+	return nil, ofDisk(flaky.Fail(disk, f))
 }
 
-func (s *Server) adminHealDisk(w http.ResponseWriter, r *http.Request) {
-	respondOfDisk(w, nil, s.rack.Plane().Flaky.Heal(r.PathValue("disk")))
+func (s *Server) adminHealDisk(r *http.Request) (any, error) {
+	return nil, ofDisk(s.rack.Plane().Flaky.Heal(r.PathValue("disk")))
 }
 
-func (s *Server) adminDiskFaults(w http.ResponseWriter, r *http.Request) {
+func (s *Server) adminDiskFaults(r *http.Request) (any, error) {
 	all, err := s.rack.Plane().Flaky.Faults(r.PathValue("disk"))
-	respondOfDisk(w, shownFaults(all), err)
+	return shownFaults(all), ofDisk(err)
+}
+
+// ofDisk adds to an error what the caller can do about it.
+func ofDisk(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return adminError{fmt.Errorf("%w; name a disk by its ID, which GET /state has", err),
+			http.StatusNotFound}
+	case errors.Is(err, dataplane.ErrCannotFail):
+		return badAdminRequest(fmt.Errorf("%w: start it with --disks=fuse", err))
+	}
+	return err
 }
 
 func shownFaults(all []flakydisk.Fault) []adminapi.DiskFault {
@@ -239,20 +231,6 @@ func shownFaults(all []flakydisk.Fault) []adminapi.DiskFault {
 	return shown
 }
 
-func respondOfDisk(w http.ResponseWriter, body any, err error) {
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		http.Error(w, fmt.Sprintf("%v; name a disk by its ID, which GET /state has", err),
-			http.StatusNotFound)
-	case errors.Is(err, dataplane.ErrCannotFail):
-		adminRespond(w, nil, badAdminRequest{fmt.Errorf("%w: start it with --disks=fuse", err)})
-	case err != nil || body != nil:
-		adminRespond(w, body, err)
-	default:
-		w.WriteHeader(http.StatusNoContent)
-	}
-}
-
 // diskFault converts a fault to the form that package flakydisk uses.
 func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	f = flakydisk.Fault{From: int64(fault.From), To: int64(fault.To), Times: fault.Times,
@@ -260,7 +238,7 @@ func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	for _, name := range fault.On {
 		op, known := diskOps[name]
 		if !known {
-			return f, badAdminRequest{fmt.Errorf("on has %q; use read, write or flush", name)}
+			return f, fmt.Errorf("on has %q; use read, write or flush", name)
 		}
 		f.On |= op
 	}
@@ -285,9 +263,6 @@ func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	case fault.Fired != 0:
 		err = errors.New("fired is the rack's to count")
 	}
-	if err != nil {
-		err = badAdminRequest{err}
-	}
 	return f, err
 }
 
@@ -311,7 +286,7 @@ func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 			pages.ServeHTTP(w, r)
 			return
 		}
-		adminRespond(w, adminapi.Routes, nil)
+		adminAnswer(func(*http.Request) (any, error) { return adminapi.Routes, nil }).ServeHTTP(w, r)
 	}
 	admin.HandleFunc("GET /{$}", list)
 	admin.HandleFunc("GET /routes", list)

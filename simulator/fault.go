@@ -163,8 +163,8 @@ func checkCount(active int, path string) error {
 	if active < maxFaults {
 		return nil
 	}
-	return badAdminRequest{fmt.Errorf("fault: there are %d, and no more are kept: "+
-		"remove them with DELETE %s", active, path)}
+	return fmt.Errorf("fault: there are %d, and no more are kept: remove them with DELETE %s", active,
+		path)
 }
 
 // checkFault refuses a fault that can never fire or has no effect, which is a mistake in a test.

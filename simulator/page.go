@@ -200,39 +200,20 @@ func newPage[T named](s scan, items []T) page[T] {
 
 // slice returns the scan's page of a list that is in memory.
 func slice[T named](s scan, items []T) page[T] {
-	sorted := sortedBy(s.SortBy, items)
+	// key returns what the list is ordered by, and order compares two keys.
+	key, order := func(item T) string { return item.Ident().Name }, strings.Compare
+	switch s.SortBy {
+	case store.ByID:
+		key = func(item T) string { return item.Ident().ID }
+	case store.ByNameDescending:
+		order = func(a, b string) int { return strings.Compare(b, a) }
+	}
 	out := []T{}
-	for _, item := range sorted {
-		if len(out) < s.limit && s.behind(item.Ident()) {
+	for _, item := range items {
+		if s.LastSeen == nil || order(key(item), *s.LastSeen) > 0 {
 			out = append(out, item)
 		}
 	}
-	return newPage(s, out)
-}
-
-// behind reports whether an item comes after the last one seen.
-func (s scan) behind(item store.Identity) bool {
-	switch {
-	case s.LastSeen == nil:
-		return true
-	case s.SortBy == store.ByID:
-		return item.ID > *s.LastSeen
-	case s.SortBy == store.ByNameDescending:
-		return item.Name < *s.LastSeen
-	}
-	return item.Name > *s.LastSeen
-}
-
-func sortedBy[T named](sortBy string, items []T) []T {
-	sorted := slices.Clone(items)
-	slices.SortFunc(sorted, func(a, b T) int {
-		switch sortBy {
-		case store.ByID:
-			return strings.Compare(a.Ident().ID, b.Ident().ID)
-		case store.ByNameDescending:
-			return strings.Compare(b.Ident().Name, a.Ident().Name)
-		}
-		return strings.Compare(a.Ident().Name, b.Ident().Name)
-	})
-	return sorted
+	slices.SortFunc(out, func(a, b T) int { return order(key(a), key(b)) })
+	return newPage(s, out[:min(s.limit, len(out))])
 }

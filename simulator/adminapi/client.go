@@ -35,9 +35,7 @@ var httpClient = &http.Client{
 
 // Requests returns the entries of the request log after the entry since; 0 returns all of them.
 func (c Client) Requests(ctx context.Context, since int) ([]Request, error) {
-	var requests []Request
-	err := c.call(ctx, http.MethodGet, "/requests?since="+strconv.Itoa(since), nil, &requests)
-	return requests, err
+	return get[[]Request](ctx, c, "/requests?since="+strconv.Itoa(since))
 }
 
 // ClearRequests empties the request log.
@@ -56,9 +54,7 @@ func (c Client) AddFault(ctx context.Context, fault Fault) (string, error) {
 
 // Faults returns the active faults.
 func (c Client) Faults(ctx context.Context) ([]ActiveFault, error) {
-	var faults []ActiveFault
-	err := c.call(ctx, http.MethodGet, "/faults", nil, &faults)
-	return faults, err
+	return get[[]ActiveFault](ctx, c, "/faults")
 }
 
 // Fired returns the number of times that a fault has fired.
@@ -104,21 +100,22 @@ func (c Client) Switch(ctx context.Context, switches map[string]any) error {
 
 // Switches returns the present switches.
 func (c Client) Switches(ctx context.Context) (Switches, error) {
-	var switches Switches
-	err := c.call(ctx, http.MethodGet, "/switches", nil, &switches)
-	return switches, err
+	return get[Switches](ctx, c, "/switches")
 }
 
 // State returns everything that the rack has.
 func (c Client) State(ctx context.Context) (State, error) {
-	var state State
-	err := c.call(ctx, http.MethodGet, "/state", nil, &state)
-	return state, err
+	return get[State](ctx, c, "/state")
 }
 
 // Goroutines returns the stacks of the simulator's goroutines as text.
 func (c Client) Goroutines(ctx context.Context) ([]byte, error) {
 	return c.send(ctx, http.MethodGet, "/debug/pprof/goroutine?debug=1", nil)
+}
+
+func get[T any](ctx context.Context, c Client, path string) (value T, err error) {
+	err = c.call(ctx, http.MethodGet, path, nil, &value)
+	return value, err
 }
 
 // call sends body as JSON unless it is nil, and decodes the response into a value unless that is
@@ -243,9 +240,7 @@ type Mutation struct {
 
 // Mutations lists all mutations.
 func (c Client) Mutations(ctx context.Context) ([]Mutation, error) {
-	var mutations []Mutation
-	err := c.call(ctx, http.MethodGet, "/mutations", nil, &mutations)
-	return mutations, err
+	return get[[]Mutation](ctx, c, "/mutations")
 }
 
 // Mutate activates a mutation, which replaces the active one.

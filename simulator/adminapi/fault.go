@@ -128,7 +128,5 @@ func (c Client) HealDisk(ctx context.Context, id string) error {
 
 // DiskFaults lists the faults of a disk.
 func (c Client) DiskFaults(ctx context.Context, id string) ([]DiskFault, error) {
-	var faults []DiskFault
-	err := c.call(ctx, http.MethodGet, "/disks/"+id+"/faults", nil, &faults)
-	return faults, err
+	return get[[]DiskFault](ctx, c, "/disks/"+id+"/faults")
 }
