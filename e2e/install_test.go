@@ -15,13 +15,13 @@ import (
 	"slices"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 
@@ -189,31 +189,25 @@ func deploymentReady(ctx context.Context, namespace, name string) error {
 	if err != nil {
 		return err
 	}
-	want := int32(1)
-	if d.Spec.Replicas != nil {
-		want = *d.Spec.Replicas
-	}
 	s := d.Status
-	if s.ObservedGeneration < d.Generation || s.UpdatedReplicas < want ||
-		s.Replicas != s.UpdatedReplicas || s.AvailableReplicas < want {
-		return fmt.Errorf("%w: %d of %d replicas are available, %d are of the last version",
-			errNotYet, s.AvailableReplicas, want, s.UpdatedReplicas)
-	}
-	return nil
+	return allAvailable(s.ObservedGeneration < d.Generation || s.Replicas != s.UpdatedReplicas,
+		ptr.Deref(d.Spec.Replicas, 1), s.UpdatedReplicas, s.AvailableReplicas)
 }
 
 func daemonSetReady(ctx context.Context, namespace, name string) error {
-	var d *appsv1.DaemonSet
 	d, err := api.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	s := d.Status
-	if s.ObservedGeneration < d.Generation || s.DesiredNumberScheduled == 0 ||
-		s.UpdatedNumberScheduled < s.DesiredNumberScheduled ||
-		s.NumberAvailable < s.DesiredNumberScheduled {
-		return fmt.Errorf("%w: %d of %d pods are available, %d are of the last version",
-			errNotYet, s.NumberAvailable, s.DesiredNumberScheduled, s.UpdatedNumberScheduled)
+	return allAvailable(s.ObservedGeneration < d.Generation || s.DesiredNumberScheduled == 0,
+		s.DesiredNumberScheduled, s.UpdatedNumberScheduled, s.NumberAvailable)
+}
+
+func allAvailable(changing bool, want, updated, available int32) error {
+	if changing || updated < want || available < want {
+		return fmt.Errorf("%w: %d of %d pods are available, %d are of the last version", errNotYet,
+			available, want, updated)
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ type daemon struct {
 }
 
 func newDaemon(o Options) *daemon {
-	return &daemon{dir: Directory(o.Cache), root: o.Root, log: o.Log}
+	return &daemon{dir: filepath.Join(o.Cache, "engine"), root: o.Root, log: o.Log}
 }
 
 func (d *daemon) file(name string) string { return filepath.Join(d.dir, name) }

@@ -13,7 +13,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -41,6 +41,12 @@ type Options struct {
 // Start returns an engine that answers. If it finds none, it runs one.
 func Start(ctx context.Context, o Options) (*Engine, error) {
 	found, err := Find(ctx)
+	if err == nil && found == nil && missing("docker", "dockerd") {
+		if err = installDocker(ctx, o.Log); err == nil {
+			// If an init system starts services, the engine of the package runs now.
+			found, err = Find(ctx)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -49,21 +55,7 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 		found.log = o.Log
 		return found, found.prepare()
 	}
-	if missing := missingPrograms("docker", "dockerd"); len(missing) > 0 {
-		if err := installDocker(ctx, o.Log); err != nil {
-			return nil, err
-		}
-		// If an init system starts services, the engine of the package runs now.
-		if found, err = Find(ctx); err != nil {
-			return nil, err
-		}
-		if found != nil {
-			found.log = o.Log
-			return found, found.prepare()
-		}
-	}
-	d := newDaemon(o)
-	own := &Engine{Host: "unix://" + d.socket(), daemon: d, log: o.Log}
+	own := newOwn(o)
 	if err := own.prepare(); err != nil {
 		return nil, err
 	}
@@ -98,19 +90,22 @@ func Find(ctx context.Context) (*Engine, error) {
 // engine that was killed is started again, because nothing else can end the containers that
 // outlived it.
 func Kept(ctx context.Context, o Options) (*Engine, error) {
-	d := newDaemon(o)
-	e := &Engine{Host: "unix://" + d.socket(), daemon: d, log: o.Log}
-	if len(missingPrograms("docker", "dockerd")) > 0 {
+	e := newOwn(o)
+	switch {
+	case missing("docker", "dockerd"):
 		return nil, nil
-	}
-	if e.answers(ctx) {
+	case e.answers(ctx):
 		return e, nil
-	}
-	if !exists(d.networkFile()) {
+	case !exists(e.daemon.networkFile()):
 		return nil, nil
 	}
 	fmt.Fprintln(o.Log, "engine: our own was killed; running it once more to remove what it left")
 	return e, e.run(ctx)
+}
+
+func newOwn(o Options) *Engine {
+	d := newDaemon(o)
+	return &Engine{Host: "unix://" + d.socket(), daemon: d, log: o.Log}
 }
 
 func at(host string) string {
@@ -207,14 +202,12 @@ func (e *Engine) clear(ctx context.Context) error {
 	return nil
 }
 
-func missingPrograms(names ...string) []string {
-	var missing []string
-	for _, name := range names {
-		if _, err := exec.LookPath(name); err != nil {
-			missing = append(missing, name)
-		}
-	}
-	return missing
+// missing reports whether one of the programs is missing.
+func missing(programs ...string) bool {
+	return slices.ContainsFunc(programs, func(name string) bool {
+		_, err := exec.LookPath(name)
+		return err != nil
+	})
 }
 
 // installDocker installs the engine, and its client if that is a separate package.
@@ -222,7 +215,7 @@ func installDocker(ctx context.Context, log io.Writer) error {
 	if err := Install(ctx, log, "docker.io"); err != nil {
 		return err
 	}
-	if len(missingPrograms("docker")) > 0 {
+	if missing("docker") {
 		return Install(ctx, log, "docker-cli")
 	}
 	return nil
@@ -261,6 +254,3 @@ func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }
-
-// Directory returns the directory in which our own engine keeps its state.
-func Directory(cache string) string { return filepath.Join(cache, "engine") }

@@ -18,32 +18,20 @@ import (
 // capSysResource is the number of CAP_SYS_RESOURCE.
 const capSysResource = 24
 
-// WithoutSysResource reports whether this machine cannot give CAP_SYS_RESOURCE to a container.
+// WithoutSysResource reports whether this machine cannot give CAP_SYS_RESOURCE to a container: the
+// capabilities that a process and its children can have at most lack it.
 func WithoutSysResource() (bool, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return false, fmt.Errorf("read our capabilities: %w", err)
 	}
-	bounding, err := boundingSet(string(status))
-	if err != nil {
-		return false, err
-	}
-	return bounding&(1<<capSysResource) == 0, nil
-}
-
-// boundingSet returns the capabilities that a process and its children can have at most, from the
-// process's status.
-func boundingSet(status string) (uint64, error) {
-	for line := range strings.Lines(status) {
-		if value, ok := strings.CutPrefix(line, "CapBnd:"); ok {
-			set, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
-			if err != nil {
-				return 0, fmt.Errorf("read our capabilities: %w", err)
-			}
-			return set, nil
+	for line := range strings.Lines(string(status)) {
+		var bounding uint64
+		if _, err := fmt.Sscanf(line, "CapBnd:\t%x", &bounding); err == nil {
+			return bounding&(1<<capSysResource) == 0, nil
 		}
 	}
-	return 0, fmt.Errorf("read our capabilities: no line CapBnd in %q", status)
+	return false, fmt.Errorf("read our capabilities: no line CapBnd in %q", status)
 }
 
 // watchersNeeded is how many inotify instances three nodes use: each has systemd, containerd, a

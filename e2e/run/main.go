@@ -35,7 +35,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	// The first signal ends the run in order; the second one ends it at once.
 	context.AfterFunc(ctx, stop)
-	err := run(ctx, os.Args[1:], os.Getenv, os.Stdout)
+	err := run(ctx, os.Args[1:], os.Stdout)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		os.Exit(2)
@@ -48,8 +48,8 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, args []string, getenv func(string) string, stdout io.Writer) error {
-	o, err := parse(args, getenv, stdout)
+func run(ctx context.Context, args []string, stdout io.Writer) error {
+	o, err := parse(args, stdout)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -35,8 +34,8 @@ const published = "v1.35.8"
 // the flight recorder, the doctor and most of the chart's values.
 const previousRelease = "e6877c0dc0dc97bb955365d67faaa05b967e4f0a"
 
-func parse(args []string, getenv func(string) string, output io.Writer) (options, error) {
-	o := options{keep: getenv("KEEP") == "1", reuse: getenv("E2E_REUSE") == "1"}
+func parse(args []string, output io.Writer) (options, error) {
+	o := options{keep: os.Getenv("KEEP") == "1", reuse: os.Getenv("E2E_REUSE") == "1"}
 	flags := flag.NewFlagSet("run", flag.ContinueOnError)
 	flags.SetOutput(output)
 	flags.Usage = func() {
@@ -80,26 +79,9 @@ func parse(args []string, getenv func(string) string, output io.Writer) (options
 		return o, fmt.Errorf("expected a version such as %s, and found -kubernetes %s", published,
 			o.kubernetes)
 	}
-	cache, err := cacheDir(getenv)
-	o.cache = cache
+	cache, err := os.UserCacheDir() // XDG_CACHE_HOME, or ~/.cache
+	o.cache = filepath.Join(cache, "oxide-csi-e2e")
 	return o, err
-}
-
-// cacheDir returns a directory below XDG_CACHE_HOME or ~/.cache.
-func cacheDir(getenv func(string) string) (string, error) {
-	base := getenv("XDG_CACHE_HOME")
-	if base == "" {
-		home := getenv("HOME")
-		if home == "" {
-			return "", errors.New("expected XDG_CACHE_HOME or HOME to be set, and found neither: " +
-				"set XDG_CACHE_HOME to a directory with room for what is built")
-		}
-		base = filepath.Join(home, ".cache")
-	}
-	if !filepath.IsAbs(base) {
-		return "", fmt.Errorf("expected an absolute path in XDG_CACHE_HOME, and found %s", base)
-	}
-	return filepath.Join(base, "oxide-csi-e2e"), nil
 }
 
 // mountedNoDev is the flag of a mount that does not allow device nodes.

@@ -11,20 +11,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
 )
 
-func env(pairs ...string) func(string) string {
-	return func(name string) string {
-		for i := 0; i < len(pairs); i += 2 {
-			if pairs[i] == name {
-				return pairs[i+1]
-			}
-		}
-		return ""
+// setenv sets the variables of the options: home, and names and values alternately.
+func setenv(t *testing.T, pairs ...string) {
+	for _, name := range []string{"XDG_CACHE_HOME", "KEEP", "E2E_REUSE"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("HOME", "/home/me")
+	for i := 0; i < len(pairs); i += 2 {
+		t.Setenv(pairs[i], pairs[i+1])
 	}
 }
 
 func TestOptionsAreReadFromFlagsAndEnvironment(t *testing.T) {
-	got, err := parse([]string{"-offline", "-focus", "CP-10", "-label", "!slow"},
-		env("HOME", "/home/me", "KEEP", "1"), io.Discard)
+	setenv(t, "KEEP", "1")
+	got, err := parse([]string{"-offline", "-focus", "CP-10", "-label", "!slow"}, io.Discard)
 	want := options{
 		offline: true, focus: "CP-10", label: "!slow", kubernetes: images.Kubernetes, keep: true,
 		timeout: time.Hour, cache: "/home/me/.cache/oxide-csi-e2e", previous: previousRelease,
@@ -32,43 +32,37 @@ func TestOptionsAreReadFromFlagsAndEnvironment(t *testing.T) {
 	if err != nil || got != want {
 		t.Errorf("parse = %+v, %v, want %+v", got, err, want)
 	}
-	other, err := parse([]string{"-kubernetes=v1.36.1"}, env("XDG_CACHE_HOME", "/c"), io.Discard)
+	setenv(t, "XDG_CACHE_HOME", "/c")
+	other, err := parse([]string{"-kubernetes=v1.36.1"}, io.Discard)
 	if err != nil || other.kubernetes != "v1.36.1" || other.cache != "/c/oxide-csi-e2e" {
 		t.Errorf("parse = %+v, %v, want v1.36.1 and the cache in /c", other, err)
 	}
-	plain, err := parse(nil, env("HOME", "/h"), io.Discard)
+	plain, err := parse(nil, io.Discard)
 	if err != nil || plain.kubernetes != published || plain.label != "!long" {
 		t.Errorf("parse = %+v, %v, want %s and no long specs", plain, err, published)
 	}
-	named, err := parse([]string{"-focus=long"}, env("HOME", "/h"), io.Discard)
+	named, err := parse([]string{"-focus=long"}, io.Discard)
 	if err != nil || named.label != "" {
 		t.Errorf("parse = %+v, %v, want the specs of the focus, long ones too", named, err)
 	}
 }
 
 func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
-	home := env("HOME", "/home/me")
-	for name, test := range map[string]struct {
-		args []string
-		env  func(string) string
-		want string
-	}{
-		"a spec as an argument": {[]string{"CP-10"}, home, "-focus"},
-		"another version offline": {
-			[]string{"-offline", "-kubernetes=v1.36.1"}, home, "offline",
-		},
-		"a version without its v":          {[]string{"-kubernetes=1.36.1"}, home, "v1.35"},
-		"less time than cleaning up takes": {[]string{"-timeout=1m"}, home, "cleans up"},
-		"no place for a cache":             {nil, env(), "XDG_CACHE_HOME"},
-		"a cache that moves about":         {nil, env("XDG_CACHE_HOME", "cache"), "absolute"},
-		"a flag that is none":              {[]string{"-on"}, home, "not defined"},
+	setenv(t)
+	for want, args := range map[string][]string{
+		"a spec is chosen with -focus": {"CP-10"},
+		"offline, the nodes run":       {"-offline", "-kubernetes=v1.36.1"},
+		"a version such as v1.35":      {"-kubernetes=1.36.1"},
+		"the suite cleans up":          {"-timeout=1m"},
+		"not defined":                  {"-on"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := parse(test.args, test.env, io.Discard)
-			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("parse(%q) = %v, want an error with %q", test.args, err, test.want)
-			}
-		})
+		if _, err := parse(args, io.Discard); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("parse(%q) = %v, want an error with %q", args, err, want)
+		}
+	}
+	setenv(t, "XDG_CACHE_HOME", "cache")
+	if _, err := parse(nil, io.Discard); err == nil || !strings.Contains(err.Error(), "relative") {
+		t.Errorf("parse with a relative cache = %v, want an error", err)
 	}
 }
 
