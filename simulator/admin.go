@@ -30,13 +30,16 @@ func (s *Server) Admin() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	done := func(do func()) adminAnswer {
+		return func(*http.Request) (any, error) { do(); return nil, nil }
+	}
 	mux := http.NewServeMux()
 	for pattern, answer := range map[string]adminAnswer{
 		"GET /requests":               s.adminRequests,
-		"DELETE /requests":            func(*http.Request) (any, error) { s.requests.clear(); return nil, nil },
+		"DELETE /requests":            done(s.requests.clear),
 		"GET /faults":                 func(*http.Request) (any, error) { return s.Faults.List(), nil },
 		"POST /faults":                s.adminAddFault,
-		"DELETE /faults":              func(*http.Request) (any, error) { s.Faults.Clear(); return nil, nil },
+		"DELETE /faults":              done(s.Faults.Clear),
 		"DELETE /faults/{id}":         s.adminRemoveFault,
 		"GET /disks/{disk}/faults":    s.adminDiskFaults,
 		"POST /disks/{disk}/faults":   s.adminFailDisk,

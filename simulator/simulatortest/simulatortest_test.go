@@ -2,11 +2,8 @@ package simulatortest_test
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
-	"os/exec"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -78,32 +75,4 @@ func TestResetRemovesFaultsDisksAndSwitches(t *testing.T) {
 			t.Error(err)
 		}
 	}
-}
-
-// TestThePackageLinksNoKubernetesOrCSIModule counts the modules on which this package depends.
-func TestThePackageLinksNoKubernetesOrCSIModule(t *testing.T) {
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f",
-		"{{with .Module}}{{.Path}}{{end}}", ".").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	modules := strings.Fields(string(out))
-	slices.Sort(modules)
-	modules = slices.Compact(modules)
-	of := func(prefixes ...string) (n int) {
-		for _, m := range modules {
-			if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(m, p) }) {
-				n++
-				t.Errorf("simulatortest links %s", m)
-			}
-		}
-		return n
-	}
-	kubernetes := of("k8s.io/", "sigs.k8s.io/")
-	csi := of("github.com/container-storage-interface/", "github.com/kubernetes-csi/",
-		"google.golang.org/grpc")
-	if !slices.Contains(modules, "github.com/oxidecomputer/oxide.go") {
-		t.Errorf("go list names no client among %v", modules)
-	}
-	fmt.Printf("FIGURE library modules=%d kubernetes=%d csi=%d\n", len(modules), kubernetes, csi)
 }
