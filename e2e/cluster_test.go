@@ -3,19 +3,45 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
+	. "github.com/onsi/gomega"
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/kind/pkg/apis/config/v1alpha4"
 	"sigs.k8s.io/kind/pkg/cluster"
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
 	"sigs.k8s.io/kind/pkg/cluster/nodeutils"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 )
 
 const clusterName = "oxide-csi"
@@ -51,26 +77,20 @@ const claimPeriod = 5 * time.Second
 const kubernetesReady = 3 * time.Minute
 
 // newCluster creates the kind cluster. rackDir is the rack's directory on this machine.
-func newCluster(provider *cluster.Provider, set settings, rackDir, kubeconfig string) error {
+func newCluster(provider *cluster.Provider, set settings, rackDir, kubeconfig string) {
 	for _, id := range instanceIDs {
 		// The guest's view has to exist before its node, because it is mounted into the node.
-		if err := os.MkdirAll(filepath.Join(rackDir, "guests", id), 0o755); err != nil {
-			return fmt.Errorf("make the guests' views: %w", err)
-		}
+		Expect(os.MkdirAll(filepath.Join(rackDir, "guests", id), 0o755)).To(Succeed())
 	}
-	options := []cluster.CreateOption{
+	Expect(provider.Create(clusterName,
 		cluster.CreateWithV1Alpha4Config(clusterConfig(set, rackDir)),
-		cluster.CreateWithNodeImage(set.nodeImage),
+		cluster.CreateWithNodeImage(set.NodeImage),
 		cluster.CreateWithKubeconfigPath(kubeconfig),
 		cluster.CreateWithWaitForReady(kubernetesReady),
 		cluster.CreateWithRetain(true),
 		cluster.CreateWithDisplayUsage(false),
 		cluster.CreateWithDisplaySalutation(false),
-	}
-	if err := provider.Create(clusterName, options...); err != nil {
-		return fmt.Errorf("create the kind cluster: %w", err)
-	}
-	return nil
+	)).To(Succeed())
 }
 
 func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
@@ -110,7 +130,7 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 			},
 		})
 	}
-	if set.offline {
+	if set.Offline {
 		// The node image has its own network, and nothing here needs DNS.
 		config.Networking.DisableDefaultCNI = true
 		config.KubeadmConfigPatches = append(config.KubeadmConfigPatches,
@@ -125,7 +145,7 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.PatchJSON6902 {
 	patch := v1alpha4.PatchJSON6902{Group: "kubeadm.k8s.io", Version: "v1beta3", Kind: kind}
 	var minor int
-	if _, err := fmt.Sscanf(set.kubernetes, "v1.%d.", &minor); err == nil && minor < 36 {
+	if _, err := fmt.Sscanf(set.Kubernetes, "v1.%d.", &minor); err == nil && minor < 36 {
 		patch.Patch = fmt.Sprintf(`[{"op": "add", "path": "%s/%s", "value": %q}]`,
 			flags, name, value)
 		return patch
@@ -145,21 +165,15 @@ func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.Pat
 type node struct{ nodes.Node }
 
 // findNodes returns the cluster's nodes by name.
-func findNodes(provider *cluster.Provider) (map[string]node, error) {
-	list, err := provider.ListInternalNodes(clusterName)
-	if err != nil {
-		return nil, fmt.Errorf("list the nodes: %w", err)
-	}
+func findNodes(provider *cluster.Provider) map[string]node {
 	found := map[string]node{}
-	for _, n := range list {
+	for _, n := range must(provider.ListInternalNodes(clusterName)) {
 		found[n.String()] = node{n}
 	}
 	for _, name := range append([]string{controlPlane}, workers[:]...) {
-		if _, ok := found[name]; !ok {
-			return nil, fmt.Errorf("the cluster has no node %s", name)
-		}
+		Expect(found).To(HaveKey(name))
 	}
-	return found, nil
+	return found
 }
 
 // run runs a shell script in the node and returns what it printed.
@@ -181,12 +195,7 @@ while [ $n -lt 256 ]; do
 done`
 
 // prepare creates in a started node what the suite needs.
-func (n node) prepare(ctx context.Context) error {
-	if _, err := n.run(ctx, loopNodes); err != nil {
-		return fmt.Errorf("make the loop devices' nodes: %w", err)
-	}
-	return nil
-}
+func (n node) prepare(ctx context.Context) { must(n.run(ctx, loopNodes)) }
 
 // loadArchives loads the images that are in no registry into every node.
 func loadArchives(ctx context.Context, all map[string]node, archives []string) error {
@@ -218,3 +227,291 @@ func (n node) load(archive string) (err error) {
 	}
 	return nil
 }
+
+const (
+	driverName = "csi.oxide.computer"
+	// driverNamespace is the namespace in the overlay.
+	driverNamespace = "oxide-csi"
+	controllerName  = "oxide-csi-controller"
+	nodeName        = "oxide-csi-node"
+	simulatorName   = "oxide-simulator"
+	// overlay is the directory that the suite installs: the plain manifests, with a simulated rack.
+	overlay = "kustomize/e2e"
+)
+
+// rolloutTimeout is how long pods may take to start and to be ready when their images are already
+// there.
+const rolloutTimeout = 3 * time.Minute
+
+// kustomized builds a directory of package deploy, as kubectl apply -k does. If there is a text, it
+// is the directory's kustomization.
+func kustomized(dir, text string) []*unstructured.Unstructured {
+	memory := manifests(deploy.Files)
+	if text != "" {
+		Expect(memory.WriteFile("/"+dir+"/kustomization.yaml", []byte(text))).To(Succeed())
+	}
+	return kustomizedIn(memory, dir)
+}
+
+// manifests returns a tree of package deploy as a file system that a spec may add files to.
+func manifests(tree fs.FS) filesys.FileSystem {
+	memory := filesys.MakeFsInMemory()
+	Expect(fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		content, err := fs.ReadFile(tree, path)
+		if err != nil {
+			return err
+		}
+		return memory.WriteFile("/"+path, content)
+	})).To(Succeed())
+	return memory
+}
+
+func kustomizedIn(memory filesys.FileSystem, dir string) []*unstructured.Unstructured {
+	built := must(krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(memory, "/"+dir))
+	return parseObjects(must(built.AsYaml()))
+}
+
+// crds returns the definitions of the kinds for snapshots. A cluster provides them, not the driver.
+func crds(dir string) (all []*unstructured.Unstructured) {
+	for _, file := range must(filepath.Glob(filepath.Join(dir, "*.yaml"))) {
+		for _, object := range parseObjects(must(os.ReadFile(file))) {
+			if object.GetKind() == "CustomResourceDefinition" {
+				all = append(all, object)
+			}
+		}
+	}
+	Expect(all).NotTo(BeEmpty(), "definitions of kinds in %s", dir)
+	return all
+}
+
+// applyAll applies objects in the order in which kustomize has put them.
+func applyAll(ctx context.Context, objects []*unstructured.Unstructured) {
+	for _, object := range objects {
+		api.apply(ctx, object)
+	}
+}
+
+// removeAll deletes objects from the last to the first and waits until they are gone.
+func removeAll(ctx context.Context, objects []*unstructured.Unstructured) {
+	for _, object := range slices.Backward(objects) {
+		api.remove(ctx, object)
+	}
+	for _, object := range slices.Backward(objects) {
+		client, err := api.resource(object.GroupVersionKind(), object.GetNamespace())
+		if meta.IsNoMatchError(err) {
+			continue // The kind is gone as well.
+		}
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(func() error {
+			_, err := client.Get(ctx, object.GetName(), metav1.GetOptions{})
+			return err
+		}).WithContext(ctx).WithTimeout(rolloutTimeout).Should(Satisfy(apierrors.IsNotFound),
+			"%s %s should be gone", object.GetKind(), object.GetName())
+	}
+}
+
+// rollOut applies objects and waits until they serve.
+func rollOut(ctx context.Context, objects []*unstructured.Unstructured) {
+	applyAll(ctx, objects)
+	rolledOut(ctx, objects)
+}
+
+// rolledOut waits until the driver serves everywhere: each Deployment and DaemonSet of the objects
+// has all of its pods, and the kubelets have published what the driver reported.
+func rolledOut(ctx context.Context, objects []*unstructured.Unstructured) {
+	for _, o := range objects {
+		if kind := o.GetKind(); kind == "Deployment" || kind == "DaemonSet" {
+			ready(ctx, kind, o.GetNamespace(), o.GetName())
+		}
+	}
+	registered(ctx)
+}
+
+// ready waits until a Deployment or a DaemonSet has all of its pods.
+func ready(ctx context.Context, kind, namespace, name string) {
+	Expect(poll(ctx, rolloutTimeout, func(ctx context.Context) error {
+		if kind == "DaemonSet" {
+			return daemonSetReady(ctx, namespace, name)
+		}
+		return deploymentReady(ctx, namespace, name)
+	})).To(Succeed(), "%s %s should be rolled out", kind, name)
+}
+
+func deploymentReady(ctx context.Context, namespace, name string) error {
+	d, err := api.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	s := d.Status
+	return allAvailable(s.ObservedGeneration < d.Generation || s.Replicas != s.UpdatedReplicas,
+		ptr.Deref(d.Spec.Replicas, 1), s.UpdatedReplicas, s.AvailableReplicas)
+}
+
+func daemonSetReady(ctx context.Context, namespace, name string) error {
+	d, err := api.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	s := d.Status
+	return allAvailable(s.ObservedGeneration < d.Generation || s.DesiredNumberScheduled == 0,
+		s.DesiredNumberScheduled, s.UpdatedNumberScheduled, s.NumberAvailable)
+}
+
+func allAvailable(changing bool, want, updated, available int32) error {
+	if changing || updated < want || available < want {
+		return fmt.Errorf("%w: %d of %d pods are available, %d are of the last version", errNotYet,
+			available, want, updated)
+	}
+	return nil
+}
+
+// registered waits until the driver is registered at the workers' kubelets.
+func registered(ctx context.Context) {
+	for _, worker := range workers {
+		Eventually(func() (string, error) {
+			d, err := driverOn(ctx, worker)
+			return d.Name, err
+		}).WithContext(ctx).WithTimeout(rolloutTimeout).Should(Equal(driverName),
+			"%s should have registered the driver", worker)
+	}
+}
+
+// poll calls ask until it returns no error or the time is over; then it returns the last error.
+func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true,
+		func(ctx context.Context) (bool, error) {
+			err := ask(ctx)
+			if err != nil && ctx.Err() == nil {
+				last = err
+			}
+			return err == nil, nil
+		})
+	if err != nil && last != nil {
+		return errors.Join(err, last)
+	}
+	return err
+}
+
+// parseObjects reads a stream of YAML documents.
+func parseObjects(text []byte) (objects []*unstructured.Unstructured) {
+	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return objects
+		}
+		Expect(err).NotTo(HaveOccurred())
+		object := &unstructured.Unstructured{}
+		Expect(yaml.Unmarshal(document, &object.Object)).To(Succeed())
+		if len(object.Object) > 0 {
+			objects = append(objects, object)
+		}
+	}
+}
+
+// fieldManager is the suite's name for the API server.
+const fieldManager = "oxide-csi-e2e"
+
+// kube is a client of the cluster's API.
+type kube struct {
+	kubernetes.Interface
+	config  *rest.Config
+	dynamic dynamic.Interface
+	mapper  *restmapper.DeferredDiscoveryRESTMapper
+}
+
+func newKube(kubeconfig string) *kube {
+	config := must(clientcmd.BuildConfigFromFlags("", kubeconfig))
+	config.QPS = -1 // no limit: the suite is the only user
+	// Do not log the API server's warnings about deprecated versions.
+	config.WarningHandler = rest.NoWarnings{}
+	client := must(kubernetes.NewForConfig(config))
+	return &kube{Interface: client, config: config, dynamic: must(dynamic.NewForConfig(config)),
+		mapper: restmapper.NewDeferredDiscoveryRESTMapper(
+			memory.NewMemCacheClient(client.Discovery()))}
+}
+
+// resource returns a client for the objects of a kind.
+func (k *kube) resource(gvk schema.GroupVersionKind, namespace string) (
+	dynamic.ResourceInterface, error) {
+	mapping, err := k.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	if meta.IsNoMatchError(err) {
+		// The kind may have been defined a moment ago.
+		k.mapper.Reset()
+		mapping, err = k.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		return k.dynamic.Resource(mapping.Resource).Namespace(namespace), nil
+	}
+	return k.dynamic.Resource(mapping.Resource), nil
+}
+
+// apply creates or changes an object, as kubectl apply --server-side does.
+func (k *kube) apply(ctx context.Context, object *unstructured.Unstructured) {
+	client := must(k.resource(object.GroupVersionKind(), object.GetNamespace()))
+	_, err := client.Apply(ctx, object.GetName(), object,
+		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+	Expect(err).NotTo(HaveOccurred(), "apply %s %s", object.GetKind(), object.GetName())
+}
+
+// remove deletes an object. It is no error if the object or its kind is gone.
+func (k *kube) remove(ctx context.Context, object *unstructured.Unstructured) {
+	client, err := k.resource(object.GroupVersionKind(), object.GetNamespace())
+	if meta.IsNoMatchError(err) {
+		return
+	}
+	Expect(err).NotTo(HaveOccurred())
+	foreground := metav1.DeletePropagationForeground
+	Expect(client.Delete(ctx, object.GetName(),
+		metav1.DeleteOptions{PropagationPolicy: &foreground})).
+		To(Or(Succeed(), Satisfy(apierrors.IsNotFound)))
+}
+
+// exec runs a command in a container and returns its output.
+func (k *kube) exec(ctx context.Context, namespace, pod, container string, command ...string) (
+	string, error) {
+	url := k.CoreV1().RESTClient().Post().Resource("pods").Namespace(namespace).Name(pod).
+		SubResource("exec").VersionedParams(&corev1.PodExecOptions{
+		Container: container, Command: command, Stdout: true, Stderr: true,
+	}, scheme.ParameterCodec).URL()
+	executor, err := remotecommand.NewWebSocketExecutor(k.config, "GET", url.String())
+	if err != nil {
+		return "", fmt.Errorf("exec in %s/%s: %w", namespace, pod, err)
+	}
+	var out, complaints bytes.Buffer
+	err = executor.StreamWithContext(ctx,
+		remotecommand.StreamOptions{Stdout: &out, Stderr: &complaints})
+	if err != nil {
+		return out.String(), fmt.Errorf("exec %q in %s/%s: %w: %s", command, namespace, pod, err,
+			complaints.String())
+	}
+	return out.String(), nil
+}
+
+// list lists objects of a kind in all namespaces. If the cluster does not know the kind, the list
+// is empty.
+func (k *kube) list(ctx context.Context, gvk schema.GroupVersionKind) (
+	[]unstructured.Unstructured, error) {
+	client, err := k.resource(gvk, metav1.NamespaceAll)
+	if meta.IsNoMatchError(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	list, err := client.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", gvk.Kind, err)
+	}
+	return list.Items, nil
+}
+
+// errNotYet reports that something has not happened yet.
+var errNotYet = errors.New("not yet")

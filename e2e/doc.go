@@ -4,10 +4,7 @@
 // control plane. Each worker is one of its instances, and has that instance's view of /sys and /dev
 // mounted.
 //
-//	make e2e                                images from where they are published
-//	make e2e-offline                        the same suite, every image built on this machine
-//	go run ./e2e/run -offline -focus CP-10  one requirement
-//	KEEP=1 make e2e-offline                 keeps the cluster and prints how to use it
+// README.md has the commands that run the suite.
 //
 // The package uses no code of driver or simulator. It reads claims, pods and events through the
 // Kubernetes API, the rack through its own API and the simulator's admin listener, and the nodes

@@ -7,16 +7,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // The names of the classes in the manifests.
@@ -112,8 +123,7 @@ func gib(n int) resource.Quantity { return *resource.NewQuantity(int64(n)<<30, r
 func (f *fixture) Bound(ctx context.Context, claim string) *corev1.PersistentVolume {
 	var volume string
 	Eventually(func(g Gomega) {
-		c, err := api.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, claim, metav1.GetOptions{})
-		g.Expect(err).NotTo(HaveOccurred())
+		c := read(ctx, g, api.CoreV1().PersistentVolumeClaims(f.ns), claim)
 		g.Expect(c.Status.Phase).To(Equal(corev1.ClaimBound))
 		volume = c.Spec.VolumeName
 	}).WithContext(ctx).Should(Succeed(), "the claim %s should be bound", claim)
@@ -312,3 +322,374 @@ func (p *pod) gone(ctx context.Context) {
 
 // restartTimeout is how long a component that was killed may take to serve again.
 const restartTimeout = time.Minute
+
+// Class describes how a StorageClass of a spec differs from oxide-disk.
+type Class struct {
+	Parameters   map[string]string
+	MountOptions []string
+	Immediate    bool // a claim is bound before a pod uses it
+	Retain       bool // a volume outlives its claim
+}
+
+// fsTypeKey is the StorageClass parameter for the filesystem.
+const fsTypeKey = "csi.storage.k8s.io/fstype"
+
+var classes atomic.Int64
+
+// Class creates a StorageClass that is deleted when the spec ends, and returns its name.
+func (f *fixture) Class(ctx context.Context, c Class) string {
+	class := &storagev1.StorageClass{
+		ObjectMeta:   metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", f.ns, classes.Add(1))},
+		Provisioner:  driverName,
+		Parameters:   c.Parameters,
+		MountOptions: c.MountOptions,
+	}
+	binding, reclaim := storagev1.VolumeBindingWaitForFirstConsumer,
+		corev1.PersistentVolumeReclaimDelete
+	if c.Immediate {
+		binding = storagev1.VolumeBindingImmediate
+	}
+	if c.Retain {
+		reclaim = corev1.PersistentVolumeReclaimRetain
+	}
+	class.VolumeBindingMode, class.ReclaimPolicy = &binding, &reclaim
+	must(api.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}))
+	f.atEnd(func(ctx context.Context) {
+		Expect(api.StorageV1().StorageClasses().Delete(ctx, class.Name, metav1.DeleteOptions{})).
+			To(Succeed())
+	})
+	return class.Name
+}
+
+// atEnd calls a function when everything in the spec's namespace is gone, also after a failure.
+func (f *fixture) atEnd(do func(context.Context)) {
+	DeferCleanup(func(ctx SpecContext) {
+		f.close(ctx)
+		do(ctx)
+	}, NodeTimeout(settleTimeout+time.Minute))
+}
+
+// DeleteVolume deletes a PersistentVolume after setting its policy to Retain, as an operator does
+// to keep the disk. It is no error if the PersistentVolume is gone.
+func (f *fixture) DeleteVolume(ctx context.Context, name string) {
+	all := api.CoreV1().PersistentVolumes()
+	_, err := all.Patch(ctx, name, types.MergePatchType,
+		[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`), metav1.PatchOptions{})
+	unlessGone := Or(Succeed(), Satisfy(apierrors.IsNotFound))
+	Expect(err).To(unlessGone)
+	Expect(all.Delete(ctx, name, metav1.DeleteOptions{})).To(unlessGone)
+	volumeGone(ctx, name)
+}
+
+// volumeGone waits until a PersistentVolume is gone.
+func volumeGone(ctx context.Context, name string) {
+	gone(ctx, "the PersistentVolume "+name, func() error {
+		_, err := api.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+		return err
+	})
+}
+
+// VolumeEvent is Event for a PersistentVolume, which has no namespace.
+func (f *fixture) VolumeEvent(ctx context.Context, name string, texts ...string) string {
+	everywhere := fixture{ns: metav1.NamespaceDefault}
+	return everywhere.Event(ctx, "PersistentVolume", name, texts...)
+}
+
+var snapshotKind = schema.GroupVersionKind{
+	Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshot"}
+
+var snapshotContentKind = schema.GroupVersionKind{
+	Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"}
+
+// snapshot is a VolumeSnapshot.
+type snapshot struct {
+	name   string
+	object *unstructured.Unstructured
+	// content is the name of its VolumeSnapshotContent, and handle the snapshot's UUID on the rack.
+	content, handle string
+}
+
+var snapshots atomic.Int64
+
+// Snapshot requests a snapshot of a claim. The snapshot is taken when Ready returns.
+func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
+	made := &snapshot{name: fmt.Sprintf("snapshot-%d", snapshots.Add(1))}
+	made.object = &unstructured.Unstructured{Object: map[string]any{
+		"metadata": map[string]any{"name": made.name, "namespace": f.ns},
+		"spec": map[string]any{
+			"volumeSnapshotClassName": snapshotClass,
+			"source":                  map[string]any{"persistentVolumeClaimName": claim},
+		},
+	}}
+	made.object.SetGroupVersionKind(snapshotKind)
+	api.apply(ctx, made.object)
+	return made
+}
+
+// Ready waits until a snapshot can be restored.
+func (n *snapshot) Ready(ctx context.Context) *snapshot {
+	all := must(api.resource(snapshotKind, n.object.GetNamespace()))
+	Eventually(func(g Gomega) {
+		got, err := all.Get(ctx, n.name, metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		ready, _, _ := unstructured.NestedBool(got.Object, "status", "readyToUse")
+		g.Expect(ready).To(BeTrue(), "its status is %v", got.Object["status"])
+		n.content, _, _ = unstructured.NestedString(got.Object, "status",
+			"boundVolumeSnapshotContentName")
+	}).WithContext(ctx).Should(Succeed(), "the snapshot %s should be ready", n.name)
+	content := must(must(api.resource(snapshotContentKind, "")).Get(ctx, n.content,
+		metav1.GetOptions{}))
+	n.handle, _, _ = unstructured.NestedString(content.Object, "status", "snapshotHandle")
+	Expect(n.handle).NotTo(BeEmpty())
+	return n
+}
+
+// Delete deletes a snapshot that is ready, and waits until it is gone from the cluster.
+func (n *snapshot) Delete(ctx context.Context) {
+	removeAll(ctx, []*unstructured.Unstructured{n.object})
+	contents := must(api.resource(snapshotContentKind, ""))
+	gone(ctx, "the content of "+n.name, func() error {
+		_, err := contents.Get(ctx, n.content, metav1.GetOptions{})
+		return err
+	})
+}
+
+// applyExample applies an example of package deploy in the spec's namespace. edit may change it
+// first.
+func (f *fixture) applyExample(ctx context.Context, name string,
+	edit func(*unstructured.Unstructured)) {
+	for _, object := range parseObjects(must(deploy.Files.ReadFile("examples/" + name))) {
+		object.SetNamespace(f.ns)
+		if edit != nil {
+			edit(object)
+		}
+		api.apply(ctx, object)
+	}
+}
+
+// app creates a Deployment of one pod.
+func (f *fixture) app(ctx context.Context, spec corev1.PodSpec) {
+	one, labels := int32(1), map[string]string{"app": "app"}
+	must(api.AppsV1().Deployments(f.ns).Create(ctx, &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "app"},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec},
+		},
+	}, metav1.CreateOptions{}))
+}
+
+// appPod waits until the Deployment has one pod that runs, and returns it.
+func (f *fixture) appPod(ctx context.Context) *pod {
+	var found *pod
+	Eventually(func(g Gomega) {
+		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=app"})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(list.Items).To(HaveLen(1))
+		g.Expect(list.Items[0].DeletionTimestamp).To(BeNil())
+		found = &pod{s: f, name: list.Items[0].Name}
+	}).WithContext(ctx).Should(Succeed(), "the Deployment should have a pod")
+	return found.Running(ctx)
+}
+
+// Filesystem returns the type and the size in bytes of the filesystem that a pod has mounted at a
+// path.
+func (p *pod) Filesystem(ctx context.Context, path string) (kind string, sizeBytes int64) {
+	out := p.Sh(ctx, fmt.Sprintf(
+		`awk '$2 == "%[1]s" {print $3}' /proc/mounts; stat -f -c '%%b %%S' %[1]s`, path))
+	var blocks, blockBytes int64
+	_, err := fmt.Sscan(out, &kind, &blocks, &blockBytes)
+	Expect(err).NotTo(HaveOccurred(), "in %q", out)
+	return kind, blocks * blockBytes
+}
+
+// beMostOf matches the size of a filesystem that fills a disk of this many GiB, apart from its own
+// metadata.
+func beMostOf(giB int) OmegaMatcher {
+	disk := int64(giB) << 30
+	return SatisfyAll(BeNumerically(">", disk/100*85), BeNumerically("<=", disk))
+}
+
+// The rack's names in deploy/kustomize/simulator.
+const (
+	rackAPIPort   = 12225
+	rackAdminPort = 12226
+	rackProject   = "default"
+	rackToken     = "oxide-token-e2e"
+)
+
+// rackClients accesses the simulated rack from outside, with Oxide's own client and the admin
+// listener.
+type rackClients struct {
+	*oxide.Client
+	Admin adminapi.Client
+}
+
+// newRackClients connects to the rack at the address of the control plane, whose network its pod
+// uses.
+func newRackClients(n node) *rackClients {
+	address, _, err := n.IP()
+	Expect(err).NotTo(HaveOccurred())
+	client := must(oxide.NewClient(
+		oxide.WithHost(fmt.Sprintf("http://%s:%d", address, rackAPIPort)),
+		oxide.WithToken(rackToken),
+		oxide.WithHTTPClient(&http.Client{
+			Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute,
+		})))
+	admin := adminapi.Client{URL: fmt.Sprintf("http://%s:%d", address, rackAdminPort)}
+	return &rackClients{Client: client, Admin: admin}
+}
+
+// attachedTo returns the name of the node whose instance has the disk, or "".
+func (r *rackClients) attachedTo(ctx context.Context, diskID string) (string, error) {
+	state, err := r.Admin.State(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, a := range state.Attachments {
+		if a.DiskID != diskID {
+			continue
+		}
+		for worker, id := range instanceIDs {
+			if id == a.InstanceID {
+				return worker, nil
+			}
+		}
+		return a.InstanceID, nil
+	}
+	return "", nil
+}
+
+// diskByHand creates a blank disk that is deleted when the spec ends, and returns its UUID.
+func (f *fixture) diskByHand(ctx context.Context, name string, giB int) string {
+	disk := must(theRack.DiskCreate(ctx, oxide.DiskCreateParams{
+		Project: rackProject,
+		Body: &oxide.DiskCreate{
+			Name: oxide.Name(name), Description: "made by hand",
+			Size: oxide.ByteCount(giB << 30),
+			DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
+				DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 4096}},
+			}},
+		},
+	}))
+	f.diskRemovedLater(disk.Id)
+	return disk.Id
+}
+
+// diskRemovedLater deletes a disk when the spec ends.
+func (f *fixture) diskRemovedLater(id string) {
+	f.atEnd(func(ctx context.Context) {
+		worker := must(theRack.attachedTo(ctx, id))
+		if worker != "" {
+			detachByHand(ctx, id, worker)
+		}
+		if theRack.hasDisk(ctx, id) {
+			Expect(theRack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})).
+				To(Succeed())
+		}
+	})
+}
+
+// hasDisk reports whether a disk with this UUID exists.
+func (r *rackClients) hasDisk(ctx context.Context, id string) bool {
+	return slices.Contains(r.diskIDs(ctx), id)
+}
+
+// diskIDs returns the UUIDs of all disks.
+func (r *rackClients) diskIDs(ctx context.Context) []string {
+	state := must(r.Admin.State(ctx))
+	ids := []string{}
+	for _, d := range state.Disks {
+		ids = append(ids, d.ID)
+	}
+	return ids
+}
+
+// disk returns a disk from the rack's API.
+func (r *rackClients) disk(ctx context.Context, id string) *oxide.Disk {
+	return must(r.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
+}
+
+func attachByHand(ctx context.Context, disk, worker string) {
+	must(theRack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+		Instance: oxide.NameOrId(instanceIDs[worker]),
+		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
+	}))
+}
+
+func detachByHand(ctx context.Context, disk, worker string) {
+	must(theRack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+		Instance: oxide.NameOrId(instanceIDs[worker]),
+		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
+	}))
+}
+
+func rackServes(ctx context.Context) {
+	Eventually(func() error {
+		_, err := theRack.Admin.State(ctx)
+		return err
+	}).WithContext(ctx).WithTimeout(restartTimeout).Should(Succeed(), "the rack should serve")
+}
+
+// switchRack changes switches of the rack until the spec ends.
+func switchRack(ctx context.Context, to, back map[string]any) {
+	DeferCleanup(func(ctx SpecContext) {
+		rackServes(ctx)
+		Expect(theRack.Admin.Switch(ctx, back)).To(Succeed())
+	}, NodeTimeout(2*restartTimeout))
+	Expect(theRack.Admin.Switch(ctx, to)).To(Succeed())
+}
+
+// faults injects faults until the spec ends, and returns their IDs.
+func faults(ctx context.Context, rules ...adminapi.Fault) []string {
+	ids := make([]string, len(rules))
+	DeferCleanup(func(ctx SpecContext) {
+		for _, f := range must(theRack.Admin.Faults(ctx)) {
+			if slices.Contains(ids, f.ID) {
+				Expect(theRack.Admin.RemoveFault(ctx, f.ID)).To(Succeed())
+			}
+		}
+	}, NodeTimeout(restartTimeout))
+	for i, rule := range rules {
+		ids[i] = must(theRack.Admin.AddFault(ctx, rule))
+	}
+	return ids
+}
+
+// withoutHotplug makes the rack attach and detach disks only at stopped instances, until the spec
+// ends.
+func withoutHotplug(ctx context.Context) {
+	switchRack(ctx, map[string]any{"hotplug": "none"}, map[string]any{"hotplug": "full"})
+}
+
+// requestsOf returns the requests of an operation since an entry of the rack's log.
+func requestsOf(ctx context.Context, operation string, since int) []adminapi.Request {
+	all := must(theRack.Admin.Requests(ctx, since))
+	return slices.DeleteFunc(all, func(r adminapi.Request) bool { return r.Operation != operation })
+}
+
+// lastRequest returns the number of the newest entry of the rack's log.
+func lastRequest(ctx context.Context) int {
+	all := must(theRack.Admin.Requests(ctx, 0))
+	if len(all) == 0 {
+		return 0
+	}
+	return all[len(all)-1].Seq
+}
+
+// newDisks returns the IDs of the disks that the rack did not have before.
+func newDisks(ctx context.Context, before adminapi.State) []string {
+	return slices.DeleteFunc(theRack.diskIDs(ctx), func(id string) bool {
+		return slices.ContainsFunc(before.Disks, func(d adminapi.Disk) bool { return d.ID == id })
+	})
+}
+
+// OneDiskEach reports whether the rack has exactly one new disk for each of the claims.
+func (f *fixture) OneDiskEach(ctx context.Context, before adminapi.State, claims ...string) {
+	handles := make([]string, len(claims))
+	for i, claim := range claims {
+		handles[i] = f.Bound(ctx, claim).Spec.CSI.VolumeHandle
+	}
+	Expect(newDisks(ctx, before)).To(ConsistOf(handles), "one disk for each of %v", claims)
+}

@@ -4,16 +4,25 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
@@ -187,8 +196,347 @@ func moveVolume(ctx context.Context, volume, node string) {
 	build.Stderr = GinkgoWriter
 	Expect(build.Run()).To(Succeed())
 	move := exec.CommandContext(ctx, program, "move", volume, node)
-	move.Env = append(harness.Environ(), "KUBECONFIG="+filepath.Join(config.work, "kubeconfig"))
+	move.Env = append(harness.Environ(), "KUBECONFIG="+filepath.Join(config.Work, "kubeconfig"))
 	out, err := move.CombinedOutput()
 	GinkgoWriter.Printf("%s", out)
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 }
+
+// fences stops the node on which the leading keeper runs.
+func fences(ctx SpecContext) {
+	off := leader(ctx, keeperLease, ofKeeper).Spec.NodeName
+	s.replaced(ctx, off)
+	stopInstance(ctx, off)
+	s.elsewhere(ctx, off)
+	n := must(api.CoreV1().Nodes().Get(ctx, off, metav1.GetOptions{}))
+	Expect(recorded(ctx, off)).To(HaveField("Fenced", instanceIDs[off]))
+	Expect(n.Spec.Taints).To(ContainElement(HaveField("Key", corev1.TaintNodeOutOfService)))
+
+	startInstance(ctx, off)
+	servesSinceBoot(ctx, off)
+	Eventually(func(g Gomega) {
+		n := read(ctx, g, api.CoreV1().Nodes(), off)
+		g.Expect(recorded(ctx, off)).To(HaveField("Fenced", BeEmpty()))
+		g.Expect(n.Spec.Taints).To(BeEmpty())
+	}).WithContext(ctx).Should(Succeed(), "%s should be free again", off)
+	s.Beating(ctx, off, s.Claim(ctx, Claim{}))
+}
+
+// replaced creates a Deployment of one pod with a volume, and waits until the pod runs on the
+// worker. Kubernetes replaces the pod soon after its node becomes silent.
+func (f *fixture) replaced(ctx context.Context, worker string) {
+	claim := f.Claim(ctx, Claim{})
+	template := f.podObject(ctx, &Pod{Claims: []string{claim}, Script: beating}).Spec
+	soon := int64(1)
+	for _, key := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
+		template.Tolerations = append(template.Tolerations, corev1.Toleration{Key: key,
+			Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &soon})
+	}
+	onlyOn(ctx, worker)
+	f.app(ctx, template)
+	p := f.appPod(ctx)
+	Expect(p.Node(ctx)).To(Equal(worker))
+	p.Beats(ctx)
+	for _, worker := range workers {
+		cordon(ctx, worker, false)
+	}
+}
+
+// elsewhere waits until a pod of the spec runs on another node than the worker and has the data
+// that was written before.
+func (f *fixture) elsewhere(ctx context.Context, worker string) {
+	var runs *pod
+	Eventually(func(g Gomega) {
+		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		i := slices.IndexFunc(list.Items, func(p corev1.Pod) bool {
+			return p.Spec.NodeName != worker && p.Status.Phase == corev1.PodRunning
+		})
+		g.Expect(i).NotTo(Equal(-1))
+		runs = &pod{s: f, name: list.Items[i].Name}
+	}).WithContext(ctx).WithTimeout(nodeLostTimeout).Should(Succeed(), "a pod should run elsewhere")
+	Expect(runs.logged(ctx, false)[0]).To(BeNumerically(">", 1), "it goes on where another ended")
+}
+
+// keepsTheDriver makes a node's driver and its pods with volumes end at the same moment.
+func keepsTheDriver(ctx SpecContext) {
+	stays, goes := workers[0], workers[1]
+	s.Beating(ctx, stays, s.Claim(ctx, Claim{}))
+	onlyOn(ctx, goes)
+	kept := s.Keepers(ctx, diskClass, "kept", 3)
+	cordon(ctx, stays, false)
+	attachments := must(api.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{}))
+	defer attachments.Stop()
+	drivers := must(api.CoreV1().Pods(driverNamespace).Watch(ctx,
+		metav1.ListOptions{LabelSelector: ofNode}))
+	defer drivers.Stop()
+
+	By("draining the node", func() {
+		cordon(ctx, goes, true)
+		going := installedPod(ctx, ofNode, goes)
+		Expect(api.CoreV1().Pods(driverNamespace).Delete(ctx, going.Name,
+			metav1.DeleteOptions{})).To(Succeed())
+		for _, p := range kept {
+			Expect(api.PolicyV1().Evictions(s.ns).Evict(ctx, &policyv1.Eviction{
+				ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: p.name}})).To(Succeed())
+		}
+		driverGone := deleted(ctx, drivers, func(o metav1.Object) bool { return o.GetUID() == going.UID })
+		for range kept {
+			Expect(deleted(ctx, attachments, func(o metav1.Object) bool {
+				a, ok := o.(*storagev1.VolumeAttachment)
+				return ok && a.Spec.NodeName == goes
+			})).To(BeNumerically("<", driverGone), "a volume is detached while its driver is there")
+		}
+		for _, p := range kept {
+			p.Present(ctx).Running(ctx)
+			Expect(p.Node(ctx)).To(Equal(stays))
+		}
+		cordon(ctx, goes, false)
+	})
+	By("replacing the driver of a node that stays", func() {
+		serving(ctx)
+		replaced := installedPod(ctx, ofNode, stays)
+		began := time.Now()
+		removePod(ctx, replaced, metav1.DeleteOptions{})
+		took := time.Since(began)
+		Expect(took).To(BeNumerically("<", 15*time.Second), "%d volumes stay attached",
+			len(kept)+1)
+		fmt.Printf("FIGURE driver-replaced seconds=%.1f\n", took.Seconds())
+		serving(ctx)
+	})
+}
+
+// deleted waits until a watch reports that one of the objects is deleted, and returns the resource
+// version of the deletion. With one etcd, the resource versions of all kinds are increasing
+// numbers.
+func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
+	limit := time.After(nodeLostTimeout)
+	for {
+		select {
+		case event := <-w.ResultChan():
+			o, ok := event.Object.(metav1.Object)
+			Expect(ok).To(BeTrue(), "watching gave %v", event)
+			if event.Type == watch.Deleted && one(o) {
+				return must(strconv.Atoi(o.GetResourceVersion()))
+			}
+		case <-limit:
+			Fail("nothing was deleted within " + nodeLostTimeout.String())
+		}
+	}
+}
+
+// freesNewNodes makes a worker look as if it had just joined.
+func freesNewNodes(ctx SpecContext) {
+	worker := workers[0]
+	patch := func(operations string) error {
+		_, err := api.StorageV1().CSINodes().Patch(ctx, worker, types.MergePatchType,
+			[]byte(operations), metav1.PatchOptions{})
+		return err
+	}
+	startup := func() (bool, error) { return tainted(ctx, worker) }
+	Expect(patch(`{"spec":{"drivers":[]}}`)).To(Succeed())
+	taintStartup(ctx, worker)
+	Consistently(startup).WithContext(ctx).WithTimeout(6*time.Second).Should(BeTrue(),
+		"the driver is not registered")
+	removePod(ctx, installedPod(ctx, ofNode, worker), metav1.DeleteOptions{})
+	Eventually(startup).WithContext(ctx).Should(BeFalse(), "the driver should be registered")
+	Expect(instanceOf(ctx, worker)).To(Equal(instanceIDs[worker]))
+	serving(ctx)
+}
+
+// tainted reports whether a node has the startup taint.
+func tainted(ctx context.Context, name string) (bool, error) {
+	n, err := api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	return err == nil && slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == startupTaint
+	}), err
+}
+
+// The names in the node keeper's manifests, and the names of what it writes.
+const (
+	keeperName   = "oxide-csi-node-keeper"
+	ofKeeper     = "app=" + keeperName
+	keeperLease  = "oxide-node-keeper"         // also the ConfigMap of its records
+	mayStop      = driverName + "/cold-attach" // the label
+	cordonMark   = driverName + "/cold-attach" // the annotation
+	startupTaint = driverName + "/agent-not-ready"
+	instanceKey  = "topology." + driverName + "/instance"
+)
+
+// keeping is a kustomization of what the suite installs together with the node keeper. The keeper
+// has all of its duties, and waits less than by default. The nodes report their instances, as with
+// topologyInstance in the chart. Both nodes' drivers are replaced at once, to save time.
+const keeping = `
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../e2e]
+components: [../node-keeper]
+patches:
+  - target: {kind: Deployment, name: oxide-csi-node-keeper}
+    patch: |
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --settle=5s}
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --min-interval=3s}
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --stateful-set-interval=3s}
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --interval=2s}
+      - {op: add, path: /spec/template/spec/containers/0/args/-,
+         value: --leader-election-lease-duration=9s}
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --fence}
+  - target: {kind: Deployment, name: oxide-csi-controller}
+    patch: |
+      - {op: add, path: /spec/template/spec/containers/0/env/-,
+         value: {name: OXIDE_TOPOLOGY_INSTANCE, value: "true"}}
+      - {op: test, path: /spec/template/spec/containers/1/name, value: csi-provisioner}
+      - {op: add, path: /spec/template/spec/containers/1/args/-, value: --strict-topology=true}
+      - {op: add, path: /spec/template/spec/containers/1/args/-, value: --immediate-topology=false}
+  - target: {kind: ClusterRole, name: oxide-csi-controller}
+    patch: |
+      - {op: add, path: /rules/-,
+         value: {apiGroups: [""], resources: [persistentvolumeclaims], verbs: [update]}}
+      - {op: add, path: /rules/-,
+         value: {apiGroups: [""], resources: [nodes], verbs: [list, watch]}}
+  - target: {kind: DaemonSet, name: oxide-csi-node}
+    patch: |
+      - {op: add, path: /spec/template/spec/containers/0/env/-,
+         value: {name: OXIDE_TOPOLOGY_INSTANCE, value: "true"}}
+      - {op: replace, path: /spec/updateStrategy/rollingUpdate/maxUnavailable, value: 100%}
+`
+
+// installKeeper installs the node keeper beside what the suite has installed, and allows it to stop
+// both workers. At the end it is removed.
+func installKeeper(ctx context.Context) {
+	objects := kustomized("kustomize/keeping", keeping)
+	before := installed
+	DeferCleanup(func(ctx SpecContext) {
+		removeAll(ctx, slices.DeleteFunc(slices.Clone(objects),
+			func(o *unstructured.Unstructured) bool { return among(before, o) }))
+		removeLeases(ctx, driverNamespace, keeperLease)
+		removeRecords(ctx)
+		for _, worker := range workers {
+			patchNode(ctx, worker, fmt.Sprintf(`{"metadata":{"labels":{%q:null,%q:null}}}`, mayStop,
+				instanceKey))
+		}
+		install(ctx)
+	}, NodeTimeout(2*rolloutTimeout))
+	installed = objects
+	rollOut(ctx, objects)
+	for _, worker := range workers {
+		patchNode(ctx, worker, fmt.Sprintf(`{"metadata":{"labels":{%q:"allowed"}}}`, mayStop))
+	}
+}
+
+// removeRecords removes the keepers' records.
+func removeRecords(ctx context.Context) {
+	Expect(api.CoreV1().ConfigMaps(driverNamespace).Delete(ctx, keeperLease, metav1.DeleteOptions{})).
+		To(Or(Succeed(), Satisfy(apierrors.IsNotFound)))
+}
+
+// among reports whether one of the objects has the same kind and name.
+func among(all []*unstructured.Unstructured, one *unstructured.Unstructured) bool {
+	return slices.ContainsFunc(all, func(o *unstructured.Unstructured) bool {
+		return o.GetKind() == one.GetKind() && o.GetName() == one.GetName() &&
+			o.GetNamespace() == one.GetNamespace()
+	})
+}
+
+// coldAttached waits until the keeper has nothing to do on the workers, and all of them are ready
+// and take pods.
+func coldAttached(ctx context.Context) {
+	Eventually(func(g Gomega) {
+		for _, worker := range workers {
+			n := read(ctx, g, api.CoreV1().Nodes(), worker)
+			g.Expect(recorded(ctx, worker)).To(HaveField("Operation.Step", BeEmpty()), worker)
+			g.Expect(n.Spec.Unschedulable).To(BeFalse(), worker)
+		}
+	}).WithContext(ctx).WithTimeout(nodeLostTimeout).Should(Succeed(),
+		"the keeper should have nothing to do")
+	for _, worker := range workers {
+		servesSinceBoot(ctx, worker)
+	}
+}
+
+// stopsSince counts how often each worker's instance was stopped since an entry of the rack's log.
+// A repeated request counts only if the instance was started in between.
+func stopsSince(ctx context.Context, since int) map[string]int {
+	all := must(theRack.Admin.Requests(ctx, since))
+	stops, stopped := map[string]int{}, map[string]bool{}
+	for worker, id := range instanceIDs {
+		for _, r := range all {
+			switch {
+			case !strings.Contains(r.Path, id):
+			case r.Operation == "instance_start":
+				stopped[worker] = false
+			case r.Operation == "instance_stop" && !stopped[worker]:
+				stops[worker]++
+				stopped[worker] = true
+			}
+		}
+	}
+	return stops
+}
+
+// inStep waits until an operation is in one of these steps, and returns its worker.
+func inStep(ctx context.Context, steps ...string) string {
+	var found string
+	Eventually(func(g Gomega) {
+		for _, worker := range workers {
+			r, err := recorded(ctx, worker)
+			g.Expect(err).NotTo(HaveOccurred())
+			if slices.Contains(steps, r.Operation.Step) {
+				found = worker
+			}
+		}
+		g.Expect(found).NotTo(BeEmpty())
+	}).WithContext(ctx).WithPolling(100*time.Millisecond).Should(Succeed(),
+		"an operation should be in one of the steps %v", steps)
+	return found
+}
+
+// keeperRecord contains the fields of a keeper's record that the suite uses.
+type keeperRecord struct {
+	Node      string
+	Operation struct{ Step string }
+	Last      struct{ Problem string }
+	Fenced    string
+}
+
+// recorded returns the keepers' record of a node, or an empty one.
+func recorded(ctx context.Context, name string) (keeperRecord, error) {
+	m, err := api.CoreV1().ConfigMaps(driverNamespace).Get(ctx, keeperLease, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return keeperRecord{}, nil
+	} else if err != nil {
+		return keeperRecord{}, err
+	}
+	for _, text := range m.Data {
+		var r keeperRecord
+		if err := json.Unmarshal([]byte(text), &r); err != nil || r.Node == name {
+			return r, err
+		}
+	}
+	return keeperRecord{}, nil
+}
+
+// lostBeats counts lost writes: the container before the last one reported them as done, but they
+// were not on the volume when the last container started.
+func (p *pod) lostBeats(ctx context.Context) int {
+	before, now := p.logged(ctx, true), p.logged(ctx, false)
+	return max(0, before[len(before)-1]-(now[0]-1))
+}
+
+// logged returns the numbers in the log of the pod's container, or of the container before it.
+func (p *pod) logged(ctx context.Context, previous bool) []int {
+	text := must(api.CoreV1().Pods(p.s.ns).GetLogs(p.name, &corev1.PodLogOptions{
+		Container: "main", Previous: previous}).DoRaw(ctx))
+	var numbers []int
+	for line := range strings.Lines(string(text)) {
+		var n int
+		_, err := fmt.Sscanf(line, "wrote %d\n", &n)
+		Expect(err).NotTo(HaveOccurred(), "%s says %q", p.name, line)
+		numbers = append(numbers, n)
+	}
+	Expect(numbers).NotTo(BeEmpty(), "what %s has written", p.name)
+	return numbers
+}
+
+// keeperTimeout is how long the keeper may take for everything on both nodes, one after the other.
+const keeperTimeout = 5 * time.Minute

@@ -4,12 +4,15 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/kind/pkg/cluster"
 	"sigs.k8s.io/kind/pkg/cmd"
@@ -53,60 +56,66 @@ func must[T any](value T, err error) T {
 	return value
 }
 
+// read returns an object, and fails the assertions of g on an error.
+func read[T any](ctx context.Context, g Gomega, all interface {
+	Get(context.Context, string, metav1.GetOptions) (T, error)
+}, name string) T {
+	object, err := all.Get(ctx, name, metav1.GetOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	return object
+}
+
 var _ = BeforeSuite(func(ctx SpecContext) {
-	config = must(readSettings())
-	if config.standIns != "" {
-		GinkgoWriter.Println("Stand-ins, where no image can be had:", config.standIns)
+	Expect(json.Unmarshal([]byte(os.Getenv("E2E_SETTINGS")), &config)).To(Succeed(),
+		"the suite needs a prepared machine: run it with go run ./e2e/run, which prepares one")
+	if config.StandIns != "" {
+		GinkgoWriter.Println("Stand-ins, where no image can be had:", config.StandIns)
 	}
 	provider = cluster.NewProvider(cluster.ProviderWithDocker(),
 		cluster.ProviderWithLogger(cmd.NewLogger()))
-	kubeconfig := filepath.Join(config.work, "kubeconfig")
-	if config.reuse {
+	kubeconfig := filepath.Join(config.Work, "kubeconfig")
+	if config.Reuse {
 		Expect(provider.ExportKubeConfig(clusterName, kubeconfig, false)).To(Succeed())
-		machines = must(findNodes(provider))
+		machines = findNodes(provider)
 	} else {
 		create(ctx, kubeconfig)
 	}
-	api = must(newKube(kubeconfig))
-	theRack = must(newRackClients(machines[controlPlane]))
+	api = newKube(kubeconfig)
+	theRack = newRackClients(machines[controlPlane])
 	By("installing the kinds that snapshots need", func() {
-		Expect(applyAll(ctx, must(crds(config.crds)))).To(Succeed())
+		applyAll(ctx, crds(config.CRDs))
 	})
 	By("installing the driver", func() { install(ctx) })
 }, NodeTimeout(15*time.Minute))
 
 // create creates the cluster, and registers its removal.
 func create(ctx context.Context, kubeconfig string) {
-	rackDir := filepath.Join(config.work, "rack")
+	rackDir := filepath.Join(config.Work, "rack")
 	// Remove what a killed run has left, because this run uses the same name.
 	Expect(provider.Delete(clusterName, kubeconfig)).To(Succeed())
 	DeferCleanup(takeDown, kubeconfig)
 	By("creating the cluster", func() {
-		Expect(newCluster(provider, config, rackDir, kubeconfig)).To(Succeed())
-		machines = must(findNodes(provider))
+		newCluster(provider, config, rackDir, kubeconfig)
+		machines = findNodes(provider)
 		for _, n := range machines {
-			Expect(n.prepare(ctx)).To(Succeed())
+			n.prepare(ctx)
 		}
 	})
 	By("loading the images", func() {
-		Expect(loadArchives(ctx, machines, config.archives)).To(Succeed())
+		Expect(loadArchives(ctx, machines, config.Archives)).To(Succeed())
 	})
 }
 
 // install installs the driver and the rack from the overlay, and waits until both serve.
 func install(ctx context.Context) {
-	installed = must(kustomized(overlay, ""))
-	Expect(applyAll(ctx, installed)).To(Succeed())
-	Expect(rolledOut(ctx, installed)).To(Succeed())
-	for _, worker := range workers {
-		Expect(registered(ctx, worker)).To(Succeed())
-	}
+	installed = kustomized(overlay, "")
+	rollOut(ctx, installed)
 }
 
 // takeDown removes the cluster. The program that runs the suite releases loop devices that are
 // left, and removes the rack's files, however the suite ends.
 func takeDown(kubeconfig string) {
-	if config.keep {
+	if config.Keep {
 		GinkgoWriter.Printf("The cluster %s is kept. Look at it with KUBECONFIG=%s kubectl get pods -A\n",
 			clusterName, kubeconfig)
 		return
@@ -134,3 +143,16 @@ var _ = JustAfterEach(func() {
 		collectEvidence("")
 	}
 })
+
+// settings contains what e2e/run has prepared, from the environment variable E2E_SETTINGS.
+type settings struct {
+	NodeImage, Kubernetes, CRDs, Work, Evidence, StandIns string
+	Archives                                              []string
+	// Previous is the directory of the previous release, and PreviousName its name; both are empty
+	// without one.
+	Previous, PreviousName string
+	// Base is a tar of the images' base; empty means that of the Dockerfile.
+	Base string
+	// Reuse uses the cluster that an earlier run has kept, and its installation.
+	Offline, Keep, Reuse bool
+}

@@ -4,10 +4,17 @@ package e2e
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -175,4 +182,373 @@ func usesDiskByHand(ctx SpecContext) {
 
 func set(o *unstructured.Unstructured, value string, path ...string) {
 	Expect(unstructured.SetNestedField(o.Object, value, path...)).To(Succeed())
+}
+
+var _ = Describe("the files of a volume", func() {
+	It("belong to the pod's fsGroup, in the root, in a subPath, and in an "+
+		"ephemeral volume (D-55)", belongToGroup)
+	It("belong to the same users for pods with and without a user namespace of their own, on "+
+		"ext4, xfs and btrfs (D-55)", passUserNamespaces)
+})
+
+// passUserNamespaces gives volumes to a pod whose root is not the node's root. The runtime mounts
+// them with mapped users, so the files on the disk keep their owners. The kernel has no such mounts
+// of ext3.
+func passUserNamespaces(ctx SpecContext) {
+	if config.Offline {
+		Skip("Debian's containerd 1.6 has no user namespaces; that of kind's node images has")
+	}
+	var claims []string
+	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
+		claims = append(claims, s.Claim(ctx, Claim{Class: s.Class(ctx, Class{
+			Parameters: map[string]string{fsTypeKey: kind}})}))
+	}
+	user, group, own := int64(1000), int64(2000), false
+	inNamespace := func(p *corev1.Pod) { p.Spec.HostUsers = &own }
+	write := Pod{Claims: claims, User: &user, FSGroup: &group, Node: workers[0]}
+	const files = "for i in 0 1 2; do stat -c '%u %g' /data/$i/$f; done | sort -u"
+
+	plain := s.Pod(ctx, write).Running(ctx)
+	plain.Sh(ctx, "for i in 0 1 2; do echo plain >/data/$i/plain; done; sync")
+	plain.Delete(ctx)
+
+	write.Edit, write.Node = inNamespace, workers[1]
+	mapped := s.Pod(ctx, write).Running(ctx)
+	Expect(mapped.Sh(ctx, "awk '{print $2}' /proc/self/uid_map")).NotTo(Equal("0"),
+		"the pod should have a user namespace of its own")
+	Expect(mapped.Sh(ctx, "f=plain; "+files)).To(Equal("1000 2000"))
+	mapped.Sh(ctx, "for i in 0 1 2; do cat /data/$i/plain; echo mapped >/data/$i/mapped; done; "+
+		"sync")
+	mapped.Delete(ctx)
+
+	write.Edit, write.Node = nil, workers[0]
+	again := s.Pod(ctx, write).Running(ctx)
+	Expect(again.Sh(ctx, "f=mapped; "+files)).To(Equal("1000 2000"))
+	Expect(again.Sh(ctx, "cat /data/*/mapped | sort -u")).To(Equal("mapped"))
+}
+
+func belongToGroup(ctx SpecContext) {
+	user, group := int64(1000), int64(2000)
+	claim := s.Claim(ctx, Claim{})
+	p := s.Pod(ctx, Pod{Claims: []string{claim}, User: &user, FSGroup: &group,
+		Edit: func(p *corev1.Pod) {
+			p.Spec.Volumes = append(p.Spec.Volumes, ephemeral("scratch"))
+			main := &p.Spec.Containers[0]
+			main.VolumeMounts = append(main.VolumeMounts,
+				corev1.VolumeMount{Name: "scratch", MountPath: "/scratch"},
+				corev1.VolumeMount{Name: "data-0", MountPath: "/part", SubPath: "a/part"})
+		}}).Running(ctx)
+	for _, dir := range []string{"/data/0", "/part", "/scratch"} {
+		Expect(p.Sh(ctx, "stat -c %g "+dir)).To(Equal("2000"), dir)
+		Expect(p.Sh(ctx, "echo mine >"+dir+"/file; stat -c '%u %g' "+dir+"/file")).
+			To(Equal("1000 2000"), dir)
+	}
+	Expect(p.Sh(ctx, "cat /data/0/a/part/file")).To(Equal("mine"))
+	scratch := s.Bound(ctx, p.name+"-scratch").Spec.CSI.VolumeHandle
+	kept := s.Bound(ctx, claim).Spec.CSI.VolumeHandle
+	p.Delete(ctx)
+
+	// The files that the first group wrote belong to another group now.
+	other := int64(3000)
+	again := s.Pod(ctx, Pod{Claims: []string{claim}, User: &user, FSGroup: &other}).Running(ctx)
+	Expect(again.Sh(ctx, "stat -c %g /data/0/file")).To(Equal("3000"))
+	Expect(again.Sh(ctx, "echo again >>/data/0/file; cat /data/0/file")).To(Equal("mine\nagain"))
+	Eventually(func() bool { return theRack.hasDisk(ctx, scratch) }).WithContext(ctx).
+		Should(BeFalse(), "an ephemeral volume should go with its pod")
+	Expect(theRack.hasDisk(ctx, kept)).To(BeTrue())
+}
+
+// ephemeral returns a volume whose claim is created and deleted with its pod.
+func ephemeral(name string) corev1.Volume {
+	claim := Claim{}
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+		Ephemeral: &corev1.EphemeralVolumeSource{
+			VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: claim.object().Spec},
+		},
+	}}
+}
+
+var _ = Describe("a claim", func() {
+	It("that no disk can satisfy gets an event with the reason, and leaves nothing on "+
+		"the rack (D-19, D-70, D-71)", saysWhyNot)
+	It("with ReadWriteOnce serves the pods of one node, with ReadWriteOncePod one pod (E-5, D-70)",
+		servesOneNode)
+})
+
+// saysWhyNot creates claims that look valid but cannot be satisfied. A claim waits instead of
+// failing, so the user only gets an event.
+func saysWhyNot(ctx SpecContext) {
+	class := s.Class(ctx, Class{Immediate: true})
+	source := s.Claim(ctx, Claim{Class: class})
+	s.Bound(ctx, source)
+	start := lastRequest(ctx)
+	refused := map[string][]string{
+		s.Claim(ctx, Claim{Class: class, Access: corev1.ReadWriteMany}): {"CapabilityUnsupported",
+			"access mode MULTI_NODE_MULTI_WRITER is not supported", "use ReadWriteOnce"},
+		s.Claim(ctx, Claim{Class: class, Access: corev1.ReadOnlyMany}): {"CapabilityUnsupported",
+			"access mode MULTI_NODE_READER_ONLY is not supported", "use ReadWriteOnce"},
+		s.Claim(ctx, Claim{Class: class, GiB: 1024}): {"CapacityOutOfRange"},
+		s.Claim(ctx, Claim{Class: s.Class(ctx, Class{Immediate: true,
+			Parameters: map[string]string{fsTypeKey: "ntfs"}})}): {"CapabilityUnsupported",
+			`fs_type "ntfs" is not supported`},
+		s.Claim(ctx, Claim{Class: s.Class(ctx, Class{Immediate: true,
+			Parameters: map[string]string{"replicas": "3"}})}): {"ParameterInvalid", "replicas"},
+		// The provisioner knows that the driver does not support clones, and does not call it.
+		s.cloneOf(ctx, source, class): {"CLONE_VOLUME capability is not reported"},
+	}
+	for claim, words := range refused {
+		s.Event(ctx, "PersistentVolumeClaim", claim, words...)
+		s.Unbound(ctx, claim)
+	}
+	Expect(requestsOf(ctx, "disk_create", start)).To(BeEmpty(), "the rack should not be asked")
+}
+
+// cloneOf creates a claim for a copy of another claim.
+func (f *fixture) cloneOf(ctx context.Context, source, class string) string {
+	c := Claim{Class: class}
+	object := c.object()
+	object.Spec.DataSource = &corev1.TypedLocalObjectReference{
+		Kind: "PersistentVolumeClaim", Name: source}
+	must(api.CoreV1().PersistentVolumeClaims(f.ns).Create(ctx, object, metav1.CreateOptions{}))
+	return c.Name
+}
+
+func servesOneNode(ctx SpecContext) {
+	shared := s.Claim(ctx, Claim{})
+	alone := s.Claim(ctx, Claim{Access: corev1.ReadWriteOncePod})
+	writer := s.Pod(ctx, Pod{Claims: []string{shared}, Node: workers[0]})
+	only := s.Pod(ctx, Pod{Claims: []string{alone}, Node: workers[0]})
+	writer.Running(ctx).Sh(ctx, "echo shared >/data/0/file")
+	reader := s.Pod(ctx, Pod{Claims: []string{shared}, Node: workers[0], ReadOnly: true})
+	far := s.Pod(ctx, Pod{Claims: []string{shared}, Node: workers[1]})
+	only.Running(ctx)
+	second := s.Pod(ctx, Pod{Claims: []string{alone}, Node: workers[0]})
+
+	Expect(reader.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("shared"))
+	_, err := reader.Try(ctx, "touch /data/0/mine")
+	Expect(err).To(MatchError(ContainSubstring("Read-only file system")))
+	second.Pending(ctx, "ReadWriteOncePod access mode already in-use by another pod")
+	far.Pending(ctx, "Multi-Attach error", "already used by pod(s)")
+	disk := s.Bound(ctx, shared).Spec.CSI.VolumeHandle
+	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[0]))
+
+	// The pods that waited start when they can.
+	deletePods(ctx, writer, reader, only)
+	Expect(far.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("shared"))
+	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[1]))
+	second.Running(ctx)
+}
+
+var _ = Describe("a node", func() {
+	It("reports how many volumes it takes, without the disks attached by hand; a pod "+
+		"beyond that limit or the rack's limit waits (D-26, D-62, CP-9)", takesSoMany)
+})
+
+// mostDisks is the number of disks per instance in the manifests.
+const mostDisks = 12
+
+func takesSoMany(ctx SpecContext) {
+	// While a static volume is attached but not staged yet, the driver reports one volume less. That
+	// lasts until the kubelet asks again.
+	countEvery(ctx, 10)
+	for _, worker := range workers {
+		Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).
+			Should(Equal(mostDisks))
+		Expect(instanceOf(ctx, worker)).To(Equal(instanceIDs[worker]))
+	}
+	// Kubernetes schedules by the last count. No further count is made in this spec for now.
+	countEvery(ctx, 3600)
+	worker := workers[1]
+	next := func() *pod {
+		return s.Pod(ctx, Pod{Claims: []string{s.Claim(ctx, Claim{})}, Node: worker})
+	}
+	next().Running(ctx)
+
+	// The rack allows fewer disks than OXIDE_MAX_DISKS; the event contains the rack's own error.
+	switchRack(ctx, diskLimit(1), diskLimit(mostDisks))
+	second := next()
+	second.Pending(ctx, "AttachVolume.Attach failed", "cannot attach more than 1 disks to instance")
+	Expect(theRack.Admin.Switch(ctx, diskLimit(mostDisks))).To(Succeed())
+	second.Running(ctx)
+
+	// The instance is full, but the scheduler does not know it yet.
+	disks := fillByHand(ctx, worker, mostDisks-2)
+	third := next()
+	third.Pending(ctx, "AttachVolume.Attach failed", "ResourceExhausted",
+		"InstanceFull: the instance "+worker+" (", ") has 12 disks")
+	detachByHand(ctx, disks[0], worker)
+	third.Running(ctx)
+
+	// After another count the scheduler knows it.
+	countEvery(ctx, 10)
+	Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).Should(Equal(3))
+	fourth := next()
+	fourth.Pending(ctx, "exceed max volume count")
+	for _, disk := range disks[1:] {
+		detachByHand(ctx, disk, worker)
+	}
+	fourth.Running(ctx)
+	Expect(allocatable(ctx, worker)).To(Equal(mostDisks))
+}
+
+// fillByHand attaches this many disks, which belong to nobody in the cluster, to the worker's
+// instance.
+func fillByHand(ctx context.Context, worker string, n int) []string {
+	disks := []string{}
+	for i := range n {
+		disk := s.diskByHand(ctx, fmt.Sprintf("by-hand-%d-%s", i, s.ns), 1)
+		attachByHand(ctx, disk, worker)
+		disks = append(disks, disk)
+	}
+	return disks
+}
+
+// allocatable returns how many volumes the scheduler allows on a worker.
+func allocatable(ctx context.Context, worker string) int {
+	if d := must(driverOn(ctx, worker)); d.Allocatable != nil && d.Allocatable.Count != nil {
+		return int(*d.Allocatable.Count)
+	}
+	return 0
+}
+
+// instanceOf returns the node ID with which the driver is registered on a worker.
+func instanceOf(ctx context.Context, worker string) string {
+	return must(driverOn(ctx, worker)).NodeID
+}
+
+// driverOn returns what a worker's kubelet has published of the driver, or zero.
+func driverOn(ctx context.Context, worker string) (storagev1.CSINodeDriver, error) {
+	csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
+	if err != nil {
+		return storagev1.CSINodeDriver{}, err
+	}
+	for _, d := range csiNode.Spec.Drivers {
+		if d.Name == driverName {
+			return d, nil
+		}
+	}
+	return storagev1.CSINodeDriver{}, nil
+}
+
+// countEvery sets how often the kubelets ask the driver for its limit, until the spec ends.
+func countEvery(ctx context.Context, seconds int64) {
+	drivers := api.StorageV1().CSIDrivers()
+	now := must(drivers.Get(ctx, driverName, metav1.GetOptions{}))
+	set := func(ctx context.Context, seconds int64) {
+		must(drivers.Patch(ctx, driverName, types.MergePatchType, fmt.Appendf(nil,
+			`{"spec":{"nodeAllocatableUpdatePeriodSeconds":%d}}`, seconds), metav1.PatchOptions{}))
+	}
+	set(ctx, seconds)
+	DeferCleanup(func(ctx SpecContext) { set(ctx, *now.Spec.NodeAllocatableUpdatePeriodSeconds) })
+}
+
+// diskLimit returns the switch that sets the rack's real limit of disks per instance.
+func diskLimit(n int) map[string]any { return map[string]any{"disk_limit": n} }
+
+// inWaves is the total number of volumes that are created and deleted, and atOnce how many of them
+// exist at a time: as many as fit on the nodes.
+const inWaves, atOnce = 100, 20
+
+var _ = Describe("figures", Label("long"), func() {
+	It("show that a hundred volumes which are created and deleted in waves leave nothing (D-60, D-62)",
+		takeFigures, NodeTimeout(15*time.Minute))
+})
+
+func takeFigures(ctx SpecContext) {
+	before, began := usages(ctx), time.Now()
+	const waves = inWaves / atOnce
+	for number := range waves {
+		s.wave(ctx, number)
+	}
+	after, took := usages(ctx), time.Since(began)
+	tellUsage(before, after, took)
+	fmt.Printf("FIGURE waves volumes=%d at_once=%d seconds=%.0f seconds_a_wave=%.0f "+
+		"controller_peak_mib=%d node_peak_mib=%d\n", inWaves, atOnce, took.Seconds(),
+		took.Seconds()/waves, after[controllerProgram].peakKiB>>10, after[nodeProgram].peakKiB>>10)
+}
+
+// wave creates as many pods with a volume each as fit on the nodes, waits until all have written to
+// their volumes, and deletes all.
+func (f *fixture) wave(ctx context.Context, number int) {
+	By(fmt.Sprintf("wave %d", number+1))
+	made := make([]*pod, atOnce)
+	all := make([]string, atOnce)
+	for i := range made {
+		all[i] = f.Claim(ctx, Claim{Name: fmt.Sprintf("wave-%d-%d", number, i)})
+		made[i] = f.Pod(ctx, Pod{Claims: all[i : i+1], Script: "echo written > /data/0/file"})
+	}
+	for _, p := range made {
+		p.Running(ctx)
+	}
+	f.ebb(ctx)
+}
+
+// ebb deletes all pods and claims of the fixture, and waits until their volumes are gone.
+func (f *fixture) ebb(ctx context.Context) {
+	now := metav1.DeleteOptions{}
+	Expect(api.CoreV1().Pods(f.ns).DeleteCollection(ctx, now, metav1.ListOptions{})).To(Succeed())
+	Expect(api.CoreV1().PersistentVolumeClaims(f.ns).DeleteCollection(ctx, now,
+		metav1.ListOptions{})).To(Succeed())
+	Eventually(func(g Gomega) {
+		left, err := api.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		var ours []string
+		for _, pv := range left.Items {
+			if pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.Namespace == f.ns {
+				ours = append(ours, pv.Name)
+			}
+		}
+		g.Expect(ours).To(BeEmpty())
+	}).WithContext(ctx).WithTimeout(settleTimeout).Should(Succeed(),
+		"the volumes should be gone")
+}
+
+// usage is the memory and processor time that a container's process has used since it started.
+type usage struct{ peakKiB, cpuMillis int }
+
+// measured is a script that lists the programs of the driver's pods. A stand-in has the name of the
+// program that it replaces.
+const measured = `for name in oxide-csi-plugin csi-provisioner csi-attacher csi-snapshotter \
+	node-driver-registrar csi-node-driver-registrar livenessprobe; do
+	for pid in $(pidof $name); do
+		mode=$(tr '\0' '\n' </proc/$pid/cmdline | sed -n 's/^--mode=/ --mode=/p')
+		peak=$(awk '/^VmHWM/{print $2}' /proc/$pid/status)
+		ticks=$(awk '{print $14 + $15}' /proc/$pid/stat)
+		echo "$peak $((ticks * 1000 / $(getconf CLK_TCK))) $name$mode"
+	done
+done`
+
+// usages returns, for each program, the highest peak memory and the highest processor time of its
+// processes.
+func usages(ctx context.Context) map[string]usage {
+	most := map[string]usage{}
+	for _, worker := range workers {
+		for line := range strings.Lines(must(machines[worker].run(ctx, measured))) {
+			var u usage
+			fields := strings.SplitN(strings.TrimSpace(line), " ", 3)
+			Expect(fields).To(HaveLen(3))
+			u.peakKiB = must(strconv.Atoi(fields[0]))
+			u.cpuMillis = must(strconv.Atoi(fields[1]))
+			old := most[fields[2]]
+			most[fields[2]] = usage{max(old.peakKiB, u.peakKiB), max(old.cpuMillis, u.cpuMillis)}
+		}
+	}
+	return most
+}
+
+const (
+	controllerProgram = "oxide-csi-plugin --mode=controller"
+	nodeProgram       = "oxide-csi-plugin --mode=node"
+)
+
+// tellUsage prints how much processor time each program used during the waves, and its peak memory.
+// The requests in the manifests come from these figures.
+func tellUsage(before, after map[string]usage, wall time.Duration) {
+	Expect(after).To(And(HaveKey(controllerProgram), HaveKey(nodeProgram)))
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		cpu := after[name].cpuMillis - before[name].cpuMillis
+		fmt.Printf("FIGURE usage program=%s peak_mib=%d cpu_ms=%d mean_millicores=%d volumes=%d\n",
+			strings.ReplaceAll(name, " --mode=", "-"), after[name].peakKiB>>10, cpu,
+			int64(cpu)*1000/wall.Milliseconds(), inWaves)
+	}
 }

@@ -9,10 +9,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 )
 
 // daemon is our own dockerd. All of its files are in one directory. It reuses or removes what an
@@ -237,6 +241,241 @@ func (e *Engine) sayDriver(ctx context.Context) error {
 		fmt.Fprintf(e.log, "engine: %s lies on a filesystem that only the storage driver vfs works on: "+
 			"everything will be slow and large; set XDG_CACHE_HOME to a directory on ext4 or xfs\n",
 			e.daemon.dir)
+	}
+	return nil
+}
+
+// capSysResource is the number of CAP_SYS_RESOURCE.
+const capSysResource = 24
+
+// WithoutSysResource reports whether this machine cannot give CAP_SYS_RESOURCE to a container: the
+// capabilities that a process and its children can have at most lack it.
+func WithoutSysResource() (bool, error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return false, fmt.Errorf("read our capabilities: %w", err)
+	}
+	for line := range strings.Lines(string(status)) {
+		var bounding uint64
+		if _, err := fmt.Sscanf(line, "CapBnd:\t%x", &bounding); err == nil {
+			return bounding&(1<<capSysResource) == 0, nil
+		}
+	}
+	return false, fmt.Errorf("read our capabilities: no line CapBnd in %q", status)
+}
+
+// watchersNeeded is how many inotify instances three nodes use: each has systemd, containerd, a
+// kubelet and their children.
+const watchersNeeded = 512
+
+// raiseWatchers raises the kernel's limit of inotify instances if it is too low for a cluster.
+func raiseWatchers(log io.Writer, file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read the limit of inotify instances: %w", err)
+	}
+	limit, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return fmt.Errorf("read the limit of inotify instances: %w", err)
+	}
+	if limit >= watchersNeeded {
+		return nil
+	}
+	if err := os.WriteFile(file, []byte(strconv.Itoa(watchersNeeded)), 0); err != nil {
+		return fmt.Errorf("fs.inotify.max_user_instances is %d and three nodes need %d: "+
+			"raise it with sysctl: %w", limit, watchersNeeded, err)
+	}
+	fmt.Fprintf(log, "engine: raised fs.inotify.max_user_instances from %d to %d; it stays so\n",
+		limit, watchersNeeded)
+	return nil
+}
+
+// unmountTime is how long the last threads of an engine that has ended may keep a mount busy.
+const unmountTime = 20 * time.Second
+
+// unmountBelow unmounts what a killed engine has left mounted in its directory, the last mounts
+// first.
+func unmountBelow(ctx context.Context, dir string) error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return fmt.Errorf("look for what the engine left mounted: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, unmountTime)
+	defer cancel()
+	var problems []error
+	for i := len(mounts) - 1; i >= 0; i-- {
+		problems = append(problems, unmount(ctx, mounts[i].Mountpoint))
+	}
+	return errors.Join(problems...)
+}
+
+func unmount(ctx context.Context, path string) error {
+	for {
+		err := unix.Unmount(path, 0)
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, syscall.EBUSY):
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("unmount %s: %w", path, err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// A Docker engine turns on packet forwarding and adds filter rules, and leaves both when it ends.
+// The functions in this file restore the network of a machine that had no engine.
+
+// network contains the settings of the machine that an engine changes.
+type network struct {
+	// Rules contains the rules of each table, as iptables lists them.
+	Rules map[string][]string
+	// Forward is the value of net.ipv4.ip_forward.
+	Forward string
+}
+
+const forwardFile = "/proc/sys/net/ipv4/ip_forward"
+
+// tables are the tables of rules: the program that lists each, and its name.
+var tables = []string{"iptables filter", "iptables nat", "ip6tables filter", "ip6tables nat"}
+
+// networkFile is the file that exists from an engine's start until its orderly end.
+func (d *daemon) networkFile() string { return d.file("network.json") }
+
+// remember records the network before our engine runs. If an engine of ours was killed, its record
+// is kept, because it is still the right one.
+func (d *daemon) remember(ctx context.Context) error {
+	if exists(d.networkFile()) {
+		return nil
+	}
+	text, err := json.MarshalIndent(readNetwork(ctx), "", "  ")
+	if err != nil {
+		return fmt.Errorf("write down the network as it is: %w", err)
+	}
+	if err := os.WriteFile(d.networkFile(), text, 0o600); err != nil {
+		return fmt.Errorf("write down the network as it is: %w", err)
+	}
+	return nil
+}
+
+// giveBack restores the network. While another engine runs, it does nothing, because that engine
+// uses the rules.
+func (d *daemon) giveBack(ctx context.Context) error {
+	text, err := os.ReadFile(d.networkFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read how the network was: %w", err)
+	}
+	var before network
+	if err := json.Unmarshal(text, &before); err != nil {
+		return fmt.Errorf("read how the network was: %w", err)
+	}
+	if other := otherEngine(); other != 0 {
+		fmt.Fprintf(d.log, "engine: another Docker engine runs, process %d: rules of iptables stay\n",
+			other)
+	} else if err := restore(ctx, before, readNetwork(ctx)); err != nil {
+		return err
+	}
+	return os.Remove(d.networkFile())
+}
+
+// otherEngine returns the process ID of a dockerd on this machine, or zero. Our own has ended by
+// then: even if it is still a zombie, it has no command line.
+func otherEngine() int {
+	found, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range found {
+		line, err := os.ReadFile(file)
+		program, _, _ := strings.Cut(string(line), "\x00")
+		if err == nil && filepath.Base(program) == "dockerd" {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			return pid
+		}
+	}
+	return 0
+}
+
+// readNetwork reads the network. A table that cannot be read does not exist, so there is nothing in
+// it to restore.
+func readNetwork(ctx context.Context) network {
+	now := network{Rules: map[string][]string{}}
+	if text, err := os.ReadFile(forwardFile); err == nil {
+		now.Forward = strings.TrimSpace(string(text))
+	}
+	for _, t := range tables {
+		program, name, _ := strings.Cut(t, " ")
+		out, err := exec.CommandContext(ctx, program, "-w", "-t", name, "-S").Output()
+		if err == nil {
+			now.Rules[t] = strings.Split(strings.TrimSpace(string(out)), "\n")
+		}
+	}
+	return now
+}
+
+func restore(ctx context.Context, before, now network) error {
+	var problems []error
+	for t, rules := range now.Rules {
+		old, known := before.Rules[t]
+		if !known {
+			continue
+		}
+		program, name, _ := strings.Cut(t, " ")
+		for _, change := range undo(old, rules) {
+			args := append([]string{"-w", "-t", name}, change...)
+			if out, err := exec.CommandContext(ctx, program, args...).CombinedOutput(); err != nil {
+				problems = append(problems, fmt.Errorf("%s %s: %w: %s", program,
+					strings.Join(args, " "), err, tail(out)))
+			}
+		}
+	}
+	if before.Forward == "0" && now.Forward != "0" {
+		problems = append(problems, os.WriteFile(forwardFile, []byte("0"), 0))
+	}
+	return errors.Join(problems...)
+}
+
+// undo returns the changes that remove an engine's rules from a table: first the rules that lead to
+// its chains, then the chains, then the policy that it set. It keeps rules that were there before,
+// and rules that do not belong to an engine.
+func undo(before, now []string) [][]string {
+	var rules, flushed, removed, policies [][]string
+	for _, line := range now {
+		if slices.Contains(before, line) {
+			continue
+		}
+		// iptables quotes like a shell, but no rule of an engine contains a word with a space.
+		words := strings.Fields(line)
+		switch {
+		case len(words) == 3 && words[0] == "-P":
+			if old := policy(before, words[1]); old != nil {
+				policies = append(policies, old)
+			}
+		case len(words) == 2 && words[0] == "-N" && isDocker(words[1]):
+			flushed = append(flushed, []string{"-F", words[1]})
+			removed = append(removed, []string{"-X", words[1]})
+		case len(words) > 2 && words[0] == "-A" && !isDocker(words[1]) && leadsToDocker(words):
+			rules = append(rules, append([]string{"-D"}, words[1:]...))
+		}
+	}
+	return slices.Concat(rules, flushed, removed, policies)
+}
+
+func isDocker(chain string) bool { return strings.HasPrefix(chain, "DOCKER") }
+
+func leadsToDocker(rule []string) bool {
+	i := slices.Index(rule, "-j")
+	return i >= 0 && i+1 < len(rule) && isDocker(rule[i+1])
+}
+
+func policy(rules []string, chain string) []string {
+	for _, line := range rules {
+		if words := strings.Fields(line); len(words) == 3 && words[0] == "-P" && words[1] == chain {
+			return words
+		}
 	}
 	return nil
 }

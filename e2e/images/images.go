@@ -18,8 +18,11 @@ package images
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -162,3 +165,171 @@ func interruptible(c *exec.Cmd) {
 
 // architecture is this machine's architecture, in the words of Go and Docker.
 const architecture = runtime.GOARCH
+
+// hash returns a name for the given strings: equal strings have equal names.
+func hash(inputs ...string) string {
+	sum := sha256.New()
+	for _, input := range inputs {
+		// The length distinguishes "ab", "c" from "a", "bc".
+		fmt.Fprintf(sum, "%d:%s", len(input), input)
+	}
+	return hex.EncodeToString(sum.Sum(nil))[:12]
+}
+
+// hashTree returns a name for a tree's paths and contents. Permissions do not count.
+func hashTree(tree fs.FS) (string, error) {
+	var inputs []string
+	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		content, err := fs.ReadFile(tree, path)
+		inputs = append(inputs, path, string(content))
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("hash what an image is made of: %w", err)
+	}
+	return hash(inputs...), nil
+}
+
+// keep returns the path of a file or directory in the cache. Its name contains the hash of its
+// inputs. If it is missing, keep removes older ones, calls build with a temporary path, and renames
+// the result.
+func (b *Builder) keep(dir, name, inputs, extension string, build func(partial string) error) (
+	string, error) {
+	dir = filepath.Join(b.Cache, dir)
+	path := filepath.Join(dir, name+"-"+inputs+extension)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("make the directory of %s: %w", dir, err)
+	}
+	old, err := filepath.Glob(filepath.Join(dir, name+"-????????????"+extension))
+	if err != nil {
+		return "", err
+	}
+	for _, file := range old {
+		if err := os.RemoveAll(file); err != nil {
+			return "", fmt.Errorf("remove what an older version has left: %w", err)
+		}
+	}
+	if err := build(path + ".partial"); err != nil {
+		return "", err
+	}
+	if err := os.Rename(path+".partial", path); err != nil {
+		return "", fmt.Errorf("keep what was built: %w", err)
+	}
+	return path, nil
+}
+
+// scratch creates a directory for a build, on the file system of the files that go into it.
+func (b *Builder) scratch() (string, error) {
+	parent := filepath.Join(b.Cache, "build")
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return "", fmt.Errorf("make a directory to build in: %w", err)
+	}
+	dir, err := os.MkdirTemp(parent, "")
+	if err != nil {
+		return "", fmt.Errorf("make a directory to build in: %w", err)
+	}
+	return dir, nil
+}
+
+// Tidy removes incomplete builds of a run that was killed. Nobody else may build at the same time.
+func (b *Builder) Tidy() error {
+	left, err := filepath.Glob(filepath.Join(b.Cache, "*", "*.partial"))
+	if err != nil {
+		return err
+	}
+	for _, path := range append(left, filepath.Join(b.Cache, "build")) {
+		if err := os.RemoveAll(path); err != nil {
+			return fmt.Errorf("remove what a run that was killed left: %w", err)
+		}
+	}
+	return nil
+}
+
+// place puts a file of the cache where a build finds it. Both are on one file system.
+func place(from, to string) error {
+	if err := os.Link(from, to); err != nil {
+		return fmt.Errorf("place a file for a build: %w", err)
+	}
+	return nil
+}
+
+// programs are the commands that are built from one module.
+type programs struct {
+	// name is the module's directory below this package, and its name in the log.
+	name string
+	// packages contains the import paths of the commands.
+	packages []string
+	// ldflags are flags of the linker, besides those that omit symbols.
+	ldflags string
+}
+
+// compiled contains the modules of the programs that the offline cluster runs.
+var compiled = []programs{
+	{name: "kubernetes", packages: []string{"."}, ldflags: kubernetesVersion(Kubernetes)},
+	{name: "etcd", packages: []string{"."}},
+	{
+		name: "sidecars",
+		packages: []string{
+			"github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher",
+			"github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner",
+			"github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter",
+			"github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
+		},
+	},
+}
+
+// kubernetesVersion returns the linker flags that set the programs' version; kubeadm and kind ask
+// for it.
+func kubernetesVersion(version string) string {
+	const set = "-X k8s.io/component-base/version."
+	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	return set + "gitVersion=" + version + " " + set + "gitMajor=" + major + " " +
+		set + "gitMinor=" + minor
+}
+
+// compile builds a module's programs and returns their directory, whose name contains the hash of
+// the inputs. Programs that exist are not built again.
+func (b *Builder) compile(ctx context.Context, p programs) (string, error) {
+	module := filepath.Join(b.Root, "e2e", "images", p.name)
+	ldflags := strings.TrimSpace("-s -w " + p.ldflags)
+	version, err := command(ctx, module, nil, "go", "env", "GOVERSION", "GOARCH")
+	if err != nil {
+		return "", err
+	}
+	source, err := hashTree(os.DirFS(module))
+	if err != nil {
+		return "", err
+	}
+	compiled := false
+	dir, err := b.keep("programs", p.name, hash(version, ldflags, strings.Join(p.packages, " "),
+		source), "", func(partial string) error {
+		compiled = true
+		return b.step("compiling "+p.name+" from its modules", func() error {
+			return b.goBuild(ctx, module, partial, ldflags, p.packages...)
+		})
+	})
+	if err == nil && !compiled {
+		b.say("%s: compiled before", p.name)
+	}
+	return dir, err
+}
+
+// goBuild builds static programs. The same inputs give the same bytes on every machine.
+func (b *Builder) goBuild(ctx context.Context, module, dir, ldflags string,
+	packages ...string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make a directory for programs: %w", err)
+	}
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=" + ldflags,
+		"-o", dir + string(filepath.Separator)}, packages...)
+	_, err := command(ctx, module, []string{"CGO_ENABLED=0", "GOWORK=off"},
+		"go", args...)
+	return err
+}

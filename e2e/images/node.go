@@ -31,7 +31,7 @@ type parts struct {
 // failCgroupV1 to false, with either image.
 func (b *Builder) Node(ctx context.Context, kubernetes string) (string, error) {
 	if !b.Offline {
-		return b.publishedNode(ctx, kubernetes)
+		return "kindest/node:" + kubernetes, nil // kind pulls it
 	}
 	p, err := b.makeParts(ctx)
 	if err != nil {
@@ -70,24 +70,6 @@ func (b *Builder) Node(ctx context.Context, kubernetes string) (string, error) {
 		return "", fmt.Errorf("remove an archive that is not needed any more: %w", err)
 	}
 	return image, b.dropOlder(ctx, repository, image)
-}
-
-// publishedNode returns the node image that kind's project publishes for a version.
-func (b *Builder) publishedNode(ctx context.Context, kubernetes string) (string, error) {
-	image := "kindest/node:" + kubernetes
-	if b.has(ctx, image) {
-		b.say("%s: pulled before", image)
-		return image, nil
-	}
-	err := b.step("pulling "+image, func() error {
-		_, err := b.Engine.Output(ctx, "pull", "--quiet", image)
-		return err
-	})
-	if err != nil {
-		return "", fmt.Errorf("expected the node image of Kubernetes %s to be published: name one of "+
-			"those that kind's releases list, or build one with -offline: %w", kubernetes, err)
-	}
-	return image, nil
 }
 
 // makeParts compiles and collects at the same time: one needs the processors, the other the

@@ -1,14 +1,17 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // setenv sets the variables of the options: home, and names and values alternately.
@@ -85,4 +88,146 @@ func TestTheRacksDirectoryAllowsDeviceNodes(t *testing.T) {
 	if _, err := mountFlags(t.TempDir()); err != nil {
 		t.Errorf("mountFlags: %v", err)
 	}
+}
+
+// well returns a machine that lacks nothing.
+func well() machine {
+	return machine{
+		root: true, docker: true, loop: true, offline: true, cache: "/cache",
+		memory: 16 << 30, disk: 40 << 30,
+		programs: map[string]bool{"go": true, "docker": true, "dockerd": true, "apt-get": true},
+	}
+}
+
+func TestEverythingAMachineLacksIsReportedInOneSentence(t *testing.T) {
+	without := func(m *machine, names ...string) {
+		for _, name := range names {
+			delete(m.programs, name)
+		}
+	}
+	for name, test := range map[string]struct {
+		change func(*machine)
+		// want contains words of each sentence, in order.
+		want [][]string
+	}{
+		"a machine that lacks nothing": {change: func(*machine) {}},
+		"no engine, but one can be run": {
+			change: func(m *machine) { m.docker = false; m.offline = false; without(m, "apt-get") },
+		},
+		"no engine, but one can be installed": {
+			change: func(m *machine) { m.docker = false; without(m, "docker", "dockerd") },
+		},
+		"an engine that is named and does not answer": {
+			change: func(m *machine) { m.docker = false; m.dockerProblem = errors.New("none answers") },
+			want:   [][]string{{"none answers"}},
+		},
+		"an engine on another machine": {
+			change: func(m *machine) { m.dockerHost = "tcp://elsewhere:2375" },
+			want:   [][]string{{"expected an engine on this machine", "tcp://elsewhere:2375", "unset"}},
+		},
+		"an engine that is named by its socket": {
+			change: func(m *machine) { m.dockerHost = "unix:///run/docker.sock" },
+		},
+		"offline without apt": {
+			change: func(m *machine) { without(m, "apt-get") },
+			want:   [][]string{{"expected apt-get", "without -offline"}},
+		},
+		"just enough memory and disk": {
+			change: func(m *machine) { m.memory, m.disk = memoryNeeded, diskNeeded },
+		},
+		"all of it at once is said at once": {
+			change: func(m *machine) { *m = machine{} },
+			want: [][]string{{"Go toolchain", "install"}, {"as root", "sudo"},
+				{"Docker engine", "DOCKER_HOST"}, {"6.0 GiB of available memory", "found 0.0 GiB"},
+				{"15.0 GiB free in", "XDG_CACHE_HOME"}, {"loop driver", "modprobe loop"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := well()
+			test.change(&m)
+			got := m.missing()
+			if len(got) != len(test.want) {
+				t.Fatalf("missing() = %q, want %d sentences", got, len(test.want))
+			}
+			for i, words := range test.want {
+				for _, word := range words {
+					if !strings.Contains(got[i], word) {
+						t.Errorf("missing()[%d] = %q, want %q in it", i, got[i], word)
+					}
+				}
+			}
+		})
+	}
+}
+
+func there() (bool, error)    { return true, nil }
+func notThere() (bool, error) { return false, nil }
+
+// refused checks that a claim fails and that its error contains all the words.
+func refused(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("the run has the cluster, want an error that says %q", words)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("the error does not say %q: %v", word, err)
+		}
+	}
+}
+
+func TestARunDoesNotTouchTheClusterOfAnotherCache(t *testing.T) {
+	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
+	release, err := claimCluster(dir, "engine-1", "/a/oxide-csi-e2e", notThere, note)
+	csitest.Must(t, err)
+	_, err = claimCluster(dir, "engine-1", "/b/oxide-csi-e2e", there, note)
+	refused(t, err, "the cluster oxide-csi on the Docker engine engine-1", "/a/oxide-csi-e2e",
+		"the process "+strconv.Itoa(os.Getpid()), "wait for it to end")
+	other, err := claimCluster(dir, "engine-2", "/b/oxide-csi-e2e", notThere, note)
+	if err != nil {
+		t.Fatalf("another engine has a cluster of its own: %v", err)
+	}
+	other()
+	release()
+
+	t.Log("the first run has kept its cluster")
+	_, err = claimCluster(dir, "engine-1", "/b/oxide-csi-e2e", there, note)
+	refused(t, err, "was left by another run", "/a/oxide-csi-e2e", "XDG_CACHE_HOME=/a make e2e-down")
+	release, err = claimCluster(dir, "engine-1", "/a/oxide-csi-e2e", there, note)
+	if err != nil {
+		t.Fatalf("a run with the same cache has its cluster: %v", err)
+	}
+	release()
+
+	t.Log("the cluster was removed")
+	release, err = claimCluster(dir, "engine-1", "/b/oxide-csi-e2e", notThere, note)
+	csitest.Must(t, err)
+	release()
+	_, err = claimCluster(dir, "engine-1", "/a/oxide-csi-e2e", there, note)
+	refused(t, err, "/b/oxide-csi-e2e")
+}
+
+func TestAClusterWithoutARecordIsNotRemoved(t *testing.T) {
+	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
+	_, err := claimCluster(dir, "engine", "/a/oxide-csi-e2e", there, note)
+	refused(t, err, "no run with the cache /a/oxide-csi-e2e has made it")
+	csitest.Must(t, os.WriteFile(note, nil, 0o600))
+	release, err := claimCluster(dir, "engine", "/a/oxide-csi-e2e", there, note)
+	if err != nil {
+		t.Fatalf("the note of this cache is of the cluster: %v", err)
+	}
+	release()
+}
+
+func TestTheLockOfACacheNamesItsHolder(t *testing.T) {
+	cache := filepath.Join(t.TempDir(), "oxide-csi-e2e")
+	unlock, err := lock(cache)
+	csitest.Must(t, err)
+	_, err = lock(cache)
+	refused(t, err, "the cache "+cache, "the process "+strconv.Itoa(os.Getpid()))
+	unlock()
+	if unlock, err = lock(cache); err != nil {
+		t.Fatal(err)
+	}
+	unlock()
 }

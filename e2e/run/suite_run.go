@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -9,7 +11,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/kind/pkg/cluster"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
@@ -59,16 +66,20 @@ func (s *suiteRun) buildAndTest(ctx context.Context) (err error) {
 		return err
 	}
 	evidence := filepath.Join(s.cache, "evidence", time.Now().UTC().Format("20060102-150405"))
-	environment := []string{
-		"E2E_NODE_IMAGE=" + node, "E2E_KUBERNETES=" + s.kubernetes,
-		"E2E_ARCHIVES=" + product, "E2E_BASE=" + base,
-		"E2E_CRDS=" + crds, "E2E_EVIDENCE=" + evidence, "E2E_WORK=" + work,
-		"E2E_PREVIOUS=" + s.before.Root, "E2E_PREVIOUS_NAME=" + s.before.Name,
-	}
+	standIns := ""
 	if s.offline {
-		environment = append(environment, "E2E_OFFLINE=1", "E2E_STANDINS="+images.StandIns)
+		standIns = images.StandIns
 	}
-	err = s.test(ctx, environment)
+	settings, err := json.Marshal(map[string]any{
+		"NodeImage": node, "Kubernetes": s.kubernetes, "CRDs": crds, "Work": work,
+		"Evidence": evidence, "StandIns": standIns, "Archives": []string{product},
+		"Previous": s.before.Root, "PreviousName": s.before.Name, "Base": base,
+		"Offline": s.offline, "Keep": s.keep, "Reuse": s.reuse,
+	})
+	if err != nil {
+		return err
+	}
+	err = s.test(ctx, "E2E_SETTINGS="+string(settings))
 	return errors.Join(err, s.tidy(ctx, work, evidence, err == nil))
 }
 
@@ -119,7 +130,7 @@ const suiteEnd = 3 * time.Minute
 
 // test runs the suite. It builds the suite's program first and then starts it itself, without the
 // go command, so that an interrupt reaches the program and its end is awaited.
-func (s *suiteRun) test(ctx context.Context, environment []string) error {
+func (s *suiteRun) test(ctx context.Context, environment string) error {
 	program := filepath.Join(s.cache, "e2e.test")
 	build := exec.CommandContext(ctx, "go", "test", "-c", "-tags=e2e", "-o", program, "./e2e")
 	build.Dir, build.Stdout, build.Stderr = s.root, s.stdout, os.Stderr
@@ -136,12 +147,10 @@ func (s *suiteRun) test(ctx context.Context, environment []string) error {
 }
 
 // suite runs the suite's program and waits for its end.
-func (s *suiteRun) suite(
-	ctx context.Context, environment []string, program string, args ...string,
-) error {
+func (s *suiteRun) suite(ctx context.Context, environment, program string, args ...string) error {
 	suite := exec.CommandContext(ctx, program, args...)
 	suite.Dir, suite.Stdout, suite.Stderr = filepath.Join(s.root, "e2e"), s.stdout, os.Stderr
-	suite.Env = append(s.engine.Environment(), environment...)
+	suite.Env = append(s.engine.Environment(), environment)
 	// Put the suite into its own process group: then an interrupt at the terminal reaches it only
 	// once, through us, and does not reach the programs that it runs to clean up. If we are killed,
 	// the suite is killed, too; otherwise it would use, and at the end remove, a cluster that the
@@ -259,4 +268,132 @@ func projectRoot(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("expected to run in the project's tree, and this is another: %w", err)
 	}
 	return root, nil
+}
+
+// holder describes the process that has a lock, or had it last, according to the lock's file.
+type holder struct {
+	Process int       `json:"process"`
+	Since   time.Time `json:"since"`
+	Cache   string    `json:"cache"`
+}
+
+func (h holder) String() string {
+	return fmt.Sprintf("the process %d, since %s, with the cache %s", h.Process,
+		h.Since.Format(time.RFC3339), h.Cache)
+}
+
+// hold locks a file until this process ends, and writes this process into it. what names what the
+// lock protects. allowed decides by the previous holder whether this process may have the lock.
+func hold(path, what, cache string, allowed func(before holder) error) (unlock func(), err error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", what, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = file.Close()
+		}
+	}()
+	lockErr := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	text, err := io.ReadAll(file)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", what, err)
+	}
+	var before holder
+	_ = json.Unmarshal(text, &before) // if this fails, the holder is unknown
+	if lockErr != nil {
+		return nil, fmt.Errorf("expected to be the only run with %s, and another one has it (%s): wait "+
+			"for it to end", what, before)
+	}
+	if err := allowed(before); err != nil {
+		return nil, err
+	}
+	text, err = json.Marshal(holder{Process: os.Getpid(), Since: time.Now().UTC(), Cache: cache})
+	if err != nil {
+		return nil, err
+	}
+	if err = errors.Join(file.Truncate(0), writeAt(file, text)); err != nil {
+		return nil, fmt.Errorf("lock %s: %w", what, err)
+	}
+	return func() { _ = file.Close() }, nil
+}
+
+func writeAt(file *os.File, text []byte) error {
+	_, err := file.WriteAt(text, 0)
+	return err
+}
+
+// lock prevents that two runs build in one cache, or share our own engine in it.
+func lock(cache string) (unlock func(), err error) {
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return nil, fmt.Errorf("make the cache: %w", err)
+	}
+	return hold(filepath.Join(cache, "lock"), "the cache "+cache, cache,
+		func(holder) error { return nil })
+}
+
+// lockDir contains the locks of clusters. It is the same for every run on the machine, whatever its
+// cache and its TMPDIR are.
+const lockDir = "/tmp"
+
+// claim reserves the cluster's name on the engine for this run until release: no other run creates
+// or removes the cluster. A cluster that already exists was left by a run with this cache.
+func (s *suiteRun) claim(ctx context.Context) (release func(), err error) {
+	if s.engine == nil {
+		return func() {}, nil
+	}
+	id, err := s.engine.Output(ctx, "info", "--format", "{{.ID}}")
+	if err != nil {
+		return nil, fmt.Errorf("find out which engine it is: %w", err)
+	}
+	return claimCluster(lockDir, id, s.cache, s.clusterExists, s.note())
+}
+
+// claimCluster takes the lock of the cluster on the engine with this ID. If the lock has no record,
+// for example after an update of this program, the note in the cache shows whether the cluster is
+// ours.
+func claimCluster(
+	dir, engine, cache string, exists func() (bool, error), note string,
+) (release func(), err error) {
+	path := filepath.Join(dir, fmt.Sprintf("oxide-csi-e2e-%.8x.lock", sha256.Sum256([]byte(engine))))
+	what := fmt.Sprintf("the cluster %s on the Docker engine %s", clusterName, engine)
+	return hold(path, what, cache, func(before holder) error {
+		found, err := exists()
+		if err != nil || !found || before.Cache == cache {
+			return err
+		}
+		if before.Cache != "" {
+			return fmt.Errorf("%s was left by another run (%s): remove it with XDG_CACHE_HOME=%s make "+
+				"e2e-down, or name another engine in DOCKER_HOST", what, before, filepath.Dir(before.Cache))
+		}
+		if _, err := os.Stat(note); err != nil {
+			return fmt.Errorf("%s is there, and no run with the cache %s has made it: remove it with kind "+
+				"delete cluster --name %s if nobody needs it, or name another engine in DOCKER_HOST", what,
+				cache, clusterName)
+		}
+		return nil
+	})
+}
+
+// clusterExists reports whether the engine has a cluster with the suite's name.
+func (s *suiteRun) clusterExists() (bool, error) {
+	provider, err := s.provider()
+	if err != nil {
+		return false, err
+	}
+	names, err := provider.List()
+	if err != nil {
+		return false, fmt.Errorf("look for the cluster %s: %w", clusterName, err)
+	}
+	return slices.Contains(names, clusterName), nil
+}
+
+// provider returns kind's provider, which reads the address of our engine from the environment.
+func (s *suiteRun) provider() (*cluster.Provider, error) {
+	if s.engine.Host != "" {
+		if err := os.Setenv("DOCKER_HOST", s.engine.Host); err != nil {
+			return nil, err
+		}
+	}
+	return cluster.NewProvider(cluster.ProviderWithDocker()), nil
 }

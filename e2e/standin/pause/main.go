@@ -11,11 +11,6 @@ import (
 func main() {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGCHLD)
-	wait(signals, reap)
-}
-
-// wait reaps children, and returns at the first signal that asks for the end.
-func wait(signals <-chan os.Signal, reap func()) {
 	for s := range signals {
 		if s != syscall.SIGCHLD {
 			return

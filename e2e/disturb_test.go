@@ -1,0 +1,473 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// nodeLostTimeout is how long Kubernetes may take to notice that a node is silent and to delete its
+// pods.
+const nodeLostTimeout = 3 * time.Minute
+
+var _ = Describe("a node", func() {
+	It("that is drained passes its volumes, with their data, to the other node, one at a time "+
+		"as the PodDisruptionBudget demands (D-38)", func(ctx SpecContext) {
+		doctor, from, to := newDoctor(ctx), workers[0], workers[1]
+		onlyOn(ctx, from)
+		keepers := s.Keepers(ctx, diskClass, "kept", 2)
+		s.budget(ctx, "kept")
+		last := make([]int, len(keepers))
+		for i, p := range keepers {
+			Expect(p.Node(ctx)).To(Equal(from))
+			last[i] = p.Beats(ctx)
+		}
+		cordon(ctx, to, false)
+		Expect(machines[controlPlane].run(ctx, "kubectl --kubeconfig=/etc/kubernetes/admin.conf drain "+
+			"--ignore-daemonsets --delete-emptydir-data --force --timeout=3m "+from+" 2>&1")).To(
+			ContainSubstring("would violate the pod's disruption budget"),
+			"the budget should have refused to evict a second pod while the first is away")
+		for i, p := range keepers {
+			p.Present(ctx).Running(ctx)
+			Expect(p.Node(ctx)).To(Equal(to))
+			Expect(p.Beats(ctx)).To(BeNumerically(">", last[i]), "no write is lost")
+			s.AttachedTo(ctx, s.Bound(ctx, "data-"+p.name).Spec.CSI.VolumeHandle, to)
+			doctor.findsNothing(ctx, "pod", s.path(p.name))
+		}
+		doctor.findsNothing(ctx, "node", from) // that it is drained breaks nothing
+		cordon(ctx, from, false)
+		spreadControllers(ctx)
+	}, NodeTimeout(5*time.Minute))
+})
+
+// onlyOn keeps new pods off the other worker until the spec allows them there, or ends.
+func onlyOn(ctx context.Context, worker string) {
+	DeferCleanup(func(ctx SpecContext) {
+		for _, worker := range workers {
+			cordon(ctx, worker, false)
+		}
+	}, NodeTimeout(restartTimeout))
+	for _, other := range workers {
+		cordon(ctx, other, other != worker)
+	}
+}
+
+// budget creates a PodDisruptionBudget that allows one pod of a set to be unavailable, and waits
+// until it is in force.
+func (f *fixture) budget(ctx context.Context, set string) {
+	one := intstr.FromInt32(1)
+	budgets := api.PolicyV1().PodDisruptionBudgets(f.ns)
+	must(budgets.Create(ctx, &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: set},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MaxUnavailable: &one,
+			Selector:       &metav1.LabelSelector{MatchLabels: map[string]string{"set": set}},
+		},
+	}, metav1.CreateOptions{}))
+	Eventually(func(g Gomega) {
+		now := read(ctx, g, budgets, set)
+		g.Expect(now.Status.DisruptionsAllowed).To(Equal(int32(1)))
+	}).WithContext(ctx).Should(Succeed(), "the budget should let one pod go")
+}
+
+// spreadControllers puts the two controllers on different nodes again, after a drain.
+func spreadControllers(ctx context.Context) {
+	serving(ctx)
+	all := installedPods(ctx, ofController, "")
+	Expect(all).To(HaveLen(len(workers)))
+	if all[0].Spec.NodeName == all[1].Spec.NodeName {
+		removePod(ctx, all[0], metav1.DeleteOptions{})
+		serving(ctx)
+	}
+}
+
+// slowly delays the creation of a disk, or its appearance in the guest, so that a spec can act
+// before it.
+const slowly = "3s"
+
+var _ = Describe("a restart", func() {
+	It("of the driver on a node, by deletion and by SIGKILL, or of the kubelet disturbs no "+
+		"pod that runs or starts (B-10, D-42)", func(ctx SpecContext) {
+		doctor, on := newDoctor(ctx), workers[0]
+		claim := s.Claim(ctx, Claim{})
+		runner := s.Beating(ctx, on, claim)
+		sum := runner.Fill(ctx)
+		elsewhere := s.Beating(ctx, workers[1], s.Claim(ctx, Claim{}))
+		mounts := mountsOf(ctx, on)
+		switchRack(ctx, map[string]any{"device_delay": slowly}, map[string]any{"device_delay": "0s"})
+
+		By("deleting the driver's pod while another pod's volume is staged", func() {
+			staged := s.Staging(ctx, on)
+			removePod(ctx, installedPod(ctx, ofNode, on), metav1.DeleteOptions{})
+			staged.Running(ctx)
+		})
+		By("killing the driver's process while another pod's volume is staged", func() {
+			serving(ctx)
+			before := installedPod(ctx, ofNode, on)
+			staged := s.Staging(ctx, on)
+			kill(ctx, before, "oxide-plugin")
+			doctor.findsNothing(ctx, "pvc", s.path(claim)) // a pod that runs needs no driver
+			staged.Running(ctx)
+			restarted(ctx, before, "oxide-plugin")
+		})
+		By("restarting the kubelet while another pod's volume is staged", func() {
+			staged := s.Staging(ctx, on)
+			must(machines[on].run(ctx, "systemctl restart kubelet"))
+			staged.Running(ctx)
+		})
+		serving(ctx)
+		Expect(mountsOf(ctx, on)).To(ContainElements(mounts),
+			"the mounts of the pod that ran all the time")
+		elsewhere.Beats(ctx)
+		last := runner.Beats(ctx)
+		runner.Delete(ctx)
+		moved := s.Beating(ctx, workers[1], claim)
+		Expect(moved.Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
+		Expect(moved.Sum(ctx)).To(Equal(sum))
+	}, NodeTimeout(6*time.Minute))
+
+	It("of the leading controller, while it creates volumes, loses none and creates none "+
+		"twice, and a restart of the rack does not disturb running pods (D-8, B-13)",
+		func(ctx SpecContext) {
+			doctor := newDoctor(ctx)
+			before := must(theRack.Admin.State(ctx))
+			claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
+			runners := []*pod{
+				s.Beating(ctx, workers[0], claims[0]), s.Beating(ctx, workers[1], claims[1])}
+			sum := runners[0].Fill(ctx)
+			stay := func() {
+				for _, p := range runners {
+					p.Beats(ctx)
+				}
+				Expect(runners[0].Sum(ctx)).To(Equal(sum))
+			}
+
+			By("killing the controller that leads while it makes volumes", func() {
+				switchRack(ctx, map[string]any{"create_hold": slowly},
+					map[string]any{"create_hold": "0s"})
+				since := lastRequest(ctx)
+				var waiting []*pod
+				for i := range 4 {
+					claim := s.Claim(ctx, Claim{})
+					claims = append(claims, claim)
+					waiting = append(waiting,
+						s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[i%len(workers)]}))
+				}
+				leads := leader(ctx, provisionerLease, ofController)
+				// The disk exists before its request is answered, but the rack logs the request only after
+				// the answer.
+				Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
+					Should(BeNumerically(">", len(runners)), "the rack should be making disks")
+				Expect(len(requestsOf(ctx, "disk_create", since))).To(BeNumerically("<", len(waiting)),
+					"some callers should still wait for their answer")
+				now := int64(0)
+				removePod(ctx, leads, metav1.DeleteOptions{GracePeriodSeconds: &now})
+				for _, p := range waiting {
+					p.Running(ctx)
+				}
+				s.OneDiskEach(ctx, before, claims...)
+				Expect(leader(ctx, provisionerLease, ofController).UID).NotTo(Equal(leads.UID))
+				stay()
+			})
+			devices := loopDevices(ctx)
+			By("killing the rack's process", func() {
+				rack := installedPod(ctx, ofSimulator, "")
+				kill(ctx, rack, simulatorName)
+				started := s.Pod(ctx, Pod{Claims: []string{s.Claim(ctx, Claim{})}})
+				restarted(ctx, rack, simulatorName)
+				rackServes(ctx)
+				Expect(loopDevices(ctx)).To(ContainElements(devices), "the guests keep their devices")
+				stay()
+				started.Running(ctx)
+				doctor.findsNothing(ctx, "pvc", s.path(claims[0]))
+			})
+			By("ending the rack's pod in good order", func() {
+				removePod(ctx, installedPod(ctx, ofSimulator, ""), metav1.DeleteOptions{})
+				stay()
+				serving(ctx)
+				Expect(loopDevices(ctx)).To(ContainElements(devices), "the guests keep their devices")
+				stay()
+				s.Beating(ctx, workers[0], s.Claim(ctx, Claim{}))
+			})
+		}, NodeTimeout(6*time.Minute))
+})
+
+// provisionerLease is the Lease of the leading provisioner. The driver in its pod gets its calls.
+const provisionerLease = "csi-oxide-computer"
+
+// leader waits until one of the installation's pods that match a selector holds a Lease, and
+// returns it.
+func leader(ctx context.Context, name, selector string) corev1.Pod {
+	var leads corev1.Pod
+	Eventually(func(g Gomega) {
+		lease := read(ctx, g, api.CoordinationV1().Leases(driverNamespace), name)
+		spec := lease.Spec
+		g.Expect(spec.HolderIdentity).NotTo(BeNil())
+		g.Expect(spec.RenewTime).NotTo(BeNil())
+		g.Expect(time.Since(spec.RenewTime.Time).Seconds()).To(
+			BeNumerically("<", *spec.LeaseDurationSeconds), "the lease %+v", spec)
+		all := installedPods(ctx, selector, "")
+		i := slices.IndexFunc(all, func(p corev1.Pod) bool { return p.Name == *spec.HolderIdentity })
+		g.Expect(i).NotTo(Equal(-1), "the holder is %s", *spec.HolderIdentity)
+		leads = all[i]
+	}).WithContext(ctx).Should(Succeed(), "one of the pods with %s should lead", selector)
+	return leads
+}
+
+// loopDevices returns the loop devices of the rack, with the serials of their disks.
+func loopDevices(ctx context.Context) []string {
+	state := must(theRack.Admin.State(ctx))
+	var devices []string
+	for _, d := range state.LoopDevices {
+		devices = append(devices, d.Path+" "+d.Serial)
+	}
+	return devices
+}
+
+// mustBeStopped lists the parts of the driver's error for a rack that attaches and detaches only at
+// stopped instances: the reason, and what to do.
+var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "stop"}
+
+var _ = Describe("a rack", func() {
+	It("without hot-plug refuses with a reason in the pod's events, and nothing is left when "+
+		"the rack gets hot-plug (D-61)", func(ctx SpecContext) {
+		doctor, moving := newDoctor(ctx), s.Claim(ctx, Claim{})
+		first := s.Beating(ctx, workers[0], moving)
+		last := first.Beats(ctx)
+		disk := s.Bound(ctx, moving).Spec.CSI.VolumeHandle
+		since := lastRequest(ctx)
+		withoutHotplug(ctx)
+		refused := s.Claim(ctx, Claim{})
+		waiting := s.Pod(ctx, Pod{Node: workers[0], Claims: []string{refused}})
+		waiting.Pending(ctx, mustBeStopped...)
+		first.Delete(ctx)
+		Eventually(func() (string, error) { return detachError(ctx, s.Bound(ctx, moving).Name) }).
+			WithContext(ctx).Should(And(ContainSubstring(mustBeStopped[0]),
+			ContainSubstring(mustBeStopped[1])), "why the volume is not detached")
+		doctor.finds(ctx, "instance", mustBeStopped[1], "pvc", s.path(refused))
+		doctor.finds(ctx, "instance", mustBeStopped[1], "pvc", s.path(moving))
+		Expect(requestsOf(ctx, "instance_stop", since)).To(BeEmpty(), "the driver stops nothing")
+
+		By("giving it hot-plug")
+		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
+		waiting.Running(ctx)
+		moved := s.Beating(ctx, workers[1], moving)
+		Expect(moved.Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
+		Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[1]))
+		Expect(doctor.findsNothing(ctx, "pvc", s.path(moving))).To(BeEmpty(), "links unseen")
+	}, NodeTimeout(5*time.Minute))
+
+	It("that is unreachable for a minute causes no restart and disturbs no running "+
+		"pod, and everything requested meanwhile is done once when it is back (PR-5, B-10, B-42)",
+		func(ctx SpecContext) {
+			doctor := newDoctor(ctx)
+			before := must(theRack.Admin.State(ctx))
+			claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
+			leaving := s.Claim(ctx, Claim{})
+			runners := []*pod{s.Beating(ctx, workers[0], claims[0], leaving),
+				s.Beating(ctx, workers[1], claims[1])}
+			lives := driverRestarts(ctx)
+			more := func() *pod {
+				claims = append(claims, s.Claim(ctx, Claim{}))
+				return s.Pod(ctx, Pod{Claims: claims[len(claims)-1:]})
+			}
+
+			By("cutting every connection to the rack")
+			away := time.Now()
+			cut := faults(ctx, adminapi.Fault{Cut: true})[0]
+			// A call that fails late is repeated soon, because the pauses grow with each failure.
+			const late, back = 50 * time.Second, time.Minute
+			waiting := []*pod{more(), more()}
+			taken := s.Snapshot(ctx, claims[1])
+			sum := runners[1].Fill(ctx)
+			staysSo(ctx, lives, away.Add(late))
+			waiting = append(waiting, more())
+			// The node unmounts without the rack; everything else has to wait for the rack.
+			runners[0].Delete(ctx)
+			s.DeleteClaim(ctx, leaving)
+			staysSo(ctx, lives, away.Add(back))
+			for _, p := range waiting {
+				s.Unbound(ctx, p.get(ctx).Spec.Volumes[0].PersistentVolumeClaim.ClaimName)
+			}
+			Expect(theRack.Admin.Fired(ctx, cut)).To(BeNumerically(">", len(waiting)))
+			doctor.finds(ctx, "rack", "RackUnavailable", "pvc", s.path(claims[2]))
+			doctor.finds(ctx, "rack", "RackUnavailable", "rack")
+			doctor.findsNothing(ctx, "pvc", s.path(claims[1])) // a pod that runs needs no rack
+
+			By("letting it be reached again")
+			Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
+			for _, p := range waiting {
+				p.Running(ctx)
+			}
+			taken.Ready(ctx)
+			state := must(theRack.Admin.State(ctx))
+			Expect(state.Snapshots).To(ContainElement(HaveField("ID", taken.handle)))
+			Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
+				Should(Equal(len(claims)), "the disk of the claim that was deleted should be gone")
+			s.OneDiskEach(ctx, before, claims...)
+			s.AttachedTo(ctx, s.Bound(ctx, claims[0]).Spec.CSI.VolumeHandle, "")
+			runners[1].Beats(ctx)
+			Expect(runners[1].Sum(ctx)).To(Equal(sum))
+			Expect(driverRestarts(ctx)).To(Equal(lives))
+			taken.Delete(ctx)
+		}, NodeTimeout(6*time.Minute))
+})
+
+// staysSo checks until a time that no container of the driver is restarted or stops being ready.
+func staysSo(ctx context.Context, lives []string, until time.Time) {
+	Consistently(func() []string { return driverRestarts(ctx) }).WithContext(ctx).
+		WithTimeout(time.Until(until)).WithPolling(time.Second).
+		Should(Equal(lives), "an outage of the rack should restart nothing")
+}
+
+// detachError returns the error in a VolumeAttachment that explains why its volume is not detached.
+func detachError(ctx context.Context, volume string) (string, error) {
+	status, err := attachmentOf(ctx, volume)
+	if err != nil || status.DetachError == nil {
+		return "", err
+	}
+	return status.DetachError.Message, nil
+}
+
+// attachmentOf returns the status of a volume's VolumeAttachment, or zero if there is none.
+func attachmentOf(ctx context.Context, volume string) (storagev1.VolumeAttachmentStatus, error) {
+	list, err := api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return storagev1.VolumeAttachmentStatus{}, err
+	}
+	for _, a := range list.Items {
+		if name := a.Spec.Source.PersistentVolumeName; name != nil && *name == volume {
+			return a.Status, nil
+		}
+	}
+	return storagev1.VolumeAttachmentStatus{}, nil
+}
+
+var _ = Describe("a disk that fails", Label("long"), func() {
+	It("is found by the doctor, can be unstaged, and has all acknowledged data after "+
+		"it is repaired (NU-4, NH-2, B-38)", func(ctx SpecContext) {
+		disksThatFail(ctx)
+		doctor := newDoctor(ctx)
+		claim := s.Claim(ctx, Claim{})
+		runner := s.Beating(ctx, workers[0], claim)
+		sum, last := runner.Fill(ctx), runner.Beats(ctx)
+		disk := s.Bound(ctx, claim).Spec.CSI.VolumeHandle
+		doctor.findsNothing(ctx, "pvc", s.path(claim))
+
+		broken := adminapi.DiskFault{On: []string{"write", "flush"}}
+		Expect(theRack.Admin.FailDisk(ctx, disk, broken)).To(Succeed())
+		doctor.finds(ctx, "filesystem", "FilesystemFailed", "pvc", s.path(claim))
+		runner.Delete(ctx)
+		s.AttachedTo(ctx, disk, "")
+
+		Expect(theRack.Admin.HealDisk(ctx, disk)).To(Succeed())
+		moved := s.Beating(ctx, workers[1], claim)
+		Expect(moved.Beats(ctx)).To(BeNumerically(">", last), "no write that was synced is lost")
+		Expect(moved.Sum(ctx)).To(Equal(sum))
+		doctor.findsNothing(ctx, "pvc", s.path(claim))
+	}, NodeTimeout(6*time.Minute))
+})
+
+// disksThatFail makes the rack's disks ones that can fail, until the spec ends. No other volumes
+// may be in use, because their devices disappear with the rack's process.
+func disksThatFail(ctx context.Context) {
+	s.atEnd(func(ctx context.Context) { replaceRackArgument(ctx, "--disks=fuse", "--keep-devices") })
+	replaceRackArgument(ctx, "--keep-devices", "--disks=fuse")
+}
+
+// replaceRackArgument restarts the simulated rack with one argument replaced.
+func replaceRackArgument(ctx context.Context, old, replacement string) {
+	all := api.AppsV1().Deployments(driverNamespace)
+	d := must(all.Get(ctx, simulatorName, metav1.GetOptions{}))
+	arguments := d.Spec.Template.Spec.Containers[0].Args
+	i := slices.Index(arguments, old)
+	Expect(i).To(BeNumerically(">=", 0), "the rack has the arguments %q", arguments)
+	arguments[i] = replacement
+	must(all.Update(ctx, d, metav1.UpdateOptions{}))
+	ready(ctx, "Deployment", driverNamespace, simulatorName)
+	rackServes(ctx)
+	serving(ctx)
+}
+
+var _ = Describe("a node whose SMBIOS is hidden", func() {
+	It("gets its instance from its Node object, by a file and by a variable (D-64, D-65, D-66, D-67)",
+		func(ctx SpecContext) {
+			doctor := newDoctor(ctx)
+			DeferCleanup(func(ctx SpecContext) {
+				for _, kind := range []string{"ClusterRoleBinding", "ClusterRole"} {
+					api.remove(ctx, rbacObject(kind, nodeName))
+				}
+				install(ctx)
+			}, NodeTimeout(2*rolloutTimeout))
+			for _, via := range []string{"file", "env"} {
+				By("telling it by "+via, func() {
+					rollOut(ctx, kustomized("kustomize/identified", fmt.Sprintf(hideSMBIOS, via)))
+					for _, worker := range workers {
+						Expect(instanceOf(ctx, worker)).To(Equal(instanceIDs[worker]))
+						p := installedPod(ctx, ofNode, worker)
+						Expect(p.Spec.InitContainers).To(HaveLen(1))
+						Expect(machines[worker].run(ctx, fmt.Sprintf("ls -A /proc/%s/root/oxide/sys/class/dmi",
+							processOf(ctx, p, "oxide-plugin")))).To(BeEmpty(), "SMBIOS on %s", worker)
+					}
+				})
+			}
+			s.Beating(ctx, workers[0], s.Claim(ctx, Claim{}))
+			doctor.findsNothing(ctx, "node", workers[0])
+		}, NodeTimeout(5*time.Minute))
+})
+
+// hideSMBIOS is a kustomization that hides SMBIOS from the drivers of the nodes, and configures
+// their instances in another way. It changes both nodes at once, to save time.
+const hideSMBIOS = `
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../e2e]
+components: [../instance-metadata/%s]
+patches:
+  - patch: |
+      kind: DaemonSet
+      apiVersion: apps/v1
+      metadata: {name: oxide-csi-node, namespace: oxide-csi}
+      spec:
+        updateStrategy: {rollingUpdate: {maxUnavailable: 100%%}}
+        template:
+          spec:
+            containers:
+              - name: oxide-plugin
+                volumeMounts: [{name: nothing, mountPath: /oxide/sys/class/dmi}]
+            volumes: [{name: nothing, emptyDir: {}}]
+`
+
+// rbacObject returns an object that names a ClusterRole or its binding.
+func rbacObject(kind, name string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{}
+	o.SetAPIVersion("rbac.authorization.k8s.io/v1")
+	o.SetKind(kind)
+	o.SetName(name)
+	return o
+}
+
+// processOf returns the process ID of a container in the namespace of its node.
+func processOf(ctx context.Context, p corev1.Pod, container string) string {
+	id := containerID(p, container)
+	out := must(machines[p.Spec.NodeName].run(ctx,
+		"ctr --namespace k8s.io task list | awk '$1 == \""+id+"\" {print $2}'"))
+	process := strings.TrimSpace(out)
+	Expect(process).NotTo(BeEmpty(), "the process of %s in %s", container, p.Name)
+	return process
+}
