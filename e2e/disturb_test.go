@@ -13,7 +13,6 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -337,25 +336,17 @@ func staysSo(ctx context.Context, lives []string, until time.Time) {
 
 // detachError returns the error in a VolumeAttachment that explains why its volume is not detached.
 func detachError(ctx context.Context, volume string) (string, error) {
-	status, err := attachmentOf(ctx, volume)
-	if err != nil || status.DetachError == nil {
-		return "", err
-	}
-	return status.DetachError.Message, nil
-}
-
-// attachmentOf returns the status of a volume's VolumeAttachment, or zero if there is none.
-func attachmentOf(ctx context.Context, volume string) (storagev1.VolumeAttachmentStatus, error) {
 	list, err := api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return storagev1.VolumeAttachmentStatus{}, err
+		return "", err
 	}
 	for _, a := range list.Items {
-		if name := a.Spec.Source.PersistentVolumeName; name != nil && *name == volume {
-			return a.Status, nil
+		if name := a.Spec.Source.PersistentVolumeName; name != nil && *name == volume &&
+			a.Status.DetachError != nil {
+			return a.Status.DetachError.Message, nil
 		}
 	}
-	return storagev1.VolumeAttachmentStatus{}, nil
+	return "", nil
 }
 
 var _ = Describe("a disk that fails", Label("long"), func() {
@@ -465,9 +456,8 @@ func rbacObject(kind, name string) *unstructured.Unstructured {
 // processOf returns the process ID of a container in the namespace of its node.
 func processOf(ctx context.Context, p corev1.Pod, container string) string {
 	id := containerID(p, container)
-	out := must(machines[p.Spec.NodeName].run(ctx,
-		"ctr --namespace k8s.io task list | awk '$1 == \""+id+"\" {print $2}'"))
-	process := strings.TrimSpace(out)
+	process := strings.TrimSpace(must(machines[p.Spec.NodeName].run(ctx,
+		"ctr --namespace k8s.io task list | awk '$1 == \""+id+"\" {print $2}'")))
 	Expect(process).NotTo(BeEmpty(), "the process of %s in %s", container, p.Name)
 	return process
 }

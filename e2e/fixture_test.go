@@ -389,12 +389,6 @@ func volumeGone(ctx context.Context, name string) {
 	})
 }
 
-// VolumeEvent is Event for a PersistentVolume, which has no namespace.
-func (f *fixture) VolumeEvent(ctx context.Context, name string, texts ...string) string {
-	everywhere := fixture{ns: metav1.NamespaceDefault}
-	return everywhere.Event(ctx, "PersistentVolume", name, texts...)
-}
-
 var snapshotKind = schema.GroupVersionKind{
 	Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshot"}
 

@@ -282,9 +282,8 @@ func csiDriver(ctx context.Context) types.UID {
 
 // has reports whether the driver's namespace has this ConfigMap.
 func has(ctx context.Context, name string) bool {
-	list := must(api.CoreV1().ConfigMaps(driverNamespace).List(ctx,
-		metav1.ListOptions{FieldSelector: "metadata.name=" + name}))
-	return len(list.Items) > 0
+	return len(must(api.CoreV1().ConfigMaps(driverNamespace).List(ctx,
+		metav1.ListOptions{FieldSelector: "metadata.name=" + name})).Items) > 0
 }
 
 // users are pods that write while the driver's release changes. There is one on each worker with a

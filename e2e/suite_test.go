@@ -5,19 +5,27 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/kind/pkg/cluster"
 	"sigs.k8s.io/kind/pkg/cmd"
+	"sigs.k8s.io/yaml"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
 // BeforeSuite sets these for all specs.
@@ -125,18 +133,15 @@ func takeDown(kubeconfig string) {
 
 var _ = BeforeEach(func(ctx SpecContext) {
 	start := must(takeLedger(ctx))
-	DeferCleanup(func(ctx SpecContext) { settle(ctx, start) }, NodeTimeout(settleTimeout*2))
+	DeferCleanup(func(ctx SpecContext) {
+		if err := balanced(ctx, start); err != nil {
+			collectEvidence("ledger")
+			Expect(err).NotTo(HaveOccurred())
+		}
+	}, NodeTimeout(settleTimeout*2))
 	s = newFixture(ctx)
 	DeferCleanup(func(ctx SpecContext) { s.close(ctx) }, NodeTimeout(settleTimeout))
 }, NodeTimeout(time.Minute))
-
-// settle runs at the end of every spec.
-func settle(ctx context.Context, start harness.Ledger) {
-	if err := balanced(ctx, start); err != nil {
-		collectEvidence("ledger")
-		Expect(err).NotTo(HaveOccurred())
-	}
-}
 
 var _ = JustAfterEach(func() {
 	if CurrentSpecReport().Failed() {
@@ -155,4 +160,216 @@ type settings struct {
 	Base string
 	// Reuse uses the cluster that an earlier run has kept, and its installation.
 	Offline, Keep, Reuse bool
+}
+
+// settleTimeout is how long it may take until nothing of a spec is left. Kubernetes detaches and
+// deletes with pauses that grow after each refusal.
+const settleTimeout = 2 * time.Minute
+
+// inventory is a script for a node. It prints one line for each mount of a volume, each directory
+// that the kubelet keeps for one, each disk in the guest's view, and each of the driver's records.
+// The files of the flight recorder are left out, because they are meant to stay.
+const inventory = `
+awk '$2 ~ "^/var/lib/kubelet/.*(kubernetes.io~csi|kubernetes.io/csi)" {print "mount " $2}' \
+	/proc/mounts
+for dir in /var/lib/kubelet/plugins/kubernetes.io/csi/csi.oxide.computer \
+	/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/staging \
+	/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish; do
+	[ -d $dir ] || continue
+	for entry in $(ls -A $dir); do echo "directory $dir/$entry"; done
+done
+for entry in $(ls -A /oxide/dev); do echo "device $entry"; done
+for entry in $(ls -A /oxide/sys/block); do echo "sysfs $entry"; done
+[ -d /run/csi.oxide.computer ] || exit 0
+cd /run/csi.oxide.computer
+for entry in $(find . -type f -name "*.json"); do echo "record $entry"; done`
+
+// clusterKinds lists the kinds of objects that remain when a volume leaks.
+var clusterKinds = []schema.GroupVersionKind{
+	{Version: "v1", Kind: "PersistentVolume"},
+	{Group: "storage.k8s.io", Version: "v1", Kind: "VolumeAttachment"},
+	{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"},
+}
+
+// takeLedger counts what exists: the rack's disks, snapshots and attachments; this machine's loop
+// devices; the mounts, directories, devices and records of every worker; the cluster's volumes; and
+// the taints, cordons and operations of its nodes.
+func takeLedger(ctx context.Context) (harness.Ledger, error) {
+	ledger := harness.Ledger{}
+	state, err := theRack.Admin.State(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range state.Disks {
+		ledger["disk "+d.Name]++
+	}
+	for _, s := range state.Snapshots {
+		ledger["snapshot "+s.Name]++
+	}
+	for _, a := range state.Attachments {
+		ledger["attachment of "+a.DiskID+" to "+a.InstanceID]++
+	}
+	loops, err := loopdev.List()
+	if err != nil {
+		return nil, err
+	}
+	for _, own := range state.LoopDevices {
+		ledger["the rack's loop device of "+own.Serial]++
+		for _, disk := range loops {
+			// Kubelets of another cluster on this machine may have loop devices, too, so count only those
+			// of this rack's disks.
+			for _, l := range loops {
+				if disk.Path == own.Path && l.On(disk) {
+					ledger["a kubelet's loop device of "+l.BackingFile]++
+				}
+			}
+		}
+	}
+	for _, kind := range clusterKinds {
+		objects, err := api.list(ctx, kind)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range objects {
+			ledger[kind.Kind+" "+o.GetName()]++
+		}
+	}
+	if err := addNodes(ctx, ledger); err != nil {
+		return nil, err
+	}
+	return ledger, addWorkers(ctx, ledger)
+}
+
+// addNodes adds each Node's taints and cordon, and the node keeper's operations.
+func addNodes(ctx context.Context, ledger harness.Ledger) error {
+	list, err := api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, n := range list.Items {
+		for _, t := range n.Spec.Taints {
+			ledger[n.Name+": taint "+t.ToString()]++
+		}
+		if value, ok := n.Annotations[cordonMark]; ok {
+			ledger[n.Name+": annotation "+cordonMark+"="+value]++
+		}
+		if n.Spec.Unschedulable {
+			ledger[n.Name+": cordoned"]++
+		}
+	}
+	return nil
+}
+
+func addWorkers(ctx context.Context, ledger harness.Ledger) error {
+	var reports [len(workers)]string
+	group, ctx := errgroup.WithContext(ctx)
+	for i, worker := range workers {
+		group.Go(func() (err error) {
+			reports[i], err = machines[worker].run(ctx, inventory)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for i, report := range reports {
+		for line := range strings.Lines(report) {
+			ledger[workers[i]+": "+strings.TrimSpace(line)]++
+		}
+	}
+	return nil
+}
+
+// balanced waits until exactly the same things exist as at the start.
+func balanced(ctx context.Context, start harness.Ledger) error {
+	err := poll(ctx, settleTimeout, func(ctx context.Context) error {
+		now, err := takeLedger(ctx)
+		if err != nil {
+			return err
+		}
+		more, less := now.More(start), start.More(now)
+		if len(more)+len(less) == 0 {
+			return nil
+		}
+		return fmt.Errorf("%w:\nleft behind:\n  %s\ngone:\n  %s", errNotYet,
+			strings.Join(more, "\n  "), strings.Join(less, "\n  "))
+	})
+	if err != nil {
+		return fmt.Errorf("the ledger does not balance after %s: %w", settleTimeout, err)
+	}
+	return nil
+}
+
+// evidenceKinds lists the kinds of objects that are saved after a failure.
+var evidenceKinds = []schema.GroupVersionKind{
+	{Version: "v1", Kind: "Pod"},
+	{Version: "v1", Kind: "Event"},
+	{Version: "v1", Kind: "Node"},
+	{Version: "v1", Kind: "PersistentVolume"},
+	{Version: "v1", Kind: "PersistentVolumeClaim"},
+	{Group: "storage.k8s.io", Version: "v1", Kind: "VolumeAttachment"},
+	{Group: "storage.k8s.io", Version: "v1", Kind: "CSINode"},
+	{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshot"},
+	{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"},
+}
+
+// nodeEvidence contains scripts that run on every node, by the name of the file for their output.
+var nodeEvidence = map[string]string{
+	"mounts.txt": "cat /proc/mounts; losetup --list --output-all",
+	"guest.txt":  "ls -lR /oxide 2>/dev/null | head -200; ls -lR /run/csi.oxide.computer 2>/dev/null",
+}
+
+var notInFileNames = regexp.MustCompile(`[^A-Za-z0-9-]+`)
+
+// collectEvidence writes everything known about a failure into one directory, and prints its path.
+// It also records what could not be read.
+func collectEvidence(suffix string) {
+	if config.Evidence == "" {
+		return
+	}
+	name := notInFileNames.ReplaceAllString(CurrentSpecReport().FullText()+" "+suffix, "-")
+	dir := filepath.Join(config.Evidence, strings.Trim(name[:min(len(name), 120)], "-"))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	keep := func(name string, content any, err error) {
+		text, isText := content.(string)
+		if !isText {
+			document, marshalErr := yaml.Marshal(content)
+			text, err = string(document), errors.Join(err, marshalErr)
+		}
+		if err != nil {
+			text += "\n(not complete: " + err.Error() + ")\n"
+		}
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			GinkgoWriter.Println("keep evidence:", err)
+		}
+	}
+	if api != nil {
+		for _, kind := range evidenceKinds {
+			list, err := api.list(ctx, kind)
+			for _, object := range list {
+				object.SetManagedFields(nil)
+			}
+			keep(strings.ToLower(kind.Kind)+"s.yaml", list, err)
+		}
+	}
+	if theRack != nil {
+		state, err := theRack.Admin.State(ctx)
+		keep("rack/state.yaml", state, err)
+		requests, err := theRack.Admin.Requests(ctx, 0)
+		keep("rack/requests.yaml", requests, err)
+	}
+	for name, n := range machines {
+		for file, script := range nodeEvidence {
+			out, err := n.run(ctx, script)
+			keep(filepath.Join(name, file), out, err)
+		}
+	}
+	// The logs of the nodes, and of every container and the one before it.
+	if err := provider.CollectLogs(clusterName, dir); err != nil {
+		GinkgoWriter.Println("keep the nodes' logs:", err)
+	}
+	fmt.Fprintln(os.Stderr, "evidence of the failure lies in", dir)
 }

@@ -172,8 +172,9 @@ func usesDiskByHand(ctx SpecContext) {
 	Expect(reader.Sh(ctx, "cat /data/0/file")).To(Equal("by hand"))
 	reader.Delete(ctx)
 	s.DeleteClaim(ctx, name)
-	s.VolumeEvent(ctx, name, "DiskNotOurs", "has no ownership tag of this driver",
-		"give the volume the reclaim policy Retain")
+	// The events of a PersistentVolume, which has no namespace, are in this one.
+	(&fixture{ns: metav1.NamespaceDefault}).Event(ctx, "PersistentVolume", name, "DiskNotOurs",
+		"has no ownership tag of this driver", "give the volume the reclaim policy Retain")
 	Expect(theRack.disk(ctx, disk).Description).To(Equal("made by hand"))
 	// The advice in the event helps: the PersistentVolume is deleted, and the disk stays.
 	s.DeleteVolume(ctx, name)

@@ -45,12 +45,6 @@ func recordFlights(t *testing.T, s *Server) (write func(line string)) {
 	}
 }
 
-// flightLine is a line of a driver's flight record, as of now.
-func flightLine(event, outcome, volume, instance, more string) string {
-	return fmt.Sprintf(`{"time":%q,"event":%q,"outcome":%q,"volume":%q,"instance":%q%s}`+"\n",
-		time.Now().UTC().Format(time.RFC3339Nano), event, outcome, volume, instance, more)
-}
-
 func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	r := serveRack(t, engine.Config{FlakyDisks: true})
 	record := recordFlights(t, r.Server)
@@ -87,7 +81,9 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	r.attach("a", "d")
 	sees("the attached disk", card("a")+" .slots li", "shop/orders")
 	format := func(outcome string) string {
-		return flightLine("Formatted", outcome, disk.ID, r.instance("a").ID, `,"filesystem":"ext4"`)
+		return fmt.Sprintf(`{"time":%q,"event":"Formatted","outcome":%q,"volume":%q,"instance":%q,`+
+			`"filesystem":"ext4"}`+"\n", time.Now().UTC().Format(time.RFC3339Nano), outcome, disk.ID,
+			r.instance("a").ID)
 	}
 	record(format("begun"))
 	sees("a format that was begun", "#feed tr", "a"+"Formatted ext4"+"d"+"begun")
