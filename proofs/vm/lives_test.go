@@ -205,10 +205,8 @@ type lab struct {
 	*proof.Proof
 	rack       *harness.Rack
 	controller csi.ControllerClient
-	// controllerAddress is the controller's endpoint.
-	controllerAddress string
-	nodes             []*node
-	kernels           []string
+	nodes      []*node
+	kernels    []string
 
 	// compared is the number of records that were read again.
 	lives, pulled, killed, lost, stuck, compared int
@@ -216,7 +214,7 @@ type lab struct {
 
 func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 	t.Helper()
-	host := openHost(t)
+	key := hostKey(t)
 	run := harness.RunFor(t)
 	run.Plain = true
 	rack, err := run.StartRack(t.Context(), harness.RackOptions{
@@ -230,7 +228,7 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 		t.Fatal(err)
 	}
 	for _, i := range rack.Instances {
-		l.nodes = append(l.nodes, &node{Instance: i, rack: rack, key: host.Key(), driver: driver})
+		l.nodes = append(l.nodes, &node{Instance: i, rack: rack, key: key, driver: driver})
 	}
 	t.Cleanup(func() { // the machines outlive the simulator
 		ctx := context.WithoutCancel(t.Context())
@@ -258,7 +256,7 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 			t.Error(err)
 		}
 	})
-	l.controller, l.controllerAddress = plugin.Controller(), plugin.Endpoint
+	l.controller = plugin.Controller()
 	if err := l.nodes[1].changeImage(t.Context(), filepath.Join(imageDir(t), "newer")); err != nil {
 		t.Fatal(err)
 	}

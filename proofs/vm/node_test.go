@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,7 +23,34 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/machine"
 )
+
+func TestMain(m *testing.M) { namespace.Main(m) }
+
+// bootTime is how long a guest may take until its sshd answers.
+const bootTime = 10 * time.Minute
+
+// imageDir returns the directory of the machines' image, or skips the test without one.
+func imageDir(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("OXIDE_VM_IMAGE")
+	if dir == "" {
+		t.Skip("virtual machines boot in make vm, and need minutes")
+	}
+	return dir
+}
+
+// hostKey returns the file of the key that opens every guest, or skips the test without an image.
+func hostKey(t *testing.T) string {
+	t.Helper()
+	h, err := machine.Open(t.Context(), imageDir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h.Key()
+}
 
 // node is an instance of the rack that runs as a virtual machine, with the driver's node service in
 // it. An ssh keeps a connection to it, on which the driver's socket comes out and all commands go.
@@ -129,18 +157,9 @@ func (n *node) connect(ctx context.Context) error {
 // reach starts the ssh that keeps a connection.
 func (n *node) reach(ctx context.Context) error {
 	n.sever()
-	state, err := n.rack.Admin.State(ctx)
-	if err != nil {
+	var err error
+	if n.address, err = n.sshd(ctx); err != nil {
 		return err
-	}
-	n.address = ""
-	for _, m := range state.Machines {
-		if m.InstanceID == n.ID {
-			n.address = m.SSH
-		}
-	}
-	if n.address == "" {
-		return errors.New("it has no machine")
 	}
 	_ = os.Remove(n.path("ssh"))
 	// It outlives this call.
@@ -162,6 +181,17 @@ func (n *node) reach(ctx context.Context) error {
 		return fmt.Errorf("its sshd does not answer: %w", err)
 	}
 	return nil
+}
+
+// sshd returns the address of the sshd of the instance's machine.
+func (n *node) sshd(ctx context.Context) (string, error) {
+	state, err := n.rack.Admin.State(ctx)
+	for _, m := range state.Machines {
+		if m.InstanceID == n.ID {
+			return m.SSH, err
+		}
+	}
+	return "", errors.Join(err, errors.New("it has no machine"))
 }
 
 // sever ends all connections to the guest, as its end would: calls and commands fail.

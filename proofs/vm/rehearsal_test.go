@@ -39,7 +39,7 @@ func TestRehearsalOfTheConformancePage(t *testing.T) {
 	if os.Getenv("OXIDE_REHEARSAL") == "" {
 		t.Skip("make rehearsal runs it, and needs an hour without KVM")
 	}
-	key := openHost(t).Key()
+	key := hostKey(t)
 	work := t.TempDir()
 	for _, c := range []struct {
 		hotplug             adminapi.Hotplug
@@ -212,22 +212,21 @@ func relay(t *testing.T, rack *harness.Rack, id string) (port int) {
 			}
 			relaying.Go(func() {
 				defer near.Close()
-				state, _ := rack.Admin.State(context.WithoutCancel(t.Context()))
-				for _, m := range state.Machines {
-					if m.InstanceID != id {
-						continue
-					}
-					far, err := new(net.Dialer).DialContext(t.Context(), "tcp", m.SSH)
-					if err != nil {
-						return
-					}
-					relaying.Go(func() {
-						_, _ = io.Copy(far, near)
-						_ = far.(*net.TCPConn).CloseWrite()
-					})
-					_, _ = io.Copy(near, far)
-					_ = far.Close()
+				at := node{Instance: harness.Instance{ID: id}, rack: rack}
+				address, err := at.sshd(context.WithoutCancel(t.Context()))
+				if err != nil {
+					return
 				}
+				far, err := new(net.Dialer).DialContext(t.Context(), "tcp", address)
+				if err != nil {
+					return
+				}
+				relaying.Go(func() {
+					_, _ = io.Copy(far, near)
+					_ = far.(*net.TCPConn).CloseWrite()
+				})
+				_, _ = io.Copy(near, far)
+				_ = far.Close()
 			})
 		}
 	})

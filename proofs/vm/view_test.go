@@ -3,13 +3,12 @@
 package vm_test
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
@@ -19,7 +18,6 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
@@ -61,17 +59,18 @@ for my $dir (glob "$sys/block/nvme*n1") {
 // TestGuestViewShowsWhatAMachineShows compares the view of a guest that is a directory with a
 // virtual machine that has the same disks.
 func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
-	host := openHost(t)
+	key := hostKey(t)
 	p, run := proof.New(t, "guest-view"), harness.RunFor(t)
 	start := func(args ...string) instance {
 		rack, err := run.StartRack(t.Context(), harness.RackOptions{Instances: []string{"a"}, Args: args})
 		if err != nil {
 			t.Fatal(err)
 		}
-		i := instance{T: t, Rack: rack, id: rack.Instances[0].ID, key: host.Key()}
+		i := instance{t, &node{Instance: rack.Instances[0], rack: rack, key: key}}
 		t.Cleanup(func() {
+			i.sever()
 			ctx := context.WithoutCancel(t.Context()) // the machine outlives the simulator
-			if err := errors.Join(rack.StopInstance(ctx, i.id), rack.Stop()); err != nil {
+			if err := errors.Join(rack.StopInstance(ctx, i.ID), rack.Stop()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -81,15 +80,15 @@ func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
 	vm := start("--guests=vm", "--vm-image", imageDir(t))
 	dir.attachAll()
 	// A machine has a boot disk of its own, whose serial number this is.
-	d, err := dir.CreateDisk(t.Context(), dir.Project, "root", harness.GiB)
+	d, err := dir.rack.CreateDisk(t.Context(), dir.rack.Project, "root", harness.GiB)
 	dir.must(err)
-	dir.must(dir.AttachDisk(t.Context(), d.Id, dir.id))
+	dir.must(dir.rack.AttachDisk(t.Context(), d.Id, dir.ID))
 	vm.attachAll()
 	vm.sees("blocks2048 blocks4096 blocks512 readonly root")
 
 	disk, firmware := dir.attributes()
 	wanted := []string{strings.Join(disk, ","), strings.Join(firmware, ",")}
-	guest := dir.Instances[0].Guest
+	guest := dir.Guest
 	out, err := exec.CommandContext(t.Context(), "perl", append([]string{"-e", reader,
 		filepath.Join(guest, "sys"), filepath.Join(guest, "dev")}, wanted...)...).Output()
 	dir.must(err)
@@ -125,12 +124,12 @@ func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
 func (i instance) attachAll() {
 	i.Helper()
 	create := func(name string, source oxide.DiskSource) string {
-		d, err := i.Client.DiskCreate(i.Context(), oxide.DiskCreateParams{
-			Project: oxide.NameOrId(i.Project), Body: &oxide.DiskCreate{Name: oxide.Name(name),
+		d, err := i.rack.Client.DiskCreate(i.Context(), oxide.DiskCreateParams{
+			Project: oxide.NameOrId(i.rack.Project), Body: &oxide.DiskCreate{Name: oxide.Name(name),
 				Size: oxide.ByteCount(harness.GiB), DiskBackend: oxide.DiskBackend{
 					Value: &oxide.DiskBackendDistributed{DiskSource: source}}}})
 		i.must(err)
-		i.must(i.AttachDisk(i.Context(), d.Id, i.id))
+		i.must(i.rack.AttachDisk(i.Context(), d.Id, i.ID))
 		return d.Id
 	}
 	var id string
@@ -138,99 +137,36 @@ func (i instance) attachAll() {
 		id = create(fmt.Sprintf("blocks%d", size), oxide.DiskSource{
 			Value: &oxide.DiskSourceBlank{BlockSize: oxide.BlockSize(size)}})
 	}
-	s, err := i.Client.SnapshotCreate(i.Context(), oxide.SnapshotCreateParams{
-		Project: oxide.NameOrId(i.Project),
+	s, err := i.rack.Client.SnapshotCreate(i.Context(), oxide.SnapshotCreateParams{
+		Project: oxide.NameOrId(i.rack.Project),
 		Body:    &oxide.SnapshotCreate{Name: "s", Disk: oxide.NameOrId(id)}})
 	i.must(err)
 	create("readonly", oxide.DiskSource{Value: &oxide.DiskSourceSnapshot{SnapshotId: s.Id,
 		ReadOnly: oxide.NewPointer(true)}})
 }
 
-// attributes returns the files and directories of a disk, and those of the firmware, that the view
-// of the instance has or that a driver opens there while it stages and publishes a volume.
+// attributes returns the files and directories of the disks, and those of the firmware, that the view
+// of the instance has.
 func (i instance) attributes() (disk, firmware []string) {
 	i.Helper()
-	ctx := i.Context()
-	driver := func(mode string) *harness.Plugin {
-		p, err := i.StartPlugin(ctx, harness.PluginOptions{Mode: mode})
-		i.must(err)
-		i.Cleanup(func() {
-			if err := p.Stop(); err != nil {
-				i.Error(err)
+	of := regexp.MustCompile(`^block/nvme\d+n1/(.+)$|^class/dmi/id/(.+)$`)
+	i.must(fs.WalkDir(os.DirFS(filepath.Join(i.Guest, "sys")), ".",
+		func(name string, _ fs.DirEntry, err error) error {
+			if m := of.FindStringSubmatch(name); m != nil && m[1] != "" {
+				disk = append(disk, m[1])
+			} else if m != nil {
+				firmware = append(firmware, m[2])
 			}
-		})
-		return p
-	}
-	controller := driver(harness.ModeController).Controller()
-	made, err := controller.CreateVolume(ctx, harness.CreateRequest("pvc-traced"))
-	i.must(err)
-	at := &harness.Placement{Volume: made.GetVolume(), Capability: harness.Access("ext4"),
-		Staging: filepath.Join(i.Dir, "staging"), Target: filepath.Join(i.Dir, "pod/mount")}
-	attached, err := controller.ControllerPublishVolume(ctx, harness.PublishRequest(at.Volume, i.id))
-	i.must(err)
-	at.PublishContext = attached.GetPublishContext()
-	i.must(at.MakeDirs())
-
-	guest, all := i.Instances[0].Guest, map[string]bool{}
-	note, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	i.must(err)
-	defer unix.Close(note)
-	watched := map[int]string{}
-	sys := filepath.Join(guest, "sys")
-	i.must(filepath.WalkDir(sys, func(at string, e fs.DirEntry, err error) error {
-		if err != nil {
 			return err
-		}
-		name, err := filepath.Rel(guest, at)
-		all[name] = true
-		if e.IsDir() && err == nil {
-			var n int
-			n, err = unix.InotifyAddWatch(note, at, unix.IN_OPEN)
-			watched[n] = name
-		}
-		return err
-	}))
-	node := driver(harness.ModeNode).Node()
-	i.must(at.Stage(ctx, node))
-	i.must(at.Publish(ctx, node))
-	i.must(at.Remove(ctx, node))
-	_, err = controller.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(at.Volume, i.id))
-	i.must(err)
-
-	opened := map[string]bool{}
-	for events := make([]byte, 1<<20); ; {
-		n, err := unix.Read(note, events)
-		if err != nil || n <= 0 {
-			break
-		}
-		for rest := events[:n]; len(rest) >= unix.SizeofInotifyEvent; {
-			name := rest[unix.SizeofInotifyEvent:][:binary.NativeEndian.Uint32(rest[12:])]
-			opened[path.Join(watched[int(binary.NativeEndian.Uint32(rest))],
-				string(bytes.TrimRight(name, "\x00")))] = true
-			rest = rest[unix.SizeofInotifyEvent+len(name):]
-		}
-	}
-	maps.Copy(all, opened)
-	of := regexp.MustCompile(`^sys/block/nvme\d+n1/(.+)$|^sys/class/dmi/id/(.+)$`)
-	for name := range all {
-		if m := of.FindStringSubmatch(name); m != nil && m[1] != "" {
-			disk = append(disk, m[1])
-		} else if m != nil && m[2] != "" {
-			firmware = append(firmware, m[2])
-		}
-	}
-	if !opened["sys/class/dmi/id/product_serial"] {
-		i.Fatalf("of the driver's reads only these were seen: %v", opened)
-	}
+		}))
 	slices.Sort(disk)
-	slices.Sort(firmware)
 	return slices.Compact(disk), firmware
 }
 
 // parse parses what the reader prints of the instance.
 func (i instance) parse(out string) map[string]string {
 	of := map[string]string{}
-	for line := range strings.Lines(strings.ReplaceAll(out, i.id, "ID")) {
+	for line := range strings.Lines(strings.ReplaceAll(out, i.ID, "ID")) {
 		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
 		of[key] = value
 	}
