@@ -1,20 +1,18 @@
 package harness
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
+	"net"
 	"net/url"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/prometheus/procfs"
 )
 
 // idleConnections is the number of connections to the rack that a driver may keep for its next
@@ -63,8 +61,11 @@ func (s watchedProcess) goroutineEntry() string { return "goroutine of " + s.nam
 // openFiles lists the open files of a process. It counts connections between driver and rack
 // separately, and those to the console not at all.
 func openFiles(pid int, port, console uint16) (names []string, connections int, err error) {
-	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
-	entries, err := os.ReadDir(dir)
+	process, err := procfs.NewProc(pid)
+	if err != nil {
+		return nil, 0, err
+	}
+	targets, err := process.FileDescriptorTargets()
 	if err != nil {
 		return nil, 0, err
 	}
@@ -72,20 +73,13 @@ func openFiles(pid int, port, console uint16) (names []string, connections int, 
 	if err != nil {
 		return nil, 0, err
 	}
-	for _, entry := range entries {
-		target, err := os.Readlink(filepath.Join(dir, entry.Name()))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // closed since the directory was read
-		}
-		if err != nil {
-			return nil, 0, err
-		}
+	for _, target := range targets {
 		socket, known := sockets[target]
 		switch {
-		case known && socket.remote.Port() != 0 &&
-			(socket.local.Port() == port || socket.remote.Port() == port):
+		case target == "": // closed since the directory was read
+		case known && socket.remote != 0 && (socket.local == port || socket.remote == port):
 			connections++
-		case known && socket.remote.Port() != 0 && socket.local.Port() == console:
+		case known && socket.remote != 0 && socket.local == console:
 		case known:
 			names = append(names, socket.name)
 		default:
@@ -97,87 +91,48 @@ func openFiles(pid int, port, console uint16) (names []string, connections int, 
 	return names, connections, nil
 }
 
-// socket is an entry of the kernel's table of sockets. A listening socket has no remote port.
+// socket is an entry of the kernel's table of sockets, with its ports. A listening socket has no
+// remote port.
 type socket struct {
 	name          string
-	local, remote netip.AddrPort
+	local, remote uint16
 }
 
 // socketsOf reads the network tables of the namespace of a process. The keys are the names
 // that the sockets have in /proc/PID/fd.
 func socketsOf(pid int) (map[string]socket, error) {
+	tables, err := procfs.NewFS(filepath.Join("/proc", strconv.Itoa(pid)))
+	if err != nil {
+		return nil, err
+	}
+	tcp, err := tables.NetTCP()
+	tcp6, err6 := tables.NetTCP6()
+	if errors.Is(err6, fs.ErrNotExist) {
+		err6 = nil // a kernel without IPv6
+	}
+	local, errUnix := tables.NetUNIX()
+	if err := errors.Join(err, err6, errUnix); err != nil {
+		return nil, err
+	}
 	sockets := map[string]socket{}
-	for table, parse := range map[string]func([]string) (string, socket, error){
-		"tcp": tcpSocket, "tcp6": tcpSocket, "unix": unixSocket,
-	} {
-		data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "net", table))
-		if errors.Is(err, fs.ErrNotExist) && table == "tcp6" {
-			continue // a kernel without IPv6
+	for _, t := range slices.Concat(tcp, tcp6) {
+		name := fmt.Sprintf("connection %s to %s", address(t.LocalAddr, t.LocalPort),
+			address(t.RemAddr, t.RemPort))
+		if t.RemPort == 0 {
+			name = "listener at " + address(t.LocalAddr, t.LocalPort)
 		}
-		if err != nil {
-			return nil, err
-		}
-		for line := range bytes.Lines(data) {
-			fields := strings.Fields(string(line))
-			if len(fields) < 7 || !strings.Contains(fields[0], ":") {
-				continue // the header
-			}
-			inode, socket, err := parse(fields)
-			if err != nil {
-				return nil, fmt.Errorf("/proc/%d/net/%s: %w: %q", pid, table, err, line)
-			}
-			sockets["socket:["+inode+"]"] = socket
-		}
+		sockets[fmt.Sprintf("socket:[%d]", t.Inode)] = socket{name, uint16(t.LocalPort),
+			uint16(t.RemPort)}
+	}
+	for _, u := range local.Rows {
+		sockets[fmt.Sprintf("socket:[%d]", u.Inode)] = socket{
+			name: strings.TrimSpace("unix socket " + u.Path)}
 	}
 	return sockets, nil
 }
 
-// tcpSocket parses a line of /proc/net/tcp: the second and third columns are the local and the
-// remote address, the tenth column is the inode.
-func tcpSocket(fields []string) (inode string, s socket, err error) {
-	if len(fields) < 10 {
-		return "", s, errors.New("fewer than ten columns")
-	}
-	local, errLocal := kernelAddress(fields[1])
-	remote, errRemote := kernelAddress(fields[2])
-	name := fmt.Sprintf("connection %s to %s", local, remote)
-	if remote.Port() == 0 {
-		name = fmt.Sprintf("listener at %s", local)
-	}
-	return fields[9], socket{name: name, local: local, remote: remote},
-		errors.Join(errLocal, errRemote)
-}
-
-// unixSocket parses a line of /proc/net/unix: the seventh column is the inode, the eighth
-// column, if it exists, is the path.
-func unixSocket(fields []string) (inode string, s socket, err error) {
-	name := "unix socket"
-	if len(fields) > 7 {
-		name += " " + fields[7]
-	}
-	return fields[6], socket{name: name}, nil
-}
-
-// kernelAddress parses an address in the format of /proc/net/tcp: hexadecimal words in the
-// machine's byte order, a colon, the port.
-func kernelAddress(text string) (netip.AddrPort, error) {
-	hexIP, hexPort, _ := strings.Cut(text, ":")
-	port, err := strconv.ParseUint(hexPort, 16, 16)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	raw, err := hex.DecodeString(hexIP)
-	if err != nil || len(raw)%4 != 0 {
-		return netip.AddrPort{}, fmt.Errorf("no address: %q", text)
-	}
-	for word := range slices.Chunk(raw, 4) {
-		binary.NativeEndian.PutUint32(word, binary.BigEndian.Uint32(word))
-	}
-	ip, ok := netip.AddrFromSlice(raw)
-	if !ok {
-		return netip.AddrPort{}, fmt.Errorf("no address: %q", text)
-	}
-	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), nil
+func address(ip net.IP, port uint64) string {
+	return net.JoinHostPort(ip.String(), strconv.FormatUint(port, 10))
 }
 
 // netPort returns the port of a URL. The URLs come from the simulator and always have a port.
@@ -254,39 +209,19 @@ func (p *process) noneLeft() error { return NoneLeft(p.name, map[int]bool{p.pid(
 
 // NoneLeft returns an error if a process of one of the groups still runs.
 func NoneLeft(leader string, groups map[int]bool) error {
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	all, err := procfs.AllProcs()
 	if err != nil {
 		return err
 	}
 	var left []string
-	for _, file := range stats {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			continue // it ended since the directory was read
-		}
-		name, group, state := processStat(string(data))
-		if groups[group] && state != "Z" {
-			left = append(left, name+" "+filepath.Base(filepath.Dir(file)))
+	for _, p := range all {
+		stat, err := p.Stat()
+		if err == nil && groups[stat.PGRP] && stat.State != "Z" { // an error: it has ended meanwhile
+			left = append(left, fmt.Sprint(stat.Comm, " ", p.PID))
 		}
 	}
 	if len(left) > 0 {
 		return fmt.Errorf("%s left running: %s", leader, strings.Join(left, ", "))
 	}
 	return nil
-}
-
-// processStat parses name, process group and state from a line of /proc/PID/stat. The name is
-// in parentheses and may contain any character, parentheses too.
-func processStat(line string) (name string, group int, state string) {
-	open, end := strings.Index(line, "("), strings.LastIndex(line, ")")
-	if open < 0 || end < open {
-		return "", 0, ""
-	}
-	// The fields after the name are state, parent and process group.
-	fields := strings.Fields(line[end+1:])
-	if len(fields) < 3 {
-		return "", 0, ""
-	}
-	group, _ = strconv.Atoi(fields[2])
-	return line[open+1 : end], group, fields[0]
 }

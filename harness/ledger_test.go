@@ -2,7 +2,6 @@ package harness
 
 import (
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -20,25 +19,6 @@ func TestMoreListsTheAdditionsToALedger(t *testing.T) {
 	want := []string{"disk y", "open file of the driver: pipe (4 at the start, 6 now)"}
 	if diff := cmp.Diff(want, now.More(start)); diff != "" {
 		t.Errorf("More (-want +got):\n%s", diff)
-	}
-}
-
-func TestKernelAddressParsesTheFormatOfProcNetTCP(t *testing.T) {
-	for text, want := range map[string]string{
-		"0100007F:1F90":                         "127.0.0.1:8080",
-		"00000000:0000":                         "0.0.0.0:0",
-		"00000000000000000000000001000000:0050": "[::1]:80",
-		"0000000000000000FFFF00000100007F:1F90": "127.0.0.1:8080",
-	} {
-		got, err := kernelAddress(text)
-		if err != nil || got != netip.MustParseAddrPort(want) {
-			t.Errorf("kernelAddress(%q) = %v, %v, want %s", text, got, err, want)
-		}
-	}
-	for _, text := range []string{"", "zz:1", "0100007F", "01:0050", "0100007F:FFFFF"} {
-		if got, err := kernelAddress(text); err == nil {
-			t.Errorf("kernelAddress(%q) = %v, want an error", text, got)
-		}
 	}
 }
 
@@ -68,16 +48,6 @@ func TestOpenFilesCountsConnectionsToTheRackSeparately(t *testing.T) {
 		strings.Join(names, "\n"), "to "+served) {
 		t.Errorf("a console's connection from %s is counted: %q, %d connections", served, names,
 			connections)
-	}
-}
-
-func TestProcessStatParsesNameGroupAndState(t *testing.T) {
-	name, group, state := processStat("42 (a (b) c) S 1 40 40 0 -1")
-	if name != "a (b) c" || group != 40 || state != "S" {
-		t.Errorf("processStat = %q, %d, %q", name, group, state)
-	}
-	if name, _, _ := processStat("nonsense"); name != "" {
-		t.Errorf("processStat of nonsense = %q", name)
 	}
 }
 

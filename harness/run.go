@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -216,6 +217,20 @@ func AtOnce(n int, call func(caller int)) {
 	}
 	close(start)
 	callers.Wait()
+}
+
+// Share starts workers, which take the jobs in turn until none is left. It waits for all of them.
+func Share[J any](workers int, jobs []J, work func(worker int, jobs iter.Seq[J]) error) error {
+	var taken atomic.Int64
+	errs := make([]error, workers)
+	AtOnce(workers, func(worker int) {
+		errs[worker] = work(worker, func(yield func(J) bool) {
+			for n := taken.Add(1); n <= int64(len(jobs)) && yield(jobs[n-1]); {
+				n = taken.Add(1)
+			}
+		})
+	})
+	return errors.Join(errs...)
 }
 
 // Backoff is a pause between two attempts. It doubles with each attempt.

@@ -4,8 +4,10 @@ package corpus_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
+	"iter"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -126,40 +128,26 @@ const benches = 3
 func (c *tally) round(
 	ctx context.Context, run *harness.Run, bases *bases, all []generator, round uint64,
 ) {
-	work := make(chan generator)
-	var workers sync.WaitGroup
-	for i := range benches {
-		workers.Go(func() {
-			b, err := newBench(ctx, run, bases, "", nil)
-			if err == nil {
-				b.Forged = c.p.Forged
-				err = b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.p.Bystanders)
-			}
-			if err != nil {
-				c.t.Errorf("start a driver: %v", err)
-			}
-			for g := range work {
-				if err == nil {
-					b.evidence = true
-					c.one(ctx, b, g, c.p.Seed+round, len(all))
-				}
-			}
-			if err != nil {
-				return
-			}
-			if err := b.close(); err != nil {
-				c.t.Error(err)
-			}
-		})
-	}
-	for _, g := range all {
-		if round > 0 && c.p.Over() {
-			break
+	if err := harness.Share(benches, all, func(i int, jobs iter.Seq[generator]) error {
+		b, err := newBench(ctx, run, bases, "", nil)
+		if err == nil {
+			b.Forged = c.p.Forged
+			err = b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.p.Bystanders)
 		}
-		work <- g
+		if err != nil {
+			return fmt.Errorf("start a driver: %w", err)
+		}
+		b.evidence = true
+		for g := range jobs {
+			if round > 0 && c.p.Over() {
+				break
+			}
+			c.one(ctx, b, g, c.p.Seed+round, len(all))
+		}
+		return b.close()
+	}); err != nil {
+		c.t.Error(err)
 	}
-	close(work)
-	workers.Wait()
 }
 
 // one runs one trial and counts the result.
@@ -215,29 +203,24 @@ type mutation struct {
 // check runs the trials of each guard on a driver without that guard, and all of these trials on
 // the mutant with all guards, which must behave like the driver.
 func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
-	work := make(chan guard)
-	var workers sync.WaitGroup
-	for range benches {
-		workers.Go(func() {
-			for g := range work {
-				if err := m.one(ctx, g, seed); err != nil {
-					m.t.Errorf("guard %q (seed %d): %v", g.name, seed, err)
-				}
-			}
-		})
-	}
 	if !m.p.Long() {
 		guards = withOneTrial(guards, seed)
 	}
-	work <- guard{trials: trialsOf(guards)}
-	for _, g := range guards {
-		if m.p.Over() {
-			break
+	guards = append([]guard{{trials: trialsOf(guards)}}, guards...)
+	if err := harness.Share(benches, guards, func(_ int, jobs iter.Seq[guard]) error {
+		var errs []error
+		for g := range jobs {
+			if g.name != "" && m.p.Over() {
+				break
+			}
+			if err := m.one(ctx, g, seed); err != nil {
+				errs = append(errs, fmt.Errorf("guard %q (seed %d): %w", g.name, seed, err))
+			}
 		}
-		work <- g
+		return errors.Join(errs...)
+	}); err != nil {
+		m.t.Error(err)
 	}
-	close(work)
-	workers.Wait()
 }
 
 // withOneTrial returns the guards with one of their trials each, chosen by the seed. Every trial

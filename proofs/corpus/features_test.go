@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,9 +32,6 @@ type featureImage struct {
 	fs      string
 	options []string
 	patch   []fieldValue
-	// part, if it is set, replaces the other fields: the trial of a filesystem with a part on a second
-	// disk.
-	part *generator
 }
 
 // fieldValue is a value for a field. If or is set, its bits are added to those of the field.
@@ -86,41 +84,23 @@ func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
 		rest = rest[:sampledImages]
 	}
 	all = append(all, rest...)
-	work := make(chan featureImage)
-	var workers sync.WaitGroup
-	for range benches {
-		workers.Go(func() {
-			b, err := newBench(t.Context(), run, bases, "", nil)
-			if err != nil {
-				t.Errorf("start a driver: %v", err)
-			}
-			for image := range work {
-				if err == nil {
-					f.try(t.Context(), b, image)
-				}
-			}
-			if err == nil {
-				err = b.close()
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
 	only := regexp.MustCompile(os.Getenv("PROOF_ONLY"))
-	for i, image := range all {
-		if p.Over() {
-			break
+	all = slices.DeleteFunc(all, func(g generator) bool { return !only.MatchString(g.name) })
+	if err := harness.Share(benches, all, func(_ int, jobs iter.Seq[generator]) error {
+		b, err := newBench(t.Context(), run, bases, "", nil)
+		if err != nil {
+			return fmt.Errorf("start a driver: %w", err)
 		}
-		if i%100 == 99 {
-			p.Say("%d of %d images", i+1, len(all))
+		for g := range jobs {
+			if p.Over() {
+				break
+			}
+			f.try(t.Context(), b, g)
 		}
-		if only.MatchString(image.String()) {
-			work <- image
-		}
+		return b.close()
+	}); err != nil {
+		t.Error(err)
 	}
-	close(work)
-	workers.Wait()
 	p.Figure("images", f.images, "of", of, "not_made", f.notMade, "mounted", f.mounted,
 		"refused", f.refused, "internal", f.internal, "wrote", f.wrote)
 	if only.String() == "" && !p.Over() && (f.images == 0 || !p.Short() &&
@@ -155,110 +135,44 @@ type featureTally struct {
 // errNotMade means that the mkfs program refuses a combination of options.
 var errNotMade = errors.New("mkfs refuses the options")
 
-// try stages one image.
-func (f *featureTally) try(ctx context.Context, b *bench, image featureImage) {
-	if image.part != nil {
-		f.tryPart(ctx, b, *image.part)
-		return
-	}
-	if image.fs == btrfs {
+// try stages one image, and counts the result.
+func (f *featureTally) try(ctx context.Context, b *bench, g generator) {
+	t := g.trial(f.seed)
+	if t.FS == btrfs {
 		f.btrfs.Lock()
 		defer f.btrfs.Unlock()
 	}
-	t := generator{image.String(), func(t *trial) {
-		t.FS, t.Size, t.History, t.Fill = image.fs, layouts[image.fs].size, nil, image.fill
-	}}.trial(f.seed)
-	fix, err := b.newFixture(ctx, t)
-	if fix != nil {
-		defer func() {
-			if err := fix.end(); err != nil {
-				f.t.Errorf("%s: %v", image, err)
-			}
-		}()
-	}
-	if errors.Is(err, errNotMade) {
-		f.count(&f.notMade)
-		if os.Getenv("PROOF_ANSWERS") != "" {
-			fmt.Fprintf(os.Stderr, "%s: %v\n", image, err)
-		}
-		return
-	}
-	f.count(&f.images)
-	before, failed := "", err
-	if failed == nil {
-		failed = fix.loop.Sync()
-	}
-	if failed == nil {
-		before, failed = digest(fix.image.Path, 0)
-	}
-	if failed != nil {
-		f.t.Errorf("%s cannot be tried: %v", image, failed)
-		return
-	}
-	answer := fix.stage(ctx)
+	v, err := b.try(ctx, t)
 	if os.Getenv("PROOF_ANSWERS") != "" {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", image, answer)
+		fmt.Fprintf(os.Stderr, "%s: %v\n", g.name, errors.Join(err, v.Answer))
 	}
-	if answer != nil {
-		f.count(&f.refused)
-		f.judgeRefusal(fix, image, before, status.Convert(answer))
-		return
-	}
-	f.count(&f.mounted)
-	if got, err := fix.judgeMount(); err != nil || got != mounted {
-		f.t.Errorf("%s: want its files mounted, got it %s, %v", image, got, err)
-	}
-	if err := fix.unstage(ctx); err != nil {
-		f.t.Errorf("%s cannot be unstaged: %v", image, err)
-	}
-}
-
-// tryPart runs the trial of a filesystem with a part on a second disk.
-func (f *featureTally) tryPart(ctx context.Context, b *bench, g generator) {
-	v, err := b.try(ctx, g.trial(f.seed))
-	f.count(&f.images)
-	if err = errors.Join(err, v.Wrong); err != nil {
-		f.t.Errorf("%s: %v", g.name, err)
-		return
-	}
-	f.count(&f.refused)
-}
-
-func (f *featureTally) count(what *int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	*what++
+	if errors.Is(err, errNotMade) {
+		f.notMade++
+		return
+	}
+	for n, happened := range map[*int]bool{&f.images: true, &f.mounted: v.Outcome == mounted,
+		&f.refused: v.Outcome == refused, &f.wrote: v.Overwritten,
+		&f.internal: status.Code(v.Answer) == codes.Internal} {
+		if happened {
+			*n++
+		}
+	}
+	if err = errors.Join(err, v.Wrong); err != nil {
+		f.t.Errorf("%s: %v", g.name, err)
+	}
 }
 
-// judgeRefusal returns an error unless a refusal names a feature and the disk is unchanged.
-func (f *featureTally) judgeRefusal(
-	fix *fixture, image featureImage, before string, answer *status.Status,
-) {
-	if answer.Code() == codes.Internal {
-		f.count(&f.internal)
-	}
-	err := fix.loop.Sync()
-	after, err2 := digest(fix.image.Path, 0)
-	if err = errors.Join(err, err2); err != nil {
-		f.t.Errorf("%s: %v", image, err)
-	}
-	if after != before {
-		f.count(&f.wrote)
-		f.t.Errorf("%s: the disk was written, and the answer is %v", image, answer)
-	}
-	reason, sentence, _ := strings.Cut(answer.Message(), ": ")
-	named := slices.ContainsFunc(image.names(), func(name string) bool {
-		return strings.Contains(sentence, name)
-	})
-	if answer.Code() != codes.FailedPrecondition || reason != feature && reason != notBlank || !named {
-		f.t.Errorf("%s: want a refusal that names one of %q, got %v", image, image.names(), answer)
-	}
+// generator returns the trial of the image. A refusal has to name a feature.
+func (i featureImage) generator() generator {
+	return generator{i.String(), func(t *trial) {
+		t.FS, t.Size, t.History, t.Fill = i.fs, layouts[i.fs].size, nil, i.fill
+		t.Want = want{Outcome: either, Reasons: []string{feature, notBlank}, Names: i.names()}
+	}}
 }
 
 func (i featureImage) String() string {
-	if i.part != nil {
-		return i.part.name
-	}
 	if i.patch == nil {
 		return "mkfs of " + i.fs + " " + strings.Join(i.options, " ")
 	}
@@ -363,36 +277,36 @@ func (l layout) mkfs(bases *bases, options []string, path string) error {
 // featureImages returns the special images, with one special value or a part on a second disk, and
 // all other images: those with one or two options of mkfs, one bit of a word of features, or two
 // special values.
-func featureImages() (special, all []featureImage) {
-	for _, g := range foreignParts() {
-		special = append(special, featureImage{part: &g})
-	}
+func featureImages() (special, all []generator) {
+	special = foreignParts()
 	for _, fs := range ours {
 		l := layouts[fs]
+		made := func(options ...string) {
+			all = append(all, featureImage{fs: fs, options: options}.generator())
+		}
+		patched := func(patch ...fieldValue) generator {
+			return featureImage{fs: fs, patch: patch}.generator()
+		}
 		for i, group := range l.groups {
 			for _, option := range group {
-				all = append(all, featureImage{fs: fs, options: []string{option}})
+				made(option)
 				for _, other := range slices.Concat(l.groups[i+1:]...) {
-					all = append(all, featureImage{fs: fs, options: []string{option, other}})
+					made(option, other)
 				}
 			}
 		}
-		var singles []fieldValue
 		for _, word := range l.features {
 			for bit := range 8 * word.bytes {
 				if !slices.Contains(l.structures, word.name+fmt.Sprintf(" %#x", 1<<bit)) {
-					singles = append(singles, fieldValue{field: word, value: 1 << bit, or: true})
+					all = append(all, patched(fieldValue{field: word, value: 1 << bit, or: true}))
 				}
 			}
 		}
-		for _, v := range singles {
-			all = append(all, featureImage{fs: fs, patch: []fieldValue{v}})
-		}
 		for i, v := range l.specials {
-			special = append(special, featureImage{fs: fs, patch: []fieldValue{v}})
+			special = append(special, patched(v))
 			for _, other := range l.specials[i+1:] {
 				if v.at != other.at || v.or {
-					all = append(all, featureImage{fs: fs, patch: []fieldValue{v, other}})
+					all = append(all, patched(v, other))
 				}
 			}
 		}
@@ -524,6 +438,8 @@ func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 
 // foreignParts returns filesystems that have a part on another disk, or an unknown feature.
 func foreignParts() []generator {
+	unknown := refuse(feature)
+	unknown.Says = []string{"s_feature_compat: 0x40000000"}
 	return []generator{
 		across("ext4 with its journal on another disk", ext4, "s_journal_uuid: 0x",
 			"mke2fs -q -F -O journal_dev -b 4096 $2",
@@ -542,15 +458,8 @@ func foreignParts() []generator {
 			"mkfs.btrfs -q -f -d raid1 -m raid1 $1 $2", "btrfs device scan $2").then(countOne),
 		across("btrfs that is a seed", btrfs, "flags>>32: seeding", "mkfs.btrfs -q -f $1",
 			"btrfstune -S 1 $1"),
-		{"ext4 with an unknown feature", func(t *trial) {
-			kindOf(ext4).of(t)
-			t.Fill = func(im *image) {
-				im.filesystem(kindOf(ext4))
-				im.patch(kib, kib, 0x5F, []byte{0x40}, sumExt)
-			}
-			t.Want = refuse(feature)
-			t.Want.Says = []string{"s_feature_compat: 0x40000000"}
-		}},
+		with("ext4 with an unknown feature", ext4, unknown,
+			func(im *image) { im.patch(kib, kib, 0x5F, []byte{0x40}, sumExt) }, nil),
 	}
 }
 
@@ -563,14 +472,12 @@ func hideJournal(f *fixture) error {
 	if f.image.err != nil {
 		return f.image.err
 	}
-	return f.poke(proof.GrowthSlots(f.image.Size)[0],
-		f.forgery().GrowthRecord(f.image.Size, 0, true)...)
+	return f.forgeGrowth()
 }
 
 // then returns the generator with one more change of the disk.
 func (g generator) then(do func(*fixture) error) generator {
-	return generator{g.name, func(t *trial) {
-		g.make(t)
+	return g.and(func(t *trial) {
 		set := t.Set
 		t.Set = func(f *fixture) error {
 			if err := errors.Join(set(f), f.loop.Sync()); err != nil {
@@ -578,7 +485,7 @@ func (g generator) then(do func(*fixture) error) generator {
 			}
 			return do(f)
 		}
-	}}
+	})
 }
 
 // countOne patches the number of disks in all superblocks of a btrfs.

@@ -5,7 +5,6 @@ package corpus_test
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"path/filepath"
 	"slices"
 )
@@ -150,34 +149,28 @@ func filesystems() []generator {
 	return slices.Concat(all, unfinished(), largeBtrfs())
 }
 
+// on returns a trial of a disk with the filesystem.
+func (k kind) on(name string, w want, set func(*fixture) error) generator {
+	return generator{k.name + name, func(t *trial) {
+		k.of(t)
+		t.Want, t.Set = w, set
+	}}
+}
+
 // whole returns healthy filesystems.
 func (k kind) whole() []generator {
-	all := []generator{{k.name + " where the request asks for another filesystem", func(t *trial) {
-		k.of(t)
-		others := slices.DeleteFunc(slices.Clone(ours), func(fs string) bool { return fs == k.fs })
-		t.FS = others[t.Rand.IntN(len(others))]
-		t.Want = foreign(k.fs)
-		t.Want.Says = []string{k.fs}
-	}}}
+	other := foreign(k.fs)
+	other.Says = []string{k.fs}
+	all := []generator{k.on(" where the request asks for another filesystem", other, nil).and(
+		func(t *trial) {
+			others := slices.DeleteFunc(slices.Clone(ours), func(fs string) bool { return fs == k.fs })
+			t.FS = others[t.Rand.IntN(len(others))]
+		})}
 	if k.volume() {
-		all = append(all, generator{k.name + ", healthy", func(t *trial) {
-			k.of(t)
-			t.Want.Outcome = mounted
-		}}, generator{k.name + ", healthy, of a size that was not passed", func(t *trial) {
-			k.of(t)
-			t.Set = func(f *fixture) error {
-				delete(f.Publish, "sizeBytes")
-				return nil
-			}
-			t.Want.Outcome = mounted
-		}}, generator{k.name + ", healthy, on a larger disk", func(t *trial) {
-			k.of(t)
-			t.Size += fsBytes
-			t.Want.Outcome = mounted
-		}}, generator{k.name + ", healthy, on a read-only disk", func(t *trial) {
-			k.of(t)
-			t.Set, t.Want.Outcome = (*fixture).reading, mounted
-		}})
+		all = append(all, k.on(", healthy", isMounted, nil),
+			k.on(", healthy, of a size that was not passed", isMounted, (*fixture).forgetSize),
+			k.on(", healthy, on a larger disk", isMounted, nil).larger(),
+			k.on(", healthy, on a read-only disk", isMounted, (*fixture).reading))
 		all = append(all, k.inUse()...)
 	}
 	return all
@@ -189,19 +182,10 @@ func (k kind) inUse() []generator {
 	if k.name == "ext4 without a journal" {
 		return nil
 	}
-	live := func(t *trial) {
-		k.of(t)
-		t.Fill = func(im *image) { im.inUse(k) }
-		t.Want.Outcome = mounted
-	}
-	return []generator{{k.name + " in use", live}, {k.name + " in use, on a larger disk",
-		func(t *trial) {
-			live(t)
-			t.Size += fsBytes
-		}}, {k.name + " in use, on a read-only disk", func(t *trial) {
-		live(t)
-		t.Set, t.Want = (*fixture).reading, refuse("LogNotReplayed")
-	}}}
+	live := func(t *trial) { t.Fill = func(im *image) { im.inUse(k) } }
+	return []generator{k.on(" in use", isMounted, nil).and(live),
+		k.on(" in use, on a larger disk", isMounted, nil).and(live).larger(),
+		k.on(" in use, on a read-only disk", refuse("LogNotReplayed"), (*fixture).reading).and(live)}
 }
 
 // reading makes the controller report that the disk is read-only. The guest's device is writable.
@@ -230,26 +214,26 @@ mv "$1.live" "$1"`, filepath.Join(im.bases.root(), payloadName))
 // cut returns filesystems whose end is missing: the disk is too small, or its end cannot be
 // read.
 func (k kind) cut() []generator {
+	large, unread := refuse(tooLarge, notBlank), refuse(unreadable, notBlank)
+	large.Names, unread.Names = []string{k.fs}, []string{k.fs}
 	return []generator{
-		{k.name + " on a smaller disk", func(t *trial) {
-			k.of(t)
+		k.on(" on a smaller disk", large, nil).and(func(t *trial) {
 			t.Fill = func(im *image) {
 				im.filesystem(k)
 				im.resize(fsBytes - mib*(1+t.Rand.Int64N(300)))
 			}
-			t.Want = refuse(tooLarge, notBlank)
-			t.Want.Names = []string{k.fs}
-		}},
-		{k.name + " whose end cannot be read", func(t *trial) {
-			k.of(t)
-			t.Set = func(f *fixture) error {
-				f.image.cut(fsBytes - mib*(1+t.Rand.Int64N(500)))
-				return f.image.err
-			}
-			t.Want = refuse(unreadable, notBlank)
-			t.Want.Names = []string{k.fs}
-		}},
+		}),
+		k.on(" whose end cannot be read", unread, cutOffAt(func(t *trial) int64 {
+			return fsBytes - mib*(1+t.Rand.Int64N(500))
+		})),
 	}
+}
+
+// only keeps a page of the disk, and wipes everything else.
+func (im *image) only(offset int64) {
+	copied := im.read(offset, pageBytes)
+	im.wipe(0, im.Size)
+	im.write(offset, copied...)
 }
 
 // wiped returns filesystems whose start is zero, so that blkid does not find them.
@@ -278,9 +262,7 @@ func (k kind) wiped() []generator {
 			k.of(t)
 			t.Fill = func(im *image) {
 				im.filesystem(k)
-				copied := im.read(offset, pageBytes)
-				im.wipe(0, im.Size)
-				im.write(offset, copied...)
+				im.only(offset)
 			}
 			t.Want = foreign(k.fs, "ext4", "ext3", "ext2")
 		}})
@@ -316,60 +298,33 @@ func (k kind) nested() []generator {
 // unfinished returns filesystems whose mkfs, which another program than the driver ran, was
 // interrupted.
 func unfinished() []generator {
-	var all []generator
-	for name, fill := range map[string]func(*image){
-		"xfs": func(im *image) { im.write(126, 1) },
-		// mkfs.btrfs writes the final magic last. The checksum of the superblock is right.
-		"btrfs": func(im *image) {
-			b := im.read(64*kib, pageBytes)
-			copy(b[0x40:], "!BHRfS_M")
-			le.PutUint32(b, crc32.Checksum(b[0x20:], crc32.MakeTable(crc32.Castagnoli)))
-			im.write(64*kib, b...)
-		},
+	return []generator{
+		with("xfs whose mkfs did not end", xfs, foreign(xfs), func(im *image) { im.write(126, 1) }, nil),
+		with("btrfs whose mkfs did not end", btrfs, foreign(btrfs), unfinishBtrfs, nil),
 		// mke2fs writes the first superblock last.
-		"ext4": func(im *image) { im.wipe(1024, 1024) },
-	} {
-		all = append(all, generator{name + " whose mkfs did not end", func(t *trial) {
-			k := kindOf(name)
-			k.of(t)
-			t.Fill = func(im *image) {
-				im.filesystem(k)
-				fill(im)
-			}
-			t.Want = foreign(name)
-		}})
+		with("ext4 whose mkfs did not end", ext4, foreign(ext4),
+			func(im *image) { im.wipe(1024, 1024) }, nil),
 	}
-	return all
 }
 
 // largeBtrfs returns a btrfs that is large enough for the third superblock.
 func largeBtrfs() []generator {
-	k := kindOf("btrfs")
-	make := func(im *image) {
-		path, err := im.bases.get("large btrfs", 300*gib, func(base *image) { base.mkfs(k) })
-		if err != nil {
-			im.err = err
-			return
-		}
-		im.copyIn(path, 0)
-	}
-	var all []generator
-	for _, offset := range []int64{64 * mib, 256 * gib} {
-		name := fmt.Sprintf("a large btrfs with only the superblock at %d GiB", offset/gib)
-		all = append(all, generator{name, func(t *trial) {
-			t.Size, t.FS = 300*gib, btrfs
+	large := func(name string, w want, change func(*image)) generator {
+		return blank("a large btrfs"+name, btrfs, w, nil).and(func(t *trial) {
+			t.Size = 300 * gib
 			t.Fill = func(im *image) {
-				make(im)
-				copied := im.read(offset, pageBytes)
-				im.wipe(0, im.Size)
-				im.write(offset, copied...)
+				path, err := im.bases.get("large btrfs", 300*gib,
+					func(base *image) { base.mkfs(kindOf(btrfs)) })
+				im.err = errors.Join(im.err, err)
+				im.copyIn(path, 0)
+				change(im)
 			}
-			t.Want = foreign("btrfs")
-		}})
+		})
 	}
-	return append(all, generator{"a large btrfs, healthy", func(t *trial) {
-		t.Size, t.FS = 300*gib, btrfs
-		t.Fill = make
-		t.Want.Outcome = mounted
-	}})
+	all := []generator{large(", healthy", isMounted, func(*image) {})}
+	for _, offset := range []int64{64 * mib, 256 * gib} {
+		all = append(all, large(fmt.Sprintf(" with only the superblock at %d GiB", offset/gib),
+			foreign("btrfs"), func(im *image) { im.only(offset) }))
+	}
+	return all
 }

@@ -12,17 +12,13 @@ import (
 // marksThen returns a disk with the marks of this volume's unfinished format, which set then
 // changes.
 func marksThen(name string, w want, set func(f *fixture, mark []piece) error) generator {
-	return generator{name, func(t *trial) {
-		t.FS = ours[t.Rand.IntN(len(ours))]
-		t.Want = w
-		t.Set = func(f *fixture) error {
-			mark, err := f.learnMark()
-			if err != nil {
-				return err
-			}
-			return set(f, mark)
+	return situation(name, w, func(f *fixture) error {
+		mark, err := f.learnMark()
+		if err != nil {
+			return err
 		}
-	}}
+		return set(f, mark)
+	})
 }
 
 // foreignFormats returns disks with marks of another volume or disk, or with invalid marks.
@@ -99,34 +95,26 @@ func takenFormats() []generator {
 	no := func(name string, w want, set func(f *fixture, mark []piece) error) {
 		all = append(all, marksThen("an unfinished format "+name, w, set))
 	}
-	ceph := marksThen("an unfinished format on a disk where Ceph has put a label", foreign("ceph"),
-		func(f *fixture, _ []piece) error {
+	all = append(all, marksThen("an unfinished format on a disk where Ceph has put a label",
+		foreign("ceph"), func(f *fixture, _ []piece) error {
 			// blkid reads only the first label of Ceph, and not this copy.
 			return f.poke(gib, []byte("bluestore block device\n")...)
-		})
-	all = append(all, generator{ceph.name, func(t *trial) {
-		ceph.make(t)
-		t.Size = gib + smallest
-	}})
+		}).and(func(t *trial) { t.Size = gib + smallest }))
+	blkid := func(what, found string) func(*fixture, []piece) error {
+		return func(f *fixture, _ []piece) error {
+			return errors.Join(f.wrapped("blkid", "echo "+what+"="+found),
+				f.poke(8*kib, []byte("what only blkid understands")...))
+		}
+	}
 	no("on a disk on which blkid finds something", foreign("somebodys_volume"),
-		func(f *fixture, _ []piece) error {
-			_, err := f.wrap("blkid", "echo TYPE=somebodys_volume")
-			return errors.Join(err, f.poke(8*kib, []byte("what only blkid understands")...))
-		})
-	no("on a disk on which blkid finds a table", foreign("sometable"),
-		func(f *fixture, _ []piece) error {
-			_, err := f.wrap("blkid", "echo PTTYPE=sometable")
-			return errors.Join(err, f.poke(8*kib, []byte("what only blkid understands")...))
-		})
+		blkid("TYPE", "somebodys_volume"))
+	no("on a disk on which blkid finds a table", foreign("sometable"), blkid("PTTYPE", "sometable"))
 	no("on a disk that is read-only now", refuse(readOnly),
 		func(f *fixture, _ []piece) error { return f.replaceLoop(true) })
 	no("on a disk that a program has opened", refuse(held),
 		func(f *fixture, _ []piece) error { return f.hold() })
 	no("of a volume of unknown size", refuse(sizeMissing),
-		func(f *fixture, _ []piece) error {
-			delete(f.Publish, "sizeBytes")
-			return nil
-		})
+		func(f *fixture, _ []piece) error { return f.forgetSize() })
 	no("under a LUKS header", foreign("luks"), func(f *fixture, _ []piece) error {
 		return f.poke(0, []byte("LUKS\xba\xbe\x00\x02")...)
 	})

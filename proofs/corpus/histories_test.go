@@ -5,6 +5,7 @@ package corpus_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 )
@@ -13,58 +14,44 @@ import (
 // filesystems only. With any other history, the driver reads the whole disk.
 var made = map[string]string{"origin": "blank", "use": "filesystem"}
 
-// history is a history for which the driver must read the whole disk to prove that it is blank.
-type history struct {
-	name    string
-	context map[string]string
+// histories contains, by the name of such a disk, the histories for which the driver must read the
+// whole disk to prove that it is blank.
+var histories = map[string]map[string]string{
+	"that the driver did not make": nil,
+	"restored from a snapshot":     {"origin": "snapshot", "use": "filesystem"},
+	"from an image":                {"origin": "image", "use": "filesystem"},
+	"that is also for raw use":     {"origin": "blank", "use": "both"},
 }
-
-var histories = []history{
-	{"that the driver did not make", nil},
-	{"restored from a snapshot", map[string]string{"origin": "snapshot", "use": "filesystem"}},
-	{"from an image", map[string]string{"origin": "image", "use": "filesystem"}},
-	{"that is also for raw use", map[string]string{"origin": "blank", "use": "both"}},
-}
-
-// of gives the history to a trial's disk.
-func (h history) of(t *trial) { t.History = h.context }
 
 // grown returns disks with histories that do not exclude data anywhere on the disk.
 func grown() []generator {
 	var all []generator
-	for _, h := range histories {
-		all = append(all, each(3, "data of a sector anywhere on a disk "+h.name, func(t *trial) {
-			h.of(t)
-			t.anywhere(512)
-		})...)
-		all = append(all, each(3, "data of any length anywhere on a disk "+h.name, func(t *trial) {
-			h.of(t)
-			// Small and large pieces have the same frequency.
+	for _, name := range slices.Sorted(maps.Keys(histories)) {
+		add := func(n int, what string, make func(*trial)) {
+			all = append(all, each(n, what+" "+name, func(t *trial) {
+				t.History = histories[name]
+				make(t)
+			})...)
+		}
+		anyOf := func(t *trial) { t.FS, t.Want = ours[t.Rand.IntN(len(ours))], isFormatted }
+		add(3, "data of a sector anywhere on a disk", func(t *trial) { t.anywhere(512) })
+		// Small and large pieces have the same frequency.
+		add(3, "data of any length anywhere on a disk", func(t *trial) {
 			t.anywhere(512 << t.Rand.IntN(22))
-		})...)
-		all = append(all, generator{"one byte in the middle of a disk " + h.name, func(t *trial) {
-			h.of(t)
+		})
+		add(1, "one byte in the middle of a disk", func(t *trial) {
 			fillByte(t, t.Size/4+t.Rand.Int64N(t.Size/2))
-		}}, generator{"a blank disk " + h.name, func(t *trial) {
-			h.of(t)
-			t.FS = ours[t.Rand.IntN(len(ours))]
-			t.Want.Outcome = formatted
-		}}, generator{"an own format on a disk " + h.name, func(t *trial) {
-			h.of(t)
-			t.FS = ours[t.Rand.IntN(len(ours))]
-			t.Set = (*fixture).someOfIt
-			t.Want.Outcome = formatted
-			t.Check = (*fixture).markGone
-		}}, generator{"data anywhere, under an own mark, on a disk " + h.name, func(t *trial) {
-			h.of(t)
-			b := randomBytes(t.Rand, 512)
-			at := t.Rand.Int64N(t.Size/512) * 512
-			t.Set = func(f *fixture) error {
-				err := f.cutOff(`"$real" "$@"; exit 1`)
-				return errors.Join(err, f.poke(at, b...))
-			}
+		})
+		add(1, "a blank disk", anyOf)
+		add(1, "an own format on a disk", func(t *trial) {
+			anyOf(t)
+			t.Set, t.Check = (*fixture).someOfIt, (*fixture).markGone
+		})
+		add(1, "data anywhere, under an own mark, on a disk", func(t *trial) {
+			b, at := randomBytes(t.Rand, 512), t.Rand.Int64N(t.Size/512)*512
+			t.Set = func(f *fixture) error { return errors.Join(f.formatted(), f.poke(at, b...)) }
 			t.Want = foreign()
-		}})
+		})
 	}
 	return append(all, uses()...)
 }
@@ -108,13 +95,9 @@ func uses() []generator {
 			f.Publish["use"] = "block"
 			return nil
 		}),
-		{"boot code over an own format", func(t *trial) {
-			t.Set = func(f *fixture) error {
-				err := f.cutOff(`"$real" "$@"; exit 1`)
-				return errors.Join(err, f.poke(0, slices.Repeat([]byte{0xEB}, 440)...))
-			}
-			t.Want = foreign()
-		}},
+		blank("boot code over an own format", ext4, foreign(), func(f *fixture) error {
+			return errors.Join(f.formatted(), f.poke(0, slices.Repeat([]byte{0xEB}, 440)...))
+		}),
 	}
 }
 

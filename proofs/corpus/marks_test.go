@@ -31,13 +31,16 @@ func mkfs(fs string) string {
 
 // cutOff makes the driver begin a format with the script in place of mkfs, which must fail. The
 // disk then has an unfinished format of this volume.
-func (f *fixture) cutOff(script string) error {
-	unwrap, err := f.wrap(mkfs(f.FS), script)
+func (f *fixture) cutOff(script string) error { return f.failStage(mkfs(f.FS), script) }
+
+// failStage stages the volume with the script in place of a program, which must fail.
+func (f *fixture) failStage(program, script string) error {
+	unwrap, err := f.wrap(program, script)
 	if err != nil {
 		return err
 	}
 	if err := f.stage(context.Background()); err == nil {
-		return setupViolation("the stage succeeded although mkfs failed")
+		return setupViolation("the stage succeeded although " + program + " failed")
 	}
 	return errors.Join(unwrap(), f.loop.Sync())
 }
@@ -70,6 +73,15 @@ func (f *fixture) poke(offset int64, b ...byte) error {
 	return errors.Join(err, device.Sync(), device.Close())
 }
 
+// markOnly leaves the marks of a format that has not begun.
+func (f *fixture) markOnly() error {
+	_, err := f.learnMark()
+	return err
+}
+
+// formatted leaves a whole format, of whose end there is no record.
+func (f *fixture) formatted() error { return f.cutOff(failAtEnd) }
+
 func (f *fixture) pokeAll(pieces []piece) error {
 	var errs []error
 	for _, p := range pieces {
@@ -88,19 +100,14 @@ func formats() []generator {
 func ownFormats() []generator {
 	var all []generator
 	again := func(name, fs string, set func(f *fixture) error) {
-		all = append(all, generator{name, func(t *trial) {
-			t.FS, t.Set = fs, set
-			t.Want.Outcome = formatted
+		all = append(all, blank(name, fs, isFormatted, set).and(func(t *trial) {
 			t.Check = (*fixture).markGone
-		}})
+		}))
 	}
 	for _, fs := range ours {
-		again("an own format for "+fs+" that had not begun", fs, func(f *fixture) error {
-			_, err := f.learnMark()
-			return err
-		})
+		again("an own format for "+fs+" that had not begun", fs, (*fixture).markOnly)
 		again("an own format for "+fs+" that had ended without a record of its end", fs,
-			func(f *fixture) error { return f.cutOff(`"$real" "$@"; exit 1`) })
+			(*fixture).formatted)
 		for i := range 3 {
 			again(fmt.Sprintf("an own format for %s, partly written, %d", fs, i+1), fs,
 				(*fixture).someOfIt)
@@ -111,11 +118,10 @@ func ownFormats() []generator {
 	again("an own format for xfs whose log is not written", xfs, (*fixture).logOfItLost)
 	again("an own format of a volume whose id is no UUID", ext4, func(f *fixture) error {
 		f.VolumeID = "a-static-volume"
-		_, err := f.learnMark()
-		return err
+		return f.markOnly()
 	})
 	again("an own format for ext4, which is to be xfs now", ext4, func(f *fixture) error {
-		err := f.cutOff(`"$real" "$@"; exit 1`)
+		err := f.formatted()
 		f.FS = xfs
 		return err
 	})
@@ -140,14 +146,9 @@ func ownFormats() []generator {
 func oddPrograms() []generator {
 	used := []byte("mkfs has written at the place of the mark")
 	return []generator{
-		{"a mkfs that fails at its end", func(t *trial) {
-			t.Set = func(f *fixture) error {
-				_, err := f.wrap("mke2fs", `"$real" "$@"; exit 1`)
-				return err
-			}
-			t.Want = refuse(toolFailed)
-			t.Want.Begun, t.Want.Code, t.Want.Says = true, "Internal", []string{"mke2fs"}
-		}},
+		blank("a mkfs that fails at its end", ext4, want{Outcome: refused, Begun: true,
+			Reasons: []string{toolFailed}, Code: "Internal", Says: []string{"mke2fs"}},
+			func(f *fixture) error { return f.wrapped("mke2fs", failAtEnd) }),
 		{"a mkfs that writes over a mark", func(t *trial) {
 			var slot int64
 			t.Set = func(f *fixture) error {
@@ -157,11 +158,11 @@ func oddPrograms() []generator {
 				}
 				f.mark, slot = nil, mark[0].offset
 				file := filepath.Join(f.dir, "used")
-				_, err = f.wrap("mke2fs", fmt.Sprintf(`"$real" "$@" && for disk; do :; done
-exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file, slot/4096))
-				return errors.Join(err, os.WriteFile(file, used, 0o600))
+				return errors.Join(os.WriteFile(file, used, 0o600),
+					f.wrapped("mke2fs", fmt.Sprintf(`"$real" "$@" && for disk; do :; done
+exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file, slot/4096)))
 			}
-			t.Want.Outcome = formatted
+			t.Want = isFormatted
 			t.Check = func(f *fixture) error {
 				if now := f.image.read(slot, int64(len(used))); !bytes.Equal(now, used) {
 					return errors.New("the driver has erased what mkfs wrote at the place of its mark")
@@ -172,72 +173,57 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 	}
 }
 
+// eachRemain calls lose with each page that is not zero of a format that had ended, except the
+// marks, and wipes the page if lose returns true.
+func (f *fixture) eachRemain(lose func(at int64, page []byte) bool) error {
+	marks, err := f.learnMark()
+	if err == nil {
+		err = f.formatted()
+	}
+	if err != nil {
+		return err
+	}
+	return proof.EachPage(f.image.Path, func(at int64, page []byte) error {
+		if lose(at, page) && !slices.ContainsFunc(marks, func(p piece) bool { return p.offset == at }) {
+			return f.wipe(at, int64(len(page)))
+		}
+		return nil
+	})
+}
+
 // someOfIt makes mkfs finish and then removes some of its pages, as a power cut does with writes
 // that were not flushed. The marks were flushed, and stay. The first superblock of a btrfs is
 // always removed: with whole superblocks the driver would mount the btrfs (see superblocksOfIt).
 // The blocks of a btrfs are removed whole, because only its head shows to which filesystem a block
 // belongs.
 func (f *fixture) someOfIt() error {
-	pieces, err := f.learnMark()
-	if err != nil {
-		return err
-	}
-	if err := f.cutOff(`"$real" "$@"; exit 1`); err != nil {
-		return err
-	}
-	lost, unit := f.Rand.IntN(100), int64(pageBytes)
+	unit, lost, last, gone := int64(pageBytes), f.Rand.IntN(100), int64(-1), false
 	if f.FS == btrfs {
 		unit = 16 * kib
 	}
-	last, gone := int64(-1), false
-	return proof.EachPage(f.image.Path, func(at int64, page []byte) error {
-		isMark := slices.ContainsFunc(pieces, func(p piece) bool { return p.offset == at })
-		finished := f.FS == btrfs && at == 64*kib
+	return f.eachRemain(func(at int64, _ []byte) bool {
 		if at/unit != last {
 			last, gone = at/unit, f.Rand.IntN(100) < lost
 		}
-		if isMark || (!gone && !finished) {
-			return nil
-		}
-		return f.poke(at, make([]byte, len(page))...)
+		return gone || f.FS == btrfs && at == 64*kib
 	})
 }
 
 // superblocksOfIt makes the mkfs of a btrfs finish, and then removes everything except its
 // superblocks and the marks.
 func (f *fixture) superblocksOfIt() error {
-	pieces, err := f.learnMark()
-	if err != nil {
-		return err
-	}
-	if err := f.cutOff(`"$real" "$@"; exit 1`); err != nil {
-		return err
-	}
-	return proof.EachPage(f.image.Path, func(at int64, page []byte) error {
-		isMark := slices.ContainsFunc(pieces, func(p piece) bool { return p.offset == at })
-		if isMark || at == 64*kib || at == 64<<20 {
-			return nil
-		}
-		return f.poke(at, make([]byte, len(page))...)
-	})
+	return f.eachRemain(func(at int64, _ []byte) bool { return at != 64*kib && at != 64<<20 })
 }
 
 // logOfItLost makes the mkfs of an xfs finish, and then removes its log.
 func (f *fixture) logOfItLost() error {
-	_, err := f.learnMark()
-	if err == nil {
-		err = f.cutOff(`"$real" "$@"; exit 1`)
-	}
-	if err != nil {
-		return err
-	}
 	lost := 0
-	err = proof.EachPage(f.image.Path, func(at int64, page []byte) error {
-		if !bytes.HasPrefix(page, []byte{0xFE, 0xED, 0xBA, 0xBE}) {
-			return nil
+	err := f.eachRemain(func(_ int64, page []byte) bool {
+		log := bytes.HasPrefix(page, []byte{0xFE, 0xED, 0xBA, 0xBE})
+		if log {
+			lost++
 		}
-		lost++
-		return f.poke(at, make([]byte, len(page))...)
+		return log
 	})
 	if err == nil && lost == 0 {
 		err = errors.New("the filesystem has no log")
@@ -264,28 +250,14 @@ func (f *fixture) markGone() error {
 func growths() []generator {
 	var all []generator
 	for _, fs := range []string{ext3, ext4, "ext4 with 1024-byte blocks"} {
-		for name, script := range map[string][2]string{
-			"before its check":   {"e2fsck", "exit 8"},
-			"after its check":    {"e2fsck", `"$real" "$@"; exit 8`},
-			"before it began":    {"resize2fs", "exit 1"},
-			"after it had ended": {"resize2fs", `"$real" "$@"; exit 1`},
+		for _, c := range []struct{ when, program, script string }{
+			{"before its check", "e2fsck", "exit 8"},
+			{"after its check", "e2fsck", `"$real" "$@"; exit 8`},
+			{"before it began", "resize2fs", "exit 1"},
+			{"after it had ended", "resize2fs", failAtEnd},
 		} {
-			all = append(all, generator{"a growth of " + fs + " that was cut off " + name,
-				func(t *trial) {
-					kindOf(fs).of(t)
-					t.Size += fsBytes
-					t.Set = func(f *fixture) error {
-						unwrap, err := f.wrap(script[0], script[1])
-						if err != nil {
-							return err
-						}
-						if err := f.stage(context.Background()); err == nil {
-							return setupViolation("the stage succeeded although the growth failed")
-						}
-						return errors.Join(unwrap(), f.loop.Sync())
-					}
-					t.Want.Outcome = mounted
-				}})
+			all = append(all, with("a growth of "+fs+" that was cut off "+c.when, fs, isMounted, nil,
+				func(f *fixture) error { return f.failStage(c.program, c.script) }).larger())
 		}
 	}
 	return all
@@ -294,64 +266,45 @@ func growths() []generator {
 // copiedMarks returns filesystems with valid marks of this volume, which a workload may have
 // copied.
 func copiedMarks() []generator {
-	all := []generator{{"ext4 that was filled without a mount, under its mark", func(t *trial) {
-		kindOf(ext4).of(t)
-		t.Set = func(f *fixture) error {
+	all := []generator{with("ext4 that was filled without a mount, under its mark", ext4, isMounted,
+		nil, func(f *fixture) error {
 			var errs []error
 			for _, slot := range proof.FormatSlots(f.image.Size) {
 				errs = append(errs, f.poke(slot, f.forgery().FormatRecord(f.image.Size)...))
 			}
 			return errors.Join(errs...)
-		}
-		t.Want.Outcome = mounted
-	}}}
+		})}
 	for _, fs := range ours {
-		name := "a filesystem of " + fs + " that was mounted, under this volume's mark"
-		all = append(all, generator{name,
-			func(t *trial) {
-				t.FS = fs
-				t.Set = func(f *fixture) error {
-					mark, err := f.learnMark()
-					if err != nil {
-						return err
-					}
-					return errors.Join(f.work(f.bench.bases.payload), f.pokeAll(mark))
-				}
-				t.Want.Outcome = mounted
-			}}, generator{"a filesystem of " + fs + " with the mark in a file", func(t *trial) {
-			t.FS = fs
-			t.Set = func(f *fixture) error {
-				mark, err := f.learnMark()
-				if err != nil {
-					return err
-				}
-				copies := bytes.Repeat(mark[0].bytes, 4096)
-				return f.work(f.bench.bases.payload, copies)
+		after := func(name string, set func(*fixture) error) {
+			all = append(all, blank("a filesystem of "+fs+name, fs, isMounted, set))
+		}
+		after(" that was mounted, under this volume's mark", func(f *fixture) error {
+			mark, err := f.learnMark()
+			return errors.Join(err, f.work(), f.pokeAll(mark))
+		})
+		after(" with the mark in a file", func(f *fixture) error {
+			mark, err := f.learnMark()
+			if err != nil {
+				return err
 			}
-			t.Want.Outcome = mounted
-		}}, generator{"a filesystem of " + fs + " with an image of another in a file", func(t *trial) {
-			t.FS = fs
-			t.Set = func(f *fixture) error {
-				other := newImage(filepath.Join(f.dir, "other"), 8*mib)
-				other.tool("mke2fs", "-q", "-t", ext4)
-				all := other.read(0, other.Size)
-				if other.err != nil {
-					return other.err
-				}
-				return f.work(f.bench.bases.payload, all)
-			}
-			t.Want.Outcome = mounted
-		}})
+			return f.work(bytes.Repeat(mark[0].bytes, 4096))
+		})
+		after(" with an image of another in a file", func(f *fixture) error {
+			other := newImage(filepath.Join(f.dir, "other"), 8*mib)
+			other.tool("mke2fs", "-q", "-t", ext4)
+			all := other.read(0, other.Size)
+			return errors.Join(other.err, f.work(all))
+		})
 	}
 	return all
 }
 
 // work stages the volume, writes files as a workload does, and unstages the volume.
-func (f *fixture) work(payload []byte, others ...[]byte) error {
+func (f *fixture) work(others ...[]byte) error {
 	if err := f.stage(context.Background()); err != nil {
 		return err
 	}
-	err := os.WriteFile(filepath.Join(f.Staging, payloadName), payload, 0o600)
+	err := os.WriteFile(filepath.Join(f.Staging, payloadName), f.bench.bases.payload, 0o600)
 	for i, b := range others {
 		err = errors.Join(err, os.WriteFile(filepath.Join(f.Staging, fmt.Sprint("other", i)), b,
 			0o600))

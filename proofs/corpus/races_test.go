@@ -21,10 +21,7 @@ func races() []generator {
 	probe := func(do func(f *fixture) error) func(f *fixture) error { return during("blkid", do) }
 	begun := func(name, fs, program string, w want, do func(f *fixture) error) generator {
 		w.Begun = true
-		return generator{name, func(t *trial) {
-			t.FS = fs
-			t.Set, t.Want = during(program, do), w
-		}}
+		return blank(name, fs, w, during(program, do))
 	}
 	failed := refuse(toolFailed, changed)
 	failed.Code = "Internal"
@@ -42,12 +39,9 @@ func races() []generator {
 			twin),
 		begun("a disk that gets a new sequence number while mkfs runs", ext3, "mke2fs", refuse(changed),
 			bornAgain),
-		{swapped + "while its filesystem is checked", func(t *trial) {
-			kindOf(ext4).of(t)
-			t.Size += fsBytes
-			// The driver mounts the disk that it has opened.
-			t.Set, t.Want = during("e2fsck", (*fixture).swapNode), want{Outcome: mounted}
-		}},
+		// The driver mounts the disk that it has opened.
+		with(swapped+"while its filesystem is checked", ext4, isMounted, nil,
+			during("e2fsck", (*fixture).swapNode)).larger(),
 		situation("a disk whose node is replaced during the call", refuse(changed),
 			probe((*fixture).swapNode)),
 		situation("a disk that is replaced during the call", refuse(changed), probe(swapDisk)),
@@ -92,6 +86,15 @@ func (f *fixture) wrap(program, script string) (unwrap func() error, err error) 
 	return unwrap, os.WriteFile(path, []byte(text), 0o755)
 }
 
+// wrapped is wrap until the fixture ends.
+func (f *fixture) wrapped(program, script string) error {
+	_, err := f.wrap(program, script)
+	return err
+}
+
+// failAtEnd is a script that runs the real program, and then fails.
+const failAtEnd = `"$real" "$@"; exit 1`
+
 // hook calls do when the driver starts the program on a disk for the first time, before the program
 // runs. So do always happens at this moment of a race. The trial fails if do is not called.
 func (f *fixture) hook(program string, do func() error) error {
@@ -130,7 +133,6 @@ func (f *fixture) hook(program string, do func() error) error {
 			return fmt.Errorf("the driver did not run %s, so the hook was not called", program)
 		}
 	}
-	_, err := f.wrap(program, fmt.Sprintf("case $* in */fd/*|*/dev/*) printf . >'%s'; "+
+	return f.wrapped(program, fmt.Sprintf("case $* in */fd/*|*/dev/*) printf . >'%s'; "+
 		"head -c 1 <'%s' >/dev/null;; esac\nexec \"$real\" \"$@\"", ask, answer))
-	return err
 }

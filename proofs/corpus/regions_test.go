@@ -8,23 +8,40 @@ import (
 	"slices"
 )
 
+// spots are the places far from both ends where formats have marks. The driver reads each of them
+// because of an entry of its list of regions.
+var spots = []struct {
+	at            int64
+	where, region string
+}{
+	{mib + 8*kib, "where LUKS2, VMFS and bcachefs have headers",
+		`{1 << 20, 64 << 10, "the second header of LUKS 2, VMFS, bcachefs, or the first data of LVM"}`},
+	{mib + 254*4*kib, "where Oracle ASM has its second header",
+		`{1<<20 + 254*4096, sectorBytes, "the second header of Oracle ASM"}`},
+	{2*mib + 16*kib, "where VMFS begins",
+		`{2 << 20, 64 << 10, "the second header of LUKS 2, VMFS, or F2FS"}`},
+	{4*mib + 32*kib, "where ZFS begins",
+		`{4 << 20, 64 << 10, "the second header of LUKS 2, or the first data of ZFS"}`},
+	{16 * mib, "where the data of LUKS2 begin", `{16 << 20, sectorBytes, "the first data of LUKS 2"}`},
+	{18 * mib, "where VMFS has its heartbeats", `{18 << 20, sectorBytes, "VMFS"}`},
+	{64 * mib, "where btrfs has its second superblock",
+		`{64 << 20, sectorBytes, "the second superblock of btrfs"}`},
+	{256 * gib, "where btrfs has its third superblock",
+		`{256 << 30, sectorBytes, "the third superblock of btrfs"}`},
+	{3 * gib, "where NTFS has its file table", `{3 << 30, sectorBytes, "the file table of NTFS"}`},
+	{gib, "where Ceph has its second label", `{1 << 30, sectorBytes, "a copy of the label of Ceph"}`},
+	{10 * gib, "where Ceph has its third label",
+		`{10 << 30, sectorBytes, "a copy of the label of Ceph"}`},
+	{100 * gib, "where Ceph has its fourth label",
+		`{100 << 30, sectorBytes, "a copy of the label of Ceph"}`},
+	{1000 * gib, "where Ceph has its fifth label",
+		`{1000 << 30, sectorBytes, "a copy of the label of Ceph"}`},
+}
+
 // regions returns disks that are blank except for one region far from both ends, where a format has
 // a mark or a copy of it.
 func regions() []generator {
 	all := []generator{
-		singleByte("where LUKS2, VMFS and bcachefs have headers", mib+8*kib),
-		singleByte("where Oracle ASM has its second header", mib+254*4*kib),
-		singleByte("where VMFS begins", 2*mib+16*kib),
-		singleByte("where ZFS begins", 4*mib+32*kib),
-		singleByte("where the data of LUKS2 begin", 16*mib),
-		singleByte("where VMFS has its heartbeats", 18*mib),
-		singleByte("where btrfs has its second superblock", 64*mib),
-		singleByte("where btrfs has its third superblock", 256*gib),
-		singleByte("where NTFS has its file table", 3*gib),
-		singleByte("where Ceph has its second label", gib),
-		singleByte("where Ceph has its third label", 10*gib),
-		singleByte("where Ceph has its fourth label", 100*gib),
-		singleByte("where Ceph has its fifth label", 1000*gib),
 		singleByte("where a large xfs has its second group", 1024*gib),
 		singleByte("where ext4 has its first copy", 128*mib),
 		{"one byte where an xfs of 8 groups has its third", func(t *trial) {
@@ -37,6 +54,9 @@ func regions() []generator {
 			fillByte(t, blocks*4096)
 		}},
 		{"data in a hundredth of the disk, where no mark can be", inAHundredth},
+	}
+	for _, s := range spots {
+		all = append(all, singleByte(s.where, s.at))
 	}
 	all = append(all, each(6, "a copy of an ext superblock", func(t *trial) {
 		block := kib << t.Rand.IntN(7)

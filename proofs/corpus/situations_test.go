@@ -21,36 +21,23 @@ import (
 
 // situations returns blank or healthy disks that the driver must not use.
 func situations() []generator {
-	var all []generator
-	all = append(all, sizes()...)
-	all = append(all, holders()...)
-	all = append(all, names()...)
-	return append(all, unreadableBlanks()...)
+	return slices.Concat(sizes(), holders(), names(), unreadableBlanks())
 }
 
 // situation returns a blank disk that the driver must refuse.
 func situation(name string, w want, set func(f *fixture) error) generator {
-	return generator{name, func(t *trial) {
-		t.FS = ours[t.Rand.IntN(len(ours))]
-		t.Set, t.Want = set, w
-	}}
+	return blank(name, "", w, set).and(func(t *trial) { t.FS = ours[t.Rand.IntN(len(ours))] })
 }
 
 // onHealthy is situation with an ext4 that could be mounted.
 func onHealthy(name string, w want, set func(f *fixture) error) generator {
-	return generator{name, func(t *trial) {
-		kindOf(ext4).of(t)
-		t.Set, t.Want = set, w
-	}}
+	return with(name, ext4, w, nil, set)
 }
 
 // onProbed is situation with an ext3. Its superblock has no checksum, so the driver asks blkid
 // about it.
 func onProbed(name string, w want, set func(f *fixture) error) generator {
-	return generator{name, func(t *trial) {
-		kindOf(ext3).of(t)
-		t.Set, t.Want = set, w
-	}}
+	return with(name, ext3, w, nil, set)
 }
 
 // sizes returns disks whose size is not the reported one.
@@ -64,64 +51,62 @@ func sizes() []generator {
 	}
 	smaller := publish(func(f *fixture) int64 { return -off(f) })
 	larger := publish(off)
+	// elsewhere makes sysfs show another size than the device has.
+	elsewhere := func(f *fixture, size int64) error {
+		return f.bench.Guest.SetAttribute(f.Device, "size", fmt.Sprintf("%d\n", size/512))
+	}
 	return []generator{
 		situation("a blank disk that is larger than its volume", refuse(wrongSize), smaller),
 		situation("a blank disk that is smaller than its volume", refuse(wrongSize), larger),
 		onHealthy("a healthy disk that is larger than its volume", refuse(wrongSize), smaller),
 		onHealthy("a healthy disk that is smaller than its volume", refuse(wrongSize), larger),
-		situation("a blank disk of unknown size", refuse(sizeMissing), func(f *fixture) error {
-			delete(f.Publish, "sizeBytes")
-			return nil
-		}),
+		situation("a blank disk of unknown size", refuse(sizeMissing), (*fixture).forgetSize),
 		situation("a blank disk with another size in sysfs", refuse(wrongSize, changed),
 			func(f *fixture) error {
 				size := f.image.Size - off(f)*8
 				f.Publish["sizeBytes"] = fmt.Sprint(size)
-				return f.bench.Guest.SetAttribute(f.Device, "size", fmt.Sprintf("%d\n", size/512))
+				return elsewhere(f, size)
 			}),
 		onHealthy("a healthy disk with another size in sysfs", refuse(wrongSize, changed),
 			func(f *fixture) error {
-				size := f.image.Size + off(f)
-				delete(f.Publish, "sizeBytes")
-				return f.bench.Guest.SetAttribute(f.Device, "size", fmt.Sprintf("%d\n", size/512))
+				return errors.Join(f.forgetSize(), elsewhere(f, f.image.Size+off(f)))
 			}),
 	}
 }
 
+// forgetSize makes the controller report no size.
+func (f *fixture) forgetSize() error {
+	delete(f.Publish, "sizeBytes")
+	return nil
+}
+
 // holders returns disks that another program uses.
 func holders() []generator {
-	anyReason := []string{held, notBlank, readOnly}
 	aside := refuse(held)
 	aside.Says = []string{"/aside"} // the path of its mount
+	inUse := refuse(held, notBlank, readOnly)
+	inUse.Names = []string{"swap"}
+	frozen := func(f *fixture) error { return f.replaceLoop(true) }
 	return []generator{
 		situation("a blank disk that a program has opened exclusively", refuse(held), (*fixture).hold),
 		onHealthy("a healthy disk that a program has exclusively", refuse(held), (*fixture).hold),
 		situation("a blank disk under a loop device", refuse(held), (*fixture).loopOver),
 		onHealthy("a healthy disk under a loop device", refuse(held), (*fixture).loopOver),
-		onHealthy("a disk that is mounted elsewhere", aside, func(f *fixture) error {
-			return f.mountAside(f.loop.Path, ext4)
-		}),
+		onHealthy("a disk that is mounted elsewhere", aside, (*fixture).mountAside),
 		onHealthy("a disk that is mounted in another mount namespace", refuse(held),
 			(*fixture).mountOutOfSight),
-		situation("a blank disk that is read-only", refuse(readOnly), func(f *fixture) error {
-			return f.replaceLoop(true)
-		}),
-		onHealthy("a healthy disk that is read-only", refuse(readOnly), func(f *fixture) error {
-			return f.replaceLoop(true)
-		}),
+		situation("a blank disk that is read-only", refuse(readOnly), frozen),
+		onHealthy("a healthy disk that is read-only", refuse(readOnly), frozen),
 		onHealthy("a healthy disk that was made read-only", refuse(readOnly),
 			func(f *fixture) error { return runTool("blockdev", "--setro", f.loop.Path) }),
-		{"a swap that is in use", func(t *trial) {
+		blank("a swap that is in use", ext4, inUse, func(f *fixture) error {
+			f.atEnd(func() error { return runTool("swapoff", f.loop.Path) })
+			return runTool("swapon", f.loop.Path)
+		}).and(func(t *trial) {
 			t.Fill = func(im *image) { im.tool("mkswap", "--quiet") }
 			// Behind the first page, the kernel may write pages of memory.
 			t.Until = int64(os.Getpagesize())
-			t.Set = func(f *fixture) error {
-				f.atEnd(func() error { return runTool("swapoff", f.loop.Path) })
-				return runTool("swapon", f.loop.Path)
-			}
-			t.Want = refuse(anyReason...)
-			t.Want.Names = []string{"swap"}
-		}},
+		}),
 	}
 }
 
@@ -149,15 +134,9 @@ func (f *fixture) loopOver() error {
 }
 
 // mountAside mounts the disk at a path that the driver does not use.
-func (f *fixture) mountAside(device, fs string) error {
+func (f *fixture) mountAside() error {
 	at := filepath.Join(f.dir, "aside")
-	if err := os.Mkdir(at, 0o755); err != nil {
-		return err
-	}
-	if err := unix.Mount(device, at, fs, 0, ""); err != nil {
-		return fmt.Errorf("mount the disk aside: %w", err)
-	}
-	return nil
+	return errors.Join(os.Mkdir(at, 0o755), unix.Mount(f.loop.Path, at, ext4, 0, ""))
 }
 
 // mountOutOfSight mounts the disk in a mount namespace that only one process has.
@@ -250,8 +229,7 @@ func names() []generator {
 	// without gives the disk another serial, so that no disk of the guest has the requested one.
 	without := func(serial func(f *fixture) string) func(f *fixture) error {
 		return func(f *fixture) error {
-			return f.bench.Guest.SetAttribute(f.Device, "device/serial",
-				serial(f))
+			return f.bench.Guest.SetAttribute(f.Device, "device/serial", serial(f))
 		}
 	}
 	lost := refuse(notFound)
@@ -269,16 +247,11 @@ func names() []generator {
 		situation("a disk whose serial is longer", lost,
 			without(func(f *fixture) string { return f.DiskName + "0\n" })),
 		situation("a disk without a serial", lost, without(func(*fixture) string { return "\n" })),
-		{"a disk whose name is longer than a serial", func(t *trial) {
-			t.Set = func(f *fixture) error {
-				f.Publish["diskName"] = f.DiskName + "-by-hand"
-				return nil
-			}
-			t.Want.Outcome = formatted
-		}},
-		situation("a disk with the node of another disk", refuse(changed), func(f *fixture) error {
-			return f.swapNode()
+		blank("a disk whose name is longer than a serial", ext4, isFormatted, func(f *fixture) error {
+			f.Publish["diskName"] = f.DiskName + "-by-hand"
+			return nil
 		}),
+		situation("a disk with the node of another disk", refuse(changed), (*fixture).swapNode),
 		situation("a disk with the number of another disk", refuse(changed), func(f *fixture) error {
 			b, err := os.ReadFile(f.bench.Guest.Sys("block/" + decoyDevice + "/dev"))
 			if err != nil {
@@ -302,28 +275,30 @@ func bornAgain(f *fixture) error {
 		10)+"\n")
 }
 
+// cutOffAt makes the disk unreadable from an offset on.
+func cutOffAt(at func(*trial) int64) func(*fixture) error {
+	return func(f *fixture) error {
+		f.image.cut(at(f.trial))
+		return f.image.err
+	}
+}
+
 // unreadableBlanks returns disks that are blank, as far as they can be read.
 func unreadableBlanks() []generator {
-	cutAt := func(name string, at func(t *trial) int64) generator {
-		return generator{"a blank disk that cannot be read " + name, func(t *trial) {
-			offset := at(t)
-			t.Set = func(f *fixture) error {
-				f.image.cut(offset)
-				return f.image.err
-			}
-			t.Want = refuse(unreadable)
-			t.Want.Says = []string{"offset "}
-		}}
+	w := refuse(unreadable)
+	w.Says = []string{"offset "}
+	cut := func(name string, at func(t *trial) int64) generator {
+		return blank("a blank disk that cannot be read "+name, ext4, w, cutOffAt(at))
 	}
 	return []generator{
-		cutAt("at all", func(*trial) int64 { return 0 }),
-		cutAt("from its second block on", func(*trial) int64 { return 4096 }),
-		cutAt("in the last MiB", func(t *trial) int64 {
+		cut("at all", func(*trial) int64 { return 0 }),
+		cut("from its second block on", func(*trial) int64 { return 4096 }),
+		cut("in the last MiB", func(t *trial) int64 {
 			return t.Size - 4096*(1+t.Rand.Int64N(mib/4096))
 		}),
-		cutAt("in its last block", func(t *trial) int64 { return t.Size - 4096 }),
-		cutAt("from somewhere on", func(t *trial) int64 { return 4096 * t.Rand.Int64N(t.Size/4096) }),
-		cutAt("beyond the first MiB", func(*trial) int64 { return mib }),
+		cut("in its last block", func(t *trial) int64 { return t.Size - 4096 }),
+		cut("from somewhere on", func(t *trial) int64 { return 4096 * t.Rand.Int64N(t.Size/4096) }),
+		cut("beyond the first MiB", func(*trial) int64 { return mib }),
 	}
 }
 
@@ -332,32 +307,26 @@ func unreadableBlanks() []generator {
 func blanks() []generator {
 	var all []generator
 	for _, fs := range ours {
-		all = append(all, generator{"blank for " + fs, func(t *trial) {
-			t.FS = fs
-			t.Want.Outcome = formatted
-		}}, generator{"blank with 4096-byte blocks for " + fs, func(t *trial) {
-			t.FS, t.BlockSize = fs, 4096
-			t.Want.Outcome = formatted
-		}})
+		all = append(all, blank("blank for "+fs, fs, isFormatted, nil),
+			blank("blank with 4096-byte blocks for "+fs, fs, isFormatted, nil).and(func(t *trial) {
+				t.BlockSize = 4096
+			}))
 	}
 	all = append(all, each(4, "blank of an odd size", func(t *trial) {
 		t.Size += 512 * t.Rand.Int64N(4*mib/512)
 		t.FS = ours[t.Rand.IntN(len(ours))]
-		t.Want.Outcome = formatted
+		t.Want = isFormatted
 	})...)
-	return slices.Concat(all, []generator{
-		{"blank and large", func(t *trial) {
+	return append(all,
+		blank("blank and large", ext4, isFormatted, nil).and(func(t *trial) {
 			t.Size = gib * (5 + t.Rand.Int64N(296))
 			t.FS = []string{ext4, xfs, btrfs}[t.Rand.IntN(3)]
-			t.Want.Outcome = formatted
-		}},
-		{"blank, its zeros written", func(t *trial) {
+		}),
+		blank("blank, its zeros written", ext4, isFormatted, nil).and(func(t *trial) {
 			t.Fill = func(im *image) {
 				zeros := make([]byte, 3*mib)
 				im.write(0, zeros...)
 				im.write(-3*mib, zeros...)
 			}
-			t.Want.Outcome = formatted
-		}},
-	})
+		}))
 }

@@ -39,6 +39,8 @@ const (
 	formatted outcome = "formatted"
 	mounted   outcome = "mounted"
 	refused   outcome = "refused"
+	// either wants a disk mounted, or refused with one of the names.
+	either outcome = "mounted or refused"
 )
 
 // want is the outcome that is wanted.
@@ -84,11 +86,48 @@ func foreign(names ...string) want {
 	return want{Outcome: refused, Reasons: []string{notBlank}, Names: names}
 }
 
+var (
+	isFormatted = want{Outcome: formatted}
+	isMounted   = want{Outcome: mounted}
+)
+
 // generator sets the fields of a trial that differ from the defaults: a small disk, for an ext4.
 type generator struct {
 	name string
 	make func(t *trial)
 }
+
+// blank returns a trial of a blank disk that set changes.
+func blank(name, fs string, w want, set func(*fixture) error) generator {
+	return generator{name, func(t *trial) { t.FS, t.Want, t.Set = fs, w, set }}
+}
+
+// with returns a trial of a disk with the filesystem of a kind. If they are not nil, change writes
+// more to the disk before it is attached, and set changes it then.
+func with(name, kind string, w want, change func(*image), set func(*fixture) error) generator {
+	return generator{name, func(t *trial) {
+		k := kindOf(kind)
+		k.of(t)
+		if change != nil {
+			t.Fill = func(im *image) {
+				im.filesystem(k)
+				change(im)
+			}
+		}
+		t.Want, t.Set = w, set
+	}}
+}
+
+// and returns the generator with further settings.
+func (g generator) and(more func(*trial)) generator {
+	return generator{g.name, func(t *trial) {
+		g.make(t)
+		more(t)
+	}}
+}
+
+// larger returns the generator with a disk that is larger than its filesystem.
+func (g generator) larger() generator { return g.and(func(t *trial) { t.Size += fsBytes }) }
 
 // corpus returns all generators, in the order of the families.
 func corpus() []generator {
@@ -120,8 +159,11 @@ const (
 // ours contains the filesystems of volumes.
 var ours = []string{ext3, ext4, xfs, btrfs}
 
-// each returns n generators that differ only in their random numbers.
+// each returns n generators that differ only in their random numbers. A single one has no number.
 func each(n int, name string, make func(t *trial)) []generator {
+	if n == 1 {
+		return []generator{{name, make}}
+	}
 	var all []generator
 	for i := range n {
 		all = append(all, generator{fmt.Sprintf("%s %d", name, i+1), make})
