@@ -5,20 +5,11 @@
 //
 // A generator makes a disk and a request, and knows what must happen. The disk is a sparse file
 // behind a loop device. It is shown in a guest's sysfs and device directory to the unmodified
-// driver process, and a call over gRPC asks the driver to stage it. There are many kinds of
-// disks:
-//
-//   - disks with filesystems: whole, cut short, wiped at either end, nested, or reduced to one
-//     copy of a superblock;
-//   - disks with partition tables, volume managers, RAIDs, encryption, swap and databases;
-//   - disks with a single byte at a place that could contain a mark;
-//   - disks that cannot be read, or are too large, too small, in use or read-only;
-//   - disks with a wrong serial, device number or sequence number, from the start or from the
-//     moment at which the driver inspects them;
-//   - disks with the mark of an unfinished format, of this volume or of another one;
-//   - filesystems of other volumes, with foreign marks in their data, or with something behind
-//     them on a larger disk;
-//   - ext3 and ext4 whose group descriptors or whose copies of them are damaged.
+// driver process, and a call over gRPC asks the driver to stage it. The families of generators are
+// in the function corpus: filesystems, tables and headers whole, cut, wiped, nested, damaged or
+// reduced to a copy; disks that cannot be read, are in use, of another size or another identity,
+// from the start or from the moment of the inspection; unfinished formats and growths, the
+// driver's own and foreign ones; and single bytes where a mark could be.
 //
 // There are three outcomes. A blank disk, or one with an unfinished format of the driver's own,
 // gets the wanted filesystem: without such disks a driver that refuses everything would pass. A

@@ -3,6 +3,7 @@ package faults_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -156,7 +157,11 @@ var answers = []answer{
 		if strings.HasSuffix(operation, "_list") {
 			return `{"items":null,"next_page":null}`
 		}
-		return nulls(env.other(operation))
+		return altered(env.other(operation), func(fields object) {
+			for name := range fields {
+				fields[name] = nil
+			}
+		})
 	}),
 	{name: "huge", code: codes.Unavailable, success: true,
 		set: func(f *adminapi.Fault, env *environment, _ phase) {
@@ -207,7 +212,9 @@ func setOtherRelease(f *adminapi.Fault, env *environment, p phase) {
 		return
 	}
 	f.Response = &adminapi.Response{Status: statusOf(f.Operation),
-		Body: without(env.other(f.Operation), fields)}
+		Body: altered(env.other(f.Operation), func(all object) {
+			maps.DeleteFunc(all, func(name string, _ any) bool { return slices.Contains(fields, name) })
+		})}
 }
 
 // releaseFields contains fields that only some releases have.
@@ -238,18 +245,6 @@ func statusOf(operation string) int {
 	return http.StatusOK
 }
 
-// nulls returns the object with null in every field.
-func nulls(object string) string {
-	var fields map[string]json.RawMessage
-	if json.Unmarshal([]byte(object), &fields) != nil {
-		panic("no object: " + object)
-	}
-	for name := range fields {
-		fields[name] = json.RawMessage("null")
-	}
-	return text(fields)
-}
-
 // filled returns the objects of the nth page: enough to make the driver ask for the next page.
 func filled(env *environment, operation string, n int) []string {
 	count := 1
@@ -258,32 +253,26 @@ func filled(env *environment, operation string, n int) []string {
 	}
 	var objects []string
 	for i := range count {
-		objects = append(objects, numbered(env.other(operation), count*n+i))
+		objects = append(objects, altered(env.other(operation), func(fields object) {
+			fields["id"] = fmt.Sprintf("5e1a9c0e-0c53-4a1c-8f0e-%012d", count*n+i)
+		}))
 	}
 	return objects
 }
 
-// numbered returns a copy of the object with another ID.
-func numbered(object string, n int) string {
-	var fields map[string]json.RawMessage
-	if json.Unmarshal([]byte(object), &fields) != nil {
-		panic("no object: " + object)
-	}
-	fields["id"] = fmt.Appendf(nil, `"5e1a9c0e-0c53-4a1c-8f0e-%012d"`, n)
-	return text(fields)
-}
+// object is an object of the rack.
+type object = map[string]any
 
-func without(object string, fields []string) string {
-	var all map[string]json.RawMessage
-	if json.Unmarshal([]byte(object), &all) != nil {
-		panic("no object: " + object)
+// altered returns the JSON of an object with a change.
+func altered(of string, change func(fields object)) string {
+	decoder := json.NewDecoder(strings.NewReader(of))
+	decoder.UseNumber()
+	var fields object
+	if err := decoder.Decode(&fields); err != nil {
+		panic("no object: " + of)
 	}
-	for name := range all {
-		if slices.Contains(fields, name) {
-			delete(all, name)
-		}
-	}
-	return text(all)
+	change(fields)
+	return text(fields)
 }
 
 func text(value any) string {

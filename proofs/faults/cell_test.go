@@ -119,12 +119,6 @@ func (c cell) runOnce(ctx context.Context, env *environment, limit time.Duration
 	if err := r.checkResult(ctx); err != nil {
 		return err
 	}
-	// If the disk is attached elsewhere, the doctor reports that and not the error of the call.
-	if r.err != nil && c.scenario.name != "unpublish-what-is-elsewhere" {
-		if err := env.diagnoses.ask(ctx, env, r.effect.request, r.err); err != nil {
-			return err
-		}
-	}
 	if c.phase == deferred {
 		if err := env.Rack.Admin.RunDeferred(ctx); err != nil {
 			return err

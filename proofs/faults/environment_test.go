@@ -2,7 +2,6 @@ package faults_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -35,8 +34,6 @@ type environment struct {
 	proof *proof.Proof
 	run   *harness.Run
 	ctl   csi.ControllerClient
-	// diagnoses is shared by all environments.
-	diagnoses *doctor
 
 	// up is an instance that runs, and down is one that is stopped. full is stopped and has as
 	// many disks as it can have.
@@ -66,8 +63,7 @@ type environment struct {
 }
 
 // newEnvironment starts a rack and a controller, and creates the objects.
-func newEnvironment(ctx context.Context, p *proof.Proof, run *harness.Run, d *doctor) (*environment,
-	error) {
+func newEnvironment(ctx context.Context, p *proof.Proof, run *harness.Run) (*environment, error) {
 	started, err := run.StartEnvironment(ctx, harness.RackOptions{
 		Instances: []string{"up", "down", "full"}, QuotaBytes: quota, DiskLimit: diskLimit,
 		// The rack accepts any token, because the cells give the driver new ones.
@@ -78,7 +74,7 @@ func newEnvironment(ctx context.Context, p *proof.Proof, run *harness.Run, d *do
 		return nil, err
 	}
 	rack := started.Rack
-	env := &environment{Environment: started, proof: p, run: run, diagnoses: d,
+	env := &environment{Environment: started, proof: p, run: run,
 		tokenFile: filepath.Join(rack.Dir, "token"),
 		tokenTime: time.Now(), others: map[string]string{}}
 	env.up, env.down = rack.Instance("up").ID, rack.Instance("down").ID
@@ -150,20 +146,13 @@ func (env *environment) fetchOtherObjects(s *setup) {
 		}))
 	}
 	// The rack has only one image, one utilization and one user.
-	env.others["image"] = renamed(env.others["image"])
+	if s.err == nil {
+		env.others["image"] = altered(env.others["image"], func(fields object) {
+			fields["id"], fields["size"] = nobody, 3*gib
+		})
+	}
 	env.others["utilization"] = env.others["project"]
 	env.others["current"] = text(map[string]string{"silo_id": nobody})
-}
-
-// renamed returns the JSON of an image with another ID and a larger size.
-func renamed(object string) string {
-	var fields map[string]json.RawMessage
-	if json.Unmarshal([]byte(object), &fields) != nil {
-		return object
-	}
-	fields["id"] = json.RawMessage(`"` + nobody + `"`)
-	fields["size"] = json.RawMessage(fmt.Sprint(3 * gib))
-	return text(fields)
 }
 
 // other returns the JSON of another object of the kind that an operation returns or lists.

@@ -2,10 +2,13 @@ package faults_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"iter"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path"
@@ -43,8 +46,7 @@ const only = "FAULTS_CELL"
 func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) { // B-9, B-10, B-43, OX-8
 	p := proof.New(t, "fault-matrix")
 	run := harness.RunFor(t)
-	m := &matrix{t: t, proof: p, run: run, diagnoses: &doctor{situations: map[string]bool{}},
-		environments: make([]*environment, wholeRacks)}
+	m := &matrix{t: t, proof: p, run: run, environments: make([]*environment, wholeRacks)}
 	if p.Short() {
 		m.environments = m.environments[:shortRacks]
 	}
@@ -63,11 +65,6 @@ func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) { // B-9, B-10
 	if operations := len(driverOperations(t)) - 1; len(covered) < operations && os.Getenv(only) == "" {
 		t.Errorf("%d of %d operations had a fault", len(covered), operations)
 	}
-	d := m.diagnoses
-	if err := proof.Print(proof.Line("doctor", "situations", len(d.situations), "right", d.right,
-		"wrong", len(d.situations)-d.right, "could_not_see", d.unseen)); err != nil {
-		t.Error(err)
-	}
 }
 
 // matrix is a run of the cells.
@@ -75,7 +72,6 @@ type matrix struct {
 	t            *testing.T
 	proof        *proof.Proof
 	run          *harness.Run
-	diagnoses    *doctor
 	environments []*environment
 	// pairs contains the operations of all scenarios, as cells without a phase and an answer.
 	pairs []cell
@@ -89,8 +85,8 @@ type matrix struct {
 func (m *matrix) start() {
 	m.t.Helper()
 	errs := make([]error, len(m.environments))
-	m.each(func(i int) {
-		m.environments[i], errs[i] = newEnvironment(m.t.Context(), m.proof, m.run, m.diagnoses)
+	harness.AtOnce(len(errs), func(i int) {
+		m.environments[i], errs[i] = newEnvironment(m.t.Context(), m.proof, m.run)
 	})
 	m.t.Cleanup(func() {
 		for _, env := range m.environments {
@@ -104,41 +100,32 @@ func (m *matrix) start() {
 			cancel()
 		}
 	})
-	for _, err := range errs {
-		if err != nil {
-			m.t.Fatal(err)
-		}
+	if err := errors.Join(errs...); err != nil {
+		m.t.Fatal(err)
 	}
-}
-
-func (m *matrix) each(do func(i int)) {
-	var all sync.WaitGroup
-	for i := range m.environments {
-		all.Go(func() { do(i) })
-	}
-	all.Wait()
 }
 
 // observe finds the operations of each scenario. It reports an error unless together they are the
 // operations of the driver's source.
 func (m *matrix) observe() {
 	m.t.Helper()
-	needs := make([][]string, len(scenarios))
-	m.each(func(i int) {
-		for n := i; n < len(scenarios); n += len(m.environments) {
-			var err error
-			if needs[n], err = scenarios[n].operations(m.t.Context(), m.environments[i]); err != nil {
-				m.t.Error(err)
-			}
-		}
-	})
+	var mu sync.Mutex // guards m.pairs and seen
 	seen := map[string]bool{}
-	for n, operations := range needs {
+	if err := m.share(len(scenarios), func(env *environment, n int) error {
+		operations, err := scenarios[n].operations(m.t.Context(), env)
+		mu.Lock()
+		defer mu.Unlock()
 		for _, operation := range operations {
 			seen[operation] = true
 			m.pairs = append(m.pairs, cell{operation: operation, scenario: scenarios[n]})
 		}
+		return err
+	}); err != nil {
+		m.t.Error(err)
 	}
+	slices.SortFunc(m.pairs, func(a, b cell) int { // so that the seed chooses the same cells
+		return strings.Compare(a.operation+"/"+a.scenario.name, b.operation+"/"+b.scenario.name)
+	})
 	for _, operation := range driverOperations(m.t) {
 		if !seen[operation] && operation != background {
 			m.t.Errorf("the driver's source uses %s, and no scenario does; add one", operation)
@@ -153,6 +140,21 @@ func (m *matrix) observe() {
 	}
 }
 
+// share calls do for each of n numbers, on each rack for one after the other.
+func (m *matrix) share(n int, do func(env *environment, n int) error) error {
+	numbers := make([]int, n)
+	for i := range numbers {
+		numbers[i] = i
+	}
+	return harness.Share(len(m.environments), numbers, func(i int, jobs iter.Seq[int]) error {
+		var errs []error
+		for n := range jobs {
+			errs = append(errs, do(m.environments[i], n))
+		}
+		return errors.Join(errs...)
+	})
+}
+
 // sampledPhases is the number of phases in which each operation and answer is tried, except in the
 // long form.
 const sampledPhases = 2
@@ -161,47 +163,29 @@ const sampledPhases = 2
 // chooses all cells, and in the short form one for each operation.
 func (m *matrix) choose() {
 	m.t.Helper()
-	pattern := os.Getenv(only)
-	calls := map[string][]cell{}
-	var kinds []string
-	add := func(kind string, c cell) {
-		if len(calls[kind]) == 0 {
-			kinds = append(kinds, kind)
-		}
-		calls[kind] = append(calls[kind], c)
-	}
+	var all []cell
 	for _, pair := range m.pairs {
 		for _, ph := range phases {
 			for _, a := range answers {
 				if !a.suits(pair.operation, ph) {
 					continue
 				}
-				m.all++
 				c := cell{operation: pair.operation, phase: ph, answer: a, scenario: pair.scenario}
-				add(c.operation+"/"+c.answer.name, c)
+				all = append(all, c)
 				if slices.Contains([]string{"instance_disk_attach", "instance_disk_detach"}, c.operation) {
 					for _, rack := range otherRacks {
-						m.all++
-						add(c.operation+"/"+c.answer.name+"/"+string(rack), c.on(rack))
+						all = append(all, c.on(rack))
 					}
 				}
 			}
 		}
 	}
-	for _, kind := range kinds {
-		if of := calls[kind]; pattern != "" || m.proof.Long() {
-			m.cells = append(m.cells, of...)
-		} else {
-			m.cells = append(m.cells, some(m.proof.Rand(), of)...)
-		}
-	}
-	if pattern == "" && m.proof.Short() {
-		all := len(m.cells)
-		m.cells = onePerOperation(m.proof.Rand(), m.cells)
-		short.Left(m.t, all-len(m.cells))
-	}
-	if pattern != "" {
-		m.cells = slices.DeleteFunc(m.cells, func(c cell) bool {
+	m.all = len(all)
+	random := rand.New(rand.NewPCG(m.proof.Seed, 0))
+	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	switch pattern := os.Getenv(only); {
+	case pattern != "":
+		m.cells = slices.DeleteFunc(all, func(c cell) bool {
 			matched, err := path.Match(pattern, c.String())
 			if err != nil {
 				m.t.Fatalf("%s=%s: %v", only, pattern, err)
@@ -211,32 +195,27 @@ func (m *matrix) choose() {
 		if len(m.cells) == 0 {
 			m.t.Fatalf("%s=%s: there is no such cell", only, pattern)
 		}
-	}
-	random := rand.New(rand.NewPCG(m.proof.Seed, 0))
-	random.Shuffle(len(m.cells), func(i, j int) {
-		m.cells[i], m.cells[j] = m.cells[j], m.cells[i]
-	})
-}
-
-// onePerOperation returns a random cell of each operation.
-func onePerOperation(random *rand.Rand, of []cell) (chosen []cell) {
-	taken := map[string]bool{}
-	for _, i := range random.Perm(len(of)) {
-		if c := of[i]; !taken[c.operation] {
-			taken[c.operation] = true
-			chosen = append(chosen, c)
+	case m.proof.Long():
+		m.cells = all
+	default:
+		m.cells = some(all, sampledPhases, func(c cell) string {
+			return c.operation + "/" + c.answer.name + "/" + string(c.hotplug)
+		})
+		if m.proof.Short() {
+			one := some(m.cells, 1, func(c cell) string { return c.operation })
+			short.Left(m.t, len(m.cells)-len(one))
+			m.cells = one
 		}
 	}
-	return chosen
 }
 
-// some returns cells with different phases.
-func some(random *rand.Rand, of []cell) []cell {
-	var chosen []cell
-	for _, i := range random.Perm(len(of)) {
-		taken := slices.ContainsFunc(chosen, func(c cell) bool { return c.phase == of[i].phase })
-		if !taken && len(chosen) < sampledPhases {
-			chosen = append(chosen, of[i])
+// some returns up to n cells of each kind, with different phases.
+func some(all []cell, n int, kind func(cell) string) (chosen []cell) {
+	taken := map[string][]phase{}
+	for _, c := range all {
+		if k := kind(c); len(taken[k]) < n && !slices.Contains(taken[k], c.phase) {
+			taken[k] = append(taken[k], c.phase)
+			chosen = append(chosen, c)
 		}
 	}
 	return chosen
@@ -255,38 +234,36 @@ func (m *matrix) runCells() {
 
 func (m *matrix) round() {
 	m.passed.Store(0)
-	var next, failed atomic.Int64
-	m.each(func(i int) {
-		for {
-			n := int(next.Add(1)) - 1
-			if n >= len(m.cells) {
-				return
-			}
-			if n > 0 && n%500 == 0 {
-				m.proof.Say("%d of %d cells", n, len(m.cells))
-			}
-			c := m.cells[n]
-			if err := c.run(m.t.Context(), m.environments[i]); err != nil {
-				failed.Add(1)
-				m.t.Errorf("%s: %v\n%s", c, err, repetition(c))
-				continue
-			}
-			m.passed.Add(1)
+	if err := m.share(len(m.cells), func(env *environment, n int) error {
+		if n > 0 && n%500 == 0 {
+			m.proof.Say("%d of %d cells", n, len(m.cells))
 		}
-	})
+		c := m.cells[n]
+		if err := c.run(m.t.Context(), env); err != nil {
+			return fmt.Errorf("%s: %w\nrun just this cell: %s", c, err, c.repetition(env))
+		}
+		m.passed.Add(1)
+		return nil
+	}); err != nil {
+		m.t.Error(err)
+	}
+}
+
+// repetition returns the command that runs only this cell.
+func (c cell) repetition(env *environment) string {
+	return fmt.Sprintf("%s='%s' make faults SEED=%d", only, c, env.proof.Seed)
 }
 
 // draw draws the page of a cell that failed at that time, and returns its path.
 func (c cell) draw(ctx context.Context, env *environment, broken error, at time.Time) string {
 	return env.proof.Draw(ctx, proof.Failure{Name: c.String(), Broken: broken, At: at,
-		Repeat: fmt.Sprintf("%s='%s' make faults SEED=%d", only, c, env.proof.Seed), Dir: env.run.Dir,
-		Rack: env.Rack, Plugins: env.Plugins, History: env.Rack.History})
+		Repeat: c.repetition(env), Dir: env.run.Dir, Rack: env.Rack, Plugins: env.Plugins,
+		History: env.Rack.History})
 }
 
 func TestACellWithAWrongCodeFailsAndIsDrawn(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
-	env, err := newEnvironment(t.Context(), p, harness.RunFor(t),
-		&doctor{situations: map[string]bool{}})
+	env, err := newEnvironment(t.Context(), p, harness.RunFor(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,11 +283,6 @@ func TestACellWithAWrongCodeFailsAndIsDrawn(t *testing.T) {
 		"CreateVolume"); err != nil {
 		t.Error(err)
 	}
-}
-
-// repetition returns the command that runs only this cell.
-func repetition(c cell) string {
-	return fmt.Sprintf("run just this cell: %s='%s' make faults", only, c)
 }
 
 // background is an operation that the controller uses for a metric, and that no call uses.
@@ -350,12 +322,7 @@ func driverOperations(t *testing.T) []string {
 			return true
 		})
 	}
-	var names []string
-	for name := range asked {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(asked))
 }
 
 // operationOf returns the API's name of the operation for a method of the client.
@@ -368,16 +335,4 @@ func operationOf(method string) string {
 		b.WriteRune(unicode.ToLower(r))
 	}
 	return b.String()
-}
-
-func TestDriverOperationsFindsKnownOperations(t *testing.T) {
-	got := driverOperations(t)
-	for _, known := range []string{"disk_create", "instance_disk_list", "project_view"} {
-		if !slices.Contains(got, known) {
-			t.Errorf("%s is missing in %q", known, got)
-		}
-	}
-	if slices.Contains(got, "make_request") {
-		t.Error("the driver calls MakeRequest, whose operation this proof cannot read from the source")
-	}
 }

@@ -162,11 +162,6 @@ func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	}
 }
 
-// failFlush is flushFails for an xfs. An ext4 would report the failure itself, by its journal.
-func failFlush(ctx context.Context, b *bench, r *rand.Rand) (wrong, err error) {
-	return flushFails(ctx, b, xfs, r)
-}
-
 // flushFails makes one flush fail while a volume is removed. It returns an error unless a call
 // reports this and the repeated calls succeed.
 func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
@@ -198,11 +193,6 @@ func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wro
 
 func TestAJournalThatFailsBeforeAVolumeIsUnstagedIsReported(t *testing.T) {
 	checkReported(t, "failing-journal", 400, []string{ext3, ext4}, journalFails)
-}
-
-// failJournal is journalFails for an ext4.
-func failJournal(ctx context.Context, b *bench, r *rand.Rand) (wrong, err error) {
-	return journalFails(ctx, b, ext4, r)
 }
 
 // journalFails makes the commit of a journal fail in another program than the driver. It returns an

@@ -5,10 +5,10 @@ package powercut_test
 import (
 	"context"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -18,28 +18,45 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// flush is a flush of the driver, with the tests that must fail without it.
+// flush is a flush of the driver, with the trial that must fail without it.
 type flush struct {
 	proof.Guard
-	// scenarios contains the scenarios that have a wrong image without the flush.
-	scenarios []scenario
-	// trial replaces scenarios for a flush without which no image is wrong, because another program
-	// flushes, too.
-	trial func(context.Context, *bench, *rand.Rand) (wrong, err error)
+	try trial
 }
 
-// scenario makes a recording with the driver of a bench.
-type scenario struct {
-	access string
-	record func(context.Context, *bench, *bench, volume, *rand.Rand) (*recording, error)
+// scenario makes a recording with the drivers of a trial.
+type scenario func(context.Context, *bench, *bench, volume, *rand.Rand) (*recording, error)
+
+// trial returns the failure of a test with the driver of a bench, or nil. The other bench has the
+// unmodified driver.
+type trial func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error)
+
+// of returns the trial of a scenario's images.
+func of(access string, record scenario) trial {
+	return func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error) {
+		rec, err := record(ctx, b, whole, newVolume(access), r)
+		if err != nil {
+			return nil, err
+		}
+		return whole.firstWrong(ctx, rec, r)
+	}
+}
+
+// directly is a trial of the bench's driver alone. It is for a flush without which no image is
+// wrong, because another program flushes, too.
+func directly(access string, fails func(context.Context, *bench, string, *rand.Rand) (wrong,
+	err error)) trial {
+	return func(ctx context.Context, b, _ *bench, r *rand.Rand) (wrong, err error) {
+		return fails(ctx, b, access, r)
+	}
 }
 
 // flushes returns the flushes with which the driver makes a disk's bytes durable, except that of
 // the record of a growth: resize2fs flushes the disk before it writes, so no test fails without it.
 func flushes() []flush {
-	one := func(name, place, text, with string, scenarios ...scenario) flush {
-		return flush{Guard: proof.Guard{Name: name,
-			Edits: []proof.Edit{{Place: place, Text: text, With: with}}}, scenarios: scenarios}
+	one := func(name, place, text, with string, try trial) flush {
+		return flush{proof.Guard{Name: name,
+			Edits: []proof.Edit{{Place: place, Text: text, With: with}}}, try}
 	}
 	const last, skip = "return d.unwritable(w.Sync())", "if REMOVED {\nreturn nil\n}\nTEXT"
 	return []flush{
@@ -55,22 +72,16 @@ func flushes() []flush {
 			last, skip, of(ext4, aRelease)),
 		one("what was written is durable when the volume is unstaged", "node.heldVolume.flush",
 			"device.Flush()", proof.NotCalled, of(raw, aLife)),
-		{Guard: proof.Guard{Name: "an unstage reports what could not be written",
-			Edits: []proof.Edit{{Place: "node.heldVolume.unmount", Text: "mount.Sync(path)",
-				With: proof.NotCalled}}}, trial: failFlush},
-		{Guard: proof.Guard{Name: "an unstage reports a journal that has failed",
-			Edits: []proof.Edit{{Place: "node.heldVolume.release",
-				Text: "checkJournal(v.node.log(), device)", With: proof.NotCalled}}}, trial: failJournal},
+		// An ext4 would report the failure itself, by its journal.
+		one("an unstage reports what could not be written", "node.heldVolume.unmount",
+			"mount.Sync(path)", proof.NotCalled, directly(xfs, flushFails)),
+		one("an unstage reports a journal that has failed", "node.heldVolume.release",
+			"checkJournal(v.node.log(), device)", proof.NotCalled, directly(ext4, journalFails)),
 		one("the remains of a format are wiped before mkfs", "filesystem.disk.clearSectors", last, skip,
 			of(btrfs, aResumption)),
 		one("a format that had ended is durable before its records are erased",
 			"filesystem.disk.finishFormat", "w.Sync()", proof.NotCalled, of(btrfs, aFinish)),
 	}
-}
-
-func of(access string, record func(context.Context, *bench, *bench, volume, *rand.Rand) (*recording,
-	error)) scenario {
-	return scenario{access, record}
 }
 
 // aLife records a life with the driver that is tested.
@@ -80,8 +91,8 @@ func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) (*recording
 }
 
 // after returns a scenario that begins after a life, which the unmodified driver records.
-func after(next func(context.Context, *bench, *recording, *rand.Rand) (*recording, error)) func(
-	context.Context, *bench, *bench, volume, *rand.Rand) (*recording, error) {
+func after(next func(context.Context, *bench, *recording, *rand.Rand) (*recording,
+	error)) scenario {
 	return func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) (*recording, error) {
 		life, err := aLife(ctx, whole, nil, v, r)
 		if err != nil {
@@ -128,7 +139,20 @@ func TestADriverWithoutOneOfItsFlushesIsNoticed(t *testing.T) {
 		lies = append(lies, func(whole *bench) { g.lie(whole, access, uint64(100+i)) })
 	}
 	jobs, lies = short.Some(t, shortGuards, jobs), short.Some(t, 1, lies)
-	g.work(append(slices.Clip(jobs), lies...))
+	// Each job mostly waits, and has an unmodified driver at hand.
+	if err := harness.Share(3, append(slices.Clip(jobs), lies...),
+		func(_ int, jobs iter.Seq[func(*bench)]) error {
+			whole, err := newBench(t.Context(), run, "", nil)
+			if err != nil {
+				return err
+			}
+			for do := range jobs {
+				do(whole)
+			}
+			return whole.close()
+		}); err != nil {
+		t.Error(err)
+	}
 	removed := len(jobs)
 	p.Figure("removed", removed, "noticed", g.noticed.Load(), "lies", len(lies),
 		"lies_noticed", g.lies.Load())
@@ -142,36 +166,6 @@ type guardTrials struct {
 	program string
 	// noticed counts the missing flushes, and lies the disks without flushes, that were noticed.
 	noticed, lies atomic.Int64
-}
-
-// guardWorkers is the number of jobs at once. Each job mostly waits.
-const guardWorkers = 3
-
-// work does the jobs, each with an unmodified driver at hand.
-func (g *guardTrials) work(jobs []func(whole *bench)) {
-	queue := make(chan func(*bench))
-	var all sync.WaitGroup
-	for range guardWorkers {
-		all.Go(func() {
-			whole, err := newBench(g.t.Context(), g.run, "", nil)
-			for do := range queue {
-				if err == nil {
-					do(whole)
-				}
-			}
-			if err == nil {
-				err = whole.close()
-			}
-			if err != nil {
-				g.t.Error(err)
-			}
-		})
-	}
-	for _, do := range jobs {
-		queue <- do
-	}
-	close(queue)
-	all.Wait()
 }
 
 // remove checks that a driver without a flush is noticed.
@@ -197,35 +191,36 @@ func (g *guardTrials) remove(whole *bench, f flush, stream uint64) {
 	}
 }
 
-// try returns the failure of a test without the flush, or nil if none fails.
-func (f flush) try(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error) {
-	if f.trial != nil {
-		return f.trial(ctx, b, r)
-	}
-	for _, s := range f.scenarios {
-		rec, err := s.record(ctx, b, whole, newVolume(s.access), r)
-		if err != nil {
-			return nil, err
-		}
-		if wrong, err = whole.firstWrong(ctx, rec, r); wrong != nil || err != nil {
-			return wrong, err
-		}
-	}
-	return nil, nil
+// firstWrong returns the fault of the first wrong image of a recording.
+func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand) (wrong, err error) {
+	return b.first(ctx, rec, r, func(s *sampler) []image {
+		return slices.Concat(fromBothEnds(s.early()), s.flushes(), s.sample(guardImages))
+	}, func(v verdict) bool { return v.wrong != nil })
 }
 
-// firstWrong checks images of a recording until one is wrong.
-func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand) (wrong, err error) {
+// firstLoss returns the fault of the first image of a recording that lacks acknowledged data.
+func (b *bench) firstLoss(ctx context.Context, rec *recording, r *rand.Rand) (lost, err error) {
+	return b.first(ctx, rec, r, func(s *sampler) []image {
+		return slices.DeleteFunc(append(s.flushes(), s.sample(guardImages)...), func(m image) bool {
+			_, staged := rec.ledger.at(m.events)
+			return !staged
+		})
+	}, func(v verdict) bool { return v.lost || v.formatted })
+}
+
+// first checks images of a recording until the verdict on one counts, and returns its fault.
+func (b *bench) first(ctx context.Context, rec *recording, r *rand.Rand,
+	images func(*sampler) []image, counts func(verdict) bool) (fault, err error) {
 	s, err := newSampler(rec, r)
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range slices.Concat(fromBothEnds(s.early()), s.flushes(), s.sample(guardImages)) {
+	for _, m := range images(s) {
 		v, err := b.check(ctx, m)
 		if err != nil {
 			return nil, err
 		}
-		if v.wrong != nil {
+		if counts(v) {
 			return fmt.Errorf("%s: %w", m.name, v.wrong), nil
 		}
 	}
@@ -268,65 +263,4 @@ func (g *guardTrials) lie(b *bench, access string, stream uint64) {
 	}
 	g.lies.Add(1)
 	g.p.Say("a disk of %s that ignores flushes: %v", access, wrong)
-}
-
-// firstLoss checks images of a recording until one lacks acknowledged data.
-func (b *bench) firstLoss(ctx context.Context, rec *recording, r *rand.Rand) (lost, err error) {
-	s, err := newSampler(rec, r)
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range append(s.flushes(), s.sample(guardImages)...) {
-		if _, staged := rec.ledger.at(m.events); !staged {
-			continue
-		}
-		v, err := b.check(ctx, m)
-		if err != nil {
-			return nil, err
-		}
-		if v.lost || v.formatted {
-			return fmt.Errorf("%s: %w", m.name, v.wrong), nil
-		}
-	}
-	return nil, s.err
-}
-
-// In each image, one write with which the driver wipes the remains of mkfs.btrfs is torn: only its
-// first sector is written.
-func TestATornWipeIsRepeated(t *testing.T) {
-	p := proof.New(t, "torn-wipe")
-	b, r := startBench(t), rand.New(rand.NewPCG(p.Seed, 400))
-	v := newVolume(btrfs)
-	v.size = 128 * mib // the smallest, because the driver reads every image whole
-	rec, err := aResumption(t.Context(), b, b, v, r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := newSampler(rec, r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	wipes := 0
-	var images []image
-	for i, e := range s.epochs {
-		for _, one := range s.changes(e) {
-			record := rec.log[one]
-			if one > rec.used || record.Kind != flakydisk.Write || !isZero(record.Data) {
-				continue
-			}
-			wipes++
-			torn := append(s.whole(e.First, one), flakydisk.Piece{Entry: record, To: 1})
-			images = s.add(images, i, one+1, fmt.Sprintf("a wipe at %d torn", record.Offset), torn...)
-		}
-	}
-	images = short.Some(t, 5, images)
-	p.Say("%d wipes, %d images", wipes, len(images))
-	for _, m := range images {
-		if v, err := b.check(t.Context(), m); err != nil || !v.converged || v.wrong != nil {
-			t.Errorf("%s: converged %t, %v, %v", m.name, v.converged, v.wrong, err)
-		}
-	}
-	if s.err != nil || wipes == 0 {
-		t.Errorf("%d writes are wipes, %v", wipes, s.err)
-	}
 }

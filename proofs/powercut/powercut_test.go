@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"math/rand/v2"
 	"path/filepath"
@@ -135,18 +136,14 @@ func recordAll(ctx context.Context, run *harness.Run, seed uint64) (all []*recor
 	}
 	accesses := append(slices.Clone(filesystems), raw)
 	found, errs := make([][]*recording, len(accesses)), make([]error, len(accesses))
-	var recorders sync.WaitGroup
-	for i, access := range accesses {
-		recorders.Go(func() {
-			b, err := newBench(ctx, run, "", nil)
-			if err == nil {
-				found[i], err = recordings(ctx, b, access, rand.New(rand.NewPCG(seed, uint64(i))))
-				err = errors.Join(err, b.close())
-			}
-			errs[i] = err
-		})
-	}
-	recorders.Wait()
+	harness.AtOnce(len(accesses), func(i int) {
+		b, err := newBench(ctx, run, "", nil)
+		if err == nil {
+			found[i], err = recordings(ctx, b, accesses[i], rand.New(rand.NewPCG(seed, uint64(i))))
+			err = errors.Join(err, b.close())
+		}
+		errs[i] = err
+	})
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -251,40 +248,36 @@ func (c *trials) over() bool {
 // work does the jobs until the time is over. All images of a btrfs have the same UUID, by which the
 // kernel identifies a btrfs, so one worker does these jobs alone.
 func (c *trials) work(ctx context.Context, jobs []job) {
-	queues := map[bool]chan job{true: make(chan job), false: make(chan job)}
-	errs := make([]error, workers)
-	var all sync.WaitGroup
-	for i := range workers {
-		all.Go(func() {
-			b, err := newBench(ctx, c.run, "", nil)
-			if err == nil {
-				b.Forged = c.p.Forged
-				err = b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.p.Bystanders)
+	work := func(i int, jobs iter.Seq[job]) error {
+		b, err := newBench(ctx, c.run, "", nil)
+		if err != nil {
+			return err
+		}
+		b.Forged = c.p.Forged
+		if err := b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.p.Bystanders); err != nil {
+			return err
+		}
+		for j := range jobs {
+			if c.over() {
+				break
 			}
-			for j := range queues[i == 0] {
-				if err == nil && !c.over() {
-					j.do(b)
-					c.noteHarm(b)
-				}
-			}
-			if err == nil {
-				err = b.close()
-			}
-			errs[i] = err
-		})
+			j.do(b)
+			c.noteHarm(b)
+		}
+		return b.close()
 	}
-	for single, queue := range queues {
-		all.Go(func() {
-			defer close(queue)
-			for _, j := range jobs {
-				if (j.access == btrfs) == single {
-					queue <- j
-				}
-			}
-		})
-	}
-	all.Wait()
-	if err := errors.Join(errs...); err != nil {
+	ofBtrfs := func(j job) bool { return j.access == btrfs }
+	others := slices.DeleteFunc(slices.Clone(jobs), ofBtrfs)
+	jobs = slices.DeleteFunc(jobs, func(j job) bool { return !ofBtrfs(j) })
+	var errs [2]error
+	harness.AtOnce(2, func(i int) {
+		if i == 0 {
+			errs[i] = harness.Share(1, jobs, work)
+		} else {
+			errs[i] = harness.Share(workers-1, others, work)
+		}
+	})
+	if err := errors.Join(errs[:]...); err != nil {
 		c.t.Error(err)
 	}
 }
