@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
@@ -141,73 +142,57 @@ func attachIn(t *testing.T, dir string) loopdev.Device {
 	return attach(t, loopdev.Config{Path: path, Serial: serial(t)})
 }
 
+// attachNode attaches a device to a node of another one, whose path is not the device's.
+func attachNode(t *testing.T, dir string, lower loopdev.Device) (upper loopdev.Device) {
+	t.Helper()
+	node := filepath.Join(dir, "node")
+	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(lower.Major, lower.Minor))))
+	out, err := exec.Command("losetup", "--find", "--show", node).CombinedOutput()
+	if err != nil {
+		t.Fatalf("losetup --find %s: %v: %s", node, err, out)
+	}
+	t.Cleanup(func() { releaseBelow(t, dir) })
+	all, err := loopdev.List()
+	must(t, err)
+	return all[slices.IndexFunc(all, func(d loopdev.Device) bool {
+		return d.Path == strings.TrimSpace(string(out))
+	})]
+}
+
 func TestDetachBelowReleasesTheDevicesOfADirectoryAndNoOther(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "work")
+	dir, elsewhere := filepath.Join(t.TempDir(), "work"), t.TempDir()
 	inside := attachIn(t, filepath.Join(dir, "rack", "disks"))
 	outside := attachIn(t, dir+"-2")
+	upper := attachNode(t, dir, inside)
+	must(t, os.Rename(newFile(t, mib), filepath.Join(dir, "file")))
+	must(t, unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""))
+	hidden, err := loopdev.Attach(t.Context(), loopdev.Config{Serial: serial(t),
+		Path: filepath.Join(elsewhere, "file")})
+	// The file stays open in a mount that does not exist any more, as in a container's mount.
+	must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))
+	if path := mustFind(t, hidden.Serial)[0].BackingFile; strings.HasPrefix(path, dir+"/") {
+		t.Fatalf("the kernel reports %s, want a path outside %s", path, dir)
+	}
 	found, err := loopdev.DetachBelow(t.Context(), dir)
 	must(t, err)
-	if diff := cmp.Diff([]loopdev.Device{inside}, found); diff != "" {
+	byPath := cmpopts.SortSlices(func(a, b loopdev.Device) bool { return a.Path < b.Path })
+	if diff := cmp.Diff([]loopdev.Device{inside, upper, hidden}, found, byPath,
+		cmpopts.IgnoreFields(loopdev.Device{}, "BackingFile")); diff != "" {
 		t.Errorf("DetachBelow differs from what was attached below (-attached +found):\n%s", diff)
 	}
-	if left := mustFind(t, inside.Serial); len(left) != 0 {
-		t.Errorf("after DetachBelow there is %+v", left)
+	for _, d := range []loopdev.Device{inside, upper, hidden} {
+		if left := mustFind(t, d.Serial); len(left) != 0 {
+			t.Errorf("after DetachBelow there is %+v", left)
+		}
 	}
 	if left := mustFind(t, outside.Serial); len(left) != 1 {
 		t.Errorf("DetachBelow(%s) released %s", dir, outside.BackingFile)
 	}
 }
 
-func TestDetachBelowFindsAFileThatWasOpenedAtAnotherPath(t *testing.T) {
-	file := newFile(t, mib)
-	dir, elsewhere := filepath.Dir(file), t.TempDir()
-	must(t, unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""))
-	d, err := loopdev.Attach(t.Context(), loopdev.Config{
-		Path: filepath.Join(elsewhere, filepath.Base(file)), Serial: serial(t),
-	})
-	// The file stays open in a mount that does not exist any more, as in a container's mount.
-	must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))
-	if path := mustFind(t, d.Serial)[0].BackingFile; strings.HasPrefix(path, dir+"/") {
-		t.Fatalf("the kernel reports %s, want a path outside %s", path, dir)
-	}
-	if n := releaseBelow(t, dir); n != 1 || len(mustFind(t, d.Serial)) != 0 {
-		t.Errorf("DetachBelow found %d devices, want 1; left: %+v", n, mustFind(t, d.Serial))
-	}
-}
-
-func TestDetachBelowReleasesADeviceOnTheNodeOfAnother(t *testing.T) {
-	dir := t.TempDir()
-	lower := attachIn(t, dir)
-	node := filepath.Join(dir, "node")
-	number := int(unix.Mkdev(lower.Major, lower.Minor))
-	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, number))
-	if out, err := exec.Command("losetup", "--find", node).CombinedOutput(); err != nil {
-		t.Fatalf("losetup --find %s: %v: %s", node, err, out)
-	}
-	if n := releaseBelow(t, dir); n != 2 {
-		t.Errorf("DetachBelow found %d devices, want both", n)
-	}
-	if left := mustFind(t, lower.Serial); len(left) != 0 {
-		t.Errorf("after DetachBelow there is %+v", left)
-	}
-}
-
 func TestOnReportsWhetherADeviceBacksAnother(t *testing.T) {
-	own, foreign, dir := attachIn(t, t.TempDir()), attachIn(t, t.TempDir()), t.TempDir()
-	t.Cleanup(func() { releaseBelow(t, dir) })
-	// As in a pod, the node has another path than the device.
-	node := filepath.Join(dir, "volume")
-	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(own.Major, own.Minor))))
-	out, err := exec.Command("losetup", "--find", "--show", node).CombinedOutput()
-	if err != nil {
-		t.Fatalf("losetup --find %s: %v: %s", node, err, out)
-	}
-	all, err := loopdev.List()
-	must(t, err)
-	i := slices.IndexFunc(all, func(d loopdev.Device) bool {
-		return d.Path == strings.TrimSpace(string(out))
-	})
-	upper := all[i]
+	own, foreign := attachIn(t, t.TempDir()), attachIn(t, t.TempDir())
+	upper := attachNode(t, t.TempDir(), own) // as in a pod
 	if !upper.On(own) || upper.On(foreign) || own.On(foreign) || own.On(own) {
 		t.Errorf("%s with the number %x is on its own device: %t, on another one: %t; its own device is "+
 			"on another one: %t", upper.Path, upper.BackingNumber, upper.On(own), upper.On(foreign),
