@@ -233,6 +233,35 @@ func Share[J any](workers int, jobs []J, work func(worker int, jobs iter.Seq[J])
 	return errors.Join(errs...)
 }
 
+// Must panics unless err is nil. Where a step of a trial fails, the trial ends with it: a function
+// above has deferred [Catch], and returns the error.
+func Must(err error) {
+	if err != nil {
+		panic(failedStep{err})
+	}
+}
+
+// Got is Must for a step with a result, which it returns.
+func Got[T any](result T, err error) T {
+	Must(err)
+	return result
+}
+
+type failedStep struct{ error }
+
+// Catch adds the error of a step that has failed to the deferring function's own.
+func Catch(err *error) {
+	switch r := recover().(type) {
+	case nil:
+	case failedStep:
+		if !errors.Is(*err, r.error) {
+			*err = errors.Join(*err, r.error)
+		}
+	default:
+		panic(r)
+	}
+}
+
 // Backoff is a pause between two attempts. It doubles with each attempt.
 type Backoff struct {
 	// Next is the next pause; 0 means a millisecond. No pause is longer than Max.

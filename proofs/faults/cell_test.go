@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -91,7 +92,7 @@ func (c cell) run(ctx context.Context, env *environment) error {
 // cellRun is a run of a cell, with the states of the rack before it and as it must be after it.
 type cellRun struct {
 	cell
-	env    *environment
+	*setup
 	effect effect
 	start  rackState
 	want   rackState
@@ -100,63 +101,41 @@ type cellRun struct {
 }
 
 func (c cell) runOnce(ctx context.Context, env *environment, limit time.Duration) (err error) {
-	r := &cellRun{cell: c, env: env}
-	if err := r.prepare(ctx); err != nil {
-		return fmt.Errorf("prepare: %w", err)
-	}
+	defer harness.Catch(&err)
+	admin, r := env.Rack.Admin, &cellRun{cell: c, setup: &setup{env, ctx}}
+	r.prepare()
 	if c.hotplug != "" {
-		if err := env.Rack.Admin.Switch(ctx, map[string]any{"hotplug": c.hotplug}); err != nil {
-			return err
-		}
-		defer func() {
-			err = errors.Join(err, env.Rack.Admin.Switch(ctx,
-				map[string]any{"hotplug": adminapi.HotplugFull}))
-		}()
+		r.setup.hotplug(c.hotplug)
+		defer r.setup.hotplug(adminapi.HotplugFull)
 	}
-	if err := r.callWithFault(ctx, limit); err != nil {
-		return err
-	}
-	if err := r.checkResult(ctx); err != nil {
-		return err
-	}
+	r.callWithFault(limit)
+	r.checkResult()
 	if c.phase == deferred {
-		if err := env.Rack.Admin.RunDeferred(ctx); err != nil {
-			return err
-		}
+		harness.Must(admin.RunDeferred(ctx))
 	}
-	if err := r.repeat(ctx); err != nil {
+	if err := r.repeat(); err != nil {
 		return fmt.Errorf("the repeated call, after %s: %w", outcome(r.err), err)
 	}
 	if c.phase != later {
 		return nil
 	}
-	if err := env.Rack.Admin.RunDeferred(ctx); err != nil {
-		return err
-	}
-	if err := r.checkState(ctx); err != nil {
+	harness.Must(admin.RunDeferred(ctx))
+	if err := r.checkState(); err != nil {
 		return fmt.Errorf("after the late effect: %w", err)
 	}
-	if err := r.repeat(ctx); err != nil {
+	if err := r.repeat(); err != nil {
 		return fmt.Errorf("the call repeated once more: %w", err)
 	}
 	return nil
 }
 
-func (r *cellRun) prepare(ctx context.Context) error {
-	s := &setup{environment: r.env, ctx: ctx}
-	r.effect = r.scenario.prepare(s)
-	if s.err != nil {
-		return s.err
-	}
+func (r *cellRun) prepare() {
+	r.effect = r.scenario.prepare(r.setup)
 	if r.scenario.want != codes.OK {
 		r.effect.apply = nil
 	}
-	var err error
-	if r.start, err = readState(ctx, r.env.Rack.Admin); err != nil {
-		return err
-	}
+	r.start = r.state()
 	r.want = r.start.changed(r.effect.apply)
-	return nil
 }
 
 // changed returns a copy of the state with a change.
@@ -169,33 +148,25 @@ func (state rackState) changed(change func(*rackState)) rackState {
 }
 
 // callWithFault makes the call while the fault is active.
-func (r *cellRun) callWithFault(ctx context.Context, limit time.Duration) error {
-	admin := r.env.Rack.Admin
-	var first, last string
+func (r *cellRun) callWithFault(limit time.Duration) {
+	admin := r.Rack.Admin
+	var rules []string
 	for _, fault := range r.faults() {
-		r.env.Rack.History.Mark(history.Rack, "fault: "+r.cell.answer.name+" "+string(r.phase))
-		id, err := admin.AddFault(ctx, fault)
-		if err != nil {
-			return err
-		}
-		if last = id; first == "" {
-			first = id
-		}
+		r.Rack.History.Mark(history.Rack, "fault: "+r.cell.answer.name+" "+string(r.phase))
+		rules = append(rules, harness.Got(admin.AddFault(r.ctx, fault)))
 	}
-	r.answer, r.err = r.callOnce(ctx, limit)
-	fired, err := admin.Fired(ctx, first)
-	ended, endErr := admin.Fired(ctx, last)
-	if err = errors.Join(err, endErr, admin.ClearFaults(ctx)); err != nil {
-		return err
-	}
+	r.answer, r.err = r.callOnce(r.ctx, limit)
+	last := len(rules) - 1
+	fired := harness.Got(admin.Fired(r.ctx, rules[0]))
+	ended := harness.Got(admin.Fired(r.ctx, rules[last]))
+	harness.Must(admin.ClearFaults(r.ctx))
 	switch {
 	case fired == 0:
-		return fmt.Errorf("%w; the call %s", errNotFired, outcome(r.err))
-	case first != last && ended > 0:
-		return fmt.Errorf("the driver requested %d pages of an endless list; the call %s",
-			mostPages, outcome(r.err))
+		harness.Must(fmt.Errorf("%w; the call %s", errNotFired, outcome(r.err)))
+	case last > 0 && ended > 0:
+		harness.Must(fmt.Errorf("the driver requested %d pages of an endless list; the call %s",
+			mostPages, outcome(r.err)))
 	}
-	return nil
 }
 
 // faults returns the fault rules of a cell: one, or one for each page of a list.
@@ -203,7 +174,7 @@ func (r *cellRun) faults() []adminapi.Fault {
 	fault := r.phase.rule(r.operation)
 	a := r.cell.answer
 	if a.pages == nil {
-		a.set(&fault, r.env, r.phase)
+		a.set(&fault, r.environment, r.phase)
 		return []adminapi.Fault{fault}
 	}
 	var faults []adminapi.Fault
@@ -211,7 +182,7 @@ func (r *cellRun) faults() []adminapi.Fault {
 		page := fault
 		page.Skip, page.Times = n, 1
 		page.Response = &adminapi.Response{Status: http.StatusOK,
-			Body: a.pages(r.env, r.operation, n)}
+			Body: a.pages(r.environment, r.operation, n)}
 		faults = append(faults, page)
 	}
 	return faults
@@ -220,60 +191,51 @@ func (r *cellRun) faults() []adminapi.Fault {
 func (r *cellRun) callOnce(ctx context.Context, limit time.Duration) (proto.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	done := r.env.Rack.History.Step(r.scenario.name)
-	answer, err := csitest.Answer(ctx, r.env.ctl, r.effect.request)
+	done := r.Rack.History.Step(r.scenario.name)
+	answer, err := csitest.Answer(ctx, r.ctl, r.effect.request)
 	done(err)
 	return answer, err
 }
 
 // checkResult compares the code with the table, and the rack's state with the code.
-func (r *cellRun) checkResult(ctx context.Context) error {
+func (r *cellRun) checkResult() {
 	code := status.Code(r.err)
 	if allowed := r.allowed(); !slices.Contains(allowed, code) {
-		return fmt.Errorf("the call %s; want one of %v", outcome(r.err), allowed)
+		harness.Must(fmt.Errorf("the call %s; want one of %v", outcome(r.err), allowed))
 	}
 	if r.deniesObject() {
-		return nil
+		return
 	}
-	now, err := r.now(ctx)
-	if err != nil {
-		return err
-	}
+	now := r.now()
 	undone := now.differs(r.want)
-	if code == r.scenario.want {
-		if undone != "" {
-			return fmt.Errorf("the call %s, and the rack has (+) where it should have (-):\n%s",
-				outcome(r.err), undone)
-		}
-		return nil
+	switch {
+	case undone == "":
+	case code == r.scenario.want:
+		harness.Must(fmt.Errorf("the call %s, and the rack has (+) where it should have (-):\n%s",
+			outcome(r.err), undone))
+	case now.differs(r.start) != "":
+		harness.Must(fmt.Errorf("the call %s and had a part of its effect; the rack before (-) and "+
+			"after it (+):\n%s", outcome(r.err), now.differs(r.start)))
 	}
-	if undone == "" || now.differs(r.start) == "" {
-		return nil
-	}
-	return fmt.Errorf("the call %s and had a part of its effect; the rack before (-) and after "+
-		"it (+):\n%s", outcome(r.err), now.differs(r.start))
 }
 
-func (r *cellRun) now(ctx context.Context) (rackState, error) {
-	now, err := readState(ctx, r.env.Rack.Admin)
-	return now.since(r.start), err
-}
+func (r *cellRun) now() rackState { return r.state().since(r.start) }
 
 // repeat makes the call again, as an orchestrator does, until the driver knows the effect of the
 // first one. It returns an error unless the call has its effect and, if the first call succeeded,
 // the same answer.
-func (r *cellRun) repeat(ctx context.Context) error {
+func (r *cellRun) repeat() error {
 	var again proto.Message
 	var err error
 	for end := time.Now().Add(patience); ; {
-		again, err = r.callOnce(ctx, longLimit)
+		again, err = r.callOnce(r.ctx, longLimit)
 		open := strings.HasPrefix(status.Convert(err).Message(), "EffectUnknown: ")
 		if status.Code(err) != codes.Aborted && !open || time.Now().After(end) {
 			break
 		}
 		select {
-		case <-ctx.Done():
-			return ctx.Err()
+		case <-r.ctx.Done():
+			return r.ctx.Err()
 		case <-time.After(time.Millisecond):
 		}
 	}
@@ -283,17 +245,13 @@ func (r *cellRun) repeat(ctx context.Context) error {
 	if r.err == nil && !r.deniesObject() && !proto.Equal(r.answer, again) {
 		return fmt.Errorf("the answer is %v; with the fault it was %v", again, r.answer)
 	}
-	return r.checkState(ctx)
+	return r.checkState()
 }
 
 // checkState returns an error unless the rack has the state that the call must have as its
 // effect.
-func (r *cellRun) checkState(ctx context.Context) error {
-	now, err := r.now(ctx)
-	if err != nil {
-		return err
-	}
-	if difference := now.differs(r.want); difference != "" {
+func (r *cellRun) checkState() error {
+	if difference := r.now().differs(r.want); difference != "" {
 		return fmt.Errorf("the rack has (+) where it should have (-):\n%s", difference)
 	}
 	return nil
@@ -308,25 +266,19 @@ func outcome(err error) string {
 }
 
 // operations makes a scenario's call without a fault, and returns the operations that it uses.
-func (s scenario) operations(ctx context.Context, env *environment) ([]string, error) {
-	r := &cellRun{cell: cell{scenario: s}, env: env}
-	if err := r.prepare(ctx); err != nil {
-		return nil, fmt.Errorf("prepare %s: %w", s.name, err)
-	}
-	if err := env.Rack.Admin.ClearRequests(ctx); err != nil {
-		return nil, err
-	}
+func (s scenario) operations(ctx context.Context, env *environment) (operations []string,
+	err error) {
+	defer harness.Catch(&err)
+	r := &cellRun{cell: cell{scenario: s}, setup: &setup{env, ctx}}
+	r.prepare()
+	harness.Must(env.Rack.Admin.ClearRequests(ctx))
 	if r.answer, r.err = r.callOnce(ctx, longLimit); status.Code(r.err) != s.want {
 		return nil, fmt.Errorf("%s %s; want %s", s.name, outcome(r.err), s.want)
 	}
-	requests, err := env.Rack.Admin.Requests(ctx, 0)
-	if err == nil {
-		err = r.checkState(ctx)
-	}
-	if err = errors.Join(err, env.cleanUp(ctx)); err != nil {
+	requests := harness.Got(env.Rack.Admin.Requests(ctx, 0))
+	if err = errors.Join(r.checkState(), env.cleanUp(ctx)); err != nil {
 		return nil, fmt.Errorf("%s without a fault: %w", s.name, err)
 	}
-	var operations []string
 	for _, request := range requests {
 		if !slices.Contains(operations, request.Operation) {
 			operations = append(operations, request.Operation)

@@ -63,7 +63,9 @@ type environment struct {
 }
 
 // newEnvironment starts a rack and a controller, and creates the objects.
-func newEnvironment(ctx context.Context, p *proof.Proof, run *harness.Run) (*environment, error) {
+func newEnvironment(ctx context.Context, p *proof.Proof, run *harness.Run) (env *environment,
+	err error) {
+	defer harness.Catch(&err)
 	started, err := run.StartEnvironment(ctx, harness.RackOptions{
 		Instances: []string{"up", "down", "full"}, QuotaBytes: quota, DiskLimit: diskLimit,
 		// The rack accepts any token, because the cells give the driver new ones.
@@ -74,29 +76,20 @@ func newEnvironment(ctx context.Context, p *proof.Proof, run *harness.Run) (*env
 		return nil, err
 	}
 	rack := started.Rack
-	env := &environment{Environment: started, proof: p, run: run,
+	env = &environment{Environment: started, proof: p, run: run,
 		tokenFile: filepath.Join(rack.Dir, "token"),
 		tokenTime: time.Now(), others: map[string]string{}}
 	env.up, env.down = rack.Instance("up").ID, rack.Instance("down").ID
 	env.full = rack.Instance("full").ID
 	env.rotate()
 	// A driver that is ready has read its project, and does not do so while a cell runs.
-	plugin, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController,
+	env.ctl = harness.Got(env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController,
 		Env: map[string]string{"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": env.tokenFile,
-			"OXIDE_MAX_DISKS": strconv.Itoa(diskLimit)}})
-	if err != nil {
-		return env, err
-	}
-	env.ctl = plugin.Controller()
+			"OXIDE_MAX_DISKS": strconv.Itoa(diskLimit)}})).Controller()
 	s := &setup{environment: env, ctx: ctx}
 	env.createObjects(s)
 	env.fetchOtherObjects(s)
-	if s.err != nil {
-		return env, s.err
-	}
-	if env.baseState, err = readState(ctx, rack.Admin); err != nil {
-		return env, err
-	}
+	env.baseState = s.state()
 	return env, env.TakeBaseline(ctx)
 }
 
@@ -105,29 +98,25 @@ func (env *environment) createObjects(s *setup) {
 	env.boot = s.handmade("boot", rackProject)
 	env.byHand = s.handmade("by-hand", rackProject)
 	env.foreignDisk = s.handmade("foreign", otherProject)
-	env.local = s.madeDisk(func() (*oxide.Disk, error) {
-		return env.Rack.Client.DiskCreate(s.ctx, oxide.DiskCreateParams{Project: rackProject,
-			Body: &oxide.DiskCreate{Name: "local", Description: "made by hand", Size: oxide.ByteCount(gib),
-				DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}}})
-	})
+	env.local = harness.Got(env.Rack.Client.DiskCreate(s.ctx, oxide.DiskCreateParams{
+		Project: rackProject, Body: &oxide.DiskCreate{Name: "local", Description: "made by hand",
+			Size: oxide.ByteCount(gib), DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}}}))
 	s.attach(env.byHand.Id, env.down)
 	s.attach(env.boot.Id, env.down)
 	for i := range diskLimit {
 		s.attach(s.handmade(fmt.Sprintf("filler-%d", i), rackProject).Id, env.full)
 	}
-	s.stop(env.down)
-	s.stop(env.full)
+	harness.Must(env.Rack.StopInstance(s.ctx, env.down))
+	harness.Must(env.Rack.StopInstance(s.ctx, env.full))
 	s.bootFrom(env.down, env.boot.Id)
 	env.source = s.volume("source")
 	env.snap = s.snapshot("snap", env.source.GetVolumeId())
 	passing := s.volume("passing")
 	env.gone = s.snapshot("gone", passing.GetVolumeId())
-	s.delete(passing.GetVolumeId())
+	harness.Must(env.Rack.DeleteDisk(s.ctx, passing.GetVolumeId()))
 	env.foreign = s.handmadeSnapshot("foreign", otherProject, env.foreignDisk.Id)
-	images := must(s, func() (*oxide.ImageResultsPage, error) {
-		return env.Rack.Client.ImageList(s.ctx, oxide.ImageListParams{Project: rackProject})
-	})
-	env.image = &images.Items[0]
+	env.image = &harness.Got(env.Rack.Client.ImageList(s.ctx,
+		oxide.ImageListParams{Project: rackProject})).Items[0]
 }
 
 // fetchOtherObjects reads the objects that later replace the right ones in answers.
@@ -141,16 +130,12 @@ func (env *environment) fetchOtherObjects(s *setup) {
 		"image":    "/v1/images/" + env.image.Id,
 		"project":  "/v1/projects/" + otherProject,
 	} {
-		env.others[kind] = string(must(s, func() ([]byte, error) {
-			return env.Rack.Get(s.ctx, path, nil)
-		}))
+		env.others[kind] = string(harness.Got(env.Rack.Get(s.ctx, path, nil)))
 	}
 	// The rack has only one image, one utilization and one user.
-	if s.err == nil {
-		env.others["image"] = altered(env.others["image"], func(fields object) {
-			fields["id"], fields["size"] = nobody, 3*gib
-		})
-	}
+	env.others["image"] = altered(env.others["image"], func(fields object) {
+		fields["id"], fields["size"] = nobody, 3*gib
+	})
 	env.others["utilization"] = env.others["project"]
 	env.others["current"] = text(map[string]string{"silo_id": nobody})
 }

@@ -32,20 +32,13 @@ var scenarios = append(append(append([]scenario{}, volumeScenarios...), attachSc
 func createEffect(s *setup, req *csi.CreateVolumeRequest, from string) effect {
 	return effect{request: req, apply: func(state *rackState) {
 		state.Disks[req.GetName()] = disk{ID: fresh, State: "detached", From: from,
-			Size: gib, BlockSize: madeBlocks[from == s.imageID()]}
+			Size: gib, BlockSize: madeBlocks[from == s.image.Id]}
 		state.Storage += gib
 	}}
 }
 
 // madeBlocks maps whether a disk is made from an image to the disk's block size.
 var madeBlocks = map[bool]int{true: 512, false: 4096}
-
-func (s *setup) imageID() string {
-	if s.image == nil {
-		return ""
-	}
-	return s.image.Id
-}
 
 // volumeScenarios are scenarios that create and delete volumes and snapshots.
 var volumeScenarios = []scenario{

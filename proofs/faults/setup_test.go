@@ -18,29 +18,10 @@ import (
 // rackProject is the project for which the driver is configured.
 const rackProject = "sanity"
 
-// setup prepares a cell. It keeps the first error, after which its methods do nothing.
+// setup prepares a cell. A step that fails ends the cell (harness.Must).
 type setup struct {
 	*environment
 	ctx context.Context
-	err error
-}
-
-// must calls do unless an earlier step failed.
-func must[T any](s *setup, do func() (T, error)) T {
-	var none T
-	if s.err != nil {
-		return none
-	}
-	value, err := do()
-	s.err = err
-	return value
-}
-
-// do is must for a function that returns only an error.
-func (s *setup) do(do func() error) {
-	if s.err == nil {
-		s.err = do()
-	}
 }
 
 // name returns a name that no other cell has.
@@ -51,109 +32,74 @@ func (s *setup) name(prefix string) string {
 
 // handmade creates a disk as an administrator does.
 func (s *setup) handmade(name, project string) *oxide.Disk {
-	return s.madeDisk(func() (*oxide.Disk, error) {
-		return s.Rack.CreateDisk(s.ctx, project, name, gib)
-	})
-}
-
-// madeDisk is must for a disk. Its result is never nil.
-func (s *setup) madeDisk(do func() (*oxide.Disk, error)) *oxide.Disk {
-	if disk := must(s, do); disk != nil {
-		return disk
-	}
-	return &oxide.Disk{}
+	return harness.Got(s.Rack.CreateDisk(s.ctx, project, name, gib))
 }
 
 func (s *setup) handmadeSnapshot(name, project, disk string) *oxide.Snapshot {
-	return must(s, func() (*oxide.Snapshot, error) {
-		return s.Rack.Client.SnapshotCreate(s.ctx, oxide.SnapshotCreateParams{
-			Project: oxide.NameOrId(project),
-			Body: &oxide.SnapshotCreate{Name: oxide.Name(name), Description: "made by hand",
-				Disk: oxide.NameOrId(disk)},
-		})
-	})
+	return harness.Got(s.Rack.Client.SnapshotCreate(s.ctx, oxide.SnapshotCreateParams{
+		Project: oxide.NameOrId(project), Body: &oxide.SnapshotCreate{Name: oxide.Name(name),
+			Description: "made by hand", Disk: oxide.NameOrId(disk)}}))
 }
 
 func (s *setup) attach(disk, instance string) {
-	s.do(func() error { return s.Rack.AttachDisk(s.ctx, disk, instance) })
+	harness.Must(s.Rack.AttachDisk(s.ctx, disk, instance))
+}
+
+// hotplug switches what the rack does with the disks of running instances.
+func (s *setup) hotplug(mode adminapi.Hotplug) {
+	harness.Must(s.Rack.Admin.Switch(s.ctx, map[string]any{"hotplug": mode}))
 }
 
 // recordWithoutDevice makes the rack record the attach of a disk to a running instance, which then
 // gets no device (docs/hot-plug.md).
 func (s *setup) recordWithoutDevice(disk, instance string) {
-	admin := s.Rack.Admin
-	s.do(func() error {
-		return admin.Switch(s.ctx, map[string]any{
-			"hotplug": adminapi.HotplugFull.With(adminapi.RecordFirst)})
-	})
-	must(s, func() (string, error) {
-		return admin.AddFault(s.ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
-			Device: &adminapi.DeviceFault{Fails: true}})
-	})
-	s.do(func() error {
-		if err := s.Rack.AttachDisk(s.ctx, disk, instance); err == nil {
-			return errors.New("the rack attached the disk in spite of the fault")
+	s.hotplug(adminapi.HotplugFull.With(adminapi.RecordFirst))
+	defer s.hotplug(adminapi.HotplugFull)
+	harness.Got(s.Rack.Admin.AddFault(s.ctx, adminapi.Fault{Operation: "instance_disk_attach",
+		Times: 1, Device: &adminapi.DeviceFault{Fails: true}}))
+	if err := s.Rack.AttachDisk(s.ctx, disk, instance); err == nil {
+		harness.Must(errors.New("the rack attached the disk in spite of the fault"))
+	}
+	state := s.state()
+	for _, d := range state.Disks {
+		if d.ID == disk && (d.At != instance || state.Devices[serial(d.Name)] > 0) {
+			harness.Must(fmt.Errorf("the disk is %+v with %d devices, want a record without one", d,
+				state.Devices[serial(d.Name)]))
 		}
-		state, err := readState(s.ctx, admin)
-		for _, d := range state.Disks {
-			if d.ID == disk && (d.At != instance || state.Devices[serial(d.Name)] > 0) {
-				err = fmt.Errorf("the disk is %+v with %d devices, want a record without one", d,
-					state.Devices[serial(d.Name)])
-			}
-		}
-		return errors.Join(err, admin.ClearFaults(s.ctx),
-			admin.Switch(s.ctx, map[string]any{"hotplug": adminapi.HotplugFull}))
-	})
-}
-
-func (s *setup) stop(instance string) {
-	s.do(func() error { return s.Rack.StopInstance(s.ctx, instance) })
+	}
+	harness.Must(s.Rack.Admin.ClearFaults(s.ctx))
 }
 
 // bootFrom makes a disk the boot disk of a stopped instance.
 func (s *setup) bootFrom(instance, disk string) {
-	must(s, func() (*oxide.Instance, error) {
-		now, err := s.Rack.Client.InstanceView(s.ctx,
-			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
-		if err != nil {
-			return nil, err
-		}
-		boot := oxide.NameOrId(disk)
-		return s.Rack.Client.InstanceUpdate(s.ctx, oxide.InstanceUpdateParams{
-			Instance: oxide.NameOrId(instance),
-			Body: &oxide.InstanceUpdate{BootDisk: &boot, Memory: now.Memory, Ncpus: now.Ncpus,
-				EnableJumboFrames: oxide.NewPointer(false)},
-		})
-	})
+	now := harness.Got(s.Rack.Client.InstanceView(s.ctx,
+		oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)}))
+	boot := oxide.NameOrId(disk)
+	harness.Got(s.Rack.Client.InstanceUpdate(s.ctx, oxide.InstanceUpdateParams{
+		Instance: oxide.NameOrId(instance),
+		Body: &oxide.InstanceUpdate{BootDisk: &boot, Memory: now.Memory, Ncpus: now.Ncpus,
+			EnableJumboFrames: oxide.NewPointer(false)},
+	}))
 }
 
 // volume makes a volume through the driver.
 func (s *setup) volume(name string) *csi.Volume { return s.made(harness.CreateRequest(name)) }
 
 func (s *setup) made(req *csi.CreateVolumeRequest) *csi.Volume {
-	resp := must(s, func() (*csi.CreateVolumeResponse, error) {
-		return s.ctl.CreateVolume(s.ctx, req)
-	})
-	return resp.GetVolume()
+	return harness.Got(s.ctl.CreateVolume(s.ctx, req)).GetVolume()
 }
 
 func (s *setup) snapshot(name, volume string) *csi.Snapshot {
-	resp := must(s, func() (*csi.CreateSnapshotResponse, error) {
-		return s.ctl.CreateSnapshot(s.ctx, harness.SnapshotRequest(name, volume))
-	})
-	return resp.GetSnapshot()
-}
-
-// delete deletes a volume without the driver.
-func (s *setup) delete(volume string) {
-	s.do(func() error { return s.Rack.DeleteDisk(s.ctx, volume) })
+	return harness.Got(s.ctl.CreateSnapshot(s.ctx, harness.SnapshotRequest(name,
+		volume))).GetSnapshot()
 }
 
 // cleanUp removes the objects of a cell, and returns an error if the rack is then not as before it.
-func (env *environment) cleanUp(ctx context.Context) error {
+func (env *environment) cleanUp(ctx context.Context) (err error) {
+	defer harness.Catch(&err)
 	s := &setup{environment: env, ctx: ctx}
-	now := must(s, func() (rackState, error) { return readState(ctx, env.Rack.Admin) })
-	if s.err == nil && now.differs(env.baseState) == "" {
+	now := s.state()
+	if now.differs(env.baseState) == "" {
 		return nil
 	}
 	known := now.since(env.baseState)
@@ -162,30 +108,27 @@ func (env *environment) cleanUp(ctx context.Context) error {
 			continue
 		}
 		if d.At != "" {
-			s.do(func() error { return env.Rack.DetachDisk(ctx, d.ID, d.At) })
+			harness.Must(env.Rack.DetachDisk(ctx, d.ID, d.At))
 		}
-		s.delete(d.ID)
+		harness.Must(env.Rack.DeleteDisk(ctx, d.ID))
 	}
 	for name, sn := range now.Snapshots {
 		if known.Snapshots[name].ID == fresh {
 			s.deleteSnapshot(sn.ID)
 		}
 	}
-	now = must(s, func() (rackState, error) { return readState(ctx, env.Rack.Admin) })
-	if difference := now.differs(env.baseState); s.err == nil && difference != "" {
-		s.err = errors.New("these objects were not removed:\n" + difference)
+	if difference := s.state().differs(env.baseState); difference != "" {
+		return errors.New("these objects were not removed:\n" + difference)
 	}
-	return s.err
+	return nil
 }
 
 // static returns the volume of a disk that was made by hand.
 func static(disk *oxide.Disk) *csi.Volume { return &csi.Volume{VolumeId: disk.Id} }
 
 func (s *setup) deleteSnapshot(id string) {
-	s.do(func() error {
-		return s.Rack.Client.SnapshotDelete(s.ctx,
-			oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)})
-	})
+	harness.Must(s.Rack.Client.SnapshotDelete(s.ctx,
+		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)}))
 }
 
 // restoreRequest returns a request for a volume from a snapshot, with that block size; ""
@@ -222,15 +165,11 @@ type snapshot struct {
 // fresh replaces the IDs of objects that did not exist when the cell began.
 const fresh = "new"
 
-// readState reads the rack's state.
-func readState(ctx context.Context, admin adminapi.Client) (rackState, error) {
+// state reads the rack's state.
+func (s *setup) state() rackState {
+	state := harness.Got(s.Rack.Admin.State(s.ctx))
 	w := rackState{Disks: map[string]disk{}, Snapshots: map[string]snapshot{},
-		Devices: map[string]int{}}
-	state, err := admin.State(ctx)
-	if err != nil {
-		return w, err
-	}
-	w.Storage = state.StorageBytes
+		Devices: map[string]int{}, Storage: state.StorageBytes}
 	for _, d := range state.Disks {
 		entry := disk{ID: d.ID, Name: d.Name, State: d.State.State, At: d.State.Instance,
 			Size: d.Size, BlockSize: d.BlockSize}
@@ -249,7 +188,7 @@ func readState(ctx context.Context, admin adminapi.Client) (rackState, error) {
 	for _, d := range state.LoopDevices {
 		w.Devices[d.Serial]++
 	}
-	return w, nil
+	return w
 }
 
 // insert adds an object to a table. If the name is taken, insert adds a number to it.

@@ -24,25 +24,21 @@ import (
 // onNewDisk stages and publishes a volume on a new disk, and writes a file, which fsync
 // acknowledges. Then it calls do, and removes what do has left.
 func onNewDisk(ctx context.Context, b *bench, access string, r *rand.Rand,
-	do func(*recorder) error) (err error) {
+	do func(*recorder)) (err error) {
 	life := lifeOf(newVolume(access))
 	disk := flakydisk.NewDisk(life.base.Fork())
 	place, err := b.show(ctx, life.volume, disk)
 	defer func() { err = errors.Join(err, place.hide()) }()
-	if err != nil {
-		return err
-	}
+	defer harness.Catch(&err)
+	harness.Must(err)
 	rec := &recorder{recording: life, place: place, disk: disk, rand: r,
 		loose: map[string]promise{}}
-	if err := rec.stage(ctx); err != nil {
-		return err
-	}
+	rec.stage(ctx)
 	if access != raw {
-		if err := rec.writeNew("before"); err != nil {
-			return err
-		}
+		rec.writeNew("before")
 	}
-	return do(rec)
+	do(rec)
+	return nil
 }
 
 func startBench(t *testing.T) *bench {
@@ -64,8 +60,8 @@ func TestAVolumeOnAFailingDiskIsReportedAndCanBeUnstaged(t *testing.T) {
 	for i, access := range short.Some(t, 1, filesystems) {
 		t.Run(access, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(p.Seed, uint64(200+i)))
-			err := onNewDisk(t.Context(), startBench(t), access, r, func(rec *recorder) error {
-				return rec.failUnderWorkload(t.Context())
+			err := onNewDisk(t.Context(), startBench(t), access, r, func(rec *recorder) {
+				rec.failUnderWorkload(t.Context())
 			})
 			if err != nil {
 				t.Error(err)
@@ -74,22 +70,16 @@ func TestAVolumeOnAFailingDiskIsReportedAndCanBeUnstaged(t *testing.T) {
 	}
 }
 
-func (r *recorder) failUnderWorkload(ctx context.Context) error {
+func (r *recorder) failUnderWorkload(ctx context.Context) {
 	r.disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite | flakydisk.OnFlush})
-	if err := errors.Join(r.writeUntilItFails(), r.place.reportsFailure(ctx),
-		r.place.unpublish(ctx)); err != nil {
-		return err
-	}
-	if err := r.place.unstageTwice(ctx); err != nil {
-		return fmt.Errorf("the volume cannot be unstaged: %w", err)
-	}
+	harness.Must(errors.Join(r.writeUntilItFails(), r.place.reportsFailure(ctx),
+		r.place.unpublish(ctx)))
+	harness.Must(r.place.unstageTwice(ctx))
 	r.disk.Heal()
-	if err := r.place.stage(ctx); err != nil {
-		return fmt.Errorf("the disk is in order, and the volume cannot be staged: %w", err)
-	}
+	harness.Must(r.place.stage(ctx))
 	promises, _ := r.ledger.at(len(r.ledger.events))
-	return errors.Join(r.place.checkData(ctx, promises), r.place.usable(r.recording),
-		r.place.unstage(ctx))
+	harness.Must(errors.Join(r.place.checkData(ctx, promises), r.place.usable(r.recording),
+		r.place.unstage(ctx)))
 }
 
 // writeUntilItFails writes until the filesystem has become read-only because its disk fails. No
@@ -165,28 +155,20 @@ func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 // flushFails makes one flush fail while a volume is removed. It returns an error unless a call
 // reports this and the repeated calls succeed.
 func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
-	err = onNewDisk(ctx, b, access, r, func(rec *recorder) error {
-		write := rec.writeLoose
-		if access == raw {
-			write = rec.writeLooseRaw
-		}
-		if err := write(); err != nil {
-			return err
-		}
+	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
+		rec.writeLoose()
 		if access == ext4 { // the kernel would ignore that a flush of this work fails
-			if err := harness.StopLazyInit(rec.place.Staging); err != nil {
-				return err
-			}
+			harness.Must(harness.StopLazyInit(rec.place.Staging))
 		}
 		fired := rec.disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Times: 1})
 		first, second := rec.place.unpublish(ctx), rec.place.unstage(ctx)
 		if fired() != 1 {
-			return fmt.Errorf("%d flushes failed, want 1", fired())
+			harness.Must(fmt.Errorf("%d flushes failed, want 1", fired()))
 		}
 		if first == nil && second == nil {
 			wrong = errors.New("a flush failed, and every call answered OK")
 		}
-		return errors.Join(rec.place.unpublish(ctx), rec.place.unstage(ctx))
+		harness.Must(errors.Join(rec.place.unpublish(ctx), rec.place.unstage(ctx)))
 	})
 	return wrong, err
 }
@@ -198,48 +180,27 @@ func TestAJournalThatFailsBeforeAVolumeIsUnstagedIsReported(t *testing.T) {
 // journalFails makes the commit of a journal fail in another program than the driver. It returns an
 // error unless a call or the volume's health reports this.
 func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
-	err = onNewDisk(ctx, b, access, r, func(rec *recorder) error {
-		if err := rec.writeLoose(); err != nil {
-			return err
-		}
-		target, err := os.Open(rec.place.Target)
-		if err != nil {
-			return err
-		}
+	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
+		rec.writeLoose()
+		target := harness.Got(os.Open(rec.place.Target))
 		// After this, the failing commit contains only a new name. If it contained data, or the kernel
 		// still wrote inode tables, a thread of the kernel would notice the failure before any call.
-		if err := unix.Syncfs(int(target.Fd())); err != nil {
-			return err
-		}
+		harness.Must(unix.Syncfs(int(target.Fd())))
 		if access == ext4 {
-			if err := harness.StopLazyInit(rec.place.Staging); err != nil {
-				return err
-			}
+			harness.Must(harness.StopLazyInit(rec.place.Staging))
 		}
-		if err := os.WriteFile(rec.path("last"), nil, 0o600); err != nil {
-			return err
-		}
+		harness.Must(os.WriteFile(rec.path("last"), nil, 0o600))
 		fired := rec.disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Times: 1})
 		_ = unix.Syncfs(int(target.Fd())) // commits the journal, and may return its error
 		if err := target.Close(); err != nil || fired() != 1 {
-			return errors.Join(err, fmt.Errorf("%d flushes failed, want 1", fired()))
+			harness.Must(errors.Join(err, fmt.Errorf("%d flushes failed, want 1", fired())))
 		}
 		told := rec.place.reportsFailure(ctx)
 		first, second := rec.place.unpublish(ctx), rec.place.unstage(ctx)
 		if told != nil && first == nil && second == nil {
 			wrong = errors.New("a journal failed, and every call answered OK")
 		}
-		return errors.Join(rec.place.unpublish(ctx), rec.place.unstage(ctx))
+		harness.Must(errors.Join(rec.place.unpublish(ctx), rec.place.unstage(ctx)))
 	})
 	return wrong, err
-}
-
-// writeLooseRaw writes to a raw device without fsync.
-func (r *recorder) writeLooseRaw() error {
-	device, err := os.OpenFile(r.place.Target, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = device.WriteAt(r.content()[:1], 4*mib)
-	return errors.Join(err, device.Close())
 }

@@ -25,7 +25,7 @@ type flush struct {
 }
 
 // scenario makes a recording with the drivers of a trial.
-type scenario func(context.Context, *bench, *bench, volume, *rand.Rand) (*recording, error)
+type scenario func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording
 
 // trial returns the failure of a test with the driver of a bench, or nil. The other bench has the
 // unmodified driver.
@@ -34,11 +34,8 @@ type trial func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err 
 // of returns the trial of a scenario's images.
 func of(access string, record scenario) trial {
 	return func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error) {
-		rec, err := record(ctx, b, whole, newVolume(access), r)
-		if err != nil {
-			return nil, err
-		}
-		return whole.firstWrong(ctx, rec, r)
+		defer harness.Catch(&err)
+		return whole.firstWrong(ctx, record(ctx, b, whole, newVolume(access), r), r)
 	}
 }
 
@@ -85,20 +82,14 @@ func flushes() []flush {
 }
 
 // aLife records a life with the driver that is tested.
-func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) (*recording, error) {
-	life := lifeOf(v)
-	return life, record(ctx, b, life, r, liveOnce)
+func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) *recording {
+	return recorded(ctx, b, lifeOf(v), r, liveOnce)
 }
 
 // after returns a scenario that begins after a life, which the unmodified driver records.
-func after(next func(context.Context, *bench, *recording, *rand.Rand) (*recording,
-	error)) scenario {
-	return func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) (*recording, error) {
-		life, err := aLife(ctx, whole, nil, v, r)
-		if err != nil {
-			return nil, err
-		}
-		return next(ctx, b, life, r)
+func after(next func(context.Context, *bench, *recording, *rand.Rand) *recording) scenario {
+	return func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording {
+		return next(ctx, b, aLife(ctx, whole, nil, v, r), r)
 	}
 }
 

@@ -123,16 +123,16 @@ func (c *count) round(ctx context.Context, seed uint64) {
 	c.check(ctx, images, seed)
 }
 
-// recorded contains the latest recordings. The tests share them.
-var recorded struct {
+// latest contains the latest recordings. The tests share them.
+var latest struct {
 	seed uint64
 	all  []*recording
 }
 
 // recordAll records the scenarios of every access type, several at once.
 func recordAll(ctx context.Context, run *harness.Run, seed uint64) (all []*recording, err error) {
-	if recorded.all != nil && recorded.seed == seed {
-		return recorded.all, nil
+	if latest.all != nil && latest.seed == seed {
+		return latest.all, nil
 	}
 	accesses := append(slices.Clone(filesystems), raw)
 	found, errs := make([][]*recording, len(accesses)), make([]error, len(accesses))
@@ -147,8 +147,8 @@ func recordAll(ctx context.Context, run *harness.Run, seed uint64) (all []*recor
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	recorded.seed, recorded.all = seed, slices.Concat(found...)
-	return recorded.all, nil
+	latest.seed, latest.all = seed, slices.Concat(found...)
+	return latest.all, nil
 }
 
 // check checks images, several at once.

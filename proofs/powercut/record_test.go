@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
@@ -57,23 +58,20 @@ type recorder struct {
 // record calls do, which uses the volume of a recording, on a disk with the content of the
 // recording's base. The disk has the faults.
 func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
-	do func(context.Context, *recorder) error, faults ...flakydisk.Fault) (err error) {
+	do func(context.Context, *recorder), faults ...flakydisk.Fault) (err error) {
 	image := r.base.Fork()
 	disk := flakydisk.NewDisk(image)
 	place, err := b.show(ctx, r.volume, disk)
 	defer func() { err = errors.Join(err, place.hide()) }()
-	if err != nil {
-		return err
-	}
+	defer harness.Catch(&err)
+	harness.Must(err)
 	disk.StartLog(true)
 	for _, f := range faults {
 		disk.AddFault(f)
 	}
 	rec := &recorder{recording: r, place: place, disk: disk, rand: random,
 		prefix: fmt.Sprintf("%08x", random.Uint32()), loose: map[string]promise{}}
-	if err := do(ctx, rec); err != nil {
-		return fmt.Errorf("record %s: %w", r.name, err)
-	}
+	do(ctx, rec)
 	r.log = disk.Log()
 	staged := slices.IndexFunc(r.log, func(r flakydisk.LogEntry) bool {
 		return r.Kind == flakydisk.Note
@@ -107,24 +105,17 @@ func (r *recorder) undecided(name string) {
 }
 
 // stage stages and publishes the volume.
-func (r *recorder) stage(ctx context.Context) error {
-	if err := r.place.stage(ctx); err != nil {
-		return err
-	}
+func (r *recorder) stage(ctx context.Context) {
+	harness.Must(r.place.stage(ctx))
 	r.happened(event{staged: true})
-	return r.place.publish(ctx)
+	harness.Must(r.place.publish(ctx))
 }
 
 // unstage unpublishes and unstages the volume, which makes its content durable.
-func (r *recorder) unstage(ctx context.Context) error {
-	if err := r.place.unpublish(ctx); err != nil {
-		return err
-	}
-	if err := r.place.unstage(ctx); err != nil {
-		return err
-	}
+func (r *recorder) unstage(ctx context.Context) {
+	harness.Must(r.place.unpublish(ctx))
+	harness.Must(r.place.unstage(ctx))
 	r.happened(event{promises: r.loose})
-	return nil
 }
 
 // content returns bytes that no other file has.
@@ -140,29 +131,22 @@ func (r *recorder) content() []byte {
 
 // work acts as a workload in a filesystem: it creates, replaces, overwrites and removes files, most
 // of them with fsync.
-func (r *recorder) work(rounds int) error {
+func (r *recorder) work(rounds int) {
 	for range rounds {
 		r.files++
 		name := fmt.Sprintf("file-%s-%d", r.prefix, r.files)
-		if err := r.writeNew(name); err != nil {
-			return err
-		}
-		var err error
+		r.writeNew(name)
 		switch r.rand.IntN(4) {
 		case 0:
-			err = r.replace(name)
+			r.replace(name)
 		case 1:
-			err = r.overwrite(name)
+			r.overwrite(name)
 		case 2:
-			err = r.remove(name)
+			r.remove(name)
 		case 3:
-			err = r.writeLoose()
-		}
-		if err != nil {
-			return err
+			r.writeLoose()
 		}
 	}
-	return nil
 }
 
 func (r *recorder) path(name string) string { return filepath.Join(r.place.Target, name) }
@@ -182,17 +166,12 @@ func (r *recorder) write(name string, content []byte, flags int) error {
 
 // writeNew creates a file. It syncs the directory, too, because the fsync of a file does not make
 // its name durable.
-func (r *recorder) writeNew(name string) error {
+func (r *recorder) writeNew(name string) {
 	content := r.content()
 	r.undecided(name)
-	if err := r.write(name, content, os.O_CREATE|os.O_EXCL); err != nil {
-		return err
-	}
-	if err := r.syncDir(); err != nil {
-		return err
-	}
+	harness.Must(r.write(name, content, os.O_CREATE|os.O_EXCL))
+	harness.Must(r.syncDir())
 	r.promise(name, content)
-	return nil
 }
 
 func (r *recorder) syncDir() error {
@@ -204,20 +183,15 @@ func (r *recorder) syncDir() error {
 }
 
 // forge writes files with forged records of the volume, whose content is promised from then on.
-func (r *recorder) forge() error {
-	size := r.base.Size()
-	files, err := proof.Forgery{Volume: r.volume.id, Disk: r.volume.disk,
-		Filesystem: r.volume.access, SizeBytes: size, NextBytes: r.volume.grownTo(),
-		Device: r.place.loop.Path, Traced: true}.Write(r.place.Target)
-	if err != nil {
-		return err
-	}
+func (r *recorder) forge() {
+	files := harness.Got(proof.Forgery{Volume: r.volume.id, Disk: r.volume.disk,
+		Filesystem: r.volume.access, SizeBytes: r.base.Size(), NextBytes: r.volume.grownTo(),
+		Device: r.place.loop.Path, Traced: true}.Write(r.place.Target))
 	promises := map[string]promise{}
 	for name, sum := range files {
 		promises[name] = promise{forged: &sum}
 	}
 	r.happened(event{promises: promises})
-	return nil
 }
 
 // current returns the present content of a name.
@@ -227,83 +201,66 @@ func (r *recorder) current(name string) []byte {
 }
 
 // replace replaces a file by renaming another one.
-func (r *recorder) replace(name string) error {
+func (r *recorder) replace(name string) {
 	old, content := r.current(name), r.content()
 	r.promise(name, old, content)
-	if err := r.write(name+".new", content, os.O_CREATE|os.O_EXCL); err != nil {
-		return err
-	}
-	if err := os.Rename(r.path(name+".new"), r.path(name)); err != nil {
-		return err
-	}
-	if err := r.syncDir(); err != nil {
-		return err
-	}
+	harness.Must(r.write(name+".new", content, os.O_CREATE|os.O_EXCL))
+	harness.Must(os.Rename(r.path(name+".new"), r.path(name)))
+	harness.Must(r.syncDir())
 	r.promise(name, content)
-	return nil
 }
 
 // overwrite writes to a file in place.
-func (r *recorder) overwrite(name string) error {
+func (r *recorder) overwrite(name string) {
 	content := bytes.Clone(r.current(name))
 	for i := range len(content) / 2 {
 		content[i] ^= 0x5A
 	}
 	r.undecided(name)
-	if err := r.write(name, content, 0); err != nil {
-		return err
-	}
+	harness.Must(r.write(name, content, 0))
 	r.promise(name, content)
-	return nil
 }
 
-// remove removes a file.
-func (r *recorder) remove(name string) error {
+func (r *recorder) remove(name string) {
 	r.promise(name, r.current(name), nil)
-	if err := os.Remove(r.path(name)); err != nil {
-		return err
-	}
-	if err := r.syncDir(); err != nil {
-		return err
-	}
+	harness.Must(os.Remove(r.path(name)))
+	harness.Must(r.syncDir())
 	r.promise(name, nil)
-	return nil
 }
 
-// writeLoose writes a file without fsync.
-func (r *recorder) writeLoose() error {
+// writeLoose writes without fsync: a file, or to a raw device.
+func (r *recorder) writeLoose() {
+	if r.volume.raw() {
+		device := harness.Got(os.OpenFile(r.place.Target, os.O_WRONLY, 0))
+		_, err := device.WriteAt(r.content()[:1], 4*mib)
+		harness.Must(errors.Join(err, device.Close()))
+		return
+	}
 	name, content := fmt.Sprintf("loose-%s-%d", r.prefix, r.files), r.content()
 	r.undecided(name)
 	r.loose[name] = promise{contents: [][]byte{content}}
-	return os.WriteFile(r.path(name), content, 0o600)
+	harness.Must(os.WriteFile(r.path(name), content, 0o600))
 }
 
 // workRaw acts as a workload on a raw device. Some writes, and always the last one, become durable
 // only when the volume is unstaged.
-func (r *recorder) workRaw(rounds int) error {
-	device, err := os.OpenFile(r.place.Target, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
+func (r *recorder) workRaw(rounds int) {
+	device := harness.Got(os.OpenFile(r.place.Target, os.O_RDWR, 0))
+	defer func() { harness.Must(device.Close()) }()
 	for round := range rounds {
 		offset := r.rand.Int64N(r.base.Size()/(2*mib)) * 2 * mib
 		content := bytes.Repeat(r.content()[:1], 512*(1+r.rand.IntN(64)))
 		name := fmt.Sprint(offset)
 		r.undecided(name)
-		if _, err = device.WriteAt(content, offset); err != nil {
-			break
-		}
+		harness.Got(device.WriteAt(content, offset))
 		if round == rounds-1 || r.rand.IntN(3) == 0 {
 			r.loose[name] = promise{contents: [][]byte{content}}
 			continue
 		}
 		delete(r.loose, name)
-		if err = device.Sync(); err != nil {
-			break
-		}
+		harness.Must(device.Sync())
 		r.promise(name, content)
 	}
-	return errors.Join(err, device.Close())
 }
 
 // mark is the beginning of each record that the driver writes to a disk.

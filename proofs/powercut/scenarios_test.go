@@ -16,39 +16,36 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
 // recordings records every scenario for an access type, on the bench.
-func recordings(ctx context.Context, b *bench, access string, r *rand.Rand) ([]*recording, error) {
-	life := lifeOf(newVolume(access))
-	if err := record(ctx, b, life, r, liveOnce); err != nil {
-		return nil, err
-	}
-	all := []*recording{life}
+func recordings(ctx context.Context, b *bench, access string, r *rand.Rand) (all []*recording,
+	err error) {
+	defer harness.Catch(&err)
+	life := recorded(ctx, b, lifeOf(newVolume(access)), r, liveOnce)
 	if access == raw {
-		whole := wholeLife(newVolume(ext4))
-		return append(all, whole), record(ctx, b, whole, r, liveOnce)
+		return []*recording{life, recorded(ctx, b, wholeLife(newVolume(ext4)), r, liveOnce)}, nil
 	}
-	for _, next := range []func(context.Context, *bench, *recording, *rand.Rand) (*recording,
-		error){grow, recoverFrom, resume, finish, repair} {
-		made, err := next(ctx, b, life, r)
-		if err != nil {
-			return nil, err
-		}
-		if made != nil {
-			all = append(all, made)
-		}
+	growth := grow(ctx, b, life, r)
+	all = []*recording{life, growth, recoverFrom(ctx, b, life, r), resume(ctx, b, life, r)}
+	switch access {
+	case btrfs:
+		all = append(all, finish(ctx, b, life, r))
+	case ext3, ext4:
+		all = append(all, repair(ctx, b, life, r))
 	}
-	regrown, err := growAgain(ctx, b, all[1], r)
-	if err != nil {
-		return nil, err
+	return append(all, growAgain(ctx, b, growth, r), releaseRaw(ctx, b, life, r)), nil
+}
+
+// recorded makes a recording, and returns it.
+func recorded(ctx context.Context, b *bench, made *recording, r *rand.Rand,
+	do func(context.Context, *recorder)) *recording {
+	if err := record(ctx, b, made, r, do); err != nil {
+		harness.Must(fmt.Errorf("record %s: %w", made.name, err))
 	}
-	released, err := releaseRaw(ctx, b, life, r)
-	if err != nil {
-		return nil, err
-	}
-	return append(all, regrown, released), nil
+	return made
 }
 
 // lifeOf returns the recording of a volume that begins with its blank disk.
@@ -68,46 +65,39 @@ func wholeLife(v volume) *recording {
 }
 
 // liveOnce stages a volume, makes a workload use it, and unstages it.
-func liveOnce(ctx context.Context, r *recorder) error {
-	if err := r.stage(ctx); err != nil {
-		return err
-	}
+func liveOnce(ctx context.Context, r *recorder) {
+	r.stage(ctx)
 	if r.volume.raw() {
-		return errors.Join(r.workRaw(8), r.unstage(ctx))
+		r.workRaw(8)
+	} else {
+		r.forge()
+		r.work(8)
 	}
-	return errors.Join(r.forge(), r.work(8), r.unstage(ctx))
+	r.unstage(ctx)
 }
 
 // useAgain is liveOnce for an existing filesystem.
-func useAgain(ctx context.Context, r *recorder) error {
-	if err := r.stage(ctx); err != nil {
-		return err
-	}
-	return errors.Join(r.work(2), r.unstage(ctx))
+func useAgain(ctx context.Context, r *recorder) {
+	r.stage(ctx)
+	r.work(2)
+	r.unstage(ctx)
 }
 
 // grow records a volume whose disk has become larger. The controller reports that the disk was
 // restored from a snapshot, so that the driver reads only samples behind the filesystem.
-func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
-	made, err := growthOf(life)
-	if err != nil {
-		return nil, err
-	}
-	return made, record(ctx, b, made, r, useAgain)
-}
-
-func growthOf(life *recording) (*recording, error) {
+func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	made := &recording{name: "the growth of " + life.volume.access, volume: life.volume,
 		base: life.final.Fork(), ledger: ledger{first: life.kept}, grows: true}
 	made.volume.history = map[string]string{"origin": "snapshot", "use": "filesystem",
 		"sourceBytes": fmt.Sprint(life.volume.size), "filesystemUUID": life.volume.id}
-	return made, made.base.Resize(life.volume.grownTo())
+	harness.Must(made.base.Resize(life.volume.grownTo()))
+	return recorded(ctx, b, made, r, useAgain)
 }
 
 // growAgain records the repetition of a growth that was interrupted after a write behind the old
 // end of the filesystem. A btrfs writes nothing there before its commit.
-func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) (*recording, error) {
-	base, err := cutAt(ctx, b, growth, r, func(m image) bool {
+func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) *recording {
+	base := cutAt(ctx, b, growth, r, func(m image) bool {
 		behind, content := false, m.content()
 		content.EachPage(func(at int64, _ []byte) bool {
 			behind = behind || at >= growth.volume.size
@@ -116,66 +106,51 @@ func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) (
 		_, staged := growth.ledger.at(m.events)
 		return !staged && (behind || growth.volume.access == btrfs)
 	})
-	if err != nil {
-		return nil, err
-	}
 	made := &recording{name: "the growth of " + growth.volume.access + " again",
 		volume: growth.volume, base: base.content(), grows: true}
 	made.ledger.first, _ = growth.ledger.at(base.events)
-	return made, record(ctx, b, made, r, useAgain)
+	return recorded(ctx, b, made, r, useAgain)
 }
 
 // recoverFrom records the recovery of a volume whose workload was interrupted.
-func recoverFrom(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
-	base, err := cutAt(ctx, b, life, r, func(m image) bool {
+func recoverFrom(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
+	base := cutAt(ctx, b, life, r, func(m image) bool {
 		_, staged := life.ledger.at(m.events)
 		return staged && m.at > life.used && m.events > 5
 	})
-	if err != nil {
-		return nil, err
-	}
 	made := &recording{name: "the recovery of " + life.volume.access, volume: life.volume,
 		base: base.content()}
 	made.ledger.first, _ = life.ledger.at(base.events)
-	return made, record(ctx, b, made, r, useAgain)
+	return recorded(ctx, b, made, r, useAgain)
 }
 
 // resume records the repetition of an interrupted format.
-func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
-	base, err := unfinishedFormat(ctx, b, life, r)
-	if err != nil {
-		return nil, err
-	}
-	return resumeFrom(ctx, b, life, base, r)
+func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
+	return resumeFrom(ctx, b, life, unfinishedFormat(ctx, b, life, r), r)
 }
 
 // resumeBtrfs records the repetition of a format for btrfs that was interrupted after mkfs had
 // written the unfinished superblock and a whole tree block.
-func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
-	base, err := cutAt(ctx, b, life, r, func(m image) bool {
+func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
+	return resumeFrom(ctx, b, life, cutAt(ctx, b, life, r, func(m image) bool {
 		content, magic, tree := m.content(), make([]byte, 8), make([]byte, 16<<10)
 		_, err := content.ReadAt(magic, 64<<10+0x40)
 		_, treeErr := content.ReadAt(tree, mib)
 		return err == nil && treeErr == nil && string(magic) == "!BHRfS_M" &&
 			!isZero(tree[:flakydisk.PageBytes]) && !isZero(tree[len(tree)-flakydisk.PageBytes:]) &&
 			m.at <= life.used && len(marks(content)) > 0
-	})
-	if err != nil {
-		return nil, err
-	}
-	return resumeFrom(ctx, b, life, base, r)
+	}), r)
 }
 
 // resumeFrom records the repetition of a format whose interruption has left the image.
 func resumeFrom(ctx context.Context, b *bench, life *recording, base image,
-	r *rand.Rand) (*recording, error) {
-	made := &recording{name: "the resumed format of " + life.volume.access, volume: life.volume,
-		base: base.content(), blank: true}
-	return made, record(ctx, b, made, r, liveOnce)
+	r *rand.Rand) *recording {
+	return recorded(ctx, b, &recording{name: "the resumed format of " + life.volume.access,
+		volume: life.volume, base: base.content(), blank: true}, r, liveOnce)
 }
 
 // unfinishedFormat returns an image of an interrupted format.
-func unfinishedFormat(ctx context.Context, b *bench, life *recording, r *rand.Rand) (image, error) {
+func unfinishedFormat(ctx context.Context, b *bench, life *recording, r *rand.Rand) image {
 	return cutAt(ctx, b, life, r, func(m image) bool {
 		pages, content := 0, m.content()
 		content.EachPage(func(int64, []byte) bool { pages++; return true })
@@ -185,34 +160,26 @@ func unfinishedFormat(ctx context.Context, b *bench, life *recording, r *rand.Ra
 
 // finish records the repetition of a format for btrfs that was interrupted between the last write
 // of a superblock and the flush of that write. The log begins with this write.
-func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
-	if life.volume.access != btrfs {
-		return nil, nil
-	}
+func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	last := -1
 	for i, record := range life.log[:life.used] {
 		if record.Kind == flakydisk.Write && record.Offset == superblocks[btrfs][0] {
 			last = i
 		}
 	}
-	epochs, err := flakydisk.Replay(life.base, life.log)
-	if err != nil {
-		return nil, err
-	}
+	epochs := harness.Got(flakydisk.Replay(life.base, life.log))
 	of := slices.IndexFunc(epochs, func(e flakydisk.Epoch) bool {
 		return e.First <= last && last < e.End
 	})
 	if of < 0 {
-		return nil, fmt.Errorf("%s has no write of a superblock", life.name)
+		harness.Must(fmt.Errorf("%s has no write of a superblock", life.name))
 	}
-	made := &recording{name: "the end of the format of " + life.volume.access, volume: life.volume,
-		base: epochs[of].Durable.Fork(), blank: true}
-	return made, record(ctx, b, made, r, func(ctx context.Context, rec *recorder) error {
-		if err := rec.place.write(life.log[last]); err != nil {
-			return err
-		}
-		return liveOnce(ctx, rec)
-	})
+	return recorded(ctx, b, &recording{name: "the end of the format of " + life.volume.access,
+		volume: life.volume, base: epochs[of].Durable.Fork(), blank: true}, r,
+		func(ctx context.Context, rec *recorder) {
+			harness.Must(rec.place.write(life.log[last]))
+			liveOnce(ctx, rec)
+		})
 }
 
 // write writes the data of a record to the disk, without a flush.
@@ -227,51 +194,35 @@ func (p *placement) write(r flakydisk.LogEntry) error {
 }
 
 // releaseRaw records a disk with an unfinished format, which a workload then gets as a raw device.
-func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
-	base, err := unfinishedFormat(ctx, b, life, r)
-	if err != nil {
-		return nil, err
-	}
+func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	made := &recording{name: "raw use after a format of " + life.volume.access, volume: life.volume,
-		base: base.content()}
+		base: unfinishedFormat(ctx, b, life, r).content()}
 	made.volume.access, made.volume.history = raw, map[string]string{"origin": "blank", "use": "both"}
-	return made, record(ctx, b, made, r, liveOnce)
+	return recorded(ctx, b, made, r, liveOnce)
 }
 
 // repair records an ext that is marked as having errors, and has wrong counts, which e2fsck -p
 // repairs.
-func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
-	if life.volume.access != ext3 && life.volume.access != ext4 {
-		return nil, nil
-	}
+func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	path := filepath.Join(b.Dir, "repair")
-	if err := life.final.Save(path); err != nil {
-		return nil, err
-	}
+	harness.Must(life.final.Save(path))
 	defer os.Remove(path)
 	debugfs := exec.CommandContext(ctx, "debugfs", "-w", "-f", "-", path)
 	debugfs.Stdin = strings.NewReader("ssv state 2\nssv free_blocks_count 7\n" +
 		"ssv free_inodes_count 7\n")
 	if out, err := debugfs.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("damage a filesystem: %w\n%s", err, out)
+		harness.Must(fmt.Errorf("damage a filesystem: %w\n%s", err, out))
 	}
-	base, err := flakydisk.Load(path)
-	if err != nil {
-		return nil, err
-	}
-	made := &recording{name: "the repair of " + life.volume.access, volume: life.volume, base: base,
-		ledger: ledger{first: life.kept}}
-	return made, record(ctx, b, made, r, useAgain)
+	return recorded(ctx, b, &recording{name: "the repair of " + life.volume.access,
+		volume: life.volume, base: harness.Got(flakydisk.Load(path)),
+		ledger: ledger{first: life.kept}}, r, useAgain)
 }
 
 // cutAt returns an image of a recording that fits and that the driver accepts: some images are
 // rightly refused. It saves an image with a fault.
 func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
-	fits func(image) bool) (image, error) {
-	s, err := newSampler(of, r)
-	if err != nil {
-		return image{}, err
-	}
+	fits func(image) bool) image {
+	s := harness.Got(newSampler(of, r))
 	for range 50 {
 		for _, m := range s.sample(20) {
 			if !fits(m) {
@@ -280,13 +231,14 @@ func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
 			v, err := b.check(ctx, m)
 			if err := errors.Join(err, v.wrong); err != nil {
 				path := filepath.Join(filepath.Dir(b.Dir), "image-of-"+filepath.Base(b.Dir))
-				return m, errors.Join(fmt.Errorf("%s: %w; the image is %s", m.name, err, path),
-					m.content().Save(path))
+				harness.Must(errors.Join(fmt.Errorf("%s: %w; the image is %s", m.name, err, path),
+					m.content().Save(path)))
 			}
 			if v.converged {
-				return m, nil
+				return m
 			}
 		}
 	}
-	return image{}, fmt.Errorf("no image of %s fits", of.name)
+	harness.Must(fmt.Errorf("no image of %s fits", of.name))
+	return image{}
 }

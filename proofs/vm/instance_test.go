@@ -29,9 +29,7 @@ type instance struct {
 
 func (i instance) must(err error) {
 	i.Helper()
-	if err != nil {
-		i.Fatal(err)
-	}
+	must(i.T, err)
 }
 
 // await waits until the rack says that the instance is in a state.
@@ -104,9 +102,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	image := imageDir(t)
 	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{Instances: []string{},
 		Args: []string{"--guests=vm", "--vm-image", image, "--keep-devices"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	i := instance{t, &node{rack: rack, key: filepath.Join(t.TempDir(), "key")}}
 	t.Cleanup(func() { // the rack leaves its machines running
 		i.sever()
@@ -232,18 +228,12 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 func TestTheMachinesOfATemporaryRackEndWithIt(t *testing.T) {
 	image := imageDir(t)
 	program, err := harness.RunFor(t).Binary(t.Context(), "oxide-simulator")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	rack := exec.CommandContext(t.Context(), program, "serve", "--guests=vm", "--vm-image", image,
 		"--instance", "a")
 	out, err := rack.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := rack.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, rack.Start())
 	// It says that it is ready when its machine runs.
 	said := bufio.NewScanner(out)
 	for said.Scan() && !strings.Contains(said.Text(), "Enter a: ssh -i ") {
@@ -253,9 +243,7 @@ func TestTheMachinesOfATemporaryRackEndWithIt(t *testing.T) {
 	if err != nil {
 		t.Fatalf("no machine runs: %v: %s", err, machines)
 	}
-	if err := rack.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, rack.Process.Kill())
 	program = filepath.Join("/proc", strings.TrimSpace(string(machines)), "exe") // of the QEMU
 	if err := harness.Await(t.Context(), 10*time.Second, func() error {
 		if running, err := os.Readlink(program); err == nil {

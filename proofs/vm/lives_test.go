@@ -52,32 +52,31 @@ func TestALifeOfAVolumeBehindPCIeRootPorts(t *testing.T) {
 	}
 	// A machine starts with its disks before its firmware has numbered the ports' buses.
 	l.nodes[0].sever()
-	instance := l.nodes[0].ID
-	err = l.rack.StopInstance(t.Context(), instance)
+	ctx, instance := t.Context(), l.nodes[0].ID
+	must(t, l.rack.StopInstance(ctx, instance))
 	var disks [2]string
 	for i := range disks {
-		disk, made := l.rack.CreateDisk(t.Context(), l.rack.Project, fmt.Sprint("behind-port-", i), 1<<30)
-		if err = errors.Join(err, made); err == nil {
-			disks[i] = disk.Id
-			err = l.rack.AttachDisk(t.Context(), disk.Id, instance)
-		}
+		disk, err := l.rack.CreateDisk(ctx, l.rack.Project, fmt.Sprint("behind-port-", i), 1<<30)
+		must(t, err)
+		disks[i] = disk.Id
+		must(t, l.rack.AttachDisk(ctx, disk.Id, instance))
 	}
-	if err = errors.Join(err, l.rack.StartInstance(t.Context(), instance)); err == nil {
-		err = l.nodes[0].connect(t.Context())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err = l.nodes[0].run(t.Context(), nil, "cat /sys/block/nvme*/device/serial")
-	for i := range disks {
+	must(t, l.rack.StartInstance(ctx, instance))
+	must(t, l.nodes[0].connect(ctx))
+	n, err = l.nodes[0].run(ctx, nil, "cat /sys/block/nvme*/device/serial")
+	for i, disk := range disks {
 		if name := fmt.Sprint("behind-port-", i); !strings.Contains(string(n), name) || err != nil {
 			t.Errorf("the guest has the disks %q, without %s: %v", n, name, err)
 		}
-		err = errors.Join(err, l.rack.DetachDisk(t.Context(), disks[i], instance),
-			l.rack.DeleteDisk(t.Context(), disks[i]))
+		must(t, l.rack.DetachDisk(ctx, disk, instance))
+		must(t, l.rack.DeleteDisk(ctx, disk))
 	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
 	if err != nil {
-		t.Error(err)
+		t.Fatal(err)
 	}
 }
 
@@ -111,30 +110,24 @@ func runLives(t *testing.T, p *proof.Proof, count int, args ...string) *lab {
 // lost when the machine is killed.
 func (l *lab) guard(t *testing.T) {
 	ctx, n := t.Context(), l.nodes[0]
-	v, err := l.newLife(ctx, plan{number: l.lives, kind: "ext4",
+	var err error
+	defer func() { must(t, err) }()
+	defer harness.Catch(&err)
+	v := l.newLife(ctx, plan{number: l.lives, kind: "ext4",
 		pulls: []pull{{plug: "killed", during: "write", delay: time.Second}}}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
 	v.unsynced = true
 	if err := v.visit(ctx, n, 0, nil); !errors.Is(err, errPulled) {
 		t.Fatal("the machine of a guard was not killed: ", err)
 	}
-	if err := v.makeDirs(ctx, n); err != nil {
-		t.Fatal(err)
+	v.makeDirs(ctx, n)
+	harness.Must(v.at.Stage(ctx, n.node()))
+	harness.Must(v.at.Publish(ctx, n.node()))
+	if lost := v.compare(ctx, n); lost == 0 {
+		t.Errorf("of %d records that nobody synced no byte is lost", v.acked)
 	}
-	for _, call := range []func(context.Context, csi.NodeClient) error{v.at.Stage, v.at.Publish} {
-		if err := call(ctx, n.node()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if lost, err := v.compare(ctx, n); lost == 0 || err != nil {
-		t.Errorf("of %d records that nobody synced %d bytes are lost: %v", v.acked, lost, err)
-	}
-	err = errors.Join(v.at.Remove(ctx, n.node()), v.detach(ctx, n), v.end(ctx))
-	if err != nil {
-		t.Error(err)
-	}
+	harness.Must(v.at.Remove(ctx, n.node()))
+	harness.Must(v.call("detach", n)(ctx))
+	v.end(ctx)
 }
 
 const (
@@ -219,14 +212,10 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 	run.Plain = true
 	rack, err := run.StartRack(t.Context(), harness.RackOptions{
 		Args: append(args, "--guests=vm", "--vm-image", imageDir(t))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l := &lab{Proof: p, rack: rack}
 	driver, err := run.Binary(t.Context(), "oxide-csi-plugin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, i := range rack.Instances {
 		l.nodes = append(l.nodes, &node{Instance: i, rack: rack, key: key, driver: driver})
 	}
@@ -242,36 +231,21 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 				t.Error(err)
 			}
 		}
-		if err := rack.Stop(); err != nil {
-			t.Error(err)
-		}
+		must(t, rack.Stop())
 	})
-	plugin, err := rack.StartPlugin(t.Context(),
-		harness.PluginOptions{Mode: harness.ModeController})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := plugin.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	plugin, err := rack.StartPlugin(t.Context(), harness.PluginOptions{Mode: harness.ModeController})
+	must(t, err)
+	t.Cleanup(func() { must(t, plugin.Stop()) })
 	l.controller = plugin.Controller()
-	if err := l.nodes[1].changeImage(t.Context(), filepath.Join(imageDir(t), "newer")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.nodes[1].changeImage(t.Context(), filepath.Join(imageDir(t), "newer")))
 	var booted errgroup.Group
 	for _, n := range l.nodes {
 		booted.Go(func() error { return n.connect(t.Context()) })
 	}
-	if err := booted.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, booted.Wait())
 	for _, n := range l.nodes {
 		kernel, err := n.run(t.Context(), nil, "uname -r")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		l.kernels = append(l.kernels, strings.TrimSpace(string(kernel)))
 	}
 	if l.kernels[0] == l.kernels[1] {
@@ -302,15 +276,14 @@ type life struct {
 var errPulled = errors.New("a plug was pulled")
 
 // newLife makes the volume, from a snapshot if one is given.
-func (l *lab) newLife(ctx context.Context, p plan, snapshot string) (*life, error) {
+func (l *lab) newLife(ctx context.Context, p plan, snapshot string) *life {
 	v := &life{lab: l, plan: p}
-	name := fmt.Sprintf("pvc-%d-%d", p.number, l.lives)
-	req := harness.CreateRequest(name, harness.Access(p.kind))
+	req := harness.CreateRequest(fmt.Sprintf("pvc-%d-%d", p.number, l.lives), harness.Access(p.kind))
 	if snapshot != "" {
 		harness.FromSnapshot(req, snapshot)
 		req.Name += "-restored"
 	}
-	err := v.until(ctx, "create", func(ctx context.Context) error {
+	v.until(ctx, "create", func(ctx context.Context) error {
 		resp, err := l.controller.CreateVolume(ctx, req)
 		v.volume = resp.GetVolume()
 		return err
@@ -318,11 +291,11 @@ func (l *lab) newLife(ctx context.Context, p plan, snapshot string) (*life, erro
 	dir := "/var/lib/kubelet/" + req.Name
 	v.at = &harness.Placement{Volume: v.volume, Capability: harness.Access(p.kind),
 		Staging: dir + "/globalmount", Target: dir + "/pod/mount"}
-	return v, err
+	return v
 }
 
 // until repeats a call as an orchestrator does, until it succeeds.
-func (v *life) until(ctx context.Context, what string, call func(context.Context) error) error {
+func (v *life) until(ctx context.Context, what string, call func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(ctx, convergence)
 	defer cancel()
 	backoff := harness.Backoff{Next: 20 * time.Millisecond, Max: time.Second}
@@ -332,29 +305,52 @@ func (v *life) until(ctx context.Context, what string, call func(context.Context
 		overdue := once.Err() != nil
 		cancel()
 		if err == nil {
-			return nil
+			return
 		}
 		v.Say("life %d: %s: %s", v.number, what, status.Convert(err).Message())
 		switch code := status.Code(err); {
 		case overdue:
 			v.stuck++
-			return fmt.Errorf("%s is stuck: %w", what, err)
+			harness.Must(fmt.Errorf("%s is stuck: %w", what, err))
 		case code == codes.DataLoss || code == codes.InvalidArgument || code == codes.Unimplemented:
-			return fmt.Errorf("%s: no orchestrator repeats it: %w", what, err)
+			harness.Must(fmt.Errorf("%s: no orchestrator repeats it: %w", what, err))
 		}
 		if backoff.Wait(ctx) != nil {
 			v.stuck++
-			return fmt.Errorf("%s does not converge: %w", what, err)
+			harness.Must(fmt.Errorf("%s does not converge: %w", what, err))
 		}
 	}
 }
 
+// call returns a call of the orchestrator for a node, or the workload of the volume there.
+func (v *life) call(what string, n *node) func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"attach": func(ctx context.Context) error {
+			req := harness.PublishRequest(v.volume, n.ID)
+			req.VolumeCapability = v.at.Capability
+			resp, err := v.controller.ControllerPublishVolume(ctx, req)
+			v.at.PublishContext = resp.GetPublishContext()
+			return err
+		},
+		"stage":     func(ctx context.Context) error { return v.at.Stage(ctx, n.node()) },
+		"publish":   func(ctx context.Context) error { return v.at.Publish(ctx, n.node()) },
+		"write":     func(ctx context.Context) error { return v.write(ctx, n) },
+		"unpublish": func(ctx context.Context) error { return v.at.Unpublish(ctx, n.node()) },
+		"unstage":   func(ctx context.Context) error { return v.at.Unstage(ctx, n.node()) },
+		"detach": func(ctx context.Context) error {
+			_, err := v.controller.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(v.volume, n.ID))
+			return err
+		},
+	}[what]
+}
+
 // step makes a call of a round on a node. If the plug is to be pulled now, it is pulled during
 // the call.
-func (v *life) step(ctx context.Context, n *node, round int, what string,
-	call func(context.Context) error) error {
+func (v *life) step(ctx context.Context, n *node, round int, what string) {
+	call := v.call(what, n)
 	if len(v.pulls) == 0 || round != v.pulls[0].round || what != v.pulls[0].during {
-		return v.until(ctx, what, call)
+		v.until(ctx, what, call)
+		return
 	}
 	next := v.pulls[0]
 	v.plug, v.pulls, v.pulling, v.wrote = next.plug, v.pulls[1:], true, make(chan struct{}, 1)
@@ -384,14 +380,12 @@ func (v *life) step(ctx context.Context, n *node, round int, what string,
 		v.stuck++
 		err = errors.Join(err, fmt.Errorf("%s is stuck after the plug: %s", what, v.plug))
 	}
-	if err != nil {
-		return err
-	}
+	harness.Must(err)
 	v.pulled++
 	if v.plug == "killed" {
 		v.killed++
 	}
-	return v.recover(ctx, n)
+	v.recover(ctx, n)
 }
 
 // pull pulls the plug.
@@ -429,97 +423,52 @@ func (v *life) diskID(ctx context.Context, name string) (string, error) {
 }
 
 // recover does what an orchestrator does before it begins with the node again: it waits for its
-// boot, or takes the volume away from it.
-func (v *life) recover(ctx context.Context, n *node) error {
+// boot, or takes the volume away from it. After a pause answers may be lost, and every call may be
+// repeated.
+func (v *life) recover(ctx context.Context, n *node) {
+	again := map[string][]string{"disk pulled": {"unpublish", "unstage", "detach"},
+		"disk put back": {"unpublish", "unstage"}}
 	if v.plug == "killed" || v.plug == "reset" {
-		if err := n.connect(ctx); err != nil {
-			return err
-		}
-		return errPulled
+		harness.Must(n.connect(ctx))
 	}
-	if v.plug == "paused" {
-		return errPulled // its answers may be lost, and every call may be repeated
+	for _, what := range again[v.plug] {
+		v.until(ctx, what+" again", v.call(what, n))
 	}
-	for _, c := range []struct {
-		what string
-		call func(context.Context) error
-	}{
-		{"unpublish", func(ctx context.Context) error { return v.at.Unpublish(ctx, n.node()) }},
-		{"unstage", func(ctx context.Context) error { return v.at.Unstage(ctx, n.node()) }},
-		{"detach", func(ctx context.Context) error { return v.detach(ctx, n) }},
-	} {
-		if c.what == "detach" && v.plug == "disk put back" {
-			continue
-		}
-		if err := v.until(ctx, c.what+" again", c.call); err != nil {
-			return err
-		}
-	}
-	return errPulled
-}
-
-func (v *life) attach(ctx context.Context, n *node) error {
-	req := harness.PublishRequest(v.volume, n.ID)
-	req.VolumeCapability = v.at.Capability
-	resp, err := v.controller.ControllerPublishVolume(ctx, req)
-	v.at.PublishContext = resp.GetPublishContext()
-	return err
-}
-
-func (v *life) detach(ctx context.Context, n *node) error {
-	_, err := v.controller.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(v.volume, n.ID))
-	return err
+	harness.Must(errPulled)
 }
 
 // coldly attaches the volume while the instance is stopped.
-func (v *life) coldly(ctx context.Context, n *node) error {
+func (v *life) coldly(ctx context.Context, n *node) {
 	n.sever()
-	if err := v.rack.StopInstance(ctx, n.ID); err != nil {
-		return err
-	}
-	err := v.until(ctx, "attach", func(ctx context.Context) error { return v.attach(ctx, n) })
-	if err == nil {
-		err = v.rack.StartInstance(ctx, n.ID)
-	}
-	if err == nil {
-		err = n.connect(ctx)
-	}
-	return err
+	harness.Must(v.rack.StopInstance(ctx, n.ID))
+	v.until(ctx, "attach", v.call("attach", n))
+	harness.Must(v.rack.StartInstance(ctx, n.ID))
+	harness.Must(n.connect(ctx))
 }
 
 // visit brings the volume to a workload on a node, which reads what it has and writes more, and
 // takes it away again. While it is there, it may be visited itself.
-func (v *life) visit(ctx context.Context, n *node, round int, beside func() error) error {
-	step := func(what string, call func(context.Context) error) func() error {
-		return func() error { return v.step(ctx, n, round, what, call) }
-	}
-	if err := v.makeDirs(ctx, n); err != nil {
-		return err
-	}
-	steps := []func() error{
-		step("attach", func(ctx context.Context) error { return v.attach(ctx, n) }),
-		step("stage", func(ctx context.Context) error { return v.at.Stage(ctx, n.node()) }),
-		step("publish", func(ctx context.Context) error { return v.at.Publish(ctx, n.node()) }),
-		func() error { return v.verify(ctx, n) },
-		step("write", func(ctx context.Context) error { return v.write(ctx, n) }),
-		beside,
-		step("unpublish", func(ctx context.Context) error { return v.at.Unpublish(ctx, n.node()) }),
-		step("unstage", func(ctx context.Context) error { return v.at.Unstage(ctx, n.node()) }),
-		step("detach", func(ctx context.Context) error { return v.detach(ctx, n) }),
-	}
-	for _, do := range steps {
-		if err := do(); err != nil {
-			return err
+func (v *life) visit(ctx context.Context, n *node, round int, beside func()) (err error) {
+	defer harness.Catch(&err)
+	v.makeDirs(ctx, n)
+	for _, what := range stages {
+		switch what {
+		case "write":
+			v.verify(ctx, n)
+		case "unpublish":
+			if beside != nil {
+				beside()
+			}
 		}
+		v.step(ctx, n, round, what)
 	}
 	return nil
 }
 
 // makeDirs makes the directories that an orchestrator makes, unless they have survived a boot.
-func (v *life) makeDirs(ctx context.Context, n *node) error {
-	_, err := n.run(ctx, nil, fmt.Sprintf("mkdir -p %s %s", v.at.Staging,
-		filepath.Dir(v.at.Target)))
-	return err
+func (v *life) makeDirs(ctx context.Context, n *node) {
+	harness.Got(n.run(ctx, nil, fmt.Sprintf("mkdir -p %s %s", v.at.Staging,
+		filepath.Dir(v.at.Target))))
 }
 
 // record returns a record.
@@ -592,26 +541,22 @@ func (v *life) write(ctx context.Context, n *node) error {
 }
 
 // verify compares every acknowledged byte with what the disk has.
-func (v *life) verify(ctx context.Context, n *node) error {
+func (v *life) verify(ctx context.Context, n *node) {
 	if v.acked == 0 {
-		return nil
+		return
 	}
-	lost, err := v.compare(ctx, n)
+	lost := v.compare(ctx, n)
 	v.lost += lost
 	v.compared += v.acked
-	if err == nil && lost > 0 {
-		err = fmt.Errorf("%d of %d acknowledged bytes are lost", lost, v.acked*recordBytes)
+	if lost > 0 {
+		harness.Must(fmt.Errorf("%d of %d acknowledged bytes are lost", lost, v.acked*recordBytes))
 	}
-	return err
 }
 
 // compare returns how many acknowledged bytes are lost.
-func (v *life) compare(ctx context.Context, n *node) (lost int, err error) {
-	got, err := n.run(ctx, nil, fmt.Sprintf("dd if=%s bs=%d count=%d iflag=direct status=none",
-		v.place(), recordBytes, v.acked))
-	if err != nil {
-		return 0, err
-	}
+func (v *life) compare(ctx context.Context, n *node) (lost int) {
+	got := harness.Got(n.run(ctx, nil, fmt.Sprintf(
+		"dd if=%s bs=%d count=%d iflag=direct status=none", v.place(), recordBytes, v.acked)))
 	for i := range v.acked {
 		want := v.record(i)
 		for j := range want {
@@ -620,29 +565,25 @@ func (v *life) compare(ctx context.Context, n *node) (lost int, err error) {
 			}
 		}
 	}
-	return lost, nil
+	return lost
 }
 
 // live takes a volume through its life.
-func (l *lab) live(ctx context.Context, p plan) error {
+func (l *lab) live(ctx context.Context, p plan) (err error) {
+	defer harness.Catch(&err)
 	l.lives++
-	v, err := l.newLife(ctx, p, "")
-	if err != nil {
-		return err
-	}
+	v := l.newLife(ctx, p, "")
 	at := []*node{l.nodes[p.first], l.nodes[p.first]}
 	if p.moves {
 		at[1] = l.nodes[1-p.first]
 	}
 	for round, n := range append(at, at[1]) {
 		if p.cold && round == 1 {
-			if err := v.coldly(ctx, n); err != nil {
-				return err
-			}
+			v.coldly(ctx, n)
 		}
-		beside := func() error { return nil }
+		var beside func()
 		if p.restore && round == 1 {
-			beside = func() error { return v.restored(ctx, n) }
+			beside = func() { v.restored(ctx, n) }
 		}
 		err := v.visit(ctx, n, round, beside)
 		if errors.Is(err, errPulled) {
@@ -652,12 +593,13 @@ func (l *lab) live(ctx context.Context, p plan) error {
 			return fmt.Errorf("on %s: %w", n.Name, err)
 		}
 	}
-	return v.end(ctx)
+	v.end(ctx)
+	return nil
 }
 
 // end deletes the volume.
-func (v *life) end(ctx context.Context) error {
-	return v.until(ctx, "delete", func(ctx context.Context) error {
+func (v *life) end(ctx context.Context) {
+	v.until(ctx, "delete", func(ctx context.Context) error {
 		_, err := v.controller.DeleteVolume(ctx,
 			&csi.DeleteVolumeRequest{VolumeId: v.volume.GetVolumeId()})
 		return err
@@ -665,31 +607,23 @@ func (v *life) end(ctx context.Context) error {
 }
 
 // restored takes a snapshot of the volume, and visits the node with a copy of it, beside it.
-func (v *life) restored(ctx context.Context, n *node) error {
+func (v *life) restored(ctx context.Context, n *node) {
 	var id string
-	err := v.until(ctx, "snapshot", func(ctx context.Context) error {
+	v.until(ctx, "snapshot", func(ctx context.Context) error {
 		resp, err := v.controller.CreateSnapshot(ctx, harness.SnapshotRequest(
 			fmt.Sprintf("snapshot-%d", v.number), v.volume.GetVolumeId()))
 		id = resp.GetSnapshot().GetSnapshotId()
 		return err
 	})
-	if err != nil {
-		return err
-	}
 	same := v.plan
 	same.pulls = nil
-	c, err := v.newLife(ctx, same, id)
-	if err != nil {
-		return err
-	}
+	c := v.newLife(ctx, same, id)
 	c.acked = v.acked
-	if err := c.visit(ctx, n, 0, func() error { return v.verify(ctx, n) }); err != nil {
-		return fmt.Errorf("beside its origin: %w", err)
+	if err := c.visit(ctx, n, 0, func() { v.verify(ctx, n) }); err != nil {
+		harness.Must(fmt.Errorf("beside its origin: %w", err))
 	}
-	if err := c.end(ctx); err != nil {
-		return err
-	}
-	return v.until(ctx, "delete the snapshot", func(ctx context.Context) error {
+	c.end(ctx)
+	v.until(ctx, "delete the snapshot", func(ctx context.Context) error {
 		_, err := v.controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
 		return err
 	})

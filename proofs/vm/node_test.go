@@ -46,9 +46,7 @@ func imageDir(t *testing.T) string {
 func hostKey(t *testing.T) string {
 	t.Helper()
 	h, err := machine.Open(t.Context(), imageDir(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return h.Key()
 }
 

@@ -78,9 +78,7 @@ func TestRehearsalOfTheConformancePage(t *testing.T) {
 			o.here(t, o.block("scp -r"))
 			var report struct{ Verdict string }
 			text, err := os.ReadFile(filepath.Join(work, c.release, "report.json"))
-			if err := errors.Join(err, json.Unmarshal(text, &report)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(err, json.Unmarshal(text, &report)))
 			if report.Verdict != c.verdict {
 				t.Errorf("the report's verdict is %q, not %q", report.Verdict, c.verdict)
 			}
@@ -116,17 +114,9 @@ func newOperator(t *testing.T, work, key, release string, hotplug adminapi.Hotpl
 	t.Helper()
 	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{Hotplug: hotplug,
 		Instances: []string{"a", "b", "h"}, Args: []string{"--guests=vm"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := rack.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := rack.StopInstance(t.Context(), rack.Instance("h").ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	t.Cleanup(func() { must(t, rack.Stop()) })
+	must(t, rack.StopInstance(t.Context(), rack.Instance("h").ID))
 	o := &operator{rack: rack, work: work, release: release, block: blocksOf(t)}
 	own := t.TempDir()
 	var here, onA strings.Builder
@@ -138,23 +128,17 @@ func newOperator(t *testing.T, work, key, release string, hotplug adminapi.Hotpl
 		fmt.Fprintf(&onA, entry, i.Name, gateway, port, "~/.ssh/id")
 	}
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ssh := "exec /usr/bin/%s -F " + filepath.Join(own, "here") + " \"$@\"\n"
 	for name, text := range map[string]string{"here": here.String(), "on-a": onA.String(),
 		"ssh": fmt.Sprintf("#!/bin/sh\n"+ssh, "ssh"), "scp": fmt.Sprintf("#!/bin/sh\n"+ssh, "scp"),
 		"make": "#!/bin/sh\nexec /usr/bin/make -s -C " + root + " \"$@\" BIN=" + work + "/bin\n"} {
-		if err := os.WriteFile(filepath.Join(own, name), []byte(text), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(own, name), []byte(text), 0o700))
 	}
 	o.env = append(harness.Environ(), "PATH="+own+":"+os.Getenv("PATH"))
-	if err := harness.Await(t.Context(), bootTime, func() error {
+	must(t, harness.Await(t.Context(), bootTime, func() error {
 		return o.command(t.Context(), "ssh root@a true && ssh root@b true").Run()
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	o.here(t, docs.Block{Text: fmt.Sprintf("scp -q %s root@a:.ssh/id\nscp -q %s/on-a "+
 		"root@a:.ssh/config", key, own)})
 	exports, _, _ := strings.Cut(o.block("preflight").Text, "\n")
@@ -171,13 +155,9 @@ func newOperator(t *testing.T, work, key, release string, hotplug adminapi.Hotpl
 func blocksOf(t *testing.T) func(text string) docs.Block {
 	t.Helper()
 	page, err := docs.Read("../..", "docs/conformance.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	blocks, err := page.Blocks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	blocks = append(docs.RunBy(docs.Rehearsal, blocks), docs.RunBy(docs.RehearsalOn, blocks)...)
 	if len(blocks) != 6 {
 		t.Fatalf("the page has %d blocks for the rehearsal, which runs 6", len(blocks))
@@ -198,9 +178,7 @@ func blocksOf(t *testing.T) func(text string) docs.Block {
 func relay(t *testing.T, rack *harness.Rack, id string) (port int) {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var relaying sync.WaitGroup
 	t.Cleanup(relaying.Wait)
 	t.Cleanup(func() { _ = l.Close() })
@@ -320,9 +298,7 @@ func (o *operator) kill(t *testing.T, command string, attachments int) {
 			return errors.Join(err, errors.New("the run still runs"))
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if left := o.state(t); len(left.Disks) == 0 {
 		t.Error("the run that was killed has left nothing")
 	}
@@ -332,8 +308,6 @@ func (o *operator) kill(t *testing.T, command string, attachments int) {
 func (o *operator) state(t *testing.T) adminapi.State {
 	t.Helper()
 	state, err := o.rack.Admin.State(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return state
 }

@@ -145,8 +145,8 @@ func (i instance) attachAll() {
 		ReadOnly: oxide.NewPointer(true)}})
 }
 
-// attributes returns the files and directories of the disks, and those of the firmware, that the view
-// of the instance has.
+// attributes returns the files and directories of the disks, and those of the firmware, that the
+// view of the instance has.
 func (i instance) attributes() (disk, firmware []string) {
 	i.Helper()
 	of := regexp.MustCompile(`^block/nvme\d+n1/(.+)$|^class/dmi/id/(.+)$`)
