@@ -33,30 +33,22 @@ func firstLine(t *testing.T, p *process) string {
 	return line
 }
 
-func TestStopSucceedsIfTheProcessEndsWithCode0OnSIGTERM(t *testing.T) {
-	p := script(t, `trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done`)
-	if line := firstLine(t, p); line != "ready\n" {
-		t.Errorf("first line = %q", line)
-	}
-	if err := p.stop(); err != nil {
-		t.Error(err)
-	}
-	if p.running() {
-		t.Error("it still runs")
-	}
-}
-
-func TestStopReportsTheExitCodeAndTheLogOfAProcessThatFails(t *testing.T) {
-	p := script(t, `trap 'echo a race >&2; exit 66' TERM; echo ready; while :; do sleep 0.01; done`)
-	firstLine(t, p)
-	err := p.stop()
-	if err == nil || !strings.Contains(err.Error(), "exit status 66") ||
-		!strings.Contains(err.Error(), "a race") {
-		t.Errorf("stop = %v, want the exit code and the log", err)
+func TestStopReportsTheExitCodeAndTheLogOfAProgramThatFails(t *testing.T) {
+	for onTERM, want := range map[string]string{"exit 0": "",
+		"echo a race >&2; exit 66": "exit status 66; the end of"} {
+		p := script(t, "trap '"+onTERM+"' TERM; echo ready; while :; do sleep 0.01; done")
+		if line := firstLine(t, p); line != "ready\n" {
+			t.Errorf("first line = %q", line)
+		}
+		err := p.stop()
+		if (err == nil) != (want == "") || p.running() || err != nil &&
+			(!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "a race")) {
+			t.Errorf("%s: stop = %v, it runs: %t", onTERM, err, p.running())
+		}
 	}
 }
 
-func TestTheErrorForAProcessThatEndsByItselfContainsItsLog(t *testing.T) {
+func TestTheWaitForAFirstLineEndsWithTheProgramOrTheContext(t *testing.T) {
 	p := script(t, `echo cannot work >&2; exit 1`)
 	if _, err := p.firstLine(t.Context()); err == nil ||
 		!strings.Contains(err.Error(), "cannot work") {
@@ -65,10 +57,7 @@ func TestTheErrorForAProcessThatEndsByItselfContainsItsLog(t *testing.T) {
 	if err := p.stop(); err == nil || !strings.Contains(err.Error(), "exit status 1") {
 		t.Errorf("stop = %v, want the exit code", err)
 	}
-}
-
-func TestTheWaitForAFirstLineEndsWithTheContext(t *testing.T) {
-	p := script(t, `exec sleep 60`)
+	p = script(t, `exec sleep 60`)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if _, err := p.firstLine(ctx); !errors.Is(err, context.DeadlineExceeded) {

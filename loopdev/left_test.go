@@ -166,10 +166,15 @@ func TestDetachBelowReleasesTheDevicesOfADirectoryAndNoOther(t *testing.T) {
 	upper := attachNode(t, dir, inside)
 	must(t, os.Rename(newFile(t, mib), filepath.Join(dir, "file")))
 	must(t, unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""))
-	hidden, err := loopdev.Attach(t.Context(), loopdev.Config{Serial: serial(t),
-		Path: filepath.Join(elsewhere, "file")})
+	c := loopdev.Config{Serial: (serial(t) + strings.Repeat("s", 51))[:51], Owner: "who made it",
+		Path: filepath.Join(elsewhere, "file"), BlockSize: 4096, ReadOnly: true} // the longest texts
+	hidden, err := loopdev.Attach(t.Context(), c)
 	// The file stays open in a mount that does not exist any more, as in a container's mount.
 	must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))
+	if hidden.Serial != c.Serial || hidden.Owner != c.Owner || hidden.BlockSize != c.BlockSize ||
+		!hidden.ReadOnly || hidden.SizeBytes != mib {
+		t.Errorf("Attach(%+v) = %+v", c, hidden)
+	}
 	if path := mustFind(t, hidden.Serial)[0].BackingFile; strings.HasPrefix(path, dir+"/") {
 		t.Fatalf("the kernel reports %s, want a path outside %s", path, dir)
 	}

@@ -5,7 +5,6 @@ package loopdev_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -18,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
@@ -81,42 +79,6 @@ func mustFind(t *testing.T, serial string) []loopdev.Device {
 	devices, err := loopdev.List()
 	must(t, err)
 	return slices.DeleteFunc(devices, func(d loopdev.Device) bool { return d.Serial != serial })
-}
-
-func TestListReturnsTheConfigurationOfAnAttachedDevice(t *testing.T) {
-	for _, block := range []int{0, 512, 2048, 4096} {
-		for _, readOnly := range []bool{false, true} {
-			name := fmt.Sprintf("block size %d, read-only %t", block, readOnly)
-			t.Run(name, func(t *testing.T) {
-				c := loopdev.Config{Path: newFile(t, 8*mib), Serial: serial(t), Owner: "who made it",
-					BlockSize: block, ReadOnly: readOnly}
-				if block == 0 { // the longest serial
-					c.Serial, c.Owner = (c.Serial + strings.Repeat("s", 63))[:63], ""
-				}
-				file, sn := c.Path, c.Serial
-				d := attach(t, c)
-				if block == 0 {
-					block = 512
-				}
-				if d.Serial != sn || d.Owner != c.Owner || d.BackingFile != file || d.BlockSize != block ||
-					d.ReadOnly != readOnly || d.SizeBytes != 8*mib {
-					t.Errorf("Attach = %+v", d)
-				}
-				var st unix.Stat_t
-				if err := unix.Stat(file, &st); err != nil || d.BackingDevice != st.Dev ||
-					d.BackingInode != st.Ino {
-					t.Errorf("Attach = %+v of the file %d:%d, %v", d, st.Dev, st.Ino, err)
-				}
-				if diff := cmp.Diff([]loopdev.Device{d}, mustFind(t, sn)); diff != "" {
-					t.Errorf("List with %q differs from Attach (-attached +found):\n%s", sn, diff)
-				}
-				must(t, d.Detach(t.Context()))
-				if left := mustFind(t, sn); len(left) != 0 {
-					t.Errorf("after Detach List with %q = %+v, want none", sn, left)
-				}
-			})
-		}
-	}
 }
 
 func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {

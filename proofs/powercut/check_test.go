@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
@@ -50,20 +51,13 @@ func (b *bench) checkOnce(ctx context.Context, m image) (v verdict, err error) {
 	found := m.content()
 	content := found.Fork()
 	disk := flakydisk.NewDisk(content)
-	before, err := b.formats.Count()
-	if err != nil {
-		return v, err
-	}
+	defer harness.Catch(&err)
+	before := harness.Got(b.formats.Count())
 	place, err := b.show(ctx, m.of.volume, disk)
 	defer func() { err = errors.Join(err, place.hide()) }()
-	if err != nil {
-		return v, err
-	}
+	harness.Must(err)
 	answer := place.stage(ctx)
-	after, err := b.formats.Count()
-	if err != nil {
-		return v, err
-	}
+	after := harness.Got(b.formats.Count())
 	promises, staged := m.of.ledger.at(m.events)
 	if after != before && (m.at > m.of.used || staged) {
 		v.formatted = true
@@ -95,12 +89,7 @@ func (b *bench) checkOnce(ctx context.Context, m image) (v verdict, err error) {
 		v.lost = true
 		v.wrong = errors.Join(v.wrong, fmt.Errorf("acknowledged data are lost: %w", err))
 	}
-	if err := place.usable(m.of); err != nil {
-		v.wrong = errors.Join(v.wrong, err)
-	}
-	if err := place.unstage(ctx); err != nil {
-		v.wrong = errors.Join(v.wrong, fmt.Errorf("the volume cannot be unstaged: %w", err))
-	}
+	v.wrong = errors.Join(v.wrong, place.usable(m.of), place.unstage(ctx))
 	disk.WithStore(func(flakydisk.Store) {
 		if left := marks(content); len(left) > 0 {
 			v.wrong = errors.Join(v.wrong, fmt.Errorf("records of the driver are left at %d", left))

@@ -35,11 +35,6 @@
 // If the driver refuses an image, the kernel must not be able to mount it either. On disks with
 // blocks of 4096 bytes, which are the default of the driver, only the last refusal can happen.
 //
-// A person may replace a torn superblock by a copy; e2fsck -p, which the driver runs, does not. In
-// every trial, e2fsck -y restored the complete content of an ext4. The copies of a btrfs are older,
-// so "btrfs rescue super-recover" loses the data that were synced last. An unfinished format has no
-// data.
-//
 // # What the proof notices
 //
 // Each flush of the driver is removed in turn. Then some image must be wrong, or a failed flush
@@ -51,11 +46,6 @@
 // on a guess, it must give the right reason, and the call must converge when the disk works
 // again. A filesystem that cannot be grown to the size of its disk may be used without growing,
 // if its health reports this.
-//
-// The long form makes every request of every scenario fail: in its first sector, its last one and
-// one in between, and in all its sectors if there are at most eight. More sectors of a request
-// would show the same, because a request with a bad sector fails completely. The figure contains
-// the number of sectors that failed, and the number of all sectors.
 //
 // Other tests make a disk fail while a workload uses it, and a flush fail while a volume is
 // unstaged. The caller gets an error, and the volume can be unstaged.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
@@ -199,13 +200,10 @@ func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) 
 	disk := flakydisk.NewDisk(content)
 	place, err := b.show(ctx, f.of.volume, disk)
 	defer func() { err = errors.Join(err, place.hide()) }()
-	if err != nil {
-		return false, err
-	}
+	defer harness.Catch(&err)
+	harness.Must(err)
 	notGrown, said, err := place.stageFailing(ctx, f)
-	if err != nil {
-		return notGrown, err
-	}
+	harness.Must(err)
 	if err := place.stageInOrder(ctx, f); err != nil {
 		return notGrown, fmt.Errorf("after the answer %s: %w", said, err)
 	}
@@ -223,24 +221,17 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 	err error) {
 	fired := p.disk.AddFault(flakydisk.Fault{On: f.op, From: f.sector,
 		To: f.sector + flakydisk.SectorBytes, Times: f.times})
-	before, err := p.bench.formats.Count()
-	if err != nil {
-		return false, "", err
-	}
+	before := harness.Got(p.bench.formats.Count())
 	answer := p.stage(ctx)
 	if answer != nil && f.times == 0 {
-		if err := wrongReason(f, answer); err != nil {
-			return false, "", err
-		}
+		harness.Must(wrongReason(f, answer))
 		answer = p.stage(ctx)
 	}
 	p.disk.Heal()
 	// Read after Heal: until then the kernel's own writes to the mounted filesystem may fail, too.
 	struck, said := fired(), fmt.Sprint(answer)
-	after, err := p.bench.formats.Count()
+	after := harness.Got(p.bench.formats.Count())
 	switch {
-	case err != nil:
-		return false, said, err
 	case after != before && !f.of.blank:
 		return false, said, fmt.Errorf("a disk that was in use was formatted; the answer is %s", said)
 	case after != before && f.proving && f.times == 0 && struck > 0:
@@ -272,15 +263,9 @@ func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 // reportsNotGrown reports whether a staged filesystem was not grown to its disk. It returns an
 // error unless the volume's health reports the same.
 func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err error) {
-	size, err := p.filesystemBytes()
-	if err != nil {
-		return false, err
-	}
-	health, err := p.bench.Plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
-		VolumeId: p.volume.id, StagingTargetPath: p.Staging})
-	if err != nil {
-		return false, err
-	}
+	size := harness.Got(p.filesystemBytes())
+	health := harness.Got(p.bench.Plugin.Node().NodeGetVolumeHealth(ctx,
+		&csi.NodeGetVolumeHealthRequest{VolumeId: p.volume.id, StagingTargetPath: p.Staging}))
 	notGrown = size < p.volume.grownAtLeast()
 	if told := strings.Contains(health.String(), "FilesystemNotGrown"); told != notGrown {
 		return notGrown, fmt.Errorf("the filesystem has %d bytes of a disk of %d, and its health is %v",
