@@ -14,7 +14,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// script starts a shell script in place of a program under test.
 func script(t *testing.T, text string, env ...string) *process {
 	t.Helper()
 	p, err := startProcess("script", filepath.Join(t.TempDir(), "log"),

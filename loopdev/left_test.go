@@ -132,7 +132,6 @@ func TestDetachLeftReleasesOrphanedDevicesByTheNameOfTheirFile(t *testing.T) {
 	}
 }
 
-// attachIn makes the directory and attaches a new file in it.
 func attachIn(t *testing.T, dir string) loopdev.Device {
 	t.Helper()
 	path := filepath.Join(dir, "disk")

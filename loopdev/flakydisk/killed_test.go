@@ -111,7 +111,6 @@ func TestAKilledServerLeavesNoHangingProcess(t *testing.T) {
 	within(t, "its device is detached", func() error { return loop.Detach(t.Context()) })
 }
 
-// within returns do's result, and fails the test if do takes too long.
 func within(t *testing.T, what string, do func() error) {
 	t.Helper()
 	done := make(chan error, 1)

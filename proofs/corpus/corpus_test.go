@@ -150,7 +150,6 @@ func (c *tally) round(
 	}
 }
 
-// one runs one trial and counts the result.
 func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of int) {
 	start := time.Now()
 	v, err := b.try(ctx, g.trial(seed))
@@ -177,7 +176,6 @@ func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of 
 	}
 }
 
-// trial returns the generator's trial for a seed.
 func (g generator) trial(seed uint64) *trial {
 	h := fnv.New64a()
 	fmt.Fprint(h, g.name)
@@ -234,7 +232,6 @@ func withOneTrial(all []guard, seed uint64) []guard {
 	return all
 }
 
-// trialsOf returns the names of all trials of the guards, each once.
 func trialsOf(guards []guard) []string {
 	var names []string
 	for _, g := range guards {

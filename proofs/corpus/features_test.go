@@ -135,7 +135,6 @@ type featureTally struct {
 // errNotMade means that the mkfs program refuses a combination of options.
 var errNotMade = errors.New("mkfs refuses the options")
 
-// try stages one image, and counts the result.
 func (f *featureTally) try(ctx context.Context, b *bench, g generator) {
 	t := g.trial(f.seed)
 	if t.FS == btrfs {
@@ -202,22 +201,16 @@ func (i featureImage) names() []string {
 	return names
 }
 
-// fill makes the image.
 func (i featureImage) fill(im *image) {
 	l := layouts[i.fs]
 	if i.patch == nil {
-		im.err = l.mkfs(im.bases, i.options, im.Path)
+		harness.Must(l.mkfs(im.bases, i.options, im.Path))
 		return
 	}
-	path, err := im.bases.get("to be patched: "+i.fs, l.size, func(base *image) {
-		base.err = l.mkfs(base.bases, nil, base.Path)
-	})
-	im.err = err
-	im.copyIn(path, 0)
+	im.copyIn(im.bases.get("to be patched: "+i.fs, l.size, func(base *image) {
+		harness.Must(l.mkfs(base.bases, nil, base.Path))
+	}), 0)
 	b := im.read(l.offset, l.n)
-	if im.err != nil {
-		return
-	}
 	for _, v := range i.patch {
 		v.set(b, l.order)
 	}
@@ -225,7 +218,6 @@ func (i featureImage) fill(im *image) {
 	im.write(l.offset, b...)
 }
 
-// set writes the value to the field in a superblock.
 func (v fieldValue) set(superblock []byte, order binary.ByteOrder) {
 	b := superblock[v.at : v.at+v.bytes]
 	for i := range b {
@@ -394,7 +386,6 @@ var layouts = map[string]layout{
 			oneOf("--csum", "crc32c", "xxhash", "sha256", "blake2"))},
 }
 
-// extLayout returns the layout of ext3 and ext4.
 func extLayout(fs string, groups [][]string) layout {
 	journal := func(name string, at, bytes int64, value uint64) fieldValue {
 		return fieldValue{field{name, at, bytes}, value, false}
@@ -466,34 +457,28 @@ func foreignParts() []generator {
 // hideJournal removes the journal from the superblock of an ext4, and damages the checksum, so that
 // the driver checks the filesystem with a copy of the superblock. A user can do this to a raw
 // device.
-func hideJournal(f *fixture) error {
+func hideJournal(f *fixture) {
 	f.image.patch(kib, kib, 0xD0, make([]byte, 0x18), sumExt)
 	f.image.patch(kib, kib, 0xE0, []byte{8}, func(b []byte) {})
-	if f.image.err != nil {
-		return f.image.err
-	}
-	return f.forgeGrowth()
+	f.forgeGrowth()
 }
 
-// then returns the generator with one more change of the disk.
-func (g generator) then(do func(*fixture) error) generator {
+func (g generator) then(do func(*fixture)) generator {
 	return g.and(func(t *trial) {
 		set := t.Set
-		t.Set = func(f *fixture) error {
-			if err := errors.Join(set(f), f.loop.Sync()); err != nil {
-				return err
-			}
-			return do(f)
+		t.Set = func(f *fixture) {
+			set(f)
+			harness.Must(f.loop.Sync())
+			do(f)
 		}
 	})
 }
 
 // countOne patches the number of disks in all superblocks of a btrfs.
-func countOne(f *fixture) error {
+func countOne(f *fixture) {
 	for _, at := range []int64{64 * kib, 64 * mib} {
 		f.image.patch(at, 4*kib, 0x88, []byte{1}, sumBtrfs)
 	}
-	return f.image.err
 }
 
 // featureTrials returns the names of the trials that fail without the check of features. Of the two
@@ -516,35 +501,26 @@ func across(name, fs, says string, commands ...string) generator {
 		var bystander *image
 		var before string
 		t.Size, t.FS = 512*mib, fs
-		t.Set = func(f *fixture) error {
+		t.Set = func(f *fixture) {
 			bystander = newImage(filepath.Join(f.dir, "bystander"), 512*mib)
-			other, err := f.attach(context.Background(), bystander, false)
-			if err != nil {
-				return err
-			}
+			other := f.attach(context.Background(), bystander, false)
 			for _, command := range commands {
-				line := fmt.Sprintf("set -- %s %s; %s", f.loop.Path, other.Path, command)
-				if out, err := exec.Command("sh", "-c", line).CombinedOutput(); err != nil {
-					return fmt.Errorf("%s: %w\n%s", command, err, out)
-				}
+				harness.Must(runTool("sh", "-c", fmt.Sprintf("set -- %s %s; %s", f.loop.Path, other.Path,
+					command)))
 			}
 			if fs == btrfs {
 				f.atEnd(func() error { // so that the kernel forgets it
 					return exec.Command("btrfs", "device", "scan", "--forget", f.loop.Path).Run()
 				})
 			}
-			if err := other.Sync(); err != nil {
-				return err
-			}
-			before, err = digest(bystander.Path, 0)
-			return err
+			harness.Must(other.Sync())
+			before = digest(bystander.Path, 0)
 		}
 		t.Check = func(*fixture) error {
-			after, err := digest(bystander.Path, 0)
-			if err == nil && after != before {
-				err = errors.New("another disk was written")
+			if digest(bystander.Path, 0) != before {
+				return errors.New("another disk was written")
 			}
-			return err
+			return nil
 		}
 		t.Want = refuse(feature, notBlank)
 		t.Want.Says, t.Want.Names = []string{says}, []string{says}

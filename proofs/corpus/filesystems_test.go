@@ -3,7 +3,6 @@
 package corpus_test
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -90,15 +89,7 @@ func mirrors(int64) []int64 { return []int64{64 * mib} }
 func (im *image) filesystem(k kind) { im.filesystemAt(k, 0) }
 
 func (im *image) filesystemAt(k kind, offset int64) {
-	if im.err != nil {
-		return
-	}
-	path, err := im.bases.get(k.name, fsBytes, func(base *image) { base.mkfs(k) })
-	if err != nil {
-		im.err = err
-		return
-	}
-	im.copyIn(path, offset)
+	im.copyIn(im.bases.get(k.name, fsBytes, func(base *image) { base.mkfs(k) }), offset)
 }
 
 // mkfs makes the filesystem, which contains the payload.
@@ -115,7 +106,6 @@ func (im *image) mkfs(k kind) {
 	im.tool(k.tool, args...)
 }
 
-// kindOf returns the kind with that name.
 func kindOf(name string) kind {
 	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
 	if i < 0 {
@@ -137,7 +127,6 @@ func (k kind) of(t *trial) {
 // volume reports whether a volume can have this filesystem, so that the driver mounts it.
 func (k kind) volume() bool { return slices.Contains(ours, k.fs) && !k.unmountable }
 
-// filesystems returns disks with a filesystem, or with remains of one.
 func filesystems() []generator {
 	var all []generator
 	for _, k := range kinds {
@@ -149,15 +138,13 @@ func filesystems() []generator {
 	return slices.Concat(all, unfinished(), largeBtrfs())
 }
 
-// on returns a trial of a disk with the filesystem.
-func (k kind) on(name string, w want, set func(*fixture) error) generator {
+func (k kind) on(name string, w want, set func(*fixture)) generator {
 	return generator{k.name + name, func(t *trial) {
 		k.of(t)
 		t.Want, t.Set = w, set
 	}}
 }
 
-// whole returns healthy filesystems.
 func (k kind) whole() []generator {
 	other := foreign(k.fs)
 	other.Says = []string{k.fs}
@@ -189,14 +176,11 @@ func (k kind) inUse() []generator {
 }
 
 // reading makes the controller report that the disk is read-only. The guest's device is writable.
-func (f *fixture) reading() error {
-	f.Publish["readOnly"] = "true"
-	return nil
-}
+func (f *fixture) reading() { f.Publish["readOnly"] = "true" }
 
 // inUse writes a copy of the filesystem, taken while it was mounted, to the start of the disk.
 func (im *image) inUse(k kind) {
-	path, err := im.bases.get(k.name+" in use", fsBytes, func(base *image) {
+	im.copyIn(im.bases.get(k.name+" in use", fsBytes, func(base *image) {
 		base.tool(k.tool, append([]string{"-q"}, k.args...)...)
 		base.tool("sh", "-ec", `at=$(mktemp -d)
 mount -o loop "$1" "$at"
@@ -205,10 +189,7 @@ cp --sparse=always "$1" "$1.live"
 umount "$at"
 rmdir "$at"
 mv "$1.live" "$1"`, filepath.Join(im.bases.root(), payloadName))
-	})
-	if im.err = errors.Join(im.err, err); im.err == nil {
-		im.copyIn(path, 0)
-	}
+	}), 0)
 }
 
 // cut returns filesystems whose end is missing: the disk is too small, or its end cannot be
@@ -313,10 +294,8 @@ func largeBtrfs() []generator {
 		return blank("a large btrfs"+name, btrfs, w, nil).and(func(t *trial) {
 			t.Size = 300 * gib
 			t.Fill = func(im *image) {
-				path, err := im.bases.get("large btrfs", 300*gib,
-					func(base *image) { base.mkfs(kindOf(btrfs)) })
-				im.err = errors.Join(im.err, err)
-				im.copyIn(path, 0)
+				im.copyIn(im.bases.get("large btrfs", 300*gib,
+					func(base *image) { base.mkfs(kindOf(btrfs)) }), 0)
 				change(im)
 			}
 		})

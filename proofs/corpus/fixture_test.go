@@ -52,12 +52,9 @@ const (
 	decoyDevice = "nvme1n1"
 )
 
-// newFixture makes the disk and attaches it to the guest.
 func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error) {
-	dir, err := os.MkdirTemp(b.Dir, "trial-")
-	if err != nil {
-		return nil, err
-	}
+	defer harness.Catch(&err)
+	dir := harness.Got(os.MkdirTemp(b.Dir, "trial-"))
 	f = &fixture{trial: t, bench: b, Device: diskDevice, dir: dir,
 		Staging: filepath.Join(dir, "staging")}
 	f.atEnd(func() error {
@@ -69,28 +66,19 @@ func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error
 	f.image = newImage(filepath.Join(dir, "disk"), t.Size)
 	f.image.bases = b.bases
 	t.Fill(f.image)
-	if f.image.err != nil {
-		return f, fmt.Errorf("make the disk: %w", f.image.err)
-	}
 	name := fmt.Sprintf("csi-%016x", t.Rand.Uint64())
 	f.DiskName, f.VolumeID = name, randomUUID(t)
 	f.Publish = f.publishContext()
-	if f.loop, err = f.attach(ctx, f.image, false); err != nil {
-		return f, err
-	}
+	f.loop = f.attach(ctx, f.image, false)
 	f.decoy = newImage(filepath.Join(dir, "decoy"), f.image.Size)
-	decoy, err := f.attach(ctx, f.decoy, false)
-	if err != nil {
-		return f, err
-	}
-	other := name[:proof.SerialBytes-1] + "z"
+	decoy := f.attach(ctx, f.decoy, false)
 	f.atEnd(b.Guest.Unplug)
-	err = errors.Join(b.Guest.Plug(decoyDevice, other, decoy),
-		b.Guest.Plug(f.Device, f.DiskName, f.loop), b.Bystanders.Show())
-	if err == nil && t.Set != nil {
-		err = t.Set(f)
+	harness.Must(errors.Join(b.Guest.Plug(decoyDevice, name[:proof.SerialBytes-1]+"z", decoy),
+		b.Guest.Plug(f.Device, f.DiskName, f.loop), b.Bystanders.Show()))
+	if t.Set != nil {
+		t.Set(f)
 	}
-	return f, err
+	return f, nil
 }
 
 // publishContext returns what the controller reports about the disk.
@@ -101,25 +89,19 @@ func (f *fixture) publishContext() map[string]string {
 }
 
 // attach attaches a loop device to an image until the end of the fixture.
-func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) (loopdev.Device, error) {
-	if im.err != nil {
-		return loopdev.Device{}, im.err
-	}
-	loop, err := loopdev.Attach(ctx, loopdev.Config{
+func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) loopdev.Device {
+	loop := harness.Got(loopdev.Attach(ctx, loopdev.Config{
 		// The serial is random, because btrfs takes two loop devices with the same serial for one.
 		Path: im.Path, Serial: "corpus-" + rand.Text()[:16], Owner: loopdev.Process(),
 		BlockSize: f.BlockSize, ReadOnly: readOnly,
-	})
-	if err == nil {
-		f.atEnd(func() error { return loop.Detach(context.Background()) })
-	}
-	return loop, err
+	}))
+	f.atEnd(func() error { return loop.Detach(context.Background()) })
+	return loop
 }
 
 // atEnd registers a function that is called at the end, in reverse order.
 func (f *fixture) atEnd(do func() error) { f.cleanup = append(f.cleanup, do) }
 
-// end removes everything that the fixture has made.
 func (f *fixture) end() error {
 	var errs []error
 	if err := proof.UnmountBelow(f.dir); err != nil {
@@ -131,7 +113,6 @@ func (f *fixture) end() error {
 	return errors.Join(errs...)
 }
 
-// placement returns the values of the request.
 func (f *fixture) placement() *harness.Placement {
 	return &harness.Placement{Volume: &csi.Volume{VolumeId: f.VolumeID}, Staging: f.Staging,
 		PublishContext: f.Publish, Capability: harness.Mounted(f.FS)}

@@ -42,18 +42,18 @@ func forged() []generator {
 	}
 	damaged := func(name, fs string, size int64, write forging) []generator {
 		return []generator{
-			forgery(fs+name+", its first MiB wiped", fs, size, write, refused, func(f *fixture) error {
-				return f.wipe(0, mib)
+			forgery(fs+name+", its first MiB wiped", fs, size, write, refused, func(f *fixture) {
+				f.wipe(0, mib)
 			}),
-			forgery(fs+name+", its superblock wiped", fs, size, write, refused, func(f *fixture) error {
+			forgery(fs+name+", its superblock wiped", fs, size, write, refused, func(f *fixture) {
 				pick(f.trial)
-				return f.wipe(superblocks[fs][0], superblocks[fs][1])
+				f.wipe(superblocks[fs][0], superblocks[fs][1])
 			}),
 		}
 	}
-	larger := func(f *fixture) error {
+	larger := func(f *fixture) {
 		pick(f.trial)
-		return f.grow(forgedNext)
+		f.grow(forgedNext)
 	}
 	const full, few = " full of forged records", " with forged records where the driver has its own"
 	// These filesystems do not report the places of files, so the whole disk is filled with records.
@@ -75,24 +75,20 @@ var superblocks = map[string][2]int64{ext3: {1024, 1024}, ext4: {1024, 1024}, xf
 // forgery returns a trial of a disk in whose files a workload has forged records. Then, if it is
 // not nil, that function changes the disk.
 func forgery(name, fs string, size int64, write forging, want outcome,
-	then func(*fixture) error) generator {
+	then func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		t.FS, t.Size = fs, size
 		var files proof.ForgedFiles
 		checks := ""
-		t.Set = func(f *fixture) error {
-			var err error
-			if files, err = f.workOfForger(write); err != nil {
-				return err
-			}
+		t.Set = func(f *fixture) {
+			f.used(func() { files = harness.Got(write(f.forgery(), f.Staging)) })
 			if then != nil {
-				err = then(f)
+				then(f)
 			}
 			checks = filepath.Join(f.dir, "checks")
-			_, wrapErr := f.wrap("e2fsck", fmt.Sprintf("echo \"$@\" >>'%s'\nexec \"$real\" \"$@\"", checks))
+			f.wrap("e2fsck", fmt.Sprintf("echo \"$@\" >>'%s'\nexec \"$real\" \"$@\"", checks))
 			// The change may have set another size or history.
 			f.Publish = f.publishContext()
-			return errors.Join(err, wrapErr)
 		}
 		t.Want.Outcome = want
 		if want == refused {
@@ -121,18 +117,6 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 	}}
 }
 
-// workOfForger stages the volume, makes a workload forge records, and unstages the volume.
-func (f *fixture) workOfForger(write forging) (files proof.ForgedFiles, err error) {
-	if err := f.stage(context.Background()); err != nil {
-		return nil, err
-	}
-	err = os.WriteFile(filepath.Join(f.Staging, payloadName), f.bench.bases.payload, 0o600)
-	if err == nil {
-		files, err = write(f.forgery(), f.Staging)
-	}
-	return files, errors.Join(err, f.unstage(context.Background()), f.loop.Sync())
-}
-
 // forgery returns a forgery by a workload of the volume.
 func (f *fixture) forgery() proof.Forgery {
 	return proof.Forgery{Volume: f.VolumeID, Disk: f.DiskName, Filesystem: f.FS,
@@ -140,34 +124,28 @@ func (f *fixture) forgery() proof.Forgery {
 }
 
 // grow enlarges the disk, as the rack does when it restores a larger volume from a snapshot.
-func (f *fixture) grow(size int64) error {
+func (f *fixture) grow(size int64) {
 	f.image.resize(size)
-	return errors.Join(f.image.err, f.replaceLoop(false))
+	f.replaceLoop(false)
 }
 
 // wipe sets n bytes of the disk to zero through its device.
-func (f *fixture) wipe(offset, n int64) error {
-	return f.poke(offset, make([]byte, n)...)
-}
+func (f *fixture) wipe(offset, n int64) { f.poke(offset, make([]byte, n)...) }
 
 // forgedRecords returns a trial that compares a forged record with the driver's own: the bytes and
 // the places must be equal.
 func forgedRecords() []generator {
 	return []generator{{"an own format whose record is equal to a forged one", func(t *trial) {
 		t.FS, t.Size = xfs, forgedBytes
-		t.Set = func(f *fixture) error {
-			mark, err := f.learnMark()
-			if err != nil {
-				return err
-			}
+		t.Set = func(f *fixture) {
+			mark := f.learnMark()
 			slots, want := proof.FormatSlots(f.image.Size), f.forgery().FormatRecord(f.image.Size)
 			for i, p := range mark {
 				if i >= len(slots) || p.offset != slots[i] || !bytes.Equal(p.bytes, want) {
-					return setupViolation(fmt.Sprintf("a forged record would be %q at %d, the driver's is "+
-						"%q at %d; correct the forgery", want[:400], slots, p.bytes[:400], p.offset))
+					harness.Must(setupViolation(fmt.Sprintf("a forged record would be %q at %d, the driver's "+
+						"is %q at %d; correct the forgery", want[:400], slots, p.bytes[:400], p.offset)))
 				}
 			}
-			return nil
 		}
 		t.Want.Outcome = formatted
 	}}}
@@ -186,15 +164,14 @@ func noticesHarm(ctx context.Context, t *testing.T, run *harness.Run, bases *bas
 	}
 	for _, g := range []generator{
 		{"a bystander that is written to", func(t *trial) {
-			t.Set = func(f *fixture) error {
-				_, err := f.wrap("mke2fs", fmt.Sprintf("echo x | dd of='%s' conv=notrunc,fsync status=none\n"+
+			t.Set = func(f *fixture) {
+				f.wrap("mke2fs", fmt.Sprintf("echo x | dd of='%s' conv=notrunc,fsync status=none\n"+
 					`exec "$real" "$@"`, b.Bystanders.Loop(proof.BlankDisk).Path))
-				return err
 			}
 			t.Want.Outcome = formatted
 		}},
 		forgery("a forged file that is written to", xfs, forgedBytes, proof.Forgery.Write, mounted,
-			func(f *fixture) error { return f.poke(proof.FormatSlots(forgedBytes)[0]+1000, 1) }),
+			func(f *fixture) { f.poke(proof.FormatSlots(forgedBytes)[0]+1000, 1) }),
 	} {
 		v, err := b.try(ctx, g.trial(1))
 		if err != nil || v.Wrong == nil {

@@ -20,7 +20,6 @@ type guard struct {
 // edit is a [proof.Edit].
 type edit struct{ place, text, with string }
 
-// mutable converts the list for proof.BuildMutant.
 func mutable(guards []guard) []proof.Guard {
 	var list []proof.Guard
 	for _, g := range guards {
@@ -39,7 +38,6 @@ func TestEveryGuardIsInTheSource(t *testing.T) {
 	}
 }
 
-// guards returns the guards in the driver's source that protect disks.
 func guards() []guard {
 	return slices.Concat(identityGuards(), holderGuards(), blankGuards(), areaGuards(), markGuards(),
 		historyGuards(), tailGuards(), repairGuards())

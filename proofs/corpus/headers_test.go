@@ -155,7 +155,6 @@ func zfsLabel(im *image, number int64) {
 	}
 }
 
-// zfsLabels returns disks with some of the labels.
 func zfsLabels() []generator {
 	all := []generator{marked("ZFS", []string{"zfs"}, func(im *image) {
 		for number := range int64(4) {
@@ -198,7 +197,6 @@ var mdPlaces = map[string]func(size int64) int64{
 	"1.2":  func(int64) int64 { return 4096 },
 }
 
-// mdMembers returns members of Linux RAIDs.
 func mdMembers() []generator {
 	names := []string{"linux_raid_member", "raid"}
 	var all []generator

@@ -3,11 +3,12 @@
 package corpus_test
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"slices"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // made is the history that the controller reports for a disk that the driver has created blank, for
@@ -49,7 +50,10 @@ func grown() []generator {
 		})
 		add(1, "data anywhere, under an own mark, on a disk", func(t *trial) {
 			b, at := randomBytes(t.Rand, 512), t.Rand.Int64N(t.Size/512)*512
-			t.Set = func(f *fixture) error { return errors.Join(f.formatted(), f.poke(at, b...)) }
+			t.Set = func(f *fixture) {
+				f.formatted()
+				f.poke(at, b...)
+			}
 			t.Want = foreign()
 		})
 	}
@@ -73,17 +77,8 @@ func (t *trial) anywhere(n int64) {
 func uses() []generator {
 	locked := refuse("DeviceLocked")
 	locked.Code = "Aborted"
-	writing := func(f *fixture) error {
-		device, err := os.OpenFile(f.loop.Path, os.O_RDWR, 0)
-		if err == nil {
-			f.atEnd(device.Close)
-		}
-		return err
-	}
-	blocks := func(f *fixture) error {
-		f.Publish["blockSize"] = fmt.Sprint(f.BlockSize * 8)
-		return nil
-	}
+	writing := func(f *fixture) { f.open(os.O_RDWR) }
+	blocks := func(f *fixture) { f.Publish["blockSize"] = fmt.Sprint(f.BlockSize * 8) }
 	return []generator{
 		situation("a blank disk that a program has open for writing", refuse(held), writing),
 		onHealthy("a healthy disk that a program has open for writing", refuse(held), writing),
@@ -91,21 +86,15 @@ func uses() []generator {
 		onHealthy("a healthy disk that another driver works on", locked, (*fixture).lock),
 		situation("a blank disk with blocks of another size", refuse("DeviceDiffers"), blocks),
 		onHealthy("a healthy disk with blocks of another size", refuse("DeviceDiffers"), blocks),
-		situation("a blank disk for raw use", refuse("UseDiffers"), func(f *fixture) error {
+		situation("a blank disk for raw use", refuse("UseDiffers"), func(f *fixture) {
 			f.Publish["use"] = "block"
-			return nil
 		}),
-		blank("boot code over an own format", ext4, foreign(), func(f *fixture) error {
-			return errors.Join(f.formatted(), f.poke(0, slices.Repeat([]byte{0xEB}, 440)...))
+		blank("boot code over an own format", ext4, foreign(), func(f *fixture) {
+			f.formatted()
+			f.poke(0, slices.Repeat([]byte{0xEB}, 440)...)
 		}),
 	}
 }
 
 // lock locks the disk as a driver does that works on it.
-func (f *fixture) lock() error {
-	lock, err := f.bench.Plugin.LockVolumes()
-	if err == nil {
-		f.atEnd(lock.Close)
-	}
-	return err
-}
+func (f *fixture) lock() { f.atEnd(harness.Got(f.bench.Plugin.LockVolumes()).Close) }

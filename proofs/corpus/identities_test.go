@@ -10,53 +10,40 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
 // uuid returns the UUID of the filesystem at the start of an image, as blkid reads it.
-func (im *image) uuid(fs string) (string, error) {
-	out, err := exec.Command("blkid", "-p", "-n", fs, "-s", "UUID", "-o", "value", im.Path).Output()
-	if err != nil {
-		return "", fmt.Errorf("read the UUID of %s: %w", im.Path, err)
-	}
-	return strings.TrimSpace(string(out)), nil
+func (im *image) uuid(fs string) string {
+	return strings.TrimSpace(string(harness.Got(exec.Command("blkid", "-p", "-n", fs, "-s", "UUID",
+		"-o", "value", im.Path).Output())))
 }
 
 // expect makes the controller report this UUID of the volume's filesystem.
-func (f *fixture) expect(uuid string) error {
-	f.Publish["filesystemUUID"] = uuid
-	return nil
-}
+func (f *fixture) expect(uuid string) { f.Publish["filesystemUUID"] = uuid }
 
 // expectFound makes the controller report the UUID of the filesystem on the disk.
-func (f *fixture) expectFound() error {
-	uuid, err := f.image.uuid(f.FS)
-	return errors.Join(err, f.expect(uuid))
-}
+func (f *fixture) expectFound() { f.expect(f.image.uuid(f.FS)) }
 
 // expectAt makes the controller report the UUID at an offset of the disk, whose filesystem blkid
 // does not find.
-func expectAt(offset int64) func(*fixture) error {
-	return func(f *fixture) error {
+func expectAt(offset int64) func(*fixture) {
+	return func(f *fixture) {
 		b := f.image.read(offset, 16)
-		return errors.Join(f.image.err, f.expect(fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6],
-			b[6:8], b[8:10], b[10:])))
+		f.expect(fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:]))
 	}
 }
 
-// expectOther makes the controller report another UUID.
-func (f *fixture) expectOther() error { return f.expect(randomUUID(f.trial)) }
+func (f *fixture) expectOther() { f.expect(randomUUID(f.trial)) }
 
 // hasExpected returns an error unless the filesystem has the expected UUID.
 func (f *fixture) hasExpected() error {
-	if err := f.loop.Sync(); err != nil {
-		return err
+	harness.Must(f.loop.Sync())
+	if got := f.image.uuid(f.FS); got != f.Publish["filesystemUUID"] {
+		return fmt.Errorf("the filesystem has the UUID %s, not %s", got, f.Publish["filesystemUUID"])
 	}
-	got, err := f.image.uuid(f.FS)
-	if err == nil && got != f.Publish["filesystemUUID"] {
-		err = fmt.Errorf("the filesystem has the UUID %s, not %s", got, f.Publish["filesystemUUID"])
-	}
-	return err
+	return nil
 }
 
 // identities returns disks for which the controller reports the UUID of a filesystem: that of the
@@ -72,8 +59,9 @@ func identities() []generator {
 			with(fs+" of this volume", fs, isMounted, nil, (*fixture).expectFound),
 			blank("blank for "+fs+" of a UUID", fs, isFormatted, other).and(identified),
 			blank("an own format for "+fs+" that had ended, before a request with another UUID", fs,
-				isFormatted, func(f *fixture) error {
-					return errors.Join(f.cutOff(failAtEnd), f.expectOther())
+				isFormatted, func(f *fixture) {
+					f.formatted()
+					f.expectOther()
 				}).and(identified))
 	}
 	return slices.Concat(all, unclean(), disputed())
@@ -95,8 +83,9 @@ func unclean() []generator {
 		with("ext4 of another volume that needs a check", "ext4 without checksums",
 			refuse(wrongFilesystem), func(im *image) { im.write(1024+0x3A, 2, 0) }, // the state "errors"
 			(*fixture).expectOther),
-		blank("a mkfs that makes another UUID", ext4, begun, func(f *fixture) error {
-			return errors.Join(f.wrapped("mke2fs", `exec "$real" "$@" -U random`), f.expectOther())
+		blank("a mkfs that makes another UUID", ext4, begun, func(f *fixture) {
+			f.wrap("mke2fs", `exec "$real" "$@" -U random`)
+			f.expectOther()
 		}),
 		with("ext4 of this volume whose superblock is damaged", ext4, foreign("ext4"), damageExt,
 			expectAt(1024+0x68)),
@@ -152,8 +141,8 @@ func disputed() []generator {
 }
 
 // forgeGrowth writes a record of a growth of this volume's filesystem to its place on the disk.
-func (f *fixture) forgeGrowth() error {
-	return f.poke(proof.GrowthSlots(f.image.Size)[0],
+func (f *fixture) forgeGrowth() {
+	f.poke(proof.GrowthSlots(f.image.Size)[0],
 		f.forgery().GrowthRecord(f.image.Size, 0, true)...)
 }
 
@@ -175,16 +164,15 @@ func owners() []generator {
 
 // btrfsSuperblock adds the superblock of a btrfs to an image.
 func btrfsSuperblock(im *image) {
-	path, err := im.bases.get("btrfs", fsBytes, func(base *image) { base.mkfs(kindOf(btrfs)) })
-	im.err = err
-	from := &image{Path: path, Size: fsBytes}
+	from := &image{Size: fsBytes, Path: im.bases.get("btrfs", fsBytes,
+		func(base *image) { base.mkfs(kindOf(btrfs)) })}
 	im.write(64*kib, from.read(64*kib, 4*kib)...)
 }
 
 // oddities returns disks with unusual tools or surroundings.
 func oddities() []generator {
-	blkid := func(script string) func(*fixture) error {
-		return func(f *fixture) error { return f.wrapped("blkid", script) }
+	blkid := func(script string) func(*fixture) {
+		return func(f *fixture) { f.wrap("blkid", script) }
 	}
 	return []generator{
 		blank("a blank disk on which blkid finds something", ext4, foreign("somebodys_volume"),
@@ -192,9 +180,9 @@ func oddities() []generator {
 		blank("a blank disk for which blkid gives an ambivalent result", ext4, foreign("several"),
 			blkid("exit 8")),
 		with("a healthy disk with a hidden path of a multipath", ext4, isMounted, nil,
-			func(f *fixture) error {
-				return errors.Join(f.bench.Guest.Plug("nvme2c0n1", f.DiskName, f.loop),
-					os.Remove(f.bench.Guest.Node("nvme2c0n1")))
+			func(f *fixture) {
+				harness.Must(errors.Join(f.bench.Guest.Plug("nvme2c0n1", f.DiskName, f.loop),
+					os.Remove(f.bench.Guest.Node("nvme2c0n1"))))
 			}),
 		blank("a blank disk that the rack reports as read-only", ext4, refuse(readOnly),
 			(*fixture).reading),

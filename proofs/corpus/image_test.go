@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
@@ -25,19 +26,17 @@ const (
 	gib = int64(1) << 30
 )
 
-// image is a sparse file with the bytes of a disk. Its methods keep the first error in err, and do
-// nothing after that.
+// image is a sparse file with the bytes of a disk. A change that fails ends the trial
+// (harness.Must).
 type image struct {
 	Path  string
 	Size  int64
 	bases *bases
-	err   error
 }
 
-// newImage makes an empty image.
 func newImage(path string, size int64) *image {
 	im := &image{Path: path, Size: size}
-	im.err = os.WriteFile(path, nil, 0o600)
+	harness.Must(os.WriteFile(path, nil, 0o600))
 	im.resize(size)
 	return im
 }
@@ -49,11 +48,7 @@ func (im *image) resize(size int64) {
 }
 
 // cut changes the size of the file only.
-func (im *image) cut(size int64) {
-	if im.err == nil {
-		im.err = os.Truncate(im.Path, size)
-	}
-}
+func (im *image) cut(size int64) { harness.Must(os.Truncate(im.Path, size)) }
 
 // at converts a negative offset, which counts from the end.
 func (im *image) at(offset int64) int64 {
@@ -71,7 +66,6 @@ func (im *image) write(offset int64, b ...byte) {
 	})
 }
 
-// wipe sets n bytes to zero.
 func (im *image) wipe(offset, n int64) {
 	im.with(func(f *os.File) error {
 		return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
@@ -80,23 +74,12 @@ func (im *image) wipe(offset, n int64) {
 }
 
 func (im *image) with(do func(*os.File) error) {
-	if im.err != nil {
-		return
-	}
-	f, err := os.OpenFile(im.Path, os.O_RDWR, 0)
-	if err == nil {
-		err = errors.Join(do(f), f.Close())
-	}
-	if err != nil {
-		im.err = fmt.Errorf("change %s: %w", im.Path, err)
-	}
+	f := harness.Got(os.OpenFile(im.Path, os.O_RDWR, 0))
+	harness.Must(errors.Join(do(f), f.Close()))
 }
 
-// tool runs a program on the image.
 func (im *image) tool(name string, args ...string) {
-	if im.err == nil {
-		im.err = runTool(name, append(args, im.Path)...)
-	}
+	harness.Must(runTool(name, append(args, im.Path)...))
 }
 
 func runTool(name string, args ...string) error {
@@ -117,7 +100,6 @@ func (im *image) copyIn(from string, offset int64) {
 	})
 }
 
-// read reads n bytes.
 func (im *image) read(offset, n int64) []byte {
 	b := make([]byte, n)
 	im.with(func(f *os.File) error {
@@ -132,21 +114,17 @@ const pageBytes = 4096
 
 // digest returns a hash of a file's size and of its bytes up to an offset; 0 means up to its end. A
 // hole has the same hash as zeros.
-func digest(path string, until int64) (string, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return "", err
-	}
+func digest(path string, until int64) string {
 	sum := sha256.New()
-	err = proof.EachPage(path, func(at int64, page []byte) error {
+	harness.Must(proof.EachPage(path, func(at int64, page []byte) error {
 		if until > 0 && at >= until {
 			return nil
 		}
 		sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)))
 		sum.Write(page)
 		return nil
-	})
-	return fmt.Sprintf(digestFormat, info.Size(), sum.Sum(nil)[:8]), err
+	}))
+	return fmt.Sprintf(digestFormat, harness.Got(os.Stat(path)).Size(), sum.Sum(nil)[:8])
 }
 
 const digestFormat = "%d bytes, %x"
@@ -192,7 +170,7 @@ func (b *bases) root() string  { return filepath.Join(b.dir, "root") }
 func (b *bases) proto() string { return filepath.Join(b.dir, "proto") }
 
 // get returns the file for a key, which it makes at the first call.
-func (b *bases) get(key string, size int64, fill func(*image)) (string, error) {
+func (b *bases) get(key string, size int64, fill func(*image)) (path string) {
 	key = fmt.Sprintf("%s of %d bytes", key, size)
 	b.mu.Lock()
 	one := b.made[key]
@@ -202,10 +180,11 @@ func (b *bases) get(key string, size int64, fill func(*image)) (string, error) {
 	}
 	b.mu.Unlock()
 	one.once.Do(func() {
+		defer harness.Catch(&one.err)
 		im := newImage(one.path, size)
 		im.bases = b
 		fill(im)
-		one.err = im.err
 	})
-	return one.path, one.err
+	harness.Must(one.err)
+	return one.path
 }

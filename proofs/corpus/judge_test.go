@@ -55,13 +55,8 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	if err != nil {
 		return v, err
 	}
-	if err := f.loop.Sync(); err != nil {
-		return v, err
-	}
-	before, err := digest(f.image.Path, t.Until)
-	if err != nil {
-		return v, err
-	}
+	defer harness.Catch(&err)
+	before := f.digest()
 	if slices.Equal(t.Want.Reasons, []string{notBlank}) && t.Set == nil && before == f.image.blank() {
 		return v, errors.New("the trial wants a refusal because of the disk's content, and it is blank")
 	}
@@ -80,7 +75,7 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 		v.Overwritten = true
 	}
 	if t.Check != nil {
-		v.Wrong = errors.Join(v.Wrong, t.Check(f))
+		v.Wrong = errors.Join(v.Wrong, f.checked())
 	}
 	if v.Answer == nil {
 		if err := f.unstage(ctx); err != nil {
@@ -94,16 +89,24 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	return v, nil
 }
 
+// checked returns the result of the trial's own check.
+func (f *fixture) checked() (err error) {
+	defer harness.Catch(&err)
+	return f.Check(f)
+}
+
+// digest returns the hash of the bytes that a refused disk must keep.
+func (f *fixture) digest() string {
+	harness.Must(f.loop.Sync())
+	return digest(f.image.Path, f.Until)
+}
+
 // judge determines the outcome of the call and compares it with the wanted one.
 func (f *fixture) judge(before string, answer error) (outcome, error) {
-	if err := f.loop.Sync(); err != nil {
-		return "", err
-	}
+	harness.Must(f.loop.Sync())
 	if answer != nil {
-		after, err := digest(f.image.Path, f.Until)
+		after := f.digest()
 		switch {
-		case err != nil:
-			return "", err
 		case after != before && !f.Want.Begun:
 			return formatted, fmt.Errorf("the disk was written (%s, now %s), and the answer is %w",
 				before, after, answer)
@@ -163,7 +166,6 @@ func entries(dir string) ([]string, error) {
 	return names, err
 }
 
-// judgeRefusal checks code, reason and evidence of a refusal.
 func (f *fixture) judgeRefusal(answer *status.Status) error {
 	w, message := f.Want, answer.Message()
 	code := codes.FailedPrecondition.String()
@@ -210,9 +212,6 @@ func (f *fixture) judgePlaces(sentence string) (named bool, err error) {
 		}
 		at := offset &^ (512 - 1)
 		sector := f.image.read(at, min(512, f.image.Size-at))
-		if f.image.err != nil {
-			return false, f.image.err
-		}
 		if bytes.Count(sector, []byte{0}) == len(sector) {
 			return false, fmt.Errorf("the evidence names offset %d, where all is zero", offset)
 		}
@@ -221,7 +220,6 @@ func (f *fixture) judgePlaces(sentence string) (named bool, err error) {
 	return named, nil
 }
 
-// untouchedDecoy returns an error unless the decoy is still blank.
 func (f *fixture) untouchedDecoy() error {
 	return proof.EachData(f.decoy.Path, func(at int64, b []byte) error {
 		if i := slices.IndexFunc(b, func(c byte) bool { return c != 0 }); i >= 0 {

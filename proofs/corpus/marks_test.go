@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
@@ -20,7 +21,6 @@ type piece struct {
 	bytes  []byte
 }
 
-// mkfs returns the program that makes a filesystem for the driver.
 func mkfs(fs string) string {
 	switch fs {
 	case xfs, btrfs:
@@ -31,63 +31,49 @@ func mkfs(fs string) string {
 
 // cutOff makes the driver begin a format with the script in place of mkfs, which must fail. The
 // disk then has an unfinished format of this volume.
-func (f *fixture) cutOff(script string) error { return f.failStage(mkfs(f.FS), script) }
+func (f *fixture) cutOff(script string) { f.failStage(mkfs(f.FS), script) }
 
 // failStage stages the volume with the script in place of a program, which must fail.
-func (f *fixture) failStage(program, script string) error {
-	unwrap, err := f.wrap(program, script)
-	if err != nil {
-		return err
-	}
+func (f *fixture) failStage(program, script string) {
+	unwrap := f.wrap(program, script)
 	if err := f.stage(context.Background()); err == nil {
-		return setupViolation("the stage succeeded although " + program + " failed")
+		harness.Must(setupViolation("the stage succeeded although " + program + " failed"))
 	}
-	return errors.Join(unwrap(), f.loop.Sync())
+	harness.Must(errors.Join(unwrap(), f.loop.Sync()))
 }
 
 // learnMark returns the mark that the driver writes to this disk before a mkfs that does nothing:
 // all pages that are not zero, because the disk was blank.
-func (f *fixture) learnMark() ([]piece, error) {
-	if err := f.cutOff("exit 1"); err != nil {
-		return nil, err
-	}
-	var pieces []piece
-	err := proof.EachPage(f.image.Path, func(at int64, page []byte) error {
+func (f *fixture) learnMark() (pieces []piece) {
+	f.cutOff("exit 1")
+	harness.Must(proof.EachPage(f.image.Path, func(at int64, page []byte) error {
 		pieces = append(pieces, piece{at, bytes.Clone(page)})
 		return nil
-	})
-	if err == nil && len(pieces) == 0 {
-		err = setupViolation("the driver left no mark on the disk before it ran mkfs")
+	}))
+	if len(pieces) == 0 {
+		harness.Must(setupViolation("the driver left no mark on the disk before it ran mkfs"))
 	}
 	f.mark = pieces
-	return pieces, err
+	return pieces
 }
 
 // poke writes to the disk through its device, as a program on the node would.
-func (f *fixture) poke(offset int64, b ...byte) error {
-	device, err := os.OpenFile(f.loop.Path, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	_, err = device.WriteAt(b, offset)
-	return errors.Join(err, device.Sync(), device.Close())
+func (f *fixture) poke(offset int64, b ...byte) {
+	device := harness.Got(os.OpenFile(f.loop.Path, os.O_RDWR, 0))
+	_, err := device.WriteAt(b, offset)
+	harness.Must(errors.Join(err, device.Sync(), device.Close()))
 }
 
 // markOnly leaves the marks of a format that has not begun.
-func (f *fixture) markOnly() error {
-	_, err := f.learnMark()
-	return err
-}
+func (f *fixture) markOnly() { f.learnMark() }
 
 // formatted leaves a whole format, of whose end there is no record.
-func (f *fixture) formatted() error { return f.cutOff(failAtEnd) }
+func (f *fixture) formatted() { f.cutOff(failAtEnd) }
 
-func (f *fixture) pokeAll(pieces []piece) error {
-	var errs []error
+func (f *fixture) pokeAll(pieces []piece) {
 	for _, p := range pieces {
-		errs = append(errs, f.poke(p.offset, p.bytes...))
+		f.poke(p.offset, p.bytes...)
 	}
-	return errors.Join(errs...)
 }
 
 // formats returns disks with the mark of an interrupted format.
@@ -99,7 +85,7 @@ func formats() []generator {
 // ownFormats returns unfinished formats of this volume. The driver must repeat them.
 func ownFormats() []generator {
 	var all []generator
-	again := func(name, fs string, set func(f *fixture) error) {
+	again := func(name, fs string, set func(f *fixture)) {
 		all = append(all, blank(name, fs, isFormatted, set).and(func(t *trial) {
 			t.Check = (*fixture).markGone
 		}))
@@ -116,28 +102,24 @@ func ownFormats() []generator {
 	again("an own format for btrfs with little more than the superblock", btrfs,
 		(*fixture).superblocksOfIt)
 	again("an own format for xfs whose log is not written", xfs, (*fixture).logOfItLost)
-	again("an own format of a volume whose id is no UUID", ext4, func(f *fixture) error {
+	again("an own format of a volume whose id is no UUID", ext4, func(f *fixture) {
 		f.VolumeID = "a-static-volume"
-		return f.markOnly()
+		f.learnMark()
 	})
-	again("an own format for ext4, which is to be xfs now", ext4, func(f *fixture) error {
-		err := f.formatted()
+	again("an own format for ext4, which is to be xfs now", ext4, func(f *fixture) {
+		f.formatted()
 		f.FS = xfs
-		return err
 	})
-	again("an own format with only one valid mark", ext4, func(f *fixture) error {
-		pieces, err := f.learnMark()
-		for _, p := range pieces[1:] {
-			err = errors.Join(err, f.poke(p.offset+8+f.Rand.Int64N(16), 0xFF))
+	again("an own format with only one valid mark", ext4, func(f *fixture) {
+		for _, p := range f.learnMark()[1:] {
+			f.poke(p.offset+8+f.Rand.Int64N(16), 0xFF)
 		}
-		return err
 	})
-	again("an own format with only one mark", xfs, func(f *fixture) error {
-		pieces, err := f.learnMark()
+	again("an own format with only one mark", xfs, func(f *fixture) {
+		pieces := f.learnMark()
 		for _, p := range pieces[:len(pieces)-1] {
-			err = errors.Join(err, f.poke(p.offset, make([]byte, len(p.bytes))...))
+			f.wipe(p.offset, int64(len(p.bytes)))
 		}
-		return err
 	})
 	return all
 }
@@ -148,26 +130,23 @@ func oddPrograms() []generator {
 	return []generator{
 		blank("a mkfs that fails at its end", ext4, want{Outcome: refused, Begun: true,
 			Reasons: []string{toolFailed}, Code: "Internal", Says: []string{"mke2fs"}},
-			func(f *fixture) error { return f.wrapped("mke2fs", failAtEnd) }),
+			func(f *fixture) { f.wrap("mke2fs", failAtEnd) }),
 		{"a mkfs that writes over a mark", func(t *trial) {
 			var slot int64
-			t.Set = func(f *fixture) error {
-				mark, err := f.learnMark()
-				if err != nil {
-					return err
-				}
-				f.mark, slot = nil, mark[0].offset
+			t.Set = func(f *fixture) {
+				slot = f.learnMark()[0].offset
+				f.mark = nil
 				file := filepath.Join(f.dir, "used")
-				return errors.Join(os.WriteFile(file, used, 0o600),
-					f.wrapped("mke2fs", fmt.Sprintf(`"$real" "$@" && for disk; do :; done
-exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file, slot/4096)))
+				harness.Must(os.WriteFile(file, used, 0o600))
+				f.wrap("mke2fs", fmt.Sprintf(`"$real" "$@" && for disk; do :; done
+exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file, slot/4096))
 			}
 			t.Want = isFormatted
 			t.Check = func(f *fixture) error {
 				if now := f.image.read(slot, int64(len(used))); !bytes.Equal(now, used) {
 					return errors.New("the driver has erased what mkfs wrote at the place of its mark")
 				}
-				return f.image.err
+				return nil
 			}
 		}},
 	}
@@ -175,20 +154,15 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 
 // eachRemain calls lose with each page that is not zero of a format that had ended, except the
 // marks, and wipes the page if lose returns true.
-func (f *fixture) eachRemain(lose func(at int64, page []byte) bool) error {
-	marks, err := f.learnMark()
-	if err == nil {
-		err = f.formatted()
-	}
-	if err != nil {
-		return err
-	}
-	return proof.EachPage(f.image.Path, func(at int64, page []byte) error {
+func (f *fixture) eachRemain(lose func(at int64, page []byte) bool) {
+	marks := f.learnMark()
+	f.formatted()
+	harness.Must(proof.EachPage(f.image.Path, func(at int64, page []byte) error {
 		if lose(at, page) && !slices.ContainsFunc(marks, func(p piece) bool { return p.offset == at }) {
-			return f.wipe(at, int64(len(page)))
+			f.wipe(at, int64(len(page)))
 		}
 		return nil
-	})
+	}))
 }
 
 // someOfIt makes mkfs finish and then removes some of its pages, as a power cut does with writes
@@ -196,12 +170,12 @@ func (f *fixture) eachRemain(lose func(at int64, page []byte) bool) error {
 // always removed: with whole superblocks the driver would mount the btrfs (see superblocksOfIt).
 // The blocks of a btrfs are removed whole, because only its head shows to which filesystem a block
 // belongs.
-func (f *fixture) someOfIt() error {
+func (f *fixture) someOfIt() {
 	unit, lost, last, gone := int64(pageBytes), f.Rand.IntN(100), int64(-1), false
 	if f.FS == btrfs {
 		unit = 16 * kib
 	}
-	return f.eachRemain(func(at int64, _ []byte) bool {
+	f.eachRemain(func(at int64, _ []byte) bool {
 		if at/unit != last {
 			last, gone = at/unit, f.Rand.IntN(100) < lost
 		}
@@ -211,34 +185,29 @@ func (f *fixture) someOfIt() error {
 
 // superblocksOfIt makes the mkfs of a btrfs finish, and then removes everything except its
 // superblocks and the marks.
-func (f *fixture) superblocksOfIt() error {
-	return f.eachRemain(func(at int64, _ []byte) bool { return at != 64*kib && at != 64<<20 })
+func (f *fixture) superblocksOfIt() {
+	f.eachRemain(func(at int64, _ []byte) bool { return at != 64*kib && at != 64<<20 })
 }
 
 // logOfItLost makes the mkfs of an xfs finish, and then removes its log.
-func (f *fixture) logOfItLost() error {
+func (f *fixture) logOfItLost() {
 	lost := 0
-	err := f.eachRemain(func(_ int64, page []byte) bool {
+	f.eachRemain(func(_ int64, page []byte) bool {
 		log := bytes.HasPrefix(page, []byte{0xFE, 0xED, 0xBA, 0xBE})
 		if log {
 			lost++
 		}
 		return log
 	})
-	if err == nil && lost == 0 {
-		err = errors.New("the filesystem has no log")
+	if lost == 0 {
+		harness.Must(errors.New("the filesystem has no log"))
 	}
-	return err
 }
 
 // markGone returns an error if a finished format has left a mark.
 func (f *fixture) markGone() error {
 	for _, p := range f.mark {
-		now := f.image.read(p.offset, 16)
-		if f.image.err != nil {
-			return f.image.err
-		}
-		if bytes.Equal(now, p.bytes[:16]) {
+		if bytes.Equal(f.image.read(p.offset, 16), p.bytes[:16]) {
 			return fmt.Errorf("the mark at offset %d still exists", p.offset)
 		}
 	}
@@ -257,7 +226,7 @@ func growths() []generator {
 			{"after it had ended", "resize2fs", failAtEnd},
 		} {
 			all = append(all, with("a growth of "+fs+" that was cut off "+c.when, fs, isMounted, nil,
-				func(f *fixture) error { return f.failStage(c.program, c.script) }).larger())
+				func(f *fixture) { f.failStage(c.program, c.script) }).larger())
 		}
 	}
 	return all
@@ -267,47 +236,45 @@ func growths() []generator {
 // copied.
 func copiedMarks() []generator {
 	all := []generator{with("ext4 that was filled without a mount, under its mark", ext4, isMounted,
-		nil, func(f *fixture) error {
-			var errs []error
+		nil, func(f *fixture) {
 			for _, slot := range proof.FormatSlots(f.image.Size) {
-				errs = append(errs, f.poke(slot, f.forgery().FormatRecord(f.image.Size)...))
+				f.poke(slot, f.forgery().FormatRecord(f.image.Size)...)
 			}
-			return errors.Join(errs...)
 		})}
 	for _, fs := range ours {
-		after := func(name string, set func(*fixture) error) {
+		after := func(name string, set func(*fixture)) {
 			all = append(all, blank("a filesystem of "+fs+name, fs, isMounted, set))
 		}
-		after(" that was mounted, under this volume's mark", func(f *fixture) error {
-			mark, err := f.learnMark()
-			return errors.Join(err, f.work(), f.pokeAll(mark))
+		after(" that was mounted, under this volume's mark", func(f *fixture) {
+			mark := f.learnMark()
+			f.work()
+			f.pokeAll(mark)
 		})
-		after(" with the mark in a file", func(f *fixture) error {
-			mark, err := f.learnMark()
-			if err != nil {
-				return err
-			}
-			return f.work(bytes.Repeat(mark[0].bytes, 4096))
+		after(" with the mark in a file", func(f *fixture) {
+			f.work(bytes.Repeat(f.learnMark()[0].bytes, 4096))
 		})
-		after(" with an image of another in a file", func(f *fixture) error {
+		after(" with an image of another in a file", func(f *fixture) {
 			other := newImage(filepath.Join(f.dir, "other"), 8*mib)
 			other.tool("mke2fs", "-q", "-t", ext4)
-			all := other.read(0, other.Size)
-			return errors.Join(other.err, f.work(all))
+			f.work(other.read(0, other.Size))
 		})
 	}
 	return all
 }
 
 // work stages the volume, writes files as a workload does, and unstages the volume.
-func (f *fixture) work(others ...[]byte) error {
-	if err := f.stage(context.Background()); err != nil {
-		return err
-	}
-	err := os.WriteFile(filepath.Join(f.Staging, payloadName), f.bench.bases.payload, 0o600)
-	for i, b := range others {
-		err = errors.Join(err, os.WriteFile(filepath.Join(f.Staging, fmt.Sprint("other", i)), b,
-			0o600))
-	}
-	return errors.Join(err, f.unstage(context.Background()), f.loop.Sync())
+func (f *fixture) work(others ...[]byte) {
+	f.used(func() {
+		for i, b := range others {
+			harness.Must(os.WriteFile(filepath.Join(f.Staging, fmt.Sprint("other", i)), b, 0o600))
+		}
+	})
+}
+
+// used stages the volume, writes its payload, and unstages it after a workload.
+func (f *fixture) used(workload func()) {
+	harness.Must(f.stage(context.Background()))
+	harness.Must(os.WriteFile(filepath.Join(f.Staging, payloadName), f.bench.bases.payload, 0o600))
+	workload()
+	harness.Must(errors.Join(f.unstage(context.Background()), f.loop.Sync()))
 }

@@ -10,26 +10,25 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // races returns disks that are replaced while the driver inspects them. The driver runs blkid
 // after it has opened the disk and before it formats or mounts it.
 func races() []generator {
-	during := func(program string, do func(f *fixture) error) func(f *fixture) error {
-		return func(f *fixture) error { return f.hook(program, func() error { return do(f) }) }
+	during := func(program string, do func(f *fixture)) func(f *fixture) {
+		return func(f *fixture) { f.hook(program, func() { do(f) }) }
 	}
-	probe := func(do func(f *fixture) error) func(f *fixture) error { return during("blkid", do) }
-	begun := func(name, fs, program string, w want, do func(f *fixture) error) generator {
+	probe := func(do func(f *fixture)) func(f *fixture) { return during("blkid", do) }
+	begun := func(name, fs, program string, w want, do func(f *fixture)) generator {
 		w.Begun = true
 		return blank(name, fs, w, during(program, do))
 	}
 	failed := refuse(toolFailed, changed)
 	failed.Code = "Internal"
 	swapped := "a disk whose node is replaced "
-	twin := func(f *fixture) error {
-		_, err := f.another("nvme3n1", f.DiskName)
-		return err
-	}
+	twin := twin("nvme3n1")
 	return []generator{
 		begun(swapped+"when mke2fs begins", ext4, "mke2fs", refuse(changed), (*fixture).swapNode),
 		begun(swapped+"when mkfs.xfs begins", xfs, "mkfs.xfs", refuse(changed), (*fixture).swapNode),
@@ -60,36 +59,26 @@ func races() []generator {
 
 // swapDisk gives the disk's serial, name and node to the decoy, as if the disk was detached and the
 // decoy attached in its place.
-func swapDisk(f *fixture) error {
+func swapDisk(f *fixture) {
 	g := f.bench.Guest
 	from, to := g.Sys("block/"+decoyDevice), g.Sys("block/"+f.Device)
-	var errs []error
 	for _, name := range []string{"dev", "size", "diskseq"} {
-		b, err := os.ReadFile(filepath.Join(from, name))
-		errs = append(errs, err, os.RemoveAll(filepath.Join(to, name)),
-			os.WriteFile(filepath.Join(to, name), b, 0o444))
+		b := harness.Got(os.ReadFile(filepath.Join(from, name)))
+		harness.Must(errors.Join(os.RemoveAll(filepath.Join(to, name)),
+			os.WriteFile(filepath.Join(to, name), b, 0o444)))
 	}
-	return errors.Join(append(errs, f.swapNode())...)
+	f.swapNode()
 }
 
 // wrap replaces a program that the driver runs by a shell script, in which "$real" is the program,
 // until unwrap is called or the fixture ends.
-func (f *fixture) wrap(program, script string) (unwrap func() error, err error) {
-	real, err := exec.LookPath(program)
-	if err != nil {
-		return nil, err
-	}
+func (f *fixture) wrap(program, script string) (unwrap func() error) {
 	path := filepath.Join(f.bench.Bin, program)
-	text := fmt.Sprintf("#!/bin/sh\nreal='%s'\n%s\n", real, script)
+	text := fmt.Sprintf("#!/bin/sh\nreal='%s'\n%s\n", harness.Got(exec.LookPath(program)), script)
 	unwrap = func() error { return os.RemoveAll(path) }
 	f.atEnd(unwrap)
-	return unwrap, os.WriteFile(path, []byte(text), 0o755)
-}
-
-// wrapped is wrap until the fixture ends.
-func (f *fixture) wrapped(program, script string) error {
-	_, err := f.wrap(program, script)
-	return err
+	harness.Must(os.WriteFile(path, []byte(text), 0o755))
+	return unwrap
 }
 
 // failAtEnd is a script that runs the real program, and then fails.
@@ -97,18 +86,13 @@ const failAtEnd = `"$real" "$@"; exit 1`
 
 // hook calls do when the driver starts the program on a disk for the first time, before the program
 // runs. So do always happens at this moment of a race. The trial fails if do is not called.
-func (f *fixture) hook(program string, do func() error) error {
+func (f *fixture) hook(program string, do func()) {
 	ask, answer := filepath.Join(f.dir, program+".ask"), filepath.Join(f.dir, program+".answer")
-	if err := errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(answer, 0o600)); err != nil {
-		return err
-	}
+	harness.Must(errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(answer, 0o600)))
 	// A FIFO that is opened for reading and writing does not wait for another process to open it, and
 	// reports no end when that closes it.
-	questions, err1 := os.OpenFile(ask, os.O_RDWR|unix.O_NONBLOCK, 0)
-	answers, err2 := os.OpenFile(answer, os.O_RDWR|unix.O_NONBLOCK, 0)
-	if err := errors.Join(err1, err2); err != nil {
-		return err
-	}
+	questions := harness.Got(os.OpenFile(ask, os.O_RDWR|unix.O_NONBLOCK, 0))
+	answers := harness.Got(os.OpenFile(answer, os.O_RDWR|unix.O_NONBLOCK, 0))
 	happened := make(chan error, 1)
 	go func() {
 		b := make([]byte, 1)
@@ -117,7 +101,11 @@ func (f *fixture) hook(program string, do func() error) error {
 				return
 			}
 			if first {
-				happened <- do()
+				happened <- func() (err error) {
+					defer harness.Catch(&err)
+					do()
+					return nil
+				}()
 			}
 			if _, err := answers.Write(b); err != nil {
 				return
@@ -133,6 +121,6 @@ func (f *fixture) hook(program string, do func() error) error {
 			return fmt.Errorf("the driver did not run %s, so the hook was not called", program)
 		}
 	}
-	return f.wrapped(program, fmt.Sprintf("case $* in */fd/*|*/dev/*) printf . >'%s'; "+
+	f.wrap(program, fmt.Sprintf("case $* in */fd/*|*/dev/*) printf . >'%s'; "+
 		"head -c 1 <'%s' >/dev/null;; esac\nexec \"$real\" \"$@\"", ask, answer))
 }

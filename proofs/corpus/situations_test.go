@@ -10,12 +10,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
@@ -25,36 +25,31 @@ func situations() []generator {
 }
 
 // situation returns a blank disk that the driver must refuse.
-func situation(name string, w want, set func(f *fixture) error) generator {
+func situation(name string, w want, set func(f *fixture)) generator {
 	return blank(name, "", w, set).and(func(t *trial) { t.FS = ours[t.Rand.IntN(len(ours))] })
 }
 
 // onHealthy is situation with an ext4 that could be mounted.
-func onHealthy(name string, w want, set func(f *fixture) error) generator {
+func onHealthy(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext4, w, nil, set)
 }
 
 // onProbed is situation with an ext3. Its superblock has no checksum, so the driver asks blkid
 // about it.
-func onProbed(name string, w want, set func(f *fixture) error) generator {
+func onProbed(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext3, w, nil, set)
 }
 
 // sizes returns disks whose size is not the reported one.
 func sizes() []generator {
 	off := func(f *fixture) int64 { return 512 * (1 + f.Rand.Int64N(4096)) }
-	publish := func(add func(f *fixture) int64) func(f *fixture) error {
-		return func(f *fixture) error {
-			f.Publish["sizeBytes"] = fmt.Sprint(f.image.Size + add(f))
-			return nil
-		}
+	publish := func(add func(f *fixture) int64) func(f *fixture) {
+		return func(f *fixture) { f.Publish["sizeBytes"] = fmt.Sprint(f.image.Size + add(f)) }
 	}
 	smaller := publish(func(f *fixture) int64 { return -off(f) })
 	larger := publish(off)
 	// elsewhere makes sysfs show another size than the device has.
-	elsewhere := func(f *fixture, size int64) error {
-		return f.bench.Guest.SetAttribute(f.Device, "size", fmt.Sprintf("%d\n", size/512))
-	}
+	elsewhere := func(f *fixture, size int64) { f.attribute("size", fmt.Sprintf("%d\n", size/512)) }
 	return []generator{
 		situation("a blank disk that is larger than its volume", refuse(wrongSize), smaller),
 		situation("a blank disk that is smaller than its volume", refuse(wrongSize), larger),
@@ -62,22 +57,25 @@ func sizes() []generator {
 		onHealthy("a healthy disk that is smaller than its volume", refuse(wrongSize), larger),
 		situation("a blank disk of unknown size", refuse(sizeMissing), (*fixture).forgetSize),
 		situation("a blank disk with another size in sysfs", refuse(wrongSize, changed),
-			func(f *fixture) error {
+			func(f *fixture) {
 				size := f.image.Size - off(f)*8
 				f.Publish["sizeBytes"] = fmt.Sprint(size)
-				return elsewhere(f, size)
+				elsewhere(f, size)
 			}),
 		onHealthy("a healthy disk with another size in sysfs", refuse(wrongSize, changed),
-			func(f *fixture) error {
-				return errors.Join(f.forgetSize(), elsewhere(f, f.image.Size+off(f)))
+			func(f *fixture) {
+				f.forgetSize()
+				elsewhere(f, f.image.Size+off(f))
 			}),
 	}
 }
 
 // forgetSize makes the controller report no size.
-func (f *fixture) forgetSize() error {
-	delete(f.Publish, "sizeBytes")
-	return nil
+func (f *fixture) forgetSize() { delete(f.Publish, "sizeBytes") }
+
+// attribute changes what sysfs shows of the disk.
+func (f *fixture) attribute(name, value string) {
+	harness.Must(f.bench.Guest.SetAttribute(f.Device, name, value))
 }
 
 // holders returns disks that another program uses.
@@ -86,7 +84,7 @@ func holders() []generator {
 	aside.Says = []string{"/aside"} // the path of its mount
 	inUse := refuse(held, notBlank, readOnly)
 	inUse.Names = []string{"swap"}
-	frozen := func(f *fixture) error { return f.replaceLoop(true) }
+	frozen := func(f *fixture) { f.replaceLoop(true) }
 	return []generator{
 		situation("a blank disk that a program has opened exclusively", refuse(held), (*fixture).hold),
 		onHealthy("a healthy disk that a program has exclusively", refuse(held), (*fixture).hold),
@@ -98,10 +96,10 @@ func holders() []generator {
 		situation("a blank disk that is read-only", refuse(readOnly), frozen),
 		onHealthy("a healthy disk that is read-only", refuse(readOnly), frozen),
 		onHealthy("a healthy disk that was made read-only", refuse(readOnly),
-			func(f *fixture) error { return runTool("blockdev", "--setro", f.loop.Path) }),
-		blank("a swap that is in use", ext4, inUse, func(f *fixture) error {
+			func(f *fixture) { harness.Must(runTool("blockdev", "--setro", f.loop.Path)) }),
+		blank("a swap that is in use", ext4, inUse, func(f *fixture) {
 			f.atEnd(func() error { return runTool("swapoff", f.loop.Path) })
-			return runTool("swapon", f.loop.Path)
+			harness.Must(runTool("swapon", f.loop.Path))
 		}).and(func(t *trial) {
 			t.Fill = func(im *image) { im.tool("mkswap", "--quiet") }
 			// Behind the first page, the kernel may write pages of memory.
@@ -111,40 +109,37 @@ func holders() []generator {
 }
 
 // hold opens the disk exclusively, as device mapper and md do.
-func (f *fixture) hold() error {
-	device, err := os.OpenFile(f.loop.Path, os.O_RDONLY|os.O_EXCL, 0)
-	if err == nil {
-		f.atEnd(device.Close)
-	}
-	return err
+func (f *fixture) hold() { f.open(os.O_RDONLY | os.O_EXCL) }
+
+func (f *fixture) open(flags int) *os.File {
+	device := harness.Got(os.OpenFile(f.loop.Path, flags, 0))
+	f.atEnd(device.Close)
+	return device
 }
 
 // loopOver puts a loop device over the disk or, in some trials, another one over that.
-func (f *fixture) loopOver() error {
+func (f *fixture) loopOver() {
 	for over, depth := f.loop.Path, 1+f.Rand.IntN(2); depth > 0; depth-- {
-		out, err := exec.Command("losetup", "--find", "--show", "--offset",
-			fmt.Sprint(f.Rand.IntN(3)<<20), over).Output()
-		if err != nil {
-			return err
-		}
+		out := harness.Got(exec.Command("losetup", "--find", "--show", "--offset",
+			fmt.Sprint(f.Rand.IntN(3)<<20), over).Output())
 		over = strings.TrimSpace(string(out))
 		f.atEnd(func() error { return runTool("losetup", "--detach", over) })
 	}
-	return nil
 }
 
-// mountAside mounts the disk at a path that the driver does not use.
-func (f *fixture) mountAside() error {
+// aside makes a directory that the driver does not use.
+func (f *fixture) aside() string {
 	at := filepath.Join(f.dir, "aside")
-	return errors.Join(os.Mkdir(at, 0o755), unix.Mount(f.loop.Path, at, ext4, 0, ""))
+	harness.Must(os.Mkdir(at, 0o755))
+	return at
+}
+
+func (f *fixture) mountAside() {
+	harness.Must(unix.Mount(f.loop.Path, f.aside(), ext4, 0, ""))
 }
 
 // mountOutOfSight mounts the disk in a mount namespace that only one process has.
-func (f *fixture) mountOutOfSight() error {
-	at := filepath.Join(f.dir, "aside")
-	if err := os.Mkdir(at, 0o755); err != nil {
-		return err
-	}
+func (f *fixture) mountOutOfSight() {
 	// The new namespace begins with copies of all mounts of this one. Without the umount, volumes of
 	// other trials could not be unstaged.
 	cmd := exec.Command("sh", "-ec", `mount --make-rprivate /
@@ -153,17 +148,14 @@ while read -r _ _ _ _ point _; do
 done </proc/self/mountinfo
 mount -t ext4 "$0" "$1"
 echo mounted
-read -r _`, f.loop.Path, at, f.bench.run.Dir)
+read -r _`, f.loop.Path, f.aside(), f.bench.run.Dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS,
 		Pdeathsig: syscall.SIGKILL}
 	in, err1 := cmd.StdinPipe()
 	out, err2 := cmd.StdoutPipe()
-	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
-		return err
-	}
+	harness.Must(errors.Join(err1, err2, cmd.Start()))
 	f.atEnd(func() error { return errors.Join(in.Close(), ignoreExit(cmd.Wait())) })
-	_, err := out.Read(make([]byte, 1))
-	return err
+	harness.Got(out.Read(make([]byte, 1)))
 }
 
 // ignoreExit returns nil for an error that is only the exit status of a program.
@@ -176,61 +168,41 @@ func ignoreExit(err error) error {
 }
 
 // remembered makes the kernel cache the blank disk, and then writes to the disk's file.
-func (f *fixture) remembered() error {
-	device, err := os.Open(f.loop.Path)
-	if err != nil {
-		return err
-	}
-	f.atEnd(device.Close)
-	_, err = device.ReadAt(make([]byte, 2*mib), 0)
+func (f *fixture) remembered() {
+	harness.Got(f.open(os.O_RDONLY).ReadAt(make([]byte, 2*mib), 0))
 	f.image.write(0, []byte("LUKS\xba\xbe\x00\x02")...)
-	return errors.Join(err, f.image.err)
 }
 
 // replaceLoop attaches a new loop device to the disk's file, and shows it in place of the old one.
-func (f *fixture) replaceLoop(readOnly bool) error {
-	loop, err := f.attach(context.Background(), f.image, readOnly)
-	if err != nil {
-		return err
-	}
-	f.loop = loop
-	return f.show(f.Device, f.DiskName, loop)
+func (f *fixture) replaceLoop(readOnly bool) {
+	f.loop = f.attach(context.Background(), f.image, readOnly)
+	f.show(f.Device, f.DiskName, f.loop)
 }
 
 // show adds a loop device to the guest under a name, or replaces the device of that name.
-func (f *fixture) show(device, diskName string, loop loopdev.Device) error {
-	return errors.Join(os.RemoveAll(f.bench.Guest.Sys("block/"+device)),
-		os.RemoveAll(f.bench.Guest.Node(device)), f.bench.Guest.Plug(device, diskName, loop))
+func (f *fixture) show(device, diskName string, loop loopdev.Device) {
+	harness.Must(errors.Join(os.RemoveAll(f.bench.Guest.Sys("block/"+device)),
+		os.RemoveAll(f.bench.Guest.Node(device)), f.bench.Guest.Plug(device, diskName, loop)))
 }
 
-// another attaches one more blank disk of the same size, as a device with that serial.
-func (f *fixture) another(device, diskName string) (*image, error) {
-	im := newImage(filepath.Join(f.dir, device), f.image.Size)
-	loop, err := f.attach(context.Background(), im, false)
-	if err != nil {
-		return nil, err
+// twin returns a function that attaches one more blank disk of the same size and serial.
+func twin(device string) func(*fixture) {
+	return func(f *fixture) {
+		im := newImage(filepath.Join(f.dir, device), f.image.Size)
+		f.show(device, f.DiskName, f.attach(context.Background(), im, false))
 	}
-	return im, f.show(device, diskName, loop)
 }
 
 // names returns disks of which it is certain, or possible, that they are not the requested one.
 func names() []generator {
-	twin := func(device string) func(f *fixture) error {
-		return func(f *fixture) error {
-			_, err := f.another(device, f.DiskName)
-			return err
-		}
-	}
 	both := func(twin string) want {
 		w := refuse(notUnique)
 		w.Says = []string{diskDevice, twin}
 		return w
 	}
 	// without gives the disk another serial, so that no disk of the guest has the requested one.
-	without := func(serial func(f *fixture) string) func(f *fixture) error {
-		return func(f *fixture) error {
-			return f.bench.Guest.SetAttribute(f.Device, "device/serial", serial(f))
-		}
+	without := func(serial func(f *fixture) string) func(f *fixture) {
+		return func(f *fixture) { f.attribute("device/serial", serial(f)) }
 	}
 	lost := refuse(notFound)
 	lost.Code = "NotFound"
@@ -247,17 +219,13 @@ func names() []generator {
 		situation("a disk whose serial is longer", lost,
 			without(func(f *fixture) string { return f.DiskName + "0\n" })),
 		situation("a disk without a serial", lost, without(func(*fixture) string { return "\n" })),
-		blank("a disk whose name is longer than a serial", ext4, isFormatted, func(f *fixture) error {
+		blank("a disk whose name is longer than a serial", ext4, isFormatted, func(f *fixture) {
 			f.Publish["diskName"] = f.DiskName + "-by-hand"
-			return nil
 		}),
 		situation("a disk with the node of another disk", refuse(changed), (*fixture).swapNode),
-		situation("a disk with the number of another disk", refuse(changed), func(f *fixture) error {
-			b, err := os.ReadFile(f.bench.Guest.Sys("block/" + decoyDevice + "/dev"))
-			if err != nil {
-				return err
-			}
-			return f.bench.Guest.SetAttribute(f.Device, "dev", string(b))
+		situation("a disk with the number of another disk", refuse(changed), func(f *fixture) {
+			b := harness.Got(os.ReadFile(f.bench.Guest.Sys("block/" + decoyDevice + "/dev")))
+			f.attribute("dev", string(b))
 		}),
 		situation("a disk with another sequence number in sysfs", refuse(changed), bornAgain),
 		onHealthy("a healthy disk with another sequence number in sysfs", refuse(changed), bornAgain),
@@ -265,22 +233,16 @@ func names() []generator {
 }
 
 // swapNode replaces the disk's node by a node of the decoy.
-func (f *fixture) swapNode() error {
-	return errors.Join(os.Remove(f.bench.Guest.Node(f.Device)),
-		os.Link(f.bench.Guest.Node(decoyDevice), f.bench.Guest.Node(f.Device)))
+func (f *fixture) swapNode() {
+	harness.Must(errors.Join(os.Remove(f.bench.Guest.Node(f.Device)),
+		os.Link(f.bench.Guest.Node(decoyDevice), f.bench.Guest.Node(f.Device))))
 }
 
-func bornAgain(f *fixture) error {
-	return f.bench.Guest.SetAttribute(f.Device, "diskseq", strconv.FormatUint(f.loop.Sequence+1,
-		10)+"\n")
-}
+func bornAgain(f *fixture) { f.attribute("diskseq", fmt.Sprintln(f.loop.Sequence+1)) }
 
 // cutOffAt makes the disk unreadable from an offset on.
-func cutOffAt(at func(*trial) int64) func(*fixture) error {
-	return func(f *fixture) error {
-		f.image.cut(at(f.trial))
-		return f.image.err
-	}
+func cutOffAt(at func(*trial) int64) func(*fixture) {
+	return func(f *fixture) { f.image.cut(at(f.trial)) }
 }
 
 // unreadableBlanks returns disks that are blank, as far as they can be read.

@@ -3,10 +3,8 @@
 package corpus_test
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"os/exec"
 	"regexp"
@@ -15,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
@@ -52,16 +51,15 @@ func anywhere(t *trial, im *image) {
 }
 
 // restoredFrom makes the controller report this history of the disk.
-func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) error {
-	return func(f *fixture) error {
+func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) {
+	return func(f *fixture) {
 		f.Publish["origin"], f.Publish["use"] = origin, use
 		f.Publish["sourceBytes"] = fmt.Sprint(sourceBytes)
-		return nil
 	}
 }
 
 // tail returns a filesystem with data behind it.
-func tail(name, fs string, fill func(*trial, *image), set func(*fixture) error) generator {
+func tail(name, fs string, fill func(*trial, *image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		var before string
 		kindOf(fs).of(t)
@@ -70,83 +68,67 @@ func tail(name, fs string, fill func(*trial, *image), set func(*fixture) error) 
 			im.filesystem(kindOf(fs))
 			fill(t, im)
 		}
-		t.Set = func(f *fixture) error {
-			var err error
+		t.Set = func(f *fixture) {
 			if set != nil {
-				err = set(f)
+				set(f)
 			}
 			before = f.image.behind(fsBytes)
-			return errors.Join(err, f.image.err)
 		}
 		t.Want.Outcome = mounted
 		t.Check = func(f *fixture) error {
-			if err := f.loop.Sync(); err != nil {
-				return err
-			}
+			harness.Must(f.loop.Sync())
 			if now := f.image.behind(fsBytes); now != before {
 				return fmt.Errorf("the bytes behind the filesystem were %s and are %s", before, now)
 			}
-			size, err := f.mountedBytes()
-			if size > fsBytes {
-				err = fmt.Errorf("the filesystem has grown from %d to %d bytes", fsBytes, size)
+			if size := f.mountedBytes(); size > fsBytes {
+				return fmt.Errorf("the filesystem has grown from %d to %d bytes", fsBytes, size)
 			}
-			return errors.Join(err, f.image.err)
+			return nil
 		}
 	}}
 }
 
 // nothingBehind returns a filesystem that must grow. Without such trials, a driver that never grows
 // a filesystem would pass.
-func nothingBehind(name, fs string, set func(*fixture) error) generator {
-	g := tail(name, fs, func(*trial, *image) {}, set)
-	return generator{name, func(t *trial) {
-		g.make(t)
+func nothingBehind(name, fs string, set func(*fixture)) generator {
+	return tail(name, fs, func(*trial, *image) {}, set).and(func(t *trial) {
 		t.Check = func(f *fixture) error {
-			size, err := f.mountedBytes()
-			if err == nil && size <= fsBytes {
-				err = fmt.Errorf("the filesystem has %d bytes and has not grown", size)
+			if size := f.mountedBytes(); size <= fsBytes {
+				return fmt.Errorf("the filesystem has %d bytes and has not grown", size)
 			}
-			return err
+			return nil
 		}
-	}}
+	})
 }
 
 // mountedBytes returns the size of the staged filesystem, without its own structures.
-func (f *fixture) mountedBytes() (int64, error) {
+func (f *fixture) mountedBytes() int64 {
 	var st unix.Statfs_t
-	err := unix.Statfs(f.Staging, &st)
-	return int64(st.Blocks) * st.Bsize, err
+	harness.Must(unix.Statfs(f.Staging, &st))
+	return int64(st.Blocks) * st.Bsize
 }
 
 // growthOfAnother interrupts a growth of the filesystem for another volume, and then writes a byte
 // behind the filesystem.
-func (f *fixture) growthOfAnother() error {
+func (f *fixture) growthOfAnother() {
 	volume := f.VolumeID
 	f.VolumeID = randomUUID(f.trial)
-	unwrap, err := f.wrap("resize2fs", "exit 1")
-	if err != nil {
-		return err
-	}
-	if err := f.stage(context.Background()); err == nil {
-		return setupViolation("the driver took a growth that failed for a good one")
-	}
+	f.failStage("resize2fs", "exit 1")
 	f.VolumeID = volume
-	return errors.Join(unwrap(), f.poke(fsBytes+f.Rand.Int64N(fsBytes/2), 1), f.loop.Sync())
+	f.poke(fsBytes+f.Rand.Int64N(fsBytes/2), 1)
+	harness.Must(f.loop.Sync())
 }
 
 // behind returns a hash of an image's bytes from an offset on.
 func (im *image) behind(offset int64) string {
-	if im.err != nil {
-		return ""
-	}
 	sum := sha256.New()
-	im.err = proof.EachPage(im.Path, func(at int64, page []byte) error {
+	harness.Must(proof.EachPage(im.Path, func(at int64, page []byte) error {
 		if at >= offset {
 			sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)))
 			sum.Write(page)
 		}
 		return nil
-	})
+	}))
 	return fmt.Sprintf(digestFormat, im.Size-offset, sum.Sum(nil)[:8])
 }
 
@@ -214,7 +196,6 @@ func descriptors() []generator {
 	return all
 }
 
-// growable reports whether the tools can grow the filesystem.
 func (k kind) growable() bool { return !slices.Contains(k.args, "bigalloc") }
 
 // span is a part of a disk.
@@ -228,25 +209,14 @@ var (
 
 // descriptors returns the place of the group descriptors of an ext, and the places of their copies,
 // as dumpe2fs reads them.
-func (im *image) descriptors() []span {
-	if im.err != nil {
-		return nil
-	}
+func (im *image) descriptors() (places []span) {
 	out, err := exec.Command("dumpe2fs", im.Path).Output()
 	size, found := descriptorBlocks.FindSubmatch(out), descriptorPlaces.FindAllSubmatch(out, -1)
 	if err != nil || size == nil || len(found) < 2 || string(found[0][1]) != "Primary" {
-		im.err = fmt.Errorf("dumpe2fs of %s finds no group descriptors and copies: %w\n%s", im.Path, err,
-			out)
-		return nil
+		harness.Must(fmt.Errorf("dumpe2fs of %s finds no group descriptors and copies: %w\n%s", im.Path,
+			err, out))
 	}
-	number := func(b []byte) int64 {
-		n, err := strconv.ParseInt(string(b), 10, 64)
-		if err != nil {
-			im.err = err
-		}
-		return n
-	}
-	var places []span
+	number := func(b []byte) int64 { return harness.Got(strconv.ParseInt(string(b), 10, 64)) }
 	for _, m := range found {
 		first, last := number(m[2]), number(m[3])
 		places = append(places, span{first * number(size[1]), (last - first + 1) * number(size[1])})

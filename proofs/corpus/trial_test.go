@@ -26,7 +26,7 @@ type trial struct {
 	// the kernel writes, or the driver its records of a growth.
 	Until int64
 	// Set, if it is set, makes further changes after the disk was attached to the guest.
-	Set func(*fixture) error
+	Set func(*fixture)
 	// Check, if it is set, is a further check of the result.
 	Check func(*fixture) error
 	Want  want
@@ -77,7 +77,6 @@ const (
 	feature         = "FilesystemFeature"
 )
 
-// refuse wants a refusal with one of the reasons.
 func refuse(reasons ...string) want { return want{Outcome: refused, Reasons: reasons} }
 
 // foreign wants a refusal because the disk is not blank. The evidence must contain one of the
@@ -98,13 +97,13 @@ type generator struct {
 }
 
 // blank returns a trial of a blank disk that set changes.
-func blank(name, fs string, w want, set func(*fixture) error) generator {
+func blank(name, fs string, w want, set func(*fixture)) generator {
 	return generator{name, func(t *trial) { t.FS, t.Want, t.Set = fs, w, set }}
 }
 
 // with returns a trial of a disk with the filesystem of a kind. If they are not nil, change writes
 // more to the disk before it is attached, and set changes it then.
-func with(name, kind string, w want, change func(*image), set func(*fixture) error) generator {
+func with(name, kind string, w want, change func(*image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		k := kindOf(kind)
 		k.of(t)
@@ -129,7 +128,6 @@ func (g generator) and(more func(*trial)) generator {
 // larger returns the generator with a disk that is larger than its filesystem.
 func (g generator) larger() generator { return g.and(func(t *trial) { t.Size += fsBytes }) }
 
-// corpus returns all generators, in the order of the families.
 func corpus() []generator {
 	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
 		situations(), races(), formats(), regions(),

@@ -74,12 +74,10 @@ func endless(name string, pages func(env *environment, operation string, n int) 
 // mostPages is the number of pages of an endless list. The driver must not ask for the last one.
 const mostPages = 64
 
-// pageOf returns a page of a list.
 func pageOf(next string, items ...string) string {
 	return fmt.Sprintf(`{"items":[%s],"next_page":%q}`, strings.Join(items, ","), next)
 }
 
-// refusal returns an answer in the rack's format.
 func refusal(name string, status int, errorCode, message string, code codes.Code) answer {
 	return answer{name: name, code: code, set: func(f *adminapi.Fault, _ *environment, _ phase) {
 		f.Response = &adminapi.Response{Status: status, ErrorCode: errorCode, Message: message}
@@ -224,7 +222,6 @@ var releaseFields = map[string][]string{
 	"current": {"silo_id"},
 }
 
-// kindOf returns the kind of object that an operation returns.
 func kindOf(operation string) string {
 	kind, _, _ := strings.Cut(operation, "_")
 	if strings.HasPrefix(operation, "instance_disk_") {
@@ -263,7 +260,6 @@ func filled(env *environment, operation string, n int) []string {
 // object is an object of the rack.
 type object = map[string]any
 
-// altered returns the JSON of an object with a change.
 func altered(of string, change func(fields object)) string {
 	decoder := json.NewDecoder(strings.NewReader(of))
 	decoder.UseNumber()

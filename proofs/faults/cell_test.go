@@ -138,7 +138,6 @@ func (r *cellRun) prepare() {
 	r.want = r.start.changed(r.effect.apply)
 }
 
-// changed returns a copy of the state with a change.
 func (state rackState) changed(change func(*rackState)) rackState {
 	changed := state.clone()
 	if change != nil {
@@ -147,7 +146,6 @@ func (state rackState) changed(change func(*rackState)) rackState {
 	return changed
 }
 
-// callWithFault makes the call while the fault is active.
 func (r *cellRun) callWithFault(limit time.Duration) {
 	admin := r.Rack.Admin
 	var rules []string
@@ -257,7 +255,6 @@ func (r *cellRun) checkState() error {
 	return nil
 }
 
-// outcome describes the result of a call.
 func outcome(err error) string {
 	if err == nil {
 		return "answered OK"

@@ -62,7 +62,6 @@ type environment struct {
 	baseState rackState
 }
 
-// newEnvironment starts a rack and a controller, and creates the objects.
 func newEnvironment(ctx context.Context, p *proof.Proof, run *harness.Run) (env *environment,
 	err error) {
 	defer harness.Catch(&err)
@@ -93,7 +92,6 @@ func newEnvironment(ctx context.Context, p *proof.Proof, run *harness.Run) (env 
 	return env, env.TakeBaseline(ctx)
 }
 
-// createObjects creates the objects that all cells need.
 func (env *environment) createObjects(s *setup) {
 	env.boot = s.handmade("boot", rackProject)
 	env.byHand = s.handmade("by-hand", rackProject)

@@ -81,7 +81,6 @@ type matrix struct {
 	passed atomic.Int64
 }
 
-// start starts all racks at once.
 func (m *matrix) start() {
 	m.t.Helper()
 	errs := make([]error, len(m.environments))
@@ -249,7 +248,6 @@ func (m *matrix) round() {
 	}
 }
 
-// repetition returns the command that runs only this cell.
 func (c cell) repetition(env *environment) string {
 	return fmt.Sprintf("%s='%s' make faults SEED=%d", only, c, env.proof.Seed)
 }

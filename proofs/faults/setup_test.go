@@ -24,13 +24,11 @@ type setup struct {
 	ctx context.Context
 }
 
-// name returns a name that no other cell has.
 func (s *setup) name(prefix string) string {
 	s.names++
 	return fmt.Sprintf("%s-%d", prefix, s.names)
 }
 
-// handmade creates a disk as an administrator does.
 func (s *setup) handmade(name, project string) *oxide.Disk {
 	return harness.Got(s.Rack.CreateDisk(s.ctx, project, name, gib))
 }
@@ -70,7 +68,6 @@ func (s *setup) recordWithoutDevice(disk, instance string) {
 	harness.Must(s.Rack.Admin.ClearFaults(s.ctx))
 }
 
-// bootFrom makes a disk the boot disk of a stopped instance.
 func (s *setup) bootFrom(instance, disk string) {
 	now := harness.Got(s.Rack.Client.InstanceView(s.ctx,
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)}))
@@ -123,7 +120,6 @@ func (env *environment) cleanUp(ctx context.Context) (err error) {
 	return nil
 }
 
-// static returns the volume of a disk that was made by hand.
 func static(disk *oxide.Disk) *csi.Volume { return &csi.Volume{VolumeId: disk.Id} }
 
 func (s *setup) deleteSnapshot(id string) {
@@ -165,7 +161,6 @@ type snapshot struct {
 // fresh replaces the IDs of objects that did not exist when the cell began.
 const fresh = "new"
 
-// state reads the rack's state.
 func (s *setup) state() rackState {
 	state := harness.Got(s.Rack.Admin.State(s.ctx))
 	w := rackState{Disks: map[string]disk{}, Snapshots: map[string]snapshot{},

@@ -64,7 +64,6 @@ var doubt = map[string]map[string][]codes.Code{
 	"project_view":      {"ObjectNotFound": {codes.PermissionDenied}},
 }
 
-// allowed returns the codes that the table allows for a cell.
 func (c cell) allowed() []codes.Code {
 	if c.answer.success && strings.HasSuffix(c.operation, "_delete") {
 		// A successful delete has no body, so an answer with a body does not come from the rack.

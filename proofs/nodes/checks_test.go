@@ -78,7 +78,6 @@ type operation struct {
 // stopped.
 const late = 2 * time.Minute
 
-// checkState checks the promises for the state of the cluster.
 func (w *testCluster) checkState() {
 	if busy := w.busy(); len(busy) > 1 {
 		w.breaks("the keepers work on several nodes at once: %v", busy)

@@ -180,7 +180,6 @@ func newTestCluster(ctx context.Context, t keepertest.T, r *harness.Rack) *testC
 	return w
 }
 
-// calm ends all temporary disturbances.
 func (w *testCluster) calm() {
 	w.noEviction, w.stuck, w.lagging, w.hidden, w.starter = false, false, false, false, false
 	w.outage = time.Time{}
@@ -435,10 +434,8 @@ func (w *testCluster) interceptRead(r keepertest.KubeRequest) error {
 	return w.fails(r.Resource)
 }
 
-// away reports whether the API server is unavailable.
 func (w *testCluster) away() bool { return w.clock.Before(w.outage) }
 
-// sender returns the keeper that has sent a request.
 func (w *testCluster) sender(r keepertest.KubeRequest) *replica {
 	for i, k := range w.keepers {
 		if r.Client == fmt.Sprintf("keeper-%d", i) {
@@ -460,7 +457,6 @@ func (w *testCluster) log(format string, args ...any) {
 	}
 }
 
-// breaks records a broken promise.
 func (w *testCluster) breaks(format string, args ...any) {
 	w.log("BROKEN: "+format, args...)
 	if w.brokenAt.IsZero() {

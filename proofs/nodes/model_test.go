@@ -127,7 +127,6 @@ func (w *testCluster) turn() {
 	w.pass(2 * time.Second)
 }
 
-// turnWithout is turn without the keeper.
 func (w *testCluster) turnWithout() {
 	w.controllers()
 	w.attacher()
@@ -292,7 +291,6 @@ func run(ctx context.Context, t keepertest.T, r *harness.Rack, acts []act) (*tes
 	return w, errors.Join(err, w.clear())
 }
 
-// startRack starts a rack, and returns the run's directory, too.
 func startRack(t *testing.T) (rack *harness.Rack, dir string) {
 	run := harness.RunFor(t)
 	rack, err := run.StartRack(t.Context(), harness.RackOptions{Instances: names, Hotplug: "none"})

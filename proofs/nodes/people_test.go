@@ -294,7 +294,6 @@ func (w *testCluster) correctOthers(name string) {
 	}
 }
 
-// deleteNode deletes a Node, or creates it again.
 func (w *testCluster) deleteNode(name string, a act) {
 	w.correctOthers(name)
 	n := w.node(name)

@@ -67,7 +67,6 @@ func (q *queue) follow(ctx context.Context, kube *keeper.Cluster) {
 	}
 }
 
-// work does the work of a worker thread.
 func (q *queue) work(ctx context.Context) {
 	for {
 		name, end := q.Get()

@@ -89,7 +89,6 @@ func collect() {
 	}
 }
 
-// peakMiB returns the maximum memory of this process so far.
 func peakMiB() (int64, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -233,7 +232,6 @@ func newVolume(access string) volume {
 
 func (v volume) raw() bool { return v.access == raw }
 
-// grownTo returns the size of the disk after it has grown.
 func (v volume) grownTo() int64 { return v.size / 2 * 3 }
 
 // grownAtLeast returns the minimum size of a filesystem that has grown. The size of an xfs does not

@@ -158,7 +158,6 @@ func isZero(b []byte) bool {
 	return !slices.ContainsFunc(b, func(c byte) bool { return c != 0 })
 }
 
-// mountable reports whether the kernel can mount the disk.
 func (p *placement) mountable() bool {
 	err := unix.Mount(p.loop.Path, p.Staging, p.volume.access, 0, "")
 	return err == nil && unix.Unmount(p.Staging, 0) == nil
@@ -211,7 +210,6 @@ func (p *placement) usable(of *recording) error {
 	return err
 }
 
-// filesystemBytes returns the size of the staged filesystem.
 func (p *placement) filesystemBytes() (int64, error) {
 	var st unix.Statfs_t
 	err := unix.Statfs(p.Staging, &st)

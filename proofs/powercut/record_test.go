@@ -104,7 +104,6 @@ func (r *recorder) undecided(name string) {
 	r.happened(event{promises: map[string]promise{name: {anything: true}}})
 }
 
-// stage stages and publishes the volume.
 func (r *recorder) stage(ctx context.Context) {
 	harness.Must(r.place.stage(ctx))
 	r.happened(event{staged: true})
@@ -194,13 +193,11 @@ func (r *recorder) forge() {
 	r.happened(event{promises: promises})
 }
 
-// current returns the present content of a name.
 func (r *recorder) current(name string) []byte {
 	now, _ := r.ledger.at(len(r.ledger.events))
 	return now[name].contents[0]
 }
 
-// replace replaces a file by renaming another one.
 func (r *recorder) replace(name string) {
 	old, content := r.current(name), r.content()
 	r.promise(name, old, content)
@@ -210,7 +207,6 @@ func (r *recorder) replace(name string) {
 	r.promise(name, content)
 }
 
-// overwrite writes to a file in place.
 func (r *recorder) overwrite(name string) {
 	content := bytes.Clone(r.current(name))
 	for i := range len(content) / 2 {
@@ -273,7 +269,6 @@ func marked(data []byte) bool {
 		!bytes.Contains(data[:min(len(data), flakydisk.SectorBytes)], []byte(proof.Trace))
 }
 
-// marks returns the offsets of the driver's records in an image.
 func marks(m *flakydisk.Image) (offsets []int64) {
 	m.EachPage(func(offset int64, data []byte) bool {
 		if marked(data) {
@@ -352,7 +347,6 @@ func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
 	return promises, staged
 }
 
-// note returns the text of an event in a log.
 func note(number int) string { return strconv.Itoa(number) }
 
 // checkFiles returns an error unless the files of a directory are as promised. forged counts the

@@ -159,7 +159,6 @@ func (s *sampler) some(indexes []int) (pieces []flakydisk.Piece) {
 	return pieces
 }
 
-// torn tears half of the pieces.
 func (s *sampler) torn(pieces []flakydisk.Piece) []flakydisk.Piece {
 	for i, p := range pieces {
 		if s.rand.IntN(2) == 0 {
@@ -208,7 +207,6 @@ func (s *sampler) add(all []image, epoch, cut int, name string, pieces ...flakyd
 		torn: torn, name: name})
 }
 
-// events returns the number of events before a record.
 func (s *sampler) events(before int) int {
 	for i := before - 1; i >= 0; i-- {
 		if r := s.of.log[i]; r.Kind == flakydisk.Note {

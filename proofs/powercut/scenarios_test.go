@@ -20,7 +20,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// recordings records every scenario for an access type, on the bench.
 func recordings(ctx context.Context, b *bench, access string, r *rand.Rand) (all []*recording,
 	err error) {
 	defer harness.Catch(&err)
@@ -39,7 +38,6 @@ func recordings(ctx context.Context, b *bench, access string, r *rand.Rand) (all
 	return append(all, growAgain(ctx, b, growth, r), releaseRaw(ctx, b, life, r)), nil
 }
 
-// recorded makes a recording, and returns it.
 func recorded(ctx context.Context, b *bench, made *recording, r *rand.Rand,
 	do func(context.Context, *recorder)) *recording {
 	if err := record(ctx, b, made, r, do); err != nil {
@@ -124,7 +122,6 @@ func recoverFrom(ctx context.Context, b *bench, life *recording, r *rand.Rand) *
 	return recorded(ctx, b, made, r, useAgain)
 }
 
-// resume records the repetition of an interrupted format.
 func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	return resumeFrom(ctx, b, life, unfinishedFormat(ctx, b, life, r), r)
 }
@@ -149,7 +146,6 @@ func resumeFrom(ctx context.Context, b *bench, life *recording, base image,
 		volume: life.volume, base: base.content(), blank: true}, r, liveOnce)
 }
 
-// unfinishedFormat returns an image of an interrupted format.
 func unfinishedFormat(ctx context.Context, b *bench, life *recording, r *rand.Rand) image {
 	return cutAt(ctx, b, life, r, func(m image) bool {
 		pages, content := 0, m.content()

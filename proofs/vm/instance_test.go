@@ -32,7 +32,6 @@ func (i instance) must(err error) {
 	must(i.T, err)
 }
 
-// await waits until the rack says that the instance is in a state.
 func (i instance) await(state oxide.InstanceState) {
 	i.Helper()
 	i.must(harness.Await(i.Context(), bootTime, func() error {
@@ -90,7 +89,6 @@ func (i instance) console() (string, error) {
 	return string(text), nil
 }
 
-// killQEMU kills the machine of the instance from outside.
 func (i instance) killQEMU() {
 	i.Helper()
 	process, err := i.qemu()

@@ -80,7 +80,6 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// runLives runs lives on two machines, one after the other.
 func runLives(t *testing.T, p *proof.Proof, count int, args ...string) *lab {
 	t.Helper()
 	l, drawn := newLab(t, p, args...), 0
@@ -388,7 +387,6 @@ func (v *life) step(ctx context.Context, n *node, round int, what string) {
 	v.recover(ctx, n)
 }
 
-// pull pulls the plug.
 func (v *life) pull(ctx context.Context, n *node) error {
 	switch v.plug {
 	case "killed":
@@ -471,13 +469,11 @@ func (v *life) makeDirs(ctx context.Context, n *node) {
 		filepath.Dir(v.at.Target))))
 }
 
-// record returns a record.
 func (v *life) record(n int) string {
 	line := fmt.Sprintf("life %d seed %d record %d\n", v.number, v.Seed, n)
 	return strings.Repeat(line, recordBytes)[:recordBytes]
 }
 
-// place returns the guest's path of the records.
 func (v *life) place() string {
 	if v.kind == "block" {
 		return v.at.Target
@@ -568,7 +564,6 @@ func (v *life) compare(ctx context.Context, n *node) (lost int) {
 	return lost
 }
 
-// live takes a volume through its life.
 func (l *lab) live(ctx context.Context, p plan) (err error) {
 	defer harness.Catch(&err)
 	l.lives++
@@ -597,7 +592,6 @@ func (l *lab) live(ctx context.Context, p plan) (err error) {
 	return nil
 }
 
-// end deletes the volume.
 func (v *life) end(ctx context.Context) {
 	v.until(ctx, "delete", func(ctx context.Context) error {
 		_, err := v.controller.DeleteVolume(ctx,

@@ -112,36 +112,22 @@ func (n *node) changeImage(ctx context.Context, dir string) error {
 }
 
 // connect waits until the guest has booted, and starts the driver there.
-func (n *node) connect(ctx context.Context) error {
+func (n *node) connect(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootTime)
 	defer cancel()
-	if err := harness.Await(ctx, bootTime, func() error { return n.reach(ctx) }); err != nil {
-		return fmt.Errorf("instance %s does not boot: %w", n.Name, err)
-	}
-	_, err := n.run(ctx, nil, "test -x "+guestDriver)
-	if err != nil {
-		program, err := os.Open(n.driver)
-		if err != nil {
-			return err
-		}
+	defer harness.Catch(&err)
+	harness.Must(harness.Await(ctx, bootTime, func() error { return n.reach(ctx) }))
+	if _, err := n.run(ctx, nil, "test -x "+guestDriver); err != nil {
+		program := harness.Got(os.Open(n.driver))
 		defer program.Close()
-		_, err = n.run(ctx, program, fmt.Sprintf("cat >%s.new && chmod +x %[1]s.new && sync && "+
-			"mv %[1]s.new %[1]s && sync", guestDriver))
-		if err != nil {
-			return err
-		}
+		harness.Got(n.run(ctx, program, fmt.Sprintf("cat >%s.new && chmod +x %[1]s.new && sync && "+
+			"mv %[1]s.new %[1]s && sync", guestDriver)))
 	}
-	_, err = n.run(ctx, nil, fmt.Sprintf("setsid %s --mode=node --endpoint=unix://%s "+
-		">>/root/driver.log 2>&1 </dev/null &", guestDriver, guestSocket))
-	if err != nil {
-		return err
-	}
-	n.conn, err = grpc.NewClient("unix://"+n.path("sock"), grpc.WithAuthority("localhost"),
+	harness.Got(n.run(ctx, nil, fmt.Sprintf("setsid %s --mode=node --endpoint=unix://%s "+
+		">>/root/driver.log 2>&1 </dev/null &", guestDriver, guestSocket)))
+	n.conn = harness.Got(grpc.NewClient("unix://"+n.path("sock"), grpc.WithAuthority("localhost"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithChainUnaryInterceptor(harness.ErrorRules))
-	if err != nil {
-		return err
-	}
+		grpc.WithChainUnaryInterceptor(harness.ErrorRules)))
 	return harness.Await(ctx, bootTime, func() error {
 		n.conn.ResetConnectBackoff()
 		info, err := n.node().NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
@@ -152,31 +138,21 @@ func (n *node) connect(ctx context.Context) error {
 	})
 }
 
-// reach starts the ssh that keeps a connection.
-func (n *node) reach(ctx context.Context) error {
+func (n *node) reach(ctx context.Context) (err error) {
+	defer harness.Catch(&err)
 	n.sever()
-	var err error
-	if n.address, err = n.sshd(ctx); err != nil {
-		return err
-	}
+	n.address = harness.Got(n.sshd(ctx))
 	_ = os.Remove(n.path("ssh"))
 	// It outlives this call.
 	c := n.ssh(context.WithoutCancel(ctx), "echo up; exec cat >/dev/null", "-M", "-o",
 		"StreamLocalBindUnlink=yes", "-L", n.path("sock")+":"+guestSocket)
-	out, err := c.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if n.hold, err = c.StdinPipe(); err != nil {
-		return err
-	}
-	if err := c.Start(); err != nil {
-		return err
-	}
+	out := harness.Got(c.StdoutPipe())
+	n.hold = harness.Got(c.StdinPipe())
+	harness.Must(c.Start())
 	n.master = c
 	if _, err := out.Read(make([]byte, 1)); err != nil {
 		n.sever()
-		return fmt.Errorf("its sshd does not answer: %w", err)
+		return fmt.Errorf("the sshd of instance %s does not answer: %w", n.Name, err)
 	}
 	return nil
 }
@@ -207,7 +183,6 @@ func (n *node) sever() {
 
 func (n *node) node() csi.NodeClient { return csi.NewNodeClient(n.conn) }
 
-// qemu returns the process of the machine.
 func (n *node) qemu() (*os.Process, error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*/cwd")
 	for _, dir := range dirs {
@@ -246,13 +221,12 @@ func (n *node) kill(ctx context.Context) error {
 	})
 }
 
-// pause stops QEMU for a time.
 func (n *node) pause(ctx context.Context, d time.Duration) error {
 	process, err := n.qemu()
-	if err != nil {
-		return err
+	if err == nil {
+		err = process.Signal(syscall.SIGSTOP)
 	}
-	if err := process.Signal(syscall.SIGSTOP); err != nil {
+	if err != nil {
 		return err
 	}
 	after(ctx, d)

@@ -151,7 +151,6 @@ func newOperator(t *testing.T, work, key, release string, hotplug adminapi.Hotpl
 	return o
 }
 
-// blocksOf reads the page.
 func blocksOf(t *testing.T) func(text string) docs.Block {
 	t.Helper()
 	page, err := docs.Read("../..", "docs/conformance.md")
@@ -211,14 +210,12 @@ func relay(t *testing.T, rack *harness.Rack, id string) (port int) {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// command returns commands on the operator's machine.
 func (o *operator) command(ctx context.Context, text string) *exec.Cmd {
 	c := exec.CommandContext(ctx, "bash", "-e", "-c", text)
 	c.Dir, c.Env = o.work, o.env
 	return c
 }
 
-// fill fills in the release.
 func (o *operator) fill(text string) string {
 	if o.release == "" {
 		return text
@@ -226,7 +223,6 @@ func (o *operator) fill(text string) string {
 	return strings.ReplaceAll(text, "v21", o.release)
 }
 
-// here runs a block on the operator's machine.
 func (o *operator) here(t *testing.T, b docs.Block) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), stepTime)
@@ -304,7 +300,6 @@ func (o *operator) kill(t *testing.T, command string, attachments int) {
 	}
 }
 
-// state returns what the rack has.
 func (o *operator) state(t *testing.T) adminapi.State {
 	t.Helper()
 	state, err := o.rack.Admin.State(t.Context())
