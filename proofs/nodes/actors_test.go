@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
@@ -280,7 +281,7 @@ func (w *testCluster) starts() {
 		if state == oxide.InstanceStateStopped && w.byPeople[name].IsZero() && !w.destroyed[name] {
 			w.log("the program starts the instance of %s", name)
 			w.count("started by a program")
-			w.must(w.rack.StartInstance(w.ctx, w.rack.Instance(name).ID))
+			harness.Must(w.rack.StartInstance(w.ctx, w.rack.Instance(name).ID))
 		}
 	}
 }

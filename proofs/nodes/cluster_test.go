@@ -163,9 +163,7 @@ func newTestCluster(ctx context.Context, t keepertest.T, r *harness.Rack) *testC
 		changes: map[string]time.Time{}, operations: map[string]*operation{},
 		causes: map[string][]stop{}, ends: map[string]time.Time{}, counts: map[string]int{}}
 	w.calm()
-	if err := r.Admin.Switch(ctx, map[string]any{"hotplug": "none"}); err != nil {
-		panic(err)
-	}
+	harness.Must(r.Admin.Switch(ctx, map[string]any{"hotplug": "none"}))
 	w.api = keepertest.Serve(t, func() time.Time { return w.clock })
 	w.api.Intercept(w.intercept)
 	w.api.InterceptReads(w.interceptRead)
@@ -231,17 +229,12 @@ func (w *testCluster) restart(i int) {
 	config, cut := w.api.Client(name)
 	k.cut = cut
 	config.Wrap(func(to http.RoundTripper) http.RoundTripper { return waiting{to} })
-	client, err := keeper.Connect(config, name)
-	if err != nil {
-		panic(err)
-	}
+	client := harness.Got(keeper.Connect(config, name))
 	log := slog.New(slog.DiscardHandler)
 	transport := &rack.Transport{Tokens: &rack.TokenSource{Fixed: w.rack.Token, Log: log}}
 	racks, _, err := rack.New(rack.Options{Host: w.rack.URL, Project: w.rack.Project,
 		UserAgent: "keeper"}, transport)
-	if err != nil {
-		panic(err)
-	}
+	harness.Must(err)
 	transport.Base = &gatedTransport{transport.Base, w, k, i}
 	k.Keeper = &keeper.Keeper{Config: w.configs[i], Kubernetes: client, Rack: racks, Log: log,
 		Namespace: namespaceOfRecords, Metrics: keeper.NewMetrics(),
@@ -330,11 +323,7 @@ func (w *testCluster) hinder(to http.RoundTripper, r *http.Request) (*http.Respo
 		later := r.Clone(w.ctx)
 		w.onWay = append(w.onWay, onWay{w.clock.Add(w.delays[operation]), func() {
 			w.log("the rack is asked late: %s", operation)
-			response, err := to.RoundTrip(later)
-			if err != nil {
-				panic(err)
-			}
-			_ = response.Body.Close()
+			_ = harness.Got(to.RoundTrip(later)).Body.Close()
 			w.states()
 		}})
 		delete(w.delays, operation)
@@ -467,11 +456,8 @@ func (w *testCluster) breaks(format string, args ...any) {
 
 // states returns the instances' states. No fault affects this request.
 func (w *testCluster) states() map[string]oxide.InstanceState {
-	page, err := w.rack.Client.InstanceList(w.ctx,
-		oxide.InstanceListParams{Project: oxide.NameOrId(w.rack.Project)})
-	if err != nil {
-		panic(err)
-	}
+	page := harness.Got(w.rack.Client.InstanceList(w.ctx,
+		oxide.InstanceListParams{Project: oxide.NameOrId(w.rack.Project)}))
 	states := map[string]oxide.InstanceState{}
 	for _, i := range page.Items {
 		states[string(i.Name)] = i.RunState
@@ -531,11 +517,8 @@ func (w *testCluster) addPod(name string, kind int) {
 func (w *testCluster) addVolume(pod *corev1.Pod) {
 	w.volumes++
 	volume := fmt.Sprintf("pvc-%d", w.volumes)
-	disk, err := w.rack.CreateDisk(w.ctx, w.rack.Project,
-		fmt.Sprintf("d%d-%d", time.Now().UnixNano(), w.volumes), harness.GiB)
-	if err != nil {
-		panic(err)
-	}
+	disk := harness.Got(w.rack.CreateDisk(w.ctx, w.rack.Project,
+		fmt.Sprintf("d%d-%d", time.Now().UnixNano(), w.volumes), harness.GiB))
 	w.disks[volume] = disk.Id
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
 		Name: volume}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume}}

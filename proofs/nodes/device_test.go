@@ -18,24 +18,16 @@ import (
 // the volume is attached, so the keeper stops no node for it, until somebody deletes the pod: then
 // the detach needs a stop, and the next pod has its device (D-61, docs/hot-plug.md).
 func TestTheStopForADetachHealsAVolumeWithoutADevice(t *testing.T) { // D-61
-	rack, err := harness.RunFor(t).StartRack(t.Context(),
-		harness.RackOptions{Instances: names, Hotplug: "none"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = rack.Stop() })
+	rack, _ := startRack(t)
 	w := newTestCluster(t.Context(), t, rack)
-	defer func() { w.must(w.clear()) }()
+	defer func() { harness.Must(w.clear()) }()
 	w.hotAttach = w.clock
-	w.must(rack.Admin.Switch(w.ctx, map[string]any{
+	harness.Must(rack.Admin.Switch(w.ctx, map[string]any{
 		"hotplug": adminapi.HotplugAttachOnly.With(adminapi.RecordFirst)}))
-	_, err = rack.Admin.AddFault(w.ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
-		Device: &adminapi.DeviceFault{Fails: true}})
-	w.must(err)
+	harness.Got(rack.Admin.AddFault(w.ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
+		Device: &adminapi.DeviceFault{Fails: true}}))
 	devices := func() int {
-		all, err := rack.Instance("a").Devices()
-		w.must(err)
-		return len(all)
+		return len(harness.Got(rack.Instance("a").Devices()))
 	}
 
 	w.addPod("a", 0)
@@ -65,7 +57,7 @@ func TestTheStopForADetachHealsAVolumeWithoutADevice(t *testing.T) { // D-61
 	pod.UID, pod.DeletionTimestamp, pod.ResourceVersion = "", nil, ""
 	pod.Name += "-again"
 	keepertest.Put(w.api, pod)
-	w.must(w.rest())
+	harness.Must(w.rest())
 	if w.stops != 1 || devices() != 1 {
 		t.Errorf("%s has %d devices after %d stops, want 1 of each:\n%v", volume, devices(), w.stops,
 			w.lines)

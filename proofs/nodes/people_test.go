@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
@@ -324,7 +325,7 @@ func (w *testCluster) taint(name string, _ act) {
 func (w *testCluster) stopByHand(name string, _ act) {
 	w.log("somebody stops the instance of %s", name)
 	w.mayStop(name)
-	w.must(w.rack.StopInstance(w.ctx, w.rack.Instance(name).ID))
+	harness.Must(w.rack.StopInstance(w.ctx, w.rack.Instance(name).ID))
 	w.states()
 }
 
@@ -358,7 +359,7 @@ func (w *testCluster) plug(_ string, a act) {
 		w.hotplug = w.clock
 	}
 	w.log("the rack has the hot-plug %s", mode)
-	w.must(w.rack.Admin.Switch(w.ctx, map[string]any{"hotplug": mode}))
+	harness.Must(w.rack.Admin.Switch(w.ctx, map[string]any{"hotplug": mode}))
 }
 
 // configure restarts one of the keepers, or both, with other arguments.
@@ -376,9 +377,7 @@ func (w *testCluster) configure(_ string, a act) {
 		case 2:
 			c.Fence, c.StartupTaint = false, false
 		case 3:
-			window, err := keeper.ParseWindow("0 * * * *", windowLength)
-			w.must(err)
-			c.Window = window
+			c.Window = harness.Got(keeper.ParseWindow("0 * * * *", windowLength))
 		}
 		w.log("the keeper on %s: cold attach %v, dry run %v, fence %v, window %v", c.NodeName,
 			c.ColdAttach, c.DryRun, c.Fence, c.Window != nil)
@@ -400,12 +399,6 @@ func (w *testCluster) ask() {
 		maps.DeleteFunc(m.Data, func(_, text string) bool { return !json.Valid([]byte(text)) })
 	})
 	w.causes = map[string][]stop{}
-}
-
-func (w *testCluster) must(err error) {
-	if err != nil {
-		panic(err)
-	}
 }
 
 // mend ends all disturbances, and repairs what people have to repair.
@@ -434,7 +427,7 @@ func (w *testCluster) mend() {
 	}
 	w.ask()
 	for _, name := range slices.Sorted(maps.Keys(w.byPeople)) {
-		w.must(w.rack.StartInstance(w.ctx, w.rack.Instance(name).ID))
+		harness.Must(w.rack.StartInstance(w.ctx, w.rack.Instance(name).ID))
 	}
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 		if len(p.OwnerReferences) == 0 && len(p.Spec.Volumes) == 0 {

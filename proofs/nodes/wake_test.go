@@ -49,8 +49,7 @@ type queue struct {
 
 // follow adds the attachments that are created or annotated.
 func (q *queue) follow(ctx context.Context, kube *keeper.Cluster) {
-	watch, err := kube.Storage.VolumeAttachments().Watch(ctx, metav1.ListOptions{})
-	q.w.must(err)
+	watch := harness.Got(kube.Storage.VolumeAttachments().Watch(ctx, metav1.ListOptions{}))
 	defer watch.Stop()
 	seen := map[string]map[string]string{}
 	for {
@@ -103,8 +102,8 @@ func (q *queue) try(name string) {
 		q.AddRateLimited(name)
 		return
 	}
-	instance, err := q.w.rack.Client.InstanceView(q.w.ctx, oxide.InstanceViewParams{Instance: id})
-	q.w.must(err)
+	instance := harness.Got(q.w.rack.Client.InstanceView(q.w.ctx,
+		oxide.InstanceViewParams{Instance: id}))
 	q.attached <- time.Since(*instance.TimeRunStateUpdated)
 }
 
@@ -129,16 +128,16 @@ func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	w := newTestCluster(t.Context(), t, r)
 	w.api.Intercept(nil)
 	w.api.InterceptReads(nil)
-	defer func() { w.must(w.clear()) }()
+	defer func() { harness.Must(w.clear()) }()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, 30*time.Second)
 	q := &queue{workqueue.NewTypedRateLimitingQueue(limiter), w, make(chan time.Duration, 1)}
 	transport := &rack.Transport{Tokens: &rack.TokenSource{Fixed: r.Token, Log: slog.Default()}}
 	racks, _, err := rack.New(rack.Options{Host: r.URL, Project: r.Project}, transport)
-	w.must(err)
+	harness.Must(err)
 	var starter *time.Timer
 	transport.Base = onStop{transport.Base, func() {
 		starter = time.AfterFunc(startsAfter, func() {
-			w.must(r.StartInstance(w.ctx, r.Instance("a").ID))
+			harness.Must(r.StartInstance(w.ctx, r.Instance("a").ID))
 		})
 		for i := range others {
 			q.Add(fmt.Sprint("other-", i))
@@ -146,8 +145,7 @@ func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	}}
 	config, cut := w.api.Client("keeper")
 	defer cut()
-	kube, err := keeper.Connect(config, "keeper")
-	w.must(err)
+	kube := harness.Got(keeper.Connect(config, "keeper"))
 	k := keeper.Keeper{Kubernetes: kube, Rack: racks, Log: slog.New(slog.DiscardHandler),
 		Namespace: namespaceOfRecords, Metrics: keeper.NewMetrics(), Config: keeper.Defaults()}
 	k.Config.ColdAttach, k.Config.NodeName, k.Config.Settle = true, "b", 0
