@@ -3,13 +3,10 @@ package broken
 import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
 var attachments = []Mutation{
-	{Name: "A16-eight", Says: "an instance has at most 8 disks, as on racks up to v17",
+	{Name: "A16-eight", Says: "an instance with 8 disks gains no more, as on racks up to v17",
 		Before: func(x *Interception) {
-			const most, text = 8, "cannot attach more than 8 disks to instance"
-			disks, _ := x.Sent()["disks"].([]any)
-			if x.Is("instance_disk_attach") && len(x.disks()) >= most ||
-				x.Is("instance_create") && len(disks) >= most {
-				x.Refuse(400, "InvalidRequest", text)
+			if x.Is("instance_disk_attach") && len(x.disks()) >= 8 {
+				x.Refuse(400, "InvalidRequest", "cannot attach more than 8 disks to instance")
 			}
 		}},
 	{Name: "A17-needs-it-stopped", DriverSays: "InstanceMustBeStopped",
@@ -22,7 +19,10 @@ var attachments = []Mutation{
 	{Name: "A30-across-projects", Says: "a disk of another project is attached",
 		After: func(x *Interception) {
 			if x.Is("instance_disk_attach") && x.Refused(400, "same project") {
-				x.force(store.DiskState{State: store.StateAttached, Instance: x.instance().ID})
+				disk := x.disk()
+				disk.State = store.DiskState{State: store.StateAttached, Instance: x.instance().ID}
+				x.putDisk(disk)
+				x.accept(disk)
 			}
 		}},
 	{Name: "A31-attach-without-effect", DriverSays: "DiskBusy",
@@ -41,11 +41,8 @@ var attachments = []Mutation{
 			}
 		}},
 	{Name: "A32-refuses-creating", Says: "a disk in creating is not attached",
-		Before: func(x *Interception) {
-			if disk := x.disk(); x.Is("instance_disk_attach") && disk.State.State == "creating" {
-				x.Refuse(400, "InvalidRequest", "cannot attach disk %q: invalid state creating", disk.Name)
-			}
-		}},
+		Before: ofDisk("instance_disk_attach", "creating", 400, "InvalidRequest",
+			"cannot attach disk: invalid state creating")},
 	{Name: "A33-refuses-again",
 		Says: "a disk that is attached to an instance is not attached to it again",
 		Before: ofDisk("instance_disk_attach", "attached", 400, "InvalidRequest",
@@ -56,16 +53,13 @@ var attachments = []Mutation{
 			disk := x.disk()
 			if x.Is("instance_disk_attach") && disk.State.Instance != "" &&
 				!disk.AttachedTo(x.instance().ID) && x.instance().ID != "" {
-				_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
-				x.force(store.DiskState{State: store.StateDetached})
-				x.Answer = nil
+				x.takeAway(disk)
 			}
 		}},
 	{Name: "A35-detaches-local", Says: "a running instance loses a local disk",
 		Before: func(x *Interception) {
-			if x.Is("instance_disk_detach") && x.disk().DiskType == store.TypeLocal {
-				_ = x.Rack.Plane().Unplug(x.instance().ID, x.disk().ID)
-				x.force(store.DiskState{State: store.StateDetached})
+			if disk := x.disk(); x.Is("instance_disk_detach") && disk.DiskType == store.TypeLocal {
+				x.accept(x.takeAway(disk))
 			}
 		}},
 	{Name: "A36-refuses-again", Says: "a detached disk is not detached again",
@@ -75,16 +69,13 @@ var attachments = []Mutation{
 		Says: "a disk is detached from the instance that has it, whichever is named",
 		Before: func(x *Interception) {
 			if disk := x.disk(); x.Is("instance_disk_detach") && disk.State.Instance != "" {
-				_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
-				x.force(store.DiskState{State: store.StateDetached})
+				x.accept(x.takeAway(disk))
 			}
 		}},
 	{Name: "A67-undone", Says: "an attach that is answered with 503 is not done",
 		After: func(x *Interception) {
 			if x.Is("instance_disk_attach") && x.Answer.Status == 503 {
-				answer := x.Answer
-				x.force(store.DiskState{State: store.StateDetached})
-				x.Answer = answer
+				x.takeAway(x.disk())
 			}
 		}},
 }

@@ -26,46 +26,24 @@ var guests = []Mutation{
 		After: plugged(func(_ store.Disk, dir string) error {
 			return os.CopyFS(second(dir), os.DirFS(dir))
 		})},
-	{Name: "A54-shows-both", Says: "a guest sees both of two devices with equal serials",
-		Before: hideSecond,
-		After: plugged(func(disk store.Disk, dir string) error {
-			if _, err := os.Stat(filepath.Join(dir, "../../../hidden", disk.ID)); err != nil {
-				return nil // it is the first device
-			}
-			return os.CopyFS(second(dir), os.DirFS(dir))
-		})},
 	{Name: "A55-other-serial",
 		Says: "the firmware's serial number is another UUID than the instance's",
-		Guests: firmware("product_serial", func(id string, broken bool) string {
-			if broken {
-				id = uuid.NewSHA1(uuid.NameSpaceOID, []byte(id)).String()
+		Guests: func(rack *engine.Simulation, broken bool) error {
+			dirs, err := os.ReadDir(rack.Plane().GuestDir(""))
+			for _, dir := range dirs {
+				id := dir.Name()
+				path := filepath.Join(rack.Plane().GuestDir(id), "sys/class/dmi/id/product_serial")
+				if broken {
+					id = uuid.NewSHA1(uuid.NameSpaceOID, []byte(id)).String()
+				}
+				err = errors.Join(err, os.WriteFile(path, []byte(id+"\n"), 0o400))
 			}
-			return id
-		})},
-	{Name: "A55-byte-order",
-		Says: "the firmware's UUID has its first three fields in the other byte order",
-		Guests: firmware("product_uuid", func(id string, broken bool) string {
-			if broken {
-				id = id[6:8] + id[4:6] + id[2:4] + id[:2] + "-" + id[11:13] + id[9:11] + "-" +
-					id[16:18] + id[14:16] + id[18:]
-			}
-			return id
-		})},
-	{Name: "A55-other-vendor", Says: "the firmware does not say that Oxide made it",
-		Guests: firmware("sys_vendor", func(_ string, broken bool) string {
-			if broken {
-				return "Oxide Computer Company"
-			}
-			return "Oxide"
-		})},
+			return err
+		}},
 	{Name: "A56-spaces", Says: "serials are padded with spaces, as the NVMe standard says",
 		After: plugged(func(disk store.Disk, dir string) error {
 			padded := (disk.Name + strings.Repeat(" ", 20))[:20] + "\n"
 			return os.WriteFile(filepath.Join(dir, "device/serial"), []byte(padded), 0o444)
-		})},
-	{Name: "A56-model", Says: "a device has a model",
-		After: plugged(func(_ store.Disk, dir string) error {
-			return os.WriteFile(filepath.Join(dir, "device/model"), []byte("Oxide Disk\n"), 0o444)
 		})},
 	{Name: "A57-comes-again", Says: "a detach removes the guest's other devices and adds them again",
 		After: func(x *Interception) {
@@ -124,19 +102,5 @@ func plugged(change func(disk store.Disk, dir string) error) func(*Interception)
 				x.Refuse(500, "Internal", "Internal Server Error")
 			}
 		}
-	}
-}
-
-// firmware returns a function that changes a value in the firmware of every guest.
-func firmware(field string,
-	value func(instance string, broken bool) string) func(*engine.Simulation, bool) error {
-	return func(rack *engine.Simulation, broken bool) error {
-		dirs, err := os.ReadDir(rack.Plane().GuestDir(""))
-		for _, dir := range dirs {
-			path := filepath.Join(rack.Plane().GuestDir(dir.Name()), "sys/class/dmi/id", field)
-			text := value(dir.Name(), broken) + "\n"
-			err = errors.Join(err, os.WriteFile(path, []byte(text), 0o400))
-		}
-		return err
 	}
 }

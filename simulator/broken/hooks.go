@@ -35,13 +35,12 @@ func (x *Interception) instance() store.Instance {
 	})
 }
 
-// force changes the state of the disk that the request names without any check, and answers with
-// the disk.
-func (x *Interception) force(state store.DiskState) {
-	disk := x.disk()
-	disk.State = state
+// takeAway detaches a disk from whatever has it, without any check, and returns it.
+func (x *Interception) takeAway(disk store.Disk) store.Disk {
+	_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
+	disk.State = store.DiskState{State: store.StateDetached}
 	x.putDisk(disk)
-	x.accept(disk)
+	return disk
 }
 
 func (x *Interception) accept(object any) { x.Reply(202, object) }
@@ -111,34 +110,6 @@ func reword(status int, text string, want int, code, message string) func(*Inter
 func (x *Interception) disks() []store.Disk {
 	id := x.instance().ID
 	return view(x, func(tx *store.Tx) []store.Disk { return tx.DisksOf(id) })
-}
-
-func (x *Interception) putInstance(instance store.Instance) {
-	_ = x.Rack.Records().Update(func(tx *store.Tx) { store.Instances.Put(tx, instance) })
-}
-
-// refuseTaken refuses to create an instance whose name is taken.
-func refuseTaken(x *Interception) {
-	name, _ := x.Sent()["name"].(string)
-	for _, i := range all(x, store.Instances) {
-		if x.Is("instance_create") && i.Name == name {
-			x.Refuse(400, "ObjectAlreadyExists", "already exists: instance %q", name)
-		}
-	}
-}
-
-// unstarted returns the instance whose start failed when it was created, or the zero value.
-func (x *Interception) unstarted() (instance store.Instance) {
-	answer := object(x.Answer.Body)
-	if !x.Is("instance_create") || x.Sent()["start"] == false || answer["run_state"] != "stopped" {
-		return instance
-	}
-	for _, i := range all(x, store.Instances) {
-		if i.ID == answer["id"] {
-			instance = i
-		}
-	}
-	return instance
 }
 
 // Reply answers with a success.

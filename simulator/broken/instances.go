@@ -1,24 +1,15 @@
 package broken
 
-import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+import (
+	"slices"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
 
 // instances are the mutations of instances and of their networks.
 var instances = []Mutation{
-	{Name: "A20-counts-until-deleted",
-		Says: "CPUs and memory count from an instance's creation to its deletion",
-		After: func(x *Interception) {
-			if !x.Is("utilization_view") {
-				return
-			}
-			cpus, memory := 0, int64(0)
-			for _, i := range all(x, store.Instances) {
-				cpus, memory = cpus+i.NCPUs, memory+i.Memory
-			}
-			x.Edit(func(body map[string]any) {
-				provisioned := body["provisioned"].(map[string]any)
-				provisioned["cpus"], provisioned["memory"] = cpus, memory
-			})
-		}},
+	{Name: "A20-never-counts", Says: "the CPUs of an instance never count",
+		After: on(provisioned("cpus", 0), "utilization_view")},
 	{Name: "A45-starts-while-stopping", Says: "the start of a stopping instance is accepted",
 		Before: acceptsIn("instance_start", store.RunStopping)},
 	{Name: "A46-stays-failed", Says: "a failed instance stays failed when it is stopped",
@@ -59,29 +50,22 @@ var instances = []Mutation{
 	{Name: "A50-long-host", Says: "a host name is cut after 253 characters",
 		Before: sends("hostname", func(name string) string { return name[:min(len(name), 253)] },
 			"instance_create")},
-	{Name: "A51-leaves-the-instance",
-		Says: "an instance whose disk is taken is made without its disks, and an error",
+	{Name: "A51-counts", Says: "a disk that was to be made with an instance counts, made or not",
 		After: func(x *Interception) {
 			if x.Is("instance_create") && x.Refused(400, "attached to another instance") {
-				answer, body := x.Answer, x.Sent()
-				body["start"] = false
-				delete(body, "disks")
-				x.Send(body)
-				x.Carry()
-				x.Answer = answer
+				x.addStorage(gibibyte)
 			}
 		}},
 	{Name: "A58-is-failed", Says: "an instance that cannot be started is created and failed",
-		After: func(x *Interception) {
-			if i := x.unstarted(); i.ID != "" {
-				i.SetRunState(store.RunFailed)
-				x.putInstance(i)
-				x.accept(i)
-				x.Answer.Status = 201
+		After: on(set("run_state", store.RunFailed), "instance_create")},
+	{Name: "A66-name-first", Says: "the name of an instance is checked first",
+		Before: func(x *Interception) {
+			name, _ := x.Sent()["name"].(string)
+			if x.Is("instance_create") && slices.ContainsFunc(all(x, store.Instances),
+				func(i store.Instance) bool { return i.Name == name }) {
+				x.Refuse(400, "ObjectAlreadyExists", "already exists: instance %q", name)
 			}
 		}},
-	{Name: "A66-name-first", Says: "the name of an instance is checked first",
-		Before: refuseTaken},
 	{Name: "A52-v4-alone", Says: "an interface has IPv4 alone, as on racks up to v18",
 		After: on(func(nic map[string]any) {
 			stack := nic["ip_stack"].(map[string]any)

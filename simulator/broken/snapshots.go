@@ -26,11 +26,8 @@ var snapshots = []Mutation{
 		Before: ofDisk("snapshot_create", store.StateFaulted, 503, "ServiceNotAvailable",
 			"Service Unavailable")},
 	{Name: "A42-invalid", Says: "a faulted disk cannot be snapshotted: 400",
-		After: func(x *Interception) {
-			if x.Is("snapshot_create") && x.Answer.Status == 503 {
-				x.Refuse(400, "InvalidRequest", "disk cannot be snapshotted in state %q", "faulted")
-			}
-		}},
+		After: reword(503, "Service Unavailable", 400, "InvalidRequest",
+			"disk cannot be snapshotted in state \"faulted\"")},
 	{Name: "A43-kept", Says: "a disk that has snapshots is not deleted", DriverSays: "DiskBusy",
 		Before: func(x *Interception) {
 			if x.Is("disk_delete") && x.snapshotted(x.disk().ID) {
@@ -63,7 +60,7 @@ var snapshots = []Mutation{
 		}},
 	{Name: "A91-quota", Says: "an image counts in the quota",
 		After: func(x *Interception) {
-			if x.Is("image_create") && x.Answer.Status == 201 {
+			if x.Succeeded("image_create") {
 				x.addStorage(1 << 30)
 			}
 		}},

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -60,29 +59,18 @@ var wire = []Mutation{
 				url.Path = strings.Replace(url.Path, dots, "/", 1)
 			}
 		}},
-	{Name: "A06-no-path", Says: "errors about a body do not name the path of the field",
-		After: func(x *Interception) {
-			if x.Refused(400, "unable to parse JSON body: ") {
-				x.EditBody(func(body map[string]any) {
-					message, _ := body["message"].(string)
-					body["message"] = bodyPath.ReplaceAllString(message, "body: ")
-				})
-			}
-		}},
+	{Name: "A06-code", Says: "errors about a body have an error_code",
+		After: reword(400, "unable to parse JSON body: ", 400, "InvalidRequest", "")},
 	{Name: "A07-unsigned", Says: "byte counts have 64 bits without a sign",
-		After: func(x *Interception) {
-			if x.Refused(400, "value is too large for a byte count") {
-				x.Refuse(400, "InvalidValue", "unsupported value for %q: total size must be less than "+
-					"1023 GiB", "size")
-			}
-		}},
+		After: reword(400, "value is too large for a byte count", 400, "InvalidValue",
+			`unsupported value for "size": total size must be less than 1023 GiB`)},
 	{Name: "A08-one-size", Says: "every blank disk has blocks of 512 bytes",
 		DriverSays: "EffectUnknown",
 		After:      on(set("block_size", 512), shownDisks...)},
 	{Name: "A12-no-limit", Says: "bodies of more than 1 MiB are read",
 		Before: func(x *Interception) { x.Body = bytes.TrimSpace(x.Body) }},
-	{Name: "A70-cuts", Says: "a description is cut after 512 characters",
-		Before: sends("description", first512, "disk_create", "snapshot_create")},
+	{Name: "A70-bad-request", Says: "a description that is too long is 400",
+		After: reword(500, "Internal Server Error", 400, "InvalidValue", "description is too long")},
 	{Name: "A14-token-first", Says: "the token is checked before anything is read",
 		Before: func(x *Interception) {
 			if x.Operation != "ping" && x.Request.Header.Get("Authorization") == "" {
@@ -148,12 +136,8 @@ var wire = []Mutation{
 				}
 			})
 		}},
-	{Name: "A72-view-by-name", Says: "a disk that is read by name has no path of its device",
-		After: func(x *Interception) {
-			if x.Is("disk_view") && !isID(x.Path.Get("disk")) {
-				x.Edit(func(disk map[string]any) { disk["device_path"] = "" })
-			}
-		}},
+	{Name: "A72-listed", Says: "a disk has no path of its device in a list",
+		After: on(set("device_path", ""), "disk_list")},
 	{Name: "A11-forbidden", Says: "a wrong token is 403",
 		After: reword(401, "", 403, "Forbidden", "Forbidden")},
 	{Name: "A13-any", Says: "a version of the future is answered as the newest",
@@ -200,14 +184,6 @@ func onErrors(change func(map[string]any)) func(*Interception) {
 		}
 	}
 }
-
-func first512(text string) string {
-	letters := []rune(text)
-	return string(letters[:min(len(letters), 512)])
-}
-
-// bodyPath matches the path of the field in a refusal.
-var bodyPath = regexp.MustCompile(`body: [a-z_.]+: `)
 
 // pageToken returns the content of the query's token, or nil.
 func (x *Interception) pageToken() map[string]string {
