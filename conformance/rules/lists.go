@@ -188,9 +188,6 @@ func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	}
 	whole.Words = strings.TrimSuffix(whole.Words, "; ")
 	c.extent.Look(whole)
-	if c.readings != nil {
-		c.readings(list, readings, known, began)
-	}
 }
 
 func itemOf(disk *oxide.Disk) listed {

@@ -59,8 +59,6 @@ type TestedRack struct {
 	cleaning time.Duration
 	// pause is the longest time between two tries of a check.
 	pause time.Duration
-	// readings, if it is not nil, is called with the readings of each list.
-	readings func(list string, readings []reading, known []listed, began time.Time)
 	// made counts the names that Name has returned.
 	made int
 	// stopped is the shared instance that is never started.

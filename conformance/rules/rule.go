@@ -37,11 +37,10 @@
 // simulator/broken breaks the rule; if that endangers the driver, its DriverSays names the reason
 // with which the driver has to refuse.
 //
-// Two tests try the checks themselves. One alters every field of the rack's answers in turn: a
-// check must fail, or irrelevant names the field and why nobody relies on it. The other does the
-// same with every request and every fault: a fault that the network or a rack in order may cause
-// fails no check and leaves nothing behind; every other one fails a check, or unnoticeable
-// explains why none can notice it.
+// A test tries the checks themselves. It alters every field of the rack's answers in turn: a check
+// must fail, or irrelevant names the field and why nobody relies on it. It does the same with every
+// request and every fault: a fault that the network or a rack in order may cause fails no check and
+// leaves nothing behind; every other one fails a check.
 //
 // The package does not use Ginkgo, and knows the rack by its API only.
 package rules

@@ -196,6 +196,26 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 	}
 }
 
+// onRacks tries the cases on several racks at the same time.
+func onRacks[T any](t *testing.T, cases []T, try func(*harness.Rack, T) error) {
+	t.Helper()
+	const workers = 3
+	racks := make(chan *harness.Rack, workers)
+	for range workers {
+		racks <- startRack(t, harness.RackOptions{})
+	}
+	var group errgroup.Group
+	group.SetLimit(workers)
+	for _, c := range cases {
+		group.Go(func() error {
+			rack := <-racks
+			defer func() { racks <- rack }()
+			return try(rack, c)
+		})
+	}
+	csitest.Must(t, group.Wait())
+}
+
 type breach struct {
 	rule Rule
 	adminapi.Mutation
@@ -203,11 +223,7 @@ type breach struct {
 
 func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 	t.Parallel()
-	racks := make([]*harness.Rack, workers)
-	for i := range racks {
-		racks[i] = startRack(t, harness.RackOptions{})
-	}
-	mutations, err := racks[0].Admin.Mutations(t.Context())
+	mutations, err := startRack(t, harness.RackOptions{}).Admin.Mutations(t.Context())
 	csitest.Must(t, err)
 	var all []breach
 	names := map[string]bool{}
@@ -229,34 +245,21 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 		}
 	}
 	all = short.Some(t, len(all)/4, all)
-	breaches := make(chan breach, len(all))
-	for _, b := range all {
-		breaches <- b
-	}
-	close(breaches)
 	var noticed atomic.Int64
-	var group errgroup.Group
-	for _, rack := range racks {
-		group.Go(func() error {
-			for broken := range breaches {
-				result, err := checkBroken(t.Context(), rack, broken)
-				if err != nil {
-					return fmt.Errorf("%s: %w", broken.Name, err)
-				}
-				if result.Status != Failed {
-					t.Errorf("%s: %s: the check of %s says %s %s", broken.Name, broken.Says, broken.rule.ID,
-						result.Status, result.Reason)
-					continue
-				}
-				noticed.Add(1)
-				t.Logf("%s: %s", broken.Name, result.Reason)
-			}
+	onRacks(t, all, func(rack *harness.Rack, broken breach) error {
+		result, err := checkBroken(t.Context(), rack, broken)
+		if err != nil {
+			return fmt.Errorf("%s: %w", broken.Name, err)
+		}
+		if result.Status != Failed {
+			t.Errorf("%s: %s: the check of %s says %s %s", broken.Name, broken.Says, broken.rule.ID,
+				result.Status, result.Reason)
 			return nil
-		})
-	}
-	if err := group.Wait(); err != nil {
-		t.Error(err)
-	}
+		}
+		noticed.Add(1)
+		t.Logf("%s: %s", broken.Name, result.Reason)
+		return nil
+	})
 	figure(t, "broken-rules", "mutations", len(all), "noticed", noticed.Load())
 }
 

@@ -191,6 +191,21 @@ func TestACheckThatLeavesAnObjectBehindIsNotRepeated(t *testing.T) {
 	}
 }
 
+func TestAListThatHasADeletedObjectIsNoticed(t *testing.T) {
+	a, b := listed{ID: "1", Name: "a"}, listed{ID: "2", Name: "b"}
+	right := reading{order: "name_ascending", limit: 2, pages: [][]listed{{a}}, gone: []string{b.ID}}
+	wrong := right
+	wrong.pages = [][]listed{{a, b}}
+	none := func(string) bool { return false }
+	if found := judgeReadings([]reading{right}, nil, time.Time{}, none); len(found) > 0 {
+		t.Errorf("a list in order: %q", found)
+	}
+	if found := judgeReadings([]reading{wrong}, nil, time.Time{}, none); len(found) != 1 ||
+		!strings.Contains(found[0], "it has b, which was deleted before") {
+		t.Errorf("a list with b, which is deleted: %q", found)
+	}
+}
+
 func TestARequestWaitsAsLongAsTheRackAsks(t *testing.T) {
 	if wait := retryAfter(&http.Response{Header: http.Header{"Retry-After": {"3"}}}); wait !=
 		3*time.Second {

@@ -1,0 +1,632 @@
+//go:build linux
+
+package rules
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"path"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+)
+
+// fault is a fault of the requests of an operation, or a wrong value in its answers.
+type fault struct {
+	// legal means that a rack in order, or the network, may cause the fault. No rule may fail then.
+	legal bool
+	// noticed means that a rule must fail or must not be tested. A fault that must not be noticed
+	// must not leave anything behind either.
+	noticed bool
+	// once means that the fault strikes one request of each check instead of every request.
+	once bool
+	// send answers a request. If it is nil, alters changes the trial's field of the answer.
+	send   func(*faulting, *http.Request) (*http.Response, error)
+	alters alteration
+}
+
+// errorCodes are the codes of a rack's refusals, by status.
+var errorCodes = map[int]string{400: "InvalidRequest", 401: "Unauthorized", 403: "Forbidden",
+	404: "ObjectNotFound", 409: "Conflict", 429: "", 500: "Internal", 503: "ServiceNotAvailable",
+	507: "InsufficientCapacity"}
+
+// faults lists the faults by their names.
+func faults() map[string]fault {
+	all := map[string]fault{
+		"late":            {legal: true, send: (*faulting).late},
+		"unanswered-once": {legal: true, once: true, send: (*faulting).cut},
+		"never-answered":  {legal: true, noticed: true, send: (*faulting).cut},
+		"unsent": {noticed: true, send: func(_ *faulting, req *http.Request) (*http.Response, error) {
+			return answer(req, http.StatusNoContent), nil
+		}},
+	}
+	for status := range errorCodes {
+		refuse := func(_ *faulting, req *http.Request) (*http.Response, error) {
+			return answer(req, status), nil
+		}
+		// A rack in order may answer any request like this, but not every time.
+		passing := slices.Contains([]int{429, 500, 503}, status)
+		all[fmt.Sprint(status, "-once")] = fault{legal: passing, noticed: !passing, once: true,
+			send: refuse}
+		all[fmt.Sprint(status, "-always")] = fault{noticed: true, send: refuse}
+	}
+	for how, alters := range alterations {
+		all[how] = fault{noticed: true, alters: alters}
+	}
+	for how, alters := range pageChanges {
+		all[how] = fault{noticed: true, once: true, alters: alters}
+	}
+	return all
+}
+
+// alteration puts a wrong value into a field of an answer. It returns false if a reader would see no
+// change. n is different each time.
+type alteration func(object map[string]any, key string, n int64) bool
+
+// alterations are the ways to alter a field.
+var alterations = map[string]alteration{
+	"absent": func(object map[string]any, key string, _ int64) bool {
+		was := object[key]
+		delete(object, key)
+		return was != nil
+	},
+	"null": func(object map[string]any, key string, _ int64) bool {
+		was := object[key]
+		object[key] = nil
+		return was != nil
+	},
+	"of another type": func(object map[string]any, key string, _ int64) bool {
+		if _, is := object[key].(json.Number); is {
+			object[key] = "seven"
+		} else {
+			object[key] = 7
+		}
+		return true
+	},
+	"another": func(object map[string]any, key string, _ int64) bool {
+		return replace(object, key, 1)
+	},
+	"another each time": replace,
+}
+
+// pageChanges are the ways to change the objects of one page of a list.
+var pageChanges = map[string]alteration{
+	"dropped": onPage(func(items []any, at int) []any { return slices.Delete(items, at, at+1) }),
+	"doubled": onPage(func(items []any, at int) []any { return slices.Insert(items, at, items[at]) }),
+	"swapped": onPage(func(items []any, at int) []any {
+		items[0], items[at] = items[at], items[0]
+		return items
+	}),
+}
+
+func onPage(change func(items []any, at int) []any) alteration {
+	return func(page map[string]any, key string, n int64) bool {
+		items, _ := page[key].([]any)
+		if len(items) == 0 {
+			return false
+		}
+		page[key] = change(slices.Clone(items), int(n)%len(items))
+		return !reflect.DeepEqual(page[key], items)
+	}
+}
+
+// replace replaces a value with another one of its type. It does not replace objects, whose fields
+// are replaced one by one.
+func replace(object map[string]any, key string, n int64) bool {
+	id := fmt.Sprintf("11111111-1111-4111-8111-%012d", n)
+	switch value := object[key].(type) {
+	case json.Number:
+		was, _ := value.Int64()
+		object[key] = was + n*GiB
+	case bool:
+		object[key] = !value
+	case nil:
+		if object[key] = id; strings.HasPrefix(key, "time_") || strings.HasSuffix(key, "_expiration") {
+			object[key] = time.Unix(n, 0).UTC()
+		}
+	case string:
+		switch at, err := time.Parse(time.RFC3339Nano, value); {
+		case err == nil:
+			object[key] = at.Add(time.Duration(n) * time.Second)
+		case len(value) == len(id):
+			object[key] = id
+		default:
+			object[key] = fmt.Sprint(value, "x", n)
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+// trial is one fault of one operation.
+type trial struct {
+	operation string
+	// field is the field that is altered, or "". It joins the names of nested fields with dots.
+	field string
+	// how is the name of the fault.
+	how string
+	// seed chooses the random parts of the trial.
+	seed uint64
+}
+
+// concerns reports whether the fault may strike a request of the operation. A page is changed only
+// in a request whose objects are compared with those of others.
+func (t trial) concerns(path string) bool {
+	return t.field != "items" || strings.Contains(path, "sort_by=") ||
+		strings.Contains(path, "page_token=")
+}
+
+// faulting is a transport that applies a fault to the requests of one operation.
+type faulting struct {
+	trial
+	fault
+	next http.RoundTripper
+	// skip is the number of requests before the one that is struck once.
+	skip atomic.Int64
+	// count counts the values that were to be altered. struck counts the requests that the fault has
+	// struck, or the values that it has altered.
+	count, struck atomic.Int64
+}
+
+// RoundTrip answers a request.
+func (f *faulting) RoundTrip(req *http.Request) (*http.Response, error) {
+	if OperationOf(req.Method, PathOf(req)) != f.operation || !f.concerns(req.URL.RawQuery) ||
+		f.once && f.skip.Add(-1) != -1 {
+		return f.next.RoundTrip(req)
+	}
+	if f.send != nil {
+		f.struck.Add(1)
+		return f.send(f, req)
+	}
+	return visited(f.next, req, func(at string, object map[string]any, key string) {
+		if at == f.field && f.alters(object, key, f.count.Add(1)) {
+			f.struck.Add(1)
+		}
+	})
+}
+
+func (f *faulting) late(req *http.Request) (*http.Response, error) {
+	resp, err := f.next.RoundTrip(req)
+	backoff := harness.Backoff{Next: 50 * time.Millisecond}
+	_ = backoff.Wait(req.Context()) // a caller that has gone does not wait
+	return resp, err
+}
+
+// cut sends a request to the rack and loses the answer.
+func (f *faulting) cut(req *http.Request) (*http.Response, error) {
+	resp, err := f.next.RoundTrip(req)
+	if err == nil {
+		_ = resp.Body.Close()
+		err = errors.New("the connection was cut after the effect")
+	}
+	return nil, err
+}
+
+// answer answers a request that the rack does not get.
+func answer(req *http.Request, status int) *http.Response {
+	if req.Body != nil {
+		_ = req.Body.Close()
+	}
+	id, body := uuid.NewString(), ""
+	if code, is := errorCodes[status]; is {
+		body = pretty(id, code, http.StatusText(status))
+	}
+	return &http.Response{Status: fmt.Sprint(status, " ", http.StatusText(status)),
+		StatusCode: status, Request: req, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{"X-Request-Id": {id}, "Content-Type": {"application/json"}},
+		Body:   io.NopCloser(strings.NewReader(body)), ContentLength: int64(len(body))}
+}
+
+// visited sends a request, and visits the fields of the objects in a successful answer and, if that
+// is a page, its own.
+func visited(next http.RoundTripper, req *http.Request,
+	visit func(at string, object map[string]any, key string)) (*http.Response, error) {
+	resp, err := next.RoundTrip(req)
+	if err != nil || resp.StatusCode >= 300 {
+		return resp, err
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err = errors.Join(err, resp.Body.Close()); err != nil {
+		return nil, err
+	}
+	var answer map[string]any
+	decode := json.NewDecoder(bytes.NewReader(body))
+	decode.UseNumber()
+	if decode.Decode(&answer) == nil {
+		items, _ := answer["items"].([]any)
+		for _, item := range items {
+			if object, is := item.(map[string]any); is {
+				eachField("", object, visit)
+			}
+		}
+		eachField("", answer, visit)
+		if body, err = json.Marshal(answer); err != nil {
+			return nil, err
+		}
+	}
+	resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	resp.Header.Del("Content-Length")
+	return resp, nil
+}
+
+// eachField visits the fields of an object and of the objects in it.
+func eachField(below string, object map[string]any, visit func(string, map[string]any, string)) {
+	for key, value := range maps.Clone(object) {
+		if inner, is := value.(map[string]any); is {
+			eachField(below+key+".", inner, visit)
+		}
+		visit(below+key, object, key)
+	}
+}
+
+// surveyed is what the rules do on a rack in order.
+type surveyed struct {
+	// asking has the passed rules that call each operation: first those that have noticed a fault,
+	// then the quickest.
+	asking  map[string][]Rule
+	results map[string]Result
+	// fields are the fields of the answers.
+	fields map[trial]bool
+}
+
+func survey(t *testing.T, config Config) surveyed {
+	t.Helper()
+	s := surveyed{map[string][]Rule{}, map[string]Result{}, map[trial]bool{}}
+	var mu sync.Mutex
+	// mu guards the fields, because some checks send two requests at the same time.
+	config.Through = func(next http.RoundTripper) http.RoundTripper {
+		return roundTrip(func(req *http.Request) (*http.Response, error) {
+			operation := OperationOf(req.Method, PathOf(req))
+			return visited(next, req, func(at string, _ map[string]any, _ string) {
+				mu.Lock()
+				defer mu.Unlock()
+				if operation != "" && at != "items" && at != "next_page" {
+					s.fields[trial{operation: operation, field: at}] = true
+				}
+			})
+		})
+	}
+	r, err := Open(config)
+	csitest.Must(t, err)
+	for _, rule := range All() {
+		result := r.Run(t.Context(), rule)
+		s.results[rule.ID] = result
+		if result.Status == NotTested && r.Admin == nil {
+			continue
+		}
+		if result.Status != Passed {
+			t.Fatalf("%s without a fault: %s %s", rule.ID, result.Status, result.Reason)
+		}
+		asked := map[string]bool{"": true}
+		for _, e := range result.Exchanges {
+			if !asked[e.Operation] {
+				s.asking[e.Operation] = append(s.asking[e.Operation], rule)
+			}
+			asked[e.Operation] = true
+		}
+	}
+	csitest.Must(t, r.Close(t.Context()))
+	for _, rules := range s.asking {
+		slices.SortStableFunc(rules, func(a, b Rule) int {
+			return cmp.Compare(s.results[a.ID].Took, s.results[b.ID].Took)
+		})
+	}
+	return s
+}
+
+// roundTrip is a transport that calls a function.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+// RoundTrip calls the function.
+func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+// irrelevant names fields of operations, with the reason why nobody relies on them.
+var irrelevant = []struct{ operations, fields, reason string }{
+	{"ping", "*", "the answer itself is the news"},
+	{"current_user_view", "*", "the driver does not ask, and oxide-conformance prints it"},
+	{"instance_start instance_stop instance_reboot", "*", "who changes the state of an instance " +
+		"reads it afterwards; A45 to A47 hold the state in the answer against what a rack does"},
+	{"instance_external_ip_list instance_network_interface_list", "*",
+		"the driver makes no instance and asks for no network; A52 and A65 are for the simulator"},
+	{"utilization_view", "*.cpus *.memory", "the driver reports the storage"},
+	{"project_view", "description time_*", "the driver compares the project's name and ID"},
+	{"project_list", "name description time_*", "the driver lists no projects"},
+	{"disk_create snapshot_create instance_create", "time_modified", "nobody reads it"},
+	{"instance_create", "run_state time_run_state_updated",
+		"an instance starts after its creation by itself"},
+}
+
+const (
+	// sampledFaults is the number of faults that are tried outside of the long form.
+	sampledFaults = 160
+	// sampledAsking is the number of rules that are then checked with a legal fault, and always with
+	// requests that are never answered.
+	sampledAsking = 3
+	// pageTrials is how often each list is changed in each way.
+	pageTrials = 25
+	// ruleTimeout limits a check, which may wait for a value that an altered answer hides.
+	ruleTimeout = 10 * time.Second
+)
+
+// faultTest tries faults on several racks at the same time.
+type faultTest struct {
+	p      *proof.Proof
+	faults map[string]fault
+	// altered and real are surveys of a simulated rack, and of one that is checked like a real one,
+	// without an admin listener.
+	altered, real surveyed
+	trials        []trial
+
+	mu sync.Mutex
+	// mu guards the fields below, and the order of the rules that ask. same counts the faults that
+	// changed nothing. alarms are failures with which checks blamed the rack for legal faults.
+	tried, noticed, same, legal int
+	alarms, missed              []string
+}
+
+// try applies a fault to the requests of checks.
+func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) error {
+	f := &faulting{trial: tried, fault: h.faults[tried.how]}
+	f.count.Store(int64(tried.seed))
+	config, seen := configOf(rack, true), h.altered
+	plain, err := Open(config)
+	if err != nil {
+		return err
+	}
+	if f.alters == nil {
+		config.Admin, config.Restart, seen = nil, nil, h.real
+	}
+	config.Through = func(next http.RoundTripper) http.RoundTripper { f.next = next; return f }
+	r, err := Open(config)
+	if err != nil {
+		return err
+	}
+	limit := ruleTimeout
+	if f.noticed {
+		// The fault lasts, so waiting would not help.
+		r.recorder.patience, r.cleaning = 500*time.Millisecond, 2*time.Second
+	}
+	h.mu.Lock()
+	rules := slices.Clone(seen.asking[tried.operation])
+	h.mu.Unlock()
+	random := rand.New(rand.NewPCG(h.p.Seed, tried.seed))
+	if f.legal {
+		limit = stateTimeout // an interrupted check fails
+		if f.noticed || !h.p.Long() {
+			random.Shuffle(len(rules), func(i, j int) { rules[i], rules[j] = rules[j], rules[i] })
+			rules = rules[:min(len(rules), sampledAsking)]
+		}
+	}
+	if f.field == "items" { // only these compare pages
+		rules = slices.DeleteFunc(rules, func(r Rule) bool { return r.ID != "A09" && r.ID != "A10" })
+	}
+	var by string
+	var alarms []string
+	for _, rule := range rules {
+		before := f.struck.Load()
+		f.skip.Store(placeOf(seen.results[rule.ID].Exchanges, tried, random))
+		limited, cancel := context.WithTimeout(ctx, limit)
+		result := r.Run(limited, rule)
+		cancel()
+		if result.Status == Failed || result.Status == Blocked || result.Status == NotTested &&
+			result.Reason == "" {
+			alarms = append(alarms, fmt.Sprintf("%s %s: %s", rule.ID, result.Status, result.Reason))
+		}
+		if f.noticed && f.struck.Load() > before && (result.Status == Failed || result.Undecided ||
+			result.Status != Passed && f.alters == nil) {
+			by = cmp.Or(by, rule.ID)
+		}
+		if by != "" && !f.legal {
+			break
+		}
+	}
+	f.skip.Store(0)
+	closing, cancel := context.WithTimeout(ctx, ruleTimeout)
+	defer cancel()
+	if err := r.Close(closing); err != nil && !f.noticed {
+		alarms = append(alarms, err.Error())
+	}
+	left, err := sweep(ctx, plain)
+	if len(left) > 0 && !f.noticed {
+		alarms = append(alarms, "left behind: "+strings.Join(left, ", "))
+	}
+	h.ended(f, seen, by, alarms)
+	return err
+}
+
+// ended counts a trial.
+func (h *faultTest) ended(f *faulting, seen surveyed, by string, alarms []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	what := strings.TrimSpace(f.field+" "+f.how) + " of " + f.operation
+	h.tried++
+	switch rules := seen.asking[f.operation]; {
+	case by != "":
+		h.noticed++
+		i := slices.IndexFunc(rules, func(r Rule) bool { return r.ID == by })
+		rule := rules[i]
+		copy(rules[1:], rules[:i])
+		rules[0] = rule
+	case f.struck.Load() == 0:
+		h.same++
+	case f.noticed:
+		h.missed = append(h.missed, what)
+	}
+	if f.legal {
+		h.legal++
+		for _, alarm := range alarms {
+			h.alarms = append(h.alarms, what+": "+alarm)
+		}
+	}
+	if h.tried%50 == 0 {
+		h.p.Say("%d of %d tried, %d noticed", h.tried, len(h.trials), h.noticed)
+	}
+}
+
+// placeOf chooses one request of a trial that succeeded in a check without a fault, and returns
+// how many of those that the fault may strike come before it.
+func placeOf(exchanges []RecordedCall, tried trial, random *rand.Rand) int64 {
+	var places []int64
+	n := int64(0)
+	for _, e := range exchanges {
+		if e.Operation != tried.operation || !tried.concerns(e.Path) {
+			continue
+		}
+		if e.Status < 300 {
+			places = append(places, n)
+		}
+		n++
+	}
+	if len(places) == 0 {
+		return 0
+	}
+	return places[random.IntN(len(places))]
+}
+
+// sweep removes everything that the checks of a run have left, and returns its names.
+func sweep(ctx context.Context, r *TestedRack) (left []string, err error) {
+	prefix := "conf-" + r.Mark + "-"
+	remove := func(kind string, name oxide.Name, do func() error) {
+		if strings.HasPrefix(string(name), prefix) {
+			left = append(left, fmt.Sprint(kind, " ", name))
+			err = errors.Join(err, do())
+		}
+	}
+	instances, errInstances := r.Client.InstanceListAllPages(ctx,
+		oxide.InstanceListParams{Project: r.project()})
+	for _, i := range instances {
+		remove("instance", i.Name, func() error { return r.RemoveInstance(ctx, i.Id) })
+	}
+	snapshots, errSnapshots := r.Client.SnapshotListAllPages(ctx,
+		oxide.SnapshotListParams{Project: r.project()})
+	for _, s := range snapshots {
+		remove("snapshot", s.Name, func() error {
+			return r.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(s.Id)})
+		})
+	}
+	images, errImages := r.Client.ImageListAllPages(ctx, oxide.ImageListParams{Project: r.project()})
+	for _, i := range images {
+		remove("image", i.Name, func() error {
+			return r.Client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: oxide.NameOrId(i.Id)})
+		})
+	}
+	disks, errDisks := r.Client.DiskListAllPages(ctx, oxide.DiskListParams{Project: r.project()})
+	for _, d := range disks {
+		remove("disk", d.Name, func() error { return r.removeDisk(ctx, d.Id) })
+	}
+	return left, errors.Join(err, errInstances, errSnapshots, errImages, errDisks)
+}
+
+// draw lists the trials: each fault of each operation's requests, each alteration of each field
+// that somebody relies on, and changes of pages. It returns how many fields are irrelevant.
+func (h *faultTest) draw(t *testing.T) (ignored int) {
+	t.Helper()
+	add := func(operation, field, how string) {
+		h.trials = append(h.trials, trial{operation: operation, field: field, how: how})
+	}
+	for operation := range h.real.asking {
+		for how, fault := range h.faults {
+			switch {
+			case fault.alters != nil:
+			case how == "unsent" && !strings.HasSuffix(operation, "_delete"):
+			case strings.HasPrefix(how, "403-") && (operation == "rack_list" ||
+				operation == "silo_utilization_list"): // the answer to all but fleet viewers (A21)
+			default:
+				add(operation, "", how)
+			}
+		}
+	}
+	used := map[string]bool{}
+	for f := range h.altered.fields {
+		before := ignored
+		for _, d := range irrelevant {
+			for _, pattern := range strings.Fields(d.fields) {
+				is, err := path.Match(pattern, f.field)
+				csitest.Must(t, err)
+				if is && slices.Contains(strings.Fields(d.operations), f.operation) {
+					ignored, used[d.reason] = before+1, true
+				}
+			}
+		}
+		for how := range alterations {
+			if ignored == before {
+				add(f.operation, f.field, how)
+			}
+		}
+	}
+	for _, d := range irrelevant {
+		if !used[d.reason] {
+			t.Errorf("%s of %s: no answer has such a field; remove the entry", d.fields, d.operations)
+		}
+	}
+	for _, list := range []string{"disk_list", "snapshot_list", "instance_list", "image_list",
+		"project_list", "instance_disk_list"} {
+		for how := range pageChanges {
+			for range pageTrials {
+				add(list, "items", how)
+			}
+		}
+	}
+	slices.SortFunc(h.trials, func(a, b trial) int {
+		return strings.Compare(a.operation+" "+a.field+" "+a.how, b.operation+" "+b.field+" "+b.how)
+	})
+	for i := range h.trials {
+		h.trials[i].seed = uint64(i)
+	}
+	return ignored
+}
+
+// A simulated rack lists at once what it makes.
+func init() { creation = 0 }
+
+func TestEveryFaultOfAnAnswerOrARequestIsToleratedOrNoticed(t *testing.T) {
+	t.Parallel()
+	h := &faultTest{p: proof.New(t, "faults-of-racks"), faults: faults()}
+	config := configOf(startRack(t, harness.RackOptions{}), true)
+	h.altered = survey(t, config)
+	config.Admin, config.Restart = nil, nil
+	h.real = survey(t, config)
+	ignored := h.draw(t)
+	all := len(h.trials)
+	h.p.Rand().Shuffle(all, func(i, j int) { h.trials[i], h.trials[j] = h.trials[j], h.trials[i] })
+	if !h.p.Long() {
+		h.trials = short.Some(t, sampledFaults/4, h.trials[:sampledFaults])
+	}
+	onRacks(t, h.trials, func(rack *harness.Rack, tried trial) error {
+		if h.p.Over() {
+			return nil
+		}
+		return h.try(t.Context(), rack, tried)
+	})
+	for _, alarm := range h.alarms {
+		t.Error(alarm)
+	}
+	for _, missed := range h.missed {
+		t.Errorf("%s: no rule's check notices; hold it against a rule, or add it to those that no rule "+
+			"has to notice", missed)
+	}
+	h.p.Figure("operations", len(h.real.asking), "fields", len(h.altered.fields), "irrelevant",
+		ignored, "faults", len(h.faults), "of", all, "tried", h.tried, "noticed", h.noticed, "same",
+		h.same, "legal", h.legal, "false_alarms", len(h.alarms), "missed", len(h.missed))
+}
