@@ -112,8 +112,8 @@ func checkRoles(c *Check) {
 	if uuid.Validate(c.Project) == nil {
 		by = "id"
 	}
-	projects := Must[[]oxide.Project](c, "list the projects without a role")(
-		c.Client.ProjectListAllPages(c.ctx, oxide.ProjectListParams{}))
+	projects := must(c.Client.ProjectListAllPages(c.ctx, oxide.ProjectListParams{}))(c,
+		"list the projects without a role")
 	Equal(c, "the projects that are listed without a role", len(projects), 0)
 	hidden := notFound("project", by, c.Project)
 	c.MustRefuse("read the project without a role", hidden)(
@@ -124,7 +124,7 @@ func checkRoles(c *Check) {
 }
 
 func checkFleet(c *Check) {
-	me := Must[*oxide.CurrentUser](c, "read who the token belongs to")(c.Client.CurrentUserView(c.ctx))
+	me := must(c.Client.CurrentUserView(c.ctx))(c, "read who the token belongs to")
 	if me.FleetViewer != nil && *me.FleetViewer {
 		c.NotTested("the token's user is a fleet viewer; use the token of a project's collaborator")
 	}
@@ -145,13 +145,13 @@ func checkFleet(c *Check) {
 
 // checkOwnSilo compares what a user reads of the own silo with and without the silo's name or ID.
 func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
-	use := Must[*oxide.Utilization](c, "read the utilization")(c.Client.UtilizationView(c.ctx))
-	quotas := Must[*oxide.SiloQuotas](c, "read the own silo's quotas")(c.Client.SiloQuotasView(
-		c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))
+	use := must(c.Client.UtilizationView(c.ctx))(c, "read the utilization")
+	quotas := must(c.Client.SiloQuotasView(c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))(c,
+		"read the own silo's quotas")
 	c.Same("the own silo's quotas", quotas, oxide.SiloQuotas{SiloId: me.SiloId,
 		Cpus: use.Capacity.Cpus, Memory: use.Capacity.Memory, Storage: use.Capacity.Storage})
-	named := Must[*oxide.SiloUtilization](c, "read the own silo's utilization by its name or ID")(
-		c.Client.SiloUtilizationView(c.ctx, oxide.SiloUtilizationViewParams{Silo: silo}))
+	named := must(c.Client.SiloUtilizationView(c.ctx, oxide.SiloUtilizationViewParams{Silo: silo}))(c,
+		"read the own silo's utilization by its name or ID")
 	c.Same("the own silo's utilization", named, oxide.SiloUtilization{SiloId: me.SiloId,
 		SiloName: me.SiloName, Allocated: use.Capacity, Provisioned: use.Provisioned})
 }
@@ -192,7 +192,7 @@ func (c *Check) steadily(look func()) {
 // othersProvision reports whether the silo's provisioned amount changes while the check does
 // nothing for a time.
 func (c *Check) othersProvision(within time.Duration) bool {
-	first := Must[*oxide.Utilization](c, "read the utilization")(c.Client.UtilizationView(c.ctx))
+	first := must(c.Client.UtilizationView(c.ctx))(c, "read the utilization")
 	return harness.Await(c.ctx, within, func() error {
 		now, err := c.Client.UtilizationView(c.ctx)
 		if err == nil && reflect.DeepEqual(now.Provisioned, first.Provisioned) {
@@ -280,7 +280,7 @@ var rackTime = regexp.MustCompile(`^"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}|\.\d
 
 func checkTimes(c *Check) {
 	disk := c.Disk()
-	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
 	var before time.Time
 	for _, read := range []struct {
 		path  string

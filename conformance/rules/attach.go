@@ -42,29 +42,28 @@ func checkNumberOfDisks(c *Check) {
 	c.MustRefuse("create an instance with a boot disk and 12 others", tooManyDisks)(
 		c.CreateInstance(crowded))
 
-	instance := Must[*oxide.Instance](c, "create an instance with a boot disk and 11 others")(
-		c.CreateInstance(full))
+	instance := must(c.CreateInstance(full))(c, "create an instance with a boot disk and 11 others")
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	disk, elsewhere := c.Disk(), c.StoppedInstance()
 	c.MustRefuse("attach a 13th disk", tooManyDisks)(c.Attach(disk.Id, instance.Id))
-	Must[*oxide.Disk](c, "attach it to another instance")(c.Attach(disk.Id, elsewhere.Id))
+	must(c.Attach(disk.Id, elsewhere.Id))(c, "attach it to another instance")
 	c.MustRefuse("attach a 13th disk that is attached to another instance",
 		attachedElsewhere("attach", disk))(c.Attach(disk.Id, instance.Id))
-	Must[*oxide.Disk](c, "detach it there")(c.Detach(disk.Id, elsewhere.Id))
+	must(c.Detach(disk.Id, elsewhere.Id))(c, "detach it there")
 	if c.Arrange("a failed instance") {
 		c.Fail(instance.Id)
 		c.MustRefuse("attach a 13th disk while the instance is failed",
 			invalidRequest("cannot attach disk to instance in failed state"))(c.Attach(disk.Id, instance.Id))
-		Must[*oxide.Instance](c, "stop the failed instance")(c.Stop(instance.Id))
+		must(c.Stop(instance.Id))(c, "stop the failed instance")
 		c.Await(instance.Id, oxide.InstanceStateStopped)
 	}
 	for _, other := range c.DisksOf(instance.Id) {
 		if other.Id != instance.BootDiskId {
-			Must[*oxide.Disk](c, "detach one of the 12")(c.Detach(other.Id, instance.Id))
+			must(c.Detach(other.Id, instance.Id))(c, "detach one of the 12")
 			break
 		}
 	}
-	Must[*oxide.Disk](c, "attach a disk in its place")(c.Attach(disk.Id, instance.Id))
+	must(c.Attach(disk.Id, instance.Id))(c, "attach a disk in its place")
 }
 
 func checkHotplug(c *Check) {
@@ -132,24 +131,23 @@ func (c *Check) otherProject() string {
 func (c *Check) checkOtherProject(project, instance string) {
 	create := c.Blank()
 	create.Project = oxide.NameOrId(project)
-	disk := Must[*oxide.Disk](c, "create a disk in another project")(c.CreateDisk(create))
+	disk := must(c.CreateDisk(create))(c, "create a disk in another project")
 	c.MustRefuse("attach a disk of another project",
 		invalidRequest("disk must be in the same project as the instance"))(c.Attach(disk.Id, instance))
 	c.MustRefuse("attach it by name", unknownName("disk", disk.Name))(
 		c.Attach(string(disk.Name), instance))
-	Must[*oxide.Disk](c, "detach a disk of another project")(c.Detach(disk.Id, instance))
+	must(c.Detach(disk.Id, instance))(c, "detach a disk of another project")
 }
 
 func checkAttachAtOnce(c *Check) {
 	instance := c.StoppedInstance()
-	source := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(c.Disk().Id))
-	disk := Must[*oxide.Disk](c, "create a disk from it")(c.CreateDisk(
-		c.fromSnapshot(source.Id, false)))
+	source := must(c.Snapshot(c.Disk().Id))(c, "take a snapshot")
+	disk := must(c.CreateDisk(c.fromSnapshot(source.Id, false)))(c, "create a disk from it")
 	for _, step := range []struct {
 		name, instance string
 		call           func(string, string) (*oxide.Disk, error)
 	}{{"attach a disk", instance.Id, c.Attach}, {"detach it", "", c.Detach}} {
-		answer := Must[*oxide.Disk](c, step.name)(step.call(disk.Id, instance.Id))
+		answer := must(step.call(disk.Id, instance.Id))(c, step.name)
 		c.AttachedTo(step.name, answer, step.instance)
 		c.Same(step.name+", and read it", c.Look(disk.Id), answer)
 		listed := c.DisksOf(instance.Id)
@@ -240,7 +238,7 @@ func checkAttachRefusals(c *Check) {
 	running, there := c.RunningInstance()
 	c.MustRefuse("attach a disk that a running instance has", attachedElsewhere("attach", there))(
 		c.Attach(there.Id, stopped.Id))
-	Must[*oxide.Disk](c, "attach a disk")(c.Attach(disk.Id, stopped.Id))
+	must(c.Attach(disk.Id, stopped.Id))(c, "attach a disk")
 	c.MustRefuse("attach it to a running instance as well", attachedElsewhere("attach", disk))(
 		c.Attach(disk.Id, running.Id))
 	c.AttachedTo("after that", c.Look(disk.Id), stopped.Id)
@@ -266,7 +264,7 @@ func checkAttachRefusals(c *Check) {
 func checkLocalDisks(c *Check) {
 	create := c.Blank()
 	create.Body.DiskBackend = oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
-	disk := Must[*oxide.Disk](c, "create a local disk")(c.CreateDisk(create))
+	disk := must(c.CreateDisk(create))(c, "create a local disk")
 	running, _ := c.RunningInstance()
 	_, err := c.Attach(disk.Id, running.Id)
 	want := notStopped("attach")
@@ -276,7 +274,7 @@ func checkLocalDisks(c *Check) {
 	c.Refuses("attach a local disk to a running instance", err, want)
 
 	instance := c.Instance()
-	Must[*oxide.Disk](c, "attach it to a stopped instance")(c.Attach(disk.Id, instance.Id))
+	must(c.Attach(disk.Id, instance.Id))(c, "attach it to a stopped instance")
 	c.StartAndAwait(instance.Id)
 	c.MustRefuse("detach a local disk from a running instance", notStopped("detach"))(
 		c.Detach(disk.Id, instance.Id))
@@ -298,8 +296,7 @@ func checkDetachRefusals(c *Check) {
 	create := c.NewInstance()
 	create.Body.BootDisk = With(boot)
 	create.Body.Disks = []oxide.InstanceDiskAttachment{With(data)}
-	instance := Must[*oxide.Instance](c, "create an instance with a boot disk")(
-		c.CreateInstance(create))
+	instance := must(c.CreateInstance(create))(c, "create an instance with a boot disk")
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	c.MustRefuse("detach the boot disk of a stopped instance",
 		inConflict("boot disk cannot be detached"))(c.Detach(boot.Id, instance.Id))

@@ -66,8 +66,7 @@ func checkBlockSizes(c *Check) {
 	for _, size := range []oxide.BlockSize{512, 2048, 4096} {
 		params := c.Blank()
 		params.Body.DiskBackend = From(&oxide.DiskSourceBlank{BlockSize: size})
-		made := Must[*oxide.Disk](c, fmt.Sprintf("create a disk with blocks of %d bytes", size))(
-			c.CreateDisk(params))
+		made := must(c.CreateDisk(params))(c, fmt.Sprintf("create a disk with blocks of %d bytes", size))
 		Equal(c, "the blocks in the answer", made.BlockSize, size)
 		Equal(c, "the blocks of the disk as it is read", c.Look(made.Id).BlockSize, size)
 	}
@@ -109,11 +108,10 @@ func checkDescriptions(c *Check) {
 	c.Description = longest
 	disk := c.Disk()
 	Equal(c, "the description of a disk, of 512 characters", disk.Description, longest)
-	snapshot := Must[*oxide.Snapshot](c, "take a snapshot with a description of 512 characters")(
-		c.Snapshot(disk.Id))
+	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot with a description of 512 characters")
 	Equal(c, "the description of a snapshot, of 512 characters", snapshot.Description, longest)
-	instance := Must[*oxide.Instance](c, "create an instance with a description of 512 characters")(
-		c.CreateInstance(c.NewInstance()))
+	instance := must(c.CreateInstance(c.NewInstance()))(c,
+		"create an instance with a description of 512 characters")
 	Equal(c, "the description of an instance, of 512 characters", instance.Description, longest)
 	c.Description = padded(513)
 	c.MustRefuse("create a disk with a description of 513 characters", internalError)(
@@ -162,7 +160,7 @@ const notAName = "data did not match any variant of untagged enum NameOrId"
 func checkNames(c *Check) {
 	longest := c.Blank()
 	longest.Body.Name += oxide.Name(strings.Repeat("x", 63-len(longest.Body.Name)))
-	disk := Must[*oxide.Disk](c, "create a disk with a name of 63 characters")(c.CreateDisk(longest))
+	disk := must(c.CreateDisk(longest))(c, "create a disk with a name of 63 characters")
 	Equal(c, "its name", disk.Name, longest.Body.Name)
 	const charset = `(allowed characters are lowercase ASCII, digits, and "-")`
 	for _, test := range []struct{ name, problem string }{
@@ -183,18 +181,18 @@ func checkNames(c *Check) {
 
 func checkNamesAndIDs(c *Check) {
 	first, disk := c.Disk(), c.Disk()
-	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
 	instance, project := c.StoppedInstance(), "?"+c.inProject()
 	for _, id := range []string{first.Id, disk.Id, strings.ToUpper(disk.Id)} {
-		read := Must[*oxide.Disk](c, "read a disk by its ID")(c.Client.DiskView(c.ctx,
-			oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
+		read := must(c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))(c,
+			"read a disk by its ID")
 		Equal(c, "the ID of the disk that was read by ID "+id, read.Id, strings.ToLower(id))
 	}
-	read := Must[*oxide.Disk](c, "read a disk by its name")(c.Client.DiskView(c.ctx,
-		oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Name), Project: c.project()}))
+	read := must(c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Name),
+		Project: c.project()}))(c, "read a disk by its name")
 	Equal(c, "the ID of the disk that was read by name", read.Id, disk.Id)
-	owner := Must[*oxide.Project](c, "read the project by its ID")(c.Client.ProjectView(c.ctx,
-		oxide.ProjectViewParams{Project: oxide.NameOrId(disk.ProjectId)}))
+	owner := must(c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: oxide.NameOrId(
+		disk.ProjectId)}))(c, "read the project by its ID")
 	if !strings.EqualFold(c.Project, owner.Id) && c.Project != string(owner.Name) {
 		c.Errorf("the project of a disk: expected %s; found %s (%s)", c.Project, owner.Name, owner.Id)
 	}

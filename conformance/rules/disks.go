@@ -31,10 +31,10 @@ func (c *Check) sized(bytes int64) oxide.DiskCreateParams {
 }
 
 func checkNewDisk(c *Check) {
-	project := Must[*oxide.Project](c, "read the project")(c.Client.ProjectView(c.ctx,
-		oxide.ProjectViewParams{Project: c.project()}))
+	project := must(c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()}))(c,
+		"read the project")
 	params := c.Blank()
-	made := Must[*oxide.Disk](c, "create a disk")(c.CreateDisk(params))
+	made := must(c.CreateDisk(params))(c, "create a disk")
 	read := c.Look(made.Id)
 	for what, state := range map[*oxide.Disk]oxide.DiskStateState{
 		made: oxide.DiskStateStateCreating, read: oxide.DiskStateStateDetached,
@@ -52,16 +52,15 @@ func checkNewDisk(c *Check) {
 	c.must("delete the disk", c.DeleteDisk(made.Id))
 	c.MustRefuse("read a deleted disk", notFound("disk", "name", string(made.Name)))(
 		c.diskByName(c.ctx, made.Name))
-	again := Must[*oxide.Disk](c, "create another one of its name")(c.CreateDisk(params))
+	again := must(c.CreateDisk(params))(c, "create another one of its name")
 	if again.Id == made.Id {
 		c.Errorf("another disk of the name: expected another ID; found %s again", made.Id)
 	}
 }
 
 func checkReadOnlyDisk(c *Check) {
-	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(c.Disk().Id))
-	disk := Must[*oxide.Disk](c, "create a read-only disk")(c.CreateDisk(
-		c.fromSnapshot(snapshot.Id, true)))
+	snapshot := must(c.Snapshot(c.Disk().Id))(c, "take a snapshot")
+	disk := must(c.CreateDisk(c.fromSnapshot(snapshot.Id, true)))(c, "create a read-only disk")
 	Equal(c, "its state in the answer", disk.State.State(), oxide.DiskStateStateDetached)
 	Equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, true)
 	Equal(c, "its snapshot", disk.SnapshotId, snapshot.Id)
@@ -87,17 +86,16 @@ func checkSoftDelete(c *Check) {
 		c.Switch("free_delay", "1h")
 	}
 	params := c.Blank()
-	disk := Must[*oxide.Disk](c, "create a disk")(c.CreateDisk(params))
-	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	disk := must(c.CreateDisk(params))(c, "create a disk")
+	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
 	c.must("delete the disk", c.DeleteDisk(disk.Id))
 	c.must("delete the snapshot", c.DeleteSnapshot(snapshot.Id))
 	c.MustRefuse("read the deleted disk", notFound("disk", "id", disk.Id))(
 		c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)}))
 	c.MustRefuse("read the deleted snapshot", notFound("snapshot", "id", snapshot.Id))(
 		c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
-	again := Must[*oxide.Disk](c, "create another disk of the name")(c.CreateDisk(params))
-	Must[*oxide.Snapshot](c, "take another snapshot of the name")(
-		c.takeSnapshot(c.ctx, snapshot.Name, again.Id))
+	again := must(c.CreateDisk(params))(c, "create another disk of the name")
+	must(c.takeSnapshot(c.ctx, snapshot.Name, again.Id))(c, "take another snapshot of the name")
 	if !c.Arrange("a rack that frees late") {
 		return
 	}
@@ -176,8 +174,7 @@ func checkDiskSizes(c *Check) {
 		sizes = append(sizes, 1023*GiB) // too large for a real rack
 	}
 	for _, bytes := range sizes {
-		disk := Must[*oxide.Disk](c, "create a disk of a size that it may have")(
-			c.CreateDisk(c.sized(bytes)))
+		disk := must(c.CreateDisk(c.sized(bytes)))(c, "create a disk of a size that it may have")
 		Equal(c, "its size", int64(c.Look(disk.Id).Size), bytes)
 	}
 	c.refusesDisk("of no bytes", c.sized(0), invalidValue("size", leastSize))
@@ -189,7 +186,7 @@ func checkDiskSizes(c *Check) {
 }
 
 func checkLocalDisk(c *Check) {
-	made := Must[*oxide.Disk](c, "create a local disk")(c.CreateDisk(c.local(GiB)))
+	made := must(c.CreateDisk(c.local(GiB)))(c, "create a local disk")
 	disk := c.Look(made.Id)
 	Equal(c, "its type", disk.DiskType, oxide.DiskTypeLocal)
 	Equal(c, "its blocks", disk.BlockSize, 4096)
@@ -223,7 +220,7 @@ func (c *Check) beyondQuota() int64 {
 		c.Switch("quota_bytes", c.storageUsed(c.ctx))
 		return GiB
 	}
-	use := Must[*oxide.Utilization](c, "read the silo's utilization")(c.Client.UtilizationView(c.ctx))
+	use := must(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization")
 	return (int64(use.Capacity.Storage)/GiB + 1) * GiB
 }
 
@@ -238,7 +235,7 @@ func noDriveHas(err error) bool {
 func checkNoSpace(c *Check) {
 	c.needSimulated("a rack without space cannot be brought about from outside")
 	disk := c.Disk()
-	source := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	source := must(c.Snapshot(disk.Id))(c, "take a snapshot")
 	before, params := c.storageUsed(c.ctx), c.Blank()
 	c.Switch("full", true)
 	c.refusesDisk("on a full rack", params, rackIsFull)
@@ -246,9 +243,9 @@ func checkNoSpace(c *Check) {
 	c.MustRefuse("take a snapshot on a full rack", rackIsFull)(c.Snapshot(disk.Id))
 	Equal(c, "the disk's state afterwards", c.Look(disk.Id).State.State(),
 		oxide.DiskStateStateDetached)
-	Must[*oxide.Disk](c, "create a read-only disk, which needs no space, on a full rack")(
-		c.CreateDisk(c.fromSnapshot(source.Id, true)))
-	Must[*oxide.Disk](c, "create a local disk on a full rack")(c.CreateDisk(c.local(GiB)))
+	must(c.CreateDisk(c.fromSnapshot(source.Id, true)))(c,
+		"create a read-only disk, which needs no space, on a full rack")
+	must(c.CreateDisk(c.local(GiB)))(c, "create a local disk on a full rack")
 }
 
 func checkOrderOnCreate(c *Check) {
@@ -258,8 +255,8 @@ func checkOrderOnCreate(c *Check) {
 	c.refusesDisk("from no snapshot, of one byte", wrong, notFound("snapshot", "id", missing))
 	large := c.Blank()
 	large.Body.Size = 2 * GiB
-	big := Must[*oxide.Disk](c, "create a disk of 2 GiB")(c.CreateDisk(large))
-	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(big.Id))
+	big := must(c.CreateDisk(large))(c, "create a disk of 2 GiB")
+	snapshot := must(c.Snapshot(big.Id))(c, "take a snapshot")
 	c.refusesDisk("from a snapshot, smaller and of no whole GiB", func() oxide.DiskCreateParams {
 		p := c.fromSnapshot(snapshot.Id, false)
 		p.Body.Size = GiB + 1
@@ -291,7 +288,7 @@ func checkOrderOnCreate(c *Check) {
 
 func checkQuota(c *Check) {
 	c.steadily(c.checkProvisioned)
-	use := Must[*oxide.Utilization](c, "read the silo's utilization")(c.Client.UtilizationView(c.ctx))
+	use := must(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization")
 	if use.Capacity.Storage < use.Provisioned.Storage {
 		c.Errorf("the silo's quota: expected at least the %d bytes that are provisioned; found %d",
 			use.Provisioned.Storage, use.Capacity.Storage)
@@ -303,7 +300,7 @@ func checkQuota(c *Check) {
 	if c.Simulated() { // only the answer shows the quota of a real rack
 		const quota = 1 << 50
 		c.Switch("quota_bytes", quota)
-		use = Must[*oxide.Utilization](c, "read the silo's utilization")(c.Client.UtilizationView(c.ctx))
+		use = must(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization")
 		Equal(c, "the silo's quota", int64(use.Capacity.Storage), quota)
 	}
 }
@@ -312,9 +309,9 @@ func (c *Check) checkProvisioned() {
 	before, problems := c.storageUsed(c.ctx), len(c.problems)
 	params := c.Blank()
 	params.Body.Size = 2 * GiB
-	disk := Must[*oxide.Disk](c, "create a disk of 2 GiB")(c.CreateDisk(params))
+	disk := must(c.CreateDisk(params))(c, "create a disk of 2 GiB")
 	Equal(c, "what a disk of 2 GiB takes of the quota", c.storageUsed(c.ctx)-before, 2*GiB)
-	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
 	Equal(c, "what it takes with its snapshot", c.storageUsed(c.ctx)-before, 4*GiB)
 	c.must("delete the disk", c.DeleteDisk(disk.Id))
 	c.must("delete the snapshot", c.DeleteSnapshot(snapshot.Id))

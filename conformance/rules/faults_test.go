@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"path"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -23,7 +24,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
@@ -390,10 +390,6 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	f := &faulting{trial: tried, fault: h.faults[tried.how]}
 	f.count.Store(int64(tried.seed))
 	config, seen := configOf(rack, true), h.altered
-	plain, err := Open(config)
-	if err != nil {
-		return err
-	}
 	if f.alters == nil {
 		config.Admin, config.Restart, seen = nil, nil, h.real
 	}
@@ -447,7 +443,7 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	if err := r.Close(closing); err != nil && !f.noticed {
 		alarms = append(alarms, err.Error())
 	}
-	left, err := sweep(ctx, plain)
+	left, err := sweep(ctx, rack, config.Mark)
 	if len(left) > 0 && !f.noticed {
 		alarms = append(alarms, "left behind: "+strings.Join(left, ", "))
 	}
@@ -504,38 +500,16 @@ func placeOf(exchanges []RecordedCall, tried trial, random *rand.Rand) int64 {
 	return places[random.IntN(len(places))]
 }
 
-// sweep removes everything that the checks of a run have left, and returns its names.
-func sweep(ctx context.Context, r *TestedRack) (left []string, err error) {
-	prefix := "conf-" + r.Mark + "-"
-	remove := func(kind string, name oxide.Name, do func() error) {
-		if strings.HasPrefix(string(name), prefix) {
-			left = append(left, fmt.Sprint(kind, " ", name))
-			err = errors.Join(err, do())
-		}
+// sweep returns the names of what the checks of a run have left, and resets the rack if there is
+// anything.
+func sweep(ctx context.Context, rack *harness.Rack, mark string) (left []string, err error) {
+	state, err := rack.Admin.State(ctx)
+	text, errText := json.Marshal(state)
+	left = regexp.MustCompile("conf-"+mark+`-[^"]*`).FindAllString(string(text), -1)
+	if err = errors.Join(err, errText); left != nil {
+		err = errors.Join(err, rack.Admin.Reset(ctx))
 	}
-	instances, errInstances := r.Client.InstanceListAllPages(ctx,
-		oxide.InstanceListParams{Project: r.project()})
-	for _, i := range instances {
-		remove("instance", i.Name, func() error { return r.RemoveInstance(ctx, i.Id) })
-	}
-	snapshots, errSnapshots := r.Client.SnapshotListAllPages(ctx,
-		oxide.SnapshotListParams{Project: r.project()})
-	for _, s := range snapshots {
-		remove("snapshot", s.Name, func() error {
-			return r.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(s.Id)})
-		})
-	}
-	images, errImages := r.Client.ImageListAllPages(ctx, oxide.ImageListParams{Project: r.project()})
-	for _, i := range images {
-		remove("image", i.Name, func() error {
-			return r.Client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: oxide.NameOrId(i.Id)})
-		})
-	}
-	disks, errDisks := r.Client.DiskListAllPages(ctx, oxide.DiskListParams{Project: r.project()})
-	for _, d := range disks {
-		remove("disk", d.Name, func() error { return r.removeDisk(ctx, d.Id) })
-	}
-	return left, errors.Join(err, errInstances, errSnapshots, errImages, errDisks)
+	return left, err
 }
 
 // draw lists the trials: each fault of each operation's requests, each alteration of each field

@@ -105,10 +105,10 @@ func checkDeviceNumbers(c *Check) {
 			Equal(c, "the count of its appearances", d.sequence, before[disk.Id].sequence)
 		}
 	}
-	Must[*oxide.Disk](c, "detach one of three disks")(c.Detach(disks[1].Id, c.Here.ID))
+	must(c.Detach(disks[1].Id, c.Here.ID))(c, "detach one of three disks")
 	c.noDevice(SerialOf(disks[1].Name))
 	kept("after another one was detached")
-	Must[*oxide.Disk](c, "attach it again")(c.Attach(disks[1].Id, c.Here.ID))
+	must(c.Attach(disks[1].Id, c.Here.ID))(c, "attach it again")
 	c.device(SerialOf(disks[1].Name))
 	kept("after another one was attached")
 }
@@ -174,8 +174,8 @@ func (c *Check) disksHere() []oxide.Disk {
 func (c *Check) plug(name oxide.Name) *oxide.Disk {
 	create := c.Blank()
 	create.Body.Name = name
-	disk := Must[*oxide.Disk](c, "create a disk")(c.CreateDisk(create))
-	return Must[*oxide.Disk](c, "attach a disk to this instance")(c.Attach(disk.Id, c.Here.ID))
+	disk := must(c.CreateDisk(create))(c, "create a disk")
+	return must(c.Attach(disk.Id, c.Here.ID))(c, "attach a disk to this instance")
 }
 
 // devices lists the guest's devices that have a serial. A device that appears or disappears

@@ -15,7 +15,7 @@ import (
 func (c *Check) importing() *oxide.Disk {
 	params := c.Blank()
 	params.Body.DiskBackend = From(&oxide.DiskSourceImportingBlocks{BlockSize: 512})
-	return Must[*oxide.Disk](c, "create a disk that imports blocks")(c.CreateDisk(params))
+	return must(c.CreateDisk(params))(c, "create a disk that imports blocks")
 }
 
 func (r *TestedRack) startImport(ctx context.Context, disk string) error {
@@ -124,7 +124,7 @@ func (c *Check) checkFinalizing(disk *oxide.Disk) {
 	Equal(c, "the disk meanwhile", c.Look(disk.Id).State.State(), oxide.DiskStateStateFinalizing)
 	_, err := u.end(c)
 	c.must("finalize a disk with a snapshot", err)
-	snapshot := Must[*oxide.Snapshot](c, "read the snapshot")(view())
+	snapshot := must(view())(c, "read the snapshot")
 	Equal(c, "the snapshot's state", snapshot.State, oxide.SnapshotStateReady)
 	Equal(c, "the snapshot's disk", snapshot.DiskId, disk.Id)
 	Equal(c, "the snapshot's description", snapshot.Description, "snapshot of finalized disk "+disk.Id)
@@ -160,18 +160,18 @@ func (c *Check) viewImage(id string) (*oxide.Image, error) {
 }
 
 func (c *Check) sameImage(what string, answered *oxide.Image) {
-	c.Same(what, Must[*oxide.Image](c, "read the image")(c.viewImage(answered.Id)), answered)
+	c.Same(what, must(c.viewImage(answered.Id))(c, "read the image"), answered)
 }
 
 func checkImageLife(c *Check) {
 	source := c.Disk()
-	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(source.Id))
+	snapshot := must(c.Snapshot(source.Id))(c, "take a snapshot")
 	var before int64
 	if c.Simulated() {
 		before = c.storageUsed(c.ctx)
 	}
 	params := c.image(snapshot.Id)
-	image := Must[*oxide.Image](c, "create an image")(c.createImage(params))
+	image := must(c.createImage(params))(c, "create an image")
 	c.sameImage("the new image", image)
 	Equal(c, "its name", image.Name, params.Body.Name)
 	Equal(c, "its description", image.Description, params.Body.Description)
@@ -190,7 +190,7 @@ func checkImageLife(c *Check) {
 	c.must("delete its snapshot", c.DeleteSnapshot(snapshot.Id))
 	fromImage := c.Blank()
 	fromImage.Body.DiskBackend = From(&oxide.DiskSourceImage{ImageId: image.Id})
-	disk := Must[*oxide.Disk](c, "create a disk from it")(c.CreateDisk(fromImage))
+	disk := must(c.CreateDisk(fromImage))(c, "create a disk from it")
 	Equal(c, "the disk's image", disk.ImageId, image.Id)
 	Equal(c, "the disk's image, read again", c.Look(disk.Id).ImageId, image.Id)
 	if c.Arrange("the promotion of an image") {
@@ -216,12 +216,12 @@ func (c *Check) checkPromotion(image *oxide.Image) {
 	}
 	c.MustRefuse("demote an image of the project", invalidRequest("Cannot demote a project image"))(
 		demote())
-	silos := Must[*oxide.Image](c, "promote an image")(promote())
+	silos := must(promote())(c, "promote an image")
 	Equal(c, "its project then", silos.ProjectId, "")
 	c.sameImage("the promoted image", silos)
 	c.MustRefuse("promote an image of the silo", invalidRequest("Cannot promote a silo image"))(
 		promote())
-	again := Must[*oxide.Image](c, "demote an image")(demote())
+	again := must(demote())(c, "demote an image")
 	Equal(c, "its project then", again.ProjectId, image.ProjectId)
 	c.sameImage("the demoted image", again)
 }
@@ -229,21 +229,20 @@ func (c *Check) checkPromotion(image *oxide.Image) {
 func checkInheritedBlocks(c *Check) {
 	params := c.Blank()
 	params.Body.DiskBackend = From(&oxide.DiskSourceBlank{BlockSize: 2048})
-	disk := Must[*oxide.Disk](c, "create a disk with blocks of 2048 bytes")(c.CreateDisk(params))
-	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	disk := must(c.CreateDisk(params))(c, "create a disk with blocks of 2048 bytes")
+	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
 	fields := c.object("read the snapshot", c.Send(get("/v1/snapshots/"+snapshot.Id)))
 	if shown, is := fields["block_size"]; is {
 		c.Errorf("a snapshot's block size: expected none; found %s", shown)
 	}
-	made := Must[*oxide.Disk](c, "create a disk from it")(c.CreateDisk(
-		c.fromSnapshot(snapshot.Id, false)))
+	made := must(c.CreateDisk(c.fromSnapshot(snapshot.Id, false)))(c, "create a disk from it")
 	Equal(c, "the blocks of the disk from it, in the answer", made.BlockSize, 2048)
 	Equal(c, "the blocks of the disk from it", c.Look(made.Id).BlockSize, 2048)
 }
 
 func checkImages(c *Check) {
-	project := Must[*oxide.Project](c, "read the project")(c.Client.ProjectView(c.ctx,
-		oxide.ProjectViewParams{Project: c.project()}))
+	project := must(c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()}))(c,
+		"read the project")
 	var none []string
 	for _, list := range []struct {
 		what, kind, owner string
@@ -253,8 +252,8 @@ func checkImages(c *Check) {
 		{"the project's images", "project-image", project.Id, c.project()},
 	} {
 		images := func() []oxide.Image {
-			return Must[*oxide.ImageResultsPage](c, "list "+list.what)(c.Client.ImageList(c.ctx,
-				oxide.ImageListParams{Project: list.project})).Items
+			return must(c.Client.ImageList(c.ctx, oxide.ImageListParams{Project: list.project}))(c,
+				"list "+list.what).Items
 		}
 		items := images()
 		for _, image := range items {

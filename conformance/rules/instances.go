@@ -16,7 +16,7 @@ import (
 type computing struct{ cpus, memory int64 }
 
 func (c *Check) provisioned() computing {
-	seen := Must[*oxide.Utilization](c, "read the utilization")(c.Client.UtilizationView(c.ctx))
+	seen := must(c.Client.UtilizationView(c.ctx))(c, "read the utilization")
 	if seen.Provisioned.Cpus == nil {
 		c.Fatalf("read the utilization: expected the number of provisioned CPUs; found none")
 	}
@@ -27,10 +27,10 @@ func checkProvisioned(c *Check) {
 	instance := c.Instance()
 	c.steadily(func() {
 		before := c.provisioned()
-		Must[*oxide.Instance](c, "start an instance")(c.Start(instance.Id))
+		must(c.Start(instance.Id))(c, "start an instance")
 		started := c.provisioned()
 		c.Await(instance.Id, oxide.InstanceStateRunning)
-		Must[*oxide.Instance](c, "stop it")(c.Stop(instance.Id))
+		must(c.Stop(instance.Id))(c, "stop it")
 		c.Await(instance.Id, oxide.InstanceStateStopped)
 		stopped := c.provisioned()
 		own := computing{int64(instance.Ncpus), int64(instance.Memory)}
@@ -45,20 +45,20 @@ func (a computing) less(b computing) computing {
 
 func checkStart(c *Check) {
 	instance := c.Instance(c.Disk())
-	started := Must[*oxide.Instance](c, "start a stopped instance")(c.Start(instance.Id))
+	started := must(c.Start(instance.Id))(c, "start a stopped instance")
 	Equal(c, "start a stopped instance: its state", started.RunState, oxide.InstanceStateStarting)
-	again := Must[*oxide.Instance](c, "start it again")(c.Start(instance.Id))
+	again := must(c.Start(instance.Id))(c, "start it again")
 	if !slices.Contains([]oxide.InstanceState{oxide.InstanceStateStarting,
 		oxide.InstanceStateRunning}, again.RunState) {
 		c.Errorf("start it again: expected it starting or running; found it %s", again.RunState)
 	}
 	c.Await(instance.Id, oxide.InstanceStateRunning)
-	again = Must[*oxide.Instance](c, "start a running instance")(c.Start(instance.Id))
+	again = must(c.Start(instance.Id))(c, "start a running instance")
 	Equal(c, "start a running instance: its state", again.RunState, oxide.InstanceStateRunning)
 
 	if c.Arrange("a failed instance") {
 		c.Fail(instance.Id)
-		started = Must[*oxide.Instance](c, "start a failed instance")(c.Start(instance.Id))
+		started = must(c.Start(instance.Id))(c, "start a failed instance")
 		Equal(c, "start a failed instance: its state", started.RunState, oxide.InstanceStateStarting)
 		c.Await(instance.Id, oxide.InstanceStateRunning)
 	}
@@ -75,15 +75,14 @@ func (c *Check) stopSlowly(instance string) {
 	if c.Simulated() {
 		c.Switch("instance_delay", adminapi.Duration(hold))
 	}
-	stopping := Must[*oxide.Instance](c, "stop an instance")(c.Stop(instance))
+	stopping := must(c.Stop(instance))(c, "stop an instance")
 	Equal(c, "stop an instance: its state", stopping.RunState, oxide.InstanceStateStopping)
 }
 
 func checkStop(c *Check) {
 	instance := c.Instance(c.Disk())
 	c.StartAndAwait(instance.Id)
-	stopping := Must[*oxide.Instance](c, "stop an instance without an operating system")(
-		c.Stop(instance.Id))
+	stopping := must(c.Stop(instance.Id))(c, "stop an instance without an operating system")
 	Equal(c, "stop an instance without an operating system: its state", stopping.RunState,
 		oxide.InstanceStateStopping)
 	if read := c.See(instance.Id).RunState; read != oxide.InstanceStateStopping &&
@@ -92,13 +91,13 @@ func checkStop(c *Check) {
 	}
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	stopped := c.See(instance.Id)
-	again := Must[*oxide.Instance](c, "stop a stopped instance")(c.Stop(instance.Id))
+	again := must(c.Stop(instance.Id))(c, "stop a stopped instance")
 	Equal(c, "stop a stopped instance: its state", again.RunState, oxide.InstanceStateStopped)
 	Equal(c, "the time of its state", moment(again.TimeRunStateUpdated),
 		moment(stopped.TimeRunStateUpdated))
 	if c.Arrange("a failed instance") {
 		c.Fail(instance.Id)
-		stopped = Must[*oxide.Instance](c, "stop a failed instance")(c.Stop(instance.Id))
+		stopped = must(c.Stop(instance.Id))(c, "stop a failed instance")
 		Equal(c, "stop a failed instance: its state", stopped.RunState, oxide.InstanceStateStopped)
 	}
 }
@@ -108,7 +107,7 @@ func checkReboot(c *Check) {
 		invalidRequest("cannot reboot an instance in state stopped with no VMM"))(
 		c.Reboot(c.StoppedInstance().Id))
 	running, disk := c.RunningInstance()
-	rebooting := Must[*oxide.Instance](c, "reboot a running instance")(c.Reboot(running.Id))
+	rebooting := must(c.Reboot(running.Id))(c, "reboot a running instance")
 	Equal(c, "reboot a running instance: its state", rebooting.RunState, oxide.InstanceStateRebooting)
 	c.AttachedTo("meanwhile", c.Look(disk.Id), running.Id)
 	c.Await(running.Id, oxide.InstanceStateRunning)
@@ -121,7 +120,7 @@ func checkReboot(c *Check) {
 	c.MustRefuse("reboot a failed instance",
 		invalidRequest("instance state cannot be changed from failed"))(c.Reboot(instance.Id))
 	c.Switch("instance_delay", adminapi.Duration(hold))
-	Must[*oxide.Instance](c, "start an instance slowly")(c.Start(instance.Id))
+	must(c.Start(instance.Id))(c, "start an instance slowly")
 	c.MustRefuse("reboot an instance that is starting", invalidRequest("Forbidden"))(
 		c.Reboot(instance.Id))
 	c.stopSlowly(instance.Id)
@@ -229,18 +228,18 @@ func checkUpdate(c *Check) {
 	}
 	c.MustRefuse("set a boot disk that is not attached", inConflict("boot disk must be attached"))(
 		c.updated(instance.Id, boot))
-	Must[*oxide.Disk](c, "attach it")(c.Attach(disk.Id, instance.Id))
-	all := Must[*oxide.Instance](c, "change a stopped instance")(c.updated(instance.Id,
+	must(c.Attach(disk.Id, instance.Id))(c, "attach it")
+	all := must(c.updated(instance.Id,
 		func(u *oxide.InstanceUpdate) {
 			boot(u)
 			u.Ncpus, u.Memory = 2, 2*GiB
 			u.CpuPlatform = oxide.NewPointer(oxide.InstanceCpuPlatformAmdMilan)
 			u.AutoRestartPolicy = oxide.NewPointer(oxide.InstanceAutoRestartPolicyNever)
-		}))
+		}))(c, "change a stopped instance")
 	Equal(c, "what was changed", changeable(all), changes{2, 2 * GiB, disk.Id, "amd_milan", "never"})
 	c.Same("the answer to a change", all, c.See(instance.Id))
-	none := Must[*oxide.Instance](c, "change it back")(c.updated(instance.Id,
-		func(u *oxide.InstanceUpdate) { u.BootDisk, u.Ncpus, u.Memory = nil, 1, GiB }))
+	none := must(c.updated(instance.Id,
+		func(u *oxide.InstanceUpdate) { u.BootDisk, u.Ncpus, u.Memory = nil, 1, GiB }))(c, "change it back")
 	Equal(c, "what was changed, or left out", changeable(none), changes{1, GiB, "", "", ""})
 	Equal(c, "when it was modified", moment(none.TimeModified), moment(none.TimeCreated))
 
@@ -282,8 +281,8 @@ func (c *Check) checkUpdateWhileRunning() {
 	})
 	c.Refuses("change the CPUs of a running instance, and its boot disk to none that is there", err,
 		unknownID("disk", missing))
-	Must[*oxide.Instance](c, "change nothing of a running instance")(
-		c.updated(running.Id, func(*oxide.InstanceUpdate) {}))
+	must(c.updated(running.Id, func(*oxide.InstanceUpdate) {}))(c,
+		"change nothing of a running instance")
 }
 
 type changes struct {
@@ -338,14 +337,13 @@ func checkInstanceSize(c *Check) {
 	// The instance stays stopped, and so uses nothing of the silo (A20).
 	create := c.NewInstance()
 	create.Body.Ncpus, create.Body.Memory = maxCPUs, maxMemory
-	Must[*oxide.Instance](c, "create an instance with 254 vCPUs and 1536 GiB")(
-		c.CreateInstance(create))
+	must(c.CreateInstance(create))(c, "create an instance with 254 vCPUs and 1536 GiB")
 }
 
 func checkUndoneInstance(c *Check) {
 	free, taken, other := c.Disk(), c.Disk(), c.StoppedInstance()
 	before := c.storageUsed(c.ctx)
-	Must[*oxide.Disk](c, "attach a disk")(c.Attach(taken.Id, other.Id))
+	must(c.Attach(taken.Id, other.Id))(c, "attach a disk")
 	create := c.NewInstance()
 	made := c.NewDisk()
 	create.Body.Disks = []oxide.InstanceDiskAttachment{made, With(free), With(taken)}
@@ -374,8 +372,7 @@ func checkStartAfterCreation(c *Check) {
 	create.Body.Disks = []oxide.InstanceDiskAttachment{With(disk)}
 	c.Fault(adminapi.Fault{Operation: "instance_create", Object: string(create.Body.Name),
 		Device: &adminapi.DeviceFault{Fails: true}})
-	instance := Must[*oxide.Instance](c, "create an instance that cannot be started")(
-		c.CreateInstance(create))
+	instance := must(c.CreateInstance(create))(c, "create an instance that cannot be started")
 	Equal(c, "its state", instance.RunState, oxide.InstanceStateStopped)
 	Equal(c, "its state when it is read", c.See(instance.Id).RunState, oxide.InstanceStateStopped)
 	c.AttachedTo("its disk", c.Look(disk.Id), instance.Id)

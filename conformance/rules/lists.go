@@ -201,11 +201,11 @@ func (c *Check) checkLists(disks []listed) {
 	for range 2 {
 		disk := c.Disk()
 		disks = append(disks, itemOf(disk))
-		snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+		snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
 		snapshots = append(snapshots, listed{snapshot.Id, string(snapshot.Name), *snapshot.TimeCreated})
-		instance := Must[*oxide.Instance](c, "create an instance")(c.CreateInstance(c.NewInstance()))
+		instance := must(c.CreateInstance(c.NewInstance()))(c, "create an instance")
 		instances = append(instances, listed{instance.Id, string(instance.Name), *instance.TimeCreated})
-		image := Must[*oxide.Image](c, "create an image")(c.createImage(c.image(snapshot.Id)))
+		image := must(c.createImage(c.image(snapshot.Id)))(c, "create an image")
 		images = append(images, listed{image.Id, string(image.Name), *image.TimeCreated})
 	}
 	another := c.Disk()
@@ -217,8 +217,8 @@ func (c *Check) checkLists(disks []listed) {
 	c.checkList("snapshot_list", "/v1/snapshots?"+c.inProject()+"&", snapshots, began, nil)
 	c.checkList("instance_list", "/v1/instances?"+c.inProject()+"&", instances, began, nil)
 	c.checkList("image_list", "/v1/images?"+c.inProject()+"&", images, began, nil)
-	own := Must[*oxide.Project](c, "read the project")(c.Client.ProjectView(c.ctx,
-		oxide.ProjectViewParams{Project: c.project()}))
+	own := must(c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()}))(c,
+		"read the project")
 	c.checkList("project_list", "/v1/projects?",
 		[]listed{{own.Id, string(own.Name), *own.TimeCreated}}, began, nil)
 }

@@ -34,13 +34,11 @@ func (c *Check) networked(nics oxide.InstanceNetworkInterfaceAttachment) *oxide.
 	if refused := refusal(err); refused != nil && !c.Simulated() && !mayBeDone(err) {
 		c.NotTested("the project has no network for an instance: %s", Brief(err))
 	}
-	return Must[*oxide.Instance](c, "create an instance with a network")(instance, err)
+	return must(instance, err)(c, "create an instance with a network")
 }
 
 func (c *Check) interfacesOf(instance string) []oxide.InstanceNetworkInterface {
-	return Must[[]oxide.InstanceNetworkInterface](c, "list the interfaces of an instance")(
-		c.Client.InstanceNetworkInterfaceListAllPages(c.ctx,
-			oxide.InstanceNetworkInterfaceListParams{Instance: oxide.NameOrId(instance)}))
+	return must(c.Client.InstanceNetworkInterfaceListAllPages(c.ctx, oxide.InstanceNetworkInterfaceListParams{Instance: oxide.NameOrId(instance)}))(c, "list the interfaces of an instance")
 }
 
 func stack(config oxide.PrivateIpStackCreate) oxide.InstanceNetworkInterfaceAttachment {
@@ -180,9 +178,7 @@ func checkWhereInterfacesAre(c *Check) {
 const natPorts = 1 << 14
 
 func (c *Check) externalAddresses(instance string) []oxide.ExternalIp {
-	page := Must[*oxide.ExternalIpResultsPage](c, "list the external addresses of an instance")(
-		c.Client.InstanceExternalIpList(c.ctx,
-			oxide.InstanceExternalIpListParams{Instance: oxide.NameOrId(instance)}))
+	page := must(c.Client.InstanceExternalIpList(c.ctx, oxide.InstanceExternalIpListParams{Instance: oxide.NameOrId(instance)}))(c, "list the external addresses of an instance")
 	return page.Items
 }
 

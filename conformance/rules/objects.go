@@ -97,14 +97,14 @@ func (r *TestedRack) shares(id string) bool {
 
 // Disk creates a blank disk, and returns it when it is detached.
 func (c *Check) Disk() *oxide.Disk {
-	made := Must[*oxide.Disk](c, "create a disk")(c.CreateDisk(c.Blank()))
+	made := must(c.CreateDisk(c.Blank()))(c, "create a disk")
 	return c.Look(made.Id)
 }
 
 // Look reads a disk.
 func (c *Check) Look(id string) *oxide.Disk {
-	return Must[*oxide.Disk](c, "read disk "+id)(c.Client.DiskView(c.ctx,
-		oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
+	return must(c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))(c,
+		"read disk "+id)
 }
 
 // DeleteDisk sends a request to delete a disk.
@@ -198,7 +198,7 @@ func (r *TestedRack) RemoveInstance(ctx context.Context, id string) error {
 
 // StoppedInstance returns a small instance without disks. All checks share it, and none starts it.
 func (c *Check) StoppedInstance() *oxide.Instance {
-	return Must[*oxide.Instance](c, "make a stopped instance")(c.TestedRack.StoppedInstance(c.ctx))
+	return must(c.TestedRack.StoppedInstance(c.ctx))(c, "make a stopped instance")
 }
 
 // StoppedInstance returns the stopped instance that the checks share. Close removes it.
@@ -307,14 +307,13 @@ func (c *Check) RunningInstance() (*oxide.Instance, *oxide.Disk) {
 		if mayBeDone(err) {
 			c.removeIfMade(params.Body.Name)
 		}
-		c.runningDisk = Must[*oxide.Disk](c, "create a disk")(made, err)
+		c.runningDisk = must(made, err)(c, "create a disk")
 	}
 	if c.running == nil {
 		create := c.NewInstance()
 		create.Body.Start = oxide.NewPointer(true)
 		create.Body.Disks = []oxide.InstanceDiskAttachment{With(c.runningDisk)}
-		c.running = Must[*oxide.Instance](c, "create an instance and start it")(
-			c.createShared(c.ctx, create))
+		c.running = must(c.createShared(c.ctx, create))(c, "create an instance and start it")
 		c.Await(c.running.Id, oxide.InstanceStateRunning)
 	}
 	return c.running, c.runningDisk
@@ -332,7 +331,7 @@ func (c *Check) Instance(disks ...*oxide.Disk) *oxide.Instance {
 	for _, disk := range disks {
 		create.Body.Disks = append(create.Body.Disks, With(disk))
 	}
-	instance := Must[*oxide.Instance](c, "create an instance")(c.CreateInstance(create))
+	instance := must(c.CreateInstance(create))(c, "create an instance")
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	return instance
 }
@@ -355,7 +354,7 @@ func (c *Check) Reboot(instance string) (*oxide.Instance, error) {
 
 // StartAndAwait starts an instance and waits until it runs.
 func (c *Check) StartAndAwait(instance string) {
-	Must[*oxide.Instance](c, "start an instance")(c.Start(instance))
+	must(c.Start(instance))(c, "start an instance")
 	c.Await(instance, oxide.InstanceStateRunning)
 }
 
@@ -365,21 +364,19 @@ func (c *Check) Fail(instance string) {
 	c.StartAndAwait(instance)
 	c.Fault(adminapi.Fault{Operation: "instance_reboot", Object: instance,
 		Device: &adminapi.DeviceFault{Fails: true}})
-	Must[*oxide.Instance](c, "reboot an instance that will not come back")(c.Reboot(instance))
+	must(c.Reboot(instance))(c, "reboot an instance that will not come back")
 	c.Await(instance, oxide.InstanceStateFailed)
 }
 
 // See reads an instance.
 func (c *Check) See(id string) *oxide.Instance {
-	return Must[*oxide.Instance](c, "read instance "+id)(c.Client.InstanceView(c.ctx,
-		oxide.InstanceViewParams{Instance: oxide.NameOrId(id)}))
+	return must(c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Instance: oxide.NameOrId(id)}))(
+		c, "read instance "+id)
 }
 
 // DisksOf lists the disks of an instance.
 func (c *Check) DisksOf(instance string) []oxide.Disk {
-	return Must[[]oxide.Disk](c, "list the disks of instance "+instance)(
-		c.Client.InstanceDiskListAllPages(c.ctx,
-			oxide.InstanceDiskListParams{Instance: oxide.NameOrId(instance)}))
+	return must(c.Client.InstanceDiskListAllPages(c.ctx, oxide.InstanceDiskListParams{Instance: oxide.NameOrId(instance)}))(c, "list the disks of instance "+instance)
 }
 
 // AttachedTo demands that a disk is attached to an instance; "" demands that it is detached.
@@ -397,10 +394,10 @@ func (c *Check) AttachedTo(what string, disk *oxide.Disk, instance string) {
 
 // MustAttach attaches a disk to an instance, and demands that the answer says so.
 func (c *Check) MustAttach(what, disk, instance string) {
-	c.AttachedTo(what, Must[*oxide.Disk](c, what)(c.Attach(disk, instance)), instance)
+	c.AttachedTo(what, must(c.Attach(disk, instance))(c, what), instance)
 }
 
 // MustDetach detaches a disk from an instance, and demands that the answer says so.
 func (c *Check) MustDetach(what, disk, instance string) {
-	c.AttachedTo(what, Must[*oxide.Disk](c, what)(c.Detach(disk, instance)), "")
+	c.AttachedTo(what, must(c.Detach(disk, instance))(c, what), "")
 }

@@ -95,7 +95,7 @@ type Plain struct {
 
 // Send sends a plain request. It ends the check if there is no answer.
 func (c *Check) Send(p Plain) Answer {
-	return Must[Answer](c, p.Method+" "+p.Path)(c.send(p))
+	return must(c.send(p))(c, p.Method+" "+p.Path)
 }
 
 func (c *Check) send(p Plain) (Answer, error) {
@@ -203,37 +203,35 @@ func (c *Check) Listed(what string, list, want any) {
 }
 
 func checkAlike(c *Check) {
-	taken := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(c.Disk().Id))
+	taken := must(c.Snapshot(c.Disk().Id))(c, "take a snapshot")
 	view := func(params oxide.SnapshotViewParams) *oxide.Snapshot {
-		return Must[*oxide.Snapshot](c, "read a snapshot")(c.Client.SnapshotView(c.ctx, params))
+		return must(c.Client.SnapshotView(c.ctx, params))(c, "read a snapshot")
 	}
 	snapshot := view(oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(taken.Id)})
 	c.Same("the answer to the creation of a snapshot", taken, snapshot, "time_modified")
 	c.Same("the snapshot that is read by name", view(oxide.SnapshotViewParams{
 		Snapshot: oxide.NameOrId(taken.Name), Project: c.project()}), snapshot)
-	c.Listed("the list of snapshots", Must[[]oxide.Snapshot](c, "list the snapshots")(
-		c.Client.SnapshotListAllPages(c.ctx, oxide.SnapshotListParams{Project: c.project()})), snapshot)
+	c.Listed("the list of snapshots", must(c.Client.SnapshotListAllPages(c.ctx,
+		oxide.SnapshotListParams{Project: c.project()}))(c, "list the snapshots"), snapshot)
 
-	made := Must[*oxide.Instance](c, "create an instance")(c.CreateInstance(c.NewInstance()))
+	made := must(c.CreateInstance(c.NewInstance()))(c, "create an instance")
 	c.Await(made.Id, oxide.InstanceStateStopped)
 	instance := c.See(made.Id)
 	c.Same("the answer to the creation of an instance", made, instance, "run_state", "time_modified",
 		"time_run_state_updated")
-	c.Same("the instance that is read by name", Must[*oxide.Instance](c, "read it by name")(
-		c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Project: c.project(),
-			Instance: oxide.NameOrId(made.Name)})), instance)
-	c.Listed("the list of instances", Must[[]oxide.Instance](c, "list the instances")(
-		c.Client.InstanceListAllPages(c.ctx, oxide.InstanceListParams{Project: c.project()})), instance)
+	c.Same("the instance that is read by name", must(c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Project: c.project(), Instance: oxide.NameOrId(made.Name)}))(c, "read it by name"), instance)
+	c.Listed("the list of instances", must(c.Client.InstanceListAllPages(c.ctx,
+		oxide.InstanceListParams{Project: c.project()}))(c, "list the instances"), instance)
 
-	restored := Must[*oxide.Disk](c, "create a disk")(c.CreateDisk(c.fromSnapshot(taken.Id, false)))
+	restored := must(c.CreateDisk(c.fromSnapshot(taken.Id, false)))(c, "create a disk")
 	c.Same("the answer to the creation of a disk", restored, c.Look(restored.Id), "state",
 		"time_modified")
-	Must[*oxide.Disk](c, "attach it")(c.Attach(restored.Id, instance.Id))
+	must(c.Attach(restored.Id, instance.Id))(c, "attach it")
 	disk := c.Look(restored.Id)
 	c.Same("the disk when it is attached", disk, restored, "state", "time_modified")
-	c.Same("the disk that is read by name", Must[*oxide.Disk](c, "read the disk by name")(
-		c.diskByName(c.ctx, disk.Name)), disk)
-	c.Listed("the list of disks", Must[[]oxide.Disk](c, "list the disks")(
-		c.Client.DiskListAllPages(c.ctx, oxide.DiskListParams{Project: c.project()})), disk)
+	c.Same("the disk that is read by name", must(c.diskByName(c.ctx, disk.Name))(c,
+		"read the disk by name"), disk)
+	c.Listed("the list of disks", must(c.Client.DiskListAllPages(c.ctx,
+		oxide.DiskListParams{Project: c.project()}))(c, "list the disks"), disk)
 	c.Listed("the list of the instance's disks", c.DisksOf(instance.Id), disk)
 }

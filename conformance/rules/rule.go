@@ -345,9 +345,9 @@ func (c *Check) Blocked(format string, args ...any) {
 // not exist.
 func (c *Check) Cleanup(step func(context.Context) error) { c.undo = append(c.undo, step) }
 
-// Must returns the value, or ends the check with the name of the step and the rack's refusal.
-func Must[T any](c *Check, step string) func(T, error) T {
-	return func(value T, err error) T {
+// must returns the value of a step, or ends the check with its name and the rack's refusal.
+func must[T any](value T, err error) func(c *Check, step string) T {
+	return func(c *Check, step string) T {
 		c.must(step, err)
 		return value
 	}

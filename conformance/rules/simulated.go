@@ -181,10 +181,10 @@ func checkFailedSaga(c *Check) {
 	if c.Restart == nil || len(c.problems) > 0 {
 		return
 	}
-	instance := Must[*oxide.Instance](c, "create an instance")(c.CreateInstance(c.NewInstance()))
+	instance := must(c.CreateInstance(c.NewInstance()))(c, "create an instance")
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	c.Switch("instance_delay", "1h")
-	Must[*oxide.Instance](c, "start an instance")(c.Start(instance.Id))
+	must(c.Start(instance.Id))(c, "start an instance")
 	cutOff := c.Blank()
 	ctx, giveUp := context.WithCancel(c.ctx)
 	defer giveUp()
@@ -193,8 +193,8 @@ func checkFailedSaga(c *Check) {
 	<-creation.done
 	c.must("restart the rack", c.Restart(c.ctx))
 	c.closeIdle() // they lead to the rack that has died
-	disk := Must[*oxide.Disk](c, "read the disk whose creation was open when the rack died")(
-		c.diskByName(c.ctx, cutOff.Body.Name))
+	disk := must(c.diskByName(c.ctx, cutOff.Body.Name))(c,
+		"read the disk whose creation was open when the rack died")
 	Equal(c, "the disk whose creation was open when the rack died", disk.State.State(),
 		oxide.DiskStateStateDetached)
 	Equal(c, "what is provisioned with it", c.storageUsed(c.ctx), before+GiB)

@@ -61,7 +61,7 @@ func checkTaking(c *Check) {
 			c.Refuses("delete the disk meanwhile", c.DeleteDisk(disk.Id),
 				invalidRequest("disk cannot be deleted in state %q", states[0]))
 		}
-		taken := Must[*oxide.Snapshot](c, "take a snapshot of "+which)(u.end(c))
+		taken := must(u.end(c))(c, "take a snapshot of "+which)
 		Equal(c, "a snapshot of "+which, taken.State, oxide.SnapshotStateReady)
 		Equal(c, "the snapshot's disk", taken.DiskId, disk.Id)
 		Equal(c, "the snapshot's size", taken.Size, disk.Size)
@@ -77,8 +77,8 @@ func checkRepairLock(c *Check) {
 	c.MustRefuse("take a second snapshot meanwhile", locked)(c.Snapshot(disk.Id))
 	c.MustRefuse("take a second snapshot meanwhile, under a name that is taken", locked)(
 		c.takeSnapshot(c.ctx, u.seen.Name, disk.Id))
-	Must[*oxide.Snapshot](c, "take the first snapshot")(u.end(c))
-	Must[*oxide.Snapshot](c, "take a second snapshot afterwards")(c.Snapshot(disk.Id))
+	must(u.end(c))(c, "take the first snapshot")
+	must(c.Snapshot(disk.Id))(c, "take a second snapshot afterwards")
 	if c.Arrange("a disk whose region is replaced") {
 		c.Switch("replacing", true)
 		c.MustRefuse("take a snapshot while a region is replaced", locked)(c.Snapshot(disk.Id))
@@ -92,7 +92,7 @@ func checkUnfitDisk(c *Check) {
 
 func checkOrderOnSnapshot(c *Check) {
 	disk := c.Disk()
-	first := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	first := must(c.Snapshot(disk.Id))(c, "take a snapshot")
 	missing := uuid.NewString()
 	c.MustRefuse("take a snapshot of a disk that is not there", unknownID("disk", missing))(
 		c.takeSnapshot(c.ctx, first.Name, missing))
@@ -116,14 +116,13 @@ func checkOrderOnSnapshot(c *Check) {
 
 func checkSurvival(c *Check) {
 	disk := c.Disk()
-	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
 	c.must("delete a disk that has a snapshot", c.DeleteDisk(disk.Id))
-	left := Must[*oxide.Snapshot](c, "read the snapshot of a disk that is gone")(
-		c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
+	left := must(c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(
+		snapshot.Id)}))(c, "read the snapshot of a disk that is gone")
 	Equal(c, "its state", left.State, oxide.SnapshotStateReady)
 	Equal(c, "its disk", left.DiskId, disk.Id)
-	restored := Must[*oxide.Disk](c, "create a disk from it")(c.CreateDisk(
-		c.fromSnapshot(snapshot.Id, false)))
+	restored := must(c.CreateDisk(c.fromSnapshot(snapshot.Id, false)))(c, "create a disk from it")
 	Equal(c, "the disk's snapshot", restored.SnapshotId, snapshot.Id)
 	c.must("delete a snapshot that a disk was made from", c.DeleteSnapshot(snapshot.Id))
 	Equal(c, "the disk of a snapshot that is gone", c.Look(restored.Id).State.State(),
@@ -131,7 +130,7 @@ func checkSurvival(c *Check) {
 	u := c.beginSnapshot(restored.Id)
 	c.Refuses("delete a snapshot that is being taken", c.DeleteSnapshot(u.seen.Id),
 		invalidRequest("snapshot cannot be deleted in state Creating"))
-	Must[*oxide.Snapshot](c, "take a snapshot")(u.end(c))
+	must(u.end(c))(c, "take a snapshot")
 }
 
 func checkUnfinishedSource(c *Check) {
@@ -151,5 +150,5 @@ func checkUnfinishedSource(c *Check) {
 		c.Switch("quota_bytes", c.storageUsed(c.ctx))
 		c.refusesDisk("from a snapshot that is being taken, without quota", named, quotaExceeded)
 	}
-	Must[*oxide.Snapshot](c, "take the snapshot")(u.end(c))
+	must(u.end(c))(c, "take the snapshot")
 }
