@@ -38,7 +38,7 @@ func checkTokens(c *Check) {
 	} {
 		request := get(test.path)
 		request.Header = map[string]string{"Authorization": test.authorization}
-		c.Expect(expected{test.what, request, test.want})
+		c.expect(expected{test.what, request, test.want})
 	}
 }
 
@@ -57,7 +57,7 @@ func checkVersions(c *Check) {
 		{"a ping of the future", "/v1/ping", newer, unsupported},
 		{"an unknown path of the future", "/v1/nope", newer, unsupported},
 	}
-	if c.Arrange("versions of other releases") {
+	if c.arrange("versions of other releases") {
 		const next = "2026073101.0.0"
 		tests = append(tests,
 			versionTest{"the version of v21", "/v1/me", "2026061000.0.0", ok},
@@ -68,7 +68,7 @@ func checkVersions(c *Check) {
 	for _, test := range tests {
 		request := get(test.path)
 		request.Header = map[string]string{"Api-Version": test.version}
-		c.Expect(expected{test.what, request, test.want})
+		c.expect(expected{test.what, request, test.want})
 	}
 	request := get("/v1/ping")
 	request.Header = map[string]string{"Api-Version": "latest"}
@@ -78,7 +78,7 @@ func checkVersions(c *Check) {
 	if len(got.Message) > len(head)+len(tail) {
 		got.Message = got.Message[:len(head)] + got.Message[len(got.Message)-len(tail):]
 	}
-	Equal(c, "what is no version (with its reason left out)", got, bad(head+tail))
+	equal(c, "what is no version (with its reason left out)", got, bad(head+tail))
 }
 
 func checkRoles(c *Check) {
@@ -89,46 +89,46 @@ func checkRoles(c *Check) {
 		c.must("list the silo's images "+who, err)
 	}
 	everybodys("as a collaborator")
-	if !c.Arrange("a token with fewer rights") {
+	if !c.arrange("a token with fewer rights") {
 		return
 	}
-	disk, instance := c.Disk(), c.StoppedInstance()
+	disk, instance := c.disk(), c.StoppedInstance()
 	c.Switch("role", adminapi.RoleViewer)
-	c.Look(disk.Id)
-	c.Refuses("delete a disk as a viewer", c.DeleteDisk(disk.Id), forbidden)
-	c.MustRefuse("create a disk as a viewer", forbidden)(c.CreateDisk(c.Blank()))
-	c.MustRefuse("attach a disk as a viewer", forbidden)(c.Attach(disk.Id, instance.Id))
-	impossible := c.NewInstance()
+	c.look(disk.Id)
+	c.refuses("delete a disk as a viewer", c.deleteDisk(disk.Id), forbidden)
+	c.mustRefuse("create a disk as a viewer", forbidden)(c.createDisk(c.blank()))
+	c.mustRefuse("attach a disk as a viewer", forbidden)(c.attach(disk.Id, instance.Id))
+	impossible := c.newInstance()
 	impossible.Body.Ncpus, impossible.Body.Memory = 0, 1
-	c.MustRefuse("create an impossible instance as a viewer", forbidden)(c.CreateInstance(impossible))
+	c.mustRefuse("create an impossible instance as a viewer", forbidden)(c.createInstance(impossible))
 	everybodys("as a viewer")
 
 	c.Switch("role", adminapi.RoleNone)
 	unseen := notFound("disk", "id", disk.Id)
-	c.MustRefuse("read a disk without a role", unseen)(
+	c.mustRefuse("read a disk without a role", unseen)(
 		c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)}))
-	c.Refuses("delete a disk without a role", c.DeleteDisk(disk.Id), unseen)
+	c.refuses("delete a disk without a role", c.deleteDisk(disk.Id), unseen)
 	by := "name"
 	if uuid.Validate(c.Project) == nil {
 		by = "id"
 	}
 	projects := must(c.Client.ProjectListAllPages(c.ctx, oxide.ProjectListParams{}))(c,
 		"list the projects without a role")
-	Equal(c, "the projects that are listed without a role", len(projects), 0)
+	equal(c, "the projects that are listed without a role", len(projects), 0)
 	hidden := notFound("project", by, c.Project)
-	c.MustRefuse("read the project without a role", hidden)(
+	c.mustRefuse("read the project without a role", hidden)(
 		c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()}))
-	c.MustRefuse("create a disk without a role", hidden)(c.CreateDisk(c.Blank()))
-	c.MustRefuse("create an impossible instance without a role", hidden)(c.CreateInstance(impossible))
+	c.mustRefuse("create a disk without a role", hidden)(c.createDisk(c.blank()))
+	c.mustRefuse("create an impossible instance without a role", hidden)(c.createInstance(impossible))
 	everybodys("without a role")
 }
 
 func checkFleet(c *Check) {
 	me := must(c.Client.CurrentUserView(c.ctx))(c, "read who the token belongs to")
 	if me.FleetViewer != nil && *me.FleetViewer {
-		c.NotTested("the token's user is a fleet viewer; use the token of a project's collaborator")
+		c.notTested("the token's user is a fleet viewer; use the token of a project's collaborator")
 	}
-	c.Expect(
+	c.expect(
 		expected{"the racks", get("/v1/system/hardware/racks"), forbidden},
 		expected{"the utilization of all silos", get("/v1/system/utilization/silos"), forbidden},
 		expected{"the quotas of all silos", get("/v1/system/silo-quotas"), forbidden})
@@ -136,7 +136,7 @@ func checkFleet(c *Check) {
 		c.steadily(func() { c.checkOwnSilo(me, oxide.NameOrId(silo)) })
 	}
 	another := uuid.NewString()
-	c.Expect(
+	c.expect(
 		expected{"the quotas of another silo", get("/v1/system/silos/" + another + "/quotas"),
 			unknownID("silo", another)},
 		expected{"the utilization of another silo", get("/v1/system/utilization/silos/" + another),
@@ -148,11 +148,11 @@ func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
 	use := must(c.Client.UtilizationView(c.ctx))(c, "read the utilization")
 	quotas := must(c.Client.SiloQuotasView(c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))(c,
 		"read the own silo's quotas")
-	c.Same("the own silo's quotas", quotas, oxide.SiloQuotas{SiloId: me.SiloId,
+	c.same("the own silo's quotas", quotas, oxide.SiloQuotas{SiloId: me.SiloId,
 		Cpus: use.Capacity.Cpus, Memory: use.Capacity.Memory, Storage: use.Capacity.Storage})
 	named := must(c.Client.SiloUtilizationView(c.ctx, oxide.SiloUtilizationViewParams{Silo: silo}))(c,
 		"read the own silo's utilization by its name or ID")
-	c.Same("the own silo's utilization", named, oxide.SiloUtilization{SiloId: me.SiloId,
+	c.same("the own silo's utilization", named, oxide.SiloUtilization{SiloId: me.SiloId,
 		SiloName: me.SiloName, Allocated: use.Capacity, Provisioned: use.Provisioned})
 }
 
@@ -177,14 +177,14 @@ func (c *Check) steadily(look func()) {
 	for range looks {
 		c.problems = c.problems[:before]
 		look()
-		if len(c.problems) == before || c.Simulated() {
+		if len(c.problems) == before || c.simulated() {
 			return
 		}
 		found = append(found, strings.Join(c.problems[before:], "\n"))
 	}
 	if len(slices.Compact(found)) > 1 || c.othersProvision(time.Since(began)) {
 		c.problems = c.problems[:before]
-		c.NotTested("others change what the silo has provisioned: %d looks found something else than "+
+		c.notTested("others change what the silo has provisioned: %d looks found something else than "+
 			"the check had caused, such as: %s", looks, found[0])
 	}
 }
@@ -203,51 +203,51 @@ func (c *Check) othersProvision(within time.Duration) bool {
 }
 
 func checkDevicePath(c *Check) {
-	disk := c.Disk()
-	Equal(c, "the device path of the disk "+string(disk.Name), disk.DevicePath,
+	disk := c.disk()
+	equal(c, "the device path of the disk "+string(disk.Name), disk.DevicePath,
 		"/mnt/"+string(disk.Name))
 }
 
 func checkErrors(c *Check) {
 	missing := uuid.NewString()
 	a := c.Send(get("/v1/disks/" + missing))
-	Equal(c, "read a disk that is not there", a.Refused(), notFound("disk", "id", missing))
+	equal(c, "read a disk that is not there", a.Refused(), notFound("disk", "id", missing))
 	c.hasID("its answer", a)
-	Equal(c, "its body", string(a.Body), pretty(c.idOf(a), "ObjectNotFound", a.Refused().Message))
+	equal(c, "its body", string(a.Body), pretty(c.idOf(a), "ObjectNotFound", a.Refused().Message))
 
-	name := c.Disk().Name
-	again := c.Blank()
+	name := c.disk().Name
+	again := c.blank()
 	again.Body.Name = name
-	_, err := c.CreateDisk(again)
-	c.Refuses("create a disk whose name is taken", err, nameTaken("disk", name))
+	_, err := c.createDisk(again)
+	c.refuses("create a disk whose name is taken", err, nameTaken("disk", name))
 
 	a = c.Send(get("/v1/disk"))
 	c.hasID("the answer to a path that a rack does not have", a)
-	Equal(c, "a path that a rack does not have", a.Status, 404)
-	Equal(c, "its body", string(a.Body), pretty(c.idOf(a), "", "Not Found"))
+	equal(c, "a path that a rack does not have", a.Status, 404)
+	equal(c, "its body", string(a.Body), pretty(c.idOf(a), "", "Not Found"))
 	a = c.Send(Plain{Method: "PATCH", Path: "/v1/disks/" + missing})
 	c.hasID("the answer to a method that a path does not have", a)
-	Equal(c, "a method that a path does not have", a.Refused(), Refused{405, "", "Method Not Allowed"})
-	Equal(c, "its Allow", a.Header.Get("Allow"), "DELETE, GET")
+	equal(c, "a method that a path does not have", a.Refused(), Refused{405, "", "Method Not Allowed"})
+	equal(c, "its Allow", a.Header.Get("Allow"), "DELETE, GET")
 	c.hasID("the answer to a ping", c.Send(get("/v1/ping")))
 
-	if c.Arrange("a creation that fails") {
-		c.Fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
-		c.MustRefuse("create a disk while the rack fails", internalError)(c.CreateDisk(c.Blank()))
+	if c.arrange("a creation that fails") {
+		c.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
+		c.mustRefuse("create a disk while the rack fails", internalError)(c.createDisk(c.blank()))
 	}
 	if c.withoutID {
-		c.NotTested("an answer has no x-request-id: a proxy in front of the rack may have removed it")
+		c.notTested("an answer has no x-request-id: a proxy in front of the rack may have removed it")
 	}
 }
 
 func (c *Check) hasID(what string, a Answer) {
 	id := a.Header.Get("X-Request-Id")
-	if id == "" && !c.Simulated() {
+	if id == "" && !c.simulated() {
 		c.withoutID = true
 		return
 	}
 	if uuid.Validate(id) != nil {
-		c.Errorf("%s: expected a UUID in x-request-id; found %q", what, id)
+		c.errorf("%s: expected a UUID in x-request-id; found %q", what, id)
 	}
 }
 
@@ -255,7 +255,7 @@ func (c *Check) hasID(what string, a Answer) {
 // unless a proxy in front of a real rack has removed it.
 func (c *Check) idOf(a Answer) string {
 	id := a.Header.Get("X-Request-Id")
-	if id == "" && !c.Simulated() {
+	if id == "" && !c.simulated() {
 		var body struct {
 			RequestID string `json:"request_id"`
 		}
@@ -279,8 +279,8 @@ func pretty(requestID, code, message string) string {
 var rackTime = regexp.MustCompile(`^"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}|\.\d{6})?Z"$`)
 
 func checkTimes(c *Check) {
-	disk := c.Disk()
-	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
+	disk := c.disk()
+	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
 	var before time.Time
 	for _, read := range []struct {
 		path  string
@@ -288,24 +288,24 @@ func checkTimes(c *Check) {
 	}{
 		{"disks/" + disk.Id, []string{"snapshot_id", "image_id"}},
 		{"snapshots/" + snapshot.Id, nil},
-		{"disks/" + c.Disk().Id, nil},
+		{"disks/" + c.disk().Id, nil},
 	} {
 		kind, _, _ := strings.Cut(read.path, "s/")
 		fields := c.object("read a "+kind, c.Send(get("/v1/"+read.path)))
 		for _, field := range read.nulls {
-			Equal(c, "the "+field+" of a blank disk", string(fields[field]), "null")
+			equal(c, "the "+field+" of a blank disk", string(fields[field]), "null")
 		}
 		for _, field := range []string{"time_created", "time_modified"} {
 			text := string(fields[field])
 			if !rackTime.MatchString(text) {
-				c.Fatalf("the %s of a %s: expected RFC 3339 in UTC with microseconds; found %q", field,
+				c.fatalf("the %s of a %s: expected RFC 3339 in UTC with microseconds; found %q", field,
 					kind, text)
 			}
 		}
 		var created time.Time
 		c.must("read the time of a "+kind, json.Unmarshal(fields["time_created"], &created))
 		if created.Before(before) {
-			c.Errorf("a %s that was made last: expected a time after %s; found %s", kind, before, created)
+			c.errorf("a %s that was made last: expected a time after %s; found %s", kind, before, created)
 		}
 		before = created
 	}

@@ -27,13 +27,13 @@ func (c *Check) named(name oxide.Name, body string) string {
 // reason.
 func (c *Check) badBodies(cases ...[3]string) {
 	for _, test := range cases {
-		Equal(c, "create a disk with "+test[0], unplaced(c.SendDisk(test[1]).Refused()), badBody(test[2]))
+		equal(c, "create a disk with "+test[0], unplaced(c.sendDisk(test[1]).Refused()), badBody(test[2]))
 	}
 }
 
 func checkBodies(c *Check) {
-	Equal(c, "create a disk with a field that is unknown",
-		c.SendDisk(diskBody(`"size"`, `"color":"red","size"`)).Refused(), Refused{Status: 201})
+	equal(c, "create a disk with a field that is unknown",
+		c.sendDisk(diskBody(`"size"`, `"color":"red","size"`)).Refused(), Refused{Status: 201})
 	c.badBodies(
 		[3]string{"nothing", " ", "EOF while parsing a value"},
 		[3]string{"the beginning of an object", "{", "EOF while parsing an object"},
@@ -57,18 +57,18 @@ func checkByteCounts(c *Check) {
 		[3]string{"2^64-1 bytes", diskBody("1073741824", "18446744073709551615"), tooLarge},
 		[3]string{"a negative size", diskBody("1073741824", "-1"),
 			"size: invalid value: integer `-1`, expected u64"})
-	Equal(c, "create a disk with 2^63-1 bytes, which is a byte count and no whole block",
-		c.SendDisk(diskBody("1073741824", "9223372036854775807")).Refused(), invalidValue(
+	equal(c, "create a disk with 2^63-1 bytes, which is a byte count and no whole block",
+		c.sendDisk(diskBody("1073741824", "9223372036854775807")).Refused(), invalidValue(
 			"size and block_size", "total size must be a multiple of block size 512"))
 }
 
 func checkBlockSizes(c *Check) {
 	for _, size := range []oxide.BlockSize{512, 2048, 4096} {
-		params := c.Blank()
+		params := c.blank()
 		params.Body.DiskBackend = From(&oxide.DiskSourceBlank{BlockSize: size})
-		made := must(c.CreateDisk(params))(c, fmt.Sprintf("create a disk with blocks of %d bytes", size))
-		Equal(c, "the blocks in the answer", made.BlockSize, size)
-		Equal(c, "the blocks of the disk as it is read", c.Look(made.Id).BlockSize, size)
+		made := must(c.createDisk(params))(c, fmt.Sprintf("create a disk with blocks of %d bytes", size))
+		equal(c, "the blocks in the answer", made.BlockSize, size)
+		equal(c, "the blocks of the disk as it is read", c.look(made.Id).BlockSize, size)
 	}
 	c.badBodies(
 		[3]string{"blocks of 1024 bytes", diskBody(":512", ":1024"),
@@ -79,20 +79,20 @@ func checkBlockSizes(c *Check) {
 
 func checkBodyLimits(c *Check) {
 	const limit = 1 << 20
-	within := c.named(c.Name(), diskBody(`"size":1073741824`, `"size":1,"pad":"%s"`))
+	within := c.named(c.name(), diskBody(`"size":1073741824`, `"size":1,"pad":"%s"`))
 	within = strings.Replace(within, "%s", strings.Repeat("x", limit-len(within)+2), 1)
 	const noBlock = "total size must be a multiple of block size 512"
-	Equal(c, "a body of 1 MiB, with a size of one byte", c.SendDisk(within).Refused(),
+	equal(c, "a body of 1 MiB, with a size of one byte", c.sendDisk(within).Refused(),
 		invalidValue("size and block_size", noBlock))
-	Equal(c, "a body of 1 MiB and a byte", c.SendDisk(within+" ").Refused(),
+	equal(c, "a body of 1 MiB and a byte", c.sendDisk(within+" ").Refused(),
 		bad("request body exceeded maximum size of 1048576 bytes"))
 	form := c.post("disks", "{}")
 	form.Header = map[string]string{"Content-Type": "application/x-www-form-urlencoded"}
 	a := c.Send(form)
-	Equal(c, "a body that says it is a form", Refused{a.Status, a.Refused().Code, ""},
+	equal(c, "a body that says it is a form", Refused{a.Status, a.Refused().Code, ""},
 		Refused{Status: 400})
 	if !strings.Contains(a.Refused().Message, "content type") {
-		c.Errorf("a body that says it is a form: expected a refusal of its content type; found %q",
+		c.errorf("a body that says it is a form: expected a refusal of its content type; found %q",
 			a.Refused().Message)
 	}
 }
@@ -106,23 +106,23 @@ func checkDescriptions(c *Check) {
 	}
 	longest := padded(512)
 	c.Description = longest
-	disk := c.Disk()
-	Equal(c, "the description of a disk, of 512 characters", disk.Description, longest)
-	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot with a description of 512 characters")
-	Equal(c, "the description of a snapshot, of 512 characters", snapshot.Description, longest)
-	instance := must(c.CreateInstance(c.NewInstance()))(c,
+	disk := c.disk()
+	equal(c, "the description of a disk, of 512 characters", disk.Description, longest)
+	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot with a description of 512 characters")
+	equal(c, "the description of a snapshot, of 512 characters", snapshot.Description, longest)
+	instance := must(c.createInstance(c.newInstance()))(c,
 		"create an instance with a description of 512 characters")
-	Equal(c, "the description of an instance, of 512 characters", instance.Description, longest)
+	equal(c, "the description of an instance, of 512 characters", instance.Description, longest)
 	c.Description = padded(513)
-	c.MustRefuse("create a disk with a description of 513 characters", internalError)(
-		c.CreateDisk(c.Blank()))
-	c.MustRefuse("take a snapshot with a description of 513 characters", internalError)(
-		c.Snapshot(disk.Id))
-	c.MustRefuse("create an instance with a description of 513 characters", internalError)(
-		c.CreateInstance(c.NewInstance()))
-	if c.Arrange("a silo without quota") {
+	c.mustRefuse("create a disk with a description of 513 characters", internalError)(
+		c.createDisk(c.blank()))
+	c.mustRefuse("take a snapshot with a description of 513 characters", internalError)(
+		c.snapshot(disk.Id))
+	c.mustRefuse("create an instance with a description of 513 characters", internalError)(
+		c.createInstance(c.newInstance()))
+	if c.arrange("a silo without quota") {
 		c.Switch("quota_bytes", c.storageUsed(c.ctx))
-		c.refusesDisk("with a description of 513 characters, without quota", c.Blank(), quotaExceeded)
+		c.refusesDisk("with a description of 513 characters, without quota", c.blank(), quotaExceeded)
 	}
 }
 
@@ -130,15 +130,15 @@ func checkOrderOfReading(c *Check) {
 	nobody := map[string]string{"Authorization": ""}
 	create := c.post("disks", "{")
 	create.Header = nobody
-	Equal(c, "a bad body without a token", unplaced(c.Send(create).Refused()),
+	equal(c, "a bad body without a token", unplaced(c.Send(create).Refused()),
 		badBody("EOF while parsing an object"))
-	c.Expect(
+	c.expect(
 		expected{"a bad query without a token", Plain{Method: "GET", Path: "/v1/disks",
 			Header: nobody}, badQuery("missing field `project`")},
 		expected{"a bad path without a token", Plain{Method: "GET", Path: "/v1/disks/D",
 			Header: nobody}, bad("bad parameter in URL path: " + notAName)})
-	create.Body = c.named(c.Name(), diskBody())
-	c.Expect(expected{"a good body without a token", create, unauthorized})
+	create.Body = c.named(c.name(), diskBody())
+	c.expect(expected{"a good body without a token", create, unauthorized})
 }
 
 func checkRepeatedKeys(c *Check) {
@@ -151,17 +151,17 @@ func checkRepeatedKeys(c *Check) {
 		"an unknown key twice":        diskBody(`{"name"`, `{"x":1,"x":2,"name"`),
 		"something behind the object": diskBody() + " and more",
 	} {
-		Equal(c, "create a disk with "+what, c.SendDisk(body).Refused(), Refused{Status: 201})
+		equal(c, "create a disk with "+what, c.sendDisk(body).Refused(), Refused{Status: 201})
 	}
 }
 
 const notAName = "data did not match any variant of untagged enum NameOrId"
 
 func checkNames(c *Check) {
-	longest := c.Blank()
+	longest := c.blank()
 	longest.Body.Name += oxide.Name(strings.Repeat("x", 63-len(longest.Body.Name)))
-	disk := must(c.CreateDisk(longest))(c, "create a disk with a name of 63 characters")
-	Equal(c, "its name", disk.Name, longest.Body.Name)
+	disk := must(c.createDisk(longest))(c, "create a disk with a name of 63 characters")
+	equal(c, "its name", disk.Name, longest.Body.Name)
 	const charset = `(allowed characters are lowercase ASCII, digits, and "-")`
 	for _, test := range []struct{ name, problem string }{
 		{"", "name requires at least one character"},
@@ -173,28 +173,28 @@ func checkNames(c *Check) {
 		{"conf-", `name cannot end with "-"`},
 		{"a" + uuid.NewString()[1:], "name cannot be a UUID to avoid ambiguity with IDs"},
 	} {
-		Equal(c, fmt.Sprintf("create a disk named %q", test.name),
-			unplaced(c.SendDisk(diskBody(`"name":"d"`, fmt.Sprintf(`"name":%q`, test.name))).Refused()),
+		equal(c, fmt.Sprintf("create a disk named %q", test.name),
+			unplaced(c.sendDisk(diskBody(`"name":"d"`, fmt.Sprintf(`"name":%q`, test.name))).Refused()),
 			badBody(test.problem))
 	}
 }
 
 func checkNamesAndIDs(c *Check) {
-	first, disk := c.Disk(), c.Disk()
-	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
+	first, disk := c.disk(), c.disk()
+	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
 	instance, project := c.StoppedInstance(), "?"+c.inProject()
 	for _, id := range []string{first.Id, disk.Id, strings.ToUpper(disk.Id)} {
 		read := must(c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))(c,
 			"read a disk by its ID")
-		Equal(c, "the ID of the disk that was read by ID "+id, read.Id, strings.ToLower(id))
+		equal(c, "the ID of the disk that was read by ID "+id, read.Id, strings.ToLower(id))
 	}
 	read := must(c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Name),
 		Project: c.project()}))(c, "read a disk by its name")
-	Equal(c, "the ID of the disk that was read by name", read.Id, disk.Id)
+	equal(c, "the ID of the disk that was read by name", read.Id, disk.Id)
 	owner := must(c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: oxide.NameOrId(
 		disk.ProjectId)}))(c, "read the project by its ID")
 	if !strings.EqualFold(c.Project, owner.Id) && c.Project != string(owner.Name) {
-		c.Errorf("the project of a disk: expected %s; found %s (%s)", c.Project, owner.Name, owner.Id)
+		c.errorf("the project of a disk: expected %s; found %s (%s)", c.Project, owner.Name, owner.Id)
 	}
 	const both = "when providing %s as an ID project should not be specified"
 	const neither = "%s should either be UUID or project should be specified"
@@ -206,14 +206,14 @@ func checkNamesAndIDs(c *Check) {
 			"%s should either be an ID or project should be specified"},
 	} {
 		path := "/v1/" + test.kind + "s/"
-		c.Expect(
+		c.expect(
 			expected{test.kind + " by ID, with a project", get(path + test.id + project),
 				invalidRequest(test.both, test.kind)},
 			expected{test.kind + " by name, without a project", get(path + test.name),
 				invalidRequest(test.neither, test.kind)})
 	}
-	nobodys := string(c.Name())
-	c.Expect(
+	nobodys := string(c.name())
+	c.expect(
 		expected{"disks of a project that is not there", get("/v1/disks?project=" + nobodys),
 			notFound("project", "name", nobodys)},
 		expected{"a disk by name in a project by ID",
@@ -232,8 +232,8 @@ func checkNamesAndIDs(c *Check) {
 }
 
 func checkPaths(c *Check) {
-	disk := c.Disk()
-	c.Expect(
+	disk := c.disk()
+	c.expect(
 		expected{"an empty segment behind", get("/v1/disks/" + disk.Id + "/"), ok},
 		expected{"empty segments within", get("/v1//disks///" + disk.Id), ok},
 		expected{"a dot", get("/v1/./disks/" + disk.Id), bad("invalid path encoding")},

@@ -12,20 +12,20 @@ import (
 )
 
 func (c *Check) fromSnapshot(id string, readOnly bool) oxide.DiskCreateParams {
-	params := c.Blank()
+	params := c.blank()
 	params.Body.DiskBackend = From(&oxide.DiskSourceSnapshot{SnapshotId: id, ReadOnly: &readOnly})
 	return params
 }
 
 func (c *Check) local(bytes int64) oxide.DiskCreateParams {
-	params := c.Blank()
+	params := c.blank()
 	params.Body.Size = oxide.ByteCount(bytes)
 	params.Body.DiskBackend = oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
 	return params
 }
 
 func (c *Check) sized(bytes int64) oxide.DiskCreateParams {
-	params := c.Blank()
+	params := c.blank()
 	params.Body.Size = oxide.ByteCount(bytes)
 	return params
 }
@@ -33,90 +33,90 @@ func (c *Check) sized(bytes int64) oxide.DiskCreateParams {
 func checkNewDisk(c *Check) {
 	project := must(c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()}))(c,
 		"read the project")
-	params := c.Blank()
-	made := must(c.CreateDisk(params))(c, "create a disk")
-	read := c.Look(made.Id)
+	params := c.blank()
+	made := must(c.createDisk(params))(c, "create a disk")
+	read := c.look(made.Id)
 	for what, state := range map[*oxide.Disk]oxide.DiskStateState{
 		made: oxide.DiskStateStateCreating, read: oxide.DiskStateStateDetached,
 	} {
 		where := "the disk as it is " + string(state)
-		Equal(c, where+": its state", what.State.State(), state)
-		Equal(c, where+": its name", what.Name, params.Body.Name)
-		Equal(c, where+": its description", what.Description, params.Body.Description)
-		Equal(c, where+": its project", what.ProjectId, project.Id)
-		Equal(c, where+": its size", what.Size, params.Body.Size)
-		Equal(c, where+": its type", what.DiskType, oxide.DiskTypeDistributed)
-		Equal(c, where+": whether it is read-only", what.ReadOnly != nil && *what.ReadOnly, false)
-		Equal(c, where+": its source", what.SnapshotId+what.ImageId, "")
+		equal(c, where+": its state", what.State.State(), state)
+		equal(c, where+": its name", what.Name, params.Body.Name)
+		equal(c, where+": its description", what.Description, params.Body.Description)
+		equal(c, where+": its project", what.ProjectId, project.Id)
+		equal(c, where+": its size", what.Size, params.Body.Size)
+		equal(c, where+": its type", what.DiskType, oxide.DiskTypeDistributed)
+		equal(c, where+": whether it is read-only", what.ReadOnly != nil && *what.ReadOnly, false)
+		equal(c, where+": its source", what.SnapshotId+what.ImageId, "")
 	}
-	c.must("delete the disk", c.DeleteDisk(made.Id))
-	c.MustRefuse("read a deleted disk", notFound("disk", "name", string(made.Name)))(
+	c.must("delete the disk", c.deleteDisk(made.Id))
+	c.mustRefuse("read a deleted disk", notFound("disk", "name", string(made.Name)))(
 		c.diskByName(c.ctx, made.Name))
-	again := must(c.CreateDisk(params))(c, "create another one of its name")
+	again := must(c.createDisk(params))(c, "create another one of its name")
 	if again.Id == made.Id {
-		c.Errorf("another disk of the name: expected another ID; found %s again", made.Id)
+		c.errorf("another disk of the name: expected another ID; found %s again", made.Id)
 	}
 }
 
 func checkReadOnlyDisk(c *Check) {
-	snapshot := must(c.Snapshot(c.Disk().Id))(c, "take a snapshot")
-	disk := must(c.CreateDisk(c.fromSnapshot(snapshot.Id, true)))(c, "create a read-only disk")
-	Equal(c, "its state in the answer", disk.State.State(), oxide.DiskStateStateDetached)
-	Equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, true)
-	Equal(c, "its snapshot", disk.SnapshotId, snapshot.Id)
-	c.MustRefuse("take a snapshot of a read-only disk",
-		invalidRequest("can't create a snapshot of a read-only disk"))(c.Snapshot(disk.Id))
+	snapshot := must(c.snapshot(c.disk().Id))(c, "take a snapshot")
+	disk := must(c.createDisk(c.fromSnapshot(snapshot.Id, true)))(c, "create a read-only disk")
+	equal(c, "its state in the answer", disk.State.State(), oxide.DiskStateStateDetached)
+	equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, true)
+	equal(c, "its snapshot", disk.SnapshotId, snapshot.Id)
+	c.mustRefuse("take a snapshot of a read-only disk",
+		invalidRequest("can't create a snapshot of a read-only disk"))(c.snapshot(disk.Id))
 }
 
 func checkFailedDelete(c *Check) {
 	c.needSimulated("a deletion that fails cannot be brought about from outside")
 	before := c.storageUsed(c.ctx)
-	disk := c.FaultedDisk()
-	Equal(c, "the name of a disk whose deletion failed", string(disk.Name), "deleted-"+disk.Id)
-	Equal(c, "its state", disk.State.State(), oxide.DiskStateStateFaulted)
-	Equal(c, "what is provisioned", c.storageUsed(c.ctx), before+GiB)
-	c.must("delete it again", c.DeleteDisk(disk.Id))
-	Equal(c, "what is provisioned when it is deleted", c.storageUsed(c.ctx), before)
+	disk := c.faultedDisk()
+	equal(c, "the name of a disk whose deletion failed", string(disk.Name), "deleted-"+disk.Id)
+	equal(c, "its state", disk.State.State(), oxide.DiskStateStateFaulted)
+	equal(c, "what is provisioned", c.storageUsed(c.ctx), before+GiB)
+	c.must("delete it again", c.deleteDisk(disk.Id))
+	equal(c, "what is provisioned when it is deleted", c.storageUsed(c.ctx), before)
 }
 
 func checkSoftDelete(c *Check) {
 	before := c.storageUsed(c.ctx)
-	if c.Simulated() {
-		c.Cleanup(c.Admin.RunDeferred) // runs last, after all deletions
+	if c.simulated() {
+		c.cleanup(c.Admin.RunDeferred) // runs last, after all deletions
 		c.Switch("free_delay", "1h")
 	}
-	params := c.Blank()
-	disk := must(c.CreateDisk(params))(c, "create a disk")
-	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
-	c.must("delete the disk", c.DeleteDisk(disk.Id))
-	c.must("delete the snapshot", c.DeleteSnapshot(snapshot.Id))
-	c.MustRefuse("read the deleted disk", notFound("disk", "id", disk.Id))(
+	params := c.blank()
+	disk := must(c.createDisk(params))(c, "create a disk")
+	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
+	c.must("delete the disk", c.deleteDisk(disk.Id))
+	c.must("delete the snapshot", c.deleteSnapshot(snapshot.Id))
+	c.mustRefuse("read the deleted disk", notFound("disk", "id", disk.Id))(
 		c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)}))
-	c.MustRefuse("read the deleted snapshot", notFound("snapshot", "id", snapshot.Id))(
+	c.mustRefuse("read the deleted snapshot", notFound("snapshot", "id", snapshot.Id))(
 		c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
-	again := must(c.CreateDisk(params))(c, "create another disk of the name")
+	again := must(c.createDisk(params))(c, "create another disk of the name")
 	must(c.takeSnapshot(c.ctx, snapshot.Name, again.Id))(c, "take another snapshot of the name")
-	if !c.Arrange("a rack that frees late") {
+	if !c.arrange("a rack that frees late") {
 		return
 	}
-	Equal(c, "what is provisioned until all is freed", c.storageUsed(c.ctx), before+4*GiB)
+	equal(c, "what is provisioned until all is freed", c.storageUsed(c.ctx), before+4*GiB)
 	c.Switch("quota_bytes", before+4*GiB)
-	c.MustRefuse("create a disk until then", quotaExceeded)(c.CreateDisk(c.Blank()))
+	c.mustRefuse("create a disk until then", quotaExceeded)(c.createDisk(c.blank()))
 	c.must("let the rack free what was deleted", c.Admin.RunDeferred(c.ctx))
-	Equal(c, "what is provisioned then", c.storageUsed(c.ctx), before+2*GiB)
-	c.Look(again.Id)
+	equal(c, "what is provisioned then", c.storageUsed(c.ctx), before+2*GiB)
+	c.look(again.Id)
 }
 
 func checkDeleteAttached(c *Check) {
-	disk := c.Disk()
-	instance := c.Instance(disk)
+	disk := c.disk()
+	instance := c.instance(disk)
 	for _, state := range []string{"stopped", "running"} {
 		if state == "running" {
-			c.StartAndAwait(instance.Id)
+			c.startAndAwait(instance.Id)
 		}
-		c.Refuses("delete a disk of a "+state+" instance", c.DeleteDisk(disk.Id),
+		c.refuses("delete a disk of a "+state+" instance", c.deleteDisk(disk.Id),
 			invalidRequest("disk cannot be deleted in state %q", "attached"))
-		c.AttachedTo("after that", c.Look(disk.Id), instance.Id)
+		c.attachedTo("after that", c.look(disk.Id), instance.Id)
 	}
 }
 
@@ -139,9 +139,9 @@ func (c *Check) takeSnapshot(ctx context.Context, name oxide.Name, disk string) 
 			Disk: oxide.NameOrId(disk)}})
 	switch {
 	case err == nil:
-		c.Cleanup(func(ctx context.Context) error { return c.removeSnapshot(ctx, snapshot) })
+		c.cleanup(func(ctx context.Context) error { return c.removeSnapshot(ctx, snapshot) })
 	case mayBeDone(err):
-		c.Cleanup(func(ctx context.Context) error { return c.removeSnapshotByName(ctx, name, disk) })
+		c.cleanup(func(ctx context.Context) error { return c.removeSnapshotByName(ctx, name, disk) })
 	}
 	return snapshot, err
 }
@@ -165,17 +165,17 @@ var rackIsFull = Refused{507, "InsufficientCapacity", "Insufficient capacity: No
 const leastSize = "total size must be at least 1 GiB"
 
 func (c *Check) refusesDisk(what string, params oxide.DiskCreateParams, want Refused) {
-	c.MustRefuse("create a disk "+what, want)(c.CreateDisk(params))
+	c.mustRefuse("create a disk "+what, want)(c.createDisk(params))
 }
 
 func checkDiskSizes(c *Check) {
 	sizes := []int64{GiB}
-	if c.Arrange("a disk of 1023 GiB") {
+	if c.arrange("a disk of 1023 GiB") {
 		sizes = append(sizes, 1023*GiB) // too large for a real rack
 	}
 	for _, bytes := range sizes {
-		disk := must(c.CreateDisk(c.sized(bytes)))(c, "create a disk of a size that it may have")
-		Equal(c, "its size", int64(c.Look(disk.Id).Size), bytes)
+		disk := must(c.createDisk(c.sized(bytes)))(c, "create a disk of a size that it may have")
+		equal(c, "its size", int64(c.look(disk.Id).Size), bytes)
 	}
 	c.refusesDisk("of no bytes", c.sized(0), invalidValue("size", leastSize))
 	c.refusesDisk("of half a GiB", c.sized(GiB/2), invalidValue("size", leastSize))
@@ -186,14 +186,14 @@ func checkDiskSizes(c *Check) {
 }
 
 func checkLocalDisk(c *Check) {
-	made := must(c.CreateDisk(c.local(GiB)))(c, "create a local disk")
-	disk := c.Look(made.Id)
-	Equal(c, "its type", disk.DiskType, oxide.DiskTypeLocal)
-	Equal(c, "its blocks", disk.BlockSize, 4096)
-	Equal(c, "its source", disk.SnapshotId+disk.ImageId, "")
-	Equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, false)
-	_, err := c.Snapshot(disk.Id)
-	c.Refuses("take a snapshot of a local disk", err,
+	made := must(c.createDisk(c.local(GiB)))(c, "create a local disk")
+	disk := c.look(made.Id)
+	equal(c, "its type", disk.DiskType, oxide.DiskTypeLocal)
+	equal(c, "its blocks", disk.BlockSize, 4096)
+	equal(c, "its source", disk.SnapshotId+disk.ImageId, "")
+	equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, false)
+	_, err := c.snapshot(disk.Id)
+	c.refuses("take a snapshot of a local disk", err,
 		invalidRequest("can't create a snapshot of a local storage disk"))
 	c.refusesDisk("that is local, of half a GiB", c.local(GiB/2), invalidValue("size", leastSize))
 	c.refusesDisk("that is local, of a GiB and a block", c.local(GiB+4096),
@@ -202,21 +202,21 @@ func checkLocalDisk(c *Check) {
 		11 << 50: "requested size over 10 PiB",
 		9 << 50:  "requested size is too large to fit on any physical disk",
 	} {
-		_, err := c.CreateDisk(c.local(bytes))
-		if noDriveHas(err) || c.Simulated() { // a rack before v22 looks at the quota alone
-			c.Refuses("create a local disk that no drive can hold", err, invalidValue("size", problem))
+		_, err := c.createDisk(c.local(bytes))
+		if noDriveHas(err) || c.simulated() { // a rack before v22 looks at the quota alone
+			c.refuses("create a local disk that no drive can hold", err, invalidValue("size", problem))
 		}
 	}
-	_, err = c.CreateDisk(c.local(c.beyondQuota()))
+	_, err = c.createDisk(c.local(c.beyondQuota()))
 	if !noDriveHas(err) {
-		c.Refuses("create a local disk beyond the quota", err, quotaExceeded)
+		c.refuses("create a local disk beyond the quota", err, quotaExceeded)
 	}
 }
 
 // beyondQuota returns a size in whole GiB that the silo's quota cannot hold. A simulated rack gets
 // a quota that is used up.
 func (c *Check) beyondQuota() int64 {
-	if c.Simulated() {
+	if c.simulated() {
 		c.Switch("quota_bytes", c.storageUsed(c.ctx))
 		return GiB
 	}
@@ -234,18 +234,18 @@ func noDriveHas(err error) bool {
 
 func checkNoSpace(c *Check) {
 	c.needSimulated("a rack without space cannot be brought about from outside")
-	disk := c.Disk()
-	source := must(c.Snapshot(disk.Id))(c, "take a snapshot")
-	before, params := c.storageUsed(c.ctx), c.Blank()
+	disk := c.disk()
+	source := must(c.snapshot(disk.Id))(c, "take a snapshot")
+	before, params := c.storageUsed(c.ctx), c.blank()
 	c.Switch("full", true)
 	c.refusesDisk("on a full rack", params, rackIsFull)
 	c.checkUndone(params.Body.Name, before)
-	c.MustRefuse("take a snapshot on a full rack", rackIsFull)(c.Snapshot(disk.Id))
-	Equal(c, "the disk's state afterwards", c.Look(disk.Id).State.State(),
+	c.mustRefuse("take a snapshot on a full rack", rackIsFull)(c.snapshot(disk.Id))
+	equal(c, "the disk's state afterwards", c.look(disk.Id).State.State(),
 		oxide.DiskStateStateDetached)
-	must(c.CreateDisk(c.fromSnapshot(source.Id, true)))(c,
+	must(c.createDisk(c.fromSnapshot(source.Id, true)))(c,
 		"create a read-only disk, which needs no space, on a full rack")
-	must(c.CreateDisk(c.local(GiB)))(c, "create a local disk on a full rack")
+	must(c.createDisk(c.local(GiB)))(c, "create a local disk on a full rack")
 }
 
 func checkOrderOnCreate(c *Check) {
@@ -253,10 +253,10 @@ func checkOrderOnCreate(c *Check) {
 	wrong := c.fromSnapshot(missing, false)
 	wrong.Body.Size = 1
 	c.refusesDisk("from no snapshot, of one byte", wrong, notFound("snapshot", "id", missing))
-	large := c.Blank()
+	large := c.blank()
 	large.Body.Size = 2 * GiB
-	big := must(c.CreateDisk(large))(c, "create a disk of 2 GiB")
-	snapshot := must(c.Snapshot(big.Id))(c, "take a snapshot")
+	big := must(c.createDisk(large))(c, "create a disk of 2 GiB")
+	snapshot := must(c.snapshot(big.Id))(c, "take a snapshot")
 	c.refusesDisk("from a snapshot, smaller and of no whole GiB", func() oxide.DiskCreateParams {
 		p := c.fromSnapshot(snapshot.Id, false)
 		p.Body.Size = GiB + 1
@@ -280,9 +280,9 @@ func checkOrderOnCreate(c *Check) {
 		invalidValue("size", "total size must be less than 1023 GiB"))
 	beyond := c.local(c.beyondQuota())
 	beyond.Body.Name = big.Name
-	_, err := c.CreateDisk(beyond)
+	_, err := c.createDisk(beyond)
 	if !noDriveHas(err) {
-		c.Refuses("create a disk beyond the quota, with a name that is taken", err, quotaExceeded)
+		c.refuses("create a disk beyond the quota, with a name that is taken", err, quotaExceeded)
 	}
 }
 
@@ -290,35 +290,35 @@ func checkQuota(c *Check) {
 	c.steadily(c.checkProvisioned)
 	use := must(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization")
 	if use.Capacity.Storage < use.Provisioned.Storage {
-		c.Errorf("the silo's quota: expected at least the %d bytes that are provisioned; found %d",
+		c.errorf("the silo's quota: expected at least the %d bytes that are provisioned; found %d",
 			use.Provisioned.Storage, use.Capacity.Storage)
 	}
-	_, err := c.CreateDisk(c.local(c.beyondQuota()))
+	_, err := c.createDisk(c.local(c.beyondQuota()))
 	if !noDriveHas(err) {
-		c.Refuses("create a disk beyond the quota", err, quotaExceeded)
+		c.refuses("create a disk beyond the quota", err, quotaExceeded)
 	}
-	if c.Simulated() { // only the answer shows the quota of a real rack
+	if c.simulated() { // only the answer shows the quota of a real rack
 		const quota = 1 << 50
 		c.Switch("quota_bytes", quota)
 		use = must(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization")
-		Equal(c, "the silo's quota", int64(use.Capacity.Storage), quota)
+		equal(c, "the silo's quota", int64(use.Capacity.Storage), quota)
 	}
 }
 
 func (c *Check) checkProvisioned() {
 	before, problems := c.storageUsed(c.ctx), len(c.problems)
-	params := c.Blank()
+	params := c.blank()
 	params.Body.Size = 2 * GiB
-	disk := must(c.CreateDisk(params))(c, "create a disk of 2 GiB")
-	Equal(c, "what a disk of 2 GiB takes of the quota", c.storageUsed(c.ctx)-before, 2*GiB)
-	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
-	Equal(c, "what it takes with its snapshot", c.storageUsed(c.ctx)-before, 4*GiB)
-	c.must("delete the disk", c.DeleteDisk(disk.Id))
-	c.must("delete the snapshot", c.DeleteSnapshot(snapshot.Id))
+	disk := must(c.createDisk(params))(c, "create a disk of 2 GiB")
+	equal(c, "what a disk of 2 GiB takes of the quota", c.storageUsed(c.ctx)-before, 2*GiB)
+	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
+	equal(c, "what it takes with its snapshot", c.storageUsed(c.ctx)-before, 4*GiB)
+	c.must("delete the disk", c.deleteDisk(disk.Id))
+	c.must("delete the snapshot", c.deleteSnapshot(snapshot.Id))
 	if len(c.problems) > problems {
 		return
 	}
 	if err := c.awaitProvisioned(before); err != nil {
-		c.Errorf("what is provisioned when both are deleted: expected %d bytes; found, %s", before, err)
+		c.errorf("what is provisioned when both are deleted: expected %d bytes; found, %s", before, err)
 	}
 }

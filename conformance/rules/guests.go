@@ -28,14 +28,14 @@ func checkSerials(c *Check) {
 	if !c.Hotplug {
 		return // only its owner can attach two such disks
 	}
-	stem := string(c.Name())
+	stem := string(c.name())
 	stem += strings.Repeat("x", serialBytes-len(stem))
 	first := c.plug(oxide.Name(stem + "-first"))
 	shown := c.device(SerialOf(first.Name))
 	c.plug(oxide.Name(stem + "-second"))
 	// The disk that is attached after the twin appears after it. So when it has appeared, the twin
 	// cannot appear any more.
-	c.device(SerialOf(c.plug(c.Name() + "-with-a-longer-name").Name))
+	c.device(SerialOf(c.plug(c.name() + "-with-a-longer-name").Name))
 	var names []string
 	for _, d := range c.devices() {
 		if d.serial == stem {
@@ -43,7 +43,7 @@ func checkSerials(c *Check) {
 		}
 	}
 	if !slices.Equal(names, []string{shown.name}) {
-		c.Errorf("devices of two disks with the serial %s: expected the first one's, %s; found %s",
+		c.errorf("devices of two disks with the serial %s: expected the first one's, %s; found %s",
 			stem, shown.name, strings.Join(names, ", "))
 	}
 }
@@ -54,14 +54,14 @@ func checkFirmware(c *Check) {
 		"product_serial": c.Here.ID, "product_uuid": c.Here.ID} {
 		text, err := fs.ReadFile(c.Here.Sys, "class/dmi/id/"+field)
 		if errors.Is(err, fs.ErrPermission) {
-			c.Errorf("read %s of the firmware: only root may; run this as root", field)
+			c.errorf("read %s of the firmware: only root may; run this as root", field)
 			continue
 		}
 		c.must("read "+field+" of the firmware", err)
 		got := strings.Trim(string(text), "\x00 \n")
-		Equal(c, field+" of the firmware", strings.ToLower(got), strings.ToLower(want))
+		equal(c, field+" of the firmware", strings.ToLower(got), strings.ToLower(want))
 	}
-	Equal(c, "the ID of the instance", c.See(c.Here.ID).Id, c.Here.ID)
+	equal(c, "the ID of the instance", c.see(c.Here.ID).Id, c.Here.ID)
 }
 
 // qemuModel is the model of QEMU's NVMe controllers, which pad it and their serials with spaces.
@@ -73,16 +73,16 @@ func checkPadding(c *Check) {
 		model, err := fs.ReadFile(c.Here.Sys, "block/"+d.name+"/device/model")
 		c.must("read the model of "+d.name, err)
 		if strings.HasPrefix(string(model), qemuModel) {
-			c.NotTested("the controller of %s is QEMU's, which no rack has: this instance is a virtual "+
+			c.notTested("the controller of %s is QEMU's, which no rack has: this instance is a virtual "+
 				"machine of a simulated rack", d.name)
 		}
 		padding := strings.TrimPrefix(d.raw, SerialOf(disk.Name))
 		if strings.Trim(padding, "\x00") != "" {
-			c.Errorf("the serial of %s: expected nothing but NULs behind the disk's name; found %q",
+			c.errorf("the serial of %s: expected nothing but NULs behind the disk's name; found %q",
 				d.name, d.raw)
 		}
 		if strings.Trim(string(model), "\x00\n") != "" {
-			c.Errorf("the model of %s: expected nothing but NULs; found %q", d.name, model)
+			c.errorf("the model of %s: expected nothing but NULs; found %q", d.name, model)
 		}
 	}
 }
@@ -90,9 +90,9 @@ func checkPadding(c *Check) {
 func checkDeviceNumbers(c *Check) {
 	c.needGuest()
 	if !c.Hotplug {
-		c.Blocked("disks come and go while an instance runs only with hot-plug")
+		c.blocked("disks come and go while an instance runs only with hot-plug")
 	}
-	disks := []*oxide.Disk{c.plug(c.Name()), c.plug(c.Name()), c.plug(c.Name())}
+	disks := []*oxide.Disk{c.plug(c.name()), c.plug(c.name()), c.plug(c.name())}
 	before := map[string]device{}
 	for _, disk := range disks {
 		before[disk.Id] = c.device(SerialOf(disk.Name))
@@ -100,15 +100,15 @@ func checkDeviceNumbers(c *Check) {
 	kept := func(when string) {
 		for _, disk := range []*oxide.Disk{disks[0], disks[2]} {
 			d := c.device(SerialOf(disk.Name))
-			Equal(c, "the device of a disk "+when, d.name, before[disk.Id].name)
-			Equal(c, "its number", d.number, before[disk.Id].number)
-			Equal(c, "the count of its appearances", d.sequence, before[disk.Id].sequence)
+			equal(c, "the device of a disk "+when, d.name, before[disk.Id].name)
+			equal(c, "its number", d.number, before[disk.Id].number)
+			equal(c, "the count of its appearances", d.sequence, before[disk.Id].sequence)
 		}
 	}
-	must(c.Detach(disks[1].Id, c.Here.ID))(c, "detach one of three disks")
+	must(c.detach(disks[1].Id, c.Here.ID))(c, "detach one of three disks")
 	c.noDevice(SerialOf(disks[1].Name))
 	kept("after another one was detached")
-	must(c.Attach(disks[1].Id, c.Here.ID))(c, "attach it again")
+	must(c.attach(disks[1].Id, c.Here.ID))(c, "attach it again")
 	c.device(SerialOf(disks[1].Name))
 	kept("after another one was attached")
 }
@@ -118,17 +118,17 @@ func checkWriteCache(c *Check) {
 		return d.DiskType != oxide.DiskTypeDistributed
 	})
 	if len(distributed) == 0 {
-		c.NotTested("the instance %s has no distributed disk", c.Here.ID)
+		c.notTested("the instance %s has no distributed disk", c.Here.ID)
 	}
 	for _, disk := range distributed {
 		d := c.device(SerialOf(disk.Name))
 		text, err := fs.ReadFile(c.Here.Sys, "block/"+d.name+"/queue/write_cache")
 		if errors.Is(err, fs.ErrNotExist) {
-			c.NotTested("this instance does not show whether %s has a write cache, or the device is gone",
+			c.notTested("this instance does not show whether %s has a write cache, or the device is gone",
 				d.name)
 		}
 		c.must("read the write cache of "+d.name, err)
-		Equal(c, "the write cache of "+d.name, strings.TrimSpace(string(text)), "write back")
+		equal(c, "the write cache of "+d.name, strings.TrimSpace(string(text)), "write back")
 	}
 }
 
@@ -144,7 +144,7 @@ type device struct {
 
 func (c *Check) needGuest() {
 	if c.Here == nil {
-		c.NotTested("no guest can be seen; run this inside an instance of the project")
+		c.notTested("no guest can be seen; run this inside an instance of the project")
 	}
 }
 
@@ -153,11 +153,11 @@ func (c *Check) needGuest() {
 func (c *Check) disksHere() []oxide.Disk {
 	c.needGuest()
 	if c.Hotplug {
-		c.plug(c.Name())
+		c.plug(c.name())
 	}
-	disks := c.DisksOf(c.Here.ID)
+	disks := c.disksOf(c.Here.ID)
 	if len(disks) == 0 {
-		c.Blocked("the instance %s has no disk to look at, and gains one only with hot-plug", c.Here.ID)
+		c.blocked("the instance %s has no disk to look at, and gains one only with hot-plug", c.Here.ID)
 	}
 	if !c.Hotplug {
 		return disks
@@ -172,10 +172,10 @@ func (c *Check) disksHere() []oxide.Disk {
 }
 
 func (c *Check) plug(name oxide.Name) *oxide.Disk {
-	create := c.Blank()
+	create := c.blank()
 	create.Body.Name = name
-	disk := must(c.CreateDisk(create))(c, "create a disk")
-	return must(c.Attach(disk.Id, c.Here.ID))(c, "attach a disk to this instance")
+	disk := must(c.createDisk(create))(c, "create a disk")
+	return must(c.attach(disk.Id, c.Here.ID))(c, "attach a disk to this instance")
 }
 
 // devices lists the guest's devices that have a serial. A device that appears or disappears
@@ -220,7 +220,7 @@ func (c *Check) device(serial string) (found device) {
 			found = with[0]
 			return nil
 		}
-		c.Fatalf("a guest's device: expected one with the serial %q; found it at %s and at %s", serial,
+		c.fatalf("a guest's device: expected one with the serial %q; found it at %s and at %s", serial,
 			with[0].name, with[1].name)
 		return nil
 	})
@@ -248,12 +248,12 @@ const (
 
 func (c *Check) awaitGuest(ask func() error) {
 	timeout := deviceTimeout
-	if c.Simulated() {
+	if c.simulated() {
 		switches, err := c.Admin.Switches(c.ctx)
 		c.must("read the simulated rack's switches", err)
 		timeout = simulatedDeviceTimeout + 2*time.Duration(switches.DeviceDelay)
 	}
 	if err := harness.Await(c.ctx, timeout, ask); err != nil {
-		c.Fatalf("%s", err)
+		c.fatalf("%s", err)
 	}
 }

@@ -13,9 +13,9 @@ import (
 )
 
 func (c *Check) importing() *oxide.Disk {
-	params := c.Blank()
+	params := c.blank()
 	params.Body.DiskBackend = From(&oxide.DiskSourceImportingBlocks{BlockSize: 512})
-	return must(c.CreateDisk(params))(c, "create a disk that imports blocks")
+	return must(c.createDisk(params))(c, "create a disk that imports blocks")
 }
 
 func (r *TestedRack) startImport(ctx context.Context, disk string) error {
@@ -54,18 +54,18 @@ var importStates = []oxide.DiskStateState{
 func checkImport(c *Check) {
 	disk, instance := c.importing(), c.StoppedInstance().Id
 	in := func(state oxide.DiskStateState) {
-		Equal(c, "the disk's state", c.Look(disk.Id).State.State(), state)
+		equal(c, "the disk's state", c.look(disk.Id).State.State(), state)
 	}
 	unusable := func(state oxide.DiskStateState) {
 		in(state)
-		c.Refuses("delete a disk in state "+string(state), c.DeleteDisk(disk.Id),
+		c.refuses("delete a disk in state "+string(state), c.deleteDisk(disk.Id),
 			invalidRequest("disk cannot be deleted in state %q", state))
-		_, err := c.Attach(disk.Id, instance)
-		c.Refuses("attach a disk in state "+string(state), err,
+		_, err := c.attach(disk.Id, instance)
+		c.refuses("attach a disk in state "+string(state), err,
 			invalidRequest("cannot attach disk %q: invalid state %s", disk.Name, state))
-		if c.Arrange("a snapshot of an import") { // a real rack's check would be repeated after a 503
-			c.MustRefuse("take a snapshot of a disk in state "+string(state), unavailable)(
-				c.Snapshot(disk.Id))
+		if c.arrange("a snapshot of an import") { // a real rack's check would be repeated after a 503
+			c.mustRefuse("take a snapshot of a disk in state "+string(state), unavailable)(
+				c.snapshot(disk.Id))
 		}
 	}
 	write := func(offset uint64, bytes int) error {
@@ -74,9 +74,9 @@ func checkImport(c *Check) {
 				Base64EncodedData: base64.StdEncoding.EncodeToString(make([]byte, bytes))}})
 	}
 	unusable(oxide.DiskStateStateImportReady)
-	c.Refuses("write before the start", write(0, 512), invalidRequest(
+	c.refuses("write before the start", write(0, 512), invalidRequest(
 		"cannot import blocks with a bulk write for disk in state ImportReady"))
-	c.Refuses("stop before the start", c.stopImport(c.ctx, disk.Id),
+	c.refuses("stop before the start", c.stopImport(c.ctx, disk.Id),
 		invalidRequest("cannot set disk in state ImportReady to %q", "import_ready"))
 	c.must("start the import", c.startImport(c.ctx, disk.Id))
 	unusable(oxide.DiskStateStateImportingFromBulkWrites)
@@ -91,27 +91,27 @@ func checkImport(c *Check) {
 		{0, 511, "Data length not block size multiple"},
 		{GiB, 512, "Offset past end of extent"},
 	} {
-		c.Refuses(fmt.Sprintf("write %d bytes at %d", wrong.bytes, wrong.offset),
+		c.refuses(fmt.Sprintf("write %d bytes at %d", wrong.bytes, wrong.offset),
 			write(wrong.offset, wrong.bytes), invalidRequest("%s", wrong.text))
 	}
-	c.Refuses("finalize before the stop", c.finalize(c.ctx, disk.Id, ""), invalidRequest(
+	c.refuses("finalize before the stop", c.finalize(c.ctx, disk.Id, ""), invalidRequest(
 		"cannot finalize disk in state DiskState(ImportingFromBulkWrites)"))
 	c.must("stop the import", c.stopImport(c.ctx, disk.Id))
 	in(oxide.DiskStateStateImportReady)
-	if c.Arrange("an import that is finalized slowly") {
+	if c.arrange("an import that is finalized slowly") {
 		// On a real rack nothing would mark the snapshot as one of this run.
 		c.checkFinalizing(disk)
 	} else {
 		c.must("finalize the disk", c.finalize(c.ctx, disk.Id, ""))
 	}
 	in(oxide.DiskStateStateDetached)
-	c.Refuses("start an import into a detached disk", c.startImport(c.ctx, disk.Id),
+	c.refuses("start an import into a detached disk", c.startImport(c.ctx, disk.Id),
 		invalidRequest("cannot set disk in state Detached to %q", "importing_from_bulk_writes"))
-	c.must("delete the disk", c.DeleteDisk(disk.Id))
+	c.must("delete the disk", c.deleteDisk(disk.Id))
 }
 
 func (c *Check) checkFinalizing(disk *oxide.Disk) {
-	name := c.Name()
+	name := c.name()
 	view := func() (*oxide.Snapshot, error) {
 		return c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{
 			Snapshot: oxide.NameOrId(name), Project: c.project()})
@@ -121,18 +121,18 @@ func (c *Check) checkFinalizing(disk *oxide.Disk) {
 	}, func() error { _, err := view(); return err }, func(ctx context.Context) error {
 		return c.removeSnapshotByName(ctx, name, disk.Id)
 	})
-	Equal(c, "the disk meanwhile", c.Look(disk.Id).State.State(), oxide.DiskStateStateFinalizing)
+	equal(c, "the disk meanwhile", c.look(disk.Id).State.State(), oxide.DiskStateStateFinalizing)
 	_, err := u.end(c)
 	c.must("finalize a disk with a snapshot", err)
 	snapshot := must(view())(c, "read the snapshot")
-	Equal(c, "the snapshot's state", snapshot.State, oxide.SnapshotStateReady)
-	Equal(c, "the snapshot's disk", snapshot.DiskId, disk.Id)
-	Equal(c, "the snapshot's description", snapshot.Description, "snapshot of finalized disk "+disk.Id)
+	equal(c, "the snapshot's state", snapshot.State, oxide.SnapshotStateReady)
+	equal(c, "the snapshot's disk", snapshot.DiskId, disk.Id)
+	equal(c, "the snapshot's description", snapshot.Description, "snapshot of finalized disk "+disk.Id)
 }
 
 func (c *Check) image(snapshot string) oxide.ImageCreateParams {
 	return oxide.ImageCreateParams{Project: c.project(), Body: &oxide.ImageCreate{
-		Name: c.Name(), Description: c.Description, Os: "conformance", Version: "1",
+		Name: c.name(), Description: c.Description, Os: "conformance", Version: "1",
 		Source: oxide.ImageSource{Value: &oxide.ImageSourceSnapshot{Id: snapshot}}}}
 }
 
@@ -144,7 +144,7 @@ func (c *Check) createImage(params oxide.ImageCreateParams) (*oxide.Image, error
 		if err == nil {
 			view = oxide.ImageViewParams{Image: oxide.NameOrId(image.Id)}
 		}
-		c.Cleanup(func(ctx context.Context) error {
+		c.cleanup(func(ctx context.Context) error {
 			made, err := c.Client.ImageView(ctx, view)
 			if err != nil || !c.isOwn(made.Description) {
 				return gone(err)
@@ -160,48 +160,48 @@ func (c *Check) viewImage(id string) (*oxide.Image, error) {
 }
 
 func (c *Check) sameImage(what string, answered *oxide.Image) {
-	c.Same(what, must(c.viewImage(answered.Id))(c, "read the image"), answered)
+	c.same(what, must(c.viewImage(answered.Id))(c, "read the image"), answered)
 }
 
 func checkImageLife(c *Check) {
-	source := c.Disk()
-	snapshot := must(c.Snapshot(source.Id))(c, "take a snapshot")
+	source := c.disk()
+	snapshot := must(c.snapshot(source.Id))(c, "take a snapshot")
 	var before int64
-	if c.Simulated() {
+	if c.simulated() {
 		before = c.storageUsed(c.ctx)
 	}
 	params := c.image(snapshot.Id)
 	image := must(c.createImage(params))(c, "create an image")
 	c.sameImage("the new image", image)
-	Equal(c, "its name", image.Name, params.Body.Name)
-	Equal(c, "its description", image.Description, params.Body.Description)
-	Equal(c, "its OS", image.Os, params.Body.Os)
-	Equal(c, "its version", image.Version, params.Body.Version)
-	Equal(c, "its project", image.ProjectId, source.ProjectId)
-	Equal(c, "its size", image.Size, snapshot.Size)
-	Equal(c, "its blocks", image.BlockSize, source.BlockSize)
+	equal(c, "its name", image.Name, params.Body.Name)
+	equal(c, "its description", image.Description, params.Body.Description)
+	equal(c, "its OS", image.Os, params.Body.Os)
+	equal(c, "its version", image.Version, params.Body.Version)
+	equal(c, "its project", image.ProjectId, source.ProjectId)
+	equal(c, "its size", image.Size, snapshot.Size)
+	equal(c, "its blocks", image.BlockSize, source.BlockSize)
 	_, err := c.createImage(params)
-	c.Refuses("create another of its name", err, nameTaken("project-image", image.Name))
-	if c.Arrange("an OS of 65 characters") { // a real rack's check would be repeated after a 500
+	c.refuses("create another of its name", err, nameTaken("project-image", image.Name))
+	if c.arrange("an OS of 65 characters") { // a real rack's check would be repeated after a 500
 		long := c.image(snapshot.Id)
 		long.Body.Os = fmt.Sprintf("%065d", 0)
-		c.MustRefuse("create one with an OS of 65 characters", internalError)(c.createImage(long))
+		c.mustRefuse("create one with an OS of 65 characters", internalError)(c.createImage(long))
 	}
-	c.must("delete its snapshot", c.DeleteSnapshot(snapshot.Id))
-	fromImage := c.Blank()
+	c.must("delete its snapshot", c.deleteSnapshot(snapshot.Id))
+	fromImage := c.blank()
 	fromImage.Body.DiskBackend = From(&oxide.DiskSourceImage{ImageId: image.Id})
-	disk := must(c.CreateDisk(fromImage))(c, "create a disk from it")
-	Equal(c, "the disk's image", disk.ImageId, image.Id)
-	Equal(c, "the disk's image, read again", c.Look(disk.Id).ImageId, image.Id)
-	if c.Arrange("the promotion of an image") {
-		Equal(c, "what is provisioned with an image and its disk, and without its snapshot",
+	disk := must(c.createDisk(fromImage))(c, "create a disk from it")
+	equal(c, "the disk's image", disk.ImageId, image.Id)
+	equal(c, "the disk's image, read again", c.look(disk.Id).ImageId, image.Id)
+	if c.arrange("the promotion of an image") {
+		equal(c, "what is provisioned with an image and its disk, and without its snapshot",
 			c.storageUsed(c.ctx), before)
 		c.checkPromotion(image)
 	}
 	c.must("delete the image of a disk", c.Client.ImageDelete(c.ctx,
 		oxide.ImageDeleteParams{Image: oxide.NameOrId(image.Id)}))
-	c.MustRefuse("read the deleted image", unknownID("image", image.Id))(c.viewImage(image.Id))
-	Equal(c, "the state of the image's disk", c.Look(disk.Id).State.State(),
+	c.mustRefuse("read the deleted image", unknownID("image", image.Id))(c.viewImage(image.Id))
+	equal(c, "the state of the image's disk", c.look(disk.Id).State.State(),
 		oxide.DiskStateStateDetached)
 }
 
@@ -214,30 +214,30 @@ func (c *Check) checkPromotion(image *oxide.Image) {
 	demote := func() (*oxide.Image, error) {
 		return c.Client.ImageDemote(c.ctx, oxide.ImageDemoteParams{Image: ref, Project: c.project()})
 	}
-	c.MustRefuse("demote an image of the project", invalidRequest("Cannot demote a project image"))(
+	c.mustRefuse("demote an image of the project", invalidRequest("Cannot demote a project image"))(
 		demote())
 	silos := must(promote())(c, "promote an image")
-	Equal(c, "its project then", silos.ProjectId, "")
+	equal(c, "its project then", silos.ProjectId, "")
 	c.sameImage("the promoted image", silos)
-	c.MustRefuse("promote an image of the silo", invalidRequest("Cannot promote a silo image"))(
+	c.mustRefuse("promote an image of the silo", invalidRequest("Cannot promote a silo image"))(
 		promote())
 	again := must(demote())(c, "demote an image")
-	Equal(c, "its project then", again.ProjectId, image.ProjectId)
+	equal(c, "its project then", again.ProjectId, image.ProjectId)
 	c.sameImage("the demoted image", again)
 }
 
 func checkInheritedBlocks(c *Check) {
-	params := c.Blank()
+	params := c.blank()
 	params.Body.DiskBackend = From(&oxide.DiskSourceBlank{BlockSize: 2048})
-	disk := must(c.CreateDisk(params))(c, "create a disk with blocks of 2048 bytes")
-	snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
+	disk := must(c.createDisk(params))(c, "create a disk with blocks of 2048 bytes")
+	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
 	fields := c.object("read the snapshot", c.Send(get("/v1/snapshots/"+snapshot.Id)))
 	if shown, is := fields["block_size"]; is {
-		c.Errorf("a snapshot's block size: expected none; found %s", shown)
+		c.errorf("a snapshot's block size: expected none; found %s", shown)
 	}
-	made := must(c.CreateDisk(c.fromSnapshot(snapshot.Id, false)))(c, "create a disk from it")
-	Equal(c, "the blocks of the disk from it, in the answer", made.BlockSize, 2048)
-	Equal(c, "the blocks of the disk from it", c.Look(made.Id).BlockSize, 2048)
+	made := must(c.createDisk(c.fromSnapshot(snapshot.Id, false)))(c, "create a disk from it")
+	equal(c, "the blocks of the disk from it, in the answer", made.BlockSize, 2048)
+	equal(c, "the blocks of the disk from it", c.look(made.Id).BlockSize, 2048)
 }
 
 func checkImages(c *Check) {
@@ -257,7 +257,7 @@ func checkImages(c *Check) {
 		}
 		items := images()
 		for _, image := range items {
-			Equal(c, "the project of "+string(image.Name)+" of "+list.what, image.ProjectId, list.owner)
+			equal(c, "the project of "+string(image.Name)+" of "+list.what, image.ProjectId, list.owner)
 		}
 		if len(items) > 0 {
 			first := items[0]
@@ -270,23 +270,23 @@ func checkImages(c *Check) {
 				items = nil // somebody else has deleted it
 			} else {
 				c.must("read one of "+list.what, errors.Join(err, err2))
-				c.Same("the one of "+list.what+" that was read by name", byName, first)
-				c.Same("the one of "+list.what+" that was read by ID", byID, first)
+				c.same("the one of "+list.what+" that was read by name", byName, first)
+				c.same("the one of "+list.what+" that was read by ID", byID, first)
 			}
 		}
 		if len(items) == 0 {
 			none = append(none, list.what)
 		}
-		nobodys := string(c.Name())
+		nobodys := string(c.name())
 		_, err := c.Client.ImageView(c.ctx,
 			oxide.ImageViewParams{Image: oxide.NameOrId(nobodys), Project: list.project})
-		c.Refuses("read none of "+list.what, err, notFound(list.kind, "name", nobodys))
+		c.refuses("read none of "+list.what, err, notFound(list.kind, "name", nobodys))
 	}
 	missing := uuid.NewString()
-	c.MustRefuse("read an image that is not there", notFound("image", "id", missing))(
+	c.mustRefuse("read an image that is not there", notFound("image", "id", missing))(
 		c.Client.ImageView(c.ctx, oxide.ImageViewParams{Image: oxide.NameOrId(missing)}))
 	if len(none) > 0 {
-		c.NotTested("there are none of %s, so it cannot be seen in which list they are",
+		c.notTested("there are none of %s, so it cannot be seen in which list they are",
 			strings.Join(none, " and "))
 	}
 }

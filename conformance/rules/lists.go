@@ -125,7 +125,7 @@ func (c *Check) readList(list, path string, r *reading, between func()) (whole b
 		page := c.page(what, fmt.Sprintf("%s&limit=%d", next, limit))
 		r.pages = append(r.pages, page.Items)
 		if before[next] {
-			c.Fatalf("%s: page %d has the token of an earlier one, so it has no end", what, len(r.pages))
+			c.fatalf("%s: page %d has the token of an earlier one, so it has no end", what, len(r.pages))
 		}
 		before[next] = true
 		if page.NextPage == nil || len(page.Items) == 0 {
@@ -178,7 +178,7 @@ func (c *Check) checkList(list, path string, known []listed, began time.Time,
 		}
 		return c.Send(get(at)).Status == 200
 	}) {
-		c.Errorf("%s %s", list, wrong)
+		c.errorf("%s %s", list, wrong)
 	}
 	c.extent.Look(report.Measure{What: list, Looked: int64(n), Unit: "objects"})
 	whole := report.Measure{What: list + " as a set", Of: int64(len(readings)), Unit: "readings"}
@@ -199,20 +199,20 @@ func itemOf(disk *oxide.Disk) listed {
 func (c *Check) checkLists(disks []listed) {
 	var snapshots, instances, images []listed
 	for range 2 {
-		disk := c.Disk()
+		disk := c.disk()
 		disks = append(disks, itemOf(disk))
-		snapshot := must(c.Snapshot(disk.Id))(c, "take a snapshot")
+		snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
 		snapshots = append(snapshots, listed{snapshot.Id, string(snapshot.Name), *snapshot.TimeCreated})
-		instance := must(c.CreateInstance(c.NewInstance()))(c, "create an instance")
+		instance := must(c.createInstance(c.newInstance()))(c, "create an instance")
 		instances = append(instances, listed{instance.Id, string(instance.Name), *instance.TimeCreated})
 		image := must(c.createImage(c.image(snapshot.Id)))(c, "create an image")
 		images = append(images, listed{image.Id, string(image.Name), *image.TimeCreated})
 	}
-	another := c.Disk()
+	another := c.disk()
 	began := *another.TimeCreated
 	c.checkList("disk_list", "/v1/disks?"+c.inProject()+"&", disks, began, func() (gone, made listed) {
-		c.must("delete a disk while the disks are listed", c.DeleteDisk(another.Id))
-		return itemOf(another), itemOf(c.Disk())
+		c.must("delete a disk while the disks are listed", c.deleteDisk(another.Id))
+		return itemOf(another), itemOf(c.disk())
 	})
 	c.checkList("snapshot_list", "/v1/snapshots?"+c.inProject()+"&", snapshots, began, nil)
 	c.checkList("instance_list", "/v1/instances?"+c.inProject()+"&", instances, began, nil)
@@ -246,7 +246,7 @@ func (c *Check) page(what, path string) listPage {
 	a := c.Send(get(path))
 	var page listPage
 	if err := json.Unmarshal(a.Body, &page); err != nil || a.Status != 200 {
-		c.Fatalf("%s: expected a page; found HTTP %d %s", what, a.Status, a.Body)
+		c.fatalf("%s: expected a page; found HTTP %d %s", what, a.Status, a.Body)
 	}
 	return page
 }
@@ -275,16 +275,16 @@ func previous(id string) string {
 }
 
 func checkPages(c *Check) {
-	disks, before := []string{}, c.Name() // an earlier check may have left disks
+	disks, before := []string{}, c.name() // an earlier check may have left disks
 	var known []listed
 	for range 3 {
-		known = append(known, itemOf(c.Disk()))
+		known = append(known, itemOf(c.disk()))
 		disks = append(disks, known[len(known)-1].Name)
 	}
 	id := c.page("the first of the check's disks",
 		"/v1/disks?limit=1&"+c.after("name_ascending", string(before))).Items
 	if len(id) != 1 || id[0].Name != disks[0] {
-		c.Fatalf("the page of one disk after a name: expected %s; found %v", disks[0], id)
+		c.fatalf("the page of one disk after a name: expected %s; found %v", disks[0], id)
 	}
 	for _, test := range []struct{ what, query, names string }{
 		{"two disks after the first by name", "limit=2&" + c.after("name_ascending", disks[0]),
@@ -296,16 +296,16 @@ func checkPages(c *Check) {
 			"limit=1&project=nobodys&sort_by=name_descending&" + c.after("name_ascending", disks[0]),
 			disks[1]},
 	} {
-		Equal(c, test.what, c.page(test.what, "/v1/disks?"+test.query).names(), test.names)
+		equal(c, test.what, c.page(test.what, "/v1/disks?"+test.query).names(), test.names)
 	}
 	c.checkToken("name_ascending", "")
 	c.checkToken("id_ascending", "&sort_by=id_ascending")
 	if n := len(c.page("disks", "/v1/disks?"+c.inProject()).Items); n > 100 {
-		c.Errorf("a page without a limit: expected 100 disks at most; found %d", n)
+		c.errorf("a page without a limit: expected 100 disks at most; found %d", n)
 	}
 	c.checkLists(known)
 	const token = "failed to parse pagination token: "
-	c.Expect(
+	c.expect(
 		expected{"a limit beyond the greatest", get("/v1/disks?limit=99999&" + c.inProject()), ok},
 		expected{"a limit of nothing", get("/v1/disks?limit=0&" + c.inProject()),
 			badQuery("invalid value: integer `0`, expected a nonzero u32")},
@@ -319,7 +319,7 @@ func checkPages(c *Check) {
 			"offset 1.", "A===": "Invalid symbol 61, offset 1.", "AAAA=AAA": "Invalid symbol 61, offset 4.",
 		"AA!AA": "Invalid symbol 33, offset 2.", "!AAA!": "Invalid symbol 33, offset 4.",
 		"eyJ2IjoidjIifQ==": "corrupted token"} {
-		c.Expect(expected{"the token " + given, get("/v1/disks?page_token=" + url.QueryEscape(given)),
+		c.expect(expected{"the token " + given, get("/v1/disks?page_token=" + url.QueryEscape(given)),
 			badQuery(token + want)})
 	}
 }
@@ -329,7 +329,7 @@ func (c *Check) checkToken(sortBy, query string) {
 	what := "the first disk with " + sortBy
 	first := c.page(what, "/v1/disks?limit=1&"+c.inProject()+query)
 	if len(first.Items) != 1 || first.NextPage == nil {
-		c.Fatalf("%s: expected one disk and a token; found %v", what, first.Items)
+		c.fatalf("%s: expected one disk and a token; found %v", what, first.Items)
 	}
 	last := first.Items[0].Name
 	if sortBy == "id_ascending" {
@@ -337,43 +337,43 @@ func (c *Check) checkToken(sortBy, query string) {
 	}
 	held, err := base64.URLEncoding.DecodeString(*first.NextPage)
 	c.must("decode the token behind "+what, err)
-	Equal(c, "the token behind "+what, string(held), c.tokenText(sortBy, last))
+	equal(c, "the token behind "+what, string(held), c.tokenText(sortBy, last))
 }
 
 func checkLastPage(c *Check) {
-	disk, instance := c.Disk(), c.StoppedInstance()
+	disk, instance := c.disk(), c.StoppedInstance()
 	path := "/v1/instances/" + instance.Id + "/disks"
 	c.checkEmptyPage("an empty list", path)
-	_, err := c.Attach(disk.Id, instance.Id)
+	_, err := c.attach(disk.Id, instance.Id)
 	c.must("attach a disk", err)
 	last := c.page("a list of one disk", path)
-	Equal(c, "a list of one disk", last.names(), string(disk.Name))
+	equal(c, "a list of one disk", last.names(), string(disk.Name))
 	if last.NextPage == nil {
-		c.Fatalf("the last page that is not empty: expected a token; found null")
+		c.fatalf("the last page that is not empty: expected a token; found null")
 	}
 	c.checkEmptyPage("the page after the last object",
 		path+"?page_token="+url.QueryEscape(*last.NextPage))
-	second := c.Disk()
-	_, err = c.Attach(second.Id, instance.Id)
+	second := c.disk()
+	_, err = c.attach(second.Id, instance.Id)
 	c.must("attach a second disk", err)
 	c.checkList("instance_disk_list", path+"?", []listed{itemOf(disk), itemOf(second)},
 		*second.TimeCreated, nil)
-	Equal(c, "the disks on a page for more than there are",
+	equal(c, "the disks on a page for more than there are",
 		len(c.page("a list of two disks", path+"?limit=100").Items), 2)
 }
 
 func (c *Check) checkEmptyPage(what, path string) {
 	page := c.object(what, c.Send(get(path)))
-	Equal(c, what+": its items", string(page["items"]), "[]")
-	Equal(c, what+": its token", string(page["next_page"]), "null")
+	equal(c, what+": its items", string(page["items"]), "[]")
+	equal(c, what+": its token", string(page["next_page"]), "null")
 }
 
 func checkQueries(c *Check) {
-	disk := c.Disk()
+	disk := c.disk()
 	list := "/v1/disks?" + c.inProject()
 	const noOrder = "unknown variant ``, expected one of `name_ascending`, `name_descending`, " +
 		"`id_ascending`"
-	c.Expect(slices.Concat([]expected{
+	c.expect(slices.Concat([]expected{
 		{"a limit that is no number", get(list + "&limit=x"), badQuery("invalid digit found in string")},
 		{"a limit beyond 32 bits", get(list + "&limit=5000000000"),
 			badQuery("number too large to fit in target type")},

@@ -28,11 +28,11 @@ func interfaces(count int, vpcs ...string) oxide.InstanceNetworkInterfaceAttachm
 // networked creates a stopped instance with interfaces. A project of a real rack may lack the
 // default network, and its silo may lack a pool of addresses. The rule is not tested then.
 func (c *Check) networked(nics oxide.InstanceNetworkInterfaceAttachment) *oxide.Instance {
-	create := c.NewInstance()
+	create := c.newInstance()
 	create.Body.NetworkInterfaces = nics
-	instance, err := c.CreateInstance(create)
-	if refused := refusal(err); refused != nil && !c.Simulated() && !mayBeDone(err) {
-		c.NotTested("the project has no network for an instance: %s", Brief(err))
+	instance, err := c.createInstance(create)
+	if refused := refusal(err); refused != nil && !c.simulated() && !mayBeDone(err) {
+		c.notTested("the project has no network for an instance: %s", Brief(err))
 	}
 	return must(instance, err)(c, "create an instance with a network")
 }
@@ -84,13 +84,13 @@ func checkInterfaces(c *Check) {
 		instance := c.networked(test.nics)
 		found := c.interfacesOf(instance.Id)
 		if len(found) != 1 {
-			c.Errorf("an instance that %s: expected one interface; found %d", test.what, len(found))
+			c.errorf("an instance that %s: expected one interface; found %d", test.what, len(found))
 			continue
 		}
 		nic := found[0]
-		Equal(c, "the interface of an instance that "+test.what,
+		equal(c, "the interface of an instance that "+test.what,
 			fmt.Sprintf("%s %s", nic.Name, nic.IpStack.Type()), test.want)
-		Equal(c, "whether it is the primary one", nic.Primary != nil && *nic.Primary, true)
+		equal(c, "whether it is the primary one", nic.Primary != nil && *nic.Primary, true)
 		c.guestsAddresses(nic)
 	}
 	named := onlyV4()
@@ -98,13 +98,13 @@ func checkInterfaces(c *Check) {
 		named.Value.(*oxide.InstanceNetworkInterfaceAttachmentCreate).Params[0].IpConfig.
 			Value.(*oxide.PrivateIpStackCreateV4).Value.Ip.Value = &oxide.Ipv4AssignmentExplicit{
 			Value: v4.Value.Ip}
-		create := c.NewInstance()
+		create := c.newInstance()
 		create.Body.NetworkInterfaces = named
-		c.MustRefuse("create an instance with the address of another",
-			invalidRequest("The IP address '%s' is not available", v4.Value.Ip))(c.CreateInstance(create))
+		c.mustRefuse("create an instance with the address of another",
+			invalidRequest("The IP address '%s' is not available", v4.Value.Ip))(c.createInstance(create))
 	}
 	none := c.interfacesOf(c.StoppedInstance().Id)
-	Equal(c, "interfaces of an instance that wants none", len(none), 0)
+	equal(c, "interfaces of an instance that wants none", len(none), 0)
 }
 
 // guestsAddresses demands that an interface has none of the first five addresses of its subnet.
@@ -123,7 +123,7 @@ func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 	for _, text := range texts {
 		address, err := netip.ParseAddr(text)
 		if err != nil {
-			c.Errorf("an interface: expected an address; found %q", text)
+			c.errorf("an interface: expected an address; found %q", text)
 			continue
 		}
 		bits := 22
@@ -137,7 +137,7 @@ func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 		reserved := first.Masked().Addr()
 		for range 5 {
 			if address == reserved {
-				c.Errorf("an interface: expected none of the first five addresses of %s; found %s", first,
+				c.errorf("an interface: expected none of the first five addresses of %s; found %s", first,
 					address)
 			}
 			reserved = reserved.Next()
@@ -146,11 +146,11 @@ func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 }
 
 func checkWhereInterfacesAre(c *Check) {
-	taken, missing := c.StoppedInstance().Name, c.Name()
+	taken, missing := c.StoppedInstance().Name, c.name()
 	before := func(what string, nics oxide.InstanceNetworkInterfaceAttachment, want Refused) {
-		create := c.NewInstance()
+		create := c.newInstance()
 		create.Body.Name, create.Body.NetworkInterfaces = taken, nics
-		c.MustRefuse("create an instance whose name is taken with "+what, want)(c.CreateInstance(create))
+		c.mustRefuse("create an instance whose name is taken with "+what, want)(c.createInstance(create))
 	}
 	before("9 interfaces", interfaces(9, defaultNetwork),
 		invalidRequest("An instance may not have more than 8 network interfaces"))
@@ -161,9 +161,9 @@ func checkWhereInterfacesAre(c *Check) {
 
 	c.networked(interfaces(1, defaultNetwork))
 	after := func(what string, nics oxide.InstanceNetworkInterfaceAttachment, want Refused) {
-		create := c.NewInstance()
+		create := c.newInstance()
 		create.Body.NetworkInterfaces = nics
-		c.MustRefuse("create an instance with "+what, want)(c.CreateInstance(create))
+		c.mustRefuse("create an instance with "+what, want)(c.createInstance(create))
 	}
 	after("an interface in a VPC that is not there", interfaces(1, string(missing)),
 		unknownName("vpc", missing))
@@ -187,26 +187,26 @@ func checkExternalAddresses(c *Check) {
 	for range 2 {
 		found := c.externalAddresses(c.networked(onlyV4()).Id)
 		if len(found) != 1 {
-			c.Fatalf("external addresses of an instance with IPv4: expected one; found %d", len(found))
+			c.fatalf("external addresses of an instance with IPv4: expected one; found %d", len(found))
 		}
 		nat, is := found[0].Value.(*oxide.ExternalIpSnat)
 		if !is || nat.FirstPort == nil || nat.LastPort == nil {
-			c.Fatalf("the external address of an instance with IPv4: expected one for source NAT with "+
+			c.fatalf("the external address of an instance with IPv4: expected one for source NAT with "+
 				"its ports; found %T", found[0].Value)
 		}
 		if *nat.FirstPort%natPorts != 0 || *nat.LastPort != *nat.FirstPort+natPorts-1 {
-			c.Errorf("its ports: expected a quarter of all; found %d to %d", *nat.FirstPort, *nat.LastPort)
+			c.errorf("its ports: expected a quarter of all; found %d to %d", *nat.FirstPort, *nat.LastPort)
 		}
 		if slices.ContainsFunc(seen, func(other oxide.ExternalIpSnat) bool {
 			return other.Ip == nat.Ip && *other.FirstPort == *nat.FirstPort
 		}) {
-			c.Errorf("two instances: expected them to share no port; found both on %s from %d", nat.Ip,
+			c.errorf("two instances: expected them to share no port; found both on %s from %d", nat.Ip,
 				*nat.FirstPort)
 		}
 		seen = append(seen, *nat)
 	}
 	for what, instance := range map[string]*oxide.Instance{"IPv6 alone": c.networked(onlyV6()),
 		"no network": c.StoppedInstance()} {
-		Equal(c, "external addresses of an instance with "+what, len(c.externalAddresses(instance.Id)), 0)
+		equal(c, "external addresses of an instance with "+what, len(c.externalAddresses(instance.Id)), 0)
 	}
 }

@@ -17,19 +17,19 @@ import (
 // GiB is the unit of disks' sizes, in bytes.
 const GiB = 1 << 30
 
-// Name returns a new name for an object of the check. Its first 20 bytes, which a guest shows,
+// name returns a new name for an object of the check. Its first 20 bytes, which a guest shows,
 // are unique.
-func (r *TestedRack) Name() oxide.Name {
+func (r *TestedRack) name() oxide.Name {
 	r.made++
 	return oxide.Name(fmt.Sprintf("conf-%s-%05d", r.Mark, r.made))
 }
 
 func (r *TestedRack) project() oxide.NameOrId { return oxide.NameOrId(r.Project) }
 
-// Blank returns a request for a blank distributed disk of 1 GiB with blocks of 512 bytes.
-func (r *TestedRack) Blank() oxide.DiskCreateParams {
+// blank returns a request for a blank distributed disk of 1 GiB with blocks of 512 bytes.
+func (r *TestedRack) blank() oxide.DiskCreateParams {
 	return oxide.DiskCreateParams{Project: r.project(), Body: &oxide.DiskCreate{
-		Name: r.Name(), Description: r.Description, Size: GiB, DiskBackend: From(
+		Name: r.name(), Description: r.Description, Size: GiB, DiskBackend: From(
 			&oxide.DiskSourceBlank{BlockSize: 512})}}
 }
 
@@ -50,12 +50,12 @@ func From(source any) oxide.DiskBackend {
 	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: s}}
 }
 
-// CreateDisk sends a request for a disk, and removes the disk at the end if it was created.
-func (c *Check) CreateDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
+// createDisk sends a request for a disk, and removes the disk at the end if it was created.
+func (c *Check) createDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
 	disk, err := c.Client.DiskCreate(c.ctx, params)
 	switch {
 	case err == nil:
-		c.Cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.Id) })
+		c.cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.Id) })
 	case mayBeDone(err):
 		c.removeIfMade(params.Body.Name)
 	}
@@ -64,7 +64,7 @@ func (c *Check) CreateDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
 
 // removeIfMade removes a disk at the end if no answer has shown whether it was created.
 func (c *Check) removeIfMade(name oxide.Name) {
-	c.Cleanup(func(ctx context.Context) error { return c.removeByName(ctx, name) })
+	c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, name) })
 }
 
 // removeByName removes a disk whose ID is unknown, unless the checks share it or it has another
@@ -95,20 +95,20 @@ func (r *TestedRack) shares(id string) bool {
 		r.runningDisk != nil && r.runningDisk.Id == id
 }
 
-// Disk creates a blank disk, and returns it when it is detached.
-func (c *Check) Disk() *oxide.Disk {
-	made := must(c.CreateDisk(c.Blank()))(c, "create a disk")
-	return c.Look(made.Id)
+// disk creates a blank disk, and returns it when it is detached.
+func (c *Check) disk() *oxide.Disk {
+	made := must(c.createDisk(c.blank()))(c, "create a disk")
+	return c.look(made.Id)
 }
 
-// Look reads a disk.
-func (c *Check) Look(id string) *oxide.Disk {
+// look reads a disk.
+func (c *Check) look(id string) *oxide.Disk {
 	return must(c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))(c,
 		"read disk "+id)
 }
 
-// DeleteDisk sends a request to delete a disk.
-func (c *Check) DeleteDisk(id string) error {
+// deleteDisk sends a request to delete a disk.
+func (c *Check) deleteDisk(id string) error {
 	return c.Client.DiskDelete(c.ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})
 }
 
@@ -138,35 +138,35 @@ func (r *TestedRack) removeDisk(ctx context.Context, id string) error {
 	return remove()
 }
 
-// Snapshot takes a snapshot of a disk.
-func (c *Check) Snapshot(disk string) (*oxide.Snapshot, error) {
-	return c.takeSnapshot(c.ctx, c.Name(), disk)
+// snapshot takes a snapshot of a disk.
+func (c *Check) snapshot(disk string) (*oxide.Snapshot, error) {
+	return c.takeSnapshot(c.ctx, c.name(), disk)
 }
 
-// DeleteSnapshot sends a request to delete a snapshot.
-func (c *Check) DeleteSnapshot(id string) error {
+// deleteSnapshot sends a request to delete a snapshot.
+func (c *Check) deleteSnapshot(id string) error {
 	return c.Client.SnapshotDelete(c.ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)})
 }
 
-// NewInstance returns a request for the smallest instance. It has no disks and no network, and
+// newInstance returns a request for the smallest instance. It has no disks and no network, and
 // stays stopped.
-func (r *TestedRack) NewInstance() oxide.InstanceCreateParams {
+func (r *TestedRack) newInstance() oxide.InstanceCreateParams {
 	return oxide.InstanceCreateParams{Project: r.project(), Body: &oxide.InstanceCreate{
-		Name: r.Name(), Description: r.Description, Hostname: "conformance",
+		Name: r.name(), Description: r.Description, Hostname: "conformance",
 		Ncpus: 1, Memory: GiB, Start: oxide.NewPointer(false),
 		NetworkInterfaces: oxide.InstanceNetworkInterfaceAttachment{
 			Value: &oxide.InstanceNetworkInterfaceAttachmentNone{}}}}
 }
 
-// CreateInstance sends a request for an instance, and removes the instance at the end if it was
+// createInstance sends a request for an instance, and removes the instance at the end if it was
 // created.
-func (c *Check) CreateInstance(params oxide.InstanceCreateParams) (*oxide.Instance, error) {
+func (c *Check) createInstance(params oxide.InstanceCreateParams) (*oxide.Instance, error) {
 	instance, err := c.Client.InstanceCreate(c.ctx, params)
 	switch {
 	case err == nil:
-		c.Cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, instance.Id) })
+		c.cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, instance.Id) })
 	case mayBeDone(err):
-		c.Cleanup(func(ctx context.Context) error {
+		c.cleanup(func(ctx context.Context) error {
 			made, err := c.Client.InstanceView(ctx, oxide.InstanceViewParams{Project: params.Project,
 				Instance: oxide.NameOrId(params.Body.Name)})
 			if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
@@ -204,7 +204,7 @@ func (c *Check) StoppedInstance() *oxide.Instance {
 // StoppedInstance returns the stopped instance that the checks share. Close removes it.
 func (r *TestedRack) StoppedInstance(ctx context.Context) (*oxide.Instance, error) {
 	if r.stopped == nil {
-		made, err := r.createShared(ctx, r.NewInstance())
+		made, err := r.createShared(ctx, r.newInstance())
 		if err != nil {
 			return nil, err
 		}
@@ -228,15 +228,15 @@ func (r *TestedRack) createShared(ctx context.Context,
 	return made, err
 }
 
-// Attach sends a request to attach a disk to an instance. The check's disks are detached at its
+// attach sends a request to attach a disk to an instance. The check's disks are detached at its
 // end.
-func (c *Check) Attach(disk, instance string) (*oxide.Disk, error) {
+func (c *Check) attach(disk, instance string) (*oxide.Disk, error) {
 	return c.Client.InstanceDiskAttach(c.ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 }
 
-// Detach sends a request to detach a disk from an instance.
-func (c *Check) Detach(disk, instance string) (*oxide.Disk, error) {
+// detach sends a request to detach a disk from an instance.
+func (c *Check) detach(disk, instance string) (*oxide.Disk, error) {
 	return c.Client.InstanceDiskDetach(c.ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 }
@@ -272,37 +272,37 @@ func (r *TestedRack) Await(ctx context.Context, instance string, want oxide.Inst
 	}
 }
 
-// Simulated reports whether the rack is a simulated one, on which every situation can be created.
-func (c *Check) Simulated() bool { return c.Admin != nil }
+// simulated reports whether the rack is a simulated one, on which every situation can be created.
+func (c *Check) simulated() bool { return c.Admin != nil }
 
 // needSimulated ends a check that cannot create its situation on a real rack.
 func (c *Check) needSimulated(why string) {
-	if !c.Simulated() {
-		c.NotTested("%s", why)
+	if !c.simulated() {
+		c.notTested("%s", why)
 	}
 }
 
 // situations is the unit of an extent: run counts a situation when the check has come to its end.
 const situations = "situations"
 
-// Arrange reports whether the check can create a situation, which it can on a simulated rack. If
+// arrange reports whether the check can create a situation, which it can on a simulated rack. If
 // not, or if the check ends early, its extent says that it has not seen the situation.
-func (c *Check) Arrange(situation string) bool {
+func (c *Check) arrange(situation string) bool {
 	m := report.Measure{What: situation, Of: 1, Unit: situations}
-	if c.Simulated() {
+	if c.simulated() {
 		m.Words = "the check ended before"
 	} else {
 		m.Words = "it cannot be brought about from outside"
 	}
 	c.extent.Look(m)
-	return c.Simulated()
+	return c.simulated()
 }
 
-// RunningInstance returns a small instance that all checks share. It has one disk, attached
+// runningInstance returns a small instance that all checks share. It has one disk, attached
 // before its start. It has no boot disk and no network, and is never stopped.
-func (c *Check) RunningInstance() (*oxide.Instance, *oxide.Disk) {
+func (c *Check) runningInstance() (*oxide.Instance, *oxide.Disk) {
 	if c.runningDisk == nil {
-		params := c.Blank()
+		params := c.blank()
 		made, err := c.Client.DiskCreate(c.ctx, params)
 		if mayBeDone(err) {
 			c.removeIfMade(params.Body.Name)
@@ -310,77 +310,77 @@ func (c *Check) RunningInstance() (*oxide.Instance, *oxide.Disk) {
 		c.runningDisk = must(made, err)(c, "create a disk")
 	}
 	if c.running == nil {
-		create := c.NewInstance()
+		create := c.newInstance()
 		create.Body.Start = oxide.NewPointer(true)
-		create.Body.Disks = []oxide.InstanceDiskAttachment{With(c.runningDisk)}
+		create.Body.Disks = []oxide.InstanceDiskAttachment{with(c.runningDisk)}
 		c.running = must(c.createShared(c.ctx, create))(c, "create an instance and start it")
 		c.Await(c.running.Id, oxide.InstanceStateRunning)
 	}
 	return c.running, c.runningDisk
 }
 
-// With returns the request for an existing disk at the creation of an instance.
-func With(disk *oxide.Disk) oxide.InstanceDiskAttachment {
+// with returns the request for an existing disk at the creation of an instance.
+func with(disk *oxide.Disk) oxide.InstanceDiskAttachment {
 	return oxide.InstanceDiskAttachment{
 		Value: &oxide.InstanceDiskAttachmentAttach{Name: disk.Name}}
 }
 
-// Instance creates a small stopped instance of the check with these disks.
-func (c *Check) Instance(disks ...*oxide.Disk) *oxide.Instance {
-	create := c.NewInstance()
+// instance creates a small stopped instance of the check with these disks.
+func (c *Check) instance(disks ...*oxide.Disk) *oxide.Instance {
+	create := c.newInstance()
 	for _, disk := range disks {
-		create.Body.Disks = append(create.Body.Disks, With(disk))
+		create.Body.Disks = append(create.Body.Disks, with(disk))
 	}
-	instance := must(c.CreateInstance(create))(c, "create an instance")
+	instance := must(c.createInstance(create))(c, "create an instance")
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	return instance
 }
 
-// Start sends a request to start an instance.
-func (c *Check) Start(instance string) (*oxide.Instance, error) {
+// start sends a request to start an instance.
+func (c *Check) start(instance string) (*oxide.Instance, error) {
 	return c.Client.InstanceStart(c.ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
 }
 
-// Stop sends a request to stop an instance.
-func (c *Check) Stop(instance string) (*oxide.Instance, error) {
+// stop sends a request to stop an instance.
+func (c *Check) stop(instance string) (*oxide.Instance, error) {
 	return c.Client.InstanceStop(c.ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
 }
 
-// Reboot sends a request to reboot an instance.
-func (c *Check) Reboot(instance string) (*oxide.Instance, error) {
+// reboot sends a request to reboot an instance.
+func (c *Check) reboot(instance string) (*oxide.Instance, error) {
 	return c.Client.InstanceReboot(c.ctx,
 		oxide.InstanceRebootParams{Instance: oxide.NameOrId(instance)})
 }
 
-// StartAndAwait starts an instance and waits until it runs.
-func (c *Check) StartAndAwait(instance string) {
-	must(c.Start(instance))(c, "start an instance")
+// startAndAwait starts an instance and waits until it runs.
+func (c *Check) startAndAwait(instance string) {
+	must(c.start(instance))(c, "start an instance")
 	c.Await(instance, oxide.InstanceStateRunning)
 }
 
-// Fail makes an instance of a simulated rack failed: it starts the instance, whose reboot then
+// fail makes an instance of a simulated rack failed: it starts the instance, whose reboot then
 // fails. The instance needs a disk.
-func (c *Check) Fail(instance string) {
-	c.StartAndAwait(instance)
-	c.Fault(adminapi.Fault{Operation: "instance_reboot", Object: instance,
+func (c *Check) fail(instance string) {
+	c.startAndAwait(instance)
+	c.fault(adminapi.Fault{Operation: "instance_reboot", Object: instance,
 		Device: &adminapi.DeviceFault{Fails: true}})
-	must(c.Reboot(instance))(c, "reboot an instance that will not come back")
+	must(c.reboot(instance))(c, "reboot an instance that will not come back")
 	c.Await(instance, oxide.InstanceStateFailed)
 }
 
-// See reads an instance.
-func (c *Check) See(id string) *oxide.Instance {
+// see reads an instance.
+func (c *Check) see(id string) *oxide.Instance {
 	return must(c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Instance: oxide.NameOrId(id)}))(
 		c, "read instance "+id)
 }
 
-// DisksOf lists the disks of an instance.
-func (c *Check) DisksOf(instance string) []oxide.Disk {
+// disksOf lists the disks of an instance.
+func (c *Check) disksOf(instance string) []oxide.Disk {
 	return must(c.Client.InstanceDiskListAllPages(c.ctx, oxide.InstanceDiskListParams{Instance: oxide.NameOrId(instance)}))(c, "list the disks of instance "+instance)
 }
 
-// AttachedTo demands that a disk is attached to an instance; "" demands that it is detached.
-func (c *Check) AttachedTo(what string, disk *oxide.Disk, instance string) {
+// attachedTo demands that a disk is attached to an instance; "" demands that it is detached.
+func (c *Check) attachedTo(what string, disk *oxide.Disk, instance string) {
 	want := "detached"
 	if instance != "" {
 		want = "attached to instance " + instance
@@ -389,15 +389,15 @@ func (c *Check) AttachedTo(what string, disk *oxide.Disk, instance string) {
 	if attached, is := disk.State.AsAttached(); is {
 		got += " to instance " + attached.Instance
 	}
-	Equal(c, what+": the disk", got, want)
+	equal(c, what+": the disk", got, want)
 }
 
-// MustAttach attaches a disk to an instance, and demands that the answer says so.
-func (c *Check) MustAttach(what, disk, instance string) {
-	c.AttachedTo(what, must(c.Attach(disk, instance))(c, what), instance)
+// mustAttach attaches a disk to an instance, and demands that the answer says so.
+func (c *Check) mustAttach(what, disk, instance string) {
+	c.attachedTo(what, must(c.attach(disk, instance))(c, what), instance)
 }
 
-// MustDetach detaches a disk from an instance, and demands that the answer says so.
-func (c *Check) MustDetach(what, disk, instance string) {
-	c.AttachedTo(what, must(c.Detach(disk, instance))(c, what), "")
+// mustDetach detaches a disk from an instance, and demands that the answer says so.
+func (c *Check) mustDetach(what, disk, instance string) {
+	c.attachedTo(what, must(c.detach(disk, instance))(c, what), "")
 }

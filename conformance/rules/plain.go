@@ -23,10 +23,10 @@ type expected struct {
 	answer  Refused
 }
 
-// Expect sends plain requests and demands exactly the given answer to each.
-func (c *Check) Expect(cases ...expected) {
+// expect sends plain requests and demands exactly the given answer to each.
+func (c *Check) expect(cases ...expected) {
 	for _, e := range cases {
-		Equal(c, e.what, c.Send(e.request).Refused(), e.answer)
+		equal(c, e.what, c.Send(e.request).Refused(), e.answer)
 	}
 }
 
@@ -55,10 +55,10 @@ func (c *Check) post(collection, body string) Plain {
 	return Plain{Method: "POST", Path: "/v1/" + collection + "?" + c.inProject(), Body: body}
 }
 
-// SendDisk sends a request for a disk with a body of diskBody, and removes the disk at the end if
+// sendDisk sends a request for a disk with a body of diskBody, and removes the disk at the end if
 // it was created.
-func (c *Check) SendDisk(body string) Answer {
-	name := c.Name()
+func (c *Check) sendDisk(body string) Answer {
+	name := c.name()
 	plain := c.post("disks", c.named(name, body))
 	a, err := c.send(plain)
 	if err != nil || leavesOpen(a.Status) {
@@ -69,7 +69,7 @@ func (c *Check) SendDisk(body string) Answer {
 		ID string `json:"id"`
 	}
 	if a.Status < 300 && json.Unmarshal(a.Body, &disk) == nil && disk.ID != "" {
-		c.Cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.ID) })
+		c.cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.ID) })
 	}
 	return a
 }
@@ -77,7 +77,7 @@ func (c *Check) SendDisk(body string) Answer {
 func (c *Check) object(what string, a Answer) map[string]json.RawMessage {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(a.Body, &fields); err != nil || a.Status >= 300 {
-		c.Fatalf("%s: expected an object; found HTTP %d %s", what, a.Status, a.Body)
+		c.fatalf("%s: expected an object; found HTTP %d %s", what, a.Status, a.Body)
 	}
 	return fields
 }
@@ -179,59 +179,59 @@ func fieldsOf[T any](c *Check, object any) (parts T) {
 	return parts
 }
 
-// Same demands that two answers show the same object: every field is equal, except those in but.
-func (c *Check) Same(what string, got, want any, but ...string) {
+// same demands that two answers show the same object: every field is equal, except those in but.
+func (c *Check) same(what string, got, want any, but ...string) {
 	g, w := fieldsOf[fields](c, got), fieldsOf[fields](c, want)
 	all := maps.Clone(w)
 	maps.Copy(all, g)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if !slices.Contains(but, name) {
-			Equal(c, what+": its "+name, string(g[name]), string(w[name]))
+			equal(c, what+": its "+name, string(g[name]), string(w[name]))
 		}
 	}
 }
 
-// Listed demands that a list contains an object once, and shows it as another answer does.
-func (c *Check) Listed(what string, list, want any) {
+// listed demands that a list contains an object once, and shows it as another answer does.
+func (c *Check) listed(what string, list, want any) {
 	id := string(fieldsOf[fields](c, want)["id"])
 	items := fieldsOf[[]fields](c, list)
 	items = slices.DeleteFunc(items, func(f fields) bool { return string(f["id"]) != id })
-	Equal(c, what+": how often it has "+id, len(items), 1)
+	equal(c, what+": how often it has "+id, len(items), 1)
 	for _, item := range items {
-		c.Same(what, item, want)
+		c.same(what, item, want)
 	}
 }
 
 func checkAlike(c *Check) {
-	taken := must(c.Snapshot(c.Disk().Id))(c, "take a snapshot")
+	taken := must(c.snapshot(c.disk().Id))(c, "take a snapshot")
 	view := func(params oxide.SnapshotViewParams) *oxide.Snapshot {
 		return must(c.Client.SnapshotView(c.ctx, params))(c, "read a snapshot")
 	}
 	snapshot := view(oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(taken.Id)})
-	c.Same("the answer to the creation of a snapshot", taken, snapshot, "time_modified")
-	c.Same("the snapshot that is read by name", view(oxide.SnapshotViewParams{
+	c.same("the answer to the creation of a snapshot", taken, snapshot, "time_modified")
+	c.same("the snapshot that is read by name", view(oxide.SnapshotViewParams{
 		Snapshot: oxide.NameOrId(taken.Name), Project: c.project()}), snapshot)
-	c.Listed("the list of snapshots", must(c.Client.SnapshotListAllPages(c.ctx,
+	c.listed("the list of snapshots", must(c.Client.SnapshotListAllPages(c.ctx,
 		oxide.SnapshotListParams{Project: c.project()}))(c, "list the snapshots"), snapshot)
 
-	made := must(c.CreateInstance(c.NewInstance()))(c, "create an instance")
+	made := must(c.createInstance(c.newInstance()))(c, "create an instance")
 	c.Await(made.Id, oxide.InstanceStateStopped)
-	instance := c.See(made.Id)
-	c.Same("the answer to the creation of an instance", made, instance, "run_state", "time_modified",
+	instance := c.see(made.Id)
+	c.same("the answer to the creation of an instance", made, instance, "run_state", "time_modified",
 		"time_run_state_updated")
-	c.Same("the instance that is read by name", must(c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Project: c.project(), Instance: oxide.NameOrId(made.Name)}))(c, "read it by name"), instance)
-	c.Listed("the list of instances", must(c.Client.InstanceListAllPages(c.ctx,
+	c.same("the instance that is read by name", must(c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Project: c.project(), Instance: oxide.NameOrId(made.Name)}))(c, "read it by name"), instance)
+	c.listed("the list of instances", must(c.Client.InstanceListAllPages(c.ctx,
 		oxide.InstanceListParams{Project: c.project()}))(c, "list the instances"), instance)
 
-	restored := must(c.CreateDisk(c.fromSnapshot(taken.Id, false)))(c, "create a disk")
-	c.Same("the answer to the creation of a disk", restored, c.Look(restored.Id), "state",
+	restored := must(c.createDisk(c.fromSnapshot(taken.Id, false)))(c, "create a disk")
+	c.same("the answer to the creation of a disk", restored, c.look(restored.Id), "state",
 		"time_modified")
-	must(c.Attach(restored.Id, instance.Id))(c, "attach it")
-	disk := c.Look(restored.Id)
-	c.Same("the disk when it is attached", disk, restored, "state", "time_modified")
-	c.Same("the disk that is read by name", must(c.diskByName(c.ctx, disk.Name))(c,
+	must(c.attach(restored.Id, instance.Id))(c, "attach it")
+	disk := c.look(restored.Id)
+	c.same("the disk when it is attached", disk, restored, "state", "time_modified")
+	c.same("the disk that is read by name", must(c.diskByName(c.ctx, disk.Name))(c,
 		"read the disk by name"), disk)
-	c.Listed("the list of disks", must(c.Client.DiskListAllPages(c.ctx,
+	c.listed("the list of disks", must(c.Client.DiskListAllPages(c.ctx,
 		oxide.DiskListParams{Project: c.project()}))(c, "list the disks"), disk)
-	c.Listed("the list of the instance's disks", c.DisksOf(instance.Id), disk)
+	c.listed("the list of the instance's disks", c.disksOf(instance.Id), disk)
 }

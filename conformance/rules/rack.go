@@ -223,22 +223,22 @@ func (r Refused) String() string {
 	return fmt.Sprintf("HTTP %d %s: %s", r.Status, cmp.Or(r.Code, "without a code"), r.Message)
 }
 
-// MustRefuse demands that the rack refuses a request with exactly this answer.
-func (c *Check) MustRefuse(what string, want Refused) func(any, error) {
-	return func(_ any, err error) { c.Refuses(what, err, want) }
+// mustRefuse demands that the rack refuses a request with exactly this answer.
+func (c *Check) mustRefuse(what string, want Refused) func(any, error) {
+	return func(_ any, err error) { c.refuses(what, err, want) }
 }
 
-// Refuses demands that an error is the rack's refusal of a request with exactly this answer.
-func (c *Check) Refuses(what string, err error, want Refused) {
+// refuses demands that an error is the rack's refusal of a request with exactly this answer.
+func (c *Check) refuses(what string, err error, want Refused) {
 	refused := refusal(err)
 	switch {
 	case err == nil:
-		c.Errorf("%s: expected %s; the rack has accepted it", what, want)
+		c.errorf("%s: expected %s; the rack has accepted it", what, want)
 	case refused == nil || refused.HTTPResponse == nil || refused.ErrorResponse == nil:
-		c.Errorf("%s: expected %s; found %s", what, want, Brief(err))
+		c.errorf("%s: expected %s; found %s", what, want, Brief(err))
 	default:
 		if got := refusedBy(err); got != want {
-			c.Errorf("%s: expected %s; found %s", what, want, got)
+			c.errorf("%s: expected %s; found %s", what, want, got)
 		}
 	}
 }
@@ -253,10 +253,10 @@ func refusedBy(err error) Refused {
 		refused.ErrorResponse.Message}
 }
 
-// Equal demands that a value is the expected one.
-func Equal[T comparable](c *Check, what string, got, want T) {
+// equal demands that a value is the expected one.
+func equal[T comparable](c *Check, what string, got, want T) {
 	if got != want {
-		c.Errorf("%s: expected %v; found %v", what, want, got)
+		c.errorf("%s: expected %v; found %v", what, want, got)
 	}
 }
 

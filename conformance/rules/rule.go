@@ -26,8 +26,8 @@
 // continue:
 //
 //	func checkRepeatedAttach(c *Check) {
-//		disk, instance := c.Disk(), c.StoppedInstance()
-//		c.Attach(disk, instance)
+//		disk, instance := c.disk(), c.StoppedInstance()
+//		c.attach(disk, instance)
 //		again, err := c.AttachAgain(disk, instance)
 //		…
 //	}
@@ -192,7 +192,7 @@ func (c *Check) undecided(exchanges []RecordedCall) string {
 			strings.Contains(e.Answer, "volume repair lock"):
 			return what + " was answered HTTP 409, volume repair lock: the rack seems to replace a region " +
 				"of the disk, as after the loss of a drive; try again when that is done"
-		case e.Status == http.StatusInsufficientStorage && !c.Simulated():
+		case e.Status == http.StatusInsufficientStorage && !c.simulated():
 			if left := c.storageLeft(); left < quotaNeeded {
 				return fmt.Sprintf("%s was answered HTTP 507: the silo's quota has %d GiB left, and a check "+
 					"needs up to %d", what, left/GiB, quotaNeeded/GiB)
@@ -289,12 +289,12 @@ func (c *Check) run() {
 		ended := recover()
 		if _, ok := ended.(over); !ok && ended != nil {
 			// The answer lacks a field that every rack has.
-			c.Errorf("the check could not go on: %v\n%s", ended, debug.Stack())
+			c.errorf("the check could not go on: %v\n%s", ended, debug.Stack())
 		}
 	}()
 	c.rule.Check(c)
 	for i := range c.extent {
-		if m := &c.extent[i]; m.Unit == situations && c.Simulated() {
+		if m := &c.extent[i]; m.Unit == situations && c.simulated() {
 			m.Looked, m.Words = m.Of, ""
 		}
 	}
@@ -318,32 +318,32 @@ func (c *Check) clean() {
 // cleanTimeout limits the removal of a check's objects.
 const cleanTimeout = 2 * time.Minute
 
-// Errorf records a difference. The check continues.
-func (c *Check) Errorf(format string, args ...any) {
+// errorf records a difference. The check continues.
+func (c *Check) errorf(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// Fatalf records a difference, and ends the check.
-func (c *Check) Fatalf(format string, args ...any) {
-	c.Errorf(format, args...)
+// fatalf records a difference, and ends the check.
+func (c *Check) fatalf(format string, args ...any) {
+	c.errorf(format, args...)
 	panic(over{})
 }
 
-// NotTested ends a check that cannot create its situation here.
-func (c *Check) NotTested(format string, args ...any) {
+// notTested ends a check that cannot create its situation here.
+func (c *Check) notTested(format string, args ...any) {
 	c.status, c.reason = NotTested, fmt.Sprintf(format, args...)
 	panic(over{})
 }
 
-// Blocked ends the check of a rule that needs hot-plug on a rack without it.
-func (c *Check) Blocked(format string, args ...any) {
+// blocked ends the check of a rule that needs hot-plug on a rack without it.
+func (c *Check) blocked(format string, args ...any) {
 	c.status, c.reason = Blocked, fmt.Sprintf(format, args...)
 	panic(over{})
 }
 
-// Cleanup adds a step that removes something after the check. It is no error if the object does
+// cleanup adds a step that removes something after the check. It is no error if the object does
 // not exist.
-func (c *Check) Cleanup(step func(context.Context) error) { c.undo = append(c.undo, step) }
+func (c *Check) cleanup(step func(context.Context) error) { c.undo = append(c.undo, step) }
 
 // must returns the value of a step, or ends the check with its name and the rack's refusal.
 func must[T any](value T, err error) func(c *Check, step string) T {
@@ -355,7 +355,7 @@ func must[T any](value T, err error) func(c *Check, step string) T {
 
 func (c *Check) must(step string, err error) {
 	if err != nil {
-		c.Fatalf("%s: %s", step, Brief(err))
+		c.fatalf("%s: %s", step, Brief(err))
 	}
 }
 

@@ -55,15 +55,15 @@ func TestACheckThatDidNotReachTheRackDoesNotPass(t *testing.T) {
 			"no answer to ping"},
 		"a check that called another operation": {ping, []string{"disk_view"}, Failed,
 			"no answer to disk_view"},
-		"a check that found a difference": {func(c *Check) { ping(c); c.Errorf("no") },
+		"a check that found a difference": {func(c *Check) { ping(c); c.errorf("no") },
 			[]string{"ping"}, Failed, "no"},
 		"a check that panicked": {func(c *Check) { ping(c); _ = *(*oxide.Disk)(nil) }, []string{"ping"},
 			Failed, "could not go on"},
-		"a check that was not tested": {func(c *Check) { c.NotTested("why") }, []string{"ping"},
+		"a check that was not tested": {func(c *Check) { c.notTested("why") }, []string{"ping"},
 			NotTested, "why"},
-		"a check that was blocked": {func(c *Check) { c.Blocked("why") }, []string{"ping"},
+		"a check that was blocked": {func(c *Check) { c.blocked("why") }, []string{"ping"},
 			Blocked, "why"},
-		"a check blocked after a difference": {func(c *Check) { c.Errorf("no"); c.Blocked("why") },
+		"a check blocked after a difference": {func(c *Check) { c.errorf("no"); c.blocked("why") },
 			[]string{"ping"}, Failed, "no"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,7 +80,7 @@ func TestAnExtentNamesTheSituationsThatWereNotTested(t *testing.T) {
 	got := answering(t, 200, `{"status":"ok"}`).Run(t.Context(), Rule{ID: "A00",
 		Calls: []string{"ping"}, Check: func(c *Check) {
 			_, _ = c.Client.Ping(c.ctx)
-			if c.Arrange("a failed instance") {
+			if c.arrange("a failed instance") {
 				t.Error("a real rack's instance fails at will")
 			}
 		}})
@@ -93,10 +93,10 @@ func TestAnExtentNamesTheSituationsThatWereNotTested(t *testing.T) {
 	rack.Admin = &adminapi.Client{}
 	for words, end := range map[string]func(c *Check){
 		"a failed instance: 1 of 1 situations":                   func(*Check) {},
-		"a failed instance: not tested (the check ended before)": func(c *Check) { c.Fatalf("no") },
+		"a failed instance: not tested (the check ended before)": func(c *Check) { c.fatalf("no") },
 	} {
 		got := rack.Run(t.Context(), Rule{ID: "A00", Check: func(c *Check) {
-			c.Arrange("a failed instance")
+			c.arrange("a failed instance")
 			end(c)
 		}})
 		if text := fmt.Sprint(got.Extent); text != "["+words+"]" {
@@ -130,7 +130,7 @@ func TestACheckWithMissingAnswersIsRepeatedOrNotTested(t *testing.T) {
 		c.must("ping", err)
 	}}
 	change := Rule{ID: "A00", Calls: []string{"instance_start"}, Check: func(c *Check) {
-		_, err := c.Start(uuid.NewString())
+		_, err := c.start(uuid.NewString())
 		c.must("start an instance", err)
 	}}
 	for name, test := range map[string]struct {
@@ -170,7 +170,7 @@ func TestACheckOfADiskWhoseRegionIsReplacedIsNotTested(t *testing.T) {
 	r := answering(t, 409, `{"request_id":"1","error_code":"Conflict","message":"volume repair lock"}`)
 	for id, want := range map[string]Status{"A00": NotTested, "A39": Failed} {
 		got := r.Run(t.Context(), Rule{ID: id, Calls: []string{"snapshot_create"}, Check: func(c *Check) {
-			_, err := c.Snapshot(uuid.NewString())
+			_, err := c.snapshot(uuid.NewString())
 			c.must("take a snapshot", err)
 		}})
 		if got.Status != want || want == NotTested &&
@@ -184,7 +184,7 @@ func TestACheckThatLeavesAnObjectBehindIsNotRepeated(t *testing.T) {
 	r := scripted(t, 503)
 	r.cleaning = time.Second
 	got := r.Run(t.Context(), Rule{ID: "A00", Calls: []string{"disk_delete"}, Check: func(c *Check) {
-		c.Cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, uuid.NewString()) })
+		c.cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, uuid.NewString()) })
 	}})
 	if got.Status != NotTested || got.Tries != 1 {
 		t.Errorf("got %s after %d tries, want not tested after 1: %s", got.Status, got.Tries, got.Reason)

@@ -11,12 +11,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Fault adds a fault for the next matching request to a simulated rack.
-func (c *Check) Fault(f adminapi.Fault) {
+// fault adds a fault for the next matching request to a simulated rack.
+func (c *Check) fault(f adminapi.Fault) {
 	f.Times = 1
 	id, err := c.Admin.AddFault(c.ctx, f)
 	c.must("let the simulated rack fail", err)
-	c.Cleanup(func(ctx context.Context) error {
+	c.cleanup(func(ctx context.Context) error {
 		faults, err := c.Admin.Faults(ctx)
 		for _, f := range faults {
 			if f.ID == id { // a restart may have removed it
@@ -35,7 +35,7 @@ func (c *Check) Switch(name string, value any) {
 	c.must("read the simulated rack's switches", err)
 	var before map[string]any
 	c.must("read the simulated rack's switches", json.Unmarshal(text, &before))
-	c.Cleanup(func(ctx context.Context) error {
+	c.cleanup(func(ctx context.Context) error {
 		return c.Admin.Switch(ctx, map[string]any{name: before[name]})
 	})
 	c.must("change the simulated rack's "+name, c.Admin.Switch(c.ctx, map[string]any{name: value}))
@@ -62,14 +62,14 @@ func begin[T any](c *Check, what, hold string, send func() (T, error), seen func
 	remove func(context.Context) error) *underway[T] {
 	u := &underway[T]{what: what, hold: hold, done: make(chan struct{}), problems: len(c.problems)}
 	started := false
-	c.Cleanup(func(ctx context.Context) error {
+	c.cleanup(func(ctx context.Context) error {
 		if !started {
 			return nil
 		}
 		<-u.done
 		return remove(ctx)
 	})
-	if c.Simulated() {
+	if c.simulated() {
 		c.Switch(hold, "1h")
 	}
 	started = true
@@ -86,8 +86,8 @@ func begin[T any](c *Check, what, hold string, send func() (T, error), seen func
 	switch {
 	case u.over() && u.err != nil:
 		c.must(what, u.err)
-	case u.over() && !c.Simulated():
-		c.NotTested("the rack ended it before anybody could look: %s", what)
+	case u.over() && !c.simulated():
+		c.notTested("the rack ended it before anybody could look: %s", what)
 	}
 	c.must(what+": expected that others see it being made", err)
 	return u
@@ -105,17 +105,17 @@ func (u *underway[T]) over() bool {
 // meanwhile ends the check if it has found a problem on a real rack since begin, and the rack may
 // have carried out the request by then, even without an answer.
 func (u *underway[T]) meanwhile(c *Check) {
-	if len(c.problems) > u.problems && !c.Simulated() &&
+	if len(c.problems) > u.problems && !c.simulated() &&
 		(u.over() || u.carriedOut != nil && u.carriedOut()) {
 		c.problems = c.problems[:u.problems]
-		c.NotTested("the rack ended it before everything could be looked at: %s", u.what)
+		c.notTested("the rack ended it before everything could be looked at: %s", u.what)
 	}
 }
 
 // end makes a simulated rack complete the request, and returns the answer.
 func (u *underway[T]) end(c *Check) (T, error) {
 	u.meanwhile(c)
-	if c.Simulated() {
+	if c.simulated() {
 		c.must("end the hold of the simulated rack", c.Admin.Switch(c.ctx, map[string]any{u.hold: "0s"}))
 	}
 	select {
@@ -143,16 +143,16 @@ func (c *Check) beginDisk(ctx context.Context,
 }
 
 func checkAbandonedSaga(c *Check) {
-	params := c.Blank()
+	params := c.blank()
 	ctx, giveUp := context.WithCancel(c.ctx)
 	defer giveUp()
 	creation := c.beginDisk(ctx, params)
 	giveUp()
 	<-creation.done
 	if creation.err == nil {
-		c.NotTested("the rack answered before its caller could give up")
+		c.notTested("the rack answered before its caller could give up")
 	}
-	if c.Simulated() {
+	if c.simulated() {
 		c.must("end the hold", c.Admin.Switch(c.ctx, map[string]any{"create_hold": "0s"}))
 	}
 	found := "nothing"
@@ -169,23 +169,23 @@ func checkAbandonedSaga(c *Check) {
 		return nil
 	})
 	c.must("wait for a disk whose creator gave up", err)
-	Equal(c, "a disk whose creator gave up", found, "detached")
+	equal(c, "a disk whose creator gave up", found, "detached")
 }
 
 func checkFailedSaga(c *Check) {
 	c.needSimulated("a saga that fails halfway cannot be brought about from outside")
-	params, before := c.Blank(), c.storageUsed(c.ctx)
-	c.Fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
-	c.MustRefuse("create a disk while the rack fails", internalError)(c.CreateDisk(params))
+	params, before := c.blank(), c.storageUsed(c.ctx)
+	c.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
+	c.mustRefuse("create a disk while the rack fails", internalError)(c.createDisk(params))
 	c.checkUndone(params.Body.Name, before)
 	if c.Restart == nil || len(c.problems) > 0 {
 		return
 	}
-	instance := must(c.CreateInstance(c.NewInstance()))(c, "create an instance")
+	instance := must(c.createInstance(c.newInstance()))(c, "create an instance")
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	c.Switch("instance_delay", "1h")
-	must(c.Start(instance.Id))(c, "start an instance")
-	cutOff := c.Blank()
+	must(c.start(instance.Id))(c, "start an instance")
+	cutOff := c.blank()
 	ctx, giveUp := context.WithCancel(c.ctx)
 	defer giveUp()
 	creation := c.beginDisk(ctx, cutOff)
@@ -195,14 +195,14 @@ func checkFailedSaga(c *Check) {
 	c.closeIdle() // they lead to the rack that has died
 	disk := must(c.diskByName(c.ctx, cutOff.Body.Name))(c,
 		"read the disk whose creation was open when the rack died")
-	Equal(c, "the disk whose creation was open when the rack died", disk.State.State(),
+	equal(c, "the disk whose creation was open when the rack died", disk.State.State(),
 		oxide.DiskStateStateDetached)
-	Equal(c, "what is provisioned with it", c.storageUsed(c.ctx), before+GiB)
+	equal(c, "what is provisioned with it", c.storageUsed(c.ctx), before+GiB)
 	c.Await(instance.Id, oxide.InstanceStateRunning)
 }
 
 func (c *Check) checkUndone(name oxide.Name, provisioned int64) {
-	c.MustRefuse("read a disk whose creation was undone", notFound("disk", "name", string(name)))(
+	c.mustRefuse("read a disk whose creation was undone", notFound("disk", "name", string(name)))(
 		c.diskByName(c.ctx, name))
-	Equal(c, "what is provisioned afterwards", c.storageUsed(c.ctx), provisioned)
+	equal(c, "what is provisioned afterwards", c.storageUsed(c.ctx), provisioned)
 }
