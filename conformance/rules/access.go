@@ -105,8 +105,7 @@ func checkRoles(c *Check) {
 
 	c.Switch("role", adminapi.RoleNone)
 	unseen := notFound("disk", "id", disk.Id)
-	c.mustRefuse("read a disk without a role", unseen)(
-		c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)}))
+	c.mustRefuse("read a disk without a role", unseen)(c.viewDisk(c.ctx, disk.Id))
 	c.refuses("delete a disk without a role", c.deleteDisk(disk.Id), unseen)
 	by := "name"
 	if uuid.Validate(c.Project) == nil {
@@ -218,8 +217,7 @@ func checkErrors(c *Check) {
 	name := c.disk().Name
 	again := c.blank()
 	again.Body.Name = name
-	_, err := c.createDisk(again)
-	c.refuses("create a disk whose name is taken", err, nameTaken("disk", name))
+	c.mustRefuse("create a disk whose name is taken", nameTaken("disk", name))(c.createDisk(again))
 
 	a = c.Send(get("/v1/disk"))
 	c.hasID("the answer to a path that a rack does not have", a)

@@ -169,10 +169,10 @@ func checkAttachWhileCreating(c *Check) {
 		_, err := c.createDisk(create)
 		made <- err
 	}()
-	name := oxide.NameOrId(create.Body.Name)
+	name := string(create.Body.Name)
 	var state oxide.DiskStateState
 	err := harness.Await(c.ctx, requestTimeout, func() error {
-		seen, err := c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: name, Project: c.project()})
+		seen, err := c.viewDisk(c.ctx, name)
 		if err == nil {
 			state = seen.State.State()
 		}
@@ -180,7 +180,7 @@ func checkAttachWhileCreating(c *Check) {
 	})
 	var attached *oxide.Disk
 	if err == nil {
-		attached, err = c.attach(string(name), instance.Id)
+		attached, err = c.attach(name, instance.Id)
 	}
 	// The instance's clean-up removes the disk.
 	c.must("create a disk", <-made)
@@ -213,12 +213,10 @@ func checkRepeatedDetach(c *Check) {
 // it.
 const hold = time.Second
 
-// attachedElsewhere is the refusal of a disk that another instance has.
 func attachedElsewhere(verb string, disk *oxide.Disk) Refused {
 	return invalidRequest("cannot %s disk %q: disk is attached to another instance", verb, disk.Name)
 }
 
-// notStopped is the refusal of an instance that has a VMM.
 func notStopped(verb string) Refused {
 	return invalidRequest("cannot %s disk: instance is not fully stopped", verb)
 }
@@ -266,13 +264,11 @@ func checkLocalDisks(c *Check) {
 	create.Body.DiskBackend = oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
 	disk := must(c.createDisk(create))(c, "create a local disk")
 	running, _ := c.runningInstance()
-	_, err := c.attach(disk.Id, running.Id)
 	want := notStopped("attach")
 	if c.Hotplug || c.AttachOnly {
 		want = inConflict("cannot attach local storage disk: instance is starting")
 	}
-	c.refuses("attach a local disk to a running instance", err, want)
-
+	c.mustRefuse("attach a local disk to a running instance", want)(c.attach(disk.Id, running.Id))
 	instance := c.instance()
 	must(c.attach(disk.Id, instance.Id))(c, "attach it to a stopped instance")
 	c.startAndAwait(instance.Id)
@@ -284,9 +280,8 @@ func checkLocalDisks(c *Check) {
 func checkDetachRefusals(c *Check) {
 	stopped := c.StoppedInstance()
 	running, there := c.runningInstance()
-	_, err := c.detach(there.Id, stopped.Id)
-	c.refuses("detach a disk from an instance that does not have it", err,
-		attachedElsewhere("detach", there))
+	c.mustRefuse("detach a disk from an instance that does not have it",
+		attachedElsewhere("detach", there))(c.detach(there.Id, stopped.Id))
 	c.attachedTo("after that", c.look(there.Id), running.Id)
 	if !c.Hotplug {
 		c.mustRefuse("detach a disk from a running instance", notStopped("detach"))(
@@ -321,9 +316,8 @@ func checkUnreadAttachments(c *Check) {
 	_, there := c.runningInstance()
 	c.fault(adminapi.Fault{Operation: "instance_disk_attach", Object: there.Id,
 		Phase: adminapi.Reread})
-	_, err := c.attach(there.Id, instance.Id)
-	c.refuses("attach another's disk without a connection to the database", err,
-		attachedElsewhere("attach", there))
+	c.mustRefuse("attach another's disk without a connection to the database",
+		attachedElsewhere("attach", there))(c.attach(there.Id, instance.Id))
 	for _, step := range []struct {
 		operation, instance string
 		call                func(string, string) (*oxide.Disk, error)

@@ -184,15 +184,12 @@ func checkNamesAndIDs(c *Check) {
 	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
 	instance, project := c.StoppedInstance(), "?"+c.inProject()
 	for _, id := range []string{first.Id, disk.Id, strings.ToUpper(disk.Id)} {
-		read := must(c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))(c,
-			"read a disk by its ID")
+		read := must(c.viewDisk(c.ctx, id))(c, "read a disk by its ID")
 		equal(c, "the ID of the disk that was read by ID "+id, read.Id, strings.ToLower(id))
 	}
-	read := must(c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Name),
-		Project: c.project()}))(c, "read a disk by its name")
+	read := must(c.viewDisk(c.ctx, string(disk.Name)))(c, "read a disk by its name")
 	equal(c, "the ID of the disk that was read by name", read.Id, disk.Id)
-	owner := must(c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: oxide.NameOrId(
-		disk.ProjectId)}))(c, "read the project by its ID")
+	owner := must(c.viewProject(disk.ProjectId))(c, "read the project by its ID")
 	if !strings.EqualFold(c.Project, owner.Id) && c.Project != string(owner.Name) {
 		c.errorf("the project of a disk: expected %s; found %s (%s)", c.Project, owner.Name, owner.Id)
 	}

@@ -31,8 +31,7 @@ func (c *Check) sized(bytes int64) oxide.DiskCreateParams {
 }
 
 func checkNewDisk(c *Check) {
-	project := must(c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()}))(c,
-		"read the project")
+	project := must(c.viewProject(c.Project))(c, "read the project")
 	params := c.blank()
 	made := must(c.createDisk(params))(c, "create a disk")
 	read := c.look(made.Id)
@@ -51,7 +50,7 @@ func checkNewDisk(c *Check) {
 	}
 	c.must("delete the disk", c.deleteDisk(made.Id))
 	c.mustRefuse("read a deleted disk", notFound("disk", "name", string(made.Name)))(
-		c.diskByName(c.ctx, made.Name))
+		c.viewDisk(c.ctx, string(made.Name)))
 	again := must(c.createDisk(params))(c, "create another one of its name")
 	if again.Id == made.Id {
 		c.errorf("another disk of the name: expected another ID; found %s again", made.Id)
@@ -91,9 +90,9 @@ func checkSoftDelete(c *Check) {
 	c.must("delete the disk", c.deleteDisk(disk.Id))
 	c.must("delete the snapshot", c.deleteSnapshot(snapshot.Id))
 	c.mustRefuse("read the deleted disk", notFound("disk", "id", disk.Id))(
-		c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)}))
+		c.viewDisk(c.ctx, disk.Id))
 	c.mustRefuse("read the deleted snapshot", notFound("snapshot", "id", snapshot.Id))(
-		c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
+		c.viewSnapshot(c.ctx, snapshot.Id))
 	again := must(c.createDisk(params))(c, "create another disk of the name")
 	must(c.takeSnapshot(c.ctx, snapshot.Name, again.Id))(c, "take another snapshot of the name")
 	if !c.arrange("a rack that frees late") {
@@ -147,8 +146,7 @@ func (c *Check) takeSnapshot(ctx context.Context, name oxide.Name, disk string) 
 }
 
 func (c *Check) removeSnapshotByName(ctx context.Context, name oxide.Name, disk string) error {
-	made, err := c.Client.SnapshotView(ctx, oxide.SnapshotViewParams{Project: c.project(),
-		Snapshot: oxide.NameOrId(name)})
+	made, err := c.viewSnapshot(ctx, string(name))
 	if err != nil || made.DiskId != disk && !c.isOwn(made.Description) {
 		return gone(err)
 	}
@@ -192,9 +190,8 @@ func checkLocalDisk(c *Check) {
 	equal(c, "its blocks", disk.BlockSize, 4096)
 	equal(c, "its source", disk.SnapshotId+disk.ImageId, "")
 	equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, false)
-	_, err := c.snapshot(disk.Id)
-	c.refuses("take a snapshot of a local disk", err,
-		invalidRequest("can't create a snapshot of a local storage disk"))
+	c.mustRefuse("take a snapshot of a local disk",
+		invalidRequest("can't create a snapshot of a local storage disk"))(c.snapshot(disk.Id))
 	c.refusesDisk("that is local, of half a GiB", c.local(GiB/2), invalidValue("size", leastSize))
 	c.refusesDisk("that is local, of a GiB and a block", c.local(GiB+4096),
 		invalidValue("size", "total size must be a multiple of 1 GiB"))
@@ -207,9 +204,12 @@ func checkLocalDisk(c *Check) {
 			c.refuses("create a local disk that no drive can hold", err, invalidValue("size", problem))
 		}
 	}
-	_, err = c.createDisk(c.local(c.beyondQuota()))
-	if !noDriveHas(err) {
-		c.refuses("create a local disk beyond the quota", err, quotaExceeded)
+	c.refusesBeyondQuota("create a local disk beyond the quota", c.local(c.beyondQuota()))
+}
+
+func (c *Check) refusesBeyondQuota(what string, params oxide.DiskCreateParams) {
+	if _, err := c.createDisk(params); !noDriveHas(err) {
+		c.refuses(what, err, quotaExceeded)
 	}
 }
 
@@ -280,10 +280,7 @@ func checkOrderOnCreate(c *Check) {
 		invalidValue("size", "total size must be less than 1023 GiB"))
 	beyond := c.local(c.beyondQuota())
 	beyond.Body.Name = big.Name
-	_, err := c.createDisk(beyond)
-	if !noDriveHas(err) {
-		c.refuses("create a disk beyond the quota, with a name that is taken", err, quotaExceeded)
-	}
+	c.refusesBeyondQuota("create a disk beyond the quota, with a name that is taken", beyond)
 }
 
 func checkQuota(c *Check) {
@@ -293,10 +290,7 @@ func checkQuota(c *Check) {
 		c.errorf("the silo's quota: expected at least the %d bytes that are provisioned; found %d",
 			use.Provisioned.Storage, use.Capacity.Storage)
 	}
-	_, err := c.createDisk(c.local(c.beyondQuota()))
-	if !noDriveHas(err) {
-		c.refuses("create a disk beyond the quota", err, quotaExceeded)
-	}
+	c.refusesBeyondQuota("create a disk beyond the quota", c.local(c.beyondQuota()))
 	if c.simulated() { // only the answer shows the quota of a real rack
 		const quota = 1 << 50
 		c.Switch("quota_bytes", quota)

@@ -79,8 +79,8 @@ func faults() map[string]fault {
 	return all
 }
 
-// alteration puts a wrong value into a field of an answer. It returns false if a reader would see no
-// change. n is different each time.
+// alteration puts a wrong value into a field of an answer. It returns false if a reader would see
+// no change. n is different each time.
 type alteration func(object map[string]any, key string, n int64) bool
 
 // alterations are the ways to alter a field.

@@ -60,9 +60,8 @@ func checkImport(c *Check) {
 		in(state)
 		c.refuses("delete a disk in state "+string(state), c.deleteDisk(disk.Id),
 			invalidRequest("disk cannot be deleted in state %q", state))
-		_, err := c.attach(disk.Id, instance)
-		c.refuses("attach a disk in state "+string(state), err,
-			invalidRequest("cannot attach disk %q: invalid state %s", disk.Name, state))
+		c.mustRefuse("attach a disk in state "+string(state), invalidRequest(
+			"cannot attach disk %q: invalid state %s", disk.Name, state))(c.attach(disk.Id, instance))
 		if c.arrange("a snapshot of an import") { // a real rack's check would be repeated after a 503
 			c.mustRefuse("take a snapshot of a disk in state "+string(state), unavailable)(
 				c.snapshot(disk.Id))
@@ -112,10 +111,7 @@ func checkImport(c *Check) {
 
 func (c *Check) checkFinalizing(disk *oxide.Disk) {
 	name := c.name()
-	view := func() (*oxide.Snapshot, error) {
-		return c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{
-			Snapshot: oxide.NameOrId(name), Project: c.project()})
-	}
+	view := func() (*oxide.Snapshot, error) { return c.viewSnapshot(c.ctx, string(name)) }
 	u := begin(c, "finalize a disk with a snapshot", "snapshot_hold", func() (any, error) {
 		return nil, c.finalize(c.ctx, disk.Id, name)
 	}, func() error { _, err := view(); return err }, func(ctx context.Context) error {
@@ -180,8 +176,8 @@ func checkImageLife(c *Check) {
 	equal(c, "its project", image.ProjectId, source.ProjectId)
 	equal(c, "its size", image.Size, snapshot.Size)
 	equal(c, "its blocks", image.BlockSize, source.BlockSize)
-	_, err := c.createImage(params)
-	c.refuses("create another of its name", err, nameTaken("project-image", image.Name))
+	c.mustRefuse("create another of its name", nameTaken("project-image", image.Name))(
+		c.createImage(params))
 	if c.arrange("an OS of 65 characters") { // a real rack's check would be repeated after a 500
 		long := c.image(snapshot.Id)
 		long.Body.Os = fmt.Sprintf("%065d", 0)
@@ -241,8 +237,7 @@ func checkInheritedBlocks(c *Check) {
 }
 
 func checkImages(c *Check) {
-	project := must(c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()}))(c,
-		"read the project")
+	project := must(c.viewProject(c.Project))(c, "read the project")
 	var none []string
 	for _, list := range []struct {
 		what, kind, owner string
@@ -263,8 +258,7 @@ func checkImages(c *Check) {
 			first := items[0]
 			byName, err := c.Client.ImageView(c.ctx, oxide.ImageViewParams{
 				Image: oxide.NameOrId(first.Name), Project: list.project})
-			byID, err2 := c.Client.ImageView(c.ctx, oxide.ImageViewParams{
-				Image: oxide.NameOrId(first.Id)})
+			byID, err2 := c.viewImage(first.Id)
 			if errors.Join(err, err2) != nil && !slices.ContainsFunc(images(),
 				func(i oxide.Image) bool { return i.Id == first.Id }) {
 				items = nil // somebody else has deleted it
@@ -278,13 +272,12 @@ func checkImages(c *Check) {
 			none = append(none, list.what)
 		}
 		nobodys := string(c.name())
-		_, err := c.Client.ImageView(c.ctx,
-			oxide.ImageViewParams{Image: oxide.NameOrId(nobodys), Project: list.project})
-		c.refuses("read none of "+list.what, err, notFound(list.kind, "name", nobodys))
+		c.mustRefuse("read none of "+list.what, notFound(list.kind, "name", nobodys))(
+			c.Client.ImageView(c.ctx,
+				oxide.ImageViewParams{Image: oxide.NameOrId(nobodys), Project: list.project}))
 	}
 	missing := uuid.NewString()
-	c.mustRefuse("read an image that is not there", notFound("image", "id", missing))(
-		c.Client.ImageView(c.ctx, oxide.ImageViewParams{Image: oxide.NameOrId(missing)}))
+	c.mustRefuse("read an image that is not there", unknownID("image", missing))(c.viewImage(missing))
 	if len(none) > 0 {
 		c.notTested("there are none of %s, so it cannot be seen in which list they are",
 			strings.Join(none, " and "))

@@ -154,7 +154,7 @@ func checkDeleteInstance(c *Check) {
 		}
 		c.must("delete a "+state+" instance", c.deleteInstance(instance.Id))
 		c.mustRefuse("read it afterwards", unknownID("instance", instance.Id))(
-			c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Instance: oxide.NameOrId(instance.Id)}))
+			c.viewInstance(c.ctx, instance.Id))
 		c.attachedTo("the disk of a deleted instance", c.look(disk.Id), "")
 		c.refuses("delete it again", c.deleteInstance(instance.Id), unknownID("instance", instance.Id))
 	}
@@ -172,8 +172,7 @@ func checkChangeWhileCreating(c *Check) {
 	}()
 	var seen *oxide.Instance
 	err := harness.Await(c.ctx, requestTimeout, func() (err error) {
-		seen, err = c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{
-			Instance: oxide.NameOrId(create.Body.Name), Project: c.project()})
+		seen, err = c.viewInstance(c.ctx, string(create.Body.Name))
 		return err
 	})
 	changes := map[string]func(string) (*oxide.Instance, error){"start": c.start, "stop": c.stop,
@@ -238,8 +237,9 @@ func checkUpdate(c *Check) {
 		}))(c, "change a stopped instance")
 	equal(c, "what was changed", changeable(all), changes{2, 2 * GiB, disk.Id, "amd_milan", "never"})
 	c.same("the answer to a change", all, c.see(instance.Id))
-	none := must(c.updated(instance.Id,
-		func(u *oxide.InstanceUpdate) { u.BootDisk, u.Ncpus, u.Memory = nil, 1, GiB }))(c, "change it back")
+	none := must(c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
+		u.BootDisk, u.Ncpus, u.Memory = nil, 1, GiB
+	}))(c, "change it back")
 	equal(c, "what was changed, or left out", changeable(none), changes{1, GiB, "", "", ""})
 	equal(c, "when it was modified", moment(none.TimeModified), moment(none.TimeCreated))
 
@@ -275,12 +275,11 @@ func (c *Check) checkUpdateWhileRunning() {
 			c.updated(running.Id, test.change))
 	}
 	missing := uuid.NewString()
-	_, err := c.updated(running.Id, func(u *oxide.InstanceUpdate) {
+	c.mustRefuse("change the CPUs of a running instance, and its boot disk to none that is there",
+		unknownID("disk", missing))(c.updated(running.Id, func(u *oxide.InstanceUpdate) {
 		u.Ncpus++
 		u.BootDisk = oxide.NewPointer(oxide.NameOrId(missing))
-	})
-	c.refuses("change the CPUs of a running instance, and its boot disk to none that is there", err,
-		unknownID("disk", missing))
+	}))
 	must(c.updated(running.Id, func(*oxide.InstanceUpdate) {}))(c,
 		"change nothing of a running instance")
 }
@@ -351,9 +350,8 @@ func checkUndoneInstance(c *Check) {
 		attachedElsewhere("attach", taken))(c.createInstance(create))
 	name := made.Value.(*oxide.InstanceDiskAttachmentCreate).Name
 	c.mustRefuse("read the disk that was to be made", unknownName("disk", name))(
-		c.Client.DiskView(c.ctx, oxide.DiskViewParams{Project: c.project(), Disk: oxide.NameOrId(name)}))
-	left, err := c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Project: c.project(),
-		Instance: oxide.NameOrId(create.Body.Name)})
+		c.viewDisk(c.ctx, string(name)))
+	left, err := c.viewInstance(c.ctx, string(create.Body.Name))
 	c.refuses("read the instance", err, unknownName("instance", create.Body.Name))
 	if err == nil {
 		c.cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, left.Id) })

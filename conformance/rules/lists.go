@@ -217,8 +217,7 @@ func (c *Check) checkLists(disks []listed) {
 	c.checkList("snapshot_list", "/v1/snapshots?"+c.inProject()+"&", snapshots, began, nil)
 	c.checkList("instance_list", "/v1/instances?"+c.inProject()+"&", instances, began, nil)
 	c.checkList("image_list", "/v1/images?"+c.inProject()+"&", images, began, nil)
-	own := must(c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()}))(c,
-		"read the project")
+	own := must(c.viewProject(c.Project))(c, "read the project")
 	c.checkList("project_list", "/v1/projects?",
 		[]listed{{own.Id, string(own.Name), *own.TimeCreated}}, began, nil)
 }
@@ -344,8 +343,7 @@ func checkLastPage(c *Check) {
 	disk, instance := c.disk(), c.StoppedInstance()
 	path := "/v1/instances/" + instance.Id + "/disks"
 	c.checkEmptyPage("an empty list", path)
-	_, err := c.attach(disk.Id, instance.Id)
-	c.must("attach a disk", err)
+	must(c.attach(disk.Id, instance.Id))(c, "attach a disk")
 	last := c.page("a list of one disk", path)
 	equal(c, "a list of one disk", last.names(), string(disk.Name))
 	if last.NextPage == nil {
@@ -354,8 +352,7 @@ func checkLastPage(c *Check) {
 	c.checkEmptyPage("the page after the last object",
 		path+"?page_token="+url.QueryEscape(*last.NextPage))
 	second := c.disk()
-	_, err = c.attach(second.Id, instance.Id)
-	c.must("attach a second disk", err)
+	must(c.attach(second.Id, instance.Id))(c, "attach a second disk")
 	c.checkList("instance_disk_list", path+"?", []listed{itemOf(disk), itemOf(second)},
 		*second.TimeCreated, nil)
 	equal(c, "the disks on a page for more than there are",

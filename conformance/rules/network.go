@@ -38,7 +38,9 @@ func (c *Check) networked(nics oxide.InstanceNetworkInterfaceAttachment) *oxide.
 }
 
 func (c *Check) interfacesOf(instance string) []oxide.InstanceNetworkInterface {
-	return must(c.Client.InstanceNetworkInterfaceListAllPages(c.ctx, oxide.InstanceNetworkInterfaceListParams{Instance: oxide.NameOrId(instance)}))(c, "list the interfaces of an instance")
+	return must(c.Client.InstanceNetworkInterfaceListAllPages(c.ctx,
+		oxide.InstanceNetworkInterfaceListParams{Instance: oxide.NameOrId(instance)}))(c,
+		"list the interfaces of an instance")
 }
 
 func stack(config oxide.PrivateIpStackCreate) oxide.InstanceNetworkInterfaceAttachment {
@@ -122,25 +124,19 @@ func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 	}
 	for _, text := range texts {
 		address, err := netip.ParseAddr(text)
-		if err != nil {
-			c.errorf("an interface: expected an address; found %q", text)
-			continue
+		c.must("read the address of an interface", err)
+		bits := 64
+		if address.Is4() {
+			bits = 22
 		}
-		bits := 22
-		if address.Is6() {
-			bits = 64
-		} else if !netip.MustParsePrefix("172.30.0.0/22").Contains(address) {
-			continue
-		}
-		first, err := address.Prefix(bits)
-		c.must("compute a subnet", err)
-		reserved := first.Masked().Addr()
+		subnet := must(address.Prefix(bits))(c, "compute a subnet").Masked()
+		least := subnet.Addr()
 		for range 5 {
-			if address == reserved {
-				c.errorf("an interface: expected none of the first five addresses of %s; found %s", first,
-					address)
-			}
-			reserved = reserved.Next()
+			least = least.Next()
+		}
+		if address.Less(least) && (address.Is6() || subnet == netip.MustParsePrefix("172.30.0.0/22")) {
+			c.errorf("an interface: expected none of the first five addresses of %s; found %s", subnet,
+				address)
 		}
 	}
 }
@@ -178,8 +174,9 @@ func checkWhereInterfacesAre(c *Check) {
 const natPorts = 1 << 14
 
 func (c *Check) externalAddresses(instance string) []oxide.ExternalIp {
-	page := must(c.Client.InstanceExternalIpList(c.ctx, oxide.InstanceExternalIpListParams{Instance: oxide.NameOrId(instance)}))(c, "list the external addresses of an instance")
-	return page.Items
+	return must(c.Client.InstanceExternalIpList(c.ctx,
+		oxide.InstanceExternalIpListParams{Instance: oxide.NameOrId(instance)}))(c,
+		"list the external addresses of an instance").Items
 }
 
 func checkExternalAddresses(c *Check) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
@@ -25,6 +26,33 @@ func (r *TestedRack) name() oxide.Name {
 }
 
 func (r *TestedRack) project() oxide.NameOrId { return oxide.NameOrId(r.Project) }
+
+// beside returns the project that a request names beside an object's name, and "" beside an ID.
+func (r *TestedRack) beside(which string) oxide.NameOrId {
+	if uuid.Validate(which) == nil {
+		return ""
+	}
+	return r.project()
+}
+
+func (r *TestedRack) viewDisk(ctx context.Context, which string) (*oxide.Disk, error) {
+	return r.Client.DiskView(ctx,
+		oxide.DiskViewParams{Disk: oxide.NameOrId(which), Project: r.beside(which)})
+}
+
+func (r *TestedRack) viewSnapshot(ctx context.Context, which string) (*oxide.Snapshot, error) {
+	return r.Client.SnapshotView(ctx,
+		oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(which), Project: r.beside(which)})
+}
+
+func (r *TestedRack) viewInstance(ctx context.Context, which string) (*oxide.Instance, error) {
+	return r.Client.InstanceView(ctx,
+		oxide.InstanceViewParams{Instance: oxide.NameOrId(which), Project: r.beside(which)})
+}
+
+func (c *Check) viewProject(which string) (*oxide.Project, error) {
+	return c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: oxide.NameOrId(which)})
+}
 
 // blank returns a request for a blank distributed disk of 1 GiB with blocks of 512 bytes.
 func (r *TestedRack) blank() oxide.DiskCreateParams {
@@ -70,7 +98,7 @@ func (c *Check) removeIfMade(name oxide.Name) {
 // removeByName removes a disk whose ID is unknown, unless the checks share it or it has another
 // mark.
 func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
-	made, err := c.diskByName(ctx, name)
+	made, err := c.viewDisk(ctx, string(name))
 	if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
 		return gone(err)
 	}
@@ -101,13 +129,10 @@ func (c *Check) disk() *oxide.Disk {
 	return c.look(made.Id)
 }
 
-// look reads a disk.
 func (c *Check) look(id string) *oxide.Disk {
-	return must(c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))(c,
-		"read disk "+id)
+	return must(c.viewDisk(c.ctx, id))(c, "read disk "+id)
 }
 
-// deleteDisk sends a request to delete a disk.
 func (c *Check) deleteDisk(id string) error {
 	return c.Client.DiskDelete(c.ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})
 }
@@ -121,7 +146,7 @@ func (r *TestedRack) removeDisk(ctx context.Context, id string) error {
 	if err := remove(); err == nil || mayBeDone(err) {
 		return err
 	}
-	disk, err := r.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
+	disk, err := r.viewDisk(ctx, id)
 	if err != nil {
 		return gone(err)
 	}
@@ -138,12 +163,10 @@ func (r *TestedRack) removeDisk(ctx context.Context, id string) error {
 	return remove()
 }
 
-// snapshot takes a snapshot of a disk.
 func (c *Check) snapshot(disk string) (*oxide.Snapshot, error) {
 	return c.takeSnapshot(c.ctx, c.name(), disk)
 }
 
-// deleteSnapshot sends a request to delete a snapshot.
 func (c *Check) deleteSnapshot(id string) error {
 	return c.Client.SnapshotDelete(c.ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)})
 }
@@ -167,15 +190,19 @@ func (c *Check) createInstance(params oxide.InstanceCreateParams) (*oxide.Instan
 		c.cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, instance.Id) })
 	case mayBeDone(err):
 		c.cleanup(func(ctx context.Context) error {
-			made, err := c.Client.InstanceView(ctx, oxide.InstanceViewParams{Project: params.Project,
-				Instance: oxide.NameOrId(params.Body.Name)})
-			if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
-				return gone(err)
-			}
-			return c.RemoveInstance(ctx, made.Id)
+			return c.removeInstanceByName(ctx, params.Body.Name)
 		})
 	}
 	return instance, err
+}
+
+// removeInstanceByName does for an instance what removeByName does for a disk.
+func (c *Check) removeInstanceByName(ctx context.Context, name oxide.Name) error {
+	made, err := c.viewInstance(ctx, string(name))
+	if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
+		return gone(err)
+	}
+	return c.RemoveInstance(ctx, made.Id)
 }
 
 // RemoveInstance deletes an instance of this check. If necessary it stops the instance first.
@@ -219,8 +246,7 @@ func (r *TestedRack) createShared(ctx context.Context,
 	params oxide.InstanceCreateParams) (*oxide.Instance, error) {
 	made, err := r.Client.InstanceCreate(ctx, params)
 	if mayBeDone(err) {
-		found, errView := r.Client.InstanceView(ctx, oxide.InstanceViewParams{Project: params.Project,
-			Instance: oxide.NameOrId(params.Body.Name)})
+		found, errView := r.viewInstance(ctx, string(params.Body.Name))
 		if errView == nil && r.isOwn(found.Description) {
 			return found, nil
 		}
@@ -228,20 +254,16 @@ func (r *TestedRack) createShared(ctx context.Context,
 	return made, err
 }
 
-// attach sends a request to attach a disk to an instance. The check's disks are detached at its
-// end.
 func (c *Check) attach(disk, instance string) (*oxide.Disk, error) {
 	return c.Client.InstanceDiskAttach(c.ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 }
 
-// detach sends a request to detach a disk from an instance.
 func (c *Check) detach(disk, instance string) (*oxide.Disk, error) {
 	return c.Client.InstanceDiskDetach(c.ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 }
 
-// Await waits until an instance is in a state.
 func (c *Check) Await(instance string, want oxide.InstanceState) {
 	c.must(fmt.Sprintf("wait until instance %s is %s", instance, want),
 		c.TestedRack.Await(c.ctx, instance, want))
@@ -260,8 +282,7 @@ func (r *TestedRack) Await(ctx context.Context, instance string, want oxide.Inst
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
 	for backoff := (harness.Backoff{Max: time.Second}); ; {
-		seen, err := r.Client.InstanceView(ctx,
-			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
+		seen, err := r.viewInstance(ctx, instance)
 		if err != nil || seen.RunState == want {
 			return err
 		}
@@ -272,7 +293,6 @@ func (r *TestedRack) Await(ctx context.Context, instance string, want oxide.Inst
 	}
 }
 
-// simulated reports whether the rack is a simulated one, on which every situation can be created.
 func (c *Check) simulated() bool { return c.Admin != nil }
 
 // needSimulated ends a check that cannot create its situation on a real rack.
@@ -319,7 +339,6 @@ func (c *Check) runningInstance() (*oxide.Instance, *oxide.Disk) {
 	return c.running, c.runningDisk
 }
 
-// with returns the request for an existing disk at the creation of an instance.
 func with(disk *oxide.Disk) oxide.InstanceDiskAttachment {
 	return oxide.InstanceDiskAttachment{
 		Value: &oxide.InstanceDiskAttachmentAttach{Name: disk.Name}}
@@ -336,23 +355,19 @@ func (c *Check) instance(disks ...*oxide.Disk) *oxide.Instance {
 	return instance
 }
 
-// start sends a request to start an instance.
 func (c *Check) start(instance string) (*oxide.Instance, error) {
 	return c.Client.InstanceStart(c.ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
 }
 
-// stop sends a request to stop an instance.
 func (c *Check) stop(instance string) (*oxide.Instance, error) {
 	return c.Client.InstanceStop(c.ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
 }
 
-// reboot sends a request to reboot an instance.
 func (c *Check) reboot(instance string) (*oxide.Instance, error) {
 	return c.Client.InstanceReboot(c.ctx,
 		oxide.InstanceRebootParams{Instance: oxide.NameOrId(instance)})
 }
 
-// startAndAwait starts an instance and waits until it runs.
 func (c *Check) startAndAwait(instance string) {
 	must(c.start(instance))(c, "start an instance")
 	c.Await(instance, oxide.InstanceStateRunning)
@@ -368,15 +383,13 @@ func (c *Check) fail(instance string) {
 	c.Await(instance, oxide.InstanceStateFailed)
 }
 
-// see reads an instance.
 func (c *Check) see(id string) *oxide.Instance {
-	return must(c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Instance: oxide.NameOrId(id)}))(
-		c, "read instance "+id)
+	return must(c.viewInstance(c.ctx, id))(c, "read instance "+id)
 }
 
-// disksOf lists the disks of an instance.
 func (c *Check) disksOf(instance string) []oxide.Disk {
-	return must(c.Client.InstanceDiskListAllPages(c.ctx, oxide.InstanceDiskListParams{Instance: oxide.NameOrId(instance)}))(c, "list the disks of instance "+instance)
+	return must(c.Client.InstanceDiskListAllPages(c.ctx, oxide.InstanceDiskListParams{
+		Instance: oxide.NameOrId(instance)}))(c, "list the disks of instance "+instance)
 }
 
 // attachedTo demands that a disk is attached to an instance; "" demands that it is detached.
@@ -392,12 +405,10 @@ func (c *Check) attachedTo(what string, disk *oxide.Disk, instance string) {
 	equal(c, what+": the disk", got, want)
 }
 
-// mustAttach attaches a disk to an instance, and demands that the answer says so.
 func (c *Check) mustAttach(what, disk, instance string) {
 	c.attachedTo(what, must(c.attach(disk, instance))(c, what), instance)
 }
 
-// mustDetach detaches a disk from an instance, and demands that the answer says so.
 func (c *Check) mustDetach(what, disk, instance string) {
 	c.attachedTo(what, must(c.detach(disk, instance))(c, what), "")
 }

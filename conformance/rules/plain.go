@@ -23,7 +23,6 @@ type expected struct {
 	answer  Refused
 }
 
-// expect sends plain requests and demands exactly the given answer to each.
 func (c *Check) expect(cases ...expected) {
 	for _, e := range cases {
 		equal(c, e.what, c.Send(e.request).Refused(), e.answer)
@@ -45,7 +44,6 @@ func (c *Check) inProject() string { return "project=" + url.QueryEscape(c.Proje
 // place matches the position of a mistake that serde appends to its message.
 var place = regexp.MustCompile(` at line \d+ column \d+$`)
 
-// unplaced removes the position in the body from a refusal.
 func unplaced(r Refused) Refused {
 	r.Message = place.ReplaceAllString(r.Message, "")
 	return r
@@ -204,22 +202,19 @@ func (c *Check) listed(what string, list, want any) {
 
 func checkAlike(c *Check) {
 	taken := must(c.snapshot(c.disk().Id))(c, "take a snapshot")
-	view := func(params oxide.SnapshotViewParams) *oxide.Snapshot {
-		return must(c.Client.SnapshotView(c.ctx, params))(c, "read a snapshot")
-	}
-	snapshot := view(oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(taken.Id)})
+	snapshot := must(c.viewSnapshot(c.ctx, taken.Id))(c, "read a snapshot")
 	c.same("the answer to the creation of a snapshot", taken, snapshot, "time_modified")
-	c.same("the snapshot that is read by name", view(oxide.SnapshotViewParams{
-		Snapshot: oxide.NameOrId(taken.Name), Project: c.project()}), snapshot)
+	c.same("the snapshot that is read by name",
+		must(c.viewSnapshot(c.ctx, string(taken.Name)))(c, "read a snapshot"), snapshot)
 	c.listed("the list of snapshots", must(c.Client.SnapshotListAllPages(c.ctx,
 		oxide.SnapshotListParams{Project: c.project()}))(c, "list the snapshots"), snapshot)
 
-	made := must(c.createInstance(c.newInstance()))(c, "create an instance")
-	c.Await(made.Id, oxide.InstanceStateStopped)
+	made := c.instance()
 	instance := c.see(made.Id)
 	c.same("the answer to the creation of an instance", made, instance, "run_state", "time_modified",
 		"time_run_state_updated")
-	c.same("the instance that is read by name", must(c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Project: c.project(), Instance: oxide.NameOrId(made.Name)}))(c, "read it by name"), instance)
+	c.same("the instance that is read by name",
+		must(c.viewInstance(c.ctx, string(made.Name)))(c, "read it by name"), instance)
 	c.listed("the list of instances", must(c.Client.InstanceListAllPages(c.ctx,
 		oxide.InstanceListParams{Project: c.project()}))(c, "list the instances"), instance)
 
@@ -229,7 +224,7 @@ func checkAlike(c *Check) {
 	must(c.attach(restored.Id, instance.Id))(c, "attach it")
 	disk := c.look(restored.Id)
 	c.same("the disk when it is attached", disk, restored, "state", "time_modified")
-	c.same("the disk that is read by name", must(c.diskByName(c.ctx, disk.Name))(c,
+	c.same("the disk that is read by name", must(c.viewDisk(c.ctx, string(disk.Name)))(c,
 		"read the disk by name"), disk)
 	c.listed("the list of disks", must(c.Client.DiskListAllPages(c.ctx,
 		oxide.DiskListParams{Project: c.project()}))(c, "list the disks"), disk)

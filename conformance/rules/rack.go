@@ -99,7 +99,6 @@ func Open(c Config) (*TestedRack, error) {
 // and then nobody knows whether the rack has received it.
 type connections struct{ reads, changes http.RoundTripper }
 
-// RoundTrip sends a request.
 func (c connections) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Method == http.MethodGet {
 		return c.reads.RoundTrip(r)
@@ -184,7 +183,6 @@ func redirects(status int) bool { return status >= 300 && status < 400 }
 // IsBusy reports whether the rack has refused because it is busy (429, 502, 503, 504).
 func IsBusy(err error) bool { return MeansBusy(statusOf(err)) }
 
-// statusOf returns the HTTP status of the rack's refusal in an error, or 0.
 func statusOf(err error) int {
 	if refused := refusal(err); refused != nil && refused.HTTPResponse != nil {
 		return refused.HTTPResponse.StatusCode
@@ -253,7 +251,6 @@ func refusedBy(err error) Refused {
 		refused.ErrorResponse.Message}
 }
 
-// equal demands that a value is the expected one.
 func equal[T comparable](c *Check, what string, got, want T) {
 	if got != want {
 		c.errorf("%s: expected %v; found %v", what, want, got)

@@ -323,7 +323,6 @@ func (c *Check) errorf(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// fatalf records a difference, and ends the check.
 func (c *Check) fatalf(format string, args ...any) {
 	c.errorf(format, args...)
 	panic(over{})

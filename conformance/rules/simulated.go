@@ -126,18 +126,13 @@ func (u *underway[T]) end(c *Check) (T, error) {
 	return u.answer, u.err
 }
 
-func (c *Check) diskByName(ctx context.Context, name oxide.Name) (*oxide.Disk, error) {
-	return c.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name),
-		Project: c.project()})
-}
-
 // beginDisk starts to create a disk. The caller gives up when ctx ends.
 func (c *Check) beginDisk(ctx context.Context,
 	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
 	return begin(c, "create a disk", "create_hold", func() (*oxide.Disk, error) {
 		return c.Client.DiskCreate(ctx, params)
 	}, func() error {
-		_, err := c.diskByName(c.ctx, params.Body.Name)
+		_, err := c.viewDisk(c.ctx, string(params.Body.Name))
 		return err
 	}, func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
 }
@@ -157,7 +152,7 @@ func checkAbandonedSaga(c *Check) {
 	}
 	found := "nothing"
 	err := harness.Await(c.ctx, patience, func() error {
-		disk, err := c.diskByName(c.ctx, params.Body.Name)
+		disk, err := c.viewDisk(c.ctx, string(params.Body.Name))
 		if err != nil {
 			found = Brief(err)
 			return nil
@@ -193,7 +188,7 @@ func checkFailedSaga(c *Check) {
 	<-creation.done
 	c.must("restart the rack", c.Restart(c.ctx))
 	c.closeIdle() // they lead to the rack that has died
-	disk := must(c.diskByName(c.ctx, cutOff.Body.Name))(c,
+	disk := must(c.viewDisk(c.ctx, string(cutOff.Body.Name)))(c,
 		"read the disk whose creation was open when the rack died")
 	equal(c, "the disk whose creation was open when the rack died", disk.State.State(),
 		oxide.DiskStateStateDetached)
@@ -203,6 +198,6 @@ func checkFailedSaga(c *Check) {
 
 func (c *Check) checkUndone(name oxide.Name, provisioned int64) {
 	c.mustRefuse("read a disk whose creation was undone", notFound("disk", "name", string(name)))(
-		c.diskByName(c.ctx, name))
+		c.viewDisk(c.ctx, string(name)))
 	equal(c, "what is provisioned afterwards", c.storageUsed(c.ctx), provisioned)
 }

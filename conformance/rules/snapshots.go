@@ -18,10 +18,7 @@ type snapshotUnderway struct {
 func (c *Check) beginSnapshot(disk string) snapshotUnderway {
 	name := c.name()
 	u := snapshotUnderway{}
-	view := func() (*oxide.Snapshot, error) {
-		return c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{
-			Snapshot: oxide.NameOrId(name), Project: c.project()})
-	}
+	view := func() (*oxide.Snapshot, error) { return c.viewSnapshot(c.ctx, string(name)) }
 	u.underway = begin(c, "take a snapshot", "snapshot_hold", func() (*oxide.Snapshot, error) {
 		return c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
 			Body: &oxide.SnapshotCreate{Name: name, Description: c.Description,
@@ -47,8 +44,7 @@ func (c *Check) beginSnapshot(disk string) snapshotUnderway {
 
 func checkTaking(c *Check) {
 	detached, attached := c.disk(), c.disk()
-	_, err := c.attach(attached.Id, c.StoppedInstance().Id)
-	c.must("attach a disk", err)
+	must(c.attach(attached.Id, c.StoppedInstance().Id))(c, "attach a disk")
 	for disk, states := range map[*oxide.Disk][2]oxide.DiskStateState{
 		detached: {oxide.DiskStateStateMaintenance, oxide.DiskStateStateDetached},
 		attached: {oxide.DiskStateStateAttached, oxide.DiskStateStateAttached},
@@ -118,8 +114,7 @@ func checkSurvival(c *Check) {
 	disk := c.disk()
 	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
 	c.must("delete a disk that has a snapshot", c.deleteDisk(disk.Id))
-	left := must(c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(
-		snapshot.Id)}))(c, "read the snapshot of a disk that is gone")
+	left := must(c.viewSnapshot(c.ctx, snapshot.Id))(c, "read the snapshot of a disk that is gone")
 	equal(c, "its state", left.State, oxide.SnapshotStateReady)
 	equal(c, "its disk", left.DiskId, disk.Id)
 	restored := must(c.createDisk(c.fromSnapshot(snapshot.Id, false)))(c, "create a disk from it")
@@ -139,7 +134,7 @@ func checkUnfinishedSource(c *Check) {
 	params := c.fromSnapshot(u.seen.Id, false)
 	c.refusesDisk("from a snapshot that is being taken", params, internalError)
 	c.mustRefuse("read that disk", notFound("disk", "name", string(params.Body.Name)))(
-		c.diskByName(context.WithoutCancel(c.ctx), params.Body.Name))
+		c.viewDisk(context.WithoutCancel(c.ctx), string(params.Body.Name)))
 	named := params
 	body := *params.Body
 	named.Body = &body
