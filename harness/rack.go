@@ -378,6 +378,11 @@ func (e *Environment) Balance(ctx context.Context) error {
 	return e.Rack.Balance(ctx, e.Baseline, e.Plugins...)
 }
 
+// Compare compares with the baseline once, without waiting. It ends no process.
+func (e *Environment) Compare(ctx context.Context) error {
+	return e.Rack.compare(ctx, e.Baseline, e.Plugins...)
+}
+
 // Close stops the drivers and the rack. It returns an error if one of them fails or leaves
 // something behind.
 func (e *Environment) Close() error {

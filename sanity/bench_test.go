@@ -79,6 +79,14 @@ func median[T cmp.Ordered](values []T) T {
 	return sorted[len(sorted)/2]
 }
 
+// reached returns "met" if a ratio is at most its aim, and otherwise "missed".
+func reached(figure, aim float64) string {
+	if figure > aim {
+		return "missed"
+	}
+	return "met"
+}
+
 func timed(do func() error) (time.Duration, error) {
 	start := time.Now()
 	err := do()
