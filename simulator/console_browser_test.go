@@ -175,7 +175,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	// Without the script the forms lead back to their page, whose feed is of one disk.
 	plain := browser.Open(t, admin+"/?pause&disk=shop%2Forders",
 		emulation.SetScriptExecutionDisabled(true))
-	plain.Do(chromedp.Click(`#i-`+r.instance("idle").ID+` button`),
+	plain.Follow(chromedp.Click(`#i-`+r.instance("idle").ID+` button`),
 		chromedp.WaitReady(`#said:not(:empty)`))
 	said(plain, "told to start")
 	sees("the started instance", card("idle")+" .state", "running")

@@ -104,6 +104,14 @@ func (b *Tab) Do(actions ...chromedp.Action) {
 	}
 }
 
+// Follow runs actions that lead to another page, and waits until that is loaded.
+func (b *Tab) Follow(actions ...chromedp.Action) {
+	b.Helper()
+	if _, err := chromedp.RunResponse(b.ctx, actions...); err != nil {
+		b.Fatal(err)
+	}
+}
+
 // Evaluate runs a script in the page and returns the script's value.
 func Evaluate[T any](b *Tab, script string) (value T) {
 	b.Helper()

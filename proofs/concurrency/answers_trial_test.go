@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -41,6 +42,20 @@ var actors = []actor{aProxy, aLateRack, aPerson, aStoppedLeader, noRoleForAMomen
 type leader struct {
 	*harness.Plugin
 	through *proxy
+}
+
+// stop stops the controller. It returns when every thread has stopped: on a busy machine a thread may
+// run on for a while after the signal, and send its change when it is continued.
+func (l leader) stop() error {
+	if err := l.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for {
+		err := unix.Waitid(unix.P_PID, l.PID(), nil, unix.WSTOPPED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 // lane runs one trial at a time, with two controllers, of which one leads.
@@ -158,7 +173,9 @@ func (v *life) disturb(ctx context.Context, who actor) {
 		}
 		stopped := v.lead()
 		a.meanwhile = func() {
-			_ = stopped.Signal(syscall.SIGSTOP)
+			if err := stopped.stop(); err != nil {
+				v.t.Errorf("stop a controller: %v", err)
+			}
 			v.changes.Add(1)
 		}
 	}
