@@ -16,8 +16,8 @@
 //
 // [CreateRequest] and the functions beside it build the controller's requests, and a [Placement]
 // makes the node's calls for a volume. [Data] writes and verifies the data of a workload in a
-// volume. [Await] and [Backoff] wait, [Share] gives jobs to workers, and a trial ends at a step that
-// fails ([Must], [Catch]). [Rack.Admin] injects faults and reads the request log.
+// volume. [Await] and [Backoff] wait, [Share] gives jobs to workers, and a trial ends at a step
+// that fails ([Must], [Catch]). [Rack.Admin] injects faults and reads the request log.
 // [Rack.Client] is Oxide's own client, with which an administrator works without the driver.
 //
 // A [Ledger] counts what exists: the rack's objects, loop devices, mounts, and the processes' open

@@ -105,8 +105,8 @@ func socketsOf(pid int) (map[string]socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	tcp, err := tables.NetTCP()
-	tcp6, err6 := tables.NetTCP6()
+	tcp, err := tables.NetTCP()    //nolint:staticcheck // netlink asks only its own namespace
+	tcp6, err6 := tables.NetTCP6() //nolint:staticcheck // as above
 	if errors.Is(err6, fs.ErrNotExist) {
 		err6 = nil // a kernel without IPv6
 	}

@@ -445,7 +445,8 @@ func (r *testRack) isBlind() bool {
 // ServeHTTP answers project_view, current_user_view, instance_view, instance_stop and
 // instance_start.
 func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
-	status, body, path := http.StatusOK, "", request.URL.Path
+	status, path := http.StatusOK, request.URL.Path
+	var body string
 	switch id, verb, changes := strings.Cut(strings.TrimPrefix(path, "/v1/instances/"), "/"); {
 	case r.isBlind():
 		status, body = racktest.NotFound.Status, racktest.NotFound.Body

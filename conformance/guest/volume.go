@@ -64,8 +64,8 @@ func (a *Agent) Write(ctx context.Context, w Writing) (none Nothing, err error) 
 	return none, nil
 }
 
-// Verify reads every block of a pattern from the disk and reports the wrong ones. A block behind the
-// end of a file, or of a file that does not exist, is lost.
+// Verify reads every block of a pattern from the disk and reports the wrong ones. A block behind
+// the end of a file, or of a file that does not exist, is lost.
 func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error) {
 	p := r.Pattern
 	if err := p.check(); err != nil {

@@ -264,6 +264,7 @@ func (c *Check) detach(disk, instance string) (*oxide.Disk, error) {
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 }
 
+// Await waits until an instance has a state.
 func (c *Check) Await(instance string, want oxide.InstanceState) {
 	c.must(fmt.Sprintf("wait until instance %s is %s", instance, want),
 		c.TestedRack.Await(c.ctx, instance, want))

@@ -36,10 +36,9 @@ var (
 var (
 	publishOK, publishOpen     = step{publishStep, codes.OK}, step{publishStep, codes.Unavailable}
 	unpublishOK, unpublishOpen = step{unpublishStep, codes.OK}, step{unpublishStep, codes.Unavailable}
-	createOK, createOpen       = step{createStep, codes.OK}, step{createStep, codes.Unavailable}
-	snapshotOK, snapshotOpen   = step{snapshotStep, codes.OK}, step{snapshotStep, codes.Unavailable}
+	createOpen                 = step{createStep, codes.Unavailable}
+	snapshotOpen               = step{snapshotStep, codes.Unavailable}
 	deleteOpen                 = step{deleteStep, codes.Unavailable}
-	deleteSnapshotOpen         = step{deleteSnapshotStep, codes.Unavailable}
 )
 
 // take makes the calls with deadlines before the end of an open change, so that no call waits.

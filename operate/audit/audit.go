@@ -3,8 +3,8 @@
 // It reports them. It deletes only an orphan that a person names, after another check that it still
 // is one.
 //
-// Files: audit.go (flags and the comparison), wanted.go (the list of wanted objects), delete.go (the
-// objects on the rack, and the deletion), report.go (with what makes orphans volumes again).
+// Files: audit.go (flags and the comparison), wanted.go (the list of wanted objects), delete.go
+// (the objects on the rack, and the deletion), report.go (with what makes orphans volumes again).
 package audit
 
 import (

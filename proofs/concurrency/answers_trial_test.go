@@ -44,8 +44,8 @@ type leader struct {
 	through *proxy
 }
 
-// stop stops the controller. It returns when every thread has stopped: on a busy machine a thread may
-// run on for a while after the signal, and send its change when it is continued.
+// stop stops the controller. It returns when every thread has stopped: on a busy machine a thread
+// may run on for a while after the signal, and send its change when it is continued.
 func (l leader) stop() error {
 	if err := l.Signal(syscall.SIGSTOP); err != nil {
 		return err

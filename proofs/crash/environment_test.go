@@ -200,7 +200,7 @@ func (env *environment) filesNow() (harness.Ledger, error) {
 		}
 		if entry.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(path, ".log") &&
 			!strings.Contains(path, "/flight") &&
-			!(entry.IsDir() && strings.Contains(path+"/", "/kubelet/")) {
+			(!entry.IsDir() || !strings.Contains(path+"/", "/kubelet/")) {
 			files[devices.ReplaceAllString(strings.TrimPrefix(path, env.Rack.Dir), "nvme")]++
 		}
 		return nil

@@ -240,7 +240,7 @@ func (h *History) hold(s Step) (string, error) {
 	}
 	device, err := h.env.Rack.Instance(s.node).Device(h.serials[s.vol])
 	if err != nil {
-		return impossible, nil // the guest does not show it
+		return impossible, nil //nolint:nilerr // the guest does not show it
 	}
 	var holder io.Closer
 	if s.op == hold {

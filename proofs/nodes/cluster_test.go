@@ -323,7 +323,9 @@ func (w *testCluster) hinder(to http.RoundTripper, r *http.Request) (*http.Respo
 		later := r.Clone(w.ctx)
 		w.onWay = append(w.onWay, onWay{w.clock.Add(w.delays[operation]), func() {
 			w.log("the rack is asked late: %s", operation)
-			_ = harness.Got(to.RoundTrip(later)).Body.Close()
+			answer, err := to.RoundTrip(later)
+			harness.Must(err)
+			_ = answer.Body.Close()
 			w.states()
 		}})
 		delete(w.delays, operation)

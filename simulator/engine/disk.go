@@ -449,7 +449,7 @@ func (s Disks) Finalize(call *Call, ref Ref, snapshot string) error {
 			moveState(tx, d.ID, store.StateImportReady, store.StateDetached, refusal)
 		})
 	}
-	_, err = Snapshots{s.Simulation}.take(call, d, store.NewIdentity(uuid.NewString(), snapshot,
+	_, err = Snapshots(s).take(call, d, store.NewIdentity(uuid.NewString(), snapshot,
 		"snapshot of finalized disk "+d.ID), func(tx *store.Tx) {
 		moveState(tx, d.ID, store.StateImportReady, store.StateFinalizing, refusal)
 	})

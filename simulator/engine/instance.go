@@ -453,14 +453,14 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 			return find(tx, store.Disks, owner.ID, a.selector())
 		})
 		if a.Create != nil && err != nil { // else an earlier simulator has created it
-			d, err = Disks{s.Simulation}.create(call, owner, *a.Create)
+			d, err = Disks(s).create(call, owner, *a.Create)
 		}
 		if err != nil {
 			return err
 		}
 		s.creating.Lock(d.ID)() // A32
 		unlock := s.locks.Lock(i.ID, d.ID)
-		_, err = Attachments{s.Simulation}.attach(call, i.ID, d.ID)
+		_, err = Attachments(s).attach(call, i.ID, d.ID)
 		unlock()
 		if err != nil {
 			return err
@@ -568,7 +568,7 @@ func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCrea
 	}
 	for _, a := range attachments {
 		if a.Create != nil {
-			Disks{s.Simulation}.describe(tx, owner, *a.Create, &store.Disk{})
+			Disks(s).describe(tx, owner, *a.Create, &store.Disk{})
 		}
 	}
 	tx.Refuse(len(c.ExternalIPs) > maxExternalIPs,

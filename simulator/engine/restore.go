@@ -367,7 +367,7 @@ func (r seeder) disk(spec DiskSpec) error {
 	if err := r.plane.RemoveDisk(c.ID); err != nil {
 		return err
 	}
-	made, err := Disks{r.Simulation}.create(&Call{Resumed: true}, owner, c)
+	made, err := Disks(r).create(&Call{Resumed: true}, owner, c)
 	if err != nil || spec.Instance == "" {
 		return err
 	}
