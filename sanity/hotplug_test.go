@@ -8,10 +8,26 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
+
+var _ = describeNodes("the doctor on a rack that records an attach first", func(f *nodeFixture) {
+	It("explains a volume that is attached without a device (NS-5, D-61)", func(ctx SpecContext) {
+		volume := f.volume(ctx)
+		impatient := f.node(ctx, "a", harness.PluginOptions{Args: []string{"--device-timeout=500ms"}})
+		f.fault(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
+			Device: &adminapi.DeviceFault{Fails: true}})
+		p := f.attachedTo(ctx, volume, impatient, harness.Mounted(""))
+		expectReason(p.stage(ctx), codes.NotFound, "DeviceNotFound")
+		d := f.diagnosed(ctx, f.rack.Token, kubernetesOf(p), p.inspected(ctx, volume))
+		Expect(d.Chains[0].Finding.Link).To(Equal("device"), "%+v", d)
+		Expect(d.Chains[0].Finding.Wrong).To(ContainSubstring("recorded the disk as attached"))
+		Expect(d.Chains[0].Finding.Do).To(ContainSubstring("Stop the instance and start it again"))
+	})
+}, "--hotplug="+string(adminapi.HotplugFull.With(adminapi.RecordFirst)))
 
 // The disks are served by FUSE: a disk that is cut off then refuses every write. If a loop device
 // is cut off from a file on tmpfs, a write that waits at that moment is acknowledged

@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sync/errgroup"
 
@@ -43,11 +44,16 @@ type Kind struct {
 // Kinds lists every alteration.
 func Kinds() []Kind {
 	return []Kind{
+		{Name: "late", Says: "a change is answered 100 ms after its effect", alter: late},
 		{Name: "ready-early", Says: "a snapshot is ready when it is first seen, and answered later",
 			alter: readyEarly},
 		{Name: "slow", Says: "each answer takes 20 ms more, and comes in pieces", alter: slow},
 		{Name: "limited", Says: "more than 20 requests in a second are answered 429", alter: limited},
-		{Name: "reset", Says: "one connection in a hundred is reset after the effect", alter: reset},
+		{Name: "unavailable", Says: "one request in a hundred is answered 503", alter: unavailable},
+		{Name: "reset-before", Says: "one connection in a hundred is reset before the effect",
+			alter: reset(false)},
+		{Name: "reset-after", Says: "one connection in a hundred is reset after the effect",
+			alter: reset(true)},
 		{Name: "away", Says: "the rack cannot be reached for 3 s, now and then", alter: away},
 		{Name: "restarted", Says: "the rack's API is restarted, now and then", alter: restarted},
 		{Name: "twins", Says: "two runs check the rack at once", more: 1},
@@ -154,11 +160,21 @@ func send(w http.ResponseWriter, a answer) {
 	_, _ = w.Write(a.body) // the caller may be gone
 }
 
+func late(p *proxy, w http.ResponseWriter, r *http.Request) {
+	a := p.forward(r)
+	if r.Method != http.MethodGet {
+		linger(r, lateness)
+	}
+	send(w, a)
+}
+
 // linger makes a caller wait.
 func linger(r *http.Request, pause time.Duration) {
 	backoff := harness.Backoff{Next: pause}
 	_ = backoff.Wait(r.Context()) // a caller that has gone does not wait
 }
+
+const lateness = 100 * time.Millisecond
 
 func readyEarly(p *proxy, w http.ResponseWriter, r *http.Request) {
 	if !strings.HasPrefix(r.URL.Path, "/v1/snapshots") {
@@ -176,7 +192,7 @@ func readyEarly(p *proxy, w http.ResponseWriter, r *http.Request) {
 		defer p.taking.Unlock()
 		return p.forward(r)
 	}()
-	linger(r, 100*time.Millisecond)
+	linger(r, lateness)
 	send(w, a)
 }
 
@@ -224,15 +240,38 @@ func (p *proxy) pass(most int) time.Duration {
 	return 0
 }
 
-func reset(p *proxy, w http.ResponseWriter, r *http.Request) {
-	a := p.forward(r)
+// strikes returns true for one request in a hundred.
+func (p *proxy) strikes() bool {
 	p.mu.Lock()
-	strikes := p.rand.IntN(100) == 0
-	p.mu.Unlock()
-	if strikes {
-		panic(http.ErrAbortHandler)
+	defer p.mu.Unlock()
+	return p.rand.IntN(100) == 0
+}
+
+func unavailable(p *proxy, w http.ResponseWriter, r *http.Request) {
+	if !p.strikes() {
+		send(w, p.forward(r))
+		return
 	}
-	send(w, a)
+	id := uuid.NewString()
+	w.Header().Set("X-Request-Id", id)
+	w.WriteHeader(http.StatusServiceUnavailable)
+	_, _ = fmt.Fprintf(w, `{"request_id":%q,"error_code":"ServiceNotAvailable",`+
+		`"message":"Service Unavailable"}`, id) // the caller may be gone
+}
+
+// reset resets one connection in a hundred, before the effect of its request or after it.
+func reset(after bool) func(*proxy, http.ResponseWriter, *http.Request) {
+	return func(p *proxy, w http.ResponseWriter, r *http.Request) {
+		strikes := p.strikes()
+		if strikes && !after {
+			panic(http.ErrAbortHandler)
+		}
+		a := p.forward(r)
+		if strikes {
+			panic(http.ErrAbortHandler)
+		}
+		send(w, a)
+	}
 }
 
 // absence is the average number of requests between two absences of the rack.

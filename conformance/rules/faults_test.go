@@ -358,8 +358,6 @@ var irrelevant = []struct{ operations, fields, reason string }{
 }
 
 const (
-	// sampledFaults is the number of faults that are tried outside of the long form.
-	sampledFaults = 160
 	// sampledAsking is the number of rules that are then checked with a legal fault, and always with
 	// requests that are never answered.
 	sampledAsking = 3
@@ -368,6 +366,10 @@ const (
 	// ruleTimeout limits a check, which may wait for a value that an altered answer hides.
 	ruleTimeout = 10 * time.Second
 )
+
+// sampled is the number of faults of requests, of fields and of lists that are tried outside of the
+// long form.
+var sampled = [3]int{50, 80, 100}
 
 // faultTest tries faults on several racks at the same time.
 type faultTest struct {
@@ -571,6 +573,28 @@ func (h *faultTest) draw(t *testing.T) (ignored int) {
 	return ignored
 }
 
+// sample returns the first trials of each class, in turn.
+func (h *faultTest) sample() (chosen []trial) {
+	var classes [3][]trial
+	for _, tried := range h.trials {
+		class := 1
+		if _, ofList := pageChanges[tried.how]; ofList && tried.field == "items" {
+			class = 2
+		} else if tried.field == "" {
+			class = 0
+		}
+		classes[class] = append(classes[class], tried)
+	}
+	for i := range slices.Max(sampled[:]) {
+		for class, most := range sampled {
+			if i < min(most, len(classes[class])) {
+				chosen = append(chosen, classes[class][i])
+			}
+		}
+	}
+	return chosen
+}
+
 // A simulated rack lists at once what it makes.
 func init() { creation = 0 }
 
@@ -585,7 +609,7 @@ func TestEveryFaultOfAnAnswerOrARequestIsToleratedOrNoticed(t *testing.T) {
 	all := len(h.trials)
 	h.p.Rand().Shuffle(all, func(i, j int) { h.trials[i], h.trials[j] = h.trials[j], h.trials[i] })
 	if !h.p.Long() {
-		h.trials = short.Some(t, sampledFaults/4, h.trials[:sampledFaults])
+		h.trials = short.Some(t, 40, h.sample())
 	}
 	onRacks(t, h.trials, func(rack *harness.Rack, tried trial) error {
 		if h.p.Over() {

@@ -182,6 +182,14 @@ func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
 	}
 }
 
+func TestExpandAndModifyAreNotSupported(t *testing.T) { // EX-1, MV-1
+	c := &Service{}
+	_, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{})
+	csitest.Want(t, err, codes.Unimplemented, csierr.NotSupported)
+	_, err = c.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{})
+	csitest.Want(t, err, codes.Unimplemented, csierr.NotSupported)
+}
+
 var (
 	must = csitest.Must
 	with = racktest.With

@@ -35,6 +35,11 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 		v.FSType = volume.XFS
 		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 	})
+	forceDetach := func(t *testing.T, v testVolume) {
+		copied := v.disk.Copy(t)
+		v.guest.Unplug(v.disk)
+		*v.disk = *v.guest.AttachFile(guesttest.Serial, copied)
+	}
 	for _, c := range []struct {
 		name, fsType string
 		fail         func(*testing.T, testVolume)
@@ -46,6 +51,9 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 		{"an xfs that was shut down", volume.XFS, func(t *testing.T, v testVolume) {
 			shutDown(t, v.staging())
 		}},
+		{"an ext4 whose disk went and came back", volume.Ext4, forceDetach},
+		{"an xfs whose disk went and came back", volume.XFS, forceDetach},
+		{"a btrfs whose disk went and came back", volume.Btrfs, forceDetach},
 	} {
 		t.Run(c.name+" is staged again, once no workload has it", func(t *testing.T) {
 			v := newGuest(t).disk(512, c.fsType)

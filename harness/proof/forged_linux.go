@@ -242,7 +242,8 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 			return nil, errors.Join(err, w.Close())
 		}
 	}
-	err = errors.Join(w.Truncate(at), os.Remove(filepath.Join(dir, "room")), w.Sync(), w.Close(),
+	// Only after the sync: ext4 chooses the last blocks then, which could be those of room.
+	err = errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")), w.Close(),
 		syncDir(dir))
 	if err != nil {
 		return nil, err

@@ -130,6 +130,9 @@ func TestTheEnvironmentSetsTheSeedAndTheFormOfAProof(t *testing.T) {
 	if p.Seed != 7 || !p.Long() || p.Over() {
 		t.Errorf("seed %d, long %t, over %t; want 7, true, false", p.Seed, p.Long(), p.Over())
 	}
+	if a, b := p.Rand().Uint64(), proof.New(t, "other").Rand().Uint64(); a != b {
+		t.Errorf("one seed has the random numbers %d and %d", a, b)
+	}
 	t.Setenv("PROOF_SHARES", "3600000000000")
 	if p := proof.New(t, "some-proof"); !p.Long() || !p.Over() {
 		t.Errorf("a nanosecond: long %t, over %t; want true, true", p.Long(), p.Over())

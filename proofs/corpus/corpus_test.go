@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1
+func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1, NS-6
 	p := proof.New(t, "blank-corpus")
 	run := harness.RunFor(t)
 	bases, err := newBases(run.Dir, p.Rand())

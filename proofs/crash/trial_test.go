@@ -106,6 +106,9 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) error {
 	if err := l.run(ctx, l.steps[:t.step]); err != nil {
 		return fmt.Errorf("before the kill: %w", err)
 	}
+	if done := strings.Count(l.Transcript(), "\n") + 1; done < t.step {
+		return fmt.Errorf("only %d of %d steps before the kill were possible", done, t.step)
+	}
 	st := l.steps[t.step]
 	if t.then == overlap {
 		return l.overlapped(ctx, t)

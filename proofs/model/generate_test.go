@@ -139,7 +139,9 @@ func (h *History) resolve(w wish, volumes []int) []Step {
 		}
 		s.mishap, s.with = None, nil
 	case writing, disturbing:
-		s.node = h.goals[v]
+		if s.node = h.goals[v]; s.op == hold || s.op == holdByLoop {
+			return h.holding(s, volumes)
+		}
 	case pairing:
 		if w.pod == 1 {
 			s.vol = volumes[w.block%len(volumes)]
@@ -167,6 +169,29 @@ func (h *History) resolve(w wish, volumes []int) []Step {
 		}
 	}
 	return []Step{s}
+}
+
+// holding returns a step that keeps the device of a raw volume open, and the calls that would release
+// it. It returns a step towards such a device if there is none.
+func (h *History) holding(s Step, volumes []int) []Step {
+	v := slices.IndexFunc(volumes, func(v int) bool { return kinds[v].block() && h.goals[v] != "" })
+	if v < 0 {
+		return []Step{s}
+	}
+	s.vol = volumes[v]
+	s.node = h.goals[s.vol]
+	var calls []Step
+	for _, p := range pods {
+		if h.world.seen[publishedField(s.vol, s.node, p)] != "" {
+			s.pod = p
+			calls = append(calls, Step{op: unpublish, vol: s.vol, node: s.node, pod: p})
+		}
+	}
+	if calls == nil {
+		return []Step{h.towards(s.vol, s.node)}
+	}
+	calls = append(calls, Step{op: unstage, vol: s.vol, node: s.node})
+	return append([]Step{s}, calls...)
 }
 
 // misfortune returns a fault, and a call that it may affect.

@@ -26,6 +26,43 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnstage v4
 		pod 1 on a: close v4
 		node a: NodeUnstage v4`},
+	{"the rack is killed, and stopped, while volumes are in use", `
+		controller 1: CreateVolume v3
+		controller 1: bring v3 to pod 1 on a
+		pod 1 on a: write and fsync v3 block 1
+		controller 1: CreateVolume v4
+		controller 1: bring v4 to pod 1 on a
+		pod 1 on a: write and fsync v4 block 1
+		kill -9 the rack's simulator
+		pod 1 on a: write and fsync v3 block 2
+		pod 1 on a: write and fsync v4 block 2
+		node a: NodeUnpublish v3 from pod 1
+		node a: NodeUnstage v3
+		start the rack's simulator
+		node a: NodeStage v3
+		node a: NodePublish v3 to pod 1
+		pod 1 on a: write and fsync v3 block 3
+		terminate and start the rack's simulator
+		node a: NodeUnpublish v3 from pod 1
+		node a: NodeUnstage v3
+		controller 1: bring v3 to pod 1 on a
+		pod 1 on a: write and fsync v3 block 0
+		node a: NodeUnpublish v4 from pod 1
+		node a: NodeUnstage v4
+		controller 1: bring v4 to pod 1 on a
+		pod 1 on a: write and fsync v4 block 0`},
+	{"a disk is detached while it is mounted, and attached to the same node again", `
+		controller 1: CreateVolume v2
+		controller 1: bring v2 to pod 1 on a
+		pod 1 on a: write and fsync v2 block 1
+		controller 2: ControllerUnpublish v2 → node a
+		controller 2: ControllerPublish v2 → node a
+		node a: NodePublish v2 to pod 2
+		node a: NodeStage v2
+		node a: NodeUnpublish v2 from pod 1
+		node a: NodeStage v2
+		node a: NodePublish v2 to pod 1
+		pod 1 on a: write and fsync v2 block 3`},
 	{"a device gets another number while a pod has it, and another disk gets the old number", `
 		controller 1: CreateVolume v4
 		controller 1: bring v4 to pod 1 on a
