@@ -149,8 +149,11 @@ func (u *use) size() int64 {
 	if u.volume.access != "block" {
 		return got[int64](u.checkRun)(guest.FilesystemBytes(u.ctx, u.guest, u.Target))
 	}
-	u.awaitDevices(1)
-	return u.facts(u.guest).With(u.serial())[0].SizeBytes
+	for _, d := range u.facts(u.guest).With(u.serial()) {
+		return d.SizeBytes
+	}
+	u.fail("the instance shows no device with the serial %q", u.serial())
+	return 0
 }
 
 // checkNeighbours writes two volumes at the same time, and deletes a third while both are

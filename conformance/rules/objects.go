@@ -146,6 +146,9 @@ func (r *TestedRack) removeDisk(ctx context.Context, id string) error {
 	if err := remove(); err == nil || mayBeDone(err) {
 		return err
 	}
+	if uuid.Validate(id) != nil {
+		return fmt.Errorf("the rack gave a disk the ID %q, which is no UUID: it is left alone", id)
+	}
 	disk, err := r.viewDisk(ctx, id)
 	if err != nil {
 		return gone(err)

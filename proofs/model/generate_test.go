@@ -171,8 +171,8 @@ func (h *History) resolve(w wish, volumes []int) []Step {
 	return []Step{s}
 }
 
-// holding returns a step that keeps the device of a raw volume open, and the calls that would release
-// it. It returns a step towards such a device if there is none.
+// holding returns a step that keeps the device of a raw volume open, and the calls that would
+// release it. It returns a step towards such a device if there is none.
 func (h *History) holding(s Step, volumes []int) []Step {
 	v := slices.IndexFunc(volumes, func(v int) bool { return kinds[v].block() && h.goals[v] != "" })
 	if v < 0 {

@@ -36,6 +36,7 @@ type History struct {
 	open      map[string]io.Closer // the devices that are kept open, by "v4 a"
 	// lines are the steps that were done, with their answers.
 	lines []string
+	mu    sync.Mutex // guards lines while calls are made at once
 	// manipulation tests the model itself.
 	manipulation *manipulation
 
@@ -119,7 +120,11 @@ func (h *History) step(ctx context.Context, s Step) (err error) {
 		err = h.observeAndCheck(ctx, calls)
 	}
 	if err != nil {
-		return fmt.Errorf("after %q: %w", h.lines[len(h.lines)-1], err)
+		last := s.String()
+		if n := len(h.lines); n > 0 {
+			last = h.lines[n-1]
+		}
+		return fmt.Errorf("after %q: %w", last, err)
 	}
 	return nil
 }
@@ -193,7 +198,18 @@ func (h *History) observeAndCheck(ctx context.Context, calls []ended) error {
 }
 
 func (h *History) log(format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.lines = append(h.lines, fmt.Sprintf(format, args...))
+}
+
+// logOnce logs a line unless it is the last one.
+func (h *History) logOnce(line string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n := len(h.lines); n == 0 || h.lines[n-1] != line {
+		h.lines = append(h.lines, line)
+	}
 }
 
 // make makes the calls of a step, and returns their results. It returns nil if the orchestrator
@@ -407,8 +423,8 @@ func (h *History) send(ctx context.Context, steps []*Step) []answer {
 				again = (len(steps) > 2 && busy(*s, err) ||
 					h.Patient && s.Around == nil && s.mishap == None && err != nil && repeatable(err)) &&
 					backoff.Wait(ctx) == nil
-				if again && h.Patient && h.lines[len(h.lines)-1] != fmt.Sprintf("%s = %s", s, shown(err)) {
-					h.log("%s = %s", s, shown(err))
+				if again && h.Patient {
+					h.logOnce(fmt.Sprintf("%s = %s", s, shown(err)))
 				}
 				if again {
 					h.aborted.Add(1)

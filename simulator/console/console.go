@@ -117,12 +117,10 @@ type page struct {
 }
 
 // unchanged reports whether the script that asks has the page already, and has answered it then. A
-// page shows the rack, the feed, and more. It is another page when the simulator has started again.
-func (c *Console) unchanged(w http.ResponseWriter, r *http.Request, more any) (bool, error) {
-	version, err := c.Version()
-	if err != nil {
-		return false, err
-	}
+// page shows the rack in a version, the feed, and more. It is another page when the simulator has
+// started again.
+func (c *Console) unchanged(w http.ResponseWriter, r *http.Request, version, more any) (bool,
+	error) {
 	var request, entry int
 	c.Requests(0, 1, func(r *adminapi.Request) bool { request = r.Seq; return true })
 	c.Flights(0, 1, func(e *flightlog.Entry) bool { entry = e.Seq; return true })

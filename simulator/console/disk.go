@@ -107,7 +107,11 @@ func diskRule(f adminapi.DiskFault) string {
 }
 
 func (c *Console) diskPage(w http.ResponseWriter, r *http.Request) {
-	state, _, err := c.State()
+	version, err := c.Version() // not newer than what is shown
+	var state adminapi.State
+	if err == nil {
+		state, _, err = c.State()
+	}
 	disk := watch(state, r.PathValue("disk"))
 	var more Disk
 	if err == nil && disk.found {
@@ -115,7 +119,7 @@ func (c *Console) diskPage(w http.ResponseWriter, r *http.Request) {
 	}
 	same := false
 	if err == nil {
-		same, err = c.unchanged(w, r, more)
+		same, err = c.unchanged(w, r, version, more)
 	}
 	switch {
 	case err != nil:

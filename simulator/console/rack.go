@@ -217,7 +217,11 @@ func rule(f adminapi.Fault) string {
 }
 
 func (c *Console) rackPage(w http.ResponseWriter, r *http.Request) {
-	same, err := c.unchanged(w, r, nil)
+	version, err := c.Version()
+	same := false
+	if err == nil {
+		same, err = c.unchanged(w, r, version, nil)
+	}
 	var state adminapi.State
 	if err == nil && !same {
 		state, _, err = c.State()
