@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -45,6 +46,8 @@ type environment struct {
 	// charged then.
 	files   harness.Ledger
 	storage int64
+	// unformatted is the number of volumes that were mounted, but formatted by no driver.
+	unformatted int
 	// killed contains the process groups of the processes that were killed in this lifecycle.
 	killed map[int]bool
 	// kills counts the kills. overlaps counts the trials in which a second driver was called while
@@ -156,18 +159,30 @@ func (env *environment) noteKilled(name string, pid int) {
 }
 
 // checkClean returns an error if a file or a process exists that did not exist before the first
-// lifecycle, or if the changes in the nodes' flight recorders are not possible.
-func (env *environment) checkClean(ctx context.Context) error {
+// lifecycle, or if the changes in the nodes' flight recorders are not possible. A lifecycle has
+// copies of volumes that were formatted before.
+func (env *environment) checkClean(ctx context.Context, copies int) error {
+	formatted, mounted := map[string]bool{}, map[string]bool{} // by volume
 	for _, node := range []string{driverA, driverB} {
 		recorders, err := filepath.Glob(env.plugins[node].FlightFile("*"))
 		for _, file := range recorders {
 			changes, readErr := harness.Changes(file)
 			err = errors.Join(err, readErr, harness.CheckChanges(changes))
+			for _, c := range changes {
+				formatted[c.Volume] = formatted[c.Volume] || c.Event == "Formatted"
+				mounted[c.Volume] = mounted[c.Volume] || c.Event == "Mounted" && c.Outcome == "done"
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("the flight recorders of %s: %w", node, err)
 		}
 	}
+	maps.DeleteFunc(mounted, func(volume string, is bool) bool { return !is || formatted[volume] })
+	if more := len(mounted) - env.unformatted; more > copies {
+		return fmt.Errorf("%d filesystems were mounted whose formats are in no flight recorder, want at "+
+			"most %d", more, copies)
+	}
+	env.unformatted = len(mounted)
 	if err := harness.Await(ctx, patience, func() error {
 		return harness.NoneLeft("a killed process", env.killed)
 	}); err != nil {

@@ -28,6 +28,8 @@ type lifecycle struct {
 	*environment
 	*model.History
 	steps []step
+	// copies is the number of volumes whose filesystem comes from a snapshot.
+	copies int
 	// reached is set if the process was killed or paused at its point. Otherwise effects contains the
 	// effects of the step.
 	reached bool
@@ -42,6 +44,9 @@ func (env *environment) begin(kind string) (*lifecycle, error) {
 	if shape == "shared" {
 		l.ReadOnlyAt = driverB
 	}
+	if strings.Contains(shapes[shape], "CreateVolume COPY") {
+		l.copies = 1
+	}
 	var err error
 	l.steps, err = stepsOf(shape, kind)
 	return l, err
@@ -52,7 +57,7 @@ func (l *lifecycle) finish(ctx context.Context) error {
 	if err := l.TearDown(ctx, false); err != nil {
 		return err
 	}
-	return l.checkClean(ctx)
+	return l.checkClean(ctx, l.copies)
 }
 
 // run does steps one after the other.
