@@ -175,7 +175,7 @@ func TestAnInstanceIsStoppedOnlyIfNobodyElseUsesIt(t *testing.T) {
 	expect(helper, "not in the project")
 }
 
-// The helper runs, and has a disk of a run.
+// The helper instance is running, and a disk that the run has made is attached to it.
 func TestADetachStopsOnlyTheHelperThatTheRunStarted(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, plainRun(t), harness.RackOptions{Hotplug: adminapi.HotplugNone})

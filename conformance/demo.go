@@ -71,8 +71,8 @@ type demo struct {
 
 	// failed is the error of the step that ended the demo.
 	failed error
-	// steps is the number of steps that were shown, and requests that of their requests. lastRequest
-	// is the number of the last request that was shown.
+	// steps and requests are the numbers of steps and of requests to the rack that were shown.
+	// lastRequest is the number of the last request that was shown.
 	steps, requests, lastRequest int
 	began                        time.Time
 }

@@ -192,7 +192,7 @@ func TestComponentsInAnyOrderHaveTheEffectOfTheChartsValues(t *testing.T) {
 	}
 }
 
-func TestSnapshotsAreInstalledWhereTheClusterHasTheirKinds(t *testing.T) {
+func TestTheChartInstallsSnapshotSupportIfTheClusterHasItsCRDs(t *testing.T) {
 	crds := []string{"--api-versions", "snapshot.storage.k8s.io/v1"}
 	on, off := objects(t, with("snapshots.enabled=true")...), objects(t,
 		with("snapshots.enabled=false")...)

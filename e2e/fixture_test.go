@@ -405,7 +405,7 @@ type snapshot struct {
 
 var snapshots atomic.Int64
 
-// Snapshot requests a snapshot of a claim. The snapshot is taken when Ready returns.
+// Snapshot requests a snapshot of a claim. It does not wait for the snapshot: Ready does.
 func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
 	made := &snapshot{name: fmt.Sprintf("snapshot-%d", snapshots.Add(1))}
 	made.object = &unstructured.Unstructured{Object: map[string]any{

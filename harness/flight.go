@@ -125,7 +125,7 @@ var turns = map[string]struct {
 }
 
 // CheckChanges checks that the order of changes is possible: nothing is made twice, and
-// nothing is undone that was not made. If a change was begun and has no other outcome, both
+// nothing is undone that was not made. If only the beginning of a change was recorded, both
 // are possible: it was made, or it was not.
 func CheckChanges(changes []Change) error {
 	exists := map[string]bool{}

@@ -364,7 +364,7 @@ func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 // then records it. It attaches and detaches nothing: only the driver checks whose disk it is.
 
 // pollEvery is how often the keeper reads the state of an instance that is stopping, and pollFor is
-// the time after which it leaves that to the next round.
+// the time after which it leaves the instance to the next round.
 const (
 	pollEvery = 100 * time.Millisecond
 	pollFor   = 4 * time.Second

@@ -169,7 +169,7 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 		"resources": TestEveryKindOfResourceCanBeCreatedUpdatedAndDeleted,
 		"clients":   TestTheRackServesOxidesClients,
 		"pools":     TestAFleetAdministratorGivesTheSiloItsPools,
-		"ports":     TestSwitchPortsTakeTheirAddressesFromLots,
+		"ports":     TestSwitchPortsTakeTheirAddressesFromAddressLots,
 		"import":    TestAnImportedImageBecomesADiskWithItsBytes,
 		"images":    TestRefusalsOfImportsAndImages,
 		"sources":   TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse,

@@ -317,9 +317,9 @@ func TestAnInterfaceGetsTheRequestedAddress(t *testing.T) { // A52
 	r.demand(200, `"ip":"172.30.0.77"`, "GET /v1/network-interfaces?project=default&instance=named0")
 }
 
-// TestSwitchPortsTakeTheirAddressesFromLots creates and replaces a lot and the settings of ports,
-// and deletes both.
-func TestSwitchPortsTakeTheirAddressesFromLots(t *testing.T) {
+// TestSwitchPortsTakeTheirAddressesFromAddressLots creates and replaces a lot and the settings of
+// ports, and deletes both.
+func TestSwitchPortsTakeTheirAddressesFromAddressLots(t *testing.T) {
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	const (
 		lots  = "/v1/system/networking/address-lot"

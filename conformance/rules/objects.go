@@ -90,7 +90,8 @@ func (c *Check) createDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
 	return disk, err
 }
 
-// removeIfMade removes a disk at the end if no answer has shown whether it was created.
+// removeIfMade removes, at the end of the check, a disk that may have been created although no
+// answer says so.
 func (c *Check) removeIfMade(name oxide.Name) {
 	c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, name) })
 }

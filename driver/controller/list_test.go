@@ -26,7 +26,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// listed is the disk of the volume pvc-<n> of the cluster blue.
+// listed returns the disk of the volume pvc-<n> of the cluster blue, as the rack lists it.
 func listed(n int, state string, edits ...edit) string {
 	name := fmt.Sprint("pvc-", n)
 	return diskOf(state, append([]edit{

@@ -280,7 +280,7 @@ func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) i
 	}
 }
 
-func TestTracesDoNotExplainOtherData(t *testing.T) {
+func TestOtherDataIsNotRecognizedAsWrittenByATool(t *testing.T) {
 	random := make([]byte, sectorBytes)
 	for i := range random {
 		random[i] = byte(rand.New(rand.NewPCG(1, uint64(i))).Uint32())

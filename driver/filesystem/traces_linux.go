@@ -107,8 +107,9 @@ func recordTrace(sector []byte) bool {
 		bytes.Contains(record, []byte(`"disk":`))
 }
 
-// extTrace checks units of the smallest block size of an ext. Blocks are larger by default, and
-// each part of a larger block looks like such a unit.
+// extTrace reports whether all of a sector is zero or may have been written by an ext tool. It
+// looks at units of the smallest block size of ext filesystems. Blocks are larger by default, but
+// every unit of a larger block looks like a block of the smallest size.
 func (m traces) extTrace(sector []byte) bool {
 	for unit := range slices.Chunk(sector, extBytes) {
 		if nonZero(unit) >= 0 && !m.extUnit(unit, uint64(m.sizeBytes)/extBytes) {

@@ -214,7 +214,7 @@ func TestProveZeroGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		defer cancel()
 		csitest.Want(t, z.prove(ctx, t), codes.Aborted, csierr.DiskProofPending, "of 2048 MiB")
 	}
-	t.Run("and the next call joins it", func(t *testing.T) {
+	t.Run("the next call joins the read", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		if n := z.reads(t, func() {
 			giveUp(t, z)
@@ -227,13 +227,13 @@ func TestProveZeroGoesOnWhenItsCallerGivesUp(t *testing.T) {
 			t.Errorf("the log is %s", log)
 		}
 	})
-	t.Run("and data written meanwhile is found", func(t *testing.T) {
+	t.Run("data written during the read is found", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
 		z.WriteAt(t, 0, []byte{1}) // in a chunk that was already read
 		csitest.Want(t, z.prove(t.Context(), t), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
-	t.Run("and ends when the volume is dropped", func(t *testing.T) {
+	t.Run("the read ends when the volume is dropped", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
 		z.scans.Drop(zeroVolume)
@@ -241,7 +241,7 @@ func TestProveZeroGoesOnWhenItsCallerGivesUp(t *testing.T) {
 			t.Fatal("the read went on")
 		}
 	})
-	t.Run("and ends with the driver, and waiting calls return", func(t *testing.T) {
+	t.Run("the read ends with the driver, and waiting calls return", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
 		waiting := async.Start(func() (struct{}, error) { return struct{}{}, z.prove(t.Context(), t) })
@@ -250,7 +250,7 @@ func TestProveZeroGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		csitest.Want(t, err, codes.Aborted, csierr.DiskProofPending)
 		csitest.Want(t, z.prove(t.Context(), t), codes.Aborted, csierr.DiskProofPending)
 	})
-	t.Run("and ends when the disk is detached", func(t *testing.T) {
+	t.Run("the read ends when the disk is detached", func(t *testing.T) {
 		z := newZeroDisk(t, 64*guesttest.GiB)
 		giveUp := func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)

@@ -163,7 +163,7 @@ func TestEverythingAMachineLacksIsReportedInOneSentence(t *testing.T) {
 func there() (bool, error)    { return true, nil }
 func notThere() (bool, error) { return false, nil }
 
-// refused checks that a claim fails and that its error contains all the words.
+// refused checks that a run did not get the cluster and that the error contains all the words.
 func refused(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {

@@ -115,7 +115,7 @@ func (b *GuestBystanders) Show() error {
 	return errors.Join(errs...)
 }
 
-// Loop returns the loop device of a role.
+// Loop returns the loop device of the bystander with this role.
 func (b *GuestBystanders) Loop(role int) loopdev.Device { return b.loops[role] }
 
 // Close compares the disks byte for byte and detaches their devices.

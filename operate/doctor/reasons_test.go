@@ -260,8 +260,9 @@ func TestAnErrorThatAnybodyMayWriteIsNotQuoted(t *testing.T) {
 	}
 }
 
-// partLinks maps the parts of a healthy chain's evidence to their links: the first pattern that
-// matches a path counts.
+// partLinks contains the link of the chain from claim to pod that each part of the evidence belongs
+// to: if the part is missing, the doctor has to name this link or an earlier one. The first pattern
+// that matches the part's path counts.
 var partLinks = []struct {
 	pattern string
 	link    Link

@@ -107,7 +107,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			if want == mounted {
 				return f.bench.Forged.Checked(files.Check(f.Staging))
 			}
-			// The check of every trial finds a changed byte.
+			// It need not look for changed bytes: judge does that if the call is refused.
 			m, err := f.staged()
 			if m != nil {
 				err = errors.New("a disk with a workload's files was formatted")

@@ -193,7 +193,8 @@ func twin(device string) func(*fixture) {
 	}
 }
 
-// names returns disks of which it is certain, or possible, that they are not the requested one.
+// names returns situations in which the guest shows a disk that is, or may be, another one than
+// the requested disk.
 func names() []generator {
 	both := func(twin string) want {
 		w := refuse(notUnique)

@@ -195,7 +195,8 @@ func (r *cellRun) callOnce(ctx context.Context, limit time.Duration) (proto.Mess
 	return answer, err
 }
 
-// checkResult compares the code with the table, and the rack's state with the code.
+// checkResult checks that the call's code is an allowed one, and that the rack's state agrees with
+// the code.
 func (r *cellRun) checkResult() {
 	code := status.Code(r.err)
 	if allowed := r.allowed(); !slices.Contains(allowed, code) {

@@ -90,8 +90,9 @@ type testCluster struct {
 	// made is called when a change that a keeper has asked for is made.
 	made       func()
 	operations map[string]*operation
-	// causes contains the stops for each volume since a person allowed more. mostStops is the
-	// highest number of stops for a volume within a day.
+	// causes contains the stops of instances, by the volume for which they were stopped. It is
+	// emptied when a person permits further stops. mostStops is the highest number of stops for a
+	// volume within a day.
 	causes map[string][]stop
 	// ends contains the times at which the pods of Jobs end that have begun.
 	ends      map[string]time.Time

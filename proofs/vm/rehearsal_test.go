@@ -232,8 +232,8 @@ func (o *operator) here(t *testing.T, b docs.Block) {
 	}
 }
 
-// onA runs a block in the instance a, at a terminal, and consents. It returns what the operator
-// sees.
+// onA runs the commands of a block of the docs at a terminal of the instance a, and answers yes. It
+// returns what the operator sees.
 func (o *operator) onA(t *testing.T, b docs.Block) (out string, status int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), stepTime)

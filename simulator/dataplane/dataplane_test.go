@@ -667,7 +667,7 @@ func TestNextNonZeroFindsTheBlocksThatWereWritten(t *testing.T) {
 	}
 }
 
-func TestACloneHasTheBytesAndHolesOfItsSourceAndItsOwnSize(t *testing.T) {
+func TestACloneHasItsOwnSizeAndTheBytesAndHolesOfItsSource(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			p, id := newPlaneOn(t, fsType), newID()

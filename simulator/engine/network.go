@@ -277,7 +277,7 @@ func (s Instances) ExternalIPs(call *Call, ref Ref) ([]any, error) {
 	})
 }
 
-// Below are the rules of VPCs, subnets, routers, routes, gateways and firewall rules.
+// The code below checks and changes VPCs, subnets, routers, routes, gateways and firewall rules.
 
 // createDefaultVPC gives a new project its network (A64).
 func createDefaultVPC(c *Change) {
@@ -501,7 +501,8 @@ func (c *Change) systemRouter(vpcID string) store.Resource {
 	return byID(c.Tx, Router.Table(), byID(c.Tx, VPC.Table(), vpcID).Text("system_router_id"))
 }
 
-// routeToSubnet iterates over the changes of the route to the subnet.
+// routeToSubnet finds the system router's route to the subnet, and yields it as a Change. With that
+// the caller replaces or deletes the route.
 func (c *Change) routeToSubnet() iter.Seq[*Change] {
 	return func(yield func(*Change) bool) {
 		name, _ := subnetRoute(c.old)

@@ -63,7 +63,7 @@ func TestAReleaseIsCompleteAndReproducible(t *testing.T) {
 			billMatches(t, root, first, program)
 		})
 	}
-	t.Run("the chart has the version", func(t *testing.T) { chartIsOf(t, root, first) })
+	t.Run("the chart has the release's version", func(t *testing.T) { chartIsOf(t, root, first) })
 	t.Run("helm pulls the same chart from a registry", func(t *testing.T) {
 		helmPulls(t, root, first)
 	})
