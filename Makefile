@@ -241,7 +241,7 @@ mutants: # make small changes to the driver and list those that no test notices:
 	@.cache/mutants -n $(COUNT) -seed $(SEED) $(if $(TESTS),-tests $(TESTS)) -budget $(BUDGET) $(PACKAGES)
 
 # If the tree has become smaller, lower MOST.
-MOST     = 145274
+MOST     = 145281
 size: # lines of Go of each package, and of its tests; fails above MOST
 	@mkdir -p .cache; git ls-files '*.go' | xargs wc -l | awk '$$2 != "total" { package = $$2; \
 		sub("/[^/]*$$", $$2 ~ /_test.go$$/ ? "/tests" : "", package); lines[package] += $$1 } \
