@@ -291,9 +291,16 @@ func TestPrestopEndsWithoutAConnectionThatIsClosed(t *testing.T) {
 	left := filepath.Join(filepath.Dir(none), "left.sock")
 	must(t, os.Rename(none, left)) // closing the listener does not find it there
 	must(t, listener.Close())
-	_, silent := leaving(t) // connections are made, and nobody takes them
+	silence, silent := leaving(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(50*time.Millisecond, cancel)
+	kept := make(chan net.Conn, 2) // no connection is closed, and the second call is canceled
+	go func() {
+		for conn, err := silence.Accept(); err == nil; conn, err = silence.Accept() {
+			if kept <- conn; len(kept) == 2 {
+				cancel()
+			}
+		}
+	}()
 	for _, test := range []struct {
 		socket string
 		args   []string

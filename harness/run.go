@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -220,16 +219,14 @@ func AtOnce(n int, call func(caller int)) {
 }
 
 // Share starts workers, which take the jobs in turn until none is left. It waits for all of them.
-func Share[J any](workers int, jobs []J, work func(worker int, jobs iter.Seq[J]) error) error {
-	var taken atomic.Int64
+func Share[J any](workers int, jobs []J, work func(worker int, jobs <-chan J) error) error {
+	queue := make(chan J, len(jobs))
+	for _, job := range jobs {
+		queue <- job
+	}
+	close(queue)
 	errs := make([]error, workers)
-	AtOnce(workers, func(worker int) {
-		errs[worker] = work(worker, func(yield func(J) bool) {
-			for n := taken.Add(1); n <= int64(len(jobs)) && yield(jobs[n-1]); {
-				n = taken.Add(1)
-			}
-		})
-	})
+	AtOnce(workers, func(worker int) { errs[worker] = work(worker, queue) })
 	return errors.Join(errs...)
 }
 

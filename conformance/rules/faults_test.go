@@ -358,8 +358,8 @@ var irrelevant = []struct{ operations, fields, reason string }{
 }
 
 const (
-	// sampledAsking is the number of rules that are then checked with a legal fault, and always with
-	// requests that are never answered.
+	// sampledAsking is the number of rules that are checked outside of the long form with a legal
+	// fault, and always with requests that are never answered.
 	sampledAsking = 3
 	// pageTrials is how often each list is changed in each way.
 	pageTrials = 25

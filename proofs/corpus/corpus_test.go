@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"iter"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -128,7 +127,7 @@ const benches = 3
 func (c *tally) round(
 	ctx context.Context, run *harness.Run, bases *bases, all []generator, round uint64,
 ) {
-	if err := harness.Share(benches, all, func(i int, jobs iter.Seq[generator]) error {
+	if err := harness.Share(benches, all, func(i int, jobs <-chan generator) error {
 		b, err := newBench(ctx, run, bases, "", nil)
 		if err == nil {
 			b.Forged = c.p.Forged
@@ -205,7 +204,7 @@ func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 		guards = withOneTrial(guards, seed)
 	}
 	guards = append([]guard{{trials: trialsOf(guards)}}, guards...)
-	if err := harness.Share(benches, guards, func(_ int, jobs iter.Seq[guard]) error {
+	if err := harness.Share(benches, guards, func(_ int, jobs <-chan guard) error {
 		var errs []error
 		for g := range jobs {
 			if g.name != "" && m.p.Over() {

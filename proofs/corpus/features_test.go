@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,7 +85,7 @@ func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
 	all = append(all, rest...)
 	only := regexp.MustCompile(os.Getenv("PROOF_ONLY"))
 	all = slices.DeleteFunc(all, func(g generator) bool { return !only.MatchString(g.name) })
-	if err := harness.Share(benches, all, func(_ int, jobs iter.Seq[generator]) error {
+	if err := harness.Share(benches, all, func(_ int, jobs <-chan generator) error {
 		b, err := newBench(t.Context(), run, bases, "", nil)
 		if err != nil {
 			return fmt.Errorf("start a driver: %w", err)

@@ -7,7 +7,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"iter"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -145,7 +144,7 @@ func (m *matrix) share(n int, do func(env *environment, n int) error) error {
 	for i := range numbers {
 		numbers[i] = i
 	}
-	return harness.Share(len(m.environments), numbers, func(i int, jobs iter.Seq[int]) error {
+	return harness.Share(len(m.environments), numbers, func(i int, jobs <-chan int) error {
 		var errs []error
 		for n := range jobs {
 			errs = append(errs, do(m.environments[i], n))

@@ -5,7 +5,6 @@ package powercut_test
 import (
 	"context"
 	"fmt"
-	"iter"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -132,7 +131,7 @@ func TestADriverWithoutOneOfItsFlushesIsNoticed(t *testing.T) {
 	jobs, lies = short.Some(t, shortGuards, jobs), short.Some(t, 1, lies)
 	// Each job mostly waits, and has an unmodified driver at hand.
 	if err := harness.Share(3, append(slices.Clip(jobs), lies...),
-		func(_ int, jobs iter.Seq[func(*bench)]) error {
+		func(_ int, jobs <-chan func(*bench)) error {
 			whole, err := newBench(t.Context(), run, "", nil)
 			if err != nil {
 				return err

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"math"
 	"math/rand/v2"
 	"path/filepath"
@@ -248,7 +247,7 @@ func (c *trials) over() bool {
 // work does the jobs until the time is over. All images of a btrfs have the same UUID, by which the
 // kernel identifies a btrfs, so one worker does these jobs alone.
 func (c *trials) work(ctx context.Context, jobs []job) {
-	work := func(i int, jobs iter.Seq[job]) error {
+	work := func(i int, jobs <-chan job) error {
 		b, err := newBench(ctx, c.run, "", nil)
 		if err != nil {
 			return err

@@ -366,7 +366,8 @@ func (c *Change) drop() {
 	}
 }
 
-// each iterates over changes of the records of a kind in a parent.
+// each yields every record of a kind in a parent as a Change, with which the caller replaces or
+// deletes the record.
 func (c *Change) each(k *Kind, parent string) iter.Seq[*Change] {
 	return func(yield func(*Change) bool) {
 		for _, r := range within(c.Tx, k, parent) {
