@@ -350,6 +350,7 @@ func find(ctx context.Context, dir, id string) (*Machine, error) {
 	if err != nil {
 		return nil, errors.Join(err, m.qmp.conn.Close(), unix.Close(pid))
 	}
+	go m.shorten(dir)
 	return m, nil
 }
 
@@ -369,9 +370,41 @@ func peer(conn *net.UnixConn) (pidfd int, err error) {
 	return unix.PidfdOpen(int(of.Pid), 0)
 }
 
+// keptText is how much of a serial console's text is kept at least.
+const keptText = 1 << 20
+
+// shorten limits the text of the console every second until the machine ends or is released.
+func (m *Machine) shorten(dir string) {
+	every := time.NewTicker(time.Second)
+	defer every.Stop()
+	for {
+		select {
+		case <-every.C:
+			_ = forgetText(dir) // QEMU writes on, and the next second tries again
+		case <-m.qmp.ended:
+			return
+		}
+	}
+}
+
+// forgetText gives back the blocks of the text before the last keptText bytes. The offsets stay.
+func forgetText(dir string) error {
+	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil || size <= keptText {
+		return err
+	}
+	return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0,
+		(size-keptText)&^0xfff)
+}
+
 // Console reads up to most bytes of the text of a machine's serial console since its last start,
-// from an offset, which counts back from the end if it is negative: -1 is the end. It returns the
-// offset behind what it has read.
+// from an offset, which counts back from the end if it is negative: -1 is the end. If that text is
+// not kept any more, it reads from the first that is. It returns the offset behind what it has read.
 func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -385,7 +418,12 @@ func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	if from < 0 {
 		from = max(0, size+1+from)
 	}
-	from = min(from, size)
+	if from >= size {
+		return nil, size, nil
+	}
+	if from, err = f.Seek(from, unix.SEEK_DATA); err != nil {
+		return nil, 0, err
+	}
 	text = make([]byte, min(size-from, most))
 	n, err := f.ReadAt(text, from)
 	if errors.Is(err, io.EOF) {

@@ -3,11 +3,14 @@
 package machine
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestAQEMUThatEndsAtOnceIsAnErrorWithItsWords(t *testing.T) {
@@ -35,5 +38,28 @@ func TestAQEMUThatEndsAtOnceIsAnErrorWithItsWords(t *testing.T) {
 			!strings.Contains(err.Error(), "no such device") {
 			t.Fatalf("the start returns %v, %v", m, err)
 		}
+	}
+}
+
+func TestTheTextOfAConsoleIsBoundedAndKeepsItsOffsets(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "console.log")
+	line := []byte("the guest prints and prints and prints until its disk would be full\n")
+	text := bytes.Repeat(line, 4*keptText/len(line))
+	if err := errors.Join(os.WriteFile(path, text, 0o600), forgetText(dir)); err != nil {
+		t.Fatal(err)
+	}
+	var is unix.Stat_t
+	if err := unix.Stat(path, &is); err != nil || is.Blocks*512 > keptText+1<<16 {
+		t.Errorf("the text takes %d bytes of the disk, want about %d: %v", is.Blocks*512, keptText, err)
+	}
+	first, end, err := Console(dir, 0, 100)
+	if at := int(end) - 100; err != nil || at < 2*keptText || at > len(text)-keptText ||
+		!bytes.Equal(first, text[at:end]) {
+		t.Errorf("the first text is %q up to %d, %v", first, end, err)
+	}
+	if last, end, err := Console(dir, -1-keptText, keptText); err != nil || int(end) != len(text) ||
+		!bytes.Equal(last, text[len(text)-keptText:]) {
+		t.Errorf("the last text is %d bytes up to %d, %v", len(last), end, err)
 	}
 }
