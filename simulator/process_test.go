@@ -148,6 +148,7 @@ func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 		{`the first argument must be "serve"`, nil},
 		{"--keep-devices needs --dir", []string{"serve", "--keep-devices"}},
 		{"--disks is \"tape\"; use file, fuse or none", []string{"serve", "--disks", "tape"}},
+		{"--vm-machine is \"isa\"; use pc or q35", []string{"serve", "--vm-machine", "isa"}},
 		{`line 3: unknown key "size_bytes"`,
 			[]string{"serve", "--seed", seed("{name: d,\n size_bytes: 1}")}},
 		{`line 2: "much" is no size`, []string{"serve", "--seed", seed("{name: d, size: much}")}},
