@@ -210,7 +210,14 @@ func (v *nodeVolume) publishBlock(table mount.Table) error {
 	} else if err := v.device.MakeWritable(true); err != nil {
 		return err
 	}
-	return v.attachCopy(v.device.Path, "", set, 0, 0)
+	err := v.attachCopy(v.device.Path, "", set, 0, 0)
+	if err == nil {
+		return nil
+	}
+	if gone := v.device.Reverify(); csierr.Has(gone, csierr.DeviceNotFound) {
+		return gone // not the error that it caused
+	}
+	return err
 }
 
 // attachCopy attaches a copy of what is mounted at source, a directory or a device node, at the

@@ -297,7 +297,7 @@ func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, 
 		if err == nil {
 			err = device.CheckLoops()
 		}
-		if err == nil && raw {
+		if err == nil {
 			err = device.CheckWriters()
 		}
 		switch {

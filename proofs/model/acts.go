@@ -234,7 +234,7 @@ func (h *History) hold(s Step) (string, error) {
 		}
 		return "", h.drop(key)
 	}
-	if !kinds[s.vol].block() || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
+	if h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
 		h.world.lost[key] || h.world.held[key] || h.world.namesakes[key] {
 		return impossible, nil
 	}

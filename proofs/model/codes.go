@@ -46,7 +46,7 @@ func (w *world) controllerCodes(s Step, f facts) []codes.Code {
 	if w.rackDown {
 		return []codes.Code{codes.Unavailable}
 	}
-	if w.open[s.target()] {
+	if time.Now().Before(w.open[s.target()]) {
 		list = append(list, codes.Unavailable)
 	}
 	for _, fault := range w.faults {
@@ -192,6 +192,8 @@ func (w *world) stageCodes(s Step, f facts, here, lost bool) []codes.Code {
 		return []codes.Code{codes.NotFound} // NS-5
 	case lost && f.published(s.vol, s.node) && !kinds[s.vol].block():
 		return []codes.Code{codes.FailedPrecondition}
+	case w.held[at(s.vol, s.node)] && !kinds[s.vol].block() && f[stagedField(s.vol, s.node)] == "":
+		return []codes.Code{codes.FailedPrecondition} // DeviceHeld
 	}
 	return []codes.Code{codes.OK}
 }

@@ -59,8 +59,8 @@ var restarts = []op{killNode, killController, endNode, endController, killRack, 
 
 // disturbances are acts of pods and administrators, and mistaken calls. No orchestrator
 // intends them.
-var disturbances = []op{freeze, thaw, hold, holdByLoop, letGo, stageAstray, unstageAstray,
-	publishOther, unpublishAstray, makeNamesake, makeNamesake, takeNamesake}
+var disturbances = []op{freeze, thaw, hold, hold, holdByLoop, holdByLoop, letGo, stageAstray,
+	unstageAstray, publishOther, unpublishAstray, makeNamesake, makeNamesake, takeNamesake}
 
 func drawWish(t *rapid.T) wish {
 	draw := func(most int, what string) int {
@@ -171,10 +171,10 @@ func (h *History) resolve(w wish, volumes []int) []Step {
 	return []Step{s}
 }
 
-// holding returns a step that keeps the device of a raw volume open, and the calls that would
-// release it. It returns a step towards such a device if there is none.
+// holding returns a step that keeps the device of a volume in use open, and the calls that would
+// release it. It returns a step towards such a volume if there is none.
 func (h *History) holding(s Step, volumes []int) []Step {
-	v := slices.IndexFunc(volumes, func(v int) bool { return kinds[v].block() && h.goals[v] != "" })
+	v := slices.IndexFunc(volumes, func(v int) bool { return h.goals[v] != "" })
 	if v < 0 {
 		return []Step{s}
 	}

@@ -358,8 +358,8 @@ func (h *History) learn(s *Step, c *ended, a answer) {
 	if s.op == attach && slices.Contains(h.world.faults, "slow device") {
 		h.world.slow[key] = true
 	}
-	if !s.op.onNode() {
-		h.world.open[s.target()] = status.Code(a.err) == codes.Unavailable
+	if !s.op.onNode() && status.Code(a.err) == codes.Unavailable {
+		h.world.open[s.target()] = time.Now().Add(lateLimit)
 	}
 	if a.err != nil {
 		return

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 )
 
 // volumeKind describes a volume of the model. There are the volumes v1…, the snapshots s1…, and the
@@ -186,19 +187,27 @@ type world struct {
 	rackDown bool
 	// faults contains the fault rules that may still apply.
 	faults []string
-	// open contains the volumes and snapshots whose last call was answered UNAVAILABLE. For some time
-	// the driver does not know the effect, and answers EffectUnknown to further calls.
-	open map[string]bool
+	// open contains the volumes and snapshots of which a call was answered UNAVAILABLE, with the time
+	// until which a controller may not know the effect, and answers EffectUnknown to further calls.
+	open map[string]time.Time
 }
 
+// lateLimit is the driver's time for a change that the rack has not answered.
+const lateLimit = time.Minute
+
 // target is the key of open.
-func (s Step) target() string { return fmt.Sprintf("v%d s%d", s.vol, s.snap) }
+func (s Step) target() string {
+	if s.op == createSnapshot || s.op == deleteSnapshot {
+		return fmt.Sprintf("s%d", s.snap)
+	}
+	return fmt.Sprintf("v%d", s.vol)
+}
 
 func newWorld() *world {
 	return &world{seen: facts{}, lost: map[string]bool{}, half: map[string]bool{},
 		slow: map[string]bool{}, frozen: map[string]bool{}, held: map[string]bool{},
 		down: map[string]bool{}, bare: map[string]bool{}, namesakes: map[string]bool{},
-		shown: map[string]bool{}, open: map[string]bool{}}
+		shown: map[string]bool{}, open: map[string]time.Time{}}
 }
 
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }
@@ -247,8 +256,9 @@ func (w *world) allowed(f field, calls []ended) []string {
 	before := w.seen[f]
 	var sure, perhaps []string
 	for _, c := range calls {
-		if c.op == stage && f == stagedField(c.vol, c.node) && w.lost[at(c.vol, c.node)] {
-			perhaps = append(perhaps, "") // the driver unmounts a dead mount before it may refuse
+		if key := at(c.vol, c.node); f == stagedField(c.vol, c.node) &&
+			(c.op == stage && w.lost[key] || c.op == unstage && w.held[key]) {
+			perhaps = append(perhaps, "") // the driver unmounts, and then it may refuse
 		}
 		for _, e := range c.effects {
 			switch {
