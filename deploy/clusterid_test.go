@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -40,8 +41,9 @@ func answering(t *testing.T, objects map[string]any) []string {
 	for path, object := range objects {
 		all[path] = object
 	}
+	prefix := "/" + rand.Text() // a later server may get this one's port
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		answer := all[r.URL.Path]
+		answer := all[strings.TrimPrefix(r.URL.Path, prefix)]
 		w.Header().Set("Content-Type", "application/json")
 		if answer == nil {
 			w.WriteHeader(http.StatusNotFound)
@@ -53,7 +55,8 @@ func answering(t *testing.T, objects map[string]any) []string {
 		}
 	}))
 	t.Cleanup(server.Close)
-	return []string{"--dry-run=server", "--kube-apiserver", server.URL, "--kubeconfig", "/dev/null"}
+	return []string{"--dry-run=server", "--kube-apiserver", server.URL + prefix, "--kubeconfig",
+		"/dev/null"}
 }
 
 const (
