@@ -47,8 +47,8 @@ func TestALifeOfAVolumeBehindPCIeRootPorts(t *testing.T) {
 	l := runLives(t, p, count, "--vm-machine=q35")
 	const bridges = "cat /sys/bus/pci/devices/*/class | grep -c 0x060400"
 	n, err := l.nodes[0].run(t.Context(), nil, bridges)
-	if got := strings.TrimSpace(string(n)); got != "11" || err != nil {
-		t.Errorf("the machine has %q root ports, not 11: %v", got, err)
+	if got := strings.TrimSpace(string(n)); got != "12" || err != nil {
+		t.Errorf("the machine has %q root ports, not 12: %v", got, err)
 	}
 	// A machine starts with its disks before its firmware has numbered the ports' buses.
 	l.nodes[0].sever()

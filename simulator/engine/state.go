@@ -117,10 +117,6 @@ func (b *switchboard) watch() (now adminapi.Switches, changed <-chan struct{}) {
 }
 
 func (c Config) switches() adminapi.Switches {
-	limit := cmp.Or(c.DiskLimit, defaultDiskLimit)
-	if c.Machines != "" {
-		limit = min(limit, defaultDiskLimit-1) // a virtual machine also has a root disk
-	}
 	return adminapi.Switches{
 		Hotplug:       cmp.Or(c.Hotplug, adminapi.HotplugFull),
 		DeviceDelay:   adminapi.Duration(c.DeviceDelay),
@@ -130,7 +126,7 @@ func (c Config) switches() adminapi.Switches {
 		QuotaFirst:    c.QuotaFirst,
 		InstanceDelay: adminapi.Duration(c.InstanceDelay),
 		QuotaBytes:    adminapi.Size(cmp.Or(c.QuotaBytes, defaultQuota)),
-		DiskLimit:     limit,
+		DiskLimit:     cmp.Or(c.DiskLimit, defaultDiskLimit),
 		Role:          cmp.Or(c.Role, adminapi.RoleCollaborator),
 	}
 }

@@ -105,7 +105,7 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 			err = fmt.Errorf("start the machine of instance %s: %w", g.Name, err)
 		}
 	}()
-	if len(d) >= len(slots) {
+	if len(d) > len(slots) {
 		return nil, errNoSlot
 	}
 	var lock *os.File
@@ -262,13 +262,13 @@ func (h *Host) arguments(g Guest, image string) []string {
 		"-kernel", filepath.Join(image, "vmlinuz"), "-append", "root=PARTUUID=4f584944-01 rootwait " +
 			"rw quiet panic=1 console=ttyS0 oxide.name=" + g.Name,
 		"-fw_cfg", "name=opt/oxide/keys,file=keys",
-		"-drive", own, "-device", fmt.Sprintf("nvme,drive=root,serial=root,addr=%#x", slots[0]),
+		"-drive", own, "-device", fmt.Sprintf("nvme,drive=root,serial=root,addr=%#x", rootSlot),
 		"-netdev", "user,id=net,hostfwd=tcp:127.0.0.1:0-:22",
 		"-device", "virtio-net-pci,netdev=net,addr=0x8",
 		"-chardev", "file,id=console,path=console.log", "-serial", "chardev:console",
 		"-qmp", "unix:qmp.sock,server=on,wait=off"}
 	if h.Type == "q35" {
-		for _, slot := range slots[1:] {
+		for _, slot := range slots {
 			arguments = append(arguments, "-device",
 				fmt.Sprintf("pcie-root-port,id=%s,chassis=%d,addr=%#x", port(slot), slot, slot))
 		}

@@ -63,8 +63,10 @@ func (m *Machine) Release() error {
 	return err
 }
 
-// Disks of a rack's instance have these places on its PCI bus, by slot. The first is the root
-// filesystem's.
+// rootSlot is the place of the machine's own root disk, which is no disk of the rack, on its PCI bus.
+const rootSlot = 0x9
+
+// slots are the places of the rack's disks.
 var slots = []int{0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1c, 0x1d}
 
 // ejectTime is how long the guest has to release a disk, and askAgain the time after which it is
@@ -75,8 +77,7 @@ const (
 )
 
 // errNoSlot means that a disk does not fit any more.
-var errNoSlot = fmt.Errorf("an instance has %d disks at most, its own root disk included",
-	len(slots))
+var errNoSlot = fmt.Errorf("an instance has %d disks at most", len(slots))
 
 // node returns the name of a block device of a disk. QEMU's names have at most 31 bytes.
 func node(kind, id string) string {
@@ -178,8 +179,8 @@ func (m *Machine) Plug(ctx context.Context, d Disk) error {
 		return err
 	}
 	taken := slices.Collect(maps.Values(used))
-	i := slices.IndexFunc(slots[1:], func(slot int) bool { return !slices.Contains(taken, slot) }) + 1
-	if i == 0 {
+	i := slices.IndexFunc(slots, func(slot int) bool { return !slices.Contains(taken, slot) })
+	if i < 0 {
 		return errNoSlot
 	}
 	// A process that was killed while it plugged or unplugged the disk may have left these.
