@@ -73,10 +73,14 @@ func openFiles(pid int, port, console uint16) (names []string, connections int, 
 	if err != nil {
 		return nil, 0, err
 	}
+	after, err := process.FileDescriptorTargets()
+	if err != nil {
+		return nil, 0, err
+	}
 	for _, target := range targets {
 		socket, known := sockets[target]
 		switch {
-		case target == "": // closed since the directory was read
+		case target == "", !slices.Contains(after, target): // closed since the directory was read
 		case known && socket.remote != 0 && (socket.local == port || socket.remote == port):
 			connections++
 		case known && socket.remote != 0 && socket.local == console:
