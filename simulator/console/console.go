@@ -24,6 +24,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -33,7 +34,7 @@ import (
 
 // Console serves the page of one rack. [New] makes one; the fields are set before it serves.
 type Console struct {
-	// State returns the content of the records and their version. Version returns only the version.
+	// State reads all records, and returns them with their version. Version reads only the version.
 	State   func() (adminapi.State, int, error)
 	Version func() (int, error)
 	// Machines returns the virtual machines of the instances.
@@ -60,6 +61,11 @@ type Console struct {
 	Hosts []string
 	// BodyTime is the time in which a client has to send the body of a request.
 	BodyTime time.Duration
+
+	mu sync.Mutex
+	// mu guards records and version: the last result of State. version is 0 before the first.
+	records adminapi.State
+	version int
 }
 
 // Disk is what the data plane knows of a disk.
@@ -116,10 +122,23 @@ type page struct {
 	Body any
 }
 
-// unchanged reports whether the script that asks has the page already, and has answered it then. A
-// page shows the rack in a version, the feed, and more. It is another page when the simulator has
-// started again.
-func (c *Console) unchanged(w http.ResponseWriter, r *http.Request, version, more any) (bool,
+// state returns the records and their version. It reads the records only if they have changed since
+// the last call, because the script asks for a page five times a second.
+func (c *Console) state() (adminapi.State, int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	version, err := c.Version()
+	if err == nil && version != c.version {
+		c.records, c.version, err = c.State()
+	}
+	return c.records, c.version, err
+}
+
+// unchanged answers 304 and returns true if the browser already has the page. The ETag is made of
+// everything that a page shows: the version of the records, the newest request and flight record,
+// the other state of the rack, and more, which is the page's own. The token makes it differ after a
+// restart of the simulator.
+func (c *Console) unchanged(w http.ResponseWriter, r *http.Request, version int, more any) (bool,
 	error) {
 	var request, entry int
 	c.Requests(0, 1, func(r *adminapi.Request) bool { request = r.Seq; return true })

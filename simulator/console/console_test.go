@@ -219,14 +219,20 @@ func TestAPageIsSentAgainOnlyWhenItHasChanged(t *testing.T) {
 			c.Handler().ServeHTTP(w, r)
 			return w
 		}
-		same := testConsole(nil)
+		same, reads := testConsole(nil), 0
+		state := same.State
+		same.State = func() (adminapi.State, int, error) { reads++; return state() }
 		first := get(same, "")
 		tag := first.Header().Get("ETag")
-		if again := get(same, tag); again.Code != http.StatusNotModified || again.Body.Len() > 0 {
-			t.Errorf("GET %s again: HTTP %d with %d bytes", path, again.Code, again.Body.Len())
+		again := get(same, tag)
+		if again.Code != http.StatusNotModified || again.Body.Len() > 0 || reads != 1 {
+			t.Errorf("GET %s again: HTTP %d with %d bytes, and the records were read %d times, want once",
+				path, again.Code, again.Body.Len(), reads)
 		}
 		for what, change := range map[string]func(*Console){
-			"the records": func(c *Console) { c.Version = func() (int, error) { return 2, nil } },
+			"the records": func(c *Console) {
+				c.State = func() (adminapi.State, int, error) { s, _, err := state(); return s, 2, err }
+			},
 			"a switch": func(c *Console) {
 				c.Switches = func() adminapi.Switches { return adminapi.Switches{} }
 			},

@@ -107,11 +107,7 @@ func diskRule(f adminapi.DiskFault) string {
 }
 
 func (c *Console) diskPage(w http.ResponseWriter, r *http.Request) {
-	version, err := c.Version() // not newer than what is shown
-	var state adminapi.State
-	if err == nil {
-		state, _, err = c.State()
-	}
+	state, version, err := c.state()
 	disk := watch(state, r.PathValue("disk"))
 	var more Disk
 	if err == nil && disk.found {

@@ -119,8 +119,8 @@ func lastLines(text string) string {
 var terminal = regexp.MustCompile(`\x1b\[[0-9;?]*[A-Za-z]|[^\P{C}\n]`)
 
 func sorted[T any](all []T, name func(T) string) []T {
-	slices.SortStableFunc(all, func(a, b T) int { return cmp.Compare(name(a), name(b)) })
-	return all
+	return slices.SortedStableFunc(slices.Values(all),
+		func(a, b T) int { return cmp.Compare(name(a), name(b)) })
 }
 
 func newCard(i adminapi.Instance, attached []adminapi.Disk, limit int) card {
@@ -217,14 +217,10 @@ func rule(f adminapi.Fault) string {
 }
 
 func (c *Console) rackPage(w http.ResponseWriter, r *http.Request) {
-	version, err := c.Version()
+	state, version, err := c.state()
 	same := false
 	if err == nil {
 		same, err = c.unchanged(w, r, version, nil)
-	}
-	var state adminapi.State
-	if err == nil && !same {
-		state, _, err = c.State()
 	}
 	switch {
 	case err != nil:
@@ -236,6 +232,7 @@ func (c *Console) rackPage(w http.ResponseWriter, r *http.Request) {
 	switches, filter := c.Switches(), r.URL.Query().Get("disk")
 	body := rackBody{Filter: filter, Operations: c.Operations, Mischiefs: mischiefs,
 		Settings: settings(switches), Rows: c.rows(state, watch(state, filter))}
+	state.Machines = c.Machines() // what they print does not change the records' version
 	body.fill(state, switches, c.Faults())
 	c.show(w, r, http.StatusOK, "rack.tmpl", page{Title: "A simulated rack", Live: true, Body: body})
 }
