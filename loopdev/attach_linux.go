@@ -101,8 +101,8 @@ func (c Config) open() (*os.File, error) {
 	return os.OpenFile(c.Path, os.O_RDWR, 0)
 }
 
-// tryNext gets the number of a free device and configures the device. Another process may take
-// the device in between. The next attempt begins its search at from.
+// tryNext gets the number of a free device and configures the device. It fails if another process
+// takes the device in between. The next attempt begins its search at from.
 func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	number, err := c.free(control, from)
 	if err != nil {
@@ -146,8 +146,7 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	return d, nil
 }
 
-// fuseRequestKiB is the size of a request that every FUSE server accepts that accepts the kernel's
-// default size.
+// fuseRequestKiB is the kernel's default for the largest request to a FUSE server.
 const fuseRequestKiB = "128"
 
 // limitRequests keeps the kernel from splitting a request for a FUSE server. If the server refused

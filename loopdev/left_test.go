@@ -141,7 +141,7 @@ func attachIn(t *testing.T, dir string) loopdev.Device {
 	return attach(t, loopdev.Config{Path: path, Serial: serial(t)})
 }
 
-// attachNode attaches a device to a node of another one, whose path is not the device's.
+// attachNode attaches a loop device to a node of another loop device, under a path in dir.
 func attachNode(t *testing.T, dir string, lower loopdev.Device) (upper loopdev.Device) {
 	t.Helper()
 	node := filepath.Join(dir, "node")
@@ -168,7 +168,7 @@ func TestDetachBelowReleasesTheDevicesOfADirectoryAndNoOther(t *testing.T) {
 	c := loopdev.Config{Serial: (serial(t) + strings.Repeat("s", 51))[:51], Owner: "who made it",
 		Path: filepath.Join(elsewhere, "file"), BlockSize: 4096, ReadOnly: true} // the longest texts
 	hidden, err := loopdev.Attach(t.Context(), c)
-	// The file stays open in a mount that does not exist any more, as in a container's mount.
+	// The file stays open although its mount is gone, as after the end of a container.
 	must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))
 	if hidden.Serial != c.Serial || hidden.Owner != c.Owner || hidden.BlockSize != c.BlockSize ||
 		!hidden.ReadOnly || hidden.SizeBytes != mib {

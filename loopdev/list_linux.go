@@ -81,8 +81,8 @@ func identify(number int) (Device, error) {
 func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	switch {
-	// The ioctl asks the file. FUSE answers with the first two errors if no process serves it, and
-	// an XFS that was shut down with the third one.
+	// The kernel asks the file's filesystem. FUSE returns one of the first two errors if no process
+	// serves it, and XFS returns the third one if it was shut down.
 	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EIO):
 		d.Orphaned = true
 	case err != nil:

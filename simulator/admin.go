@@ -264,7 +264,7 @@ func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	case f.Lie && f.On&flakydisk.OnRead != 0:
 		err = errors.New("a read cannot lie")
 	case fault.Fired != 0:
-		err = errors.New("fired is the rack's to count")
+		err = errors.New("fired cannot be set: it is the rack's count")
 	}
 	return f, err
 }

@@ -24,7 +24,7 @@ import (
 // consolePicture is written by go test ./simulator -run Console -update.
 const consolePicture = "../docs/console.png"
 
-// live waits until the script of a page is connected.
+// live selects the body of a page whose script is connected.
 const live = `body[data-live=yes]`
 
 // claimed is the description of a disk that a driver made for a claim.
@@ -92,7 +92,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	for n, tab := range both {
 		if browsertest.Evaluate[bool](tab,
 			`document.getElementById("feed").textContent.includes("begun")`) {
-			t.Errorf("browser %d still shows the begin of a change that has ended", n)
+			t.Errorf("browser %d still shows the beginning of a change that has ended", n)
 		}
 	}
 	r.snapshot("then", "d")
@@ -119,7 +119,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 		return strings.Contains(text, "fails; struck ") && !strings.Contains(text, "struck 0 times") &&
 			!strings.Contains(text, "at most 1 in")
 	})
-	// The page shows the disk again at any moment, so the button is found and pressed in one step.
+	// The script may replace the button at any moment, so it is found and pressed in one step.
 	browsertest.Evaluate[bool](page, `document.querySelector('button[value^="heal"]').click(), true`)
 	said(page, "healed")
 	if err := readDirect(devices[0]); err != nil {
@@ -148,7 +148,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 		}
 	}
 
-	// Buttons with the keyboard alone: the focus stays at the place of the button.
+	// A button is pressed with the keyboard, and keeps the focus when the script replaces it.
 	first.Do(chromedp.Focus(card("b")+` button`), chromedp.KeyEvent(" "))
 	sees("the stopped instance", card("b")+" .state", "stopped")
 	const focused = `document.activeElement.textContent`
@@ -159,7 +159,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	sees("the switch", `#s-hotplug [aria-checked="false"]`, "Hot-plug")
 	r.demand(400, "", moving("attach", "a", "spare"))
 
-	// Paused, nothing changes; then all that was missed is there.
+	// A paused page does not change. When it continues, it shows what happened meanwhile.
 	first.Do(chromedp.Click(`#pause`))
 	r.delete("disks/spare")
 	both = []*browsertest.Tab{second}
@@ -172,7 +172,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	both = []*browsertest.Tab{first, second}
 	sees("the deletion", "#feed tr", "disk_delete")
 
-	// Without the script the forms lead back to their page, whose feed is of one disk.
+	// Without the script a form leads back to its page, whose feed is limited to one disk.
 	plain := browser.Open(t, admin+"/?pause&disk=shop%2Forders",
 		emulation.SetScriptExecutionDisabled(true))
 	plain.Follow(chromedp.Click(`#i-`+r.instance("idle").ID+` button`),

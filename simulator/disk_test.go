@@ -46,7 +46,7 @@ func TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse(t *testing.T) { // A4
 			"disk size 1073741824 must be greater than or equal to image size 2147483648"},
 		{"an image of another project", source("image", other), 400,
 			"image does not belong to this project"},
-		{"no image", source("image", nobody), 404, `not found: image with id \"` + nobody},
+		{"a missing image", source("image", nobody), 404, `not found: image with id \"` + nobody},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r.on(t).demand(test.status, test.want, newDisk("x", blankSource, test.source))
@@ -265,9 +265,9 @@ func TestAnImportedImageBecomesADiskWithItsBytes(t *testing.T) { // A90, A91
 	}
 }
 
-// TestRefusalsOfImportsAndImages has requests that the conformance rules A90 and A91 cannot make on
-// a real rack.
-func TestRefusalsOfImportsAndImages(t *testing.T) {
+// TestInvalidImportsAndImagesAreRefused makes requests that the conformance rules A90 and A91
+// cannot make on a real rack.
+func TestInvalidImportsAndImagesAreRefused(t *testing.T) {
 	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, QuotaBytes: 5 << 30,
 		Images: []engine.ImageSpec{{Name: "silos", SizeBytes: 1 << 30},
 			{Name: "twice", SizeBytes: 1 << 30},

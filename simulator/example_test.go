@@ -11,7 +11,7 @@ import (
 )
 
 // A rack in the process of its user: Oxide's own client creates a disk, attaches it to a running
-// instance and takes a snapshot. Tests have all this, and faults, by simulatortest.Start.
+// instance and takes a snapshot. simulatortest.Start does the same for a test, and injects faults.
 func ExampleOpen() {
 	ctx := context.Background()
 	rack, err := simulator.Open(ctx, simulator.Config{

@@ -116,7 +116,7 @@ func TestFaultsMatchTheirRequests(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		rule adminapi.Fault
-		want string // of the attaches of d by name, d by ID and e, twice: x for a fault
+		want string // for two attaches of d by name, d by ID and e: x means that the fault fires
 	}{
 		{"any object", adminapi.Fault{}, "xxxxxx"},
 		{"a disk by name", adminapi.Fault{Object: "d"}, "xx.xx."},

@@ -171,7 +171,7 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 		"pools":     TestAFleetAdministratorGivesTheSiloItsPools,
 		"ports":     TestSwitchPortsTakeTheirAddressesFromAddressLots,
 		"import":    TestAnImportedImageBecomesADiskWithItsBytes,
-		"images":    TestRefusalsOfImportsAndImages,
+		"images":    TestInvalidImportsAndImagesAreRefused,
 		"sources":   TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse,
 		"nics":      TestTwoInstancesShareNoInterface,
 		"others":    otherOperations,

@@ -345,7 +345,8 @@ func projectList(s engine.Silo, r *apiRequest) (page[store.Project], error) {
 	return newPage(r.scan, items), err
 }
 
-// imageDemote has the new project in the query, so the image is the silo's or found by its ID.
+// imageDemote moves an image to the project in the query. So a name in the path means an image of
+// the silo.
 func imageDemote(s engine.Images, r *apiRequest) (store.Image, error) {
 	return s.Demote(&r.call, r.selector("image"), r.project())
 }

@@ -239,10 +239,11 @@ type answers struct {
 	acknowledged chan struct{}
 }
 
-// absent takes the place of an instance for a disk that was deleted.
+// absent is used instead of an instance for a disk that was deleted.
 const absent = "absent"
 
-// call makes a call that leaves disks at an instance, and reports whether it was answered.
+// call makes a call after which disks are attached to an instance ("" for none), and reports
+// whether it was answered.
 func (a *answers) call(ctx context.Context, r *rackServer, request, instance string,
 	disks ...string) bool {
 	got, err := r.try(ctx, request)
@@ -307,7 +308,7 @@ func (a *answers) churn(ctx context.Context, r *rackServer, worker, round int) {
 	}
 }
 
-// TestAKilledRackKeepsWhatItAcknowledged kills a rack at any moment. The rack must keep
+// TestAKilledRackKeepsWhatItAcknowledged kills a rack at random moments. The rack must keep
 // everything that it acknowledged, and the next simulator must leave no device without a record.
 func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 	binary := buildSimulator(t)

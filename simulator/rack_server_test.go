@@ -35,8 +35,8 @@ type rackServer struct {
 // client keeps no connection open, because a test may count connections or kill the server.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// withoutDevices is NoDevices where a rack cannot have devices: for other users than root, and on
-// other systems than Linux. There only the tests of the API run.
+// withoutDevices is NoDevices for other users than root and on other systems than Linux, where a
+// rack cannot have devices. Only the tests of the API run there.
 var withoutDevices = func() Devices {
 	if runtime.GOOS == "linux" && os.Geteuid() == 0 {
 		return ""

@@ -33,7 +33,7 @@ const (
 	// a bulk write (A90).
 	maxBody      = 1 << 20
 	maxBulkWrite = 8 << 20
-	// smallBody is the size of bodies up to which any number of them is read at once.
+	// smallBody is the size up to which any number of bodies is read at once.
 	smallBody = 64 << 10
 )
 
@@ -46,7 +46,7 @@ type apiRequest struct {
 	path    url.Values // the parameters in the path
 	query   url.Values
 	scan    scan
-	// raw is the body, unless there was rawErr.
+	// raw is the body, and rawErr the error of reading it.
 	raw    []byte
 	rawErr error
 	body   any

@@ -26,8 +26,8 @@ var lives = map[string]struct {
 	// update are the fields of an update. shows is a part of the record after it. Without update
 	// the kind cannot be updated.
 	update, shows string
-	// holder is a request that creates an object that forbids the deletion of the record. holds is the
-	// error of the deletion, and release removes the object. NAME and ID stand for those of the
+	// holder is a request that creates an object, because of which the record cannot be deleted. holds
+	// is the error of the deletion, and release removes the object. NAME and ID stand for those of the
 	// record.
 	holder, holds, release string
 }{

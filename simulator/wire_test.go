@@ -173,8 +173,8 @@ func TestAPageOfAnotherOriginDoesNotReachTheAPI(t *testing.T) {
 
 // The seeds are in testdata/fuzz.
 
-// FuzzPageToken demands that an accepted token is one that this simulator could have returned.
-// The token for the next item must be accepted again, with the same scan behind the item.
+// FuzzPageToken demands that an accepted token is one that this simulator could have returned. The
+// token of the next page must be accepted, too, and continue the same list.
 func FuzzPageToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, token, last string) {
 		s, err := parseToken(token)

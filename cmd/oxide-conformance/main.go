@@ -1,8 +1,8 @@
 // Command oxide-conformance tests whether a rack does what the CSI driver needs, and whether the
-// driver keeps its users' data on it. --help lists its verbs and settings.
+// data that users store with the driver is safe there. --help lists its verbs and settings.
 //
-// The one file contains the driver and the simulator, which it starts as processes of their own:
-// "oxide-conformance oxide-csi-plugin …" runs the driver.
+// The program also contains the driver and the simulator, and starts itself again to run them:
+// "oxide-conformance oxide-csi-plugin …" is the driver.
 package main
 
 import (
@@ -61,8 +61,8 @@ var programs = map[string]func(context.Context, []string) int{
 
 // interruptible returns a context that the first interrupt cancels, and standard output. A second
 // interrupt ends the program at once, because a rack that does not answer may keep it from cleaning
-// up. It also counts as an interrupt when the reader of the output or the terminal is gone, but
-// never as the second one: a shell passes on a hangup that the program has already received.
+// up. If the terminal or the reader of the output is gone, that counts as the first interrupt, but
+// never as the second: a shell may send a hangup that the program has already received.
 func interruptible() (context.Context, io.Writer) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 4)
@@ -85,8 +85,8 @@ func interruptible() (context.Context, io.Writer) {
 			case ctx.Err() == nil:
 				cancel()
 			default:
-				fmt.Fprintln(os.Stderr, "oxide-conformance: interrupted twice: what there is was left; "+
-					"see oxide-conformance clean")
+				fmt.Fprintln(os.Stderr, "oxide-conformance: interrupted twice: objects of this run are "+
+					"left on the rack; remove them with oxide-conformance clean")
 				os.Exit(conformance.ExitInterrupted)
 			}
 		}

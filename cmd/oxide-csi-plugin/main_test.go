@@ -11,8 +11,9 @@ import (
 	"testing"
 )
 
-// trustOf is an environment variable for TestTheSystemsCertificatesTakePrecedence in a process of
-// its own: it trusts the certificates of the file that it names; if empty, those in the binary.
+// trustOf is an environment variable of the processes that TestTheSystemsCertificatesTakePrecedence
+// starts. It names the file with the certificates that the process must trust; if it is empty, they
+// are those in the binary.
 const trustOf = "TEST_TRUST_OF"
 
 func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {
@@ -29,8 +30,8 @@ func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {
 	}
 	nowhere := filepath.Join(t.TempDir(), "missing")
 	for _, test := range []struct{ name, file, trusted string }{
-		{"an image of the binary alone trusts the binary's own", nowhere, ""},
-		{"a system's are trusted alone", authority, authority},
+		{"an image without certificates trusts those in the binary", nowhere, ""},
+		{"a system with certificates trusts only those", authority, authority},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			cmd := exec.Command(os.Args[0], "-test.run=^TestTheSystemsCertificatesTakePrecedence$")
@@ -54,7 +55,7 @@ func trusts(t *testing.T, path string) {
 	want := x509.NewCertPool()
 	if path == "" {
 		if pool.Equal(want) {
-			t.Error("nobody is trusted")
+			t.Error("no authority is trusted")
 		}
 		return
 	}
@@ -63,6 +64,6 @@ func trusts(t *testing.T, path string) {
 		t.Fatal("no certificate: ", err)
 	}
 	if !pool.Equal(want) {
-		t.Error("others are trusted too")
+		t.Error("other authorities are trusted, too")
 	}
 }

@@ -45,7 +45,7 @@ func main() {
 	}
 }
 
-// run runs the program. configure returns how to reach the API server.
+// run runs the program. configure returns the configuration of a client for the API server.
 func run(ctx context.Context, args []string, getenv func(string) string,
 	configure func() (*rest.Config, error), stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("oxide-instance-metadata", flag.ContinueOnError)
@@ -197,7 +197,7 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 	}
 }
 
-// notYet is a transitional error.
+// notYet is an error that may disappear, so the request is repeated.
 type notYet struct{ text string }
 
 func (e notYet) Error() string { return e.text }
@@ -236,7 +236,7 @@ func (n *node) providerID(ctx context.Context) (string, error) {
 	return found.Spec.ProviderID, nil
 }
 
-// refusal returns the error for a response other than the Node.
+// refusal returns the error for a response without a Node.
 func (n *node) refusal(code int, message string) error {
 	switch code {
 	case http.StatusNotFound:

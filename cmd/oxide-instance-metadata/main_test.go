@@ -76,7 +76,7 @@ type outcome struct {
 	err        error
 }
 
-// patience is a log writer that ends the wait with its first line.
+// patience is a log writer that cancels the run when the first line is written.
 type patience struct {
 	bytes.Buffer
 	end context.CancelFunc
@@ -87,7 +87,7 @@ func (p *patience) Write(b []byte) (int, error) {
 	return p.Buffer.Write(b)
 }
 
-// tell runs the command as a pod on the node called name, until it begins to wait.
+// tell runs the command as a pod on a node does, until it ends or begins to wait.
 func tell(ctx context.Context, t *testing.T, config *rest.Config, name string, args ...string,
 ) outcome {
 	t.Helper()

@@ -2,10 +2,10 @@
 // filesystem, to which package loopdev attaches block devices. No kernel module is needed.
 //
 // A [Disk] keeps a log of the writes, discards and flushes that reached it, in their order,
-// together with the notes that its user adds. From the log, [Replay] rebuilds the content that
-// the disk could have after a power cut at any point: everything that was flushed, and of the
-// rest any part, torn at [SectorBytes]. Images are sparse and share their common pages, so
-// that thousands of them cost little more than their differences.
+// together with the notes that its user adds. From the log, [Replay] rebuilds the content that the
+// disk could have after a power cut at any point: everything that was flushed, and any of the other
+// sectors ([SectorBytes]). Images are sparse and share their common pages, so that thousands of
+// them cost little more than their differences.
 //
 // A [Fault] makes reads, writes or flushes of some sectors fail, hang, take long, or succeed
 // without effect, for a number of times or until it is removed.
@@ -61,7 +61,7 @@ type Disk struct {
 	recent [ActivitySeconds]second
 }
 
-// NewDisk returns a disk with that content.
+// NewDisk returns a disk with the content of a store.
 func NewDisk(store Store) *Disk { return &Disk{store: store} }
 
 // Op is an operation of a disk that can fail.

@@ -44,7 +44,7 @@ func (s stuck) WriteAt([]byte, int64) (int, error) {
 }
 
 // waitForItself writes to a disk that it serves, and prints the device when the disk hangs. From
-// then on one of its threads waits, which no signal can interrupt.
+// then on one of its threads waits, and no signal interrupts it.
 func waitForItself(dir string) error {
 	server, err := flakydisk.Mount(dir)
 	if err != nil {

@@ -43,9 +43,9 @@ type Switches struct {
 	Role string `json:"role"`
 }
 
-// These are the roles that the token's bearer may have in the rack's projects. A collaborator is
-// one of the silo, and may create projects. A fleet administrator may also administer the pools of
-// the fleet.
+// These are the roles that the token's bearer may have in the rack's projects. A collaborator has
+// the role in the silo, and so may create projects. A fleet administrator may also administer the
+// pools of the fleet.
 const (
 	RoleCollaborator = "collaborator"
 	RoleViewer       = "viewer"
@@ -119,10 +119,10 @@ func (h Hotplug) With(behaviours ...Hotplug) Hotplug {
 // Has reports whether a mode or a behaviour is in effect.
 func (h Hotplug) Has(word Hotplug) bool { return slices.Contains(h.words(), word) }
 
-// Attaches and Detaches report whether the rack does that while the instance runs.
+// Attaches reports whether the rack attaches disks while the instance runs.
 func (h Hotplug) Attaches() bool { return !h.Has(HotplugNone) }
 
-// Detaches is described at Attaches.
+// Detaches reports whether the rack detaches disks while the instance runs.
 func (h Hotplug) Detaches() bool { return h.Has(HotplugFull) }
 
 func (h Hotplug) words() (words []Hotplug) {
@@ -153,7 +153,7 @@ func (h Hotplug) Check() error {
 	return nil
 }
 
-// Size is a number of bytes, which is read by ParseSize and written as a number.
+// Size is a number of bytes. ParseSize reads it, and JSON shows it as a number.
 type Size int64
 
 var sizes = regexp.MustCompile(`^([0-9]+) ?(MiB|GiB|TiB)?$`)

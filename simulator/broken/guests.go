@@ -77,13 +77,13 @@ func (x *Interception) device(disk store.Disk) string {
 	return ""
 }
 
-// more ends the name of a second device for the same disk.
+// more is the suffix of the name of a disk's second device.
 const more = "00n1"
 
-// second returns the directory of a device's second copy.
+// second returns the directory of the second device for the disk of a device.
 func second(dir string) string { return strings.TrimSuffix(dir, "n1") + more }
 
-// hideSecond removes the second copy of a device before its disk is detached.
+// hideSecond removes the second device of a disk before the disk is detached.
 func hideSecond(x *Interception) {
 	if dir := x.device(x.disk()); dir != "" && x.Is("instance_disk_detach") {
 		_ = os.RemoveAll(second(dir))

@@ -50,13 +50,13 @@ var instances = []Mutation{
 	{Name: "A50-long-host", Says: "a host name is cut after 253 characters",
 		Before: sends("hostname", func(name string) string { return name[:min(len(name), 253)] },
 			"instance_create")},
-	{Name: "A51-counts", Says: "a disk that was to be made with an instance counts, made or not",
+	{Name: "A51-counts", Says: "the disk of an instance that could not be created counts",
 		After: func(x *Interception) {
 			if x.Is("instance_create") && x.Refused(400, "attached to another instance") {
 				x.addStorage(gibibyte)
 			}
 		}},
-	{Name: "A58-is-failed", Says: "an instance that cannot be started is created and failed",
+	{Name: "A58-is-failed", Says: "a new instance that cannot be started is failed",
 		After: on(set("run_state", store.RunFailed), "instance_create")},
 	{Name: "A66-name-first", Says: "the name of an instance is checked first",
 		Before: func(x *Interception) {

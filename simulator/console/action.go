@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// order is the request that a form becomes: to the rack's API, or to the admin listener.
+// order is the request into which a form is converted: to the rack's API, or to the admin listener.
 type order struct {
 	method, path string
 	ofAPI        bool
@@ -23,13 +23,13 @@ type order struct {
 	done string
 }
 
-// mischief is a common fault that the form offers.
-type mischief struct {
+// preset is a common fault that the form offers.
+type preset struct {
 	Name, Explanation string
 	fault             adminapi.Fault
 }
 
-var mischiefs = []mischief{
+var presets = []preset{
 	{"refuse", "the rack answers 503 and does nothing", adminapi.Fault{Phase: adminapi.Instead,
 		Response: &adminapi.Response{Status: http.StatusServiceUnavailable,
 			ErrorCode: "ServiceNotAvailable", Message: "armed on the console"}}},
@@ -46,15 +46,15 @@ var mischiefs = []mischief{
 
 var everyOp = []string{"read", "write", "flush"}
 
-// diskOrders are the faults that the buttons of a disk's page arm.
+// diskOrders has the faults that the buttons of a disk's page activate.
 var diskOrders = map[string]struct {
 	fault adminapi.DiskFault
 	done  string
 }{
 	"hang": {adminapi.DiskFault{On: everyOp, Hang: true}, "The disk hangs until it is healed."},
-	"fail": {adminapi.DiskFault{On: everyOp}, "Everything that the disk is asked fails."},
+	"fail": {adminapi.DiskFault{On: everyOp}, "Every operation of the disk fails."},
 	"slow": {adminapi.DiskFault{On: everyOp, Delay: adminapi.Duration(500 * time.Millisecond)},
-		"Everything that the disk is asked takes half a second longer."},
+		"Every operation of the disk takes half a second longer."},
 }
 
 // newOrder reads a form. Its field do has a verb and, after a space, an object.
@@ -113,7 +113,7 @@ func newFault(form url.Values) (adminapi.Fault, error) {
 		return adminapi.Fault{}, fmt.Errorf("times is %q, expected a number; 0 means always",
 			form.Get("times"))
 	}
-	for _, m := range mischiefs {
+	for _, m := range presets {
 		if m.Name == form.Get("what") {
 			f := m.fault
 			f.Operation, f.Object = form.Get("operation"), strings.TrimSpace(form.Get("object"))
@@ -169,7 +169,7 @@ func (c *Console) carryOut(r *http.Request, o order) error {
 		if o.body != nil {
 			var err error
 			if body, err = json.Marshal(o.body); err != nil {
-				return fmt.Errorf("what the form says of %s is no JSON: %w", o.path, err)
+				return fmt.Errorf("the form's value for %s is not JSON: %w", o.path, err)
 			}
 		}
 		own, err := http.NewRequestWithContext(r.Context(), o.method, o.path, bytes.NewReader(body))

@@ -243,8 +243,8 @@ func (c *Console) Guard(next http.Handler) http.Handler {
 // maxForm limits the body of a request to the admin listener.
 const maxForm = 1 << 20
 
-// ReadBody reads up to limit bytes of a request's body and one more, within a time. If that is the
-// whole body, it removes the deadline for later requests on the connection.
+// ReadBody reads a request's body within a time. If the body has more than limit bytes, it stops
+// one byte after the limit; else it removes the deadline for later requests on the connection.
 func ReadBody(w http.ResponseWriter, r *http.Request, limit int64, within time.Duration) ([]byte,
 	error) {
 	control := http.NewResponseController(w)
@@ -261,9 +261,9 @@ func ReadBody(w http.ResponseWriter, r *http.Request, limit int64, within time.D
 
 // CheckPage refuses requests that web pages of other origins send. A browser on the same machine
 // can reach the listener, and the name of a page's host may resolve to the listener's address (DNS
-// rebinding). So a name in Host must be localhost or one of hosts, to which the command-line flag
-// adds, and an Origin must be the listener's own. A request that a browser marks as cross-site may
-// only open a page.
+// rebinding). So a name in Host must be localhost or one of hosts (the user adds to them with the
+// command-line flag), and an Origin must be the listener's own. A request that a browser marks as
+// cross-site may only open a page.
 func CheckPage(r *http.Request, hosts []string, flag string) error {
 	if !ownHost(r.Host, hosts) {
 		return fmt.Errorf("the request's Host is %q, and any name can be made to resolve to this "+

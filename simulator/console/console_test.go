@@ -177,7 +177,7 @@ func TestAFormBecomesARequest(t *testing.T) {
 			`POST /faults {"operation":"disk_create","object":"x","times":2,"phase":"after","cut":true}`},
 		{"do=stop+x", "POST /v1/instances/x/stop"},
 		{"do=arm&what=lose&times=x", `Refused: times is "x"`},
-		{"do=switch+}", "Refused: what the form says of /switches is no JSON"},
+		{"do=switch+}", "Refused: the form's value for /switches is not JSON"},
 		{"do=jump", `Refused: the form asks for "jump"`},
 	} {
 		var forwarded []string

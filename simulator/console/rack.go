@@ -18,7 +18,7 @@ type card struct {
 	CanStart, CanStop  bool
 	Slots              []slot
 	Attached, AllSlots int
-	// Machine runs it, if it is not nil.
+	// Machine is the instance's virtual machine, or nil.
 	Machine *adminapi.Machine
 }
 
@@ -47,7 +47,7 @@ type toggle struct {
 	Change string
 }
 
-// rackBody is what the rack's page shows.
+// rackBody has the content of the rack's page.
 type rackBody struct {
 	Cards   []card
 	Shelf   []shelved
@@ -61,7 +61,7 @@ type rackBody struct {
 	Filter     string
 	Operations []string
 	Settings   []setting
-	Mischiefs  []mischief
+	Presets    []preset
 }
 
 type fault struct {
@@ -71,7 +71,7 @@ type fault struct {
 
 type setting struct{ Name, Value string }
 
-// fill fills in what the rack has.
+// fill sets the fields that show the state of the rack.
 func (b *rackBody) fill(state adminapi.State, switches adminapi.Switches,
 	faults []adminapi.ActiveFault) {
 	disks, snapshots := map[string][]adminapi.Disk{}, map[string][]snapshot{}
@@ -145,8 +145,8 @@ func slotOf(d adminapi.Disk, boot bool) slot {
 	return slot{d.ID, label(d), d.Name + ", " + bytesText(d.Size), boot}
 }
 
-// label returns the name of a disk for people: the claim or the name in its tag, or else its name
-// on the rack.
+// label returns a disk's most readable name: the claim or the name in its tag, or else its name on
+// the rack.
 func label(d adminapi.Disk) string {
 	tag := readTag(d.Description)
 	return cmp.Or(tag["claim"], tag["name"], d.Name)
@@ -230,7 +230,7 @@ func (c *Console) rackPage(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switches, filter := c.Switches(), r.URL.Query().Get("disk")
-	body := rackBody{Filter: filter, Operations: c.Operations, Mischiefs: mischiefs,
+	body := rackBody{Filter: filter, Operations: c.Operations, Presets: presets,
 		Settings: settings(switches), Rows: c.rows(state, watch(state, filter))}
 	state.Machines = c.Machines() // what they print does not change the records' version
 	body.fill(state, switches, c.Faults())

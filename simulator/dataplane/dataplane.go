@@ -97,7 +97,7 @@ func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSe
 // devices with the same serial for one device.
 func (d Device) loopSerial() string { return d.serial() + serialEnd + d.DiskID[:8] }
 
-// sizeOr returns the size that a fault gives the device, in whole blocks, or its own.
+// sizeOr returns the size that a fault gives the device, in whole blocks, or its own if wrong is 0.
 func (d Device) sizeOr(wrong int64) int64 {
 	if wrong > 0 {
 		return wrong / int64(d.BlockSize) * int64(d.BlockSize)
@@ -105,10 +105,11 @@ func (d Device) sizeOr(wrong int64) int64 {
 	return d.SizeBytes
 }
 
-// serialEnd ends a serial number in the text of a loop device. No name of a disk contains it.
+// serialEnd separates the guest's serial number from the rest of a loop device's serial. No name of
+// a disk contains it.
 const serialEnd = "/"
 
-// SerialOf returns the serial number that the guest of a rack's loop device sees.
+// SerialOf returns the serial number that a guest sees for a rack's loop device.
 func SerialOf(loop loopdev.Device) string {
 	serial, _, _ := strings.Cut(loop.Serial, serialEnd)
 	return serial
@@ -140,7 +141,7 @@ var errNoDevices = errors.New("the rack was started without devices")
 // Config configures a data plane. The fields without a comment are those of a rack's Config in
 // package engine.
 type Config struct {
-	// Dir is an existing directory. A plane has its path without symbolic links.
+	// Dir is an existing directory. Open replaces symbolic links in its path.
 	Dir string
 	Log *slog.Logger
 

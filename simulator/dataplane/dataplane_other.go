@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// A plane on this system has no devices, so only the last three of these functions are called.
+// A plane on this system has no devices, so it calls few of these functions.
 
 func checkNodes(string) (uint64, error) { return 0, errors.ErrUnsupported }
 

@@ -135,8 +135,8 @@ func nodeOf(t *testing.T, p *Plane, instanceID string) string {
 	return p.view(instanceID).nodePath(names[0])
 }
 
-// TestMkfsTellsApartDisksWithOneSerial has two racks whose disks have the same serial number.
-func TestMkfsTellsApartDisksWithOneSerial(t *testing.T) {
+// TestMkfsDistinguishesDisksWithTheSameSerial has two racks with a disk of the same name.
+func TestMkfsDistinguishesDisksWithTheSameSerial(t *testing.T) {
 	for _, mounted := range []bool{true, false} {
 		p := newPlane(t)
 		spec := newDisk(t, p, newGuest(t, p), "same")

@@ -146,7 +146,7 @@ func (p *Plane) RemoveImage(id string) (err error) {
 // unfinished is the suffix of files that are being written.
 const unfinished = ".tmp"
 
-// makeBacking creates a file that is complete and durable, or does not exist.
+// makeBacking creates a file, complete and durable or not at all.
 func (p *Plane) makeBacking(path string, write func(*os.File) error) error {
 	if _, err := os.Stat(path); err == nil {
 		return nil
@@ -326,8 +326,8 @@ func (p *Plane) diskInodes() (map[string]uint64, error) {
 // backing matches the names of finished and unfinished files.
 var backing = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.img(\.tmp)?$`)
 
-// removeOrphans removes the files of a kind of the objects in left, which have no record any more,
-// and unfinished files. It keeps every other file, which is not the rack's.
+// removeOrphans removes the files of one kind whose objects are in left and have no record any
+// more, and unfinished files. It keeps all other files, because they are not the rack's.
 func (p *Plane) removeOrphans(kind string, ids, left []string) error {
 	dir := filepath.Join(p.Dir, kind)
 	entries, err := os.ReadDir(dir)
@@ -405,9 +405,9 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) (er
 		event{what: snapshotTaken, disk: diskID, snapshot: p.SnapshotPath(snapshotID)}, err)
 }
 
-// copyStill copies the disk of a guest, and repeats the copy if there were writes in the meantime.
+// copyStill copies a disk in use, and repeats the copy if there were writes in the meantime.
 func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) error {
-	// Without precedence, a copy on a busy machine takes longer than the pauses between two writes.
+	// At normal priority, a copy on a busy machine takes longer than the pauses between two writes.
 	defer hurry()()
 	for attempt := range snapshotAttempts {
 		if err := pause(ctx, time.Duration(attempt)*10*time.Millisecond); err != nil {
@@ -426,9 +426,9 @@ func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) er
 	return ErrWrittenMeanwhile
 }
 
-// copyOnce copies once, and reports whether there were no writes in the meantime. A request that
-// ends or begins during the copy is in the counters or in flight at its end, because they are read
-// in the opposite order then.
+// copyOnce copies a disk once, and reports whether there was no write in the meantime. It reads the
+// counters of completed writes and then those in flight, and after the copy in the opposite order.
+// So it notices every write that begins or ends in between.
 func copyOnce(ctx context.Context, dst, src *os.File, d *plugged) (still bool, err error) {
 	before, err := countWrites(*d.loop)
 	if err != nil {

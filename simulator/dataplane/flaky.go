@@ -17,13 +17,13 @@ import (
 // (Config.FlakyDisks).
 var ErrCannotFail = errors.New("the disks of this rack cannot fail")
 
-// Flaky has the disks of a plane that can fail. The faults of a disk stay active when the disk is
-// detached, and apply in the next guest.
+// Flaky has the disks of a plane whose disks can fail. The faults of a disk stay active when the
+// disk is detached, and apply in the next guest.
 type Flaky struct {
 	// path returns the path of a disk's file.
 	path func(id string) string
 	dir  string
-	// mark begins the names of its files and identifies the rack.
+	// mark is the prefix of its files' names, and identifies the rack.
 	mark string
 	// server is nil if the disks are plain files. device is the st_dev of its files.
 	server *flakydisk.Server

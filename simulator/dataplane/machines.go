@@ -28,12 +28,12 @@ const (
 	leastMemory, mostMemory = 512 << 20, 1 << 30
 )
 
-// ErrNoMemory means that this computer has not the memory for one more machine.
-var ErrNoMemory = errors.New("this computer has not the memory for one more virtual machine")
+// ErrNoMemory means that this computer lacks the memory for one more machine.
+var ErrNoMemory = errors.New("this computer lacks the memory for one more virtual machine")
 
 func (p *Plane) machineDir(id string) string { return filepath.Join(p.GuestDir(id), "machine") }
 
-// againPath returns the path of a file that a plane makes whose end ends the machine.
+// againPath returns the path of a file that exists if the end of a plane has stopped the machine.
 func (p *Plane) againPath(id string) string { return filepath.Join(p.machineDir(id), "again") }
 
 func (p *Plane) machineDisk(d *plugged) machine.Disk {
@@ -91,8 +91,8 @@ func (p *Plane) Run(f Firmware) error {
 
 var memoryLine = regexp.MustCompile(`(?m)^(MemTotal|MemAvailable): +(\d+) kB$`)
 
-// hasMemory returns an error unless there is memory for one more machine. Those of this plane get
-// three quarters of the computer's, as they take it only bit by bit.
+// hasMemory returns an error unless there is memory for one more machine. All machines of this
+// plane together may have three quarters of the computer's memory, which they use only gradually.
 func (p *Plane) hasMemory(more int64) error {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -105,7 +105,8 @@ func (p *Plane) hasMemory(more int64) error {
 	return fits(string(text), used, more)
 }
 
-// fits returns an error unless /proc/meminfo has memory for more, and for all that is used then.
+// fits returns an error unless a text of /proc/meminfo shows enough memory for a machine of more
+// bytes, and for used bytes of all machines together.
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
@@ -135,7 +136,7 @@ func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 	})
 }
 
-// Halt stops the machine of a guest, if it has one. Its guest notices nothing before.
+// Halt stops the machine of a guest, if it has one, without telling the guest.
 func (p *Plane) Halt(id string) error {
 	g := p.guests.lock(id)
 	if g == nil {
@@ -200,9 +201,9 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 	return resume, nil
 }
 
-// Adopt finds the machines that an earlier plane has started, and returns those of the running
-// instances that have none any more, and of these the ones that the plane's own end has stopped. It
-// stops the machines of all other instances.
+// Adopt takes over the machines that an earlier plane has started, and stops those of instances
+// that are not running. It returns the running instances without a machine (gone), and those of
+// them whose machine the end of the earlier plane has stopped (again).
 func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	found, err := os.ReadDir(filepath.Join(p.Dir, "guests"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -243,7 +244,7 @@ func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	return gone, again, errors.Join(errs...)
 }
 
-// keep takes every disk from the machines that is not attached to their instances.
+// keep removes from each machine the disks that are not attached to its instance.
 func (p *Plane) keep(ctx context.Context, attached []Device) error {
 	var errs []error
 	for id, g := range p.guests.all() {

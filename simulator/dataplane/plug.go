@@ -40,7 +40,7 @@ func (p *Plane) Plug(spec Device, f Fault) (err error) {
 		return nil
 	}
 	if f.Fails {
-		return errors.New("a fault says so")
+		return errors.New("a fault makes this fail")
 	}
 	if err := p.tampering.life(event{what: diskPlugging, disk: spec.DiskID,
 		name: spec.DiskName, bytes: spec.SizeBytes, fault: &f}, nil); err != nil {
@@ -105,8 +105,8 @@ func (p *Plane) Trim(diskID string, size int64) error {
 	return p.trim(diskID, size)
 }
 
-// enter adds a disk to its guest and shows it, either at once or after the delay and a random part
-// of up to half of it. So devices do not appear in the order in which they were attached (A57).
+// enter adds a disk to its guest and shows it: at once, or after the delay and a random time of up
+// to half of the delay, so that devices do not appear in the order of their attachment (A57).
 func (p *Plane) enter(d *plugged, delay time.Duration) error {
 	g := p.guests.lock(d.spec.InstanceID)
 	if g == nil {

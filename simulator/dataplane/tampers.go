@@ -41,8 +41,8 @@ type tampering struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	now Tamper
-	// undo removes devices from views where they should not be, by the IDs of their disks; those of
-	// detached disks have the key "".
+	// undo has functions that remove devices from views where they should not be, by the IDs of their
+	// disks. The key "" has those of detached disks.
 	undo map[string][]func() error
 }
 
@@ -145,7 +145,7 @@ func (a *tampering) keeps(d *plugged) bool {
 const (
 	// tamperBlock is the unit in which tampers damage bytes.
 	tamperBlock = 4096
-	// lateDevice is longer than anybody waits for a device.
+	// lateDevice is a delay for which nobody waits.
 	lateDevice = 10 * time.Minute
 	// tornWrites is the number of writes between the two halves of a torn snapshot. tornWait limits
 	// the wait for the next write, because the disk may be idle.
@@ -156,7 +156,7 @@ const (
 // Tampers returns all tampers.
 func Tampers() []Tamper {
 	return append([]Tamper{
-		{Name: "swapped-disks", Says: "a disk and another exchange their bytes when it is attached",
+		{Name: "swapped-disks", Says: "a disk exchanges its bytes with another one when it is attached",
 			life: at(diskPlugging, swapDisks)},
 		{Name: "stale-read", Says: "an attached disk has the bytes that it had at the detach before " +
 			"the last", life: staleRead},
@@ -500,7 +500,7 @@ type event struct {
 	snapshot string
 }
 
-// corruption is one active tamper of the product.
+// corruption is a combination of a damage, a moment and a place that is active.
 type corruption struct {
 	damage damage
 	moment moment

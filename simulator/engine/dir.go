@@ -201,7 +201,7 @@ func awaitsGuests(dir string, entry fs.DirEntry) (awaits bool, err error) {
 	return awaits, nil
 }
 
-// WriteDurably writes a file, which is on disk when it returns.
+// WriteDurably writes a file. The file is on disk when the call returns.
 func WriteDurably(path, text string) error { return writeDurably(path, text, os.O_TRUNC) }
 
 func writeDurably(path, text string, flag int) error {
@@ -216,7 +216,8 @@ func writeDurably(path, text string, flag int) error {
 	return nil
 }
 
-// temporaryPrefix begins the name of a temporary directory, which is removed with its rack.
+// temporaryPrefix is the prefix of the name of a temporary directory, which is removed with its
+// rack.
 const temporaryPrefix = "oxide-simulator-"
 
 // removeLeft removes the temporary directories of killed racks, with their devices and mounts. It

@@ -193,7 +193,8 @@ func (s Disks) undo(d store.Disk, cause error) error {
 	return undone(cause, err)
 }
 
-// undone adds to the cause of a failure the error that undoing its effects has had, if any.
+// undone returns the cause of a failure, together with the error of undoing its effects if there is
+// one.
 func undone(cause, err error) error {
 	if err != nil {
 		return fmt.Errorf("%w; and undoing it: %w", cause, err)

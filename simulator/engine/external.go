@@ -171,7 +171,8 @@ func (c *Change) usedAddresses(kinds ...*Kind) map[netip.Addr]bool {
 	return used
 }
 
-// user returns the instance that a floating IP or an external subnet is attached to.
+// user returns the ID of the instance to which a floating IP or an external subnet is attached, or
+// "".
 func user(c *Change) string { return c.old.Text("instance_id") }
 
 func attached(c *Change) (string, bool) { return "", user(c) != "" }
@@ -435,7 +436,7 @@ func setSubnet(c *Change, value any) {
 	c.record.Fields["subnet_pool_id"], c.record.Fields["subnet_pool_member_id"] = pool.ID, member.ID
 }
 
-// allows reports whether subnets with that prefix length may be allocated from the member.
+// allows reports whether subnets with that prefix length may be allocated from the extent.
 func (e Extent) allows(length int) bool { return e.MinPrefix <= length && length <= e.MaxPrefix }
 
 // givenSubnet finds the member of a linked pool that contains the subnet of the request.

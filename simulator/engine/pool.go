@@ -30,8 +30,8 @@ type poolWords struct {
 	// id is the field with the pool's ID. link is the rack's word for the link of a silo, and
 	// linkID identifies the link in the error for a second one.
 	id, link, linkID string
-	// otherVersion, overlaps and missing refuse an extent. The first gets the extent's IP version, the
-	// pool's, and the pool's ID.
+	// otherVersion, overlaps and missing are errors about an extent. otherVersion is formatted with
+	// the extent's IP version, the pool's IP version and the pool's ID.
 	otherVersion, overlaps, missing string
 	// usedExtent and usedPool are the errors for removing an extent or a link of a pool from which
 	// addresses are allocated.
@@ -350,7 +350,7 @@ func (s Resources) Extents(call *Call, k *Kind, sel store.Selector) ([]Part, err
 	})
 }
 
-// AddExtent adds a range or a member to a pool. No two of all pools overlap.
+// AddExtent adds a range or a member to a pool. It must not overlap with one of any pool.
 func (s Resources) AddExtent(call *Call, k *Kind, sel store.Selector, e Extent) (part Part,
 	err error) {
 	err = s.changePool(call, k, sel, func(c *Change) {
@@ -544,7 +544,7 @@ func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 }
 
 // parts writes a list into a field of a port's settings. Each object gets the ID of the settings,
-// and its keys are renamed as names says.
+// and names has the new names of its keys.
 func parts(c *Change, name string, list []any, names map[string]string) {
 	out := []any{}
 	for _, one := range list {

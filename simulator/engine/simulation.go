@@ -39,8 +39,8 @@ import (
 type Config struct {
 	// Dir is the rack's directory. A rack that is opened on it again has all its earlier objects.
 	Dir string
-	// Volatile saves the time of writing records and new disks durably. They survive a kill of the
-	// simulator, and no power cut of the machine.
+	// Volatile makes writes faster: records and new disks survive a kill of the simulator, but not a
+	// power cut of the machine.
 	Volatile bool
 	// Projects exist from the start; nil means one project, "default". Instances and disks without a
 	// project are in the first one.
@@ -137,8 +137,8 @@ type DiskSpec struct {
 type Simulation struct {
 	config    Config
 	temporary bool
-	// boot are the instances whose machines are started at the end of Open: those of the Config, and
-	// those that the last simulator has stopped at its end.
+	// boot has the IDs of the instances that Open starts: those of the Config, and those whose
+	// machines the last simulator stopped when it was closed.
 	boot     []string
 	log      *slog.Logger
 	store    *store.Store
@@ -353,8 +353,8 @@ func (r *Simulation) Records() *store.Store { return r.store }
 // Plane returns the rack's data plane.
 func (r *Simulation) Plane() *dataplane.Plane { return r.plane }
 
-// deferredWork has the work of calls that were answered before it is done, since the last
-// RunDeferred, which closes now to end its delays.
+// deferredWork counts the work since the last RunDeferred that is done after its call was answered.
+// RunDeferred closes now, which ends the delays of the work.
 type deferredWork struct {
 	now  chan struct{}
 	work sync.WaitGroup

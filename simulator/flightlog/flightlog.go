@@ -2,9 +2,9 @@
 // to the file of a volume for every change that it makes there, such as a format or a mount
 // (docs/events.md). These changes are in no request of the rack's API.
 //
-// Package flightlog knows the form of the lines, and not the driver. It does not trust the files:
-// it follows no link, reads only regular files, skips invalid lines, and limits the number of
-// entries. It reads the files only in [Log.Newest].
+// The package does not import the driver, and does not trust the files: it follows no link, reads
+// only regular files, skips invalid lines, and limits the number of entries. It reads the files
+// only in [Log.Newest].
 package flightlog
 
 import (
@@ -120,7 +120,7 @@ func (l *Log) follow(now time.Time) {
 		paths, _ := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 		for _, path := range paths {
 			info, err := os.Lstat(path)
-			// Nothing in a file that was not written to for so long is shown.
+			// No entry of a file is shown that was not written to for so long.
 			if err != nil || info.ModTime().Before(now.Add(-kept)) || len(files) == maxFiles {
 				continue
 			}

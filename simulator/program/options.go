@@ -105,7 +105,7 @@ func (o *options) flags() *flag.FlagSet {
 	f.StringVar(&r.Dir, "dir", "", "the rack's `directory`, created if it is missing; default: a new "+
 		"one, removed at the end")
 	f.BoolVar(&r.Volatile, "volatile", false, "write faster: the rack survives a kill of the "+
-		"simulator, and no power cut of the machine")
+		"simulator, but not a power cut of the machine")
 	f.StringVar(&o.listen, "listen", "127.0.0.1:0", "`address` of the API; port 0 picks one")
 	f.StringVar(&o.admin, "admin", "127.0.0.1:0", "`address` of the admin listener")
 	f.Func("admin-host", "`name` by which clients reach the admin listener, beside localhost and its "+

@@ -39,8 +39,8 @@ type Rack struct {
 // Option changes the configuration of a rack before it starts.
 type Option func(*simulator.Config)
 
-// Start serves a rack until the test ends. It fails the test if the rack does not start, or does
-// not end in order.
+// Start serves a rack until the test ends. It fails the test if the rack does not start, or cannot
+// be closed.
 func Start(t testing.TB, options ...Option) *Rack {
 	t.Helper()
 	c := simulator.Config{

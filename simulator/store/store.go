@@ -109,7 +109,7 @@ func (s *Store) Gone(ids ...string) {
 }
 
 // Tx is a transaction. Its first error ends it: a read or a write that fails calls Check, and so
-// do the rules of the rack with a refusal. So what is decided in a transaction returns no errors.
+// does a rule of the rack that refuses the call. So functions with a Tx return no errors.
 type Tx struct{ *bbolt.Tx }
 
 // ended is the panic with which Check ends a transaction.
@@ -188,7 +188,7 @@ func keysOf(b *bbolt.Bucket, prefix string) (rest []string) {
 	return rest
 }
 
-// Clear removes every record and every table. The IDs that had files are Left.
+// Clear removes every record and every table. It passes the IDs of objects with files to Leave.
 func (tx *Tx) Clear() {
 	var ids []string
 	for _, name := range withFiles {
@@ -324,7 +324,7 @@ func (t Table[T]) Put(tx *Tx, record T) {
 	))
 }
 
-// Delete removes a record. If such objects have files, its ID is Left.
+// Delete removes a record. If such objects have files, it passes the ID to Leave.
 func (t Table[T]) Delete(tx *Tx, record T) {
 	ident, parent := record.Ident(), t.Parent(record)
 	if slices.Contains(withFiles, t.Name) {
@@ -439,7 +439,7 @@ const (
 	ByID             = "id_ascending"
 )
 
-// OtherNames returns the names of an ID and the IDs of a name.
+// OtherNames returns the names of the objects with an ID, or the IDs of the objects with a name.
 func (tx *Tx) OtherNames(parent, subject string) []string {
 	return slices.Concat(
 		aliases(tx, Disks, parent, subject),

@@ -64,8 +64,8 @@ var (
 	eachMinute = fmt.Sprintf("0+1x%d", samples)
 	// slowly is a counter of retries of the kubelet, which are two minutes apart in the end.
 	slowly = counts(2)
-	// restarted0 and its neighbors are series of a container that exists for 2 of every 7 minutes,
-	// and of its target.
+	// restarted0 is a series of zeroes of a container that exists for 2 of every 7 minutes, and
+	// restartedUp is the series "up" of its target.
 	restarted0  = strings.Repeat("0 0 stale _x4 ", samples/7+1)
 	restartedUp = strings.Repeat("1 1 0 0 0 0 0 ", samples/7+1)
 	// fiveMinutely is a counter that begins with 1 and grows by one every five minutes, up to 10.

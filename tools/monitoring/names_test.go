@@ -105,9 +105,9 @@ func problems(t *testing.T, text string) (found []string) {
 	return found
 }
 
-// problemsOfMatcher returns what a matcher requires that a metric with these labels never has. Each
-// alternative of a regular expression has to be a value; an alternative with parentheses has to
-// match a value.
+// problemsOfMatcher returns the label and the values in a matcher that no series of a metric has.
+// own are the labels of the metric. Each alternative of a regular expression has to be a value; an
+// alternative with parentheses has to match a value.
 func problemsOfMatcher(t *testing.T, own []string, m *labels.Matcher) (found []string) {
 	t.Helper()
 	if m.Name == labels.MetricName {

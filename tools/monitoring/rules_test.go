@@ -196,7 +196,7 @@ func TestEveryAlertHasASeverityAndALinkToItsSection(t *testing.T) {
 	}
 }
 
-// temporary lists the reasons that disappear without an operator, or that no call of a volume has.
+// temporary lists the reasons that disappear without an operator.
 var temporary = []string{"Canceled", "OperationPending", "DiskProofPending", "SnapshotNotReady",
 	"DiskBusy"}
 

@@ -100,7 +100,7 @@ func (r *release) buildah(ctx context.Context, args ...string) (string, error) {
 	return r.output(ctx, "buildah", append(store, args...)...)
 }
 
-// importBase makes an image of the given root file system.
+// importBase makes an image of the root file system in Base, and returns its name.
 func (r *release) importBase(ctx context.Context) (string, error) {
 	if r.Base == "" {
 		return "", nil
@@ -122,7 +122,7 @@ func (r *release) importBase(ctx context.Context) (string, error) {
 	return name, nil
 }
 
-// contextDir adds to the binaries of the release what else the Dockerfile copies.
+// contextDir adds the other files that the Dockerfile copies to the folder with the binaries.
 func (r *release) contextDir() error {
 	for _, name := range []string{"Dockerfile", "tools/node-root"} {
 		content, err := os.ReadFile(filepath.Join(r.Root, name))
@@ -140,8 +140,8 @@ func (r *release) contextDir() error {
 	return nil
 }
 
-// joinArchitectures makes one image of the images in a layout, of which each is tagged with its
-// architecture. It writes that image and its bill.
+// joinArchitectures joins the images in a layout, each tagged with its architecture, into one. It
+// writes that image, and a bill of materials for each architecture.
 func (r *release) joinArchitectures(name, dir string) error {
 	l, err := newLayout(dir)
 	if err != nil {

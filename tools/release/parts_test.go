@@ -24,11 +24,11 @@ func TestNotesAreTheVersionsSectionOfTheChangelog(t *testing.T) {
 	for _, c := range []struct{ name, version, want, complaint string }{
 		{"a release, whose heading has a date", "v1.2.3",
 			"- one\n- [two](https://example.com/a.md)\n", ""},
-		{"a candidate has what is unreleased, with links that work elsewhere", "v1.3.0-rc.1",
+		{"a candidate has the unreleased changes, with absolute links", "v1.3.0-rc.1",
 			"- new, see [the page](" + project + "/blob/v1.3.0-rc.1/docs/new.md)\n", ""},
 		{"a release without a section", "v1.3.0", "", `## v1.3.0`},
 		{"a section without text", "v1.2.2", "", `## v1.2.2`},
-		{"the beginning of a version is another one", "v1.2", "", `## v1.2`},
+		{"the beginning of another version", "v1.2", "", `## v1.2`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := section(changelog, c.version)
@@ -57,8 +57,9 @@ func TestAWrongRequestIsRefusedAndMakesNoFolder(t *testing.T) {
 		{"half a version", func(r *release) { r.Version = "v1.2" }, "expected three numbers"},
 		{"an unknown architecture", func(r *release) { r.Arch = []string{"mips"} }, `"mips"`},
 		{"no architecture", func(r *release) { r.Arch = nil }, "-arch is empty"},
-		{"one base for two", func(r *release) { r.Base, r.Arch = "x", []string{"amd64", "arm64"} },
-			"name one"},
+		{"one base for two architectures", func(r *release) {
+			r.Base, r.Arch = "x", []string{"amd64", "arm64"}
+		}, "name one"},
 		{"a folder with other files", func(r *release) { r.Out = full }, "not a release to replace"},
 		{"a version without notes", func(*release) {}, "## v1.2.3"},
 	} {

@@ -69,7 +69,7 @@ func blobOf(files map[string][]byte, d ocispec.Descriptor) []byte {
 	return files["blobs/sha256/"+d.Digest.Encoded()]
 }
 
-// helmPulls serves the chart's layout as a registry would, and pulls the chart from it.
+// helmPulls serves the chart's layout as a registry does, and lets helm pull the chart from it.
 func helmPulls(t *testing.T, root, dir string) {
 	t.Helper()
 	version := testVersion[1:]

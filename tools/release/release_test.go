@@ -76,8 +76,8 @@ func TestAReleaseIsCompleteAndReproducible(t *testing.T) {
 	})
 }
 
-// whole skips a test that makes whole releases under go test -short, and reports its cases as
-// internal/short does, which this module cannot import.
+// Under go test -short, whole skips a test that makes whole releases. It reports the number of
+// cases as internal/short does, which this module cannot import.
 func whole(t *testing.T, cases int) {
 	t.Helper()
 	if testing.Short() {

@@ -57,7 +57,7 @@ func (b *bill) modules(info *buildinfo.BuildInfo) []part {
 // unfit matches characters that no SPDX identifier may contain.
 var unfit = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
 
-// writeBill writes NAME.spdx.json.
+// writeBill writes a bill of materials as NAME.spdx.json.
 func (r *release) writeBill(b *bill) error {
 	const subject = "subject"
 	doc := v2_3.Document{SPDXVersion: v2_3.Version, DataLicense: v2_3.DataLicense,
