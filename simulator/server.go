@@ -321,15 +321,15 @@ func (l *requestLog) since(seq int) []adminapi.Request {
 	return append([]adminapi.Request{}, l.entries[i:]...)
 }
 
-// newest returns up to limit entries of the last hour after the entry since for which keep returns
-// true, the newest first.
-func (l *requestLog) newest(since, limit int, keep func(*adminapi.Request) bool) (
+// newest returns up to limit entries of the last hour for which keep returns true, the newest
+// first.
+func (l *requestLog) newest(limit int, keep func(*adminapi.Request) bool) (
 	found []adminapi.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	oldest := time.Now().Add(-time.Hour)
 	for i := len(l.entries) - 1; i >= 0 && len(found) < limit; i-- {
-		if r := &l.entries[i]; r.Seq <= since || r.Time.Before(oldest) {
+		if r := &l.entries[i]; r.Time.Before(oldest) {
 			break
 		} else if keep(r) {
 			found = append(found, *r)

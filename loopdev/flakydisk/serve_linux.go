@@ -122,10 +122,7 @@ type root struct {
 	last  uint64 // the inode number that was used last
 }
 
-var (
-	_ fs.NodeLookuper  = (*root)(nil)
-	_ fs.NodeReaddirer = (*root)(nil)
-)
+var _ fs.NodeLookuper = (*root)(nil)
 
 // Lookup finds a disk.
 func (r *root) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode,
@@ -139,17 +136,6 @@ func (r *root) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs
 	f.fill(&out.Attr)
 	return r.NewInode(ctx, &file{disk: f.disk, number: f.number},
 		fs.StableAttr{Mode: syscall.S_IFREG, Ino: f.number + 1}), 0
-}
-
-// Readdir lists the disks.
-func (r *root) Readdir(context.Context) (fs.DirStream, syscall.Errno) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var entries []fuse.DirEntry
-	for name, f := range r.disks {
-		entries = append(entries, fuse.DirEntry{Name: name, Mode: syscall.S_IFREG, Ino: f.number + 1})
-	}
-	return fs.NewListDirStream(entries), 0
 }
 
 // file serves a disk as a file. The inode number 1 belongs to the directory.

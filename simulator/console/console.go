@@ -10,6 +10,7 @@ package console
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -42,11 +43,11 @@ type Console struct {
 	// Switches and Faults return the present switches and the active faults.
 	Switches func() adminapi.Switches
 	Faults   func() []adminapi.ActiveFault
-	// Requests returns up to limit requests of the last hour after number since for which keep returns
-	// true, the newest first.
-	Requests func(since, limit int, keep func(*adminapi.Request) bool) []adminapi.Request
+	// Requests returns up to limit requests of the last hour for which keep returns true, the newest
+	// first.
+	Requests func(limit int, keep func(*adminapi.Request) bool) []adminapi.Request
 	// Flights returns entries of flight records in the same way.
-	Flights func(since, limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
+	Flights func(limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
 	// Disk returns what the data plane knows of a disk.
 	Disk func(id string) (Disk, error)
 	// Admin answers the requests of package adminapi.
@@ -134,27 +135,28 @@ func (c *Console) state() (adminapi.State, int, error) {
 	return c.records, c.version, err
 }
 
-// unchanged answers 304 and returns true if the browser already has the page. The ETag is made of
-// everything that a page shows: the version of the records, the newest request and flight record,
-// the other state of the rack, and more, which is the page's own. The token makes it differ after a
-// restart of the simulator.
-func (c *Console) unchanged(w http.ResponseWriter, r *http.Request, version int, more any) (bool,
-	error) {
+// answered answers with an error, or with 304 if the browser already has the page, and returns true
+// then. The ETag is made of everything that a page shows: the version of the records, the newest
+// request and flight record, the other state of the rack, and more, which is the page's own. The
+// token makes it differ after a restart of the simulator.
+func (c *Console) answered(w http.ResponseWriter, r *http.Request, err error, version int,
+	more any) bool {
 	var request, entry int
-	c.Requests(0, 1, func(r *adminapi.Request) bool { request = r.Seq; return true })
-	c.Flights(0, 1, func(e *flightlog.Entry) bool { entry = e.Seq; return true })
-	shown, err := json.Marshal([]any{c.Token, version, c.Switches(), c.Faults(), c.Machines(),
+	c.Requests(1, func(r *adminapi.Request) bool { request = r.Seq; return true })
+	c.Flights(1, func(e *flightlog.Entry) bool { entry = e.Seq; return true })
+	shown, unshown := json.Marshal([]any{c.Token, version, c.Switches(), c.Faults(), c.Machines(),
 		request, entry, more})
-	if err != nil {
-		return false, err
+	if err = cmp.Or(err, unshown); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return true
 	}
 	tag := fmt.Sprintf(`"%x"`, sha256.Sum256(shown))
 	w.Header().Set("ETag", tag)
 	if r.Header.Get("If-None-Match") != tag {
-		return false, nil
+		return false
 	}
 	w.WriteHeader(http.StatusNotModified)
-	return true, nil
+	return true
 }
 
 func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name string, p page) {

@@ -42,19 +42,19 @@ func testConsole(forwarded *[]string) *Console {
 		return []adminapi.ActiveFault{{ID: "1", Fault: adminapi.Fault{Object: hostile,
 			Bearer: "oxide-token-secret"}}}
 	}
-	c.Requests = func(since, _ int, keep func(*adminapi.Request) bool) []adminapi.Request {
+	c.Requests = func(_ int, keep func(*adminapi.Request) bool) []adminapi.Request {
 		r := adminapi.Request{Seq: 1, Time: time.Now(), Operation: hostile, Object: hostile,
 			Caller: hostile, Path: "/v1/disks/" + hostile, ObjectID: id, Faults: []string{hostile}}
-		if since > 0 || !keep(&r) {
+		if !keep(&r) {
 			return nil
 		}
 		return []adminapi.Request{r}
 	}
-	c.Flights = func(since, _ int, keep func(*flightlog.Entry) bool) []flightlog.Entry {
+	c.Flights = func(_ int, keep func(*flightlog.Entry) bool) []flightlog.Entry {
 		e := flightlog.Entry{Seq: 1, Time: time.Now(), Event: hostile, Outcome: hostile, Volume: hostile,
 			Disk: hostile, Instance: hostile, Path: hostile, Filesystem: hostile, Detail: hostile,
 			Reason: hostile}
-		if since > 0 || !keep(&e) {
+		if !keep(&e) {
 			return nil
 		}
 		return []flightlog.Entry{e}
@@ -238,10 +238,10 @@ func TestAPageIsSentAgainOnlyWhenItHasChanged(t *testing.T) {
 			},
 			"a fault": func(c *Console) { c.Faults = func() []adminapi.ActiveFault { return nil } },
 			"a request": func(c *Console) {
-				c.Requests = func(int, int, func(*adminapi.Request) bool) []adminapi.Request { return nil }
+				c.Requests = func(int, func(*adminapi.Request) bool) []adminapi.Request { return nil }
 			},
 			"a flight record": func(c *Console) {
-				c.Flights = func(int, int, func(*flightlog.Entry) bool) []flightlog.Entry { return nil }
+				c.Flights = func(int, func(*flightlog.Entry) bool) []flightlog.Entry { return nil }
 			},
 			"the simulator": func(c *Console) { c.Token = "of a simulator that started again" },
 		} {

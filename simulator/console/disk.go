@@ -113,15 +113,7 @@ func (c *Console) diskPage(w http.ResponseWriter, r *http.Request) {
 	if err == nil && disk.found {
 		more, err = c.Disk(disk.about.ID)
 	}
-	same := false
-	if err == nil {
-		same, err = c.unchanged(w, r, version, more)
-	}
-	switch {
-	case err != nil:
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	case same:
+	if c.answered(w, r, err, version, more) {
 		return
 	}
 	status, title := http.StatusOK, "Disk "+label(disk.about.Disk)
@@ -239,8 +231,8 @@ func (c *Console) rows(state adminapi.State, disk watched) (rows []row) {
 	for _, d := range state.Disks {
 		names[d.ID] = d.Name
 	}
-	requests := c.Requests(0, shownRows, disk.wants)
-	entries := c.Flights(0, shownRows, disk.wantsEntry)
+	requests := c.Requests(shownRows, disk.wants)
+	entries := c.Flights(shownRows, disk.wantsEntry)
 	for len(rows) < shownRows && len(requests)+len(entries) > 0 {
 		if len(requests) == 0 || len(entries) > 0 && entries[0].Time.After(ended(requests[0])) {
 			rows = append(rows, row{Flight: newFlightRow(entries[0], names)})

@@ -218,15 +218,7 @@ func rule(f adminapi.Fault) string {
 
 func (c *Console) rackPage(w http.ResponseWriter, r *http.Request) {
 	state, version, err := c.state()
-	same := false
-	if err == nil {
-		same, err = c.unchanged(w, r, version, nil)
-	}
-	switch {
-	case err != nil:
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	case same:
+	if c.answered(w, r, err, version, nil) {
 		return
 	}
 	switches, filter := c.Switches(), r.URL.Query().Get("disk")

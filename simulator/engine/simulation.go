@@ -155,16 +155,15 @@ type Simulation struct {
 	repairs sync.Map
 	// unfreed is the space of deleted objects that is not free yet and that no quota counts.
 	unfreed atomic.Int64
-	// closing is closed when the rack begins to close.
-	closing chan struct{}
 	// ctx ends when the rack closes, or is reset. work counts the work that is still in progress then.
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	// life is held while the rack is reset or closed.
-	life sync.Mutex
-	mu   sync.Mutex
+	// life is held while the rack is reset or closed. It guards released, which Close sets.
+	life     sync.Mutex
+	released bool
+	mu       sync.Mutex
 	// mu guards closed, which must not change while work is added, and deferred.
 	closed   bool
 	deferred *deferredWork
@@ -176,7 +175,7 @@ var ErrClosed = errors.New("the simulator is closed")
 // Open opens the rack. It creates the objects of the config that the directory lacks, gives the
 // running instances their devices, and completes the unfinished work of an earlier simulator.
 func Open(ctx context.Context, c Config) (*Simulation, error) {
-	r := &Simulation{config: c, log: cmp.Or(c.Log, slog.Default()), closing: make(chan struct{}),
+	r := &Simulation{config: c, log: cmp.Or(c.Log, slog.Default()),
 		deferred: newDeferredWork(), switches: switchboard{changed: make(chan struct{})}}
 	if len(c.Projects) == 0 {
 		r.config.Projects = []string{"default"}
@@ -234,12 +233,10 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 func (r *Simulation) Close() error {
 	r.life.Lock()
 	defer r.life.Unlock()
-	select {
-	case <-r.closing:
+	if r.released {
 		return nil
-	default:
-		close(r.closing)
 	}
+	r.released = true
 	r.end()
 	return r.release()
 }
@@ -337,9 +334,6 @@ func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Dura
 		return
 	}
 }
-
-// Closing returns a channel that is closed when the rack begins to close.
-func (r *Simulation) Closing() <-chan struct{} { return r.closing }
 
 // InstanceSpecs returns the instances of the Config with their IDs.
 func (r *Simulation) InstanceSpecs() []InstanceSpec { return r.config.Instances }

@@ -77,15 +77,15 @@ type Log struct {
 }
 
 // Newest reads the lines that were written since the last call, and returns up to limit entries of
-// the last hour after number since for which keep returns true, the newest first. Of a change that
-// has ended it returns only the end.
-func (l *Log) Newest(since, limit int, keep func(*Entry) bool) (found []Entry) {
+// the last hour for which keep returns true, the newest first. Of a change that has ended it
+// returns only the end.
+func (l *Log) Newest(limit int, keep func(*Entry) bool) (found []Entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
 	l.follow(now)
 	for _, e := range slices.Backward(l.entries) {
-		if e.Seq <= since || len(found) == limit {
+		if len(found) == limit {
 			break
 		}
 		if l.current(e, now) && keep(&e) {

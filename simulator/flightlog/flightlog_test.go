@@ -56,10 +56,10 @@ func (r *record) replace(text string) {
 // next returns the events since the last call, the oldest first.
 func (r *record) next() string {
 	r.looked = time.Time{} // at once
-	var words string
-	for _, e := range r.Newest(r.last, 100, func(e *Entry) bool {
+	words, last := "", r.last
+	for _, e := range r.Newest(100, func(e *Entry) bool {
 		r.last = max(r.last, e.Seq)
-		return true
+		return e.Seq > last
 	}) {
 		words = strings.TrimSpace(e.Event + " " + words)
 	}
@@ -154,7 +154,7 @@ func TestTheEndOfAChangeReplacesItsBeginning(t *testing.T) {
 	r := newRecord(t)
 	shown := func() (all string) {
 		r.looked = time.Time{}
-		for _, e := range r.Newest(0, 100, func(*Entry) bool { return true }) {
+		for _, e := range r.Newest(100, func(*Entry) bool { return true }) {
 			all = fmt.Sprintf("%s %s %d, ", e.Event, e.Outcome, e.Change) + all
 		}
 		return strings.TrimSuffix(all, ", ")
@@ -188,7 +188,7 @@ func TestALogIsLimited(t *testing.T) {
 	if got := len(r.entries); got != maxEntries {
 		t.Errorf("the log keeps %d entries, want %d", got, maxEntries)
 	}
-	newest := r.Newest(0, 2, func(e *Entry) bool { return !strings.HasSuffix(e.Event, "8") })
+	newest := r.Newest(2, func(e *Entry) bool { return !strings.HasSuffix(e.Event, "8") })
 	got, err := json.Marshal([]string{newest[0].Event, newest[1].Event})
 	if want := `["Event5009","Event5007"]`; err != nil || string(got) != want {
 		t.Errorf("the two newest entries without an 8 are %s, want %s", got, want)
