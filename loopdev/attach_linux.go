@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serialMax is the length of the longest text that fits into lo_file_name with a NUL behind it.
+// serialMax is the length of the longest text that fits into lo_file_name with a NUL at its end.
 const serialMax = unix.LO_NAME_SIZE - 1
 
 // numberMax is the highest number of a loop device, because minor numbers have 20 bits.
@@ -139,7 +139,7 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 		d, err = d.fill(node)
 	}
 	if err != nil {
-		// Release the device, which no caller knows. The kernel does so when node is closed.
+		// Release the device, because no caller knows it. The kernel does so when node is closed.
 		clearErr := unix.IoctlSetInt(int(node.Fd()), unix.LOOP_CLR_FD, 0)
 		return d, fmt.Errorf("read the device %s: %w", d.Path, errors.Join(err, clearErr))
 	}
@@ -150,8 +150,8 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 const fuseRequestKiB = "128"
 
 // limitRequests keeps the kernel from splitting a request for a FUSE server. If the server refused
-// the second part of a write, the write would be short, which the kernel's loop driver reports as
-// done. For other files it restores the default limit, if it can.
+// the second part of a write, the write would be short, and the kernel's loop driver reports a
+// short write as done. For other files it restores the default limit, if it can.
 func (d Device) limitRequests(file *os.File) error {
 	var backing unix.Statfs_t
 	if err := unix.Fstatfs(int(file.Fd()), &backing); err != nil {
@@ -171,7 +171,8 @@ func (d Device) limitRequests(file *os.File) error {
 func (d Device) discardLimit() string { return sysDir(d.Number) + "/queue/discard_max_bytes" }
 
 // free returns the number of a device that was free a moment ago. Without Config.First, the kernel
-// chooses the lowest free number. Otherwise free searches upwards from there and adds the device.
+// chooses the lowest free number. Otherwise free searches upwards from the number from and adds the
+// device.
 func (c Config) free(control *os.File, from *int) (int, error) {
 	if c.First == 0 {
 		return unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// detachTimeout limits how long Detach waits for users of the device. A prober such as udev
-// opens every new device for some milliseconds, while a mount stays.
+// detachTimeout limits how long Detach waits for users of the device. A prober such as udev opens
+// every new device for some milliseconds. A mount stays longer.
 const detachTimeout = 2 * time.Second
 
-// Detach releases the device and returns when the kernel has released the file. It succeeds if
-// the device was released before. It returns [ErrBusy] if the device is still in use after two
-// seconds or at the end of ctx. The kernel then releases the device with its last user, and
-// the caller can wait for that with another call of Detach.
+// Detach releases the device and returns when the kernel has released the file. It succeeds if the
+// device was released before. It returns [ErrBusy] if the device is still in use after two seconds
+// or at the end of ctx. The kernel then releases the device when its last user closes it. The
+// caller can wait for that with another call of Detach.
 func (d Device) Detach(ctx context.Context) error {
 	err := d.with(func(f *os.File) error {
 		// Linux keeps the read-only flag with the number, so clear it for the next user.
@@ -48,9 +48,9 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// leaveDiscards removes the device if it refuses discards. Linux keeps that property with the
-// number and cannot change it back, so the next user of the number needs a new device. A number
-// that is in use again is not removed.
+// leaveDiscards removes the device if it refuses discards. Linux keeps that property for the number
+// and cannot change it back, so the next user of the number needs a new device. The kernel does not
+// remove a device that is in use again.
 func (d Device) leaveDiscards() error {
 	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
 		return nil
@@ -73,11 +73,10 @@ func (d Device) Sync() error {
 	return nil
 }
 
-// Cut disconnects the device from its file while the device is in use, like pulling out a
-// drive. The device has size 0 from then on: every read and write fails, and none reaches the
-// file. Requests in flight are finished first, and nothing that was acknowledged is undone.
-// The device exists until its last user closes it and it was released with Detach, which may
-// be called before or after Cut.
+// Cut disconnects the device from its file while the device is in use, like pulling out a drive.
+// The device has size 0 from then on: every read and write fails, and none reaches the file.
+// Requests in flight are finished first, and nothing that was acknowledged is undone. The device
+// exists until it was released with Detach, before or after Cut, and its last user has closed it.
 //
 // Cut sets an offset beyond the end of any file. Changing the backing file would be the
 // obvious way, but the kernel allows that only for read-only devices.
@@ -105,7 +104,7 @@ const cutOffset = 1 << 62
 // last close. The device is opened for reading, which is enough for root's ioctls: a kernel
 // may refuse to open a mounted device for writing.
 func (d Device) with(do func(*os.File) error) error {
-	// Opening the node of a number that was removed would create both again.
+	// If the device was removed, opening its node would create both again.
 	if held, err := d.attached(); err != nil || !held {
 		return cmp.Or(err, ErrGone)
 	}

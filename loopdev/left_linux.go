@@ -19,8 +19,8 @@ import (
 // processMark is the first part of an owner that names a process.
 const processMark = "p"
 
-// process identifies a process until the next boot, by its PID namespace, its PID there, and
-// its start time.
+// process identifies a process until the next boot: its PID namespace, its PID there, and its start
+// time.
 type process struct{ namespace, pid, started uint64 }
 
 // Process returns a [Config.Owner] that names this process, so that [DetachLeft] releases the
@@ -105,11 +105,12 @@ func Ended(owner string) (bool, error) {
 
 // DetachLeft releases every device whose [Config.Owner] names a process that has ended (see
 // [Process]), and returns the devices that it found. First it unmounts the mounts of these devices
-// in this mount namespace. For an orphaned device the base name of its file counts as the owner: a
-// process that serves a file should give the file a name that begins with [Process] and a ".".
-// DetachLeft does not touch devices of living processes, or of processes in another PID namespace.
-// As in [Device.Detach], the error is [ErrBusy] when a device is still in use, for example by a
-// mount of another namespace. The kernel then releases the device with its last user.
+// in this mount namespace. The owner of an orphaned device is unknown, so the base name of its file
+// is used instead: a process that serves a file should give the file a name that begins with
+// [Process] and a ".". DetachLeft does not touch devices of living processes, or of processes in
+// another PID namespace. As in [Device.Detach], the error is [ErrBusy] when a device is still in
+// use, for example by a mount of another namespace. The kernel then releases the device with its
+// last user.
 func DetachLeft(ctx context.Context) ([]Device, error) {
 	all, err := List()
 	if err != nil {
@@ -149,8 +150,8 @@ func (d Device) unmount() error {
 	return errors.Join(errs...)
 }
 
-// sourceOf reports whether a mount's source is a node of the device. This finds mounts of btrfs,
-// whose device numbers are not those of the device.
+// sourceOf reports whether a mount's source is a node of the device. It is needed for btrfs, whose
+// mounts have other device numbers than the device.
 func (d Device) sourceOf(m *mountinfo.Info) bool {
 	var st unix.Stat_t
 	return strings.HasPrefix(m.Source, "/") && unix.Stat(m.Source, &st) == nil &&
@@ -167,8 +168,8 @@ func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the loop devices of the files below %s: %w", dir, err)
 	}
-	// Detach all at once, because one may hold another: a device of dir can itself be the backing
-	// file of a device.
+	// Detach all at once, because one may keep another in use: a device below dir may be the backing
+	// file of another device.
 	errs := make([]error, len(found))
 	var all sync.WaitGroup
 	for i, d := range found {

@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// leaver is the environment variable that makes this test program attach the file that it names,
-// and wait to be killed.
+// leaver is an environment variable with the path of a file. It makes this test program attach the
+// file and wait to be killed.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
 func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
@@ -95,8 +95,8 @@ func leave(t *testing.T, file string) {
 	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
 }
 
-// detachLeft calls DetachLeft and returns the serials of the devices. They may be of any test,
-// and devices of another test may be busy.
+// detachLeft calls DetachLeft and returns the serials of the devices. It ignores errors, because
+// devices of other tests may be busy.
 func detachLeft(t *testing.T) (serials []string) {
 	t.Helper()
 	left, err := loopdev.DetachLeft(context.Background())

@@ -56,7 +56,7 @@ func describe(number int) (Device, bool, error) {
 		return Device{}, false, ignoreAbsent(err)
 	}
 	defer f.Close()
-	// The attachment cannot change while f is open, so all that follows describes the same one.
+	// The attachment cannot change while f is open, so the code below reads a single attachment.
 	d, err = d.fill(f)
 	if err != nil {
 		return Device{}, false, ignoreAbsent(err)
@@ -137,7 +137,7 @@ func readUint(path string) (uint64, error) {
 	return strconv.ParseUint(string(bytes.TrimSpace(b)), 10, 64)
 }
 
-// ignoreAbsent returns nil for the errors of a device that has no file, or has lost it.
+// ignoreAbsent returns nil for the errors of a device that has no file or is being released.
 func ignoreAbsent(err error) error {
 	for _, absent := range []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV} {
 		if errors.Is(err, absent) {
@@ -166,8 +166,8 @@ func Available() error {
 func openControl() (*os.File, error) {
 	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
 	switch {
-	// The node exists, because openOrMake has made it. So each of these errors means that the node has
-	// no driver.
+	// The node exists, because openOrMake has made it. So these errors mean that the node has no
+	// driver.
 	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOENT):
 		return nil, fmt.Errorf("the kernel has no loop driver; load it: modprobe loop (%w)", err)
 	case err != nil:

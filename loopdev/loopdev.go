@@ -1,8 +1,8 @@
 // Package loopdev attaches Linux block devices with serial numbers to files, lists all devices, and
 // releases them.
 //
-// The serial is kept in lo_file_name, the field in which losetup keeps a path. The owner follows
-// after the NUL, where other programs do not read. The kernel keeps both as long as the device is
+// The kernel keeps the serial in lo_file_name, the field in which losetup keeps a path. The owner
+// follows after the NUL, where other programs do not read. Both stay as long as the device is
 // attached, so a program that was killed finds its devices again without a record of them. Several
 // processes may use the package at once: each change is made on an open descriptor, after a check
 // of the kernel's sequence number of the attachment. So the package never changes a device that was
@@ -85,8 +85,8 @@ type Device struct {
 	Sequence uint64
 }
 
-// On reports whether the device's file is the node of the other loop device, under any path. A
-// kubelet attaches such a device to the node of each raw block volume.
+// On reports whether the device is attached to the other loop device instead of a regular file,
+// through any node. A kubelet attaches a loop device to the device of each raw block volume.
 func (d Device) On(other Device) bool {
 	return d.BackingNumber != 0 && d.BackingNumber == unix.Mkdev(other.Major, other.Minor)
 }

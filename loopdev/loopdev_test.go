@@ -101,7 +101,8 @@ func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {
 	}
 }
 
-// Linux keeps the refusal of discards with the number of a device.
+// Linux keeps the refusal of discards for the number of a device, even if the device is attached
+// again.
 func TestTheNextUserOfANumberHasDiscards(t *testing.T) {
 	path := newFile(t, mib)
 	first := attach(t, loopdev.Config{Path: path, Serial: "without", First: 700,
@@ -221,7 +222,7 @@ func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev
 	return served, end
 }
 
-// orphaned demands that List reports the device as orphaned.
+// orphaned fails the test unless List reports the device as orphaned.
 func orphaned(t *testing.T, d loopdev.Device) {
 	t.Helper()
 	all, err := loopdev.List()
@@ -262,7 +263,7 @@ func TestListReportsADeviceWhoseFilesystemWasShutDownAsOrphaned(t *testing.T) {
 	}
 }
 
-// waiting is the content of a disk whose Size blocks when on is set.
+// waiting is the content of a disk. Its Size blocks when on is set.
 type waiting struct {
 	*flakydisk.Image
 	on      atomic.Bool

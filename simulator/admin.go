@@ -206,7 +206,7 @@ func (s *Server) adminDiskFaults(r *http.Request) (any, error) {
 	return shownFaults(all), ofDisk(err)
 }
 
-// ofDisk adds to an error what the caller can do about it.
+// ofDisk adds to an error about a disk what the caller can do.
 func ofDisk(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -269,8 +269,9 @@ func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	return f, err
 }
 
-// addConsole adds the console's pages to the admin listener, and returns the guarded listener. A
-// browser gets pages for GET / and GET /routes, and every other client the list of routes as JSON.
+// addConsole adds the console's pages to the admin listener, and returns the listener's handler
+// with the console's guard. A browser gets pages for GET / and GET /routes, and every other client
+// the list of routes as JSON.
 func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	c := console.New()
 	c.State, c.Version, c.Switches = s.rack.RecordedState, s.rack.Version, s.rack.Switches
@@ -320,8 +321,8 @@ func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	return d, err
 }
 
-// run carries out a request of the API without a body for the console. The request needs no token
-// and is logged, and faults do not apply to it.
+// run carries out a request of the API without a body for the console. The request needs no token,
+// is logged, and is not subject to faults.
 func (s *Server) run(ctx context.Context, method, path string) (status int, answer []byte) {
 	hr, err := http.NewRequestWithContext(ctx, method, path, nil)
 	if err != nil {

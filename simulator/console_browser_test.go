@@ -100,7 +100,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	r.disk("spare")
 	sees("a spare disk", "#shelf li", "spare")
 
-	// The disk's page: a button makes it fail, and the guest notices.
+	// A button on the disk's page makes the disk fail, and the guest notices.
 	page := browser.Open(t, admin+"/console/disks/"+disk.ID)
 	page.Do(chromedp.WaitReady(live), chromedp.Click(`button[value^="fail"]`))
 	said(page, "fails")

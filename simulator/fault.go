@@ -140,7 +140,7 @@ func (r *activeFault) fires() bool {
 	return true
 }
 
-// phases are all phases. The first two are before the effect of a request, in this order.
+// phases lists all phases. The first two come before the effect of a request, in this order.
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, adminapi.Unwind, adminapi.Reread}
 
@@ -173,7 +173,8 @@ func checkCount(active int, path string) error {
 		path)
 }
 
-// checkFault refuses a fault that can never fire or has no effect, which is a mistake in a test.
+// checkFault refuses a fault that can never fire or has no effect, because that is a mistake in a
+// test.
 func checkFault(r adminapi.Fault) error {
 	known := r.Operation == "" || slices.ContainsFunc(routes, func(op *operation) bool {
 		return op.name == r.Operation
@@ -270,8 +271,8 @@ func (s *Server) matchFaults(r *apiRequest) error {
 	return nil
 }
 
-// resolve adds the names of a request's IDs and the IDs of its names to the subjects, so that a
-// fault may use either.
+// resolve adds the name for each ID in a request to the subjects, and the ID for each name, so that
+// a fault may use either.
 func (s *Server) resolve(r *apiRequest) error {
 	return s.rack.Records().View(func(tx *store.Tx) {
 		sel, _ := store.ParseSelector(r.path.Get("instance"))
@@ -288,8 +289,8 @@ func (s *Server) resolve(r *apiRequest) error {
 	})
 }
 
-// amongFaults serves or refuses a request that was read, and applies the faults that fire in their
-// phases.
+// amongFaults carries out a request that was read, or returns the refusal, and applies the faults
+// that fire, each in its phase.
 func (s *Server) amongFaults(r *apiRequest, refusal error) response {
 	if a, ended := s.applyFaults(r, adminapi.Before); ended {
 		return a
@@ -361,8 +362,8 @@ func encodeResponse(a *adminapi.Response, requestID string) response {
 	return response{a.Status, header, contentType, body}
 }
 
-// dropFields removes the fields that a fault drops from a response, because a rack of another
-// release lacks them.
+// dropFields removes the fields that a fault names from a response, as if the rack were of a
+// release without them.
 func (r *apiRequest) dropFields(a response) response {
 	var fields []string
 	for _, f := range r.faults {
@@ -444,8 +445,8 @@ func (r *apiRequest) firing(phase adminapi.Phase) *firing {
 	return nil
 }
 
-// deferRequest carries out a request after a delay, which begins when the caller has the response
-// or is gone.
+// deferRequest carries out a request after a delay that begins when the caller has the response or
+// is gone.
 func (s *Server) deferRequest(r *apiRequest, delay time.Duration) {
 	// The request is copied, because the response in progress writes into it.
 	effect := *r

@@ -23,7 +23,7 @@ func (r *rackServer) fault(rule adminapi.Fault) string {
 	return must[string](r.t)(r.Faults.Add(rule))
 }
 
-// exists reports whether the rack has a disk, without regard to faults.
+// exists removes all faults, and reports whether the rack has a disk.
 func (r *rackServer) exists(name string) bool {
 	r.t.Helper()
 	r.Faults.Clear()
@@ -116,7 +116,7 @@ func TestFaultsMatchTheirRequests(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		rule adminapi.Fault
-		want string // for two attaches of d by name, d by ID and e: x means that the fault fires
+		want string // "x" where the fault fires, for attaches of the disks in the order below
 	}{
 		{"any object", adminapi.Fault{}, "xxxxxx"},
 		{"a disk by name", adminapi.Fault{Object: "d"}, "xx.xx."},
@@ -399,7 +399,7 @@ func TestFaultsAndRecordsAreLimited(t *testing.T) {
 		}
 	}
 	r.Faults.Clear()
-	r.update(func(tx *store.Tx, _ string) error { // as many as there can be, but one
+	r.update(func(tx *store.Tx, _ string) error { // all records but one that a rack can have
 		disks := tx.Bucket([]byte(store.Disks.Name))
 		return disks.SetSequence(disks.Sequence() + 20_000 - 2)
 	})

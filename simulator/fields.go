@@ -222,7 +222,7 @@ func (f *fields) uuid(name string) string {
 	return id.String()
 }
 
-// byteCount reads a size, which the rack keeps in signed 64 bits (A07).
+// byteCount reads a size. The rack keeps sizes in signed 64 bits (A07).
 func (f *fields) byteCount(name string) int64 {
 	var size uint64
 	if f.read(name, "u64", &size) && size > math.MaxInt64 {
@@ -484,7 +484,7 @@ func (f *fields) protocol() map[string]any {
 	return map[string]any{"type": tag, "value": value}
 }
 
-// readAllocation reads where the address of a floating IP comes from.
+// readAllocation reads the source of the address of a floating IP.
 func readAllocation(f *fields) engine.Allocation {
 	if f.variant("explicit", "auto") == "explicit" {
 		return engine.Allocation{IP: f.address("ip")}
@@ -492,7 +492,7 @@ func readAllocation(f *fields) engine.Allocation {
 	return readPoolSelector(f)
 }
 
-// readSubnetAllocation reads where an external subnet comes from.
+// readSubnetAllocation reads the source of an external subnet.
 func readSubnetAllocation(f *fields) engine.SubnetAllocation {
 	if f.variant("explicit", "auto") == "explicit" {
 		return engine.SubnetAllocation{Subnet: f.subnet().Subnet}

@@ -50,8 +50,8 @@ func loadSchema(t *testing.T) *schema {
 	for _, s := range doc.Components.Schemas {
 		closeSchema(s)
 	}
-	// The schema distinguishes a name from an ID by the lookahead that closeSchema drops, and the
-	// versions of addresses by formats that openapi3 does not check.
+	// In these schemas several alternatives may match here: closeSchema drops the lookahead that
+	// distinguishes a name from an ID, and openapi3 does not check the formats of addresses.
 	for _, name := range []string{"NameOrId", "IpRange"} {
 		either := doc.Components.Schemas[name].Value
 		either.AnyOf, either.OneOf = either.OneOf, nil
@@ -149,9 +149,9 @@ func (s *schema) check(t *testing.T, op *operation, input *openapi3filter.Reques
 	}
 }
 
-// TestAnswersMatchThePublishedSchema runs tests of this package while every answer is checked
-// against the rack's published schema. Every operation that the simulator serves must be answered
-// with a success in them.
+// TestAnswersMatchThePublishedSchema runs tests of this package, and checks every answer against
+// the rack's published schema. Every operation that the simulator serves must succeed at least
+// once.
 func TestAnswersMatchThePublishedSchema(t *testing.T) {
 	s := loadSchema(t)
 	for path, item := range s.Paths.Map() {

@@ -175,8 +175,8 @@ func parseOperations(text string) []*operation {
 	return all
 }
 
-// route finds a request's operation and the parameters in its path. For another method of an
-// existing path it returns 405 with Allow, and for an unknown path the rack's 404 (A01).
+// route finds a request's operation and the parameters in its path. If the path exists only for
+// other methods, it returns 405 with Allow, and for an unknown path the rack's 404 (A01).
 func route(method, escapedPath string) (*operation, url.Values, error) {
 	segments, err := parsePath(escapedPath)
 	if err != nil {
@@ -233,7 +233,7 @@ func match(path, segments []string) (url.Values, bool) {
 	return params, true
 }
 
-// unimplemented is an error that no rack returns: the simulator lacks the operation.
+// unimplemented returns the error for an operation that a rack has and the simulator lacks.
 func unimplemented(op *operation) error {
 	return &engine.Error{Status: http.StatusNotImplemented,
 		Message: fmt.Sprintf("the simulator does not have %s (%s /%s), which the rack has",
@@ -245,7 +245,7 @@ type handler = func(*engine.Simulation, *apiRequest) (int, any, error)
 
 type group interface{ ~struct{ *engine.Simulation } }
 
-// answer responds with a status and with what do returns.
+// answer returns a handler that responds with a status and the result of do.
 func answer[G group, T any](status int, do func(G, *apiRequest) (T, error)) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		body, err := do(G{rack}, r)
@@ -253,14 +253,14 @@ func answer[G group, T any](status int, do func(G, *apiRequest) (T, error)) hand
 	}
 }
 
-// nothing responds without a body.
+// nothing returns a handler that responds without a body.
 func nothing[G group](do func(G, *apiRequest) error) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		return http.StatusNoContent, nil, do(G{rack}, r)
 	}
 }
 
-// listed responds with a page of the list that do returns.
+// listed returns a handler that responds with a page of the list that do returns.
 func listed[G group, T named](do func(G, *apiRequest) ([]T, error)) handler {
 	return answer(http.StatusOK, func(rack G, r *apiRequest) (page[T], error) {
 		items, err := do(rack, r)
@@ -361,7 +361,7 @@ func importFinalize(s engine.Disks, r *apiRequest) error {
 
 // serialConsole reads the bytes after an offset from the start, or the most recent ones.
 func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	const most = 1 << 20 // more than a rack keeps (16 KiB at each end), and than its clients request
+	const most = 1 << 20 // more than a rack keeps (16 KiB at each end) or its clients request
 	given := map[string]int64{"max_bytes": most}
 	for _, name := range []string{"from_start", "most_recent", "max_bytes"} {
 		if r.query.Has(name) {

@@ -24,8 +24,8 @@ const (
 // orders are the orders of a list, by the rack's names.
 var orders = []string{store.ByName, store.ByNameDescending, store.ByID}
 
-// scan is the requested part of a list. The first page has it in its query, and a later page has
-// it in its token, which contains the query (A09).
+// scan is the requested part of a list. It is in the query of the first page, and in the token of a
+// later page (A09).
 type scan struct {
 	SortBy string
 	// Parents are the parameters that name the list's project or other parent.
@@ -35,8 +35,8 @@ type scan struct {
 	limit int
 }
 
-// pageToken is the content of a token. Start has sort_by, the parents, and last_seen, in this order
-// when a rack writes it.
+// pageToken is the content of a token. Start has sort_by, the parents and last_seen. A rack writes
+// them in this order.
 type pageToken struct {
 	V     string             `json:"v"`
 	Start map[string]*string `json:"page_start"`
@@ -80,7 +80,7 @@ func parseScan(query url.Values, selectors []string) (scan, error) {
 	return s, nil
 }
 
-// selectors returns the parameters of the first page that name objects.
+// selectors returns the parameters that named objects in the query of the first page.
 func (s scan) selectors() url.Values {
 	given := url.Values{}
 	for name, value := range s.Parents {

@@ -168,8 +168,8 @@ func (r *rackServer) subnetPools() {
 	r.demand(204, "", "DELETE "+one)
 }
 
-// secondDefault gives the silo two default pools of subnets, one of each IP version. A subnet
-// outlives the instance that it is attached to.
+// secondDefault gives the silo two default pools of subnets, one of each IP version. It also shows
+// that a subnet outlives the instance to which it is attached.
 func (r *rackServer) secondDefault(one string) {
 	const other = "/v1/system/subnet-pools/other"
 	pool := func(version string) string {
@@ -261,7 +261,7 @@ func TestSourceNATUsesTheDefaultPool(t *testing.T) { // A65
 	r.demand(204, "", "POST "+pool+"/ranges/remove "+span)
 	r.demand(507, "No external IP addresses available", create("a"))
 	r.demand(201, "", "POST "+pool+`/ranges/add {"first":"10.6.0.1","last":"10.6.0.2"}`)
-	for n := range 8 { // of which four share an address
+	for n := range 8 { // four instances share an address
 		r.demand(200, fmt.Sprintf(`"remaining":%d`, 2-(n+3)/4), "GET "+pool+"/utilization")
 		r.demand(201, "", create(fmt.Sprint("i", n)))
 	}
@@ -285,7 +285,7 @@ func TestSourceNATUsesTheDefaultPool(t *testing.T) { // A65
 	v4 := strings.NewReplacer(`"type":"v6"`, `"type":"v4"`).Replace
 	r.demand(200, `"is_default":true`, "PUT "+pool+`/silos/simulated {"is_default":true}`)
 	r.demand(201, "", "POST "+pool+`/ranges/add {"first":"10.6.1.0","last":"10.6.1.255"}`)
-	for n := range 64 - 6 { // A52: not the first five, nor the last
+	for n := range 64 - 6 { // A52: the first five and the last are reserved
 		r.demand(201, "", v4(nic(n)))
 	}
 	r.demand(400, "No available IPv4 addresses", v4(nic(64)))

@@ -190,8 +190,8 @@ func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 }
 
 // TestARackRemovesTheTemporaryDirectoriesOfKilledRacks kills racks without --dir. The next rack
-// removes their directories and devices. It keeps those of a running rack, and a directory of
-// somebody else with such a name.
+// removes their directories and devices. It keeps the directory of a running rack, and a foreign
+// directory with such a name.
 func TestARackRemovesTheTemporaryDirectoriesOfKilledRacks(t *testing.T) {
 	binary, temp := buildSimulator(t), t.TempDir()
 	seed := filepath.Join(t.TempDir(), "rack.yaml")
@@ -227,13 +227,13 @@ func TestARackRemovesTheTemporaryDirectoriesOfKilledRacks(t *testing.T) {
 	}
 }
 
-// answers records what a rack has acknowledged: the existing disks, with the instances to which
-// they are attached.
+// answers records what a rack has acknowledged: the disks, with the instances to which they are
+// attached.
 type answers struct {
 	mu sync.Mutex
 	// mu guards disks and unknown.
 	disks map[string]string
-	// unknown has the disks of calls without an answer, which may have taken effect or not.
+	// unknown has the disks of calls without an answer. Such a call may have taken effect or not.
 	unknown map[string]bool
 	// acknowledged receives one value for each call that was answered.
 	acknowledged chan struct{}
@@ -423,7 +423,7 @@ func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {
 		t.Errorf("SIGTERM changed the devices (-before +after):\n%s", diff)
 	}
 	again := startProcess(t, binary, dir, "--tls")
-	r.url = again.ready.URL // its certificate is of the same authority
+	r.url = again.ready.URL // the same authority has signed its certificate
 	if got := r.state("kept"); got != "attached" {
 		t.Errorf("the disk is %s", got)
 	}

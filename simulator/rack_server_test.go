@@ -44,7 +44,7 @@ var withoutDevices = func() Devices {
 	return NoDevices
 }()
 
-// needGuests skips a test that needs guest views, except for root on Linux.
+// needGuests skips a test that needs guest views, unless root runs it on Linux.
 func needGuests(t *testing.T) {
 	t.Helper()
 	if withoutDevices != "" {
@@ -81,7 +81,8 @@ func serveRack(t *testing.T, c engine.Config) *rackServer {
 	return &rackServer{s, c.Dir, t, server.URL, client}
 }
 
-// watch wraps each server. The test of the published schema checks every answer in it.
+// watch wraps the handler of each server. The test of the published schema replaces it to check
+// every answer.
 var watch = func(_ *testing.T, s http.Handler) http.Handler { return s }
 
 type reply struct {
@@ -185,7 +186,7 @@ func (r *rackServer) state(disk string) string {
 	return view[store.Disk](r, "disks/"+disk).State.State
 }
 
-// list reads the objects of a kind in the project default.
+// list reads all objects of a kind in the project default.
 func list[T any](r *rackServer, kind string) []T {
 	r.t.Helper()
 	return unmarshal[page[T]](r.t,

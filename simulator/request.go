@@ -79,9 +79,9 @@ func (r *apiRequest) find() error {
 	return nil
 }
 
-// checkVersion accepts the versions that the rack serves; a missing version means the newest (A13).
-// A rack answers a still older version in that version's form, which this simulator does not
-// support, so it refuses the request (501).
+// checkVersion accepts the versions that this rack serves; a missing version means the newest
+// (A13). A real rack also serves older versions, in another form. This simulator answers them with
+// 501.
 func checkVersion(version string) error {
 	if version == "" {
 		return nil
@@ -278,7 +278,8 @@ func bearerOf(r *http.Request) string {
 	return strings.TrimSpace(bearer)
 }
 
-// authenticate accepts a request with the rack's token as its bearer, in any case (A11).
+// authenticate accepts a request with the rack's token. The word Bearer may be in upper or lower
+// case (A11).
 func (s *Server) authenticate(r *apiRequest) error {
 	if r.op.noAuth {
 		return nil
@@ -322,8 +323,7 @@ func newResponse(requestID string, status int, body any, err error) response {
 
 const jsonType = "application/json"
 
-// encode encodes JSON as the rack does: without the escapes for HTML, and errors over several
-// lines (A01).
+// encode encodes JSON as the rack does: without escapes for HTML. Errors have an indent (A01).
 func encode(body any, indent string) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

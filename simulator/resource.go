@@ -12,7 +12,7 @@ import (
 )
 
 // withResources adds the operations on the members of groups, and the operations on the engine's
-// kinds of resources, whose names are the name of a kind and a verb.
+// kinds of resources. The name of the latter is that of a kind and a verb.
 func withResources(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
 	for _, k := range []*engine.Kind{engine.AffinityGroup, engine.AntiAffinityGroup} {
@@ -338,7 +338,7 @@ func parseExtent(f *fields) any {
 	return engine.Extent{First: first, Last: last}
 }
 
-// subnet reads a network of either version, whose host part need not be zero.
+// subnet reads a network of either IP version. Its host part need not be zero.
 func (f *fields) subnet() engine.Extent {
 	prefix := f.prefix("subnet")
 	if !prefix.IsValid() {

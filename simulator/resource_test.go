@@ -88,8 +88,8 @@ var lives = map[string]struct {
 	"internet-gateway": {query: "vpc=default&project=default"},
 }
 
-// servedPath reports whether the simulator has an operation of a kind, and returns its path without
-// the parameter.
+// servedPath reports whether the simulator has the operation of a kind with a verb, and returns its
+// path without the parameter.
 func servedPath(k *engine.Kind, verb string) (path string, ok bool) {
 	for _, op := range routes {
 		if op.name == k.Operation+"_"+verb && op.serve != nil {
@@ -206,8 +206,7 @@ func (r *rackServer) endLife(k *engine.Kind, path, id, made string) {
 	r.demand(404, fmt.Sprintf(`not found: %s with id \"%s\"`, k.Name, id), "GET "+one)
 }
 
-// TestTheRackServesOxidesClients makes the calls of Oxide's own clients that the driver does not
-// make.
+// TestTheRackServesOxidesClients makes calls that Oxide's own clients make and the driver does not.
 func TestTheRackServesOxidesClients(t *testing.T) {
 	r := serveRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "os", SizeBytes: 1 << 30}}})
 	for name, story := range map[string]func(*rackServer){
@@ -278,7 +277,7 @@ func (r *rackServer) machine() {
 		r.t.Errorf("the instance has the external addresses %s", got)
 	}
 	ephemeral := fmt.Sprintf(" /v1/instances/%s/external-ips/ephemeral", id)
-	r.demand(202, ephemeralIP, "POST"+ephemeral+" {}") // an instance keeps the one that it has
+	r.demand(202, ephemeralIP, "POST"+ephemeral+" {}") // the instance keeps its address
 	r.demand(204, "", "DELETE"+ephemeral)
 	r.demand(400, "instance does not have an ephemeral IP attached", "DELETE"+ephemeral)
 	r.demand(202, "", "POST"+ephemeral+` {"pool_selector":{"type":"explicit","pool":"default-ipv6"}}`)

@@ -2,7 +2,7 @@
 // through which tests watch and disturb it.
 //
 // [Open] opens a rack and returns its [Server]. The server handles a request in this order: the
-// version in its header, its route, its path, query and body, the faults of the phase before, its
+// version in its header, its route, its path, query and body, the faults of the phase "before", its
 // token, the faults that replace the effect, the operation itself, and the faults that act after
 // it. One function turns results and errors into responses, and one writes the request log.
 //
@@ -79,7 +79,7 @@ const (
 	DevicesIfPossible = dataplane.DevicesIfPossible
 )
 
-// Server serves a rack's API, and its admin listener. Its Faults can be changed at any time.
+// Server serves a rack's API, and its admin listener. Its Faults may be changed at any time.
 type Server struct {
 	// Faults are the active faults.
 	Faults Faults

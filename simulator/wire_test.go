@@ -73,8 +73,8 @@ func TestUnsupportedRequestsAreAnsweredWith501(t *testing.T) {
 	}
 }
 
-// TestBadBodiesAreRefusedWithSerdesMessages compares our guesses of serde's messages. The rule
-// A06 has the messages that are checked on a rack.
+// TestBadBodiesAreRefusedWithSerdesMessages has messages of serde that no rack has confirmed. The
+// conformance rule A06 has the others.
 func TestBadBodiesAreRefusedWithSerdesMessages(t *testing.T) { // A06, A63
 	r := serveRack(t, engine.Config{})
 	const post = "POST /v1/disks?project=default "
@@ -106,7 +106,7 @@ func TestBadBodiesAreRefusedWithSerdesMessages(t *testing.T) { // A06, A63
 // and a reset must be answered, and the log must keep only a limited part of large requests.
 func TestSlowOrLargeRequestsDoNotBlockOthers(t *testing.T) {
 	r := serveRack(t, engine.Config{})
-	// begin sends the first bytes of a request, whose length is larger.
+	// begin sends only the first bytes of a request.
 	begin := func(r *rackServer, request, body string) net.Conn {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp",
 			strings.TrimPrefix(r.url, "http://"))
@@ -125,7 +125,7 @@ func TestSlowOrLargeRequestsDoNotBlockOthers(t *testing.T) {
 	go r.Admin().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPatch,
 		"http://localhost/switches", body))
 	_, err := io.WriteString(slow, "{")
-	simtest.NoError(t, err) // the admin listener reads the body, and every request needs the switches
+	simtest.NoError(t, err) // the admin listener has begun to read the body
 	defer slow.Close()
 	simtest.Eventually(t, "the large bodies wait", func() bool { return len(r.large) == cap(r.large) })
 	r.disk("d")

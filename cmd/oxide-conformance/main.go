@@ -55,7 +55,7 @@ var programs = map[string]func(context.Context, []string) int{
 	"oxide-simulator": func(ctx context.Context, args []string) int {
 		return program.Main(ctx, args, os.Stdout, os.Stderr)
 	},
-	// An agent runs in another instance of the rack, to which a run has copied this file.
+	// The agent of a conformance run, which copies this file to another instance of the rack.
 	guest.Verb: func(ctx context.Context, _ []string) int { return guest.Main(ctx) },
 }
 

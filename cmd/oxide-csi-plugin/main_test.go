@@ -12,8 +12,8 @@ import (
 )
 
 // trustOf is an environment variable of the processes that TestTheSystemsCertificatesTakePrecedence
-// starts. It names the file with the certificates that the process must trust; if it is empty, they
-// are those in the binary.
+// starts. It names the file with the certificates that the process must trust. If it is empty, the
+// process must trust those in the binary.
 const trustOf = "TEST_TRUST_OF"
 
 func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {
@@ -44,8 +44,8 @@ func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {
 	}
 }
 
-// trusts fails unless this process trusts exactly the authority in a file, or many authorities if
-// no file is named.
+// trusts fails unless this process trusts exactly the authority in the file at path, or any
+// authorities if path is "".
 func trusts(t *testing.T, path string) {
 	t.Helper()
 	pool, err := x509.SystemCertPool()

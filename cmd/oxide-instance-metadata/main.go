@@ -181,7 +181,7 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 		if !errors.As(err, &later) {
 			return "", err
 		}
-		// If the timeout canceled the request, its error is less useful than the one before it.
+		// If the timeout canceled the request, keep the earlier error, which is more useful.
 		if said == "" || ctx.Err() == nil && later.text != said {
 			said = later.text
 			_, _ = fmt.Fprintf(n.Log, "waiting up to %s: %s\n", timeout, said)
@@ -268,7 +268,7 @@ func instanceOf(name, providerID string) (string, error) {
 		return "", fmt.Errorf("spec.providerID of node %s is %q, of another cloud; expected "+
 			"%s and an instance's UUID", name, oneLine(providerID), providerPrefix)
 	}
-	const length = 36 // with hyphens; uuid.Parse takes others too
+	const length = 36 // with hyphens; uuid.Parse also accepts other forms
 	id, err := uuid.Parse(text)
 	if err != nil || len(text) != length || id == uuid.Nil {
 		return "", fmt.Errorf("spec.providerID of node %s is %q; expected %s and an instance's UUID",

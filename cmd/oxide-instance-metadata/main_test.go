@@ -61,7 +61,7 @@ func refuse(w http.ResponseWriter, code int, message string) {
 		message)
 }
 
-// nodeWith returns a Node as the Oxide cloud controller manager sets it, with some other fields.
+// nodeWith answers with a Node that has this spec.providerID and some other fields.
 func nodeWith(providerID string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = fmt.Fprintf(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":%q,"labels":{
@@ -70,7 +70,8 @@ func nodeWith(providerID string) http.HandlerFunc {
 	}
 }
 
-// outcome is the result of a run: its file, empty if there is none, and its output.
+// outcome is the result of a run: the content of its file ("" if there is none), its output and its
+// error.
 type outcome struct {
 	file, said string
 	err        error
@@ -134,7 +135,7 @@ func TestTheInstanceComesFromTheProviderID(t *testing.T) { // D-65
 	}
 }
 
-func TestEveryErrorIsOneSentenceWithWhatToDo(t *testing.T) { // D-65 D-66
+func TestErrorsAreOneLineAndSayWhatToDo(t *testing.T) { // D-65 D-66
 	status := func(code int, message string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { refuse(w, code, message) }
 	}

@@ -1,11 +1,11 @@
 // Package flakydisk serves disks that fail as real disks do. The disks are files of a FUSE
 // filesystem, to which package loopdev attaches block devices. No kernel module is needed.
 //
-// A [Disk] keeps a log of the writes, discards and flushes that reached it, in their order,
-// together with the notes that its user adds. From the log, [Replay] rebuilds the content that the
-// disk could have after a power cut at any point: everything that was flushed, and any of the other
-// sectors ([SectorBytes]). Images are sparse and share their common pages, so that thousands of
-// them cost little more than their differences.
+// A [Disk] keeps a log of the writes, discards and flushes that reached it, in their order, and of
+// notes that the caller adds. From the log, [Replay] rebuilds the content that the disk could have
+// after a power cut at any point: everything that was flushed, and any of the other sectors
+// ([SectorBytes]). Images are sparse and share their common pages, so that thousands of them cost
+// little more than their differences.
 //
 // A [Fault] makes reads, writes or flushes of some sectors fail, hang, take long, or succeed
 // without effect, for a number of times or until it is removed.
@@ -57,7 +57,8 @@ type Disk struct {
 	log     []LogEntry
 	faults  []*armed
 	cut     bool
-	// recent has the operations of each of the last seconds, indexed by the second modulo its length.
+	// recent has the operations of each of the last seconds. Its index is the Unix time modulo its
+	// length.
 	recent [ActivitySeconds]second
 }
 
@@ -74,13 +75,13 @@ const (
 	OnFlush
 )
 
-// Fault makes operations of a disk fail with EIO, unless a Delay, a Hang or a Lie is set.
+// Fault makes operations of a disk fail with EIO, or do what Delay, Hang or Lie says.
 type Fault struct {
 	On Op
 	// From and To limit the fault to a range of bytes; if both are 0, it affects all bytes.
 	// Flushes have no range.
 	From, To int64
-	// Times limits how often the fault takes effect. With 0 it does so until it is removed.
+	// Times limits how often the fault takes effect. 0 means until it is removed.
 	Times int
 	// Delay makes operations take longer and succeed.
 	Delay time.Duration
@@ -284,7 +285,7 @@ func (d *Disk) WithStore(do func(Store)) {
 	do(d.store)
 }
 
-// ActivitySeconds is the number of seconds for which a disk knows its activity.
+// ActivitySeconds is the number of seconds for which a disk records its activity.
 const ActivitySeconds = 60
 
 // Activity is the number of operations of a disk in one second, including operations that failed or

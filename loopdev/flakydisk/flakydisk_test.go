@@ -163,8 +163,8 @@ func TestAFaultMakesOnlyItsOwnSectorsFail(t *testing.T) {
 	}
 }
 
-// If the kernel split the request for the server, the write would be short, which the kernel's loop
-// driver reports as done.
+// If the kernel split the request for the server, the write would be short, and the kernel's loop
+// driver reports a short write as done.
 func TestTheEndOfALargeWriteThatFailsIsReported(t *testing.T) {
 	disk, device := serve(t)
 	disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, From: 200 << 10, To: 200<<10 + 512})

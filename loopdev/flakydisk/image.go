@@ -18,7 +18,7 @@ const (
 	PageBytes = 4096
 )
 
-// page is a part of an image. A page that is in an image never changes.
+// page is a part of one or more images. It never changes once it is in an image.
 type page struct {
 	data [PageBytes]byte
 	sum  uint64
@@ -115,8 +115,8 @@ var (
 	noData  [PageBytes]byte
 )
 
-// set replaces a page by a copy that has the bytes b from an offset on. It removes a page of
-// zeroes from the image.
+// set replaces a page by a copy with the bytes b at an offset. If the copy has only zeroes, set
+// removes the page.
 func (m *Image) set(number, at int64, b []byte) {
 	old := m.pages[number]
 	if bytes.Equal(b, noData[:len(b)]) && (old == nil || len(b) == PageBytes) {
@@ -142,7 +142,7 @@ func (m *Image) set(number, at int64, b []byte) {
 	m.pages[number] = p
 }
 
-// Sum returns a hash of content and size. It can be compared only within this process.
+// Sum returns a hash of content and size. It can be compared only with sums of the same process.
 func (m *Image) Sum() uint64 {
 	sum := uint64(m.size)
 	for _, p := range m.pages {
@@ -231,8 +231,8 @@ func (e LogEntry) Changes() bool { return e.Kind == Write || e.Kind == Discard }
 // Sectors returns how many sectors the entry touches.
 func (e LogEntry) Sectors() int64 { return (e.Bytes + SectorBytes - 1) / SectorBytes }
 
-// Piece is the part of an entry that survives a power cut: the sectors from From up to, but not
-// including, To, counted from the entry's first sector.
+// Piece is the part of an entry that survives a power cut: its sectors From to To-1, counted from
+// 0.
 type Piece struct {
 	Entry    LogEntry
 	From, To int64

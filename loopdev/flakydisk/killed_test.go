@@ -19,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// stuckAt is the environment variable that makes this program serve a disk in a directory and write
-// to the disk.
+// stuckAt is the environment variable with a directory in which this program serves a disk, to
+// which it then writes.
 const stuckAt = "FLAKYDISK_STUCK_AT"
 
 func TestMain(m *testing.M) {
@@ -96,7 +96,7 @@ func TestAKilledServerLeavesNoHangingProcess(t *testing.T) {
 	})
 	within(t, "its mount goes", func() error {
 		for {
-			// Only the mount table shows the mount without a request to the server.
+			// The mount table shows the mount without a request to the server.
 			mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
 			if err != nil || len(mounts) == 0 {
 				return err

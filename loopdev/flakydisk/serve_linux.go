@@ -50,9 +50,9 @@ func Mount(dir string) (*Server, error) {
 	return s, nil
 }
 
-// refusePolls makes the kernel learn that these files cannot be polled. Otherwise it would ask this
-// server about each file that Go opens and polls, and Go's scheduler might not run the thread that
-// has to answer.
+// refusePolls polls a file, so that the kernel learns that the server's files cannot be polled.
+// Otherwise it would ask the server about each file that Go opens and polls, and Go's scheduler
+// might not run the thread that has to answer.
 func (s *Server) refusePolls() error {
 	const name = "poll"
 	defer s.Remove(name)
@@ -93,7 +93,7 @@ func (s *Server) Put(name string, d *Disk) (path string) {
 	return filepath.Join(s.dir, name)
 }
 
-// Remove removes a disk. A device that has the file open keeps the disk.
+// Remove removes a disk. A device that is attached to the file can still use the disk.
 func (s *Server) Remove(name string) {
 	s.root.mu.Lock()
 	delete(s.root.disks, name)
@@ -266,7 +266,7 @@ func newGuard(dir string) (*guard, error) {
 	}
 	started := make(chan error)
 	go func() {
-		// The thread only waits, so that it ends together with this process and not earlier.
+		// This thread does nothing but wait, so that it does not end before this process.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer close(g.ended)

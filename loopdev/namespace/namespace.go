@@ -4,7 +4,7 @@ package namespace
 
 import "os"
 
-// marker is the environment variable that marks the program that Enter has started again.
+// marker is an environment variable of the program that Enter has started again.
 const marker = "OXIDE_NAMESPACE"
 
 // Entered reports whether this program was started again by an Enter that has not returned yet.

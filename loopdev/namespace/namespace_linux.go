@@ -47,8 +47,8 @@ func Enter() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	// A mount that is unmounted on the machine is unmounted here, too, so that this namespace does not
-	// keep mounts of other processes. The mounts of this namespace are not visible to the machine.
+	// A mount that the machine unmounts is unmounted in this namespace, too, so that it does not keep
+	// mounts of other processes in use. The machine does not see the mounts of this namespace.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep the mounts of a namespace to itself: %w", err)
 	}
@@ -59,8 +59,8 @@ func Enter() error {
 // shm is a directory of files that are kept in memory, where tests have their disks.
 const shm = "/dev/shm"
 
-// allowDevices lets this namespace use the device nodes of a guest in memory. Most systems mount
-// this directory without devices. If this fails, the tests use another directory.
+// allowDevices lets this namespace use device nodes in /dev/shm, where tests have guests. Most
+// systems mount it without devices. If this fails, the tests use another directory.
 func allowDevices() {
 	var fs unix.Statfs_t
 	if unix.Statfs(shm, &fs) == nil && fs.Flags&unix.ST_NODEV != 0 {

@@ -4,12 +4,12 @@
 // requests that the rack has answered ([Request]), injects faults ([Fault]), changes settings of
 // the running rack ([Switches]) and returns the objects of the rack ([State]). A real rack has no
 // such interface. [Routes] lists the requests that the listener answers. GET / answers a browser
-// with the rack's page, and other clients with the same list. The listener refuses requests of web
-// pages that are not its own: a name other than localhost in Host, another Origin, or a change by a
-// browser without the token of the rack's page.
+// with the rack's page, and other clients with the same list. The listener refuses requests of
+// other web pages, which have a name other than localhost in Host, or another Origin, or ask for a
+// change without the token of the rack's page.
 //
 // The simulator and the suites both use these types. The package imports no other package of this
-// module, and a client needs no other.
+// module.
 package adminapi
 
 import (
@@ -23,8 +23,8 @@ import (
 	"time"
 )
 
-// Client calls the admin listener at URL. It keeps no connection open, so that it does not affect
-// a count of the simulator's connections.
+// Client calls the admin listener at URL. It keeps no connection open, because a test may count the
+// simulator's connections.
 type Client struct {
 	URL string
 }
@@ -87,8 +87,8 @@ func (c Client) RunDeferred(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/deferred", nil, nil)
 }
 
-// Reset puts the rack back to its start: the objects and switches that it was started with, no
-// fault, no mutation and no request in the log. The guests lose their disks.
+// Reset puts the rack back to its start: it has the objects and switches that it was started with,
+// no fault, no mutation and no request in the log. The guests lose their disks.
 func (c Client) Reset(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/reset", nil, nil)
 }
@@ -118,8 +118,8 @@ func get[T any](ctx context.Context, c Client, path string) (value T, err error)
 	return value, err
 }
 
-// call sends body as JSON unless it is nil, and decodes the response into a value unless that is
-// nil.
+// call sends body as JSON unless body is nil, and decodes the response into the value into unless
+// that is nil.
 func (c Client) call(ctx context.Context, method, path string, body, into any) error {
 	var data []byte
 	if body != nil {
@@ -222,7 +222,7 @@ type Request struct {
 	DurationMS float64 `json:"duration_ms"`
 	// Faults are the IDs of the faults that fired.
 	Faults []string `json:"faults"`
-	// Deferred marks the effect of an earlier request that a fault has already answered.
+	// Deferred marks a request that is carried out after a fault has answered it.
 	Deferred bool `json:"deferred,omitempty"`
 }
 

@@ -16,8 +16,8 @@ type Switches struct {
 	Hotplug Hotplug `json:"hotplug"`
 	// DeviceDelay is the time from an attach until the device appears in the guest.
 	DeviceDelay Duration `json:"device_delay"`
-	// CreateHold and SnapshotHold are the least times that those requests take. A change also applies
-	// to requests in progress.
+	// CreateHold and SnapshotHold are the minimum durations of the creation of a disk and of a
+	// snapshot. A change also applies to requests in progress.
 	CreateHold   Duration `json:"create_hold"`
 	SnapshotHold Duration `json:"snapshot_hold"`
 	// FreeDelay is the time from the deletion of a disk or a snapshot until its bytes and its share
@@ -93,15 +93,15 @@ const (
 	// device fault "fails", the answer is a 500 and the disk stays attached without a device. A
 	// repeated attach asks the instance again.
 	RecordFirst Hotplug = "record-first"
-	// RefusalsAs500 answers every refused attach with a 500 that names no reason. What is not found
-	// is still a 404.
+	// RefusalsAs500 answers every refused attach with a 500 that names no reason. A missing object is
+	// still a 404.
 	RefusalsAs500 Hotplug = "refusals-500"
 	// SurpriseRemoval lets a running guest use a disk for one more second after the detach was
 	// requested, and then removes the disk under it.
 	SurpriseRemoval Hotplug = "surprise-removal"
 )
 
-// hotplugNeeds has the modes with which each behaviour makes sense.
+// hotplugNeeds has the modes in which each behaviour is possible.
 var hotplugNeeds = map[Hotplug][]Hotplug{
 	RecordFirst:     {HotplugFull, HotplugAttachOnly},
 	RefusalsAs500:   {HotplugFull, HotplugAttachOnly},

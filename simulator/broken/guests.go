@@ -13,7 +13,7 @@ import (
 )
 
 // guests are the mutations of a guest's view. Most of them change a device immediately after its
-// attach. The next attach of the disk creates a correct device again.
+// disk was attached. The next attach creates a correct device again.
 var guests = []Mutation{
 	{Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
 		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",

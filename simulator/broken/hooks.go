@@ -35,7 +35,7 @@ func (x *Interception) instance() store.Instance {
 	})
 }
 
-// takeAway detaches a disk from whatever has it, without any check, and returns it.
+// takeAway detaches a disk from its instance without any check, and returns the disk.
 func (x *Interception) takeAway(disk store.Disk) store.Disk {
 	_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
 	disk.State = store.DiskState{State: store.StateDetached}
@@ -45,7 +45,7 @@ func (x *Interception) takeAway(disk store.Disk) store.Disk {
 
 func (x *Interception) accept(object any) { x.Reply(202, object) }
 
-// on returns a hook that changes the answers to these operations.
+// on returns a hook that applies change to the answers to these operations.
 func on(change func(map[string]any), operations ...string) func(*Interception) {
 	return func(x *Interception) {
 		if x.Is(operations...) {

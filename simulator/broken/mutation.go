@@ -1,6 +1,7 @@
 // Package broken makes a simulated rack break its rules. Each [Mutation] of its table breaks one
 // rule: it changes requests before the rack reads them, answers before the caller gets them, or the
-// bytes of disks. With them the conformance suite proves that it notices a rack that does the same.
+// bytes of disks. The conformance suite has to notice every mutation, and so would notice a rack
+// that does the same.
 //
 // A mutation applies to the whole rack. It is activated with oxide-simulator serve --mutation NAME
 // or with PUT /mutations/NAME on the admin listener. Only one mutation is active at a time. For an
@@ -140,7 +141,7 @@ func (x *Interception) Edit(change func(map[string]any)) {
 	x.Answer.Body, _ = json.Marshal(body)
 }
 
-// EditBody changes the JSON object of the answer itself, also if it is an error or a page.
+// EditBody changes the JSON object of the answer, even if it is an error or a page.
 func (x *Interception) EditBody(change func(map[string]any)) {
 	if body := object(x.Answer.Body); body != nil {
 		change(body)
@@ -160,7 +161,7 @@ func object(text []byte) map[string]any {
 	return body
 }
 
-// Switch holds the active mutation. Its zero value has none.
+// Switch holds the active mutation. The zero value means that none is active.
 type Switch struct{ active atomic.Pointer[Mutation] }
 
 // Active returns the active mutation, or nil.

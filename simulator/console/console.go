@@ -3,9 +3,9 @@
 // rack. The package also guards the listeners against pages of other origins and slow clients.
 //
 // The page is rendered by html/template. Without its script it reloads itself. The script asks for
-// the page again and again, and replaces its changed parts; the page's ETag shows that nothing has
-// changed. Every form posts to one path (action.go), which turns the form into a request to the
-// admin listener or the rack's API.
+// the page again and again, and replaces the parts that have changed. An ETag identifies the page's
+// content, so that an unchanged page is not sent again. Every form posts to one path (action.go),
+// which turns the form into a request to the admin listener or the rack's API.
 package console
 
 import (
@@ -33,7 +33,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
 )
 
-// Console serves the page of one rack. [New] makes one; the fields are set before it serves.
+// Console serves the pages of one rack. [New] returns one, whose other fields the caller sets
+// before it serves.
 type Console struct {
 	// State reads all records, and returns them with their version. Version reads only the version.
 	State   func() (adminapi.State, int, error)
@@ -64,7 +65,7 @@ type Console struct {
 	BodyTime time.Duration
 
 	mu sync.Mutex
-	// mu guards records and version: the last result of State. version is 0 before the first.
+	// mu guards records and version, the last result of State. version is 0 before the first call.
 	records adminapi.State
 	version int
 }
@@ -135,10 +136,10 @@ func (c *Console) state() (adminapi.State, int, error) {
 	return c.records, c.version, err
 }
 
-// answered answers with an error, or with 304 if the browser already has the page, and returns true
-// then. The ETag is made of everything that a page shows: the version of the records, the newest
-// request and flight record, the other state of the rack, and more, which is the page's own. The
-// token makes it differ after a restart of the simulator.
+// answered answers a request with an error if there is one, or with 304 if the browser already has
+// the page. It reports whether it has answered. The ETag is made of everything that a page shows:
+// the version of the records, the newest request and flight record, the other state of the rack,
+// and more, which is the page's own. The token makes it differ after a restart of the simulator.
 func (c *Console) answered(w http.ResponseWriter, r *http.Request, err error, version int,
 	more any) bool {
 	var request, entry int
@@ -218,8 +219,8 @@ func bytesText(n int64) string {
 const tokenHeader = "X-Console-Token"
 
 // Guard refuses the requests that CheckPage refuses, and changes by a browser without the token of
-// the console's pages. Other clients, such as curl, send no Origin and need no token. The requests
-// that it passes on have been read to their end.
+// the console's pages. Other clients, such as curl, send no Origin and need no token. It reads the
+// body of a request before it passes the request on.
 func (c *Console) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -291,7 +292,7 @@ func CheckPage(r *http.Request, hosts []string, flag string) error {
 	return nil
 }
 
-// check returns an error for a change by a browser without the token.
+// check returns an error if a browser asks for a change without the token.
 func (c *Console) check(r *http.Request) error {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:

@@ -26,7 +26,8 @@ type diskAbout struct {
 var tagWords = []setting{{"name", "CSI name"}, {"claim", "claim"}, {"cluster", "cluster"},
 	{"origin", "birth"}, {"use", "use"}}
 
-// watched is the disk that a page shows, or to which its list of requests is limited.
+// watched is the disk that a page shows, or the disk to which the page's list of requests is
+// limited.
 type watched struct {
 	// name is the disk's name, ID or label; "" means every disk.
 	name string
@@ -140,7 +141,7 @@ type curve struct {
 	Now          int
 }
 
-// plotted is the plot of a disk's activity. Its coordinates are at most 59 and 40.
+// plotted is the plot of a disk's activity, 59 units wide and 40 high.
 type plotted struct {
 	Most   int
 	Curves []curve

@@ -3,9 +3,9 @@
 // guest a directory that looks like its /sys and /dev. It knows nothing of projects, quotas or
 // states.
 //
-// [Plane] plugs a disk into a guest and unplugs it, also by force. It copies disks without the help
-// of their guests. [Plane.Reconcile] adopts or releases the devices of a killed simulator. Only one
-// process at a time uses the directory of a plane, which contains
+// [Plane] plugs a disk into a guest and unplugs it, also by force. It copies disks without the
+// cooperation of their guests. [Plane.Reconcile] adopts or releases the devices of a killed
+// simulator. Only one process at a time uses the directory of a plane, which contains
 //
 //	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
 //	identity              the identity of the rack, which its devices carry
@@ -58,7 +58,7 @@ type Plane struct {
 	// starting lets one machine start at a time, so that two do not count on the same free memory.
 	starting sync.Mutex
 
-	// ctx ends with Stop. working counts the devices that will appear later.
+	// Stop cancels ctx. working counts the devices that will appear later.
 	ctx     context.Context
 	cancel  context.CancelFunc
 	working sync.WaitGroup
@@ -92,12 +92,13 @@ type Device struct {
 // (A54).
 func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
 
-// loopSerial returns a unique serial for the disk's loop device. The guest's serial number is not
-// unique, because two racks or two long names may have the same, and mkfs.btrfs takes two loop
-// devices with the same serial for one device.
+// loopSerial returns a unique serial for the disk's loop device. The guest's serial number does not
+// suffice: two racks or two long names may have the same, and mkfs.btrfs takes two loop devices
+// with the same serial for one device.
 func (d Device) loopSerial() string { return d.serial() + serialEnd + d.DiskID[:8] }
 
-// sizeOr returns the size that a fault gives the device, in whole blocks, or its own if wrong is 0.
+// sizeOr returns the size wrong that a fault gives the device, rounded down to whole blocks. If
+// wrong is 0, it returns the device's own size.
 func (d Device) sizeOr(wrong int64) int64 {
 	if wrong > 0 {
 		return wrong / int64(d.BlockSize) * int64(d.BlockSize)
@@ -127,12 +128,12 @@ type Fault struct {
 // Devices determines whether guests see their disks as devices.
 type Devices string
 
-// The zero value requires devices, so that no test does without them by accident.
+// The zero value requires devices, so that no test runs without them by accident.
 const (
 	// NoDevices means that disks are files only.
 	NoDevices Devices = "none"
-	// DevicesIfPossible means NoDevices on a machine that cannot have devices, or for a user who may
-	// not make them.
+	// DevicesIfPossible means NoDevices if the machine cannot have devices, or the user may not create
+	// them.
 	DevicesIfPossible Devices = "auto"
 )
 
@@ -238,13 +239,14 @@ func (p *Plane) NoDevices() error {
 	return p.noDevices
 }
 
-// Stop ends the plane's own work. The guests keep their devices, and the next plane adopts them.
+// Stop ends the work in the background. The guests keep their devices, and the next plane adopts
+// them.
 func (p *Plane) Stop() {
 	p.cancel()
 	p.working.Wait()
 	for _, g := range p.guests.all() {
 		if m := g.machine.Swap(nil); m != nil {
-			_ = m.Release() // it ends only this process' connection
+			_ = m.Release() // this closes only the connection to the machine
 		}
 	}
 }

@@ -169,7 +169,7 @@ func TestOnlyADistributedDiskHasAWriteCacheAndCanRefuseDiscards(t *testing.T) { 
 			t.Errorf("%s is %q (%v), want %q", path, got, err, test.cache)
 		}
 		simtest.NoError(t, writeTo(node, 7))
-		_ = exec.Command("blkdiscard", node).Run() // which refuses a device that offers no discard
+		_ = exec.Command("blkdiscard", node).Run() // it fails if the device does not discard
 		if got := first(t, p, spec); got != test.left {
 			t.Errorf("%+v: the first byte after a discard is %d", test, got)
 		}
@@ -418,7 +418,7 @@ func TestTheDisksOfAKilledSimulatorAreCreatedAgain(t *testing.T) {
 	simtest.NoError(t, writeTo(nodeOf(t, p, guest), 'l'))
 }
 
-// killed opens the directory of a data plane again that was not closed, as after a kill.
+// killed opens the directory of a data plane again without closing the plane, as after a kill.
 func killed(t *testing.T, p *Plane, guests ...string) *Plane {
 	t.Helper()
 	p.cancel()
@@ -505,7 +505,7 @@ func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
 	}
 }
 
-// Such a device would disappear after its adoption.
+// A device that is being released would disappear after its adoption.
 func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	before := newPlane(t)
 	id := newGuest(t, before)
@@ -564,7 +564,7 @@ func TestReconcileRemovesLeftovers(t *testing.T) {
 		p.GuestDir(gone), filepath.Join(p.view(guest).blockDir(), "nvme3n1"),
 		p.view(guest).nodePath("nvme4n1"),
 	}
-	// No record ever had these IDs, or the rack makes no such names.
+	// These files stay: no record ever had their IDs, or a rack makes no such names.
 	others := []string{p.DiskPath(newID()), p.SnapshotPath(newID()) + unfinished, p.GuestDir(newID()),
 		p.view(guest).nodePath("console"), p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~",
 		filepath.Join(p.Dir, "images", "thesis.img"), filepath.Join(p.Dir, "fuse-notes")}
@@ -626,7 +626,7 @@ func TestForeignMountsInTheDirectoryStay(t *testing.T) {
 	}
 }
 
-func TestADiskWithoutBytesDoesNotStopTheOthers(t *testing.T) {
+func TestReconcileContinuesAfterADiskWithoutAFile(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
 	lost, whole := newDisk(t, p, id, "lost"), newDisk(t, p, id, "whole")
@@ -726,7 +726,7 @@ func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
 			writer.Go(func() {
 				for n := uint64(1); ctx.Err() == nil; n++ {
 					if host == "ext4" && n%20 == 0 {
-						_ = pause(ctx, time.Second) // a copy needs a pause of the writer
+						_ = pause(ctx, time.Second) // without reflinks, a copy needs a pause of the writer
 					}
 					for _, at := range places {
 						if _, err := disk.WriteAt(binary.LittleEndian.AppendUint64(nil, n), at); err != nil {

@@ -20,14 +20,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// Kinds are the directories of the files, by the kind of object.
+// Kinds are the kinds of objects with files, which are also the names of the files' directories.
 var Kinds = []string{"disks", "snapshots", "images"}
 
 // IdentityFile is the name of the file with the rack's identity.
 const IdentityFile = "identity"
 
-// identify returns the identity of the rack in the directory. The first simulator there creates it,
-// unless the caller that starts the rack has done so.
+// identify returns the identity of the rack in the directory. If nobody has written one there, it
+// creates one.
 func (p *Plane) identify() (string, error) {
 	path := filepath.Join(p.Dir, IdentityFile)
 	err := p.makeBacking(path, func(f *os.File) error {
@@ -172,8 +172,8 @@ func (p *Plane) makeBacking(path string, write func(*os.File) error) error {
 	return p.flushDir(filepath.Dir(path))
 }
 
-// RemoveTree removes a directory of the rack, unless something is mounted in it, which is not the
-// rack's.
+// RemoveTree removes a directory of the rack. It refuses if something is mounted in it, because
+// that is not the rack's.
 func RemoveTree(dir string) error {
 	if mounted, err := mountsIn(dir); err != nil || len(mounted) > 0 {
 		return errors.Join(err, fmt.Errorf("%s stays: unmount %q first", dir, mounted))
@@ -188,7 +188,7 @@ func (p *Plane) removeBacking(path string) error {
 	return p.flushDir(filepath.Dir(path))
 }
 
-// flushDir makes the names in a directory durable, unless the files are volatile.
+// flushDir makes the names in a directory durable, unless the plane is volatile.
 func (p *Plane) flushDir(dir string) error {
 	if p.Volatile {
 		return nil
@@ -288,7 +288,7 @@ func (p *Plane) resize(diskID string, size int64) error {
 	return os.Truncate(p.DiskPath(diskID), size)
 }
 
-// trim cuts a disk's file to the size, if the file exists and is larger.
+// trim truncates a disk's file to the size, if the file exists and is larger.
 func (p *Plane) trim(diskID string, size int64) error {
 	st, err := os.Stat(p.DiskPath(diskID))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -450,8 +450,8 @@ func copyOnce(ctx context.Context, dst, src *os.File, d *plugged) (still bool, e
 // writes counts the write requests of a block device. The kernel counts a request when it is done.
 type writes struct{ requests, sectors, discards, discardedSectors uint64 }
 
-// countWrites reads the counters (Documentation/block/stat.rst). It fails if accounting is
-// switched off.
+// countWrites reads the counters (Documentation/block/stat.rst). It fails if the device does not
+// count requests.
 func countWrites(loop loopdev.Device) (writes, error) {
 	accounted, err := loopNumbers(loop, "queue/iostats", 1)
 	if err != nil {
@@ -476,7 +476,7 @@ func noWriteInFlight(loop loopdev.Device) (bool, error) {
 	return n[1] == 0, nil
 }
 
-// loopNumbers reads an attribute that consists of at least the given number of numbers.
+// loopNumbers reads an attribute of a loop device, which must have at least least numbers.
 func loopNumbers(loop loopdev.Device, attribute string, least int) ([]uint64, error) {
 	path := fmt.Sprintf("/sys/block/loop%d/%s", loop.Number, attribute)
 	text, err := os.ReadFile(path)

@@ -17,15 +17,15 @@ import (
 // (Config.FlakyDisks).
 var ErrCannotFail = errors.New("the disks of this rack cannot fail")
 
-// Flaky has the disks of a plane whose disks can fail. The faults of a disk stay active when the
-// disk is detached, and apply in the next guest.
+// Flaky contains the disks of a plane with Config.FlakyDisks. The faults of a disk stay active when
+// the disk is detached, and apply in the next guest.
 type Flaky struct {
 	// path returns the path of a disk's file.
 	path func(id string) string
 	dir  string
 	// mark is the prefix of its files' names, and identifies the rack.
 	mark string
-	// server is nil if the disks are plain files. device is the st_dev of its files.
+	// server is nil if the disks are plain files. device is the st_dev of the server's files.
 	server *flakydisk.Server
 	device uint64
 
@@ -102,7 +102,7 @@ func (f *Flaky) replace(id string, d *flakyDisk) {
 	f.disks[id] = d
 }
 
-// plug returns the path of a file with the bytes of the disk's file. Operations on it fail
+// plug returns the path of a file that passes operations on to the disk's file, or makes them fail
 // according to the disk's faults.
 func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
@@ -160,7 +160,7 @@ func (f *Flaky) Activity(id string) (all []flakydisk.Activity, err error) {
 	return all, err
 }
 
-// with calls do with a disk. It does not wait for other operations on the disk, because those may
+// with calls do with a disk. It does not wait for reads and writes of the disk, because they may
 // hang.
 func (f *Flaky) with(id string, do func(*flakyDisk)) error {
 	if f.server == nil {

@@ -89,7 +89,7 @@ func (p *Plane) Empty() error {
 }
 
 type guestState struct {
-	// plugged are its disks, by ID. The mu of guests guards it.
+	// plugged has the guest's disks, by ID. The mu of guests guards it.
 	plugged map[string]*plugged
 
 	mu sync.Mutex
@@ -111,14 +111,15 @@ type guestState struct {
 type plugged struct {
 	spec  Device
 	guest *guestState
-	// loop is nil for a device that never appears, as all do in a plane without devices.
+	// loop is nil if the device never appears, and in a plane without devices.
 	loop *loopdev.Device
-	// never means that a machine does not get the disk. wrongSize is its size in a machine, or 0.
+	// never means that the guest's machine does not get the disk. wrongSize is the disk's size in the
+	// machine if a fault gives one, or 0.
 	never     bool
 	wrongSize int64
 	// node is the device's name in the guest, "" while it is not visible.
 	node string
-	// cancel ends the wait for the device's appearance. appeared is closed when the wait has ended.
+	// cancel ends the wait until the device appears. appeared is closed at the end of the wait.
 	cancel   context.CancelFunc
 	appeared chan struct{}
 }
@@ -179,7 +180,7 @@ func (g *guests) forget(d *plugged) {
 	delete(d.guest.plugged, d.spec.DiskID)
 }
 
-// disk returns the plugged disk from the guest that has it, or nil.
+// disk returns a disk if it is plugged into a guest, or nil.
 func (g *guests) disk(id string) *plugged {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -298,8 +299,8 @@ func (v view) clearAside() error {
 	return errors.Join(os.RemoveAll(v.asideDir()), os.MkdirAll(v.asideDir(), 0o755))
 }
 
-// freeName chooses a name that no device has. Its number does not depend on the order in which
-// the disks were attached (A57).
+// freeName chooses a random name that no device has, so that names do not show the order in which
+// disks were attached (A57).
 func (v view) freeName(random *rand.Rand) (string, error) {
 	for span := 16; ; span *= 2 {
 		for _, n := range random.Perm(span) {

@@ -18,8 +18,8 @@ import (
 )
 
 // A plane with Config.Machines runs its guests as virtual machines. Their disks have no loop
-// devices, and the directories of their views no devices. A guest that does not run gets its disks
-// when it starts.
+// devices, and their views show no devices. A guest that does not run gets its disks when it
+// starts.
 
 const (
 	// machineTime is how long a change of a machine may take.
@@ -92,7 +92,8 @@ func (p *Plane) Run(f Firmware) error {
 var memoryLine = regexp.MustCompile(`(?m)^(MemTotal|MemAvailable): +(\d+) kB$`)
 
 // hasMemory returns an error unless there is memory for one more machine. All machines of this
-// plane together may have three quarters of the computer's memory, which they use only gradually.
+// plane together may have three quarters of the computer's memory. It counts all of a machine's
+// memory at once, although the machine takes it gradually.
 func (p *Plane) hasMemory(more int64) error {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -120,7 +121,8 @@ func fits(meminfo string, used, more int64) error {
 	return nil
 }
 
-// has notes that a guest has a machine. The caller holds the guest's mu.
+// has records that a guest has a machine, and waits for the machine's end. The caller holds the
+// guest's mu.
 func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 	g.machine.Store(m)
 	p.working.Go(func() {
@@ -129,8 +131,8 @@ func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 			return
 		case <-m.Ended():
 		}
-		_ = m.Release()                       // of a process that has ended
-		if g.machine.CompareAndSwap(m, nil) { // else the plane has stopped it
+		_ = m.Release()                       // its process has ended
+		if g.machine.CompareAndSwap(m, nil) { // false if the plane has stopped it
 			p.Ended(id, m.PoweredOff())
 		}
 	})
@@ -145,13 +147,13 @@ func (p *Plane) Halt(id string) error {
 	defer g.mu.Unlock()
 	m := g.machine.Load()
 	if err := g.change((*machine.Machine).Stop); err != nil {
-		return err // it stays the guest's: it may still write
+		return err // the machine stays the guest's, because it may still write
 	}
 	g.machine.CompareAndSwap(m, nil)
 	return nil
 }
 
-// Reset restarts the guest in its machine, and reports whether it has one.
+// Reset restarts a guest that has a machine, and reports whether it has one.
 func (p *Plane) Reset(id string) (has bool, err error) {
 	g := p.guests.all()[id]
 	if g == nil || p.machines == nil {
@@ -171,7 +173,8 @@ func (g *guestState) change(do func(*machine.Machine, context.Context) error) er
 	return do(m, ctx)
 }
 
-// changeDisk plugs a disk into the machine of its guest, or unplugs it, if the guest has one.
+// changeDisk calls do, which plugs or unplugs a disk, for the machine of the disk's guest. It does
+// nothing if the guest has none.
 func (p *Plane) changeDisk(d *plugged,
 	do func(*machine.Machine, context.Context, machine.Disk) error) error {
 	return d.guest.change(func(m *machine.Machine, ctx context.Context) error {
@@ -179,8 +182,8 @@ func (p *Plane) changeDisk(d *plugged,
 	})
 }
 
-// still stops the processors of a guest's machine, if it has one, until resume is called, and lets
-// no machine of it start meanwhile.
+// still pauses a guest's machine, if it has one, until resume is called. Meanwhile no machine of
+// the guest starts.
 func (p *Plane) still(g *guestState) (resume func(), err error) {
 	if p.machines == nil {
 		return func() {}, nil
@@ -237,7 +240,7 @@ func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 				p.has(id, g, m)
 				g.mu.Unlock()
 			}
-			// That plane may have been killed while it copied a disk, or started the machine.
+			// The earlier plane may have been killed while it paused or started the machine.
 			errs = append(errs, m.Resume(p.ctx))
 		}
 	}
@@ -261,8 +264,8 @@ func (p *Plane) keep(ctx context.Context, attached []Device) error {
 	return errors.Join(errs...)
 }
 
-// SSH returns the addresses of loopback that lead to the guests' sshd, by the IDs of the instances
-// that have a machine.
+// SSH returns the local addresses that are forwarded to the guests' sshd, by the IDs of the
+// instances with a machine.
 func (p *Plane) SSH() map[string]string {
 	addresses := map[string]string{}
 	for id, g := range p.guests.all() {
@@ -273,8 +276,8 @@ func (p *Plane) SSH() map[string]string {
 	return addresses
 }
 
-// SSHKey returns the path of the private key that the root of each machine accepts, or "" if the
-// guests are no machines.
+// SSHKey returns the path of the private key with which root can log in to each machine, or "" if
+// the guests are no machines.
 func (p *Plane) SSHKey() string {
 	if p.machines == nil {
 		return ""
@@ -282,9 +285,9 @@ func (p *Plane) SSHKey() string {
 	return p.machines.Key()
 }
 
-// Console reads up to most bytes of the text of a guest's serial console since its last start, from
-// an offset, which counts back from the end if it is negative: -1 is the end. It returns the offset
-// behind what it has read.
+// Console reads up to most bytes that a guest's serial console has printed since its last start,
+// from an offset. A negative offset counts back from the end: -1 is the end. It returns the offset
+// behind the last byte.
 func (p *Plane) Console(id string, from, most int64) (text []byte, end int64, err error) {
 	text, end, err = machine.Console(p.machineDir(id), from, most)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// attachTimeout allows for a machine on which many processes request loop devices at the same
-	// time.
+	// attachTimeout is long, because many processes may request loop devices at the same time.
 	attachTimeout = 10 * time.Second
-	// forceDetachTimeout allows for programs that open every new device for a moment.
+	// forceDetachTimeout is the time for programs that open every new device for a moment, such as
+	// udev.
 	forceDetachTimeout = 300 * time.Millisecond
 )
 
@@ -67,8 +67,8 @@ func (p *Plane) Plug(spec Device, f Fault) (err error) {
 	if err == nil && !d.never {
 		err = p.changeDisk(d, (*machine.Machine).Plug)
 		if err != nil {
-			// QEMU may have plugged it. The disk stays noted unless it is certainly out, so that no other
-			// guest gets it.
+			// QEMU may have plugged the disk despite the error. Forget it only if it is certainly unplugged,
+			// so that no other guest gets it.
 			out := p.changeDisk(d, (*machine.Machine).Unplug)
 			if err = errors.Join(err, out); out == nil {
 				p.guests.forget(d)
@@ -99,7 +99,8 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	return loop, err
 }
 
-// Trim cuts a disk's file to the disk's size: a device that was larger may have left it larger.
+// Trim truncates a disk's file to the disk's size. The file is larger if a fault made the device
+// larger.
 func (p *Plane) Trim(diskID string, size int64) error {
 	defer p.disks.Lock(diskID)()
 	return p.trim(diskID, size)
@@ -200,10 +201,10 @@ func (p *Plane) Unplug(instanceID, diskID string) (err error) {
 	return p.tampering.life(event{what: diskUnplugged, disk: diskID}, p.trim(diskID, d.spec.SizeBytes))
 }
 
-// forceDetach releases a loop device. A device that is still in use after a moment is cut off
-// from the disk's bytes, because a rack does not ask the guest either. The device then stays,
-// without a size, until its last user closes it, and the bytes are free for the next guest. The
-// disk's ID is "" if this plane knows only the device.
+// forceDetach releases a loop device. A device that is still in use after a moment is cut off from
+// the disk's bytes: a rack does not wait for the guest either. The device then stays, without a
+// size, until its last user closes it, and the bytes are free for the next guest. The disk's ID is
+// "" if this plane knows only the device.
 func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), forceDetachTimeout)
 	defer cancel()
@@ -301,9 +302,9 @@ func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err 
 }
 
 // OwnDevices returns the loop devices whose file belongs to a disk, and those of this rack whose
-// file was removed. It does not compare paths, because another container may have the same path. Of
-// a device that a killed simulator served, only the name of the file is known, which contains the
-// rack's identity and the disk's ID.
+// file was removed. It does not compare paths, because another container may have the same path.
+// For a device that a killed simulator served, the kernel reports only the name of the file, which
+// contains the rack's identity and the disk's ID.
 func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	if p.noDevices != nil {
 		return nil, nil //nolint:nilerr // a plane without devices is in order
@@ -331,7 +332,8 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	}), nil
 }
 
-// adoptOrRelease returns the devices that match an attached disk, by disk, and releases all others.
+// adoptOrRelease returns the devices that match an attached disk, by the disks' IDs, and releases
+// all others.
 func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map[string]*plugged,
 	error) {
 	adopted := map[string]*plugged{}
@@ -347,8 +349,8 @@ func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map
 	return adopted, errors.Join(errs...)
 }
 
-// carries reports whether the device is equal to what Plug would create for the disk, and is not
-// about to be released.
+// carries reports whether Plug would create an equal device for the disk. A device that is being
+// released does not count.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
 	return p.Flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) &&
 		loop.Serial == spec.loopSerial() && loop.SizeBytes == spec.SizeBytes &&

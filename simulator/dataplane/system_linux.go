@@ -41,8 +41,8 @@ func checkNodes(dir string) (device uint64, err error) {
 	return node.Dev, os.Remove(probe)
 }
 
-// removeMount removes the mount of a killed simulator, and its directory. Other mounts at the
-// directory stay, and so does the directory.
+// removeMount removes the mounts of killed simulators at a directory, and the directory. It fails
+// if there is another mount.
 func removeMount(dir string) error {
 	for {
 		mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
@@ -104,12 +104,14 @@ func backs(d loopdev.Device, path string) bool {
 
 // shareBlocks makes dst a reflink copy of src at one point in time, on filesystems that support it
 // (FICLONE on xfs and btrfs; also bcachefs, ZFS and NFS 4.2). Writers of src wait in the meantime.
-// It reports whether it succeeded. The caller then copies the bytes, which reports a real problem.
+// It reports whether it succeeded. If not, the caller copies the bytes, and gets the error if there
+// is a real problem.
 func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 }
 
-// hurry gives this goroutine's thread the highest priority until end is called, if the user may.
+// hurry gives this goroutine's thread the highest priority until end is called, if the user is
+// permitted to.
 func hurry() (end func()) {
 	runtime.LockOSThread()
 	was, err := unix.Getpriority(unix.PRIO_PROCESS, 0)

@@ -22,9 +22,10 @@ type Tamper struct {
 	// Name identifies the tamper, and Says describes what it damages.
 	Name, Says string
 
-	// source is called for the file from which a disk will be created.
+	// source returns the file from which a disk is created instead of the file at path.
 	source func(p *Plane, path string) (string, error)
-	// shown returns the device as the guest sees it. others are all devices of the guest.
+	// shown returns a device with the properties that the guest sees. others are all devices of the
+	// guest.
 	shown func(d Device, others []*plugged) Device
 	// copied is called when a disk was copied to a snapshot.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
@@ -70,7 +71,8 @@ func (a *tampering) tamper() Tamper {
 
 func (a *tampering) path(name string) string { return filepath.Join(a.plane.Dir, "tamper", name) }
 
-// life reports an event to the tamper, unless the operation failed, whose error it returns.
+// life reports an event to the tamper. If the operation has failed, it only returns the operation's
+// error.
 func (a *tampering) life(e event, failed error) error {
 	if t := a.tamper(); failed == nil && t.life != nil {
 		return t.life(a.plane, e)
@@ -196,7 +198,8 @@ func faulty(change func(event)) func(*Plane, event) error {
 	return at(diskPlugging, func(_ *Plane, e event) error { change(e); return nil })
 }
 
-// otherDisk returns the ID of the first other disk that fits, or "".
+// otherDisk returns the ID of the first disk, other than diskID, for which fits returns true, or
+// "".
 func (p *Plane) otherDisk(diskID string, fits func(id string, sizeBytes int64) bool) string {
 	paths, _ := filepath.Glob(p.DiskPath("*")) // fails only for an invalid pattern
 	for _, path := range paths {
@@ -259,8 +262,8 @@ func swapDisks(p *Plane, e event) error {
 		os.Rename(aside, p.DiskPath(id)))
 }
 
-// staleRead saves the content of a disk at each detach, and restores the last but one at the next
-// attach.
+// staleRead saves the content of a disk at each detach. At an attach it restores the content that
+// was saved at the detach before the last one.
 func staleRead(p *Plane, e event) error {
 	last, older := p.tampering.path(e.disk), p.tampering.path(e.disk+".older")
 	var err error
@@ -329,7 +332,7 @@ func doubleSerial(d Device, others []*plugged) Device {
 // dirt returns a block that no workload of the rack has written.
 func dirt() []byte { return bytes.Repeat([]byte("somebody else's "), tamperBlock/16) }
 
-// otherSource returns another snapshot that is not larger, if there is one.
+// otherSource returns the file of another snapshot that is not larger, or path if there is none.
 func otherSource(p *Plane, path string) (string, error) {
 	own, err := os.Stat(path)
 	if err != nil || filepath.Dir(path) != filepath.Dir(p.SnapshotPath("")) {
@@ -349,7 +352,7 @@ func otherSource(p *Plane, path string) (string, error) {
 // the life of a disk, and the place of the block. A size may limit it to disks of that size.
 
 // damage is one kind of damage to a block of a victim. do is called when a file becomes a victim,
-// and whenever the victim is unplugged later.
+// and each time that the victim is unplugged.
 type damage struct {
 	name, effect string
 	do           func(v *victim) error
@@ -426,9 +429,9 @@ func (at place) in(from, to int64) int64 {
 	return offset
 }
 
-// corruptions combines every damage and every moment, at the last block, with two exceptions: a
-// snapshot is never unplugged, so it has no damage of that time; and a check may not create two
-// large disks, so a block of a large disk is not shared.
+// corruptions combines every damage with every moment, at the last block. There are two exceptions:
+// a snapshot is never unplugged, so it has no damage that needs an unplug; and a check may not
+// create two large disks, so no block of a large disk is shared.
 func corruptions() (all []Tamper) {
 	for _, d := range damages {
 		for _, m := range moments {
@@ -453,8 +456,8 @@ func corruptionOf(d damage, m moment, at place, bytes int64) Tamper {
 		Says: fmt.Sprintf("the block at byte %d of %s %s", at, m.object, d.effect)}
 }
 
-// TamperOf returns the tamper with a name: one of Tampers, or DAMAGE:MOMENT:PLACE or
-// DAMAGE:MOMENT:PLACE:BYTES with any place, for disks of that size.
+// TamperOf returns the tamper with a name: one of Tampers, or a corruption DAMAGE:MOMENT:PLACE with
+// any place. DAMAGE:MOMENT:PLACE:BYTES is only for disks of that size.
 func TamperOf(name string) (Tamper, bool) {
 	all := Tampers()
 	if i := slices.IndexFunc(all, func(t Tamper) bool { return t.Name == name }); i >= 0 {
@@ -500,7 +503,7 @@ type event struct {
 	snapshot string
 }
 
-// corruption is a combination of a damage, a moment and a place that is active.
+// corruption is an active combination of a damage, a moment and a place.
 type corruption struct {
 	damage damage
 	moment moment
@@ -581,7 +584,7 @@ func (c *corruption) victim(path string, from, to int64, old []byte, peers ...st
 			v.peers = append(v.peers, peer)
 		}
 	}
-	v.shared, _ = readBlock(path, v.at) // the damage fails for an unreadable file
+	v.shared, _ = readBlock(path, v.at) // if it cannot be read, the damage fails
 	return []*victim{v}
 }
 
@@ -654,7 +657,7 @@ func (c *corruption) unbacked(p *Plane, e event) (all []*victim) {
 	return all
 }
 
-// otherMoment returns the block's content in another snapshot of the same disk, or nil.
+// otherMoment returns the block's content in another snapshot of the disk of a snapshot, or nil.
 func (c *corruption) otherMoment(snapshot string) []byte {
 	for other, origin := range c.originOf {
 		size, err := fileSize(other)
@@ -688,7 +691,8 @@ func (p *Plane) anotherFile(disk string, at int64) string {
 type victim struct {
 	path      string
 	at, other int64
-	// old is an earlier content of the block, or nil. late is the content that it will get later.
+	// old is an earlier content of the block, or nil. late is the content that the block gets at the
+	// next unplug.
 	old, late []byte
 	// peers are the files that share the block, and shared is its last content in all of them.
 	peers  []string
@@ -705,7 +709,7 @@ func (v *victim) once(possible bool, do func() error) error {
 	return do()
 }
 
-// share copies the block from a file in which it has changed to the others.
+// share copies the block from the file in which it has changed to the other files.
 func (v *victim) share() error {
 	files := append([]string{v.path}, v.peers...)
 	for _, path := range files {

@@ -58,7 +58,7 @@ type Error struct {
 	Status  int
 	Code    string
 	Message string
-	// Header is added to the response's header: a 405 has an Allow.
+	// Header is added to the response's header, such as Allow for a 405.
 	Header http.Header
 }
 
@@ -102,7 +102,7 @@ func insufficientCapacity(text string) *Error {
 }
 
 var (
-	// ErrForbidden is the error for a caller who may see the object and not change it.
+	// ErrForbidden is the error for a caller who may read the object, but not change it.
 	ErrForbidden   = refusal(http.StatusForbidden, "Forbidden", "Forbidden")
 	errUnavailable = refusal(http.StatusServiceUnavailable, "ServiceNotAvailable",
 		"Service Unavailable")
@@ -224,8 +224,8 @@ func reading[T any](r *Simulation, read func(*store.Tx) T) (value T, err error) 
 	return value, err
 }
 
-// changing returns what change returns in a transaction. If a fault asks the call to fail halfway,
-// the transaction is undone.
+// changing calls change in a transaction and returns its result. If a fault asks the call to fail
+// halfway, the transaction is undone.
 func changing[T any](r *Simulation, call *Call, change func(*store.Tx) T) (value T, err error) {
 	err = r.store.Update(func(tx *store.Tx) {
 		value = change(tx)
@@ -243,8 +243,8 @@ func view[T store.Record](r *Simulation, call *Call, t store.Table[T], ref Ref) 
 	return reading(r, func(tx *store.Tx) T { return lookup(r, call, tx, t, ref) })
 }
 
-// remove deletes an object that a Ref names, under its lock: drop changes the records, and rest
-// then removes its files and devices.
+// remove deletes the object that a Ref names, while it holds the object's lock: drop changes the
+// records, and rest then removes its files and devices.
 func remove[T store.Record](r *Simulation, call *Call, t store.Table[T], ref Ref,
 	drop func(*store.Tx, T), rest func(T) error) error {
 	object, err := view(r, call, t, ref)
@@ -263,7 +263,7 @@ func remove[T store.Record](r *Simulation, call *Call, t store.Table[T], ref Ref
 	return rest(object)
 }
 
-// ofInstance reads objects that belong to the instance that a Ref names, by the instance's ID.
+// ofInstance calls read with the ID of the instance that a Ref names, and returns the result.
 func ofInstance[T any](r *Simulation, call *Call, ref Ref, read func(*store.Tx, string) []T) (
 	[]T, error) {
 	return reading(r, func(tx *store.Tx) []T {

@@ -50,7 +50,7 @@ func readMark(dir string) (m mark, err error) {
 	return m, nil
 }
 
-// readSmall reads a short regular file. It does not block if somebody has put a pipe there.
+// readSmall reads a short regular file. It does not block if the file is a pipe.
 func readSmall(path string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -128,7 +128,7 @@ func prepareDir(dir, process string) error {
 func makePrivate(dir string) error {
 	owner := os.Geteuid()
 	if of, err := os.Stat(dir); err == nil && owner == 0 {
-		owner = int(of.Sys().(*syscall.Stat_t).Uid) // root was told to use a user's directory
+		owner = int(of.Sys().(*syscall.Stat_t).Uid) // root uses the directory of another user
 	}
 	for _, depth := range []string{".", "*", "*/*"} {
 		names, _ := fs.Glob(os.DirFS(dir), depth) // the pattern is valid
@@ -268,8 +268,8 @@ func removeTemporary(ctx context.Context, dir string) error {
 	return dataplane.RemoveTree(dir)
 }
 
-// thisProcess identifies this process by the machine, its boot, and the process until the next
-// boot. It returns "" on a system that does not report them.
+// thisProcess returns a text that identifies this process: the machine, its boot, and the process
+// since that boot. It returns "" on a system that does not report them.
 func thisProcess() string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	machine, unnamed := os.Hostname()
@@ -280,8 +280,8 @@ func thisProcess() string {
 	return machine + " " + strings.TrimSpace(string(boot)) + " " + process
 }
 
-// ended reports whether a process has certainly ended. A process of another machine, which shares
-// the directory, may still run.
+// ended reports whether a process has certainly ended. It returns false for a process of another
+// machine that shares the directory, because that may still run.
 func ended(process string) bool {
 	of, now := strings.Fields(process), strings.Fields(thisProcess())
 	if len(of) != len(now) || len(of) == 0 || of[0] != now[0] {

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// content returns a hash of each file in a directory. It does not read disks.
+// content returns a hash of each file in a directory. It does not read the disks, which are large.
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -41,7 +41,7 @@ func openIn(t *testing.T, dir string) (*Simulation, error) {
 		Disks: []DiskSpec{{Name: "d", SizeBytes: 1 << 30}}})
 }
 
-// rackDir returns the directory of a closed rack, and one of its disks.
+// rackDir returns the directory of a closed rack, and the file of its only disk.
 func rackDir(t *testing.T) (dir, disk string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -58,7 +58,7 @@ func rackDir(t *testing.T) (dir, disk string) {
 func TestTheRackAcceptsOnlyAnEmptyOrItsOwnDirectory(t *testing.T) {
 	const magic = markText + "\nversion "
 	for _, test := range []struct {
-		name, path string // path is an entry of the directory, with a slash at its end a directory
+		name, path string // path is in the directory; a slash at its end means a directory
 		text       string
 		want       string // part of the refusal; "" means that the directory is accepted
 	}{
@@ -164,7 +164,7 @@ func TestForeignFilesInTheDirectoryAreRefused(t *testing.T) {
 	}
 }
 
-// TestDamagedRecordsAreReported damages each page of the records in each way. The rack either
+// TestDamagedRecordsAreReported damages each page of the records in several ways. The rack either
 // starts or returns an error about the records, and never removes the disk.
 func TestDamagedRecordsAreReported(t *testing.T) {
 	dir, disk := rackDir(t)

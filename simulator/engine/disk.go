@@ -325,7 +325,7 @@ type BulkWrite struct {
 	Base64 string
 }
 
-// maxChunk is the most that the rack writes at once (A90).
+// maxChunk is the largest number of bytes that the rack writes at once (A90).
 const maxChunk = 512 << 10
 
 // StartImport lets a disk receive bytes (A90).
@@ -354,7 +354,8 @@ func (s Disks) moveImport(call *Call, ref Ref, from, to string) error {
 	})
 }
 
-// importing finds the disk of an import. For a local disk the rack answers 500 (A90).
+// importing finds the disk of an import. A local disk is an error, for which the rack answers 500
+// (A90).
 func (s Disks) importing(call *Call, ref Ref) (store.Disk, error) {
 	d, err := s.View(call, ref)
 	if err == nil && d.DiskType == store.TypeLocal {
@@ -383,8 +384,8 @@ func debugState(state store.DiskState) string {
 	return text.String()
 }
 
-// Import writes a part of the imported bytes into a disk. The lock orders it with a stop of the
-// import, so that no write follows the stop.
+// Import writes a part of the imported bytes into a disk. It holds the disk's lock, so that no
+// write follows the stop of the import.
 func (s Disks) Import(call *Call, ref Ref, w BulkWrite) error {
 	d, err := s.importing(call, ref)
 	if err != nil {
@@ -506,8 +507,8 @@ func (s Attachments) Attach(call *Call, ref Ref, disk store.Selector) (store.Dis
 	})
 }
 
-// attach decides and records in one transaction (A31), and then shows the device to a running
-// guest.
+// attach decides and records the result in one transaction (A31), and then shows the device to a
+// running guest.
 func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk
@@ -538,8 +539,8 @@ func (s Attachments) setState(d store.Disk, state store.DiskState) error {
 	return s.store.Update(func(tx *store.Tx) { tx.PutDisk(d) })
 }
 
-// checkAttach refuses to attach a disk that is not attached here, in the rack's words. It checks in
-// the rack's order: the disk's state, the guest's state, the instance's state, and then the limit
+// checkAttach checks whether a disk that is not attached to the instance may be attached, in the
+// rack's order: the disk's state, the guest's state, the instance's state, and then the limit
 // (A34).
 func checkAttach(tx *store.Tx, i store.Instance, d store.Disk, now adminapi.Switches) {
 	switch d.State.State {
@@ -575,8 +576,8 @@ func (s Attachments) Detach(call *Call, ref Ref, disk store.Selector) (store.Dis
 	})
 }
 
-// detach decides and records in one transaction. The device is gone from the guest before the
-// caller has the response (A31).
+// detach decides and records the result in one transaction. The device is gone from the guest
+// before the caller has the response (A31).
 func (s Attachments) detach(instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk
@@ -613,7 +614,7 @@ func detachProblem(i store.Instance, d store.Disk, now adminapi.Switches) error 
 	}
 	boot := store.Deref(i.BootDiskID) == d.ID
 	switch {
-	// A35: a local disk cannot be removed from a running guest either.
+	// A35: a local disk cannot be removed from a running guest.
 	case i.Active() && (!now.Hotplug.Detaches() || d.DiskType == store.TypeLocal):
 		return invalidRequest("cannot detach disk: instance is not fully stopped")
 	case i.Active(), i.RunState == store.StateCreating, i.RunState == store.RunStopped:

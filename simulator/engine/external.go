@@ -9,8 +9,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Allocation describes the external address of a request: IP, or an address from Pool, or an
-// address of the IP version Version from the default pool.
+// Allocation describes the external address that a request asks for: IP, or an address from Pool,
+// or an address of the IP version Version from the default pool.
 type Allocation struct {
 	IP      string
 	Pool    store.Selector
@@ -195,7 +195,8 @@ const (
 
 const maxExternalIPs = 32
 
-// attachable refuses to attach an address to an instance, which may be in the state creating.
+// attachable checks whether an address may be attached to an instance. The instance may be in the
+// state creating.
 func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr) {
 	tx.Refuse(i.RunState == store.RunFailed,
 		invalidRequest("cannot attach %s IP to instance in failed state", kind))
@@ -270,15 +271,15 @@ func (s Resources) AttachFloatingIP(call *Call, scope Scope, sel, instance store
 	})
 }
 
-// detachable refuses to detach an address from an instance.
+// detachable checks whether an address may be detached from an instance.
 func detachable(tx *store.Tx, kind string, i store.Instance) {
 	tx.Refuse(i.RunState == store.RunFailed || i.RunState == store.StateCreating,
 		invalidRequest("cannot detach %s IP from instance in %s state", kind, i.RunState))
 	checkSettled(tx, i)
 }
 
-// detach detaches a floating IP or an external subnet from its instance, unless check refuses the
-// instance. If it is not attached, detach returns the error detached.
+// detach detaches a floating IP or an external subnet from its instance, unless check ends the
+// transaction. If it is not attached, detach returns the error detached.
 func (s Resources) detach(call *Call, k *Kind, scope Scope, sel store.Selector, detached error,
 	check func(*store.Tx, store.Instance)) (store.Resource, error) {
 	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
@@ -367,8 +368,8 @@ func (r *Simulation) releaseAddresses(tx *store.Tx, instanceID string) {
 	}
 }
 
-// ExternalIPCreate is an external address of a new instance: the floating IP, or an ephemeral
-// address.
+// ExternalIPCreate is an external address of a new instance: an existing floating IP, or a new
+// ephemeral address.
 type ExternalIPCreate struct {
 	Floating  store.Selector
 	Ephemeral Allocation
@@ -413,8 +414,8 @@ func (s Instances) attachExternalIPs(tx *store.Tx, i store.Instance, create []Ex
 	}
 }
 
-// SubnetAllocation describes the external subnet of a request: Subnet, or a subnet of the prefix
-// length Length from a pool.
+// SubnetAllocation describes the external subnet that a request asks for: Subnet, or a subnet of
+// the prefix length Length from a pool.
 type SubnetAllocation struct {
 	Subnet netip.Prefix
 	Length int

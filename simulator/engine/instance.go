@@ -142,7 +142,7 @@ func (s Instances) failInstance(i store.Instance, cause error) {
 	s.unchanged(i, errors.Join(s.halt(i), s.putInstance(i)))
 }
 
-// unchanged logs an error that keeps an instance from changing its state; nil is ignored.
+// unchanged logs an error because of which an instance does not change its state; nil is ignored.
 func (s Instances) unchanged(i store.Instance, err error) {
 	if err != nil {
 		s.log.Error("an instance cannot change its state", slog.String("instance", i.ID),
@@ -150,7 +150,7 @@ func (s Instances) unchanged(i store.Instance, err error) {
 	}
 }
 
-// halt stops the machine of an instance, if it has one, and then takes its disks away.
+// halt stops the machine of an instance, if it has one, and then unplugs its disks.
 func (s Instances) halt(i store.Instance) error {
 	if err := s.plane.Halt(i.ID); err != nil {
 		return err
@@ -384,7 +384,7 @@ func (s Instances) Create(call *Call, project store.Selector, c InstanceCreate) 
 	return i, err
 }
 
-// complete does everything that follows the record of a new instance, or undoes the creation.
+// complete creates everything of a new instance that has a record, or undoes the creation.
 func (s Instances) complete(call *Call, owner store.Project, i store.Instance, c InstanceCreate) (
 	store.Instance, error) {
 	err := s.fill(call, owner, i, c.attachments())
@@ -452,7 +452,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 		d, err := reading(s.Simulation, func(tx *store.Tx) store.Disk {
 			return find(tx, store.Disks, owner.ID, a.selector())
 		})
-		if a.Create != nil && err != nil { // else an earlier simulator has created it
+		if a.Create != nil && err != nil { // without an error, an earlier simulator has created it
 			d, err = Disks(s).create(call, owner, *a.Create)
 		}
 		if err != nil {
@@ -559,7 +559,8 @@ func checkSize(tx *store.Tx, ncpus int, memory int64) {
 	tx.Refuse(ncpus == 0, lacking("ncpus of 0"))
 }
 
-// checkCreate makes the checks that precede the check of the name, in the rack's order (A66).
+// checkCreate makes the checks that a rack makes before that of the name, in the rack's order
+// (A66).
 func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) {
 	checkSize(tx, c.NCPUs, c.Memory)
 	attachments := c.attachments()
@@ -604,8 +605,8 @@ func idsOf(tx *store.Tx, k *Kind, parent string, wanted []store.Selector) (ids [
 	return ids
 }
 
-// lacking returns an error that no rack returns, for a part of an instance that this simulator does
-// not support.
+// lacking returns the error for a part of an instance that a rack supports and this simulator does
+// not.
 func lacking(part string) error {
 	return &Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
 		"the simulator does not have an instance's %s, which the rack has", part)}

@@ -19,7 +19,7 @@ type InterfaceCreate struct {
 	Name, Description, Stack, VPC, Subnet string
 	// V4 and V6 are the requested addresses; the zero value means any free address.
 	V4, V6 netip.Addr
-	// Unsupported names a part of it that this simulator does not support.
+	// Unsupported names a field of the request that this simulator does not support.
 	Unsupported string
 }
 
@@ -68,7 +68,7 @@ func newInterfaces(tx *store.Tx, i store.Instance,
 	return nics
 }
 
-// newInterface creates a further interface of an instance. Each interface is in a different subnet
+// newInterface returns a new interface of an instance. Each interface is in a different subnet
 // (A64).
 func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterface,
 	c InterfaceCreate) store.NetworkInterface {
@@ -91,7 +91,7 @@ func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterfac
 	}
 }
 
-// checkAddress refuses an address that no interface can have (A52).
+// checkAddress ends the transaction if no interface may have the wanted address (A52).
 func checkAddress(tx *store.Tx, subnet store.Resource, field string, wanted netip.Addr) {
 	if !wanted.IsValid() {
 		return
@@ -214,7 +214,7 @@ type InterfaceUpdate struct {
 	Name, Description *string
 	// Primary makes it the instance's primary interface.
 	Primary bool
-	// Unsupported names a part of it that this simulator does not support.
+	// Unsupported names a field of the request that this simulator does not support.
 	Unsupported string
 }
 
@@ -436,8 +436,7 @@ func setIPv4Block(c *Change, value any) {
 	c.record.Fields["ipv4_block"] = value
 }
 
-// setIPv6Block checks the block or chooses one, and refuses blocks that overlap with another
-// subnet's.
+// setIPv6Block checks the block or chooses one. The blocks of two subnets must not overlap.
 func setIPv6Block(c *Change, value any) {
 	vpc := netip.MustParsePrefix(c.parent.Text("ipv6_prefix"))
 	if value == nil {
@@ -501,8 +500,8 @@ func (c *Change) systemRouter(vpcID string) store.Resource {
 	return byID(c.Tx, Router.Table(), byID(c.Tx, VPC.Table(), vpcID).Text("system_router_id"))
 }
 
-// routeToSubnet finds the system router's route to the subnet, and yields it as a Change. With that
-// the caller replaces or deletes the route.
+// routeToSubnet yields the system router's route to the subnet, as a Change with which the caller
+// replaces or deletes the route.
 func (c *Change) routeToSubnet() iter.Seq[*Change] {
 	return func(yield func(*Change) bool) {
 		name, _ := subnetRoute(c.old)

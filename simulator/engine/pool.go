@@ -18,14 +18,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// These fields of a pool's record are not in the API's pools. isDefault is null while the pool is
-// not linked to the silo; this rack has only one silo.
+// These fields of a pool's record are not shown by the API. isDefault is null while the pool is not
+// linked to the silo, of which this rack has only one.
 const (
 	isDefault = "is_default"
 	extents   = "extents"
 )
 
-// poolWords has what differs between IP pools and subnet pools.
+// poolWords has the texts and fields in which IP pools and subnet pools differ.
 type poolWords struct {
 	// id is the field with the pool's ID. link is the rack's word for the link of a silo, and
 	// linkID identifies the link in the error for a second one.
@@ -79,7 +79,8 @@ type Extent struct {
 	First       netip.Addr      `json:"first"`
 	Last        netip.Addr      `json:"last"`
 	TimeCreated store.Timestamp `json:"time_created"`
-	// Subnet is set for a member, and MinPrefix and MaxPrefix limit the prefixes of its subnets.
+	// Subnet is set for a member of a subnet pool. MinPrefix and MaxPrefix limit the prefix lengths of
+	// the subnets that are allocated from it.
 	Subnet    netip.Prefix `json:"subnet,omitzero"`
 	MinPrefix int          `json:"min_prefix_length,omitzero"`
 	MaxPrefix int          `json:"max_prefix_length,omitzero"`
@@ -153,8 +154,8 @@ func extentsOf(tx *store.Tx, pool store.Resource) (list []Extent) {
 
 func extended(c *Change) (string, bool) { return "", len(extentsOf(c.Tx, c.old)) > 0 }
 
-// linked reports whether a pool is linked to the silo (ok), and whether it is the default pool of
-// its IP version there (first).
+// linked reports whether a pool is linked to the silo (ok), and whether it is the silo's default
+// pool of its IP version (first).
 func linked(pool store.Resource) (first, ok bool) {
 	first, ok = pool.Fields[isDefault].(bool)
 	return first, ok
@@ -170,7 +171,7 @@ func (k *Kind) shown(r store.Resource) store.Resource {
 	return r
 }
 
-// ofSilo returns a linked pool as a user of the silo sees it.
+// ofSilo returns a linked pool with the fields that a user of the silo sees.
 func ofSilo(r store.Resource) store.Resource {
 	return (&Kind{Hidden: []string{extents}}).shown(r)
 }
@@ -254,7 +255,8 @@ func (s Resources) PoolLinks(call *Call, k *Kind, sel store.Selector) ([]Part, e
 	})
 }
 
-// defaultPool finds the default pool of the kind and of the version and type of another pool.
+// defaultPool finds the default pool that has the kind, the IP version and the type of another
+// pool.
 func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool) {
 	for r := range c.kind.Table().All(c.Tx) {
 		if first, _ := linked(r); first && r.Text("ip_version") == like.Text("ip_version") &&
@@ -350,7 +352,7 @@ func (s Resources) Extents(call *Call, k *Kind, sel store.Selector) ([]Part, err
 	})
 }
 
-// AddExtent adds a range or a member to a pool. It must not overlap with one of any pool.
+// AddExtent adds a range or a member to a pool. It must not overlap with any other, in any pool.
 func (s Resources) AddExtent(call *Call, k *Kind, sel store.Selector, e Extent) (part Part,
 	err error) {
 	err = s.changePool(call, k, sel, func(c *Change) {
@@ -543,8 +545,8 @@ func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// parts writes a list into a field of a port's settings. Each object gets the ID of the settings,
-// and names has the new names of its keys.
+// parts writes a list into a field of a port's settings. Each object gets the ID of the settings.
+// names maps keys to new names.
 func parts(c *Change, name string, list []any, names map[string]string) {
 	out := []any{}
 	for _, one := range list {

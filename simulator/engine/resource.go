@@ -12,10 +12,10 @@ import (
 )
 
 // Kind describes one kind of resource: an object that is only a record. Resources implements the
-// same operations for all kinds; a Kind has their differences. The table of kinds is in kinds.go.
+// same operations for all kinds, and a Kind has the differences. The table of kinds is in kinds.go.
 type Kind struct {
-	// Name is the rack's word for the object in its errors. Operation begins the names of its
-	// operations. Param is its parameter in paths and queries.
+	// Name is the rack's word for the object in its errors. Operation is the prefix of the names of
+	// its operations. Param is its parameter in paths and queries.
 	Name, Operation, Param string
 	// Parent is the kind of the object that contains it. A kind without a Parent belongs to Owner,
 	// or to the silo if Owner is "". Names are unique in the parent.
@@ -23,19 +23,19 @@ type Kind struct {
 	Owner  string
 	// In is the name of the field with the ID of the parent or the owner; "" means no such field.
 	In string
-	// Both begins the error for an ID together with a parent, and Neither the error for a name without
-	// a parent (A05).
+	// Both is the beginning of the error for an ID together with a parent, and Neither that of the
+	// error for a name without a parent (A05).
 	Both, Neither string
 	// Public means that every user of the silo may read it, and its owner may change it, whatever
 	// role the user has in the projects (A15).
 	Public bool
-	// Fleet means that only an administrator of the fleet has its operations. They do not show the
-	// Hidden fields.
+	// Fleet means that only an administrator of the fleet may call its operations. Their answers lack
+	// the Hidden fields.
 	Fleet  bool
 	Hidden []string
 	// Fields are the fields of a request, in the order in which the rack checks them.
 	Fields []Field
-	// Created, Updated and Deleted carry a change on to other records.
+	// Created, Updated and Deleted change other records together with the record.
 	Created, Updated, Deleted func(*Change)
 	// Permit refuses an update, or a deletion if the request is nil.
 	Permit func(*Change, *ResourceInput)
@@ -49,12 +49,12 @@ type Field struct {
 	Type FieldType
 	// Values are the words that an Enum allows.
 	Values []string
-	// Of are the fields of a Record. One that the request lacks is null.
+	// Of has the fields of a Record. A field that the request lacks becomes null.
 	Of []Field
-	// Optional means that a creation may lack it. The value is then Default.
+	// Optional means that the request of a creation may lack the field. Its value is then Default.
 	Optional bool
 	Default  any
-	// Update describes what an update does with it.
+	// Update describes what an update does with the field.
 	Update UpdateRule
 	// Set checks the value and writes it into the record. Without Set the record has the value under
 	// the same name.
@@ -109,7 +109,7 @@ type Holder struct {
 	Text string
 }
 
-// holds returns a Holder for the objects that are in the record.
+// holds returns a Holder for the objects of a table whose parent is the record.
 func holds[T store.Record](t store.Table[T], text string) Holder {
 	return Holder{func(c *Change) (name string, found bool) {
 		first := t.Scan(c.Tx, c.old.ID, store.ByName, nil, 1)
@@ -132,7 +132,7 @@ func (k *Kind) Ancestors() []string {
 	return params
 }
 
-// Scope has the objects that a query names by the parameters' names.
+// Scope has the objects that a query names, by the names of the parameters.
 type Scope map[string]store.Selector
 
 // ResourceInput has the fields of a request. In an update a name or a description may be nil.
@@ -149,7 +149,7 @@ func named(name, description string, values map[string]any) ResourceInput {
 	return ResourceInput{Name: &name, Description: &description, Values: values}
 }
 
-// Change is a change of one record in a transaction. It refuses by ending the transaction.
+// Change is a change of one record in a transaction. A refusal ends the transaction.
 type Change struct {
 	*Simulation
 	*store.Tx
@@ -188,7 +188,7 @@ func (s Resources) find(tx *store.Tx, k *Kind, scope Scope, sel store.Selector) 
 	return find(tx, k.Table(), owner, sel)
 }
 
-// lookup finds a record that the caller may read or change.
+// lookup finds a record, if the caller may read or change it.
 func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind, scope Scope,
 	sel store.Selector) store.Resource {
 	r := s.find(tx, k, scope, sel)
@@ -200,7 +200,7 @@ func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind, scope Scope,
 	return r
 }
 
-// parent finds the object in which the records of a kind are. The caller may read or change it.
+// parent finds the object that contains the records of a kind, if the caller may read or change it.
 func (s Resources) parent(call *Call, tx *store.Tx, k *Kind, scope Scope) store.Resource {
 	if k.Parent != nil {
 		return s.lookup(call, tx, k.Parent, scope, scope[k.Parent.Param])
@@ -384,7 +384,7 @@ func within(tx *store.Tx, k *Kind, parent string) []store.Resource {
 	return k.Table().Scan(tx, parent, store.ByName, nil, noLimit)
 }
 
-// group returns the kind of the groups with a policy of that name.
+// group returns the kind of the affinity or the anti-affinity groups.
 func group(policy string) Kind {
 	param := strings.ReplaceAll(policy, "-", "_") + "_group"
 	return Kind{
@@ -420,7 +420,7 @@ func memberOf(i store.Instance) Member {
 	return Member{"instance", MemberValue{i.ID, i.Name, i.RunState}}
 }
 
-// linkedTo returns the records of a table that a link of a kind connects with an object.
+// linkedTo returns the records of a table to which an object has a link of that kind.
 func linkedTo[T store.Record](tx *store.Tx, t store.Table[T], k *Kind, id string) (all []T) {
 	for _, id := range tx.Linked(k.Name, id) {
 		if record, ok := t.Get(tx, id); ok {

@@ -17,9 +17,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// restore brings records and data plane into the state that an orderly end would have left, and
-// adds the objects of the config that the directory lacks. It runs the steps in first at the
-// beginning of its first transaction.
+// restore repairs the records and the data plane after any end of the last simulator, and adds the
+// objects of the config that the directory lacks. Its first transaction begins with the steps in
+// first.
 func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) {
@@ -195,7 +195,7 @@ func (r seeder) network(tx *store.Tx) {
 	createPools(c)
 }
 
-// configured finds a project of the Config, also if a client has renamed it.
+// configured finds a project of the Config, even if a client has renamed it.
 func configured(tx *store.Tx, name string) (store.Project, bool) {
 	if p, ok := store.Projects.Get(tx, store.DerivedID("project", name)); ok {
 		return p, ok

@@ -178,7 +178,7 @@ type SiloQuotas struct {
 	ResourceCounts
 }
 
-// SiloUtilization is the utilization of a silo that the request names.
+// SiloUtilization is the utilization of a silo, in the form for requests that name the silo.
 type SiloUtilization struct {
 	SiloID      string         `json:"silo_id"`
 	SiloName    string         `json:"silo_name"`

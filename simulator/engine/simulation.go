@@ -3,15 +3,15 @@
 //
 // [Open] opens a [Simulation]: it completes the unfinished work of an earlier simulator, and gives
 // running instances their devices. The operations are grouped: [Disks], [Snapshots], [Images],
-// [Instances], [Attachments], [Silo] and [Resources], which are only records. Each gets a [Call]
-// with the parts of the request that matter: whether it may change anything, and its faults. A
-// refusal is an [Error] in the rack's form; in a transaction it ends the transaction
+// [Instances], [Attachments], [Silo] and [Resources], which are only records. Each operation gets a
+// [Call], which tells whether the request may change anything and which faults apply to it. A
+// refusal is an [Error] in the rack's form. In a transaction it ends the transaction
 // ([store.Tx.Check]).
 //
-// An operation decides in a transaction over the records, and then works on the data plane while
-// it holds the locks of its objects. Work that takes long, and work that a caller may see half
-// done, has a state in the records, as on a rack. Every rule cites an assumption (A01, A02, …) of
-// package rules, whose ASSUMPTIONS.md names its source.
+// An operation decides in a transaction over the records, and then works on the data plane while it
+// holds the locks of its objects. Work that takes long, or that callers see half done, has a state
+// in the records, as on a rack. Every rule cites an assumption (A01, A02, …) of package rules,
+// whose ASSUMPTIONS.md names its source.
 //
 // The package knows nothing of HTTP requests, paths or pages.
 package engine
@@ -78,8 +78,8 @@ type Config struct {
 	Seed uint64
 	// Log is the rack's logger; nil means slog.Default.
 	Log *slog.Logger
-	// FirstLoop is the lowest number of a loop device that the rack uses. In a container whose /dev
-	// has only the nodes of its start, other programs need the low numbers.
+	// FirstLoop is the lowest number of a loop device that the rack uses. A container's /dev may have
+	// nodes only for low numbers, which other programs need.
 	FirstLoop int
 	// KeepDevices leaves the devices in the guests when the rack is closed, as when the control
 	// plane of a real rack ends. The next rack that is opened on Dir adopts them.
@@ -87,8 +87,8 @@ type Config struct {
 	// Devices determines whether guests see their disks as devices; "" requires devices, which need
 	// Linux and root.
 	Devices dataplane.Devices
-	// NoDiscards makes distributed disks refuse discards, so that their bytes stay, as on a rack,
-	// which accepts them (A69).
+	// NoDiscards makes distributed disks refuse discards, so that the bytes stay. A rack accepts them,
+	// and keeps the bytes, too (A69).
 	NoDiscards bool
 	// Machines is the directory of an image (tools/vm-image) for instances that are virtual machines.
 	// "" means that an instance is a directory that looks like a guest's /sys and /dev.
@@ -119,8 +119,7 @@ type ImageSpec struct {
 }
 
 // DiskSpec is a disk that the rack has from the start. It is blank, or has the bytes of an Image of
-// its project or the silo. It may be attached to an Instance of its project, whether that runs or
-// not.
+// its project or the silo. It may be attached to an Instance of its project, running or stopped.
 type DiskSpec struct {
 	Name string
 	// Project is the disk's project; "" means the first project of the Config.
@@ -164,7 +163,7 @@ type Simulation struct {
 	life     sync.Mutex
 	released bool
 	mu       sync.Mutex
-	// mu guards closed, which must not change while work is added, and deferred.
+	// mu guards closed and deferred. closed must not change while work is added.
 	closed   bool
 	deferred *deferredWork
 }
@@ -182,7 +181,7 @@ func Open(ctx context.Context, c Config) (*Simulation, error) {
 	}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := r.open(ctx); err != nil {
-		// Machines that run go on, as if the simulator had been killed.
+		// Running machines continue, as if the simulator had been killed.
 		r.config.KeepDevices = r.config.KeepDevices || r.config.Machines != "" && !r.temporary
 		return nil, errors.Join(fmt.Errorf("start a rack in %s: %w", r.config.Dir, err), r.release())
 	}
@@ -241,8 +240,8 @@ func (r *Simulation) Close() error {
 	return r.release()
 }
 
-// end refuses further work, and ends and awaits the present work. It returns false if an earlier
-// call has done so.
+// end refuses further work, cancels the present work and waits for it. It returns false if an
+// earlier call has done so.
 func (r *Simulation) end() bool {
 	r.mu.Lock()
 	wasClosed := r.closed
@@ -318,7 +317,8 @@ func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// hold delays an answer for the time of a switch, which may change in the meantime.
+// hold delays an answer for the duration of a switch. It obeys a change of the switch in the
+// meantime.
 func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Duration) {
 	if call.Resumed {
 		return
@@ -347,8 +347,8 @@ func (r *Simulation) Records() *store.Store { return r.store }
 // Plane returns the rack's data plane.
 func (r *Simulation) Plane() *dataplane.Plane { return r.plane }
 
-// deferredWork counts the work since the last RunDeferred that is done after its call was answered.
-// RunDeferred closes now, which ends the delays of the work.
+// deferredWork counts the work that was deferred since the last RunDeferred. RunDeferred closes
+// now, which ends the delays of the work.
 type deferredWork struct {
 	now  chan struct{}
 	work sync.WaitGroup
@@ -356,8 +356,8 @@ type deferredWork struct {
 
 func newDeferredWork() *deferredWork { return &deferredWork{now: make(chan struct{})} }
 
-// DeferWork calls do when ctx has ended and the delay after that has passed. If the rack closes
-// before, do is not called.
+// DeferWork waits for the end of ctx and then for the delay, and calls do. If the rack closes
+// before, it does not call do.
 func (r *Simulation) DeferWork(ctx context.Context, delay time.Duration, do func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -393,7 +393,7 @@ func (r *Simulation) RunDeferred(ctx context.Context) error {
 	close(w.now)
 	done := make(chan struct{})
 	go func() {
-		w.work.Wait() // the work ends with the rack at the latest
+		w.work.Wait() // it ends with the rack at the latest
 		close(done)
 	}()
 	select {
@@ -429,14 +429,15 @@ func (r *Simulation) free(call *Call, id string, size int64, remove func(id stri
 	return nil
 }
 
-// settleDeleted releases the quota of deleted objects. Reconcile removes their files.
+// settleDeleted frees the quota of objects that were deleted before a restart. Reconcile removes
+// their files.
 func settleDeleted(tx *store.Tx) {
 	for _, id := range tx.DeferredReleases() {
 		tx.ReleaseDeferred(id)
 	}
 }
 
-// release returns the quota of a deleted object, now or after the delay (A68).
+// release frees the quota of a deleted object, now or after the delay (A68).
 func release(tx *store.Tx, id string, size int64, now adminapi.Switches) {
 	if now.FreeDelay > 0 && !now.QuotaFirst {
 		tx.DeferRelease(id, size)

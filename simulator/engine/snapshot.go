@@ -132,8 +132,8 @@ func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.Snapshot
 	return record, undone(err, undo)
 }
 
-// end changes the snapshot's record and ends the maintenance of its disk. If the snapshot finalizes
-// an import, imported becomes the state of the disk (A90).
+// end changes the snapshot's record and ends the maintenance of its disk. If the snapshot was taken
+// to finalize an import, the disk gets the state imported (A90).
 func (s Snapshots) end(record store.SnapshotRecord, imported string, change func(*store.Tx)) error {
 	return s.store.Update(func(tx *store.Tx) {
 		d, ok := store.Disks.Get(tx, record.DiskID)

@@ -52,7 +52,7 @@ const (
 const (
 	// kept is how long an entry is kept.
 	kept = time.Hour
-	// maxEntries, maxLine and maxFiles limit what is kept of the files.
+	// maxEntries, maxLine and maxFiles limit the memory.
 	maxEntries = 5000
 	maxLine    = 8 << 10
 	maxFiles   = 4096
@@ -77,8 +77,8 @@ type Log struct {
 }
 
 // Newest reads the lines that were written since the last call, and returns up to limit entries of
-// the last hour for which keep returns true, the newest first. Of a change that has ended it
-// returns only the end.
+// the last hour for which keep returns true, the newest first. If a change has ended, it returns
+// only the entry of its end.
 func (l *Log) Newest(limit int, keep func(*Entry) bool) (found []Entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -120,7 +120,7 @@ func (l *Log) follow(now time.Time) {
 		paths, _ := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 		for _, path := range paths {
 			info, err := os.Lstat(path)
-			// No entry of a file is shown that was not written to for so long.
+			// All entries of a file that was not changed for so long are too old.
 			if err != nil || info.ModTime().Before(now.Add(-kept)) || len(files) == maxFiles {
 				continue
 			}
@@ -175,8 +175,9 @@ type file struct {
 	last [sha256.Size]byte
 }
 
-// read returns the entries of the lines that were written since the last call, unless the file's
-// present info shows that it has not changed. It leaves an incomplete last line for the next call.
+// read returns the entries of the lines that were written since the last call. It reads nothing if
+// the present info of the file is the same as at the last call. It leaves an incomplete last line
+// for the next call.
 func (f *file) read(path string, now os.FileInfo) (fresh []Entry) {
 	if f.info != nil && os.SameFile(f.info, now) && f.info.Size() == now.Size() &&
 		f.info.ModTime().Equal(now.ModTime()) || !now.Mode().IsRegular() {

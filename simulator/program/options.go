@@ -151,7 +151,7 @@ func (o *options) flags() *flag.FlagSet {
 	return f
 }
 
-// each returns the function of a repeatable flag that adds its values to a list.
+// each returns a function for a repeatable flag, which adds the flag's values to a list.
 func each(list *[]string) func(string) error {
 	return func(s string) error {
 		*list = append(*list, s)
@@ -285,7 +285,7 @@ func fuseProblem() error {
 func (o *options) rehearse(ctx context.Context) error {
 	c := o.rack
 	if entries, err := os.ReadDir(c.Dir); err == nil && len(entries) > 0 {
-		return nil // the records of this rack decide
+		return nil // this rack has its objects from its records
 	}
 	c.Dir, c.Devices, c.FlakyDisks, c.Volatile = "", simulator.NoDevices, false, true
 	c.Machines = ""
@@ -297,7 +297,7 @@ func (o *options) rehearse(ctx context.Context) error {
 	}
 	probe, err := os.MkdirTemp("", "oxide-simulator-")
 	if err != nil {
-		return nil //nolint:nilerr // a machine without such a directory has no rehearsal
+		return nil //nolint:nilerr // without a temporary directory there is no rehearsal
 	}
 	rack, err := simulator.Open(ctx, c)
 	if err = errors.Join(err, os.Remove(probe)); err != nil {
@@ -310,7 +310,7 @@ func (o *options) rehearse(ctx context.Context) error {
 func (o *options) choose() {
 	o.rack.FlakyDisks = o.disks == diskFUSE
 	if o.guests == guestVM {
-		cache, _ := os.UserCacheDir() // without one, the flag is needed
+		cache, _ := os.UserCacheDir() // without a cache directory, the user needs --vm-image
 		o.rack.Machines = cmp.Or(o.image, filepath.Join(cache, "oxide-simulator", "vm"))
 	}
 	switch {
@@ -374,7 +374,7 @@ type about struct {
 	Admin   string `json:"admin"`
 	Project string `json:"project"`
 	CA      string `json:"ca,omitempty"`
-	// SSHKey is the file of a private key that the root of each virtual machine accepts.
+	// SSHKey is the file of the private key with which root can log in to each virtual machine.
 	SSHKey string `json:"ssh_key,omitempty"`
 	// NoDevices is the reason why no instance sees a disk, or "".
 	NoDevices string     `json:"no_devices,omitempty"`
@@ -389,8 +389,8 @@ type instance struct {
 	SSH string `json:"ssh,omitempty"`
 }
 
-// reachable returns an address at which this machine reaches a listener, also if that listens at
-// all addresses.
+// reachable returns an address at which this machine reaches a listener, even if the listener
+// listens at all addresses.
 func reachable(listener net.Addr) string {
 	tcp, ok := listener.(*net.TCPAddr)
 	if !ok || !tcp.IP.IsUnspecified() {

@@ -25,7 +25,7 @@ import (
 type Rack struct {
 	// Client has a token for the rack.
 	*oxide.Client
-	// URL, Token and Project are what a program under test needs: OXIDE_HOST, OXIDE_TOKEN and
+	// URL, Token and Project are for the program under test: OXIDE_HOST, OXIDE_TOKEN and
 	// OXIDE_PROJECT.
 	URL, Token, Project string
 	// Admin reads the rack's state and request log, and changes its switches and faults.
@@ -68,7 +68,7 @@ func Start(t testing.TB, options ...Option) *Rack {
 	})
 	r := &Rack{URL: api.URL, Token: c.Token, Project: c.Projects[0],
 		Admin: adminapi.Client{URL: admin.URL}, Server: server, t: t}
-	// Without a connection that stays open, a test can count those of its program.
+	// The client keeps no connection open, because a test may count those of its program.
 	r.Client, err = oxide.NewClient(oxide.WithHost(r.URL), oxide.WithToken(r.Token),
 		oxide.WithHTTPClient(&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}))
 	if err != nil {

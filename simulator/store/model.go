@@ -2,7 +2,7 @@
 // images, with their share of the quota and the indexes by which they are found.
 //
 // A change is one transaction in a bbolt file, and is on disk when [Store.Update] returns. So a
-// power cut cannot undo a change that a caller has read or was told of. The record types are the
+// power cut cannot undo a change that a caller knows of. The record types have the form of the
 // API's JSON. The rules of the rack are in package engine.
 package store
 
@@ -29,7 +29,7 @@ type Identity struct {
 	TimeModified Timestamp `json:"time_modified"`
 }
 
-// Ident returns the identity of the object that embeds it.
+// Ident returns the identity. Every record embeds an Identity.
 func (i Identity) Ident() Identity { return i }
 
 // NewIdentity returns the identity of a new object.
@@ -267,13 +267,14 @@ type NetworkInterface struct {
 	IPStack    IPStack `json:"ip_stack"`
 }
 
-// IPStack is the addresses of an interface: an Address or a DualStack.
+// IPStack contains the addresses of an interface. Its Value is an Address or a DualStack.
 type IPStack struct {
 	Type  string `json:"type"`
 	Value any    `json:"value"`
 }
 
-// Addresses returns the addresses of an interface that was read: its Value is a JSON object then.
+// Addresses returns the addresses of an interface that was read from the store, in which Value is a
+// JSON object.
 func (n NetworkInterface) Addresses() (all []string) {
 	value, _ := n.IPStack.Value.(map[string]any)
 	for _, stack := range []any{value, value["v4"], value["v6"]} {
@@ -322,7 +323,7 @@ func (tx *Tx) AllInterfaces() iter.Seq[NetworkInterface] {
 	}
 }
 
-// NextHost returns a number for a network interface, another one each time.
+// NextHost returns a number for a network interface, which differs from all earlier ones.
 func (tx *Tx) NextHost() uint64 {
 	n, err := tx.Bucket(bucketInterfaces).NextSequence()
 	tx.Check(err)
@@ -395,7 +396,7 @@ func (tx *Tx) Unlink(kind, a, b string) {
 	tx.Check(errors.Join(links.Delete(linkKey(a, kind, b)), links.Delete(linkKey(b, kind, a))))
 }
 
-// Linked returns the IDs of the objects that a link of that kind connects with an object.
+// Linked returns the IDs of the objects to which an object has a link of that kind.
 func (tx *Tx) Linked(kind, id string) []string { return tx.keys(bucketLinks, id+"/"+kind+"/") }
 
 // UnlinkAll removes all links of an object.

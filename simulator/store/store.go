@@ -115,7 +115,7 @@ type Tx struct{ *bbolt.Tx }
 // ended is the panic with which Check ends a transaction.
 type ended struct{ error }
 
-// Check ends the transaction with an error, unless the error is nil. It does not return then.
+// Check ends the transaction with an error, and then does not return. It ignores nil.
 func (tx *Tx) Check(err error) {
 	if err != nil {
 		panic(ended{err})
@@ -129,8 +129,8 @@ func (tx *Tx) Refuse(when bool, err error) {
 	}
 }
 
-// Try calls fn and returns the error with which Check ended it. The changes of fn stay, if the
-// transaction goes on.
+// Try calls fn and returns the error with which Check ended it. If the transaction continues, it
+// keeps the changes of fn.
 func (tx *Tx) Try(fn func(*Tx)) (err error) {
 	defer func() {
 		switch problem := recover().(type) {
@@ -304,7 +304,7 @@ func (e *FullError) Error() string {
 		"delete some", maxRecords, e.kind)
 }
 
-// Put adds the record, or replaces the record with the same ID, also if its name or parent differs.
+// Put adds the record, or replaces the record with the same ID, even if name or parent differ.
 func (t Table[T]) Put(tx *Tx, record T) {
 	ident, parent := record.Ident(), t.Parent(record)
 	old, ok := t.Get(tx, ident.ID)
@@ -368,7 +368,7 @@ func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) [
 // All iterates over every record of the table.
 func (t Table[T]) All(tx *Tx) iter.Seq[T] { return As[T](tx, t.Name) }
 
-// As iterates over every record of a table, decoded as another type with the same JSON keys.
+// As iterates over every record of a table, and decodes it as another type with the same JSON keys.
 func As[T any](tx *Tx, table string) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		c := tx.Bucket([]byte(table)).Cursor()
@@ -384,7 +384,7 @@ func As[T any](tx *Tx, table string) iter.Seq[T] {
 
 var (
 	bucketMeta = []byte("meta")
-	// bucketAttached has a key for every instance and disk attached to it.
+	// bucketAttached has a key for every attachment: the instance's ID and the disk's ID.
 	bucketAttached = []byte("attached")
 	// bucketInterfaces has the network interfaces of an instance.
 	bucketInterfaces = []byte("interfaces")
@@ -475,7 +475,8 @@ func (tx *Tx) AddStorage(delta int64) { tx.put(bucketMeta, keyStorage, tx.Storag
 // DeferRelease records that the quota still counts a deleted object, until ReleaseDeferred.
 func (tx *Tx) DeferRelease(id string, size int64) { tx.put(bucketUnfreed, id, size) }
 
-// Reclaim makes the quota count a deleted object again, with or without a DeferRelease.
+// Reclaim makes the quota count a deleted object again, whether DeferRelease was called for it or
+// not.
 func (tx *Tx) Reclaim(id string, size int64) {
 	if tx.Bucket(bucketUnfreed).Get([]byte(id)) == nil {
 		tx.AddStorage(size)

@@ -19,8 +19,8 @@ import (
 var ErrDamaged = errors.New("the rack's records are damaged: put a copy of the file there, or " +
 	"start with another directory; nothing was changed")
 
-// verify checks every page of a file of records without changing it. The library's own check, and
-// its open for writing, run in goroutines of their own, so that a damaged page ends the process.
+// verify checks every page of a file of records without changing it. The library's own checks do
+// not suffice: they run in goroutines of their own, in which a damaged page ends the process.
 func verify(path string) error {
 	if info, err := os.Lstat(path); err != nil {
 		return err
@@ -49,7 +49,7 @@ func verify(path string) error {
 // lockTimeout is the time that another simulator may take to end.
 const lockTimeout = time.Second
 
-// guarded returns an error of open, also if open panics or accesses invalid memory.
+// guarded calls open and returns its error, or an error if open panics or accesses invalid memory.
 func guarded(path string, open func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {

@@ -47,8 +47,7 @@ func (p target) done(method string) string {
 	return p.of("oxide_csi_calls_total", "method", method, "code", "OK", "reason", "")
 }
 
-// problems returns the name of the node keeper's counter of problems, and operations that of its
-// counter of operations.
+// problems returns the name of the node keeper's counter of problems in a step.
 func (p target) problems(step string) string {
 	return p.of("oxide_node_keeper_problems_total", "step", step)
 }
@@ -62,7 +61,7 @@ var (
 	always0, always1 = always(0), always(1)
 	// eachMinute is a counter of retries of a sidecar.
 	eachMinute = fmt.Sprintf("0+1x%d", samples)
-	// slowly is a counter of retries of the kubelet, which are two minutes apart in the end.
+	// slowly is a counter of retries of the kubelet, which tries again every two minutes.
 	slowly = counts(2)
 	// restarted0 is a series of zeroes of a container that exists for 2 of every 7 minutes, and
 	// restartedUp is the series "up" of its target.
@@ -86,7 +85,7 @@ func counts(n int) string {
 	return text.String()
 }
 
-// change returns a series of one value, and of another one after a number of samples.
+// change returns a series that changes its value after a number of samples.
 func change(from, to, after int) string {
 	return fmt.Sprintf("%dx%d %dx%d", from, after-1, to, samples-after)
 }
@@ -129,7 +128,7 @@ func healthy() series {
 	return all
 }
 
-// fault describes how the series differ from those of a healthy cluster, and which alerts fire.
+// fault has the series that differ from those of a healthy cluster, and the alerts that fire.
 type fault struct {
 	name     string
 	differ   series

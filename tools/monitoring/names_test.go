@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// targetLabels contains labels that Prometheus adds to every series. An operator may add namespace
-// and pod, and somebody who collects from several clusters may add cluster.
+// targetLabels contains labels that Prometheus adds to every series. namespace, pod and cluster are
+// there only if an operator adds them.
 var targetLabels = []string{"job", "instance", "namespace", "pod", "cluster"}
 
 // metricRows returns name, type and labels of our metrics from docs/metrics.md.
@@ -69,7 +69,7 @@ func values(t *testing.T) map[string][]string {
 		"result": {"done", "problem", "ok", "error"}}
 }
 
-// problems returns which names in an expression do not exist.
+// problems returns errors about the names in an expression that do not exist.
 func problems(t *testing.T, text string) (found []string) {
 	t.Helper()
 	expression, err := parser.ParseExpr(text)
@@ -105,9 +105,9 @@ func problems(t *testing.T, text string) (found []string) {
 	return found
 }
 
-// problemsOfMatcher returns the label and the values in a matcher that no series of a metric has.
-// own are the labels of the metric. Each alternative of a regular expression has to be a value; an
-// alternative with parentheses has to match a value.
+// problemsOfMatcher returns errors about a matcher's label, if it is not in own (the metric's
+// labels), and about values that the label never has. Each alternative of a regular expression has
+// to be a value; an alternative with parentheses has to match a value.
 func problemsOfMatcher(t *testing.T, own []string, m *labels.Matcher) (found []string) {
 	t.Helper()
 	if m.Name == labels.MetricName {

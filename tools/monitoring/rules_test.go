@@ -30,8 +30,8 @@ const interval = time.Minute
 type series map[string]string
 
 // firing evaluates the rules from the first sample to the last, as Prometheus does; interval is the
-// distance of samples and evaluations. It returns the alerts that fire at the end, and the names of
-// those that have ever fired.
+// time between two samples and between two evaluations. It returns the alerts that fire at the end,
+// and the names of those that have ever fired.
 func firing(t *testing.T, interval time.Duration, all series) (atEnd []*rules.Alert,
 	ever []string) {
 	t.Helper()
@@ -226,7 +226,7 @@ func TestEveryLastingReasonFiresExactlyOneAlert(t *testing.T) {
 	}
 }
 
-func TestEveryCallThatChangesAVolumeIsInAnAlert(t *testing.T) {
+func TestEveryFailingCallThatChangesAVolumeFiresAnAlert(t *testing.T) {
 	changes := regexp.MustCompile(`^(Create|Delete|(Controller|Node)(Publish|Unpublish)|` +
 		`Node(Stage|Unstage))(Volume|Snapshot)$`)
 	all, want := healthy(), []string{}

@@ -58,7 +58,8 @@ func (r *release) binaries(ctx context.Context) error {
 // sums is the file of the checksums. It marks a folder as a release.
 const sums = "SHA256SUMS"
 
-// checksums lists what is pushed, and the checksum of every file, as sha256sum does.
+// checksums writes the list of the images and the chart, and the checksums of all files in the form
+// of sha256sum.
 func (r *release) checksums(context.Context) error {
 	if err := r.write(digests, []byte(r.pushed.String())); err != nil {
 		return err
@@ -101,7 +102,7 @@ func pack(w io.Writer, files []file, date time.Time) error {
 	return t.Close()
 }
 
-// repack packs a .tgz again, without its times and owners.
+// repack packs the files of a .tgz again, without their times and owners.
 func repack(packed io.Reader, date time.Time) ([]byte, error) {
 	var files []file
 	err := eachFile(packed, func(header *tar.Header, content []byte) {

@@ -19,7 +19,7 @@ import (
 // chartName is the name in Chart.yaml.
 const chartName = "oxide-csi-driver"
 
-// kustomizations contains the directories of which each is rendered into one file.
+// kustomizations has the directories that are rendered, and the file that each becomes.
 var kustomizations = map[string]string{
 	"base":                chartName + ".yaml",
 	"snapshots":           chartName + "-snapshots.yaml",
@@ -61,7 +61,8 @@ func (r *release) chart(ctx context.Context) error {
 	return r.chartLayout(text, archive, version)
 }
 
-// chartLayout writes what `helm push` would send to a registry, without the time of the push.
+// chartLayout writes the chart as `helm push` sends it to a registry, but without the time of the
+// push.
 func (r *release) chartLayout(chartYAML, archive []byte, version string) error {
 	var chart map[string]any
 	if err := yaml.Unmarshal(chartYAML, &chart); err != nil {

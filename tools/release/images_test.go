@@ -15,7 +15,7 @@ import (
 	"github.com/spdx/tools-golang/json"
 )
 
-// imageArch is the architecture of the images: the test makes a base of one architecture.
+// imageArch is the architecture of the images. The test makes a base only for this one.
 const imageArch = "amd64"
 
 // TestImages builds every image twice, from Debian's packages and without a registry. It needs

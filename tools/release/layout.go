@@ -78,7 +78,8 @@ func index(manifests ...ocispec.Descriptor) ocispec.Index {
 		MediaType: ocispec.MediaTypeImageIndex, Manifests: manifests}
 }
 
-// digests is the file that lists what is pushed: image, tag, platform and digest, one line each.
+// digests is the file that lists the images and the chart: a line each with name, tag, platform and
+// digest.
 const digests = "DIGESTS"
 
 // containerdName is the annotation from which containerd and Docker take the name of an imported
@@ -87,8 +88,7 @@ const containerdName = "io.containerd.image.name"
 
 // writeLayout writes an archive of a layout with one entry, and records its digest.
 func (r *release) writeLayout(l layout, name, tag string, root ocispec.Descriptor) error {
-	// When somebody imports an archive into containerd by hand, the image gets the name in the
-	// manifests.
+	// containerd names an image that is imported by hand as the manifests name it.
 	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag,
 		containerdName: "docker.io/oxidecomputer/" + name + ":" + tag}
 	if _, err := l.file(ocispec.ImageIndexFile, index(root)); err != nil {

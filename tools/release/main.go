@@ -66,7 +66,7 @@ type release struct {
 	pushed   strings.Builder // the lines of DIGESTS
 }
 
-// run makes the folder. It replaces an older folder after all of the new one is made.
+// run makes the folder. It replaces an older folder when the new one is complete.
 func (r *release) run(ctx context.Context) (err error) {
 	if err := r.prepare(ctx); err != nil {
 		return err
@@ -136,7 +136,7 @@ func (r *release) prepare(ctx context.Context) (err error) {
 	return err
 }
 
-// commit reads the commit and its date, which every file gets.
+// commit reads the commit and its date, which becomes the date of every file.
 func (r *release) commit(ctx context.Context) error {
 	revision, err := r.output(ctx, "git", "describe", "--always", "--dirty", "--abbrev=40",
 		"--match=")
@@ -198,7 +198,8 @@ func (r *release) notes(context.Context) error {
 	return r.write("RELEASE_NOTES.md", []byte(notes))
 }
 
-// link matches a relative link to a file of the project, which does not work on another page.
+// link matches a relative link to a file of the project. It would not work in the notes of a
+// release.
 var link = regexp.MustCompile(`\]\(([^):#]+[^):]*)\)`)
 
 // section returns a version's section of the changelog. For a version before a release, such as

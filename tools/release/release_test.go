@@ -106,7 +106,8 @@ func projectDir(t *testing.T) string {
 	return root
 }
 
-// copyOf copies the tree as it is into another directory, with the same commit.
+// copyOf copies the tree with its uncommitted changes into another directory, which has the same
+// commit.
 func copyOf(t *testing.T, root string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "a-copy-of-the-tree")
@@ -124,7 +125,8 @@ func copyOf(t *testing.T, root string) string {
 	return dir
 }
 
-// releaseOf is a release of the tree as it is, for this machine and without images.
+// releaseOf returns a release of the tree with its uncommitted changes, for this machine and
+// without images.
 func releaseOf(root, out string) *release {
 	return &release{Version: testVersion, Root: root, Out: out, Arch: []string{runtime.GOARCH},
 		Dirty: true, Log: io.Discard}
@@ -242,7 +244,7 @@ func imagesAre(t *testing.T, name string, text []byte, some bool) int {
 	return len(found)
 }
 
-// named matches the name of an image, but not that of a repository.
+// named matches the name of an image, but not a path of the project's repository.
 var named = regexp.MustCompile(`(?:^|[^/.\w])oxidecomputer/(oxide-[a-z0-9-]+)`)
 
 func TestTheProjectNamesOnlyImagesThatAReleaseContains(t *testing.T) {
