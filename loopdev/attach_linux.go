@@ -186,7 +186,7 @@ func (c Config) free(control *os.File, from *int) (int, error) {
 			return 0, fmt.Errorf("add device %d: %w", *from, err)
 		}
 		number := *from
-		*from++ // If another process takes this one, try the next.
+		*from++ // The next attempt uses the next number.
 		return number, nil
 	}
 	return 0, fmt.Errorf("%w from number %d on", unix.ENOSPC, c.First)

@@ -63,7 +63,7 @@ func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
 	living := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t),
 		Owner: loopdev.Process() + ".1"})
 	foreign := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t),
-		Owner: "p.1.1.1"}) // of another PID namespace
+		Owner: "p.1.1.1"}) // a process of another PID namespace
 	rack := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t), Owner: "RACK"})
 	// A living process keeps its device.
 	if left := detachLeft(t); slices.Contains(left, dead[0]) {
@@ -166,7 +166,7 @@ func TestDetachBelowReleasesTheDevicesOfADirectoryAndNoOther(t *testing.T) {
 	must(t, os.Rename(newFile(t, mib), filepath.Join(dir, "file")))
 	must(t, unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""))
 	c := loopdev.Config{Serial: (serial(t) + strings.Repeat("s", 51))[:51], Owner: "who made it",
-		Path: filepath.Join(elsewhere, "file"), BlockSize: 4096, ReadOnly: true} // the longest texts
+		Path: filepath.Join(elsewhere, "file"), BlockSize: 4096, ReadOnly: true} // texts of full length
 	hidden, err := loopdev.Attach(t.Context(), c)
 	// The file stays open although its mount is gone, as after the end of a container.
 	must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))

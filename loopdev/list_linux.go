@@ -91,7 +91,7 @@ func (d Device) fill(f *os.File) (Device, error) {
 		d.Serial = unix.ByteSliceToString(info.File_name[:])
 		d.Owner = unix.ByteSliceToString(info.File_name[min(len(d.Serial)+1, serialMax):])
 		d.BackingDevice, d.BackingInode = info.Device, info.Inode
-		if info.Rdevice != info.Device { // equal for a regular file
+		if info.Rdevice != info.Device { // they are equal if the file is regular
 			d.BackingNumber = info.Rdevice
 		}
 		d.ReadOnly = info.Flags&unix.LO_FLAGS_READ_ONLY != 0

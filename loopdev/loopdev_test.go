@@ -103,7 +103,7 @@ func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {
 
 // Linux keeps the refusal of discards for the number of a device, even if the device is attached
 // again.
-func TestTheNextUserOfANumberHasDiscards(t *testing.T) {
+func TestALoopDeviceWithAReusedNumberDiscards(t *testing.T) {
 	path := newFile(t, mib)
 	first := attach(t, loopdev.Config{Path: path, Serial: "without", First: 700,
 		NoDiscards: true})

@@ -190,7 +190,7 @@ func (s *Server) adminFailDisk(r *http.Request) (any, error) {
 		return nil, badAdminRequest(err)
 	}
 	flaky, disk := &s.rack.Plane().Flaky, r.PathValue("disk")
-	active, _ := flaky.Faults(disk) // Fail has the same error
+	active, _ := flaky.Faults(disk) // Fail returns the same error
 	if err := checkCount(len(active), r.URL.Path); err != nil {
 		return nil, badAdminRequest(err)
 	}

@@ -217,7 +217,7 @@ func checkResponse(r adminapi.Fault) error {
 		return fmt.Errorf("fault: the response's status is %d; give one from 200 to 599",
 			a.Status)
 	case a.ErrorCode != "" && !slices.Contains(errorCodes, a.ErrorCode) &&
-		a.Status != http.StatusTeapot: // which no rack has either, so it is meant
+		a.Status != http.StatusTeapot: // no rack has this status, so the code is meant
 		return fmt.Errorf("fault: no rack has the error code %q; use one of %q, status 418 for a code "+
 			"of no rack, or give the body of another server's answer", a.ErrorCode, errorCodes)
 	case a.PadBytes < 0 || a.PadBytes > maxPadding:

@@ -155,7 +155,7 @@ func TestFaultsMatchTheirRequests(t *testing.T) {
 }
 
 func TestAFaultWaitsForARequestThatReachesItsPhase(t *testing.T) {
-	for at, first := range phases[:2] { // those that end a request
+	for at, first := range phases[:2] { // the phases that end a request
 		for _, phase := range phases[at+1:] {
 			for _, addedFirst := range []bool{false, true} {
 				var f Faults
@@ -408,7 +408,7 @@ func TestFaultsAndRecordsAreLimited(t *testing.T) {
 		"rack keeps no more: delete some"
 	for range 2 {
 		r.demand(507, full, newDisk("more"))
-		r.attach("a", "last") // a change is no creation
+		r.attach("a", "last") // only a creation needs space
 		r.detach("a", "last")
 		r.delete("disks/last")
 		r.disk("last")

@@ -307,7 +307,7 @@ func TestAnInterfaceGetsTheRequestedAddress(t *testing.T) { // A52
 		{"v4", "172.30.4.0", 400, "172.30.4.0 is outside subnet 172.30.0.0/22"},
 		{"v6", "fd00::1", 400, "fd00::1 is outside subnet fd"},
 		{"v6", "172.30.0.78", 400, "value.ip.value: invalid IPv6 address syntax"},
-		{"v4", "172.30.0.5", 201, ""}, // the lowest
+		{"v4", "172.30.0.5", 201, ""}, // the lowest free address
 	} {
 		r.demand(c.status, c.want, newInstance(fmt.Sprint("named", n), fmt.Sprintf(`,"start":false,`+
 			`"network_interfaces":{"type":"create","params":[{"name":"n","description":"",`+

@@ -102,7 +102,7 @@ func (p *process) stop(t *testing.T) {
 func (p *process) kill(t *testing.T) {
 	t.Helper()
 	simtest.NoError(t, p.cmd.Process.Kill())
-	_ = p.cmd.Wait() // the process was killed
+	_ = p.cmd.Wait() // the error of a killed process
 }
 
 func loopsUnder(t *testing.T, dir string) []loopdev.Device {

@@ -141,7 +141,7 @@ func TestCloseCutsDelaysShortAndLeavesNothingRunning(t *testing.T) {
 	r := &rackServer{t: t, Server: s, client: client, url: server.URL}
 	created := make(chan int)
 	go func() {
-		got, _ := r.try(t.Context(), newDisk("d")) // no answer has the status 0
+		got, _ := r.try(t.Context(), newDisk("d")) // the status is 0 without an answer
 		created <- got.status
 	}()
 	simtest.Eventually(t, "the disk to exist", func() bool { return r.exists("d") })

@@ -65,7 +65,7 @@ func TestUnsupportedRequestsAreAnsweredWith501(t *testing.T) {
 			`"value":{"ip":{"type":"auto"},"transit_ips":["10.0.0.0/8"]}}}]}`,
 	} {
 		request := newInstance("new", fields)
-		if part == "ncpus of 0" { // a body may have a known field only once
+		if part == "ncpus of 0" { // a body must not have a field twice
 			request = strings.Replace(request, `"ncpus":1,`, "", 1)
 		}
 		wireCase{part, request, 501, "the simulator does not have an instance's " + part +

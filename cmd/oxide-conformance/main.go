@@ -67,7 +67,7 @@ func interruptible() (context.Context, io.Writer) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
+	if !signal.Ignored(syscall.SIGHUP) { // nohup makes its program ignore it
 		signal.Notify(signals, syscall.SIGHUP)
 	}
 	// Without this, a write to a closed standard output would end the program.

@@ -165,7 +165,7 @@ func TestAFaultMakesOnlyItsOwnSectorsFail(t *testing.T) {
 
 // If the kernel split the request for the server, the write would be short, and the kernel's loop
 // driver reports a short write as done.
-func TestTheEndOfALargeWriteThatFailsIsReported(t *testing.T) {
+func TestAFailureAtTheEndOfALargeWriteIsReported(t *testing.T) {
 	disk, device := serve(t)
 	disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, From: 200 << 10, To: 200<<10 + 512})
 	if n, err := device.WriteAt(aligned(t, 256<<10, 'a'), 0); !errors.Is(err, unix.EIO) {

@@ -9,7 +9,7 @@ import (
 
 // disks are the mutations of creating and deleting disks.
 var disks = []Mutation{
-	{Name: "A22-smaller", Says: "a disk has half the size that was asked for",
+	{Name: "A22-smaller", Says: "a disk has half the requested size",
 		DriverSays: "EffectUnknown",
 		After: on(func(disk map[string]any) {
 			if size, is := disk["size"].(float64); is {
@@ -18,7 +18,7 @@ var disks = []Mutation{
 		}, shownDisks...)},
 	{Name: "A22-read-only", Says: "new disks are read-only", DriverSays: "EffectUnknown",
 		After: on(set("read_only", true), shownDisks...)},
-	{Name: "A23-writable", Says: "read-only disks are not shown as such",
+	{Name: "A23-writable", Says: "the rack does not say that a disk is read-only",
 		After: on(set("read_only", false), shownDisks...)},
 	{Name: "A24-detached", Says: "a deletion fails, and leaves the disk renamed and detached",
 		DriverSays: "DiskNotOurs",
@@ -30,7 +30,7 @@ var disks = []Mutation{
 				x.Refuse(500, "Internal", "Internal Server Error")
 			}
 		}},
-	{Name: "A68-name-taken", Says: "the name of a deleted disk stays taken", DriverSays: "DiskBusy",
+	{Name: "A68-name-taken", Says: "the name of a deleted disk stays in use", DriverSays: "DiskBusy",
 		Before: func(x *Interception) {
 			name, _ := x.Sent()["name"].(string)
 			if _, used := usedNames.Load(name); x.Is("disk_create") && used {
@@ -40,13 +40,13 @@ var disks = []Mutation{
 				usedNames.Store(x.disk().Name, true)
 			}
 		}},
-	{Name: "A71-attached", Says: "an attached disk is taken away and deleted",
+	{Name: "A71-attached", Says: "a deletion detaches an attached disk first",
 		Before: func(x *Interception) {
 			if d := x.disk(); x.Is("disk_delete") && d.State.Instance != "" {
 				x.takeAway(d)
 			}
 		}},
-	{Name: "A25-cut", Says: "a disk beyond 1023 GiB is made with 1023 GiB",
+	{Name: "A25-cut", Says: "a larger disk than 1023 GiB gets 1023 GiB",
 		Before: sends("size", func(size float64) float64 { return min(size, 1023*gibibyte) },
 			"disk_create")},
 	{Name: "A26-small-blocks", Says: "a local disk has blocks of 512 bytes",
@@ -56,7 +56,7 @@ var disks = []Mutation{
 				disk["block_size"] = 512
 			}
 		}, shownDisks...)},
-	{Name: "A27-left-behind", Says: "a disk for which there is no space is left, faulted",
+	{Name: "A27-left-behind", Says: "without space, a creation leaves a faulted disk",
 		DriverSays: "DiskFaulted",
 		After: func(x *Interception) {
 			if x.Is("disk_create") && x.Refused(507, "Insufficient capacity: Not enough storage") {
@@ -69,7 +69,7 @@ var disks = []Mutation{
 				x.Refuse(400, "ObjectAlreadyExists", "already exists: disk %q", d.Name)
 			}
 		}},
-	{Name: "A29-nothing-counts", Says: "no storage is shown as provisioned",
+	{Name: "A29-nothing-counts", Says: "the utilization shows no provisioned storage",
 		After: on(provisioned("storage", 0), "utilization_view")},
 }
 

@@ -27,7 +27,7 @@ var guests = []Mutation{
 			return os.CopyFS(second(dir), os.DirFS(dir))
 		})},
 	{Name: "A55-other-serial",
-		Says: "the firmware's serial number is another UUID than the instance's",
+		Says: "the firmware's serial number is not the instance's UUID",
 		Guests: func(rack *engine.Simulation, broken bool) error {
 			dirs, err := os.ReadDir(rack.Plane().GuestDir(""))
 			for _, dir := range dirs {
@@ -40,7 +40,7 @@ var guests = []Mutation{
 			}
 			return err
 		}},
-	{Name: "A56-spaces", Says: "serials are padded with spaces, as the NVMe standard says",
+	{Name: "A56-spaces", Says: "spaces pad the serials, as the NVMe standard says",
 		After: plugged(func(disk store.Disk, dir string) error {
 			padded := (disk.Name + strings.Repeat(" ", 20))[:20] + "\n"
 			return os.WriteFile(filepath.Join(dir, "device/serial"), []byte(padded), 0o444)

@@ -82,7 +82,7 @@ var instances = []Mutation{
 				x.Send(body)
 			}
 		}},
-	{Name: "A65-all-ports", Says: "an instance has all ports of its address",
+	{Name: "A65-all-ports", Says: "a source NAT address has all ports",
 		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
 			"instance_external_ip_list")},
 }

@@ -10,7 +10,7 @@ import (
 
 // snapshots are the mutations of snapshots, imported disks and images.
 var snapshots = []Mutation{
-	{Name: "A38-faulted", Says: "a snapshot is answered as faulted", DriverSays: "DiskBusy",
+	{Name: "A38-faulted", Says: "a new snapshot is shown as faulted", DriverSays: "DiskBusy",
 		After: on(set("state", "faulted"), "snapshot_create")},
 	{Name: "A38-another-disk", Says: "a snapshot is of another disk", DriverSays: "EffectUnknown",
 		After: on(set("disk_id", uuid.Nil.String()), shownSnapshots...)},
@@ -28,7 +28,7 @@ var snapshots = []Mutation{
 	{Name: "A42-invalid", Says: "a faulted disk cannot be snapshotted: 400",
 		After: reword(503, "Service Unavailable", 400, "InvalidRequest",
 			"disk cannot be snapshotted in state \"faulted\"")},
-	{Name: "A43-kept", Says: "a disk that has snapshots is not deleted", DriverSays: "DiskBusy",
+	{Name: "A43-kept", Says: "a disk with snapshots cannot be deleted", DriverSays: "DiskBusy",
 		Before: func(x *Interception) {
 			if x.Is("disk_delete") && x.snapshotted(x.disk().ID) {
 				x.Refuse(400, "InvalidRequest", "disk cannot be deleted: it has snapshots")
@@ -40,7 +40,7 @@ var snapshots = []Mutation{
 				x.Refuse(404, "ObjectNotFound", "not found: image with name %q", name)
 			}
 		}},
-	{Name: "A59-blank", Says: "a disk from a snapshot that is being taken is blank",
+	{Name: "A59-blank", Says: "a disk from an unfinished snapshot is blank",
 		DriverSays: "SnapshotNotReady",
 		Before: func(x *Interception) {
 			body := x.Sent()
@@ -51,7 +51,7 @@ var snapshots = []Mutation{
 				x.Send(body)
 			}
 		}},
-	{Name: "A90-attached", Says: "a disk is attached before its import",
+	{Name: "A90-attached", Says: "a disk can be attached before its import",
 		Before: func(x *Interception) {
 			if d := x.disk(); x.Is("instance_disk_attach") && d.State.State == store.StateImportReady {
 				d.State.State = store.StateDetached

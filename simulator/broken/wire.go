@@ -27,7 +27,7 @@ var wire = []Mutation{
 				}
 			}
 		}},
-	{Name: "A02-no-time", Says: "a snapshot does not say when it was taken",
+	{Name: "A02-no-time", Says: "a snapshot has no time of creation",
 		DriverSays: "RackResponseInvalid",
 		After:      on(func(object map[string]any) { delete(object, "time_created") }, shownSnapshots...),
 	},
@@ -40,7 +40,7 @@ var wire = []Mutation{
 			}
 			return name[:min(len(name), 16)]
 		}, "disk_create")},
-	{Name: "A05-another-disk", Says: "a disk read by ID is another one",
+	{Name: "A05-another-disk", Says: "a read by ID returns another disk",
 		DriverSays: "RackResponseInvalid",
 		Before: func(x *Interception) {
 			id := x.Path.Get("disk")
@@ -52,7 +52,7 @@ var wire = []Mutation{
 				}
 			}
 		}},
-	{Name: "A61-tidy", Says: "dots in a path are resolved",
+	{Name: "A61-tidy", Says: "the rack resolves dots in a path",
 		Before: func(x *Interception) {
 			url := x.Request.URL
 			for _, dots := range []string{"/./", "/disks/../"} {
@@ -67,23 +67,23 @@ var wire = []Mutation{
 	{Name: "A08-one-size", Says: "every blank disk has blocks of 512 bytes",
 		DriverSays: "EffectUnknown",
 		After:      on(set("block_size", 512), shownDisks...)},
-	{Name: "A12-no-limit", Says: "bodies of more than 1 MiB are read",
+	{Name: "A12-no-limit", Says: "the rack reads bodies of more than 1 MiB",
 		Before: func(x *Interception) { x.Body = bytes.TrimSpace(x.Body) }},
-	{Name: "A70-bad-request", Says: "a description that is too long is 400",
+	{Name: "A70-bad-request", Says: "a description that is too long gets 400",
 		After: reword(500, "Internal Server Error", 400, "InvalidValue", "description is too long")},
-	{Name: "A14-token-first", Says: "the token is checked before anything is read",
+	{Name: "A14-token-first", Says: "the rack checks the token before it reads anything else",
 		Before: func(x *Interception) {
 			if x.Operation != "ping" && x.Request.Header.Get("Authorization") == "" {
 				x.Refuse(401, "Unauthorized", "credentials missing or invalid")
 			}
 		}},
-	{Name: "A63-last-wins", Says: "the last value of a key that is given twice is used",
+	{Name: "A63-last-wins", Says: "of two values of a key, the last one counts",
 		Before: func(x *Interception) {
 			if body := x.Sent(); body != nil {
 				x.Send(body)
 			}
 		}},
-	{Name: "A09-first-page-again", Says: "the page after a token is the first one again",
+	{Name: "A09-first-page-again", Says: "a page token leads to the first page again",
 		DriverSays: "RackResponseInvalid",
 		Before: func(x *Interception) {
 			if token := x.pageToken(); x.isList() && token != nil {
@@ -107,7 +107,7 @@ var wire = []Mutation{
 				})
 			}
 		}},
-	{Name: "A10-endless", Says: "the empty page has a token as well",
+	{Name: "A10-endless", Says: "an empty page also has a token",
 		DriverSays: "RackResponseInvalid",
 		After: func(x *Interception) {
 			if x.isList() && x.Answer.Status == 200 {
@@ -118,7 +118,7 @@ var wire = []Mutation{
 				})
 			}
 		}},
-	{Name: "A10-no-items", Says: "the empty page has no list", DriverSays: "RackResponseInvalid",
+	{Name: "A10-no-items", Says: "an empty page has no list", DriverSays: "RackResponseInvalid",
 		After: func(x *Interception) {
 			if x.isList() && x.Answer.Status == 200 {
 				x.EditBody(func(page map[string]any) {
@@ -128,7 +128,7 @@ var wire = []Mutation{
 				})
 			}
 		}},
-	{Name: "A62-first-wins", Says: "the first value of a parameter that is given twice is used",
+	{Name: "A62-first-wins", Says: "of two values of a parameter, the first one counts",
 		Before: func(x *Interception) {
 			x.query(func(query map[string][]string) {
 				for name, values := range query {
@@ -136,11 +136,11 @@ var wire = []Mutation{
 				}
 			})
 		}},
-	{Name: "A72-listed", Says: "a disk has no path of its device in a list",
+	{Name: "A72-listed", Says: "a list shows disks without device_path",
 		After: on(set("device_path", ""), "disk_list")},
-	{Name: "A11-forbidden", Says: "a wrong token is 403",
+	{Name: "A11-forbidden", Says: "a wrong token gets 403",
 		After: reword(401, "", 403, "Forbidden", "Forbidden")},
-	{Name: "A13-any", Says: "a version of the future is answered as the newest",
+	{Name: "A13-any", Says: "a future version is treated as the newest one",
 		Before: func(x *Interception) {
 			if x.Request.Header.Get("Api-Version") > "9" {
 				x.Request.Header.Del("Api-Version")
@@ -153,9 +153,9 @@ var wire = []Mutation{
 				x.Refuse(404, "ObjectNotFound", "not found: disk with id %q", x.Path.Get("disk"))
 			}
 		}},
-	{Name: "A21-another-silo", Says: "another silo is answered with 403",
+	{Name: "A21-another-silo", Says: "a request for another silo gets 403",
 		After: reword(404, "silo with id", 403, "Forbidden", "Forbidden")},
-	{Name: "A18-undone", Says: "a creation is undone when its caller gives up",
+	{Name: "A18-undone", Says: "a creation is undone if its caller gives up",
 		Before: func(x *Interception) {
 			if !x.Is("disk_create") || x.Rack.Switches().CreateHold == 0 {
 				return
@@ -168,7 +168,7 @@ var wire = []Mutation{
 				x.Refuse(500, "Internal", "Internal Server Error")
 			}
 		}},
-	{Name: "A19-left-behind", Says: "a creation that fails leaves its disk, faulted",
+	{Name: "A19-left-behind", Says: "a creation that fails leaves a faulted disk",
 		DriverSays: "DiskFaulted",
 		After: func(x *Interception) {
 			if x.Is("disk_create") && x.Answer.Status == 500 {

@@ -300,7 +300,7 @@ func (c *Console) check(r *http.Request) error {
 	}
 	ours := r.URL.Path == actionPath
 	if r.Header.Get("Origin") == "" && r.Header.Get("Sec-Fetch-Site") == "" && !ours {
-		return nil // no browser
+		return nil // the client is not a browser
 	}
 	token := r.Header.Get(tokenHeader)
 	if token == "" && ours {

@@ -276,7 +276,7 @@ func TestCloseAndRemoveGuestReleaseEveryDevice(t *testing.T) {
 		plugDisk(t, p, id, "now")
 		simtest.NoError(t, p.Plug(newDisk(t, p, id, "later"), Fault{Delay: time.Hour}))
 		simtest.NoError(t, end())
-		left, _ := filepath.Glob(filepath.Join(p.view(id).blockDir(), "*")) // a valid pattern
+		left, _ := filepath.Glob(filepath.Join(p.view(id).blockDir(), "*")) // the pattern is valid
 		if n := len(devicesOf(t, p)); n != 0 || len(left) != 0 {
 			t.Errorf("afterwards there are %d devices, and the guest sees %v", n, left)
 		}
@@ -386,7 +386,7 @@ func TestAHangingDiskCanBeDetachedFromItsGuest(t *testing.T) {
 	}
 }
 
-func TestTheDisksOfAKilledSimulatorAreCreatedAgain(t *testing.T) {
+func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
 	dir := t.TempDir()
 	p := openPlane(t, Config{Dir: dir, FlakyDisks: true})
 	guest := newGuest(t, p)
@@ -754,7 +754,7 @@ func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
 	}
 }
 
-func TestASnapshotNeedsTheCountersOfTheDevice(t *testing.T) {
+func TestASnapshotFailsIfTheKernelDoesNotCountWrites(t *testing.T) {
 	p := newPlaneOn(t, "ext4")
 	id := newGuest(t, p)
 	spec, snapshot := newDisk(t, p, id, "uncounted"), newID()

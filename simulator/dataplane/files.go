@@ -379,7 +379,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) (er
 		defer src.Close()
 		d := p.guests.disk(diskID)
 		plugged := d != nil && d.loop != nil
-		if d != nil { // stop a virtual machine meanwhile
+		if d != nil { // a virtual machine stops during the copy
 			resume, err := p.still(d.guest)
 			if err != nil {
 				return err

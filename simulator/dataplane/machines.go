@@ -111,7 +111,7 @@ func (p *Plane) hasMemory(more int64) error {
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
-		kib, _ := strconv.ParseInt(m[2], 10, 64) // digits
+		kib, _ := strconv.ParseInt(m[2], 10, 64) // the pattern matches only digits
 		has[m[1]] = kib << 10
 	}
 	if used > has["MemTotal"]/4*3 || more > has["MemAvailable"] {

@@ -223,7 +223,7 @@ const temporaryPrefix = "oxide-simulator-"
 // removeLeft removes the temporary directories of killed racks, with their devices and mounts. It
 // leaves a directory that it cannot remove to the next start.
 func (r *Simulation) removeLeft(ctx context.Context) {
-	found, _ := filepath.Glob(filepath.Join(os.TempDir(), temporaryPrefix+"*")) // a valid pattern
+	found, _ := filepath.Glob(filepath.Join(os.TempDir(), temporaryPrefix+"*")) // the pattern is valid
 	for _, dir := range found {
 		if !abandoned(dir) {
 			continue

@@ -516,7 +516,7 @@ func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, 
 	err := s.store.Update(func(tx *store.Tx) {
 		i, d = byID(tx, store.Instances, instanceID), byID(tx, store.Disks, diskID)
 		if d.AttachedTo(i.ID) {
-			changed = now.Hotplug.Has(adminapi.RecordFirst) // the machine is asked again
+			changed = now.Hotplug.Has(adminapi.RecordFirst) // the machine is asked once more
 			return                                          // A33: already attached, even while it runs
 		}
 		checkAttach(tx, i, d, now)

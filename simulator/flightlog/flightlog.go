@@ -186,7 +186,7 @@ func (f *file) read(path string, now os.FileInfo) (fresh []Entry) {
 	// O_NONBLOCK: the file may have been replaced by a pipe.
 	r, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil // it may be there next time
+		return nil // the file may exist at the next look
 	}
 	defer r.Close()
 	info, err := r.Stat()
@@ -200,9 +200,9 @@ func (f *file) read(path string, now os.FileInfo) (fresh []Entry) {
 	}
 	f.info = info
 	lines := bytes.SplitAfter(text, []byte("\n"))
-	lines = lines[:len(lines)-1] // after the last line feed is nothing, or an incomplete line
+	lines = lines[:len(lines)-1] // the last one is empty or incomplete
 	if begin > 0 && len(lines) > 0 {
-		lines = lines[1:] // the first one may not be whole
+		lines = lines[1:] // the first one may be incomplete
 	}
 	unread := 0
 	for n, line := range lines {

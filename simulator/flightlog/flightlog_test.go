@@ -55,7 +55,7 @@ func (r *record) replace(text string) {
 
 // next returns the events since the last call, the oldest first.
 func (r *record) next() string {
-	r.looked = time.Time{} // at once
+	r.looked = time.Time{} // Newest must not wait to look at the file
 	words, last := "", r.last
 	for _, e := range r.Newest(100, func(e *Entry) bool {
 		r.last = max(r.last, e.Seq)
@@ -150,7 +150,7 @@ func TestALogFollowsAFile(t *testing.T) {
 	}
 }
 
-func TestTheEndOfAChangeReplacesItsBeginning(t *testing.T) {
+func TestAFinishedChangeHasOneEntry(t *testing.T) {
 	r := newRecord(t)
 	shown := func() (all string) {
 		r.looked = time.Time{}

@@ -285,7 +285,7 @@ func fuseProblem() error {
 func (o *options) rehearse(ctx context.Context) error {
 	c := o.rack
 	if entries, err := os.ReadDir(c.Dir); err == nil && len(entries) > 0 {
-		return nil // this rack has its objects from its records
+		return nil // an existing rack ignores the options for its objects
 	}
 	c.Dir, c.Devices, c.FlakyDisks, c.Volatile = "", simulator.NoDevices, false, true
 	c.Machines = ""

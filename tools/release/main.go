@@ -50,7 +50,7 @@ func main() {
 
 // release is a version that is being made.
 type release struct {
-	Version   string // with its v
+	Version   string // such as "v1.2.3"
 	Root, Out string
 	Arch      []string
 	Base      string

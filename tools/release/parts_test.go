@@ -77,7 +77,7 @@ func TestAWrongRequestIsRefusedAndMakesNoFolder(t *testing.T) {
 	}
 }
 
-func TestTheBillListsTheInstalledDebianPackagesOnly(t *testing.T) {
+func TestTheSBOMListsOnlyInstalledDebianPackages(t *testing.T) {
 	got := debian("Package: libstdc++6\nStatus: install ok installed\nArchitecture: amd64\n" +
 		"Version: 12.2.0-14+deb12u1\nDescription: a library\n Version: of nothing\n\n" +
 		"Package: gone\nStatus: deinstall ok config-files\nArchitecture: amd64\nVersion: 1\n\n")

@@ -107,7 +107,7 @@ func (r *release) imageBill(l layout, name, arch string, image ocispec.Descripto
 			delete(packages, name)
 			delete(programs, name)
 			switch dir, base := path.Split(name); {
-			case strings.HasPrefix(base, ".wh."): // removed in this layer
+			case strings.HasPrefix(base, ".wh."): // this layer removes the file
 				delete(packages, dir+strings.TrimPrefix(base, ".wh."))
 				delete(programs, dir+strings.TrimPrefix(base, ".wh."))
 			case name == "var/lib/dpkg/status", dir == "var/lib/dpkg/status.d/":
