@@ -55,7 +55,7 @@ func attach(ctx context.Context, c Config) (Device, error) {
 		// The pause is random, so that processes that have lost this race do not try again at the
 		// same time.
 		if wait(ctx, rand.N(limit)) != nil {
-			return Device{}, fmt.Errorf("%w: no free device was won: %w", ctx.Err(), err)
+			return Device{}, fmt.Errorf("%w: other processes took the free devices: %w", ctx.Err(), err)
 		}
 	}
 }
@@ -73,10 +73,10 @@ func (c Config) check() error {
 		return fmt.Errorf("serial and owner have %d bytes, the kernel keeps %d",
 			len(c.Serial)+len(c.Owner), serialMax-1)
 	case c.BlockSize < 512 || c.BlockSize > os.Getpagesize() || c.BlockSize&(c.BlockSize-1) != 0:
-		return fmt.Errorf("block size %d is no power of two between 512 and the page size %d",
+		return fmt.Errorf("block size %d is not a power of two between 512 and the page size %d",
 			c.BlockSize, os.Getpagesize())
 	case c.SizeLimit < 0 || c.SizeLimit%int64(c.BlockSize) != 0:
-		return fmt.Errorf("size limit %d is no multiple of the block size %d",
+		return fmt.Errorf("size limit %d is not a multiple of the block size %d",
 			c.SizeLimit, c.BlockSize)
 	case c.First < 0 || c.First > numberMax:
 		return fmt.Errorf("the first number %d is not between 0 and %d", c.First, numberMax)
@@ -91,9 +91,9 @@ func (c Config) open() (*os.File, error) {
 	case err != nil:
 		return nil, err
 	case !st.Mode().IsRegular():
-		return nil, fmt.Errorf("a regular file is needed, this has mode %s", st.Mode())
+		return nil, fmt.Errorf("it is not a regular file, but has the mode %s", st.Mode())
 	case st.Size()%int64(c.BlockSize) != 0:
-		return nil, fmt.Errorf("its size %d is no multiple of the block size %d",
+		return nil, fmt.Errorf("its size %d is not a multiple of the block size %d",
 			st.Size(), c.BlockSize)
 	case c.ReadOnly:
 		return os.Open(c.Path)

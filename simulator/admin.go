@@ -256,7 +256,7 @@ func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	case f.On == 0:
 		err = errors.New(`on is missing: it lists "read", "write" or "flush"`)
 	case f.From < 0 || f.To < f.From:
-		err = fmt.Errorf("from %d to %d is no range of bytes", f.From, f.To)
+		err = fmt.Errorf("from %d to %d is not a range of bytes", f.From, f.To)
 	case f.Times < 0:
 		err = fmt.Errorf("times is %d; it cannot be negative", f.Times)
 	case len(kinds) > 1:

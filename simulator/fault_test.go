@@ -356,7 +356,7 @@ func TestAnInvalidDiskFaultIsRefused(t *testing.T) {
 	for body, want := range map[string]string{
 		`{}`:                                           `"read", "write" or "flush"`,
 		`{"on": ["seek"]}`:                             `"seek"`,
-		`{"on": ["read"], "from": 8, "to": 4}`:         "no range",
+		`{"on": ["read"], "from": 8, "to": 4}`:         "not a range",
 		`{"on": ["read"], "times": -1}`:                "negative",
 		`{"on": ["write"], "hang": 1}`:                 "read the body",
 		`{"on": ["write"], "hang": true, "lie": true}`: "hang and lie",

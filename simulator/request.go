@@ -112,7 +112,7 @@ func parseVersion(s string) ([]uint64, error) {
 	for i, part := range parts {
 		n, err := strconv.ParseUint(part, 10, 64)
 		if err != nil {
-			return nil, fmt.Errorf("not a semantic version: %q is no number", part)
+			return nil, fmt.Errorf("not a semantic version: %q is not a number", part)
 		}
 		numbers[i] = n
 	}

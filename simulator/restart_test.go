@@ -114,7 +114,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 	for want, c := range map[string]engine.Config{
 		`project "X": name must begin`:  {Projects: []string{"X"}},
 		`instance "X": name must begin`: {Instances: []engine.InstanceSpec{{Name: "X"}}},
-		`its ID "5" is no UUID`:         {Instances: []engine.InstanceSpec{{Name: "x", ID: "5"}}},
+		`its ID "5" is not a UUID`:      {Instances: []engine.InstanceSpec{{Name: "x", ID: "5"}}},
 		`there is no project "other"`: {Instances: []engine.InstanceSpec{{Name: "x",
 			Project: "other"}}},
 		"needs a size or a file":    {Images: []engine.ImageSpec{{Name: "x"}}},

@@ -1,4 +1,4 @@
-// Command oxide-instance-metadata writes the id of a Kubernetes node's instance to a file, for
+// Command oxide-instance-metadata writes the ID of a Kubernetes node's instance to a file, for
 // nodes whose SMBIOS is hidden. It reads the Node's spec.providerID, which the Oxide cloud
 // controller manager sets, and writes it as OXIDE_INSTANCE_ID. It is an init container of the
 // driver, so that the driver itself needs no Kubernetes client.
@@ -127,7 +127,7 @@ func write(path, id string) (err error) {
 	return os.Rename(file.Name(), path)
 }
 
-// providerPrefix precedes the instance's UUID in provider ids of Oxide's cloud controller manager.
+// providerPrefix precedes the instance's UUID in provider IDs of Oxide's cloud controller manager.
 const providerPrefix = "oxide://"
 
 // The timeout of one request to the API server, and the pause before the next.

@@ -38,7 +38,7 @@ func Enter() error {
 		return errors.Join(os.Unsetenv(marker), leaveVolumes())
 	}
 	if os.Geteuid() != 0 {
-		return errors.New("a mount namespace takes root: run it as root")
+		return errors.New("a mount namespace needs root: run it as root")
 	}
 	// A namespace belongs to a thread, and the program that is started again gets the namespace of
 	// the thread that calls exec.
@@ -75,7 +75,7 @@ func allowDevices() {
 func leaveVolumes() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
-		return fmt.Errorf("leave the volumes of others: %w", err)
+		return fmt.Errorf("unmount the volumes of other processes: %w", err)
 	}
 	// The mounts of tests and guests are below these directories. Other mounts of the machine stay.
 	homes := []string{os.TempDir(), "/var/tmp", shm}

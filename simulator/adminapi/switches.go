@@ -83,7 +83,8 @@ const (
 	// HotplugAttachOnly attaches disks while the instance runs, and detaches them only while it is
 	// stopped.
 	HotplugAttachOnly Hotplug = "attach-only"
-	// HotplugNone needs a stopped instance for both, as racks do today (A17).
+	// HotplugNone attaches and detaches disks only while the instance is stopped, as racks do today
+	// (A17).
 	HotplugNone Hotplug = "none"
 )
 
@@ -162,7 +163,7 @@ var sizes = regexp.MustCompile(`^([0-9]+) ?(MiB|GiB|TiB)?$`)
 func ParseSize(text string) (Size, error) {
 	parts := sizes.FindStringSubmatch(text)
 	if parts == nil {
-		return 0, fmt.Errorf("%q is no size; write bytes, or a number of MiB, GiB or TiB", text)
+		return 0, fmt.Errorf("%q is not a size; write bytes, or a number of MiB, GiB or TiB", text)
 	}
 	unit := map[string]int64{"": 1, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[parts[2]]
 	number, err := strconv.ParseInt(parts[1], 10, 64)

@@ -193,7 +193,7 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 		defer g.copying.Unlock()
 		err := g.change((*machine.Machine).Resume)
 		if err != nil && !errors.Is(err, machine.ErrGone) {
-			p.Log.Error("a guest cannot go on", slog.String("error", err.Error()))
+			p.Log.Error("a guest cannot continue", slog.String("error", err.Error()))
 		}
 	}
 	err = g.change((*machine.Machine).Pause)

@@ -59,7 +59,7 @@ func readSmall(path string) (string, error) {
 	defer f.Close()
 	info, err := f.Stat()
 	if err == nil && (!info.Mode().IsRegular() || info.Size() > 1<<10) {
-		err = fmt.Errorf("%s is no small file", path)
+		err = fmt.Errorf("%s is not a small file", path)
 	}
 	if err != nil {
 		return "", err
@@ -152,9 +152,10 @@ func makePrivate(dir string) error {
 						err)
 				}
 			case mode.IsRegular() && st.Nlink > 1 && !strings.HasPrefix(name, recordsFile):
-				return fmt.Errorf("%s has another name elsewhere: put a copy in its place", path)
+				return fmt.Errorf("%s also has another name: put a copy in its place", path)
 			case !mode.IsDir() && !mode.IsRegular() && mode&os.ModeDevice == 0:
-				return fmt.Errorf("%s is %s, and a rack has files and directories: move it away", path, mode)
+				return fmt.Errorf("%s is %s, and a rack has only files and directories: move it away",
+					path, mode)
 			}
 		}
 	}

@@ -74,8 +74,8 @@ func TestTheRackAcceptsOnlyAnEmptyOrItsOwnDirectory(t *testing.T) {
 		{"a mark", markFile, magic + "2\n", ""},
 		{"another version", markFile, magic + "7\n", `says version "7"`},
 		{"a mark of others", markFile, "ours", "is not a simulator's mark"},
-		{"a mark that is a directory", markFile + "/x/", "", "is no small file"},
-		{"a mark that is long", markFile, magic + strings.Repeat("2", 2000), "is no small file"},
+		{"a mark that is a directory", markFile + "/x/", "", "is not a small file"},
+		{"a mark that is long", markFile, magic + strings.Repeat("2", 2000), "is not a small file"},
 		{"disks whose records are gone", "disks/x.img", "", `it holds "disks"`},
 	} {
 		t.Run(test.name, func(t *testing.T) {

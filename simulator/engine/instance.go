@@ -203,7 +203,7 @@ func (s Instances) run(call *Call, i store.Instance) error {
 }
 
 // ErrNoConsole means that this rack's instances have no serial consoles.
-var ErrNoConsole = errors.New("the instances of this rack are no virtual machines")
+var ErrNoConsole = errors.New("the instances of this rack are not virtual machines")
 
 // Console reads up to most bytes of an instance's serial console from an offset. A negative offset
 // counts back from the end, and -1 is the end. Console returns the offset behind the last byte.

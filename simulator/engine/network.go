@@ -212,7 +212,7 @@ func (s Instances) CreateInterface(call *Call, instance Ref, c InterfaceCreate) 
 // InterfaceUpdate has the new values of an interface; nil keeps the name or the description.
 type InterfaceUpdate struct {
 	Name, Description *string
-	// Primary makes it the instance's primary interface.
+	// Primary makes the interface the primary one of its instance.
 	Primary bool
 	// Unsupported names a field of the request that this simulator does not support.
 	Unsupported string

@@ -159,7 +159,7 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	r.store.Gone(ids[dataplane.Left]...)
 	for id, size := range sizes {
 		if err := r.plane.Trim(id, size); err != nil {
-			return fmt.Errorf("bring disk %s to its size: %w", id, err)
+			return fmt.Errorf("set the size of disk %s: %w", id, err)
 		}
 	}
 	return nil
@@ -227,10 +227,10 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) string {
 	p := r.project(tx, spec.Project)
 	parsed, err := uuid.Parse(cmp.Or(spec.ID,
 		store.DerivedID("instance", cmp.Or(spec.Project, r.config.Projects[0]), spec.Name)))
-	tx.Refuse(err != nil, fmt.Errorf("its ID %q is no UUID", spec.ID))
+	tx.Refuse(err != nil, fmt.Errorf("its ID %q is not a UUID", spec.ID))
 	if existing, ok := store.Instances.ByName(tx, p.ID, spec.Name); ok {
 		if spec.ID != "" && existing.ID != parsed.String() {
-			tx.Check(fmt.Errorf("the directory knows it as %s, not as %s", existing.ID, parsed))
+			tx.Check(fmt.Errorf("in the directory it has the ID %s, not %s", existing.ID, parsed))
 		}
 		return existing.ID
 	}

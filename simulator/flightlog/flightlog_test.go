@@ -112,7 +112,7 @@ func TestALogFollowsAFile(t *testing.T) {
 			}, "Two"},
 			{"a line", func(r *record) { r.append(three) }, "Three"},
 		},
-		"with lines that are no entries": {
+		"with lines that are not entries": {
 			{"anything", func(r *record) {
 				r.append("\n{}\nnull\n[1]\n{\"event\":1}\n\x00\xff\n" +
 					`{"event":"NoTime"}` + "\n" +

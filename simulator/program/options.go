@@ -129,11 +129,11 @@ func (o *options) flags() *flag.FlagSet {
 			r.TokenExpires = time.Now().Add(ttl)
 			return err
 		})
-	f.Func("hotplug", "what is done while an instance runs: `full` (default), attach-only, or none "+
-		"as on racks of today;\nand, after commas, behaviours of the prototype: record-first (an attach "+
-		"is recorded before\nthe device appears, and stays so if it cannot), refusals-500 (a refused "+
-		"attach is a 500),\nsurprise-removal (a detach leaves the disk in use for a second, and then "+
-		"removes it)", func(s string) error {
+	f.Func("hotplug", "what the rack does with disks of running instances: `full` (default), "+
+		"attach-only, or none as on\nracks of today; and, after commas, behaviours of the prototype: "+
+		"record-first (an attach is recorded\nbefore the device appears, even if it never does), "+
+		"refusals-500 (a refused attach is a 500),\nsurprise-removal (a guest can use a detached disk "+
+		"for one more second)", func(s string) error {
 		r.Hotplug = simulator.Hotplug(s)
 		return r.Hotplug.Check()
 	})
@@ -162,9 +162,9 @@ func each(list *[]string) func(string) error {
 // limits adds the flags for the rack's limits, delays and devices.
 func (o *options) limits(f *flag.FlagSet) {
 	r := &o.rack
-	f.StringVar(&o.disks, "disks", "", "what the guests' disks are: `file`; fuse: such as can fail "+
-		"(POST /disks/ID/faults\nat the admin listener), which end with the simulator; or none: no "+
-		"guest sees a disk\n(default file or, without Linux, root or loop devices, none)")
+	f.StringVar(&o.disks, "disks", "", "what the guests' disks are: `file`; fuse, with faults (the "+
+		"admin listener's POST\n/disks/ID/faults), until the simulator ends; or none: no guest sees a "+
+		"disk\n(default file or, without Linux, root or loop devices, none)")
 	f.StringVar(&o.guests, "guests", "", "what the instances are: `dir`, directories that look like "+
 		"a guest's /sys\nand /dev (default), or vm: virtual machines, which need QEMU and an image")
 	f.StringVar(&o.image, "vm-image", "", "`directory` of the virtual machines' image, which make "+
@@ -182,14 +182,16 @@ func (o *options) limits(f *flag.FlagSet) {
 		"viewer, none, or fleet-admin: a collaborator who also has the pools of the fleet")
 	f.DurationVar(&r.DeviceDelay, "device-delay", 0,
 		"`time` from an attach until the device appears in the guest")
-	f.DurationVar(&r.CreateHold, "create-hold", 0, "how long the creation of a disk stays open")
+	f.DurationVar(&r.CreateHold, "create-hold", 0,
+		"the least `time` that the creation of a disk takes")
 	f.DurationVar(&r.SnapshotHold, "snapshot-hold", 0,
-		"how long the creation of a snapshot stays open")
+		"the least `time` that the creation of a snapshot takes")
 	f.DurationVar(&r.FreeDelay, "free-delay", 0, "`time` from the deletion of a disk or snapshot "+
 		"until its bytes and quota are freed;\na coming release frees them after the response")
 	f.BoolVar(&r.QuotaFirst, "quota-first", false, "free the quota before the answer, and only the "+
 		"space after --free-delay")
-	f.DurationVar(&r.InstanceDelay, "instance-delay", 0, "how long an instance takes to start or stop")
+	f.DurationVar(&r.InstanceDelay, "instance-delay", 0,
+		"`time` that an instance takes to start or stop")
 	f.Func("seed", "YAML `file` with projects, images, instances and disks of the rack; or a number, "+
 		"the seed for\nthe order and the numbers of devices", func(s string) (err error) {
 		if r.Seed, err = strconv.ParseUint(s, 10, 64); err == nil {

@@ -89,7 +89,7 @@ func (r *Rack) Fault(f adminapi.Fault) (fired func() int) {
 		r.t.Helper()
 		n, err := r.Admin.Fired(context.WithoutCancel(r.t.Context()), id)
 		if err != nil {
-			r.t.Errorf("ask for the fault: %v", err)
+			r.t.Errorf("read the fault: %v", err)
 		}
 		return n
 	}

@@ -484,11 +484,11 @@ func (tx *Tx) Reclaim(id string, size int64) {
 	tx.drop(bucketUnfreed, id)
 }
 
-// ReleaseDeferred returns the quota that DeferRelease has recorded.
+// ReleaseDeferred frees the quota that DeferRelease has recorded.
 func (tx *Tx) ReleaseDeferred(id string) {
 	var size int64
 	if !tx.get(bucketUnfreed, id, &size) {
-		tx.Check(fmt.Errorf("there is no record of what is to be freed of %s", id))
+		tx.Check(fmt.Errorf("the quota does not count the deleted object %s", id))
 	}
 	tx.AddStorage(-size)
 	tx.drop(bucketUnfreed, id)

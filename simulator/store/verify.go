@@ -25,7 +25,7 @@ func verify(path string) error {
 	if info, err := os.Lstat(path); err != nil {
 		return err
 	} else if !info.Mode().IsRegular() || info.Size() == 0 {
-		return fmt.Errorf("%s is empty, or no file: %w", path, ErrDamaged)
+		return fmt.Errorf("%s is empty, or is not a file: %w", path, ErrDamaged)
 	}
 	return guarded(path, func() error {
 		db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout, ReadOnly: true})
@@ -101,7 +101,7 @@ func (p *pages) walk(id uint64) error {
 	}
 	for i := id; i <= id+more; i++ {
 		if i < 2 || p.seen[i] {
-			return fmt.Errorf("page %d has two uses", i)
+			return fmt.Errorf("page %d is used twice", i)
 		}
 		p.seen[i] = true
 	}

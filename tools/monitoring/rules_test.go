@@ -192,7 +192,7 @@ func TestEveryAlertHasASeverityAndALinkToItsSection(t *testing.T) {
 		sections = slices.DeleteFunc(sections, func(s string) bool { return s == alert.Alert })
 	}
 	if len(sections) > 0 {
-		t.Errorf("docs/alerts.md explains %q, which are no alerts", sections)
+		t.Errorf("docs/alerts.md explains %q, which are not alerts", sections)
 	}
 }
 

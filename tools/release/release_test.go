@@ -161,7 +161,7 @@ func checksumsAreRight(t *testing.T, dir string) {
 func hasNot(t *testing.T, content []byte, path string) {
 	t.Helper()
 	if len(path) < 2 {
-		t.Fatalf("%q is no absolute path", path)
+		t.Fatalf("%q is not an absolute path", path)
 	}
 	if i := bytes.Index(content, []byte(path)); i >= 0 {
 		t.Errorf("it has %q", content[i:min(len(content), i+len(path)+80)])
