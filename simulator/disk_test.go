@@ -293,7 +293,7 @@ func TestInvalidImportsAndImagesAreRefused(t *testing.T) {
 			bulkWrite("open", 0, "AA!A")},
 		{"base64 without its end", 400, "error base64 decoding data: Invalid padding",
 			bulkWrite("open", 0, "AAA")},
-		{"no bytes behind the disk's end", 204, "", bulkWrite("open", 1<<40, "")},
+		{"a chunk without bytes beyond the disk's end", 204, "", bulkWrite("open", 1<<40, "")},
 		{"a chunk across the disk's end", 204, "", bulkWrite("open", 1<<30-512, zeroes(1024))},
 		{"a body of more than 8 MiB", 400, "request body exceeded maximum size of 8388608 bytes",
 			bulkWrite("open", 0, zeroes(6<<20))},

@@ -125,7 +125,7 @@ func TestFaultsMatchTheirRequests(t *testing.T) {
 		{"an instance by ID", adminapi.Fault{Object: a}, "xxxxxx"},
 		{"another instance", adminapi.Fault{Object: "b"}, "......"},
 		{"once", adminapi.Fault{Times: 1}, "x....."},
-		{"twice, after one", adminapi.Fault{Skip: 1, Times: 2}, ".xx..."},
+		{"twice, after the first one", adminapi.Fault{Skip: 1, Times: 2}, ".xx..."},
 		{"a token", adminapi.Fault{Bearer: testToken, Times: 1}, "x....."},
 		{"another token", adminapi.Fault{Bearer: testToken + "-other"}, "......"},
 		{"another operation", adminapi.Fault{Operation: "disk_view"}, "......"},

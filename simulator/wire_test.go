@@ -79,9 +79,9 @@ func TestBadBodiesAreRefusedWithSerdesMessages(t *testing.T) { // A06, A63
 	r := serveRack(t, engine.Config{})
 	const post = "POST /v1/disks?project=default "
 	for _, test := range []struct{ name, request, message string }{
-		{"the beginning of a text", post + `{"name":"d`, "EOF while parsing an object"},
-		{"no JSON", post + "nope", "expected value"},
-		{"a comma too many", post + `{"name":"d",}`, "expected value"},
+		{"JSON that ends in a string", post + `{"name":"d`, "EOF while parsing an object"},
+		{"not JSON", post + "nope", "expected value"},
+		{"a surplus comma", post + `{"name":"d",}`, "expected value"},
 		{"null", post + "null", "invalid type: null, expected an object"},
 		{"a list", post + "[]", "invalid type: sequence, expected an object"},
 		{"a name of another type", newDisk("d", `"name":"d"`, `"name":{}`),

@@ -116,8 +116,8 @@ func environment(key, value string) func(string) string {
 
 func TestTheInstanceComesFromTheProviderID(t *testing.T) { // D-65
 	for _, test := range []struct{ name, providerID string }{
-		{"as the cloud controller manager writes it", "oxide://" + testID},
-		{"in capitals", "oxide://" + strings.ToUpper(testID)},
+		{"a provider ID of the cloud controller manager", "oxide://" + testID},
+		{"a provider ID in capital letters", "oxide://" + strings.ToUpper(testID)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := tell(t.Context(), t, apiServer(t, nodeWith(test.providerID)), testNode)
@@ -157,18 +157,18 @@ func TestErrorsAreOneLineAndSayWhatToDo(t *testing.T) { // D-65 D-66
 		want   string
 	}{
 		{"no variable", "", works, nil, nil, "K8S_NODE_NAME is not set: set it to the node's name"},
-		{"a variable that names no node", "../secrets", works, nil, nil, "which is not a node's name"},
-		{"a node that is not there", "other", works, nil, nil, `the cluster has no node "other"`},
-		{"a service account without the right", testNode, status(http.StatusForbidden,
+		{"a variable with an invalid name", "../secrets", works, nil, nil, "which is not a node's name"},
+		{"a missing node", "other", works, nil, nil, `the cluster has no node "other"`},
+		{"a service account without permission", testNode, status(http.StatusForbidden,
 			`nodes "x" is forbidden`), nil, nil, `resources: ["nodes"], verbs: ["get"]`},
-		{"a token that is not accepted", testNode, status(http.StatusUnauthorized, ""), nil, nil,
+		{"a refused token", testNode, status(http.StatusUnauthorized, ""), nil, nil,
 			"does not accept the token"},
 		{"a redirect", testNode, elsewhere, nil, nil, "status 302"},
-		{"an API that does not work", testNode, status(http.StatusInternalServerError,
+		{"an internal error of the API", testNode, status(http.StatusInternalServerError,
 			"etcd is\naway"), nil, nil, "status 500: etcd is away"},
 		{"too many requests", testNode, status(http.StatusTooManyRequests, ""), nil, nil,
 			"stopped while waiting: the Kubernetes API has too many requests"},
-		{"an answer that is no JSON", testNode, func(w http.ResponseWriter, _ *http.Request) {
+		{"an answer that is not JSON", testNode, func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, `{"spec":`)
 		}, nil, nil, "not JSON"},
 		{"an API that does not respond", testNode, works, nil, gone,
@@ -176,22 +176,22 @@ func TestErrorsAreOneLineAndSayWhatToDo(t *testing.T) { // D-65 D-66
 		{"an API that refuses connections", testNode, works, nil, gone, "connection refused"},
 		{"an API with another certificate", testNode, works, nil,
 			func(c *rest.Config) { c.CAData = nil }, "certificate"},
-		{"a timeout of nothing", testNode, works, []string{"--timeout=0s"}, nil, "--timeout"},
+		{"a timeout of 0s", testNode, works, []string{"--timeout=0s"}, nil, "--timeout"},
 		{"an unknown flag", testNode, works, []string{"--node=x"}, nil, "-node; see --help"},
 		{"an argument", testNode, works, []string{"x"}, nil, "expected flags only"},
-		{"of another cloud", testNode, nodeWith("aws:///us-east-1a/i-0123456789"), nil, nil,
+		{"a provider ID of another cloud", testNode, nodeWith("aws:///us-east-1a/i-0123456789"), nil, nil,
 			`"aws:///us-east-1a/i-0123456789", of another cloud`},
-		{"without a scheme", testNode, nodeWith(testID), nil, nil, "of another cloud"},
-		{"in another case", testNode, nodeWith("Oxide://" + testID), nil, nil, "of another cloud"},
-		{"of a name", testNode, nodeWith("oxide://worker-1"), nil, nil,
+		{"a provider ID without a scheme", testNode, nodeWith(testID), nil, nil, "of another cloud"},
+		{"a scheme in capitals", testNode, nodeWith("OXIDE://" + testID), nil, nil, "of another cloud"},
+		{"a name instead of a UUID", testNode, nodeWith("oxide://worker-1"), nil, nil,
 			"expected oxide:// and an instance's UUID"},
-		{"of nothing", testNode, nodeWith("oxide://"), nil, nil, "expected oxide:// and an instance's"},
-		{"without hyphens", testNode, nodeWith("oxide://" + strings.ReplaceAll(testID, "-", "")), nil,
-			nil, "expected oxide://"},
-		{"in braces", testNode, nodeWith("oxide://{" + testID + "}"), nil, nil, "expected oxide://"},
-		{"of zeros", testNode, nodeWith("oxide://00000000-0000-0000-0000-000000000000"), nil, nil,
+		{"a scheme without a UUID", testNode, nodeWith("oxide://"), nil, nil, "expected oxide:// and an"},
+		{"a UUID without hyphens", testNode, nodeWith("oxide://" + strings.ReplaceAll(testID, "-", "")),
+			nil, nil, "expected oxide://"},
+		{"braces", testNode, nodeWith("oxide://{" + testID + "}"), nil, nil, "expected oxide://"},
+		{"a UUID of zeros", testNode, nodeWith("oxide://00000000-0000-0000-0000-000000000000"), nil, nil,
 			"expected oxide://"},
-		{"with a quote", testNode, nodeWith("oxide://'" + testID[1:]), nil, nil, "expected oxide://"},
+		{"a quote", testNode, nodeWith("oxide://'" + testID[1:]), nil, nil, "expected oxide://"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			config := apiServer(t, test.answer)

@@ -314,10 +314,10 @@ func TestAMachineStartsOnlyIfThereIsMemoryForIt(t *testing.T) {
 		used, more int64
 		fits       bool
 	}{
-		"the first":                           {1 << 30, 1 << 30, true},
-		"more than is available":              {3 << 30, 3 << 30, false},
-		"the last that its machines may take": {6 << 30, 1 << 30, true},
-		"beyond what its machines may take":   {7 << 30, 1 << 30, false},
+		"the first machine":                            {1 << 30, 1 << 30, true},
+		"a machine with more memory than is available": {3 << 30, 3 << 30, false},
+		"a machine that reaches the limit":             {6 << 30, 1 << 30, true},
+		"a machine beyond the limit":                   {7 << 30, 1 << 30, false},
 	} {
 		if err := fits(meminfo, test.used, test.more); errors.Is(err, ErrNoMemory) == test.fits {
 			t.Errorf("%s: %v", name, err)

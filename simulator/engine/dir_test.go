@@ -62,21 +62,21 @@ func TestTheRackAcceptsOnlyAnEmptyOrItsOwnDirectory(t *testing.T) {
 		text       string
 		want       string // part of the refusal; "" means that the directory is accepted
 	}{
-		{"an empty one", "", "", ""},
+		{"an empty directory", "", "", ""},
 		{"the root of a filesystem", "lost+found/", "", ""},
-		{"an identity that was chosen for the rack", "identity", "", ""},
-		{"views of guests that wait for their rack", "guests/0a1de000/", "", ""},
-		{"a guest's view with something in it", "guests/0a1de000/dev/", "", `it holds "guests"`},
-		{"a file among the guests", "guests/note", "", `it holds "guests"`},
-		{"somebody's file", "thesis.txt", "", `it holds "thesis.txt"`},
-		{"a site with a version", "VERSION", "2\n", `it holds "VERSION"`},
-		{"a mark that a full disk has left", markFile, "", ""},
+		{"an identity that the user chose", "identity", "", ""},
+		{"empty guest views", "guests/0a1de000/", "", ""},
+		{"a guest view that is not empty", "guests/0a1de000/dev/", "", `it holds "guests"`},
+		{"a file beside the guest views", "guests/note", "", `it holds "guests"`},
+		{"a user's file", "thesis.txt", "", `it holds "thesis.txt"`},
+		{"a file VERSION of another program", "VERSION", "2\n", `it holds "VERSION"`},
+		{"an empty mark", markFile, "", ""},
 		{"a mark", markFile, magic + "2\n", ""},
-		{"another version", markFile, magic + "7\n", `says version "7"`},
-		{"a mark of others", markFile, "ours", "is not a simulator's mark"},
+		{"a mark of another version", markFile, magic + "7\n", `says version "7"`},
+		{"a mark of another program", markFile, "ours", "is not a simulator's mark"},
 		{"a mark that is a directory", markFile + "/x/", "", "is not a small file"},
-		{"a mark that is long", markFile, magic + strings.Repeat("2", 2000), "is not a small file"},
-		{"disks whose records are gone", "disks/x.img", "", `it holds "disks"`},
+		{"a long mark", markFile, magic + strings.Repeat("2", 2000), "is not a small file"},
+		{"disks without records", "disks/x.img", "", `it holds "disks"`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -75,44 +75,44 @@ func TestALogFollowsAFile(t *testing.T) {
 	}
 	nothing := step{"nothing new", func(*record) {}, ""}
 	for name, steps := range map[string][]step{
-		"that is appended to": {
+		"a file to which lines are appended": {
 			{"no directory", func(*record) {}, ""},
 			{"two lines", func(r *record) { r.append(one + two) }, "One Two"}, nothing,
 			{"a third line", func(r *record) { r.append(three) }, "Three"}, nothing,
 		},
-		"with an incomplete line": {
+		"a file with an incomplete line": {
 			{"a part", func(r *record) { r.append(one + two[:20]) }, "One"},
 			{"the rest", func(r *record) { r.append(two[20:]) }, "Two"},
 			{"a line that a power cut has torn", func(r *record) { r.append(three[:20]) }, ""},
 			{"the next line", func(r *record) { r.append("\n" + four) }, "Four"},
 		},
-		"that loses its oldest lines": {
+		"a file that loses its oldest lines": {
 			{"two lines", func(r *record) { r.append(one + two) }, "One Two"},
 			{"the last of them, and another one", func(r *record) { r.replace(two + three) }, "Three"},
 			nothing,
 			{"other lines", func(r *record) { r.replace(four + five) }, "Four Five"}, nothing,
 		},
-		"that is emptied": {
+		"a file that is truncated": {
 			{"two lines", func(r *record) { r.append(one + two) }, "One Two"},
 			{"nothing", func(r *record) { simtest.NoError(t, os.Truncate(r.path, 0)) }, ""},
 			{"a line", func(r *record) { r.append(three) }, "Three"},
-			{"emptied and longer than before", func(r *record) {
+			{"truncated, and then longer than before", func(r *record) {
 				simtest.NoError(t, os.Truncate(r.path, 0))
 				r.append(four + five + line("Six"))
 			}, "Four Five Six"},
 		},
-		"that is gone for a time": {
+		"a file that is removed and created again": {
 			{"a line", func(r *record) { r.append(one) }, "One"},
 			{"no file", func(r *record) { simtest.NoError(t, os.Remove(r.path)) }, ""},
 			{"another file", func(r *record) { r.append(two) }, "Two"},
 		},
-		"that is too long": {
+		"a file that is too long": {
 			{"the last lines", func(r *record) {
 				r.append(one + strings.Repeat("x", maxRead-10) + "\n" + two)
 			}, "Two"},
 			{"a line", func(r *record) { r.append(three) }, "Three"},
 		},
-		"with lines that are not entries": {
+		"a file with invalid lines": {
 			{"anything", func(r *record) {
 				r.append("\n{}\nnull\n[1]\n{\"event\":1}\n\x00\xff\n" +
 					`{"event":"NoTime"}` + "\n" +
@@ -120,7 +120,7 @@ func TestALogFollowsAFile(t *testing.T) {
 					strings.Replace(one, "One", strings.Repeat("x", maxLine), 1) + two)
 			}, "Two"},
 		},
-		"but no link and no pipe": {
+		"a file that is replaced by a link or a pipe": {
 			{"a line", func(r *record) { r.append(one) }, "One"},
 			{"a link", func(r *record) {
 				simtest.NoError(t, os.Rename(r.path, r.path+".old"))
@@ -132,7 +132,7 @@ func TestALogFollowsAFile(t *testing.T) {
 				simtest.Command(t, "mkfifo", r.path)
 			}, ""},
 		},
-		"until it is cleared": {
+		"a log that is cleared": {
 			{"a line", func(r *record) { r.append(one) }, "One"},
 			{"cleared", func(r *record) { r.append(two); r.Clear() }, ""},
 			{"a later line", func(r *record) { r.append(line("Later")) }, "Later"},
