@@ -85,8 +85,8 @@ type Device struct {
 	Sequence uint64
 }
 
-// On reports whether the device is attached to the other loop device instead of a regular file,
-// through any node. A kubelet attaches a loop device to the device of each raw block volume.
+// On reports whether the file of the device is a node of the other loop device, at any path. A
+// kubelet attaches a loop device to the device of each raw block volume.
 func (d Device) On(other Device) bool {
 	return d.BackingNumber != 0 && d.BackingNumber == unix.Mkdev(other.Major, other.Minor)
 }

@@ -22,7 +22,7 @@ type Tamper struct {
 	// Name identifies the tamper, and Says describes what it damages.
 	Name, Says string
 
-	// source returns the file from which a disk is created instead of the file at path.
+	// source gets the path of the file whose bytes a new disk gets, and returns another path.
 	source func(p *Plane, path string) (string, error)
 	// shown returns a device with the properties that the guest sees. others are all devices of the
 	// guest.
@@ -161,23 +161,23 @@ func Tampers() []Tamper {
 		{Name: "swapped-disks", Says: "a disk exchanges its bytes with another one when it is attached",
 			life: at(diskPlugging, swapDisks)},
 		{Name: "stale-read", Says: "an attached disk has the bytes that it had at the detach before " +
-			"the last", life: staleRead},
-		{Name: "torn-snapshot", Says: "half of the blocks of a snapshot are from later than the rest",
+			"the last one", life: staleRead},
+		{Name: "torn-snapshot", Says: "half of the blocks of a snapshot are later than the rest",
 			copied: tear},
 		{Name: "serial-missing", Says: "devices have no serial",
 			shown: func(d Device, _ []*plugged) Device { d.DiskName = ""; return d }},
-		{Name: "serial-doubled", Says: "the second device of a guest has the serial of the first",
+		{Name: "serial-doubled", Says: "the second device of a guest has the serial of the first one",
 			shown: doubleSerial},
 		{Name: "device-smaller", Says: "devices have half the size of their disks",
 			life: faulty(func(e event) { e.fault.SizeBytes = e.bytes / 2 })},
 		{Name: "device-larger", Says: "devices have twice the size of their disks",
 			life: faulty(func(e event) { e.fault.SizeBytes = e.bytes * 2 })},
-		{Name: "device-late", Says: "devices appear when nobody waits any more",
+		{Name: "device-late", Says: "devices appear after ten minutes",
 			life: faulty(func(e event) { e.fault.Delay = lateDevice })},
 		{Name: "device-never", Says: "an attach succeeds, and no device appears",
 			life: faulty(func(e event) { e.fault.Never = true })},
 		{Name: "device-left", Says: "a detached disk stays in its guest", keeps: true},
-		{Name: "delete-another", Says: "with a disk, the bytes of another are deleted",
+		{Name: "delete-another", Says: "a deletion of a disk deletes the bytes of another one",
 			life: at(diskRemoved, deleteAnother)},
 		{Name: "other-snapshot", Says: "a disk is restored from another snapshot", source: otherSource},
 		{Name: "device-elsewhere", Says: "an attached disk is a device of every other guest, too",
@@ -363,13 +363,13 @@ type damage struct {
 var damages = []damage{
 	{name: "lost", effect: "is zero, whatever is written",
 		do: func(v *victim) error { return v.write(v.at, blankBlock) }},
-	{name: "stale", effect: "has what it had earlier", do: func(v *victim) error {
+	{name: "stale", effect: "has the bytes that it had earlier", do: func(v *victim) error {
 		return v.once(v.old != nil, func() error { return v.write(v.at, v.old) })
 	}},
-	{name: "foreign", effect: "holds bytes that nobody has written", do: func(v *victim) error {
+	{name: "foreign", effect: "has bytes that nobody has written", do: func(v *victim) error {
 		return v.once(true, func() error { return v.write(v.at, dirt()) })
 	}},
-	{name: "decayed", effect: "holds bytes that nobody has written after a detach", unplugged: true,
+	{name: "decayed", effect: "has other bytes after a detach", unplugged: true,
 		do: func(v *victim) error { return v.write(v.at, dirt()) }},
 	{name: "shared", effect: "is also a block of another disk or snapshot", do: (*victim).share},
 	{name: "torn", effect: "has only its first half", do: func(v *victim) error {
@@ -400,12 +400,12 @@ type moment struct {
 
 var moments = []moment{
 	{"new", "a new disk", diskMade, (*corruption).newDisk},
-	{"large", "a new disk of more than 1 GiB, behind the first", diskMade, (*corruption).largeDisk},
+	{"large", "a new disk, behind its first GiB", diskMade, (*corruption).largeDisk},
 	{"recreated", "a new disk with the name of a deleted one", diskPlugging, (*corruption).recreated},
 	{"restored", "a disk restored from a snapshot", diskCloned, (*corruption).restored},
-	{"larger", "a disk restored from a smaller snapshot, behind its bytes", diskCloned,
+	{"larger", "a disk, behind the bytes of its smaller snapshot", diskCloned,
 		(*corruption).larger},
-	{"orphaned", "a restored disk, when its snapshot's disk is deleted", diskRemoved,
+	{"orphaned", "a restored disk, when the disk of its snapshot is deleted", diskRemoved,
 		(*corruption).orphaned},
 	{"orphan", "a snapshot, when its disk is deleted", diskRemoved, (*corruption).orphan},
 	{"unbacked", "a restored disk, when its snapshot is deleted", snapshotRemoved,
@@ -452,8 +452,11 @@ func corruptionOf(d damage, m moment, at place, bytes int64) Tamper {
 	if bytes > 0 {
 		name += fmt.Sprint(":", bytes)
 	}
-	return Tamper{Name: name, life: c.life,
-		Says: fmt.Sprintf("the block at byte %d of %s %s", at, m.object, d.effect)}
+	block := fmt.Sprint("the block at byte ", at)
+	if at == last {
+		block = "the last block"
+	}
+	return Tamper{Name: name, life: c.life, Says: "in " + m.object + ", " + block + " " + d.effect}
 }
 
 // TamperOf returns the tamper with a name: one of Tampers, or a corruption DAMAGE:MOMENT:PLACE with
