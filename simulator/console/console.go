@@ -51,7 +51,7 @@ type Console struct {
 	Flights func(limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
 	// Disk returns what the data plane knows of a disk.
 	Disk func(id string) (Disk, error)
-	// Admin answers the requests of package adminapi.
+	// Admin answers the requests that package adminapi describes.
 	Admin http.Handler
 	// Run carries out a request of the rack's API that has no body.
 	Run func(ctx context.Context, method, path string) (status int, answer []byte)

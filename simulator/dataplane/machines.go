@@ -42,7 +42,7 @@ func (p *Plane) machineDisk(d *plugged) machine.Disk {
 }
 
 // Run starts the machine of a guest, with the disks that were plugged into it. It does nothing if
-// the guests are no machines, or if this one runs.
+// the guests are not virtual machines, or if this one runs.
 func (p *Plane) Run(f Firmware) error {
 	if p.machines == nil {
 		return nil
@@ -277,7 +277,7 @@ func (p *Plane) SSH() map[string]string {
 }
 
 // SSHKey returns the path of the private key with which root can log in to each machine, or "" if
-// the guests are no machines.
+// the guests are not virtual machines.
 func (p *Plane) SSHKey() string {
 	if p.machines == nil {
 		return ""

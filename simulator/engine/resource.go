@@ -23,8 +23,8 @@ type Kind struct {
 	Owner  string
 	// In is the name of the field with the ID of the parent or the owner; "" means no such field.
 	In string
-	// Both is the beginning of the error for an ID together with a parent, and Neither that of the
-	// error for a name without a parent (A05).
+	// Both begins the error for an ID together with a parent, and Neither begins the error for a name
+	// without a parent (A05).
 	Both, Neither string
 	// Public means that every user of the silo may read it, and its owner may change it, whatever
 	// role the user has in the projects (A15).

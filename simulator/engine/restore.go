@@ -301,7 +301,7 @@ func (r seeder) image(ctx context.Context, spec ImageSpec) error {
 			p := r.project(tx, spec.Project)
 			img.ProjectID = &p.ID
 		}
-		// It may have been promoted or demoted since it was imported.
+		// The image may have been promoted or demoted since its import.
 		_, known = store.Images.Get(tx, img.ID)
 		known = known || store.Images.Taken(tx, store.Deref(img.ProjectID), spec.Name)
 		if !known {

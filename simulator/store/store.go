@@ -19,7 +19,7 @@ import (
 type Store struct {
 	db *bbolt.DB
 	mu sync.Mutex
-	// mu guards gone, the IDs that the next change removes from the list of Leave.
+	// mu guards gone: the IDs that the next change removes from the list that Leave has filled.
 	gone []string
 }
 
@@ -223,7 +223,7 @@ func (tx *Tx) Leave(ids ...string) {
 // because a file whose ID never had a record is not the rack's.
 func (tx *Tx) Left() []string { return tx.keys(bucketLeft, "") }
 
-// forget removes IDs from the list of Leave.
+// forget removes IDs from the list that Leave has filled.
 func (tx *Tx) forget(ids ...string) {
 	if tx.Bucket(bucketLeft) != nil {
 		for _, id := range ids {
@@ -392,7 +392,7 @@ var (
 	bucketSagas = []byte("sagas")
 	// bucketUnfreed has the sizes of deleted disks and snapshots that the quota still counts.
 	bucketUnfreed = []byte("unfreed")
-	// bucketLeft has the IDs of Leave.
+	// bucketLeft has the IDs that Leave has recorded.
 	bucketLeft = []byte("left")
 )
 
