@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -158,13 +159,12 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	starting *trace.Point) (killed bool, err error) {
 	process := l.process(st.watched)
 	st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {
-		calling := ctx
+		calling, stop := ctx, func() {}
 		if st.on == "" { // an administrator would wait long for a dead rack
-			var cancel context.CancelFunc
-			calling, cancel = whileRunning(ctx, process)
-			defer cancel()
+			calling, stop = whileRunning(ctx, process)
 		}
 		report, err := l.watched(st.watched, &at, func() { do(calling) })
+		stop()
 		l.effects, killed = report.Effects, report.Killed
 		if err != nil || !killed {
 			return model.Abandoned, err
@@ -182,10 +182,12 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	return killed, l.Do(ctx, st.Step)
 }
 
-// whileRunning returns a context that ends with a process.
-func whileRunning(ctx context.Context, p process) (context.Context, context.CancelFunc) {
+// whileRunning returns a context that ends with a process, and a function that ends it, too. After
+// that nothing watches the process, which may then be started again.
+func whileRunning(ctx context.Context, p process) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	go func() {
+	var watch sync.WaitGroup
+	watch.Go(func() {
 		defer cancel()
 		_ = harness.Await(ctx, trialTimeout, func() error {
 			if p.Running() {
@@ -193,8 +195,8 @@ func whileRunning(ctx context.Context, p process) (context.Context, context.Canc
 			}
 			return nil
 		})
-	}()
-	return ctx, cancel
+	})
+	return ctx, func() { cancel(); watch.Wait() }
 }
 
 // startAgain starts a process that was killed. If at is set, the process is killed again at that
