@@ -47,7 +47,7 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// sorted reads the pods of a node. It returns them sorted, and as they were read.
+// sorted reads the pods of a node. It returns them by what a stop does to them, and as a list.
 func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
 	if err := k.readVolumes(ctx, v); err != nil {
 		return sorted{}, nil, err
@@ -110,8 +110,8 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	return s, nil
 }
 
-// recount corrects how many healthy pods a budget counts. Its controller counts late: it may still
-// count a pod that somebody has just evicted or deleted.
+// recount lowers a budget's number of healthy pods if fewer exist. Kubernetes updates that number
+// late: it may still include a pod that somebody has just evicted or deleted.
 func (k *Keeper) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	stay []*corev1.Pod) error {
 	if !slices.ContainsFunc(stay, func(p *corev1.Pod) bool { return healthy(p) && covers(b, p) }) {
@@ -131,7 +131,7 @@ func (k *Keeper) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	return nil
 }
 
-// podsOn reads the pods of a node, once a round.
+// podsOn returns the pods of a node, which it reads at most once a round.
 func (k *Keeper) podsOn(ctx context.Context, v *view, n *node) ([]corev1.Pod, error) {
 	if pods, known := v.pods[n.Name]; known {
 		return pods, nil
@@ -199,8 +199,8 @@ func (k *Keeper) annotate(ctx context.Context, a *attachment, key string, value 
 	return nil
 }
 
-// annotation returns the patch that sets an annotation, or removes it if the value is nil. It
-// applies only to an object whose metadata has the value in the given field.
+// annotation returns the patch that sets an annotation, or removes it if the value is nil. The API
+// server refuses the patch unless the given field of the object's metadata has the value has.
 func annotation(key string, value any, field, has string) []byte {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{field: has,
 		"annotations": map[string]any{key: value}}})
@@ -246,8 +246,8 @@ func (c *Cluster) evict(ctx context.Context, p *corev1.Pod) (done bool, err erro
 	return false, fmt.Errorf("evict the pod %s/%s: %w", p.Namespace, p.Name, err)
 }
 
-// The labels and annotations of the keeper. What it relies on is in the ConfigMap of its namespace:
-// a kubelet may annotate its own Node.
+// The labels and annotations of the keeper. Its records are not annotations, because a kubelet may
+// annotate its own Node: they are in a ConfigMap of the keeper's namespace.
 const (
 	DriverName = "csi.oxide.computer"
 
@@ -263,8 +263,8 @@ const (
 	// WokenAnnotation on a VolumeAttachment names the operation for which the attacher was woken.
 	WokenAnnotation = DriverName + "/woken"
 
-	// RecordsName is the name of the ConfigMap. Its data has a record in JSON for each node, by the
-	// UID of the Node.
+	// RecordsName is the name of the ConfigMap. Its data contains the record of each node in JSON,
+	// under the UID of the Node.
 	RecordsName = component
 )
 
@@ -278,8 +278,8 @@ type record struct {
 	Fenced string `json:"fenced,omitempty"`
 }
 
-// step is a step of an operation. The record names the current step: its effect may have happened
-// already or not.
+// step is a step of an operation. It is recorded before it begins, so what it does may have been
+// done or not.
 type step string
 
 const (
@@ -299,8 +299,8 @@ type operation struct {
 	Step    step      `json:"step"`
 	Since   time.Time `json:"since"`   // when the step began
 	Started time.Time `json:"started"` // when the operation began; it is the operation's id
-	// Instance is the node's instance on the rack. CSINode cannot replace it: the driver is not
-	// always registered.
+	// Instance is the node's instance on the rack. It is recorded because the CSINode contains it
+	// only while the driver is registered.
 	Instance string `json:"instance"`
 	// Waiting contains the names of the VolumeAttachments for which the operation began.
 	Waiting []string `json:"waiting,omitempty"`
@@ -312,7 +312,7 @@ type operation struct {
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
 	// Late reports whether the operation only starts an instance that a late request stopped.
 	Late bool `json:"late,omitempty"`
-	// Problem is the reason why the operation did not reach its aim; empty if there is none so far.
+	// Problem is the reason why the operation has failed, or empty.
 	Problem string `json:"problem,omitempty"`
 }
 
@@ -339,7 +339,8 @@ type outcome struct {
 	Volumes map[string]history `json:"volumes,omitempty"`
 }
 
-// records reads the ConfigMap. Without it, nothing is recorded.
+// records returns the ConfigMap of records, and the records in it by the UID of the Node. If there
+// is no ConfigMap yet, it returns an empty one.
 func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]record, error) {
 	found, err := k.Kubernetes.Core.ConfigMaps(k.Namespace).Get(ctx, RecordsName,
 		metav1.GetOptions{})
@@ -362,8 +363,8 @@ func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]
 	return found, all, nil
 }
 
-// save writes a node's record. If another keeper has written one since the view was read, even of
-// another node, the write fails with a conflict. A record of a Node that is gone is kept for a day.
+// save writes the records. If another keeper has written them since the view was read, the write
+// fails with a conflict. The record of a Node that is gone is kept for a day.
 func (k *Keeper) save(ctx context.Context, v *view, n *node) error {
 	next := v.records.DeepCopy()
 	next.Data = map[string]string{}

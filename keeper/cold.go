@@ -21,12 +21,12 @@ import (
 // pace is how often the keeper looks while it works on a node.
 const pace = time.Second
 
-// lateStop is the time after an operation in which the keeper may still have caused a stop of the
-// instance: the request may have been on its way when the keeper that sent it died.
+// lateStop is how long after an operation a stop of the instance may still be due to the keeper:
+// the request may have been on its way when the keeper that sent it died.
 const lateStop = 2 * time.Minute
 
-// staleAfter is the age at which a failed attempt proves nothing any more: the attacher does not
-// run, so it would not use a stopped instance either.
+// staleAfter is the age of the last failed attempt from which the attacher probably does not run,
+// so that it would not use a stopped instance either.
 const staleAfter = 10 * time.Minute
 
 // coldAttach continues the operation in progress. If there is none, it looks for a node to work on.
@@ -52,10 +52,11 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	return again, errors.Join(append(errs, err)...)
 }
 
-// restartLateStopped starts an instance that stopped right after the keeper had started it. It
-// checks a node that is not ready even later, because no replica may have led for a while. It acts
-// even if the keeper may not stop instances now, because the keeper asked for the stop. But if the
-// label was removed after the operation ended, somebody else stopped the instance.
+// restartLateStopped starts an instance that stopped within lateStop after an operation, and
+// reports whether there is one. It does so even if cold attach is switched off now, because the
+// keeper asked for the stop. But if the node's label was removed after the operation ended, it
+// leaves the instance alone. A node that is not ready is checked after that time, too, because no
+// replica may have led for a while.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.working() || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
@@ -99,7 +100,7 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 		return cmp.Or(v.oldest(a).Compare(v.oldest(b)), strings.Compare(a.Name, b.Name))
 	})
 	aside := false
-	var errs []error // an error at one node hides no error at another
+	var errs []error // of all nodes
 	for _, n := range v.Nodes {
 		switch {
 		case !n.allowed():
@@ -266,7 +267,8 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	return ""
 }
 
-// controlPlane is the label of nodes without which no Kubernetes may be there to read records from.
+// controlPlane is the label of the nodes that run the API server, without which the keeper could
+// not read its records.
 const controlPlane = "node-role.kubernetes.io/control-plane"
 
 // doubtful returns why the instance of a node must not be stopped now: the cluster may need it.
@@ -290,8 +292,8 @@ func (k *Keeper) doubtful(v *view, n *node) string {
 	return ""
 }
 
-// pauseAfter returns how long a node is left alone after an operation. The pause is longer after
-// each failure, because a node that is cordoned again and again for nothing is of no use.
+// pauseAfter returns how long a node is left alone after an operation. Each failure doubles the
+// pause, so that the node is not cordoned again and again for nothing.
 func (k *Keeper) pauseAfter(last *outcome) time.Duration {
 	return k.Config.MinInterval << max(0, min(last.Failures, 4))
 }
@@ -337,7 +339,8 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 	return nil
 }
 
-// planText describes what is going to happen to a node, and names some of the volumes that wait.
+// planText describes what is going to happen to a node. It counts the volumes that wait, and names
+// the first three in named.
 func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
 	names := ""
 	if len(named) > 0 {
@@ -359,8 +362,8 @@ func volumesText(all []*attachment) string {
 	return strings.Join(names, ", ")
 }
 
-// The rest of the file limits how often the keeper stops instances. The outcome of each node's last
-// operation records the earlier stops.
+// The rest of the file limits how often the keeper stops instances. The earlier stops are in the
+// outcome of each node's last operation.
 
 // AgainAnnotation makes the keeper forget earlier stops when a person sets it to a new value: on a
 // PersistentVolume those for the volume, and on the ConfigMap of records those of all nodes.
@@ -380,8 +383,8 @@ type cause struct {
 	Again string `json:"again,omitempty"`
 	// Detach reports whether the disk is to be detached; otherwise it is to be attached.
 	Detach bool `json:"detach,omitempty"`
-	// Failed is the error that the attacher got while the instance was stopped, if another stop would
-	// not help. Otherwise it is empty.
+	// Failed is the error that the attacher got while the instance was stopped. It is empty if there
+	// was none, or if another stop may help.
 	Failed string `json:"failed,omitempty"`
 }
 
@@ -473,9 +476,8 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 // bound returns why the node must not be stopped for an attachment, or "".
 //
 // An attachment that failed while the instance was stopped will fail again unless its volume has
-// changed since. The error that the rack returns while the instance runs proves nothing: it is
-// always the same. The keeper repeats an attempt whose failure may pass (see passes) as often as
-// the limits allow.
+// changed since. If the failure may pass (see passes), the keeper tries again as often as the
+// limits allow.
 func (k *Keeper) bound(v *view, n *node, a *attachment) string {
 	last := n.Last
 	if last == nil {

@@ -36,7 +36,7 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 		return func(w *fixture) {
 			ended("a", outcome{Ended: begin.Add(-ago), Node: history{
 				Stops: slices.Repeat([]time.Time{begin.Add(-ago)}, 12)}})(w)
-			w.round() // the attachment says that it is held
+			w.round() // which annotates the attachment
 			if change != nil {
 				change(w)
 			}
@@ -61,7 +61,7 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 		{"not registered", func(w *fixture) { keepertest.Delete[*storagev1.CSINode](w.api, "", "a") },
 			"the driver is not registered on this node"},
 		{"the keeper's own node", func(w *fixture) { w.Config.NodeName = "a" }, "the keeper runs here"},
-		{"the keeper's own node, on which something new is asked for", func(w *fixture) {
+		{"the keeper's own node, on which another volume has just begun to wait", func(w *fixture) {
 			w.Config.NodeName = "a"
 			w.wait("a", "new")
 		}, "nothing new has been"},
@@ -74,11 +74,12 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 		{"outside the window", func(w *fixture) {
 			w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t)
 		}, `waits for the maintenance window, "0 2 * * *"`},
-		{"something new is asked for", func(w *fixture) { w.wait("a", "new") }, "nothing new has been"},
-		{"just worked on", ended("a", outcome{Ended: begin}), "less than 10m0s ago"},
-		{"waits since a future time", func(w *fixture) { w.advance(-time.Hour) }, ""},
-		{"worked on in the future", ended("a", outcome{Ended: begin.Add(time.Hour), Stopped: true,
-			StoppedWith: map[string]time.Time{"shop/db": begin.Add(time.Hour)}}), ""},
+		{"another volume has just begun to wait", func(w *fixture) { w.wait("a", "new") },
+			"nothing new has been"},
+		{"an operation has just ended", ended("a", outcome{Ended: begin}), "less than 10m0s ago"},
+		{"the volume began to wait in the future", func(w *fixture) { w.advance(-time.Hour) }, ""},
+		{"an operation ended in the future", ended("a", outcome{Ended: begin.Add(time.Hour),
+			Stopped: true, StoppedWith: map[string]time.Time{"shop/db": begin.Add(time.Hour)}}), ""},
 		{"its StatefulSet was stopped elsewhere in the future", ended("b", outcome{Stopped: true,
 			Ended: begin.Add(time.Hour), StoppedWith: map[string]time.Time{
 				"shop/db": begin.Add(time.Hour)}}), ""},
@@ -87,15 +88,15 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 		{"of the control plane", func(w *fixture) {
 			w.edit("a", func(n *corev1.Node) { n.Labels[controlPlane] = "" })
 		}, "stops no node of the control plane"},
-		{"another instance by its provider", func(w *fixture) {
+		{"spec.providerID names another instance", func(w *fixture) {
 			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("b") })
 		}, "its spec.providerID is oxide://" + instanceOf("b") + ", and its driver is registered with"},
-		{"another node says so, without a spec.providerID", func(w *fixture) {
+		{"another node has the same instance", func(w *fixture) {
 			c := csiNode(w.node("b"))
 			c.Spec.Drivers[1].NodeID = instanceOf("a")
 			keepertest.Put(w.api, c)
-		}, "the node b says that it is the same instance"},
-		{"another node says so, and this one has its spec.providerID", func(w *fixture) {
+		}, "the node b claims the same instance"},
+		{"another node has the same instance, which spec.providerID names here", func(w *fixture) {
 			c := csiNode(w.node("b"))
 			c.Spec.Drivers[1].NodeID = instanceOf("a")
 			keepertest.Put(w.api, c)
@@ -105,7 +106,7 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			w.pod("a", "web-1", "ReplicaSet")
 			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)))
 		}, "the PodDisruptionBudget shop/shop allows no eviction"},
-		{"a budget that a pod on another node waits for", func(w *fixture) {
+		{"a budget of a pod that waits on another node, too", func(w *fixture) {
 			w.pod("a", "db-ready", "StatefulSet", "data")
 			w.wait("b", "other")
 			w.edit("b", func(n *corev1.Node) { n.Labels = nil })
@@ -120,12 +121,12 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			StoppedWith: map[string]time.Time{"shop/db": begin.Add(-29 * time.Minute)}}), ""},
 		{"stopped too often", often(time.Hour, nil), tooOften},
 		{"stopped often, a day ago", often(day, nil), ""},
-		{"stopped too often, and its kubelet asks", often(time.Hour, func(w *fixture) {
+		{"stopped too often, and its Node has the annotation", often(time.Hour, func(w *fixture) {
 			w.edit("a", func(n *corev1.Node) {
 				metav1.SetMetaDataAnnotation(&n.ObjectMeta, AgainAnnotation, "now")
 			})
 		}), tooOften},
-		{"stopped too often, and a person asks", often(time.Hour, func(w *fixture) {
+		{"stopped too often, and the records have the annotation", often(time.Hour, func(w *fixture) {
 			keepertest.Edit(w.api, "oxide", RecordsName, func(m *corev1.ConfigMap) {
 				metav1.SetMetaDataAnnotation(&m.ObjectMeta, AgainAnnotation, "now")
 			})
@@ -139,7 +140,7 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
 			w.pod("a", "db-data", "StatefulSet", "data")
 		}), unchanged},
-		{"it failed, and a person asks", failed("a", editVolume(func(v *corev1.PersistentVolume) {
+		{"it failed, and has the annotation", failed("a", editVolume(func(v *corev1.PersistentVolume) {
 			v.Annotations = map[string]string{AgainAnnotation: "now"}
 		})), ""},
 		{"it failed, and has another disk", failed("a", editVolume(func(v *corev1.PersistentVolume) {
@@ -160,7 +161,7 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			keepertest.Delete[*storagev1.VolumeAttachment](w.api, "", "va-data")
 			w.pass(time.Minute)
 		}), ""},
-		// Of a VolumeAttachment that no pod needs.
+		// A VolumeAttachment that no pod needs.
 		{"no volume", func(w *fixture) { keepertest.Remove[*corev1.PersistentVolume](w.api, "", "data") },
 			`there is no PersistentVolume "data" of the driver`},
 		{"another driver's volume", editVolume(func(v *corev1.PersistentVolume) {
@@ -350,8 +351,8 @@ func TestTheNodeThatHasWaitedLongestIsStoppedFirst(t *testing.T) { // D-61
 func TestNoEventIsCreatedTwice(t *testing.T) {
 	for _, c := range []struct {
 		name, resource string
-		applied        bool // what is lost is the response
-		events         int  // at least
+		applied        bool // the response is lost, and not the request
+		events         int  // the least number
 	}{
 		{"nothing", "", false, 9},
 		{"records", "configmaps", false, 9},
@@ -540,9 +541,9 @@ func (w *fixture) leave(node, volume string) {
 	keepertest.Delete[*storagev1.VolumeAttachment](w.api, "", name)
 }
 
-// TestGrowingAClaimStopsItsNodeOnce replaces the disk of a claim while its pod is stopped: the
-// earlier disk has to be detached, and some time later the new one has to be attached.
-func TestGrowingAClaimStopsItsNodeOnce(t *testing.T) { // D-61
+// TestGrowingAClaimStopsItsNodeAtMostOnceForEachDisk replaces the disk of a claim while its pod is
+// stopped: the earlier disk has to be detached, and some time later the new one has to be attached.
+func TestGrowingAClaimStopsItsNodeAtMostOnceForEachDisk(t *testing.T) { // D-61
 	for _, c := range []struct {
 		name  string
 		to    string // the node of the pod when it comes back

@@ -41,7 +41,7 @@ type fixture struct {
 	rack    *testRack
 	rackURL string
 	cut     func()        // disconnects the keeper from the cluster
-	idle    time.Duration // between two rounds of live without an operation
+	idle    time.Duration // between two rounds of live, if no operation is in progress
 	mu      sync.Mutex
 	// guarded by mu, because requests may be in progress: clock is the time of the keeper and of the
 	// API server. effects are the changes of the cluster and the rack, each with the step that the
@@ -324,10 +324,10 @@ func (w *fixture) steps(want ...step) {
 
 // stopped advances an operation on the node "a" to the step Attaching, a minute after a volume
 // began to wait there.
-func (w *fixture) stopped() { w.stoppedButFor(func() {}) }
+func (w *fixture) stopped() { w.stoppedAfterDrain(func() {}) }
 
-// stoppedButFor is stopped, and calls drained when the node is drained.
-func (w *fixture) stoppedButFor(drained func()) {
+// stoppedAfterDrain does what stopped does, and calls drained when the node is drained.
+func (w *fixture) stoppedAfterDrain(drained func()) {
 	w.t.Helper()
 	w.wait("a", "data")
 	w.pass(time.Minute)
@@ -410,9 +410,9 @@ type testRack struct {
 	w  *fixture
 	mu sync.Mutex
 	// guarded by mu
-	states map[string]string // of the instances, by ID; of one that is away, no request is answered
-	stuck  bool
-	blind  int // the number of requests for which the token has no role
+	states map[string]string // of the instances, by ID; with the state "away", requests fail with 503
+	stuck  bool              // requests are accepted, and have no effect
+	blind  int               // the number of the next requests for which the token has no role
 }
 
 func (r *testRack) set(node, state string) {

@@ -14,10 +14,10 @@
 //
 // A person can use a Mover to move a volume that stays with its node. See move.go.
 //
-// The keeper keeps only one thing in memory: the instances that it has stopped. It starts them
-// again even if the API server is unreachable (rack.go). Each Round reads the cluster and the
+// The only state that the keeper holds in memory are the instances that it has stopped: it starts
+// them again even if the API server is unreachable (rack.go). Each Round reads the cluster and the
 // rack, decides, and does at most one thing for a node. The keeper records its next step in a
-// ConfigMap (cluster.go), so that any keeper can continue what another one began.
+// ConfigMap (cluster.go), so that any replica can continue what another one began.
 package keeper
 
 import (
@@ -51,8 +51,8 @@ type Keeper struct {
 
 	mu sync.Mutex
 	// guarded by mu: stops contains the instances that this process has asked to stop and has to
-	// start, with the times of the requests. silent is the time since which the API server does not
-	// answer StartStopped, or zero if it answers.
+	// start, with the times of the requests. silent is when the API server first failed to answer
+	// StartStopped; it is zero if the server has answered since.
 	stops  map[string]time.Time
 	silent time.Time
 }
@@ -61,14 +61,14 @@ type Keeper struct {
 // another replica has to lead.
 var ErrStepAside = errors.New("the node to be stopped is the one this keeper runs on")
 
-// Round looks at the cluster and the rack once, and does the next thing. It returns after which
-// time at the latest to look again. An error is ErrStepAside, or one that the next round retries.
+// Round reads the cluster and the rack once, and does the next thing. It returns the longest time
+// to wait until the next round. An error is ErrStepAside, or one that the next round may not meet.
 func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
 	v, err := k.observe(ctx)
 	if err != nil {
 		return k.Config.Interval, err
 	}
-	// Cold attach comes first: an instance may be stopped for it, whatever else is to be done.
+	// Cold attach comes first: an instance that is stopped for it must not wait for anything else.
 	again, err := k.coldAttach(ctx, v)
 	errs := []error{err}
 	if k.Config.StartupTaint {
@@ -86,8 +86,8 @@ func (k *Keeper) now() time.Time {
 }
 
 // Cluster contains the Kubernetes clients that this package uses, which share their connections.
-// The clientset of client-go would also do, but it contains the clients of all other API groups,
-// too, which are a fifth of the keeper's memory.
+// The clientset of client-go contains the clients of all API groups; the others would take a fifth
+// of the keeper's memory.
 type Cluster struct {
 	Coordination *coordinationv1.CoordinationV1Client
 	Core         *corev1.CoreV1Client

@@ -84,7 +84,7 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 		state, err := k.instanceState(ctx, instance)
 		switch {
 		case csierr.IsNotFound(err):
-			return nil // it stays off; the taint goes with the Node
+			return nil // it is destroyed; the taint stays until the Node is deleted
 		case err != nil:
 			return err
 		case state != oxide.InstanceStateRunning:
@@ -105,7 +105,7 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// off asks the rack whether a node's instance is stopped or destroyed, so it can no longer write.
+// off asks the rack whether a node's instance is stopped or destroyed, so that it no longer writes.
 func (k *Keeper) off(ctx context.Context, n *node) (off bool, why string, err error) {
 	state, err := k.instanceState(ctx, n.Instance)
 	if csierr.IsNotFound(err) {
@@ -128,7 +128,7 @@ func (k *Keeper) removeStartupTaints(ctx context.Context, v *view) error {
 		}
 		n.removeTaint(StartupTaint)
 		switch err := k.update(ctx, n); {
-		case apierrors.IsConflict(err), apierrors.IsNotFound(err): // the next round looks again
+		case apierrors.IsConflict(err), apierrors.IsNotFound(err): // the next round tries again
 		case err != nil:
 			errs = append(errs, fmt.Errorf("node %s, startup taint: %w", n.Name, err))
 		default:
@@ -201,8 +201,9 @@ func (l *Leaver) Run(ctx context.Context) error {
 	return err
 }
 
-// await waits until the node has no volumes any more, if it is leaving. It repeats a read that
-// fails. It repeats a forbidden read only briefly: an API server that is starting forbids all.
+// await waits until the node has no volumes any more, if it is leaving. It repeats a failed read.
+// If the API server refuses the read, await repeats it only for refusedLimit: a server that is
+// starting refuses every request.
 func (l *Leaver) await(ctx context.Context) error {
 	var refused time.Time // when the API server began to refuse
 	for logged := -1; ; {
@@ -214,10 +215,10 @@ func (l *Leaver) await(ctx context.Context) error {
 		}
 		switch {
 		case !refused.IsZero() && time.Since(refused) >= refusedLimit:
-			return fmt.Errorf("not known whether the node %s goes: the driver is being removed with its "+
-				"rights, or its service account lacks some: %w", l.NodeName, err)
+			return fmt.Errorf("not known whether the node %s is leaving: the driver is being removed with "+
+				"its rights, or its service account lacks some: %w", l.NodeName, err)
 		case err == nil && why == "":
-			l.Log.Info("the node stays; the driver need not wait", "node", l.NodeName)
+			l.Log.Info("the node stays, so the driver does not wait", "node", l.NodeName)
 			return nil
 		case err == nil && left == 0:
 			l.Log.Info("every volume is detached", "node", l.NodeName)
@@ -231,11 +232,12 @@ func (l *Leaver) await(ctx context.Context) error {
 		switch {
 		case ctx.Err() == nil:
 		case logged < 0:
-			return fmt.Errorf("whether the node %s goes could not be read within %s: %w", l.NodeName,
-				l.Limit, err)
+			return fmt.Errorf("whether the node %s is leaving could not be read within %s: %w",
+				l.NodeName, l.Limit, err)
 		default:
-			return fmt.Errorf("the node %s goes, and %d of its volumes were not detached within %s; see "+
-				"the VolumeAttachments, and give the node more time to shut down", l.NodeName, logged, l.Limit)
+			return fmt.Errorf("the node %s is leaving, and %d of its volumes were not detached within %s; "+
+				"see the VolumeAttachments, and give the node more time to shut down", l.NodeName, logged,
+				l.Limit)
 		}
 	}
 }

@@ -162,7 +162,7 @@ func TestTheDriverIsKeptForALimitedTime(t *testing.T) {
 		limit time.Duration
 		given func(*leaving)
 		want  string
-		least time.Duration // that it is kept
+		least time.Duration // the driver is kept at least so long
 	}{
 		{"drained", 2 * time.Second, (*leaving).drained, "1 of its volumes", 2 * time.Second},
 		{"deleted", 2 * time.Second, func(l *leaving) {
@@ -214,14 +214,14 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 	}{
 		{"stopped", func(w *fixture) { w.rack.set("a", "stopped") }, true},
 		{"destroyed", func(w *fixture) { w.rack.set("a", "") }, true},
-		{"destroyed, in words", func(w *fixture) { w.rack.set("a", "destroyed") }, true},
+		{"in the state destroyed", func(w *fixture) { w.rack.set("a", "destroyed") }, true},
 		{"destroyed, and it was the only node", func(w *fixture) {
 			w.rack.set("a", "")
 			keepertest.Delete[*corev1.Node](w.api, "", "b")
 		}, true},
 		{"the token has no role", func(w *fixture) { w.rack.set("a", ""); w.rack.blind = 1000 }, false},
 		{"the token's role returns after one answer", func(w *fixture) {
-			w.round() // with which the project is known
+			w.round() // which reads the project's ID
 			w.rack.blind = 1
 		}, false},
 		{"its driver is registered with the instance of another node, which is stopped",

@@ -114,7 +114,7 @@ func mainMove(ctx context.Context, args []string, stdout io.Writer) error {
 	rules.ExplicitPath = *kubeconfig
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
 	if err != nil {
-		return fmt.Errorf("how to reach Kubernetes: %w", err)
+		return fmt.Errorf("read how to reach Kubernetes: %w", err)
 	}
 	if m.Kubernetes, err = Connect(config, component+"-move"); err != nil {
 		return err
@@ -150,8 +150,8 @@ func parse(flags *flag.FlagSet, args []string, help io.Writer, want int) (operan
 	return operands, nil
 }
 
-// Run is the keeper's process until ctx ends: it takes part in the leader election, works while it
-// leads, and serves metrics.
+// Run runs the keeper until ctx ends. It takes part in the leader election, does the keeper's work
+// while it leads, and serves metrics.
 func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 	config, err := kubernetesConfig(s.Kubeconfig)
 	if err != nil {
@@ -172,10 +172,10 @@ func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 	racks.LookLimit = s.roundLimit()
 	k := &Keeper{Config: s.Config, Kubernetes: client, Rack: racks, Log: log,
 		Metrics: NewMetrics(), Namespace: s.LeaseNamespace}
-	// The host name outlives the container's restart in its pod, so the keeper keeps its lease.
+	// A restarted container has the same host name, so the keeper keeps its lease.
 	name, err := os.Hostname()
 	if err != nil {
-		return fmt.Errorf("a name for the lease: %w", err)
+		return fmt.Errorf("read the host name, which identifies this replica in the lease: %w", err)
 	}
 	p := &process{Keeper: k, settings: s, name: name}
 	stop, err := p.serve()
@@ -202,8 +202,8 @@ func kubernetesConfig(path string) (*rest.Config, error) {
 		config, err = clientcmd.BuildConfigFromFlags("", path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("how to reach Kubernetes: %w; run this in a pod whose service account's "+
-			"token is mounted, or set --kubeconfig", err)
+		return nil, fmt.Errorf("read how to reach Kubernetes: %w; run this in a pod whose service "+
+			"account's token is mounted, or set --kubeconfig", err)
 	}
 	return config, nil
 }
@@ -216,7 +216,7 @@ type process struct {
 	elector  atomic.Pointer[leaderelection.LeaderElector]
 }
 
-// candidacy takes part in one election, and works while it leads.
+// candidacy takes part in one election. While this replica leads, it does the keeper's work.
 func (p *process) candidacy(ctx context.Context) error {
 	lease := p.settings.LeaseDuration
 	// The elector does not wait for its callback, and may start it after its context has ended.
@@ -293,31 +293,31 @@ func (p *process) lead(ctx context.Context) (aside bool) {
 	return false
 }
 
-// round does one round. Its time limit ends before another replica can take the lease, also for a
-// process that was frozen.
+// round does one round. Its time limit ends before another replica can take the lease, even if this
+// process was frozen in between.
 func (p *process) round(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.roundLimit())
 	defer cancel()
 	return p.Round(ctx)
 }
 
-// roundLimit is how long a round, and a look at the rack, may be acted on.
+// roundLimit is the time limit of a round, and the age at which a look at the rack is too old.
 func (s *Settings) roundLimit() time.Duration { return s.LeaseDuration * 2 / 3 }
 
-// startStopped starts instances that nobody else can start, until ctx ends: without the API server
-// no replica leads.
+// startStopped calls StartStopped again and again until ctx ends. It needs no lease: without the
+// API server no replica leads, and nobody else would start the instances.
 func (p *process) startStopped(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := p.StartStopped(ctx); err != nil && ctx.Err() == nil {
-			p.Log.ErrorContext(ctx, "an instance is still stopped; the next look tries again", "error", err)
+			p.Log.ErrorContext(ctx, "an instance could not be started; trying again", "error", err)
 		}
 		pause(ctx, pace)
 	}
 }
 
-// watch reports the changes of VolumeAttachments that need a new round, until ctx ends. It filters
-// them, because a round lists everything, and a cluster may have many attachments that do not wait
-// or that belong to other drivers.
+// watch reports the changes of VolumeAttachments that need a new round, until ctx ends. It ignores
+// the others, because a round is expensive: a cluster may have many attachments that do not wait
+// for a stop, or that belong to other drivers.
 func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
 	for ctx.Err() == nil {
 		w, err := p.Kubernetes.Storage.VolumeAttachments().Watch(ctx, metav1.ListOptions{})
@@ -340,8 +340,8 @@ func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
 }
 
 // matters reports whether an attachment begins to wait for a stop, or no longer waits. waited
-// contains the names of those that wait. During an operation the keeper looks every second anyway,
-// so other changes do not matter.
+// contains the names of those that wait. Other changes need no round of their own: during an
+// operation there is one every second.
 func matters(event watch.Event, waited map[string]bool) bool {
 	object, ok := event.Object.(*storagev1.VolumeAttachment)
 	if !ok {

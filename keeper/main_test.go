@@ -60,14 +60,14 @@ func TestTheProgramEndsWithAStatus(t *testing.T) {
 		{"move --help", env(), 0, "Flags of oxide-node-keeper move:"},
 		{"--version", env(), 0, "devel"},
 		{"--no-such", env(), 1, "oxide-node-keeper: flag provided but not defined: -no-such; see --help"},
-		{"--startup-taint", env(), 1, "how to reach Kubernetes"},
-		{"--startup-taint --kubeconfig=/no/such/file", env(), 1, "how to reach Kubernetes"},
+		{"--startup-taint", env(), 1, "read how to reach Kubernetes"},
+		{"--startup-taint --kubeconfig=/no/such/file", env(), 1, "read how to reach Kubernetes"},
 		{"leave", env("K8S_NODE_NAME", ""), 1, "K8S_NODE_NAME is not set"},
 		{"leave --timeout=0s", env(), 1, "--timeout is 0s; it has to be positive"},
 		{"leave --no-such", env(), 1, "see --help"},
-		{"leave --kubeconfig=/no/such/file", env(), 1, "how to reach Kubernetes"},
+		{"leave --kubeconfig=/no/such/file", env(), 1, "read how to reach Kubernetes"},
 		{"move pv-1", env(), 1, "expected 2 arguments beside flags, found 1"},
-		{"move pv-1 b --kubeconfig=/no/such/file", env(), 1, "how to reach Kubernetes"},
+		{"move pv-1 b --kubeconfig=/no/such/file", env(), 1, "read how to reach Kubernetes"},
 	} {
 		t.Run(c.args+" "+c.want, func(t *testing.T) {
 			var stdout, stderr bytes.Buffer
@@ -153,7 +153,7 @@ func written(text string) string {
 	return text
 }
 
-// spokenDefaults contains the defaults in the table for flags that have no default in the program.
+// spokenDefaults contains what the page says of flags that have no default in the program.
 var spokenDefaults = map[string]string{"node-name": "$k8s_node_name",
 	"leader-election-namespace": "$k8s_namespace", "kubeconfig": "the pod's service account",
 	"http-endpoint": "none"}
@@ -302,7 +302,7 @@ func TestAWindowIsOpenFromItsBeginningForItsLength(t *testing.T) {
 		{"in winter", "CRON_TZ=Europe/Zurich 0 2 * * *", time.Hour, "2030-01-05T01:30:00Z", true},
 		{"over the day's 25th hour", "CRON_TZ=Europe/Zurich 0 1 * * *", 3 * time.Hour,
 			"2030-10-27T01:59:59Z", true}, // the second 2:59 of the day
-		{"three hours are three hours", "CRON_TZ=Europe/Zurich 0 1 * * *", 3 * time.Hour,
+		{"after the day's 25th hour", "CRON_TZ=Europe/Zurich 0 1 * * *", 3 * time.Hour,
 			"2030-10-27T02:00:00Z", false},
 		{"when the next is in more than five years", "0 2 29 2 *", time.Hour, "2096-03-01T02:30:00Z",
 			false},
@@ -423,12 +423,12 @@ func TestARoundStartsAtOnceIfAnAttachmentBeginsOrStopsWaiting(t *testing.T) {
 		a    runtime.Object
 		want bool
 	}{
-		{"asked for", watch.Added, va().VolumeAttachment, false},
-		{"fails otherwise", watch.Modified, va(attachFailed("full", 0)).VolumeAttachment, false},
+		{"not tried yet", watch.Added, va().VolumeAttachment, false},
+		{"fails for another reason", watch.Modified, va(attachFailed("full", 0)).VolumeAttachment, false},
 		{"waits", watch.Modified, va(waits).VolumeAttachment, true},
 		{"tried again", watch.Modified, va(attachFailed(mustStop, 9)).VolumeAttachment, false},
 		{"attached", watch.Modified, va(attached).VolumeAttachment, true},
-		{"used", watch.Modified, va(attached).VolumeAttachment, false},
+		{"changed while it is attached", watch.Modified, va(attached).VolumeAttachment, false},
 		{"waits to be detached", watch.Modified, goes, true},
 		{"gone", watch.Deleted, goes, true},
 		{"waits when the watch begins", watch.Added, va(waits).VolumeAttachment, true},

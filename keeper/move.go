@@ -88,8 +88,8 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 	return nil
 }
 
-// replaces reports whether a volume is already the replacement. One that an interrupted move has
-// set to Retain or deleted is not, even if it moves back to the node that it belongs to.
+// replaces reports whether a volume is already the replacement. A volume that an interrupted move
+// has set to Retain or deleted is not, even if the new move is back to its own node.
 func replaces(v *corev1.PersistentVolume, instance string) bool {
 	_, moving := v.Annotations[MovingAnnotation]
 	return v.DeletionTimestamp == nil && onInstance(v, instance) && !moving
@@ -133,8 +133,8 @@ func (m *Mover) find(ctx context.Context, name string, saved *corev1.PersistentV
 		return nil, nil, fmt.Errorf("the PersistentVolume %s is not one of the driver %s", name,
 			DriverName)
 	case onInstance(v, ""):
-		return nil, nil, fmt.Errorf("the PersistentVolume %s stays with no node: it has no affinity "+
-			"to %s, and goes where its pod goes", name, volume.InstanceKey)
+		return nil, nil, fmt.Errorf("the PersistentVolume %s does not stay with a node: it has no "+
+			"affinity to %s, and goes where its pod goes", name, volume.InstanceKey)
 	case v.Spec.ClaimRef == nil || v.Status.Phase != corev1.VolumeBound && v.DeletionTimestamp == nil:
 		return nil, nil, fmt.Errorf("the PersistentVolume %s is %s; only a bound one can be moved", name,
 			v.Status.Phase)
@@ -277,8 +277,8 @@ func (m *Mover) bound(ctx context.Context, claim *corev1.PersistentVolumeClaim,
 			return fmt.Errorf("read the PersistentVolume %s: %w", claim.Spec.VolumeName, err)
 		}
 		if err == nil && !replaces(v, instance) {
-			return fmt.Errorf("another move of the PersistentVolume %s has come in between; see where it "+
-				"belongs, and repeat the command", v.Name)
+			return fmt.Errorf("another command has moved the PersistentVolume %s in between; see to which "+
+				"node it belongs, and repeat the command", v.Name)
 		}
 		if err == nil && v.Status.Phase == corev1.VolumeBound && now.Status.Phase == corev1.ClaimBound {
 			return nil
@@ -306,8 +306,8 @@ func (m *Mover) evict(ctx context.Context, claim *corev1.PersistentVolumeClaim, 
 		done, err := m.Kubernetes.evict(ctx, &p)
 		switch {
 		case apierrors.IsTooManyRequests(err):
-			return fmt.Errorf("the pod %s/%s may not be evicted from %s now, says its PodDisruptionBudget; "+
-				"repeat the command later", p.Namespace, p.Name, p.Spec.NodeName)
+			return fmt.Errorf("the PodDisruptionBudget of the pod %s/%s does not allow its eviction from "+
+				"%s now; repeat the command later", p.Namespace, p.Name, p.Spec.NodeName)
 		case err != nil:
 			return err
 		case done:

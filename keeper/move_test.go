@@ -151,12 +151,12 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 		{"another driver's", edit(func(v *corev1.PersistentVolume) {
 			v.Spec.CSI.Driver = "other.example.com"
 		}), "is not one of the driver"},
-		{"of the rack", edit(func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }),
-			"stays with no node"},
-		{"of the rack, with an affinity", edit(func(v *corev1.PersistentVolume) {
+		{"without a node affinity", edit(func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }),
+			"does not stay with a node"},
+		{"with an affinity to a rack only", edit(func(v *corev1.PersistentVolume) {
 			terms := v.Spec.NodeAffinity.Required.NodeSelectorTerms
 			terms[0].MatchExpressions = terms[0].MatchExpressions[:1]
-		}), "stays with no node"},
+		}), "does not stay with a node"},
 		{"released", edit(func(v *corev1.PersistentVolume) { v.Status.Phase = corev1.VolumeReleased }),
 			"is Released; only a bound one can be moved"},
 		{"bound to an earlier claim", edit(func(v *corev1.PersistentVolume) {
@@ -182,7 +182,7 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 		{"the node has no topology of instances", func(m *moving) {
 			m.edit("b", func(n *corev1.Node) { n.Labels = nil })
 		}, "placement of volumes on instances"},
-		{"the annotation is somebody's", func(m *moving) {
+		{"the annotation is not what a move writes", func(m *moving) {
 			keepertest.Edit(m.api, "", DriverName, func(d *storagev1.CSIDriver) {
 				d.Annotations = map[string]string{movingKey("pv-1"): "soon"}
 			})
@@ -269,7 +269,7 @@ func TestAMoveNamesThePodWhoseEvictionIsRefused(t *testing.T) {
 	b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)
 	keepertest.Put(m.api, &b)
 	if err := m.move("b"); err == nil ||
-		!strings.Contains(err.Error(), "shop/db-0 may not be evicted from a now") {
+		!strings.Contains(err.Error(), "shop/db-0 does not allow its eviction") {
 		t.Errorf("the error is %v", err)
 	}
 	b.Status.DisruptionsAllowed = 1

@@ -16,8 +16,8 @@ import (
 // The rack answers a stop and a start with 202 before they are done (see ASSUMPTIONS.md in
 // conformance/rules).
 
-// instance reads an instance of the project. For an unknown instance it returns NOT_FOUND. The ids
-// of the project are read before, so that instanceGone can compare them.
+// instance reads an instance of the project. For an unknown instance it returns NOT_FOUND. It reads
+// the ids of the rack and the project first, so that instanceGone can compare them.
 func (k *Keeper) instance(ctx context.Context, id string) (*oxide.Instance, error) {
 	world, err := k.Rack.World(ctx)
 	if err != nil {
@@ -72,8 +72,8 @@ func (k *Keeper) request(ctx context.Context, doing, id string, look rack.Look,
 	return nil
 }
 
-// patience is how long the API server may take to answer. outage is how long it must not have
-// answered before a keeper starts instances without it.
+// patience is how long the API server may take to answer. If it has not answered for the time
+// outage, a keeper starts its stopped instances without it.
 const (
 	patience = 2 * time.Second
 	outage   = 10 * time.Second
@@ -158,7 +158,7 @@ func (k *Keeper) startStopped(ctx context.Context, instance string, asked time.T
 	case err != nil:
 		return err
 	case state == oxide.InstanceStateRunning && passed(k.now(), asked, k.Config.AttachTimeout):
-		k.forgetStop(instance) // not earlier: the stop may still be on its way
+		k.forgetStop(instance) // by now no stop can be on its way
 		return nil
 	case state != oxide.InstanceStateStopped && state != oxide.InstanceStateFailed:
 		return nil

@@ -117,8 +117,7 @@ func NewMetrics() *Metrics {
 			"no instance."),
 		operations: counter("operations_total", "Operations on nodes that have ended, by result: done "+
 			"or problem.", "result"),
-		problems: counter("problems_total", "Steps that did not reach their aim in time, by step.",
-			"step"),
+		problems: counter("problems_total", "Steps that failed, by step.", "step"),
 		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + "step_seconds",
 			Help:    "Duration of the steps of operations.",
 			Buckets: []float64{1, 2.5, 5, 10, 30, 60, 120, 300, 600}}, []string{"step"}),
@@ -151,7 +150,7 @@ func (m *Metrics) observe(v *view) {
 	m.working.Set(float64(working))
 }
 
-// rest sets the gauges that only a leader knows to zero when another replica leads.
+// rest sets the gauges to zero. Only the leader sets them to the state of the cluster.
 func (m *Metrics) rest() {
 	for _, g := range []prometheus.Gauge{m.waits, m.working, m.holds} {
 		g.Set(0)

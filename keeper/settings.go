@@ -8,7 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"time"
-	_ "time/tzdata" // an image with only this binary has no files of zones
+	_ "time/tzdata" // the image contains only this binary, and no time zone files
 
 	"github.com/robfig/cron/v3"
 
@@ -83,7 +83,7 @@ func (s *Settings) flags(f *flag.FlagSet) {
 	f.BoolVar(&c.StartupTaint, "startup-taint", false, "remove the taint "+StartupTaint+" from nodes "+
 		"where the driver is registered")
 	f.BoolVar(&c.LeavingNodes, "leaving-nodes", false, "look after nodes that are gone")
-	f.BoolVar(&c.DryRun, "dry-run", false, "only say what --cold-attach would do")
+	f.BoolVar(&c.DryRun, "dry-run", false, "only report what --cold-attach would do")
 	f.BoolVar(&c.Fence, "fence", false, "set the out-of-service taint on nodes whose instances the "+
 		"rack reports as stopped or destroyed")
 	f.StringVar(&c.NodeName, "node-name", "", "the `node` of this keeper [$K8S_NODE_NAME]")
@@ -91,7 +91,7 @@ func (s *Settings) flags(f *flag.FlagSet) {
 		f.DurationVar(d.value, name, *d.value, d.usage)
 	}
 	f.DurationVar(&s.LeaseDuration, "leader-election-lease-duration", s.LeaseDuration, "how long a "+
-		"silent leader stays one; at least 3s")
+		"leader that does not renew its lease stays the leader; at least 3s")
 	f.IntVar(&c.MaxStopsPerVolume, "max-stops-per-volume", c.MaxStopsPerVolume, "how often in 24 "+
 		"hours instances are stopped for one volume")
 	f.IntVar(&c.MaxStopsPerNode, "max-stops-per-node", c.MaxStopsPerNode, "how often in 24 hours a "+
@@ -125,7 +125,7 @@ func (s *Settings) setRack(getenv func(string) string) (err error) {
 	return nil
 }
 
-// complete returns which setting is missing, as an error.
+// complete returns an error if a setting is missing, or if the lease is too short.
 func (s *Settings) complete() error {
 	switch {
 	case !s.ColdAttach && !s.StartupTaint && !s.LeavingNodes:
@@ -140,7 +140,7 @@ func (s *Settings) complete() error {
 	return nil
 }
 
-// Config contains an operator's decisions. Defaults returns the usual ones; zero means zero.
+// Config contains an operator's decisions. Zero values are no defaults; see Defaults.
 type Config struct {
 	// The duties that are switched on.
 	ColdAttach, StartupTaint, LeavingNodes bool
@@ -152,8 +152,8 @@ type Config struct {
 	// NodeName is the node that this keeper runs on. It never stops that node's instance.
 	NodeName string
 
-	// Settle is how long no further volume may begin to wait on a node before the keeper begins. The
-	// keeper begins anyway when a volume has waited five times as long.
+	// Settle is the time in which no further volume must begin to wait on a node before the keeper
+	// begins. It begins anyway when a volume has waited five times as long.
 	Settle time.Duration
 	// MinInterval is the least time between the end of a node's operation and its next.
 	MinInterval time.Duration
@@ -166,10 +166,11 @@ type Config struct {
 	// Window limits when operations may begin; nil means always.
 	Window *Window
 
-	// The longest time for each step; then the operation is undone, or continues without it.
+	// The time limits of the steps. After its limit, a drain ends the operation; a stop or an attach
+	// goes on to the start of the instance; a start is tried again; and a return counts as failed.
 	DrainTimeout, StopTimeout, AttachTimeout, StartTimeout, ReturnTimeout time.Duration
 
-	// Interval is how often the keeper looks when no change is reported to it.
+	// Interval is the time between rounds if nothing changes.
 	Interval time.Duration
 }
 
@@ -193,7 +194,8 @@ type duration struct {
 
 func (c *Config) durations() map[string]duration {
 	return map[string]duration{
-		"settle":       {&c.Settle, true, "how long nothing new begins to wait before a node is stopped"},
+		"settle": {&c.Settle, true, "how long no further volume may begin to wait before a node is " +
+			"stopped"},
 		"min-interval": {&c.MinInterval, true, "the least time between two stops of a node"},
 		"stateful-set-interval": {&c.StatefulSetInterval, true, "the least time between stops of two " +
 			"nodes with pods of one StatefulSet"},
@@ -201,10 +203,10 @@ func (c *Config) durations() map[string]duration {
 		"stop-timeout":  {&c.StopTimeout, false, "how long an instance's stop may take"},
 		"attach-timeout": {&c.AttachTimeout, false, "how long the attacher may take while an instance " +
 			"is stopped"},
-		"start-timeout": {&c.StartTimeout, false, "after which the keeper says that an instance does " +
-			"not start"},
+		"start-timeout": {&c.StartTimeout, false, "after which the keeper reports that an instance " +
+			"does not start"},
 		"return-timeout": {&c.ReturnTimeout, false, "how long a node may take to be ready again"},
-		"interval":       {&c.Interval, false, "how often to look when nothing has changed"},
+		"interval":       {&c.Interval, false, "the time between rounds if nothing changes"},
 	}
 }
 
@@ -234,7 +236,7 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// Window is a period that repeats.
+// Window is a period that repeats, such as the first hour of every Saturday.
 type Window struct {
 	begins cron.Schedule
 	length time.Duration
@@ -266,8 +268,8 @@ func (w *Window) open(now time.Time) bool {
 	}
 	now = now.UTC()
 	next := w.begins.Next(now.Add(-w.length))
-	return !next.IsZero() && !next.After(now) // it is zero if it does not come within five years
+	return !next.IsZero() && !next.After(now) // zero: there is none within five years
 }
 
-// String returns the window as people write it.
+// String returns the window's cron expression and its length.
 func (w *Window) String() string { return fmt.Sprintf("%q for %s", w.text, w.length) }

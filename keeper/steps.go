@@ -16,8 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// This file contains the steps of an operation. Each function handles the step that the record
-// names: it does what is due, records the next step, or waits.
+// This file contains the steps of an operation. In each round, the function of the recorded step
+// does what is due, records the next step, or waits.
 
 // advance does the next thing in an operation.
 func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
@@ -28,7 +28,7 @@ func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 	case n.gone && s != starting:
 		return k.giveUp(ctx, v, n, gone)
 	case n.cordoned() && !n.Spec.Unschedulable && s != draining:
-		// Somebody uncordoned the node. If it is cordoned again, the keeper did not do it.
+		// Somebody uncordoned the node. Should they cordon it again, the keeper must not undo that.
 		delete(n.Annotations, CordonAnnotation)
 		if err := k.update(ctx, n); err != nil {
 			return err
@@ -60,12 +60,13 @@ const maxSkew = time.Minute
 // ahead reports whether a time is too far in the future, so that a clock was wrong.
 func ahead(now, noted time.Time) bool { return noted.Sub(now) > maxSkew }
 
-// passed reports whether more than d has passed. A time too far in the future counts as passed, so
-// that nothing takes longer than its limit and maxSkew because a clock is wrong or was put back.
+// passed reports whether more than d has passed since a time. If that time is too far in the
+// future, it returns true, so that a wrong clock delays nothing by more than maxSkew.
 func passed(now, since time.Time, d time.Duration) bool {
 	return now.Sub(since) > d || ahead(now, since)
 }
 
+// to records the next step, and reports it with the message.
 func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, message string) error {
 	was, took := n.Record.Step, v.Now.Sub(n.Record.Since)
 	late := next == starting && n.overdue(v.Now, k.Config.AttachTimeout)
@@ -88,7 +89,7 @@ func (k *Keeper) giveUp(ctx context.Context, v *view, n *node, problem string) e
 	return k.failed(was, k.to(ctx, v, n, starting, problem))
 }
 
-// failed counts a step that did not reach its aim, once that is recorded.
+// failed counts a step that has failed, if err is nil: its failure is recorded.
 func (k *Keeper) failed(s step, err error) error {
 	if err == nil {
 		k.Metrics.problems.WithLabelValues(string(s)).Inc()
@@ -146,7 +147,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	return nil
 }
 
-// nothingWaits is why an operation ends that is no longer needed. It is not a failure.
+// nothingWaits is the problem of an operation that is no longer needed. It counts as no failure.
 const nothingWaits = "nothing waits any more"
 
 // forbidden returns why an operation must not proceed to the stop of the instance, or "".
@@ -159,7 +160,7 @@ func (k *Keeper) forbidden(v *view, n *node) string {
 	case !n.allowed():
 		return "somebody removed the label " + ColdAttachLabel
 	case !k.Config.ColdAttach, k.Config.DryRun:
-		return "the keeper was told to stop no instances any more"
+		return "cold attach was switched off"
 	case !k.Config.Window.open(k.now()):
 		return fmt.Sprintf("the maintenance window, %s, was over before the instance could be stopped",
 			k.Config.Window)
@@ -191,7 +192,7 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case pods.lost != "":
 		return k.finish(ctx, v, n, pods.lost)
-	// Check the time first: an operation that nobody continued for long must stop nothing now.
+	// Check the time first: if no keeper has run for long, this operation must stop nothing now.
 	case n.overdue(v.Now, k.Config.DrainTimeout):
 		problem := cmp.Or(pods.budget, "the attacher has not tried again; see its log")
 		if len(pods.evict) > 0 {
@@ -214,8 +215,8 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	return k.to(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
 }
 
-// stillWaits makes the attacher try again everything that waits. It reports whether an attachment
-// still waits after it was tried again.
+// stillWaits makes the attacher try again the attachments that wait and were not tried since the
+// operation began. It reports whether any was tried since, and still waits.
 func (k *Keeper) stillWaits(ctx context.Context, v *view, n *node) (bool, error) {
 	due := v.due(n)
 	untried := slices.DeleteFunc(slices.Clone(due), func(a *attachment) bool {
@@ -259,7 +260,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	if err := k.stopInstance(ctx, v.Look, n.Record.Instance); err != nil {
 		return err
 	}
-	// Wake the attacher at once: a program that starts stopped instances may be faster than a round.
+	// Wake the attacher at once: another program may start the instance before the next round.
 	if state, err = k.awaitStopped(ctx, n.Record.Instance); err != nil ||
 		state != oxide.InstanceStateStopped {
 		return err
@@ -283,7 +284,7 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	switch {
 	case err == nil && len(left) == 0 && len(missing) == 0:
 		return k.restart(ctx, v, n, "")
-	// Whatever else fails, the instance is started in time.
+	// From here on, the instance is started when the time is over, whatever else fails.
 	case err != nil && n.overdue(v.Now, k.Config.AttachTimeout):
 		return k.restart(ctx, v, n, fmt.Sprintf("what waits could not be read for %s: %v",
 			k.Config.AttachTimeout, err))
@@ -327,7 +328,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 		k.instanceGone(ctx, n.Record.Instance) == nil:
 		return k.finish(ctx, v, n, "the rack no longer shows the instance "+n.Record.Instance)
 	case n.overdue(v.Now, k.Config.StartTimeout):
-		// The step begins again, so that it is reported to people again.
+		// The step begins again, which reports the problem again.
 		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance does not run %s after its "+
 			"start was asked for; the keeper goes on trying: see the instance on the rack",
 			k.Config.StartTimeout))
@@ -360,11 +361,12 @@ func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 }
 
 // Anybody may start a stopped instance at any time; the controller of Cluster API's provider does
-// it within ten seconds. So the keeper wakes the attacher the moment the instance is stopped, and
-// then records it. It attaches and detaches nothing: only the driver checks whose disk it is.
+// it within ten seconds. So the keeper wakes the attacher as soon as the instance is stopped, and
+// records the step after that. The keeper does not attach a disk itself: only the driver checks
+// whose disk it is.
 
-// pollEvery is how often the keeper reads the state of an instance that is stopping, and pollFor is
-// the time after which it leaves the instance to the next round.
+// pollEvery is how often the keeper reads the state of an instance that is stopping, and pollFor
+// for how long; after that, the next round continues.
 const (
 	pollEvery = 100 * time.Millisecond
 	pollFor   = 4 * time.Second

@@ -20,7 +20,7 @@ func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 	earlier := begin.Add(-11 * time.Minute)
 	w.setRecord("a", record{Last: &outcome{Ended: earlier, StoppedWith: map[string]time.Time{
 		"shop/cache": earlier, "shop/old": begin.Add(-time.Hour)}}})
-	w.stoppedButFor(func() { keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") })
+	w.stoppedAfterDrain(func() { keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") })
 	if n := w.node("a"); !n.Spec.Unschedulable {
 		t.Error("the node takes pods while its instance is stopped")
 	}
@@ -111,7 +111,7 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 		step    step
 		given   func(*fixture)
 		problem string // a part of it
-		counted bool   // as a problem of the step
+		counted bool   // in the metric problems_total
 	}{
 		{"somebody uncordons the node", draining, func(w *fixture) {
 			w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false })
@@ -120,17 +120,17 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 			w.edit("a", func(n *corev1.Node) { n.Labels = nil })
 		}, "somebody removed the label", false},
 		{"cold attach is switched off", draining, func(w *fixture) { w.Config.ColdAttach = false },
-			"told to stop", false},
+			"cold attach was switched off", false},
 		{"the window ends", draining, func(w *fixture) {
 			w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t)
 		}, "window", false},
-		{"the keeper moves here", draining, func(w *fixture) { w.Config.NodeName = "a" },
+		{"the keeper runs on the node now", draining, func(w *fixture) { w.Config.NodeName = "a" },
 			"runs on this node", false},
 		{"a dry run begins", draining, func(w *fixture) { w.Config.DryRun = true },
-			"told to stop", false},
+			"cold attach was switched off", false},
 		{"nothing waits any more", draining, func(w *fixture) { w.attach("data", "") },
 			"nothing waits any more", false},
-		{"a pod comes that would be lost", draining, func(w *fixture) { w.pod("a", "one", "") },
+		{"a pod comes that would not come back", draining, func(w *fixture) { w.pod("a", "one", "") },
 			"shop/one would", false},
 		{"a budget is exhausted", draining, func(w *fixture) {
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1")
@@ -162,7 +162,7 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 		{"a person records another operation", stopping, func(w *fixture) {
 			w.setRecord("b", record{Record: &operation{Step: returning, Instance: instanceOf("b")}})
 		}, "an operation is in progress on the node b, too", true},
-		{"it has attached the volume", attaching, func(w *fixture) { w.attach("data", "") }, "", false},
+		{"the volume is attached", attaching, func(w *fixture) { w.attach("data", "") }, "", false},
 		{"the attacher does nothing", attaching, func(w *fixture) {
 			w.steps(attaching)
 			w.pass(4 * time.Minute)
@@ -377,7 +377,7 @@ func TestALateStopIsUndoneEvenIfTheKeeperMayStopNoInstances(t *testing.T) { // D
 		name      string
 		unlabeled bool           // when the operation ended
 		since     func(*fixture) // what happened since
-		left      bool           // whether the instance stays stopped
+		left      bool           // the instance stays stopped
 	}{
 		{"cold attach is switched off", false, func(w *fixture) { w.Config.ColdAttach = false }, false},
 		{"a dry run begins", false, func(w *fixture) { w.Config.DryRun = true }, false},

@@ -39,11 +39,11 @@ type view struct {
 	budgets []policyv1.PodDisruptionBudget
 }
 
-// node is a Node with its record, and what its CSINode says.
+// node is a Node with its record and its instance.
 type node struct {
 	*corev1.Node
 	record
-	// gone reports whether the Node is gone, and only its record is left.
+	// gone reports whether the Node was deleted, so that only its record is left.
 	gone bool
 	// Instance is the node's instance. If it is empty, Unclear is the reason.
 	Instance, Unclear string
@@ -131,7 +131,7 @@ func (v *view) instanceOf(n *node) (instance, why string) {
 	}
 	for _, other := range v.Nodes {
 		if other != n && other.proof(n.registered) >= proof {
-			return "", fmt.Sprintf("the node %s says that it is the same instance", other.Name)
+			return "", fmt.Sprintf("the node %s claims the same instance", other.Name)
 		}
 	}
 	return n.registered, ""
@@ -153,7 +153,7 @@ func (v *view) due(n *node) []*attachment {
 	return slices.DeleteFunc(v.waiting(n), func(a *attachment) bool { return a.held != "" })
 }
 
-// held returns why the first of a node's attachments that is held back is held back, or "".
+// held returns why one of a node's attachments is held back, or "" if none is.
 func (v *view) held(n *node) string {
 	for _, a := range v.waiting(n) {
 		if a.held != "" {
@@ -275,7 +275,7 @@ type sorted struct {
 	// attached, so these pods have to come back to this node; on another node each would cause
 	// another stop.
 	stay []*corev1.Pod
-	// lost is why a pod would not come back, or must not be stopped; empty without such a pod.
+	// lost is why some pod would not come back, or must not be stopped; "" if there is no such pod.
 	lost string
 	// budget names the PodDisruptionBudget that stopping the pods in stay would violate, or "".
 	budget string
@@ -444,7 +444,7 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*core
 			return fmt.Sprintf("the PodDisruptionBudget %s/%s has no valid selector", b.Namespace, b.Name)
 		}
 		covered := func(p *corev1.Pod) bool { return covers(&b, p) }
-		down, unborn := 0, 0
+		down, pending := 0, 0
 		for _, p := range s.stay {
 			if covered(p) && healthy(p) {
 				down++
@@ -452,7 +452,7 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*core
 		}
 		for _, p := range waiting {
 			if covered(p) && !healthy(p) {
-				unborn++
+				pending++
 			}
 		}
 		if b.Status.DisruptionsAllowed == 0 && slices.ContainsFunc(s.evict,
@@ -460,12 +460,12 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*core
 			return fmt.Sprintf("the PodDisruptionBudget %s/%s allows no eviction", b.Namespace, b.Name)
 		}
 		if down > 0 && b.Status.ObservedGeneration < b.Generation {
-			return fmt.Sprintf("the PodDisruptionBudget %s/%s has changed, and nobody has counted its pods "+
-				"since", b.Namespace, b.Name)
+			return fmt.Sprintf("the PodDisruptionBudget %s/%s has changed, and its controller has not "+
+				"counted its pods since", b.Namespace, b.Name)
 		}
 		need := int(b.Status.DesiredHealthy)
 		if b.Spec.MaxUnavailable != nil && need > 0 {
-			need = max(1, need-unborn)
+			need = max(1, need-pending)
 		}
 		if left := int(b.Status.CurrentHealthy) - down; down > 0 && left < need {
 			return fmt.Sprintf("the PodDisruptionBudget %s/%s wants %d healthy pods, and a stop would "+

@@ -67,7 +67,7 @@ func TestTheStateOfAnAttachmentFollowsFromItsStatus(t *testing.T) {
 		a                    *attachment
 		waits, open, settled bool
 	}{
-		{"asked for", va(), false, true, false},
+		{"not tried yet", va(), false, true, false},
 		{"attached", va(attached), false, false, true},
 		{"waits for a stop", va(attachFailed(mustStop, 0)), true, true, false},
 		{"waits for a stop after it was woken", va(attachFailed(mustStop, 1), woken(first)), true, true,
@@ -85,9 +85,9 @@ func TestTheStateOfAnAttachmentFollowsFromItsStatus(t *testing.T) {
 			true},
 		{"to be detached", va(deleted, attached), false, true, false},
 		{"the detach waits for a stop", va(deleted, attached, detaching(mustStop)), true, true, false},
-		{"the attach waited before it was given up", va(deleted, attachFailed(mustStop, 0)), false, true,
+		{"an earlier attach waited for a stop", va(deleted, attachFailed(mustStop, 0)), false, true,
 			false},
-		{"a detach failed before", va(attached, detaching(mustStop)), false, false, true},
+		{"an earlier detach failed", va(attached, detaching(mustStop)), false, false, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.a.waits() != c.waits || c.a.open() != c.open || c.a.settled(r) != c.settled {
@@ -108,10 +108,10 @@ func TestANodesInstanceIsReadFromItsOwnCSINodeOnly(t *testing.T) {
 		{"of an earlier node of the name", func(c *storagev1.CSINode) {
 			c.OwnerReferences[0].UID = "then"
 		}, ""},
-		{"of nobody", func(c *storagev1.CSINode) { c.OwnerReferences = nil }, ""},
+		{"without an owner", func(c *storagev1.CSINode) { c.OwnerReferences = nil }, ""},
 		{"of another node", func(c *storagev1.CSINode) { c.Name = "b" }, ""},
 		{"another driver alone", func(c *storagev1.CSINode) { c.Spec.Drivers = c.Spec.Drivers[:1] }, ""},
-		{"no instance's ID", func(c *storagev1.CSINode) { c.Spec.Drivers[1].NodeID = "a" }, ""},
+		{"whose node ID is no UUID", func(c *storagev1.CSINode) { c.Spec.Drivers[1].NodeID = "a" }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			registered := csiNode(n)
@@ -270,15 +270,15 @@ func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 		name                 string
 		budget               policyv1.PodDisruptionBudget
 		evict, stay, waiting []*corev1.Pod
-		want                 string // a part, or "" for no hindrance
+		want                 string // a part of the reason, or "" if the stop is allowed
 	}{
 		{name: "too few are left", budget: budget(least, 2, 3, 1), stay: many(db("db-0"), db("db-1")),
 			want: "wants 2 healthy pods, and a stop would leave 1"},
-		{name: "the one that is away waits for its volume", budget: budget(most, 2, 2, 0),
+		{name: "the unhealthy pod waits for its volume", budget: budget(most, 2, 2, 0),
 			stay: many(db("db-0"), unhealthy(db("db-2"))), waiting: many(unhealthy(db("db-2")))},
-		{name: "one waits on another node", budget: budget(third, 2, 2, 0), stay: many(db("db-0")),
-			waiting: many(unhealthy(db("db-2")))},
-		{name: "one waits, but so many have to be there", budget: budget(least, 2, 2, 0),
+		{name: "the unhealthy pod waits on another node", budget: budget(third, 2, 2, 0),
+			stay: many(db("db-0")), waiting: many(unhealthy(db("db-2")))},
+		{name: "a pod waits, and the budget has a minimum", budget: budget(least, 2, 2, 0),
 			stay: many(db("db-0")), waiting: many(unhealthy(db("db-2"))), want: "would leave 1"},
 		{name: "a healthy pod waits for another volume", budget: budget(most, 2, 2, 0),
 			stay: many(db("db-0")), waiting: many(db("db-1")), want: "would leave 1"},
@@ -286,10 +286,10 @@ func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 			stay: many(unhealthy(db("db-0")))},
 		{name: "no eviction is allowed", budget: budget(least, 2, 2, 0), evict: many(web),
 			want: "shop/shop allows no eviction"},
-		{name: "its numbers are of an earlier selector", stay: many(db("db-0")),
+		{name: "its status is older than its spec", stay: many(db("db-0")),
 			budget: edited(budget(least, 2, 3, 1), func(b *policyv1.PodDisruptionBudget) {
 				b.Generation, b.Status.ObservedGeneration = 2, 1
-			}), want: "has changed, and nobody has counted its pods since"},
+			}), want: "has changed, and its controller has not counted its pods since"},
 		{name: "of another namespace", evict: many(web), stay: many(db("db-0")),
 			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
 				b.Namespace = "other"
@@ -302,7 +302,7 @@ func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
 				b.Spec.Selector = nil
 			})},
-		{name: "with a selector that is none", want: "no valid selector",
+		{name: "with an invalid selector", want: "no valid selector",
 			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
 				b.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Operator: "x"}}
 			})},

@@ -4,8 +4,8 @@
 //
 // It differs from a real API server: it does not validate objects; metadata.generation does not
 // rise; only the test writes a status; lists have one page; an update may omit the resourceVersion
-// of any object; a watch is of all objects of a resource, and begins with the changes that led to
-// them. A request that the server does not know fails the test.
+// of any object; a watch covers all objects of a resource, and begins with all earlier changes. A
+// request that the server does not know fails the test.
 package keepertest
 
 import (
@@ -33,8 +33,8 @@ type T interface {
 	Cleanup(func())
 }
 
-// Server is the API server. Its Go functions (Put, Get, Edit, Delete, Remove, List) call no
-// interceptor and write no log.
+// Server is the API server. The functions Put, Get, Edit, Delete, Remove and List access its
+// objects directly: no interceptor is called, and nothing is logged.
 type Server struct {
 	t      T
 	store  store

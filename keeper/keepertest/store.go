@@ -107,7 +107,7 @@ type call struct {
 	query url.Values
 }
 
-// parse parses a request. What the server does not know of it fails the test.
+// parse parses a request. An unknown parameter or form of patch fails the test.
 func (s *Server) parse(r *http.Request, to *resource, verb string, body []byte) call {
 	c := call{resource: to, query: r.URL.Query(), KubeRequest: KubeRequest{Client: r.UserAgent(),
 		Group: to.Group, Resource: to.Resource, Namespace: r.PathValue("namespace"),
@@ -257,7 +257,8 @@ func merge(object, patch map[string]any) map[string]any {
 	return object
 }
 
-// decode refuses fields that the type does not have. An API server would ignore them and warn.
+// decode decodes a request's body. It refuses fields that the type does not have; an API server
+// would ignore them and warn.
 func decode(body []byte, into any) error {
 	if len(body) == 0 {
 		return nil
@@ -271,9 +272,9 @@ func decode(body []byte, into any) error {
 	return nil
 }
 
-// evict deletes a pod if its disruption budget allows it. It decides as
-// pkg/registry/core/pod/storage/eviction.go of Kubernetes 1.35 does, for a pod with at most one
-// budget, which has no unhealthyPodEvictionPolicy.
+// evict deletes a pod if its disruption budget allows it. It follows Kubernetes 1.35
+// (pkg/registry/core/pod/storage/eviction.go) for a pod with at most one budget, which has no
+// unhealthyPodEvictionPolicy.
 func (s *Server) evict(c call, old *stored) error {
 	var eviction policyv1.Eviction
 	if err := decode(c.Body, &eviction); err != nil {
@@ -379,8 +380,8 @@ func (s *store) create(r *resource, object Object) (*stored, error) {
 	return s.write(r, nil, object), nil
 }
 
-// update replaces an object, unless it was replaced or has changed since. It removes the object if
-// that is being deleted and has lost its last finalizer.
+// update replaces an object, unless it has changed since the new one was read. It removes an object
+// that is being deleted and has no finalizer any more.
 func (s *store) update(r *resource, old *stored, object Object) (*stored, error) {
 	if version := object.GetResourceVersion(); version != "" &&
 		version != old.object.GetResourceVersion() {
