@@ -15,6 +15,7 @@ import (
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
+	ginkgo "github.com/onsi/ginkgo/v2/types"
 	. "github.com/onsi/gomega"
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,8 +38,7 @@ var (
 	theRack  *rackClients
 	// installed contains what the suite installed, as it was applied.
 	installed []*unstructured.Unstructured
-	// s is the namespace of the current spec.
-	s *fixture
+	s         *fixture // of the current spec
 )
 
 // eventuallyTimeout is how long a spec waits for a condition.
@@ -51,7 +51,7 @@ func TestEndToEnd(t *testing.T) { // E-2
 	// Without this, a wait that has a context ends only with the context.
 	EnforceDefaultTimeoutsWhenUsingContexts()
 	suite, reporter := GinkgoConfiguration()
-	// A flaky spec has to be understood, not repeated.
+	// A repeated spec would hide why it failed.
 	suite.FlakeAttempts, suite.RandomizeAllSpecs = 0, false
 	// The stack of a failure shows the line of the spec, whatever helper has failed.
 	reporter.Verbose, reporter.FullTrace = true, true
@@ -64,7 +64,7 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// read returns an object, and fails the assertions of g on an error.
+// read reads an object with one of the API's clients. It fails g's assertions on an error.
 func read[T any](ctx context.Context, g Gomega, all interface {
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 }, name string) T {
@@ -120,8 +120,8 @@ func install(ctx context.Context) {
 	rollOut(ctx, installed)
 }
 
-// takeDown removes the cluster. The program that runs the suite releases loop devices that are
-// left, and removes the rack's files, however the suite ends.
+// takeDown removes the cluster. The program e2e/run releases the loop devices that are left, and
+// removes the rack's files, even if the suite crashes.
 func takeDown(kubeconfig string) {
 	if config.Keep {
 		GinkgoWriter.Printf("The cluster %s is kept. Look at it with KUBECONFIG=%s kubectl get pods -A\n",
@@ -132,33 +132,33 @@ func takeDown(kubeconfig string) {
 }
 
 var _ = BeforeEach(func(ctx SpecContext) {
-	start := must(takeLedger(ctx))
+	start := must(takeInventory(ctx))
 	DeferCleanup(func(ctx SpecContext) {
-		if err := balanced(ctx, start); err != nil {
-			collectEvidence("ledger")
+		if err := sameInventory(ctx, start); err != nil {
+			collectEvidence(ctx, "inventory")
 			Expect(err).NotTo(HaveOccurred())
 		}
-	}, NodeTimeout(settleTimeout*2))
+	}, NodeTimeout(settleTimeout+evidenceTimeout))
 	s = newFixture(ctx)
 	DeferCleanup(func(ctx SpecContext) { s.close(ctx) }, NodeTimeout(settleTimeout))
 }, NodeTimeout(time.Minute))
 
-var _ = JustAfterEach(func() {
+var _ = JustAfterEach(func(ctx SpecContext) {
 	if CurrentSpecReport().Failed() {
-		collectEvidence("")
+		collectEvidence(ctx, "")
 	}
-})
+}, NodeTimeout(evidenceTimeout))
 
 // settings contains what e2e/run has prepared, from the environment variable E2E_SETTINGS.
 type settings struct {
 	NodeImage, Kubernetes, CRDs, Work, Evidence, StandIns string
 	Archives                                              []string
-	// Previous is the directory of the previous release, and PreviousName its name; both are empty
-	// without one.
+	// Previous is the directory of the previous release, and PreviousName its name. Both are empty if
+	// there is no previous release.
 	Previous, PreviousName string
-	// Base is a tar of the images' base; empty means that of the Dockerfile.
+	// Base is a tar with the base of the product's images. Empty means the base in the Dockerfile.
 	Base string
-	// Reuse uses the cluster that an earlier run has kept, and its installation.
+	// Reuse makes the suite use a cluster, with its installation, that an earlier run has kept.
 	Offline, Keep, Reuse bool
 }
 
@@ -166,10 +166,13 @@ type settings struct {
 // deletes with pauses that grow after each refusal.
 const settleTimeout = 2 * time.Minute
 
-// inventory is a script for a node. It prints one line for each mount of a volume, each directory
-// that the kubelet keeps for one, each disk in the guest's view, and each of the driver's records.
-// The files of the flight recorder are left out, because they are meant to stay.
-const inventory = `
+// evidenceTimeout is how long it may take to collect the evidence of a failure.
+const evidenceTimeout = 2 * time.Minute
+
+// nodeInventory is a script for a node. It prints one line for each mount of a volume, each
+// directory that the kubelet keeps for a volume, each disk in the guest's view, and each of the
+// driver's records. It leaves out the files of the flight recorder, which stay.
+const nodeInventory = `
 awk '$2 ~ "^/var/lib/kubelet/.*(kubernetes.io~csi|kubernetes.io/csi)" {print "mount " $2}' \
 	/proc/mounts
 for dir in /var/lib/kubelet/plugins/kubernetes.io/csi/csi.oxide.computer \
@@ -191,36 +194,36 @@ var clusterKinds = []schema.GroupVersionKind{
 	{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"},
 }
 
-// takeLedger counts what exists: the rack's disks, snapshots and attachments; this machine's loop
-// devices; the mounts, directories, devices and records of every worker; the cluster's volumes; and
-// the taints, cordons and operations of its nodes.
-func takeLedger(ctx context.Context) (harness.Ledger, error) {
-	ledger := harness.Ledger{}
+// takeInventory counts what exists: the rack's disks, snapshots and attachments; this machine's
+// loop devices; the mounts, directories, devices and records of every worker; the cluster's
+// volumes; and the taints and cordons of its nodes.
+func takeInventory(ctx context.Context) (harness.Ledger, error) {
+	found := harness.Ledger{}
 	state, err := theRack.Admin.State(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, d := range state.Disks {
-		ledger["disk "+d.Name]++
+		found["disk "+d.Name]++
 	}
 	for _, s := range state.Snapshots {
-		ledger["snapshot "+s.Name]++
+		found["snapshot "+s.Name]++
 	}
 	for _, a := range state.Attachments {
-		ledger["attachment of "+a.DiskID+" to "+a.InstanceID]++
+		found["attachment of "+a.DiskID+" to "+a.InstanceID]++
 	}
 	loops, err := loopdev.List()
 	if err != nil {
 		return nil, err
 	}
 	for _, own := range state.LoopDevices {
-		ledger["the rack's loop device of "+own.Serial]++
+		found["the rack's loop device of "+own.Serial]++
 		for _, disk := range loops {
 			// Kubelets of another cluster on this machine may have loop devices, too, so count only those
 			// of this rack's disks.
 			for _, l := range loops {
 				if disk.Path == own.Path && l.On(disk) {
-					ledger["a kubelet's loop device of "+l.BackingFile]++
+					found["a kubelet's loop device of "+l.BackingFile]++
 				}
 			}
 		}
@@ -231,41 +234,41 @@ func takeLedger(ctx context.Context) (harness.Ledger, error) {
 			return nil, err
 		}
 		for _, o := range objects {
-			ledger[kind.Kind+" "+o.GetName()]++
+			found[kind.Kind+" "+o.GetName()]++
 		}
 	}
-	if err := addNodes(ctx, ledger); err != nil {
+	if err := addNodes(ctx, found); err != nil {
 		return nil, err
 	}
-	return ledger, addWorkers(ctx, ledger)
+	return found, addWorkers(ctx, found)
 }
 
-// addNodes adds each Node's taints and cordon, and the node keeper's operations.
-func addNodes(ctx context.Context, ledger harness.Ledger) error {
+// addNodes adds each Node's taints and cordon, and the node keeper's mark of the cordon.
+func addNodes(ctx context.Context, found harness.Ledger) error {
 	list, err := api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	for _, n := range list.Items {
 		for _, t := range n.Spec.Taints {
-			ledger[n.Name+": taint "+t.ToString()]++
+			found[n.Name+": taint "+t.ToString()]++
 		}
 		if value, ok := n.Annotations[cordonMark]; ok {
-			ledger[n.Name+": annotation "+cordonMark+"="+value]++
+			found[n.Name+": annotation "+cordonMark+"="+value]++
 		}
 		if n.Spec.Unschedulable {
-			ledger[n.Name+": cordoned"]++
+			found[n.Name+": cordoned"]++
 		}
 	}
 	return nil
 }
 
-func addWorkers(ctx context.Context, ledger harness.Ledger) error {
+func addWorkers(ctx context.Context, found harness.Ledger) error {
 	var reports [len(workers)]string
 	group, ctx := errgroup.WithContext(ctx)
 	for i, worker := range workers {
 		group.Go(func() (err error) {
-			reports[i], err = machines[worker].run(ctx, inventory)
+			reports[i], err = machines[worker].run(ctx, nodeInventory)
 			return err
 		})
 	}
@@ -274,16 +277,16 @@ func addWorkers(ctx context.Context, ledger harness.Ledger) error {
 	}
 	for i, report := range reports {
 		for line := range strings.Lines(report) {
-			ledger[workers[i]+": "+strings.TrimSpace(line)]++
+			found[workers[i]+": "+strings.TrimSpace(line)]++
 		}
 	}
 	return nil
 }
 
-// balanced waits until exactly the same things exist as at the start.
-func balanced(ctx context.Context, start harness.Ledger) error {
+// sameInventory waits until the inventory is the same as at the start.
+func sameInventory(ctx context.Context, start harness.Ledger) error {
 	err := poll(ctx, settleTimeout, func(ctx context.Context) error {
-		now, err := takeLedger(ctx)
+		now, err := takeInventory(ctx)
 		if err != nil {
 			return err
 		}
@@ -295,7 +298,8 @@ func balanced(ctx context.Context, start harness.Ledger) error {
 			strings.Join(more, "\n  "), strings.Join(less, "\n  "))
 	})
 	if err != nil {
-		return fmt.Errorf("the ledger does not balance after %s: %w", settleTimeout, err)
+		return fmt.Errorf("%s after the spec, the inventory differs from that before it: %w",
+			settleTimeout, err)
 	}
 	return nil
 }
@@ -314,23 +318,27 @@ var evidenceKinds = []schema.GroupVersionKind{
 }
 
 // nodeEvidence contains scripts that run on every node, by the name of the file for their output.
+// kind's own collection of logs is not used: an interrupt does not end it.
 var nodeEvidence = map[string]string{
-	"mounts.txt": "cat /proc/mounts; losetup --list --output-all",
-	"guest.txt":  "ls -lR /oxide 2>/dev/null | head -200; ls -lR /run/csi.oxide.computer 2>/dev/null",
+	"mounts.txt":  "cat /proc/mounts; losetup --list --output-all",
+	"guest.txt":   "ls -lR /oxide 2>/dev/null | head -200; ls -lR /run/csi.oxide.computer 2>/dev/null",
+	"journal.log": "journalctl --no-pager",
+	// The logs of all containers, also of those that were restarted.
+	"containers.log": "cd /var/log/pods && find . -name '*.log' -exec tail -n +1 -v {} +",
 }
 
 var notInFileNames = regexp.MustCompile(`[^A-Za-z0-9-]+`)
 
 // collectEvidence writes everything known about a failure into one directory, and prints its path.
-// It also records what could not be read.
-func collectEvidence(suffix string) {
-	if config.Evidence == "" {
+// It also records what could not be read. After an interrupt it does nothing, so that the run ends
+// soon.
+func collectEvidence(ctx context.Context, suffix string) {
+	spec := CurrentSpecReport()
+	if config.Evidence == "" || spec.State == ginkgo.SpecStateInterrupted {
 		return
 	}
-	name := notInFileNames.ReplaceAllString(CurrentSpecReport().FullText()+" "+suffix, "-")
+	name := notInFileNames.ReplaceAllString(spec.FullText()+" "+suffix, "-")
 	dir := filepath.Join(config.Evidence, strings.Trim(name[:min(len(name), 120)], "-"))
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
 	keep := func(name string, content any, err error) {
 		text, isText := content.(string)
 		if !isText {
@@ -367,9 +375,5 @@ func collectEvidence(suffix string) {
 			keep(filepath.Join(name, file), out, err)
 		}
 	}
-	// The logs of the nodes, and of every container and the one before it.
-	if err := provider.CollectLogs(clusterName, dir); err != nil {
-		GinkgoWriter.Println("keep the nodes' logs:", err)
-	}
-	fmt.Fprintln(os.Stderr, "evidence of the failure lies in", dir)
+	fmt.Fprintln(os.Stderr, "the evidence of the failure is in", dir)
 }
