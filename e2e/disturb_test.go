@@ -25,8 +25,8 @@ import (
 const nodeLostTimeout = 3 * time.Minute
 
 var _ = Describe("a node", func() {
-	It("that is drained passes its volumes, with their data, to the other node, one at a time "+
-		"as the PodDisruptionBudget demands (D-38)", func(ctx SpecContext) {
+	It("that is drained gives its volumes to the other node, one at a time as the "+
+		"PodDisruptionBudget demands, and no write is lost (D-38)", func(ctx SpecContext) {
 		doctor, from, to := newDoctor(ctx), workers[0], workers[1]
 		onlyOn(ctx, from)
 		keepers := s.Keepers(ctx, diskClass, "kept", 2)
@@ -66,8 +66,8 @@ func onlyOn(ctx context.Context, worker string) {
 	}
 }
 
-// budget creates a PodDisruptionBudget that allows one pod of a set to be unavailable, and waits
-// until it is in force.
+// budget creates a PodDisruptionBudget that allows one pod of a StatefulSet to be unavailable, and
+// waits until it is in force.
 func (f *fixture) budget(ctx context.Context, set string) {
 	one := intstr.FromInt32(1)
 	budgets := api.PolicyV1().PodDisruptionBudgets(f.ns)
@@ -100,8 +100,8 @@ func spreadControllers(ctx context.Context) {
 const slowly = "3s"
 
 var _ = Describe("a restart", func() {
-	It("of the driver on a node, by deletion and by SIGKILL, or of the kubelet disturbs no "+
-		"pod that runs or starts (B-10, D-42)", func(ctx SpecContext) {
+	It("of a node's driver or of its kubelet disturbs no pod that "+
+		"runs or starts (B-10, D-42)", func(ctx SpecContext) {
 		doctor, on := newDoctor(ctx), workers[0]
 		claim := s.Claim(ctx, Claim{})
 		runner := s.Beating(ctx, on, claim)
@@ -140,8 +140,8 @@ var _ = Describe("a restart", func() {
 		Expect(moved.Sum(ctx)).To(Equal(sum))
 	}, NodeTimeout(6*time.Minute))
 
-	It("of the leading controller, while it creates volumes, loses none and creates none "+
-		"twice, and a restart of the rack does not disturb running pods (D-8, B-13)",
+	It("of the leading controller while it creates volumes, or of the rack, loses no volume, makes "+
+		"none twice and disturbs no running pod (D-8, B-13)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
 			before := must(theRack.Admin.State(ctx))
@@ -243,8 +243,8 @@ func loopDevices(ctx context.Context) []string {
 var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "stop"}
 
 var _ = Describe("a rack", func() {
-	It("without hot-plug refuses with a reason in the pod's events, and nothing is left when "+
-		"the rack gets hot-plug (D-61)", func(ctx SpecContext) {
+	It("without hot-plug refuses an attach with a reason in the pod's events; once it has "+
+		"hot-plug, the pod starts (D-61)", func(ctx SpecContext) {
 		doctor, moving := newDoctor(ctx), s.Claim(ctx, Claim{})
 		first := s.Beating(ctx, workers[0], moving)
 		last := first.Beats(ctx)
@@ -271,8 +271,8 @@ var _ = Describe("a rack", func() {
 		Expect(doctor.findsNothing(ctx, "pvc", s.path(moving))).To(BeEmpty(), "links unseen")
 	}, NodeTimeout(5*time.Minute))
 
-	It("that is unreachable for a minute causes no restart and disturbs no running "+
-		"pod, and everything requested meanwhile is done once when it is back (PR-5, B-10, B-42)",
+	It("that is unreachable for a minute causes no restart and disturbs no running pod; what was "+
+		"requested meanwhile is done, and only once (PR-5, B-10, B-42)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
 			before := must(theRack.Admin.State(ctx))
@@ -294,12 +294,12 @@ var _ = Describe("a rack", func() {
 			waiting := []*pod{more(), more()}
 			taken := s.Snapshot(ctx, claims[1])
 			sum := runners[1].Fill(ctx)
-			staysSo(ctx, lives, away.Add(late))
+			noRestartUntil(ctx, lives, away.Add(late))
 			waiting = append(waiting, more())
 			// The node unmounts without the rack; everything else has to wait for the rack.
 			runners[0].Delete(ctx)
 			s.DeleteClaim(ctx, leaving)
-			staysSo(ctx, lives, away.Add(back))
+			noRestartUntil(ctx, lives, away.Add(back))
 			for _, p := range waiting {
 				s.Unbound(ctx, p.get(ctx).Spec.Volumes[0].PersistentVolumeClaim.ClaimName)
 			}
@@ -327,8 +327,9 @@ var _ = Describe("a rack", func() {
 		}, NodeTimeout(6*time.Minute))
 })
 
-// staysSo checks until a time that no container of the driver is restarted or stops being ready.
-func staysSo(ctx context.Context, lives []string, until time.Time) {
+// noRestartUntil checks until a time that no container of the driver is restarted or stops being
+// ready.
+func noRestartUntil(ctx context.Context, lives []string, until time.Time) {
 	Consistently(func() []string { return driverRestarts(ctx) }).WithContext(ctx).
 		WithTimeout(time.Until(until)).WithPolling(time.Second).
 		Should(Equal(lives), "an outage of the rack should restart nothing")
@@ -374,8 +375,8 @@ var _ = Describe("a disk that fails", Label("long"), func() {
 	}, NodeTimeout(6*time.Minute))
 })
 
-// disksThatFail makes the rack's disks ones that can fail, until the spec ends. No other volumes
-// may be in use, because their devices disappear with the rack's process.
+// disksThatFail restarts the rack so that its disks can be made to fail, until the spec ends. No
+// other volumes may be in use, because their devices disappear with the rack's process.
 func disksThatFail(ctx context.Context) {
 	s.atEnd(func(ctx context.Context) { replaceRackArgument(ctx, "--disks=fuse", "--keep-devices") })
 	replaceRackArgument(ctx, "--keep-devices", "--disks=fuse")
@@ -396,7 +397,7 @@ func replaceRackArgument(ctx context.Context, old, replacement string) {
 }
 
 var _ = Describe("a node whose SMBIOS is hidden", func() {
-	It("gets its instance from its Node object, by a file and by a variable (D-64, D-65, D-66, D-67)",
+	It("gets its instance from its Node object, by a file or by a variable (D-64, D-65, D-67)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
 			DeferCleanup(func(ctx SpecContext) {
@@ -406,7 +407,7 @@ var _ = Describe("a node whose SMBIOS is hidden", func() {
 				install(ctx)
 			}, NodeTimeout(2*rolloutTimeout))
 			for _, via := range []string{"file", "env"} {
-				By("telling it by "+via, func() {
+				By("giving it by "+via, func() {
 					rollOut(ctx, kustomized("kustomize/identified", fmt.Sprintf(hideSMBIOS, via)))
 					for _, worker := range workers {
 						Expect(instanceOf(ctx, worker)).To(Equal(instanceIDs[worker]))
@@ -422,8 +423,8 @@ var _ = Describe("a node whose SMBIOS is hidden", func() {
 		}, NodeTimeout(5*time.Minute))
 })
 
-// hideSMBIOS is a kustomization that hides SMBIOS from the drivers of the nodes, and configures
-// their instances in another way. It changes both nodes at once, to save time.
+// hideSMBIOS is a kustomization that hides SMBIOS from the nodes' drivers, and lets them get their
+// instances in the way that replaces %s. It changes both nodes at once, to save time.
 const hideSMBIOS = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization

@@ -13,23 +13,24 @@
 // # Writing a spec
 //
 // The suite has the build tag e2e, since it needs a cluster. Every spec gets a namespace of its own
-// (fixture), which is deleted when the spec ends. After that the ledger compares rack, loop
-// devices, mounts and state of every node with those before the spec; they have to be the same.
+// (s, a fixture), which is deleted when the spec ends. After that an inventory of the rack, the
+// loop devices, the cluster's volumes and every node is compared with that before the spec; they
+// have to be the same.
 //
-//	It("CU-1 a volume keeps its data when its pod moves", func(ctx SpecContext) {
-//		claim := f.Claim(ctx, Claim{})                               // 1 GiB, oxide-disk
-//		writer := f.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[0]})
+//	It("keeps a volume's data when its pod moves (D-1)", func(ctx SpecContext) {
+//		claim := s.Claim(ctx, Claim{})                               // 1 GiB, oxide-disk
+//		writer := s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[0]})
 //		writer.Running(ctx)
 //		writer.Sh(ctx, "echo kept > /data/0/file && sync")
 //		writer.Delete(ctx)
-//		reader := f.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[1]})
+//		reader := s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[1]})
 //		Expect(reader.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("kept"))
 //	})
 //
-// A container continues to run when its instance is stopped. So a spec in which instances are
-// stopped and started begins with guestsFollow. Then a stop halts the node before its disks are
-// detached, as on a rack, and a start boots it. servesSinceBoot and RunningSinceBoot wait until
-// node and pod are back: until the node reports again, Kubernetes still shows what ran before.
-// After guestsFollow, installKeeper makes the node keeper stop and start instances until the specs
-// of the container end.
+// A node is a container, which the rack cannot stop with its instance. So a spec in which instances
+// are stopped and started begins with guestsFollow. From then on a stop halts the node before its
+// disks are detached, as on a rack, and a start boots it. servesSinceBoot and RunningSinceBoot wait
+// until node and pod are back: until the node reports again, Kubernetes shows the state from before
+// the stop. After guestsFollow, installKeeper installs the node keeper until the specs of the
+// Ginkgo container end.
 package e2e

@@ -24,9 +24,7 @@ import (
 
 var _ = Describe("the documentation", func() {
 	for _, path := range docs.OnCluster {
-		It("contains commands that work as they are written: "+path+" (D-1, D-58)", func(
-			ctx SpecContext,
-		) {
+		It("has commands that work as they are written: "+path+" (D-1, D-58)", func(ctx SpecContext) {
 			claim := s.Claim(ctx, Claim{Name: "claim"})
 			user := s.Pod(ctx, Pod{Name: "pod", Claims: []string{claim}}).Running(ctx)
 			reader := newReader(ctx, "NS="+s.ns, "POD="+user.name, "PVC="+claim,
@@ -36,12 +34,12 @@ var _ = Describe("the documentation", func() {
 	}
 
 	for _, path := range docs.OnColdRack {
-		It("contains commands that attach a volume by hand and by the node keeper: "+path+
-			" (D-58, D-61)", Label("long"), func(ctx SpecContext) { followOnColdRack(ctx, path) },
+		It("has commands that attach a volume by hand and by the node keeper: "+path+" (D-58, D-61)",
+			Label("long"), func(ctx SpecContext) { followOnColdRack(ctx, path) },
 			NodeTimeout(10*time.Minute))
 	}
 
-	It("contains commands that make a release, and install, upgrade and remove it: "+
+	It("has commands that make a release, and install, upgrade and remove it: "+
 		strings.Join(docs.ByHelm, ", ")+" (D-57)", func(ctx SpecContext) {
 		reader := newReader(ctx, "CHART="+releasedChart, "REGISTRY="+serveRegistry(ctx),
 			"BASE="+config.Base)
@@ -76,9 +74,9 @@ var _ = Describe("the documentation", func() {
 	}, NodeTimeout(20*time.Minute))
 })
 
-// followOnColdRack follows a page that takes the rack's hot-plug away, stops and starts instances
-// with their nodes, and runs the node keeper. The page puts everything back. If it fails, the
-// cleanup does.
+// followOnColdRack follows a page that switches the rack's hot-plug off, stops and starts instances
+// with their nodes, and runs the node keeper. At its end the page undoes all of that; if a command
+// fails before, the cleanup here does.
 func followOnColdRack(ctx context.Context, path string) {
 	reader := newReader(ctx)
 	DeferCleanup(func(ctx SpecContext) {
@@ -113,7 +111,7 @@ const (
 	releasedChart   = "dist/oxide-csi-driver-" + releasedVersion + ".tgz"
 )
 
-// checkOut returns a clone of the tree with its changes as a commit: a release needs a commit.
+// checkOut returns a clone of the tree in which the changes are a commit: a release needs one.
 func checkOut(ctx context.Context) string {
 	dir := GinkgoT().TempDir()
 	out, err := exec.CommandContext(ctx, "sh", "-ec", `git clone --quiet --shared --no-checkout .. "$1"
@@ -124,8 +122,8 @@ git -C "$1" checkout --quiet --detach "${commit:-$(git rev-parse HEAD)}"`, "sh",
 	return dir
 }
 
-// serveRegistry starts a registry on this machine without TLS, tells the nodes to use it so, and
-// returns its address.
+// serveRegistry starts a registry on this machine without TLS, configures the nodes to use it
+// without TLS, and returns its address.
 func serveRegistry(ctx context.Context) string {
 	gateway := must(machines[controlPlane].run(ctx, "ip -4 route show default | cut -d ' ' -f 3"))
 	listener := must(new(net.ListenConfig).Listen(ctx, "tcp", strings.TrimSpace(gateway)+":0"))
@@ -146,8 +144,8 @@ func serveRegistry(ctx context.Context) string {
 	return address
 }
 
-// decisions returns how many decisions the page of the installation asks for: the rows of the table
-// under its heading.
+// decisions returns how many decisions the page of the installation asks for. The page has a table
+// with a row for each.
 func decisions() int {
 	page := must(os.ReadFile(filepath.Join("..", installPage)))
 	_, table, _ := strings.Cut(string(page), "## Decide before the first volume\n")
@@ -171,8 +169,8 @@ func expectRelease(ctx context.Context) {
 	}
 }
 
-// expectNames imports an archive of the release into a node, and checks that the image then has the
-// name that the manifests use.
+// expectNames imports an image of the release into a node, and checks that it has the name that the
+// manifests use.
 func expectNames(ctx context.Context, dist string) {
 	const image = "oxide-node-keeper"
 	n := machines[workers[0]]
@@ -181,8 +179,8 @@ func expectNames(ctx context.Context, dist string) {
 		ContainSubstring("docker.io/oxidecomputer/" + image + ":v" + releasedVersion + "\n"))
 }
 
-// guestPatches lists the patches of the overlay that make the nodes' driver use its guest's view on
-// the simulated rack. They fit the chart of every release; not every chart has values for this.
+// guestPatches lists the patches of the overlay with which the nodes' driver uses the guest view of
+// the simulated rack. Patches are used because not every release's chart has values for this.
 var guestPatches = []string{"node-paths.yaml", "node-workers.yaml"}
 
 // helmForGuests is a script that runs Helm and applies these patches to the chart's output.
@@ -197,14 +195,14 @@ const patchGuests = `#!/bin/sh
 cat >'%[1]s/all.yaml' && exec kubectl kustomize '%[1]s'
 `
 
-// reader types the commands of a page at the root of a repository.
+// reader runs the commands of a page at the root of a repository.
 type reader struct {
 	env       []string
 	root, dir string
 }
 
-// newReader returns a reader with what a doctor has, with kubectl set to the spec's namespace, with
-// helm, and with the variables that the pages use.
+// newReader returns a reader with the programs and the rack of newDoctor, with helm, with kubectl
+// set to the spec's namespace, and with the variables that the pages use.
 func newReader(ctx context.Context, variables ...string) reader {
 	dir := GinkgoT().TempDir()
 	bin := filepath.Join(dir, "bin")
@@ -268,12 +266,11 @@ func (r reader) run(ctx context.Context, blocks ...docs.Block) {
 // doctor runs oxide-csi-plugin doctor on this machine, with a copy of the nodes' binary.
 type doctor struct{ env []string }
 
-// doctorDir contains copies of that binary and of the cluster's kubectl. It is empty before the
-// first use.
+// doctorDir is a directory with copies of the nodes' oxide-csi-plugin and of the cluster's kubectl,
+// or "" before the first call of newDoctor.
 var doctorDir string
 
-// diagnoses counts the diagnoses of the whole suite, and the links that the doctors could not
-// check.
+// diagnoses counts the diagnoses of the whole suite, and the links that could not be checked.
 var diagnoses struct{ asked, right, unseen int }
 
 var _ = AfterSuite(func() {
@@ -328,7 +325,7 @@ func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagno
 	// If it finds something, its exit status is not zero.
 	out, failed := d.command(ctx, append([]string{"doctor", "--output=json"}, question...)...).Output()
 	if err := json.Unmarshal(out, &said); err != nil || len(said.Chains) == 0 {
-		return said, fmt.Errorf("the doctor said %q: %w, %w", out, failed, err)
+		return said, fmt.Errorf("the doctor printed %q: %w, %w", out, failed, err)
 	}
 	fmt.Fprintf(GinkgoWriter, "%s\n", out)
 	return said, nil

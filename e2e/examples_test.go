@@ -16,8 +16,8 @@ import (
 )
 
 var _ = Describe("the examples", func() {
-	It("of RFD 595, of a device and of a restored snapshot get their "+
-		"volumes without changes (D-15, D-18, D-58, D-59, D-71)", applyRFD)
+	It("of RFD 595, of a device and of a restored snapshot work unchanged (D-15, D-58, D-71)",
+		applyRFD)
 	It("of PostgreSQL keep their rows when the pod moves to the other node (D-59)", keepRows)
 })
 
@@ -43,8 +43,8 @@ func applyRFD(ctx SpecContext) {
 	Expect(server.get(ctx).Spec.Containers[0].VolumeMounts).To(
 		ContainElement(HaveField("MountPath", "/var/lib/postgresql/data")))
 
-	// The root of the volume belongs to the server's user now, so the server's container had it and
-	// could write. The snapshot is taken after that. It has what is on the disk by then.
+	// By now the server has started, and its user owns the root of the volume. Take the snapshot only
+	// after that, and flush the files first.
 	beside := s.Pod(ctx, Pod{Claims: []string{claim}, Node: server.Node(ctx)})
 	beside.Running(ctx).Sh(ctx, "sync -f /data/0")
 	s.applyExample(ctx, "snapshot-restore.yaml", nil)
@@ -110,19 +110,18 @@ func expectRows(ctx context.Context, server *pod) {
 }
 
 var _ = Describe("a claim that gets another disk", func() {
-	It("is grown at the same time as another one: PostgreSQL on btrfs keeps its rows, and "+
-		"a raw device its bytes, though the rack's quota refuses its new disk at first (D-58, D-68)",
-		growsTwo, NodeTimeout(8*time.Minute))
+	It("keeps its data while another claim grows, too, and the rack's quota refuses one of the new "+
+		"disks at first (D-58, D-68)", growsTwo, NodeTimeout(8*time.Minute))
 })
 
-// claim runs oxide-csi-plugin claim and returns what it says.
+// claim runs oxide-csi-plugin claim and returns its output.
 func (d doctor) claim(ctx context.Context, args ...string) string {
 	out, err := d.tryClaim(ctx, args...)
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 	return out
 }
 
-// tryClaim runs oxide-csi-plugin claim, and returns what it says and its error.
+// tryClaim runs oxide-csi-plugin claim, and returns its output and its error.
 func (d doctor) tryClaim(ctx context.Context, args ...string) (string, error) {
 	cmd := d.command(ctx, append([]string{"claim"}, args...)...)
 	cmd.Stderr = nil
@@ -131,8 +130,8 @@ func (d doctor) tryClaim(ctx context.Context, args ...string) (string, error) {
 	return string(out), err
 }
 
-// growsTwo grows two claims at the same time. The rack's quota has room for both snapshots, and
-// besides for the smaller one of the new disks only.
+// growsTwo grows two claims at the same time: that of PostgreSQL on btrfs, and a raw device. The
+// rack's quota has room for both snapshots, but only for the smaller one of the new disks.
 func growsTwo(ctx SpecContext) {
 	const room, rows, device = 4 << 30, "data-postgres-0", "/dev/data-0"
 	operator := newDoctor(ctx)

@@ -51,7 +51,7 @@ func newFixture(ctx context.Context) *fixture {
 }
 
 // close deletes the namespace. It also deletes the pods and claims, because the namespace's
-// controller takes some seconds to begin. The ledger waits until the volumes are gone; nothing
+// controller takes some seconds to begin. sameInventory waits until the volumes are gone; nothing
 // waits for the namespace.
 func (f *fixture) close(ctx context.Context) {
 	now, all := metav1.DeleteOptions{}, metav1.ListOptions{}
@@ -369,8 +369,8 @@ func (f *fixture) atEnd(do func(context.Context)) {
 	}, NodeTimeout(settleTimeout+time.Minute))
 }
 
-// DeleteVolume deletes a PersistentVolume after setting its policy to Retain, as an operator does
-// to keep the disk. It is no error if the PersistentVolume is gone.
+// DeleteVolume sets a PersistentVolume's policy to Retain, so that the disk is kept, and deletes
+// the PersistentVolume. If that is gone already, it does nothing.
 func (f *fixture) DeleteVolume(ctx context.Context, name string) {
 	all := api.CoreV1().PersistentVolumes()
 	_, err := all.Patch(ctx, name, types.MergePatchType,
@@ -498,8 +498,8 @@ func (p *pod) Filesystem(ctx context.Context, path string) (kind string, sizeByt
 	return kind, blocks * blockBytes
 }
 
-// beMostOf matches the size of a filesystem that fills a disk of this many GiB, apart from its own
-// metadata.
+// beMostOf matches the size of a filesystem on a disk of this many GiB: somewhat less, because of
+// its metadata.
 func beMostOf(giB int) OmegaMatcher {
 	disk := int64(giB) << 30
 	return SatisfyAll(BeNumerically(">", disk/100*85), BeNumerically("<=", disk))

@@ -37,11 +37,11 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 
 	It("stops each of two nodes once for twenty pods with volumes, and no write is lost (D-61)",
 		Label("long"), attachesToMany, NodeTimeout(2*keeperTimeout))
-	It("ends an operation whose leader dies, while a StatefulSet grows (D-61)",
+	It("completes an operation whose leader has died, while a StatefulSet is scaled up (D-61)",
 		survivesItsLeader, NodeTimeout(2*keeperTimeout))
-	It("moves a volume that stays with its node to the other node, with its data (D-61)",
-		Label("long"), movesWhatStays, NodeTimeout(2*keeperTimeout))
-	It("passes the volumes of a node whose instance is stopped to the other node (D-38, D-61)", fences,
+	It("moves a volume that is tied to its node to the other node, with its data (D-61)",
+		Label("long"), movesTiedVolume, NodeTimeout(2*keeperTimeout))
+	It("gives the volumes of a node whose instance is stopped to the other node (D-38, D-61)", fences,
 		NodeTimeout(2*nodeLostTimeout))
 	It("keeps the driver on a leaving node until its volumes are detached, and lets it end at "+
 		"once on a node that stays (D-38)", keepsTheDriver, NodeTimeout(keeperTimeout))
@@ -81,8 +81,8 @@ func attachesToMany(ctx SpecContext) {
 	Expect(lost).To(BeZero(), "writes that were durable and are not there")
 }
 
-// survivesItsLeader kills the leading keeper, so that it keeps its lease, while an instance is
-// stopped.
+// survivesItsLeader kills the leading keeper while an instance is stopped. The keeper cannot
+// release its lease, so the other one has to wait until that expires.
 func survivesItsLeader(ctx SpecContext) {
 	kept := s.Keepers(ctx, diskClass, "kept", 3)
 	sums := map[*pod]string{}
@@ -106,8 +106,7 @@ func survivesItsLeader(ctx SpecContext) {
 	Expect(inStep(ctx, "Stopping", "Attaching")).To(Equal(stopped))
 	dies := leader(ctx, keeperLease, ofKeeper)
 	Expect(dies.Spec.NodeName).NotTo(Equal(stopped), "no keeper stops its own node")
-	// The frozen process does not notice the pod's deletion, so it keeps its lease until the lease
-	// expires.
+	// A frozen process does not notice that its pod is deleted, and so does not release its lease.
 	must(machines[dies.Spec.NodeName].run(ctx, "kill -STOP "+
 		processOf(ctx, dies, "oxide-node-keeper")))
 	now := int64(0)
@@ -143,8 +142,8 @@ func (f *fixture) allReady(ctx context.Context, want int) {
 	}).WithContext(ctx).WithTimeout(keeperTimeout).Should(Succeed(), "%d pods should be ready", want)
 }
 
-// movesWhatStays deletes a pod whose volume stays with its node, and then moves the volume.
-func movesWhatStays(ctx SpecContext) {
+// movesTiedVolume deletes a pod whose volume is tied to its node, and then moves the volume.
+func movesTiedVolume(ctx SpecContext) {
 	class := s.Class(ctx, Class{Parameters: map[string]string{"placement": "instance"}})
 	p := s.Keepers(ctx, class, "stays", 1)[0]
 	sum, from := p.Fill(ctx), p.Node(ctx)
@@ -255,10 +254,10 @@ func (f *fixture) elsewhere(ctx context.Context, worker string) {
 		g.Expect(i).NotTo(Equal(-1))
 		runs = &pod{s: f, name: list.Items[i].Name}
 	}).WithContext(ctx).WithTimeout(nodeLostTimeout).Should(Succeed(), "a pod should run elsewhere")
-	Expect(runs.logged(ctx, false)[0]).To(BeNumerically(">", 1), "it goes on where another ended")
+	Expect(runs.logged(ctx, false)[0]).To(BeNumerically(">", 1), "it continues the earlier numbers")
 }
 
-// keepsTheDriver makes a node's driver and its pods with volumes end at the same moment.
+// keepsTheDriver deletes a node's driver and its pods with volumes at the same moment.
 func keepsTheDriver(ctx SpecContext) {
 	stays, goes := workers[0], workers[1]
 	s.Beating(ctx, stays, s.Claim(ctx, Claim{}))
@@ -363,9 +362,9 @@ const (
 	instanceKey  = "topology." + driverName + "/instance"
 )
 
-// keeping is a kustomization of what the suite installs together with the node keeper. The keeper
-// has all of its duties, and waits less than by default. The nodes report their instances, as with
-// topologyInstance in the chart. Both nodes' drivers are replaced at once, to save time.
+// keeping is a kustomization of the suite's installation with the node keeper. The keeper has all
+// of its duties switched on, and shorter waits than by default. The nodes report their instances,
+// as with topologyInstance in the chart. Both nodes' drivers are replaced at once, to save time.
 const keeping = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -516,14 +515,14 @@ func recorded(ctx context.Context, name string) (keeperRecord, error) {
 	return keeperRecord{}, nil
 }
 
-// lostBeats counts lost writes: the container before the last one reported them as done, but they
-// were not on the volume when the last container started.
+// lostBeats counts lost writes: those that the previous container has logged as done, and that were
+// not on the volume when the current one started.
 func (p *pod) lostBeats(ctx context.Context) int {
 	before, now := p.logged(ctx, true), p.logged(ctx, false)
 	return max(0, before[len(before)-1]-(now[0]-1))
 }
 
-// logged returns the numbers in the log of the pod's container, or of the container before it.
+// logged returns the numbers in the log of the pod's current container, or of the previous one.
 func (p *pod) logged(ctx context.Context, previous bool) []int {
 	text := must(api.CoreV1().Pods(p.s.ns).GetLogs(p.name, &corev1.PodLogOptions{
 		Container: "main", Previous: previous}).DoRaw(ctx))
@@ -538,5 +537,5 @@ func (p *pod) logged(ctx context.Context, previous bool) []int {
 	return numbers
 }
 
-// keeperTimeout is how long the keeper may take for everything on both nodes, one after the other.
+// keeperTimeout is how long the keeper may take for an operation on each of the two nodes.
 const keeperTimeout = 5 * time.Minute

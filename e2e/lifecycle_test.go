@@ -25,8 +25,8 @@ import (
 )
 
 var _ = Describe("an installation", func() {
-	It("can be removed while volumes are in use, made again in a cluster without snapshots, and "+
-		"removed with nothing left (D-57)", func(ctx SpecContext) {
+	It("can be removed while volumes are in use, installed again without snapshots, and removed "+
+		"without a trace (D-57)", func(ctx SpecContext) {
 		doctor := newDoctor(ctx)
 		definitions := crds(config.CRDs)
 		plain := withoutSnapshots()
@@ -110,8 +110,8 @@ func uninstall(ctx context.Context) {
 	removeLeases(ctx, driverNamespace, "csi-oxide")
 }
 
-// removeLeases removes the leases of a namespace whose names contain part, so that nobody waits for
-// a leader that is gone.
+// removeLeases removes the leases of a namespace whose names contain part, so that the next leader
+// need not wait until they expire.
 func removeLeases(ctx context.Context, namespace, part string) {
 	leases := api.CoordinationV1().Leases(namespace)
 	for _, lease := range must(leases.List(ctx, metav1.ListOptions{})).Items {
@@ -174,7 +174,7 @@ func defined(ctx context.Context, definitions []*unstructured.Unstructured) {
 const onlyNewer = "oxide-csi-dashboard"
 
 // These commands change the release, as docs/howto/upgrade.md does, and wait until that is done.
-// $RELEASES has the manifests of both releases.
+// The directory $RELEASES contains the manifests of both releases.
 const (
 	installOlder = `
 kubectl apply -f $RELEASES/older` + rollout
@@ -194,9 +194,8 @@ kubectl rollout status --namespace oxide-csi deployment/oxide-csi-controller --t
 kubectl rollout status --namespace oxide-csi daemonset/oxide-csi-node --timeout 5m`
 
 var _ = Describe("an upgrade", func() {
-	It("by plain manifests from the previous release to this one, and back, disturbs no "+
-		"pod and loses no byte, and each release takes over the other's volumes (D-57, B-10)", upgrades,
-		NodeTimeout(8*time.Minute))
+	It("from the previous release, and the way back, disturb no pod and lose no write, and each "+
+		"release takes over the other's volumes (D-57, B-10)", upgrades, NodeTimeout(8*time.Minute))
 })
 
 // upgrades installs the previous release, upgrades it and goes back, while pods write.
@@ -260,8 +259,7 @@ generatorOptions: {disableNameSuffixHash: true}
 	}
 }
 
-// driverIs waits until the driver serves, and checks that all of it belongs to the expected
-// release.
+// driverIs waits until the driver serves, and checks that all of its pods run the expected release.
 func driverIs(ctx context.Context, previous bool) {
 	ready(ctx, "Deployment", driverNamespace, controllerName)
 	ready(ctx, "DaemonSet", driverNamespace, nodeName)
@@ -311,7 +309,8 @@ func (u *users) begin(ctx context.Context) {
 	u.raw = u.pods[0].Sh(ctx, writeNoise(rawDevice))
 }
 
-// start creates the pods, the first on the worker with index on, and one with a new volume.
+// start creates the pods, the first on the worker with the index u.on, and one more with a new
+// volume.
 func (u *users) start(ctx context.Context) {
 	for i := range u.pods {
 		u.pods[i] = s.Pod(ctx, Pod{Claims: u.claims[i], Node: workers[(u.on+i)%len(workers)],
@@ -352,8 +351,8 @@ func (u *users) live(ctx context.Context, change func()) time.Duration {
 	return took
 }
 
-// halfStaged creates a pod whose volume is attached to a node but whose device does not appear
-// there. The node's driver waits for the device until the disk is attached again.
+// halfStaged creates a pod whose volume is attached to a node, but whose device does not appear
+// there, so that the node's driver waits for it, until the disk is attached again.
 func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk string) {
 	faults(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
 		Device: &adminapi.DeviceFault{Never: true}})
@@ -362,8 +361,8 @@ func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk str
 	return p, f.Bound(ctx, claim).Spec.CSI.VolumeHandle
 }
 
-// appearWithEnd attaches the disk of a half-staged pod again at the moment when the node's driver
-// is asked to end. Until then the driver has waited for the device, and so has the pod.
+// appearWithEnd attaches the disk of a half-staged pod again as soon as the node's driver is asked
+// to end. Until then the driver waits for the device, and the pod for the driver.
 func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-chan struct{}) {
 	driver := installedPod(ctx, ofNode, node)
 	done := make(chan struct{})

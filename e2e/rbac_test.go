@@ -23,8 +23,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// right is one verb on one resource, from a role of the installation. list and watch are one right,
-// because the version of Kubernetes decides with which of them an informer begins.
+// right is one verb on one resource, as a role of the installation gives it. list and watch are one
+// right, because an informer begins with either, depending on the version of Kubernetes.
 type right struct {
 	kind, role      string
 	group, resource string
@@ -36,8 +36,7 @@ func (r right) String() string {
 		r.resource, r.group)
 }
 
-// refusals returns the errors of the API server for a client without the right; one of them is
-// enough.
+// refusals returns the errors that the API server may give a client without the right.
 func (r right) refusals() []string {
 	var texts []string
 	for _, verb := range r.verbs {
@@ -47,12 +46,12 @@ func (r right) refusals() []string {
 	return texts
 }
 
-// flowTimeout is how long controllers that were just started may take for the whole life of a
-// volume and its snapshot.
+// flowTimeout is how long controllers that have just started may take for everything that a proof
+// makes them do.
 const flowTimeout = 3 * time.Minute
 
 var _ = Describe("every right", Label("long"), func() {
-	It("that a role gives is necessary: without it some program fails (D-54)", func(ctx SpecContext) {
+	It("of the driver's roles is needed: without it a program fails (D-54)", func(ctx SpecContext) {
 		DeferCleanup(func(ctx SpecContext) {
 			Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
 			install(ctx)
@@ -65,18 +64,18 @@ var _ = Describe("every right", Label("long"), func() {
 	}, NodeTimeout(90*time.Minute))
 })
 
-// proof removes rights, one after the other.
+// proof shows for each right that something fails without it.
 type proof struct {
 	// restart restarts all programs that use the roles.
 	restart func(context.Context)
 	// life does everything that needs the rights, in a namespace of its own.
 	life func(context.Context, *fixture)
-	// settle removes what a life that was ended early has left.
+	// settle cleans up after a life that was interrupted.
 	settle func(context.Context)
 }
 
-// live runs the life until ctx ends, and returns the failure of its first assertion. Then it
-// deletes what is left without waiting; the ledger finds what that leaves behind.
+// live runs the life until ctx ends, and returns its first failure. It deletes the namespace
+// without waiting for that.
 func (p proof) live(ctx context.Context) error {
 	return InterceptGomegaFailure(func() {
 		f := newFixture(ctx)
@@ -132,7 +131,7 @@ func (p proof) run(ctx context.Context, all []right) {
 	}
 	p.settle(ctx)
 	fmt.Printf("FIGURE rbac rules=%d needed=%d\n", len(all), len(all)-len(needless))
-	Expect(needless).To(BeEmpty(), "rights that nobody missed")
+	Expect(needless).To(BeEmpty(), "rights without which nothing fails")
 }
 
 // allRights returns the rights that the driver's roles give, one by one. The rights of the snapshot
@@ -212,8 +211,8 @@ func (r right) reduced() *unstructured.Unstructured {
 	return o
 }
 
-// without removes the right, restarts the programs that had it, runs the life, and returns the
-// program that lacked the right, or "".
+// without removes the right, restarts the programs that had it, and runs the life. It returns what
+// has failed, or "" if nothing has.
 func (p proof) without(ctx context.Context, r right) (seen string) {
 	api.apply(ctx, r.reduced())
 	p.restart(ctx)
@@ -241,7 +240,7 @@ func (p proof) without(ctx context.Context, r right) (seen string) {
 	return seen
 }
 
-// refused returns nil if the log of some container reports that it lacked the right.
+// refused returns nil if a container has logged that the right was missing.
 func refused(ctx context.Context, r right) error {
 	for _, namespace := range []string{driverNamespace, metav1.NamespaceSystem} {
 		list, err := api.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
@@ -266,7 +265,7 @@ func refused(ctx context.Context, r right) error {
 			}
 		}
 	}
-	return fmt.Errorf("%w: nobody was refused to %s", errNotYet, r)
+	return fmt.Errorf("%w: no request was refused for the right %s", errNotYet, r)
 }
 
 // restartControllers restarts all programs that use the roles, at once.
@@ -284,7 +283,7 @@ func restartControllers(ctx context.Context) {
 }
 
 var _ = Describe("every right of the node keeper", Label("long"), func() {
-	It("is necessary: without it the node keeper fails (D-54)", func(ctx SpecContext) {
+	It("is needed: without it the node keeper fails (D-54)", func(ctx SpecContext) {
 		spreadControllers(ctx)
 		guestsFollow(ctx)
 		installKeeper(ctx)
@@ -318,8 +317,8 @@ func restartKeepers(ctx context.Context) {
 	removeRecords(ctx)
 }
 
-// keeperSettles waits until the keeper, which has all of its rights again, has ended what it has
-// begun.
+// keeperSettles waits until the keeper, which has all of its rights again, has completed its
+// operations.
 func keeperSettles(ctx context.Context) {
 	Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
 	coldAttached(ctx)
@@ -353,7 +352,7 @@ func coldAttach(ctx context.Context, f *fixture) {
 	}).WithContext(ctx).Should(Succeed(), "%s should take pods again", worker)
 }
 
-// leave makes a pod with a volume and the driver of its node end at the same moment. It fails if
+// leave deletes a pod with a volume, and the driver of its node, at the same moment. It fails if
 // the driver ends before the volume is detached, or much later.
 func leave(ctx context.Context, f *fixture) {
 	worker := workers[0]

@@ -22,10 +22,9 @@ import (
 )
 
 var _ = Describe("a volume", func() {
-	It("keeps its data and its size when its pod moves: ext4 for a plain claim, xfs, or a raw device "+
-		"(D-1, D-33, D-68)",
-		keepsItsData)
-	It("is created with its first pod, or at once, and deleted or kept, as its class "+
+	It("keeps its data and its size when its pod moves, as ext4, xfs or a raw device "+
+		"(D-1, D-33, D-68)", keepsItsData)
+	It("is created with its first pod or at once, and is deleted or kept, as its class "+
 		"demands (D-56, D-39)", beginsAndEnds)
 })
 
@@ -131,12 +130,12 @@ func beginsAndEnds(ctx SpecContext) {
 }
 
 var _ = Describe("a disk that somebody made by hand", func() {
-	It("becomes a volume by its UUID alone, and stays: with the policy Retain, and also "+
-		"with Delete, because the driver refuses the deletion (D-2, E-16)", usesDiskByHand)
+	It("becomes a volume by its UUID alone, and is not deleted with it, whatever the reclaim "+
+		"policy is (D-2, E-16)", usesDiskByHand)
 })
 
-// provisionedBy is the annotation by which the provisioner recognizes its own volumes. Whoever
-// copies a PersistentVolume copies it, too.
+// provisionedBy is the annotation by which the provisioner recognizes its own volumes. A copy of a
+// PersistentVolume has it, too.
 const provisionedBy = "pv.kubernetes.io/provisioned-by"
 
 func usesDiskByHand(ctx SpecContext) {
@@ -188,13 +187,12 @@ func set(o *unstructured.Unstructured, value string, path ...string) {
 var _ = Describe("the files of a volume", func() {
 	It("belong to the pod's fsGroup, in the root, in a subPath, and in an "+
 		"ephemeral volume (D-55)", belongToGroup)
-	It("belong to the same users for pods with and without a user namespace of their own, on "+
-		"ext4, xfs and btrfs (D-55)", passUserNamespaces)
+	It("have the same owners in pods with and without a user namespace, on ext4, xfs and "+
+		"btrfs (D-55)", passUserNamespaces)
 })
 
-// passUserNamespaces gives volumes to a pod whose root is not the node's root. The runtime mounts
-// them with mapped users, so the files on the disk keep their owners. The kernel has no such mounts
-// of ext3.
+// passUserNamespaces gives volumes to a pod with a user namespace. The runtime mounts them with
+// mapped users, so the files on the disk keep their owners. The kernel cannot do that for ext3.
 func passUserNamespaces(ctx SpecContext) {
 	if config.Offline {
 		Skip("Debian's containerd 1.6 has no user namespaces; that of kind's node images has")
@@ -249,7 +247,7 @@ func belongToGroup(ctx SpecContext) {
 	kept := s.Bound(ctx, claim).Spec.CSI.VolumeHandle
 	p.Delete(ctx)
 
-	// The files that the first group wrote belong to another group now.
+	// The pod's files get another group.
 	other := int64(3000)
 	again := s.Pod(ctx, Pod{Claims: []string{claim}, User: &user, FSGroup: &other}).Running(ctx)
 	Expect(again.Sh(ctx, "stat -c %g /data/0/file")).To(Equal("3000"))
@@ -270,15 +268,15 @@ func ephemeral(name string) corev1.Volume {
 }
 
 var _ = Describe("a claim", func() {
-	It("that no disk can satisfy gets an event with the reason, and leaves nothing on "+
-		"the rack (D-19, D-70, D-71)", saysWhyNot)
+	It("that no disk can satisfy gets an event with the reason, and makes no request to "+
+		"the rack (D-19, D-70, D-71)", getsAReason)
 	It("with ReadWriteOnce serves the pods of one node, with ReadWriteOncePod one pod (E-5, D-70)",
 		servesOneNode)
 })
 
-// saysWhyNot creates claims that look valid but cannot be satisfied. A claim waits instead of
-// failing, so the user only gets an event.
-func saysWhyNot(ctx SpecContext) {
+// getsAReason creates claims that look valid but cannot be satisfied. A claim does not fail, but
+// waits, so an event is all that its user sees.
+func getsAReason(ctx SpecContext) {
 	class := s.Class(ctx, Class{Immediate: true})
 	source := s.Claim(ctx, Claim{Class: class})
 	s.Bound(ctx, source)
@@ -341,23 +339,22 @@ func servesOneNode(ctx SpecContext) {
 }
 
 var _ = Describe("a node", func() {
-	It("reports how many volumes it takes, without the disks attached by hand; a pod "+
-		"beyond that limit or the rack's limit waits (D-26, D-62, CP-9)", takesSoMany)
+	It("reports how many volumes it takes, and a pod beyond that limit, or the rack's, "+
+		"waits (D-26, D-62, CP-9)", limitsVolumes)
 })
 
 // mostDisks is the number of disks per instance in the manifests.
 const mostDisks = 12
 
-func takesSoMany(ctx SpecContext) {
-	// While a static volume is attached but not staged yet, the driver reports one volume less. That
-	// lasts until the kubelet asks again.
+func limitsVolumes(ctx SpecContext) {
+	// Another spec may have left too low a count, which lasts until the kubelet asks again.
 	countEvery(ctx, 10)
 	for _, worker := range workers {
 		Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).
 			Should(Equal(mostDisks))
 		Expect(instanceOf(ctx, worker)).To(Equal(instanceIDs[worker]))
 	}
-	// Kubernetes schedules by the last count. No further count is made in this spec for now.
+	// Kubernetes schedules by the last count, which stays for now.
 	countEvery(ctx, 3600)
 	worker := workers[1]
 	next := func() *pod {
@@ -380,7 +377,7 @@ func takesSoMany(ctx SpecContext) {
 	detachByHand(ctx, disks[0], worker)
 	third.Running(ctx)
 
-	// After another count the scheduler knows it.
+	// After the next count the scheduler knows it.
 	countEvery(ctx, 10)
 	Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).Should(Equal(3))
 	fourth := next()
@@ -417,7 +414,7 @@ func instanceOf(ctx context.Context, worker string) string {
 	return must(driverOn(ctx, worker)).NodeID
 }
 
-// driverOn returns what a worker's kubelet has published of the driver, or zero.
+// driverOn returns the driver's entry in a worker's CSINode, or the zero value.
 func driverOn(ctx context.Context, worker string) (storagev1.CSINodeDriver, error) {
 	csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
 	if err != nil {
@@ -450,12 +447,12 @@ func diskLimit(n int) map[string]any { return map[string]any{"disk_limit": n} }
 // exist at a time: as many as fit on the nodes.
 const inWaves, atOnce = 100, 20
 
-var _ = Describe("figures", Label("long"), func() {
-	It("show that a hundred volumes which are created and deleted in waves leave nothing (D-60, D-62)",
-		takeFigures, NodeTimeout(15*time.Minute))
+var _ = Describe("a hundred volumes", Label("long"), func() {
+	It("that are created and deleted in waves leave nothing behind (D-60, D-62)", makesWaves,
+		NodeTimeout(15*time.Minute))
 })
 
-func takeFigures(ctx SpecContext) {
+func makesWaves(ctx SpecContext) {
 	before, began := usages(ctx), time.Now()
 	const waves = inWaves / atOnce
 	for number := range waves {
@@ -484,7 +481,7 @@ func (f *fixture) wave(ctx context.Context, number int) {
 	f.ebb(ctx)
 }
 
-// ebb deletes all pods and claims of the fixture, and waits until their volumes are gone.
+// ebb deletes all pods and claims of the fixture's namespace, and waits until the volumes are gone.
 func (f *fixture) ebb(ctx context.Context) {
 	now := metav1.DeleteOptions{}
 	Expect(api.CoreV1().Pods(f.ns).DeleteCollection(ctx, now, metav1.ListOptions{})).To(Succeed())

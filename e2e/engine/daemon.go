@@ -95,7 +95,7 @@ func (d *daemon) launch() (ended <-chan error, err error) {
 			result <- err
 			return
 		}
-		result <- errors.New("it gave no reason")
+		result <- errors.New("it exited with status 0")
 	}()
 	return result, nil
 }
@@ -122,7 +122,7 @@ func (d *daemon) configure(ctx context.Context) error {
 		const name = "without-sys-resource"
 		settings["default-runtime"] = name
 		settings["runtimes"] = map[string]any{name: map[string]string{"path": wrapper}}
-		fmt.Fprintln(d.log, "engine: this machine lends no CAP_SYS_RESOURCE, so containers ask for none")
+		fmt.Fprintln(d.log, "engine: containers run without CAP_SYS_RESOURCE, which this machine lacks")
 	}
 	text, err := json.MarshalIndent(settings, "", "  ")
 	if err != nil {
@@ -149,15 +149,15 @@ func (d *daemon) wrapper(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// tidy ends a daemon of ours that runs but does not answer. It also removes pid files of processes
-// that are no longer ours, because dockerd would wait for those processes.
+// tidy ends a daemon of ours that runs but does not answer. It also removes pid files that name
+// processes of others, because dockerd would wait for those processes.
 func (d *daemon) tidy(ctx context.Context) error {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return fmt.Errorf("make the engine's directory: %w", err)
 	}
 	if len(d.socket()) > socketPathMax {
-		return fmt.Errorf("the engine's socket %s has %d characters, and the kernel takes %d: "+
-			"set XDG_CACHE_HOME to a shorter directory", d.socket(), len(d.socket()), socketPathMax)
+		return fmt.Errorf("the engine's socket %s has %d characters, and may have %d: set "+
+			"XDG_CACHE_HOME to a shorter directory", d.socket(), len(d.socket()), socketPathMax)
 	}
 	if err := d.stop(ctx); err != nil {
 		return err
@@ -202,8 +202,8 @@ func (d *daemon) stop(ctx context.Context) error {
 	return nil
 }
 
-// livingPID returns the process in the pid file if it runs and is ours, and zero otherwise. It is
-// ours if its command line names a file of ours.
+// livingPID returns the process in the pid file if it runs and is ours, and zero otherwise. A
+// process is ours if its command line names our file.
 func livingPID(pidFile, ours string) int {
 	text, err := os.ReadFile(pidFile)
 	if err != nil {
@@ -238,8 +238,8 @@ func (e *Engine) sayDriver(ctx context.Context) error {
 		return fmt.Errorf("ask the engine for its storage driver: %w", err)
 	}
 	if driver == "vfs" {
-		fmt.Fprintf(e.log, "engine: %s lies on a filesystem that only the storage driver vfs works on: "+
-			"everything will be slow and large; set XDG_CACHE_HOME to a directory on ext4 or xfs\n",
+		fmt.Fprintf(e.log, "engine: on the filesystem of %s only the storage driver vfs works, which "+
+			"is slow and takes much space; set XDG_CACHE_HOME to a directory on ext4 or xfs\n",
 			e.daemon.dir)
 	}
 	return nil
@@ -248,8 +248,8 @@ func (e *Engine) sayDriver(ctx context.Context) error {
 // capSysResource is the number of CAP_SYS_RESOURCE.
 const capSysResource = 24
 
-// WithoutSysResource reports whether this machine cannot give CAP_SYS_RESOURCE to a container: the
-// capabilities that a process and its children can have at most lack it.
+// WithoutSysResource reports whether this machine cannot give CAP_SYS_RESOURCE to a container,
+// because it is not in this process's bounding set.
 func WithoutSysResource() (bool, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -290,7 +290,7 @@ func raiseWatchers(log io.Writer, file string) error {
 	return nil
 }
 
-// unmountTime is how long the last threads of an engine that has ended may keep a mount busy.
+// unmountTime is how long a mount may stay busy after the engine has ended.
 const unmountTime = 20 * time.Second
 
 // unmountBelow unmounts what a killed engine has left mounted in its directory, the last mounts
@@ -326,8 +326,8 @@ func unmount(ctx context.Context, path string) error {
 	}
 }
 
-// A Docker engine turns on packet forwarding and adds filter rules, and leaves both when it ends.
-// The functions in this file restore the network of a machine that had no engine.
+// A Docker engine turns on packet forwarding and adds filter rules, and does not undo that when it
+// ends. The functions below restore the network of a machine that had no engine.
 
 // network contains the settings of the machine that an engine changes.
 type network struct {
@@ -342,38 +342,38 @@ const forwardFile = "/proc/sys/net/ipv4/ip_forward"
 // tables are the tables of rules: the program that lists each, and its name.
 var tables = []string{"iptables filter", "iptables nat", "ip6tables filter", "ip6tables nat"}
 
-// networkFile is the file that exists from an engine's start until its orderly end.
+// networkFile is the file with the record of the network. It exists from the start of our engine
+// until the network is restored.
 func (d *daemon) networkFile() string { return d.file("network.json") }
 
 // remember records the network before our engine runs. If an engine of ours was killed, its record
-// is kept, because it is still the right one.
+// is still there, and is kept.
 func (d *daemon) remember(ctx context.Context) error {
 	if exists(d.networkFile()) {
 		return nil
 	}
 	text, err := json.MarshalIndent(readNetwork(ctx), "", "  ")
 	if err != nil {
-		return fmt.Errorf("write down the network as it is: %w", err)
+		return fmt.Errorf("record the network: %w", err)
 	}
 	if err := os.WriteFile(d.networkFile(), text, 0o600); err != nil {
-		return fmt.Errorf("write down the network as it is: %w", err)
+		return fmt.Errorf("record the network: %w", err)
 	}
 	return nil
 }
 
-// giveBack restores the network. While another engine runs, it does nothing, because that engine
-// uses the rules.
+// giveBack restores the network, unless another engine runs, which uses the rules.
 func (d *daemon) giveBack(ctx context.Context) error {
 	text, err := os.ReadFile(d.networkFile())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("read how the network was: %w", err)
+		return fmt.Errorf("read the record of the network: %w", err)
 	}
 	var before network
 	if err := json.Unmarshal(text, &before); err != nil {
-		return fmt.Errorf("read how the network was: %w", err)
+		return fmt.Errorf("read the record of the network: %w", err)
 	}
 	if other := otherEngine(); other != 0 {
 		fmt.Fprintf(d.log, "engine: another Docker engine runs, process %d: rules of iptables stay\n",
@@ -384,8 +384,8 @@ func (d *daemon) giveBack(ctx context.Context) error {
 	return os.Remove(d.networkFile())
 }
 
-// otherEngine returns the process ID of a dockerd on this machine, or zero. Our own has ended by
-// then: even if it is still a zombie, it has no command line.
+// otherEngine returns the process ID of a dockerd on this machine, or zero. It is called when our
+// own has ended; even a zombie has no command line.
 func otherEngine() int {
 	found, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range found {
@@ -399,8 +399,7 @@ func otherEngine() int {
 	return 0
 }
 
-// readNetwork reads the network. A table that cannot be read does not exist, so there is nothing in
-// it to restore.
+// readNetwork reads the network. It omits tables that cannot be read, which do not exist.
 func readNetwork(ctx context.Context) network {
 	now := network{Rules: map[string][]string{}}
 	if text, err := os.ReadFile(forwardFile); err == nil {
@@ -438,9 +437,9 @@ func restore(ctx context.Context, before, now network) error {
 	return errors.Join(problems...)
 }
 
-// undo returns the changes that remove an engine's rules from a table: first the rules that lead to
-// its chains, then the chains, then the policy that it set. It keeps rules that were there before,
-// and rules that do not belong to an engine.
+// undo returns the arguments of iptables that remove an engine's rules from a table: first the
+// rules that jump to its chains, then the chains, then the policy that it set. It keeps rules that
+// were there before, and rules that do not belong to an engine.
 func undo(before, now []string) [][]string {
 	var rules, flushed, removed, policies [][]string
 	for _, line := range now {

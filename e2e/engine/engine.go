@@ -72,8 +72,8 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	return own, nil
 }
 
-// Find returns the engine of DOCKER_HOST or the one that runs on this machine, and nil if there is
-// none. If DOCKER_HOST names an engine that does not answer, that is an error.
+// Find returns the engine of DOCKER_HOST or the one that runs on this machine, or nil if there is
+// none. It returns an error if the engine of DOCKER_HOST does not answer.
 func Find(ctx context.Context) (*Engine, error) {
 	e := &Engine{Host: os.Getenv("DOCKER_HOST"), log: io.Discard}
 	if e.answers(ctx) {
@@ -81,14 +81,13 @@ func Find(ctx context.Context) (*Engine, error) {
 	}
 	if e.Host != "" {
 		return nil, fmt.Errorf("expected a Docker engine at DOCKER_HOST=%s, and none answers there: "+
-			"start it, or unset DOCKER_HOST to have one run for the suite", e.Host)
+			"start it, or unset DOCKER_HOST, so that the suite starts its own", e.Host)
 	}
 	return nil, nil
 }
 
-// Kept returns our own engine of an earlier run, or nil if that engine was stopped in order. An
-// engine that was killed is started again, because nothing else can end the containers that
-// outlived it.
+// Kept returns our own engine of an earlier run, or nil if it was stopped. If it was killed, Kept
+// starts it again, because only the engine can end the containers that outlived it.
 func Kept(ctx context.Context, o Options) (*Engine, error) {
 	e := newOwn(o)
 	switch {
@@ -179,8 +178,8 @@ func (e *Engine) Stop(ctx context.Context) error {
 	return errors.Join(err, unmountBelow(ctx, e.daemon.dir), e.daemon.giveBack(ctx))
 }
 
-// clear removes every container and network of our own engine, and the containers' volumes. Images
-// stay, except those that lost their name to newer ones a week ago.
+// clear removes every container and network of our own engine, and the containers' volumes. Of the
+// images it removes those that newer ones replaced more than a week ago.
 func (e *Engine) clear(ctx context.Context) error {
 	containers, err := e.Output(ctx, "ps", "--all", "--quiet")
 	if err != nil {

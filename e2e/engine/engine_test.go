@@ -41,7 +41,7 @@ func TestAPidFileCountsOnlyIfItsProcessIsOurs(t *testing.T) {
 	}
 	// After a restart of the machine the number belongs to another process, here to this test.
 	if got := pid(fmt.Sprint(os.Getpid())); got != 0 {
-		t.Errorf("a process that is not ours is taken for ours: %d", got)
+		t.Errorf("the process of another is read as ours: %d", got)
 	}
 	for _, nonsense := range []string{"", "x", "-1", "1"} {
 		if got := pid(nonsense); got != 0 {
@@ -131,7 +131,7 @@ func TestMountsBelowADirectoryAreUnmounted(t *testing.T) {
 	}
 	dir := t.TempDir()
 	inner := filepath.Join(dir, "outer", "inner")
-	// One mount covers another, as an engine leaves them that was killed twice.
+	// One mount covers another, as after two engines that were killed.
 	for _, path := range []string{filepath.Dir(inner), inner, inner} {
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			t.Fatal(err)

@@ -157,7 +157,8 @@ func command(ctx context.Context, dir string, environment []string, program stri
 	return strings.TrimSpace(string(out)), nil
 }
 
-// interruptible gives a program the time to clean up after itself when the context ends.
+// interruptible makes the end of the context interrupt the program, which then has a minute to
+// clean up.
 func interruptible(c *exec.Cmd) {
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	c.WaitDelay = time.Minute
@@ -166,7 +167,7 @@ func interruptible(c *exec.Cmd) {
 // architecture is this machine's architecture, in the words of Go and Docker.
 const architecture = runtime.GOARCH
 
-// hash returns a name for the given strings: equal strings have equal names.
+// hash returns a short hash of strings, for a name.
 func hash(inputs ...string) string {
 	sum := sha256.New()
 	for _, input := range inputs {
@@ -176,7 +177,7 @@ func hash(inputs ...string) string {
 	return hex.EncodeToString(sum.Sum(nil))[:12]
 }
 
-// hashTree returns a name for a tree's paths and contents. Permissions do not count.
+// hashTree returns a short hash of a tree's paths and contents, without permissions.
 func hashTree(tree fs.FS) (string, error) {
 	var inputs []string
 	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
@@ -193,9 +194,9 @@ func hashTree(tree fs.FS) (string, error) {
 	return hash(inputs...), nil
 }
 
-// keep returns the path of a file or directory in the cache. Its name contains the hash of its
-// inputs. If it is missing, keep removes older ones, calls build with a temporary path, and renames
-// the result.
+// keep returns the path of a file or directory in the cache, whose name contains the hash of its
+// inputs. If it does not exist, keep removes those with the same name and other inputs, calls build
+// with a temporary path, and renames the result.
 func (b *Builder) keep(dir, name, inputs, extension string, build func(partial string) error) (
 	string, error) {
 	dir = filepath.Join(b.Cache, dir)
@@ -237,7 +238,7 @@ func (b *Builder) scratch() (string, error) {
 	return dir, nil
 }
 
-// Tidy removes incomplete builds of a run that was killed. Nobody else may build at the same time.
+// Tidy removes incomplete builds of a run that was killed. No other run may build at the same time.
 func (b *Builder) Tidy() error {
 	left, err := filepath.Glob(filepath.Join(b.Cache, "*", "*.partial"))
 	if err != nil {
@@ -251,7 +252,7 @@ func (b *Builder) Tidy() error {
 	return nil
 }
 
-// place puts a file of the cache where a build finds it. Both are on one file system.
+// place links a file of the cache into the directory of a build. Both are on one file system.
 func place(from, to string) error {
 	if err := os.Link(from, to); err != nil {
 		return fmt.Errorf("place a file for a build: %w", err)

@@ -43,15 +43,15 @@ func TestEveryInputChangesTheHash(t *testing.T) {
 	}
 }
 
-func TestOnlyTheReleasesOwnPackagesAreUsed(t *testing.T) {
+func TestOnlyTheAptSourcesOfTheReleaseAreUsed(t *testing.T) {
 	const debian = "/d.sources:1 bookworm main\n/d.sources:1 bookworm-updates main\n" +
 		"/d.sources:2 bookworm-security main\n/d.sources:2 bookworm-security contrib\n"
 	for name, other := range map[string]string{
-		"alone":                                "",
-		"another vendor":                       "/v.list:1 cloud-sdk-bookworm main\n",
-		"another vendor's part of the release": "/v.list:1 bookworm stable\n",
-		"another release":                      "/v.list:1 trixie main\n",
-		"half of a vendor":                     "/v.list:1 bookworm main\n/v.list:2 nodistro main\n",
+		"alone":                                  "",
+		"another vendor":                         "/v.list:1 cloud-sdk-bookworm main\n",
+		"another vendor, with another component": "/v.list:1 bookworm stable\n",
+		"another release":                        "/v.list:1 trixie main\n",
+		"another vendor, for several releases":   "/v.list:1 bookworm main\n/v.list:2 nodistro main\n",
 	} {
 		if got := ofRelease(other+debian, "bookworm"); !slices.Equal(got, []string{"/d.sources"}) {
 			t.Errorf("%s: %q, want Debian's file", name, got)
@@ -59,7 +59,7 @@ func TestOnlyTheReleasesOwnPackagesAreUsed(t *testing.T) {
 	}
 }
 
-func TestTheModulesPinTheVersionsInTheImagesNames(t *testing.T) {
+func TestTheModulesRequireTheVersionsInTheNamesOfTheImages(t *testing.T) {
 	for module, want := range map[string][]string{
 		"kubernetes": {"k8s.io/kubernetes " + Kubernetes},
 		"etcd":       {"go.etcd.io/etcd/server/v3 v" + strings.TrimSuffix(etcd, "-0")},
@@ -138,7 +138,7 @@ func git(t *testing.T, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func TestAShallowCloneIsToldHowToFetchThePreviousRelease(t *testing.T) { // D-57
+func TestTheErrorOfAShallowCloneSaysHowToFetchThePreviousRelease(t *testing.T) { // D-57
 	dir, shallow := t.TempDir(), filepath.Join(t.TempDir(), "shallow")
 	git(t, dir, "init", "--quiet")
 	git(t, dir, "commit", "--quiet", "--allow-empty", "--message", "1")

@@ -72,8 +72,8 @@ func (b *Builder) Node(ctx context.Context, kubernetes string) (string, error) {
 	return image, b.dropOlder(ctx, repository, image)
 }
 
-// makeParts compiles and collects at the same time: one needs the processors, the other the
-// network.
+// makeParts compiles programs and downloads packages at the same time: the one needs the
+// processors, the other the network.
 func (b *Builder) makeParts(ctx context.Context) (parts, error) {
 	p := parts{programs: map[string]string{}}
 	group, ctx := errgroup.WithContext(ctx)
@@ -100,7 +100,7 @@ func (b *Builder) makeParts(ctx context.Context) (parts, error) {
 	return p, group.Wait()
 }
 
-// nodeKey returns a name for what a node image is made of.
+// nodeKey returns a short hash of everything that a node image is made of.
 func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (string, error) {
 	inputs := []string{p.node, p.workloads, fmt.Sprint(restricted), fmt.Sprint(singles(), collected)}
 	for _, name := range slices.Sorted(maps.Keys(p.programs)) {
@@ -118,8 +118,8 @@ func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (string
 	return hash(append(inputs, kind)...), err
 }
 
-// bakedImages builds every image that the node image contains, some at a time, and returns their
-// archive.
+// bakedImages builds all images that the node image contains, a few at a time, and returns an
+// archive of them.
 func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 	var images []string
 	group, building := errgroup.WithContext(ctx)
@@ -175,7 +175,7 @@ func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked st
 	return err
 }
 
-// placeNode puts the files of the node image together: ours, kind's, and the programs.
+// placeNode collects the files of the node image: ours, kind's, and the programs.
 func (b *Builder) placeNode(ctx context.Context, dir, programs string) error {
 	kind, err := command(ctx, b.Root, nil, "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kind")
 	if err != nil {

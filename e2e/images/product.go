@@ -74,8 +74,8 @@ func (b *Builder) Product(ctx context.Context, before Previous) (string, error) 
 	return b.save(ctx, "product", images...)
 }
 
-// productBases returns the values of BASE, by target. A target without a value uses the default in
-// the Dockerfile.
+// productBases returns the values of the build argument BASE, by target. A target without a value
+// uses the default in the Dockerfile.
 func (b *Builder) productBases(ctx context.Context) (map[string]string, error) {
 	if !b.Offline {
 		return nil, nil
@@ -221,7 +221,7 @@ var collected = map[string][]string{
 	"postgres": {"postgres:17.6"},
 }
 
-// smallBase is the base of the simulator's image. It is collected, too.
+// smallBase is the base of the simulator's image. It is built like those in collected.
 const smallBase = "oxide-e2e/base:latest"
 
 // buildCollected builds an image from programs of a root file system, under each of the names. more

@@ -20,8 +20,8 @@ import (
 type system struct {
 	// codename is the release's codename, such as bookworm.
 	codename string
-	// sources contains the files with the sources of its packages. They name the user's mirrors; we
-	// name no host.
+	// sources contains the files with the apt sources of its packages. No host is named here, so that
+	// the user's mirrors are used.
 	sources []string
 }
 
@@ -104,8 +104,8 @@ type Previous struct {
 func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
 	commit, err := command(ctx, root, nil, "git", "rev-parse", "--verify", release+"^{commit}")
 	if err != nil {
-		return Previous{}, fmt.Errorf("expected the release before, %s, among the commits of %s, "+
-			"since the suite upgrades from it, and found: %w; fetch the whole history with git fetch "+
+		return Previous{}, fmt.Errorf("expected the previous release %s among the commits of %s, "+
+			"because the suite upgrades from it, and found: %w; fetch the whole history with git fetch "+
 			"--unshallow --tags (in a workflow, fetch-depth: 0 of actions/checkout), or name another "+
 			"commit with -previous", release, root, err)
 	}
@@ -113,7 +113,7 @@ func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
 	return Previous{Name: name, commit: commit}, err
 }
 
-// Unpack puts the tree of a release into the cache, in the place of that of another one.
+// Unpack puts the tree of a release into the cache. It removes that of another release.
 func (b *Builder) Unpack(ctx context.Context, p *Previous) (err error) {
 	if *p == (Previous{}) {
 		return nil
@@ -155,8 +155,8 @@ var productRootfs = rootfs{name: "product", packages: []string{
 // workloadRootfs contains the programs of the workload images.
 var workloadRootfs = rootfs{name: "workloads", packages: []string{"busybox-static", "postgresql"}}
 
-// dpkgOptions contains options of dpkg: images contain the copyright files of their packages, and
-// no manuals. A file system that a crash leaves incomplete is made again, so nothing is flushed.
+// dpkgOptions contains options of dpkg: images contain no manuals, but the copyright files of their
+// packages; and nothing is flushed, because after a crash the file system is made again.
 var dpkgOptions = []string{
 	"--dpkgopt=force-unsafe-io",
 	"--dpkgopt=path-exclude=/usr/share/doc/*",
@@ -224,8 +224,7 @@ func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 			break
 		}
 	}
-	// Each child has its own end of the pipe. If ours stayed open, the other child would wait for
-	// ever.
+	// Each child has its own end of the pipe. If ours stayed open, the other child would wait forever.
 	err = errors.Join(err, read.Close(), write.Close())
 	for _, c := range []*exec.Cmd{pack, keep} {
 		if c.Process != nil {
@@ -235,7 +234,7 @@ func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 	if err != nil {
 		return fmt.Errorf("mmdebstrap %s: %w: %s", strings.Join(args, " "), err, said.String())
 	}
-	// Half a tar is an image, too, so only a complete one gets the name.
+	// The engine makes an image of an incomplete tar, too, so name the image only now.
 	if _, err := b.Engine.Output(ctx, "tag", image+"-partial", image); err != nil {
 		return err
 	}

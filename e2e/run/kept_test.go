@@ -22,8 +22,8 @@ import (
 )
 
 // kept creates what a run with KEEP=1 leaves, without the cluster: the note, and a work directory
-// with one attached disk. The disk was attached in another mount namespace, which is gone, as if by
-// a container.
+// with one attached disk. As by a container, the disk was attached in another mount namespace,
+// which is gone.
 func kept(t *testing.T) (s *suiteRun, work string, disk loopdev.Device) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -111,7 +111,7 @@ func TestAFailedRunLeavesTheFilesOfDisksAndNoLoopDevice(t *testing.T) {
 		t.Errorf("the disk's file should be left to look at: %v", err)
 	}
 	if _, err := os.Lstat(s.note()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the note should be gone, lest the next run removes the files: %v", err)
+		t.Errorf("the note should be gone, or the next run removes the files: %v", err)
 	}
 }
 
@@ -122,7 +122,7 @@ func TestTheFilesOfDisksStayWhileALoopDeviceIsBusy(t *testing.T) {
 	defer holder.Close()
 	err = s.removeKept(t.Context())
 	if !errors.Is(err, loopdev.ErrBusy) || !strings.Contains(err.Error(), "make e2e-down") {
-		t.Errorf("removeKept = %v, want that the device is held and what to do", err)
+		t.Errorf("removeKept = %v, want that the device is busy, and what to do", err)
 	}
 	for _, path := range []string{filepath.Join(work, "rack", "disks", "disk"), s.note()} {
 		if _, err := os.Stat(path); err != nil {

@@ -4,7 +4,7 @@
 //
 //	go run ./e2e/run                        images from where they are published
 //	go run ./e2e/run -offline               every image built here
-//	go run ./e2e/run -offline -focus CP-10  one requirement
+//	go run ./e2e/run -offline -focus CP-9   one requirement
 //	KEEP=1 go run ./e2e/run -offline        leaves the cluster, to look at it
 //	go run ./e2e/run -down                  removes what was left
 package main
@@ -53,7 +53,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	m, err := look(ctx, o)
+	m, err := inspect(ctx, o)
 	if err != nil {
 		return err
 	}

@@ -31,8 +31,8 @@ type options struct {
 	cache string
 }
 
-// published is the default Kubernetes version of a run with published images. Its minor version is
-// that of the offline run, and its patch version is one for which kind's release has an image.
+// published is the default Kubernetes version of a run with published images: of the minor version
+// of the offline run, one for which kind's release has an image.
 const published = "v1.35.8"
 
 // previousRelease is the tag of the last release. There is none yet, so it is a commit from before
@@ -72,11 +72,11 @@ func parse(args []string, output io.Writer) (options, error) {
 	}
 	switch {
 	case flags.NArg() > 0:
-		return o, fmt.Errorf("expected flags alone, and found %q: a spec is chosen with -focus",
+		return o, fmt.Errorf("expected only flags, and found %q: choose a spec with -focus",
 			flags.Arg(0))
 	case o.offline && o.kubernetes != images.Kubernetes:
-		return o, fmt.Errorf("offline, the nodes run %s, and -kubernetes asks for %s: leave out one "+
-			"of -offline and -kubernetes", images.Kubernetes, o.kubernetes)
+		return o, fmt.Errorf("expected -kubernetes %s with -offline, and found %s: omit one of the "+
+			"flags", images.Kubernetes, o.kubernetes)
 	case o.timeout < 2*suiteEnd:
 		return o, fmt.Errorf("expected a -timeout of at least %s, since the suite cleans up in the "+
 			"last %s, and found %s", 2*suiteEnd, suiteEnd, o.timeout)
@@ -147,12 +147,12 @@ func (m machine) missing() []string {
 	}
 	add(!m.programs["go"], "expected the Go toolchain in the PATH, and found no go: "+
 		"install the version that go.mod names")
-	add(!m.root, "expected to run as root, and this is another user: the nodes are privileged "+
+	add(!m.root, "expected to run as root, and found another user: the nodes are privileged "+
 		"containers, and the rack makes loop devices; run it with sudo --preserve-env=PATH,HOME")
 	switch scheme, _, _ := strings.Cut(m.dockerHost, "://"); {
 	case m.dockerHost != "" && scheme != "unix":
-		list = append(list, fmt.Sprintf("expected an engine on this machine, whose directories and "+
-			"devices the nodes get, and found DOCKER_HOST=%s: unset it, or name a unix socket",
+		list = append(list, fmt.Sprintf("expected an engine on this machine, because the nodes get its "+
+			"directories and devices, and found DOCKER_HOST=%s: unset it, or name a unix socket",
 			m.dockerHost))
 	case m.dockerProblem != nil:
 		list = append(list, m.dockerProblem.Error())
@@ -162,16 +162,15 @@ func (m machine) missing() []string {
 			"expected a Docker engine that answers, dockerd to run one, or apt-get to install one, "+
 				"and found none of them: install Docker, or set DOCKER_HOST")
 	}
-	add(m.offline && !m.programs["apt-get"], "expected apt-get, since -offline makes root file "+
-		"systems of Debian's packages, and found none: run it on a Debian or an Ubuntu, or without "+
-		"-offline")
+	add(m.offline && !m.programs["apt-get"], "expected apt-get, because -offline makes root file "+
+		"systems of Debian's packages, and found none: run it on Debian or Ubuntu, or without -offline")
 	add(m.memory < memoryNeeded, "expected %s of available memory for three nodes and their "+
 		"builds, and found %s: end something, or take a larger machine",
 		gib(memoryNeeded), gib(m.memory))
 	add(m.disk < diskNeeded, "expected %s free in %s, and found %s: make room, or set "+
 		"XDG_CACHE_HOME to a directory with more", gib(diskNeeded), m.cache, gib(m.disk))
-	add(!m.loop, "expected the loop driver, which the rack's disks are made with, and found no "+
-		"/dev/loop-control: load it with modprobe loop, or take a kernel that has it")
+	add(!m.loop, "expected the loop driver for the rack's disks, and found no /dev/loop-control: "+
+		"load it with modprobe loop, or use a kernel that has it")
 	return list
 }
 
@@ -180,8 +179,8 @@ func gib(bytes int64) string {
 	return strconv.FormatFloat(float64(bytes)/(1<<30), 'f', 1, 64) + " GiB"
 }
 
-// look collects the facts about this machine.
-func look(ctx context.Context, o options) (machine, error) {
+// inspect collects the facts about this machine.
+func inspect(ctx context.Context, o options) (machine, error) {
 	m := machine{
 		root: os.Geteuid() == 0, cache: o.cache, offline: o.offline, programs: map[string]bool{},
 		dockerHost: os.Getenv("DOCKER_HOST"),

@@ -27,9 +27,9 @@ func setenv(t *testing.T, pairs ...string) {
 
 func TestOptionsAreReadFromFlagsAndEnvironment(t *testing.T) {
 	setenv(t, "KEEP", "1")
-	got, err := parse([]string{"-offline", "-focus", "CP-10", "-label", "!slow"}, io.Discard)
+	got, err := parse([]string{"-offline", "-focus", "CP-9", "-label", "!slow"}, io.Discard)
 	want := options{
-		offline: true, focus: "CP-10", label: "!slow", kubernetes: images.Kubernetes, keep: true,
+		offline: true, focus: "CP-9", label: "!slow", kubernetes: images.Kubernetes, keep: true,
 		timeout: time.Hour, cache: "/home/me/.cache/oxide-csi-e2e", previous: previousRelease,
 	}
 	if err != nil || got != want {
@@ -46,18 +46,18 @@ func TestOptionsAreReadFromFlagsAndEnvironment(t *testing.T) {
 	}
 	named, err := parse([]string{"-focus=long"}, io.Discard)
 	if err != nil || named.label != "" {
-		t.Errorf("parse = %+v, %v, want the specs of the focus, long ones too", named, err)
+		t.Errorf("parse = %+v, %v, want the specs of the focus, including long ones", named, err)
 	}
 }
 
 func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 	setenv(t)
 	for want, args := range map[string][]string{
-		"a spec is chosen with -focus": {"CP-10"},
-		"offline, the nodes run":       {"-offline", "-kubernetes=v1.36.1"},
-		"a version such as v1.35":      {"-kubernetes=1.36.1"},
-		"the suite cleans up":          {"-timeout=1m"},
-		"not defined":                  {"-on"},
+		"choose a spec with -focus":                 {"CP-9"},
+		"expected -kubernetes " + images.Kubernetes: {"-offline", "-kubernetes=v1.36.1"},
+		"a version such as v1.35":                   {"-kubernetes=1.36.1"},
+		"the suite cleans up":                       {"-timeout=1m"},
+		"not defined":                               {"-on"},
 	} {
 		if _, err := parse(args, io.Discard); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("parse(%q) = %v, want an error with %q", args, err, want)
@@ -69,7 +69,7 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 	}
 }
 
-func TestTheRacksDirectoryAllowsDeviceNodes(t *testing.T) {
+func TestTheRacksDirectoryIsOnAFilesystemWithDeviceNodes(t *testing.T) {
 	first, second := filepath.Join(t.TempDir(), "first"), filepath.Join(t.TempDir(), "second")
 	flags := map[string]int64{first: mountedNoDev | 1, second: 1}
 	flagsOf := func(dir string) (int64, error) { return flags[dir], nil }
@@ -83,15 +83,15 @@ func TestTheRacksDirectoryAllowsDeviceNodes(t *testing.T) {
 	flags[second] = mountedNoDev
 	if _, err := workDir([]string{first, second}, flagsOf); err == nil ||
 		!strings.Contains(err.Error(), "nodev") {
-		t.Errorf("workDir = %v where no device node works, want that said", err)
+		t.Errorf("workDir = %v, want an error that names nodev", err)
 	}
 	if _, err := mountFlags(t.TempDir()); err != nil {
 		t.Errorf("mountFlags: %v", err)
 	}
 }
 
-// well returns a machine that lacks nothing.
-func well() machine {
+// complete returns a machine that lacks nothing.
+func complete() machine {
 	return machine{
 		root: true, docker: true, loop: true, offline: true, cache: "/cache",
 		memory: 16 << 30, disk: 40 << 30,
@@ -135,7 +135,7 @@ func TestEverythingAMachineLacksIsReportedInOneSentence(t *testing.T) {
 		"just enough memory and disk": {
 			change: func(m *machine) { m.memory, m.disk = memoryNeeded, diskNeeded },
 		},
-		"all of it at once is said at once": {
+		"everything": {
 			change: func(m *machine) { *m = machine{} },
 			want: [][]string{{"Go toolchain", "install"}, {"as root", "sudo"},
 				{"Docker engine", "DOCKER_HOST"}, {"6.0 GiB of available memory", "found 0.0 GiB"},
@@ -143,7 +143,7 @@ func TestEverythingAMachineLacksIsReportedInOneSentence(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := well()
+			m := complete()
 			test.change(&m)
 			got := m.missing()
 			if len(got) != len(test.want) {
@@ -167,11 +167,11 @@ func notThere() (bool, error) { return false, nil }
 func refused(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
-		t.Fatalf("the run has the cluster, want an error that says %q", words)
+		t.Fatalf("the run has the cluster, want an error with %q", words)
 	}
 	for _, word := range words {
 		if !strings.Contains(err.Error(), word) {
-			t.Errorf("the error does not say %q: %v", word, err)
+			t.Errorf("the error lacks %q: %v", word, err)
 		}
 	}
 }

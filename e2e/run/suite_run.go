@@ -164,8 +164,8 @@ func (s *suiteRun) suite(ctx context.Context, environment, program string, args 
 	return suite.Run()
 }
 
-// suiteArgs returns the suite's own flags. Its timeout is shorter than the process's, so that it
-// can clean up.
+// suiteArgs returns the flags of the suite's program. The specs have less time than the process, so
+// that they can clean up.
 func suiteArgs(o options) []string {
 	args := []string{"-test.v", "-test.timeout=" + o.timeout.String(),
 		"-ginkgo.timeout=" + (o.timeout - suiteEnd).String()}
@@ -181,21 +181,20 @@ func suiteArgs(o options) []string {
 // tidy removes the suite's work directory. If the suite failed, it prints where to look.
 func (s *suiteRun) tidy(ctx context.Context, work, evidence string, green bool) error {
 	if _, err := os.Stat(evidence); !green && err == nil {
-		fmt.Fprintf(s.stdout, "e2e: what is known of the failure lies in %s\n", evidence)
+		fmt.Fprintf(s.stdout, "e2e: the evidence of the failure is in %s\n", evidence)
 	}
 	if s.keep {
 		fmt.Fprintf(s.stdout, "e2e: kept the cluster; look at it with KUBECONFIG=%s; run specs on it "+
 			"with E2E_REUSE=1 KEEP=1\n", filepath.Join(work, "kubeconfig"))
 		return nil
 	}
-	// After an interrupt nobody needs to look at the disks.
-	interrupted := ctx.Err() != nil
+	interrupted := ctx.Err() != nil // then nobody needs the disks
 	ctx = context.WithoutCancel(ctx)
 	if green || interrupted {
 		return s.removeKept(ctx)
 	}
-	fmt.Fprintf(s.stdout, "e2e: the rack's disks are left in %s; remove it when you have seen them\n",
-		work)
+	fmt.Fprintf(s.stdout, "e2e: the rack's disks are kept in %s; remove it when you have examined "+
+		"them\n", work)
 	if err := errors.Join(s.removeCluster(), s.detach(ctx, work)); err != nil {
 		return err
 	}
@@ -226,8 +225,8 @@ func (s *suiteRun) removeCluster() error {
 func (s *suiteRun) detach(ctx context.Context, work string) error {
 	released, err := loopdev.DetachBelow(ctx, work)
 	if err != nil {
-		return fmt.Errorf("expected to release the loop devices of the rack in %s, and found: %w; "+
-			"its files stay: end what holds the devices, then run make e2e-down", work, err)
+		return fmt.Errorf("release the loop devices of the rack in %s, whose files stay: %w; end what "+
+			"uses the devices, then run make e2e-down", work, err)
 	}
 	for _, d := range released {
 		fmt.Fprintf(s.stdout, "e2e: released %s, which the suite has left\n", d.Path)
@@ -261,7 +260,7 @@ func down(ctx context.Context, where engine.Options, stdout io.Writer) error {
 func projectRoot(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
-		return "", fmt.Errorf("expected to run in the project's tree, and go list says: %w", err)
+		return "", fmt.Errorf("expected to run in the project's tree, and go list fails: %w", err)
 	}
 	root := string(out[:len(out)-1])
 	if _, err := os.Stat(filepath.Join(root, "e2e", "run")); err != nil {
@@ -282,8 +281,9 @@ func (h holder) String() string {
 		h.Since.Format(time.RFC3339), h.Cache)
 }
 
-// hold locks a file until this process ends, and writes this process into it. what names what the
-// lock protects. allowed decides by the previous holder whether this process may have the lock.
+// hold locks a file until unlock is called or this process ends, and writes into it who has it. The
+// lock protects what. allowed returns an error if this process must not have the lock after the
+// previous holder.
 func hold(path, what, cache string, allowed func(before holder) error) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -302,8 +302,8 @@ func hold(path, what, cache string, allowed func(before holder) error) (unlock f
 	var before holder
 	_ = json.Unmarshal(text, &before) // if this fails, the holder is unknown
 	if lockErr != nil {
-		return nil, fmt.Errorf("expected to be the only run with %s, and another one has it (%s): wait "+
-			"for it to end", what, before)
+		return nil, fmt.Errorf("expected no other run with %s, and one is in progress (%s): wait for it "+
+			"to end", what, before)
 	}
 	if err := allowed(before); err != nil {
 		return nil, err
@@ -323,10 +323,10 @@ func writeAt(file *os.File, text []byte) error {
 	return err
 }
 
-// lock prevents that two runs build in one cache, or share our own engine in it.
+// lock reserves a cache, with our own engine in it, for this run.
 func lock(cache string) (unlock func(), err error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return nil, fmt.Errorf("make the cache: %w", err)
+		return nil, fmt.Errorf("create the cache: %w", err)
 	}
 	return hold(filepath.Join(cache, "lock"), "the cache "+cache, cache,
 		func(holder) error { return nil })
@@ -349,9 +349,8 @@ func (s *suiteRun) claim(ctx context.Context) (release func(), err error) {
 	return claimCluster(lockDir, id, s.cache, s.clusterExists, s.note())
 }
 
-// claimCluster takes the lock of the cluster on the engine with this ID. If the lock has no record,
-// for example after an update of this program, the note in the cache shows whether the cluster is
-// ours.
+// claimCluster takes the lock of the cluster on the engine with this ID. If the lock's file names
+// no previous holder, the note in the cache shows whether a run with this cache made the cluster.
 func claimCluster(
 	dir, engine, cache string, exists func() (bool, error), note string,
 ) (release func(), err error) {
@@ -367,7 +366,7 @@ func claimCluster(
 				"e2e-down, or name another engine in DOCKER_HOST", what, before, filepath.Dir(before.Cache))
 		}
 		if _, err := os.Stat(note); err != nil {
-			return fmt.Errorf("%s is there, and no run with the cache %s has made it: remove it with kind "+
+			return fmt.Errorf("%s exists, and no run with the cache %s has made it: remove it with kind "+
 				"delete cluster --name %s if nobody needs it, or name another engine in DOCKER_HOST", what,
 				cache, clusterName)
 		}

@@ -30,34 +30,33 @@ func run(args []string) error {
 	}
 	runc, err := exec.LookPath("runc")
 	if err != nil {
-		return fmt.Errorf("find the runc to become: %w", err)
+		return fmt.Errorf("find runc: %w", err)
 	}
-	return fmt.Errorf("become %s: %w", runc, syscall.Exec(runc, args, os.Environ()))
+	return fmt.Errorf("execute %s: %w", runc, syscall.Exec(runc, args, os.Environ()))
 }
 
 // edit removes the capability from the file. A file without capabilities stays unchanged.
 func edit(file string, at []string) error {
 	info, err := os.Stat(file)
 	if err != nil {
-		return fmt.Errorf("read what is asked for: %w", err)
+		return fmt.Errorf("read the requested capabilities: %w", err)
 	}
 	before, err := os.ReadFile(file)
 	if err != nil {
-		return fmt.Errorf("read what is asked for: %w", err)
+		return fmt.Errorf("read the requested capabilities: %w", err)
 	}
 	after, err := without(before, at, "CAP_SYS_RESOURCE")
-	if err != nil {
-		return fmt.Errorf("take CAP_SYS_RESOURCE out of %s: %w", file, err)
+	if err == nil {
+		err = os.WriteFile(file, after, info.Mode().Perm())
 	}
-	if err := os.WriteFile(file, after, info.Mode().Perm()); err != nil {
-		return fmt.Errorf("take CAP_SYS_RESOURCE out of %s: %w", file, err)
+	if err != nil {
+		return fmt.Errorf("remove CAP_SYS_RESOURCE from %s: %w", file, err)
 	}
 	return nil
 }
 
-// takesValue contains those flags of runc that have a value and that an engine sets before the
-// command, so that a value is not taken for the command. It also contains the flags that name a
-// file.
+// takesValue contains flags of runc that have a value: those that an engine sets before the
+// command, whose value must not be read as the command, and those that name a file.
 var takesValue = []string{"root", "log", "log-format", "criu", "rootless",
 	"bundle", "b", "process", "p"}
 
@@ -83,8 +82,7 @@ func asked(args []string) (file string, at []string, ok bool) {
 		bundle := values["bundle"] + values["b"]
 		return filepath.Join(bundle, "config.json"), []string{"process", "capabilities"}, true
 	case "exec":
-		// A process given on the command line has the container's capabilities; a file may request
-		// more.
+		// A process in a file may request capabilities; one on the command line has the container's.
 		if process := values["process"] + values["p"]; process != "" {
 			return process, []string{"capabilities"}, true
 		}

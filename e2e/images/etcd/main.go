@@ -1,6 +1,6 @@
 // Command etcd is the etcd server of the end-to-end suite's cluster when no registry can be
-// reached. It is the published server: etcd's own main package is in no released module that can be
-// built alone, so this program calls the same function.
+// reached. It calls the main function of etcd's server; etcd's own main package is in no released
+// module that can be built alone.
 package main
 
 import (

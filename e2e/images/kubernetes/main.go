@@ -1,6 +1,7 @@
-// Command kubernetes is the programs of Kubernetes that the end-to-end suite's cluster runs when no
-// registry can be reached. It is the one whose name it is called by: linking one program takes a
-// fraction of the time of linking seven, and the node and its images share one file.
+// Command kubernetes contains the programs of Kubernetes that the end-to-end suite's cluster runs
+// when no registry can be reached. The name by which it is called selects one, such as kubelet.
+// Linking one program takes a fraction of the time of linking seven, and the node and its images
+// share one file.
 package main
 
 import (

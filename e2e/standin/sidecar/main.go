@@ -91,7 +91,7 @@ func (d driver) probe(ctx context.Context) error {
 	defer cancel()
 	said, err := d.Probe(ctx, &csi.ProbeRequest{})
 	if ready := said.GetReady(); err == nil && ready != nil && !ready.GetValue() {
-		return errors.New("the driver says that it is not ready")
+		return errors.New("the driver reports that it is not ready")
 	}
 	return err
 }
@@ -155,7 +155,7 @@ func register(ctx context.Context, d driver, endpoint, listen string) error {
 	return group.Wait()
 }
 
-// kubeletSide is the service that the kubelet calls.
+// kubeletSide is the registration service that the kubelet calls.
 type kubeletSide struct {
 	registration.UnimplementedRegistrationServer
 	driver, endpoint string
