@@ -26,8 +26,9 @@ type Options struct {
 	Volumes string // a file with the wanted volumes, "-" for standard input
 	Kubectl bool   // run kubectl instead
 
-	// MinAge is how old an object has to be when the list is made in order to be judged: the clocks of
-	// the rack and of the list differ, and the orchestrator needs a while to record a volume.
+	// MinAge is how old an object of the rack has to be, when the list is made, to be an orphan. The
+	// list may lack a younger one: the orchestrator needs a while to record a volume, and the clocks
+	// of the rack and of the list may differ.
 	MinAge time.Duration
 
 	Delete string // a file with the orphans to delete; empty deletes nothing
@@ -71,7 +72,7 @@ func (o *Options) Check(clusterID string) error {
 		return errors.New("audit: --delete needs --kubectl: only the exit status of kubectl shows that " +
 			"the list is complete; without Kubernetes delete by hand (oxide disk delete)")
 	case o.Delete != "" && o.Output == "pv":
-		return errors.New("audit: --output pv is for what is kept: leave out --delete")
+		return errors.New("audit: --output pv is for orphans that are kept: omit --delete")
 	case o.Delete != "" && clusterID == "":
 		// Clusters without an id look alike on the rack, and the list of one lacks another's volumes.
 		return errors.New("OXIDE_CLUSTER_ID (--cluster-id) is not set: --delete needs it to " +
@@ -204,8 +205,8 @@ func (c *comparison) judge(o object) string {
 	return isOrphan
 }
 
-// noDeletion returns why nothing may be deleted, or "". If the list is of another time or of
-// another cluster, volumes in use look like orphans.
+// noDeletion returns why nothing may be deleted, or "". In a list of another time or of another
+// cluster, volumes that are in use are missing, and look like orphans.
 func (c *comparison) noDeletion() string {
 	if missing := c.report.Missing; len(missing) > 0 {
 		return fmt.Sprintf("the list names %d disks or snapshots that the rack does not have, such as "+

@@ -41,7 +41,7 @@ func listOf(items ...string) string {
 		strings.Join(items, ",") + `]}`
 }
 
-func TestParseWanted(t *testing.T) {
+func TestWantedVolumesAreParsedFromHandlesAndFromJSON(t *testing.T) {
 	content := func(spec, status string) string {
 		return `{"kind":"VolumeSnapshotContent","metadata":{"name":"c"},"spec":{"driver":"` +
 			volume.DriverName + `",` + spec + `},"status":{` + status + `}}`
@@ -188,8 +188,8 @@ spec:
 	}
 	const csi = "  csi:\n    driver: csi.oxide.computer\n    volumeHandle: ID\n"
 	const fs = csi + "    fsType: ext4 # what the disk holds; if another, the pod's events name it\n"
-	choose := ` # one of those made for shop/db; choose`
-	want := pv(disk, `{namespace: "shop", name: "data"} # that of its time`, fs) +
+	choose := ` # one of several made for shop/db; choose`
+	want := pv(disk, `{namespace: "shop", name: "data"} # for which it was made`, fs) +
 		pv(raw, `{namespace: "default", name: "pvc-2"} # unknown`, "  volumeMode: Block\n"+csi) +
 		fmt.Sprintf(`---
 apiVersion: snapshot.storage.k8s.io/v1
@@ -202,7 +202,7 @@ spec:
   volumeSnapshotRef: {namespace: "default", name: "oxide-%[1]s"}
 `, snapshot.ID) + pv(earlier, `{namespace: "default", name: "pvc-5"}`+choose, fs) +
 		pv(later, `{namespace: "default", name: "pvc-6"}`+choose, fs) +
-		pv(named, `{namespace: "shop", name: "cache-grow-big"} # that of its time`, fs)
+		pv(named, `{namespace: "shop", name: "cache-grow-big"} # for which it was made`, fs)
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Error(diff)
 	}
@@ -234,7 +234,7 @@ func tagged(name, cluster string) edit {
 	return racktest.With("description", volume.Tag{Name: name, Cluster: cluster}.Description())
 }
 
-// looks is the request that reads testDisk(n). deletion is that request with the deletion after it.
+// looks is the request that reads testDisk(n). deletion is that request and then the deletion.
 func looks(n int, edits ...edit) racktest.Exchange {
 	return racktest.OK("GET "+diskPath(n), rackDisk(n, edits...))
 }
@@ -385,19 +385,19 @@ func TestOnlyWhatAPersonNamesIsDeleted(t *testing.T) { // D-69
 			"named by the PersistentVolume pvc-1", false},
 		{"a grown volume, which only its claim names", []string{own(1), fmt.Sprintf(places[2], "pvc-2")},
 			blue(testDisk(2)), nil, "named by the PersistentVolumeClaim", false},
-		{"another object by now", []string{own(1)}, blue(renamed), nil, changed, false},
+		{"a disk that changed since the report", []string{own(1)}, blue(renamed), nil, changed, false},
 		{"another cluster's disk", []string{own(1)}, blue(testDisk(red)), nil, `cluster "red"`, false},
-		{"by its name only", []string{own(1)}, blue(object{ID: testDisk(2).Name}), nil, "=0", false},
+		{"a disk by its name", []string{own(1)}, blue(object{ID: testDisk(2).Name}), nil, "=0", false},
 		{"by an empty list", nil, blue(testDisk(2)), nil, "list of another cluster", true},
 		{"by the list of the cluster to which disk 1 was moved", []string{static(1)},
 			blue(testDisk(2)), nil, "list of another cluster", true},
-		{"without a name", []string{own(1)}, blue(), nil, "it has no orphans", true},
+		{"by a report without orphans", []string{own(1)}, blue(), nil, "it has no orphans", true},
 		{"by another cluster's report", []string{own(1)}, strings.ReplaceAll(blue(testDisk(2)),
 			`"blue"`, `"red"`), nil, `report of the cluster "red"`, true},
 		{"by another project's report", []string{own(1)}, strings.ReplaceAll(blue(testDisk(2)),
 			racktest.ProjectID, racktest.Disk), nil, racktest.Disk, true},
-		{"by half a report", []string{own(1)}, blue(testDisk(2))[:99], nil, "not a report", true},
-		{"the disks that were made since the backup of the list", []string{own(1), own(4)},
+		{"by a truncated report", []string{own(1)}, blue(testDisk(2))[:99], nil, "not a report", true},
+		{"by a list from before a restore of etcd", []string{own(1), own(4)},
 			blue(testDisk(2), testDisk(3)), absent(4), "restore of etcd", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {

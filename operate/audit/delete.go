@@ -51,7 +51,7 @@ func (a *audit) deleteNamed(ctx context.Context, c *comparison) error {
 			}
 			a.report.Deleted++
 			_, _ = fmt.Fprintf(a.log, "deleted the %s %s (%s)\n", n.Kind, n.ID, n.Name)
-		case notThere: // as it should be, perhaps by an interrupted audit
+		case notThere: // deleted before, perhaps by an interrupted audit
 		default:
 			a.report.Kept = append(a.report.Kept, finding{Kind: n.Kind, ID: n.ID, Reason: reason})
 		}
@@ -101,14 +101,14 @@ const (
 	notThere = "the rack does not have it"
 )
 
-// remove deletes an orphan on the rack. It is the only function of the package that deletes. The
-// last answer before the request shows that the object is the same, this cluster's, and free.
-// reason is why it was not deleted.
+// remove deletes an orphan on the rack, or returns the reason why it does not. It is the only
+// function of the package that deletes. The last answer before the request shows that the object is
+// the same, this cluster's, and free.
 func (c *ownedRack) remove(ctx context.Context, named object) (reason string, err error) {
 	id := oxide.NameOrId(named.ID)
 	if named.Name == "deleted-"+named.ID {
-		// The rack has half deleted the disk, whose state then names no instance. The rack attaches no
-		// such disk, so the list of holders cannot become outdated.
+		// The rack has deleted the disk only in part; then its state names no instance. Nobody can
+		// attach such a disk, so the list of its holders cannot become outdated.
 		if holders, err := c.Holders(ctx, named.ID); err != nil || len(holders) > 0 {
 			return "it is attached to the instance " + strings.Join(holders, ", "), err
 		}
@@ -138,7 +138,7 @@ func (c *ownedRack) remove(ctx context.Context, named object) (reason string, er
 	case err == nil:
 		return "", nil
 	case open:
-		return "", fmt.Errorf("%w; the rack may still delete it: audit again in a minute", err)
+		return "", fmt.Errorf("%w; the rack may still delete it: repeat the audit in a minute", err)
 	case rack.NotFound(err):
 		if now, err := c.read(ctx, named.Kind, id); now != nil || err != nil {
 			return "the rack shows it, but does not find it for deletion", err
@@ -153,7 +153,7 @@ func (c *ownedRack) remove(ctx context.Context, named object) (reason string, er
 // Kind is the kind of an object of the rack.
 type Kind string
 
-// The kinds of objects; either is for a handle of unknown kind.
+// The kinds of objects. A handle whose kind is unknown has the kind either.
 const (
 	kindDisk     Kind = "disk"
 	kindSnapshot Kind = "snapshot"
@@ -166,12 +166,13 @@ type object struct {
 	ID         string    `json:"id"`
 	Name       string    `json:"name"`
 	CSIName    string    `json:"csiName,omitempty"`
-	Claim      string    `json:"claim,omitempty"` // when it was made
+	Claim      string    `json:"claim,omitempty"` // for which it was made
 	SizeBytes  int64     `json:"sizeBytes"`
 	Created    time.Time `json:"created,omitzero"`
 	State      string    `json:"state"`
 	AttachedTo string    `json:"attachedTo,omitempty"`
-	// Foreign is why the object is not this cluster's, or what contradicts its ownership tag.
+	// Foreign is why the object is not this cluster's, or what contradicts its ownership tag. It is
+	// empty for an object of this cluster.
 	Foreign string `json:"foreign,omitempty"`
 
 	// Use is what the driver made the disk for, see volume.Tag.
@@ -187,7 +188,7 @@ func (o object) same(as object) bool {
 		o.SizeBytes == as.SizeBytes && o.Created.Equal(as.Created)
 }
 
-// free reports whether the object is not in use, as far as the rack shows.
+// free reports whether the object is not in use according to its state.
 func (o object) free() bool {
 	if o.Kind == kindDisk {
 		return o.State == string(oxide.DiskStateStateDetached) || o.halfDeleted

@@ -71,8 +71,8 @@ func (r *report) addNotes(noDeletion string) {
 	}
 }
 
-// write writes the report and, as the last line, its figure. Without a table the figure goes to
-// log, so that out is valid.
+// write writes the report, and then its line with figures: to out below the tables, and otherwise
+// to log, so that out is valid JSON or YAML.
 func (r *report) write(output string, out, log io.Writer) error {
 	var err error
 	figureTo := log
@@ -173,7 +173,7 @@ func quote(s string) (string, error) {
 	return string(text), err
 }
 
-// manifest is an orphan as an object of Kubernetes. Because is the reason for its claim.
+// manifest is an orphan as an object of Kubernetes. Because is the comment about its claim.
 type manifest struct {
 	*listed
 	Driver, ObjectName, Size, Seen, Namespace, ClaimName, Because string
@@ -182,14 +182,14 @@ type manifest struct {
 var (
 	// nameOfKubernetes matches names that an object of Kubernetes may have.
 	nameOfKubernetes = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
-	// ofAChange matches what a change of a claim adds to its name, until the disk is handed over.
+	// ofAChange matches the suffix of the claims for which package claim lets new disks be made.
 	ofAChange = regexp.MustCompile(`-(grow|revert)-[0-9a-f]{8}$`)
 )
 
-// writeManifests writes the orphans as manifests. An object has the CSI name, which is the name
-// that its PersistentVolume had, and is reserved for the claim for which the disk was made. If that
-// claim is unknown, or several disks were made for it, the object is reserved for a claim that does
-// not exist, so that it is bound to none by mistake.
+// writeManifests writes the orphans as manifests. An object gets the CSI name, which its
+// PersistentVolume had, and is reserved for the claim for which the disk was made. If that claim is
+// unknown, or several disks were made for it, the object is reserved for a claim that does not
+// exist, so that it is not bound to a wrong one.
 func (r *report) writeManifests(out io.Writer) error {
 	var all []manifest
 	of := map[string]int{}
@@ -198,7 +198,7 @@ func (r *report) writeManifests(out io.Writer) error {
 			continue
 		}
 		m := manifest{listed: o, Driver: volume.DriverName, ObjectName: o.CSIName,
-			Size: fmt.Sprint(o.SizeBytes), Because: "that of its time"}
+			Size: fmt.Sprint(o.SizeBytes), Because: "for which it was made"}
 		m.Seen = strings.TrimSpace(fmt.Sprintf("made %s, %s %s", o.Created.UTC().Format(time.DateTime),
 			csierr.Plain(o.State), o.AttachedTo))
 		if !nameOfKubernetes.MatchString(o.CSIName) {
@@ -213,7 +213,7 @@ func (r *report) writeManifests(out io.Writer) error {
 		case !nameOfKubernetes.MatchString(m.Namespace) || !nameOfKubernetes.MatchString(m.ClaimName):
 			m.Because = "unknown"
 		case of[string(m.Kind)+m.Namespace+"/"+m.ClaimName] > 1:
-			m.Because = "one of those made for " + m.Namespace + "/" + m.ClaimName + "; choose"
+			m.Because = "one of several made for " + m.Namespace + "/" + m.ClaimName + "; choose"
 		default:
 			continue
 		}

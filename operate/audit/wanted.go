@@ -35,10 +35,10 @@ type wanted struct {
 	listedAt time.Time // when the list was made, at the latest
 	readAt   rack.Look // when it had been read
 
-	// named contains the UUIDs, and the names that have the driver's form, in the list. The values are
-	// the objects in which they are.
+	// named contains each UUID in the list, and each name of the form that the driver gives to disks
+	// and snapshots, with the object of the list that contains it.
 	named map[string]string
-	texts [][2]string // for each object its kind and name, and its JSON
+	texts [][2]string // for each object of the list: its kind and name, and its JSON
 }
 
 // add adds an object of the list. A disk or snapshot may be named in any field or annotation:
@@ -68,8 +68,8 @@ func namesIn(text string) (names []string) {
 }
 
 // names returns the object of the list that names a disk or snapshot: by its id, its name, the CSI
-// name for which it was made, or a UUID in that. An orchestrator derives the CSI name from the UID
-// of the claim or of the VolumeSnapshot, which may not contain the id yet.
+// name for which it was made, or a UUID in that. That UUID is the UID of the claim or of the
+// VolumeSnapshot, which may not contain the id yet.
 func (w *wanted) names(o object) (by string, ok bool) {
 	csiName := strings.ToLower(o.CSIName)
 	for _, name := range namesIn(o.ID + " " + o.Name + " " + csiName) {
@@ -92,8 +92,8 @@ func (w *wanted) addHandle(kind Kind, id, by, pv string) {
 	w.handles = append(w.handles, handle{kind, id, by, pv})
 }
 
-// read reads the list of wanted volumes. kubectl succeeds only if its list is complete. A file or a
-// pipe may be incomplete without a sign of it.
+// read reads the list of wanted volumes. Only kubectl's exit status shows that a list is complete:
+// a file or a pipe may end too early.
 func (o *Options) read(ctx context.Context) (*wanted, error) {
 	at := time.Now()
 	if o.Kubectl {
@@ -111,8 +111,8 @@ func (o *Options) read(ctx context.Context) (*wanted, error) {
 		}
 		defer func() { _ = file.Close() }()
 	}
-	// A file is as old as its last write: Kubernetes' JSON has no time of its own. What comes through
-	// a pipe may have been listed as soon as the audit began.
+	// Kubernetes' JSON contains no time. A file was listed at its last write at the latest, and the
+	// content of a pipe may have been listed when the audit began.
 	info, err := file.Stat()
 	if err == nil && info.Mode().IsRegular() && info.ModTime().Before(at) {
 		at = info.ModTime()

@@ -273,7 +273,7 @@ func (r *run) checkSnapshot(ctx context.Context, claim, _ object, p *plan) error
 	return nil
 }
 
-// larger returns the larger one of two sizes, and a if they are equal or b is none.
+// larger returns the larger of two sizes, or a if they are equal or b is not a size.
 func larger(a, b string) string {
 	aBytes, _ := parseSize(a)
 	bBytes, err := parseSize(b)
@@ -364,7 +364,7 @@ func (r *run) rehearseSnapshot(ctx context.Context, p plan) error {
 	if p.SnapshotClass == "" {
 		return nil
 	}
-	// These are read after the workload has stopped, or are deleted only to undo the change.
+	// The change needs these rights only after the workload has stopped, or to be undone.
 	if _, err := r.get(ctx, snapshotContents, "", p.temporary()); err != nil {
 		return err
 	}
@@ -391,7 +391,7 @@ func (p plan) peak() (sizeBytes int64, text string) {
 }
 
 // checkQuota compares what the change needs with the capacity that the cluster publishes for the
-// claim's StorageClass. Without one the quota is not checked, and the plan says so.
+// claim's StorageClass. If none is published, it only notes that in r.quota.
 //
 // A published capacity has no time, and it is updated with a delay, or never while the rack refuses
 // the provisioner. So a capacity that is too small is refused, and a person who knows better sets a

@@ -113,11 +113,11 @@ func at(t *testing.T, kind, verb string, when func(*fixture, *plan) bool) *fixtu
 // does runs the command, which must succeed, and returns what it prints.
 func (c *cluster) does(o Options) string {
 	c.t.Helper()
-	says, err := c.run(o)
+	printed, err := c.run(o)
 	if err != nil {
-		c.t.Fatalf("%v, after:\n%s", err, says)
+		c.t.Fatalf("%v, after:\n%s", err, printed)
 	}
-	return says
+	return printed
 }
 
 // refuses runs the command, which must return an error that contains these words.
@@ -188,7 +188,7 @@ func TestTheRackIsAskedForNoMoreThanThePublishedCapacity(t *testing.T) {
 			if o.DryRun, o.IgnoreCapacity = false, true; c.refused {
 				says := s.c.does(o)
 				if !strings.Contains(says, "Continued by --ignore-capacity: ") {
-					t.Errorf("it does not say that it was told so:\n%s", says)
+					t.Errorf("the flag is not mentioned:\n%s", says)
 				}
 			}
 		})
@@ -369,9 +369,10 @@ func TestAnUndoingStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
 	s.undoes()
 }
 
-// TestTheNewDiskProvesItself has what a faulty driver, a webhook or a person may make of the new
-// PersistentVolume. That a change asks before it uses the disk is in the histories.
-func TestTheNewDiskProvesItself(t *testing.T) {
+// TestANewDiskThatIsNotWhatWasRequestedIsRefused changes the new PersistentVolume as a faulty
+// driver, a webhook or a person may. model_test.go shows that a change checks the disk before it
+// uses it.
+func TestANewDiskThatIsNotWhatWasRequestedIsRefused(t *testing.T) {
 	c := &cluster{t: t, objects: map[string]object{}}
 	set := func(value any, path ...string) func(*view) {
 		return func(v *view) { c.touch(v.fresh, value, path...) }
@@ -405,7 +406,7 @@ func TestTheNewDiskProvesItself(t *testing.T) {
 	}
 }
 
-func TestAPlanCountsForTheVolumeAndTheClaimThatItNames(t *testing.T) {
+func TestAPlanIsAcceptedOnlyForItsVolumeAndClaim(t *testing.T) {
 	s := at(t, "Deployment", Grow, func(_ *fixture, p *plan) bool { return p.New != "" })
 	old := s.c.named("PersistentVolume", "", s.plan().Old)
 	text := old.annotation(planKey)
@@ -426,7 +427,7 @@ func TestAPlanCountsForTheVolumeAndTheClaimThatItNames(t *testing.T) {
 		}
 		at["metadata"].(map[string]any)["annotations"] = map[string]any{planKey: forged}
 		if p, err := planOf(at); err == nil {
-			t.Errorf("%s counts: %+v", name, p)
+			t.Errorf("%s is accepted: %+v", name, p)
 		}
 		at["metadata"].(map[string]any)["annotations"] = nil
 		s.c.touch(old, text, "metadata", "annotations", planKey)
@@ -439,7 +440,7 @@ func TestAPlanCountsForTheVolumeAndTheClaimThatItNames(t *testing.T) {
 
 func (s *fixture) undoes() { s.c.t.Helper(); s.c.does(s.resumes(true)) }
 
-func TestOneChangeAWorkloadAtATime(t *testing.T) {
+func TestAWorkloadHasOneChangeAtATime(t *testing.T) {
 	s := at(t, "StatefulSet", Grow, func(_ *fixture, p *plan) bool { return p.Unmounted })
 	s.c.refuses(s.options(), "is under way already")
 	s.c.refuses(s.c.options(s.claim, Revert), "is a grow")
@@ -500,7 +501,7 @@ func TestAChangeIsRehearsedWithEveryRightThatItNeeds(t *testing.T) {
 	}
 }
 
-func TestADiskIsLetGoOnlyIfItsVolumeKeepsIt(t *testing.T) {
+func TestAClaimIsDeletedOnlyIfItsVolumeRetainsTheDisk(t *testing.T) {
 	for _, undo := range []bool{false, true} {
 		s := at(t, "Deployment", Grow, func(_ *fixture, p *plan) bool { return p.New != "" })
 		s.c.touch(s.c.named("PersistentVolume", "", s.old), "Delete", "spec",

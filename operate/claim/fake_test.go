@@ -19,8 +19,9 @@ import (
 // errKilled is the error of every call of a command that was killed.
 var errKilled = errors.New("killed")
 
-// cluster is an API server behind kubectl, with the controllers and kubelets that a change needs.
-// They make one pass before each read. A disk's content is the writes that it has acknowledged.
+// cluster simulates an API server behind kubectl, with the controllers and kubelets that a change
+// needs. They make one pass before each read. The content of a disk is a list of the writes that it
+// has acknowledged.
 type cluster struct {
 	t       *testing.T
 	claim   string              // the user's claim, in namespace db
@@ -46,7 +47,7 @@ type cluster struct {
 	stops    int
 	written  []string // the contents that have to be on a disk that the user can reach
 	lost     int
-	foreign  []string               // the changes of what the command must not change
+	foreign  []string               // forbidden changes
 	own      map[string]bool        // the UIDs of what the command has created
 	given    map[string]bool        // the UIDs of what the user gave to the command to change
 	origin   map[string]string      // the UID of the claim for which a disk was made
@@ -136,7 +137,7 @@ func (c *cluster) touch(o object, value any, path ...string) {
 	o["metadata"].(map[string]any)["resourceVersion"] = c.next()
 }
 
-// kubectl does what kubectl does with these arguments.
+// kubectl carries out a command of kubectl.
 func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]byte, error) {
 	flags := map[string]string{}
 	var operands []string

@@ -257,7 +257,7 @@ var actors = map[string]func(h *history) bool{
 	"a node is cut off and its pods are deleted by force": func(h *history) bool {
 		return h.cutsOff() && h.deletePods()
 	},
-	"a node that is cut off is said to have unmounted all": func(h *history) bool {
+	"a node is cut off and its Node lists no volumes": func(h *history) bool {
 		if node := h.c.named("Node", "", "n1"); node != nil {
 			h.c.touch(node, []any{}, "status", "volumesInUse")
 		}

@@ -12,15 +12,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
+// The annotations of a change.
 const (
-	// planKey contains the plan, on the earlier PersistentVolume, and the id of the run that works on
-	// it, on the earlier claim.
+	// planKey is, on the earlier PersistentVolume, the plan; and on the earlier claim, the id of the
+	// run that works on the change.
 	planKey = "csi.oxide.computer/claim-plan"
-	// changeKey names the change, on all that it makes and on the workload that it stops.
+	// changeKey is, on what the change creates and on the workload that it stops, the change's name.
 	changeKey = "csi.oxide.computer/claim-change"
-	// replacesKey names the earlier PersistentVolume, on the new one.
+	// replacesKey is, on the new PersistentVolume, the name of the earlier one.
 	replacesKey = "csi.oxide.computer/claim-replaces"
-	// earlierKey contains the handles of the earlier volumes, on the new claim.
+	// earlierKey is, on the new claim, a list of the handles of the earlier volumes.
 	earlierKey = "csi.oxide.computer/claim-earlier-volumes"
 )
 
@@ -30,7 +31,7 @@ type plan struct {
 	Namespace string `json:"namespace"`
 	Claim     string `json:"claim"`
 	ClaimUID  string `json:"claimUID"`
-	// NamespaceUID tells the namespace from one that is made again under its name.
+	// NamespaceUID distinguishes the namespace from a later one of its name.
 	NamespaceUID string `json:"namespaceUID"`
 	Manifest     object `json:"manifest"` // of the earlier claim, to make it again
 	ID           string `json:"id"`       // of the change
@@ -59,7 +60,7 @@ type plan struct {
 	Unmounted bool              `json:"unmounted,omitempty"`
 
 	TemporaryUID string `json:"temporaryUID,omitempty"`
-	New          string `json:"new,omitempty"` // the new PersistentVolume, which has proven itself
+	New          string `json:"new,omitempty"` // the new PersistentVolume, once it has been checked
 	NewHandle    string `json:"newHandle,omitempty"`
 
 	Handed   bool `json:"handed,omitempty"` // the claim may be made for the new PersistentVolume
@@ -68,8 +69,8 @@ type plan struct {
 	Finished bool `json:"finished,omitempty"`
 }
 
-// shot is the snapshot of which the new disk is made. If the change takes the snapshot, only its
-// name is known until it is ready.
+// shot is the snapshot from which the new disk is made. If the change takes it, only the name is
+// known until the snapshot is ready.
 type shot struct {
 	Name       string `json:"name"`
 	UID        string `json:"uid,omitempty"`
@@ -85,8 +86,8 @@ type owner struct {
 	UID      string `json:"uid,omitempty"`
 	Person   bool   `json:"person,omitempty"` // only a person knows how to stop it
 	Replicas int64  `json:"replicas,omitempty"`
-	Target   int64  `json:"target"`        // of the scale while the workload is stopped
-	Pod      string `json:"pod,omitempty"` // that uses the claim
+	Target   int64  `json:"target"`        // the replicas while the workload is stopped
+	Pod      string `json:"pod,omitempty"` // one that uses the claim
 }
 
 func (o owner) String() string { return o.Kind + " " + o.Name }
@@ -103,7 +104,8 @@ func (p plan) path() string { return p.Namespace + "/" + p.Claim }
 
 func (p plan) mark() string { return p.path() + " " + p.ID }
 
-// kept is the command's own claim that has the earlier disk, and temporary that of the new disk.
+// kept returns the name of the command's own claim for the earlier disk. temporary returns that of
+// its claim for the new disk.
 func (p plan) kept() string      { return shorten(p.Claim) + "-before-" + p.ID }
 func (p plan) temporary() string { return shorten(p.Claim) + "-" + p.Verb + "-" + p.ID }
 
@@ -118,8 +120,8 @@ func (p plan) earlier() []string {
 		func(h string) bool { return h == "" })
 }
 
-// planOf returns the plan on a PersistentVolume, or nil. Others may have written it, so it is an
-// error unless it is for the claim that the volume had, and names only what the command may use.
+// planOf returns the plan on a PersistentVolume, or nil. Anybody may have written the annotation,
+// so planOf returns an error unless the plan is of this volume and its claim, with valid names.
 func planOf(pv object) (*plan, error) {
 	text := pv.annotation(planKey)
 	if text == "" {
@@ -141,7 +143,7 @@ func planOf(pv object) (*plan, error) {
 		wrong(p.Namespace, p.Claim, p.ID, p.Shot.Name, p.Shot.Content, p.Node, p.New,
 			p.TemporaryUID, strings.ToLower(p.Owner.Name)) ||
 		!slices.Contains([]string{p.Claim, p.kept()}, pv.str("spec", "claimRef", "name")):
-		err = fmt.Errorf("it is of another claim, or names what cannot be")
+		err = fmt.Errorf("it is of another claim, or contains an invalid name")
 	}
 	if err != nil {
 		return &p, fmt.Errorf("the annotation %s of PersistentVolume %s is no plan of that volume (%w): "+
@@ -387,19 +389,20 @@ func (v view) otherClaim() error {
 		v.plan.path(), v.claim.uid(), v.claim.str("spec", "volumeName"), way)
 }
 
-// neverBound reports whether the claim was made for the new disk and was not bound to it.
+// neverBound reports whether the claim was made for the new disk, and has never been bound to it.
 func (v view) neverBound() bool {
 	return v.plan.New != "" && v.claim.str("spec", "volumeName") == v.plan.New && !v.passed()
 }
 
-// guard returns an error if data would be missing on the new disk.
+// guard returns an error if the new disk would lack data, or if an object is gone that the change
+// needs.
 func (v view) guard() error {
 	switch p := v.plan; {
 	case v.otherClaim() != nil:
 		return v.otherClaim()
 	case len(v.foreignPods) > 0:
-		return fmt.Errorf("pod %s uses a claim of this command's own, and may write what the new disk "+
-			"lacks; delete it, and repeat the command with --undo", names(v.foreignPods))
+		return fmt.Errorf("pod %s uses a claim of this command's own, and may write data that the new "+
+			"disk lacks; delete it, and repeat the command with --undo", names(v.foreignPods))
 	case v.kept == nil && p.Unmounted && p.New == "":
 		return fmt.Errorf("PersistentVolumeClaim %s was deleted; repeat the command with --continue, "+
 			"which makes it again, or with --undo", p.kept())
@@ -447,7 +450,7 @@ func (v view) prove() error {
 	return nil
 }
 
-// end describes what the deletion of a claim waits for.
+// end returns what the deletion of a claim waits for.
 func (v view) end(claim object) string {
 	pods, text := v.foreignPods, "the end of PersistentVolumeClaim "+claim.name()
 	if claim.name() == v.plan.Claim {

@@ -106,18 +106,18 @@ func (o *Options) Parse(operands []string) error {
 	return nil
 }
 
+// run is one run of the command.
 type run struct {
 	Options
-	// before is the event of the last refusal of the new disk before this run waited for it.
-	before string
+	before string // the last refusal of the new disk when this run began to wait for the disk
 
 	id    string // of this run
 	old   string // the name of the earlier PersistentVolume
 	out   io.Writer
-	asked bool  // this run has asked for the new disk
+	asked bool  // this run has requested the new disk
 	last  *plan // as it was read last
 	notes []string
-	quota string // what the cluster publishes of the rack's quota
+	quota string // a sentence about the rack's quota
 }
 
 func (r *run) note(format string, args ...any) {
@@ -132,7 +132,7 @@ func newID() string {
 	return hex.EncodeToString(id)
 }
 
-// Run makes, continues, undoes or forgets a change, and says on out what it does before it does it.
+// Run makes, continues, undoes or forgets a change. It describes each step on out before it begins.
 func Run(ctx context.Context, o Options, out io.Writer) error {
 	if o.Poll == 0 {
 		o.Poll = time.Second
@@ -169,7 +169,7 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 	return r.resume(ctx, pv, *p)
 }
 
-// sweep deletes unbound claims that requests of an earlier change created after its end.
+// sweep deletes the unbound claims that late requests of an earlier change have created.
 func (r *run) sweep(ctx context.Context, p *plan) error {
 	all, err := r.all(ctx, claims, r.Namespace)
 	if err != nil {
@@ -182,7 +182,7 @@ func (r *run) sweep(ctx context.Context, p *plan) error {
 			c.str("status", "phase") == "Bound" || c.deleting() || r.DryRun {
 			continue
 		}
-		r.log("PersistentVolumeClaim %s is left of an earlier change, and holds nothing: delete it",
+		r.log("delete PersistentVolumeClaim %s, which is left of an earlier change and has no disk",
 			c.name())
 		if err := r.remove(ctx, c); err != nil {
 			return err
@@ -213,7 +213,7 @@ func (r *run) begin(ctx context.Context) error {
 // resume takes a change over from an earlier run, in either direction.
 func (r *run) resume(ctx context.Context, pv object, p plan) error {
 	r.old = pv.name()
-	r.id, p.Run = p.Run, r.id // look accepts the earlier run's plan
+	r.id, p.Run = p.Run, r.id // so that observe accepts the earlier run's plan
 	v, err := r.observe(ctx)
 	if err != nil {
 		return err
@@ -226,13 +226,13 @@ func (r *run) resume(ctx context.Context, pv object, p plan) error {
 		return v.tooLate()
 	}
 	if p.Undo && r.Continue && !v.passed() {
-		return errors.New("the change is being undone, which only --undo completes")
+		return errors.New("the change is being undone: complete that with --undo")
 	}
 	if r.DryRun {
 		r.show(v)
 		return nil
 	}
-	p = *v.plan // another run may have gone on since it was found
+	p = *v.plan // the other run may have changed it since it was found
 	p.Run, p.Undo = r.id, r.Undo
 	// A controller of Kubernetes may change the status of the PersistentVolume at the same time.
 	for try := 1; ; try++ {
@@ -259,11 +259,11 @@ func (v view) tooLate() error {
 			"Retain. %s", p.New, p.Old, v.byHand())
 	}
 	return fmt.Errorf("the point of no return has been passed: %s has, or had, the new disk, which "+
-		"may have been written since. Complete it with --continue. The earlier disk is in "+
+		"may have been written since. Complete the change with --continue. The earlier disk is in "+
 		"PersistentVolume %s until claim forget", p.path(), p.Old)
 }
 
-// byHand says how a person goes back to the earlier disk.
+// byHand returns a sentence that tells a person how to go back to the earlier disk.
 func (v view) byHand() string {
 	p := v.plan
 	return fmt.Sprintf("To go back to it by hand, delete the PersistentVolumeClaims %s and %s/%s if "+
@@ -272,8 +272,8 @@ func (v view) byHand() string {
 		p.Namespace, p.kept(), p.Old, p.Claim, planKey)
 }
 
-// planless returns an error that describes what is left after somebody has removed the plan, or its
-// PersistentVolume.
+// planless returns the error for a plan, or its PersistentVolume, that somebody has removed. It
+// describes what the change has left.
 func (r *run) planless() error {
 	text := fmt.Sprintf("the plan on PersistentVolume %s is gone", r.old)
 	if p := r.last; p != nil {
@@ -371,7 +371,7 @@ func (r *run) until(ctx context.Context, title string, s step, ends bool) error 
 		if failed++; err == nil {
 			failed = 0
 		} else if failed == attempts || ctx.Err() != nil {
-			return v.wayOn(err)
+			return v.repeatWith(err)
 		}
 		if waits != "" && waits != said {
 			r.log("    waits for %s", waits)
@@ -384,14 +384,14 @@ func (r *run) until(ctx context.Context, title string, s step, ends bool) error 
 			if err == nil {
 				err = fmt.Errorf("waited %s for %s", r.Timeout, said)
 			}
-			return v.wayOn(err)
+			return v.repeatWith(err)
 		case <-time.After(r.Poll):
 		}
 	}
 }
 
-// wayOn adds to an error the options with which to repeat the command, unless the error names them.
-func (v view) wayOn(err error) error {
+// repeatWith adds to an error the options with which to repeat the command, unless it names them.
+func (v view) repeatWith(err error) error {
 	how := "--continue, or with --undo"
 	switch {
 	case strings.Contains(err.Error(), "epeat the command"):
@@ -444,9 +444,9 @@ func (v view) forgettable() error {
 	p := v.plan
 	if p == nil || v.fresh == nil || v.claim.deleting() || !v.bound(v.claim, v.fresh) {
 		return fmt.Errorf("the claim is not bound to its new PersistentVolume any more, or is being "+
-			"deleted: look first. Nothing has been forgotten. To end it by hand, keep the "+
-			"PersistentVolume that you need, give %s its reclaim policy back, and remove its annotation %s",
-			v.old.name(), planKey)
+			"deleted. Nothing has been forgotten. To end the change by hand, keep the PersistentVolume "+
+			"that you need, give %s its reclaim policy back, and remove its annotation %s", v.old.name(),
+			planKey)
 	}
 	if p.Owner.Kind == "" && !v.mounted() {
 		return fmt.Errorf("the new disk of %s has not been used yet: start its workload, and repeat "+

@@ -21,7 +21,7 @@ type step struct {
 	do       func(r *run, ctx context.Context, v view) (waits string, err error)
 }
 
-// never is done for steps that end with the removal of the plan.
+// never is the function done of steps that end when the plan is removed.
 func never(view) bool { return false }
 
 var steps = []step{
@@ -44,7 +44,8 @@ var steps = []step{
 		return fmt.Sprintf("give the disk to PersistentVolumeClaim %s, which nobody uses", p.kept())
 	}, func(v view) bool { return v.plan.New != "" || v.bound(v.kept, v.old) }, (*run).keep},
 	{"unmounted", func(plan) string {
-		return "wait until each node that had the disk says that it is unmounted, or has it detached"
+		return "wait until each node that had the disk has reported that it is unmounted, or until it " +
+			"is detached from the node"
 	}, func(v view) bool { return v.plan.Unmounted }, (*run).unmounted},
 	{"snapshot", func(p plan) string {
 		if p.Verb == Revert {
@@ -90,7 +91,7 @@ var undoing = []step{
 		return steps[0].done(v) && (v.owner == nil || mark == v.plan.stopMark() ||
 			mark == v.plan.runMark())
 	}, (*run).takeOver},
-	{"reach", func(p plan) string { return "take the new disk out of the reach of every claim" },
+	{"reach", func(p plan) string { return "reserve the new disk, so that no other claim gets it" },
 		func(v view) bool { return !v.plan.Handed && v.fenced() }, (*run).takeBack},
 	{"hand", func(p plan) string {
 		return fmt.Sprintf("make PersistentVolumeClaim %s again for the earlier disk", p.Claim)
@@ -197,7 +198,7 @@ func (r *run) scaleUp(ctx context.Context, v view) (string, error) {
 	return "", r.patch(ctx, v.owner, scaled(replicas, nil))
 }
 
-// release deletes a claim whose disk stays: its PersistentVolume, read with it, retains that.
+// release deletes a claim, and keeps its disk: first it sets the reclaim policy Retain.
 func (r *run) release(ctx context.Context, v view, claim, pv object) (string, error) {
 	switch {
 	case pv.deleting():
@@ -418,7 +419,7 @@ func (r *run) refusal(ctx context.Context, p plan) (why, event string, err error
 	return csierr.Plain(why), event, err
 }
 
-// handOver gives the new disk, which has proven itself, to the claim.
+// handOver checks the new disk, and gives it to the claim.
 func (r *run) handOver(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if v.passed() && !p.Bound && v.fresh != nil {
@@ -482,7 +483,8 @@ func (v view) fenced() bool {
 		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()
 }
 
-// unreserved reports whether a PersistentVolume has to be reserved for the claim, made or not.
+// unreserved reports whether a PersistentVolume is not reserved for the claim, which may not exist
+// yet.
 func (v view) unreserved(pv object) bool {
 	uid := pv.str("spec", "claimRef", "uid")
 	return pv.str("spec", "claimRef", "name") != v.plan.Claim || uid != "" && uid != v.claim.uid()
@@ -530,7 +532,7 @@ func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
 	p, policy := *v.plan, v.fresh.policy()
 	switch {
 	case p.TemporaryUID == "" || p.TemporaryUID != v.temporary.uid() && p.New == "":
-		p.TemporaryUID = v.temporary.uid() // a disk that comes later is found by it
+		p.TemporaryUID = v.temporary.uid() // the name of a disk that is made later follows from it
 		return "", r.save(ctx, v.old, p, nil)
 	case v.fresh != nil && !v.madeFor() && policy != "Retain":
 		return "", fmt.Errorf("PersistentVolume %s, which was not made for PersistentVolumeClaim %s, "+
@@ -550,7 +552,7 @@ func (r *run) clean(ctx context.Context, v view) (string, error) {
 		return r.removeTemporary(ctx, v)
 	case v.shot != nil && v.own(v.shot) && !v.shot.deleting():
 		return "", r.remove(ctx, v.shot)
-	case v.kept != nil: // a request that was under way
+	case v.kept != nil: // a late request has created it
 		return r.release(ctx, v, v.kept, v.old)
 	case v.shot != nil && v.own(v.shot):
 		return "the end of VolumeSnapshot " + v.shot.name(), nil

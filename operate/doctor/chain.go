@@ -10,8 +10,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// chain contains the objects that belong to one volume. An object that is nil does not exist, or
-// could not be seen: then the field with its name and the suffix Why contains the reason.
+// chain contains the objects that belong to one volume. If an object is nil, the field with its
+// name and the suffix Why is the reason why the object could not be seen, or "" if there is none.
 type chain struct {
 	*Evidence
 	subject string
@@ -23,14 +23,14 @@ type chain struct {
 	volume        *kube.Object
 	volumeWhy     string
 	attachments   []kube.Object
-	attachment    *kube.Object // the one of the node that matters
+	attachment    *kube.Object // the one that is judged; see mainAttachment
 	attachmentWhy string
-	pods          []kube.Object // that use the claim: they have not ended, or are on their way out
+	pods          []kube.Object // that use the claim: they have not ended, or are being deleted
 	podsWhy       string
-	pod           *kube.Object // the one that matters
+	pod           *kube.Object // the one that is judged; see mainPod
 
 	handle   string // the volume's id, which is the disk's
-	nodeName string // of the node that is to have the volume, or has it
+	nodeName string // of the node where the volume is, or is wanted
 	csiNode  *kube.Object
 	nodeWhy  string
 	instance string        // the id of the node's instance
@@ -72,7 +72,7 @@ func resolve(e *Evidence) []*chain {
 		(*chain).judgeRackItself}, {LinkDisk, (*chain).judgeOwnDisks}}}}
 }
 
-// claimChain returns the chain of a claim. If a pod is given, it is the one that matters.
+// claimChain returns the chain of a claim. If a pod is given, it is the one that is judged.
 func claimChain(e *Evidence, namespace, name string, pod *kube.Object) *chain {
 	c := &chain{Evidence: e, subject: "claim " + namespace + "/" + name, links: volumeLinks, pod: pod,
 		claimName: kube.Reference{Namespace: namespace, Name: name}}
@@ -258,7 +258,7 @@ func (c *chain) complete() {
 	c.findNode()
 }
 
-// mainPod returns the pod that matters most: one that waits, else that runs, else that has ended.
+// mainPod returns the pod to judge: one that waits, or one that runs, or one that has ended.
 func mainPod(pods []kube.Object) (best *kube.Object) {
 	for i, pod := range pods {
 		if best == nil || ended(*best) && !ended(pod) ||
@@ -269,8 +269,8 @@ func mainPod(pods []kube.Object) (best *kube.Object) {
 	return best
 }
 
-// mainAttachment returns the attachment to the pod's node. Without a pod on a node it prefers one
-// that is not being deleted.
+// mainAttachment returns the attachment to judge: that of the pod's node. If no pod is on a node,
+// it prefers one that is not being deleted.
 func mainAttachment(attachments []kube.Object, pod *kube.Object) *kube.Object {
 	var best *kube.Object
 	scheduled := pod != nil && pod.Spec.NodeName != ""
@@ -327,7 +327,7 @@ func (c *chain) report() (r *inspection.Report, v *inspection.Volume, why string
 	}
 	if !ok {
 		return nil, nil, cmp.Or(c.Nodes.Unseen[c.instance], c.Nodes.Unseen[""],
-			"no node was asked, for it is not known which one")
+			"it is not known which node to ask")
 	}
 	for i, v := range found.Volumes {
 		if id, ok := volume.ParseID(v.ID); ok && id == c.handle || v.ID == c.handle {

@@ -1,17 +1,17 @@
 // Package doctor explains why a volume does not work. It gathers evidence from Kubernetes, the rack
 // and the node, and checks each link of the chain from the claim to the mounts of the pod. For the
 // most important broken link it reports what is wrong, for how long, what will happen by itself,
-// and what to do next. An error of the driver is more important than an inference (basis). The
-// package only reads.
+// and what to do next. A finding that an error of the driver supports takes precedence over one
+// that is only inferred (basis). The package only reads.
 //
 // Gather collects the Evidence, and records what it could not see. Diagnose is a pure function of
 // the Evidence.
 //
-// Files: evidence.go (what is asked, and the evidence), gather.go (where that comes from), sift.go
-// (what of it may be shown, and whose pods are asked), chain.go (which objects belong together),
-// errors.go (the driver's errors that Kubernetes recorded, and what follows from a reason),
-// judge_cluster.go, judge_rack.go and judge_node.go (the links), diagnosis.go (the result),
-// report.go (the result for people, and for a support case).
+// Files: evidence.go (the question and the evidence), gather.go (how the evidence is collected),
+// sift.go (what of it may be shown, and which pods are the driver's), chain.go (which objects
+// belong together), errors.go (the driver's errors that Kubernetes recorded, and the advice for
+// each reason), judge_cluster.go, judge_rack.go and judge_node.go (the links), diagnosis.go (the
+// result), report.go (the result for people, and for a support case).
 package doctor
 
 import (
@@ -66,11 +66,11 @@ type Diagnosis struct {
 // Chain is the chain of one volume, or the part of it that a question is about.
 type Chain struct {
 	Subject string `json:"subject"`
-	// Place is where the chain is in the tree of a cluster.
+	// Place is the chain's place in the tree of a cluster; nil for other questions.
 	Place *Place `json:"place,omitempty"`
 	Links []Step `json:"links"`
-	// Finding is the most important finding, or nil if no link is broken: the first one or, if an
-	// error of the driver still counts, the first one that is not an inference.
+	// Finding is the most important finding, or nil if no link is broken. It is the first one. But if
+	// an error of the driver still counts, it is the first one that is not an inference.
 	Finding *Finding `json:"finding,omitempty"`
 }
 
@@ -88,7 +88,7 @@ type Finding struct {
 	Link   Link          `json:"link"`
 	Reason csierr.Reason `json:"reason,omitempty"` // of docs/reasons.md
 	Wrong  string        `json:"wrong"`
-	Source string        `json:"source"` // who says so
+	Source string        `json:"source"` // where that was seen, such as "the rack"
 	Since  time.Time     `json:"since,omitzero"`
 	Last   time.Time     `json:"last,omitzero"` // when it was last seen
 
@@ -103,13 +103,13 @@ type Finding struct {
 type basis int
 
 const (
-	inference basis = iota // from phases, times and absent objects, which show no cause
-	quote                  // of an error of the driver that still counts; see driverErrors
-	sight                  // of the rack or the node, which were read after any error was recorded
+	inference basis = iota // phases, times and absent objects, which show no cause
+	quote                  // an error of the driver that still counts; see driverErrors
+	sight                  // the rack or the node, which were read after any error was recorded
 )
 
-// Status is the exit status: 0 nothing found, 2 something is broken, 3 nothing is broken as far as
-// could be seen, and something could not be seen.
+// Status returns the exit status: 0 if nothing is broken, 2 if something is broken, and 3 if no
+// broken link was found, but some link could not be seen.
 func (d Diagnosis) Status() int {
 	status := 0
 	for _, c := range d.Chains {
@@ -123,7 +123,7 @@ func (d Diagnosis) Status() int {
 	return status
 }
 
-// Diagnose draws its conclusions from the evidence alone.
+// Diagnose makes a diagnosis from the evidence alone.
 func Diagnose(e Evidence) Diagnosis {
 	d := Diagnosis{Question: e.Question.String(), At: e.At, Version: e.Version, Chains: []Chain{}}
 	for _, c := range resolve(&e) {
@@ -153,11 +153,11 @@ func (c *chain) judge() Chain {
 			}) {
 				step.Notes = append(step.Notes, f.Wrong)
 			}
-			step.State, step.Finding = Waiting, nil // for the other link that the error is about
+			step.State, step.Finding = Waiting, nil // the error is about another link
 		}
 		if f := step.Finding; f != nil {
 			if f.Reason == "" && slices.ContainsFunc(c.reported, ofNoNode) {
-				f.basis = inference // what was refused needs no node
+				f.basis = inference // the call that failed needs no node
 			}
 			if slices.ContainsFunc(c.reported, func(s driverError) bool { return s.Reason == f.Reason }) {
 				f.basis = max(f.basis, quote) // it explains the error
@@ -196,7 +196,7 @@ func (c *chain) apply(step Step, s driverError) Step {
 }
 
 // keeperPlan returns a sentence if the node keeper plans to stop a node, or "". It does not quote
-// the plan, which others may write.
+// the plan, because others may write that annotation, too.
 func (e *Evidence) keeperPlan(node string) string {
 	o, _ := e.Cluster.one(kindNode, named("", node))
 	if o == nil || o.Metadata.Annotations.KeeperPlan == "" {

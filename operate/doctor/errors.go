@@ -19,23 +19,23 @@ type driverError struct {
 	Source   string
 	First    time.Time
 	Last     time.Time
-	at       Link   // where it was recorded
-	node     string // the node of the call, if it is not the chain's
+	at       Link   // the link where it was recorded
+	node     string // the node of the call, if that is not the chain's node
 }
 
 // link returns the link that the error is about.
 func (s driverError) link() Link {
 	switch a := advices[s.Reason]; {
 	case a.Link == "", a.Link == LinkClaim && s.at != "":
-		// With such a reason every call refuses the values of its own request.
+		// Such an error is about the values in the request of the call that failed.
 		return s.at
 	default:
 		return a.Link
 	}
 }
 
-// driverErrors returns the driver's errors that still count: of each call the last one, unless the
-// call has succeeded since.
+// driverErrors returns the errors of the driver that still count: the last error of each call,
+// unless the call has succeeded since.
 func (c *chain) driverErrors() []driverError {
 	var all []driverError
 	if c.claim != nil && c.claim.Status.Phase != phaseBound && c.claim.Status.Phase != phaseLost {
@@ -72,7 +72,7 @@ func (c *chain) driverErrors() []driverError {
 	for _, a := range c.attachments {
 		all = addFailure(all, &a)
 	}
-	// A volume works whatever becomes of its snapshots; a claim waits for the one it is made from.
+	// The error of a snapshot matters only to a claim that waits for the snapshot.
 	if len(all) == 0 && c.claim != nil && c.claim.Status.Phase != phaseBound {
 		for _, o := range c.snapshots() {
 			if f := o.Status.Error; f != nil {
@@ -84,7 +84,7 @@ func (c *chain) driverErrors() []driverError {
 	return all
 }
 
-// quoted adds an error if its message is one of the driver's.
+// quoted adds an error if the message is an error of the driver.
 func quoted(all []driverError, s driverError, message string) []driverError {
 	var ok bool
 	if s.Reason, s.Sentence, ok = csierr.ParseMessage(message); !ok {
@@ -113,7 +113,7 @@ func failedUnmounts(v *inspection.Volume) []driverError {
 			}
 			s.Reason, s.Last, s.at, s.Source = csierr.Reason(e.Reason), e.Time, LinkMounts, theRecorder
 			s.Sentence = fmt.Sprintf("%q could not be unmounted: files are open below it, or the kernel "+
-				"refused; the log of the driver on the node quotes it", e.Path)
+				"refused; the log of the driver on the node has the kernel's error", e.Path)
 			failed[e.Path] = s
 		}
 	}
@@ -172,7 +172,7 @@ func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 	return found
 }
 
-// forgeable ends the source of a quoted event: nothing in an event proves who created it.
+// forgeable is appended to the source of a quoted event, because events do not prove their origin.
 const forgeable = " (anybody with the right to create events can write it)"
 
 // successes contains the reasons of events after which earlier errors of a call no longer count.
@@ -210,7 +210,8 @@ func (e *Evidence) latest(o *kube.Object, at Link, about func(message string) bo
 // advice adds to a reason's explanation (csierr.Explain) the link of the chain that is broken, what
 // happens by itself, and the next command.
 type advice struct {
-	// Link is empty for a reason that any call may return: then it is the link of the failed call.
+	// Link is the broken link. It is empty for a reason that any call may return: then the link of
+	// the failed call is broken.
 	Link     Link
 	ByItself string
 	// Next is a command with words such as {volume}; see names.

@@ -117,8 +117,8 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 		})
 }
 
-// Evidence is all that a diagnosis is made from. It contains the reason for everything that could
-// not be seen: nothing follows from the absence of that.
+// Evidence is all that a diagnosis is made from. For everything that could not be seen it contains
+// the reason, so that it is not taken for absent.
 type Evidence struct {
 	Version  string      `json:"version"` // of this program
 	At       time.Time   `json:"at"`
@@ -156,7 +156,8 @@ type Nodes struct {
 	Namespace string                       `json:"namespace"` // of the driver
 	// DriverPods contains the driver's pods. It may be incomplete if there are reports of all nodes.
 	DriverPods []kube.Object `json:"driverPods,omitempty"`
-	// Unseen contains the ids of instances without a report, with the reasons; "" means all others.
+	// Unseen contains the reasons for missing reports, by the id of the instance. The key "" is for
+	// all other instances.
 	Unseen map[string]string `json:"unseen,omitempty"`
 }
 
@@ -198,7 +199,7 @@ type Disk struct {
 	SizeBytes  int64  `json:"sizeBytes"`
 	BlockBytes int64  `json:"blockBytes"`
 	Type       string `json:"type"`
-	// FilesystemUUID is the only one that the volume's filesystem may have, or empty.
+	// FilesystemUUID is the UUID that the volume's filesystem has to have, or empty if any will do.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 	CSIName        string `json:"csiName,omitempty"`
 	// Claim is the claim that the disk was made for, as its description says.

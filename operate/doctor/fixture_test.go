@@ -290,8 +290,8 @@ var (
 	twoReports = put("nodes/reports/"+racktest.OtherInstance, theNode())
 )
 
-// put sets a part of the evidence by the path of its JSON names; nil removes it. A kind stands for
-// the first of its objects, * for the only part, and + for one that is added to a list.
+// put sets the part of the evidence at a path of JSON names; nil removes it. In the path, a kind
+// stands for the first object of the kind, * for the first part, and + for a new item of a list.
 func put(path string, value any) edit {
 	return func(t testing.TB, e *Evidence) {
 		var whole any
@@ -302,7 +302,7 @@ func put(path string, value any) edit {
 	}
 }
 
-// with returns a part of a JSON value after the part at a path below it was set.
+// with sets the part at a path below a JSON value, and returns the value.
 func with(part any, path []string, value any) any {
 	if len(path) == 0 {
 		return value
@@ -347,7 +347,7 @@ func entry(event flight.Event, age time.Duration) flight.Entry {
 	return flight.Entry{Time: testNow.Add(-age), Event: event, Outcome: flight.Begun}
 }
 
-// over is a change that was made, or that failed for a reason.
+// over is a change that has ended: it was made, or it failed for a reason.
 func over(event flight.Event, age time.Duration, reason csierr.Reason) flight.Entry {
 	e := entry(event, age)
 	if e.Outcome = flight.Done; reason != "" {

@@ -56,8 +56,8 @@ func (g *gatherer) limit(ctx context.Context) (context.Context, context.CancelFu
 	return context.WithTimeout(ctx, cmp.Or(g.Timeout, requestTimeout))
 }
 
-// Gather collects the evidence for a question. It changes nothing. It returns an error only about
-// the files that the options name.
+// Gather collects the evidence for a question. It changes nothing. It returns an error only if a
+// file that the options name cannot be read.
 func Gather(ctx context.Context, s Sources, o Options) (Evidence, error) {
 	g := &gatherer{Sources: s, options: o, e: Evidence{Version: s.Version, At: time.Now().UTC(),
 		Question: o.Question}}
@@ -162,7 +162,7 @@ func (g *gatherer) list(ctx context.Context, kind, namespace string) {
 	}
 }
 
-// maxFileBytes is more than a file of one cluster's objects and less than a machine's memory.
+// maxFileBytes limits what is read from a file. It is more than the objects of a cluster need.
 const maxFileBytes = 256 << 20
 
 // readFile reads a file that a flag names; "-" is the standard input.
@@ -186,7 +186,7 @@ func readFile(flag, path string, most int64) ([]byte, error) {
 }
 
 // objectsFromFile reads the objects from a file. A kind without objects in the file counts as
-// unseen, because the file may be of a request for other kinds.
+// unseen, because whoever made the file may not have asked kubectl for that kind.
 func (g *gatherer) objectsFromFile() error {
 	data, err := readFile("--objects", g.options.Objects, maxFileBytes)
 	if err != nil {
@@ -210,6 +210,7 @@ func (g *gatherer) objectsFromFile() error {
 	return nil
 }
 
+// prune removes the objects that the question is not about.
 func (g *gatherer) prune() {
 	type key struct{ kind, namespace, name string }
 	used := map[key]bool{}
@@ -251,8 +252,8 @@ func (g *gatherer) prune() {
 	}
 }
 
-// eventReasons contains the reasons of the events that are about volumes. The texts of others, such
-// as why an image was not pulled, must not be shown.
+// eventReasons contains the reasons of the events that are about volumes. Other events, such as
+// those about images, must not be shown.
 var eventReasons = []string{"ProvisioningFailed", "Provisioning", "ProvisioningSucceeded",
 	"ExternalProvisioning", "WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding",
 	"FailedMount", "FailedMapVolume", "FailedAttachVolume", "SuccessfulAttachVolume",
@@ -306,8 +307,8 @@ func (g *gatherer) rack(ctx context.Context) {
 	}
 }
 
-// wholeProject collects the disks and instances of the cluster with two lists, however many volumes
-// there are. If a list fails, nothing of its kind is seen.
+// wholeProject collects the disks and instances of the cluster with two lists, instead of a request
+// for each object. If a list fails, all objects of its kind are unseen.
 func (g *gatherer) wholeProject(ctx context.Context) {
 	r, listed := &g.e.Rack, map[string]Disk{}
 	failed := g.eachDisk(ctx, func(d *oxide.Disk) { listed[d.Id] = g.diskOf(d) })
@@ -378,7 +379,7 @@ func found[O, T any](id string, notFound csierr.Reason, ask func(oxide.NameOrId)
 	return foundUnless("", convert(answer))
 }
 
-// foundUnless returns an object that was found, unless there is a reason why it could not be seen.
+// foundUnless returns an object that was found, or the reason why it could not be seen.
 func foundUnless[T any](unseen string, object T) Found[T] {
 	if unseen != "" {
 		return Found[T]{Unseen: unseen}

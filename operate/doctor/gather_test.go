@@ -180,8 +180,8 @@ var mayShow = []shown{
 	{`Pod/(spec/(nodeName|volumes/./(name|persistentVolumeClaim/claimName))|status/` +
 		`containerStatuses/./name|metadata/ownerReferences/0/uid)`, "the next link", false},
 	{`Event/involvedObject/(name|namespace|uid)`, "the object that the event is about", false},
-	{`report/.*`, "only a pod of the driver's DaemonSet is asked: it is the driver's own", true},
-	{`(disk|instance)/.*`, "it is the operator's rack, whose wrong answers are quoted", true},
+	{`report/.*`, "it comes from a pod of the driver's DaemonSet", true},
+	{`(disk|instance)/.*`, "it is the operator's own rack", true},
 }
 
 // shown describes places, as a regular expression, and why they may be shown.
@@ -274,7 +274,7 @@ func TestNoSecretIsInWhatADoctorWrites(t *testing.T) { // B-26
 		leaves(source, read[source], func(x any) { read[source] = x }, func(place, text string,
 			set func(any)) {
 			if seen[place+text] || strings.Contains(text, "canary") {
-				return // objects of a kind have much in common, and some texts have a canary anyway
+				return // it was tried at another object of the kind, or contains the canary anyway
 			}
 			seen[place+text] = true
 			if places++; testing.Short() && places%16 != 1 {
@@ -382,8 +382,8 @@ func TestWhatTheRackAnswersIsReported(t *testing.T) {
 	}
 }
 
-// TestOnlyThePodOfTheDriversDaemonSetIsAsked has what every user may create: pods with any label
-// and owner, and a DaemonSet in another namespace.
+// TestOnlyThePodOfTheDriversDaemonSetIsAsked uses objects that every user may create: pods with any
+// label and owner, and a DaemonSet in another namespace.
 func TestOnlyThePodOfTheDriversDaemonSetIsAsked(t *testing.T) {
 	label := strings.NewReplacer(`"uid":"d-uid"`, `"uid":"d-uid","labels":{"app":"oxide-csi-node"}`)
 	elsewhere := strings.NewReplacer(`"namespace":"oxide-csi"`, `"namespace":"shop"`)
@@ -419,17 +419,17 @@ func TestOnlyThePodOfTheDriversDaemonSetIsAsked(t *testing.T) {
 }
 
 func TestASourceThatDoesNotAnswerIsAskedOnce(t *testing.T) {
-	looks := 0
+	calls := 0
 	s := Sources{Rack: clientOf(t, racktest.Silent(t)), Timeout: 50 * time.Millisecond,
 		Kubectl: func(ctx context.Context, _ ...string) ([]byte, error) {
-			looks++
+			calls++
 			<-ctx.Done()
 			return nil, errors.New("killed")
 		}}
 	d := Diagnose(gather(t, s, Options{Question: Question{AskClaim, "default", "data"},
 		Kubectl: true}))
-	if looks != 1 || d.Status() != 3 || !strings.Contains(text(d), string(csierr.DeadlineExceeded)) {
-		t.Errorf("%d looks, status %d\n%s", looks, d.Status(), text(d))
+	if calls != 1 || d.Status() != 3 || !strings.Contains(text(d), string(csierr.DeadlineExceeded)) {
+		t.Errorf("%d calls of kubectl, status %d\n%s", calls, d.Status(), text(d))
 	}
 }
 

@@ -121,12 +121,12 @@ func (c *chain) judgePendingClaim(what string) Step {
 	case !c.old(c.claim):
 		return Step{State: Waiting, What: what}
 	}
-	note := "no event tells why; events are kept for an hour"
+	note := "no event says why; events are kept for an hour"
 	if last.Kind != "" {
 		note = "the last event is " + last.Reason + ": " + last.Message
 	}
 	if why := c.Cluster.Unseen[kindEvent]; why != "" {
-		note = "the events, which tell why, could not be seen: " + why
+		note = "the events, which may say why, could not be seen: " + why
 	}
 	silent := Finding{Wrong: "it has been pending for " + c.age(c.claim) + ", and " + note,
 		Source: "Kubernetes", Since: c.claim.Metadata.CreationTimestamp,
@@ -134,9 +134,9 @@ func (c *chain) judgePendingClaim(what string) Step {
 	return broken(what, c.silence(silent, "csi-provisioner"))
 }
 
-// silence completes a finding about something that the controller has not done, and about which
-// there is no error. A sidecar reports the driver's errors, so the sidecar is the one to check,
-// unless another container of the pod does not work.
+// silence completes a finding about something that the driver's controller has not done, without
+// an error that says why. It names the sidecar that would report such an error, or another
+// container of the pod that does not work.
 func (e *Evidence) silence(f Finding, sidecar string) Finding {
 	f.Do = "Check that the controller of the driver runs, and the log of its " + sidecar + "."
 	f.Next = logOf(controllerLog, sidecar)
@@ -368,8 +368,8 @@ func (c *chain) judgeNode() Step {
 	return step
 }
 
-// judgeReadiness adds a finding if the node is not ready. If its instance does not run, which is a
-// later link and explains this, it adds a note instead.
+// judgeReadiness adds a finding if the node is not ready. It adds only a note if the node's
+// instance does not run, because that explains it, and is a later link.
 func (c *chain) judgeReadiness(step *Step) {
 	node, why := c.Cluster.one(kindNode, named("", c.nodeName))
 	if node == nil && why != "" {
@@ -402,7 +402,7 @@ func (c *chain) judgeReadiness(step *Step) {
 }
 
 // driverPodFinding returns what is wrong with the driver's pod on a node where the driver is
-// registered, or nil. A young pod may still be starting.
+// registered, or nil. It accepts a young pod that does not run yet.
 func (c *chain) driverPodFinding() *Finding {
 	if c.Cluster.Unseen[kindDriverPod] != "" {
 		return nil
@@ -492,12 +492,12 @@ func (c *chain) judgePod() Step {
 	}
 	switch {
 	case c.overdue(o):
-		return broken(what, Finding{Wrong: "it was to be gone " + c.At.Sub(o.Metadata.DeletionTimestamp).
-			Round(time.Second).String() + " ago, and is still there", Source: "Kubernetes",
-			Since: o.Metadata.DeletionTimestamp,
-			ByItself: "The kubelet tries again to end its containers and to unmount its volumes. Of an " +
-				"unmount that fails it makes no event.",
-			Do:   "Look for calls of NodeUnpublishVolume that fail in the log of the driver on the node.",
+		return broken(what, Finding{Wrong: "it should have been gone " + c.At.Sub(
+			o.Metadata.DeletionTimestamp).Round(time.Second).String() + " ago, and is still there",
+			Source: "Kubernetes", Since: o.Metadata.DeletionTimestamp,
+			ByItself: "The kubelet tries again to end its containers and to unmount its volumes. It " +
+				"creates no event for an unmount that fails.",
+			Do:   "Look in the log of the driver on the node for calls of NodeUnpublishVolume that fail.",
 			Next: nodeLog})
 	case o.Status.Phase == phaseRunning, ended(*o):
 		return Step{State: OK, What: what}
@@ -508,7 +508,7 @@ func (c *chain) judgePod() Step {
 	}
 	if containersMade(o) {
 		return Step{State: OK, What: what,
-			Notes: []string{"it does not run, but not for its volumes: its containers were made"}}
+			Notes: []string{"it does not run, but not because of its volumes: its containers were made"}}
 	}
 	wrong, source := "its containers have not been made for "+c.age(o), "Kubernetes"
 	failures := []string{"FailedMount", "FailedMapVolume", "FailedAttachVolume"}

@@ -19,8 +19,8 @@ const (
 	volumeMode  = "Block" // of a volume that pods see as a device
 )
 
-// onNode returns the node's report of the volume. Without a report of the part it returns the step
-// for a link that does not exist, or that could not be seen.
+// onNode returns the node's report of the volume. If the report lacks the part, it returns the step
+// of a link that does not exist, or that could not be seen.
 func (c *chain) onNode(what, part string) (*inspection.Volume, *Step) {
 	r, v, why := c.report()
 	disk, asked := c.Rack.Disks[c.handle]
@@ -90,7 +90,7 @@ func (c *chain) judgeDevice() Step {
 	return result
 }
 
-// shows returns a finding about something in the node's report.
+// shows returns a finding from the node's report.
 func shows(reason csierr.Reason, format string, args ...any) *Finding {
 	return &Finding{Reason: reason, Source: theReport, Wrong: fmt.Sprintf(format, args...),
 		basis: sight}
@@ -147,7 +147,7 @@ func (c *chain) judgeFilesystem() Step {
 	case seen{c, v}.raw():
 		return Step{State: OK, What: "none: pods see the volume as a raw device"}
 	case len(v.Devices) != 1:
-		return Step{State: Idle, What: "none: there is no one device"}
+		return Step{State: Idle, What: "none: there is not exactly one device"}
 	case len(v.Filesystems) == 0:
 		result = Step{State: Waiting, What: "none that the driver makes: the disk is blank, or holds " +
 			"something else"}
@@ -217,7 +217,7 @@ func (s seen) filesystemFinding() *Finding {
 	case f.NotGrown:
 		finding := shows(csierr.FilesystemNotGrown, "the filesystem covers %s of its disk's %s",
 			volume.SizeText(f.SizeBytes), volume.SizeText(d.SizeBytes))
-		finding.basis = inference // it stops nobody
+		finding.basis = inference // it keeps no workload from running
 		return finding
 	}
 	return nil
@@ -283,7 +283,7 @@ func (c *chain) judgeMounts() Step {
 	return result
 }
 
-// mountPaths returns where the volume is mounted: for the driver, and in other mount namespaces.
+// mountPaths returns where the volume is mounted: in the driver's mount namespace, and elsewhere.
 func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
 	for _, m := range v.Mounts {
 		if m.Process == "" {
@@ -341,7 +341,7 @@ func (s seen) released() bool {
 		return true
 	}
 	last := s.attachment.Metadata.CreationTimestamp
-	for _, e := range s.Flight { // an unmount that fails again and again is nothing done
+	for _, e := range s.Flight { // a failed unmount does not count
 		if e.Outcome == flight.Done && e.Time.After(last) {
 			last = e.Time
 		}
@@ -349,7 +349,7 @@ func (s seen) released() bool {
 	return s.At.Sub(last) > grace
 }
 
-// publishedTo reports whether the volume is mounted for the pod: the kubelet's path has its UID.
+// publishedTo reports whether the volume is mounted for the pod, at a path with the pod's UID.
 func publishedTo(v *inspection.Volume, pod kube.Object) bool {
 	return slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool {
 		return strings.Contains(m.Path, pod.Metadata.UID)

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// The rack's words for the states of disks and instances.
+// The rack's names for the states of disks and instances.
 const (
 	diskAttached = "attached"
 	diskDetached = "detached"
@@ -28,12 +28,12 @@ func (e *Evidence) judgeRack() Step {
 		return unseenStep("the rack", e.Rack.Unseen)
 	}
 	if e.Rack.Project == "" {
-		return unseenStep("the rack", "it did not tell its project")
+		return unseenStep("the rack", "its answer has no project")
 	}
 	return Step{State: OK, What: "the rack answers, project " + e.Rack.Project}
 }
 
-// judgeRackItself judges the rack if the question is about the rack: then an error is a finding.
+// judgeRackItself judges the rack for a question about the rack, where its error is a finding.
 func (e *Evidence) judgeRackItself() Step {
 	if e.Rack.Reason != "" {
 		return broken("the rack", Finding{Reason: csierr.Reason(e.Rack.Reason), Wrong: e.Rack.Unseen,

@@ -181,25 +181,24 @@ var forged = map[string]string{
 			rpc("RackFull")+`"}],"phase":`, 1),
 	"an annotation of a claim": strings.Replace(claimJSON, `"note":"x"`, `"note":"`+rpc("RackFull")+
 		`"`, 1),
-	"the plan of a node keeper, which others may write, too": strings.Replace(nodeJSON,
+	"the annotation with the node keeper's plan": strings.Replace(nodeJSON,
 		`"name":"worker-1"`, `"name":"worker-1","annotations":{"csi.oxide.computer/cold-attach-plan":"`+
 			rpc("RackFull")+`"}`, 1),
-	"what a container writes": strings.Replace(podJSON, `"state":{`, `"state":{"waiting":{"message":"`+
-		rpc("RackFull")+`"},`, 1),
+	"a message of a container": strings.Replace(podJSON, `"state":{`,
+		`"state":{"waiting":{"message":"`+rpc("RackFull")+`"},`, 1),
 	"an event of another kind": eventJSON(kindClaim, "data", "Notice", rpc("RackFull")),
 }
 
-// TestAReasonOfTheDriverOutranksWhatIsInferred writes each reason to each place, in each phase and
-// beside each inference: the finding has to be the reason with its sentence and its remedy. An
-// error that was overcome, or that is not about the object, must not be found. The doctor reads no
-// logs; failed unmounts are in the node's flight recorder.
-func TestAReasonOfTheDriverOutranksWhatIsInferred(t *testing.T) {
+// TestAnErrorOfTheDriverTakesPrecedenceOverInferences writes each reason to each place, in each
+// phase and beside each inference. The finding has to have the reason, its sentence and its advice.
+// An error that no longer counts, or that is not about the object, must not be found.
+func TestAnErrorOfTheDriverTakesPrecedenceOverInferences(t *testing.T) {
 	pairs, right, history := 0, 0, 0
 	isHistory := func(what string, edits ...edit) {
 		history++
 		d := Diagnose(*healthy(t, edits...))
 		if strings.Contains(text(d), sentence) || strings.Contains(text(d), theRecorder) {
-			t.Errorf("what counts no more is found: %s\n%s", what, text(d))
+			t.Errorf("an error that no longer counts is found: %s\n%s", what, text(d))
 		}
 	}
 	for _, p := range places {
@@ -260,9 +259,9 @@ func TestAnErrorThatAnybodyMayWriteIsNotQuoted(t *testing.T) {
 	}
 }
 
-// partLinks contains the link of the chain from claim to pod that each part of the evidence belongs
-// to: if the part is missing, the doctor has to name this link or an earlier one. The first pattern
-// that matches the part's path counts.
+// partLinks contains the link to which a part of the evidence belongs: if the part is missing, the
+// doctor has to name this link or an earlier one. The first pattern that matches the part's path
+// counts.
 var partLinks = []struct {
 	pattern string
 	link    Link
@@ -305,17 +304,17 @@ var irrelevant = []struct{ parts, why string }{
 	{`.*/Pod:oxide-csi-node-x/status/containerStatuses/[0-9](/name|/state|/state/running)?`,
 		"ready counts"},
 	{`.*/Pod:oxide-csi-controller-x(/.*)?`,
-		"it matters where something waits for it: see processes"},
+		"it matters only if something waits for it; see processes"},
 	{`/nodes/namespace`, "it is for commands"},
 	{`/nodes/reports/[^/]+/(at|format|version)`, "the parser refuses another format"},
-	{`/nodes/reports/[^/]+/instance`, "the report is named by it, or its list unseen has it"},
+	{`/nodes/reports/[^/]+/instance`, "it is also the key of the report"},
 	{`/nodes/reports/[^/]+/devices(/.*)?`, "the volume has its device in a list of its own"},
 	{`/nodes/reports/[^/]+/volumes/0/devices/0/(blockBytes|name|number|serial)`,
 		"the device was found by its serial number; the rest is shown"},
 	{`/nodes/reports/[^/]+/volumes/0/filesystems/0/(sizeBytes|type)`,
 		"the UUID tells whose it is"},
 	{`/nodes/reports/[^/]+/volumes/0/(flight|open|from)`,
-		"what is there counts, not how it came"},
+		"only the present state counts"},
 	{`/nodes/reports/[^/]+/volumes/0/record(/instance)?`, "the driver needs no memory"},
 	{`/nodes/reports/[^/]+/volumes/0/mounts/[0-9]/fsType`, "it is shown"},
 	{`/nodes/reports/[^/]+/volumes/0/mounts/(0|2)(/.*)?`,
@@ -402,7 +401,7 @@ func TestADoctorNamesWhatIsMissingInAHealthyChain(t *testing.T) {
 			only := map[string]any{key: whole[key]}
 			removals("/"+part, only, func(path string) {
 				if key == "unseen" || path == "/cluster/objects" {
-					return // it may lack, or is every kind at once
+					return // it may be missing, or contains every kind
 				}
 				rest := maps.Clone(whole)
 				delete(rest, key)
@@ -444,8 +443,9 @@ func at(l Link) int {
 	return slices.IndexFunc(volumeLinks, func(j judgement) bool { return j.link == l })
 }
 
-// processes contains the processes of a chain. dies is what the evidence shows when a process has
-// ended, and says what the report must contain: its name, or the command that shows its log.
+// processes contains the processes that a chain needs. dies changes the evidence as if the process
+// had ended, and says is a text that the report must contain, such as the command that shows the
+// process's log.
 var processes = []struct {
 	name string
 	dies edit

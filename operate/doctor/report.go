@@ -31,7 +31,7 @@ func (d Diagnosis) Write(w io.Writer, o Options) error {
 	if err != nil {
 		return fmt.Errorf("write the diagnosis: %w", err)
 	}
-	// In one piece, so that no secret is split among writes.
+	// A single write, because the writer replaces secrets in each write.
 	if _, err := w.Write(text); err != nil {
 		return fmt.Errorf("write the diagnosis: %w", err)
 	}
@@ -123,8 +123,8 @@ func (c Chain) writeFinding(b *bytes.Buffer) {
 	line("next", f.Next)
 }
 
-// bundle is what a support case needs. The evidence was sifted: no Secret, no environment, no mount
-// option, no token and no text of others is in it.
+// bundle is what a support case needs. The evidence was sifted (sift.go): it contains no Secret, no
+// environment, no mount option, no token, and no text of other programs with an unknown form.
 type bundle struct {
 	Format    int       `json:"format"`
 	Version   string    `json:"version"`
@@ -156,10 +156,11 @@ func firstOf(words []string) string {
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// Place is where a chain is in the tree of a cluster: rack, instance, device, disk, claim, pod. A
-// field is empty if its object is unknown or does not exist.
+// Place is the place of a chain in the tree of a cluster, which goes from the rack over instance,
+// device, disk and claim to the pod. The field of an object that is unknown or does not exist is
+// empty.
 type Place struct {
-	Node     string `json:"node,omitempty"` // if the chain is the node's own
+	Node     string `json:"node,omitempty"` // only in the chain of a node
 	Instance string `json:"instance,omitempty"`
 	Device   string `json:"device,omitempty"` // as the node's report names it, such as nvme4n1
 	Disk     string `json:"disk,omitempty"`
@@ -168,7 +169,7 @@ type Place struct {
 	Pod      string `json:"pod,omitempty"`
 }
 
-// place finds a chain's place: a disk's is the instance to which the rack attaches it.
+// place returns a chain's place. A disk's place is at the instance to which the rack attaches it.
 func (c *chain) place() *Place {
 	p := &Place{}
 	if c.volume == nil && c.handle == "" && c.claimName.Name == "" {
@@ -197,20 +198,20 @@ func (c *chain) place() *Place {
 	return p
 }
 
-// branch is a part of the tree: an instance with its disks, or the disks that no instance has.
+// branch is a part of the tree: an instance with its volumes, or the volumes at no instance.
 type branch struct {
 	Title  string
 	Own    *Chain // of the node; nil without one
 	Leaves []Chain
 }
 
-// tree arranges the chains by the instance that has the disk. The instances are in the order of
-// their titles; after them come the disks that no instance has, and the volumes without a disk.
+// tree returns the chains by the instance that has the disk. The instances are in the order of
+// their titles; after them come the disks at no instance, and the volumes without a disk.
 func (d Diagnosis) tree() []branch {
 	at := map[string]*branch{}
-	shelf, lost := &branch{Title: "at no instance"}, &branch{Title: "without a disk"}
+	detached, diskless := &branch{Title: "at no instance"}, &branch{Title: "without a disk"}
 	for i, c := range d.Chains {
-		b := shelf
+		b := detached
 		switch p := c.Place; {
 		case p == nil, i == 0:
 			continue // the rack, or a question about something else
@@ -225,7 +226,7 @@ func (d Diagnosis) tree() []branch {
 				continue
 			}
 		case p.Disk == "":
-			b = lost
+			b = diskless
 		}
 		b.Leaves = append(b.Leaves, c)
 	}
@@ -234,7 +235,7 @@ func (d Diagnosis) tree() []branch {
 		all = append(all, *at[key])
 	}
 	slices.SortStableFunc(all, func(a, b branch) int { return cmp.Compare(a.Title, b.Title) })
-	for _, b := range []*branch{shelf, lost} {
+	for _, b := range []*branch{detached, diskless} {
 		if len(b.Leaves) > 0 {
 			all = append(all, *b)
 		}
@@ -242,7 +243,7 @@ func (d Diagnosis) tree() []branch {
 	return all
 }
 
-// step returns a link of the chain, which is empty if the chain has none.
+// step returns the step of a link, or an empty step if the chain does not have the link.
 func (c Chain) step(link Link) (found Step) {
 	for _, s := range c.Links {
 		if s.Link == link {
@@ -252,7 +253,7 @@ func (c Chain) step(link Link) (found Step) {
 	return found
 }
 
-// Line is a volume in one line: device, disk, claim and pod.
+// Line describes a volume in one line: device, disk, claim and pod.
 func (c Chain) Line() string {
 	p := c.Place
 	words := []string{cmp.Or(p.Disk, c.Subject)}
@@ -270,7 +271,7 @@ func (c Chain) Line() string {
 	return strings.Join(words, " → ")
 }
 
-// State is the chain's state in one word: that of its first broken link, or the least certain one.
+// State returns the chain's state: broken, unseen or waiting if a link is, in this order, or OK.
 func (c Chain) State() State {
 	if c.Finding != nil {
 		return Broken
@@ -283,7 +284,8 @@ func (c Chain) State() State {
 	return OK
 }
 
-// Wrong is the broken link, or the links that could not be seen, in one line; "" if there are none.
+// Wrong describes in one line what is wrong, or which links could not be seen. It returns "" if
+// neither is the case.
 func (c Chain) Wrong() string {
 	if f := c.Finding; f != nil {
 		return strings.TrimSpace(string(f.Link) + ": " + string(f.Reason) + " " + f.Wrong)
@@ -300,7 +302,7 @@ var colours = map[State]string{OK: "32", Waiting: "33", Unseen: "36", Broken: "1
 // mostFindings is how many findings a report of a cluster explains; the tree marks all of them.
 const mostFindings = 10
 
-// treeText is the tree for people, and the findings below it.
+// treeText returns the tree for people, and the findings below it.
 func (d Diagnosis) treeText(colour bool) []byte {
 	var b bytes.Buffer
 	mark := func(c Chain) string {
@@ -381,8 +383,8 @@ dd{margin:0;overflow-wrap:anywhere}
 </html>
 `))
 
-// WriteHTML writes the diagnosis as one page that needs nothing else. Of a question that is not
-// about the cluster it has the findings alone.
+// WriteHTML writes the diagnosis as one page that needs no other file. For a question that is not
+// about the cluster, the page contains only the findings.
 func (d Diagnosis) WriteHTML(w io.Writer) error {
 	var b bytes.Buffer
 	err := page.Execute(&b, struct {
@@ -391,7 +393,7 @@ func (d Diagnosis) WriteHTML(w io.Writer) error {
 		Broken   []Chain
 	}{d, d.tree(), d.broken()})
 	if err == nil {
-		_, err = w.Write(b.Bytes()) // in one piece, so that no secret is split among writes
+		_, err = w.Write(b.Bytes()) // a single write; see Write
 	}
 	return err
 }

@@ -83,8 +83,8 @@ func TestWriteReturnsTheErrorOfItsWriter(t *testing.T) {
 	}
 }
 
-// FuzzDiagnose gives any objects and any report of a node to a diagnosis. It has to end with a
-// result whose size is bounded by theirs, and every finding has to be complete.
+// FuzzDiagnose makes a diagnosis from arbitrary objects and an arbitrary report of a node. The size
+// of the result has to be bounded by the size of these, and every finding has to be complete.
 func FuzzDiagnose(f *testing.F) {
 	f.Fuzz(func(t *testing.T, objects, report string) {
 		e := healthy(t)
@@ -201,8 +201,8 @@ var situations = []struct {
 	change edit
 }{
 	// The claim and the volume.
-	{"a claim that a pod keeps from going", object(kindClaim, stuck("kubernetes.io/pvc-protection"))},
-	{"a volume that does not go", keptVolume},
+	{"a claim whose deletion a pod blocks", object(kindClaim, stuck("kubernetes.io/pvc-protection"))},
+	{"a volume whose deletion is overdue", keptVolume},
 	{"a volume of another claim", put("cluster/objects/PersistentVolume/spec/claimRef/name", "other")},
 	{"a lost claim", all(without(kindVolume, kindAttachment), phase(kindClaim, phaseLost))},
 	{"a class that Kubernetes does not know, after it waited for a pod", all(unbound,
@@ -212,10 +212,10 @@ var situations = []struct {
 		"cluster/objects/Pod/spec/nodeName", "worker-1"), event(kindClaim, "data",
 		"WaitForFirstConsumer", "waiting for pod db-0 to be scheduled"))},
 	// The attachment.
-	{"an attach that fails without a word of the driver's", notAttached("context deadline exceeded")},
+	{"an attach whose error is not the driver's", notAttached("context deadline exceeded")},
 	{"no attachment for a pod on a node", all(pending, without(kindAttachment), empty, detached)},
 	{"a second pod on another node", secondPod},
-	{"a detach that nobody does", all(without(kindPod), deleted(kindAttachment, time.Hour), empty)},
+	{"a detach that is overdue", all(without(kindPod), deleted(kindAttachment, time.Hour), empty)},
 	// The node and its instance.
 	{"a node without the driver", all(notAttached(""), noDriver, object(kindAttachment, young))},
 	{"a failed instance", put("rack/instances/*/object/state", instanceFailed)},
@@ -256,7 +256,7 @@ var situations = []struct {
 	{"a volume that is mounted nowhere under a running pod", unmounted},
 	{"a volume that is not published to the pod", staged},
 	{"a volume that is still mounted long after its pod", without(kindPod)},
-	{"a pod that should be gone, and shows nothing of why it is not", all(goingPod, staged)},
+	{"a pod whose deletion is overdue for no visible cause", all(goingPod, staged)},
 	{"a volume that is mounted in another namespace only", all(without(kindPod), staged,
 		deleted(kindAttachment, time.Second), put(ofVolume+"mounts/0/process", "77 (postgres)"))},
 	{"a pod that waits for no visible cause", pending},
@@ -264,7 +264,7 @@ var situations = []struct {
 		"FailedMount", `MountVolume.SetUp failed for volume "config" : configmap "db" not found`))},
 	// What a report says besides.
 	{"a disk of others, which is noted", put("rack/disks/*/object/foreign", "has no ownership tag")},
-	{"an error that others have interrupted, since its first event", all(unbound,
+	{"an error that alternates with another, since its first event", all(unbound,
 		event(kindClaim, "data", "ProvisioningFailed", rpc("RackFull")), minutesAgo(50, 40),
 		event(kindClaim, "data", "ProvisioningFailed", rpc("RackError")), minutesAgo(39, 30),
 		event(kindClaim, "data", "ProvisioningFailed", rpc("RackFull")), minutesAgo(29, 2),
@@ -300,7 +300,7 @@ func treeOf(t *testing.T, colour bool, edits ...edit) (d Diagnosis, text string)
 	return d, b.String()
 }
 
-func TestAClusterIsATreeFromTheRackToThePod(t *testing.T) {
+func TestTheReportOfAClusterIsATreeFromTheRackToThePods(t *testing.T) {
 	disk10 := diskName + " (" + racktest.Disk + "), 10 GiB, "
 	for name, c := range map[string]struct {
 		edit   edit
@@ -358,9 +358,8 @@ func TestATreeColoursAndEscapesText(t *testing.T) {
 	}
 }
 
-// TestAClusterIsAskedForByLists checks that each list is requested once, and that the node is asked
-// once for its several volumes.
-func TestAClusterIsAskedForByLists(t *testing.T) {
+// TestADiagnosisOfAClusterMakesEachRequestOnce has several volumes on one node.
+func TestADiagnosisOfAClusterMakesEachRequestOnce(t *testing.T) {
 	objects, err := os.ReadFile("testdata/cluster.json")
 	csitest.Must(t, err)
 	var mu sync.Mutex

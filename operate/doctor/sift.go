@@ -12,19 +12,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-const ( // these replace values and texts that are not shown
+// What is written instead of values and texts that must not be shown.
+const (
 	hiddenValue = "***"
 	hiddenText  = "a text that is not shown here, because its form is not known"
 )
 
-// nameForm and idForm are the forms of names and ids of objects; a prefix of a name ends with "/".
+// nameForm and idForm match names and ids of objects.
 const (
 	nameForm = `[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?`
 	idForm   = `[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}`
 )
 
 // fieldForms contains the forms of the fields that are kept, by their JSON names. Values of another
-// form are hidden, and fields that are not listed are removed. Messages have forms of their own.
+// form are hidden, and fields that are not listed are removed. For messages see phrases.
 var fieldForms = func() map[string]*regexp.Regexp {
 	forms := map[string]*regexp.Regexp{}
 	for fields, form := range map[string]string{
@@ -97,8 +98,8 @@ var ownError = regexp.MustCompile(`^(?:(?:[A-Za-z]+\.[A-Za-z]+ )?failed for volu
 var takenError = regexp.MustCompile(`^Failed to [a-z ]+: failed to take snapshot of the volume ` +
 	idForm + `: (".*")$`)
 
-// text returns what may be shown of a message: all of it if it is an error of this driver, about
-// one of its volumes.
+// text returns what may be shown of a message: all of it, if it is an error of this driver about
+// one of its volumes, and otherwise its known phrases.
 func (s *sifter) text(message string) string {
 	if quoted := takenError.FindStringSubmatch(message); quoted != nil {
 		if text, err := strconv.Unquote(quoted[1]); err == nil {
@@ -202,7 +203,7 @@ func (s *sifter) value(field, text string) string {
 	case field == "message":
 		return s.text(s.redact(text))
 	case field == "csi.oxide.computer/cold-attach-plan":
-		return hiddenValue // that there is a plan counts
+		return hiddenValue // the diagnosis needs only the fact that there is a plan
 	case form == nil:
 		return ""
 	case len(text) > 2*253 || !form.MatchString(text):

@@ -70,7 +70,7 @@ func kubectlThat(t *testing.T, script string) (dir string) {
 	return dir
 }
 
-func TestKubectlKeepsTheContextThatWasTheCurrentOne(t *testing.T) {
+func TestPinnedKeepsTheContextThatWasCurrent(t *testing.T) {
 	kubectlThat(t, "if test \"$1\" = config; then echo $CURRENT; else echo \"$@\"; fi\n")
 	t.Setenv("CURRENT", "one")
 	pinned := Pinned(t.Context())

@@ -2,7 +2,8 @@
 // json prints. The driver itself never speaks to Kubernetes.
 //
 // An Object contains only the fields that these commands read: no Secret, no environment of a
-// container, and no annotations of other programs. The doctor reads mount options to remove them.
+// container, and no annotations of other programs. Mount options may contain secrets; the doctor
+// reads them to remove them from what it writes.
 package kube
 
 import (
@@ -60,18 +61,18 @@ func KubectlInput(ctx context.Context, stdin []byte, args ...string) ([]byte, er
 	return stdout.Bytes(), nil
 }
 
-// nameLooks is the form of a name in Kubernetes. It never looks like a flag of kubectl's.
-var nameLooks = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+// nameForm matches the names of objects. None of them is a flag for kubectl.
+var nameForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 
 // IsName reports whether a text may be the name of an object.
-func IsName(text string) bool { return len(text) <= 253 && nameLooks.MatchString(text) }
+func IsName(text string) bool { return len(text) <= 253 && nameForm.MatchString(text) }
 
 // kinds contains the known kinds. Parse returns no fields of others, such as a Secret.
 var kinds = []string{"PersistentVolume", "PersistentVolumeClaim", "VolumeAttachment", "CSINode",
 	"Node", "Pod", "Event", "VolumeSnapshot", "VolumeSnapshotContent", "DaemonSet", "ReplicaSet",
 	"Deployment"}
 
-// errIncomplete does not quote the decoder, whose error contains values.
+// errIncomplete does not contain the decoder's error, which quotes values.
 var errIncomplete = errors.New("is not the complete output of kubectl get -o json, or a field " +
 	"has another type; repeat the command and keep all of its output")
 
