@@ -24,8 +24,8 @@ type Block struct {
 	At string
 	// Text is the content of the block.
 	Text string
-	// Run is the block's runner, such as Here. It is empty if nothing runs the block; then Reason says
-	// why.
+	// Run is the block's runner, such as Here. It is empty if nothing runs the block; then Reason is
+	// the reason.
 	Run, Reason string
 	// Prints is a text that the commands have to print, or empty.
 	Prints string
@@ -77,8 +77,8 @@ func RunBy(runner string, blocks []Block) []Block {
 }
 
 // These lists contain the pages with blocks of the class Cluster. The pages of ByHelm install,
-// change and remove the driver, in this order. Those of OnCluster need it installed, and OnColdRack
-// also takes the rack's hot-plug away and gives it back.
+// change and remove the driver, in this order. Those of OnCluster need it installed. Those of
+// OnColdRack also switch the rack's hot-plug off and on again.
 var (
 	ByHelm = []string{"docs/howto/install.md", "docs/howto/upgrade.md",
 		"docs/howto/node-keeper.md", "docs/howto/uninstall.md"}

@@ -1,4 +1,5 @@
-// Package docs is the documentation, and reads it: pages, links, and the commands that they show.
+// Package docs contains the documentation, and code that reads its pages, their links and their
+// commands.
 //
 // Every block of code in a page has a class, in an HTML comment on the line above it, which no
 // reader sees:
@@ -74,8 +75,8 @@ func Pages(root string) ([]Page, error) {
 	return pages, err
 }
 
-// WithCommands reports whether the blocks of a page need a class. That holds for this directory and
-// for the two pages at which people begin.
+// WithCommands reports whether the blocks of a page need a class: those of this directory do, and
+// those of the two pages with which people begin.
 func (p Page) WithCommands() bool {
 	return strings.HasPrefix(p.Path, "docs/") ||
 		slices.Contains([]string{"README.md", "deploy/README.md"}, p.Path)

@@ -20,8 +20,9 @@ import (
 	"testing"
 )
 
-// tools are the operator's tools: the folder of each, which of our packages in its program are its
-// own, and what changes something there. A place in a tool of one package has a bare name.
+// tools contains the operator's tools. folder is the tool's main package, own is a regular
+// expression for the packages that belong to it, and is reports whether a node of the syntax tree
+// changes something. In a tool with one package, a place has no package and no type in its name.
 var tools = map[string]struct {
 	folder, own string
 	is          func(ast.Node, types.Info) bool
@@ -34,19 +35,19 @@ var tools = map[string]struct {
 	"simulator":   {"cmd/oxide-simulator", ".*", isOpening},
 }
 
-// changes is how the tools call what changes the rack or the cluster. Their own functions of that
-// kind are listed like those of the libraries, so that each decision is a place.
+// changes matches the names of methods that change the rack or the cluster: those of libraries, and
+// the tools' own, so that each caller of these is a place, too.
 var changes = regexp.MustCompile(`^(Patch|Create|Update|UpdateStatus|Delete|Evict|` +
 	`patch|create|createOwned|remove|save|` +
 	`(Disk|Instance|InstanceDisk|Snapshot)(Create|Delete|Attach|Detach|Start|Stop|Reboot|Update))$`)
 
-// verbs are kubectl's words for a change.
+// verbs contains the commands of kubectl that change something.
 var verbs = []string{"annotate", "apply", "attach", "cordon", "create", "delete", "drain", "edit",
 	"evict", "exec", "label", "patch", "replace", "rollout", "scale", "taint"}
 
-// openings open, change or remove a file, a mount, a device or a process: all functions of the
-// system's packages except those that look, or use what is open; some of other packages; and what
-// the tools have around these. .golangci.yml names the libraries of each package.
+// openings matches functions that open, change or remove a file, a mount, a device or a process:
+// those of the system's packages, some of other packages, and the tools' own around these. looks
+// matches those of them that only read, or only use what is open already.
 var (
 	openings = regexp.MustCompile(
 		`^\(?\*?(os|os/exec|plugin|syscall|golang.org/x/sys/unix|io/ioutil)[.)]|` +
@@ -101,8 +102,8 @@ func TestEveryPlaceThatChangesSomethingIsListedWithItsProof(t *testing.T) {
 	}
 }
 
-// changesIn returns the declarations in which something is a change, as package.Type.name. It reads
-// our packages of a program that are its own.
+// changesIn returns the declarations that contain a change, as package.Type.name. It reads those
+// packages of a program that match own.
 func changesIn(t *testing.T, folder, own string, is func(ast.Node, types.Info) bool) []string {
 	t.Helper()
 	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json", "./"+folder)
@@ -183,8 +184,8 @@ func isOpening(n ast.Node, info types.Info) bool {
 	return ok && openings.MatchString(f.FullName()) && !looks.MatchString(f.FullName())
 }
 
-// isChange reports whether a node is a call that changes the rack or the cluster: a method of one
-// of those names with a context, or a verb of kubectl among the arguments.
+// isChange reports whether a node is a call that changes the rack or the cluster: a method that
+// changes matches, with a context, or a call with one of the verbs among its arguments.
 func isChange(n ast.Node, _ types.Info) bool {
 	call, ok := n.(*ast.CallExpr)
 	if !ok {

@@ -26,8 +26,8 @@ var (
 	requirementRow = regexp.MustCompile(
 		`(?m)^(\| (` + anID + `) \|[^|\n]+\|[^|\n]+\|) ?([^|\n]*?) ?\|$`)
 	requirementID = regexp.MustCompile(`\b` + anID + `\b`)
-	// The name of a test begins with IDs, or ends with them in parentheses. A function has them behind
-	// its head, or one in its name.
+	// A subtest's name begins with IDs, or ends with them in parentheses. A test function has them in
+	// a comment behind its func line, or one ID in its name.
 	namedByIDs = regexp.MustCompile("[\"`](?:" + anID + " )+[^ ]|" +
 		`\(` + anID + `(?:, ` + anID + ")*\\)[\"`]|" +
 		`^func Test\w+\(.*// ` + anID + `(?:, ` + anID + `)*\n`)
@@ -114,8 +114,8 @@ func faultsOfRows(rows [][]string, cited filesByID, csiSanity string) (faults []
 		switch {
 		case carried(id), strings.HasPrefix(cell, "none: "):
 		case !strings.HasPrefix(cell, "see "), len(carriers) == 0, seesNone:
-			faults = append(faults, fmt.Sprintf("no test carries %s (%s): begin a test's name with it, or "+
-				"write the reason into its row in docs/requirements", id, cell))
+			faults = append(faults, fmt.Sprintf("no test carries %s (%s): add it to a test, as // %[1]s "+
+				"behind the func line, or write the reason into its row in docs/requirements", id, cell))
 		}
 	}
 	for id, files := range cited {
@@ -165,7 +165,7 @@ func TestEveryRequirementHasATestOrAReason(t *testing.T) {
 	t.Logf("FIGURE requirements rows=%d tested=%d", all, len(rows))
 }
 
-func TestTheCheckOfRequirementsNoticesWhatIsMissing(t *testing.T) {
+func TestARequirementWithoutATestOrAReasonIsFound(t *testing.T) {
 	const page = "| Q-1 | one | MUST | %s |\n| Q-2 | two | MUST | csi-sanity: should work |\n" +
 		"| Q-3 | three | MUST | none: it cannot happen |\n"
 	for _, test := range []struct{ cell, cited, want string }{

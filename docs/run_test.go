@@ -67,7 +67,7 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 					t.Error(err)
 				}
 			}()
-			// What a page compiles is compiled as make builds what has no race detector.
+			// With these settings a page's go commands find in Go's cache what make has compiled.
 			session := Session{Root: root, Dir: dir, Env: append(harness.Environ(),
 				"CGO_ENABLED=0", "GOFLAGS="+strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath"),
 				"PATH="+path+":"+os.Getenv("PATH"), "OXIDE_HOST="+rack.URL,
@@ -190,10 +190,10 @@ func TestTheErrorOfAFailedSessionNamesTheBlock(t *testing.T) {
 // nobody is a user without rights.
 var nobody = &syscall.Credential{Uid: 65534, Gid: 65534}
 
-// TestAPageEndsForANewcomer runs the first blocks of the pages that wait for a simulator, as people
-// do who have not read what they need. No wait may last, and the last words of what failed must be
-// there.
-func TestAPageEndsForANewcomer(t *testing.T) {
+// TestAPageEndsWithTheErrorOfASimulatorThatCannotStart runs the first blocks of pages that start a
+// simulator, as a user without rights, with a port that is taken, or without the program. The
+// blocks have to end, and to print the error.
+func TestAPageEndsWithTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 	run := harness.RunFor(t)
 	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -202,9 +202,10 @@ func TestAPageEndsForANewcomer(t *testing.T) {
 	defer taken.Close()
 	for _, c := range []struct {
 		name, page string
-		blocks     int // so many of the page's first blocks
+		blocks     int // the number of the page's first blocks that are run
 		user       *syscall.Credential
-		// simulator is the program of this name on the PATH, in bash; SIMULATOR is the true one.
+		// simulator is a bash script that replaces oxide-simulator on the PATH. In it, SIMULATOR
+		// stands for the path of the real program.
 		simulator string
 		says      string
 		fails     bool
@@ -215,7 +216,7 @@ func TestAPageEndsForANewcomer(t *testing.T) {
 			"loop devices need root", true},
 		{"with the port taken", "docs/howto/simulator.md", 2, nil,
 			`exec SIMULATOR "$@" --listen ` + taken.Addr().String(), "address already in use", true},
-		{"with the port taken, of the driver", "docs/howto/csi-sanity.md", 1, nil,
+		{"with the port taken, before the driver starts", "docs/howto/csi-sanity.md", 1, nil,
 			`exec SIMULATOR "$@" --listen ` + taken.Addr().String(), "address already in use", true},
 		{"without the program", "docs/howto/simulator.md", 2, nil, "",
 			"oxide-simulator: command not found", true},
@@ -231,7 +232,7 @@ func TestAPageEndsForANewcomer(t *testing.T) {
 			for _, program := range programs {
 				copyProgram(t, run, program, filepath.Join(bin, "true-"+program))
 			}
-			// Go would compile for minutes. This one knows what the pages ask of it.
+			// The real go would compile for minutes. This one only copies the programs.
 			script := func(name, text string) {
 				text = strings.ReplaceAll("#!/bin/bash\n"+text+"\n", "SIMULATOR",
 					filepath.Join(bin, "true-oxide-simulator"))
@@ -256,14 +257,14 @@ esac`)
 				t.Fatal(err)
 			}
 			blocks = RunBy(Here, blocks)[:c.blocks]
-			// A terminal goes on after a failure. What still runs is ended after the last block.
+			// In a terminal, people continue after a failure. Kill what still runs after the last block.
 			blocks[0].Text = "set +e\n" + blocks[0].Text
 			blocks[len(blocks)-1].Text += "\nkill $RACK $DRIVER; wait"
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			err = session.Run(ctx, blocks)
 			if ctx.Err() != nil {
-				t.Fatalf("%s waits for ever: %v", c.page, err)
+				t.Fatalf("%s does not end: %v", c.page, err)
 			}
 			var said strings.Builder
 			for i := range blocks {
