@@ -197,7 +197,7 @@ func isChange(n ast.Node, _ types.Info) bool {
 			return true
 		}
 	}
-	if ok && strings.HasSuffix(method.Sel.Name, "Var") { // the name of a flag
+	if ok && strings.HasSuffix(method.Sel.Name, "Var") { // it defines a flag
 		return false
 	}
 	is := false

@@ -48,7 +48,7 @@ var _ = Describe("a node", func() {
 			s.AttachedTo(ctx, s.Bound(ctx, "data-"+p.name).Spec.CSI.VolumeHandle, to)
 			doctor.findsNothing(ctx, "pod", s.path(p.name))
 		}
-		doctor.findsNothing(ctx, "node", from) // that it is drained breaks nothing
+		doctor.findsNothing(ctx, "node", from) // a drained node works
 		cordon(ctx, from, false)
 		spreadControllers(ctx)
 	}, NodeTimeout(5*time.Minute))
@@ -95,8 +95,8 @@ func spreadControllers(ctx context.Context) {
 	}
 }
 
-// slowly delays the creation of a disk, or its appearance in the guest, so that a spec can act
-// before it.
+// slowly is how long the rack delays the creation of a disk, or its appearance in the guest, so
+// that a spec can act meanwhile.
 const slowly = "3s"
 
 var _ = Describe("a restart", func() {
@@ -289,7 +289,7 @@ var _ = Describe("a rack", func() {
 			By("cutting every connection to the rack")
 			away := time.Now()
 			cut := faults(ctx, adminapi.Fault{Cut: true})[0]
-			// A call that fails late is repeated soon, because the pauses grow with each failure.
+			// The pauses of a call grow with each failure, so a call that begins late is repeated soon.
 			const late, back = 50 * time.Second, time.Minute
 			waiting := []*pod{more(), more()}
 			taken := s.Snapshot(ctx, claims[1])

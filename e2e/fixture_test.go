@@ -71,7 +71,7 @@ type Claim struct {
 	GiB     int
 	Block   bool
 	Access  corev1.PersistentVolumeAccessMode
-	Restore string // from a VolumeSnapshot in the same namespace
+	Restore string // the VolumeSnapshot to restore, in the same namespace
 }
 
 var claims atomic.Int64
@@ -130,7 +130,7 @@ func (f *fixture) Bound(ctx context.Context, claim string) *corev1.PersistentVol
 	return must(api.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{}))
 }
 
-// Unbound reports whether a claim is not bound now.
+// Unbound checks that a claim is not bound now.
 func (f *fixture) Unbound(ctx context.Context, claim string) {
 	c := must(api.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, claim, metav1.GetOptions{}))
 	Expect(c.Status.Phase).To(Equal(corev1.ClaimPending))
@@ -679,7 +679,7 @@ func newDisks(ctx context.Context, before adminapi.State) []string {
 	})
 }
 
-// OneDiskEach reports whether the rack has exactly one new disk for each of the claims.
+// OneDiskEach checks that the rack has exactly one new disk for each of the claims.
 func (f *fixture) OneDiskEach(ctx context.Context, before adminapi.State, claims ...string) {
 	handles := make([]string, len(claims))
 	for i, claim := range claims {

@@ -355,7 +355,7 @@ func tainted(ctx context.Context, name string) (bool, error) {
 const (
 	keeperName   = "oxide-csi-node-keeper"
 	ofKeeper     = "app=" + keeperName
-	keeperLease  = "oxide-node-keeper"         // also the ConfigMap of its records
+	keeperLease  = "oxide-node-keeper"         // also the name of the ConfigMap with the records
 	mayStop      = driverName + "/cold-attach" // the label
 	cordonMark   = driverName + "/cold-attach" // the annotation
 	startupTaint = driverName + "/agent-not-ready"

@@ -504,8 +504,8 @@ func (f *fixture) ebb(ctx context.Context) {
 // usage is the memory and processor time that a container's process has used since it started.
 type usage struct{ peakKiB, cpuMillis int }
 
-// measured is a script that lists the programs of the driver's pods. A stand-in has the name of the
-// program that it replaces.
+// measured is a script that prints the peak memory and the processor time of each program of the
+// driver's pods. A stand-in has the name of the program that it replaces.
 const measured = `for name in oxide-csi-plugin csi-provisioner csi-attacher csi-snapshotter \
 	node-driver-registrar csi-node-driver-registrar livenessprobe; do
 	for pid in $(pidof $name); do

@@ -448,11 +448,11 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 	for _, n := range v.Nodes {
 		for _, a := range v.waiting(n) {
 			if !k.Config.ColdAttach {
-				continue // no instance is stopped
+				continue // the keeper stops no instances
 			}
 			pods, err := k.podsOn(ctx, v, n)
 			if err = errors.Join(err, k.readVolumes(ctx, v)); err != nil {
-				a.held = err.Error() // until pods and volumes can be read
+				a.held = err.Error() // as long as pods and volumes cannot be read
 				errs = append(errs, err)
 				continue
 			}

@@ -306,7 +306,7 @@ func TestEventsInANamespaceNameNoVolumesOfOtherNamespaces(t *testing.T) {
 	w.round()
 	for namespace, want := range map[string]string{"shop": "2 volumes that wait (data);",
 		"bank": "2 volumes that wait (secret);", "third": "2 volumes that wait; ",
-		"default": "2 volumes that wait (data, secret);"} { // the Node's
+		"default": "2 volumes that wait (data, secret);"} { // the Node's events
 		events := keepertest.List[*corev1.Event](w.api, namespace)
 		for _, e := range events {
 			if !strings.Contains(e.Message, want) {

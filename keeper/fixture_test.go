@@ -336,7 +336,7 @@ func (w *fixture) stoppedAfterDrain(drained func()) {
 		w.steps(draining)
 	}
 	drained()
-	w.steps(draining, stopping, stopping, attaching) // the attacher tries again first
+	w.steps(draining, stopping, stopping, attaching) // after the first round the attacher tries again
 	w.lose("a")
 }
 

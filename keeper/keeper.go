@@ -14,7 +14,7 @@
 //
 // A person can use a Mover to move a volume that stays with its node. See move.go.
 //
-// The only state that the keeper holds in memory are the instances that it has stopped: it starts
+// All that the keeper holds in memory is a list of the instances that it has stopped: it starts
 // them again even if the API server is unreachable (rack.go). Each Round reads the cluster and the
 // rack, decides, and does at most one thing for a node. The keeper records its next step in a
 // ConfigMap (cluster.go), so that any replica can continue what another one began.
@@ -62,7 +62,7 @@ type Keeper struct {
 var ErrStepAside = errors.New("the node to be stopped is the one this keeper runs on")
 
 // Round reads the cluster and the rack once, and does the next thing. It returns the longest time
-// to wait until the next round. An error is ErrStepAside, or one that the next round may not meet.
+// to wait until the next round. After an error other than ErrStepAside, the next round tries again.
 func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
 	v, err := k.observe(ctx)
 	if err != nil {

@@ -105,7 +105,7 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// off asks the rack whether a node's instance is stopped or destroyed, so that it no longer writes.
+// off asks the rack whether a node's instance is stopped or destroyed. Then it can no longer write.
 func (k *Keeper) off(ctx context.Context, n *node) (off bool, why string, err error) {
 	state, err := k.instanceState(ctx, n.Instance)
 	if csierr.IsNotFound(err) {

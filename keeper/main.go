@@ -212,7 +212,7 @@ func kubernetesConfig(path string) (*rest.Config, error) {
 type process struct {
 	*Keeper
 	settings Settings
-	name     string // of this replica in the lease
+	name     string // of this replica, in the lease
 	elector  atomic.Pointer[leaderelection.LeaderElector]
 }
 

@@ -202,7 +202,7 @@ func TestTheDocumentationListsEveryMetric(t *testing.T) {
 		case strings.HasSuffix(m[1], "_seconds"):
 			kind = "histogram"
 		}
-		want[m[1]] = strings.TrimSpace(kind + " " + m[2]) // none has two labels
+		want[m[1]] = strings.TrimSpace(kind + " " + m[2]) // no metric has two labels
 	}
 	got := map[string]string{}
 	row := regexp.MustCompile("(?m)^\\| `(oxide_node_keeper_\\w+)` \\| (\\w+) \\| (.*?) ?\\| ")

@@ -258,7 +258,7 @@ func TestAMoveStopsWaitingForKubernetesWhenItsContextEnds(t *testing.T) {
 	if err := m.mover.Move(ctx, "pv-1", "b"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the error is %v", err)
 	}
-	m.api.Intercept(m.intercept) // on a slow machine it may not exist yet
+	m.api.Intercept(m.intercept) // on a slow machine the volume may not exist yet
 	m.bind()
 	csitest.Must(t, m.move("b"))
 	m.belongs("b")

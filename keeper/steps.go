@@ -181,7 +181,7 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	case n.Name == k.Config.NodeName:
 		return k.finish(ctx, v, n, "the keeper that continues runs on this node itself")
 	case !n.cordoned() && !n.Spec.Unschedulable:
-		return k.cordon(ctx, n) // the keeper that began did not do it
+		return k.cordon(ctx, n) // the keeper that began the operation has not done it
 	case k.forbidden(v, n) != "":
 		return k.finish(ctx, v, n, k.forbidden(v, n))
 	}

@@ -29,7 +29,7 @@ func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 		t.Error("the metrics do not have one node in progress, and one attachment that waits")
 	}
 	w.attach("data", "")
-	w.steps(starting, starting, starting) // with the last heartbeat, and the request
+	w.steps(starting, starting, starting) // to record the heartbeat, and then to request the start
 	w.steps(returning, returning)
 	w.pass(time.Second)
 	w.heartbeat("a")
@@ -137,7 +137,7 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 			w.pod("a", "db-ready", "StatefulSet", "data")
 			b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)
 			keepertest.Put(w.api, &b)
-			w.steps(draining) // it may change
+			w.steps(draining) // the budget may still change
 			w.pass(6 * time.Minute)
 		}, "wants 1 healthy pods", true},
 		{"an eviction takes too long", draining, func(w *fixture) {
@@ -362,7 +362,7 @@ func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
 	w.edit("a", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionTrue })
 	w.attach("data", "")
 	w.steps(starting, starting, starting, returning, returning, returning)
-	w.rack.set("a", "stopped") // once more, by the rack
+	w.rack.set("a", "stopped") // the rack stops it again
 	w.steps(starting, starting, returning, returning)
 	w.heartbeatLater("a")
 	w.steps("")

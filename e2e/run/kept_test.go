@@ -22,8 +22,7 @@ import (
 )
 
 // kept creates what a run with KEEP=1 leaves, without the cluster: the note, and a work directory
-// with one attached disk. As by a container, the disk was attached in another mount namespace,
-// which is gone.
+// with one disk, which was attached in another mount namespace that is gone, as by a container.
 func kept(t *testing.T) (s *suiteRun, work string, disk loopdev.Device) {
 	t.Helper()
 	if os.Geteuid() != 0 {

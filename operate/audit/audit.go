@@ -4,7 +4,7 @@
 // is one.
 //
 // Files: audit.go (flags and the comparison), wanted.go (the list of wanted objects), delete.go
-// (the objects on the rack, and the deletion), report.go (with what makes orphans volumes again).
+// (the objects on the rack, and the deletion), report.go (the report, also as manifests).
 package audit
 
 import (
@@ -115,7 +115,7 @@ type audit struct {
 	report  *report
 }
 
-// comparison is what the rack has and what the list of wanted objects names, at one time.
+// comparison contains the objects on the rack and those in the list of wanted objects, at one time.
 type comparison struct {
 	before, now inventory // before and after the list was read
 	wanted      *wanted

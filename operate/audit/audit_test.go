@@ -78,7 +78,7 @@ func TestAnObjectThatTheListMayLackIsTooYoungToJudge(t *testing.T) { // B-42
 	old := auditNow.Add(-defaultMinAge)
 	for name, test := range map[string]struct {
 		created time.Time
-		was     bool // before the list was read
+		was     bool // it existed before the list was read
 		want    string
 	}{"old enough": {old, true, isOrphan}, "just too young": {old.Add(1), true, isYoung},
 		"made meanwhile": {old, false, isYoung}, "of unknown age": {time.Time{}, true, isYoung}} {
@@ -119,7 +119,7 @@ func TestAnyFieldThatNamesADiskMakesItWanted(t *testing.T) {
 	const claimUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
 	o, shortened := testDisk(1), testDisk(2)
 	o.CSIName = "pvc-" + claimUID
-	shortened.CSIName = "pvc-6a3e0f2c7e" // with --volume-name-uuid-length of the provisioner
+	shortened.CSIName = "pvc-6a3e0f2c7e" // as with the provisioner's --volume-name-uuid-length
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, place := range places {
 		for name, o := range map[string]object{o.ID: o, strings.ToUpper(o.ID): o, o.Name: o, o.CSIName: o,
@@ -261,7 +261,7 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 	}
 	const late, half = "by too old a look", "half deleted, "
 	for name, test := range map[string]struct {
-		reason string // a word of it; empty: it is deleted
+		reason string // a part of the reason; empty if it is deleted
 		code   codes.Code
 		lines  script
 	}{
@@ -323,7 +323,7 @@ func kubectlThat(t *testing.T, exit int, items ...string) {
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// blue is the report of the cluster blue in which a person left the objects.
+// blue is a report of the cluster blue, which a person has reduced to the objects.
 func blue(objects ...object) string {
 	return racktest.JSON(map[string]any{"cluster": "blue", "project": racktest.ProjectID,
 		"orphans": objects})

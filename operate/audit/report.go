@@ -49,7 +49,7 @@ type finding struct {
 	Reason   string `json:"reason,omitempty"`
 }
 
-// found reports whether orphans or missing objects are left, or an object that a person named.
+// found reports whether orphans are left, wanted objects are missing, or a named object was kept.
 func (r *report) found() bool {
 	return len(r.Missing)+len(r.Kept) > 0 ||
 		slices.ContainsFunc(r.Orphans, func(o *listed) bool { return !o.Deleted })

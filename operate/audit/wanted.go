@@ -158,7 +158,7 @@ func (w *wanted) addKubernetes(data []byte) error {
 	if err := json.Unmarshal(data, &list); err != nil {
 		return err
 	}
-	if list.Items == nil { // one object
+	if list.Items == nil { // a single object, and not a list
 		list.Items = []json.RawMessage{data}
 	}
 	for i, o := range objects {

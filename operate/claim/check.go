@@ -187,7 +187,7 @@ func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 	}
 	o := owner{Kind: top.str("kind"), Name: top.name(), UID: top.uid(), Pod: pod.name(),
 		Replicas: top.num("spec", "replicas"), Person: kinds[top.str("kind")].scales != "yes"}
-	if o.Kind == "StatefulSet" { // the pods below this one need not stop
+	if o.Kind == "StatefulSet" { // pods with lower ordinals need not stop
 		ordinal, err := strconv.ParseInt(pod.name()[strings.LastIndex(pod.name(), "-")+1:], 10, 64)
 		if err != nil {
 			return owner{}, nil, fmt.Errorf("the pod %s of %s has no ordinal", pod.name(), o)

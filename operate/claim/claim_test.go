@@ -89,7 +89,7 @@ func (s *fixture) plan() (p *plan) {
 	return p
 }
 
-// at runs a change, and kills it after the first request after which when returns true.
+// at runs a change until when returns true after a request, and kills it then.
 func at(t *testing.T, kind, verb string, when func(*fixture, *plan) bool) *fixture {
 	t.Helper()
 	s, killed := newFixture(t, kind, verb), false
@@ -215,7 +215,7 @@ func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
 	set := func(kind, ns, name string, value any, path ...string) change {
 		return func(c *cluster, _ object, _ *Options) { c.touch(c.named(kind, ns, name), value, path...) }
 	}
-	admits := func(why string, refuses func(o object) bool) change { // the claim that is made again
+	admits := func(why string, refuses func(o object) bool) change { // when the claim is made again
 		return func(c *cluster, claim object, _ *Options) {
 			owner := map[string]any{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web",
 				"uid": c.named("StatefulSet", "db", "web").uid()}

@@ -85,7 +85,7 @@ func (r *run) get(ctx context.Context, resource, namespace, name string) (object
 	if name == "" {
 		return nil, nil
 	}
-	if !kube.IsName(name) { // such as a flag, in a field whose form the API server does not check
+	if !kube.IsName(name) { // it may be a flag: not every field has a form
 		return nil, fmt.Errorf("%q is no name of an object", csierr.Plain(name))
 	}
 	args := []string{"get", resource, name, "--ignore-not-found", "--output=json"}

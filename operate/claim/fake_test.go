@@ -26,8 +26,8 @@ type cluster struct {
 	t       *testing.T
 	claim   string              // the user's claim, in namespace db
 	objects map[string]object   // by resource/namespace/name
-	disks   map[string]string   // by handle
-	shots   map[string]string   // by handle
+	disks   map[string]string   // contents, by handle
+	shots   map[string]string   // contents, by handle
 	nodes   map[string]*machine // the instances, by their Nodes' names
 	idle    map[string]int      // passes since a pod needed the VolumeAttachment
 	quota   int64               // of the rack, in bytes; zero is unlimited
@@ -47,9 +47,9 @@ type cluster struct {
 	stops    int
 	written  []string // the contents that have to be on a disk that the user can reach
 	lost     int
-	foreign  []string               // forbidden changes
+	foreign  []string               // forbidden changes that the command has made
 	own      map[string]bool        // the UIDs of what the command has created
-	given    map[string]bool        // the UIDs of what the user gave to the command to change
+	given    map[string]bool        // the UIDs of what the user wants to be changed
 	origin   map[string]string      // the UID of the claim for which a disk was made
 	kept     map[string]bool        // the disks that a claim of the user has, or had
 	dropped  map[string]bool        // the disks that the user has given up
@@ -64,17 +64,17 @@ type cluster struct {
 type making struct {
 	claim               object
 	shot, content, size string
-	left                int // passes
+	left                int // passes until the disk is made
 }
 
 // machine is an instance with a kubelet. It continues to run if its Node is deleted.
 type machine struct {
 	name        string
-	off, silent bool            // it is stopped; its kubelet reaches no API server
+	off, silent bool            // the instance is stopped; the API server is unreachable
 	mounted     map[string]int  // passes since a pod used the disk
 	runs        map[string]bool // the disks to which containers write
 	listed      []any           // volumesInUse
-	age, quiet  int             // passes; those without a status
+	age, quiet  int             // passes; those since the last status of the Node
 }
 
 func (c *cluster) put(text string, args ...any) object {
@@ -266,7 +266,7 @@ func (c *cluster) read(resource, namespace, name string, flags map[string]string
 		return nil, errors.New("exit status 1: Forbidden")
 	case o != nil:
 		return json.Marshal(o)
-	case name != "": // it is ignored that there is none
+	case name != "": // as with --ignore-not-found
 		return nil, nil
 	}
 	items := slices.DeleteFunc(c.of(kind), func(o object) bool {
@@ -385,7 +385,7 @@ func (c *cluster) collect() {
 		o, owned := c.objects[key], false
 		owners := o.list("metadata", "ownerReferences")
 		for _, owner := range owners {
-			owned = owned || uids[owner.str("uid")] || owner.str("uid") == "" // an operator's
+			owned = owned || uids[owner.str("uid")] || owner.str("uid") == "" // an operator
 		}
 		switch space := c.named("Namespace", "", o.str("metadata", "namespace")); {
 		case o.str("kind") == "Namespace" && o.deleting() && !rest[o.name()]:
@@ -563,7 +563,7 @@ func (c *cluster) runPods(m *machine, node object) {
 		case pod.deleting() && c.immortal:
 		case pod.deleting():
 			if m.runs[handle] {
-				c.write(handle) // it saves its state
+				c.write(handle) // the container saves its state
 			}
 			delete(m.runs, handle)
 			delete(c.objects, keyOf(pod))
@@ -573,7 +573,7 @@ func (c *cluster) runPods(m *machine, node object) {
 			c.touch(pod, "Succeeded", "status", "phase")
 		case pod.str("status", "phase") == "Running":
 			m.runs[handle] = handle != ""
-		case pv.str("spec", "csi", "driver") != "" && va == nil: // it waits
+		case pv.str("spec", "csi", "driver") != "" && va == nil: // the pod waits to be attached
 		case handle != "" && !slices.Contains(m.listed, inUse(handle)):
 			m.listed, changed = append(m.listed, inUse(handle)), true
 		case handle != "" && !mounted:

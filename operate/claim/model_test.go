@@ -27,16 +27,16 @@ type history struct {
 	rnd                       *rand.Rand
 	kind, verb, claim, policy string
 	original                  int64    // the replicas of the workload before the change
-	lines                     []string // for people
+	lines                     []string // the log of the history
 	may, acts                 []string // what may happen, and what has happened
-	left, killsLeft, kills    int      // how often it may happen
+	left, killsLeft, kills    int      // how many acts and kills may come; those so far
 	ended                     string
 
 	busy   bool
 	next   string      // the verb of the request that comes next
 	late   []func()    // requests of killed runs that are under way
 	second func() bool // lets another run make its next request
-	stop   func()      // kills it
+	stop   func()      // kills the other run
 
 	scaled, paused bool            // somebody has scaled the workload, or stopped an operator
 	meddled        bool            // somebody has deleted the claim, or its namespace
@@ -173,11 +173,11 @@ func (h *history) deletePods() bool {
 // cutsOff separates the kubelet of a node from the API server. Its containers continue to run.
 func (h *history) cutsOff() bool { h.c.nodes["n1"].silent = true; return true }
 
-// userDeletes deletes a claim as a person who gives up its disk.
+// userDeletes deletes a claim as a person does who gives up its disk.
 func (h *history) userDeletes(claim object) bool {
 	pv := h.c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
 	if pv.policy() == "Delete" || h.next == "patch" {
-		// A patch that is under way has been decided on before the claim was deleted.
+		// The patch that comes next was decided before the claim was deleted.
 		h.c.giveUp(handleOf(pv))
 	}
 	if h.meddled = true; claim != nil {
@@ -572,7 +572,7 @@ func (h *history) follow(text, mode string) string {
 	return mode
 }
 
-// play runs the command, and follows its errors until the change is complete or undone.
+// play runs the command, and does what its errors say, until the change is complete or undone.
 func (h *history) play(mode string) error {
 	for try := 0; ; try++ {
 		err := h.run(mode)
@@ -589,7 +589,7 @@ func (h *history) play(mode string) error {
 		case strings.Contains(err.Error(), "by hand") && h.meddled:
 			h.ended = "by hand"
 			return h.check(false)
-		case h.plan() == nil && mode == "begin": // it was refused
+		case h.plan() == nil && mode == "begin": // the change was refused
 			return h.end()
 		default:
 			mode = h.follow(err.Error(), mode)
@@ -612,10 +612,10 @@ func (h *history) end() error {
 	p := h.plan()
 	done := p != nil
 	if h.ended = "undone"; done {
-		h.ended, h.verb = "done", p.str("verb") // another run's
+		h.ended, h.verb = "done", p.str("verb") // perhaps that of another run
 	}
 	if done && p.at("finished") != true {
-		return h.play("undo") // the request that records it has come late
+		return h.play("undo") // a late request has overwritten the end
 	}
 	w := h.workload()
 	if mark := w.annotation("csi.oxide.computer/claim-change"); mark != "" {

@@ -14,14 +14,14 @@ import (
 
 // The annotations of a change.
 const (
-	// planKey is, on the earlier PersistentVolume, the plan; and on the earlier claim, the id of the
-	// run that works on the change.
+	// planKey on the earlier PersistentVolume contains the plan. On the earlier claim it contains the
+	// id of the run that works on the change.
 	planKey = "csi.oxide.computer/claim-plan"
-	// changeKey is, on what the change creates and on the workload that it stops, the change's name.
+	// changeKey on what a change creates, and on the workload that it stops, names the change.
 	changeKey = "csi.oxide.computer/claim-change"
-	// replacesKey is, on the new PersistentVolume, the name of the earlier one.
+	// replacesKey on the new PersistentVolume names the earlier one.
 	replacesKey = "csi.oxide.computer/claim-replaces"
-	// earlierKey is, on the new claim, a list of the handles of the earlier volumes.
+	// earlierKey on the new claim lists the handles of the earlier volumes.
 	earlierKey = "csi.oxide.computer/claim-earlier-volumes"
 )
 
@@ -46,7 +46,7 @@ type plan struct {
 
 	ClassUID         string `json:"classUID"`
 	Retains          bool   `json:"retains,omitempty"` // the class keeps the disks of deleted claims
-	Node             string `json:"node,omitempty"`    // where a class waits for a pod's node
+	Node             string `json:"node,omitempty"`    // near which the class makes the disk
 	SnapshotClass    string `json:"snapshotClass,omitempty"`
 	SnapshotClassUID string `json:"snapshotClassUID,omitempty"`
 	Shot             shot   `json:"shot"`
@@ -314,7 +314,7 @@ func (r *run) observe(ctx context.Context) (v view, err error) {
 	}
 	r.last = p
 	if v.owner.uid() != p.Owner.UID {
-		v.owner = nil // another one of its name is not touched
+		v.owner = nil // an object that was created since is left alone
 	}
 	fresh := p.New
 	if fresh == "" {
@@ -366,8 +366,8 @@ func (v view) again() bool {
 }
 
 // passed reports whether the point of no return has been passed: the new disk was bound to a claim
-// that is not the command's own, and may have been written since. If the new PersistentVolume is
-// gone after it was handed over, this is assumed.
+// that is not the command's own, and may have been written since. It also returns true if the new
+// PersistentVolume is gone after it was handed over.
 func (v view) passed() bool {
 	p, uid := v.plan, v.fresh.str("spec", "claimRef", "uid")
 	return p.Bound || p.Finished || v.fresh == nil && p.Handed && v.temporary == nil ||

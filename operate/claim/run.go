@@ -1,6 +1,6 @@
 // Package claim gives a claim another disk: a larger one, or one that holds what a snapshot of the
-// claim holds. The claim keeps its name and its workload. A rack resizes no disk and reverts none,
-// so the new disk is made from a snapshot, and the claim is made again for it.
+// claim holds. The claim keeps its name and its workload. A rack can neither resize nor revert a
+// disk, so the new disk is made from a snapshot, and the claim is made again for it.
 //
 // From before the snapshot until the claim exists again there is no claim of its name, so no pod
 // can use either disk: the earlier one belongs to a claim of the command's own, and so does the new

@@ -391,8 +391,8 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 		r.asked, r.before = true, event
 		return "", r.patch(ctx, v.temporary, annotate(selectedNode, p.Node, nil))
 	}
-	// Without a topology, or if the class waits for no pod, the provisioner tries again itself. It is
-	// still reported, because the workload is stopped.
+	// Without a topology, or if the class waits for no pod, the provisioner tries again itself. The
+	// refusal is an error nevertheless, because the workload is stopped.
 	if !r.asked {
 		r.asked, r.before = true, event
 	} else if event != r.before && strings.Contains(why, string(csierr.RackFull)+":") {
@@ -413,7 +413,7 @@ func (r *run) refusal(ctx context.Context, p plan) (why, event string, err error
 	for _, e := range events {
 		if at := e.str("lastTimestamp"); at >= last {
 			last, why = at, e.str("message")
-			event = fmt.Sprint(e.name(), " ", at, " ", e.num("count")) // a repetition is counted
+			event = fmt.Sprint(e.name(), " ", at, " ", e.num("count")) // a repeated event counts up
 		}
 	}
 	return csierr.Plain(why), event, err
@@ -444,7 +444,7 @@ func (r *run) handOver(ctx context.Context, v view) (string, error) {
 	case v.namespaceGone:
 		return "", fmt.Errorf("the namespace %s is gone. %s", p.Namespace, v.byHand())
 	case v.claim.deleting():
-		return v.end(v.claim), nil // PersistentVolume New keeps the reclaim policy Retain
+		return v.end(v.claim), nil // the new PersistentVolume keeps the policy Retain
 	case v.unreserved(v.fresh):
 		return "", r.patch(ctx, v.fresh, object{"spec": reserve(p.Claim, nil)})
 	case v.claim == nil:
@@ -468,7 +468,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 			strings.TrimSuffix(", now "+names(v.users), ", now "), nil
 	case v.fresh.policy() != p.Policy:
 		return "", r.patch(ctx, v.fresh, object{"spec": withPolicy(p.Policy)})
-	case v.kept != nil: // Kubernetes collects the snapshot after it
+	case v.kept != nil: // then Kubernetes deletes the snapshot that it owns
 		return r.release(ctx, v, v.kept, v.old)
 	case v.shot != nil && v.own(v.shot):
 		return "the end of VolumeSnapshot " + p.Shot.Name, nil
@@ -514,7 +514,7 @@ func (r *run) restore(ctx context.Context, v view) (string, error) {
 		return v.end(v.claim), r.remove(ctx, v.claim)
 	case v.temporary != nil:
 		return r.removeTemporary(ctx, v)
-	case v.shot != nil && v.own(v.shot) && !v.shot.deleting(): // one that is not ready keeps the claim
+	case v.shot != nil && v.own(v.shot) && !v.shot.deleting(): // an unready one blocks the claim's end
 		return "", r.remove(ctx, v.shot)
 	case v.kept != nil:
 		return r.release(ctx, v, v.kept, v.old)

@@ -258,7 +258,7 @@ func (c *chain) complete() {
 	c.findNode()
 }
 
-// mainPod returns the pod to judge: one that waits, or one that runs, or one that has ended.
+// mainPod returns the pod to judge: one that waits, otherwise one that runs, otherwise any.
 func mainPod(pods []kube.Object) (best *kube.Object) {
 	for i, pod := range pods {
 		if best == nil || ended(*best) && !ended(pod) ||

@@ -160,7 +160,7 @@ func (c *chain) judge() Chain {
 				f.basis = inference // the call that failed needs no node
 			}
 			if slices.ContainsFunc(c.reported, func(s driverError) bool { return s.Reason == f.Reason }) {
-				f.basis = max(f.basis, quote) // it explains the error
+				f.basis = max(f.basis, quote) // the finding explains the error
 			}
 			step.State, f.Link = Broken, l.link
 			c.advise(f)

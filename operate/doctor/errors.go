@@ -102,7 +102,7 @@ func failedUnmounts(v *inspection.Volume) []driverError {
 		_, known := advices[csierr.Reason(e.Reason)]
 		switch {
 		case e.Outcome == flight.Done && e.Event == flight.Published:
-			clear(failed) // workloads have the volume again
+			clear(failed) // the volume was published again since
 		case e.Outcome == flight.Done:
 			delete(failed, e.Path)
 		case e.Outcome != flight.Failed || !known,

@@ -1,7 +1,7 @@
 package doctor
 
 import (
-	_ "embed" // the objects
+	_ "embed" // for volume.json
 	"encoding/json"
 	"slices"
 	"strconv"
@@ -107,7 +107,7 @@ func healthy(t testing.TB, edits ...edit) *Evidence {
 			"worker-1", instanceRunning}}},
 		Neighbours: map[string]Found[[]Disk]{racktest.Instance: {Object: &neighbours}}}
 	all(edits...)(t, e)
-	(&gatherer{e: *e}).sift() // the objects, which both have
+	(&gatherer{e: *e}).sift() // it changes the objects, which e shares
 	return e
 }
 

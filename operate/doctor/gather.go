@@ -367,7 +367,7 @@ func found[O, T any](id string, notFound csierr.Reason, ask func(oxide.NameOrId)
 	convert func(O) T) Found[T] {
 	param, ok := rack.ID(id)
 	if !ok {
-		return Found[T]{} // the rack's ids are UUIDs
+		return Found[T]{} // no object of the rack has such an id
 	}
 	answer, err := ask(param)
 	switch {

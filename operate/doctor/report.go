@@ -201,7 +201,7 @@ func (c *chain) place() *Place {
 // branch is a part of the tree: an instance with its volumes, or the volumes at no instance.
 type branch struct {
 	Title  string
-	Own    *Chain // of the node; nil without one
+	Own    *Chain // the chain of the node, or nil
 	Leaves []Chain
 }
 

@@ -40,7 +40,7 @@ func TestKubectlDoesNotOutliveTheCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()                                                   // it was killed
-	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 { // ends with kubectl
+	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 { // it returns when kubectl ends
 		t.Errorf("got %q, %v", rest, err)
 	}
 }
