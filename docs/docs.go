@@ -15,12 +15,17 @@
 package docs
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
+	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/yuin/goldmark"
 	"github.com/yuin/goldmark/ast"
@@ -103,4 +108,178 @@ func (p Page) nodes() []ast.Node {
 // linesOf returns the text of a block.
 func (p Page) linesOf(n ast.Node) string {
 	return string(n.Lines().Value(p.source))
+}
+
+// The runners of a block.
+const (
+	Here    = "here"
+	Cluster = "cluster"
+	// The rehearsal runs these on the operator's machine, and in the instance a of a rack.
+	Rehearsal   = "rehearsal"
+	RehearsalOn = "rehearsal on a"
+)
+
+// Block is a block of code of a page.
+type Block struct {
+	// At is the block's place, PAGE:LINE.
+	At string
+	// Text is the content of the block.
+	Text string
+	// Run is the block's runner, such as Here. It is empty if nothing runs the block; then Reason is
+	// the reason.
+	Run, Reason string
+	// Prints is a text that the commands have to print, or empty.
+	Prints string
+}
+
+var class = regexp.MustCompile(
+	`^<!-- (?:run: (here|cluster|rehearsal|rehearsal on a)(?:; prints: (.+))?|not run: (.+)) -->$`)
+
+// Blocks returns the page's blocks of code. Every block needs a class.
+func (p Page) Blocks() ([]Block, error) {
+	var blocks []Block
+	var errs []error
+	for _, n := range p.nodes() {
+		fenced := n.Kind() == ast.KindFencedCodeBlock
+		if (n.Kind() != ast.KindCodeBlock && !fenced) || n.Lines().Len() == 0 {
+			continue
+		}
+		block := Block{At: p.at(n.Lines().At(0).Start), Text: p.linesOf(n)}
+		var found []string
+		if above, ok := n.PreviousSibling().(*ast.HTMLBlock); ok {
+			found = class.FindStringSubmatch(strings.TrimSpace(p.linesOf(above)))
+		}
+		if found == nil {
+			errs = append(errs, fmt.Errorf("%s: the block has no class: write <!-- run: here -->, "+
+				"<!-- run: cluster --> or <!-- not run: REASON --> on the line above it", block.At))
+			continue
+		}
+		block.Run, block.Prints, block.Reason = found[1], found[2], found[3]
+		if fenced && block.Reason != drawing {
+			errs = append(errs, fmt.Errorf("%s: the block has a fence, which is for drawings "+
+				"(<!-- not run: %s -->): indent it by four spaces instead", block.At, drawing))
+		}
+		blocks = append(blocks, block)
+	}
+	return blocks, errors.Join(errs...)
+}
+
+const drawing = "a drawing"
+
+// RunBy returns the blocks of one runner.
+func RunBy(runner string, blocks []Block) []Block {
+	var chosen []Block
+	for _, b := range blocks {
+		if b.Run == runner {
+			chosen = append(chosen, b)
+		}
+	}
+	return chosen
+}
+
+// These lists contain the pages with blocks of the class Cluster. The pages of ByHelm install,
+// change and remove the driver, in this order. Those of OnCluster need it installed. Those of
+// OnColdRack also switch the rack's hot-plug off and on again.
+var (
+	ByHelm = []string{"docs/howto/install.md", "docs/howto/upgrade.md",
+		"docs/howto/node-keeper.md", "docs/howto/uninstall.md"}
+	OnCluster = []string{"docs/tutorial.md", "docs/howto/back-up.md", "docs/howto/snapshots.md",
+		"docs/howto/grow-a-volume.md", "docs/howto/revert-to-a-snapshot.md",
+		"docs/howto/lost-cluster.md", "docs/howto/move-a-volume.md", "docs/howto/volumes-in-use.md",
+		"docs/howto/rotate-the-token.md", "docs/troubleshooting.md"}
+	OnColdRack = []string{"docs/tutorial-cold-rack.md"}
+)
+
+// Anchors returns the anchors that GitHub gives the page's headings: in lower case, without
+// punctuation, with hyphens for spaces, and numbered if several are the same.
+func (p Page) Anchors() []string {
+	var anchors []string
+	seen := map[string]int{}
+	for _, n := range p.nodes() {
+		if n.Kind() != ast.KindHeading {
+			continue
+		}
+		anchor := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-' || r == '_' || unicode.In(r, unicode.L, unicode.M, unicode.N, unicode.Pc):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, p.plain(n))
+		if before := seen[anchor]; before > 0 {
+			anchors = append(anchors, fmt.Sprintf("%s-%d", anchor, before))
+		} else {
+			anchors = append(anchors, anchor)
+		}
+		seen[anchor]++
+	}
+	return anchors
+}
+
+// plain returns the text of a node without its markup.
+func (p Page) plain(n ast.Node) string {
+	var words strings.Builder
+	for child := n.FirstChild(); child != nil; child = child.NextSibling() {
+		if t, ok := child.(*ast.Text); ok {
+			words.Write(t.Value(p.source))
+		} else {
+			words.WriteString(p.plain(child))
+		}
+	}
+	return words.String()
+}
+
+// Links returns the destinations of the page's links and pictures.
+func (p Page) Links() []string {
+	var links []string
+	for _, n := range p.nodes() {
+		switch n := n.(type) {
+		case *ast.Link:
+			links = append(links, string(n.Destination))
+		case *ast.Image:
+			links = append(links, string(n.Destination))
+		case *ast.AutoLink:
+			links = append(links, string(n.URL(p.source)))
+		}
+	}
+	return links
+}
+
+// Site contains all pages of a repository.
+type Site struct {
+	Root  string
+	Pages []Page
+}
+
+// Check returns an error if a link of a page leads nowhere. For a link to another site it checks
+// only the form.
+func (s Site) Check(from Page, link string) error {
+	u, err := url.Parse(link)
+	if err != nil {
+		return fmt.Errorf("%s links to %s, which is no URL: %w", from.Path, link, err)
+	}
+	if u.IsAbs() {
+		if (u.Scheme != "https" && u.Scheme != "http") || u.Host == "" {
+			return fmt.Errorf("%s links to %s: expected https://HOST/…", from.Path, link)
+		}
+		return nil
+	}
+	to := from.Path
+	if u.Path != "" {
+		to = path.Join(path.Dir(from.Path), u.Path)
+	}
+	if _, err := os.Stat(filepath.Join(s.Root, filepath.FromSlash(to))); err != nil {
+		return fmt.Errorf("%s links to %s, and there is no %s", from.Path, link, to)
+	}
+	if u.Fragment == "" {
+		return nil
+	}
+	i := slices.IndexFunc(s.Pages, func(p Page) bool { return p.Path == to })
+	if i < 0 || !slices.Contains(s.Pages[i].Anchors(), u.Fragment) {
+		return fmt.Errorf("%s links to %s, and %s has no heading with that anchor", from.Path, link,
+			to)
+	}
+	return nil
 }

@@ -1,18 +1,44 @@
 package docs
 
 import (
+	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
+
+// root is the repository's directory, relative to this package.
+const root = ".."
+
+// must ends the test on an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// try returns the value, and ends the test on an error: try(f())(t).
+func try[V any](v V, err error) func(*testing.T) V {
+	return func(t *testing.T) V {
+		t.Helper()
+		must(t, err)
+		return v
+	}
+}
 
 func TestAReferencePageListsEverythingOfItsProgram(t *testing.T) {
 	for _, c := range []struct {
@@ -25,10 +51,7 @@ func TestAReferencePageListsEverythingOfItsProgram(t *testing.T) {
 			tags(reflect.TypeFor[flight.Entry]())...)},
 	} {
 		t.Run(c.page, func(t *testing.T) {
-			page, err := os.ReadFile(c.page)
-			if err != nil {
-				t.Fatal(err)
-			}
+			page := try(os.ReadFile(c.page))(t)
 			_, part, found := strings.Cut(string(page), c.from)
 			if c.to != "" {
 				part, _, found = strings.Cut(part, c.to)
@@ -89,10 +112,7 @@ func TestTheNumbersInSentencesAreThoseOfTheCode(t *testing.T) {
 // the file with the driver.
 func parameters(t *testing.T) []string {
 	t.Helper()
-	file, err := os.ReadFile(filepath.Join(root, "deploy/chart/parameters.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := try(os.ReadFile(filepath.Join(root, "deploy/chart/parameters.yaml")))(t)
 	var known struct {
 		Parameters  []string `json:"parameters"`
 		MkfsOptions map[string]struct {
@@ -100,9 +120,7 @@ func parameters(t *testing.T) []string {
 			Valid       string   `json:"valid"`
 		} `json:"mkfsOptions"`
 	}
-	if err := yaml.Unmarshal(file, &known); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal(file, &known))
 	var rows []string
 	for _, name := range known.Parameters {
 		rows = append(rows, fmt.Sprintf("| `%s` |", name))
@@ -144,4 +162,159 @@ func tags(known reflect.Type) []string {
 		}
 	}
 	return names
+}
+
+var update = flag.Bool("update", false, "write the generated parts of the pages")
+
+// generated matches the table of a page that the test below writes.
+var generated = regexp.MustCompile("<!-- written by go test ./docs -run Tables -update -->\n" +
+	"((?:\\|.*\n)*)<!-- end of the table -->\n")
+
+// byController contains the events of the controller process, which calls the rack. The others are
+// events of a node.
+var byController = []flight.Event{flight.DiskCreated, flight.DiskDeleted, flight.DiskAttached,
+	flight.DiskDetached, flight.SnapshotCreated, flight.SnapshotDeleted}
+
+func TestTheTablesOfThePagesAreThoseOfTheDriver(t *testing.T) {
+	events := "| event | message | who | meaning |\n|---|---|---|---|\n"
+	for _, e := range flight.Events {
+		who := "node"
+		if slices.Contains(byController, e.Event) {
+			who = "controller"
+		}
+		events += fmt.Sprintf("| `%s` | %s | %s | %s |\n", e.Event, e.Says, who, e.Meaning)
+	}
+	flags := "| of | without a value | with a value |\n|---|---|---|\n"
+	for _, fsType := range volume.Filesystems {
+		set := volume.FilesystemFlags[fsType]
+		var values []string
+		for _, name := range slices.Sorted(maps.Keys(set.Values)) {
+			values = append(values, "`"+name+"=` "+set.Values[name].Words)
+		}
+		flags += fmt.Sprintf("| %s | `%s` | %s |\n", fsType, strings.Join(slices.Sorted(
+			slices.Values(set.Words)), "`, `"), strings.Join(values, "; "))
+	}
+	for file, want := range map[string]string{"events.md": events, "configuration.md": flags} {
+		page := try(os.ReadFile(file))(t)
+		parts := generated.FindSubmatch(page)
+		if parts == nil {
+			t.Fatalf("docs/%s has no place for its table", file)
+		}
+		if *update {
+			text := strings.Replace(string(page), string(parts[1]), want, 1)
+			must(t, os.WriteFile(file, []byte(text), 0o644))
+		} else if diff := cmp.Diff(want, string(parts[1])); diff != "" {
+			t.Errorf("the table of docs/%s is not the driver's: go test ./docs -run Tables -update "+
+				"writes it (-driver +page):\n%s", file, diff)
+		}
+	}
+}
+
+func TestEveryLinkLeadsSomewhere(t *testing.T) {
+	pages := try(Pages(root))(t)
+	site, links := Site{Root: root, Pages: pages}, 0
+	for _, page := range pages {
+		for _, link := range page.Links() {
+			links++
+			if err := site.Check(page, link); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if len(pages) < 10 || links < 50 {
+		t.Errorf("found %d pages with %d links, expected more", len(pages), links)
+	}
+}
+
+func TestEveryPageOfThisDirectoryIsInItsIndex(t *testing.T) {
+	pages := try(Pages(root))(t)
+	index := try(Read(root, "docs/README.md"))(t)
+	links := strings.Join(index.Links(), "\n") + "\n"
+	for _, page := range pages {
+		name, ours := strings.CutPrefix(page.Path, "docs/")
+		if ours && name != "README.md" && !strings.Contains(links, name+"\n") {
+			t.Errorf("docs/README.md does not list %s", page.Path)
+		}
+	}
+}
+
+func TestALinkThatLeadsNowhereIsFound(t *testing.T) {
+	page := Parse("README.md", []byte("# Up & down: `a_b`\n\n## Same\n\n## Same\n\nText.\n"))
+	if diff := cmp.Diff([]string{"up--down-a_b", "same", "same-1"}, page.Anchors()); diff != "" {
+		t.Errorf("the anchors differ (-want +got):\n%s", diff)
+	}
+	site := Site{Root: root, Pages: []Page{page}}
+	for link, good := range map[string]bool{
+		"#same-1": true, "#same-2": false, "go.mod": true, "docs/gone.md": false, "docs/docs.go": true,
+		"https://oxide.computer": true, "https://": false, "ftp://oxide.computer": false, "%zz": false,
+		"docs/docs.go#same": false,
+	} {
+		if err := site.Check(page, link); (err == nil) != good {
+			t.Errorf("Check(%q) = %v, want success %t", link, err, good)
+		}
+	}
+}
+
+func TestEveryBlockOfCodeHasAClass(t *testing.T) {
+	pages := try(Pages(root))(t)
+	count := map[string]int{}
+	var onCluster []string
+	for _, page := range pages {
+		if !page.WithCommands() {
+			continue
+		}
+		blocks, err := page.Blocks()
+		if err != nil {
+			t.Error(err)
+		}
+		for _, b := range blocks {
+			count[b.Run]++
+		}
+		if len(RunBy(Cluster, blocks)) > 0 {
+			onCluster = append(onCluster, page.Path)
+		}
+	}
+	want := slices.Sorted(slices.Values(slices.Concat(ByHelm, OnCluster, OnColdRack)))
+	if diff := cmp.Diff(want, onCluster); diff != "" {
+		t.Errorf("the end-to-end suite runs other pages than those with blocks for it "+
+			"(-suite +pages):\n%s", diff)
+	}
+	for _, runner := range []string{Here, Cluster, Rehearsal, RehearsalOn} {
+		if count[runner] == 0 {
+			t.Errorf("no block is run: %s", runner)
+		}
+	}
+	run := count[Here] + count[Cluster] + count[Rehearsal] + count[RehearsalOn]
+	index, err := os.ReadFile(filepath.Join(root, "docs/README.md"))
+	share := fmt.Sprintf("%d of the %d blocks", run, run+count[""])
+	if err != nil || !strings.Contains(string(index), share) {
+		t.Errorf("docs/README.md does not say that tests run %s of code: %v", share, err)
+	}
+	t.Logf("FIGURE docs here=%d cluster=%d not-run=%d", count[Here], count[Cluster], count[""])
+}
+
+func TestABlockWithoutAClassIsFound(t *testing.T) {
+	for name, c := range map[string]struct{ page, want string }{
+		"none":            {"Text:\n\n    true\n", "docs/p.md:3: the block has no class"},
+		"another comment": {"<!-- ran -->\n    true\n", "no class"},
+		"no reason":       {"<!-- not run: -->\n    true\n", "no class"},
+		"another runner":  {"<!-- run: there -->\n    true\n", "no class"},
+		"text between":    {"<!-- run: here -->\n\nText.\n\n    true\n", "no class"},
+		"a fence":         {"<!-- run: here -->\n```\ntrue\n```\n", "four spaces"},
+		"in a list":       {"1. Do:\n\n       true\n", "no class"},
+		"a reason":        {"<!-- not run: it is output -->\n    true\n", ""},
+		"here":            {"Text:\n<!-- run: here; prints: a --b -->\n    true\n", ""},
+		"here in a list":  {"1. Do:\n   <!-- run: here -->\n\n       true\n", ""},
+		"a drawing":       {"<!-- not run: a drawing -->\n```\n──▶\n```\n", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			blocks, err := Parse("docs/p.md", []byte(c.page)).Blocks()
+			switch {
+			case c.want == "" && (err != nil || len(blocks) != 1):
+				t.Errorf("Blocks() = %v, %v, want a block", blocks, err)
+			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+				t.Errorf("Blocks() = %v, %v, want an error with %q", blocks, err, c.want)
+			}
+		})
+	}
 }

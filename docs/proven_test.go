@@ -66,10 +66,7 @@ var (
 
 // TestEveryPlaceThatChangesSomethingIsListedWithItsProof compares docs/proven.md with the calls.
 func TestEveryPlaceThatChangesSomethingIsListedWithItsProof(t *testing.T) {
-	page, err := os.ReadFile("proven.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := try(os.ReadFile("proven.md"))(t)
 	tests := testNames(t)
 	for name, tool := range tools {
 		listed, tested := []string{}, 0
@@ -108,10 +105,7 @@ func changesIn(t *testing.T, folder, own string, is func(ast.Node, types.Info) b
 	t.Helper()
 	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json", "./"+folder)
 	list.Dir, list.Stderr = root, os.Stderr
-	out, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := try(list.Output())(t)
 	exports, files, found := map[string]string{}, token.NewFileSet(), map[string]bool{}
 	compiled := importer.ForCompiler(files, "gc", func(path string) (io.ReadCloser, error) {
 		return os.Open(exports[path])
@@ -122,19 +116,14 @@ func changesIn(t *testing.T, folder, own string, is func(ast.Node, types.Info) b
 			ImportPath, Dir, Export string
 			GoFiles                 []string
 		}
-		if err := packages.Decode(&p); err != nil {
-			t.Fatal(err)
-		}
+		must(t, packages.Decode(&p))
 		exports[p.ImportPath] = p.Export // go list prints a package after those that it imports
 		if !ours.MatchString(p.ImportPath) {
 			continue
 		}
 		var parsed []*ast.File
 		for _, name := range p.GoFiles {
-			file, err := parser.ParseFile(files, filepath.Join(p.Dir, name), nil, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			file := try(parser.ParseFile(files, filepath.Join(p.Dir, name), nil, 0))(t)
 			parsed = append(parsed, file)
 		}
 		info, config := types.Info{Uses: map[*ast.Ident]types.Object{}}, types.Config{Importer: compiled}
@@ -219,9 +208,6 @@ func testNames(t *testing.T) []string {
 	grep := exec.CommandContext(t.Context(), "grep", "-rhoE", `^func Test\w+`, "--include=*_test.go",
 		"operate", "keeper", "docs", "proofs", "conformance", "simulator", "loopdev", "cmd")
 	grep.Dir = root
-	out, err := grep.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := try(grep.Output())(t)
 	return strings.Fields(strings.ReplaceAll(string(out), "func ", ""))
 }

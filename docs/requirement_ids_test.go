@@ -135,16 +135,10 @@ func TestEveryRequirementHasATestOrAReason(t *testing.T) {
 	if err != nil {
 		t.Fatalf("read the source of csi-sanity: %v", err)
 	}
-	paths, err := filepath.Glob("requirements/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	paths := try(filepath.Glob("requirements/*.md"))(t)
 	var rows [][]string
 	for _, path := range paths {
-		page, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		page := try(os.ReadFile(path))(t)
 		want := withTests(string(page), tested)
 		rows = append(rows, requirementRow.FindAllStringSubmatch(want, -1)...)
 		if *update {
@@ -198,10 +192,7 @@ var (
 )
 
 func TestTheVersionsInThePageAreThoseInTheFilesThatItNames(t *testing.T) {
-	page, err := os.ReadFile("requirements.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := try(os.ReadFile("requirements.md"))(t)
 	rows := versionRow.FindAllStringSubmatch(string(page), -1)
 	if len(rows) < 14 {
 		t.Fatalf("found %d rows with versions, expected more", len(rows))
@@ -222,10 +213,7 @@ func TestTheVersionsInThePageAreThoseInTheFilesThatItNames(t *testing.T) {
 		}
 	}
 	// Every version of Kubernetes that the suite runs on is on the page.
-	workflow, err := os.ReadFile(filepath.Join(root, ".github/workflows/e2e.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	workflow := try(os.ReadFile(filepath.Join(root, ".github/workflows/e2e.yaml")))(t)
 	matrix := regexp.MustCompile(`kubernetes: \[(.+)\]`).FindSubmatch(workflow)
 	if matrix == nil {
 		t.Fatal("the workflow e2e.yaml has no matrix of Kubernetes' versions")

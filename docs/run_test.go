@@ -32,10 +32,7 @@ var programs = []string{"oxide-csi-plugin", "oxide-simulator"}
 var compiles = regexp.MustCompile(`\bgo (build|run|test)\b`)
 
 func TestTheCommandsInThePagesWork(t *testing.T) {
-	pages, err := Pages(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pages := try(Pages(root))(t)
 	run := harness.RunFor(t)
 	path := filepath.Join(run.Dir, "path")
 	for _, page := range pages {
@@ -54,19 +51,9 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 				short.Skip(t, 1)
 			}
 			link(t, run, path)
-			dir, err := os.MkdirTemp(run.Dir, "page-") // kept after a failed test
-			if err != nil {
-				t.Fatal(err)
-			}
-			rack, err := run.StartRack(t.Context(), harness.RackOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() {
-				if err := rack.Stop(); err != nil {
-					t.Error(err)
-				}
-			}()
+			dir := try(os.MkdirTemp(run.Dir, "page-"))(t) // kept after a failed test
+			rack := try(run.StartRack(t.Context(), harness.RackOptions{}))(t)
+			defer func() { must(t, rack.Stop()) }()
 			// With these settings a page's go commands find in Go's cache what make has compiled.
 			session := Session{Root: root, Dir: dir, Env: append(harness.Environ(),
 				"CGO_ENABLED=0", "GOFLAGS="+strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath"),
@@ -87,9 +74,7 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 // link puts links to the programs into a directory, once.
 func link(t *testing.T, run *harness.Run, path string) {
 	t.Helper()
-	if err := os.MkdirAll(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(path, 0o755))
 	// make builds helm beside the driver.
 	helm := filepath.Join(filepath.Dir(os.Getenv("OXIDE_CSI_PLUGIN")), "helm")
 	_, err := os.Stat(helm)
@@ -103,9 +88,7 @@ func link(t *testing.T, run *harness.Run, path string) {
 	}
 	binaries := map[string]string{"helm": helm}
 	for _, program := range programs {
-		if binaries[program], err = run.Binary(t.Context(), program); err != nil {
-			t.Fatal(err)
-		}
+		binaries[program] = try(run.Binary(t.Context(), program))(t)
 	}
 	for program, binary := range binaries {
 		err := os.Symlink(binary, filepath.Join(path, program))
@@ -139,14 +122,8 @@ func nothingLeft(dir string) error {
 
 func TestTheCommandsForAClusterAreValidShell(t *testing.T) {
 	for _, path := range slices.Concat(ByHelm, OnCluster, OnColdRack) {
-		page, err := Read(root, path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		blocks, err := page.Blocks()
-		if err != nil {
-			t.Fatal(err)
-		}
+		page := try(Read(root, path))(t)
+		blocks := try(page.Blocks())(t)
 		for _, b := range RunBy(Cluster, blocks) {
 			check := exec.CommandContext(t.Context(), "bash", "-n")
 			check.Stdin = strings.NewReader(b.Text)
@@ -195,10 +172,7 @@ var nobody = &syscall.Credential{Uid: 65534, Gid: 65534}
 // blocks have to end, and to print the error.
 func TestAPageEndsWithTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 	run := harness.RunFor(t)
-	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	taken := try((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()
 	for _, c := range []struct {
 		name, page string
@@ -224,9 +198,7 @@ func TestAPageEndsWithTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			session := Session{Root: root, Dir: public(t), User: c.user}
 			bin := filepath.Join(session.Dir, "bin")
-			if err := os.Mkdir(bin, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Mkdir(bin, 0o755))
 			session.Env = []string{"HOME=" + session.Dir,
 				"PATH=" + bin + ":/usr/bin:/bin:/usr/sbin:/sbin"}
 			for _, program := range programs {
@@ -236,9 +208,7 @@ func TestAPageEndsWithTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 			script := func(name, text string) {
 				text = strings.ReplaceAll("#!/bin/bash\n"+text+"\n", "SIMULATOR",
 					filepath.Join(bin, "true-oxide-simulator"))
-				if err := os.WriteFile(filepath.Join(bin, name), []byte(text), 0o755); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(filepath.Join(bin, name), []byte(text), 0o755))
 			}
 			script("go", `case $1 in
 build) cp "${0%/*}/oxide-simulator" "$3"
@@ -248,31 +218,21 @@ esac`)
 			if c.simulator != "" {
 				script("oxide-simulator", c.simulator)
 			}
-			page, err := Read(root, c.page)
-			if err != nil {
-				t.Fatal(err)
-			}
-			blocks, err := page.Blocks()
-			if err != nil {
-				t.Fatal(err)
-			}
+			page := try(Read(root, c.page))(t)
+			blocks := try(page.Blocks())(t)
 			blocks = RunBy(Here, blocks)[:c.blocks]
 			// In a terminal, people continue after a failure. Kill what still runs after the last block.
 			blocks[0].Text = "set +e\n" + blocks[0].Text
 			blocks[len(blocks)-1].Text += "\nkill $RACK $DRIVER; wait"
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			err = session.Run(ctx, blocks)
+			err := session.Run(ctx, blocks)
 			if ctx.Err() != nil {
 				t.Fatalf("%s does not end: %v", c.page, err)
 			}
 			var said strings.Builder
 			for i := range blocks {
-				out, err := os.ReadFile(session.output(i))
-				if err != nil {
-					t.Fatal(err)
-				}
-				said.Write(out)
+				said.Write(try(os.ReadFile(session.output(i)))(t))
 			}
 			if (err != nil) != c.fails || !strings.Contains(said.String(), c.says) {
 				t.Errorf("%s ended with %v and without %q in\n%s", c.page, err, c.says, &said)
@@ -284,29 +244,15 @@ esac`)
 // public creates a directory that everybody may use, and removes it when the test ends.
 func public(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "newcomer-")
-	if err == nil {
-		err = os.Chmod(dir, 0o777)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(nothingLeft(dir), os.RemoveAll(dir)); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := try(os.MkdirTemp("", "newcomer-"))(t)
+	must(t, os.Chmod(dir, 0o777))
+	t.Cleanup(func() { must(t, errors.Join(nothingLeft(dir), os.RemoveAll(dir))) })
 	return dir
 }
 
 // copyProgram copies one of our programs to where everybody may run it.
 func copyProgram(t *testing.T, run *harness.Run, program, to string) {
 	t.Helper()
-	from, err := run.Binary(t.Context(), program)
-	if err == nil {
-		err = exec.CommandContext(t.Context(), "install", "-m", "755", from, to).Run()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	from := try(run.Binary(t.Context(), program))(t)
+	must(t, exec.CommandContext(t.Context(), "install", "-m", "755", from, to).Run())
 }
