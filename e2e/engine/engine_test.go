@@ -16,24 +16,28 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
+// must ends the test on an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestAPidFileCountsOnlyIfItsProcessIsOurs(t *testing.T) {
 	dir := t.TempDir()
 	ours := filepath.Join(dir, "daemon.json")
 	child := exec.CommandContext(t.Context(), "sh", "-c", "echo; read line", ours)
 	hold, err := child.StdinPipe()
 	says, errSays := child.StdoutPipe()
-	if err := errors.Join(err, errSays, child.Start()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, errSays, child.Start()))
 	// The kernel shows a command line shortly after the process has begun.
 	if _, err := says.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
 	pidFile := filepath.Join(dir, "pid")
 	pid := func(text string) int {
-		if err := os.WriteFile(pidFile, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(pidFile, []byte(text), 0o600))
 		return livingPID(pidFile, ours)
 	}
 	if got := pid(fmt.Sprintln(child.Process.Pid)); got != child.Process.Pid {
@@ -109,16 +113,10 @@ func TestOnlyTheRulesOfAnEngineAreRemovedFromATable(t *testing.T) {
 
 func TestTheNetworkIsRecordedOnlyOnce(t *testing.T) {
 	d := newDaemon(Options{Cache: t.TempDir(), Log: &strings.Builder{}})
-	if err := os.MkdirAll(d.dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(d.dir, 0o700))
 	const first = `{"Rules":{"iptables nat":["-P INPUT ACCEPT"]},"Forward":"0"}`
-	if err := os.WriteFile(d.file("network.json"), []byte(first), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.remember(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(d.file("network.json"), []byte(first), 0o600))
+	must(t, d.remember(t.Context()))
 	got, err := os.ReadFile(d.file("network.json"))
 	if err != nil || string(got) != first {
 		t.Errorf("a second engine wrote %s, %v over what the first had written", got, err)
@@ -133,16 +131,10 @@ func TestMountsBelowADirectoryAreUnmounted(t *testing.T) {
 	inner := filepath.Join(dir, "outer", "inner")
 	// One mount covers another, as after two engines that were killed.
 	for _, path := range []string{filepath.Dir(inner), inner, inner} {
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := syscall.Mount("none", path, "tmpfs", 0, ""); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(path, 0o755))
+		must(t, syscall.Mount("none", path, "tmpfs", 0, ""))
 	}
-	if err := unmountBelow(t.Context(), dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unmountBelow(t.Context(), dir))
 	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil || len(left) != 0 {
 		t.Errorf("after unmountBelow there are %d mounts, %v", len(left), err)

@@ -8,6 +8,14 @@ import (
 	"time"
 )
 
+// must ends the test on an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestAnIncompleteListIsAnError(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":                 "",
@@ -48,9 +56,7 @@ func TestEventsHaveTheirFirstAndLastTime(t *testing.T) {
 		`"type":"Warning"`:                          {"00:00:00", "00:00:00"},
 	} {
 		objects, err := Parse([]byte(`{"kind":"Event","metadata":{"name":"e"},` + text + `}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		first, last := objects[0].First(), objects[0].Last()
 		if first.Format(time.TimeOnly) != want[0] || last.Format(time.TimeOnly) != want[1] {
 			t.Errorf("%s: got %s and %s", text, first, last)
@@ -63,9 +69,7 @@ func kubectlThat(t *testing.T, script string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte("#!/bin/sh\n"+script), 0o700)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 	return dir
 }

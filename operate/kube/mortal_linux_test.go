@@ -19,26 +19,18 @@ func TestKubectlDoesNotOutliveTheCommand(t *testing.T) {
 	// It holds the pipe open as long as it lives.
 	dir := kubectlThat(t, "exec 3>\"$0.pipe\"\necho runs >&3\nexec sleep 600\n")
 	pipe := filepath.Join(dir, "kubectl.pipe")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Mkfifo(pipe, 0o600))
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
 	cmd.Env = append(os.Environ(), child+"=1")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	file, err := os.Open(pipe)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = file.Close() }()
 	lines := bufio.NewReader(file)
 	if line, err := lines.ReadString('\n'); err != nil || line != "runs\n" {
 		t.Fatalf("got %q, %v", line, err)
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Kill())
 	_ = cmd.Wait()                                                   // it was killed
 	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 { // it returns when kubectl ends
 		t.Errorf("got %q, %v", rest, err)
