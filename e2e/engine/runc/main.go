@@ -5,11 +5,11 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -23,9 +23,9 @@ func main() {
 }
 
 func run(args []string) error {
-	if file, at, ok := asked(args[1:]); ok {
-		if err := edit(file, at); err != nil {
-			return err
+	if file := asked(args[1:]); file != "" {
+		if err := edit(file); err != nil {
+			return fmt.Errorf("remove CAP_SYS_RESOURCE: %w", err)
 		}
 	}
 	runc, err := exec.LookPath("runc")
@@ -35,24 +35,16 @@ func run(args []string) error {
 	return fmt.Errorf("execute %s: %w", runc, syscall.Exec(runc, args, os.Environ()))
 }
 
-// edit removes the capability from the file. A file without capabilities stays unchanged.
-func edit(file string, at []string) error {
-	info, err := os.Stat(file)
+// capability matches the capability in a JSON list, with the comma after it or before it.
+var capability = regexp.MustCompile(`"CAP_SYS_RESOURCE"\s*,|,?\s*"CAP_SYS_RESOURCE"`)
+
+// edit removes the capability from the lists in a file. All other bytes stay the same.
+func edit(file string) error {
+	document, err := os.ReadFile(file)
 	if err != nil {
-		return fmt.Errorf("read the requested capabilities: %w", err)
+		return err
 	}
-	before, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("read the requested capabilities: %w", err)
-	}
-	after, err := without(before, at, "CAP_SYS_RESOURCE")
-	if err == nil {
-		err = os.WriteFile(file, after, info.Mode().Perm())
-	}
-	if err != nil {
-		return fmt.Errorf("remove CAP_SYS_RESOURCE from %s: %w", file, err)
-	}
-	return nil
+	return os.WriteFile(file, capability.ReplaceAll(document, nil), 0)
 }
 
 // takesValue contains flags of runc that have a value: those that an engine sets before the
@@ -60,9 +52,9 @@ func edit(file string, at []string) error {
 var takesValue = []string{"root", "log", "log-format", "criu", "rootless",
 	"bundle", "b", "process", "p"}
 
-// asked returns the file in which a runc command line requests capabilities, and the path of the
-// capabilities in that file. Only commands that start a process request any.
-func asked(args []string) (file string, at []string, ok bool) {
+// asked returns the file in which a runc command line requests capabilities. It returns "" for
+// commands that start no process.
+func asked(args []string) (file string) {
 	command := ""
 	values := map[string]string{}
 	for i := 0; i < len(args); i++ {
@@ -79,42 +71,10 @@ func asked(args []string) (file string, at []string, ok bool) {
 	}
 	switch command {
 	case "create", "run":
-		bundle := values["bundle"] + values["b"]
-		return filepath.Join(bundle, "config.json"), []string{"process", "capabilities"}, true
+		return filepath.Join(values["bundle"]+values["b"], "config.json")
 	case "exec":
 		// A process in a file may request capabilities; one on the command line has the container's.
-		if process := values["process"] + values["p"]; process != "" {
-			return process, []string{"capabilities"}, true
-		}
+		return values["process"] + values["p"]
 	}
-	return "", nil, false
-}
-
-// without returns the document without the capability in the lists of the object at the path. All
-// other bytes stay the same.
-func without(document []byte, path []string, capability string) ([]byte, error) {
-	if len(path) > 0 {
-		object := map[string]json.RawMessage{}
-		if err := json.Unmarshal(document, &object); err != nil {
-			return nil, err
-		}
-		inner, ok := object[path[0]]
-		if !ok || string(inner) == "null" {
-			return document, nil
-		}
-		changed, err := without(inner, path[1:], capability)
-		if err != nil {
-			return nil, err
-		}
-		object[path[0]] = changed
-		return json.Marshal(object)
-	}
-	sets := map[string][]string{}
-	if err := json.Unmarshal(document, &sets); err != nil {
-		return nil, err
-	}
-	for name, set := range sets {
-		sets[name] = slices.DeleteFunc(set, func(c string) bool { return c == capability })
-	}
-	return json.Marshal(sets)
+	return ""
 }
