@@ -92,7 +92,6 @@ func (p Page) at(offset int) string {
 	return fmt.Sprintf("%s:%d", p.Path, 1+strings.Count(string(p.source[:offset]), "\n"))
 }
 
-// nodes returns the page's nodes, in order.
 func (p Page) nodes() []ast.Node {
 	var all []ast.Node
 	// The function passed to Walk never returns an error.
@@ -105,7 +104,6 @@ func (p Page) nodes() []ast.Node {
 	return all
 }
 
-// linesOf returns the text of a block.
 func (p Page) linesOf(n ast.Node) string {
 	return string(n.Lines().Value(p.source))
 }

@@ -68,7 +68,6 @@ func (s Session) script(blocks []Block) string {
 	return script.String()
 }
 
-// output returns the file with the output of a block.
 func (s Session) output(block int) string {
 	return filepath.Join(s.Dir, fmt.Sprintf("block-%d.out", block))
 }

@@ -22,13 +22,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// pageTimeout is how long the commands of one page may take.
 const pageTimeout = 10 * time.Minute
 
 // programs lists the programs on the PATH of the commands, besides the helm of the tools' module.
 var programs = []string{"oxide-csi-plugin", "oxide-simulator"}
 
-// compiles matches commands that compile programs.
 var compiles = regexp.MustCompile(`\bgo (build|run|test)\b`)
 
 func TestTheCommandsInThePagesWork(t *testing.T) {
@@ -164,7 +162,6 @@ func TestTheErrorOfAFailedSessionNamesTheBlock(t *testing.T) {
 	}
 }
 
-// nobody is a user without rights.
 var nobody = &syscall.Credential{Uid: 65534, Gid: 65534}
 
 // TestAPageEndsWithTheErrorOfASimulatorThatCannotStart runs the first blocks of pages that start a

@@ -73,7 +73,6 @@ const nodeGrace = 20 * time.Second
 // 15 s. Each look at a claim that waits writes an event, and Kubernetes soon drops further ones.
 const claimPeriod = 5 * time.Second
 
-// kubernetesReady is how long the nodes may take to be ready.
 const kubernetesReady = 3 * time.Minute
 
 // newCluster creates the kind cluster. rackDir is the rack's directory on this machine.
@@ -164,7 +163,6 @@ func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.Pat
 // node is a machine of the cluster, which is a container.
 type node struct{ nodes.Node }
 
-// findNodes returns the cluster's nodes by name.
 func findNodes(provider *cluster.Provider) map[string]node {
 	found := map[string]node{}
 	for _, n := range must(provider.ListInternalNodes(clusterName)) {
@@ -229,8 +227,7 @@ func (n node) load(archive string) (err error) {
 }
 
 const (
-	driverName = "csi.oxide.computer"
-	// driverNamespace is the namespace in the overlay.
+	driverName      = "csi.oxide.computer"
 	driverNamespace = "oxide-csi"
 	controllerName  = "oxide-csi-controller"
 	nodeName        = "oxide-csi-node"
@@ -396,7 +393,6 @@ func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) 
 	return err
 }
 
-// parseObjects reads a stream of YAML documents.
 func parseObjects(text []byte) (objects []*unstructured.Unstructured) {
 	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
 	for {
@@ -416,7 +412,6 @@ func parseObjects(text []byte) (objects []*unstructured.Unstructured) {
 // fieldManager is the suite's name for the API server.
 const fieldManager = "oxide-csi-e2e"
 
-// kube is a client of the cluster's API.
 type kube struct {
 	kubernetes.Interface
 	config  *rest.Config
@@ -435,7 +430,6 @@ func newKube(kubeconfig string) *kube {
 			memory.NewMemCacheClient(client.Discovery()))}
 }
 
-// resource returns a client for the objects of a kind.
 func (k *kube) resource(gvk schema.GroupVersionKind, namespace string) (
 	dynamic.ResourceInterface, error) {
 	mapping, err := k.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
@@ -474,7 +468,6 @@ func (k *kube) remove(ctx context.Context, object *unstructured.Unstructured) {
 		To(Or(Succeed(), Satisfy(apierrors.IsNotFound)))
 }
 
-// exec runs a command in a container and returns its output.
 func (k *kube) exec(ctx context.Context, namespace, pod, container string, command ...string) (
 	string, error) {
 	url := k.CoreV1().RESTClient().Post().Resource("pods").Namespace(namespace).Name(pod).

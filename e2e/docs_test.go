@@ -303,7 +303,6 @@ func copyFrom(ctx context.Context, node, script, path string) {
 	Expect(file.Close()).To(Succeed())
 }
 
-// command returns a command of the program.
 func (d doctor) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(doctorDir, "oxide-csi-plugin"), args...)
 	cmd.Env, cmd.Stderr = d.env, GinkgoWriter

@@ -83,7 +83,6 @@ func keepRows(ctx SpecContext) {
 	Expect(server.Node(ctx)).NotTo(Equal(first))
 }
 
-// query runs SQL in the server's own container.
 func query(ctx context.Context, server *pod, sql string) (string, error) {
 	return api.exec(ctx, s.ns, server.name, "postgres", "psql", "--username=postgres",
 		"--no-align", "--tuples-only", "--command="+sql)
@@ -114,7 +113,6 @@ var _ = Describe("a claim that gets another disk", func() {
 		"disks at first (D-58, D-68)", growsTwo, NodeTimeout(8*time.Minute))
 })
 
-// claim runs oxide-csi-plugin claim and returns its output.
 func (d doctor) claim(ctx context.Context, args ...string) string {
 	out, err := d.tryClaim(ctx, args...)
 	Expect(err).NotTo(HaveOccurred(), "%s", out)

@@ -132,7 +132,6 @@ func (f *fixture) Keepers(ctx context.Context, class, name string, replicas int3
 	return keepers
 }
 
-// scale sets the number of replicas of a StatefulSet.
 func scale(ctx context.Context, name string, replicas int) {
 	must(api.AppsV1().StatefulSets(s.ns).Patch(ctx, name, types.MergePatchType,
 		fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas), metav1.PatchOptions{}))
@@ -186,7 +185,6 @@ func kill(ctx context.Context, p corev1.Pod, container string) {
 		"ctr --namespace k8s.io task kill --signal SIGKILL "+containerID(p, container)))
 }
 
-// containerID returns containerd's ID of a container.
 func containerID(p corev1.Pod, container string) string {
 	_, id, _ := strings.Cut(containerStatus(p, container).ContainerID, "://")
 	Expect(id).NotTo(BeEmpty(), "container %s of pod %s should run", container, p.Name)
@@ -244,7 +242,6 @@ func docker(ctx context.Context, arguments ...string) {
 	Expect(err).NotTo(HaveOccurred(), "docker %v: %s", arguments, out)
 }
 
-// cordon cordons or uncordons a node.
 func cordon(ctx context.Context, name string, off bool) {
 	patchNode(ctx, name, fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, off))
 }
@@ -348,7 +345,6 @@ func (h *hypervisor) power(ctx context.Context, worker string, on bool) {
 	h.off[worker] = !on
 }
 
-// powerOn starts a guest that is off.
 func powerOn(ctx context.Context, worker string) {
 	docker(ctx, "start", worker)
 	machines[worker].prepare(ctx)
@@ -397,13 +393,11 @@ func runsSince(g Gomega, p corev1.Pod, boot time.Time) {
 	}
 }
 
-// instance returns a worker's instance from the rack's API.
 func (r *rackClients) instance(ctx context.Context, worker string) *oxide.Instance {
 	return must(r.InstanceView(ctx,
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(instanceIDs[worker])}))
 }
 
-// stopInstance stops a worker's instance on the rack and waits until it is stopped.
 func stopInstance(ctx context.Context, worker string) {
 	must(theRack.InstanceStop(ctx,
 		oxide.InstanceStopParams{Instance: oxide.NameOrId(instanceIDs[worker])}))

@@ -196,7 +196,6 @@ type Pod struct {
 	Edit func(*corev1.Pod)
 }
 
-// pod is a pod that was created.
 type pod struct {
 	s    *fixture
 	name string
@@ -281,7 +280,6 @@ func (p *pod) get(ctx context.Context) *corev1.Pod {
 	return must(api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{}))
 }
 
-// Node returns the name of the node that the pod runs on.
 func (p *pod) Node(ctx context.Context) string {
 	return p.get(ctx).Spec.NodeName
 }
@@ -312,7 +310,6 @@ func deletePods(ctx context.Context, all ...*pod) {
 	}
 }
 
-// gone waits until there is no pod of this name.
 func (p *pod) gone(ctx context.Context) {
 	gone(ctx, "pod "+p.name, func() error {
 		_, err := api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{})
@@ -331,7 +328,6 @@ type Class struct {
 	Retain       bool // a volume outlives its claim
 }
 
-// fsTypeKey is the StorageClass parameter for the filesystem.
 const fsTypeKey = "csi.storage.k8s.io/fstype"
 
 var classes atomic.Int64
@@ -381,7 +377,6 @@ func (f *fixture) DeleteVolume(ctx context.Context, name string) {
 	volumeGone(ctx, name)
 }
 
-// volumeGone waits until a PersistentVolume is gone.
 func volumeGone(ctx context.Context, name string) {
 	gone(ctx, "the PersistentVolume "+name, func() error {
 		_, err := api.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
@@ -395,7 +390,6 @@ var snapshotKind = schema.GroupVersionKind{
 var snapshotContentKind = schema.GroupVersionKind{
 	Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"}
 
-// snapshot is a VolumeSnapshot.
 type snapshot struct {
 	name   string
 	object *unstructured.Unstructured
@@ -461,7 +455,6 @@ func (f *fixture) applyExample(ctx context.Context, name string,
 	}
 }
 
-// app creates a Deployment of one pod.
 func (f *fixture) app(ctx context.Context, spec corev1.PodSpec) {
 	one, labels := int32(1), map[string]string{"app": "app"}
 	must(api.AppsV1().Deployments(f.ns).Create(ctx, &appsv1.Deployment{
@@ -585,12 +578,10 @@ func (f *fixture) diskRemovedLater(id string) {
 	})
 }
 
-// hasDisk reports whether a disk with this UUID exists.
 func (r *rackClients) hasDisk(ctx context.Context, id string) bool {
 	return slices.Contains(r.diskIDs(ctx), id)
 }
 
-// diskIDs returns the UUIDs of all disks.
 func (r *rackClients) diskIDs(ctx context.Context) []string {
 	state := must(r.Admin.State(ctx))
 	ids := []string{}
@@ -600,7 +591,6 @@ func (r *rackClients) diskIDs(ctx context.Context) []string {
 	return ids
 }
 
-// disk returns a disk from the rack's API.
 func (r *rackClients) disk(ctx context.Context, id string) *oxide.Disk {
 	return must(r.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
 }

@@ -343,7 +343,6 @@ func freesNewNodes(ctx SpecContext) {
 	serving(ctx)
 }
 
-// tainted reports whether a node has the startup taint.
 func tainted(ctx context.Context, name string) (bool, error) {
 	n, err := api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	return err == nil && slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
@@ -423,7 +422,6 @@ func installKeeper(ctx context.Context) {
 	}
 }
 
-// removeRecords removes the keepers' records.
 func removeRecords(ctx context.Context) {
 	Expect(api.CoreV1().ConfigMaps(driverNamespace).Delete(ctx, keeperLease, metav1.DeleteOptions{})).
 		To(Or(Succeed(), Satisfy(apierrors.IsNotFound)))

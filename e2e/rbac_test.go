@@ -188,7 +188,6 @@ func rulesOf(o *unstructured.Unstructured) []rbacv1.PolicyRule {
 	return role.Rules
 }
 
-// reduced returns the role without the right.
 func (r right) reduced() *unstructured.Unstructured {
 	o := findInstalled(r.kind, r.role)
 	var rules []any

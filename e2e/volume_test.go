@@ -302,7 +302,6 @@ func getsAReason(ctx SpecContext) {
 	Expect(requestsOf(ctx, "disk_create", start)).To(BeEmpty(), "the rack should not be asked")
 }
 
-// cloneOf creates a claim for a copy of another claim.
 func (f *fixture) cloneOf(ctx context.Context, source, class string) string {
 	c := Claim{Class: class}
 	object := c.object()

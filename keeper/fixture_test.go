@@ -467,7 +467,6 @@ func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	_, _ = w.Write([]byte(body))
 }
 
-// answer answers a request about an instance.
 func (r *testRack) answer(id, verb string, changes bool) (status int, body string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

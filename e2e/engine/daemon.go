@@ -39,7 +39,6 @@ func (d *daemon) configFile() string      { return d.file("daemon.json") }
 // engine that was killed.
 const startTime = 2 * time.Minute
 
-// run starts the daemon and waits until it answers.
 func (e *Engine) run(ctx context.Context) error {
 	d := e.daemon
 	if err := d.tidy(ctx); err != nil {
@@ -134,7 +133,6 @@ func (d *daemon) configure(ctx context.Context) error {
 	return nil
 }
 
-// wrapper builds the program that runs instead of runc.
 func (d *daemon) wrapper(ctx context.Context) (string, error) {
 	path := d.file("runc-wrapper")
 	command := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", path,
@@ -245,7 +243,6 @@ func (e *Engine) sayDriver(ctx context.Context) error {
 	return nil
 }
 
-// capSysResource is the number of CAP_SYS_RESOURCE.
 const capSysResource = 24
 
 // WithoutSysResource reports whether this machine cannot give CAP_SYS_RESOURCE to a container,

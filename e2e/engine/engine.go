@@ -201,7 +201,6 @@ func (e *Engine) clear(ctx context.Context) error {
 	return nil
 }
 
-// missing reports whether one of the programs is missing.
 func missing(programs ...string) bool {
 	return slices.ContainsFunc(programs, func(name string) bool {
 		_, err := exec.LookPath(name)

@@ -76,13 +76,11 @@ func (b *Builder) step(what string, do func() error) error {
 	return nil
 }
 
-// has reports whether the engine has an image.
 func (b *Builder) has(ctx context.Context, image string) bool {
 	_, err := b.Engine.Output(ctx, "image", "inspect", "--format", "{{.Id}}", image)
 	return err == nil
 }
 
-// recipe describes how an image is built.
 type recipe struct {
 	// dir is the directory that the engine gets.
 	dir string
@@ -96,10 +94,8 @@ type recipe struct {
 	names []string
 }
 
-// noNetwork is the network of a build that needs none.
 const noNetwork = "none"
 
-// build builds an image.
 func (b *Builder) build(ctx context.Context, image string, r recipe) error {
 	args := []string{"build", "--quiet", "--tag", image}
 	if r.file != "" {

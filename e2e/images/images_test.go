@@ -91,7 +91,6 @@ func versionOf(t *testing.T, name string) string {
 	return ""
 }
 
-// imageName finds the images in a manifest.
 var imageName = regexp.MustCompile(`(?m)^\s*(?:- )?image:\s*"?([^\s"]+)`)
 
 func TestEveryImageOfTheManifestsIsBuilt(t *testing.T) { // D-7, B-36

@@ -12,7 +12,6 @@ import (
 // target is a target of the project's Dockerfile, and the name of its image.
 type target struct{ name, image string }
 
-// product contains the project's own images.
 var product = []target{
 	{"controller", "oxidecomputer/oxide-csi-plugin:" + Tag},
 	{"node", "oxidecomputer/oxide-csi-plugin-node:" + Tag},
@@ -188,7 +187,6 @@ func singles() []single {
 // standIns is the module name of the stand-ins' programs.
 const standIns = "standin"
 
-// dockerfile returns the Dockerfile of an image with one static program.
 func (s single) dockerfile() string {
 	return fmt.Sprintf("FROM scratch\nENV PATH=/usr/local/bin\nCOPY %s %s\nENTRYPOINT [%q]\n",
 		s.program, s.path, s.path)

@@ -132,7 +132,6 @@ func (b *Builder) Unpack(ctx context.Context, p *Previous) (err error) {
 	return err
 }
 
-// rootfs is a root file system of Debian packages.
 type rootfs struct {
 	name     string
 	packages []string

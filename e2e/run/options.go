@@ -17,7 +17,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
 )
 
-// options contains the user's settings.
 type options struct {
 	offline, down            bool
 	focus, label, kubernetes string
@@ -174,12 +173,10 @@ func (m machine) missing() []string {
 	return list
 }
 
-// gib formats a size for people.
 func gib(bytes int64) string {
 	return strconv.FormatFloat(float64(bytes)/(1<<30), 'f', 1, 64) + " GiB"
 }
 
-// inspect collects the facts about this machine.
 func inspect(ctx context.Context, o options) (machine, error) {
 	m := machine{
 		root: os.Geteuid() == 0, cache: o.cache, offline: o.offline, programs: map[string]bool{},

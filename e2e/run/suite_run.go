@@ -146,7 +146,6 @@ func (s *suiteRun) test(ctx context.Context, environment string) error {
 	return nil
 }
 
-// suite runs the suite's program and waits for its end.
 func (s *suiteRun) suite(ctx context.Context, environment, program string, args ...string) error {
 	suite := exec.CommandContext(ctx, program, args...)
 	suite.Dir, suite.Stdout, suite.Stderr = filepath.Join(s.root, "e2e"), s.stdout, os.Stderr
@@ -201,7 +200,6 @@ func (s *suiteRun) tidy(ctx context.Context, work, evidence string, green bool) 
 	return os.Remove(s.note())
 }
 
-// clusterName is the name of the suite's cluster.
 const clusterName = "oxide-csi"
 
 // removeCluster removes the cluster if the suite has not done it; a suite that was killed cannot.
@@ -374,7 +372,6 @@ func claimCluster(
 	})
 }
 
-// clusterExists reports whether the engine has a cluster with the suite's name.
 func (s *suiteRun) clusterExists() (bool, error) {
 	provider, err := s.provider()
 	if err != nil {

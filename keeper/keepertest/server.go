@@ -209,7 +209,6 @@ func (s *Server) changed(c call) ([]byte, error) {
 	return answer, err
 }
 
-// ask calls an interceptor.
 func (s *Server) ask(which *func(KubeRequest) error, r KubeRequest) error {
 	s.mu.Lock()
 	f := *which

@@ -38,7 +38,6 @@ type Object interface {
 	runtime.Object
 }
 
-// resource describes a resource that the server has.
 type resource struct {
 	schema.GroupVersionResource
 	kind       schema.GroupVersionKind
@@ -100,7 +99,6 @@ func (r *resource) routes() map[string]string {
 	return routes
 }
 
-// call is a parsed request.
 type call struct {
 	KubeRequest
 	*resource
@@ -367,7 +365,6 @@ func (s *store) all(r *resource, namespace string) []*stored {
 	return found
 }
 
-// create stores a new object.
 func (s *store) create(r *resource, object Object) (*stored, error) {
 	if _, err := s.find(r, object.GetNamespace(), object.GetName()); err == nil {
 		return nil, apierrors.NewAlreadyExists(r.GroupResource(), object.GetName())

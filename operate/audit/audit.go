@@ -107,7 +107,6 @@ func plainError(err error) error {
 	return err
 }
 
-// audit is one run.
 type audit struct {
 	options Options
 	rack    *ownedRack

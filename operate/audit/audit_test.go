@@ -219,7 +219,6 @@ func testDisk(n int) object {
 		Created: auditNow.Add(-72 * time.Hour)}
 }
 
-// diskPath is the path of testDisk(n).
 func diskPath(n int) string { return "/v1/disks/" + racktest.Numbered(n) }
 
 // rackDisk is testDisk(n) as the rack answers.

@@ -16,7 +16,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// report is the result of an audit.
 type report struct {
 	Cluster    string    `json:"cluster"`
 	Project    string    `json:"project"`

@@ -29,7 +29,6 @@ type handle struct {
 // mayBe reports whether the handle may name an object of the kind.
 func (h handle) mayBe(kind Kind) bool { return h.Kind == kind || h.Kind == either }
 
-// wanted is the list of wanted volumes and snapshots.
 type wanted struct {
 	handles  []handle
 	listedAt time.Time // when the list was made, at the latest

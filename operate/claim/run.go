@@ -106,7 +106,6 @@ func (o *Options) Parse(operands []string) error {
 	return nil
 }
 
-// run is one run of the command.
 type run struct {
 	Options
 	before string // the last refusal of the new disk when this run began to wait for the disk

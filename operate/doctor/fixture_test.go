@@ -111,7 +111,6 @@ func healthy(t testing.TB, edits ...edit) *Evidence {
 	return e
 }
 
-// The edits of a situation.
 type edit func(t testing.TB, e *Evidence)
 
 func all(edits ...edit) edit {

@@ -125,7 +125,6 @@ var resources = map[string]string{kindClaim: "persistentvolumeclaims",
 	kindNode: "nodes", kindPod: "pods", kindEvent: "events",
 	kindDriverPod: "pods,daemonsets,replicasets,deployments"}
 
-// list lists the objects of a kind.
 func (g *gatherer) list(ctx context.Context, kind, namespace string) {
 	if g.noKubectl != "" {
 		g.e.Cluster.Unseen[kind] = g.noKubectl

@@ -35,7 +35,6 @@ var mayRun = regexp.MustCompile(`^(get [a-z,]+ --output=json( --all-namespaces| 
 	`[-a-z0-9]+)?|exec --namespace=oxide-csi [a-z0-9][-a-z0-9.]* --container=oxide-plugin -- ` +
 	`/oxide-csi-plugin inspect( --volume=[-0-9a-f]{36}(=[a-z0-9][-a-z0-9.]*)?)*)$`)
 
-// cluster is a cluster behind kubectl.
 type cluster struct {
 	t                  *testing.T
 	forbidden, refusal string // a resource that may not be listed, or "exec"; with which error

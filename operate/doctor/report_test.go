@@ -60,7 +60,6 @@ func TestTheReportOfEachSituation(t *testing.T) {
 	}
 }
 
-// broke is a writer that returns an error.
 type broke struct{}
 
 func (broke) Write([]byte) (int, error) { return 0, errors.New("no space left") }
