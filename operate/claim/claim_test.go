@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -357,16 +358,18 @@ func TestANameThatLooksLikeAFlagNeverGetsToKubectl(t *testing.T) {
 }
 
 func TestAnUndoingStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
-	s := at(t, "Deployment", Grow, func(_ *fixture, p *plan) bool { return p.New != "" })
-	s.c.stuck = true
-	o := s.resumes(true)
-	o.Timeout = 200 * time.Millisecond
-	s.c.refuses(o, "the end of VolumeSnap")
-	if s.c.settled(); s.c.named("Deployment", "db", "web").num("spec", "replicas") != 1 {
-		t.Fatal("the workload waits for the end of a snapshot")
-	}
-	s.c.stuck = false
-	s.undoes()
+	synctest.Test(t, func(t *testing.T) { // a slow machine does not use up the timeout
+		s := at(t, "Deployment", Grow, func(_ *fixture, p *plan) bool { return p.New != "" })
+		s.c.stuck = true
+		o := s.resumes(true)
+		o.Timeout = 100 * o.Poll
+		s.c.refuses(o, "the end of VolumeSnap")
+		if s.c.settled(); s.c.named("Deployment", "db", "web").num("spec", "replicas") != 1 {
+			t.Fatal("the workload waits for the end of a snapshot")
+		}
+		s.c.stuck = false
+		s.undoes()
+	})
 }
 
 // TestANewDiskThatIsNotWhatWasRequestedIsRefused changes the new PersistentVolume as a faulty
