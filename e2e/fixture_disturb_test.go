@@ -259,8 +259,8 @@ func patchNode(ctx context.Context, name, patch string) {
 // faults. When an instance reboots, its guest runs on. If two instances are stopped at the same
 // moment, the second may lose its disks shortly before its guest ends.
 type hypervisor struct {
-	// holds contains the faults that delay stops, by worker, and stops how often each of them has
-	// fired.
+	// holds contains for each worker the fault that delays its stop. stops counts how often that
+	// fault has fired.
 	holds map[string]string
 	stops map[string]int
 	off   map[string]bool

@@ -63,6 +63,9 @@ func (f *fixture) close(ctx context.Context) {
 		api.CoreV1().PersistentVolumeClaims(f.ns).DeleteCollection(ctx, now, all))).To(Succeed())
 }
 
+// serial distinguishes the names of what the specs create.
+var serial atomic.Int64
+
 // Claim describes a claim. The zero value is 1 GiB of the class oxide-disk, ReadWriteOnce, with a
 // filesystem.
 type Claim struct {
@@ -74,8 +77,6 @@ type Claim struct {
 	Restore string // the VolumeSnapshot to restore, in the same namespace
 }
 
-var claims atomic.Int64
-
 // Claim creates a PersistentVolumeClaim and returns its name.
 func (f *fixture) Claim(ctx context.Context, c Claim) string {
 	must(api.CoreV1().PersistentVolumeClaims(f.ns).Create(ctx, c.object(),
@@ -86,7 +87,7 @@ func (f *fixture) Claim(ctx context.Context, c Claim) string {
 // object sets the defaults of c and returns the claim.
 func (c *Claim) object() *corev1.PersistentVolumeClaim {
 	if c.Name == "" {
-		c.Name = fmt.Sprintf("claim-%d", claims.Add(1))
+		c.Name = fmt.Sprintf("claim-%d", serial.Add(1))
 	}
 	if c.GiB == 0 {
 		c.GiB = 1
@@ -201,8 +202,6 @@ type pod struct {
 	name string
 }
 
-var pods atomic.Int64
-
 // Pod creates a pod with the claims and does not wait for it.
 func (f *fixture) Pod(ctx context.Context, p Pod) *pod {
 	must(api.CoreV1().Pods(f.ns).Create(ctx, f.podObject(ctx, &p), metav1.CreateOptions{}))
@@ -211,7 +210,7 @@ func (f *fixture) Pod(ctx context.Context, p Pod) *pod {
 
 func (f *fixture) podObject(ctx context.Context, p *Pod) *corev1.Pod {
 	if p.Name == "" {
-		p.Name = fmt.Sprintf("pod-%d", pods.Add(1))
+		p.Name = fmt.Sprintf("pod-%d", serial.Add(1))
 	}
 	grace := stopGrace
 	object := &corev1.Pod{
@@ -330,12 +329,10 @@ type Class struct {
 
 const fsTypeKey = "csi.storage.k8s.io/fstype"
 
-var classes atomic.Int64
-
 // Class creates a StorageClass that is deleted when the spec ends, and returns its name.
 func (f *fixture) Class(ctx context.Context, c Class) string {
 	class := &storagev1.StorageClass{
-		ObjectMeta:   metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", f.ns, classes.Add(1))},
+		ObjectMeta:   metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", f.ns, serial.Add(1))},
 		Provisioner:  driverName,
 		Parameters:   c.Parameters,
 		MountOptions: c.MountOptions,
@@ -397,11 +394,9 @@ type snapshot struct {
 	content, handle string
 }
 
-var snapshots atomic.Int64
-
 // Snapshot requests a snapshot of a claim. It does not wait for the snapshot: Ready does.
 func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
-	made := &snapshot{name: fmt.Sprintf("snapshot-%d", snapshots.Add(1))}
+	made := &snapshot{name: fmt.Sprintf("snapshot-%d", serial.Add(1))}
 	made.object = &unstructured.Unstructured{Object: map[string]any{
 		"metadata": map[string]any{"name": made.name, "namespace": f.ns},
 		"spec": map[string]any{

@@ -47,7 +47,8 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// sorted reads the pods of a node. It returns them by what a stop does to them, and as a list.
+// sorted reads the pods of a node. It returns them twice: sorted by what a stop does to them, and
+// as one list.
 func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
 	if err := k.readVolumes(ctx, v); err != nil {
 		return sorted{}, nil, err

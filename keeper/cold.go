@@ -25,8 +25,8 @@ const pace = time.Second
 // the request may have been on its way when the keeper that sent it died.
 const lateStop = 2 * time.Minute
 
-// staleAfter is the age of the last failed attempt from which the attacher probably does not run,
-// so that it would not use a stopped instance either.
+// staleAfter is the time after which an attacher that has tried nothing more probably does not run.
+// Then an instance must not be stopped for it.
 const staleAfter = 10 * time.Minute
 
 // coldAttach continues the operation in progress. If there is none, it looks for a node to work on.

@@ -300,9 +300,9 @@ func TestAWindowIsOpenFromItsBeginningForItsLength(t *testing.T) {
 		{"in UTC, wherever the clock is", "0 2 * * 6", time.Hour, "2030-01-05T03:30:00+01:00", true},
 		{"beyond midnight", "30 23 * * *", time.Hour, "2030-01-05T00:15:00Z", true},
 		{"in winter", "CRON_TZ=Europe/Zurich 0 2 * * *", time.Hour, "2030-01-05T01:30:00Z", true},
-		{"over the day's 25th hour", "CRON_TZ=Europe/Zurich 0 1 * * *", 3 * time.Hour,
+		{"over the hour that winter time repeats", "CRON_TZ=Europe/Zurich 0 1 * * *", 3 * time.Hour,
 			"2030-10-27T01:59:59Z", true}, // the second 2:59 of the day
-		{"after the day's 25th hour", "CRON_TZ=Europe/Zurich 0 1 * * *", 3 * time.Hour,
+		{"after the hour that winter time repeats", "CRON_TZ=Europe/Zurich 0 1 * * *", 3 * time.Hour,
 			"2030-10-27T02:00:00Z", false},
 		{"when the next is in more than five years", "0 2 29 2 *", time.Hour, "2096-03-01T02:30:00Z",
 			false},

@@ -124,10 +124,10 @@ func (d *daemon) configure(ctx context.Context) error {
 		fmt.Fprintln(d.log, "engine: containers run without CAP_SYS_RESOURCE, which this machine lacks")
 	}
 	text, err := json.MarshalIndent(settings, "", "  ")
-	if err != nil {
-		return fmt.Errorf("write the engine's settings: %w", err)
+	if err == nil {
+		err = os.WriteFile(d.configFile(), text, 0o600)
 	}
-	if err := os.WriteFile(d.configFile(), text, 0o600); err != nil {
+	if err != nil {
 		return fmt.Errorf("write the engine's settings: %w", err)
 	}
 	return nil
@@ -350,10 +350,10 @@ func (d *daemon) remember(ctx context.Context) error {
 		return nil
 	}
 	text, err := json.MarshalIndent(readNetwork(ctx), "", "  ")
-	if err != nil {
-		return fmt.Errorf("record the network: %w", err)
+	if err == nil {
+		err = os.WriteFile(d.networkFile(), text, 0o600)
 	}
-	if err := os.WriteFile(d.networkFile(), text, 0o600); err != nil {
+	if err != nil {
 		return fmt.Errorf("record the network: %w", err)
 	}
 	return nil
@@ -365,11 +365,11 @@ func (d *daemon) giveBack(ctx context.Context) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("read the record of the network: %w", err)
-	}
 	var before network
-	if err := json.Unmarshal(text, &before); err != nil {
+	if err == nil {
+		err = json.Unmarshal(text, &before)
+	}
+	if err != nil {
 		return fmt.Errorf("read the record of the network: %w", err)
 	}
 	if other := otherEngine(); other != 0 {

@@ -188,7 +188,7 @@ func kubectlList(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	for _, name := range strings.Fields(string(crds)) {
-		// Not every cluster has snapshots. The suffix includes the kinds of snapshot groups.
+		// Not every cluster has snapshots. The groups of snapshots have the same suffix.
 		if _, crd, _ := strings.Cut(name, "/"); strings.HasSuffix(crd, "snapshot.storage.k8s.io") {
 			kinds += "," + crd
 		}

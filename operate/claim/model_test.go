@@ -729,7 +729,7 @@ func TestNoHistoryLosesAWriteOrChangesForeignObjects(t *testing.T) {
 	happened := map[string]int{} // and how histories ended
 	for ; n < most && duration == 0 || time.Since(began) < duration; n++ {
 		var h *history
-		synctest.Test(t, func(t *testing.T) { // the end of a bubble that fails ends the test
+		synctest.Test(t, func(t *testing.T) { // it ends the whole test if t fails here
 			h = newHistory(t, seed+uint64(n))
 			if err = h.play("begin"); err == nil && !h.meddled { // another change follows
 				h.verb = map[string]string{Grow: Revert, Revert: Grow}[h.verb]

@@ -20,9 +20,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// place is a field of Kubernetes or of a node's report that shows an error of the driver. In the
-// phases of counts the object waits for the failed call. In those of overcome the call has
-// succeeded since, or is not repeated.
+// place is a field of Kubernetes or of a node's report that shows an error of the driver. counts
+// has the phases in which the object waits for the failed call. overcome has those in which the
+// call has succeeded since, or is not repeated.
 type place struct {
 	name             string
 	at               Link

@@ -169,7 +169,8 @@ type Place struct {
 	Pod      string `json:"pod,omitempty"`
 }
 
-// place returns a chain's place. A disk's place is at the instance to which the rack attaches it.
+// place returns a chain's place. A disk is placed at the instance to which it is attached on the
+// rack.
 func (c *chain) place() *Place {
 	p := &Place{}
 	if c.volume == nil && c.handle == "" && c.claimName.Name == "" {

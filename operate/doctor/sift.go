@@ -212,8 +212,8 @@ func (s *sifter) value(field, text string) string {
 	return text
 }
 
-// redact replaces each part of a text that belongs to a secret, or to several that overlap, and the
-// tokens of a rack.
+// redact replaces the secrets in a text, and a rack's tokens. Secrets that overlap are replaced as
+// one.
 func (s *sifter) redact(text string) string {
 	secret := make([]bool, len(text))
 	for _, word := range s.secrets {
