@@ -197,8 +197,8 @@ func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 		}
 		for _, set := range statefulSets(other.pods.stay) {
 			if slices.Contains(sets, set) {
-				return fmt.Sprintf("waits: the node %s, which has pods of the StatefulSet %s as well, waits "+
-					"since before this node's last stop, and is next", other.Name, set)
+				return fmt.Sprintf("waits: the node %s is next: it has pods of the StatefulSet %s, too, and "+
+					"has waited since before this node's last stop", other.Name, set)
 			}
 		}
 	}
@@ -262,7 +262,7 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	case !k.Config.Window.open(v.Now):
 		return fmt.Sprintf("waits for the maintenance window, %s", k.Config.Window)
 	case !passed(v.Now, v.newest(n), settle) && !passed(v.Now, v.oldest(n), 5*settle):
-		return fmt.Sprintf("waits until nothing new has been asked for in %s (--settle)", settle)
+		return fmt.Sprintf("waits until no further volume has begun to wait within %s (--settle)", settle)
 	}
 	return ""
 }

@@ -64,7 +64,7 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 		{"the keeper's own node, on which another volume has just begun to wait", func(w *fixture) {
 			w.Config.NodeName = "a"
 			w.wait("a", "new")
-		}, "nothing new has been"},
+		}, "no further volume has begun to wait"},
 		{"cordoned", func(w *fixture) {
 			w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
 		}, "somebody cordoned this node"},
@@ -75,7 +75,7 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t)
 		}, `waits for the maintenance window, "0 2 * * *"`},
 		{"another volume has just begun to wait", func(w *fixture) { w.wait("a", "new") },
-			"nothing new has been"},
+			"no further volume has begun to wait"},
 		{"an operation has just ended", ended("a", outcome{Ended: begin}), "less than 10m0s ago"},
 		{"the volume began to wait in the future", func(w *fixture) { w.advance(-time.Hour) }, ""},
 		{"an operation ended in the future", ended("a", outcome{Ended: begin.Add(time.Hour),

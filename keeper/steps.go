@@ -330,7 +330,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	case n.overdue(v.Now, k.Config.StartTimeout):
 		// The step begins again, which reports the problem again.
 		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance does not run %s after its "+
-			"start was asked for; the keeper goes on trying: see the instance on the rack",
+			"start was requested; the keeper goes on trying: see the instance on the rack",
 			k.Config.StartTimeout))
 	case err != nil:
 		return err

@@ -340,19 +340,19 @@ var advices = map[csierr.Reason]advice{
 	csierr.DeviceReadOnly:   {LinkDevice, repeated, inspectNode},
 	csierr.DeviceUnreadable: {LinkDevice, repeated, kernelLog},
 	csierr.DiskNotBlank: {LinkFilesystem,
-		"The orchestrator repeats the call, which fails as long as the disk holds that. The " +
-			"driver never overwrites it.", inspectNode},
+		"The orchestrator repeats the call, which fails as long as the disk is not blank. The " +
+			"driver never overwrites what a disk holds.", inspectNode},
 	csierr.DiskSizeUnknown: {LinkFilesystem, repeated, showVolume},
 	csierr.WrongFilesystem: {LinkFilesystem, repeated, listDisks},
 	csierr.DeviceLocked:    {LinkDevice, passes, nodeLog},
 	csierr.DiskProofPending: {LinkFilesystem,
-		"The node reads the disk on; the orchestrator repeats the call, which waits for the same " +
-			"read.", nodeLog},
+		"The node continues to read the disk; the orchestrator repeats the call, which waits for " +
+			"that.", nodeLog},
 	csierr.FilesystemDamaged:  {LinkFilesystem, repeated, nodeLog},
 	csierr.FilesystemFeature:  {LinkFilesystem, repeated, kernelLog},
 	csierr.FilesystemTooLarge: {LinkFilesystem, repeated, showDisk},
-	csierr.FilesystemNotGrown: {LinkFilesystem, "Nothing: the filesystem is used at its size.",
-		nodeLog},
+	csierr.FilesystemNotGrown: {LinkFilesystem,
+		"Nothing: the filesystem is used at the size that it has.", nodeLog},
 	csierr.FilesystemFailed: {LinkFilesystem,
 		"Nothing until the volume is unpublished everywhere and staged again.", kernelLog},
 	csierr.LogNotReplayed:    {LinkFilesystem, repeated, showDisk},
@@ -365,8 +365,8 @@ var advices = map[csierr.Reason]advice{
 	csierr.StillMounted: {LinkMounts, succeeds + "when nothing uses the volume. The driver never " +
 		"unmounts lazily.", inspectNode},
 	csierr.TargetNotEmpty: {LinkMounts, repeated, inspectNode},
-	csierr.VolumeNotAtPath: {LinkMounts, "The path goes with the pod if that is on its way out.",
-		showPods},
+	csierr.VolumeNotAtPath: {LinkMounts,
+		"The path is removed with the pod, if the pod is being deleted.", showPods},
 	csierr.VolumeUnknownToNode: {LinkMounts, "Staging or publishing the volume records it again.",
 		inspectNode},
 	csierr.StateNotKept:    {LinkNode, repeated, nodeLog},

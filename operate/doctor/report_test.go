@@ -151,7 +151,7 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 		"just left by its pod": {without(kindPod), recorded(over(flight.Unpublished, time.Second, ""))},
 		"unmounted at last": {recorded(over(flight.Unmounted, time.Minute, csierr.StillMounted),
 			over(flight.Published, time.Second, ""))},
-		"of a pod that is on its way out": {deleted(kindPod, 0), staged},
+		"of a pod that is being deleted": {deleted(kindPod, 0), staged},
 		"with a change that was interrupted, and repeated since": {begun(flight.Formatted,
 			flight.Mounted)},
 	} {
