@@ -68,8 +68,8 @@ const nodeStatusPeriod = time.Second
 // s is five times the default period of the kubelets' reports, and here they report more often.
 const nodeGrace = 20 * time.Second
 
-// claimPeriod is how often Kubernetes looks at claims and volumes that nobody has changed. When two
-// of its controllers change one at the same time, one of them tries again only then; the default is
+// claimPeriod is how often Kubernetes looks at claims and volumes that nobody has changed. If two
+// of its controllers change the same one at once, one of them tries again only then; the default is
 // 15 s. Each look at a claim that waits writes an event, and Kubernetes soon drops further ones.
 const claimPeriod = 5 * time.Second
 

@@ -153,7 +153,7 @@ func (c *ownedRack) remove(ctx context.Context, named object) (reason string, er
 // Kind is the kind of an object of the rack.
 type Kind string
 
-// The kinds of objects. A handle whose kind is unknown has the kind either.
+// The kinds of objects. A handle that may name a disk or a snapshot has the kind "either".
 const (
 	kindDisk     Kind = "disk"
 	kindSnapshot Kind = "snapshot"

@@ -726,8 +726,8 @@ func (c *cluster) bind(pv, claim object) {
 	c.touch(claim, "Bound", "status", "phase")
 }
 
-// provision begins to make a disk for a claim. If the rack has no room, it takes the node away, as
-// the provisioner does.
+// provision begins to make a disk for a claim. If the rack has no room, it removes the
+// annotation with the node, as the provisioner does.
 func (c *cluster) provision(claim object) {
 	shot := c.named("VolumeSnapshot", claim.str("metadata", "namespace"), claim.str("spec",
 		"dataSource", "name"))

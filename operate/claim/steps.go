@@ -384,7 +384,7 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	refused := fmt.Errorf("the new disk could not be made: %s. Repeat the command with --continue "+
 		"when that is solved, or with --undo", why)
 	if p.Node != "" && v.temporary.annotation(selectedNode) == "" {
-		// The provisioner takes the node away when the rack has no room.
+		// The provisioner removes the annotation with the node when the rack has no room.
 		if r.asked {
 			return "", refused
 		}
