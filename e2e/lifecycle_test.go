@@ -351,8 +351,8 @@ func (u *users) live(ctx context.Context, change func()) time.Duration {
 	return took
 }
 
-// halfStaged creates a pod with a new volume. The rack attaches the disk to the node, but its device
-// does not appear there, so the node's driver waits for it until the disk is attached again.
+// halfStaged creates a pod with a new volume. The rack attaches the disk to the node, but its
+// device does not appear there, so the node's driver waits until the disk is attached again.
 func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk string) {
 	faults(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
 		Device: &adminapi.DeviceFault{Never: true}})
