@@ -203,7 +203,7 @@ times: testrun # the tests of the last `make test` that took a second or more, t
 testrun:
 	@$(PLAIN) $(GO) build -modfile=tools/go.mod -o $(KEPT)/ gotest.tools/gotestsum
 
-e2e: ## developer: the suite on a kind cluster: FOCUS=CP-10 KEEP=1 KUBERNETES=v1.36.4
+e2e: ## developer: the suite on a kind cluster: FOCUS=CP-9 KEEP=1 KUBERNETES=v1.36.4
 	@$(E2E) -kubernetes $(KUBERNETES)
 
 e2e-offline: ## developer: the same suite with images built here, without a registry
