@@ -5,12 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -161,8 +159,13 @@ func mutate(driver string, guards []Guard) (map[string]string, error) {
 	return changed, nil
 }
 
-// declaration is the source of one top-level declaration.
+// declaration is a function, a method or a variable of a source file.
 type declaration struct{ path, file, text string }
+
+// declarations matches those that gofmt has formatted: the first brace at the start of a line ends
+// one, unless its first line does.
+var declarations = regexp.MustCompile(`(?ms)^func (?:\(\w+ \*?(\w+)\) )?(\w+)[(\[]` +
+	`(?:[^\n]*\}$|.*?^\})|^var (\w+) = [^\n]*\{$.*?^\}`)
 
 // readSource finds the declarations of the driver's packages by name.
 func readSource(driver string) (map[string]*declaration, error) {
@@ -180,45 +183,10 @@ func readSource(driver string) (map[string]*declaration, error) {
 		if err != nil {
 			return nil, err
 		}
-		set := token.NewFileSet()
-		file, err := parser.ParseFile(set, path, b, parser.SkipObjectResolution)
-		if err != nil {
-			return nil, err
-		}
-		for _, d := range file.Decls {
-			text := string(b[set.Position(d.Pos()).Offset:set.Position(d.End()).Offset])
-			for _, name := range declaredNames(d) {
-				found[file.Name.Name+"."+name] = &declaration{path, string(b), text}
-			}
+		for _, m := range declarations.FindAllStringSubmatch(string(b), -1) {
+			name := strings.TrimPrefix(m[1]+"."+m[2]+m[3], ".")
+			found[filepath.Base(filepath.Dir(path))+"."+name] = &declaration{path, string(b), m[0]}
 		}
 	}
 	return found, nil
-}
-
-// declaredNames returns the names that a declaration declares. The name of a method includes
-// its type.
-func declaredNames(d ast.Decl) (names []string) {
-	switch d := d.(type) {
-	case *ast.FuncDecl:
-		name := d.Name.Name
-		if d.Recv != nil {
-			of := d.Recv.List[0].Type
-			if pointer, ok := of.(*ast.StarExpr); ok {
-				of = pointer.X
-			}
-			if named, ok := of.(*ast.Ident); ok {
-				name = named.Name + "." + name
-			}
-		}
-		names = append(names, name)
-	case *ast.GenDecl:
-		for _, spec := range d.Specs {
-			if values, ok := spec.(*ast.ValueSpec); ok {
-				for _, name := range values.Names {
-					names = append(names, name.Name)
-				}
-			}
-		}
-	}
-	return names
 }
