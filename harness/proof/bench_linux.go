@@ -37,19 +37,12 @@ type Bench struct {
 // StartBench starts a driver in a guest of its own: the given program, or the run's driver if
 // program is empty. The driver gets the environment of the guest, and env in addition.
 func StartBench(ctx context.Context, run *harness.Run, program string, env map[string]string) (
-	*Bench, error) {
-	dir, err := os.MkdirTemp(run.Dir, "bench-")
-	if err != nil {
-		return nil, err
-	}
-	b := &Bench{Dir: dir, Bin: filepath.Join(dir, "bin"), Bystanders: &GuestBystanders{},
-		Forged: &Invariant{}}
-	if err := os.Mkdir(b.Bin, 0o755); err != nil {
-		return nil, err
-	}
-	if b.Guest, err = NewGuestView(filepath.Join(dir, "guest")); err != nil {
-		return nil, fmt.Errorf("make a guest: %w", err)
-	}
+	b *Bench, err error) {
+	defer harness.Catch(&err)
+	dir := harness.Got(os.MkdirTemp(run.Dir, "bench-"))
+	b = &Bench{Dir: dir, Bin: filepath.Join(dir, "bin"), Bystanders: &GuestBystanders{},
+		Forged: &Invariant{}, Guest: harness.Got(NewGuestView(filepath.Join(dir, "guest")))}
+	harness.Must(os.Mkdir(b.Bin, 0o755))
 	all := map[string]string{
 		"OXIDE_INSTANCE_ID": InstanceID,
 		"OXIDE_SYSFS_ROOT":  b.Guest.Sys(""),
@@ -63,8 +56,8 @@ func StartBench(ctx context.Context, run *harness.Run, program string, env map[s
 	if program != "" {
 		options.Command = []string{program}
 	}
-	b.Plugin, err = run.StartPlugin(ctx, options)
-	return b, err
+	b.Plugin = harness.Got(run.StartPlugin(ctx, options))
+	return b, nil
 }
 
 // AddBystanders gives the guest bystanders.

@@ -13,6 +13,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
@@ -68,31 +69,23 @@ const bystanderBytes = 128 << 20
 // guest sees them after Show.
 func NewGuestBystanders(ctx context.Context, g GuestView, dir string, member Member,
 	count *Invariant) (b *GuestBystanders, err error) {
-	var files [bystanders]string
-	for i := range files {
-		files[i] = filepath.Join(dir, fmt.Sprint("bystander-", i))
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(files[i], nil, 0o600),
-			os.Truncate(files[i], bystanderBytes)); err != nil {
-			return nil, err
-		}
-	}
-	made, err := NewBystanders(ctx, dir, files, member, count)
-	if err != nil {
-		return nil, err
-	}
-	b = &GuestBystanders{Bystanders: made, guest: g}
+	b = &GuestBystanders{guest: g}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.Close())
 		}
 	}()
+	defer harness.Catch(&err)
+	var files [bystanders]string
+	for i := range files {
+		files[i] = filepath.Join(dir, fmt.Sprint("bystander-", i))
+		harness.Must(errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(files[i], nil, 0o600),
+			os.Truncate(files[i], bystanderBytes)))
+	}
+	b.Bystanders = harness.Got(NewBystanders(ctx, dir, files, member, count))
 	for i, file := range files {
-		loop, err := loopdev.Attach(ctx, loopdev.Config{Path: file,
-			Serial: fmt.Sprintf("bystander-%d-%.16s", i, rand.Text()), Owner: loopdev.Process()})
-		if err != nil {
-			return b, err
-		}
-		b.loops = append(b.loops, loop)
+		b.loops = append(b.loops, harness.Got(loopdev.Attach(ctx, loopdev.Config{Path: file,
+			Serial: fmt.Sprintf("bystander-%d-%.16s", i, rand.Text()), Owner: loopdev.Process()})))
 	}
 	return b, b.Mount()
 }
@@ -131,96 +124,69 @@ func (b *GuestBystanders) Close() error {
 // blank and must not be attached yet. Call Mount when they are attached. The mount point is
 // below the directory.
 func NewBystanders(ctx context.Context, dir string, files [bystanders]string, member Member,
-	count *Invariant) (*Bystanders, error) {
-	b := &Bystanders{count: count, files: files, mountpoint: filepath.Join(dir, "mounted")}
-	if err := os.MkdirAll(b.mountpoint, 0o755); err != nil {
-		return nil, err
-	}
+	count *Invariant) (b *Bystanders, err error) {
+	defer harness.Catch(&err)
+	b = &Bystanders{count: count, files: files, mountpoint: filepath.Join(dir, "mounted")}
+	harness.Must(os.MkdirAll(b.mountpoint, 0o755))
 	// The filesystem has few inodes and a small journal, because all of it is written now.
-	err := run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-N", "64", "-J", "size=4",
+	run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-N", "64", "-J", "size=4",
 		"-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", files[MountedDisk])
-	if err == nil {
-		err = b.makeMember(ctx, dir, member)
-	}
-	return b, err
-}
-
-// makeMember writes the member. For a btrfs it makes two devices and deletes the first, so that
-// the member has the device number 2 and nothing has the number 1.
-func (b *Bystanders) makeMember(ctx context.Context, dir string, member Member) error {
-	file := b.files[MemberDisk]
+	file := files[MemberDisk]
 	if member == Journal {
-		return run(ctx, "mke2fs", "-q", "-F", "-b", "4096", "-O", "journal_dev", file, "1024")
+		run(ctx, "mke2fs", "-q", "-F", "-b", "4096", "-O", "journal_dev", file, "1024")
+		return b, nil
 	}
-	info, err := os.Stat(file)
-	if err != nil {
-		return err
-	}
+	// The first of the two devices is deleted, so the member has the device number 2, and nothing has
+	// the number 1.
 	other := filepath.Join(dir, "other")
-	err = errors.Join(os.WriteFile(other, nil, 0o600), os.Truncate(other, info.Size()))
-	if err == nil {
-		err = run(ctx, "mkfs.btrfs", "-q", "-f", "-K", "-d", "single", "-m", "raid1", other, file)
-	}
-	return errors.Join(err, os.Remove(other))
+	harness.Must(errors.Join(os.WriteFile(other, nil, 0o600),
+		os.Truncate(other, harness.Got(os.Stat(file)).Size())))
+	run(ctx, "mkfs.btrfs", "-q", "-f", "-K", "-d", "single", "-m", "raid1", other, file)
+	return b, os.Remove(other)
 }
 
-func run(ctx context.Context, name string, args ...string) error {
-	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%s %q: %w\n%s", name, args, err, out)
+func run(ctx context.Context, name string, args ...string) {
+	if out, err := exec.CommandContext(ctx, name, args...).CombinedOutput(); err != nil {
+		harness.Must(fmt.Errorf("%s %q: %w\n%s", name, args, err, out))
 	}
-	return nil
 }
 
 // Mount mounts the first disk, from the device that it has now, and writes a file there. It
 // does nothing if the disk is mounted.
-func (b *Bystanders) Mount() error {
+func (b *Bystanders) Mount() (err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	defer harness.Catch(&err)
 	if b.mounted {
 		return nil
 	}
-	device, err := deviceOf(b.files[MountedDisk])
-	if err != nil {
-		return err
-	}
+	device := deviceOf(b.files[MountedDisk])
 	if err := unix.Mount(device.Path, b.mountpoint, "ext4", unix.MS_NOATIME, ""); err != nil {
 		return fmt.Errorf("mount a bystander: %w", err)
 	}
 	b.mounted = true
-	err = os.WriteFile(filepath.Join(b.mountpoint, "file"), []byte("somebody works here"), 0o600)
-	if err != nil {
-		return err
-	}
+	harness.Must(os.WriteFile(filepath.Join(b.mountpoint, "file"), []byte("somebody works here"),
+		0o600))
 	// A freeze writes all data to their final place and empties the journal.
-	err = errors.Join(SetFrozen(b.mountpoint, true), SetFrozen(b.mountpoint, false), device.Sync())
-	if err != nil {
-		return err
-	}
+	harness.Must(errors.Join(SetFrozen(b.mountpoint, true), SetFrozen(b.mountpoint, false),
+		device.Sync()))
 	for i, file := range b.files {
-		if b.states[i], err = ReadFileState(file); err != nil {
-			return err
-		}
+		b.states[i] = harness.Got(ReadFileState(file))
 	}
 	return nil
 }
 
 // deviceOf finds the loop device whose backing file this is.
-func deviceOf(file string) (loopdev.Device, error) {
+func deviceOf(file string) loopdev.Device {
 	var st unix.Stat_t
-	if err := unix.Stat(file, &st); err != nil {
-		return loopdev.Device{}, err
-	}
-	all, err := loopdev.List()
-	if err != nil {
-		return loopdev.Device{}, err
-	}
-	for _, d := range all {
+	harness.Must(unix.Stat(file, &st))
+	for _, d := range harness.Got(loopdev.List()) {
 		if d.BackingInode == st.Ino && d.BackingDevice == st.Dev && !d.Releasing {
-			return d, nil
+			return d
 		}
 	}
-	return loopdev.Device{}, fmt.Errorf("%s has no loop device", file)
+	harness.Must(fmt.Errorf("%s has no loop device", file))
+	return loopdev.Device{}
 }
 
 // Check returns an error if something was written to the disks, or if the first one is not

@@ -14,6 +14,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // Forgery writes forged data into files: the driver's records of a format and of a growth in
@@ -124,16 +126,11 @@ func mounted(head []byte) int64 {
 const headBytes = 128 << 10
 
 // pages returns all forgeries, each in a page, and separately the records among them.
-func (f Forgery) pages() (all, records [][]byte, err error) {
-	device, err := os.Open(f.Device)
-	if err != nil {
-		return nil, nil, err
-	}
+func (f Forgery) pages() (all, records [][]byte) {
+	device := harness.Got(os.Open(f.Device))
 	defer device.Close()
 	head := make([]byte, headBytes)
-	if _, err := device.ReadAt(head, 0); err != nil {
-		return nil, nil, err
-	}
+	harness.Got(device.ReadAt(head, 0))
 	at := mounted(head)
 	for _, size := range []int64{f.SizeBytes, f.NextBytes} {
 		records = append(records, f.GrowthRecord(size, at, true), f.FormatRecord(size),
@@ -159,7 +156,7 @@ func (f Forgery) pages() (all, records [][]byte, err error) {
 			all = append(all, page)
 		}
 	}
-	return all, records, nil
+	return all, records
 }
 
 // ForgedFiles maps the names of the files of a forgery to the hashes of their content.
@@ -173,37 +170,25 @@ const odd = 1337
 // forgeries, at the start of pages and at odd offsets. One more file has records at the
 // offsets of the disk where the driver keeps its own, wherever a file can occupy these
 // offsets.
-func (f Forgery) Write(dir string) (ForgedFiles, error) {
-	all, records, err := f.pages()
-	if err != nil {
-		return nil, err
-	}
+func (f Forgery) Write(dir string) (files ForgedFiles, err error) {
+	defer harness.Catch(&err)
+	all, records := f.pages()
 	together := bytes.Join(all, nil)
-	files := ForgedFiles{}
-	return files, errors.Join(
-		files.write(dir, "forged-aligned", together),
-		files.write(dir, "forged-odd", append(bytes.Repeat([]byte("odd"), odd)[:odd], together...)),
-		files.writeSlots(dir, f, records), syncDir(dir))
+	files = ForgedFiles{}
+	files.write(dir, "forged-aligned", together)
+	files.write(dir, "forged-odd", append(bytes.Repeat([]byte("odd"), odd)[:odd], together...))
+	files.writeSlots(dir, f, records)
+	return files, syncDir(dir)
 }
 
 // WriteFormats writes only one file, which has records of a format at the offsets where the
 // driver keeps its own. Little else is then on the disk.
-func (f Forgery) WriteFormats(dir string) (ForgedFiles, error) {
-	_, records, err := f.pages()
-	if err != nil {
-		return nil, err
-	}
-	files := ForgedFiles{}
-	return files, errors.Join(files.writeSlots(dir, f, records[1:2]), syncDir(dir))
-}
-
-func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) (err error) {
-	const name = "forged-slots"
-	if err := f.fillSlots(dir, name, records); err != nil {
-		return err
-	}
-	files[name], err = digest(filepath.Join(dir, name))
-	return err
+func (f Forgery) WriteFormats(dir string) (files ForgedFiles, err error) {
+	defer harness.Catch(&err)
+	_, records := f.pages()
+	files = ForgedFiles{}
+	files.writeSlots(dir, f, records[1:2])
+	return files, syncDir(dir)
 }
 
 // roomBytes is the space that Fill leaves free.
@@ -213,23 +198,16 @@ const roomBytes = 8 << 20
 // formats. Then it removes a file that it wrote first. There is a record every 512 bytes,
 // because the blocks of a small ext can begin anywhere.
 func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
-	_, records, err := f.pages()
-	if err != nil {
-		return nil, err
-	}
+	defer harness.Catch(&err)
+	_, records := f.pages()
 	page := records[1]
 	if growths {
 		page = records[0]
 	}
 	// This file is synced, so that it gets its blocks before the other file.
-	if err := (ForgedFiles{}).write(dir, "room", make([]byte, roomBytes)); err != nil {
-		return nil, err
-	}
+	(ForgedFiles{}).write(dir, "room", make([]byte, roomBytes))
 	const name = "forged-records"
-	w, err := os.Create(filepath.Join(dir, name))
-	if err != nil {
-		return nil, err
-	}
+	w := harness.Got(os.Create(filepath.Join(dir, name)))
 	at := int64(0)
 	for _, size := range []int{1 << 20, pageBytes} {
 		piece := bytes.Repeat(page[:recordBytes], size/recordBytes)
@@ -243,28 +221,18 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 		}
 	}
 	// Only after the sync: ext4 chooses the last blocks then, which could be those of room.
-	err = errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")), w.Close(),
-		syncDir(dir))
-	if err != nil {
-		return nil, err
-	}
-	sum, err := digest(filepath.Join(dir, name))
-	return ForgedFiles{name: sum}, err
+	harness.Must(errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")),
+		w.Close(), syncDir(dir)))
+	return ForgedFiles{name: harness.Got(digest(filepath.Join(dir, name)))}, nil
 }
 
 // write writes a file durably.
-func (files ForgedFiles) write(dir, name string, content []byte) error {
+func (files ForgedFiles) write(dir, name string, content []byte) {
 	path := filepath.Join(dir, name)
-	w, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(content)
-	if err := errors.Join(err, w.Sync(), w.Close()); err != nil {
-		return err
-	}
-	files[name], err = digest(path)
-	return err
+	w := harness.Got(os.Create(path))
+	_, err := w.Write(content)
+	harness.Must(errors.Join(err, w.Sync(), w.Close()))
+	files[name] = harness.Got(digest(path))
 }
 
 func syncDir(dir string) error {
@@ -294,47 +262,41 @@ func CheckForged(path string, want [sha256.Size]byte) error {
 	return err
 }
 
-// fillSlots makes a file that has records at the offsets of the disk where the driver keeps
-// its own. For a moment the file takes nearly all free space, and then keeps only the blocks
-// at those offsets. Only ext4 and xfs report where on the disk the bytes of a file are. On
-// another filesystem the file has a few records.
+// writeSlots writes a file that has records at the offsets of the disk where the driver keeps its
+// own. For a moment the file takes nearly all free space, and then keeps only the blocks at those
+// offsets. Only ext4 and xfs report where on the disk the bytes of a file are. On another
+// filesystem the file has a few records.
 //
 // The file has no name until then, so that a crash frees the space.
-func (f Forgery) fillSlots(dir, name string, records [][]byte) (err error) {
-	w, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err == nil {
-			err = unix.Linkat(unix.AT_FDCWD, fmt.Sprint("/proc/self/fd/", w.Fd()), unix.AT_FDCWD,
-				filepath.Join(dir, name), unix.AT_SYMLINK_FOLLOW)
-		}
-		err = errors.Join(err, w.Sync(), w.Close())
-	}()
+func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) {
+	const name = "forged-slots"
+	w := harness.Got(os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600))
+	defer w.Close()
 	size := int64(0)
 	if f.Filesystem == "ext4" || f.Filesystem == "xfs" {
-		if size, err = takeSpace(w); err != nil {
-			return err
-		}
+		size = takeSpace(w)
 	}
 	if size == 0 {
-		_, err := w.Write(bytes.Repeat(bytes.Join(records, nil), 8))
-		return err
+		harness.Got(w.Write(bytes.Repeat(bytes.Join(records, nil), 8)))
+	} else {
+		f.keepSlots(w, size, records)
 	}
-	extents, err := extentsOf(w)
-	if err != nil {
-		return err
-	}
-	wanted := f.wanted(records)
+	path := filepath.Join(dir, name)
+	harness.Must(unix.Linkat(unix.AT_FDCWD, fmt.Sprint("/proc/self/fd/", w.Fd()), unix.AT_FDCWD, path,
+		unix.AT_SYMLINK_FOLLOW))
+	harness.Must(errors.Join(w.Sync(), w.Close()))
+	files[name] = harness.Got(digest(path))
+}
+
+// keepSlots writes the records to a file that has all free space, and releases the rest of it.
+func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
+	extents := extentsOf(w)
 	kept := []int64{0}
-	for slot, record := range wanted {
+	for slot, record := range f.wanted(records) {
 		for _, e := range extents {
 			if slot >= e.physical && slot+pageBytes <= e.physical+e.length {
 				at := e.logical + slot - e.physical
-				if _, err := w.WriteAt(record, at); err != nil {
-					return err
-				}
+				harness.Got(w.WriteAt(record, at))
 				kept = append(kept, at)
 			}
 		}
@@ -349,14 +311,10 @@ func (f Forgery) fillSlots(dir, name string, records [][]byte) (err error) {
 			at += pageBytes
 		}
 		if at < end {
-			err := unix.Fallocate(int(w.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at,
-				end-at)
-			if err != nil {
-				return fmt.Errorf("release the space of %s: %w", name, err)
-			}
+			harness.Must(unix.Fallocate(int(w.Fd()),
+				unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, end-at))
 		}
 	}
-	return nil
 }
 
 // wanted returns the records by their offset on the disk. If there is only one record, it is
@@ -380,30 +338,25 @@ func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	return wanted
 }
 
-// takeSpace makes a file take nearly all free space.
-func takeSpace(w *os.File) (size int64, err error) {
+// takeSpace makes a file take nearly all free space, and returns its size.
+func takeSpace(w *os.File) (size int64) {
 	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(w.Fd()), &st); err != nil {
-		return 0, err
-	}
+	harness.Must(unix.Fstatfs(int(w.Fd()), &st))
 	for size = int64(st.Bfree) * st.Bsize; size > 1<<20; size -= size / 64 {
 		size &^= pageBytes - 1
-		err = unix.Fallocate(int(w.Fd()), 0, 0, size)
-		if !errors.Is(err, unix.ENOSPC) {
-			break
+		if err := unix.Fallocate(int(w.Fd()), 0, 0, size); !errors.Is(err, unix.ENOSPC) {
+			harness.Must(err)
+			return size
 		}
 	}
-	if err != nil {
-		return 0, fmt.Errorf("take the free space: %w", err)
-	}
-	return max(size, 0), nil
+	return 0
 }
 
 // extent is a piece of a file and its place on the disk.
 type extent struct{ logical, physical, length int64 }
 
 // extentsOf asks the kernel for a file's extents (Documentation/filesystems/fiemap.rst).
-func extentsOf(w *os.File) ([]extent, error) {
+func extentsOf(w *os.File) (all []extent) {
 	const fiemap, most, sync = 0xC020660B, 1024, 1 // FS_IOC_FIEMAP, FIEMAP_FLAG_SYNC
 	var request struct {
 		start, length                  uint64
@@ -418,11 +371,10 @@ func extentsOf(w *os.File) ([]extent, error) {
 	request.length, request.flags, request.count = ^uint64(0), sync, most
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, w.Fd(), fiemap, uintptr(unsafe.Pointer(&request)))
 	if errno != 0 {
-		return nil, fmt.Errorf("ask for the extents of %s: %w", w.Name(), errno)
+		harness.Must(fmt.Errorf("ask for the extents of %s: %w", w.Name(), errno))
 	}
-	var all []extent
 	for _, e := range request.extents[:request.mapped] {
 		all = append(all, extent{int64(e.logical), int64(e.physical), int64(e.length)})
 	}
-	return all, nil
+	return all
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
@@ -36,24 +37,19 @@ var detachLeft = sync.OnceValue(func() error {
 })
 
 // NewGuestView makes a guest without disks in a directory.
-func NewGuestView(dir string) (GuestView, error) {
-	if err := detachLeft(); err != nil {
-		return GuestView{}, err
-	}
-	g := GuestView{dir}
+func NewGuestView(dir string) (g GuestView, err error) {
+	defer harness.Catch(&err)
+	harness.Must(detachLeft())
+	g = GuestView{dir}
 	dmi := g.Sys("class/dmi/id")
 	for _, d := range []string{dmi, g.Sys("block"), g.Node("")} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			return g, err
-		}
+		harness.Must(os.MkdirAll(d, 0o755))
 	}
 	for name, value := range map[string]string{
 		"sys_vendor": "Oxide\n", "product_name": "OxVM\n", "product_serial": InstanceID + "\n",
 		"product_uuid": InstanceID + "\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dmi, name), []byte(value), 0o444); err != nil {
-			return g, err
-		}
+		harness.Must(os.WriteFile(filepath.Join(dmi, name), []byte(value), 0o444))
 	}
 	return g, nil
 }
@@ -70,14 +66,10 @@ func (g GuestView) Node(name string) string { return filepath.Join(g.dir, "dev",
 func (g GuestView) Plug(name, diskName string, loop loopdev.Device) error {
 	serial := make([]byte, SerialBytes)
 	copy(serial, diskName)
-	err := errors.Join(
+	return errors.Join(
 		unix.Mknod(g.Node(name), unix.S_IFBLK|0o660, int(unix.Mkdev(loop.Major, loop.Minor))),
 		os.MkdirAll(g.Sys("block/"+name+"/device"), 0o755),
-		os.MkdirAll(g.Sys("block/"+name+"/queue"), 0o755))
-	if err != nil {
-		return fmt.Errorf("show %s to the guest: %w", name, err)
-	}
-	return errors.Join(
+		os.MkdirAll(g.Sys("block/"+name+"/queue"), 0o755),
 		g.SetAttribute(name, "dev", fmt.Sprintf("%d:%d\n", loop.Major, loop.Minor)),
 		g.SetAttribute(name, "size", fmt.Sprintf("%d\n", loop.SizeBytes/512)),
 		g.SetAttribute(name, "diskseq", fmt.Sprintf("%d\n", loop.Sequence)),

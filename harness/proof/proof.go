@@ -15,6 +15,7 @@ package proof
 import (
 	"flag"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"os"
 	"strconv"
@@ -42,6 +43,8 @@ type Proof struct {
 	rand     *rand.Rand
 	// drawn contains the paths of the pages that Draw has drawn.
 	drawn sync.Map
+	// said is the time of the last line of SayOften.
+	said atomic.Int64
 }
 
 // New begins a proof. It fails the test if an environment variable has a wrong value.
@@ -91,21 +94,52 @@ func (p *Proof) Over() bool { return p.Long() && time.Since(p.start) >= p.durati
 // goroutines.
 func (p *Proof) Rand() *rand.Rand { return p.rand }
 
+// Rounds returns the seeds of the proof's rounds: its own seed or, in the long form, one after the
+// other until the time is over or the test has failed.
+func (p *Proof) Rounds() iter.Seq[uint64] {
+	return func(yield func(uint64) bool) {
+		for seed := p.Seed; yield(seed) && p.Long() && !p.Over() && !p.t.Failed(); seed++ {
+		}
+	}
+}
+
+// SayOften prints progress, but only once in a while.
+func (p *Proof) SayOften(format string, args ...any) {
+	const pause = 10 * time.Second
+	now := time.Now().UnixNano()
+	if last := p.said.Load(); now-last > int64(pause) && p.said.CompareAndSwap(last, now) {
+		p.Say(format, args...)
+	}
+}
+
 // Say prints progress.
 func (p *Proof) Say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s: %5.1fs %s\n", p.Name, time.Since(p.start).Seconds(),
 		fmt.Sprintf(format, args...))
 }
 
+// Fatal ends the test if err is not nil.
+func (p *Proof) Fatal(err error) {
+	p.t.Helper()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// Error marks the test as failed if err is not nil.
+func (p *Proof) Error(err error) {
+	p.t.Helper()
+	if err != nil {
+		p.t.Error(err)
+	}
+}
+
 // Figure prints the measured values, given as names and values in turn, with the seed and the
 // duration in seconds.
 func (p *Proof) Figure(pairs ...any) {
 	p.t.Helper()
-	line := Line(p.Name, append(pairs, "seed", p.Seed,
-		"seconds", fmt.Sprintf("%.1f", time.Since(p.start).Seconds()))...)
-	if err := Print(line); err != nil {
-		p.t.Error(err)
-	}
+	p.Error(Print(Line(p.Name, append(pairs, "seed", p.Seed,
+		"seconds", fmt.Sprintf("%.1f", time.Since(p.start).Seconds()))...)))
 }
 
 // OneCheck returns the value of rapid's flag "checks" for one check. With go test -short, rapid
@@ -181,10 +215,7 @@ func (i *Invariant) Report() {
 	t := i.proof.t
 	t.Helper()
 	trials, changed := i.trials.Load(), i.changed.Load()
-	line := Line(i.name, "proof", i.proof.Name, "trials", trials, "changed", changed)
-	if err := Print(line); err != nil {
-		t.Error(err)
-	}
+	i.proof.Error(Print(Line(i.name, "proof", i.proof.Name, "trials", trials, "changed", changed)))
 	if trials == 0 || changed > 0 {
 		t.Errorf("%s: %d comparisons, %d of them with a change", i.name, trials, changed)
 	}

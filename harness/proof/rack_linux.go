@@ -23,27 +23,19 @@ type RackBystanders struct {
 // NewRackBystanders creates the disks and attaches them to an instance that runs. The result can be
 // closed after an error, too.
 func NewRackBystanders(ctx context.Context, rack *harness.Rack, instance string, member Member,
-	count *Invariant) (*RackBystanders, error) {
-	b := &RackBystanders{}
+	count *Invariant) (b *RackBystanders, err error) {
+	b = &RackBystanders{}
+	defer harness.Catch(&err)
 	var files [bystanders]string
 	for i := range files {
-		disk, err := rack.CreateDisk(ctx, rack.Project, fmt.Sprintf("bystander-%s-%d", instance, i),
-			harness.GiB)
-		if err != nil {
-			return b, err
-		}
+		disk := harness.Got(rack.CreateDisk(ctx, rack.Project,
+			fmt.Sprintf("bystander-%s-%d", instance, i), harness.GiB))
 		b.ids, files[i] = append(b.ids, disk.Id), DiskFile(rack, disk.Id)
 	}
-	dir := rack.Dir + "-bystanders-" + instance
-	var err error
-	if b.Bystanders, err = NewBystanders(ctx, dir, files, member, count); err != nil {
-		return b, err
-	}
+	b.Bystanders = harness.Got(NewBystanders(ctx, rack.Dir+"-bystanders-"+instance, files, member,
+		count))
 	for _, id := range b.ids {
-		err = errors.Join(err, rack.AttachDisk(ctx, id, rack.Instance(instance).ID))
-	}
-	if err != nil {
-		return b, err
+		harness.Must(rack.AttachDisk(ctx, id, rack.Instance(instance).ID))
 	}
 	return b, b.Resume(ctx)
 }

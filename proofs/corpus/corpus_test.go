@@ -29,28 +29,21 @@ func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1, N
 	p := proof.New(t, "blank-corpus")
 	run := harness.RunFor(t)
 	bases, err := newBases(run.Dir, p.Rand())
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.Fatal(err)
 	program, err := proof.BuildMutant(t.Context(), run.Dir, mutable(guards()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.Fatal(err)
 	c := &tally{p: p, t: t, outcomes: map[outcome]int{}}
 	m := &mutation{p: p, t: t, run: run, bases: bases, program: program, all: corpus(),
 		unnoticed: map[string]bool{}}
-	noticesHarm(t.Context(), t, run, bases)
+	noticesHarm(t.Context(), t, p, run, bases)
 	tried, removed := chosen(t, m.all), guards()
 	if p.Short() {
 		tried, removed = some(t, tried, p.Seed), short.Some(t, shortGuards, removed)
 	}
-	for round := uint64(0); ; round++ {
-		c.round(t.Context(), run, bases, tried, round)
+	for seed := range p.Rounds() {
+		c.round(t.Context(), run, bases, tried, seed)
 		p.Say("%d disks; now without each of %d guards in turn", c.disks, len(removed))
-		m.check(t.Context(), removed, p.Seed+round)
-		if !p.Long() || p.Over() || t.Failed() {
-			break
-		}
+		m.check(t.Context(), removed, seed)
 	}
 	p.Figure("disks", c.disks, "formatted_blank", c.outcomes[formatted]-c.overwritten,
 		"mounted", c.outcomes[mounted], "refused", c.outcomes[refused],
@@ -114,7 +107,6 @@ type tally struct {
 
 	// mu guards the fields below.
 	mu          sync.Mutex
-	said        time.Time
 	disks       int
 	overwritten int
 	outcomes    map[outcome]int
@@ -125,9 +117,9 @@ const benches = 3
 
 // round tries each generator once. The first round is completed even if the time is over.
 func (c *tally) round(
-	ctx context.Context, run *harness.Run, bases *bases, all []generator, round uint64,
+	ctx context.Context, run *harness.Run, bases *bases, all []generator, seed uint64,
 ) {
-	if err := harness.Share(benches, all, func(i int, jobs <-chan generator) error {
+	c.p.Error(harness.Share(benches, all, func(i int, jobs <-chan generator) error {
 		b, err := newBench(ctx, run, bases, "", nil)
 		if err == nil {
 			b.Forged = c.p.Forged
@@ -138,15 +130,13 @@ func (c *tally) round(
 		}
 		b.evidence = true
 		for g := range jobs {
-			if round > 0 && c.p.Over() {
+			if seed != c.p.Seed && c.p.Over() {
 				break
 			}
-			c.one(ctx, b, g, c.p.Seed+round, len(all))
+			c.one(ctx, b, g, seed, len(all))
 		}
 		return b.close()
-	}); err != nil {
-		c.t.Error(err)
-	}
+	}))
 }
 
 func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of int) {
@@ -169,10 +159,7 @@ func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of 
 	if os.Getenv("PROOF_ANSWERS") != "" {
 		c.p.Say("%q: %v %s %v", g.name, took, v.Outcome, v.Answer)
 	}
-	if time.Since(c.said) > 5*time.Second {
-		c.said = time.Now()
-		c.p.Say("%d disks, %d in a round; the last one: %s", c.disks, of, g.name)
-	}
+	c.p.SayOften("%d disks, %d in a round; the last one: %s", c.disks, of, g.name)
 }
 
 func (g generator) trial(seed uint64) *trial {
@@ -204,7 +191,7 @@ func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 		guards = withOneTrial(guards, seed)
 	}
 	guards = append([]guard{{trials: trialsOf(guards)}}, guards...)
-	if err := harness.Share(benches, guards, func(_ int, jobs <-chan guard) error {
+	m.p.Error(harness.Share(benches, guards, func(_ int, jobs <-chan guard) error {
 		var errs []error
 		for g := range jobs {
 			if g.name != "" && m.p.Over() {
@@ -215,9 +202,7 @@ func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 			}
 		}
 		return errors.Join(errs...)
-	}); err != nil {
-		m.t.Error(err)
-	}
+	}))
 }
 
 // withOneTrial returns the guards with one of their trials each, chosen by the seed. Every trial

@@ -67,9 +67,7 @@ func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
 	p := proof.New(t, "features")
 	run := harness.RunFor(t)
 	bases, err := newBases(run.Dir, p.Rand())
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.Fatal(err)
 	f := &featureTally{t: t, seed: p.Seed}
 	all, rest := featureImages()
 	of := len(all) + len(rest)
@@ -85,7 +83,7 @@ func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
 	all = append(all, rest...)
 	only := regexp.MustCompile(os.Getenv("PROOF_ONLY"))
 	all = slices.DeleteFunc(all, func(g generator) bool { return !only.MatchString(g.name) })
-	if err := harness.Share(benches, all, func(_ int, jobs <-chan generator) error {
+	p.Error(harness.Share(benches, all, func(_ int, jobs <-chan generator) error {
 		b, err := newBench(t.Context(), run, bases, "", nil)
 		if err != nil {
 			return fmt.Errorf("start a driver: %w", err)
@@ -97,9 +95,7 @@ func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
 			f.try(t.Context(), b, g)
 		}
 		return b.close()
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 	p.Figure("images", f.images, "of", of, "not_made", f.notMade, "mounted", f.mounted,
 		"refused", f.refused, "internal", f.internal, "wrote", f.wrote)
 	if only.String() == "" && !p.Over() && (f.images == 0 || !p.Short() &&
@@ -513,10 +509,10 @@ func across(name, fs, says string, commands ...string) generator {
 				})
 			}
 			harness.Must(other.Sync())
-			before = digest(bystander.Path, 0)
+			before = bystander.digest(0, 0)
 		}
 		t.Check = func(*fixture) error {
-			if digest(bystander.Path, 0) != before {
+			if bystander.digest(0, 0) != before {
 				return errors.New("another disk was written")
 			}
 			return nil

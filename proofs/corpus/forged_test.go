@@ -153,15 +153,14 @@ func forgedRecords() []generator {
 
 // noticesHarm checks that a trial fails if a tool of the driver writes to a bystander, or if
 // another program changes a file of forged records.
-func noticesHarm(ctx context.Context, t *testing.T, run *harness.Run, bases *bases) {
+func noticesHarm(ctx context.Context, t *testing.T, p *proof.Proof, run *harness.Run,
+	bases *bases) {
 	t.Helper()
 	b, err := newBench(ctx, run, bases, "", nil)
 	if err == nil {
 		err = b.AddBystanders(ctx, proof.Journal, &proof.Invariant{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.Fatal(err)
 	for _, g := range []generator{
 		{"a bystander that is written to", func(t *trial) {
 			t.Set = func(f *fixture) {
@@ -178,7 +177,5 @@ func noticesHarm(ctx context.Context, t *testing.T, run *harness.Run, bases *bas
 			t.Errorf("%s was not noticed: %s, %v, %v", g.name, v.Outcome, v.Answer, err)
 		}
 	}
-	if err := b.close(); err != nil {
-		t.Error(err)
-	}
+	p.Error(b.close())
 }

@@ -112,19 +112,18 @@ func (im *image) read(offset, n int64) []byte {
 // pageBytes is the unit in which images are compared.
 const pageBytes = 4096
 
-// digest returns a hash of a file's size and of its bytes up to an offset; 0 means up to its end. A
-// hole has the same hash as zeros.
-func digest(path string, until int64) string {
+// digest returns a hash of the file's size, and of its bytes between two offsets. An end of 0 is the
+// end of the file. A hole has the same hash as zeros.
+func (im *image) digest(from, to int64) string {
 	sum := sha256.New()
-	harness.Must(proof.EachPage(path, func(at int64, page []byte) error {
-		if until > 0 && at >= until {
-			return nil
+	harness.Must(proof.EachPage(im.Path, func(at int64, page []byte) error {
+		if at >= from && (to == 0 || at < to) {
+			sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)))
+			sum.Write(page)
 		}
-		sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)))
-		sum.Write(page)
 		return nil
 	}))
-	return fmt.Sprintf(digestFormat, harness.Got(os.Stat(path)).Size(), sum.Sum(nil)[:8])
+	return fmt.Sprintf(digestFormat, harness.Got(os.Stat(im.Path)).Size(), sum.Sum(nil)[:8])
 }
 
 const digestFormat = "%d bytes, %x"

@@ -98,7 +98,7 @@ func (f *fixture) checked() (err error) {
 // digest returns the hash of the bytes that a refused disk must keep.
 func (f *fixture) digest() string {
 	harness.Must(f.loop.Sync())
-	return digest(f.image.Path, f.Until)
+	return f.image.digest(0, f.Until)
 }
 
 // judge determines the outcome of the call and compares it with the wanted one.

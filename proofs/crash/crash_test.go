@@ -6,14 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
@@ -73,7 +71,6 @@ type campaign struct {
 	kills     int
 	overlaps  int
 	converged int
-	said      time.Time
 }
 
 func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, least int) *campaign {
@@ -91,9 +88,7 @@ func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, le
 func (c *campaign) runProof() {
 	ctx := c.t.Context()
 	defer c.close()
-	if err := c.each(func(i int) error { return c.openEnvironment(ctx, i) }); err != nil {
-		c.t.Fatal(err)
-	}
+	c.Fatal(c.each(func(i int) error { return c.openEnvironment(ctx, i) }))
 	c.count(ctx)
 	c.countStarts(ctx)
 	c.Say("%d points", len(c.points))
@@ -101,7 +96,7 @@ func (c *campaign) runProof() {
 	case os.Getenv(only) != "" && !c.Long():
 		c.chosen(ctx, os.Getenv(only))
 	case c.Long():
-		for !c.Over() && !c.t.Failed() {
+		for range c.Rounds() {
 			some := matching(c.points, os.Getenv(only))
 			c.attempts(ctx, c.round(sample(some, len(some), c.Rand())))
 		}
@@ -136,15 +131,12 @@ func (c *campaign) wanted() int {
 // records.
 func (c *campaign) count(ctx context.Context) {
 	var runs [2][]point
-	err := c.each(func(i int) (err error) {
+	c.Fatal(c.each(func(i int) (err error) {
 		for n := i; n < len(runs) && err == nil; n += len(c.envs) {
 			runs[n], err = countPoints(ctx, c.envs[i], c.kinds)
 		}
 		return err
-	})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	}))
 	known := map[string]bool{}
 	for _, p := range runs[0] {
 		known[p.String()] = true
@@ -160,21 +152,15 @@ func (c *campaign) countStarts(ctx context.Context) {
 		}
 		c.envs[0].process(p.process).Kill()
 		report, err := c.envs[0].startWatched(ctx, p.process, nil)
-		if err != nil {
-			c.t.Fatal(err)
-		}
+		c.Fatal(err)
 		c.starts[p.process] = len(report.Effects)
 	}
 }
 
 // each calls do for every environment, at the same time.
 func (c *campaign) each(do func(i int) error) error {
-	var all sync.WaitGroup
 	errs := make([]error, len(c.envs))
-	for i := range c.envs {
-		all.Go(func() { errs[i] = do(i) })
-	}
-	all.Wait()
+	harness.AtOnce(len(c.envs), func(i int) { errs[i] = do(i) })
 	return errors.Join(errs...)
 }
 
@@ -188,43 +174,31 @@ func (c *campaign) close() {
 		if env == nil {
 			continue
 		}
-		if err := env.close(); err != nil {
-			c.t.Error(err)
-		}
+		c.Error(env.close())
 	}
 }
 
 // round returns a trial for each point. The other parts of a trial are random.
-func (c *campaign) round(points []point) iter.Seq[trial] {
-	return func(yield func(trial) bool) {
-		for _, p := range points {
-			if c.Over() || !yield(choose(p, c.points, c.starts[p.process], c.Rand())) {
-				return
-			}
-		}
+func (c *campaign) round(points []point) (all []trial) {
+	for _, p := range points {
+		all = append(all, choose(p, c.points, c.starts[p.process], c.Rand()))
 	}
+	return all
 }
 
 // attempts runs trials in all environments.
-func (c *campaign) attempts(ctx context.Context, trials iter.Seq[trial]) {
-	work := make(chan trial)
-	go func() {
-		defer close(work)
-		for t := range trials {
-			work <- t
-		}
-	}()
-	err := c.each(func(i int) (err error) {
-		for t := range work {
-			if err == nil {
-				err = c.attempt(ctx, i, t)
+func (c *campaign) attempts(ctx context.Context, trials []trial) {
+	c.Error(harness.Share(len(c.envs), trials, func(i int, jobs <-chan trial) error {
+		for t := range jobs {
+			if c.Over() {
+				break
+			}
+			if err := c.attempt(ctx, i, t); err != nil {
+				return err
 			}
 		}
-		return err
-	})
-	if err != nil {
-		c.t.Error(err)
-	}
+		return nil
+	}))
 }
 
 // matching returns the points whose names contain the text.
@@ -249,7 +223,7 @@ func (c *campaign) chosen(ctx context.Context, text string) {
 			all = append(all, t)
 		}
 	}
-	c.attempts(ctx, slices.Values(all))
+	c.attempts(ctx, all)
 	if c.trials == 0 {
 		c.t.Fatalf("%s: no trial has this in its name; the first is %q", only,
 			trials(c.points[0])[0])
@@ -300,28 +274,20 @@ func TestATrialThatLeavesAFileFailsAndIsDrawn(t *testing.T) {
 	putGates(t, run)
 	c := newCampaign(t, run, driverProof, nil, 0)
 	defer c.close()
-	if err := c.openEnvironment(t.Context(), 0); err != nil {
-		t.Fatal(err)
-	}
+	c.Fatal(c.openEnvironment(t.Context(), 0))
 	env := c.envs[0]
 	points, err := countPoints(t.Context(), env, driverLifecycles[:1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	c.Fatal(err)
 	points = matching(points, "NodeStage")
 	tr := trial{point: points[len(points)/2], then: again}
 	left := filepath.Join(env.plugins[driverA].Dir, "volumes", "nobody-needs-this")
-	if err := os.WriteFile(left, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	c.Fatal(os.WriteFile(left, nil, 0o600))
 	broken := env.runTrial(t.Context(), tr)
 	if broken == nil {
 		t.Fatal("the trial does not notice the file")
 	}
-	if err := c.CheckPage(c.draw(t.Context(), env, tr, broken), "nobody-needs-this",
-		"killed at the point", "NodeStageVolume", "Formatted", "disk_create", tr.String()); err != nil {
-		t.Error(err)
-	}
+	c.Fatal(c.CheckPage(c.draw(t.Context(), env, tr, broken), "nobody-needs-this",
+		"killed at the point", "NodeStageVolume", "Formatted", "disk_create", tr.String()))
 }
 
 // note counts a trial.
@@ -335,8 +301,5 @@ func (c *campaign) note(tr trial, converged bool, kills, overlaps int) {
 	if converged {
 		c.converged++
 	}
-	if time.Since(c.said) > 10*time.Second {
-		c.said = time.Now()
-		c.Say("%d trials, %d converged, %d kills; last %s", c.trials, c.converged, c.kills, tr.rpc)
-	}
+	c.SayOften("%d trials, %d converged, %d kills; last %s", c.trials, c.converged, c.kills, tr.rpc)
 }

@@ -57,44 +57,32 @@ type environment struct {
 
 // newEnvironment starts all processes and takes the baseline. The bystanders are in instance a or,
 // if a is stopped in lifecycles, in b.
-func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (*environment, error) {
+func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env *environment,
+	err error) {
 	instance := driverB
 	if p.Name == driverProof {
 		instance = driverA
 	}
 	started, err := model.NewEnvironment(ctx, run, p, instance, proof.Journal,
 		harness.PluginOptions{})
-	env := &environment{Environment: started, killed: map[int]bool{}}
-	if err != nil {
-		return env, err
-	}
-	second, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeNode,
+	env = &environment{Environment: started, killed: map[int]bool{}}
+	defer harness.Catch(&err)
+	harness.Must(err)
+	second := harness.Got(env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeNode,
 		Instance: driverA, Env: map[string]string{
-			"OXIDE_STATE_DIR": filepath.Join(env.Nodes[driverA].Dir, "volumes")}})
-	if err != nil {
-		return env, err
-	}
+			"OXIDE_STATE_DIR": filepath.Join(env.Nodes[driverA].Dir, "volumes")}}))
 	env.plugins = map[string]*harness.Plugin{driverA: env.Nodes[driverA], driverB: env.Nodes[driverB],
 		beside: second, "controller 1": env.Controllers[0]}
 	for _, plugin := range env.plugins {
 		// The driver would make this directory in the first lifecycle only, and its effect would be a
 		// point that no trial reaches.
-		if err := os.MkdirAll(filepath.Dir(plugin.FlightFile("none")), 0o700); err != nil {
-			return env, err
-		}
+		harness.Must(os.MkdirAll(filepath.Dir(plugin.FlightFile("none")), 0o700))
 	}
-	if env.watcher, err = trace.NewWatcher(tracer); err != nil {
-		return env, err
-	}
-	if err := env.TakeBaseline(ctx); err != nil {
-		return env, err
-	}
-	if env.files, err = env.filesNow(); err != nil {
-		return env, err
-	}
-	state, err := env.Rack.Admin.State(ctx)
-	env.storage = state.StorageBytes
-	return env, err
+	env.watcher = harness.Got(trace.NewWatcher(tracer))
+	harness.Must(env.TakeBaseline(ctx))
+	env.files = harness.Got(env.filesNow())
+	env.storage = harness.Got(env.Rack.Admin.State(ctx)).StorageBytes
+	return env, nil
 }
 
 // close stops all processes, and returns an error if something is left.
@@ -161,20 +149,19 @@ func (env *environment) noteKilled(name string, pid int) {
 // checkClean returns an error if a file or a process exists that did not exist before the first
 // lifecycle, or if the changes in the nodes' flight recorders are not possible. A lifecycle has
 // copies of volumes that were formatted before.
-func (env *environment) checkClean(ctx context.Context, copies int) error {
+func (env *environment) checkClean(ctx context.Context, copies int) (err error) {
+	defer harness.Catch(&err)
 	formatted, mounted := map[string]bool{}, map[string]bool{} // by volume
 	for _, node := range []string{driverA, driverB} {
-		recorders, err := filepath.Glob(env.plugins[node].FlightFile("*"))
-		for _, file := range recorders {
-			changes, readErr := harness.Changes(file)
-			err = errors.Join(err, readErr, harness.CheckChanges(changes))
+		for _, file := range harness.Got(filepath.Glob(env.plugins[node].FlightFile("*"))) {
+			changes := harness.Got(harness.Changes(file))
+			if err := harness.CheckChanges(changes); err != nil {
+				return fmt.Errorf("the flight recorders of %s: %w", node, err)
+			}
 			for _, c := range changes {
 				formatted[c.Volume] = formatted[c.Volume] || c.Event == "Formatted"
 				mounted[c.Volume] = mounted[c.Volume] || c.Event == "Mounted" && c.Outcome == "done"
 			}
-		}
-		if err != nil {
-			return fmt.Errorf("the flight recorders of %s: %w", node, err)
 		}
 	}
 	maps.DeleteFunc(mounted, func(volume string, is bool) bool { return !is || formatted[volume] })
@@ -183,25 +170,18 @@ func (env *environment) checkClean(ctx context.Context, copies int) error {
 			"most %d", more, copies)
 	}
 	env.unformatted = len(mounted)
-	if err := harness.Await(ctx, patience, func() error {
+	harness.Must(harness.Await(ctx, patience, func() error {
 		return harness.NoneLeft("a killed process", env.killed)
-	}); err != nil {
-		return err
-	}
+	}))
 	clear(env.killed) // other processes may soon get these numbers
-	now, err := env.filesNow()
-	if err != nil {
-		return err
-	}
+	now := harness.Got(env.filesNow())
 	if more, less := now.More(env.files), env.files.More(now); len(more)+len(less) > 0 {
 		return fmt.Errorf("files that were not removed: %q, files lost: %q", more, less)
 	}
-	state, err := env.Rack.Admin.State(ctx)
-	if err == nil && state.StorageBytes != env.storage {
-		err = fmt.Errorf("the rack charges %d bytes, and charged %d before", state.StorageBytes,
-			env.storage)
+	if now := harness.Got(env.Rack.Admin.State(ctx)).StorageBytes; now != env.storage {
+		return fmt.Errorf("the rack charges %d bytes, and charged %d before", now, env.storage)
 	}
-	return err
+	return nil
 }
 
 // filesNow lists the files below the rack's directory: disks, guest views, the drivers' records,
@@ -267,11 +247,11 @@ func putGates(t *testing.T, run *harness.Run) {
 		"oxide-csi-plugin": "OXIDE_CSI_PLUGIN", "oxide-simulator": "OXIDE_SIMULATOR",
 	} {
 		path, err := run.Binary(t.Context(), program)
-		if err != nil {
-			t.Fatal(err)
-		}
 		script := filepath.Join(run.Dir, program+".gate")
-		if err := os.WriteFile(script, fmt.Appendf(nil, gate, path), 0o755); err != nil {
+		if err == nil {
+			err = os.WriteFile(script, fmt.Appendf(nil, gate, path), 0o755)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		t.Setenv(variable, script)

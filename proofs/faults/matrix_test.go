@@ -26,6 +26,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
@@ -98,9 +99,7 @@ func (m *matrix) start() {
 			cancel()
 		}
 	})
-	if err := errors.Join(errs...); err != nil {
-		m.t.Fatal(err)
-	}
+	m.proof.Fatal(errors.Join(errs...))
 }
 
 // observe finds the operations of each scenario. It reports an error unless together they are the
@@ -109,7 +108,7 @@ func (m *matrix) observe() {
 	m.t.Helper()
 	var mu sync.Mutex // guards m.pairs and seen
 	seen := map[string]bool{}
-	if err := m.share(len(scenarios), func(env *environment, n int) error {
+	m.proof.Error(m.share(len(scenarios), func(env *environment, n int) error {
 		operations, err := scenarios[n].operations(m.t.Context(), env)
 		mu.Lock()
 		defer mu.Unlock()
@@ -118,9 +117,7 @@ func (m *matrix) observe() {
 			m.pairs = append(m.pairs, cell{operation: operation, scenario: scenarios[n]})
 		}
 		return err
-	}); err != nil {
-		m.t.Error(err)
-	}
+	}))
 	slices.SortFunc(m.pairs, func(a, b cell) int { // so that the seed chooses the same cells
 		return strings.Compare(a.operation+"/"+a.scenario.name, b.operation+"/"+b.scenario.name)
 	})
@@ -221,29 +218,20 @@ func some(all []cell, n int, kind func(cell) string) (chosen []cell) {
 
 // runCells runs the cells. The long form repeats them in other orders until its time is over.
 func (m *matrix) runCells() {
-	m.round()
-	for !m.proof.Over() && m.proof.Long() && !m.t.Failed() {
+	for range m.proof.Rounds() {
+		m.passed.Store(0)
+		m.proof.Error(m.share(len(m.cells), func(env *environment, n int) error {
+			m.proof.SayOften("cell %d of %d", n, len(m.cells))
+			c := m.cells[n]
+			if err := c.run(m.t.Context(), env); err != nil {
+				return fmt.Errorf("%s: %w\nrun just this cell: %s", c, err, c.repetition(env))
+			}
+			m.passed.Add(1)
+			return nil
+		}))
 		m.proof.Rand().Shuffle(len(m.cells), func(i, j int) {
 			m.cells[i], m.cells[j] = m.cells[j], m.cells[i]
 		})
-		m.round()
-	}
-}
-
-func (m *matrix) round() {
-	m.passed.Store(0)
-	if err := m.share(len(m.cells), func(env *environment, n int) error {
-		if n > 0 && n%500 == 0 {
-			m.proof.Say("%d of %d cells", n, len(m.cells))
-		}
-		c := m.cells[n]
-		if err := c.run(m.t.Context(), env); err != nil {
-			return fmt.Errorf("%s: %w\nrun just this cell: %s", c, err, c.repetition(env))
-		}
-		m.passed.Add(1)
-		return nil
-	}); err != nil {
-		m.t.Error(err)
 	}
 }
 
@@ -261,14 +249,8 @@ func (c cell) draw(ctx context.Context, env *environment, broken error, at time.
 func TestACellWithAWrongCodeFailsAndIsDrawn(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
 	env, err := newEnvironment(t.Context(), p, harness.RunFor(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := env.shutDown(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
+	p.Fatal(err)
+	t.Cleanup(func() { p.Error(env.shutDown(context.Background())) })
 	c := cell{operation: "disk_create", phase: phases[0], scenario: scenarios[0]}
 	i := slices.IndexFunc(answers, func(a answer) bool { return a.suits(c.operation, c.phase) })
 	c.answer, c.scenario.want = answers[i], codes.DataLoss
@@ -276,10 +258,8 @@ func TestACellWithAWrongCodeFailsAndIsDrawn(t *testing.T) {
 	if broken == nil {
 		t.Fatal("the cell passes")
 	}
-	if err := p.CheckPage(env.page, broken.Error(), only+"='"+c.String(), "fault strikes disk_create",
-		"CreateVolume"); err != nil {
-		t.Error(err)
-	}
+	p.Error(p.CheckPage(env.page, broken.Error(), only+"='"+c.String(), "fault strikes disk_create",
+		"CreateVolume"))
 }
 
 // background is an operation that the controller uses for a metric, and that no call uses.
@@ -298,9 +278,7 @@ func driverOperations(t *testing.T) []string {
 	for _, pattern := range []string{"driver/*.go", "driver/*/*.go", "internal/*/*.go",
 		"operate/*/*.go"} {
 		found, err := filepath.Glob("../../" + pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		csitest.Must(t, err)
 		files = append(files, found...)
 	}
 	asked := map[string]bool{}
@@ -309,9 +287,7 @@ func driverOperations(t *testing.T) []string {
 			continue
 		}
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		csitest.Must(t, err)
 		ast.Inspect(parsed, func(n ast.Node) bool {
 			if s, ok := n.(*ast.SelectorExpr); ok && methods[s.Sel.Name] && s.Sel.Name != "Host" {
 				asked[operationOf(s.Sel.Name)] = true

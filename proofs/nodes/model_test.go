@@ -316,17 +316,13 @@ func TestABrokenPromiseIsDrawn(t *testing.T) {
 	w.turn()
 	_, err := w.keepers[0].Rack.InstanceStop(t.Context(), oxide.InstanceStopParams{
 		Instance: oxide.NameOrId(rack.Instance(names[0]).ID)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.Fatal(err)
 	if len(w.broken) == 0 {
 		t.Fatal("nobody notices the stop")
 	}
 	page := w.draw(p, dir, p.Seed, errors.New(strings.Join(w.broken, "\n")))
-	if err := p.CheckPage(page, w.broken[0], "keeper a", "POST stop", "instance_stop",
-		"make nodes SEED="); err != nil {
-		t.Error(err)
-	}
+	p.Error(p.CheckPage(page, w.broken[0], "keeper a", "POST stop", "instance_stop",
+		"make nodes SEED="))
 }
 
 // TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd is the proof (D-61).
@@ -361,9 +357,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 				counts[what] += n
 			}
 		})
-		if histories%20 == 19 {
-			p.Say("%d histories, %d kills, %d stops", histories+1, kills, stops)
-		}
+		p.SayOften("%d histories, %d kills, %d stops", histories+1, kills, stops)
 	}
 	want := append(slices.Clone(kinds), slices.Collect(maps.Keys(disturbances))...)
 	if histories >= 10*wholeHistories {

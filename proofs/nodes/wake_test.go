@@ -177,6 +177,7 @@ func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 }
 
 func TestTheWokenAttacherIsFasterThanAProgramThatStartsTheInstance(t *testing.T) { // D-61
+	p := proof.New(t, "keeper-wake")
 	rack, _ := startRack(t)
 	many, busyCalls := 20, 10*threads
 	if testing.Short() {
@@ -189,12 +190,9 @@ func TestTheWokenAttacherIsFasterThanAProgramThatStartsTheInstance(t *testing.T)
 	}
 	slices.Sort(idle)
 	busy := wake(t, rack, busyCalls)
-	if err := proof.Print(proof.Line("keeper-wake", "ms_p50", idle[many/2].Milliseconds(), "ms_max",
-		idle[many-1].Milliseconds(), "attached", many, "busy_calls", busyCalls, "busy_call_ms",
-		callTime.Milliseconds(), "busy_ms", busy.Milliseconds(), "started_after_ms",
-		startsAfter.Milliseconds())); err != nil {
-		t.Fatal(err)
-	}
+	p.Figure("ms_p50", idle[many/2].Milliseconds(), "ms_max", idle[many-1].Milliseconds(),
+		"attached", many, "busy_calls", busyCalls, "busy_call_ms", callTime.Milliseconds(), "busy_ms",
+		busy.Milliseconds(), "started_after_ms", startsAfter.Milliseconds())
 	if idle[many-1] > startsAfter || busy > startsAfter {
 		t.Errorf("the attacher needed %s, and %s while it was busy", idle[many-1], busy)
 	}

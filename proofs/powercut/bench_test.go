@@ -36,21 +36,14 @@ type bench struct {
 
 // newBench starts a driver: the given program, or the run's driver.
 func newBench(ctx context.Context, run *harness.Run, program string, env map[string]string) (
-	*bench, error) {
-	started, err := proof.StartBench(ctx, run, program, env)
-	if err != nil {
-		return nil, err
-	}
-	b := &bench{Bench: started}
-	if b.formats, err = proof.CountFormats(b.Bin); err != nil {
-		return nil, err
-	}
+	b *bench, err error) {
+	defer harness.Catch(&err)
+	b = &bench{Bench: harness.Got(proof.StartBench(ctx, run, program, env))}
+	b.formats = harness.Got(proof.CountFormats(b.Bin))
 	disks := filepath.Join(b.Dir, "disks")
-	if err := os.Mkdir(disks, 0o755); err != nil {
-		return nil, err
-	}
-	b.disks, err = flakydisk.Mount(disks)
-	return b, err
+	harness.Must(os.Mkdir(disks, 0o755))
+	b.disks = harness.Got(flakydisk.Mount(disks))
+	return b, nil
 }
 
 // close ends the driver and its disks. It returns an error if the driver fails.
@@ -125,28 +118,24 @@ func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint6
 
 // show attaches a disk to the guest. As on another instance, the driver has no record of the
 // volume.
-func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*placement, error) {
+func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (p *placement, err error) {
 	collect()
 	inUse.RLock()
 	b.shown++
-	p := &placement{volume: v, bench: b, disk: disk,
+	p = &placement{volume: v, bench: b, disk: disk,
 		file: fmt.Sprint(loopdev.Process(), ".disk-", b.shown),
 		dir:  filepath.Join(b.Dir, fmt.Sprint("volume-", b.shown))}
 	p.Placement = harness.Placement{Volume: &csi.Volume{VolumeId: v.id},
 		Capability: harness.Access(v.access), PublishContext: v.context(disk.Size()),
 		Staging: filepath.Join(p.dir, "staging"), Target: filepath.Join(p.dir, "pod", "target")}
-	known, err := filepath.Glob(filepath.Join(b.Plugin.Dir, "volumes", "*"+v.id+"*"))
-	if err != nil || len(known) > 0 {
-		return p, errors.Join(err, fmt.Errorf("the driver has records of the volume: %q", known))
+	defer harness.Catch(&err)
+	known := harness.Got(filepath.Glob(filepath.Join(b.Plugin.Dir, "volumes", "*"+v.id+"*")))
+	if len(known) > 0 {
+		return p, fmt.Errorf("the driver has records of the volume: %q", known)
 	}
-	if err := p.MakeDirs(); err != nil {
-		return p, err
-	}
-	p.loop, err = loopdev.Attach(ctx, loopdev.Config{Path: b.disks.Put(p.file, disk),
-		Serial: fmt.Sprintf("powercut-%016x", rand.Uint64()), Owner: loopdev.Process()})
-	if err != nil {
-		return p, err
-	}
+	harness.Must(p.MakeDirs())
+	p.loop = harness.Got(loopdev.Attach(ctx, loopdev.Config{Path: b.disks.Put(p.file, disk),
+		Serial: fmt.Sprintf("powercut-%016x", rand.Uint64()), Owner: loopdev.Process()}))
 	return p, errors.Join(b.Guest.Plug("nvme1n1", v.disk, p.loop), b.Bystanders.Show())
 }
 

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -118,10 +117,7 @@ func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 		c.wrong++
 		c.t.Errorf("%v (seed %d): %v", f, seed, err)
 	}
-	if time.Since(c.said) > 10*time.Second {
-		c.said = time.Now()
-		c.p.Say("%d sectors; the last one: %v", c.sectors, f)
-	}
+	c.p.SayOften("%d sectors; the last one: %v", c.sectors, f)
 }
 
 // sectorsOf returns failing sectors of a stage, in random order: one sector for each of some

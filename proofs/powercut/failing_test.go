@@ -41,33 +41,11 @@ func onNewDisk(ctx context.Context, b *bench, access string, r *rand.Rand,
 	return nil
 }
 
-func startBench(t *testing.T) *bench {
-	t.Helper()
-	b, err := newBench(t.Context(), harness.RunFor(t), "", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return b
-}
-
 func TestAVolumeOnAFailingDiskIsReportedAndCanBeUnstaged(t *testing.T) {
-	p := proof.New(t, "failing-disk")
-	for i, access := range short.Some(t, 1, filesystems) {
-		t.Run(access, func(t *testing.T) {
-			r := rand.New(rand.NewPCG(p.Seed, uint64(200+i)))
-			err := onNewDisk(t.Context(), startBench(t), access, r, func(rec *recorder) {
-				rec.failUnderWorkload(t.Context())
-			})
-			if err != nil {
-				t.Error(err)
-			}
+	checkReported(t, "failing-disk", 200, filesystems,
+		func(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
+			return nil, onNewDisk(ctx, b, access, r, func(rec *recorder) { rec.failUnderWorkload(ctx) })
 		})
-	}
 }
 
 func (r *recorder) failUnderWorkload(ctx context.Context) {
@@ -140,14 +118,15 @@ func TestAFlushThatFailsWhileAVolumeIsUnstagedIsReported(t *testing.T) {
 func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
 	t.Helper()
-	p := proof.New(t, name)
 	for i, access := range short.Some(t, 1, accesses) {
 		t.Run(access, func(t *testing.T) {
+			p := proof.New(t, name)
+			b, err := newBench(t.Context(), harness.RunFor(t), "", nil)
+			p.Fatal(err)
+			t.Cleanup(func() { p.Error(b.close()) })
 			r := rand.New(rand.NewPCG(p.Seed, stream+uint64(i)))
-			wrong, err := fails(t.Context(), startBench(t), access, r)
-			if err := errors.Join(wrong, err); err != nil {
-				t.Error(err)
-			}
+			wrong, err := fails(t.Context(), b, access, r)
+			p.Error(errors.Join(wrong, err))
 		})
 	}
 }

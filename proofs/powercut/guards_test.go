@@ -114,9 +114,7 @@ func TestADriverWithoutOneOfItsFlushesIsNoticed(t *testing.T) {
 		guards = append(guards, f.Guard)
 	}
 	program, err := proof.BuildMutant(t.Context(), run.Dir, guards)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.Fatal(err)
 	g := guardTrials{t: t, p: p, run: run, program: program}
 	var jobs []func(whole *bench)
 	for i, f := range all {
@@ -130,7 +128,7 @@ func TestADriverWithoutOneOfItsFlushesIsNoticed(t *testing.T) {
 	}
 	jobs, lies = short.Some(t, shortGuards, jobs), short.Some(t, 1, lies)
 	// Each job mostly waits, and has an unmodified driver at hand.
-	if err := harness.Share(3, append(slices.Clip(jobs), lies...),
+	p.Error(harness.Share(3, append(slices.Clip(jobs), lies...),
 		func(_ int, jobs <-chan func(*bench)) error {
 			whole, err := newBench(t.Context(), run, "", nil)
 			if err != nil {
@@ -140,11 +138,8 @@ func TestADriverWithoutOneOfItsFlushesIsNoticed(t *testing.T) {
 				do(whole)
 			}
 			return whole.close()
-		}); err != nil {
-		t.Error(err)
-	}
-	removed := len(jobs)
-	p.Figure("removed", removed, "noticed", g.noticed.Load(), "lies", len(lies),
+		}))
+	p.Figure("removed", len(jobs), "noticed", g.noticed.Load(), "lies", len(lies),
 		"lies_noticed", g.lies.Load())
 }
 
@@ -176,9 +171,7 @@ func (g *guardTrials) remove(whole *bench, f flush, stream uint64) {
 		g.noticed.Add(1)
 		g.p.Say("without %q: %v", f.Name, wrong)
 	}
-	if err := b.close(); err != nil {
-		g.t.Error(err)
-	}
+	g.p.Error(b.close())
 }
 
 // firstWrong returns the fault of the first wrong image of a recording.
@@ -247,10 +240,8 @@ func (g *guardTrials) lie(b *bench, access string, stream uint64) {
 		return
 	}
 	page := b.draw(g.t.Context(), g.p, g.run.Dir, g.p.Seed, wrong)
-	if err := g.p.CheckPage(page, wrong.Error(), "power cut: ", "NodeStageVolume",
-		"make powercut SEED="); err != nil {
-		g.t.Error(err)
-	}
+	g.p.Error(g.p.CheckPage(page, wrong.Error(), "power cut: ", "NodeStageVolume",
+		"make powercut SEED="))
 	g.lies.Add(1)
 	g.p.Say("a disk of %s that ignores flushes: %v", access, wrong)
 }

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
@@ -179,14 +178,9 @@ func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed e
 		b.draw(ctx, c.p, c.run.Dir, seed, fmt.Errorf("%s: %w", m.name, err))
 		path := filepath.Join(c.run.Dir, fmt.Sprintf("image-%d", c.images))
 		c.t.Errorf("%s (seed %d): %v; the image is %s", m.name, seed, err, path)
-		if err := m.content().Save(path); err != nil {
-			c.t.Error(err)
-		}
+		c.p.Error(m.content().Save(path))
 	}
-	if time.Since(c.said) > 10*time.Second {
-		c.said = time.Now()
-		c.p.Say("%d images; the last one: %s", c.images, m.name)
-	}
+	c.p.SayOften("%d images; the last one: %s", c.images, m.name)
 }
 
 // workers is the number of drivers that work at once.
@@ -206,7 +200,6 @@ type trials struct {
 
 	// mu guards the fields below, and the counters.
 	mu    sync.Mutex
-	said  time.Time
 	wrong int
 }
 
@@ -224,16 +217,11 @@ func (c *trials) noteHarm(b *bench) {
 // rounds calls round once, or in the long form with one seed after the other until the time is
 // over. It returns the maximum memory of this process in MiB.
 func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int64) {
-	for n := uint64(0); ; n++ {
-		round(c.t.Context(), c.p.Seed+n)
-		if !c.p.Long() || c.p.Over() || c.t.Failed() {
-			break
-		}
+	for seed := range c.p.Rounds() {
+		round(c.t.Context(), seed)
 	}
 	peak, err := peakMiB()
-	if err != nil {
-		c.t.Error(err)
-	}
+	c.p.Error(err)
 	return peak
 }
 
@@ -276,7 +264,5 @@ func (c *trials) work(ctx context.Context, jobs []job) {
 			errs[i] = harness.Share(workers-1, others, work)
 		}
 	})
-	if err := errors.Join(errs[:]...); err != nil {
-		c.t.Error(err)
-	}
+	c.p.Error(errors.Join(errs[:]...))
 }
