@@ -1,10 +1,12 @@
 package history
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"html/template"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -29,16 +31,8 @@ type Page struct {
 	Dropped int
 }
 
-// The dimensions of the drawing, in pixels. Each event has a row, so no two texts overlap.
-const (
-	rowHeight  = 18
-	headHeight = 28
-	timeWidth  = 84
-	barWidth   = 9
-	textWidth  = 300
-	// letters is the number of letters that fit into textWidth.
-	letters = 40
-)
+// letters is the number of letters of a text in a lane.
+const letters = 40
 
 //go:embed page.html
 var source string
@@ -66,112 +60,100 @@ func (p Page) WriteFile(path string) error {
 	return f.Close()
 }
 
-// drawing is a page with the positions of all its parts.
+// drawing is a page whose parts have places in a grid (CSS). Each event has a row, so no two texts
+// overlap. A lane has a column for each bar that it has side by side, and one for the texts.
 type drawing struct {
-	Title, Seed, Command, Broken, Evidence string
-	Dropped, Width, Height                 int
-	Lanes                                  []lane
-	Rows                                   []row
+	Page
+	Lanes []*lane
+	Rows  []*row
+	End   int // the line below the last row
 }
 
 type lane struct {
-	Name     string
-	X, Width int
-	bars     int // the number of bars side by side
+	Name                    string
+	Column, Bars, Text, End int
+	ends                    []int // by bar, the line at which its column is free again
 }
 
-// row is an event, or the broken promise, which is in no lane.
+// row is an event, or the broken promise, which is in no lane. Its bar is between two lines.
 type row struct {
-	Time, Text, Full, Class                string
-	Y, X, TextX, TextY, Top, Width, Height int
-	Broken, Mark                           bool
+	Event
+	Time, Text, Full, Class     string
+	At, End, Column, TextColumn int
+	Broken                      bool
 }
 
 func layout(p Page) drawing {
-	d := drawing{Title: plain(p.Title), Seed: plain(p.Seed), Command: plain(p.Command),
-		Broken: plain(p.Broken), Evidence: plain(p.Evidence), Dropped: p.Dropped}
-	events := slices.Clone(p.Events)
-	slices.SortStableFunc(events, func(a, b Event) int { return a.Start.Compare(b.Start) })
-	broken := len(events) + 1
-	if !p.At.IsZero() {
-		broken, _ = slices.BinarySearchFunc(events, p.At, func(e Event, at time.Time) int {
-			if e.Start.After(at) {
-				return 1
-			}
-			return -1
-		})
+	d := drawing{Page: p}
+	for _, text := range []*string{&d.Title, &d.Seed, &d.Command, &d.Broken, &d.Evidence} {
+		*text = plain(*text)
 	}
-	broken = min(broken, len(events))
-	// rowOf returns the row of an event. The row of the broken promise shifts the rows after it.
-	rowOf := func(i int) int {
-		if d.Broken != "" && i >= broken {
-			return i + 1
-		}
-		return i
-	}
-	rows := len(events)
-	if d.Broken != "" {
-		rows++
-	}
-	lanes, slots, ends := map[string]*lane{}, make([]int, len(events)), make([]int, len(events))
-	free := map[string][]int{} // by lane, the row at which each slot for a bar is free again
-	for i, e := range events {
-		ends[i] = rows
-		if e.Mark {
-			ends[i] = rowOf(i) + 1
-		} else if !e.End.IsZero() {
-			next := i + 1
-			for next < len(events) && events[next].Start.Before(e.End) {
-				next++
-			}
-			ends[i] = rowOf(next-1) + 1
-		}
-		if lanes[e.Lane] == nil {
-			lanes[e.Lane] = &lane{Name: e.Lane}
-		}
-		places := free[e.Lane]
-		slot := slices.IndexFunc(places, func(end int) bool { return end <= rowOf(i) })
-		if slot < 0 {
-			slot = len(places)
-			places = append(places, 0)
-		}
-		places[slot] = ends[i]
-		free[e.Lane], slots[i] = places, slot
-		lanes[e.Lane].bars = len(places)
-	}
-	x := timeWidth
-	for _, name := range laneNames(lanes) {
-		l := lanes[name]
-		l.X, l.Width = x, l.bars*(barWidth+2)+textWidth
-		x += l.Width
-		d.Lanes = append(d.Lanes, lane{Name: plain(l.Name), X: l.X, Width: l.Width})
-	}
-	d.Width, d.Height = max(x, timeWidth+textWidth), headHeight+rows*rowHeight+4
-	for i, e := range events {
-		l, y := lanes[e.Lane], headHeight+rowOf(i)*rowHeight
-		r := row{Y: y, TextY: y + 13, Time: elapsed(events[0].Start, e.Start), Mark: e.Mark,
-			X: l.X + 4 + slots[i]*(barWidth+2), TextX: l.X + 8 + l.bars*(barWidth+2), Width: barWidth,
-			Top: y + 2, Height: (ends[i]-rowOf(i))*rowHeight - 4, Class: class(e)}
-		r.Text = e.Name
-		if e.Failed {
-			r.Text += " – " + e.Outcome
-		}
-		r.Full = strings.Join([]string{e.Lane + ": " + e.Name, e.Outcome, took(e)}, "\n")
-		r.Text, r.Full = shorten(plain(strings.Join(strings.Fields(r.Text), " "))), plain(r.Full)
-		d.Rows = append(d.Rows, r)
+	for _, e := range p.Events {
+		d.Rows = append(d.Rows, &row{Event: e})
 	}
 	if d.Broken != "" {
-		y := headHeight + broken*rowHeight
 		first, _, _ := strings.Cut(d.Broken, "\n")
-		d.Rows = slices.Insert(d.Rows, broken, row{Broken: true, Y: y, TextY: y + 13,
-			Width: d.Width, TextX: 4, Text: first, Full: d.Broken})
+		broken := &row{Broken: true, Text: first, Full: d.Broken, Event: Event{Start: p.At}}
+		for _, e := range p.Events {
+			if p.At.IsZero() && e.Start.After(broken.Start) {
+				broken.Start = e.Start
+			}
+		}
+		d.Rows = append(d.Rows, broken)
+	}
+	slices.SortStableFunc(d.Rows, func(a, b *row) int { return a.Start.Compare(b.Start) })
+	lanes := map[string]*lane{}
+	d.End = len(d.Rows) + 2 // the first row has the names of the lanes
+	for i, r := range d.Rows {
+		if r.At, r.End = i+2, d.End; r.Mark || r.Broken {
+			r.End = r.At + 1
+		} else if next := slices.IndexFunc(d.Rows[i+1:], func(later *row) bool {
+			return !r.Event.End.IsZero() && !later.Start.Before(r.Event.End)
+		}); next >= 0 {
+			r.End = r.At + 1 + next
+		}
+		l := lanes[r.Lane]
+		switch {
+		case r.Broken:
+			continue
+		case l == nil:
+			l = &lane{Name: r.Lane}
+			lanes[r.Lane] = l
+		}
+		r.Column = slices.IndexFunc(l.ends, func(end int) bool { return end <= r.At })
+		if r.Column < 0 {
+			r.Column = len(l.ends)
+			l.ends = append(l.ends, 0)
+		}
+		l.ends[r.Column] = r.End
+	}
+	column := 2
+	for _, name := range slices.SortedFunc(maps.Keys(lanes), compareLanes) {
+		l := lanes[name]
+		l.Name, l.Column, l.Bars, l.Text = plain(name), column, len(l.ends), column+len(l.ends)
+		l.End = l.Text + 1
+		d.Lanes, column = append(d.Lanes, l), l.End
+	}
+	for _, r := range d.Rows {
+		if l := lanes[r.Lane]; l != nil {
+			r.describe(d.Rows[0].Start)
+			r.Column, r.TextColumn = l.Column+r.Column, l.Text
+		}
 	}
 	return d
 }
 
-// Diamond returns the SVG path of a mark.
-func (r row) Diamond() string {
-	return fmt.Sprintf("M%d %d l5 6 l-5 6 l-5 -6 z", r.X+barWidth/2, r.Y+3)
+// describe sets the texts of an event.
+func (r *row) describe(start time.Time) {
+	r.Time, r.Class, r.Text = fmt.Sprintf("%.3f s", r.Start.Sub(start).Seconds()), class(r.Event), r.Name
+	if r.Failed {
+		r.Text += " – " + r.Outcome
+	}
+	r.Text = plain(strings.Join(strings.Fields(r.Text), " "))
+	if text := []rune(r.Text); len(text) > letters {
+		r.Text = string(text[:letters-1]) + "…"
+	}
+	r.Full = plain(strings.Join([]string{r.Lane + ": " + r.Name, r.Outcome, took(r.Event)}, "\n"))
 }
 
 func class(e Event) string {
@@ -196,36 +178,10 @@ func took(e Event) string {
 	return e.End.Sub(e.Start).Round(10 * time.Microsecond).String()
 }
 
-func elapsed(from, to time.Time) string {
-	return fmt.Sprintf("%.3f s", to.Sub(from).Seconds())
-}
-
-// laneNames sorts lanes from the orchestrator to the disk.
-func laneNames(lanes map[string]*lane) []string {
-	var names []string
-	for name := range lanes {
-		names = append(names, name)
-	}
-	rank := func(name string) string {
-		switch name {
-		case Orchestrator:
-			return "0"
-		case Rack:
-			return "2"
-		case Disk:
-			return "3"
-		}
-		return "1 " + name
-	}
-	slices.SortFunc(names, func(a, b string) int { return strings.Compare(rank(a), rank(b)) })
-	return names
-}
-
-func shorten(text string) string {
-	if letter := []rune(text); len(letter) > letters {
-		return string(letter[:letters-1]) + "…"
-	}
-	return text
+// compareLanes sorts the names of lanes from the orchestrator to the disk.
+func compareLanes(a, b string) int {
+	rank := map[string]int{Orchestrator: -1, Rack: 1, Disk: 2} // a driver has 0
+	return cmp.Or(rank[a]-rank[b], strings.Compare(a, b))
 }
 
 // plain replaces everything that a browser or a terminal would interpret instead of showing it:
