@@ -5,16 +5,19 @@ package concurrency
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // act is a disturbance of one request of a call.
@@ -34,6 +37,14 @@ type reply struct {
 	status int
 	header http.Header
 	body   string
+}
+
+func (r *reply) response() (*http.Response, error) {
+	if r == nil {
+		return nil, http.ErrAbortHandler
+	}
+	return &http.Response{StatusCode: r.status, Header: r.header.Clone(),
+		Body: io.NopCloser(strings.NewReader(r.body))}, nil
 }
 
 type effect int
@@ -74,7 +85,6 @@ func noRole() *reply {
 // proxy is between a controller and the rack.
 type proxy struct {
 	*httptest.Server
-	rack  string
 	lates *lates
 	// queued disturbs the next request that it selects.
 	queued atomic.Pointer[act]
@@ -89,8 +99,12 @@ type lates struct {
 }
 
 func newProxy(t *testing.T, rack string, l *lates) *proxy {
-	p := &proxy{rack: rack, lates: l}
-	p.Server = httptest.NewServer(p)
+	to, err := url.Parse(rack)
+	csitest.Must(t, err)
+	p := &proxy{lates: l}
+	p.Server = httptest.NewServer(&httputil.ReverseProxy{Transport: p,
+		Rewrite:      func(r *httputil.ProxyRequest) { r.SetURL(to) },
+		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }})
 	t.Cleanup(p.Close)
 	return p
 }
@@ -109,28 +123,42 @@ func (p *proxy) take(r *http.Request) act {
 	return act{}
 }
 
-func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// RoundTrip sends a request to the rack, even if its caller has closed the connection.
+func (p *proxy) RoundTrip(r *http.Request) (*http.Response, error) {
 	came := time.Now()
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		panic(http.ErrAbortHandler)
-	}
-	a := p.take(r)
-	answer := a.answer
-	if a.effect == normal || a.effect == before {
-		got, err := p.pass(r, body)
-		switch {
-		case err != nil:
-			panic(http.ErrAbortHandler)
-		case a.effect == normal:
-			answer = got
+	var body []byte
+	if r.Body != nil {
+		var err error
+		if body, err = io.ReadAll(r.Body); err != nil {
+			return nil, err
 		}
 	}
-	if a.effect == later {
-		p.lates.Add(1)
-		time.AfterFunc(lateEffect, func() {
-			defer p.lates.Done()
-			_, _ = p.pass(r, body)
+	pass := func() (*http.Response, error) {
+		again, err := http.NewRequestWithContext(context.WithoutCancel(r.Context()), r.Method,
+			r.URL.String(), bytes.NewReader(body))
+		if err != nil {
+			return nil, err
+		}
+		again.Header = r.Header
+		return http.DefaultTransport.RoundTrip(again)
+	}
+	a := p.take(r)
+	answer, err := a.answer.response()
+	switch a.effect {
+	case normal:
+		answer, err = pass()
+	case before:
+		got, failed := pass()
+		if failed != nil {
+			return nil, failed
+		}
+		_ = got.Body.Close()
+	case later:
+		p.lates.Go(func() {
+			<-time.After(lateEffect)
+			if got, failed := pass(); failed == nil {
+				_ = got.Body.Close()
+			}
 			p.lates.mu.Lock()
 			defer p.lates.mu.Unlock()
 			p.lates.longest = max(p.lates.longest, time.Since(came))
@@ -139,31 +167,5 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if a.meanwhile != nil {
 		a.meanwhile()
 	}
-	if answer == nil {
-		panic(http.ErrAbortHandler)
-	}
-	for key, values := range answer.header {
-		if key != "Content-Length" {
-			w.Header()[key] = values
-		}
-	}
-	w.WriteHeader(answer.status)
-	_, _ = io.WriteString(w, answer.body)
-}
-
-// pass sends a request to the rack, even if its caller has closed the connection.
-func (p *proxy) pass(r *http.Request, body []byte) (*reply, error) {
-	req, err := http.NewRequestWithContext(context.WithoutCancel(r.Context()), r.Method,
-		p.rack+r.URL.RequestURI(), bytes.NewReader(body))
-	if err != nil {
-		return nil, fmt.Errorf("pass a request on: %w", err)
-	}
-	req.Header = r.Header.Clone()
-	answer, err := http.DefaultTransport.RoundTrip(req)
-	if err != nil {
-		return nil, err
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	return &reply{answer.StatusCode, answer.Header, string(text)}, err
+	return answer, err
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -33,10 +32,9 @@ const (
 	aPerson          actor = "a person or another controller makes the same change"
 	aStoppedLeader   actor = "the leader is stopped before its change"
 	noRoleForAMoment actor = "the token has no role for a moment"
-	anotherProject   actor = "the request names a volume of another project"
 )
 
-var actors = []actor{aProxy, aLateRack, aPerson, aStoppedLeader, noRoleForAMoment, anotherProject}
+var actors = []actor{aProxy, aLateRack, aPerson, aStoppedLeader, noRoleForAMoment}
 
 // leader is a controller, with the proxy between it and the rack.
 type leader struct {
@@ -61,17 +59,13 @@ func (l leader) stop() error {
 // lane runs one trial at a time, with two controllers, of which one leads.
 type lane struct {
 	*answerProof
-	number  int
+	number int
+	lates  lates
+	// leaders are the controllers. The first one leads.
 	leaders []leader
-	lates   lates
-	// changes counts the changes of the leader.
-	changes atomic.Int64
+	// stopped receives a value when the first controller was stopped.
+	stopped chan struct{}
 }
-
-func (l *lane) lead() leader { return l.leaders[l.changes.Load()%2] }
-
-// other returns the controller that does not lead.
-func (l *lane) other() leader { return l.leaders[1-l.changes.Load()%2] }
 
 // life is one volume, with what the answers have told its orchestrator.
 type life struct {
@@ -100,14 +94,8 @@ func (l *lane) trial(seed uint64, with []actor) {
 	defer cancel()
 	l.lates.longest = 0
 	who := with[r.IntN(len(with))]
-	if who == anotherProject {
-		v.askForAnother(ctx)
-	} else {
-		v.live(ctx, who)
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.trials++
+	v.live(ctx, who)
+	v.trials.Add(1)
 }
 
 func (v *life) live(ctx context.Context, who actor) {
@@ -124,10 +112,10 @@ func (v *life) live(ctx context.Context, who actor) {
 			v.disturb(ctx, who)
 		}
 		err := step(ctx)
-		if v.lead().through.queued.Swap(nil) != nil || v.other().through.queued.Swap(nil) != nil {
-			v.mu.Lock()
-			v.acts-- // the call made no such request
-			v.mu.Unlock()
+		for _, l := range v.leaders {
+			if l.through.queued.Swap(nil) != nil {
+				v.acts.Add(-1) // the call made no such request
+			}
 		}
 		if err != nil {
 			v.report(&v.leaked, v.seed, "%s: step %d does not converge: %v", who, i, err)
@@ -140,11 +128,10 @@ func (v *life) live(ctx context.Context, who actor) {
 	for _, end := range v.left {
 		end()
 	}
+	v.elect() // if the leader was stopped after the last answer
 	v.lates.Wait()
 	if v.lates.longest > lateLimit {
-		v.mu.Lock()
-		v.void++
-		v.mu.Unlock()
+		v.void.Add(1)
 	} else {
 		v.check(ctx, who)
 	}
@@ -171,24 +158,22 @@ func (v *life) disturb(ctx context.Context, who actor) {
 			// The last read, and a caller that waits for longer than the lease.
 			a.object, v.limit = true, 10*time.Second
 		}
-		stopped := v.lead()
+		leads := v.leaders[0]
 		a.meanwhile = func() {
-			if err := stopped.stop(); err != nil {
+			if err := leads.stop(); err != nil {
 				v.t.Errorf("stop a controller: %v", err)
 			}
-			v.changes.Add(1)
+			v.stopped <- struct{}{}
 		}
 	}
-	v.lead().through.queued.Store(a)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.acts++
+	v.leaders[0].through.queued.Store(a)
+	v.acts.Add(1)
 }
 
 // detachByHand returns a function that detaches the disk as a person or another controller does. It
 // returns nil for a volume that was never published.
 func (v *life) detachByHand(ctx context.Context) func() {
-	volume, node := v.volume, v.node
+	volume, node, other := v.volume, v.node, v.leaders[1].Controller()
 	switch {
 	case node == "":
 		return nil
@@ -196,26 +181,28 @@ func (v *life) detachByHand(ctx context.Context) func() {
 		return func() { _ = v.rack.DetachDisk(ctx, volume.GetVolumeId(), node) }
 	}
 	return func() {
-		_, _ = v.other().Controller().ControllerUnpublishVolume(ctx,
-			harness.UnpublishRequest(volume, node))
+		_, _ = other.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, node))
 	}
 }
 
 // call makes a call as an orchestrator does: until it succeeds or ends with a final code, or only
-// once. If the leader is stopped, call asks the other controller after the lease.
+// once. If the leader is stopped before it answers, call asks the other controller.
 func (v *life) call(ctx context.Context, once bool, req proto.Message) (proto.Message, error) {
 	for {
-		asked := v.lead()
 		one, cancel := context.WithTimeout(ctx, v.limit)
 		var answer proto.Message
-		answered := make(chan error, 1)
-		go func() {
-			var err error
-			answer, err = csitest.Answer(one, asked.Controller(), req)
-			answered <- err
-		}()
-		err, ended := v.await(answered, asked)
-		if !ended {
+		var err error
+		answered := make(chan struct{})
+		go func(asked csi.ControllerClient) {
+			defer close(answered)
+			answer, err = csitest.Answer(one, asked, req)
+		}(v.leaders[0].Controller())
+		select {
+		case <-answered:
+			v.elect()
+		case <-v.stopped:
+			v.stopped <- struct{}{}
+			v.elect()
 			v.left = append(v.left, func() {
 				<-answered
 				cancel()
@@ -235,23 +222,13 @@ func (v *life) call(ctx context.Context, once bool, req proto.Message) (proto.Me
 	}
 }
 
-// await waits for a call, or until the controller that was asked does not lead any more.
-func (v *life) await(answered chan error, asked leader) (err error, ended bool) {
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case err = <-answered:
-			ended = true
-		case <-tick.C:
-		}
-		if v.lead().Plugin != asked.Plugin {
-			<-time.After(lease) // even if the call has ended
-			return err, ended
-		}
-		if ended {
-			return err, ended
-		}
+// elect makes the other controller lead after the lease if the leader was stopped.
+func (l *lane) elect() {
+	select {
+	case <-l.stopped:
+		slices.Reverse(l.leaders)
+		<-time.After(lease)
+	default:
 	}
 }
 
@@ -309,18 +286,6 @@ func (v *life) deleteSnapshot(ctx context.Context) error {
 		return v.takeSnapshot(ctx)
 	}
 	return nil
-}
-
-// askForAnother asks for the deletion of another project's disk, which must be refused.
-func (v *life) askForAnother(ctx context.Context) {
-	_, err := v.lead().Controller().DeleteVolume(ctx,
-		&csi.DeleteVolumeRequest{VolumeId: v.foreignDisk})
-	_, lookErr := v.rack.Client.DiskView(ctx, oxide.DiskViewParams{
-		Disk: oxide.NameOrId(v.foreignDisk)})
-	if err == nil || lookErr != nil {
-		v.report(&v.foreign, v.seed, "the deletion of another project's disk: %v; it shows: %v", err,
-			lookErr)
-	}
 }
 
 // check compares the rack with what was acknowledged.
