@@ -145,7 +145,8 @@ func layout(p Page) drawing {
 
 // describe sets the texts of an event.
 func (r *row) describe(start time.Time) {
-	r.Time, r.Class, r.Text = fmt.Sprintf("%.3f s", r.Start.Sub(start).Seconds()), class(r.Event), r.Name
+	r.Time = fmt.Sprintf("%.3f s", r.Start.Sub(start).Seconds())
+	r.Class, r.Text = class(r.Event), r.Name
 	if r.Failed {
 		r.Text += " – " + r.Outcome
 	}

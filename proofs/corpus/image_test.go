@@ -112,8 +112,8 @@ func (im *image) read(offset, n int64) []byte {
 // pageBytes is the unit in which images are compared.
 const pageBytes = 4096
 
-// digest returns a hash of the file's size, and of its bytes between two offsets. An end of 0 is the
-// end of the file. A hole has the same hash as zeros.
+// digest returns a hash of the file's size, and of its bytes between two offsets. If to is 0, they
+// are all bytes from the first offset on. A hole has the same hash as zeros.
 func (im *image) digest(from, to int64) string {
 	sum := sha256.New()
 	harness.Must(proof.EachPage(im.Path, func(at int64, page []byte) error {

@@ -16,7 +16,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
-	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
 // leastTrials and leastRackTrials are the minimum numbers of trials. The short form makes
@@ -27,8 +26,8 @@ const (
 	shortTrials     = 2
 )
 
-// only is the environment variable with a part of the names of the trials to run; a failure prints
-// the name of its trial. In the long form it selects points, and the rest of a trial is random.
+// only is the environment variable with a part of the names of the points to try. With the same
+// seed a point has the same trial.
 const only = "CRASH_ONLY"
 
 func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) { // B-10
@@ -92,38 +91,35 @@ func (c *campaign) runProof() {
 	c.count(ctx)
 	c.countStarts(ctx)
 	c.Say("%d points", len(c.points))
+	some := matching(c.points, os.Getenv(only))
 	switch {
-	case os.Getenv(only) != "" && !c.Long():
-		c.chosen(ctx, os.Getenv(only))
-	case c.Long():
-		for range c.Rounds() {
-			some := matching(c.points, os.Getenv(only))
-			c.attempts(ctx, c.round(sample(some, len(some), c.Rand())))
-		}
+	case c.Long() || os.Getenv(only) != "":
+		some = sample(some, len(some), c.Rand())
 	case c.Short():
-		c.attempts(ctx, c.round(few(c.points, c.Rand())))
-		short.Left(c.t, c.least-c.trials)
+		some = few(some, c.Rand())
 	default:
-		some := sample(c.points, c.least, c.Rand())
-		some = append(some, sample(matching(c.points, deviceless), leastDeviceless, c.Rand())...)
-		c.attempts(ctx, c.round(some))
+		some = slices.Concat(sample(some, c.least, c.Rand()),
+			sample(matching(some, deviceless), leastDeviceless, c.Rand()))
 	}
+	for seed := range c.Rounds() {
+		c.attempts(ctx, c.round(some, seed))
+	}
+	short.Left(c.t, c.least-c.trials)
 	c.Figure("points", len(c.points), "tried", len(c.tried), "trials", c.trials,
 		"converged", c.converged, "kills", c.kills, "overlaps", c.overlaps,
 		"rpcs", len(c.rpcs))
-	if want := c.wanted(); c.trials < want && os.Getenv(only) == "" {
+	want := c.least
+	switch {
+	case os.Getenv(only) != "":
+		want = 1
+	case c.Short():
+		want = shortTrials
+	}
+	if c.trials < want {
 		c.t.Errorf("%d trials were made, want at least %d", c.trials, want)
 	}
 	c.Bystanders.Report()
 	c.Forged.Report()
-}
-
-// wanted returns the minimum number of trials of the form.
-func (c *campaign) wanted() int {
-	if c.Short() {
-		return shortTrials
-	}
-	return c.least
 }
 
 // count finds the points. It makes two dry runs and keeps the points that both have: the others are
@@ -178,10 +174,10 @@ func (c *campaign) close() {
 	}
 }
 
-// round returns a trial for each point. The other parts of a trial are random.
-func (c *campaign) round(points []point) (all []trial) {
+// round returns a trial for each point. The seed determines the other parts of a trial.
+func (c *campaign) round(points []point, seed uint64) (all []trial) {
 	for _, p := range points {
-		all = append(all, choose(p, c.points, c.starts[p.process], c.Rand()))
+		all = append(all, choose(p, c.points, c.starts[p.process], seed))
 	}
 	return all
 }
@@ -208,38 +204,6 @@ func matching(points []point, text string) []point {
 	})
 }
 
-// chosen tries the trials whose names contain the text.
-func (c *campaign) chosen(ctx context.Context, text string) {
-	text, second, twice := strings.Cut(text, andAgain)
-	var all []trial
-	for _, p := range c.points {
-		for _, t := range trials(p) {
-			if !strings.Contains(t.String(), text) {
-				continue
-			}
-			if twice {
-				t.second = named(inStepOf(p, c.points), second)
-			}
-			all = append(all, t)
-		}
-	}
-	c.attempts(ctx, all)
-	if c.trials == 0 {
-		c.t.Fatalf("%s: no trial has this in its name; the first is %q", only,
-			trials(c.points[0])[0])
-	}
-}
-
-// named returns the point of that name, or nil.
-func named(points []trace.Point, name string) *trace.Point {
-	for _, p := range points {
-		if p.String() == name {
-			return &p
-		}
-	}
-	return nil
-}
-
 // attempt runs a trial in an environment. After a failed trial it keeps the files of the
 // environment and opens a new environment. It returns an error if that fails.
 func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
@@ -253,7 +217,7 @@ func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
 	c.Say("%s failed", tr)
 	c.draw(ctx, env, tr, err)
 	c.t.Errorf("%s\n  %v\n  the logs are in %s; repeat it with\n  %s=%q PROOF_SEED=%d", tr, err,
-		env.Rack.Dir, only, fmt.Sprint(tr), c.Seed)
+		env.Rack.Dir, only, tr.point, tr.seed)
 	_ = env.Abandon(ctx) // the trial's failure has been reported
 	if env.watcher != nil {
 		_ = env.watcher.Close()
@@ -264,9 +228,9 @@ func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
 
 // draw draws the page of a failed trial, and returns its path.
 func (c *campaign) draw(ctx context.Context, env *environment, tr trial, broken error) string {
-	return c.Draw(ctx, proof.Failure{Name: tr.String(), Broken: broken, Dir: c.run.Dir,
-		Repeat: fmt.Sprintf("%s=%q make crash SEED=%d", only, tr, c.Seed), Rack: env.Rack,
-		Plugins: env.Plugins, History: env.Rack.History})
+	return c.Draw(ctx, proof.Failure{Name: tr.String(), Seed: tr.seed, Broken: broken,
+		Repeat: fmt.Sprintf("%s=%q make crash SEED=%d", only, tr.point, tr.seed), Dir: c.run.Dir,
+		Rack: env.Rack, Plugins: env.Plugins, History: env.Rack.History})
 }
 
 func TestATrialThatLeavesAFileFailsAndIsDrawn(t *testing.T) {
@@ -279,7 +243,7 @@ func TestATrialThatLeavesAFileFailsAndIsDrawn(t *testing.T) {
 	points, err := countPoints(t.Context(), env, driverLifecycles[:1])
 	c.Fatal(err)
 	points = matching(points, "NodeStage")
-	tr := trial{point: points[len(points)/2], then: again}
+	tr := trial{point: points[len(points)/2], then: again, seed: c.Seed}
 	left := filepath.Join(env.plugins[driverA].Dir, "volumes", "nobody-needs-this")
 	c.Fatal(os.WriteFile(left, nil, 0o600))
 	broken := env.runTrial(t.Context(), tr)

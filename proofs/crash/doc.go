@@ -17,5 +17,5 @@
 // A point is identified by the program, the call and the target of its effect, and by the number of
 // earlier effects with these. So a trial need not have the same effects as the dry run.
 //
-// CRASH_ONLY selects trials by their names. A failure prints the value for its trial.
+// CRASH_ONLY selects points by their names. A failure prints the value and the seed for its trial.
 package crash

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -41,6 +42,8 @@ const (
 type trial struct {
 	point
 	then string
+	// seed is the seed of the random parts.
+	seed uint64
 	// starting, if it is set, is the point at which the process is killed again while it starts.
 	starting *trace.Point
 	// second, if it is set, is the point at which the process is killed again when the call is
@@ -52,19 +55,14 @@ func (p point) String() string {
 	return fmt.Sprintf("%s: %s (step %d): %s", p.lifecycle, p.rpc, p.step, p.trace)
 }
 
-// These words separate a trial's name from its second kill.
-const (
-	andAgain    = ", and it is killed again "
-	andStarting = ", and it is killed while it starts, "
-)
-
 func (t trial) String() string {
 	name := t.point.String() + ": " + t.then
 	if t.second != nil {
-		name += andAgain + t.second.String()
+		name += ", and it is killed again " + t.second.String()
 	}
 	if t.starting != nil {
-		name += andStarting + fmt.Sprintf("%s effect %d", t.starting.Phase, t.starting.N)
+		name += fmt.Sprintf(", and it is killed while it starts, %s effect %d", t.starting.Phase,
+			t.starting.N)
 	}
 	return name
 }
@@ -154,18 +152,24 @@ func (p point) goingUp() bool {
 	return false
 }
 
-// choose makes the random choices for a trial at a point. starts is the number of effects in
-// the start of the point's process.
-func choose(p point, points []point, starts int, rng *rand.Rand) trial {
+// choose makes the choices of a seed for a trial at a point. starts is the number of effects in the
+// start of the point's process.
+func choose(p point, points []point, starts int, seed uint64) trial {
+	name := fnv.New64a()
+	fmt.Fprint(name, p)
+	rng := rand.New(rand.NewPCG(seed, name.Sum64()))
 	all := trials(p)
 	t := all[rng.IntN(len(all))]
+	t.seed = seed
 	if t.then == overlap {
 		return t
 	}
 	switch rng.IntN(4) {
 	case 0:
-		more := inStepOf(p, points)
-		t.second = &more[rng.IntN(len(more))]
+		more := slices.DeleteFunc(slices.Clone(points), func(other point) bool {
+			return other.lifecycle != p.lifecycle || other.step != p.step
+		})
+		t.second = &more[rng.IntN(len(more))].trace
 	case 1:
 		// A start after a kill has more effects than an ordinary start.
 		const most = 12
@@ -173,17 +177,6 @@ func choose(p point, points []point, starts int, rng *rand.Rand) trial {
 		t.starting = &trace.Point{N: 1 + rng.IntN(starts+most), Phase: phase}
 	}
 	return t
-}
-
-// inStepOf lists the points in the step of a point.
-func inStepOf(p point, points []point) []trace.Point {
-	var more []trace.Point
-	for _, other := range points {
-		if other.lifecycle == p.lifecycle && other.step == p.step {
-			more = append(more, other.trace)
-		}
-	}
-	return more
 }
 
 // sample chooses n random points, or more if that is necessary to have every RPC and every kind of
@@ -225,4 +218,159 @@ func few(points []point, rng *rand.Rand) (chosen []point) {
 		}
 	}
 	return chosen
+}
+
+// deviceless is the name of a lifecycle on a rack that records an attach before the instance has
+// the device, and then gives it none (docs/hot-plug.md). leastDeviceless is the minimum number of
+// its points that are tried.
+const (
+	deviceless      = "deviceless ext4"
+	leastDeviceless = 3
+)
+
+// The kinds of lifecycles. A plain one moves a volume from one node to another. A restored one has
+// a second, larger volume, which is made from a snapshot. In a shared one the volume is also
+// published read-only on node b.
+var driverLifecycles = []string{
+	"plain ext4", "plain xfs", "plain btrfs", "plain block",
+	"restored ext4", "restored xfs", "restored btrfs", "shared block", "shared ext4", deviceless,
+}
+
+// rackLifecycles are the lifecycles in which the rack is killed. Snapshots are taken of the volume
+// in use and detached, and its instance is stopped and started.
+var rackLifecycles = []string{"rack ext4", "rack block"}
+
+// shapes contains the steps of lifecycles. VOL is a volume, SNAP its snapshot, and COPY a volume
+// that is made from the snapshot. The steps with a star have points.
+var shapes = map[string]string{
+	"plain": `
+		* controller 1: CreateVolume VOL
+		* controller 1: bring VOL to pod 1 on a
+		pod 1 on a: write and fsync VOL block 0
+		* node a: NodeGetVolumeStats VOL of pod 1
+		* controller 1: take VOL from pod 1 on a
+		* controller 1: bring VOL to pod 1 on b
+		pod 1 on b: write and fsync VOL block 1
+		* controller 1: take VOL from pod 1 on b
+		* controller 1: DeleteVolume VOL`,
+	// To publish a device read-only, the driver makes the device itself read-only. After the volume
+	// is unpublished, its device must be writable again.
+	"shared": `
+		controller 1: CreateVolume VOL
+		controller 1: bring VOL to pod 1 on a
+		pod 1 on a: write and fsync VOL block 0
+		controller 1: take VOL from pod 1 on a
+		controller 1: ControllerPublish VOL → node b
+		node b: NodeStage VOL
+		* node b: NodePublish VOL to pod 1
+		pod 1 on b: write and fsync VOL block 1
+		* node b: NodeUnpublish VOL from pod 1
+		* node b: NodeUnstage VOL
+		controller 1: ControllerUnpublish VOL → node b
+		controller 1: bring VOL to pod 1 on a
+		pod 1 on a: write and fsync VOL block 2
+		controller 1: take VOL from pod 1 on a
+		controller 1: DeleteVolume VOL`,
+	"restored": `
+		controller 1: CreateVolume VOL
+		controller 1: bring VOL to pod 1 on a
+		pod 1 on a: write and fsync VOL block 0
+		* controller 1: CreateSnapshot SNAP
+		controller 1: take VOL from pod 1 on a
+		* controller 1: CreateVolume COPY
+		controller 1: ControllerPublish COPY → node a
+		* node a: NodeStage COPY
+		* node a: NodePublish COPY to pod 1
+		pod 1 on a: write and fsync COPY block 1
+		controller 1: take COPY from pod 1 on a
+		controller 1: DeleteVolume COPY
+		controller 1: DeleteVolume VOL
+		* controller 1: DeleteSnapshot SNAP`,
+	"deviceless": `
+		controller 1: CreateVolume VOL
+		controller 1: bring VOL to pod 1 on b
+		pod 1 on b: write and fsync VOL block 0
+		controller 1: take VOL from pod 1 on b
+		rack: no device
+		* controller 1: ControllerPublish VOL → node a
+		* controller 1: ControllerUnpublish VOL → node a
+		controller 1: bring VOL to pod 1 on a
+		pod 1 on a: write and fsync VOL block 1
+		controller 1: take VOL from pod 1 on a
+		controller 1: DeleteVolume VOL`,
+	"rack": `
+		* controller 1: CreateVolume VOL
+		* controller 1: ControllerPublish VOL → node a
+		node a: NodeStage VOL
+		node a: NodePublish VOL to pod 1
+		pod 1 on a: write and fsync VOL block 0
+		* controller 1: CreateSnapshot SNAP
+		node a: NodeUnpublish VOL from pod 1
+		node a: NodeUnstage VOL
+		* controller 1: DeleteSnapshot SNAP
+		* stop instance a
+		* start instance a
+		node a: NodeStage VOL
+		node a: NodePublish VOL to pod 1
+		pod 1 on a: write and fsync VOL block 1
+		node a: NodeUnpublish VOL from pod 1
+		node a: NodeUnstage VOL
+		* controller 1: ControllerUnpublish VOL → node a
+		* controller 1: CreateSnapshot SNAP
+		* controller 1: CreateVolume COPY
+		controller 1: bring COPY to pod 1 on b
+		pod 1 on b: write and fsync COPY block 2
+		controller 1: take COPY from pod 1 on b
+		* controller 1: DeleteVolume COPY
+		* controller 1: DeleteVolume VOL
+		* controller 1: DeleteSnapshot SNAP`,
+	// The volume is removed from its nodes before this.
+	elsewhere: `
+		controller 1: bring VOL to pod 1 on b
+		pod 1 on b: write and fsync VOL block 1
+		controller 1: take VOL from pod 1 on b
+		controller 1: bring VOL to pod 1 on a
+		pod 1 on a: write and fsync VOL block 2
+		controller 1: take VOL from pod 1 on a`,
+}
+
+// objects contains the volume, the snapshot and the copy of each access type, as the model names
+// them.
+var objects = map[string]*strings.Replacer{
+	"ext4":  strings.NewReplacer("VOL", "v1", "SNAP", "s1", "COPY", "v5"),
+	"xfs":   strings.NewReplacer("VOL", "v2", "SNAP", "s3", "COPY", "v7"),
+	"btrfs": strings.NewReplacer("VOL", "v3", "SNAP", "s4", "COPY", "v8"),
+	"block": strings.NewReplacer("VOL", "v4", "SNAP", "s2", "COPY", "v6"),
+}
+
+// step is a step of a lifecycle. rpc is its call, and on the driver that gets it, or "".
+type step struct {
+	model.Step
+	rpc, on string
+	// watched is the process to which the step's points belong, or "" for a step without points.
+	watched string
+}
+
+// stepsOf returns the steps of a shape for the volume of a kind of lifecycle.
+func stepsOf(shape, kind string) ([]step, error) {
+	killed, access, _ := strings.Cut(kind, " ")
+	all, err := model.ParseHistory(objects[access].Replace(shapes[shape]))
+	var steps []step
+	for _, s := range all {
+		on, rpc, isCall := strings.Cut(s.String(), ": ")
+		st := step{Step: s, rpc: on}
+		if isCall {
+			st.rpc, _, _ = strings.Cut(rpc, " ")
+			st.on = strings.TrimPrefix(on, "node ")
+		}
+		switch {
+		case !s.Starred:
+		case killed == "rack":
+			st.watched = rackProcess
+		default:
+			st.watched = st.on
+		}
+		steps = append(steps, st)
+	}
+	return steps, err
 }

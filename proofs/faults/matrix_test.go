@@ -4,22 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"path"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-	"unicode"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
@@ -108,13 +105,13 @@ func (m *matrix) observe() {
 	m.t.Helper()
 	var mu sync.Mutex // guards m.pairs and seen
 	seen := map[string]bool{}
-	m.proof.Error(m.share(len(scenarios), func(env *environment, n int) error {
-		operations, err := scenarios[n].operations(m.t.Context(), env)
+	m.proof.Error(share(m, scenarios, func(env *environment, s scenario) error {
+		operations, err := s.operations(m.t.Context(), env)
 		mu.Lock()
 		defer mu.Unlock()
 		for _, operation := range operations {
 			seen[operation] = true
-			m.pairs = append(m.pairs, cell{operation: operation, scenario: scenarios[n]})
+			m.pairs = append(m.pairs, cell{operation: operation, scenario: s})
 		}
 		return err
 	}))
@@ -135,16 +132,12 @@ func (m *matrix) observe() {
 	}
 }
 
-// share calls do for each of n numbers, on each rack for one after the other.
-func (m *matrix) share(n int, do func(env *environment, n int) error) error {
-	numbers := make([]int, n)
-	for i := range numbers {
-		numbers[i] = i
-	}
-	return harness.Share(len(m.environments), numbers, func(i int, jobs <-chan int) error {
+// share calls do for each job, on each rack for one after the other.
+func share[J any](m *matrix, all []J, do func(*environment, J) error) error {
+	return harness.Share(len(m.environments), all, func(i int, jobs <-chan J) error {
 		var errs []error
-		for n := range jobs {
-			errs = append(errs, do(m.environments[i], n))
+		for job := range jobs {
+			errs = append(errs, do(m.environments[i], job))
 		}
 		return errors.Join(errs...)
 	})
@@ -220,9 +213,8 @@ func some(all []cell, n int, kind func(cell) string) (chosen []cell) {
 func (m *matrix) runCells() {
 	for range m.proof.Rounds() {
 		m.passed.Store(0)
-		m.proof.Error(m.share(len(m.cells), func(env *environment, n int) error {
-			m.proof.SayOften("cell %d of %d", n, len(m.cells))
-			c := m.cells[n]
+		m.proof.Error(share(m, m.cells, func(env *environment, c cell) error {
+			m.proof.SayOften("%d of %d cells", m.passed.Load(), len(m.cells))
 			if err := c.run(m.t.Context(), env); err != nil {
 				return fmt.Errorf("%s: %w\nrun just this cell: %s", c, err, c.repetition(env))
 			}
@@ -286,26 +278,20 @@ func driverOperations(t *testing.T) []string {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		source, err := os.ReadFile(file)
 		csitest.Must(t, err)
-		ast.Inspect(parsed, func(n ast.Node) bool {
-			if s, ok := n.(*ast.SelectorExpr); ok && methods[s.Sel.Name] && s.Sel.Name != "Host" {
-				asked[operationOf(s.Sel.Name)] = true
+		for _, called := range selected.FindAllSubmatch(source, -1) {
+			if name := string(called[1]); methods[name] && name != "Host" {
+				words := humps.ReplaceAllString(strings.TrimSuffix(name, "AllPages"), "${1}_$2")
+				asked[strings.ToLower(words)] = true
 			}
-			return true
-		})
+		}
 	}
 	return slices.Sorted(maps.Keys(asked))
 }
 
-// operationOf returns the API's name of the operation for a method of the client.
-func operationOf(method string) string {
-	var b strings.Builder
-	for i, r := range strings.TrimSuffix(method, "AllPages") {
-		if unicode.IsUpper(r) && i > 0 {
-			b.WriteByte('_')
-		}
-		b.WriteRune(unicode.ToLower(r))
-	}
-	return b.String()
-}
+// selected matches a method or a field in Go source, and humps the border between words in its name.
+var (
+	selected = regexp.MustCompile(`\.([A-Z]\w+)`)
+	humps    = regexp.MustCompile(`([a-z])([A-Z])`)
+)

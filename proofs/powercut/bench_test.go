@@ -118,7 +118,8 @@ func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint6
 
 // show attaches a disk to the guest. As on another instance, the driver has no record of the
 // volume.
-func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (p *placement, err error) {
+func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (p *placement,
+	err error) {
 	collect()
 	inUse.RLock()
 	b.shown++
