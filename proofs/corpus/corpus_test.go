@@ -17,6 +17,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
@@ -104,18 +107,24 @@ func chosen(t *testing.T, all []generator) []generator {
 type tally struct {
 	p *proof.Proof
 	t *testing.T
+	// features is set for images with features. All those of a btrfs have the same UUID, of which the
+	// kernel mounts only one, so btrfs is locked during the trial of one.
+	features bool
+	btrfs    sync.Mutex
 
 	// mu guards the fields below.
-	mu          sync.Mutex
-	disks       int
-	overwritten int
-	outcomes    map[outcome]int
+	mu                 sync.Mutex
+	disks, overwritten int
+	outcomes           map[outcome]int
+	// notMade counts the images whose options mkfs refuses, and internal the answers INTERNAL.
+	notMade, internal int
 }
 
 // benches is the number of drivers that work at once. Each mostly waits for the kernel.
 const benches = 3
 
-// round tries each generator once. The first round is completed even if the time is over.
+// round tries each generator once. The first round of disks without features is completed even if
+// the time is over.
 func (c *tally) round(
 	ctx context.Context, run *harness.Run, bases *bases, all []generator, seed uint64,
 ) {
@@ -128,9 +137,9 @@ func (c *tally) round(
 		if err != nil {
 			return fmt.Errorf("start a driver: %w", err)
 		}
-		b.evidence = true
+		b.evidence = !c.features
 		for g := range jobs {
-			if seed != c.p.Seed && c.p.Over() {
+			if (c.features || seed != c.p.Seed) && c.p.Over() {
 				break
 			}
 			c.one(ctx, b, g, seed, len(all))
@@ -140,15 +149,27 @@ func (c *tally) round(
 }
 
 func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of int) {
+	t := g.trial(seed)
+	if c.features && t.FS == btrfs {
+		c.btrfs.Lock()
+		defer c.btrfs.Unlock()
+	}
 	start := time.Now()
-	v, err := b.try(ctx, g.trial(seed))
+	v, err := b.try(ctx, t)
 	took := time.Since(start).Round(time.Millisecond)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if errors.Is(err, errNotMade) {
+		c.notMade++
+		return
+	}
 	c.disks++
 	c.outcomes[v.Outcome]++
 	if v.Overwritten {
 		c.overwritten++
+	}
+	if status.Code(v.Answer) == codes.Internal {
+		c.internal++
 	}
 	if err != nil {
 		c.t.Errorf("%q (seed %d) cannot be tried: %v", g.name, seed, err)

@@ -18,15 +18,11 @@
 // at which it is not zero. Not one byte of such a disk may change. Each disk has a blank decoy
 // beside it, whose serial differs in one letter, and which must stay blank.
 //
-// The guest also has bystanders (package proof): a mounted disk, a disk that is the journal of an
-// ext4 or a device of a btrfs, and a blank disk. They are checked after every call and compared
-// byte for byte at the end. Workloads forge records of the driver in files, at the places of the
-// driver's own records. The files must be the same after every stage, and the driver must not
-// format or repair a disk because of them.
+// Bystanders, and files in which workloads have forged the driver's records (package proof), must
+// be the same after every call.
 //
-// Every disk has its own seed for random choices, so each can be made again alone. Every generator
-// is tried once. The short form tries some of each outcome, and the long form tries all of them
-// with one seed after another.
+// Every disk has its own seed, so each can be made again alone. Every generator is tried once. The
+// short form tries some of each outcome, and the long form all of them with one seed after another.
 //
 // # Features
 //
@@ -35,31 +31,21 @@
 // filesystem to another disk, and filesystems with a part on a second disk. The driver must mount
 // each, with the same bytes in its file, or refuse it: the refusal names a feature, is not
 // INTERNAL, and changes neither disk. The special values are always tried, and of the others the
-// seed chooses some. The short form tries some of both, and the long form all. Some bits need
-// structures that only mkfs makes, and are not set alone.
+// seed chooses some. Some bits need structures that only mkfs makes, and are not set alone.
 //
 // # The mutation check
 //
-// The driver's guards are listed (guards_test.go), each with its text in the source and with the
-// disks that only this guard protects. One driver is built in which every guard can be switched
-// off. It runs without each guard in turn, and the disks of that guard must then have a wrong
-// outcome. The check also fails if the text of a guard is not in the source any more. Guards that
-// protect the same disk one after the other are removed together. Some guards only matter in a
-// race. Their trials always win it: a program in the driver's PATH waits, and the trial changes
-// something in the meantime.
+// The driver's guards are listed with the disks that only this guard protects (guards_test.go). The
+// driver runs without each guard in turn, and each of these disks must then have a wrong outcome.
+// Guards that protect the same disk one after the other are removed together. Some guards only
+// matter in a race. Their trials always win it: a program in the driver's PATH waits, and the trial
+// changes something in the meantime.
 //
 // # What it does not prove
 //
 // If the driver created a disk blank, for filesystems only, it reads only samples and the places
 // where filesystems, tables and labels have marks. If such a disk has other data all the same, in
 // less than a hundredth of its size, the driver may format it. It reads every other disk whole.
-//
-// # Running it
-//
-//	go test -short ./proofs/corpus                                the short form
-//	go test -race ./proofs/corpus
-//	PROOF_SEED=7 PROOF_DURATION=10m go test -timeout=0 ./proofs/corpus
-//	PROOF_ONLY='LUKS|swap' PROOF_ANSWERS=1 go test -v ./proofs/corpus
 //
 // PROOF_ONLY is a regular expression that selects disks by their names. PROOF_ANSWERS prints the
 // answer of each call.

@@ -11,14 +11,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
@@ -68,7 +63,7 @@ func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
 	run := harness.RunFor(t)
 	bases, err := newBases(run.Dir, p.Rand())
 	p.Fatal(err)
-	f := &featureTally{t: t, seed: p.Seed}
+	c := &tally{p: p, t: t, outcomes: map[outcome]int{}, features: true}
 	all, rest := featureImages()
 	of := len(all) + len(rest)
 	p.Rand().Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
@@ -80,30 +75,17 @@ func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
 	case !p.Long():
 		rest = rest[:sampledImages]
 	}
-	all = append(all, rest...)
-	only := regexp.MustCompile(os.Getenv("PROOF_ONLY"))
-	all = slices.DeleteFunc(all, func(g generator) bool { return !only.MatchString(g.name) })
-	p.Error(harness.Share(benches, all, func(_ int, jobs <-chan generator) error {
-		b, err := newBench(t.Context(), run, bases, "", nil)
-		if err != nil {
-			return fmt.Errorf("start a driver: %w", err)
-		}
-		for g := range jobs {
-			if p.Over() {
-				break
-			}
-			f.try(t.Context(), b, g)
-		}
-		return b.close()
-	}))
-	p.Figure("images", f.images, "of", of, "not_made", f.notMade, "mounted", f.mounted,
-		"refused", f.refused, "internal", f.internal, "wrote", f.wrote)
-	if only.String() == "" && !p.Over() && (f.images == 0 || !p.Short() &&
-		(f.mounted == 0 || f.refused == 0)) {
+	c.round(t.Context(), run, bases, chosen(t, append(all, rest...)), p.Seed)
+	p.Figure("images", c.disks, "of", of, "not_made", c.notMade, "mounted", c.outcomes[mounted],
+		"refused", c.outcomes[refused], "internal", c.internal, "wrote", c.overwritten)
+	if os.Getenv("PROOF_ONLY") != "" || p.Over() {
+		return
+	}
+	if c.disks == 0 || !p.Short() && (c.outcomes[mounted] == 0 || c.outcomes[refused] == 0) {
 		t.Error("no image was mounted, or none was refused")
 	}
-	if p.Long() && only.String() == "" && !p.Over() && f.notMade > of/5 {
-		t.Errorf("mkfs refuses the options of %d images of %d", f.notMade, of)
+	if p.Long() && c.notMade > of/5 {
+		t.Errorf("mkfs refuses the options of %d images of %d", c.notMade, of)
 	}
 }
 
@@ -114,49 +96,8 @@ const (
 	shortImages   = 8
 )
 
-// featureTally counts the results.
-type featureTally struct {
-	t    *testing.T
-	seed uint64
-	// btrfs is locked during a trial of a btrfs, because the images have the same UUID, of which the
-	// kernel mounts only one.
-	btrfs sync.Mutex
-
-	// mu guards the counts.
-	mu                                                 sync.Mutex
-	images, notMade, mounted, refused, internal, wrote int
-}
-
 // errNotMade means that the mkfs program refuses a combination of options.
 var errNotMade = errors.New("mkfs refuses the options")
-
-func (f *featureTally) try(ctx context.Context, b *bench, g generator) {
-	t := g.trial(f.seed)
-	if t.FS == btrfs {
-		f.btrfs.Lock()
-		defer f.btrfs.Unlock()
-	}
-	v, err := b.try(ctx, t)
-	if os.Getenv("PROOF_ANSWERS") != "" {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", g.name, errors.Join(err, v.Answer))
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if errors.Is(err, errNotMade) {
-		f.notMade++
-		return
-	}
-	for n, happened := range map[*int]bool{&f.images: true, &f.mounted: v.Outcome == mounted,
-		&f.refused: v.Outcome == refused, &f.wrote: v.Overwritten,
-		&f.internal: status.Code(v.Answer) == codes.Internal} {
-		if happened {
-			*n++
-		}
-	}
-	if err = errors.Join(err, v.Wrong); err != nil {
-		f.t.Errorf("%s: %v", g.name, err)
-	}
-}
 
 // generator returns the trial of the image. A refusal has to name a feature.
 func (i featureImage) generator() generator {

@@ -20,9 +20,8 @@
 //   - a filesystem that had been in use was not formatted;
 //   - a workload can use the filesystem and its whole disk;
 //   - no record of the driver is left;
-//   - other disks of the instance have not changed (package proof);
-//   - files in which the workload has forged the driver's records, at the places of these, have not
-//     changed, and the driver has ignored them.
+//   - bystanders, and files in which the workload has forged the driver's records, have not changed
+//     (package proof), and the driver has ignored the forged records.
 //
 // Three refusals are right:
 //
@@ -34,8 +33,6 @@
 //
 // If the driver refuses an image, the kernel must not be able to mount it either. On disks with
 // blocks of 4096 bytes, which are the default of the driver, only the last refusal can happen.
-//
-// # What the proof notices
 //
 // Each flush of the driver is removed in turn. Then some image must be wrong, or a failed flush
 // must be unreported. A disk that ignores flushes must lose acknowledged data.
@@ -57,15 +54,7 @@
 // file. An xfs or a btrfs grows over the records of its growth, which stay in its free space. They
 // are valid only for a filesystem of the size that they name.
 //
-// # Running it
-//
-//	go test -short ./proofs/powercut                                the short form
-//	go test -race ./proofs/powercut
-//	PROOF_SEED=7 PROOF_DURATION=10m go test -timeout=0 ./proofs/powercut
-//
-// The images take that time, and the sectors as much again. Two cores check about 50 images in a
-// second, or about 15 with the race detector. All sectors of one seed take hours. The figures
-// contain the maximum memory of the process, which is less than 2 GiB.
-//
-// PROOF_ONLY is the name of the flush to remove.
+// In the long form the images take the time of the proof, and the sectors as much again. Two cores
+// check about 50 images in a second, or about 15 with the race detector. All sectors of one seed
+// take hours. PROOF_ONLY is the name of the flush to remove.
 package powercut
