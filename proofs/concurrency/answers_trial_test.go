@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -36,10 +38,10 @@ const (
 
 var actors = []actor{aProxy, aLateRack, aPerson, aStoppedLeader, noRoleForAMoment}
 
-// leader is a controller, with the proxy between it and the rack.
+// leader is a controller, with its token.
 type leader struct {
 	*harness.Plugin
-	through *proxy
+	token string
 }
 
 // stop stops the controller. It returns when every thread has stopped: on a busy machine a thread
@@ -60,9 +62,10 @@ func (l leader) stop() error {
 type lane struct {
 	*answerProof
 	number int
-	lates  lates
 	// leaders are the controllers. The first one leads.
 	leaders []leader
+	// seen is the number of a request in the rack's log, before those of the next trial.
+	seen int
 	// stopped receives a value when the first controller was stopped.
 	stopped chan struct{}
 }
@@ -82,6 +85,16 @@ type life struct {
 	published bool
 	// left contains functions that wait for the calls of a controller that was stopped.
 	left []func()
+	// late is the fault by which the rack carries a request out after its answer, or "".
+	late string
+}
+
+// step is a call of the orchestrator, with the operations of the rack that it uses: reads, and then
+// a change.
+type step struct {
+	call   func(*life, context.Context) error
+	reads  []string
+	change string
 }
 
 // trial makes some calls for a volume, of which an actor disturbs one. Then it compares the rack
@@ -92,31 +105,35 @@ func (l *lane) trial(seed uint64, with []actor) {
 		name: fmt.Sprintf("answers-%d-%d", l.number, seed)}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	l.lates.longest = 0
 	who := with[r.IntN(len(with))]
 	v.live(ctx, who)
 	v.trials.Add(1)
 }
 
 func (v *life) live(ctx context.Context, who actor) {
-	steps := []func(context.Context) error{v.create, v.publish, v.unpublish, v.takeSnapshot,
-		v.deleteSnapshot, v.delete}
+	attach := []string{"instance_disk_list", "disk_view"}
+	steps := []step{
+		{(*life).create, nil, "disk_create"},
+		{(*life).publish, attach, "instance_disk_attach"},
+		{(*life).unpublish, []string{"disk_view"}, "instance_disk_detach"},
+		{(*life).takeSnapshot, []string{"disk_view"}, "snapshot_create"},
+		{(*life).deleteSnapshot, []string{"snapshot_view"}, "snapshot_delete"},
+		{(*life).delete, []string{"disk_view"}, "disk_delete"},
+	}
 	if v.rand.IntN(2) == 0 {
-		steps = slices.Insert(steps, 3, v.publishAgain, v.unpublish)
+		steps = slices.Insert(steps, 3,
+			step{(*life).publishAgain, attach, "instance_disk_attach"}, steps[2])
 	}
 	steps = steps[:1+v.rand.IntN(len(steps))]
 	// A disturbance of one of the last calls shows in the state at the end.
 	disturbed := max(0, len(steps)-1-v.rand.IntN(3))
-	for i, step := range steps {
+	for i, s := range steps {
+		end := func() {}
 		if i == disturbed {
-			v.disturb(ctx, who)
+			end = v.disturb(ctx, who, s)
 		}
-		err := step(ctx)
-		for _, l := range v.leaders {
-			if l.through.queued.Swap(nil) != nil {
-				v.acts.Add(-1) // the call made no such request
-			}
-		}
+		err := s.call(v, ctx)
+		end()
 		if err != nil {
 			v.report(&v.leaked, v.seed, "%s: step %d does not converge: %v", who, i, err)
 			break
@@ -129,8 +146,7 @@ func (v *life) live(ctx context.Context, who actor) {
 		end()
 	}
 	v.elect() // if the leader was stopped after the last answer
-	v.lates.Wait()
-	if v.lates.longest > lateLimit {
+	if v.lateness(ctx) > lateLimit {
 		v.void.Add(1)
 	} else {
 		v.check(ctx, who)
@@ -138,36 +154,106 @@ func (v *life) live(ctx context.Context, who actor) {
 	v.cleanUp(ctx)
 }
 
-// disturb makes the actor act on a request of the next call.
-func (v *life) disturb(ctx context.Context, who actor) {
-	a := &act{change: v.rand.IntN(4) > 0}
-	switch a.answer = otherAnswer(v.rand); who {
+// disturb makes the actor act on a request of the leader's next call, until end is called.
+func (v *life) disturb(ctx context.Context, who actor, s step) (end func()) {
+	f := adminapi.Fault{Bearer: v.leaders[0].token, Operation: s.change, Times: 1,
+		Phase: adminapi.After, Response: wrongAnswer(v.rand)}
+	f.Cut = f.Response == nil
+	read := who == noRoleForAMoment || who == aStoppedLeader || who == aProxy && v.rand.IntN(4) == 0
+	switch n := len(s.reads); {
+	case read && n == 0:
+		return func() {}
+	case read:
+		f.Operation = s.reads[v.rand.IntN(n)]
+	}
+	var meanwhile func()
+	switch who {
 	case aProxy:
-		a.effect = before + effect(v.rand.IntN(2))
+		f.Phase = []adminapi.Phase{adminapi.Instead, adminapi.After}[v.rand.IntN(2)]
 	case aLateRack:
-		a.effect, a.change = later, true
+		f.Phase, f.Delay = adminapi.Deferred, adminapi.Duration(lateEffect)
 	case aPerson:
-		a.effect, a.change = later, true
-		a.meanwhile = v.detachByHand(ctx)
+		f.Phase, f.Delay = adminapi.Deferred, adminapi.Duration(lateEffect)
+		f.Response, f.Cut, f.Hang = nil, false, adminapi.Duration(pause)
+		meanwhile = v.detachByHand(ctx)
 	case noRoleForAMoment:
-		a.effect, a.change = instead, false
-		a.answer = noRole()
+		f.Phase, f.Cut = adminapi.Instead, false
+		f.Response = &adminapi.Response{Status: http.StatusNotFound, ErrorCode: "ObjectNotFound",
+			Message: "not found"}
 	case aStoppedLeader:
-		a.effect, a.change = normal, false
-		if v.rand.IntN(2) == 0 {
-			// The last read, and a caller that waits for longer than the lease.
-			a.object, v.limit = true, 10*time.Second
+		f.Response, f.Cut, f.Delay = nil, false, adminapi.Duration(pause)
+		if f.Operation == s.reads[len(s.reads)-1] && v.rand.IntN(3) > 0 {
+			v.limit = 10 * time.Second // the caller waits for longer than the lease
 		}
 		leads := v.leaders[0]
-		a.meanwhile = func() {
+		meanwhile = func() {
 			if err := leads.stop(); err != nil {
 				v.t.Errorf("stop a controller: %v", err)
 			}
 			v.stopped <- struct{}{}
 		}
 	}
-	v.leaders[0].through.queued.Store(a)
-	v.acts.Add(1)
+	return v.inject(ctx, f, meanwhile)
+}
+
+// inject adds a fault. When it fires, meanwhile is called, unless it is nil. end removes the fault.
+func (v *life) inject(ctx context.Context, f adminapi.Fault, meanwhile func()) (end func()) {
+	admin := v.rack.Admin
+	id, err := admin.AddFault(ctx, f)
+	if err != nil {
+		v.t.Errorf("add a fault: %v", err)
+		return func() {}
+	}
+	polling, stop := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		backoff := harness.Backoff{Max: 5 * time.Millisecond}
+		for meanwhile != nil && backoff.Wait(polling) == nil {
+			if fired, err := admin.Fired(polling, id); err == nil && fired > 0 {
+				meanwhile()
+				return
+			}
+		}
+	})
+	return func() {
+		stop()
+		watch.Wait()
+		fired, err := admin.Fired(ctx, id)
+		if err = errors.Join(err, admin.RemoveFault(ctx, id)); err != nil {
+			v.t.Errorf("remove a fault: %v", err)
+		}
+		v.acts.Add(int64(fired))
+		if fired > 0 && f.Phase == adminapi.Deferred {
+			v.late = id
+		}
+	}
+}
+
+// lateness waits for the late effect of a request, and returns how long after the request it came.
+func (v *life) lateness(ctx context.Context) (late time.Duration) {
+	if v.late == "" {
+		return 0
+	}
+	if err := harness.Await(ctx, 10*time.Second, func() error {
+		requests, err := v.rack.Admin.Requests(ctx, v.seen)
+		var came time.Time
+		for _, r := range requests {
+			switch {
+			case !slices.Contains(r.Faults, v.late):
+			case !r.Deferred:
+				came = r.Time
+			default:
+				v.seen, late = r.Seq, r.Time.Sub(came)+time.Duration(r.DurationMS*float64(time.Millisecond))
+			}
+		}
+		if err == nil && late == 0 {
+			err = errors.New("it has not come")
+		}
+		return err
+	}); err != nil {
+		v.t.Errorf("trial %d: the late effect of a request: %v", v.seed, err)
+	}
+	return late
 }
 
 // detachByHand returns a function that detaches the disk as a person or another controller does. It

@@ -44,11 +44,8 @@ func TestAFailingDiskDelaysOnlyItsOwnVolume(t *testing.T) {
 	n.inTrouble()
 	during := n.live("during", kinds...)
 	n.close()
-	if err := proof.Print(proof.Line("hung-neighbour", "lives", n.lives, "stuck", n.stuck,
-		"threads_grown", n.threads, "ratio", fmt.Sprintf("%.2f", during.Seconds()/before.Seconds()),
-	)); err != nil {
-		t.Error(err)
-	}
+	n.Proof.Figure("lives", n.lives, "stuck", n.stuck, "threads_grown", n.threads, "ratio",
+		fmt.Sprintf("%.2f", during.Seconds()/before.Seconds()))
 	if n.stuck > 0 || n.threads > 0 {
 		t.Errorf("%d calls got stuck, and %d threads", n.stuck, n.threads)
 	}
@@ -130,7 +127,7 @@ type neighbours struct {
 // newNeighbours starts a rack whose disks can hang, with a driver in one of its instances.
 func newNeighbours(t *testing.T, options harness.PluginOptions, limit time.Duration) *neighbours {
 	t.Helper()
-	env, err := proof.New(t, "neighbours").StartEnvironment(t.Context(), harness.RunFor(t),
+	env, err := proof.New(t, "hung-neighbour").StartEnvironment(t.Context(), harness.RunFor(t),
 		harness.RackOptions{Args: []string{"--disks=fuse"}}, "", proof.BtrfsMember)
 	csitest.Must(t, err)
 	controller, err := env.StartPlugin(t.Context(),
@@ -196,13 +193,11 @@ func (n *neighbours) attach(name, fsType string) *neighbour {
 // remove detaches and deletes a volume.
 func (p *neighbour) remove() {
 	p.n.converge(func(ctx context.Context) error {
-		_, err := p.n.controller.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(p.Volume, ""))
-		return err
+		return csitest.Call(ctx, p.n.controller, harness.UnpublishRequest(p.Volume, ""))
 	})
 	p.n.converge(func(ctx context.Context) error {
-		_, err := p.n.controller.DeleteVolume(ctx,
+		return csitest.Call(ctx, p.n.controller,
 			&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()})
-		return err
 	})
 }
 
@@ -229,9 +224,7 @@ func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 		n.lives++
 		begun := time.Now()
 		if n.call("stage", p.stage) && n.call("publish", p.publish) {
-			if err := errors.Join(p.data().Write(0, true), p.data().Verify(0)); err != nil {
-				n.t.Error(err)
-			}
+			n.Proof.Error(errors.Join(p.data().Write(0, true), p.data().Verify(0)))
 			n.call("usage", p.usage)
 			n.call("health", p.health)
 		}
@@ -395,9 +388,7 @@ func (n *neighbours) close() {
 		n.converge(p.unstage) // the driver reports a failure of the unmount once
 		p.remove()
 	}
-	if err := errors.Join(n.Balance(ctx), n.Close()); err != nil {
-		n.t.Error(err)
-	}
+	n.Proof.Error(errors.Join(n.Balance(ctx), n.Close()))
 }
 
 func (p *neighbour) usage(ctx context.Context) error {
@@ -406,7 +397,6 @@ func (p *neighbour) usage(ctx context.Context) error {
 }
 
 func (p *neighbour) health(ctx context.Context) error {
-	_, err := p.n.node.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
+	return csitest.Call(ctx, p.n.node.Node(), &csi.NodeGetVolumeHealthRequest{
 		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging})
-	return err
 }
