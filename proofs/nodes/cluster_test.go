@@ -156,7 +156,7 @@ func (g *gate) pass(read, after bool) error {
 	return nil
 }
 
-// newTestCluster makes a cluster of three nodes on the rack, whose instances run and have no disks.
+// newTestCluster makes a cluster of three nodes on a rack whose instances run and have no disks.
 func newTestCluster(ctx context.Context, t keepertest.T, r *harness.Rack) *testCluster {
 	r.History.Begin()
 	w := &testCluster{t: t, ctx: ctx, rack: r, clock: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC),
@@ -439,7 +439,7 @@ func (w *testCluster) sender(r keepertest.KubeRequest) *replica {
 
 func (w *testCluster) count(what string) { w.counts[what]++ }
 
-// say adds a line to the transcript, unless it is equal to the last line.
+// log adds a line to the transcript, unless the last line has the same text.
 func (w *testCluster) log(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if len(w.lines) == 0 || !strings.HasSuffix(w.lines[len(w.lines)-1], text) {

@@ -119,17 +119,13 @@ func (w *testCluster) do(a act) {
 }
 
 // turn does what happens in about a second if nothing is disturbed.
-func (w *testCluster) turn() {
-	w.controllers()
-	w.attacher()
-	w.round()
-	w.kubelets()
-	w.pass(2 * time.Second)
-}
+func (w *testCluster) turn() { w.turnOf(w.round) }
 
-func (w *testCluster) turnWithout() {
+// turnOf is turn with something else in place of the keeper's round.
+func (w *testCluster) turnOf(round func()) {
 	w.controllers()
 	w.attacher()
+	round()
 	w.kubelets()
 	w.pass(2 * time.Second)
 }
@@ -249,27 +245,21 @@ func (w *testCluster) rest() error {
 }
 
 // clear restores the rack: all instances run and have no disks.
-func (w *testCluster) clear() error {
+func (w *testCluster) clear() (err error) {
+	defer harness.Catch(&err)
 	for _, i := range w.rack.Instances {
-		if err := w.rack.StopInstance(w.ctx, i.ID); err != nil {
-			return err
-		}
+		harness.Must(w.rack.StopInstance(w.ctx, i.ID))
 	}
-	state, err := w.rack.Admin.State(w.ctx)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, a := range state.Attachments {
-		errs = append(errs, w.rack.DetachDisk(w.ctx, a.DiskID, a.InstanceID))
+	for _, a := range harness.Got(w.rack.Admin.State(w.ctx)).Attachments {
+		harness.Must(w.rack.DetachDisk(w.ctx, a.DiskID, a.InstanceID))
 	}
 	for _, disk := range w.disks {
-		errs = append(errs, w.rack.DeleteDisk(w.ctx, disk))
+		harness.Must(w.rack.DeleteDisk(w.ctx, disk))
 	}
 	for _, i := range w.rack.Instances {
-		errs = append(errs, w.rack.StartInstance(w.ctx, i.ID))
+		harness.Must(w.rack.StartInstance(w.ctx, i.ID))
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 func run(ctx context.Context, t keepertest.T, r *harness.Rack, acts []act) (*testCluster, error) {

@@ -74,7 +74,7 @@ var disturbances = map[string]func(w *testCluster, name string, a act){
 	// The cluster continues while the keeper waits for the answer.
 	"slow rack": func(w *testCluster, _ string, a act) {
 		for range a.b {
-			w.turnWithout()
+			w.turnOf(func() {})
 		}
 	},
 }
