@@ -70,28 +70,8 @@ func (b *Bench) AddBystanders(ctx context.Context, member Member, count *Invaria
 	return err
 }
 
-// Stage calls NodeStageVolume and then checks the bystanders. Publish, Unpublish and Unstage
-// check them, too.
-func (b *Bench) Stage(ctx context.Context, p *harness.Placement) error {
-	return b.step(ctx, "stage", p.Stage)
-}
-
-// Publish calls NodePublishVolume.
-func (b *Bench) Publish(ctx context.Context, p *harness.Placement) error {
-	return b.step(ctx, "publish", p.Publish)
-}
-
-// Unpublish calls NodeUnpublishVolume.
-func (b *Bench) Unpublish(ctx context.Context, p *harness.Placement) error {
-	return b.step(ctx, "unpublish", p.Unpublish)
-}
-
-// Unstage calls NodeUnstageVolume.
-func (b *Bench) Unstage(ctx context.Context, p *harness.Placement) error {
-	return b.step(ctx, "unstage", p.Unstage)
-}
-
-func (b *Bench) step(ctx context.Context, name string,
+// Do makes a call of a placement to the driver, and then checks the bystanders.
+func (b *Bench) Do(ctx context.Context, name string,
 	call func(context.Context, csi.NodeClient) error) error {
 	done := b.Plugin.History.Step(name)
 	err := call(ctx, b.Plugin.Node())

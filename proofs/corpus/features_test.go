@@ -185,14 +185,7 @@ func (l layout) mkfs(bases *bases, options []string, path string) error {
 			args = append(args, words...)
 		}
 	}
-	switch l.tool[0] {
-	case "mke2fs":
-		args = append(args, "-d", bases.root())
-	case "mkfs.xfs":
-		args = append(args, "-p", bases.proto())
-	default:
-		args = append(args, "--rootdir", bases.root())
-	}
+	args = append(args, bases.options(l.tool[0])...)
 	for _, command := range append([][]string{args}, then...) {
 		command = append(slices.Clone(command), path)
 		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {

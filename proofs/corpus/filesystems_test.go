@@ -94,16 +94,18 @@ func (im *image) filesystemAt(k kind, offset int64) {
 
 // mkfs makes the filesystem, which contains the payload.
 func (im *image) mkfs(k kind) {
-	args := append([]string{"-q"}, k.args...)
-	switch k.tool {
+	im.tool(k.tool, slices.Concat([]string{"-q"}, k.args, im.bases.options(k.tool))...)
+}
+
+// options returns the options with which a mkfs program makes a filesystem with the payload.
+func (b *bases) options(mkfs string) []string {
+	switch mkfs {
 	case "mke2fs":
-		args = append(args, "-d", im.bases.root())
+		return []string{"-d", b.root()}
 	case "mkfs.xfs":
-		args = append(args, "-p", im.bases.proto())
-	case "mkfs.btrfs":
-		args = append(args, "--rootdir", im.bases.root())
+		return []string{"-p", b.proto()}
 	}
-	im.tool(k.tool, args...)
+	return []string{"--rootdir", b.root()}
 }
 
 func kindOf(name string) kind {

@@ -120,11 +120,11 @@ func (f *fixture) placement() *harness.Placement {
 
 // stage makes the call that is tested.
 func (f *fixture) stage(ctx context.Context) error {
-	return f.bench.Stage(ctx, f.placement())
+	return f.bench.Do(ctx, "stage", f.placement().Stage)
 }
 
 func (f *fixture) unstage(ctx context.Context) error {
-	return f.bench.Unstage(ctx, f.placement())
+	return f.bench.Do(ctx, "unstage", f.placement().Unstage)
 }
 
 // staged returns the mount at the staging path, or nil if there is none.

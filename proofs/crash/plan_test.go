@@ -205,21 +205,6 @@ func sample(points []point, n int, rng *rand.Rand) []point {
 	return append(first, rest[:min(len(rest), max(0, n-len(first)))]...)
 }
 
-// few chooses random points with different RPCs for the short form.
-func few(points []point, rng *rand.Rand) (chosen []point) {
-	have, count := map[string]bool{}, map[bool]int{}
-	for _, i := range rng.Perm(len(points)) {
-		p := points[i]
-		node := strings.HasPrefix(p.rpc, "Node")
-		if !have[p.rpc] && count[node] < shortTrials {
-			have[p.rpc] = true
-			count[node]++
-			chosen = append(chosen, p)
-		}
-	}
-	return chosen
-}
-
 // deviceless is the name of a lifecycle on a rack that records an attach before the instance has
 // the device, and then gives it none (docs/hot-plug.md). leastDeviceless is the minimum number of
 // its points that are tried.

@@ -153,19 +153,19 @@ func (p *placement) hide() error {
 }
 
 func (p *placement) stage(ctx context.Context) error {
-	return p.bench.Stage(ctx, &p.Placement)
+	return p.bench.Do(ctx, "stage", p.Stage)
 }
 
 func (p *placement) publish(ctx context.Context) error {
-	return p.bench.Publish(ctx, &p.Placement)
+	return p.bench.Do(ctx, "publish", p.Publish)
 }
 
 func (p *placement) unpublish(ctx context.Context) error {
-	return p.bench.Unpublish(ctx, &p.Placement)
+	return p.bench.Do(ctx, "unpublish", p.Unpublish)
 }
 
 func (p *placement) unstage(ctx context.Context) error {
-	return p.bench.Unstage(ctx, &p.Placement)
+	return p.bench.Do(ctx, "unstage", p.Unstage)
 }
 
 // staged returns an error unless the volume's filesystem is mounted at the staging path. For a
