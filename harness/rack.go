@@ -185,24 +185,14 @@ func (r *Rack) connect(line string) error {
 		}
 		r.listen = append(r.listen, flag, u.Host)
 	}
-	client, err := NewOxideClient(r.URL, r.Token, r.CA)
-	r.Client = client
-	return err
-}
-
-// NewOxideClient makes an Oxide client that keeps no connection open, so that a ledger counts
-// only connections of the programs under test.
-func NewOxideClient(host, token, caFile string) (*oxide.Client, error) {
-	transport, err := Transport(caFile)
+	// The client keeps no connection open, so a ledger counts only those of the programs under test.
+	transport, err := Transport(r.CA)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	client, err := oxide.NewClient(oxide.WithHost(host), oxide.WithToken(token),
+	r.Client, err = oxide.NewClient(oxide.WithHost(r.URL), oxide.WithToken(r.Token),
 		oxide.WithHTTPClient(&http.Client{Transport: transport, Timeout: time.Minute}))
-	if err != nil {
-		return nil, fmt.Errorf("make a client of the rack: %w", err)
-	}
-	return client, nil
+	return err
 }
 
 // Transport returns an HTTP transport for a rack. It keeps no connection open. If caFile is
@@ -300,13 +290,8 @@ func (i Instance) Devices() ([]GuestDevice, error) {
 // Device returns the only disk that the guest shows with the name of that disk as its serial.
 func (i Instance) Device(diskName string) (GuestDevice, error) {
 	serial := diskName[:min(len(diskName), 20)]
-	devices, err := i.Devices()
-	var found []GuestDevice
-	for _, d := range devices {
-		if d.Serial == serial {
-			found = append(found, d)
-		}
-	}
+	found, err := i.Devices()
+	found = slices.DeleteFunc(found, func(d GuestDevice) bool { return d.Serial != serial })
 	if err == nil && len(found) != 1 {
 		err = fmt.Errorf("instance %s has %d devices with serial %q", i.Name, len(found), serial)
 	}

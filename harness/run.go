@@ -41,22 +41,14 @@ const maxSocketPath = 107
 
 // NewRun makes the directory of a run, below OXIDE_SANITY_DIR or the directory for temporary
 // files.
-func NewRun(progress io.Writer) (*Run, error) {
-	return newRun(progress, RunParents(), makeTemp)
-}
-
-func makeTemp(parent string) (string, error) { return os.MkdirTemp(parent, "oxide-sanity-") }
+func NewRun(progress io.Writer) (*Run, error) { return newRun(progress, RunParents(), "") }
 
 // NewNamedRun is NewRun with a name for the directory, which must not exist.
 func NewNamedRun(progress io.Writer, name string) (*Run, error) {
-	return newRun(progress, RunParents(), func(parent string) (string, error) {
-		dir := filepath.Join(parent, name)
-		return dir, os.Mkdir(dir, 0o700)
-	})
+	return newRun(progress, RunParents(), name)
 }
 
-func newRun(progress io.Writer, parents []string, makeDir func(parent string) (string, error)) (
-	*Run, error) {
+func newRun(progress io.Writer, parents []string, name string) (*Run, error) {
 	if err := checkSystem(); err != nil {
 		return nil, err
 	}
@@ -73,7 +65,12 @@ func newRun(progress io.Writer, parents []string, makeDir func(parent string) (s
 	if err != nil {
 		return nil, err
 	}
-	dir, err := makeDir(parent)
+	dir := filepath.Join(parent, name)
+	if name == "" {
+		dir, err = os.MkdirTemp(parent, "oxide-sanity-")
+	} else {
+		err = os.Mkdir(dir, 0o700)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make the run's directory: %w", err)
 	}
@@ -97,7 +94,7 @@ type Tester interface {
 func RunFor(t Tester) *Run {
 	t.Helper()
 	removeKilled()
-	run, err := newRun(os.Stderr, append(inMemory(), RunParents()...), makeTemp)
+	run, err := newRun(os.Stderr, append(inMemory(), RunParents()...), "")
 	if err != nil {
 		t.Fatal(err)
 	}
