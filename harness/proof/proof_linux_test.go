@@ -1,13 +1,9 @@
 package proof_test
 
 import (
-	"bufio"
 	"errors"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,69 +17,33 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// killedProof is the environment variable that marks the process that
-// TestANewRunReleasesTheDevicesOfAKilledProof kills.
-const killedProof = "PROOF_TEST_IS_KILLED"
-
-func TestANewRunReleasesTheDevicesOfAKilledProof(t *testing.T) {
-	if os.Getenv(killedProof) != "" {
-		leaveRack(t)
-	}
-	dir, err := os.MkdirTemp("", "left-") // a short path, for the sockets below it
+// The owner of a device names its process, so that package loopdev finds the devices of one that has
+// ended. Another start time stands for such a process here.
+func TestANewRunReleasesTheDevicesOfAnEndedProcess(t *testing.T) {
+	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{})
 	csitest.Must(t, err)
-	t.Cleanup(func() { csitest.Must(t, os.RemoveAll(dir)) })
-	process := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-	process.Env = append(os.Environ(), killedProof+"=1", "OXIDE_SANITY_DIR="+dir)
-	process.Stderr = os.Stderr
-	in, inErr := process.StdinPipe()
-	out, outErr := process.StdoutPipe()
-	csitest.Must(t, errors.Join(inErr, outErr))
-	defer in.Close()
-	csitest.Must(t, process.Start())
-	line, err := bufio.NewReader(out).ReadString('\n')
-	serial := strings.TrimSpace(line)
-	t.Cleanup(func() {
-		_ = process.Process.Kill()
-		_ = process.Wait() // It was killed.
-	})
-	csitest.Must(t, err)
-	harness.RunFor(t)
-	if found, err := devicesOf(serial); err != nil || len(found) != 1 || found[0].Releasing {
-		t.Fatalf("while its proof runs, the killed rack has %+v, %v; want its one device %q",
-			found, err, line)
-	}
-	csitest.Must(t, process.Process.Kill())
-	_ = process.Wait() // It was killed.
-	run := harness.RunFor(t)
-	if found, err := devicesOf(serial); err != nil || len(found) > 0 {
-		t.Errorf("the new run in %s did not release %+v, %v", run.Dir, found, err)
-	}
-}
-
-// devicesOf returns the loop devices of a rack's disk.
-func devicesOf(serial string) ([]loopdev.Device, error) {
-	all, err := loopdev.List()
-	return slices.DeleteFunc(all, func(d loopdev.Device) bool {
-		return !strings.HasPrefix(d.Serial, serial+"/")
-	}), err
-}
-
-// leaveRack attaches a disk, kills the rack, prints the name of the disk's device, and waits
-// until this process is killed.
-func leaveRack(t *testing.T) {
-	run, err := harness.NewRun(os.Stderr)
-	csitest.Must(t, err)
-	rack, err := run.StartRack(t.Context(), harness.RackOptions{})
-	csitest.Must(t, err)
-	disk, err := rack.CreateDisk(t.Context(), rack.Project, "left-behind-"+strings.ToLower(
-		rack.Token[len(rack.Token)-6:]), harness.GiB)
+	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
+	disk, err := rack.CreateDisk(t.Context(), rack.Project, "of-a-living-process", harness.GiB)
 	csitest.Must(t, err)
 	csitest.Must(t, rack.AttachDisk(t.Context(), disk.Id, rack.Instance("a").ID))
-	rack.Kill()
-	_, err = os.Stdout.WriteString(string(disk.Name) + "\n")
+	ended, err := loopdev.Attach(t.Context(), loopdev.Config{Path: proof.DiskFile(rack, disk.Id),
+		Serial: "of-an-ended-process", Owner: loopdev.Process() + "0"})
 	csitest.Must(t, err)
-	_, err = io.ReadAll(os.Stdin)
-	t.Fatalf("the input has ended before this process was killed: %v", err)
+	harness.RunFor(t)
+	all, err := loopdev.List()
+	csitest.Must(t, err)
+	living := 0
+	for _, d := range all {
+		if d.Owner == ended.Owner {
+			t.Errorf("a new run did not release %+v", d)
+		}
+		if d.BackingInode == ended.BackingInode && strings.HasPrefix(d.Owner, loopdev.Process()+".") {
+			living++
+		}
+	}
+	if living != 1 {
+		t.Errorf("%d devices of the rack name this process, want 1: %+v", living, all)
+	}
 }
 
 func TestAnAbandonedEnvironmentLeavesNothing(t *testing.T) {
