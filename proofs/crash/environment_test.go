@@ -262,30 +262,26 @@ func putGates(t *testing.T, run *harness.Run) {
 // is killed again at that point.
 func (env *environment) startWatched(ctx context.Context, name string, kill *trace.Point) (
 	report trace.Report, err error) {
+	defer harness.Catch(&err)
 	dir := env.Rack.Dir
 	if name != rackProcess {
 		dir = env.plugins[name].Dir
 	}
 	pipe, pidFile := filepath.Join(dir, "gate"), filepath.Join(dir, "gate.pid")
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		return report, fmt.Errorf("make a gate: %w", err)
-	}
+	harness.Must(unix.Mkfifo(pipe, 0o600))
 	started := make(chan error, 1)
 	go func() { started <- env.process(name).Start(ctx) }()
 	var pid int
-	err = harness.Await(ctx, patience, func() error {
+	if err := harness.Await(ctx, patience, func() error {
 		text, err := os.ReadFile(pidFile)
 		if err == nil {
 			pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
 		}
 		return err
-	})
-	if err != nil {
+	}); err != nil {
 		return report, fmt.Errorf("wait for the gate of %s: %w", name, err)
 	}
-	if err := env.watcher.Watch(env.order(name, pid, kill)); err != nil {
-		return report, err
-	}
+	harness.Must(env.watcher.Watch(env.order(name, pid, kill)))
 	err = os.WriteFile(pipe, []byte("go\n"), 0)
 	failed := <-started
 	report, released := env.watcher.Release()

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/model"
 )
@@ -71,10 +72,7 @@ func (t trial) String() string {
 func countPoints(ctx context.Context, env *environment, kinds []string) ([]point, error) {
 	var points []point
 	for _, kind := range kinds {
-		l, err := env.begin(kind)
-		if err != nil {
-			return nil, err
-		}
+		l := env.begin(kind)
 		for i, st := range l.steps {
 			if st.watched != "" {
 				st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {
@@ -337,11 +335,9 @@ type step struct {
 }
 
 // stepsOf returns the steps of a shape for the volume of a kind of lifecycle.
-func stepsOf(shape, kind string) ([]step, error) {
+func stepsOf(shape, kind string) (steps []step) {
 	killed, access, _ := strings.Cut(kind, " ")
-	all, err := model.ParseHistory(objects[access].Replace(shapes[shape]))
-	var steps []step
-	for _, s := range all {
+	for _, s := range harness.Got(model.ParseHistory(objects[access].Replace(shapes[shape]))) {
 		on, rpc, isCall := strings.Cut(s.String(), ": ")
 		st := step{Step: s, rpc: on}
 		if isCall {
@@ -357,5 +353,5 @@ func stepsOf(shape, kind string) ([]step, error) {
 		}
 		steps = append(steps, st)
 	}
-	return steps, err
+	return steps
 }

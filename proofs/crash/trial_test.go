@@ -37,7 +37,7 @@ type lifecycle struct {
 	effects []trace.Effect
 }
 
-func (env *environment) begin(kind string) (*lifecycle, error) {
+func (env *environment) begin(kind string) *lifecycle {
 	env.Rack.History.Begin()
 	l := &lifecycle{environment: env, History: model.NewHistory(env.Environment)}
 	l.Patient = true
@@ -48,9 +48,8 @@ func (env *environment) begin(kind string) (*lifecycle, error) {
 	if strings.Contains(shapes[shape], "CreateVolume COPY") {
 		l.copies = 1
 	}
-	var err error
-	l.steps, err = stepsOf(shape, kind)
-	return l, err
+	l.steps = stepsOf(shape, kind)
+	return l
 }
 
 // finish ends a lifecycle, and returns an error if something of it remains.
@@ -93,11 +92,9 @@ func (env *environment) runTrial(ctx context.Context, t trial) error {
 func (env *environment) runOnce(ctx context.Context, t trial) (*lifecycle, error) {
 	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
-	l, err := env.begin(t.lifecycle)
-	if err != nil {
-		return l, err
-	}
-	if err = l.runInterrupted(ctx, t); err == nil {
+	l := env.begin(t.lifecycle)
+	err := l.runInterrupted(ctx, t)
+	if err == nil {
 		err = l.finish(ctx)
 	}
 	if err != nil {
@@ -133,8 +130,7 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) error {
 	case l.reached && t.then == giveUp:
 		return nil // every lifecycle ends with the calls that are left to make
 	case l.reached && t.then == elsewhere:
-		more, err := stepsOf(elsewhere, t.lifecycle)
-		return errors.Join(err, l.Release(ctx), l.run(ctx, more))
+		return errors.Join(l.Release(ctx), l.run(ctx, stepsOf(elsewhere, t.lifecycle)))
 	}
 	return l.run(ctx, l.steps[t.step:])
 }
