@@ -70,20 +70,27 @@ func (p *Plugin) FlightFile(volumeID string) string {
 	return filepath.Join(p.Dir, flightDir, volumeID+".jsonl")
 }
 
+// FlightRecords returns what a node's driver has recorded, by file.
+func (p *Plugin) FlightRecords() (map[string][]Change, error) {
+	files, err := filepath.Glob(p.FlightFile("*"))
+	records := map[string][]Change{}
+	for _, file := range files {
+		changes, failed := Changes(file)
+		records[file], err = changes, errors.Join(err, failed)
+	}
+	return records, err
+}
+
 // CheckFlightDirs checks two rules in the flight recorders of several nodes. Every change must be
 // announced before it is made, and no volume may be formatted twice.
 func CheckFlightDirs(plugins ...*Plugin) error {
 	formatted := map[string]int{}
 	for _, p := range plugins {
-		files, err := filepath.Glob(p.FlightFile("*"))
+		records, err := p.FlightRecords()
 		if err != nil {
 			return err
 		}
-		for _, path := range files {
-			changes, err := Changes(path)
-			if err != nil {
-				return err
-			}
+		for path, changes := range records {
 			begun := map[string]int{}
 			for i, c := range changes {
 				key := c.Event + " " + c.Path
@@ -236,19 +243,12 @@ func short(id string) string {
 // the rack, which may be nil. A rack that was killed has lost its earlier requests.
 func Events(ctx context.Context, rack *Rack, since time.Time, plugins ...*Plugin) (
 	events []history.Event, err error) {
-	read := map[string]bool{}
 	for _, p := range plugins {
-		state := p.options.Env["OXIDE_STATE_DIR"]
-		files, err := filepath.Glob(filepath.Join(state, "flight", "*.jsonl"))
-		if err != nil || state == "" || read[state] {
-			continue // a controller has no records, and two drivers may share them
+		records, err := p.FlightRecords()
+		if err != nil {
+			return nil, err
 		}
-		read[state] = true
-		for _, file := range files {
-			changes, err := Changes(file)
-			if err != nil {
-				return nil, err
-			}
+		for _, changes := range records {
 			events = append(events, flown(changes, p.Instance.Name)...)
 		}
 	}

@@ -153,8 +153,7 @@ func (env *environment) checkClean(ctx context.Context, copies int) (err error) 
 	defer harness.Catch(&err)
 	formatted, mounted := map[string]bool{}, map[string]bool{} // by volume
 	for _, node := range []string{driverA, driverB} {
-		for _, file := range harness.Got(filepath.Glob(env.plugins[node].FlightFile("*"))) {
-			changes := harness.Got(harness.Changes(file))
+		for _, changes := range harness.Got(env.plugins[node].FlightRecords()) {
 			if err := harness.CheckChanges(changes); err != nil {
 				return fmt.Errorf("the flight recorders of %s: %w", node, err)
 			}
