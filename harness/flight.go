@@ -83,14 +83,11 @@ func (p *Plugin) FlightRecords() (map[string][]Change, error) {
 
 // CheckFlightDirs checks two rules in the flight recorders of several nodes. Every change must be
 // announced before it is made, and no volume may be formatted twice.
-func CheckFlightDirs(plugins ...*Plugin) error {
+func CheckFlightDirs(plugins ...*Plugin) (err error) {
+	defer Catch(&err)
 	formatted := map[string]int{}
 	for _, p := range plugins {
-		records, err := p.FlightRecords()
-		if err != nil {
-			return err
-		}
-		for path, changes := range records {
+		for path, changes := range Got(p.FlightRecords()) {
 			begun := map[string]int{}
 			for i, c := range changes {
 				key := c.Event + " " + c.Path
@@ -243,21 +240,14 @@ func short(id string) string {
 // the rack, which may be nil. A rack that was killed has lost its earlier requests.
 func Events(ctx context.Context, rack *Rack, since time.Time, plugins ...*Plugin) (
 	events []history.Event, err error) {
+	defer Catch(&err)
 	for _, p := range plugins {
-		records, err := p.FlightRecords()
-		if err != nil {
-			return nil, err
-		}
-		for _, changes := range records {
+		for _, changes := range Got(p.FlightRecords()) {
 			events = append(events, flown(changes, p.Instance.Name)...)
 		}
 	}
 	if rack != nil && rack.Running() {
-		requests, err := rack.Admin.Requests(ctx, 0)
-		if err != nil {
-			return nil, err
-		}
-		for _, r := range requests {
+		for _, r := range Got(rack.Admin.Requests(ctx, 0)) {
 			took := time.Duration(r.DurationMS * float64(time.Millisecond))
 			e := history.Event{Lane: history.Rack, Name: r.Operation + " " + short(r.Object),
 				Start: r.Time, End: r.Time.Add(took), Outcome: strconv.Itoa(r.Status),

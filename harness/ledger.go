@@ -53,20 +53,12 @@ func (l Ledger) add(kind string, names ...string) {
 
 // Ledger counts the objects of the rack, the loop devices and mounts below the rack's
 // directory, and the open files and goroutines of the simulator and the plugins.
-func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (Ledger, error) {
-	ledger := Ledger{}
-	if err := r.addState(ctx, ledger); err != nil {
-		return nil, err
-	}
-	kernel, err := KernelLedger(r.Dir)
-	if err != nil {
-		return nil, err
-	}
-	maps.Copy(ledger, kernel)
+func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (ledger Ledger, err error) {
+	defer Catch(&err)
+	ledger = Got(KernelLedger(r.Dir))
+	Must(r.addState(ctx, ledger))
 	for _, s := range r.watched(plugins) {
-		if err := s.add(ctx, ledger); err != nil {
-			return nil, err
-		}
+		Must(s.add(ctx, ledger))
 	}
 	return ledger, nil
 }
@@ -135,18 +127,11 @@ func addEach[T any](ledger Ledger, kind string, entries []T) error {
 
 // KernelLedger counts the loop devices whose file lies below the directory, and the mounts
 // below the directory.
-func KernelLedger(dir string) (Ledger, error) {
-	devices, err := loopDevices(dir)
-	if err != nil {
-		return nil, err
-	}
-	mounts, err := MountsBelow(dir)
-	if err != nil {
-		return nil, err
-	}
-	ledger := Ledger{}
-	ledger.add("loop device on", devices...)
-	ledger.add("mount", mounts...)
+func KernelLedger(dir string) (ledger Ledger, err error) {
+	defer Catch(&err)
+	ledger = Ledger{}
+	ledger.add("loop device on", Got(loopDevices(dir))...)
+	ledger.add("mount", Got(MountsBelow(dir))...)
 	return ledger, nil
 }
 
@@ -249,22 +234,11 @@ func (s watchedProcess) goroutineEntry() string { return "goroutine of " + s.nam
 // openFiles lists the open files of a process. It counts connections between driver and rack
 // separately, and those to the console not at all.
 func openFiles(pid int, port, console uint16) (names []string, connections int, err error) {
-	process, err := procfs.NewProc(pid)
-	if err != nil {
-		return nil, 0, err
-	}
-	targets, err := process.FileDescriptorTargets()
-	if err != nil {
-		return nil, 0, err
-	}
-	sockets, err := socketsOf(pid)
-	if err != nil {
-		return nil, 0, err
-	}
-	after, err := process.FileDescriptorTargets()
-	if err != nil {
-		return nil, 0, err
-	}
+	defer Catch(&err)
+	process := Got(procfs.NewProc(pid))
+	targets := Got(process.FileDescriptorTargets())
+	sockets := Got(socketsOf(pid))
+	after := Got(process.FileDescriptorTargets())
 	for _, target := range targets {
 		socket, known := sockets[target]
 		switch {

@@ -80,18 +80,14 @@ type Instance struct {
 }
 
 // StartRack starts a simulated rack in a directory of its own.
-func (r *Run) StartRack(ctx context.Context, options RackOptions) (*Rack, error) {
+func (r *Run) StartRack(ctx context.Context, options RackOptions) (rack *Rack, err error) {
+	defer Catch(&err)
 	if options.Instances == nil {
 		options.Instances = []string{"a", "b"}
 	}
-	dir, err := r.newDir(r.Dir, "rack-", &r.racks)
-	if err != nil {
-		return nil, err
-	}
-	if err := identify(filepath.Join(dir, "sim")); err != nil {
-		return nil, err
-	}
-	rack := &Rack{
+	dir := Got(r.newDir(r.Dir, "rack-", &r.racks))
+	Must(identify(filepath.Join(dir, "sim")))
+	rack = &Rack{
 		Dir: dir, Project: "sanity", Token: "oxide-token-" + uuid.NewString(),
 		History: &history.Recorder{},
 		run:     r, options: options,
@@ -113,15 +109,10 @@ func identify(dir string) error {
 
 // Start starts the simulator again after Stop or Kill, with the same records and the same
 // address.
-func (r *Rack) Start(ctx context.Context) error {
-	command, err := r.run.command(ctx, "oxide-simulator")
-	if err != nil {
-		return err
-	}
-	proc, err := startProcess("oxide-simulator", r.LogFile(), slices.Concat(command, r.args()), nil)
-	if err != nil {
-		return err
-	}
+func (r *Rack) Start(ctx context.Context) (err error) {
+	defer Catch(&err)
+	command := Got(r.run.command(ctx, "oxide-simulator"))
+	proc := Got(startProcess("oxide-simulator", r.LogFile(), slices.Concat(command, r.args()), nil))
 	r.proc = proc
 	ctx, cancel := context.WithTimeout(ctx, StartTimeout)
 	defer cancel()
@@ -337,16 +328,13 @@ func (e *Environment) StartPlugin(ctx context.Context, options PluginOptions) (*
 
 // StartNodes starts a node driver in every instance, and returns them by the instance's name.
 func (e *Environment) StartNodes(ctx context.Context, options PluginOptions) (
-	map[string]*Plugin, error) {
+	nodes map[string]*Plugin, err error) {
+	defer Catch(&err)
 	options.Mode = ModeNode
-	nodes := map[string]*Plugin{}
+	nodes = map[string]*Plugin{}
 	for _, instance := range e.Rack.Instances {
 		options.Instance = instance.Name
-		plugin, err := e.StartPlugin(ctx, options)
-		if err != nil {
-			return nil, err
-		}
-		nodes[instance.Name] = plugin
+		nodes[instance.Name] = Got(e.StartPlugin(ctx, options))
 	}
 	return nodes, nil
 }

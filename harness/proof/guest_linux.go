@@ -207,18 +207,15 @@ func EachPage(path string, do func(at int64, page []byte) error) error {
 
 // digest returns a hash of a file's size and bytes. A hole and zeros have the same hash.
 func digest(path string) (sum [sha256.Size]byte, err error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return sum, err
-	}
+	defer harness.Catch(&err)
 	hash := sha256.New()
-	hash.Write(binary.LittleEndian.AppendUint64(nil, uint64(info.Size())))
-	err = EachPage(path, func(at int64, page []byte) error {
+	hash.Write(binary.LittleEndian.AppendUint64(nil, uint64(harness.Got(os.Stat(path)).Size())))
+	harness.Must(EachPage(path, func(at int64, page []byte) error {
 		hash.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)))
 		hash.Write(page)
 		return nil
-	})
-	return [sha256.Size]byte(hash.Sum(nil)), err
+	}))
+	return [sha256.Size]byte(hash.Sum(nil)), nil
 }
 
 // FileState is the state of a file at one moment. A write through a loop device updates the

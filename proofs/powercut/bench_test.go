@@ -82,6 +82,7 @@ func collect() {
 	}
 }
 
+// peakMiB returns the most memory that this process has had.
 func peakMiB() (int64, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -174,17 +174,13 @@ func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 }
 
 // checkData returns an error unless the workload's data are as promised.
-func (p *placement) checkData(ctx context.Context, promises map[string]promise) error {
+func (p *placement) checkData(ctx context.Context, promises map[string]promise) (err error) {
+	defer harness.Catch(&err)
 	if !p.volume.raw() {
 		return checkFiles(p.Staging, promises, p.bench.Forged)
 	}
-	if err := p.publish(ctx); err != nil {
-		return err
-	}
-	device, err := os.Open(p.Target)
-	if err != nil {
-		return err
-	}
+	harness.Must(p.publish(ctx))
+	device := harness.Got(os.Open(p.Target))
 	return errors.Join(checkRanges(device, promises), device.Close(), p.unpublish(ctx))
 }
 

@@ -194,16 +194,10 @@ func (b *bench) firstLoss(ctx context.Context, rec *recording, r *rand.Rand) (lo
 // first checks images of a recording until the verdict on one counts, and returns its fault.
 func (b *bench) first(ctx context.Context, rec *recording, r *rand.Rand,
 	images func(*sampler) []image, counts func(verdict) bool) (fault, err error) {
-	s, err := newSampler(rec, r)
-	if err != nil {
-		return nil, err
-	}
+	defer harness.Catch(&err)
+	s := harness.Got(newSampler(rec, r))
 	for _, m := range images(s) {
-		v, err := b.check(ctx, m)
-		if err != nil {
-			return nil, err
-		}
-		if counts(v) {
+		if v := harness.Got(b.check(ctx, m)); counts(v) {
 			return fmt.Errorf("%s: %w", m.name, v.wrong), nil
 		}
 	}

@@ -235,15 +235,11 @@ func (c *trials) over() bool {
 // work does the jobs until the time is over. All images of a btrfs have the same UUID, by which the
 // kernel identifies a btrfs, so one worker does these jobs alone.
 func (c *trials) work(ctx context.Context, jobs []job) {
-	work := func(i int, jobs <-chan job) error {
-		b, err := newBench(ctx, c.run, "", nil)
-		if err != nil {
-			return err
-		}
+	work := func(i int, jobs <-chan job) (err error) {
+		defer harness.Catch(&err)
+		b := harness.Got(newBench(ctx, c.run, "", nil))
 		b.Forged = c.p.Forged
-		if err := b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.p.Bystanders); err != nil {
-			return err
-		}
+		harness.Must(b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.p.Bystanders))
 		for j := range jobs {
 			if c.over() {
 				break
