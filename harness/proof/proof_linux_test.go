@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// The owner of a device names its process, so that package loopdev finds the devices of one that has
-// ended. Another start time stands for such a process here.
+// The owner of a device names its process, so that package loopdev finds the devices of one that
+// has ended. Another start time stands for such a process here.
 func TestANewRunReleasesTheDevicesOfAnEndedProcess(t *testing.T) {
 	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{})
 	csitest.Must(t, err)

@@ -290,7 +290,7 @@ func driverOperations(t *testing.T) []string {
 	return slices.Sorted(maps.Keys(asked))
 }
 
-// selected matches a method or a field in Go source, and humps the border between words in its name.
+// selected matches a method or a field in Go source, and humps a border of two words in its name.
 var (
 	selected = regexp.MustCompile(`\.([A-Z]\w+)`)
 	humps    = regexp.MustCompile(`([a-z])([A-Z])`)
