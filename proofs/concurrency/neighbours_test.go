@@ -334,19 +334,11 @@ func (n *neighbours) commit(p *neighbour) {
 // nodeOf opens a published raw device by its node in the guest, so that the published path itself
 // is not in use. A workload does the same through a mount in its own namespace.
 func (n *neighbours) nodeOf(p *neighbour) *os.File {
-	want, err := os.Stat(p.Target)
+	disk, err := n.node.Instance.Device(p.Volume.GetVolumeContext()["diskName"])
 	csitest.Must(n.t, err)
-	all, err := filepath.Glob(filepath.Join(n.node.Instance.Guest, "dev", "nvme*"))
+	device, err := os.Open(disk.Path)
 	csitest.Must(n.t, err)
-	for _, path := range all {
-		if info, err := os.Stat(path); err == nil && os.SameFile(info, want) {
-			device, err := os.Open(path)
-			csitest.Must(n.t, err)
-			return device
-		}
-	}
-	n.t.Fatalf("none of %q is the device at %q", all, p.Target)
-	return nil
+	return device
 }
 
 // impatient makes a call with a short deadline.

@@ -235,9 +235,8 @@ func featureImages() (special, all []generator) {
 	return special, all
 }
 
-// alone returns a group for each option.
-func alone(flag string, values ...string) [][]string {
-	var groups [][]string
+// alone returns a group for each value of an option.
+func alone(flag string, values ...string) (groups [][]string) {
 	for _, v := range values {
 		groups = append(groups, []string{flag + " " + v})
 	}
@@ -246,11 +245,7 @@ func alone(flag string, values ...string) [][]string {
 
 // oneOf returns one group with all the values of an option.
 func oneOf(flag string, values ...string) [][]string {
-	var group []string
-	for _, v := range values {
-		group = append(group, flag+" "+v)
-	}
-	return [][]string{group}
+	return [][]string{slices.Concat(alone(flag, values...)...)}
 }
 
 const otherUUID = "7d3c1f60-52c1-4f0e-8a57-2f5d1f0a9be1"

@@ -320,11 +320,7 @@ func (im *image) gpt(block int64, protective, primary, backup bool) {
 // tables returns disks with complete and incomplete partition tables.
 func tables() []generator {
 	with := func(name string, block int, fill func(im *image), names ...string) generator {
-		return generator{name, func(t *trial) {
-			t.BlockSize = block
-			t.Fill = fill
-			t.Want = foreign(names...)
-		}}
+		return marked(name, names, fill).and(func(t *trial) { t.BlockSize = block })
 	}
 	all := []generator{
 		with("an MBR", 512, func(im *image) { im.write(0, mbr(0x83, 2048, 1<<20)...) },

@@ -230,7 +230,7 @@ func (w *testCluster) kubelets() {
 		keepertest.Edit(w.api, "", name, func(n *corev1.Node) {
 			now, status := metav1.NewTime(w.clock), corev1.ConditionTrue
 			if !alive {
-				now, status = heartbeat(n), corev1.ConditionUnknown
+				now, status = ready(n).LastHeartbeatTime, corev1.ConditionUnknown
 			}
 			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status,
 				LastHeartbeatTime: now}}
@@ -284,13 +284,6 @@ func (w *testCluster) starts() {
 			harness.Must(w.rack.StartInstance(w.ctx, w.rack.Instance(name).ID))
 		}
 	}
-}
-
-func heartbeat(n *corev1.Node) metav1.Time {
-	for _, c := range n.Status.Conditions {
-		return c.LastHeartbeatTime
-	}
-	return metav1.Time{}
 }
 
 // pass advances the clock. Delayed requests reach the rack when they are due.

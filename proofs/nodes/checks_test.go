@@ -154,7 +154,7 @@ func (w *testCluster) checkStop(k *replica, name string) {
 		if w.registered(other) == w.rack.Instance(name).ID {
 			w.breaks("the instance of %s is stopped, and %s says that it is the same", name, other)
 		}
-		if node := w.node(other); node.UID != "" && readiness(node) != corev1.ConditionTrue &&
+		if node := w.node(other); node.UID != "" && ready(node).Status != corev1.ConditionTrue &&
 			node.Labels[keeper.ColdAttachLabel] == keeper.Allowed {
 			w.breaks("the instance of %s is stopped while the node %s is not ready", name, other)
 		}
@@ -204,11 +204,12 @@ func (w *testCluster) registered(name string) string {
 	return c.Spec.Drivers[0].NodeID
 }
 
-func readiness(n *corev1.Node) corev1.ConditionStatus {
-	for _, c := range n.Status.Conditions {
-		return c.Status
+// ready returns a Node's only condition, or an empty one.
+func ready(n *corev1.Node) corev1.NodeCondition {
+	if len(n.Status.Conditions) == 0 {
+		return corev1.NodeCondition{}
 	}
-	return ""
+	return n.Status.Conditions[0]
 }
 
 // checkClusterRequest checks the promises for a change that a keeper makes in the cluster. The
@@ -371,7 +372,7 @@ func (w *testCluster) checkBudgets(name string) {
 
 func (w *testCluster) checkTaints(k *replica, old, next *corev1.Node) {
 	name, state := old.Name, w.states()[old.Name]
-	silent := readiness(old) == corev1.ConditionUnknown
+	silent := ready(old).Status == corev1.ConditionUnknown
 	switch was, is := tainted(old, corev1.TaintNodeOutOfService),
 		tainted(next, corev1.TaintNodeOutOfService); {
 	case is && !was:
@@ -379,7 +380,7 @@ func (w *testCluster) checkTaints(k *replica, old, next *corev1.Node) {
 		if !k.Config.Fence || w.records()[name] != nil || !silent ||
 			state != oxide.InstanceStateStopped && !w.raced {
 			w.breaks("%s is fenced: its instance is %s, its kubelet %s, it has %v", name, state,
-				readiness(old), old.Annotations)
+				ready(old).Status, old.Annotations)
 		}
 	case was && !is:
 		w.count("unfenced")
