@@ -36,8 +36,8 @@ const StartTimeout = 30 * time.Second
 type RackOptions struct {
 	// Instances contains the names of the project's instances. Nil means a and b.
 	Instances []string
-	// Hotplug is what the rack does with the disks of running instances; "" means
-	// adminapi.HotplugFull. Racks of today are adminapi.HotplugNone.
+	// Hotplug says whether the rack attaches disks to running instances, and detaches them. "" means
+	// adminapi.HotplugFull. Racks of today have adminapi.HotplugNone.
 	Hotplug adminapi.Hotplug
 	// TLS serves HTTPS with a certificate that the rack makes; Rack.CA is then set.
 	TLS bool

@@ -134,8 +134,7 @@ func RunParents() []string {
 }
 
 func fitForRun(dir string) error {
-	// The longest path of a socket is <dir>/oxide-sanity-<10
-	// digits>/rack-<n>/plugin-<n>/metrics.sock.
+	// The longest path of a socket is DIR/oxide-sanity-NNNNNNNNNN/rack-N/plugin-N/metrics.sock.
 	if len(dir) > maxSocketPath-60 {
 		return fmt.Errorf("%s: the path is too long for sockets below it", dir)
 	}
@@ -227,15 +226,15 @@ func Share[J any](workers int, jobs []J, work func(worker int, jobs <-chan J) er
 	return errors.Join(errs...)
 }
 
-// Must panics unless err is nil. Where a step of a trial fails, the trial ends with it: a function
-// above has deferred [Catch], and returns the error.
+// Must panics if err is not nil. A function above has deferred [Catch] and returns the error, so a
+// trial ends at the step that fails.
 func Must(err error) {
 	if err != nil {
 		panic(failedStep{err})
 	}
 }
 
-// Got is Must for a step with a result, which it returns.
+// Got returns the result of a step. If the step has failed, Got panics as Must does.
 func Got[T any](result T, err error) T {
 	Must(err)
 	return result
@@ -243,7 +242,8 @@ func Got[T any](result T, err error) T {
 
 type failedStep struct{ error }
 
-// Catch adds the error of a step that has failed to the deferring function's own.
+// Catch recovers the panic of Must or Got. It joins the error of the step to err, the error that
+// the function returns.
 func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:

@@ -29,7 +29,7 @@ const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
 	lookLimit  = 400 * time.Millisecond
-	// pause is how long an answer is held back while something happens in the meantime.
+	// pause is the time for which an answer is held back, so that something happens before it.
 	pause     = 150 * time.Millisecond
 	callLimit = 800 * time.Millisecond
 	lease     = time.Second

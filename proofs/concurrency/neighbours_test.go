@@ -28,8 +28,8 @@ import (
 )
 
 const (
-	// asksPerVolume is how often the orchestrator asks for the health and the usage of a volume
-	// whose disk hangs.
+	// asksPerVolume is the number of times that the orchestrator asks for the health and the usage of
+	// a volume whose disk hangs.
 	asksPerVolume = 10
 	// brief is the deadline of a call that may hang.
 	brief = 500 * time.Millisecond

@@ -42,8 +42,8 @@ type environment struct {
 	*model.Environment
 	plugins map[string]*harness.Plugin
 	watcher *trace.Watcher
-	// files contains the files that existed before the first lifecycle, and storage is what the rack
-	// charged then.
+	// files contains the files that existed before the first lifecycle, and storage is the number of
+	// bytes that the rack charged for then.
 	files   harness.Ledger
 	storage int64
 	// unformatted is the number of volumes that were mounted, but formatted by no driver.

@@ -25,7 +25,7 @@ type cell struct {
 	phase     phase
 	answer    answer
 	scenario  scenario
-	// hotplug is what the rack does with the disks of running instances; "" means full hot-plug.
+	// hotplug is the rack's mode of hot-plug; "" means full hot-plug.
 	hotplug adminapi.Hotplug
 }
 

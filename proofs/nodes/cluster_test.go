@@ -54,8 +54,8 @@ type testCluster struct {
 	// byHand contains the nodes that a person has cordoned, dead those whose kubelet does not come
 	// back, and lying those whose kubelet reports while the instance is stopped.
 	byHand, dead, lying map[string]bool
-	// byPeople contains for an instance the time at which a person stopped it, or did something that
-	// may leave it stopped.
+	// byPeople contains, by instance, the time at which a person stopped it, or did something that may
+	// leave it stopped.
 	byPeople map[string]time.Time
 	// destroyed contains the instances that the rack does not show any more. hidden means that the
 	// token has lost its rights.
@@ -81,8 +81,7 @@ type testCluster struct {
 	// delays contains the delay of the next request for an operation of the rack.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// changes contains the times at which the instances changed by the history's clock, with the times
-	// by the rack's clock as keys.
+	// changes maps the time of an instance's change by the rack's clock to its time by the history's.
 	changes map[string]time.Time
 	// stale reports that a keeper has acted on a state that it read before another keeper acted.
 	// raced reports that something else has changed during a round.
@@ -94,7 +93,7 @@ type testCluster struct {
 	// emptied when a person permits further stops. mostStops is the highest number of stops for a
 	// volume within a day.
 	causes map[string][]stop
-	// ends contains the times at which the pods of Jobs end that have begun.
+	// ends contains, by pod, the time at which the pod of a Job ends.
 	ends      map[string]time.Time
 	mostStops int
 	counts    map[string]int

@@ -29,12 +29,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// startsAfter is how long after a stop the controller of Cluster API's provider starts the
-// instance.
+// startsAfter is the time from a stop of an instance to its start by the controller of Cluster
+// API's provider.
 const startsAfter = 10 * time.Second
 
-// threads and callTime are the attacher's worker threads in the chart, and how long each of its
-// calls for another node takes while the attacher is busy.
+// threads is the number of the attacher's worker threads in the chart. callTime is the duration of
+// each of its calls for another node while the attacher is busy.
 const (
 	threads  = 32
 	callTime = 500 * time.Millisecond
