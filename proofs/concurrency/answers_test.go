@@ -191,7 +191,8 @@ func (a *answerProof) report(count *atomic.Int64, seed uint64, format string, ar
 }
 
 // wrongAnswer returns an answer that does not come from the rack, or reports a failure of the rack.
-// nil is no answer.
+// nil is no answer. The answers have the rack's request ID, so 204 is not among their statuses: a
+// delete has been done after it.
 func wrongAnswer(r *rand.Rand) *adminapi.Response {
 	if r.IntN(6) == 0 {
 		return nil
@@ -200,7 +201,7 @@ func wrongAnswer(r *rand.Rand) *adminapi.Response {
 		return &adminapi.Response{Status: http.StatusServiceUnavailable,
 			ErrorCode: "ServiceNotAvailable", Message: "not now"}
 	}
-	statuses := []int{200, 201, 202, 204, 302, 400, 401, 403, 404, 407, 408, 409, 410, 413, 418, 429,
+	statuses := []int{200, 201, 202, 302, 400, 401, 403, 404, 407, 408, 409, 410, 413, 418, 429,
 		431, 451, 499, 500, 501, 502, 503, 504, 507, 520}
 	bodies := []string{"<html>blocked</html>", "{}", "null", " ",
 		`{"request_id":"r-2","error_code":"InvalidRequest","message":"no"}`,
