@@ -65,8 +65,8 @@ const (
 	deploymentPath = "/apis/apps/v1/namespaces/oxide-csi/deployments"
 )
 
-// secretWith returns a Secret as it is stored in the cluster. The value of each key is x, and that
-// of "other KEY" is other.
+// secretWith returns a Secret as it is stored in the cluster. A key given as "other KEY" has the
+// value other, every other key the value x.
 func secretWith(keys ...string) any {
 	data := map[string]any{"host": "eA==", "token": "eA==", "project": "eA=="}
 	for _, key := range keys {
@@ -76,8 +76,8 @@ func secretWith(keys ...string) any {
 	return map[string]any{"apiVersion": "v1", "kind": "Secret", "data": data}
 }
 
-// deployed returns the namespace's Deployments: another one, and the controller of an earlier
-// release with its cluster ID.
+// deployed returns the Deployments of the namespace: the controller of an earlier release with its
+// cluster ID, and an unrelated one.
 func deployed(id map[string]any) any {
 	id["name"] = "OXIDE_CLUSTER_ID"
 	deployment := func(name, app string, containers ...any) any {

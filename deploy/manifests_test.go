@@ -23,18 +23,18 @@ var update = flag.Bool("update", false, "write the rendered manifests instead of
 
 const renderedHead = "# Rendered from deploy/chart; change that, and run `make manifests`.\n"
 
-// carried describes the content of each file, with its requirements. Whoever accepts a change of a
-// file has to read it.
+// carried describes the content of each file, with its requirements. A reviewer of a changed file
+// finds here what the file has to keep.
 var carried = map[string]string{
 	"base/controller.yaml": "the controller " +
 		"(D-8, D-10, D-11, D-41, D-43, D-44, D-46, D-47, D-48, D-49, B-46)",
 	"base/node.yaml":                    "the node (D-9, D-11, D-49, D-50, D-51, D-53, B-19)",
-	"base/csidriver.yaml":               "what Kubernetes is told of the driver (D-55, B-47)",
+	"base/csidriver.yaml":               "what Kubernetes knows of the driver (D-55, B-47)",
 	"base/storageclass.yaml":            "the storage class (D-56, D-60, EX-1)",
 	"base/rbac-controller.yaml":         "the controller's rights (D-54)",
 	"snapshots/csi-snapshotter.yaml":    "the snapshotter (D-46)",
 	"node-keeper/rbac-node-keeper.yaml": "the node keeper's rights (D-54)",
-	"node-keeper/rbac-leave.yaml":       "the rights of what holds a node that goes (D-54)",
+	"node-keeper/rbac-leave.yaml":       "the rights of the container leave (D-54)",
 }
 
 func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
@@ -46,7 +46,7 @@ func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
 		case plain[name] == "":
 			files["snapshots/"+name] = text
 		case name != "controller.yaml" && plain[name] != text:
-			t.Errorf("%s is another one with snapshots; kustomize/snapshots could not make it so", name)
+			t.Errorf("%s changes with snapshots, and kustomize/snapshots cannot change it", name)
 		}
 	}
 	for name, text := range render(t, with("snapshots.enabled=false", "nodeKeeper.enabled=true")...) {
@@ -54,7 +54,7 @@ func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
 		case plain[name] == "":
 			files["node-keeper/"+name] = text
 		case name != "controller.yaml" && name != "node.yaml" && plain[name] != text:
-			t.Errorf("%s is another one with a node keeper; kustomize/node-keeper does not make it so",
+			t.Errorf("%s changes with a node keeper, and kustomize/node-keeper does not change it",
 				name)
 		}
 	}
@@ -156,7 +156,7 @@ func TestComponentsInAnyOrderHaveTheEffectOfTheChartsValues(t *testing.T) {
 			for _, i := range subset {
 				names = append(names, "../"+components[i].name)
 			}
-			for range 2 { // each two of them in both orders
+			for range 2 { // every pair in both orders
 				slices.Reverse(names)
 				t.Run(base+" "+strings.Join(names, " "), func(t *testing.T) {
 					all := buildWith(t, "kustomize/mine", map[string]string{

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestNomadRunsTheSamePlugin reads the files by a specification of their allowed contents.
+// TestNomadRunsTheSamePlugin parses the files by a specification that names every allowed field.
 func TestNomadRunsTheSamePlugin(t *testing.T) { // D-3
 	for _, c := range []struct {
 		file, spec string

@@ -50,7 +50,7 @@ func values(t *testing.T, text string) []string {
 	return []string{"--values", file}
 }
 
-// output is what a program wrote, and its exit status.
+// output contains what a program wrote, and its exit status.
 type output struct {
 	text, complaints string
 	err              error
@@ -59,8 +59,8 @@ type output struct {
 // templates caches the output of `helm template` by its arguments.
 var templates = map[string]output{}
 
-// helm returns the output of `helm template` on the chart. It is cached by the arguments, in which
-// every API server and every file of values has a name of its own.
+// helm returns the output of `helm template` on the chart. It caches the output by the arguments,
+// which name every API server and every file of values.
 func helm(t *testing.T, args ...string) (text, complaints string, err error) {
 	t.Helper()
 	name := fmt.Sprintf("%q", args)
@@ -91,7 +91,7 @@ func render(t *testing.T, args ...string) map[string]string {
 		}
 		head := source.FindStringSubmatch(document)
 		if head == nil {
-			t.Fatalf("helm template says not where this is from:\n%s", document)
+			t.Fatalf("helm template does not name the template of:\n%s", document)
 		}
 		if files[head[1]] != "" {
 			files[head[1]] += "---\n"
@@ -118,7 +118,7 @@ func build(t *testing.T, dir string) manifests {
 	return buildWith(t, dir, nil)
 }
 
-// buildWith is build with further files, as a user adds them.
+// buildWith does what build does, with files added as a user adds them.
 func buildWith(t *testing.T, dir string, files map[string]string) manifests {
 	t.Helper()
 	memory := filesys.MakeFsInMemory()
@@ -151,7 +151,7 @@ func buildWith(t *testing.T, dir string, files map[string]string) manifests {
 	return parse(t, string(text))
 }
 
-// manifests contains the objects of one form.
+// manifests contains the objects of the rendered chart, or of a kustomization.
 type manifests []*unstructured.Unstructured
 
 func parse(t *testing.T, text string) manifests {
@@ -175,7 +175,7 @@ func key(object *unstructured.Unstructured) string {
 }
 
 // lines returns every field of the objects as KIND/NAME.PATH: VALUE, in order. An item of a list
-// has its name, or its place if it has none; words are a set.
+// has its name, or its index if it has none. The order of plain values in a list does not count.
 func (m manifests) lines() []string {
 	var all []string
 	var walk func(at string, part any)
@@ -209,10 +209,10 @@ func (m manifests) lines() []string {
 }
 
 // differences returns the lines that are only in a, behind a minus, and those that are only in b,
-// behind a plus. Of an object that is only in a there is only its name.
+// behind a plus. For an object that is only in a, it returns the name alone.
 func differences(a, b []string) string {
 	var found []string
-	gone := "\n" // how the lines of the object begin that was the last to be missing in b
+	gone := "\n" // the prefix of the lines of the last object that is missing in b
 	for _, line := range a {
 		kind, _, _ := strings.Cut(line, "/")
 		object, ok := strings.CutSuffix(line, ".kind: "+strconv.Quote(kind))

@@ -15,8 +15,7 @@ import (
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
-// beside returns, for each of the names in the chart's values, an argument, a variable and a mount
-// to add, and more.
+// beside returns values that add an argument, a variable, a mount and more to each of the names.
 func beside(names, more string) string {
 	var text strings.Builder
 	for name := range strings.FieldsSeq(names) {

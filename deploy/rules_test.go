@@ -43,7 +43,7 @@ func TestEachRuleOfARoleHasOneResourceAndNoWildcard(t *testing.T) { // D-54
 	lines := whole(t)
 	rules := matching(lines, `((?:Cluster)?Role/\S+\.rules\[\d+\])`)
 	if len(rules) < 30 {
-		t.Errorf("there are only %d rules; is this test reading them?", len(rules))
+		t.Errorf("found only %d rules; does the test read them?", len(rules))
 	}
 	for _, rule := range rules {
 		at := regexp.QuoteMeta(rule)
@@ -206,7 +206,7 @@ func TestTheNamesOfTheObjectsCanBeChanged(t *testing.T) {
 	lines := strings.Split(back, "\n")
 	slices.Sort(lines)
 	if diff := differences(whole(t), lines); diff != "" {
-		t.Errorf("more than the names is another one:\n%s", diff)
+		t.Errorf("more than the names has changed:\n%s", diff)
 	}
 }
 

@@ -62,8 +62,8 @@ func setProject(c *Config, value string) error {
 var clusterID = volume.Word{Most: 63,
 	Looks: regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$`)}
 
-// runPrefix begins the cluster's ID of the driver in a run of oxide-conformance, by which the run
-// finds and deletes what it made. A run gives its driver the same value in runVariable.
+// runPrefix is the prefix of the cluster ID that oxide-conformance gives to its driver. A run finds
+// and deletes its objects by that ID, and passes it in runVariable, too.
 const (
 	runPrefix   = "oxide-conformance-"
 	runVariable = "OXIDE_CONFORMANCE_MARK"
@@ -106,7 +106,7 @@ func setTopologyInstance(c *Config, value string) error {
 	return nil
 }
 
-// nodeTopology returns where the node on the instance is.
+// nodeTopology returns the topology of the node that runs on the instance.
 func (c *Config) nodeTopology(instance string) map[string]string {
 	segments := map[string]string{}
 	for _, location := range c.Topology {
@@ -118,7 +118,7 @@ func (c *Config) nodeTopology(instance string) map[string]string {
 	return segments
 }
 
-// declaresTopology reports whether volumes are not everywhere.
+// declaresTopology reports whether volumes have a topology.
 func (c *Config) declaresTopology() bool { return len(c.Topology) > 0 || c.TopologyInstance }
 
 // address sets the address of a server. If local is set, only this machine can reach it.
@@ -141,7 +141,7 @@ func address(field func(*Config) *string, local bool) func(*Config, string) erro
 	}
 }
 
-// startFields returns what the first line of the log has. A node knows no rack.
+// startFields returns the fields of the first line of the log. A node has no settings of a rack.
 func (c *Config) startFields() []any {
 	fields := []any{"version", Version(), "mode", string(c.Mode)}
 	if u, err := url.Parse(c.Host); err == nil && c.Mode.controller() {

@@ -63,7 +63,7 @@ func TestMisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) { // B-2
 			"OXIDE_TOPOLOGY": "rack=tweety;rack=b"}, nil, "OXIDE_TOPOLOGY"},
 		{"the instance among the operator's keys", set("OXIDE_TOPOLOGY", "rack=tweety,instance=b"), nil,
 			"OXIDE_TOPOLOGY"},
-		{"a switch that is neither", set("OXIDE_TOPOLOGY_INSTANCE", canary), nil,
+		{"a switch that is neither true nor false", set("OXIDE_TOPOLOGY_INSTANCE", canary), nil,
 			"OXIDE_TOPOLOGY_INSTANCE"},
 		{"max disks no number", set("OXIDE_MAX_DISKS", canary), nil, "OXIDE_MAX_DISKS"},
 		{"max disks zero", set("OXIDE_MAX_DISKS", "0"), nil, "OXIDE_MAX_DISKS"},
@@ -88,7 +88,7 @@ func TestMisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) { // B-2
 		{"a bad metrics address", set("OXIDE_METRICS_ADDRESS", canary), nil, "OXIDE_METRICS_ADDRESS"},
 		{"an unknown flag", nil, []string{"--token=" + canary}, "-token"},
 		{"a flag without a name", nil, []string{"--=" + canary}, "--help"},
-		{"a version that is asked for in words", nil, []string{"--version=" + canary}, "--help"},
+		{"a version flag that is no boolean", nil, []string{"--version=" + canary}, "--help"},
 		{"an unknown flag of two lines", nil, []string{"--a\nb=" + canary}, "--help"},
 		{"an argument", nil, []string{canary}, "--help"},
 	} {
@@ -128,7 +128,7 @@ func TestAFlagWinsOverItsVariable(t *testing.T) {
 	}
 }
 
-func TestANodeReportsItsInstanceIfItIsTold(t *testing.T) { // NI-3
+func TestANodeReportsItsInstanceOnRequest(t *testing.T) { // NI-3
 	const rack, id = volume.TopologyPrefix + "rack", racktest.Instance
 	for _, test := range []struct {
 		args     []string
@@ -230,7 +230,8 @@ func TestRunFailsFastOnMisconfiguration(t *testing.T) { // B-26
 	}
 }
 
-// The defaults in the table of docs/configuration.md for settings that have none in the program.
+// spokenDefaults are the defaults in the table of docs/configuration.md that the program describes
+// in no setting.
 var spokenDefaults = map[string]string{
 	"OXIDE_CA_FILE": "the system's", "OXIDE_INSTANCE_ID": "SMBIOS", "OXIDE_METRICS_ADDRESS": "none",
 	"OXIDE_PPROF_ADDRESS": "none", "OXIDE_LIVENESS_ENDPOINT": "none", "OXIDE_LEAVE_SOCKET": "none",
@@ -244,7 +245,7 @@ func TestTheDocumentationListsEverySetting(t *testing.T) { // B-37
 	var want []string
 	for _, s := range settings {
 		if strings.HasPrefix(s.env, "OXIDE_TOPOLOGY_") && s.flag == "" {
-			// The line of the topology names them.
+			// The row of OXIDE_TOPOLOGY lists its variants by their endings.
 			short := strings.TrimPrefix(s.env, "OXIDE_TOPOLOGY")
 			if !strings.Contains(table, "`"+s.env+"`") && !strings.Contains(table, "`"+short+"`") {
 				t.Errorf("docs/configuration.md does not name %s", s.env)

@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// How often the controller checks whether the rack accepts it: seldom, and sooner after a check
-// that found a fault.
+// The intervals at which the controller checks whether the rack accepts it; the shorter one follows
+// a check that found a fault.
 const (
 	rackCheckInterval   = time.Minute
 	rackRecheckInterval = 5 * time.Second
@@ -53,17 +53,17 @@ type rackHealth struct {
 	answered bool
 	// guarded by mu; why the rack has never answered, nil if it has
 	unanswered error
-	// guarded by mu; the zero time if no token expires, or the rack does not tell
+	// guarded by mu; the zero time if no token expires, or the rack does not report it
 	expires time.Time
-	// askedExpiry is when expires was read, by run alone.
+	// askedExpiry is when expires was read; only run uses it.
 	askedExpiry time.Time
 }
 
 // expiryInterval is how often the controller asks when its tokens expire.
 const expiryInterval = time.Hour
 
-// readExpiry reads when the first of the user's tokens expires. A rack that does not tell is no
-// fault.
+// readExpiry reads when the first of the user's tokens expires. It is no fault if the rack does not
+// report the time.
 func (h *rackHealth) readExpiry(ctx context.Context) {
 	if time.Since(h.askedExpiry) < expiryInterval {
 		return
@@ -71,14 +71,14 @@ func (h *rackHealth) readExpiry(ctx context.Context) {
 	h.askedExpiry = time.Now()
 	var first time.Time
 	err := h.Rack.EachToken(ctx, func(token *oxide.DeviceAccessToken) {
-		// One that has expired is not the one in use.
+		// A token that has expired is not the token in use.
 		if at := token.TimeExpires; at != nil && at.After(time.Now()) &&
 			(first.IsZero() || at.Before(first)) {
 			first = *at
 		}
 	})
 	if err != nil {
-		h.Log.DebugContext(ctx, "the rack does not tell when tokens expire", "error",
+		h.Log.DebugContext(ctx, "the rack does not report when tokens expire", "error",
 			csierr.Message(err))
 		return
 	}
@@ -177,7 +177,7 @@ func (h *rackHealth) check(ctx context.Context) bool {
 		h.unanswered = err
 	}
 	if err != nil && fault == nil && h.checked {
-		// The rack cannot be reached. The last result holds (PR-5).
+		// The rack cannot be reached, so the last result stays valid (PR-5).
 		return false
 	}
 	h.checked, h.fault = true, fault
@@ -209,7 +209,8 @@ func (h *rackHealth) report(ctx context.Context, err, fault error) {
 	h.reported = told
 }
 
-// healthFault returns what a person has to repair, or nil, also if the rack cannot be reached.
+// healthFault returns the fault that a person has to repair, or nil. A rack that cannot be reached
+// is no such fault.
 func healthFault(err error) error {
 	switch reason := csierr.ReasonOf(err); reason {
 	case csierr.TokenRejected, csierr.RoleMissing, csierr.ProjectChanged:
@@ -256,14 +257,15 @@ type identityService struct {
 	// Health reports whether the process is ready, or returns an error that a person has to repair. It
 	// must not wait for the rack. Nil means always ready.
 	Health func() (ready bool, err error)
-	// Waiting returns, in a sentence, what a process that is well has waited for since it started; ""
-	// is nothing. Nil means nothing.
+	// Waiting returns a sentence about what a healthy process has waited for since it started, or "".
+	// Nil means that it waits for nothing.
 	Waiting func() string
 }
 
-// waitingTrailer is the metadata of an answer to Probe with what the process waits for. CSI's own
-// answer cannot have it: if it were not ready, a CO would start nothing and show no reason, and an
-// error may restart the plugin. It ends in -bin because a sentence need not be ASCII.
+// waitingTrailer is the key of the metadata in which an answer to Probe contains what the process
+// waits for. CSI's answer has no field for it: if Probe answered "not ready", a CO would start
+// nothing and show no reason, and if it answered an error, a supervisor might restart the plugin.
+// It ends in -bin because a sentence need not be ASCII.
 const waitingTrailer = "oxide-csi-waiting-bin"
 
 // GetPluginInfo returns the driver's name and version.
@@ -307,7 +309,7 @@ func (i *identityService) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.
 	}
 	if i.Waiting != nil {
 		if why := i.Waiting(); why != "" {
-			// It fails only without a gRPC call, and then nobody asks for it.
+			// SetTrailer fails only outside of a gRPC call, where nobody reads the trailer.
 			_ = grpc.SetTrailer(ctx, metadata.Pairs(waitingTrailer, why))
 		}
 	}

@@ -18,7 +18,7 @@ import (
 )
 
 // hidden redacts the tokens that this process has used. A server in the rack's place may echo a
-// request, and a token need not look like one.
+// request, and no pattern matches every token.
 type hidden struct {
 	mu sync.Mutex
 	// guarded by mu; the latest is last
@@ -30,7 +30,8 @@ type hidden struct {
 }
 
 const (
-	// maxTokens is how many tokens are kept. No response with an older one is still expected.
+	// maxTokens is how many tokens are kept. Responses to requests with older tokens are no longer
+	// expected.
 	maxTokens = 16
 	// minPrefix is how much of a truncated token is enough to recognize it.
 	minPrefix = 12
@@ -84,8 +85,8 @@ func (h *hidden) text(text string) string {
 	return csierr.WithoutTokens(h.withoutWords(text))
 }
 
-// withoutWords redacts whatever begins like one of the words. It looks at every position, because
-// two tokens may overlap: the end of one may be the beginning of the next.
+// withoutWords redacts every text that begins like one of the words. It searches at every position,
+// because two tokens may overlap.
 //
 // The caller holds h.mu.
 func (h *hidden) withoutWords(text string) string {
@@ -109,8 +110,8 @@ func (h *hidden) withoutWords(text string) string {
 	}
 }
 
-// length returns how much of a text, which begins like one of the words, is redacted: as much as is
-// equal to any of them, and after a truncated word what may be its rest in another encoding.
+// length returns how many bytes are redacted of a text that begins like one of the words: those
+// that equal a word and, after a truncated word, those that may be its rest in another encoding.
 //
 // The caller holds h.mu.
 func (h *hidden) length(text string) int {
@@ -148,7 +149,8 @@ func (h *hidden) attribute(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// intercept redacts the tokens in the text of an error. The reason is the driver's own word.
+// intercept redacts the tokens in the text of an error, except for the reason, which is a word of
+// the driver.
 func (h *hidden) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	answer, err := handler(ctx, req)

@@ -48,7 +48,7 @@ func TestOldTokensAreRedactedToo(t *testing.T) { // B-15
 	}
 	for n := range maxTokens {
 		if got := h.text(fmt.Sprintf("the token tweety-%d.", n)); strings.Contains(got, "tweety") {
-			t.Errorf("the token %d of %d is shown: %s", n, maxTokens, got)
+			t.Errorf("token number %d, with a limit of %d, is shown: %s", n, maxTokens, got)
 		}
 	}
 	h.add("tweety-0")

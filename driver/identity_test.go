@@ -16,8 +16,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-// moodyRack gives every request the same answer, which can be changed, and counts the requests. If
-// that answer is a success, it answers a request for the current user with the user.
+// moodyRack answers every request with the same response, which can be changed, and counts the
+// requests. While that response is a success, it answers a request for the current user with the
+// user.
 type moodyRack struct {
 	mu sync.Mutex
 	// guarded by mu
@@ -159,7 +160,7 @@ func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
 	}
 }
 
-// A token or a role that was mended needs no restart.
+// After a token or a role was corrected, the process needs no restart.
 func TestARefusedProcessChecksAgainByItself(t *testing.T) { // D-63
 	rack := &moodyRack{mood: racktest.Error(401, "Unauthorized", "credentials missing or invalid")}
 	h := healthOf(t, rack, slog.New(slog.DiscardHandler))

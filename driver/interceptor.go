@@ -98,7 +98,7 @@ func (r flightRecorders) intercept(ctx context.Context, req any, info *grpc.Unar
 	return handler(ctx, req)
 }
 
-// changedBy returns what a request says of the change that it asks for.
+// changedBy returns the fields of the flight recorder that a request contains.
 func changedBy(req any) (f flight.Fields) {
 	if r, ok := req.(interface{ GetVolumeId() string }); ok {
 		f.Volume = r.GetVolumeId()
@@ -204,7 +204,7 @@ func made(answer any) []slog.Attr {
 	return nil
 }
 
-// redacted is a message for the log. It is redacted only if the line is written.
+// redacted wraps a message for the log, so that it is redacted only if the line is written.
 type redacted struct{ message any }
 
 // LogValue returns the message as JSON without secrets and mount flags.
@@ -369,7 +369,7 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	}
 	defer l.unlock(key)
 	// A caller that gave up may have made another call since, which this call would undo if it began
-	// now. On one connection the end of a call arrives before the next call.
+	// now. A connection delivers the end of a call before the next call.
 	switch ctx.Err() {
 	case nil:
 		return handler(ctx, req)

@@ -23,8 +23,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/claim"
 )
 
-// Main is oxide-csi-plugin: it does what the arguments and the environment say until ctx ends, and
-// returns the exit status: 0, 1 for an error, or what an audit or a doctor has found.
+// Main is oxide-csi-plugin: it runs the program that the arguments name until ctx ends, and returns
+// the exit status: 0, 1 for an error, or 2 and 3 for the findings of an audit or a doctor.
 func Main(ctx context.Context, args []string, getenv func(string) string,
 	stdout, stderr io.Writer,
 ) int {
@@ -39,7 +39,7 @@ func Main(ctx context.Context, args []string, getenv func(string) string,
 	return status
 }
 
-// program does what its arguments and the environment say, and returns the exit status.
+// program runs with arguments and environment, and returns the exit status.
 type program func(ctx context.Context, args []string, getenv func(string) string,
 	stdout, stderr io.Writer) (status int, err error)
 

@@ -103,8 +103,8 @@ func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	return answer, err
 }
 
-// knownStatuses are those of a rack and of common proxies. Any server may make up others, and each
-// would be a series of its own.
+// knownStatuses are the HTTP statuses of a rack and of common proxies. All others share one series,
+// because a server could send any number of them.
 var knownStatuses = []int{200, 201, 202, 204, 400, 401, 403, 404, 408, 409, 410, 429, 499, 500, 501,
 	502, 503, 504, 507}
 
@@ -119,7 +119,7 @@ func (m *metrics) request(r *http.Request, answer *http.Response, took time.Dura
 	m.apiVersion.WithLabelValues(r.Header.Get("API-Version")).Set(1)
 }
 
-// watchRack adds what a controller knows of its rack.
+// watchRack adds the metrics of a controller about its rack.
 func (m *metrics) watchRack(h *rackHealth) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "oxide_csi_rack_up",
@@ -144,7 +144,7 @@ func (t tokenExpiry) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// watchNode adds what a node knows of its volumes.
+// watchNode adds the metrics of a node about its volumes.
 func (m *metrics) watchNode(n *node.Service) { m.registry.MustRegister(nodeVolumes{n}) }
 
 // nodeVolumes counts volumes and disks when the metrics are collected.
@@ -170,7 +170,7 @@ func (nodeVolumes) Describe(to chan<- *prometheus.Desc) {
 func (n nodeVolumes) Collect(to chan<- prometheus.Metric) {
 	use, err := n.Use()
 	if err != nil {
-		return // the other metrics are still true; the calls that fail say why
+		return // report the other metrics; the log has the error of the failing calls
 	}
 	for desc, value := range map[*prometheus.Desc]int{volumesDesc: use.Volumes, disksDesc: use.Disks,
 		limitDesc: use.Limit} {
@@ -181,7 +181,7 @@ func (n nodeVolumes) Collect(to chan<- prometheus.Metric) {
 // change counts a change that was made.
 func (m *metrics) change(e flight.Entry) { m.changes.WithLabelValues(string(e.Event)).Inc() }
 
-// listenPages listens at an address of pages: a socket, or a TCP port.
+// listenPages listens at an address for HTTP: a socket, or a TCP port.
 func listenPages(address string) (net.Listener, error) {
 	if !strings.HasPrefix(address, "unix:") {
 		listener, err := net.Listen("tcp", address)

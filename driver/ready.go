@@ -71,8 +71,8 @@ func Ready(ctx context.Context, c Config) error {
 	return nil
 }
 
-// PrestopConfig is the configuration of a wait, which ParsePrestopConfig fills. Of Config it uses
-// only LeaveSocket.
+// PrestopConfig is the configuration of a wait, which ParsePrestopConfig fills. It uses only
+// LeaveSocket of Config.
 type PrestopConfig struct {
 	Config
 	Timeout time.Duration

@@ -196,8 +196,9 @@ func (p *plugin) assemble() (*csiServer, error) {
 	return server, nil
 }
 
-// liveness returns the server for a supervisor that restarts what fails its Probe: it answers as
-// long as the process works, because no restart mends a token, a rack or a missing program.
+// liveness returns the server for a supervisor that restarts a process if its Probe fails. The
+// Probe succeeds as long as the process works, because a restart repairs no token, no rack and no
+// missing program.
 func (p *plugin) liveness() *csiServer {
 	return &csiServer{Identity: &identityService{Topology: p.config.declaresTopology()},
 		Log: p.log.With("socket", "liveness"), metrics: p.metrics, hidden: &p.hidden}
@@ -242,7 +243,8 @@ func (p *plugin) node() (*node.Service, error) {
 	return node, nil
 }
 
-// state returns the process's health: the programs of a node, the rack of a controller.
+// state returns the process's health: whether a node has its programs, and whether the rack accepts
+// the controller.
 func (p *plugin) state() (ready bool, err error) {
 	if p.config.Mode.node() {
 		if err := toolsHealth(); err != nil {

@@ -82,7 +82,7 @@ func serve(t *testing.T, s *csiServer) *served {
 	return out
 }
 
-// oddController calls a function of the test.
+// oddController implements CreateVolume by a function of the test.
 type oddController struct {
 	csi.UnimplementedControllerServer
 	create func(context.Context) (*csi.CreateVolumeResponse, error)
@@ -228,7 +228,7 @@ func TestNoSecretReachesTheLogAtAnyLevel(t *testing.T) { // B-15
 		}
 	}
 	if strings.Contains(log, canary) {
-		t.Errorf("the canary sings:\n%s", log)
+		t.Errorf("the log has a secret:\n%s", log)
 	}
 }
 
@@ -429,7 +429,7 @@ func TestNothingButASocketIsRemoved(t *testing.T) { // B-19
 	}
 }
 
-func TestOneOfManyProcessesThatStartAtOnceServes(t *testing.T) { // B-19
+func TestOnlyOneOfManyProcessesThatStartAtOnceServes(t *testing.T) { // B-19
 	for range 50 {
 		path := filepath.Join(t.TempDir(), "csi.sock")
 		left, err := listenUnix(path)
@@ -452,12 +452,13 @@ func TestOneOfManyProcessesThatStartAtOnceServes(t *testing.T) { // B-19
 	}
 }
 
-// abandon closes a listener and leaves its socket.
+// abandon closes a listener and leaves its socket file.
 func abandon(listener net.Listener) {
 	_ = listener.(*ownSocket).UnixListener.Close()
 }
 
-// startAtOnce makes that many try to serve, and returns the listeners of those who may.
+// startAtOnce starts that many servers at one path, and returns the listeners of those that
+// succeed.
 func startAtOnce(t *testing.T, path string, many int) []net.Listener {
 	t.Helper()
 	var mu sync.Mutex
@@ -474,7 +475,7 @@ func startAtOnce(t *testing.T, path string, many int) []net.Listener {
 			case err == nil:
 				servers = append(servers, listener)
 			case !strings.Contains(err.Error(), "another process"):
-				t.Errorf("one that may not serve says %v", err)
+				t.Errorf("a server that is refused reports %v", err)
 			}
 		})
 	}

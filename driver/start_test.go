@@ -146,7 +146,7 @@ func TestAControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) { // D-45
 			line := p.line(t, test.level)
 			var status int
 			var said string
-			csitest.Await(t, "what it waits for is no longer the first answer", func() bool {
+			csitest.Await(t, "it no longer waits for the first answer", func() bool {
 				status, said = readiness(t, p.endpoint)
 				return !strings.Contains(said, "first answer") && !strings.Contains(said, "no plugin")
 			})
@@ -167,13 +167,13 @@ func TestAControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) { // D-45
 			}
 			answer, err := probeAt(t, live)
 			if err != nil || !answer.GetReady().GetValue() {
-				t.Errorf("it would be restarted for it: %v, %v", answer, err)
+				t.Errorf("the liveness probe fails: %v, %v", answer, err)
 			}
 		})
 	}
 }
 
-// secureRack serves HTTPS, and does not log lost connections.
+// secureRack serves HTTPS without logging lost connections.
 func secureRack(t *testing.T, h http.Handler) *httptest.Server {
 	t.Helper()
 	server := httptest.NewUnstartedServer(h)
@@ -245,7 +245,7 @@ func TestAProblemWithTheRackIsLoggedOnce(t *testing.T) {
 		}
 	}
 	if !strings.HasSuffix(book.String(), "accepts this controller again\"\n") {
-		t.Errorf("the log does not end well:\n%s", book)
+		t.Errorf("the log does not end with the recovery:\n%s", book)
 	}
 }
 
@@ -343,7 +343,7 @@ func rackAt(t *testing.T, rack http.Handler) (url string) {
 // inOrder is a rack's response to the check of its project.
 var inOrder = racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}
 
-// shortDir returns a directory whose name is short enough for a socket, unlike that of t.TempDir.
+// shortDir returns a directory whose path is short enough for a socket; that of t.TempDir is not.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "csi")

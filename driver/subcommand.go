@@ -64,7 +64,7 @@ func (s subcommand) parse(c *Config, own func(*flag.FlagSet), args []string,
 	return operands, c.apply(s.has(), values, getenv)
 }
 
-// has returns the settings that the program has.
+// has returns the program's settings.
 func (s subcommand) has() []setting {
 	return slices.DeleteFunc(slices.Clone(settings), func(t setting) bool {
 		return !slices.Contains(s.settings, t.env)
@@ -254,8 +254,8 @@ func diagnose(ctx context.Context, c DoctorConfig, tokens *rack.TokenSource, out
 	return diagnosis.Status(), diagnosis.Write(out, c.Options)
 }
 
-// writeNew writes to a new file that only its owner reads. A file that exists, or a link, keeps its
-// mode and its readers, so it is refused. Without a path it does nothing.
+// writeNew writes to a new file that only its owner reads. It refuses an existing file or link,
+// because that would keep its mode and its open descriptors. Without a path it does nothing.
 func writeNew(flag, path string, secrets *hidden, write func(io.Writer) error) error {
 	if path == "" {
 		return nil

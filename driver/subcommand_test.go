@@ -219,12 +219,12 @@ func TestAuditOptions(t *testing.T) {
 		{"no rack", "OXIDE_HOST", []string{"--kubectl"}, "OXIDE_HOST"},
 		{"no token", "OXIDE_TOKEN", []string{"--kubectl"}, "OXIDE_TOKEN"},
 		{"no project", "OXIDE_PROJECT", []string{"--kubectl"}, "OXIDE_PROJECT"},
-		{"deleting by a list that may be half of it", "", []string{"--volumes=-", "--delete=f"},
+		{"deleting by a list that may be truncated", "", []string{"--volumes=-", "--delete=f"},
 			"needs --kubectl"},
 		{"deleting without a cluster's id", "OXIDE_CLUSTER_ID", []string{"--kubectl", "--delete=f"},
 			"OXIDE_CLUSTER_ID"},
-		{"deleting what nobody names", "", []string{"--kubectl", "--delete"}, "needs an argument"},
-		{"what is not made yet", "", []string{"--kubectl", "--min-age=-1s"}, "--min-age"},
+		{"deleting without a list", "", []string{"--kubectl", "--delete"}, "needs an argument"},
+		{"a negative age", "", []string{"--kubectl", "--min-age=-1s"}, "--min-age"},
 		{"another format", "", []string{"--kubectl", "--output=yaml"}, "table, json or pv"},
 		{"a word too many", "", []string{"--kubectl", "now"}, "flags only"},
 		{"a flag of the plugin's", "", []string{"--kubectl", "--mode=node"}, "mode"},
@@ -272,7 +272,7 @@ func TestPrestopWaitsUntilTheConnectionIsClosed(t *testing.T) {
 	}()
 	conn, err := listener.Accept()
 	must(t, err)
-	// What the other end writes is not the end.
+	// Data from the other end does not end the wait.
 	_, err = conn.Write([]byte("two volumes left\n"))
 	must(t, err)
 	select {
@@ -286,7 +286,7 @@ func TestPrestopWaitsUntilTheConnectionIsClosed(t *testing.T) {
 	}
 }
 
-func TestPrestopEndsWithoutAConnectionThatIsClosed(t *testing.T) {
+func TestPrestopEndsIfNoConnectionIsClosed(t *testing.T) {
 	listener, none := leaving(t)
 	left := filepath.Join(filepath.Dir(none), "left.sock")
 	must(t, os.Rename(none, left)) // closing the listener does not find it there

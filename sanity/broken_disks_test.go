@@ -84,7 +84,7 @@ var brokenDisks = []brokenRack{
 			mend := r.breaks(ctx)
 			Expect(r.delete(ctx, volume.GetVolumeId())).NotTo(Succeed())
 			mend()
-			eventually(ctx, func() error { // for some time the effect of the deletion is unknown
+			eventually(ctx, func() error { // the effect of the deletion stays unknown for some time
 				err := r.delete(ctx, volume.GetVolumeId())
 				if harness.ReasonOf(status.Convert(err)) == "EffectUnknown" {
 					return err

@@ -35,7 +35,7 @@ func driverCommand(ctx context.Context, env map[string]string, args ...string) *
 	return cmd
 }
 
-// doctored is the doctor's JSON output and exit status.
+// doctored contains the doctor's JSON output and exit status.
 type doctored struct {
 	harness.Diagnosis
 	status int

@@ -38,7 +38,7 @@ func describeNodes(text string, specs func(f *nodeFixture), rack ...string) bool
 		f := &nodeFixture{fixture: &fixture{}}
 		BeforeAll(func(ctx SpecContext) {
 			f.open(ctx, fixtureOptions{rack: harness.RackOptions{Args: rack}})
-			// At this log level a secret that leaks into a log is visible.
+			// At this level a leak of a secret into the log would be visible.
 			verbose := harness.PluginOptions{Args: []string{"--log-level=debug"}}
 			f.a, f.b = f.node(ctx, "a", verbose), f.node(ctx, "b", verbose)
 			mustBalance(ctx, f.rack, f.plugin, f.a.Plugin, f.b.Plugin)

@@ -29,8 +29,8 @@ var _ = describeNodes("the doctor on a rack that records an attach first", func(
 	})
 }, "--hotplug="+string(adminapi.HotplugFull.With(adminapi.RecordFirst)))
 
-// The disks are served by FUSE: a disk that is cut off then refuses every write. If a loop device
-// is cut off from a file on tmpfs, a write that waits at that moment is acknowledged
+// FUSE serves the disks, because it then refuses every write to a disk that is cut off. If a loop
+// device is cut off from a file on tmpfs, a write that is waiting is acknowledged
 // (loopdev.Device.Cut).
 var _ = describeNodes("a rack that removes disks by surprise", func(f *nodeFixture) {
 	DescribeTable("a detach under a pod that writes is reported, and keeps what fsync acknowledged "+

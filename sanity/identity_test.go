@@ -215,13 +215,13 @@ func TestCSISanityRunsInEveryCombination(t *testing.T) { // B-48
 }
 
 // lifeCalls contains the requests to the rack in the life of a volume, by RPC, each with its
-// reason, if the rack answers every request. Otherwise the driver makes further reads.
+// reason. If the rack leaves a request unanswered, the driver makes further reads.
 var lifeCalls = []struct{ rpc, operation, reason string }{
 	{"CreateVolume", "disk_create", "creates the disk; its name makes a repeated call safe"},
 	{"ControllerPublishVolume", "instance_disk_list", "finds another disk with the same serial"},
 	{"ControllerPublishVolume", "disk_view", "shows whether another instance has the disk"},
 	{"ControllerPublishVolume", "instance_disk_attach", "attaches the disk"},
-	{"ControllerPublishVolume", "instance_disk_list", "finds such a disk that was attached at once"},
+	{"ControllerPublishVolume", "instance_disk_list", "finds such a disk that was attached meanwhile"},
 	{"ControllerUnpublishVolume", "disk_view", "shows whether this instance has the disk"},
 	{"ControllerUnpublishVolume", "instance_disk_detach", "detaches the disk"},
 	{"DeleteVolume", "disk_view", "shows whether this cluster created the disk"},

@@ -266,12 +266,12 @@ func (d *OpenDevice) descriptorPath() string {
 	return filepath.Join("/proc/self/fd", strconv.Itoa(d.descriptor()))
 }
 
-// Root opens a directory in which there is nothing but the device's path, which leads to the
-// device, wherever the path leads to outside by now.
+// Root opens a directory that contains only a node of the device, under the device's own path. The
+// node is of this device even if the path outside has become another disk's.
 //
-// It is for the kernel's mounts, which take a path and no descriptor, and show it afterwards: other
-// programs find out by it that the device is mounted. The directory is a detached tmpfs, of which
-// nothing is left when it is closed.
+// The kernel mounts a device by its path, not by a descriptor, and shows the path in the mount
+// table, where other programs look for the device. The directory is a detached tmpfs, which
+// disappears when it is closed.
 func (d Device) Root() (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

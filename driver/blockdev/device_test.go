@@ -67,17 +67,17 @@ func TestParseDiskstats(t *testing.T) {
 	}
 }
 
-func TestASysfsThatMakesNoSenseIsAnErrorThatNamesTheDevice(t *testing.T) {
+func TestTheErrorForAnInvalidSysfsFileNamesTheDevice(t *testing.T) {
 	for name, c := range map[string]struct {
 		file, text string
 		ok         bool
 	}{
-		"as it is":               {"size", "2097152\n", true},
-		"a size that is none":    {"size", "large\n", false},
-		"a size without end":     {"size", "18446744073709551615\n", false},
-		"a number that is none":  {"dev", "259\n", false},
-		"a diskseq":              {"diskseq", "7\n", true},
-		"a diskseq that is none": {"diskseq", "new\n", false},
+		"as it is":                    {"size", "2097152\n", true},
+		"a size that is no number":    {"size", "large\n", false},
+		"a size that overflows":       {"size", "18446744073709551615\n", false},
+		"an incomplete device number": {"dev", "259\n", false},
+		"a diskseq":                   {"diskseq", "7\n", true},
+		"a diskseq that is no number": {"diskseq", "new\n", false},
 	} {
 		root := guesttest.Sysfs(t, map[string]string{"nvme1n1": guesttest.Serial})
 		path := filepath.Join(root, "block", "nvme1n1", c.file)
@@ -103,7 +103,7 @@ func TestCountsShowThatNothingWasWritten(t *testing.T) {
 		}
 	}
 	if (Counters{}).Known() || !before.Known() {
-		t.Error("a kernel that counts no reads counts, or one that counts one read does not")
+		t.Error("Known has to be false without a counted read, and true with one")
 	}
 }
 
@@ -123,7 +123,7 @@ func openDisk(t *testing.T, size int64) (*guesttest.Disk, *OpenDevice) {
 	return d, device
 }
 
-// A read goes on when its call ends, and the device's path may be another disk's by then.
+// A read may outlive its call, and by then the device's path may lead to another disk.
 func TestReopenSurvivesCloseAndRename(t *testing.T) {
 	d, device := openDisk(t, guesttest.MiB)
 	d.WriteAt(t, 0, []byte("the disk that was opened"))
@@ -137,9 +137,9 @@ func TestReopenSurvivesCloseAndRename(t *testing.T) {
 	}
 }
 
-// A child has a copy of every descriptor between fork and exec, and a process that looks at one in
-// /proc keeps its file open. So a device could stay in use after an exclusive use of it: for the
-// mkfs that follows, for example.
+// Between fork and exec a child has a copy of every descriptor, and a process that reads
+// /proc/PID/fd keeps a file open for a moment. Neither may keep a device in use after an exclusive
+// open has ended, because the mkfs that follows would find it busy.
 func TestNoOtherProcessKeepsTheDeviceInUse(t *testing.T) {
 	_, device := openDisk(t, 64*guesttest.MiB)
 	over := make(chan struct{})
@@ -189,23 +189,23 @@ func TestAHangingLoopDeviceHoldsOnlySharedDisks(t *testing.T) {
 	defer guesttest.Run(t, "losetup", "--detach", loop)
 	name := filepath.Base(loop)
 	answered := make(chan struct{})
-	if async.Within(loop, 0, func() { <-answered }) { // the kernel waits
-		t.Fatal("it is answered")
+	if async.Within(loop, 0, func() { <-answered }) { // stands for a hanging ioctl
+		t.Fatal("the loop device answers")
 	}
 	if err := d.CheckLoops(); err != nil {
-		t.Errorf("a disk of which no workload has a node: %v", err)
+		t.Errorf("no workload has a node of the disk, but: %v", err)
 	}
 	d.Shared = true
 	err := d.CheckLoops()
 	if !csierr.Has(err, csierr.DeviceHeld) || !strings.Contains(err.Error(), name) {
-		t.Errorf("the loop device may be over the disk: %v", err)
+		t.Errorf("the loop device may use the shared disk: %v", err)
 	}
 	close(answered)
-	csitest.Await(t, "it is over another file", func() bool { return d.CheckLoops() == nil })
+	csitest.Await(t, "the loop device answers", func() bool { return d.CheckLoops() == nil })
 }
 
-// FuzzParseSerial checks that a serial is the bytes between the padding: parsing removes all of the
-// padding and nothing else, and more padding does not change the result.
+// FuzzParseSerial checks that parsing a serial removes the padding and nothing else, and that more
+// padding does not change the result.
 func FuzzParseSerial(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := parseSerial(b)

@@ -30,8 +30,8 @@ func (d Device) isNode(st *unix.Statx_t) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == d.Major && st.Rdev_minor == d.Minor
 }
 
-// openers lists the visible processes, other than this one, that have the file open. The mark
-// is the text by which the list of a process's locks shows a lock of the file.
+// openers lists the visible processes, other than this one, that have the file open. mark is the
+// text that identifies the file in the locks that /proc/PID/fdinfo lists.
 func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	pids, err := Processes()
 	if err != nil {
@@ -222,8 +222,9 @@ const kernelSysfs = "/sys"
 const loopWait = time.Second
 
 // CheckLoops fails if a loop device uses the device or a partition of it, directly or through
-// others. A loop device opens what is below it, but not exclusively, and in no process. One that
-// does not say what is below it counts only if a workload may have the device's node.
+// others. A loop device opens what is below it, but not exclusively, and in no process. A loop
+// device that does not report what is below it counts as a user only if a workload may have the
+// device's node.
 func (d *OpenDevice) CheckLoops() error {
 	bound, err := boundLoops()
 	if err != nil {
@@ -237,7 +238,7 @@ func (d *OpenDevice) CheckLoops() error {
 		if _, ok := below[bound[i].below]; bound[i].err == nil && ok {
 			users = append(users, bound[i].describe(d.host, below[bound[i].below]))
 			maps.Copy(below, numbers(bound[i].Device))
-			bound, i = slices.Delete(bound, i, i+1), -1 // one before it may be over it
+			bound, i = slices.Delete(bound, i, i+1), -1 // an earlier one may use this one
 		}
 	}
 	if len(users) > 0 {
@@ -275,10 +276,11 @@ type loop struct {
 	Device
 	file  string // the backing file, as the kernel shows it to this process
 	below uint64 // the number of the device that the backing file is a node of; 0 for another file
-	err   error  // below is not known
+	err   error  // why below is not known
 }
 
-// describe names a user of the device over, and who uses it in turn.
+// describe describes the loop device, which uses the device named over, and the users of the loop
+// device.
 func (l loop) describe(h Host, over string) string {
 	words := fmt.Sprintf("%s (over %s by the path %.200q)", l.Name, over, l.file)
 	if at := h.mounted(l.Device); at != "" {

@@ -16,8 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// lockWait is how long a call waits for a lock. Two holders are brief: a call that has just ended,
-// and a program between fork and exec that has inherited that call's descriptor.
+// lockWait is how long a call waits for a lock. Two kinds of holder release it soon: a call that
+// has just ended, and a program between fork and exec that has inherited the call's descriptor.
 const lockWait = 2 * time.Second
 
 // Lock locks what the key names, such as a volume, against the other processes of the driver on the
@@ -25,7 +25,7 @@ const lockWait = 2 * time.Second
 // it. Without a file for the locks, or if it cannot be opened, the result is nil and locks nothing.
 //
 // Each key is a byte of one file, which workloads cannot reach, and which never has to be cleaned
-// up. Two keys of one byte exclude each other without need, and harm nothing.
+// up. Two keys that share a byte exclude each other needlessly, which is harmless.
 func (h Host) Lock(ctx context.Context, key string) (*os.File, error) {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(key))
@@ -57,7 +57,7 @@ func (h Host) Lock(ctx context.Context, key string) (*os.File, error) {
 		_ = f.Close()
 		if err != nil {
 			return nil, err
-		} // else somebody removed the file meanwhile
+		} // otherwise the file was removed meanwhile
 	}
 	return nil, csierr.New(csierr.DeviceLocked, "the file of the locks, %s, was removed %d times "+
 		"while %s was locked; find the process that removes it", h.Locks, maxOpens, csierr.Plain(key))
@@ -82,8 +82,8 @@ func (h Host) openLocks() *os.File {
 // programs that get Inherited keep the lock, so the next driver waits for a mkfs or an e2fsck that
 // outlived this one.
 //
-// unshared says that no workload ever gets the raw device. Then the lock of its node is the
-// driver's, too, and also excludes a driver with another file for the locks.
+// unshared means that no workload ever gets the raw device. Then nobody else locks the device's
+// node, so its lock also excludes a driver with another lock file.
 //
 // It does not exclude other programs: the exclusive open (TryExclusive) and the search for writers
 // (AwaitNoWriters) find those.
@@ -115,8 +115,8 @@ func (d *OpenDevice) Keep(lock *os.File) {
 }
 
 // flock takes the flock(2) of the device's node, by which udev is asked not to probe it. A workload
-// that has the raw device may hold that lock for ever. So it is waited for only where no workload
-// has the device, or it is the only lock.
+// that has the raw device may hold that lock for ever. So the call waits for it only if no workload
+// has the device, or if there is no other lock.
 func (d *OpenDevice) flock(ctx context.Context, wait bool) error {
 	take := func() error { return unix.Flock(d.descriptor(), unix.LOCK_EX|unix.LOCK_NB) }
 	if !wait {
@@ -126,7 +126,7 @@ func (d *OpenDevice) flock(ctx context.Context, wait bool) error {
 	return awaitLock(ctx, d.Path, take, func() string { return locker(d.isNode, "FLOCK") })
 }
 
-// awaitLock waits for a lock that take takes unless somebody has it.
+// awaitLock calls take until that gets the lock, or until lockWait has passed.
 func awaitLock(ctx context.Context, what string, take func() error, locker func() string) error {
 	backoff := async.Backoff{Pause: 10 * time.Millisecond, Max: 10 * time.Millisecond,
 		End: time.Now().Add(lockWait)}
@@ -150,8 +150,8 @@ func awaitLock(ctx context.Context, what string, take func() error, locker func(
 	}
 }
 
-// locker names the visible processes that hold the lock of a file. The mark is how their list of
-// locks shows it.
+// locker names the visible processes that hold the lock of a file. mark identifies the file in
+// their lists of locks.
 func locker(isFile func(*unix.Statx_t) bool, mark string) string {
 	locking := slices.DeleteFunc(openers(isFile, mark), func(o opener) bool { return !o.Locking })
 	if len(locking) == 0 {

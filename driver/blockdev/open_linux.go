@@ -19,7 +19,7 @@ type OpenDevice struct {
 	host Host
 	File *os.File
 	lock *os.File // against other processes of the driver; nil unless OpenLocked opened it
-	// Shared says that a workload may have, or have had, a node of the device.
+	// Shared reports whether a workload may have, or have had, a node of the device.
 	Shared bool
 	// Inherited is what a program that works on the device has to inherit: File, and the locks that it
 	// keeps if this process dies.
@@ -91,7 +91,7 @@ func (d *OpenDevice) verify() error {
 }
 
 // Reverify verifies that the path still leads to the open device and that the device still carries
-// the serial. Then what a program did to the path, it did to this disk.
+// the serial. If so, whatever a program did at the path, it did to this disk.
 func (d *OpenDevice) Reverify() error {
 	now, err := d.host.Lookup(d.Serial)
 	if err != nil {
@@ -108,9 +108,9 @@ func (d *OpenDevice) Reverify() error {
 // fails while the device is mounted in any mount namespace or in use by another driver of the
 // kernel (device mapper, md, swap).
 //
-// It opens nothing itself: a child that is forked meanwhile, or a process that reads /proc/PID/fd,
-// would keep such a descriptor open and the device in use. The kernel claims the device for as long
-// as it sets a block size; the one that it has stays.
+// It does not open the device: a child that is forked meanwhile, or a process that reads
+// /proc/PID/fd, could keep the descriptor open and the device in use. Instead it sets the block
+// size that the device already has, for which the kernel claims the device for a moment.
 func (d *OpenDevice) TryExclusive() error {
 	size, err := unix.IoctlGetInt(d.descriptor(), unix.BLKBSZGET)
 	if err == nil {
@@ -140,7 +140,7 @@ func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 }
 
 // awaitCopies waits until no other process has a copy of the closed descriptor: a child between
-// fork and exec, or one that looks at it in /proc.
+// fork and exec, or a process that reads /proc/PID/fd.
 func (d *OpenDevice) awaitCopies() {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		if !csierr.Has(d.TryExclusive(), csierr.DeviceHeld) {
@@ -156,7 +156,7 @@ func (d *OpenDevice) openAgain(flags int) (*os.File, error) {
 	return f, d.notExclusive(csierr.WithoutPath(err))
 }
 
-// notExclusive says what the error of an exclusive use means; nil stays nil.
+// notExclusive explains the error of an exclusive open; nil stays nil.
 func (d *OpenDevice) notExclusive(err error) error {
 	if errors.Is(err, unix.EBUSY) {
 		return csierr.New(csierr.DeviceHeld, "%s is in use on this node: %w", d.Path, err)
@@ -248,9 +248,8 @@ func (d *OpenDevice) SetReadOnly(on bool) error {
 	return Ioctl(d.descriptor(), unix.BLKROSET, unsafe.Pointer(&n))
 }
 
-// DropCache has the kernel forget what it has read of the device. After a write that failed it
-// keeps what was to be written, as long as anybody has the device open, and shows it as the
-// content.
+// DropCache makes the kernel drop its cache of the device. After a failed write the cache contains
+// the new bytes, not those on the disk, as long as anybody has the device open.
 func (d *OpenDevice) DropCache() error {
 	if err := Ioctl(d.descriptor(), unix.BLKFLSBUF, nil); err != nil {
 		return fmt.Errorf("drop what the kernel has kept of %s: %w", d.Path, err)
@@ -258,9 +257,9 @@ func (d *OpenDevice) DropCache() error {
 	return nil
 }
 
-// MakeWritable makes the device writable if ours is set: then a read-only block publication may
-// have left it read-only when the driver died. The caller knows that the device is not in use. A
-// device that stays read-only is an error.
+// MakeWritable returns an error if the device is read-only. If ours is set, it makes the device
+// writable first: the driver may have died during a read-only block publication and left the switch
+// on. The caller has checked that the device is not in use.
 func (d *OpenDevice) MakeWritable(ours bool) error {
 	for range 2 {
 		readOnly, err := d.ReadOnly()

@@ -14,23 +14,22 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// DefaultLateLimit is how long a rack may take to carry out a change that it has not answered. So
-// long the change is open, and no call returns OK that the change could undo.
+// DefaultLateLimit is how long a rack may take to carry out a change that it has not answered.
+// Until then the change is open: no call returns OK if the change could undo it.
 //
-// No rack names a limit: it goes on with a request when its caller is gone. A change is one
-// transaction, or one short saga, and ends within seconds; those that were seen to come late came
-// up to 25 s late. A minute is also how long common proxies wait for an answer (nginx:
-// proxy_read_timeout).
+// A rack has no documented limit, and continues a request whose caller is gone. A change is one
+// transaction, or one short saga, and ends within seconds; the latest that was observed came 25 s
+// late. A minute is also how long common proxies wait for an answer (nginx: proxy_read_timeout).
 //
-// Only this process knows which changes it sent. One that has just started assumes that none is
-// open. If the one before it ended within the limit, or the rack needs longer, a disk may stay
-// attached that no CO knows of: ListVolumes shows the instance, and the next publish to another
-// node names it (DiskAttachedElsewhere). A disk or a snapshot that no CO knows of is found by
-// audit.
+// A process that has just started assumes that no change is open, because only its predecessor knew
+// the changes that it sent. If such a change is made later, or if the rack needs longer than the
+// limit, a disk may be attached without any CO knowing it. Then ListVolumes shows the instance, and
+// the next publish to another node names it (DiskAttachedElsewhere). An audit finds a disk or a
+// snapshot that no CO knows.
 const DefaultLateLimit = time.Minute
 
-// change is a change of the rack. A disk or a snapshot has its id once that is known, and its name
-// where the name matters.
+// change is a change of the rack. id is empty until the id of the disk or snapshot is known, and
+// name is set only where the name matters.
 type change struct {
 	event    flight.Event
 	id, name string
@@ -59,13 +58,13 @@ func snapshotDeleted(id oxide.NameOrId) change {
 	return change{event: flight.SnapshotDeleted, id: string(id)}
 }
 
-// confirm closes the flight recorder's record of a change that has turned out to be made. more is
-// what is known of it now.
+// confirm closes the change in the flight recorder, because it has turned out to be made. more
+// contains fields that are known only now.
 func (c change) confirm(ctx context.Context, more flight.Fields) {
 	flight.Of(ctx).Confirm(c.event, c.noted, more)
 }
 
-// confirmed notes that an object is gone, unless that could not be confirmed.
+// confirmed records that an object is gone if gone is nil, and returns gone.
 func (c change) confirmed(ctx context.Context, gone error) error {
 	if gone == nil {
 		c.confirm(ctx, flight.Fields{})
@@ -73,8 +72,8 @@ func (c change) confirmed(ctx context.Context, gone error) error {
 	return gone
 }
 
-// blocks reports whether the change is like another one: the same to the same object, by its name
-// or its id, and to the same instance unless that is empty.
+// blocks reports whether the change does the same as like to the same object, by name or id, and to
+// the same instance unless like names none.
 func (c change) blocks(like change) bool {
 	return c.event == like.event && (c.id != "" && c.id == like.id ||
 		c.name != "" && c.name == like.name) &&
@@ -88,7 +87,7 @@ type changes struct {
 	mu sync.Mutex
 	// guarded by mu: until when each may be made
 	open map[change]time.Time
-	// held has the changes that make the objects, by their names, that a call creates or deletes.
+	// held contains the objects that a call creates or deletes, as the changes that create them.
 	held sync.Map
 }
 
@@ -172,8 +171,9 @@ func (l *changes) learn(created change) {
 	}
 }
 
-// hold keeps other calls from creating or deleting the object of that name. A create is locked by
-// the CO's name and a delete by its id, and only the look at the object shows that they are one.
+// hold keeps other calls from creating or deleting the object of that name. The interceptor locks a
+// create by the CO's name and a delete by the id; only a look at the object shows that both are the
+// same.
 func (l *changes) hold(create flight.Event, name string) (release func(), err error) {
 	key := change{event: create, name: name}
 	if _, held := l.held.LoadOrStore(key, true); held {
@@ -183,7 +183,7 @@ func (l *changes) hold(create flight.Event, name string) (release func(), err er
 	return func() { l.held.Delete(key) }, nil
 }
 
-// remove deletes an object that read reads, and of which gone confirms that it is gone. While its
+// remove deletes an object: read looks at it, and gone confirms that it is deleted. While its
 // creation is open, it waits and looks again: the object could come back, and no CO would know it.
 func remove[T any](ctx context.Context, l *changes, created change,
 	read func(context.Context, oxide.NameOrId) (*T, error), name func(*T) oxide.Name,
@@ -230,7 +230,7 @@ func (l *changes) unlessOpen(ch change, err error) error {
 	return retryLater(err)
 }
 
-// retryLater converts an error to one after which the CO repeats the call.
+// retryLater gives an error a code after which the CO repeats the call.
 func retryLater(err error) error {
 	if err == nil || csierr.Retryable(err) {
 		return err

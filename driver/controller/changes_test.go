@@ -32,7 +32,7 @@ var (
 	deleteSnapshotStep    = &csi.DeleteSnapshotRequest{SnapshotId: racktest.Snapshot}
 )
 
-// What the steps return: they succeed, or an open change may undo them.
+// The steps of these tests. Those named …Open fail because an open change may undo them.
 var (
 	publishOK, publishOpen     = step{publishStep, codes.OK}, step{publishStep, codes.Unavailable}
 	unpublishOK, unpublishOpen = step{unpublishStep, codes.OK}, step{unpublishStep, codes.Unavailable}
@@ -58,7 +58,7 @@ func take(t *testing.T, lines script, steps []step) {
 	}
 }
 
-// What follows on one answer that is lost, late or wrong is drawn by proofs/concurrency.
+// proofs/concurrency generates the cases with a single lost, late or wrong answer.
 func TestNoUnpublishIsOKWhileAnAttachMayStillBeCarriedOut(t *testing.T) { // CU-4
 	leaving := shown(detaching)
 	for _, s := range []struct {
@@ -132,7 +132,7 @@ func TestACreateBesideADeleteOfTheNameIsRefused(t *testing.T) { // CV-18
 	var got error
 	during := func(call proto.Message) func(*testing.T, []byte) {
 		return func(t *testing.T, _ []byte) {
-			// The script answers nothing meanwhile.
+			// The script expects no request meanwhile.
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			got = csitest.Call(ctx, c, call)

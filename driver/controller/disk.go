@@ -64,8 +64,8 @@ func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	return v
 }
 
-// volumeContext includes the id, which ties the name to the volume: a publish need not check that
-// the two belong together, and attributes that were copied to another volume are detected.
+// volumeContext includes the id as well as the name, so that attributes that were copied to another
+// volume are detected.
 func volumeContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
@@ -82,9 +82,9 @@ func volumeContext(d *oxide.Disk) map[string]string {
 }
 
 // publishContext passes to the node what the rack shows of the disk, and the disk's history from
-// the ownership tag, whichever cluster's it is. It always has a use: the node shows no disk raw
-// without one. A disk of which no tag tells the use may be used both ways, and as its origin is
-// unknown, no sample of it proves anything.
+// the ownership tag, whichever cluster's it is. The context always contains a use, because without
+// one the node publishes no raw device. A disk whose tag has no use may be used in both ways. It
+// has no origin in the context either, so the node reads it whole before it formats it.
 func publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
@@ -126,7 +126,7 @@ func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 
 // useProblem returns why a disk does not fit these capabilities, or "". A disk that workloads write
 // as a raw device could later look blank, or like one of the driver's filesystems. So the use of a
-// disk holds in every cluster: the one that made it formats it by a sample.
+// disk binds every cluster: the one that made the disk may format it after reading only a sample.
 func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 	m, ok := rack.DiskTag(d)
 	if use := useOf(wanted); !ok || m.Use == "" || m.Use == volume.UseBoth || m.Use == use {

@@ -12,8 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// ListVolumes lists this cluster's volumes: the disks it made, and, while they are attached, all
-// others except boot disks: they were made by hand, or by another cluster. A CO would treat an
+// ListVolumes lists this cluster's volumes: the disks that it made, and all other attached disks
+// except boot disks. Those were made by hand or by another cluster, and a CO would treat an
 // attached disk that is not listed as lost.
 func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {

@@ -51,7 +51,7 @@ func TestListVolumesShowsThisClustersVolumes(t *testing.T) { // D-69, LV-5
 	c := rackThat(t,
 		racktest.OK(listDisks, pageOf("p2", listed(1, "detached"), listed(2, here), listed(3, "detached",
 			red), listed(4, "detached", copied), listed(5, "detached", mine))),
-		// Only for an attached disk that is not the cluster's does the driver list the boot disks.
+		// The driver lists the boot disks only if a disk is attached that is not the cluster's.
 		racktest.OK(listDisks, pageOf("p3", listed(6, here, mine), listed(7, here, red), listed(8,
 			"faulted"), listed(9, "detaching "+racktest.OtherInstance), listed(10, here, red), listed(11,
 			here, copied))),

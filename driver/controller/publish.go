@@ -86,15 +86,17 @@ func (a attachment) has(disk *oxide.Disk) bool {
 }
 
 // attach lists the instance's disks before and after it attaches one: of two disks whose names
-// begin with the same bytes the guest shows only one (CP-12), whoever made them. The list before
-// saves an attach that cannot be used. The list after finds what was attached meanwhile: if two
-// such disks are attached at once, the later list shows both, so that the two calls never both
-// return OK. The disk then stays attached until the CO unpublishes it: a rack accepts an attach
-// that is made already, and does not say whose it was, so this call cannot undo it.
+// begin with the same bytes the guest shows only one (CP-12), whoever made them. The list before it
+// avoids an attach that is of no use. The list after it finds what was attached meanwhile: if two
+// such disks are attached at once, the later of the two lists shows both, so at most one of the two
+// calls returns OK. The disk then stays attached until the CO unpublishes it: a rack also accepts
+// the attach of a disk that is attached already, so this call does not know whether the attach is
+// its own to undo.
 //
-// Right before the attach it reads the disk, so that it never asks for one that another instance
-// has. A rack refuses that by its rules (A34); one that breaks them would take the disk away from a
-// running workload. What is attached elsewhere between the read and the attach is left to the rack.
+// Right before the attach it reads the disk, and requests no attach if another instance has it. A
+// rack refuses such a request (A34), but a faulty one could take the disk away from a running
+// workload. If the disk is attached elsewhere between the read and the attach, only the rack can
+// refuse.
 func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	if _, err := a.changes.await(ctx, a.detached()); err != nil {
 		return nil, err
@@ -144,9 +146,9 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	return disk, nil
 }
 
-// requestAttach attaches the disk and returns it. refused is the reason of a refusal that the call
-// has got already. A refusal may be about a state that was over when the driver looked for it, so
-// only the second one names the instance's state.
+// requestAttach attaches the disk and returns it. refused is the reason of an earlier refusal in
+// the same call, or nil. The state that caused a refusal may be over when the driver reads it. So
+// the attach is requested twice, and only the second refusal is explained by the instance's state.
 func (a attachment) requestAttach(ctx context.Context, look rack.Look, before neighbours,
 	refused error) (disk *oxide.Disk, err error) {
 	const doing = "attach disk"
@@ -219,9 +221,9 @@ func (a attachment) awaitAttached(ctx context.Context, disk *oxide.Disk) (*oxide
 }
 
 // resolveAttach reads the disk to find out whether an attach without a clear response was done. It
-// does not repeat the attach of a disk that is recorded as attached. The instance may have the
-// device already, and a rack may disturb it by a second one. If the instance lacks the device, the
-// node reports DeviceNotFound.
+// does not repeat the attach of a disk that is recorded as attached: a second attach could disturb
+// a device that the instance has already. If the instance lacks the device, the node reports
+// DeviceNotFound.
 func (a attachment) resolveAttach(ctx context.Context, before neighbours, why error) (*oxide.Disk,
 	error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -295,7 +297,7 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 	return diskBusy(disk)
 }
 
-// check returns why a disk must not be attached, or not be used: it is not the one that the request
+// check returns why a disk must not be attached or used: it is not the disk that the request
 // describes, or the guest cannot distinguish it from another one.
 func (a attachment) check(disk *oxide.Disk, n neighbours) error {
 	switch {
@@ -318,8 +320,8 @@ func (a attachment) check(disk *oxide.Disk, n neighbours) error {
 		"detach that one", rack.DiskText(disk), rack.DiskText(twin), a.Instance, volume.SerialBytes)
 }
 
-// neighbours are the disks of an instance: the one that is being published, nil if the instance
-// does not have it, and the others.
+// neighbours are the disks of an instance: the disk that is being published, or nil if the instance
+// does not have it, and the other disks.
 type neighbours struct {
 	Own    *oxide.Disk
 	Others []oxide.Disk

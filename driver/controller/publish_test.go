@@ -384,7 +384,7 @@ func TestValidating(t *testing.T) { // VC-2
 	}
 }
 
-// hundred returns as many disks of the instance as the shortest page that need not be the last has.
+// hundred returns 100 disks of the instance: a page of this length need not be the last one.
 func hundred() []string {
 	var disks []string
 	for n := range 100 {

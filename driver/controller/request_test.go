@@ -47,7 +47,7 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	}}
 }
 
-// from asks for a volume from a source, and parameter for one with a parameter.
+// from requests a volume from a source, and parameter a volume with a parameter.
 func from(source *csi.VolumeContentSource) *csi.CreateVolumeRequest {
 	r := createRequest()
 	r.VolumeContentSource = source
@@ -138,7 +138,7 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) { // B-3
 	}
 }
 
-// restoring lets a request ask for a volume from the snapshot.
+// restoring changes a request to ask for a volume from the snapshot.
 func restoring(r *csi.CreateVolumeRequest) {
 	r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
 }
@@ -213,8 +213,8 @@ type edit = func(map[string]any)
 // tagged gives an object an ownership tag.
 func tagged(tag volume.Tag) edit { return with("description", tag.Description()) }
 
-// shown is a read of the volume's disk in a state, and named a read by its name. snap and snapNamed
-// are such reads of a snapshot, and instance is a read of the instance.
+// shown is a read of the volume's disk in a state, and named is a read by the disk's name. snap and
+// snapNamed are the same reads of a snapshot, and instance is a read of the instance.
 func shown(state string, edits ...edit) racktest.Exchange {
 	return racktest.OK(racktest.ViewDisk, diskOf(state, edits...))
 }
@@ -243,7 +243,8 @@ func listing(disks ...string) racktest.Exchange {
 var (
 	// free is a read of the detached disk, and held of the disk that is attached to the instance.
 	free, held = shown("detached"), shown(here)
-	// noDisk does not find the disk. It is gone if the rack then finds the project, and again no disk.
+	// noDisk is a read that does not find the disk. gone proves that it is deleted: the rack then
+	// finds the project, and again not the disk.
 	gone       = script{noDisk, ownProject, ownUser, noDisk}
 	noDisk     = racktest.NotFound.To(racktest.ViewDisk)
 	ownProject = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
@@ -305,8 +306,7 @@ func (all scriptedCalls) after(lines ...racktest.Exchange) scriptedCalls {
 	return all
 }
 
-// try makes the calls with a request. What they return without an error is want, unless that is
-// nil.
+// try makes the calls with a request. Those that succeed have to return want, unless want is nil.
 func (all scriptedCalls) try(t *testing.T, request, want proto.Message) {
 	t.Helper()
 	for _, s := range all {

@@ -24,14 +24,16 @@ import (
 
 // Service is CSI's controller service: it creates, attaches, detaches and deletes disks through the
 // rack's API. Several controllers may serve one cluster, and each may be killed at any time: the
-// rack has the state. Only which changes the rack has not answered is kept, see DefaultLateLimit.
+// rack has the state. A controller remembers only the changes that the rack has not answered
+// (DefaultLateLimit).
 type Service struct {
 	csi.UnimplementedControllerServer
 
 	Rack      *rack.Client
 	ClusterID string            // part of the ownership tags of this cluster; may be empty
 	Topology  []volume.Segments // where the rack's disks can be reached from; empty means not declared
-	// TopologyInstance is whether nodes report their instance, as volumes that stay there need.
+	// TopologyInstance reports whether nodes report their instance, which volumes with placement
+	// instance need.
 	TopologyInstance bool
 	MaxDisks         int // the rack's limit per instance; 0 means 12
 	// LateLimit is how long the rack may take to carry out a change that it did not answer; 0 means
@@ -110,8 +112,8 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// validationOf parses the request. mismatch is what no disk satisfies; it is reported only for a
-// disk that exists.
+// validationOf parses the request. mismatch is a part of the request that no disk satisfies; it is
+// reported only for a disk that exists.
 func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {

@@ -103,8 +103,8 @@ func snapshotIDMissing() error {
 	return csierr.New(csierr.FieldMissing, "snapshot_id is missing")
 }
 
-// create reads the disk first, because what a volume restored from the snapshot has to know of it
-// goes into the snapshot's tag.
+// create reads the disk first, because the snapshot's tag records what a restore has to know of the
+// disk.
 func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	const doing = "create snapshot"
 	look := rack.Looking()
@@ -213,8 +213,8 @@ func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot,
 }
 
 // checkTaken returns an error unless the snapshot is ready. While the rack takes it, its point in
-// time is not known to be fixed, and the rack removes it if that fails (CS-7). An answer OK, with
-// ready_to_use false, would let the workload write again, and the orchestrator keep the id.
+// time is not known to be fixed, and the rack removes it if that fails (CS-7). An OK with
+// ready_to_use false would let the workload write again, and the orchestrator would keep the id.
 func checkTaken(s *oxide.Snapshot) error {
 	switch {
 	case !cut(s):
@@ -250,7 +250,7 @@ func (s snapshotSpec) explainRefusal(ctx context.Context, why error) error {
 	return rack.Error(ctx, "create snapshot", why)
 }
 
-// deleteSnapshot deletes a snapshot as it was seen, if this driver took it.
+// deleteSnapshot deletes a snapshot that was just read, if this driver took it.
 func (c *Service) deleteSnapshot(ctx context.Context, look rack.Look,
 	snapshot *oxide.Snapshot) error {
 	const doing = "delete snapshot"
@@ -379,8 +379,8 @@ func (s snapshotSpec) created(id string) change {
 		noted: flight.Fields{Name: s.rackName()}}
 }
 
-// tag returns the snapshot's ownership tag. The UUID of the filesystem is known for a disk that
-// this driver made, and with it that of a volume restored from the snapshot.
+// tag returns the snapshot's ownership tag. If the driver made the disk, the tag contains the UUID
+// of the filesystem, which a restored volume has, too.
 func (s snapshotSpec) tag(source *oxide.Disk) volume.Tag {
 	m := volume.Tag{Name: s.Name, Cluster: s.ClusterID, Claim: s.Claim,
 		BlockSize: int(source.BlockSize)}

@@ -42,10 +42,11 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	}
 }
 
-// lookAndDetach reads the disk and detaches it if the instance has it, or any instance if the id is
-// empty. It never asks to detach a disk from an instance that does not have it. A rack does nothing
-// then by its rules (A37); one that breaks them would take the disk away from another instance, and
-// from a running workload. What moves between the read and the detach is left to the rack.
+// lookAndDetach reads the disk and detaches it if the attachment's instance has it or, if the
+// attachment names no instance, from whichever has it. It requests no detach from an instance that
+// does not have the disk. A rack ignores such a request (A37), but a faulty one could take the disk
+// away from a running workload of another instance. If the disk moves between the read and the
+// detach, only the rack can refuse.
 func (a attachment) lookAndDetach(ctx context.Context) error {
 	look := rack.Looking()
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -65,8 +66,8 @@ func (a attachment) lookAndDetach(ctx context.Context) error {
 	return err
 }
 
-// detachEverywhere detaches a disk from the instance that has it, which is the attachment's, or
-// empty if none has it.
+// detachEverywhere detaches a disk from the attachment's instance, which is the one that has it, or
+// empty if none has it, and verifies that no instance has it then.
 func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
 	var err error
 	if a.Instance != "" {
@@ -147,8 +148,8 @@ func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error
 	return err
 }
 
-// statesWithoutInstance are the states that a disk reaches from detached, or before it can be
-// attached.
+// statesWithoutInstance are the states in which no instance has the disk: the rack enters them only
+// from detached, or before the first attach.
 var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDetached, oxide.DiskStateStateCreating, oxide.DiskStateStateMaintenance,
 	oxide.DiskStateStateImportReady, oxide.DiskStateStateImportingFromUrl,

@@ -63,8 +63,7 @@ func volumeIDMissing() error {
 	return csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 }
 
-// deleteDisk deletes a disk as it was seen right before, if this driver made it and no instance has
-// it.
+// deleteDisk deletes a disk that was just read, if this driver made it and no instance has it.
 func (c *Service) deleteDisk(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
 	const doing = "delete disk"
 	if err := checkOwnDisk(disk, c.ClusterID); err != nil {
@@ -74,8 +73,8 @@ func (c *Service) deleteDisk(ctx context.Context, look rack.Look, disk *oxide.Di
 		return diskAttached(disk, rack.InstanceOf(disk))
 	}
 	if disk.State.State() == oxide.DiskStateStateFaulted {
-		// Its state names no instance, whichever has it. The rack attaches no faulted disk, so the list
-		// is as good as the next look.
+		// The state of a faulted disk names no instance, even if one has it. As the rack attaches no
+		// faulted disk, the list of holders is still valid if the next look finds the disk faulted.
 		holders, err := c.Rack.Holders(ctx, disk.Id)
 		switch {
 		case err != nil:
@@ -155,7 +154,7 @@ func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	source, err := v.source(ctx)
 	switch {
 	case source.gone:
-		return v.unlessThere(ctx, err) // it may have been there when the disk was made
+		return v.unlessThere(ctx, err) // the disk may have been made while the source existed
 	case err != nil:
 		return nil, err
 	}

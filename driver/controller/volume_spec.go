@@ -209,7 +209,7 @@ func (v volumeSpec) difference(d *oxide.Disk) string {
 	return ""
 }
 
-// volumeSource is what is known of the source before the disk is created.
+// volumeSource describes the source as it was read before the disk is created.
 type volumeSource struct {
 	floorBytes int64  // 0 for a blank disk
 	projectID  string // empty for an image of the whole silo

@@ -141,7 +141,8 @@ func TestARepeatedCreateFindsTheDisk(t *testing.T) { // CV-18
 	}.try(t, createRequest(), blank)
 }
 
-// The claim's name may change hands under the same volume name, so it is no reason to refuse.
+// The volume of the same name may be requested for a claim of another name, so a different claim is
+// no reason to refuse.
 func TestTheClaimIsALabelOfTheDisk(t *testing.T) { // CV-18
 	labelled := racktest.OwnTag
 	labelled.Claim = "shop/data"

@@ -10,8 +10,9 @@ import (
 )
 
 // newFeatures are the features of the filesystems that the driver makes, by the names of the lists
-// below. Linux 5.12 mounts all of them. mkfs is told each one, and the result is compared with the
-// list, so that a disk does not depend on the version of mkfs or on a configuration file.
+// below. Linux 5.12 mounts all of them. The driver passes each of them to mkfs and compares the
+// result with the list, so that a disk does not depend on the version of mkfs or on a configuration
+// file.
 var newFeatures = map[string]string{
 	volume.Ext3: "dir_index ext_attr filetype has_journal large_file resize_inode sparse_super",
 	volume.Ext4: "64bit dir_index dir_nlink ext_attr extents extra_isize filetype flex_bg " +
@@ -22,8 +23,8 @@ var newFeatures = map[string]string{
 		"skinny_metadata",
 }
 
-// incidentalFeatures are bits that are not a choice of mkfs. They follow from the disk's blocks or
-// from the size of the nodes, or report a state, or the driver sets them itself.
+// incidentalFeatures are feature bits that mkfs does not choose: they follow from the disk's blocks
+// or the size of the nodes, report a state, or are set by the driver.
 var incidentalFeatures = []string{"dalign", "sector", "big_metadata", "written", "metadata_uuid"}
 
 // newFeatures returns the features of the volume's filesystem when it is new, sorted.
@@ -35,7 +36,8 @@ func (v Volume) newFeatures() []string {
 
 // chosenFeatures returns the features that the mkfs of the filesystem chose, sorted.
 func (sb Superblock) chosenFeatures() []string {
-	// mke2fs chooses meta_bg where a group in small blocks lacks the room that resize_inode reserves.
+	// mke2fs replaces resize_inode by meta_bg if a group of small blocks has no room for the reserved
+	// descriptors.
 	names := strings.Fields(strings.NewReplacer(",", "", "meta_bg", "resize_inode").
 		Replace(sb.Features))
 	slices.Sort(names)
@@ -45,7 +47,8 @@ func (sb Superblock) chosenFeatures() []string {
 }
 
 // A filesystem is mounted only if it is whole on its device and every feature that it uses is in
-// these lists: what a kernel or a tool does with another feature, and to which disks, is unknown.
+// these lists. It is unknown what a kernel or a tool would do because of another feature, and to
+// which disks.
 
 // featureWord is a field of a superblock whose bits are features.
 type featureWord struct {
@@ -56,8 +59,8 @@ type featureWord struct {
 	Bits string
 }
 
-// extFeatures refuses, besides an external journal, what no kernel supports, and read-only and
-// shared_blocks: with these the kernel mounts the filesystem only for reading.
+// extFeatures refuses an external journal, features that no kernel supports, and read-only and
+// shared_blocks, with which the kernel mounts the filesystem only for reading.
 var extFeatures = []featureWord{
 	{"s_rev_level", 0x4C, 4, "."},
 	{"s_feature_compat", 0x5C, 4, "dir_prealloc imagic_inodes has_journal ext_attr resize_inode " +
@@ -72,8 +75,9 @@ var extFeatures = []featureWord{
 	{"s_journal_uuid", 0xD0, 8, ""}, {"s_journal_uuid", 0xD8, 8, ""}, {"s_journal_dev", 0xE4, 4, ""},
 }
 
-// xfsFeatures and xfsV5Features refuse a realtime part, also an internal one, which zones need: the
-// driver would grow the filesystem into it. needsrepair is for xfs_repair to clear.
+// xfsFeatures and xfsV5Features refuse a realtime section, also the internal one of zoned, because
+// the driver would grow the filesystem into it. They refuse needsrepair, which only xfs_repair may
+// clear.
 var (
 	xfsFeatures = []featureWord{
 		{"sb_rblocks", 16, 8, ""}, {"sb_rextents", 24, 8, ""}, {"sb_inprogress", 126, 1, ""},
@@ -90,8 +94,9 @@ var (
 	}
 )
 
-// btrfsFeatures refuses a seed, which others build upon, what a tool or the kernel has left half
-// changed, and experiments. A zoned btrfs may have its superblocks where the driver does not look.
+// btrfsFeatures refuses a seed device, which other filesystems use, changes that a tool or the
+// kernel has not finished, experimental features, and zones, with which the superblocks may be
+// where the driver does not look.
 var btrfsFeatures = []featureWord{
 	{"flags", 0x38, 4, "written reloc !error"},
 	{"flags>>32", 0x3C, 4, "!seeding !metadump !metadump_v2 !changing_fsid !changing_fsid_v2 - " +
@@ -104,7 +109,7 @@ var btrfsFeatures = []featureWord{
 	{"csum_type", 0xC4, 2, ". ."},
 }
 
-// addFeatures adds the features that the words of a superblock have.
+// addFeatures adds the features that are set in a superblock's words.
 func (sb *Superblock) addFeatures(b []byte, order binary.ByteOrder, words []featureWord) {
 	for _, w := range words {
 		bits, known := w.value(b, order), []string(nil)

@@ -18,7 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// format formats the device, which is proven blank or an unfinished format of this volume.
+// format formats the device, which is proven to be blank or to hold an unfinished format of this
+// volume.
 func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) {
 	d, v := disk{p.Device}, p.Volume
 	proof := "read whole"
@@ -44,19 +45,19 @@ func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) 
 // overwrite existing content: mkfs.xfs and mkfs.btrfs refuse a disk that holds something, which is
 // a second check after ours. (mke2fs asks only on a terminal, so for ext ours is the only one.)
 //
-// None of them discards: the disk is blank, and no other part of it is changed by mistake.
-// reservedPercent defaults to 0, as in Kubernetes' own formatting: no root daemon lives on a
-// volume. mke2fs leaves the inode tables to the kernel, whatever its configuration is, because a
-// whole table could cover the records. An ext that meets an error becomes read-only, so that the
-// error is noticed.
+// None of them discards: the disk is blank, and a discard could only do harm. reservedPercent
+// defaults to 0, as in Kubernetes' own formatting: no root daemon lives on a volume. mke2fs always
+// leaves the inode tables to the kernel, because a whole table could overwrite the records. An ext
+// becomes read-only at the first error, so that the error is noticed.
 //
 // The filesystem gets the volume's UUID, which distinguishes it from that of another disk attached
-// in its place. mkfs.btrfs refuses a UUID that any other disk of the machine has, such as the disk
-// that this volume was restored from, so a btrfs gets its UUID afterwards (see identify).
+// in its place. mkfs.btrfs refuses a UUID that another disk of the machine has, such as the origin
+// of a restored volume, so a btrfs gets its UUID after mkfs (see identify).
 //
-// Each feature that a mkfs can switch is switched on or off (see newFeatures). mkfs.xfs and
-// mkfs.btrfs are asked which they can switch: they refuse others, and a newer version may have
-// switched on what no list contains. If the answer is lost, a check finds it after mkfs.
+// Each feature that a mkfs can switch is switched on or off (see newFeatures). The driver asks
+// mkfs.xfs and mkfs.btrfs which features they can switch: they refuse unknown ones, and a newer
+// version may switch on a feature that no list contains. If such a feature is missed here,
+// checkNewFeatures finds it after mkfs.
 func mkfsCommand(v Volume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
@@ -115,11 +116,11 @@ func xfsSwitches(v Volume) (args []string, err error) {
 	return args, err
 }
 
-// btrfsSwitch matches a feature in a list of mkfs.btrfs, but no alias of one.
+// btrfsSwitch matches a feature in a list of mkfs.btrfs, but not an alias.
 var btrfsSwitch = regexp.MustCompile(`(?m)^([a-z0-9-]+) +- .*\)$`)
 
 // btrfsSwitches returns the arguments for the features that the node's mkfs.btrfs lists. Older
-// versions have a second list, of those that may also be switched later.
+// versions have a second list, of features that can also be switched later.
 func btrfsSwitches(v Volume) (args []string, err error) {
 	for _, flag := range []string{"-O", "-R"} {
 		list, err := runTool(nil, "mkfs.btrfs", flag, "list-all")
@@ -143,11 +144,11 @@ func btrfsSwitches(v Volume) (args []string, err error) {
 // format of this volume, in the chunks that are left, and verifies the result. The caller keeps the
 // device open from inspect to the mount, so its number stays its own.
 //
-// A format that is cut off at any instant is repeated by the next call. Until the first record is
-// durable nothing else has been written. From then on a record of this volume stands on the disk
-// until the work of mkfs is durable. If a repeated call is cut off while it wipes, the next one
-// wipes again. A btrfs that mkfs had finished before the records were erased is used as it is if a
-// check finds it whole (see finishFormat): nothing shows that it has not been written to.
+// A format that is cut off at any instant is repeated by the next call. Nothing else is written
+// until the first record is durable. From then on a record of this volume is on the disk until the
+// work of mkfs is durable. If a repeated call is cut off while it wipes, the next one wipes again.
+// If mkfs had finished a btrfs before the records were erased, the btrfs is used if a check finds
+// no errors (see finishFormat), because nothing proves that no workload has written to it.
 func (d disk) format(v Volume, left []int64, name string, args []string) (Superblock, error) {
 	if v.SizeBytes == 0 {
 		return Superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
@@ -205,12 +206,12 @@ func (d disk) mkfs(v Volume, name string, args []string) (Superblock, error) {
 }
 
 // finishFormat makes the last steps of a format that was cut off right before them: it gives a
-// btrfs the volume's UUID and erases the records. A check has found the btrfs whole, and records of
-// its format by this volume are on the disk. Left there, they would bind a later call to a check
-// whose failure makes the disk be formatted again.
+// btrfs the volume's UUID and erases the records. A check has found no errors in the btrfs, and
+// records of its format by this volume are on the disk. If they stayed, a later call would repeat
+// the check, and format the disk again if it failed.
 //
-// A mkfs that was killed, or a driver, has not flushed what it wrote last. The records stay until
-// that is durable.
+// If mkfs or the driver was killed, its last writes were not flushed, so the records stay until
+// those are durable.
 func (d disk) finishFormat(v Volume, sb Superblock) error {
 	if err := d.checkNewFeatures(sb, v); err != nil {
 		return err
@@ -252,8 +253,8 @@ func (d disk) wipe(v Volume, chunks []int64) error {
 	return s.checkBlank()
 }
 
-// clearSectors durably overwrites with zeroes what is no head of a block, or then also the heads. A
-// power cut may tear a sector as well, at what any disk writes whole.
+// clearSectors durably overwrites the chunks with zeroes, without the heads of blocks unless heads
+// is set. Every disk writes 512 bytes whole, so a power failure tears no head.
 func (d disk) clearSectors(w *os.File, chunks []int64, heads bool) error {
 	const wholeBytes = 512
 	slots := RecordOffsets(d.SizeBytes)
@@ -280,7 +281,8 @@ func (d disk) clearSectors(w *os.File, chunks []int64, heads bool) error {
 	return d.unwritable(w.Sync())
 }
 
-// isOf reports whether a filesystem has the UUID of the volume's own, if that is known.
+// isOf reports whether the filesystem has the UUID of the volume's filesystem, or that UUID is not
+// known.
 func (sb Superblock) isOf(v Volume) bool {
 	return v.FilesystemUUID == "" || sb.UUID.String() == v.FilesystemUUID
 }

@@ -26,8 +26,8 @@ const (
 )
 
 // growExt checks the filesystem, which resize2fs requires, and grows it. resize2fs cannot be killed
-// without damage, and e2fsck does not write the superblock atomically. So growth records stand on
-// the disk meanwhile and show which step was reached.
+// without damage, and e2fsck does not write the superblock atomically. So growth records are on the
+// disk meanwhile and show which step was reached.
 func (p *Preparation) growExt(found state) (err error) {
 	d, v := disk{p.Device}, p.Volume
 	change := p.Flight.Begin(flight.FilesystemGrown, flight.Fields{Filesystem: v.FSType})
@@ -80,9 +80,9 @@ func growCheck(found state, v Volume) []string {
 	sb := found.Filesystem
 	switch {
 	case found.Checked && v.neverRaw():
-		// Any error was left by a resize2fs that was killed: the filesystem had been checked right
-		// before, and it has not been mounted since. No workload can have written the record that says
-		// so, for it lies behind the filesystem, on a disk that no workload ever had as a raw device.
+		// Any error was left by a resize2fs that was killed: the record shows that the filesystem was
+		// checked right before, and has not been mounted since. No workload can have written the record,
+		// which is behind the filesystem on a disk that no workload ever had as a raw device.
 		return []string{"-f", "-y"}
 	case found.Growing && sb.Damaged:
 		// An e2fsck was killed while it wrote the superblock. The copy is whole (see allowCopy).
@@ -177,8 +177,8 @@ func growBtrfs(root *os.File) error {
 	return nil
 }
 
-// allow returns an error if the filesystem must not be mounted. It precedes everything that mounts,
-// checks, grows or writes to a filesystem, for each of these can write to the other devices, too.
+// allow returns an error if the filesystem must not be mounted. It precedes every mount, check,
+// growth and write, because each of them can also write to other devices of the filesystem.
 func (d disk) allow(sb Superblock) error {
 	if sb.Refused == "" {
 		return nil
@@ -188,8 +188,8 @@ func (d disk) allow(sb Superblock) error {
 		sb.Type, d.Path, d.Serial, sb.Refused)
 }
 
-// allowCopy is allow for the copy that a check takes in place of a damaged superblock. The copy may
-// have the larger size, because a growth writes it first.
+// allowCopy does what allow does for the copy that a check uses in place of a damaged superblock.
+// The copy may have the larger size, because a growth writes it first.
 func (d disk) allowCopy(sb Superblock) error {
 	at := sb.CopyBlock * sb.BlockBytes
 	b, err := d.Read(at&^(sectorBytes-1), sectorBytes)
@@ -205,9 +205,9 @@ func (d disk) allowCopy(sb Superblock) error {
 	return d.allow(whole)
 }
 
-// checkDescriptors returns an error if a group descriptor cannot be right. With -p e2fsck does not
-// turn to the copies then: it deletes the journal that it cannot find, writes the bad descriptors
-// over the copies, and asks for a person, who can find no file any more. Without -p it takes a
+// checkDescriptors returns an error if a group descriptor cannot be right. In that case e2fsck -p
+// does not use the copies: it deletes the journal that it cannot find, overwrites the copies with
+// the bad descriptors, and asks for a person, who can no longer find any file. Without -p it uses a
 // copy.
 func (d disk) checkDescriptors() error {
 	head, err := d.Read(0, sectorBytes)
@@ -226,7 +226,8 @@ func (d disk) checkDescriptors() error {
 	}
 	group := t.firstBad(b[t.Offset-from:])
 	if group < 0 {
-		// A wrong block inside of the filesystem is as bad: e2fsck deletes a journal that is not there.
+		// A wrong block inside of the filesystem has the same effect: e2fsck deletes the journal that it
+		// does not find there.
 		at, n := t.inodesAt(b[t.Offset-from:])
 		from, to := at&^(sectorBytes-1), (at+n+sectorBytes-1)&^(sectorBytes-1)
 		if at > d.SizeBytes-n || to > d.SizeBytes {
@@ -285,8 +286,9 @@ func (p *Preparation) checkExt(args ...string) (err error) {
 	return result.failure("e2fsck", d.Path)
 }
 
-// tryRead lets e2fsck read what a repair reads, and returns an error if it cannot read some of it.
-// With -y it would overwrite that with zeroes and go on (e2fsck_handle_read_error).
+// tryRead makes e2fsck read everything that a repair reads, and returns an error if a read fails.
+// With -y e2fsck would overwrite the unreadable block with zeroes and continue
+// (e2fsck_handle_read_error).
 func (d disk) tryRead() error {
 	result, err := runTool(d.Inherited, "e2fsck", "-f", "-n", inherited)
 	if err == nil && diskFailed(result) {
@@ -295,9 +297,9 @@ func (d disk) tryRead() error {
 	return err
 }
 
-// diskFailed reports whether e2fsck could not read or write the disk. It then ends as it does for
-// errors of the filesystem, of which it knows nothing in that case, or with -y as if they were
-// corrected; only its messages differ (e2fsck/ehandler.c and problem.c).
+// diskFailed reports whether e2fsck could not read or write the disk. Only its messages show that
+// (e2fsck/ehandler.c and problem.c): its exit code is that of errors in the filesystem or, with -y,
+// of corrected errors.
 func diskFailed(e2fsck toolResult) bool {
 	return slices.ContainsFunc([]string{"Error reading block ", "Error writing block ",
 		"Error writing file system info", "Error flushing writes ",

@@ -60,8 +60,8 @@ func TestBlkidDistinguishesNothingFoundFromAnError(t *testing.T) {
 	}
 }
 
-// FuzzJudge checks that no disk with a byte that is not zero, or on which blkid finds something, is
-// called blank.
+// FuzzJudge checks that a disk is never called blank if a byte is not zero or blkid finds
+// something.
 func FuzzJudge(f *testing.F) {
 	f.Add([]byte{}, []byte{}, "")
 	f.Add([]byte{0, 1}, []byte{0}, "ext4")
@@ -83,7 +83,7 @@ func FuzzJudge(f *testing.F) {
 }
 
 // After a failed write the kernel's cache contains the new bytes, as long as any program has the
-// device open. A check would then take a damaged filesystem for a good one.
+// device open. A check would then find no error in a damaged filesystem.
 func TestTheKernelsCacheIsDroppedBeforeACheck(t *testing.T) {
 	g := guesttest.New(t)
 	d := g.Attach(guesttest.Serial, 64*guesttest.MiB)
@@ -203,8 +203,8 @@ func withChecksum(kind int, body []byte) (head []byte, from, to int) {
 	return head, from, to
 }
 
-// FuzzBlkid checks that what is parsed stands in the output of blkid, and that output without a
-// type and a table is an error.
+// FuzzBlkid checks that the result of parsing is in the output of blkid, and that output with
+// neither a type nor a table is an error.
 func FuzzBlkid(f *testing.F) {
 	f.Fuzz(func(t *testing.T, output string) {
 		a, err := parseBlkid(output)

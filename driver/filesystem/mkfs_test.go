@@ -109,8 +109,8 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 	}
 }
 
-// TestEveryMkfsLeavesARecordAndKnownTraces checks what repeating an unfinished format relies
-// on: no mkfs of the driver, whatever its options, overwrites all records on a disk, and every byte
+// TestEveryMkfsLeavesARecordAndKnownTraces checks the condition for repeating an unfinished format:
+// no mkfs of the driver, whatever its options, overwrites all records on a disk, and every byte
 // that it wrote is recognized. Otherwise the disk would be refused forever. The long form, with
 // PROOF_DURATION set, tries every size and all options in blocks of every size; the whole form
 // tries each option in blocks of one size.
@@ -249,8 +249,8 @@ func TestRecordsAreDroppedOnlyFromADiskThatIsFree(t *testing.T) {
 	}
 }
 
-// firstUnexplained returns the offset of the first byte in a disk's file, from an offset on, that
-// is not expected, or -1.
+// firstUnexplained returns the offset of the first unexpected byte in a disk's file, from an offset
+// on, or -1.
 func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) int64 {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", d.Loop)
@@ -338,8 +338,9 @@ func TestOtherDataIsNotRecognizedAsWrittenByATool(t *testing.T) {
 	}
 }
 
-// TestTracesExplainTheGrowthOfExt checks what a growth that was cut off relies on: that all that
-// resize2fs writes behind the old end of the filesystem is recognized, and nothing else is.
+// TestTracesExplainTheGrowthOfExt checks the condition for repeating a growth that was cut off:
+// everything that resize2fs writes behind the old end of the filesystem is recognized, and nothing
+// else.
 func TestTracesExplainTheGrowthOfExt(t *testing.T) {
 	type growth struct {
 		fsType, options string

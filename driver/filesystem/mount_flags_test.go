@@ -58,8 +58,8 @@ func acceptedFlags(t *testing.T, fsType string) []string {
 	return slices.Compact(flags)
 }
 
-// TestAFreshFilesystemMountsWithTheAcceptedFlags tries each flag and each pair that is accepted,
-// also as the driver mounts a disk that is read-only.
+// TestAFreshFilesystemMountsWithTheAcceptedFlags mounts with each accepted flag and pair of flags,
+// also with the options for a read-only disk.
 func TestAFreshFilesystemMountsWithTheAcceptedFlags(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
@@ -103,8 +103,8 @@ func TestAFreshFilesystemMountsWithTheAcceptedFlags(t *testing.T) {
 	}
 }
 
-// When the driver searches for a frozen filesystem, the user of the device may have ended. Then no
-// log on the disk may be replayed, because the disk may belong to a raw workload.
+// The user that kept the device busy may end while the driver looks for a frozen filesystem. The
+// driver must not replay a log then, because the disk may belong to a workload with a raw device.
 func TestNoJournalIsReplayedToFindAFrozenFilesystem(t *testing.T) {
 	sizes := map[string]int64{volume.Ext3: 64 * guesttest.MiB, volume.Ext4: 64 * guesttest.MiB,
 		volume.XFS: 300 * guesttest.MiB, volume.Btrfs: 128 * guesttest.MiB}

@@ -29,7 +29,7 @@ type Preparation struct {
 	Flight flight.Call // records what is changed
 	Log    *slog.Logger
 	// Begin is called after every check, right before the first write to the disk or the mount, with
-	// the size of a filesystem that will leave a part of its disk unused, and otherwise with 0.
+	// the size of a filesystem that leaves a part of its disk unused, and otherwise with 0.
 	Begin func(coversBytes int64) error
 }
 
@@ -89,7 +89,8 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	return found.Grow, nil
 }
 
-// confirm closes the changes that an earlier process began, and that the filesystem shows.
+// confirm closes the changes in the flight recorder that an earlier process began, if the
+// filesystem shows that they were made.
 func (p *Preparation) confirm(found state) {
 	about := flight.Fields{Filesystem: p.Volume.FSType}
 	p.Flight.Confirm(flight.Formatted, flight.Fields{}, about)
@@ -122,7 +123,8 @@ func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 			covers = sb.SizeBytes
 		}
 	}
-	// The last check, because it thaws a frozen filesystem, which a call that is refused must not do.
+	// This check is the last one, because it thaws a frozen filesystem, which a refused call must not
+	// do.
 	if err := TryExclusive(p.Log, p.Device); err != nil {
 		return err
 	}
@@ -132,8 +134,8 @@ func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 // mayGrow decides whether the filesystem grows to its device. It does so only if the rest of the
 // device is proven to hold nothing, or nothing but what a growth that was cut off has written.
 // Otherwise the filesystem is used as it is, because the rest may hold data. If a growth was cut
-// off and the rest cannot be read, the call fails: after a mount the records of the growth would
-// say nothing any more.
+// off and the rest cannot be read, the call fails, because a mount would make the records of the
+// growth invalid.
 func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	if !found.Filesystem.canGrow(p.Device.SizeBytes) && !found.Growing {
 		return false, nil
@@ -151,8 +153,8 @@ func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 }
 
 // proveTail proves that the device holds only zeroes, and what is expected, from an offset on. It
-// reads all of it, also where the rack created the disk blank behind a snapshot: the rack's word is
-// no proof, and a growth is made once.
+// reads all of it, even if the rack reports that it created this part blank: that is no proof, and
+// a growth is made only once.
 func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) error {
 	_, err := p.proveRange(ctx, from, p.Device.SizeBytes, e)
 	return err
@@ -163,7 +165,7 @@ func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) err
 // can only grow when mounted (see GrowMounted).
 func (p *Preparation) finish(found state) error {
 	d, sb := disk{p.Device}, found.Filesystem
-	// What is checked and mounted is what the disk has.
+	// Check and mount the bytes on the disk, not those in the kernel's cache.
 	if err := p.Device.DropCache(); err != nil {
 		return err
 	}
@@ -185,8 +187,9 @@ func (p *Preparation) finish(found state) error {
 	return nil
 }
 
-// Mount is mount.New. It explains why the kernel refuses a filesystem. On a read-only device it
-// refuses an ext or xfs whose log has to be replayed with EROFS; for btrfs see proveMountable.
+// Mount calls mount.New and explains why the kernel refuses a filesystem. The kernel answers EROFS
+// for an ext or xfs on a read-only device whose log has to be replayed; for btrfs see
+// proveMountable.
 func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
 	m, err := mount.New(d, fsType, o)
 	if errors.Is(err, unix.EROFS) {
@@ -202,7 +205,7 @@ func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount
 	return m, err
 }
 
-// notReplayed is the error of a log that cannot be replayed.
+// notReplayed returns the error for a log that cannot be replayed.
 func notReplayed(d *blockdev.OpenDevice, cause error) error {
 	return csierr.New(csierr.LogNotReplayed, "%w: %s is read-only, and the log of its filesystem "+
 		"holds changes to replay, without which synced files may be missing; restore the snapshot to a "+
@@ -212,14 +215,14 @@ func notReplayed(d *blockdev.OpenDevice, cause error) error {
 // forgetWait is how long ForgetBtrfs waits for the kernel.
 const forgetWait = time.Second
 
-// forgetting is full while the kernel is asked to forget a btrfs.
+// forgetting is full while a call of mount.ForgetBtrfs runs.
 var forgetting = make(chan struct{}, 1)
 
-// ForgetBtrfs is mount.ForgetBtrfs for an unmounted device that holds a btrfs.
+// ForgetBtrfs calls mount.ForgetBtrfs for an unmounted device if it holds a btrfs.
 //
-// The kernel looks at every btrfs of the node for this, and waits for one whose disk hangs in a
-// commit. So a device without a btrfs is left out, and the call does not wait for long. Then one
-// thread of the process goes on waiting, and no second one begins.
+// For this the kernel visits every btrfs of the node, and waits for one whose disk hangs in a
+// commit. So a device without a btrfs is left out, and the wait is limited. If it ends early, one
+// thread of the process continues to wait, and no second one starts.
 func ForgetBtrfs(d *blockdev.OpenDevice) {
 	found, _ := Find(d)
 	if !slices.ContainsFunc(found, func(sb Superblock) bool { return sb.Type == volume.Btrfs }) {
@@ -244,8 +247,9 @@ func ForgetBtrfs(d *blockdev.OpenDevice) {
 	}
 }
 
-// TryExclusive is OpenDevice.TryExclusive for a device that is mounted nowhere. A frozen filesystem
-// that was unmounted keeps the device in use; TryExclusive thaws it, which releases the device.
+// TryExclusive calls OpenDevice.TryExclusive for a device that is mounted nowhere. A frozen
+// filesystem that was unmounted keeps the device in use; TryExclusive thaws it, which releases the
+// device.
 func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 	err := d.TryExclusive()
 	if !csierr.Has(err, csierr.DeviceHeld) {
@@ -257,10 +261,10 @@ func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 	return d.TryExclusive()
 }
 
-// thawUnmounted thaws the filesystem that keeps the device in use, unless a mount is seen, whose
-// user may rely on the freeze. It reaches the filesystem through a detached mount. If it cannot be
-// mounted, the device is in use by something else. If that use has ended meanwhile, no log is
-// replayed.
+// thawUnmounted thaws the filesystem that keeps the device in use, unless it is mounted: the user
+// of a mount may rely on the freeze. It reaches the filesystem through a detached mount. If that
+// mount fails, the device is in use by something else. The mount replays no log, in case the use
+// has ended meanwhile.
 func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 	views, err := mount.ReadViews(log)
 	if err != nil {

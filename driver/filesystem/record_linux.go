@@ -30,10 +30,10 @@ func growthSlots(sizeBytes, end int64) []int64 {
 	return slices.DeleteFunc(GrowthOffsets(sizeBytes), func(slot int64) bool { return slot < end })
 }
 
-// eraseRecords durably erases the records in the slots that match selects. What mkfs wrote is
-// durable: each mkfs syncs before it ends. So is a growth: e2fsck -f and resize2fs flush the disk
-// before and after the superblock, their last write, and fail if that fails (ext2fs_flush2,
-// unix_flush). A record that mkfs has overwritten is the filesystem's now.
+// eraseRecords durably erases the records in the slots that match selects. The writes of mkfs are
+// durable before, because each mkfs syncs at its end. So are those of a growth: e2fsck -f and
+// resize2fs flush the disk before and after their last write, the superblock, and fail if a flush
+// fails (ext2fs_flush2, unix_flush). A slot that mkfs has overwritten belongs to the filesystem.
 func (d disk) eraseRecords(w *os.File, slots []int64, match func(Record) bool) error {
 	for _, slot := range slots {
 		b, err := d.Read(slot, sectorBytes)
@@ -58,11 +58,11 @@ func (d disk) eraseFormat(w *os.File, v Volume) error {
 	})
 }
 
-// DropRecord durably erases records of the disk, of a format and of a growth, before the device is
-// published as a raw device, whichever volume they name. From then on its content is the
-// workload's, and a record would claim that it is not. Bytes of a workload that look like a record
-// stay: a record has only traces of mkfs beside it, or lies behind an ext that it fits. A device
-// that is mounted is already in use.
+// DropRecord durably erases the records on the disk, of a format and of a growth, before the device
+// is published as a raw device, whichever volume they name. After that the content is the
+// workload's, and a record would claim that it is the driver's. It keeps bytes of a workload that
+// look like a record: beside a real one there are only traces of mkfs, or it is behind an ext that
+// it fits. It does nothing to a mounted device, which is in use already.
 func (p *Preparation) DropRecord(mounted bool) error {
 	d, v := disk{p.Device}, p.Volume
 	if v.ReadOnly || mounted {
@@ -72,7 +72,7 @@ func (p *Preparation) DropRecord(mounted bool) error {
 	if err != nil {
 		return err
 	}
-	if len(s.Records)+len(s.Growth) > 0 { // where they lie decides whether they count
+	if len(s.Records)+len(s.Growth) > 0 { // their position decides whether they are valid
 		found, err := Find(d.OpenDevice)
 		if err != nil {
 			return err

@@ -22,7 +22,8 @@ const (
 	sectorBytes = 4096
 	// sampleCount sectors are read evenly across the disk, for data without a known offset.
 	sampleCount = 32
-	// superblockBytes is how much of a disk holds the superblocks of the filesystems the driver makes.
+	// superblockBytes at the start of a disk contain the superblocks of the filesystems that the
+	// driver makes.
 	superblockBytes = 128 << 10
 )
 
@@ -86,8 +87,8 @@ func markerRegions(sizeBytes int64) []region {
 	return l.regions
 }
 
-// ownRegions returns those that are read before a filesystem of the driver is mounted: where its
-// superblock is, and the driver's own records.
+// ownRegions returns the regions that are read before a filesystem of the driver is mounted: those
+// of its superblock and of the driver's own records.
 func ownRegions(sizeBytes int64) []region {
 	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
 	l.span(0, superblockBytes, "the superblocks")
@@ -97,7 +98,7 @@ func ownRegions(sizeBytes int64) []region {
 	return l.regions
 }
 
-// regionList collects regions and leaves out those that are already in it.
+// regionList collects regions and skips those that it contains already.
 type regionList struct {
 	sizeBytes int64
 	seen      map[int64]bool
@@ -198,8 +199,8 @@ func GrowthOffsets(sizeBytes int64) []int64 {
 }
 
 // nonZero returns the index of the first byte that is not zero, or -1. It compares whole pages, so
-// that a MiB takes microseconds. It counts zeros because the race detector follows each byte of a
-// comparison, which would take most of the time of a whole read.
+// that a MiB takes microseconds. It counts zeros instead of comparing bytes in a loop, which the
+// race detector would make as slow as the read of the whole disk.
 func nonZero(b []byte) int {
 	const page = 4096
 	for at := 0; at < len(b); at += page {

@@ -14,7 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// scan is what was read of a disk and what blkid found. It is judged without the disk.
+// scan contains the bytes that were read of a disk, and what blkid found. judge decides from it
+// alone.
 type scan struct {
 	Path      string
 	SizeBytes int64
@@ -39,12 +40,12 @@ type foundRecord struct {
 
 // inspect decides what the open device holds. It only reads.
 //
-// blkid is asked, but its finding nothing proves nothing: it also finds nothing on random bytes and
-// on a filesystem whose device was truncated. So a disk is blank only if blkid finds nothing and
+// It runs blkid, but a disk is not blank because blkid finds nothing: it also finds nothing in
+// random bytes and in a filesystem whose device was truncated. A disk is blank only if, besides,
 // all regions (see markerRegions) were read and are zero.
 //
-// The filesystem that the driver made for the volume needs no blkid: it is not going to be
-// overwritten, only mounted.
+// A filesystem that the driver made for the volume needs no blkid, because it is only mounted and
+// not overwritten.
 func (d disk) inspect(v Volume) (state, error) {
 	found, err := Find(d.OpenDevice)
 	if err != nil {
@@ -68,8 +69,8 @@ func (d disk) inspect(v Volume) (state, error) {
 }
 
 // Find returns the superblocks of the filesystems that the driver makes, and whether each was ever
-// in use. That of a btrfs is left out where an xfs with small blocks may have a file. Whether it is
-// another owner's after all, blkid decides (see scan.filesystem).
+// in use. It omits the superblock of a btrfs where an xfs with small blocks may have a file. blkid
+// decides whether it belongs to another owner after all (see scan.filesystem).
 func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 	head, err := d.Read(0, min(d.SizeBytes, superblockBytes))
 	if err != nil {
@@ -90,9 +91,9 @@ func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 	return found, nil
 }
 
-// JournalFailed reports whether an ext3 or ext4 that was mounted for writing, and is mounted no
-// more, was not unmounted in good order: then its journal had ended with an error. sync(2) and
-// syncfs(2) do not report that if another process had the journal committed (ext4_sync_fs).
+// JournalFailed reports whether an ext3 or ext4 that was mounted for writing and is now unmounted
+// still needs a replay, because its journal had failed. sync(2) and syncfs(2) do not report that if
+// another process had the journal committed (ext4_sync_fs).
 func JournalFailed(d *blockdev.OpenDevice) (bool, error) {
 	head, err := d.Read(0, sectorBytes)
 	if err != nil {
@@ -116,7 +117,7 @@ func unreadable(err error) error {
 	return csierr.New(csierr.DeviceUnreadable, "the content of the disk is unknown: %w", err)
 }
 
-// scan reads every region and asks blkid meanwhile, which takes about as long.
+// scan reads every region while blkid runs, which takes about as long.
 func (d disk) scan(v Volume, found []Superblock) (scan, error) {
 	probe := async.Start(func() (string, error) { return blkid(d.File) })
 	s, err := d.read(v, markerRegions(d.SizeBytes), found)
@@ -147,8 +148,8 @@ func (d disk) read(v Volume, regions []region, found []Superblock) (scan, error)
 	return s, nil
 }
 
-// readers is how many regions are read at once. A disk takes hardly more time for them than for
-// one, and on a busy machine each read waits for its turn.
+// readers is how many regions are read at once. A disk reads them in hardly more time than one, and
+// on a busy machine each read waits for its turn.
 const readers = 8
 
 // readRegions reads all regions. The error names the region that cannot be read.
@@ -185,9 +186,9 @@ func (s scan) at(offset, n int64) []byte {
 	return nil
 }
 
-// takeRecords gathers the driver's records where no file's data can be, and clears those of a
-// format in what was read, so that the rest can be judged without them. Those of a growth stay:
-// nothing has grown on a disk without a filesystem.
+// takeRecords collects the driver's records at offsets where no file can have data. It clears those
+// of a format in the bytes that were read, so that the rest can be judged without them. It does not
+// clear those of a growth, which exist only beside a filesystem.
 func (s *scan) takeRecords(v Volume) {
 	for _, slot := range v.slots(RecordOffsets, s.SizeBytes) {
 		b := s.at(slot, recordBytes)
@@ -335,14 +336,14 @@ func (s scan) needsCheck(v Volume) bool {
 		!slices.ContainsFunc(s.Records, func(r foundRecord) bool { return !r.of(v, s.SizeBytes) })
 }
 
-// filesystem returns the disk's one filesystem, whether the disk holds it and nothing else, and
-// whether it is whole besides.
+// filesystem returns the disk's only filesystem. alone reports that the disk holds nothing else,
+// and whole that the filesystem is undamaged as well.
 //
 // A signature of another owner may be a file's data: a RAID that was created around a filesystem
 // has its signature at the disk's end, and so has a file that holds an image of a RAID member. A
 // filesystem with the UUID that the driver gave it is the volume's, and a workload must not lose
-// its volume by writing such bytes. For any other filesystem, and if something precedes the
-// superblock, blkid decides.
+// its volume by writing such bytes. In all other cases, and if something precedes the superblock,
+// blkid decides.
 func (s scan) filesystem(v Volume) (sb Superblock, alone, whole bool) {
 	if len(s.Found) != 1 {
 		return Superblock{}, false, false
@@ -353,9 +354,9 @@ func (s scan) filesystem(v Volume) (sb Superblock, alone, whole bool) {
 	return sb, alone, alone && !sb.Unfinished && !sb.Damaged
 }
 
-// growth returns the records of a growth of the disk's ext3 or ext4 for this volume that was cut
-// off. Then signatures behind the filesystem are part of the growth. Once the filesystem has been
-// mounted, the records say nothing.
+// growth returns the records of this volume if a growth of the disk's ext3 or ext4 was cut off.
+// Signatures behind the filesystem are then part of the growth. A mount of the filesystem makes the
+// records invalid.
 func (s scan) growth(v Volume) []foundRecord {
 	if len(s.Found) != 1 || !s.Found[0].isExt() {
 		return nil
@@ -375,9 +376,9 @@ func (s scan) checkBlank() error {
 	return nil
 }
 
-// checkUnfinished returns an error unless all that was found on the disk is of an unfinished format
-// of this volume. Then the format may be repeated if the whole disk holds nothing else, which
-// Preparation.proveBlank proves.
+// checkUnfinished returns an error unless everything that was found on the disk is of an unfinished
+// format of this volume. If it returns nil, the format may be repeated once Preparation.proveBlank
+// has proven that the whole disk holds nothing else.
 func (s scan) checkUnfinished(v Volume) error {
 	for _, r := range s.Records {
 		if !r.of(v, s.SizeBytes) {

@@ -16,13 +16,14 @@ const fsExt2 = "ext2"
 // Superblock is what the first 128 KiB of a disk show about a filesystem on it.
 type Superblock struct {
 	Type string
-	// UUID is the one that tools show and can change, MetadataUUID the one in the blocks of metadata.
+	// UUID is what tools show and can change. MetadataUUID is the UUID in the metadata blocks.
 	UUID         uuid.UUID
 	MetadataUUID uuid.UUID
 	SizeBytes    int64 // of the filesystem, which may differ from its device's
-	// UnitBytes is the least that growing adds. A smaller rest at the end of the device stays unused.
+	// UnitBytes is the least by which the filesystem grows. A smaller rest at the end of the device
+	// stays unused.
 	UnitBytes int64
-	// Fixed reports that its tools cannot grow it.
+	// Fixed reports that the filesystem's tools cannot grow it.
 	Fixed bool
 	// BlockBytes is the block size of an ext, NodeBytes the size of the tree blocks of a btrfs.
 	BlockBytes, NodeBytes int64
@@ -37,12 +38,12 @@ type Superblock struct {
 	Features, Refused string
 	// Unclean reports that the filesystem needs a check before it is mounted.
 	Unclean bool
-	// Unfinished reports that its mkfs did not finish.
+	// Unfinished reports that mkfs did not finish.
 	Unfinished bool
 	// Mounted is when an ext was last mounted, in Unix seconds; 0 is never.
 	Mounted int64
-	// Fresh reports that it has certainly not been written to since its mkfs. For xfs the start of the
-	// log, at LogOffset, must confirm it.
+	// Fresh reports that the filesystem has certainly not been written to since mkfs. For xfs the
+	// start of the log, at LogOffset, must confirm it.
 	Fresh bool
 	// MaybeFresh reports that the superblock of a btrfs shows no trace of a mount, which is no proof.
 	MaybeFresh bool
@@ -83,8 +84,8 @@ func (sb Superblock) leavesRoom(sizeBytes int64) bool {
 	return sb.largest(sizeBytes)-sb.SizeBytes >= sb.UnitBytes
 }
 
-// holds reports whether the filesystem has been in use and an offset is inside it, so that a file
-// may have it.
+// holds reports whether the filesystem has been in use and an offset is inside it, so that the byte
+// there may be a file's.
 func (sb Superblock) holds(offset int64) bool {
 	return !sb.Fresh && !sb.MaybeFresh && !sb.Unfinished && offset < sb.SizeBytes
 }
@@ -153,7 +154,7 @@ func extSuperblock(head []byte) (Superblock, bool) {
 	return sb, true
 }
 
-// extTable is where an ext has its group descriptors, and what they may say.
+// extTable describes where the group descriptors of an ext are, and which values they may have.
 type extTable struct {
 	Offset, Bytes int64 // 0 bytes if they are not in one place, or the superblock contradicts itself
 	descBytes     int64
@@ -217,7 +218,7 @@ const (
 	extJournalInode = 8
 )
 
-// inodesAt returns where the first inodes of the filesystem are, as the descriptors in b have it.
+// inodesAt returns where the first inodes of the filesystem are, according to the descriptors in b.
 func (t extTable) inodesAt(b []byte) (offset, bytes int64) {
 	return product(t.block(b, 2), uint64(t.blockBytes)), extJournalInode * t.inodeBytes
 }
@@ -232,8 +233,8 @@ func (t extTable) areInodes(b []byte) bool {
 	return mode(extRootInode) == directory && (!t.journal || mode(extJournalInode) == file)
 }
 
-// firstBad returns the first group of which the descriptor in b cannot be right, or -1: its bitmaps
-// or its inodes would be outside of the filesystem.
+// firstBad returns the first group whose descriptor in b is invalid, because it places a bitmap or
+// inodes outside of the filesystem, or -1.
 func (t extTable) firstBad(b []byte) int {
 	for group := int64(0); (group+1)*t.descBytes <= min(t.Bytes, int64(len(b))); group++ {
 		d := b[group*t.descBytes:]
@@ -258,19 +259,19 @@ func extType(compat, incompat, roCompat uint32) string {
 	return fsExt2
 }
 
-// extUnclean reports whether e2fsck must run: the kernel has recorded errors, or it was not
-// unmounted cleanly, or it has orphaned inodes. Otherwise e2fsck -p would do nothing. A journal,
-// with the orphans that come with it, is left to the kernel, which can be killed during a replay
-// without damage; e2fsck cannot.
+// extUnclean reports whether e2fsck must run: the kernel has recorded errors, or the filesystem has
+// orphaned inodes or was not unmounted cleanly. Otherwise e2fsck -p would do nothing. A filesystem
+// whose journal has to be replayed is left to the kernel: a replay by the kernel can be interrupted
+// without damage, one by e2fsck cannot.
 func extUnclean(b []byte, incompat, roCompat uint32) bool {
 	state, le32 := binary.LittleEndian.Uint16(b[0x3A:]), binary.LittleEndian.Uint32
 	return state&extStateError != 0 || le32(b[0x194:]) != 0 || state&extStateValid == 0 ||
 		incompat&extIncompatRecover == 0 && (le32(b[0xE8:]) != 0 || roCompat&extROOrphanPresent != 0)
 }
 
-// extFresh reports whether the kernel has never mounted it for writing and it holds no files that
-// were written without a mount, as by mke2fs -d. The kernel writes the mount count and time to the
-// superblock before a mount can write anything else.
+// extFresh reports whether the kernel has never mounted the filesystem for writing, and it has no
+// files that were written without a mount, as by mke2fs -d. The kernel writes the mount count and
+// time to the superblock before a mount can write anything else.
 func extFresh(b []byte) bool {
 	const mountCount, lastMounted = 0x34, 0x88 // the number of mounts, and the last mount point
 	return extMounted(b) == 0 && binary.LittleEndian.Uint16(b[mountCount:]) == 0 &&
@@ -350,9 +351,9 @@ func xfsLogOffset(head []byte, blockBytes uint64) int64 {
 const xfsLogBytes = 512 << 10
 
 // xfsLogFresh reports whether the start of a log is as mkfs.xfs leaves it: one record of cycle 1,
-// and zeroes after it. The kernel writes there at the first mount for writing, before anything
-// else, and never writes zeroes. A power failure may have lost the record, or its first sector, and
-// kept the rest of what mkfs.xfs wrote.
+// and zeroes after it. The first mount for writing writes there before anything else, and never
+// writes zeroes. The record may be missing, or its first sector, because a power failure can lose
+// that and keep other writes of mkfs.xfs.
 func xfsLogFresh(log []byte) bool {
 	const record, sector = 8 << 10, 512
 	if len(log) <= record || nonZero(log[record:]) >= 0 {
@@ -416,9 +417,8 @@ func btrfsSuperblock(head []byte) (Superblock, bool) {
 	return sb, true
 }
 
-// btrfsMaybeFresh reports whether the superblock lacks what the kernel leaves with most mounts: the
-// generation of the UUID tree, which mkfs does not set, the log of an fsync, and more generations
-// than mkfs makes.
+// btrfsMaybeFresh reports whether the superblock lacks every trace that most mounts leave: a
+// generation of the UUID tree, a log of an fsync, and a generation beyond those of mkfs.
 func btrfsMaybeFresh(b []byte) bool {
 	const generation, uuidGeneration, maxByMkfs = 0x48, 0x233, 16
 	le64 := binary.LittleEndian.Uint64

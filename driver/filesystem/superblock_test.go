@@ -126,7 +126,7 @@ func TestFindSuperblocks(t *testing.T) {
 	})
 }
 
-func TestADescriptorOfAnExtThatCannotBeRightIsFound(t *testing.T) {
+func TestInvalidGroupDescriptorsOfAnExtAreFound(t *testing.T) {
 	for mkfs, size := range map[string]int64{
 		"mke2fs -q -F -t ext4":                                     guesttest.GiB,
 		"mke2fs -q -F -t ext4 -b 1024 -O ^64bit":                   64 * guesttest.MiB,

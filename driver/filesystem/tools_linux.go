@@ -23,18 +23,19 @@ type toolResult struct {
 }
 
 // runTool runs a program to its end and returns its result, whatever its exit code is. An error
-// means that it could not be run. There is no context, because a started program must not be cut
-// off. inherit becomes the descriptors from 3 on.
+// means that it could not be run. It takes no context, because a started program must not be
+// interrupted. inherit becomes the descriptors from 3 on.
 //
-// The kernel kills the program if the driver dies. This is for programs whose work is repeated from
-// the start: a mkfs that lived on would write to a disk that the next driver is reading.
+// The kernel kills the program if the driver dies. So runTool is for programs whose work is
+// repeated from the start: a mkfs that survived would write to a disk that the next driver is
+// reading.
 func runTool(inherit []*os.File, name string, args ...string) (toolResult, error) {
 	return runProgram(&syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}, inherit, name, args)
 }
 
-// runRepair is runTool for a program that goes on if the driver dies, because a repair or a resize
-// that is cut off leaves the filesystem worse than before. It keeps the device open exclusively
-// meanwhile.
+// runRepair does what runTool does for a program that continues if the driver dies, because an
+// interrupted repair or resize leaves the filesystem worse than before. The program keeps the
+// device open exclusively meanwhile.
 func runRepair(inherit []*os.File, name string, args ...string) (toolResult, error) {
 	return runProgram(nil, inherit, name, args)
 }

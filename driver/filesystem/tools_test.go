@@ -25,7 +25,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// driverOf, if set, makes TestDriverDeathKillsToolsOnly act as the driver, which runs a program.
+// driverOf is the variable that makes TestDriverDeathKillsToolsOnly act as the driver, which runs a
+// program.
 const driverOf = "TEST_DRIVER_OF"
 
 func TestDriverDeathKillsToolsOnly(t *testing.T) {

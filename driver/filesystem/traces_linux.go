@@ -11,9 +11,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// behind returns what may be behind a filesystem: what a growth that was cut off has written. The
-// blocks of xfs and btrfs carry the filesystem's UUID. Most of ext's carry nothing, so that they
-// are expected only if a record announces them.
+// behind returns what an interrupted growth may have written behind a filesystem. The blocks of xfs
+// and btrfs contain the filesystem's UUID. Most blocks of ext do not, so they are expected only if
+// a record announces them.
 func (found state) behind() expected {
 	sb := found.Filesystem
 	if sb.isExt() && !found.Growing {
@@ -22,15 +22,15 @@ func (found state) behind() expected {
 	return expected{Growth: sb.Type, UUID: sb.MetadataUUID, NodeBytes: sb.NodeBytes}
 }
 
-// traces distinguishes what the driver's tools may have written from other data. It goes by
-// content, one sector at a time, so that it accepts any part of what they write: a format or a
-// growth may be cut off anywhere, and a power failure may keep any of its blocks. Traces of several
-// filesystems may be on one disk, because the repeated call may ask for another one.
+// traces distinguishes what the driver's tools may have written from other data. It judges the
+// content of one sector at a time, because a format or a growth may be cut off anywhere, and a
+// power failure may keep any of its blocks. Traces of several filesystems may be on one disk,
+// because the repeated call may ask for another one.
 type traces struct {
 	expected
 	sizeBytes int64
 	slots     []int64 // of the driver's own records
-	// read reads from the disk. Later sectors of a btrfs block are recognized by its first.
+	// read reads from the disk. Later sectors of a btrfs block are recognized by the first one.
 	read func(offset, n int64) ([]byte, error)
 }
 
@@ -99,8 +99,8 @@ func (m traces) explains(sector []byte, at int64) (bool, error) {
 	return m.btrfsTrace(sector, at)
 }
 
-// recordTrace reports whether the sector is, or was, a record. checkUnfinished decides whose the
-// valid ones are.
+// recordTrace reports whether the sector is, or was, a record. checkUnfinished decides whose
+// records the valid ones are.
 func recordTrace(sector []byte) bool {
 	record := sector[:min(recordBytes, len(sector))]
 	return nonZero(sector[len(record):]) < 0 && bytes.Contains(record, []byte(`"volume":`)) &&
@@ -153,7 +153,7 @@ func extBitmap(b []byte) bool {
 	return mixed <= maxMixed
 }
 
-// extNumbers reports whether it may be part of a list of block numbers, nearly all of them
+// extNumbers reports whether b may be part of a list of block numbers, nearly all of them
 // ascending.
 func extNumbers(b []byte, blocks uint64) bool {
 	const maxDown = 8
@@ -173,8 +173,8 @@ func extNumbers(b []byte, blocks uint64) bool {
 	return down <= maxDown
 }
 
-// extDirectory reports whether it may be the start or the end of a directory's block, which holds
-// at most three names, or the end of a block of the orphan file.
+// extDirectory reports whether b may be the start or the end of a directory's block, which holds at
+// most three names, or the end of a block of the orphan file.
 func extDirectory(b []byte) bool {
 	const head, tail = 64, 12
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
@@ -214,7 +214,7 @@ func extDescriptors(b []byte, size int, blocks uint64, most int) bool {
 	return true
 }
 
-// extInodes reports whether it may be part of an inode table that holds only what mkfs makes:
+// extInodes reports whether b may be part of an inode table that holds only what mkfs makes:
 // directories and files of root that are not deleted.
 func extInodes(b []byte, size int) bool {
 	const core, extra = 128, 36
@@ -298,9 +298,9 @@ func (m traces) btrfsTrace(sector []byte, at int64) (bool, error) {
 	return false, nil
 }
 
-// btrfsSuper reports whether the sector is a superblock, or may be one without its first 512 bytes:
-// a power failure may keep only the rest of the first that mkfs writes. In it is the array of the
-// system chunks, which begins with the key of a chunk.
+// btrfsSuper reports whether the sector is a superblock, or may be one without its first 512 bytes,
+// which a power failure may lose when mkfs writes the first superblock. The rest is recognized by
+// the array of system chunks, which begins with the key of a chunk.
 func btrfsSuper(b []byte, at int64) bool {
 	const magic, chunks = 0x40, 0x32B
 	return slices.Contains([]int64{btrfsOffset, 64 << 20, 256 << 30}, at) && len(b) >= btrfsBytes &&
@@ -308,7 +308,7 @@ func btrfsSuper(b []byte, at int64) bool {
 			bytes.HasPrefix(b[chunks:], []byte{0, 1, 0, 0, 0, 0, 0, 0, 0xE4}))
 }
 
-// btrfsHeader reports whether b begins with the header of a tree block: of one of the first
+// btrfsHeader reports whether b begins with the header of a tree block that is of one of the first
 // generations, or of the filesystem that grows.
 func (m traces) btrfsHeader(b []byte) bool {
 	if m.Growth != "" {

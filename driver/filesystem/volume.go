@@ -42,10 +42,10 @@ type Volume struct {
 	// Origin and the following come from the disk's ownership tag and are zero for a disk without one.
 	Origin, Use    string
 	SourceBytes    int64
-	FilesystemUUID string // the only filesystem to mount; empty for any
+	FilesystemUUID string // of the only filesystem to mount; empty for any
 }
 
-// neverRaw reports whether the controller vouches that no workload ever had the disk as a raw
+// neverRaw reports whether, according to the controller, no workload ever had the disk as a raw
 // device.
 func (v Volume) neverRaw() bool { return v.Use == volume.UseFilesystem }
 
@@ -96,21 +96,21 @@ func MissingTools() []string {
 // progress: the volume, and the step. It is durable before the first other write and is erased,
 // durably, after the last one, and before a workload gets the disk as a raw device.
 //
-// A record is no proof, for a workload could have written it. It only says which bytes may be there
-// besides zero: those of the mkfs or the growth that it announces (see traces). It is ignored where
-// a filesystem keeps file data.
+// A record is no proof, because a workload could have written it. It only allows bytes other than
+// zero: those of the mkfs or the growth that it announces (see traces). It is ignored where a
+// filesystem keeps file data.
 //
 // It is written three times, each in one sector, so that a power failure leaves each copy whole or
-// absent: that of a format where no mkfs writes (see RecordOffsets), and that of a growth behind
-// the end that the filesystem will have (see GrowthOffsets).
+// absent: the record of a format where no mkfs writes (see RecordOffsets), and the record of a
+// growth behind the future end of the filesystem (see GrowthOffsets).
 type Record struct {
 	Volume     string `json:"volume"`
 	Disk       string `json:"disk"`
 	SizeBytes  int64  `json:"sizeBytes"`
 	Filesystem string `json:"filesystem"`
 	Options    string `json:"mkfsOptions,omitempty"`
-	// UUID is the filesystem's, if it is not the volume's id. A volume that is restored from a
-	// snapshot of the disk expects the same one.
+	// UUID is the filesystem's UUID if that is not the volume's id. A volume that is restored from a
+	// snapshot of the disk expects the same UUID.
 	UUID string `json:"uuid,omitempty"`
 	// GrowFrom is the filesystem's old size; 0 in the record of a format. Mounted is when it was last
 	// mounted: the next mount makes the record invalid. Checked reports that the check before the
@@ -177,13 +177,14 @@ func ParseRecord(b []byte) (Record, error) {
 	return r, nil
 }
 
-// of reports whether the record is of that volume, on a disk of that size, or of the volume from
-// whose snapshot the disk was restored.
+// of reports whether the record was written for that volume on a disk of that size, or for the
+// volume from whose snapshot the disk was restored.
 func (r Record) of(v Volume, sizeBytes int64) bool {
 	return r.Volume == v.ID && r.Disk == v.DiskName && r.SizeBytes == sizeBytes || r.inherited(v)
 }
 
-// inherited reports whether the record is of the volume from whose snapshot the disk was restored.
+// inherited reports whether the record was written for the volume from whose snapshot the disk was
+// restored.
 func (r Record) inherited(v Volume) bool {
 	return v.Origin == volume.OriginSnapshot && v.FilesystemUUID != "" &&
 		cmp.Or(r.UUID, r.Volume) == v.FilesystemUUID && r.SizeBytes == v.SourceBytes

@@ -27,9 +27,9 @@ const (
 )
 
 // proveBlank proves that the whole disk is blank or, if it holds records of an unfinished format,
-// that it holds nothing but what a mkfs of the driver has left. A disk that was created blank, for
-// filesystems only, and has no record needs no such proof: mkfs and the driver write first to the
-// regions, which were read before. It returns the chunks where mkfs has left something.
+// that it holds nothing but what a mkfs of the driver has left. It does not read a disk without
+// records that was created blank and for filesystems only: mkfs and the driver would have written
+// first to the regions, which were read before. It returns the chunks that mkfs has written to.
 func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []int64, err error) {
 	if p.Volume.madeBlank() && !unfinished {
 		return nil, nil
@@ -43,7 +43,8 @@ func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []i
 // number and diskseq, the kernel's counters of writes and discards are unchanged since before the
 // read, and no process has the device open for writing.
 //
-// It returns the offsets of the chunks of chunkBytes in which something is that is expected.
+// It returns the offsets of the chunks, of chunkBytes each, that contain expected bytes other than
+// zero.
 func (p *Preparation) proveRange(ctx context.Context, from, to int64, e expected) ([]int64, error) {
 	d := disk{p.Device}
 	r := zeroRange{Volume: p.Volume.ID, Serial: d.Serial, Major: d.Major, Minor: d.Minor,
@@ -105,8 +106,8 @@ func scanPending(d disk, progress string) error {
 		"%s; the read goes on, and the repeated call waits for it", d.Path, progress)
 }
 
-// judgeScan decides whether the result of a job is still valid; again asks for another read. joined
-// reports that the call did not start the job, old that the job had ended when the call came.
+// judgeScan decides whether the result of a job is still valid; again requests another read. joined
+// means that the call did not start the job, and old that the job had ended before the call.
 func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error) {
 	switch {
 	case old && (job.err != nil || job.DiskSeq == 0):
@@ -128,11 +129,11 @@ func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error)
 	case job.counted && now.Known():
 		return !job.before.SameWrites(now), nil
 	}
-	// A call that has had the device open and locked since before the job began needs no counters.
+	// A call that had the device open and locked before the job began needs no counters.
 	return joined, nil
 }
 
-// unread gives an error of a read a reason, if it has none.
+// unread gives the error of a read a reason, if it has none.
 func unread(err error) error {
 	if csierr.ReasonOf(err) != "" {
 		return err
@@ -242,8 +243,8 @@ func (d disk) watchScan(ctx context.Context, j *zeroScan, log *slog.Logger) erro
 }
 
 const (
-	// rangeReaders is how many goroutines read chunks of chunkBytes at once. Several keep a disk
-	// behind a network busy, and one compares while another waits.
+	// rangeReaders is how many goroutines read chunks of chunkBytes at once. Several requests keep a
+	// disk behind a network busy, and one goroutine compares while another waits.
 	rangeReaders = 4
 	chunkBytes   = 1 << 20
 )
@@ -253,7 +254,7 @@ const (
 type byteCheck func(b []byte, at int64) (int, error)
 
 // findUnexpected reads the range [from, to) of the device whole and returns the offset of the first
-// byte that check does not expect, or -1. It stops there. It calls progress, from several
+// byte that check does not expect, or -1. It stops at that byte. It calls progress, from several
 // goroutines, with the number of bytes that passed.
 func findUnexpected(ctx context.Context, d *blockdev.OpenDevice, from, to int64, check byteCheck,
 	progress func(n int64)) (int64, error) {
@@ -288,8 +289,8 @@ func findUnexpected(ctx context.Context, d *blockdev.OpenDevice, from, to int64,
 	return -1, errors.Join(errs...)
 }
 
-// rangeScan is a range that is being read. Chunks are handed out in order, and a reader finishes
-// the chunk it has, so the lowest byte that any reader finds is the first of the range.
+// rangeScan is the read of a range. Readers take chunks in order and finish the chunk that they
+// have, so the lowest unexpected byte that any reader finds is the first one of the range.
 type rangeScan struct {
 	device   *blockdev.OpenDevice
 	from, to int64

@@ -35,7 +35,8 @@ type zeroRange struct {
 	expected
 }
 
-// expected says which bytes may be on a range of a disk besides zeroes; the zero value is none.
+// expected describes the bytes other than zero that may be in a range of a disk; the zero value
+// means none.
 type expected struct {
 	Mkfs bool // what a mkfs of the driver writes, of any filesystem
 	// Growth is what the growth of a filesystem of this type and UUID writes behind its old end.
@@ -56,7 +57,7 @@ type zeroScan struct {
 	// written before done is closed
 
 	leftMu sync.Mutex
-	left   []int64 // the chunks with something that is expected; guarded by leftMu until then
+	left   []int64 // the chunks with expected bytes; guarded by leftMu until then
 
 	found   int64 // the offset of the first unexpected byte; -1 if there is none
 	err     error
@@ -74,8 +75,8 @@ func (j *zeroScan) ended() bool {
 	}
 }
 
-// join returns the job for the range and whether it existed before. A new job calls run in the
-// background. The job is nil after Close.
+// join returns the job for the range, and whether it existed before. It starts a new job by calling
+// run in the background. After Close it returns nil.
 func (z *ZeroScans) join(r zeroRange, run func(*zeroScan)) (job *zeroScan,
 	joined bool) {
 	z.mu.Lock()

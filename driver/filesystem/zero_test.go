@@ -93,7 +93,7 @@ func TestFindUnexpected(t *testing.T) {
 	})
 }
 
-// zeroDisk is a disk that must be read whole, with what is needed to do so.
+// zeroDisk is a disk that must be read whole, with a log and the scans.
 type zeroDisk struct {
 	*guesttest.Disk
 	guest *guesttest.Guest
@@ -130,7 +130,7 @@ func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 // sectorsRead returns how many sectors of 512 bytes were read since the disk was attached.
 func (z zeroDisk) sectorsRead(t *testing.T) int64 {
 	t.Helper()
-	<-time.After(10 * time.Millisecond) // the kernel counts a read a moment after its end
+	<-time.After(10 * time.Millisecond) // the kernel counts a read shortly after its end
 	stat, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(z.Loop), "stat"))
 	csitest.Must(t, err)
 	n, err := strconv.ParseInt(strings.Fields(string(stat))[2], 10, 64)

@@ -52,7 +52,7 @@ type Disk struct {
 	SizeBytes                int64
 }
 
-// left releases once what earlier tests have left.
+// left runs the release of what killed tests have left once.
 var left sync.Once
 
 // New makes a guest without disks. When the test ends, everything below its directory is unmounted.
@@ -64,12 +64,12 @@ func New(t testing.TB) *Guest {
 	// A path with every character that a mount table escapes.
 	left.Do(func() {
 		if all, err := loopdev.DetachLeft(t.Context()); err != nil {
-			t.Logf("release %d loop devices that tests which were killed have left: %v", len(all), err)
+			t.Logf("release %d loop devices of killed tests: %v", len(all), err)
 		}
 	})
 	g := &Guest{t: t, Dir: filepath.Join(t.TempDir(), "a guest\twith \\ and\nlines"),
 		files: t.TempDir()}
-	if os.Getenv("TMPDIR") == "" { // where memory is short, TMPDIR names a disk
+	if os.Getenv("TMPDIR") == "" { // TMPDIR overrides the directory in memory
 		csitest.Must(t, unix.Mount("none", g.files, "tmpfs", 0, ""))
 		t.Cleanup(func() { csitest.Must(t, unix.Unmount(g.files, unix.MNT_DETACH)) })
 	}
@@ -204,7 +204,7 @@ func (d *Disk) Digest(t testing.TB) string {
 	return d.DigestFrom(t, 0)
 }
 
-// Same returns a check that the disk's bytes are those of now.
+// Same returns a function that checks that the disk's bytes have not changed since.
 func (d *Disk) Same(t testing.TB) (check func()) {
 	t.Helper()
 	before := d.Digest(t)
@@ -230,7 +230,7 @@ func (d *Disk) DigestFrom(t testing.TB, offset int64) string {
 			return fmt.Sprint(sum.Sum32())
 		}
 		csitest.Must(t, err)
-		at = max(offset, at&^int64(len(page)-1)) // where the holes are must not matter
+		at = max(offset, at&^int64(len(page)-1)) // the digest must not depend on the holes
 		n, err := f.ReadAt(page, at)
 		if err != nil && !errors.Is(err, io.EOF) {
 			t.Fatal(err)
@@ -283,8 +283,8 @@ func unmountBelow(t testing.TB, dir string) {
 	}
 }
 
-// Sysfs writes a sysfs with block devices, given by name and serial, and returns its directory. A
-// device whose serial is "-" has none.
+// Sysfs writes a sysfs with block devices, given by name and serial, and returns its directory. The
+// serial "-" means that the device has none.
 func Sysfs(t testing.TB, serials map[string]string) string {
 	t.Helper()
 	root := t.TempDir()

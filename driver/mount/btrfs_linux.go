@@ -38,9 +38,9 @@ var btrfsControl = int(unix.Mkdev(10, 234))
 // errNoBtrfsDevice reports that a mounted btrfs has lost its device.
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 
-// TwinsError reports a mounted btrfs that may be on each of several devices. After a device scan
-// the kernel may give to a copy, such as a restored snapshot, the UUID of its origin that is
-// mounted, too.
+// TwinsError reports a mounted btrfs for which the kernel names several devices. After a device
+// scan the kernel may give a copy, such as a restored snapshot, the UUID of its origin if both are
+// mounted.
 type TwinsError struct{ devices []string }
 
 // Error names the devices by their numbers.
@@ -49,13 +49,13 @@ func (e *TwinsError) Error() string {
 		strings.Join(e.devices, " and ") + ", and does not tell which it is on; unmount one of them"
 }
 
-// ErrBtrfsDevices reports a btrfs of several devices, which is no volume's.
+// ErrBtrfsDevices reports a btrfs of several devices, which cannot be a volume.
 var ErrBtrfsDevices = errors.New("a volume's btrfs has one device, this one has another number")
 
 // BtrfsMember is the one device of a mounted btrfs.
 type BtrfsMember struct {
 	ID   uint64    // the number that the filesystem gives to the device
-	fsid uuid.UUID // the filesystem's UUID, as the kernel says it
+	fsid uuid.UUID // the filesystem's UUID according to the kernel
 	path string    // of the device when it was mounted or scanned last
 }
 
@@ -83,8 +83,8 @@ func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 
 // btrfsMountNumber returns the number of the device of a btrfs mount. btrfs mounts have device
 // numbers of their own, and the mount source is only a name, which another disk may have once the
-// device is gone. So the filesystem itself is asked. The name is used only for a mount that cannot
-// be opened because another mount hides it or it is in another namespace.
+// device is gone. So it asks the filesystem itself. It uses the name only if the mount cannot be
+// opened, because another mount hides it or it is in another namespace.
 func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	root, err := openMount(m)
 	if err != nil {
@@ -94,9 +94,10 @@ func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor u
 	return btrfsNumber(root, likely)
 }
 
-// btrfsNumber returns the number of the one device of the btrfs that an open directory is in. If
-// the kernel has several candidates, it is asked about the likely device, unless that is the zero
-// one. With a TwinsError it is the number of the device at the path that the kernel has.
+// btrfsNumber returns the number of the only device of the btrfs that an open directory is in. If
+// the kernel has several candidates, btrfsNumber checks whether the likely device is the right one,
+// unless that is the zero device. With a TwinsError it returns the number of the device at the path
+// that the kernel has recorded.
 func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, err error) {
 	member, err := BtrfsDevice(root)
 	if err != nil {
@@ -125,8 +126,8 @@ func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, er
 	return pathMajor, pathMinor, &twins
 }
 
-// dirs returns the directories in sysfs of the filesystems to which the kernel gives this UUID by
-// now. The name of each is the UUID that its filesystem was mounted with.
+// dirs returns the directories in sysfs of the filesystems that have this UUID now. The name of a
+// directory is the UUID at the time of the mount.
 func (m BtrfsMember) dirs() ([]string, error) {
 	names, err := blockdev.ReadNames(btrfsDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -147,7 +148,7 @@ func (m BtrfsMember) dirs() ([]string, error) {
 	return dirs, nil
 }
 
-// numberIn returns the number of the one device that a directory in sysfs lists.
+// numberIn returns the number of the only device that a directory in sysfs lists.
 func numberIn(dir string) (major, minor uint32, err error) {
 	names, err := blockdev.ReadNames(dir)
 	if err != nil {
@@ -166,9 +167,9 @@ func numberIn(dir string) (major, minor uint32, err error) {
 	return blockdev.ParseNumber(b)
 }
 
-// isOn reports whether the btrfs that the open directory is in is shown to be on the device. It
-// scans the device by a path that nobody else has: a mounted btrfs gets a new path only if the path
-// leads to its device. Then the mount gets back the source that the driver gives it.
+// isOn reports whether it is proven that the btrfs of the open directory is on the device. It scans
+// the device at a unique path: a mounted btrfs takes a new path only if the path leads to its own
+// device. Afterwards it restores the source that the driver gives to the mount.
 func isOn(root *os.File, d blockdev.Device) (shown bool) {
 	private, err := d.Root()
 	if err != nil {
@@ -197,7 +198,7 @@ func makeControl() error { return unix.Mknod(privateControl, unix.S_IFCHR|0o600,
 
 // forgetMount makes the kernel forget the btrfs that a failed mount, or mkfs, has registered under
 // a device's number. When another disk gets the number, Linux 6.18 takes its btrfs for the
-// registered one, and refuses to mount it. The root directory is a private one.
+// registered one, and refuses to mount it. path is in a private root directory.
 func forgetMount(path, fsType string) error {
 	if fsType != volume.Btrfs {
 		return nil

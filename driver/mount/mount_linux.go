@@ -51,7 +51,7 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 	}
 	if err != nil {
 		reason := csierr.NodeToolFailed
-		switch { // so the kernel's filesystems say it
+		switch { // by the errors of the kernel's filesystems
 		case fsType == volume.Btrfs && errors.Is(err, unix.EEXIST):
 			reason = csierr.BtrfsTwin
 		case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG):
@@ -80,19 +80,19 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 }
 
 // madeOf returns the source of a mount that the driver makes of the device at path. Every program
-// resolves it to that path, and nobody writes a path in this form by hand.
+// resolves it to the path, but nobody types a path in this form.
 func madeOf(path string) string {
 	dir, name := filepath.Split(path)
 	return dir + "./" + name
 }
 
-// NodeMark is the attribute that the driver gives to its mounts of a disk's node, which nobody else
-// does: it is about directories.
+// NodeMark is the attribute by which the driver recognizes its mounts of a disk's node. Nobody else
+// sets it on a node, because it affects only directories.
 const NodeMark = unix.MOUNT_ATTR_NODIRATIME
 
-// Made reports whether a mount shows that the driver made it: the mount of a node by its mark, that
-// of a filesystem by its source. A btrfs loses that source when its device is scanned, and earlier
-// versions of the driver had another one, and no mark.
+// Made reports whether a mount shows that the driver made it: a node's mount by its mark, a
+// filesystem's mount by its source. A btrfs loses that source when its device is scanned, and
+// earlier versions of the driver used another source and no mark.
 func Made(m *mountinfo.Info) bool {
 	if node, _ := NodeRoot(m); node {
 		return slices.Contains(strings.Split(m.Options, ","), "nodiratime")
@@ -130,13 +130,13 @@ func configure(fs int, source string, o volume.MountOptions) error {
 	return nil
 }
 
-// inRoot calls do in a thread whose root directory is the given one.
+// inRoot calls do in a thread that has the given root directory.
 func inRoot(root *os.File, do func() error) error {
 	_, err := async.Start(func() (struct{}, error) {
-		runtime.LockOSThread() // for good: the thread and its root end with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread and its root end with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			// Go does not end the first thread, and its root is what /proc shows as the process's. While
-			// it is taken, the next one is another thread.
+			// Go never ends the first thread, and /proc shows that thread's root as the process's. So keep
+			// it locked, and do the work in another thread.
 			defer runtime.UnlockOSThread()
 			return struct{}{}, inRoot(root, do)
 		}
@@ -156,7 +156,7 @@ func inRoot(root *os.File, do func() error) error {
 }
 
 // kernelMessages returns the kernel's messages about a failed mount. They may quote mount flags, so
-// none are shown if the request has any.
+// it returns none of them if the request has flags.
 func kernelMessages(fs int, o volume.MountOptions) string {
 	if o.Given {
 		return " (see the kernel's log for details)"
@@ -203,7 +203,7 @@ func (m *Mount) Statfs() (st unix.Statfs_t, err error) {
 	return st, err
 }
 
-// Verify checks that the mount is of that device, and not of another one at the same path.
+// Verify checks that the mount is of that device, and not of another device at the same path.
 func (m *Mount) Verify(d blockdev.Device) error {
 	major, minor, err := m.number(d)
 	if err != nil {
@@ -217,7 +217,7 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the number of the device that holds the mount's filesystem, or of the device node
-// that the mount shows. A btrfs may be asked about the likely device.
+// that the mount shows. likely is as in btrfsNumber.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {
@@ -274,7 +274,7 @@ var errNotMounted = errors.New("not mounted")
 // while the filesystem is still in use. It returns errNotMounted if there is no mount.
 func unmount(path string) error {
 	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
-	// A process that reads the filesystem's usage or opens its device holds it for a moment.
+	// A process that reads the filesystem's usage or opens its device keeps it busy for a moment.
 	backoff := async.Backoff{Pause: 5 * time.Millisecond, Max: 80 * time.Millisecond,
 		End: time.Now().Add(155 * time.Millisecond)}
 	for errors.Is(err, unix.EBUSY) {
@@ -343,13 +343,13 @@ func Sync(path string) error {
 
 // A frozen filesystem (fsfreeze, a backup that was killed) that is unmounted stays in the kernel
 // without a mount and keeps its device open forever. So NodeUnstageVolume thaws a volume that is
-// published nowhere any more, and NodeStageVolume thaws a filesystem that is not mounted. No other
-// call does, because whoever froze the filesystem may rely on the freeze.
+// not published any more, and NodeStageVolume thaws a filesystem that is not mounted. No other call
+// thaws, because the process that froze the filesystem may rely on the freeze.
 
 // ioctlThaw is FITHAW of linux/fs.h, which x/sys lacks.
 const ioctlThaw = 0xC0045878
 
-// Thaw thaws the filesystem that root is the root directory of, if it is frozen.
+// Thaw thaws the filesystem with the root directory root, if it is frozen.
 func Thaw(root *os.File) error {
 	err := unix.IoctlSetInt(int(root.Fd()), ioctlThaw, 0)
 	if errors.Is(err, unix.EINVAL) {
@@ -361,8 +361,9 @@ func Thaw(root *os.File) error {
 // ThawAt thaws the filesystem of a mount that no process uses. A process that has something open in
 // the mount may rely on the freeze, and the mount cannot be unmounted then in any case.
 func ThawAt(m *mountinfo.Info) error {
-	// The first call with MNT_EXPIRE only reports whether the mount is in use. A second call would
-	// unmount it; then a frozen filesystem without a mount is found by the exclusive open at the end.
+	// The first call with MNT_EXPIRE only reports whether the mount is in use. If another process has
+	// made a first call, this one unmounts the mount, and the exclusive open at the end finds the
+	// frozen filesystem.
 	err := unix.Unmount(m.Mountpoint, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
 	if !errors.Is(err, unix.EAGAIN) {
 		return nil
@@ -374,7 +375,7 @@ func ThawAt(m *mountinfo.Info) error {
 	return errors.Join(Thaw(root), root.Close())
 }
 
-// openMount opens the root directory of a mount. It fails for a mount that another one hides or
+// openMount opens the root directory of a mount. It fails for a mount that another mount hides or
 // that is in another namespace.
 func openMount(m *mountinfo.Info) (*os.File, error) {
 	root, err := os.OpenFile(m.Mountpoint, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|

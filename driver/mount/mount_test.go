@@ -47,7 +47,7 @@ func TestTheOpenDeviceIsMountedAndNotItsPath(t *testing.T) {
 			g := guesttest.New(t)
 			disk := formatted(t, g, guesttest.Serial, fsType)
 			device := opened(t, g, guesttest.Serial)
-			// The disk is replaced, and the kernel gives its node's name to another one.
+			// The disk is replaced, and the kernel gives its name to another disk.
 			other := formatted(t, g, guesttest.OtherSerial, fsType)
 			g.Unplug(disk)
 			g.Unplug(other)
@@ -75,7 +75,7 @@ func TestAMountShowsItsDeviceAndThatTheDriverMadeIt(t *testing.T) {
 			must(t, m.Attach(path))
 			table, err := ReadTable()
 			must(t, err)
-			source := table.Top(path).Source // which tune2fs and others look up
+			source := table.Top(path).Source // which tune2fs and other programs look up
 			if source != madeOf(device.Path) {
 				t.Errorf("its source is %q, not the device's path %q", source, device.Path)
 			}
@@ -130,7 +130,7 @@ func TestStageBtrfsAfterAFailedMount(t *testing.T) {
 				defer func() { _ = f.Close() }()
 				_, err = New(device, volume.Btrfs, volume.MountOptions{})
 				if !errors.Is(err, unix.EBUSY) {
-					t.Fatalf("somebody else has the device alone: got %v, want EBUSY", err)
+					t.Fatalf("a mount of an exclusively used device: got %v, want EBUSY", err)
 				}
 			}
 			if origin == "mounted" {
@@ -141,7 +141,7 @@ func TestStageBtrfsAfterAFailedMount(t *testing.T) {
 				busy(disk.Loop, device)
 			}
 			busy(other.Loop, otherDevice)
-			// The other disk goes, and a copy of the first one comes that gets its number.
+			// The other disk is removed, and its number is given to a copy of the first disk.
 			guesttest.Run(t, "dd", "if="+disk.Loop, "of="+other.Loop, "bs=1M", "conv=fsync")
 			m, err := New(otherDevice, volume.Btrfs, volume.MountOptions{})
 			must(t, err)
@@ -159,7 +159,7 @@ func TestNoMountLeavesTheProcessWithAnotherRoot(t *testing.T) {
 		must(t, err)
 		must(t, m.Close())
 	}
-	// The first thread's root is what others see as the process's.
+	// Other processes see the root of the first thread as the process's.
 	for _, of := range []string{"self", "thread-self"} {
 		if root, err := os.Readlink("/proc/" + of + "/root"); err != nil || root != "/" {
 			t.Errorf("the root is %q: %v", root, err)

@@ -41,9 +41,9 @@ func newView(pid int, table Table, unread bool) view {
 // Views are the mount tables of all visible mount namespaces, the driver's own first.
 type Views []view
 
-// The limits of what is read of other namespaces. Any user can have namespaces of their own, with
-// mounts, root directories and paths that are many and long. An open table keeps its namespace
-// alive, and with it the mounted devices, so the time for a table is shorter than for a release.
+// Limits for reading other namespaces. Any user can create namespaces with many mounts, many root
+// directories and long paths. An open table keeps its namespace alive, and with it the mounted
+// devices, so the time limit for a table is shorter than that for a release.
 const (
 	maxRoots      = 4        // of one namespace, besides its own
 	maxTableBytes = 16 << 20 // 100,000 mounts, which is the kernel's limit, with ordinary paths
@@ -55,9 +55,10 @@ const (
 // ReadViews reads the mount table of every namespace that a process is in: one table for each
 // namespace and root directory, because a process sees only what is mounted below its root.
 //
-// A container without the host's processes sees few of them, a namespace may be kept by a thread or
-// a descriptor only, and one beyond the limits is not read to its end. A mount that is missed here
-// still keeps the device in use, and the exclusive open at the end of NodeUnstageVolume finds that.
+// It does not find every namespace: a container without the host's processes sees few of them, and
+// a namespace may belong only to a thread or a descriptor. Of a namespace beyond the limits it
+// reads a part. A mount that it misses still keeps the device in use, and the exclusive open at the
+// end of NodeUnstageVolume finds that.
 func ReadViews(log *slog.Logger) (Views, error) {
 	table, err := ReadTable()
 	if err != nil {
@@ -72,7 +73,7 @@ func ReadViews(log *slog.Logger) (Views, error) {
 	if err != nil {
 		return nil, err
 	}
-	// In random order, no process is left out every time if others take all the time.
+	// Read in random order, so that no process is left out every time because others use up the time.
 	rand.Shuffle(len(pids), func(i, j int) { pids[i], pids[j] = pids[j], pids[i] })
 	roots, hidden := map[string][]string{}, 0 // the roots of each namespace
 	end, left := time.Now().Add(viewsTime), maxViewsBytes
@@ -121,7 +122,7 @@ func readOther(namespace, path string, most int, end time.Time) (b []byte, err e
 	if soon := time.Now().Add(tableTime); soon.Before(end) {
 		end = soon
 	}
-	const grace = time.Second / 2 // for a read that is slow and no more
+	const grace = time.Second / 2 // for a read that is only slow
 	var read []byte
 	var readErr error
 	if !async.Within(namespace, time.Until(end)+grace, func() {
@@ -132,8 +133,7 @@ func readOther(namespace, path string, most int, end time.Time) (b []byte, err e
 	return read, readErr
 }
 
-// readUntil reads the lines of a mount table until it has so many bytes, or until the end of its
-// time.
+// readUntil reads the lines of a mount table up to a number of bytes, or until a time.
 func readUntil(path string, most int, end time.Time) (b []byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -154,7 +154,7 @@ func readUntil(path string, most int, end time.Time) (b []byte, err error) {
 	return b[:bytes.LastIndexByte(b, '\n')+1], errUnread
 }
 
-// Unread names a process of each namespace of which a part is not known, or is empty.
+// Unread names a process of each namespace that was not read completely, or returns "".
 func (vs Views) Unread() string {
 	var names []string
 	for _, v := range vs {
@@ -225,7 +225,8 @@ func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	return found
 }
 
-// CopiesAt lists what other namespaces have mounted on the path that is path in the driver's own.
+// CopiesAt lists the mounts in other namespaces that are attached at the same location as path in
+// the driver's own namespace.
 func (vs Views) CopiesAt(path string) []Found {
 	dir, ok := vs[0].table.locate(filepath.Dir(path))
 	if !ok {
@@ -243,9 +244,9 @@ func (vs Views) CopiesAt(path string) []Found {
 	return found
 }
 
-// SameFilesystem reports whether two mounts, of any namespaces, are of one filesystem. A number
-// that is no device's is not enough: another filesystem may have it once the first is no longer
-// mounted.
+// SameFilesystem reports whether two mounts, of any namespaces, are of one filesystem. An anonymous
+// device number alone does not prove that: another filesystem may get it once the first is
+// unmounted.
 func SameFilesystem(a, b *mountinfo.Info) bool {
 	return a.Major == b.Major && a.Minor == b.Minor && a.FSType == b.FSType &&
 		(a.Major != 0 || a.Source == b.Source)
@@ -258,7 +259,7 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 	case m.Major != 0 && uint32(m.Major) == d.Major && uint32(m.Minor) == d.Minor:
 		return true // a filesystem, whatever the name of the directory that is mounted
 	case diskNode.MatchString(m.Root):
-		// What is not in the device directory is no node, and may not answer.
+		// A file outside of the device directory is not the node, and its server may not answer.
 		if known && locationOf(m) != home {
 			return false
 		}
@@ -268,7 +269,8 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 	if v.pid != 0 && diskNode.MatchString(m.Root) {
 		major, minor, err := v.device(m)
 		if err != nil {
-			// The process has ended, or the way there is not known. Compare the path of the node instead.
+			// The process has ended, or the path to the mount is not known. Compare the name of the node
+			// instead.
 			return known && filepath.Base(nodePath(m)) == d.Name
 		}
 		return major == d.Major && minor == d.Minor
@@ -298,10 +300,10 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 // resolveCached is RESOLVE_CACHED of linux/openat2.h, which x/sys lacks.
 const resolveCached = 0x20
 
-// device is Device for a mount of the view. In another namespace it asks the filesystem itself,
-// because the source of a btrfs names the disk long after the disk is gone. It resolves only paths
-// that the kernel has cached, and opens only the mount itself, so it never waits for a filesystem
-// of that namespace.
+// device does what Device does, for a mount of the view. In another namespace it asks the
+// filesystem itself, because the source of a btrfs names the disk long after the disk is gone. It
+// resolves only paths that the kernel has cached, and opens only the mount itself, so it never
+// waits for a filesystem of that namespace.
 func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
 	if v.pid == 0 {
 		return Device(m, blockdev.Device{})
@@ -335,8 +337,8 @@ func (t Table) byID() map[int]*mountinfo.Info {
 	return mounts
 }
 
-// parent returns what a mount is attached to, or nil for the root, or if that is outside the
-// process's root.
+// parent returns the mount that a mount is attached to. It returns nil for the root, and if the
+// parent is outside the process's root.
 func (v view) parent(m *mountinfo.Info) *mountinfo.Info {
 	if m.Parent == m.ID {
 		return nil
@@ -393,11 +395,11 @@ func (vs Views) receivers(group string) map[string]bool {
 	return groups
 }
 
-// Elsewhere lists those of the mounts that stay when the driver's own mounts are unmounted.
+// Elsewhere lists the mounts that stay when the driver's own mounts are unmounted.
 //
 // Where kubelet and the driver's container share a directory, each sees the other's mounts as
-// copies, which the kernel unmounts with the driver's own. Such a copy does not use the volume. The
-// caller looks again after the unmount, which finds a copy that stayed.
+// copies, which the kernel unmounts with the driver's own. Such a copy does not count as a user of
+// the volume. The caller searches again after the unmount, which finds a copy that stayed.
 func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	for _, layer := range own {
 		var at location
@@ -423,8 +425,8 @@ func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 
 // AwaitNone waits until find returns no mounts, and returns an error that lists those that stay. A
 // mount in the driver's own namespace is a publication and does not go away by itself, so it is not
-// waited for. A copy in another namespace may be brief, as when a container starts. The namespaces
-// of unread processes may have some that are not known.
+// waited for. A copy in another namespace may be brief, as when a container starts. unread names
+// the processes whose namespaces may have further mounts.
 func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 	find func(Views) []Found) (unread string, err error) {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 500 * time.Millisecond,

@@ -40,13 +40,13 @@ func ReadTable() (Table, error) {
 		}
 		before = now
 	}
-	// Where mounts change all the time, use the last result: the kernel keeps a reader's position, so
-	// a mount that was there throughout is not missed.
+	// If mounts change all the time, use the last result: the kernel keeps the reader's position, so a
+	// mount that existed all the time is not missed.
 	return parseTable(before)
 }
 
-// parseTable parses a mount table. Any user can make a line longer than a bufio.Scanner accepts,
-// with directories in a user namespace of their own, so it has no limit for a line.
+// parseTable parses a mount table. It has no limit for a line, because any user can create one
+// longer than a bufio.Scanner accepts, with directories in a user namespace.
 func parseTable(b []byte) (table Table, err error) {
 	for line := range strings.Lines(string(b)) {
 		if line = strings.TrimSuffix(line, "\n"); line == "" {
@@ -65,7 +65,7 @@ func parseTable(b []byte) (table Table, err error) {
 // parseMount parses a line of proc_pid_mountinfo(5).
 func parseMount(line string) (*mountinfo.Info, error) {
 	fields := strings.Split(line, " ")
-	end := slices.Index(fields, "-") // no field before it can be that
+	end := slices.Index(fields, "-") // no earlier field can be a hyphen
 	if end < 6 || len(fields) < end+4 {
 		return nil, errors.New("expected ten fields, one of them a hyphen")
 	}
@@ -133,10 +133,10 @@ func (t Table) Top(path string) *mountinfo.Info {
 
 // Of lists the mounts of the device's filesystem and the publications of its node.
 //
-// A mounted filesystem keeps its device open, so its number stays the device's. A mounted node does
-// not: its number may have become another disk's. So a node counts if it is from this instance's
-// device directory, even if it is deleted there; a node of another instance (the instances of a
-// simulated rack share a kernel) does not count.
+// A mounted filesystem keeps its device open, so the number stays the device's. A mounted node does
+// not, so its number may be another disk's by now. A node counts only if it is from this instance's
+// device directory, even if it was deleted there, because the instances of a simulated rack share a
+// kernel.
 func (t Table) Of(d blockdev.Device) Table {
 	var found Table
 	for _, m := range (Views{{table: t}}).Of(d, nil) {
@@ -197,9 +197,9 @@ func NodeRoot(m *mountinfo.Info) (node, deleted bool) {
 // IsDiskPath reports whether path has the form of a disk's node.
 func IsDiskPath(path string) bool { return diskNode.MatchString(path) }
 
-// shownNode returns the number of the device whose node the mount shows, if it is a mount of a
-// single node. Such a mount has the node as its root. No other mount is looked at: stat of a mount
-// of a dead server may hang.
+// shownNode returns the number of the device whose node the mount shows. ok is false unless the
+// root of the mount is a node. It calls stat on no other mount, because that may hang if a server
+// is dead.
 func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	if !diskNode.MatchString(m.Root) {
 		return 0, 0, false
@@ -214,8 +214,7 @@ func IsNode(m *mountinfo.Info) bool {
 	return ok
 }
 
-// Device returns the number of the device that a mount is of. The likely device, which may be the
-// zero one, is what the kernel is asked about where it has a btrfs on several.
+// Device returns the number of the device that a mount shows. likely is as in btrfsNumber.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil
@@ -250,7 +249,7 @@ func (c Condition) String() string {
 // ConditionOf reports whether errors have made a filesystem read-only or shut it down. It calls
 // stat on the mount point, so it must be used only for volumes, whose disks are local.
 //
-// A filesystem that the kernel made read-only is read-only while its mount is not. Since Linux 6.14
+// If the kernel made a filesystem read-only, the mount itself is still writable. Since Linux 6.14
 // ext4 also shows the option emergency_ro.
 func ConditionOf(m *mountinfo.Info) Condition {
 	super := strings.Split(m.VFSOptions, ",")
@@ -275,8 +274,8 @@ func ReadOnly(m *mountinfo.Info) bool {
 	return slices.Contains(strings.Split(m.Options, ","), "ro")
 }
 
-// Canonical returns the path as the mount table writes it, with symbolic links resolved. The last
-// element is left as it is, because it may be a mount that no longer answers.
+// Canonical returns the path as the mount table writes it, with symbolic links resolved. It does
+// not resolve the last element, which may be a mount that no longer answers.
 func Canonical(path string) (string, error) {
 	path = filepath.Clean(path)
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))

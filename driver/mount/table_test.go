@@ -81,7 +81,7 @@ func TestALineOfAnyLengthIsParsed(t *testing.T) {
 func TestPropagationThroughManyGroupsIsFollowed(t *testing.T) {
 	const groups = 50_000
 	var table Table
-	for i := range groups { // the last first, which is the worst order
+	for i := range groups { // in reverse, which is the worst order
 		table = append(table, &mountinfo.Info{Optional: fmt.Sprintf("shared:%d master:%d", groups-i,
 			groups-i-1)})
 	}
@@ -90,8 +90,8 @@ func TestPropagationThroughManyGroupsIsFollowed(t *testing.T) {
 	}
 }
 
-// FuzzMountTable checks that parseTable does not panic, that At returns all mounts of a path and no
-// others, and that no other mount covers the one that Top returns.
+// FuzzMountTable checks that parseTable does not panic, that At returns exactly the mounts of a
+// path, and that no other mount covers the mount that Top returns.
 func FuzzMountTable(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, path string) {
 		table, err := parseTable(b)
@@ -151,7 +151,7 @@ func FuzzAddedMountHidesNone(f *testing.F) {
 				t.Fatalf("with %q nothing is mounted at %q", line, m.Mountpoint)
 			}
 			if before.OnlyAt(m.Mountpoint, m) != nil && after.OnlyAt(m.Mountpoint, m) == nil {
-				t.Fatalf("with %q the mount at %q is the only one", line, m.Mountpoint)
+				t.Fatalf("%q hides another mount at %q", line, m.Mountpoint)
 			}
 		}
 	})

@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// tools puts scripts, by name, before the machine's programs.
+// tools puts scripts into PATH, by their names, before the machine's programs.
 func tools(t *testing.T, scripts map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -115,7 +115,7 @@ func TestAFinishedBtrfsFormatIsKept(t *testing.T) {
 		t.Fatal("it was mounted with an invalid label")
 	}
 	if n := recordsOn(t, v.disk); n != 0 {
-		t.Fatalf("%d marks are left on the disk", n)
+		t.Fatalf("%d records are left on the disk", n)
 	}
 	found := v.filesystems(t)
 	if len(found) != 1 || !found[0].MaybeFresh {
@@ -131,7 +131,7 @@ func TestAFinishedBtrfsFormatIsKept(t *testing.T) {
 func (v testVolume) checkStaged(t *testing.T) {
 	t.Helper()
 	if n := recordsOn(t, v.disk); n != 0 {
-		t.Fatalf("%d marks are left on the disk", n)
+		t.Fatalf("%d records are left on the disk", n)
 	}
 	file := filepath.Join(v.staging(), "hello")
 	must(t, os.WriteFile(file, []byte("rack"), 0o600))
@@ -162,7 +162,7 @@ func (v testVolume) check(t *testing.T) {
 	}
 }
 
-// With small blocks, an xfs may have a file where the superblock of a btrfs is.
+// An xfs with small blocks may have a file at the offset of the superblock of a btrfs.
 func TestSuperblocksInAFileDoNotPreventAStage(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		t.Run(fsType, func(t *testing.T) {
@@ -242,7 +242,7 @@ func TestARestoredFilesystemIsMountedNextToItsOrigin(t *testing.T) { // NS-14
 	}
 }
 
-func TestDamageThatTheKernelFindsIsReportedAsSuch(t *testing.T) { // NS-11
+func TestDamageFoundByTheKernelIsReported(t *testing.T) { // NS-11
 	g := newGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, smallest(volume.XFS)), volume.XFS)
 	must(t, v.stage())
@@ -270,7 +270,7 @@ func TestUnstageABtrfsBesideItsTwin(t *testing.T) {
 		"the kernel has a path that is gone": func(t *testing.T, _ *testGuest, alias string) {
 			must(t, os.Remove(alias))
 		},
-		"nothing is recorded": func(t *testing.T, g *testGuest, _ string) {
+		"there is no record": func(t *testing.T, g *testGuest, _ string) {
 			must(t, os.RemoveAll(g.state))
 		},
 	} {
@@ -332,7 +332,7 @@ func TestAnUnstageEndsTheReadOfTheVolumesDisk(t *testing.T) {
 	goleak.VerifyNone(t, before)
 }
 
-// A read of a disk that is detached meanwhile fails, but the disk has not failed.
+// The read of a disk fails if the disk is detached meanwhile. That is not a fault of the disk.
 func TestADiskThatIsDetachedWhileItIsReadIsNotFound(t *testing.T) {
 	v := newGuest(t).disk(64, volume.Ext4)
 	v.Whole = true
@@ -343,8 +343,8 @@ func TestADiskThatIsDetachedWhileItIsReadIsNotFound(t *testing.T) {
 	csitest.Want(t, goOn(), codes.NotFound, csierr.DeviceNotFound)
 }
 
-// On a rack, the bytes of a disk stay when they are discarded. On other disks they become zero.
-func TestStageDoesNotDependOnWhatDiscardsLeave(t *testing.T) {
+// A discard leaves the bytes of a rack's disk as they are. On other disks it makes them zero.
+func TestStageDoesNotDependOnTheEffectOfDiscards(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		for zeroed, option := range map[bool]guesttest.Option{false: guesttest.NoDiscards,
 			true: guesttest.BlockSize(512)} {

@@ -60,7 +60,7 @@ func (v testVolume) hasGrown(t *testing.T) {
 	must(t, v.unstage())
 	for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
 		if hasRecord(t, v.disk, slot) {
-			t.Fatalf("a mark is left at %d", slot)
+			t.Fatalf("a record is left at %d", slot)
 		}
 	}
 	guesttest.Run(t, "e2fsck", "-fn", v.disk.Loop)
@@ -71,7 +71,7 @@ func (v testVolume) hasGrown(t *testing.T) {
 }
 
 func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
-	t.Run("an ext4 whose superblock the check before was writing", func(t *testing.T) {
+	t.Run("an ext4 whose superblock was being written by the check", func(t *testing.T) {
 		v := grown(t, volume.Ext4)
 		path := os.Getenv("PATH")
 		tools(t, map[string]string{"e2fsck": "exit 8"})
@@ -80,14 +80,14 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		v.disk.WriteAt(t, 1024+0x40, []byte{1, 2, 3}) // the time of the last check
 		v.hasGrown(t)
 	})
-	t.Run("what is no growth of this volume gets no such repair", func(t *testing.T) {
+	t.Run("without a growth of this volume there is no such repair", func(t *testing.T) {
 		v := grown(t, volume.Ext4)
 		interruptGrowth(t, v)
 		v.ID = "0b54dc0e-93a4-4f5f-8f5d-another00000"
 		v.damage(t)
 		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
 	})
-	t.Run("a mark of a growth is worth nothing after a mount, and stays", func(t *testing.T) {
+	t.Run("the record of a growth is invalid after a mount, and stays", func(t *testing.T) {
 		v := grown(t, volume.Ext4)
 		must(t, v.stage())
 		must(t, v.unstage())
@@ -100,13 +100,13 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 	})
 	for _, said := range []string{"Error reading block 9541 (Input/output error).",
 		"Error flushing writes to storage device: Input/output error"} {
-		t.Run("a check that says nothing of the filesystem: "+said, func(t *testing.T) {
+		t.Run("a check that could not use the disk: "+said, func(t *testing.T) {
 			v := grown(t, volume.Ext4)
 			tools(t, map[string]string{"e2fsck": `echo "` + said + `" >&2; exit 4`})
 			csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 		})
 	}
-	t.Run("no repair that answers yes overwrites what the disk does not give", func(t *testing.T) {
+	t.Run("no repair with -y overwrites an unreadable block", func(t *testing.T) {
 		v := grown(t, volume.Ext4)
 		interruptGrowth(t, v)
 		path, before := os.Getenv("PATH"), v.disk.Digest(t)
@@ -123,7 +123,7 @@ esac
 			t.Error("the disk was written")
 		}
 		must(t, os.Setenv("PATH", path))
-		// It can be read at first, and not during the repair.
+		// The disk can be read at first, but not during the repair.
 		tools(t, unread("-y", 1))
 		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 		must(t, os.Setenv("PATH", path))
@@ -167,7 +167,7 @@ func TestAnExtWithBigallocIsMountedWithoutGrowing(t *testing.T) {
 	v := newGuest(t).disk(512, volume.Ext4)
 	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-O", "bigalloc", v.disk.Loop, "128M")
 	for _, older := range []bool{false, true} {
-		if older { // an older driver has begun to grow it
+		if older { // an older driver has started to grow it
 			v.writeGrowthRecord(t, 128*guesttest.MiB, v.filesystems(t)[0].Mounted)
 		}
 		must(t, v.stage())
@@ -182,9 +182,9 @@ func TestAnExtWithBigallocIsMountedWithoutGrowing(t *testing.T) {
 	}
 }
 
-func TestAFilesystemThatIsNotGrownReportsThat(t *testing.T) { // NS-13
+func TestTheHealthReportsAFilesystemThatIsNotGrown(t *testing.T) { // NS-13
 	v := grown(t, volume.Ext4)
-	v.Whole, v.guest.state = true, filepath.Join(v.guest.Dir, "state") // which has what is not covered
+	v.Whole, v.guest.state = true, filepath.Join(v.guest.Dir, "state") // it records the size
 	v.disk.WriteAt(t, 200*guesttest.MiB, []byte("what somebody else has written"))
 	must(t, v.stage())
 	got, err := v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{

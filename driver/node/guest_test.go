@@ -33,15 +33,15 @@ const instance = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 // selinuxFlag is the mount flag that kubelet adds on a node with SELinux, to stage and to publish.
 const selinuxFlag = `context="system_u:object_r:container_file_t:s0:c1,c2"`
 
-// invalidLabel is a mount flag that the driver accepts, and that every kernel refuses: those with
-// SELinux, because it is no label.
+// invalidLabel is a mount flag that the driver accepts and every kernel refuses: without SELinux
+// any label, and with SELinux this one.
 const invalidLabel = "context=canary"
 
 // testGuest is a guest with an orchestrator's directory.
 type testGuest struct {
 	*guesttest.Guest
 	t     *testing.T
-	state string // the state directory, for those tests that give it one
+	state string // the state directory, if a test sets one
 	log   bytes.Buffer
 }
 
@@ -108,7 +108,7 @@ type testVolume struct {
 	Flags   []string
 	Context map[string]string // volume_context
 	Static  bool              // no size in publish_context
-	Tag     map[string]string // added to publish_context, as if from the ownership tag
+	Tag     map[string]string // added to publish_context, as from the ownership tag
 	Whole   bool              // its history is unknown, so the driver reads the whole disk
 }
 
@@ -174,7 +174,8 @@ func (v testVolume) unpublishRequest(target string) *csi.NodeUnpublishVolumeRequ
 	return &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: v.guest.path(target)}
 }
 
-// A process that has just started makes each of the calls below, so none relies on an earlier one.
+// Each of the calls below is made by a new process, so none relies on the memory of an earlier
+// call.
 
 func (v testVolume) ask(request proto.Message) error {
 	return csitest.Call(v.guest.t.Context(), v.guest.node(), request)

@@ -46,7 +46,7 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	must(t, err)
 	n := opening(t, "<", v.disk.Loop)
 	v.held("dm-7", fmt.Sprintf("process %d (sh)", n.pid))
-	v.held("dm-7") // a restarted driver still asks
+	v.held("dm-7") // a restarted driver finds it, too
 	must(t, mapper.Close())
 	must(t, v.unstage())
 	if got := v.guest.records(); len(got) != 0 {
@@ -104,7 +104,7 @@ var kernelUsers = map[string]kernelUse{
 		node string) (func(), []string) {
 		own := ownNode(t, v.guest, node)
 		reader, writer := opening(t, "<", own), opening(t, "<>", own)
-		t.Cleanup(reader.leave) // to read is harmless
+		t.Cleanup(reader.leave) // a reader is harmless
 		return writer.leave, []string{fmt.Sprintf("process %d (sh)", writer.pid)}
 	},
 	"swap": func(t *testing.T, v testVolume, _ string) (func(), []string) {
@@ -123,7 +123,7 @@ func loopOver(t *testing.T, path string, args ...string) string {
 	own, err := os.ReadFile(sequence)
 	must(t, err)
 	t.Cleanup(func() {
-		// The test may have detached it, and then the number may be another process's.
+		// The test may have detached the device, and then another process may have the number.
 		if now, err := os.ReadFile(sequence); err == nil && bytes.Equal(now, own) {
 			_ = exec.Command("losetup", "--detach", loop).Run()
 		}
@@ -175,7 +175,7 @@ func TestADeviceThatTheKernelUsesIsNotReleased(t *testing.T) { // NU-5
 			must(t, v.stage())
 			must(t, v.publish("dev"))
 			end, names := use(t, v, v.guest.path("dev"))
-			err := v.unpublish("dev") // which the kernel refuses if the use is by the mount's path
+			err := v.unpublish("dev") // the kernel refuses it if the use is by the mount's path
 			if err == nil {
 				err = v.unstageSoon()
 			}
@@ -187,7 +187,7 @@ func TestADeviceThatTheKernelUsesIsNotReleased(t *testing.T) { // NU-5
 	}
 }
 
-// A device that does not answer may fail with the same error as one that is gone.
+// A device that does not answer may fail with the same error as a device that is gone.
 func TestADeviceThatDoesNotAnswerIsNotReleased(t *testing.T) { // NU-5
 	serve := func(t *testing.T) (*flakydisk.Server, *flakydisk.Disk, string) {
 		t.Helper()
@@ -238,7 +238,7 @@ func TestLostWritesAreReportedTogetherWithAnotherError(t *testing.T) {
 	must(t, v.unstage())
 }
 
-func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
+func TestAReadOnlyDeviceOfADeadDriverBecomesWritable(t *testing.T) {
 	for name, finish := range map[string]func(v testVolume) error{
 		"by unpublish": func(v testVolume) error { return v.unpublish("dev") },
 		"by unpublish, where the target's directory is gone": func(v testVolume) error {
@@ -283,8 +283,9 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 	})
 }
 
-// hostile is a kind of process that tries to delay the driver. It has a copy of the test's mount
-// namespace, and its children end with it. Without root it is an ordinary user in a user namespace.
+// hostile is a kind of process that tries to delay the driver, in a copy of the test's mount
+// namespace. Its children end with it. Unless root is set, it is an ordinary user in a user
+// namespace.
 type hostile struct {
 	kind string
 	root bool
@@ -375,8 +376,8 @@ func manyMounts(power int) {
 	double(0, power)
 }
 
-// double bind-mounts the whole directory on each of the numbered directories in it. Each time the
-// number of mounts doubles.
+// double bind-mounts the whole directory on each of its numbered directories, which doubles the
+// number of mounts each time.
 func double(from, to int) {
 	for i := from; i < to; i++ {
 		try(unix.Mount(".", fmt.Sprint(i), "", unix.MS_BIND|unix.MS_REC, ""))
@@ -407,7 +408,7 @@ func try(err error) {
 
 const hostileVariable = "OXIDE_TEST_HOSTILE"
 
-// A hostile process runs this test program.
+// A hostile process is this test program.
 func init() {
 	for _, h := range hostiles {
 		if h.kind == os.Getenv(hostileVariable) {
@@ -438,7 +439,7 @@ func (h hostile) start(g *testGuest) *neighbour {
 		end := n.leave
 		n.leave = func() {
 			end()
-			f, err := os.OpenFile(fifo, os.O_RDWR, 0) // its reader continues
+			f, err := os.OpenFile(fifo, os.O_RDWR, 0) // lets its reader continue
 			must(g.t, err)
 			must(g.t, f.Close())
 		}
@@ -472,7 +473,7 @@ func TestAHostileProcessDelaysNoCallOfAnotherVolume(t *testing.T) {
 				err := call()
 				if !late.Stop() {
 					stuck++
-					t.Errorf("it takes more than %s", usual)
+					t.Errorf("the call takes more than %s", usual)
 				}
 				return err
 			}

@@ -57,14 +57,14 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 				t.Fatalf("got %v, want %d volumes", info, c.want)
 			}
 			if info.GetAccessibleTopology() != nil {
-				t.Fatal("NI-3 a topology nobody gave")
+				t.Fatal("NI-3 a topology without a setting")
 			}
 			if (log.Len() > 0) != c.warning {
 				t.Fatalf("logged %q", &log)
 			}
 		})
 	}
-	t.Run("NI-2 a static volume that the node knows takes no place, after a restart too",
+	t.Run("NI-2 a static volume that the node knows takes no place, also after a restart",
 		func(t *testing.T) {
 			const disk = "made-by-hand-with-a-long-name"
 			n := &Service{InstanceID: "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01", StateDir: t.TempDir(),
@@ -230,7 +230,7 @@ func TestInstanceID(t *testing.T) { // NI-1, D-28
 		{"another vendor's serial is not believed", "", "-",
 			map[string]string{"sys_vendor": "Dell Inc.\n", "product_serial": one + "\n"}, "",
 			[]string{"OXIDE_INSTANCE_ID", "OXIDE_INSTANCE_METADATA_FILE"}},
-		{"NI-4 nothing at all says what to do", "", "-", nil, "",
+		{"NI-4 without any source the error gives advice", "", "-", nil, "",
 			[]string{"OXIDE_INSTANCE_ID", "OXIDE_INSTANCE_METADATA_FILE"}},
 		{"variable and SMBIOS that disagree are both named", two, "-", oxide, "",
 			[]string{"OXIDE_INSTANCE_ID", "SMBIOS"}},
@@ -288,8 +288,8 @@ func TestInstanceID(t *testing.T) { // NI-1, D-28
 	}
 }
 
-// FuzzMetadata checks that a file of any content gives an id that the file has after its key, or an
-// error that shows none of the content.
+// FuzzMetadata checks that a file of any content results in an id that follows the key in the file,
+// or in an error that shows none of the content.
 func FuzzMetadata(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		id, err := parseMetadata(b)
@@ -306,8 +306,8 @@ func FuzzMetadata(f *testing.F) {
 	})
 }
 
-// FuzzRecord checks that a valid record of a volume is whole and comes back as it was, and that
-// every id has a file of its own in the state directory.
+// FuzzRecord checks that a valid record of a volume is read as it was written, that a truncated one
+// is invalid, and that every id has a file of its own in the state directory.
 func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, id string) {
 		file := recordFile(id)

@@ -24,9 +24,9 @@ const (
 	maxShownChanges = 50
 )
 
-// Inspect reports what this node sees of volumes; without any, of each that has a record. It runs
-// beside the driver and changes nothing: it takes no lock, waits for nothing, writes nothing, and
-// opens a device for reading, which no call of the driver minds.
+// Inspect reports what this node sees of the given volumes, or of each volume that has a record. It
+// runs beside the driver and changes nothing: it takes no lock, does not wait, does not write, and
+// opens a device only for reading, which affects no call of the driver.
 func (n *Service) Inspect(asked []inspection.Asked) inspection.Report {
 	r := inspection.Report{Format: inspection.Format, At: time.Now().UTC(), Instance: n.InstanceID,
 		Devices: []inspection.Device{}, Volumes: []inspection.Volume{}}
@@ -88,7 +88,7 @@ func (in inspector) volume(a inspection.Asked, all []blockdev.Device,
 		v.Devices = append(v.Devices, inspectDevice(d))
 	}
 	if len(own) != 1 {
-		return v // it is unknown which of them is the volume's
+		return v // it is not known which device is the volume's
 	}
 	shown := inspectMounts(&v, own[0], views)
 	if err := in.content(&v, own[0], shown); err != nil {
@@ -103,7 +103,7 @@ func (in inspector) volume(a inspection.Asked, all []blockdev.Device,
 	return v
 }
 
-// state reads the volume's record and what the flight recorder kept of it.
+// state reads the volume's record and its entries in the flight recorder.
 func (in inspector) state(v *inspection.Volume) {
 	if in.stateDir == "" {
 		err := errors.New("OXIDE_STATE_DIR is not set")
@@ -128,7 +128,7 @@ func (in inspector) state(v *inspection.Volume) {
 	v.Flight = append(v.Flight, entries[max(0, len(entries)-maxShownChanges):]...)
 }
 
-// serialOf returns the serial number of the volume's disk, and where it is known from.
+// serialOf returns the serial number of the volume's disk, and its source.
 func serialOf(a inspection.Asked, v inspection.Volume) (serial, from string) {
 	if v.Record != nil {
 		return volume.Serial(v.Record.Disk), "the volume's record"

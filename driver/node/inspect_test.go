@@ -110,7 +110,7 @@ func TestAnInspectionChangesNothingAndWaitsForNothing(t *testing.T) {
 	must(t, locked.Close())
 	must(t, v.unstage())
 	must(t, os.RemoveAll(v.guest.state))
-	sameBytes := v.disk.Same(t) // the kernel changes that of a mounted filesystem at any time
+	sameBytes := v.disk.Same(t) // the kernel writes to a mounted filesystem at any time
 	if v.guest.inspect(inspection.Asked{ID: v.ID}); len(v.guest.records()) != 0 {
 		t.Errorf("made %q", v.guest.records())
 	}
@@ -159,7 +159,7 @@ func TestAnInspectionFindsWhatIsMissingOrWrong(t *testing.T) {
 				got.Problems[0].Reason == csierr.DeviceNotFound &&
 				inspection.WhyUnseen(got.Unseen, inspection.PartFilesystem) != ""
 		}},
-		"a record that makes no sense": {false, "", func(t *testing.T, v testVolume) {
+		"an invalid record": {false, "", func(t *testing.T, v testVolume) {
 			must(t, os.MkdirAll(v.guest.state, 0o700))
 			must(t, os.WriteFile(filepath.Join(v.guest.state, v.ID+".json"), []byte("{"), 0o600))
 		}, func(_ testVolume, got inspection.Volume) bool {
@@ -185,7 +185,7 @@ func TestAnInspectionFindsWhatIsMissingOrWrong(t *testing.T) {
 	}
 }
 
-func TestAnInspectionShowsWhatWasBegunAndNotEnded(t *testing.T) {
+func TestAnInspectionShowsOpenChanges(t *testing.T) {
 	v := statefulGuest(t).disk(16, volume.Ext4)
 	recorder := &flight.Recorder{Log: slog.New(slog.DiscardHandler),
 		Dir: filepath.Join(v.guest.state, flight.DirName)}

@@ -119,8 +119,8 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 	}{
 		"an ext4": {volume.Ext4, "", leaveIt}, "an xfs": {volume.XFS, "", leaveIt},
 		"a btrfs": {volume.Btrfs, "", leaveIt},
-		"at another path, where the first is no longer mounted": {volume.Ext4, moved, leaveIt},
-		"though its disk was yanked away": {volume.Ext4, "", func(v testVolume) {
+		"at another path, after an unmount at the first one": {volume.Ext4, moved, leaveIt},
+		"although its disk was removed": {volume.Ext4, "", func(v testVolume) {
 			v.guest.Unplug(v.disk)
 		}},
 		"a raw one": {"block", moved, func(v testVolume) { must(v.guest.t, v.unpublish("dev")) }},
@@ -147,7 +147,7 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 			must(t, v.unstage())
 		})
 	}
-	t.Run("but one that lets go in time is waited for", func(t *testing.T) {
+	t.Run("unstage waits for a namespace that ends in time", func(t *testing.T) {
 		v := statefulGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
 		n := inNamespace(t, "private", "")
@@ -165,7 +165,7 @@ func (g *testGuest) shared() {
 	guesttest.Run(g.t, "mount", "--make-shared", dir)
 }
 
-func TestCopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) { // B-32
+func TestPropagatedCopiesOfTheDriversMountAreNoUsers(t *testing.T) { // B-32
 	for _, c := range []struct{ name, propagation, script string }{
 		{"a peer", "unchanged", ""},
 		{"a slave", "slave", ""},
@@ -195,7 +195,7 @@ func TestCopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) { // B-32
 			})
 		}
 	}
-	t.Run("but one that was moved away there is", func(t *testing.T) {
+	t.Run("a copy that was moved in its namespace is a user", func(t *testing.T) {
 		g := statefulGuest(t)
 		g.shared()
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
@@ -207,7 +207,7 @@ func TestCopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) { // B-32
 		n.leave()
 		must(t, v.unstage())
 	})
-	t.Run("and one that stays, because something is mounted in it, is seen afterwards",
+	t.Run("a copy that stays because of a mount in it is found afterwards",
 		func(t *testing.T) {
 			g := statefulGuest(t)
 			g.shared()
@@ -222,7 +222,7 @@ func TestCopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) { // B-32
 			n.leave()
 			must(t, v.unstage())
 		})
-	t.Run("and a copy in the driver's own namespace is none either", func(t *testing.T) {
+	t.Run("a copy in the driver's own namespace is no user", func(t *testing.T) {
 		g := statefulGuest(t)
 		g.shared()
 		aside := filepath.Join(g.Dir, "aside")
@@ -245,7 +245,8 @@ func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { 
 			n := inNamespace(t, "private", "")
 			before := n.mounts(v.guest.Dir)
 			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted, strconv.Itoa(n.pid))
-			// The same holds when nothing is mounted here: the kernel would unmount it there with the path.
+			// The same holds if nothing is mounted here: the kernel would unmount the other namespace's
+			// mount when the path is removed.
 			guesttest.Run(t, "umount", v.guest.path("pod"))
 			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted)
 			if after := n.mounts(v.guest.Dir); !slices.Equal(after, before) {
@@ -258,7 +259,7 @@ func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { 
 	}
 }
 
-func TestAMountThatIsNotTheVolumesIsLeftAlone(t *testing.T) {
+func TestUnstageAndUnpublishLeaveForeignMountsAlone(t *testing.T) {
 	foreign := map[string]func(t *testing.T, g *testGuest, path string){
 		"UP-6 NU-5 a tmpfs": func(t *testing.T, _ *testGuest, path string) {
 			guesttest.Run(t, "mount", "-t", "tmpfs", "none", path)

@@ -54,7 +54,7 @@ func TestAVolumeUnderAnotherMountIsNotUnmounted(t *testing.T) {
 	must(t, v.unstage())
 }
 
-func TestStatsOfAnUnknownVolumeAreNotAnothers(t *testing.T) { // VS-5
+func TestStatsNeverShowAnotherVolume(t *testing.T) { // VS-5
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for _, known := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, known to the node %t", fsType, known), func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestStatsOfAnUnknownVolumeAreNotAnothers(t *testing.T) { // VS-5
 }
 
 func TestUnstageIgnoresARestoredVolumeWithTheSameUUID(t *testing.T) { // NU-5
-	// A volume that was restored from another one has the filesystem's UUID of its origin.
+	// The filesystem of a restored volume has the UUID of its origin.
 	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		t.Run(fsType, func(t *testing.T) {
 			origin, _ := twoVolumes(t, fsType, false)
@@ -124,7 +124,7 @@ func TestUnstageUnmountsWithoutARecord(t *testing.T) { // NU-5
 	}
 }
 
-func TestAMountThatTheVolumesRecordContradictsIsAnError(t *testing.T) {
+func TestAMountThatContradictsTheRecordIsAnError(t *testing.T) {
 	v := statefulGuest(t).disk(64, volume.Ext4)
 	must(t, v.stage())
 	must(t, v.publish("pod"))
@@ -167,13 +167,13 @@ func TestARawTargetWhoseDeviceNumberIsReused(t *testing.T) {
 		must(t, v.publish("dev"))
 		return v, v.replaced(guesttest.OtherSerial, fsType)
 	}
-	t.Run("VS-5 shows not this volume", func(t *testing.T) {
+	t.Run("VS-5 it does not show this volume", func(t *testing.T) {
 		v, _ := setUp(t, "block")
 		csitest.Want(t, v.stats("dev"), codes.NotFound, csierr.VolumeNotAtPath)
 		csitest.Want(t, v.ask(&csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
 			VolumePublishPath: v.guest.path("dev")}), codes.NotFound, csierr.VolumeNotAtPath)
 	})
-	t.Run("NP-5 is not published again", func(t *testing.T) {
+	t.Run("NP-5 it is not published again", func(t *testing.T) {
 		v, _ := setUp(t, "block")
 		csitest.Want(t, v.publish("dev"), codes.NotFound, csierr.DeviceNotFound)
 		v.disk = v.guest.Attach(guesttest.Serial, 16*guesttest.MiB) // under another number
@@ -182,7 +182,7 @@ func TestARawTargetWhoseDeviceNumberIsReused(t *testing.T) {
 		must(t, v.publish("dev"))
 		must(t, v.stats("dev"))
 	})
-	t.Run("and the other volume is neither formatted nor published under it", func(t *testing.T) {
+	t.Run("the other volume is neither formatted nor published at it", func(t *testing.T) {
 		v, w := setUp(t, volume.Ext4)
 		same := w.disk.Same(t)
 		csitest.Want(t, w.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
@@ -193,7 +193,7 @@ func TestARawTargetWhoseDeviceNumberIsReused(t *testing.T) {
 		must(t, v.unstage())
 		must(t, w.publish("other"))
 	})
-	t.Run("UP-3 is taken away, and the other disk is left as it is", func(t *testing.T) {
+	t.Run("UP-3 it is unpublished, and the other disk does not change", func(t *testing.T) {
 		v, w := setUp(t, "block")
 		same := w.disk.Same(t)
 		must(t, v.unpublish("dev"))
@@ -238,12 +238,12 @@ func TestPublishRefusesAStagingPathWithAnotherMount(t *testing.T) { // NP-5
 				same()
 				absent(t, v.guest.path("pod"))
 				if err := v.stats("staging " + v.Name); err == nil {
-					t.Error("it counts as the volume's usage")
+					t.Error("the stats show it as the volume's usage")
 				}
 			})
 		}
 	}
-	t.Run("a device that was born anew under the number", func(t *testing.T) {
+	t.Run("a new device with the same number", func(t *testing.T) {
 		v := statefulGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
 		sequence := filepath.Join(v.guest.Dir, "sys/block", v.disk.Name, "diskseq")
@@ -267,8 +267,9 @@ func TestStatsNeverCountTheFilesystemBelow(t *testing.T) { // VS-2
 	}
 }
 
-// The kernel reuses a device's name like its number, and a btrfs shows no number.
-func TestADeadBtrfsDoesNotKeepADiskWithItsNameFromBeingStaged(t *testing.T) {
+// The kernel reuses names of devices, and the mount of a btrfs shows only the name of its device,
+// not the number.
+func TestStageADiskWithTheNameOfADeadBtrfs(t *testing.T) {
 	g := statefulGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), volume.Btrfs)
 	must(t, v.stage())
@@ -278,7 +279,7 @@ func TestADeadBtrfsDoesNotKeepADiskWithItsNameFromBeingStaged(t *testing.T) {
 	g.Unplug(other)
 	other.Name = v.disk.Name
 	g.Plug(other)
-	w := g.volume(other, volume.Ext4) // mkfs.btrfs itself goes by the name
+	w := g.volume(other, volume.Ext4) // mkfs.btrfs would refuse the name
 	must(t, w.stage())
 	must(t, w.unstage())
 	must(t, v.unpublish("pod"))

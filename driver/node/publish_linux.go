@@ -36,8 +36,8 @@ func (n *Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVol
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// publish verifies once more which device it is, and then shows it. It waits for no device, because
-// a staged volume has one.
+// publish verifies the device again and then shows it. It does not wait for a device, because a
+// staged volume has one.
 func (v *nodeVolume) publish(ctx context.Context) error {
 	v.node.scans.Drop(v.ID)
 	found, err := v.node.host().Lookup(v.serial())
@@ -110,7 +110,7 @@ func (v *nodeVolume) findStaged(table mount.Table) (*mountinfo.Info, error) {
 	return top, nil
 }
 
-// checkTarget compares what the request wants with what is at the target path, or else with the
+// checkTarget compares the request with the mount at the target path or, without one, with the
 // volume's other publications.
 func (v *nodeVolume) checkTarget(staged, top *mountinfo.Info, table mount.Table) error {
 	var wanted []string // mount flags
@@ -138,7 +138,7 @@ func (v *nodeVolume) checkTarget(staged, top *mountinfo.Info, table mount.Table)
 	return nil
 }
 
-// checkPublished compares what is at the target path with what the request wants there.
+// checkPublished compares the mount at the target path with the request.
 func (v *nodeVolume) checkPublished(top *mountinfo.Info, wanted []string) error {
 	readOnlyDiffers := v.Block && mount.ReadOnly(top) != v.PublishReadOnly
 	switch {
@@ -220,8 +220,8 @@ func (v *nodeVolume) publishBlock(table mount.Table) error {
 	return err
 }
 
-// attachCopy attaches a copy of what is mounted at source, a directory or a device node, at the
-// target, which is of that kind, once it is verified to show the device.
+// attachCopy attaches a copy of the mount at source, a directory or a device node, at the target,
+// which has to be of that kind. It verifies first that the copy shows the device.
 func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind fs.FileMode) error {
 	m, err := mount.Clone(source, fsType)
 	if err != nil {
@@ -257,8 +257,8 @@ func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind f
 	return nil
 }
 
-// createTarget creates the target, a directory or a file. It uses one that exists already, left by
-// a publication that was interrupted.
+// createTarget creates the target, a directory or a file. A target that exists is left from an
+// interrupted publication and is used.
 func createTarget(target string, kind fs.FileMode) (created bool, err error) {
 	if kind.IsDir() {
 		err = os.Mkdir(target, 0o750)

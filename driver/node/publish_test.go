@@ -55,7 +55,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 		{"an xfs whose disk went and came back", volume.XFS, forceDetach},
 		{"a btrfs whose disk went and came back", volume.Btrfs, forceDetach},
 	} {
-		t.Run(c.name+" is staged again, once no workload has it", func(t *testing.T) {
+		t.Run(c.name+" is staged again after its last unpublish", func(t *testing.T) {
 			v := newGuest(t).disk(512, c.fsType)
 			v.Mode = multiWriter
 			must(t, v.stage())
@@ -83,7 +83,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 	})
 }
 
-func TestRepeatedPublishesFollowTheTableOfCSI(t *testing.T) {
+func TestRepeatedPublishesFollowCSIsTable(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for _, mode := range []csi.VolumeCapability_AccessMode_Mode{writer, singleWriter, multiWriter} {
 			t.Run("NP-6 NP-7 NP-8 "+fsType+" with "+mode.String(), func(t *testing.T) {
@@ -297,8 +297,7 @@ func breakExt(t *testing.T, v testVolume) {
 	must(t, os.WriteFile(trigger, []byte("x"), 0o200))
 }
 
-// turnReadOnly does to a mounted filesystem what ext4 does after errors: the filesystem becomes
-// read-only, not the mount.
+// turnReadOnly makes a mounted filesystem read-only, but not its mount, as ext4 does after errors.
 func turnReadOnly(t *testing.T, path string) {
 	t.Helper()
 	guesttest.Run(t, "mount", "-o", "remount,ro", path)
@@ -306,7 +305,7 @@ func turnReadOnly(t *testing.T, path string) {
 		&unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
 }
 
-// shutDown makes a mounted ext4 or xfs answer everything with EIO, as a lost device does.
+// shutDown makes a mounted ext4 or xfs answer every call with EIO, as after the loss of its device.
 func shutDown(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Open(path)

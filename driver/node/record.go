@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// DefaultStateDir is gone after a reboot, and so is every mount that its records are about. It is
-	// not the socket's directory, where CSI wants nothing but the socket.
+	// DefaultStateDir is empty after a reboot, when the mounts of its records are gone as well. It is
+	// not the socket's directory, in which CSI allows nothing but the socket.
 	DefaultStateDir = "/run/" + volume.DriverName
 	// recordVersion is the version of the records; those of another version are ignored.
 	recordVersion = 1
@@ -37,25 +37,25 @@ const (
 	maxRecordBytes = 4096
 )
 
-// volumeRecord is what a node knows of a volume between its calls, in memory and as a file: which
-// disk it is. NodeUnstageVolume and NodeUnpublishVolume get an id and a path, and no more.
+// volumeRecord records, in memory and in a file, which disk a volume is. NodeUnstageVolume and
+// NodeUnpublishVolume need it, because their requests contain only an id and a path.
 type volumeRecord struct {
 	Version  int    `json:"version"`
 	Volume   string `json:"volume"`
 	Instance string `json:"instance"`
 	Disk     string `json:"disk"`
 	Block    bool   `json:"block,omitempty"` // published as a raw device
-	// Covers is the size of a filesystem that leaves a part of its disk unused. Only the stage reads
-	// it from the disk, because a disk that hangs must not hold up who asks for the volume's health.
+	// Covers is the size of a filesystem that leaves a part of its disk unused. Only a stage reads it
+	// from the disk: a call for the volume's health must not wait for a disk that hangs.
 	Covers int64 `json:"covers,omitempty"`
 }
 
-// asKnown stands for the record's value of Covers, in calls that do not read the filesystem.
+// asKnown keeps the record's value of Covers, in calls that do not read the filesystem.
 const asKnown = -1
 
-// recordStore has one record for each volume that this node has staged or published and not
-// unstaged. Records only make answers stricter: without one, a call relies on what the kernel
-// shows. So a record that is lost or invalid harms nobody.
+// recordStore contains one record for each volume that this node has staged or published and not
+// unstaged. Records only make answers stricter: without one, a call relies on the kernel's mount
+// tables alone. So it does no harm if a record is lost or invalid.
 type recordStore struct {
 	dir      string // empty means that records are kept in memory only
 	instance string
@@ -111,7 +111,8 @@ func recordKey(volumeID string) string {
 	return volumeID
 }
 
-// recordFile returns the name of a volume's record. An id that is no UUID may hold any characters.
+// recordFile returns the name of a volume's record. An id that is no UUID may contain any
+// characters.
 func recordFile(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id + recordSuffix
@@ -120,7 +121,7 @@ func recordFile(volumeID string) string {
 	return hex.EncodeToString(sum[:]) + recordSuffix
 }
 
-// storedRecord is the place of one volume's record in the store.
+// storedRecord is the entry of one volume in the store, whether or not it has a record.
 type storedRecord struct {
 	*recordStore
 	id     string // the volume's, as the request has it
@@ -128,19 +129,19 @@ type storedRecord struct {
 	file   string // the name of the record's file
 }
 
-// of returns the place of a volume's record. There need be no record.
+// of returns the entry of a volume.
 func (s *recordStore) of(volumeID string) storedRecord {
 	return storedRecord{recordStore: s, id: volumeID, volume: recordKey(volumeID),
 		file: recordFile(volumeID)}
 }
 
-// save records which disk a volume is. It is called after every check that may refuse the
-// request and before the first change, so that a driver that dies after that still knows the disk.
-// A record that cannot be written is an error, because the calls that undo this one could not be as
-// strict as they have to be.
+// save records which disk a volume is. It is called after every check that may refuse the request
+// and before the first change, so that a driver that dies after that still knows the disk. It is an
+// error if the record cannot be written, because without it the calls that undo this one would be
+// less strict.
 //
-// Until it is unstaged, a volume keeps its disk. If workloads had it as a raw device, the record
-// keeps saying so, because they may still have the device open.
+// A volume keeps its disk until it is unstaged. Block stays set after workloads had the raw device,
+// because they may still have it open.
 func (s storedRecord) save(disk string, block bool, covers int64) error {
 	r := volumeRecord{Version: recordVersion, Volume: s.volume, Instance: s.instance,
 		Disk: disk, Block: block, Covers: max(covers, 0)}
@@ -221,7 +222,7 @@ func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	return "", false
 }
 
-// all lists every valid record. open has logged the others.
+// all lists every valid record. open has logged the invalid ones.
 func (s *recordStore) all() []volumeRecord {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.kept))
@@ -242,8 +243,8 @@ func (s *recordStore) all() []volumeRecord {
 	return all
 }
 
-// delete deletes the record of a volume that is gone from this node. A record that stays
-// behind only makes a later answer stricter, so a failure is only logged.
+// delete deletes the record of a volume that is gone from this node. If that fails, the record only
+// makes a later answer stricter, so the failure is only logged.
 func (s storedRecord) delete() {
 	s.mu.Lock()
 	delete(s.kept, s.volume)
@@ -273,7 +274,7 @@ func (s storedRecord) read() (volumeRecord, error) {
 }
 
 func readRecordFile(path string) (volumeRecord, error) {
-	// O_NONBLOCK: what is no regular file after all must not block the call.
+	// O_NONBLOCK keeps a file that is not regular from blocking the call.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return volumeRecord{}, err
@@ -286,8 +287,8 @@ func readRecordFile(path string) (volumeRecord, error) {
 	return parseRecord(b)
 }
 
-// write replaces the record's file. It need not be synced, because nothing is mounted after a power
-// failure.
+// write replaces the record's file. It does not sync the file, because after a power failure
+// nothing is mounted.
 func (s *recordStore) write(r volumeRecord) error {
 	b, err := r.encode()
 	if err != nil {
@@ -308,9 +309,9 @@ func (s *recordStore) write(r volumeRecord) error {
 // OpenState prepares the state directory, when a driver starts.
 func (n *Service) OpenState() error { return n.records().open() }
 
-// open creates the state directory, checks that it can be written, and removes what a driver
-// left that died while it wrote. Its error does not name the directory, which is the operator's
-// value.
+// open creates the state directory, checks that it can be written, and removes the temporary files
+// of a driver that died while it wrote. Its error does not name the directory, which is a value of
+// the operator.
 func (s *recordStore) open() error {
 	if s.dir == "" {
 		s.log.Warn("no state directory: after a restart the node will not know which " +
@@ -330,7 +331,7 @@ func (s *recordStore) open() error {
 		path := filepath.Join(s.dir, e.Name())
 		switch {
 		case e.Type().IsRegular() && unfinishedFile().MatchString(e.Name()):
-			_ = os.Remove(path) // one that stays is overwritten when its volume comes again
+			_ = os.Remove(path) // the next record of the volume overwrites a file that stays
 		case strings.HasSuffix(e.Name(), recordSuffix):
 			if _, err := readRecordFile(path); err != nil {
 				s.log.Warn("a record in the state directory is ignored",

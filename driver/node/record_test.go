@@ -197,7 +197,7 @@ func TestAFailedStageLeavesNoNewRecord(t *testing.T) {
 	must(t, other.unstage())
 }
 
-func TestARawDeviceStaysOneUntilItIsUnstaged(t *testing.T) { // NS-12, NU-5
+func TestARecordShowsRawUseUntilTheVolumeIsUnstaged(t *testing.T) { // NS-12, NU-5
 	v := statefulGuest(t).disk(16, "block")
 	must(t, v.stage())
 	v.guest.hasMounts(0)
@@ -251,7 +251,7 @@ while [ ! -e '%s' ]; do sleep 0.01; done; fi; "$real" "$@"`, begun, file)})
 }
 
 func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
-	t.Run("while one makes the filesystem the other is refused, until it ends", func(t *testing.T) {
+	t.Run("a driver is refused while the other one makes the filesystem", func(t *testing.T) {
 		v := statefulGuest(t).disk(64, volume.Ext4)
 		goOn := stopOnce(t, "mke2fs", v.stage)
 		csitest.Want(t, v.stage(), codes.Aborted, csierr.DeviceLocked, "(mke2fs)")
@@ -266,7 +266,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 		must(t, v.stage())
 		v.checkStaged(t)
 	})
-	t.Run("what a driver has started keeps the next one out after the driver's death",
+	t.Run("a program of a dead driver keeps the next driver out",
 		func(t *testing.T) {
 			v := statefulGuest(t).disk(64, volume.Ext4)
 			outlives := lockedProgram(t, v)
@@ -285,7 +285,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 			must(t, v.stage())
 			v.checkStaged(t)
 		})
-	t.Run("with another state directory it is refused, too, for a disk that no workload gets raw",
+	t.Run("another state directory does not help, if no workload ever has the raw disk",
 		func(t *testing.T) {
 			v := statefulGuest(t).disk(64, volume.Ext4)
 			goOn := stopOnce(t, "mke2fs", v.stage)

@@ -19,7 +19,7 @@ import (
 // nodeVolume is a volume as NodeStageVolume or NodePublishVolume describes it.
 type nodeVolume struct {
 	filesystem.Volume
-	BlockBytes int64 // of the disk, from the controller; 0 when it did not say
+	BlockBytes int64 // of the disk, from the controller; 0 if unknown
 	Block      bool
 	Mode       csi.VolumeCapability_AccessMode_Mode
 	MountFlags volume.MountOptions
@@ -29,7 +29,7 @@ type nodeVolume struct {
 	Target          string
 	PublishReadOnly bool // for the workload; the disk itself may be writable
 
-	// A call that works on the volume holds it and then opens its device.
+	// Every call that works on the volume locks it and then opens its device.
 	heldVolume
 	device *blockdev.OpenDevice
 }
@@ -37,7 +37,7 @@ type nodeVolume struct {
 // serial returns the serial number of the volume's device.
 func (v nodeVolume) serial() string { return volume.Serial(v.DiskName) }
 
-// checkIDAndPath checks what every call about a volume at a path has.
+// checkIDAndPath checks the id and the path of a call about a volume at a path.
 func checkIDAndPath(volumeID, field, path string) error {
 	if volumeID == "" {
 		return csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
@@ -88,13 +88,14 @@ func checkCapability(c *csi.VolumeCapability) error {
 	case problem.Malformed:
 		return csierr.New(csierr.CapabilityInvalid, "%s", problem.Message)
 	case problem.Unsupported:
-		// CSI wants code 9 from a node for what exceeds the volume, where a controller answers 3.
+		// For such a capability CSI wants FAILED_PRECONDITION from a node, and INVALID_ARGUMENT from a
+		// controller.
 		return csierr.Coded(codes.FailedPrecondition, csierr.CapabilityUnsupported, "%s", problem.Message)
 	}
 	return nil
 }
 
-// checkPath refuses a path that no mount can have.
+// checkPath refuses a path at which nothing can be mounted.
 func checkPath(field, path string) error {
 	switch {
 	case path == "":
@@ -107,7 +108,7 @@ func checkPath(field, path string) error {
 	return checkPathText(field, path)
 }
 
-// checkPathText refuses a text that the kernel does not take for a path.
+// checkPathText refuses a text that the kernel does not accept as a path.
 func checkPathText(field, path string) error {
 	switch {
 	case len(path) >= unix.PathMax:
@@ -164,7 +165,7 @@ func parseVolume(id string, c *csi.VolumeCapability, published, vol map[string]s
 	if v.Mkfs, err = volume.ParseMkfsOptions(vol[volume.CtxMkfsOptions]); err != nil {
 		return v, err
 	}
-	if err := v.Mkfs.Check(v.FSType, 0); err != nil { // mke2fs itself finds what does not fit
+	if err := v.Mkfs.Check(v.FSType, 0); err != nil { // mke2fs itself refuses what does not fit
 		return v, err
 	}
 	return v, v.checkUse()
@@ -200,8 +201,9 @@ func checkContexts(id string, published, vol map[string]string) error {
 	return nil
 }
 
-// checkUse refuses to show the volume in a way that it was not created for. What a workload writes
-// to a raw device may look blank where it is sampled, or like one of the driver's filesystems.
+// checkUse refuses to show the volume in a way that it was not created for. Data that a workload
+// has written to a raw device may look like a blank disk in a sample, or like one of the driver's
+// filesystems.
 func (v nodeVolume) checkUse() error {
 	switch {
 	case v.Use == volume.UseFilesystem && v.Block:

@@ -2,12 +2,12 @@
 //
 // Service answers the node RPCs. A request is parsed once; the device is found by its serial and
 // kept open and locked from there to the answer; the mount table is read; package filesystem makes
-// the volume's filesystem ready; package mount mounts it. What is mounted stays the kernel's
-// knowledge, which every call reads again.
+// the volume's filesystem ready; package mount mounts it. Every call reads again from the kernel
+// what is mounted.
 //
-// The service keeps one record for each volume, in memory and in the state directory: which disk it
-// is. NodeUnstageVolume and NodeUnpublishVolume get an id and a path and no more. Records only make
-// answers stricter, so a lost one harms nobody.
+// The service records for each volume, in memory and in the state directory, which disk it is,
+// because NodeUnstageVolume and NodeUnpublishVolume get only an id and a path. Records only make
+// answers stricter, so the loss of one does no harm.
 //
 // Inspect reports, beside a running service, what the node sees of its volumes, and changes
 // nothing.
@@ -42,13 +42,13 @@ const (
 	defaultReleaseTimeout = 5 * time.Second
 )
 
-// The kernel's own trees, which are used unless Service names others.
+// The kernel's own directories, which are the defaults of Service.
 const (
 	DefaultSysfsRoot = "/sys"
 	DefaultDevRoot   = "/dev"
 )
 
-// Service is CSI's node service. The zero value but for InstanceID is ready for use.
+// Service is CSI's node service. Only InstanceID has to be set.
 type Service struct {
 	csi.UnimplementedNodeServer
 
@@ -68,7 +68,7 @@ type Service struct {
 	once  sync.Once
 	store *recordStore
 	scans filesystem.ZeroScans
-	// told contains the ids of volumes for which an unpublish or unstage has already returned that
+	// told contains the ids of volumes whose unpublish or unstage has already returned the error that
 	// data could not be written. The next stage or publish removes the id.
 	told sync.Map
 }
@@ -100,7 +100,8 @@ type Identity struct {
 // InstanceID returns the UUID of the instance this process runs on, in lower case. All sources that
 // hold an id must agree, because a wrong identity attaches disks to somebody else's instance.
 //
-// cloud-init knows the id, too, but what it leaves on the disk outlives the instance in an image.
+// The files of cloud-init contain the id, too, but if an image is made of the disk they are copied
+// to other instances.
 func InstanceID(n Identity) (string, error) {
 	type claim struct{ source, id string }
 	var claims []claim
@@ -195,7 +196,7 @@ func parseMetadata(b []byte) (string, error) {
 }
 
 // smbiosInstanceID reads the id that the hypervisor gives to the guest, on a machine made by Oxide
-// only: elsewhere product_serial is the number on a sticker.
+// only: on other machines product_serial is the number on a sticker.
 func smbiosInstanceID(sysfsRoot string) (string, error) {
 	if sysfsRoot == "" {
 		sysfsRoot = DefaultSysfsRoot

@@ -35,7 +35,7 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 	_, known := v.record.load()
 	if err := v.stage(ctx); err != nil {
 		if !known {
-			// A failed stage leaves nothing here, and an orchestrator need not undo it.
+			// A failed stage leaves no record, because an orchestrator need not unstage after it.
 			v.record.delete()
 		}
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
@@ -43,8 +43,8 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// stage keeps the device open from the first look to the mount, so that its number cannot become
-// another disk's.
+// stage keeps the device open from the first check to the mount, so that no other disk can get its
+// number.
 func (v *nodeVolume) stage(ctx context.Context) error {
 	found, err := v.node.host().Await(ctx, v.serial(),
 		cmp.Or(v.node.DeviceTimeout, defaultDeviceTimeout))
@@ -110,9 +110,9 @@ func (v *nodeVolume) preparation() *filesystem.Preparation {
 }
 
 // open opens and locks the device that was found for the volume, and compares it with what the
-// controller reports of the disk. Whether the disk is read-only is not compared: a guest's NVMe
-// device need not show it. A disk that is writable for the rack and not here is refused when it has
-// to be written (MakeWritable).
+// controller reports of the disk. It does not compare whether the disk is read-only, because a
+// guest's NVMe device need not show that. If the device is read-only and the disk is not, the call
+// fails before the first write (MakeWritable).
 func (v *nodeVolume) open(ctx context.Context, d blockdev.Device) error {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
 		return csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %s, but the disk has %s",
@@ -153,9 +153,9 @@ func (v *nodeVolume) recall(err error) error {
 		v.FSType)
 }
 
-// stagedAt returns what is mounted at the staging path, nil if nothing is, and the mount table. A
-// filesystem that failed or lost its disk, and that no workload uses any more, is unmounted, so
-// that the volume can be staged again without anybody's help.
+// stagedAt returns what is mounted at the staging path, nil if nothing is, and the mount table. If
+// the filesystem failed or lost its disk, and no workload uses it any more, it is unmounted, so
+// that the volume can be staged again without a person.
 func (v heldVolume) stagedAt(path string) (*mountinfo.Info, mount.Table, error) {
 	table, err := mount.ReadTable()
 	if err != nil {
@@ -190,7 +190,7 @@ func (v heldVolume) stagedAt(path string) (*mountinfo.Info, mount.Table, error) 
 		return nil, nil, csierr.New(csierr.FilesystemFailed, "the filesystem at the staging path is %s; "+
 			"look at the kernel's log; %w", state, err)
 	}
-	// A freeze that cannot be ended shows later, when the device is still in use.
+	// If the thaw fails, the device stays in use, which is found later.
 	_ = mount.ThawAt(top)
 	change := v.flight.Begin(flight.Unmounted, flight.Fields{Detail: "the filesystem was " +
 		fmt.Sprint(state)})
@@ -203,7 +203,7 @@ func (v heldVolume) stagedAt(path string) (*mountinfo.Info, mount.Table, error) 
 	return nil, table, err
 }
 
-// checkStaged compares what is mounted at the staging path with what the request wants there.
+// checkStaged compares the mount at the staging path with the request.
 func (v *nodeVolume) checkStaged(top *mountinfo.Info) error {
 	d, at, wanted := v.device.Device, top.Mountpoint, v.MountFlags
 	if v.ReadOnly {
@@ -228,9 +228,9 @@ func (v *nodeVolume) checkStaged(top *mountinfo.Info) error {
 
 // begin is called after every proof, right before the first write to the volume's disk, or before
 // the mount. The device of a read-only disk may look writable, so it is made read-only for good:
-// the kernel then writes nothing, and refuses a filesystem whose log it would have to replay. For
-// other disks the driver makes a device read-only only to publish it as a raw device, so it takes
-// back a read-only switch only on a disk that may have been published so.
+// the kernel then writes nothing, and refuses a filesystem whose log it would have to replay. The
+// device of another disk is made writable only if the disk may have been published as a raw device,
+// because that is the only use for which the driver makes a device read-only.
 func (v *nodeVolume) begin(covers int64) error {
 	known, _ := v.record.load()
 	if err := v.record.save(v.DiskName, v.Block, covers); err != nil {

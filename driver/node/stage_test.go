@@ -91,7 +91,7 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 		{"contexts of disks with different blocks", contexts("blockSize=512", "blockSize=4096"), bad,
 			csierr.FieldInvalid},
 		{"a block size that is no number", contexts("blockSize=big", ""), bad, csierr.FieldInvalid},
-		{"what is no UUID in place of the filesystem's", contexts("filesystemUUID=random", ""), bad,
+		{"a filesystem's UUID that is no UUID", contexts("filesystemUUID=random", ""), bad,
 			csierr.FieldInvalid},
 		{"a filesystem of a volume for raw use", contexts("use=block", ""), unfit, csierr.UseDiffers},
 		{"a raw device of a volume for filesystems", contexts("use=filesystem", "", "block"), unfit,
@@ -184,7 +184,7 @@ func TestStageRefusesAnotherRequestForAStagedVolume(t *testing.T) {
 	}
 }
 
-func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
+func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 	t.Run("NS-15 mount flags are applied, and appear in no log and no error", func(t *testing.T) {
 		v := newGuest(t).disk(16, volume.Ext4)
 		v.Flags = []string{"noatime", "nosuid,nodev", "sync", "data=journal", "defaults"}
@@ -207,7 +207,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 			}
 		}
 		if strings.Contains(v.guest.log.String(), "canary") {
-			t.Fatal("a flag stands in the log")
+			t.Fatal("a flag is in the log")
 		}
 		v.guest.hasMounts(0)
 	})
@@ -277,7 +277,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 			}
 		}
 	})
-	t.Run("E-6 a read-only disk is mounted read-only and published so only", func(t *testing.T) {
+	t.Run("E-6 a read-only disk is mounted and published read-only", func(t *testing.T) {
 		for _, fsType := range volume.Filesystems {
 			g := newGuest(t)
 			writable := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
@@ -340,7 +340,7 @@ func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 	}{
 		"NS-10 a disk that holds something else": {func(v *testVolume) { v.FSType = volume.XFS },
 			csierr.DiskNotBlank},
-		"a disk that somebody has": {func(v *testVolume) {
+		"a disk in use": {func(v *testVolume) {
 			holder, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
 			must(t, err)
 			v.guest.t.Cleanup(func() { must(t, holder.Close()) })
@@ -355,7 +355,7 @@ func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 			}
 		})
 	}
-	t.Run("and taken back where the driver may have left it", func(t *testing.T) {
+	t.Run("a switch that the driver may have left is cleared", func(t *testing.T) {
 		v := setUp(t)
 		v.Whole = true
 		must(t, v.stage())
@@ -365,7 +365,7 @@ func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 	})
 }
 
-// A feature that the driver knows is refused by name where this node's kernel lacks it.
+// If the kernel lacks a feature that the driver knows, the error names the feature.
 func TestAFeatureThatTheKernelRefusesIsNamed(t *testing.T) {
 	refused := 0
 	for _, c := range []struct{ fsType, mkfs, want string }{

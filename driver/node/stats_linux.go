@@ -80,11 +80,11 @@ func (n *Service) Use() (Use, error) {
 }
 
 // foreignDisks counts the disks that are no volumes: the boot disk and disks attached by hand. They
-// take slots of those that the rack lets an instance have. Disks come and go, so each call counts
-// them. The orchestrator counts a static volume itself, whose disk somebody made by hand, so a disk
-// that has a record takes no slot. Without a record, as after a reboot, it does until it is staged:
-// one slot too few makes a pod wait, and one too many makes it fail on a node that is full. The
-// cloud-init volume is no NVMe disk and takes none either.
+// take slots from the rack's limit per instance. Disks come and go, so each call counts them. A
+// disk that has a record is not counted, because it is a volume, even if it was made by hand (a
+// static volume). Without a record, as after a reboot, a static volume counts until it is staged:
+// one slot too few makes a pod wait, while one too many makes a pod fail on a full node. The
+// cloud-init volume is no NVMe disk and does not count.
 func foreignDisks(all []blockdev.Device, volumes []volumeRecord) int {
 	return len(slices.DeleteFunc(all, func(d blockdev.Device) bool {
 		return volume.IsOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r volumeRecord) bool {
@@ -108,8 +108,7 @@ func (n *Service) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeSt
 	if err := checkPathText("staging_target_path", req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
-	// csi-sanity expects that a volume is "not found" at a relative path, not that the path is
-	// invalid.
+	// csi-sanity expects NOT_FOUND for a relative path, not INVALID_ARGUMENT.
 	if !filepath.IsAbs(req.GetVolumePath()) {
 		return nil, csierr.New(csierr.VolumeNotAtPath, "volume_path has to be an absolute path")
 	}
@@ -161,7 +160,7 @@ func (n *Service) usage(volumeID, path, staging string) (
 	}, nil
 }
 
-// shownVolume is a disk of this instance as a path shows it.
+// shownVolume is the disk of this instance that a path shows.
 type shownVolume struct {
 	Device    blockdev.Device
 	Block     bool
@@ -180,7 +179,7 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 		return st, fmt.Errorf("open the filesystem at %q: %w", path, err)
 	}
 	defer func() { _ = m.Close() }()
-	// A filesystem that is no btrfs after all does not know btrfs's ioctl.
+	// ENOTTY: the filesystem is no btrfs any more, and does not know the ioctl of btrfs.
 	if err := m.Verify(v.Device); csierr.Has(err, csierr.DeviceChanged) || errors.Is(err,
 		unix.ENOTTY) {
 		return st, csierr.New(csierr.VolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
@@ -193,7 +192,8 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	return st, nil
 }
 
-// volumeAt finds the disk that a path shows. It refuses one that a record says is not the volume's.
+// volumeAt finds the disk that a path shows. It refuses a disk that, according to a record, is not
+// the volume's.
 func (n *Service) volumeAt(volumeID, path string) (shownVolume, error) {
 	shown, err := shownAt(n.host(), path)
 	if err != nil {
@@ -312,8 +312,8 @@ func (n *Service) volumeHealth(req *csi.NodeGetVolumeHealthRequest) (
 		mounts[0].Mountpoint, volume.SizeText(known.Covers), volume.SizeText(d.SizeBytes))), nil
 }
 
-// checkPaths refuses a path of the request that shows another volume. A path that shows nothing
-// says nothing about the volume's health.
+// checkPaths refuses a path of the request that shows another volume. A path that shows nothing is
+// ignored.
 func checkPaths(host blockdev.Host, req *csi.NodeGetVolumeHealthRequest, serial string) error {
 	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
 		if path == "" {
@@ -328,7 +328,7 @@ func checkPaths(host blockdev.Host, req *csi.NodeGetVolumeHealthRequest, serial 
 	return nil
 }
 
-// healthAt judges by the paths of the request, for a volume without a record.
+// healthAt returns the health of a volume without a record, by the paths of the request.
 func (n *Service) healthAt(req *csi.NodeGetVolumeHealthRequest) (
 	healthEntries, error) {
 	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {

@@ -106,9 +106,9 @@ func (v heldVolume) unmountTarget(ctx context.Context, target string, layers []s
 	return endReadOnly(raw)
 }
 
-// undoReadOnly takes back the read-only switch of a block volume that was left on by a driver that
-// died after it unmounted the target. A device that cannot be opened is left to the call that needs
-// it writable.
+// undoReadOnly makes the device of a block volume writable again if a driver died after it had
+// unmounted the target. A device that cannot be opened stays as it is until a call needs it
+// writable.
 func (v heldVolume) undoReadOnly(ctx context.Context) error {
 	known, ok := v.record.load()
 	if !ok || !known.Block {
@@ -146,7 +146,7 @@ func endReadOnly(device *blockdev.OpenDevice) error {
 }
 
 // removeTarget removes the directory or file that NodePublishVolume made, if it is empty. It never
-// removes a tree: if the path is mounted after all, the tree is somebody's data.
+// removes a tree: if something is mounted at the path after all, the tree is a user's data.
 func removeTarget(target string) error {
 	info, err := os.Lstat(target)
 	switch {
@@ -178,13 +178,13 @@ func removeTarget(target string) error {
 }
 
 // NodeUnpublishVolume and NodeUnstageVolume get an id and a path, and the path may show something
-// other than the volume. Another volume is left alone, and the call succeeds: CSI wants OK for a
-// volume that is not at the path, and an orchestrator has to be able to go on. A mount that no
-// volume has is an error: nobody knows what it hides, and no orchestrator puts one there. So is a
-// mount that a record contradicts, and one that nothing shows to be the volume's.
+// other than the volume. If it shows another volume, the call leaves that alone and succeeds: CSI
+// wants OK if the volume is not at the path. It is an error if the mount cannot be a volume's,
+// because no orchestrator makes such a mount and the volume may be below it; if a record
+// contradicts the mount; and if nothing proves that it is the volume's.
 
-// ownMounts returns those of the mounts at an orchestrator's path that are the volume's. It returns
-// none when the path shows another volume.
+// ownMounts returns the mounts at an orchestrator's path that are the volume's. It returns none if
+// the path shows another volume.
 func (v heldVolume) ownMounts(layers []*mountinfo.Info, reason csierr.Reason) ([]stagedDisk,
 	error) {
 	var own []stagedDisk
@@ -222,8 +222,9 @@ func (v heldVolume) ownMounts(layers []*mountinfo.Info, reason csierr.Reason) ([
 }
 
 // claimPath locks a path for one call, of any process of the driver, that mounts something there:
-// two volumes at one path could not be told apart later. The lock is on what the mount will hide,
-// and it ends with the descriptor. Where the kernel cannot lock it, nothing is locked.
+// two volumes at one path could not be told apart later. It locks the directory or file that the
+// mount will hide, until the descriptor is closed. If the kernel cannot lock that, nothing is
+// locked.
 func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -243,9 +244,9 @@ func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 	return f, nil
 }
 
-// ofVolume reports whether a mount of the disk, the zero device if it is gone, may be taken for the
-// volume's: a record says so, or the driver made the mount. A btrfs may lose its source when its
-// device is scanned.
+// ofVolume reports whether a mount of the disk may be treated as the volume's, because a record
+// names the disk or the driver made the mount. The disk is the zero device if it is gone. A btrfs
+// may lose its source when its device is scanned.
 func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 	node, _ := mount.NodeRoot(m)
 	isDisk := node || d.Path != "" || mount.IsDiskPath(m.Source)
@@ -253,8 +254,8 @@ func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 		m.FSType == volume.Btrfs && (d.Path == "" || volume.IsOwnName(d.Serial)))
 }
 
-// undoError converts the error of a call that takes a volume away. CSI has no ALREADY_EXISTS for
-// those: what is in the way may go, and the call is repeated until it has.
+// undoError converts the error of a call that takes a volume away. CSI does not allow
+// ALREADY_EXISTS for these calls. The obstacle may disappear, and the call is repeated until then.
 func undoError(err error) error {
 	err = csierr.Convert(err, csierr.NodeToolFailed)
 	if csierr.IsAlreadyExists(err) {
@@ -263,7 +264,7 @@ func undoError(err error) error {
 	return err
 }
 
-// goneToo returns text for an error: it names a volume whose recorded disk is gone, because the
+// goneToo returns text for an error that names a volume whose recorded disk is gone, because the
 // mount may be that volume's.
 func goneToo(host blockdev.Host, records []volumeRecord) string {
 	for _, r := range records {

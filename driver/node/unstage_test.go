@@ -27,7 +27,7 @@ import (
 func TestNodeUnstageVolume(t *testing.T) {
 	v := newGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
-	t.Run("NU-4 every layer goes, and the data are on the disk", func(t *testing.T) {
+	t.Run("NU-4 every layer is unmounted, and the data are on the disk", func(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack-data-here"), 0o600))
 		guesttest.Run(t, "mount", "--bind", v.staging(), v.staging())
 		must(t, v.unstage())
@@ -37,7 +37,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 			t.Fatalf("the data are not on the disk: %v", err)
 		}
 	})
-	t.Run("NU-2 NU-3 a volume that is not staged, or not there, is a success", func(t *testing.T) {
+	t.Run("NU-2 NU-3 it succeeds for an unstaged volume and a missing disk", func(t *testing.T) {
 		must(t, v.unstage())
 		must(t, exists(v.staging())) // the directory is the orchestrator's
 		must(t, os.Remove(v.staging()))
@@ -174,7 +174,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 			must(t, v.unstage())
 		})
 	}
-	t.Run("NU-5 but not while somebody has its staging path open", func(t *testing.T) {
+	t.Run("NU-5 it stays frozen while a process has its staging path open", func(t *testing.T) {
 		v := setUp(t, volume.Ext4)
 		must(t, v.unpublish("pod"))
 		root, err := os.Open(v.staging())
@@ -182,7 +182,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 		csitest.Want(t, inTime(t, v.unstage), codes.Internal, csierr.StillMounted)
 		must(t, root.Close())
 		if !frozen(t, v.staging()) {
-			t.Error("the refused call has ended the freeze")
+			t.Error("the refused call has thawed the filesystem")
 		}
 		must(t, v.unstage())
 	})
@@ -237,7 +237,7 @@ func TestStatsOfAFrozenFilesystem(t *testing.T) { // VS-3
 		file := filepath.Join(v.guest.path("pod"), "file")
 		written := make(chan error, 1)
 		go func() { written <- os.WriteFile(file, []byte("x"), 0o600) }()
-		// The writer has the filesystem's locks once it sleeps in the system call.
+		// The writer holds the filesystem's locks while it sleeps in the system call.
 		awaitBlocked(t)
 		for _, path := range []string{"pod", "staging " + v.Name} {
 			must(t, inTime(t, func() error { return v.stats(path) }))

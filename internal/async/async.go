@@ -90,7 +90,7 @@ func Start[T any](f func() (T, error)) func() (T, error) {
 	}
 }
 
-// AfterDone runs f in its own goroutine when ctx ends.
+// AfterDone runs f in a goroutine when ctx ends.
 func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		_ = Guard(ctx, log, work, func() error {
@@ -113,13 +113,13 @@ func Linger(ctx context.Context, while time.Duration) (longer context.Context, e
 	}
 }
 
-// hanging has, by key, the calls of Within that have not ended in time, as channels that are closed
-// when they end.
+// hanging contains, by key, the calls of Within that have not ended in time, as channels that are
+// closed at their end.
 var hanging sync.Map
 
 // Within runs f, which may hang, and reports whether it ended in time. As long as an earlier f of
-// the key hangs, it reports false at once, so that what hangs keeps no more threads. A caller must
-// not read what f writes, unless f ended in time.
+// the key hangs, it reports false at once, so that a hanging file does not block more and more
+// threads. A caller must not read what f writes, unless f ended in time.
 func Within(key string, wait time.Duration, f func()) bool {
 	if ended, ok := hanging.Load(key); ok {
 		select {

@@ -45,8 +45,8 @@ func (e *Error) WithText(text string) *Error {
 	return &Error{Reason: e.Reason, code: e.code, err: errors.New(text)}
 }
 
-// Message returns the text for the caller, "Reason: sentence" on one line. A damaged filesystem
-// needs a person, whichever tool or kernel reported it, so the way to the repair follows.
+// Message returns the text for the caller, "Reason: sentence" on one line. For a damaged filesystem
+// it adds the advice for a repair, whichever tool or kernel reported the damage.
 func (e *Error) Message() string {
 	text := string(e.Reason) + ": " + Plain(e.Error())
 	if e.Reason == FilesystemDamaged && !strings.Contains(text, repairAdvice) {
@@ -76,7 +76,7 @@ func From(err error, otherwise Reason) *Error {
 	var e *Error
 	switch {
 	case errors.As(err, &e):
-		if e == err { //nolint:errorlint // a wrapped one has more text
+		if e == err { //nolint:errorlint // a wrapped Error has more text
 			return e
 		}
 		return &Error{Reason: e.Reason, code: e.code, err: err}
@@ -150,7 +150,7 @@ var (
 // server that answered in the rack's place.
 func Plain(text string) string {
 	const most = 1000
-	// What is cut cannot begin a token: the part of one before the cut is replaced, too.
+	// Cut first: a token that is cut is still replaced.
 	text = text[:min(len(text), 2*most)]
 	text = rackTokenAsSent.ReplaceAllString(strings.ToValidUTF8(text, "�"), "***")
 	text = strings.Map(func(r rune) rune {

@@ -85,7 +85,8 @@ func TestAMessageIsParsedWhereverKubernetesQuotesIt(t *testing.T) {
 	}
 }
 
-// FuzzPlain checks that anything can be shown once it is plain, and that plain text stays as it is.
+// FuzzPlain checks that the result of Plain may be shown, whatever the text is, and that Plain does
+// not change plain text.
 func FuzzPlain(f *testing.F) {
 	f.Add("a\u202eb")
 	f.Fuzz(func(t *testing.T, text string) {
@@ -159,7 +160,7 @@ func TestEveryReasonIsInTheTableOnce(t *testing.T) {
 }
 
 // TestEveryReasonIsCausedByATest searches the driver's tests and the proof on generated disks. A
-// test names a reason by its constant, the proof by its word.
+// test names a reason by its constant, and the proof by its text.
 func TestEveryReasonIsCausedByATest(t *testing.T) {
 	var tests strings.Builder
 	for _, pattern := range []string{"driver/*", "driver/*/*", "internal/rack/*", "internal/volume/*",

@@ -13,12 +13,12 @@ import (
 // the sentence after it is for people.
 type Reason string
 
-// Explanation contains the gRPC code of a reason, and what to do. docs/reasons.md has both, and
-// what the reason means.
+// Explanation contains the gRPC code of a reason, and advice. docs/reasons.md has both, and the
+// meaning of the reason.
 type Explanation struct {
 	Reason Reason
 	Code   codes.Code
-	Do     string // Markdown: a person's part; "Nothing; …" where repeating the call suffices
+	Do     string // advice in Markdown; "Nothing; …" if repeating the call suffices
 }
 
 var explanations = func() map[Reason]Explanation {
@@ -35,11 +35,11 @@ func Explain(reason Reason) (e Explanation, known bool) {
 	return e, known
 }
 
-// Reasons returns every reason, in the order of the alphabet.
+// Reasons returns every reason, in alphabetical order.
 func Reasons() []Reason { return slices.Sorted(maps.Keys(explanations)) }
 
-// ParseMessage parses a message of the driver, "Reason: sentence", as others show it: Kubernetes
-// puts words of its own before it ("rpc error: code = Aborted desc = "). It returns false for a
+// ParseMessage parses a message of the driver, "Reason: sentence", as it appears elsewhere:
+// Kubernetes puts a prefix before it ("rpc error: code = Aborted desc = "). It returns false for a
 // text without a known reason.
 func ParseMessage(text string) (reason Reason, sentence string, ok bool) {
 	if _, after, found := strings.Cut(text, " desc = "); found {

@@ -65,8 +65,8 @@ func With[R proto.Message](request R, edit func(R)) R {
 
 var startsWithReason = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*: \S`)
 
-// Presentable ends the test unless an error has one of the codes and a message that anybody may
-// see: a reason, one line of bounded length, no token, no details.
+// Presentable ends the test unless an error has one of the codes and a presentable message: a
+// reason, one line of bounded length, no token, no details.
 func Presentable(t *testing.T, err error, allowed ...codes.Code) {
 	t.Helper()
 	s := status.Convert(err)

@@ -24,11 +24,9 @@ const (
 	// keepEntries is how many entries of a volume stay when its file has reached maxBytes.
 	keepEntries = 200
 	maxBytes    = 128 << 10
-	// recentBytes are searched for a change that turns out to be made: little else happens to a volume
-	// meanwhile.
+	// recentBytes are searched for an open change, because few other changes of a volume follow it.
 	recentBytes = 8 << 10
-	// maxVolumes is how many volumes a node remembers. The file that was written longest ago is
-	// removed first.
+	// maxVolumes is the limit of files. The file that was written longest ago is removed first.
 	maxVolumes = 256
 	suffix     = ".jsonl"
 )
@@ -36,12 +34,11 @@ const (
 // NewSuffix ends the name of a file that is being written to replace another one.
 const NewSuffix = ".new"
 
-// files keeps a file for each volume, with a line for each entry. A line is written at once, so it
-// is whole whenever the process dies; one that a power failure has torn is left out by whoever
-// reads.
+// files keeps a file for each volume, with a line for each entry. Each line is one write, so it is
+// complete if the process dies; readers skip a line that a power failure has torn.
 type files struct{ dir string }
 
-// FileName is the name of a volume's file. An id that is no UUID may hold any characters.
+// FileName returns the name of a volume's file. An id that is no UUID may contain any characters.
 func FileName(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id + suffix
@@ -95,15 +92,16 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 // isOpen reports whether the change that e ends is begun and not ended.
 func isOpen(entries []Entry, e Entry) bool { return slices.ContainsFunc(Open(entries), e.sameAs) }
 
-// sameAs reports whether two entries are of one change. A change of a disk that was away in between
-// is another one.
+// sameAs reports whether two entries belong to one change. If the disk was removed in between, they
+// do not.
 func (e Entry) sameAs(other Entry) bool {
 	away := e.DiskSeq != 0 && other.DiskSeq != 0 && e.DiskSeq != other.DiskSeq
 	return e.Event == other.Event && e.Path == other.Path && !away
 }
 
-// Open returns the begins of those changes in a volume's file that are not ended. A failure ends
-// one of those that are begun, for the outcome of an earlier one may still be unknown.
+// Open returns the begins of the changes in a volume's file that are not ended. A failure ends only
+// one of several begins of the same change, because the outcome of an earlier one may still be
+// unknown.
 func Open(entries []Entry) []Entry {
 	var open []Entry
 	for _, e := range entries {
@@ -225,8 +223,8 @@ func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64,
 	return parse(r, []byte(event)), info.Size(), nil
 }
 
-// parse returns the entries whose lines contain the text. Most lines of a long history are of other
-// events, and decoding takes much longer than reading.
+// parse returns the entries whose lines contain the text. It decodes only those, because decoding
+// takes much longer than reading and most lines of a long history are of other events.
 func parse(r io.Reader, text []byte) (entries []Entry) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxBytes)
@@ -240,8 +238,8 @@ func parse(r io.Reader, text []byte) (entries []Entry) {
 	return entries
 }
 
-// Read returns what is kept of a volume in a directory, the oldest first, and nothing if there is
-// none.
+// Read returns the entries of a volume in a directory, the oldest first. A volume without a file
+// has none.
 func Read(dir, volumeID string) ([]Entry, error) {
 	f, err := os.OpenFile(filepath.Join(dir, FileName(volumeID)), os.O_RDONLY|noFollow, 0)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -21,16 +21,16 @@ import (
 // Outcome is how far a change got.
 type Outcome string
 
-// The outcomes. A change that is begun and has no other outcome was made or not: its process ended,
-// or the rack did not answer.
+// The outcomes. If a change is begun and has no other outcome, it is unknown whether it was made:
+// the process ended, or the rack did not answer.
 const (
 	Begun  Outcome = "begun"
 	Done   Outcome = "done"
 	Failed Outcome = "failed"
 )
 
-// Fields say what a change is about. Empty ones are left out. None holds a secret: mount flags,
-// which CSI calls sensitive, are not among them.
+// Fields describe a change. Empty fields are left out. None contains a secret; there is no field
+// for mount flags, which CSI calls sensitive.
 type Fields struct {
 	Volume   string `json:"volume,omitempty"`   // the volume's id
 	Snapshot string `json:"snapshot,omitempty"` // the snapshot's id
@@ -38,12 +38,12 @@ type Fields struct {
 	Disk     string `json:"disk,omitempty"`     // the disk's name on the rack
 	Instance string `json:"instance,omitempty"` // the instance's id
 	Device   string `json:"device,omitempty"`   // such as /dev/nvme1n1
-	// DiskSeq is the kernel's number of this appearance of the device: a disk that was away has
-	// another one, and somebody else may have changed it meanwhile.
+	// DiskSeq is the kernel's number of this attachment of the device. A disk that was detached in
+	// between, and that another node may have changed, has a new number.
 	DiskSeq    uint64 `json:"diskseq,omitempty"`
 	Path       string `json:"path,omitempty"` // the staging or target path
 	Filesystem string `json:"filesystem,omitempty"`
-	Detail     string `json:"detail,omitempty"`  // what else there is to say, such as mkfs's options
+	Detail     string `json:"detail,omitempty"`  // further details, such as mkfs's options
 	Request    string `json:"request,omitempty"` // the rack's id of the request
 	Claim      string `json:"claim,omitempty"`   // namespace/name of the PVC or the VolumeSnapshot
 	Reason     string `json:"reason,omitempty"`  // of a failure (docs/reasons.md)
@@ -59,7 +59,7 @@ type Entry struct {
 	Outcome Outcome   `json:"outcome"`
 	Fields
 
-	// key is what the begin and the end of one change have in common.
+	// key is the same for the begin and the end of a change.
 	key string
 }
 
@@ -86,7 +86,7 @@ func (f *Fields) texts() []text {
 		{"claim", &f.Claim}, {"reason", &f.Reason}}
 }
 
-// with returns the fields, and those of more where they are not empty.
+// with returns the fields, replaced by those of more that are not empty.
 func (f Fields) with(more Fields) Fields {
 	others := more.texts()
 	for i, field := range f.texts() {
@@ -113,8 +113,8 @@ func (f Fields) attrs() []slog.Attr {
 
 // history keeps the open changes.
 type history interface {
-	// add adds an entry. One that ends a change is added only if the change is open, unless always is
-	// set, so that two processes do not report it twice.
+	// add adds an entry. An entry that ends a change is added only if the change is open, or if always
+	// is set, so that two processes do not both report the change.
 	add(e Entry, always bool) (added bool, err error)
 }
 
@@ -140,14 +140,14 @@ func (r *Recorder) history() history {
 	return r.kept
 }
 
-// add adds an entry, and logs it if the change was made. recorded reports whether the next
-// entry of the change can rely on it.
+// add adds an entry, and logs it if the change was made. recorded reports whether the entry was
+// written.
 func (r *Recorder) add(e Entry, always bool) (recorded bool) {
 	added, err := r.history().add(e, always)
 	if err != nil {
 		r.Log.Warn("the flight recorder cannot write its file", "volume", e.Volume,
 			"error", csierr.WithoutPath(err))
-		added = e.Outcome == Done && !e.Seen // rather twice than never
+		added = e.Outcome == Done && !e.Seen // logged twice is better than not at all
 	}
 	if !added || e.Outcome != Done {
 		return err == nil
@@ -186,8 +186,8 @@ func (c Call) About(f Fields) Call {
 	return c
 }
 
-// Answered notes the id of a request that the rack has answered. The first one after Begin is the
-// one that makes the change.
+// Answered records the id of a request that the rack has answered. The first request after Begin is
+// the one that makes the change.
 func Answered(ctx context.Context, request string) {
 	if c := Of(ctx); c.recorder != nil {
 		c.request.CompareAndSwap(nil, &request)
@@ -214,8 +214,8 @@ func (c Call) Begin(event Event, f Fields) *Change {
 	return &Change{recorded: recorded, call: c, entry: e}
 }
 
-// End closes the change: it was made if err is nil, and otherwise it failed. A change of which the
-// outcome is unknown is not ended. Only the first End counts.
+// End closes the change: it was made if err is nil, and otherwise it failed. Do not call it for a
+// change with an unknown outcome. Only the first End counts.
 func (c *Change) End(err error, more Fields) {
 	if c.call.recorder == nil || c.ended {
 		return
@@ -234,8 +234,8 @@ func (c *Change) End(err error, more Fields) {
 	c.call.recorder.add(e, !c.recorded)
 }
 
-// Confirm closes a change that is open, if there is one with this event, these fields and those of
-// the call: it has turned out to be made. more is what is known of it now.
+// Confirm closes the open change, if there is one, with this event, these fields and those of the
+// call, because it has turned out to be made. more contains fields that are known only now.
 func (c Call) Confirm(event Event, f, more Fields) {
 	if c.recorder == nil {
 		return
@@ -246,7 +246,7 @@ func (c Call) Confirm(event Event, f, more Fields) {
 	c.recorder.add(e, false)
 }
 
-// Note records a change that was not announced: if it is repeated, that is another change.
+// Note records a change that was not announced. Each call is a change of its own.
 func (c Call) Note(event Event, f Fields) {
 	if c.recorder != nil {
 		c.recorder.add(Entry{Time: time.Now().UTC(), Event: event, Outcome: Done,
@@ -280,7 +280,7 @@ const (
 	Unmounted          Event = "Unmounted"
 )
 
-// explained is an event with its message in the log, and what it means to an operator.
+// explained is an event with its message in the log, and its meaning for an operator.
 type explained struct {
 	Event         Event
 	Says, Meaning string
@@ -330,7 +330,7 @@ var Events = []explained{
 		"The rack deleted the disk and its data."},
 }
 
-// Says is the event's message in the log.
+// Says returns the event's message in the log.
 func (e Event) Says() string {
 	for _, known := range Events {
 		if known.Event == e {
@@ -340,10 +340,11 @@ func (e Event) Says() string {
 	return string(e)
 }
 
-// openLimit is how many changes with an unknown outcome are remembered.
+// openLimit limits the open changes in a memory.
 const openLimit = 1000
 
-// memory remembers the open changes of one process. It is for a controller, which keeps nothing.
+// memory is the history of a controller, which has no files: it remembers the open changes of the
+// process.
 type memory struct {
 	mu sync.Mutex
 	// guarded by mu
@@ -365,7 +366,7 @@ func (m *memory) add(e Entry, always bool) (bool, error) {
 		m.open = map[string]int{}
 	}
 	if len(m.open) >= openLimit {
-		for key := range m.open { // any one: so many changes were never repeated
+		for key := range m.open { // any of them: so many changes were never repeated
 			delete(m.open, key)
 			break
 		}

@@ -58,7 +58,7 @@ func TestAChangeIsLoggedOnceIfItWasMade(t *testing.T) {
 			call.Confirm(Mounted, Fields{}, Fields{}) // nothing is open
 			change := call.Begin(Mounted, Fields{Filesystem: "ext4"})
 			change.End(csierr.New(csierr.NodeToolFailed, "no"), Fields{})
-			call.Confirm(Mounted, Fields{}, Fields{}) // it is known to have failed
+			call.Confirm(Mounted, Fields{}, Fields{}) // it has failed before
 			if len(r.seen) != 0 {
 				t.Fatalf("said %+v", r.seen)
 			}
@@ -101,7 +101,7 @@ func TestAChangeOfADiskThatWasAwayIsNotConfirmed(t *testing.T) {
 	after := record(dir)
 	after.call(t.Context()).About(Fields{DiskSeq: 8}).Confirm(Formatted, Fields{}, Fields{})
 	if len(after.seen) != 0 {
-		t.Errorf("said %+v, although another node may have formatted it", after.seen)
+		t.Errorf("recorded %+v, although another node may have formatted the disk", after.seen)
 	}
 	after.call(t.Context()).About(Fields{DiskSeq: 7}).Confirm(Formatted, Fields{}, Fields{})
 	if len(after.seen) != 1 {
@@ -136,7 +136,7 @@ func TestAChangeWithALostAnswerIsLoggedWhenTheDiskIsFound(t *testing.T) {
 	}
 	change = Of(again).Begin(DiskDeleted, Fields{Volume: someVolume})
 	Answered(again, "request-2")
-	Answered(again, "a later look")
+	Answered(again, "a later request")
 	change.End(nil, Fields{})
 	if last := r.seen[len(r.seen)-1]; last.Event != DiskDeleted || last.Request != "request-2" {
 		t.Errorf("said %+v", last)
@@ -218,7 +218,7 @@ func TestADamagedFlightRecordDoesNotFailACall(t *testing.T) {
 		},
 		"a link":      func(path string) error { return os.Symlink("/etc/passwd", path) },
 		"a directory": func(path string) error { return os.Mkdir(path, 0o700) },
-		"more than it may have": func(path string) error {
+		"a file above the limit": func(path string) error {
 			return os.WriteFile(path, bytes.Repeat([]byte("{}\n"), 3*maxBytes), 0o600)
 		},
 	} {
@@ -259,7 +259,7 @@ func TestEveryEventHasItsOwnMessage(t *testing.T) {
 	said := map[string]Event{}
 	for _, e := range Events {
 		if other, twice := said[e.Says]; twice || e.Meaning == "" {
-			t.Errorf("%s says %q, as %q does, or means nothing", e.Event, e.Says, other)
+			t.Errorf("%s has the message %q of %q, or no meaning", e.Event, e.Says, other)
 		}
 		said[e.Says] = e.Event
 	}

@@ -26,7 +26,7 @@ func lock(f *os.File) error {
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return err
 		}
-		// The entry is also written if the call ends meanwhile.
+		// Wait even if the call ends meanwhile, so that the entry is written.
 		if again, _ := backoff.Wait(context.Background()); !again {
 			return err
 		}

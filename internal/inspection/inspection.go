@@ -1,5 +1,5 @@
-// Package inspection is what a node sees of its volumes, as JSON: oxide-csi-plugin inspect writes
-// it in the node's pod, and oxide-csi-plugin doctor reads it.
+// Package inspection defines the JSON report on the volumes of a node: oxide-csi-plugin inspect
+// writes it in the node's pod, and oxide-csi-plugin doctor reads it.
 package inspection
 
 import (
@@ -22,7 +22,8 @@ const Format = 1
 // MaxBytes is more than the report of any node.
 const MaxBytes = 16 << 20
 
-// Report is what a node sees. It holds no token, which a node does not have, and no mount flags.
+// Report describes what a node sees. It contains no mount flags, and no token, because a node has
+// none.
 type Report struct {
 	Format   int       `json:"format"`
 	Version  string    `json:"version"` // of the driver
@@ -33,7 +34,7 @@ type Report struct {
 	Unseen   []Unseen  `json:"unseen,omitempty"`
 }
 
-// Unseen is a part that could not be seen, and why. Nothing follows from its absence.
+// Unseen is a part of the report that could not be filled, and why.
 type Unseen struct {
 	Part string `json:"part"`
 	Why  string `json:"why"`
@@ -44,7 +45,7 @@ const (
 	PartInstance   = "instance"
 	PartDevices    = "devices"
 	PartRecord     = "record"
-	PartDevice     = "device" // what an open device tells
+	PartDevice     = "device" // the fields that need an open device
 	PartFilesystem = "filesystem"
 	PartMounts     = "mounts"
 	PartFlight     = "flight"
@@ -92,7 +93,7 @@ type VolumeRecord struct {
 	Block    bool   `json:"block,omitempty"`
 }
 
-// Filesystem is one that the driver could have made, as its superblock describes it.
+// Filesystem is a filesystem that the driver could have made, as its superblock describes it.
 type Filesystem struct {
 	Type      string    `json:"type"`
 	UUID      uuid.UUID `json:"uuid"`
@@ -106,7 +107,7 @@ type Filesystem struct {
 type Mount struct {
 	Path   string `json:"path"`
 	FSType string `json:"fsType,omitempty"` // empty for a node
-	// Failed is what errors have done to the filesystem; empty if it is in order.
+	// Failed is the filesystem's condition after errors; empty if there were none.
 	Failed string `json:"failed,omitempty"`
 	// Writable reports that the kernel takes writes to the filesystem here.
 	Writable bool `json:"writable,omitempty"`
@@ -144,7 +145,7 @@ func Parse(data []byte) (Report, error) {
 	return r, nil
 }
 
-// Asked is a volume that a report is to be about.
+// Asked names a volume that a report has to describe.
 type Asked struct {
 	ID   string
 	Disk string // the disk's name, if it is known

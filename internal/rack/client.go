@@ -84,8 +84,9 @@ func connections(o Options, log *slog.Logger) (*http.Transport, error) {
 	base.MaxIdleConnsPerHost = 32
 	base.IdleConnTimeout = 30 * time.Second
 	base.MaxResponseHeaderBytes = 64 << 10
-	// All calls share one HTTP/2 connection. When the rack's address moves, nobody answers on it any
-	// more. Without pings every call would wait until TCP gives up, after a quarter of an hour.
+	// All calls share one HTTP/2 connection. When the rack's address moves to another machine, nobody
+	// answers on the connection. Without pings every call would wait until TCP gives up, after a
+	// quarter of an hour.
 	base.HTTP2 = &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second}
 	if o.CAFile == "" {
 		return base, nil
@@ -147,11 +148,11 @@ func ID(id string) (oxide.NameOrId, bool) {
 	return oxide.NameOrId(canonical), ok
 }
 
-// World is the project of the driver's objects, and the silo of the project. A name may belong to
-// another project later, or to one on another rack; these ids do not.
+// World contains the ids of the driver's project and its silo. Unlike the project's name, they
+// never belong to another project or rack.
 type World struct{ Project, Silo string }
 
-// world is what a client has learnt.
+// world contains the ids that a client has read.
 type world struct {
 	mu sync.Mutex
 	// guarded by mu; zero until the rack has answered for the first time
@@ -160,9 +161,9 @@ type world struct {
 	moved error
 }
 
-// World returns the ids that the first successful call has read. If a later look found others, it
-// looks again, and returns an error until it finds these. A client without a project has no world,
-// and compares nothing.
+// World returns the ids that the first successful call has read. If a later read has found others,
+// it reads again, and returns an error until it finds the first ones. For a client without a
+// project it returns the zero World, which matches everything.
 func (c *Client) World(ctx context.Context) (World, error) {
 	c.world.mu.Lock()
 	ids, moved := c.world.ids, c.world.moved
@@ -223,7 +224,7 @@ func (c *Client) ProjectParam() oxide.NameOrId {
 	return oxide.NameOrId(c.Project)
 }
 
-// has returns an error unless an object is in the driver's project, whatever its tag says.
+// has returns an error unless an object is in the driver's project, whatever its tag contains.
 func (w World) has(kind, text, project string) error {
 	if w.Project == "" || project == w.Project {
 		return nil
@@ -232,9 +233,9 @@ func (w World) has(kind, text, project string) error {
 		"%s; the driver leaves it alone", kind, text, project, w.Project)
 }
 
-// Gone confirms that an object that the rack did not find is gone: the token sees the project, with
-// the ids that are known, and after that again not the object. A token without a role, another
-// project of the name and another rack show none of the objects either.
+// Gone confirms that an object that the rack did not find is gone: it reads the project, whose ids
+// have to be the known ones, and then calls again, which must not find the object. A token without
+// a role, another project of the name and another rack do not show the object either.
 func (c *Client) Gone(ctx context.Context, again func() error) error {
 	if _, err := c.LookAtWorld(ctx); err != nil {
 		return err
@@ -250,7 +251,7 @@ func (c *Client) Gone(ctx context.Context, again func() error) error {
 	return err
 }
 
-// DiskGone is Gone for a disk.
+// DiskGone calls Gone for a disk.
 func (c *Client) DiskGone(ctx context.Context, id oxide.NameOrId) error {
 	return c.Gone(ctx, func() error {
 		_, err := c.Disk(ctx, id)
@@ -258,7 +259,7 @@ func (c *Client) DiskGone(ctx context.Context, id oxide.NameOrId) error {
 	})
 }
 
-// SnapshotGone is Gone for a snapshot.
+// SnapshotGone calls Gone for a snapshot.
 func (c *Client) SnapshotGone(ctx context.Context, id oxide.NameOrId) error {
 	return c.Gone(ctx, func() error {
 		_, err := c.Snapshot(ctx, id)

@@ -34,8 +34,8 @@ var statesAtInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateAttaching, oxide.DiskStateStateAttached, oxide.DiskStateStateDetaching,
 }
 
-// ImportProblem returns why a disk cannot be used whose import has not been finalized, or "". Such
-// a state lasts until somebody ends it.
+// ImportProblem returns why a disk cannot be used, if its import has not been finalized, or "".
+// That state lasts until a person ends it.
 func ImportProblem(name string, state oxide.DiskStateState) string {
 	first := ""
 	switch state {
@@ -65,12 +65,13 @@ func ValidateDisk(doing string, d *oxide.Disk) error {
 	case !slices.Contains(volume.BlockSizes, int(d.BlockSize)):
 		return InvalidResponse(doing, "the disk %s has blocks of %d bytes", d.Id, d.BlockSize)
 	case d.DiskType == "":
-		// Another release may omit the type, which would look like a difference from the request.
+		// A missing type would look like a difference from the request.
 		return InvalidResponse(doing, "the disk %s has no type", d.Id)
 	case d.State.State() == "":
 		return InvalidResponse(doing, "the disk %s has no state", d.Id)
 	case slices.Contains(statesAtInstance, d.State.State()) && !volume.IsID(InstanceOf(d)):
-		// The driver would take it for a disk without an instance, and unpublish it by doing nothing.
+		// Otherwise the driver would treat the disk as detached, and an unpublish would succeed without a
+		// detach.
 		return InvalidResponse(doing, "the disk %s is %s, but names no instance", d.Id, d.State.State())
 	}
 	return nil
@@ -112,9 +113,8 @@ func InstanceText(i *oxide.Instance) string { return volume.NameAndID(string(i.N
 // SnapshotText returns how messages show a snapshot.
 func SnapshotText(s *oxide.Snapshot) string { return volume.NameAndID(string(s.Name), s.Id) }
 
-// DiskTag returns a disk's ownership tag. ok is false if the disk has none, or has another name
-// than the one that the tag stands for. What the tag says of the disk holds whoever's cluster it
-// is.
+// DiskTag returns a disk's ownership tag, whichever cluster it names. ok is false if the disk has
+// none, or has another name than the one that the tag stands for.
 func DiskTag(d *oxide.Disk) (tag volume.Tag, ok bool) {
 	tag, ok = volume.ParseTag(d.Description)
 	// A delete that the rack gave up leaves the disk faulted, with the name "deleted-<id>".

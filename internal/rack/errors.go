@@ -54,8 +54,8 @@ func Error(ctx context.Context, doing string, err error) error {
 }
 
 // own reports whether an error response is the rack's: its error code, and the request id of the
-// header, whole. Anything else, with whatever status, comes from a server between driver and rack,
-// and says nothing about the effect of the request.
+// header, whole. Any other response, whatever its status, is from a server between driver and rack,
+// and does not show whether the request had an effect.
 func own(answer *oxide.HTTPError) bool {
 	r := answer.ErrorResponse
 	return r != nil && r.ErrorCode != "" && r.RequestId != "" &&
@@ -80,7 +80,7 @@ func notTheRack(ctx context.Context, doing string, answer *oxide.HTTPError) erro
 }
 
 // transportError returns the error for a call without a complete response. The call may have had
-// its effect, so the codes are those after which a CO repeats it.
+// its effect, so the error has a code after which a CO repeats the call.
 func transportError(ctx context.Context, doing string, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled) && !outOfTime(ctx):

@@ -114,8 +114,8 @@ func TestAnUnreachableRackIsUnavailable(t *testing.T) { // OX-9
 	}
 }
 
-// A proxy that refuses, and one that does not listen, are named with the variable, without their
-// password.
+// The errors of a proxy that refuses and of a proxy that does not listen name the proxy, without
+// its password, and the variable.
 func TestAnErrorNamesTheProxyAndItsVariable(t *testing.T) { // OX-9
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusProxyAuthRequired)
@@ -225,7 +225,7 @@ func TestOnlyARefusalOfTheRackIsDefinite(t *testing.T) { // OX-8
 			case open != test.open:
 				t.Errorf("open is %t after %v", open, err)
 			case open && !csierr.Retryable(err):
-				t.Errorf("the CO does not come back after %v", err)
+				t.Errorf("the CO does not repeat the call after %v", err)
 			case !open && err != nil && !Definite(err):
 				t.Errorf("%v is not the rack's", err)
 			}
@@ -259,7 +259,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-func TestARefusalOfTheTokenIsRepeatedOnlyIfItIsTheRacks(t *testing.T) {
+func TestOnlyTheRacksRefusalOfTheTokenIsRetried(t *testing.T) {
 	for proxy, want := range map[bool]int32{false: 2, true: 1} {
 		var requests atomic.Int32
 		path := filepath.Join(t.TempDir(), "token")
@@ -281,7 +281,7 @@ func TestARefusalOfTheTokenIsRepeatedOnlyIfItIsTheRacks(t *testing.T) {
 	}
 }
 
-func TestAnErrorBodyIsReadUpToItsBound(t *testing.T) {
+func TestAnErrorBodyIsReadUpToALimit(t *testing.T) {
 	var sent atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusBadGateway)

@@ -14,23 +14,23 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// DefaultLookLimit is how long after a look the change that it allows may be sent. It is less than
-// the time after which another replica may lead (deploy/chart: the lease), so that what another one
-// has answered meanwhile is never undone.
+// DefaultLookLimit is how long after a look the change that it allows may be sent. It is shorter
+// than the lease of the leader (deploy/chart), so that a replica never undoes what the next leader
+// has answered.
 const DefaultLookLimit = 5 * time.Second
 
-// Look is the moment before a look at the rack. Its clock also counts the time in which the process
-// was stopped or the machine was suspended.
+// Look is the time right before a look at the rack, on a clock that also runs while the process is
+// stopped or the machine is suspended.
 type Look time.Duration
 
 // Looking returns the present moment.
 func Looking() Look { return Look(sinceBoot()) }
 
-// attempt is one change that is requested. The transport knows it from the context.
+// attempt is one request of a change. It reaches the transport in the context.
 type attempt struct {
 	look  Look
 	limit time.Duration
-	// sent is set when the request has a connection: from then on the rack may have it.
+	// sent is set when the request has a connection: from then on the rack may have received it.
 	sent atomic.Bool
 	// late is set if it was not sent because the look was old.
 	late atomic.Bool
@@ -40,10 +40,10 @@ type attemptKey struct{}
 
 var errLookOld = errors.New("the look at the rack is too old")
 
-// Request requests a change of the rack, unless the look that allows it is old by now. open reports
-// whether the change may still be made, or may have been: the rack itself has neither refused it
-// nor confirmed it. do returns the client's error, or an error for a response that is not about the
-// object. The error is the client's only if the rack itself has refused the change.
+// Request requests a change of the rack, unless the look that allows it is too old. open reports
+// whether the outcome is unknown: the rack itself has neither refused nor confirmed the change. do
+// returns the client's error, or an error for a response that is not about the object. The error is
+// the client's only if the rack itself has refused the change.
 func (c *Client) Request(ctx context.Context, doing string, look Look,
 	do func(context.Context) error) (open bool, err error) {
 	a := &attempt{look: look, limit: cmp.Or(c.LookLimit, DefaultLookLimit)}
@@ -59,8 +59,8 @@ func (c *Client) Request(ctx context.Context, doing string, look Look,
 	return a.sent.Load(), Error(ctx, doing, err)
 }
 
-// left returns for how long the change may still be sent. The caller's time is compared by the wall
-// clock, too, because Go's clock stands still while the machine is suspended.
+// left returns for how long the change may still be sent. It compares the caller's deadline with
+// the wall clock, too, because Go's clock stops while the machine is suspended.
 func (a *attempt) left(caller context.Context) time.Duration {
 	left := a.limit - time.Duration(Looking()-a.look)
 	if deadline, limited := caller.Deadline(); limited {
@@ -69,8 +69,8 @@ func (a *attempt) left(caller context.Context) time.Duration {
 	return left
 }
 
-// begin returns the context in which the request is sent, or an error if the look is old. It ends
-// with ctx, and if no connection is there in time.
+// begin returns the context in which the request is sent, or an error if the look is too old. The
+// context ends with ctx, and if there is no connection in time.
 func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 	left := a.left(caller)
 	if left <= 0 {
@@ -84,7 +84,7 @@ func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 	})
 	trace := &httptrace.ClientTrace{GotConn: func(g httptrace.GotConnInfo) {
 		timer.Stop()
-		// net/http may send a request again, and its timers stand still while the machine does.
+		// net/http may send a request again, and its timers stop while the machine is suspended.
 		if a.left(caller) > 0 {
 			a.sent.Store(true)
 			return
@@ -98,8 +98,7 @@ func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 	return httptrace.WithClientTrace(ctx, trace), nil
 }
 
-// operations are those requests of the rack's API that the driver makes, by method and path
-// (ASSUMPTIONS.md names them by the same operation ids).
+// operations lists the requests that the driver makes, with the operation ids of the rack's API.
 var operations = []struct{ method, path, operation string }{
 	{http.MethodGet, "/v1/disks", "disk_list"},
 	{http.MethodPost, "/v1/disks", "disk_create"},

@@ -26,9 +26,10 @@ const pageSize = 1000
 // The rest is on the next page, even if the CO asked for everything.
 const maxListBytes = 7 << 19
 
-// Pager selects one CSI page from a listing in the order of ids. Its token holds the last id of the
-// page before, so that any controller can return a page again and objects that come and go move no
-// others. It also holds the rack's own token, with which the listing continues where it was.
+// Pager selects one CSI page from a listing in the order of ids. Its token contains the last id of
+// the page before, so that any controller can return a page again, and so that objects that come
+// and go do not shift others to another page. It also contains the rack's own token, with which the
+// listing continues.
 type Pager struct {
 	world World
 	from  string // the rack's page to begin with; empty for the first
@@ -89,7 +90,7 @@ func (p *Pager) Take(id string, entry proto.Message) bool {
 func (p *Pager) Full() bool { return p.Next != "" }
 
 // nextPage returns the rack's next page and how many objects to request. If most of the objects
-// belong into the listing, two requests make a page: one for its entries, and one for the entry
+// belong to the listing, a page takes two requests: one for its entries, and one for the entry
 // after them.
 func (p *Pager) nextPage(token string) (page string, limit *int) {
 	if p.page = token; token == "" {
@@ -108,8 +109,9 @@ func (p *Pager) nextPage(token string) (page string, limit *int) {
 }
 
 // checkPage checks that the rack lists the project's objects in the order of ids, as it was asked
-// to. A CSI page begins after the last id of the one before, so that in another order it would
-// leave objects out. The rack's own token names a project, which a caller may have changed.
+// to. A CSI page begins after the last id of the page before, so it would omit objects in another
+// order. Each object has to be in the project, because the rack's own token names a project, which
+// a caller may have changed.
 func checkPage[T any](p *Pager, objects []T) error {
 	for i := range objects {
 		id, project := identity(&objects[i])
@@ -129,8 +131,8 @@ func checkPage[T any](p *Pager, objects []T) error {
 	return nil
 }
 
-// pageError converts the rack's refusal of a page. A token of another rack or of another release is
-// not one of this driver.
+// pageError converts the rack's refusal of a page. The token of another rack or release is as
+// invalid as one that is not the driver's.
 func (p *Pager) pageError(ctx context.Context, doing string, err error) error {
 	if p.page != "" && p.page == p.from && errors.Is(err, oxide.ErrHTTP400) {
 		return startingTokenInvalid()
@@ -177,10 +179,11 @@ func eachObject[T any](fetch func(token string) (items []T, next string, err err
 // page_default_nitems).
 const leastPageSize = 100
 
-// wholeInOne returns the token of the next page, or "" if the page is the last one because it is
-// shorter than its limit. That is so for a list that the rack reads with one query and does not
-// filter afterwards, as the disks of an instance (omicron, datastore/disk.rs: instance_list_disks).
-// It names a next page after every object nevertheless (dropshot, pagination.rs: ResultsPage::new).
+// wholeInOne returns the token of the next page, or "" if the page is shorter than every limit and
+// so is the last one. That holds only for a list that the rack reads with one query and does not
+// filter afterwards, such as the disks of an instance (omicron, datastore/disk.rs:
+// instance_list_disks). The rack names a next page nevertheless (dropshot, pagination.rs:
+// ResultsPage::new).
 func wholeInOne(objects int, next string) string {
 	if 0 < objects && objects < leastPageSize {
 		return ""
@@ -188,12 +191,11 @@ func wholeInOne(objects int, next string) string {
 	return next
 }
 
-// maxEmptyPages is how many pages in a row may be empty without being the last, and maxPages how
-// many pages a list may have.
+// maxEmptyPages limits the empty pages in a row, and maxPages the pages of a list.
 const maxEmptyPages, maxPages = 10, 1000
 
-// pageWalk stops a listing that would not end. The rack lists objects in order, so no page and no
-// object appears twice.
+// pageWalk stops a listing that would not end. On a rack in order no page and no object appears
+// twice.
 type pageWalk struct {
 	tokens, objects map[string]bool
 	empty           int
@@ -323,8 +325,8 @@ func (c *Client) EachToken(ctx context.Context, visit func(*oxide.DeviceAccessTo
 	})
 }
 
-// Holders returns the instances of the project among whose disks a disk is. A state such as faulted
-// names no instance.
+// Holders returns the instances of the project that list the disk. It is for a disk in a state that
+// names no instance, such as faulted.
 func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 	var all []string
 	if err := c.EachInstance(ctx, func(i *oxide.Instance) { all = append(all, i.Id) }); err != nil {
@@ -336,9 +338,9 @@ func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 	for n := range min(atOnce, len(all)) {
 		asked.Go(func() {
 			for i := n; i < len(all); i += atOnce {
-				// Whosoever the other disks are.
+				// The other disks may be in any project.
 				disks, err := c.disksOf(ctx, World{}, oxide.NameOrId(all[i]))
-				if !csierr.IsNotFound(err) { // else the instance was deleted meanwhile
+				if !csierr.IsNotFound(err) { // if so, the instance was deleted meanwhile
 					errs[i] = err
 				}
 				found[i] = slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == disk })

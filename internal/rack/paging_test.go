@@ -73,16 +73,16 @@ func TestAPageWithoutAListIsAnError(t *testing.T) { // OX-9
 	}
 }
 
-// rackCodes are what an error of the rack may become.
+// rackCodes are the codes that an error of the rack may get.
 var rackCodes = []codes.Code{
 	codes.Unauthenticated, codes.PermissionDenied, codes.NotFound, codes.Internal,
 	codes.ResourceExhausted, codes.FailedPrecondition, codes.AlreadyExists, codes.OutOfRange,
 	codes.Unavailable,
 }
 
-// FuzzRackAnswer checks that for any response the CO gets a code it knows and a line that anybody
-// may read; and that only the rack's own words make an object "not found" (OX-6) or "already
-// there".
+// FuzzRackAnswer checks that any response becomes an error with one of rackCodes and a presentable
+// message, and that only a response of the rack itself means "not found" (OX-6) or "exists
+// already".
 func FuzzRackAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, code uint16, body []byte, missing uint8) {
 		response := &http.Response{
@@ -126,8 +126,8 @@ func FuzzTransport(f *testing.F) {
 
 const spy = "tweetytweety"
 
-// FuzzStartingToken checks that an invalid token is ABORTED, and that from one that is the pages
-// show every object behind it once, in order, however long they are.
+// FuzzStartingToken checks that an invalid token is ABORTED, and that from a valid token on the
+// pages show every later object once, in order, whatever their length is.
 func FuzzStartingToken(f *testing.F) {
 	var ids []string
 	for i := range 40 {

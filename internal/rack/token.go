@@ -51,8 +51,8 @@ func (s *TokenSource) renewed() *renewedFile[string] {
 // it returns the token read last.
 func (s *TokenSource) current(ctx context.Context) (string, error) { return s.get(ctx, false) }
 
-// refresh reads the file again after the rack refused the token, because a new token may leave the
-// file's times unchanged.
+// refresh reads the file again after the rack has refused the token, because the file may have a
+// new token and the same times.
 func (s *TokenSource) refresh(ctx context.Context) (string, error) { return s.get(ctx, true) }
 
 func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
@@ -62,8 +62,8 @@ func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	return s.renewed().get(ctx, force)
 }
 
-// Fault returns what a person has to repair about the file, or nil. Calls continue with the token
-// read last.
+// Fault returns the error of the file that a person has to repair, or nil. Calls continue with the
+// token that was read last.
 func (s *TokenSource) Fault() error {
 	if s == nil || s.Path == "" {
 		return nil
@@ -89,7 +89,7 @@ func CheckToken(token string) error {
 	return nil
 }
 
-// renewedFile is a file that somebody renews, and what is in it.
+// renewedFile is a file that somebody renews, and the value that was read from it.
 type renewedFile[T any] struct {
 	path  string
 	limit time.Duration // how long a caller waits for the file
@@ -109,7 +109,7 @@ type renewedFile[T any] struct {
 	reading *reading
 }
 
-// fileLimit is how long a file may keep its readers waiting.
+// fileLimit is the default of TokenSource.Limit.
 const fileLimit = 3 * time.Second
 
 // reading is one reading of a file.
@@ -119,8 +119,8 @@ type reading struct {
 	done  chan struct{} // closed at the end
 }
 
-// get waits for a reading, but no longer than the limit: on a mount that hangs not even stat
-// returns, and no call may hang with it.
+// get waits for a reading, but no longer than the limit, because on a mount that hangs not even
+// stat returns.
 func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err error) {
 	asked := time.Now()
 	for {
@@ -212,7 +212,8 @@ func (s *renewedFile[T]) fault() error {
 	err := s.lastError()
 	s.mu.Unlock()
 	if err != nil {
-		// Read the file again, so that the next caller learns of a repair even if no call needs it.
+		// Read the file again, so that a later call of fault sees a repair even if nobody needs the
+		// token.
 		_, _ = s.begin(false)
 	}
 	return err

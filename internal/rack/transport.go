@@ -55,8 +55,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// refusal reports whether a response with 401 is the rack's own. Another server may answer so after
-// the effect, and a change is requested again only if the first request had none.
+// refusal reports whether a response with 401 is the rack's own. Another server may send it after
+// the effect, and a change may be requested again only if the first request had no effect.
 func (t *Transport) refusal(req *http.Request, answer *http.Response) bool {
 	if req.Method == http.MethodGet {
 		return true
@@ -112,7 +112,7 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 			"proxies before it", answer.StatusCode)
 	}
 	if err != nil {
-		_ = answer.Body.Close() // and with it the connection
+		_ = answer.Body.Close() // closes the connection, too
 		return nil, err
 	}
 	answer.Body = &boundedBody{ReadCloser: answer.Body, left: maxResponseBytes}
@@ -131,8 +131,8 @@ type errorBody struct {
 	io.Closer
 }
 
-// connectError says to which host and port no connection could be made. The address that was looked
-// up, and all others in errors of package net, are left out of messages (transportText).
+// connectError adds the host and port to the error of a connection. transportText removes the
+// addresses that package net puts into its errors.
 func connectError(u *url.URL, err error) error {
 	var dial *net.OpError
 	if !errors.As(err, &dial) || dial.Op != "dial" {
@@ -142,8 +142,8 @@ func connectError(u *url.URL, err error) error {
 	return fmt.Errorf("connect to %s: %w", net.JoinHostPort(u.Hostname(), port), dial.Err)
 }
 
-// throughProxy adds to the error of a request the proxy that it went through, which net/http does
-// not name, and the variable that the proxy is from.
+// throughProxy adds the proxy of the request to its error, which net/http does not do, and the
+// variable that names the proxy.
 func (t *Transport) throughProxy(req *http.Request, err error) error {
 	base, ok := t.Base.(*http.Transport)
 	if !ok || base.Proxy == nil {
@@ -164,9 +164,9 @@ func (t *Transport) throughProxy(req *http.Request, err error) error {
 // patience is how long the response to a change is awaited after the caller has given up.
 const patience = 5 * time.Second
 
-// patient returns a context for the request, and what ends it. A rack carries a change out although
-// nobody waits for it any more. The driver does wait, so that the call keeps its volume locked, and
-// the next call, which may say that a disk is detached, sees the effect.
+// patient returns a context for the request, and a function that ends it. A rack completes a change
+// even if its client stops waiting. So the driver waits after its caller has given up: the volume
+// stays locked, and the next call, which may report the disk as detached, sees the effect.
 func patient(req *http.Request) (context.Context, func()) {
 	caller := req.Context()
 	if req.Method == http.MethodGet || caller.Err() != nil {
@@ -187,19 +187,19 @@ func (b *endedBody) Close() error {
 }
 
 // maxResponseBytes is more than any response of a rack: a page of a thousand disks with long
-// descriptions has a few MiB. Another server must not fill the driver's memory.
+// descriptions has a few MiB. It keeps another server from filling the driver's memory.
 const maxResponseBytes = 32 << 20
 
 var errResponseTooLarge = fmt.Errorf("the response has more than %d MiB, which no rack sends; "+
 	"check OXIDE_HOST and the proxies before it", maxResponseBytes>>20)
 
-// boundedBody fails when a response turns out too large.
+// boundedBody is a body that may only be read up to a limit.
 type boundedBody struct {
 	io.ReadCloser
 	left int64
 }
 
-// Read reads up to the bound and then returns an error.
+// Read returns an error behind the limit.
 func (b *boundedBody) Read(p []byte) (int, error) {
 	if b.left <= 0 {
 		return 0, errResponseTooLarge

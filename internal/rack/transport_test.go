@@ -26,7 +26,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// guardedRack accepts one token, which can be changed, and counts its requests.
+// guardedRack accepts one token, which can be changed, and records the tokens of its requests.
 type guardedRack struct {
 	mu sync.Mutex
 	// guarded by mu
@@ -171,7 +171,7 @@ func TestAResponseThatIsTooLargeIsRejected(t *testing.T) { // OX-9
 		csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable, "more than 32 MiB")
 	}
 	server.Close()
-	// Data in the connection's buffers counts as sent too.
+	// Data in the connection's buffers counts as sent, too.
 	if got := sent.Load(); got > 256 {
 		t.Errorf("%d MiB of the answers were read", got)
 	}
@@ -216,7 +216,7 @@ func TestASilentConnectionIsClosed(t *testing.T) { // OX-9
 	csitest.Await(t, "calls take another connection", func() bool { return call() == nil })
 }
 
-// relay passes bytes on to a server until it falls silent; connections made after that work.
+// relay forwards bytes to a server until it is silenced; connections made after that work.
 type relay struct {
 	url    string
 	silent atomic.Bool
@@ -247,7 +247,7 @@ func newRelay(t *testing.T, server string) *relay {
 	return r
 }
 
-// pass copies one direction; works reports whether silence does not affect it.
+// pass copies one direction; works means that the connection works although the relay is silenced.
 func (r *relay) pass(to, from net.Conn, works bool) {
 	defer func() { _ = to.Close() }()
 	buffer := make([]byte, 4096)

@@ -161,8 +161,8 @@ var (
 	project   = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	user      = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo))
 	noProject = racktest.NotFound.To(racktest.ViewProject)
-	// another is a response after the name was given to another project. anotherSilo is a response of
-	// another rack with the same project.
+	// another is a response after another project got the name. anotherSilo is a response of another
+	// rack that has a project with the same id.
 	another = racktest.OK(racktest.ViewProject, racktest.JSON(map[string]any{"name": racktest.Project,
 		"id": racktest.Numbered(9)}))
 	anotherSilo = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Numbered(8)))
@@ -206,7 +206,7 @@ func TestAnObjectIsGoneOnlyIfTheProjectIsTheKnownOne(t *testing.T) { // DV-2, CU
 	}
 }
 
-// reads read a disk, a snapshot, an instance's disks, and the list of disks.
+// reads returns functions that read a disk, a snapshot, an instance's disks, and the list of disks.
 func reads(t *testing.T, c *Client) []func() error {
 	return []func() error{
 		func() error { _, err := c.Disk(t.Context(), racktest.Disk); return err },

@@ -45,7 +45,8 @@ type Exchange struct {
 	Query string // of the request; empty means any
 }
 
-// script expects exactly these requests, in this order. Their number is the budget of an RPC.
+// script expects exactly these requests, in this order, so a test also limits the number of an
+// RPC's requests.
 type script struct {
 	t  *testing.T
 	mu sync.Mutex
@@ -55,8 +56,7 @@ type script struct {
 	worldly map[string]bool
 }
 
-// world contains the reads by which a client learns project and silo. A client makes them once, so
-// scripts omit them.
+// world contains the reads of project and silo. A client makes them once, so scripts omit them.
 var world = map[string]string{ViewProject: ProjectOf(), ViewUser: UserOf(Silo)}
 
 // ServeHTTP responds with the script's next line.

@@ -40,7 +40,7 @@ func Left(t testing.TB, cases int) {
 	}
 }
 
-// Skip skips a test under go test -short. The test has that many cases.
+// Skip skips a test that has that many cases under go test -short.
 func Skip(t testing.TB, cases int) {
 	t.Helper()
 	if testing.Short() {

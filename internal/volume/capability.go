@@ -34,7 +34,8 @@ var supportedModes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 }
 
-// CapabilityFault is what is wrong with a volume capability. The zero value means nothing.
+// CapabilityFault describes what is wrong with a volume capability. The zero value means that it is
+// valid.
 type CapabilityFault struct {
 	Malformed   bool // INVALID_ARGUMENT everywhere
 	Unsupported bool // INVALID_ARGUMENT on the controller, FAILED_PRECONDITION on the node
@@ -113,7 +114,7 @@ func CheckCapability(c *csi.VolumeCapability) error {
 	case p.Unsupported:
 		return csierr.New(csierr.CapabilityUnsupported, "%s", p.Message)
 	}
-	// Otherwise the node would refuse them after the volume is made.
+	// Otherwise the node would refuse the flags after the volume is made.
 	m := c.GetMount()
 	if _, err := ParseMountFlags(m.GetFsType(), m.GetMountFlags()); err != nil {
 		return csierr.Coded(codes.InvalidArgument, csierr.MountFlags, "%s", err)

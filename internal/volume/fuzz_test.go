@@ -15,8 +15,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// FuzzRackID checks that nothing but a UUID in the rack's form reaches the rack, which would take
-// it for a name.
+// FuzzRackID checks that only UUIDs in the rack's form reach the rack, because it would treat any
+// other id as a name.
 func FuzzRackID(f *testing.F) {
 	f.Add("")
 	f.Fuzz(func(t *testing.T, id string) {
@@ -33,8 +33,8 @@ func FuzzRackID(f *testing.F) {
 	})
 }
 
-// FuzzDescription checks that only a description which the driver could have written makes a disk
-// one of its own.
+// FuzzDescription checks that a disk belongs to the driver only if the driver could have written
+// its description.
 func FuzzDescription(f *testing.F) {
 	f.Add(DriverName + `.evil {"name":"x"}`)
 	f.Fuzz(func(t *testing.T, description string) {
@@ -51,17 +51,17 @@ func FuzzDescription(f *testing.F) {
 		}
 		again, ok := ParseTag(m.Description())
 		if m.RackName == "" {
-			again.Name, again.RackName = m.Name, "" // the name of a long one is cut
+			again.Name, again.RackName = m.Name, "" // the name in a long description is truncated
 		}
-		again.Claim = m.Claim // and before that the claim
+		again.Claim = m.Claim // and the claim even before
 		if !ok || again != m {
 			t.Fatalf("%q is the tag %+v, then %+v", description, m, again)
 		}
 	})
 }
 
-// FuzzParameters checks that parameters which are accepted mean one disk that a rack can make, that
-// nothing unknown is ignored, and that the keys that a CO adds for itself change nothing.
+// FuzzParameters checks that accepted parameters describe a disk that a rack can make, that no
+// unknown parameter is ignored, and that the keys that a CO adds for itself have no effect.
 func FuzzParameters(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		values := csitest.Pairs(text)
@@ -94,8 +94,8 @@ func FuzzParameters(f *testing.F) {
 	})
 }
 
-// FuzzCapacityRange checks that a size is whole GiB, in the range, and what the rack can make
-// (OF-7); and that a refusal is right: there is no such size.
+// FuzzCapacityRange checks that a size has whole GiB, is in the range, and is possible on the rack
+// (OF-7), and that a range is refused only if there is no such size.
 func FuzzCapacityRange(f *testing.F) {
 	f.Fuzz(func(t *testing.T, required, limit, floor int64, local bool) {
 		r, err := ParseCapacityRange(&csi.CapacityRange{RequiredBytes: required, LimitBytes: limit})
@@ -131,8 +131,8 @@ func FuzzCapacityRange(f *testing.F) {
 	})
 }
 
-// FuzzTopology checks that a parsed topology is what CSI allows, that every location has the same
-// keys, and that nothing of it is lost.
+// FuzzTopology checks that CSI allows a parsed topology, that every location has the same keys, and
+// that no part is lost.
 func FuzzTopology(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		locations, err := ParseTopology(text)
@@ -163,8 +163,9 @@ func FuzzTopology(f *testing.F) {
 	})
 }
 
-// FuzzMountFlags checks that an error shows no more than the position of a flag, that only allowed
-// options get through in whatever company, and that only known attributes are set on a mount.
+// FuzzMountFlags checks that an error shows no more of a flag than its position, that only allowed
+// options are accepted, whatever other options are given, and that only known attributes are set on
+// a mount.
 func FuzzMountFlags(f *testing.F) {
 	known := uint64(AttrReadOnly | attrNoSUID | attrNoDev | attrNoExec | AttrAtimeMask |
 		attrNoDirAtime | attrNoSymFollow)
@@ -198,7 +199,7 @@ func FuzzMountFlags(f *testing.F) {
 	})
 }
 
-// refusedText reports whether an error about two flags is one that other flags get as well.
+// refusedText reports whether an error about two flags has the same text for other flags.
 func refusedText(fsType, text string) bool {
 	return slices.ContainsFunc([][]string{{"bind"}, {"", "bind"}, {`"`}, {"", `"`}},
 		func(flags []string) bool {
@@ -208,7 +209,7 @@ func refusedText(fsType, text string) bool {
 }
 
 // FuzzMkfsOptions checks that accepted options have an equivalent canonical form, and that no
-// argument could make mkfs overwrite content or names a file.
+// argument names a file or makes mkfs overwrite content.
 func FuzzMkfsOptions(f *testing.F) {
 	options := []string{"-i", "-I", "-b", "-m", "-n", "-L"}
 	value := regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._=-]*$`)

@@ -129,7 +129,7 @@ func (o MkfsOptions) Check(fsType string, sizeBytes int64) error {
 	return nil
 }
 
-// What the driver's configuration of mke2fs says.
+// These are the defaults in the driver's configuration of mke2fs.
 const extInodeSize, extBytesPerInode = 256, 16384
 
 // extFits reports whether each block group has room for the metadata that mke2fs puts into it, and
@@ -141,7 +141,7 @@ func (o MkfsOptions) extFits(fsType string, sizeBytes int64) bool {
 	blocks, inodes := sizeBytes/block, sizeBytes/o.number("bytesPerInode", extBytesPerInode)
 	descriptor := int64(64)
 	if fsType == Ext3 {
-		descriptor = 32 // it has not the feature 64bit
+		descriptor = 32 // without the feature 64bit
 		if max(blocks, inodes) > most {
 			return false
 		}

@@ -38,8 +38,8 @@ type MountOptions struct {
 type MountOption struct {
 	Key, Value string
 	HasValue   bool
-	// Flag is the position of the mount flag that has the option, from 1; 0 for an option of the
-	// driver's own.
+	// Flag is the position, from 1, of the mount flag with the option; 0 for an option that the driver
+	// added.
 	Flag int
 }
 
@@ -71,11 +71,11 @@ type FlagSet struct {
 }
 
 // FilesystemFlags are the flags of each filesystem, besides those that any filesystem takes. Linux
-// 5.12 and later versions take each of them, on every disk and whatever the kernel's configuration
-// is. So there are no quotas and no DAX. None of them leaves out the log or its ordering
-// (norecovery, barrier=0), shows another state or part of the filesystem (rescue, subvol, sb),
-// names another device, changes the filesystem's features (journal_checksum), or lets the damage of
-// one volume stop the node (errors=panic).
+// 5.12 and later accept all of them, on every disk and with every kernel configuration, so there
+// are no quotas and no DAX. None of them disables the log or its ordering (norecovery, barrier=0),
+// shows another state or part of the filesystem (rescue, subvol, sb), names another device, changes
+// the filesystem's features (journal_checksum), or lets the damage of one volume stop the node
+// (errors=panic).
 var FilesystemFlags = map[string]FlagSet{
 	Ext3: {strings.Fields(extWords), extValues},
 	Ext4: {strings.Fields(extWords + " delalloc nodelalloc dioread_lock dioread_nolock"), extValues},
@@ -332,8 +332,8 @@ func ShownFlags(mount, super string) []string {
 	return words
 }
 
-// PublishedFlags returns the comparable flags of a publication: those of the staging mount, of
-// which it is a copy, and those that the publication adds.
+// PublishedFlags returns the comparable flags of a publication: those that it copies from the
+// staging mount, and its own.
 func PublishedFlags(staged []string, o MountOptions, readOnly bool) []string {
 	words := slices.Clone(staged)
 	added := attrWords(o.Attr)

@@ -65,8 +65,8 @@ const (
 var nameEncoding = base32.NewEncoding(nameAlphabet).WithPadding(base32.NoPadding)
 
 // DiskName is the name of the disk of the volume that the CO of a cluster calls csiName. It is a
-// pure function, so that two controllers that create the same volume meet in the rack's rule that
-// names are unique; and it is exactly as long as the serial a guest sees, so that the serial is the
+// pure function, so if two controllers create the same volume, one of them fails because names are
+// unique on the rack. It is as long as the serial that a guest sees, so that the serial is the
 // whole name.
 func DiskName(cluster, csiName string) string { return ownName(cluster, csiName) }
 
@@ -74,8 +74,8 @@ func DiskName(cluster, csiName string) string { return ownName(cluster, csiName)
 // names of their own on the rack, so this may equal a disk's.
 func SnapshotName(cluster, csiName string) string { return ownName(cluster, csiName) }
 
-// ownName hashes the cluster's id too, so that volumes of two clusters may have the same name. No
-// id contains a NUL, so no two pairs hash the same text.
+// ownName hashes the cluster's id, too, so that volumes of two clusters may have the same name. No
+// id contains a NUL, so different pairs never result in the same text.
 func ownName(cluster, csiName string) string {
 	sum := sha256.Sum256([]byte(cluster + "\x00" + csiName))
 	return ownPrefix + nameEncoding.EncodeToString(sum[:])[:SerialBytes-len(ownPrefix)]
@@ -106,8 +106,8 @@ func IsID(id string) bool {
 // RackName is the form of the rack's names.
 var RackName = Word{63, regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)}
 
-// Word is what a word of at most Most bytes looks like. A limit in the expression itself would cost
-// every process tens of kilobytes, because it is compiled to one copy for each byte.
+// Word describes words of at most Most bytes. A limit in the expression itself would cost every
+// process tens of kilobytes, because it is compiled to one copy for each byte.
 type Word struct {
 	Most  int
 	Looks *regexp.Regexp
@@ -136,7 +136,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Serial returns the serial number with which a guest sees the disk of that name.
+// Serial returns the serial number that a guest sees for the disk of that name.
 func Serial(diskName string) string {
 	return diskName[:min(len(diskName), SerialBytes)]
 }
@@ -177,8 +177,8 @@ type Tag struct {
 	// BlockSize is the block size of a snapshot's disk, which a disk that is made from the snapshot
 	// inherits. The rack does not show it when the disk is gone.
 	BlockSize int `json:"blockSize,omitempty"`
-	// Origin is what the disk was made from. A sample of the bytes proves that a disk is blank only if
-	// it was made blank.
+	// Origin is what the disk was made from. Only for a disk that was made blank is a sample of its
+	// bytes proof that it is still blank.
 	Origin string `json:"origin,omitempty"`
 	// Use is the volume's use, from its capabilities at creation. A volume for filesystems only is
 	// never given to a workload as a raw device.
@@ -191,20 +191,20 @@ type Tag struct {
 	// filesystem has the disk's id.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 	// Claim is the namespace and name of the claim, or of the VolumeSnapshot, for people who look at
-	// the rack. It is a label and no identity: nothing is decided from it but what a person is
-	// proposed (audit --output pv), and nobody updates it. If the description would be too long,
-	// Claim is only a beginning with "…", or empty.
+	// the rack. It is only a label: the driver never updates it, and uses it only to propose a
+	// PersistentVolume to a person (audit --output pv). If the description would be too long, Claim is
+	// only a beginning with "…", or empty.
 	Claim string `json:"claim,omitempty"`
 }
 
 // MaxDescriptionBytes is the longest description of an object. The rack stores 512 characters
-// (omicron, schema/crdb/dbinit.sql: description STRING(512)), and answers 500 to a longer one every
-// time it is asked.
+// (omicron, schema/crdb/dbinit.sql: description STRING(512)), and always answers 500 to a longer
+// one.
 const MaxDescriptionBytes = 512
 
 // Description returns the description of an object with the tag. It has at most MaxDescriptionBytes
-// for every legal request: first the claim is shortened or left out, then the end of the name.
-// Nothing else has to be, because all other fields are limited to 403 bytes together.
+// for every legal request: first the claim is shortened or left out, then the end of the name. The
+// other fields fit, because together they have at most 403 bytes.
 func (t Tag) Description() string {
 	text := t.encode()
 	for claim := t.Claim; len(text) > MaxDescriptionBytes && t.Claim != ""; text = t.encode() {
@@ -218,7 +218,7 @@ func (t Tag) Description() string {
 		for text = t.encode(); len(text) > MaxDescriptionBytes; text = t.encode() {
 			name := withoutLastRune(t.Name)
 			if name == "" {
-				break // of no legal request
+				break // this is not a legal request
 			}
 			t.Name = name
 		}

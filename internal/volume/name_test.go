@@ -22,7 +22,7 @@ func TestTheNameOfADiskIsTheHashOfItsVolume(t *testing.T) { // E-17
 
 func TestEveryNameIsOneTheRackTakes(t *testing.T) { // E-17
 	rapid.Check(t, func(t *rapid.T) {
-		// Short names are often equal, or one ends as the other begins.
+		// Short names are often equal, or one ends like the other begins.
 		short := rapid.StringOfN(rapid.SampledFrom([]rune("ab-.ü")), 0, 3, -1)
 		a, b := short.Draw(t, "a"), short.Draw(t, "b")
 		one, other := short.Draw(t, "cluster of a"), short.Draw(t, "cluster of b")
@@ -71,8 +71,7 @@ func TestMessagesShowSizesWithBytesAndNamesWithIDs(t *testing.T) {
 	}
 }
 
-// legalTags draws tags of legal requests. Names of few kinds of characters are long once they are
-// encoded.
+// legalTags draws tags of legal requests, with many names that are long after encoding.
 func legalTags(t *rapid.T) (tag Tag, csiName string) {
 	some := rapid.SampledFrom([]rune("\t\n\r\"\\<>&\u2028\u2029ü日😀a"))
 	legal := rapid.OneOf(rapid.StringOfN(some, 1, 128, 128), rapid.StringN(1, 128, 128),

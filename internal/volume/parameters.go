@@ -90,8 +90,8 @@ func UnknownParameter(key string, own ...string) error {
 		"are %s", key, nearest, cmp.Or(strings.Join(own, ", "), "none"))
 }
 
-// similarity is how many letters two names have in common at their beginning and end, less those
-// that one has more.
+// similarity returns the number of letters that two names share at their beginning and end, minus
+// the difference of their lengths.
 func similarity(a, b string) int {
 	a, b = strings.ToLower(a), strings.ToLower(b)
 	short, long := min(len(a), len(b)), max(len(a), len(b))
@@ -164,7 +164,7 @@ func parseBlockSize(value string) (int, error) {
 	return n, nil
 }
 
-// contradiction returns an error for parameters that no disk can have together.
+// contradiction returns an error for parameters that exclude each other.
 func (p Parameters) contradiction() error {
 	if p.DiskType != DiskTypeLocal {
 		return nil

@@ -100,10 +100,10 @@ func sameKeys(a, b Segments) bool {
 	return len(a) == len(b)
 }
 
-// ChooseTopology returns where a volume goes: of the locations that reach this rack's disks, the
-// first that the request prefers, else one that it allows. It returns none if the driver has no
-// locations. instances is whether nodes report their instance: then a request may name instances,
-// and gets the same answer.
+// ChooseTopology returns the topology of a volume: of the locations that reach this rack's disks,
+// the first that the request prefers, or otherwise one that it allows. It returns none if the
+// driver has no locations. If instances is set, nodes report their instance; then a request may
+// name instances, which do not change the result.
 func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
 	if req == nil {
@@ -127,7 +127,7 @@ func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances boo
 		}
 	}
 	if len(ours) == 0 {
-		return nil, nil // only instances are asked for, each of which reaches the rack's disks
+		return nil, nil // the request names only instances, and each reaches the rack's disks
 	}
 	if len(req.GetRequisite()) == 0 {
 		return AccessibleTopologies(ours, nil), nil // a preference is not a requirement
@@ -137,8 +137,8 @@ func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances boo
 		len(req.GetRequisite()), ours)
 }
 
-// CanReach reports whether the wanted topology of GetCapacity is where the rack's disks can be
-// reached.
+// CanReach reports whether the rack's disks can be reached from the topology of a GetCapacity
+// request.
 func CanReach(wanted *csi.Topology, ours []Segments, instances bool) (bool, error) {
 	if wanted == nil {
 		return true, nil
@@ -242,7 +242,7 @@ func invalidTopology(format string, args ...any) error {
 // InstanceKey is the topology key with which a node names its own instance.
 const InstanceKey = TopologyPrefix + "instance"
 
-// Placement is where the pods of a volume can run. The disk is the same.
+// Placement restricts where the pods of a volume can run. It does not affect the disk.
 type Placement string
 
 // The placements: wherever the rack's disks can be reached, or only at the instance that the
@@ -267,8 +267,8 @@ func Location(segments map[string]string) Segments {
 	return location
 }
 
-// ChooseInstance returns where a volume with the placement instance goes: what ChooseTopology
-// returns first, at the one instance of the request.
+// ChooseInstance returns the topology of a volume with the placement instance: the first result of
+// ChooseTopology, with the only instance of the request.
 func ChooseInstance(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
 	if !instances {

@@ -143,11 +143,11 @@ func TestAVolumeOfTheRackIsAtNoInstance(t *testing.T) {
 		name string
 		req  *csi.TopologyRequirement
 		ours []string
-		want string // the locations that are answered
+		want string // the locations in the answer
 		code codes.Code
 	}{
 		{"D-74 an instance is everywhere without locations", requisite(here), nil, "", codes.OK},
-		{"D-74 so are all instances", requisite(here, there), nil, "", codes.OK},
+		{"D-74 all are everywhere without locations", requisite(here, there), nil, "", codes.OK},
 		{"no requirement without locations", nil, nil, "", codes.OK},
 		{"D-72 the instance is ignored beside a location", requisite("rack=a," + here),
 			[]string{"rack=a"}, "rack=a", codes.OK},
