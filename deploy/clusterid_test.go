@@ -10,7 +10,6 @@ import (
 	"testing"
 )
 
-// systemUID is the UID of the cluster's namespace kube-system.
 const systemUID = "9f3f1c52-0d1c-4b1e-8a41-6c7f4d1a2b3c"
 
 // answering runs an API server that has these objects, by path, and the namespace kube-system. It

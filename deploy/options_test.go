@@ -12,7 +12,6 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// notesOf returns the notes that the chart prints.
 func notesOf(t *testing.T, args ...string) string {
 	t.Helper()
 	// Helm prints notes only for an installation, so a template beside them prints them here.

@@ -50,13 +50,11 @@ func values(t *testing.T, text string) []string {
 	return []string{"--values", file}
 }
 
-// output contains what a program wrote, and its exit status.
 type output struct {
 	text, complaints string
 	err              error
 }
 
-// templates caches the output of `helm template` by its arguments.
 var templates = map[string]output{}
 
 // helm returns the output of `helm template` on the chart. It caches the output by the arguments,
@@ -101,7 +99,6 @@ func render(t *testing.T, args ...string) map[string]string {
 	return files
 }
 
-// objects returns the objects that the chart renders with the values.
 func objects(t *testing.T, args ...string) manifests {
 	t.Helper()
 	files := render(t, args...)
@@ -169,7 +166,6 @@ func parse(t *testing.T, text string) manifests {
 	return all
 }
 
-// key returns a string that identifies an object.
 func key(object *unstructured.Unstructured) string {
 	return object.GetKind() + "/" + object.GetNamespace() + "/" + object.GetName()
 }
@@ -254,7 +250,6 @@ func find[T any](t *testing.T, m manifests, kind, name string) *T {
 	return typed
 }
 
-// kinds returns all objects of a kind.
 func (m manifests) kinds(kind string) manifests {
 	var found manifests
 	for _, object := range m {

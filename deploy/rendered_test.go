@@ -204,7 +204,6 @@ func images(settings ...string) (all []string) {
 	return all
 }
 
-// resources returns the arguments that give every container these resources.
 func resources(t *testing.T, value string) []string {
 	t.Helper()
 	text := "resources:\n"

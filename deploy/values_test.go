@@ -248,7 +248,6 @@ func defaults(t *testing.T) map[string]any {
 	return found
 }
 
-// setting returns the arguments that set a value.
 func setting(t *testing.T, path string, value any) []string {
 	t.Helper()
 	text, err := json.Marshal(value)
@@ -258,7 +257,6 @@ func setting(t *testing.T, path string, value any) []string {
 	return []string{"--set-json", path + "=" + string(text)}
 }
 
-// complained reports whether complaints name the value at a path.
 func complained(complaints, path string) bool {
 	in := "'/" + strings.NewReplacer(".", "/", "[", "/", "]", "").Replace(path)
 	return slices.ContainsFunc([]string{in + "'", in + "/", "  " + path + " ", "~ " + path + " ~"},

@@ -74,7 +74,6 @@ type Config struct {
 	PrintVersion bool
 }
 
-// setting is one setting, given by a flag or by an environment variable. The flag wins.
 type setting struct {
 	flag, env, preset, usage string
 	// set parses a value, which is not empty and has no surrounding whitespace. Its error states what
@@ -142,7 +141,6 @@ var settings = []setting{
 		address(func(c *Config) *string { return &c.PprofAddress }, true)},
 }
 
-// name returns the setting's name as it appears in a manifest.
 func (s setting) name() string {
 	if s.flag == "" {
 		return s.env
@@ -174,7 +172,6 @@ func ParseConfig(args []string, getenv func(string) string, help io.Writer) (Con
 	return c, c.complete()
 }
 
-// apply sets the settings from the flags that were given, the environment and the defaults.
 func (c *Config) apply(list []setting, flags map[string]string, getenv func(string) string) error {
 	for _, s := range list {
 		value := cmp.Or(s.value(flags, getenv), s.preset)
@@ -192,7 +189,6 @@ func (c *Config) apply(list []setting, flags map[string]string, getenv func(stri
 	return nil
 }
 
-// addFlags adds the settings' flags. The map gets those that are given.
 func addFlags(flags *flag.FlagSet, list []setting) (given map[string]string) {
 	given = map[string]string{}
 	for _, s := range list {
@@ -307,7 +303,6 @@ func isDirectory(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// text returns the set function of a setting without syntax.
 func text(field func(*Config) *string) func(*Config, string) error {
 	return func(c *Config, value string) error {
 		*field(c) = value
@@ -323,7 +318,6 @@ func setMode(c *Config, value string) error {
 	return errors.New("has to be controller, node or all")
 }
 
-// socket returns the set function of an endpoint.
 func socket(field func(*Config) *string) func(*Config, string) error {
 	return func(c *Config, value string) error {
 		*field(c) = value
@@ -332,7 +326,6 @@ func socket(field func(*Config) *string) func(*Config, string) error {
 	}
 }
 
-// absolute returns the set function of an absolute path.
 func absolute(field func(*Config) *string) func(*Config, string) error {
 	return func(c *Config, value string) error {
 		if !filepath.IsAbs(value) {
@@ -351,7 +344,6 @@ func setMaxDisks(c *Config, value string) (err error) {
 	return nil
 }
 
-// duration returns the set function of a time limit.
 func duration(field func(*Config) *time.Duration) func(*Config, string) error {
 	return func(c *Config, value string) (err error) {
 		if *field(c), err = time.ParseDuration(value); err != nil || *field(c) <= 0 ||

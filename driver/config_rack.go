@@ -20,7 +20,6 @@ func setHost(c *Config, value string) (err error) {
 	return err
 }
 
-// rackWarnings returns warnings about valid but dangerous settings.
 func (c *Config) rackWarnings() []string {
 	var warnings []string
 	if u, err := url.Parse(c.Host); err == nil && u.Scheme == "http" && !thisMachine(u.Hostname()) {
@@ -118,7 +117,6 @@ func (c *Config) nodeTopology(instance string) map[string]string {
 	return segments
 }
 
-// declaresTopology reports whether volumes have a topology.
 func (c *Config) declaresTopology() bool { return len(c.Topology) > 0 || c.TopologyInstance }
 
 // address sets the address of a server. If local is set, only this machine can reach it.
@@ -150,13 +148,11 @@ func (c *Config) startFields() []any {
 	return fields
 }
 
-// rackOptions returns the rack client's options.
 func (c *Config) rackOptions() rack.Options {
 	return rack.Options{Host: c.Host, Project: c.Project, CAFile: c.CAFile,
 		UserAgent: "oxide-csi-plugin/" + Version()}
 }
 
-// tokensOf returns the token source of a configuration.
 func tokensOf(c Config, h *hidden, log *slog.Logger) *rack.TokenSource {
 	h.add(c.Token)
 	return &rack.TokenSource{Fixed: c.Token, Path: c.TokenFile, OnToken: h.add, Log: log}

@@ -19,7 +19,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// goodEnv returns the environment of a controller that can start.
 func goodEnv(more map[string]string) func(string) string {
 	env := map[string]string{
 		"OXIDE_MODE": "controller", "CSI_ENDPOINT": "unix:///csi/csi.sock",

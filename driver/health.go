@@ -59,7 +59,6 @@ type rackHealth struct {
 	askedExpiry time.Time
 }
 
-// expiryInterval is how often the controller asks when its tokens expire.
 const expiryInterval = time.Hour
 
 // readExpiry reads when the first of the user's tokens expires. It is no fault if the rack does not
@@ -87,14 +86,12 @@ func (h *rackHealth) readExpiry(ctx context.Context) {
 	h.expires = first
 }
 
-// expiry returns when the first of the user's tokens expires, or the zero time if that is unknown.
 func (h *rackHealth) expiry() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.expires
 }
 
-// up returns 1 if the last check found no problem, and otherwise 0.
 func (h *rackHealth) up() float64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -112,7 +109,6 @@ func (h *rackHealth) checkSoon() {
 	}
 }
 
-// run checks until ctx ends.
 func (h *rackHealth) run(ctx context.Context) {
 	for {
 		wait := rackCheckInterval
@@ -222,7 +218,6 @@ func healthFault(err error) error {
 	return nil
 }
 
-// state returns the result for Probe.
 func (h *rackHealth) state() (ready bool, err error) {
 	fileFault := h.Tokens.Fault()
 	h.mu.Lock()
@@ -238,7 +233,6 @@ func (h *rackHealth) waiting() error {
 	return h.unanswered
 }
 
-// toolsHealth returns an error if a node lacks programs.
 func toolsHealth() error {
 	if missing := filesystem.MissingTools(); len(missing) > 0 {
 		return csierr.New(csierr.ToolsMissing, "the node service runs %s and "+

@@ -37,7 +37,6 @@ const (
 	minPrefix = 12
 )
 
-// add records a token that is about to be sent.
 func (h *hidden) add(token string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,7 +77,6 @@ func inJSON(text string) string {
 	return inQuotes(strings.TrimSpace(b.String()))
 }
 
-// text redacts the tokens in a text.
 func (h *hidden) text(text string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -137,7 +135,6 @@ func (h *hidden) length(text string) int {
 // restOfWord matches up to a space, or a quote that is not escaped.
 var restOfWord = regexp.MustCompile(`^(\\+[!-~]|[!#-\[\]-~])*`)
 
-// attribute redacts the tokens in a log attribute.
 func (h *hidden) attribute(_ []string, a slog.Attr) slog.Attr {
 	switch a.Value.Kind() {
 	case slog.KindString, slog.KindAny:
@@ -161,7 +158,6 @@ func (h *hidden) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo
 	return nil, failure.WithText(h.text(failure.Error()))
 }
 
-// hiddenWriter redacts the tokens in each write.
 type hiddenWriter struct {
 	to     io.Writer
 	hidden *hidden

@@ -51,7 +51,6 @@ func (m *moodyRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write([]byte(body))
 }
 
-// healthOf returns the health of a controller whose rack answers by a handler.
 func healthOf(t *testing.T, rack http.Handler, log *slog.Logger) *rackHealth {
 	t.Helper()
 	return &rackHealth{Rack: clientFor(t, rackAt(t, rack)), Log: log, asked: make(chan struct{}, 1)}

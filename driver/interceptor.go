@@ -79,13 +79,11 @@ func limitTime(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 // shortMethod returns "CreateVolume" for "/csi.v1.Controller/CreateVolume".
 func shortMethod(full string) string { return full[strings.LastIndex(full, "/")+1:] }
 
-// flightRecorders are the flight recorders of the services of one process.
 type flightRecorders struct {
 	controller, node *flight.Recorder // nil: nothing is recorded
 	instance         string           // the node's
 }
 
-// intercept gives every call its recorder.
 func (r flightRecorders) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	recorder, f := r.controller, changedBy(req)

@@ -39,11 +39,9 @@ func Main(ctx context.Context, args []string, getenv func(string) string,
 	return status
 }
 
-// program runs with arguments and environment, and returns the exit status.
 type program func(ctx context.Context, args []string, getenv func(string) string,
 	stdout, stderr io.Writer) (status int, err error)
 
-// programOf returns a program that parses its configuration and runs with it.
 func programOf[C any](parse func([]string, func(string) string, io.Writer) (C, error),
 	run func(ctx context.Context, c C, stdout, stderr io.Writer) (int, error)) program {
 	return func(ctx context.Context, args []string, getenv func(string) string,
@@ -56,7 +54,6 @@ func programOf[C any](parse func([]string, func(string) string, io.Writer) (C, e
 	}
 }
 
-// subcommands are the programs beside the plugin, by their names.
 var subcommands = map[string]program{
 	auditCommand.name: programOf(ParseAuditConfig, func(ctx context.Context, c AuditConfig,
 		stdout, stderr io.Writer) (int, error) {
@@ -110,7 +107,6 @@ func mainErr(ctx context.Context, args []string, getenv func(string) string,
 // Release is set in release builds: -ldflags "-X <this package>.Release=v1.2.3".
 var Release = ""
 
-// clientVersion is the version of Oxide's client in this program.
 func clientVersion() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -119,7 +119,6 @@ func (m *metrics) request(r *http.Request, answer *http.Response, took time.Dura
 	m.apiVersion.WithLabelValues(r.Header.Get("API-Version")).Set(1)
 }
 
-// watchRack adds the metrics of a controller about its rack.
 func (m *metrics) watchRack(h *rackHealth) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "oxide_csi_rack_up",
@@ -127,7 +126,6 @@ func (m *metrics) watchRack(h *rackHealth) {
 	}, h.up), tokenExpiry{h})
 }
 
-// tokenExpiry collects the expiry of the tokens, if the rack reports it.
 type tokenExpiry struct{ *rackHealth }
 
 var expiryDesc = prometheus.NewDesc("oxide_csi_rack_token_expiry_timestamp_seconds",
@@ -144,7 +142,6 @@ func (t tokenExpiry) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// watchNode adds the metrics of a node about its volumes.
 func (m *metrics) watchNode(n *node.Service) { m.registry.MustRegister(nodeVolumes{n}) }
 
 // nodeVolumes counts volumes and disks when the metrics are collected.
@@ -178,7 +175,6 @@ func (n nodeVolumes) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// change counts a change that was made.
 func (m *metrics) change(e flight.Entry) { m.changes.WithLabelValues(string(e.Event)).Inc() }
 
 // listenPages listens at an address for HTTP: a socket, or a TCP port.
@@ -193,14 +189,12 @@ func listenPages(address string) (net.Listener, error) {
 	return listenEndpoint(address)
 }
 
-// pages serves the metrics.
 func (m *metrics) pages() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
 	return mux
 }
 
-// profiles serves the profiles of package pprof.
 func profiles() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -209,7 +203,6 @@ func profiles() http.Handler {
 	return mux
 }
 
-// servePages serves pages until ctx ends.
 func servePages(ctx context.Context, log *slog.Logger, what string, listener net.Listener,
 	pages http.Handler) error {
 	server := &http.Server{Handler: pages, ReadHeaderTimeout: 10 * time.Second}

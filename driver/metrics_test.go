@@ -109,7 +109,6 @@ func TestUnknownStatusesShareOneSeries(t *testing.T) {
 	}
 }
 
-// kindOf formats a metric's type and labels for a comparison.
 func kindOf(kind string, labels []string) string {
 	slices.Sort(labels)
 	return kind + " {" + strings.Join(labels, ",") + "}"

@@ -141,7 +141,6 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 	return p.serve(ctx, server, listener)
 }
 
-// plugin assembles one process.
 type plugin struct {
 	config  Config
 	log     *slog.Logger
@@ -243,8 +242,6 @@ func (p *plugin) node() (*node.Service, error) {
 	return node, nil
 }
 
-// state returns the process's health: whether a node has its programs, and whether the rack accepts
-// the controller.
 func (p *plugin) state() (ready bool, err error) {
 	if p.config.Mode.node() {
 		if err := toolsHealth(); err != nil {
@@ -257,7 +254,6 @@ func (p *plugin) state() (ready bool, err error) {
 	return true, nil
 }
 
-// waiting returns what the process has waited for since it started.
 func (p *plugin) waiting() string {
 	if p.health == nil {
 		return ""
@@ -330,7 +326,6 @@ func socketPath(endpoint string) (string, error) {
 	return path, nil
 }
 
-// listenEndpoint creates the socket of an endpoint.
 func listenEndpoint(endpoint string) (net.Listener, error) {
 	path, err := socketPath(endpoint)
 	if err != nil {

@@ -30,7 +30,6 @@ import (
 
 const canary = "tweetytweety"
 
-// logBook is a log that may be read while it is written.
 type logBook struct {
 	mu sync.Mutex
 	// guarded by mu
@@ -49,7 +48,6 @@ func (l *logBook) String() string {
 	return l.text.String()
 }
 
-// served is a server at a socket, with everything in its log.
 type served struct {
 	conn *grpc.ClientConn
 	log  *logBook
@@ -82,7 +80,6 @@ func serve(t *testing.T, s *csiServer) *served {
 	return out
 }
 
-// oddController implements CreateVolume by a function of the test.
 type oddController struct {
 	csi.UnimplementedControllerServer
 	create func(context.Context) (*csi.CreateVolumeResponse, error)
@@ -93,7 +90,6 @@ func (o oddController) CreateVolume(ctx context.Context, _ *csi.CreateVolumeRequ
 	return o.create(ctx)
 }
 
-// serveCreate serves a controller whose CreateVolume is a function of the test.
 func serveCreate(t *testing.T, create func(context.Context) (*csi.CreateVolumeResponse, error)) (
 	*served, csi.ControllerClient) {
 	t.Helper()
@@ -252,7 +248,6 @@ func TestEveryMessageIsRedacted(t *testing.T) { // B-15
 	}
 }
 
-// plantCanaries puts the canary into secrets and mount flags, as deep as messages go.
 func plantCanaries(m protoreflect.Message, depth int) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
@@ -400,7 +395,6 @@ func TestOnlyAbsoluteUnixSocketsAreEndpoints(t *testing.T) { // B-18, B-17
 	}
 }
 
-// names lists a directory.
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -452,13 +446,10 @@ func TestOnlyOneOfManyProcessesThatStartAtOnceServes(t *testing.T) { // B-19
 	}
 }
 
-// abandon closes a listener and leaves its socket file.
 func abandon(listener net.Listener) {
 	_ = listener.(*ownSocket).UnixListener.Close()
 }
 
-// startAtOnce starts that many servers at one path, and returns the listeners of those that
-// succeed.
 func startAtOnce(t *testing.T, path string, many int) []net.Listener {
 	t.Helper()
 	var mu sync.Mutex

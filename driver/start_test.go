@@ -68,7 +68,6 @@ func TestAnEmptyValueIsNotSet(t *testing.T) { // D-45
 	}
 }
 
-// started runs the plugin until it has logged something at a level, and returns that.
 func started(t *testing.T, level string, args []string, env map[string]string) map[string]string {
 	t.Helper()
 	p := run(t, args, env)
@@ -76,7 +75,6 @@ func started(t *testing.T, level string, args []string, env map[string]string) m
 	return p.line(t, level)
 }
 
-// line waits for the first line of the log at a level.
 func (p *running) line(t *testing.T, level string) (found map[string]string) {
 	t.Helper()
 	csitest.Await(t, "the log has a line of level "+level, func() bool {
@@ -173,7 +171,6 @@ func TestAControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) { // D-45
 	}
 }
 
-// secureRack serves HTTPS without logging lost connections.
 func secureRack(t *testing.T, h http.Handler) *httptest.Server {
 	t.Helper()
 	server := httptest.NewUnstartedServer(h)
@@ -316,7 +313,6 @@ func TestAProcessKnowsItsVersion(t *testing.T) { // GI-3
 
 var must = csitest.Must
 
-// clientFor is a client of the rack at an address.
 func clientFor(t *testing.T, url string) *rack.Client {
 	t.Helper()
 	client, closeIdle, err := newTestClient(Config{Host: url, Token: racktest.Token,
@@ -326,13 +322,11 @@ func clientFor(t *testing.T, url string) *rack.Client {
 	return client
 }
 
-// newTestClient is rack.New for a test without metrics.
 func newTestClient(c Config) (*rack.Client, func(), error) {
 	tokens := tokensOf(c, &hidden{}, slog.New(slog.DiscardHandler))
 	return rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})
 }
 
-// rackAt serves a rack, and returns its address.
 func rackAt(t *testing.T, rack http.Handler) (url string) {
 	t.Helper()
 	server := httptest.NewServer(rack)
@@ -340,7 +334,6 @@ func rackAt(t *testing.T, rack http.Handler) (url string) {
 	return server.URL
 }
 
-// inOrder is a rack's response to the check of its project.
 var inOrder = racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}
 
 // shortDir returns a directory whose path is short enough for a socket; that of t.TempDir is not.
@@ -352,7 +345,6 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// running is a plugin that runs until stop.
 type running struct {
 	log      *logBook
 	endpoint string

@@ -33,7 +33,6 @@ type subcommand struct {
 	operands    string   // what the arguments without a flag are; empty if there are none
 }
 
-// rackSettings are the settings of a program that asks the rack.
 var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OXIDE_PROJECT",
 	"OXIDE_CLUSTER_ID", "OXIDE_CA_FILE"}
 
@@ -64,7 +63,6 @@ func (s subcommand) parse(c *Config, own func(*flag.FlagSet), args []string,
 	return operands, c.apply(s.has(), values, getenv)
 }
 
-// has returns the program's settings.
 func (s subcommand) has() []setting {
 	return slices.DeleteFunc(slices.Clone(settings), func(t setting) bool {
 		return !slices.Contains(s.settings, t.env)

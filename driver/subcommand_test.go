@@ -27,7 +27,6 @@ import (
 // canaryToken is the driver's own token. Its form does not show that it is a token.
 const canaryToken = "tweetytweety-without-a-prefix"
 
-// echoingRack answers every request with an error that holds what it was sent.
 func echoingRack(t *testing.T) string {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -241,7 +240,6 @@ func TestAuditOptions(t *testing.T) {
 	}
 }
 
-// leaving listens at a socket, as the program beside a node's driver does.
 func leaving(t *testing.T) (listener net.Listener, socket string) {
 	t.Helper()
 	socket = filepath.Join(shortDir(t), "leave.sock")
@@ -251,7 +249,6 @@ func leaving(t *testing.T) (listener net.Listener, socket string) {
 	return listener, socket
 }
 
-// prestop runs the program, and returns its status and its output.
 func prestop(ctx context.Context, socket string, args ...string) (status int, says string) {
 	var said bytes.Buffer
 	status = Main(ctx, append([]string{"prestop"}, args...), goodEnv(map[string]string{
@@ -325,7 +322,6 @@ func TestPrestopEndsIfNoConnectionIsClosed(t *testing.T) {
 	}
 }
 
-// readiness returns the status and the output of `ready` for the plugin at an endpoint.
 func readiness(t *testing.T, endpoint string) (status int, says string) {
 	t.Helper()
 	var said bytes.Buffer

@@ -154,7 +154,6 @@ func (bn *bench) openWays(ctx context.Context, fsType string, round int) ([]*way
 	return ways, nil
 }
 
-// driversWay uses NodeStageVolume and NodePublishVolume.
 func (bn *bench) driversWay(ctx context.Context, fsType string, round int, dir string) (*way,
 	error) {
 	req := harness.CreateRequest(fmt.Sprint("bench-", fsType, "-", round))
@@ -233,7 +232,6 @@ func peersWay(device, fsType, staging, target string) *way {
 	}
 }
 
-// closeWays detaches and deletes the disks.
 func (bn *bench) closeWays(ctx context.Context, ways []*way) error {
 	for _, w := range ways {
 		if w.volume == nil {

@@ -79,7 +79,6 @@ func median[T cmp.Ordered](values []T) T {
 	return sorted[len(sorted)/2]
 }
 
-// reached returns "met" if a ratio is at most its aim, and otherwise "missed".
 func reached(figure, aim float64) string {
 	if figure > aim {
 		return "missed"
@@ -103,7 +102,6 @@ func (bn *bench) awaitDevice(ctx context.Context, serial string) (device string,
 	return device, err
 }
 
-// command runs a program. The error contains its output.
 func command(name string, args ...string) error {
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
@@ -191,7 +189,6 @@ func BenchmarkListVolumes(b *testing.B) {
 	}
 }
 
-// startUp starts a stopped plugin and returns the time until its socket accepts a connection.
 func startUp(ctx context.Context, plugin *harness.Plugin) (time.Duration, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -217,7 +214,6 @@ func startUp(ctx context.Context, plugin *harness.Plugin) (time.Duration, error)
 	return <-serving, nil
 }
 
-// residentMiB returns the part of a process's memory that is in RAM.
 func residentMiB(pid int) (float64, error) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	if err != nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// brokenWire are the racks that break a rule about requests, answers or lists.
 var brokenWire = []brokenRack{
 	{"A01-no-code", "RackUnknown", codes.Unavailable,
 		"does not take a volume for deleted if errors have no code",
@@ -59,7 +58,6 @@ var brokenWire = []brokenRack{
 		}},
 }
 
-// brokenDisks are the racks that break a rule about disks or their deletion.
 var brokenDisks = []brokenRack{
 	{"A19-left-behind", "DiskFaulted", codes.Aborted,
 		"does not report a faulted disk as a volume",
@@ -173,7 +171,6 @@ func provokeList(ctx SpecContext, r *brokenFixture) {
 	Expect(list()).To(Succeed())
 }
 
-// idsByName returns the IDs of the project's disks in the order of their names.
 func (f *rackFixture) idsByName(ctx context.Context) []string {
 	GinkgoHelper()
 	disks := f.disks(ctx)

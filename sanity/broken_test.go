@@ -138,7 +138,6 @@ var _ = describeController("on a broken rack the driver", patient, func(f *fixtu
 	})
 })
 
-// brokenSnapshots are the racks that break a rule of snapshots.
 var brokenSnapshots = []brokenRack{
 	{"A38-faulted", "DiskBusy", codes.Aborted,
 		"does not report a faulted snapshot", provokeSnapshot},
@@ -148,7 +147,6 @@ var brokenSnapshots = []brokenRack{
 		"does not restore a snapshot that is not ready", provokeEarlyRestore},
 }
 
-// brokenAttachments are the racks that break a rule of attachments, instances and their guests.
 var brokenAttachments = []brokenRack{
 	{"A17-needs-it-stopped", "InstanceMustBeStopped", codes.FailedPrecondition,
 		"leaves the disk detached if the rack refuses to hot-plug", provokeNoAttach},
@@ -196,7 +194,6 @@ func provokeSnapshot(ctx SpecContext, r *brokenFixture) {
 	Expect(r.snapshotIDs(ctx)).To(ConsistOf(resp.GetSnapshot().GetSnapshotId()))
 }
 
-// snapshotIDs returns the IDs of the project's snapshots.
 func (f *rackFixture) snapshotIDs(ctx context.Context) []string {
 	GinkgoHelper()
 	snapshots, err := f.rack.Client.SnapshotListAllPages(ctx,
@@ -209,7 +206,6 @@ func (f *rackFixture) snapshotIDs(ctx context.Context) []string {
 	return ids
 }
 
-// provokeEarlyRestore creates a volume from a snapshot that is still being taken.
 func provokeEarlyRestore(ctx SpecContext, r *brokenFixture) {
 	volume := r.volume(ctx)
 	before := r.ids(ctx)

@@ -35,13 +35,11 @@ func driverCommand(ctx context.Context, env map[string]string, args ...string) *
 	return cmd
 }
 
-// doctored contains the doctor's JSON output and exit status.
 type doctored struct {
 	harness.Diagnosis
 	status int
 }
 
-// state is the state of a link.
 func (d doctored) state(link string) string {
 	GinkgoHelper()
 	Expect(d.Chains).To(HaveLen(1))
@@ -67,7 +65,6 @@ func (n *node) inspected(ctx context.Context, volume *csi.Volume) (path string) 
 	return fileWith("report.json", report)
 }
 
-// fileWith writes a file, which is removed when the spec ends.
 func fileWith(name string, text []byte) (path string) {
 	GinkgoHelper()
 	path = filepath.Join(GinkgoT().TempDir(), name)
@@ -75,7 +72,6 @@ func fileWith(name string, text []byte) (path string) {
 	return path
 }
 
-// object is a Kubernetes object as JSON.
 type object = map[string]any
 
 // kubernetesOf writes the objects that kubectl prints for a cluster in which a pod on a node uses
@@ -111,7 +107,6 @@ func kubernetesOf(p *placement) (path string) {
 	return fileWith("objects.json", text)
 }
 
-// diagnosed runs the doctor for the claim.
 func (f *nodeFixture) diagnosed(ctx context.Context, token, objects, report string) doctored {
 	GinkgoHelper()
 	cmd := driverCommand(ctx, map[string]string{"OXIDE_HOST": f.rack.URL, "OXIDE_TOKEN": token,

@@ -25,7 +25,6 @@ type nodeFixture struct {
 	a, b *node
 }
 
-// node is the driver's node service in one instance.
 type node struct {
 	*harness.Plugin
 	rack *harness.Rack
@@ -47,8 +46,6 @@ func describeNodes(text string, specs func(f *nodeFixture), rack ...string) bool
 	})
 }
 
-// node starts the node service in an instance. It ends with the spec or the container that
-// started it.
 func (f *nodeFixture) node(ctx context.Context, instance string,
 	options harness.PluginOptions) *node {
 	GinkgoHelper()
@@ -56,7 +53,6 @@ func (f *nodeFixture) node(ctx context.Context, instance string,
 	return &node{Plugin: startPlugin(ctx, f.rack, options), rack: f.rack}
 }
 
-// device returns the path of the node's only device for the disk of that name.
 func (n *node) device(diskName string) string {
 	GinkgoHelper()
 	device, err := n.Instance.Device(diskName)
@@ -64,7 +60,6 @@ func (n *node) device(diskName string) string {
 	return device.Path
 }
 
-// placement is a volume on a node of the fixture.
 type placement struct {
 	*node
 	harness.Placement
@@ -82,7 +77,6 @@ func (f *nodeFixture) attachedTo(
 	return p
 }
 
-// placement prepares the paths for a volume on this node, as an orchestrator does.
 func (n *node) placement(volume *csi.Volume, capability *csi.VolumeCapability) *placement {
 	GinkgoHelper()
 	name := fresh("volume")
@@ -99,14 +93,12 @@ func (p *placement) publish(ctx context.Context) error { return p.Publish(ctx, p
 func (p *placement) unpublish(ctx context.Context) error { return p.Unpublish(ctx, p.Node()) }
 func (p *placement) unstage(ctx context.Context) error   { return p.Unstage(ctx, p.Node()) }
 
-// remove unpublishes and unstages the volume.
 func (p *placement) remove(ctx context.Context) {
 	GinkgoHelper()
 	Expect(p.unpublish(ctx)).To(Succeed())
 	Expect(p.unstage(ctx)).To(Succeed())
 }
 
-// inUse attaches, stages and publishes a volume on the node.
 func (f *nodeFixture) inUse(
 	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability,
 ) *placement {
@@ -117,7 +109,6 @@ func (f *nodeFixture) inUse(
 	return p
 }
 
-// detached unpublishes, unstages and detaches the volume.
 func (f *nodeFixture) detached(ctx context.Context, p *placement) {
 	GinkgoHelper()
 	p.remove(ctx)
@@ -125,21 +116,17 @@ func (f *nodeFixture) detached(ctx context.Context, p *placement) {
 		harness.UnpublishRequest(p.Volume, p.Instance.ID))
 }
 
-// device returns the path of the volume's device on its node.
 func (p *placement) device() string {
 	GinkgoHelper()
 	return p.node.device(p.Volume.GetVolumeContext()["diskName"])
 }
 
-// shown returns nil if the node shows the volume's device.
 func (p *placement) shown() error {
 	return errOf(p.Instance.Device(p.Volume.GetVolumeContext()["diskName"]))
 }
 
-// pieceSize is the number of bytes that a spec writes at a time.
 const pieceSize = 4 * harness.MiB
 
-// data returns the data of a workload in the volume.
 func (p *placement) data() harness.Data {
 	return harness.Data{Rack: p.rack, Target: p.Target, Raw: p.Capability.GetBlock() != nil,
 		PieceBytes: pieceSize}
@@ -148,7 +135,6 @@ func (p *placement) data() harness.Data {
 // writeThrough writes a piece, which is on the disk when writeThrough returns.
 func (p *placement) writeThrough(n int) error { return p.data().Write(n, true) }
 
-// verify returns an error unless a piece has its content, byte for byte.
 func (p *placement) verify(n int) error { return p.data().Verify(n) }
 
 // mountsAt returns the mounts at a path of this namespace, the lowest first.

@@ -20,7 +20,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// someUUID is a UUID that belongs to no object.
 const someUUID = "0e5be1f8-5f0f-4d3c-9a52-2c1f1d4bd20e"
 
 // callTimeout limits a call of a spec. It is far longer than any call takes.
@@ -88,7 +87,6 @@ func fresh(prefix string) string {
 	return fmt.Sprintf("%s-%d", prefix, freshNumber.Add(1))
 }
 
-// created creates the volume of the request, and deletes it when the spec ends.
 func (f *fixture) created(ctx context.Context, req *csi.CreateVolumeRequest) *csi.Volume {
 	GinkgoHelper()
 	resp := expectOK(ctx, f.ctl.CreateVolume, req)
@@ -109,8 +107,6 @@ func (f *fixture) deletedLater(id string) {
 	}, NodeTimeout(callTimeout))
 }
 
-// published attaches the volume to the instance of that name, and detaches it when the spec ends.
-// The capability is harness.Mounted("") unless another is given.
 func (f *fixture) published(
 	ctx context.Context, volume *csi.Volume, instance string, as ...*csi.VolumeCapability,
 ) map[string]string {
@@ -127,7 +123,6 @@ func (f *fixture) published(
 	return resp.GetPublishContext()
 }
 
-// snapshotted takes a snapshot, and deletes it when the spec ends.
 func (f *fixture) snapshotted(ctx context.Context, volume *csi.Volume) *csi.Snapshot {
 	GinkgoHelper()
 	resp, err := f.ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
@@ -144,7 +139,6 @@ func (f *fixture) snapshotDeletedLater(id string) {
 	}, NodeTimeout(callTimeout))
 }
 
-// disk returns the rack's view of a volume's disk.
 func (f *rackFixture) disk(ctx context.Context, id string) *oxide.Disk {
 	GinkgoHelper()
 	disk, err := f.rack.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
@@ -152,7 +146,6 @@ func (f *rackFixture) disk(ctx context.Context, id string) *oxide.Disk {
 	return disk
 }
 
-// disks returns the project's disks.
 func (f *rackFixture) disks(ctx context.Context) []oxide.Disk {
 	GinkgoHelper()
 	disks, err := f.rack.Client.DiskListAllPages(ctx,
@@ -182,7 +175,6 @@ func (f *rackFixture) rackDisk(ctx context.Context, name, project string) *oxide
 	return disk
 }
 
-// fault injects a fault until the spec ends, and returns its ID.
 func (f *rackFixture) fault(ctx context.Context, fault adminapi.Fault) (id string) {
 	GinkgoHelper()
 	id, err := f.rack.Admin.AddFault(ctx, fault)
@@ -193,7 +185,6 @@ func (f *rackFixture) fault(ctx context.Context, fault adminapi.Fault) (id strin
 	return id
 }
 
-// switched changes a switch of the rack until the spec ends.
 func (f *rackFixture) switched(ctx context.Context, name string, now, later any) {
 	GinkgoHelper()
 	Expect(f.rack.Admin.Switch(ctx, map[string]any{name: now})).To(Succeed())
@@ -234,7 +225,6 @@ func expectOK[Req, Resp any](
 	return resp
 }
 
-// errOf returns the error of a call.
 func errOf[T any](_ T, err error) error { return err }
 
 // inBackground starts a call, and returns a function that waits for its success.

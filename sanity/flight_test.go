@@ -15,7 +15,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// recorded returns the events in the log of a process, in order.
 func recorded(p *harness.Plugin) []harness.Change {
 	GinkgoHelper()
 	changes, err := harness.Changes(p.LogFile)
@@ -30,12 +29,10 @@ func eventsOf(changes []harness.Change) (events []string) {
 	return events
 }
 
-// operationOf maps an event of the driver to the operation that changes the rack.
 var operationOf = map[string]string{"DiskCreated": "disk_create", "DiskDeleted": "disk_delete",
 	"DiskAttached": "instance_disk_attach", "DiskDetached": "instance_disk_detach",
 	"SnapshotCreated": "snapshot_create", "SnapshotDeleted": "snapshot_delete"}
 
-// metric returns the value of a process's metric, or 0 if it has none.
 func metric(ctx SpecContext, p *harness.Plugin, name string) float64 {
 	GinkgoHelper()
 	samples, err := p.Metrics(ctx)

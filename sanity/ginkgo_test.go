@@ -13,7 +13,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// theRun is the run that the specs of this process share.
 var theRun *harness.Run
 
 // startRack starts a simulated rack for the current spec or container. When that ends, startRack

@@ -28,7 +28,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// capabilities returns the names of all capabilities that a driver declares.
 func capabilities(ctx context.Context, p *harness.Plugin) []string {
 	GinkgoHelper()
 	var declared []string
@@ -135,7 +134,6 @@ var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 	})
 })
 
-// identityOf returns the answers of the plugin's identity service.
 func identityOf(ctx context.Context, p *harness.Plugin) []proto.Message {
 	GinkgoHelper()
 	info := expectOK(ctx, p.Identity().GetPluginInfo, &csi.GetPluginInfoRequest{})
@@ -144,7 +142,6 @@ func identityOf(ctx context.Context, p *harness.Plugin) []proto.Message {
 	return []proto.Message{info, declared}
 }
 
-// expectServices demands that the services answer or are absent.
 func expectServices(ctx context.Context, p *harness.Plugin, controller, node bool) {
 	GinkgoHelper()
 	want := map[bool]codes.Code{true: codes.OK, false: codes.Unimplemented}
@@ -154,7 +151,6 @@ func expectServices(ctx context.Context, p *harness.Plugin, controller, node boo
 	expectRefusal(err, want[node])
 }
 
-// csiServices returns the services of CSI, from its protobuf descriptor.
 func csiServices() []protoreflect.ServiceDescriptor {
 	var services []protoreflect.ServiceDescriptor
 	list := (&csi.ProbeRequest{}).ProtoReflect().Descriptor().ParentFile().Services()
@@ -228,7 +224,6 @@ var lifeCalls = []struct{ rpc, operation, reason string }{
 	{"DeleteVolume", "disk_delete", "deletes the disk"},
 }
 
-// callsOfLife returns the operations of one RPC.
 func callsOfLife(rpc string) []string {
 	var operations []string
 	for _, call := range lifeCalls {

@@ -28,7 +28,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// programs are the programs that the parts start.
 var programs = []string{"oxide-simulator", "oxide-csi-plugin"}
 
 // part is a part of the suite. It runs as a process of its own, at the same time as other parts,
@@ -39,7 +38,6 @@ type part struct {
 	whole bool
 }
 
-// parts cover the whole suite.
 func parts() []part {
 	all := []part{
 		{name: "our own specs of the controller", filter: "controller"},
@@ -54,7 +52,6 @@ func parts() []part {
 	return all
 }
 
-// runsSpecs is the environment variable that makes this binary run specs.
 const runsSpecs = "OXIDE_SANITY_PART"
 
 // specsCommand returns a command that runs specs with this binary in a mount namespace of its own.
@@ -80,7 +77,6 @@ func specsCommand(ctx context.Context, t *testing.T, run *harness.Run, args []st
 	return cmd
 }
 
-// runChosen runs the specs that the caller chose.
 func runChosen(t *testing.T, run *harness.Run) {
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -151,7 +147,6 @@ func runParts(t *testing.T, run *harness.Run) {
 	}
 }
 
-// runPart runs a part and reads its report.
 func runPart(cmd *exec.Cmd, file string) (types.Report, []byte, error) {
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output

@@ -42,7 +42,6 @@ func TestSanity(t *testing.T) {
 	}
 }
 
-// runSpecs runs the chosen specs in this process.
 func runSpecs(t *testing.T, suite types.SuiteConfig, reporter types.ReporterConfig) {
 	RegisterFailHandler(Fail)
 	csisuite.Quiet()

@@ -108,7 +108,6 @@ func (h Host) Lookup(serial string) (Device, error) {
 		" detach the disk that is not this volume's", found[0].Path, found[1].Path, serial)
 }
 
-// checkNode checks that the device's node exists and is the device that sysfs describes.
 func (h Host) checkNode(d Device) error {
 	major, minor, err := NumberAt(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -163,7 +162,6 @@ func (h Host) WithNumber(major, minor uint32) (Device, error) {
 	return all[i], nil
 }
 
-// read returns what sysfs reports about the block device with that name.
 func (h Host) read(name string) (Device, error) {
 	dir := filepath.Join(h.Sysfs, "block", name)
 	serial, err := os.ReadFile(filepath.Join(dir, "device", "serial"))

@@ -109,7 +109,6 @@ func TestCountsShowThatNothingWasWritten(t *testing.T) {
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// openDisk attaches a disk and opens its device.
 func openDisk(t *testing.T, size int64) (*guesttest.Disk, *OpenDevice) {
 	t.Helper()
 	g := guesttest.New(t)

@@ -18,14 +18,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// opener is a process that has a device's node open.
 type opener struct {
 	PID     int
 	Writing bool
 	Locking bool // it holds, or shares, a lock of the file
 }
 
-// isNode reports whether a file is a node of the device.
 func (d Device) isNode(st *unix.Statx_t) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == d.Major && st.Rdev_minor == d.Minor
 }
@@ -271,7 +269,6 @@ func numbers(d Device) map[uint64]string {
 	return found
 }
 
-// loop is a loop device that has a backing file.
 type loop struct {
 	Device
 	file  string // the backing file, as the kernel shows it to this process
@@ -292,7 +289,6 @@ func (l loop) describe(h Host, over string) string {
 	return words
 }
 
-// boundLoops lists the loop devices that have a backing file.
 func boundLoops() ([]loop, error) {
 	dir := filepath.Join(kernelSysfs, "block")
 	names, err := ReadNames(dir)

@@ -30,7 +30,6 @@ type OpenDevice struct {
 // that number, size and diskseq.
 func (h Host) Open(device Device) (*OpenDevice, error) { return h.open(device.Path, device) }
 
-// open opens the device at a path that leads to it.
 func (h Host) open(path string, device Device) (*OpenDevice, error) {
 	// O_NONBLOCK keeps the open from blocking on a node that is not a disk (a tape, a FIFO). With
 	// O_DIRECT reads come from the device and not from the kernel's page cache.
@@ -150,7 +149,6 @@ func (d *OpenDevice) awaitCopies() {
 	}
 }
 
-// openAgain opens the device once more.
 func (d *OpenDevice) openAgain(flags int) (*os.File, error) {
 	f, err := os.OpenFile(d.descriptorPath(), flags|unix.O_CLOEXEC, 0)
 	return f, d.notExclusive(csierr.WithoutPath(err))
@@ -293,7 +291,6 @@ func NumberAt(path string) (major, minor uint32, err error) {
 	return unix.Major(st.Rdev), unix.Minor(st.Rdev), nil
 }
 
-// openNumber returns the number of an open block device.
 func openNumber(fd int) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

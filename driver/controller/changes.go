@@ -49,7 +49,6 @@ func (c change) text() string {
 	}[c.event], c.id, c.name, c.instance)
 }
 
-// diskDeleted and snapshotDeleted are the changes that delete an object.
 func diskDeleted(id oxide.NameOrId) change {
 	return change{event: flight.DiskDeleted, id: string(id), noted: flight.Fields{Volume: string(id)}}
 }
@@ -153,7 +152,6 @@ func (l *changes) await(ctx context.Context, like change) (waited bool, err erro
 	}
 }
 
-// mayCome returns the error for a call that an open change could undo.
 func mayCome(c change) error {
 	return csierr.New(csierr.EffectUnknown, "the rack has not answered when it was asked to %s, and "+
 		"may still do so; repeat the call", c.text())
@@ -230,7 +228,6 @@ func (l *changes) unlessOpen(ch change, err error) error {
 	return retryLater(err)
 }
 
-// retryLater gives an error a code after which the CO repeats the call.
 func retryLater(err error) error {
 	if err == nil || csierr.Retryable(err) {
 		return err

@@ -15,7 +15,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-// step is a call to the controller, and what it returns.
 type step struct {
 	call proto.Message
 	want codes.Code

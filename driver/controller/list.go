@@ -56,7 +56,6 @@ func (c *Service) ControllerGetVolume(ctx context.Context, req *csi.ControllerGe
 	}, nil
 }
 
-// eachVolume visits the disks that are volumes of this cluster.
 func (c *Service) eachVolume(ctx context.Context, pages *rack.Pager,
 	visit func(*oxide.Disk) (enough bool)) error {
 	var boot map[string]bool
@@ -93,7 +92,6 @@ func publishedNodes(disk *oxide.Disk) []string {
 	return nil
 }
 
-// requestedDisk reads the disk that a request names.
 func (c *Service) requestedDisk(ctx context.Context, volumeID string) (*oxide.Disk, error) {
 	if volumeID == "" {
 		return nil, volumeIDMissing()
@@ -180,7 +178,6 @@ func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) 
 	return answer, nil
 }
 
-// possible reports whether a volume can satisfy the request.
 func (c *Service) possible(req *csi.GetCapacityRequest) (bool, error) {
 	for _, capability := range req.GetVolumeCapabilities() {
 		switch p := volume.CapabilityProblem(capability); {

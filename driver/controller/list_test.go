@@ -316,7 +316,6 @@ func (l *longRack) controller(t *testing.T) *Service {
 	return c
 }
 
-// listCall makes a list call and returns what it lists, and the token of the next page.
 type listCall = func(ctx context.Context, c *Service, most int32, token string) ([]string, string,
 	error)
 

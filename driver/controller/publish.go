@@ -70,7 +70,6 @@ func (c *Service) parsePublish(req *csi.ControllerPublishVolumeRequest) (attachm
 		ContextID: req.GetVolumeContext()[volume.CtxDiskID], Capability: req.GetVolumeCapability()}, nil
 }
 
-// attached and detached are the changes that connect and separate the two.
 func (a attachment) attached() change {
 	return change{event: flight.DiskAttached, id: string(a.Disk), instance: string(a.Instance)}
 }
@@ -80,7 +79,6 @@ func (a attachment) detached() change {
 		noted: flight.Fields{Instance: string(a.Instance)}}
 }
 
-// has reports whether the instance has the disk, in whatever state.
 func (a attachment) has(disk *oxide.Disk) bool {
 	return rack.InstanceOf(disk) == string(a.Instance)
 }
@@ -186,7 +184,6 @@ func (a attachment) requestAttach(ctx context.Context, look rack.Look, before ne
 	return disk, retryLater(err)
 }
 
-// checkAnswer compares the rack's response with the request.
 func (a attachment) checkAnswer(doing string, disk *oxide.Disk) error {
 	switch err := rack.ValidateDisk(doing, disk); {
 	case err != nil:
@@ -197,7 +194,6 @@ func (a attachment) checkAnswer(doing string, disk *oxide.Disk) error {
 	return a.checkPlace(doing, disk)
 }
 
-// checkPlace returns an error unless the disk is attached to the instance, or being attached to it.
 func (a attachment) checkPlace(doing string, disk *oxide.Disk) error {
 	state := disk.State.State()
 	if !a.has(disk) || state == oxide.DiskStateStateDetaching {
@@ -207,7 +203,6 @@ func (a attachment) checkPlace(doing string, disk *oxide.Disk) error {
 	return nil
 }
 
-// awaitAttached waits while the rack is attaching the disk.
 func (a attachment) awaitAttached(ctx context.Context, disk *oxide.Disk) (*oxide.Disk, error) {
 	disk, err := awaitDisk(ctx, a.Rack, disk, oxide.DiskStateStateAttaching)
 	switch {
@@ -340,7 +335,6 @@ func (a attachment) neighbours(ctx context.Context) (neighbours, error) {
 	return n, err
 }
 
-// differ reports whether the other disks of the instance have changed.
 func (n neighbours) differ(before neighbours) bool {
 	ids := func(disks []oxide.Disk) map[string]bool {
 		all := map[string]bool{}

@@ -37,12 +37,10 @@ func together(others ...string) racktest.Exchange {
 	return listing(append(others, diskOf(here))...)
 }
 
-// besideDisk returns another disk of the instance.
 func besideDisk(name string) string {
 	return diskOf(here, with("id", racktest.Image), with("name", name))
 }
 
-// serialTwin is a disk with the same serial as the disk of the volume pvc-1.
 var serialTwin = besideDisk(volume.DiskName("blue", "pvc-1") + "-backup")
 
 func TestPublishing(t *testing.T) { // OX-3

@@ -138,7 +138,6 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) { // B-3
 	}
 }
 
-// restoring changes a request to ask for a volume from the snapshot.
 func restoring(r *csi.CreateVolumeRequest) {
 	r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
 }
@@ -207,10 +206,8 @@ const (
 	detaching = "detaching " + racktest.Instance
 )
 
-// edit changes a field of an object.
 type edit = func(map[string]any)
 
-// tagged gives an object an ownership tag.
 func tagged(tag volume.Tag) edit { return with("description", tag.Description()) }
 
 // shown is a read of the volume's disk in a state, and named is a read by the disk's name. snap and
@@ -235,7 +232,6 @@ func instance(state string, edits ...edit) racktest.Exchange {
 	return racktest.OK(viewInstance, racktest.InstanceOf(state, edits...))
 }
 
-// listing is a list of the instance's disks.
 func listing(disks ...string) racktest.Exchange {
 	return racktest.OK(beside, pageOf("", disks...))
 }
@@ -278,7 +274,6 @@ var (
 	later        = racktest.Error(503, "ServiceNotAvailable", "later")
 )
 
-// scriptedCall is a call of the controller with a script.
 type scriptedCall struct {
 	name   string
 	lines  script
@@ -298,7 +293,6 @@ func (s scriptedCall) verify(t *testing.T, err error) {
 
 type scriptedCalls []scriptedCall
 
-// after puts lines in front of each script.
 func (all scriptedCalls) after(lines ...racktest.Exchange) scriptedCalls {
 	for i := range all {
 		all[i].lines = slices.Concat(lines, all[i].lines)
@@ -319,7 +313,6 @@ func (all scriptedCalls) try(t *testing.T, request, want proto.Message) {
 	}
 }
 
-// rackThat serves a script and returns a controller for it.
 func rackThat(t *testing.T, lines ...racktest.Exchange) *Service {
 	t.Helper()
 	return controllerFor(t, racktest.Serve(t, lines...))

@@ -227,7 +227,6 @@ func checkTaken(s *oxide.Snapshot) error {
 	return nil
 }
 
-// explainRefusal finds the reason of a refusal in the disk's state.
 func (s snapshotSpec) explainRefusal(ctx context.Context, why error) error {
 	disk, err := s.Rack.Disk(ctx, s.Disk)
 	if err != nil {
@@ -284,7 +283,6 @@ func (c *Service) deleteSnapshot(ctx context.Context, look rack.Look,
 	return rack.Error(ctx, doing, err)
 }
 
-// confirmSnapshotGone verifies that a snapshot that the rack does not find is deleted.
 func (c *Service) confirmSnapshotGone(ctx context.Context, id oxide.NameOrId) error {
 	return snapshotDeleted(id).confirmed(ctx, c.Rack.SnapshotGone(ctx, id))
 }
@@ -373,7 +371,6 @@ func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, er
 
 func (s snapshotSpec) rackName() string { return volume.SnapshotName(s.ClusterID, s.Name) }
 
-// created is the change that takes the snapshot, whose id may not be known yet.
 func (s snapshotSpec) created(id string) change {
 	return change{event: flight.SnapshotCreated, name: s.rackName(), id: id,
 		noted: flight.Fields{Name: s.rackName()}}
@@ -390,7 +387,6 @@ func (s snapshotSpec) tag(source *oxide.Disk) volume.Tag {
 	return m
 }
 
-// checkAnswer compares the rack's response to a create with the spec.
 func (s snapshotSpec) checkAnswer(doing string, source *oxide.Disk, got *oxide.Snapshot) error {
 	if err := rack.ValidateSnapshot(doing, got); err != nil {
 		return err

@@ -103,12 +103,10 @@ func (c *Service) deleteDisk(ctx context.Context, look rack.Look, disk *oxide.Di
 	return rack.Error(ctx, doing, err)
 }
 
-// confirmDiskGone verifies that a disk that the rack does not find is deleted.
 func (c *Service) confirmDiskGone(ctx context.Context, id oxide.NameOrId) error {
 	return diskDeleted(id).confirmed(ctx, c.Rack.DiskGone(ctx, id))
 }
 
-// explainRefusedDelete finds the reason of a refusal in the disk's state.
 func (c *Service) explainRefusedDelete(ctx context.Context, id oxide.NameOrId, why error) error {
 	disk, err := c.Rack.Disk(ctx, id)
 	switch {
@@ -129,7 +127,6 @@ func diskAttached(d *oxide.Disk, instance string) error {
 		"%s; unpublish the volume first", rack.DiskText(d), d.State.State(), instance)
 }
 
-// diskBusy returns the error for a disk in a state that ends by itself, or in one of an import.
 func diskBusy(d *oxide.Disk) error {
 	if err := checkImported(d); err != nil {
 		return err
@@ -138,7 +135,6 @@ func diskBusy(d *oxide.Disk) error {
 		"the call later", rack.DiskText(d), d.State.State())
 }
 
-// checkImported returns an error if the disk waits for its content or for the end of its import.
 func checkImported(d *oxide.Disk) error {
 	if problem := rack.ImportProblem(string(d.Name), d.State.State()); problem != "" {
 		return csierr.New(csierr.DiskImporting, "%s", problem)
@@ -279,7 +275,6 @@ func diskFaulted(d *oxide.Disk) error {
 		"volume, or ask the rack's operator", rack.DiskText(d))
 }
 
-// checkAnswer compares the rack's response to a create with the spec.
 func (v volumeSpec) checkAnswer(doing string, world rack.World, d *oxide.Disk,
 	sizeBytes int64) error {
 	if err := rack.ValidateDisk(doing, d); err != nil {

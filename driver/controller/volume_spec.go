@@ -79,7 +79,6 @@ func (c *Service) volumeSpec(req *csi.CreateVolumeRequest) (volumeSpec, error) {
 	return spec, spec.Parameters.Fits(req.GetVolumeCapabilities(), blankBytes)
 }
 
-// requestedSnapshot returns the snapshot to restore; empty for a blank volume.
 func requestedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) {
 	switch {
 	case source == nil:
@@ -110,7 +109,6 @@ func (v volumeSpec) created(id string) change {
 
 func (v volumeSpec) hasSource() bool { return v.SnapshotID != "" || v.Parameters.ImageID != "" }
 
-// tag returns the ownership tag of the disk that is made from source.
 func (v volumeSpec) tag(source volumeSource) volume.Tag {
 	m := volume.Tag{Name: v.Name, Cluster: v.ClusterID, MkfsOptions: v.Parameters.MkfsOptions.String(),
 		Use: v.Use, Origin: volume.OriginBlank, Claim: v.Claim}
@@ -124,7 +122,6 @@ func (v volumeSpec) tag(source volumeSource) volume.Tag {
 	return m
 }
 
-// useOf returns the use of a volume with these capabilities.
 func useOf(capabilities []*csi.VolumeCapability) string {
 	use := ""
 	for _, c := range capabilities {
@@ -218,7 +215,6 @@ type volumeSource struct {
 	filesystemUUID string
 }
 
-// source reads the snapshot or image of a request. A blank disk needs no call.
 func (v volumeSpec) source(ctx context.Context) (volumeSource, error) {
 	switch {
 	case v.SnapshotID != "":

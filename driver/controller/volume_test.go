@@ -25,10 +25,8 @@ const (
 	viewImage = "GET /v1/images/" + racktest.Image
 )
 
-// viewName is the request that looks up the disk of pvc-1 by its name.
 var viewName = "GET /v1/disks/" + volume.DiskName("blue", "pvc-1")
 
-// blank is the volume of a request without parameters.
 var blank = &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: racktest.Disk,
 	CapacityBytes: 10 * volume.GiB, VolumeContext: map[string]string{"diskId": racktest.Disk,
 		"diskName": volume.DiskName("blue", "pvc-1"), "blockSize": "4096"}}}
@@ -37,7 +35,6 @@ func created(want, body string) racktest.Exchange {
 	return racktest.Exchange{Want: want, Status: 201, Body: body}
 }
 
-// tags checks the ownership tag of what a request makes.
 func tags(want volume.Tag) func(*testing.T, []byte) {
 	return func(t *testing.T, body []byte) {
 		var got struct{ Description string }

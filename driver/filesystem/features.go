@@ -27,7 +27,6 @@ var newFeatures = map[string]string{
 // or the size of the nodes, report a state, or are set by the driver.
 var incidentalFeatures = []string{"dalign", "sector", "big_metadata", "written", "metadata_uuid"}
 
-// newFeatures returns the features of the volume's filesystem when it is new, sorted.
 func (v Volume) newFeatures() []string {
 	return slices.DeleteFunc(strings.Fields(newFeatures[v.FSType]), func(name string) bool {
 		return name == "reflink" && v.Mkfs.Value(name) == "false"
@@ -109,7 +108,6 @@ var btrfsFeatures = []featureWord{
 	{"csum_type", 0xC4, 2, ". ."},
 }
 
-// addFeatures adds the features that are set in a superblock's words.
 func (sb *Superblock) addFeatures(b []byte, order binary.ByteOrder, words []featureWord) {
 	for _, w := range words {
 		bits, known := w.value(b, order), []string(nil)
@@ -139,7 +137,6 @@ func (sb *Superblock) refuse(refused bool, field string, feature any) {
 	}
 }
 
-// listed appends "field: feature" to a list.
 func listed(list, field string, feature any) string {
 	return strings.TrimPrefix(fmt.Sprintf("%s, %s: %v", list, field, feature), ", ")
 }

@@ -75,7 +75,6 @@ func (p *Preparation) growExt(found state) (err error) {
 	})
 }
 
-// growCheck returns the arguments of the e2fsck before a growth.
 func growCheck(found state, v Volume) []string {
 	sb := found.Filesystem
 	switch {

@@ -205,7 +205,6 @@ func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount
 	return m, err
 }
 
-// notReplayed returns the error for a log that cannot be replayed.
 func notReplayed(d *blockdev.OpenDevice, cause error) error {
 	return csierr.New(csierr.LogNotReplayed, "%w: %s is read-only, and the log of its filesystem "+
 		"holds changes to replay, without which synced files may be missing; restore the snapshot to a "+

@@ -9,7 +9,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 )
 
-// writeRecords durably writes a record to all of the slots.
 func (d disk) writeRecords(r Record, slots []int64) error {
 	record, err := r.Encode()
 	if err != nil {
@@ -25,7 +24,6 @@ func (d disk) writeRecords(r Record, slots []int64) error {
 	})
 }
 
-// growthSlots returns the offsets of growth records behind the end of a filesystem.
 func growthSlots(sizeBytes, end int64) []int64 {
 	return slices.DeleteFunc(GrowthOffsets(sizeBytes), func(slot int64) bool { return slot < end })
 }
@@ -51,7 +49,6 @@ func (d disk) eraseRecords(w *os.File, slots []int64, match func(Record) bool) e
 	return d.unwritable(w.Sync())
 }
 
-// eraseFormat erases the records of a format of the volume.
 func (d disk) eraseFormat(w *os.File, v Volume) error {
 	return d.eraseRecords(w, v.slots(RecordOffsets, d.SizeBytes), func(r Record) bool {
 		return r.GrowFrom == 0 && r.of(v, d.SizeBytes)

@@ -150,7 +150,6 @@ func (l *regionList) extBackups(blockBytes int64) {
 	}
 }
 
-// xfsGroups adds the superblocks of an xfs with that many allocation groups.
 func (l *regionList) xfsGroups(groups, blockBytes int64) {
 	blocks := (l.sizeBytes/blockBytes + groups - 1) / groups
 	for i := int64(1); i < groups; i++ {

@@ -14,7 +14,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// covered reports whether the regions contain an offset.
 func covered(regions []region, offset int64) bool {
 	return slices.ContainsFunc(regions, func(r region) bool {
 		return r.Offset <= offset && offset < r.end()

@@ -32,7 +32,6 @@ type regionData struct {
 	Data []byte
 }
 
-// foundRecord is a valid record.
 type foundRecord struct {
 	Offset int64
 	Record
@@ -176,7 +175,6 @@ func (d disk) readRegions(regions []region) ([]regionData, error) {
 	return data, nil
 }
 
-// at returns what was read at an offset, or nil if it was not read.
 func (s scan) at(offset, n int64) []byte {
 	for _, r := range s.Regions {
 		if offset >= r.Offset && offset+n <= r.end() {

@@ -56,7 +56,6 @@ type Superblock struct {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// findSuperblocks finds the filesystems that the driver makes. head is the start of the disk.
 func findSuperblocks(head []byte) []Superblock {
 	var found []Superblock
 	for _, parse := range []func([]byte) (Superblock, bool){extSuperblock, xfsSuperblock,
@@ -79,7 +78,6 @@ func (sb Superblock) largest(sizeBytes int64) int64 {
 	return sizeBytes
 }
 
-// leavesRoom reports whether a disk of that size has room for more of the filesystem.
 func (sb Superblock) leavesRoom(sizeBytes int64) bool {
 	return sb.largest(sizeBytes)-sb.SizeBytes >= sb.UnitBytes
 }
@@ -90,7 +88,6 @@ func (sb Superblock) holds(offset int64) bool {
 	return !sb.Fresh && !sb.MaybeFresh && !sb.Unfinished && offset < sb.SizeBytes
 }
 
-// canGrow reports whether the filesystem can be grown on a disk of that size.
 func (sb Superblock) canGrow(sizeBytes int64) bool { return !sb.Fixed && sb.leavesRoom(sizeBytes) }
 
 // The layout of ext2, 3 and 4: Documentation/filesystems/ext4/super.rst.
@@ -169,7 +166,6 @@ type extTable struct {
 // 1 TiB in blocks of 1 KiB. A superblock that asks for more must not fill a node's memory.
 const mostExtTable = 64 << 20
 
-// extTableOf returns the table of the filesystem with the superblock b.
 func extTableOf(b []byte) extTable {
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	sizeLog, incompat := le32(b[0x18:]), le32(b[0x60:])

@@ -22,13 +22,11 @@ import (
 
 var someUUID = uuid.NewString()
 
-// freshDisk returns the start of a disk that a mkfs has just formatted.
 func freshDisk(t *testing.T, sizeBytes int64, mkfs ...string) []byte {
 	t.Helper()
 	return startOf(t, freshFile(t, sizeBytes, mkfs...))
 }
 
-// freshFile returns the file of a disk that a mkfs has just formatted.
 func freshFile(t *testing.T, sizeBytes int64, mkfs ...string) string {
 	t.Helper()
 	file := guesttest.New(t).Sparse(sizeBytes)
@@ -38,7 +36,6 @@ func freshFile(t *testing.T, sizeBytes int64, mkfs ...string) string {
 	return file
 }
 
-// startOf returns the start of a disk.
 func startOf(t *testing.T, file string) []byte {
 	t.Helper()
 	f, err := os.Open(file)

@@ -15,7 +15,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// toolResult is the exit code and the output of a program.
 type toolResult struct {
 	Exit   int
 	Stdout string
@@ -108,7 +107,6 @@ func runProgram(attr *syscall.SysProcAttr, inherit []*os.File, name string, args
 	return result, err
 }
 
-// memoryFile creates an anonymous file in memory.
 func memoryFile(name, content string) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -126,7 +124,6 @@ func contents(f *os.File) (string, error) {
 	return string(b), err
 }
 
-// failure returns the error for a program that failed, with the end of its output.
 func (r toolResult) failure(name, path string) error {
 	return csierr.New(csierr.NodeToolFailed, "%s on %s ended with status %d: %s", name, path, r.Exit,
 		csierr.OutputTail(r.Stdout+"\n"+r.Stderr))

@@ -76,7 +76,6 @@ func TestDriverDeathKillsToolsOnly(t *testing.T) {
 	}
 }
 
-// alive reports whether the process is running. A zombie is not.
 func alive(pid int) bool {
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -102,7 +101,6 @@ func TestRunToolReturnsOutputAndExitCode(t *testing.T) {
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// openDisk returns an open blank disk of that size.
 func openDisk(tb testing.TB, sizeBytes int64, options ...guesttest.Option) *blockdev.OpenDevice {
 	tb.Helper()
 	g := guesttest.New(tb)
@@ -127,7 +125,6 @@ func openLocked(ctx context.Context, t *testing.T, g *guesttest.Guest) *blockdev
 	return d
 }
 
-// imageTools returns the programs that the Dockerfile puts into the node's image.
 func imageTools(t *testing.T) []string {
 	t.Helper()
 	b, err := os.ReadFile("../../Dockerfile")
@@ -220,7 +217,6 @@ func TestNodeImageProgramsWorkAlone(t *testing.T) {
 	wantNoShell(t, root)
 }
 
-// pathIn returns the path of a program in the image's PATH.
 func pathIn(t *testing.T, root, name string) string {
 	t.Helper()
 	for _, dir := range []string{"/usr/sbin", "/usr/bin"} {

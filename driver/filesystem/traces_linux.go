@@ -44,7 +44,6 @@ func (d disk) traces(v Volume, e expected) traces {
 	return t
 }
 
-// unexplained returns the offset of the first unexpected byte in the regions, or -1.
 func (m traces) unexplained(regions []regionData) (int64, error) {
 	first := int64(-1)
 	for _, r := range regions {
@@ -79,7 +78,6 @@ func (m traces) check(b []byte, at int64) (int, error) {
 	}
 }
 
-// explains reports whether the driver, or one of its tools, may have written the sector.
 func (m traces) explains(sector []byte, at int64) (bool, error) {
 	switch {
 	case slices.Contains(m.slots, at) && recordTrace(sector):

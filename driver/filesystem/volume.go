@@ -183,8 +183,6 @@ func (r Record) of(v Volume, sizeBytes int64) bool {
 	return r.Volume == v.ID && r.Disk == v.DiskName && r.SizeBytes == sizeBytes || r.inherited(v)
 }
 
-// inherited reports whether the record was written for the volume from whose snapshot the disk was
-// restored.
 func (r Record) inherited(v Volume) bool {
 	return v.Origin == volume.OriginSnapshot && v.FilesystemUUID != "" &&
 		cmp.Or(r.UUID, r.Volume) == v.FilesystemUUID && r.SizeBytes == v.SourceBytes

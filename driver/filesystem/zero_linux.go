@@ -83,7 +83,6 @@ func (p *Preparation) proveRange(ctx context.Context, from, to int64, e expected
 		"stop the process that writes to it", d.Path)
 }
 
-// awaitScan waits until the job has ended or the caller's deadline is near.
 func awaitScan(ctx context.Context, d disk, job *zeroScan) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc

@@ -45,7 +45,6 @@ type expected struct {
 	NodeBytes int64 // of a btrfs
 }
 
-// zeroScan is the job of one read.
 type zeroScan struct {
 	zeroRange
 	began  time.Time
@@ -65,7 +64,6 @@ type zeroScan struct {
 	counted bool              // the kernel's counters include the read
 }
 
-// ended reports whether the job has ended.
 func (j *zeroScan) ended() bool {
 	select {
 	case <-j.done:
@@ -104,7 +102,6 @@ func (z *ZeroScans) Drop(volume string) {
 	z.dropIf(func(j *zeroScan) bool { return j.Volume == volume })
 }
 
-// dropIf stops the jobs that unwanted selects, and drops their results.
 func (z *ZeroScans) dropIf(unwanted func(*zeroScan) bool) {
 	z.mu.Lock()
 	jobs := slices.DeleteFunc(slices.Collect(maps.Values(z.jobs)),

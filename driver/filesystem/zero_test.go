@@ -93,7 +93,6 @@ func TestFindUnexpected(t *testing.T) {
 	})
 }
 
-// zeroDisk is a disk that must be read whole, with a log and the scans.
 type zeroDisk struct {
 	*guesttest.Disk
 	guest *guesttest.Guest
@@ -116,7 +115,6 @@ func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
 	return z
 }
 
-// prove makes a call that needs the proof.
 func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	t.Helper()
 	h := openLocked(ctx, t, z.guest)
@@ -138,7 +136,6 @@ func (z zeroDisk) sectorsRead(t *testing.T) int64 {
 	return n
 }
 
-// reads returns how many bytes of the disk act reads.
 func (z zeroDisk) reads(t *testing.T, act func()) int64 {
 	t.Helper()
 	before := z.sectorsRead(t)

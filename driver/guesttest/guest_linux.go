@@ -52,7 +52,6 @@ type Disk struct {
 	SizeBytes                int64
 }
 
-// left runs the release of what killed tests have left once.
 var left sync.Once
 
 // New makes a guest without disks. When the test ends, everything below its directory is unmounted.
@@ -274,7 +273,6 @@ func Mounts(t testing.TB, dir string) []string {
 	return paths
 }
 
-// unmountBelow unmounts what a failed test has left.
 func unmountBelow(t testing.TB, dir string) {
 	for _, path := range Mounts(t, dir) {
 		if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil {

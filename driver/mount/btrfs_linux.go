@@ -35,7 +35,6 @@ const (
 // include/linux/miscdevice.h.
 var btrfsControl = int(unix.Mkdev(10, 234))
 
-// errNoBtrfsDevice reports that a mounted btrfs has lost its device.
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 
 // TwinsError reports a mounted btrfs for which the kernel names several devices. After a device
@@ -214,7 +213,6 @@ func forgetMount(path, fsType string) error {
 // without a remembered device, there is nothing to drop.
 func ForgetBtrfs(control, path string) { _ = callControl(control, btrfsForget, path) }
 
-// callControl makes a call of the control device about the device at path.
 func callControl(control string, request uintptr, path string) error {
 	f, err := os.OpenFile(control, os.O_RDWR, 0)
 	if err != nil {

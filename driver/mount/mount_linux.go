@@ -100,7 +100,6 @@ func Made(m *mountinfo.Info) bool {
 	return m.Source == madeOf(filepath.Clean(m.Source))
 }
 
-// configure sets the source and the options of a filesystem context.
 func configure(fs int, source string, o volume.MountOptions) error {
 	if err := unix.FsconfigSetString(fs, "source", source); err != nil {
 		return csierr.New(csierr.NodeToolFailed, "name the source %q, which may have 255 bytes: %w",
@@ -130,7 +129,6 @@ func configure(fs int, source string, o volume.MountOptions) error {
 	return nil
 }
 
-// inRoot calls do in a thread that has the given root directory.
 func inRoot(root *os.File, do func() error) error {
 	_, err := async.Start(func() (struct{}, error) {
 		runtime.LockOSThread() // never unlocked: the thread and its root end with the goroutine

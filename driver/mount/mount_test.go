@@ -22,7 +22,6 @@ import (
 
 var must = csitest.Must
 
-// formatted attaches a disk with a filesystem.
 func formatted(t *testing.T, g *guesttest.Guest, serial, fsType string) *guesttest.Disk {
 	t.Helper()
 	d := g.Attach(serial, 512*guesttest.MiB)

@@ -113,7 +113,6 @@ func ReadViews(log *slog.Logger) (Views, error) {
 	return views, nil
 }
 
-// errUnread reports that a part of a mount table was not read.
 var errUnread = errors.New("the mount table is too long or does not answer")
 
 // readOther reads the mount table of another namespace, as far as the limits allow. It returns
@@ -328,7 +327,6 @@ func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
 	return (&Mount{int(root.Fd()), m.FSType}).number(blockdev.Device{})
 }
 
-// byID returns the mounts by their numbers.
 func (t Table) byID() map[int]*mountinfo.Info {
 	mounts := make(map[int]*mountinfo.Info, len(t))
 	for _, m := range t {
@@ -354,7 +352,6 @@ func (v view) attachedAt(m *mountinfo.Info, at location) bool {
 		strings.HasPrefix(at.dir, parent.Root) && pathIn(parent, m) == at.dir
 }
 
-// pathIn returns the path at which a mount is attached in its parent's filesystem.
 func pathIn(parent, m *mountinfo.Info) string {
 	return filepath.Join(parent.Root, strings.TrimPrefix(m.Mountpoint, parent.Mountpoint))
 }

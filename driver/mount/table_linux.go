@@ -62,7 +62,6 @@ func parseTable(b []byte) (table Table, err error) {
 	return table, err
 }
 
-// parseMount parses a line of proc_pid_mountinfo(5).
 func parseMount(line string) (*mountinfo.Info, error) {
 	fields := strings.Split(line, " ")
 	end := slices.Index(fields, "-") // no earlier field can be a hyphen
@@ -151,7 +150,6 @@ type location struct {
 	dir          string
 }
 
-// locate returns the location of a directory.
 func (t Table) locate(dir string) (location, bool) {
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {

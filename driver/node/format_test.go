@@ -42,7 +42,6 @@ func tools(t *testing.T, scripts map[string]string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// interruptFormat stages a volume with a script in place of mkfs.
 func interruptFormat(t *testing.T, script string, stage func() error) {
 	t.Helper()
 	before := os.Getenv("PATH")
@@ -51,13 +50,11 @@ func interruptFormat(t *testing.T, script string, stage func() error) {
 	csitest.Want(t, stage(), codes.Internal, csierr.NodeToolFailed)
 }
 
-// hasRecord reports whether the disk has a record of the driver at an offset.
 func hasRecord(t *testing.T, d *guesttest.Disk, offset int64) bool {
 	t.Helper()
 	return bytes.HasPrefix(d.ReadAt(t, offset, 512), []byte("oxide-csi format"))
 }
 
-// device returns the volume's disk as the node sees it.
 func (v testVolume) device(t *testing.T) blockdev.Device {
 	t.Helper()
 	d, err := v.guest.node().host().Lookup(v.disk.Serial)
@@ -75,7 +72,6 @@ func (v testVolume) filesystems(t *testing.T) []filesystem.Superblock {
 	return found
 }
 
-// recordsOn counts the format records on the disk.
 func recordsOn(t *testing.T, d *guesttest.Disk) int {
 	t.Helper()
 	n := 0
@@ -92,7 +88,6 @@ func uuidOf(t *testing.T, d *guesttest.Disk) string {
 	return guesttest.Run(t, "blkid", "-p", "-s", "UUID", "-s", "TYPE", d.Loop)
 }
 
-// smallest returns the size of a disk that is large enough for the filesystem.
 func smallest(fsType string) int64 {
 	switch fsType {
 	case volume.XFS:
@@ -149,7 +144,6 @@ func (v testVolume) checkStaged(t *testing.T) {
 	v.check(t)
 }
 
-// check checks the filesystem with its own tool.
 func (v testVolume) check(t *testing.T) {
 	t.Helper()
 	switch v.FSType {
@@ -307,7 +301,6 @@ func TestUnstageABtrfsBesideItsTwin(t *testing.T) {
 	}
 }
 
-// scanBtrfs does what the command "btrfs device scan" does.
 func scanBtrfs(t *testing.T, path string) {
 	t.Helper()
 	control, err := os.OpenFile("/dev/btrfs-control", os.O_RDWR, 0)

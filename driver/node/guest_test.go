@@ -27,7 +27,6 @@ import (
 
 var must = csitest.Must
 
-// instance is the id of a guest.
 const instance = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 
 // selinuxFlag is the mount flag that kubelet adds on a node with SELinux, to stage and to publish.
@@ -37,7 +36,6 @@ const selinuxFlag = `context="system_u:object_r:container_file_t:s0:c1,c2"`
 // any label, and with SELinux this one.
 const invalidLabel = "context=canary"
 
-// testGuest is a guest with an orchestrator's directory.
 type testGuest struct {
 	*guesttest.Guest
 	t     *testing.T
@@ -94,7 +92,6 @@ func holds(t *testing.T, file, text string) {
 	}
 }
 
-// path returns a path below the orchestrator's directory.
 func (g *testGuest) path(name string) string { return filepath.Join(g.Dir, "kubelet", name) }
 
 // testVolume is a volume of the guest, with the fields of its requests.
@@ -121,7 +118,6 @@ func (g *testGuest) volume(d *guesttest.Disk, fsType string) testVolume {
 		Name: d.Serial, FSType: fsType, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
 }
 
-// disk returns a volume on a new disk of that many MiB.
 func (g *testGuest) disk(mib int64, fsType string) testVolume {
 	g.t.Helper()
 	return g.volume(g.Attach(guesttest.Serial, mib*guesttest.MiB), fsType)
@@ -203,7 +199,6 @@ func smallTmpfs(t *testing.T, sizeBytes int64) (dir string) {
 	return dir
 }
 
-// sparse makes a sparse file in the directory.
 func sparse(t *testing.T, dir string, sizeBytes int64) (path string) {
 	t.Helper()
 	path = filepath.Join(dir, "disk.img")

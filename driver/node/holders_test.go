@@ -133,7 +133,6 @@ func loopOver(t *testing.T, path string, args ...string) string {
 
 func detach(t *testing.T, loop string) { guesttest.Run(t, "losetup", "--detach", loop) }
 
-// mountedOn makes a filesystem on a device and mounts it by hand.
 func mountedOn(t *testing.T, g *testGuest, device string) (unmount func()) {
 	t.Helper()
 	guesttest.Run(t, "mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", device)
@@ -151,7 +150,6 @@ func ownNode(t *testing.T, g *testGuest, of string) string {
 	return g.path("node")
 }
 
-// partition adds a partition to the disk of a node, without a partition table.
 func partition(t *testing.T, node string) (part string, remove func()) {
 	t.Helper()
 	f, err := os.Open(node)
@@ -367,7 +365,6 @@ func emptyDir() {
 	try(unix.Chdir("/mnt"))
 }
 
-// manyMounts makes 2^power mounts.
 func manyMounts(power int) {
 	emptyDir()
 	for i := range 3000 {

@@ -63,14 +63,12 @@ func inspectDevice(d blockdev.Device) inspection.Device {
 		SizeBytes: d.SizeBytes}
 }
 
-// inspector reads what the node has of one volume.
 type inspector struct {
 	host     blockdev.Host
 	records  *recordStore
 	stateDir string // empty if nothing is kept
 }
 
-// volume inspects a volume among the disks of the instance.
 func (in inspector) volume(a inspection.Asked, all []blockdev.Device,
 	views mount.Views) inspection.Volume {
 	v := inspection.Volume{ID: a.ID, Devices: []inspection.Device{},
@@ -103,7 +101,6 @@ func (in inspector) volume(a inspection.Asked, all []blockdev.Device,
 	return v
 }
 
-// state reads the volume's record and its entries in the flight recorder.
 func (in inspector) state(v *inspection.Volume) {
 	if in.stateDir == "" {
 		err := errors.New("OXIDE_STATE_DIR is not set")
@@ -177,7 +174,6 @@ func inspectMounts(v *inspection.Volume, d blockdev.Device, views mount.Views) (
 	return own
 }
 
-// content reads the device and the superblocks on it.
 func (in inspector) content(v *inspection.Volume, d blockdev.Device,
 	own []mount.Found) (err error) {
 	if _, err := in.host.Lookup(d.Serial); err != nil {

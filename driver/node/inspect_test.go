@@ -22,7 +22,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// inspect inspects the volumes with a new process, and parses the report.
 func (g *testGuest) inspect(asked ...inspection.Asked) inspection.Report {
 	g.t.Helper()
 	b, err := json.Marshal(g.node().Inspect(asked))

@@ -34,7 +34,6 @@ type neighbour struct {
 	leave func()
 }
 
-// startNeighbour runs a shell script that prints a line when it is ready.
 func startNeighbour(t *testing.T, command string, args ...string) *neighbour {
 	t.Helper()
 	return begin(t, exec.Command(command, args...))
@@ -72,7 +71,6 @@ func inNamespace(t *testing.T, propagation, script string, args ...string) *neig
 		"sh", "-c", "set -e; " + script + "\necho ready; read -r x || true", "sh"}, args...)...)
 }
 
-// mounts lists what the neighbour has mounted below a directory.
 func (n *neighbour) mounts(dir string) []string {
 	n.t.Helper()
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(n.pid), "mountinfo"))
@@ -86,7 +84,6 @@ func (n *neighbour) mounts(dir string) []string {
 	return paths
 }
 
-// impatient returns a new process with a short release timeout.
 func (g *testGuest) impatient() *Service {
 	n := g.node()
 	n.ReleaseTimeout = 50 * time.Millisecond

@@ -138,7 +138,6 @@ func (v *nodeVolume) checkTarget(staged, top *mountinfo.Info, table mount.Table)
 	return nil
 }
 
-// checkPublished compares the mount at the target path with the request.
 func (v *nodeVolume) checkPublished(top *mountinfo.Info, wanted []string) error {
 	readOnlyDiffers := v.Block && mount.ReadOnly(top) != v.PublishReadOnly
 	switch {
@@ -179,7 +178,6 @@ func withoutReadOnly(words []string) []string {
 	return slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "ro" })
 }
 
-// publishMount shows the staging mount at the target path.
 func (v *nodeVolume) publishMount(staged *mountinfo.Info) error {
 	set, unset := v.MountFlags.Attr, uint64(0)
 	if v.PublishReadOnly {

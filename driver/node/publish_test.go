@@ -245,7 +245,6 @@ func TestNodePublishVolumeHandlesItsTarget(t *testing.T) { // NP-10
 	must(t, v.publish("pod"))
 }
 
-// writeTo writes to a device node as a workload would.
 func writeTo(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

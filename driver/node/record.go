@@ -97,7 +97,6 @@ func parseRecord(b []byte) (volumeRecord, error) {
 	return r, nil
 }
 
-// encode returns the content of the record's file.
 func (r volumeRecord) encode() ([]byte, error) {
 	b, err := json.Marshal(r)
 	return append(b, '\n'), err
@@ -129,7 +128,6 @@ type storedRecord struct {
 	file   string // the name of the record's file
 }
 
-// of returns the entry of a volume.
 func (s *recordStore) of(volumeID string) storedRecord {
 	return storedRecord{recordStore: s, id: volumeID, volume: recordKey(volumeID),
 		file: recordFile(volumeID)}
@@ -372,7 +370,6 @@ func tryState(dir string) error {
 	return err
 }
 
-// keep keeps a record in memory.
 func (s *recordStore) keep(r volumeRecord) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

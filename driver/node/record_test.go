@@ -23,14 +23,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// statefulGuest returns a guest whose node has a state directory.
 func statefulGuest(t *testing.T) *testGuest {
 	g := newGuest(t)
 	g.state = filepath.Join(g.Dir, "state", "volumes")
 	return g
 }
 
-// records returns the names of the files in the state directory.
 func (g *testGuest) records() []string {
 	g.t.Helper()
 	entries, err := os.ReadDir(g.state)
@@ -351,7 +349,6 @@ func TestLocksWorkAgainWhenTheirFileWasRemoved(t *testing.T) {
 	must(t, third.lock.Close())
 }
 
-// ownDescriptors counts the descriptors of this process that are of the file.
 func ownDescriptors(t *testing.T, path string) (n int) {
 	t.Helper()
 	links, err := filepath.Glob("/proc/self/fd/*")

@@ -16,7 +16,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// nodeVolume is a volume as NodeStageVolume or NodePublishVolume describes it.
 type nodeVolume struct {
 	filesystem.Volume
 	BlockBytes int64 // of the disk, from the controller; 0 if unknown
@@ -34,10 +33,8 @@ type nodeVolume struct {
 	device *blockdev.OpenDevice
 }
 
-// serial returns the serial number of the volume's device.
 func (v nodeVolume) serial() string { return volume.Serial(v.DiskName) }
 
-// checkIDAndPath checks the id and the path of a call about a volume at a path.
 func checkIDAndPath(volumeID, field, path string) error {
 	if volumeID == "" {
 		return csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
@@ -81,7 +78,6 @@ func parsePublish(req *csi.NodePublishVolumeRequest) (nodeVolume, error) {
 	return v, err
 }
 
-// checkCapability refuses a capability that is missing or that volumes do not have.
 func checkCapability(c *csi.VolumeCapability) error {
 	problem := volume.CapabilityProblem(c)
 	switch {
@@ -95,7 +91,6 @@ func checkCapability(c *csi.VolumeCapability) error {
 	return nil
 }
 
-// checkPath refuses a path at which nothing can be mounted.
 func checkPath(field, path string) error {
 	switch {
 	case path == "":
@@ -108,7 +103,6 @@ func checkPath(field, path string) error {
 	return checkPathText(field, path)
 }
 
-// checkPathText refuses a text that the kernel does not accept as a path.
 func checkPathText(field, path string) error {
 	switch {
 	case len(path) >= unix.PathMax:

@@ -219,5 +219,4 @@ func smbiosInstanceID(sysfsRoot string) (string, error) {
 	return parseDMI(serial), nil
 }
 
-// parseDMI parses a string as /sys/class/dmi/id writes it.
 func parseDMI(b []byte) string { return string(bytes.Trim(b, "\x00 \n\t")) }

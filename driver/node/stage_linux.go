@@ -103,7 +103,6 @@ func (v *nodeVolume) stage(ctx context.Context) error {
 	return v.mountAt(path, grow)
 }
 
-// preparation returns the work on the filesystem of the open device.
 func (v *nodeVolume) preparation() *filesystem.Preparation {
 	return &filesystem.Preparation{Device: v.device, Volume: v.Volume, Scans: &v.node.scans,
 		Flight: v.flight, Log: v.node.log(), Begin: v.begin}
@@ -203,7 +202,6 @@ func (v heldVolume) stagedAt(path string) (*mountinfo.Info, mount.Table, error) 
 	return nil, table, err
 }
 
-// checkStaged compares the mount at the staging path with the request.
 func (v *nodeVolume) checkStaged(top *mountinfo.Info) error {
 	d, at, wanted := v.device.Device, top.Mountpoint, v.MountFlags
 	if v.ReadOnly {
@@ -242,7 +240,6 @@ func (v *nodeVolume) begin(covers int64) error {
 	return v.device.MakeWritable(known.Block || v.Use != volume.UseFilesystem)
 }
 
-// mountAt mounts the filesystem detached, grows it if requested, and attaches the mount at path.
 func (v *nodeVolume) mountAt(path string, grow bool) error {
 	options := v.mountOptions()
 	m, err := filesystem.Mount(v.device, v.FSType, options)

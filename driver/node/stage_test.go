@@ -322,7 +322,6 @@ func TestARefusedMountFlagIsNamedByItsPosition(t *testing.T) { // B-15
 	}
 }
 
-// readOnly reports whether the volume's device is switched to read-only.
 func (v testVolume) readOnly() bool {
 	return strings.TrimSpace(guesttest.Run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
 }

@@ -160,7 +160,6 @@ func (n *Service) usage(volumeID, path, staging string) (
 	}, nil
 }
 
-// shownVolume is the disk of this instance that a path shows.
 type shownVolume struct {
 	Device    blockdev.Device
 	Block     bool

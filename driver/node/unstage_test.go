@@ -120,7 +120,6 @@ func frozen(t *testing.T, path string) bool {
 	return false
 }
 
-// inTime returns the result of act, or ends the test if act takes too long.
 func inTime(t *testing.T, act func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -266,7 +265,6 @@ func awaitBlocked(t *testing.T) {
 	t.Fatal("no writer waits for the thaw")
 }
 
-// containsState reports whether /proc/*/stat has that state, which follows the name in brackets.
 func containsState(stat []byte, state byte) bool {
 	i := bytes.LastIndexByte(stat, ')')
 	return i >= 0 && i+2 < len(stat) && stat[i+2] == state

@@ -89,7 +89,6 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	return err == nil, err
 }
 
-// isOpen reports whether the change that e ends is begun and not ended.
 func isOpen(entries []Entry, e Entry) bool { return slices.ContainsFunc(Open(entries), e.sameAs) }
 
 // sameAs reports whether two entries belong to one change. If the disk was removed in between, they
@@ -119,7 +118,6 @@ func Open(entries []Entry) []Entry {
 	return open
 }
 
-// open opens and locks a volume's file. It creates the file if make is set.
 func (s *files) open(path string, make bool) (*os.File, error) {
 	flags := os.O_RDWR | os.O_APPEND | noFollow
 	if make {
@@ -176,7 +174,6 @@ func (s *files) makeRoom(path string) error {
 	return err
 }
 
-// replace replaces a volume's file, which is locked.
 func replace(path string, entries []Entry) error {
 	var text bytes.Buffer
 	encoder := json.NewEncoder(&text)

@@ -63,7 +63,6 @@ type Entry struct {
 	key string
 }
 
-// keyOf returns the key of a change that began with these fields.
 func keyOf(e Event, f Fields) string {
 	subject := []string{string(e), f.Volume, f.Snapshot, f.Name, f.Instance, f.Path}
 	if f.Volume == "" {
@@ -78,7 +77,6 @@ type text struct {
 	value *string
 }
 
-// texts returns the fields of text in the order of the log.
 func (f *Fields) texts() []text {
 	return []text{{"volume", &f.Volume}, {"snapshot", &f.Snapshot}, {"name", &f.Name},
 		{"disk", &f.Disk}, {"instance", &f.Instance}, {"device", &f.Device}, {"path", &f.Path},
@@ -97,7 +95,6 @@ func (f Fields) with(more Fields) Fields {
 	return f
 }
 
-// attrs returns the fields for the log.
 func (f Fields) attrs() []slog.Attr {
 	var attrs []slog.Attr
 	for _, field := range f.texts() {
@@ -111,7 +108,6 @@ func (f Fields) attrs() []slog.Attr {
 	return append(attrs, slog.Float64("seconds", f.Seconds))
 }
 
-// history keeps the open changes.
 type history interface {
 	// add adds an entry. An entry that ends a change is added only if the change is open, or if always
 	// is set, so that two processes do not both report the change.

@@ -20,7 +20,6 @@ import (
 
 const someVolume = "6f1f1d4e-0d2f-4d0c-9a53-3c1e8f9b6a01"
 
-// recording is a recorder with its log.
 type recording struct {
 	*Recorder
 	log  bytes.Buffer
@@ -38,7 +37,6 @@ func (r *recording) call(ctx context.Context) Call {
 	return Of(With(ctx, r.Recorder, Fields{Volume: someVolume, Path: "/staging"}))
 }
 
-// outcomes returns the outcomes in a volume's file.
 func outcomes(t *testing.T, dir string) string {
 	t.Helper()
 	entries, err := Read(dir, someVolume)

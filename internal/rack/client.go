@@ -78,7 +78,6 @@ func New(o Options, t *Transport) (*Client, func(), error) {
 	return &Client{Client: client, Project: o.Project}, base.CloseIdleConnections, nil
 }
 
-// connections returns the transport to the rack.
 func connections(o Options, log *slog.Logger) (*http.Transport, error) {
 	base := http.DefaultTransport.(*http.Transport).Clone()
 	base.MaxIdleConnsPerHost = 32
@@ -152,7 +151,6 @@ func ID(id string) (oxide.NameOrId, bool) {
 // never belong to another project or rack.
 type World struct{ Project, Silo string }
 
-// world contains the ids that a client has read.
 type world struct {
 	mu sync.Mutex
 	// guarded by mu; zero until the rack has answered for the first time

@@ -29,7 +29,6 @@ func InstanceOf(d *oxide.Disk) string {
 	return ""
 }
 
-// statesAtInstance are the states in which an instance has the disk.
 var statesAtInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateAttaching, oxide.DiskStateStateAttached, oxide.DiskStateStateDetaching,
 }

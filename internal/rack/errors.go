@@ -62,7 +62,6 @@ func own(answer *oxide.HTTPError) bool {
 		r.RequestId == answer.HTTPResponse.Header.Get("X-Request-Id")
 }
 
-// notTheRack returns the error for an error response that is not the rack's own.
 func notTheRack(ctx context.Context, doing string, answer *oxide.HTTPError) error {
 	code := answer.HTTPResponse.StatusCode
 	switch {
@@ -101,11 +100,9 @@ func outOfTime(ctx context.Context) bool {
 	return limited && time.Until(deadline) < little
 }
 
-// address matches the addresses in errors of net/http.
 var address = regexp.MustCompile(`(dial|read|write|local error|remote error) tcp [^ ]+: |` +
 	`lookup [^ ]+( on [^ ]+)?: `)
 
-// otherNames matches the names in a certificate error of crypto/tls.
 var otherNames = regexp.MustCompile(`x509: (certificate is (not )?valid for|` +
 	`cannot validate certificate for) .*`)
 

@@ -178,7 +178,6 @@ func TestACallThatEndsAtItsDeadlineIsDeadlineExceeded(t *testing.T) { // OX-11
 
 const postDisk = "POST /v1/disks"
 
-// create requests a disk after a look.
 func create(ctx context.Context, c *Client, look Look) (open bool, err error) {
 	return c.Request(ctx, "create disk", look, func(ctx context.Context) error {
 		_, err := c.DiskCreate(ctx, oxide.DiskCreateParams{Project: racktest.Project,

@@ -19,7 +19,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// pageSize is how many objects the driver requests from the rack at once.
 const pageSize = 1000
 
 // maxListBytes is the largest list that the driver returns, below gRPC's default limit of 4 MiB.
@@ -210,7 +209,6 @@ func (w *pageWalk) object(object any) error {
 	return nil
 }
 
-// page records a page with that many objects and the token of the next one.
 func (w *pageWalk) page(objects int, next string) error {
 	w.empty++
 	if objects > 0 {
@@ -228,7 +226,6 @@ func (w *pageWalk) page(objects int, next string) error {
 	return nil
 }
 
-// identity returns the id and the project of a listed object.
 func identity(object any) (id, project string) {
 	switch o := object.(type) {
 	case *oxide.Disk:
@@ -382,7 +379,6 @@ func packToken(project, after, page string) string {
 	return token
 }
 
-// unpackToken parses a token of packToken and rejects everything else.
 func unpackToken(project, token string) (after, page string, ok bool) {
 	after, packed, paged := strings.Cut(token, ".")
 	switch {

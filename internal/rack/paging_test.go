@@ -73,7 +73,6 @@ func TestAPageWithoutAListIsAnError(t *testing.T) { // OX-9
 	}
 }
 
-// rackCodes are the codes that an error of the rack may get.
 var rackCodes = []codes.Code{
 	codes.Unauthenticated, codes.PermissionDenied, codes.NotFound, codes.Internal,
 	codes.ResourceExhausted, codes.FailedPrecondition, codes.AlreadyExists, codes.OutOfRange,

@@ -112,7 +112,6 @@ type renewedFile[T any] struct {
 // fileLimit is the default of TokenSource.Limit.
 const fileLimit = 3 * time.Second
 
-// reading is one reading of a file.
 type reading struct {
 	force bool // reads the file even if it is unchanged
 	began time.Time
@@ -151,7 +150,6 @@ func (s *renewedFile[T]) begin(force bool) (r *reading, wait bool) {
 	return s.reading, force || s.file == nil || !s.slow
 }
 
-// await reports whether a reading ended within the limit.
 func (s *renewedFile[T]) await(ctx context.Context, r *reading) bool {
 	limit := time.NewTimer(time.Until(r.began.Add(s.limit)))
 	defer limit.Stop()
@@ -206,7 +204,6 @@ func (s *renewedFile[T]) lastError() error {
 	return s.problem
 }
 
-// fault returns why the file cannot be read, or nil.
 func (s *renewedFile[T]) fault() error {
 	s.mu.Lock()
 	err := s.lastError()

@@ -125,7 +125,6 @@ const maxRequestID = 64
 // maxErrorBytes is longer than any error of a rack. The rest is not read.
 const maxErrorBytes = 64 << 10
 
-// errorBody is the beginning of a body.
 type errorBody struct {
 	io.Reader
 	io.Closer
@@ -175,7 +174,6 @@ func patient(req *http.Request) (context.Context, func()) {
 	return async.Linger(caller, patience)
 }
 
-// endedBody ends the request's context when the body is closed.
 type endedBody struct {
 	io.ReadCloser
 	stop func()
@@ -193,7 +191,6 @@ const maxResponseBytes = 32 << 20
 var errResponseTooLarge = fmt.Errorf("the response has more than %d MiB, which no rack sends; "+
 	"check OXIDE_HOST and the proxies before it", maxResponseBytes>>20)
 
-// boundedBody is a body that may only be read up to a limit.
 type boundedBody struct {
 	io.ReadCloser
 	left int64
@@ -235,7 +232,6 @@ func (t *Transport) refused() {
 	}
 }
 
-// drain reads the rest of a body, so that the connection can be used again.
 func drain(body io.ReadCloser) {
 	_, _ = io.Copy(io.Discard, io.LimitReader(body, 64<<10))
 	_ = body.Close()

@@ -274,13 +274,11 @@ type exchange = racktest.Exchange
 
 func fixedToken() *Transport { return &Transport{Tokens: &TokenSource{Fixed: racktest.Token}} }
 
-// clientFor is a client of the rack at an address.
 func clientFor(t *testing.T, url string) *Client {
 	t.Helper()
 	return clientWith(t, Options{Host: url}, fixedToken())
 }
 
-// clientThat serves a script and returns a client for it.
 func clientThat(t *testing.T, lines ...exchange) *Client {
 	t.Helper()
 	return clientFor(t, racktest.Serve(t, lines...))

@@ -206,7 +206,6 @@ func TestAnObjectIsGoneOnlyIfTheProjectIsTheKnownOne(t *testing.T) { // DV-2, CU
 	}
 }
 
-// reads returns functions that read a disk, a snapshot, an instance's disks, and the list of disks.
 func reads(t *testing.T, c *Client) []func() error {
 	return []func() error{
 		func() error { _, err := c.Disk(t.Context(), racktest.Disk); return err },

@@ -6,7 +6,6 @@ import (
 	"testing"
 )
 
-// logger records what a test logs.
 type logger struct {
 	testing.TB
 	logged []any

@@ -89,7 +89,6 @@ func TestCapabilities(t *testing.T) { // CV-4, CV-5
 		codes.InvalidArgument, csierr.CapabilityInvalid)
 }
 
-// sizeFor returns the size for a requested range.
 func sizeFor(r *csi.CapacityRange, floor, ceiling int64) (int64, error) {
 	parsed, err := ParseCapacityRange(r)
 	if err != nil {

@@ -166,7 +166,6 @@ func (o MkfsOptions) extFits(fsType string, sizeBytes int64) bool {
 
 func ceil(a, b int64) int64 { return (a + b - 1) / b }
 
-// number returns the value of an option, or the default.
 func (o MkfsOptions) number(name string, unset int64) int64 {
 	n, err := strconv.ParseInt(o.Value(name), 10, 64)
 	if err != nil {
@@ -196,7 +195,6 @@ func (o MkfsOptions) Value(name string) string {
 	return ""
 }
 
-// allowedMkfsOptions lists the options of a filesystem, or of all filesystems.
 func allowedMkfsOptions(fsType string) string {
 	var names []string
 	for name, rule := range mkfsRules {

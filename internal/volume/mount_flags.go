@@ -295,7 +295,6 @@ func (o MountOptions) Shown() []string {
 	return words
 }
 
-// attrWords returns the words that mountinfo shows for a mount's attributes.
 func attrWords(attr uint64) []string {
 	var words []string
 	for _, w := range []struct {

@@ -164,7 +164,6 @@ func parseBlockSize(value string) (int, error) {
 	return n, nil
 }
 
-// contradiction returns an error for parameters that exclude each other.
 func (p Parameters) contradiction() error {
 	if p.DiskType != DiskTypeLocal {
 		return nil

@@ -101,7 +101,6 @@ func TestMkfsOptionsHaveToApplyToTheFilesystem(t *testing.T) {
 	csitest.Want(t, err, codes.InvalidArgument, csierr.MkfsOptions)
 }
 
-// chartParameters contains the parameters that the Helm chart accepts.
 type chartParameters struct {
 	Parameters     []string
 	DiskType       []DiskType

@@ -173,7 +173,6 @@ func AccessibleTopologies(ours []Segments, chosen Segments) []*csi.Topology {
 	return list
 }
 
-// checkTopologyRequirement checks a requirement against CSI's rules.
 func checkTopologyRequirement(req *csi.TopologyRequirement) error {
 	if len(req.GetRequisite()) == 0 && len(req.GetPreferred()) == 0 {
 		return invalidTopology("has neither requisite nor preferred topologies")
@@ -207,7 +206,6 @@ func canonical(segments Segments) string {
 	return strings.Join(pairs, ",")
 }
 
-// checkSegments checks the syntax of one topology.
 func checkSegments(segments map[string]string) error {
 	if len(segments) == 0 {
 		return invalidTopology("has a topology without segments")
@@ -290,7 +288,6 @@ func ChooseInstance(req *csi.TopologyRequirement, ours []Segments, instances boo
 	return []*csi.Topology{{Segments: here}}, nil
 }
 
-// oneInstance returns the instance that all requisite topologies name.
 func oneInstance(requisite []*csi.Topology) (string, error) {
 	var one, found string
 	ids := map[string]bool{}

@@ -115,7 +115,6 @@ func TestTopologySettings(t *testing.T) { // B-27, D-75
 	}
 }
 
-// locations reads topologies, "region=R1,zone=Z2".
 func locations(t *testing.T, texts ...string) []Segments {
 	t.Helper()
 	var list []Segments
@@ -229,7 +228,6 @@ func TestAVolumeWithPlacementInstanceIsAtTheRequestedInstance(t *testing.T) {
 	}
 }
 
-// wantTopology compares topologies with "rack=a,zone=b;rack=c,zone=d".
 func wantTopology(t *testing.T, got []*csi.Topology, err error, text string) {
 	t.Helper()
 	var want []*csi.Topology
