@@ -18,26 +18,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-func TestParseBlkid(t *testing.T) {
-	for _, c := range []struct {
-		output string
-		want   string
-		fails  bool
-	}{
-		{output: "DEVNAME=/proc/self/fd/3\nTYPE=ext4\nUSAGE=filesystem\n", want: "ext4"},
-		{output: "DEVNAME=x\nPTTYPE=gpt\n", want: "a partition table (gpt)"},
-		{output: "LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n", want: "swap and a partition table (dos)"},
-		{output: "TYPE=\n", fails: true},
-		{output: "", fails: true},
-		{output: "DEVNAME=x\n", fails: true},
-	} {
-		got, err := parseBlkid(c.output)
-		if (err != nil) != c.fails || (err == nil && got != c.want) {
-			t.Errorf("parseBlkid(%q) = %+v, %v, want %+v", c.output, got, err, c.want)
-		}
-	}
-}
-
 func TestBlkidDistinguishesNothingFoundFromAnError(t *testing.T) {
 	blank := filepath.Join(t.TempDir(), "blank")
 	csitest.Must(t, os.WriteFile(blank, make([]byte, guesttest.MiB), 0o600))

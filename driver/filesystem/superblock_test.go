@@ -123,40 +123,6 @@ func TestFindSuperblocks(t *testing.T) {
 	})
 }
 
-func TestInvalidGroupDescriptorsOfAnExtAreFound(t *testing.T) {
-	for mkfs, size := range map[string]int64{
-		"mke2fs -q -F -t ext4":                                     guesttest.GiB,
-		"mke2fs -q -F -t ext4 -b 1024 -O ^64bit":                   64 * guesttest.MiB,
-		"mke2fs -q -F -t ext4 -b 1024 -O bigalloc":                 guesttest.GiB,
-		"mke2fs -q -F -t ext4 -b 2048 -O ^flex_bg":                 guesttest.GiB,
-		"mke2fs -q -F -t ext4 -O bigalloc":                         200 * guesttest.GiB,
-		"mke2fs -q -F -t ext4 -E lazy_itable_init=1 -O ^uninit_bg": 200 * guesttest.GiB,
-		"mke2fs -q -F -t ext3":                                     256 * guesttest.MiB,
-	} {
-		t.Run(mkfs, func(t *testing.T) {
-			head := freshDisk(t, size, strings.Fields(mkfs)...)
-			table := extTableOf(head[extOffset:])
-			if table.Bytes < 8*table.descBytes || table.Offset+table.Bytes > int64(len(head)) {
-				t.Fatalf("the table is %+v", table)
-			}
-			b := head[table.Offset:]
-			if group := table.firstBad(b); group >= 0 {
-				t.Fatalf("the descriptor of the group %d is bad: %x", group, b[:64])
-			}
-			last := table.Bytes - table.descBytes
-			for field := range int64(3) {
-				for _, at := range []uint32{0, uint32(table.blocks), 0x20202020} {
-					bad := slices.Clone(b)
-					binary.LittleEndian.PutUint32(bad[last+4*field:], at)
-					if group := table.firstBad(bad); group != int(last/table.descBytes) {
-						t.Errorf("block %#x in the field %d: the group %d is bad", at, field, group)
-					}
-				}
-			}
-		})
-	}
-}
-
 func TestTheFirstCopyOfAnExtsSuperblockIsFound(t *testing.T) {
 	for _, mkfs := range []string{
 		"mke2fs -q -F -t ext4 -b 1024",

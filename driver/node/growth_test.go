@@ -46,13 +46,6 @@ func interruptGrowth(t *testing.T, v testVolume) {
 	must(t, os.Setenv("PATH", path))
 }
 
-// damage damages the filesystem so that e2fsck -p does not repair it.
-func (v testVolume) damage(t *testing.T) {
-	t.Helper()
-	guesttest.Run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
-	guesttest.Run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
-}
-
 func (v testVolume) hasGrown(t *testing.T) {
 	t.Helper()
 	must(t, v.stage())
@@ -80,32 +73,6 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		v.disk.WriteAt(t, 1024+0x40, []byte{1, 2, 3}) // the time of the last check
 		v.hasGrown(t)
 	})
-	t.Run("without a growth of this volume there is no such repair", func(t *testing.T) {
-		v := grown(t, volume.Ext4)
-		interruptGrowth(t, v)
-		v.ID = "0b54dc0e-93a4-4f5f-8f5d-another00000"
-		v.damage(t)
-		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
-	})
-	t.Run("the record of a growth is invalid after a mount, and stays", func(t *testing.T) {
-		v := grown(t, volume.Ext4)
-		must(t, v.stage())
-		must(t, v.unstage())
-		v.writeGrowthRecord(t, 128*guesttest.MiB, 1)
-		v.damage(t)
-		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
-		if !hasRecord(t, v.disk, filesystem.GrowthOffsets(v.disk.SizeBytes)[0]) {
-			t.Fatal("it was erased")
-		}
-	})
-	for _, said := range []string{"Error reading block 9541 (Input/output error).",
-		"Error flushing writes to storage device: Input/output error"} {
-		t.Run("a check that could not use the disk: "+said, func(t *testing.T) {
-			v := grown(t, volume.Ext4)
-			tools(t, map[string]string{"e2fsck": `echo "` + said + `" >&2; exit 4`})
-			csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
-		})
-	}
 	t.Run("no repair with -y overwrites an unreadable block", func(t *testing.T) {
 		v := grown(t, volume.Ext4)
 		interruptGrowth(t, v)

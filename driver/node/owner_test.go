@@ -104,26 +104,6 @@ func TestUnstageIgnoresARestoredVolumeWithTheSameUUID(t *testing.T) { // NU-5
 	}
 }
 
-func TestUnstageUnmountsWithoutARecord(t *testing.T) { // NU-5
-	for _, fsType := range append([]string{"block"}, volume.Filesystems...) {
-		t.Run(fsType, func(t *testing.T) {
-			g := statefulGuest(t)
-			d := g.Attach("static", 512*guesttest.MiB)
-			if fsType != "block" {
-				guesttest.Run(t, "mkfs."+fsType, "-q", d.Loop)
-			}
-			v := g.volume(d, fsType)
-			v.Static = true
-			must(t, v.stage())
-			must(t, v.publish("pod"))
-			must(t, os.RemoveAll(g.state))
-			must(t, v.unpublish("pod"))
-			must(t, v.unstage())
-			must(t, v.exclusive())
-		})
-	}
-}
-
 func TestAMountThatContradictsTheRecordIsAnError(t *testing.T) {
 	v := statefulGuest(t).disk(64, volume.Ext4)
 	must(t, v.stage())
