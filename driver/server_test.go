@@ -429,7 +429,7 @@ func TestOnlyOneOfManyProcessesThatStartAtOnceServes(t *testing.T) { // B-19
 		left, err := listenUnix(path)
 		must(t, err)
 		// A stale socket, which all of them try to remove.
-		abandon(left)
+		_ = left.(*ownSocket).UnixListener.Close()
 		servers := startAtOnce(t, path, 16)
 		conn, err := net.Dial("unix", path)
 		if err != nil {
@@ -444,10 +444,6 @@ func TestOnlyOneOfManyProcessesThatStartAtOnceServes(t *testing.T) { // B-19
 			t.Fatalf("left behind: %v", got)
 		}
 	}
-}
-
-func abandon(listener net.Listener) {
-	_ = listener.(*ownSocket).UnixListener.Close()
 }
 
 func startAtOnce(t *testing.T, path string, many int) []net.Listener {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"io"
 	"log"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -315,16 +314,11 @@ var must = csitest.Must
 
 func clientFor(t *testing.T, url string) *rack.Client {
 	t.Helper()
-	client, closeIdle, err := newTestClient(Config{Host: url, Token: racktest.Token,
-		Project: racktest.Project})
+	client, closeIdle, err := rack.New(rack.Options{Host: url, Project: racktest.Project},
+		&rack.Transport{Tokens: &rack.TokenSource{Fixed: racktest.Token}})
 	must(t, err)
 	t.Cleanup(closeIdle)
 	return client
-}
-
-func newTestClient(c Config) (*rack.Client, func(), error) {
-	tokens := tokensOf(c, &hidden{}, slog.New(slog.DiscardHandler))
-	return rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})
 }
 
 func rackAt(t *testing.T, rack http.Handler) (url string) {

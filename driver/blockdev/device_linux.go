@@ -2,6 +2,7 @@ package blockdev
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -99,7 +100,8 @@ func (h Host) Lookup(serial string) (Device, error) {
 		return Device{}, csierr.New(csierr.DeviceNotFound, "no device in %s has the serial %q; found: "+
 			"%s; if the rack says that the disk is attached to this instance, it recorded an attach and "+
 			"did not carry it out: stop the instance and start it again, or detach the disk while the "+
-			"instance is stopped", filepath.Join(h.Sysfs, "block"), serial, orNone(seen))
+			"instance is stopped", filepath.Join(h.Sysfs, "block"), serial,
+			cmp.Or(strings.Join(seen, ", "), "none"))
 	case 1:
 		return found[0], h.checkNode(found[0])
 	}
@@ -219,13 +221,6 @@ func readNumber(path string) (uint64, error) {
 		return 0, fmt.Errorf("%s contains %.20q, not a number", path, b)
 	}
 	return n, nil
-}
-
-func orNone(words []string) string {
-	if len(words) == 0 {
-		return "none"
-	}
-	return strings.Join(words, ", ")
 }
 
 // Counters returns the kernel's counters of the device, including all writes that were cached when

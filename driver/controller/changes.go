@@ -98,7 +98,12 @@ func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch 
 	open := true // also after a panic
 	defer func() {
 		if open {
-			c.changes.mayComeUntil(ch, time.Now().Add(cmp.Or(c.LateLimit, DefaultLateLimit)))
+			c.changes.mu.Lock()
+			defer c.changes.mu.Unlock()
+			if c.changes.open == nil {
+				c.changes.open = map[change]time.Time{}
+			}
+			c.changes.open[ch] = time.Now().Add(cmp.Or(c.LateLimit, DefaultLateLimit))
 		}
 	}()
 	var err error
@@ -106,15 +111,6 @@ func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch 
 		record.End(err, flight.Fields{})
 	}
 	return record, err
-}
-
-func (l *changes) mayComeUntil(c change, until time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.open == nil {
-		l.open = map[change]time.Time{}
-	}
-	l.open[c] = until
 }
 
 // latest returns the open change like this one that may come last.

@@ -138,17 +138,8 @@ func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 		"access type that the workload needs, and copy the data", rack.DiskText(d), words[m.Use])
 }
 
-// checkOwnDisk refuses a disk that this driver did not make, such as a boot disk that somebody
-// wrote into a PersistentVolume. The driver deletes only what it made.
-func checkOwnDisk(d *oxide.Disk, cluster string) error {
-	return notOurs("disk", rack.DiskText(d), rack.ForeignDisk(d, cluster), "volume the reclaim policy")
-}
-
-func checkOwnSnapshot(s *oxide.Snapshot, cluster string) error {
-	return notOurs("snapshot", rack.SnapshotText(s), rack.ForeignSnapshot(s, cluster),
-		"VolumeSnapshotContent the deletionPolicy")
-}
-
+// notOurs refuses an object that this driver did not make, such as a boot disk that somebody wrote
+// into a PersistentVolume. why is empty for the driver's own.
 func notOurs(kind, text, why, policy string) error {
 	if why == "" {
 		return nil

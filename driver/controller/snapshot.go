@@ -253,7 +253,8 @@ func (s snapshotSpec) explainRefusal(ctx context.Context, why error) error {
 func (c *Service) deleteSnapshot(ctx context.Context, look rack.Look,
 	snapshot *oxide.Snapshot) error {
 	const doing = "delete snapshot"
-	if err := checkOwnSnapshot(snapshot, c.ClusterID); err != nil {
+	if err := notOurs("snapshot", rack.SnapshotText(snapshot), rack.ForeignSnapshot(snapshot,
+		c.ClusterID), "VolumeSnapshotContent the deletionPolicy"); err != nil {
 		return err
 	}
 	id := oxide.NameOrId(snapshot.Id)

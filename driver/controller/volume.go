@@ -66,7 +66,8 @@ func volumeIDMissing() error {
 // deleteDisk deletes a disk that was just read, if this driver made it and no instance has it.
 func (c *Service) deleteDisk(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
 	const doing = "delete disk"
-	if err := checkOwnDisk(disk, c.ClusterID); err != nil {
+	if err := notOurs("disk", rack.DiskText(disk), rack.ForeignDisk(disk, c.ClusterID),
+		"volume the reclaim policy"); err != nil {
 		return err
 	}
 	if rack.InstanceOf(disk) != "" {

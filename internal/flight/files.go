@@ -67,7 +67,7 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if e.Outcome != Begun && !always && !isOpen(entries, e) {
+	if e.Outcome != Begun && !always && !slices.ContainsFunc(Open(entries), e.sameAs) {
 		return false, nil
 	}
 	line, err := json.Marshal(e)
@@ -88,8 +88,6 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	_, err = f.Write(line)
 	return err == nil, err
 }
-
-func isOpen(entries []Entry, e Entry) bool { return slices.ContainsFunc(Open(entries), e.sameAs) }
 
 // sameAs reports whether two entries belong to one change. If the disk was removed in between, they
 // do not.

@@ -178,7 +178,8 @@ func (s *renewedFile[T]) readFile(force bool) error {
 	known := s.file
 	s.mu.Unlock()
 	info, err := os.Stat(s.path)
-	if err == nil && !force && known != nil && sameFile(info, known) {
+	if err == nil && !force && known != nil && os.SameFile(info, known) &&
+		info.ModTime().Equal(known.ModTime()) && info.Size() == known.Size() {
 		return nil
 	}
 	content, info, err := readRenewed(s.path, s.limit)
@@ -240,8 +241,4 @@ func readRenewed(path string, limit time.Duration) ([]byte, os.FileInfo, error) 
 		return nil, nil, fmt.Errorf("read: %w", csierr.WithoutPath(err))
 	}
 	return content, info, nil
-}
-
-func sameFile(a, b os.FileInfo) bool {
-	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }

@@ -47,7 +47,9 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		t.refused()
 		return answer, nil
 	}
-	drain(answer.Body)
+	// Read the rest, so that the connection can be used again.
+	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, 64<<10))
+	_ = answer.Body.Close()
 	if answer, err = t.send(again, fresh); err == nil &&
 		answer.StatusCode == http.StatusUnauthorized {
 		t.refused()
@@ -230,9 +232,4 @@ func (t *Transport) refused() {
 	if t.Refused != nil {
 		t.Refused()
 	}
-}
-
-func drain(body io.ReadCloser) {
-	_, _ = io.Copy(io.Discard, io.LimitReader(body, 64<<10))
-	_ = body.Close()
 }
