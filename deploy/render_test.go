@@ -72,7 +72,6 @@ func helm(t *testing.T, args ...string) (text, complaints string, err error) {
 	return o.text, o.complaints, o.err
 }
 
-// source matches the line that helm writes before each document.
 var source = regexp.MustCompile(`^# Source: [^/]+/templates/(.+)\n`)
 
 // render returns what the chart renders with the values, by the name of the template.
@@ -148,7 +147,6 @@ func buildWith(t *testing.T, dir string, files map[string]string) manifests {
 	return parse(t, string(text))
 }
 
-// manifests contains the objects of the rendered chart, or of a kustomization.
 type manifests []*unstructured.Unstructured
 
 func parse(t *testing.T, text string) manifests {

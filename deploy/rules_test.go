@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// whole returns the lines of all objects that the chart renders with everything switched on.
 func whole(t *testing.T) []string {
 	t.Helper()
 	text := strings.TrimSpace(accepted(t)[theWhole])

@@ -202,7 +202,6 @@ func addFlags(flags *flag.FlagSet, list []setting) (given map[string]string) {
 	return given
 }
 
-// flagValues parses the arguments. The map has only the flags that were given.
 func flagValues(args []string, version *bool, help io.Writer) (map[string]string, error) {
 	flags := flag.NewFlagSet("oxide-csi-plugin", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
@@ -260,7 +259,6 @@ func printHelp(w io.Writer) {
 var errNoEndpoint = errors.New("CSI_ENDPOINT (--endpoint) is not set: it has to be " +
 	"unix:///path/name.sock")
 
-// complete reports the settings that the mode needs and lacks.
 func (c *Config) complete() error {
 	switch {
 	case c.Mode == "":
@@ -285,7 +283,6 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// noRack returns why the rack cannot be asked, or "".
 func (c *Config) noRack() string {
 	switch {
 	case c.Host == "":

@@ -138,7 +138,6 @@ func (h *rackHealth) soon() <-chan struct{} {
 	return h.asked
 }
 
-// guardedCheck checks, and converts a panic to a fault.
 func (h *rackHealth) guardedCheck(ctx context.Context) (fine bool) {
 	err := async.Guard(ctx, h.Log, "the rack check", func() error {
 		fine = h.check(ctx)
@@ -152,7 +151,6 @@ func (h *rackHealth) guardedCheck(ctx context.Context) (fine bool) {
 	return fine
 }
 
-// check reads the project from the rack and reports whether there is no problem.
 func (h *rackHealth) check(ctx context.Context) bool {
 	limited, cancel := context.WithTimeout(ctx, rackCheckTimeout)
 	defer cancel()
@@ -242,7 +240,6 @@ func toolsHealth() error {
 	return nil
 }
 
-// identityService is CSI's identity service, which every process of the plugin serves.
 type identityService struct {
 	csi.UnimplementedIdentityServer
 

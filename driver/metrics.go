@@ -144,7 +144,6 @@ func (t tokenExpiry) Collect(to chan<- prometheus.Metric) {
 
 func (m *metrics) watchNode(n *node.Service) { m.registry.MustRegister(nodeVolumes{n}) }
 
-// nodeVolumes counts volumes and disks when the metrics are collected.
 type nodeVolumes struct{ *node.Service }
 
 var (

@@ -27,7 +27,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// csiServer serves the CSI services of one process at one socket.
 type csiServer struct {
 	Identity   csi.IdentityServer
 	Controller csi.ControllerServer // nil: not served

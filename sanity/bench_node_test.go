@@ -58,7 +58,6 @@ func BenchmarkNode(b *testing.B) {
 	}
 }
 
-// way is one way to mount a volume for a workload, on its own disk and at its own paths.
 type way struct {
 	stage, publish func(ctx context.Context) error
 	// undo removes the mounts and keeps the filesystem.
@@ -120,7 +119,6 @@ func (c *contest) report() {
 	}
 }
 
-// openWays creates a blank disk for each way and waits until the instance shows it.
 func (bn *bench) openWays(ctx context.Context, fsType string, round int) ([]*way, error) {
 	dir := filepath.Join(bn.dir, fmt.Sprint(fsType, "-", round))
 	driver, err := bn.driversWay(ctx, fsType, round, filepath.Join(dir, "driver"))

@@ -34,7 +34,6 @@ type brokenRack struct {
 	provoke func(ctx SpecContext, r *brokenFixture)
 }
 
-// brokenFixture is a fixture on whose rack one mutation can be active.
 type brokenFixture struct {
 	*fixture
 	broken brokenRack
@@ -83,13 +82,11 @@ func (f *fixture) unpublish(ctx context.Context, volume *csi.Volume, instance st
 		harness.UnpublishRequest(volume, f.rack.Instance(instance).ID)))
 }
 
-// remains demands that the volume's disk exists and is in this state.
 func (f *fixture) remains(ctx context.Context, volume *csi.Volume, state string) {
 	GinkgoHelper()
 	Expect(stateOf(f.disk(ctx, volume.GetVolumeId()))).To(Equal(state))
 }
 
-// deleteByHand deletes the disks that did not exist before, as an administrator does.
 func (f *fixture) deleteByHand(ctx context.Context, before []string) {
 	GinkgoHelper()
 	for _, id := range f.ids(ctx) {

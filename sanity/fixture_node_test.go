@@ -19,7 +19,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// nodeFixture is a fixture with nodes: the driver's node service in the instances a and b.
 type nodeFixture struct {
 	*fixture
 	a, b *node
@@ -132,12 +131,10 @@ func (p *placement) data() harness.Data {
 		PieceBytes: pieceSize}
 }
 
-// writeThrough writes a piece, which is on the disk when writeThrough returns.
 func (p *placement) writeThrough(n int) error { return p.data().Write(n, true) }
 
 func (p *placement) verify(n int) error { return p.data().Verify(n) }
 
-// mountsAt returns the mounts at a path of this namespace, the lowest first.
 func mountsAt(path string) []*mountinfo.Info {
 	GinkgoHelper()
 	mounts, err := harness.MountsAt(path)
@@ -161,7 +158,6 @@ func edges(device string) string {
 	return string(both)
 }
 
-// blank reports whether the edges are zero.
 func blank(edges string) bool { return strings.Trim(edges, "\x00") == "" }
 
 // writeUntilItFails makes a pod write lines, each with an fsync, until one fails. The channel

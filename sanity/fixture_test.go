@@ -25,7 +25,6 @@ const someUUID = "0e5be1f8-5f0f-4d3c-9a52-2c1f1d4bd20e"
 // callTimeout limits a call of a spec. It is far longer than any call takes.
 const callTimeout = time.Minute
 
-// rackFixture is a rack, with the actions and views of an administrator.
 type rackFixture struct{ rack *harness.Rack }
 
 // fixture is a rack and the driver's controller, which the specs of a container share. Each spec
@@ -37,8 +36,6 @@ type fixture struct {
 	ctl    csi.ControllerClient
 }
 
-// fixtureOptions configures the rack and the controller of a fixture. The zero value has the
-// defaults of both.
 type fixtureOptions struct {
 	rack   harness.RackOptions
 	plugin harness.PluginOptions
@@ -215,7 +212,6 @@ func (f *rackFixture) calls(ctx context.Context, do func()) []string {
 	return operations
 }
 
-// expectOK makes a call that must succeed, and returns the answer.
 func expectOK[Req, Resp any](
 	ctx context.Context, call func(context.Context, Req, ...grpc.CallOption) (Resp, error), req Req,
 ) Resp {
@@ -246,7 +242,6 @@ func inBackground[T any](call func() (T, error)) func() T {
 	}
 }
 
-// callsOf makes a call that must succeed, and returns its operations on the rack.
 func callsOf[Req, Resp any](
 	ctx context.Context, f *fixture, req Req,
 	call func(context.Context, Req, ...grpc.CallOption) (Resp, error),
@@ -277,7 +272,6 @@ func eventually(ctx context.Context, ask func() error) {
 	Expect(harness.Await(ctx, 20*time.Second, ask)).To(Succeed())
 }
 
-// stateOf returns a disk's state in one word, with the instance to which it is attached.
 func stateOf(disk *oxide.Disk) string {
 	if attached, ok := disk.State.AsAttached(); ok {
 		return "attached to " + attached.Instance

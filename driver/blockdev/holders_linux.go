@@ -252,7 +252,6 @@ func (d *OpenDevice) CheckLoops() error {
 	return nil
 }
 
-// numbers returns the names of a device and of its partitions by their device numbers.
 func numbers(d Device) map[uint64]string {
 	found := map[uint64]string{unix.Mkdev(d.Major, d.Minor): d.Name}
 	dir := filepath.Join(kernelSysfs, "dev/block", d.Number())

@@ -60,7 +60,6 @@ func (d *OpenDevice) Close() error {
 
 func (d *OpenDevice) descriptor() int { return int(d.File.Fd()) }
 
-// verify compares the open descriptor with what sysfs reported about the device.
 func (d *OpenDevice) verify() error {
 	major, minor, err := openNumber(d.descriptor())
 	if err != nil {

@@ -26,7 +26,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// listed returns the disk of the volume pvc-<n> of the cluster blue, as the rack lists it.
 func listed(n int, state string, edits ...edit) string {
 	name := fmt.Sprint("pvc-", n)
 	return diskOf(state, append([]edit{
@@ -319,7 +318,6 @@ func (l *longRack) controller(t *testing.T) *Service {
 type listCall = func(ctx context.Context, c *Service, most int32, token string) ([]string, string,
 	error)
 
-// pagedLists contains ListVolumes and ListSnapshots, with the items of the rack's lists.
 var pagedLists = map[string]struct {
 	item func(n int) string
 	call listCall
@@ -381,7 +379,6 @@ func walkList(t *testing.T, rack *longRack, call listCall, most int32) (all []st
 	}
 }
 
-// walkAll checks that a walk lists every item of the rack once, in order.
 func walkAll(t *testing.T, rack *longRack, call listCall, most int32) {
 	t.Helper()
 	all := walkList(t, rack, call, most)

@@ -196,7 +196,6 @@ var (
 	diskOf, snapshotOf, pageOf = racktest.DiskOf, racktest.SnapshotOf, racktest.PageOf
 )
 
-// script lists what a rack is asked, and its responses.
 type script = []racktest.Exchange
 
 // The states of a disk at the instance.
@@ -327,10 +326,8 @@ func controllerFor(t *testing.T, url string) *Service {
 	return &Service{Rack: client, ClusterID: "blue", Log: slog.New(slog.DiscardHandler)}
 }
 
-// instanceAt returns the topology of racktest.Instance at a location such as "rack=a,".
 func instanceAt(location string) []*csi.Topology {
 	return csitest.Topologies(location + "instance=" + racktest.Instance)
 }
 
-// rackA is the topology of a driver that was started with rack=a.
 var rackA = []volume.Segments{{volume.TopologyPrefix + "rack": "a"}}

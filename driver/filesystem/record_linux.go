@@ -122,7 +122,6 @@ func (d disk) ownRecords(v Volume, s scan) (own []int64, err error) {
 	return own, nil
 }
 
-// unwritable wraps an error of a write; nil stays nil.
 func (d disk) unwritable(err error) error {
 	if err == nil {
 		return nil

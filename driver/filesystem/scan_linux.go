@@ -151,7 +151,6 @@ func (d disk) read(v Volume, regions []region, found []Superblock) (scan, error)
 // on a busy machine each read waits for its turn.
 const readers = 8
 
-// readRegions reads all regions. The error names the region that cannot be read.
 func (d disk) readRegions(regions []region) ([]regionData, error) {
 	data, errs := make([]regionData, len(regions)), make([]error, len(regions))
 	var group async.Group

@@ -132,7 +132,6 @@ func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error)
 	return joined, nil
 }
 
-// unread gives the error of a read a reason, if it has none.
 func unread(err error) error {
 	if csierr.ReasonOf(err) != "" {
 		return err

@@ -20,7 +20,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// btrfsDir is where the kernel lists the mounted btrfs filesystems.
 const btrfsDir = "/sys/fs/btrfs"
 
 // The ioctls of include/uapi/linux/btrfs.h.
@@ -147,7 +146,6 @@ func (m BtrfsMember) dirs() ([]string, error) {
 	return dirs, nil
 }
 
-// numberIn returns the number of the only device that a directory in sysfs lists.
 func numberIn(dir string) (major, minor uint32, err error) {
 	names, err := blockdev.ReadNames(dir)
 	if err != nil {
@@ -190,7 +188,6 @@ func isOn(root *os.File, d blockdev.Device) (shown bool) {
 	return shown && err == nil
 }
 
-// privateControl is the control device in a private root directory.
 const privateControl = "/btrfs-control"
 
 func makeControl() error { return unix.Mknod(privateControl, unix.S_IFCHR|0o600, btrfsControl) }

@@ -384,7 +384,6 @@ func openMount(m *mountinfo.Info) (*os.File, error) {
 	return checkMount(root, m)
 }
 
-// checkMount returns the open directory, or closes it if it is not the mount's.
 func checkMount(root *os.File, m *mountinfo.Info) (*os.File, error) {
 	var st unix.Statx_t
 	err := unix.Statx(int(root.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC,

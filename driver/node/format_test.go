@@ -62,7 +62,6 @@ func (v testVolume) device(t *testing.T) blockdev.Device {
 	return d
 }
 
-// filesystems lists the filesystems on the volume's disk that the driver could have made.
 func (v testVolume) filesystems(t *testing.T) []filesystem.Superblock {
 	t.Helper()
 	device, err := v.guest.node().host().Open(v.device(t))

@@ -125,7 +125,6 @@ func (in inspector) state(v *inspection.Volume) {
 	v.Flight = append(v.Flight, entries[max(0, len(entries)-maxShownChanges):]...)
 }
 
-// serialOf returns the serial number of the volume's disk, and its source.
 func serialOf(a inspection.Asked, v inspection.Volume) (serial, from string) {
 	if v.Record != nil {
 		return volume.Serial(v.Record.Disk), "the volume's record"

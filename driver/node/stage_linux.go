@@ -267,7 +267,6 @@ func (v *nodeVolume) mountAt(path string, grow bool) error {
 	return err
 }
 
-// mountOptions returns the request's mount flags and what each filesystem needs besides.
 func (v *nodeVolume) mountOptions() volume.MountOptions {
 	o := v.MountFlags
 	o.Super, o.Data = slices.Clone(o.Super), slices.Clone(o.Data)

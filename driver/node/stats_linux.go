@@ -204,7 +204,6 @@ func (n *Service) volumeAt(volumeID, path string) (shownVolume, error) {
 	return shown, nil
 }
 
-// shownAt finds the disk of this instance that a path shows, as a mounted filesystem or as a node.
 func shownAt(host blockdev.Host, path string) (shownVolume, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -327,7 +326,6 @@ func checkPaths(host blockdev.Host, req *csi.NodeGetVolumeHealthRequest, serial 
 	return nil
 }
 
-// healthAt returns the health of a volume without a record, by the paths of the request.
 func (n *Service) healthAt(req *csi.NodeGetVolumeHealthRequest) (
 	healthEntries, error) {
 	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {

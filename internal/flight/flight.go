@@ -276,7 +276,6 @@ const (
 	Unmounted          Event = "Unmounted"
 )
 
-// explained is an event with its message in the log, and its meaning for an operator.
 type explained struct {
 	Event         Event
 	Says, Meaning string

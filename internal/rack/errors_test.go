@@ -29,7 +29,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// viewing reads the disk, which is the simplest call.
 func viewing(ctx context.Context, c *Client) error {
 	_, err := c.DiskView(ctx, oxide.DiskViewParams{Disk: racktest.Disk})
 	return Error(ctx, "read disk", err)

@@ -26,7 +26,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// guardedRack accepts one token, which can be changed, and records the tokens of its requests.
 type guardedRack struct {
 	mu sync.Mutex
 	// guarded by mu
@@ -293,7 +292,6 @@ func clientWith(t *testing.T, o Options, transport *Transport) *Client {
 	return client
 }
 
-// slowRack answers requests after a while, unless they are cut off before.
 type slowRack struct{ needs time.Duration }
 
 func (s slowRack) RoundTrip(req *http.Request) (*http.Response, error) {

@@ -19,7 +19,6 @@ type MkfsOptions struct {
 
 type mkfsChoice struct{ name, value string }
 
-// mkfsRule has the valid values of an option and its arguments for each filesystem.
 type mkfsRule struct {
 	valid Values
 	args  map[string]func(value string) []string

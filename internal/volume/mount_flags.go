@@ -43,7 +43,6 @@ type MountOption struct {
 	Flag int
 }
 
-// attrFlags are the flags of the mount itself: the attributes that they set and clear.
 var attrFlags = map[string]struct{ set, clear uint64 }{
 	"rw": {0, AttrReadOnly}, "ro": {AttrReadOnly, 0},
 	"suid": {0, attrNoSUID}, "nosuid": {attrNoSUID, 0},
@@ -205,7 +204,6 @@ func splitFlag(flag string) (words []string, ok bool) {
 	return append(words, word.String()), !quoted
 }
 
-// add adds one flag and reports whether a volume with this filesystem may have it.
 func (o *MountOptions) add(fsType, word string, flag int) bool {
 	key, value, hasValue := strings.Cut(word, "=")
 	attr, isAttr := attrFlags[word]
@@ -225,7 +223,6 @@ func (o *MountOptions) add(fsType, word string, flag int) bool {
 	return !o.contradictory()
 }
 
-// allowed reports whether a flag is an option of the filesystem that a volume may have.
 func allowed(fsType, key, value string, hasValue bool) bool {
 	if !hasValue {
 		return key == "seclabel" || slices.Contains(FilesystemFlags[fsType].Words, key)
