@@ -38,7 +38,7 @@ func TestMisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) { // B-2
 		args []string
 		want string
 	}{
-		{"B-28 no mode", set("OXIDE_MODE", ""), nil, "OXIDE_MODE"},
+		{"no mode (B-28)", set("OXIDE_MODE", ""), nil, "OXIDE_MODE"},
 		{"a bad mode", set("OXIDE_MODE", canary), nil, "OXIDE_MODE"},
 		{"a bad mode as a flag", nil, []string{"--mode=" + canary}, "--mode"},
 		{"no endpoint", set("CSI_ENDPOINT", ""), nil, "CSI_ENDPOINT"},
@@ -55,7 +55,7 @@ func TestMisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) { // B-2
 		{"the mark of a conformance run", set("OXIDE_CLUSTER_ID", "oxide-conformance-20261126"), nil,
 			"OXIDE_CLUSTER_ID"},
 		{"a bad topology", set("OXIDE_TOPOLOGY", canary), nil, "OXIDE_TOPOLOGY"},
-		{"D-73 a bad rack", set("OXIDE_TOPOLOGY_RACK", canary), nil, "OXIDE_TOPOLOGY_RACK"},
+		{"a bad rack (D-73)", set("OXIDE_TOPOLOGY_RACK", canary), nil, "OXIDE_TOPOLOGY_RACK"},
 		{"a rack given twice", map[string]string{"OXIDE_TOPOLOGY": "rack=tweety",
 			"OXIDE_TOPOLOGY_RACK": "tweety"}, nil, "OXIDE_TOPOLOGY_RACK"},
 		{"a node in two locations", map[string]string{"OXIDE_MODE": "node",

@@ -89,19 +89,19 @@ func TestProbeReportsTheStateOfTheRack(t *testing.T) { // PR-1, PR-3, PR-5
 	fine := inOrder
 	another := racktest.OK("", strings.Replace(fine.Body, racktest.ProjectID, racktest.Numbered(7), 1))
 
-	expect("PR-2 before the first look", false)
+	expect("before the first look (PR-2)", false)
 	rack.set(away)
 	h.check(t.Context())
-	expect("PR-5 the rack is unreachable at the start", true)
+	expect("the rack is unreachable at the start (PR-5)", true)
 	if why := h.waiting(); !csierr.Has(why, csierr.RackUnavailable) {
 		t.Errorf("waits for %v, want %s", why, csierr.RackUnavailable)
 	}
 	rack.set(fine)
 	h.check(t.Context())
-	expect("PR-1 healthy", true)
+	expect("healthy (PR-1)", true)
 	rack.set(away)
 	h.check(t.Context())
-	expect("PR-5 the rack is unreachable", true)
+	expect("the rack is unreachable (PR-5)", true)
 	if why := h.waiting(); why != nil {
 		t.Errorf("an outage after the first answer makes the process wait: %v", why)
 	}
@@ -124,11 +124,11 @@ func TestProbeReportsTheStateOfTheRack(t *testing.T) { // PR-1, PR-3, PR-5
 	}
 	rack.set(fine)
 	h.check(t.Context())
-	expect("PR-1 mended", true)
+	expect("mended (PR-1)", true)
 
 	before := rack.count()
 	for range 100 {
-		expect("PR-5 makes no request", true)
+		expect("makes no request (PR-5)", true)
 	}
 	if after := rack.count(); after != before {
 		t.Errorf("a hundred probes made %d requests", after-before)

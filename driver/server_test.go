@@ -346,7 +346,7 @@ func TestFieldLimits(t *testing.T) { // B-1, B-2, B-5
 		{"bytes count, not letters", &csi.CreateVolumeRequest{Name: strings.Repeat("é", 65)}, "name"},
 		{"a node's 256 bytes", &csi.ControllerPublishVolumeRequest{NodeId: long + long[2:]}, ""},
 		{"a node's 257 bytes", &csi.ControllerPublishVolumeRequest{NodeId: long + long[1:]}, "node_id"},
-		{"B-4 a long path", &csi.NodeStageVolumeRequest{StagingTargetPath: strings.Repeat("/abc",
+		{"a long path (B-4)", &csi.NodeStageVolumeRequest{StagingTargetPath: strings.Repeat("/abc",
 			300)}, ""},
 		{"large parameters", &csi.CreateVolumeRequest{Parameters: big}, "parameters"},
 		{"large secrets", &csi.CreateVolumeRequest{Secrets: big}, "secrets"},
@@ -358,7 +358,7 @@ func TestFieldLimits(t *testing.T) { // B-1, B-2, B-5
 		{"a negative size", &csi.CreateVolumeRequest{CapacityRange: csitest.Range(-1, 0)},
 			"required_bytes"},
 		{"a negative count", &csi.ListVolumesRequest{MaxEntries: -1}, "max_entries"},
-		{"LV-2 a long token is a bad token", &csi.ListVolumesRequest{StartingToken: long}, ""},
+		{"a long token is a bad token (LV-2)", &csi.ListVolumesRequest{StartingToken: long}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			err := limitProblem(test.req.ProtoReflect())

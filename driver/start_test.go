@@ -114,7 +114,7 @@ func TestAControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) { // D-45
 		{"a rack in order", at(inOrder), "INFO", nil},
 		{"a wrong token", at(racktest.Error(401, "Unauthorized", "credentials missing or invalid")),
 			"ERROR", []string{"TokenRejected: ", "OXIDE_TOKEN"}},
-		{"B-16 a token that comes back", map[string]string{"OXIDE_TOKEN": echoed,
+		{"a token that comes back (B-16)", map[string]string{"OXIDE_TOKEN": echoed,
 			"OXIDE_HOST": rackAt(t, &moodyRack{mood: racktest.Error(401, echoed, echoed)})}, "ERROR",
 			[]string{"TokenRejected: ", "***"}},
 		{"a token without a role", at(racktest.Error(403, "Forbidden", "Forbidden")), "ERROR",

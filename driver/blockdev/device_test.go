@@ -22,7 +22,7 @@ import (
 )
 
 func TestFind(t *testing.T) {
-	t.Run("D-35 a serial is compared as a whole", func(t *testing.T) {
+	t.Run("a serial is compared as a whole (D-35)", func(t *testing.T) {
 		root := guesttest.Sysfs(t, map[string]string{"nvme0n1": "boot", "nvme5n1": "csi-0123456789abcdef",
 			"nvme3n1": "csi-0123456789abcde", "vda": "-"})
 		host := Host{Sysfs: root, Dev: t.TempDir()}

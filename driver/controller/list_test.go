@@ -219,23 +219,23 @@ func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 		req   *csi.GetCapacityRequest
 		want  *csi.GetCapacityResponse
 	}{
-		{"CG-1 whole GiB", script{left(10*volume.GiB, 4*volume.GiB+1)}, &csi.GetCapacityRequest{},
+		{"whole GiB (CG-1)", script{left(10*volume.GiB, 4*volume.GiB+1)}, &csi.GetCapacityRequest{},
 			limits(5 * volume.GiB)},
-		{"CG-1 never negative", script{left(volume.GiB, 2*volume.GiB)}, &csi.GetCapacityRequest{},
+		{"never negative (CG-1)", script{left(volume.GiB, 2*volume.GiB)}, &csi.GetCapacityRequest{},
 			limits(0)},
-		{"CG-1 never too large", script{left(1<<64-1, 0)}, &csi.GetCapacityRequest{}, limits(1 << 62)},
-		{"CG-3 local disks", script{left(10*volume.GiB, 5*volume.GiB)},
+		{"never too large (CG-1)", script{left(1<<64-1, 0)}, &csi.GetCapacityRequest{}, limits(1 << 62)},
+		{"local disks (CG-3)", script{left(10*volume.GiB, 5*volume.GiB)},
 			parameter("diskType", "local"), local},
-		{"CG-2 a mode that volumes do not have", nil,
+		{"a mode that volumes do not have (CG-2)", nil,
 			&csi.GetCapacityRequest{VolumeCapabilities: manyReaders}, nothing},
-		{"CG-2 a parameter that is unknown", nil, parameter("colour", "blue"), nothing},
-		{"CG-2 a placement that nodes do not report", nil, parameter("placement", "instance"), nothing},
-		{"CG-2 another rack", nil, at(csitest.Topologies("rack=b")), nothing},
-		{"CG-2 this rack", script{left(5*volume.GiB, 0)}, at(csitest.Topologies("rack=a")),
+		{"a parameter that is unknown (CG-2)", nil, parameter("colour", "blue"), nothing},
+		{"a placement that nodes do not report (CG-2)", nil, parameter("placement", "instance"), nothing},
+		{"another rack (CG-2)", nil, at(csitest.Topologies("rack=b")), nothing},
+		{"this rack (CG-2)", script{left(5*volume.GiB, 0)}, at(csitest.Topologies("rack=a")),
 			limits(5 * volume.GiB)},
-		{"CG-2 an instance of this rack", script{left(5*volume.GiB, 0)},
+		{"an instance of this rack (CG-2)", script{left(5*volume.GiB, 0)},
 			at(instanceAt("rack=a,")), limits(5 * volume.GiB)},
-		{"CG-2 an instance of another rack", nil, at(instanceAt("rack=b,")), nothing},
+		{"an instance of another rack (CG-2)", nil, at(instanceAt("rack=b,")), nothing},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := rackThat(t, test.lines...)

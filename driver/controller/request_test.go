@@ -69,66 +69,66 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) { // B-3
 		code    codes.Code
 		reason  csierr.Reason
 	}{
-		{"CV-2 a NEL", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
+		{"a NEL (CV-2)", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.Name = "a\u0085"
 		}), codes.InvalidArgument, csierr.FieldInvalid},
-		{"CV-5 B-45 one bad of two", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
+		{"one bad of two (CV-5, B-45)", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities,
 				csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
 		}), codes.InvalidArgument, csierr.CapabilityUnsupported},
-		{"CV-6 an unknown parameter", parameter("colour", "blue"), codes.InvalidArgument,
+		{"an unknown parameter (CV-6)", parameter("colour", "blue"), codes.InvalidArgument,
 			csierr.ParameterInvalid},
-		{"CV-6 a filesystem with smaller blocks than the disk's", parameter("mkfsOptions",
+		{"a filesystem with smaller blocks than the disk's (CV-6)", parameter("mkfsOptions",
 			"fsBlockSize=1024"), codes.InvalidArgument, csierr.MkfsOptions},
-		{"CV-6 more inodes than the disk has room for", parameter("mkfsOptions",
+		{"more inodes than the disk has room for (CV-6)", parameter("mkfsOptions",
 			"bytesPerInode=2048,inodeSize=2048"), codes.InvalidArgument, csierr.MkfsOptions},
-		{"CP-1 an attach without a volume", publishing(publishRequest(),
+		{"an attach without a volume (CP-1)", publishing(publishRequest(),
 			func(r *csi.ControllerPublishVolumeRequest) { r.VolumeId = "" }), codes.InvalidArgument,
 			csierr.VolumeIDMissing},
-		{"CP-1 an attach without a node", publishing(publishRequest(),
+		{"an attach without a node (CP-1)", publishing(publishRequest(),
 			func(r *csi.ControllerPublishVolumeRequest) { r.NodeId = "" }), codes.InvalidArgument,
 			csierr.FieldMissing},
-		{"VC-1 capabilities of no volume", &csi.ValidateVolumeCapabilitiesRequest{
+		{"capabilities of no volume (VC-1)", &csi.ValidateVolumeCapabilitiesRequest{
 			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}}, codes.InvalidArgument,
 			csierr.VolumeIDMissing},
-		{"CV-7 mutable parameters", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
+		{"mutable parameters (CV-7)", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.MutableParameters = map[string]string{"a": "b"}
 		}), codes.InvalidArgument, csierr.ParameterInvalid},
-		{"CV-8 a placement that nodes do not report", parameter("placement", "instance"),
+		{"a placement that nodes do not report (CV-8)", parameter("placement", "instance"),
 			codes.InvalidArgument, csierr.TopologyInvalid},
-		{"CV-12 a range that no disk fits", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
+		{"a range that no disk fits (CV-12)", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = csitest.Range(1024*volume.GiB, 0)
 		}), codes.OutOfRange, csierr.CapacityOutOfRange},
-		{"CV-13 a clone", from(&csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		{"a clone (CV-13)", from(&csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: racktest.Disk}}}),
 			codes.InvalidArgument, csierr.SourceUnsupported},
-		{"CV-13 an empty source", from(&csi.VolumeContentSource{}), codes.InvalidArgument,
+		{"an empty source (CV-13)", from(&csi.VolumeContentSource{}), codes.InvalidArgument,
 			csierr.SourceUnsupported},
 		{"a source without a snapshot id", from(fromSnapshot("")), codes.InvalidArgument,
 			csierr.FieldMissing},
-		{"GV-1 a volume without an id", &csi.ControllerGetVolumeRequest{}, codes.InvalidArgument,
+		{"a volume without an id (GV-1)", &csi.ControllerGetVolumeRequest{}, codes.InvalidArgument,
 			csierr.VolumeIDMissing},
-		{"LS-6 a snapshot without an id", &csi.GetSnapshotRequest{}, codes.InvalidArgument,
+		{"a snapshot without an id (LS-6)", &csi.GetSnapshotRequest{}, codes.InvalidArgument,
 			csierr.FieldMissing},
-		{"CV-14 a snapshot id that is no UUID", from(fromSnapshot("non-existing-snapshot-id")),
+		{"a snapshot id that is no UUID (CV-14)", from(fromSnapshot("non-existing-snapshot-id")),
 			codes.NotFound, csierr.SnapshotNotFound},
-		{"CV-15 a snapshot and an image", creating(parameter("imageId", racktest.Image), restoring),
+		{"a snapshot and an image (CV-15)", creating(parameter("imageId", racktest.Image), restoring),
 			codes.InvalidArgument, csierr.SourceIncompatible},
-		{"CV-15 a snapshot into a local disk", creating(parameter("diskType", "local"), restoring),
+		{"a snapshot into a local disk (CV-15)", creating(parameter("diskType", "local"), restoring),
 			codes.InvalidArgument, csierr.SourceIncompatible},
-		{"CP-3 a disk that is attached read-only", publishing(publishRequest(),
+		{"a disk that is attached read-only (CP-3)", publishing(publishRequest(),
 			func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = true }), codes.InvalidArgument,
 			csierr.ReadOnlyUnsupported},
-		{"CP-2 a mode that volumes do not have", publishing(publishRequest(),
+		{"a mode that volumes do not have (CP-2)", publishing(publishRequest(),
 			func(r *csi.ControllerPublishVolumeRequest) {
 				r.VolumeCapability = csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
 			}), codes.InvalidArgument, csierr.CapabilityUnsupported},
-		{"CS-2 a banned character", &csi.CreateSnapshotRequest{Name: "\x7f",
+		{"a banned character (CS-2)", &csi.CreateSnapshotRequest{Name: "\x7f",
 			SourceVolumeId: racktest.Disk}, codes.InvalidArgument, csierr.FieldInvalid},
-		{"CS-3 a parameter of a snapshot", &csi.CreateSnapshotRequest{Name: "snap-1",
+		{"a parameter of a snapshot (CS-3)", &csi.CreateSnapshotRequest{Name: "snap-1",
 			SourceVolumeId: racktest.Disk, Parameters: map[string]string{"a": "b"}},
 			codes.InvalidArgument, csierr.ParameterInvalid},
-		{"CS-3 the topology of a snapshot", &csi.CreateSnapshotRequest{Name: "snap-1",
+		{"the topology of a snapshot (CS-3)", &csi.CreateSnapshotRequest{Name: "snap-1",
 			SourceVolumeId: racktest.Disk, AccessibilityRequirements: rackAlone}, codes.InvalidArgument,
 			csierr.TopologyInvalid},
 	} {
@@ -154,8 +154,8 @@ func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
 			NodeId: racktest.Instance}, ""},
 		{"CU-5", &csi.ControllerUnpublishVolumeRequest{VolumeId: racktest.Disk, NodeId: "fake-node"}, ""},
 		{"DS-2", &csi.DeleteSnapshotRequest{SnapshotId: "reallyfakesnapshotid"}, ""},
-		{"LS-3 a snapshot", &csi.ListSnapshotsRequest{SnapshotId: "none-exist-id"}, ""},
-		{"LS-3 a volume", &csi.ListSnapshotsRequest{SourceVolumeId: "none-exist-id"}, ""},
+		{"a snapshot (LS-3)", &csi.ListSnapshotsRequest{SnapshotId: "none-exist-id"}, ""},
+		{"a volume (LS-3)", &csi.ListSnapshotsRequest{SourceVolumeId: "none-exist-id"}, ""},
 		{"publish a volume", publishing(publishRequest(),
 			func(r *csi.ControllerPublishVolumeRequest) { r.VolumeId = "fake-vol-id" }),
 			csierr.VolumeNotFound},

@@ -37,71 +37,71 @@ func TestTakingSnapshots(t *testing.T) {
 					t.Errorf("the body is %s", body)
 				}
 			}}}, codes.OK, "", ""},
-		{"CS-4 of a volume that is deleted between read and request",
+		{"of a volume that is deleted between read and request (CS-4)",
 			script{racktest.NotFound.To(postSnap), noSnapName, ownProject, ownUser, noDisk}, codes.NotFound,
 			csierr.VolumeNotFound, racktest.Disk},
-		{"OX-6 in a project that cannot be seen", script{racktest.NotFound.To(postSnap), noSnapName,
+		{"in a project that cannot be seen (OX-6)", script{racktest.NotFound.To(postSnap), noSnapName,
 			noProject}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
-		{"CS-5 twice", script{taken.To(postSnap), snapNamed("ready")}, codes.OK, "", ""},
-		{"CS-5 twice, with a full quota", script{full.To(postSnap), snapNamed("ready")}, codes.OK, "",
+		{"twice (CS-5)", script{taken.To(postSnap), snapNamed("ready")}, codes.OK, "", ""},
+		{"twice, with a full quota (CS-5)", script{full.To(postSnap), snapNamed("ready")}, codes.OK, "",
 			""},
-		{"CS-5 twice, the volume deleted between", script{racktest.NotFound.To(postSnap),
+		{"twice, the volume deleted between (CS-5)", script{racktest.NotFound.To(postSnap),
 			snapNamed("ready")}, codes.OK, "", ""},
-		{"CS-6 of another volume", script{taken.To(postSnap), snapNamed("ready", with("disk_id",
+		{"of another volume (CS-6)", script{taken.To(postSnap), snapNamed("ready", with("disk_id",
 			racktest.Image))}, codes.AlreadyExists, csierr.SnapshotExists, racktest.Image},
-		{"CS-6 over one made by hand", script{taken.To(postSnap), snapNamed("ready", with("description",
+		{"over one made by hand (CS-6)", script{taken.To(postSnap), snapNamed("ready", with("description",
 			"mine"))}, codes.AlreadyExists, csierr.SnapshotExists, racktest.Snapshot},
 		{"of a name whose snapshot is being destroyed", script{taken.To(postSnap),
 			snapNamed("destroyed")}, codes.Aborted, csierr.OperationPending, ""},
 		{"of a name that has gone", script{taken.To(postSnap), noSnapName}, codes.Aborted,
 			csierr.OperationPending, ""},
-		{"CS-7 while another is taken, or a part of the disk is replaced", script{busy.To(postSnap),
+		{"while another is taken, or a part of the disk is replaced (CS-7)", script{busy.To(postSnap),
 			noSnapName, held}, codes.Aborted, csierr.DiskBusy, "replaces a part"},
-		{"CS-5 twice, while a part of the disk is replaced", script{busy.To(postSnap),
+		{"twice, while a part of the disk is replaced (CS-5)", script{busy.To(postSnap),
 			snapNamed("ready")}, codes.OK, "", ""},
-		{"CS-7 while an earlier call with the name takes it", script{busy.To(postSnap),
+		{"while an earlier call with the name takes it (CS-7)", script{busy.To(postSnap),
 			snapNamed("creating")}, codes.Aborted, csierr.DiskBusy, "still taking"},
-		{"CS-7 twice, while the first call takes it", script{taken.To(postSnap), snapNamed("creating")},
+		{"twice, while the first call takes it (CS-7)", script{taken.To(postSnap), snapNamed("creating")},
 			codes.Aborted, csierr.DiskBusy, "still taking"},
-		{"CS-7 that is answered before it is taken", script{created(postSnap, snapshotOf("creating"))},
+		{"that is answered before it is taken (CS-7)", script{created(postSnap, snapshotOf("creating"))},
 			codes.Aborted, csierr.DiskBusy, "still taking"},
-		{"CS-6 of another volume, while that one is taken", script{busy.To(postSnap),
+		{"of another volume, while that one is taken (CS-6)", script{busy.To(postSnap),
 			snapNamed("creating", with("disk_id", racktest.Image))}, codes.AlreadyExists,
 			csierr.SnapshotExists, racktest.Image},
-		{"CS-8 without capacity", script{full.To(postSnap), noSnapName}, codes.ResourceExhausted,
+		{"without capacity (CS-8)", script{full.To(postSnap), noSnapName}, codes.ResourceExhausted,
 			csierr.RackFull, ""},
-		{"CS-9 that fails, and is deleted", script{created(postSnap, snapshotOf("faulted")),
+		{"that fails, and is deleted (CS-9)", script{created(postSnap, snapshotOf("faulted")),
 			snap("faulted"), deletedSnap}, codes.Internal, csierr.SnapshotFaulted, "deleted again"},
-		{"CS-9 that fails, and is not deleted", script{created(postSnap, snapshotOf("faulted")), snap(
+		{"that fails, and is not deleted (CS-9)", script{created(postSnap, snapshotOf("faulted")), snap(
 			"faulted"), forbidden.To(deleteSnap)}, codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
-		{"CS-9 that only seems to fail", script{created(postSnap, snapshotOf("faulted")), snap("ready")},
+		{"that seems to fail (CS-9)", script{created(postSnap, snapshotOf("faulted")), snap("ready")},
 			codes.Aborted, csierr.DiskBusy, ""},
-		{"CS-9 that an earlier call failed to take", script{taken.To(postSnap), snapNamed("faulted")},
+		{"that an earlier call failed to take (CS-9)", script{taken.To(postSnap), snapNamed("faulted")},
 			codes.Aborted, csierr.SnapshotFaulted, ""},
 	}.after(free).try(t, snapshotRequest(), answer)
 	scriptedCalls{
-		{"CS-10 of a local disk", script{shown("detached", with("disk_type", "local"))},
+		{"of a local disk (CS-10)", script{shown("detached", with("disk_type", "local"))},
 			codes.FailedPrecondition, csierr.SnapshotImpossible, "local"},
-		{"CS-10 of a read-only disk", script{shown("detached", with("read_only", true))},
+		{"of a read-only disk (CS-10)", script{shown("detached", with("read_only", true))},
 			codes.FailedPrecondition, csierr.SnapshotImpossible, "read-only"},
-		{"CS-10 of a faulted disk", script{shown("faulted")}, codes.FailedPrecondition,
+		{"of a faulted disk (CS-10)", script{shown("faulted")}, codes.FailedPrecondition,
 			csierr.DiskFaulted, ""},
-		{"CS-10 of a disk being created", script{shown("creating")}, codes.Aborted, csierr.DiskBusy, ""},
+		{"of a disk in creation (CS-10)", script{shown("creating")}, codes.Aborted, csierr.DiskBusy, ""},
 	}.after(free, noTaking, noSnapName).try(t, snapshotRequest(), answer)
 	scriptedCalls{
-		{"CS-5 that an earlier request has taken, and this one may not", script{snapNamed("ready")},
+		{"that an earlier request has taken, and this one may not (CS-5)", script{snapNamed("ready")},
 			codes.OK, "", ""},
 	}.after(free, forbidden.To(postSnap)).try(t, snapshotRequest(), answer)
 	scriptedCalls{
-		{"CS-4 of a volume that is gone", script{noDisk, noSnapName, ownProject, ownUser, noDisk},
+		{"of a volume that is gone (CS-4)", script{noDisk, noSnapName, ownProject, ownUser, noDisk},
 			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
-		{"CS-4 of a volume that is only gone at first", script{noDisk, noSnapName, ownProject, ownUser,
+		{"of a volume that is only gone at first (CS-4)", script{noDisk, noSnapName, ownProject, ownUser,
 			free}, codes.Aborted, csierr.OperationPending, ""},
-		{"OX-6 of a volume that is gone, in a project that cannot be seen", script{noDisk, noSnapName,
+		{"of a volume that is gone, in a project that cannot be seen (OX-6)", script{noDisk, noSnapName,
 			noProject}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
-		{"CS-10 of a disk whose import is not finalized", script{shown("import_ready")},
+		{"of a disk whose import is not finalized (CS-10)", script{shown("import_ready")},
 			codes.FailedPrecondition, csierr.DiskImporting, "finalize"},
-		{"CS-5 twice, the volume deleted before", script{noDisk, snapNamed("ready")}, codes.OK, "", ""},
+		{"twice, the volume deleted before (CS-5)", script{noDisk, snapNamed("ready")}, codes.OK, "", ""},
 	}.try(t, snapshotRequest(), answer)
 }
 
@@ -139,7 +139,7 @@ func TestASnapshotRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 func TestAnUnclearSnapshotCreateIsResolvedByTheName(t *testing.T) { // OX-8
 	scriptedCalls{
 		{"it is there", script{snapNamed("ready")}, codes.OK, "", ""},
-		{"CS-7 it is being taken", script{snapNamed("creating")}, codes.Aborted, csierr.DiskBusy, ""},
+		{"it is being taken (CS-7)", script{snapNamed("creating")}, codes.Aborted, csierr.DiskBusy, ""},
 		{"another has the name", script{snapNamed("ready", with("disk_id", racktest.Image))},
 			codes.Unavailable, csierr.EffectUnknown, ""},
 		{"it is faulted", script{snapNamed("faulted")}, codes.Aborted, csierr.SnapshotFaulted, ""},
@@ -158,21 +158,21 @@ func wantedSnapshot(ready bool) *csi.Snapshot {
 func TestDeletingSnapshots(t *testing.T) {
 	seen := snap("ready")
 	scriptedCalls{
-		{"DS-2 of one that is gone", script{noSnap, ownProject, ownUser, noSnap}, codes.OK, "", ""},
-		{"OX-6 of one that cannot be seen", script{noSnap, noProject}, codes.PermissionDenied,
+		{"of one that is gone (DS-2)", script{noSnap, ownProject, ownUser, noSnap}, codes.OK, "", ""},
+		{"of one that cannot be seen (OX-6)", script{noSnap, noProject}, codes.PermissionDenied,
 			csierr.ProjectNotFound, ""},
-		{"D-69 of one taken by hand", script{snap("ready", with("description", "before the upgrade"))},
+		{"of one taken by hand (D-69)", script{snap("ready", with("description", "before the upgrade"))},
 			codes.FailedPrecondition, csierr.DiskNotOurs, "Retain"},
-		{"DS-5 of one in the making", script{snap("creating"), racktest.Refused.To(deleteSnap),
+		{"of one in the making (DS-5)", script{snap("creating"), racktest.Refused.To(deleteSnap),
 			snap("creating")}, codes.Aborted, csierr.SnapshotNotReady, ""},
 	}.try(t, deleteSnapshotStep, nil)
 	scriptedCalls{
 		{"is a read and one request", script{deletedSnap}, codes.OK, "", ""},
-		{"DS-2 of one that is deleted between read and request", script{racktest.NotFound.To(deleteSnap),
+		{"of one deleted between read and request (DS-2)", script{racktest.NotFound.To(deleteSnap),
 			noSnap, ownProject, ownUser, noSnap}, codes.OK, "", ""},
-		{"OX-6 of one that exists although the rack does not find it", script{racktest.NotFound.To(
+		{"of one that exists although the rack does not find it (OX-6)", script{racktest.NotFound.To(
 			deleteSnap), seen}, codes.Unavailable, csierr.RackResponseInvalid, ""},
-		{"DS-4 of one that the rack keeps", script{racktest.Error(409, "Conflict",
+		{"of one that the rack keeps (DS-4)", script{racktest.Error(409, "Conflict",
 			"in use").To(deleteSnap), seen}, codes.FailedPrecondition, csierr.Conflict, "in use"},
 	}.after(seen).try(t, deleteSnapshotStep, nil)
 }
@@ -188,7 +188,7 @@ func TestListingSnapshots(t *testing.T) {
 		lines script
 		want  string
 	}{
-		{"LS-5 all of the project, except those still being taken", &csi.ListSnapshotsRequest{},
+		{"all of the project, except those still being taken (LS-5)", &csi.ListSnapshotsRequest{},
 			script{racktest.OK(listSnaps, pageOf("", numberedSnap(1, "ready", with("description", "mine")),
 				numberedSnap(2, "creating"), numberedSnap(3, "faulted"), numberedSnap(4, "destroyed")))},
 			"[1:true 3:false]"},
@@ -200,7 +200,7 @@ func TestListingSnapshots(t *testing.T) {
 		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: racktest.Numbered(7),
 			SourceVolumeId: racktest.Image}, script{racktest.OK(viewSeventh, numberedSnap(7, "ready"))},
 			"[]"},
-		{"LS-3 an unknown one", &csi.ListSnapshotsRequest{SnapshotId: racktest.Snapshot},
+		{"an unknown one (LS-3)", &csi.ListSnapshotsRequest{SnapshotId: racktest.Snapshot},
 			script{noSnap}, "[]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -31,19 +31,19 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 		want    int64
 		warning bool
 	}{
-		{"NI-2 an empty instance takes the rack's limit", nil, 0, 12, false},
-		{"NI-2 the boot disk takes a place", map[string]string{"nvme0n1": "boot"}, 0, 11, false},
-		{"NI-2 the driver's own disks take none",
+		{"an empty instance takes the rack's limit (NI-2)", nil, 0, 12, false},
+		{"the boot disk takes a place (NI-2)", map[string]string{"nvme0n1": "boot"}, 0, 11, false},
+		{"the driver's own disks take none (NI-2)",
 			map[string]string{"nvme0n1": "boot", "nvme1n1": own + "f", "nvme4n1": own + "g"}, 0, 11, false},
-		{"NI-2 a disk attached by hand takes one",
+		{"a disk attached by hand takes one (NI-2)",
 			map[string]string{"nvme0n1": "boot", "nvme1n1": "csi-by-hand"}, 0, 10, false},
-		{"NI-2 disks without an NVMe serial take none",
+		{"disks without an NVMe serial take none (NI-2)",
 			map[string]string{"vda": "-", "loop0": "-", "nvme0n1": "boot"}, 0, 11, false},
-		{"NI-2 a path below a multipath head counts once",
+		{"a path below a multipath head counts once (NI-2)",
 			map[string]string{"nvme0n1": "boot", "nvme0c0n1": "boot"}, 0, 11, false},
-		{"NI-2 the limit can be set", map[string]string{"nvme0n1": "boot"}, 8, 7, false},
-		{"NI-2 an instance with one place left", map[string]string{"nvme0n1": "boot"}, 2, 1, false},
-		{"NI-2 a full instance reports 1, because 0 means no limit",
+		{"the limit can be set (NI-2)", map[string]string{"nvme0n1": "boot"}, 8, 7, false},
+		{"an instance with one place left (NI-2)", map[string]string{"nvme0n1": "boot"}, 2, 1, false},
+		{"a full instance reports 1, because 0 means no limit (NI-2)",
 			map[string]string{"nvme0n1": "boot"}, 1, 1, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -57,14 +57,14 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 				t.Fatalf("got %v, want %d volumes", info, c.want)
 			}
 			if info.GetAccessibleTopology() != nil {
-				t.Fatal("NI-3 a topology without a setting")
+				t.Fatal("a topology without a setting (NI-3)")
 			}
 			if (log.Len() > 0) != c.warning {
 				t.Fatalf("logged %q", &log)
 			}
 		})
 	}
-	t.Run("NI-2 a static volume that the node knows takes no place, also after a restart",
+	t.Run("a static volume that the node knows takes no place, also after a restart (NI-2)",
 		func(t *testing.T) {
 			const disk = "made-by-hand-with-a-long-name"
 			n := &Service{InstanceID: "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01", StateDir: t.TempDir(),
@@ -86,7 +86,7 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 			n.records().of(racktest.Disk).delete()
 			room(10)
 		})
-	t.Run("NI-3 a configured topology is reported", func(t *testing.T) {
+	t.Run("a configured topology is reported (NI-3)", func(t *testing.T) {
 		n := &Service{SysfsRoot: guesttest.Sysfs(t, nil), InstanceID: "x", Topology: map[string]string{
 			"topology.csi.oxide.computer/rack": "a"}}
 		info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
@@ -95,7 +95,7 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 			t.Fatal(diff)
 		}
 	})
-	t.Run("NI-4 without an identity there is no answer", func(t *testing.T) {
+	t.Run("without an identity there is no answer (NI-4)", func(t *testing.T) {
 		csitest.Want(t, csitest.Call(t.Context(), (&Service{SysfsRoot: guesttest.Sysfs(t, nil)}),
 			&csi.NodeGetInfoRequest{}), codes.FailedPrecondition, csierr.InstanceUnknown)
 	})
@@ -108,7 +108,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 		return resp.GetUsage(), err
 	}
 	for _, fsType := range volume.Filesystems {
-		t.Run("VS-3 a filesystem counts bytes and inodes: "+fsType, func(t *testing.T) {
+		t.Run(fsType+" counts bytes and inodes (VS-3)", func(t *testing.T) {
 			g := newGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 			must(t, v.stage())
@@ -132,7 +132,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 			}
 		})
 	}
-	t.Run("VS-5 a path of another volume is not found, by a process without records",
+	t.Run("a path of another volume is not found, by a process without records (VS-5)",
 		func(t *testing.T) {
 			g := newGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
@@ -142,7 +142,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 			_, err := stats(g.node(), v.ID, other.staging(), v.staging())
 			csitest.Want(t, err, codes.NotFound, csierr.VolumeNotAtPath)
 		})
-	t.Run("VS-4 a block volume has its size", func(t *testing.T) {
+	t.Run("a block volume has its size (VS-4)", func(t *testing.T) {
 		v := newGuest(t).disk(8, "block")
 		must(t, v.publish("dev"))
 		usage, err := stats(v.guest.node(), v.ID, v.guest.path("dev"), "")
@@ -163,7 +163,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 		}
 		return resp.GetVolumeHealth().GetHealthStatuses()
 	}
-	t.Run("NH-2 the node has to know the volume", func(t *testing.T) {
+	t.Run("the node has to know the volume (NH-2)", func(t *testing.T) {
 		n := &Service{SysfsRoot: guesttest.Sysfs(t, nil)}
 		csitest.Want(t, csitest.Call(t.Context(), n, &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
 			StagingTargetPath: "/no/such/path"}), codes.NotFound, csierr.VolumeUnknownToNode)
@@ -230,7 +230,7 @@ func TestInstanceID(t *testing.T) { // NI-1, D-28
 		{"another vendor's serial is not believed", "", "-",
 			map[string]string{"sys_vendor": "Dell Inc.\n", "product_serial": one + "\n"}, "",
 			[]string{"OXIDE_INSTANCE_ID", "OXIDE_INSTANCE_METADATA_FILE"}},
-		{"NI-4 without any source the error gives advice", "", "-", nil, "",
+		{"without any source the error gives advice (NI-4)", "", "-", nil, "",
 			[]string{"OXIDE_INSTANCE_ID", "OXIDE_INSTANCE_METADATA_FILE"}},
 		{"variable and SMBIOS that disagree are both named", two, "-", oxide, "",
 			[]string{"OXIDE_INSTANCE_ID", "SMBIOS"}},
@@ -242,9 +242,9 @@ func TestInstanceID(t *testing.T) { // NI-1, D-28
 			[]string{"OXIDE_INSTANCE_ID"}},
 		{"a UUID of zeroes is refused", "00000000-0000-0000-0000-000000000000", "-", nil, "",
 			[]string{"OXIDE_INSTANCE_ID"}},
-		{"D-67 a file without the key is refused", "", "canary=1\n", oxide, "",
+		{"a file without the key is refused (D-67)", "", "canary=1\n", oxide, "",
 			[]string{"OXIDE_INSTANCE_METADATA_FILE", "OXIDE_INSTANCE_ID="}},
-		{"D-67 a file that is missing is refused", one, "missing", oxide, "",
+		{"a file that is missing is refused (D-67)", one, "missing", oxide, "",
 			[]string{"OXIDE_INSTANCE_METADATA_FILE", "no such file"}},
 		{"a file with two ids is refused", "",
 			"OXIDE_INSTANCE_ID=" + one + "\nOXIDE_INSTANCE_ID=" + two + "\n", nil, "",

@@ -258,7 +258,7 @@ func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { 
 
 func TestUnstageAndUnpublishLeaveForeignMountsAlone(t *testing.T) {
 	foreign := map[string]func(t *testing.T, g *testGuest, path string){
-		"UP-6 NU-5 a tmpfs": func(t *testing.T, _ *testGuest, path string) {
+		"a tmpfs (UP-6, NU-5)": func(t *testing.T, _ *testGuest, path string) {
 			guesttest.Run(t, "mount", "-t", "tmpfs", "none", path)
 		},
 		"a disk of no instance": func(t *testing.T, g *testGuest, path string) {

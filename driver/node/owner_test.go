@@ -147,13 +147,13 @@ func TestARawTargetWhoseDeviceNumberIsReused(t *testing.T) {
 		must(t, v.publish("dev"))
 		return v, v.replaced(guesttest.OtherSerial, fsType)
 	}
-	t.Run("VS-5 it does not show this volume", func(t *testing.T) {
+	t.Run("it does not show this volume (VS-5)", func(t *testing.T) {
 		v, _ := setUp(t, "block")
 		csitest.Want(t, v.stats("dev"), codes.NotFound, csierr.VolumeNotAtPath)
 		csitest.Want(t, v.ask(&csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
 			VolumePublishPath: v.guest.path("dev")}), codes.NotFound, csierr.VolumeNotAtPath)
 	})
-	t.Run("NP-5 it is not published again", func(t *testing.T) {
+	t.Run("it is not published again (NP-5)", func(t *testing.T) {
 		v, _ := setUp(t, "block")
 		csitest.Want(t, v.publish("dev"), codes.NotFound, csierr.DeviceNotFound)
 		v.disk = v.guest.Attach(guesttest.Serial, 16*guesttest.MiB) // under another number
@@ -173,7 +173,7 @@ func TestARawTargetWhoseDeviceNumberIsReused(t *testing.T) {
 		must(t, v.unstage())
 		must(t, w.publish("other"))
 	})
-	t.Run("UP-3 it is unpublished, and the other disk does not change", func(t *testing.T) {
+	t.Run("it is unpublished, and the other disk does not change (UP-3)", func(t *testing.T) {
 		v, w := setUp(t, "block")
 		same := w.disk.Same(t)
 		must(t, v.unpublish("dev"))

@@ -29,7 +29,7 @@ const (
 )
 
 func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
-	t.Run("NP-5 a volume staged with another filesystem is not published", func(t *testing.T) {
+	t.Run("a volume staged with another filesystem is not published (NP-5)", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
 		v.FSType = volume.XFS
@@ -83,10 +83,10 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 	})
 }
 
-func TestRepeatedPublishesFollowCSIsTable(t *testing.T) {
+func TestRepeatedPublishesFollowCSIsTable(t *testing.T) { // NP-6, NP-7, NP-8
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for _, mode := range []csi.VolumeCapability_AccessMode_Mode{writer, singleWriter, multiWriter} {
-			t.Run("NP-6 NP-7 NP-8 "+fsType+" with "+mode.String(), func(t *testing.T) {
+			t.Run(fsType+" with "+mode.String(), func(t *testing.T) {
 				v := newGuest(t).disk(128, fsType)
 				v.Mode = mode
 				must(t, v.stage())
@@ -104,14 +104,14 @@ func TestRepeatedPublishesFollowCSIsTable(t *testing.T) {
 			})
 		}
 	}
-	t.Run("NP-7 the same target with other mount flags is refused", func(t *testing.T) {
+	t.Run("the same target with other mount flags is refused (NP-7)", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		v.Flags = []string{"noexec"}
 		csitest.Want(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
 	})
-	t.Run("NP-8 a second target with another capability is refused", func(t *testing.T) {
+	t.Run("a second target with another capability is refused (NP-8)", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		v.Mode = multiWriter
 		must(t, v.stage())
@@ -152,7 +152,7 @@ func TestRepeatedPublishesFollowCSIsTable(t *testing.T) {
 
 func TestReadOnlyPublications(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
-		t.Run("NP-9 a read-only "+fsType+" publication refuses writes, another one takes them",
+		t.Run("a read-only "+fsType+" publication refuses writes, another one takes them (NP-9)",
 			func(t *testing.T) {
 				v := newGuest(t).disk(512, fsType)
 				v.Mode = multiWriter
@@ -171,7 +171,7 @@ func TestReadOnlyPublications(t *testing.T) {
 				must(t, v.unstage())
 			})
 	}
-	t.Run("NP-9 a read-only block publication makes the device read-only until it ends",
+	t.Run("a read-only block publication makes the device read-only until it ends (NP-9)",
 		func(t *testing.T) {
 			v := newGuest(t).disk(8, "block")
 			v.Mode = multiWriter
@@ -258,7 +258,7 @@ func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
 	v := newGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
 	must(t, v.publish("pod"))
-	t.Run("UP-2 UP-4 a volume or a target that is not published is a success", func(t *testing.T) {
+	t.Run("a volume or a target that is not published is a success (UP-2, UP-4)", func(t *testing.T) {
 		must(t, testVolume{guest: newGuest(t), ID: "no-uuid"}.unpublish("pod"))
 		must(t, os.Mkdir(v.guest.path("empty"), 0o755))
 		for _, target := range []string{"other", "no/such/path", "empty"} {
@@ -266,18 +266,18 @@ func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
 			absent(t, v.guest.path(target))
 		}
 	})
-	t.Run("UP-6 a busy target is an error, and everything stays", func(t *testing.T) {
+	t.Run("a busy target is an error, and everything stays (UP-6)", func(t *testing.T) {
 		f, err := os.Create(filepath.Join(v.guest.path("pod"), "open"))
 		must(t, err)
 		csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.StillMounted)
 		must(t, f.Close())
 	})
-	t.Run("UP-3 every layer of mounts goes", func(t *testing.T) {
+	t.Run("every layer of mounts goes (UP-3)", func(t *testing.T) {
 		guesttest.Run(t, "mount", "--bind", v.staging(), v.guest.path("pod"))
 		must(t, v.unpublish("pod"))
 		v.guest.hasMounts(1)
 	})
-	t.Run("UP-6 files below a target that is not mounted are never removed", func(t *testing.T) {
+	t.Run("files below a target that is not mounted are never removed (UP-6)", func(t *testing.T) {
 		file := filepath.Join(v.guest.path("pod"), "precious")
 		must(t, os.Mkdir(v.guest.path("pod"), 0o755))
 		must(t, os.WriteFile(file, []byte("x"), 0o600))

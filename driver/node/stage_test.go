@@ -72,15 +72,15 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 		code    codes.Code
 		reason  csierr.Reason
 	}{
-		{"NS-2 stage at a relative path", stageAt("a/b"), bad, csierr.PathInvalid},
-		{"NS-2 stage at the root directory", stageAt("/x/.."), bad, csierr.PathInvalid},
-		{"NS-2 stage at a path longer than Linux has", stageAt("/" + strings.Repeat("a/", 2048)), bad,
+		{"stage at a relative path (NS-2)", stageAt("a/b"), bad, csierr.PathInvalid},
+		{"stage at the root directory (NS-2)", stageAt("/x/.."), bad, csierr.PathInvalid},
+		{"stage at a path longer than Linux has (NS-2)", stageAt("/" + strings.Repeat("a/", 2048)), bad,
 			csierr.PathInvalid},
 		{"stage at a NUL", stageAt(nul), bad, csierr.PathInvalid},
-		{"NS-3 stage for many nodes", stageAs(manyWriters, ""), unfit, csierr.CapabilityUnsupported},
-		{"NS-3 stage a filesystem volumes do not have", stageAs(writer, "ntfs"), unfit,
+		{"stage for many nodes (NS-3)", stageAs(manyWriters, ""), unfit, csierr.CapabilityUnsupported},
+		{"stage a filesystem volumes do not have (NS-3)", stageAs(writer, "ntfs"), unfit,
 			csierr.CapabilityUnsupported},
-		{"NS-4 stage without the disk's name", stage(func(r *csi.NodeStageVolumeRequest) {
+		{"stage without the disk's name (NS-4)", stage(func(r *csi.NodeStageVolumeRequest) {
 			r.PublishContext = nil
 		}), bad, csierr.DiskNameMissing},
 		{"a size that is no number", contexts("sizeBytes=-1", ""), bad, csierr.FieldInvalid},
@@ -102,16 +102,16 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 			csierr.MkfsOptions},
 		{"mkfs options of another filesystem", contexts("", "mkfsOptions=reflink=true"), bad,
 			csierr.MkfsOptions},
-		{"NP-1 publish without a capability, and without a staging path",
+		{"publish without a capability, and without a staging path (NP-1)",
 			publish(func(r *csi.NodePublishVolumeRequest, _ *mounted) {
 				r.VolumeCapability, r.StagingTargetPath = nil, ""
 			}), bad, csierr.CapabilityInvalid},
-		{"NP-2 publish at a relative target", publishAt("a", "/s"), bad, csierr.PathInvalid},
-		{"NP-2 publish from a relative staging path", publishAt("/t", "a"), bad, csierr.PathInvalid},
+		{"publish at a relative target (NP-2)", publishAt("a", "/s"), bad, csierr.PathInvalid},
+		{"publish from a relative staging path (NP-2)", publishAt("/t", "a"), bad, csierr.PathInvalid},
 		{"publish at a NUL", publishAt(nul, "/s"), bad, csierr.PathInvalid},
 		{"publish from a NUL", publishAt("/t", nul), bad, csierr.PathInvalid},
-		{"NP-3 publish without a staging path", publishAt("/t", ""), unfit, csierr.NotStaged},
-		{"NP-4 publish for many nodes", publish(func(r *csi.NodePublishVolumeRequest, _ *mounted) {
+		{"publish without a staging path (NP-3)", publishAt("/t", ""), unfit, csierr.NotStaged},
+		{"publish for many nodes (NP-4)", publish(func(r *csi.NodePublishVolumeRequest, _ *mounted) {
 			r.VolumeCapability.AccessMode.Mode = manyWriters
 		}), unfit, csierr.CapabilityUnsupported},
 		{"publish without the disk's name", publish(func(r *csi.NodePublishVolumeRequest, _ *mounted) {
@@ -121,11 +121,11 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 			publish(func(_ *csi.NodePublishVolumeRequest, m *mounted) {
 				m.MountFlags = []string{"remount"}
 			}), unfit, csierr.MountFlags},
-		{"NU-1 unstage a relative path", &csi.NodeUnstageVolumeRequest{VolumeId: id,
+		{"unstage a relative path (NU-1)", &csi.NodeUnstageVolumeRequest{VolumeId: id,
 			StagingTargetPath: "x"}, bad, csierr.PathInvalid},
 		{"unstage at a NUL", &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: nul}, bad,
 			csierr.PathInvalid},
-		{"UP-1 unpublish a relative path", &csi.NodeUnpublishVolumeRequest{VolumeId: id,
+		{"unpublish a relative path (UP-1)", &csi.NodeUnpublishVolumeRequest{VolumeId: id,
 			TargetPath: "x"}, bad, csierr.PathInvalid},
 		{"unpublish at a NUL", &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: nul}, bad,
 			csierr.PathInvalid},
@@ -133,7 +133,7 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 			csierr.PathInvalid},
 		{"statistics staged at a NUL", &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: "/v",
 			StagingTargetPath: nul}, bad, csierr.PathInvalid},
-		{"VS-2 statistics of a relative path show no volume", &csi.NodeGetVolumeStatsRequest{
+		{"statistics of a relative path show no volume (VS-2)", &csi.NodeGetVolumeStatsRequest{
 			VolumeId: id, VolumePath: "some/path"}, codes.NotFound, csierr.VolumeNotAtPath},
 		{"health at a NUL", &csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: nul}, bad,
 			csierr.PathInvalid},
@@ -148,13 +148,13 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 }
 
 func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
-	t.Run("NS-5 the error for a missing disk lists the serials that were found",
+	t.Run("the error for a missing disk lists the serials that were found (NS-5)",
 		func(t *testing.T) {
 			v := newGuest(t).disk(8, volume.Ext4)
 			v.Name = "csi-another000000000"
 			csitest.Want(t, v.stage(), codes.NotFound, csierr.DeviceNotFound, guesttest.Serial)
 		})
-	t.Run("NS-5 the wait ends at the caller's deadline", func(t *testing.T) {
+	t.Run("the wait ends at the caller's deadline (NS-5)", func(t *testing.T) {
 		v := newGuest(t).disk(8, "block")
 		v.guest.Unplug(v.disk)
 		n := v.guest.node()
@@ -175,7 +175,7 @@ func TestStageRefusesAnotherRequestForAStagedVolume(t *testing.T) {
 		{"flags", func(v *testVolume) { v.Flags = []string{"noexec"} }},
 		{"access type", func(v *testVolume) { v.FSType = "block" }},
 	} {
-		t.Run("NS-8 a second call with another "+c.name+" is refused", func(t *testing.T) {
+		t.Run("a second call with another "+c.name+" is refused (NS-8)", func(t *testing.T) {
 			v := newGuest(t).disk(8, volume.Ext4)
 			must(t, v.stage())
 			c.other(&v)
@@ -185,7 +185,7 @@ func TestStageRefusesAnotherRequestForAStagedVolume(t *testing.T) {
 }
 
 func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
-	t.Run("NS-15 mount flags are applied, and appear in no log and no error", func(t *testing.T) {
+	t.Run("mount flags are applied, and appear in no log and no error (NS-15)", func(t *testing.T) {
 		v := newGuest(t).disk(16, volume.Ext4)
 		v.Flags = []string{"noatime", "nosuid,nodev", "sync", "data=journal", "defaults"}
 		must(t, v.stage())
@@ -226,7 +226,7 @@ func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 			t.Fatalf("the label is missing: %s", top.VFSOptions)
 		}
 	})
-	t.Run("B-4 a path of a thousand bytes works", func(t *testing.T) {
+	t.Run("a path of a thousand bytes works (B-4)", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		long := v.guest.path(strings.Repeat(strings.Repeat("ü", 100)+"/", 5)[:1000])
 		must(t, os.MkdirAll(filepath.Dir(long), 0o755))
@@ -254,7 +254,7 @@ func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 			t.Fatalf("mounts: %q", got)
 		}
 	})
-	t.Run("NS-2 a staging path that is no directory is refused before the format",
+	t.Run("a staging path that is no directory is refused before the format (NS-2)",
 		func(t *testing.T) {
 			v := newGuest(t).disk(64, volume.Ext4)
 			same := v.disk.Same(t)
@@ -277,7 +277,7 @@ func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 			}
 		}
 	})
-	t.Run("E-6 a read-only disk is mounted and published read-only", func(t *testing.T) {
+	t.Run("a read-only disk is mounted and published read-only (E-6)", func(t *testing.T) {
 		for _, fsType := range volume.Filesystems {
 			g := newGuest(t)
 			writable := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
@@ -337,7 +337,7 @@ func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 		change func(*testVolume)
 		reason csierr.Reason
 	}{
-		"NS-10 a disk that holds something else": {func(v *testVolume) { v.FSType = volume.XFS },
+		"a disk that holds something else (NS-10)": {func(v *testVolume) { v.FSType = volume.XFS },
 			csierr.DiskNotBlank},
 		"a disk in use": {func(v *testVolume) {
 			holder, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)

@@ -27,7 +27,7 @@ import (
 func TestNodeUnstageVolume(t *testing.T) {
 	v := newGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
-	t.Run("NU-4 every layer is unmounted, and the data are on the disk", func(t *testing.T) {
+	t.Run("every layer is unmounted, and the data are on the disk (NU-4)", func(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack-data-here"), 0o600))
 		guesttest.Run(t, "mount", "--bind", v.staging(), v.staging())
 		must(t, v.unstage())
@@ -37,7 +37,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 			t.Fatalf("the data are not on the disk: %v", err)
 		}
 	})
-	t.Run("NU-2 NU-3 it succeeds for an unstaged volume and a missing disk", func(t *testing.T) {
+	t.Run("it succeeds for an unstaged volume and a missing disk (NU-2, NU-3)", func(t *testing.T) {
 		must(t, v.unstage())
 		must(t, exists(v.staging())) // the directory is the orchestrator's
 		must(t, os.Remove(v.staging()))
@@ -45,7 +45,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 		must(t, testVolume{guest: newGuest(t), ID: "no-uuid"}.unstageAt(t.TempDir()))
 	})
 	must(t, v.stage())
-	t.Run("NU-5 a volume that is mounted where it cannot be seen is not released", func(t *testing.T) {
+	t.Run("a volume with a hidden mount is not released (NU-5)", func(t *testing.T) {
 		// A detached mount is in no mount table, like one of another mount namespace.
 		elsewhere, err := mount.Clone(v.staging(), volume.Ext4)
 		must(t, err)
@@ -152,7 +152,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 		return v
 	}
 	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
-		t.Run("NU-5 "+fsType+" that was unmounted while frozen", func(t *testing.T) {
+		t.Run(fsType+" that was unmounted while frozen (NU-5)", func(t *testing.T) {
 			v := setUp(t, fsType)
 			must(t, v.unpublish("pod"))
 			must(t, unix.Unmount(v.staging(), 0))
@@ -162,7 +162,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 			must(t, inTime(t, v.unstage))
 			must(t, v.exclusive())
 		})
-		t.Run("NS-7 "+fsType+" that was unmounted while frozen is staged", func(t *testing.T) {
+		t.Run(fsType+" that was unmounted while frozen is staged (NS-7)", func(t *testing.T) {
 			v := setUp(t, fsType)
 			must(t, v.unpublish("pod"))
 			must(t, unix.Unmount(v.staging(), 0))
@@ -173,7 +173,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 			must(t, v.unstage())
 		})
 	}
-	t.Run("NU-5 it stays frozen while a process has its staging path open", func(t *testing.T) {
+	t.Run("it stays frozen while a process has its staging path open (NU-5)", func(t *testing.T) {
 		v := setUp(t, volume.Ext4)
 		must(t, v.unpublish("pod"))
 		root, err := os.Open(v.staging())
@@ -215,7 +215,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 				})
 		}
 	}
-	t.Run("NU-4 of a disk that is read-only", func(t *testing.T) {
+	t.Run("of a disk that is read-only (NU-4)", func(t *testing.T) {
 		v := statefulGuest(t).disk(64, volume.Ext4)
 		v.Flags = []string{"ro"}
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)

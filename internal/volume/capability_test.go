@@ -65,8 +65,8 @@ func TestCapabilities(t *testing.T) { // CV-4, CV-5
 		{"no access mode", &csi.VolumeCapability{AccessType: block.AccessType}, true, false},
 		{"no access type", typeless, true, false},
 		{"a mount group", grouped, false, true},
-		{"B-2 mount flags of 4096 bytes", flagged(4096), false, false},
-		{"B-2 mount flags of 4097 bytes", flagged(4097), true, false},
+		{"mount flags of 4096 bytes (B-2)", flagged(4096), false, false},
+		{"mount flags of 4097 bytes (B-2)", flagged(4097), true, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := CapabilityProblem(test.c)
@@ -109,17 +109,17 @@ func TestDiskSize(t *testing.T) { // CV-11, CV-12
 		{"nothing asked", nil, 0, 10, 0},
 		{"one byte is one GiB", csitest.Range(bytes, 0), 0, 1, 0},
 		{"whole GiB stay", csitest.Range(5*GiB, 0), 0, 5, 0},
-		{"D-22 one and a half become two", csitest.Range(GiB+half, 0), 0, 2, 0},
+		{"one and a half become two (D-22)", csitest.Range(GiB+half, 0), 0, 2, 0},
 		{"an exact size", csitest.Range(3*GiB, 3*GiB), 0, 3, 0},
 		{"only a limit above the default", csitest.Range(0, 100*GiB), 0, 10, 0},
 		{"only a limit below it", csitest.Range(0, 3*GiB+half), 0, 3, 0},
 		{"the largest", csitest.Range(1023*GiB, 0), 0, 1023, 0},
-		{"E-25 limit below required", csitest.Range(3*GiB, 2*GiB), 0, 0, codes.OutOfRange},
+		{"limit below required (E-25)", csitest.Range(3*GiB, 2*GiB), 0, 0, codes.OutOfRange},
 		{"a range that is empty", csitest.Range(0, 0), 0, 0, codes.InvalidArgument},
 		{"negative required", csitest.Range(-1, 0), 0, 0, codes.InvalidArgument},
-		{"CV-17 a source without a range", nil, 4 * GiB, 4, 0},
-		{"CV-17 a source in a larger volume", csitest.Range(6*GiB, 0), 4 * GiB, 6, 0},
-		{"E-25 a source above required and below the limit", csitest.Range(GiB, 9*GiB), 4 * GiB, 4, 0},
+		{"a source without a range (CV-17)", nil, 4 * GiB, 4, 0},
+		{"a source in a larger volume (CV-17)", csitest.Range(6*GiB, 0), 4 * GiB, 6, 0},
+		{"a source above required and below the limit (E-25)", csitest.Range(GiB, 9*GiB), 4 * GiB, 4, 0},
 		{"a source with only a limit", csitest.Range(0, 90*GiB), 4 * GiB, 4, 0},
 		{"an image that is no whole GiB", nil, GiB + 512, 2, 0},
 	} {

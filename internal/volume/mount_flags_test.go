@@ -48,7 +48,7 @@ func TestParseMountFlags(t *testing.T) {
 			}
 		})
 	}
-	t.Run("B-15 a refused flag is not quoted", func(t *testing.T) {
+	t.Run("a refused flag is not quoted (B-15)", func(t *testing.T) {
 		for fsType, flags := range map[string]string{
 			Ext4: "bind remount loop=/canary source=canary rshared user device=/canary " +
 				`journal_dev=canary a="canary ro=canary rw=canary sync=canary noexec=canary ` +

@@ -57,19 +57,19 @@ func TestTopologyRequirements(t *testing.T) { // D-14
 		ours   []Segments
 		reason csierr.Reason
 	}{
-		{"CV-8 without a topology of ours", needs("rack=a"), nil, csierr.TopologyInvalid},
-		{"CV-9 an empty requirement", &csi.TopologyRequirement{}, ours, csierr.TopologyInvalid},
-		{"CV-9 preferred that is not requisite", &csi.TopologyRequirement{
+		{"without a topology of ours (CV-8)", needs("rack=a"), nil, csierr.TopologyInvalid},
+		{"an empty requirement (CV-9)", &csi.TopologyRequirement{}, ours, csierr.TopologyInvalid},
+		{"preferred that is not requisite (CV-9)", &csi.TopologyRequirement{
 			Requisite: csitest.Topologies("rack=a"), Preferred: csitest.Topologies("rack=b")}, ours,
 			csierr.TopologyInvalid},
-		{"CV-9 no segments", raw(nil), ours, csierr.TopologyInvalid},
-		{"CV-9 a bad key", raw(segments{"a/b/c": "d"}), ours, csierr.TopologyInvalid},
-		{"CV-9 a bad prefix", raw(segments{"-x/rack": "a"}), ours, csierr.TopologyInvalid},
-		{"CV-9 a bad value", raw(segments{TopologyPrefix + "rack": "-"}), ours, csierr.TopologyInvalid},
-		{"CV-9 a key twice", raw(segments{"x/Rack": "a", "x/rack": "a"}), ours, csierr.TopologyInvalid},
-		{"CV-10 another rack", needs("rack=b"), ours, csierr.TopologyUnreachable},
-		{"CV-10 a key we do not have", needs("row=1"), ours, csierr.TopologyUnreachable},
-		{"B-27 the case of keys does not count", raw(segments{
+		{"no segments (CV-9)", raw(nil), ours, csierr.TopologyInvalid},
+		{"a bad key (CV-9)", raw(segments{"a/b/c": "d"}), ours, csierr.TopologyInvalid},
+		{"a bad prefix (CV-9)", raw(segments{"-x/rack": "a"}), ours, csierr.TopologyInvalid},
+		{"a bad value (CV-9)", raw(segments{TopologyPrefix + "rack": "-"}), ours, csierr.TopologyInvalid},
+		{"a key twice (CV-9)", raw(segments{"x/Rack": "a", "x/rack": "a"}), ours, csierr.TopologyInvalid},
+		{"another rack (CV-10)", needs("rack=b"), ours, csierr.TopologyUnreachable},
+		{"a key we do not have (CV-10)", needs("row=1"), ours, csierr.TopologyUnreachable},
+		{"the case of keys does not count (B-27)", raw(segments{
 			strings.ToUpper(TopologyPrefix) + "RACK": "a"}), ours, ""},
 		{"a wish alone is no demand", &csi.TopologyRequirement{Preferred: csitest.Topologies("rack=b")},
 			ours, ""},
@@ -145,20 +145,20 @@ func TestAVolumeOfTheRackIsAtNoInstance(t *testing.T) {
 		want string // the locations in the answer
 		code codes.Code
 	}{
-		{"D-74 an instance is everywhere without locations", requisite(here), nil, "", codes.OK},
-		{"D-74 all are everywhere without locations", requisite(here, there), nil, "", codes.OK},
+		{"an instance is everywhere without locations (D-74)", requisite(here), nil, "", codes.OK},
+		{"all are everywhere without locations (D-74)", requisite(here, there), nil, "", codes.OK},
 		{"no requirement without locations", nil, nil, "", codes.OK},
-		{"D-72 the instance is ignored beside a location", requisite("rack=a," + here),
+		{"the instance is ignored beside a location (D-72)", requisite("rack=a," + here),
 			[]string{"rack=a"}, "rack=a", codes.OK},
-		{"D-74 the location of the instance comes first", requisite("rack=b," + here),
+		{"the location of the instance comes first (D-74)", requisite("rack=b," + here),
 			[]string{"rack=a", "rack=b"}, "rack=b;rack=a", codes.OK},
-		{"CV-10 an instance elsewhere", requisite("rack=b," + here), []string{"rack=a"}, "",
+		{"an instance elsewhere (CV-10)", requisite("rack=b," + here), []string{"rack=a"}, "",
 			codes.ResourceExhausted},
-		{"CV-10 an instance without a location", requisite(here), []string{"rack=a"}, "",
+		{"an instance without a location (CV-10)", requisite(here), []string{"rack=a"}, "",
 			codes.ResourceExhausted},
-		{"CV-8 a location that nobody declared", requisite("rack=a," + here), nil, "",
+		{"a location that nobody declared (CV-8)", requisite("rack=a," + here), nil, "",
 			codes.InvalidArgument},
-		{"CV-9 a preferred instance that is not requisite", &csi.TopologyRequirement{
+		{"a preferred instance that is not requisite (CV-9)", &csi.TopologyRequirement{
 			Requisite: csitest.Topologies("rack=a," + here),
 			Preferred: csitest.Topologies("rack=a," + there)}, []string{"rack=a"}, "",
 			codes.InvalidArgument},
@@ -186,11 +186,11 @@ func TestAVolumeWithPlacementInstanceIsAtTheRequestedInstance(t *testing.T) {
 		want string // what is answered; empty means refused
 		says string
 	}{
-		{"D-61 without locations", requisite(here), nil, here, ""},
-		{"D-61 with a location", requisite("rack=a," + here), []string{"rack=a"}, "rack=a," + here, ""},
-		{"D-61 at the instance's location of several", requisite("rack=b," + here),
+		{"without locations (D-61)", requisite(here), nil, here, ""},
+		{"with a location (D-61)", requisite("rack=a," + here), []string{"rack=a"}, "rack=a," + here, ""},
+		{"at the instance's location of several (D-61)", requisite("rack=b," + here),
 			[]string{"rack=a", "rack=b"}, "rack=b," + here, ""},
-		{"B-27 the case of keys does not count", &csi.TopologyRequirement{
+		{"the case of keys does not count (B-27)", &csi.TopologyRequirement{
 			Requisite: []*csi.Topology{{Segments: map[string]string{
 				upper: strings.TrimPrefix(here, "instance=")}}}}, nil, here, ""},
 		{"no requirement", nil, nil, "", "found no requisite topology"},
