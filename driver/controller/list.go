@@ -59,30 +59,25 @@ func (c *Service) ControllerGetVolume(ctx context.Context, req *csi.ControllerGe
 func (c *Service) eachVolume(ctx context.Context, pages *rack.Pager,
 	visit func(*oxide.Disk) (enough bool)) error {
 	var boot map[string]bool
-	var inside error
-	err := c.Rack.EachDisk(ctx, pages, func(disk *oxide.Disk) bool {
+	return c.Rack.EachDisk(ctx, pages, func(disk *oxide.Disk) (enough bool, err error) {
 		if rack.ForeignDisk(disk, c.ClusterID) != "" {
 			if rack.InstanceOf(disk) == "" {
-				return false
+				return false, nil
 			}
 			if boot == nil {
-				if boot, inside = c.Rack.BootDisks(ctx); inside != nil {
-					return true
+				if boot, err = c.Rack.BootDisks(ctx); err != nil {
+					return false, err
 				}
 			}
 			if boot[disk.Id] {
-				return false
+				return false, nil
 			}
 		}
-		if inside = rack.ValidateDisk("list disks", disk); inside != nil {
-			return true
+		if err := rack.ValidateDisk("list disks", disk); err != nil {
+			return false, err
 		}
-		return visit(disk)
+		return visit(disk), nil
 	})
-	if inside != nil {
-		return inside
-	}
-	return err
 }
 
 func publishedNodes(disk *oxide.Disk) []string {

@@ -129,10 +129,7 @@ func TestPagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3, LV-4
 	}
 	for _, rack.most = range []int{1, 7, 57, 100} {
 		for _, most := range []int32{0, 1, 2, 5, 19, 37, 38, 39, 60} {
-			got := walkList(t, rack, pagedLists["volumes"].call, most)
-			if !slices.Equal(got, want) {
-				t.Fatalf("in pages of %d, the rack's of %d: got %v", most, rack.most, got)
-			}
+			walkList(t, rack, pagedLists["volumes"].call, most, want)
 		}
 	}
 }
@@ -348,20 +345,27 @@ func TestAPageTakesTwoRequests(t *testing.T) { // LV-4, LS-4
 		for _, project := range []string{racktest.ProjectID, "p", strings.Repeat("x", 63)} {
 			for _, most := range []int32{1, 7, 100} {
 				t.Run(fmt.Sprintf("%s of %.8s in pages of %d", name, project, most), func(t *testing.T) {
-					rack := &longRack{project: project}
-					for n := range min(20*int(most)+3, 705) {
-						rack.items = append(rack.items, list.item(n))
-					}
-					walkAll(t, rack, list.call, most)
+					rack, ids := longRackOf(min(20*int(most)+3, 705), list.item)
+					rack.project = project
+					walkList(t, rack, list.call, most, ids)
 				})
 			}
 		}
 	}
 }
 
+func longRackOf(n int, item func(n int) string) (rack *longRack, ids []string) {
+	rack = &longRack{project: racktest.Project}
+	for i := range n {
+		rack.items, ids = append(rack.items, item(i)), append(ids, racktest.Numbered(i))
+	}
+	return rack, ids
+}
+
 // walkList lists everything in pages, each from another controller.
-func walkList(t *testing.T, rack *longRack, call listCall, most int32) (all []string) {
+func walkList(t *testing.T, rack *longRack, call listCall, most int32, want []string) {
 	t.Helper()
+	var all []string
 	for token := ""; ; {
 		rack.asked.Store(0)
 		ids, next, err := call(t.Context(), rack.controller(t), most, token)
@@ -374,21 +378,12 @@ func walkList(t *testing.T, rack *longRack, call listCall, most int32) (all []st
 		}
 		all = append(all, ids...)
 		if token = next; token == "" {
-			return all
+			break
 		}
 	}
-}
-
-func walkAll(t *testing.T, rack *longRack, call listCall, most int32) {
-	t.Helper()
-	all := walkList(t, rack, call, most)
-	for n, id := range all {
-		if id != racktest.Numbered(n) {
-			t.Fatalf("entry %d is %s", n, id)
-		}
-	}
-	if len(all) != len(rack.items) {
-		t.Fatalf("%d entries of %d", len(all), len(rack.items))
+	if !slices.Equal(all, want) {
+		t.Fatalf("in pages of %d, the rack's of %d: got %d ids, want %d: %s", most, rack.most, len(all),
+			len(want), cmp.Diff(want, all))
 	}
 }
 
@@ -406,11 +401,8 @@ func TestAnUnsortedListIsAnError(t *testing.T) { // LV-4
 }
 
 func TestAResponseThatWouldBeTooLargeIsPaged(t *testing.T) { // LV-3
-	rack := &longRack{project: racktest.Project}
-	for n := range 22000 {
-		rack.items = append(rack.items, listed(n, here))
-	}
-	walkAll(t, rack, pagedLists["volumes"].call, 0)
+	rack, ids := longRackOf(22000, pagedLists["volumes"].item)
+	walkList(t, rack, pagedLists["volumes"].call, 0, ids)
 }
 
 func TestATokenThatTheRackRefusesIsInvalid(t *testing.T) { // LV-2

@@ -301,15 +301,12 @@ func matchingSnapshots(ctx context.Context, client *rack.Client, req *csi.ListSn
 		return (!isDisk || s.DiskId == string(source)) && visit(s)
 	}
 	if !isSnapshot {
-		var inside error
-		err := client.EachSnapshot(ctx, pages, func(s *oxide.Snapshot) bool {
-			inside = rack.ValidateSnapshot("list snapshots", s)
-			return inside != nil || matching(s)
+		return client.EachSnapshot(ctx, pages, func(s *oxide.Snapshot) (enough bool, err error) {
+			if err := rack.ValidateSnapshot("list snapshots", s); err != nil {
+				return false, err
+			}
+			return matching(s), nil
 		})
-		if inside != nil {
-			return inside
-		}
-		return err
 	}
 	snapshot, err := client.Snapshot(ctx, id)
 	switch {

@@ -213,7 +213,6 @@ func (c *Client) disksOf(ctx context.Context, world World, instance oxide.NameOr
 	error) {
 	const doing = "list the instance's disks"
 	var disks []oxide.Disk
-	var inside error
 	err := eachObject(func(token string) ([]oxide.Disk, string, error) {
 		page, err := c.InstanceDiskList(ctx, oxide.InstanceDiskListParams{
 			Instance: instance, Limit: oxide.NewPointer(pageSize), PageToken: token,
@@ -225,16 +224,11 @@ func (c *Client) disksOf(ctx context.Context, world World, instance oxide.NameOr
 			return nil, "", Error(ctx, doing, err)
 		}
 		return page.Items, wholeInOne(len(page.Items), page.NextPage), nil
-	}, func(disk *oxide.Disk) (enough bool) {
+	}, func(disk *oxide.Disk) (enough bool, err error) {
 		disks = append(disks, *disk)
-		if inside = ValidateDisk(doing, disk); inside == nil {
-			inside = world.has("instance", string(instance), disk.ProjectId)
-		}
-		return inside != nil
+		return false, cmp.Or(ValidateDisk(doing, disk),
+			world.has("instance", string(instance), disk.ProjectId))
 	})
-	if inside != nil {
-		return nil, inside
-	}
 	return disks, err
 }
 

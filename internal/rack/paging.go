@@ -139,11 +139,11 @@ func (p *Pager) pageError(ctx context.Context, doing string, err error) error {
 	return Error(ctx, doing, err)
 }
 
-// eachObject visits the objects of all the rack's pages until visit reports that it has enough. The
+// eachObject visits the objects of all the rack's pages until visit has enough or fails. The
 // rack names a next page after every page that is not empty, and an empty page need not be the
 // last.
 func eachObject[T any](fetch func(token string) (items []T, next string, err error),
-	visit func(*T) (enough bool)) error {
+	visit func(*T) (enough bool, err error)) error {
 	walk := pageWalk{tokens: map[string]bool{}, objects: map[string]bool{}}
 	for token := ""; ; {
 		items, next, err := fetch(token)
@@ -159,8 +159,8 @@ func eachObject[T any](fetch func(token string) (items []T, next string, err err
 			if err := walk.object(&items[i]); err != nil {
 				return err
 			}
-			if visit(&items[i]) {
-				return nil
+			if enough, err := visit(&items[i]); enough || err != nil {
+				return err
 			}
 		}
 		if next == "" {
@@ -242,7 +242,7 @@ func identity(object any) (id, project string) {
 
 // EachDisk visits the project's disks in the order of their ids, beginning at the pager's token.
 func (c *Client) EachDisk(ctx context.Context, pages *Pager,
-	visit func(*oxide.Disk) (enough bool)) (err error) {
+	visit func(*oxide.Disk) (enough bool, err error)) (err error) {
 	if pages.world, err = c.World(ctx); err != nil {
 		return err
 	}
@@ -262,7 +262,7 @@ func (c *Client) EachDisk(ctx context.Context, pages *Pager,
 // EachSnapshot visits the project's snapshots in the order of their ids, beginning at the pager's
 // token.
 func (c *Client) EachSnapshot(ctx context.Context, pages *Pager,
-	visit func(*oxide.Snapshot) bool) (err error) {
+	visit func(*oxide.Snapshot) (enough bool, err error)) (err error) {
 	if pages.world, err = c.World(ctx); err != nil {
 		return err
 	}
@@ -300,9 +300,9 @@ func (c *Client) EachInstance(ctx context.Context, visit func(*oxide.Instance)) 
 			return nil, "", Error(ctx, "list instances", err)
 		}
 		return page.Items, page.NextPage, nil
-	}, func(instance *oxide.Instance) (enough bool) {
+	}, func(instance *oxide.Instance) (enough bool, err error) {
 		visit(instance)
-		return false
+		return false, nil
 	})
 }
 
@@ -316,9 +316,9 @@ func (c *Client) EachToken(ctx context.Context, visit func(*oxide.DeviceAccessTo
 			return nil, "", Error(ctx, "list the user's tokens", err)
 		}
 		return page.Items, page.NextPage, nil
-	}, func(token *oxide.DeviceAccessToken) (enough bool) {
+	}, func(token *oxide.DeviceAccessToken) (enough bool, err error) {
 		visit(token)
-		return false
+		return false, nil
 	})
 }
 

@@ -56,9 +56,9 @@ func TestAnEmptyPageDoesNotEndAList(t *testing.T) { // OX-9
 		racktest.OK("GET /v1/disks", racktest.PageOf("C", disk(2))),
 		racktest.OK("GET /v1/disks", racktest.PageOf("")))
 	var ids []string
-	err := c.EachDisk(t.Context(), &Pager{}, func(d *oxide.Disk) bool {
+	err := c.EachDisk(t.Context(), &Pager{}, func(d *oxide.Disk) (enough bool, err error) {
 		ids = append(ids, d.Id)
-		return false
+		return false, nil
 	})
 	if err != nil || !slices.Equal(ids, []string{racktest.Numbered(1), racktest.Numbered(2)}) {
 		t.Errorf("the disks are %q, %v; want both", ids, err)
@@ -68,8 +68,7 @@ func TestAnEmptyPageDoesNotEndAList(t *testing.T) { // OX-9
 func TestAPageWithoutAListIsAnError(t *testing.T) { // OX-9
 	for _, body := range []string{`{}`, `{"items":null,"next_page":null}`, racktest.ProjectOf()} {
 		c := clientThat(t, racktest.OK("GET /v1/disks", body))
-		csitest.Want(t, c.EachDisk(t.Context(), &Pager{}, func(*oxide.Disk) bool { return false }),
-			codes.Unavailable, csierr.RackResponseInvalid)
+		csitest.Want(t, listDisks(t, c, &Pager{}), codes.Unavailable, csierr.RackResponseInvalid)
 	}
 }
 

@@ -211,10 +211,14 @@ func reads(t *testing.T, c *Client) []func() error {
 		func() error { _, err := c.Disk(t.Context(), racktest.Disk); return err },
 		func() error { _, err := c.Snapshot(t.Context(), racktest.Snapshot); return err },
 		func() error { _, err := c.InstanceDisks(t.Context(), racktest.Instance); return err },
-		func() error {
-			return c.EachDisk(t.Context(), &Pager{}, func(*oxide.Disk) bool { return false })
-		},
+		func() error { return listDisks(t, c, &Pager{}) },
 	}
+}
+
+func listDisks(t *testing.T, c *Client, pages *Pager) error {
+	return c.EachDisk(t.Context(), pages, func(*oxide.Disk) (enough bool, err error) {
+		return false, nil
+	})
 }
 
 func TestAnotherRackRefusesEveryCall(t *testing.T) {
@@ -249,12 +253,9 @@ func TestAListOfAnotherProjectIsNotShown(t *testing.T) {
 	foreign := racktest.OK("GET /v1/disks", pageOf("", diskOf("detached",
 		with("project_id", racktest.Numbered(9)))))
 	c := clientThat(t, foreign, foreign)
-	list := func(p *Pager) error {
-		return c.EachDisk(t.Context(), p, func(*oxide.Disk) bool { return false })
-	}
-	csitest.Want(t, list(&Pager{}), codes.InvalidArgument, csierr.OtherProject)
+	csitest.Want(t, listDisks(t, c, &Pager{}), codes.InvalidArgument, csierr.OtherProject)
 	p, err := c.NewPager(t.Context(), packToken(racktest.ProjectID, racktest.Numbered(1),
 		"Zm9yZ2Vk"), 0)
 	must(t, err)
-	csitest.Want(t, list(p), codes.Aborted, csierr.StartingTokenInvalid)
+	csitest.Want(t, listDisks(t, c, p), codes.Aborted, csierr.StartingTokenInvalid)
 }

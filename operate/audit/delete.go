@@ -211,21 +211,18 @@ type ownedRack struct {
 
 // list lists all of the project's disks and snapshots, or returns an error.
 func (c *ownedRack) list(ctx context.Context) (inventory, error) {
-	s, inside := inventory{}, error(nil)
-	add := func(o *object, err error) (enough bool) {
-		s[o.ID], inside = *o, err
-		return err != nil
-	}
-	err := c.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) bool {
-		return add(c.diskObject(d), rack.ValidateDisk("list disks", d))
+	s := inventory{}
+	err := c.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) (enough bool, err error) {
+		s[d.Id] = *c.diskObject(d)
+		return false, rack.ValidateDisk("list disks", d)
 	})
-	if err = cmp.Or(inside, err); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	err = c.EachSnapshot(ctx, &rack.Pager{}, func(snapshot *oxide.Snapshot) bool {
-		return add(c.snapshotObject(snapshot), rack.ValidateSnapshot("list snapshots", snapshot))
+	return s, c.EachSnapshot(ctx, &rack.Pager{}, func(o *oxide.Snapshot) (enough bool, err error) {
+		s[o.Id] = *c.snapshotObject(o)
+		return false, rack.ValidateSnapshot("list snapshots", o)
 	})
-	return s, cmp.Or(inside, err)
 }
 
 func (c *ownedRack) diskObject(d *oxide.Disk) *object {

@@ -348,14 +348,13 @@ func (g *gatherer) wholeProject(ctx context.Context) {
 
 // eachDisk visits the project's disks, and returns why they could not be seen, or "".
 func (g *gatherer) eachDisk(ctx context.Context, visit func(*oxide.Disk)) (unseen string) {
-	var inside error
-	err := g.Rack.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) (enough bool) {
-		if inside = rack.ValidateDisk("list disks", d); inside == nil {
+	err := g.Rack.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) (enough bool, err error) {
+		if err = rack.ValidateDisk("list disks", d); err == nil {
 			visit(d)
 		}
-		return inside != nil
+		return false, err
 	})
-	if err = cmp.Or(inside, err); err != nil {
+	if err != nil {
 		return csierr.Message(err)
 	}
 	return ""
