@@ -123,10 +123,10 @@ func changes(t *testing.T) []change {
 			with("controller.antiAffinity=required"), []string{"--set-json", `controller={
 			"hostNetwork": true, "antiAffinity": "required", "dnsPolicy": "None", "dnsConfig": {
 			"nameservers": ["192.0.2.53"], "options": [{"name": "ndots", "value": "1"}]}}`}},
-		{"helm test has a pod of the user's image that takes its volume with it", nil,
+		{"helm test runs a pod of the user's image, and its volume goes with the pod", nil,
 			with("test.enabled=true", "test.image.repository=mine", "test.image.tag=v1",
 				"resources.test.requests.cpu=1", "storageClass.name=fast")},
-		{"helm test uses the class of one's choice", nil, with("test.enabled=true",
+		{"helm test uses the user's storage class", nil, with("test.enabled=true",
 			"test.image.repository=mine", "test.image.digest=sha256:"+strings.Repeat("0", 64),
 			"test.storageClassName=slow")},
 		{"controller and nodes get one topology (D-72, D-74, E-22)", nil,
@@ -140,7 +140,7 @@ func changes(t *testing.T) []change {
 			"metrics.podMonitorInterval=30s", "metrics.podMonitorRelabelings[0].targetLabel=rack",
 			"metrics.podMonitorRelabelings[0].replacement=a", "metrics.attacherPort=9999",
 			"metrics.podMonitorLabels.release=prometheus")},
-		{"the Secret is made on request, with keys of one's own (D-45)", nil, with("secret.create=true",
+		{"the Secret is made on request, with the user's keys (D-45)", nil, with("secret.create=true",
 			"secret.host=https://rack", "secret.token=hush", "secret.project=p", "ownCA=true",
 			"secret.caBundle=PEM", "secret.keys.host=oxide-host")},
 		{"every program reads the user's Secret (D-45, E-31)", everything(), everything(
@@ -164,13 +164,13 @@ func changes(t *testing.T) []change {
 			append(everything(), resources(t, "null")...)},
 		{"no container needs to ask for memory", everything(),
 			append(everything(), resources(t, "{requests: {memory: null}}")...)},
-		{"every container has the resources of one's choice", everything(),
+		{"every container has the user's resources", everything(),
 			append(everything(), resources(t, "{requests: {cpu: 1}, limits: {memory: 1Gi}}")...)},
 		{"the node keeper's budget can be left out", kept(),
 			kept("nodeKeeper.podDisruptionBudget=false")},
 		// Without the registrar kubelet forgets the driver and no longer unmounts. So the container leave
 		// ends first, then the driver's preStop hook, a minute before the grace period is over.
-		{"a node that goes keeps its driver", kept(),
+		{"a node that is shut down keeps its driver until it has left", kept(),
 			kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")},
 		{"cold attach needs no other duty", kept(), kept("nodeKeeper.startupTaint.enabled=false",
 			"nodeKeeper.leavingNodes.enabled=false")},
@@ -178,14 +178,14 @@ func changes(t *testing.T) []change {
 			kept("nodeKeeper.coldAttach.dryRun=true")},
 		{"the startup taint alone needs few rights, and no change of the nodes' pods", nil, kept(
 			"nodeKeeper.coldAttach.enabled=false", "nodeKeeper.leavingNodes.enabled=false")},
-		{"leaving nodes alone need few rights", kept(), kept("nodeKeeper.coldAttach.enabled=false",
-			"nodeKeeper.startupTaint.enabled=false")},
+		{"the duty for leaving nodes alone needs few rights", kept(), kept(
+			"nodeKeeper.coldAttach.enabled=false", "nodeKeeper.startupTaint.enabled=false")},
 		{"pods that make a node ready tolerate the startup taint beside the user's tolerations", kept(),
 			kept("controller.tolerations[0].key=a", "node.tolerations[0].key=a",
 				"node.tolerations[0].operator=Exists", "nodeKeeper.tolerations[0].key=a")},
-		{"a network policy without metrics lets nothing in", everything(),
+		{"without metrics the network policy allows no incoming connection", everything(),
 			everything("metrics.enabled=false", "metrics.podMonitor=false")},
-		{"a node that needs no Kubernetes is let out nowhere", everything(),
+		{"a node that needs no Kubernetes may open no connection", everything(),
 			everything("instanceMetadata.enabled=false", "nodeKeeper.enabled=false")},
 		{"only the named pods can read metrics", everything(),
 			everything("networkPolicy.metricsFrom[0].podSelector.matchLabels.a=b")},

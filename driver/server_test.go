@@ -343,7 +343,8 @@ func TestFieldLimits(t *testing.T) { // B-1, B-2, B-5
 	}{
 		{"a long id", &csi.DeleteVolumeRequest{VolumeId: long}, "volume_id"},
 		{"an id of 128 bytes", &csi.DeleteVolumeRequest{VolumeId: long[1:]}, ""},
-		{"bytes count, not letters", &csi.CreateVolumeRequest{Name: strings.Repeat("é", 65)}, "name"},
+		{"an id is counted in bytes, not letters", &csi.CreateVolumeRequest{Name: strings.Repeat("é",
+			65)}, "name"},
 		{"a node's 256 bytes", &csi.ControllerPublishVolumeRequest{NodeId: long + long[2:]}, ""},
 		{"a node's 257 bytes", &csi.ControllerPublishVolumeRequest{NodeId: long + long[1:]}, "node_id"},
 		{"a long path (B-4)", &csi.NodeStageVolumeRequest{StagingTargetPath: strings.Repeat("/abc",

@@ -62,15 +62,16 @@ func TestPublishing(t *testing.T) { // OX-3
 			racktest.Disk},
 		{"an unknown instance (CP-5)", script{noInstance, free}, codes.NotFound, csierr.InstanceNotFound,
 			racktest.Instance},
-		{"attached elsewhere is left there, and names the node (CP-8)", script{alone, shown(elsewhere)},
-			codes.FailedPrecondition, csierr.DiskAttachedElsewhere, racktest.OtherInstance},
-		{"being attached elsewhere (CP-8)", script{alone, shown("attaching " + racktest.OtherInstance)},
-			codes.FailedPrecondition, csierr.DiskAttachedElsewhere, racktest.OtherInstance},
+		{"a disk attached elsewhere stays there, and its node is named (CP-8)", script{alone, shown(
+			elsewhere)}, codes.FailedPrecondition, csierr.DiskAttachedElsewhere, racktest.OtherInstance},
+		{"a disk being attached elsewhere (CP-8)", script{alone, shown("attaching " +
+			racktest.OtherInstance)}, codes.FailedPrecondition, csierr.DiskAttachedElsewhere,
+			racktest.OtherInstance},
 		{"a full instance (CP-9)", script{full, free, noAttach, free, instance("running"), full},
 			codes.ResourceExhausted, csierr.InstanceFull, "worker-1 (" + racktest.Instance +
 				") has 12 disks"},
-		{"an instance full before (CP-9)", script{full, free, noAttach, free, instance("running"),
-			alone}, codes.Aborted, csierr.OperationPending, "changed meanwhile"},
+		{"an instance that was full before the attach (CP-9)", script{full, free, noAttach, free,
+			instance("running"), alone}, codes.Aborted, csierr.OperationPending, "changed meanwhile"},
 		{"a disk being detached from another instance (CP-13)", script{alone, shown("detaching " +
 			racktest.OtherInstance)}, codes.Aborted, csierr.DiskBusy, "detaching"},
 		{"an error of the rack at a full instance (CP-9)", script{full, free, gateway.To(attach), free},
@@ -85,10 +86,10 @@ func TestPublishing(t *testing.T) { // OX-3
 			codes.Unavailable, csierr.RackResponseInvalid, "not attached to the instance"},
 		{"a disk being attached is awaited (CP-15)", script{attachingNow, shown(attaching), held,
 			together()}, codes.OK, "", ""},
-		{"a success with a detached disk", script{accepted(attach, diskOf("detached")), free},
+		{"a success that shows the disk detached", script{accepted(attach, diskOf("detached")), free},
 			codes.Unavailable, csierr.RackResponseInvalid, "not attached"},
-		{"a success elsewhere", script{accepted(attach, diskOf(elsewhere)), shown(elsewhere)},
-			codes.Unavailable, csierr.EffectUnknown, racktest.OtherInstance},
+		{"a success that shows the disk at another instance", script{accepted(attach, diskOf(elsewhere)),
+			shown(elsewhere)}, codes.Unavailable, csierr.EffectUnknown, racktest.OtherInstance},
 		{"an error inside the rack, which then does not respond (OX-8)", script{gateway.To(attach),
 			forbidden.To(racktest.ViewDisk)}, codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
 		{"a running instance without hot-plug (CP-10, E-28)", slices.Concat(refused, refused),
@@ -107,7 +108,7 @@ func TestPublishing(t *testing.T) { // OX-3
 		{"a destroyed instance (CP-5)", script{free, instance("destroyed")}, codes.NotFound,
 			csierr.InstanceNotFound, ""},
 		{"a refusal of a disk that is attached there (CP-6)", script{held, together()}, codes.OK, "", ""},
-		{"attached elsewhere meanwhile names the node (CP-8)", script{shown(elsewhere)},
+		{"a disk attached elsewhere meanwhile, whose node is named (CP-8)", script{shown(elsewhere)},
 			codes.FailedPrecondition, csierr.DiskAttachedElsewhere, racktest.OtherInstance},
 		{"an instance in a state that takes no disks", script{free, instance("failed"), alone},
 			codes.FailedPrecondition, csierr.InstanceState, "the rack says no"},
@@ -127,7 +128,8 @@ func TestPublishing(t *testing.T) { // OX-3
 			csierr.DiskBusy, "finalizing"},
 		{"a faulted disk (CP-13)", script{shown("faulted")}, codes.FailedPrecondition, csierr.DiskFaulted,
 			""},
-		{"destroyed (CP-13)", script{shown("destroyed")}, codes.NotFound, csierr.VolumeNotFound, ""},
+		{"a destroyed disk (CP-13)", script{shown("destroyed")}, codes.NotFound, csierr.VolumeNotFound,
+			""},
 	}.after(alone, free, noAttach).try(t, publishRequest(), published)
 }
 
@@ -143,13 +145,13 @@ func TestPublishContextHasTheUseAndTheBirthOfEveryDisk(t *testing.T) {
 		disk *oxide.Disk
 		want map[string]string // beyond what the rack shows
 	}{
-		"another cluster's": {tagged(volume.DiskName("red", "db"), made),
+		"a disk of another cluster": {tagged(volume.DiskName("red", "db"), made),
 			map[string]string{"use": "filesystem", "origin": "snapshot", "sourceBytes": "1073741824",
 				"filesystemUUID": racktest.Snapshot}},
-		"one with another disk's tag": {tagged(another, made), map[string]string{"use": "both"}},
-		"one with a tag that tells no use": {tagged(volume.DiskName("red", "db"),
+		"a disk with the tag of another": {tagged(another, made), map[string]string{"use": "both"}},
+		"a disk with a tag that names no use": {tagged(volume.DiskName("red", "db"),
 			volume.Tag{Name: "db", Cluster: "red"}), map[string]string{"use": "both"}},
-		"one without a tag": {&oxide.Disk{Id: racktest.Disk, Name: plain, Size: 10 * volume.GiB,
+		"a disk without a tag": {&oxide.Disk{Id: racktest.Disk, Name: plain, Size: 10 * volume.GiB,
 			BlockSize: 4096, Description: "mine"}, map[string]string{"use": "both"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -166,10 +168,10 @@ func TestPublishContextHasTheUseAndTheBirthOfEveryDisk(t *testing.T) {
 func TestTwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) { // CP-12
 	mine := attachedNow
 	scriptedCalls{
-		{"an attached one prevents the attach", script{listing(serialTwin), free},
+		{"an attached disk with the serial prevents the attach", script{listing(serialTwin), free},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"CP-4: a missing disk is reported before", script{listing(serialTwin), noDisk}, codes.NotFound,
-			csierr.VolumeNotFound, racktest.Disk},
+		{"a missing disk is reported before that (CP-4)", script{listing(serialTwin), noDisk},
+			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
 		{"a disk that was attached before is not detached", script{together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"a disk that was being attached before is not detached", script{listing(diskOf(attaching)),
@@ -181,17 +183,17 @@ func TestTwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) { // CP-12
 			"csi-0000000000000000"))}, codes.InvalidArgument, csierr.FieldInvalid, "diskName"},
 	}.try(t, publishRequest(), nil)
 	scriptedCalls{
-		{"beside one that was attached meanwhile the disk stays until it is unpublished",
+		{"the disk stays until it is unpublished beside one that was attached meanwhile",
 			script{together(serialTwin)}, codes.Aborted, csierr.SerialTaken, volume.DiskName("blue",
 				"pvc-1") + " (" + racktest.Disk + ") and " + volume.DiskName("blue", "pvc-1") + "-backup ("},
 		{"a failing second list makes the call UNAVAILABLE", script{forbidden.To(beside)},
 			codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
 		{"a second list without the disk is retryable", script{alone}, codes.Aborted, csierr.DiskBusy,
 			"is not among its disks"},
-		{"the second page of the list counts, behind an empty one", script{racktest.OK(beside,
+		{"a list's second page counts after an empty one", script{racktest.OK(beside,
 			pageOf("x")), racktest.OK(beside, pageOf("y", diskOf(here), serialTwin))}, codes.Aborted,
 			csierr.SerialTaken, "-backup"},
-		{"the second page of the list counts, behind a full one", script{racktest.OK(beside, pageOf("x",
+		{"a list's second page counts after a full one", script{racktest.OK(beside, pageOf("x",
 			hundred()...)), racktest.OK(beside, pageOf("y", diskOf(here), serialTwin))}, codes.Aborted,
 			csierr.SerialTaken, "-backup"},
 	}.after(alone, free, mine).try(t, publishRequest(), nil)
@@ -225,14 +227,14 @@ func TestAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 		{"a filesystem's as a filesystem", own(volume.UseFilesystem), mounted, true},
 		{"a device as a filesystem", own(volume.UseBlock), mounted, false},
 		{"a device as a device", own(volume.UseBlock), raw, true},
-		{"one for both as a device", own(volume.UseBoth), raw, true},
-		{"one for both as a filesystem", own(volume.UseBoth), mounted, true},
-		{"one whose tag has no use", own(""), raw, true},
+		{"a disk for both as a device", own(volume.UseBoth), raw, true},
+		{"a disk for both as a filesystem", own(volume.UseBoth), mounted, true},
+		{"a disk whose tag names no use", own(""), raw, true},
 		{"another cluster's filesystem as a device", foreign(volume.UseFilesystem), raw, false},
 		{"another cluster's filesystem as a filesystem", foreign(volume.UseFilesystem), mounted, true},
 		{"another cluster's device as a filesystem", foreign(volume.UseBlock), mounted, false},
 		{"another cluster's device as a device", foreign(volume.UseBlock), raw, true},
-		{"one whose tag is another disk's", madeFor(volume.UseFilesystem, "blue",
+		{"a disk with the tag of another", madeFor(volume.UseFilesystem, "blue",
 			"csi-0000000000000000"), raw, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -278,7 +280,7 @@ func TestPublishingAStaticVolume(t *testing.T) { // D-2
 			racktest.OK(racktest.ViewDisk, static("detached")), accepted(attach, static(here)),
 			listing(static(here))}, codes.OK, "", ""},
 		{"needs no attach when it is attached", script{listing(static(here))}, codes.OK, "", ""},
-		{"is refused beside one of the same 20 bytes (CP-12)", script{listing(besideDisk(
+		{"is refused beside a disk with the same 20 bytes (CP-12)", script{listing(besideDisk(
 			"made-by-hand-with-a-short-one")), racktest.OK(racktest.ViewDisk, static("detached"))},
 			codes.FailedPrecondition, csierr.SerialTaken, "made-by-hand-with-a-short-one"},
 	}.try(t, r, &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
@@ -295,10 +297,10 @@ func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) { // D-
 		code    codes.Code
 		words   string
 	}{
-		{"a diskName without an id is checked", map[string]string{"diskName": another}, script{alone,
+		{"a diskName without an id that is wrong", map[string]string{"diskName": another}, script{alone,
 			free}, codes.InvalidArgument, "diskName"},
-		{"and attached if it is right", map[string]string{"diskName": volume.DiskName("blue", "pvc-1")},
-			script{alone, free, attachedNow, together()}, codes.OK, ""},
+		{"a diskName without an id that is right", map[string]string{"diskName": volume.DiskName("blue",
+			"pvc-1")}, script{alone, free, attachedNow, together()}, codes.OK, ""},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
 			"diskId": racktest.Image, "blockSize": "4096"}, script{alone, free}, codes.InvalidArgument,
 			"diskName"},
@@ -396,12 +398,13 @@ func TestUnpublishing(t *testing.T) { // OX-3
 	refused := script{noDetach, held, instance("running")}
 	scriptedCalls{
 		{"makes no request to detach a detached disk", script{free}, codes.OK, "", ""},
-		{"attached elsewhere stays there (CU-3, CU-5)", script{shown(elsewhere)}, codes.OK, "", ""},
+		{"a disk attached elsewhere stays there (CU-3, CU-5)", script{shown(elsewhere)}, codes.OK, "",
+			""},
 		{"a disk in maintenance is on no node (CU-3)", script{shown("maintenance")}, codes.OK, "", ""},
 		{"a deleted disk (CU-4)", gone, codes.OK, "", ""},
 		{"a disk that cannot be seen (CU-4)", script{noDisk, noProject}, codes.PermissionDenied,
 			csierr.ProjectNotFound, "OXIDE_PROJECT"},
-		{"a faulted disk is looked for among those of the instance (CU-10)", script{shown("faulted"),
+		{"a faulted disk that the instance does not list (CU-10)", script{shown("faulted"),
 			alone}, codes.OK, "", ""},
 		{"a faulted disk that the instance still lists (CU-10)", script{shown("faulted"),
 			listing(diskOf("faulted"))}, codes.FailedPrecondition, csierr.DiskFaulted, "still among those"},
@@ -430,45 +433,47 @@ func TestUnpublishing(t *testing.T) { // OX-3
 		{"the boot disk (CU-8)", script{racktest.Error(409, "Conflict",
 			"boot disk cannot be detached").To(detach), held, instance("stopped", with("boot_disk_id",
 			racktest.Disk))}, codes.FailedPrecondition, csierr.BootDisk, "worker-1"},
-		{"a success with a detached disk", script{accepted(detach, diskOf(here))}, codes.Unavailable,
-			csierr.RackResponseInvalid, "still attached"},
+		{"a success that shows the disk attached", script{accepted(detach, diskOf(here))},
+			codes.Unavailable, csierr.RackResponseInvalid, "still attached"},
 		{"a running instance without hot-plug (CU-7)", slices.Concat(refused, refused),
 			codes.FailedPrecondition, csierr.InstanceMustBeStopped, "must be stopped"},
 		{"a detach that the rack accepts at the second request (CU-7)", append(refused, detachedNow),
 			codes.OK, "", ""},
 	}.after(held).try(t, unpublishStep, nil)
 	scriptedCalls{
-		{"attached elsewhere meanwhile stays there (CU-3)", script{shown(elsewhere)}, codes.OK, "", ""},
+		{"a disk attached elsewhere meanwhile stays there (CU-3)", script{shown(elsewhere)}, codes.OK, "",
+			""},
 		{"a disk that is faulted meanwhile and that the instance still lists (CU-10)",
 			script{shown("faulted"), listing(diskOf("faulted"))}, codes.FailedPrecondition,
 			csierr.DiskFaulted, "still among those"},
-		{"a disk still on its way off (CU-10)", script{shown(detaching)}, codes.Aborted, csierr.DiskBusy,
-			"detaching"},
+		{"a disk that is already being detached (CU-10)", script{shown(detaching)}, codes.Aborted,
+			csierr.DiskBusy, "detaching"},
 		{"a refusal, after which the disk cannot be read", script{later.To(racktest.ViewDisk)},
 			codes.Unavailable, csierr.RackUnavailable, ""},
-		{"a disk on its way on (CU-9)", script{shown(attaching)}, codes.Aborted, csierr.DiskBusy,
+		{"a disk that is being attached (CU-9)", script{shown(attaching)}, codes.Aborted, csierr.DiskBusy,
 			"attaching"},
 	}.after(held, noDetach).try(t, unpublishStep, nil)
 	scriptedCalls{
-		{"a disk that the rack attaches again on its way off (CU-10)", script{held}, codes.Unavailable,
+		{"a disk that the rack attaches again during the detach (CU-10)", script{held}, codes.Unavailable,
 			csierr.RackResponseInvalid, "still attached"},
-		{"a disk on its way off is awaited (CU-10)", script{shown(detaching), free}, codes.OK, "", ""},
-		{"a disk that cannot be seen any more on its way off (OX-6)", script{noDisk, noProject},
+		{"a disk being detached is awaited (CU-10)", script{shown(detaching), free}, codes.OK, "", ""},
+		{"a disk that cannot be seen any more during the detach (OX-6)", script{noDisk, noProject},
 			codes.PermissionDenied, csierr.ProjectNotFound, "OXIDE_PROJECT"},
-		{"a disk that is deleted on its way off", gone, codes.OK, "", ""},
+		{"a disk that is deleted during the detach", gone, codes.OK, "", ""},
 	}.after(held, detachingNow).try(t, unpublishStep, nil)
 }
 
 func TestUnpublishingWithoutANode(t *testing.T) { // CU-2
 	scriptedCalls{
-		{"it is", script{held, detachedNow}, codes.OK, "", ""},
-		{"it is not", script{free}, codes.OK, "", ""},
-		{"it is, and is attached elsewhere meanwhile", script{held, accepted(detach, diskOf(elsewhere))},
+		{"a disk that is attached", script{held, detachedNow}, codes.OK, "", ""},
+		{"a disk that is not attached", script{free}, codes.OK, "", ""},
+		{"a disk that is attached elsewhere meanwhile", script{held, accepted(detach, diskOf(elsewhere))},
 			codes.Aborted, csierr.DiskBusy, ""},
-		{"it was, and is gone", script{held, racktest.NotFound.To(detach), noDisk, ownProject, ownUser,
-			noDisk}, codes.OK, "", ""},
-		{"it is being snapshotted, and so is nowhere", script{shown("maintenance")}, codes.OK, "", ""},
-		{"it is unknown, because the disk is faulted", script{shown("faulted")}, codes.FailedPrecondition,
+		{"a disk that is deleted meanwhile", script{held, racktest.NotFound.To(detach), noDisk,
+			ownProject, ownUser, noDisk}, codes.OK, "", ""},
+		{"a disk that is being snapshotted is on no node", script{shown("maintenance")}, codes.OK, "",
+			""},
+		{"a faulted disk, whose node is unknown", script{shown("faulted")}, codes.FailedPrecondition,
 			csierr.DiskFaulted, ""},
 	}.try(t, unpublishAnywhereStep, nil)
 }

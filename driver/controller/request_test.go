@@ -69,10 +69,10 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) { // B-3
 		code    codes.Code
 		reason  csierr.Reason
 	}{
-		{"a NEL (CV-2)", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
+		{"a name with a NEL (CV-2)", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.Name = "a\u0085"
 		}), codes.InvalidArgument, csierr.FieldInvalid},
-		{"one bad of two (CV-5, B-45)", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
+		{"a bad capability (CV-5, B-45)", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities,
 				csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
 		}), codes.InvalidArgument, csierr.CapabilityUnsupported},
@@ -123,12 +123,12 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) { // B-3
 			func(r *csi.ControllerPublishVolumeRequest) {
 				r.VolumeCapability = csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
 			}), codes.InvalidArgument, csierr.CapabilityUnsupported},
-		{"a banned character (CS-2)", &csi.CreateSnapshotRequest{Name: "\x7f",
+		{"a snapshot's name with a banned character (CS-2)", &csi.CreateSnapshotRequest{Name: "\x7f",
 			SourceVolumeId: racktest.Disk}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"a parameter of a snapshot (CS-3)", &csi.CreateSnapshotRequest{Name: "snap-1",
 			SourceVolumeId: racktest.Disk, Parameters: map[string]string{"a": "b"}},
 			codes.InvalidArgument, csierr.ParameterInvalid},
-		{"the topology of a snapshot (CS-3)", &csi.CreateSnapshotRequest{Name: "snap-1",
+		{"a topology for a snapshot (CS-3)", &csi.CreateSnapshotRequest{Name: "snap-1",
 			SourceVolumeId: racktest.Disk, AccessibilityRequirements: rackAlone}, codes.InvalidArgument,
 			csierr.TopologyInvalid},
 	} {

@@ -49,11 +49,12 @@ func TestTakingSnapshots(t *testing.T) {
 			snapNamed("ready")}, codes.OK, "", ""},
 		{"of another volume (CS-6)", script{taken.To(postSnap), snapNamed("ready", with("disk_id",
 			racktest.Image))}, codes.AlreadyExists, csierr.SnapshotExists, racktest.Image},
-		{"over one made by hand (CS-6)", script{taken.To(postSnap), snapNamed("ready", with("description",
-			"mine"))}, codes.AlreadyExists, csierr.SnapshotExists, racktest.Snapshot},
+		{"of a name that a snapshot made by hand has (CS-6)", script{taken.To(postSnap), snapNamed(
+			"ready", with("description", "mine"))}, codes.AlreadyExists, csierr.SnapshotExists,
+			racktest.Snapshot},
 		{"of a name whose snapshot is being destroyed", script{taken.To(postSnap),
 			snapNamed("destroyed")}, codes.Aborted, csierr.OperationPending, ""},
-		{"of a name that has gone", script{taken.To(postSnap), noSnapName}, codes.Aborted,
+		{"of a name whose snapshot has gone", script{taken.To(postSnap), noSnapName}, codes.Aborted,
 			csierr.OperationPending, ""},
 		{"while another is taken, or a part of the disk is replaced (CS-7)", script{busy.To(postSnap),
 			noSnapName, held}, codes.Aborted, csierr.DiskBusy, "replaces a part"},
@@ -63,8 +64,8 @@ func TestTakingSnapshots(t *testing.T) {
 			snapNamed("creating")}, codes.Aborted, csierr.DiskBusy, "still taking"},
 		{"twice, while the first call takes it (CS-7)", script{taken.To(postSnap), snapNamed("creating")},
 			codes.Aborted, csierr.DiskBusy, "still taking"},
-		{"that is answered before it is taken (CS-7)", script{created(postSnap, snapshotOf("creating"))},
-			codes.Aborted, csierr.DiskBusy, "still taking"},
+		{"that the rack reports before it is taken (CS-7)", script{created(postSnap, snapshotOf(
+			"creating"))}, codes.Aborted, csierr.DiskBusy, "still taking"},
 		{"of another volume, while that one is taken (CS-6)", script{busy.To(postSnap),
 			snapNamed("creating", with("disk_id", racktest.Image))}, codes.AlreadyExists,
 			csierr.SnapshotExists, racktest.Image},
@@ -89,7 +90,7 @@ func TestTakingSnapshots(t *testing.T) {
 		{"of a disk in creation (CS-10)", script{shown("creating")}, codes.Aborted, csierr.DiskBusy, ""},
 	}.after(free, noTaking, noSnapName).try(t, snapshotRequest(), answer)
 	scriptedCalls{
-		{"that an earlier request has taken, and this one may not (CS-5)", script{snapNamed("ready")},
+		{"that an earlier request took, while this one is forbidden (CS-5)", script{snapNamed("ready")},
 			codes.OK, "", ""},
 	}.after(free, forbidden.To(postSnap)).try(t, snapshotRequest(), answer)
 	scriptedCalls{
@@ -112,15 +113,17 @@ func TestASnapshotRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 		return diskOf("detached", tagged(tag))
 	}
 	for _, test := range []struct{ name, disk, want string }{
-		{"a blank disk's is its own id", diskOf("detached"), racktest.Disk},
-		{"a restored disk's is its origin's", diskWith(func(tag *volume.Tag) {
+		{"a blank disk's filesystem has the disk's id", diskOf("detached"), racktest.Disk},
+		{"a restored disk's filesystem has its origin's UUID", diskWith(func(tag *volume.Tag) {
 			tag.Origin, tag.FilesystemUUID = volume.OriginSnapshot, racktest.Image
 		}), racktest.Image},
-		{"a raw volume has none", diskWith(func(tag *volume.Tag) { tag.Use = volume.UseBlock }), ""},
-		{"nor one for both", diskWith(func(tag *volume.Tag) { tag.Use = volume.UseBoth }), ""},
-		{"nor a disk made by hand", diskOf("detached", with("description", "mine")), ""},
-		{"nor one of another cluster", diskWith(func(tag *volume.Tag) { tag.Cluster = "red" }), ""},
-		{"nor one whose tag was copied", diskOf("detached", with("name", "somebodys-disk")), ""},
+		{"a raw volume has no filesystem", diskWith(func(tag *volume.Tag) {
+			tag.Use = volume.UseBlock
+		}), ""},
+		{"nor has a volume for both", diskWith(func(tag *volume.Tag) { tag.Use = volume.UseBoth }), ""},
+		{"nor has a disk made by hand", diskOf("detached", with("description", "mine")), ""},
+		{"nor has another cluster's disk", diskWith(func(tag *volume.Tag) { tag.Cluster = "red" }), ""},
+		{"nor has a disk whose tag was copied", diskOf("detached", with("name", "somebodys-disk")), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			request := snapshotRequest()

@@ -205,7 +205,7 @@ func TestFailedCreations(t *testing.T) {
 			"Forbidden"},
 		{"a full quota (CV-22, B-44)", script{full.To(postDisk), noName}, codes.ResourceExhausted,
 			csierr.RackFull, ""},
-		{"a project that is missing for the create alone", script{racktest.NotFound.To(postDisk),
+		{"a project that only the create does not find", script{racktest.NotFound.To(postDisk),
 			ownProject, ownUser, noName}, codes.NotFound, csierr.ProjectNotFound, ""},
 		{"a missing project", script{racktest.NotFound.To(postDisk), noProject}, codes.Unavailable,
 			csierr.EffectUnknown, "ProjectNotFound"},
@@ -398,12 +398,13 @@ func TestVolumesFromSnapshots(t *testing.T) { // CV-23
 
 func TestARestoredVolumeRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 	for _, test := range []struct{ name, snapshot, uuid string }{
-		{"which filesystem, and how large it was", snapshotOf("ready", tagged(volume.Tag{Name: "snap-1",
-			Cluster: "blue", FilesystemUUID: racktest.Image})), racktest.Image},
-		{"only how large it was, when the filesystem is not known", snapshotOf("ready"), ""},
-		{"only that of a snapshot made by hand", snapshotOf("ready", with("description", "mine")), ""},
-		{"only that of another cluster's", snapshotOf("ready", tagged(volume.Tag{Name: "snap-1",
-			Cluster: "red", FilesystemUUID: racktest.Image})), ""},
+		{"the filesystem's UUID, and how large it was", snapshotOf("ready", tagged(volume.Tag{
+			Name: "snap-1", Cluster: "blue", FilesystemUUID: racktest.Image})), racktest.Image},
+		{"only how large it was, if the snapshot has no UUID", snapshotOf("ready"), ""},
+		{"only how large it was, if the snapshot was made by hand", snapshotOf("ready", with(
+			"description", "mine")), ""},
+		{"only how large it was, if the snapshot is another cluster's", snapshotOf("ready", tagged(
+			volume.Tag{Name: "snap-1", Cluster: "red", FilesystemUUID: racktest.Image})), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := from(fromSnapshot(racktest.Snapshot))

@@ -65,7 +65,7 @@ var kernelUsers = map[string]kernelUse{
 		unmount := mountedOn(t, v.guest, loop)
 		return func() { unmount(); detach(t, loop) }, []string{filepath.Base(loop), "by hand"}
 	},
-	"a loop device from an offset, over a bind of the file": func(t *testing.T, v testVolume,
+	"a loop device with an offset, over a bind mount of the file": func(t *testing.T, v testVolume,
 		node string) (func(), []string) {
 		bind := v.guest.path("bind")
 		must(t, os.WriteFile(bind, nil, 0o600))

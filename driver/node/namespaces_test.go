@@ -116,8 +116,8 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 	}{
 		"an ext4": {volume.Ext4, "", leaveIt}, "an xfs": {volume.XFS, "", leaveIt},
 		"a btrfs": {volume.Btrfs, "", leaveIt},
-		"at another path, after an unmount at the first one": {volume.Ext4, moved, leaveIt},
-		"although its disk was removed": {volume.Ext4, "", func(v testVolume) {
+		"one at another path, unmounted at the first": {volume.Ext4, moved, leaveIt},
+		"one whose disk was removed": {volume.Ext4, "", func(v testVolume) {
 			v.guest.Unplug(v.disk)
 		}},
 		"a raw one": {"block", moved, func(v testVolume) { must(v.guest.t, v.unpublish("dev")) }},
@@ -267,7 +267,7 @@ func TestUnstageAndUnpublishLeaveForeignMountsAlone(t *testing.T) {
 			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
 			guesttest.Run(t, "mount", d.Loop, path)
 		},
-		"an administrator's bind of a disk's node": func(t *testing.T, g *testGuest, path string) {
+		"an administrator's bind mount of a disk's node": func(t *testing.T, g *testGuest, path string) {
 			d := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB)
 			must(t, os.Remove(path))
 			must(t, os.WriteFile(path, nil, 0o600))

@@ -133,7 +133,7 @@ func TestRepeatedPublishesFollowCSIsTable(t *testing.T) { // NP-6, NP-7, NP-8
 		guesttest.Run(t, "umount", v.guest.path("sub"))
 		must(t, v.unstage())
 	})
-	t.Run("mount flags of the publication are its own", func(t *testing.T) {
+	t.Run("mount flags of a publication apply to it alone", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		v.Flags = []string{"nodev"}
 		must(t, v.stage())

@@ -57,7 +57,7 @@ func TestTopologyRequirements(t *testing.T) { // D-14
 		ours   []Segments
 		reason csierr.Reason
 	}{
-		{"without a topology of ours (CV-8)", needs("rack=a"), nil, csierr.TopologyInvalid},
+		{"without a configured topology (CV-8)", needs("rack=a"), nil, csierr.TopologyInvalid},
 		{"an empty requirement (CV-9)", &csi.TopologyRequirement{}, ours, csierr.TopologyInvalid},
 		{"preferred that is not requisite (CV-9)", &csi.TopologyRequirement{
 			Requisite: csitest.Topologies("rack=a"), Preferred: csitest.Topologies("rack=b")}, ours,
@@ -68,11 +68,11 @@ func TestTopologyRequirements(t *testing.T) { // D-14
 		{"a bad value (CV-9)", raw(segments{TopologyPrefix + "rack": "-"}), ours, csierr.TopologyInvalid},
 		{"a key twice (CV-9)", raw(segments{"x/Rack": "a", "x/rack": "a"}), ours, csierr.TopologyInvalid},
 		{"another rack (CV-10)", needs("rack=b"), ours, csierr.TopologyUnreachable},
-		{"a key we do not have (CV-10)", needs("row=1"), ours, csierr.TopologyUnreachable},
+		{"a key that no node reports (CV-10)", needs("row=1"), ours, csierr.TopologyUnreachable},
 		{"the case of keys does not count (B-27)", raw(segments{
 			strings.ToUpper(TopologyPrefix) + "RACK": "a"}), ours, ""},
-		{"a wish alone is no demand", &csi.TopologyRequirement{Preferred: csitest.Topologies("rack=b")},
-			ours, ""},
+		{"preferred topologies alone demand nothing", &csi.TopologyRequirement{
+			Preferred: csitest.Topologies("rack=b")}, ours, ""},
 		{"no requirement", nil, ours, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -194,8 +194,8 @@ func TestAVolumeWithPlacementInstanceIsAtTheRequestedInstance(t *testing.T) {
 			Requisite: []*csi.Topology{{Segments: map[string]string{
 				upper: strings.TrimPrefix(here, "instance=")}}}}, nil, here, ""},
 		{"no requirement", nil, nil, "", "found no requisite topology"},
-		{"a wish alone", &csi.TopologyRequirement{Preferred: csitest.Topologies(here)}, nil, "",
-			"found no requisite topology"},
+		{"only preferred topologies", &csi.TopologyRequirement{Preferred: csitest.Topologies(here)}, nil,
+			"", "found no requisite topology"},
 		{"two instances", requisite(here, there), nil, "", "found 2 instances"},
 		{"no instance", requisite("rack=a"), []string{"rack=a"}, "",
 			"found a topology without an instance"},
