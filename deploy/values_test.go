@@ -360,7 +360,7 @@ func TestEveryValueIsChecked(t *testing.T) {
 		case map[string]any:
 			return map[string]any{"~ wrong ~": []any{7}}
 		}
-		return "~ wrong ~" // in place of a switch
+		return "~ wrong ~" // in place of a boolean
 	}
 	left := map[string]any{} // by path
 	for path, value := range defaults(t) {

@@ -154,7 +154,7 @@ func levelOf(method string, err error) slog.Level {
 		strings.Contains(method, "List") || strings.HasPrefix(method, "Validate")
 	switch code := status.Code(err); {
 	case code == codes.OK && asking, code == codes.Unimplemented,
-		// What Probe reports was logged once, when it was found; kubelet asks every few seconds.
+		// Kubelet asks every few seconds, and a fault that Probe reports was logged when it was found.
 		method == "Probe" && code == codes.FailedPrecondition:
 		return slog.LevelDebug
 	case code == codes.OK, code == codes.Canceled, code == codes.Aborted:

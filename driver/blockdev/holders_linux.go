@@ -312,7 +312,7 @@ func boundLoops() ([]loop, error) {
 	return bound, nil
 }
 
-// askLoops asks the loop devices what is below them. They may have no node here.
+// askLoops asks the loop devices what is below them, even if they have no node here.
 func askLoops(loops []loop) error {
 	errs := make([]error, len(loops))
 	var all async.Group

@@ -126,7 +126,7 @@ func (d *OpenDevice) flock(ctx context.Context, wait bool) error {
 	return awaitLock(ctx, d.Path, take, func() string { return locker(d.isNode, "FLOCK") })
 }
 
-// awaitLock calls take until that gets the lock, or until lockWait has passed.
+// awaitLock calls take until it gets the lock, or until lockWait has passed.
 func awaitLock(ctx context.Context, what string, take func() error, locker func() string) error {
 	backoff := async.Backoff{Pause: 10 * time.Millisecond, Max: 10 * time.Millisecond,
 		End: time.Now().Add(lockWait)}

@@ -255,8 +255,8 @@ func (d *OpenDevice) DropCache() error {
 }
 
 // MakeWritable returns an error if the device is read-only. If ours is set, it makes the device
-// writable first: the driver may have died during a read-only block publication and left the switch
-// on. The caller has checked that the device is not in use.
+// writable first, because a driver that died during a read-only block publication may have made it
+// read-only. The caller has checked that the device is not in use.
 func (d *OpenDevice) MakeWritable(ours bool) error {
 	for range 2 {
 		readOnly, err := d.ReadOnly()

@@ -71,8 +71,8 @@ func (c change) confirmed(ctx context.Context, gone error) error {
 	return gone
 }
 
-// blocks reports whether the change does the same as like to the same object, by name or id, and to
-// the same instance unless like names none.
+// blocks reports whether the change is of the same kind as like and of the same object, by name or
+// id, and of the same instance unless like names none.
 func (c change) blocks(like change) bool {
 	return c.event == like.event && (c.id != "" && c.id == like.id ||
 		c.name != "" && c.name == like.name) &&
@@ -113,7 +113,7 @@ func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch 
 	return record, err
 }
 
-// latest returns the open change like this one that may come last.
+// latest returns, of the open changes that like matches, the one that the rack may make last.
 func (l *changes) latest(like change) (latest change, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -247,7 +247,7 @@ func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 	answer, err := c.GetCapacity(t.Context(), &csi.GetCapacityRequest{
 		Parameters: map[string]string{"placement": "instance"}, AccessibleTopology: instanceAt("")[0]})
 	must(t, err)
-	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2 an instance, without locations
+	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2: instances, without locations
 	_, err = c.GetCapacity(t.Context(), at(instanceAt("rack=a,")))
 	csitest.Want(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
 	_, err = rackThat(t).GetCapacity(t.Context(), at(csitest.Topologies("rack=a")))

@@ -21,10 +21,10 @@ type volumeSpec struct {
 	Name       string // the CO's
 	Range      volume.CapacityRange
 	Parameters volume.Parameters
-	SnapshotID oxide.NameOrId // empty: blank, or the parameters' image
+	SnapshotID oxide.NameOrId // empty for a blank disk, or one of the parameters' image
 	Topology   []*csi.Topology
-	Use        string // what the capabilities are for
-	Claim      string // whose volume it is; no part of its identity
+	Use        string // according to the capabilities
+	Claim      string // the PersistentVolumeClaim; no part of the volume's identity
 }
 
 // volumeSpec parses a request. It makes no call.

@@ -236,7 +236,7 @@ func TestAnInvalidResponseIsRejected(t *testing.T) {
 			answer := created(postDisk, diskOf("creating", change))
 			_, err := rackThat(t, answer, noName).CreateVolume(t.Context(), createRequest())
 			csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
-			// A disk that was created all the same is found.
+			// If the disk was created all the same, the next call finds it.
 			_, err = rackThat(t, answer, named("detached")).CreateVolume(t.Context(), createRequest())
 			must(t, err)
 		})
@@ -263,7 +263,7 @@ func TestParametersReachTheDisk(t *testing.T) {
 		before     script
 		answer     string
 		want       string            // in the request's body
-		context    map[string]string // of a blank volume, but for this
+		context    map[string]string // in which it differs from that of a blank volume
 	}{
 		{"blocks of 512 bytes (D-23)", map[string]string{"blockSize": "512"}, nil,
 			diskOf("creating", with("block_size", 512)),
@@ -478,10 +478,10 @@ func TestANameBelongsToOneCluster(t *testing.T) { // E-17
 	for _, test := range []struct {
 		name  string
 		disk  *oxide.Disk
-		words string // of the reason; empty: it belongs to the cluster blue
+		words string // of the reason; empty if the disk belongs to the cluster blue
 	}{
 		{"the cluster's own", disk("blue", volume.DiskName("blue", "db")), ""},
-		{"another cluster's of the same volume name", disk("red", volume.DiskName("red", "db")), `"red"`},
+		{"another cluster's disk of that name", disk("red", volume.DiskName("red", "db")), `"red"`},
 		{"one without a cluster", disk("", volume.DiskName("", "db")),
 			`cluster "", and OXIDE_CLUSTER_ID is "blue"`},
 		{"a name of the hash of \"db\" alone", disk("blue", "csi-ffe2bkb99rso8u1a"), "another name"},

@@ -68,8 +68,8 @@ func (d disk) inspect(v Volume) (state, error) {
 }
 
 // Find returns the superblocks of the filesystems that the driver makes, and whether each was ever
-// in use. It omits the superblock of a btrfs where an xfs with small blocks may have a file. blkid
-// decides whether it belongs to another owner after all (see scan.filesystem).
+// in use. It omits the superblock of a btrfs if it may be in a file of an xfs with small blocks.
+// blkid decides whether that superblock is of another owner after all (see scan.filesystem).
 func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 	head, err := d.Read(0, min(d.SizeBytes, superblockBytes))
 	if err != nil {

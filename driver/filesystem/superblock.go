@@ -184,7 +184,7 @@ func extTableOf(b []byte) extTable {
 	}
 	blockBytes := uint64(1024) << sizeLog
 	t.blockBytes, t.inodeBytes = int64(blockBytes), int64(inodeBytes)
-	t.journal = le32(b[0x5C:])&extCompatJournal != 0 // in another inode it is refused
+	t.journal = le32(b[0x5C:])&extCompatJournal != 0 // in another inode a journal is refused
 	t.inodeBlocks = (uint64(le32(b[0x28:]))*inodeBytes + blockBytes - 1) / blockBytes
 	t.Offset = int64((t.first + 1) * blockBytes)
 	if blockBytes == extOffset && t.first == 0 {

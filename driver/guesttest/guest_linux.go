@@ -121,7 +121,7 @@ func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	// As on an instance, the order of names is not the order of attachment.
 	g.disks++
 	d := &Disk{Name: fmt.Sprintf("nvme%dn1", 7-g.disks%7), Serial: serial, File: file}
-	// btrfs takes two loop devices with one serial for one file.
+	// btrfs would treat two loop devices with the same serial as one device.
 	config := loopdev.Config{Path: file, Serial: "guest-" + rand.Text()[:16], Owner: loopdev.Process()}
 	for _, option := range options {
 		option(&config)

@@ -290,7 +290,7 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 	switch {
 	case isTwin:
 		return slices.Contains(twins.devices, d.Number())
-	case err != nil: // the path may be of a disk that is gone, unless nobody could ask
+	case err != nil: // without an answer of the filesystem, the source's name counts
 		return named && v.pid != 0 && !errors.Is(err, errNoBtrfsDevice) && !IsMissing(err)
 	}
 	return major == d.Major && minor == d.Minor

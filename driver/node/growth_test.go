@@ -175,7 +175,7 @@ func TestAForgedRecordIsNotErased(t *testing.T) {
 		r.GrowFrom = grow
 		b, err := r.Encode()
 		must(t, err)
-		// a partition table and, in it, a filesystem with a file that has these bytes
+		// The workload has a partition with a filesystem, in which a file has a record's bytes.
 		v.disk.WriteAt(t, 446, []byte{0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0xF0, 7, 0})
 		v.disk.WriteAt(t, 510, []byte{0x55, 0xAA})
 		v.disk.WriteAt(t, 50*guesttest.MiB, bytes.Repeat([]byte("a guest's filesystem "), 5000))

@@ -179,7 +179,7 @@ func positive(field, text string) (int64, error) {
 }
 
 // checkContexts refuses contexts that cannot belong to one volume: an orchestrator, or a person,
-// has combined those of two.
+// has combined the contexts of two.
 func checkContexts(id string, published, vol map[string]string) error {
 	for _, key := range []string{volume.CtxDiskName, volume.CtxDiskID, volume.CtxBlockSize} {
 		if a, b := published[key], vol[key]; a != "" && b != "" && !strings.EqualFold(a, b) {

@@ -124,8 +124,8 @@ func FuzzTransport(f *testing.F) {
 
 const spy = "tweetytweety"
 
-// FuzzStartingToken checks that an invalid token is ABORTED, and that from a valid token on the
-// pages show every later object once, in order, whatever their length is.
+// FuzzStartingToken checks that an invalid token is ABORTED, and that the pages after a valid token
+// show every later object once, in order, however long the pages are.
 func FuzzStartingToken(f *testing.F) {
 	var ids []string
 	for i := range 40 {

@@ -217,8 +217,8 @@ func (s *renewedFile[T]) fault() error {
 	return err
 }
 
-// readRenewed reads the file. It gives up on a path that blocks, such as a FIFO, where the system
-// allows it.
+// readRenewed reads the file. If the system allows it, it gives up on a path that blocks, such as a
+// FIFO.
 func readRenewed(path string, limit time.Duration) ([]byte, os.FileInfo, error) {
 	// With O_NONBLOCK, open does not wait for a FIFO's writer, and reading finds the end.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
