@@ -19,8 +19,6 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/operate/claim"
 )
 
 // Main is oxide-csi-plugin: it runs the program that the arguments name until ctx ends, and returns
@@ -28,7 +26,7 @@ import (
 func Main(ctx context.Context, args []string, getenv func(string) string,
 	stdout, stderr io.Writer,
 ) int {
-	status, err := mainErr(ctx, args, getenv, stdout, stderr)
+	status, err := runProgram(ctx, invocation{args, getenv, stdout, stderr})
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
@@ -39,69 +37,38 @@ func Main(ctx context.Context, args []string, getenv func(string) string,
 	return status
 }
 
-type program func(ctx context.Context, args []string, getenv func(string) string,
-	stdout, stderr io.Writer) (status int, err error)
-
-func programOf[C any](parse func([]string, func(string) string, io.Writer) (C, error),
-	run func(ctx context.Context, c C, stdout, stderr io.Writer) (int, error)) program {
-	return func(ctx context.Context, args []string, getenv func(string) string,
-		stdout, stderr io.Writer) (int, error) {
-		config, err := parse(args, getenv, stdout)
-		if err != nil {
-			return 0, err
-		}
-		return run(ctx, config, stdout, stderr)
-	}
+// invocation is what a program was started with.
+type invocation struct {
+	args           []string
+	getenv         func(string) string
+	stdout, stderr io.Writer
 }
 
-var subcommands = map[string]program{
-	auditCommand.name: programOf(ParseAuditConfig, func(ctx context.Context, c AuditConfig,
-		stdout, stderr io.Writer) (int, error) {
-		found, err := Audit(ctx, c, stdout, stderr)
-		if found {
-			return 2, err
-		}
-		return 0, err
-	}),
-	claimCommand.name: programOf(ParseClaimConfig, func(ctx context.Context, o claim.Options,
-		stdout, _ io.Writer) (int, error) {
-		return 0, Claim(ctx, o, stdout)
-	}),
-	doctorCommand.name: programOf(ParseDoctorConfig, func(ctx context.Context, c DoctorConfig,
-		stdout, _ io.Writer) (int, error) {
-		return Doctor(ctx, c, stdout)
-	}),
-	inspectCommand.name: programOf(ParseInspectConfig, func(_ context.Context, c InspectConfig,
-		stdout, _ io.Writer) (int, error) {
-		return 0, Inspect(c, stdout)
-	}),
-	readyCommand.name: programOf(ParseReadyConfig, func(ctx context.Context, c Config,
-		_, _ io.Writer) (int, error) {
-		return 0, Ready(ctx, c)
-	}),
-	prestopCommand.name: programOf(ParsePrestopConfig, func(ctx context.Context, c PrestopConfig,
-		stdout, _ io.Writer) (int, error) {
-		return 0, Prestop(ctx, c, stdout)
-	}),
+var subcommands = map[string]func(context.Context, invocation) (status int, err error){
+	auditCommand.name:   runAudit,
+	claimCommand.name:   runClaim,
+	doctorCommand.name:  runDoctor,
+	inspectCommand.name: runInspect,
+	readyCommand.name:   runReady,
+	prestopCommand.name: runPrestop,
 }
 
-func mainErr(ctx context.Context, args []string, getenv func(string) string,
-	stdout, stderr io.Writer,
-) (status int, err error) {
-	if len(args) > 0 {
-		if run, ok := subcommands[args[0]]; ok {
-			return run(ctx, args[1:], getenv, stdout, stderr)
+func runProgram(ctx context.Context, in invocation) (status int, err error) {
+	if len(in.args) > 0 {
+		if subcommand, ok := subcommands[in.args[0]]; ok {
+			in.args = in.args[1:]
+			return subcommand(ctx, in)
 		}
 	}
-	config, err := ParseConfig(args, getenv, stdout)
+	config, err := ParseConfig(in.args, in.getenv, in.stdout)
 	switch {
 	case err != nil:
 		return 0, err
 	case config.PrintVersion:
-		_, err := fmt.Fprintln(stdout, Version())
+		_, err := fmt.Fprintln(in.stdout, Version())
 		return 0, err
 	}
-	return 0, Run(ctx, config, stderr)
+	return 0, Run(ctx, config, in.stderr)
 }
 
 // Release is set in release builds: -ldflags "-X <this package>.Release=v1.2.3".

@@ -28,26 +28,25 @@ var readyCommand = subcommand{
 	settings: []string{"CSI_ENDPOINT"},
 }
 
-// ParseReadyConfig parses the arguments after "ready" and the environment. Only Endpoint is set.
-func ParseReadyConfig(args []string, getenv func(string) string, help io.Writer) (Config, error) {
-	var c Config
-	if _, err := readyCommand.parse(&c, func(*flag.FlagSet) {}, args, getenv, help); err != nil {
-		return c, err
-	}
-	if c.Endpoint == "" {
-		return c, errNoEndpoint
-	}
-	return c, nil
-}
-
 // readyTimeout is shorter than the chart's timeout of the probe, so that the reason is shown.
 const readyTimeout = 4 * time.Second
 
-// Ready returns an error that says why the plugin at an endpoint cannot work, or nil.
-func Ready(ctx context.Context, c Config) error {
+func runReady(ctx context.Context, in invocation) (status int, err error) {
+	var c Config
+	if _, err := readyCommand.parse(in, &c, func(*flag.FlagSet) {}); err != nil {
+		return 0, err
+	}
+	if c.Endpoint == "" {
+		return 0, errNoEndpoint
+	}
+	return 0, ready(ctx, c.Endpoint)
+}
+
+// ready returns an error that says why the plugin at an endpoint cannot work, or nil.
+func ready(ctx context.Context, endpoint string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	conn, err := grpc.NewClient(c.Endpoint,
+	conn, err := grpc.NewClient(endpoint,
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
@@ -71,13 +70,6 @@ func Ready(ctx context.Context, c Config) error {
 	return nil
 }
 
-// PrestopConfig is the configuration of a wait, which ParsePrestopConfig fills. It uses only
-// LeaveSocket of Config.
-type PrestopConfig struct {
-	Config
-	Timeout time.Duration
-}
-
 var prestopCommand = subcommand{
 	name: "prestop",
 	about: "oxide-csi-plugin prestop keeps the node's driver while its node goes: as a preStop " +
@@ -87,31 +79,30 @@ var prestopCommand = subcommand{
 	settings: []string{"OXIDE_LEAVE_SOCKET"},
 }
 
-// ParsePrestopConfig parses the arguments after "prestop" and the environment.
-func ParsePrestopConfig(args []string, getenv func(string) string, help io.Writer) (PrestopConfig,
-	error) {
-	c := PrestopConfig{Timeout: 2 * time.Minute}
-	_, err := prestopCommand.parse(&c.Config, func(flags *flag.FlagSet) {
-		flags.DurationVar(&c.Timeout, "timeout", c.Timeout, "the longest `duration` to wait")
-	}, args, getenv, help)
+func runPrestop(ctx context.Context, in invocation) (status int, err error) {
+	var c Config
+	timeout := 2 * time.Minute
+	_, err = prestopCommand.parse(in, &c, func(flags *flag.FlagSet) {
+		flags.DurationVar(&timeout, "timeout", timeout, "the longest `duration` to wait")
+	})
 	switch {
 	case err != nil:
-		return c, err
+		return 0, err
 	case c.LeaveSocket == "":
-		return c, errors.New("OXIDE_LEAVE_SOCKET (--leave-socket) is not set: it has to be an absolute " +
+		return 0, errors.New("OXIDE_LEAVE_SOCKET (--leave-socket) is not set: it has to be an absolute " +
 			"path")
-	case c.Timeout <= 0:
-		return c, errors.New("--timeout has to be positive")
+	case timeout <= 0:
+		return 0, errors.New("--timeout has to be positive")
 	}
-	return c, nil
+	return 0, awaitClose(ctx, c.LeaveSocket, timeout, in.stdout)
 }
 
-// Prestop waits until the program at the socket closes the connection. A program that is not there
+// awaitClose waits until the program at the socket closes the connection. A program that is not there
 // is no reason to wait: the driver ends, as it would without the hook.
-func Prestop(ctx context.Context, c PrestopConfig, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+func awaitClose(ctx context.Context, socket string, timeout time.Duration, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", c.LeaveSocket)
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err == nil {
 		defer func() { _ = conn.Close() }()
 		log := slog.New(slog.NewTextHandler(out, nil))
@@ -121,7 +112,7 @@ func Prestop(ctx context.Context, c PrestopConfig, out io.Writer) error {
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return fmt.Errorf("the program at OXIDE_LEAVE_SOCKET has not closed the connection within %s; "+
-			"see its log, and the VolumeAttachments of this node", c.Timeout)
+			"see its log, and the VolumeAttachments of this node", timeout)
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil:

@@ -40,7 +40,7 @@ func TestSurroundingWhitespaceIsTrimmed(t *testing.T) { // D-45
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
 			t.Errorf("with %q at the end: %v, %s", end, err, diff)
 		}
-		audit, err := ParseAuditConfig([]string{"--kubectl"}, goodEnv(padded), io.Discard)
+		audit, err := parseAudit(invocation{args: []string{"--kubectl"}, getenv: goodEnv(padded)})
 		if err != nil || audit.Host != want.Host || audit.Project != want.Project {
 			t.Errorf("an audit with %q at the end: %+v, %v", end, audit, err)
 		}
@@ -98,8 +98,6 @@ func TestAControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) { // D-45
 	at := func(mood racktest.Exchange) map[string]string {
 		return map[string]string{"OXIDE_HOST": rackAt(t, &moodyRack{mood: mood})}
 	}
-	silent := httptest.NewServer(nil)
-	silent.Close()
 	secure := secureRack(t, &moodyRack{mood: inOrder})
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	must(t, os.WriteFile(ca, racktest.PEM(secure.Certificate().Raw), 0o600))
@@ -124,9 +122,9 @@ func TestAControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) { // D-45
 			[]string{"ProjectNotFound: ", "OXIDE_PROJECT"}},
 		{"an address of another server", at(racktest.Exchange{Status: 404, Body: "no such page"}),
 			"WARN", []string{"RackUnknown: ", "OXIDE_HOST"}},
-		{"an address where nothing listens", map[string]string{"OXIDE_HOST": silent.URL}, "WARN",
+		{"an address where nothing listens", map[string]string{"OXIDE_HOST": "http://127.0.0.1:1"}, "WARN",
 			[]string{"RackUnavailable: ", "OXIDE_HOST", "connection refused",
-				"connect to " + strings.TrimPrefix(silent.URL, "http://")}},
+				"connect to 127.0.0.1:1"}},
 		{"a name that does not resolve", map[string]string{"OXIDE_HOST": "https://nowhere..invalid"},
 			"WARN", []string{"RackUnavailable: ", "OXIDE_HOST", "connect to nowhere..invalid:443: "}},
 		{"a certificate of an unknown authority", map[string]string{"OXIDE_HOST": secure.URL}, "WARN",

@@ -37,18 +37,18 @@ var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OX
 	"OXIDE_CLUSTER_ID", "OXIDE_CA_FILE"}
 
 // parse parses the arguments and the environment into the settings and the program's own flags. It
-// returns the operands, which may stand between flags. --help writes its text to help and returns
+// returns the operands, which may stand between flags. --help writes its text and returns
 // flag.ErrHelp.
-func (s subcommand) parse(c *Config, own func(*flag.FlagSet), args []string,
-	getenv func(string) string, help io.Writer) (operands []string, err error) {
+func (s subcommand) parse(in invocation, c *Config, own func(*flag.FlagSet)) (operands []string,
+	err error) {
 	flags := flag.NewFlagSet(s.name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	own(flags)
 	values := addFlags(flags, s.has())
 	for more := true; more; {
-		switch err := flags.Parse(args); {
+		switch err := flags.Parse(in.args); {
 		case errors.Is(err, flag.ErrHelp):
-			s.printHelp(help, flags)
+			s.printHelp(in.stdout, flags)
 			return nil, err
 		case err != nil:
 			return nil, fmt.Errorf("%s: %s; see %s --help", s.name, csierr.Plain(err.Error()), s.name)
@@ -57,10 +57,10 @@ func (s subcommand) parse(c *Config, own func(*flag.FlagSet), args []string,
 				s.name, flags.NArg(), s.name)
 		}
 		if more = flags.NArg() > 0; more {
-			operands, args = append(operands, flags.Arg(0)), flags.Args()[1:]
+			operands, in.args = append(operands, flags.Arg(0)), flags.Args()[1:]
 		}
 	}
-	return operands, c.apply(s.has(), values, getenv)
+	return operands, c.apply(s.has(), values, in.getenv)
 }
 
 func (s subcommand) has() []setting {
@@ -97,32 +97,23 @@ var claimCommand = subcommand{
 	operands: "the change",
 }
 
-// ParseClaimConfig parses the arguments after "claim".
-func ParseClaimConfig(args []string, getenv func(string) string, help io.Writer) (claim.Options,
-	error) {
+func runClaim(ctx context.Context, in invocation) (status int, err error) {
 	var o claim.Options
-	operands, err := claimCommand.parse(&Config{}, o.Flags, args, getenv, help)
+	operands, err := claimCommand.parse(in, &Config{}, o.Flags)
 	if err != nil {
-		return o, err
+		return 0, err
 	}
 	if err := o.Parse(operands); err != nil {
-		return o, fmt.Errorf("claim: %w; see claim --help", err)
+		return 0, fmt.Errorf("claim: %w; see claim --help", err)
 	}
-	return o, nil
-}
-
-// Claim makes, continues, undoes or forgets a change of a claim.
-func Claim(ctx context.Context, o claim.Options, out io.Writer) error {
 	o.Kubectl = kube.Pinned(ctx)
-	if err := claim.Run(ctx, o, out); err != nil {
-		return fmt.Errorf("claim %s: %w", o.Verb, err)
+	if err := claim.Run(ctx, o, in.stdout); err != nil {
+		return 0, fmt.Errorf("claim %s: %w", o.Verb, err)
 	}
-	return nil
+	return 0, nil
 }
 
-// AuditConfig is the configuration of an audit, which ParseAuditConfig fills. It uses only the
-// fields of Config that describe the rack.
-type AuditConfig struct {
+type auditConfig struct {
 	Config
 	audit.Options
 }
@@ -134,12 +125,8 @@ var auditCommand = subcommand{
 	settings: rackSettings,
 }
 
-// ParseAuditConfig parses the arguments after "audit" and the environment, as ParseConfig does for
-// the plugin.
-func ParseAuditConfig(args []string, getenv func(string) string, help io.Writer) (AuditConfig,
-	error) {
-	var c AuditConfig
-	if _, err := auditCommand.parse(&c.Config, c.Flags, args, getenv, help); err != nil {
+func parseAudit(in invocation) (c auditConfig, err error) {
+	if _, err := auditCommand.parse(in, &c.Config, c.Flags); err != nil {
 		return c, err
 	}
 	if why := c.noRack(); why != "" {
@@ -148,19 +135,24 @@ func ParseAuditConfig(args []string, getenv func(string) string, help io.Writer)
 	return c, c.Check(c.ClusterID)
 }
 
-// Audit compares what the driver made on the rack for this cluster with the wanted volumes and
-// snapshots, and writes a report to out. found reports whether orphans or missing volumes are left.
-func Audit(ctx context.Context, c AuditConfig, out, log io.Writer) (found bool, err error) {
-	secrets, quiet := &hidden{}, slog.New(slog.DiscardHandler)
-	out, log = hiddenWriter{out, secrets}, hiddenWriter{log, secrets}
-	found, err = auditRack(ctx, c, tokensOf(c.Config, secrets, quiet), out, log)
+func runAudit(ctx context.Context, in invocation) (status int, err error) {
+	c, err := parseAudit(in)
 	if err != nil {
-		err = errors.New(secrets.text(err.Error()))
+		return 0, err
 	}
-	return found, err
+	secrets := &hidden{}
+	found, err := auditRack(ctx, c, tokensOf(c.Config, secrets, slog.New(slog.DiscardHandler)),
+		hiddenWriter{in.stdout, secrets}, hiddenWriter{in.stderr, secrets})
+	switch {
+	case err != nil:
+		return 0, errors.New(secrets.text(err.Error()))
+	case found:
+		return 2, nil
+	}
+	return 0, nil
 }
 
-func auditRack(ctx context.Context, c AuditConfig, tokens *rack.TokenSource, out, log io.Writer) (
+func auditRack(ctx context.Context, c auditConfig, tokens *rack.TokenSource, out, log io.Writer) (
 	found bool, err error) {
 	for _, warning := range c.rackWarnings() {
 		_, _ = fmt.Fprintln(log, "warning: "+warning)
@@ -171,13 +163,6 @@ func auditRack(ctx context.Context, c AuditConfig, tokens *rack.TokenSource, out
 	}
 	defer closeIdle()
 	return audit.Run(ctx, client, c.ClusterID, c.Options, out, log)
-}
-
-// DoctorConfig is the configuration of a doctor, which ParseDoctorConfig fills. It uses only the
-// fields of Config that describe the rack.
-type DoctorConfig struct {
-	Config
-	doctor.Options
 }
 
 var doctorCommand = subcommand{
@@ -196,60 +181,52 @@ var doctorCommand = subcommand{
 	operands: "the question",
 }
 
-// ParseDoctorConfig parses the arguments after "doctor" and the environment, as ParseConfig does
-// for the plugin.
-func ParseDoctorConfig(args []string, getenv func(string) string, help io.Writer) (DoctorConfig,
-	error) {
-	var c DoctorConfig
-	operands, err := doctorCommand.parse(&c.Config, c.Flags, args, getenv, help)
+func runDoctor(ctx context.Context, in invocation) (status int, err error) {
+	var c Config
+	var o doctor.Options
+	operands, err := doctorCommand.parse(in, &c, o.Flags)
 	if err != nil {
-		return c, err
+		return 0, err
 	}
-	if c.Question, err = doctor.ParseQuestion(operands); err != nil {
-		return c, fmt.Errorf("doctor: %w; see doctor --help", err)
+	if o.Question, err = doctor.ParseQuestion(operands); err != nil {
+		return 0, fmt.Errorf("doctor: %w; see doctor --help", err)
 	}
-	return c, nil
-}
-
-// Doctor explains the state of what the question is about, writes its report to out, and returns
-// the exit status.
-func Doctor(ctx context.Context, c DoctorConfig, out io.Writer) (status int, err error) {
+	o.Colour = terminal(in.stdout)
 	secrets := &hidden{}
-	c.Colour = terminal(out)
-	status, err = diagnose(ctx, c, tokensOf(c.Config, secrets, slog.New(slog.DiscardHandler)),
-		hiddenWriter{out, secrets}, secrets)
+	status, err = diagnose(ctx, c, o, hiddenWriter{in.stdout, secrets}, secrets)
 	if err != nil {
 		err = errors.New(secrets.text(err.Error()))
 	}
 	return status, err
 }
 
-func diagnose(ctx context.Context, c DoctorConfig, tokens *rack.TokenSource, out io.Writer,
-	secrets *hidden) (status int, err error) {
+func diagnose(ctx context.Context, c Config, o doctor.Options, out io.Writer, secrets *hidden) (
+	status int, err error) {
 	sources := doctor.Sources{NoRack: c.noRack(), ClusterID: c.ClusterID, Version: Version(),
 		Kubectl: kube.Kubectl}
 	if sources.NoRack == "" {
-		client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})
+		client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{
+			Tokens: tokensOf(c, secrets, slog.New(slog.DiscardHandler))})
 		if err != nil {
 			return 0, err
 		}
 		defer closeIdle()
 		sources.Rack = client
 	}
-	evidence, err := doctor.Gather(ctx, sources, c.Options)
+	evidence, err := doctor.Gather(ctx, sources, o)
 	if err != nil {
 		return 0, fmt.Errorf("doctor: %w", err)
 	}
 	diagnosis := doctor.Diagnose(evidence)
 	err = errors.Join(
-		writeNew("--bundle", c.Bundle, secrets, func(w io.Writer) error {
+		writeNew("--bundle", o.Bundle, secrets, func(w io.Writer) error {
 			return doctor.WriteBundle(w, diagnosis, evidence)
 		}),
-		writeNew("--html", c.HTML, secrets, diagnosis.WriteHTML))
+		writeNew("--html", o.HTML, secrets, diagnosis.WriteHTML))
 	if err != nil {
 		return 0, err
 	}
-	return diagnosis.Status(), diagnosis.Write(out, c.Options)
+	return diagnosis.Status(), diagnosis.Write(out, o)
 }
 
 // writeNew writes to a new file that only its owner reads. It refuses an existing file or link,
@@ -287,13 +264,6 @@ func terminal(out io.Writer) bool {
 	return err == nil && info.Mode()&fs.ModeCharDevice != 0
 }
 
-// InspectConfig is the configuration of an inspection, which ParseInspectConfig fills. It uses only
-// the fields of Config that describe the node.
-type InspectConfig struct {
-	Config
-	Volumes []inspection.Asked
-}
-
 var inspectCommand = subcommand{
 	name: "inspect",
 	about: "oxide-csi-plugin inspect prints, as JSON, what this node sees of its volumes: devices, " +
@@ -303,46 +273,44 @@ var inspectCommand = subcommand{
 		"OXIDE_INSTANCE_METADATA_FILE"},
 }
 
-// ParseInspectConfig parses the arguments after "inspect" and the environment.
-func ParseInspectConfig(args []string, getenv func(string) string, help io.Writer) (InspectConfig,
-	error) {
-	var c InspectConfig
-	_, err := inspectCommand.parse(&c.Config, c.flags, args, getenv, help)
-	return c, err
+func volumeFlag(volumes *[]inspection.Asked) func(*flag.FlagSet) {
+	return func(flags *flag.FlagSet) {
+		flags.Func("volume", "`ID[=DISK]` of a volume, and the name of its disk, which is needed while "+
+			"the node has no record of it; may be repeated (default every volume that has a record)",
+			func(value string) error {
+				id, disk, _ := strings.Cut(value, "=")
+				if id == "" || len(id) > volume.MaxStringBytes {
+					return errors.New("has to be the id of a volume")
+				}
+				if canonical, ok := volume.ParseID(id); ok {
+					id = canonical
+				}
+				*volumes = append(*volumes, inspection.Asked{ID: id, Disk: disk})
+				return nil
+			})
+	}
 }
 
-func (c *InspectConfig) flags(flags *flag.FlagSet) {
-	flags.Func("volume", "`ID[=DISK]` of a volume, and the name of its disk, which is needed while "+
-		"the node has no record of it; may be repeated (default every volume that has a record)",
-		func(value string) error {
-			id, disk, _ := strings.Cut(value, "=")
-			if id == "" || len(id) > volume.MaxStringBytes {
-				return errors.New("has to be the id of a volume")
-			}
-			if canonical, ok := volume.ParseID(id); ok {
-				id = canonical
-			}
-			c.Volumes = append(c.Volumes, inspection.Asked{ID: id, Disk: disk})
-			return nil
-		})
-}
-
-// Inspect writes what this node sees of the volumes to out.
-func Inspect(c InspectConfig, out io.Writer) error {
+func runInspect(_ context.Context, in invocation) (status int, err error) {
+	var c Config
+	var volumes []inspection.Asked
+	if _, err := inspectCommand.parse(in, &c, volumeFlag(&volumes)); err != nil {
+		return 0, err
+	}
 	id, unknown := node.InstanceID(node.Identity{Explicit: c.InstanceID,
 		MetadataFile: c.InstanceMetadataFile, SysfsRoot: c.SysfsRoot})
 	service := &node.Service{SysfsRoot: c.SysfsRoot, DevRoot: c.DevRoot, StateDir: c.StateDir,
 		InstanceID: id, Log: slog.New(slog.DiscardHandler)}
-	r := service.Inspect(c.Volumes)
+	r := service.Inspect(volumes)
 	r.Version = Version()
 	if unknown != nil {
 		r.Unseen = append(r.Unseen, inspection.Unseen{Part: inspection.PartInstance,
 			Why: csierr.Plain(unknown.Error())})
 	}
-	encoder := json.NewEncoder(out)
+	encoder := json.NewEncoder(in.stdout)
 	encoder.SetIndent("", "  ")
 	if err := encoder.Encode(r); err != nil {
-		return fmt.Errorf("write the report: %w", err)
+		return 0, fmt.Errorf("write the report: %w", err)
 	}
-	return nil
+	return 0, nil
 }

@@ -197,13 +197,13 @@ func TestTheHelpNamesTheProgramsOfAnOperator(t *testing.T) {
 func TestAuditOptions(t *testing.T) {
 	env := map[string]string{"OXIDE_HOST": "https://rack", "OXIDE_TOKEN": racktest.Token,
 		"OXIDE_PROJECT": racktest.Project, "OXIDE_CLUSTER_ID": "blue"}
-	parse := func(without string, args ...string) (AuditConfig, error) {
-		return ParseAuditConfig(args, func(key string) string {
+	parse := func(without string, args ...string) (auditConfig, error) {
+		return parseAudit(invocation{args: args, getenv: func(key string) string {
 			if key == without {
 				return ""
 			}
 			return env[key]
-		}, &bytes.Buffer{})
+		}})
 	}
 	for _, test := range []struct {
 		name, without string
