@@ -123,55 +123,42 @@ func (m *metrics) watchRack(h *rackHealth) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "oxide_csi_rack_up",
 		Help: "Whether the last check found the rack, the token and the project in order.",
-	}, h.up), tokenExpiry{h})
+	}, h.up), collector(func(to chan<- prometheus.Metric) {
+		if at := h.expiry(); !at.IsZero() {
+			to <- gauge("oxide_csi_rack_token_expiry_timestamp_seconds", "When the first of the user's "+
+				"tokens expires, if any does. The rack does not tell which one the driver uses.",
+				float64(at.Unix()))
+		}
+	}))
 }
 
-type tokenExpiry struct{ *rackHealth }
-
-var expiryDesc = prometheus.NewDesc("oxide_csi_rack_token_expiry_timestamp_seconds",
-	"When the first of the user's tokens expires, if any does. The rack does not tell which one the "+
-		"driver uses.", nil, nil)
-
-// Describe sends the description.
-func (tokenExpiry) Describe(to chan<- *prometheus.Desc) { to <- expiryDesc }
-
-// Collect sends the value.
-func (t tokenExpiry) Collect(to chan<- prometheus.Metric) {
-	if at := t.expiry(); !at.IsZero() {
-		to <- prometheus.MustNewConstMetric(expiryDesc, prometheus.GaugeValue, float64(at.Unix()))
-	}
+func (m *metrics) watchNode(n *node.Service) {
+	m.registry.MustRegister(collector(func(to chan<- prometheus.Metric) {
+		use, err := n.Use()
+		if err != nil {
+			return // report the other metrics; the log has the error of the failing calls
+		}
+		to <- gauge("oxide_csi_node_volumes", "Volumes that are staged or published on this node.",
+			float64(use.Volumes))
+		to <- gauge("oxide_csi_node_disks", "Disks of this instance, the boot disk included.",
+			float64(use.Disks))
+		to <- gauge("oxide_csi_node_disks_limit",
+			"Disks that the rack lets an instance have (OXIDE_MAX_DISKS).", float64(use.Limit))
+	}))
 }
 
-func (m *metrics) watchNode(n *node.Service) { m.registry.MustRegister(nodeVolumes{n}) }
+// collector sends the metrics that have a value now.
+type collector func(to chan<- prometheus.Metric)
 
-type nodeVolumes struct{ *node.Service }
+// Describe describes nothing, because not every metric always has a value.
+func (collector) Describe(chan<- *prometheus.Desc) {}
 
-var (
-	volumesDesc = prometheus.NewDesc("oxide_csi_node_volumes",
-		"Volumes that are staged or published on this node.", nil, nil)
-	disksDesc = prometheus.NewDesc("oxide_csi_node_disks",
-		"Disks of this instance, the boot disk included.", nil, nil)
-	limitDesc = prometheus.NewDesc("oxide_csi_node_disks_limit",
-		"Disks that the rack lets an instance have (OXIDE_MAX_DISKS).", nil, nil)
-)
+// Collect sends the metrics.
+func (c collector) Collect(to chan<- prometheus.Metric) { c(to) }
 
-// Describe sends the descriptions.
-func (nodeVolumes) Describe(to chan<- *prometheus.Desc) {
-	to <- volumesDesc
-	to <- disksDesc
-	to <- limitDesc
-}
-
-// Collect sends the values.
-func (n nodeVolumes) Collect(to chan<- prometheus.Metric) {
-	use, err := n.Use()
-	if err != nil {
-		return // report the other metrics; the log has the error of the failing calls
-	}
-	for desc, value := range map[*prometheus.Desc]int{volumesDesc: use.Volumes, disksDesc: use.Disks,
-		limitDesc: use.Limit} {
-		to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(value))
-	}
+func gauge(name, help string, value float64) prometheus.Metric {
+	return prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, nil),
+		prometheus.GaugeValue, value)
 }
 
 func (m *metrics) change(e flight.Entry) { m.changes.WithLabelValues(string(e.Event)).Inc() }

@@ -283,46 +283,30 @@ type explained struct {
 
 // Events lists every event, in the order of a volume's life.
 var Events = []explained{
-	{DiskCreated, "disk created",
-		"The rack made the volume's disk. With `seen=true` the answer had been lost, " +
-			"and a repeated call found the disk."},
-	{DiskAttached, "disk attached",
-		"The rack attached the disk to the node's instance."},
-	{ProvenBlank, "disk proven blank",
-		"The driver has read the disk, as far as `detail` says, and found nothing but " +
-			"zeroes. Only then does it format."},
-	{FormatResumed, "unfinished format resumed",
-		"An earlier format of this volume was cut off. What it left is erased, and the " +
-			"disk is formatted anew."},
-	{Formatted, "disk formatted",
-		"The disk has a new filesystem; `detail` has the command's options."},
-	{RecordErased, "record of a format erased",
-		"The rest of an unfinished format was erased before a workload got the disk as " +
-			"a raw device."},
-	{FilesystemChecked, "filesystem checked",
-		"e2fsck has looked at a filesystem that was not unmounted in order, and changed " +
-			"nothing."},
-	{FilesystemRepaired, "filesystem repaired",
-		"e2fsck has corrected errors that need no decision."},
-	{FilesystemGrown, "filesystem grown",
-		"The filesystem was smaller than its disk, for example after a restore to a " +
-			"larger volume."},
-	{Mounted, "volume mounted",
-		"The filesystem is mounted at the staging path."},
-	{Published, "volume published",
-		"A workload has the volume at the target path."},
-	{Unpublished, "volume unpublished",
-		"The target path is unmounted."},
-	{Unmounted, "volume unmounted",
-		"The staging path is unmounted, and what was cached is written."},
-	{DiskDetached, "disk detached",
-		"The rack detached the disk from the instance."},
-	{SnapshotCreated, "snapshot created",
-		"The rack took a snapshot of the disk."},
-	{SnapshotDeleted, "snapshot deleted",
-		"The rack deleted the snapshot."},
-	{DiskDeleted, "disk deleted",
-		"The rack deleted the disk and its data."},
+	{DiskCreated, "disk created", "The rack made the volume's disk. With `seen=true` the answer had " +
+		"been lost, and a repeated call found the disk."},
+	{DiskAttached, "disk attached", "The rack attached the disk to the node's instance."},
+	{ProvenBlank, "disk proven blank", "The driver has read the disk, as far as `detail` says, and " +
+		"found nothing but zeroes. Only then does it format."},
+	{FormatResumed, "unfinished format resumed", "An earlier format of this volume was cut off. " +
+		"What it left is erased, and the disk is formatted anew."},
+	{Formatted, "disk formatted", "The disk has a new filesystem; `detail` has the command's " +
+		"options."},
+	{RecordErased, "record of a format erased", "The rest of an unfinished format was erased before " +
+		"a workload got the disk as a raw device."},
+	{FilesystemChecked, "filesystem checked", "e2fsck has looked at a filesystem that was not " +
+		"unmounted in order, and changed nothing."},
+	{FilesystemRepaired, "filesystem repaired", "e2fsck has corrected errors that need no decision."},
+	{FilesystemGrown, "filesystem grown", "The filesystem was smaller than its disk, for example " +
+		"after a restore to a larger volume."},
+	{Mounted, "volume mounted", "The filesystem is mounted at the staging path."},
+	{Published, "volume published", "A workload has the volume at the target path."},
+	{Unpublished, "volume unpublished", "The target path is unmounted."},
+	{Unmounted, "volume unmounted", "The staging path is unmounted, and what was cached is written."},
+	{DiskDetached, "disk detached", "The rack detached the disk from the instance."},
+	{SnapshotCreated, "snapshot created", "The rack took a snapshot of the disk."},
+	{SnapshotDeleted, "snapshot deleted", "The rack deleted the snapshot."},
+	{DiskDeleted, "disk deleted", "The rack deleted the disk and its data."},
 }
 
 // Says returns the event's message in the log.
