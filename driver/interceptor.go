@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -97,29 +98,28 @@ func (r flightRecorders) intercept(ctx context.Context, req any, info *grpc.Unar
 }
 
 // changedBy returns the fields of the flight recorder that a request contains.
-func changedBy(req any) (f flight.Fields) {
-	if r, ok := req.(interface{ GetVolumeId() string }); ok {
-		f.Volume = r.GetVolumeId()
-	}
-	if r, ok := req.(interface{ GetSourceVolumeId() string }); ok {
-		f.Volume = r.GetSourceVolumeId()
-	}
-	if r, ok := req.(interface{ GetNodeId() string }); ok {
-		f.Instance = r.GetNodeId()
-	}
-	if r, ok := req.(interface{ GetSnapshotId() string }); ok {
-		f.Snapshot = r.GetSnapshotId()
-	}
-	if r, ok := req.(interface{ GetStagingTargetPath() string }); ok {
-		f.Path = r.GetStagingTargetPath()
-	}
-	if r, ok := req.(interface{ GetTargetPath() string }); ok {
-		f.Path = r.GetTargetPath()
+func changedBy(req any) flight.Fields {
+	f := flight.Fields{
+		Volume:   cmp.Or(textIn(req, "source_volume_id"), textIn(req, "volume_id")),
+		Instance: textIn(req, "node_id"),
+		Snapshot: textIn(req, "snapshot_id"),
+		Path:     cmp.Or(textIn(req, "target_path"), textIn(req, "staging_target_path")),
 	}
 	if r, ok := req.(interface{ GetParameters() map[string]string }); ok {
 		f.Claim = volume.Claim(r.GetParameters())
 	}
 	return f
+}
+
+// textIn returns the text in a field of a request, or "" if the request has no such field.
+func textIn(req any, field protoreflect.Name) string {
+	if message, ok := req.(proto.Message); ok {
+		m := message.ProtoReflect()
+		if f := m.Descriptor().Fields().ByName(field); f != nil {
+			return m.Get(f).String()
+		}
+	}
+	return ""
 }
 
 // logCalls logs one line when a call ends. At debug level it also logs the request and the
@@ -168,25 +168,11 @@ func levelOf(method string, err error) slog.Level {
 // objects returns the ids and names in a request, by which a log is searched.
 func objects(req any) []slog.Attr {
 	var attrs []slog.Attr
-	add := func(key, value string) {
-		if value != "" {
-			attrs = append(attrs, slog.String(key, csierr.Plain(value)))
+	for _, f := range []struct{ key, field string }{{"name", "name"}, {"volume", "volume_id"},
+		{"source", "source_volume_id"}, {"node", "node_id"}, {"snapshot", "snapshot_id"}} {
+		if value := textIn(req, protoreflect.Name(f.field)); value != "" {
+			attrs = append(attrs, slog.String(f.key, csierr.Plain(value)))
 		}
-	}
-	if r, ok := req.(interface{ GetName() string }); ok {
-		add("name", r.GetName())
-	}
-	if r, ok := req.(interface{ GetVolumeId() string }); ok {
-		add("volume", r.GetVolumeId())
-	}
-	if r, ok := req.(interface{ GetSourceVolumeId() string }); ok {
-		add("source", r.GetSourceVolumeId())
-	}
-	if r, ok := req.(interface{ GetNodeId() string }); ok {
-		add("node", r.GetNodeId())
-	}
-	if r, ok := req.(interface{ GetSnapshotId() string }); ok {
-		add("snapshot", r.GetSnapshotId())
 	}
 	return attrs
 }
