@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// extras is the beginning of the values in everywhere: labels and annotations of all objects.
+// extras begins the values that everywhere sets: labels and annotations of all objects.
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 

@@ -68,7 +68,7 @@ type Config struct {
 	LogLevel       slog.Level
 	LogJSON        bool
 	MetricsAddress string // unix:///path or host:port; empty means none
-	PprofAddress   string // the same, on this machine only
+	PprofAddress   string // unix:///path or localhost:port; empty means none
 	LeaveSocket    string // an absolute path; used by the program prestop alone
 
 	PrintVersion bool

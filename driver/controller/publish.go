@@ -274,8 +274,8 @@ func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours,
 	return nil, instanceRefusal("attach", disk, instance, why)
 }
 
-// stateProblem returns why a disk that is not detached is not attached as requested, or nil if it
-// is.
+// stateProblem returns why the disk, which is not detached, is not attached as requested either. It
+// returns nil if it is attached so.
 func (a attachment) stateProblem(disk *oxide.Disk) error {
 	switch state := disk.State.State(); {
 	case state == oxide.DiskStateStateDetaching:

@@ -57,9 +57,10 @@ func (d disk) eraseFormat(w *os.File, v Volume) error {
 
 // DropRecord durably erases the records on the disk, of a format and of a growth, before the device
 // is published as a raw device, whichever volume they name. After that the content is the
-// workload's, and a record would claim that it is the driver's. It keeps bytes of a workload that
-// look like a record: beside a real one there are only traces of mkfs, or it is behind an ext that
-// it fits. It does nothing to a mounted device, which is in use already.
+// workload's, and a record would claim that it is the driver's. It erases only real records, not a
+// workload's bytes that look like one: everything beside the record of a format is a trace of mkfs,
+// and the record of a growth is behind the ext that it describes. It does nothing to a mounted
+// device, which is in use already.
 func (p *Preparation) DropRecord(mounted bool) error {
 	d, v := disk{p.Device}, p.Volume
 	if v.ReadOnly || mounted {
@@ -97,8 +98,8 @@ func (p *Preparation) DropRecord(mounted bool) error {
 	return err
 }
 
-// ownRecords returns the offsets of those records in a scan that were written on
-// this disk, or on the one that it was restored from.
+// ownRecords returns the offsets of those records in a scan that were written on this disk, or on
+// the one that it was restored from.
 func (d disk) ownRecords(v Volume, s scan) (own []int64, err error) {
 	formats, growths := s.Records, s.Growth
 	if len(formats) > 0 {

@@ -269,8 +269,8 @@ func blkid(f *os.File) (string, error) {
 	return "", result.failure("blkid", f.Name())
 }
 
-// parseBlkid parses the output of blkid -o export. Output without a type and a table is an error,
-// because blkid did find something.
+// parseBlkid parses the output of blkid -o export. Output with neither a type nor a table is an
+// error, because blkid did find something.
 func parseBlkid(output string) (string, error) {
 	var words []string
 	for line := range strings.Lines(output) {

@@ -138,7 +138,7 @@ func extSuperblock(head []byte) (Superblock, bool) {
 		Fresh:      incompat&extIncompatRecover == 0 && extFresh(b),
 		Offset:     extOffset,
 	}
-	sb.MetadataUUID = sb.UUID // in the copies of the superblock; nothing else has one
+	sb.MetadataUUID = sb.UUID // no metadata but the superblock's copies have one
 	sb.addFeatures(b, binary.LittleEndian, extFeatures)
 	journal := le32(b[0xE0:]) // an inode of this filesystem
 	sb.refuse(journal != extJournalInode && compat&extCompatJournal != 0 ||

@@ -66,7 +66,7 @@ type Entry struct {
 func keyOf(e Event, f Fields) string {
 	subject := []string{string(e), f.Volume, f.Snapshot, f.Name, f.Instance, f.Path}
 	if f.Volume == "" {
-		subject = append(subject, f.Disk) // one that is to be created
+		subject = append(subject, f.Disk) // a disk that is to be created
 	}
 	return strings.Join(subject, "\x00")
 }
@@ -176,7 +176,7 @@ func Of(ctx context.Context) Call {
 	return c
 }
 
-// About returns the call with these fields for its changes, too.
+// About returns the call with further fields for its changes.
 func (c Call) About(f Fields) Call {
 	c.fields = c.fields.with(f)
 	return c
