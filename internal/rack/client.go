@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -195,8 +196,12 @@ func (c *Client) LookAtWorld(ctx context.Context) (World, error) {
 func (c *Client) readWorld(ctx context.Context) (World, error) {
 	project, err := c.ProjectView(ctx, oxide.ProjectViewParams{Project: oxide.NameOrId(c.Project)})
 	switch {
+	case NotFound(err):
+		return World{}, csierr.Coded(codes.PermissionDenied, csierr.ProjectNotFound, "this token sees "+
+			"no project with the name or id in OXIDE_PROJECT, so the state of its objects is unknown; "+
+			"give the token's user a role on the project")
 	case err != nil:
-		return World{}, ProjectError(ctx, err)
+		return World{}, Error(ctx, "read project", err)
 	case !volume.IsID(project.Id), project.Id != c.Project && string(project.Name) != c.Project:
 		return World{}, InvalidResponse("read project", "asked for the project in OXIDE_PROJECT and got "+
 			"%.80q (%.80q)", project.Name, project.Id)

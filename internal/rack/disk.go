@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -91,16 +90,6 @@ func NotFound(err error) bool { return Definite(err) && errors.Is(err, oxide.Err
 func Refused(err error) bool {
 	return Definite(err) && (errors.Is(err, oxide.ErrInvalidRequest) ||
 		errors.Is(err, oxide.ErrConflict))
-}
-
-// ProjectError returns the error for a project that could not be read.
-func ProjectError(ctx context.Context, err error) error {
-	if NotFound(err) {
-		return csierr.Coded(codes.PermissionDenied, csierr.ProjectNotFound, "this token sees no project "+
-			"with the name or id in OXIDE_PROJECT, so the state of its objects is unknown; give the "+
-			"token's user a role on the project")
-	}
-	return Error(ctx, "read project", err)
 }
 
 // DiskText returns how messages show a disk.
