@@ -519,7 +519,7 @@ func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, 
 			changed = now.Hotplug.Has(adminapi.RecordFirst) // the machine is asked once more
 			return                                          // A33: already attached, even while it runs
 		}
-		checkAttach(tx, i, d, now)
+		s.checkAttach(tx, i, d, now)
 		changed = true
 		d.State = store.DiskState{State: store.StateAttached, Instance: i.ID}
 		tx.PutDisk(d)
@@ -542,7 +542,8 @@ func (s Attachments) setState(d store.Disk, state store.DiskState) error {
 // checkAttach checks whether a disk that is not attached to the instance may be attached, in the
 // rack's order: the disk's state, the guest's state, the instance's state, and then the limit
 // (A34).
-func checkAttach(tx *store.Tx, i store.Instance, d store.Disk, now adminapi.Switches) {
+func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
+	now adminapi.Switches) {
 	switch d.State.State {
 	case store.StateCreating, store.StateDetached:
 	case store.StateAttached, "attaching", "detaching":
@@ -557,8 +558,9 @@ func checkAttach(tx *store.Tx, i store.Instance, d store.Disk, now adminapi.Swit
 		conflict("cannot attach local storage disk: instance is starting"))
 	tx.Refuse(!i.Active() && i.RunState != store.RunStopped && i.RunState != store.StateCreating,
 		invalidRequest("cannot attach disk to instance in %s state", i.RunState))
-	tx.Refuse(len(tx.DisksOf(i.ID)) >= now.DiskLimit,
-		invalidRequest("cannot attach more than %d disks to instance", now.DiskLimit))
+	limit := r.diskLimit(now, i.BootDiskID != nil)
+	tx.Refuse(len(tx.DisksOf(i.ID)) >= limit,
+		invalidRequest("cannot attach more than %d disks to instance", limit))
 }
 
 // ejectTime is how long the prototype waits for a guest to release a disk before it removes the

@@ -374,7 +374,7 @@ func (r seeder) disk(spec DiskSpec) error {
 	return r.store.Update(func(tx *store.Tx) {
 		now := r.Switches()
 		now.Hotplug = adminapi.HotplugFull // the rack attaches the disk before the instance starts
-		checkAttach(tx, to, made, now)
+		r.checkAttach(tx, to, made, now)
 		made.State = store.DiskState{State: store.StateAttached, Instance: to.ID}
 		tx.PutDisk(made)
 	})

@@ -131,6 +131,15 @@ func (c Config) switches() adminapi.Switches {
 	}
 }
 
+// diskLimit returns how many disks of the rack an instance may have (A16). The guest of a virtual
+// machine without a boot disk of the rack sees the machine's own root disk in its place.
+func (r *Simulation) diskLimit(now adminapi.Switches, hasBootDisk bool) int {
+	if r.config.Machines != "" && !hasBootDisk {
+		return min(now.DiskLimit, defaultDiskLimit-1)
+	}
+	return now.DiskLimit
+}
+
 // Switches returns the present switches.
 func (r *Simulation) Switches() adminapi.Switches {
 	now, _ := r.switches.watch()
