@@ -1,7 +1,6 @@
 package rules
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"reflect"
@@ -38,7 +37,7 @@ func checkTokens(c *Check) {
 	} {
 		request := get(test.path)
 		request.Header = map[string]string{"Authorization": test.authorization}
-		c.expect(expected{test.what, request, test.want})
+		c.expect([]expected{{test.what, request, test.want}})
 	}
 }
 
@@ -68,7 +67,7 @@ func checkVersions(c *Check) {
 	for _, test := range tests {
 		request := get(test.path)
 		request.Header = map[string]string{"Api-Version": test.version}
-		c.expect(expected{test.what, request, test.want})
+		c.expect([]expected{{test.what, request, test.want}})
 	}
 	request := get("/v1/ping")
 	request.Header = map[string]string{"Api-Version": "latest"}
@@ -82,84 +81,84 @@ func checkVersions(c *Check) {
 }
 
 func checkRoles(c *Check) {
-	everybodys := func(who string) {
-		_, err := c.Client.UtilizationView(c.ctx)
-		c.must("read the silo's utilization "+who, err)
-		_, err = c.Client.ImageList(c.ctx, oxide.ImageListParams{Limit: oxide.NewPointer(1)})
-		c.must("list the silo's images "+who, err)
+	everybodys := func() {
+		c.utilization()
+		asked(c.Client.ImageList(c.ctx, oxide.ImageListParams{Limit: oxide.NewPointer(1)}))(c,
+			"list the silo's images").must()
 	}
-	everybodys("as a collaborator")
+	everybodys()
 	if !c.arrange("a token with fewer rights") {
 		return
 	}
 	disk, instance := c.disk(), c.StoppedInstance()
 	c.Switch("role", adminapi.RoleViewer)
 	c.look(disk.Id)
-	c.refuses("delete a disk as a viewer", c.deleteDisk(disk.Id), forbidden)
-	c.mustRefuse("create a disk as a viewer", forbidden)(c.createDisk(c.blank()))
-	c.mustRefuse("attach a disk as a viewer", forbidden)(c.attach(disk.Id, instance.Id))
+	c.deleteDisk(disk.Id).refused(forbidden)
+	c.createDisk(c.blank()).refused(forbidden)
+	c.attach(disk.Id, instance.Id).refused(forbidden)
 	impossible := c.newInstance()
 	impossible.Body.Ncpus, impossible.Body.Memory = 0, 1
-	c.mustRefuse("create an impossible instance as a viewer", forbidden)(c.createInstance(impossible))
-	everybodys("as a viewer")
+	c.createInstance(impossible).refused(forbidden)
+	everybodys()
 
 	c.Switch("role", adminapi.RoleNone)
-	unseen := notFound("disk", "id", disk.Id)
-	c.mustRefuse("read a disk without a role", unseen)(c.viewDisk(c.ctx, disk.Id))
-	c.refuses("delete a disk without a role", c.deleteDisk(disk.Id), unseen)
+	unseen := unknownID("disk", disk.Id)
+	c.viewDisk(disk.Id).refused(unseen)
+	c.deleteDisk(disk.Id).refused(unseen)
 	by := "name"
 	if uuid.Validate(c.Project) == nil {
 		by = "id"
 	}
-	projects := must(c.Client.ProjectListAllPages(c.ctx, oxide.ProjectListParams{}))(c,
-		"list the projects without a role")
+	projects := asked(c.Client.ProjectListAllPages(c.ctx, oxide.ProjectListParams{}))(c,
+		"list the projects without a role").must()
 	equal(c, "the projects that are listed without a role", len(projects), 0)
 	hidden := notFound("project", by, c.Project)
-	c.mustRefuse("read the project without a role", hidden)(
-		c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()}))
-	c.mustRefuse("create a disk without a role", hidden)(c.createDisk(c.blank()))
-	c.mustRefuse("create an impossible instance without a role", hidden)(c.createInstance(impossible))
-	everybodys("without a role")
+	c.viewProject(c.Project).refused(hidden)
+	c.createDisk(c.blank()).refused(hidden)
+	c.createInstance(impossible).refused(hidden)
+	everybodys()
 }
 
 func checkFleet(c *Check) {
-	me := must(c.Client.CurrentUserView(c.ctx))(c, "read who the token belongs to")
+	me := asked(c.Client.CurrentUserView(c.ctx))(c, "read who the token belongs to").must()
 	if me.FleetViewer != nil && *me.FleetViewer {
 		c.notTested("the token's user is a fleet viewer; use the token of a project's collaborator")
 	}
-	c.expect(
-		expected{"the racks", get("/v1/system/hardware/racks"), forbidden},
-		expected{"the utilization of all silos", get("/v1/system/utilization/silos"), forbidden},
-		expected{"the quotas of all silos", get("/v1/system/silo-quotas"), forbidden})
+	c.expect([]expected{
+		{"the racks", get("/v1/system/hardware/racks"), forbidden},
+		{"the utilization of all silos", get("/v1/system/utilization/silos"), forbidden},
+		{"the quotas of all silos", get("/v1/system/silo-quotas"), forbidden},
+	})
 	for _, silo := range []string{me.SiloId, string(me.SiloName)} {
 		c.steadily(func() { c.checkOwnSilo(me, oxide.NameOrId(silo)) })
 	}
 	another := uuid.NewString()
-	c.expect(
-		expected{"the quotas of another silo", get("/v1/system/silos/" + another + "/quotas"),
+	c.expect([]expected{
+		{"the quotas of another silo", get("/v1/system/silos/" + another + "/quotas"),
 			unknownID("silo", another)},
-		expected{"the utilization of another silo", get("/v1/system/utilization/silos/" + another),
-			unknownID("silo", another)})
+		{"the utilization of another silo", get("/v1/system/utilization/silos/" + another),
+			unknownID("silo", another)},
+	})
 }
 
 // checkOwnSilo compares what a user reads of the own silo with and without the silo's name or ID.
 func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
-	use := must(c.Client.UtilizationView(c.ctx))(c, "read the utilization")
-	quotas := must(c.Client.SiloQuotasView(c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))(c,
-		"read the own silo's quotas")
+	use := c.utilization()
+	quotas := asked(c.Client.SiloQuotasView(c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))(c,
+		"read the own silo's quotas").must()
 	c.same("the own silo's quotas", quotas, oxide.SiloQuotas{SiloId: me.SiloId,
 		Cpus: use.Capacity.Cpus, Memory: use.Capacity.Memory, Storage: use.Capacity.Storage})
-	named := must(c.Client.SiloUtilizationView(c.ctx, oxide.SiloUtilizationViewParams{Silo: silo}))(c,
-		"read the own silo's utilization by its name or ID")
+	named := asked(c.Client.SiloUtilizationView(c.ctx, oxide.SiloUtilizationViewParams{Silo: silo}))(c,
+		"read the own silo's utilization by its name or ID").must()
 	c.same("the own silo's utilization", named, oxide.SiloUtilization{SiloId: me.SiloId,
 		SiloName: me.SiloName, Allocated: use.Capacity, Provisioned: use.Provisioned})
 }
 
 // storageUsed returns the part of the silo's quota that its disks and snapshots use.
-func (c *Check) storageUsed(ctx context.Context) int64 {
-	use, err := c.Client.UtilizationView(ctx)
-	c.must("read the silo's utilization", err)
-	return int64(use.Provisioned.Storage)
+func (c *Check) storageUsed() int64 { return int64(c.utilization().Provisioned.Storage) }
+
+func (c *Check) utilization() *oxide.Utilization {
+	return asked(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization").must()
 }
 
 // looks is how often a check reads what the silo has provisioned. Others may change it between two
@@ -191,7 +190,7 @@ func (c *Check) steadily(look func()) {
 // othersProvision reports whether the silo's provisioned amount changes while the check does
 // nothing for a time.
 func (c *Check) othersProvision(within time.Duration) bool {
-	first := must(c.Client.UtilizationView(c.ctx))(c, "read the utilization")
+	first := c.utilization()
 	return harness.Await(c.ctx, within, func() error {
 		now, err := c.Client.UtilizationView(c.ctx)
 		if err == nil && reflect.DeepEqual(now.Provisioned, first.Provisioned) {
@@ -210,14 +209,14 @@ func checkDevicePath(c *Check) {
 func checkErrors(c *Check) {
 	missing := uuid.NewString()
 	a := c.Send(get("/v1/disks/" + missing))
-	equal(c, "read a disk that is not there", a.Refused(), notFound("disk", "id", missing))
+	equal(c, "read a disk that is not there", a.Refused(), unknownID("disk", missing))
 	c.hasID("its answer", a)
 	equal(c, "its body", string(a.Body), pretty(c.idOf(a), "ObjectNotFound", a.Refused().Message))
 
 	name := c.disk().Name
 	again := c.blank()
 	again.Body.Name = name
-	c.mustRefuse("create a disk whose name is taken", nameTaken("disk", name))(c.createDisk(again))
+	c.createDisk(again).refused(nameTaken("disk", name))
 
 	a = c.Send(get("/v1/disk"))
 	c.hasID("the answer to a path that a rack does not have", a)
@@ -231,7 +230,7 @@ func checkErrors(c *Check) {
 
 	if c.arrange("a creation that fails") {
 		c.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
-		c.mustRefuse("create a disk while the rack fails", internalError)(c.createDisk(c.blank()))
+		c.createDisk(c.blank()).refused(internalError)
 	}
 	if c.withoutID {
 		c.notTested("an answer has no x-request-id: a proxy in front of the rack may have removed it")
@@ -278,7 +277,7 @@ var rackTime = regexp.MustCompile(`^"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}|\.\d
 
 func checkTimes(c *Check) {
 	disk := c.disk()
-	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
+	snapshot := c.snapshot(disk.Id).must()
 	var before time.Time
 	for _, read := range []struct {
 		path  string

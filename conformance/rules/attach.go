@@ -18,7 +18,10 @@ import (
 
 const maxDisks = 12
 
-var tooManyDisks = invalidRequest("cannot attach more than 12 disks to instance")
+var (
+	tooManyDisks   = invalidRequest("cannot attach more than 12 disks to instance")
+	attachToFailed = invalidRequest("cannot attach disk to instance in failed state")
+)
 
 // newDisk returns the request for a blank disk that is created together with an instance, and
 // removes the disk at the end. Call it before the instance is created, so that the instance is
@@ -39,74 +42,66 @@ func checkNumberOfDisks(c *Check) {
 	crowded := c.newInstance()
 	crowded.Body.BootDisk = full.Body.BootDisk
 	crowded.Body.Disks = append(slices.Clone(full.Body.Disks), full.Body.Disks[0])
-	c.mustRefuse("create an instance with a boot disk and 12 others", tooManyDisks)(
-		c.createInstance(crowded))
+	c.createInstance(crowded).refused(tooManyDisks)
 
-	instance := must(c.createInstance(full))(c, "create an instance with a boot disk and 11 others")
+	instance := c.createInstance(full).must()
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	disk, elsewhere := c.disk(), c.StoppedInstance()
-	c.mustRefuse("attach a 13th disk", tooManyDisks)(c.attach(disk.Id, instance.Id))
-	must(c.attach(disk.Id, elsewhere.Id))(c, "attach it to another instance")
-	c.mustRefuse("attach a 13th disk that is attached to another instance",
-		attachedElsewhere("attach", disk))(c.attach(disk.Id, instance.Id))
-	must(c.detach(disk.Id, elsewhere.Id))(c, "detach it there")
+	c.attach(disk.Id, instance.Id).refused(tooManyDisks)
+	c.attach(disk.Id, elsewhere.Id).must()
+	c.attach(disk.Id, instance.Id).refused(attachedElsewhere("attach", disk))
+	c.detach(disk.Id, elsewhere.Id).must()
 	if c.arrange("a failed instance") {
 		c.fail(instance.Id)
-		c.mustRefuse("attach a 13th disk while the instance is failed",
-			invalidRequest("cannot attach disk to instance in failed state"))(c.attach(disk.Id, instance.Id))
-		must(c.stop(instance.Id))(c, "stop the failed instance")
+		c.attach(disk.Id, instance.Id).refused(attachToFailed)
+		c.stop(instance.Id).must()
 		c.Await(instance.Id, oxide.InstanceStateStopped)
 	}
 	for _, other := range c.disksOf(instance.Id) {
 		if other.Id != instance.BootDiskId {
-			must(c.detach(other.Id, instance.Id))(c, "detach one of the 12")
+			c.detach(other.Id, instance.Id).must()
 			break
 		}
 	}
-	must(c.attach(disk.Id, instance.Id))(c, "attach a disk in its place")
+	c.attach(disk.Id, instance.Id).must()
 }
 
 func checkHotplug(c *Check) {
 	disk, stopped := c.disk(), c.StoppedInstance()
 	running, there := c.runningInstance()
-	c.mustAttach("attach while the instance is stopped", disk.Id, stopped.Id)
-	c.mustDetach("detach while it is stopped", disk.Id, stopped.Id)
+	c.mustAttach(disk.Id, stopped.Id)
+	c.mustDetach(disk.Id, stopped.Id)
 	switch {
 	case c.Hotplug:
 		id := running.Id
 		if c.Here != nil { // whose operating system must cooperate
 			id = c.Here.ID
 		}
-		c.mustAttach("attach while the instance runs", disk.Id, id)
-		c.mustDetach("detach while it runs", disk.Id, id)
+		c.mustAttach(disk.Id, id)
+		c.mustDetach(disk.Id, id)
 		return
 	case c.AttachOnly:
 		own := c.instance(c.disk()) // its end detaches the disk
 		c.startAndAwait(own.Id)
-		c.mustAttach("attach while the instance runs", disk.Id, own.Id)
+		c.mustAttach(disk.Id, own.Id)
 	default:
-		c.mustRefuse("attach while the instance runs", notStopped("attach"))(
-			c.attach(disk.Id, running.Id))
-		c.attachedTo("after that", c.look(disk.Id), "")
+		c.attach(disk.Id, running.Id).refused(notStopped("attach"))
+		c.staysAttached(disk.Id, "")
 	}
-	c.mustRefuse("detach while it runs", notStopped("detach"))(c.detach(there.Id, running.Id))
-	c.attachedTo("after that", c.look(there.Id), running.Id)
+	c.detach(there.Id, running.Id).refused(notStopped("detach"))
+	c.staysAttached(there.Id, running.Id)
 }
 
 func checkWhatIsAttached(c *Check) {
 	disk, instance := c.disk(), c.StoppedInstance()
 	nowhere, missing := uuid.NewString(), c.name()
-	for verb, call := range map[string]func(string, string) (*oxide.Disk, error){
-		"attach": c.attach, "detach": c.detach} {
-		c.mustRefuse(verb+" a disk that is not there, with an instance that is not there",
-			unknownID("instance", nowhere))(call(uuid.NewString(), nowhere))
-		c.mustRefuse(verb+" a disk that is not there", unknownID("disk", nowhere))(
-			call(nowhere, instance.Id))
-		c.mustRefuse(verb+" a name that no disk has", unknownName("disk", missing))(
-			call(string(missing), instance.Id))
+	for _, call := range []func(string, string) outcome[*oxide.Disk]{c.attach, c.detach} {
+		call(uuid.NewString(), nowhere).refused(unknownID("instance", nowhere))
+		call(nowhere, instance.Id).refused(unknownID("disk", nowhere))
+		call(string(missing), instance.Id).refused(unknownName("disk", missing))
 	}
-	c.mustAttach("attach a disk by name", string(disk.Name), instance.Id)
-	c.mustDetach("detach it by name", string(disk.Name), instance.Id)
+	c.mustAttach(string(disk.Name), instance.Id)
+	c.mustDetach(string(disk.Name), instance.Id)
 	if other := c.otherProject(); other != "" {
 		c.checkOtherProject(other, instance.Id)
 	}
@@ -131,23 +126,22 @@ func (c *Check) otherProject() string {
 func (c *Check) checkOtherProject(project, instance string) {
 	create := c.blank()
 	create.Project = oxide.NameOrId(project)
-	disk := must(c.createDisk(create))(c, "create a disk in another project")
-	c.mustRefuse("attach a disk of another project",
-		invalidRequest("disk must be in the same project as the instance"))(c.attach(disk.Id, instance))
-	c.mustRefuse("attach it by name", unknownName("disk", disk.Name))(
-		c.attach(string(disk.Name), instance))
-	must(c.detach(disk.Id, instance))(c, "detach a disk of another project")
+	disk := c.createDisk(create).must()
+	c.attach(disk.Id, instance).refused(
+		invalidRequest("disk must be in the same project as the instance"))
+	c.attach(string(disk.Name), instance).refused(unknownName("disk", disk.Name))
+	c.detach(disk.Id, instance).must()
 }
 
 func checkAttachAtOnce(c *Check) {
 	instance := c.StoppedInstance()
-	source := must(c.snapshot(c.disk().Id))(c, "take a snapshot")
-	disk := must(c.createDisk(c.fromSnapshot(source.Id, false)))(c, "create a disk from it")
+	source := c.snapshot(c.disk().Id).must()
+	disk := c.createDisk(c.fromSnapshot(source.Id, false)).must()
 	for _, step := range []struct {
 		name, instance string
-		call           func(string, string) (*oxide.Disk, error)
+		call           func(string, string) outcome[*oxide.Disk]
 	}{{"attach a disk", instance.Id, c.attach}, {"detach it", "", c.detach}} {
-		answer := must(step.call(disk.Id, instance.Id))(c, step.name)
+		answer := step.call(disk.Id, instance.Id).must()
 		c.attachedTo(step.name, answer, step.instance)
 		c.same(step.name+", and read it", c.look(disk.Id), answer)
 		listed := c.disksOf(instance.Id)
@@ -163,49 +157,39 @@ func checkAttachAtOnce(c *Check) {
 func checkAttachWhileCreating(c *Check) {
 	c.needSimulated("the creation of a disk cannot be held open from outside")
 	instance, create := c.StoppedInstance(), c.blank()
-	c.Switch("create_hold", adminapi.Duration(hold))
-	made := make(chan error, 1)
-	go func() {
-		_, err := c.createDisk(create)
-		made <- err
-	}()
-	name := string(create.Body.Name)
-	var state oxide.DiskStateState
-	err := harness.Await(c.ctx, requestTimeout, func() error {
-		seen, err := c.viewDisk(c.ctx, name)
-		if err == nil {
-			state = seen.State.State()
-		}
+	c.Switch("create_hold", adminapi.Duration(hold)) // the attach waits until the creation ends
+	made := make(chan outcome[*oxide.Disk], 1)
+	go func() { made <- c.createDisk(create) }()
+	var seen *oxide.Disk
+	err := harness.Await(c.ctx, requestTimeout, func() (err error) {
+		seen, err = c.readDisk(c.ctx, string(create.Body.Name))
 		return err
 	})
-	var attached *oxide.Disk
+	var attached outcome[*oxide.Disk]
 	if err == nil {
-		attached, err = c.attach(name, instance.Id)
+		attached = c.attach(string(create.Body.Name), instance.Id)
 	}
-	// The instance's clean-up removes the disk.
-	c.must("create a disk", <-made)
-	c.must("attach it while it is being created", err)
-	equal(c, "the disk's state before the attach", state, oxide.DiskStateStateCreating)
-	c.attachedTo("attach a disk while it is being created", attached, instance.Id)
-	c.attachedTo("after its creation", c.look(attached.Id), instance.Id)
+	(<-made).must()
+	c.must("read the disk while it is being created", err)
+	equal(c, "the disk's state before the attach", seen.State.State(), oxide.DiskStateStateCreating)
+	c.attachedTo("attach a disk while it is being created", attached.must(), instance.Id)
+	c.staysAttached(attached.value.Id, instance.Id)
 }
 
 func checkRepeatedAttach(c *Check) {
 	disk, instance := c.disk(), c.StoppedInstance()
-	for _, step := range []string{"attach a disk", "attach it again"} {
-		c.mustAttach(step, disk.Id, instance.Id)
+	for range 2 {
+		c.mustAttach(disk.Id, instance.Id)
 	}
 	running, there := c.runningInstance()
-	const again = "attach what a running instance has"
-	c.mustAttach(again, there.Id, running.Id)
+	c.mustAttach(there.Id, running.Id)
 }
 
 func checkRepeatedDetach(c *Check) {
 	disk := c.disk()
 	running, _ := c.runningInstance()
 	for _, instance := range []*oxide.Instance{c.StoppedInstance(), running} {
-		const again = "detach a detached disk"
-		c.mustDetach(again, disk.Id, instance.Id)
+		c.mustDetach(disk.Id, instance.Id) // it is detached already
 	}
 }
 
@@ -225,7 +209,7 @@ func notStopped(verb string) Refused {
 func (c *Check) faultedDisk() *oxide.Disk {
 	disk := c.disk()
 	c.fault(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind})
-	if c.deleteDisk(disk.Id) == nil {
+	if c.deleteDisk(disk.Id).err == nil {
 		c.fatalf("delete disk %s, halfway: expected an error; it is deleted", disk.Name)
 	}
 	return c.look(disk.Id)
@@ -234,80 +218,68 @@ func (c *Check) faultedDisk() *oxide.Disk {
 func checkAttachRefusals(c *Check) {
 	disk, stopped := c.disk(), c.StoppedInstance()
 	running, there := c.runningInstance()
-	c.mustRefuse("attach a disk that a running instance has", attachedElsewhere("attach", there))(
-		c.attach(there.Id, stopped.Id))
-	must(c.attach(disk.Id, stopped.Id))(c, "attach a disk")
-	c.mustRefuse("attach it to a running instance as well", attachedElsewhere("attach", disk))(
-		c.attach(disk.Id, running.Id))
-	c.attachedTo("after that", c.look(disk.Id), stopped.Id)
+	c.attach(there.Id, stopped.Id).refused(attachedElsewhere("attach", there))
+	c.attach(disk.Id, stopped.Id).must()
+	c.attach(disk.Id, running.Id).refused(attachedElsewhere("attach", disk))
+	c.staysAttached(disk.Id, stopped.Id)
 	if !c.Hotplug && !c.AttachOnly {
-		c.mustRefuse("attach a detached disk to a running instance", notStopped("attach"))(
-			c.attach(c.disk().Id, running.Id))
+		c.attach(c.disk().Id, running.Id).refused(notStopped("attach"))
 	}
 	if !c.arrange("a faulted disk") {
 		return
 	}
 	faulted := c.faultedDisk()
 	state := invalidRequest("cannot attach disk %q: invalid state faulted", faulted.Name)
-	c.mustRefuse("attach a faulted disk to a running instance", state)(
-		c.attach(faulted.Id, running.Id))
+	c.attach(faulted.Id, running.Id).refused(state)
 	failed := c.instance(c.disk())
 	c.fail(failed.Id)
-	c.mustRefuse("attach a faulted disk to a failed instance", state)(c.attach(faulted.Id, failed.Id))
-	c.mustRefuse("attach a disk to a failed instance",
-		invalidRequest("cannot attach disk to instance in failed state"))(
-		c.attach(c.disk().Id, failed.Id))
+	c.attach(faulted.Id, failed.Id).refused(state)
+	c.attach(c.disk().Id, failed.Id).refused(attachToFailed)
 }
 
 func checkLocalDisks(c *Check) {
 	create := c.blank()
 	create.Body.DiskBackend = oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
-	disk := must(c.createDisk(create))(c, "create a local disk")
+	disk := c.createDisk(create).must()
 	running, _ := c.runningInstance()
 	want := notStopped("attach")
 	if c.Hotplug || c.AttachOnly {
 		want = inConflict("cannot attach local storage disk: instance is starting")
 	}
-	c.mustRefuse("attach a local disk to a running instance", want)(c.attach(disk.Id, running.Id))
+	c.attach(disk.Id, running.Id).refused(want)
 	instance := c.instance()
-	must(c.attach(disk.Id, instance.Id))(c, "attach it to a stopped instance")
+	c.attach(disk.Id, instance.Id).must()
 	c.startAndAwait(instance.Id)
-	c.mustRefuse("detach a local disk from a running instance", notStopped("detach"))(
-		c.detach(disk.Id, instance.Id))
-	c.attachedTo("after that", c.look(disk.Id), instance.Id)
+	c.detach(disk.Id, instance.Id).refused(notStopped("detach"))
+	c.staysAttached(disk.Id, instance.Id)
 }
 
 func checkDetachRefusals(c *Check) {
 	stopped := c.StoppedInstance()
 	running, there := c.runningInstance()
-	c.mustRefuse("detach a disk from an instance that does not have it",
-		attachedElsewhere("detach", there))(c.detach(there.Id, stopped.Id))
-	c.attachedTo("after that", c.look(there.Id), running.Id)
+	c.detach(there.Id, stopped.Id).refused(attachedElsewhere("detach", there))
+	c.staysAttached(there.Id, running.Id)
 	if !c.Hotplug {
-		c.mustRefuse("detach a disk from a running instance", notStopped("detach"))(
-			c.detach(there.Id, running.Id))
+		c.detach(there.Id, running.Id).refused(notStopped("detach"))
 	}
 	boot, data := c.disk(), c.disk()
 	create := c.newInstance()
 	create.Body.BootDisk = with(boot)
 	create.Body.Disks = []oxide.InstanceDiskAttachment{with(data)}
-	instance := must(c.createInstance(create))(c, "create an instance with a boot disk")
+	instance := c.createInstance(create).must()
 	c.Await(instance.Id, oxide.InstanceStateStopped)
-	c.mustRefuse("detach the boot disk of a stopped instance",
-		inConflict("boot disk cannot be detached"))(c.detach(boot.Id, instance.Id))
-	c.attachedTo("after that", c.look(boot.Id), instance.Id)
+	c.detach(boot.Id, instance.Id).refused(inConflict("boot disk cannot be detached"))
+	c.staysAttached(boot.Id, instance.Id)
 	if !c.arrange("a faulted disk") {
 		return
 	}
 	faulted := c.faultedDisk()
-	c.mustRefuse("detach a faulted disk",
-		invalidRequest("cannot detach disk %q: invalid state faulted", faulted.Name))(
-		c.detach(faulted.Id, running.Id))
+	c.detach(faulted.Id, running.Id).refused(
+		invalidRequest("cannot detach disk %q: invalid state faulted", faulted.Name))
 	c.fail(instance.Id)
-	c.mustRefuse("detach the boot disk of a failed instance",
-		invalidRequest("cannot detach disk from instance in failed state"))(
-		c.detach(boot.Id, instance.Id))
-	c.mustDetach("detach another disk of a failed instance", data.Id, instance.Id)
+	c.detach(boot.Id, instance.Id).refused(
+		invalidRequest("cannot detach disk from instance in failed state"))
+	c.mustDetach(data.Id, instance.Id)
 }
 
 func checkUnreadAttachments(c *Check) {
@@ -316,19 +288,17 @@ func checkUnreadAttachments(c *Check) {
 	_, there := c.runningInstance()
 	c.fault(adminapi.Fault{Operation: "instance_disk_attach", Object: there.Id,
 		Phase: adminapi.Reread})
-	c.mustRefuse("attach another's disk without a connection to the database",
-		attachedElsewhere("attach", there))(c.attach(there.Id, instance.Id))
+	c.attach(there.Id, instance.Id).refused(attachedElsewhere("attach", there))
 	for _, step := range []struct {
 		operation, instance string
-		call                func(string, string) (*oxide.Disk, error)
+		call                func(string, string) outcome[*oxide.Disk]
 	}{
 		{"instance_disk_attach", instance.Id, c.attach}, {"instance_disk_detach", "", c.detach},
 	} {
-		for _, what := range []string{step.operation, step.operation + " again"} {
+		for range 2 {
 			c.fault(adminapi.Fault{Operation: step.operation, Object: disk.Id, Phase: adminapi.Reread})
-			c.mustRefuse(what+" without a connection to the database", unavailable)(
-				step.call(disk.Id, instance.Id))
-			c.attachedTo("after that", c.look(disk.Id), step.instance)
+			step.call(disk.Id, instance.Id).refused(unavailable)
+			c.staysAttached(disk.Id, step.instance)
 		}
 	}
 }
@@ -350,7 +320,7 @@ func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
 		first, second := c.disk(), c.disk()
 		instance := c.instance(first)
 		c.startAndAwait(instance.Id)
-		_, err := c.detach(first.Id, instance.Id)
+		err := c.detach(first.Id, instance.Id).err
 		if t.Detaches = err == nil; t.Detaches {
 			return
 		}
@@ -359,7 +329,7 @@ func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
 				"because the instance is not stopped; found %s", Brief(err))
 		}
 		refused := Brief(err)
-		_, err = c.attach(second.Id, instance.Id)
+		err = c.attach(second.Id, instance.Id).err
 		if IsUnanswered(err) {
 			c.must("attach a disk to a running instance", err)
 		}
@@ -388,7 +358,7 @@ func (r *TestedRack) TryRefusal(ctx context.Context) (Trial, Result) {
 }
 
 func (t *Trial) refusal(c *Check, attached *oxide.Disk) {
-	_, err := c.attach(attached.Id, c.StoppedInstance().Id)
+	err := c.attach(attached.Id, c.StoppedInstance().Id).err
 	if statusOf(err) == http.StatusInternalServerError {
 		t.Says = append(t.Says, "a refused attach is a 500 without a reason: the disk "+
 			string(attached.Name)+" has another instance, and the answer is "+Brief(err))

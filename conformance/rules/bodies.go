@@ -25,7 +25,7 @@ func (c *Check) named(name oxide.Name, body string) string {
 
 // badBodies demands that the rack refuses each body. A case is a description, the body and the
 // reason.
-func (c *Check) badBodies(cases ...[3]string) {
+func (c *Check) badBodies(cases [][3]string) {
 	for _, test := range cases {
 		equal(c, "create a disk with "+test[0], unplaced(c.sendDisk(test[1]).Refused()), badBody(test[2]))
 	}
@@ -34,56 +34,53 @@ func (c *Check) badBodies(cases ...[3]string) {
 func checkBodies(c *Check) {
 	equal(c, "create a disk with a field that is unknown",
 		c.sendDisk(diskBody(`"size"`, `"color":"red","size"`)).Refused(), Refused{Status: 201})
-	c.badBodies(
-		[3]string{"nothing", " ", "EOF while parsing a value"},
-		[3]string{"the beginning of an object", "{", "EOF while parsing an object"},
-		[3]string{"no name", diskBody(`"name":"d",`, ""), "missing field `name`"},
-		[3]string{"no size", diskBody(`"size":1073741824,`, ""), "missing field `size`"},
-		[3]string{"a bad name", diskBody(`"d"`, `"D"`),
-			"name must begin with an ASCII lowercase character"},
-		[3]string{"a text for a size", diskBody("1073741824", `"1"`),
+	c.badBodies([][3]string{
+		{"nothing", " ", "EOF while parsing a value"},
+		{"the beginning of an object", "{", "EOF while parsing an object"},
+		{"no name", diskBody(`"name":"d",`, ""), "missing field `name`"},
+		{"no size", diskBody(`"size":1073741824,`, ""), "missing field `size`"},
+		{"a bad name", diskBody(`"d"`, `"D"`), "name must begin with an ASCII lowercase character"},
+		{"a text for a size", diskBody("1073741824", `"1"`),
 			`size: invalid type: string "1", expected u64`},
-		[3]string{"an unknown backend", diskBody(`"distributed"`, `"tape"`),
+		{"an unknown backend", diskBody(`"distributed"`, `"tape"`),
 			"disk_backend: unknown variant `tape`, expected `local` or `distributed`"},
-		[3]string{"an unknown source", diskBody(`"blank"`, `"tape"`),
+		{"an unknown source", diskBody(`"blank"`, `"tape"`),
 			"disk_backend.disk_source: unknown variant `tape`, expected one of `blank`, " +
-				"`snapshot`, `image`, `importing_blocks`"})
+				"`snapshot`, `image`, `importing_blocks`"},
+	})
 }
 
 func checkByteCounts(c *Check) {
 	const tooLarge = "size: value is too large for a byte count"
-	c.badBodies(
-		[3]string{"2^63 bytes", diskBody("1073741824", "9223372036854775808"), tooLarge},
-		[3]string{"2^64-1 bytes", diskBody("1073741824", "18446744073709551615"), tooLarge},
-		[3]string{"a negative size", diskBody("1073741824", "-1"),
-			"size: invalid value: integer `-1`, expected u64"})
+	c.badBodies([][3]string{
+		{"2^63 bytes", diskBody("1073741824", "9223372036854775808"), tooLarge},
+		{"2^64-1 bytes", diskBody("1073741824", "18446744073709551615"), tooLarge},
+		{"a negative size", diskBody("1073741824", "-1"),
+			"size: invalid value: integer `-1`, expected u64"},
+	})
 	equal(c, "create a disk with 2^63-1 bytes, which is a byte count and no whole block",
-		c.sendDisk(diskBody("1073741824", "9223372036854775807")).Refused(), invalidValue(
-			"size and block_size", "total size must be a multiple of block size 512"))
+		c.sendDisk(diskBody("1073741824", "9223372036854775807")).Refused(), noWholeBlock)
 }
 
 func checkBlockSizes(c *Check) {
 	for _, size := range []oxide.BlockSize{512, 2048, 4096} {
-		params := c.blank()
-		params.Body.DiskBackend = From(&oxide.DiskSourceBlank{BlockSize: size})
-		made := must(c.createDisk(params))(c, fmt.Sprintf("create a disk with blocks of %d bytes", size))
+		made := c.createDisk(c.diskFrom(&oxide.DiskSourceBlank{BlockSize: size})).must()
 		equal(c, "the blocks in the answer", made.BlockSize, size)
 		equal(c, "the blocks of the disk as it is read", c.look(made.Id).BlockSize, size)
 	}
-	c.badBodies(
-		[3]string{"blocks of 1024 bytes", diskBody(":512", ":1024"),
+	c.badBodies([][3]string{
+		{"blocks of 1024 bytes", diskBody(":512", ":1024"),
 			"disk_backend.disk_source.block_size: invalid block size 1024"},
-		[3]string{"blocks of no bytes", diskBody(":512", ":0"),
-			"disk_backend.disk_source.block_size: invalid block size 0"})
+		{"blocks of no bytes", diskBody(":512", ":0"),
+			"disk_backend.disk_source.block_size: invalid block size 0"},
+	})
 }
 
 func checkBodyLimits(c *Check) {
 	const limit = 1 << 20
 	within := c.named(c.name(), diskBody(`"size":1073741824`, `"size":1,"pad":"%s"`))
 	within = strings.Replace(within, "%s", strings.Repeat("x", limit-len(within)+2), 1)
-	const noBlock = "total size must be a multiple of block size 512"
-	equal(c, "a body of 1 MiB, with a size of one byte", c.sendDisk(within).Refused(),
-		invalidValue("size and block_size", noBlock))
+	equal(c, "a body of 1 MiB, with a size of one byte", c.sendDisk(within).Refused(), noWholeBlock)
 	equal(c, "a body of 1 MiB and a byte", c.sendDisk(within+" ").Refused(),
 		bad("request body exceeded maximum size of 1048576 bytes"))
 	form := c.post("disks", "{}")
@@ -108,21 +105,17 @@ func checkDescriptions(c *Check) {
 	c.Description = longest
 	disk := c.disk()
 	equal(c, "the description of a disk, of 512 characters", disk.Description, longest)
-	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot with a description of 512 characters")
+	snapshot := c.snapshot(disk.Id).must()
 	equal(c, "the description of a snapshot, of 512 characters", snapshot.Description, longest)
-	instance := must(c.createInstance(c.newInstance()))(c,
-		"create an instance with a description of 512 characters")
+	instance := c.createInstance(c.newInstance()).must()
 	equal(c, "the description of an instance, of 512 characters", instance.Description, longest)
 	c.Description = padded(513)
-	c.mustRefuse("create a disk with a description of 513 characters", internalError)(
-		c.createDisk(c.blank()))
-	c.mustRefuse("take a snapshot with a description of 513 characters", internalError)(
-		c.snapshot(disk.Id))
-	c.mustRefuse("create an instance with a description of 513 characters", internalError)(
-		c.createInstance(c.newInstance()))
+	c.createDisk(c.blank()).refused(internalError)
+	c.snapshot(disk.Id).refused(internalError)
+	c.createInstance(c.newInstance()).refused(internalError)
 	if c.arrange("a silo without quota") {
-		c.Switch("quota_bytes", c.storageUsed(c.ctx))
-		c.refusesDisk("with a description of 513 characters, without quota", c.blank(), quotaExceeded)
+		c.Switch("quota_bytes", c.storageUsed())
+		c.createDisk(c.blank()).refused(quotaExceeded)
 	}
 }
 
@@ -132,21 +125,22 @@ func checkOrderOfReading(c *Check) {
 	create.Header = nobody
 	equal(c, "a bad body without a token", unplaced(c.Send(create).Refused()),
 		badBody("EOF while parsing an object"))
-	c.expect(
-		expected{"a bad query without a token", Plain{Method: "GET", Path: "/v1/disks",
+	c.expect([]expected{
+		{"a bad query without a token", Plain{Method: "GET", Path: "/v1/disks",
 			Header: nobody}, badQuery("missing field `project`")},
-		expected{"a bad path without a token", Plain{Method: "GET", Path: "/v1/disks/D",
-			Header: nobody}, bad("bad parameter in URL path: " + notAName)})
+		{"a bad path without a token", Plain{Method: "GET", Path: "/v1/disks/D",
+			Header: nobody}, bad("bad parameter in URL path: " + notAName)},
+	})
 	create.Body = c.named(c.name(), diskBody())
-	c.expect(expected{"a good body without a token", create, unauthorized})
+	c.expect([]expected{{"a good body without a token", create, unauthorized}})
 }
 
 func checkRepeatedKeys(c *Check) {
-	c.badBodies(
-		[3]string{"a known key twice", diskBody(`{"name"`, `{"name":"d","name"`),
-			"duplicate field `name`"},
-		[3]string{"a key twice in an object below", diskBody(`"block_size"`,
-			`"block_size":512,"block_size"`), "disk_backend.disk_source: duplicate field `block_size`"})
+	c.badBodies([][3]string{
+		{"a known key twice", diskBody(`{"name"`, `{"name":"d","name"`), "duplicate field `name`"},
+		{"a key twice in an object below", diskBody(`"block_size"`,
+			`"block_size":512,"block_size"`), "disk_backend.disk_source: duplicate field `block_size`"},
+	})
 	for what, body := range map[string]string{
 		"an unknown key twice":        diskBody(`{"name"`, `{"x":1,"x":2,"name"`),
 		"something behind the object": diskBody() + " and more",
@@ -160,7 +154,7 @@ const notAName = "data did not match any variant of untagged enum NameOrId"
 func checkNames(c *Check) {
 	longest := c.blank()
 	longest.Body.Name += oxide.Name(strings.Repeat("x", 63-len(longest.Body.Name)))
-	disk := must(c.createDisk(longest))(c, "create a disk with a name of 63 characters")
+	disk := c.createDisk(longest).must()
 	equal(c, "its name", disk.Name, longest.Body.Name)
 	const charset = `(allowed characters are lowercase ASCII, digits, and "-")`
 	for _, test := range []struct{ name, problem string }{
@@ -181,15 +175,15 @@ func checkNames(c *Check) {
 
 func checkNamesAndIDs(c *Check) {
 	first, disk := c.disk(), c.disk()
-	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
+	snapshot := c.snapshot(disk.Id).must()
 	instance, project := c.StoppedInstance(), "?"+c.inProject()
 	for _, id := range []string{first.Id, disk.Id, strings.ToUpper(disk.Id)} {
-		read := must(c.viewDisk(c.ctx, id))(c, "read a disk by its ID")
+		read := c.viewDisk(id).must()
 		equal(c, "the ID of the disk that was read by ID "+id, read.Id, strings.ToLower(id))
 	}
-	read := must(c.viewDisk(c.ctx, string(disk.Name)))(c, "read a disk by its name")
+	read := c.viewDisk(string(disk.Name)).must()
 	equal(c, "the ID of the disk that was read by name", read.Id, disk.Id)
-	owner := must(c.viewProject(disk.ProjectId))(c, "read the project by its ID")
+	owner := c.viewProject(disk.ProjectId).must()
 	if !strings.EqualFold(c.Project, owner.Id) && c.Project != string(owner.Name) {
 		c.errorf("the project of a disk: expected %s; found %s (%s)", c.Project, owner.Name, owner.Id)
 	}
@@ -203,42 +197,45 @@ func checkNamesAndIDs(c *Check) {
 			"%s should either be an ID or project should be specified"},
 	} {
 		path := "/v1/" + test.kind + "s/"
-		c.expect(
-			expected{test.kind + " by ID, with a project", get(path + test.id + project),
+		c.expect([]expected{
+			{test.kind + " by ID, with a project", get(path + test.id + project),
 				invalidRequest(test.both, test.kind)},
-			expected{test.kind + " by name, without a project", get(path + test.name),
-				invalidRequest(test.neither, test.kind)})
+			{test.kind + " by name, without a project", get(path + test.name),
+				invalidRequest(test.neither, test.kind)},
+		})
 	}
 	nobodys := string(c.name())
-	c.expect(
-		expected{"disks of a project that is not there", get("/v1/disks?project=" + nobodys),
+	c.expect([]expected{
+		{"disks of a project that is not there", get("/v1/disks?project=" + nobodys),
 			notFound("project", "name", nobodys)},
-		expected{"a disk by name in a project by ID",
+		{"a disk by name in a project by ID",
 			get("/v1/disks/" + string(disk.Name) + "?project=" + disk.ProjectId), ok},
-		expected{"an image by ID, with a project", get("/v1/images/" + uuid.NewString() + project),
+		{"an image by ID, with a project", get("/v1/images/" + uuid.NewString() + project),
 			invalidRequest("when providing image as an ID, project should not be specified")},
-		expected{"an image by name, without a project", get("/v1/images/" + string(disk.Name)),
-			notFound("silo-image", "name", string(disk.Name))},
-		expected{"a subnet by ID, with a project", get("/v1/vpc-subnets/" + uuid.NewString() + project),
+		{"an image by name, without a project", get("/v1/images/" + string(disk.Name)),
+			unknownName("silo-image", disk.Name)},
+		{"a subnet by ID, with a project", get("/v1/vpc-subnets/" + uuid.NewString() + project),
 			invalidRequest("when providing subnet as an ID, vpc and project should not be specified")},
-		expected{"a subnet by name, without a VPC", get("/v1/vpc-subnets/" + nobodys + project),
+		{"a subnet by name, without a VPC", get("/v1/vpc-subnets/" + nobodys + project),
 			invalidRequest("subnet should either be an ID or vpc should be specified")},
-		expected{"what is neither a name nor an ID", get("/v1/disks/D"),
+		{"what is neither a name nor an ID", get("/v1/disks/D"),
 			bad("bad parameter in URL path: " + notAName)},
-		expected{"disks of what is no project's name", get("/v1/disks?project=D"), badQuery(notAName)})
+		{"disks of what is no project's name", get("/v1/disks?project=D"), badQuery(notAName)},
+	})
 }
 
 func checkPaths(c *Check) {
 	disk := c.disk()
-	c.expect(
-		expected{"an empty segment behind", get("/v1/disks/" + disk.Id + "/"), ok},
-		expected{"empty segments within", get("/v1//disks///" + disk.Id), ok},
-		expected{"a dot", get("/v1/./disks/" + disk.Id), bad("invalid path encoding")},
-		expected{"two dots", get("/v1/disks/../disks/" + disk.Id), bad("invalid path encoding")},
-		expected{"what is not UTF-8", get("/v1/disks/%ff"), bad("invalid path encoding")},
-		expected{"an escaped letter", get("/v1/%64isks/" + disk.Id), ok},
-		expected{"an escaped dot, which is a name", get("/v1/disks/%2e"),
+	c.expect([]expected{
+		{"an empty segment behind", get("/v1/disks/" + disk.Id + "/"), ok},
+		{"empty segments within", get("/v1//disks///" + disk.Id), ok},
+		{"a dot", get("/v1/./disks/" + disk.Id), bad("invalid path encoding")},
+		{"two dots", get("/v1/disks/../disks/" + disk.Id), bad("invalid path encoding")},
+		{"what is not UTF-8", get("/v1/disks/%ff"), bad("invalid path encoding")},
+		{"an escaped letter", get("/v1/%64isks/" + disk.Id), ok},
+		{"an escaped dot, which is a name", get("/v1/disks/%2e"),
 			bad("bad parameter in URL path: " + notAName)},
-		expected{"an escaped slash, which separates nothing", get("/v1%2fdisks/" + disk.Id),
-			Refused{404, "", "Not Found"}})
+		{"an escaped slash, which separates nothing", get("/v1%2fdisks/" + disk.Id),
+			Refused{404, "", "Not Found"}},
+	})
 }

@@ -12,28 +12,24 @@ import (
 )
 
 func (c *Check) fromSnapshot(id string, readOnly bool) oxide.DiskCreateParams {
-	params := c.blank()
-	params.Body.DiskBackend = From(&oxide.DiskSourceSnapshot{SnapshotId: id, ReadOnly: &readOnly})
-	return params
+	return c.diskFrom(&oxide.DiskSourceSnapshot{SnapshotId: id, ReadOnly: &readOnly})
 }
 
 func (c *Check) local(bytes int64) oxide.DiskCreateParams {
-	params := c.blank()
-	params.Body.Size = oxide.ByteCount(bytes)
+	params := sized(bytes, c.blank())
 	params.Body.DiskBackend = oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
 	return params
 }
 
-func (c *Check) sized(bytes int64) oxide.DiskCreateParams {
-	params := c.blank()
+// sized sets the size in a request for a disk.
+func sized(bytes int64, params oxide.DiskCreateParams) oxide.DiskCreateParams {
 	params.Body.Size = oxide.ByteCount(bytes)
 	return params
 }
 
 func checkNewDisk(c *Check) {
-	project := must(c.viewProject(c.Project))(c, "read the project")
-	params := c.blank()
-	made := must(c.createDisk(params))(c, "create a disk")
+	project, params := c.viewProject(c.Project).must(), c.blank()
+	made := c.createDisk(params).must()
 	read := c.look(made.Id)
 	for what, state := range map[*oxide.Disk]oxide.DiskStateState{
 		made: oxide.DiskStateStateCreating, read: oxide.DiskStateStateDetached,
@@ -48,62 +44,62 @@ func checkNewDisk(c *Check) {
 		equal(c, where+": whether it is read-only", what.ReadOnly != nil && *what.ReadOnly, false)
 		equal(c, where+": its source", what.SnapshotId+what.ImageId, "")
 	}
-	c.must("delete the disk", c.deleteDisk(made.Id))
-	c.mustRefuse("read a deleted disk", notFound("disk", "name", string(made.Name)))(
-		c.viewDisk(c.ctx, string(made.Name)))
-	again := must(c.createDisk(params))(c, "create another one of its name")
+	c.deleteDisk(made.Id).must()
+	c.viewDisk(string(made.Name)).refused(unknownName("disk", made.Name))
+	again := c.createDisk(params).must()
 	if again.Id == made.Id {
 		c.errorf("another disk of the name: expected another ID; found %s again", made.Id)
 	}
 }
 
 func checkReadOnlyDisk(c *Check) {
-	snapshot := must(c.snapshot(c.disk().Id))(c, "take a snapshot")
-	disk := must(c.createDisk(c.fromSnapshot(snapshot.Id, true)))(c, "create a read-only disk")
+	snapshot := c.snapshot(c.disk().Id).must()
+	disk := c.createDisk(c.fromSnapshot(snapshot.Id, true)).must()
 	equal(c, "its state in the answer", disk.State.State(), oxide.DiskStateStateDetached)
 	equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, true)
 	equal(c, "its snapshot", disk.SnapshotId, snapshot.Id)
-	c.mustRefuse("take a snapshot of a read-only disk",
-		invalidRequest("can't create a snapshot of a read-only disk"))(c.snapshot(disk.Id))
+	c.snapshot(disk.Id).refused(invalidRequest("can't create a snapshot of a read-only disk"))
 }
 
 func checkFailedDelete(c *Check) {
 	c.needSimulated("a deletion that fails cannot be brought about from outside")
-	before := c.storageUsed(c.ctx)
+	before := c.storageUsed()
 	disk := c.faultedDisk()
 	equal(c, "the name of a disk whose deletion failed", string(disk.Name), "deleted-"+disk.Id)
 	equal(c, "its state", disk.State.State(), oxide.DiskStateStateFaulted)
-	equal(c, "what is provisioned", c.storageUsed(c.ctx), before+GiB)
-	c.must("delete it again", c.deleteDisk(disk.Id))
-	equal(c, "what is provisioned when it is deleted", c.storageUsed(c.ctx), before)
+	equal(c, "what is provisioned", c.storageUsed(), before+GiB)
+	c.deleteDisk(disk.Id).must()
+	equal(c, "what is provisioned when it is deleted", c.storageUsed(), before)
 }
 
 func checkSoftDelete(c *Check) {
-	before := c.storageUsed(c.ctx)
+	before := c.storageUsed()
 	if c.simulated() {
 		c.cleanup(c.Admin.RunDeferred) // runs last, after all deletions
 		c.Switch("free_delay", "1h")
 	}
 	params := c.blank()
-	disk := must(c.createDisk(params))(c, "create a disk")
-	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
-	c.must("delete the disk", c.deleteDisk(disk.Id))
-	c.must("delete the snapshot", c.deleteSnapshot(snapshot.Id))
-	c.mustRefuse("read the deleted disk", notFound("disk", "id", disk.Id))(
-		c.viewDisk(c.ctx, disk.Id))
-	c.mustRefuse("read the deleted snapshot", notFound("snapshot", "id", snapshot.Id))(
-		c.viewSnapshot(c.ctx, snapshot.Id))
-	again := must(c.createDisk(params))(c, "create another disk of the name")
-	must(c.takeSnapshot(c.ctx, snapshot.Name, again.Id))(c, "take another snapshot of the name")
+	disk := c.createDisk(params).must()
+	snapshot := c.snapshot(disk.Id).must()
+	c.deleteDisk(disk.Id).must()
+	c.deleteSnapshot(snapshot.Id).must()
+	c.viewDisk(disk.Id).refused(unknownID("disk", disk.Id))
+	c.viewSnapshot(snapshot.Id).refused(unknownID("snapshot", snapshot.Id))
+	again := c.createDisk(params).must()
+	c.takeSnapshot(snapshot.Name, again.Id).must()
 	if !c.arrange("a rack that frees late") {
 		return
 	}
-	equal(c, "what is provisioned until all is freed", c.storageUsed(c.ctx), before+4*GiB)
+	equal(c, "what is provisioned until all is freed", c.storageUsed(), before+4*GiB)
 	c.Switch("quota_bytes", before+4*GiB)
-	c.mustRefuse("create a disk until then", quotaExceeded)(c.createDisk(c.blank()))
+	c.createDisk(c.blank()).refused(quotaExceeded)
 	c.must("let the rack free what was deleted", c.Admin.RunDeferred(c.ctx))
-	equal(c, "what is provisioned then", c.storageUsed(c.ctx), before+2*GiB)
+	equal(c, "what is provisioned then", c.storageUsed(), before+2*GiB)
 	c.look(again.Id)
+}
+
+func undeletable(state oxide.DiskStateState) Refused {
+	return invalidRequest("disk cannot be deleted in state %q", state)
 }
 
 func checkDeleteAttached(c *Check) {
@@ -113,9 +109,8 @@ func checkDeleteAttached(c *Check) {
 		if state == "running" {
 			c.startAndAwait(instance.Id)
 		}
-		c.refuses("delete a disk of a "+state+" instance", c.deleteDisk(disk.Id),
-			invalidRequest("disk cannot be deleted in state %q", "attached"))
-		c.attachedTo("after that", c.look(disk.Id), instance.Id)
+		c.deleteDisk(disk.Id).as("of a " + state + " instance").refused(undeletable("attached"))
+		c.staysAttached(disk.Id, instance.Id)
 	}
 }
 
@@ -123,7 +118,7 @@ func checkDeleteAttached(c *Check) {
 // rack may free the space of deleted objects later (A68).
 func (c *Check) awaitProvisioned(want int64) error {
 	return harness.Await(c.ctx, patience, func() error {
-		if is := c.storageUsed(c.ctx); is != want {
+		if is := c.storageUsed(); is != want {
 			return fmt.Errorf("%d bytes are provisioned, not %d", is, want)
 		}
 		return nil
@@ -131,22 +126,20 @@ func (c *Check) awaitProvisioned(want int64) error {
 }
 
 // takeSnapshot takes a snapshot with a name, and removes it at the end.
-func (c *Check) takeSnapshot(ctx context.Context, name oxide.Name, disk string) (*oxide.Snapshot,
-	error) {
-	snapshot, err := c.Client.SnapshotCreate(ctx, oxide.SnapshotCreateParams{Project: c.project(),
-		Body: &oxide.SnapshotCreate{Name: name, Description: c.Description,
-			Disk: oxide.NameOrId(disk)}})
+func (c *Check) takeSnapshot(name oxide.Name, disk string) outcome[*oxide.Snapshot] {
+	snapshot, err := c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
+		Body: &oxide.SnapshotCreate{Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}})
 	switch {
 	case err == nil:
 		c.cleanup(func(ctx context.Context) error { return c.removeSnapshot(ctx, snapshot) })
 	case mayBeDone(err):
 		c.cleanup(func(ctx context.Context) error { return c.removeSnapshotByName(ctx, name, disk) })
 	}
-	return snapshot, err
+	return asked(snapshot, err)(c, "take snapshot %s of disk %s", name, disk)
 }
 
 func (c *Check) removeSnapshotByName(ctx context.Context, name oxide.Name, disk string) error {
-	made, err := c.viewSnapshot(ctx, string(name))
+	made, err := c.readSnapshot(ctx, string(name))
 	if err != nil || made.DiskId != disk && !c.isOwn(made.Description) {
 		return gone(err)
 	}
@@ -158,13 +151,15 @@ func (c *Check) removeSnapshot(ctx context.Context, snapshot *oxide.Snapshot) er
 		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
 }
 
-var rackIsFull = Refused{507, "InsufficientCapacity", "Insufficient capacity: Not enough storage"}
-
-const leastSize = "total size must be at least 1 GiB"
-
-func (c *Check) refusesDisk(what string, params oxide.DiskCreateParams, want Refused) {
-	c.mustRefuse("create a disk "+what, want)(c.createDisk(params))
-}
+var (
+	rackIsFull = Refused{507, "InsufficientCapacity", "Insufficient capacity: Not enough storage"}
+	tooSmall   = invalidValue("size", "total size must be at least 1 GiB")
+	noWholeGiB = invalidValue("size", "total size must be a multiple of 1 GiB")
+	tooLarge   = invalidValue("size", "total size must be less than 1023 GiB")
+	// This is checked before the others.
+	noWholeBlock = invalidValue("size and block_size",
+		"total size must be a multiple of block size 512")
+)
 
 func checkDiskSizes(c *Check) {
 	sizes := []int64{GiB}
@@ -172,44 +167,40 @@ func checkDiskSizes(c *Check) {
 		sizes = append(sizes, 1023*GiB) // too large for a real rack
 	}
 	for _, bytes := range sizes {
-		disk := must(c.createDisk(c.sized(bytes)))(c, "create a disk of a size that it may have")
+		disk := c.createDisk(sized(bytes, c.blank())).must()
 		equal(c, "its size", int64(c.look(disk.Id).Size), bytes)
 	}
-	c.refusesDisk("of no bytes", c.sized(0), invalidValue("size", leastSize))
-	c.refusesDisk("of half a GiB", c.sized(GiB/2), invalidValue("size", leastSize))
-	c.refusesDisk("of a GiB and a block", c.sized(GiB+512),
-		invalidValue("size", "total size must be a multiple of 1 GiB"))
-	c.refusesDisk("of 1024 GiB", c.sized(1024*GiB),
-		invalidValue("size", "total size must be less than 1023 GiB"))
+	c.createDisk(sized(0, c.blank())).refused(tooSmall)
+	c.createDisk(sized(GiB/2, c.blank())).refused(tooSmall)
+	c.createDisk(sized(GiB+512, c.blank())).refused(noWholeGiB)
+	c.createDisk(sized(1024*GiB, c.blank())).refused(tooLarge)
 }
 
 func checkLocalDisk(c *Check) {
-	made := must(c.createDisk(c.local(GiB)))(c, "create a local disk")
+	made := c.createDisk(c.local(GiB)).must()
 	disk := c.look(made.Id)
 	equal(c, "its type", disk.DiskType, oxide.DiskTypeLocal)
 	equal(c, "its blocks", disk.BlockSize, 4096)
 	equal(c, "its source", disk.SnapshotId+disk.ImageId, "")
 	equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, false)
-	c.mustRefuse("take a snapshot of a local disk",
-		invalidRequest("can't create a snapshot of a local storage disk"))(c.snapshot(disk.Id))
-	c.refusesDisk("that is local, of half a GiB", c.local(GiB/2), invalidValue("size", leastSize))
-	c.refusesDisk("that is local, of a GiB and a block", c.local(GiB+4096),
-		invalidValue("size", "total size must be a multiple of 1 GiB"))
+	c.snapshot(disk.Id).refused(invalidRequest("can't create a snapshot of a local storage disk"))
+	c.createDisk(c.local(GiB / 2)).refused(tooSmall)
+	c.createDisk(c.local(GiB + 4096)).refused(noWholeGiB)
 	for bytes, problem := range map[int64]string{
 		11 << 50: "requested size over 10 PiB",
 		9 << 50:  "requested size is too large to fit on any physical disk",
 	} {
-		_, err := c.createDisk(c.local(bytes))
-		if noDriveHas(err) || c.simulated() { // a rack before v22 looks at the quota alone
-			c.refuses("create a local disk that no drive can hold", err, invalidValue("size", problem))
+		creation := c.createDisk(c.local(bytes))
+		if noDriveHas(creation.err) || c.simulated() { // a rack before v22 looks at the quota alone
+			creation.refused(invalidValue("size", problem))
 		}
 	}
-	c.refusesBeyondQuota("create a local disk beyond the quota", c.local(c.beyondQuota()))
+	c.refusesBeyondQuota(c.local(c.beyondQuota()))
 }
 
-func (c *Check) refusesBeyondQuota(what string, params oxide.DiskCreateParams) {
-	if _, err := c.createDisk(params); !noDriveHas(err) {
-		c.refuses(what, err, quotaExceeded)
+func (c *Check) refusesBeyondQuota(params oxide.DiskCreateParams) {
+	if creation := c.createDisk(params); !noDriveHas(creation.err) {
+		creation.refused(quotaExceeded)
 	}
 }
 
@@ -217,10 +208,10 @@ func (c *Check) refusesBeyondQuota(what string, params oxide.DiskCreateParams) {
 // a quota that is used up.
 func (c *Check) beyondQuota() int64 {
 	if c.simulated() {
-		c.Switch("quota_bytes", c.storageUsed(c.ctx))
+		c.Switch("quota_bytes", c.storageUsed())
 		return GiB
 	}
-	use := must(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization")
+	use := c.utilization()
 	return (int64(use.Capacity.Storage)/GiB + 1) * GiB
 }
 
@@ -228,87 +219,67 @@ func (c *Check) beyondQuota() int64 {
 // disk before it checks the quota (A26).
 func noDriveHas(err error) bool {
 	refused := refusal(err)
-	return errors.Is(err, oxide.ErrInvalidValue) && refused.ErrorResponse.Message !=
-		invalidValue("size", leastSize).Message
+	return errors.Is(err, oxide.ErrInvalidValue) && refused.ErrorResponse.Message != tooSmall.Message
 }
 
 func checkNoSpace(c *Check) {
 	c.needSimulated("a rack without space cannot be brought about from outside")
 	disk := c.disk()
-	source := must(c.snapshot(disk.Id))(c, "take a snapshot")
-	before, params := c.storageUsed(c.ctx), c.blank()
+	source := c.snapshot(disk.Id).must()
+	before, params := c.storageUsed(), c.blank()
 	c.Switch("full", true)
-	c.refusesDisk("on a full rack", params, rackIsFull)
+	c.createDisk(params).refused(rackIsFull)
 	c.checkUndone(params.Body.Name, before)
-	c.mustRefuse("take a snapshot on a full rack", rackIsFull)(c.snapshot(disk.Id))
-	equal(c, "the disk's state afterwards", c.look(disk.Id).State.State(),
-		oxide.DiskStateStateDetached)
-	must(c.createDisk(c.fromSnapshot(source.Id, true)))(c,
-		"create a read-only disk, which needs no space, on a full rack")
-	must(c.createDisk(c.local(GiB)))(c, "create a local disk on a full rack")
+	c.snapshot(disk.Id).refused(rackIsFull)
+	equal(c, "the disk's state afterwards", c.stateOf(disk.Id), oxide.DiskStateStateDetached)
+	c.createDisk(c.fromSnapshot(source.Id, true)).must()
+	c.createDisk(c.local(GiB)).must()
 }
 
 func checkOrderOnCreate(c *Check) {
 	missing := uuid.NewString()
-	wrong := c.fromSnapshot(missing, false)
-	wrong.Body.Size = 1
-	c.refusesDisk("from no snapshot, of one byte", wrong, notFound("snapshot", "id", missing))
-	large := c.blank()
-	large.Body.Size = 2 * GiB
-	big := must(c.createDisk(large))(c, "create a disk of 2 GiB")
-	snapshot := must(c.snapshot(big.Id))(c, "take a snapshot")
-	c.refusesDisk("from a snapshot, smaller and of no whole GiB", func() oxide.DiskCreateParams {
-		p := c.fromSnapshot(snapshot.Id, false)
-		p.Body.Size = GiB + 1
-		return p
-	}(), invalidRequest(
+	c.createDisk(sized(1, c.fromSnapshot(missing, false))).refused(unknownID("snapshot", missing))
+	big := c.createDisk(sized(2*GiB, c.blank())).must()
+	snapshot := c.snapshot(big.Id).must()
+	c.createDisk(sized(GiB+1, c.fromSnapshot(snapshot.Id, false))).refused(invalidRequest(
 		"disk size 1073741825 must be greater than or equal to snapshot size 2147483648"))
-	c.refusesDisk("from a snapshot, read-only and larger", func() oxide.DiskCreateParams {
-		p := c.fromSnapshot(snapshot.Id, true)
-		p.Body.Size = 3 * GiB
-		return p
-	}(), invalidRequest(
+	c.createDisk(sized(3*GiB, c.fromSnapshot(snapshot.Id, true))).refused(invalidRequest(
 		"read-only disk size 3221225472 must be equal to source snapshot size 2147483648"))
-	c.refusesDisk("of no whole block, below a GiB", c.sized(GiB/2+1), invalidValue(
-		"size and block_size", "total size must be a multiple of block size 512"))
-	c.refusesDisk("of no whole GiB, below one", c.sized(GiB/2), invalidValue("size", leastSize))
-	c.refusesDisk("of no whole GiB, beyond the largest", c.sized(1024*GiB+512),
-		invalidValue("size", "total size must be a multiple of 1 GiB"))
-	most := c.sized(1024 * GiB)
+	c.createDisk(sized(GiB/2+1, c.blank())).refused(noWholeBlock)
+	c.createDisk(sized(GiB/2, c.blank())).refused(tooSmall)
+	c.createDisk(sized(1024*GiB+512, c.blank())).refused(noWholeGiB)
+	most := sized(1024*GiB, c.blank())
 	most.Body.Name = big.Name
-	c.refusesDisk("beyond the largest, with a name that is taken", most,
-		invalidValue("size", "total size must be less than 1023 GiB"))
+	c.createDisk(most).refused(tooLarge)
 	beyond := c.local(c.beyondQuota())
 	beyond.Body.Name = big.Name
-	c.refusesBeyondQuota("create a disk beyond the quota, with a name that is taken", beyond)
+	c.refusesBeyondQuota(beyond)
 }
 
 func checkQuota(c *Check) {
 	c.steadily(c.checkProvisioned)
-	use := must(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization")
+	use := c.utilization()
 	if use.Capacity.Storage < use.Provisioned.Storage {
 		c.errorf("the silo's quota: expected at least the %d bytes that are provisioned; found %d",
 			use.Provisioned.Storage, use.Capacity.Storage)
 	}
-	c.refusesBeyondQuota("create a disk beyond the quota", c.local(c.beyondQuota()))
+	c.refusesBeyondQuota(c.local(c.beyondQuota()))
 	if c.simulated() { // only the answer shows the quota of a real rack
 		const quota = 1 << 50
 		c.Switch("quota_bytes", quota)
-		use = must(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization")
+		use = c.utilization()
 		equal(c, "the silo's quota", int64(use.Capacity.Storage), quota)
 	}
 }
 
 func (c *Check) checkProvisioned() {
-	before, problems := c.storageUsed(c.ctx), len(c.problems)
-	params := c.blank()
-	params.Body.Size = 2 * GiB
-	disk := must(c.createDisk(params))(c, "create a disk of 2 GiB")
-	equal(c, "what a disk of 2 GiB takes of the quota", c.storageUsed(c.ctx)-before, 2*GiB)
-	snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
-	equal(c, "what it takes with its snapshot", c.storageUsed(c.ctx)-before, 4*GiB)
-	c.must("delete the disk", c.deleteDisk(disk.Id))
-	c.must("delete the snapshot", c.deleteSnapshot(snapshot.Id))
+	before, problems := c.storageUsed(), len(c.problems)
+	disk := c.createDisk(sized(2*GiB, c.blank())).must()
+	equal(c, "what a disk of 2 GiB takes of the quota", c.storageUsed()-before, 2*GiB)
+	snapshot := c.snapshot(disk.Id).must()
+	equal(c, "what it takes with its snapshot", c.storageUsed()-before, 4*GiB)
+	c.deleteDisk(disk.Id).must()
+	c.deleteSnapshot(snapshot.Id).must()
 	if len(c.problems) > problems {
 		return
 	}

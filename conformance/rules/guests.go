@@ -105,10 +105,10 @@ func checkDeviceNumbers(c *Check) {
 			equal(c, "the count of its appearances", d.sequence, before[disk.Id].sequence)
 		}
 	}
-	must(c.detach(disks[1].Id, c.Here.ID))(c, "detach one of three disks")
+	c.detach(disks[1].Id, c.Here.ID).must()
 	c.noDevice(SerialOf(disks[1].Name))
 	kept("after another one was detached")
-	must(c.attach(disks[1].Id, c.Here.ID))(c, "attach it again")
+	c.attach(disks[1].Id, c.Here.ID).must()
 	c.device(SerialOf(disks[1].Name))
 	kept("after another one was attached")
 }
@@ -174,8 +174,8 @@ func (c *Check) disksHere() []oxide.Disk {
 func (c *Check) plug(name oxide.Name) *oxide.Disk {
 	create := c.blank()
 	create.Body.Name = name
-	disk := must(c.createDisk(create))(c, "create a disk")
-	return must(c.attach(disk.Id, c.Here.ID))(c, "attach a disk to this instance")
+	disk := c.createDisk(create).must()
+	return c.attach(disk.Id, c.Here.ID).must()
 }
 
 // devices lists the guest's devices that have a serial. A device that appears or disappears

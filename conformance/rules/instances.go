@@ -9,14 +9,13 @@ import (
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 type computing struct{ cpus, memory int64 }
 
 func (c *Check) provisioned() computing {
-	seen := must(c.Client.UtilizationView(c.ctx))(c, "read the utilization")
+	seen := c.utilization()
 	if seen.Provisioned.Cpus == nil {
 		c.fatalf("read the utilization: expected the number of provisioned CPUs; found none")
 	}
@@ -27,10 +26,10 @@ func checkProvisioned(c *Check) {
 	instance := c.instance()
 	c.steadily(func() {
 		before := c.provisioned()
-		must(c.start(instance.Id))(c, "start an instance")
+		c.start(instance.Id).must()
 		started := c.provisioned()
 		c.Await(instance.Id, oxide.InstanceStateRunning)
-		must(c.stop(instance.Id))(c, "stop it")
+		c.stop(instance.Id).must()
 		c.Await(instance.Id, oxide.InstanceStateStopped)
 		stopped := c.provisioned()
 		own := computing{int64(instance.Ncpus), int64(instance.Memory)}
@@ -43,30 +42,29 @@ func (a computing) less(b computing) computing {
 	return computing{a.cpus - b.cpus, a.memory - b.memory}
 }
 
+// shows demands that a change of an instance's state succeeds, and that its answer shows the state.
+func shows(changed outcome[*oxide.Instance], want oxide.InstanceState) {
+	equal(changed.c, changed.step+": its state", changed.must().RunState, want)
+}
+
 func checkStart(c *Check) {
 	instance := c.instance(c.disk())
-	started := must(c.start(instance.Id))(c, "start a stopped instance")
-	equal(c, "start a stopped instance: its state", started.RunState, oxide.InstanceStateStarting)
-	again := must(c.start(instance.Id))(c, "start it again")
-	if !slices.Contains([]oxide.InstanceState{oxide.InstanceStateStarting,
-		oxide.InstanceStateRunning}, again.RunState) {
-		c.errorf("start it again: expected it starting or running; found it %s", again.RunState)
+	shows(c.start(instance.Id), oxide.InstanceStateStarting)
+	again := c.start(instance.Id).must().RunState
+	if again != oxide.InstanceStateStarting && again != oxide.InstanceStateRunning {
+		c.errorf("start it again: expected it starting or running; found it %s", again)
 	}
 	c.Await(instance.Id, oxide.InstanceStateRunning)
-	again = must(c.start(instance.Id))(c, "start a running instance")
-	equal(c, "start a running instance: its state", again.RunState, oxide.InstanceStateRunning)
-
+	shows(c.start(instance.Id), oxide.InstanceStateRunning)
 	if c.arrange("a failed instance") {
 		c.fail(instance.Id)
-		started = must(c.start(instance.Id))(c, "start a failed instance")
-		equal(c, "start a failed instance: its state", started.RunState, oxide.InstanceStateStarting)
+		shows(c.start(instance.Id), oxide.InstanceStateStarting)
 		c.Await(instance.Id, oxide.InstanceStateRunning)
 	}
 	c.stopSlowly(instance.Id)
 	// On a real rack the instance may have stopped by now, and is then started.
-	if _, err := c.start(instance.Id); err != nil || c.simulated() {
-		c.refuses("start an instance that is stopping", err,
-			inConflict("instance must finish stopping before it can be started"))
+	if late := c.start(instance.Id); late.err != nil || c.simulated() {
+		late.refused(inConflict("instance must finish stopping before it can be started"))
 	}
 }
 
@@ -75,72 +73,64 @@ func (c *Check) stopSlowly(instance string) {
 	if c.simulated() {
 		c.Switch("instance_delay", adminapi.Duration(hold))
 	}
-	stopping := must(c.stop(instance))(c, "stop an instance")
-	equal(c, "stop an instance: its state", stopping.RunState, oxide.InstanceStateStopping)
+	shows(c.stop(instance), oxide.InstanceStateStopping)
 }
 
 func checkStop(c *Check) {
 	instance := c.instance(c.disk())
 	c.startAndAwait(instance.Id)
-	stopping := must(c.stop(instance.Id))(c, "stop an instance without an operating system")
-	equal(c, "stop an instance without an operating system: its state", stopping.RunState,
-		oxide.InstanceStateStopping)
+	shows(c.stop(instance.Id), oxide.InstanceStateStopping) // although it has no operating system
 	if read := c.see(instance.Id).RunState; read != oxide.InstanceStateStopping &&
 		read != oxide.InstanceStateStopped {
 		c.errorf("the next read of its state: expected stopping or stopped; found %s", read)
 	}
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	stopped := c.see(instance.Id)
-	again := must(c.stop(instance.Id))(c, "stop a stopped instance")
-	equal(c, "stop a stopped instance: its state", again.RunState, oxide.InstanceStateStopped)
-	equal(c, "the time of its state", moment(again.TimeRunStateUpdated),
+	again := c.stop(instance.Id)
+	shows(again, oxide.InstanceStateStopped)
+	equal(c, "the time of its state", moment(again.value.TimeRunStateUpdated),
 		moment(stopped.TimeRunStateUpdated))
 	if c.arrange("a failed instance") {
 		c.fail(instance.Id)
-		stopped = must(c.stop(instance.Id))(c, "stop a failed instance")
-		equal(c, "stop a failed instance: its state", stopped.RunState, oxide.InstanceStateStopped)
+		shows(c.stop(instance.Id), oxide.InstanceStateStopped)
 	}
 }
 
 func checkReboot(c *Check) {
-	c.mustRefuse("reboot a stopped instance",
-		invalidRequest("cannot reboot an instance in state stopped with no VMM"))(
-		c.reboot(c.StoppedInstance().Id))
+	c.reboot(c.StoppedInstance().Id).refused(
+		invalidRequest("cannot reboot an instance in state stopped with no VMM"))
 	running, disk := c.runningInstance()
-	rebooting := must(c.reboot(running.Id))(c, "reboot a running instance")
-	equal(c, "reboot a running instance: its state", rebooting.RunState, oxide.InstanceStateRebooting)
-	c.attachedTo("meanwhile", c.look(disk.Id), running.Id)
+	shows(c.reboot(running.Id), oxide.InstanceStateRebooting)
+	c.staysAttached(disk.Id, running.Id)
 	c.Await(running.Id, oxide.InstanceStateRunning)
-	c.attachedTo("after that", c.look(disk.Id), running.Id)
+	c.staysAttached(disk.Id, running.Id)
 	if !c.arrange("a failed instance") {
 		return
 	}
 	instance := c.instance(c.disk())
 	c.fail(instance.Id)
-	c.mustRefuse("reboot a failed instance",
-		invalidRequest("instance state cannot be changed from failed"))(c.reboot(instance.Id))
+	c.reboot(instance.Id).refused(invalidRequest("instance state cannot be changed from failed"))
 	c.Switch("instance_delay", adminapi.Duration(hold))
-	must(c.start(instance.Id))(c, "start an instance slowly")
-	c.mustRefuse("reboot an instance that is starting", invalidRequest("Forbidden"))(
-		c.reboot(instance.Id))
+	c.start(instance.Id).must()
+	c.reboot(instance.Id).refused(invalidRequest("Forbidden")) // it is starting
 	c.stopSlowly(instance.Id)
-	c.mustRefuse("reboot an instance that is stopping",
-		invalidRequest("cannot reboot an instance in state stopping"))(c.reboot(instance.Id))
+	c.reboot(instance.Id).refused(invalidRequest("cannot reboot an instance in state stopping"))
 }
 
-func (c *Check) deleteInstance(id string) error {
-	return c.Client.InstanceDelete(c.ctx, oxide.InstanceDeleteParams{Instance: oxide.NameOrId(id)})
+func (c *Check) deleteInstance(id string) outcome[any] {
+	return c.done(c.Client.InstanceDelete(c.ctx,
+		oxide.InstanceDeleteParams{Instance: oxide.NameOrId(id)}), "delete instance %s", id)
 }
 
 func checkDeleteInstance(c *Check) {
 	running, there := c.runningInstance()
-	err := c.deleteInstance(running.Id)
-	c.refuses("delete a running instance", err, invalidRequest(
+	deletion := c.deleteInstance(running.Id)
+	deletion.refused(invalidRequest(
 		"cannot delete instance: instance is running or has not yet fully stopped"))
-	if err == nil {
+	if deletion.err == nil {
 		c.running = nil
 	} else {
-		c.attachedTo("after that", c.look(there.Id), running.Id)
+		c.staysAttached(there.Id, running.Id)
 	}
 	states := []string{"stopped"}
 	if c.arrange("a failed instance") {
@@ -152,11 +142,10 @@ func checkDeleteInstance(c *Check) {
 		if state == "failed" {
 			c.fail(instance.Id)
 		}
-		c.must("delete a "+state+" instance", c.deleteInstance(instance.Id))
-		c.mustRefuse("read it afterwards", unknownID("instance", instance.Id))(
-			c.viewInstance(c.ctx, instance.Id))
-		c.attachedTo("the disk of a deleted instance", c.look(disk.Id), "")
-		c.refuses("delete it again", c.deleteInstance(instance.Id), unknownID("instance", instance.Id))
+		c.deleteInstance(instance.Id).as(state).must()
+		c.viewInstance(instance.Id).refused(unknownID("instance", instance.Id))
+		c.staysAttached(disk.Id, "")
+		c.deleteInstance(instance.Id).refused(unknownID("instance", instance.Id))
 	}
 }
 
@@ -164,35 +153,20 @@ func checkChangeWhileCreating(c *Check) {
 	c.needSimulated("the creation of an instance cannot be held open from outside")
 	create := c.newInstance()
 	create.Body.Disks = []oxide.InstanceDiskAttachment{c.newDisk()}
-	c.Switch("create_hold", adminapi.Duration(hold))
-	made := make(chan error, 1)
-	go func() {
-		_, err := c.createInstance(create)
-		made <- err
-	}()
 	var seen *oxide.Instance
-	err := harness.Await(c.ctx, requestTimeout, func() (err error) {
-		seen, err = c.viewInstance(c.ctx, string(create.Body.Name))
+	creation := begin(c, "create an instance", "create_hold", func() (*oxide.Instance, error) {
+		return c.Client.InstanceCreate(c.ctx, create)
+	}, func() (err error) {
+		seen, err = c.readInstance(c.ctx, string(create.Body.Name))
 		return err
-	})
-	changes := map[string]func(string) (*oxide.Instance, error){"start": c.start, "stop": c.stop,
-		"reboot": c.reboot}
-	errs := map[string]error{}
-	if err == nil {
-		for verb, change := range changes {
-			_, errs[verb] = change(seen.Id)
-		}
-	}
-	// The clean-up of the request removes the instance.
-	c.must("create an instance", <-made)
-	c.must("read an instance while it is being created", err)
+	}, func(ctx context.Context) error { return c.removeInstanceByName(ctx, create.Body.Name) })
 	equal(c, "its state before the changes", seen.RunState, oxide.InstanceStateCreating)
-	c.refuses("start an instance that is being created", errs["start"], inConflict(
-		"instance is in state creating but it must be stopped to be started"))
-	for _, verb := range []string{"stop", "reboot"} {
-		c.refuses(verb+" an instance that is being created", errs[verb],
-			invalidRequest("cannot change instance state while it is still being created"))
-	}
+	start, stop, reboot := c.start(seen.Id), c.stop(seen.Id), c.reboot(seen.Id)
+	creation.end().must()
+	early := invalidRequest("cannot change instance state while it is still being created")
+	start.refused(inConflict("instance is in state creating but it must be stopped to be started"))
+	stop.refused(early)
+	reboot.refused(early)
 	c.Await(seen.Id, oxide.InstanceStateStopped)
 }
 
@@ -201,13 +175,13 @@ func checkFailedReboot(c *Check) {
 	disk := c.disk()
 	instance := c.instance(disk)
 	c.fail(instance.Id)
-	c.attachedTo("the disk of a failed instance", c.look(disk.Id), instance.Id)
+	c.staysAttached(disk.Id, instance.Id)
 	c.startAndAwait(instance.Id)
-	c.attachedTo("the disk of an instance that runs again", c.look(disk.Id), instance.Id)
+	c.staysAttached(disk.Id, instance.Id)
 }
 
 // updated updates an instance with its present values, after change has altered them.
-func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) (*oxide.Instance, error) {
+func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) outcome[*oxide.Instance] {
 	now := c.see(id)
 	body := &oxide.InstanceUpdate{Ncpus: now.Ncpus, Memory: now.Memory,
 		EnableJumboFrames: oxide.NewPointer(false)}
@@ -215,9 +189,11 @@ func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) (*oxide.I
 		body.BootDisk = oxide.NewPointer(oxide.NameOrId(now.BootDiskId))
 	}
 	change(body)
-	return c.Client.InstanceUpdate(c.ctx,
-		oxide.InstanceUpdateParams{Instance: oxide.NameOrId(id), Body: body})
+	return asked(c.Client.InstanceUpdate(c.ctx, oxide.InstanceUpdateParams{
+		Instance: oxide.NameOrId(id), Body: body}))(c, "update instance %s", id)
 }
+
+const optIn = "the fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"
 
 func checkUpdate(c *Check) {
 	disk := c.disk()
@@ -225,31 +201,28 @@ func checkUpdate(c *Check) {
 	boot := func(u *oxide.InstanceUpdate) {
 		u.BootDisk = oxide.NewPointer(oxide.NameOrId(disk.Id))
 	}
-	c.mustRefuse("set a boot disk that is not attached", inConflict("boot disk must be attached"))(
-		c.updated(instance.Id, boot))
-	must(c.attach(disk.Id, instance.Id))(c, "attach it")
-	all := must(c.updated(instance.Id,
-		func(u *oxide.InstanceUpdate) {
-			boot(u)
-			u.Ncpus, u.Memory = 2, 2*GiB
-			u.CpuPlatform = oxide.NewPointer(oxide.InstanceCpuPlatformAmdMilan)
-			u.AutoRestartPolicy = oxide.NewPointer(oxide.InstanceAutoRestartPolicyNever)
-		}))(c, "change a stopped instance")
+	c.updated(instance.Id, boot).refused(inConflict("boot disk must be attached"))
+	c.attach(disk.Id, instance.Id).must()
+	all := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
+		boot(u)
+		u.Ncpus, u.Memory = 2, 2*GiB
+		u.CpuPlatform = oxide.NewPointer(oxide.InstanceCpuPlatformAmdMilan)
+		u.AutoRestartPolicy = oxide.NewPointer(oxide.InstanceAutoRestartPolicyNever)
+	}).must()
 	equal(c, "what was changed", changeable(all), changes{2, 2 * GiB, disk.Id, "amd_milan", "never"})
 	c.same("the answer to a change", all, c.see(instance.Id))
-	none := must(c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
+	none := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
 		u.BootDisk, u.Ncpus, u.Memory = nil, 1, GiB
-	}))(c, "change it back")
+	}).must()
 	equal(c, "what was changed, or left out", changeable(none), changes{1, GiB, "", "", ""})
 	equal(c, "when it was modified", moment(none.TimeModified), moment(none.TimeCreated))
 
-	_, err := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
+	jumbo := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
 		u.EnableJumboFrames = oxide.NewPointer(true)
 	})
 	// The fleet of a real rack may have opted in.
-	if err != nil || c.simulated() {
-		c.refuses("enable jumbo frames", err, invalidRequest("enable_jumbo_frames may only be set to "+
-			"true when the fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"))
+	if jumbo.err != nil || c.simulated() {
+		jumbo.refused(invalidRequest("enable_jumbo_frames may only be set to true when " + optIn))
 	}
 	c.checkUpdateWhileRunning()
 }
@@ -271,17 +244,14 @@ func (c *Check) checkUpdateWhileRunning() {
 			u.BootDisk = oxide.NewPointer(oxide.NameOrId(there.Id))
 		}, inConflict("instance must be stopped to set boot disk")},
 	} {
-		c.mustRefuse("change the "+test.what+" of a running instance", test.want)(
-			c.updated(running.Id, test.change))
+		c.updated(running.Id, test.change).as(test.what).refused(test.want)
 	}
 	missing := uuid.NewString()
-	c.mustRefuse("change the CPUs of a running instance, and its boot disk to none that is there",
-		unknownID("disk", missing))(c.updated(running.Id, func(u *oxide.InstanceUpdate) {
+	c.updated(running.Id, func(u *oxide.InstanceUpdate) {
 		u.Ncpus++
 		u.BootDisk = oxide.NewPointer(oxide.NameOrId(missing))
-	}))
-	must(c.updated(running.Id, func(*oxide.InstanceUpdate) {}))(c,
-		"change nothing of a running instance")
+	}).refused(unknownID("disk", missing))
+	c.updated(running.Id, func(*oxide.InstanceUpdate) {}).must()
 }
 
 type changes struct {
@@ -301,6 +271,11 @@ func moment(t *time.Time) string {
 	return t.UTC().Format(time.RFC3339Nano)
 }
 
+var (
+	leastMemory = invalidValue("size", "memory must be at least 1 GiB")
+	mostCPUs    = invalidRequest("cannot have more than 254 vCPUs per instance")
+)
+
 func checkInstanceSize(c *Check) {
 	const maxCPUs, maxMemory = 254, 1536 * GiB
 	for _, test := range []struct {
@@ -309,18 +284,16 @@ func checkInstanceSize(c *Check) {
 		memory int64
 		want   Refused
 	}{
-		{"255 vCPUs", maxCPUs + 1, GiB,
-			invalidRequest("cannot have more than 254 vCPUs per instance")},
-		{"half a GiB", 1, GiB / 2, invalidValue("size", "memory must be at least 1 GiB")},
-		{"a GiB and a half", 1, GiB + GiB/2,
-			invalidValue("size", "memory must be divisible by 1 GiB")},
+		{"255 vCPUs", maxCPUs + 1, GiB, mostCPUs},
+		{"half a GiB", 1, GiB / 2, leastMemory},
+		{"a GiB and a half", 1, GiB + GiB/2, invalidValue("size", "memory must be divisible by 1 GiB")},
 		{"1537 GiB", 1, maxMemory + GiB,
 			invalidValue("size", "memory must be less than or equal to 1536 GiB")},
 	} {
 		create := c.newInstance()
 		create.Body.Ncpus = oxide.InstanceCpuCount(test.cpus)
 		create.Body.Memory = oxide.ByteCount(test.memory)
-		c.mustRefuse("create an instance with "+test.what, test.want)(c.createInstance(create))
+		c.createInstance(create).as(test.what).refused(test.want)
 	}
 	const notRFC = "hostname: Hostnames must comply with RFC 1035"
 	for _, test := range []struct{ name, problem string }{
@@ -329,37 +302,34 @@ func checkInstanceSize(c *Check) {
 	} {
 		create := c.newInstance()
 		create.Body.Hostname = oxide.Hostname(test.name)
-		_, err := c.createInstance(create)
-		equal(c, "create an instance with the host name "+test.name, unplaced(refusedBy(err)),
-			badBody(test.problem))
+		equal(c, "create an instance with the host name "+test.name,
+			unplaced(refusedBy(c.createInstance(create).err)), badBody(test.problem))
 	}
 	// The instance stays stopped, and so uses nothing of the silo (A20).
 	create := c.newInstance()
 	create.Body.Ncpus, create.Body.Memory = maxCPUs, maxMemory
-	must(c.createInstance(create))(c, "create an instance with 254 vCPUs and 1536 GiB")
+	c.createInstance(create).must()
 }
 
 func checkUndoneInstance(c *Check) {
 	free, taken, other := c.disk(), c.disk(), c.StoppedInstance()
-	before := c.storageUsed(c.ctx)
-	must(c.attach(taken.Id, other.Id))(c, "attach a disk")
+	before := c.storageUsed()
+	c.attach(taken.Id, other.Id).must()
 	create := c.newInstance()
 	made := c.newDisk()
 	create.Body.Disks = []oxide.InstanceDiskAttachment{made, with(free), with(taken)}
-	c.mustRefuse("create an instance with a disk that another one has",
-		attachedElsewhere("attach", taken))(c.createInstance(create))
+	c.createInstance(create).refused(attachedElsewhere("attach", taken))
 	name := made.Value.(*oxide.InstanceDiskAttachmentCreate).Name
-	c.mustRefuse("read the disk that was to be made", unknownName("disk", name))(
-		c.viewDisk(c.ctx, string(name)))
-	left, err := c.viewInstance(c.ctx, string(create.Body.Name))
-	c.refuses("read the instance", err, unknownName("instance", create.Body.Name))
-	if err == nil {
-		c.cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, left.Id) })
+	c.viewDisk(string(name)).refused(unknownName("disk", name))
+	left := c.viewInstance(string(create.Body.Name))
+	left.refused(unknownName("instance", create.Body.Name))
+	if left.err == nil {
+		c.cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, left.value.Id) })
 	}
-	c.attachedTo("the disk that was free", c.look(free.Id), "")
-	c.attachedTo("the disk that another instance has", c.look(taken.Id), other.Id)
+	c.staysAttached(free.Id, "")
+	c.staysAttached(taken.Id, other.Id)
 	if c.simulated() { // nobody else uses its silo
-		equal(c, "what is provisioned afterwards", c.storageUsed(c.ctx), before)
+		equal(c, "what is provisioned afterwards", c.storageUsed(), before)
 	}
 }
 
@@ -370,10 +340,10 @@ func checkStartAfterCreation(c *Check) {
 	create.Body.Disks = []oxide.InstanceDiskAttachment{with(disk)}
 	c.fault(adminapi.Fault{Operation: "instance_create", Object: string(create.Body.Name),
 		Device: &adminapi.DeviceFault{Fails: true}})
-	instance := must(c.createInstance(create))(c, "create an instance that cannot be started")
+	instance := c.createInstance(create).must()
 	equal(c, "its state", instance.RunState, oxide.InstanceStateStopped)
 	equal(c, "its state when it is read", c.see(instance.Id).RunState, oxide.InstanceStateStopped)
-	c.attachedTo("its disk", c.look(disk.Id), instance.Id)
+	c.staysAttached(disk.Id, instance.Id)
 }
 
 // checkCreationOrder sends a request with every mistake. It corrects the mistake that the rack
@@ -398,24 +368,16 @@ func checkCreationOrder(c *Check) {
 		mend func()
 	}
 	steps := []step{
-		{"255 vCPUs", invalidRequest("cannot have more than 254 vCPUs per instance"),
-			func() { body.Ncpus = 1 }},
-		{"a byte of memory", invalidValue("size", "memory must be at least 1 GiB"),
-			func() { body.Memory = GiB }},
+		{"255 vCPUs", mostCPUs, func() { body.Ncpus = 1 }},
+		{"a byte of memory", leastMemory, func() { body.Memory = GiB }},
 		{"13 disks", tooManyDisks, func() { body.Disks = body.Disks[:1] }},
 		{"a boot disk of no snapshot", unknownID("snapshot", nowhere),
 			func() { body.BootDisk = oxide.InstanceDiskAttachment{} }},
-		{"a disk of 512 bytes", invalidValue("size", "total size must be at least 1 GiB"),
-			func() {
-				body.Disks[0] = oxide.InstanceDiskAttachment{
-					Value: &oxide.InstanceDiskAttachmentAttach{Name: missing}}
-			}},
-		{"33 external IPs", invalidRequest(
-			"An instance may not have more than 32 external IP addresses"),
+		{"a disk of 512 bytes", tooSmall, func() { body.Disks[0] = with(&oxide.Disk{Name: missing}) }},
+		{"33 external IPs", invalidRequest("An instance may not have more than 32 external IP addresses"),
 			func() { body.ExternalIps = body.ExternalIps[:3] }},
 		{"jumbo frames", invalidRequest("enable_jumbo_frames may only be set on an instance when " +
-			"the fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"),
-			func() { body.EnableJumboFrames = nil }},
+			optIn), func() { body.EnableJumboFrames = nil }},
 		{"3 ephemeral IPs", invalidRequest("An instance may not have more than 2 ephemeral IP addresses"),
 			func() { body.ExternalIps = nil }},
 		{"a list of no interfaces", otherVPCs,
@@ -426,9 +388,7 @@ func checkCreationOrder(c *Check) {
 			func() { body.AntiAffinityGroups = nil }},
 		{"a name that is taken", nameTaken("instance", taken), func() { body.Name = free }},
 		{"a network that is not there", unknownName("vpc", missing),
-			func() {
-				body.NetworkInterfaces.Value = &oxide.InstanceNetworkInterfaceAttachmentNone{}
-			}},
+			func() { body.NetworkInterfaces.Value = &oxide.InstanceNetworkInterfaceAttachmentNone{} }},
 		{"a disk that is not there", unknownName("disk", missing), func() {}},
 	}
 	if c.simulated() {
@@ -437,8 +397,7 @@ func checkCreationOrder(c *Check) {
 		steps = slices.DeleteFunc(steps, func(s step) bool { return s.what == "jumbo frames" })
 	}
 	for _, step := range steps {
-		c.mustRefuse("create an instance with "+step.what+" and worse", step.want)(
-			c.createInstance(create))
+		c.createInstance(create).as(step.what).refused(step.want)
 		step.mend()
 	}
 }

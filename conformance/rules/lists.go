@@ -201,23 +201,23 @@ func (c *Check) checkLists(disks []listed) {
 	for range 2 {
 		disk := c.disk()
 		disks = append(disks, itemOf(disk))
-		snapshot := must(c.snapshot(disk.Id))(c, "take a snapshot")
+		snapshot := c.snapshot(disk.Id).must()
 		snapshots = append(snapshots, listed{snapshot.Id, string(snapshot.Name), *snapshot.TimeCreated})
-		instance := must(c.createInstance(c.newInstance()))(c, "create an instance")
+		instance := c.createInstance(c.newInstance()).must()
 		instances = append(instances, listed{instance.Id, string(instance.Name), *instance.TimeCreated})
-		image := must(c.createImage(c.image(snapshot.Id)))(c, "create an image")
+		image := c.createImage(c.image(snapshot.Id)).must()
 		images = append(images, listed{image.Id, string(image.Name), *image.TimeCreated})
 	}
 	another := c.disk()
 	began := *another.TimeCreated
 	c.checkList("disk_list", "/v1/disks?"+c.inProject()+"&", disks, began, func() (gone, made listed) {
-		c.must("delete a disk while the disks are listed", c.deleteDisk(another.Id))
+		c.deleteDisk(another.Id).must()
 		return itemOf(another), itemOf(c.disk())
 	})
 	c.checkList("snapshot_list", "/v1/snapshots?"+c.inProject()+"&", snapshots, began, nil)
 	c.checkList("instance_list", "/v1/instances?"+c.inProject()+"&", instances, began, nil)
 	c.checkList("image_list", "/v1/images?"+c.inProject()+"&", images, began, nil)
-	own := must(c.viewProject(c.Project))(c, "read the project")
+	own := c.viewProject(c.Project).must()
 	c.checkList("project_list", "/v1/projects?",
 		[]listed{{own.Id, string(own.Name), *own.TimeCreated}}, began, nil)
 }
@@ -304,22 +304,24 @@ func checkPages(c *Check) {
 	}
 	c.checkLists(known)
 	const token = "failed to parse pagination token: "
-	c.expect(
-		expected{"a limit beyond the greatest", get("/v1/disks?limit=99999&" + c.inProject()), ok},
-		expected{"a limit of nothing", get("/v1/disks?limit=0&" + c.inProject()),
+	c.expect([]expected{
+		{"a limit beyond the greatest", get("/v1/disks?limit=99999&" + c.inProject()), ok},
+		{"a limit of nothing", get("/v1/disks?limit=0&" + c.inProject()),
 			badQuery("invalid value: integer `0`, expected a nonzero u32")},
-		expected{"a token of 513 bytes", get("/v1/disks?page_token=" + strings.Repeat("A", 513)),
+		{"a token of 513 bytes", get("/v1/disks?page_token=" + strings.Repeat("A", 513)),
 			badQuery(token + "too large")},
-		expected{"a token of nothing", get("/v1/disks?page_token=e30="),
-			badQuery(token + "corrupted token")},
-		expected{"a limit with a sign", get("/v1/disks?limit=%2B2&" + c.inProject()), ok})
+		{"a token of nothing", get("/v1/disks?page_token=e30="), badQuery(token + "corrupted token")},
+		{"a limit with a sign", get("/v1/disks?limit=%2B2&" + c.inProject()), ok},
+	})
 	for given, want := range map[string]string{"!": "Invalid symbol 33, offset 0.",
 		"A": "Invalid input length: 1", "AA": "Invalid padding", "AB==": "Invalid last symbol 66, " +
 			"offset 1.", "A===": "Invalid symbol 61, offset 1.", "AAAA=AAA": "Invalid symbol 61, offset 4.",
 		"AA!AA": "Invalid symbol 33, offset 2.", "!AAA!": "Invalid symbol 33, offset 4.",
 		"eyJ2IjoidjIifQ==": "corrupted token"} {
-		c.expect(expected{"the token " + given, get("/v1/disks?page_token=" + url.QueryEscape(given)),
-			badQuery(token + want)})
+		c.expect([]expected{
+			{"the token " + given, get("/v1/disks?page_token=" + url.QueryEscape(given)),
+				badQuery(token + want)},
+		})
 	}
 }
 
@@ -343,7 +345,7 @@ func checkLastPage(c *Check) {
 	disk, instance := c.disk(), c.StoppedInstance()
 	path := "/v1/instances/" + instance.Id + "/disks"
 	c.checkEmptyPage("an empty list", path)
-	must(c.attach(disk.Id, instance.Id))(c, "attach a disk")
+	c.attach(disk.Id, instance.Id).must()
 	last := c.page("a list of one disk", path)
 	equal(c, "a list of one disk", last.names(), string(disk.Name))
 	if last.NextPage == nil {
@@ -352,7 +354,7 @@ func checkLastPage(c *Check) {
 	c.checkEmptyPage("the page after the last object",
 		path+"?page_token="+url.QueryEscape(*last.NextPage))
 	second := c.disk()
-	must(c.attach(second.Id, instance.Id))(c, "attach a second disk")
+	c.attach(second.Id, instance.Id).must()
 	c.checkList("instance_disk_list", path+"?", []listed{itemOf(disk), itemOf(second)},
 		*second.TimeCreated, nil)
 	equal(c, "the disks on a page for more than there are",
@@ -370,7 +372,7 @@ func checkQueries(c *Check) {
 	list := "/v1/disks?" + c.inProject()
 	const noOrder = "unknown variant ``, expected one of `name_ascending`, `name_descending`, " +
 		"`id_ascending`"
-	c.expect(slices.Concat([]expected{
+	c.expect([]expected{
 		{"a limit that is no number", get(list + "&limit=x"), badQuery("invalid digit found in string")},
 		{"a limit beyond 32 bits", get(list + "&limit=5000000000"),
 			badQuery("number too large to fit in target type")},
@@ -384,10 +386,9 @@ func checkQueries(c *Check) {
 		{"two projects, the last a bad one", get(list + "&project=X"), badQuery(notAName)},
 		{"two orders, the first a bad one", get(list + "&limit=1&sort_by=x&sort_by=id_ascending"), ok},
 		{"two limits", get(list + "&limit=1&limit=1"), badQuery("duplicate field `limit`")},
-	}, []expected{
 		{"two projects for one disk", get("/v1/disks/" + string(disk.Name) + "?" + c.inProject() + "&" +
 			c.inProject()), badQuery("duplicate field `project`")},
 		{"an empty project for an ID", get("/v1/disks/" + disk.Id + "?project="), badQuery(notAName)},
 		{"two unknown parameters", get("/v1/disks/" + disk.Id + "?x=1&x=2"), ok},
-	})...)
+	})
 }

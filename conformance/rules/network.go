@@ -30,17 +30,17 @@ func interfaces(count int, vpcs ...string) oxide.InstanceNetworkInterfaceAttachm
 func (c *Check) networked(nics oxide.InstanceNetworkInterfaceAttachment) *oxide.Instance {
 	create := c.newInstance()
 	create.Body.NetworkInterfaces = nics
-	instance, err := c.createInstance(create)
-	if refused := refusal(err); refused != nil && !c.simulated() && !mayBeDone(err) {
+	creation := c.createInstance(create)
+	if err := creation.err; refusal(err) != nil && !c.simulated() && !mayBeDone(err) {
 		c.notTested("the project has no network for an instance: %s", Brief(err))
 	}
-	return must(instance, err)(c, "create an instance with a network")
+	return creation.must()
 }
 
 func (c *Check) interfacesOf(instance string) []oxide.InstanceNetworkInterface {
-	return must(c.Client.InstanceNetworkInterfaceListAllPages(c.ctx,
+	return asked(c.Client.InstanceNetworkInterfaceListAllPages(c.ctx,
 		oxide.InstanceNetworkInterfaceListParams{Instance: oxide.NameOrId(instance)}))(c,
-		"list the interfaces of an instance")
+		"list the interfaces of an instance").must()
 }
 
 func stack(config oxide.PrivateIpStackCreate) oxide.InstanceNetworkInterfaceAttachment {
@@ -102,8 +102,8 @@ func checkInterfaces(c *Check) {
 			Value: v4.Value.Ip}
 		create := c.newInstance()
 		create.Body.NetworkInterfaces = named
-		c.mustRefuse("create an instance with the address of another",
-			invalidRequest("The IP address '%s' is not available", v4.Value.Ip))(c.createInstance(create))
+		c.createInstance(create).refused(
+			invalidRequest("The IP address '%s' is not available", v4.Value.Ip))
 	}
 	none := c.interfacesOf(c.StoppedInstance().Id)
 	equal(c, "interfaces of an instance that wants none", len(none), 0)
@@ -129,7 +129,7 @@ func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 		if address.Is4() {
 			bits = 22
 		}
-		subnet := must(address.Prefix(bits))(c, "compute a subnet").Masked()
+		subnet := asked(address.Prefix(bits))(c, "compute a subnet").must().Masked()
 		least := subnet.Addr()
 		for range 5 {
 			least = least.Next()
@@ -143,40 +143,44 @@ func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 
 func checkWhereInterfacesAre(c *Check) {
 	taken, missing := c.StoppedInstance().Name, c.name()
-	before := func(what string, nics oxide.InstanceNetworkInterfaceAttachment, want Refused) {
-		create := c.newInstance()
-		create.Body.Name, create.Body.NetworkInterfaces = taken, nics
-		c.mustRefuse("create an instance whose name is taken with "+what, want)(c.createInstance(create))
-	}
-	before("9 interfaces", interfaces(9, defaultNetwork),
-		invalidRequest("An instance may not have more than 8 network interfaces"))
-	before("interfaces in two VPCs", interfaces(2, defaultNetwork, string(missing)), otherVPCs)
-	before("a list of no interfaces", interfaces(0), otherVPCs)
-	before("8 interfaces in a VPC that is not there", interfaces(8, string(missing)),
-		nameTaken("instance", taken))
-
-	c.networked(interfaces(1, defaultNetwork))
-	after := func(what string, nics oxide.InstanceNetworkInterfaceAttachment, want Refused) {
-		create := c.newInstance()
-		create.Body.NetworkInterfaces = nics
-		c.mustRefuse("create an instance with "+what, want)(c.createInstance(create))
-	}
-	after("an interface in a VPC that is not there", interfaces(1, string(missing)),
-		unknownName("vpc", missing))
 	elsewhere := interfaces(1, defaultNetwork)
 	elsewhere.Value.(*oxide.InstanceNetworkInterfaceAttachmentCreate).Params[0].SubnetName = missing
-	after("an interface in a subnet that is not there", elsewhere, unknownName("vpc-subnet", missing))
-	after("two interfaces in one subnet", interfaces(2, defaultNetwork),
-		invalidRequest("Each interface must be in a distinct VPC Subnet"))
+	for _, test := range []struct {
+		what string
+		nics oxide.InstanceNetworkInterfaceAttachment
+		// early means that the rack refuses the interfaces before the name.
+		early bool
+		want  Refused
+	}{
+		{"9 interfaces", interfaces(9, defaultNetwork), true,
+			invalidRequest("An instance may not have more than 8 network interfaces")},
+		{"two VPCs", interfaces(2, defaultNetwork, string(missing)), true, otherVPCs},
+		{"a list of no interfaces", interfaces(0), true, otherVPCs},
+		{"8 interfaces in an unknown VPC", interfaces(8, string(missing)), true,
+			nameTaken("instance", taken)},
+		{"an unknown VPC", interfaces(1, string(missing)), false, unknownName("vpc", missing)},
+		{"an unknown subnet", elsewhere, false, unknownName("vpc-subnet", missing)},
+		{"two interfaces in one subnet", interfaces(2, defaultNetwork), false,
+			invalidRequest("Each interface must be in a distinct VPC Subnet")},
+	} {
+		create := c.newInstance()
+		create.Body.NetworkInterfaces = test.nics
+		if test.early {
+			create.Body.Name = taken
+		} else {
+			c.networked(interfaces(1, defaultNetwork))
+		}
+		c.createInstance(create).as(test.what).refused(test.want)
+	}
 }
 
 // natPorts is the number of ports that an instance has on its shared address.
 const natPorts = 1 << 14
 
 func (c *Check) externalAddresses(instance string) []oxide.ExternalIp {
-	return must(c.Client.InstanceExternalIpList(c.ctx,
+	return asked(c.Client.InstanceExternalIpList(c.ctx,
 		oxide.InstanceExternalIpListParams{Instance: oxide.NameOrId(instance)}))(c,
-		"list the external addresses of an instance").Items
+		"list the external addresses of an instance").must().Items
 }
 
 func checkExternalAddresses(c *Check) {

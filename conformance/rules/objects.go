@@ -35,30 +35,52 @@ func (r *TestedRack) beside(which string) oxide.NameOrId {
 	return r.project()
 }
 
-func (r *TestedRack) viewDisk(ctx context.Context, which string) (*oxide.Disk, error) {
+func (r *TestedRack) readDisk(ctx context.Context, which string) (*oxide.Disk, error) {
 	return r.Client.DiskView(ctx,
 		oxide.DiskViewParams{Disk: oxide.NameOrId(which), Project: r.beside(which)})
 }
 
-func (r *TestedRack) viewSnapshot(ctx context.Context, which string) (*oxide.Snapshot, error) {
+func (r *TestedRack) readSnapshot(ctx context.Context, which string) (*oxide.Snapshot, error) {
 	return r.Client.SnapshotView(ctx,
 		oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(which), Project: r.beside(which)})
 }
 
-func (r *TestedRack) viewInstance(ctx context.Context, which string) (*oxide.Instance, error) {
+func (r *TestedRack) readInstance(ctx context.Context, which string) (*oxide.Instance, error) {
 	return r.Client.InstanceView(ctx,
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(which), Project: r.beside(which)})
 }
 
-func (c *Check) viewProject(which string) (*oxide.Project, error) {
-	return c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: oxide.NameOrId(which)})
+func (c *Check) viewDisk(which string) outcome[*oxide.Disk] {
+	return asked(c.readDisk(c.ctx, which))(c, "read disk %s", which)
+}
+
+func (c *Check) viewSnapshot(which string) outcome[*oxide.Snapshot] {
+	return asked(c.readSnapshot(c.ctx, which))(c, "read snapshot %s", which)
+}
+
+func (c *Check) viewInstance(which string) outcome[*oxide.Instance] {
+	return asked(c.readInstance(c.ctx, which))(c, "read instance %s", which)
+}
+
+func (c *Check) look(id string) *oxide.Disk { return c.viewDisk(id).must() }
+
+func (c *Check) stateOf(disk string) oxide.DiskStateState { return c.look(disk).State.State() }
+
+func (c *Check) see(id string) *oxide.Instance { return c.viewInstance(id).must() }
+
+func (c *Check) viewProject(which string) outcome[*oxide.Project] {
+	return asked(c.Client.ProjectView(c.ctx,
+		oxide.ProjectViewParams{Project: oxide.NameOrId(which)}))(c, "read project %s", which)
 }
 
 // blank returns a request for a blank distributed disk of 1 GiB with blocks of 512 bytes.
 func (r *TestedRack) blank() oxide.DiskCreateParams {
+	return r.diskFrom(&oxide.DiskSourceBlank{BlockSize: 512})
+}
+
+func (r *TestedRack) diskFrom(source any) oxide.DiskCreateParams {
 	return oxide.DiskCreateParams{Project: r.project(), Body: &oxide.DiskCreate{
-		Name: r.name(), Description: r.Description, Size: GiB, DiskBackend: From(
-			&oxide.DiskSourceBlank{BlockSize: 512})}}
+		Name: r.name(), Description: r.Description, Size: GiB, DiskBackend: From(source)}}
 }
 
 // From returns the backend of a distributed disk with a source: a pointer to a variant of
@@ -79,7 +101,7 @@ func From(source any) oxide.DiskBackend {
 }
 
 // createDisk sends a request for a disk, and removes the disk at the end if it was created.
-func (c *Check) createDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
+func (c *Check) createDisk(params oxide.DiskCreateParams) outcome[*oxide.Disk] {
 	disk, err := c.Client.DiskCreate(c.ctx, params)
 	switch {
 	case err == nil:
@@ -87,7 +109,7 @@ func (c *Check) createDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
 	case mayBeDone(err):
 		c.removeIfMade(params.Body.Name)
 	}
-	return disk, err
+	return asked(disk, err)(c, "create disk %s of %d bytes", params.Body.Name, params.Body.Size)
 }
 
 // removeIfMade removes, at the end of the check, a disk that may have been created although no
@@ -99,7 +121,7 @@ func (c *Check) removeIfMade(name oxide.Name) {
 // removeByName removes a disk whose ID is unknown, unless the checks share it or it has another
 // mark.
 func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
-	made, err := c.viewDisk(ctx, string(name))
+	made, err := c.readDisk(ctx, string(name))
 	if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
 		return gone(err)
 	}
@@ -126,16 +148,13 @@ func (r *TestedRack) shares(id string) bool {
 
 // disk creates a blank disk, and returns it when it is detached.
 func (c *Check) disk() *oxide.Disk {
-	made := must(c.createDisk(c.blank()))(c, "create a disk")
+	made := c.createDisk(c.blank()).must()
 	return c.look(made.Id)
 }
 
-func (c *Check) look(id string) *oxide.Disk {
-	return must(c.viewDisk(c.ctx, id))(c, "read disk "+id)
-}
-
-func (c *Check) deleteDisk(id string) error {
-	return c.Client.DiskDelete(c.ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})
+func (c *Check) deleteDisk(id string) outcome[any] {
+	return c.done(c.Client.DiskDelete(c.ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)}),
+		"delete disk %s", id)
 }
 
 // removeDisk deletes a disk of this check. If necessary it first detaches the disk, or ends its
@@ -150,7 +169,7 @@ func (r *TestedRack) removeDisk(ctx context.Context, id string) error {
 	if uuid.Validate(id) != nil {
 		return fmt.Errorf("the rack gave a disk the ID %q, which is no UUID: it is left alone", id)
 	}
-	disk, err := r.viewDisk(ctx, id)
+	disk, err := r.readDisk(ctx, id)
 	if err != nil {
 		return gone(err)
 	}
@@ -167,12 +186,13 @@ func (r *TestedRack) removeDisk(ctx context.Context, id string) error {
 	return remove()
 }
 
-func (c *Check) snapshot(disk string) (*oxide.Snapshot, error) {
-	return c.takeSnapshot(c.ctx, c.name(), disk)
+func (c *Check) snapshot(disk string) outcome[*oxide.Snapshot] {
+	return c.takeSnapshot(c.name(), disk)
 }
 
-func (c *Check) deleteSnapshot(id string) error {
-	return c.Client.SnapshotDelete(c.ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)})
+func (c *Check) deleteSnapshot(id string) outcome[any] {
+	return c.done(c.Client.SnapshotDelete(c.ctx,
+		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)}), "delete snapshot %s", id)
 }
 
 // newInstance returns a request for the smallest instance. It has no disks and no network, and
@@ -187,7 +207,7 @@ func (r *TestedRack) newInstance() oxide.InstanceCreateParams {
 
 // createInstance sends a request for an instance, and removes the instance at the end if it was
 // created.
-func (c *Check) createInstance(params oxide.InstanceCreateParams) (*oxide.Instance, error) {
+func (c *Check) createInstance(params oxide.InstanceCreateParams) outcome[*oxide.Instance] {
 	instance, err := c.Client.InstanceCreate(c.ctx, params)
 	switch {
 	case err == nil:
@@ -197,12 +217,12 @@ func (c *Check) createInstance(params oxide.InstanceCreateParams) (*oxide.Instan
 			return c.removeInstanceByName(ctx, params.Body.Name)
 		})
 	}
-	return instance, err
+	return asked(instance, err)(c, "create instance %s", params.Body.Name)
 }
 
 // removeInstanceByName does for an instance what removeByName does for a disk.
 func (c *Check) removeInstanceByName(ctx context.Context, name oxide.Name) error {
-	made, err := c.viewInstance(ctx, string(name))
+	made, err := c.readInstance(ctx, string(name))
 	if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
 		return gone(err)
 	}
@@ -229,7 +249,7 @@ func (r *TestedRack) RemoveInstance(ctx context.Context, id string) error {
 
 // StoppedInstance returns a small instance without disks. All checks share it, and none starts it.
 func (c *Check) StoppedInstance() *oxide.Instance {
-	return must(c.TestedRack.StoppedInstance(c.ctx))(c, "make a stopped instance")
+	return asked(c.TestedRack.StoppedInstance(c.ctx))(c, "make a stopped instance").must()
 }
 
 // StoppedInstance returns the stopped instance that the checks share. Close removes it.
@@ -250,7 +270,7 @@ func (r *TestedRack) createShared(ctx context.Context,
 	params oxide.InstanceCreateParams) (*oxide.Instance, error) {
 	made, err := r.Client.InstanceCreate(ctx, params)
 	if mayBeDone(err) {
-		found, errView := r.viewInstance(ctx, string(params.Body.Name))
+		found, errView := r.readInstance(ctx, string(params.Body.Name))
 		if errView == nil && r.isOwn(found.Description) {
 			return found, nil
 		}
@@ -258,14 +278,16 @@ func (r *TestedRack) createShared(ctx context.Context,
 	return made, err
 }
 
-func (c *Check) attach(disk, instance string) (*oxide.Disk, error) {
-	return c.Client.InstanceDiskAttach(c.ctx, oxide.InstanceDiskAttachParams{
-		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
+func (c *Check) attach(disk, instance string) outcome[*oxide.Disk] {
+	return asked(c.Client.InstanceDiskAttach(c.ctx, oxide.InstanceDiskAttachParams{
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}}))(c,
+		"attach disk %s to instance %s", disk, instance)
 }
 
-func (c *Check) detach(disk, instance string) (*oxide.Disk, error) {
-	return c.Client.InstanceDiskDetach(c.ctx, oxide.InstanceDiskDetachParams{
-		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
+func (c *Check) detach(disk, instance string) outcome[*oxide.Disk] {
+	return asked(c.Client.InstanceDiskDetach(c.ctx, oxide.InstanceDiskDetachParams{
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}}))(c,
+		"detach disk %s from instance %s", disk, instance)
 }
 
 // Await waits until an instance has a state.
@@ -287,7 +309,7 @@ func (r *TestedRack) Await(ctx context.Context, instance string, want oxide.Inst
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
 	for backoff := (harness.Backoff{Max: time.Second}); ; {
-		seen, err := r.viewInstance(ctx, instance)
+		seen, err := r.readInstance(ctx, instance)
 		if err != nil || seen.RunState == want {
 			return err
 		}
@@ -332,13 +354,13 @@ func (c *Check) runningInstance() (*oxide.Instance, *oxide.Disk) {
 		if mayBeDone(err) {
 			c.removeIfMade(params.Body.Name)
 		}
-		c.runningDisk = must(made, err)(c, "create a disk")
+		c.runningDisk = asked(made, err)(c, "create a disk").must()
 	}
 	if c.running == nil {
 		create := c.newInstance()
 		create.Body.Start = oxide.NewPointer(true)
 		create.Body.Disks = []oxide.InstanceDiskAttachment{with(c.runningDisk)}
-		c.running = must(c.createShared(c.ctx, create))(c, "create an instance and start it")
+		c.running = asked(c.createShared(c.ctx, create))(c, "create an instance and start it").must()
 		c.Await(c.running.Id, oxide.InstanceStateRunning)
 	}
 	return c.running, c.runningDisk
@@ -355,26 +377,28 @@ func (c *Check) instance(disks ...*oxide.Disk) *oxide.Instance {
 	for _, disk := range disks {
 		create.Body.Disks = append(create.Body.Disks, with(disk))
 	}
-	instance := must(c.createInstance(create))(c, "create an instance")
+	instance := c.createInstance(create).must()
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	return instance
 }
 
-func (c *Check) start(instance string) (*oxide.Instance, error) {
-	return c.Client.InstanceStart(c.ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
+func (c *Check) start(instance string) outcome[*oxide.Instance] {
+	return asked(c.Client.InstanceStart(c.ctx,
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)}))(c, "start instance %s", instance)
 }
 
-func (c *Check) stop(instance string) (*oxide.Instance, error) {
-	return c.Client.InstanceStop(c.ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
+func (c *Check) stop(instance string) outcome[*oxide.Instance] {
+	return asked(c.Client.InstanceStop(c.ctx,
+		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)}))(c, "stop instance %s", instance)
 }
 
-func (c *Check) reboot(instance string) (*oxide.Instance, error) {
-	return c.Client.InstanceReboot(c.ctx,
-		oxide.InstanceRebootParams{Instance: oxide.NameOrId(instance)})
+func (c *Check) reboot(instance string) outcome[*oxide.Instance] {
+	return asked(c.Client.InstanceReboot(c.ctx, oxide.InstanceRebootParams{
+		Instance: oxide.NameOrId(instance)}))(c, "reboot instance %s", instance)
 }
 
 func (c *Check) startAndAwait(instance string) {
-	must(c.start(instance))(c, "start an instance")
+	c.start(instance).must()
 	c.Await(instance, oxide.InstanceStateRunning)
 }
 
@@ -384,17 +408,13 @@ func (c *Check) fail(instance string) {
 	c.startAndAwait(instance)
 	c.fault(adminapi.Fault{Operation: "instance_reboot", Object: instance,
 		Device: &adminapi.DeviceFault{Fails: true}})
-	must(c.reboot(instance))(c, "reboot an instance that will not come back")
+	c.reboot(instance).must()
 	c.Await(instance, oxide.InstanceStateFailed)
 }
 
-func (c *Check) see(id string) *oxide.Instance {
-	return must(c.viewInstance(c.ctx, id))(c, "read instance "+id)
-}
-
 func (c *Check) disksOf(instance string) []oxide.Disk {
-	return must(c.Client.InstanceDiskListAllPages(c.ctx, oxide.InstanceDiskListParams{
-		Instance: oxide.NameOrId(instance)}))(c, "list the disks of instance "+instance)
+	return asked(c.Client.InstanceDiskListAllPages(c.ctx, oxide.InstanceDiskListParams{
+		Instance: oxide.NameOrId(instance)}))(c, "list the disks of instance "+instance).must()
 }
 
 // attachedTo demands that a disk is attached to an instance; "" demands that it is detached.
@@ -410,10 +430,15 @@ func (c *Check) attachedTo(what string, disk *oxide.Disk, instance string) {
 	equal(c, what+": the disk", got, want)
 }
 
-func (c *Check) mustAttach(what, disk, instance string) {
-	c.attachedTo(what, must(c.attach(disk, instance))(c, what), instance)
+func (c *Check) mustAttach(disk, instance string) {
+	c.attachedTo("the answer to an attach", c.attach(disk, instance).must(), instance)
 }
 
-func (c *Check) mustDetach(what, disk, instance string) {
-	c.attachedTo(what, must(c.detach(disk, instance))(c, what), "")
+func (c *Check) mustDetach(disk, instance string) {
+	c.attachedTo("the answer to a detach", c.detach(disk, instance).must(), "")
+}
+
+// staysAttached demands that a disk is attached to an instance, or detached, when it is read.
+func (c *Check) staysAttached(disk, instance string) {
+	c.attachedTo("afterwards", c.look(disk), instance)
 }

@@ -23,7 +23,7 @@ type expected struct {
 	answer  Refused
 }
 
-func (c *Check) expect(cases ...expected) {
+func (c *Check) expect(cases []expected) {
 	for _, e := range cases {
 		equal(c, e.what, c.Send(e.request).Refused(), e.answer)
 	}
@@ -93,7 +93,7 @@ type Plain struct {
 
 // Send sends a plain request. It ends the check if there is no answer.
 func (c *Check) Send(p Plain) Answer {
-	return must(c.send(p))(c, p.Method+" "+p.Path)
+	return asked(c.send(p))(c, p.Method+" "+p.Path).must()
 }
 
 func (c *Check) send(p Plain) (Answer, error) {
@@ -201,32 +201,29 @@ func (c *Check) listed(what string, list, want any) {
 }
 
 func checkAlike(c *Check) {
-	taken := must(c.snapshot(c.disk().Id))(c, "take a snapshot")
-	snapshot := must(c.viewSnapshot(c.ctx, taken.Id))(c, "read a snapshot")
+	taken := c.snapshot(c.disk().Id).must()
+	snapshot := c.viewSnapshot(taken.Id).must()
 	c.same("the answer to the creation of a snapshot", taken, snapshot, "time_modified")
-	c.same("the snapshot that is read by name",
-		must(c.viewSnapshot(c.ctx, string(taken.Name)))(c, "read a snapshot"), snapshot)
-	c.listed("the list of snapshots", must(c.Client.SnapshotListAllPages(c.ctx,
-		oxide.SnapshotListParams{Project: c.project()}))(c, "list the snapshots"), snapshot)
+	c.same("the snapshot that is read by name", c.viewSnapshot(string(taken.Name)).must(), snapshot)
+	c.listed("the list of snapshots", asked(c.Client.SnapshotListAllPages(c.ctx,
+		oxide.SnapshotListParams{Project: c.project()}))(c, "list the snapshots").must(), snapshot)
 
 	made := c.instance()
 	instance := c.see(made.Id)
 	c.same("the answer to the creation of an instance", made, instance, "run_state", "time_modified",
 		"time_run_state_updated")
-	c.same("the instance that is read by name",
-		must(c.viewInstance(c.ctx, string(made.Name)))(c, "read it by name"), instance)
-	c.listed("the list of instances", must(c.Client.InstanceListAllPages(c.ctx,
-		oxide.InstanceListParams{Project: c.project()}))(c, "list the instances"), instance)
+	c.same("the instance that is read by name", c.viewInstance(string(made.Name)).must(), instance)
+	c.listed("the list of instances", asked(c.Client.InstanceListAllPages(c.ctx,
+		oxide.InstanceListParams{Project: c.project()}))(c, "list the instances").must(), instance)
 
-	restored := must(c.createDisk(c.fromSnapshot(taken.Id, false)))(c, "create a disk")
+	restored := c.createDisk(c.fromSnapshot(taken.Id, false)).must()
 	c.same("the answer to the creation of a disk", restored, c.look(restored.Id), "state",
 		"time_modified")
-	must(c.attach(restored.Id, instance.Id))(c, "attach it")
+	c.attach(restored.Id, instance.Id).must()
 	disk := c.look(restored.Id)
 	c.same("the disk when it is attached", disk, restored, "state", "time_modified")
-	c.same("the disk that is read by name", must(c.viewDisk(c.ctx, string(disk.Name)))(c,
-		"read the disk by name"), disk)
-	c.listed("the list of disks", must(c.Client.DiskListAllPages(c.ctx,
-		oxide.DiskListParams{Project: c.project()}))(c, "list the disks"), disk)
+	c.same("the disk that is read by name", c.viewDisk(string(disk.Name)).must(), disk)
+	c.listed("the list of disks", asked(c.Client.DiskListAllPages(c.ctx,
+		oxide.DiskListParams{Project: c.project()}))(c, "list the disks").must(), disk)
 	c.listed("the list of the instance's disks", c.disksOf(instance.Id), disk)
 }

@@ -221,11 +221,6 @@ func (r Refused) String() string {
 	return fmt.Sprintf("HTTP %d %s: %s", r.Status, cmp.Or(r.Code, "without a code"), r.Message)
 }
 
-// mustRefuse demands that the rack refuses a request with exactly this answer.
-func (c *Check) mustRefuse(what string, want Refused) func(any, error) {
-	return func(_ any, err error) { c.refuses(what, err, want) }
-}
-
 // refuses demands that an error is the rack's refusal of a request with exactly this answer.
 func (c *Check) refuses(what string, err error, want Refused) {
 	refused := refusal(err)

@@ -7,9 +7,11 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -96,7 +98,7 @@ func mayRepeat(e RecordedCall) bool {
 // unanswered reports whether no answer came although the request was sent and not given up.
 func (e RecordedCall) unanswered() bool {
 	return e.failure != nil && !errors.Is(e.failure, ErrNotSent) &&
-		!errors.Is(e.failure, context.Canceled)
+		!errors.Is(e.failure, errAnother) && !errors.Is(e.failure, context.Canceled)
 }
 
 // rewind prepares a request to be sent again. It returns false if that is impossible.
@@ -140,6 +142,8 @@ func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error)
 		resp.Body = io.NopCloser(bytes.NewReader(body))
 		if err != nil {
 			resp = nil // a truncated answer does not count
+		} else if err = another(operation, path.Base(PathOf(req)), resp.StatusCode, body); err != nil {
+			resp = nil
 		}
 	}
 	exchange.Took, exchange.failure = time.Since(began), err
@@ -157,6 +161,21 @@ func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error)
 		}
 	}
 	return exchange, resp, err
+}
+
+// errAnother means that the rack has shown another object than the one that was read.
+var errAnother = errors.New("the rack shows another object")
+
+// another returns an error if an answer shows another object than the one that was read, by its ID or
+// its name. The reader would take the object for the right one, and might delete it.
+func another(operation, which string, status int, body []byte) error {
+	var shown struct{ ID, Name string }
+	if status != http.StatusOK || !slices.Contains([]string{"disk_view", "snapshot_view",
+		"instance_view", "image_view", "project_view"}, operation) ||
+		json.Unmarshal(body, &shown) != nil || strings.EqualFold(which, shown.ID) || which == shown.Name {
+		return nil
+	}
+	return fmt.Errorf("%w than %s: %s (%s)", errAnother, which, shown.Name, shown.ID)
 }
 
 func (r *recorder) take() []RecordedCall {

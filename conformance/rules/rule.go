@@ -344,13 +344,41 @@ func (c *Check) blocked(format string, args ...any) {
 // not exist.
 func (c *Check) cleanup(step func(context.Context) error) { c.undo = append(c.undo, step) }
 
-// must returns the value of a step, or ends the check with its name and the rack's refusal.
-func must[T any](value T, err error) func(c *Check, step string) T {
-	return func(c *Check, step string) T {
-		c.must(step, err)
-		return value
+// outcome is how a request of a check ended.
+type outcome[T any] struct {
+	c *Check
+	// step describes the request.
+	step  string
+	value T
+	err   error
+}
+
+// asked returns the outcome of a request: asked(c.Client.DiskView(…))(c, "read disk %s", id).
+func asked[T any](value T, err error) func(c *Check, step string, args ...any) outcome[T] {
+	return func(c *Check, step string, args ...any) outcome[T] {
+		return outcome[T]{c, fmt.Sprintf(step, args...), value, err}
 	}
 }
+
+// done returns the outcome of a request that has no value.
+func (c *Check) done(err error, step string, args ...any) outcome[any] {
+	return asked[any](nil, err)(c, step, args...)
+}
+
+// as adds to the description of the request.
+func (o outcome[T]) as(what string) outcome[T] {
+	o.step += ": " + what
+	return o
+}
+
+// must returns the value of the answer, or ends the check if the rack has refused the request.
+func (o outcome[T]) must() T {
+	o.c.must(o.step, o.err)
+	return o.value
+}
+
+// refused demands that the rack has refused the request with exactly this answer.
+func (o outcome[T]) refused(want Refused) { o.c.refuses(o.step, o.err, want) }
 
 func (c *Check) must(step string, err error) {
 	if err != nil {

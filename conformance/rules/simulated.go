@@ -43,6 +43,7 @@ func (c *Check) Switch(name string, value any) {
 
 // underway is a request that runs while the check continues.
 type underway[T any] struct {
+	c      *Check
 	what   string
 	hold   string
 	done   chan struct{}
@@ -60,7 +61,8 @@ type underway[T any] struct {
 // the end of the check, whether the object was created or not.
 func begin[T any](c *Check, what, hold string, send func() (T, error), seen func() error,
 	remove func(context.Context) error) *underway[T] {
-	u := &underway[T]{what: what, hold: hold, done: make(chan struct{}), problems: len(c.problems)}
+	u := &underway[T]{c: c, what: what, hold: hold, done: make(chan struct{}),
+		problems: len(c.problems)}
 	started := false
 	c.cleanup(func(ctx context.Context) error {
 		if !started {
@@ -77,17 +79,22 @@ func begin[T any](c *Check, what, hold string, send func() (T, error), seen func
 		defer close(u.done)
 		u.answer, u.err = send()
 	}()
+	others := false
 	err := harness.Await(c.ctx, patience, func() error {
 		if u.over() {
 			return nil
 		}
-		return seen()
+		err := seen()
+		others = err == nil
+		return err
 	})
 	switch {
 	case u.over() && u.err != nil:
 		c.must(what, u.err)
 	case u.over() && !c.simulated():
 		c.notTested("the rack ended it before anybody could look: %s", what)
+	case err == nil && !others:
+		c.fatalf("%s: expected that others see it being made; found it made before", what)
 	}
 	c.must(what+": expected that others see it being made", err)
 	return u
@@ -104,7 +111,8 @@ func (u *underway[T]) over() bool {
 
 // meanwhile ends the check if it has found a problem on a real rack since begin, and the rack may
 // have carried out the request by then, even without an answer.
-func (u *underway[T]) meanwhile(c *Check) {
+func (u *underway[T]) meanwhile() {
+	c := u.c
 	if len(c.problems) > u.problems && !c.simulated() &&
 		(u.over() || u.carriedOut != nil && u.carriedOut()) {
 		c.problems = c.problems[:u.problems]
@@ -112,18 +120,19 @@ func (u *underway[T]) meanwhile(c *Check) {
 	}
 }
 
-// end makes a simulated rack complete the request, and returns the answer.
-func (u *underway[T]) end(c *Check) (T, error) {
-	u.meanwhile(c)
+// end makes a simulated rack complete the request, and returns its outcome.
+func (u *underway[T]) end() outcome[T] {
+	u.meanwhile()
+	c := u.c
 	if c.simulated() {
 		c.must("end the hold of the simulated rack", c.Admin.Switch(c.ctx, map[string]any{u.hold: "0s"}))
 	}
 	select {
 	case <-u.done:
 	case <-c.ctx.Done():
-		c.must(u.what, errors.Join(c.ctx.Err()))
+		c.must(u.what, c.ctx.Err())
 	}
-	return u.answer, u.err
+	return asked(u.answer, u.err)(c, u.what)
 }
 
 // beginDisk starts to create a disk. The caller gives up when ctx ends.
@@ -131,10 +140,8 @@ func (c *Check) beginDisk(ctx context.Context,
 	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
 	return begin(c, "create a disk", "create_hold", func() (*oxide.Disk, error) {
 		return c.Client.DiskCreate(ctx, params)
-	}, func() error {
-		_, err := c.viewDisk(c.ctx, string(params.Body.Name))
-		return err
-	}, func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
+	}, func() error { return c.viewDisk(string(params.Body.Name)).err },
+		func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
 }
 
 func checkAbandonedSaga(c *Check) {
@@ -152,7 +159,7 @@ func checkAbandonedSaga(c *Check) {
 	}
 	found := "nothing"
 	err := harness.Await(c.ctx, patience, func() error {
-		disk, err := c.viewDisk(c.ctx, string(params.Body.Name))
+		disk, err := c.readDisk(c.ctx, string(params.Body.Name))
 		if err != nil {
 			found = Brief(err)
 			return nil
@@ -169,17 +176,17 @@ func checkAbandonedSaga(c *Check) {
 
 func checkFailedSaga(c *Check) {
 	c.needSimulated("a saga that fails halfway cannot be brought about from outside")
-	params, before := c.blank(), c.storageUsed(c.ctx)
+	params, before := c.blank(), c.storageUsed()
 	c.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
-	c.mustRefuse("create a disk while the rack fails", internalError)(c.createDisk(params))
+	c.createDisk(params).refused(internalError)
 	c.checkUndone(params.Body.Name, before)
 	if c.Restart == nil || len(c.problems) > 0 {
 		return
 	}
-	instance := must(c.createInstance(c.newInstance()))(c, "create an instance")
+	instance := c.createInstance(c.newInstance()).must()
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	c.Switch("instance_delay", "1h")
-	must(c.start(instance.Id))(c, "start an instance")
+	c.start(instance.Id).must()
 	cutOff := c.blank()
 	ctx, giveUp := context.WithCancel(c.ctx)
 	defer giveUp()
@@ -188,16 +195,14 @@ func checkFailedSaga(c *Check) {
 	<-creation.done
 	c.must("restart the rack", c.Restart(c.ctx))
 	c.closeIdle() // they lead to the rack that has died
-	disk := must(c.viewDisk(c.ctx, string(cutOff.Body.Name)))(c,
-		"read the disk whose creation was open when the rack died")
+	disk := c.viewDisk(string(cutOff.Body.Name)).must()
 	equal(c, "the disk whose creation was open when the rack died", disk.State.State(),
 		oxide.DiskStateStateDetached)
-	equal(c, "what is provisioned with it", c.storageUsed(c.ctx), before+GiB)
+	equal(c, "what is provisioned with it", c.storageUsed(), before+GiB)
 	c.Await(instance.Id, oxide.InstanceStateRunning)
 }
 
 func (c *Check) checkUndone(name oxide.Name, provisioned int64) {
-	c.mustRefuse("read a disk whose creation was undone", notFound("disk", "name", string(name)))(
-		c.viewDisk(c.ctx, string(name)))
-	equal(c, "what is provisioned afterwards", c.storageUsed(c.ctx), provisioned)
+	c.viewDisk(string(name)).refused(unknownName("disk", name))
+	equal(c, "what is provisioned afterwards", c.storageUsed(), provisioned)
 }
