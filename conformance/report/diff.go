@@ -68,6 +68,8 @@ func diffFacts(a, b *Report) string {
 	return text.String()
 }
 
+type fact struct{ Name, Value string }
+
 func (r *Report) facts(tools []string) []fact {
 	all := []fact{{"host", r.Rack.Host}, {"project", r.Rack.Project},
 		{"API version", r.Rack.APIVersion}, {"release", r.Rack.Release},

@@ -23,8 +23,7 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"seconds":      inSeconds,
 	"moment":       moment,
 	"plural":       plural,
-	"shell":        shellWords,
-	"join":         func(words []string) string { return strings.Join(words, ", ") },
+	"join":         strings.Join,
 }).ParseFS(pageFiles, "page/*.tmpl"))
 
 // pageView has the values for the template.
@@ -43,7 +42,6 @@ type pageView struct {
 	Untested []untested
 	Plots    []latencies
 	Counted  []counted
-	Tools    []fact
 }
 
 // share is the percentage of the results that have a status.
@@ -65,15 +63,6 @@ type resultOnPage struct {
 	Anchor string
 }
 
-// Open reports whether the page shows the details without a click. It does so for results that
-// did not pass.
-func (r resultOnPage) Open() bool { return r.Status != Passed }
-
-// HasDetails reports whether there are details to show.
-func (r resultOnPage) HasDetails() bool {
-	return r.Reason != "" || len(r.Extent) > 0 || r.Source != "" || r.Tries > 1 || len(r.Evidence) > 0
-}
-
 // untested lists results that were not tested for the same reason.
 type untested struct {
 	Status  Status
@@ -89,8 +78,6 @@ type counted struct {
 	Change string
 }
 
-type fact struct{ Name, Value string }
-
 func renderPage(r *Report) ([]byte, error) {
 	style, err := pageFiles.ReadFile("page/style.css")
 	if err != nil {
@@ -103,9 +90,6 @@ func renderPage(r *Report) ([]byte, error) {
 	}
 	if !r.Run.Began.IsZero() && !r.Run.Ended.IsZero() {
 		p.Took = inSeconds(r.Run.Ended.Sub(r.Run.Began).Seconds())
-	}
-	for _, name := range slices.Sorted(maps.Keys(r.Versions.Tools)) {
-		p.Tools = append(p.Tools, fact{name, r.Versions.Tools[name]})
 	}
 	p.addResults()
 	var text bytes.Buffer

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 )
 
 func (s Status) words() string { return strings.ReplaceAll(string(s), "_", " ") }
@@ -105,19 +104,161 @@ func plural(n int, noun string) string {
 	return strconv.Itoa(n) + " " + noun + "s"
 }
 
-// shellWords joins a command so that a shell splits it into the same words.
-func shellWords(command []string) string {
-	quoted := make([]string, len(command))
-	for i, word := range command {
-		quoted[i] = word
-		if word == "" || strings.ContainsFunc(word, isSpecial) {
-			quoted[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-		}
-	}
-	return strings.Join(quoted, " ")
+// Measure states how much of something a test looked at.
+type Measure struct {
+	// What names it: "disk_list", "a blank disk of 17 GiB, when it is new".
+	What string `json:"what"`
+	// Looked is how much of it was looked at, counted where it was read. Of is how much there was, or
+	// what the driver relies on; 0 means that nobody knows.
+	Looked int64  `json:"looked"`
+	Of     int64  `json:"of"`
+	Unit   string `json:"unit"`
+	// Words say what the numbers do not, or why nothing was looked at.
+	Words string `json:"words"`
 }
 
-// isSpecial reports whether the character may have a special meaning in a shell.
-func isSpecial(c rune) bool {
-	return !unicode.IsLetter(c) && !unicode.IsDigit(c) && !strings.ContainsRune("-_=+,./:@%", c)
+// Extent states how far a test looked, in the order in which it looked.
+type Extent []Measure
+
+// Look adds to what was looked at. A second measure of the same thing is added to the first.
+func (e *Extent) Look(m Measure) {
+	if i := e.index(m); i >= 0 {
+		(*e)[i].Looked += m.Looked
+		(*e)[i].Of += m.Of
+		return
+	}
+	*e = append(*e, m)
+}
+
+// Answer counts the kinds of answers that an operation or an RPC gave.
+func (e *Extent) Answer(operation, kind string) {
+	m := Measure{What: operation, Unit: "kinds of answers", Looked: 1, Words: kind}
+	i := e.index(m)
+	switch {
+	case i < 0:
+		*e = append(*e, m)
+	case !slices.Contains(strings.Split((*e)[i].Words, "; "), kind):
+		(*e)[i].Looked++
+		(*e)[i].Words += "; " + kind
+	}
+}
+
+func (e *Extent) index(m Measure) int {
+	return slices.IndexFunc(*e, func(other Measure) bool {
+		return other.What == m.What && other.Unit == m.Unit
+	})
+}
+
+// Partly returns the measures that looked at less than there was.
+func (e Extent) Partly() Extent {
+	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
+}
+
+// Shrunk describes where a later test looked at less than half of the share that this one looked
+// at. A measure without a known total does not count, because it depends on time or on others.
+func (e Extent) Shrunk(later Extent) (all []string) {
+	for _, m := range e {
+		if m.Of == 0 {
+			continue
+		}
+		i := later.index(m)
+		if i < 0 {
+			all = append(all, "no more: "+m.String())
+			continue
+		}
+		now := later[i]
+		if now.Of == 0 || 2*float64(now.Looked)/float64(now.Of) < float64(m.Looked)/float64(m.Of) {
+			all = append(all, fmt.Sprintf("less: %s -> %s", m, now))
+		}
+	}
+	return all
+}
+
+// String returns the measure as text: "disk_list: 3 of 12 objects (in pages of 1)".
+func (m Measure) String() string {
+	number, unit := func(n int64) string { return fmt.Sprint(n) }, " "+m.Unit
+	if m.Unit == "bytes" {
+		number, unit = inBytes, ""
+	}
+	text := m.What + ": " + number(m.Looked) + unit
+	switch {
+	case m.Looked == 0 && m.Of > 0:
+		text = m.What + ": not tested"
+	case m.Of > 0:
+		text = m.What + ": " + number(m.Looked) + " of " + number(m.Of) + unit
+	}
+	if m.Words != "" {
+		text += " (" + m.Words + ")"
+	}
+	return text
+}
+
+// inBytes returns a size with its unit: "64 KiB", "3.5 MiB".
+func inBytes(n int64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.3g GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.3g MiB", float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%.3g KiB", float64(n)/(1<<10))
+}
+
+// Promises returns a sentence with the numbers of promises that were kept, kept as far as the tests
+// looked, broken, and not tested. It names the last three.
+func (r *Report) Promises() string {
+	var broken, partly, untested []string
+	for _, result := range r.Results {
+		switch {
+		case result.Status == Failed:
+			broken = append(broken, result.short())
+		case result.Status == Passed && len(result.Extent.Partly()) > 0:
+			partly = append(partly, result.short())
+		case result.Status != Passed && result.Status != NotApplicable:
+			untested = append(untested, result.short())
+		}
+	}
+	named := func(names []string) string {
+		if len(names) == 0 {
+			return ""
+		}
+		return " (" + strings.Join(together(names), ", ") + ")"
+	}
+	limits := ""
+	if n := len(partly); n > 0 {
+		limits = fmt.Sprintf(", %d of them as far as the test looked%s", n, named(partly))
+	}
+	return fmt.Sprintf("%d promises kept%s; %d broken%s; %d not tested%s", r.Count(Passed), limits,
+		len(broken), named(broken), len(untested), named(untested))
+}
+
+// short names a result in a few characters. A spec without an ID is one of its group's.
+func (r Result) short() string { return cmp.Or(r.ID, "specs of "+r.Group) }
+
+// together replaces repeated names by their number.
+func together(names []string) (all []string) {
+	count := map[string]int{}
+	for _, name := range names {
+		if count[name]++; count[name] == 1 {
+			all = append(all, name)
+		}
+	}
+	for i, name := range all {
+		if strings.HasPrefix(name, "specs of ") {
+			all[i] = fmt.Sprintf("%d %s", count[name], name)
+		}
+	}
+	return all
+}
+
+// Kept returns the status as text for people: "passed", or "passed, as far as …".
+func (r Result) Kept() string {
+	if partly := r.Extent.Partly(); r.Status == Passed && len(partly) > 0 {
+		words := make([]string, len(partly))
+		for i, m := range partly {
+			words[i] = m.String()
+		}
+		return "kept, as far as " + strings.Join(words, "; ")
+	}
+	return r.Status.words()
 }
