@@ -21,12 +21,18 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
+	"text/tabwriter"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 )
 
@@ -138,3 +144,259 @@ func diffVerb(_ context.Context, p *Program, args []string) (int, error) {
 	}
 	return ExitConforms, nil
 }
+
+// settings are the values of the command line and the environment.
+type settings struct {
+	// These fields, from host to devRoot, have the meaning of the driver's settings of those names,
+	// and the run's driver uses them, too.
+	host, token, tokenFile, project, caFile, sysfsRoot, devRoot string
+
+	// only has the selected parts; if it is empty, all parts run.
+	only                 []string
+	onlyText, budgetText string
+	// budget limits the objects that exist at one time.
+	budget amount
+	// yes makes the program run or clean without a question.
+	yes bool
+	// report is the folder of the report; "" means a folder in the working directory, named after
+	// the run.
+	report string
+	// release is the operator's name for the rack's release.
+	release string
+	// second and helper are the names of other instances. Their shells are commands that run a
+	// script inside them.
+	second, secondShell, helper, guestShell string
+	// admin is the address of a simulated rack's admin listener.
+	admin string
+	// run is the ID of the dead run that clean removes.
+	run string
+}
+
+// setting is one setting. Its flag has precedence over its variable.
+type setting struct {
+	flag, env, preset, usage string
+	// verbs are the verbs that accept it.
+	verbs string
+	field *string
+}
+
+const (
+	onRack  = "preflight run clean"
+	running = "preflight run"
+)
+
+// all returns the settings of the command line, each with its field of s. The token has no flag,
+// because the process list shows arguments to everybody.
+func (s *settings) all() []setting {
+	return []setting{
+		{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com", onRack, &s.host},
+		{"", "OXIDE_TOKEN", "", "the rack's token", onRack, &s.token},
+		{"token-file", "OXIDE_TOKEN_FILE", "", "a file with the token; wins over OXIDE_TOKEN", onRack,
+			&s.tokenFile},
+		{"project", "OXIDE_PROJECT", "", "the project of this instance, in which to work", onRack,
+			&s.project},
+		{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's", onRack,
+			&s.caFile},
+		{"only", "OXIDE_CONFORMANCE_ONLY", "", "run only these parts: " + strings.Join(partNames, ","),
+			running, &s.onlyText},
+		{"second", "OXIDE_CONFORMANCE_SECOND", "", "another running instance of the project, to move " +
+			"volumes to; it is also stopped hard and started again", running, &s.second},
+		{"second-shell", "OXIDE_CONFORMANCE_SECOND_SHELL", "", "a command that runs a script in it as " +
+			"root, such as 'ssh root@second'", running, &s.secondShell},
+		{"helper", "OXIDE_CONFORMANCE_HELPER", "", "a stopped instance of the project, which may be " +
+			"started and stopped; clean stops only this one", onRack, &s.helper},
+		{"guest-shell", "OXIDE_CONFORMANCE_GUEST_SHELL", "", "a command that runs a script in the " +
+			"helper as root, such as 'ssh root@helper'", running, &s.guestShell},
+		{"budget", "OXIDE_CONFORMANCE_BUDGET", "20,40", "how many disks and snapshots, and how many " +
+			"GiB of them, may exist at one time", running, &s.budgetText},
+		{"release", "OXIDE_CONFORMANCE_RELEASE", "", "what the rack runs, in your words, for the report",
+			running, &s.release},
+		{"report", "OXIDE_CONFORMANCE_REPORT", "", "the folder for the report (default " +
+			"oxide-conformance-RUN here)", "run", &s.report},
+		{"run", "", "", "clean up after this run only", "clean", &s.run},
+		{"sysfs-root", "OXIDE_SYSFS_ROOT", "/sys", "where sysfs is mounted", onRack, &s.sysfsRoot},
+		{"dev-root", "OXIDE_DEV_ROOT", "/dev", "the directory of the device nodes", running, &s.devRoot},
+		{"simulator-admin", "OXIDE_CONFORMANCE_SIMULATOR_ADMIN", "", "the admin listener, if the rack " +
+			"is a simulated one: its request log is compared with the report", running, &s.admin},
+	}
+}
+
+// allSettings describes the settings. Nobody sets its fields.
+var allSettings = (&settings{}).all()
+
+func (s *settings) setOnly() error {
+	for part := range strings.SplitSeq(s.onlyText, ",") {
+		switch part = strings.TrimSpace(part); {
+		case part == "":
+		case !slices.Contains(partNames, part):
+			return fmt.Errorf("there is no part %q; the parts are %s", part, strings.Join(partNames, ", "))
+		default:
+			s.only = append(s.only, part)
+		}
+	}
+	if len(s.only) == 0 {
+		return fmt.Errorf("it selects nothing; the parts are %s", strings.Join(partNames, ", "))
+	}
+	return nil
+}
+
+func (s *settings) setBudget() error {
+	disks, gib, found := strings.Cut(s.budgetText, ",")
+	n, err := strconv.Atoi(strings.TrimSpace(disks))
+	g, errGiB := strconv.ParseInt(strings.TrimSpace(gib), 10, 64)
+	if !found || err != nil || errGiB != nil || n < 1 || g < 1 {
+		return errors.New("expected two whole numbers: disks and snapshots, and GiB, such as 20,40")
+	}
+	s.budget = amount{n, g}
+	return nil
+}
+
+// selected returns the parts to run, in their order.
+func (s *settings) selected() []string {
+	return slices.DeleteFunc(slices.Clone(partNames), func(part string) bool {
+		return len(s.only) > 0 && !slices.Contains(s.only, part)
+	})
+}
+
+// parseSettings parses the arguments after a verb, and the environment.
+func parseSettings(verb string, args []string, getenv func(string) string) (*settings, error) {
+	s := &settings{}
+	flags := flag.NewFlagSet("oxide-conformance "+verb, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	all := slices.DeleteFunc(s.all(), func(o setting) bool {
+		return !slices.Contains(strings.Fields(o.verbs), verb)
+	})
+	for _, one := range all {
+		*one.field = cmp.Or(strings.TrimSpace(getenv(one.env)), one.preset)
+		if one.flag != "" {
+			flags.StringVar(one.field, one.flag, *one.field, one.usage)
+		}
+	}
+	if verb == "run" || verb == "clean" {
+		flags.BoolVar(&s.yes, "yes", false, "")
+	}
+	if err := flags.Parse(args); err != nil {
+		return nil, err
+	}
+	if flags.NArg() > 0 {
+		return nil, fmt.Errorf("%s takes flags only; found %q", verb, flags.Arg(0))
+	}
+	given := map[string]bool{}
+	flags.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	for _, one := range all {
+		*one.field = strings.TrimSpace(*one.field)
+		var err error
+		switch {
+		case *one.field == "" && !given[one.flag]:
+		case one.flag == "only":
+			err = s.setOnly()
+		case one.flag == "budget":
+			err = s.setBudget()
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", one.name(), err)
+		}
+	}
+	return s, s.complete(verb)
+}
+
+// complete reads the token's file, and demands the settings that every verb with a rack needs.
+func (s *settings) complete(verb string) error {
+	if strings.Contains(s.host, "@") { // it may be a password, and is not printed
+		return errors.New("OXIDE_HOST (--host) has an @: a rack takes a token, and no user or " +
+			"password; expected https://silo.sys.example.com")
+	}
+	if s.caFile != "" {
+		if _, err := guest.ReadFile(s.caFile); err != nil {
+			return fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
+		}
+	}
+	if s.tokenFile != "" {
+		token, err := guest.ReadFile(s.tokenFile)
+		if err != nil {
+			return fmt.Errorf("OXIDE_TOKEN_FILE (--token-file): %w", err)
+		}
+		s.token = strings.TrimSpace(string(token))
+	}
+	var missing []string
+	for name, value := range map[string]string{"OXIDE_HOST": s.host, "OXIDE_TOKEN": s.token,
+		"OXIDE_PROJECT": s.project} {
+		if value == "" {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 && strings.Contains(onRack, verb) {
+		slices.Sort(missing)
+		return fmt.Errorf("which rack? Set %s (OXIDE_CA_FILE too if its certificate is "+
+			"private), and run this as root in an instance of that project",
+			strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+func (o setting) name() string {
+	if o.env == "" {
+		return "--" + o.flag
+	}
+	if o.flag == "" {
+		return o.env
+	}
+	return o.env + " (--" + o.flag + ")"
+}
+
+// flagsOf returns the verb and the flags of a command line, without their values: a shell's command
+// may have a password.
+func flagsOf(args []string) []string {
+	return slices.Collect(func(yield func(string) bool) {
+		for i, arg := range args {
+			name, _, _ := strings.Cut(arg, "=")
+			known := func(o setting) bool { return o.flag != "" && o.flag == strings.TrimLeft(name, "-") }
+			if (i == 0 || strings.HasPrefix(arg, "-") && (slices.ContainsFunc(allSettings, known) ||
+				strings.TrimLeft(name, "-") == "yes")) && !yield(name) {
+				return
+			}
+		}
+	})
+}
+
+// printHelp writes all verbs, flags and variables.
+func printHelp(w io.Writer) {
+	fmt.Fprint(w, helpHead)
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, o := range allSettings {
+		var names []string
+		if o.flag != "" {
+			names = append(names, "--"+o.flag)
+		}
+		if o.env != "" {
+			names = append(names, "$"+o.env)
+		}
+		usage := o.usage + " (" + o.verbs + ")"
+		if o.preset != "" {
+			usage += " (default " + o.preset + ")"
+		}
+		fmt.Fprintf(table, "  %s\t%s\n", strings.Join(names, ", "), usage)
+	}
+	fmt.Fprintf(table, "  --yes\tdo not ask (run clean)\n")
+	_ = table.Flush()
+	fmt.Fprint(w, helpTail)
+}
+
+const helpHead = `oxide-conformance tells whether a rack does what the CSI driver needs,
+and whether the driver keeps your bytes on it. Run it as root in an instance of the rack.
+
+  oxide-conformance preflight    look at the rack and this machine; nothing is made
+  oxide-conformance run          create, attach, write, move and delete volumes; write a report
+  oxide-conformance clean        remove what a run has left that could not do it itself
+  oxide-conformance diff A B     compare two reports, each a folder or its report.json
+  oxide-conformance demo         watch a volume live on a simulated rack; needs no rack
+  oxide-conformance version      print the version
+
+A flag wins over its environment variable.
+`
+
+const helpTail = `
+Exit status: 0 the rack conforms; 1 it does not (diff: something is worse); 2 a mistake on the
+command line or in the environment; 3 the rack blocks what is needed, such as hot-plug;
+130 interrupted.
+`

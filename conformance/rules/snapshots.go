@@ -2,6 +2,11 @@ package rules
 
 import (
 	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -133,4 +138,260 @@ func checkUnfinishedSource(c *Check) {
 		c.createDisk(named).refused(quotaExceeded)
 	}
 	u.end().must()
+}
+
+func (r *TestedRack) stopImport(ctx context.Context, disk string) error {
+	return r.Client.DiskBulkWriteImportStop(ctx,
+		oxide.DiskBulkWriteImportStopParams{Disk: oxide.NameOrId(disk)})
+}
+
+func (r *TestedRack) finalize(ctx context.Context, disk string, snapshot oxide.Name) error {
+	return r.Client.DiskFinalizeImport(ctx, oxide.DiskFinalizeImportParams{
+		Disk: oxide.NameOrId(disk), Body: &oxide.FinalizeDisk{SnapshotName: snapshot}})
+}
+
+// EndImport ends the import of a disk, which cannot be deleted before.
+func (r *TestedRack) EndImport(ctx context.Context, disk *oxide.Disk) error {
+	state := disk.State.State()
+	if state == oxide.DiskStateStateImportingFromBulkWrites {
+		if err := r.stopImport(ctx, disk.Id); err != nil {
+			return err
+		}
+	}
+	if !slices.Contains(importStates, state) {
+		return nil
+	}
+	return r.finalize(ctx, disk.Id, "")
+}
+
+var importStates = []oxide.DiskStateState{
+	oxide.DiskStateStateImportReady, oxide.DiskStateStateImportingFromBulkWrites,
+}
+
+func checkImport(c *Check) {
+	disk := c.createDisk(c.diskFrom(&oxide.DiskSourceImportingBlocks{BlockSize: 512})).must()
+	instance := c.StoppedInstance().Id
+	in := func(state oxide.DiskStateState) { equal(c, "the disk's state", c.stateOf(disk.Id), state) }
+	unusable := func(state oxide.DiskStateState) {
+		in(state)
+		c.deleteDisk(disk.Id).refused(undeletable(state))
+		c.attach(disk.Id, instance).refused(
+			invalidRequest("cannot attach disk %q: invalid state %s", disk.Name, state))
+		if c.arrange("a snapshot of an import") { // a real rack's check would be repeated after a 503
+			c.snapshot(disk.Id).refused(unavailable)
+		}
+	}
+	write := func(offset uint64, bytes int) outcome[any] {
+		return c.done(c.Client.DiskBulkWriteImport(c.ctx, oxide.DiskBulkWriteImportParams{
+			Disk: oxide.NameOrId(disk.Id), Body: &oxide.ImportBlocksBulkWrite{Offset: &offset,
+				Base64EncodedData: base64.StdEncoding.EncodeToString(make([]byte, bytes))}}),
+			"write %d bytes at %d", bytes, offset)
+	}
+	start := func() outcome[any] {
+		return c.done(c.Client.DiskBulkWriteImportStart(c.ctx, oxide.DiskBulkWriteImportStartParams{
+			Disk: oxide.NameOrId(disk.Id)}), "start an import")
+	}
+	stop := func() outcome[any] { return c.done(c.stopImport(c.ctx, disk.Id), "stop an import") }
+	finalize := func() outcome[any] {
+		return c.done(c.finalize(c.ctx, disk.Id, ""), "finalize an import")
+	}
+	unusable(oxide.DiskStateStateImportReady)
+	write(0, 512).refused(
+		invalidRequest("cannot import blocks with a bulk write for disk in state ImportReady"))
+	stop().refused(invalidRequest(`cannot set disk in state ImportReady to "import_ready"`))
+	start().must()
+	unusable(oxide.DiskStateStateImportingFromBulkWrites)
+	write(512, 512).must()
+	write(0, 513<<10).refused(
+		invalidRequest("Invalid number of blocks: data len 525312 over max chunk size 524288!"))
+	write(1, 512).refused(invalidRequest("Offset not block aligned"))
+	write(0, 511).refused(invalidRequest("Data length not block size multiple"))
+	write(GiB, 512).refused(invalidRequest("Offset past end of extent"))
+	finalize().refused(
+		invalidRequest("cannot finalize disk in state DiskState(ImportingFromBulkWrites)"))
+	stop().must()
+	in(oxide.DiskStateStateImportReady)
+	if c.arrange("an import that is finalized slowly") {
+		// On a real rack nothing would mark the snapshot as one of this run.
+		c.checkFinalizing(disk)
+	} else {
+		finalize().must()
+	}
+	in(oxide.DiskStateStateDetached)
+	start().refused(
+		invalidRequest(`cannot set disk in state Detached to "importing_from_bulk_writes"`))
+	c.deleteDisk(disk.Id).must()
+}
+
+func (c *Check) checkFinalizing(disk *oxide.Disk) {
+	name := c.name()
+	u := begin(c, "finalize a disk with a snapshot", "snapshot_hold", func() (any, error) {
+		return nil, c.finalize(c.ctx, disk.Id, name)
+	}, func() error { return c.viewSnapshot(string(name)).err }, func(ctx context.Context) error {
+		return c.removeSnapshotByName(ctx, name, disk.Id)
+	})
+	equal(c, "the disk meanwhile", c.stateOf(disk.Id), oxide.DiskStateStateFinalizing)
+	u.end().must()
+	snapshot := c.viewSnapshot(string(name)).must()
+	equal(c, "the snapshot's state", snapshot.State, oxide.SnapshotStateReady)
+	equal(c, "the snapshot's disk", snapshot.DiskId, disk.Id)
+	equal(c, "the snapshot's description", snapshot.Description, "snapshot of finalized disk "+disk.Id)
+}
+
+func (c *Check) image(snapshot string) oxide.ImageCreateParams {
+	return oxide.ImageCreateParams{Project: c.project(), Body: &oxide.ImageCreate{
+		Name: c.name(), Description: c.Description, Os: "conformance", Version: "1",
+		Source: oxide.ImageSource{Value: &oxide.ImageSourceSnapshot{Id: snapshot}}}}
+}
+
+// createImage sends a request for an image, and removes the image at the end if it was created.
+func (c *Check) createImage(params oxide.ImageCreateParams) outcome[*oxide.Image] {
+	image, err := c.Client.ImageCreate(c.ctx, params)
+	if err == nil || mayBeDone(err) {
+		which, project := string(params.Body.Name), params.Project
+		if err == nil {
+			which, project = image.Id, ""
+		}
+		c.cleanup(func(ctx context.Context) error {
+			made, err := c.readImage(ctx, which, project)
+			if err != nil || !c.isOwn(made.Description) {
+				return gone(err)
+			}
+			return gone(c.deleteImage(ctx, made.Id))
+		})
+	}
+	return asked(image, err)(c, "create image %s", params.Body.Name)
+}
+
+// readImage reads an image by its ID, or by its name in a project. No project means the silo.
+func (r *TestedRack) readImage(ctx context.Context, which string, project oxide.NameOrId) (
+	*oxide.Image, error) {
+	return r.Client.ImageView(ctx,
+		oxide.ImageViewParams{Image: oxide.NameOrId(which), Project: project})
+}
+
+func (c *Check) viewImage(which string, project oxide.NameOrId) outcome[*oxide.Image] {
+	return asked(c.readImage(c.ctx, which, project))(c, "read image %s", which)
+}
+
+func (r *TestedRack) deleteImage(ctx context.Context, id string) error {
+	return r.Client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: oxide.NameOrId(id)})
+}
+
+func (c *Check) sameImage(what string, answered *oxide.Image) {
+	c.same(what, c.viewImage(answered.Id, "").must(), answered)
+}
+
+func checkImageLife(c *Check) {
+	source := c.disk()
+	snapshot := c.snapshot(source.Id).must()
+	var before int64
+	if c.simulated() {
+		before = c.storageUsed()
+	}
+	params := c.image(snapshot.Id)
+	image := c.createImage(params).must()
+	c.sameImage("the new image", image)
+	equal(c, "its name", image.Name, params.Body.Name)
+	equal(c, "its description", image.Description, params.Body.Description)
+	equal(c, "its OS", image.Os, params.Body.Os)
+	equal(c, "its version", image.Version, params.Body.Version)
+	equal(c, "its project", image.ProjectId, source.ProjectId)
+	equal(c, "its size", image.Size, snapshot.Size)
+	equal(c, "its blocks", image.BlockSize, source.BlockSize)
+	c.createImage(params).refused(nameTaken("project-image", image.Name))
+	if c.arrange("an OS of 65 characters") { // a real rack's check would be repeated after a 500
+		long := c.image(snapshot.Id)
+		long.Body.Os = fmt.Sprintf("%065d", 0)
+		c.createImage(long).refused(internalError)
+	}
+	c.deleteSnapshot(snapshot.Id).must()
+	disk := c.createDisk(c.diskFrom(&oxide.DiskSourceImage{ImageId: image.Id})).must()
+	equal(c, "the disk's image", disk.ImageId, image.Id)
+	equal(c, "the disk's image, read again", c.look(disk.Id).ImageId, image.Id)
+	if c.arrange("the promotion of an image") {
+		equal(c, "what is provisioned with an image and its disk, and without its snapshot",
+			c.storageUsed(), before)
+		c.checkPromotion(image)
+	}
+	c.must("delete the image of a disk", c.deleteImage(c.ctx, image.Id))
+	c.viewImage(image.Id, "").refused(unknownID("image", image.Id))
+	equal(c, "the state of the image's disk", c.stateOf(disk.Id), oxide.DiskStateStateDetached)
+}
+
+// checkPromotion gives an image to the silo and back. On a real rack others would see it.
+func (c *Check) checkPromotion(image *oxide.Image) {
+	ref := oxide.NameOrId(image.Id)
+	promote := func() outcome[*oxide.Image] {
+		return asked(c.Client.ImagePromote(c.ctx, oxide.ImagePromoteParams{Image: ref}))(c,
+			"promote image %s", image.Name)
+	}
+	demote := func() outcome[*oxide.Image] {
+		return asked(c.Client.ImageDemote(c.ctx, oxide.ImageDemoteParams{Image: ref,
+			Project: c.project()}))(c, "demote image %s", image.Name)
+	}
+	demote().refused(invalidRequest("Cannot demote a project image"))
+	silos := promote().must()
+	equal(c, "its project then", silos.ProjectId, "")
+	c.sameImage("the promoted image", silos)
+	promote().refused(invalidRequest("Cannot promote a silo image"))
+	again := demote().must()
+	equal(c, "its project then", again.ProjectId, image.ProjectId)
+	c.sameImage("the demoted image", again)
+}
+
+func checkInheritedBlocks(c *Check) {
+	disk := c.createDisk(c.diskFrom(&oxide.DiskSourceBlank{BlockSize: 2048})).must()
+	snapshot := c.snapshot(disk.Id).must()
+	fields := c.object("read the snapshot", c.Send(get("/v1/snapshots/"+snapshot.Id)))
+	if shown, is := fields["block_size"]; is {
+		c.errorf("a snapshot's block size: expected none; found %s", shown)
+	}
+	made := c.createDisk(c.fromSnapshot(snapshot.Id, false)).must()
+	equal(c, "the blocks of the disk from it, in the answer", made.BlockSize, 2048)
+	equal(c, "the blocks of the disk from it", c.look(made.Id).BlockSize, 2048)
+}
+
+func checkImages(c *Check) {
+	project := c.viewProject(c.Project).must()
+	var none []string
+	for _, list := range []struct {
+		what, kind, owner string
+		project           oxide.NameOrId
+	}{
+		{"the silo's images", "silo-image", "", ""},
+		{"the project's images", "project-image", project.Id, c.project()},
+	} {
+		images := func() []oxide.Image {
+			return asked(c.Client.ImageList(c.ctx, oxide.ImageListParams{Project: list.project}))(c,
+				"list %s", list.what).must().Items
+		}
+		items := images()
+		for _, image := range items {
+			equal(c, "the project of "+string(image.Name)+" of "+list.what, image.ProjectId, list.owner)
+		}
+		if len(items) > 0 {
+			first := items[0]
+			byName := c.viewImage(string(first.Name), list.project)
+			byID := c.viewImage(first.Id, "")
+			if errors.Join(byName.err, byID.err) != nil && !slices.ContainsFunc(images(),
+				func(i oxide.Image) bool { return i.Id == first.Id }) {
+				items = nil // somebody else has deleted it
+			} else {
+				c.same("the one of "+list.what+" that was read by name", byName.must(), first)
+				c.same("the one of "+list.what+" that was read by ID", byID.must(), first)
+			}
+		}
+		if len(items) == 0 {
+			none = append(none, list.what)
+		}
+		nobodys := string(c.name())
+		c.viewImage(nobodys, list.project).refused(notFound(list.kind, "name", nobodys))
+	}
+	missing := uuid.NewString()
+	c.viewImage(missing, "").refused(unknownID("image", missing))
+	if len(none) > 0 {
+		c.notTested("there are none of %s, so it cannot be seen in which list they are",
+			strings.Join(none, " and "))
+	}
 }
