@@ -138,16 +138,16 @@ func (r deadRun) detaches(instance string) bool {
 // remove removes the remains of a run: first what blocks the removal of other objects, and last the
 // disk that describes the run. It lists the remains again until nothing is left, because a request
 // that was under way when the run died may take effect later.
-func (o *job) remove(ctx context.Context, run deadRun) error {
+func (w *job) remove(ctx context.Context, run deadRun) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
 	told := ""
 	for pause := (harness.Backoff{Next: settle, Max: settle}); ; {
-		err := o.removeOnce(ctx, run)
+		err := w.removeOnce(ctx, run)
 		if errWait := pause.Wait(ctx); errWait != nil {
 			return errors.Join(err, errWait)
 		}
-		all, errList := o.inventory(ctx)
+		all, errList := w.inventory(ctx)
 		run.left = all.of(run.id)
 		switch {
 		case errList != nil:
@@ -158,7 +158,7 @@ func (o *job) remove(ctx context.Context, run deadRun) error {
 			return err
 		}
 		if names := strings.Join(run.left.names(), ", "); names != told {
-			o.say("Waiting until these are gone: %s", names)
+			w.say("Waiting until these are gone: %s", names)
 			told = names
 		}
 	}
@@ -176,7 +176,7 @@ func (r deadRun) onlyInTheWay() bool {
 	})
 }
 
-func (o *job) removeOnce(ctx context.Context, run deadRun) error {
+func (w *job) removeOnce(ctx context.Context, run deadRun) error {
 	var errs []error
 	remove := func(one item) {
 		var err error
@@ -184,14 +184,14 @@ func (o *job) removeOnce(ctx context.Context, run deadRun) error {
 		switch one.kind {
 		case "instance":
 			err = rules.Patiently(ctx, func(ctx context.Context) error {
-				return o.rack.RemoveInstance(ctx, one.id)
+				return w.rack.RemoveInstance(ctx, one.id)
 			})
 		case "snapshot":
-			err = o.client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+			err = w.client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
 		case "image":
-			err = o.client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: id})
+			err = w.client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: id})
 		default:
-			err = o.removeDisk(ctx, run, *one.disk)
+			err = w.removeDisk(ctx, run, *one.disk)
 		}
 		if err != nil && !rules.IsGone(err) {
 			errs = append(errs, fmt.Errorf("remove %s %s: %s", one.kind, one.name, rules.Brief(err)))
@@ -217,27 +217,27 @@ func describesRun(one item) bool {
 	return is && m.whole()
 }
 
-func (o *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) error {
+func (w *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) error {
 	if attached, is := disk.State.AsAttached(); is {
 		if !run.detaches(attached.Instance) {
 			return fmt.Errorf("it is attached to instance %s, which the run does not name: detach it "+
 				"by hand", attached.Instance)
 		}
-		err := o.detach(ctx, disk.Id, attached.Instance)
+		err := w.detach(ctx, disk.Id, attached.Instance)
 		if rules.SaysNotStopped(err) {
-			if err := o.stop(ctx, run, attached.Instance); err != nil {
+			if err := w.stop(ctx, run, attached.Instance); err != nil {
 				return fmt.Errorf("the rack detaches it only from a stopped instance: %w", err)
 			}
-			err = o.detach(ctx, disk.Id, attached.Instance)
+			err = w.detach(ctx, disk.Id, attached.Instance)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if err := o.rack.EndImport(ctx, &disk); err != nil {
+	if err := w.rack.EndImport(ctx, &disk); err != nil {
 		return err
 	}
-	err := o.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
+	err := w.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
 	if rules.IsGone(err) {
 		return nil // a request without an answer detached it
 	}
@@ -267,33 +267,33 @@ func (p *Program) removeDirs(run string) error {
 	return errors.Join(errs...)
 }
 
-func (o *operator) detach(ctx context.Context, disk, instance string) error {
-	_, err := o.client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+func (w *job) detach(ctx context.Context, disk, instance string) error {
+	_, err := w.client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 	return err
 }
 
 // stop stops the helper of a run and waits until it is stopped. It demands that this run started
 // the helper or, after another run, that the operator names it.
-func (o *job) stop(ctx context.Context, run deadRun, instance string) error {
-	named := run.id != o.id && o.settings.helper != ""
+func (w *job) stop(ctx context.Context, run deadRun, instance string) error {
+	named := run.id != w.id && w.settings.helper != ""
 	if named {
-		found, err := o.find(ctx, o.settings.helper)
+		found, err := w.find(ctx, w.settings.helper)
 		named = err == nil && found.Id == instance
 	}
-	started := run.id == o.id && o.started != nil && o.started.Started
+	started := run.id == w.id && w.started != nil && w.started.Started
 	if instance != run.mark.Helper || !named && !started {
 		return fmt.Errorf("instance %s may be somebody else's by now: stop it, or name it with "+
 			"--helper if it was the run's", instance)
 	}
-	if err := o.mayStop(ctx, instance); err != nil {
+	if err := w.mayStop(ctx, instance); err != nil {
 		return err
 	}
-	_, err := o.client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
+	_, err := w.client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
 	if err != nil {
 		return err
 	}
-	return o.rack.Await(ctx, instance, oxide.InstanceStateStopped)
+	return w.rack.Await(ctx, instance, oxide.InstanceStateStopped)
 }
 
 // deadRun describes a run that ended without removing everything.

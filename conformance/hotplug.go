@@ -176,16 +176,16 @@ func (w *job) awaitDevice(ctx context.Context, disk oxide.Name) (shown guest.Dev
 
 // onlyToStopped demands that the rack attaches the disk to a stopped instance, and refuses again to
 // attach it to this running one. A rack that refuses only sometimes has hot-plug.
-func (o *operator) onlyToStopped(ctx context.Context, disk, stopped, running string,
+func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
 	refused error) error {
-	if err := o.attach(ctx, disk, stopped); err != nil {
+	if err := w.attach(ctx, disk, stopped); err != nil {
 		return errAttach{fmt.Errorf("attach: the rack does not attach a disk to this running "+
 			"instance, and not to a stopped one either: %s", rules.Brief(err))}
 	}
-	if err := o.detach(ctx, disk, stopped); err != nil {
+	if err := w.detach(ctx, disk, stopped); err != nil {
 		return briefly("detach the disk of the trial from a stopped instance", err)
 	}
-	again := o.attach(ctx, disk, running)
+	again := w.attach(ctx, disk, running)
 	switch {
 	case again == nil:
 		return errAttach{fmt.Errorf("attach: the rack attached a disk to this running instance only "+
@@ -220,27 +220,27 @@ func (w *job) tellHotplug() {
 	w.say("\n%-5s %-16s %s", found.Status, hotplugLine, found.Found)
 }
 
-func (o *operator) attach(ctx context.Context, disk, instance string) error {
-	_, err := o.client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+func (w *job) attach(ctx context.Context, disk, instance string) error {
+	_, err := w.client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 	return err
 }
 
-func (o *operator) look(ctx context.Context, disk string) (*oxide.Disk, error) {
-	return o.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
+func (w *job) look(ctx context.Context, disk string) (*oxide.Disk, error) {
+	return w.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
 }
 
 // createDisk creates a blank disk of 1 GiB through the rack's API, without the driver, and
 // reads its mark back. Its name contains the run's ID.
-func (o *operator) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk, error) {
-	disk, err := o.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: o.projectName,
-		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + o.id + "-" + what),
+func (w *job) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk, error) {
+	disk, err := w.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName,
+		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),
 			Description: m.description(), Size: oxide.ByteCount(harness.GiB),
 			DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
 	if errors.Is(err, oxide.ErrObjectAlreadyExists) {
 		// A request without an answer may have created the disk.
-		disk, err = o.client.DiskView(ctx, oxide.DiskViewParams{Project: o.projectName,
-			Disk: oxide.NameOrId("conf-" + o.id + "-" + what)})
+		disk, err = w.client.DiskView(ctx, oxide.DiskViewParams{Project: w.projectName,
+			Disk: oxide.NameOrId("conf-" + w.id + "-" + what)})
 	}
 	if err == nil && disk.Description != m.description() {
 		err = fmt.Errorf("expected the description %q; found %q: nobody could find what the run makes, "+

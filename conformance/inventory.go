@@ -36,8 +36,8 @@ type item struct {
 }
 
 // inventory reads the objects of the project.
-func (o *operator) inventory(ctx context.Context) (all inventory, err error) {
-	client, project := o.client, o.projectName
+func (w *job) inventory(ctx context.Context) (all inventory, err error) {
+	client, project := w.client, w.projectName
 	instances, err := client.InstanceListAllPages(ctx, oxide.InstanceListParams{Project: project})
 	for _, n := range instances {
 		all = append(all, item{"instance", n.Id, n.Name, n.Description, string(n.RunState), 0, nil})

@@ -22,13 +22,17 @@ import (
 type job struct {
 	*Program
 	*settings
-	operator
-	mark   string // the cluster ID of the run's driver
-	budget *budget
+	id   string // the run's ID
+	mark string // the cluster ID of the run's driver
+	rack *rules.TestedRack
+	// client is used for everything but the checks of the rules. It repeats requests while a rack is
+	// busy.
+	client      *oxide.Client
+	projectName oxide.NameOrId
+	budget      *budget
 	// admin is the client of a simulated rack's admin listener, or nil.
 	admin *adminapi.Client
-	// here is the instance in which this program runs. second and helper are other instances, or
-	// nil.
+	// here is the instance in which this program runs. second and helper are other instances, or nil.
 	here, second, helper *oxide.Instance
 	// known are the IDs of the disks that second and helper had at the preflight.
 	known map[string]bool
@@ -54,25 +58,13 @@ type job struct {
 	loss    atomic.Pointer[error]
 }
 
-// operator does what an administrator of the project can do through the rack's API, without the
-// driver.
-type operator struct {
-	id   string // the run's ID
-	rack *rules.TestedRack
-	// client is used for everything but the checks of the rules. It repeats requests while a rack is
-	// busy.
-	client      *oxide.Client
-	projectName oxide.NameOrId
-}
-
 // openJob prepares the job. It sends no request to the rack.
 func openJob(p *Program, s *settings) (*job, error) {
 	// A rack may repeat the token in an error.
 	secret := report.Redactor(s.token)
 	p.Stdout = report.PlainWriter{To: p.Stdout, Redact: secret}
 	p.Stderr = report.PlainWriter{To: p.Stderr, Redact: secret}
-	w := &job{Program: p, settings: s,
-		operator: operator{id: newRunID(), projectName: oxide.NameOrId(s.project)}}
+	w := &job{Program: p, settings: s, id: newRunID(), projectName: oxide.NameOrId(s.project)}
 	w.mark = prefix + w.id
 	w.budget = newBudget(s.budget)
 	w.progress = progress{out: p.Stdout}
@@ -106,19 +98,19 @@ func (w *job) cleanCommand() string {
 }
 
 // find reads an instance of the project by its ID or name.
-func (o *operator) find(ctx context.Context, nameOrID string) (*oxide.Instance, error) {
+func (w *job) find(ctx context.Context, nameOrID string) (*oxide.Instance, error) {
 	params := oxide.InstanceViewParams{Instance: oxide.NameOrId(nameOrID)}
 	if !isUUID(nameOrID) {
-		params.Project = o.projectName
+		params.Project = w.projectName
 	}
-	instance, err := o.client.InstanceView(ctx, params)
+	instance, err := w.client.InstanceView(ctx, params)
 	if err != nil {
 		return nil, fmt.Errorf("instance %s: %s", nameOrID, rules.Brief(err))
 	}
-	project, err := o.client.ProjectView(ctx, oxide.ProjectViewParams{Project: o.projectName})
+	project, err := w.client.ProjectView(ctx, oxide.ProjectViewParams{Project: w.projectName})
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("project %s: %s", o.projectName, rules.Brief(err))
+		return nil, fmt.Errorf("project %s: %s", w.projectName, rules.Brief(err))
 	case project.Id != instance.ProjectId:
 		return nil, fmt.Errorf("%s (%s) is not in the project %s", instance.Name, instance.Id,
 			project.Name)
@@ -140,8 +132,7 @@ func (s *settings) firmwareID() (string, error) {
 	return id, nil
 }
 
-// These are the reasons why a run loses its rack. Later failures then prove nothing about the
-// rack.
+// These are the reasons why a run loses its rack. Later failures then prove nothing about the rack.
 var (
 	errAway  = errors.New("the rack does not answer any more")
 	errToken = errors.New("the rack does not know the token any more: it has expired, or somebody " +

@@ -12,8 +12,7 @@
 //
 // Nothing that did not run counts as passed. A part or a spec is blocked if the rack keeps
 // everybody from running it, and not applicable if the driver does not offer the feature. A spec
-// that made none of the calls that it is about has failed, even if it reports success
-// (verdict.go).
+// that made none of the calls that it is about has failed, even if it reports success (verdict.go).
 //
 // Every object that a run creates carries the run's mark. A disk that is created first and
 // deleted last records who runs it, where, and in which instances. So clean finds everything that

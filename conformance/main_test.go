@@ -39,8 +39,7 @@ func plainRun(t *testing.T) *harness.Run {
 	return run
 }
 
-// rackOf starts a simulated rack with TLS and the instances a and b, and helper, which is
-// stopped.
+// rackOf starts a simulated rack with TLS and the instances a and b, and helper, which is stopped.
 func rackOf(t *testing.T, run *harness.Run, options harness.RackOptions) *harness.Rack {
 	t.Helper()
 	options.TLS = true

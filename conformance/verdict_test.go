@@ -104,7 +104,7 @@ func TestACheckWithoutRoomIsNotTested(t *testing.T) {
 	defer rack.Close()
 	client, err := oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken("x"))
 	csitest.Must(t, err)
-	w := &job{operator: operator{client: client}, budget: newBudget(amount{9, 12})}
+	w := &job{client: client, budget: newBudget(amount{9, 12})}
 	for gib, want := range map[int64]string{17: "needs 5 GiB more", 23: "needs 11 GiB more"} {
 		got := w.checkData(t.Context(), &data.Bench{}, data.Check{ID: "D14", GiB: gib})
 		if got.Status != report.NotTested || !strings.Contains(got.Reason, want) {
@@ -273,7 +273,7 @@ func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
 			w := &job{Program: &Program{Stdout: &out}, settings: &settings{report: test.folder},
-				operator: operator{id: newRunID()}, budget: newBudget(amount{1, 1}),
+				id: newRunID(), budget: newBudget(amount{1, 1}),
 				report: &report.Report{Schema: report.SchemaVersion, Results: []report.Result{{
 					Group: partRules, ID: "A01", Name: "x", Status: report.Passed, Tries: 1,
 					Extent: report.Extent{{What: "ping", Looked: 1}}}},

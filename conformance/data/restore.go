@@ -14,8 +14,7 @@ import (
 )
 
 const (
-	// recordInterval is the pause between two records, so that a rack can copy a disk in the
-	// meantime.
+	// recordInterval is the pause between two records, so that a rack can copy a disk in the meantime.
 	recordInterval = 25 * time.Millisecond
 	// minRecords is the number of records that must be acknowledged before a snapshot is taken, and
 	// again after.
@@ -156,8 +155,7 @@ func (u *use) size() int64 {
 	return 0
 }
 
-// checkNeighbours writes two volumes at the same time, and deletes a third while both are
-// detached.
+// checkNeighbours writes two volumes at the same time, and deletes a third while both are detached.
 func checkNeighbours(s *checkRun) {
 	pair := []*volume{s.create(1, nil), s.create(1, nil)}
 	third := s.create(1, nil)

@@ -338,8 +338,7 @@ func (s *checkRun) awaitState(ctx context.Context, instance string, want ...oxid
 	})
 }
 
-// restart stops the instance as hard as a rack does, and starts it. Its mounts are gone
-// afterwards.
+// restart stops the instance as hard as a rack does, and starts it. Its mounts are gone afterwards.
 func (u *use) restart(ctx context.Context) error {
 	if err := u.stop(ctx, u.instance); err != nil {
 		return err

@@ -25,9 +25,8 @@ const (
 type Place struct {
 	// Path is a file in a filesystem, or a device.
 	Path string
-	// Serial is the serial of a raw volume's device; "" means that Path is a file. The agent
-	// compares the serial before it writes, so that it never writes another disk through a stale
-	// path.
+	// Serial is the serial of a raw volume's device; "" means that Path is a file. The agent compares
+	// the serial before it writes, so that it never writes another disk through a stale path.
 	Serial string
 }
 

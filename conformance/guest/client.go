@@ -54,8 +54,7 @@ func here(context.Context) (*link, error) {
 }
 
 // Connect copies this program into another instance and starts it there as an agent. The command
-// must run a shell script, its last argument, in that instance with root's rights, as "ssh b"
-// does.
+// must run a shell script, its last argument, in that instance with root's rights, as "ssh b" does.
 func Connect(ctx context.Context, command []string, c Config) (*AgentClient, error) {
 	g := &AgentClient{Name: "another instance", config: c}
 	if len(command) == 0 {
@@ -294,8 +293,7 @@ func (g *AgentClient) Kill() {
 	_ = l.client.Close()
 }
 
-// Close ends the agent and all that it started. It returns an error if volumes were still
-// mounted.
+// Close ends the agent and all that it started. It returns an error if volumes were still mounted.
 func (g *AgentClient) Close() error {
 	if err := g.current().end(); err != nil {
 		return fmt.Errorf("end the agent in %s: %w", g.Name, err)

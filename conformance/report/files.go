@@ -292,10 +292,9 @@ func copyOf(v reflect.Value, clean func(reflect.Value) string) reflect.Value {
 	return result
 }
 
-// Plain replaces everything in a text that a terminal or a page would interpret instead of
-// showing it: control characters except line feeds and tabs, invisible marks, some of which
-// change the direction of writing, and bytes that are not UTF-8. Texts of a rack may contain any
-// of them.
+// Plain replaces everything in a text that a terminal or a page would interpret instead of showing
+// it: control characters except line feeds and tabs, invisible marks, some of which change the
+// direction of writing, and bytes that are not UTF-8. Texts of a rack may contain any of them.
 func Plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Cf, r) ||

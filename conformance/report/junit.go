@@ -116,8 +116,7 @@ func (s *testSuite) addCase(result Result) {
 
 func junitSeconds(seconds float64) string { return strconv.FormatFloat(seconds, 'f', 3, 64) }
 
-// evidenceText returns evidence as plain text: a line for each exchange and a line for its
-// answer.
+// evidenceText returns evidence as plain text: a line for each exchange and a line for its answer.
 func evidenceText(evidence []LoggedCall) string {
 	var text strings.Builder
 	for _, e := range evidence {

@@ -137,8 +137,7 @@ var groupTitles = map[string]string{"rules": "Rules of the API", "ext4": "csi-sa
 	"xfs": "csi-sanity on xfs", "btrfs": "csi-sanity on btrfs",
 	"block": "csi-sanity on raw block volumes", "data": "Data"}
 
-// shares returns the share of each status, in the reversed order of Statuses: passed results
-// first.
+// shares returns the share of each status, in the reversed order of Statuses: passed results first.
 func shares(results []Result) (all []share) {
 	order := Statuses()
 	slices.Reverse(order)

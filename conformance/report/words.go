@@ -20,8 +20,7 @@ var headlines = map[Verdict]string{Conforms: "Conforms", BlockedByRack: "Blocked
 // groups are the groups of a run, unless the operator selects some.
 var groups = []string{"rules", "ext4", "xfs", "btrfs", "block", "data"}
 
-// Headline returns the verdict as a heading. It names the groups of the run unless all were to
-// run.
+// Headline returns the verdict as a heading. It names the groups of the run unless all were to run.
 func (r *Report) Headline() string {
 	headline, selected := cmp.Or(headlines[r.Verdict], string(r.Verdict)), r.Run.Selected
 	if len(selected) == 0 || !slices.ContainsFunc(groups, func(group string) bool {

@@ -22,8 +22,7 @@
 //
 // # Writing a check
 //
-// A check is a function of a [Check]. It ends at the first problem after which it cannot
-// continue:
+// A check is a function of a [Check]. It ends at the first problem after which it cannot continue:
 //
 //	func checkRepeatedAttach(c *Check) {
 //		disk, instance := c.disk(), c.StoppedInstance()
@@ -253,8 +252,7 @@ func (c *Check) extentOf(exchanges []RecordedCall) (all report.Extent) {
 	return all
 }
 
-// MeansBusy reports whether an HTTP status means that the rack, or a proxy in front of it, is
-// busy.
+// MeansBusy reports whether an HTTP status means that the rack, or a proxy in front of it, is busy.
 func MeansBusy(status int) bool {
 	return slices.Contains([]int{429, 502, 503, 504}, status)
 }
