@@ -47,7 +47,7 @@ var parts = map[string]struct {
 	partData: {amount{9, 18}, 780, 55 * time.Second, nil},
 }
 
-// optional is how many GiB the part data can do without: it leaves out a check then.
+// optional is the part of data's need, in GiB, without which only some of its checks are left out.
 const optional = 8
 
 // needOf returns the most that the selected parts have at one time, including the disk that marks

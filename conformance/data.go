@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -142,9 +142,13 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 	}
 	ends = append(ends, a.Close)
 	a.Observe = w.observe
+	seed, err := strconv.ParseUint(w.id, 16, 64)
+	if err != nil {
+		return nil, end, fmt.Errorf("read the run's ID as a number: %w", err)
+	}
 	var names atomic.Int64
 	b = &data.Bench{Controller: csi.NewControllerClient(conn), A: a, Oxide: w.client,
-		Hotplug: w.rack.Hotplug, Seed: seedOf(w.id), MayStop: w.mayStop,
+		Hotplug: w.rack.Hotplug, Seed: seed, MayStop: w.mayStop,
 		Name: func(what string) string {
 			return fmt.Sprintf("%s-%s-%d", w.mark, what, names.Add(1))
 		}}
@@ -184,11 +188,4 @@ func (w *job) connect(ctx context.Context, shell string, c guest.Config) (
 func (w *job) observe(method string, request any, began time.Time, err error) {
 	w.calls.add(rpc{name: method[strings.LastIndex(method, "/")+1:], object: objectOf(request),
 		code: status.Code(err), reason: reasonOf(err), tries: 1, began: began, took: time.Since(began)})
-}
-
-// seedOf returns a seed that makes the data of one run differ from that of another.
-func seedOf(id string) uint64 {
-	hash := fnv.New64a()
-	_, _ = hash.Write([]byte(id)) // never returns an error
-	return hash.Sum64()
 }

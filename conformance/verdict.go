@@ -114,8 +114,8 @@ func (w *job) note(exchanges []rules.RecordedCall) {
 	w.exchanges = append(w.exchanges, exchanges...)
 }
 
-// leaves has, for each RPC, the operations of which a successful call leaves at least one in the
-// rack's log: the change itself, or a read that shows that the change was made before.
+// leaves names operations of the rack's API for each RPC. A successful call sends at least one of
+// them: the change itself, or a read that shows that the change was made before.
 var leaves = map[string][]string{
 	"CreateVolume":              {"disk_create"},
 	"DeleteVolume":              {"disk_view", "disk_delete"},

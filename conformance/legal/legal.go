@@ -29,11 +29,11 @@ import (
 
 // Kind is one legal alteration of a rack.
 type Kind struct {
-	// Name is a word for figures. Says describes what the altered rack does.
+	// Name identifies the alteration in reports. Says states how the rack's answers differ.
 	Name, Says string
-	// busy is a silo in which Strangers work. more is the number of runs that check the rack besides
-	// the first.
+	// busy lets Strangers work in the silo meanwhile.
 	busy bool
+	// more is the number of further runs that check the rack at the same time.
 	more int
 	// room, if it is not 0, is the free part of the silo's quota.
 	room int64

@@ -35,8 +35,8 @@ import (
 type fault struct {
 	// legal means that a rack in order, or the network, may cause the fault. No rule may fail then.
 	legal bool
-	// noticed means that a rule must fail or must not be tested. A fault that must not be noticed
-	// must not leave anything behind either.
+	// noticed means that a check must fail, or say that it could not test its rule. Any other fault
+	// must leave nothing behind on the rack.
 	noticed bool
 	// once means that the fault strikes one request of each check instead of every request.
 	once bool

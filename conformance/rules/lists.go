@@ -25,9 +25,9 @@ type reading struct {
 	// limit is the size of the pages.
 	limit int
 	pages [][]listed
-	// gone are the IDs of objects that were deleted before it began. deleted are objects that existed
-	// until it began. made are objects that were made during it, and come behind the pages that had
-	// been read by then.
+	// gone are the IDs of objects that were deleted before the reading began. deleted are objects that
+	// were deleted during it. made are objects that were made during it, and whose place in the order
+	// is on a page that had not been read yet.
 	gone          []string
 	deleted, made []listed
 }

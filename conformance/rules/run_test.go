@@ -178,6 +178,20 @@ func TestACheckOfADiskWhoseRegionIsReplacedIsNotTested(t *testing.T) {
 	}
 }
 
+func TestAReadThatShowsAnotherObjectFails(t *testing.T) {
+	const id = "9a1c43ee-2c7c-4a4b-8d4d-6f6f1c3d2b10"
+	for which, want := range map[string]Status{id: Passed, strings.ToUpper(id): Passed, "mine": Passed,
+		uuid.NewString(): Failed, "yours": Failed} {
+		r := answering(t, 200, `{"id":"`+id+`","name":"mine"}`)
+		got := r.Run(t.Context(), Rule{ID: "A00", Calls: []string{"disk_view"},
+			Check: func(c *Check) { c.look(which) }})
+		if got.Status != want || got.Tries != 1 ||
+			want == Failed && !strings.Contains(got.Reason, "the rack shows another object") {
+			t.Errorf("read %s: got %s after %d tries: %s", which, got.Status, got.Tries, got.Reason)
+		}
+	}
+}
+
 func TestACheckThatLeavesAnObjectBehindIsNotRepeated(t *testing.T) {
 	r := scripted(t, 503)
 	r.cleaning = time.Second

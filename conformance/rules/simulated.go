@@ -109,8 +109,8 @@ func (u *underway[T]) over() bool {
 	}
 }
 
-// meanwhile ends the check if it has found a problem on a real rack since begin, and the rack may
-// have carried out the request by then, even without an answer.
+// meanwhile forgets the problems that the check has found since begin, and ends it, if a real rack
+// may have carried out the request by then, even without an answer.
 func (u *underway[T]) meanwhile() {
 	c := u.c
 	if len(c.problems) > u.problems && !c.simulated() &&
