@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/browsertest"
 )
 
-// update makes the test write the picture: go test ./conformance/report -update.
-var update = flag.Bool("update", false, "write docs/conformance-report.png")
+// update makes the tests write the picture and testdata: go test ./conformance/report -update.
+var update = flag.Bool("update", false, "write docs/conformance-report.png and testdata")
 
 const picture = "../../docs/conformance-report.png"
 

@@ -117,16 +117,10 @@ func giveDisk(t *testing.T, rack *harness.Rack) {
 	t.Helper()
 	ctx, instance := t.Context(), rack.Instance("").ID
 	disk, err := rack.CreateDisk(ctx, rack.Project, "boot-disk-of-an-instance", GiB)
-	if err == nil {
-		err = rack.StopInstance(ctx, instance)
-	}
-	if err == nil {
-		err = rack.AttachDisk(ctx, disk.Id, instance)
-	}
-	if err == nil {
-		err = rack.StartInstance(ctx, instance)
-	}
 	csitest.Must(t, err)
+	csitest.Must(t, rack.StopInstance(ctx, instance))
+	csitest.Must(t, rack.AttachDisk(ctx, disk.Id, instance))
+	csitest.Must(t, rack.StartInstance(ctx, instance))
 }
 
 // startRack starts a rack without the race detector. In make proofs, the rack of
