@@ -150,6 +150,8 @@ type settings struct {
 	// and the run's driver uses them, too.
 	host, token, tokenFile, project, caFile, sysfsRoot, devRoot string
 
+	// command has the verb and the flags, without their values: a shell's command may have a password.
+	command []string
 	// only has the selected parts; if it is empty, all parts run.
 	only                 []string
 	onlyText, budgetText string
@@ -281,7 +283,10 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 		return nil, fmt.Errorf("%s takes flags only; found %q", verb, flags.Arg(0))
 	}
 	given := map[string]bool{}
-	flags.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	s.command = []string{"oxide-conformance", verb}
+	flags.Visit(func(f *flag.Flag) {
+		given[f.Name], s.command = true, append(s.command, "--"+f.Name)
+	})
 	for _, one := range all {
 		*one.field = strings.TrimSpace(*one.field)
 		var err error
@@ -341,21 +346,6 @@ func (o setting) name() string {
 		return o.env
 	}
 	return o.env + " (--" + o.flag + ")"
-}
-
-// flagsOf returns the verb and the flags of a command line, without their values: a shell's command
-// may have a password.
-func flagsOf(args []string) []string {
-	return slices.Collect(func(yield func(string) bool) {
-		for i, arg := range args {
-			name, _, _ := strings.Cut(arg, "=")
-			known := func(o setting) bool { return o.flag != "" && o.flag == strings.TrimLeft(name, "-") }
-			if (i == 0 || strings.HasPrefix(arg, "-") && (slices.ContainsFunc(allSettings, known) ||
-				strings.TrimLeft(name, "-") == "yes")) && !yield(name) {
-				return
-			}
-		}
-	})
 }
 
 // printHelp writes all verbs, flags and variables.

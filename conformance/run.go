@@ -59,7 +59,7 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 func (w *job) describe() {
 	host, _ := os.Hostname()
 	w.report.Run.ID, w.report.Run.Mark, w.report.Run.Machine = w.id, w.mark, host
-	w.report.Run.Command = append([]string{"oxide-conformance"}, flagsOf(w.Args)...)
+	w.report.Run.Command = w.command
 	w.report.Run.Selected = w.selected()
 	w.report.Run.Budget = w.settings.budget.String()
 	w.report.Run.Began = time.Now().UTC()

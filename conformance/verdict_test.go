@@ -329,8 +329,11 @@ func TestAReportReplacesNothing(t *testing.T) {
 // The rack repeats the token in every error, the disks of other users have descriptions, and the
 // command that reaches the second instance has a password.
 func TestAReportContainsNoCredentialsAndNoDescriptionsOfOthers(t *testing.T) {
-	all := []string{"run", "--yes", "--second-shell", "ssh -p " + canary, "--budget=" + canary, "-x"}
-	if got := strings.Join(flagsOf(all), " "); got != "run --yes --second-shell --budget" {
+	rack := set("OXIDE_HOST", "x", "OXIDE_TOKEN", "x", "OXIDE_PROJECT", "x")
+	settings, err := parseSettings("run", []string{"--second-shell", "ssh -p " + canary, "--yes",
+		"--release=" + canary}, func(name string) string { return rack[name] })
+	csitest.Must(t, err)
+	if got := strings.Join(settings.command[1:], " "); got != "run --release --second-shell --yes" {
 		t.Errorf("of the command line it has %q", got)
 	}
 	own := mark{Run: "1a2b3c4d"}

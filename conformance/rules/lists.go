@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 )
@@ -190,9 +189,8 @@ func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	c.extent.Look(whole)
 }
 
-func itemOf(disk *oxide.Disk) listed {
-	return listed{disk.Id, string(disk.Name), *disk.TimeCreated}
-}
+// item returns what a list must show of an object.
+func (c *Check) item(object any) listed { return fieldsOf[listed](c, object) }
 
 // checkLists demands that each list has all its objects in each order and size of page. The disks
 // exist already.
@@ -200,26 +198,22 @@ func (c *Check) checkLists(disks []listed) {
 	var snapshots, instances, images []listed
 	for range 2 {
 		disk := c.disk()
-		disks = append(disks, itemOf(disk))
 		snapshot := c.snapshot(disk.Id).must()
-		snapshots = append(snapshots, listed{snapshot.Id, string(snapshot.Name), *snapshot.TimeCreated})
-		instance := c.createInstance(c.newInstance()).must()
-		instances = append(instances, listed{instance.Id, string(instance.Name), *instance.TimeCreated})
-		image := c.createImage(c.image(snapshot.Id)).must()
-		images = append(images, listed{image.Id, string(image.Name), *image.TimeCreated})
+		disks, snapshots = append(disks, c.item(disk)), append(snapshots, c.item(snapshot))
+		instances = append(instances, c.item(c.createInstance(c.newInstance()).must()))
+		images = append(images, c.item(c.createImage(c.image(snapshot.Id)).must()))
 	}
 	another := c.disk()
 	began := *another.TimeCreated
 	c.checkList("disk_list", "/v1/disks?"+c.inProject()+"&", disks, began, func() (gone, made listed) {
 		c.deleteDisk(another.Id).must()
-		return itemOf(another), itemOf(c.disk())
+		return c.item(another), c.item(c.disk())
 	})
 	c.checkList("snapshot_list", "/v1/snapshots?"+c.inProject()+"&", snapshots, began, nil)
 	c.checkList("instance_list", "/v1/instances?"+c.inProject()+"&", instances, began, nil)
 	c.checkList("image_list", "/v1/images?"+c.inProject()+"&", images, began, nil)
-	own := c.viewProject(c.Project).must()
-	c.checkList("project_list", "/v1/projects?",
-		[]listed{{own.Id, string(own.Name), *own.TimeCreated}}, began, nil)
+	own := c.item(c.viewProject(c.Project).must())
+	c.checkList("project_list", "/v1/projects?", []listed{own}, began, nil)
 }
 
 type listPage struct {
@@ -277,7 +271,7 @@ func checkPages(c *Check) {
 	disks, before := []string{}, c.name() // an earlier check may have left disks
 	var known []listed
 	for range 3 {
-		known = append(known, itemOf(c.disk()))
+		known = append(known, c.item(c.disk()))
 		disks = append(disks, known[len(known)-1].Name)
 	}
 	id := c.page("the first of the check's disks",
@@ -355,7 +349,7 @@ func checkLastPage(c *Check) {
 		path+"?page_token="+url.QueryEscape(*last.NextPage))
 	second := c.disk()
 	c.attach(second.Id, instance.Id).must()
-	c.checkList("instance_disk_list", path+"?", []listed{itemOf(disk), itemOf(second)},
+	c.checkList("instance_disk_list", path+"?", []listed{c.item(disk), c.item(second)},
 		*second.TimeCreated, nil)
 	equal(c, "the disks on a page for more than there are",
 		len(c.page("a list of two disks", path+"?limit=100").Items), 2)

@@ -62,11 +62,6 @@ func onlyV6() oxide.InstanceNetworkInterfaceAttachment {
 	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateV6{Value: autoV6}})
 }
 
-func bothStacks() oxide.InstanceNetworkInterfaceAttachment {
-	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateDualStack{
-		Value: oxide.PrivateIpStackCreateDualStackValue{V4: autoV4, V6: autoV6}}})
-}
-
 func checkInterfaces(c *Check) {
 	for _, test := range []struct {
 		what string
@@ -77,7 +72,9 @@ func checkInterfaces(c *Check) {
 		{"asks for one", interfaces(1, defaultNetwork), "nic0 dual_stack"},
 		{"asks for one with IPv4", onlyV4(), "nic0 v4"},
 		{"asks for one with IPv6", onlyV6(), "nic0 v6"},
-		{"asks for one with both", bothStacks(), "nic0 dual_stack"},
+		{"asks for one with both", stack(oxide.PrivateIpStackCreate{
+			Value: &oxide.PrivateIpStackCreateDualStack{Value: oxide.PrivateIpStackCreateDualStackValue{
+				V4: autoV4, V6: autoV6}}}), "nic0 dual_stack"},
 		{"asks for the default with IPv4", oxide.InstanceNetworkInterfaceAttachment{
 			Value: &oxide.InstanceNetworkInterfaceAttachmentDefaultIpv4{}}, "net0 v4"},
 		{"asks for the default with IPv6", oxide.InstanceNetworkInterfaceAttachment{

@@ -119,28 +119,20 @@ const idleTimeout = 3 * time.Second
 func (r *TestedRack) Close(ctx context.Context) error {
 	defer r.closeIdle()
 	var errs []error
-	for _, instance := range []**oxide.Instance{&r.stopped, &r.running} {
-		if *instance == nil {
-			continue
-		}
-		err := Patiently(ctx, func(ctx context.Context) error {
-			return r.RemoveInstance(ctx, (*instance).Id)
-		})
+	removed := func(name oxide.Name, id string, remove func(context.Context, string) error) bool {
+		err := Patiently(ctx, func(ctx context.Context) error { return remove(ctx, id) })
 		if err != nil {
-			errs = append(errs, fmt.Errorf("delete instance %s, which the checks shared: %s",
-				(*instance).Name, Brief(err)))
-			continue
+			errs = append(errs, fmt.Errorf("delete %s, which the checks shared: %s", name, Brief(err)))
 		}
-		*instance = nil
+		return err == nil
 	}
-	if disk := r.runningDisk; disk != nil {
-		err := Patiently(ctx, func(ctx context.Context) error { return r.removeDisk(ctx, disk.Id) })
-		if err != nil {
-			errs = append(errs, fmt.Errorf("delete disk %s, which the checks shared: %s", disk.Name,
-				Brief(err)))
-		} else {
-			r.runningDisk = nil
+	for _, instance := range []**oxide.Instance{&r.stopped, &r.running} {
+		if *instance != nil && removed((*instance).Name, (*instance).Id, r.RemoveInstance) {
+			*instance = nil
 		}
+	}
+	if disk := r.runningDisk; disk != nil && removed(disk.Name, disk.Id, r.removeDisk) {
+		r.runningDisk = nil
 	}
 	return errors.Join(errs...)
 }
