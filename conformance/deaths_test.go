@@ -22,8 +22,6 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
@@ -124,43 +122,14 @@ func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
-	run, racks := plainRun(t), make(chan *harness.Rack, 4)
-	for range cap(racks) {
-		rack := rackOf(t, run, harness.RackOptions{})
-		strangers(t, rack, "1a2b3c4d")
-		racks <- rack
-	}
-	var requests, died, left atomic.Int64
-	var group errgroup.Group
-	group.SetLimit(cap(racks)) // the runs wait most of the time
-	end := func(d death, last int, ways ...string) {
-		group.Go(func() error {
-			if !t.Run(fmt.Sprintf("%s %s %s", d.part, d.only, ways), func(t *testing.T) {
-				rack := <-racks
-				defer func() { racks <- rack }()
-				for ; d.at <= last; d.at++ {
-					some := ways
-					if !p.Long() { // only a soak tries all of them at each request
-						some = ways[(d.at+int(p.Seed))%len(ways):][:1]
-					}
-					for _, d.how = range some {
-						if _, is := dieAndClean(t, run, rack, d); !is {
-							return
-						}
-						died.Add(1)
-					}
-					requests.Add(1)
-				}
-			}) {
-				left.Add(1)
-			}
-			return nil
-		})
+	run, racks := plainRun(t), [4]*harness.Rack{}
+	for i := range racks {
+		racks[i] = rackOf(t, run, harness.RackOptions{})
+		strangers(t, racks[i], "1a2b3c4d")
 	}
 	// A run without checks makes what comes before the first one.
-	none, rack := death{how: killed, part: partRules, only: "none"}, <-racks
-	before, _ := dieAndClean(t, run, rack, none)
-	racks <- rack
+	none := death{how: killed, part: partRules, only: "none"}
+	before, _ := dieAndClean(t, run, racks[0], none)
 	none.at = 1
 	// The specs of xfs and btrfs are those of ext4.
 	units := []death{none, {part: "ext4", at: before + 1}, {part: "block", at: before + 1}}
@@ -174,16 +143,22 @@ func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 		p.Rand().Shuffle(len(units), func(i, j int) { units[i], units[j] = units[j], units[i] })
 		units = units[:len(units)/10]
 	}
+	// series are deaths at each request from the first to the last, in each of the ways.
+	type series struct {
+		death
+		last int
+		ways []string
+	}
+	var all []series
 	for _, d := range short.Some(t, 2, units) {
-		last := math.MaxInt
+		one := series{d, math.MaxInt, []string{killed, killedLater}}
 		if testing.Short() {
-			last = d.at
+			one.last = d.at
 		}
-		ways := []string{killed, killedLater}
 		if d.part == partData {
-			ways = append(ways, "SIGINT") // each check removes what it has made
+			one.ways = append(one.ways, "SIGINT") // each check removes what it has made
 		}
-		end(d, last, ways...)
+		all = append(all, one)
 	}
 	hows := ends
 	if !p.Long() {
@@ -191,9 +166,32 @@ func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 	}
 	for i, how := range hows {
 		at := 1 + p.Rand().IntN(30)
-		end(death{part: []string{partRules, "ext4", partData}[i%3], at: at}, at, how)
+		all = append(all, series{death{part: []string{partRules, "ext4", partData}[i%3], at: at}, at,
+			[]string{how}})
 	}
-	_ = group.Wait() // the subtests have the errors
+	var requests, died, left atomic.Int64
+	csitest.Must(t, harness.Share(len(racks), all, func(worker int, all <-chan series) error {
+		for d := range all {
+			if !t.Run(fmt.Sprintf("%s %s %s", d.part, d.only, d.ways), func(t *testing.T) {
+				for ; d.at <= d.last; d.at++ {
+					some := d.ways
+					if !p.Long() { // only a soak tries all of them at each request
+						some = d.ways[(d.at+int(p.Seed))%len(d.ways):][:1]
+					}
+					for _, d.how = range some {
+						if _, is := dieAndClean(t, run, racks[worker], d.death); !is {
+							return
+						}
+						died.Add(1)
+					}
+					requests.Add(1)
+				}
+			}) {
+				left.Add(1)
+			}
+		}
+		return nil
+	}))
 	p.Figure("requests", requests.Load(), "died", died.Load(), "left", left.Load())
 }
 

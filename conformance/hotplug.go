@@ -236,7 +236,7 @@ func (w *job) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk,
 	disk, err := w.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName,
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),
 			Description: m.description(), Size: oxide.ByteCount(harness.GiB),
-			DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
+			DiskBackend: harness.BlankBackend()}})
 	if errors.Is(err, oxide.ErrObjectAlreadyExists) {
 		// A request without an answer may have created the disk.
 		disk, err = w.client.DiskView(ctx, oxide.DiskViewParams{Project: w.projectName,

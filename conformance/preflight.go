@@ -244,7 +244,7 @@ func (p preflight) askRole(ctx context.Context) report.Line {
 	_, err := p.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: p.projectName,
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + p.id + "-role"),
 			Description: mark{Run: p.id}.description(), Size: 0,
-			DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
+			DiskBackend: harness.BlankBackend()}})
 	switch {
 	case errors.Is(err, oxide.ErrHTTP400):
 		return pass("may create disks in the project")

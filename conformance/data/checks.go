@@ -235,8 +235,6 @@ type checkRun struct {
 	ctx context.Context
 	// access is the access of the volumes that the check creates.
 	access string
-	// step names the present step in errors; "" means a step of every check.
-	step string
 	// last are functions that run at the end of the check, before the removal of what it created.
 	last      []func(context.Context) error
 	volumes   []*volume
@@ -281,7 +279,7 @@ func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRu
 		b = &logged
 	}
 	s := &checkRun{Bench: b, ctx: ctx, access: access}
-	err := s.run(check)
+	err := ended(func() { check(s) })
 	finally := func(step func(context.Context) error) error {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 		defer cancel()
@@ -293,48 +291,17 @@ func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRu
 	return errors.Join(err, wrap(finally(s.cleanUp), "remove what the check made"))
 }
 
-// over is the panic that ends a check.
-type over struct{ err error }
+func (s *checkRun) fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
 
-func (s *checkRun) run(check func(*checkRun)) (err error) {
-	defer func() {
-		ended := recover()
-		if failed, is := ended.(over); is {
-			err = failed.err
-		} else if ended != nil {
-			panic(ended)
-		}
-	}()
-	check(s)
+// ended runs a part of a check and returns the error of the step that ended it.
+func ended(part func()) (err error) {
+	defer harness.Catch(&err)
+	part()
 	return nil
 }
 
-func (s *checkRun) must(err error) {
-	if err == nil {
-		return
-	}
-	if s.step != "" {
-		err = fmt.Errorf("%s: %w", s.step, err)
-	}
-	panic(over{err})
-}
-
-func (s *checkRun) fail(format string, args ...any) { s.must(fmt.Errorf(format, args...)) }
-
-// got returns a value, or ends the check if there is an error.
-func got[T any](s *checkRun) func(T, error) T {
-	return func(value T, err error) T {
-		s.must(err)
-		return value
-	}
-}
-
 // during runs a part of a check. Errors name the step.
-func (s *checkRun) during(step string, part func()) {
-	s.step = step
-	part()
-	s.step = ""
-}
+func (s *checkRun) during(step string, part func()) { harness.Must(wrap(ended(part), "%s", step)) }
 
 // cleanUp removes everything, and continues after an error.
 func (s *checkRun) cleanUp(ctx context.Context) error {
@@ -422,7 +389,7 @@ func (s *checkRun) create(times int64, from *snapshot) *volume {
 		}
 	}
 	s.volumes = append(s.volumes, v)
-	s.must(s.make(s.ctx, v))
+	harness.Must(s.make(s.ctx, v))
 	return v
 }
 
@@ -455,7 +422,7 @@ func (s *checkRun) snap(v *volume) *snapshot {
 	snap := &snapshot{name: s.Name("snapshot"), times: v.GetCapacityBytes() / volumeBytes}
 	snap.request = harness.SnapshotRequest(snap.name, v.GetVolumeId())
 	s.snapshots = append(s.snapshots, snap)
-	s.must(s.take(s.ctx, snap))
+	harness.Must(s.take(s.ctx, snap))
 	return snap
 }
 
@@ -500,13 +467,13 @@ func (s *checkRun) attach(v *volume, g *guest.AgentClient) *use {
 }
 
 func (s *checkRun) facts(g *guest.AgentClient) guest.Facts {
-	return got[guest.Facts](s)(guest.ReadFacts(s.ctx, g, guest.Nothing{}))
+	return harness.Got(guest.ReadFacts(s.ctx, g, guest.Nothing{}))
 }
 
 func (s *checkRun) publish(v *volume, instance string) *use {
 	u := &use{checkRun: s, volume: v, instance: instance, attached: true}
 	u.Placement = harness.Placement{Volume: v.Volume, Capability: v.capability}
 	s.uses = append(s.uses, u)
-	s.must(u.publish(s.ctx))
+	harness.Must(u.publish(s.ctx))
 	return u
 }

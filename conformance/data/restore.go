@@ -36,14 +36,14 @@ func checkSnapshot(s *checkRun) {
 	w := u.record(records)
 	before := w.await(minRecords)
 	snap := s.snap(u.volume)
-	after := got[int64](s)(guest.Acknowledged(s.ctx, u.guest, w.number))
+	after := harness.Got(guest.Acknowledged(s.ctx, u.guest, w.number))
 	w.await(min(after+minRecords, maxRecords))
-	end := got[guest.WriterEnd](s)(w.stop(s.ctx))
+	end := harness.Got(w.stop(s.ctx))
 	u.leave()
 	restored := s.inUse(s.create(1, snap), s.A)
-	found := got[guest.Report](s)(guest.Verify(s.ctx, restored.guest,
+	found := harness.Got(guest.Verify(s.ctx, restored.guest,
 		guest.Reading{Place: restored.place(), Pattern: records}))
-	s.must(judgeRecords(found, before, end.Acknowledged))
+	harness.Must(judgeRecords(found, before, end.Acknowledged))
 	s.Log.note("snapshots of a volume with a writer, on "+s.access, 1, "snapshots")
 }
 
@@ -56,7 +56,7 @@ type writer struct {
 func (u *use) record(p guest.Pattern) *writer {
 	number, err := guest.StartWriter(u.ctx, u.guest, guest.Recording{Place: u.place(),
 		Pattern: p, Interval: recordInterval})
-	u.must(wrap(err, "write records to volume %s", u.volume.name))
+	harness.Must(wrap(err, "write records to volume %s", u.volume.name))
 	w := &writer{use: u, number: number}
 	u.writers = append(u.writers, w)
 	return w
@@ -74,7 +74,7 @@ func (w *writer) await(want int64) (n int64) {
 	})
 	if err != nil {
 		_, failed := w.stop(w.ctx)
-		w.must(errors.Join(err, failed))
+		harness.Must(errors.Join(err, failed))
 	}
 	return n
 }
@@ -146,7 +146,7 @@ func (s *checkRun) checkRestored(v *volume, p guest.Pattern, size int64) {
 // size returns the number of bytes of the filesystem or device that the workload can use.
 func (u *use) size() int64 {
 	if u.volume.access != "block" {
-		return got[int64](u.checkRun)(guest.FilesystemBytes(u.ctx, u.guest, u.Target))
+		return harness.Got(guest.FilesystemBytes(u.ctx, u.guest, u.Target))
 	}
 	for _, d := range u.facts(u.guest).With(u.serial()) {
 		return d.SizeBytes
@@ -164,11 +164,11 @@ func checkNeighbours(s *checkRun) {
 	for _, u := range uses {
 		together.Go(func() error { return u.tryWrite(false, u.patterns(1)...) })
 	}
-	s.must(together.Wait())
+	harness.Must(together.Wait())
 	for _, u := range uses {
 		u.leave()
 	}
-	s.must(s.delete(s.ctx, third))
+	harness.Must(s.delete(s.ctx, third))
 	uses = s.allInUse(pair)
 	s.during("after two volumes were written at once, and a third deleted", func() {
 		for _, u := range uses {
@@ -193,7 +193,7 @@ func (s *checkRun) writtenAndDeleted() *volume {
 	u := s.newInUse(s.A)
 	u.writeAll(1, true)
 	u.leave()
-	s.must(s.delete(s.ctx, u.volume))
+	harness.Must(s.delete(s.ctx, u.volume))
 	return u.volume
 }
 
@@ -257,7 +257,7 @@ func (u *use) scan(sample *guest.Sample) guest.Scan {
 		err = fmt.Errorf("volume %s has %d bytes, its device %d", u.volume.name,
 			u.volume.GetCapacityBytes(), scan.Bytes)
 	}
-	u.must(err)
+	harness.Must(err)
 	return scan
 }
 
@@ -311,7 +311,7 @@ func (l *lineage) restored(
 // restoredOnce restores a snapshot, demands its blocks, and deletes the new volume.
 func (l *lineage) restoredOnce(which string, from *snapshot, generation uint64) {
 	v := l.restored(which, from, 1, at(generation, l.blocks), nil)
-	l.must(l.delete(l.ctx, v))
+	harness.Must(l.delete(l.ctx, v))
 }
 
 // checkLineage writes a volume and the volumes that were restored from its snapshots, and deletes
@@ -342,13 +342,13 @@ func checkLineage(s *checkRun) {
 	l.visit("restored from the first of two snapshots and written", one, at(3, l.blocks), nil)
 	two := l.restored("restored again, after a write to what was restored before", first, 1,
 		at(1, l.blocks), nil)
-	s.must(l.delete(s.ctx, origin))
+	harness.Must(l.delete(s.ctx, origin))
 	l.visit("restored, after the origin was deleted", one, at(3, l.blocks), at(4, l.blocks))
 	for i, snap := range snaps {
 		l.restoredOnce(fmt.Sprintf("restored from snapshot %d of 2 after the origin was deleted", i+1),
 			snap, uint64(i+1))
 	}
-	s.must(l.deleteSnapshot(s.ctx, first))
+	harness.Must(l.deleteSnapshot(s.ctx, first))
 	first.deleted = true
 	l.visit("restored, after the snapshot was deleted", one, at(4, l.blocks), at(5, l.blocks))
 	l.visit("restored, after the snapshot was deleted and another one written", two,
@@ -368,7 +368,7 @@ func (l *lineage) checkLarger(from *snapshot) {
 	for i, v := range larger {
 		want := append(at(2, l.blocks), at(uint64(10+i), l.behind)...)
 		l.visit(which+", after both were written behind it", v, want, nil)
-		l.must(l.delete(l.ctx, v))
+		harness.Must(l.delete(l.ctx, v))
 	}
 }
 
@@ -383,11 +383,11 @@ func checkRecreated(s *checkRun) {
 	l.whole[1] = u.scan(nil)
 	snap := s.snap(old)
 	u.leave()
-	s.must(s.delete(s.ctx, old))
+	harness.Must(s.delete(s.ctx, old))
 	again := &volume{name: old.name, kind: Again, access: old.access, capability: old.capability,
 		seed: old.seed, request: old.request}
 	s.volumes = append(s.volumes, again)
-	s.must(s.make(s.ctx, again))
+	harness.Must(s.make(s.ctx, again))
 	if again.GetVolumeId() == old.GetVolumeId() {
 		s.fail("volume %s was deleted, and another one of its name has its ID %s", old.name,
 			old.GetVolumeId())
@@ -399,12 +399,12 @@ func checkRecreated(s *checkRun) {
 	l.whole[2] = u.scan(nil)
 	u.leave()
 	l.restoredOnce("restored from the snapshot of the deleted volume", snap, 1)
-	s.must(s.deleteSnapshot(s.ctx, snap))
+	harness.Must(s.deleteSnapshot(s.ctx, snap))
 	snap.deleted = true
 	named := &snapshot{name: snap.name, times: 1,
 		request: harness.SnapshotRequest(snap.name, again.GetVolumeId())}
 	s.snapshots = append(s.snapshots, named)
-	s.must(s.take(s.ctx, named))
+	harness.Must(s.take(s.ctx, named))
 	l.restoredOnce("restored from a snapshot with the name of a deleted one", named, 2)
 	s.Log.Skip("an image with the name of a deleted one", "the driver makes no image")
 }

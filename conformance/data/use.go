@@ -34,11 +34,11 @@ type use struct {
 func (u *use) mount() {
 	u.Staging = u.guest.Path(u.volume.name, "staging")
 	u.Target = u.guest.Path(u.volume.name, "workload", "volume")
-	got[guest.Nothing](u.checkRun)(guest.MakeDirs(u.ctx, u.guest,
+	harness.Got(guest.MakeDirs(u.ctx, u.guest,
 		[]string{u.Staging, filepath.Dir(u.Target)}))
 	u.mounted = true
-	u.must(u.nodeCall(u.ctx, u.Stage, "stage"))
-	u.must(u.nodeCall(u.ctx, u.Publish, "publish"))
+	harness.Must(u.nodeCall(u.ctx, u.Stage, "stage"))
+	harness.Must(u.nodeCall(u.ctx, u.Publish, "publish"))
 }
 
 func (u *use) nodeCall(
@@ -92,7 +92,7 @@ func (u *use) unpublish(ctx context.Context) error {
 
 // detach detaches the volume, and demands that its instance no longer shows the device.
 func (u *use) detach() {
-	u.must(u.unpublish(u.ctx))
+	harness.Must(u.unpublish(u.ctx))
 	u.awaitDevices(0)
 	if u.volume.disk != nil {
 		u.volume.disk.detached()
@@ -100,7 +100,7 @@ func (u *use) detach() {
 }
 
 func (u *use) leave() {
-	u.must(u.unmount(u.ctx))
+	harness.Must(u.unmount(u.ctx))
 	u.detach()
 }
 
@@ -112,7 +112,7 @@ func (u *use) serial() string {
 // awaitDevices demands that the guest comes to show the given number of devices with the volume's
 // serial.
 func (u *use) awaitDevices(want int) {
-	u.must(harness.Await(u.ctx, u.deviceTimeout(), func() error {
+	harness.Must(harness.Await(u.ctx, u.deviceTimeout(), func() error {
 		facts, err := guest.ReadFacts(u.ctx, u.guest, guest.Nothing{})
 		if err != nil {
 			return err
@@ -182,7 +182,9 @@ func next(p guest.Pattern) guest.Pattern {
 }
 
 // write writes patterns. With sync they are on the disk afterwards.
-func (u *use) write(sync bool, patterns ...guest.Pattern) { u.must(u.tryWrite(sync, patterns...)) }
+func (u *use) write(sync bool, patterns ...guest.Pattern) {
+	harness.Must(u.tryWrite(sync, patterns...))
+}
 
 // tryWrite is write for goroutines, which cannot end the check.
 func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
@@ -204,7 +206,7 @@ func (u *use) verify(patterns ...guest.Pattern) {
 		if err == nil && report.Read != p.Count {
 			err = fmt.Errorf("%d blocks were read, not %d", report.Read, p.Count)
 		}
-		u.must(wrap(errors.Join(err, report.Err()), "verify volume %s", u.volume.name))
+		harness.Must(wrap(errors.Join(err, report.Err()), "verify volume %s", u.volume.name))
 		u.Log.note("what was written, on "+u.volume.access, report.Read, "blocks")
 		for n := p.First; n < p.First+p.Count && u.volume.disk != nil; n++ {
 			u.volume.disk.read(p.Range(n))
@@ -219,7 +221,7 @@ func checkReturn(s *checkRun) {
 	for generation := uint64(1); generation <= 2; generation++ {
 		// Nothing syncs these blocks, because unstaging must write them to the disk.
 		u.writeAll(generation, false)
-		s.must(u.unmount(s.ctx))
+		harness.Must(u.unmount(s.ctx))
 		u.mount()
 		s.during("after unstaging and staging", func() { u.verifyAll(generation) })
 		u.leave()
@@ -254,7 +256,7 @@ func checkMove(s *checkRun) {
 func checkRestart(s *checkRun) {
 	u := s.newInUse(s.B)
 	u.write(true, u.pattern(1))
-	s.must(u.restart(s.ctx))
+	harness.Must(u.restart(s.ctx))
 	u.mount()
 	s.during("after the instance was stopped and started", func() { u.verify(u.pattern(1)) })
 }
@@ -268,7 +270,7 @@ func checkCut(s *checkRun) {
 	lost.detach()
 	u := s.inUse(lost.volume, s.B)
 	s.during("after a detach while it was mounted", func() { u.verify(synced) })
-	report := got[guest.Report](s)(guest.Verify(s.ctx, u.guest,
+	report := harness.Got(guest.Verify(s.ctx, u.guest,
 		guest.Reading{Place: u.place(), Pattern: dirty}))
 	for _, f := range report.Findings {
 		if !f.Lost {
@@ -376,7 +378,7 @@ func checkHelper(s *checkRun) {
 				u.useAgain(round == 0)
 			})
 		}
-		s.must(h.stop(s.ctx))
+		harness.Must(h.stop(s.ctx))
 	}
 }
 
@@ -395,7 +397,7 @@ func (u *use) useAgain(first bool) {
 		return
 	}
 	u.verify(u.pattern(1))
-	u.must(u.unmount(u.ctx))
+	harness.Must(u.unmount(u.ctx))
 }
 
 // compareDisks demands that the rack lists all volumes among the instance's disks.
@@ -425,9 +427,9 @@ func (h *helper) start() {
 		err = fmt.Errorf("instance %s runs, and this check did not start it: it is somebody else's, "+
 			"and was left", h.Helper.InstanceID)
 	}
-	h.must(err)
+	harness.Must(err)
 	var reached *guest.AgentClient
-	h.must(harness.Await(h.ctx, startTimeout, func() (err error) {
+	harness.Must(harness.Await(h.ctx, startTimeout, func() (err error) {
 		reached, err = h.Helper.Connect(h.ctx)
 		return err
 	}))
@@ -486,7 +488,7 @@ func (u *use) compareDevice() {
 	}
 	u.awaitDevices(1)
 	facts := u.facts(u.guest)
-	info := got[*csi.NodeGetInfoResponse](u.checkRun)(
+	info := harness.Got(
 		csi.NewNodeClient(u.guest).NodeGetInfo(u.ctx, &csi.NodeGetInfoRequest{}))
 	var errs []error
 	differ := func(what string, shown, want any) {
@@ -501,5 +503,5 @@ func (u *use) compareDevice() {
 	differ("the block size of the rack's disk", d.BlockSize, int64(disk.BlockSize))
 	differ("the size of the driver's volume", d.SizeBytes, u.volume.GetCapacityBytes())
 	differ("the id that the driver has of the instance", facts.InstanceID, info.GetNodeId())
-	u.must(errors.Join(errs...))
+	harness.Must(errors.Join(errs...))
 }

@@ -355,7 +355,7 @@ func checkCreationOrder(c *Check) {
 	nowhere, missing := uuid.NewString(), c.name()
 	small := c.madeWith(c.blank().Body.DiskBackend, 512)
 	body.Name, body.Ncpus, body.Memory = taken, 255, 1
-	body.BootDisk = c.madeWith(From(&oxide.DiskSourceSnapshot{SnapshotId: nowhere}), GiB)
+	body.BootDisk = c.madeWith(distributed(&oxide.DiskSourceSnapshot{SnapshotId: nowhere}), GiB)
 	body.Disks = slices.Repeat([]oxide.InstanceDiskAttachment{small}, maxDisks)
 	body.NetworkInterfaces = interfaces(0)
 	ephemeral := oxide.ExternalIpCreate{Value: &oxide.ExternalIpCreateEphemeral{}}

@@ -80,12 +80,12 @@ func (r *TestedRack) blank() oxide.DiskCreateParams {
 
 func (r *TestedRack) diskFrom(source any) oxide.DiskCreateParams {
 	return oxide.DiskCreateParams{Project: r.project(), Body: &oxide.DiskCreate{
-		Name: r.name(), Description: r.Description, Size: GiB, DiskBackend: From(source)}}
+		Name: r.name(), Description: r.Description, Size: GiB, DiskBackend: distributed(source)}}
 }
 
-// From returns the backend of a distributed disk with a source: a pointer to a variant of
+// distributed returns the backend of a distributed disk with a source: a pointer to a variant of
 // oxide.DiskSource.
-func From(source any) oxide.DiskBackend {
+func distributed(source any) oxide.DiskBackend {
 	var s oxide.DiskSource
 	switch variant := source.(type) {
 	case *oxide.DiskSourceBlank:

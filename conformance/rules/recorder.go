@@ -166,8 +166,8 @@ func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error)
 // errAnother means that the rack has shown another object than the one that was read.
 var errAnother = errors.New("the rack shows another object")
 
-// another returns an error if an answer shows another object than the one that was read by its ID or
-// its name. The reader would take the object for the right one, and might delete it.
+// another returns an error if an answer shows another object than the one that was read by ID or by
+// name. The reader would take the object for the right one, and might delete it.
 func another(operation, which string, status int, body []byte) error {
 	var shown struct{ ID, Name string }
 	if status != http.StatusOK || !slices.Contains([]string{"disk_view", "snapshot_view",

@@ -196,21 +196,16 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 // onRacks tries the cases on several racks at the same time.
 func onRacks[T any](t *testing.T, cases []T, try func(*harness.Rack, T) error) {
 	t.Helper()
-	const workers = 3
-	racks := make(chan *harness.Rack, workers)
-	for range workers {
-		racks <- startRack(t, harness.RackOptions{})
+	var racks [3]*harness.Rack
+	for i := range racks {
+		racks[i] = startRack(t, harness.RackOptions{})
 	}
-	var group errgroup.Group
-	group.SetLimit(workers)
-	for _, c := range cases {
-		group.Go(func() error {
-			rack := <-racks
-			defer func() { racks <- rack }()
-			return try(rack, c)
-		})
-	}
-	csitest.Must(t, group.Wait())
+	csitest.Must(t, harness.Share(len(racks), cases, func(worker int, cases <-chan T) (err error) {
+		for c := range cases {
+			err = errors.Join(err, try(racks[worker], c))
+		}
+		return err
+	}))
 }
 
 type breach struct {
