@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // TestOnlyADirectoryWithTheProgramsMarkIsRemoved makes everything that somebody else may have
@@ -49,7 +51,7 @@ func TestOnlyADirectoryWithTheProgramsMarkIsRemoved(t *testing.T) {
 			tmp := t.TempDir()
 			t.Setenv("TMPDIR", tmp)
 			path := filepath.Join(tmp, dirPrefix+"photos")
-			must(t, create(path))
+			csitest.Must(t, create(path))
 			before := namesBelow(t, tmp)
 			if err := RemoveOwn(path, "agent"); !errors.Is(err, ErrNotOwn) {
 				t.Errorf("expected a refusal; found %v", err)
@@ -64,10 +66,10 @@ func TestOnlyADirectoryWithTheProgramsMarkIsRemoved(t *testing.T) {
 		})
 	}
 	path := filepath.Join(t.TempDir(), "own")
-	must(t, marked(path))
-	must(t, os.MkdirAll(filepath.Join(path, "a", "b"), 0o700))
-	must(t, os.Symlink(filepath.Dir(path), filepath.Join(path, "link")))
-	must(t, RemoveOwn(path, "agent"))
+	csitest.Must(t, marked(path))
+	csitest.Must(t, os.MkdirAll(filepath.Join(path, "a", "b"), 0o700))
+	csitest.Must(t, os.Symlink(filepath.Dir(path), filepath.Join(path, "link")))
+	csitest.Must(t, RemoveOwn(path, "agent"))
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a proven folder is still there: %v", err)
 	}
@@ -76,35 +78,28 @@ func TestOnlyADirectoryWithTheProgramsMarkIsRemoved(t *testing.T) {
 func namesBelow(t *testing.T, dir string) []string {
 	t.Helper()
 	var names []string
-	must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+	csitest.Must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		names = append(names, strings.TrimPrefix(path, dir))
 		return err
 	}))
 	return names
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestADirectoryOutlivesTheProgramsOfItsAgent(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	d, err := newDirectory()
-	must(t, err)
+	csitest.Must(t, err)
 	program := exec.Command("cat")
 	program.ExtraFiles = []*os.File{d.lock}
 	stdin, err := program.StdinPipe()
-	must(t, errors.Join(err, program.Start()))
+	csitest.Must(t, errors.Join(err, program.Start()))
 	// The end of the agent closes the file, and its namespace shows the tmpfs to nobody else.
-	must(t, errors.Join(d.lock.Close(), unix.Unmount(d.path, unix.MNT_DETACH)))
+	csitest.Must(t, errors.Join(d.lock.Close(), unix.Unmount(d.path, unix.MNT_DETACH)))
 	Sweep()
 	if _, err := os.Stat(d.path); err != nil {
 		t.Errorf("while a program of the agent lives: %v", err)
 	}
-	must(t, errors.Join(stdin.Close(), program.Wait()))
+	csitest.Must(t, errors.Join(stdin.Close(), program.Wait()))
 	Sweep()
 	if _, err := os.Stat(d.path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("after the program has ended the directory should be gone: %v", err)
