@@ -154,7 +154,7 @@ func (w *job) remove(ctx context.Context, run deadRun) error {
 			return errors.Join(err, errList)
 		case len(run.left) == 0:
 			return nil
-		case err != nil && !run.onlyInTheWay():
+		case err != nil && !run.mayBecomeRemovable():
 			return err
 		}
 		if names := strings.Join(run.left.names(), ", "); names != told {
@@ -167,9 +167,8 @@ func (w *job) remove(ctx context.Context, run deadRun) error {
 // settle is the time between a removal and the next look for remains.
 const settle = 500 * time.Millisecond
 
-// onlyInTheWay reports whether something that is left may become removable, because its state is
-// about to change.
-func (r deadRun) onlyInTheWay() bool {
+// mayBecomeRemovable reports whether something that is left has a state that the rack will change.
+func (r deadRun) mayBecomeRemovable() bool {
 	return slices.ContainsFunc(r.left, func(one item) bool {
 		return one.kind != "instance" && slices.Contains([]string{"creating", "maintenance",
 			"finalizing"}, one.state)

@@ -108,8 +108,8 @@ type death struct {
 	at              int
 }
 
-// These ends of a run remove nothing: before the answer to a request and right after it. The
-// variable ends has the others.
+// After these ends a run has removed nothing. It is killed before the answer to a request, or right
+// after it. The variable ends has the ends after which a run cleans up, or tries to.
 const killed, killedLater = "SIGKILL", "SIGKILL after the answer"
 
 var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}

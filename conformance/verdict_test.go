@@ -231,7 +231,8 @@ func TestTheWitnessFindsACallThatSucceededWithoutTheRack(t *testing.T) {
 
 func TestACheckOfDataNamesTheCallsThatItHasNotMade(t *testing.T) {
 	check := data.Check{Calls: []string{"CreateVolume", "disk_create"}}
-	if missing := notMade(check, []rpc{{name: "Probe"}}); strings.Join(missing, " ") != "CreateVolume" {
+	missing := notMade(check, []rpc{{name: "Probe"}})
+	if strings.Join(missing, " ") != "CreateVolume" {
 		t.Errorf("not made: %q", missing)
 	}
 	if missing := notMade(check, []rpc{{name: "CreateVolume"}}); missing != nil {

@@ -42,8 +42,8 @@ const (
 type touched byte
 
 const (
-	// ever means that the block was read or written, and now that it was written since the disk was
-	// attached. holds means that it holds something.
+	// ever means that the block was read or written, now that it was written since the disk was last
+	// attached, and holds that it was written at any time.
 	ever touched = 1 << iota
 	now
 	holds

@@ -69,7 +69,8 @@ type Config struct {
 type Agent struct {
 	// dir is a tmpfs that contains everything that the agent creates.
 	dir *directory
-	// calls is held as a whole by a call of the node service, and by 1 by each of the agent's own.
+	// calls lets the agent's own calls run at the same time. A call of the node service waits for them
+	// and runs alone.
 	calls *semaphore.Weighted
 
 	mu sync.Mutex

@@ -107,12 +107,12 @@ func plural(n int, noun string) string {
 type Measure struct {
 	// What names it: "disk_list", "a blank disk of 17 GiB, when it is new".
 	What string `json:"what"`
-	// Looked is how much of it was looked at, counted where it was read. Of is how much there was, or
-	// what the driver relies on; 0 means that nobody knows.
+	// Looked is the part that was read. Of is all that there was, or what the driver relies on. It is 0
+	// if it is unknown.
 	Looked int64  `json:"looked"`
 	Of     int64  `json:"of"`
 	Unit   string `json:"unit"`
-	// Words say what the numbers do not, or why nothing was looked at.
+	// Words add what the numbers cannot state, or give the reason why nothing was read.
 	Words string `json:"words"`
 }
 

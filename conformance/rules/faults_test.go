@@ -223,7 +223,7 @@ func (f *faulting) cut(req *http.Request) (*http.Response, error) {
 	return nil, err
 }
 
-// answer answers a request that the rack does not get.
+// answer returns an answer to a request that is not sent to the rack.
 func answer(req *http.Request, status int) *http.Response {
 	if req.Body != nil {
 		_ = req.Body.Close()
