@@ -276,8 +276,7 @@ func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
 			ExitConforms, "pass  host ,pass  simulator ,pass  certificate ,pass  api-version ," +
 				"warn  token's expiry ,pass  role ,pass  quota ,pass  this instance ,pass  second instance ," +
 				"pass  helper ,pass  tools ,pass  kernel ,skip  hot-plug ,pass  latency ,takes about "},
-		"a viewer": {harness.RackOptions{}, "viewer", "", ExitUsage,
-			"fail  role ,limited-collaborator"},
+		"a viewer": {harness.RackOptions{}, "viewer", "", ExitUsage, "fail  role ,limited-collaborator"},
 		"a silo without room for the rules": {harness.RackOptions{QuotaBytes: 14*gib + 1<<20}, "",
 			"--only rules", ExitUsage, "fail  quota ," + room},
 		"a silo with room for the rules": {harness.RackOptions{QuotaBytes: 15*gib + 1<<20}, "",

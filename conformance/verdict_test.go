@@ -153,14 +153,12 @@ func TestNothingThatDidNotRunCountsAsPassed(t *testing.T) {
 		"skipped by itself":         {spec(skipped, create, "not today"), nil, true, report.Failed},
 		"a feature that the driver does not offer": {spec(skipped, expand, "no"), nil, true,
 			report.NotApplicable},
-		"held back for want of hot-plug": {spec(skipped, needsAttach, ""), nil, false,
-			report.Blocked},
+		"held back for want of hot-plug": {spec(skipped, needsAttach, ""), nil, false, report.Blocked},
 		"the same on a rack with hot-plug": {spec(skipped, needsAttach, ""), nil, true,
 			report.Interrupted},
 	} {
 		got := resultOf("ext4", test.spec, test.calls, test.hotplug)
-		if got.Status != test.want ||
-			(got.Reason == "") != (got.Status == report.Passed) {
+		if got.Status != test.want || (got.Reason == "") != (got.Status == report.Passed) {
 			t.Errorf("%s: %s, %q; want %s", name, got.Status, got.Reason, test.want)
 		}
 	}

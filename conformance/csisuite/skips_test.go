@@ -27,8 +27,7 @@ func TestEverySkipNeedsAnExplanationAndEveryExplanationASkip(t *testing.T) {
 		specReport("held back", types.SpecStatePending, ""),
 		specReport("not chosen", types.SpecStateSkipped, ""),
 		specReport("failing", types.SpecStateFailed, "boom"),
-		specReport("barred", types.SpecStateSkipped,
-			"Spec skipped because a BeforeAll node failed"),
+		specReport("barred", types.SpecStateSkipped, "Spec skipped because a BeforeAll node failed"),
 	}}
 	audit := NewAudit(skips)
 	audit.Add(report)

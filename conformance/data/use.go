@@ -34,8 +34,7 @@ type use struct {
 func (u *use) mount() {
 	u.Staging = u.guest.Path(u.volume.name, "staging")
 	u.Target = u.guest.Path(u.volume.name, "workload", "volume")
-	harness.Got(guest.MakeDirs(u.ctx, u.guest,
-		[]string{u.Staging, filepath.Dir(u.Target)}))
+	harness.Got(guest.MakeDirs(u.ctx, u.guest, []string{u.Staging, filepath.Dir(u.Target)}))
 	u.mounted = true
 	harness.Must(u.nodeCall(u.ctx, u.Stage, "stage"))
 	harness.Must(u.nodeCall(u.ctx, u.Publish, "publish"))
@@ -488,8 +487,7 @@ func (u *use) compareDevice() {
 	}
 	u.awaitDevices(1)
 	facts := u.facts(u.guest)
-	info := harness.Got(
-		csi.NewNodeClient(u.guest).NodeGetInfo(u.ctx, &csi.NodeGetInfoRequest{}))
+	info := harness.Got(csi.NewNodeClient(u.guest).NodeGetInfo(u.ctx, &csi.NodeGetInfoRequest{}))
 	var errs []error
 	differ := func(what string, shown, want any) {
 		if shown != want {

@@ -22,58 +22,41 @@ var (
 )
 
 func checkTokens(c *Check) {
-	for _, test := range []struct {
-		what, path, authorization string
-		want                      Refused
-	}{
-		{"a ping without a token", "/v1/ping", "", ok},
-		{"a ping with another's token", "/v1/ping", "Bearer oxide-token-" + uuid.NewString(), ok},
-		{"the check's own token", "/v1/me", "Bearer " + c.Token, ok},
-		{"the scheme in lower case", "/v1/me", "bearer " + c.Token, ok},
-		{"no token", "/v1/me", "", unauthorized},
-		{"a wrong token", "/v1/me", "Bearer oxide-token-" + uuid.NewString(), unauthorized},
-		{"a bearer that is no token of Oxide's", "/v1/me", "Bearer conformance", unauthorized},
-		{"another scheme", "/v1/me", "Basic b3hpZGU6dG9rZW4=", unauthorized},
-	} {
-		request := get(test.path)
-		request.Header = map[string]string{"Authorization": test.authorization}
-		c.expect([]expected{{test.what, request, test.want}})
-	}
-}
-
-type versionTest struct {
-	what, path, version string
-	want                Refused
+	as := func(path, value string) Plain { return getWith(path, "Authorization", value) }
+	c.expect([]expected{
+		{"a ping without a token", as("/v1/ping", ""), ok},
+		{"a ping with another's token", as("/v1/ping", "Bearer oxide-token-"+uuid.NewString()), ok},
+		{"the check's own token", as("/v1/me", "Bearer "+c.Token), ok},
+		{"the scheme in lower case", as("/v1/me", "bearer "+c.Token), ok},
+		{"no token", as("/v1/me", ""), unauthorized},
+		{"a wrong token", as("/v1/me", "Bearer oxide-token-"+uuid.NewString()), unauthorized},
+		{"a bearer that is no token of Oxide's", as("/v1/me", "Bearer conformance"), unauthorized},
+		{"another scheme", as("/v1/me", "Basic b3hpZGU6dG9rZW4="), unauthorized},
+	})
 }
 
 func checkVersions(c *Check) {
-	const newer = "9999999999.0.0"
-	unsupported := bad("server does not support this API version: " + newer)
-	tests := []versionTest{
-		{"no version", "/v1/me", "", ok},
-		{"the client's version", "/v1/me", APIVersion, ok},
-		{"a version of the future", "/v1/me", newer, unsupported},
-		{"a ping of the future", "/v1/ping", newer, unsupported},
-		{"an unknown path of the future", "/v1/nope", newer, unsupported},
+	const newer, next = "9999999999.0.0", "2026073101.0.0"
+	as := func(path, value string) Plain { return getWith(path, "Api-Version", value) }
+	unsupported := func(version string) Refused {
+		return bad("server does not support this API version: " + version)
 	}
+	c.expect([]expected{
+		{"no version", as("/v1/me", ""), ok},
+		{"the client's version", as("/v1/me", APIVersion), ok},
+		{"a version of the future", as("/v1/me", newer), unsupported(newer)},
+		{"a ping of the future", as("/v1/ping", newer), unsupported(newer)},
+		{"an unknown path of the future", as("/v1/nope", newer), unsupported(newer)},
+	})
 	if c.arrange("versions of other releases") {
-		const next = "2026073101.0.0"
-		tests = append(tests,
-			versionTest{"the version of v21", "/v1/me", "2026061000.0.0", ok},
-			versionTest{"the version of v22", "/v1/me", "2026073100.0.0", ok},
-			versionTest{"the version after v22's", "/v1/me", next,
-				bad("server does not support this API version: " + next)})
+		c.expect([]expected{
+			{"the version of v21", as("/v1/me", "2026061000.0.0"), ok},
+			{"the version of v22", as("/v1/me", "2026073100.0.0"), ok},
+			{"the version after v22's", as("/v1/me", next), unsupported(next)},
+		})
 	}
-	for _, test := range tests {
-		request := get(test.path)
-		request.Header = map[string]string{"Api-Version": test.version}
-		c.expect([]expected{{test.what, request, test.want}})
-	}
-	request := get("/v1/ping")
-	request.Header = map[string]string{"Api-Version": "latest"}
-	a := c.Send(request)
 	const head, tail = `bad value for header "api-version": `, ": latest"
-	got := a.Refused()
+	got := c.Send(as("/v1/ping", "latest")).Refused()
 	if len(got.Message) > len(head)+len(tail) {
 		got.Message = got.Message[:len(head)] + got.Message[len(got.Message)-len(tail):]
 	}

@@ -312,10 +312,8 @@ func checkPages(c *Check) {
 			"offset 1.", "A===": "Invalid symbol 61, offset 1.", "AAAA=AAA": "Invalid symbol 61, offset 4.",
 		"AA!AA": "Invalid symbol 33, offset 2.", "!AAA!": "Invalid symbol 33, offset 4.",
 		"eyJ2IjoidjIifQ==": "corrupted token"} {
-		c.expect([]expected{
-			{"the token " + given, get("/v1/disks?page_token=" + url.QueryEscape(given)),
-				badQuery(token + want)},
-		})
+		request := get("/v1/disks?page_token=" + url.QueryEscape(given))
+		equal(c, "the token "+given, c.Send(request).Refused(), badQuery(token+want))
 	}
 }
 
