@@ -213,21 +213,6 @@ func (r Refused) String() string {
 	return fmt.Sprintf("HTTP %d %s: %s", r.Status, cmp.Or(r.Code, "without a code"), r.Message)
 }
 
-// refuses demands that an error is the rack's refusal of a request with exactly this answer.
-func (c *Check) refuses(what string, err error, want Refused) {
-	refused := refusal(err)
-	switch {
-	case err == nil:
-		c.errorf("%s: expected %s; the rack has accepted it", what, want)
-	case refused == nil || refused.HTTPResponse == nil || refused.ErrorResponse == nil:
-		c.errorf("%s: expected %s; found %s", what, want, Brief(err))
-	default:
-		if got := refusedBy(err); got != want {
-			c.errorf("%s: expected %s; found %s", what, want, got)
-		}
-	}
-}
-
 // refusedBy returns the rack's refusal in an error of the client, or the zero value.
 func refusedBy(err error) Refused {
 	refused := refusal(err)

@@ -22,12 +22,14 @@
 //
 // # Writing a check
 //
-// A check is a function of a [Check]. It ends at the first problem after which it cannot continue:
+// A check is a function of a [Check]. Its requests return outcomes, of which it demands a value or a
+// refusal. It ends at the first problem after which it cannot continue:
 //
-//	func checkRepeatedAttach(c *Check) {
-//		disk, instance := c.disk(), c.StoppedInstance()
-//		c.attach(disk, instance)
-//		again, err := c.AttachAgain(disk, instance)
+//	func checkAttachRefusals(c *Check) {
+//		disk, stopped := c.disk(), c.StoppedInstance()
+//		running, _ := c.runningInstance()
+//		c.attach(disk.Id, stopped.Id).must()
+//		c.attach(disk.Id, running.Id).refused(attachedElsewhere("attach", disk))
 //		…
 //	}
 //
@@ -376,7 +378,17 @@ func (o outcome[T]) must() T {
 }
 
 // refused demands that the rack has refused the request with exactly this answer.
-func (o outcome[T]) refused(want Refused) { o.c.refuses(o.step, o.err, want) }
+func (o outcome[T]) refused(want Refused) {
+	refused := refusal(o.err)
+	switch {
+	case o.err == nil:
+		o.c.errorf("%s: expected %s; the rack has accepted it", o.step, want)
+	case refused == nil || refused.HTTPResponse == nil || refused.ErrorResponse == nil:
+		o.c.errorf("%s: expected %s; found %s", o.step, want, Brief(o.err))
+	default:
+		equal(o.c, o.step, refusedBy(o.err), want)
+	}
+}
 
 func (c *Check) must(step string, err error) {
 	if err != nil {
