@@ -164,6 +164,16 @@ func partition(t *testing.T, node string) (part string, remove func()) {
 	return loop + "p1", func() { guesttest.Run(t, "delpart", loop, "1") }
 }
 
+func TestAFilesystemsDeviceThatAProcessWritesToIsNotReleased(t *testing.T) { // NU-5
+	v := statefulGuest(t).disk(16, volume.Ext4)
+	must(t, v.stage())
+	writer := opening(t, "<>", v.disk.Loop)
+	csitest.Want(t, v.unstageSoon(), codes.Internal, csierr.StillMounted,
+		fmt.Sprintf("process %d (sh)", writer.pid))
+	writer.leave()
+	must(t, v.unstage())
+}
+
 func TestADeviceThatTheKernelUsesIsNotReleased(t *testing.T) { // NU-5
 	names := slices.Sorted(maps.Keys(kernelUsers))
 	for _, name := range short.Some(t, 3, names) {

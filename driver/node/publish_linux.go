@@ -78,7 +78,14 @@ func (v *nodeVolume) publish(ctx context.Context) error {
 		v.flight.Confirm(flight.Published, flight.Fields{}, flight.Fields{})
 		return nil
 	case v.Block:
-		return v.publishBlock(table)
+		if err = v.publishBlock(table); err == nil {
+			return nil
+		}
+		// If the disk was detached meanwhile, report that, and not the error that it caused.
+		if gone := v.device.Reverify(); csierr.Has(gone, csierr.DeviceNotFound) {
+			return gone
+		}
+		return err
 	}
 	return v.publishMount(staged)
 }
@@ -208,14 +215,7 @@ func (v *nodeVolume) publishBlock(table mount.Table) error {
 	} else if err := v.device.MakeWritable(true); err != nil {
 		return err
 	}
-	err := v.attachCopy(v.device.Path, "", set, 0, 0)
-	if err == nil {
-		return nil
-	}
-	if gone := v.device.Reverify(); csierr.Has(gone, csierr.DeviceNotFound) {
-		return gone // not the error that it caused
-	}
-	return err
+	return v.attachCopy(v.device.Path, "", set, 0, 0)
 }
 
 // attachCopy attaches a copy of the mount at source, a directory or a device node, at the target,

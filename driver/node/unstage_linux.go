@@ -79,7 +79,8 @@ func (v heldVolume) unstage(ctx context.Context, path string) error {
 	if err != nil || len(disks) == 0 {
 		return err
 	}
-	// Check everything before the first unmount, so that a refusal changes nothing.
+	// Look for other mounts before the first unmount, so that a refusal for one changes nothing.
+	// Other users of the device are found only when nothing is mounted.
 	unread, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(mountsOf(vs, disks), layers)
 	})
@@ -211,7 +212,7 @@ func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinf
 }
 
 // release flushes a disk and waits until nobody holds its device: no mount of it in any namespace
-// and no other user in the kernel. A device that is gone has nothing to flush.
+// no other user in the kernel, and no process that writes to it. A device that is gone has nothing to flush.
 func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err error) {
 	if d.Path == "" {
 		return true, nil
@@ -288,7 +289,6 @@ func (v heldVolume) flush(device *blockdev.OpenDevice) error {
 // be asked is not taken for free. What was written while it waited is flushed.
 func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool) error {
 	device.Shared = raw
-	waited := false
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 20 * time.Millisecond,
 		End: time.Now().Add(v.releaseTimeout())}
 	thaw := func() error { return filesystem.TryExclusive(v.node.log(), device) }
@@ -301,10 +301,8 @@ func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, 
 			err = device.CheckWriters()
 		}
 		switch {
-		case err == nil && (waited || raw): // a writer may have ended since the first flush
+		case err == nil: // a writer may have ended since the first flush
 			return v.flush(device)
-		case err == nil:
-			return nil
 		case csierr.Has(err, csierr.DeviceHeld): // whatever other error it has in it
 		case mount.IsMissing(err), blockdev.Vanished(err), blockdev.Lost(err),
 			csierr.Has(err, csierr.DeviceChanged):
@@ -312,7 +310,6 @@ func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, 
 		default:
 			return csierr.New(csierr.NodeToolFailed, "ask whether %s is still in use: %w", device.Path, err)
 		}
-		waited = true
 		switch again, ended := backoff.Wait(ctx); {
 		case ended != nil:
 			return fmt.Errorf("wait until nobody holds %s: %w", device.Path, ended)

@@ -134,10 +134,13 @@ func (c Config) switches() adminapi.Switches {
 // diskLimit returns how many disks of the rack an instance may have (A16). The guest of a virtual
 // machine without a boot disk of the rack sees the machine's own root disk in its place.
 func (r *Simulation) diskLimit(now adminapi.Switches, hasBootDisk bool) int {
-	if r.config.Machines != "" && !hasBootDisk {
-		return min(now.DiskLimit, defaultDiskLimit-1)
+	switch {
+	case r.config.Machines == "":
+		return now.DiskLimit
+	case hasBootDisk:
+		return min(now.DiskLimit, defaultDiskLimit)
 	}
-	return now.DiskLimit
+	return min(now.DiskLimit, defaultDiskLimit-1)
 }
 
 // Switches returns the present switches.

@@ -403,8 +403,8 @@ func forgetText(dir string) error {
 }
 
 // Console reads up to most bytes of the text of a machine's serial console since its last start,
-// from an offset, which counts back from the end if it is negative: -1 is the end. If that text is
-// not kept any more, it reads from the first that is. It returns the offset behind what it has read.
+// from an offset, which counts back from the end if it is negative: -1 is the end. Text that is not
+// kept any more is skipped. It returns the offset behind what it has read.
 func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -418,16 +418,22 @@ func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	if from < 0 {
 		from = max(0, size+1+from)
 	}
-	if from >= size {
-		return nil, size, nil
+	kept := func(at int64) (int64, error) {
+		first, err := f.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) { // no text is behind it
+			return max(at, size), nil
+		}
+		return first, err
 	}
-	if from, err = f.Seek(from, unix.SEEK_DATA); err != nil {
+	if from, err = kept(min(from, size)); err != nil {
 		return nil, 0, err
 	}
-	text = make([]byte, min(size-from, most))
+	text = make([]byte, max(0, min(size-from, most)))
 	n, err := f.ReadAt(text, from)
-	if errors.Is(err, io.EOF) {
-		err = nil
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, 0, err
 	}
-	return text[:n], from + int64(n), err
+	first, err := kept(from) // what was given back meanwhile may have been read as NULs
+	skip := min(first-from, int64(n))
+	return text[skip:n], from + int64(n), err
 }
