@@ -558,7 +558,8 @@ func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
 		conflict("cannot attach local storage disk: instance is starting"))
 	tx.Refuse(!i.Active() && i.RunState != store.RunStopped && i.RunState != store.StateCreating,
 		invalidRequest("cannot attach disk to instance in %s state", i.RunState))
-	limit := r.diskLimit(now, i.BootDiskID != nil)
+	// The disks of an instance that is being created were counted before, and one may boot it.
+	limit := r.diskLimit(now, i.BootDiskID != nil || i.RunState == store.StateCreating)
 	tx.Refuse(len(tx.DisksOf(i.ID)) >= limit,
 		invalidRequest("cannot attach more than %d disks to instance", limit))
 }
