@@ -236,7 +236,7 @@ conformance-simulator: under-test # test a simulated rack with the same program,
 
 # Gremlins works on copies of the whole directory, so it gets one without .git and .cache.
 mutants: # change packages in one place at a time, and list the changes that their tests do not notice: PACKAGES='driver/mount internal/rack'
-	@copy=$$(mktemp -d) || exit 1; trap "rm -rf $$copy" EXIT; \
+	@copy=$$(mktemp -d) || exit 1; trap "rm -rf $$copy" EXIT; trap 'exit 130' INT TERM; \
 	git ls-files -z | tar -c --null -T - | tar -x -C $$copy && cd $$copy && \
 	for package in $(PACKAGES); do \
 		$(GO) run $(GREMLINS) unleash --invert-logical --output-statuses=lc ./$$package || exit 1; \

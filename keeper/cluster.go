@@ -313,7 +313,7 @@ type operation struct {
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
 	// Late reports whether the operation only starts an instance that a late request stopped.
 	Late bool `json:"late,omitempty"`
-	// Problem is the reason why the operation has failed, or empty.
+	// Problem says why the operation did not do what it began for, or why it began late.
 	Problem string `json:"problem,omitempty"`
 }
 

@@ -160,7 +160,7 @@ func (k *Keeper) forbidden(v *view, n *node) string {
 	case !n.allowed():
 		return "somebody removed the label " + ColdAttachLabel
 	case !k.Config.ColdAttach, k.Config.DryRun:
-		return "cold attach was switched off"
+		return "cold attach was switched off, or --dry-run was set"
 	case !k.Config.Window.open(k.now()):
 		return fmt.Sprintf("the maintenance window, %s, was over before the instance could be stopped",
 			k.Config.Window)

@@ -120,14 +120,14 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 			w.edit("a", func(n *corev1.Node) { n.Labels = nil })
 		}, "somebody removed the label", false},
 		{"cold attach is switched off", draining, func(w *fixture) { w.Config.ColdAttach = false },
-			"cold attach was switched off", false},
+			"cold attach was switched off, or --dry-run was set", false},
 		{"the window ends", draining, func(w *fixture) {
 			w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t)
 		}, "window", false},
 		{"the keeper runs on the node now", draining, func(w *fixture) { w.Config.NodeName = "a" },
 			"runs on this node", false},
 		{"a dry run begins", draining, func(w *fixture) { w.Config.DryRun = true },
-			"cold attach was switched off", false},
+			"cold attach was switched off, or --dry-run was set", false},
 		{"nothing waits any more", draining, func(w *fixture) { w.attach("data", "") },
 			"nothing waits any more", false},
 		{"a pod comes that would not come back", draining, func(w *fixture) { w.pod("a", "one", "") },

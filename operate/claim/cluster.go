@@ -85,7 +85,8 @@ func (r *run) get(ctx context.Context, resource, namespace, name string) (object
 	if name == "" {
 		return nil, nil
 	}
-	if !kube.IsName(name) { // it may be a flag: not every field has a form
+	// The API server does not check the form of every field, and the text could be a flag.
+	if !kube.IsName(name) {
 		return nil, fmt.Errorf("%q is no name of an object", csierr.Plain(name))
 	}
 	args := []string{"get", resource, name, "--ignore-not-found", "--output=json"}

@@ -185,7 +185,7 @@ func (c *chain) apply(step Step, s driverError) Step {
 		if says := c.keeperPlan(cmp.Or(s.node, c.nodeName)); says != "" &&
 			s.Reason == csierr.InstanceMustBeStopped {
 			step.Finding.ByItself = says
-			step.Finding.Do = "Nothing, if that is soon enough; otherwise do what the node keeper " +
+			step.Finding.Do = "Nothing, if that is soon enough; otherwise see what the node keeper " +
 				"waits for."
 			step.Finding.Next = c.commandAt(s.node, "kubectl describe node {node}")
 		}

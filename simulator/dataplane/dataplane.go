@@ -58,7 +58,7 @@ type Plane struct {
 	// starting lets one machine start at a time, so that two do not count on the same free memory.
 	starting sync.Mutex
 
-	// Stop cancels ctx. working counts the devices that will appear later.
+	// Stop cancels ctx. working counts the devices that will appear later, and waits for machines.
 	ctx     context.Context
 	cancel  context.CancelFunc
 	working sync.WaitGroup

@@ -4,9 +4,9 @@
 // and finds the machines again that an earlier process started. A machine is of the kind that the
 // rack's hypervisor builds: an i440FX with one PCI bus, on which each disk is an NVMe controller
 // that is plugged and ejected by ACPI. A [Host] can also build a Q35 with PCIe root ports, which no
-// rack does. A machine's first disk is a root filesystem of its own over the
-// image that tools/vm-image makes, and survives a stop. A machine's network is QEMU's own: its sshd
-// is a port of loopback, and nothing else is reachable from outside.
+// rack does. A machine also has a root disk of its own, over the image that tools/vm-image makes,
+// which survives a stop. A machine's network is QEMU's own: its sshd is a port of loopback, and
+// nothing else is reachable from outside.
 //
 // The directory of a machine has
 //
@@ -14,7 +14,7 @@
 //	image        a link to the image below it
 //	keys         those that root accepts
 //	lock         locked by QEMU as long as it lives
-//	console.log  the text of its serial console since its last start
+//	console.log  the text of its serial console since its last start, at least the last MiB
 //	qmp.sock     the socket by which QEMU is asked; who answers there with the instance's ID is the
 //	             machine
 //	qemu.log     what QEMU says about itself

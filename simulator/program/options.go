@@ -162,9 +162,9 @@ func each(list *[]string) func(string) error {
 // limits adds the flags for the rack's limits, delays and devices.
 func (o *options) limits(f *flag.FlagSet) {
 	r := &o.rack
-	f.StringVar(&o.disks, "disks", "", "what the guests' disks are: `file`; fuse, with faults (the "+
-		"admin listener's POST\n/disks/ID/faults), until the simulator ends; or none: no guest sees a "+
-		"disk\n(default file or, without Linux, root or loop devices, none)")
+	f.StringVar(&o.disks, "disks", "", "what the guests' disks are: `file`; fuse, which can fail "+
+		"(the admin listener's\nPOST /disks/ID/faults) and are gone when the simulator ends; or none: "+
+		"no guest sees a disk\n(default file or, without Linux, root or loop devices, none)")
 	f.StringVar(&o.guests, "guests", "", "what the instances are: `dir`, directories that look like "+
 		"a guest's /sys\nand /dev (default), or vm: virtual machines, which need QEMU and an image")
 	f.StringVar(&o.image, "vm-image", "", "`directory` of the virtual machines' image, which make "+

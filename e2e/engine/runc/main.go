@@ -38,7 +38,7 @@ func run(args []string) error {
 // capability matches the capability in a JSON list, with the comma after it or before it.
 var capability = regexp.MustCompile(`"CAP_SYS_RESOURCE"\s*,|,?\s*"CAP_SYS_RESOURCE"`)
 
-// edit removes the capability from the lists in a file. All other bytes stay the same.
+// edit removes the capability from a file, wherever it is a text. All other bytes stay the same.
 func edit(file string) error {
 	document, err := os.ReadFile(file)
 	if err != nil {
