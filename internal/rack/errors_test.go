@@ -210,7 +210,8 @@ func TestOnlyARefusalOfTheRackIsDefinite(t *testing.T) { // OX-8
 		{"a lost answer", exchange{Want: postDisk, Cut: true}, true},
 	}
 	for status := 200; status < 600; status++ {
-		for _, body := range []string{"<html>", "{}", "null", refusal(400).Body} {
+		for _, body := range []string{"<html>", "{}", "null", refusal(400).Body,
+			`{"error_code":"InvalidRequest","message":"no"}`} {
 			e := exchange{Want: postDisk, Status: status, Body: body, Proxy: true}
 			if status%100 < 12 || status == 499 {
 				answers = append(answers, answer{fmt.Sprint("a proxy's ", status, " ", body), e, true})
