@@ -233,6 +233,42 @@ func TestOnlyARefusalOfTheRackIsDefinite(t *testing.T) { // OX-8
 	}
 }
 
+// The client accepts any 2xx to a DELETE, and any disk to an attach.
+func TestOnlyASuccessOfTheRackIsASuccess(t *testing.T) { // OX-8
+	const attach = "POST /v1/instances/" + racktest.Instance + "/disks/attach"
+	do := map[string]func(context.Context, *Client) error{
+		racktest.DeleteDisk: func(ctx context.Context, c *Client) error {
+			return c.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: racktest.Disk})
+		},
+		attach: func(ctx context.Context, c *Client) error {
+			_, err := c.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+				Instance: racktest.Instance, Body: &oxide.DiskPath{Disk: racktest.Disk}})
+			return err
+		},
+	}
+	attached := diskOf("attached " + racktest.Instance)
+	for _, test := range []struct {
+		exchange
+		open bool
+	}{
+		{exchange{Want: racktest.DeleteDisk, Status: 204}, false},
+		{exchange{Want: racktest.DeleteDisk, Status: 204, Proxy: true}, true},
+		{exchange{Want: racktest.DeleteDisk, Status: 200}, true},
+		{exchange{Want: racktest.DeleteDisk, Status: 200, Proxy: true}, true},
+		{exchange{Want: attach, Status: 202, Body: attached}, false},
+		{exchange{Want: attach, Status: 202, Body: attached, Proxy: true}, true},
+	} {
+		c := clientThat(t, test.exchange)
+		open, err := c.Request(t.Context(), "change", Looking(), func(ctx context.Context) error {
+			return do[test.Want](ctx, c)
+		})
+		if open != test.open || open != csierr.Retryable(err) {
+			t.Errorf("%d to %s, of a proxy %t: open is %t after %v", test.Status, test.Want, test.Proxy,
+				open, err)
+		}
+	}
+}
+
 func TestAChangeIsNotSentAfterAnOldLook(t *testing.T) {
 	c := clientThat(t) // which expects no request
 	open, err := create(t.Context(), c, Looking()-Look(DefaultLookLimit))

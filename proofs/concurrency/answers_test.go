@@ -38,10 +38,10 @@ const (
 // lanes is the number of trials that run at once.
 const lanes = 6
 
-// Each trial has an actor that disturbs a call: a proxy that answers in place of the rack, a rack
-// that carries a request out after its answer, a person or another controller that makes the same
-// change, a leader that is stopped right before its change while another one leads, or a token
-// without its role for a moment. The rack's faults do all that happens to a request.
+// Each trial has an actor that disturbs a call: a proxy that answers wrongly with a request ID as a
+// rack's, a rack that carries a request out after its answer, a person or another controller that
+// makes the same change, a leader that is stopped right before its change while another one leads,
+// or a token without its role for a moment. The rack's faults do all that happens to a request.
 func TestNoMissingLateOrWrongAnswerUndoesAcknowledgedWork(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "answers")
