@@ -338,17 +338,20 @@ func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	return wanted
 }
 
-// takeSpace makes a file take nearly all free space, and returns its size.
+// takeSpace makes a file take nearly all free space, and returns its size. It returns 0 if less
+// than 1 MiB is free.
 func takeSpace(w *os.File) (size int64) {
 	var st unix.Statfs_t
 	harness.Must(unix.Fstatfs(int(w.Fd()), &st))
+	var err error
 	for size = int64(st.Bfree) * st.Bsize; size > 1<<20; size -= size / 64 {
 		size &^= pageBytes - 1
-		if err := unix.Fallocate(int(w.Fd()), 0, 0, size); !errors.Is(err, unix.ENOSPC) {
+		if err = unix.Fallocate(int(w.Fd()), 0, 0, size); !errors.Is(err, unix.ENOSPC) {
 			harness.Must(err)
 			return size
 		}
 	}
+	harness.Must(err)
 	return 0
 }
 
