@@ -102,6 +102,9 @@ var volumeScenarios = []scenario{
 		handmade := s.handmade(s.name("not-ours"), rackProject)
 		return effect{request: &csi.DeleteVolumeRequest{VolumeId: handmade.Id}}
 	}},
+	{"delete-from-another-project", codes.InvalidArgument, func(s *setup) effect {
+		return effect{request: &csi.DeleteVolumeRequest{VolumeId: s.foreignDisk.Id}}
+	}},
 	{"delete-again", codes.OK, func(s *setup) effect {
 		return effect{request: &csi.DeleteVolumeRequest{VolumeId: nobody}}
 	}},
@@ -135,6 +138,9 @@ var volumeScenarios = []scenario{
 				delete(state.Snapshots, name)
 				state.Storage -= gib
 			}}
+	}},
+	{"delete-snapshot-from-another-project", codes.InvalidArgument, func(s *setup) effect {
+		return effect{request: &csi.DeleteSnapshotRequest{SnapshotId: s.foreign.Id}}
 	}},
 	{"delete-snapshot-again", codes.OK, func(s *setup) effect {
 		return effect{request: &csi.DeleteSnapshotRequest{SnapshotId: nobody}}
@@ -260,6 +266,9 @@ var attachScenarios = []scenario{
 		volume := s.volume(s.name("unpublish"))
 		s.attach(volume.GetVolumeId(), s.down)
 		return effect{request: unpublish(volume.GetVolumeId(), s.up)}
+	}},
+	{"unpublish-from-another-project", codes.InvalidArgument, func(s *setup) effect {
+		return effect{request: unpublish(s.foreignDisk.Id, s.down)}
 	}},
 	{"unpublish-a-boot-disk", codes.FailedPrecondition, func(s *setup) effect {
 		return effect{request: unpublish(s.boot.Id, s.down)}
