@@ -292,6 +292,6 @@ func driverOperations(t *testing.T) []string {
 
 // selected matches a method or a field in Go source, and humps a border of two words in its name.
 var (
-	selected = regexp.MustCompile(`\.([A-Z]\w+)`)
+	selected = regexp.MustCompile(`\.\s*([A-Z]\w+)`)
 	humps    = regexp.MustCompile(`([a-z])([A-Z])`)
 )
