@@ -61,7 +61,7 @@ func TestNoMissingLateOrWrongAnswerUndoesAcknowledgedWork(t *testing.T) {
 		t.Error(what)
 	}
 	if void > trials/4 {
-		t.Errorf("%d of %d trials are void, because effects came too late", void, trials)
+		t.Errorf("%d of %d trials are void, because effects or actors came too late", void, trials)
 	}
 }
 

@@ -87,6 +87,8 @@ type life struct {
 	left []func()
 	// late is the fault by which the rack carries a request out after its answer, or "".
 	late string
+	// missed means that the call ended before the actor acted.
+	missed bool
 }
 
 // step is a call of the orchestrator, with the operations of the rack that it uses: reads, and then
@@ -130,6 +132,9 @@ func (v *life) live(ctx context.Context, who actor) {
 	for i, s := range steps {
 		end := func() {}
 		if i == disturbed {
+			if who == aPerson && v.node == "" {
+				who = aLateRack // there is nothing to detach
+			}
 			end = v.disturb(ctx, who, s)
 		}
 		err := s.call(v, ctx)
@@ -146,7 +151,7 @@ func (v *life) live(ctx context.Context, who actor) {
 		end()
 	}
 	v.elect() // if the leader was stopped after the last answer
-	if v.lateness(ctx) > lateLimit {
+	if v.lateness(ctx) > lateLimit || v.missed {
 		v.void.Add(1)
 	} else {
 		v.check(ctx, who)
@@ -206,12 +211,18 @@ func (v *life) inject(ctx context.Context, f adminapi.Fault, meanwhile func()) (
 	}
 	polling, stop := context.WithCancel(ctx)
 	var watch sync.WaitGroup
+	acted := meanwhile == nil
 	watch.Go(func() {
 		backoff := harness.Backoff{Max: 5 * time.Millisecond}
-		for meanwhile != nil && backoff.Wait(polling) == nil {
-			if fired, err := admin.Fired(polling, id); err == nil && fired > 0 {
-				meanwhile()
+		for !acted && backoff.Wait(polling) == nil {
+			fired, err := admin.Fired(polling, id)
+			if err != nil && polling.Err() == nil {
+				v.t.Errorf("ask whether a fault has fired: %v", err)
 				return
+			}
+			if err == nil && fired > 0 {
+				meanwhile()
+				acted = true
 			}
 		}
 	})
@@ -222,7 +233,10 @@ func (v *life) inject(ctx context.Context, f adminapi.Fault, meanwhile func()) (
 		if err = errors.Join(err, admin.RemoveFault(ctx, id)); err != nil {
 			v.t.Errorf("remove a fault: %v", err)
 		}
-		v.acts.Add(int64(fired))
+		if acted {
+			v.acts.Add(int64(fired))
+		}
+		v.missed = !acted && fired > 0
 		if fired > 0 && f.Phase == adminapi.Deferred {
 			v.late = id
 		}
@@ -256,14 +270,10 @@ func (v *life) lateness(ctx context.Context) (late time.Duration) {
 	return late
 }
 
-// detachByHand returns a function that detaches the disk as a person or another controller does. It
-// returns nil for a volume that was never published.
+// detachByHand returns a function that detaches the disk as a person or another controller does.
 func (v *life) detachByHand(ctx context.Context) func() {
 	volume, node, other := v.volume, v.node, v.leaders[1].Controller()
-	switch {
-	case node == "":
-		return nil
-	case v.rand.IntN(2) == 0:
+	if v.rand.IntN(2) == 0 {
 		return func() { _ = v.rack.DetachDisk(ctx, volume.GetVolumeId(), node) }
 	}
 	return func() {
