@@ -46,9 +46,6 @@ func (w *world) controllerCodes(s Step, f facts) []codes.Code {
 	if w.rackDown {
 		return []codes.Code{codes.Unavailable}
 	}
-	if time.Now().Before(w.open[s.target()]) {
-		list = append(list, codes.Unavailable)
-	}
 	for _, fault := range w.faults {
 		if code, ok := faultCodes[faults[fault].code]; ok {
 			list = append(list, code)

@@ -257,6 +257,10 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 		if len(steps) == 2 || len(h.world.doubts) > 0 {
 			allowed = append(allowed, codes.Aborted)
 		}
+		if time.Now().Before(h.world.open[one.target()]) && !one.op.onNode() &&
+			harness.ReasonOf(status.Convert(answers[i].err)) == "EffectUnknown" {
+			allowed = append(allowed, codes.Unavailable)
+		}
 		if len(steps) == 2 && steps[1-i].op == createSnapshot && one.op.onNode() &&
 			snapOf[steps[1-i].snap] == one.vol {
 			allowed = append(allowed, codes.Internal) // the snapshot reads the device of the node's call
