@@ -246,20 +246,21 @@ func (w *testCluster) rest() error {
 
 // clear restores the rack: all instances run and have no disks.
 func (w *testCluster) clear() (err error) {
-	defer harness.Catch(&err)
 	for _, i := range w.rack.Instances {
-		harness.Must(w.rack.StopInstance(w.ctx, i.ID))
+		err = errors.Join(err, w.rack.StopInstance(w.ctx, i.ID))
 	}
-	for _, a := range harness.Got(w.rack.Admin.State(w.ctx)).Attachments {
-		harness.Must(w.rack.DetachDisk(w.ctx, a.DiskID, a.InstanceID))
+	state, failed := w.rack.Admin.State(w.ctx)
+	err = errors.Join(err, failed)
+	for _, a := range state.Attachments {
+		err = errors.Join(err, w.rack.DetachDisk(w.ctx, a.DiskID, a.InstanceID))
 	}
 	for _, disk := range w.disks {
-		harness.Must(w.rack.DeleteDisk(w.ctx, disk))
+		err = errors.Join(err, w.rack.DeleteDisk(w.ctx, disk))
 	}
 	for _, i := range w.rack.Instances {
-		harness.Must(w.rack.StartInstance(w.ctx, i.ID))
+		err = errors.Join(err, w.rack.StartInstance(w.ctx, i.ID))
 	}
-	return nil
+	return err
 }
 
 func run(ctx context.Context, t keepertest.T, r *harness.Rack, acts []act) (*testCluster, error) {
