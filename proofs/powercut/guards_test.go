@@ -128,6 +128,9 @@ func TestADriverWithoutOneOfItsFlushesIsNoticed(t *testing.T) {
 		some = slices.DeleteFunc(slices.Concat(all, lies), func(f flush) bool {
 			return f.Name != only
 		})
+		if len(some) == 0 {
+			t.Fatalf("PROOF_ONLY=%q is the name of no flush", only)
+		}
 	}
 	// Each trial mostly waits, and has an unmodified driver at hand.
 	p.Error(harness.Share(3, some, func(_ int, jobs <-chan flush) (err error) {
@@ -138,7 +141,7 @@ func TestADriverWithoutOneOfItsFlushesIsNoticed(t *testing.T) {
 		}
 		return whole.close()
 	}))
-	p.Figure("removed", len(some), "noticed", g.noticed.Load())
+	p.Figure("tried", len(some), "noticed", g.noticed.Load())
 }
 
 // guardTrials runs drivers without a flush, several at once.
