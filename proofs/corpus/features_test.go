@@ -78,6 +78,7 @@ func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
 	c.round(t.Context(), run, bases, chosen(t, append(all, rest...)), p.Seed)
 	p.Figure("images", c.disks, "of", of, "not_made", c.notMade, "mounted", c.outcomes[mounted],
 		"refused", c.outcomes[refused], "internal", c.internal, "wrote", c.overwritten)
+	p.Bystanders.Report()
 	if os.Getenv("PROOF_ONLY") != "" || p.Over() {
 		return
 	}
