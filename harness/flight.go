@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -87,8 +88,9 @@ func CheckFlightDirs(plugins ...*Plugin) (err error) {
 	defer Catch(&err)
 	formatted := map[string]int{}
 	for _, p := range plugins {
-		for path, changes := range Got(p.FlightRecords()) {
-			begun := map[string]int{}
+		records := Got(p.FlightRecords())
+		for _, path := range slices.Sorted(maps.Keys(records)) {
+			changes, begun := records[path], map[string]int{}
 			for i, c := range changes {
 				key := c.Event + " " + c.Path
 				switch {
@@ -242,8 +244,9 @@ func Events(ctx context.Context, rack *Rack, since time.Time, plugins ...*Plugin
 	events []history.Event, err error) {
 	defer Catch(&err)
 	for _, p := range plugins {
-		for _, changes := range Got(p.FlightRecords()) {
-			events = append(events, flown(changes, p.Instance.Name)...)
+		records := Got(p.FlightRecords())
+		for _, file := range slices.Sorted(maps.Keys(records)) {
+			events = append(events, flown(records[file], p.Instance.Name)...)
 		}
 	}
 	if rack != nil && rack.Running() {
