@@ -110,6 +110,11 @@ func TestAPageShowsTheBrokenPromise(t *testing.T) {
 			t.Fatalf("the rows are %q, want %q as number %d", order, want, i+1)
 		}
 	}
+	for _, bar := range root.all(func(e *element) bool { return e.XMLName.Local == "i" }) {
+		if !slices.Contains(order, bar.Title) {
+			t.Errorf("a bar's title is %q, want that of its row", bar.Title)
+		}
+	}
 }
 
 func TestBarsAreInTimeOrderInsideTheirLanesAndNeverOverlap(t *testing.T) {
