@@ -97,8 +97,8 @@ func runPrestop(ctx context.Context, in invocation) (status int, err error) {
 	return 0, awaitClose(ctx, c.LeaveSocket, timeout, in.stdout)
 }
 
-// awaitClose waits until the program at the socket closes the connection. A program that is not there
-// is no reason to wait: the driver ends, as it would without the hook.
+// awaitClose waits until the program at the socket closes the connection. A program that is not
+// there is no reason to wait: the driver ends, as it would without the hook.
 func awaitClose(ctx context.Context, socket string, timeout time.Duration, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -107,8 +107,8 @@ func plural(n int, noun string) string {
 type Measure struct {
 	// What names it: "disk_list", "a blank disk of 17 GiB, when it is new".
 	What string `json:"what"`
-	// Looked is the part that was read. Of is all there was, or what the driver relies on, or 0 if that
-	// is unknown.
+	// Looked is the part that was read. Of is all there was, or what the driver relies on, or 0 if
+	// that is unknown.
 	Looked int64  `json:"looked"`
 	Of     int64  `json:"of"`
 	Unit   string `json:"unit"`

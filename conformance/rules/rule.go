@@ -22,8 +22,8 @@
 //
 // # Writing a check
 //
-// A check is a function of a [Check]. Its requests return outcomes, of which it demands a value or a
-// refusal. It ends at the first problem after which it cannot continue:
+// A check is a function of a [Check]. Its requests return outcomes, of which it demands a value or
+// a refusal. It ends at the first problem after which it cannot continue:
 //
 //	func checkAttachRefusals(c *Check) {
 //		disk, stopped := c.disk(), c.StoppedInstance()

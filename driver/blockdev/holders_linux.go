@@ -56,8 +56,8 @@ func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 
 // descriptors lists the process's descriptors of the file, under whatever name it was opened. A
 // busy node has tens of thousands of descriptors, and all are read before a filesystem is made or
-// mounted and a device is released, so each costs one system call. Some may be files on a dead server, so the call must not
-// wait for a server.
+// mounted and a device is released, so each costs one system call. Some may be files on a dead
+// server, so the call must not wait for a server.
 func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found []string) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(o.PID)+"/fd",
 		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -211,8 +211,9 @@ func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinf
 	return unwritten, err
 }
 
-// release flushes a disk and waits until nobody holds its device: no mount of it in any namespace
-// no other user in the kernel, and no process that writes to it. A device that is gone has nothing to flush.
+// release flushes a disk and waits until nobody holds its device: no mount of it in any namespace,
+// no other user in the kernel, and no process that writes to it. A device that is gone has nothing
+// to flush.
 func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err error) {
 	if d.Path == "" {
 		return true, nil

@@ -108,11 +108,11 @@ func (c *campaign) runProof() int64 {
 		ofNode := matching(some, ": Node")
 		ofNode = sample(ofNode, shortTrials/2, c.Rand())[:min(shortTrials/2, len(ofNode))]
 		others := without(some, matching(some, ": Node"))
-		some = append(ofNode, sample(others, shortTrials, c.Rand())[:shortTrials-len(ofNode)]...)
+		some = slices.Concat(ofNode, sample(others, shortTrials, c.Rand())[:shortTrials-len(ofNode)])
 	default:
 		first := sample(some, c.least, c.Rand())
-		some = append(first, sample(matching(without(some, first), deviceless), leastDeviceless,
-			c.Rand())...)
+		some = slices.Concat(first, sample(matching(without(some, first), deviceless),
+			leastDeviceless, c.Rand()))
 	}
 	for seed := range c.Rounds() {
 		c.attempts(ctx, c.round(some, seed))

@@ -63,7 +63,7 @@ func (m *Machine) Release() error {
 	return err
 }
 
-// rootSlot is the place on the PCI bus of the machine's own root disk, which is no disk of the rack.
+// rootSlot is the place on the PCI bus of the machine's own root disk, no disk of the rack.
 const rootSlot = 0x9
 
 // slots are the places of the rack's disks.
