@@ -204,9 +204,10 @@ func diagnose(ctx context.Context, c Config, o doctor.Options, out io.Writer, se
 	status int, err error) {
 	sources := doctor.Sources{NoRack: c.noRack(), ClusterID: c.ClusterID, Version: Version(),
 		Kubectl: kube.Kubectl}
+	// The token is redacted without a rack, too: Kubernetes' objects may contain it.
+	tokens := tokensOf(c, secrets, slog.New(slog.DiscardHandler))
 	if sources.NoRack == "" {
-		client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{
-			Tokens: tokensOf(c, secrets, slog.New(slog.DiscardHandler))})
+		client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})
 		if err != nil {
 			return 0, err
 		}

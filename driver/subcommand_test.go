@@ -27,6 +27,12 @@ import (
 // canaryToken is the driver's own token. Its form does not show that it is a token.
 const canaryToken = "tweetytweety-without-a-prefix"
 
+// canaryObjects is what kubectl prints of a volume whose name and message contain the token.
+const canaryObjects = `{"kind":"List","items":[{"kind":"PersistentVolume",` +
+	`"metadata":{"name":"pv-` + canaryToken + `"},"spec":{"csi":{"driver":"` + volume.DriverName +
+	`","volumeHandle":"` + racktest.Disk + `"}},"status":{"phase":"Failed","message":"no ` +
+	canaryToken + `"}}]}`
+
 func echoingRack(t *testing.T) string {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -56,9 +62,7 @@ func TestTheTokenIsNotInWhatADoctorWrites(t *testing.T) { // B-26
 	}
 	dir := t.TempDir()
 	objects := filepath.Join(dir, "objects")
-	must(t, os.WriteFile(objects, []byte(`{"kind":"List","items":[{"kind":"PersistentVolume",`+
-		`"metadata":{"name":"pv-1"},"spec":{"csi":{"driver":"`+volume.DriverName+`","volumeHandle":"`+
-		racktest.Disk+`"}},"status":{"phase":"Failed","message":"no `+canaryToken+`"}}]}`), 0o600))
+	must(t, os.WriteFile(objects, []byte(canaryObjects), 0o600))
 	for _, format := range []string{"text", "json"} {
 		for want, question := range map[int][]string{2: {"volume", racktest.Disk}, 3: {"rack"}} {
 			var out, errs bytes.Buffer
@@ -97,6 +101,25 @@ func TestTheTokenIsNotInWhatADoctorWrites(t *testing.T) { // B-26
 			if format == "json" && !json.Valid(out.Bytes()) {
 				t.Errorf("%v: no JSON: %s", question, out.String())
 			}
+		}
+	}
+}
+
+func TestTheTokenIsNotInWhatADoctorWithoutARackWrites(t *testing.T) { // B-26
+	tools, bundle := t.TempDir(), filepath.Join(t.TempDir(), "bundle")
+	must(t, os.WriteFile(filepath.Join(tools, "kubectl"),
+		[]byte("#!/bin/sh\necho '"+canaryObjects+"'"), 0o755))
+	t.Setenv("PATH", tools)
+	var out, errs bytes.Buffer
+	status := Main(t.Context(), []string{"doctor", "volume", racktest.Disk, "--bundle=" + bundle},
+		func(key string) string {
+			return map[string]string{"OXIDE_TOKEN": canaryToken}[key]
+		}, &out, &errs)
+	written, err := os.ReadFile(bundle)
+	must(t, err)
+	for _, text := range []string{out.String(), string(written)} {
+		if status != 2 || strings.Contains(text, canaryToken) || !strings.Contains(text, "pv-***") {
+			t.Errorf("status %d: %s\n%s", status, errs.String(), text)
 		}
 	}
 }
