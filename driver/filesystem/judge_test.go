@@ -10,6 +10,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -191,10 +192,24 @@ func FuzzBlkid(f *testing.F) {
 		if (err == nil) != (a != "") || strings.Contains(a, "\n") {
 			t.Fatalf("parseBlkid(%q) = %q, %v", output, a, err)
 		}
-		if volume.IsFilesystem(a) && !strings.Contains("\n"+output, "TYPE="+a) {
+		if volume.IsFilesystem(a) && !slices.ContainsFunc(strings.Split(output, "\n"),
+			func(line string) bool { return strings.TrimSpace(line) == "TYPE="+a }) {
 			t.Fatalf("parseBlkid(%q) = %q", output, a)
 		}
 	})
+}
+
+func TestParseBlkid(t *testing.T) {
+	for output, want := range map[string]string{ // "" is an error
+		"DEVNAME=x\nPTTYPE=gpt\n":                 "a partition table (gpt)",
+		"LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n": "swap and a partition table (dos)",
+		"LABEL=TYPE=xfs\n":                        "",
+		"TYPE=\n":                                 "",
+	} {
+		if got, err := parseBlkid(output); got != want || (err != nil) != (want == "") {
+			t.Errorf("parseBlkid(%q) = %q, %v, want %q", output, got, err, want)
+		}
+	}
 }
 
 // FuzzSizes checks that no size read from a disk overflows.
