@@ -65,9 +65,13 @@ func TestInvalidRecordsAreRejected(t *testing.T) {
 // The state directory is removed before one of the calls of a volume's life. Each call is made by a
 // new process, and must have the same result as with the directory.
 func TestNoCallNeedsTheStateDirectory(t *testing.T) { // B-10
-	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
+	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block", "static ext4"} {
 		for lost := range 9 {
-			v := statefulGuest(t).disk(128, fsType)
+			v := statefulGuest(t).disk(512, fsType)
+			if fsType == "static ext4" {
+				guesttest.Run(t, "mkfs.ext4", "-q", v.disk.Loop)
+				v.FSType, v.Static = volume.Ext4, true
+			}
 			readOnly := v.publish
 			if fsType == "block" {
 				readOnly = v.publishReadOnly
@@ -91,6 +95,7 @@ func TestNoCallNeedsTheStateDirectory(t *testing.T) { // B-10
 			if left := append(guesttest.Mounts(t, v.guest.Dir), v.guest.records()...); len(left) != 0 {
 				t.Fatalf("%s, directory lost before step %d: left %q", fsType, lost, left)
 			}
+			must(t, v.exclusive())
 		}
 	}
 }
