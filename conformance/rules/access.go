@@ -155,19 +155,23 @@ const looks = 3
 func (c *Check) steadily(look func()) {
 	before := len(c.problems)
 	var found []string
-	began := time.Now()
-	for range looks {
+	var looked time.Duration
+	for len(found) < looks {
 		c.problems = c.problems[:before]
+		began := time.Now()
 		look()
+		took := time.Since(began)
 		if len(c.problems) == before || c.simulated() {
 			return
 		}
 		found = append(found, strings.Join(c.problems[before:], "\n"))
-		// Two runs at the same time must not keep in step, and find the same each time.
-		pause := harness.Backoff{Next: rand.N(time.Since(began))}
-		_ = pause.Wait(c.ctx) // the next request notices an interrupt
+		if looked += took; len(found) < looks {
+			// Two runs at the same time must not keep in step, and find the same each time.
+			pause := harness.Backoff{Next: rand.N(took + 1)}
+			_ = pause.Wait(c.ctx) // the next request notices an interrupt
+		}
 	}
-	if len(slices.Compact(found)) > 1 || c.othersProvision(time.Since(began)) {
+	if len(slices.Compact(found)) > 1 || c.othersProvision(looked) {
 		c.problems = c.problems[:before]
 		c.notTested("others change what the silo has provisioned: %d looks found something else than "+
 			"the check had caused, such as: %s", looks, found[0])
