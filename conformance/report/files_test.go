@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"encoding/xml"
 	"fmt"
 	"html"
 	"maps"
@@ -54,6 +55,15 @@ func TestEveryKindOfReportIsWrittenWithEveryResult(t *testing.T) {
 			}
 			if want := []string{"index.html", "junit.xml", "report.json"}; !slices.Equal(names, want) {
 				t.Errorf("the folder has %q, expected %q", names, want)
+			}
+			var all testSuites
+			err := xml.Unmarshal(must(os.ReadFile(filepath.Join(dir, junitFile)))(t), &all)
+			cases := 0
+			for _, suite := range all.Suites {
+				cases += len(suite.Cases)
+			}
+			if wanted := len(want.Results) + 1; err != nil || cases != wanted || all.Tests != wanted {
+				t.Errorf("%d cases of %d, expected %d with the verdict: %v", cases, all.Tests, wanted, err)
 			}
 		})
 	}
