@@ -190,7 +190,13 @@ func (c *Check) checkList(list, path string, known []listed, began time.Time,
 }
 
 // item returns what a list must show of an object.
-func (c *Check) item(object any) listed { return fieldsOf[listed](c, object) }
+func (c *Check) item(object any) listed {
+	shown := fieldsOf[listed](c, object)
+	if shown.Made.IsZero() {
+		c.fatalf("%s (%s): expected the time of its creation; found none", shown.Name, shown.ID)
+	}
+	return shown
+}
 
 // checkLists demands that each list has all its objects in each order and size of page. The disks
 // exist already.
