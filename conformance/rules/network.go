@@ -142,6 +142,7 @@ func checkWhereInterfacesAre(c *Check) {
 	taken, missing := c.StoppedInstance().Name, c.name()
 	elsewhere := interfaces(1, defaultNetwork)
 	elsewhere.Value.(*oxide.InstanceNetworkInterfaceAttachmentCreate).Params[0].SubnetName = missing
+	var networked *oxide.Instance
 	for _, test := range []struct {
 		what string
 		nics oxide.InstanceNetworkInterfaceAttachment
@@ -164,8 +165,8 @@ func checkWhereInterfacesAre(c *Check) {
 		create.Body.NetworkInterfaces = test.nics
 		if test.early {
 			create.Body.Name = taken
-		} else {
-			c.networked(interfaces(1, defaultNetwork))
+		} else if networked == nil {
+			networked = c.networked(interfaces(1, defaultNetwork))
 		}
 		c.createInstance(create).as(test.what).refused(test.want)
 	}
