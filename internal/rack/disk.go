@@ -218,7 +218,10 @@ func (c *Client) disksOf(ctx context.Context, world World, instance oxide.NameOr
 		return false, cmp.Or(ValidateDisk(doing, disk),
 			world.has("instance", string(instance), disk.ProjectId))
 	})
-	return disks, err
+	if err != nil {
+		return nil, err
+	}
+	return disks, nil
 }
 
 // A response has to contain what the driver decides from, and has to be about the requested object.
