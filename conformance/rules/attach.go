@@ -69,21 +69,21 @@ func checkNumberOfDisks(c *Check) {
 func checkHotplug(c *Check) {
 	disk, stopped := c.disk(), c.StoppedInstance()
 	running, there := c.runningInstance()
-	c.mustAttach(disk.Id, stopped.Id)
-	c.mustDetach(disk.Id, stopped.Id)
+	attachedTo(c.attach(disk.Id, stopped.Id).as("it is stopped"), stopped.Id)
+	attachedTo(c.detach(disk.Id, stopped.Id).as("it is stopped"), "")
 	switch {
 	case c.Hotplug:
 		id := running.Id
 		if c.Here != nil { // whose operating system must cooperate
 			id = c.Here.ID
 		}
-		c.mustAttach(disk.Id, id)
-		c.mustDetach(disk.Id, id)
+		attachedTo(c.attach(disk.Id, id).as("it runs"), id)
+		attachedTo(c.detach(disk.Id, id).as("it runs"), "")
 		return
 	case c.AttachOnly:
 		own := c.instance(c.disk()) // its end detaches the disk
 		c.startAndAwait(own.Id)
-		c.mustAttach(disk.Id, own.Id)
+		attachedTo(c.attach(disk.Id, own.Id).as("it runs"), own.Id)
 	default:
 		c.attach(disk.Id, running.Id).refused(notStopped("attach"))
 		c.staysAttached(disk.Id, "")
@@ -141,8 +141,9 @@ func checkAttachAtOnce(c *Check) {
 		name, instance string
 		call           func(string, string) outcome[*oxide.Disk]
 	}{{"attach a disk", instance.Id, c.attach}, {"detach it", "", c.detach}} {
-		answer := step.call(disk.Id, instance.Id).must()
-		c.attachedTo(step.name, answer, step.instance)
+		call := step.call(disk.Id, instance.Id)
+		attachedTo(call, step.instance)
+		answer := call.must()
 		c.same(step.name+", and read it", c.look(disk.Id), answer)
 		listed := c.disksOf(instance.Id)
 		if step.instance != "" {
@@ -172,17 +173,17 @@ func checkAttachWhileCreating(c *Check) {
 	(<-made).must()
 	c.must("read the disk while it is being created", err)
 	equal(c, "the disk's state before the attach", seen.State.State(), oxide.DiskStateStateCreating)
-	c.attachedTo("attach a disk while it is being created", attached.must(), instance.Id)
+	attachedTo(attached.as("the disk is being created"), instance.Id)
 	c.staysAttached(attached.value.Id, instance.Id)
 }
 
 func checkRepeatedAttach(c *Check) {
 	disk, instance := c.disk(), c.StoppedInstance()
-	for range 2 {
-		c.mustAttach(disk.Id, instance.Id)
+	for _, turn := range []string{"once", "again"} {
+		attachedTo(c.attach(disk.Id, instance.Id).as(turn), instance.Id)
 	}
 	running, there := c.runningInstance()
-	c.mustAttach(there.Id, running.Id)
+	attachedTo(c.attach(there.Id, running.Id).as("again"), running.Id)
 }
 
 func checkRepeatedDetach(c *Check) {

@@ -101,9 +101,9 @@ func checkReboot(c *Check) {
 		invalidRequest("cannot reboot an instance in state stopped with no VMM"))
 	running, disk := c.runningInstance()
 	shows(c.reboot(running.Id), oxide.InstanceStateRebooting)
-	c.staysAttached(disk.Id, running.Id)
+	attachedTo(c.viewDisk(disk.Id).as("its instance reboots"), running.Id)
 	c.Await(running.Id, oxide.InstanceStateRunning)
-	c.staysAttached(disk.Id, running.Id)
+	attachedTo(c.viewDisk(disk.Id).as("its instance has rebooted"), running.Id)
 	if !c.arrange("a failed instance") {
 		return
 	}

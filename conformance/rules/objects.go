@@ -417,28 +417,30 @@ func (c *Check) disksOf(instance string) []oxide.Disk {
 		Instance: oxide.NameOrId(instance)}))(c, "list the disks of instance "+instance).must()
 }
 
-// attachedTo demands that a disk is attached to an instance; "" demands that it is detached.
-func (c *Check) attachedTo(what string, disk *oxide.Disk, instance string) {
+// attachedTo demands that the answer to a request shows a disk attached to an instance; "" demands
+// that it is detached.
+func attachedTo(answer outcome[*oxide.Disk], instance string) {
 	want := "detached"
 	if instance != "" {
 		want = "attached to instance " + instance
 	}
+	disk := answer.must()
 	got := string(disk.State.State())
 	if attached, is := disk.State.AsAttached(); is {
 		got += " to instance " + attached.Instance
 	}
-	equal(c, what+": the disk", got, want)
+	equal(answer.c, answer.step+": the disk", got, want)
 }
 
 func (c *Check) mustAttach(disk, instance string) {
-	c.attachedTo("the answer to an attach", c.attach(disk, instance).must(), instance)
+	attachedTo(c.attach(disk, instance), instance)
 }
 
 func (c *Check) mustDetach(disk, instance string) {
-	c.attachedTo("the answer to a detach", c.detach(disk, instance).must(), "")
+	attachedTo(c.detach(disk, instance), "")
 }
 
 // staysAttached demands that a disk is attached to an instance, or detached, when it is read.
 func (c *Check) staysAttached(disk, instance string) {
-	c.attachedTo("afterwards", c.look(disk), instance)
+	attachedTo(c.viewDisk(disk), instance)
 }
