@@ -397,13 +397,15 @@ func (c *Check) must(step string, err error) {
 }
 
 // Patiently repeats a step while the rack says that it is busy, and for a limited time while the
-// rack does not answer or fails.
+// rack does not answer or fails. A read that shows another object is not repeated.
 func Patiently(ctx context.Context, step func(context.Context) error) error {
 	away := time.Now().Add(requestPatience)
 	backoff := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}
 	for {
 		err := step(ctx)
-		again := IsBusy(err) || mayBeDone(err) && time.Now().Before(away)
+		// The client keeps only the text of a transport's error.
+		shown := err != nil && strings.Contains(err.Error(), errAnother.Error())
+		again := IsBusy(err) || mayBeDone(err) && !shown && time.Now().Before(away)
 		if !again || backoff.Wait(ctx) != nil {
 			return err
 		}

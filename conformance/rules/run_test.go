@@ -183,11 +183,20 @@ func TestAReadThatShowsAnotherObjectFails(t *testing.T) {
 	for which, want := range map[string]Status{id: Passed, strings.ToUpper(id): Passed, "mine": Passed,
 		uuid.NewString(): Failed, "yours": Failed} {
 		r := answering(t, 200, `{"id":"`+id+`","name":"mine"}`)
+		cleanUps := 0
 		got := r.Run(t.Context(), Rule{ID: "A00", Calls: []string{"disk_view"},
-			Check: func(c *Check) { c.look(which) }})
-		if got.Status != want || got.Tries != 1 ||
+			Check: func(c *Check) {
+				c.cleanup(func(ctx context.Context) error {
+					cleanUps++
+					_, err := c.readDisk(ctx, which)
+					return err
+				})
+				c.look(which)
+			}})
+		if got.Status != want || got.Tries != 1 || cleanUps != 1 ||
 			want == Failed && !strings.Contains(got.Reason, "the rack shows another object") {
-			t.Errorf("read %s: got %s after %d tries: %s", which, got.Status, got.Tries, got.Reason)
+			t.Errorf("read %s: got %s after %d tries and %d clean-ups: %s", which, got.Status, got.Tries,
+				cleanUps, got.Reason)
 		}
 	}
 }
