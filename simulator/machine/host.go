@@ -434,6 +434,8 @@ func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 		return nil, 0, err
 	}
 	first, err := kept(from) // what was given back meanwhile may have been read as NULs
-	skip := min(first-from, int64(n))
-	return text[skip:n], from + int64(n), err
+	if err != nil {
+		return nil, 0, err
+	}
+	return text[min(first-from, int64(n)):n], from + int64(n), nil
 }
