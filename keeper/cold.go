@@ -119,8 +119,9 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 		case k.Config.DryRun:
 			err = k.announce(ctx, v, c.node, c.pods, "would stop")
 		default:
-			if err = k.begin(ctx, v, c.node, c.pods); err == nil {
-				return pace, errors.Join(errs...)
+			err = k.begin(ctx, v, c.node, c.pods)
+			if c.Record != nil { // also if it is not known whether the record was written
+				return pace, errors.Join(append(errs, err)...)
 			}
 		}
 		errs = append(errs, err)

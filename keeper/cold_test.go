@@ -2,6 +2,7 @@ package keeper
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -332,18 +333,37 @@ func TestAPlanNamesAtMostThreeVolumes(t *testing.T) {
 	}
 }
 
-func TestTheNodeThatHasWaitedLongestIsStoppedFirst(t *testing.T) { // D-61
-	w := newFixture(t, "a", "b", "c")
-	w.Config.StatefulSetInterval = 0
-	for _, name := range []string{"c", "a", "b"} {
-		w.wait(name, "of-"+name)
-		w.pass(time.Second)
-	}
-	w.pass(time.Minute)
-	w.round()
-	w.round()
-	if w.step("c") == "" || w.step("a") != "" || w.step("b") != "" {
-		t.Errorf("the steps are %q, %q, %q", w.step("a"), w.step("b"), w.step("c"))
+// The first write of the resource fails, before or after it is applied.
+func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
+	for _, fails := range []string{"", "create configmaps", "update nodes"} {
+		for _, applied := range []bool{false, true} {
+			t.Run(fmt.Sprint(fails, " ", applied), func(t *testing.T) {
+				w := newFixture(t, "a", "b", "c")
+				w.Config.StatefulSetInterval = 0
+				for _, name := range []string{"c", "a", "b"} {
+					w.wait(name, "of-"+name)
+					w.pass(time.Second)
+				}
+				w.pass(time.Minute)
+				failed := fails == ""
+				w.api.Intercept(func(r keepertest.KubeRequest) error {
+					if failed || r.Verb+" "+r.Resource != fails || r.Applied != applied {
+						return nil
+					}
+					failed = true
+					return errBroken
+				})
+				for range 3 {
+					_, err := w.Round(t.Context())
+					if w.step("a") != "" || w.step("b") != "" {
+						t.Errorf("the steps are %q and %q after the error %v", w.step("a"), w.step("b"), err)
+					}
+				}
+				if !failed || w.step("c") == "" {
+					t.Errorf("the oldest is not stopped; a write has failed: %v", failed)
+				}
+			})
+		}
 	}
 }
 
