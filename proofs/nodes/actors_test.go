@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -37,7 +38,8 @@ func (w *testCluster) attacher() {
 		if a.DeletionTimestamp != nil {
 			since = w.hotplug
 		}
-		if states[a.Spec.NodeName] == oxide.InstanceStateRunning && since.IsZero() {
+		if states[a.Spec.NodeName] == oxide.InstanceStateRunning && since.IsZero() ||
+			!since.IsZero() && strings.Contains(refused, "InstanceMustBeStopped") {
 			refused = ""
 		}
 		path := oxide.DiskPath{Disk: oxide.NameOrId(w.disks[*a.Spec.Source.PersistentVolumeName])}
