@@ -357,7 +357,8 @@ func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]
 		var r record
 		if err := json.Unmarshal([]byte(text), &r); err != nil {
 			return found, nil, fmt.Errorf("the value of %s in the ConfigMap %s is not what a keeper writes "+
-				"(%w); see that the node's instance runs, then remove the key", uid, RecordsName, err)
+				"(%w); see that the node's instance runs and that the Node has no cordon and no "+
+				"out-of-service taint of the keeper, then remove the key", uid, RecordsName, err)
 		}
 		all[types.UID(uid)] = r
 	}

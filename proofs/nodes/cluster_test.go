@@ -54,6 +54,8 @@ type testCluster struct {
 	// byHand contains the nodes that a person has cordoned, dead those whose kubelet does not come
 	// back, and lying those whose kubelet reports while the instance is stopped.
 	byHand, dead, lying map[string]bool
+	// corrupted reports whether somebody has corrupted the records.
+	corrupted bool
 	// byPeople contains, by instance, the time at which a person stopped it, or did something that may
 	// leave it stopped.
 	byPeople map[string]time.Time

@@ -256,6 +256,7 @@ func (w *testCluster) forge(name string, a act) {
 // corrupt makes the records unreadable. A person who does that has to check the instances.
 func (w *testCluster) corrupt(string, act) {
 	w.log("somebody corrupts the records")
+	w.corrupted = true
 	for _, name := range names {
 		w.mayStop(name)
 		w.byHand[name] = true
@@ -422,6 +423,11 @@ func (w *testCluster) mend() {
 			n.Labels = map[string]string{keeper.ColdAttachLabel: keeper.Allowed}
 			if w.byHand[name] {
 				n.Spec.Unschedulable = false
+			}
+			if w.corrupted {
+				n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+					return t.Key == corev1.TaintNodeOutOfService
+				})
 			}
 		})
 	}
