@@ -253,13 +253,16 @@ func (w *testCluster) forge(name string, a act) {
 	})
 }
 
-// corrupt makes the records unreadable. A person who does that has to check the instances.
+// corrupt makes the records unreadable, so that nobody knows the last operations any more. A person
+// who does that has to check the instances.
 func (w *testCluster) corrupt(string, act) {
 	w.log("somebody corrupts the records")
 	w.corrupted = true
 	for _, name := range names {
 		w.mayStop(name)
 		w.byHand[name] = true
+		o := w.operations[name]
+		o.ended, o.stopped, o.stoppedSets = time.Time{}, time.Time{}, nil
 	}
 	keepertest.Edit(w.api, namespaceOfRecords, keeper.RecordsName, func(m *corev1.ConfigMap) {
 		for uid := range m.Data {
