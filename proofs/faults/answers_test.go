@@ -31,24 +31,14 @@ var phases = []phase{before, instead, after, twice, deferred, later}
 // done reports whether the effect comes before the answer.
 func (p phase) done() bool { return p == after || p == twice }
 
-// rule returns the fault of this phase, without an answer.
-func (p phase) rule(operation string) adminapi.Fault {
-	f := adminapi.Fault{Operation: operation, Phase: adminapi.Phase(p)}
-	if p == deferred || p == later {
-		// The proof itself runs the deferred operation, long before the delay ends.
-		f.Phase, f.Delay = adminapi.Deferred, adminapi.Duration(time.Hour)
-	}
-	return f
-}
-
-// answer is a wrong answer of the rack, and the code with which the driver answers then.
+// answer is a wrong answer of the rack, and the code with which the driver answers then. After
+// DeadlineExceeded, the rack's answer arrives after the call's deadline.
 type answer struct {
 	name string
 	code codes.Code
-	// set sets the answer of a fault.
-	set func(f *adminapi.Fault, env *environment, p phase)
-	// slow is set if the answer arrives after the call's deadline.
-	slow bool
+	// fault is what is the same in every cell. set, if it is set, adds the rest.
+	fault adminapi.Fault
+	set   func(f *adminapi.Fault, r *cellRun)
 	// phases contains the phases in which this answer is possible. Nil means all.
 	phases []phase
 	// natural is set if the call may succeed in spite of the answer.
@@ -56,7 +46,7 @@ type answer struct {
 	// success is set if the answer has the status of a successful operation.
 	success bool
 	// pages replaces set for an answer to a list: it returns the nth page.
-	pages func(env *environment, operation string, n int) string
+	pages func(r *cellRun, n int) string
 }
 
 // suits reports whether this answer is possible for an operation in a phase.
@@ -65,152 +55,155 @@ func (a answer) suits(operation string, ph phase) bool {
 		(a.pages == nil || strings.HasSuffix(operation, "_list"))
 }
 
-// endless returns the answer of a list whose pages never end. The rack does not read the requests,
-// because it would refuse their page tokens.
-func endless(name string, pages func(env *environment, operation string, n int) string) answer {
-	return answer{name: name, code: codes.Unavailable, phases: []phase{before}, pages: pages}
+// faults returns the fault rules of a cell: one, or one for each page of a list.
+func (r *cellRun) faults() []adminapi.Fault {
+	a := r.cell.answer
+	fault := a.fault
+	fault.Operation, fault.Phase = r.operation, adminapi.Phase(r.phase)
+	if r.phase == deferred || r.phase == later {
+		// The proof itself runs the deferred operation, long before the delay ends.
+		fault.Phase, fault.Delay = adminapi.Deferred, adminapi.Duration(time.Hour)
+	}
+	if a.set != nil {
+		a.set(&fault, r)
+	}
+	if a.pages == nil {
+		return []adminapi.Fault{fault}
+	}
+	faults := slices.Repeat([]adminapi.Fault{fault}, mostPages)
+	for n := range faults {
+		faults[n].Skip, faults[n].Times = n, 1
+		faults[n].Response = &adminapi.Response{Status: http.StatusOK, Body: a.pages(r, n)}
+	}
+	return faults
 }
 
 // mostPages is the number of pages of an endless list. The driver must not ask for the last one.
 const mostPages = 64
 
+// endless returns the answer of a list whose pages never end. The rack does not read the requests,
+// because it would refuse their page tokens.
+func endless(name string, pages func(r *cellRun, n int) string) answer {
+	return answer{name: name, code: codes.Unavailable, phases: []phase{before}, pages: pages}
+}
+
 func pageOf(next string, items ...string) string {
 	return fmt.Sprintf(`{"items":[%s],"next_page":%q}`, strings.Join(items, ","), next)
 }
 
-func refusal(name string, status int, errorCode, message string, code codes.Code) answer {
-	return answer{name: name, code: code, set: func(f *adminapi.Fault, _ *environment, _ phase) {
-		f.Response = &adminapi.Response{Status: status, ErrorCode: errorCode, Message: message}
-	}}
+func response(name string, code codes.Code, r adminapi.Response) answer {
+	return answer{name: name, code: code, fault: adminapi.Fault{Response: &r}}
+}
+
+func refusal(status int, errorCode, message string, code codes.Code) answer {
+	return response(errorCode, code,
+		adminapi.Response{Status: status, ErrorCode: errorCode, Message: message})
 }
 
 // page returns an answer of a proxy in front of the rack.
-func page(name string, status int, code codes.Code) answer {
-	return answer{name: name, code: code, set: func(f *adminapi.Fault, _ *environment, _ phase) {
-		f.Response = &adminapi.Response{Status: status, ContentType: "text/html",
-			Body: "<html>not a rack</html>"}
-	}}
+func page(status int) answer {
+	return response(fmt.Sprint("proxy-", status), codes.Unavailable, adminapi.Response{
+		Status: status, ContentType: "text/html", Body: "<html>not a rack</html>"})
 }
 
-// success returns an answer with the status of a successful operation and that body.
-func success(name string, code codes.Code, body func(env *environment,
-	operation string) string) answer {
-	return answer{name: name, code: code, success: true,
-		set: func(f *adminapi.Fault, env *environment, _ phase) {
-			f.Response = &adminapi.Response{Status: statusOf(f.Operation),
-				Body: body(env, f.Operation)}
+// success returns an answer with the status of a successful operation and that body, with white
+// space before it.
+func success(name string, spaces int, body func(r *cellRun) string) answer {
+	return answer{name: name, code: codes.Unavailable, success: true,
+		set: func(f *adminapi.Fault, r *cellRun) {
+			f.Response = &adminapi.Response{Status: statusOf(r.operation), PadBytes: spaces,
+				Body: body(r)}
 		}}
-}
-
-// answers contains the columns of the matrix.
-var answers = []answer{
-	refusal("ObjectAlreadyExists", 400, "ObjectAlreadyExists", "already exists",
-		codes.AlreadyExists),
-	refusal("InvalidValue", 400, "InvalidValue", "unsupported value", codes.OutOfRange),
-	refusal("InvalidRequest", 400, "InvalidRequest", "cannot do that", codes.Internal),
-	refusal("Unauthorized", 401, "Unauthorized", "credentials missing or invalid",
-		codes.Unauthenticated),
-	refusal("Forbidden", 403, "Forbidden", "Forbidden", codes.PermissionDenied),
-	refusal("ObjectNotFound", 404, "ObjectNotFound", "not found", codes.NotFound),
-	refusal("no-route", 404, "", "Not Found", codes.Unavailable),
-	refusal("Conflict", 409, "Conflict", "in use", codes.FailedPrecondition),
-	refusal("Gone", 410, "Gone", "Gone", codes.Internal),
-	refusal("Internal", 500, "Internal", "Internal Server Error", codes.Unavailable),
-	refusal("ServiceNotAvailable", 503, "ServiceNotAvailable", "Service Unavailable",
-		codes.Unavailable),
-	refusal("too-many", 429, "", "slow down", codes.Unavailable),
-	refusal("InsufficientCapacity", 507, "InsufficientCapacity", "Insufficient capacity",
-		codes.ResourceExhausted),
-	refusal("unknown-code", 418, "Teapot", "short and stout", codes.Internal),
-	refusal("other-version", 400, "",
-		"server does not support this API version: 2026060800.0.0", codes.Unavailable),
-	page("proxy-408", 408, codes.Unavailable),
-	page("proxy-502", 502, codes.Unavailable),
-	page("proxy-504", 504, codes.Unavailable),
-	page("proxy-520", 520, codes.Unavailable),
-	{name: "redirect", code: codes.Unavailable, set: func(f *adminapi.Fault, _ *environment, _ phase) {
-		f.Response = &adminapi.Response{Status: http.StatusFound, ContentType: "text/html",
-			Body: "<html>moved</html>", Header: map[string]string{"Location": "/v1/ping"}}
-	}},
-	{name: "cut", code: codes.Unavailable, set: func(f *adminapi.Fault, _ *environment, _ phase) {
-		f.Cut = true
-	}},
-	{name: "timeout", code: codes.DeadlineExceeded, slow: true,
-		set: func(f *adminapi.Fault, _ *environment, _ phase) { f.Hang = adminapi.Duration(time.Hour) }},
-	{name: "truncated", code: codes.Unavailable, set: func(f *adminapi.Fault, env *environment,
-		p phase) {
-		setBody(f, env, p)
-		f.TruncateBody = 20
-	}},
-	{name: "slow", code: codes.DeadlineExceeded, slow: true,
-		set: func(f *adminapi.Fault, env *environment, p phase) {
-			setBody(f, env, p)
-			f.SlowByte = adminapi.Duration(100 * time.Millisecond)
-		}},
-	success("empty", codes.Unavailable, func(*environment, string) string { return "" }),
-	success("page-200", codes.Unavailable,
-		func(*environment, string) string { return "<html>hello</html>" }),
-	success("other-object", codes.Unavailable, (*environment).other),
-	success("nulls", codes.Unavailable, func(env *environment, operation string) string {
-		if strings.HasSuffix(operation, "_list") {
-			return `{"items":null,"next_page":null}`
-		}
-		return altered(env.other(operation), func(fields object) {
-			for name := range fields {
-				fields[name] = nil
-			}
-		})
-	}),
-	{name: "huge", code: codes.Unavailable, success: true,
-		set: func(f *adminapi.Fault, env *environment, _ phase) {
-			f.Response = &adminapi.Response{Status: statusOf(f.Operation), PadBytes: hugeBytes,
-				Body: env.other(f.Operation)}
-		}},
-	{name: "other-release", code: codes.Unavailable, natural: true, success: true,
-		set: setOtherRelease},
-	endless("pages-in-a-circle", func(env *environment, operation string, n int) string {
-		return pageOf([]string{"A", "B"}[n%2], filled(env, operation, n)...)
-	}),
-	endless("objects-in-a-circle", func(env *environment, operation string, n int) string {
-		return pageOf(fmt.Sprint("page-", n), filled(env, operation, n%3)...)
-	}),
-	endless("empty-pages", func(_ *environment, _ string, n int) string {
-		return pageOf(fmt.Sprint("page-", n))
-	}),
-	{name: "new-token", natural: true, set: func(f *adminapi.Fault, env *environment, _ phase) {
-		f.Bearer = env.rotate()
-		f.Response = &adminapi.Response{Status: http.StatusUnauthorized,
-			ErrorCode: "Unauthorized", Message: "credentials missing or invalid"}
-	}},
-	{name: "own", natural: true, phases: []phase{twice},
-		set: func(*adminapi.Fault, *environment, phase) {}},
 }
 
 // hugeBytes is larger than every answer of a rack.
 const hugeBytes = 40 << 20
 
+// answers contains the columns of the matrix.
+var answers = []answer{
+	refusal(400, "ObjectAlreadyExists", "already exists", codes.AlreadyExists),
+	refusal(400, "InvalidValue", "unsupported value", codes.OutOfRange),
+	refusal(400, "InvalidRequest", "cannot do that", codes.Internal),
+	refusal(401, "Unauthorized", "credentials missing or invalid", codes.Unauthenticated),
+	refusal(403, "Forbidden", "Forbidden", codes.PermissionDenied),
+	refusal(404, "ObjectNotFound", "not found", codes.NotFound),
+	response("no-route", codes.Unavailable, adminapi.Response{Status: 404, Message: "Not Found"}),
+	refusal(409, "Conflict", "in use", codes.FailedPrecondition),
+	refusal(410, "Gone", "Gone", codes.Internal),
+	refusal(500, "Internal", "Internal Server Error", codes.Unavailable),
+	refusal(503, "ServiceNotAvailable", "Service Unavailable", codes.Unavailable),
+	response("too-many", codes.Unavailable, adminapi.Response{Status: 429, Message: "slow down"}),
+	refusal(507, "InsufficientCapacity", "Insufficient capacity", codes.ResourceExhausted),
+	response("unknown-code", codes.Internal,
+		adminapi.Response{Status: 418, ErrorCode: "Teapot", Message: "short and stout"}),
+	response("other-version", codes.Unavailable, adminapi.Response{Status: 400,
+		Message: "server does not support this API version: 2026060800.0.0"}),
+	page(408), page(502), page(504), page(520),
+	response("redirect", codes.Unavailable, adminapi.Response{Status: http.StatusFound,
+		ContentType: "text/html", Body: "<html>moved</html>",
+		Header: map[string]string{"Location": "/v1/ping"}}),
+	{name: "cut", code: codes.Unavailable, fault: adminapi.Fault{Cut: true}},
+	{name: "timeout", code: codes.DeadlineExceeded,
+		fault: adminapi.Fault{Hang: adminapi.Duration(time.Hour)}},
+	{name: "truncated", code: codes.Unavailable, fault: adminapi.Fault{TruncateBody: 20},
+		set: setBody},
+	{name: "slow", code: codes.DeadlineExceeded, set: setBody,
+		fault: adminapi.Fault{SlowByte: adminapi.Duration(100 * time.Millisecond)}},
+	success("empty", 0, func(*cellRun) string { return "" }),
+	success("page-200", 0, func(*cellRun) string { return "<html>hello</html>" }),
+	success("other-object", 0, (*cellRun).other),
+	success("nulls", 0, func(r *cellRun) string {
+		if strings.HasSuffix(r.operation, "_list") {
+			return `{"items":null,"next_page":null}`
+		}
+		return altered(r.other(), func(fields object) {
+			for name := range fields {
+				fields[name] = nil
+			}
+		})
+	}),
+	success("huge", hugeBytes, (*cellRun).other),
+	{name: "other-release", code: codes.Unavailable, natural: true, success: true,
+		set: setOtherRelease},
+	endless("pages-in-a-circle", func(r *cellRun, n int) string {
+		return pageOf([]string{"A", "B"}[n%2], r.filled(n)...)
+	}),
+	endless("objects-in-a-circle", func(r *cellRun, n int) string {
+		return pageOf(fmt.Sprint("page-", n), r.filled(n%3)...)
+	}),
+	endless("empty-pages", func(_ *cellRun, n int) string { return pageOf(fmt.Sprint("page-", n)) }),
+	{name: "new-token", natural: true,
+		fault: adminapi.Fault{Response: &adminapi.Response{Status: http.StatusUnauthorized,
+			ErrorCode: "Unauthorized", Message: "credentials missing or invalid"}},
+		set: func(f *adminapi.Fault, r *cellRun) { f.Bearer = r.rotate() }},
+	{name: "own", natural: true, phases: []phase{twice}},
+}
+
+// other returns the JSON of another object of the kind that the operation returns or lists.
+func (r *cellRun) other() string { return r.others[kindOf(r.operation)] }
+
 // setBody gives the answer a body for a fault that damages bodies: the rack's own if the operation
 // was done, another object's if not, and an error's for a delete, which has no body.
-func setBody(f *adminapi.Fault, env *environment, p phase) {
+func setBody(f *adminapi.Fault, r *cellRun) {
 	switch {
-	case strings.HasSuffix(f.Operation, "_delete"):
+	case strings.HasSuffix(r.operation, "_delete"):
 		f.Response = &adminapi.Response{Status: 500, ErrorCode: "Internal",
 			Message: "Internal Server Error"}
-	case !p.done():
-		f.Response = &adminapi.Response{Status: statusOf(f.Operation), Body: env.other(f.Operation)}
+	case !r.phase.done():
+		f.Response = &adminapi.Response{Status: statusOf(r.operation), Body: r.other()}
 	}
 }
 
 // setOtherRelease sets the answer of a rack of another release, in which fields are missing. If the
 // operation was not done, the answer contains another object.
-func setOtherRelease(f *adminapi.Fault, env *environment, p phase) {
-	fields := releaseFields[kindOf(f.Operation)]
-	if p.done() && !strings.HasSuffix(f.Operation, "_delete") {
+func setOtherRelease(f *adminapi.Fault, r *cellRun) {
+	fields := releaseFields[kindOf(r.operation)]
+	if r.phase.done() && !strings.HasSuffix(r.operation, "_delete") {
 		f.DropFields = fields
 		return
 	}
-	f.Response = &adminapi.Response{Status: statusOf(f.Operation),
-		Body: altered(env.other(f.Operation), func(all object) {
+	f.Response = &adminapi.Response{Status: statusOf(r.operation),
+		Body: altered(r.other(), func(all object) {
 			maps.DeleteFunc(all, func(name string, _ any) bool { return slices.Contains(fields, name) })
 		})}
 }
@@ -243,16 +236,15 @@ func statusOf(operation string) int {
 }
 
 // filled returns the objects of the nth page: enough to make the driver ask for the next page.
-func filled(env *environment, operation string, n int) []string {
-	count := 1
-	if operation == "instance_disk_list" {
-		count = 100 // the driver stops after a shorter page of an instance's disks (A10)
+func (r *cellRun) filled(n int) []string {
+	objects := make([]string, 1)
+	if r.operation == "instance_disk_list" {
+		objects = make([]string, 100) // the driver stops after a shorter page of these disks (A10)
 	}
-	var objects []string
-	for i := range count {
-		objects = append(objects, altered(env.other(operation), func(fields object) {
-			fields["id"] = fmt.Sprintf("5e1a9c0e-0c53-4a1c-8f0e-%012d", count*n+i)
-		}))
+	for i := range objects {
+		objects[i] = altered(r.other(), func(fields object) {
+			fields["id"] = fmt.Sprintf("5e1a9c0e-0c53-4a1c-8f0e-%012d", len(objects)*n+i)
+		})
 	}
 	return objects
 }
@@ -285,15 +277,13 @@ func text(value any) string {
 var doubt = map[string]map[string][]codes.Code{
 	"disk_create": {
 		// The rack answers that the object exists, but the object does not exist.
-		"ObjectAlreadyExists":  {codes.Aborted},
-		"InsufficientCapacity": {},
-		"InvalidRequest":       {}, "Conflict": {}, "ObjectNotFound": {},
+		"ObjectAlreadyExists": {codes.Aborted}, "InsufficientCapacity": {},
+		"InvalidRequest": {}, "Conflict": {}, "ObjectNotFound": {},
 		// The disk may exist already.
 		"Unauthorized": {}, "Forbidden": {}, "Gone": {}, "InvalidValue": {}, "unknown-code": {},
 	},
 	"snapshot_create": {
-		"ObjectAlreadyExists":  {codes.Aborted},
-		"InsufficientCapacity": {}, "InvalidRequest": {},
+		"ObjectAlreadyExists": {codes.Aborted}, "InsufficientCapacity": {}, "InvalidRequest": {},
 		"ObjectNotFound": {codes.Aborted}, // the disk does exist
 		// Another snapshot of the disk is in progress.
 		"Conflict": {codes.Aborted},
@@ -368,19 +358,14 @@ func (c cell) allowed() []codes.Code {
 	return all
 }
 
-// open contains the answers that do not tell whether a change was made, and making the operations
-// after which the driver then reads the state in the same call. If it does not find the effect, it
-// answers UNAVAILABLE. With INTERNAL, the orchestrator would not repeat the call and lose the
-// object.
-var (
-	open = []string{"Internal", "ServiceNotAvailable", "proxy-408", "proxy-502", "proxy-504",
-		"proxy-520", "redirect", "no-route", "other-version", "too-many", "other-object", "nulls",
-		"other-release", "cut", "empty", "page-200", "huge", "truncated"}
-	making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
-)
+// making contains the operations after which the driver reads the state in the same call if the
+// answer does not tell whether the change was made. If it does not find the effect, it answers
+// UNAVAILABLE. With INTERNAL, the orchestrator would not repeat the call and lose the object.
+var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
+// open reports whether the answer does not tell whether a change was made.
 func (c cell) open() bool {
-	return slices.Contains(making, c.operation) && slices.Contains(open, c.answer.name)
+	return slices.Contains(making, c.operation) && c.answer.code == codes.Unavailable
 }
 
 // deniesObject reports whether the rack answers a read with "not found" although the object exists.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -32,9 +33,10 @@ const (
 )
 
 // environment is a rack with a driver, and the objects that exist before every cell. It runs one
-// cell at a time.
+// cell at a time. A step that fails ends the cell (harness.Must).
 type environment struct {
 	*harness.Environment
+	ctx   context.Context
 	proof *proof.Proof
 	run   *harness.Run
 	ctl   csi.ControllerClient
@@ -42,8 +44,8 @@ type environment struct {
 	// up is an instance that runs, and down is one that is stopped. full is stopped and has as
 	// many disks as it can have.
 	up, down, full string
-	// boot is the boot disk of down. byHand is an administrator's disk that is attached to down.
-	boot, byHand *oxide.Disk
+	// boot is the boot disk of down.
+	boot *oxide.Disk
 	// source is a volume, and snap is its snapshot. gone is a snapshot whose volume was deleted.
 	source     *csi.Volume
 	snap, gone *csi.Snapshot
@@ -66,10 +68,10 @@ type environment struct {
 	baseState rackState
 }
 
-func newEnvironment(ctx context.Context, p *proof.Proof, run *harness.Run) (env *environment,
-	err error) {
+// newEnvironment starts an environment, which ends with the test. Then nothing may be left.
+func newEnvironment(t *testing.T, p *proof.Proof, run *harness.Run) (env *environment, err error) {
 	defer harness.Catch(&err)
-	started, err := run.StartEnvironment(ctx, harness.RackOptions{
+	started, err := run.StartEnvironment(t.Context(), harness.RackOptions{
 		Instances: []string{"up", "down", "full"}, QuotaBytes: quota, DiskLimit: diskLimit,
 		// The rack accepts any token, because the cells give the driver new ones.
 		Args: []string{"--token=", "--project", otherProject,
@@ -79,60 +81,59 @@ func newEnvironment(ctx context.Context, p *proof.Proof, run *harness.Run) (env 
 		return nil, err
 	}
 	rack := started.Rack
-	env = &environment{Environment: started, proof: p, run: run,
-		tokenFile: filepath.Join(rack.Dir, "token"),
-		tokenTime: time.Now(), others: map[string]string{}}
-	env.up, env.down = rack.Instance("up").ID, rack.Instance("down").ID
-	env.full = rack.Instance("full").ID
+	env = &environment{Environment: started, ctx: t.Context(), proof: p, run: run,
+		up: rack.Instance("up").ID, down: rack.Instance("down").ID, full: rack.Instance("full").ID,
+		tokenFile: filepath.Join(rack.Dir, "token"), tokenTime: time.Now()}
+	t.Cleanup(func() { p.Error(env.shutDown()) })
 	env.rotate()
 	// A driver that is ready has read its project, and does not do so while a cell runs.
-	env.ctl = harness.Got(env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController,
+	env.ctl = harness.Got(env.StartPlugin(env.ctx, harness.PluginOptions{Mode: harness.ModeController,
 		Env: map[string]string{"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": env.tokenFile,
 			"OXIDE_MAX_DISKS": strconv.Itoa(diskLimit)}})).Controller()
-	s := &setup{environment: env, ctx: ctx}
-	env.createObjects(s)
-	env.fetchOtherObjects(s)
-	env.baseState = s.state()
-	return env, env.TakeBaseline(ctx)
+	env.createObjects()
+	env.fetchOtherObjects()
+	env.baseState = env.state()
+	return env, env.TakeBaseline(env.ctx)
 }
 
-func (env *environment) createObjects(s *setup) {
-	env.boot = s.handmade("boot", rackProject)
-	env.byHand = s.handmade("by-hand", rackProject)
-	env.foreignDisk = s.handmade("foreign", otherProject)
-	env.local = harness.Got(env.Rack.Client.DiskCreate(s.ctx, oxide.DiskCreateParams{
+func (env *environment) createObjects() {
+	env.boot = env.handmade("boot", rackProject)
+	env.foreignDisk = env.handmade("foreign", otherProject)
+	env.local = harness.Got(env.Rack.Client.DiskCreate(env.ctx, oxide.DiskCreateParams{
 		Project: rackProject, Body: &oxide.DiskCreate{Name: "local", Description: "made by hand",
 			Size: oxide.ByteCount(gib), DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}}}))
-	s.attach(env.byHand.Id, env.down)
-	s.attach(env.boot.Id, env.down)
+	env.attach(env.handmade("by-hand", rackProject).Id, env.down)
+	env.attach(env.boot.Id, env.down)
 	for i := range diskLimit {
-		s.attach(s.handmade(fmt.Sprintf("filler-%d", i), rackProject).Id, env.full)
+		env.attach(env.handmade(fmt.Sprintf("filler-%d", i), rackProject).Id, env.full)
 	}
-	harness.Must(env.Rack.StopInstance(s.ctx, env.down))
-	harness.Must(env.Rack.StopInstance(s.ctx, env.full))
-	s.bootFrom(env.down, env.boot.Id)
-	env.source = s.volume("source")
-	env.snap = s.snapshot("snap", env.source.GetVolumeId())
-	passing := s.volume("passing")
-	env.gone = s.snapshot("gone", passing.GetVolumeId())
-	harness.Must(env.Rack.DeleteDisk(s.ctx, passing.GetVolumeId()))
-	env.foreign = s.handmadeSnapshot("foreign", otherProject, env.foreignDisk.Id)
-	env.image = &harness.Got(env.Rack.Client.ImageList(s.ctx,
+	harness.Must(env.Rack.StopInstance(env.ctx, env.down))
+	harness.Must(env.Rack.StopInstance(env.ctx, env.full))
+	env.bootFrom(oxide.NameOrId(env.down), oxide.NameOrId(env.boot.Id))
+	env.source = env.volume("source")
+	env.snap = env.snapshot("snap", env.source.GetVolumeId())
+	passing := env.volume("passing").GetVolumeId()
+	env.gone = env.snapshot("gone", passing)
+	harness.Must(env.Rack.DeleteDisk(env.ctx, passing))
+	env.foreign = harness.Got(env.Rack.Client.SnapshotCreate(env.ctx, oxide.SnapshotCreateParams{
+		Project: otherProject, Body: &oxide.SnapshotCreate{Name: "foreign",
+			Description: "made by hand", Disk: oxide.NameOrId(env.foreignDisk.Id)}}))
+	env.image = &harness.Got(env.Rack.Client.ImageList(env.ctx,
 		oxide.ImageListParams{Project: rackProject})).Items[0]
 }
 
 // fetchOtherObjects reads the objects that later replace the right ones in answers.
-func (env *environment) fetchOtherObjects(s *setup) {
-	stranger := s.volume("stranger")
-	alien := s.snapshot("alien", stranger.GetVolumeId())
-	for kind, path := range map[string]string{
-		"disk":     "/v1/disks/" + stranger.GetVolumeId(),
-		"snapshot": "/v1/snapshots/" + alien.GetSnapshotId(),
+func (env *environment) fetchOtherObjects() {
+	stranger := env.volume("stranger").GetVolumeId()
+	env.others = map[string]string{
+		"disk":     "/v1/disks/" + stranger,
+		"snapshot": "/v1/snapshots/" + env.snapshot("alien", stranger).GetSnapshotId(),
 		"instance": "/v1/instances/" + env.up,
 		"image":    "/v1/images/" + env.image.Id,
 		"project":  "/v1/projects/" + otherProject,
-	} {
-		env.others[kind] = string(harness.Got(env.Rack.Get(s.ctx, path, nil)))
+	}
+	for kind, path := range env.others {
+		env.others[kind] = string(harness.Got(env.Rack.Get(env.ctx, path, nil)))
 	}
 	// The rack has only one image, one utilization and one user.
 	env.others["image"] = altered(env.others["image"], func(fields object) {
@@ -142,24 +143,20 @@ func (env *environment) fetchOtherObjects(s *setup) {
 	env.others["current"] = text(map[string]string{"silo_id": nobody})
 }
 
-// other returns the JSON of another object of the kind that an operation returns or lists.
-func (env *environment) other(operation string) string { return env.others[kindOf(operation)] }
-
 // rotate writes a new token to the driver's file, without changing the file's size and time. It
 // returns the old token, which the driver still uses.
 func (env *environment) rotate() (old string) {
 	old = fmt.Sprintf("oxide-token-%08d", env.tokens)
 	env.tokens++
-	err := os.WriteFile(env.tokenFile, fmt.Appendf(nil, "oxide-token-%08d", env.tokens), 0o600)
-	if err = errors.Join(err, os.Chtimes(env.tokenFile, env.tokenTime, env.tokenTime)); err != nil {
-		panic(err)
-	}
+	harness.Must(os.WriteFile(env.tokenFile, fmt.Appendf(nil, "oxide-token-%08d", env.tokens), 0o600))
+	harness.Must(os.Chtimes(env.tokenFile, env.tokenTime, env.tokenTime))
 	return old
 }
 
 // shutDown stops all processes, and returns an error if something is left.
-func (env *environment) shutDown(ctx context.Context) error {
-	var err error
+func (env *environment) shutDown() (err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(env.ctx), time.Minute)
+	defer cancel()
 	if env.Baseline != nil {
 		err = env.Balance(ctx)
 	}
@@ -172,103 +169,95 @@ const patience = 30 * time.Second
 // rackProject is the project for which the driver is configured.
 const rackProject = "sanity"
 
-// setup prepares a cell. A step that fails ends the cell (harness.Must).
-type setup struct {
-	*environment
-	ctx context.Context
+func (env *environment) name(prefix string) string {
+	env.names++
+	return fmt.Sprintf("%s-%d", prefix, env.names)
 }
 
-func (s *setup) name(prefix string) string {
-	s.names++
-	return fmt.Sprintf("%s-%d", prefix, s.names)
+func (env *environment) handmade(name, project string) *oxide.Disk {
+	return harness.Got(env.Rack.CreateDisk(env.ctx, project, name, gib))
 }
 
-func (s *setup) handmade(name, project string) *oxide.Disk {
-	return harness.Got(s.Rack.CreateDisk(s.ctx, project, name, gib))
-}
-
-func (s *setup) handmadeSnapshot(name, project, disk string) *oxide.Snapshot {
-	return harness.Got(s.Rack.Client.SnapshotCreate(s.ctx, oxide.SnapshotCreateParams{
-		Project: oxide.NameOrId(project), Body: &oxide.SnapshotCreate{Name: oxide.Name(name),
-			Description: "made by hand", Disk: oxide.NameOrId(disk)}}))
-}
-
-func (s *setup) attach(disk, instance string) {
-	harness.Must(s.Rack.AttachDisk(s.ctx, disk, instance))
+func (env *environment) attach(disk, instance string) {
+	harness.Must(env.Rack.AttachDisk(env.ctx, disk, instance))
 }
 
 // hotplug switches what the rack does with the disks of running instances.
-func (s *setup) hotplug(mode adminapi.Hotplug) {
-	harness.Must(s.Rack.Admin.Switch(s.ctx, map[string]any{"hotplug": mode}))
+func (env *environment) hotplug(mode adminapi.Hotplug) {
+	harness.Must(env.Rack.Admin.Switch(env.ctx, map[string]any{"hotplug": mode}))
 }
 
 // recordWithoutDevice makes the rack record the attach of a disk to a running instance, which then
 // gets no device (docs/hot-plug.md).
-func (s *setup) recordWithoutDevice(disk, instance string) {
-	s.hotplug(adminapi.HotplugFull.With(adminapi.RecordFirst))
-	defer s.hotplug(adminapi.HotplugFull)
-	harness.Got(s.Rack.Admin.AddFault(s.ctx, adminapi.Fault{Operation: "instance_disk_attach",
+func (env *environment) recordWithoutDevice(disk, instance string) {
+	env.hotplug(adminapi.HotplugFull.With(adminapi.RecordFirst))
+	defer env.hotplug(adminapi.HotplugFull)
+	harness.Got(env.Rack.Admin.AddFault(env.ctx, adminapi.Fault{Operation: "instance_disk_attach",
 		Times: 1, Device: &adminapi.DeviceFault{Fails: true}}))
-	if err := s.Rack.AttachDisk(s.ctx, disk, instance); err == nil {
+	if err := env.Rack.AttachDisk(env.ctx, disk, instance); err == nil {
 		harness.Must(errors.New("the rack attached the disk in spite of the fault"))
 	}
-	state := s.state()
+	state := env.state()
 	for _, d := range state.Disks {
 		if d.ID == disk && (d.At != instance || state.Devices[serial(d.Name)] > 0) {
 			harness.Must(fmt.Errorf("the disk is %+v with %d devices, want a record without one", d,
 				state.Devices[serial(d.Name)]))
 		}
 	}
-	harness.Must(s.Rack.Admin.ClearFaults(s.ctx))
+	harness.Must(env.Rack.Admin.ClearFaults(env.ctx))
 }
 
-func (s *setup) bootFrom(instance, disk string) {
-	now := harness.Got(s.Rack.Client.InstanceView(s.ctx,
-		oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)}))
-	boot := oxide.NameOrId(disk)
-	harness.Got(s.Rack.Client.InstanceUpdate(s.ctx, oxide.InstanceUpdateParams{
-		Instance: oxide.NameOrId(instance),
-		Body: &oxide.InstanceUpdate{BootDisk: &boot, Memory: now.Memory, Ncpus: now.Ncpus,
+func (env *environment) bootFrom(instance, disk oxide.NameOrId) {
+	now := harness.Got(env.Rack.Client.InstanceView(env.ctx,
+		oxide.InstanceViewParams{Instance: instance}))
+	harness.Got(env.Rack.Client.InstanceUpdate(env.ctx, oxide.InstanceUpdateParams{
+		Instance: instance,
+		Body: &oxide.InstanceUpdate{BootDisk: &disk, Memory: now.Memory, Ncpus: now.Ncpus,
 			EnableJumboFrames: oxide.NewPointer(false)},
 	}))
 }
 
 // volume makes a volume through the driver.
-func (s *setup) volume(name string) *csi.Volume { return s.made(harness.CreateRequest(name)) }
-
-func (s *setup) made(req *csi.CreateVolumeRequest) *csi.Volume {
-	return harness.Got(s.ctl.CreateVolume(s.ctx, req)).GetVolume()
+func (env *environment) volume(name string) *csi.Volume {
+	return env.made(harness.CreateRequest(name))
 }
 
-func (s *setup) snapshot(name, volume string) *csi.Snapshot {
-	return harness.Got(s.ctl.CreateSnapshot(s.ctx, harness.SnapshotRequest(name,
+// attached makes a volume and attaches it to an instance.
+func (env *environment) attached(instance string) *csi.Volume {
+	volume := env.volume(env.name("attached"))
+	env.attach(volume.GetVolumeId(), instance)
+	return volume
+}
+
+func (env *environment) made(req *csi.CreateVolumeRequest) *csi.Volume {
+	return harness.Got(env.ctl.CreateVolume(env.ctx, req)).GetVolume()
+}
+
+func (env *environment) snapshot(name, volume string) *csi.Snapshot {
+	return harness.Got(env.ctl.CreateSnapshot(env.ctx, harness.SnapshotRequest(name,
 		volume))).GetSnapshot()
 }
 
 // cleanUp removes the objects of a cell, and returns an error if the rack is then not as before it.
-func (env *environment) cleanUp(ctx context.Context) (err error) {
+func (env *environment) cleanUp() (err error) {
 	defer harness.Catch(&err)
-	s := &setup{environment: env, ctx: ctx}
-	now := s.state()
-	if now.differs(env.baseState) == "" {
-		return nil
-	}
+	now := env.state()
 	known := now.since(env.baseState)
 	for name, d := range now.Disks {
 		if known.Disks[name].ID != fresh {
 			continue
 		}
 		if d.At != "" {
-			harness.Must(env.Rack.DetachDisk(ctx, d.ID, d.At))
+			harness.Must(env.Rack.DetachDisk(env.ctx, d.ID, d.At))
 		}
-		harness.Must(env.Rack.DeleteDisk(ctx, d.ID))
+		harness.Must(env.Rack.DeleteDisk(env.ctx, d.ID))
 	}
 	for name, sn := range now.Snapshots {
 		if known.Snapshots[name].ID == fresh {
-			s.deleteSnapshot(sn.ID)
+			env.deleteSnapshot(sn.ID)
 		}
 	}
-	if difference := s.state().differs(env.baseState); difference != "" {
+	if difference := env.state().differs(env.baseState); difference != "" {
 		return errors.New("these objects were not removed:\n" + difference)
 	}
 	return nil
@@ -276,8 +265,8 @@ func (env *environment) cleanUp(ctx context.Context) (err error) {
 
 func static(disk *oxide.Disk) *csi.Volume { return &csi.Volume{VolumeId: disk.Id} }
 
-func (s *setup) deleteSnapshot(id string) {
-	harness.Must(s.Rack.Client.SnapshotDelete(s.ctx,
+func (env *environment) deleteSnapshot(id string) {
+	harness.Must(env.Rack.Client.SnapshotDelete(env.ctx,
 		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)}))
 }
 
@@ -315,8 +304,8 @@ type snapshot struct {
 // fresh replaces the IDs of objects that did not exist when the cell began.
 const fresh = "new"
 
-func (s *setup) state() rackState {
-	state := harness.Got(s.Rack.Admin.State(s.ctx))
+func (env *environment) state() rackState {
+	state := harness.Got(env.Rack.Admin.State(env.ctx))
 	w := rackState{Disks: map[string]disk{}, Snapshots: map[string]snapshot{},
 		Devices: map[string]int{}, Storage: state.StorageBytes}
 	for _, d := range state.Disks {

@@ -20,12 +20,16 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 func TestMain(m *testing.M) { namespace.Main(m) }
@@ -42,13 +46,15 @@ const only = "FAULTS_CELL"
 
 func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) { // B-9, B-10, B-43, OX-8
 	p := proof.New(t, "fault-matrix")
-	run := harness.RunFor(t)
-	m := &matrix{t: t, proof: p, run: run, environments: make([]*environment, wholeRacks)}
+	m := &matrix{t: t, proof: p, environments: make([]*environment, wholeRacks)}
 	if p.Short() {
 		m.environments = m.environments[:shortRacks]
 	}
-	m.start()
-	m.observe()
+	run, errs := harness.RunFor(t), make([]error, len(m.environments))
+	harness.AtOnce(len(errs), func(i int) { m.environments[i], errs[i] = newEnvironment(t, p, run) })
+	p.Fatal(errors.Join(errs...))
+	used := driverOperations(t)
+	m.observe(used)
 	m.choose()
 	m.runCells()
 	covered := map[string]bool{}
@@ -59,7 +65,7 @@ func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) { // B-9, B-10
 		"answers", len(answers), "cells", len(m.cells),
 		"share", fmt.Sprintf("%.0f%%", 100*float64(len(m.cells))/float64(m.all)),
 		"passed", m.passed.Load())
-	if operations := len(driverOperations(t)) - 1; len(covered) < operations && os.Getenv(only) == "" {
+	if operations := len(used) - 1; len(covered) < operations && os.Getenv(only) == "" {
 		t.Errorf("%d of %d operations had a fault", len(covered), operations)
 	}
 }
@@ -68,7 +74,6 @@ func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) { // B-9, B-10
 type matrix struct {
 	t            *testing.T
 	proof        *proof.Proof
-	run          *harness.Run
 	environments []*environment
 	// pairs contains the operations of all scenarios, as cells without a phase and an answer.
 	pairs []cell
@@ -78,35 +83,14 @@ type matrix struct {
 	passed atomic.Int64
 }
 
-func (m *matrix) start() {
-	m.t.Helper()
-	errs := make([]error, len(m.environments))
-	harness.AtOnce(len(errs), func(i int) {
-		m.environments[i], errs[i] = newEnvironment(m.t.Context(), m.proof, m.run)
-	})
-	m.t.Cleanup(func() {
-		for _, env := range m.environments {
-			if env == nil {
-				continue
-			}
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			if err := env.shutDown(ctx); err != nil {
-				m.t.Errorf("a rack's end: %v", err)
-			}
-			cancel()
-		}
-	})
-	m.proof.Fatal(errors.Join(errs...))
-}
-
 // observe finds the operations of each scenario. It reports an error unless together they are the
 // operations of the driver's source.
-func (m *matrix) observe() {
+func (m *matrix) observe(used []string) {
 	m.t.Helper()
 	var mu sync.Mutex // guards m.pairs and seen
 	seen := map[string]bool{}
 	m.proof.Error(share(m, scenarios, func(env *environment, s scenario) error {
-		operations, err := s.operations(m.t.Context(), env)
+		operations, err := s.operations(env)
 		mu.Lock()
 		defer mu.Unlock()
 		for _, operation := range operations {
@@ -118,7 +102,7 @@ func (m *matrix) observe() {
 	slices.SortFunc(m.pairs, func(a, b cell) int { // so that the seed chooses the same cells
 		return strings.Compare(a.operation+"/"+a.scenario.name, b.operation+"/"+b.scenario.name)
 	})
-	for _, operation := range driverOperations(m.t) {
+	for _, operation := range used {
 		if !seen[operation] && operation != background {
 			m.t.Errorf("the driver's source uses %s, and no scenario does; add one", operation)
 		}
@@ -215,7 +199,7 @@ func (m *matrix) runCells() {
 		m.passed.Store(0)
 		m.proof.Error(share(m, m.cells, func(env *environment, c cell) error {
 			m.proof.SayOften("%d of %d cells", m.passed.Load(), len(m.cells))
-			if err := c.run(m.t.Context(), env); err != nil {
+			if err := c.run(env); err != nil {
 				return fmt.Errorf("%s: %w\nrun just this cell: %s", c, err, c.repetition(env))
 			}
 			m.passed.Add(1)
@@ -231,22 +215,13 @@ func (c cell) repetition(env *environment) string {
 	return fmt.Sprintf("%s='%s' make faults SEED=%d", only, c, env.proof.Seed)
 }
 
-// draw draws the page of a cell that failed at that time, and returns its path.
-func (c cell) draw(ctx context.Context, env *environment, broken error, at time.Time) string {
-	return env.proof.Draw(ctx, proof.Failure{Name: c.String(), Broken: broken, At: at,
-		Repeat: c.repetition(env), Dir: env.run.Dir, Rack: env.Rack, Plugins: env.Plugins,
-		History: env.Rack.History})
-}
-
 func TestACellWithAWrongCodeFailsAndIsDrawn(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
-	env, err := newEnvironment(t.Context(), p, harness.RunFor(t))
+	env, err := newEnvironment(t, p, harness.RunFor(t))
 	p.Fatal(err)
-	t.Cleanup(func() { p.Error(env.shutDown(context.Background())) })
-	c := cell{operation: "disk_create", phase: phases[0], scenario: scenarios[0]}
-	i := slices.IndexFunc(answers, func(a answer) bool { return a.suits(c.operation, c.phase) })
-	c.answer, c.scenario.want = answers[i], codes.DataLoss
-	broken := c.run(t.Context(), env)
+	c := cell{operation: "disk_create", phase: phases[0], scenario: scenarios[0], answer: answers[0]}
+	c.scenario.want = codes.DataLoss
+	broken := c.run(env)
 	if broken == nil {
 		t.Fatal("the cell passes")
 	}
@@ -295,3 +270,238 @@ var (
 	selected = regexp.MustCompile(`\.\s*([A-Z]\w+)`)
 	humps    = regexp.MustCompile(`([a-z])([A-Z])`)
 )
+
+// cell is a cell of the matrix: a scenario in which an operation gets a wrong answer.
+type cell struct {
+	operation string
+	phase     phase
+	answer    answer
+	scenario  scenario
+	// hotplug is the rack's mode of hot-plug; "" means full hot-plug.
+	hotplug adminapi.Hotplug
+}
+
+func (c cell) String() string {
+	parts := []string{c.operation, string(c.phase), c.answer.name, c.scenario.name}
+	if c.hotplug != "" {
+		parts = append(parts, string(c.hotplug))
+	}
+	return strings.Join(parts, "/")
+}
+
+// otherRacks are the racks on which the cells of attach and detach run, too.
+var otherRacks = []adminapi.Hotplug{adminapi.HotplugAttachOnly,
+	adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500)}
+
+// on returns the cell on another rack, with the code that its call has there without a fault.
+func (c cell) on(rack adminapi.Hotplug) cell {
+	c.hotplug = rack
+	switch {
+	case !rack.Detaches() && (c.scenario.name == "unpublish-from-a-running-node" ||
+		c.scenario.name == "unpublish-without-a-device"):
+		c.scenario.want = codes.FailedPrecondition // CU-7
+	case rack.Has(adminapi.RefusalsAs500) && c.scenario.name == "publish-to-a-full-node":
+		c.scenario.want = codes.Unavailable // OX-8
+	}
+	return c
+}
+
+// The deadlines of a call whose answer is slow, and of any other call.
+const (
+	shortLimit = 250 * time.Millisecond
+	longLimit  = 20 * time.Second
+)
+
+// errNotFired means that the call ended before it made the request that the fault affects.
+var errNotFired = errors.New("the fault did not apply")
+
+// run runs a cell. If the deadline passes before the faulty request is made, run repeats the cell
+// with twice the deadline.
+func (c cell) run(env *environment) error {
+	limit := longLimit
+	if c.answer.code == codes.DeadlineExceeded {
+		limit = shortLimit
+	}
+	for {
+		env.Rack.History.Begin()
+		err := c.runOnce(env, limit)
+		ended := time.Now()
+		if err != nil {
+			// No fault of this cell may affect the next one.
+			err = errors.Join(err, env.Rack.Admin.ClearFaults(env.ctx),
+				env.Rack.Admin.RunDeferred(env.ctx))
+		}
+		err = errors.Join(err, env.cleanUp())
+		if !errors.Is(err, errNotFired) || limit >= longLimit {
+			if err != nil {
+				env.page = env.proof.Draw(env.ctx, proof.Failure{Name: c.String(), Broken: err, At: ended,
+					Repeat: c.repetition(env), Dir: env.run.Dir, Rack: env.Rack, Plugins: env.Plugins,
+					History: env.Rack.History})
+			}
+			return err
+		}
+		limit *= 2
+	}
+}
+
+// cellRun is a run of a cell, with the states of the rack before it and as it must be after it.
+type cellRun struct {
+	cell
+	*environment
+	request proto.Message
+	start   rackState
+	want    rackState
+	answer  proto.Message
+	err     error
+}
+
+func (c cell) runOnce(env *environment, limit time.Duration) (err error) {
+	defer harness.Catch(&err)
+	r := c.prepare(env)
+	if c.hotplug != "" {
+		env.hotplug(c.hotplug)
+		defer env.hotplug(adminapi.HotplugFull)
+	}
+	r.callWithFault(limit)
+	r.checkResult()
+	if c.phase == deferred {
+		harness.Must(env.Rack.Admin.RunDeferred(env.ctx))
+	}
+	if err := r.repeat(); err != nil {
+		return fmt.Errorf("the repeated call, after %s: %w", outcome(r.err), err)
+	}
+	if c.phase != later {
+		return nil
+	}
+	harness.Must(env.Rack.Admin.RunDeferred(env.ctx))
+	if err := r.checkState(); err != nil {
+		return fmt.Errorf("after the late effect: %w", err)
+	}
+	if err := r.repeat(); err != nil {
+		return fmt.Errorf("the call repeated once more: %w", err)
+	}
+	return nil
+}
+
+func (c cell) prepare(env *environment) *cellRun {
+	effect := c.scenario.prepare(env)
+	r := &cellRun{cell: c, environment: env, request: effect.request, start: env.state()}
+	if r.want = r.start.clone(); effect.apply != nil && c.scenario.want == codes.OK {
+		effect.apply(&r.want)
+	}
+	return r
+}
+
+func (r *cellRun) callWithFault(limit time.Duration) {
+	admin := r.Rack.Admin
+	var rules []string
+	for _, fault := range r.faults() {
+		r.Rack.History.Mark(history.Rack, "fault: "+r.cell.answer.name+" "+string(r.phase))
+		rules = append(rules, harness.Got(admin.AddFault(r.ctx, fault)))
+	}
+	r.answer, r.err = r.callOnce(limit)
+	last := len(rules) - 1
+	fired := harness.Got(admin.Fired(r.ctx, rules[0]))
+	ended := harness.Got(admin.Fired(r.ctx, rules[last]))
+	harness.Must(admin.ClearFaults(r.ctx))
+	switch {
+	case fired == 0:
+		harness.Must(fmt.Errorf("%w; the call %s", errNotFired, outcome(r.err)))
+	case last > 0 && ended > 0:
+		harness.Must(fmt.Errorf("the driver requested %d pages of an endless list; the call %s",
+			mostPages, outcome(r.err)))
+	}
+}
+
+func (r *cellRun) callOnce(limit time.Duration) (proto.Message, error) {
+	ctx, cancel := context.WithTimeout(r.ctx, limit)
+	defer cancel()
+	done := r.Rack.History.Step(r.scenario.name)
+	answer, err := csitest.Answer(ctx, r.ctl, r.request)
+	done(err)
+	return answer, err
+}
+
+// checkResult checks that the call's code is an allowed one, and that the rack's state agrees with
+// the code.
+func (r *cellRun) checkResult() {
+	code := status.Code(r.err)
+	if allowed := r.allowed(); !slices.Contains(allowed, code) {
+		harness.Must(fmt.Errorf("the call %s; want one of %v", outcome(r.err), allowed))
+	}
+	if r.deniesObject() {
+		return
+	}
+	now := r.now()
+	undone := now.differs(r.want)
+	switch {
+	case undone == "":
+	case code == r.scenario.want:
+		harness.Must(fmt.Errorf("the call %s, and the rack has (+) where it should have (-):\n%s",
+			outcome(r.err), undone))
+	case now.differs(r.start) != "":
+		harness.Must(fmt.Errorf("the call %s and had a part of its effect; the rack before (-) and "+
+			"after it (+):\n%s", outcome(r.err), now.differs(r.start)))
+	}
+}
+
+func (r *cellRun) now() rackState { return r.state().since(r.start) }
+
+// repeat makes the call again, as an orchestrator does, until the driver knows the effect of the
+// first one. It returns an error unless the call has its effect and, if the first call succeeded,
+// the same answer.
+func (r *cellRun) repeat() error {
+	var again proto.Message
+	var err error
+	_ = harness.Await(r.ctx, patience, func() error {
+		again, err = r.callOnce(longLimit)
+		if strings.HasPrefix(status.Convert(err).Message(), "EffectUnknown: ") ||
+			status.Code(err) == codes.Aborted {
+			return err
+		}
+		return nil
+	})
+	if status.Code(err) != r.scenario.want {
+		return fmt.Errorf("it %s; want %s", outcome(err), r.scenario.want)
+	}
+	if r.err == nil && !r.deniesObject() && !proto.Equal(r.answer, again) {
+		return fmt.Errorf("the answer is %v; with the fault it was %v", again, r.answer)
+	}
+	return r.checkState()
+}
+
+// checkState returns an error unless the rack has the state that the call must have as its
+// effect.
+func (r *cellRun) checkState() error {
+	if difference := r.now().differs(r.want); difference != "" {
+		return fmt.Errorf("the rack has (+) where it should have (-):\n%s", difference)
+	}
+	return nil
+}
+
+func outcome(err error) string {
+	if err == nil {
+		return "answered OK"
+	}
+	return fmt.Sprintf("failed with %s (%s)", status.Code(err), status.Convert(err).Message())
+}
+
+// operations makes a scenario's call without a fault, and returns the operations that it uses.
+func (s scenario) operations(env *environment) (operations []string, err error) {
+	defer harness.Catch(&err)
+	r := cell{scenario: s}.prepare(env)
+	harness.Must(env.Rack.Admin.ClearRequests(env.ctx))
+	if r.answer, r.err = r.callOnce(longLimit); status.Code(r.err) != s.want {
+		return nil, fmt.Errorf("%s %s; want %s", s.name, outcome(r.err), s.want)
+	}
+	requests := harness.Got(env.Rack.Admin.Requests(env.ctx, 0))
+	if err = errors.Join(r.checkState(), env.cleanUp()); err != nil {
+		return nil, fmt.Errorf("%s without a fault: %w", s.name, err)
+	}
+	for _, request := range requests {
+		if !slices.Contains(operations, request.Operation) {
+			operations = append(operations, request.Operation)
+		}
+	}
+	return operations, nil
+}

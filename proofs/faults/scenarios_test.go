@@ -1,6 +1,8 @@
 package faults_test
 
 import (
+	"slices"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -15,21 +17,17 @@ type effect struct {
 	apply func(*rackState)
 }
 
-// scenario is a CSI call in a situation.
-type scenario struct {
-	name string
-	// want is the code of the call without a fault.
-	want    codes.Code
-	prepare func(*setup) effect
-}
+// call returns the effect of a call that changes nothing.
+func call(request proto.Message) effect { return effect{request: request} }
 
-// scenarios contains all scenarios.
-var scenarios = append(append(append([]scenario{}, volumeScenarios...), attachScenarios...),
-	readScenarios...)
+// always prepares nothing before a call that changes nothing.
+func always(request proto.Message) func(*environment) effect {
+	return func(*environment) effect { return call(request) }
+}
 
 // createEffect returns the effect of a call that makes a disk of 1 GiB, with the block size of
 // its source.
-func createEffect(s *setup, req *csi.CreateVolumeRequest, from string) effect {
+func createEffect(s *environment, req *csi.CreateVolumeRequest, from string) effect {
 	return effect{request: req, apply: func(state *rackState) {
 		state.Disks[req.GetName()] = disk{ID: fresh, State: "detached", From: from,
 			Size: gib, BlockSize: madeBlocks[from == s.image.Id]}
@@ -40,280 +38,43 @@ func createEffect(s *setup, req *csi.CreateVolumeRequest, from string) effect {
 // madeBlocks maps whether a disk is made from an image to the disk's block size.
 var madeBlocks = map[bool]int{true: 512, false: 4096}
 
-// volumeScenarios are scenarios that create and delete volumes and snapshots.
-var volumeScenarios = []scenario{
-	{"create", codes.OK, func(s *setup) effect {
-		return createEffect(s, harness.CreateRequest(s.name("create")), "")
-	}},
-	{"create-again", codes.OK, func(s *setup) effect {
-		req := harness.CreateRequest(s.name("again"))
-		s.made(req)
-		return effect{request: req}
-	}},
-	{"create-of-another-size", codes.AlreadyExists, func(s *setup) effect {
-		name := s.name("size")
-		s.volume(name)
-		req := harness.CreateRequest(name)
-		req.CapacityRange.RequiredBytes = 2 * gib
-		return effect{request: req}
-	}},
-	{"create-beyond-the-quota", codes.ResourceExhausted, func(s *setup) effect {
-		req := harness.CreateRequest(s.name("quota"))
-		req.CapacityRange.RequiredBytes = quota + gib
-		return effect{request: req}
-	}},
-	{"restore", codes.OK, func(s *setup) effect {
-		snap := s.snap.GetSnapshotId()
-		return createEffect(s, restoreRequest(s.name("restore"), snap, ""), snap)
-	}},
-	{"restore-with-blocks", codes.OK, func(s *setup) effect {
-		snap := s.snap.GetSnapshotId()
-		return createEffect(s, restoreRequest(s.name("blocks"), snap, "4096"), snap)
-	}},
-	{"restore-with-other-blocks", codes.InvalidArgument, func(s *setup) effect {
-		return effect{request: restoreRequest(s.name("blocks"), s.gone.GetSnapshotId(), "512")}
-	}},
-	{"restore-again-without-the-snapshot", codes.OK, func(s *setup) effect {
-		snap := s.snapshot(s.name("passing"), s.source.GetVolumeId())
-		req := restoreRequest(s.name("orphan"), snap.GetSnapshotId(), "")
-		s.made(req)
-		s.deleteSnapshot(snap.GetSnapshotId())
-		return effect{request: req}
-	}},
-	{"restore-from-another-project", codes.InvalidArgument, func(s *setup) effect {
-		return effect{request: restoreRequest(s.name("foreign"), s.foreign.Id, "")}
-	}},
-	{"create-from-an-image", codes.OK, func(s *setup) effect {
-		req := harness.CreateRequest(s.name("image"))
-		req.CapacityRange = nil
-		req.Parameters = map[string]string{"imageId": s.image.Id}
-		return createEffect(s, req, s.image.Id)
-	}},
-	{"delete", codes.OK, func(s *setup) effect {
-		name := s.name("delete")
-		return deleteEffect(s, name, s.volume(name).GetVolumeId())
-	}},
-	{"delete-attached", codes.FailedPrecondition, func(s *setup) effect {
-		volume := s.volume(s.name("attached"))
-		s.attach(volume.GetVolumeId(), s.down)
-		return effect{request: &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()}}
-	}},
-	{"delete-what-is-not-ours", codes.FailedPrecondition, func(s *setup) effect {
-		handmade := s.handmade(s.name("not-ours"), rackProject)
-		return effect{request: &csi.DeleteVolumeRequest{VolumeId: handmade.Id}}
-	}},
-	{"delete-from-another-project", codes.InvalidArgument, func(s *setup) effect {
-		return effect{request: &csi.DeleteVolumeRequest{VolumeId: s.foreignDisk.Id}}
-	}},
-	{"delete-again", codes.OK, func(s *setup) effect {
-		return effect{request: &csi.DeleteVolumeRequest{VolumeId: nobody}}
-	}},
-	{"snapshot", codes.OK, func(s *setup) effect {
-		name, source := s.name("snapshot"), s.source.GetVolumeId()
-		return effect{request: harness.SnapshotRequest(name, source),
-			apply: func(state *rackState) {
-				state.Snapshots[name] = snapshot{ID: fresh, Disk: source, State: "ready", Size: gib}
-				state.Storage += gib
-			}}
-	}},
-	{"snapshot-again", codes.OK, func(s *setup) effect {
-		name, source := s.name("snapshot"), s.source.GetVolumeId()
-		s.snapshot(name, source)
-		return effect{request: harness.SnapshotRequest(name, source)}
-	}},
-	{"snapshot-of-a-local-disk", codes.FailedPrecondition, func(s *setup) effect {
-		return effect{request: harness.SnapshotRequest(s.name("snapshot"), s.local.Id)}
-	}},
-	{"snapshot-in-another-project", codes.InvalidArgument, func(s *setup) effect {
-		return effect{request: harness.SnapshotRequest(s.name("snapshot"), s.foreignDisk.Id)}
-	}},
-	{"snapshot-of-nothing", codes.NotFound, func(s *setup) effect {
-		return effect{request: harness.SnapshotRequest(s.name("snapshot"), nobody)}
-	}},
-	{"delete-snapshot", codes.OK, func(s *setup) effect {
-		name := s.name("snapshot")
-		snap := s.snapshot(name, s.source.GetVolumeId())
-		return effect{request: &csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshotId()},
-			apply: func(state *rackState) {
-				delete(state.Snapshots, name)
-				state.Storage -= gib
-			}}
-	}},
-	{"delete-snapshot-from-another-project", codes.InvalidArgument, func(s *setup) effect {
-		return effect{request: &csi.DeleteSnapshotRequest{SnapshotId: s.foreign.Id}}
-	}},
-	{"delete-snapshot-again", codes.OK, func(s *setup) effect {
-		return effect{request: &csi.DeleteSnapshotRequest{SnapshotId: nobody}}
-	}},
+// removes returns the effect of a call that deletes the volume or the snapshot of that name.
+func removes(name string, req proto.Message) effect {
+	return effect{request: req, apply: func(state *rackState) {
+		delete(state.Disks, name)
+		delete(state.Snapshots, name)
+		state.Storage -= gib
+	}}
 }
 
-func deleteEffect(s *setup, name, id string) effect {
-	return effect{request: &csi.DeleteVolumeRequest{VolumeId: id},
-		apply: func(state *rackState) {
-			delete(state.Disks, name)
-			state.Storage -= gib
-		}}
+// moves returns the effect of a call that attaches the disk of that name to an instance, or
+// detaches it if the instance is "". A running instance gets a device.
+func (s *environment) moves(name, to string, req proto.Message) effect {
+	return effect{request: req, apply: func(state *rackState) {
+		d := state.Disks[name]
+		if d.State, d.At = "attached", to; to == "" {
+			d.State = "detached"
+		}
+		state.Disks[name] = d
+		if delete(state.Devices, serial(d.Name)); to == s.up {
+			state.Devices[serial(d.Name)] = 1
+		}
+	}}
 }
 
-// readScenarios are scenarios that change nothing.
-var readScenarios = []scenario{
-	{"list", codes.OK, func(s *setup) effect {
-		return effect{request: &csi.ListVolumesRequest{}}
-	}},
-	{"list-health", codes.OK, func(s *setup) effect {
-		return effect{request: &csi.ControllerListVolumeHealthRequest{}}
-	}},
-	{"get", codes.OK, func(s *setup) effect {
-		return effect{request: &csi.ControllerGetVolumeRequest{VolumeId: s.source.GetVolumeId()}}
-	}},
-	{"get-health", codes.OK, func(s *setup) effect {
-		return effect{request: &csi.ControllerGetVolumeHealthRequest{VolumeId: s.source.GetVolumeId()}}
-	}},
-	{"validate", codes.OK, func(s *setup) effect {
-		return effect{request: &csi.ValidateVolumeCapabilitiesRequest{
-			VolumeId:           s.source.GetVolumeId(),
-			VolumeContext:      s.source.GetVolumeContext(),
-			VolumeCapabilities: []*csi.VolumeCapability{harness.Mounted("")},
-			Parameters:         map[string]string{"diskType": "distributed"},
-		}}
-	}},
-	{"capacity", codes.OK, func(s *setup) effect {
-		return effect{request: &csi.GetCapacityRequest{}}
-	}},
-	{"list-snapshots", codes.OK, func(s *setup) effect {
-		return effect{request: &csi.ListSnapshotsRequest{}}
-	}},
-	{"list-a-snapshot", codes.OK, func(s *setup) effect {
-		return effect{request: &csi.ListSnapshotsRequest{SnapshotId: s.snap.GetSnapshotId()}}
-	}},
-	{"get-snapshot", codes.OK, func(s *setup) effect {
-		return effect{request: &csi.GetSnapshotRequest{SnapshotId: s.snap.GetSnapshotId()}}
-	}},
+// publishEffect returns the effect of a call that attaches a new volume.
+func publishEffect(s *environment, node string) effect {
+	name := s.name("publish")
+	return s.moves(name, node, harness.PublishRequest(s.volume(name), node))
 }
 
-// attachScenarios are scenarios that attach or detach.
-var attachScenarios = []scenario{
-	{"publish", codes.OK, func(s *setup) effect {
-		name := s.name("publish")
-		return publishEffect(s, name, s.volume(name), s.down)
-	}},
-	{"publish-to-a-running-node", codes.OK, func(s *setup) effect {
-		name := s.name("publish")
-		return publishEffect(s, name, s.volume(name), s.up)
-	}},
-	{"publish-again", codes.OK, func(s *setup) effect {
-		volume := s.volume(s.name("publish"))
-		s.attach(volume.GetVolumeId(), s.up)
-		return effect{request: harness.PublishRequest(volume, s.up)}
-	}},
-	{"publish-again-without-a-device", codes.OK, func(s *setup) effect {
-		volume := s.volume(s.name("publish"))
-		s.recordWithoutDevice(volume.GetVolumeId(), s.up)
-		return effect{request: harness.PublishRequest(volume, s.up)} // and the disk is not attached again
-	}},
-	{"publish-static", codes.OK, func(s *setup) effect {
-		name := s.name("static")
-		disk := s.handmade(name, rackProject)
-		return publishEffect(s, name, static(disk), s.down)
-	}},
-	{"publish-static-again", codes.OK, func(s *setup) effect {
-		disk := s.handmade(s.name("static"), rackProject)
-		s.attach(disk.Id, s.down)
-		return effect{request: harness.PublishRequest(static(disk), s.down)}
-	}},
-	{"publish-static-beside-its-serial", codes.FailedPrecondition, func(s *setup) effect {
-		prefix := s.name("the-same-twenty-bytes")
-		one := s.handmade(prefix+"-one", rackProject)
-		other := s.handmade(prefix+"-other", rackProject)
-		s.attach(one.Id, s.down)
-		return effect{request: harness.PublishRequest(static(other), s.down)}
-	}},
-	{"publish-beside-its-serial", codes.FailedPrecondition, func(s *setup) effect {
-		volume := s.volume(s.name("publish"))
-		backup := s.handmade(volume.GetVolumeContext()["diskName"]+"-backup", rackProject)
-		s.attach(backup.Id, s.down)
-		return effect{request: harness.PublishRequest(volume, s.down)}
-	}},
-	{"publish-elsewhere", codes.FailedPrecondition, func(s *setup) effect {
-		volume := s.volume(s.name("publish"))
-		s.attach(volume.GetVolumeId(), s.down)
-		return effect{request: harness.PublishRequest(volume, s.up)}
-	}},
-	{"publish-to-a-full-node", codes.ResourceExhausted, func(s *setup) effect {
-		return effect{request: harness.PublishRequest(s.volume(s.name("publish")), s.full)}
-	}},
-	{"publish-from-another-project", codes.InvalidArgument, func(s *setup) effect {
-		return effect{request: harness.PublishRequest(static(s.foreignDisk), s.down)}
-	}},
-	{"publish-to-nobody", codes.NotFound, func(s *setup) effect {
-		return effect{request: harness.PublishRequest(s.volume(s.name("publish")), nobody)}
-	}},
-	{"unpublish", codes.OK, func(s *setup) effect { return unpublishEffect(s, s.down, s.down) }},
-	{"unpublish-from-a-running-node", codes.OK, func(s *setup) effect {
-		return unpublishEffect(s, s.up, s.up)
-	}},
-	{"unpublish-without-a-device", codes.OK, func(s *setup) effect {
-		return unpublishEffectOf(s, s.recordWithoutDevice, s.up, s.up)
-	}},
-	{"unpublish-everywhere", codes.OK, func(s *setup) effect {
-		return unpublishEffect(s, s.down, "")
-	}},
-	{"unpublish-again", codes.OK, func(s *setup) effect {
-		volume := s.volume(s.name("unpublish"))
-		return effect{request: unpublish(volume.GetVolumeId(), s.down)}
-	}},
-	{"unpublish-what-is-elsewhere", codes.OK, func(s *setup) effect {
-		volume := s.volume(s.name("unpublish"))
-		s.attach(volume.GetVolumeId(), s.down)
-		return effect{request: unpublish(volume.GetVolumeId(), s.up)}
-	}},
-	{"unpublish-from-another-project", codes.InvalidArgument, func(s *setup) effect {
-		return effect{request: unpublish(s.foreignDisk.Id, s.down)}
-	}},
-	{"unpublish-a-boot-disk", codes.FailedPrecondition, func(s *setup) effect {
-		return effect{request: unpublish(s.boot.Id, s.down)}
-	}},
-	{"unpublish-nothing", codes.OK, func(s *setup) effect {
-		return effect{request: unpublish(nobody, s.down)}
-	}},
-	{"unpublish-nothing-everywhere", codes.OK, func(s *setup) effect {
-		return effect{request: unpublish(nobody, "")}
-	}},
-}
-
-// publishEffect returns the effect of a call that attaches a detached disk. A running node gets a
-// device.
-func publishEffect(s *setup, name string, volume *csi.Volume, node string) effect {
-	return effect{request: harness.PublishRequest(volume, node),
-		apply: func(state *rackState) {
-			d := state.Disks[name]
-			d.State, d.At = "attached", node
-			state.Disks[name] = d
-			if node == s.up {
-				state.Devices[serial(d.Name)]++
-			}
-		}}
-}
-
-// unpublishEffect returns the effect of a call that detaches a new volume from the node that
-// has it.
-func unpublishEffect(s *setup, from, node string) effect {
-	return unpublishEffectOf(s, s.attach, from, node)
-}
-
-// unpublishEffectOf is unpublishEffect with another function that attaches the volume.
-func unpublishEffectOf(s *setup, attach func(disk, instance string), from, node string) effect {
+// unpublishEffect returns the effect of a call that detaches a new volume from the node to which
+// attach has attached it.
+func unpublishEffect(s *environment, attach func(disk, instance string), from, node string) effect {
 	name := s.name("unpublish")
 	id := s.volume(name).GetVolumeId()
 	attach(id, from)
-	return effect{request: unpublish(id, node), apply: func(state *rackState) {
-		d := state.Disks[name]
-		d.State, d.At = "detached", ""
-		state.Disks[name] = d
-		if from == s.up {
-			delete(state.Devices, serial(d.Name))
-		}
-	}}
+	return s.moves(name, "", unpublish(id, node))
 }
 
 func unpublish(id, node string) *csi.ControllerUnpublishVolumeRequest {
@@ -322,3 +83,206 @@ func unpublish(id, node string) *csi.ControllerUnpublishVolumeRequest {
 
 // serial returns the part of a disk's name that a guest sees.
 func serial(name string) string { return name[:min(len(name), 20)] }
+
+// scenario is a CSI call in a situation.
+type scenario struct {
+	name string
+	// want is the code of the call without a fault.
+	want    codes.Code
+	prepare func(*environment) effect
+}
+
+// scenarios contains all scenarios.
+var scenarios = slices.Concat(volumeScenarios, attachScenarios, readScenarios)
+
+// volumeScenarios are scenarios that create and delete volumes and snapshots.
+var volumeScenarios = []scenario{
+	{"create", codes.OK, func(s *environment) effect {
+		return createEffect(s, harness.CreateRequest(s.name("create")), "")
+	}},
+	{"create-again", codes.OK, func(s *environment) effect {
+		req := harness.CreateRequest(s.name("again"))
+		s.made(req)
+		return call(req)
+	}},
+	{"create-of-another-size", codes.AlreadyExists, func(s *environment) effect {
+		name := s.name("size")
+		s.volume(name)
+		req := harness.CreateRequest(name)
+		req.CapacityRange.RequiredBytes = 2 * gib
+		return call(req)
+	}},
+	{"create-beyond-the-quota", codes.ResourceExhausted, func(s *environment) effect {
+		req := harness.CreateRequest(s.name("quota"))
+		req.CapacityRange.RequiredBytes = quota + gib
+		return call(req)
+	}},
+	{"restore", codes.OK, func(s *environment) effect {
+		snap := s.snap.GetSnapshotId()
+		return createEffect(s, restoreRequest(s.name("restore"), snap, ""), snap)
+	}},
+	{"restore-with-blocks", codes.OK, func(s *environment) effect {
+		snap := s.snap.GetSnapshotId()
+		return createEffect(s, restoreRequest(s.name("blocks"), snap, "4096"), snap)
+	}},
+	{"restore-with-other-blocks", codes.InvalidArgument, func(s *environment) effect {
+		return call(restoreRequest(s.name("blocks"), s.gone.GetSnapshotId(), "512"))
+	}},
+	{"restore-again-without-the-snapshot", codes.OK, func(s *environment) effect {
+		snap := s.snapshot(s.name("passing"), s.source.GetVolumeId())
+		req := restoreRequest(s.name("orphan"), snap.GetSnapshotId(), "")
+		s.made(req)
+		s.deleteSnapshot(snap.GetSnapshotId())
+		return call(req)
+	}},
+	{"restore-from-another-project", codes.InvalidArgument, func(s *environment) effect {
+		return call(restoreRequest(s.name("foreign"), s.foreign.Id, ""))
+	}},
+	{"create-from-an-image", codes.OK, func(s *environment) effect {
+		req := harness.CreateRequest(s.name("image"))
+		req.CapacityRange = nil
+		req.Parameters = map[string]string{"imageId": s.image.Id}
+		return createEffect(s, req, s.image.Id)
+	}},
+	{"delete", codes.OK, func(s *environment) effect {
+		name := s.name("delete")
+		return removes(name, &csi.DeleteVolumeRequest{VolumeId: s.volume(name).GetVolumeId()})
+	}},
+	{"delete-attached", codes.FailedPrecondition, func(s *environment) effect {
+		return call(&csi.DeleteVolumeRequest{VolumeId: s.attached(s.down).GetVolumeId()})
+	}},
+	{"delete-what-is-not-ours", codes.FailedPrecondition, func(s *environment) effect {
+		handmade := s.handmade(s.name("not-ours"), rackProject)
+		return call(&csi.DeleteVolumeRequest{VolumeId: handmade.Id})
+	}},
+	{"delete-from-another-project", codes.InvalidArgument, func(s *environment) effect {
+		return call(&csi.DeleteVolumeRequest{VolumeId: s.foreignDisk.Id})
+	}},
+	{"delete-again", codes.OK, always(&csi.DeleteVolumeRequest{VolumeId: nobody})},
+	{"snapshot", codes.OK, func(s *environment) effect {
+		name, source := s.name("snapshot"), s.source.GetVolumeId()
+		return effect{request: harness.SnapshotRequest(name, source),
+			apply: func(state *rackState) {
+				state.Snapshots[name] = snapshot{ID: fresh, Disk: source, State: "ready", Size: gib}
+				state.Storage += gib
+			}}
+	}},
+	{"snapshot-again", codes.OK, func(s *environment) effect {
+		name, source := s.name("snapshot"), s.source.GetVolumeId()
+		s.snapshot(name, source)
+		return call(harness.SnapshotRequest(name, source))
+	}},
+	{"snapshot-of-a-local-disk", codes.FailedPrecondition, func(s *environment) effect {
+		return call(harness.SnapshotRequest(s.name("snapshot"), s.local.Id))
+	}},
+	{"snapshot-in-another-project", codes.InvalidArgument, func(s *environment) effect {
+		return call(harness.SnapshotRequest(s.name("snapshot"), s.foreignDisk.Id))
+	}},
+	{"snapshot-of-nothing", codes.NotFound, func(s *environment) effect {
+		return call(harness.SnapshotRequest(s.name("snapshot"), nobody))
+	}},
+	{"delete-snapshot", codes.OK, func(s *environment) effect {
+		name := s.name("snapshot")
+		snap := s.snapshot(name, s.source.GetVolumeId())
+		return removes(name, &csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshotId()})
+	}},
+	{"delete-snapshot-from-another-project", codes.InvalidArgument, func(s *environment) effect {
+		return call(&csi.DeleteSnapshotRequest{SnapshotId: s.foreign.Id})
+	}},
+	{"delete-snapshot-again", codes.OK, always(&csi.DeleteSnapshotRequest{SnapshotId: nobody})},
+}
+
+// readScenarios are scenarios that change nothing.
+var readScenarios = []scenario{
+	{"list", codes.OK, always(&csi.ListVolumesRequest{})},
+	{"list-health", codes.OK, always(&csi.ControllerListVolumeHealthRequest{})},
+	{"get", codes.OK, func(s *environment) effect {
+		return call(&csi.ControllerGetVolumeRequest{VolumeId: s.source.GetVolumeId()})
+	}},
+	{"get-health", codes.OK, func(s *environment) effect {
+		return call(&csi.ControllerGetVolumeHealthRequest{VolumeId: s.source.GetVolumeId()})
+	}},
+	{"validate", codes.OK, func(s *environment) effect {
+		return call(&csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: s.source.GetVolumeId(), VolumeContext: s.source.GetVolumeContext(),
+			VolumeCapabilities: []*csi.VolumeCapability{harness.Mounted("")},
+			Parameters:         map[string]string{"diskType": "distributed"},
+		})
+	}},
+	{"capacity", codes.OK, always(&csi.GetCapacityRequest{})},
+	{"list-snapshots", codes.OK, always(&csi.ListSnapshotsRequest{})},
+	{"list-a-snapshot", codes.OK, func(s *environment) effect {
+		return call(&csi.ListSnapshotsRequest{SnapshotId: s.snap.GetSnapshotId()})
+	}},
+	{"get-snapshot", codes.OK, func(s *environment) effect {
+		return call(&csi.GetSnapshotRequest{SnapshotId: s.snap.GetSnapshotId()})
+	}},
+}
+
+// attachScenarios are scenarios that attach or detach.
+var attachScenarios = []scenario{
+	{"publish", codes.OK, func(s *environment) effect { return publishEffect(s, s.down) }},
+	{"publish-to-a-running-node", codes.OK,
+		func(s *environment) effect { return publishEffect(s, s.up) }},
+	{"publish-again", codes.OK,
+		func(s *environment) effect { return call(harness.PublishRequest(s.attached(s.up), s.up)) }},
+	{"publish-again-without-a-device", codes.OK, func(s *environment) effect {
+		volume := s.volume(s.name("publish"))
+		s.recordWithoutDevice(volume.GetVolumeId(), s.up)
+		return call(harness.PublishRequest(volume, s.up)) // and the disk is not attached again
+	}},
+	{"publish-static", codes.OK, func(s *environment) effect {
+		name := s.name("static")
+		disk := s.handmade(name, rackProject)
+		return s.moves(name, s.down, harness.PublishRequest(static(disk), s.down))
+	}},
+	{"publish-static-again", codes.OK, func(s *environment) effect {
+		disk := s.handmade(s.name("static"), rackProject)
+		s.attach(disk.Id, s.down)
+		return call(harness.PublishRequest(static(disk), s.down))
+	}},
+	{"publish-static-beside-its-serial", codes.FailedPrecondition, func(s *environment) effect {
+		prefix := s.name("the-same-twenty-bytes")
+		one := s.handmade(prefix+"-one", rackProject)
+		other := s.handmade(prefix+"-other", rackProject)
+		s.attach(one.Id, s.down)
+		return call(harness.PublishRequest(static(other), s.down))
+	}},
+	{"publish-beside-its-serial", codes.FailedPrecondition, func(s *environment) effect {
+		volume := s.volume(s.name("publish"))
+		backup := s.handmade(volume.GetVolumeContext()["diskName"]+"-backup", rackProject)
+		s.attach(backup.Id, s.down)
+		return call(harness.PublishRequest(volume, s.down))
+	}},
+	{"publish-elsewhere", codes.FailedPrecondition,
+		func(s *environment) effect { return call(harness.PublishRequest(s.attached(s.down), s.up)) }},
+	{"publish-to-a-full-node", codes.ResourceExhausted, func(s *environment) effect {
+		return call(harness.PublishRequest(s.volume(s.name("publish")), s.full))
+	}},
+	{"publish-from-another-project", codes.InvalidArgument, func(s *environment) effect {
+		return call(harness.PublishRequest(static(s.foreignDisk), s.down))
+	}},
+	{"publish-to-nobody", codes.NotFound, func(s *environment) effect {
+		return call(harness.PublishRequest(s.volume(s.name("publish")), nobody))
+	}},
+	{"unpublish", codes.OK,
+		func(s *environment) effect { return unpublishEffect(s, s.attach, s.down, s.down) }},
+	{"unpublish-from-a-running-node", codes.OK,
+		func(s *environment) effect { return unpublishEffect(s, s.attach, s.up, s.up) }},
+	{"unpublish-without-a-device", codes.OK,
+		func(s *environment) effect { return unpublishEffect(s, s.recordWithoutDevice, s.up, s.up) }},
+	{"unpublish-everywhere", codes.OK,
+		func(s *environment) effect { return unpublishEffect(s, s.attach, s.down, "") }},
+	{"unpublish-again", codes.OK, func(s *environment) effect {
+		return call(unpublish(s.volume(s.name("unpublish")).GetVolumeId(), s.down))
+	}},
+	{"unpublish-what-is-elsewhere", codes.OK,
+		func(s *environment) effect { return call(unpublish(s.attached(s.down).GetVolumeId(), s.up)) }},
+	{"unpublish-from-another-project", codes.InvalidArgument,
+		func(s *environment) effect { return call(unpublish(s.foreignDisk.Id, s.down)) }},
+	{"unpublish-a-boot-disk", codes.FailedPrecondition,
+		func(s *environment) effect { return call(unpublish(s.boot.Id, s.down)) }},
+	{"unpublish-nothing", codes.OK,
+		func(s *environment) effect { return call(unpublish(nobody, s.down)) }},
+	{"unpublish-nothing-everywhere", codes.OK, always(unpublish(nobody, ""))},
+}
