@@ -3,24 +3,32 @@
 package concurrency
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
-	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
-
-func TestMain(m *testing.M) { namespace.Main(m) }
 
 // The limits of these controllers, which are shorter than the defaults. A late effect comes within
 // lateLimit. Another controller leads after lease, which is longer than callLimit and lookLimit, as
@@ -143,7 +151,7 @@ func newAnswers(t *testing.T, p *proof.Proof, options harness.PluginOptions) *an
 	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
 	a := &answerProof{t: t, p: p, rack: rack}
 	for i := range lanes {
-		l := &lane{answerProof: a, number: i, stopped: make(chan struct{}, 1)}
+		l := &lane{answerProof: a, stopped: make(chan struct{}, 1)}
 		for n := range 2 {
 			token := fmt.Sprintf("oxide-token-%d-%d", i, n)
 			env := map[string]string{"OXIDE_TOKEN": token, "OXIDE_LATE_LIMIT": lateLimit.String(),
@@ -183,11 +191,12 @@ func (a *answerProof) results() []string {
 }
 
 // report records a failure of a trial, and counts it.
-func (a *answerProof) report(count *atomic.Int64, seed uint64, format string, args ...any) {
+func (v *life) report(count *atomic.Int64, format string, args ...any) {
 	count.Add(1)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.wrong = append(a.wrong, fmt.Sprintf("trial %d: ", seed)+fmt.Sprintf(format, args...))
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.wrong = append(v.wrong, fmt.Sprintf("trial %d: %s: %s", v.seed, v.who,
+		fmt.Sprintf(format, args...)))
 }
 
 // wrongAnswer returns an answer that does not come from the rack, or reports a failure of the rack.
@@ -209,4 +218,401 @@ func wrongAnswer(r *rand.Rand) *adminapi.Response {
 		`{"error_code":"InsufficientCapacity","message":"no"}`}
 	return &adminapi.Response{Status: statuses[r.IntN(len(statuses))],
 		Body: bodies[r.IntN(len(bodies))]}
+}
+
+// actor disturbs one call of a trial.
+type actor string
+
+const (
+	aProxy           actor = "a proxy answers"
+	aLateRack        actor = "the rack is late"
+	aPerson          actor = "a person or another controller makes the same change"
+	aStoppedLeader   actor = "the leader is stopped before its change"
+	noRoleForAMoment actor = "the token has no role for a moment"
+)
+
+var actors = []actor{aProxy, aLateRack, aPerson, aStoppedLeader, noRoleForAMoment}
+
+// leader is a controller, with its token.
+type leader struct {
+	*harness.Plugin
+	token string
+}
+
+// stop stops the controller. It returns when every thread has stopped: on a busy machine a thread
+// may run on for a while after the signal, and send its change when it is continued.
+func (l leader) stop() error {
+	if err := l.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for {
+		err := unix.Waitid(unix.P_PID, l.PID(), nil, unix.WSTOPPED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// lane runs one trial at a time, with two controllers, of which one leads.
+type lane struct {
+	*answerProof
+	// leaders are the controllers. The first one leads.
+	leaders []leader
+	// seen is the number of a request in the rack's log, before those of the next trial.
+	seen int
+	// stopped receives a value when the first controller was stopped.
+	stopped chan struct{}
+}
+
+// elect makes the other controller lead after the lease if the leader was stopped.
+func (l *lane) elect() {
+	select {
+	case <-l.stopped:
+		slices.Reverse(l.leaders)
+		<-time.After(lease)
+	default:
+	}
+}
+
+// life is one volume, with what the answers have told its orchestrator.
+type life struct {
+	*lane
+	ctx  context.Context
+	seed uint64
+	rand *rand.Rand
+	who  actor
+	name string
+	// id is the acknowledged ID of the volume, and snapshot that of its snapshot, or "".
+	id, snapshot string
+	volume       *csi.Volume
+	limit        time.Duration // of a call
+	// node is the node of the last publish.
+	node      string
+	published bool
+	// left waits for the calls of a controller that was stopped.
+	left sync.WaitGroup
+	// late is the fault by which the rack carries a request out after its answer, or "".
+	late string
+	// missed means that the call ended before the actor acted.
+	missed bool
+}
+
+// step is a call of the orchestrator, with the operations of the rack that it uses: reads, and then
+// a change.
+type step struct {
+	call   func(*life) error
+	reads  []string
+	change string
+}
+
+var (
+	publishing = step{(*life).publish, []string{"instance_disk_list", "disk_view"},
+		"instance_disk_attach"}
+	unpublishing = step{(*life).unpublish, []string{"disk_view"}, "instance_disk_detach"}
+	steps        = []step{
+		{(*life).create, nil, "disk_create"}, publishing, unpublishing,
+		{(*life).takeSnapshot, []string{"disk_view"}, "snapshot_create"},
+		{(*life).deleteSnapshot, []string{"snapshot_view"}, "snapshot_delete"},
+		{(*life).delete, []string{"disk_view"}, "disk_delete"},
+	}
+)
+
+// trial makes some calls for a volume, of which an actor disturbs one. Then it compares the rack
+// with what was acknowledged.
+func (l *lane) trial(seed uint64, with []actor) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	r := rand.New(rand.NewPCG(seed, 0))
+	v := &life{lane: l, ctx: ctx, seed: seed, rand: r, limit: callLimit, who: with[r.IntN(len(with))],
+		name: fmt.Sprint("answers-", seed)}
+	v.live()
+	v.trials.Add(1)
+}
+
+func (v *life) live() {
+	all := steps
+	if v.rand.IntN(2) == 0 { // on the same node again
+		all = slices.Insert(slices.Clone(steps), 3, publishing, unpublishing)
+	}
+	all = all[:1+v.rand.IntN(len(all))]
+	// A disturbance of one of the last calls shows in the state at the end.
+	disturbed := max(0, len(all)-1-v.rand.IntN(3))
+	for i, s := range all {
+		end := func() {}
+		if i == disturbed {
+			if v.who == aPerson && v.node == "" {
+				v.who = aLateRack // there is nothing to detach
+			}
+			end = v.disturb(s)
+		}
+		err := s.call(v)
+		end()
+		if err != nil {
+			v.report(&v.leaked, "step %d does not converge: %v", i, err)
+			break
+		}
+	}
+	for _, l := range v.leaders {
+		_ = l.Signal(syscall.SIGCONT)
+	}
+	v.left.Wait()
+	v.elect() // if the leader was stopped after the last answer
+	if err := v.end(v.lateness() > lateLimit || v.missed); err != nil {
+		v.t.Errorf("trial %d: list and remove its objects: %v", v.seed, err)
+	}
+}
+
+// disturb makes the actor act on a request of the leader's next call, until end is called.
+func (v *life) disturb(s step) (end func()) {
+	f := adminapi.Fault{Bearer: v.leaders[0].token, Operation: s.change, Times: 1,
+		Phase: adminapi.After, Response: wrongAnswer(v.rand)}
+	f.Cut = f.Response == nil
+	read := v.who == noRoleForAMoment || v.who == aStoppedLeader ||
+		v.who == aProxy && v.rand.IntN(4) == 0
+	switch n := len(s.reads); {
+	case read && n == 0:
+		return func() {}
+	case read:
+		f.Operation = s.reads[v.rand.IntN(n)]
+	}
+	var meanwhile func()
+	switch v.who {
+	case aProxy:
+		f.Phase = []adminapi.Phase{adminapi.Instead, adminapi.After}[v.rand.IntN(2)]
+	case aLateRack:
+		f.Phase, f.Delay = adminapi.Deferred, adminapi.Duration(lateEffect)
+	case aPerson:
+		f.Phase, f.Delay = adminapi.Deferred, adminapi.Duration(lateEffect)
+		f.Response, f.Cut, f.Hang = nil, false, adminapi.Duration(pause)
+		volume, node, other := v.volume, v.node, v.leaders[1].Controller()
+		meanwhile = func() { _ = v.rack.DetachDisk(v.ctx, volume.GetVolumeId(), node) }
+		if v.rand.IntN(2) > 0 {
+			meanwhile = func() {
+				_, _ = other.ControllerUnpublishVolume(v.ctx, harness.UnpublishRequest(volume, node))
+			}
+		}
+	case noRoleForAMoment:
+		f.Phase, f.Cut = adminapi.Instead, false
+		f.Response = &adminapi.Response{Status: http.StatusNotFound, ErrorCode: "ObjectNotFound",
+			Message: "not found"}
+	case aStoppedLeader:
+		f.Response, f.Cut, f.Delay = nil, false, adminapi.Duration(pause)
+		if f.Operation == s.reads[len(s.reads)-1] && v.rand.IntN(3) > 0 {
+			v.limit = 10 * time.Second // the caller waits for longer than the lease
+		}
+		leads := v.leaders[0]
+		meanwhile = func() {
+			if err := leads.stop(); err != nil {
+				v.t.Errorf("stop a controller: %v", err)
+			}
+			v.stopped <- struct{}{}
+		}
+	}
+	return v.inject(f, meanwhile)
+}
+
+// inject adds a fault. When it fires, meanwhile is called, unless it is nil. end removes the fault.
+func (v *life) inject(f adminapi.Fault, meanwhile func()) (end func()) {
+	admin := v.rack.Admin
+	id, err := admin.AddFault(v.ctx, f)
+	if err != nil {
+		v.t.Errorf("add a fault: %v", err)
+		return func() {}
+	}
+	polling, stop := context.WithCancel(v.ctx)
+	var watch sync.WaitGroup
+	acted := meanwhile == nil
+	watch.Go(func() {
+		backoff := harness.Backoff{Max: 5 * time.Millisecond}
+		for !acted && backoff.Wait(polling) == nil {
+			switch fired, err := admin.Fired(polling, id); {
+			case err != nil && polling.Err() == nil:
+				v.t.Errorf("ask whether a fault has fired: %v", err)
+				return
+			case err == nil && fired > 0:
+				meanwhile()
+				acted = true
+			}
+		}
+	})
+	return func() {
+		stop()
+		watch.Wait()
+		fired, err := admin.Fired(v.ctx, id)
+		if err = errors.Join(err, admin.RemoveFault(v.ctx, id)); err != nil {
+			v.t.Errorf("remove a fault: %v", err)
+		}
+		if acted {
+			v.acts.Add(int64(fired))
+		}
+		v.missed = !acted && fired > 0
+		if fired > 0 && f.Phase == adminapi.Deferred {
+			v.late = id
+		}
+	}
+}
+
+// lateness waits for the late effect of a request, and returns how long after the request it came.
+func (v *life) lateness() (late time.Duration) {
+	if v.late == "" {
+		return 0
+	}
+	if err := harness.Await(v.ctx, 10*time.Second, func() error {
+		requests, err := v.rack.Admin.Requests(v.ctx, v.seen)
+		var came time.Time
+		for _, r := range requests {
+			switch {
+			case !slices.Contains(r.Faults, v.late):
+			case !r.Deferred:
+				came = r.Time
+			default:
+				v.seen, late = r.Seq, r.Time.Sub(came)+time.Duration(r.DurationMS*float64(time.Millisecond))
+			}
+		}
+		if err == nil && late == 0 {
+			err = errors.New("it has not come")
+		}
+		return err
+	}); err != nil {
+		v.t.Errorf("trial %d: the late effect of a request: %v", v.seed, err)
+	}
+	return late
+}
+
+// call makes a call as an orchestrator does: until it succeeds or ends with a final code, or only
+// once. If the leader is stopped before it answers, call asks the other controller.
+func (v *life) call(once bool, req proto.Message) (answer proto.Message, err error) {
+	for {
+		ctx, cancel := context.WithTimeout(v.ctx, v.limit)
+		var said proto.Message
+		answered := make(chan error, 1)
+		go func(asked csi.ControllerClient) {
+			var err error
+			said, err = csitest.Answer(ctx, asked, req)
+			answered <- err
+		}(v.leaders[0].Controller())
+		select {
+		case err = <-answered:
+			answer = said
+			v.elect()
+		case <-v.stopped:
+			v.stopped <- struct{}{}
+			v.elect()
+			v.left.Go(func() {
+				<-answered
+				cancel()
+			})
+			continue
+		}
+		cancel()
+		if err == nil || once || !slices.Contains([]codes.Code{codes.Aborted, codes.Unavailable,
+			codes.Canceled, codes.DeadlineExceeded}, status.Code(err)) {
+			return answer, err
+		}
+		select {
+		case <-v.ctx.Done():
+			return answer, fmt.Errorf("%w: %w", v.ctx.Err(), err)
+		case <-time.After(30 * time.Millisecond):
+		}
+	}
+}
+
+func (v *life) create() error {
+	made, err := v.call(false, harness.CreateRequest(v.name))
+	if err == nil {
+		v.volume = made.(*csi.CreateVolumeResponse).GetVolume()
+		v.id = v.volume.GetVolumeId()
+	}
+	return err
+}
+
+// publish publishes the volume, always on the same node. Sometimes the orchestrator makes the call
+// only once, and unpublishes the volume if it fails.
+func (v *life) publish() error {
+	if v.node == "" {
+		v.node = v.rack.Instances[v.rand.IntN(2)].ID
+	}
+	_, err := v.call(v.rand.IntN(3) == 0, harness.PublishRequest(v.volume, v.node))
+	if v.published = err == nil; err != nil {
+		return v.unpublish()
+	}
+	return nil
+}
+
+func (v *life) unpublish() error {
+	v.published = false
+	_, err := v.call(false, harness.UnpublishRequest(v.volume, v.node))
+	return err
+}
+
+// delete deletes the volume. Sometimes the orchestrator makes the call only once, and creates the
+// volume again if it fails.
+func (v *life) delete() error {
+	_, err := v.call(v.rand.IntN(2) == 0, &csi.DeleteVolumeRequest{VolumeId: v.id})
+	if v.id = ""; err != nil {
+		return v.create()
+	}
+	return nil
+}
+
+func (v *life) takeSnapshot() error {
+	taken, err := v.call(false, harness.SnapshotRequest(v.name, v.id))
+	if err == nil {
+		v.snapshot = taken.(*csi.CreateSnapshotResponse).GetSnapshot().GetSnapshotId()
+	}
+	return err
+}
+
+func (v *life) deleteSnapshot() error {
+	_, err := v.call(v.rand.IntN(2) == 0, &csi.DeleteSnapshotRequest{SnapshotId: v.snapshot})
+	if v.snapshot = ""; err != nil {
+		return v.takeSnapshot()
+	}
+	return nil
+}
+
+// end compares the rack with what was acknowledged, unless the trial is void, and removes what is
+// left of the volume.
+func (v *life) end(void bool) error {
+	state, err := v.rack.Admin.State(v.ctx)
+	// The node of each disk, and aSnapshot for a snapshot, by ID.
+	const aSnapshot = "a snapshot"
+	want, got := map[string]string{v.id: "", v.snapshot: aSnapshot}, map[string]string{}
+	if v.published {
+		want[v.id] = v.node
+	}
+	delete(want, "")
+	for _, s := range state.Snapshots {
+		if harness.NameIn(s.Description) == v.name {
+			got[s.ID] = aSnapshot
+			err = errors.Join(err, v.rack.Client.SnapshotDelete(v.ctx,
+				oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(s.ID)}))
+		}
+	}
+	for _, d := range state.Disks {
+		if harness.NameIn(d.Description) != v.name {
+			continue
+		}
+		if got[d.ID] = d.State.Instance; got[d.ID] != "" {
+			err = errors.Join(err, v.rack.DetachDisk(v.ctx, d.ID, d.State.Instance))
+		}
+		err = errors.Join(err, v.rack.DeleteDisk(v.ctx, d.ID))
+	}
+	if void {
+		v.void.Add(1)
+		return err
+	}
+	for id, at := range got {
+		if where, known := want[id]; !known {
+			v.report(&v.leaked, "the orchestrator does not know %s (%q)", id, at)
+		} else if at != where {
+			v.report(&v.undone, "the disk %s is at %q, acknowledged is %q", id, at, where)
+		}
+	}
+	for id, where := range want {
+		if _, exists := got[id]; !exists {
+			v.report(&v.undone, "%s (%q) was returned, but is lost", id, where)
+		}
+	}
+	return err
 }

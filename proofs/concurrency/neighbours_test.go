@@ -24,8 +24,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
+
+func TestMain(m *testing.M) { namespace.Main(m) }
 
 const (
 	// asksPerVolume is the number of times that the orchestrator asks for the health and the usage of
@@ -163,6 +166,16 @@ func (p *neighbour) unpublish(ctx context.Context) error {
 	return p.Unpublish(ctx, p.n.node.Node())
 }
 
+func (p *neighbour) usage(ctx context.Context) error {
+	_, err := p.Stats(ctx, p.n.node.Node())
+	return err
+}
+
+func (p *neighbour) health(ctx context.Context) error {
+	return csitest.Call(ctx, p.n.node.Node(), &csi.NodeGetVolumeHealthRequest{
+		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging})
+}
+
 // data returns the data of a workload in the volume.
 func (p *neighbour) data() harness.Data {
 	return harness.Data{Rack: p.n.Rack, Target: p.Target, Raw: p.Capability.GetBlock() != nil,
@@ -203,14 +216,18 @@ func (p *neighbour) remove() {
 
 // call makes a call that must end within the limit, and reports whether it did.
 func (n *neighbours) call(what string, call func(context.Context) error) bool {
-	ctx, cancel := context.WithTimeout(n.t.Context(), n.limit)
-	defer cancel()
-	if err := call(ctx); err != nil {
+	err := n.within(n.limit, call)
+	if err != nil {
 		n.stuck++
 		n.Proof.Say("%s: %v", what, err)
-		return false
 	}
-	return true
+	return err == nil
+}
+
+func (n *neighbours) within(limit time.Duration, call func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(n.t.Context(), limit)
+	defer cancel()
+	return call(ctx)
 }
 
 // kinds contains all kinds of volumes.
@@ -262,11 +279,11 @@ func (n *neighbours) inTrouble() {
 		csitest.Must(n.t, exec.Command("losetup", "--detach", strings.TrimSpace(string(loop))).Run())
 	})
 	n.call("unpublish what a loop device uses", held.unpublish)
-	if n.impatient(held.unstage) == nil {
+	if n.within(brief, held.unstage) == nil {
 		n.t.Errorf("a raw device was released although a loop device uses it")
 	}
 	blank := n.trouble("hangs-blank", "ext4", false, adminapi.DiskFault{On: all, Hang: true})
-	if code := status.Code(n.impatient(blank.stage)); code != codes.DeadlineExceeded {
+	if code := status.Code(n.within(brief, blank.stage)); code != codes.DeadlineExceeded {
 		n.t.Errorf("the stage of a blank disk that hangs ended with %s", code)
 	}
 	n.threadsBefore = n.waiting()
@@ -299,7 +316,7 @@ func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.Disk
 func (n *neighbours) ask(of ...*neighbour) {
 	for range asksPerVolume {
 		for _, p := range of {
-			_, _ = n.impatient(p.health), n.impatient(p.usage)
+			_, _ = n.within(brief, p.health), n.within(brief, p.usage)
 		}
 	}
 }
@@ -341,13 +358,6 @@ func (n *neighbours) nodeOf(p *neighbour) *os.File {
 	return device
 }
 
-// impatient makes a call with a short deadline.
-func (n *neighbours) impatient(call func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(n.t.Context(), brief)
-	defer cancel()
-	return call(ctx)
-}
-
 // waiting counts the threads of the node's process that wait for a disk.
 func (n *neighbours) waiting() (threads int) {
 	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", n.node.PID()))
@@ -381,14 +391,4 @@ func (n *neighbours) close() {
 		p.remove()
 	}
 	n.Proof.Error(errors.Join(n.Balance(ctx), n.Close()))
-}
-
-func (p *neighbour) usage(ctx context.Context) error {
-	_, err := p.Stats(ctx, p.n.node.Node())
-	return err
-}
-
-func (p *neighbour) health(ctx context.Context) error {
-	return csitest.Call(ctx, p.n.node.Node(), &csi.NodeGetVolumeHealthRequest{
-		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging})
 }
