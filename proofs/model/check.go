@@ -3,7 +3,12 @@
 package model
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"os"
 	"slices"
 	"strings"
 
@@ -45,15 +50,14 @@ func (h *History) checkFields(j *joint, calls []ended) error {
 	return nil
 }
 
-var allFields = func() []field {
-	var all []field
+var allFields = func() (all []field) {
 	for v := 1; v < len(kinds); v++ {
 		all = append(all, diskField(v), sourceField(v), holderField(v))
-		for _, n := range nodes {
-			all = append(all, stagedField(v, n))
-			for _, p := range pods {
-				all = append(all, publishedField(v, n, p))
-			}
+	}
+	for v, n := range everywhere {
+		all = append(all, stagedField(v, n))
+		for _, p := range pods {
+			all = append(all, publishedField(v, n, p))
 		}
 	}
 	for s := 1; s < len(snapOf); s++ {
@@ -128,16 +132,15 @@ func (h *History) mayTouch(f field, calls []ended) bool {
 // the attach only, or the device was hidden behind a namesake's that has gone (A54).
 func (h *History) deviceless(j *joint, calls []ended) {
 	w := h.world
-	for v := 1; v < len(kinds); v++ {
-		for _, n := range nodes {
-			_, seen := j.device(v, n)
-			before := w.bare[at(v, n)]
-			w.bare[at(v, n)] = !seen && j.facts[holderField(v)] == n && !w.down[n] &&
-				(before || w.shown[at(v, n)] && !j.shown[at(v, n)] ||
-					w.recordsFirst && h.mayTouch(holderField(v), calls))
-			if w.bare[at(v, n)] && !before {
-				h.count.bare++
-			}
+	for v, n := range everywhere {
+		_, seen := j.device(v, n)
+		here := w.at(v, n)
+		before := here.bare
+		here.bare = !seen && j.facts[holderField(v)] == n && !w.down[n] &&
+			(before || here.shown && !j.shown[at(v, n)] ||
+				w.recordsFirst && h.mayTouch(holderField(v), calls))
+		if here.bare && !before {
+			h.count.bare++
 		}
 	}
 }
@@ -148,9 +151,9 @@ func (h *History) deviceless(j *joint, calls []ended) {
 func (h *History) checkAttached(j *joint, calls []ended) error {
 	w := h.world
 	for i, c := range calls {
-		key := at(c.vol, c.node)
-		if c.op != attach || c.how != succeeded || w.bare[key] || w.slow[key] || w.down[c.node] ||
-			w.rackDown || j.shown[key] ||
+		here := h.at(c.Step)
+		if c.op != attach || c.how != succeeded || here.bare || here.slow || w.down[c.node] ||
+			w.rackDown || j.shown[at(c.vol, c.node)] ||
 			h.mayTouch(holderField(c.vol), slices.Concat(calls[:i:i], calls[i+1:])) {
 			continue
 		}
@@ -202,11 +205,11 @@ func (h *History) checkHolders(j *joint, calls []ended) error {
 // the volume. A lost block device does not count.
 func (h *History) checkReleased(j *joint, calls []ended) error {
 	for _, c := range calls {
-		dead := kinds[c.vol].block() && h.world.lost[at(c.vol, c.node)]
+		dead := kinds[c.vol].block() && h.at(c.Step).lost
 		if c.op != unstage || c.how != succeeded || dead {
 			continue
 		}
-		if h.world.held[at(c.vol, c.node)] {
+		if h.at(c.Step).open != nil {
 			h.count.released++
 			return fmt.Errorf("%s answered OK while the device is in use", c.brief())
 		}
@@ -224,17 +227,11 @@ func (h *History) checkReleased(j *joint, calls []ended) error {
 // and shows the volume's device.
 func (h *History) checkMounts(j *joint, _ []ended) error {
 	known := map[string]bool{}
-	for v := 1; v < len(kinds); v++ {
-		for _, n := range nodes {
-			paths := []string{h.env.staging(v, n)}
-			for _, p := range pods {
-				paths = append(paths, h.env.target(v, n, p))
-			}
-			for _, path := range paths {
-				known[path] = true
-				if err := h.checkMount(j, v, n, j.mounts[path]); err != nil {
-					return err
-				}
+	for v, n := range everywhere {
+		for _, path := range h.env.paths(v, n) {
+			known[path] = true
+			if err := h.checkMount(j, v, n, j.mounts[path]); err != nil {
+				return err
 			}
 		}
 	}
@@ -268,15 +265,13 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 
 // unplugged finds the mounted volumes whose device is gone although the detach may not have ended.
 func (h *History) unplugged(j *joint, calls []ended) {
-	for v := 1; v < len(kinds); v++ {
-		for _, n := range nodes {
-			_, seen := j.device(v, n)
-			if !seen && j.facts.mounted(v, n) && !h.lostBy(j, v, n) &&
-				h.mayTouch(holderField(v), calls) {
-				h.world.half[at(v, n)], h.world.lost[at(v, n)] = true, true
-				if h.contents[v] != nil {
-					h.contents[v].partial = true
-				}
+	for v, n := range everywhere {
+		_, seen := j.device(v, n)
+		if !seen && j.facts.mounted(v, n) && !h.lostBy(j, v, n) && h.mayTouch(holderField(v), calls) {
+			here := h.world.at(v, n)
+			here.half, here.lost = true, true
+			if h.contents[v] != nil {
+				h.contents[v].partial = true
 			}
 		}
 	}
@@ -284,7 +279,7 @@ func (h *History) unplugged(j *joint, calls []ended) {
 
 // lostBy reports whether the volume is mounted on the node and its disk was detached from the node.
 func (h *History) lostBy(j *joint, v int, n string) bool {
-	return h.world.lost[at(v, n)] ||
+	return h.world.at(v, n).lost ||
 		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
 }
 
@@ -329,18 +324,18 @@ func (h *History) believe(j *joint) {
 			}
 		}
 		for _, n := range nodes {
-			lost := h.lostBy(j, v, n) && j.facts.mounted(v, n)
-			if lost && !w.lost[at(v, n)] && h.contents[v] != nil {
+			here, lost := w.at(v, n), h.lostBy(j, v, n) && j.facts.mounted(v, n)
+			if lost && !here.lost && h.contents[v] != nil {
 				h.contents[v].partial = true
 			}
-			w.lost[at(v, n)], w.half[at(v, n)] = lost, lost && w.half[at(v, n)]
+			here.lost, here.half, here.shown = lost, lost && here.half, j.shown[at(v, n)]
 		}
 		if w.seen[holderField(v)] != j.facts[holderField(v)] && j.facts[holderField(v)] == "" &&
 			h.contents[v] != nil && len(h.contents[v].later) > 0 {
 			h.contents[v].partial = true // data that were not flushed may be lost
 		}
 	}
-	w.seen, w.shown = j.facts, j.shown
+	w.seen = j.facts
 }
 
 // checkData reads every volume that a pod can read, and compares its data with the model.
@@ -348,7 +343,7 @@ func (h *History) checkData(j *joint, calls []ended) error {
 	moving := underWay(calls)
 	for v, c := range h.contents {
 		for _, n := range nodes {
-			if h.world.lost[at(v, n)] || h.mayTouch(holderField(v), moving) {
+			if h.world.at(v, n).lost || h.mayTouch(holderField(v), moving) {
 				continue
 			}
 			for _, p := range pods {
@@ -374,4 +369,234 @@ func (h *History) checkData(j *joint, calls []ended) error {
 		}
 	}
 	return nil
+}
+
+// TearDown ends all disturbances and undoes everything, as a patient orchestrator does. If read is
+// set, it first brings every volume to a pod. It returns an error if something is left.
+func (h *History) TearDown(ctx context.Context, read bool) error {
+	if err := h.calm(ctx); err != nil {
+		return err
+	}
+	if read {
+		if err := h.readAll(ctx); err != nil {
+			return err
+		}
+	}
+	for range 4 {
+		todo := false
+		for v := len(kinds) - 1; v > 0; v-- {
+			if err := h.until(ctx, func() (Step, bool) {
+				s, more := h.away(v)
+				todo = todo || more
+				return s, more
+			}); err != nil {
+				return err
+			}
+		}
+		for s := range snapOf {
+			if s > 0 && h.world.seen[snapField(s)] != "" {
+				todo = true
+				if err := h.runSteps(ctx, []Step{{op: createSnapshot, ctl: 1, snap: s},
+					{op: deleteSnapshot, ctl: 1, snap: s}}); err != nil {
+					return err
+				}
+			}
+		}
+		if !todo {
+			return h.clean(ctx)
+		}
+	}
+	return errors.New("the volumes and snapshots cannot be deleted")
+}
+
+// until does the steps that next returns, until there is no more, or 20 of them.
+func (h *History) until(ctx context.Context, next func() (s Step, more bool)) error {
+	for range 20 {
+		s, more := next()
+		if !more {
+			break
+		}
+		if err := h.Do(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Release takes all volumes from their nodes.
+func (h *History) Release(ctx context.Context) error {
+	if err := h.Wait(ctx); err != nil {
+		return err
+	}
+	for v := 1; v < len(kinds); v++ {
+		if err := h.until(ctx, func() (Step, bool) {
+			s, more := h.away(v)
+			return s, more && s.op != deleteVolume && s.op != createVolume
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readAll brings every volume to a pod once more. The checks then read all acknowledged data.
+func (h *History) readAll(ctx context.Context) error {
+	for v := 1; v < len(kinds); v++ {
+		if err := h.until(ctx, func() (Step, bool) {
+			s, _ := h.away(v)
+			return s, slices.ContainsFunc(nodes, func(n string) bool { return h.world.at(v, n).lost })
+		}); err != nil {
+			return err
+		}
+	}
+	for v := 1; v < len(kinds); v++ {
+		if h.world.seen[diskField(v)] == "" {
+			continue
+		}
+		h.goals[v] = cmp.Or(h.goals[v], "c")
+		arrived := false
+		err := h.until(ctx, func() (Step, bool) {
+			s := h.towards(v, h.goals[v])
+			arrived = s.op == writeSynced
+			return s, !arrived
+		})
+		if err == nil && !arrived {
+			err = fmt.Errorf("v%d cannot be published on node %s", v, h.goals[v])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// calm ends all disturbances: it starts the rack and all instances, removes faults, and closes
+// devices.
+func (h *History) calm(ctx context.Context) error {
+	steps := []Step{{op: startRack}}
+	for _, n := range nodes {
+		steps = append(steps, Step{op: startInstance, node: n})
+	}
+	if err := h.runSteps(ctx, append(steps, Step{op: wait})); err != nil {
+		return err
+	}
+	h.world.faults = nil
+	if err := errors.Join(h.dropAll(), h.env.Rack.Admin.ClearFaults(ctx),
+		h.env.recordFirst(ctx, false)); err != nil {
+		return err
+	}
+	h.world.recordsFirst = false
+	for v := range kinds {
+		if err := h.Do(ctx, Step{op: takeNamesake, vol: v}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clean returns an error if the history has left something.
+func (h *History) clean(ctx context.Context) error {
+	for f, value := range h.world.seen {
+		if value != "" {
+			return fmt.Errorf("at the end %q is %q", f, value)
+		}
+	}
+	for v, n := range everywhere {
+		for _, path := range h.env.paths(v, n)[1:] {
+			if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("the target %s still exists", path)
+			}
+		}
+	}
+	for _, d := range h.env.foreign {
+		if err := d.unchanged(true); err != nil {
+			return err
+		}
+	}
+	if err := harness.CheckFlightDirs(slices.Collect(maps.Values(h.env.Nodes))...); err != nil {
+		return fmt.Errorf("the flight recorders: %w", err)
+	}
+	return h.env.Balance(ctx)
+}
+
+// towards returns the orchestrator's next call towards a pod that uses the volume on a node.
+func (h *History) towards(v int, n string) Step {
+	f, ctl := h.world.seen, 1+int(h.value+uint64(len(h.lines)))%2
+	holder := f[holderField(v)]
+	switch {
+	case h.world.rackDown:
+		return Step{op: startRack}
+	case h.world.at(v, n).namesake && len(h.lines)%3 == 0:
+		return Step{op: takeNamesake, vol: v} // in the meantime the calls are refused
+	case f[diskField(v)] == "" || h.orchestrator.volumes[v].GetVolumeId() != f[diskField(v)]:
+		return h.towardsDisk(v, ctl)
+	case holder != "" && holder != n:
+		s, _ := h.away(v)
+		return s
+	case holder == "" || h.orchestrator.published[at(v, n)] == nil:
+		return Step{op: attach, ctl: ctl, vol: v, node: n}
+	case h.world.down[n]:
+		return Step{op: startInstance, node: n}
+	case h.world.at(v, n).bare && len(h.lines)%3 == 1:
+		return Step{op: stopInstance, node: n} // a started instance has the devices of all its disks
+	case h.world.at(v, n).lost || h.world.at(v, n).bare && len(h.lines)%3 == 2:
+		s, _ := h.away(v)
+		return s
+	case !h.world.at(v, n).staged || !kinds[v].block() && f[stagedField(v, n)] == "":
+		return Step{op: stage, vol: v, node: n}
+	case !f.published(v, n):
+		return Step{op: publish, vol: v, node: n, pod: 1}
+	case kinds[v].shared && f[publishedField(v, n, 2)] == "":
+		return Step{op: publish, vol: v, node: n, pod: 2}
+	}
+	s := Step{op: writeSynced, vol: v, node: n, pod: 1, block: int(h.value) % blocks}
+	if f[publishedField(v, n, 1)] == "" {
+		s.pod = 2
+	}
+	return s
+}
+
+// towardsDisk returns the next call towards a volume's creation. If the volume is restored from a
+// snapshot, the snapshot and its volume are created first.
+func (h *History) towardsDisk(v, ctl int) Step {
+	snap := kinds[v].snap
+	switch {
+	case snap == 0 || h.orchestrator.snapshots[snap] != "" &&
+		h.world.seen[snapField(snap)] == h.orchestrator.snapshots[snap]:
+		return Step{op: createVolume, ctl: ctl, vol: v}
+	case h.orchestrator.volumes[snapOf[snap]] == nil || h.world.seen[diskField(snapOf[snap])] == "":
+		return h.towardsDisk(snapOf[snap], ctl)
+	}
+	return Step{op: createSnapshot, ctl: ctl, snap: snap}
+}
+
+// away returns the orchestrator's next call towards the deletion of a volume, or false if the
+// volume is deleted.
+func (h *History) away(v int) (Step, bool) {
+	f, ctl := h.world.seen, 1+len(h.lines)%2
+	for _, n := range nodes {
+		if h.world.down[n] {
+			continue // the node has no mounts, and no driver runs
+		}
+		for _, p := range pods {
+			if f[publishedField(v, n, p)] != "" || h.orchestrator.given[publishedField(v, n, p)] {
+				return Step{op: unpublish, vol: v, node: n, pod: p}, true
+			}
+		}
+		if h.world.at(v, n).open != nil {
+			return Step{op: letGo, vol: v, node: n, pod: 1}, true
+		}
+		if f[stagedField(v, n)] != "" || h.orchestrator.staged[at(v, n)] {
+			return Step{op: unstage, vol: v, node: n}, true
+		}
+	}
+	switch {
+	case f[holderField(v)] != "":
+		return Step{op: detach, ctl: ctl, vol: v, node: f[holderField(v)]}, true
+	case f[diskField(v)] == "":
+		return Step{}, false
+	case h.orchestrator.volumes[v].GetVolumeId() != f[diskField(v)]:
+		return Step{op: createVolume, ctl: ctl, vol: v}, true
+	}
+	return Step{op: deleteVolume, ctl: ctl, vol: v}, true
 }

@@ -6,7 +6,8 @@
 // (package proof). A step may have many calls at once (crowd_test.go). Package crash runs histories
 // of its own, and kills processes in the middle of a step.
 //
-// Read these files first: world.go (the objects, and the effect of each call), codes.go (the
-// allowed answers of a call), data.go (the content of the disks), step.go (the steps and their
-// text), check.go (the checks after each step). The other files generate and run histories.
+// Read these files first: world.go (the objects, the effect of each call, and its allowed answers),
+// step.go (the steps, their text, and the calls that they make), acts.go (the content of the disks,
+// and what pods do), check.go (the checks after each step). The other files generate and run
+// histories.
 package model

@@ -7,8 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
+
+	"github.com/moby/sys/mountinfo"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
@@ -71,6 +78,15 @@ func (env *Environment) staging(v int, n string) string {
 
 func (env *Environment) target(v int, n string, p int) string {
 	return env.Nodes[n].Kubelet(fmt.Sprintf("pod-%d", p), fmt.Sprintf("v%d", v))
+}
+
+// paths returns the staging path of a volume on a node, and the paths of its pods.
+func (env *Environment) paths(v int, n string) []string {
+	paths := []string{env.staging(v, n)}
+	for _, p := range pods {
+		paths = append(paths, env.target(v, n, p))
+	}
+	return paths
 }
 
 // awaitIdle waits until no driver and no rack works on a request.
@@ -164,3 +180,315 @@ func (env *Environment) recordFirst(ctx context.Context, first bool) error {
 
 // name returns the name that the orchestrator gives to a volume or a snapshot.
 func name(kind string, number int) string { return fmt.Sprintf("model-%s%d", kind, number) }
+
+// joint is the state of the rack, the kernel and the guests at one moment.
+type joint struct {
+	facts facts
+	// disks are the rack's disks by ID. It is nil while the API does not answer.
+	disks map[string]adminapi.Disk
+	// serials contains the serial of each volume's device, which is the name of its disk.
+	serials map[int]string
+	// devices contains the devices that each node's guest sees. mounts contains the mounts below
+	// the rack's directory, by path.
+	devices map[string][]harness.GuestDevice
+	mounts  map[string][]*mountinfo.Info
+	// shown contains, by "v1 a", the volumes for which the guest shows a namesake's device.
+	shown map[string]bool
+	// loops contains the loop devices of each file.
+	loops map[string][]string
+}
+
+// observe reads the whole state. While the rack is down, observe derives the rack's state from the
+// last known one and the later answers.
+func (h *History) observe(ctx context.Context, calls []ended) (*joint, error) {
+	j := &joint{facts: facts{}, serials: h.serials, shown: map[string]bool{}}
+	if h.world.rackDown {
+		j.facts = h.remembered(calls)
+	} else if err := h.env.observeRack(ctx, j); err != nil {
+		return nil, fmt.Errorf("observe the rack: %w", err)
+	}
+	if err := h.env.observeNodes(j); err != nil {
+		return nil, fmt.Errorf("observe the nodes: %w", err)
+	}
+	return j, nil
+}
+
+// remembered returns the last known facts of the rack, with the effects of the calls.
+func (h *History) remembered(calls []ended) facts {
+	f := maps.Clone(h.world.seen)
+	for _, c := range calls {
+		if c.how != succeeded || c.op.onNode() {
+			continue
+		}
+		for _, e := range c.effects {
+			if f[e.field] = e.value; e.value == anyID {
+				f[e.field] = c.id
+			}
+		}
+	}
+	maps.DeleteFunc(f, func(f field, _ string) bool {
+		return strings.Contains(string(f), " staged ") || strings.Contains(string(f), " published ")
+	})
+	return f
+}
+
+func (env *Environment) observeRack(ctx context.Context, j *joint) error {
+	state, err := env.Rack.Admin.State(ctx)
+	if err != nil {
+		return err
+	}
+	j.disks = map[string]adminapi.Disk{}
+	for _, d := range state.Disks {
+		j.disks[d.ID] = d
+		v := slices.Index(volumeNames, harness.NameIn(d.Description))
+		switch {
+		case v < 0 && env.Bystanders.Has(d.ID):
+			continue
+		case v < 0 && !slices.ContainsFunc(env.foreign, func(f *foreignDisk) bool {
+			return f.id == d.ID
+		}):
+			return fmt.Errorf("the disk %s (%s) belongs to no volume", d.Name, d.Description)
+		case v < 0:
+			continue
+		case j.facts[diskField(v)] != "":
+			return fmt.Errorf("v%d has two disks, %s and %s", v, j.facts[diskField(v)], d.ID)
+		}
+		j.serials[v] = d.Name
+		j.facts[diskField(v)], j.facts[holderField(v)] = d.ID, env.nodeOf(d.State.Instance)
+		if d.SnapshotID != nil {
+			j.facts[sourceField(v)] = *d.SnapshotID
+		}
+	}
+	for _, sn := range state.Snapshots {
+		n := slices.Index(snapshotNames, harness.NameIn(sn.Description))
+		if n < 0 || j.facts[snapField(n)] != "" {
+			return fmt.Errorf("the snapshot %s (%s) is unknown or one of two", sn.ID, sn.Description)
+		}
+		j.facts[snapField(n)], j.facts[snapSourceField(n)] = sn.ID, sn.DiskID
+	}
+	return nil
+}
+
+// volumeNames and snapshotNames contain the orchestrator's names by number. Number 0 is not
+// used.
+var (
+	volumeNames   = namesOf("v", len(kinds))
+	snapshotNames = namesOf("s", len(snapOf))
+)
+
+func namesOf(kind string, n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = name(kind, i)
+	}
+	return names
+}
+
+// nodeOf returns the node that has the instance with that ID.
+func (env *Environment) nodeOf(instance string) string {
+	for _, n := range nodes {
+		if env.Rack.Instance(n).ID == instance {
+			return n
+		}
+	}
+	return instance
+}
+
+func (env *Environment) observeNodes(j *joint) error {
+	j.devices, j.mounts = map[string][]harness.GuestDevice{}, map[string][]*mountinfo.Info{}
+	for _, n := range nodes {
+		var err error
+		if j.devices[n], err = env.Rack.Instance(n).Devices(); err != nil {
+			return err
+		}
+	}
+	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(env.Rack.Dir))
+	if err != nil {
+		return err
+	}
+	for _, info := range infos {
+		j.mounts[info.Mountpoint] = append(j.mounts[info.Mountpoint], info)
+	}
+	for v, n := range everywhere {
+		if len(j.mounts[env.staging(v, n)]) > 0 {
+			j.facts[stagedField(v, n)] = yes
+		}
+		for _, p := range pods {
+			if len(j.mounts[env.target(v, n, p)]) > 0 {
+				j.facts[publishedField(v, n, p)] = yes
+			}
+		}
+	}
+	j.loops, err = livingLoops(filepath.Join(env.Rack.Dir, "sim"))
+	j.leaveNamesakes(env.foreign)
+	return err
+}
+
+// leaveNamesakes removes the namesakes' devices from devices, and records them in shown.
+func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
+	for _, d := range foreign {
+		if d.of == 0 {
+			continue
+		}
+		for n := range j.devices {
+			j.devices[n] = slices.DeleteFunc(j.devices[n], func(g harness.GuestDevice) bool {
+				its := slices.ContainsFunc(j.loops[d.path], func(loop string) bool {
+					return g.Number == numberOf(loop)
+				})
+				j.shown[at(d.of, n)] = j.shown[at(d.of, n)] || its
+				return its
+			})
+		}
+	}
+}
+
+// numberOf returns the number of a loop device in the form of harness.GuestDevice, or "" if the
+// device is gone.
+func numberOf(loop string) string {
+	text, err := os.ReadFile(filepath.Join("/sys/block", loop, "dev"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// livingLoops returns the loop devices of the files below a directory. It leaves out a device that
+// is cut off from its file, which exists until its last user closes it.
+func livingLoops(dir string) (map[string][]string, error) {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	loops := map[string][]string{}
+	for _, file := range files {
+		backing, err1 := os.ReadFile(file)
+		offset, err2 := os.ReadFile(filepath.Join(filepath.Dir(file), "offset"))
+		path := strings.TrimSpace(string(backing))
+		if err1 != nil || err2 != nil || !strings.HasPrefix(path, dir+"/") ||
+			strings.TrimSpace(string(offset)) != "0" {
+			continue
+		}
+		loops[path] = append(loops[path], strings.Split(file, "/")[3])
+	}
+	return loops, nil
+}
+
+// device returns the device with the volume's serial in the node's guest.
+func (j *joint) device(v int, n string) (harness.GuestDevice, bool) {
+	i := slices.IndexFunc(j.devices[n], func(d harness.GuestDevice) bool {
+		return d.Serial != "" && d.Serial == j.serials[v]
+	})
+	if i < 0 {
+		return harness.GuestDevice{}, false
+	}
+	return j.devices[n][i], true
+}
+
+// foreignDisk is a disk of an administrator. The driver must never change it.
+type foreignDisk struct {
+	name, id, node string // node is the instance that has the disk, or ""
+	of             int    // the volume that has the same serial, or 0
+	gib            int64
+	path           string // the file with its bytes
+	state          proof.FileState
+}
+
+// makeForeign makes three foreign disks: a detached one with a filesystem and a name like the
+// driver's own, one with a filesystem at node a, and one with random bytes at node b.
+func (env *Environment) makeForeign(ctx context.Context) error {
+	for _, d := range []*foreignDisk{
+		{name: "csi-0123456789abcdef", gib: 1},
+		{name: "database", node: "a", gib: 1},
+		{name: "csi-random", node: "b", gib: 1},
+	} {
+		if err := env.makeForeignDisk(ctx, d); err != nil {
+			return fmt.Errorf("make the foreign disk %s: %w", d.name, err)
+		}
+	}
+	return nil
+}
+
+// makeNamesake attaches a foreign disk whose name begins like the name of the volume's disk, so
+// that both devices have the same serial. One kind has a filesystem, like a backup. The other kind
+// is blank, like a disk for restored data. It is larger than the volume's disk: of the same size,
+// the driver could not distinguish it from the volume's blank disk if only the foreign one is
+// there.
+func (h *History) makeNamesake(ctx context.Context, s Step) (string, error) {
+	if h.world.rackDown || h.world.down[s.node] || len(h.world.faults) > 0 ||
+		h.serials[s.vol] == "" || h.namesake(s.vol) != nil {
+		return impossible, nil
+	}
+	d := &foreignDisk{name: h.serials[s.vol] + "-backup", node: s.node, of: s.vol, gib: 1}
+	if s.vol%2 == 0 {
+		d.name, d.gib = h.serials[s.vol]+"-restore", 2
+	}
+	h.at(s).namesake = true
+	return "", h.env.makeForeignDisk(ctx, d)
+}
+
+func (h *History) takeNamesake(ctx context.Context, s Step) (string, error) {
+	d := h.namesake(s.vol)
+	if d == nil || h.world.rackDown || len(h.world.faults) > 0 {
+		return impossible, nil
+	}
+	h.world.at(s.vol, d.node).namesake = false
+	return "", h.env.takeForeign(ctx, d)
+}
+
+func (h *History) namesake(v int) *foreignDisk {
+	for _, d := range h.env.foreign {
+		if v != 0 && d.of == v {
+			return d
+		}
+	}
+	return nil
+}
+
+// takeForeign deletes a foreign disk, and returns an error if it was changed.
+func (env *Environment) takeForeign(ctx context.Context, d *foreignDisk) error {
+	if err := d.unchanged(true); err != nil {
+		return err
+	}
+	env.foreign = slices.DeleteFunc(env.foreign, func(f *foreignDisk) bool { return f == d })
+	if err := env.detachDisk(ctx, d.id, d.node); err != nil {
+		return err
+	}
+	return env.Rack.DeleteDisk(ctx, d.id)
+}
+
+// makeForeignDisk makes a disk with random bytes or with a filesystem, or a blank disk.
+func (env *Environment) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
+	disk, err := env.Rack.CreateDisk(ctx, env.Rack.Project, d.name, d.gib*gib)
+	if err != nil {
+		return err
+	}
+	d.id, d.path = disk.Id, proof.DiskFile(env.Rack, disk.Id)
+	switch {
+	case d.name == "csi-random":
+		err = os.WriteFile(d.path, pattern(1, 1, 1), 0o600)
+		if err == nil {
+			err = os.Truncate(d.path, gib)
+		}
+	case !strings.HasSuffix(d.name, "-restore"):
+		err = exec.CommandContext(ctx, "mke2fs", "-q", "-t", "ext4", d.path).Run()
+	}
+	if err == nil && d.node != "" {
+		err = env.Rack.AttachDisk(ctx, d.id, env.Rack.Instance(d.node).ID)
+	}
+	if err != nil {
+		return err
+	}
+	d.state, err = proof.ReadFileState(d.path)
+	env.foreign = append(env.foreign, d)
+	return err
+}
+
+// unchanged returns an error if a disk was written to. If bytes is set, it compares the bytes, too.
+func (d *foreignDisk) unchanged(bytes bool) error {
+	_, err := d.state.Compare("the foreign disk "+d.name, d.path, bytes)
+	return err
+}
+
+func (env *Environment) detachDisk(ctx context.Context, disk, node string) error {
+	return env.Rack.DetachDisk(ctx, disk, env.Rack.Instance(node).ID)
+}

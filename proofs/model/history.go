@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -33,7 +32,6 @@ type History struct {
 	contents  map[int]*content
 	snapshots map[string]*content
 	serials   map[int]string
-	open      map[string]io.Closer // the devices that are kept open, by "v4 a"
 	// lines are the steps that were done, with their answers.
 	lines []string
 	mu    sync.Mutex // guards lines while calls are made at once
@@ -41,14 +39,12 @@ type History struct {
 	manipulation *manipulation
 
 	// goals are the nodes on which the orchestrator wants to use the volumes.
-	goals map[int]string
-	// staged contains, by "v1 a", the volumes whose last stage on a node answered OK.
-	staged     map[string]bool
+	goals      map[int]string
 	last       Step
 	doubtSince int
 	value      uint64
 	faultNames map[string]string
-	count      counts
+	count      *counts
 	// ended contains the calls of the last step. calls counts the calls of all steps, and aborted
 	// those that were repeated because they were answered ABORTED.
 	ended          []ended
@@ -73,11 +69,10 @@ type counts struct {
 
 // NewHistory begins a history.
 func NewHistory(env *Environment) *History {
-	return &History{env: env, world: newWorld(), orchestrator: newOrchestrator(),
+	return &History{env: env, count: &counts{}, world: newWorld(), orchestrator: newOrchestrator(),
 		contents:  map[int]*content{},
 		snapshots: map[string]*content{}, serials: map[int]string{},
-		open: map[string]io.Closer{}, faultNames: map[string]string{}, goals: map[int]string{},
-		staged: map[string]bool{}}
+		faultNames: map[string]string{}, goals: map[int]string{}}
 }
 
 // Do does a step and compares all results with the model.
@@ -315,7 +310,7 @@ func judge(s Step, err error, allowed []codes.Code) error {
 // both remedies.
 func (h *History) explained(s Step, err error) error {
 	if s.op != stage || status.Code(err) != codes.NotFound || len(h.world.doubts) > 0 ||
-		!h.world.bare[at(s.vol, s.node)] {
+		!h.at(s).bare {
 		return nil
 	}
 	for _, part := range []string{"DeviceNotFound: ", "recorded an attach and did not carry it out",
@@ -358,9 +353,9 @@ func (h *History) outcome(s Step, a answer) outcome {
 
 // learn updates the orchestrator and the model after a success.
 func (h *History) learn(s *Step, c *ended, a answer) {
-	key := at(s.vol, s.node)
+	here := h.at(*s)
 	if s.op == attach && slices.Contains(h.world.faults, "slow device") {
-		h.world.slow[key] = true
+		here.slow = true
 	}
 	if !s.op.onNode() && status.Code(a.err) == codes.Unavailable {
 		h.world.open[s.target()] = time.Now().Add(lateLimit)
@@ -369,24 +364,24 @@ func (h *History) learn(s *Step, c *ended, a answer) {
 		return
 	}
 	switch s.op {
-	case stage, unstage:
-		if s.op == unstage || h.world.seen[stagedField(s.vol, s.node)] == "" || h.world.lost[key] {
-			h.world.frozen[key] = false
-		}
-	}
-	switch s.op {
 	case stage:
-		h.world.slow[key], h.staged[key] = false, true
-		if content := h.contents[s.vol]; content != nil && !kinds[s.vol].block() {
+		if h.world.seen[stagedField(s.vol, s.node)] == "" || here.lost {
+			here.frozen = false
+		}
+		here.slow, here.staged = false, true
+		if kinds[s.vol].block() {
+			break
+		}
+		here.lost = false // the dead mount was replaced by a new one
+		if content := h.contents[s.vol]; content != nil {
 			content.formatted = true
 		}
-		if !kinds[s.vol].block() {
-			h.world.lost[key] = false // the dead mount was replaced by a new one
-		}
 	case unstage, unpublish:
-		h.staged[key] = h.staged[key] && s.op == unpublish
-		flushes := s.op == unstage && !kinds[s.vol].block() || s.op == unpublish && kinds[s.vol].block()
-		if content := h.contents[s.vol]; content != nil && flushes && !h.world.lost[key] &&
+		if s.op == unstage {
+			here.frozen, here.staged = false, false
+		}
+		flushes := kinds[s.vol].block() == (s.op == unpublish)
+		if content := h.contents[s.vol]; content != nil && flushes && !here.lost &&
 			h.world.seen.mounted(s.vol, s.node) {
 			content.flushed()
 		}

@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -38,6 +40,8 @@ type runner struct {
 	formats proof.Formats
 	// page is the page of the last history that failed.
 	page string
+	// count counts what all histories did.
+	count counts
 }
 
 func newRunner(t testing.TB, name string) *runner {
@@ -63,6 +67,7 @@ func (r *runner) runHistory(ctx context.Context, name string, seed uint64, m *ma
 	}
 	r.env.Rack.History.Begin()
 	h := NewHistory(r.env)
+	h.count = &r.count
 	h.manipulation = m
 	err := steps(h)
 	if err == nil {
@@ -118,7 +123,7 @@ func (r *runner) replay(t *testing.T, m *manipulation, text string,
 func TestTheModelAllowsEveryStateOfEveryHistory(t *testing.T) { // B-38
 	r := newRunner(t, "model")
 	p := r.proof
-	var sum counts
+	sum := &r.count
 	histories := 0
 	var failed []string
 	t.Cleanup(func() {
@@ -156,7 +161,6 @@ func TestTheModelAllowsEveryStateOfEveryHistory(t *testing.T) { // B-38
 				rt.Fatalf("repeat with PROOF_SEED=%d; this history ends with an error:\n%s\n%v",
 					seed, h.Transcript(), err)
 			}
-			sum.add(h.count)
 		})
 		p.Say("%d histories, %d steps, %d faults, %d restarts", histories+1, sum.steps, sum.faults,
 			sum.restarts)
@@ -183,18 +187,6 @@ func TestTheModelAllowsEveryStateOfEveryHistory(t *testing.T) { // B-38
 	}
 }
 
-func (c *counts) add(other counts) {
-	c.steps += other.steps
-	c.faults += other.faults
-	c.restarts += other.restarts
-	c.bare += other.bare
-	c.holders += other.holders
-	c.released += other.released
-	c.bytes += other.bytes
-	c.lost += other.lost
-	c.copies += other.copies
-}
-
 func TestParseStepIsTheInverseOfString(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		h := NewHistory(nil)
@@ -209,4 +201,239 @@ func TestParseStepIsTheInverseOfString(t *testing.T) {
 			}
 		}
 	})
+}
+
+// wish is a generated intention of the orchestrator, or a disturbance. The state in which it
+// happens determines its step, so rapid can remove wishes from a history.
+type wish struct {
+	kind, vol, node, pod, block, ctl, fault, op int
+	other                                       int
+	mishap                                      Mishap
+	after                                       time.Duration
+	move, shadow                                bool
+}
+
+// GoString implements fmt.GoStringer. rapid uses it to print generated values.
+func (w wish) GoString() string { return fmt.Sprintf("%d:v%d", w.kind, w.vol) }
+
+// The kinds of wishes. When rapid simplifies a failed history, it prefers the first kind.
+const (
+	onwards = iota
+	backwards
+	anyCall
+	again
+	writing
+	pairing
+	misfortune
+	restarting
+	disturbing
+	waiting
+)
+
+// shares contains the percentage of each kind of wish.
+var shares = []struct{ kind, percent int }{
+	{onwards, 28}, {backwards, 10}, {anyCall, 11}, {again, 8}, {writing, 9}, {pairing, 8},
+	{misfortune, 11}, {restarting, 5}, {disturbing, 8}, {waiting, 2},
+}
+
+func kindOf(percent int) int {
+	for _, s := range shares {
+		if percent -= s.percent; percent < 0 {
+			return s.kind
+		}
+	}
+	return waiting
+}
+
+// restarts are the steps that end a process or an instance.
+var restarts = []op{killNode, killController, endNode, endController, killRack, restartRack,
+	stopInstance}
+
+// disturbances are acts of pods and administrators, and mistaken calls. No orchestrator
+// intends them.
+var disturbances = []op{freeze, thaw, hold, hold, holdByLoop, holdByLoop, letGo, stageAstray,
+	unstageAstray, publishOther, unpublishAstray, makeNamesake, makeNamesake, takeNamesake}
+
+func drawWish(t *rapid.T) wish {
+	draw := func(most int, what string) int {
+		// rapid draws small numbers more often. Here every number has the same probability.
+		return int(mixed(rapid.Uint64().Draw(t, what)) % uint64(most+1))
+	}
+	w := wish{kind: kindOf(draw(99, "kind")), vol: draw(99, "volume")}
+	w.node, w.pod, w.block = draw(2, "node"), draw(1, "pod"), draw(blocks-1, "block")
+	w.ctl = draw(1, "controller")
+	w.move, w.other = draw(19, "move") == 19, draw(99, "other")
+	switch w.kind {
+	case anyCall:
+		w.op = draw(int(stats), "call")
+	case writing:
+		w.op = int(writeSynced) - draw(1, "synced")
+	case pairing:
+		w.op, w.shadow = draw(int(stats), "call"), draw(2, "twin") < 2
+	case misfortune:
+		w.fault, w.shadow = draw(999, "fault"), draw(2, "onwards") > 0
+	case disturbing:
+		w.op = int(disturbances[draw(len(disturbances)-1, "disturbance")])
+	case restarting:
+		w.op = int(restarts[draw(len(restarts)-1, "restart")])
+	}
+	if w.kind <= again {
+		if chance := draw(99, "mishap"); chance >= 88 {
+			w.mishap = []Mishap{Abandoned, Killed, Abandoned, rackDies}[chance%4]
+			w.after = time.Duration(draw(30_000, "after")) * time.Microsecond
+		}
+	}
+	return w
+}
+
+// mixed is a hash that distributes numbers evenly. mixed(0) is 0.
+func mixed(u uint64) uint64 {
+	u *= 0x9E3779B97F4A7C15
+	u ^= u >> 29
+	u *= 0xBF58476D1CE4E5B9
+	return u ^ u>>32
+}
+
+// drawHistory generates the volumes of a history, and its wishes.
+func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
+	volumes = rapid.SliceOfNDistinct(rapid.IntRange(1, len(kinds)-1), 1, 3, rapid.ID[int]).
+		Draw(t, "volumes")
+	wishes = rapid.SliceOfN(rapid.Custom(drawWish), most/2, most).Draw(t, "history")
+	return volumes, wishes
+}
+
+// resolve returns the steps of a wish in the present state.
+func (h *History) resolve(w wish, volumes []int) []Step {
+	v, n := volumes[w.vol%len(volumes)], nodes[w.node]
+	if w.move || h.goals[v] == "" {
+		h.goals[v] = n
+	}
+	s := Step{op: op(w.op), ctl: 1 + w.ctl, vol: v, snap: 1 + w.vol%(len(snapOf)-1), node: n,
+		pod: pods[w.pod], block: w.block, other: volumes[w.other%len(volumes)]}
+	switch w.kind {
+	case onwards:
+		s = h.towards(v, h.goals[v])
+	case backwards:
+		if back, ok := h.away(v); ok {
+			s = back
+		} else {
+			s = h.towards(v, h.goals[v])
+		}
+	case anyCall:
+		if w.node == 0 && s.op.onNode() {
+			s.node = h.goals[v] // the node that has the volume is chosen more often
+		}
+	case again:
+		if s = h.last; !s.op.isCall() || s.ctl == 0 && !s.op.onNode() {
+			s = h.towards(v, h.goals[v])
+		} else if s.ctl != 0 {
+			s.ctl = 1 + w.ctl
+		}
+		s.mishap, s.with = None, nil
+	case writing, disturbing:
+		if s.node = h.goals[v]; s.op == hold || s.op == holdByLoop {
+			return h.holding(s, volumes)
+		}
+	case pairing:
+		if w.pod == 1 {
+			s.vol = volumes[w.block%len(volumes)]
+		}
+		s = h.pair(w, v, s)
+	case misfortune:
+		return h.misfortune(w, v)
+	case restarting:
+		// A rack or an instance that is stopped is started.
+		if h.world.rackDown {
+			s.op = startRack
+		} else if h.world.down[n] && (s.op == stopInstance || s.op == killNode || s.op == endNode) {
+			s.op = startInstance
+		}
+	case waiting:
+		s = Step{op: wait}
+	}
+	if s.op.isCall() {
+		h.last = s
+		if !s.op.astray() {
+			s.mishap, s.after = w.mishap, w.after
+		}
+		if s.op == stage {
+			s.after *= 5 // a stage takes longer than other calls, because it may format the disk
+		}
+	}
+	return []Step{s}
+}
+
+// holding returns a step that keeps the device of a volume in use open, and the calls that would
+// release it. It returns a step towards such a volume if there is none.
+func (h *History) holding(s Step, volumes []int) []Step {
+	v := slices.IndexFunc(volumes, func(v int) bool { return h.goals[v] != "" })
+	if v < 0 {
+		return []Step{s}
+	}
+	s.vol = volumes[v]
+	s.node = h.goals[s.vol]
+	var calls []Step
+	for _, p := range pods {
+		if h.world.seen[publishedField(s.vol, s.node, p)] != "" {
+			s.pod = p
+			calls = append(calls, Step{op: unpublish, vol: s.vol, node: s.node, pod: p})
+		}
+	}
+	if calls == nil {
+		return []Step{h.towards(s.vol, s.node)}
+	}
+	calls = append(calls, Step{op: unstage, vol: s.vol, node: s.node})
+	return append([]Step{s}, calls...)
+}
+
+// misfortune returns a fault, and a call that it may affect.
+func (h *History) misfortune(w wish, v int) []Step {
+	next := h.towards(v, h.goals[v])
+	if !w.shadow {
+		if back, ok := h.away(v); ok {
+			next = back
+		}
+	}
+	if operations[next.op] == "" {
+		// No fault affects that call. An attach can be made in every state.
+		next = Step{op: attach, ctl: 1 + w.ctl, vol: v, node: h.goals[v]}
+	}
+	var names []string
+	for _, name := range faultNames() {
+		operation := faults[name].Operation
+		if operation == operations[next.op] ||
+			w.fault%8 == 0 && strings.HasSuffix(operation, "_view") {
+			names = append(names, name)
+		}
+	}
+	if next.op == attach { // this fault leads to many states, so it is chosen more often
+		names = append(names, slices.Repeat([]string{noDevice}, 4)...)
+	}
+	return []Step{{op: fault, fault: names[w.fault%len(names)]}, next}
+}
+
+// operations maps a call to the rack's operation that it makes.
+var operations = map[op]string{
+	createVolume: "disk_create", deleteVolume: "disk_delete", attach: "instance_disk_attach",
+	detach: "instance_disk_detach", detachAll: "instance_disk_detach",
+	createSnapshot: "snapshot_create", deleteSnapshot: "snapshot_delete",
+}
+
+// pair returns a step with two calls at once: other, or the same call twice.
+func (h *History) pair(w wish, v int, other Step) Step {
+	s := h.towards(v, h.goals[v])
+	if !s.op.isCall() {
+		back, ok := h.away(v)
+		if s = back; !ok {
+			return Step{op: wait}
+		}
+	}
+	if w.shadow {
+		other = s
+		if other.ctl != 0 {
+			other.ctl = 3 - s.ctl
+		}
+	}
+	s.with = &other
+	return s
 }
