@@ -1,6 +1,7 @@
 package faults_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -198,10 +199,11 @@ func (env *environment) recordWithoutDevice(disk, instance string) {
 		harness.Must(errors.New("the rack attached the disk in spite of the fault"))
 	}
 	state := env.state()
-	for _, d := range state.Disks {
-		if d.ID == disk && (d.At != instance || state.Devices[serial(d.Name)] > 0) {
+	for _, d := range state {
+		if devices := state["device "+serial(d.Name)].Size; d.ID == disk &&
+			(d.At != instance || devices > 0) {
 			harness.Must(fmt.Errorf("the disk is %+v with %d devices, want a record without one", d,
-				state.Devices[serial(d.Name)]))
+				devices))
 		}
 	}
 	harness.Must(env.Rack.Admin.ClearFaults(env.ctx))
@@ -243,18 +245,16 @@ func (env *environment) cleanUp() (err error) {
 	defer harness.Catch(&err)
 	now := env.state()
 	known := now.since(env.baseState)
-	for name, d := range now.Disks {
-		if known.Disks[name].ID != fresh {
-			continue
-		}
-		if d.At != "" {
-			harness.Must(env.Rack.DetachDisk(env.ctx, d.ID, d.At))
-		}
-		harness.Must(env.Rack.DeleteDisk(env.ctx, d.ID))
-	}
-	for name, sn := range now.Snapshots {
-		if known.Snapshots[name].ID == fresh {
-			env.deleteSnapshot(sn.ID)
+	for name, object := range now {
+		switch {
+		case known[name].ID != fresh:
+		case strings.HasPrefix(name, "snapshot "):
+			env.deleteSnapshot(object.ID)
+		default:
+			if object.At != "" {
+				harness.Must(env.Rack.DetachDisk(env.ctx, object.ID, object.At))
+			}
+			harness.Must(env.Rack.DeleteDisk(env.ctx, object.ID))
 		}
 	}
 	if difference := env.state().differs(env.baseState); difference != "" {
@@ -280,25 +280,21 @@ func restoreRequest(name, snapshot, blockSize string) *csi.CreateVolumeRequest {
 	return req
 }
 
-// rackState is the complete state of the rack. The keys of disks and snapshots are the
-// orchestrator's names or, if they have none, their own.
-type rackState struct {
-	Disks     map[string]disk
-	Snapshots map[string]snapshot
-	// Devices is the number of loop devices for each serial.
-	Devices map[string]int
-	Storage int64
-}
+// rackState is the complete state of the rack. The keys are "disk" and "snapshot" with the
+// orchestrator's name or, if there is none, its own; "device" with a serial, for the number of loop
+// devices; and "storage", for the bytes that the silo uses.
+type rackState map[string]item
 
-type disk struct {
+// item is a disk, a snapshot with the disk that it is From, or a number.
+type item struct {
 	ID, Name, State, At, From string
 	Size                      int64
 	BlockSize                 int
 }
 
-type snapshot struct {
-	ID, Disk, State string
-	Size            int64
+// add adds to a number.
+func (state rackState) add(name string, more int64) {
+	state[name] = item{Size: state[name].Size + more}
 }
 
 // fresh replaces the IDs of objects that did not exist when the cell began.
@@ -306,71 +302,51 @@ const fresh = "new"
 
 func (env *environment) state() rackState {
 	state := harness.Got(env.Rack.Admin.State(env.ctx))
-	w := rackState{Disks: map[string]disk{}, Snapshots: map[string]snapshot{},
-		Devices: map[string]int{}, Storage: state.StorageBytes}
+	all := rackState{}
+	all.add("storage", state.StorageBytes)
 	for _, d := range state.Disks {
-		entry := disk{ID: d.ID, Name: d.Name, State: d.State.State, At: d.State.Instance,
+		disk := item{ID: d.ID, Name: d.Name, State: d.State.State, At: d.State.Instance,
 			Size: d.Size, BlockSize: d.BlockSize}
-		if d.SnapshotID != nil {
-			entry.From = *d.SnapshotID
+		for _, source := range []*string{d.SnapshotID, d.ImageID} {
+			if source != nil {
+				disk.From = *source
+			}
 		}
-		if d.ImageID != nil {
-			entry.From = *d.ImageID
-		}
-		insert(w.Disks, d.Name, d.Description, entry)
+		all.insert("disk "+cmp.Or(harness.NameIn(d.Description), d.Name), disk)
 	}
 	for _, s := range state.Snapshots {
-		insert(w.Snapshots, s.Name, s.Description,
-			snapshot{ID: s.ID, Disk: s.DiskID, State: s.State, Size: s.Size})
+		all.insert("snapshot "+cmp.Or(harness.NameIn(s.Description), s.Name),
+			item{ID: s.ID, From: s.DiskID, State: s.State, Size: s.Size})
 	}
 	for _, d := range state.LoopDevices {
-		w.Devices[d.Serial]++
+		all.add("device "+d.Serial, 1)
 	}
-	return w
+	return all
 }
 
-// insert adds an object to a table. If the name is taken, insert adds a number to it.
-func insert[T any](table map[string]T, name, description string, object T) {
-	if given := harness.NameIn(description); given != "" {
-		name = given
+// insert adds an object. If the name is taken, insert adds a number to it.
+func (state rackState) insert(name string, object item) {
+	free := name
+	for n := 2; state[free].ID != ""; n++ {
+		free = fmt.Sprintf("%s (%d)", name, n)
 	}
-	for n := 2; ; n++ {
-		if _, taken := table[name]; !taken {
-			table[name] = object
-			return
-		}
-		name = fmt.Sprintf("%s (%d)", strings.TrimSuffix(name, fmt.Sprintf(" (%d)", n-1)), n)
-	}
-}
-
-func (state rackState) clone() rackState {
-	return rackState{Disks: maps.Clone(state.Disks), Snapshots: maps.Clone(state.Snapshots),
-		Devices: maps.Clone(state.Devices), Storage: state.Storage}
+	state[free] = object
 }
 
 // since returns the state with the ID fresh for all objects that an earlier state does not have.
 func (state rackState) since(earlier rackState) rackState {
-	now, known := state.clone(), map[string]bool{}
-	for _, d := range earlier.Disks {
-		known[d.ID] = true
+	now, known := maps.Clone(state), map[string]bool{"": true}
+	for _, object := range earlier {
+		known[object.ID] = true
 	}
-	for _, s := range earlier.Snapshots {
-		known[s.ID] = true
-	}
-	for name, d := range now.Disks {
-		if !known[d.ID] {
-			d.ID, d.Name = fresh, ""
-			now.Disks[name] = d
-		}
-	}
-	for name, s := range now.Snapshots {
-		if !known[s.ID] {
-			s.ID = fresh
-			now.Snapshots[name] = s
+	for name, object := range now {
+		if !known[object.ID] {
+			object.ID, object.Name = fresh, ""
+			now[name] = object
 		}
 	}
 	return now
 }
 
 // differs returns the difference from another state, or "" if the states are equal.
-func (state rackState) differs(from rackState) string { return cmp.Diff(from, state) }
+func (state rackState) differs(from rackState) string { return gocmp.Diff(from, state) }

@@ -386,8 +386,8 @@ func (c cell) runOnce(env *environment, limit time.Duration) (err error) {
 func (c cell) prepare(env *environment) *cellRun {
 	effect := c.scenario.prepare(env)
 	r := &cellRun{cell: c, environment: env, request: effect.request, start: env.state()}
-	if r.want = r.start.clone(); effect.apply != nil && c.scenario.want == codes.OK {
-		effect.apply(&r.want)
+	if r.want = maps.Clone(r.start); effect.apply != nil && c.scenario.want == codes.OK {
+		effect.apply(r.want)
 	}
 	return r
 }

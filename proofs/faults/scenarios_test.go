@@ -14,7 +14,7 @@ import (
 type effect struct {
 	request proto.Message
 	// apply changes the state as the call does. Nil means that the call changes nothing.
-	apply func(*rackState)
+	apply func(rackState)
 }
 
 // call returns the effect of a call that changes nothing.
@@ -28,10 +28,10 @@ func always(request proto.Message) func(*environment) effect {
 // createEffect returns the effect of a call that makes a disk of 1 GiB, with the block size of
 // its source.
 func createEffect(s *environment, req *csi.CreateVolumeRequest, from string) effect {
-	return effect{request: req, apply: func(state *rackState) {
-		state.Disks[req.GetName()] = disk{ID: fresh, State: "detached", From: from,
+	return effect{request: req, apply: func(state rackState) {
+		state["disk "+req.GetName()] = item{ID: fresh, State: "detached", From: from,
 			Size: gib, BlockSize: madeBlocks[from == s.image.Id]}
-		state.Storage += gib
+		state.add("storage", gib)
 	}}
 }
 
@@ -40,24 +40,24 @@ var madeBlocks = map[bool]int{true: 512, false: 4096}
 
 // removes returns the effect of a call that deletes the volume or the snapshot of that name.
 func removes(name string, req proto.Message) effect {
-	return effect{request: req, apply: func(state *rackState) {
-		delete(state.Disks, name)
-		delete(state.Snapshots, name)
-		state.Storage -= gib
+	return effect{request: req, apply: func(state rackState) {
+		delete(state, "disk "+name)
+		delete(state, "snapshot "+name)
+		state.add("storage", -gib)
 	}}
 }
 
 // moves returns the effect of a call that attaches the disk of that name to an instance, or
 // detaches it if the instance is "". A running instance gets a device.
 func (s *environment) moves(name, to string, req proto.Message) effect {
-	return effect{request: req, apply: func(state *rackState) {
-		d := state.Disks[name]
+	return effect{request: req, apply: func(state rackState) {
+		d := state["disk "+name]
 		if d.State, d.At = "attached", to; to == "" {
 			d.State = "detached"
 		}
-		state.Disks[name] = d
-		if delete(state.Devices, serial(d.Name)); to == s.up {
-			state.Devices[serial(d.Name)] = 1
+		state["disk "+name] = d
+		if delete(state, "device "+serial(d.Name)); to == s.up {
+			state.add("device "+serial(d.Name), 1)
 		}
 	}}
 }
@@ -162,9 +162,9 @@ var volumeScenarios = []scenario{
 	{"snapshot", codes.OK, func(s *environment) effect {
 		name, source := s.name("snapshot"), s.source.GetVolumeId()
 		return effect{request: harness.SnapshotRequest(name, source),
-			apply: func(state *rackState) {
-				state.Snapshots[name] = snapshot{ID: fresh, Disk: source, State: "ready", Size: gib}
-				state.Storage += gib
+			apply: func(state rackState) {
+				state["snapshot "+name] = item{ID: fresh, From: source, State: "ready", Size: gib}
+				state.add("storage", gib)
 			}}
 	}},
 	{"snapshot-again", codes.OK, func(s *environment) effect {
