@@ -31,53 +31,41 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnstage v4
 		pod 1 on a: write and fsync v4 block 1
 		pod 1 on a: put a loop device over v4
-		node a: NodeUnpublish v4 from pod 1
-		node a: NodeUnstage v4
+		node a: withdraw v4 from pod 1
 		kill -9 node a
 		node a: NodeUnstage v4
 		pod 1 on a: close v4
 		node a: NodeUnstage v4`},
 	{"the rack is killed, and stopped, while volumes are in use", `
 		controller 1: CreateVolume v3
-		controller 1: bring v3 to pod 1 on a
-		pod 1 on a: write and fsync v3 block 1
+		controller 1: bring v3 to pod 1 on a, which writes block 1
 		controller 1: CreateVolume v4
-		controller 1: bring v4 to pod 1 on a
-		pod 1 on a: write and fsync v4 block 1
+		controller 1: bring v4 to pod 1 on a, which writes block 1
 		kill -9 the rack's simulator
 		pod 1 on a: write and fsync v3 block 2
 		pod 1 on a: write and fsync v4 block 2
-		node a: NodeUnpublish v3 from pod 1
-		node a: NodeUnstage v3
+		node a: withdraw v3 from pod 1
 		start the rack's simulator
-		node a: NodeStage v3
-		node a: NodePublish v3 to pod 1
+		node a: give v3 to pod 1
 		pod 1 on a: write and fsync v3 block 3
 		terminate and start the rack's simulator
-		node a: NodeUnpublish v3 from pod 1
-		node a: NodeUnstage v3
-		controller 1: bring v3 to pod 1 on a
-		pod 1 on a: write and fsync v3 block 0
-		node a: NodeUnpublish v4 from pod 1
-		node a: NodeUnstage v4
-		controller 1: bring v4 to pod 1 on a
-		pod 1 on a: write and fsync v4 block 0`},
+		node a: withdraw v3 from pod 1
+		controller 1: bring v3 to pod 1 on a, which writes block 0
+		node a: withdraw v4 from pod 1
+		controller 1: bring v4 to pod 1 on a, which writes block 0`},
 	{"a disk is detached while it is mounted, and attached to the same node again", `
 		controller 1: CreateVolume v2
-		controller 1: bring v2 to pod 1 on a
-		pod 1 on a: write and fsync v2 block 1
+		controller 1: bring v2 to pod 1 on a, which writes block 1
 		controller 2: ControllerUnpublish v2 → node a
 		controller 2: ControllerPublish v2 → node a
 		node a: NodePublish v2 to pod 2
 		node a: NodeStage v2
 		node a: NodeUnpublish v2 from pod 1
-		node a: NodeStage v2
-		node a: NodePublish v2 to pod 1
+		node a: give v2 to pod 1
 		pod 1 on a: write and fsync v2 block 3`},
 	{"a device gets another number while a pod has it, and another disk gets the old number", `
 		controller 1: CreateVolume v4
-		controller 1: bring v4 to pod 1 on a
-		pod 1 on a: write and fsync v4 block 1
+		controller 1: bring v4 to pod 1 on a, which writes block 1
 		controller 1: CreateVolume v1
 		controller 1: ControllerUnpublish v4 → node a
 		controller 1: bring v1 to pod 1 on a
@@ -93,28 +81,24 @@ var regressions = []struct{ name, steps string }{
 		controller 1: ControllerPublish v1 → node a
 		controller 1: ControllerPublish v2 → node a
 		controller 1: ControllerPublish v3 → node a
-		node a: NodeStage v1
-		node a: NodePublish v1 to pod 1
+		node a: give v1 to pod 1
 		node a: NodePublish v1 to pod 2
 		pod 1 on a: write v1 block 1
 		pod 1 on a: freeze v1
 		node a: NodeGetVolumeStats v1 of pod 1
-		node a: NodeUnpublish v1 from pod 1
-		node a: NodeUnstage v1
+		node a: withdraw v1 from pod 1
 		node a: NodeStage v1
 		controller 1: CreateSnapshot s1
 		node a: NodeUnpublish v1 from pod 2
 		kill -9 node a
 		node a: NodeUnstage v1
-		node a: NodeStage v2
-		node a: NodePublish v2 to pod 1
+		node a: give v2 to pod 1
 		pod 1 on a: write v2 block 1
 		pod 1 on a: freeze v2
 		node a: NodeUnpublish v2 from pod 1
 		node a: NodeUnstage v2, killed after 3ms
 		node a: NodeUnstage v2
-		node a: NodeStage v3
-		node a: NodePublish v3 to pod 1
+		node a: give v3 to pod 1
 		pod 1 on a: write v3 block 1
 		pod 1 on a: freeze v3
 		controller 2: ControllerUnpublish v3 → node a
@@ -128,21 +112,18 @@ var regressions = []struct{ name, steps string }{
 		controller 1: ControllerPublish v4 → node a
 		controller 1: CreateVolume v1
 		controller 1: ControllerPublish v1 → node a
-		node a: NodeStage v4
-		node a: NodePublish v4 to pod 1
+		node a: give v4 to pod 1
 		pod 1 on a: write and fsync v4 block 0
 		pod 1 on a: keep v4 open
 		node a: NodeStage v4 as another filesystem
 		node a: NodeStage v4 with the disk of v1
 		node a: NodePublish v4 to pod 2 as the other access type
 		kill -9 node a
-		node a: NodeUnpublish v4 from pod 1
-		node a: NodeUnstage v4
+		node a: withdraw v4 from pod 1
 		node a: NodeStage v4 as another filesystem
 		node a: NodeUnstage v4
 		pod 1 on a: close v4
-		node a: NodeStage v1
-		node a: NodePublish v1 to pod 1
+		node a: give v1 to pod 1
 		node a: NodePublish v4 to pod 1
 		node a: NodeStage v1 with the disk of v4
 		node a: NodePublish v1 to pod 2 as the other access type
@@ -156,8 +137,7 @@ var regressions = []struct{ name, steps string }{
 		controller 1: CreateVolume v1
 		controller 1: ControllerPublish v1 → node a
 		administrator: attach a namesake of v1 → node a
-		node a: NodeStage v1
-		node a: NodePublish v1 to pod 1
+		node a: give v1 to pod 1
 		pod 1 on a: write and fsync v1 block 2
 		controller 2: ControllerPublish v1 → node a
 		stop instance a
@@ -169,8 +149,7 @@ var regressions = []struct{ name, steps string }{
 		start instance a
 		node a: NodeStage v1
 		controller 1: ControllerPublish v1 → node a
-		controller 1: bring v1 to pod 1 on b
-		pod 1 on b: write and fsync v1 block 1
+		controller 1: bring v1 to pod 1 on b, which writes block 1
 		controller 1: take v1 from pod 1 on b
 		administrator: delete the namesake of v1
 		controller 1: bring v1 to pod 1 on a
@@ -198,8 +177,7 @@ func TestADeadMountIsNotTakenForANewDeviceOfThatName(t *testing.T) {
 	runner := newRunner(t, "model-regressions")
 	h, err := runner.replay(t, nil, `
 		controller 1: CreateVolume v3
-		controller 1: bring v3 to pod 1 on a
-		pod 1 on a: write and fsync v3 block 1`, func(h *History) error {
+		controller 1: bring v3 to pod 1 on a, which writes block 1`, func(h *History) error {
 		if err := h.plugUntilNamedAsBefore(t.Context()); err != nil {
 			return err
 		}
@@ -238,12 +216,10 @@ func (h *History) plugUntilNamedAsBefore(ctx context.Context) error {
 const (
 	inUse = `
 		controller 1: CreateVolume v1
-		controller 1: bring v1 to pod 1 on a
-		pod 1 on a: write and fsync v1 block 3`
+		controller 1: bring v1 to pod 1 on a, which writes block 3`
 	deviceInUse = `
 		controller 1: CreateVolume v4
-		controller 1: bring v4 to pod 1 on a
-		pod 1 on a: write and fsync v4 block 2
+		controller 1: bring v4 to pod 1 on a, which writes block 2
 		pod 1 on a: write and fsync v4 block 3`
 	// bare attaches a volume without a device, and stages it.
 	bare = `
@@ -305,16 +281,14 @@ var manipulations = []struct {
 	want         string
 }{
 	{"an unstage that does nothing answers OK", inUse + `
-		node a: NodeUnpublish v1 from pod 1
-		node a: NodeUnstage v1`,
+		node a: withdraw v1 from pod 1`,
 		skipCall(unstage), `NodeUnstage v1 answered OK, but "v1 staged a" is "yes"`},
 	{"a device that a pod has is reported as released", deviceInUse + `
 		node a: NodeUnstage v4`,
 		pretend(unstage, nil), "answered OK, the model allows [Internal]"},
 	{"a device that a process has open is reported as released", deviceInUse + `
 		pod 1 on a: keep v4 open
-		node a: NodeUnpublish v4 from pod 1
-		node a: NodeUnstage v4`,
+		node a: withdraw v4 from pod 1`,
 		pretend(unstage, nil), "answered OK, the model allows [Internal]"},
 	{"another volume is unpublished", inUse + deviceInUse + `
 		node a: NodeUnpublish v1 from pod 1 at the path of v4`,

@@ -246,20 +246,30 @@ func parseOne(line string) (Step, error) {
 	return Step{}, fmt.Errorf("no step: %q", line)
 }
 
-// bring and take are abbreviations in histories: for the three calls that bring a volume to a pod,
-// and for those that take it away.
-var (
-	bring = regexp.MustCompile(`(\* )?(controller \d): bring (v\d) to (pod \d) on (\w)`)
-	take  = regexp.MustCompile(`(\* )?(controller \d): take (v\d) from (pod \d) on (\w)`)
-)
+// abbreviations contains the abbreviations in histories, each with its steps. A star before one is
+// a star before each of its calls.
+var abbreviations = []struct {
+	form  *regexp.Regexp
+	steps string
+}{
+	{regexp.MustCompile(`(.*): bring (v\d) to (pod \d) on (\w), which writes block (\d)`),
+		"$1: bring $2 to $3 on $4\n$3 on $4: write and fsync $2 block $5"},
+	{regexp.MustCompile(`(\* )?(controller \d): bring (v\d) to (pod \d) on (\w)`),
+		"$1$2: ControllerPublish $3 → node $5\n${1}node $5: give $3 to $4"},
+	{regexp.MustCompile(`(\* )?(controller \d): take (v\d) from (pod \d) on (\w)`),
+		"${1}node $5: withdraw $3 from $4\n$1$2: ControllerUnpublish $3 → node $5"},
+	{regexp.MustCompile(`((?:\* )?node \w): give (v\d) to (pod \d)`),
+		"$1: NodeStage $2\n$1: NodePublish $2 to $3"},
+	{regexp.MustCompile(`((?:\* )?node \w): withdraw (v\d) from (pod \d)`),
+		"$1: NodeUnpublish $2 from $3\n$1: NodeUnstage $2"},
+}
 
 // ParseHistory parses a history with one step, or one abbreviation, in each line. A line may begin
 // with a star. It ignores empty lines and lines that begin with #.
 func ParseHistory(text string) ([]Step, error) {
-	text = bring.ReplaceAllString(text, "$1$2: ControllerPublish $3 → node $5\n"+
-		"${1}node $5: NodeStage $3\n${1}node $5: NodePublish $3 to $4")
-	text = take.ReplaceAllString(text, "${1}node $5: NodeUnpublish $3 from $4\n"+
-		"${1}node $5: NodeUnstage $3\n$1$2: ControllerUnpublish $3 → node $5")
+	for _, a := range abbreviations {
+		text = a.form.ReplaceAllString(text, a.steps)
+	}
 	var steps []Step
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
