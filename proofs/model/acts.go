@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
@@ -215,117 +216,102 @@ const impossible = "impossible"
 
 // act does a step that is not a call of the driver, and returns text for the transcript, or
 // impossible.
-func (h *History) act(ctx context.Context, s Step) (string, error) {
+func (h *History) act(ctx context.Context, s Step) (said string, err error) {
+	defer harness.Catch(&err)
 	switch s.op {
 	case write, writeSynced:
-		return h.write(s)
+		return h.write(s), nil
 	case freeze, thaw:
-		return h.freeze(s)
+		return h.freeze(s), nil
 	case hold, holdByLoop, letGo:
-		return h.hold(s)
+		return h.hold(s), nil
 	case makeNamesake:
-		return h.makeNamesake(ctx, s)
+		return h.makeNamesake(ctx, s), nil
 	case takeNamesake:
-		return h.takeNamesake(ctx, s)
+		return h.takeNamesake(ctx, s), nil
 	case wait:
-		return "", h.wait(ctx)
+		h.wait(ctx)
+		return "", nil
 	case fault:
-		return h.addFault(ctx, s.fault)
+		return h.addFault(ctx, s.fault), nil
 	case killController, endController, killNode, endNode:
-		return h.replace(ctx, s)
+		return h.replace(ctx, s), nil
 	case stopInstance, startInstance:
-		return h.switchInstance(ctx, s)
+		return h.switchInstance(ctx, s), nil
 	}
-	return h.actOnRack(ctx, s.op)
+	return h.actOnRack(ctx, s.op), nil
 }
 
 // write writes a block as a pod does, unless the volume's device is lost or its filesystem is
 // frozen.
-func (h *History) write(s Step) (string, error) {
+func (h *History) write(s Step) string {
 	content := h.contents[s.vol]
 	if content == nil || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
 		h.at(s).lost || h.at(s).frozen {
-		return impossible, nil
+		return impossible
 	}
 	if s.node == h.ReadOnlyAt {
 		if put(h.env.target(s.vol, s.node, s.pod), s.vol, s.block, h.value+1, true) == nil {
-			return "", errors.New("a volume is read-only and was written")
+			fail("a volume is read-only and was written")
 		}
-		return " = refused", nil
+		return " = refused"
 	}
-	if err := h.forge(s, content); err != nil {
-		return "", fmt.Errorf("a pod cannot forge records: %w", err)
-	}
+	h.forge(s, content)
 	h.value++
 	synced := s.op == writeSynced
 	if err := put(h.env.target(s.vol, s.node, s.pod), s.vol, s.block, h.value, synced); err != nil {
-		return "", fmt.Errorf("a pod cannot write: %w", err)
+		fail("a pod cannot write: %w", err)
 	}
 	content.wrote(s.block, h.value, synced)
 	if synced {
 		h.count.bytes += blockSize
 	}
-	return fmt.Sprintf(" = value %d", h.value), nil
+	return fmt.Sprintf(" = value %d", h.value)
 }
 
 // forge writes files with forged records, before the first block of a filesystem.
-func (h *History) forge(s Step, content *content) (err error) {
+func (h *History) forge(s Step, content *content) {
 	if kinds[s.vol].block() || content.forged != nil {
-		return nil
+		return
 	}
 	id, size := h.world.seen[diskField(s.vol)], kinds[s.vol].bytes()
-	content.forged, err = proof.Forgery{Volume: id, Disk: h.serials[s.vol],
+	content.forged = harness.Got(proof.Forgery{Volume: id, Disk: h.serials[s.vol],
 		Filesystem: kinds[s.vol].fsType, SizeBytes: size, NextBytes: 2 * size,
-		Device: proof.DiskFile(h.env.Rack, id)}.Write(h.env.target(s.vol, s.node, s.pod))
-	return err
+		Device: proof.DiskFile(h.env.Rack, id)}.Write(h.env.target(s.vol, s.node, s.pod)))
 }
 
 // wait waits for the end of every abandoned call, after which no fact is in doubt.
-func (h *History) wait(ctx context.Context) error {
-	if err := h.env.awaitIdle(ctx, h.world.rackDown); err != nil {
-		return err
-	}
+func (h *History) wait(ctx context.Context) {
+	harness.Must(h.env.awaitIdle(ctx, h.world.rackDown))
 	if h.world.rackDown {
-		return nil // while the rack is down, the result of its work is unknown
+		return // while the rack is down, the result of its work is unknown
 	}
-	j, err := h.observe(ctx, nil)
-	if err != nil {
-		return err
-	}
-	if err := h.check(j, nil); err != nil {
-		return err
-	}
+	h.check(h.observe(ctx, nil), nil)
 	h.world.doubts = nil
 	h.world.recordsFirst = slices.Contains(h.world.faults, noDevice)
-	return nil
 }
 
-func (h *History) addFault(ctx context.Context, name string) (string, error) {
+func (h *History) addFault(ctx context.Context, name string) string {
 	devices := func(fault string) bool { return fault == noDevice || fault == "slow device" }
 	if h.world.rackDown || len(h.world.faults) >= 4 ||
 		devices(name) && slices.ContainsFunc(h.world.faults, devices) {
-		return impossible, nil
+		return impossible
 	}
 	if name == noDevice {
 		h.world.recordsFirst = true
-		if err := h.env.recordFirst(ctx, true); err != nil {
-			return "", err
-		}
+		h.env.recordFirst(ctx, true)
 	}
-	id, err := h.env.Rack.Admin.AddFault(ctx, faults[name].Fault)
-	if err != nil {
-		return "", err
-	}
+	id := harness.Got(h.env.Rack.Admin.AddFault(ctx, faults[name].Fault))
 	h.faultNames[id] = name
 	h.world.faults = append(h.world.faults, name)
-	return "", nil
+	return ""
 }
 
 // replace kills or stops a driver, and starts it again.
-func (h *History) replace(ctx context.Context, s Step) (string, error) {
+func (h *History) replace(ctx context.Context, s Step) string {
 	onNode := s.op == killNode || s.op == endNode
 	if onNode && h.world.down[s.node] {
-		return impossible, nil
+		return impossible
 	}
 	p := h.env.Nodes[s.node]
 	if !onNode {
@@ -333,26 +319,25 @@ func (h *History) replace(ctx context.Context, s Step) (string, error) {
 	}
 	if s.op == killNode || s.op == killController {
 		p.Kill()
-	} else if err := p.Stop(); err != nil {
-		return "", err
+	} else {
+		harness.Must(p.Stop())
 	}
-	return "", h.restart(ctx, p)
+	harness.Must(h.restart(ctx, p))
+	return ""
 }
 
-func (h *History) switchInstance(ctx context.Context, s Step) (string, error) {
+func (h *History) switchInstance(ctx context.Context, s Step) string {
 	stop := s.op == stopInstance
 	if h.world.rackDown || h.world.down[s.node] == stop {
-		return impossible, nil
+		return impossible
 	}
 	h.count.restarts++
 	if !stop {
-		err := h.env.startNode(ctx, s.node)
-		h.world.down[s.node] = err != nil
-		return "", err
+		h.env.startNode(ctx, s.node)
+		h.world.down[s.node] = false
+		return ""
 	}
-	if err := h.env.stopNode(ctx, s.node); err != nil {
-		return "", err
-	}
+	h.env.stopNode(ctx, s.node)
 	h.world.down[s.node] = true
 	for v := 1; v < len(kinds); v++ {
 		// The mounts are gone, and data that were not synced may be lost.
@@ -365,25 +350,23 @@ func (h *History) switchInstance(ctx context.Context, s Step) (string, error) {
 			h.world.seen[publishedField(v, s.node, p)] = ""
 		}
 	}
-	return "", nil
+	return ""
 }
 
-func (h *History) actOnRack(ctx context.Context, o op) (string, error) {
+func (h *History) actOnRack(ctx context.Context, o op) string {
 	if h.world.rackDown != (o == startRack) {
-		return impossible, nil
+		return impossible
 	}
 	switch o {
 	case killRack:
 		h.env.Rack.Kill()
 		h.world.rackDown = true
-		return "", nil
+		return ""
 	case restartRack:
-		if err := h.env.Bystanders.Suspend(); err != nil {
-			return "", err
-		}
+		harness.Must(h.env.Bystanders.Suspend())
 		err := h.env.Rack.Terminate()
 		if err != nil && !strings.Contains(err.Error(), "still held") {
-			return "", err
+			harness.Must(err)
 		}
 		for v, n := range everywhere {
 			if h.world.seen.mounted(v, n) {
@@ -395,65 +378,60 @@ func (h *History) actOnRack(ctx context.Context, o op) (string, error) {
 	h.count.restarts++
 	h.world.rackDown = false
 	h.world.faults, h.world.recordsFirst = nil, false // a restart of the rack removes its faults
-	if err := h.env.Rack.Start(ctx); err != nil {
-		return "", err
-	}
-	return "", h.env.resumeBystanders(ctx)
+	harness.Must(h.env.Rack.Start(ctx))
+	h.env.resumeBystanders(ctx)
+	return ""
 }
 
 // freeze freezes or thaws a filesystem as a backup does. No pod writes to a frozen filesystem,
 // because the write would wait until it is thawed.
-func (h *History) freeze(s Step) (string, error) {
+func (h *History) freeze(s Step) string {
 	here := h.at(s)
 	if kinds[s.vol].block() || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
 		here.lost || here.frozen == (s.op == freeze) {
-		return impossible, nil
+		return impossible
 	}
 	if err := proof.SetFrozen(h.env.target(s.vol, s.node, s.pod), s.op == freeze); err != nil {
-		return "", fmt.Errorf("%s: %w", s, err)
+		fail("%s: %w", s, err)
 	}
 	here.frozen = s.op == freeze
-	return "", nil
+	return ""
 }
 
 // hold opens a device for writing, as a process does that outlives the publication of its volume,
 // or lets a loop device use it. letGo ends that use.
-func (h *History) hold(s Step) (said string, err error) {
+func (h *History) hold(s Step) string {
 	here := h.at(s)
 	if s.op == letGo {
 		if here.open == nil {
-			return impossible, nil
+			return impossible
 		}
-		return "", here.drop()
+		harness.Must(here.drop())
+		return ""
 	}
 	if h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
 		here.lost || here.open != nil || here.namesake {
-		return impossible, nil
+		return impossible
 	}
 	device, err := h.env.Rack.Instance(s.node).Device(h.serials[s.vol])
 	if err != nil {
-		return impossible, nil //nolint:nilerr // the guest does not show it
+		return impossible // the guest does not show it
 	}
-	var holder io.Closer
 	if s.op == hold {
-		holder, err = os.OpenFile(device.Path, os.O_WRONLY, 0)
+		here.open = harness.Got(os.OpenFile(device.Path, os.O_WRONLY, 0))
 	} else {
-		holder, err = loopOver(device.Path)
+		here.open = loopOver(device.Path)
 	}
-	if err != nil {
-		return "", err
-	}
-	here.open = holder
 	h.count.holders++
-	return "", nil
+	return ""
 }
 
 // loopDevice is the path of a loop device.
 type loopDevice string
 
-func loopOver(path string) (loopDevice, error) {
-	out, err := exec.Command("losetup", "--find", "--show", path).Output()
-	return loopDevice(strings.TrimSpace(string(out))), err
+func loopOver(path string) loopDevice {
+	out := harness.Got(exec.Command("losetup", "--find", "--show", path).Output())
+	return loopDevice(strings.TrimSpace(string(out)))
 }
 
 // Close releases the loop device.
@@ -468,13 +446,12 @@ func (p *place) drop() (err error) {
 }
 
 // dropLost closes the devices that the guest does not show any more.
-func (h *History) dropLost(j *joint) (err error) {
+func (h *History) dropLost(j *joint) {
 	for v, n := range everywhere {
 		if _, seen := j.device(v, n); !seen {
-			err = errors.Join(err, h.world.at(v, n).drop())
+			harness.Must(h.world.at(v, n).drop())
 		}
 	}
-	return err
 }
 
 // dropAll closes every device that is kept open.

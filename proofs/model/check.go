@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -20,34 +19,29 @@ import (
 
 // check compares the observed state with the states that the calls allow, and checks the rules for
 // every state. Then the observed state becomes the state of the model.
-func (h *History) check(j *joint, calls []ended) error {
+func (h *History) check(j *joint, calls []ended) {
 	h.unplugged(j, calls)
 	h.deviceless(j, calls)
-	for _, rule := range []func(*joint, []ended) error{
+	for _, rule := range []func(*joint, []ended){
 		h.checkPromises, h.checkFields, h.checkAttached, h.checkHolders, h.checkReleased,
 		h.checkMounts, h.checkForeign,
 	} {
-		if err := rule(j, calls); err != nil {
-			return err
-		}
+		rule(j, calls)
 	}
 	h.believe(j)
-	if err := h.dropLost(j); err != nil {
-		return err
-	}
-	return h.checkData(j, calls)
+	h.dropLost(j)
+	h.checkData(j, calls)
 }
 
 // checkFields returns an error unless every fact has its earlier value, or a value that one of the
 // calls gives it.
-func (h *History) checkFields(j *joint, calls []ended) error {
+func (h *History) checkFields(j *joint, calls []ended) {
 	for _, f := range allFields {
 		value, allowed := j.facts[f], h.world.allowed(f, calls)
 		if !isAllowed(value, allowed) {
-			return fmt.Errorf("%q is %q, the model allows %q", f, value, allowed)
+			fail("%q is %q, the model allows %q", f, value, allowed)
 		}
 	}
-	return nil
 }
 
 var allFields = func() (all []field) {
@@ -68,7 +62,7 @@ var allFields = func() (all []field) {
 
 // checkPromises returns an error unless every call that answered OK has its effect, or another call
 // may have undone it: one of another kind in the same step, or an abandoned one.
-func (h *History) checkPromises(j *joint, calls []ended) error {
+func (h *History) checkPromises(j *joint, calls []ended) {
 	for i, c := range calls {
 		if c.how != succeeded {
 			continue
@@ -78,11 +72,10 @@ func (h *History) checkPromises(j *joint, calls []ended) error {
 			return o.op == c.op && o.how != openCall
 		})
 		if ok && !h.kept(promise, j.facts) && !h.mayTouch(promise.field, others) {
-			return fmt.Errorf("%s answered OK, but %q is %q", c.brief(), promise.field,
+			fail("%s answered OK, but %q is %q", c.brief(), promise.field,
 				j.facts[promise.field])
 		}
 	}
-	return nil
 }
 
 // promise is what an OK means for a field: the field has the value or, if not is set, does not have
@@ -148,7 +141,7 @@ func (h *History) deviceless(j *joint, calls []ended) {
 // checkAttached returns an error unless the node has the device of each volume whose attach
 // answered OK. The device may be missing if the rack records an attach first, if the device appears
 // late, or if the guest shows a namesake's device.
-func (h *History) checkAttached(j *joint, calls []ended) error {
+func (h *History) checkAttached(j *joint, calls []ended) {
 	w := h.world
 	for i, c := range calls {
 		here := h.at(c.Step)
@@ -158,10 +151,9 @@ func (h *History) checkAttached(j *joint, calls []ended) error {
 			continue
 		}
 		if _, seen := j.device(c.vol, c.node); !seen {
-			return fmt.Errorf("%s answered OK, and the node has no device of it", c.brief())
+			fail("%s answered OK, and the node has no device of it", c.brief())
 		}
 	}
-	return nil
 }
 
 // underWay returns the abandoned calls, whose effects may happen during the observation.
@@ -177,7 +169,7 @@ func underWay(calls []ended) []ended {
 
 // checkHolders returns an error if a disk has more than one device, or has one in the guest of
 // another instance than the rack names.
-func (h *History) checkHolders(j *joint, calls []ended) error {
+func (h *History) checkHolders(j *joint, calls []ended) {
 	for v := 1; v < len(kinds); v++ {
 		var where []string
 		for _, n := range nodes {
@@ -190,20 +182,19 @@ func (h *History) checkHolders(j *joint, calls []ended) error {
 		holder := j.facts[holderField(v)]
 		sure := !h.world.rackDown && !h.mayTouch(holderField(v), underWay(calls))
 		if len(where) > 1 || len(where) == 1 && where[0] != holder && sure {
-			return fmt.Errorf("v%d is attached to %q, and its device is seen by %q", v, holder, where)
+			fail("v%d is attached to %q, and its device is seen by %q", v, holder, where)
 		}
 		if id := j.facts[diskField(v)]; id != "" {
 			if devices := j.loops[proof.DiskFile(h.env.Rack, id)]; len(devices) > 1 {
-				return fmt.Errorf("v%d has the loop devices %q, want one", v, devices)
+				fail("v%d has the loop devices %q, want one", v, devices)
 			}
 		}
 	}
-	return nil
 }
 
 // checkReleased returns an error if an unstage succeeded while the device is in use or a pod has
 // the volume. A lost block device does not count.
-func (h *History) checkReleased(j *joint, calls []ended) error {
+func (h *History) checkReleased(j *joint, calls []ended) {
 	for _, c := range calls {
 		dead := kinds[c.vol].block() && h.at(c.Step).lost
 		if c.op != unstage || c.how != succeeded || dead {
@@ -211,56 +202,50 @@ func (h *History) checkReleased(j *joint, calls []ended) error {
 		}
 		if h.at(c.Step).open != nil {
 			h.count.released++
-			return fmt.Errorf("%s answered OK while the device is in use", c.brief())
+			fail("%s answered OK while the device is in use", c.brief())
 		}
 		for _, p := range pods {
 			f := publishedField(c.vol, c.node, p)
 			if j.facts[f] != "" && !h.mayTouch(f, calls) {
-				return fmt.Errorf("%s answered OK while pod %d has the volume", c.brief(), p)
+				fail("%s answered OK while pod %d has the volume", c.brief(), p)
 			}
 		}
 	}
-	return nil
 }
 
 // checkMounts returns an error unless every mount is at a path of a volume, is the only one there,
 // and shows the volume's device.
-func (h *History) checkMounts(j *joint, _ []ended) error {
+func (h *History) checkMounts(j *joint, _ []ended) {
 	known := map[string]bool{}
 	for v, n := range everywhere {
 		for _, path := range h.env.paths(v, n) {
 			known[path] = true
-			if err := h.checkMount(j, v, n, j.mounts[path]); err != nil {
-				return err
-			}
+			h.checkMount(j, v, n, j.mounts[path])
 		}
 	}
 	for path, infos := range j.mounts {
 		if !known[path] {
-			return fmt.Errorf("%s is mounted at %s, which is no path of a volume", infos[0].Source, path)
+			fail("%s is mounted at %s, which is no path of a volume", infos[0].Source, path)
 		}
 	}
-	return nil
 }
 
-func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info) error {
+func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info) {
 	if len(infos) > 1 {
-		return fmt.Errorf("%s has %d mounts, want one", infos[0].Mountpoint, len(infos))
+		fail("%s has %d mounts, want one", infos[0].Mountpoint, len(infos))
 	}
 	if len(infos) == 0 || h.lostBy(j, v, n) {
-		return nil
+		return
 	}
 	device, ok := j.device(v, n)
 	if number := harness.MountedNumber(infos[0]); !ok || number != device.Number {
 		// If an abandoned call has just unmounted it, the number is that of the directory.
-		now, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(infos[0].Mountpoint))
-		if err != nil || len(now) == 0 || now[0].ID != infos[0].ID {
-			return err
+		now := harness.Got(mountinfo.GetMounts(mountinfo.SingleEntryFilter(infos[0].Mountpoint)))
+		if len(now) > 0 && now[0].ID == infos[0].ID {
+			fail("device %s is mounted at %s, not the device of v%d (%v)", number,
+				infos[0].Mountpoint, v, device)
 		}
-		return fmt.Errorf("device %s is mounted at %s, not the device of v%d (%v)", number,
-			infos[0].Mountpoint, v, device)
 	}
-	return nil
 }
 
 // unplugged finds the mounted volumes whose device is gone although the detach may not have ended.
@@ -284,24 +269,19 @@ func (h *History) lostBy(j *joint, v int, n string) bool {
 }
 
 // checkForeign returns an error unless foreign disks and bystanders are unchanged.
-func (h *History) checkForeign(j *joint, _ []ended) error {
-	if err := h.env.Bystanders.Check(); err != nil {
-		return err
-	}
+func (h *History) checkForeign(j *joint, _ []ended) {
+	harness.Must(h.env.Bystanders.Check())
 	for _, d := range h.env.foreign {
-		if err := d.unchanged(false); err != nil {
-			return err
-		}
+		d.unchanged(false)
 		disk, ok := j.disks[d.id]
 		if !ok && j.disks != nil {
-			return fmt.Errorf("the foreign disk %s does not exist any more", d.name)
+			fail("the foreign disk %s does not exist any more", d.name)
 		}
 		if ok && (disk.Name != d.name || disk.Description != "made by hand" ||
 			h.env.nodeOf(disk.State.Instance) != d.node) {
-			return fmt.Errorf("the foreign disk %s has become %+v", d.name, disk)
+			fail("the foreign disk %s has become %+v", d.name, disk)
 		}
 	}
-	return nil
 }
 
 // believe makes the observed state the state of the model.
@@ -339,7 +319,7 @@ func (h *History) believe(j *joint) {
 }
 
 // checkData reads every volume that a pod can read, and compares its data with the model.
-func (h *History) checkData(j *joint, calls []ended) error {
+func (h *History) checkData(j *joint, calls []ended) {
 	moving := underWay(calls)
 	for v, c := range h.contents {
 		for _, n := range nodes {
@@ -363,91 +343,76 @@ func (h *History) checkData(j *joint, calls []ended) error {
 				}
 				if err != nil {
 					h.count.lost += blockSize
-					return fmt.Errorf("pod %d on %s: %w", p, n, err)
+					fail("pod %d on %s: %w", p, n, err)
 				}
 			}
 		}
 	}
-	return nil
 }
 
 // TearDown ends all disturbances and undoes everything, as a patient orchestrator does. If read is
 // set, it first brings every volume to a pod. It returns an error if something is left.
-func (h *History) TearDown(ctx context.Context, read bool) error {
-	if err := h.calm(ctx); err != nil {
-		return err
-	}
+func (h *History) TearDown(ctx context.Context, read bool) (err error) {
+	defer harness.Catch(&err)
+	h.calm(ctx)
 	if read {
-		if err := h.readAll(ctx); err != nil {
-			return err
-		}
+		h.readAll(ctx)
 	}
 	for range 4 {
 		todo := false
 		for v := len(kinds) - 1; v > 0; v-- {
-			if err := h.until(ctx, func() (Step, bool) {
+			h.until(ctx, func() (Step, bool) {
 				s, more := h.away(v)
 				todo = todo || more
 				return s, more
-			}); err != nil {
-				return err
-			}
+			})
 		}
 		for s := range snapOf {
 			if s > 0 && h.world.seen[snapField(s)] != "" {
 				todo = true
-				if err := h.runSteps(ctx, []Step{{op: createSnapshot, ctl: 1, snap: s},
-					{op: deleteSnapshot, ctl: 1, snap: s}}); err != nil {
-					return err
-				}
+				h.run(ctx, Step{op: createSnapshot, ctl: 1, snap: s},
+					Step{op: deleteSnapshot, ctl: 1, snap: s})
 			}
 		}
 		if !todo {
-			return h.clean(ctx)
+			h.clean(ctx)
+			return nil
 		}
 	}
 	return errors.New("the volumes and snapshots cannot be deleted")
 }
 
 // until does the steps that next returns, until there is no more, or 20 of them.
-func (h *History) until(ctx context.Context, next func() (s Step, more bool)) error {
+func (h *History) until(ctx context.Context, next func() (s Step, more bool)) {
 	for range 20 {
 		s, more := next()
 		if !more {
 			break
 		}
-		if err := h.Do(ctx, s); err != nil {
-			return err
-		}
+		h.run(ctx, s)
 	}
-	return nil
 }
 
 // Release takes all volumes from their nodes.
-func (h *History) Release(ctx context.Context) error {
-	if err := h.Wait(ctx); err != nil {
-		return err
-	}
+func (h *History) Release(ctx context.Context) (err error) {
+	defer harness.Catch(&err)
+	harness.Must(h.Wait(ctx))
 	for v := 1; v < len(kinds); v++ {
-		if err := h.until(ctx, func() (Step, bool) {
+		h.until(ctx, func() (Step, bool) {
 			s, more := h.away(v)
 			return s, more && s.op != deleteVolume && s.op != createVolume
-		}); err != nil {
-			return err
-		}
+		})
 	}
 	return nil
 }
 
 // readAll brings every volume to a pod once more. The checks then read all acknowledged data.
-func (h *History) readAll(ctx context.Context) error {
+func (h *History) readAll(ctx context.Context) {
 	for v := 1; v < len(kinds); v++ {
-		if err := h.until(ctx, func() (Step, bool) {
+		h.until(ctx, func() (Step, bool) {
 			s, _ := h.away(v)
 			return s, slices.ContainsFunc(nodes, func(n string) bool { return h.world.at(v, n).lost })
-		}); err != nil {
-			return err
-		}
+		})
 	}
 	for v := 1; v < len(kinds); v++ {
 		if h.world.seen[diskField(v)] == "" {
@@ -455,68 +420,55 @@ func (h *History) readAll(ctx context.Context) error {
 		}
 		h.goals[v] = cmp.Or(h.goals[v], "c")
 		arrived := false
-		err := h.until(ctx, func() (Step, bool) {
+		h.until(ctx, func() (Step, bool) {
 			s := h.towards(v, h.goals[v])
 			arrived = s.op == writeSynced
 			return s, !arrived
 		})
-		if err == nil && !arrived {
-			err = fmt.Errorf("v%d cannot be published on node %s", v, h.goals[v])
-		}
-		if err != nil {
-			return err
+		if !arrived {
+			fail("v%d cannot be published on node %s", v, h.goals[v])
 		}
 	}
-	return nil
 }
 
 // calm ends all disturbances: it starts the rack and all instances, removes faults, and closes
 // devices.
-func (h *History) calm(ctx context.Context) error {
-	steps := []Step{{op: startRack}}
+func (h *History) calm(ctx context.Context) {
+	h.run(ctx, Step{op: startRack})
 	for _, n := range nodes {
-		steps = append(steps, Step{op: startInstance, node: n})
+		h.run(ctx, Step{op: startInstance, node: n})
 	}
-	if err := h.runSteps(ctx, append(steps, Step{op: wait})); err != nil {
-		return err
-	}
+	h.run(ctx, Step{op: wait})
 	h.world.faults = nil
-	if err := errors.Join(h.dropAll(), h.env.Rack.Admin.ClearFaults(ctx),
-		h.env.recordFirst(ctx, false)); err != nil {
-		return err
-	}
+	harness.Must(errors.Join(h.dropAll(), h.env.Rack.Admin.ClearFaults(ctx)))
+	h.env.recordFirst(ctx, false)
 	h.world.recordsFirst = false
 	for v := range kinds {
-		if err := h.Do(ctx, Step{op: takeNamesake, vol: v}); err != nil {
-			return err
-		}
+		h.run(ctx, Step{op: takeNamesake, vol: v})
 	}
-	return nil
 }
 
 // clean returns an error if the history has left something.
-func (h *History) clean(ctx context.Context) error {
+func (h *History) clean(ctx context.Context) {
 	for f, value := range h.world.seen {
 		if value != "" {
-			return fmt.Errorf("at the end %q is %q", f, value)
+			fail("at the end %q is %q", f, value)
 		}
 	}
 	for v, n := range everywhere {
 		for _, path := range h.env.paths(v, n)[1:] {
 			if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("the target %s still exists", path)
+				fail("the target %s still exists", path)
 			}
 		}
 	}
 	for _, d := range h.env.foreign {
-		if err := d.unchanged(true); err != nil {
-			return err
-		}
+		d.unchanged(true)
 	}
 	if err := harness.CheckFlightDirs(slices.Collect(maps.Values(h.env.Nodes))...); err != nil {
-		return fmt.Errorf("the flight recorders: %w", err)
+		fail("the flight recorders: %w", err)
 	}
-	return h.env.Balance(ctx)
+	harness.Must(h.env.Balance(ctx))
 }
 
 // towards returns the orchestrator's next call towards a pod that uses the volume on a node.

@@ -3,8 +3,8 @@
 package model
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
@@ -31,58 +32,39 @@ func TestManyCallersAtOnceSeeOneState(t *testing.T) { // B-13, D-41
 	if r.proof.Short() {
 		short.Left(t, 1)
 	}
-	var n crowdCounts
-	for round := 0; round == 0 || r.proof.Long() && !r.proof.Over() && !t.Failed(); round++ {
-		random := rand.New(rand.NewPCG(r.proof.Seed+uint64(round), 5))
-		h, err := r.runHistory(t.Context(), fmt.Sprint("crowds ", round), r.proof.Seed, nil,
-			func(h *History) error { return h.crowds(t.Context(), random, round, &n) })
-		if err != nil {
-			n.wrong++
-			t.Error(err)
+	n := &r.count
+	for seed := range r.proof.Rounds() {
+		random, round := rand.New(rand.NewPCG(seed, 5)), int(seed-r.proof.Seed)
+		_, err := r.runHistory(t.Context(), fmt.Sprint("crowds ", round), r.proof.Seed, nil,
+			func(h *History) { h.crowds(t.Context(), random, round) })
+		for _, err := range []error{err, r.formatsAre()} {
+			if err != nil {
+				n.wrong++
+				t.Error(err)
+			}
 		}
-		if h != nil {
-			n.calls, n.aborted = n.calls+h.calls.Load(), n.aborted+h.aborted.Load()
-		}
-		if err := r.formatsAre(&n); err != nil {
-			n.wrong++
-			t.Error(err)
-		}
-		r.proof.Say("round %d: %d calls, %d of them aborted, %d formats", round+1, n.calls, n.aborted,
-			n.formats)
+		r.proof.Say("round %d: %d calls, %d of them aborted, %d formats", round+1, n.calls.Load(),
+			n.aborted.Load(), n.formats)
 	}
 	races, leaked := r.close(t)
 	goleak.VerifyNone(t, before)
-	for _, line := range []string{
-		proof.Line("one-name", "creates", n.of[createVolume], "controllers", 2, "names", n.names,
-			"disks", n.disks, "ids", n.ids, "attaches", n.of[attach], "snapshots",
-			n.of[createSnapshot], "deletes", n.of[deleteVolume]),
-		proof.Line("one-volume", "stages", n.of[stage], "publishes", n.of[publish], "formats",
-			n.formats, "mounts", n.mounts),
-	} {
-		if err := proof.Print(line); err != nil {
-			t.Error(err)
-		}
-	}
-	r.proof.Figure("callers", callers, "calls", n.calls, "aborted", n.aborted, "abandoned",
-		n.abandoned, "volumes", n.volumes, "wrong", n.wrong, "races", races, "leaked_goroutines", leaked)
+	r.proof.Error(proof.Print(proof.Line("one-name", "creates", n.of[createVolume],
+		"controllers", 2, "names", n.names, "disks", n.disks, "ids", n.ids, "attaches", n.of[attach],
+		"snapshots", n.of[createSnapshot], "deletes", n.of[deleteVolume])))
+	r.proof.Error(proof.Print(proof.Line("one-volume", "stages", n.of[stage],
+		"publishes", n.of[publish], "formats", n.formats, "mounts", n.mounts)))
+	r.proof.Figure("callers", callers, "calls", n.calls.Load(), "aborted", n.aborted.Load(),
+		"abandoned", n.abandoned, "volumes", n.volumes, "wrong", n.wrong, "races", races,
+		"leaked_goroutines", leaked)
 	r.proof.Bystanders.Report()
 }
 
-// crowdCounts counts the calls of crowds, by their kind, and their results.
-type crowdCounts struct {
-	of                                   [wait]int
-	calls, aborted                       int64
-	abandoned, volumes, wrong            int
-	names, disks, ids, mounts, formatted int
-	// formats is the number of runs of mkfs, and formatted the number of volumes that need one.
-	formats int
-}
-
 // formatsAre returns an error unless every volume with a filesystem was formatted once.
-func (r *runner) formatsAre(n *crowdCounts) (err error) {
+func (r *runner) formatsAre() (err error) {
 	if r.env == nil {
 		return nil // it ended with a history that failed
 	}
+	n := &r.count
 	if n.formats, err = r.formats.Count(); err == nil && n.formats != n.formatted {
 		err = fmt.Errorf("%d volumes got their filesystem by %d formats", n.formatted, n.formats)
 	}
@@ -155,42 +137,33 @@ const contended = 3
 
 // crowds takes one volume through its life with all callers. Except in the short form, it then does
 // the same with four volumes.
-func (h *History) crowds(ctx context.Context, r *rand.Rand, round int, n *crowdCounts) error {
+func (h *History) crowds(ctx context.Context, r *rand.Rand, round int) {
 	lives := [][]int{{1 + round%4}, {1, 2, 3, 4}}
 	if h.env.Proof.Short() {
 		lives = lives[:1]
 	}
 	for _, volumes := range lives {
 		for _, w := range waysUp {
-			if err := h.crowd(ctx, r, volumes, w, n); err != nil {
-				return err
-			}
+			h.crowd(ctx, r, volumes, w)
 		}
 		for _, v := range volumes {
-			n.volumes++
+			h.count.volumes++
 			if !kinds[v].block() {
-				n.formatted++
+				h.count.formatted++
 			}
 			for _, p := range pods {
-				if err := h.Do(ctx, Step{op: writeSynced, vol: v, node: h.goals[v], pod: p,
-					block: r.IntN(blocks)}); err != nil {
-					return err
-				}
+				h.run(ctx, Step{op: writeSynced, vol: v, node: h.goals[v], pod: p, block: r.IntN(blocks)})
 			}
 		}
 		for _, w := range waysDown {
-			if err := h.crowd(ctx, r, volumes, w, n); err != nil {
-				return err
-			}
+			h.crowd(ctx, r, volumes, w)
 		}
 	}
-	return nil
 }
 
 // crowd makes the calls of a wave at once. Some callers, but not the first one, abandon their call.
 // No caller abandons a detach, because the rack might carry it out after the next attach.
-func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave,
-	n *crowdCounts) error {
+func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave) {
 	var first *Step
 	late := false
 	for i := range callers {
@@ -207,75 +180,65 @@ func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 		}
 		if i < callers-1 && s.op != detach && r.IntN(8) == 0 {
 			s.mishap, s.after = Abandoned, time.Duration(r.IntN(20))*time.Millisecond
-			n.abandoned++
+			h.count.abandoned++
 			late = true
 		}
-		n.of[s.op]++
+		h.count.of[s.op]++
 		first = s
 	}
 	if w.disturbed {
-		if err := h.Do(ctx, h.faultOf(r, *first)); err != nil {
-			return err
-		}
+		h.run(ctx, h.faultOf(r, *first))
 	}
-	if err := h.step(ctx, *first); err != nil {
-		return err
-	}
+	harness.Must(h.step(ctx, *first))
 	if h.ended == nil {
-		return errors.New("the orchestrator cannot make the calls: " + first.brief())
+		fail("the orchestrator cannot make the calls: %s", first.brief())
 	}
 	if late {
-		if err := h.step(ctx, Step{op: wait}); err != nil {
-			return err
-		}
+		harness.Must(h.Wait(ctx))
 	}
-	return h.noteCrowd(volumes, w, n)
+	h.noteCrowd(volumes, w)
 }
 
 // faultOf returns a fault of the rack that strikes such a call.
 func (h *History) faultOf(r *rand.Rand, s Step) Step {
-	var names []string
-	for _, name := range faultNames() {
-		if f := faults[name]; f.Operation == operations[s.op] && f.Device == nil {
-			names = append(names, name)
-		}
-	}
+	names := slices.DeleteFunc(faultNames(), func(name string) bool {
+		return faults[name].Operation != operations[s.op] || faults[name].Device != nil
+	})
 	return Step{op: fault, fault: names[r.IntN(len(names))]}
 }
 
 // noteCrowd counts the results of a crowd, and finds the nodes to which the volumes are attached.
-// It returns an error if equal calls for a volume all fail, or if a published filesystem is not
-// staged.
-func (h *History) noteCrowd(volumes []int, w wave, n *crowdCounts) error {
-	ids, alone := map[string]bool{}, len(w.ops) == 1
+// It fails if equal calls for a volume all fail, or if a published filesystem is not staged.
+func (h *History) noteCrowd(volumes []int, w wave) {
+	ids, seen, n := map[string]bool{}, h.world.seen, h.count
+	all := op(-1) // what all callers have called
+	if len(w.ops) == 1 {
+		all = w.ops[0]
+	}
 	for _, c := range h.ended {
 		if c.how == succeeded {
 			ids[c.id] = true
 		}
 	}
-	if alone && len(ids) < len(volumes) {
-		return fmt.Errorf("the calls succeed for %d of %d volumes", len(ids), len(volumes))
+	if all >= 0 && len(ids) < len(volumes) {
+		fail("the calls succeed for %d of %d volumes", len(ids), len(volumes))
 	}
 	for _, v := range volumes {
-		seen := h.world.seen
-		if holder := seen[holderField(v)]; holder != "" {
-			h.goals[v] = holder
-		}
+		h.goals[v] = cmp.Or(seen[holderField(v)], h.goals[v])
 		node := h.goals[v]
 		if !kinds[v].block() && seen.published(v, node) && seen[stagedField(v, node)] == "" {
-			return fmt.Errorf("v%d is published on %s and not staged", v, node)
+			fail("v%d is published on %s and not staged", v, node)
 		}
-		if alone && w.ops[0] == createVolume && seen[diskField(v)] != "" {
+		if all == createVolume && seen[diskField(v)] != "" {
 			n.disks++
 		}
 		for _, p := range pods {
-			if alone && w.ops[0] == publish && seen[publishedField(v, node, p)] != "" {
+			if all == publish && seen[publishedField(v, node, p)] != "" {
 				n.mounts++
 			}
 		}
 	}
-	if alone && w.ops[0] == createVolume {
+	if all == createVolume {
 		n.names, n.ids = n.names+len(volumes), n.ids+len(ids)
 	}
-	return nil
 }

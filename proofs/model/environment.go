@@ -5,7 +5,6 @@ package model
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -43,25 +42,19 @@ type Environment struct {
 
 // NewEnvironment starts a rack and its drivers. The environment of an error can be closed, too.
 func NewEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof, bystandersAt string,
-	member proof.Member, node harness.PluginOptions) (*Environment, error) {
+	member proof.Member, node harness.PluginOptions) (env *Environment, err error) {
 	started, err := p.StartEnvironment(ctx, run, harness.RackOptions{Instances: nodes}, bystandersAt,
 		member)
-	env := &Environment{Environment: started, bystandersAt: bystandersAt, stopped: map[string]bool{}}
-	if err != nil {
-		return env, err
-	}
-	if err := env.makeForeign(ctx); err != nil {
-		return env, err
-	}
+	env = &Environment{Environment: started, bystandersAt: bystandersAt, stopped: map[string]bool{}}
+	defer harness.Catch(&err)
+	harness.Must(err)
+	env.makeForeign(ctx)
 	for range 2 {
-		p, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController})
-		if err != nil {
-			return env, err
-		}
-		env.Controllers = append(env.Controllers, p)
+		env.Controllers = append(env.Controllers, harness.Got(env.StartPlugin(ctx,
+			harness.PluginOptions{Mode: harness.ModeController})))
 	}
-	env.Nodes, err = env.StartNodes(ctx, node)
-	return env, err
+	env.Nodes = harness.Got(env.StartNodes(ctx, node))
+	return env, nil
 }
 
 // running returns the drivers that run.
@@ -123,59 +116,48 @@ func idle(profile []byte, handler string) error {
 }
 
 // activeFaults returns the names of the fault rules that may still apply.
-func (env *Environment) activeFaults(ctx context.Context, names map[string]string) ([]string,
-	error) {
-	rules, err := env.Rack.Admin.Faults(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var left []string
-	for _, r := range rules {
+func (env *Environment) activeFaults(ctx context.Context, names map[string]string) (left []string) {
+	for _, r := range harness.Got(env.Rack.Admin.Faults(ctx)) {
 		if r.Fired == 0 {
 			left = append(left, names[r.ID])
 		}
 	}
-	return left, nil
+	return left
 }
 
 // stopNode stops an instance: the driver ends, and all mounts disappear.
-func (env *Environment) stopNode(ctx context.Context, n string) error {
+func (env *Environment) stopNode(ctx context.Context, n string) {
 	if n == env.bystandersAt {
-		if err := env.Bystanders.Suspend(); err != nil {
-			return err
-		}
+		harness.Must(env.Bystanders.Suspend())
 	}
-	if err := env.Rack.StopInstance(ctx, env.Rack.Instance(n).ID); err != nil {
-		return err
-	}
+	harness.Must(env.Rack.StopInstance(ctx, env.Rack.Instance(n).ID))
 	env.Nodes[n].Kill()
 	env.stopped[n] = true
-	return proof.EndMountsBelow(env.Nodes[n].Kubelet())
+	harness.Must(proof.EndMountsBelow(env.Nodes[n].Kubelet()))
 }
 
-func (env *Environment) startNode(ctx context.Context, n string) error {
-	if err := env.Rack.StartInstance(ctx, env.Rack.Instance(n).ID); err != nil {
-		return err
-	}
+func (env *Environment) startNode(ctx context.Context, n string) {
+	harness.Must(env.Rack.StartInstance(ctx, env.Rack.Instance(n).ID))
 	env.stopped[n] = false
-	return errors.Join(env.resumeBystanders(ctx), env.Nodes[n].Start(ctx))
+	env.resumeBystanders(ctx)
+	harness.Must(env.Nodes[n].Start(ctx))
 }
 
 // resumeBystanders mounts the bystander again, unless its instance is stopped.
-func (env *Environment) resumeBystanders(ctx context.Context) error {
+func (env *Environment) resumeBystanders(ctx context.Context) {
 	if env.stopped[env.bystandersAt] {
-		return nil
+		return
 	}
-	return env.Bystanders.Resume(ctx)
+	harness.Must(env.Bystanders.Resume(ctx))
 }
 
 // recordFirst makes the rack record an attach before the instance has the device, or after it.
-func (env *Environment) recordFirst(ctx context.Context, first bool) error {
+func (env *Environment) recordFirst(ctx context.Context, first bool) {
 	mode := adminapi.HotplugFull
 	if first {
 		mode = mode.With(adminapi.RecordFirst)
 	}
-	return env.Rack.Admin.Switch(ctx, map[string]any{"hotplug": mode})
+	harness.Must(env.Rack.Admin.Switch(ctx, map[string]any{"hotplug": mode}))
 }
 
 // name returns the name that the orchestrator gives to a volume or a snapshot.
@@ -200,17 +182,15 @@ type joint struct {
 
 // observe reads the whole state. While the rack is down, observe derives the rack's state from the
 // last known one and the later answers.
-func (h *History) observe(ctx context.Context, calls []ended) (*joint, error) {
+func (h *History) observe(ctx context.Context, calls []ended) *joint {
 	j := &joint{facts: facts{}, serials: h.serials, shown: map[string]bool{}}
 	if h.world.rackDown {
 		j.facts = h.remembered(calls)
-	} else if err := h.env.observeRack(ctx, j); err != nil {
-		return nil, fmt.Errorf("observe the rack: %w", err)
+	} else {
+		h.env.observeRack(ctx, j)
 	}
-	if err := h.env.observeNodes(j); err != nil {
-		return nil, fmt.Errorf("observe the nodes: %w", err)
-	}
-	return j, nil
+	h.env.observeNodes(j)
+	return j
 }
 
 // remembered returns the last known facts of the rack, with the effects of the calls.
@@ -232,11 +212,8 @@ func (h *History) remembered(calls []ended) facts {
 	return f
 }
 
-func (env *Environment) observeRack(ctx context.Context, j *joint) error {
-	state, err := env.Rack.Admin.State(ctx)
-	if err != nil {
-		return err
-	}
+func (env *Environment) observeRack(ctx context.Context, j *joint) {
+	state := harness.Got(env.Rack.Admin.State(ctx))
 	j.disks = map[string]adminapi.Disk{}
 	for _, d := range state.Disks {
 		j.disks[d.ID] = d
@@ -247,11 +224,11 @@ func (env *Environment) observeRack(ctx context.Context, j *joint) error {
 		case v < 0 && !slices.ContainsFunc(env.foreign, func(f *foreignDisk) bool {
 			return f.id == d.ID
 		}):
-			return fmt.Errorf("the disk %s (%s) belongs to no volume", d.Name, d.Description)
+			fail("the disk %s (%s) belongs to no volume", d.Name, d.Description)
 		case v < 0:
 			continue
 		case j.facts[diskField(v)] != "":
-			return fmt.Errorf("v%d has two disks, %s and %s", v, j.facts[diskField(v)], d.ID)
+			fail("v%d has two disks, %s and %s", v, j.facts[diskField(v)], d.ID)
 		}
 		j.serials[v] = d.Name
 		j.facts[diskField(v)], j.facts[holderField(v)] = d.ID, env.nodeOf(d.State.Instance)
@@ -262,11 +239,10 @@ func (env *Environment) observeRack(ctx context.Context, j *joint) error {
 	for _, sn := range state.Snapshots {
 		n := slices.Index(snapshotNames, harness.NameIn(sn.Description))
 		if n < 0 || j.facts[snapField(n)] != "" {
-			return fmt.Errorf("the snapshot %s (%s) is unknown or one of two", sn.ID, sn.Description)
+			fail("the snapshot %s (%s) is unknown or one of two", sn.ID, sn.Description)
 		}
 		j.facts[snapField(n)], j.facts[snapSourceField(n)] = sn.ID, sn.DiskID
 	}
-	return nil
 }
 
 // volumeNames and snapshotNames contain the orchestrator's names by number. Number 0 is not
@@ -294,18 +270,12 @@ func (env *Environment) nodeOf(instance string) string {
 	return instance
 }
 
-func (env *Environment) observeNodes(j *joint) error {
+func (env *Environment) observeNodes(j *joint) {
 	j.devices, j.mounts = map[string][]harness.GuestDevice{}, map[string][]*mountinfo.Info{}
 	for _, n := range nodes {
-		var err error
-		if j.devices[n], err = env.Rack.Instance(n).Devices(); err != nil {
-			return err
-		}
+		j.devices[n] = harness.Got(env.Rack.Instance(n).Devices())
 	}
-	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(env.Rack.Dir))
-	if err != nil {
-		return err
-	}
+	infos := harness.Got(mountinfo.GetMounts(mountinfo.PrefixFilter(env.Rack.Dir)))
 	for _, info := range infos {
 		j.mounts[info.Mountpoint] = append(j.mounts[info.Mountpoint], info)
 	}
@@ -319,9 +289,8 @@ func (env *Environment) observeNodes(j *joint) error {
 			}
 		}
 	}
-	j.loops, err = livingLoops(filepath.Join(env.Rack.Dir, "sim"))
+	j.loops = livingLoops(filepath.Join(env.Rack.Dir, "sim"))
 	j.leaveNamesakes(env.foreign)
-	return err
 }
 
 // leaveNamesakes removes the namesakes' devices from devices, and records them in shown.
@@ -354,11 +323,8 @@ func numberOf(loop string) string {
 
 // livingLoops returns the loop devices of the files below a directory. It leaves out a device that
 // is cut off from its file, which exists until its last user closes it.
-func livingLoops(dir string) (map[string][]string, error) {
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		return nil, err
-	}
+func livingLoops(dir string) map[string][]string {
+	files := harness.Got(filepath.Glob("/sys/block/loop*/loop/backing_file"))
 	loops := map[string][]string{}
 	for _, file := range files {
 		backing, err1 := os.ReadFile(file)
@@ -370,7 +336,7 @@ func livingLoops(dir string) (map[string][]string, error) {
 		}
 		loops[path] = append(loops[path], strings.Split(file, "/")[3])
 	}
-	return loops, nil
+	return loops
 }
 
 // device returns the device with the volume's serial in the node's guest.
@@ -395,17 +361,14 @@ type foreignDisk struct {
 
 // makeForeign makes three foreign disks: a detached one with a filesystem and a name like the
 // driver's own, one with a filesystem at node a, and one with random bytes at node b.
-func (env *Environment) makeForeign(ctx context.Context) error {
+func (env *Environment) makeForeign(ctx context.Context) {
 	for _, d := range []*foreignDisk{
 		{name: "csi-0123456789abcdef", gib: 1},
 		{name: "database", node: "a", gib: 1},
 		{name: "csi-random", node: "b", gib: 1},
 	} {
-		if err := env.makeForeignDisk(ctx, d); err != nil {
-			return fmt.Errorf("make the foreign disk %s: %w", d.name, err)
-		}
+		env.makeForeignDisk(ctx, d)
 	}
-	return nil
 }
 
 // makeNamesake attaches a foreign disk whose name begins like the name of the volume's disk, so
@@ -413,26 +376,28 @@ func (env *Environment) makeForeign(ctx context.Context) error {
 // is blank, like a disk for restored data. It is larger than the volume's disk: of the same size,
 // the driver could not distinguish it from the volume's blank disk if only the foreign one is
 // there.
-func (h *History) makeNamesake(ctx context.Context, s Step) (string, error) {
+func (h *History) makeNamesake(ctx context.Context, s Step) string {
 	if h.world.rackDown || h.world.down[s.node] || len(h.world.faults) > 0 ||
 		h.serials[s.vol] == "" || h.namesake(s.vol) != nil {
-		return impossible, nil
+		return impossible
 	}
 	d := &foreignDisk{name: h.serials[s.vol] + "-backup", node: s.node, of: s.vol, gib: 1}
 	if s.vol%2 == 0 {
 		d.name, d.gib = h.serials[s.vol]+"-restore", 2
 	}
 	h.at(s).namesake = true
-	return "", h.env.makeForeignDisk(ctx, d)
+	h.env.makeForeignDisk(ctx, d)
+	return ""
 }
 
-func (h *History) takeNamesake(ctx context.Context, s Step) (string, error) {
+func (h *History) takeNamesake(ctx context.Context, s Step) string {
 	d := h.namesake(s.vol)
 	if d == nil || h.world.rackDown || len(h.world.faults) > 0 {
-		return impossible, nil
+		return impossible
 	}
 	h.world.at(s.vol, d.node).namesake = false
-	return "", h.env.takeForeign(ctx, d)
+	h.env.takeForeign(ctx, d)
+	return ""
 }
 
 func (h *History) namesake(v int) *foreignDisk {
@@ -445,50 +410,36 @@ func (h *History) namesake(v int) *foreignDisk {
 }
 
 // takeForeign deletes a foreign disk, and returns an error if it was changed.
-func (env *Environment) takeForeign(ctx context.Context, d *foreignDisk) error {
-	if err := d.unchanged(true); err != nil {
-		return err
-	}
+func (env *Environment) takeForeign(ctx context.Context, d *foreignDisk) {
+	d.unchanged(true)
 	env.foreign = slices.DeleteFunc(env.foreign, func(f *foreignDisk) bool { return f == d })
-	if err := env.detachDisk(ctx, d.id, d.node); err != nil {
-		return err
-	}
-	return env.Rack.DeleteDisk(ctx, d.id)
+	env.detachDisk(ctx, d.id, d.node)
+	harness.Must(env.Rack.DeleteDisk(ctx, d.id))
 }
 
 // makeForeignDisk makes a disk with random bytes or with a filesystem, or a blank disk.
-func (env *Environment) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
-	disk, err := env.Rack.CreateDisk(ctx, env.Rack.Project, d.name, d.gib*gib)
-	if err != nil {
-		return err
-	}
+func (env *Environment) makeForeignDisk(ctx context.Context, d *foreignDisk) {
+	disk := harness.Got(env.Rack.CreateDisk(ctx, env.Rack.Project, d.name, d.gib*gib))
 	d.id, d.path = disk.Id, proof.DiskFile(env.Rack, disk.Id)
 	switch {
 	case d.name == "csi-random":
-		err = os.WriteFile(d.path, pattern(1, 1, 1), 0o600)
-		if err == nil {
-			err = os.Truncate(d.path, gib)
-		}
+		harness.Must(os.WriteFile(d.path, pattern(1, 1, 1), 0o600))
+		harness.Must(os.Truncate(d.path, gib))
 	case !strings.HasSuffix(d.name, "-restore"):
-		err = exec.CommandContext(ctx, "mke2fs", "-q", "-t", "ext4", d.path).Run()
+		harness.Must(exec.CommandContext(ctx, "mke2fs", "-q", "-t", "ext4", d.path).Run())
 	}
-	if err == nil && d.node != "" {
-		err = env.Rack.AttachDisk(ctx, d.id, env.Rack.Instance(d.node).ID)
+	if d.node != "" {
+		harness.Must(env.Rack.AttachDisk(ctx, d.id, env.Rack.Instance(d.node).ID))
 	}
-	if err != nil {
-		return err
-	}
-	d.state, err = proof.ReadFileState(d.path)
+	d.state = harness.Got(proof.ReadFileState(d.path))
 	env.foreign = append(env.foreign, d)
-	return err
 }
 
-// unchanged returns an error if a disk was written to. If bytes is set, it compares the bytes, too.
-func (d *foreignDisk) unchanged(bytes bool) error {
-	_, err := d.state.Compare("the foreign disk "+d.name, d.path, bytes)
-	return err
+// unchanged fails if a disk was written to. If bytes is set, it compares the bytes, too.
+func (d *foreignDisk) unchanged(bytes bool) {
+	harness.Got(d.state.Compare("the foreign disk "+d.name, d.path, bytes))
 }
 
-func (env *Environment) detachDisk(ctx context.Context, disk, node string) error {
-	return env.Rack.DetachDisk(ctx, disk, env.Rack.Instance(node).ID)
+func (env *Environment) detachDisk(ctx context.Context, disk, node string) {
+	harness.Must(env.Rack.DetachDisk(ctx, disk, env.Rack.Instance(node).ID))
 }

@@ -5,7 +5,6 @@ package model
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -177,16 +176,11 @@ func TestADeadMountIsNotTakenForANewDeviceOfThatName(t *testing.T) {
 	runner := newRunner(t, "model-regressions")
 	h, err := runner.replay(t, nil, `
 		controller 1: CreateVolume v3
-		controller 1: bring v3 to pod 1 on a, which writes block 1`, func(h *History) error {
-		if err := h.plugUntilNamedAsBefore(t.Context()); err != nil {
-			return err
-		}
-		return h.runSteps(t.Context(), []Step{
-			{op: publish, vol: 3, node: "a", pod: 1},
-			{op: stage, vol: 3, node: "a"},
-			{op: unpublish, vol: 3, node: "a", pod: 1},
-			{op: publish, vol: 3, node: "a", pod: 1},
-		})
+		controller 1: bring v3 to pod 1 on a, which writes block 1`, func(h *History) {
+		h.plugUntilNamedAsBefore(t.Context())
+		h.run(t.Context(), Step{op: publish, vol: 3, node: "a", pod: 1},
+			Step{op: stage, vol: 3, node: "a"}, Step{op: unpublish, vol: 3, node: "a", pod: 1},
+			Step{op: publish, vol: 3, node: "a", pod: 1})
 	})
 	if err != nil {
 		t.Errorf("%v\n%s", err, h.Transcript())
@@ -195,20 +189,20 @@ func TestADeadMountIsNotTakenForANewDeviceOfThatName(t *testing.T) {
 
 // plugUntilNamedAsBefore detaches v3 from node a and attaches it again, repeatedly, until its
 // device has the same name as before.
-func (h *History) plugUntilNamedAsBefore(ctx context.Context) error {
+func (h *History) plugUntilNamedAsBefore(ctx context.Context) {
 	nameOf := func() string {
 		device, _ := h.env.Rack.Instance("a").Device(h.serials[3]) // it may be detached
 		return device.Name
 	}
 	before := nameOf()
 	for range 300 {
-		err := h.runSteps(ctx, []Step{{op: detach, ctl: 1, vol: 3, node: "a"},
-			{op: attach, ctl: 1, vol: 3, node: "a"}})
-		if err != nil || nameOf() == before {
-			return err
+		h.run(ctx, Step{op: detach, ctl: 1, vol: 3, node: "a"},
+			Step{op: attach, ctl: 1, vol: 3, node: "a"})
+		if nameOf() == before {
+			return
 		}
 	}
-	return fmt.Errorf("v3's device was never %s again", before)
+	fail("v3's device was never %s again", before)
 }
 
 // The beginnings of histories: inUse brings a filesystem to a pod, which writes to it, and
@@ -317,9 +311,9 @@ var manipulations = []struct {
 		controller 1: ControllerPublish v1 → node a`,
 		manipulation{when: "controller 1: CreateVolume v1", action: func(ctx context.Context,
 			h *History) error {
-			_, err := h.addFault(ctx, noDevice)
+			h.addFault(ctx, noDevice)
 			h.world.recordsFirst = false
-			return err
+			return nil
 		}}, "answered OK, and the node has no device of it"},
 	{"a stage without a device answers OK", bare, skipCall(stage),
 		"answered OK, the model allows [NotFound]"},
@@ -426,7 +420,8 @@ var manipulations = []struct {
 		}), "the foreign disk csi-0123456789abcdef was written to"},
 	{"a foreign disk is detached", inUse,
 		manipulation{when: "node a: NodeStage", action: func(ctx context.Context, h *History) error {
-			return h.env.detachDisk(ctx, h.env.foreign[1].id, "a")
+			h.env.detachDisk(ctx, h.env.foreign[1].id, "a")
+			return nil
 		}}, "the foreign disk database has become"},
 	{"a foreign disk is deleted", inUse,
 		manipulation{when: "node a: NodeStage", action: func(ctx context.Context, h *History) error {

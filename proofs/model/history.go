@@ -45,10 +45,8 @@ type History struct {
 	value      uint64
 	faultNames map[string]string
 	count      *counts
-	// ended contains the calls of the last step. calls counts the calls of all steps, and aborted
-	// those that were repeated because they were answered ABORTED.
-	ended          []ended
-	calls, aborted atomic.Int64
+	// ended contains the calls of the last step.
+	ended []ended
 	// preparing is locked while a call is prepared, or put in doubt.
 	preparing sync.Mutex
 }
@@ -65,6 +63,15 @@ type counts struct {
 	bytes, lost int64
 	// copies counts the restored volumes that were compared with their snapshot.
 	copies int
+	// calls counts all calls, and aborted those that were repeated because they were answered
+	// ABORTED.
+	calls, aborted atomic.Int64
+	// of counts the calls of crowds, by their kind; the other numbers are their results.
+	of                                   [wait]int
+	abandoned, volumes, wrong            int
+	names, disks, ids, mounts, formatted int
+	// formats is the number of runs of mkfs, and formatted the number of volumes that need one.
+	formats int
 }
 
 // NewHistory begins a history.
@@ -80,7 +87,7 @@ func (h *History) Do(ctx context.Context, s Step) error {
 	if len(h.world.doubts) > 0 && s.Driver == nil &&
 		(s.op >= write && s.op <= takeNamesake || h.doubtSince >= 3) {
 		// The act needs a known state, or the abandoned calls have had enough time.
-		if err := h.step(ctx, Step{op: wait}); err != nil {
+		if err := h.Wait(ctx); err != nil {
 			return err
 		}
 	}
@@ -88,41 +95,42 @@ func (h *History) Do(ctx context.Context, s Step) error {
 }
 
 func (h *History) step(ctx context.Context, s Step) (err error) {
-	var calls []ended
 	h.count.steps++
 	done := h.env.Rack.History.Step(s.String())
-	defer func() { done(err) }()
-	switch {
-	case !s.op.isCall():
-		var said string
-		how, failed := s.around(ctx, func(ctx context.Context) { said, err = h.act(ctx, s) })
-		if said == impossible && failed == nil {
-			return nil
+	defer func() {
+		if err != nil {
+			last := s.String()
+			if n := len(h.lines); n > 0 {
+				last = h.lines[n-1]
+			}
+			err = fmt.Errorf("after %q: %w", last, err)
 		}
-		if how == Killed {
-			said, err = " = killed", nil // the act is done again
+		done(err)
+	}()
+	defer harness.Catch(&err)
+	if s.op.isCall() {
+		if h.ended, err = h.make(ctx, s); err == nil && h.ended != nil {
+			h.observeAndCheck(ctx, h.ended)
 		}
-		err = errors.Join(err, failed)
-		h.log("%s%s", s, said)
-	default:
-		calls, err = h.make(ctx, s)
-		h.ended = calls
-		if err == nil && calls == nil {
-			return nil // the orchestrator cannot make the call now
-		}
+		return err // nil if the orchestrator cannot make the call now
 	}
-	if err == nil {
-		err = h.observeAndCheck(ctx, calls)
+	var said string
+	var acted error
+	how, failed := s.around(ctx, func(ctx context.Context) { said, acted = h.act(ctx, s) })
+	if said == impossible && failed == nil {
+		return nil
 	}
-	if err != nil {
-		last := s.String()
-		if n := len(h.lines); n > 0 {
-			last = h.lines[n-1]
-		}
-		return fmt.Errorf("after %q: %w", last, err)
+	if how == Killed {
+		said, acted = " = killed", nil // the act is done again
 	}
+	h.log("%s%s", s, said)
+	harness.Must(errors.Join(acted, failed))
+	h.observeAndCheck(ctx, nil)
 	return nil
 }
+
+// fail ends the step with an error.
+func fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
 
 // around calls do, as the step wants it.
 func (s Step) around(ctx context.Context, do func(context.Context)) (Mishap, error) {
@@ -154,28 +162,17 @@ func (h *History) Wait(ctx context.Context) error { return h.step(ctx, Step{op: 
 // Transcript returns the text of the history with the answers. ParseHistory can parse it.
 func (h *History) Transcript() string { return "  " + strings.Join(h.lines, "\n  ") }
 
-// runSteps does steps, one after the other.
-func (h *History) runSteps(ctx context.Context, steps []Step) error {
+// run does steps, one after the other.
+func (h *History) run(ctx context.Context, steps ...Step) {
 	for _, s := range steps {
-		if err := h.Do(ctx, s); err != nil {
-			return err
-		}
+		harness.Must(h.Do(ctx, s))
 	}
-	return nil
 }
 
 // observeAndCheck observes the state, checks it, and records which calls are still in doubt.
-func (h *History) observeAndCheck(ctx context.Context, calls []ended) error {
-	if err := h.manipulation.apply(ctx, h); err != nil {
-		return err
-	}
-	j, err := h.observe(ctx, calls)
-	if err != nil {
-		return err
-	}
-	if err := h.check(j, calls); err != nil {
-		return err
-	}
+func (h *History) observeAndCheck(ctx context.Context, calls []ended) {
+	h.manipulation.apply(ctx, h)
+	h.check(h.observe(ctx, calls), calls)
 	for _, c := range calls {
 		if c.how == openCall || c.how == unclear && h.world.rackDown {
 			h.world.doubts = append(h.world.doubts, c.intends()...)
@@ -184,12 +181,11 @@ func (h *History) observeAndCheck(ctx context.Context, calls []ended) error {
 	}
 	h.doubtSince++
 	if h.world.rackDown {
-		return nil
+		return
 	}
-	left, err := h.env.activeFaults(ctx, h.faultNames)
+	left := h.env.activeFaults(ctx, h.faultNames)
 	h.count.faults += len(h.world.faults) - len(left)
 	h.world.faults = left
-	return err
 }
 
 func (h *History) log(format string, args ...any) {
@@ -417,7 +413,7 @@ func (h *History) send(ctx context.Context, steps []*Step) []answer {
 			backoff := harness.Backoff{Max: 100 * time.Millisecond}
 			for again := true; again; {
 				answers[i].reply, answers[i].err = h.manipulation.call(ctx, h, *s)
-				h.calls.Add(1)
+				h.count.calls.Add(1)
 				err := answers[i].err
 				again = (len(steps) > 2 && busy(*s, err) ||
 					h.Patient && s.Around == nil && s.mishap == None && err != nil && repeatable(err)) &&
@@ -426,7 +422,7 @@ func (h *History) send(ctx context.Context, steps []*Step) []answer {
 					h.logOnce(fmt.Sprintf("%s = %s", s, shown(err)))
 				}
 				if again {
-					h.aborted.Add(1)
+					h.count.aborted.Add(1)
 				}
 			}
 		})
@@ -508,10 +504,9 @@ func (m *manipulation) call(ctx context.Context, h *History, s Step) (reply, err
 	return m.answer(h, s, real)
 }
 
-func (m *manipulation) apply(ctx context.Context, h *History) error {
-	if m == nil || m.action == nil || len(h.lines) == 0 ||
-		!strings.HasPrefix(h.lines[len(h.lines)-1], m.when) {
-		return nil
+func (m *manipulation) apply(ctx context.Context, h *History) {
+	if m != nil && m.action != nil && len(h.lines) > 0 &&
+		strings.HasPrefix(h.lines[len(h.lines)-1], m.when) {
+		harness.Must(m.action(ctx, h))
 	}
-	return m.action(ctx, h)
 }

@@ -59,20 +59,21 @@ func newRunner(t testing.TB, name string) *runner {
 
 // runHistory runs the steps of a history, and then undoes everything that they have made.
 func (r *runner) runHistory(ctx context.Context, name string, seed uint64, m *manipulation,
-	steps func(*History) error) (*History, error) {
+	steps func(*History)) (h *History, err error) {
 	if r.env == nil {
 		if err := r.newEnvironment(ctx); err != nil {
 			return nil, fmt.Errorf("make an environment: %w", err)
 		}
 	}
 	r.env.Rack.History.Begin()
-	h := NewHistory(r.env)
+	h = NewHistory(r.env)
 	h.count = &r.count
 	h.manipulation = m
-	err := steps(h)
-	if err == nil {
-		err = h.TearDown(ctx, true)
-	}
+	err = func() (err error) {
+		defer harness.Catch(&err)
+		steps(h)
+		return h.TearDown(ctx, true)
+	}()
 	if err != nil {
 		r.page = r.proof.Draw(ctx, proof.Failure{Name: name, Seed: seed, Broken: err,
 			Repeat: fmt.Sprintf("make model SEED=%d", seed), Dir: r.run.Dir, Rack: r.env.Rack,
@@ -103,20 +104,15 @@ func (r *runner) newEnvironment(ctx context.Context) error {
 
 // replay runs a history that is given as text, and then the functions.
 func (r *runner) replay(t *testing.T, m *manipulation, text string,
-	then ...func(*History) error) (*History, error) {
+	then ...func(*History)) (*History, error) {
 	t.Helper()
 	steps, err := ParseHistory(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r.runHistory(t.Context(), t.Name(), r.proof.Seed, m, func(h *History) error {
-		err := h.runSteps(t.Context(), steps)
+	r.proof.Fatal(err)
+	return r.runHistory(t.Context(), t.Name(), r.proof.Seed, m, func(h *History) {
+		h.run(t.Context(), steps...)
 		for _, do := range then {
-			if err == nil {
-				err = do(h)
-			}
+			do(h)
 		}
-		return err
 	})
 }
 
@@ -145,13 +141,10 @@ func TestTheModelAllowsEveryStateOfEveryHistory(t *testing.T) { // B-38
 		rapid.Check(t, func(rt *rapid.T) {
 			volumes, wishes := drawHistory(rt, longest)
 			name := fmt.Sprint("seed ", seed)
-			h, err := r.runHistory(t.Context(), name, seed, nil, func(h *History) error {
+			h, err := r.runHistory(t.Context(), name, seed, nil, func(h *History) {
 				for _, w := range wishes {
-					if err := h.runSteps(t.Context(), h.resolve(w, volumes)); err != nil {
-						return err
-					}
+					h.run(t.Context(), h.resolve(w, volumes)...)
 				}
-				return nil
 			})
 			if h == nil {
 				rt.Fatal(err)

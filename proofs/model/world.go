@@ -126,7 +126,7 @@ func (s Step) intends() []assign {
 func (s Step) effects(f facts) []assign {
 	disk, holder := f[diskField(s.vol)], f[holderField(s.vol)]
 	mine := disk != "" && (disk == s.id || disk == anyID)
-	var possible bool
+	possible := true
 	switch s.op {
 	case createVolume:
 		possible = disk == ""
@@ -140,8 +140,6 @@ func (s Step) effects(f facts) []assign {
 		possible = f[snapField(s.snap)] == ""
 	case deleteSnapshot:
 		possible = f[snapField(s.snap)] == s.id
-	default:
-		possible = true
 	}
 	if !possible {
 		return nil
@@ -362,6 +360,24 @@ func (w *world) controllerCodes(s Step, f facts) []codes.Code {
 	return list
 }
 
+// answers contains the codes that are allowed if they apply.
+type answers struct {
+	apply   bool
+	allowed []codes.Code
+}
+
+func when(apply bool, allowed ...codes.Code) answers { return answers{apply, allowed} }
+
+// first returns the codes of the first answers that apply, or OK.
+func first(all ...answers) []codes.Code {
+	for _, a := range all {
+		if a.apply {
+			return a.allowed
+		}
+	}
+	return []codes.Code{codes.OK}
+}
+
 // calmCodes returns the answers that a controller may give if the rack works without faults.
 func calmCodes(s Step, f facts) []codes.Code {
 	disk, holder := f[diskField(s.vol)], f[holderField(s.vol)]
@@ -369,93 +385,80 @@ func calmCodes(s Step, f facts) []codes.Code {
 	snap := f[snapField(s.snap)]
 	switch s.op {
 	case createVolume:
-		return createCodes(s, f)
+		// CV-18, even if the source does not exist any more; CV-14; CV-19
+		return first(when(disk != "" && f[sourceField(s.vol)] == s.source, codes.OK),
+			when(s.source != "" && f[snapField(kinds[s.vol].snap)] != s.source, codes.NotFound),
+			when(disk != "", codes.AlreadyExists))
 	case deleteVolume:
-		if !absent && holder != "" {
-			return []codes.Code{codes.FailedPrecondition} // DV-3
-		}
+		return first(when(!absent && holder != "", codes.FailedPrecondition)) // DV-3
 	case attach:
-		switch {
-		case absent:
-			return []codes.Code{codes.NotFound} // CP-4
-		case holder != "" && holder != s.node:
-			return []codes.Code{codes.FailedPrecondition} // CP-8
-		}
+		return first(when(absent, codes.NotFound), // CP-4
+			when(holder != "" && holder != s.node, codes.FailedPrecondition)) // CP-8
 	case createSnapshot:
-		source := f[diskField(snapOf[s.snap])]
-		switch {
-		case snap != "" && f[snapSourceField(s.snap)] != s.source:
-			return []codes.Code{codes.AlreadyExists} // CS-6
-		case snap == "" && source != s.source:
-			return []codes.Code{codes.NotFound} // CS-4
-		}
+		return first(
+			when(snap != "" && f[snapSourceField(s.snap)] != s.source, codes.AlreadyExists), // CS-6
+			when(snap == "" && f[diskField(snapOf[s.snap])] != s.source, codes.NotFound))    // CS-4
 	}
-	return []codes.Code{codes.OK}
+	return first()
 }
 
-func createCodes(s Step, f facts) []codes.Code {
-	exists := f[diskField(s.vol)] != ""
-	gone := s.source != "" && f[snapField(kinds[s.vol].snap)] != s.source
-	same := f[sourceField(s.vol)] == s.source
-	switch {
-	case exists && same:
-		return []codes.Code{codes.OK} // CV-18, even if the source does not exist any more
-	case gone:
-		return []codes.Code{codes.NotFound} // CV-14
-	case exists:
-		return []codes.Code{codes.AlreadyExists} // CV-19
-	}
-	return []codes.Code{codes.OK}
-}
-
-func (w *world) nodeCodes(s Step, f facts) []codes.Code {
-	here := f[diskField(s.vol)] != "" && f[diskField(s.vol)] == s.id &&
-		f[holderField(s.vol)] == s.node && !w.down[s.node] && !w.at(s.vol, s.node).bare
-	lost := w.at(s.vol, s.node).lost
-	var list []codes.Code
+// calmNodeCodes returns the answers that a node may give if the guest shows the devices.
+func (w *world) calmNodeCodes(s Step, f facts) []codes.Code {
+	here, disk, block := w.at(s.vol, s.node), f[diskField(s.vol)], kinds[s.vol].block()
+	present := disk != "" && disk == s.id && f[holderField(s.vol)] == s.node && !w.down[s.node] &&
+		!here.bare
+	held, staged := here.open != nil, f[stagedField(s.vol, s.node)] != ""
+	published, toPod := f.published(s.vol, s.node), f[publishedField(s.vol, s.node, s.pod)] != ""
 	switch s.op {
 	case stage:
-		list = w.stageCodes(s, f, here, lost)
-	case stageOther:
-		list = stageOtherCodes(s, f, here, lost)
-	case stageAstray:
-		// NS-8, and the other reasons to refuse the other disk.
+		return first(when(!present, codes.NotFound), // NS-5
+			when(here.lost && published && !block, codes.FailedPrecondition),
+			when(held && !block && !staged, codes.FailedPrecondition)) // DeviceHeld
+	case stageOther: // never OK, because a disk with data must not be formatted
+		return first(when(block, codes.FailedPrecondition), // it was not created for filesystems
+			when(!present, codes.NotFound),
+			when(here.lost, codes.FailedPrecondition, codes.AlreadyExists),
+			when(staged, codes.AlreadyExists),    // NS-8
+			when(true, codes.FailedPrecondition)) // NS-10
+	case stageAstray: // NS-8, and the other reasons to refuse the other disk
 		return []codes.Code{codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition,
 			codes.InvalidArgument}
 	case publishOther:
 		return []codes.Code{codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition}
 	case unstageAstray:
-		if f.mounted(s.vol, s.node) || w.at(s.vol, s.node).open != nil {
-			return []codes.Code{codes.Internal} // NU-5
-		}
+		return first(when(staged || published || held, codes.Internal)) // NU-5
 	case unstage:
-		list = unstageCodes(s, f, lost)
-		if w.at(s.vol, s.node).open != nil && !lost {
-			list = []codes.Code{codes.Internal} // NU-5
-		}
+		return first(when(held && !here.lost, codes.Internal), // NU-5
+			// The device of the published node is gone, or belongs to another disk.
+			when(published && here.lost && block, codes.OK, codes.Internal),
+			when(published, codes.Internal)) // NU-5
 	case publish:
-		list = publishCodes(s, f, here, lost)
-		if w.at(s.vol, s.node).slow {
+		list := first(when(!present, codes.NotFound), // NP-5
+			when(here.lost && block, codes.OK, codes.FailedPrecondition, codes.AlreadyExists),
+			when(here.lost, codes.FailedPrecondition, codes.AlreadyExists),
+			when(!block && !staged, codes.FailedPrecondition), // NP-5
+			when(toPod, codes.OK), // NP-6
+			when(published && !kinds[s.vol].shared, codes.FailedPrecondition)) // NP-8
+		if here.slow {
 			list = append(list, codes.NotFound) // NP-5: the call does not wait
 		}
+		return list
 	case stats:
-		list = []codes.Code{codes.NotFound} // VS-2
-		if f[publishedField(s.vol, s.node, s.pod)] != "" {
-			list = []codes.Code{codes.OK}
-			if lost {
-				list = append(list, codes.NotFound, codes.Internal, codes.FailedPrecondition)
-			}
-		}
-	default:
-		list = []codes.Code{codes.OK}
+		return first(when(!toPod, codes.NotFound), // VS-2
+			when(here.lost, codes.OK, codes.NotFound, codes.Internal, codes.FailedPrecondition))
 	}
-	if len(list) == 0 {
-		list = []codes.Code{codes.OK}
+	return first()
+}
+
+func (w *world) nodeCodes(s Step, f facts) []codes.Code {
+	list, here := w.calmNodeCodes(s, f), w.at(s.vol, s.node)
+	if s.op == stageAstray || s.op == publishOther {
+		return list
 	}
-	if w.at(s.vol, s.node).shown {
+	if here.shown {
 		list = namesakeCodes(s, f, list)
 	}
-	if w.at(s.vol, s.node).half && s.op != stageOther {
+	if here.half && s.op != stageOther {
 		list = append(list, codes.OK, codes.NotFound, codes.FailedPrecondition,
 			codes.AlreadyExists, codes.Internal)
 	}
@@ -487,69 +490,6 @@ func (w *world) shadowed(v int, n string) bool {
 		}
 	}
 	return false
-}
-
-func (w *world) stageCodes(s Step, f facts, here, lost bool) []codes.Code {
-	switch {
-	case !here:
-		return []codes.Code{codes.NotFound} // NS-5
-	case lost && f.published(s.vol, s.node) && !kinds[s.vol].block():
-		return []codes.Code{codes.FailedPrecondition}
-	case w.at(s.vol, s.node).open != nil && !kinds[s.vol].block() &&
-		f[stagedField(s.vol, s.node)] == "":
-		return []codes.Code{codes.FailedPrecondition} // DeviceHeld
-	}
-	return []codes.Code{codes.OK}
-}
-
-// stageOtherCodes returns the answers to a stage as another filesystem. OK is never allowed,
-// because a disk with data must not be formatted.
-func stageOtherCodes(s Step, f facts, here, lost bool) []codes.Code {
-	switch {
-	case kinds[s.vol].block():
-		return []codes.Code{codes.FailedPrecondition} // the volume was not created for filesystems
-	case !here:
-		return []codes.Code{codes.NotFound}
-	case lost:
-		return []codes.Code{codes.FailedPrecondition, codes.AlreadyExists}
-	case f[stagedField(s.vol, s.node)] != "":
-		return []codes.Code{codes.AlreadyExists} // NS-8
-	}
-	return []codes.Code{codes.FailedPrecondition} // NS-10
-}
-
-func unstageCodes(s Step, f facts, lost bool) []codes.Code {
-	published := f.published(s.vol, s.node)
-	switch {
-	case published && lost && kinds[s.vol].block():
-		// The device of the published node is gone, or belongs to another disk.
-		return []codes.Code{codes.OK, codes.Internal}
-	case published:
-		return []codes.Code{codes.Internal} // NU-5
-	}
-	return []codes.Code{codes.OK}
-}
-
-func publishCodes(s Step, f facts, here, lost bool) []codes.Code {
-	k, v, n := kinds[s.vol], s.vol, s.node
-	others := slices.ContainsFunc(pods, func(p int) bool {
-		return p != s.pod && f[publishedField(v, n, p)] != ""
-	})
-	switch {
-	case !here:
-		return []codes.Code{codes.NotFound} // NP-5
-	case lost && k.block():
-		return []codes.Code{codes.OK, codes.FailedPrecondition, codes.AlreadyExists}
-	case lost:
-		return []codes.Code{codes.FailedPrecondition, codes.AlreadyExists}
-	case !k.block() && f[stagedField(v, n)] == "":
-		return []codes.Code{codes.FailedPrecondition} // NP-5
-	case f[publishedField(v, n, s.pod)] != "":
-		return []codes.Code{codes.OK} // NP-6
-	case others && !k.shared:
-		return []codes.Code{codes.FailedPrecondition} // NP-8
-	}
-	return []codes.Code{codes.OK}
 }
 
 // rule is a fault with its kind: a key of faultCodes, or "" for a fault that changes no answer.
