@@ -42,7 +42,9 @@ const (
 // environment is an environment of the model with a tracer. It runs one lifecycle at a time.
 type environment struct {
 	*model.Environment
-	plugins map[string]*harness.Plugin
+	processes map[string]process
+	// second is the driver beside that of instance a.
+	second  *harness.Plugin
 	watcher *trace.Watcher
 	// files contains the files that existed before the first lifecycle, and storage is the number of
 	// bytes that the rack charged for then.
@@ -70,15 +72,17 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env 
 	env = &environment{Environment: started, killed: map[int]bool{}}
 	defer harness.Catch(&err)
 	harness.Must(err)
-	second := harness.Got(env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeNode,
+	env.second = harness.Got(env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeNode,
 		Instance: driverA, Env: map[string]string{
 			"OXIDE_STATE_DIR": filepath.Join(env.Nodes[driverA].Dir, "volumes")}}))
-	env.plugins = map[string]*harness.Plugin{driverA: env.Nodes[driverA], driverB: env.Nodes[driverB],
-		beside: second, "controller 1": env.Controllers[0]}
-	for _, plugin := range env.plugins {
+	env.processes = map[string]process{
+		rackProcess: {env.Rack, "rack", env.Rack.Dir, env.Rack.LogFile(), history.Rack}}
+	for name, p := range map[string]*harness.Plugin{driverA: env.Nodes[driverA],
+		driverB: env.Nodes[driverB], beside: env.second, "controller 1": env.Controllers[0]} {
+		env.processes[name] = process{p, "driver", p.Dir, p.LogFile, p.Lane()}
 		// The driver would make this directory in the first lifecycle only, and its effect would be a
 		// point that no trial reaches.
-		harness.Must(os.MkdirAll(filepath.Dir(plugin.FlightFile("none")), 0o700))
+		harness.Must(os.MkdirAll(filepath.Dir(p.FlightFile("none")), 0o700))
 	}
 	env.watcher = harness.Got(trace.NewWatcher(tracer))
 	harness.Must(env.TakeBaseline(ctx))
@@ -96,24 +100,23 @@ func (env *environment) close() error {
 	return errors.Join(err, env.Close())
 }
 
-// process is a driver or the rack. Kill waits for its end.
-type process interface {
+// process is a driver or the rack, with its name in effects, its directory, its log and its lane in
+// the history. Kill waits for its end.
+type process struct {
+	killable
+	as, dir, log, lane string
+}
+
+type killable interface {
 	PID() int
 	Running() bool
 	Kill()
 	Start(ctx context.Context) error
 }
 
-func (env *environment) process(name string) process {
-	if name == rackProcess {
-		return env.Rack
-	}
-	return env.plugins[name]
-}
-
 // watched calls do while a process is watched. If kill is set, the process is killed at that point.
 func (env *environment) watched(name string, kill *trace.Point, do func()) (trace.Report, error) {
-	order := env.order(name, env.process(name).PID(), kill)
+	order := env.order(name, env.processes[name].PID(), kill)
 	if err := env.watcher.Watch(order); err != nil {
 		return trace.Report{}, err
 	}
@@ -127,23 +130,14 @@ func (env *environment) watched(name string, kill *trace.Point, do func()) (trac
 
 // order returns an order to watch a process of the environment.
 func (env *environment) order(name string, pid int, kill *trace.Point) trace.Order {
-	order := trace.Order{As: "driver", Root: env.Rack.Dir, Rack: env.Rack.Port(), PID: pid,
-		Kill: kill}
-	if name == rackProcess {
-		order.As, order.Logs = "rack", []string{env.Rack.LogFile()}
-	} else {
-		order.Logs = []string{env.plugins[name].LogFile}
-	}
-	return order
+	p := env.processes[name]
+	return trace.Order{As: p.as, Root: env.Rack.Dir, Rack: env.Rack.Port(), PID: pid,
+		Logs: []string{p.log}, Kill: kill}
 }
 
 // noteKilled records that the watcher has killed a process.
 func (env *environment) noteKilled(name string, pid int) {
-	lane := history.Rack
-	if name != rackProcess {
-		lane = env.plugins[name].Lane()
-	}
-	env.Rack.History.Mark(lane, "killed at the point")
+	env.Rack.History.Mark(env.processes[name].lane, "killed at the point")
 	env.killed[pid] = true
 	env.kills++
 }
@@ -155,7 +149,7 @@ func (env *environment) checkClean(ctx context.Context, copies int) (err error) 
 	defer harness.Catch(&err)
 	formatted, mounted := map[string]bool{}, map[string]bool{} // by volume
 	for _, node := range []string{driverA, driverB} {
-		for _, changes := range harness.Got(env.plugins[node].FlightRecords()) {
+		for _, changes := range harness.Got(env.Nodes[node].FlightRecords()) {
 			if err := harness.CheckChanges(changes); err != nil {
 				return fmt.Errorf("the flight recorders of %s: %w", node, err)
 			}
@@ -264,14 +258,11 @@ func putGates(t *testing.T, run *harness.Run) {
 func (env *environment) startWatched(ctx context.Context, name string, kill *trace.Point) (
 	report trace.Report, err error) {
 	defer harness.Catch(&err)
-	dir := env.Rack.Dir
-	if name != rackProcess {
-		dir = env.plugins[name].Dir
-	}
+	dir := env.processes[name].dir
 	pipe, pidFile := filepath.Join(dir, "gate"), filepath.Join(dir, "gate.pid")
 	harness.Must(unix.Mkfifo(pipe, 0o600))
 	started := make(chan error, 1)
-	go func() { started <- env.process(name).Start(ctx) }()
+	go func() { started <- env.processes[name].Start(ctx) }()
 	var pid int
 	if err := harness.Await(ctx, patience, func() error {
 		text, err := os.ReadFile(pidFile)
@@ -330,22 +321,17 @@ func (env *environment) begin(kind string) *lifecycle {
 	return l
 }
 
-// finish ends a lifecycle, and returns an error if something of it remains.
-func (l *lifecycle) finish(ctx context.Context) error {
-	if err := l.TearDown(ctx, false); err != nil {
-		return err
-	}
-	return l.checkClean(ctx, l.copies)
+// finish ends a lifecycle. Nothing of it may remain.
+func (l *lifecycle) finish(ctx context.Context) {
+	harness.Must(l.TearDown(ctx, false))
+	harness.Must(l.checkClean(ctx, l.copies))
 }
 
 // run does steps one after the other.
-func (l *lifecycle) run(ctx context.Context, steps []step) error {
+func (l *lifecycle) run(ctx context.Context, steps []step) {
 	for _, st := range steps {
-		if err := l.Do(ctx, st.Step); err != nil {
-			return err
-		}
+		harness.Must(l.Do(ctx, st.Step))
 	}
-	return nil
 }
 
 // runTrial runs a lifecycle in which a process is killed at one point, and returns an error unless
@@ -367,50 +353,49 @@ func (env *environment) runTrial(ctx context.Context, t trial) error {
 }
 
 // runOnce runs one lifecycle of a trial.
-func (env *environment) runOnce(ctx context.Context, t trial) (*lifecycle, error) {
+func (env *environment) runOnce(ctx context.Context, t trial) (l *lifecycle, err error) {
 	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
-	l := env.begin(t.lifecycle)
-	err := l.runInterrupted(ctx, t)
-	if err == nil {
-		err = l.finish(ctx)
-	}
-	if err != nil {
-		err = fmt.Errorf("%w\n%s", err, l.Transcript())
-	}
-	return l, err
+	l = env.begin(t.lifecycle)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%w\n%s", err, l.Transcript())
+		}
+	}()
+	defer harness.Catch(&err)
+	l.runInterrupted(ctx, t)
+	l.finish(ctx)
+	return l, nil
 }
 
 // runInterrupted runs the steps of a lifecycle. In one of them the process is killed or paused, and
 // the orchestrator acts after that.
-func (l *lifecycle) runInterrupted(ctx context.Context, t trial) error {
-	if err := l.run(ctx, l.steps[:t.step]); err != nil {
-		return fmt.Errorf("before the kill: %w", err)
-	}
+func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
+	l.run(ctx, l.steps[:t.step])
 	if done := strings.Count(l.Transcript(), "\n") + 1; done < t.step {
-		return fmt.Errorf("only %d of %d steps before the kill were possible", done, t.step)
+		harness.Must(fmt.Errorf("only %d of %d steps before the kill were possible", done, t.step))
 	}
 	st := l.steps[t.step]
 	if t.then == overlap {
-		return l.overlapped(ctx, t)
+		l.overlapped(ctx, t)
+		return
 	}
-	killed, err := l.killDuring(ctx, st, t.trace, t.starting)
-	l.reached = killed
-	if err == nil && killed && t.second != nil {
+	l.reached = l.killDuring(ctx, st, t.trace, t.starting)
+	if l.reached && t.second != nil {
 		// The repeated call may not reach the second point, because less work is left.
-		_, err = l.killDuring(ctx, st, *t.second, nil)
+		l.killDuring(ctx, st, *t.second, nil)
 	}
 	switch {
-	case err != nil:
-		return err
 	case l.reached && t.then == giveUp && st.on == "":
-		return l.Do(ctx, st.Step) // now the instance is stopped, and is started at the end
+		harness.Must(l.Do(ctx, st.Step)) // now the instance is stopped, and is started at the end
 	case l.reached && t.then == giveUp:
-		return nil // every lifecycle ends with the calls that are left to make
+		// Every lifecycle ends with the calls that are left to make.
 	case l.reached && t.then == elsewhere:
-		return errors.Join(l.Release(ctx), l.run(ctx, stepsOf(elsewhere, t.lifecycle)))
+		harness.Must(l.Release(ctx))
+		l.run(ctx, stepsOf(elsewhere, t.lifecycle))
+	default:
+		l.run(ctx, l.steps[t.step:])
 	}
-	return l.run(ctx, l.steps[t.step:])
 }
 
 // mayOutliveDriver contains the tools that continue when their driver dies, because an interrupted
@@ -430,8 +415,8 @@ func mayOutlive(program string, at trace.Point) bool {
 // killDuring does a step, kills its process at a point, and starts it again. If starting is set, it
 // kills the process at that point of its start, too.
 func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
-	starting *trace.Point) (killed bool, err error) {
-	process := l.process(st.watched)
+	starting *trace.Point) (killed bool) {
+	process := l.processes[st.watched]
 	st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {
 		calling, stop := ctx, func() {}
 		if st.on == "" { // an administrator would wait long for a dead rack
@@ -453,7 +438,8 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 		process.Kill()
 		return model.Killed, l.startAgain(ctx, st.watched, starting)
 	}
-	return killed, l.Do(ctx, st.Step)
+	harness.Must(l.Do(ctx, st.Step))
+	return killed
 }
 
 // whileRunning returns a context that ends with a process, and a function that ends it, too. After
@@ -482,7 +468,7 @@ func (l *lifecycle) startAgain(ctx context.Context, name string, at *trace.Point
 			return err
 		}
 	}
-	if err := l.process(name).Start(ctx); err != nil {
+	if err := l.processes[name].Start(ctx); err != nil {
 		return fmt.Errorf("start again after the kill: %w", err)
 	}
 	return nil
@@ -494,10 +480,10 @@ const overlapTimeout = 3 * time.Second
 // overlapped makes a step's call. While the process is paused at the point, overlapped makes the
 // same call, and the following calls on the node, to a second process of the driver. Whatever the
 // first process does afterwards must not undo the calls that the second process answered with OK.
-func (l *lifecycle) overlapped(ctx context.Context, t trial) error {
+func (l *lifecycle) overlapped(ctx context.Context, t trial) {
 	st := l.steps[t.step]
 	st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {
-		if err := l.watcher.Watch(l.order(st.watched, l.plugins[st.watched].PID(),
+		if err := l.watcher.Watch(l.order(st.watched, l.processes[st.watched].PID(),
 			&t.trace)); err != nil {
 			return model.None, err
 		}
@@ -509,11 +495,9 @@ func (l *lifecycle) overlapped(ctx context.Context, t trial) error {
 		l.reached, l.effects = report.Paused, report.Effects
 		return model.Overtaken, errors.Join(err, second)
 	}
-	if err := errors.Join(l.Do(ctx, st.Step), l.Wait(ctx)); err != nil {
-		return err
-	}
+	harness.Must(errors.Join(l.Do(ctx, st.Step), l.Wait(ctx)))
 	l.overlaps++
-	return l.run(ctx, l.steps[l.stageBefore(t.step):])
+	l.run(ctx, l.steps[l.stageBefore(t.step):])
 }
 
 // callSecondProcess makes the calls on the node to the second process, until one of them fails.
@@ -522,7 +506,7 @@ func (l *lifecycle) callSecondProcess(ctx context.Context, from int) error {
 		if !st.OnNode(driverA) {
 			return nil
 		}
-		st.Driver = l.plugins[beside]
+		st.Driver = l.second
 		if err := l.Do(ctx, st.AbandonedAfter(overlapTimeout)); err != nil || !l.Succeeded() {
 			return err
 		}
