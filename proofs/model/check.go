@@ -480,12 +480,12 @@ func (h *History) towards(v int, n string) Step {
 		return Step{op: startRack}
 	case h.world.at(v, n).namesake && len(h.lines)%3 == 0:
 		return Step{op: takeNamesake, vol: v} // in the meantime the calls are refused
-	case f[diskField(v)] == "" || h.orchestrator.volumes[v].GetVolumeId() != f[diskField(v)]:
+	case f[diskField(v)] == "" || h.volumes[v].GetVolumeId() != f[diskField(v)]:
 		return h.towardsDisk(v, ctl)
 	case holder != "" && holder != n:
 		s, _ := h.away(v)
 		return s
-	case holder == "" || h.orchestrator.published[at(v, n)] == nil:
+	case holder == "" || h.world.at(v, n).context == nil:
 		return Step{op: attach, ctl: ctl, vol: v, node: n}
 	case h.world.down[n]:
 		return Step{op: startInstance, node: n}
@@ -513,10 +513,10 @@ func (h *History) towards(v int, n string) Step {
 func (h *History) towardsDisk(v, ctl int) Step {
 	snap := kinds[v].snap
 	switch {
-	case snap == 0 || h.orchestrator.snapshots[snap] != "" &&
-		h.world.seen[snapField(snap)] == h.orchestrator.snapshots[snap]:
+	case snap == 0 || h.taken[snap] != "" &&
+		h.world.seen[snapField(snap)] == h.taken[snap]:
 		return Step{op: createVolume, ctl: ctl, vol: v}
-	case h.orchestrator.volumes[snapOf[snap]] == nil || h.world.seen[diskField(snapOf[snap])] == "":
+	case h.volumes[snapOf[snap]] == nil || h.world.seen[diskField(snapOf[snap])] == "":
 		return h.towardsDisk(snapOf[snap], ctl)
 	}
 	return Step{op: createSnapshot, ctl: ctl, snap: snap}
@@ -531,14 +531,14 @@ func (h *History) away(v int) (Step, bool) {
 			continue // the node has no mounts, and no driver runs
 		}
 		for _, p := range pods {
-			if f[publishedField(v, n, p)] != "" || h.orchestrator.given[publishedField(v, n, p)] {
+			if f[publishedField(v, n, p)] != "" || h.given[publishedField(v, n, p)] {
 				return Step{op: unpublish, vol: v, node: n, pod: p}, true
 			}
 		}
 		if h.world.at(v, n).open != nil {
 			return Step{op: letGo, vol: v, node: n, pod: 1}, true
 		}
-		if f[stagedField(v, n)] != "" || h.orchestrator.staged[at(v, n)] {
+		if f[stagedField(v, n)] != "" || h.world.at(v, n).tried {
 			return Step{op: unstage, vol: v, node: n}, true
 		}
 	}
@@ -547,7 +547,7 @@ func (h *History) away(v int) (Step, bool) {
 		return Step{op: detach, ctl: ctl, vol: v, node: f[holderField(v)]}, true
 	case f[diskField(v)] == "":
 		return Step{}, false
-	case h.orchestrator.volumes[v].GetVolumeId() != f[diskField(v)]:
+	case h.volumes[v].GetVolumeId() != f[diskField(v)]:
 		return Step{op: createVolume, ctl: ctl, vol: v}, true
 	}
 	return Step{op: deleteVolume, ctl: ctl, vol: v}, true

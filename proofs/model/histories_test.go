@@ -251,7 +251,7 @@ func pretend(o op, err error) manipulation {
 // onBacking changes the backing file of a volume's disk after the step whose line begins with when.
 func onBacking(when string, v int, change func(path string) error) manipulation {
 	return after(when, func(h *History) error {
-		return change(proof.DiskFile(h.env.Rack, h.orchestrator.volumes[v].GetVolumeId()))
+		return change(proof.DiskFile(h.env.Rack, h.volumes[v].GetVolumeId()))
 	})
 }
 
@@ -372,7 +372,7 @@ var manipulations = []struct {
 		controller 1: CreateVolume v1`,
 		manipulation{when: "controller 1: CreateVolume v1", action: func(ctx context.Context,
 			h *History) error {
-			return h.env.Rack.AttachDisk(ctx, h.orchestrator.volumes[1].GetVolumeId(),
+			return h.env.Rack.AttachDisk(ctx, h.volumes[1].GetVolumeId(),
 				h.env.Rack.Instance("b").ID)
 		}}, `"v1 holder" is "b"`},
 	{"a device is shown to a second guest", deviceInUse,

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -25,9 +26,14 @@ type History struct {
 	// ReadOnlyAt is the node whose pods have the volumes read-only, or "".
 	ReadOnlyAt string
 
-	env          *Environment
-	world        *world
-	orchestrator orchestrator
+	env   *Environment
+	world *world
+	// volumes and taken are what the orchestrator knows from answers, which may be out of date: the
+	// results of creates, and the IDs of snapshots, by number. given contains the publications that
+	// were tried and not undone.
+	volumes map[int]*csi.Volume
+	taken   map[int]string
+	given   map[field]bool
 	// contents contains the contents of volumes by number, and snapshots those of snapshots by ID.
 	contents  map[int]*content
 	snapshots map[string]*content
@@ -76,7 +82,8 @@ type counts struct {
 
 // NewHistory begins a history.
 func NewHistory(env *Environment) *History {
-	return &History{env: env, count: &counts{}, world: newWorld(), orchestrator: newOrchestrator(),
+	return &History{env: env, count: &counts{}, world: newWorld(),
+		volumes: map[int]*csi.Volume{}, taken: map[int]string{}, given: map[field]bool{},
 		contents:  map[int]*content{},
 		snapshots: map[string]*content{}, serials: map[int]string{},
 		faultNames: map[string]string{}, goals: map[int]string{}}
@@ -213,7 +220,7 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 		steps = append(steps, &alone)
 	}
 	for _, one := range steps {
-		if !h.orchestrator.identify(one) || one.op.onNode() && h.world.down[one.node] ||
+		if !h.identify(one) || one.op.onNode() && h.world.down[one.node] ||
 			one.op == stageOther && (h.contents[one.vol] == nil || !h.contents[one.vol].formatted) ||
 			one.op == createSnapshot && kinds[snapOf[one.snap]].fsType == "btrfs" &&
 				(h.contents[snapOf[one.snap]] == nil || !h.contents[snapOf[one.snap]].formatted) || // BtrfsTwin
@@ -222,7 +229,12 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 		}
 	}
 	for _, one := range steps {
-		h.orchestrator.try(*one)
+		switch one.op {
+		case stage:
+			h.at(*one).tried = true
+		case publish:
+			h.given[publishedField(one.vol, one.node, one.pod)] = true
+		}
 	}
 	before := h.world.seen
 	var answers []answer
@@ -347,7 +359,8 @@ func (h *History) outcome(s Step, a answer) outcome {
 	return refusedCall
 }
 
-// learn updates the orchestrator and the model after a success.
+// learn updates the model, and what the orchestrator knows, after an answer. It does not remove the
+// ID of a deleted object, because a later call may still use it.
 func (h *History) learn(s *Step, c *ended, a answer) {
 	here := h.at(*s)
 	if s.op == attach && slices.Contains(h.world.faults, "slow device") {
@@ -359,33 +372,40 @@ func (h *History) learn(s *Step, c *ended, a answer) {
 	if a.err != nil {
 		return
 	}
+	content, block := h.contents[s.vol], kinds[s.vol].block()
 	switch s.op {
+	case createVolume:
+		if h.volumes[s.vol].GetVolumeId() != a.reply.volume.GetVolumeId() {
+			for _, n := range nodes {
+				h.world.at(s.vol, n).context = nil
+			}
+		}
+		h.volumes[s.vol], s.id = a.reply.volume, a.reply.volume.GetVolumeId()
+		h.serials[s.vol] = a.reply.volume.GetVolumeContext()["diskName"]
+	case createSnapshot:
+		h.taken[s.snap], s.id = a.reply.snapshot, a.reply.snapshot
+	case attach:
+		here.context = a.reply.context
 	case stage:
 		if h.world.seen[stagedField(s.vol, s.node)] == "" || here.lost {
 			here.frozen = false
 		}
 		here.slow, here.staged = false, true
-		if kinds[s.vol].block() {
-			break
-		}
-		here.lost = false // the dead mount was replaced by a new one
-		if content := h.contents[s.vol]; content != nil {
+		here.lost = here.lost && block // a dead mount was replaced by a new one
+		if content != nil && !block {
 			content.formatted = true
 		}
 	case unstage, unpublish:
 		if s.op == unstage {
-			here.frozen, here.staged = false, false
+			here.frozen, here.staged, here.tried = false, false, false
+		} else {
+			h.given[publishedField(s.vol, s.node, s.pod)] = false
 		}
-		flushes := kinds[s.vol].block() == (s.op == unpublish)
-		if content := h.contents[s.vol]; content != nil && flushes && !here.lost &&
-			h.world.seen.mounted(s.vol, s.node) {
+		flushes := block == (s.op == unpublish)
+		if content != nil && flushes && !here.lost && h.world.seen.mounted(s.vol, s.node) {
 			content.flushed()
 		}
 	}
-	if s.op == createVolume {
-		h.serials[s.vol] = a.reply.volume.GetVolumeContext()["diskName"]
-	}
-	h.orchestrator.note(s, a.reply)
 	c.Step = *s
 }
 

@@ -290,91 +290,27 @@ func ParseHistory(text string) ([]Step, error) {
 // faultNames returns the names of all faults, in order.
 func faultNames() []string { return slices.Sorted(maps.Keys(faults)) }
 
-// orchestrator is the knowledge that the orchestrator has from answers. It may be out of date.
-type orchestrator struct {
-	// volumes and snapshots contain the results of creates, by number. They are nil before the
-	// create.
-	volumes   map[int]*csi.Volume
-	snapshots map[int]string
-	// published contains the publish contexts of attaches, by "v1 a". staged and given contain the
-	// stages and the publications that were tried and not undone.
-	published map[string]map[string]string
-	staged    map[string]bool
-	given     map[field]bool
-}
-
-func newOrchestrator() orchestrator {
-	return orchestrator{volumes: map[int]*csi.Volume{}, snapshots: map[int]string{},
-		published: map[string]map[string]string{}, staged: map[string]bool{},
-		given: map[field]bool{}}
-}
-
 // identify adds the IDs that the orchestrator sends with a call. It returns false if the
 // orchestrator cannot make the call, because it lacks a value of an earlier answer.
-func (b orchestrator) identify(s *Step) bool {
-	volume := b.volumes[s.vol]
+func (h *History) identify(s *Step) bool {
+	here, source := h.at(*s), h.volumes[snapOf[s.snap]]
+	s.id = h.volumes[s.vol].GetVolumeId()
 	switch s.op {
 	case createVolume:
-		s.id = anyID
-		if volume != nil {
-			s.id = volume.GetVolumeId()
-		}
-		if snap := kinds[s.vol].snap; snap != 0 {
-			s.source = b.snapshots[snap]
-			return s.source != ""
-		}
-		return true
+		s.id, s.source = cmp.Or(s.id, anyID), h.taken[kinds[s.vol].snap]
+		return kinds[s.vol].snap == 0 || s.source != ""
 	case createSnapshot:
-		s.id = anyID
-		if b.volumes[snapOf[s.snap]] == nil {
-			return false
-		}
-		s.source = b.volumes[snapOf[s.snap]].GetVolumeId()
-		return true
+		s.id, s.source = anyID, source.GetVolumeId()
+		return source != nil
 	case deleteSnapshot:
-		s.id = b.snapshots[s.snap]
+		s.id = h.taken[s.snap]
 		return s.id != ""
-	}
-	s.id = volume.GetVolumeId()
-	switch s.op {
 	case stage, stageOther, publish, publishOther:
-		return b.published[at(s.vol, s.node)] != nil
+		return here.context != nil
 	case stageAstray:
-		return b.published[at(s.vol, s.node)] != nil && b.published[at(s.other, s.node)] != nil
+		return here.context != nil && h.world.at(s.other, s.node).context != nil
 	}
-	return volume != nil
-}
-
-// note keeps the values of an answer. It does not remove the ID of a deleted object, because a
-// later call may still use it.
-func (b orchestrator) note(s *Step, reply reply) {
-	switch s.op {
-	case createVolume:
-		if b.volumes[s.vol].GetVolumeId() != reply.volume.GetVolumeId() {
-			for _, n := range nodes {
-				delete(b.published, at(s.vol, n))
-			}
-		}
-		b.volumes[s.vol], s.id = reply.volume, reply.volume.GetVolumeId()
-	case createSnapshot:
-		b.snapshots[s.snap], s.id = reply.snapshot, reply.snapshot
-	case attach:
-		b.published[at(s.vol, s.node)] = reply.context
-	case unstage:
-		b.staged[at(s.vol, s.node)] = false
-	case unpublish:
-		b.given[publishedField(s.vol, s.node, s.pod)] = false
-	}
-}
-
-// try records a call before its answer is known.
-func (b orchestrator) try(s Step) {
-	switch s.op {
-	case stage:
-		b.staged[at(s.vol, s.node)] = true
-	case publish:
-		b.given[publishedField(s.vol, s.node, s.pod)] = true
-	}
+	return h.volumes[s.vol] != nil
 }
 
 // reply contains the values of an answer that are kept.
@@ -412,7 +348,7 @@ func (h *History) call(ctx context.Context, s Step) (reply, error) {
 		_, err := ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: s.id})
 		return reply{}, err
 	case attach:
-		req := harness.PublishRequest(h.orchestrator.volumes[s.vol], h.env.Rack.Instance(s.node).ID)
+		req := harness.PublishRequest(h.volumes[s.vol], h.env.Rack.Instance(s.node).ID)
 		req.VolumeId, req.VolumeCapability = s.id, capabilityOf(s.vol)
 		resp, err := ctl.ControllerPublishVolume(ctx, req)
 		return reply{context: resp.GetPublishContext()}, err
@@ -445,11 +381,11 @@ func createRequest(s Step) *csi.CreateVolumeRequest {
 func (h *History) placement(s Step) *harness.Placement {
 	h.preparing.Lock()
 	defer h.preparing.Unlock()
-	volume := h.orchestrator.volumes[s.vol]
+	volume := h.volumes[s.vol]
 	p := &harness.Placement{
 		Volume:         &csi.Volume{VolumeId: s.id, VolumeContext: volume.GetVolumeContext()},
 		Capability:     capabilityOf(s.vol),
-		PublishContext: h.orchestrator.published[at(s.vol, s.node)],
+		PublishContext: h.at(s).context,
 		Staging:        h.env.staging(s.vol, s.node), Target: h.env.target(s.vol, s.node, s.pod),
 		ReadOnly: s.node == h.ReadOnlyAt,
 	}
@@ -461,7 +397,7 @@ func (h *History) placement(s Step) *harness.Placement {
 		}
 		p.Capability = accessOf(s.vol, fsType)
 	case stageAstray:
-		p.PublishContext = h.orchestrator.published[at(s.other, s.node)]
+		p.PublishContext = h.world.at(s.other, s.node).context
 		p.Volume.VolumeContext = nil
 	case publishOther:
 		fsType := "ext4"

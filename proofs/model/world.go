@@ -204,8 +204,10 @@ type place struct {
 	namesake, shown bool
 	// bare is set if the volume is attached without a device, and slow if the device may appear late.
 	bare, slow bool
-	// staged is set if the last stage answered OK.
-	staged bool
+	// staged is set if the last stage answered OK, and tried if a stage was tried and not undone.
+	staged, tried bool
+	// context is the publish context of the last attach.
+	context map[string]string
 }
 
 func newWorld() *world {
