@@ -166,7 +166,6 @@ func openBlock(path string, v, block, flags int) (*os.File, int64, error) {
 	return file, offset, err
 }
 
-// put writes a block as a pod does.
 func put(path string, v, block int, value uint64, synced bool) error {
 	file, offset, err := openBlock(path, v, block, os.O_WRONLY|os.O_CREATE)
 	if err != nil {
@@ -426,7 +425,6 @@ func (h *History) hold(s Step) string {
 	return ""
 }
 
-// loopDevice is the path of a loop device.
 type loopDevice string
 
 func loopOver(path string) loopDevice {
@@ -437,7 +435,6 @@ func loopOver(path string) loopDevice {
 // Close releases the loop device.
 func (l loopDevice) Close() error { return exec.Command("losetup", "--detach", string(l)).Run() }
 
-// drop closes the device if it is kept open.
 func (p *place) drop() (err error) {
 	if p.open != nil {
 		err, p.open = p.open.Close(), nil
@@ -454,7 +451,6 @@ func (h *History) dropLost(j *joint) {
 	}
 }
 
-// dropAll closes every device that is kept open.
 func (h *History) dropAll() (err error) {
 	for _, p := range h.world.places {
 		err = errors.Join(err, p.drop())

@@ -33,7 +33,7 @@ func (h *History) check(j *joint, calls []ended) {
 	h.checkData(j, calls)
 }
 
-// checkFields returns an error unless every fact has its earlier value, or a value that one of the
+// checkFields fails unless every fact has its earlier value, or a value that one of the
 // calls gives it.
 func (h *History) checkFields(j *joint, calls []ended) {
 	for _, f := range allFields {
@@ -60,7 +60,7 @@ var allFields = func() (all []field) {
 	return all
 }()
 
-// checkPromises returns an error unless every call that answered OK has its effect, or another call
+// checkPromises fails unless every call that answered OK has its effect, or another call
 // may have undone it: one of another kind in the same step, or an abandoned one.
 func (h *History) checkPromises(j *joint, calls []ended) {
 	for i, c := range calls {
@@ -138,7 +138,7 @@ func (h *History) deviceless(j *joint, calls []ended) {
 	}
 }
 
-// checkAttached returns an error unless the node has the device of each volume whose attach
+// checkAttached fails unless the node has the device of each volume whose attach
 // answered OK. The device may be missing if the rack records an attach first, if the device appears
 // late, or if the guest shows a namesake's device.
 func (h *History) checkAttached(j *joint, calls []ended) {
@@ -167,7 +167,7 @@ func underWay(calls []ended) []ended {
 	return open
 }
 
-// checkHolders returns an error if a disk has more than one device, or has one in the guest of
+// checkHolders fails if a disk has more than one device, or has one in the guest of
 // another instance than the rack names.
 func (h *History) checkHolders(j *joint, calls []ended) {
 	for v := 1; v < len(kinds); v++ {
@@ -192,7 +192,7 @@ func (h *History) checkHolders(j *joint, calls []ended) {
 	}
 }
 
-// checkReleased returns an error if an unstage succeeded while the device is in use or a pod has
+// checkReleased fails if an unstage succeeded while the device is in use or a pod has
 // the volume. A lost block device does not count.
 func (h *History) checkReleased(j *joint, calls []ended) {
 	for _, c := range calls {
@@ -213,7 +213,7 @@ func (h *History) checkReleased(j *joint, calls []ended) {
 	}
 }
 
-// checkMounts returns an error unless every mount is at a path of a volume, is the only one there,
+// checkMounts fails unless every mount is at a path of a volume, is the only one there,
 // and shows the volume's device.
 func (h *History) checkMounts(j *joint, _ []ended) {
 	known := map[string]bool{}
@@ -268,7 +268,7 @@ func (h *History) lostBy(j *joint, v int, n string) bool {
 		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
 }
 
-// checkForeign returns an error unless foreign disks and bystanders are unchanged.
+// checkForeign fails unless foreign disks and bystanders are unchanged.
 func (h *History) checkForeign(j *joint, _ []ended) {
 	harness.Must(h.env.Bystanders.Check())
 	for _, d := range h.env.foreign {
@@ -448,7 +448,7 @@ func (h *History) calm(ctx context.Context) {
 	}
 }
 
-// clean returns an error if the history has left something.
+// clean fails if the history has left something.
 func (h *History) clean(ctx context.Context) {
 	for f, value := range h.world.seen {
 		if value != "" {

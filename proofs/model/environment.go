@@ -57,7 +57,6 @@ func NewEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof, bysta
 	return env, nil
 }
 
-// running returns the drivers that run.
 func (env *Environment) running() []*harness.Plugin {
 	return slices.DeleteFunc(slices.Clone(env.Plugins), func(p *harness.Plugin) bool {
 		return env.stopped[p.Instance.Name]
@@ -260,7 +259,6 @@ func namesOf(kind string, n int) []string {
 	return names
 }
 
-// nodeOf returns the node that has the instance with that ID.
 func (env *Environment) nodeOf(instance string) string {
 	for _, n := range nodes {
 		if env.Rack.Instance(n).ID == instance {
@@ -409,7 +407,7 @@ func (h *History) namesake(v int) *foreignDisk {
 	return nil
 }
 
-// takeForeign deletes a foreign disk, and returns an error if it was changed.
+// takeForeign deletes a foreign disk, and fails if it was changed.
 func (env *Environment) takeForeign(ctx context.Context, d *foreignDisk) {
 	d.unchanged(true)
 	env.foreign = slices.DeleteFunc(env.foreign, func(f *foreignDisk) bool { return f == d })

@@ -255,7 +255,6 @@ func onBacking(when string, v int, change func(path string) error) manipulation 
 	})
 }
 
-// overwrite writes bytes at an offset of a file.
 func overwrite(path string, offset int64, data []byte) error {
 	file, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -429,13 +428,11 @@ var manipulations = []struct {
 		}}, "the foreign disk csi-0123456789abcdef"},
 }
 
-// after runs an action after the step whose line begins with when.
 func after(when string, action func(*History) error) manipulation {
 	return manipulation{when: when,
 		action: func(_ context.Context, h *History) error { return action(h) }}
 }
 
-// showInB shows v4's device to the guest of b, too.
 func showInB(_ context.Context, h *History) error {
 	d, err := h.env.Rack.Instance("a").Device(h.serials[4])
 	if err != nil {

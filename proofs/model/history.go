@@ -169,7 +169,6 @@ func (h *History) Wait(ctx context.Context) error { return h.step(ctx, Step{op: 
 // Transcript returns the text of the history with the answers. ParseHistory can parse it.
 func (h *History) Transcript() string { return "  " + strings.Join(h.lines, "\n  ") }
 
-// run does steps, one after the other.
 func (h *History) run(ctx context.Context, steps ...Step) {
 	for _, s := range steps {
 		harness.Must(h.Do(ctx, s))
@@ -201,7 +200,6 @@ func (h *History) log(format string, args ...any) {
 	h.lines = append(h.lines, fmt.Sprintf(format, args...))
 }
 
-// logOnce logs a line unless it is the last one.
 func (h *History) logOnce(line string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -304,7 +302,6 @@ func reachable(before facts, s Step, others []*Step) []facts {
 	return states
 }
 
-// judge compares an answer with the answers that the model allows.
 func judge(s Step, err error, allowed []codes.Code) error {
 	if code := status.Code(err); !slices.Contains(allowed, code) {
 		slices.Sort(allowed)
@@ -330,7 +327,6 @@ func (h *History) explained(s Step, err error) error {
 	return nil
 }
 
-// brief returns the text of the call without its mishaps.
 func (s Step) brief() string {
 	s.mishap, s.with = None, nil
 	return s.String()
@@ -409,7 +405,6 @@ func (h *History) learn(s *Step, c *ended, a answer) {
 	c.Step = *s
 }
 
-// answer is the result of a call.
 type answer struct {
 	reply reply
 	err   error
@@ -499,7 +494,6 @@ func (h *History) killLater(ctx context.Context, s Step) {
 	}
 }
 
-// restart starts a driver that was killed.
 func (h *History) restart(ctx context.Context, p *harness.Plugin) error {
 	h.count.restarts++
 	return p.Start(ctx)

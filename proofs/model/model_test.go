@@ -223,7 +223,6 @@ const (
 	waiting
 )
 
-// shares contains the percentage of each kind of wish.
 var shares = []struct{ kind, percent int }{
 	{onwards, 28}, {backwards, 10}, {anyCall, 11}, {again, 8}, {writing, 9}, {pairing, 8},
 	{misfortune, 11}, {restarting, 5}, {disturbing, 8}, {waiting, 2},
@@ -295,7 +294,6 @@ func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
 	return volumes, wishes
 }
 
-// resolve returns the steps of a wish in the present state.
 func (h *History) resolve(w wish, volumes []int) []Step {
 	v, n := volumes[w.vol%len(volumes)], nodes[w.node]
 	if w.move || h.goals[v] == "" {

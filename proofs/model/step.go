@@ -287,7 +287,6 @@ func ParseHistory(text string) ([]Step, error) {
 	return steps, nil
 }
 
-// faultNames returns the names of all faults, in order.
 func faultNames() []string { return slices.Sorted(maps.Keys(faults)) }
 
 // identify adds the IDs that the orchestrator sends with a call. It returns false if the
