@@ -144,11 +144,15 @@ func newNeighbours(t *testing.T, options harness.PluginOptions, limit time.Durat
 		limit: limit}
 }
 
+// nodeCall is a call to the node's driver.
+type nodeCall = func(context.Context, csi.NodeClient) error
+
 // converge repeats a call until it is OK.
-func (n *neighbours) converge(call func(context.Context) error) {
+func (n *neighbours) converge(call nodeCall) {
 	n.t.Helper()
-	err := harness.Await(n.t.Context(), 2*time.Minute, func() error { return call(n.t.Context()) })
-	if err != nil {
+	if err := harness.Await(n.t.Context(), 2*time.Minute, func() error {
+		return call(n.t.Context(), n.node.Node())
+	}); err != nil {
 		n.t.Errorf("a call does not converge: %v", err)
 	}
 }
@@ -159,20 +163,13 @@ type neighbour struct {
 	n *neighbours
 }
 
-func (p *neighbour) stage(ctx context.Context) error   { return p.Stage(ctx, p.n.node.Node()) }
-func (p *neighbour) unstage(ctx context.Context) error { return p.Unstage(ctx, p.n.node.Node()) }
-func (p *neighbour) publish(ctx context.Context) error { return p.Publish(ctx, p.n.node.Node()) }
-func (p *neighbour) unpublish(ctx context.Context) error {
-	return p.Unpublish(ctx, p.n.node.Node())
-}
-
-func (p *neighbour) usage(ctx context.Context) error {
-	_, err := p.Stats(ctx, p.n.node.Node())
+func (p *neighbour) usage(ctx context.Context, node csi.NodeClient) error {
+	_, err := p.Stats(ctx, node)
 	return err
 }
 
-func (p *neighbour) health(ctx context.Context) error {
-	return csitest.Call(ctx, p.n.node.Node(), &csi.NodeGetVolumeHealthRequest{
+func (p *neighbour) health(ctx context.Context, node csi.NodeClient) error {
+	return csitest.Call(ctx, node, &csi.NodeGetVolumeHealthRequest{
 		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging})
 }
 
@@ -188,12 +185,12 @@ func (n *neighbours) attach(name, fsType string) *neighbour {
 	p := &neighbour{n: n, Placement: harness.Placement{Capability: capability,
 		Staging: n.node.Kubelet(name, "globalmount"), Target: n.node.Kubelet(name, "pod", "mount")}}
 	csitest.Must(n.t, p.MakeDirs())
-	n.converge(func(ctx context.Context) error {
+	n.converge(func(ctx context.Context, _ csi.NodeClient) error {
 		made, err := n.controller.CreateVolume(ctx, harness.CreateRequest(name, capability))
 		p.Volume = made.GetVolume()
 		return err
 	})
-	n.converge(func(ctx context.Context) error {
+	n.converge(func(ctx context.Context, _ csi.NodeClient) error {
 		req := harness.PublishRequest(p.Volume, n.node.Instance.ID)
 		req.VolumeCapability = capability
 		said, err := n.controller.ControllerPublishVolume(ctx, req)
@@ -205,17 +202,17 @@ func (n *neighbours) attach(name, fsType string) *neighbour {
 
 // remove detaches and deletes a volume.
 func (p *neighbour) remove() {
-	p.n.converge(func(ctx context.Context) error {
+	p.n.converge(func(ctx context.Context, _ csi.NodeClient) error {
 		return csitest.Call(ctx, p.n.controller, harness.UnpublishRequest(p.Volume, ""))
 	})
-	p.n.converge(func(ctx context.Context) error {
+	p.n.converge(func(ctx context.Context, _ csi.NodeClient) error {
 		return csitest.Call(ctx, p.n.controller,
 			&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()})
 	})
 }
 
 // call makes a call that must end within the limit, and reports whether it did.
-func (n *neighbours) call(what string, call func(context.Context) error) bool {
+func (n *neighbours) call(what string, call nodeCall) bool {
 	err := n.within(n.limit, call)
 	if err != nil {
 		n.stuck++
@@ -224,10 +221,10 @@ func (n *neighbours) call(what string, call func(context.Context) error) bool {
 	return err == nil
 }
 
-func (n *neighbours) within(limit time.Duration, call func(context.Context) error) error {
+func (n *neighbours) within(limit time.Duration, call nodeCall) error {
 	ctx, cancel := context.WithTimeout(n.t.Context(), limit)
 	defer cancel()
-	return call(ctx)
+	return call(ctx, n.node.Node())
 }
 
 // kinds contains all kinds of volumes.
@@ -240,13 +237,13 @@ func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 		p := n.attach(name+"-"+fsType, fsType)
 		n.lives++
 		begun := time.Now()
-		if n.call("stage", p.stage) && n.call("publish", p.publish) {
+		if n.call("stage", p.Stage) && n.call("publish", p.Publish) {
 			n.Proof.Error(errors.Join(p.data().Write(0, true), p.data().Verify(0)))
 			n.call("usage", p.usage)
 			n.call("health", p.health)
 		}
-		if n.call("unpublish", p.unpublish) && n.call("unstage", p.unstage) &&
-			n.call("a repeated unstage", p.unstage) {
+		if n.call("unpublish", p.Unpublish) && n.call("unstage", p.Unstage) &&
+			n.call("a repeated unstage", p.Unstage) {
 			took += time.Since(begun)
 			p.remove()
 			continue
@@ -278,19 +275,19 @@ func (n *neighbours) inTrouble() {
 	n.end = append(n.end, func() {
 		csitest.Must(n.t, exec.Command("losetup", "--detach", strings.TrimSpace(string(loop))).Run())
 	})
-	n.call("unpublish what a loop device uses", held.unpublish)
-	if n.within(brief, held.unstage) == nil {
+	n.call("unpublish what a loop device uses", held.Unpublish)
+	if n.within(brief, held.Unstage) == nil {
 		n.t.Errorf("a raw device was released although a loop device uses it")
 	}
 	blank := n.trouble("hangs-blank", "ext4", false, adminapi.DiskFault{On: all, Hang: true})
-	if code := status.Code(n.within(brief, blank.stage)); code != codes.DeadlineExceeded {
+	if code := status.Code(n.within(brief, blank.Stage)); code != codes.DeadlineExceeded {
 		n.t.Errorf("the stage of a blank disk that hangs ended with %s", code)
 	}
 	n.threadsBefore = n.waiting()
 	n.ask(asked...)
 	// A volume may be published once more and unpublished, even if its own workload has locked it.
-	n.call("publish what its workload has locked", raw.publish)
-	n.call("unpublish what its workload has locked", raw.unpublish)
+	n.call("publish what its workload has locked", raw.Publish)
+	n.call("unpublish what its workload has locked", raw.Unpublish)
 }
 
 // trouble creates a volume, publishes it if used is true, and then makes its disk fail.
@@ -299,8 +296,8 @@ func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.Disk
 	p := n.attach(name, fsType)
 	n.troubled = append(n.troubled, p)
 	if used {
-		n.converge(p.stage)
-		n.converge(p.publish)
+		n.converge(p.Stage)
+		n.converge(p.Publish)
 		csitest.Must(n.t, p.data().Write(0, true))
 	}
 	if len(fault.On) > 0 {
@@ -386,8 +383,8 @@ func (n *neighbours) close() {
 		end()
 	}
 	for _, p := range n.troubled {
-		n.converge(p.unpublish)
-		n.converge(p.unstage) // the driver reports a failure of the unmount once
+		n.converge(p.Unpublish)
+		n.converge(p.Unstage) // the driver reports a failure of the unmount once
 		p.remove()
 	}
 	n.Proof.Error(errors.Join(n.Balance(ctx), n.Close()))

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -28,12 +27,11 @@ const (
 	blockSize = 4096
 )
 
-// content is the content of a volume. For each block, acked has the value that was acknowledged,
-// and later the values that were written after it without acknowledgment. A block that was never
-// written has the value 0.
+// content is the content of a volume.
 type content struct {
-	acked map[int]uint64
-	later map[int][]uint64
+	// written contains, for each block, the value that was acknowledged, and then the values that were
+	// written after it without acknowledgment. A block that was never written has the value 0.
+	written [blocks][]uint64
 	// partial is set if the volume was detached from its node while in use. Then any part of the
 	// later values may exist.
 	partial bool
@@ -44,17 +42,21 @@ type content struct {
 }
 
 func newContent() *content {
-	return &content{acked: map[int]uint64{}, later: map[int][]uint64{}}
+	c := &content{}
+	for b := range c.written {
+		c.written[b] = []uint64{0}
+	}
+	return c
 }
 
 // clone returns the content of a snapshot of the volume, which may have been in use.
 func (c *content) clone() *content {
-	copied := &content{acked: maps.Clone(c.acked), later: map[int][]uint64{}, partial: true,
-		formatted: c.formatted, forged: c.forged}
-	for b, values := range c.later {
-		copied.later[b] = slices.Clone(values)
+	copied := *c
+	copied.partial = true
+	for b, values := range c.written {
+		copied.written[b] = slices.Clone(values)
 	}
-	return copied
+	return &copied
 }
 
 // wrote records a write. A synced write is acknowledged, and replaces all earlier writes.
@@ -62,31 +64,37 @@ func (c *content) wrote(block int, value uint64, synced bool) {
 	if synced {
 		// The driver does not notice data in the middle of a raw device.
 		c.formatted = c.formatted || block == 0 || block == blocks-1
-		c.acked[block] = value
-		delete(c.later, block)
-		return
+		c.written[block] = nil
 	}
-	c.later[block] = append(c.later[block], value)
+	c.written[block] = append(c.written[block], value)
 }
 
 // flushed records that all data are on the disk, because a call that flushes them answered OK.
 func (c *content) flushed() {
-	if c.partial {
-		return
+	for b, values := range c.written {
+		if !c.partial {
+			c.written[b] = values[len(values)-1:]
+		}
 	}
-	for b, values := range c.later {
-		c.acked[b] = values[len(values)-1]
-	}
-	c.later = map[int][]uint64{}
 }
+
+// cut records that the volume, if it exists, was taken from its node while in use.
+func (c *content) cut() {
+	if c != nil {
+		c.partial = true
+	}
+}
+
+// hasFilesystem reports whether the volume exists and is formatted.
+func (c *content) hasFilesystem() bool { return c != nil && c.formatted }
 
 // values returns the values that a block may have, the most likely one first.
 func (c *content) values(block int) []uint64 {
-	all := append([]uint64{c.acked[block]}, c.later[block]...)
-	if !c.partial {
-		return all[len(all)-1:]
-	}
+	all := slices.Clone(c.written[block])
 	slices.Reverse(all)
+	if !c.partial {
+		return all[:1]
+	}
 	return all
 }
 
@@ -99,11 +107,10 @@ func (c *content) read(v int, data [][]byte) error {
 		})
 		if i < 0 {
 			return fmt.Errorf("v%d block %d contains %s, the model allows value %v (acknowledged: %d)",
-				v, b, describe(v, b, got), values, c.acked[b])
+				v, b, describe(v, b, got), values, c.written[b][0])
 		}
 		if c.partial {
-			c.acked[b] = values[i]
-			delete(c.later, b)
+			c.written[b] = values[i : i+1]
 		}
 	}
 	c.partial = false
@@ -151,27 +158,35 @@ func describe(v, block int, data []byte) string {
 	return fmt.Sprintf("a damaged or misplaced copy of v%d block %d value %d", w, b, value)
 }
 
-// openBlock opens the file that contains a block, and returns the offset of the block: in a file of
-// the filesystem, or in the device, from its first bytes to its last ones.
-func openBlock(path string, v, block, flags int) (*os.File, int64, error) {
-	if !kinds[v].block() {
-		file, err := os.OpenFile(filepath.Join(path, "blocks"), flags, 0o640)
-		return file, int64(block) * blockSize, err
+// fileOf returns the file that contains the blocks: one in the filesystem, or the device.
+func fileOf(path string, v int) string {
+	if kinds[v].block() {
+		return path
 	}
-	file, err := os.OpenFile(path, flags&^os.O_CREATE, 0)
-	offset := int64(block) * gib / blocks
-	if block == blocks-1 {
-		offset = gib - blockSize
+	return filepath.Join(path, "blocks")
+}
+
+// offsetOf returns the offset of a block: on a device, from its first bytes to its last ones.
+func offsetOf(v, block int) int64 {
+	switch {
+	case !kinds[v].block():
+		return int64(block) * blockSize
+	case block == blocks-1:
+		return gib - blockSize
 	}
-	return file, offset, err
+	return int64(block) * gib / blocks
 }
 
 func put(path string, v, block int, value uint64, synced bool) error {
-	file, offset, err := openBlock(path, v, block, os.O_WRONLY|os.O_CREATE)
+	flags := os.O_WRONLY
+	if !kinds[v].block() {
+		flags |= os.O_CREATE
+	}
+	file, err := os.OpenFile(fileOf(path, v), flags, 0o640)
 	if err != nil {
 		return err
 	}
-	_, err = file.WriteAt(pattern(v, block, value), offset)
+	_, err = file.WriteAt(pattern(v, block, value), offsetOf(v, block))
 	if err == nil && synced {
 		err = file.Sync()
 	}
@@ -188,26 +203,23 @@ func put(path string, v, block int, value uint64, synced bool) error {
 }
 
 // contents reads all blocks. A block that was never written reads as zeros.
-func contents(path string, v int) ([][]byte, error) {
-	data := make([][]byte, blocks)
+func contents(path string, v int) (data [][]byte, err error) {
+	for range blocks {
+		data = append(data, make([]byte, blockSize))
+	}
+	file, err := os.Open(fileOf(path, v))
+	if errors.Is(err, fs.ErrNotExist) && !kinds[v].block() {
+		return data, nil
+	}
+	if err != nil {
+		return nil, err
+	}
 	for b := range data {
-		data[b] = make([]byte, blockSize)
-		file, offset, err := openBlock(path, v, b, os.O_RDONLY)
-		if errors.Is(err, fs.ErrNotExist) && !kinds[v].block() {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		_, err = file.ReadAt(data[b], offset)
-		if closing := file.Close(); err == nil {
-			err = closing
-		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			return nil, err
+		if _, err = file.ReadAt(data[b], offsetOf(v, b)); err != nil && !errors.Is(err, io.EOF) {
+			return nil, errors.Join(err, file.Close())
 		}
 	}
-	return data, nil
+	return data, file.Close()
 }
 
 // impossible is the result of a step that is not possible in the present state.
@@ -281,7 +293,7 @@ func (h *History) forge(s Step, content *content) {
 
 // wait waits for the end of every abandoned call, after which no fact is in doubt.
 func (h *History) wait(ctx context.Context) {
-	harness.Must(h.env.awaitIdle(ctx, h.world.rackDown))
+	h.env.awaitIdle(ctx, h.world.rackDown)
 	if h.world.rackDown {
 		return // while the rack is down, the result of its work is unknown
 	}
@@ -308,20 +320,15 @@ func (h *History) addFault(ctx context.Context, name string) string {
 
 // replace kills or stops a driver, and starts it again.
 func (h *History) replace(ctx context.Context, s Step) string {
-	onNode := s.op == killNode || s.op == endNode
-	if onNode && h.world.down[s.node] {
+	if (s.op == killNode || s.op == endNode) && h.world.down[s.node] {
 		return impossible
 	}
-	p := h.env.Nodes[s.node]
-	if !onNode {
-		p = h.env.Controllers[s.ctl-1]
-	}
 	if s.op == killNode || s.op == killController {
-		p.Kill()
+		h.driver(s).Kill()
 	} else {
-		harness.Must(p.Stop())
+		harness.Must(h.driver(s).Stop())
 	}
-	harness.Must(h.restart(ctx, p))
+	harness.Must(h.restart(ctx, s))
 	return ""
 }
 
@@ -340,8 +347,8 @@ func (h *History) switchInstance(ctx context.Context, s Step) string {
 	h.world.down[s.node] = true
 	for v := 1; v < len(kinds); v++ {
 		// The mounts are gone, and data that were not synced may be lost.
-		if h.world.seen.mounted(v, s.node) && h.contents[v] != nil {
-			h.contents[v].partial = true
+		if h.world.seen.mounted(v, s.node) {
+			h.contents[v].cut()
 		}
 		h.world.at(v, s.node).staged, h.world.at(v, s.node).frozen = false, false
 		h.world.seen[stagedField(v, s.node)] = ""
@@ -370,7 +377,7 @@ func (h *History) actOnRack(ctx context.Context, o op) string {
 		for v, n := range everywhere {
 			if h.world.seen.mounted(v, n) {
 				h.world.at(v, n).lost = true // after the restart the disks have other devices
-				h.contents[v].partial = true
+				h.contents[v].cut()
 			}
 		}
 	}

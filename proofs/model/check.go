@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/moby/sys/mountinfo"
 
@@ -67,49 +66,33 @@ func (h *History) checkPromises(j *joint, calls []ended) {
 		if c.how != succeeded {
 			continue
 		}
-		promise, ok := c.promise()
 		others := slices.DeleteFunc(slices.Concat(calls[:i:i], calls[i+1:]), func(o ended) bool {
 			return o.op == c.op && o.how != openCall
 		})
-		if ok && !h.kept(promise, j.facts) && !h.mayTouch(promise.field, others) {
-			fail("%s answered OK, but %q is %q", c.brief(), promise.field,
-				j.facts[promise.field])
+		if field, kept := c.kept(j.facts); !kept && !h.mayTouch(field, others) {
+			fail("%s answered OK, but %q is %q", c.brief(), field, j.facts[field])
 		}
 	}
 }
 
-// promise is what an OK means for a field: the field has the value or, if not is set, does not have
-// it.
-type promise struct {
-	field field
-	value string
-	not   bool
-}
-
-// promise returns what an OK of the call means: the first of its intended changes. After a delete
-// or a detach, another call may have created the object again or attached it to another node.
-func (s Step) promise() (p promise, ok bool) {
+// kept reports whether the first field that the call changes has the value that an OK means. After
+// a delete or a detach, another call may have created the object again or attached it to another
+// node.
+func (s Step) kept(f facts) (field, bool) {
 	intends := s.intends()
 	if len(intends) == 0 {
-		return p, false
+		return "", true
 	}
-	p = promise{intends[0].field, intends[0].value, false}
+	field := intends[0].field
 	switch s.op {
 	case createVolume, createSnapshot:
-		p.value = s.id
+		return field, f[field] == s.id
 	case deleteVolume, deleteSnapshot:
-		p.value, p.not = s.id, true
+		return field, f[field] != s.id
 	case detach:
-		p.value, p.not = s.node, true
+		return field, f[field] != s.node
 	}
-	return p, true
-}
-
-func (h *History) kept(p promise, f facts) bool {
-	if strings.HasSuffix(string(p.field), " holder") && p.not && p.value != "" {
-		return f[p.field] != p.value
-	}
-	return (f[p.field] == p.value) != p.not
+	return field, f[field] == intends[0].value
 }
 
 // mayTouch reports whether one of the calls, or an earlier abandoned call, can change the field.
@@ -158,13 +141,7 @@ func (h *History) checkAttached(j *joint, calls []ended) {
 
 // underWay returns the abandoned calls, whose effects may happen during the observation.
 func underWay(calls []ended) []ended {
-	var open []ended
-	for _, c := range calls {
-		if c.how == openCall {
-			open = append(open, c)
-		}
-	}
-	return open
+	return slices.DeleteFunc(slices.Clone(calls), func(c ended) bool { return c.how != openCall })
 }
 
 // checkHolders fails if a disk has more than one device, or has one in the guest of
@@ -255,9 +232,7 @@ func (h *History) unplugged(j *joint, calls []ended) {
 		if !seen && j.facts.mounted(v, n) && !h.lostBy(j, v, n) && h.mayTouch(holderField(v), calls) {
 			here := h.world.at(v, n)
 			here.half, here.lost = true, true
-			if h.contents[v] != nil {
-				h.contents[v].partial = true
-			}
+			h.contents[v].cut()
 		}
 	}
 }
@@ -305,14 +280,15 @@ func (h *History) believe(j *joint) {
 		}
 		for _, n := range nodes {
 			here, lost := w.at(v, n), h.lostBy(j, v, n) && j.facts.mounted(v, n)
-			if lost && !here.lost && h.contents[v] != nil {
-				h.contents[v].partial = true
+			if lost && !here.lost {
+				h.contents[v].cut()
 			}
 			here.lost, here.half, here.shown = lost, lost && here.half, j.shown[at(v, n)]
 		}
-		if w.seen[holderField(v)] != j.facts[holderField(v)] && j.facts[holderField(v)] == "" &&
-			h.contents[v] != nil && len(h.contents[v].later) > 0 {
-			h.contents[v].partial = true // data that were not flushed may be lost
+		if w.seen[holderField(v)] != "" && j.facts[holderField(v)] == "" &&
+			h.contents[v] != nil && slices.ContainsFunc(h.contents[v].written[:],
+			func(values []uint64) bool { return len(values) > 1 }) {
+			h.contents[v].cut() // data that were not flushed may be lost
 		}
 	}
 	w.seen = j.facts

@@ -57,12 +57,6 @@ func NewEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof, bysta
 	return env, nil
 }
 
-func (env *Environment) running() []*harness.Plugin {
-	return slices.DeleteFunc(slices.Clone(env.Plugins), func(p *harness.Plugin) bool {
-		return env.stopped[p.Instance.Name]
-	})
-}
-
 // staging and target return the orchestrator's paths on a node.
 func (env *Environment) staging(v int, n string) string {
 	return env.Nodes[n].Kubelet(fmt.Sprintf("v%d", v), "globalmount")
@@ -82,36 +76,24 @@ func (env *Environment) paths(v int, n string) []string {
 }
 
 // awaitIdle waits until no driver and no rack works on a request.
-func (env *Environment) awaitIdle(ctx context.Context, rackDown bool) error {
-	return harness.Await(ctx, patience, func() error {
-		if !rackDown {
-			profile, err := env.Rack.Admin.Goroutines(ctx)
-			if err == nil {
-				err = idle(profile, "simulator.(*Server).handle+")
-			}
-			if err != nil {
-				return fmt.Errorf("the rack: %w", err)
-			}
+func (env *Environment) awaitIdle(ctx context.Context, rackDown bool) {
+	idle := func(who, handler string, profile []byte) {
+		if i := bytes.Index(profile, []byte(handler)); i >= 0 {
+			fail("%s: a request is in progress: %.200s", who, profile[i:])
 		}
-		for _, p := range env.running() {
-			profile, err := p.GoroutineProfile(ctx)
-			if err == nil {
-				err = idle(profile, "_Handler+")
-			}
-			if err != nil {
-				return fmt.Errorf("%s: %w", p.LogFile, err)
+	}
+	harness.Must(harness.Await(ctx, patience, func() (err error) {
+		defer harness.Catch(&err)
+		if !rackDown {
+			idle("the rack", "simulator.(*Server).handle+", harness.Got(env.Rack.Admin.Goroutines(ctx)))
+		}
+		for _, p := range env.Plugins {
+			if !env.stopped[p.Instance.Name] {
+				idle(p.LogFile, "_Handler+", harness.Got(p.GoroutineProfile(ctx)))
 			}
 		}
 		return nil
-	})
-}
-
-// idle returns an error if a goroutine of the profile is in the handler of a request.
-func idle(profile []byte, handler string) error {
-	if i := bytes.Index(profile, []byte(handler)); i >= 0 {
-		return fmt.Errorf("a request is in progress: %.200s", profile[i:])
-	}
-	return nil
+	}))
 }
 
 // activeFaults returns the names of the fault rules that may still apply.

@@ -219,9 +219,9 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 	}
 	for _, one := range steps {
 		if !h.identify(one) || one.op.onNode() && h.world.down[one.node] ||
-			one.op == stageOther && (h.contents[one.vol] == nil || !h.contents[one.vol].formatted) ||
+			one.op == stageOther && !h.contents[one.vol].hasFilesystem() ||
 			one.op == createSnapshot && kinds[snapOf[one.snap]].fsType == "btrfs" &&
-				(h.contents[snapOf[one.snap]] == nil || !h.contents[snapOf[one.snap]].formatted) || // BtrfsTwin
+				!h.contents[snapOf[one.snap]].hasFilesystem() || // BtrfsTwin
 			one.op.astray() && (len(steps) > 1 || !h.sensible(*one)) {
 			return nil, nil
 		}
@@ -242,7 +242,10 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 		return nil, err
 	}
 	var calls []ended
-	errs := []error{err, h.revive(ctx, s)}
+	errs := []error{err}
+	if s.mishap == Killed && s.Around == nil {
+		errs = append(errs, h.restart(ctx, s))
+	}
 	if how != None {
 		s.mishap, steps[0].mishap = how, how
 	}
@@ -466,15 +469,12 @@ func repeatable(err error) bool {
 		codes.Canceled, codes.Internal, codes.FailedPrecondition}, status.Code(err))
 }
 
-// revive starts the process that a mishap has killed.
-func (h *History) revive(ctx context.Context, s Step) error {
-	switch {
-	case s.mishap != Killed || s.Around != nil:
-		return nil
-	case s.op.onNode():
-		return h.restart(ctx, h.env.Nodes[s.node])
+// driver returns the driver that serves a call, or that a step ends.
+func (h *History) driver(s Step) *harness.Plugin {
+	if s.op.onNode() || s.op == killNode || s.op == endNode {
+		return h.env.Nodes[s.node]
 	}
-	return h.restart(ctx, h.env.Controllers[s.ctl-1])
+	return h.env.Controllers[s.ctl-1]
 }
 
 // killLater kills the process that works on a call, a moment after the call was made.
@@ -483,20 +483,17 @@ func (h *History) killLater(ctx context.Context, s Step) {
 	case <-ctx.Done():
 	case <-time.After(s.after):
 	}
-	switch {
-	case s.mishap == rackDies:
+	if s.mishap == rackDies {
 		h.env.Rack.Kill()
 		h.world.rackDown = true
-	case s.op.onNode():
-		h.env.Nodes[s.node].Kill()
-	default:
-		h.env.Controllers[s.ctl-1].Kill()
+		return
 	}
+	h.driver(s).Kill()
 }
 
-func (h *History) restart(ctx context.Context, p *harness.Plugin) error {
+func (h *History) restart(ctx context.Context, s Step) error {
 	h.count.restarts++
-	return p.Start(ctx)
+	return h.driver(s).Start(ctx)
 }
 
 // manipulation changes answers, or the state of the rack or a node, without the orchestrator's

@@ -49,9 +49,7 @@ func newRunner(t testing.TB, name string) *runner {
 	r := &runner{proof: proof.New(t, name), run: harness.RunFor(t)}
 	t.Cleanup(func() {
 		if r.env != nil {
-			if err := r.env.Close(); err != nil {
-				t.Errorf("end the environment: %v", err)
-			}
+			r.proof.Error(r.env.Close())
 		}
 	})
 	return r
@@ -84,21 +82,14 @@ func (r *runner) runHistory(ctx context.Context, name string, seed uint64, m *ma
 	return h, err
 }
 
-func (r *runner) newEnvironment(ctx context.Context) error {
-	dir, err := os.MkdirTemp(r.run.Dir, "tools-")
-	if err != nil {
-		return err
-	}
-	tools := filepath.Join(dir, "bin")
-	if r.formats, err = proof.CountFormats(tools); err != nil {
-		return err
-	}
+func (r *runner) newEnvironment(ctx context.Context) (err error) {
+	defer harness.Catch(&err)
+	tools := filepath.Join(harness.Got(os.MkdirTemp(r.run.Dir, "tools-")), "bin")
+	r.formats = harness.Got(proof.CountFormats(tools))
 	r.env, err = NewEnvironment(ctx, r.run, r.proof, "c", proof.BtrfsMember, harness.PluginOptions{
 		Args: []string{"--device-timeout=1s"},
 		Env:  map[string]string{"PATH": tools + ":" + os.Getenv("PATH")}})
-	if err != nil {
-		return err
-	}
+	harness.Must(err)
 	return r.env.TakeBaseline(ctx)
 }
 
@@ -161,18 +152,12 @@ func TestTheModelAllowsEveryStateOfEveryHistory(t *testing.T) { // B-38
 	p.Figure("histories", histories, "steps", sum.steps, "faults", sum.faults,
 		"restarts", sum.restarts, "without_device", sum.bare, "bytes_acknowledged", sum.bytes,
 		"bytes_lost", sum.lost)
-	if err := proof.Print(proof.Line("holders", "trials", sum.holders, "wrong_ok", sum.released,
-		"seed", p.Seed)); err != nil {
-		t.Error(err)
-	}
-	if err := proof.Print(proof.Line("acknowledged", "trials", sum.copies, "missing",
-		sum.lost/blockSize)); err != nil {
-		t.Error(err)
-	}
+	p.Error(proof.Print(proof.Line("holders", "trials", sum.holders, "wrong_ok", sum.released,
+		"seed", p.Seed)))
+	p.Error(proof.Print(proof.Line("acknowledged", "trials", sum.copies, "missing",
+		sum.lost/blockSize)))
 	if r.env != nil {
-		if err := r.env.Bystanders.Compare(); err != nil {
-			t.Error(err)
-		}
+		p.Error(r.env.Bystanders.Compare())
 	}
 	p.Bystanders.Report()
 	if !p.Short() { // the short form may have no history with forged records
@@ -294,6 +279,15 @@ func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
 	return volumes, wishes
 }
 
+// backwards returns the next call towards the deletion of a volume or, if it is deleted, towards its
+// next life.
+func (h *History) backwards(v int) Step {
+	if s, more := h.away(v); more {
+		return s
+	}
+	return h.towards(v, h.goals[v])
+}
+
 func (h *History) resolve(w wish, volumes []int) []Step {
 	v, n := volumes[w.vol%len(volumes)], nodes[w.node]
 	if w.move || h.goals[v] == "" {
@@ -305,11 +299,7 @@ func (h *History) resolve(w wish, volumes []int) []Step {
 	case onwards:
 		s = h.towards(v, h.goals[v])
 	case backwards:
-		if back, ok := h.away(v); ok {
-			s = back
-		} else {
-			s = h.towards(v, h.goals[v])
-		}
+		s = h.backwards(v)
 	case anyCall:
 		if w.node == 0 && s.op.onNode() {
 			s.node = h.goals[v] // the node that has the volume is chosen more often
@@ -381,22 +371,17 @@ func (h *History) holding(s Step, volumes []int) []Step {
 func (h *History) misfortune(w wish, v int) []Step {
 	next := h.towards(v, h.goals[v])
 	if !w.shadow {
-		if back, ok := h.away(v); ok {
-			next = back
-		}
+		next = h.backwards(v)
 	}
 	if operations[next.op] == "" {
 		// No fault affects that call. An attach can be made in every state.
 		next = Step{op: attach, ctl: 1 + w.ctl, vol: v, node: h.goals[v]}
 	}
-	var names []string
-	for _, name := range faultNames() {
+	names := slices.DeleteFunc(faultNames(), func(name string) bool {
 		operation := faults[name].Operation
-		if operation == operations[next.op] ||
-			w.fault%8 == 0 && strings.HasSuffix(operation, "_view") {
-			names = append(names, name)
-		}
-	}
+		return operation != operations[next.op] &&
+			!(w.fault%8 == 0 && strings.HasSuffix(operation, "_view"))
+	})
 	if next.op == attach { // this fault leads to many states, so it is chosen more often
 		names = append(names, slices.Repeat([]string{noDevice}, 4)...)
 	}
