@@ -91,28 +91,38 @@ func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, le
 	if c.Short() {
 		c.envs, c.kinds = c.envs[:1], kinds[:min(1, len(kinds))]
 	}
+	t.Cleanup(func() {
+		for _, env := range c.envs {
+			if env != nil {
+				c.Error(env.close())
+			}
+		}
+	})
 	return c
 }
 
 // runProof counts the points, tries them, and prints the figure. It returns the number of trials.
 func (c *campaign) runProof() int64 {
 	ctx := c.t.Context()
-	defer c.close()
 	c.Fatal(c.each(func(i int) error { return c.openEnvironment(ctx, i) }))
 	c.count(ctx)
 	c.countStarts(ctx)
 	c.Say("%d points", len(c.points))
-	some := matching(c.points, os.Getenv(only))
+	named := os.Getenv(only)
+	some, want := matching(c.points, named), c.least
 	switch {
-	case len(some) == 0 && os.Getenv(only) != "":
+	case named != "" && len(some) == 0:
 		return 0 // it may be a point of the other campaign
-	case c.Long() || os.Getenv(only) != "":
+	case named != "":
+		some, want = sample(some, len(some), c.Rand()), 1
+	case c.Long():
 		some = sample(some, len(some), c.Rand())
 	case c.Short():
+		want = shortTrials
 		ofNode := matching(some, ": Node")
-		ofNode = sample(ofNode, shortTrials/2, c.Rand())[:min(shortTrials/2, len(ofNode))]
-		others := without(some, matching(some, ": Node"))
-		some = slices.Concat(ofNode, sample(others, shortTrials, c.Rand())[:shortTrials-len(ofNode)])
+		others := without(some, ofNode)
+		ofNode = sample(ofNode, want/2, c.Rand())[:min(want/2, len(ofNode))]
+		some = slices.Concat(ofNode, sample(others, want, c.Rand())[:want-len(ofNode)])
 	default:
 		first := sample(some, c.least, c.Rand())
 		some = slices.Concat(first, sample(matching(without(some, first), deviceless),
@@ -125,13 +135,6 @@ func (c *campaign) runProof() int64 {
 	c.Figure("points", len(c.points), "tried", len(c.tried), "trials", c.trials,
 		"converged", c.converged, "kills", c.kills, "overlaps", c.overlaps,
 		"rpcs", len(c.rpcs))
-	want := c.least
-	switch {
-	case os.Getenv(only) != "":
-		want = 1
-	case c.Short():
-		want = shortTrials
-	}
 	if c.trials < want {
 		c.t.Errorf("%d trials were made, want at least %d", c.trials, want)
 	}
@@ -177,14 +180,6 @@ func (c *campaign) each(do func(i int) error) error {
 func (c *campaign) openEnvironment(ctx context.Context, i int) (err error) {
 	c.envs[i], err = newEnvironment(ctx, c.run, c.Proof)
 	return err
-}
-
-func (c *campaign) close() {
-	for _, env := range c.envs {
-		if env != nil {
-			c.Error(env.close())
-		}
-	}
 }
 
 // attempts runs a trial for each point, in all environments. The seed determines the other parts of
@@ -250,7 +245,6 @@ func TestATrialThatLeavesAFileFailsAndIsDrawn(t *testing.T) {
 	run := harness.RunFor(t)
 	putGates(t, run)
 	c := newCampaign(t, run, driverProof, nil, 0)
-	defer c.close()
 	c.Fatal(c.openEnvironment(t.Context(), 0))
 	env := c.envs[0]
 	points, err := countPoints(t.Context(), env, driverLifecycles[:1])

@@ -196,14 +196,13 @@ func (env *environment) recordWithoutDevice(disk, instance string) {
 	harness.Got(env.Rack.Admin.AddFault(env.ctx, adminapi.Fault{Operation: "instance_disk_attach",
 		Times: 1, Device: &adminapi.DeviceFault{Fails: true}}))
 	if err := env.Rack.AttachDisk(env.ctx, disk, instance); err == nil {
-		harness.Must(errors.New("the rack attached the disk in spite of the fault"))
+		fail("the rack attached the disk in spite of the fault")
 	}
 	state := env.state()
 	for _, d := range state {
 		if devices := state["device "+serial(d.Name)].Size; d.ID == disk &&
 			(d.At != instance || devices > 0) {
-			harness.Must(fmt.Errorf("the disk is %+v with %d devices, want a record without one", d,
-				devices))
+			fail("the disk is %+v with %d devices, want a record without one", d, devices)
 		}
 	}
 	harness.Must(env.Rack.Admin.ClearFaults(env.ctx))

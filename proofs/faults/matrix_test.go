@@ -367,21 +367,17 @@ func (c cell) runOnce(env *environment, limit time.Duration) (err error) {
 	if c.phase == deferred {
 		harness.Must(env.Rack.Admin.RunDeferred(env.ctx))
 	}
-	if err := r.repeat(); err != nil {
-		return fmt.Errorf("the repeated call, after %s: %w", outcome(r.err), err)
-	}
-	if c.phase != later {
-		return nil
-	}
-	harness.Must(env.Rack.Admin.RunDeferred(env.ctx))
-	if err := r.checkState(); err != nil {
-		return fmt.Errorf("after the late effect: %w", err)
-	}
-	if err := r.repeat(); err != nil {
-		return fmt.Errorf("the call repeated once more: %w", err)
+	r.repeat("the repeated call, after " + outcome(r.err))
+	if c.phase == later {
+		harness.Must(env.Rack.Admin.RunDeferred(env.ctx))
+		r.checkState("after the late effect")
+		r.repeat("the call repeated once more")
 	}
 	return nil
 }
+
+// fail ends the cell with an error.
+func fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
 
 func (c cell) prepare(env *environment) *cellRun {
 	effect := c.scenario.prepare(env)
@@ -406,10 +402,9 @@ func (r *cellRun) callWithFault(limit time.Duration) {
 	harness.Must(admin.ClearFaults(r.ctx))
 	switch {
 	case fired == 0:
-		harness.Must(fmt.Errorf("%w; the call %s", errNotFired, outcome(r.err)))
+		fail("%w; the call %s", errNotFired, outcome(r.err))
 	case last > 0 && ended > 0:
-		harness.Must(fmt.Errorf("the driver requested %d pages of an endless list; the call %s",
-			mostPages, outcome(r.err)))
+		fail("the driver requested %d pages of an endless list; the call %s", mostPages, outcome(r.err))
 	}
 }
 
@@ -427,7 +422,7 @@ func (r *cellRun) callOnce(limit time.Duration) (proto.Message, error) {
 func (r *cellRun) checkResult() {
 	code := status.Code(r.err)
 	if allowed := r.allowed(); !slices.Contains(allowed, code) {
-		harness.Must(fmt.Errorf("the call %s; want one of %v", outcome(r.err), allowed))
+		fail("the call %s; want one of %v", outcome(r.err), allowed)
 	}
 	if r.deniesObject() {
 		return
@@ -437,20 +432,19 @@ func (r *cellRun) checkResult() {
 	switch {
 	case undone == "":
 	case code == r.scenario.want:
-		harness.Must(fmt.Errorf("the call %s, and the rack has (+) where it should have (-):\n%s",
-			outcome(r.err), undone))
+		fail("the call %s, and the rack has (+) where it should have (-):\n%s", outcome(r.err), undone)
 	case now.differs(r.start) != "":
-		harness.Must(fmt.Errorf("the call %s and had a part of its effect; the rack before (-) and "+
-			"after it (+):\n%s", outcome(r.err), now.differs(r.start)))
+		fail("the call %s and had a part of its effect; the rack before (-) and after it (+):\n%s",
+			outcome(r.err), now.differs(r.start))
 	}
 }
 
 func (r *cellRun) now() rackState { return r.state().since(r.start) }
 
 // repeat makes the call again, as an orchestrator does, until the driver knows the effect of the
-// first one. It returns an error unless the call has its effect and, if the first call succeeded,
-// the same answer.
-func (r *cellRun) repeat() error {
+// first one. It fails unless the call has its effect and, if the first call succeeded, the same
+// answer. what names the call in errors.
+func (r *cellRun) repeat(what string) {
 	var again proto.Message
 	var err error
 	_ = harness.Await(r.ctx, patience, func() error {
@@ -462,21 +456,19 @@ func (r *cellRun) repeat() error {
 		return nil
 	})
 	if status.Code(err) != r.scenario.want {
-		return fmt.Errorf("it %s; want %s", outcome(err), r.scenario.want)
+		fail("%s: it %s; want %s", what, outcome(err), r.scenario.want)
 	}
 	if r.err == nil && !r.deniesObject() && !proto.Equal(r.answer, again) {
-		return fmt.Errorf("the answer is %v; with the fault it was %v", again, r.answer)
+		fail("%s: the answer is %v; with the fault it was %v", what, again, r.answer)
 	}
-	return r.checkState()
+	r.checkState(what)
 }
 
-// checkState returns an error unless the rack has the state that the call must have as its
-// effect.
-func (r *cellRun) checkState() error {
+// checkState fails unless the rack has the state that the call must have as its effect.
+func (r *cellRun) checkState(what string) {
 	if difference := r.now().differs(r.want); difference != "" {
-		return fmt.Errorf("the rack has (+) where it should have (-):\n%s", difference)
+		fail("%s: the rack has (+) where it should have (-):\n%s", what, difference)
 	}
-	return nil
 }
 
 func outcome(err error) string {
@@ -495,9 +487,8 @@ func (s scenario) operations(env *environment) (operations []string, err error) 
 		return nil, fmt.Errorf("%s %s; want %s", s.name, outcome(r.err), s.want)
 	}
 	requests := harness.Got(env.Rack.Admin.Requests(env.ctx, 0))
-	if err = errors.Join(r.checkState(), env.cleanUp()); err != nil {
-		return nil, fmt.Errorf("%s without a fault: %w", s.name, err)
-	}
+	r.checkState(s.name + " without a fault")
+	harness.Must(env.cleanUp())
 	for _, request := range requests {
 		if !slices.Contains(operations, request.Operation) {
 			operations = append(operations, request.Operation)
