@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -142,7 +143,7 @@ func (env *Environment) recordFirst(ctx context.Context, first bool) {
 }
 
 // name returns the name that the orchestrator gives to a volume or a snapshot.
-func name(kind string, number int) string { return fmt.Sprintf("model-%s%d", kind, number) }
+func name(kind string, number any) string { return fmt.Sprint("model-", kind, number) }
 
 // joint is the state of the rack, the kernel and the guests at one moment.
 type joint struct {
@@ -198,15 +199,15 @@ func (env *Environment) observeRack(ctx context.Context, j *joint) {
 	j.disks = map[string]adminapi.Disk{}
 	for _, d := range state.Disks {
 		j.disks[d.ID] = d
-		v := slices.Index(volumeNames, harness.NameIn(d.Description))
+		v := numberIn(d.Description, "v")
 		switch {
-		case v < 0 && env.Bystanders.Has(d.ID):
+		case v == 0 && env.Bystanders.Has(d.ID):
 			continue
-		case v < 0 && !slices.ContainsFunc(env.foreign, func(f *foreignDisk) bool {
+		case v == 0 && !slices.ContainsFunc(env.foreign, func(f *foreignDisk) bool {
 			return f.id == d.ID
 		}):
 			fail("the disk %s (%s) belongs to no volume", d.Name, d.Description)
-		case v < 0:
+		case v == 0:
 			continue
 		case j.facts[diskField(v)] != "":
 			fail("v%d has two disks, %s and %s", v, j.facts[diskField(v)], d.ID)
@@ -218,27 +219,22 @@ func (env *Environment) observeRack(ctx context.Context, j *joint) {
 		}
 	}
 	for _, sn := range state.Snapshots {
-		n := slices.Index(snapshotNames, harness.NameIn(sn.Description))
-		if n < 0 || j.facts[snapField(n)] != "" {
+		n := numberIn(sn.Description, "s")
+		if n == 0 || j.facts[snapField(n)] != "" {
 			fail("the snapshot %s (%s) is unknown or one of two", sn.ID, sn.Description)
 		}
 		j.facts[snapField(n)], j.facts[snapSourceField(n)] = sn.ID, sn.DiskID
 	}
 }
 
-// volumeNames and snapshotNames contain the orchestrator's names by number. Number 0 is not
-// used.
-var (
-	volumeNames   = namesOf("v", len(kinds))
-	snapshotNames = namesOf("s", len(snapOf))
-)
-
-func namesOf(kind string, n int) []string {
-	names := make([]string, n)
-	for i := range names {
-		names[i] = name(kind, i)
+// numberIn returns the number of the volume or the snapshot with that description, or 0.
+func numberIn(description, kind string) int {
+	text, is := strings.CutPrefix(harness.NameIn(description), name(kind, ""))
+	number, err := strconv.Atoi(text)
+	if !is || err != nil {
+		return 0
 	}
-	return names
+	return number
 }
 
 func (env *Environment) nodeOf(instance string) string {

@@ -127,9 +127,8 @@ const (
 	Overtaken        // another process gets calls while the one that serves the call is paused
 )
 
-var mishapForms = map[Mishap]string{
-	Abandoned: ", abandoned after ", Killed: ", killed after ", rackDies: ", the rack dies after ",
-}
+// mishaps contains the mishaps by their texts.
+var mishaps = map[string]Mishap{"abandoned": Abandoned, "killed": Killed, "the rack dies": rackDies}
 
 // Step is one step of a history. Only the fields in its form are used.
 type Step struct {
@@ -174,8 +173,10 @@ func (s Step) String() string {
 		}
 		return place
 	})
-	if form := mishapForms[s.mishap]; form != "" {
-		text += form + s.after.String()
+	for form, mishap := range mishaps {
+		if mishap == s.mishap {
+			text += ", " + form + " after " + s.after.String()
+		}
 	}
 	if s.with != nil {
 		text += " || " + s.with.String()
@@ -231,12 +232,8 @@ func parseOne(line string) (Step, error) {
 				*field = match[i]
 			}
 		}
-		how, after := match[len(match)-2], match[len(match)-1]
-		for m, form := range mishapForms {
-			if how != "" && form == ", "+how+" after " {
-				s.mishap = m
-			}
-		}
+		after := match[len(match)-1]
+		s.mishap = mishaps[match[len(match)-2]]
 		var err error
 		if after != "" {
 			s.after, err = time.ParseDuration(after)
@@ -360,7 +357,7 @@ func (h *History) call(ctx context.Context, s Step) (reply, error) {
 		return reply{}, err
 	case createSnapshot:
 		resp, err := ctl.CreateSnapshot(ctx,
-			harness.SnapshotRequest(snapshotNames[s.snap], s.source))
+			harness.SnapshotRequest(name("s", s.snap), s.source))
 		return reply{snapshot: resp.GetSnapshot().GetSnapshotId()}, err
 	}
 	_, err := ctl.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: s.id})
@@ -368,7 +365,7 @@ func (h *History) call(ctx context.Context, s Step) (reply, error) {
 }
 
 func createRequest(s Step) *csi.CreateVolumeRequest {
-	req := harness.CreateRequest(volumeNames[s.vol], capabilityOf(s.vol))
+	req := harness.CreateRequest(name("v", s.vol), capabilityOf(s.vol))
 	req.CapacityRange.RequiredBytes = kinds[s.vol].bytes()
 	if s.source != "" {
 		harness.FromSnapshot(req, s.source)
