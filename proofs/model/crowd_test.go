@@ -83,18 +83,14 @@ func (r *runner) close(t *testing.T) (races, leaked int) {
 		t.Errorf("the ledger does not balance: %v", err)
 		leaked = strings.Count(err.Error(), "goroutine of")
 	}
-	if err := env.Close(); err != nil { // also of a process that the race detector ended
-		t.Error(err)
-	}
+	r.proof.Error(env.Close()) // also of a process that the race detector ended
 	logs := []string{env.Rack.LogFile()}
 	for _, p := range env.Plugins {
 		logs = append(logs, p.LogFile)
 	}
 	for _, log := range logs {
 		text, err := os.ReadFile(log)
-		if err != nil {
-			t.Error(err)
-		}
+		r.proof.Error(err)
 		races += strings.Count(string(text), "WARNING: DATA RACE")
 	}
 	return races, leaked

@@ -51,7 +51,7 @@ var rules = map[uint64]rule{
 	unix.SYS_FALLOCATE:       {"fallocate", file(0)},
 	unix.SYS_FCHMOD:          {"fchmodat", file(0)},
 	unix.SYS_FCHMODAT:        {"fchmodat", pathAt(1)},
-	unix.SYS_OPENAT:          {"openat", opensAt},
+	unix.SYS_OPENAT:          {"openat", pathWith(unix.O_CREAT)},
 	unix.SYS_OPENAT2:         {"openat", opensHow},
 	unix.SYS_MKDIRAT:         {"mkdirat", pathAt(1)},
 	unix.SYS_UNLINKAT:        {"unlinkat", pathAt(1)},
@@ -65,7 +65,7 @@ var rules = map[uint64]rule{
 	unix.SYS_UMOUNT2:         {"umount2", path(0)},
 	unix.SYS_FSCONFIG:        {"fsconfig", configures},
 	unix.SYS_MOVE_MOUNT:      {"move_mount", path(3)},
-	unix.SYS_OPEN_TREE:       {"open_tree", clonesTree},
+	unix.SYS_OPEN_TREE:       {"open_tree", pathWith(unix.OPEN_TREE_CLONE)},
 	unix.SYS_MOUNT_SETATTR:   {"mount_setattr", always("mount")},
 	unix.SYS_IOCTL:           {"ioctl", changes},
 }
@@ -108,6 +108,16 @@ func pathAt(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(c.directory(), c.arg(arg)) }
 }
 
+// pathWith is pathAt for a path that is the second argument, if the flags after it contain a flag.
+func pathWith(flag uint64) func(call) (Effect, bool) {
+	return func(c call) (Effect, bool) {
+		if c.flags(2)&flag == 0 {
+			return Effect{}, false
+		}
+		return c.onPath(c.directory(), c.arg(1))
+	}
+}
+
 func (c call) onPath(directory int, address uint64) (Effect, bool) {
 	name := text(c.tid, address)
 	if !filepath.IsAbs(name) {
@@ -142,13 +152,6 @@ func opens(name, flags int) func(call) (Effect, bool) {
 	}
 }
 
-func opensAt(c call) (Effect, bool) {
-	if c.flags(2)&unix.O_CREAT == 0 {
-		return Effect{}, false
-	}
-	return c.onPath(c.directory(), c.arg(1))
-}
-
 func opensHow(c call) (Effect, bool) {
 	how := memory(c.tid, c.arg(2), 8)
 	if len(how) < 8 || binary.NativeEndian.Uint64(how)&unix.O_CREAT == 0 {
@@ -172,13 +175,6 @@ func configures(c call) (Effect, bool) {
 		return Effect{Target: "reconfigure"}, true
 	}
 	return Effect{}, false
-}
-
-func clonesTree(c call) (Effect, bool) {
-	if c.flags(2)&unix.OPEN_TREE_CLONE == 0 {
-		return Effect{}, false
-	}
-	return c.onPath(c.directory(), c.arg(1))
 }
 
 func changes(c call) (Effect, bool) {
@@ -258,10 +254,10 @@ func hasHeaders(data []byte) bool {
 
 // fileTarget returns the name of a descriptor's file. It returns false for a log, a pipe and a
 // file of the kernel.
-func (s *tracing) fileTarget(tid, fd int) (string, bool) {
-	link := fmt.Sprintf("/proc/%d/fd/%d", tid, fd)
+func (c call) fileTarget(fd int) (string, bool) {
+	link := fmt.Sprintf("/proc/%d/fd/%d", c.tid, fd)
 	name, err := os.Readlink(link)
-	if err != nil || kernelFile(name) || slices.Contains(s.order.Logs, name) {
+	if err != nil || kernelFile(name) || slices.Contains(c.order.Logs, name) {
 		return "", false
 	}
 	var st unix.Stat_t
@@ -272,12 +268,10 @@ func (s *tracing) fileTarget(tid, fd int) (string, bool) {
 	case unix.S_IFBLK:
 		return "disk", true
 	case unix.S_IFREG, unix.S_IFDIR:
-		return s.plain(name), true
+		return c.plain(name), true
 	}
 	return "", false
 }
-
-func (c call) fileTarget(fd int) (string, bool) { return c.tracing.fileTarget(c.tid, fd) }
 
 // The parts of a path that differ between runs.
 var (

@@ -234,19 +234,10 @@ func (s *tracing) leave(tid int, pass unix.Signal) error {
 
 // dying reports whether a stopped thread has a pending SIGKILL.
 func dying(tid int) bool {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
-	if err != nil {
-		return true
-	}
 	const kill = 1 << (unix.SIGKILL - 1)
-	for line := range strings.Lines(string(status)) {
-		name, value, _ := strings.Cut(line, ":")
-		if name != "SigPnd" && name != "ShdPnd" {
-			continue
-		}
-		var pending uint64
-		if _, err := fmt.Sscanf(strings.TrimSpace(value), "%x", &pending); err == nil &&
-			pending&kill != 0 {
+	for _, field := range []string{"SigPnd", "ShdPnd"} {
+		pending, err := strconv.ParseUint(statusOf(tid, field), 16, 64)
+		if err != nil || pending&kill != 0 { // there is no status of an ended thread
 			return true
 		}
 	}
@@ -479,20 +470,27 @@ func threads(pid int) ([]int, error) {
 	return tids, nil
 }
 
+// statusOf returns a field of a thread's status, or "" if the thread has ended.
+func statusOf(tid int, field string) string {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(status)) {
+		if value, ok := strings.CutPrefix(line, field+":"); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
 // processOf returns the process of a thread.
 func processOf(tid int) int {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
+	pid, err := strconv.Atoi(statusOf(tid, "Tgid"))
 	if err != nil {
 		return tid
 	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "Tgid:"); ok {
-			if pid, err := strconv.Atoi(strings.TrimSpace(rest)); err == nil {
-				return pid
-			}
-		}
-	}
-	return tid
+	return pid
 }
 
 // memory reads up to n bytes of a thread's memory. It returns fewer if the mapped memory ends.
