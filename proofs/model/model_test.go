@@ -279,8 +279,8 @@ func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
 	return volumes, wishes
 }
 
-// backwards returns the next call towards the deletion of a volume or, if it is deleted, towards its
-// next life.
+// backwards returns the next call towards the deletion of a volume or, if it is deleted, towards
+// its next life.
 func (h *History) backwards(v int) Step {
 	if s, more := h.away(v); more {
 		return s
