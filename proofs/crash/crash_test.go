@@ -475,8 +475,7 @@ var rackLifecycles = []string{"rack ext4", "rack block"}
 // that is made from the snapshot. The steps with a star have points.
 var shapes = map[string]string{
 	"plain": `
-		* controller 1: CreateVolume VOL
-		* controller 1: bring VOL to pod 1 on a, which writes block 0
+		* controller 1: create VOL, and bring it to pod 1 on a, which writes block 0
 		* node a: NodeGetVolumeStats VOL of pod 1
 		* controller 1: take VOL from pod 1 on a
 		* controller 1: bring VOL to pod 1 on b, which writes block 1
@@ -485,8 +484,7 @@ var shapes = map[string]string{
 	// To publish a device read-only, the driver makes the device itself read-only. After the volume
 	// is unpublished, its device must be writable again.
 	"shared": `
-		controller 1: CreateVolume VOL
-		controller 1: bring VOL to pod 1 on a, which writes block 0
+		controller 1: create VOL, and bring it to pod 1 on a, which writes block 0
 		controller 1: take VOL from pod 1 on a
 		controller 1: ControllerPublish VOL → node b
 		node b: NodeStage VOL
@@ -498,8 +496,7 @@ var shapes = map[string]string{
 		controller 1: take VOL from pod 1 on a
 		controller 1: DeleteVolume VOL`,
 	"restored": `
-		controller 1: CreateVolume VOL
-		controller 1: bring VOL to pod 1 on a, which writes block 0
+		controller 1: create VOL, and bring it to pod 1 on a, which writes block 0
 		* controller 1: CreateSnapshot SNAP
 		controller 1: take VOL from pod 1 on a
 		* controller 1: CreateVolume COPY
@@ -511,8 +508,7 @@ var shapes = map[string]string{
 		controller 1: DeleteVolume VOL
 		* controller 1: DeleteSnapshot SNAP`,
 	"deviceless": `
-		controller 1: CreateVolume VOL
-		controller 1: bring VOL to pod 1 on b, which writes block 0
+		controller 1: create VOL, and bring it to pod 1 on b, which writes block 0
 		controller 1: take VOL from pod 1 on b
 		rack: no device
 		* controller 1: ControllerPublish VOL → node a

@@ -24,8 +24,7 @@ import (
 // which a failed run prints them. The answers may be left out.
 var regressions = []struct{ name, steps string }{
 	{"a device that a pod has is not released after the node's driver was killed", `
-		controller 1: CreateVolume v4
-		controller 1: bring v4 to pod 1 on a
+		controller 1: create v4, and bring it to pod 1 on a
 		kill -9 node a
 		node a: NodeUnstage v4
 		pod 1 on a: write and fsync v4 block 1
@@ -36,10 +35,8 @@ var regressions = []struct{ name, steps string }{
 		pod 1 on a: close v4
 		node a: NodeUnstage v4`},
 	{"the rack is killed, and stopped, while volumes are in use", `
-		controller 1: CreateVolume v3
-		controller 1: bring v3 to pod 1 on a, which writes block 1
-		controller 1: CreateVolume v4
-		controller 1: bring v4 to pod 1 on a, which writes block 1
+		controller 1: create v3, and bring it to pod 1 on a, which writes block 1
+		controller 1: create v4, and bring it to pod 1 on a, which writes block 1
 		kill -9 the rack's simulator
 		pod 1 on a: write and fsync v3 block 2
 		pod 1 on a: write and fsync v4 block 2
@@ -53,8 +50,7 @@ var regressions = []struct{ name, steps string }{
 		node a: withdraw v4 from pod 1
 		controller 1: bring v4 to pod 1 on a, which writes block 0`},
 	{"a disk is detached while it is mounted, and attached to the same node again", `
-		controller 1: CreateVolume v2
-		controller 1: bring v2 to pod 1 on a, which writes block 1
+		controller 1: create v2, and bring it to pod 1 on a, which writes block 1
 		controller 2: ControllerUnpublish v2 → node a
 		controller 2: ControllerPublish v2 → node a
 		node a: NodePublish v2 to pod 2
@@ -63,8 +59,7 @@ var regressions = []struct{ name, steps string }{
 		node a: give v2 to pod 1
 		pod 1 on a: write and fsync v2 block 3`},
 	{"a device gets another number while a pod has it, and another disk gets the old number", `
-		controller 1: CreateVolume v4
-		controller 1: bring v4 to pod 1 on a, which writes block 1
+		controller 1: create v4, and bring it to pod 1 on a, which writes block 1
 		controller 1: CreateVolume v1
 		controller 1: ControllerUnpublish v4 → node a
 		controller 1: bring v1 to pod 1 on a
@@ -175,8 +170,7 @@ func TestEarlierFailuresDoNotHappenAgain(t *testing.T) {
 func TestADeadMountIsNotTakenForANewDeviceOfThatName(t *testing.T) {
 	runner := newRunner(t, "model-regressions")
 	h, err := runner.replay(t, nil, `
-		controller 1: CreateVolume v3
-		controller 1: bring v3 to pod 1 on a, which writes block 1`, func(h *History) {
+		controller 1: create v3, and bring it to pod 1 on a, which writes block 1`, func(h *History) {
 		h.plugUntilNamedAsBefore(t.Context())
 		h.run(t.Context(), Step{op: publish, vol: 3, node: "a", pod: 1},
 			Step{op: stage, vol: 3, node: "a"}, Step{op: unpublish, vol: 3, node: "a", pod: 1},
@@ -209,11 +203,9 @@ func (h *History) plugUntilNamedAsBefore(ctx context.Context) {
 // deviceInUse a device. released detaches the device, and moved also brings it to another node.
 const (
 	inUse = `
-		controller 1: CreateVolume v1
-		controller 1: bring v1 to pod 1 on a, which writes block 3`
+		controller 1: create v1, and bring it to pod 1 on a, which writes block 3`
 	deviceInUse = `
-		controller 1: CreateVolume v4
-		controller 1: bring v4 to pod 1 on a, which writes block 2
+		controller 1: create v4, and bring it to pod 1 on a, which writes block 2
 		pod 1 on a: write and fsync v4 block 3`
 	// bare attaches a volume without a device, and stages it.
 	bare = `

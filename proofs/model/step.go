@@ -249,6 +249,8 @@ var abbreviations = []struct {
 	form  *regexp.Regexp
 	steps string
 }{
+	{regexp.MustCompile(`(.*): create (v\d), and bring it to`),
+		"$1: CreateVolume $2\n$1: bring $2 to"},
 	{regexp.MustCompile(`(.*): bring (v\d) to (pod \d) on (\w), which writes block (\d)`),
 		"$1: bring $2 to $3 on $4\n$3 on $4: write and fsync $2 block $5"},
 	{regexp.MustCompile(`(\* )?(controller \d): bring (v\d) to (pod \d) on (\w)`),
