@@ -1,12 +1,18 @@
 package loopdev
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -151,4 +157,396 @@ func wait(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// serialMax is the length of the longest text that fits into lo_file_name with a NUL at its end.
+const serialMax = unix.LO_NAME_SIZE - 1
+
+// numberMax is the highest number of a loop device, because minor numbers have 20 bits.
+const numberMax = 1<<20 - 1
+
+// Attach attaches a loop device to the file. If another process takes the free device first,
+// or if the kernel has to add a device, Attach tries again until ctx ends.
+func Attach(ctx context.Context, c Config) (Device, error) {
+	d, err := attach(ctx, c)
+	if err != nil {
+		return Device{}, fmt.Errorf("attach %s with serial %q: %w", c.Path, c.Serial, explain(err))
+	}
+	return d, nil
+}
+
+func attach(ctx context.Context, c Config) (Device, error) {
+	if c.BlockSize == 0 {
+		c.BlockSize = 512
+	}
+	if err := c.check(); err != nil {
+		return Device{}, err
+	}
+	file, err := c.open()
+	if err != nil {
+		return Device{}, err
+	}
+	defer file.Close() // The kernel holds its own reference from LOOP_CONFIGURE on.
+	control, err := openControl()
+	if err != nil {
+		return Device{}, err
+	}
+	defer control.Close()
+	number := c.First
+	for limit := time.Millisecond; ; limit = min(2*limit, 100*time.Millisecond) {
+		d, err := c.tryNext(control, file, &number)
+		if err == nil || !raceLost(err) {
+			return d, err
+		}
+		// The pause is random, so that processes that have lost this race do not try again at the
+		// same time.
+		if wait(ctx, rand.N(limit)) != nil {
+			return Device{}, fmt.Errorf("%w: other processes took the free devices: %w", ctx.Err(), err)
+		}
+	}
+}
+
+// check refuses a configuration that the kernel would truncate, misread or ignore.
+func (c Config) check() error {
+	switch {
+	case c.Serial == "":
+		return errors.New("a serial is needed: without one the device cannot be found again")
+	case len(c.Serial) > serialMax:
+		return fmt.Errorf("the serial has %d bytes, the kernel keeps %d", len(c.Serial), serialMax)
+	case strings.ContainsRune(c.Serial+c.Owner, 0):
+		return errors.New("the serial or the owner contains a NUL, at which the kernel's copy would end")
+	case c.Owner != "" && len(c.Serial)+len(c.Owner) >= serialMax:
+		return fmt.Errorf("serial and owner have %d bytes, the kernel keeps %d",
+			len(c.Serial)+len(c.Owner), serialMax-1)
+	case c.BlockSize < 512 || c.BlockSize > os.Getpagesize() || c.BlockSize&(c.BlockSize-1) != 0:
+		return fmt.Errorf("block size %d is not a power of two between 512 and the page size %d",
+			c.BlockSize, os.Getpagesize())
+	case c.SizeLimit < 0 || c.SizeLimit%int64(c.BlockSize) != 0:
+		return fmt.Errorf("size limit %d is not a multiple of the block size %d",
+			c.SizeLimit, c.BlockSize)
+	case c.First < 0 || c.First > numberMax:
+		return fmt.Errorf("the first number %d is not between 0 and %d", c.First, numberMax)
+	}
+	return nil
+}
+
+func (c Config) open() (*os.File, error) {
+	// Stat comes before the open, because opening a FIFO would wait for ever.
+	st, err := os.Stat(c.Path)
+	switch {
+	case err != nil:
+		return nil, err
+	case !st.Mode().IsRegular():
+		return nil, fmt.Errorf("it is not a regular file, but has the mode %s", st.Mode())
+	case st.Size()%int64(c.BlockSize) != 0:
+		return nil, fmt.Errorf("its size %d is not a multiple of the block size %d",
+			st.Size(), c.BlockSize)
+	case c.ReadOnly:
+		return os.Open(c.Path)
+	}
+	return os.OpenFile(c.Path, os.O_RDWR, 0)
+}
+
+// tryNext gets the number of a free device and configures the device. It fails if another process
+// takes the device in between. The next attempt begins its search at from.
+func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
+	number, err := c.free(control, from)
+	if err != nil {
+		return Device{}, fmt.Errorf("get a free loop device: %w", err)
+	}
+	d, err := identify(number)
+	if err != nil {
+		return d, err
+	}
+	node, err := openNode(d.Path, d.Major, d.Minor, os.O_RDWR)
+	if err != nil {
+		return d, err
+	}
+	defer node.Close()
+	config := unix.LoopConfig{Fd: uint32(file.Fd()), Size: uint32(c.BlockSize)}
+	config.Info.Sizelimit = uint64(c.SizeLimit)
+	copy(config.Info.File_name[:], c.Serial)
+	if c.Owner != "" {
+		copy(config.Info.File_name[len(c.Serial)+1:], c.Owner)
+	}
+	if c.ReadOnly {
+		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
+	}
+	if err := unix.IoctlLoopConfigure(int(node.Fd()), &config); err != nil {
+		return d, fmt.Errorf("configure %s: %w", d.Path, err)
+	}
+	// The device that had this number before may have been made read-only with BLKROSET.
+	err = errors.Join(unix.IoctlSetPointerInt(int(node.Fd()), unix.BLKROSET, 0),
+		d.limitRequests(file))
+	if err == nil && c.NoDiscards {
+		err = os.WriteFile(d.discardLimit(), []byte("0"), 0)
+	}
+	if err == nil {
+		d, err = d.fill(node)
+	}
+	if err != nil {
+		// Release the device, because no caller knows it. The kernel does so when node is closed.
+		clearErr := unix.IoctlSetInt(int(node.Fd()), unix.LOOP_CLR_FD, 0)
+		return d, fmt.Errorf("read the device %s: %w", d.Path, errors.Join(err, clearErr))
+	}
+	return d, nil
+}
+
+// fuseRequestKiB is the kernel's default for the largest request to a FUSE server.
+const fuseRequestKiB = "128"
+
+// limitRequests keeps the kernel from splitting a request for a FUSE server. If the server refused
+// the second part of a write, the write would be short, and the kernel's loop driver reports a
+// short write as done. For other files it restores the default limit, if it can.
+func (d Device) limitRequests(file *os.File) error {
+	var backing unix.Statfs_t
+	if err := unix.Fstatfs(int(file.Fd()), &backing); err != nil {
+		return err
+	}
+	queue := filepath.Join(sysBlock, filepath.Base(d.Path), "queue")
+	limit := filepath.Join(queue, "max_sectors_kb")
+	if backing.Type != unix.FUSE_SUPER_MAGIC {
+		if most, err := os.ReadFile(filepath.Join(queue, "max_hw_sectors_kb")); err == nil {
+			_ = os.WriteFile(limit, most, 0)
+		}
+		return nil
+	}
+	return os.WriteFile(limit, []byte(fuseRequestKiB), 0)
+}
+
+func (d Device) discardLimit() string { return sysDir(d.Number) + "/queue/discard_max_bytes" }
+
+// free returns the number of a device that was free a moment ago. Without Config.First, the kernel
+// chooses the lowest free number. Otherwise free searches upwards from the number from and adds the
+// device.
+func (c Config) free(control *os.File, from *int) (int, error) {
+	if c.First == 0 {
+		return unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	}
+	for ; *from <= numberMax; *from++ {
+		if _, err := os.Stat(sysDir(*from) + "/loop/backing_file"); err == nil {
+			continue
+		}
+		err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, *from)
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return 0, fmt.Errorf("add device %d: %w", *from, err)
+		}
+		number := *from
+		*from++ // The next attempt uses the next number.
+		return number, nil
+	}
+	return 0, fmt.Errorf("%w from number %d on", unix.ENOSPC, c.First)
+}
+
+// raceLost reports whether another process took, opened or removed the device meanwhile.
+func raceLost(err error) bool {
+	for _, lost := range []error{unix.EBUSY, unix.ENXIO, unix.ENODEV, unix.ENOENT, unix.EAGAIN} {
+		if errors.Is(err, lost) {
+			return true
+		}
+	}
+	return false
+}
+
+const sysBlock = "/sys/block"
+
+// List returns every attached loop device of this machine in the order of their numbers, including
+// the devices of other programs. It may omit a device that is attached or detached during the call.
+func List() ([]Device, error) {
+	entries, err := os.ReadDir(sysBlock)
+	if err != nil {
+		return nil, fmt.Errorf("list loop devices: %w", err)
+	}
+	var devices []Device
+	for _, e := range entries {
+		number, ok := loopNumber(e.Name())
+		if !ok {
+			continue
+		}
+		d, attached, err := describe(number)
+		if err != nil {
+			return nil, fmt.Errorf("list loop devices: read %s: %w", e.Name(), explain(err))
+		}
+		if attached {
+			devices = append(devices, d)
+		}
+	}
+	slices.SortFunc(devices, func(a, b Device) int { return cmp.Compare(a.Number, b.Number) })
+	return devices, nil
+}
+
+// describe reads one loop device. It returns false for a device without a file.
+func describe(number int) (Device, bool, error) {
+	// Most devices are free, so do not open them.
+	if _, err := os.Stat(sysDir(number) + "/loop/backing_file"); err != nil {
+		return Device{}, false, ignoreAbsent(err)
+	}
+	d, err := identify(number)
+	if err != nil {
+		return Device{}, false, ignoreAbsent(err)
+	}
+	f, err := openNode(d.Path, d.Major, d.Minor, os.O_RDONLY)
+	if err != nil {
+		return Device{}, false, ignoreAbsent(err)
+	}
+	defer f.Close()
+	// The attachment cannot change while f is open, so the code below reads a single attachment.
+	d, err = d.fill(f)
+	if err != nil {
+		return Device{}, false, ignoreAbsent(err)
+	}
+	return d, true, nil
+}
+
+// identify reads the properties that do not depend on an attachment.
+func identify(number int) (Device, error) {
+	d := Device{Number: number, Path: fmt.Sprintf("/dev/loop%d", number)}
+	b, err := os.ReadFile(sysDir(number) + "/dev")
+	if err != nil {
+		return d, err
+	}
+	if _, err := fmt.Sscanf(string(b), "%d:%d", &d.Major, &d.Minor); err != nil {
+		return d, fmt.Errorf("parse device number %q of %s: %w", b, d.Path, err)
+	}
+	return d, nil
+}
+
+// fill reads the attachment behind f, which must stay open during the call.
+func (d Device) fill(f *os.File) (Device, error) {
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	switch {
+	// The kernel asks the file's filesystem. FUSE returns one of the first two errors if no process
+	// serves it, and XFS returns the third one if it was shut down.
+	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EIO):
+		d.Orphaned = true
+	case err != nil:
+		return d, fmt.Errorf("get status: %w", err)
+	default:
+		d.Serial = unix.ByteSliceToString(info.File_name[:])
+		d.Owner = unix.ByteSliceToString(info.File_name[min(len(d.Serial)+1, serialMax):])
+		d.BackingDevice, d.BackingInode = info.Device, info.Inode
+		if info.Rdevice != info.Device { // they are equal if the file is regular
+			d.BackingNumber = info.Rdevice
+		}
+		d.ReadOnly = info.Flags&unix.LO_FLAGS_READ_ONLY != 0
+		d.Releasing = info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0
+	}
+
+	sys := sysDir(d.Number)
+	file, err := os.ReadFile(sys + "/loop/backing_file")
+	if err != nil {
+		return d, err
+	}
+	d.BackingFile = string(bytes.TrimSuffix(file, []byte("\n")))
+	sectors, err := readUint(sys + "/size")
+	if err != nil {
+		return d, err
+	}
+	d.SizeBytes = int64(sectors) * 512
+	block, err := readUint(sys + "/queue/logical_block_size")
+	if err != nil {
+		return d, err
+	}
+	d.BlockSize = int(block)
+	d.Sequence, err = readUint(sys + "/diskseq")
+	return d, err
+}
+
+func loopNumber(name string) (int, bool) {
+	digits, ok := strings.CutPrefix(name, "loop")
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits, 10, 20)
+	return int(n), err == nil
+}
+
+func sysDir(number int) string { return fmt.Sprintf("%s/loop%d", sysBlock, number) }
+
+func readUint(path string) (uint64, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseUint(string(bytes.TrimSpace(b)), 10, 64)
+}
+
+// ignoreAbsent returns nil for the errors of a device that has no file or is being released.
+func ignoreAbsent(err error) error {
+	for _, absent := range []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV} {
+		if errors.Is(err, absent) {
+			return nil
+		}
+	}
+	return err
+}
+
+// The numbers of the control device are fixed in the kernel (misc major, LOOP_CTRL_MINOR).
+const (
+	controlPath  = "/dev/loop-control"
+	controlMajor = 10
+	controlMinor = 237
+)
+
+// Available returns nil if loop devices can be used, or an error that describes what to do.
+func Available() error {
+	f, err := openControl()
+	if err != nil {
+		return fmt.Errorf("open the loop driver's control device: %w", explain(err))
+	}
+	return f.Close()
+}
+
+func openControl() (*os.File, error) {
+	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
+	switch {
+	// The node exists, because openOrMake has made it. So these errors mean that the node has no
+	// driver.
+	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOENT):
+		return nil, fmt.Errorf("the kernel has no loop driver; load it: modprobe loop (%w)", err)
+	case err != nil:
+		return nil, err
+	}
+	return f, nil
+}
+
+// openNode opens a loop device's node and verifies that it is the node of that device.
+func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
+	f, err := openOrMake(path, unix.S_IFBLK, major, minor, flag)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("stat %s: %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK || st.Rdev != unix.Mkdev(major, minor) {
+		f.Close()
+		return nil, fmt.Errorf("%s is not the loop device %d:%d", path, major, minor)
+	}
+	return f, nil
+}
+
+// openOrMake opens a device node, and creates the node if it is missing. In a container, /dev often
+// lacks the devices that the kernel has added since the container was started.
+func openOrMake(path string, kind, major, minor uint32, flag int) (*os.File, error) {
+	f, err := os.OpenFile(path, flag, 0)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	err = unix.Mknod(path, kind|0o600, int(unix.Mkdev(major, minor)))
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, fmt.Errorf("make node %s (%d:%d): %w", path, major, minor, err)
+	}
+	return os.OpenFile(path, flag, 0)
+}
+
+// explain adds advice to a permission error.
+func explain(err error) error {
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("%w (loop devices need root with CAP_SYS_ADMIN, "+
+			"and a container must be allowed to use block devices of major number 7)", err)
+	}
+	return err
 }

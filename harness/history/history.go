@@ -4,8 +4,18 @@
 package history
 
 import (
+	"cmp"
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
 )
 
 // The lanes that are not a driver's.
@@ -104,4 +114,186 @@ func (r *Recorder) Events() (events []Event, since time.Time, dropped int) {
 		events = append(events, *e)
 	}
 	return events, r.since, r.dropped
+}
+
+// Page is the content of a page. A text may come from a rack or a disk, so the page shows every
+// text literally and never interprets it.
+type Page struct {
+	Title string
+	// Seed and Command repeat the run. They are left out if they are empty.
+	Seed, Command string
+	// Broken describes the promise that was broken at the time At; the zero time is the end. Without
+	// it the page shows a history in which every promise was kept.
+	Broken string
+	At     time.Time
+	// Evidence is the directory with the logs.
+	Evidence string
+	Events   []Event
+	// Dropped is the number of earlier events that are missing.
+	Dropped int
+}
+
+// letters is the number of letters of a text in a lane.
+const letters = 40
+
+//go:embed page.html
+var source string
+
+var page = template.Must(template.New("page").Parse(source))
+
+// Write writes the page. It needs no script and no other file.
+func (p Page) Write(w io.Writer) error {
+	if err := page.Execute(w, layout(p)); err != nil {
+		return fmt.Errorf("draw a history: %w", err)
+	}
+	return nil
+}
+
+// WriteFile writes the page to a file, which replaces the file if it exists.
+func (p Page) WriteFile(path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	if err := p.Write(f); err != nil {
+		_ = f.Close()
+		return err
+	}
+	return f.Close()
+}
+
+// drawing is a page whose parts have places in a grid (CSS). Each event has a row, so no two texts
+// overlap. A lane has a column for each bar that it has side by side, and one for the texts.
+type drawing struct {
+	Page
+	Lanes []*lane
+	Rows  []*row
+	End   int // the line below the last row
+}
+
+type lane struct {
+	Name                    string
+	Column, Bars, Text, End int
+	ends                    []int // by bar, the line at which its column is free again
+}
+
+// row is an event, or the broken promise, which is in no lane. Its bar is between two lines.
+type row struct {
+	Event
+	Time, Text, Full, Class     string
+	At, End, Column, TextColumn int
+	Broken                      bool
+}
+
+func layout(p Page) drawing {
+	d := drawing{Page: p}
+	for _, text := range []*string{&d.Title, &d.Seed, &d.Command, &d.Broken, &d.Evidence} {
+		*text = plain(*text)
+	}
+	for _, e := range p.Events {
+		d.Rows = append(d.Rows, &row{Event: e})
+	}
+	if d.Broken != "" {
+		first, _, _ := strings.Cut(d.Broken, "\n")
+		broken := &row{Broken: true, Text: first, Full: d.Broken, Event: Event{Start: p.At}}
+		for _, e := range p.Events {
+			if p.At.IsZero() && e.Start.After(broken.Start) {
+				broken.Start = e.Start
+			}
+		}
+		d.Rows = append(d.Rows, broken)
+	}
+	slices.SortStableFunc(d.Rows, func(a, b *row) int { return a.Start.Compare(b.Start) })
+	lanes := map[string]*lane{}
+	d.End = len(d.Rows) + 2 // the first row has the names of the lanes
+	for i, r := range d.Rows {
+		if r.At, r.End = i+2, d.End; r.Mark || r.Broken {
+			r.End = r.At + 1
+		} else if next := slices.IndexFunc(d.Rows[i+1:], func(later *row) bool {
+			return !r.Event.End.IsZero() && !later.Start.Before(r.Event.End)
+		}); next >= 0 {
+			r.End = r.At + 1 + next
+		}
+		l := lanes[r.Lane]
+		switch {
+		case r.Broken:
+			continue
+		case l == nil:
+			l = &lane{Name: r.Lane}
+			lanes[r.Lane] = l
+		}
+		r.Column = slices.IndexFunc(l.ends, func(end int) bool { return end <= r.At })
+		if r.Column < 0 {
+			r.Column = len(l.ends)
+			l.ends = append(l.ends, 0)
+		}
+		l.ends[r.Column] = r.End
+	}
+	column := 2
+	for _, name := range slices.SortedFunc(maps.Keys(lanes), compareLanes) {
+		l := lanes[name]
+		l.Name, l.Column, l.Bars, l.Text = plain(name), column, len(l.ends), column+len(l.ends)
+		l.End = l.Text + 1
+		d.Lanes, column = append(d.Lanes, l), l.End
+	}
+	for _, r := range d.Rows {
+		if l := lanes[r.Lane]; l != nil {
+			r.describe(d.Rows[0].Start)
+			r.Column, r.TextColumn = l.Column+r.Column, l.Text
+		}
+	}
+	return d
+}
+
+// describe sets the texts of an event.
+func (r *row) describe(start time.Time) {
+	r.Time = fmt.Sprintf("%.3f s", r.Start.Sub(start).Seconds())
+	r.Class, r.Text = class(r.Event), r.Name
+	if r.Failed {
+		r.Text += " – " + r.Outcome
+	}
+	r.Text = plain(strings.Join(strings.Fields(r.Text), " "))
+	if text := []rune(r.Text); len(text) > letters {
+		r.Text = string(text[:letters-1]) + "…"
+	}
+	r.Full = plain(strings.Join([]string{r.Lane + ": " + r.Name, r.Outcome, took(r.Event)}, "\n"))
+}
+
+func class(e Event) string {
+	switch {
+	case e.Mark:
+		return "mark"
+	case e.End.IsZero():
+		return "open"
+	case e.Failed:
+		return "failed"
+	}
+	return "good"
+}
+
+func took(e Event) string {
+	switch {
+	case e.Mark:
+		return "at " + e.Start.Format("15:04:05.000")
+	case e.End.IsZero():
+		return "without an answer"
+	}
+	return e.End.Sub(e.Start).Round(10 * time.Microsecond).String()
+}
+
+// compareLanes sorts the names of lanes from the orchestrator to the disk.
+func compareLanes(a, b string) int {
+	rank := map[string]int{Orchestrator: -1, Rack: 1, Disk: 2} // a driver has 0
+	return cmp.Or(rank[a]-rank[b], strings.Compare(a, b))
+}
+
+// plain replaces everything that a browser or a terminal would interpret instead of showing it:
+// control characters but line feeds, and invisible marks, which may change the direction.
+func plain(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r != '\n' && (unicode.IsControl(r) || unicode.In(r, unicode.Cf, unicode.Zl, unicode.Zp)) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, strings.ToValidUTF8(text, string(unicode.ReplacementChar)))
 }
