@@ -12,26 +12,13 @@ import (
 var errNotLinux = errors.New("the suite makes and mounts loop devices, which requires Linux: " +
 	"run it there")
 
-func checkSystem() error { return errNotLinux }
-
-func programAttr() *syscall.SysProcAttr { return nil }
-
-func mountedNodev(string) (bool, error) { return false, errNotLinux }
-
-func inMemory() []string { return nil }
-
-func removeKilled() {}
-
-func lockDir(string) (*os.File, error) { return nil, errNotLinux }
-
-// Owns needs Linux.
-func (r *Rack) Owns(*os.File) error { return errNotLinux }
-
-// StopLazyInit needs Linux.
-func StopLazyInit(string) error { return errNotLinux }
-
-// BackingFile needs Linux.
-func BackingFile(uint64) (string, error) { return "", errNotLinux }
-
-// LockVolumes needs Linux.
+func checkSystem() error                         { return errNotLinux }
+func programAttr() *syscall.SysProcAttr          { return nil }
+func mountedNodev(string) (bool, error)          { return false, errNotLinux }
+func inMemory() []string                         { return nil }
+func removeKilled()                              {}
+func lockDir(string) (*os.File, error)           { return nil, errNotLinux }
+func (r *Rack) Owns(*os.File) error              { return errNotLinux }
+func StopLazyInit(string) error                  { return errNotLinux }
+func BackingFile(uint64) (string, error)         { return "", errNotLinux }
 func (p *Plugin) LockVolumes() (*os.File, error) { return nil, errNotLinux }

@@ -115,19 +115,14 @@ func (d Device) with(do func(*os.File) error) error {
 		return cmp.Or(err, ErrGone)
 	}
 	f, err := openNode(d.Path, d.Major, d.Minor, os.O_RDONLY)
-	switch {
-	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, fs.ErrNotExist):
+	if isAny(err, absent...) {
 		return ErrGone
-	case err != nil:
+	} else if err != nil {
 		return err
 	}
 	defer f.Close()
-	held, err := d.attached()
-	if err != nil {
-		return err
-	}
-	if !held {
-		return ErrGone
+	if held, err := d.attached(); err != nil || !held {
+		return cmp.Or(err, ErrGone)
 	}
 	return do(f)
 }
@@ -137,14 +132,15 @@ func (d Device) attached() (bool, error) {
 	sys := sysDir(d.Number)
 	// The directory disappears with the attachment. The sequence number changes with the next
 	// attachment.
-	if _, err := os.Stat(sys + "/loop/backing_file"); err != nil {
-		return false, ignoreAbsent(err)
+	_, err := os.Stat(sys + "/loop/backing_file")
+	var seq uint64
+	if err == nil {
+		seq, err = readUint(sys + "/diskseq")
 	}
-	seq, err := readUint(sys + "/diskseq")
-	if err != nil {
-		return false, ignoreAbsent(err)
+	if isAny(err, absent...) {
+		return false, nil
 	}
-	return seq == d.Sequence, nil
+	return seq == d.Sequence, err
 }
 
 // wait waits for the duration. It returns ctx's error if ctx ends first.
@@ -168,40 +164,37 @@ const numberMax = 1<<20 - 1
 // Attach attaches a loop device to the file. If another process takes the free device first,
 // or if the kernel has to add a device, Attach tries again until ctx ends.
 func Attach(ctx context.Context, c Config) (Device, error) {
-	d, err := attach(ctx, c)
+	d, err := c.attach(ctx)
 	if err != nil {
 		return Device{}, fmt.Errorf("attach %s with serial %q: %w", c.Path, c.Serial, explain(err))
 	}
 	return d, nil
 }
 
-func attach(ctx context.Context, c Config) (Device, error) {
-	if c.BlockSize == 0 {
-		c.BlockSize = 512
-	}
+func (c Config) attach(ctx context.Context) (d Device, err error) {
+	c.BlockSize = cmp.Or(c.BlockSize, 512)
 	if err := c.check(); err != nil {
-		return Device{}, err
+		return d, err
 	}
 	file, err := c.open()
 	if err != nil {
-		return Device{}, err
+		return d, err
 	}
 	defer file.Close() // The kernel holds its own reference from LOOP_CONFIGURE on.
 	control, err := openControl()
 	if err != nil {
-		return Device{}, err
+		return d, err
 	}
 	defer control.Close()
 	number := c.First
 	for limit := time.Millisecond; ; limit = min(2*limit, 100*time.Millisecond) {
-		d, err := c.tryNext(control, file, &number)
-		if err == nil || !raceLost(err) {
+		if d, err = c.tryNext(control, file, &number); err == nil || !raceLost(err) {
 			return d, err
 		}
 		// The pause is random, so that processes that have lost this race do not try again at the
 		// same time.
 		if wait(ctx, rand.N(limit)) != nil {
-			return Device{}, fmt.Errorf("%w: other processes took the free devices: %w", ctx.Err(), err)
+			return d, fmt.Errorf("%w: other processes took the free devices: %w", ctx.Err(), err)
 		}
 	}
 }
@@ -340,12 +333,7 @@ func (c Config) free(control *os.File, from *int) (int, error) {
 
 // raceLost reports whether another process took, opened or removed the device meanwhile.
 func raceLost(err error) bool {
-	for _, lost := range []error{unix.EBUSY, unix.ENXIO, unix.ENODEV, unix.ENOENT, unix.EAGAIN} {
-		if errors.Is(err, lost) {
-			return true
-		}
-	}
-	return false
+	return isAny(err, unix.EBUSY, unix.ENXIO, unix.ENODEV, unix.ENOENT, unix.EAGAIN)
 }
 
 const sysBlock = "/sys/block"
@@ -363,39 +351,33 @@ func List() ([]Device, error) {
 		if !ok {
 			continue
 		}
-		d, attached, err := describe(number)
-		if err != nil {
-			return nil, fmt.Errorf("list loop devices: read %s: %w", e.Name(), explain(err))
-		}
-		if attached {
+		d, err := describe(number)
+		if err == nil {
 			devices = append(devices, d)
+		} else if !isAny(err, absent...) {
+			return nil, fmt.Errorf("list loop devices: read %s: %w", e.Name(), explain(err))
 		}
 	}
 	slices.SortFunc(devices, func(a, b Device) int { return cmp.Compare(a.Number, b.Number) })
 	return devices, nil
 }
 
-// describe reads one loop device. It returns false for a device without a file.
-func describe(number int) (Device, bool, error) {
+// describe reads one loop device. The error of a device without a file is one of absent.
+func describe(number int) (d Device, err error) {
 	// Most devices are free, so do not open them.
 	if _, err := os.Stat(sysDir(number) + "/loop/backing_file"); err != nil {
-		return Device{}, false, ignoreAbsent(err)
+		return d, err
 	}
-	d, err := identify(number)
-	if err != nil {
-		return Device{}, false, ignoreAbsent(err)
+	if d, err = identify(number); err != nil {
+		return d, err
 	}
 	f, err := openNode(d.Path, d.Major, d.Minor, os.O_RDONLY)
 	if err != nil {
-		return Device{}, false, ignoreAbsent(err)
+		return d, err
 	}
 	defer f.Close()
 	// The attachment cannot change while f is open, so the code below reads a single attachment.
-	d, err = d.fill(f)
-	if err != nil {
-		return Device{}, false, ignoreAbsent(err)
-	}
-	return d, true, nil
+	return d.fill(f)
 }
 
 // identify reads the properties that do not depend on an attachment.
@@ -417,7 +399,7 @@ func (d Device) fill(f *os.File) (Device, error) {
 	switch {
 	// The kernel asks the file's filesystem. FUSE returns one of the first two errors if no process
 	// serves it, and XFS returns the third one if it was shut down.
-	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EIO):
+	case isAny(err, unix.ENOTCONN, unix.ECONNABORTED, unix.EIO):
 		d.Orphaned = true
 	case err != nil:
 		return d, fmt.Errorf("get status: %w", err)
@@ -438,17 +420,14 @@ func (d Device) fill(f *os.File) (Device, error) {
 		return d, err
 	}
 	d.BackingFile = string(bytes.TrimSuffix(file, []byte("\n")))
-	sectors, err := readUint(sys + "/size")
-	if err != nil {
-		return d, err
+	read := func(name string) (n uint64) {
+		if err == nil {
+			n, err = readUint(sys + name)
+		}
+		return n
 	}
-	d.SizeBytes = int64(sectors) * 512
-	block, err := readUint(sys + "/queue/logical_block_size")
-	if err != nil {
-		return d, err
-	}
-	d.BlockSize = int(block)
-	d.Sequence, err = readUint(sys + "/diskseq")
+	d.SizeBytes, d.BlockSize = int64(read("/size"))*512, int(read("/queue/logical_block_size"))
+	d.Sequence = read("/diskseq")
 	return d, err
 }
 
@@ -471,14 +450,11 @@ func readUint(path string) (uint64, error) {
 	return strconv.ParseUint(string(bytes.TrimSpace(b)), 10, 64)
 }
 
-// ignoreAbsent returns nil for the errors of a device that has no file or is being released.
-func ignoreAbsent(err error) error {
-	for _, absent := range []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV} {
-		if errors.Is(err, absent) {
-			return nil
-		}
-	}
-	return err
+// absent are the errors of a device that has no file or is being released.
+var absent = []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV}
+
+func isAny(err error, any ...error) bool {
+	return slices.ContainsFunc(any, func(one error) bool { return errors.Is(err, one) })
 }
 
 // The numbers of the control device are fixed in the kernel (misc major, LOOP_CTRL_MINOR).
@@ -499,15 +475,12 @@ func Available() error {
 
 func openControl() (*os.File, error) {
 	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
-	switch {
 	// The node exists, because openOrMake has made it. So these errors mean that the node has no
 	// driver.
-	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOENT):
+	if isAny(err, absent...) {
 		return nil, fmt.Errorf("the kernel has no loop driver; load it: modprobe loop (%w)", err)
-	case err != nil:
-		return nil, err
 	}
-	return f, nil
+	return f, err
 }
 
 // openNode opens a loop device's node and verifies that it is the node of that device.
@@ -517,13 +490,14 @@ func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
 		return nil, err
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("stat %s: %w", path, err)
+	if err = unix.Fstat(int(f.Fd()), &st); err != nil {
+		err = fmt.Errorf("stat %s: %w", path, err)
+	} else if st.Mode&unix.S_IFMT != unix.S_IFBLK || st.Rdev != unix.Mkdev(major, minor) {
+		err = fmt.Errorf("%s is not the loop device %d:%d", path, major, minor)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK || st.Rdev != unix.Mkdev(major, minor) {
+	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("%s is not the loop device %d:%d", path, major, minor)
+		return nil, err
 	}
 	return f, nil
 }
