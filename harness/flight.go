@@ -25,16 +25,12 @@ import (
 // Change is an entry of the driver's flight recorder, from a file or from a line of the
 // driver's log.
 type Change struct {
-	Time     time.Time `json:"time"`
-	Event    string    `json:"event"`
-	Outcome  string    `json:"outcome"` // begun, done or failed; "" in a log
-	Volume   string    `json:"volume"`
-	Snapshot string    `json:"snapshot"`
-	Instance string    `json:"instance"`
-	Path     string    `json:"path"`
-	Request  string    `json:"request"`
-	Claim    string    `json:"claim"`
-	Seen     bool      `json:"seen"`
+	Time time.Time
+
+	Event, Volume, Snapshot, Instance, Path, Request, Claim string
+	// Outcome is begun, done or failed, and "" in a log.
+	Outcome string
+	Seen    bool
 }
 
 // Changes reads the changes from a file of a volume, or from a log of JSON lines. A missing
@@ -72,14 +68,13 @@ func (p *Plugin) FlightFile(volumeID string) string {
 }
 
 // FlightRecords returns what a node's driver has recorded, by file.
-func (p *Plugin) FlightRecords() (map[string][]Change, error) {
-	files, err := filepath.Glob(p.FlightFile("*"))
-	records := map[string][]Change{}
-	for _, file := range files {
-		changes, failed := Changes(file)
-		records[file], err = changes, errors.Join(err, failed)
+func (p *Plugin) FlightRecords() (records map[string][]Change, err error) {
+	defer Catch(&err)
+	records = map[string][]Change{}
+	for _, file := range Got(filepath.Glob(p.FlightFile("*"))) {
+		records[file] = Got(Changes(file))
 	}
-	return records, err
+	return records, nil
 }
 
 // CheckFlightDirs checks two rules in the flight recorders of several nodes. Every change must be
@@ -142,11 +137,9 @@ func CheckChanges(changes []Change) error {
 			continue
 		}
 		key := turn.thing + " " + c.Volume
-		switch turn.thing {
-		case "attachment":
+		if turn.thing == "attachment" {
 			key += " at " + c.Instance
-		case "disk":
-		default:
+		} else if turn.thing != "disk" {
 			key += " at " + c.Path
 		}
 		own, other := begun[turn.made], begun[!turn.made]

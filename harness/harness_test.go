@@ -25,9 +25,8 @@ import (
 
 func script(t *testing.T, text string, env ...string) *process {
 	t.Helper()
-	p, err := startProcess("script", filepath.Join(t.TempDir(), "log"),
-		[]string{"/bin/sh", "-c", text}, env)
-	csitest.Must(t, err)
+	p := Need(startProcess("script", filepath.Join(t.TempDir(), "log"),
+		[]string{"/bin/sh", "-c", text}, env))(t)
 	t.Cleanup(p.kill)
 	return p
 }
@@ -36,8 +35,7 @@ func firstLine(t *testing.T, p *process) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	line, err := p.firstLine(ctx)
-	csitest.Must(t, err)
+	line := Need(p.firstLine(ctx))(t)
 	return line
 }
 
@@ -110,8 +108,7 @@ func TestTheTailOfALogContainsWholeLinesOnly(t *testing.T) {
 func TestARunKeepsItsDirectoryAfterAFailure(t *testing.T) {
 	var progress strings.Builder
 	for _, failed := range []bool{false, true} {
-		run, err := NewRun(&progress)
-		csitest.Must(t, err)
+		run := Need(NewRun(&progress))(t)
 		t.Cleanup(func() { os.RemoveAll(run.Dir) })
 		if failed {
 			run.Failed()
@@ -131,9 +128,8 @@ func TestARunKeepsItsDirectoryAfterAFailure(t *testing.T) {
 func TestADriverWithoutASimulatedRackGetsNoFurtherVariables(t *testing.T) {
 	for _, mode := range []string{ModeAll, ModeController, ModeNode} {
 		given := map[string]string{"OXIDE_HOST": "https://rack"}
-		plugin, err := (&Run{}).newPlugin(t.TempDir(), new(atomic.Int64),
-			PluginOptions{Mode: mode, Env: given})
-		csitest.Must(t, err)
+		plugin := Need((&Run{}).newPlugin(t.TempDir(), new(atomic.Int64),
+			PluginOptions{Mode: mode, Env: given}))(t)
 		delete(plugin.options.Env, "OXIDE_STATE_DIR")
 		if !maps.Equal(plugin.options.Env, given) {
 			t.Errorf("mode %s: the driver gets %v", mode, plugin.options.Env)
@@ -145,6 +141,7 @@ func TestAnErrorThatBreaksARuleBecomesDataLoss(t *testing.T) { // B-8
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	trailer := metadata.Pairs("content-type", "application/grpc")
+	ends := func(err error) error { return status.FromContextError(err).Err() }
 	for name, test := range map[string]struct {
 		ctx     context.Context
 		trailer metadata.MD // an error of the server has one
@@ -155,24 +152,22 @@ func TestAnErrorThatBreaksARuleBecomesDataLoss(t *testing.T) { // B-8
 			status.Error(codes.Internal, "Why: it is so"), codes.Internal},
 		"a sentence alone": {t.Context(), trailer,
 			status.Error(codes.Internal, "it is so"), codes.DataLoss},
-		"a deadline of the server": {t.Context(), trailer,
-			status.FromContextError(context.DeadlineExceeded).Err(), codes.DataLoss},
-		"a canceled call that the server ends": {canceled, trailer,
-			status.FromContextError(context.Canceled).Err(), codes.Canceled},
-		"a canceled call that this client ends": {canceled, nil,
-			status.FromContextError(context.Canceled).Err(), codes.Canceled},
+		"a deadline of the server": {t.Context(), trailer, ends(context.DeadlineExceeded),
+			codes.DataLoss},
+		"a canceled call that the server ends": {canceled, trailer, ends(context.Canceled),
+			codes.Canceled},
+		"a canceled call that this client ends": {canceled, nil, ends(context.Canceled),
+			codes.Canceled},
 	} {
-		t.Run(name, func(t *testing.T) {
-			err := ErrorRules(test.ctx, "/csi.v1.Controller/GetCapacity", nil, nil, nil,
-				func(_ context.Context, _ string, _, _ any, _ *grpc.ClientConn,
-					options ...grpc.CallOption) error {
-					*options[0].(grpc.TrailerCallOption).TrailerAddr = test.trailer
-					return test.answer
-				})
-			if got := status.Code(err); got != test.want {
-				t.Errorf("the error of the call is %v, want the code %v", err, test.want)
-			}
-		})
+		err := ErrorRules(test.ctx, "/csi.v1.Controller/GetCapacity", nil, nil, nil,
+			func(_ context.Context, _ string, _, _ any, _ *grpc.ClientConn,
+				options ...grpc.CallOption) error {
+				*options[0].(grpc.TrailerCallOption).TrailerAddr = test.trailer
+				return test.answer
+			})
+		if got := status.Code(err); got != test.want {
+			t.Errorf("%s: the error of the call is %v, want the code %v", name, err, test.want)
+		}
 	}
 }
 
@@ -186,14 +181,11 @@ func TestMoreListsTheAdditionsToALedger(t *testing.T) {
 }
 
 func TestOpenFilesCountsConnectionsToTheRackSeparately(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	csitest.Must(t, err)
+	listener := Need(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
-	conn, err := net.Dial("tcp", listener.Addr().String())
-	csitest.Must(t, err)
+	conn := Need(net.Dial("tcp", listener.Addr().String()))(t)
 	defer conn.Close()
-	served, err := listener.Accept()
-	csitest.Must(t, err)
+	served := Need(listener.Accept())(t)
 	defer served.Close()
 	port := netPort("http://" + listener.Addr().String())
 	names, connections, err := openFiles(os.Getpid(), port, 0)
@@ -222,9 +214,7 @@ func TestNoneLeftNamesAChildThatOutlivesItsProcess(t *testing.T) {
 	csitest.Must(t, shell.Run())
 	p := &process{name: "shell", cmd: shell}
 	err := p.noneLeft()
-	if killed := syscall.Kill(-p.pid(), syscall.SIGKILL); killed != nil {
-		t.Fatal(killed)
-	}
+	csitest.Must(t, syscall.Kill(-p.pid(), syscall.SIGKILL))
 	if err == nil || !strings.Contains(err.Error(), "shell left running: sleep") {
 		t.Errorf("noneLeft = %v, want the sleep named", err)
 	}

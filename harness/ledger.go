@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"maps"
 	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,8 +54,10 @@ func (l Ledger) add(kind string, names ...string) {
 // directory, and the open files and goroutines of the simulator and the plugins.
 func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (ledger Ledger, err error) {
 	defer Catch(&err)
-	ledger = Got(KernelLedger(r.Dir))
-	Must(r.addState(ctx, ledger))
+	ledger, state := Got(KernelLedger(r.Dir)), Got(r.Admin.State(ctx))
+	Must(errors.Join(addEach(ledger, "disk", state.Disks),
+		addEach(ledger, "snapshot", state.Snapshots), addEach(ledger, "image", state.Images),
+		addEach(ledger, "attachment", state.Attachments)))
 	for _, s := range r.watched(plugins) {
 		Must(s.add(ctx, ledger))
 	}
@@ -65,14 +66,11 @@ func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (ledger Ledger, e
 
 // watched returns the processes whose files and goroutines a ledger counts.
 func (r *Rack) watched(plugins []*Plugin) []watchedProcess {
-	port := netPort(r.URL)
-	all := []watchedProcess{
-		{name: "the simulator", proc: r.proc, port: port, peers: max(1, len(plugins)),
-			console: netPort(r.Admin.URL), goroutines: r.Admin.Goroutines},
-	}
+	all := []watchedProcess{{name: "the simulator", proc: r.proc, port: r.Port(),
+		peers: max(1, len(plugins)), console: netPort(r.Admin.URL), goroutines: r.Admin.Goroutines}}
 	for _, p := range plugins {
 		all = append(all, watchedProcess{name: "the driver in mode " + p.options.Mode, proc: p.proc,
-			port: port, peers: 1, goroutines: p.GoroutineProfile})
+			port: r.Port(), peers: 1, goroutines: p.GoroutineProfile})
 	}
 	return all
 }
@@ -106,14 +104,7 @@ func (r *Rack) compare(ctx context.Context, start Ledger, plugins ...*Plugin) er
 	return nil
 }
 
-// addState counts the records of the simulator, each by its kind.
-func (r *Rack) addState(ctx context.Context, ledger Ledger) error {
-	state, err := r.Admin.State(ctx)
-	return errors.Join(err, addEach(ledger, "disk", state.Disks),
-		addEach(ledger, "snapshot", state.Snapshots), addEach(ledger, "image", state.Images),
-		addEach(ledger, "attachment", state.Attachments))
-}
-
+// addEach counts the simulator's records of a kind.
 func addEach[T any](ledger Ledger, kind string, entries []T) error {
 	for _, entry := range entries {
 		text, err := json.Marshal(entry)
@@ -144,12 +135,8 @@ func loopDevices(dir string) ([]string, error) {
 	}
 	var backed []string
 	for _, file := range files {
-		backing, err := os.ReadFile(file)
-		if err != nil {
-			continue // it was released since the directory was read
-		}
-		name := strings.TrimSpace(string(backing))
-		if strings.HasPrefix(name, dir+"/") {
+		backing, _ := os.ReadFile(file) // it may be released since the directory was read
+		if name := strings.TrimSpace(string(backing)); strings.HasPrefix(name, dir+"/") {
 			backed = append(backed, name)
 		}
 	}
@@ -267,7 +254,7 @@ type socket struct {
 // socketsOf reads the network tables of the namespace of a process. The keys are the names
 // that the sockets have in /proc/PID/fd.
 func socketsOf(pid int) (map[string]socket, error) {
-	tables, err := procfs.NewFS(filepath.Join("/proc", strconv.Itoa(pid)))
+	tables, err := procfs.NewFS(fmt.Sprint("/proc/", pid))
 	if err != nil {
 		return nil, err
 	}
@@ -287,8 +274,8 @@ func socketsOf(pid int) (map[string]socket, error) {
 		if t.RemPort == 0 {
 			name = "listener at " + address(t.LocalAddr, t.LocalPort)
 		}
-		sockets[fmt.Sprintf("socket:[%d]", t.Inode)] = socket{name, uint16(t.LocalPort),
-			uint16(t.RemPort)}
+		id := fmt.Sprintf("socket:[%d]", t.Inode)
+		sockets[id] = socket{name, uint16(t.LocalPort), uint16(t.RemPort)}
 	}
 	for _, u := range local.Rows {
 		sockets[fmt.Sprintf("socket:[%d]", u.Inode)] = socket{
@@ -303,14 +290,7 @@ func address(ip net.IP, port uint64) string {
 
 // netPort returns the port of a URL. The URLs come from the simulator and always have a port.
 func netPort(address string) uint16 {
-	u, err := url.Parse(address)
-	if err != nil {
-		return 0
-	}
-	port, err := strconv.ParseUint(u.Port(), 10, 16)
-	if err != nil {
-		return 0
-	}
+	port, _ := strconv.ParseUint(address[strings.LastIndex(address, ":")+1:], 10, 16)
 	return uint16(port)
 }
 
@@ -359,14 +339,10 @@ func purpose(stack string) string {
 // open file, or is one of the at most 16 goroutines that read the requests to a FUSE
 // filesystem.
 func ofPool(name string) bool {
-	for _, prefix := range []string{"net/http.(*conn).serve", "net/http.(*connReader).",
+	return slices.ContainsFunc([]string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",
-		"github.com/hanwen/go-fuse/v2/fuse.(*Server).loop"} {
-		if strings.HasPrefix(name, prefix) {
-			return true
-		}
-	}
-	return false
+		"github.com/hanwen/go-fuse/v2/fuse.(*Server).loop"},
+		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // noneLeft returns an error if a process of this one's group still runs. A mkfs or a mount

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,8 +76,6 @@ type Plugin struct {
 	run     *Run
 	options PluginOptions
 	proc    *process
-	pages   *http.Client
-	pprof   *http.Client
 }
 
 // StartPlugin starts the driver for this rack.
@@ -95,9 +94,7 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin,
 		env["OXIDE_SYSFS_ROOT"] = filepath.Join(instance.Guest, "sys")
 		env["OXIDE_DEV_ROOT"] = filepath.Join(instance.Guest, "dev")
 	}
-	for key, value := range options.Env {
-		env[key] = value
-	}
+	maps.Copy(env, options.Env)
 	options.Env = env
 	plugin, err := r.run.newPlugin(r.Dir, &r.plugs, options)
 	if err != nil {
@@ -123,12 +120,9 @@ const pluginPrefix = "plugin-"
 
 // newPlugin prepares a driver and does not start it. The driver's environment is exactly the
 // one of the options.
-func (r *Run) newPlugin(
-	parent string, counter *atomic.Int64, options PluginOptions,
-) (*Plugin, error) {
-	if options.Mode == "" {
-		options.Mode = ModeAll
-	}
+func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOptions) (*Plugin,
+	error) {
+	options.Mode = cmp.Or(options.Mode, ModeAll)
 	dir, err := r.newDir(parent, pluginPrefix, counter)
 	if err != nil {
 		return nil, err
@@ -142,25 +136,22 @@ func (r *Run) newPlugin(
 	return &Plugin{
 		Dir: dir, Endpoint: "unix://" + filepath.Join(dir, "csi.sock"),
 		LogFile: filepath.Join(dir, options.Mode+".log"),
-		History: &history.Recorder{},
-		run:     r, options: options, pages: unixClient(filepath.Join(dir, "metrics.sock")),
-		pprof: unixClient(filepath.Join(dir, "pprof.sock")),
+		History: &history.Recorder{}, run: r, options: options,
 	}, nil
 }
 
 // Start starts the driver again after Stop or Kill, at the same socket, and waits until it serves.
 func (p *Plugin) Start(ctx context.Context) error {
-	command, err := p.options.Command, error(nil)
+	command := p.options.Command
 	if command == nil {
-		command, err = p.run.command(ctx, "oxide-csi-plugin")
-	}
-	if err != nil {
-		return err
+		var err error
+		if command, err = p.run.command(ctx, "oxide-csi-plugin"); err != nil {
+			return err
+		}
 	}
 	command = slices.Concat(command, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
-		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock"),
-	}, p.options.Args)
+		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock")}, p.options.Args)
 	// The address is a variable and not a flag, because an older driver with which a benchmark
 	// compares may not have the flag.
 	env := []string{"OXIDE_PPROF_ADDRESS=unix://" + filepath.Join(p.Dir, "pprof.sock")}
@@ -170,11 +161,13 @@ func (p *Plugin) Start(ctx context.Context) error {
 		}
 	}
 	// Dial would take the socket of a killed process for the socket of this one.
-	if err := os.Remove(p.Socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := os.Remove(p.Socket())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the old socket: %w", err)
 	}
 	name := "oxide-csi-plugin " + p.options.Mode
-	if p.proc, err = startProcess(name, p.LogFile, command, env, p.options.Files...); err != nil {
+	p.proc, err = startProcess(name, p.LogFile, command, env, p.options.Files...)
+	if err != nil {
 		return err
 	}
 	if p.Conn, err = p.Dial(ctx); err != nil {
@@ -226,7 +219,7 @@ func (p *Plugin) Dial(ctx context.Context, options ...grpc.DialOption) (*grpc.Cl
 
 // Kubelet returns a path of the orchestrator on the plugin's node.
 func (p *Plugin) Kubelet(elements ...string) string {
-	return filepath.Join(append([]string{p.Dir, "kubelet"}, elements...)...)
+	return filepath.Join(p.Dir, "kubelet", filepath.Join(elements...))
 }
 
 // Identity returns a client of the plugin's identity service.
@@ -288,13 +281,13 @@ func (p *Plugin) AwaitReady(ctx context.Context) error {
 
 // GoroutineProfile returns the stacks of the plugin's goroutines, as text.
 func (p *Plugin) GoroutineProfile(ctx context.Context) ([]byte, error) {
-	return readPage(ctx, p.pprof, "http://plugin/debug/pprof/goroutine?debug=1")
+	return p.readPage(ctx, "pprof.sock", "http://plugin/debug/pprof/goroutine?debug=1")
 }
 
 // Metrics returns the plugin's metrics. The key of a sample is its name with its labels, as
 // Prometheus prints them.
 func (p *Plugin) Metrics(ctx context.Context) (map[string]float64, error) {
-	text, err := readPage(ctx, p.pages, "http://plugin/metrics")
+	text, err := p.readPage(ctx, "metrics.sock", "http://plugin/metrics")
 	if err != nil {
 		return nil, err
 	}
@@ -313,7 +306,13 @@ func (p *Plugin) Metrics(ctx context.Context) (map[string]float64, error) {
 	return samples, nil
 }
 
-func readPage(ctx context.Context, client *http.Client, url string) ([]byte, error) {
+// readPage reads a page of the plugin's server at a Unix socket, and keeps no connection open.
+func (p *Plugin) readPage(ctx context.Context, socket, url string) ([]byte, error) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(p.Dir, socket))
+	}
+	client := &http.Client{Timeout: time.Minute,
+		Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
@@ -328,18 +327,6 @@ func readPage(ctx context.Context, client *http.Client, url string) ([]byte, err
 		err = fmt.Errorf("%s: %s: %s", req.URL, resp.Status, page)
 	}
 	return page, err
-}
-
-// unixClient returns an HTTP client for a server on a Unix socket. The client keeps no
-// connection open.
-func unixClient(socket string) *http.Client {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}
-	return &http.Client{
-		Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true},
-		Timeout:   time.Minute,
-	}
 }
 
 // ErrorRules is a client interceptor that checks every error of the driver against CSI's Error
@@ -378,18 +365,13 @@ func ended(ctx context.Context) error {
 // ReasonOf returns the reason of an error that the driver answered, or "" if it has none. Messages
 // of gRPC itself have no reason.
 func ReasonOf(err *status.Status) string {
-	if match := firstWord.FindStringSubmatch(err.Message()); match != nil {
-		return match[1]
-	}
-	return ""
+	match := append(reasonAndSentence.FindStringSubmatch(err.Message()), "", "")
+	return match[1]
 }
 
-// firstWord matches the reason at the beginning of an error message, for programs and dashboards.
-// reasonAndSentence matches the beginning of every message: the reason, then a sentence for people.
-var (
-	firstWord         = regexp.MustCompile(`^([A-Z][A-Za-z0-9]+): `)
-	reasonAndSentence = regexp.MustCompile(`^[A-Z][A-Za-z0-9]+: \S`)
-)
+// reasonAndSentence matches the beginning of every message: the reason, for programs and
+// dashboards, and then a sentence for people.
+var reasonAndSentence = regexp.MustCompile(`^([A-Z][A-Za-z0-9]+): \S`)
 
 // errorFault describes what is wrong with an error of the driver. It returns "" if the error
 // is correct.

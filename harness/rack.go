@@ -87,12 +87,9 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (rack *Rack, e
 	}
 	dir := Got(r.newDir(r.Dir, "rack-", &r.racks))
 	Must(identify(filepath.Join(dir, "sim")))
-	rack = &Rack{
-		Dir: dir, Project: "sanity", Token: "oxide-token-" + uuid.NewString(),
-		History: &history.Recorder{},
-		run:     r, options: options,
-		listen: []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"},
-	}
+	rack = &Rack{Dir: dir, Project: "sanity", Token: TokenPrefix + uuid.NewString(),
+		History: &history.Recorder{}, run: r, options: options,
+		listen: []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}}
 	return rack, rack.Start(ctx)
 }
 
@@ -112,16 +109,15 @@ func identify(dir string) error {
 func (r *Rack) Start(ctx context.Context) (err error) {
 	defer Catch(&err)
 	command := Got(r.run.command(ctx, "oxide-simulator"))
-	proc := Got(startProcess("oxide-simulator", r.LogFile(), slices.Concat(command, r.args()), nil))
-	r.proc = proc
+	r.proc = Got(startProcess("oxide-simulator", r.LogFile(), slices.Concat(command, r.args()), nil))
 	ctx, cancel := context.WithTimeout(ctx, StartTimeout)
 	defer cancel()
-	line, err := proc.firstLine(ctx)
+	line, err := r.proc.firstLine(ctx)
 	if err == nil {
 		err = r.connect(line)
 	}
 	if err != nil {
-		proc.kill()
+		r.proc.kill()
 		return fmt.Errorf("start a rack: %w", err)
 	}
 	r.History.Mark(history.Rack, "started")
@@ -153,11 +149,8 @@ func (r *Rack) args() []string {
 // connect parses the line that the simulator prints, and makes the clients.
 func (r *Rack) connect(line string) error {
 	var address struct {
-		URL       string     `json:"url"`
-		Admin     string     `json:"admin"`
-		Project   string     `json:"project"`
-		CA        string     `json:"ca"`
-		Instances []Instance `json:"instances"`
+		URL, Admin, CA string
+		Instances      []Instance
 	}
 	if err := json.Unmarshal([]byte(line), &address); err != nil {
 		return fmt.Errorf("the simulator's first line is not its documented JSON: %w: %q", err, line)
@@ -168,7 +161,7 @@ func (r *Rack) connect(line string) error {
 	}
 	r.URL, r.CA, r.Instances = address.URL, address.CA, address.Instances
 	r.Admin = adminapi.Client{URL: address.Admin}
-	r.listen = r.listen[:0]
+	r.listen = nil
 	for flag, text := range map[string]string{"--listen": address.URL, "--admin": address.Admin} {
 		u, err := url.Parse(text)
 		if err != nil {
@@ -207,9 +200,7 @@ func Transport(caFile string) (*http.Transport, error) {
 
 // Instance returns the instance with that name, or the first instance if the name is empty.
 func (r *Rack) Instance(name string) Instance {
-	i := slices.IndexFunc(r.Instances, func(i Instance) bool {
-		return name == "" || i.Name == name
-	})
+	i := slices.IndexFunc(r.Instances, func(i Instance) bool { return name == "" || i.Name == name })
 	if i < 0 {
 		panic(fmt.Sprintf("this rack has no instance %q; name it in RackOptions.Instances", name))
 	}

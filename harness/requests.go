@@ -26,18 +26,16 @@ const (
 // Mounted returns the capability of a mounted filesystem, with the access mode that every
 // orchestrator supports. If fsType is empty, the driver chooses the filesystem.
 func Mounted(fsType string, flags ...string) *csi.VolumeCapability {
-	return InMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Mount{
-			Mount: &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: flags},
-		},
-	})
+	mount := &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: flags}
+	return InMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+		&csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: mount}})
 }
 
 // Raw returns the capability of a raw block volume, with the same access mode.
 func Raw() *csi.VolumeCapability {
-	return InMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-	})
+	block := &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	return InMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+		&csi.VolumeCapability{AccessType: block})
 }
 
 // Access returns Raw for "block", and otherwise Mounted with that filesystem.
@@ -49,9 +47,8 @@ func Access(name string) *csi.VolumeCapability {
 }
 
 // InMode sets the capability's access mode and returns the capability.
-func InMode(
-	mode csi.VolumeCapability_AccessMode_Mode, capability *csi.VolumeCapability,
-) *csi.VolumeCapability {
+func InMode(mode csi.VolumeCapability_AccessMode_Mode,
+	capability *csi.VolumeCapability) *csi.VolumeCapability {
 	capability.AccessMode = &csi.VolumeCapability_AccessMode{Mode: mode}
 	return capability
 }
@@ -62,21 +59,16 @@ func CreateRequest(name string, capabilities ...*csi.VolumeCapability) *csi.Crea
 	if len(capabilities) == 0 {
 		capabilities = []*csi.VolumeCapability{Mounted("")}
 	}
-	return &csi.CreateVolumeRequest{
-		Name:               name,
-		CapacityRange:      &csi.CapacityRange{RequiredBytes: GiB},
-		VolumeCapabilities: capabilities,
-	}
+	return &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: capabilities,
+		CapacityRange: &csi.CapacityRange{RequiredBytes: GiB}}
 }
 
 // FromSnapshot changes the request to ask for a volume from that snapshot, and returns the
 // request.
 func FromSnapshot(req *csi.CreateVolumeRequest, snapshot string) *csi.CreateVolumeRequest {
+	source := &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot}
 	req.VolumeContentSource = &csi.VolumeContentSource{
-		Type: &csi.VolumeContentSource_Snapshot{
-			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot},
-		},
-	}
+		Type: &csi.VolumeContentSource_Snapshot{Snapshot: source}}
 	return req
 }
 
@@ -87,10 +79,8 @@ func SnapshotRequest(name, volumeID string) *csi.CreateSnapshotRequest {
 
 // PublishRequest returns a request to attach a volume to a node, for a mounted filesystem.
 func PublishRequest(volume *csi.Volume, node string) *csi.ControllerPublishVolumeRequest {
-	return &csi.ControllerPublishVolumeRequest{
-		VolumeId: volume.GetVolumeId(), NodeId: node,
-		VolumeCapability: Mounted(""), VolumeContext: volume.GetVolumeContext(),
-	}
+	return &csi.ControllerPublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node,
+		VolumeCapability: Mounted(""), VolumeContext: volume.GetVolumeContext()}
 }
 
 // UnpublishRequest returns a request to detach a volume from a node, or from every node if
@@ -127,8 +117,7 @@ func (p *Placement) Stage(ctx context.Context, node csi.NodeClient) error {
 	_, err := node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging,
 		VolumeCapability: p.Capability, PublishContext: p.PublishContext,
-		VolumeContext: p.Volume.GetVolumeContext(), Secrets: p.Secrets,
-	})
+		VolumeContext: p.Volume.GetVolumeContext(), Secrets: p.Secrets})
 	return err
 }
 
@@ -137,24 +126,21 @@ func (p *Placement) Publish(ctx context.Context, node csi.NodeClient) error {
 	_, err := node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging, TargetPath: p.Target,
 		VolumeCapability: p.Capability, Readonly: p.ReadOnly, PublishContext: p.PublishContext,
-		VolumeContext: p.Volume.GetVolumeContext(), Secrets: p.Secrets,
-	})
+		VolumeContext: p.Volume.GetVolumeContext(), Secrets: p.Secrets})
 	return err
 }
 
 // Unpublish calls NodeUnpublishVolume.
 func (p *Placement) Unpublish(ctx context.Context, node csi.NodeClient) error {
 	_, err := node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
-		VolumeId: p.Volume.GetVolumeId(), TargetPath: p.Target,
-	})
+		VolumeId: p.Volume.GetVolumeId(), TargetPath: p.Target})
 	return err
 }
 
 // Unstage calls NodeUnstageVolume.
 func (p *Placement) Unstage(ctx context.Context, node csi.NodeClient) error {
 	_, err := node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
-		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging,
-	})
+		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging})
 	return err
 }
 
@@ -167,39 +153,32 @@ func (p *Placement) Remove(ctx context.Context, node csi.NodeClient) error {
 }
 
 // Stats calls NodeGetVolumeStats for the target.
-func (p *Placement) Stats(
-	ctx context.Context, node csi.NodeClient,
-) (*csi.NodeGetVolumeStatsResponse, error) {
+func (p *Placement) Stats(ctx context.Context,
+	node csi.NodeClient) (*csi.NodeGetVolumeStatsResponse, error) {
 	return node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
-		VolumeId: p.Volume.GetVolumeId(), VolumePath: p.Target, StagingTargetPath: p.Staging,
-	})
+		VolumeId: p.Volume.GetVolumeId(), VolumePath: p.Target, StagingTargetPath: p.Staging})
 }
 
 // Administrator makes calls to a rack without the driver.
 type Administrator struct{ Client *oxide.Client }
 
 // CreateDisk creates a blank disk.
-func (a Administrator) CreateDisk(
-	ctx context.Context, project, name string, sizeBytes int64,
-) (*oxide.Disk, error) {
-	return a.Client.DiskCreate(ctx, oxide.DiskCreateParams{
-		Project: oxide.NameOrId(project),
+func (a Administrator) CreateDisk(ctx context.Context, project, name string,
+	sizeBytes int64) (*oxide.Disk, error) {
+	return a.Client.DiskCreate(ctx, oxide.DiskCreateParams{Project: oxide.NameOrId(project),
 		Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: "made by hand",
-			Size: oxide.ByteCount(sizeBytes), DiskBackend: BlankBackend()},
-	})
+			Size: oxide.ByteCount(sizeBytes), DiskBackend: BlankBackend()}})
 }
 
 // BlankBackend returns the API's description of a blank distributed disk.
 func BlankBackend() oxide.DiskBackend {
-	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
-		DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}},
-	}}
+	blank := oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}}
+	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: blank}}
 }
 
 // Get returns the unchanged JSON of an answer of the rack.
-func (a Administrator) Get(
-	ctx context.Context, path string, query map[string]string,
-) ([]byte, error) {
+func (a Administrator) Get(ctx context.Context, path string, query map[string]string) ([]byte,
+	error) {
 	resp, err := a.Client.MakeRequest(ctx,
 		oxide.Request{Method: http.MethodGet, Path: path, Query: query})
 	if err != nil {
@@ -224,18 +203,14 @@ func NameIn(description string) string {
 // AttachDisk attaches a disk.
 func (a Administrator) AttachDisk(ctx context.Context, disk, instance string) error {
 	_, err := a.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
-		Instance: oxide.NameOrId(instance),
-		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
-	})
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 	return err
 }
 
 // DetachDisk detaches a disk.
 func (a Administrator) DetachDisk(ctx context.Context, disk, instance string) error {
 	_, err := a.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-		Instance: oxide.NameOrId(instance),
-		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
-	})
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 	return err
 }
 
@@ -247,24 +222,21 @@ func (a Administrator) DeleteDisk(ctx context.Context, disk string) error {
 // StopInstance stops an instance and waits until it is stopped.
 func (a Administrator) StopInstance(ctx context.Context, id string) error {
 	_, err := a.Client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
-	if err != nil {
-		return err
-	}
-	return a.awaitInstance(ctx, id, oxide.InstanceStateStopped)
+	return a.awaitInstance(ctx, id, oxide.InstanceStateStopped, err)
 }
 
 // StartInstance starts an instance and waits until it runs.
 func (a Administrator) StartInstance(ctx context.Context, id string) error {
 	_, err := a.Client.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
-	if err != nil {
-		return err
-	}
-	return a.awaitInstance(ctx, id, oxide.InstanceStateRunning)
+	return a.awaitInstance(ctx, id, oxide.InstanceStateRunning, err)
 }
 
-func (a Administrator) awaitInstance(
-	ctx context.Context, id string, want oxide.InstanceState,
-) error {
+// awaitInstance waits for a state, unless the request for it has failed.
+func (a Administrator) awaitInstance(ctx context.Context, id string, want oxide.InstanceState,
+	failed error) error {
+	if failed != nil {
+		return failed
+	}
 	return Await(ctx, StartTimeout, func() error {
 		instance, err := a.Client.InstanceView(ctx,
 			oxide.InstanceViewParams{Instance: oxide.NameOrId(id)})

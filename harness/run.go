@@ -68,7 +68,8 @@ type Run struct {
 	racks  atomic.Int64
 	plugs  atomic.Int64
 	failed atomic.Bool
-	bins   binaries
+	// building lets one call at a time build a program.
+	building sync.Mutex
 }
 
 // maxSocketPath is the length of the longest path that fits into the kernel's sockaddr_un with
@@ -175,13 +176,13 @@ func fitForRun(dir string) error {
 		return fmt.Errorf("%s: the path is too long for sockets below it", dir)
 	}
 	nodev, err := mountedNodev(dir)
+	if err == nil && nodev {
+		err = errors.New("mounted nodev")
+	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", dir, err)
+		err = fmt.Errorf("%s: %w", dir, err)
 	}
-	if nodev {
-		return fmt.Errorf("%s: mounted nodev", dir)
-	}
-	return nil
+	return err
 }
 
 // failedMark is a file in the directory of a run that failed.
@@ -276,6 +277,17 @@ func Got[T any](result T, err error) T {
 	return result
 }
 
+// Need returns a function that returns the result of a step, or ends the test if it has failed.
+func Need[T any](result T, err error) func(t Tester) T {
+	return func(t Tester) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return result
+	}
+}
+
 type failedStep struct{ error }
 
 // Catch recovers the panic of Must or Got. It joins the error of the step to err, the error that
@@ -327,7 +339,8 @@ type process struct {
 	// log is the path of the file with its standard error.
 	log string
 	cmd *exec.Cmd
-	// lines receives the first line of its standard output. The other lines go to the log.
+	// lines receives the first line of its standard output, and is closed when the process has
+	// ended. The other lines go to the log.
 	lines chan string
 	// done is closed when the process has ended. Then err is the result.
 	done chan struct{}
@@ -362,17 +375,15 @@ func startProcess(name, log string, command, env []string, files ...*os.File) (*
 // programs. It also turns off the pause of one second with which the race detector ends every
 // program.
 func Environ() []string {
-	env := []string{"GORACE=atexit_sleep_ms=0"}
-	for _, entry := range os.Environ() {
-		if !strings.HasPrefix(entry, "OXIDE_") && !strings.HasPrefix(entry, "CSI_") {
-			env = append(env, entry)
-		}
-	}
-	return env
+	return append([]string{"GORACE=atexit_sleep_ms=0"},
+		slices.DeleteFunc(os.Environ(), func(entry string) bool {
+			return strings.HasPrefix(entry, "OXIDE_") || strings.HasPrefix(entry, "CSI_")
+		})...)
 }
 
 func (p *process) watch(stdout io.Reader, log *os.File) {
 	defer close(p.done)
+	defer close(p.lines)
 	defer log.Close()
 	reader := bufio.NewReader(stdout)
 	if line, err := reader.ReadString('\n'); err == nil {
@@ -385,16 +396,11 @@ func (p *process) watch(stdout io.Reader, log *os.File) {
 // firstLine waits for the first line that the process prints on its standard output.
 func (p *process) firstLine(ctx context.Context) (string, error) {
 	select {
-	case line := <-p.lines:
-		return line, nil
-	case <-p.done:
-		// The process may have printed the line and ended before firstLine was called.
-		select {
-		case line := <-p.lines:
-			return line, nil
-		default:
+	case line, printed := <-p.lines:
+		if !printed {
 			return "", p.ended()
 		}
+		return line, nil
 	case <-ctx.Done():
 		return "", fmt.Errorf("%s printed nothing on its standard output: %w\n%s",
 			p.name, ctx.Err(), p.tail())
@@ -469,21 +475,12 @@ func (p *process) tail() string { return TailOf(p.log, 4<<10) }
 
 // TailOf returns the last whole lines of a file, at most size bytes.
 func TailOf(path string, size int64) string {
-	file, err := os.Open(path)
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return err.Error()
 	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return err.Error()
-	}
-	offset := max(info.Size()-size, 0)
-	data := make([]byte, info.Size()-offset)
-	if _, err := file.ReadAt(data, offset); err != nil && !errors.Is(err, io.EOF) {
-		return err.Error()
-	}
-	if offset > 0 {
+	if offset := int64(len(data)) - size; offset > 0 {
+		data = data[offset:]
 		if _, rest, found := bytes.Cut(data, []byte("\n")); found {
 			data = rest
 		}
@@ -497,16 +494,9 @@ func TailOf(path string, size int64) string {
 // Module is the path of the module that contains the two programs.
 const Module = "github.com/oxidecomputer/oxide-csi-plugin"
 
-// binaries builds each program once per run. The variables OXIDE_CSI_PLUGIN and
-// OXIDE_SIMULATOR name programs that are built already, for machines without Go.
-type binaries struct {
-	// mu guards built, which has the path of each program that was built.
-	mu    sync.Mutex
-	built map[string]string
-}
-
 // Binary returns the path of a program of this module. The first call builds the program, with
-// the race detector if this binary has it and the run is not plain.
+// the race detector if this binary has it and the run is not plain. The variables OXIDE_CSI_PLUGIN
+// and OXIDE_SIMULATOR name programs that are built already, for machines without Go.
 func (r *Run) Binary(ctx context.Context, program string) (string, error) {
 	if plain := os.Getenv(PlainVariable); r.Plain && plain != "" {
 		return filepath.Abs(filepath.Join(plain, program))
@@ -514,20 +504,13 @@ func (r *Run) Binary(ctx context.Context, program string) (string, error) {
 	if ready := os.Getenv(BinaryVariable(program)); ready != "" {
 		return filepath.Abs(ready)
 	}
-	r.bins.mu.Lock()
-	defer r.bins.mu.Unlock()
-	if path := r.bins.built[program]; path != "" {
+	r.building.Lock()
+	defer r.building.Unlock()
+	path := filepath.Join(r.Dir, "bin", program)
+	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
-	path := filepath.Join(r.Dir, "bin", program)
-	if err := r.build(ctx, program, path); err != nil {
-		return "", err
-	}
-	if r.bins.built == nil {
-		r.bins.built = map[string]string{}
-	}
-	r.bins.built[program] = path
-	return path, nil
+	return path, r.build(ctx, program, path)
 }
 
 // PlainVariable is the environment variable that names the directory of the programs of plain
@@ -550,17 +533,14 @@ func (r *Run) command(ctx context.Context, program string) ([]string, error) {
 }
 
 func (r *Run) build(ctx context.Context, program, path string) error {
-	args := []string{"build", "-o", path}
-	how := ""
+	args, how := []string{"build", "-o", path}, ""
 	if raceDetector() && !r.Plain {
-		args = append(args, "-race")
-		how = " with the race detector"
+		args, how = append(args, "-race"), " with the race detector"
 	}
 	r.Say("building %s%s", program, how)
 	start := time.Now()
-	cmd := exec.CommandContext(ctx, "go", append(args, Module+"/cmd/"+program)...)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
+	args = append(args, Module+"/cmd/"+program)
+	if out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", program, err, out)
 	}
 	r.Say("built %s in %.1fs", program, time.Since(start).Seconds())

@@ -16,8 +16,7 @@ import (
 )
 
 func TestARunDoesNotUseADirectoryOnANodevFilesystem(t *testing.T) {
-	dir, err := os.MkdirTemp("/var/tmp", "nodev-")
-	csitest.Must(t, err)
+	dir := Need(os.MkdirTemp("/var/tmp", "nodev-"))(t)
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NODEV, ""); err != nil {
 		t.Fatalf("mount a tmpfs, which requires root: %v", err)
 	}
@@ -43,9 +42,9 @@ func TestTheDirectoryOfAKilledRunIsRemovedFromMemory(t *testing.T) {
 		"killed": {}, "failed": {failed: true, stays: true}, "running": {locked: true, stays: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, err := os.MkdirTemp(shm, "oxide-sanity-")
-			csitest.Must(t, err)
+			dir := Need(os.MkdirTemp(shm, "oxide-sanity-"))(t)
 			defer os.RemoveAll(dir)
+			var err error
 			if c.failed {
 				err = os.WriteFile(filepath.Join(dir, failedMark), nil, 0o600)
 			}

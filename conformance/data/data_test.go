@@ -59,23 +59,19 @@ func benchOf(t *testing.T, run *harness.Run, options harness.RackOptions) *bench
 	t.Helper()
 	ctx := t.Context()
 	options.Instances = []string{"a", "b", "helper"}
-	env, err := run.StartEnvironment(ctx, options)
-	csitest.Must(t, err)
+	env := harness.Need(run.StartEnvironment(ctx, options))(t)
 	t.Cleanup(func() { csitest.Must(t, env.Close()) })
 	controller, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController})
 	csitest.Must(t, err)
-	driver, err := run.Binary(ctx, "oxide-csi-plugin")
-	csitest.Must(t, err)
+	driver := harness.Need(run.Binary(ctx, "oxide-csi-plugin"))(t)
 	config := guest.Config{Plugin: []string{driver},
 		Args: []string{"--device-timeout=" + deviceTimeout.String()}}
 	here := config
 	view := env.Rack.Instance("a").Guest
 	here.SysfsRoot, here.DevRoot = filepath.Join(view, "sys"), filepath.Join(view, "dev")
-	a, err := guest.Here(ctx, here)
-	csitest.Must(t, err)
+	a := harness.Need(guest.Here(ctx, here))(t)
 	t.Cleanup(func() { csitest.Must(t, a.Close()) })
-	b, err := guest.Connect(ctx, shell(env.Rack, "b"), config)
-	csitest.Must(t, err)
+	b := harness.Need(guest.Connect(ctx, shell(env.Rack, "b"), config))(t)
 	b.Name = "instance b"
 	t.Cleanup(func() { csitest.Must(t, b.Close()) })
 	helper := env.Rack.Instance("helper").ID
@@ -136,8 +132,7 @@ func runHealthy(t *testing.T, b *bench, check data.Check) {
 		t.Error("the check does not state how far it looked")
 	}
 	t.Logf("%.1fs: %s", time.Since(start).Seconds(), b.Log.Extent())
-	requests, err := b.env.Rack.Admin.Requests(ctx, 0)
-	csitest.Must(t, err)
+	requests := harness.Need(b.env.Rack.Admin.Requests(ctx, 0))(t)
 	var made []string
 	for _, r := range requests {
 		made = append(made, r.Operation)
@@ -211,8 +206,7 @@ func TestAnInstanceThatSomebodyElseUsesIsNotStopped(t *testing.T) {
 			t.Errorf("%s: expected that it fails", check.ID)
 		}
 	}
-	since, err := rack.Admin.Requests(t.Context(), began[len(began)-1].Seq)
-	csitest.Must(t, err)
+	since := harness.Need(rack.Admin.Requests(t.Context(), began[len(began)-1].Seq))(t)
 	for _, r := range since {
 		if r.Operation == "instance_stop" {
 			t.Errorf("it was stopped: %+v", r)
@@ -229,13 +223,11 @@ func (b *bench) used(t *testing.T, g *guest.AgentClient, instance, access string
 	csitest.Must(t, err)
 	req := harness.PublishRequest(created.GetVolume(), b.env.Rack.Instance(instance).ID)
 	req.VolumeCapability = capability
-	published, err := b.Controller.ControllerPublishVolume(ctx, req)
-	csitest.Must(t, err)
+	published := harness.Need(b.Controller.ControllerPublishVolume(ctx, req))(t)
 	p := &harness.Placement{Volume: created.GetVolume(), Capability: capability,
 		PublishContext: published.GetPublishContext(),
 		Staging:        g.Path(access, "staging"), Target: g.Path(access, "pod", "data")}
-	_, err = guest.MakeDirs(ctx, g, []string{p.Staging, filepath.Dir(p.Target)})
-	csitest.Must(t, err)
+	harness.Need(guest.MakeDirs(ctx, g, []string{p.Staging, filepath.Dir(p.Target)}))(t)
 	csitest.Must(t, p.Stage(ctx, csi.NewNodeClient(g)))
 	csitest.Must(t, p.Publish(ctx, csi.NewNodeClient(g)))
 	return p
@@ -244,18 +236,15 @@ func (b *bench) used(t *testing.T, g *guest.AgentClient, instance, access string
 // remove detaches and deletes a volume.
 func (b *bench) remove(t *testing.T, p *harness.Placement) {
 	t.Helper()
-	_, err := b.Controller.ControllerUnpublishVolume(t.Context(),
-		harness.UnpublishRequest(p.Volume, ""))
-	csitest.Must(t, err)
-	_, err = b.Controller.DeleteVolume(t.Context(),
-		&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()})
-	csitest.Must(t, err)
+	harness.Need(b.Controller.ControllerUnpublishVolume(t.Context(),
+		harness.UnpublishRequest(p.Volume, "")))(t)
+	harness.Need(b.Controller.DeleteVolume(t.Context(),
+		&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()}))(t)
 }
 
 func (b *bench) connect(t *testing.T) *guest.AgentClient {
 	t.Helper()
-	g, err := guest.Connect(t.Context(), shell(b.env.Rack, "b"), b.config)
-	csitest.Must(t, err)
+	g := harness.Need(guest.Connect(t.Context(), shell(b.env.Rack, "b"), b.config))(t)
 	return g
 }
 
@@ -273,10 +262,8 @@ func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {
 	if status.Code(err) != codes.Canceled {
 		t.Errorf("NodeGetInfo in an ended context = %v", err)
 	}
-	info, err := node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	csitest.Must(t, err)
-	facts, err := guest.ReadFacts(t.Context(), b.B, guest.Nothing{})
-	csitest.Must(t, err)
+	info := harness.Need(node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))(t)
+	facts := harness.Need(guest.ReadFacts(t.Context(), b.B, guest.Nothing{}))(t)
 	if want := b.env.Rack.Instance("b").ID; info.GetNodeId() != want || facts.InstanceID != want {
 		t.Errorf("the node is %q, the instance %q; want %q", info.GetNodeId(), facts.InstanceID, want)
 	}
@@ -285,8 +272,7 @@ func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {
 func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 	b := newBench(t, harness.RackOptions{})
 	// The agents of other tests have their directories in another place.
-	dir, err := os.MkdirTemp("", "agents-")
-	csitest.Must(t, err)
+	dir := harness.Need(os.MkdirTemp("", "agents-"))(t)
 	t.Cleanup(func() { csitest.Must(t, os.Remove(dir)) })
 	t.Setenv("TMPDIR", dir)
 	for _, end := range []string{"in order", "with its instance"} {
@@ -321,8 +307,7 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 // holdersBelow returns how many processes have opened an agent's directory in dir.
 func holdersBelow(t *testing.T, dir string) (holders int) {
 	t.Helper()
-	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
-	csitest.Must(t, err)
+	links := harness.Need(filepath.Glob("/proc/[0-9]*/fd/*"))(t)
 	for _, link := range links {
 		// A process that has ended meanwhile has no files.
 		if path, err := os.Readlink(link); err == nil && filepath.Dir(path) == dir {

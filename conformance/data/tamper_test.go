@@ -107,8 +107,7 @@ func TestEveryTamperIsNoticed(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "broken-data")
 	b := newBench(t, harness.RackOptions{})
-	mutations, err := b.env.Rack.Admin.Mutations(t.Context())
-	csitest.Must(t, err)
+	mutations := harness.Need(b.env.Rack.Admin.Mutations(t.Context()))(t)
 	var known, written []string
 	for _, m := range mutations {
 		if m.Rule != "data" {

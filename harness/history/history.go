@@ -6,6 +6,7 @@ package history
 import (
 	"cmp"
 	_ "embed"
+	"errors"
 	"fmt"
 	"html/template"
 	"io"
@@ -155,11 +156,7 @@ func (p Page) WriteFile(path string) error {
 	if err != nil {
 		return err
 	}
-	if err := p.Write(f); err != nil {
-		_ = f.Close()
-		return err
-	}
-	return f.Close()
+	return errors.Join(p.Write(f), f.Close())
 }
 
 // drawing is a page whose parts have places in a grid (CSS). Each event has a row, so no two texts
@@ -247,8 +244,19 @@ func layout(p Page) drawing {
 
 // describe sets the texts of an event.
 func (r *row) describe(start time.Time) {
-	r.Time = fmt.Sprintf("%.3f s", r.Start.Sub(start).Seconds())
-	r.Class, r.Text = class(r.Event), r.Name
+	r.Time, r.Text = fmt.Sprintf("%.3f s", r.Start.Sub(start).Seconds()), r.Name
+	took := ""
+	switch {
+	case r.Mark:
+		r.Class, took = "mark", "at "+r.Start.Format("15:04:05.000")
+	case r.Event.End.IsZero():
+		r.Class, took = "open", "without an answer"
+	default:
+		took = r.Event.End.Sub(r.Start).Round(10 * time.Microsecond).String()
+		if r.Class = "good"; r.Failed {
+			r.Class = "failed"
+		}
+	}
 	if r.Failed {
 		r.Text += " – " + r.Outcome
 	}
@@ -256,29 +264,7 @@ func (r *row) describe(start time.Time) {
 	if text := []rune(r.Text); len(text) > letters {
 		r.Text = string(text[:letters-1]) + "…"
 	}
-	r.Full = plain(strings.Join([]string{r.Lane + ": " + r.Name, r.Outcome, took(r.Event)}, "\n"))
-}
-
-func class(e Event) string {
-	switch {
-	case e.Mark:
-		return "mark"
-	case e.End.IsZero():
-		return "open"
-	case e.Failed:
-		return "failed"
-	}
-	return "good"
-}
-
-func took(e Event) string {
-	switch {
-	case e.Mark:
-		return "at " + e.Start.Format("15:04:05.000")
-	case e.End.IsZero():
-		return "without an answer"
-	}
-	return e.End.Sub(e.Start).Round(10 * time.Microsecond).String()
+	r.Full = plain(strings.Join([]string{r.Lane + ": " + r.Name, r.Outcome, took}, "\n"))
 }
 
 // compareLanes sorts the names of lanes from the orchestrator to the disk.

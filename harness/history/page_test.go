@@ -1,67 +1,16 @@
 package history
 
 import (
-	"bytes"
 	"encoding/xml"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
-
-// element is an element of a page. To parse it, the page must be well-formed.
-type element struct {
-	XMLName  xml.Name
-	ID       string     `xml:"id,attr"`
-	Class    string     `xml:"class,attr"`
-	Style    string     `xml:"style,attr"`
-	Title    string     `xml:"title,attr"`
-	Text     string     `xml:",chardata"`
-	Children []*element `xml:",any"`
-}
-
-// all returns the element, and those in it, that the filter accepts.
-func (e *element) all(accept func(*element) bool) (found []*element) {
-	if accept(e) {
-		found = append(found, e)
-	}
-	for _, c := range e.Children {
-		found = append(found, c.all(accept)...)
-	}
-	return found
-}
-
-func parsePage(t *testing.T, p Page) (*element, string) {
-	t.Helper()
-	var b bytes.Buffer
-	if err := p.Write(&b); err != nil {
-		t.Fatal(err)
-	}
-	var e element
-	if err := xml.Unmarshal(b.Bytes(), &e); err != nil {
-		t.Fatalf("the page is not well-formed: %v\n%s", err, &b)
-	}
-	return &e, b.String()
-}
-
-// area is the place of an element in the grid: between two lines each.
-type area struct{ top, left, bottom, right int }
-
-// areas returns the places of the elements with these classes.
-func areas(t *testing.T, e *element, classes ...string) (all []area) {
-	for _, e := range e.all(func(e *element) bool { return slices.Contains(classes, e.Class) }) {
-		var a area
-		n, err := fmt.Sscanf(e.Style, "grid-area:%d/%d/%d/%d", &a.top, &a.left, &a.bottom, &a.right)
-		if n == 3 {
-			a.right = a.left + 1
-		} else if err != nil {
-			t.Fatalf("an element is at %q: %v", e.Style, err)
-		}
-		all = append(all, a)
-	}
-	return all
-}
 
 func example() Page {
 	start := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -81,70 +30,75 @@ func example() Page {
 }
 
 func TestAPageShowsTheBrokenPromise(t *testing.T) {
-	root, source := parsePage(t, example())
+	var b strings.Builder
+	if err := example().Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	source := b.String()
+	if err := xml.Unmarshal([]byte(source), new(struct{})); err != nil {
+		t.Errorf("the page is not well-formed: %v\n%s", err, source)
+	}
 	for _, never := range []string{"<script", "\x1b", "\u202e", "http://", "src=", "@import"} {
 		if strings.Contains(source, never) {
 			t.Errorf("the page contains %q", never)
 		}
 	}
-	texts := map[string]string{}
-	for _, e := range root.all(func(e *element) bool { return e.ID != "" }) {
-		for _, c := range e.all(func(*element) bool { return true }) {
-			texts[e.ID] += c.Text
+	for _, want := range []string{`id="seed"><code>4711<`, `id="command"><code>PROOF_SEED=4711 make `,
+		"id=\"promise\">bytes were lost\nwant 1, got 0<", ">bytes were lost</span>",
+		`id="broken" title="bytes were lost`, "Internal: no", `class="lane" style="grid-area:1/4/10/7"`,
+		`style="grid-area:3/4/7"></i>`, `style="grid-area:3/6">`} {
+		if !strings.Contains(source, want) {
+			t.Errorf("the page does not contain %q", want)
 		}
 	}
-	for id, want := range map[string]string{"seed": "4711", "command": "PROOF_SEED=4711 make model",
-		"promise": "want 1, got 0", "broken": "bytes were lost"} {
-		if !strings.Contains(texts[id], want) {
-			t.Errorf("%s is %q, want %q in it", id, texts[id], want)
+	titles := func(element string) (all []string) {
+		title := regexp.MustCompile(element + ` title="([^"\n]*)`)
+		for _, m := range title.FindAllStringSubmatch(source, -1) {
+			all = append(all, m[1])
 		}
+		return all
 	}
-	var order []string
-	for _, r := range root.all(func(e *element) bool { return strings.HasPrefix(e.Class, "row") }) {
-		order = append(order, r.Title)
+	rows := []string{"orchestrator: stage &lt;script&gt;alert(1)&lt;/script&gt;",
+		"driver 1: NodeStage �[31m�evil", "driver 1: NodeGetVolumeStats", "driver 1: NodePublish",
+		"disk: Formatted", "rack: killed", "bytes were lost", "rack: disk_view"}
+	if diff := cmp.Diff(rows, titles(`class="row [^>]*`)); diff != "" {
+		t.Errorf("rows (-want +got):\n%s", diff)
 	}
-	for i, want := range []string{"stage <script>alert(1)</script>",
-		"NodeStage �[31m�evil\nInternal: no", "NodeGetVolumeStats", "NodePublish", "Formatted",
-		"killed", "bytes were lost", "disk_view"} {
-		if i >= len(order) || !strings.Contains(order[i], want) {
-			t.Fatalf("the rows are %q, want %q as number %d", order, want, i+1)
-		}
-	}
-	for _, bar := range root.all(func(e *element) bool { return e.XMLName.Local == "i" }) {
-		if !slices.Contains(order, bar.Title) {
-			t.Errorf("a bar's title is %q, want that of its row", bar.Title)
-		}
+	if diff := cmp.Diff(slices.Delete(rows, 6, 7), titles(`<i class="\w+"`)); diff != "" {
+		t.Errorf("bars (-want +got):\n%s", diff)
 	}
 }
 
+// The driver's second call runs beside its first one, and its third one after the second. A bar of a
+// call ends at the line of the first row that begins after the answer.
 func TestBarsAreInTimeOrderInsideTheirLanesAndNeverOverlap(t *testing.T) {
-	root, _ := parsePage(t, example())
-	lanes := areas(t, root, "lane")
-	bars := areas(t, root, "good", "failed", "open")
-	if len(lanes) != 4 || len(bars) != 6 {
-		t.Fatalf("%d lanes and %d bars, want 4 and 6", len(lanes), len(bars))
+	d := layout(example())
+	var got []string
+	for _, l := range d.Lanes {
+		got = append(got, fmt.Sprintf("%s: columns %d to %d, text in %d", l.Name, l.Column, l.End, l.Text))
 	}
-	for i, b := range bars {
-		if !slices.ContainsFunc(lanes, func(l area) bool {
-			return b.left >= l.left && b.right < l.right && b.top > l.top && b.bottom <= l.bottom
-		}) || b.bottom <= b.top {
-			t.Errorf("bar %d is in no lane: %+v", i, b)
-		}
-		if i > 0 && b.top <= bars[i-1].top {
-			t.Errorf("bar %d is not below the one before it", i)
-		}
-		for _, o := range bars[:i] {
-			if b.left == o.left && b.top < o.bottom && o.top < b.bottom {
-				t.Errorf("two bars overlap: %+v and %+v", o, b)
-			}
-		}
+	for _, r := range d.Rows {
+		got = append(got, fmt.Sprintf("%s %s: lines %d to %d, columns %d and %d", r.Class,
+			strings.Fields(r.Text)[0], r.At, r.End, r.Column, r.TextColumn))
 	}
-	// The driver's second call runs beside its first one, and its third one after the second.
-	if bars[1].left == bars[2].left || bars[2].left != bars[3].left {
-		t.Errorf("the driver's bars are at %d, %d and %d", bars[1].left, bars[2].left, bars[3].left)
+	want := []string{
+		"orchestrator: columns 2 to 4, text in 3",
+		"driver 1: columns 4 to 7, text in 6",
+		"rack: columns 7 to 9, text in 8",
+		"disk: columns 9 to 11, text in 10",
+		"good stage: lines 2 to 7, columns 2 and 3",
+		"failed NodeStage: lines 3 to 7, columns 4 and 6",
+		"good NodeGetVolumeStats: lines 4 to 5, columns 5 and 6",
+		"good NodePublish: lines 5 to 6, columns 5 and 6",
+		"good Formatted: lines 6 to 7, columns 9 and 10",
+		"mark killed: lines 7 to 8, columns 7 and 8",
+		" bytes: lines 8 to 9, columns 0 and 0",
+		"open disk_view: lines 9 to 10, columns 7 and 8",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the page's grid (-want +got):\n%s", diff)
 	}
 }
-
 func TestARecorderKeepsOpenCallsAndTheLatestEvents(t *testing.T) {
 	var none *Recorder
 	none.Call("a", "b")("OK", false)

@@ -24,8 +24,7 @@ import (
 // The owner of a device names its process, so that package loopdev finds the devices of one that
 // has ended. Another start time stands for such a process here.
 func TestANewRunReleasesTheDevicesOfAnEndedProcess(t *testing.T) {
-	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{})
-	csitest.Must(t, err)
+	rack := harness.Need(harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{}))(t)
 	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
 	disk, err := rack.CreateDisk(t.Context(), rack.Project, "of-a-living-process", harness.GiB)
 	csitest.Must(t, err)
@@ -34,8 +33,7 @@ func TestANewRunReleasesTheDevicesOfAnEndedProcess(t *testing.T) {
 		Serial: "of-an-ended-process", Owner: loopdev.Process() + "0"})
 	csitest.Must(t, err)
 	harness.RunFor(t)
-	all, err := loopdev.List()
-	csitest.Must(t, err)
+	all := harness.Need(loopdev.List())(t)
 	living := 0
 	for _, d := range all {
 		if d.Owner == ended.Owner {
@@ -55,22 +53,18 @@ func TestAnAbandonedEnvironmentLeavesNothing(t *testing.T) {
 	env, err := proof.New(t, "abandoned").StartEnvironment(ctx, run, harness.RackOptions{}, "a",
 		proof.Journal)
 	csitest.Must(t, err)
-	nodes, err := env.StartNodes(ctx, harness.PluginOptions{})
-	csitest.Must(t, err)
+	nodes := harness.Need(env.StartNodes(ctx, harness.PluginOptions{}))(t)
 	mountpoint := nodes["b"].Kubelet("volume")
 	csitest.Must(t, os.MkdirAll(mountpoint, 0o750))
 	csitest.Must(t, unix.Mount("volume", mountpoint, "tmpfs", 0, ""))
-	used, err := os.Create(filepath.Join(mountpoint, "used"))
-	csitest.Must(t, err)
+	used := harness.Need(os.Create(filepath.Join(mountpoint, "used")))(t)
 	defer used.Close()
-	before, err := harness.KernelLedger(env.Rack.Dir)
-	csitest.Must(t, err)
+	before := harness.Need(harness.KernelLedger(env.Rack.Dir))(t)
 	if len(before) != 4 {
 		t.Errorf("the environment has %v, want a mount and the devices of three bystanders", before)
 	}
 	csitest.Must(t, env.Abandon(ctx))
-	left, err := harness.KernelLedger(env.Rack.Dir)
-	csitest.Must(t, err)
+	left := harness.Need(harness.KernelLedger(env.Rack.Dir))(t)
 	if len(left) > 0 || env.Rack.Running() || nodes["a"].Running() || nodes["b"].Running() {
 		t.Errorf("the abandoned environment still has %v, or a process", left)
 	}
@@ -82,8 +76,7 @@ func TestAFigureIsAddedToTheFileThatTheEnvironmentNames(t *testing.T) {
 	for _, line := range []string{proof.Line("a", "n", 1), proof.Line("b", "n", 2, "m", "x")} {
 		csitest.Must(t, proof.Print(line))
 	}
-	got, err := os.ReadFile(path)
-	csitest.Must(t, err)
+	got := harness.Need(os.ReadFile(path))(t)
 	if want := "FIGURE a n=1\nFIGURE b n=2 m=x\n"; string(got) != want {
 		t.Errorf("the file contains %q, want %q", got, want)
 	}
@@ -116,8 +109,7 @@ func TestMain(m *testing.M) { namespace.Main(m) }
 func plug(t *testing.T, member proof.Member) (*proof.GuestBystanders, string) {
 	t.Helper()
 	dir := t.TempDir()
-	guest, err := proof.NewGuestView(filepath.Join(dir, "guest"))
-	csitest.Must(t, err)
+	guest := harness.Need(proof.NewGuestView(filepath.Join(dir, "guest")))(t)
 	b, err := proof.NewGuestBystanders(t.Context(), guest, filepath.Join(dir, "bystanders"), member,
 		&proof.Invariant{})
 	csitest.Must(t, err)
@@ -191,9 +183,8 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	loop, err := loopdev.Attach(t.Context(), loopdev.Config{Path: path,
-		Serial: fmt.Sprint("forged-", os.Getpid(), fs), Owner: loopdev.Process()})
-	csitest.Must(t, err)
+	loop := harness.Need(loopdev.Attach(t.Context(), loopdev.Config{Path: path,
+		Serial: fmt.Sprint("forged-", os.Getpid(), fs), Owner: loopdev.Process()}))(t)
 	t.Cleanup(func() { csitest.Must(t, loop.Detach(context.Background())) })
 	f.Device, dir = loop.Path, t.TempDir()
 	csitest.Must(t, unix.Mount(loop.Path, dir, fs, 0, ""))
@@ -207,18 +198,15 @@ func TestForgedRecordsAreAtTheOffsetsOfTheDriversRecords(t *testing.T) {
 	for fs, atLeast := range map[string]int{"ext4": 5, "xfs": 4} {
 		t.Run(fs, func(t *testing.T) {
 			f, dir := mountNew(t, fs, 320*mib)
-			files, err := f.Write(dir)
-			csitest.Must(t, err)
+			files := harness.Need(f.Write(dir))(t)
 			csitest.Must(t, files.Check(dir))
 			unix.Sync()
-			device, err := os.Open(f.Device)
-			csitest.Must(t, err)
+			device := harness.Need(os.Open(f.Device))(t)
 			defer device.Close()
 			hits, b := 0, make([]byte, 512)
 			for _, slot := range append(proof.FormatSlots(f.SizeBytes),
 				proof.GrowthSlots(f.SizeBytes)...) {
-				_, err := device.ReadAt(b, slot)
-				csitest.Must(t, err)
+				harness.Need(device.ReadAt(b, slot))(t)
 				if bytes.HasPrefix(b, []byte("oxide-csi format")) && bytes.Contains(b, []byte(f.Volume)) {
 					hits++
 				}
@@ -239,25 +227,20 @@ func TestAChangeOfAForgedFileIsNoticed(t *testing.T) {
 	for _, fs := range []string{"ext3", "ext4", "xfs", "btrfs"} {
 		t.Run(fs, func(t *testing.T) {
 			f, dir := mountNew(t, fs, 320*mib)
-			files, err := f.Write(dir)
-			csitest.Must(t, err)
+			files := harness.Need(f.Write(dir))(t)
 			if len(files) != 3 {
 				t.Fatalf("there are %d files", len(files))
 			}
 			for name := range files {
 				csitest.Must(t, files.Check(dir))
-				w, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR, 0)
-				csitest.Must(t, err)
+				w := harness.Need(os.OpenFile(filepath.Join(dir, name), os.O_RDWR, 0))(t)
 				b := make([]byte, 1)
-				_, err = w.ReadAt(b, 4096)
-				csitest.Must(t, err)
-				_, err = w.WriteAt([]byte{^b[0]}, 4096)
-				csitest.Must(t, err)
+				harness.Need(w.ReadAt(b, 4096))(t)
+				harness.Need(w.WriteAt([]byte{^b[0]}, 4096))(t)
 				if files.Check(dir) == nil {
 					t.Errorf("a changed byte of %s was not noticed", name)
 				}
-				_, err = w.WriteAt(b, 4096)
-				csitest.Must(t, err)
+				harness.Need(w.WriteAt(b, 4096))(t)
 				csitest.Must(t, w.Close())
 			}
 			csitest.Must(t, os.Remove(filepath.Join(dir, "forged-odd")))
@@ -270,17 +253,14 @@ func TestAChangeOfAForgedFileIsNoticed(t *testing.T) {
 
 func TestAFilledFilesystemHasForgedRecordsAtItsEnd(t *testing.T) {
 	f, dir := mountNew(t, "ext4", 64*mib)
-	files, err := f.Fill(dir, true)
-	csitest.Must(t, err)
+	files := harness.Need(f.Fill(dir, true))(t)
 	csitest.Must(t, files.Check(dir))
 	unix.Sync()
-	device, err := os.Open(f.Device)
-	csitest.Must(t, err)
+	device := harness.Need(os.Open(f.Device))(t)
 	defer device.Close()
 	for _, slot := range proof.GrowthSlots(f.SizeBytes) {
 		b := make([]byte, 512)
-		_, err := device.ReadAt(b, slot)
-		csitest.Must(t, err)
+		harness.Need(device.ReadAt(b, slot))(t)
 		if !bytes.Contains(b, []byte(`"growFrom":33554432,"mounted":`)) {
 			t.Errorf("at offset %d is %q", slot, b[:200])
 		}
