@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -23,6 +26,48 @@ const (
 	// writeTimeout limits how long minRecords may take.
 	writeTimeout = time.Minute
 )
+
+// snapshot is a snapshot that the check created. While id is empty it is unknown whether the
+// snapshot exists.
+type snapshot struct {
+	id, name string
+	// times is the size of its volume in usual sizes.
+	times   int64
+	request *csi.CreateSnapshotRequest
+	deleted bool
+}
+
+func (s *checkRun) snap(v *volume) *snapshot {
+	snap := &snapshot{name: s.Name("snapshot"), times: v.GetCapacityBytes() / volumeBytes}
+	snap.request = harness.SnapshotRequest(snap.name, v.GetVolumeId())
+	s.snapshots = append(s.snapshots, snap)
+	harness.Must(s.take(s.ctx, snap))
+	return snap
+}
+
+// take takes the snapshot, or finds the one that was taken before.
+func (s *checkRun) take(ctx context.Context, snap *snapshot) error {
+	err := repeat(ctx, func() error {
+		resp, err := s.Controller.CreateSnapshot(ctx, snap.request)
+		snap.id = resp.GetSnapshot().GetSnapshotId()
+		if err == nil && !resp.GetSnapshot().GetReadyToUse() {
+			err = status.Error(codes.Unavailable, "it is not ready")
+		}
+		return wrap(err, "take snapshot %s", snap.name)
+	})
+	snap.deleted = err != nil && !mayExist(err)
+	return err
+}
+
+func (s *checkRun) deleteSnapshot(ctx context.Context, snap *snapshot) error {
+	if snap.deleted || snap.id == "" {
+		return nil
+	}
+	return repeat(ctx, func() error {
+		_, err := s.Controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snap.id})
+		return wrap(err, "delete snapshot %s", snap.name)
+	})
+}
 
 // checkSnapshot takes a snapshot of a volume that is being written.
 func checkSnapshot(s *checkRun) {
@@ -272,6 +317,10 @@ type lineage struct {
 	whole map[uint64]guest.Scan
 }
 
+func (s *checkRun) lineage(blocks []guest.Pattern) *lineage {
+	return &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: blocks}
+}
+
 // at returns the patterns of a generation.
 func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 	for _, p := range patterns {
@@ -300,9 +349,8 @@ func (l *lineage) visit(which string, v *volume, want, write []guest.Pattern) {
 }
 
 // restored restores a snapshot and visits the new volume.
-func (l *lineage) restored(
-	which string, from *snapshot, times int64, want, write []guest.Pattern,
-) *volume {
+func (l *lineage) restored(which string, from *snapshot, times int64,
+	want, write []guest.Pattern) *volume {
 	v := l.create(times, from)
 	l.visit(which, v, want, write)
 	return v
@@ -317,10 +365,8 @@ func (l *lineage) restoredOnce(which string, from *snapshot, generation uint64) 
 // checkLineage writes a volume and the volumes that were restored from its snapshots, and deletes
 // the volume and a snapshot. No step may change another volume or snapshot.
 func checkLineage(s *checkRun) {
-	l := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}}
 	u := s.newInUse(s.A)
-	origin := u.volume
-	l.blocks = u.patterns(1)
+	l, origin := s.lineage(u.patterns(1)), u.volume
 	p := next(next(u.pattern(1)))
 	end := u.lastBlock(1)
 	end.First += volumeBytes / guest.BlockBytes
@@ -375,10 +421,8 @@ func (l *lineage) checkLarger(from *snapshot) {
 // checkRecreated writes a volume, restores it from its snapshot, deletes it, and creates a volume
 // with the same name.
 func checkRecreated(s *checkRun) {
-	l := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}}
 	u := s.newInUse(s.A)
-	old := u.volume
-	l.blocks = u.patterns(1)
+	l, old := s.lineage(u.patterns(1)), u.volume
 	u.writeAll(1, true)
 	l.whole[1] = u.scan(nil)
 	snap := s.snap(old)
@@ -422,17 +466,14 @@ func spread(v *volume) []guest.Pattern {
 func checkRestoredLarge(s *checkRun) {
 	u := s.inUse(s.create(restoredTimes, nil), s.A)
 	u.isBlank()
-	l := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: spread(u.volume)}
+	l := s.lineage(spread(u.volume))
 	u.write(true, at(1, l.blocks)...)
 	l.whole[1] = u.scan(nil)
 	snap := s.snap(u.volume)
 	u.leave()
 	which := fmt.Sprintf("restored from a snapshot of %d GiB", u.volume.GetCapacityBytes()/harness.GiB)
 	v := l.restored(which, snap, restoredTimes, at(1, l.blocks), nil)
-	l.during(which+", detached and attached again", func() {
-		u := l.inUse(v, l.A)
-		u.isLike(l.whole[1])
-	})
+	l.during(which+", detached and attached again", func() { l.inUse(v, l.A).isLike(l.whole[1]) })
 }
 
 const (
@@ -451,7 +492,7 @@ func checkLarge(s *checkRun) {
 	s.writtenAndDeleted()
 	v := s.create(largeTimes, nil)
 	blocks := spread(v)
-	l := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}}
+	l := s.lineage(blocks)
 	which := fmt.Sprintf("a volume of %d GiB", v.GetCapacityBytes()/harness.GiB)
 	for generation := range uint64(2) {
 		l.visit(which, v, at(generation, blocks), at(generation+1, blocks))

@@ -40,9 +40,8 @@ func (u *use) mount() {
 	harness.Must(u.nodeCall(u.ctx, u.Publish, "publish"))
 }
 
-func (u *use) nodeCall(
-	ctx context.Context, call func(context.Context, csi.NodeClient) error, verb string,
-) error {
+func (u *use) nodeCall(ctx context.Context, call func(context.Context, csi.NodeClient) error,
+	verb string) error {
 	return repeat(ctx, func() error {
 		return wrap(call(ctx, csi.NewNodeClient(u.guest)), "%s volume %s", verb, u.volume.name)
 	})

@@ -69,13 +69,14 @@ func TestAPageShowsTheBrokenPromise(t *testing.T) {
 	}
 }
 
-// The driver's second call runs beside its first one, and its third one after the second. A bar of a
-// call ends at the line of the first row that begins after the answer.
+// The driver's second call runs beside its first one, and its third one after the second. The bar of
+// a call ends at the line of the first row that begins after the answer.
 func TestBarsAreInTimeOrderInsideTheirLanesAndNeverOverlap(t *testing.T) {
 	d := layout(example())
 	var got []string
 	for _, l := range d.Lanes {
-		got = append(got, fmt.Sprintf("%s: columns %d to %d, text in %d", l.Name, l.Column, l.End, l.Text))
+		got = append(got, fmt.Sprintf("%s: columns %d to %d, text in %d", l.Name, l.Column, l.End,
+			l.Text))
 	}
 	for _, r := range d.Rows {
 		got = append(got, fmt.Sprintf("%s %s: lines %d to %d, columns %d and %d", r.Class,

@@ -138,12 +138,9 @@ func (f Forgery) pages() (all, records [][]byte) {
 	}
 	tag := fmt.Appendf(nil, `{"cluster":"another","volume":%q,"use":"block","birth":"blank"}`,
 		f.Volume)
-	others := map[int64]string{
-		0: "XFSB", 24: "BTRFS?", 56: "\x53\xef", 510: "\x55\xaa", 512: "EFI PART", 1024 + 56: "\x53\xef",
-		64: "_BHRfS_M", 2048: "LABELONE", 3000: string(tag),
-	}
 	foreign := make([]byte, pageBytes)
-	for at, text := range others {
+	for at, text := range map[int64]string{0: "XFSB", 24: "BTRFS?", 56: "\x53\xef", 64: "_BHRfS_M",
+		510: "\x55\xaa", 512: "EFI PART", 1024 + 56: "\x53\xef", 2048: "LABELONE", 3000: string(tag)} {
 		copy(foreign[at:], text)
 	}
 	table := make([]byte, pageBytes)

@@ -38,10 +38,10 @@ type GuestView struct{ dir string }
 // use, the kernel releases it with its last user.
 var detachLeft = sync.OnceValue(func() error {
 	_, err := loopdev.DetachLeft(context.Background())
-	if err != nil && !errors.Is(err, loopdev.ErrBusy) {
-		return err
+	if errors.Is(err, loopdev.ErrBusy) {
+		return nil
 	}
-	return nil
+	return err
 })
 
 // NewGuestView makes a guest without disks in a directory.
@@ -162,20 +162,18 @@ func EachData(path string, do func(at int64, b []byte) error) error {
 	}
 	defer f.Close()
 	room := make([]byte, 1<<20)
-	var end int64
-	for at := int64(0); ; {
+	for at, end := int64(0), int64(0); ; {
 		if at >= end {
-			start, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
+			at, err = unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 			if errors.Is(err, unix.ENXIO) {
 				return nil
 			}
+			if err == nil {
+				end, err = unix.Seek(int(f.Fd()), at, unix.SEEK_HOLE)
+			}
 			if err != nil {
-				return fmt.Errorf("find data in %s: %w", path, err)
+				return fmt.Errorf("find data and holes in %s: %w", path, err)
 			}
-			if end, err = unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE); err != nil {
-				return fmt.Errorf("find a hole in %s: %w", path, err)
-			}
-			at = start
 		}
 		n, err := f.ReadAt(room[:min(int64(len(room)), end-at)], at)
 		if err != nil && !errors.Is(err, io.EOF) {
@@ -288,14 +286,10 @@ func StartBench(ctx context.Context, run *harness.Run, program string, env map[s
 	b = &Bench{Dir: dir, Bin: filepath.Join(dir, "bin"), Bystanders: &GuestBystanders{},
 		Forged: &Invariant{}, Guest: harness.Got(NewGuestView(filepath.Join(dir, "guest")))}
 	harness.Must(os.Mkdir(b.Bin, 0o755))
-	all := map[string]string{
-		"OXIDE_INSTANCE_ID": InstanceID,
-		"OXIDE_SYSFS_ROOT":  b.Guest.Sys(""),
-		"OXIDE_DEV_ROOT":    b.Guest.Node(""),
-		"PATH":              b.Bin + ":" + os.Getenv("PATH"),
-		// The guest shows a device before any call needs it, so the driver need not wait long.
-		"OXIDE_DEVICE_TIMEOUT": "20ms",
-	}
+	// The guest shows a device before any call needs it, so the driver need not wait long.
+	all := map[string]string{"OXIDE_DEVICE_TIMEOUT": "20ms", "OXIDE_INSTANCE_ID": InstanceID,
+		"OXIDE_SYSFS_ROOT": b.Guest.Sys(""), "OXIDE_DEV_ROOT": b.Guest.Node(""),
+		"PATH": b.Bin + ":" + os.Getenv("PATH")}
 	maps.Copy(all, env)
 	options := harness.PluginOptions{Mode: harness.ModeNode, Env: all}
 	if program != "" {

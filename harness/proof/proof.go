@@ -192,14 +192,14 @@ func Print(line string) error {
 		return nil
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err == nil {
+		defer f.Close()
+		_, err = fmt.Fprintln(f, line)
+	}
 	if err != nil {
-		return fmt.Errorf("keep a figure: %w", err)
+		err = fmt.Errorf("keep a figure: %w", err)
 	}
-	defer f.Close()
-	if _, err := fmt.Fprintln(f, line); err != nil {
-		return fmt.Errorf("keep a figure: %w", err)
-	}
-	return nil
+	return err
 }
 
 // pageBytes is the unit in which files are compared and forged.
@@ -272,9 +272,9 @@ func (p *Proof) Draw(ctx context.Context, f Failure) (path string) {
 		return f.Omit != "" && e.Lane == history.Rack && strings.HasPrefix(e.Name, f.Omit+" ")
 	})
 	path = filepath.Join(f.Dir, p.Name+fileName(f.Name)+".html")
-	page := history.Page{Title: p.Name + ": " + f.Name,
-		Seed: fmt.Sprint(cmp.Or(f.Seed, p.Seed)), Command: f.Repeat, Broken: f.Broken.Error(),
-		At: f.At, Evidence: f.Dir, Events: append(events, more...), Dropped: dropped}
+	page := history.Page{Title: p.Name + ": " + f.Name, Seed: fmt.Sprint(cmp.Or(f.Seed, p.Seed)),
+		Command: f.Repeat, Broken: f.Broken.Error(), At: f.At, Evidence: f.Dir,
+		Events: append(events, more...), Dropped: dropped}
 	if err := errors.Join(err, page.WriteFile(path)); err != nil {
 		p.Say("the page of the failed history is incomplete: %v", err)
 	}
@@ -368,14 +368,8 @@ var _, _, _ = removed, unless, zeroIf[int]
 // for all guards. It fails if the text of a guard is not in the source exactly once. Then the list
 // has to be updated.
 func BuildMutant(ctx context.Context, dir string, guards []Guard) (program string, err error) {
-	driver, err := driverSource(ctx)
-	if err != nil {
-		return "", err
-	}
-	changed, err := mutate(driver, guards)
-	if err != nil {
-		return "", err
-	}
+	defer harness.Catch(&err)
+	changed := harness.Got(mutate(harness.Got(driverSource(ctx)), guards))
 	return build(ctx, filepath.Join(dir, "mutant"), changed)
 }
 
@@ -389,23 +383,16 @@ func driverSource(ctx context.Context) (string, error) {
 }
 
 // build builds the driver with changed or further source files, by path.
-func build(ctx context.Context, program string, changed map[string]string) (string, error) {
-	overlay := struct{ Replace map[string]string }{map[string]string{}}
+func build(ctx context.Context, program string, changed map[string]string) (_ string, err error) {
+	defer harness.Catch(&err)
+	replace := map[string]string{}
 	for path, text := range changed {
-		aside := fmt.Sprintf("%s-%d.go", program, len(overlay.Replace))
-		if err := os.WriteFile(aside, []byte(text), 0o600); err != nil {
-			return "", err
-		}
-		overlay.Replace[path] = aside
-	}
-	b, err := json.Marshal(overlay)
-	if err != nil {
-		return "", err
+		replace[path] = fmt.Sprintf("%s-%d.go", program, len(replace))
+		harness.Must(os.WriteFile(replace[path], []byte(text), 0o600))
 	}
 	list := program + "-overlay.json"
-	if err := os.WriteFile(list, b, 0o600); err != nil {
-		return "", err
-	}
+	overlay := harness.Got(json.Marshal(map[string]any{"Replace": replace}))
+	harness.Must(os.WriteFile(list, overlay, 0o600))
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-overlay", list, "-o", program,
 		harness.Module+"/cmd/oxide-csi-plugin")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -423,12 +410,10 @@ func CheckGuards(driver string, guards []Guard) error {
 }
 
 // mutate returns the changed source files by path. Every guard has a switch in them.
-func mutate(driver string, guards []Guard) (map[string]string, error) {
-	source, err := readSource(driver)
-	if err != nil {
-		return nil, err
-	}
-	changed := map[string]string{}
+func mutate(driver string, guards []Guard) (changed map[string]string, err error) {
+	defer harness.Catch(&err)
+	source := harness.Got(readSource(driver))
+	changed = map[string]string{}
 	for _, g := range guards {
 		for _, e := range g.Edits {
 			d, ok := source[e.Place]
@@ -443,10 +428,7 @@ func mutate(driver string, guards []Guard) (map[string]string, error) {
 			with := strings.ReplaceAll(e.With, "REMOVED", "removed("+strconv.Quote(g.Name)+")")
 			with = strings.ReplaceAll(with, "TEXT", e.Text)
 			mutant := strings.Replace(d.text, e.Text, with, 1)
-			text, ok := changed[d.path]
-			if !ok {
-				text = d.file
-			}
+			text := cmp.Or(changed[d.path], d.file)
 			changed[d.path] = strings.Replace(text, d.text, mutant, 1)
 			d.text = mutant
 			dir := filepath.Dir(d.path)
@@ -465,21 +447,16 @@ var declarations = regexp.MustCompile(`(?ms)^func (?:\(\w+ \*?(\w+)\) )?(\w+)[(\
 	`(?:[^\n]*\}$|.*?^\})|^var (\w+) = [^\n]*\{$.*?^\}`)
 
 // readSource finds the declarations of the driver's packages by name.
-func readSource(driver string) (map[string]*declaration, error) {
-	paths, err := filepath.Glob(filepath.Join(driver, "*", "*.go"))
-	internal, err2 := filepath.Glob(filepath.Join(driver, "..", "internal", "*", "*.go"))
-	if err := errors.Join(err, err2); err != nil {
-		return nil, err
-	}
-	found := map[string]*declaration{}
+func readSource(driver string) (found map[string]*declaration, err error) {
+	defer harness.Catch(&err)
+	paths := harness.Got(filepath.Glob(filepath.Join(driver, "*", "*.go")))
+	internal := harness.Got(filepath.Glob(filepath.Join(driver, "..", "internal", "*", "*.go")))
+	found = map[string]*declaration{}
 	for _, path := range append(paths, internal...) {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}
-		b, err := os.ReadFile(path)
-		if err != nil {
-			return nil, err
-		}
+		b := harness.Got(os.ReadFile(path))
 		for _, m := range declarations.FindAllStringSubmatch(string(b), -1) {
 			name := strings.TrimPrefix(m[1]+"."+m[2]+m[3], ".")
 			found[filepath.Base(filepath.Dir(path))+"."+name] = &declaration{path, string(b), m[0]}
