@@ -112,7 +112,7 @@ func newRun(progress io.Writer, parents []string, name string) (*Run, error) {
 		return nil, fmt.Errorf("make the run's directory: %w", err)
 	}
 	r := &Run{Dir: dir, Progress: progress}
-	r.lock, err = lockDir(dir)
+	r.lock, err = LockDir(dir)
 	return r, err
 }
 

@@ -37,13 +37,18 @@ func mountedNodev(dir string) (bool, error) {
 // shm is a directory whose files are in memory.
 const shm = "/dev/shm"
 
-// lockDir locks a directory for as long as this process lives.
-func lockDir(dir string) (*os.File, error) {
-	f, err := os.Open(dir)
+// LockDir locks a directory that nobody else has locked, without waiting, until the file is closed.
+// It fails if the directory was removed in the meantime.
+func LockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		_, err = os.Lstat(dir)
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
 	}
 	return f, nil
@@ -58,7 +63,7 @@ func removeKilled() {
 		if err != nil || time.Since(info.ModTime()) < time.Minute { // its run may not have locked it yet
 			continue
 		}
-		lock, err := lockDir(dir)
+		lock, err := LockDir(dir)
 		if err != nil {
 			continue // its run still has the lock
 		}
@@ -93,10 +98,12 @@ func (r *Rack) Owns(device *os.File) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
 		return fmt.Errorf("%s is no block device", device.Name())
 	}
-	file, err := BackingFile(st.Rdev)
+	text, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file",
+		unix.Major(st.Rdev), unix.Minor(st.Rdev)))
 	if err != nil {
 		return fmt.Errorf("the device at %s has no disk: %w", device.Name(), err)
 	}
+	file := strings.TrimSuffix(string(text), "\n")
 	if disks := filepath.Join(r.Dir, "sim") + "/"; !strings.HasPrefix(file, disks) {
 		return fmt.Errorf("the device at %s is on %s, which is no disk of the rack in %s",
 			device.Name(), file, r.Dir)
@@ -111,14 +118,6 @@ func StopLazyInit(path string) error {
 		return fmt.Errorf("stop the initialization of inode tables at %s: %w", path, err)
 	}
 	return nil
-}
-
-// BackingFile returns the backing file of the loop device with that number. The guest may have
-// another name for the device.
-func BackingFile(number uint64) (string, error) {
-	name, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file",
-		unix.Major(number), unix.Minor(number)))
-	return strings.TrimSuffix(string(name), "\n"), err
 }
 
 // LockVolumes blocks the calls of the node service for every volume and disk until the returned

@@ -17,8 +17,7 @@ func programAttr() *syscall.SysProcAttr          { return nil }
 func mountedNodev(string) (bool, error)          { return false, errNotLinux }
 func inMemory() []string                         { return nil }
 func removeKilled()                              {}
-func lockDir(string) (*os.File, error)           { return nil, errNotLinux }
+func LockDir(string) (*os.File, error)           { return nil, errNotLinux }
 func (r *Rack) Owns(*os.File) error              { return errNotLinux }
 func StopLazyInit(string) error                  { return errNotLinux }
-func BackingFile(uint64) (string, error)         { return "", errNotLinux }
 func (p *Plugin) LockVolumes() (*os.File, error) { return nil, errNotLinux }

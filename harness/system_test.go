@@ -50,7 +50,7 @@ func TestTheDirectoryOfAKilledRunIsRemovedFromMemory(t *testing.T) {
 			}
 			if c.locked {
 				var lock *os.File
-				if lock, err = lockDir(dir); err == nil {
+				if lock, err = LockDir(dir); err == nil {
 					defer lock.Close()
 				}
 			}

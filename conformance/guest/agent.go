@@ -147,8 +147,8 @@ func (a *Agent) Close() error {
 
 // open opens the place of a volume. If the volume is raw, it first compares the serial of the
 // device.
-func (a *Agent) open(place Place, open func(string) (*os.File, error)) (*os.File, error) {
-	file, err := open(place.Path)
+func (a *Agent) open(place Place, open func(Place) (*os.File, error)) (*os.File, error) {
+	file, err := open(place)
 	if err != nil || !place.Raw() {
 		return file, err
 	}

@@ -15,16 +15,16 @@ import (
 
 // openDirect opens a file for reads that bypass the page cache. On a filesystem without direct
 // reads it drops the cached pages of the file.
-func openDirect(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
+func openDirect(place Place) (*os.File, error) {
+	file, err := os.OpenFile(place.Path, os.O_RDONLY|unix.O_DIRECT, 0)
 	if !errors.Is(err, unix.EINVAL) {
 		return file, err
 	}
-	if file, err = os.Open(path); err != nil {
+	if file, err = os.Open(place.Path); err != nil {
 		return nil, err
 	}
 	if err := unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
-		return nil, errors.Join(fmt.Errorf("drop the cache of %s: %w", path, err), file.Close())
+		return nil, errors.Join(fmt.Errorf("drop the cache of %s: %w", place.Path, err), file.Close())
 	}
 	return file, nil
 }
@@ -87,7 +87,7 @@ func newDirectory() (*directory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the agent's directory: %w", err)
 	}
-	lock, err := lockDirectory(path)
+	lock, err := harness.LockDir(path)
 	if err != nil {
 		return nil, fmt.Errorf("lock the agent's directory: %w", err)
 	}
@@ -105,28 +105,11 @@ func newDirectory() (*directory, error) {
 // agentMark is the mark of an agent's directory.
 const agentMark = "agent"
 
-// lockDirectory locks a directory that nobody else has locked, without waiting. It fails if the
-// directory was removed in the meantime.
-func lockDirectory(path string) (*os.File, error) {
-	lock, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return nil, err
-	}
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		_, err = os.Lstat(path)
-	}
-	if err != nil {
-		return nil, errors.Join(err, lock.Close())
-	}
-	return lock, nil
-}
-
 // Sweep removes the directories of agents that were killed and have left no program behind.
 func Sweep() {
 	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
 	for _, path := range paths {
-		if lock, err := lockDirectory(path); err == nil {
+		if lock, err := harness.LockDir(path); err == nil {
 			_ = RemoveOwn(path, agentMark) // what is not proven stays
 			_ = lock.Close()
 		}

@@ -17,7 +17,7 @@ type directory struct {
 
 func newDirectory() (*directory, error)     { return nil, errNotLinux }
 func (*directory) remove() error            { return errNotLinux }
-func openDirect(string) (*os.File, error)   { return nil, errNotLinux }
+func openDirect(Place) (*os.File, error)    { return nil, errNotLinux }
 func newBuffer(int) ([]byte, func(), error) { return nil, nil, errNotLinux }
 func deviceNumber(*os.File) (string, error) { return "", errNotLinux }
 

@@ -30,13 +30,12 @@ type Reading struct {
 	Pattern Pattern
 }
 
-func openForWriting(place Place) func(string) (*os.File, error) {
-	return func(path string) (*os.File, error) {
-		if place.Raw() {
-			return os.OpenFile(path, os.O_RDWR, 0)
-		}
-		return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o640)
+// openForWriting opens a place, and creates the file of one that is no device.
+func openForWriting(place Place) (*os.File, error) {
+	if place.Raw() {
+		return os.OpenFile(place.Path, os.O_RDWR, 0)
 	}
+	return os.OpenFile(place.Path, os.O_RDWR|os.O_CREATE, 0o640)
 }
 
 // Write writes the blocks of a pattern.
@@ -44,7 +43,7 @@ func (a *Agent) Write(ctx context.Context, w Writing) (none Nothing, err error) 
 	if err := w.Pattern.check(); err != nil {
 		return none, err
 	}
-	file, err := a.open(w.Place, openForWriting(w.Place))
+	file, err := a.open(w.Place, openForWriting)
 	if err != nil {
 		return none, err
 	}
@@ -73,13 +72,10 @@ func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error
 		return report, err
 	}
 	file, err := a.open(r.Place, openDirect)
-	switch {
-	case errors.Is(err, fs.ErrNotExist) && !r.Place.Raw():
-		file = nil
-	case err != nil:
-		return report, err
-	default:
+	if err == nil {
 		defer func() { err = errors.Join(err, file.Close()) }()
+	} else if !errors.Is(err, fs.ErrNotExist) || r.Place.Raw() {
+		return report, err
 	}
 	block, free, err := newBuffer(BlockBytes)
 	if err != nil {
@@ -273,7 +269,7 @@ func (a *Agent) StartWriter(_ context.Context, r Recording) (int, error) {
 	if err := r.Pattern.check(); err != nil {
 		return 0, err
 	}
-	file, err := a.open(r.Place, openForWriting(r.Place))
+	file, err := a.open(r.Place, openForWriting)
 	if err != nil {
 		return 0, err
 	}

@@ -437,11 +437,10 @@ func TestReconcileAdoptsADeviceOfAnotherMountNamespace(t *testing.T) {
 	// The path of the file no longer exists, like the path of a file in a removed container.
 	elsewhere := t.TempDir()
 	simtest.Command(t, "mount", "--bind", before.Dir, elsewhere)
-	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
+	loop := must(loopdev.Attach(t.Context(), loopdev.Config{
 		Path:   filepath.Join(elsewhere, "disks", spec.DiskID+".img"),
 		Serial: spec.loopSerial(), BlockSize: spec.BlockSize, SizeLimit: spec.SizeBytes,
-	})
-	simtest.NoError(t, err)
+	}))(t)
 	simtest.Command(t, "umount", "--lazy", elsewhere)
 
 	p := killed(t, before, spec.InstanceID)

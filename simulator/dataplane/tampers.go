@@ -399,8 +399,8 @@ type moment struct {
 }
 
 var moments = []moment{
-	{"new", "a new disk", diskMade, (*corruption).newDisk},
-	{"large", "a new disk, behind its first GiB", diskMade, (*corruption).largeDisk},
+	{"new", "a new disk", diskMade, newBehind(0)},
+	{"large", "a new disk, behind its first GiB", diskMade, newBehind(1 << 30)},
 	{"recreated", "a new disk with the name of a deleted one", diskPlugging, (*corruption).recreated},
 	{"restored", "a disk restored from a snapshot", diskCloned, (*corruption).restored},
 	{"larger", "a disk, behind the bytes of its smaller snapshot", diskCloned,
@@ -591,12 +591,12 @@ func (c *corruption) victim(path string, from, to int64, old []byte, peers ...st
 	return []*victim{v}
 }
 
-func (c *corruption) newDisk(p *Plane, e event) []*victim {
-	return c.victim(p.DiskPath(e.disk), 0, e.bytes, c.last, p.anotherFile(e.disk, c.at.in(0, e.bytes)))
-}
-
-func (c *corruption) largeDisk(p *Plane, e event) []*victim {
-	return c.victim(p.DiskPath(e.disk), 1<<30, e.bytes, c.last, p.anotherFile(e.disk, 0))
+// newBehind finds a new disk with the block at the place behind an offset.
+func newBehind(from int64) func(*corruption, *Plane, event) []*victim {
+	return func(c *corruption, p *Plane, e event) []*victim {
+		return c.victim(p.DiskPath(e.disk), from, e.bytes, c.last,
+			p.anotherFile(e.disk, c.at.in(from, e.bytes)))
+	}
 }
 
 func (c *corruption) recreated(p *Plane, e event) []*victim {
@@ -625,8 +625,7 @@ func (c *corruption) larger(p *Plane, e event) []*victim {
 	if err != nil || size >= e.bytes {
 		return nil
 	}
-	return c.victim(p.DiskPath(e.disk), size, e.bytes, c.last,
-		p.anotherFile(e.disk, c.at.in(size, e.bytes)))
+	return newBehind(size)(c, p, e)
 }
 
 func (c *corruption) orphaned(p *Plane, e event) (all []*victim) {
