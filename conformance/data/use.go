@@ -405,12 +405,9 @@ func (h *helper) compareDisks() {
 	if err != nil {
 		h.fail("list the disks of instance %s: %s", h.Helper.InstanceID, rackMessage(err))
 	}
-	listed := map[string]bool{}
-	for _, d := range disks {
-		listed[d.Id] = true
-	}
 	for _, u := range h.uses {
-		if !listed[u.volume.GetVolumeId()] {
+		id := u.volume.GetVolumeId()
+		if !slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == id }) {
 			h.fail("the rack does not list volume %s among the %d disks of instance %s, "+
 				"to which it is attached", u.volume.name, len(disks), h.Helper.InstanceID)
 		}

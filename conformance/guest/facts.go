@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -34,13 +35,8 @@ type Device struct {
 
 // With returns the devices that have a serial.
 func (f Facts) With(serial string) []Device {
-	var found []Device
-	for _, d := range f.Devices {
-		if d.Serial == serial {
-			found = append(found, d)
-		}
-	}
-	return found
+	return slices.DeleteFunc(slices.Clone(f.Devices),
+		func(d Device) bool { return d.Serial != serial })
 }
 
 // Open opens the device for reading, and compares its number.

@@ -254,41 +254,41 @@ func (b *Bystanders) Harm() error {
 // Suspend compares the disks and unmounts the first one, before their instance ends. The disks
 // are not checked again until Mount is called.
 func (b *Bystanders) Suspend() error {
+	_, err := b.suspend()
+	return err
+}
+
+// suspend also reports whether the first disk was mounted.
+func (b *Bystanders) suspend() (was bool, err error) {
 	if b == nil {
-		return nil
+		return false, nil
 	}
-	err := b.Compare()
+	err = b.Compare()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.mounted {
-		return err
+	if was = b.mounted; was {
+		b.mounted, err = false, errors.Join(err, unix.Unmount(b.mountpoint, 0))
 	}
-	b.mounted = false
-	return errors.Join(err, unix.Unmount(b.mountpoint, 0))
+	return was, err
 }
 
 // Close compares the disks and unmounts the first one. Then it writes to the blank one and returns
 // an error if the checks do not notice this, so every proof shows that it can fail.
 func (b *Bystanders) Close() error {
-	if b == nil {
-		return nil
+	was, err := b.suspend()
+	if !was {
+		return err
 	}
-	errs := []error{b.Compare()}
+	blank, failed := os.OpenFile(b.files[BlankDisk], os.O_WRONLY, 0)
+	if failed != nil {
+		return errors.Join(err, failed)
+	}
+	_, failed = blank.WriteAt([]byte{1}, bystanderBytes/2)
+	err = errors.Join(err, failed, blank.Close())
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.mounted {
-		return errors.Join(errs...)
-	}
-	b.mounted = false
-	errs = append(errs, unix.Unmount(b.mountpoint, 0))
-	blank, err := os.OpenFile(b.files[BlankDisk], os.O_WRONLY, 0)
-	if err != nil {
-		return errors.Join(append(errs, err)...)
-	}
-	_, err = blank.WriteAt([]byte{1}, bystanderBytes/2)
-	errs = append(errs, err, blank.Close())
 	if b.compare(BlankDisk, false) == nil {
-		errs = append(errs, errors.New("a write to a bystander is not noticed"))
+		err = errors.Join(err, errors.New("a write to a bystander is not noticed"))
 	}
-	return errors.Join(errs...)
+	return err
 }

@@ -188,6 +188,7 @@ func Open(c Config) (_ *Plane, err error) {
 	}
 	p := &Plane{Config: c}
 	p.tampering.plane, p.tampering.undo = p, map[string][]func() error{}
+	p.guests.byID = map[string]*guestState{}
 	for _, sub := range append([]string{"guests"}, Kinds...) {
 		if err := os.MkdirAll(filepath.Join(p.Dir, sub), 0o755); err != nil {
 			return nil, err

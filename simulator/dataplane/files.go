@@ -281,8 +281,8 @@ func FlushDir(dir string) (err error) {
 }
 
 func (p *Plane) resize(diskID string, size int64) error {
-	st, err := os.Stat(p.DiskPath(diskID))
-	if err != nil || st.Size() == size {
+	now, err := fileSize(p.DiskPath(diskID))
+	if err != nil || now == size {
 		return err
 	}
 	return os.Truncate(p.DiskPath(diskID), size)
@@ -454,12 +454,11 @@ type writes struct{ requests, sectors, discards, discardedSectors uint64 }
 // count requests.
 func countWrites(loop loopdev.Device) (writes, error) {
 	accounted, err := loopNumbers(loop, "queue/iostats", 1)
+	if err == nil && accounted[0] == 0 {
+		err = fmt.Errorf("%w: %s counts no requests (queue/iostats is 0)", ErrWrittenMeanwhile, loop.Path)
+	}
 	if err != nil {
 		return writes{}, err
-	}
-	if accounted[0] == 0 {
-		return writes{}, fmt.Errorf("%w: %s counts no requests (queue/iostats is 0)",
-			ErrWrittenMeanwhile, loop.Path)
 	}
 	n, err := loopNumbers(loop, "stat", 15)
 	if err != nil {
@@ -470,10 +469,7 @@ func countWrites(loop loopdev.Device) (writes, error) {
 
 func noWriteInFlight(loop loopdev.Device) (bool, error) {
 	n, err := loopNumbers(loop, "inflight", 2)
-	if err != nil {
-		return false, err
-	}
-	return n[1] == 0, nil
+	return err == nil && n[1] == 0, err
 }
 
 // loopNumbers reads an attribute of a loop device, which must have at least least numbers.

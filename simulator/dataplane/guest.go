@@ -33,9 +33,6 @@ func (p *Plane) AddGuest(g Firmware) (err error) {
 	}
 	p.guests.mu.Lock()
 	defer p.guests.mu.Unlock()
-	if p.guests.byID == nil {
-		p.guests.byID = map[string]*guestState{}
-	}
 	if p.guests.byID[g.InstanceID] == nil {
 		h := fnv.New64a()
 		h.Write([]byte(g.InstanceID))
@@ -287,8 +284,7 @@ func (v view) remove(name string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	err = os.Remove(v.nodePath(name))
-	if errors.Is(err, fs.ErrNotExist) {
+	if err = os.Remove(v.nodePath(name)); errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
 	return errors.Join(err, os.RemoveAll(aside))
@@ -324,11 +320,7 @@ func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
 			return err
 		}
 	}
-	ro := 0
-	if loop.ReadOnly {
-		ro = 1
-	}
-	writeCache := "write back"
+	ro, writeCache := map[bool]int{true: 1}[loop.ReadOnly], "write back"
 	if spec.Local {
 		writeCache = "write through"
 	}

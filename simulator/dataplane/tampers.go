@@ -233,16 +233,16 @@ func deleteAnother(p *Plane, _ event) error {
 }
 
 func (p *Plane) replace(path, source string) error {
-	st, err := os.Stat(source)
-	if err != nil {
-		return err
+	size, err := fileSize(source)
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o700)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	if err != nil {
 		return err
 	}
 	fresh := path + ".fresh"
 	err = p.makeBacking(fresh, func(f *os.File) error {
-		return fill(context.Background(), f, source, st.Size())
+		return fill(context.Background(), f, source, size)
 	})
 	if err != nil {
 		return err
@@ -334,14 +334,13 @@ func dirt() []byte { return bytes.Repeat([]byte("somebody else's "), tamperBlock
 
 // otherSource returns the file of another snapshot that is not larger, or path if there is none.
 func otherSource(p *Plane, path string) (string, error) {
-	own, err := os.Stat(path)
+	own, err := fileSize(path)
 	if err != nil || filepath.Dir(path) != filepath.Dir(p.SnapshotPath("")) {
 		return path, err
 	}
 	paths, err := filepath.Glob(p.SnapshotPath("*"))
 	for _, other := range paths {
-		st, err := os.Stat(other)
-		if err == nil && other != path && st.Size() <= own.Size() {
+		if size, err := fileSize(other); err == nil && other != path && size <= own {
 			return other, nil
 		}
 	}
@@ -558,17 +557,13 @@ func (c *corruption) life(p *Plane, e event) error {
 		c.names[e.disk] = e.name
 	}
 	var errs []error
-	for _, v := range c.victims {
-		if e.what == diskUnplugged && (v.path == path || slices.Contains(v.peers, path)) {
-			errs = append(errs, c.damage.do(v))
-		}
-	}
-	for _, v := range fresh {
-		if !c.damage.unplugged {
-			errs = append(errs, c.damage.do(v))
-		}
-	}
 	c.victims = append(c.victims, fresh...)
+	for _, v := range c.victims {
+		if e.what == diskUnplugged && (v.path == path || slices.Contains(v.peers, path)) ||
+			!c.damage.unplugged && slices.Contains(fresh, v) {
+			errs = append(errs, c.damage.do(v))
+		}
+	}
 	return errors.Join(errs...)
 }
 
