@@ -22,8 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 )
 
-// Change is an entry of the driver's flight recorder, from a file or from a line of the
-// driver's log.
+// Change is an entry of the driver's flight recorder, or a line of its log.
 type Change struct {
 	Time time.Time
 
@@ -33,8 +32,7 @@ type Change struct {
 	Seen    bool
 }
 
-// Changes reads the changes from a file of a volume, or from a log of JSON lines. A missing
-// file has no changes.
+// Changes reads the changes of a volume's file or of a log. A missing file has none.
 func Changes(path string) ([]Change, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -261,8 +259,7 @@ func Events(ctx context.Context, rack *Rack, since time.Time, plugins ...*Plugin
 	return slices.DeleteFunc(events, func(e history.Event) bool { return e.Start.Before(since) }), nil
 }
 
-// flown returns a node's changes of a volume as events. An event lasts from the begin of a change
-// to its outcome.
+// flown returns a volume's changes as events, which last from the begin to the outcome.
 func flown(changes []Change, node string) (events []history.Event) {
 	begun := map[string]int{}
 	for _, c := range changes {

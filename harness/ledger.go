@@ -19,8 +19,7 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// settleTimeout limits how long a ledger may take to balance, while connections close and
-// goroutines end.
+// settleTimeout limits how long connections close and goroutines end until a ledger balances.
 const settleTimeout = 15 * time.Second
 
 // Ledger counts what exists, by name: the rack's disks, snapshots and attachments, the
@@ -116,8 +115,7 @@ func addEach[T any](ledger Ledger, kind string, entries []T) error {
 	return nil
 }
 
-// KernelLedger counts the loop devices whose file lies below the directory, and the mounts
-// below the directory.
+// KernelLedger counts the mounts below the directory, and the loop devices of files there.
 func KernelLedger(dir string) (ledger Ledger, err error) {
 	defer Catch(&err)
 	ledger = Ledger{}
@@ -157,8 +155,7 @@ func MountsBelow(dir string) ([]string, error) {
 	return mounts, nil
 }
 
-// nothingLeft returns an error if a stopped rack still has a process, a loop device or a
-// mount.
+// nothingLeft returns an error if a stopped rack still has a process, a loop device or a mount.
 func (r *Rack) nothingLeft() error {
 	ledger, err := KernelLedger(r.Dir)
 	if err != nil {
@@ -175,8 +172,7 @@ func (r *Rack) nothingLeft() error {
 	return err
 }
 
-// idleConnections is the number of connections to the rack that a driver may keep for its next
-// calls.
+// idleConnections is the number of connections that a driver may keep for its next calls.
 const idleConnections = 32
 
 // watchedProcess is a process whose files and goroutines are counted. Connections between
@@ -244,8 +240,7 @@ func openFiles(pid int, port, console uint16) (names []string, connections int, 
 	return names, connections, nil
 }
 
-// socket is an entry of the kernel's table of sockets, with its ports. A listening socket has no
-// remote port.
+// socket is an entry of the kernel's table. A listening socket has no remote port.
 type socket struct {
 	name          string
 	local, remote uint16
@@ -335,9 +330,8 @@ func purpose(stack string) string {
 	return ""
 }
 
-// ofPool reports whether a goroutine belongs to an HTTP connection, which is counted as an
-// open file, or is one of the at most 16 goroutines that read the requests to a FUSE
-// filesystem.
+// ofPool reports whether a goroutine belongs to an HTTP connection, which is counted as an open
+// file, or is one of the at most 16 goroutines that read the requests to a FUSE filesystem.
 func ofPool(name string) bool {
 	return slices.ContainsFunc([]string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",

@@ -37,8 +37,7 @@ const (
 	ModeNode       = "node"
 )
 
-// PluginOptions configures a driver. With the zero value the driver serves all services, in
-// the rack's first instance.
+// PluginOptions configures a driver. The zero value serves all in the rack's first instance.
 type PluginOptions struct {
 	// Mode is ModeAll when empty.
 	Mode string
@@ -62,8 +61,7 @@ type Plugin struct {
 	Dir string
 	// Endpoint is the socket's address in the form of CSI_ENDPOINT.
 	Endpoint string
-	// LogFile is the path of the log. The node service keeps its records in the directory volumes
-	// beside it.
+	// LogFile is the path of the log. The node service's records are in volumes beside it.
 	LogFile string
 	// Instance is the instance of the rack in which the plugin runs.
 	Instance Instance
@@ -118,8 +116,7 @@ func (r *Run) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, 
 // pluginPrefix begins the name of a plugin's directory, which ends with a number.
 const pluginPrefix = "plugin-"
 
-// newPlugin prepares a driver and does not start it. The driver's environment is exactly the
-// one of the options.
+// newPlugin prepares a driver with exactly the environment of the options.
 func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOptions) (*Plugin,
 	error) {
 	options.Mode = cmp.Or(options.Mode, ModeAll)
@@ -248,8 +245,7 @@ func (p *Plugin) Wait() error {
 	return p.proc.err
 }
 
-// Stop ends the plugin with SIGTERM. It returns an error if the plugin fails or leaves a
-// process behind.
+// Stop ends the plugin with SIGTERM. It fails if the plugin fails or leaves a process.
 func (p *Plugin) Stop() error {
 	err := errors.Join(p.Conn.Close(), p.proc.stop(), p.proc.noneLeft())
 	if err != nil {
@@ -284,8 +280,7 @@ func (p *Plugin) GoroutineProfile(ctx context.Context) ([]byte, error) {
 	return p.readPage(ctx, "pprof.sock", "http://plugin/debug/pprof/goroutine?debug=1")
 }
 
-// Metrics returns the plugin's metrics. The key of a sample is its name with its labels, as
-// Prometheus prints them.
+// Metrics returns the plugin's metrics by their names with labels, as Prometheus prints them.
 func (p *Plugin) Metrics(ctx context.Context) (map[string]float64, error) {
 	text, err := p.readPage(ctx, "metrics.sock", "http://plugin/metrics")
 	if err != nil {
@@ -353,8 +348,7 @@ func ErrorRules(
 	return err
 }
 
-// ended returns ctx.Err. It returns an error, too, if the deadline has passed but its timer
-// has not run yet.
+// ended returns ctx.Err, also if the deadline has passed but its timer has not run yet.
 func ended(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil && time.Until(deadline) <= 0 {
 		return context.DeadlineExceeded
@@ -373,8 +367,7 @@ func ReasonOf(err *status.Status) string {
 // dashboards, and then a sentence for people.
 var reasonAndSentence = regexp.MustCompile(`^([A-Z][A-Za-z0-9]+): \S`)
 
-// errorFault describes what is wrong with an error of the driver. It returns "" if the error
-// is correct.
+// errorFault describes what is wrong with an error of the driver, or returns "".
 func errorFault(s *status.Status) string {
 	message := s.Message()
 	switch {

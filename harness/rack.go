@@ -104,8 +104,7 @@ func identify(dir string) error {
 		[]byte(process+"."+rand.Text()[:8]), 0o600))
 }
 
-// Start starts the simulator again after Stop or Kill, with the same records and the same
-// address.
+// Start starts the simulator again after Stop or Kill, with the same records and the same address.
 func (r *Rack) Start(ctx context.Context) (err error) {
 	defer Catch(&err)
 	command := Got(r.run.command(ctx, "oxide-simulator"))

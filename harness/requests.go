@@ -63,8 +63,7 @@ func CreateRequest(name string, capabilities ...*csi.VolumeCapability) *csi.Crea
 		CapacityRange: &csi.CapacityRange{RequiredBytes: GiB}}
 }
 
-// FromSnapshot changes the request to ask for a volume from that snapshot, and returns the
-// request.
+// FromSnapshot changes the request to ask for a volume from that snapshot, and returns the request.
 func FromSnapshot(req *csi.CreateVolumeRequest, snapshot string) *csi.CreateVolumeRequest {
 	source := &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot}
 	req.VolumeContentSource = &csi.VolumeContentSource{
@@ -83,14 +82,12 @@ func PublishRequest(volume *csi.Volume, node string) *csi.ControllerPublishVolum
 		VolumeCapability: Mounted(""), VolumeContext: volume.GetVolumeContext()}
 }
 
-// UnpublishRequest returns a request to detach a volume from a node, or from every node if
-// node is empty.
+// UnpublishRequest returns a request to detach a volume from a node, or if empty from all.
 func UnpublishRequest(volume *csi.Volume, node string) *csi.ControllerUnpublishVolumeRequest {
 	return &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node}
 }
 
-// Placement describes a volume on a node: the values that an orchestrator passes to the node's
-// calls.
+// Placement describes a volume on a node as an orchestrator passes it to the node's calls.
 type Placement struct {
 	Volume         *csi.Volume
 	Capability     *csi.VolumeCapability
@@ -101,8 +98,7 @@ type Placement struct {
 	Secrets         map[string]string
 }
 
-// MakeDirs makes the directories that an orchestrator makes: the staging directory, and the
-// target's parent.
+// MakeDirs makes what an orchestrator makes: the staging directory, and the target's parent.
 func (p *Placement) MakeDirs() error {
 	for _, dir := range []string{p.Staging, filepath.Dir(p.Target)} {
 		if err := os.MkdirAll(dir, 0o750); err != nil {
@@ -254,8 +250,7 @@ const pieceStride = 64 * MiB
 // bytes. In a filesystem each piece is a file, and on a device it is a range of its own.
 type Data struct {
 	Rack *Rack
-	// Target is the path at which the volume is published. Raw reports whether the volume is a
-	// device.
+	// Target is the path at which the volume is published. Raw reports whether the volume is a device.
 	Target string
 	Raw    bool
 	// Seed makes the pieces of one volume differ from those of another.
@@ -273,8 +268,7 @@ func (d Data) Piece(n int) []byte {
 	return content
 }
 
-// Open opens the file or the device for a piece. It refuses a device that is not a disk of the
-// rack.
+// Open opens the file or the device for a piece. It refuses a device of another rack.
 func (d Data) Open(n, flags int) (*os.File, error) {
 	if !d.Raw {
 		return os.OpenFile(filepath.Join(d.Target, fmt.Sprint("piece-", n)), flags, 0o640)

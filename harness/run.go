@@ -72,12 +72,10 @@ type Run struct {
 	building sync.Mutex
 }
 
-// maxSocketPath is the length of the longest path that fits into the kernel's sockaddr_un with
-// its final NUL.
+// maxSocketPath is the length of a path that fits into the kernel's sockaddr_un with a NUL.
 const maxSocketPath = 107
 
-// NewRun makes the directory of a run, below OXIDE_SANITY_DIR or the directory for temporary
-// files.
+// NewRun makes the directory of a run, below OXIDE_SANITY_DIR or the directory for temporary files.
 func NewRun(progress io.Writer) (*Run, error) { return newRun(progress, RunParents(), "") }
 
 // NewNamedRun is NewRun with a name for the directory, which must not exist.
@@ -191,8 +189,7 @@ const failedMark = "failed"
 // Failed records a failure, so that Close keeps the run's files.
 func (r *Run) Failed() { r.failed.Store(true) }
 
-// Close removes the run's directory. After a failure it keeps the directory and prints its
-// path.
+// Close removes the run's directory. After a failure it keeps the directory and prints its path.
 func (r *Run) Close() error {
 	defer r.lock.Close()
 	if r.failed.Load() {
@@ -290,8 +287,7 @@ func Need[T any](result T, err error) func(t Tester) T {
 
 type failedStep struct{ error }
 
-// Catch recovers the panic of Must or Got. It joins the error of the step to err, the error that
-// the function returns.
+// Catch recovers the panic of Must or Got, and joins the step's error to the function's, err.
 func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -326,8 +322,7 @@ func (b *Backoff) Wait(ctx context.Context) error {
 	}
 }
 
-// StopTimeout limits how long a process may take to end after SIGTERM, and stopGrace how long
-// after SIGKILL.
+// StopTimeout limits how long a process takes to end after SIGTERM, stopGrace after SIGKILL.
 const (
 	StopTimeout = 30 * time.Second
 	stopGrace   = 10 * time.Second
@@ -446,8 +441,7 @@ func (p *process) stop() error {
 	return nil
 }
 
-// quit ends the process with SIGQUIT, so that it writes the stacks of all its goroutines to its
-// log.
+// quit ends the process with SIGQUIT, so that its log gets the stacks of all goroutines.
 func (p *process) quit() {
 	_ = p.cmd.Process.Signal(syscall.SIGQUIT)
 	if !p.wait(stopGrace) {
@@ -513,12 +507,10 @@ func (r *Run) Binary(ctx context.Context, program string) (string, error) {
 	return path, r.build(ctx, program, path)
 }
 
-// PlainVariable is the environment variable that names the directory of the programs of plain
-// runs.
+// PlainVariable is the environment variable that names the directory of the programs of plain runs.
 const PlainVariable = "OXIDE_PLAIN_PROGRAMS"
 
-// BinaryVariable returns the name of the environment variable that names a program that is
-// built already.
+// BinaryVariable returns the environment variable that names a program that is built already.
 func BinaryVariable(program string) string {
 	return strings.ToUpper(strings.ReplaceAll(program, "-", "_"))
 }

@@ -54,8 +54,7 @@ func LockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// removeKilled removes the directories of killed runs from memory, except those of runs that
-// failed.
+// removeKilled removes from memory the directories of killed runs that have not failed.
 func removeKilled() {
 	dirs, _ := filepath.Glob(filepath.Join(shm, "oxide-sanity-*"))
 	for _, dir := range dirs {
@@ -147,8 +146,7 @@ func MountedNumber(m *mountinfo.Info) string {
 	return fmt.Sprintf("%d:%d", m.Major, m.Minor)
 }
 
-// btrfsNumber returns the number of the device of a btrfs, or "" if the kernel does not report
-// it.
+// btrfsNumber returns the number of the device of a btrfs, or "" if the kernel does not report it.
 func btrfsNumber(path string) string {
 	root, err := os.Open(path)
 	if err != nil {

@@ -101,8 +101,7 @@ func (d Device) Cut() error {
 	return nil
 }
 
-// cutOffset is larger than any file, and small enough that adding the size of any device does
-// not overflow.
+// cutOffset is larger than any file, and does not overflow with the size of any device.
 const cutOffset = 1 << 62
 
 // with opens the device, and calls do if the device still has this attachment. The attachment
@@ -191,8 +190,7 @@ func (c Config) attach(ctx context.Context) (d Device, err error) {
 		if d, err = c.tryNext(control, file, &number); err == nil || !raceLost(err) {
 			return d, err
 		}
-		// The pause is random, so that processes that have lost this race do not try again at the
-		// same time.
+		// The pause is random, so that the losers of this race do not try again at the same time.
 		if wait(ctx, rand.N(limit)) != nil {
 			return d, fmt.Errorf("%w: other processes took the free devices: %w", ctx.Err(), err)
 		}

@@ -19,8 +19,7 @@ import (
 // processMark is the first part of an owner that names a process.
 const processMark = "p"
 
-// process identifies a process until the next boot: its PID namespace, its PID there, and its start
-// time.
+// process identifies a process until the next boot: its PID namespace, PID and start time.
 type process struct{ namespace, pid, started uint64 }
 
 // Process returns a [Config.Owner] that names this process, so that [DetachLeft] releases the

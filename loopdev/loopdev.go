@@ -53,8 +53,7 @@ type Device struct {
 	Path string
 	// Major and Minor are the kernel's device number.
 	Major, Minor uint32
-	// Serial is the serial that Attach was given. For a device that losetup made, it is the file's
-	// path.
+	// Serial is the serial that Attach was given, or the file's path if losetup made the device.
 	Serial string
 	// Owner is the owner that Attach was given.
 	Owner string

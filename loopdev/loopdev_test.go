@@ -29,8 +29,7 @@ import (
 
 const mib = 1 << 20
 
-// needRoot fails a test that needs root and has none. A skipped test would look like one that
-// passed.
+// needRoot fails a test without root. A skipped test would look like one that passed.
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -105,8 +104,7 @@ func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {
 	}
 }
 
-// Linux keeps the refusal of discards for the number of a device, even if the device is attached
-// again.
+// Linux keeps the refusal of discards for the number of a device that is attached again.
 func TestALoopDeviceWithAReusedNumberDiscards(t *testing.T) {
 	path := newFile(t, mib)
 	first := attach(t, loopdev.Config{Path: path, Serial: "without", First: 700,
@@ -302,8 +300,7 @@ func TestListReportsADeviceAsOrphanedIfTheServerEndsDuringTheCall(t *testing.T) 
 	<-listed
 }
 
-// leaver is an environment variable with the path of a file. It makes this test program attach the
-// file and wait to be killed.
+// leaver is the variable with a file that this test program attaches, to be killed then.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
 func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {

@@ -133,8 +133,7 @@ type Bench struct {
 	// SampleTime limits how long a blank disk of more than 1 GiB is read, apart from the places that
 	// are always read; 0 means 10 s.
 	SampleTime time.Duration
-	// DeviceTimeout limits how long a device takes to appear in its instance or to disappear; 0
-	// means 30 s.
+	// DeviceTimeout limits how long a device takes to appear or to disappear; 0 means 30 s.
 	DeviceTimeout time.Duration
 }
 
@@ -156,8 +155,7 @@ type Check struct {
 	Needs        Needs
 	// GiB is what the check has at one time, if that is more than most have.
 	GiB int64
-	// Calls are the calls that a successful check must have made: RPCs of CSI, and operations of the
-	// rack's API.
+	// Calls are what a successful check must have called: RPCs of CSI, operations of the rack's API.
 	Calls []string
 	Run   func(ctx context.Context, b *Bench) error
 }
@@ -356,8 +354,7 @@ func repeat(ctx context.Context, call func() error) error {
 	}
 }
 
-// create creates a volume that is blank or restored from a snapshot. Its size is a multiple of
-// the usual size.
+// create creates a volume of some usual sizes that is blank or restored from a snapshot.
 func (s *checkRun) create(times int64, from *snapshot) *volume {
 	v := &volume{name: s.Name("volume"), kind: Blank, access: s.access,
 		capability: harness.Access(s.access), seed: s.Seed<<20 + seeds.Add(1)}
@@ -427,8 +424,7 @@ func (s *checkRun) publish(v *volume, instance string) *use {
 	return u
 }
 
-// Log records where a check looked on raw volumes, at the place of each read. Its zero value is
-// ready to use.
+// Log records where a check looked on raw volumes. Its zero value is ready to use.
 type Log struct {
 	mu sync.Mutex
 	// mu guards the fields below.

@@ -138,8 +138,7 @@ func runHealthy(t *testing.T, b *bench, check data.Check) {
 		made = append(made, r.Operation)
 	}
 	for _, call := range check.Calls {
-		// The names of the rack's operations begin with a lower-case letter, those of CSI's RPCs with a
-		// capital.
+		// The rack's operations begin with a lower-case letter, CSI's RPCs with a capital.
 		if call[0] >= 'a' && !slices.Contains(made, call) {
 			t.Errorf("the check promises the call %s and did not make it", call)
 		}

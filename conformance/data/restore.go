@@ -19,16 +19,14 @@ import (
 const (
 	// recordInterval is the pause between two records, so that a rack can copy a disk in the meantime.
 	recordInterval = 25 * time.Millisecond
-	// minRecords is the number of records that must be acknowledged before a snapshot is taken, and
-	// again after.
+	// minRecords must be acknowledged before a snapshot is taken, and again after.
 	minRecords = 20
 	maxRecords = 1 << 12
 	// writeTimeout limits how long minRecords may take.
 	writeTimeout = time.Minute
 )
 
-// snapshot is a snapshot that the check created. While id is empty it is unknown whether the
-// snapshot exists.
+// snapshot is one that the check created. While id is empty it is unknown whether it exists.
 type snapshot struct {
 	id, name string
 	// times is the size of its volume in usual sizes.
@@ -74,8 +72,7 @@ func checkSnapshot(s *checkRun) {
 	u := s.newInUse(s.A)
 	records := guest.Pattern{Seed: u.volume.seed, Generation: 1, Count: maxRecords}
 	if s.access != "block" {
-		// The records overwrite older ones. Otherwise a torn snapshot could go unnoticed, because the
-		// file would only be shorter.
+		// The records overwrite older ones. Otherwise a torn snapshot would only have a shorter file.
 		u.write(true, records.At(2))
 	}
 	w := u.record(records)
@@ -282,8 +279,7 @@ func (u *use) isLike(before guest.Scan) {
 	u.volume.disk.read(guest.Range{To: u.volume.GetCapacityBytes()})
 }
 
-// checkWhole compares the checksums of a whole device. Its two halves and its last block are
-// written.
+// checkWhole compares the checksums of a device with two written halves and last block.
 func checkWhole(s *checkRun) {
 	u := s.newInUse(s.A)
 	u.writeAll(1, true)
@@ -329,8 +325,7 @@ func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 	return all
 }
 
-// visit attaches a volume, demands blocks in it, writes others, and detaches it. Errors name the
-// volume.
+// visit attaches a volume, demands blocks, writes others, and detaches it. Errors name which.
 func (l *lineage) visit(which string, v *volume, want, write []guest.Pattern) {
 	first := v.disk.visits == 0
 	l.during(which, func() {
@@ -402,8 +397,7 @@ func checkLineage(s *checkRun) {
 	l.visit("restored, after yet another one was written", one, at(5, l.blocks), nil)
 }
 
-// checkLarger restores a snapshot into two larger volumes. Both must be zero behind the
-// snapshot's end.
+// checkLarger restores a snapshot into two larger volumes, which must be zero behind its end.
 func (l *lineage) checkLarger(from *snapshot) {
 	const which = "restored from the second of two snapshots into a larger volume"
 	var larger [2]*volume
@@ -418,8 +412,7 @@ func (l *lineage) checkLarger(from *snapshot) {
 	}
 }
 
-// checkRecreated writes a volume, restores it from its snapshot, deletes it, and creates a volume
-// with the same name.
+// checkRecreated creates a volume with the name of one that was written and deleted.
 func checkRecreated(s *checkRun) {
 	u := s.newInUse(s.A)
 	l, old := s.lineage(u.patterns(1)), u.volume
@@ -479,8 +472,7 @@ func checkRestoredLarge(s *checkRun) {
 const (
 	// restoredTimes is the size of a large volume that is restored, in usual sizes.
 	restoredTimes = 3
-	// largeTimes is the size of a large volume in usual sizes: 17 GiB, so that offsets need more
-	// than 34 bits.
+	// largeTimes makes a large volume have 17 GiB, so that offsets need more than 34 bits.
 	largeTimes = 17
 	// largeStride is the distance between the blocks that are compared in a large volume.
 	largeStride = 64 * harness.MiB

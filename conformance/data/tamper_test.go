@@ -25,8 +25,7 @@ import (
 // error. A | separates alternatives. A reason of the driver means that the driver refuses the rack.
 type noticed struct{ check, accesses, says string }
 
-// filesystems are the accesses with a filesystem. unmountable are the driver's errors for one that
-// lacks some of its blocks.
+// unmountable are the driver's errors for a filesystem that lacks some of its blocks.
 const (
 	filesystems = "ext4 xfs btrfs"
 	unmountable = "FilesystemDamaged: mount |NodeToolFailed: mount |the filesystem is damaged, or "
@@ -175,8 +174,7 @@ type recorded struct {
 	extent report.Extent
 }
 
-// byteMutant is an error in a block of every disk of a kind and size: when the disk is new, or
-// whenever it is detached.
+// byteMutant is a wrong block of all disks of a kind and size, when new or at each detach.
 type byteMutant struct {
 	wrong, moment string
 	look          data.Look
@@ -197,8 +195,7 @@ func (m byteMutant) tamper() string {
 // boundary is the distance between the places at which a rack divides a disk.
 const boundary = 64 * harness.MiB
 
-// drawBytes draws a mutant from the disks that a run has made: a block at an end, around a
-// boundary, or anywhere.
+// drawBytes draws a mutant of a run's disks: a block at an end, at a boundary, or anywhere.
 func drawBytes(random *rand.Rand, looks []data.Look) byteMutant {
 	m := byteMutant{moment: "new", wrong: "foreign", look: looks[random.IntN(len(looks))]}
 	if m.look.Kind != data.Blank && random.IntN(2) == 0 {
@@ -243,8 +240,7 @@ func (m byteMutant) noticed(r recorded) bool {
 	})
 }
 
-// said reports whether a report says that such disks were not looked at in full, and none says that
-// they were.
+// said reports whether the reports say that such disks were not looked at in full.
 func (m byteMutant) said(run []recorded) (said bool) {
 	for _, r := range run {
 		for _, measure := range r.extent {
@@ -260,8 +256,7 @@ func (m byteMutant) said(run []recorded) (said bool) {
 	return said
 }
 
-// kindsOf returns the kinds and sizes of disks of a run, with all blocks that were written on any
-// of them.
+// kindsOf returns the kinds and sizes of a run's disks, with all blocks that were written.
 func kindsOf(run []recorded) (all []data.Look) {
 	for _, r := range run {
 		for _, l := range r.looks {

@@ -22,8 +22,7 @@ type use struct {
 	volume   *volume
 	guest    *guest.AgentClient
 	instance string
-	// attached and mounted are set before the call that may attach or mount, and cleared when that
-	// is undone.
+	// attached and mounted are set before a call that may attach or mount, until that is undone.
 	attached, mounted bool
 	// doubtful is set when it is unknown whether an attach took effect.
 	doubtful bool
@@ -107,8 +106,7 @@ func (u *use) serial() string {
 	return name[:min(len(name), 20)]
 }
 
-// awaitDevices demands that the guest comes to show the given number of devices with the volume's
-// serial.
+// awaitDevices demands that the guest comes to show so many devices with the volume's serial.
 func (u *use) awaitDevices(want int) {
 	harness.Must(harness.Await(u.ctx, u.deviceTimeout(), func() error {
 		facts, err := guest.ReadFacts(u.ctx, u.guest, guest.Nothing{})
@@ -138,8 +136,7 @@ func (u *use) place() guest.Place {
 	return guest.Place{Path: filepath.Join(u.Target, "blocks")}
 }
 
-// pattern returns the first blocks of a generation. On a device they are spread over the whole
-// device.
+// pattern returns the first blocks of a generation, which are spread over a device.
 func (u *use) pattern(generation uint64) guest.Pattern {
 	p := guest.Pattern{Seed: u.volume.seed, Generation: generation, Count: cmp.Or(u.Blocks, 512)}
 	if u.volume.access == "block" {
@@ -155,8 +152,7 @@ func (u *use) lastBlock(generation uint64) guest.Pattern {
 		First: volumeBytes/guest.BlockBytes - 1, Count: 1}
 }
 
-// patterns returns all blocks of a generation that a check writes, on a device including the last
-// block.
+// patterns returns the blocks of a generation that a check writes, and a device's last block.
 func (u *use) patterns(generation uint64) []guest.Pattern {
 	p := u.pattern(generation)
 	if u.volume.access != "block" {
@@ -307,8 +303,7 @@ func (s *checkRun) stop(ctx context.Context, instance string) error {
 	return err
 }
 
-// start starts an instance if it is stopped, and waits until it runs. It reports whether it was
-// stopped.
+// start starts an instance unless it runs, waits until it runs, and reports whether it did.
 func (s *checkRun) start(ctx context.Context, instance string) (started bool, err error) {
 	found, err := s.awaitState(ctx, instance, oxide.InstanceStateStopped,
 		oxide.InstanceStateFailed, oxide.InstanceStateRunning)
@@ -434,8 +429,7 @@ func (h *helper) start() {
 	}
 }
 
-// stop stops the instance as hard as the rack does, if the check started it. Its mounts are gone
-// afterwards.
+// stop stops the instance, and ends its mounts, if the check started it.
 func (h *helper) stop(ctx context.Context) error {
 	if !h.Helper.Started {
 		return nil
@@ -469,8 +463,7 @@ func checkDevices(s *checkRun) {
 	})
 }
 
-// compareDevice demands that the instance shows the volume's disk with the rack's size and block
-// size.
+// compareDevice demands that the instance shows the disk with the rack's size and block size.
 func (u *use) compareDevice() {
 	disk, err := u.Oxide.DiskView(u.ctx,
 		oxide.DiskViewParams{Disk: oxide.NameOrId(u.volume.GetVolumeId())})

@@ -69,8 +69,7 @@ type Config struct {
 type Agent struct {
 	// dir is a tmpfs that contains everything that the agent creates.
 	dir *directory
-	// calls lets the agent's own calls run at the same time. A call of the node service waits for them
-	// and runs alone.
+	// calls lets the agent's own calls run at the same time, and a call of the node service alone.
 	calls *semaphore.Weighted
 
 	mu sync.Mutex
@@ -145,8 +144,7 @@ func (a *Agent) Close() error {
 	return errors.Join(append(errs, a.dir.remove())...)
 }
 
-// open opens the place of a volume. If the volume is raw, it first compares the serial of the
-// device.
+// open opens the place of a volume. It compares the serial of a device.
 func (a *Agent) open(place Place, open func(Place) (*os.File, error)) (*os.File, error) {
 	file, err := open(place)
 	if err != nil || !place.Raw() {
@@ -215,8 +213,7 @@ func serveStandardStreams(ctx context.Context) error {
 	return errors.Join(err, agent.Close())
 }
 
-// removeCopy removes this program's file if Connect copied it here. The running program does not
-// need its file.
+// removeCopy removes this program's file, which it does not need, if Connect copied it here.
 func removeCopy() error {
 	path, err := os.Executable()
 	if err != nil {
@@ -235,8 +232,7 @@ func removeCopy() error {
 // agentService begins the names of the gRPC methods that are the agent's own.
 const agentService = "/oxide.Agent/"
 
-// methods has what an agent does for its own calls, by the gRPC method. Arguments and results are
-// in JSON.
+// methods has the agent's own calls by the gRPC method. Arguments and results are in JSON.
 var methods = map[string]func(ctx context.Context, a *Agent, args []byte) (any, error){}
 
 // These are the calls of an agent. Each runs the method of Agent in the instance.
@@ -280,8 +276,7 @@ func method[In, Out any](name string, run func(*Agent, context.Context, In) (Out
 	}
 }
 
-// serve answers calls until the connection ends. Then it waits for the calls in progress, which are
-// canceled.
+// serve answers calls until the connection ends. Then it cancels and awaits those in progress.
 func (a *Agent) serve(ctx context.Context, conn *streams) {
 	server := grpc.NewServer(grpc.ForceServerCodec(rawCodec{}), grpc.WaitForHandlers(true),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
@@ -345,8 +340,7 @@ func (rawCodec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// streams is a connection that consists of two streams. It is also the listener that accepts this
-// one connection.
+// streams is a connection of two streams, and the listener that accepts this one connection.
 type streams struct {
 	net.Conn // has the methods that streams lack, such as SetDeadline, which have no effect
 	in       io.Reader

@@ -64,8 +64,7 @@ func Connect(ctx context.Context, command []string, c Config) (*AgentClient, err
 	return g, g.connect(ctx)
 }
 
-// copyScript reads the program from its standard input and prints the path of the copy. A copy
-// that is cut off is removed.
+// copyScript copies its standard input, prints the path, and removes a copy that is cut off.
 const copyScript = `set -e; umask 077; ` +
 	`d=$(mktemp -d "${TMPDIR:-/tmp}/` + dirPrefix + `XXXXXXXX"); ` +
 	`trap '` + removeScript + `' EXIT; trap 'exit 1' HUP INT PIPE TERM; ` +
@@ -133,8 +132,7 @@ func startCopy(ctx context.Context, command []string, dir string) (*link, error)
 	cmd := Shell(context.WithoutCancel(ctx), command, script)
 	problem := &tail{}
 	cmd.Stderr = problem
-	// An interrupt at the terminal must not reach the command. A process that keeps the output open
-	// must not delay its end.
+	// No interrupt at the terminal reaches the command, and no open output delays its end.
 	cmd.SysProcAttr, cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, time.Second
 	stdin, errIn := cmd.StdinPipe()
 	stdout, errOut := cmd.StdoutPipe()
@@ -273,8 +271,7 @@ func (g *AgentClient) connect(ctx context.Context) error {
 	return nil
 }
 
-// Reconnect starts a new agent after the instance was stopped and started. It ends the old agent
-// first.
+// Reconnect ends the old agent, and starts a new one after the instance was started again.
 func (g *AgentClient) Reconnect(ctx context.Context) error {
 	g.Kill()
 	return g.connect(ctx)

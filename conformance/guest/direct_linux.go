@@ -59,8 +59,7 @@ func (*Agent) FilesystemBytes(_ context.Context, path string) (int64, error) {
 	return int64(st.Blocks) * st.Bsize, nil
 }
 
-// HasMountSetattr reports whether the kernel has the system calls with which the driver mounts
-// (Linux 5.12).
+// HasMountSetattr reports whether the driver can mount with this kernel (Linux 5.12).
 func HasMountSetattr() bool { return unix.MountSetattr(-1, "", 0, nil) != unix.ENOSYS }
 
 // KernelRelease returns the output of uname -r.

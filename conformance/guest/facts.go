@@ -120,8 +120,7 @@ func attribute(dir, name string) (string, error) {
 	return strings.Trim(string(text), "\x00 \n"), err
 }
 
-// markFile is a file in every directory that this program makes on a machine. It says what the
-// directory is for.
+// markFile says in every directory that this program makes what the directory is for.
 const markFile = ".oxide-conformance"
 
 // ErrNotOwn is the error for a directory that nothing proves to be this program's.

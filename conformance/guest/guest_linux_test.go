@@ -27,8 +27,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestKillDoesNotWaitForAnInstanceThatIsDown(t *testing.T) {
-	// This command stays when its agent has ended, as ssh does until it notices that the instance is
-	// down.
+	// This command outlives its agent, as ssh does until it notices that the instance is down.
 	g, err := Connect(t.Context(), []string{"sh", "-c",
 		`sh -c "$0"; case $0 in *" agent;"*) sleep 1000; esac`}, Config{})
 	csitest.Must(t, err)

@@ -207,8 +207,7 @@ func (a *Agent) Scan(ctx context.Context, s Scanning) (scan Scan, err error) {
 	return scan, nil
 }
 
-// note counts and hashes the blocks of a piece that are not zero. A device may end with a part of a
-// block.
+// note counts and hashes the blocks that are not zero. A device may end with a part of a block.
 func (s *Scan) note(piece []byte, from int64, hash io.Writer) {
 	if allZero(piece) {
 		return
@@ -286,8 +285,7 @@ func (a *Agent) StartWriter(_ context.Context, r Recording) (int, error) {
 	return number, nil
 }
 
-// write appends records until it is stopped. It writes a record only when the one before is on
-// the disk.
+// write appends records, each when the one before is on the disk, until it is stopped.
 func (w *writer) write(ctx context.Context, r Recording, file *os.File) error {
 	block := make([]byte, BlockBytes)
 	timer := time.NewTimer(0)
@@ -456,8 +454,7 @@ func (r *Report) add(f Finding) {
 	}
 }
 
-// compare compares the content at the place of block n with the pattern. It returns nil if they
-// are equal.
+// compare compares the content of block n with the pattern. It returns nil if they are equal.
 func (p Pattern) compare(block []byte, n int64) *Finding {
 	want := make([]byte, BlockBytes)
 	p.fill(want, n)
@@ -482,8 +479,7 @@ func (p Pattern) compare(block []byte, n int64) *Finding {
 	return f
 }
 
-// identify reads the seed, the number and the generation of a block. It reports whether the
-// block's checksum is right.
+// identify reads the head of a block, and reports whether the block's checksum is right.
 func identify(block []byte) (p Pattern, whole bool) {
 	p = Pattern{
 		Seed:       binary.LittleEndian.Uint64(block[8:]),

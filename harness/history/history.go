@@ -103,8 +103,7 @@ func (r *Recorder) add(e *Event) {
 	r.events = append(r.events, e)
 }
 
-// Events returns the events, the time at which the history began, and how many earlier events
-// were dropped.
+// Events returns the events, the begin of the history, and how many events were dropped.
 func (r *Recorder) Events() (events []Event, since time.Time, dropped int) {
 	if r == nil {
 		return nil, since, 0

@@ -25,8 +25,7 @@ const (
 	bystanders
 )
 
-// Member is the kind of storage to which an unmounted bystander belongs. The other part of the
-// storage is absent.
+// Member is a kind of storage of which an unmounted bystander is a part and the rest is absent.
 type Member string
 
 // The kinds of members. A mount of the other part names the member by a number or a UUID, with
@@ -47,8 +46,7 @@ const (
 // A nil *Bystanders has no disks, and its checks succeed.
 type Bystanders struct {
 	count *Invariant
-	// files are the paths of the disks' backing files, by role. The first disk is mounted at
-	// mountpoint.
+	// files are the backing files, by role. The first disk is mounted at mountpoint.
 	files      [bystanders]string
 	mountpoint string
 
@@ -61,12 +59,10 @@ type Bystanders struct {
 
 var roles = [bystanders]string{"the mounted disk", "the member", "the blank disk"}
 
-// bystanderBytes is the size of disks that are made for an instance without a rack. mkfs.btrfs
-// refuses smaller disks.
+// bystanderBytes is the size of disks without a rack. mkfs.btrfs refuses smaller disks.
 const bystanderBytes = 128 << 20
 
-// NewGuestBystanders makes the three disks for a guest, with their files in a directory. The
-// guest sees them after Show.
+// NewGuestBystanders makes the disks in a directory. The guest sees them after Show.
 func NewGuestBystanders(ctx context.Context, g GuestView, dir string, member Member,
 	count *Invariant) (b *GuestBystanders, err error) {
 	b = &GuestBystanders{guest: g}
@@ -90,8 +86,7 @@ func NewGuestBystanders(ctx context.Context, g GuestView, dir string, member Mem
 	return b, b.Mount()
 }
 
-// GuestBystanders are the bystanders of a [GuestView], with their loop devices. The zero value has
-// none.
+// GuestBystanders are the bystanders of a [GuestView]. The zero value has none.
 type GuestBystanders struct {
 	*Bystanders
 	guest GuestView
@@ -136,8 +131,7 @@ func NewBystanders(ctx context.Context, dir string, files [bystanders]string, me
 		run(ctx, "mke2fs", "-q", "-F", "-b", "4096", "-O", "journal_dev", file, "1024")
 		return b, nil
 	}
-	// The first of the two devices is deleted, so the member has the device number 2, and nothing has
-	// the number 1.
+	// The first of the two devices is deleted, so nothing has the device number 1.
 	other := filepath.Join(dir, "other")
 	harness.Must(errors.Join(os.WriteFile(other, nil, 0o600),
 		os.Truncate(other, harness.Got(os.Stat(file)).Size())))
@@ -228,8 +222,7 @@ func (b *Bystanders) compare(role int, bytes bool) (err error) {
 // File returns the path of the backing file of a role's disk.
 func (b *Bystanders) File(role int) string { return b.files[role] }
 
-// Called runs Check after a call of the driver, and keeps the result for Harm. It returns the
-// error of the call unchanged.
+// Called runs Check after a call, keeps the result for Harm, and returns the call's error.
 func (b *Bystanders) Called(err error) error {
 	if harm := b.Check(); harm != nil {
 		b.mu.Lock()

@@ -26,8 +26,7 @@ type Forgery struct {
 	Volume, Disk, Filesystem string
 	// SizeBytes is the disk's size. NextBytes is the size to which the disk will grow.
 	SizeBytes, NextBytes int64
-	// Device is the disk's device. The forgery copies its first bytes, and reads from them the
-	// time of the last mount.
+	// Device is the disk's device, of which the forgery copies the first bytes.
 	Device string
 	// Traced forgeries contain [Trace], which distinguishes them from the driver's own records.
 	Traced bool
@@ -88,8 +87,7 @@ func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 		Filesystem: f.Filesystem, GrowFrom: from, Mounted: mounted, Checked: checked})
 }
 
-// FormatSlots returns the offsets at which the driver keeps its records of a format on a disk
-// of that size.
+// FormatSlots returns the offsets of the driver's records of a format on a disk of that size.
 func FormatSlots(size int64) []int64 {
 	unit := int64(1 << 20)
 	switch {
@@ -111,8 +109,7 @@ func GrowthSlots(size int64) []int64 {
 	return []int64{end - 256<<10, end - 512<<10, end - 768<<10}
 }
 
-// mounted returns the time of the last mount of an ext filesystem, or 0 for another
-// filesystem.
+// mounted returns the time of the last mount of an ext filesystem, or 0 for another filesystem.
 func mounted(head []byte) int64 {
 	const superblock, magic, low, high = 1024, 56, 0x2C, 0x275
 	if sb := head[superblock:]; sb[magic] == 0x53 && sb[magic+1] == 0xEF {
@@ -121,8 +118,7 @@ func mounted(head []byte) int64 {
 	return 0
 }
 
-// headBytes is the size of the part of the disk's start that is copied. It covers all
-// superblocks there.
+// headBytes is how much of the disk's start is copied: all superblocks there.
 const headBytes = 128 << 10
 
 // pages returns all forgeries, each in a page, and separately the records among them.
@@ -159,14 +155,12 @@ func (f Forgery) pages() (all, records [][]byte) {
 // ForgedFiles maps the names of the files of a forgery to the hashes of their content.
 type ForgedFiles map[string][sha256.Size]byte
 
-// odd is an offset that is not a multiple of the page size. A second copy of the forgeries
-// begins there.
+// odd is an offset off the page size, at which a second copy of the forgeries begins.
 const odd = 1337
 
 // Write writes files into a directory of the volume's filesystem, durably. They contain the
-// forgeries, at the start of pages and at odd offsets. One more file has records at the
-// offsets of the disk where the driver keeps its own, wherever a file can occupy these
-// offsets.
+// forgeries, at the start of pages and at odd offsets. One more file has records at the offsets of
+// the disk where the driver keeps its own, wherever a file can occupy these offsets.
 func (f Forgery) Write(dir string) (files ForgedFiles, err error) {
 	defer harness.Catch(&err)
 	all, records := f.pages()
@@ -314,8 +308,7 @@ func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	}
 }
 
-// wanted returns the records by their offset on the disk. If there is only one record, it is
-// the record of a format.
+// wanted returns the records by their offset on the disk. A single record is of a format.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {
@@ -335,8 +328,7 @@ func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	return wanted
 }
 
-// takeSpace makes a file take nearly all free space, and returns its size. It returns 0 if less
-// than 1 MiB is free.
+// takeSpace makes a file take nearly all free space. Its size is 0 if less than 1 MiB is free.
 func takeSpace(w *os.File) (size int64) {
 	var st unix.Statfs_t
 	harness.Must(unix.Fstatfs(int(w.Fd()), &st))

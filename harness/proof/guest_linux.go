@@ -30,8 +30,7 @@ const InstanceID = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 // SerialBytes is the number of bytes of a disk's name that NVMe shows as the serial.
 const SerialBytes = 20
 
-// GuestView is the view of an instance: a /sys and a /dev with loop devices as its disks. Proofs
-// that need no rack use it.
+// GuestView is an instance without a rack: a /sys and a /dev with loop devices as its disks.
 type GuestView struct{ dir string }
 
 // detachLeft releases the devices of killed proofs, once for each process. If a device is still in
@@ -114,8 +113,7 @@ func UnmountBelow(dir string) error {
 	})
 }
 
-// EndMountsBelow removes every mount below a directory although it may be in use or frozen, as the
-// end of an instance does.
+// EndMountsBelow removes every mount below a directory, also one that is in use or frozen.
 func EndMountsBelow(dir string) error {
 	return eachMountBelow(dir, func(path string) error {
 		_ = SetFrozen(path, false)              // otherwise its device could never be released
@@ -136,8 +134,7 @@ func eachMountBelow(dir string, do func(path string) error) error {
 	return errors.Join(errs...)
 }
 
-// SetFrozen freezes or thaws the filesystem at a path. A filesystem that is not frozen counts as
-// thawed.
+// SetFrozen freezes or thaws the filesystem at a path. One that is not frozen counts as thawed.
 func SetFrozen(path string, freeze bool) error {
 	// These ioctls stop and resume writing to a filesystem (linux/fs.h). x/sys lacks them.
 	const freezeRequest, thawRequest = 0xC0045877, 0xC0045878 // FIFREEZE, FITHAW
@@ -268,8 +265,7 @@ type Bench struct {
 	Dir    string
 	Guest  GuestView
 	Plugin *harness.Plugin
-	// Bin comes first in the driver's PATH. A proof may put programs there that replace the
-	// system's.
+	// Bin comes first in the driver's PATH. A proof may put programs there that replace the system's.
 	Bin string
 	// Bystanders are other disks of the guest. No call may change them.
 	Bystanders *GuestBystanders
@@ -318,8 +314,7 @@ func (b *Bench) Do(ctx context.Context, name string,
 // Close ends the driver and compares the bystanders. It returns an error if the driver fails.
 func (b *Bench) Close() error { return errors.Join(b.Plugin.Stop(), b.Bystanders.Close()) }
 
-// Formats counts the runs of mkfs on a disk. Its value is the path of a file to which each run
-// adds a line.
+// Formats is the path of a file to which each run of mkfs on a disk adds a line.
 type Formats string
 
 // CountFormats puts wrapper programs into a directory that comes first in a driver's PATH.
@@ -342,16 +337,14 @@ func (f Formats) Count() (int, error) {
 	return bytes.Count(text, []byte("\n")), err
 }
 
-// RackBystanders are the bystanders of an instance of a rack. An administrator made these
-// disks.
+// RackBystanders are the bystanders of an instance of a rack. An administrator made these disks.
 type RackBystanders struct {
 	*Bystanders
 	// ids are the IDs of the disks.
 	ids []string
 }
 
-// NewRackBystanders creates the disks and attaches them to an instance that runs. The result can be
-// closed after an error, too.
+// NewRackBystanders attaches new disks to an instance. Close the result also after an error.
 func NewRackBystanders(ctx context.Context, rack *harness.Rack, instance string, member Member,
 	count *Invariant) (b *RackBystanders, err error) {
 	b = &RackBystanders{}
@@ -409,8 +402,7 @@ func (e *Environment) Close() error {
 	return errors.Join(e.Bystanders.Close(), e.Environment.Close())
 }
 
-// Abandon kills all processes after a failure, and releases their mounts and devices. The files
-// remain until the run ends.
+// Abandon kills all processes after a failure. The files remain until the run ends.
 func (e *Environment) Abandon(ctx context.Context) error {
 	errs := []error{e.Bystanders.Suspend()}
 	for _, plugin := range e.Plugins {

@@ -45,8 +45,7 @@ const defaultSeed = 1
 type Proof struct {
 	Name string
 	Seed uint64
-	// Bystanders counts comparisons of other disks of the instances, and Forged comparisons of
-	// files with forged records.
+	// Bystanders counts comparisons of other disks, Forged those of files with forged records.
 	Bystanders, Forged *Invariant
 
 	t        testing.TB
@@ -102,8 +101,7 @@ func (p *Proof) Short() bool { return testing.Short() && !p.Long() }
 // limit; the proof does a fixed amount of work.
 func (p *Proof) Over() bool { return p.Long() && time.Since(p.start) >= p.duration }
 
-// Rand returns the proof's only source of random numbers. It is not safe for use by several
-// goroutines.
+// Rand returns the proof's only source of random numbers, for one goroutine.
 func (p *Proof) Rand() *rand.Rand { return p.rand }
 
 // Rounds returns the seeds of the proof's rounds: its own seed or, in the long form, one after the
@@ -146,16 +144,14 @@ func (p *Proof) Error(err error) {
 	}
 }
 
-// Figure prints the measured values, given as names and values in turn, with the seed and the
-// duration in seconds.
+// Figure prints measured names and values, with the seed and the duration in seconds.
 func (p *Proof) Figure(pairs ...any) {
 	p.t.Helper()
 	p.Error(Print(Line(p.Name, append(pairs, "seed", p.Seed,
 		"seconds", fmt.Sprintf("%.1f", time.Since(p.start).Seconds()))...)))
 }
 
-// OneCheck returns the value of rapid's flag "checks" for one check. With go test -short, rapid
-// divides that value by five.
+// OneCheck returns rapid's flag "checks" for one check. With -short, rapid divides it by five.
 func OneCheck() string {
 	if testing.Short() {
 		return "5"
@@ -221,8 +217,7 @@ func (i *Invariant) Checked(err error) error {
 	return err
 }
 
-// Report prints the figure. The test fails if the invariant was never checked, or was found
-// broken.
+// Report prints the figure. The test fails if the invariant was never checked, or was found broken.
 func (i *Invariant) Report() {
 	t := i.proof.t
 	t.Helper()

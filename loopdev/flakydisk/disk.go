@@ -57,8 +57,7 @@ type Disk struct {
 	log     []LogEntry
 	faults  []*armed
 	cut     bool
-	// recent has the operations of each of the last seconds. Its index is the Unix time modulo its
-	// length.
+	// recent has the operations of the last seconds, by the Unix time modulo its length.
 	recent [ActivitySeconds]second
 }
 
@@ -138,8 +137,7 @@ func (d *Disk) Heal() {
 	d.faults = nil
 }
 
-// Cut cuts the disk's power: every operation fails from now on, including those that hang. The
-// faults are removed.
+// Cut cuts the disk's power: every operation fails, also one that hangs. Faults are removed.
 func (d *Disk) Cut() {
 	d.mu.Lock()
 	d.cut = true
@@ -288,8 +286,7 @@ func (d *Disk) WithStore(do func(Store)) {
 // ActivitySeconds is the number of seconds for which a disk records its activity.
 const ActivitySeconds = 60
 
-// Activity is the number of operations of a disk in one second, including operations that failed or
-// still hang.
+// Activity is the number of operations in one second, including those that fail or hang.
 type Activity struct{ Reads, Writes, Flushes int }
 
 // second is the activity of the second that began at the Unix time at.
@@ -314,8 +311,7 @@ func (d *Disk) count(op Op, at time.Time) {
 	}
 }
 
-// Activity returns the activity of the last ActivitySeconds up to the given time, the oldest
-// second first.
+// Activity returns the activity of the last ActivitySeconds up to now, the oldest first.
 func (d *Disk) Activity(now time.Time) []Activity {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -234,8 +234,7 @@ func ioctlDiscard(device *os.File, span *[2]uint64) error {
 	return nil
 }
 
-// stuckAt is the environment variable with a directory in which this program serves a disk, to
-// which it then writes.
+// stuckAt is the variable with a directory in which this program serves and writes a disk.
 const stuckAt = "FLAKYDISK_STUCK_AT"
 
 func TestMain(m *testing.M) {

@@ -115,8 +115,7 @@ var (
 	noData  [PageBytes]byte
 )
 
-// set replaces a page by a copy with the bytes b at an offset. If the copy has only zeroes, set
-// removes the page.
+// set replaces a page by a copy with the bytes b at an offset, or removes a page of zeroes.
 func (m *Image) set(number, at int64, b []byte) {
 	old := m.pages[number]
 	if bytes.Equal(b, noData[:len(b)]) && (old == nil || len(b) == PageBytes) {
@@ -231,8 +230,7 @@ func (e LogEntry) Changes() bool { return e.Kind == Write || e.Kind == Discard }
 // Sectors returns how many sectors the entry touches.
 func (e LogEntry) Sectors() int64 { return (e.Bytes + SectorBytes - 1) / SectorBytes }
 
-// Piece is the part of an entry that survives a power cut: its sectors From to To-1, counted from
-// 0.
+// Piece is what survives a power cut of an entry: its sectors From to To-1, counted from 0.
 type Piece struct {
 	Entry    LogEntry
 	From, To int64
@@ -263,8 +261,7 @@ func Apply(m *Image, pieces ...Piece) error {
 // Epoch is the part of a log between two flushes. If the power is cut before the second flush,
 // any of its writes may be missing on the disk.
 type Epoch struct {
-	// Durable is the disk's content without any write of the epoch. It is shared, so callers have
-	// to fork it.
+	// Durable is the disk's content before the epoch. It is shared, so callers have to fork it.
 	Durable *Image
 	// First is the index of the epoch's first entry in the log. End is the index of the flush that
 	// ends the epoch, or the length of the log.

@@ -159,8 +159,7 @@ func (f *file) fill(out *fuse.Attr) {
 	out.Mode, out.Size = syscall.S_IFREG|0o600, uint64(f.disk.Size())
 }
 
-// Open opens the file. The kernel does not cache the file, so every read and write of the
-// device reaches the server.
+// Open opens the file without a cache, so that every read and write reaches the server.
 func (f *file) Open(context.Context, uint32) (fs.FileHandle, uint32, syscall.Errno) {
 	return nil, fuse.FOPEN_DIRECT_IO, 0
 }
@@ -208,8 +207,7 @@ func (f *file) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	return errno(f.disk.Flush())
 }
 
-// Allocate sets a range to zero. The kernel calls it for a discard of the device, or for a
-// write of zeroes.
+// Allocate sets a range to zero, for a discard of the device or a write of zeroes.
 func (f *file) Allocate(_ context.Context, _ fs.FileHandle, offset, n uint64,
 	mode uint32) syscall.Errno {
 	if mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) == 0 {

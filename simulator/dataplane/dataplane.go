@@ -93,8 +93,7 @@ type Device struct {
 	Local bool
 }
 
-// serial returns the serial number of the disk's NVMe controller: as much of the name as fits
-// (A54).
+// serial returns the serial of the disk's NVMe controller: as much of the name as fits (A54).
 func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
 
 // loopSerial returns a unique serial for the disk's loop device. The guest's serial number does not
@@ -111,8 +110,7 @@ func (d Device) sizeOr(wrong int64) int64 {
 	return d.SizeBytes
 }
 
-// serialEnd separates the guest's serial number from the rest of a loop device's serial. No name of
-// a disk contains it.
+// serialEnd ends the guest's part of a loop device's serial. No name of a disk contains it.
 const serialEnd = "/"
 
 // SerialOf returns the serial number that a guest sees for a rack's loop device.
@@ -137,15 +135,13 @@ type Devices string
 const (
 	// NoDevices means that disks are files only.
 	NoDevices Devices = "none"
-	// DevicesIfPossible means NoDevices if the machine cannot have devices, or the user may not create
-	// them.
+	// DevicesIfPossible means NoDevices if this machine or this user cannot create devices.
 	DevicesIfPossible Devices = "auto"
 )
 
 var errNoDevices = errors.New("the rack was started without devices")
 
-// Config configures a data plane. The fields without a comment are those of a rack's Config in
-// package engine.
+// Config configures a data plane. Fields without a comment are those of engine.Config.
 type Config struct {
 	// Dir is an existing directory. Open replaces symbolic links in its path.
 	Dir string
@@ -160,8 +156,7 @@ type Config struct {
 	Temporary bool
 	// Ended is called for each machine that ends by itself: powered off by its guest, or killed.
 	Ended func(instanceID string, poweredOff bool)
-	// Removed is called with the ID of each object whose files or guest view were removed. It may be
-	// nil.
+	// Removed, if not nil, gets the ID of each object whose files or guest view were removed.
 	Removed func(id string)
 }
 
@@ -245,8 +240,7 @@ func (p *Plane) NoDevices() error {
 	return p.noDevices
 }
 
-// Stop ends the work in the background. The guests keep their devices, and the next plane adopts
-// them.
+// Stop ends the work in the background. The next plane adopts the guests' devices.
 func (p *Plane) Stop() {
 	p.cancel()
 	p.working.Wait()
@@ -389,8 +383,7 @@ func fits(meminfo string, used, more int64) error {
 	return nil
 }
 
-// has records that a guest has a machine, and waits for the machine's end. The caller holds the
-// guest's mu.
+// has records and watches a guest's machine. The caller holds the guest's mu.
 func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 	g.machine.Store(m)
 	p.working.Go(func() {
@@ -450,8 +443,7 @@ func (p *Plane) changeDisk(d *plugged,
 	})
 }
 
-// still pauses a guest's machine, if it has one, until resume is called. Meanwhile no machine of
-// the guest starts.
+// still pauses a guest's machine, and lets none start, until resume is called.
 func (p *Plane) still(g *guestState) (resume func(), err error) {
 	if p.machines == nil {
 		return func() {}, nil
@@ -532,8 +524,7 @@ func (p *Plane) keep(ctx context.Context, attached []Device) error {
 	return errors.Join(errs...)
 }
 
-// SSH returns the local addresses that are forwarded to the guests' sshd, by the IDs of the
-// instances with a machine.
+// SSH returns the local addresses of the machines' sshd, by the IDs of their instances.
 func (p *Plane) SSH() map[string]string {
 	addresses := map[string]string{}
 	for id, g := range p.guests.all() {

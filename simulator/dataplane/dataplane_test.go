@@ -39,8 +39,7 @@ func newPlaneIn(t *testing.T, c Config) *Plane {
 	t.Helper()
 	p := openPlane(t, c)
 	t.Cleanup(func() {
-		// A mount namespace that another process creates in the meantime keeps our mounts as long as it
-		// lives.
+		// A mount namespace that another process creates meanwhile keeps our mounts.
 		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
@@ -214,8 +213,7 @@ func TestDeviceNumbersDoNotFollowTheOrderOfAttachment(t *testing.T) {
 	}
 }
 
-// TestForceDetachCutsTheGuestOffFromTheDisk detaches a mounted disk and attaches it to another
-// guest.
+// This test detaches a mounted disk and attaches it to another guest.
 func TestForceDetachCutsTheGuestOffFromTheDisk(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {

@@ -26,8 +26,7 @@ var Kinds = []string{"disks", "snapshots", "images"}
 // IdentityFile is the name of the file with the rack's identity.
 const IdentityFile = "identity"
 
-// identify returns the identity of the rack in the directory. If nobody has written one there, it
-// creates one.
+// identify returns the identity of the rack in the directory, which it creates if missing.
 func (p *Plane) identify() (string, error) {
 	path := filepath.Join(p.Dir, IdentityFile)
 	err := p.makeBacking(path, func(f *os.File) error {
@@ -172,8 +171,7 @@ func (p *Plane) makeBacking(path string, write func(*os.File) error) error {
 	return p.flushDir(filepath.Dir(path))
 }
 
-// RemoveTree removes a directory of the rack. It refuses if something is mounted in it, because
-// that is not the rack's.
+// RemoveTree removes a directory of the rack, unless something foreign is mounted in it.
 func RemoveTree(dir string) error {
 	if mounted, err := mountsIn(dir); err != nil || len(mounted) > 0 {
 		return errors.Join(err, fmt.Errorf("%s stays: unmount %q first", dir, mounted))
@@ -223,8 +221,7 @@ func fill(ctx context.Context, f *os.File, source string, size int64) error {
 // errNoData means that the rest of the file is a hole.
 var errNoData = errors.New("no data")
 
-// nextNonZero is nextData for systems that do not report the holes of a file: it finds the next
-// block that is not zero.
+// nextNonZero finds the next block that is not zero, for systems that report no holes.
 func nextNonZero(f *os.File, offset int64) (start, end int64, err error) {
 	var zeroes, block [64 << 10]byte
 	for at := offset; ; at += int64(len(block)) {
@@ -450,8 +447,7 @@ func copyOnce(ctx context.Context, dst, src *os.File, d *plugged) (still bool, e
 // writes counts the write requests of a block device. The kernel counts a request when it is done.
 type writes struct{ requests, sectors, discards, discardedSectors uint64 }
 
-// countWrites reads the counters (Documentation/block/stat.rst). It fails if the device does not
-// count requests.
+// countWrites reads the counters (Documentation/block/stat.rst), or fails if there are none.
 func countWrites(loop loopdev.Device) (writes, error) {
 	accounted, err := loopNumbers(loop, "queue/iostats", 1)
 	if err == nil && accounted[0] == 0 {

@@ -204,8 +204,7 @@ func (v view) nodePath(name string) string { return filepath.Join(string(v), "de
 
 func (v view) asideDir() string { return filepath.Join(string(v), "aside") }
 
-// hiddenPath returns the path of a file that exists while the disk is hidden by another one with
-// the same serial.
+// hiddenPath exists while the disk is hidden by another one with the same serial.
 func (v view) hiddenPath(diskID string) string { return filepath.Join(string(v), "hidden", diskID) }
 
 // make creates the directory. Devices in it stay.

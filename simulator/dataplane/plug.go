@@ -23,8 +23,7 @@ import (
 const (
 	// attachTimeout is long, because many processes may request loop devices at the same time.
 	attachTimeout = 10 * time.Second
-	// forceDetachTimeout is the time for programs that open every new device for a moment, such as
-	// udev.
+	// forceDetachTimeout is for programs that open every new device for a moment, such as udev.
 	forceDetachTimeout = 300 * time.Millisecond
 )
 
@@ -102,8 +101,7 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	return loop, err
 }
 
-// Trim truncates a disk's file to the disk's size. The file is larger if a fault made the device
-// larger.
+// Trim truncates a disk's file, which a fault may have made larger, to the disk's size.
 func (p *Plane) Trim(diskID string, size int64) error {
 	defer p.disks.Lock(diskID)()
 	return p.trim(diskID, size)
@@ -254,8 +252,7 @@ func (p *Plane) hide(d *plugged) error {
 	return nil
 }
 
-// IDs are the IDs of objects, by their kind. The IDs under the key Left have no record any more,
-// but may still have files.
+// IDs are the IDs of objects, by their kind. Those under Left have no record, but maybe files.
 type IDs map[string][]string
 
 // Left is a key of IDs.
@@ -335,8 +332,7 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	}), nil
 }
 
-// adoptOrRelease returns the devices that match an attached disk, by the disks' IDs, and releases
-// all others.
+// adoptOrRelease releases the devices that match no attached disk, and returns the others.
 func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map[string]*plugged,
 	error) {
 	adopted := map[string]*plugged{}
@@ -352,8 +348,7 @@ func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map
 	return adopted, errors.Join(errs...)
 }
 
-// carries reports whether Plug would create an equal device for the disk. A device that is being
-// released does not count.
+// carries reports whether Plug would create an equal device that is not being released.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
 	return p.Flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) &&
 		loop.Serial == spec.loopSerial() && loop.SizeBytes == spec.SizeBytes &&
@@ -420,8 +415,7 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 	return nil
 }
 
-// ErrCannotFail means that the disks of this plane are plain files and cannot fail
-// (Config.FlakyDisks).
+// ErrCannotFail means that the disks are plain files (Config.FlakyDisks).
 var ErrCannotFail = errors.New("the disks of this rack cannot fail")
 
 // Flaky contains the disks of a plane with Config.FlakyDisks. The faults of a disk stay active when
@@ -526,8 +520,7 @@ func (f *Flaky) plug(id, path string) (string, error) {
 	return f.server.Put(f.mark+filepath.Base(path), d.Disk), nil
 }
 
-// unplug ends the use of a disk's file: hanging operations fail, and no later write reaches the
-// file.
+// unplug makes hanging operations of a disk fail, and no later write reaches its file.
 func (f *Flaky) unplug(id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -567,8 +560,7 @@ func (f *Flaky) Activity(id string) (all []flakydisk.Activity, err error) {
 	return all, err
 }
 
-// with calls do with a disk. It does not wait for reads and writes of the disk, because they may
-// hang.
+// with calls do with a disk. It does not wait for its reads and writes, which may hang.
 func (f *Flaky) with(id string, do func(*flakyDisk)) error {
 	if f.server == nil {
 		return ErrCannotFail

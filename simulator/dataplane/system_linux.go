@@ -41,8 +41,7 @@ func checkNodes(dir string) (device uint64, err error) {
 	return node.Dev, os.Remove(probe)
 }
 
-// removeMount removes the mounts of killed simulators at a directory, and the directory. It fails
-// if there is another mount.
+// removeMount removes a directory with mounts of killed simulators, and fails for others.
 func removeMount(dir string) error {
 	for {
 		mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
@@ -110,8 +109,7 @@ func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 }
 
-// hurry gives this goroutine's thread the highest priority until end is called, if the user is
-// permitted to.
+// hurry gives this goroutine's thread the highest priority, if permitted, until end is called.
 func hurry() (end func()) {
 	runtime.LockOSThread()
 	was, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
@@ -126,8 +124,7 @@ func hurry() (end func()) {
 	}
 }
 
-// nextData finds the first part of a file, from an offset on, that is not a hole. It returns
-// errNoData if there is none.
+// nextData finds the first part from an offset on that is not a hole, or returns errNoData.
 func nextData(f *os.File, offset int64) (start, end int64, err error) {
 	start, err = f.Seek(offset, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {

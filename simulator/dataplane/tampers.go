@@ -24,13 +24,11 @@ type Tamper struct {
 
 	// source gets the path of the file whose bytes a new disk gets, and returns another path.
 	source func(p *Plane, path string) (string, error)
-	// shown returns a device with the properties that the guest sees. others are all devices of the
-	// guest.
+	// shown returns a device as the guest sees it. others are all devices of the guest.
 	shown func(d Device, others []*plugged) Device
 	// copied is called when a disk was copied to a snapshot.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
-	// keeps leaves the device in its guest when the disk is detached. elsewhere shows the device in
-	// every other guest, too.
+	// keeps leaves a detached disk in its guest. elsewhere shows a disk in every other guest, too.
 	keeps, elsewhere bool
 	// life is called for every event of a disk or a snapshot.
 	life func(p *Plane, e event) error
@@ -47,8 +45,7 @@ type tampering struct {
 	undo map[string][]func() error
 }
 
-// Tamper activates a tamper; the zero value ends it. It removes what an earlier tamper left in
-// the guests.
+// Tamper activates a tamper, or ends it with the zero value, and removes what the last left.
 func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Lock()
 	undo := p.tampering.undo
@@ -71,8 +68,7 @@ func (a *tampering) tamper() Tamper {
 
 func (a *tampering) path(name string) string { return filepath.Join(a.plane.Dir, "tamper", name) }
 
-// life reports an event to the tamper. If the operation has failed, it only returns the operation's
-// error.
+// life reports an event to the tamper, unless the operation has failed.
 func (a *tampering) life(e event, failed error) error {
 	if t := a.tamper(); failed == nil && t.life != nil {
 		return t.life(a.plane, e)
@@ -94,8 +90,7 @@ func (a *tampering) copied(ctx context.Context, snapshot *os.File, d *plugged) e
 	return nil
 }
 
-// showElsewhere shows a device that has appeared in its guest to every other guest, if the tamper
-// demands it.
+// showElsewhere shows a device to every other guest, if the tamper demands it.
 func (a *tampering) showElsewhere(d *plugged) error {
 	if !a.tamper().elsewhere {
 		return nil
@@ -198,8 +193,7 @@ func faulty(change func(event)) func(*Plane, event) error {
 	return at(diskPlugging, func(_ *Plane, e event) error { change(e); return nil })
 }
 
-// otherDisk returns the ID of the first disk, other than diskID, for which fits returns true, or
-// "".
+// otherDisk returns the ID of the first other disk for which fits returns true, or "".
 func (p *Plane) otherDisk(diskID string, fits func(id string, sizeBytes int64) bool) string {
 	paths, _ := filepath.Glob(p.DiskPath("*")) // fails only for an invalid pattern
 	for _, path := range paths {
@@ -521,8 +515,7 @@ type corruption struct {
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
-	// originOf has the disk of each snapshot's file, and sourceOf the source file of each restored
-	// disk.
+	// originOf has the disk of each snapshot's file, sourceOf the source of each restored disk.
 	originOf, sourceOf map[string]string
 	// held is the content that a snapshot's file had when it was removed.
 	held    []byte
@@ -567,8 +560,7 @@ func (c *corruption) life(p *Plane, e event) error {
 	return errors.Join(errs...)
 }
 
-// victim returns a victim with the block at the place in a range of a file, or nothing if the file
-// has no such block.
+// victim returns a victim with the block at the place in a range of a file, if it has one.
 func (c *corruption) victim(path string, from, to int64, old []byte, peers ...string) []*victim {
 	v := &victim{path: path, at: c.at.in(from, to), old: old}
 	if size, err := fileSize(path); v.at < 0 || err != nil || c.bytes > 0 && size != c.bytes {
@@ -688,8 +680,7 @@ func (p *Plane) anotherFile(disk string, at int64) string {
 type victim struct {
 	path      string
 	at, other int64
-	// old is an earlier content of the block, or nil. late is the content that the block gets at the
-	// next unplug.
+	// old is an earlier content of the block, or nil. late is its content at the next unplug.
 	old, late []byte
 	// peers are the files that share the block, and shared is its last content in all of them.
 	peers  []string

@@ -25,16 +25,13 @@ import (
 
 // Host runs machines.
 type Host struct {
-	// image is a directory that tools/vm-image makes, with a kernel, a root filesystem for it, and a
-	// private key.
+	// image is a directory of tools/vm-image with a kernel, its root filesystem and a private key.
 	image string
 	// accelerator is "kvm" or "tcg".
 	accelerator string
-	// Type is QEMU's type of machine: "pc" (an i440FX, the default) or "q35", on which each disk is
-	// behind a PCIe root port.
+	// Type is QEMU's: "pc" (i440FX, the default) or "q35" with a PCIe root port for each disk.
 	Type string
-	// EndsWithProcess makes machines end with this process, however it ends. Else they go on, and
-	// the next process finds them.
+	// EndsWithProcess makes machines end with this process. Else the next process finds them.
 	EndsWithProcess bool
 }
 
@@ -70,8 +67,7 @@ func (h *Host) Key() string { return filepath.Join(h.image, "key") }
 // bootTime is how long a virtual machine that only ends may take.
 const bootTime = 5 * time.Second
 
-// kvmWorks runs a program of four bytes in a virtual machine: on some machines /dev/kvm is there,
-// and does not work.
+// kvmWorks runs a program of four bytes, because /dev/kvm may be there and not work.
 func kvmWorks(ctx context.Context) bool {
 	if unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) != nil {
 		return false
@@ -97,8 +93,7 @@ func kvmWorks(ctx context.Context) bool {
 	return errors.As(err, &ended) && ended.ExitCode() == exit<<1|1
 }
 
-// Start starts a machine in its directory, which exists. It returns when the machine's firmware
-// runs; the guest boots then.
+// Start starts a machine in its directory, and returns when the firmware runs.
 func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Machine, err error) {
 	defer func() {
 		if err != nil {
@@ -188,8 +183,7 @@ func hold(dir string) (*os.File, error) {
 	return lock, nil
 }
 
-// retry calls do as long as it reports again, and returns its last error. If ctx ends before, the
-// error says so, too.
+// retry calls do as long as it reports again and ctx lasts, and returns the last error.
 func retry(ctx context.Context, do func() (again bool, err error)) error {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()

@@ -39,8 +39,7 @@ type Machine struct {
 // Ended is closed when the machine has ended.
 func (m *Machine) Ended() <-chan struct{} { return m.qmp.ended }
 
-// PoweredOff reports whether the guest has powered the ended machine off itself. Else somebody has
-// stopped or killed it.
+// PoweredOff reports whether the guest has powered the ended machine off itself.
 func (m *Machine) PoweredOff() bool {
 	m.qmp.mu.Lock()
 	defer m.qmp.mu.Unlock()
