@@ -187,8 +187,7 @@ func (p *Plugin) Lane() string {
 		p.Instance.Name))
 }
 
-// record records a call in the driver's history. It omits the frequent calls of the identity
-// service, which only ask whether a driver is ready.
+// record records a call in the driver's history, except the identity service's frequent ones.
 func (p *Plugin) record(ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 	if strings.Contains(method, ".Identity/") {

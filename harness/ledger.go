@@ -246,8 +246,7 @@ type socket struct {
 	local, remote uint16
 }
 
-// socketsOf reads the network tables of the namespace of a process. The keys are the names
-// that the sockets have in /proc/PID/fd.
+// socketsOf reads the network tables of a process. The keys are the names in /proc/PID/fd.
 func socketsOf(pid int) (map[string]socket, error) {
 	tables, err := procfs.NewFS(fmt.Sprint("/proc/", pid))
 	if err != nil {

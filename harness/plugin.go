@@ -41,15 +41,13 @@ const (
 type PluginOptions struct {
 	// Mode is ModeAll when empty.
 	Mode string
-	// Instance is the name of the instance in whose guest the process runs. Empty is the first
-	// instance. A driver in controller mode has no guest.
+	// Instance names the instance in whose guest a node's driver runs. Empty is the first one.
 	Instance string
 	// Env overrides the variables that the harness sets. An empty value removes the variable.
 	Env map[string]string
 	// Args are further arguments.
 	Args []string
-	// Command starts a driver that was built elsewhere. If it is empty, the run's driver is
-	// started, and built if necessary.
+	// Command starts a driver that was built elsewhere. If it is empty, the run's is started.
 	Command []string
 	// Files are open files that the driver and its programs inherit.
 	Files []*os.File
@@ -149,8 +147,7 @@ func (p *Plugin) Start(ctx context.Context) error {
 	command = slices.Concat(command, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
 		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock")}, p.options.Args)
-	// The address is a variable and not a flag, because an older driver with which a benchmark
-	// compares may not have the flag.
+	// The address is a variable, because an older driver of a benchmark may not have the flag.
 	env := []string{"OXIDE_PPROF_ADDRESS=unix://" + filepath.Join(p.Dir, "pprof.sock")}
 	for key, value := range p.options.Env {
 		if value != "" {
@@ -263,8 +260,7 @@ func (p *Plugin) Kill() {
 	p.proc.kill()
 }
 
-// AwaitReady waits until the driver reports that it is ready. Then it has finished its first
-// requests to the rack, and is idle.
+// AwaitReady waits until the driver is ready. It has finished its first requests and is idle.
 func (p *Plugin) AwaitReady(ctx context.Context) error {
 	return Await(ctx, StartTimeout, func() error {
 		probe, err := p.Identity().Probe(ctx, &csi.ProbeRequest{})
@@ -356,15 +352,13 @@ func ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// ReasonOf returns the reason of an error that the driver answered, or "" if it has none. Messages
-// of gRPC itself have no reason.
+// ReasonOf returns the reason of a driver's error, or "" for an error of gRPC itself.
 func ReasonOf(err *status.Status) string {
 	match := append(reasonAndSentence.FindStringSubmatch(err.Message()), "", "")
 	return match[1]
 }
 
-// reasonAndSentence matches the beginning of every message: the reason, for programs and
-// dashboards, and then a sentence for people.
+// reasonAndSentence matches a message's reason for programs and its sentence for people.
 var reasonAndSentence = regexp.MustCompile(`^([A-Z][A-Za-z0-9]+): \S`)
 
 // errorFault describes what is wrong with an error of the driver, or returns "".

@@ -31,8 +31,7 @@ import (
 // StartTimeout limits how long a program may take from its start until it serves.
 const StartTimeout = 30 * time.Second
 
-// RackOptions configures a simulated rack. The zero value is a rack that can hot-plug, with
-// the instances a and b in one project.
+// RackOptions configures a simulated rack. The zero value can hot-plug, and has instances a and b.
 type RackOptions struct {
 	// Instances contains the names of the project's instances. Nil means a and b.
 	Instances []string
@@ -52,8 +51,7 @@ type RackOptions struct {
 type Rack struct {
 	// Dir contains the files of this rack and its plugins, and their mount points.
 	Dir string
-	// URL, Project and Token are the driver's configuration. CA is the path of a PEM file if the
-	// rack serves TLS.
+	// URL, Project and Token configure the driver. CA is a PEM file if the rack serves TLS.
 	URL, Project, Token, CA string
 	// Instances contains the rack's instances, in the order of RackOptions.Instances.
 	Instances []Instance
@@ -71,8 +69,7 @@ type Rack struct {
 	plugs   atomic.Int64
 }
 
-// Instance is an instance of the rack. Guest is the directory of the guest view, which
-// contains sys and dev.
+// Instance is an instance of the rack. Guest is the directory with its sys and dev.
 type Instance struct {
 	Name  string `json:"name"`
 	ID    string `json:"id"`
@@ -218,8 +215,7 @@ func (r *Rack) Running() bool { return r.proc != nil && r.proc.running() }
 // LogFile returns the path of the simulator's log.
 func (r *Rack) LogFile() string { return filepath.Join(r.Dir, "simulator.log") }
 
-// Stop ends the simulator with SIGTERM. It returns an error if the simulator fails or leaves a
-// process, a loop device or a mount.
+// Stop ends the simulator with SIGTERM. It fails if the simulator fails or leaves something.
 func (r *Rack) Stop() error {
 	err := r.proc.stop()
 	if err != nil {
@@ -236,8 +232,7 @@ func (r *Rack) Terminate() error {
 	return r.proc.stop()
 }
 
-// Kill ends the simulator with SIGKILL, as a power cut would. Its loop devices stay. Start
-// adopts or releases them.
+// Kill ends the simulator with SIGKILL. Its loop devices stay for the next Start.
 func (r *Rack) Kill() {
 	if r.Running() {
 		r.History.Mark(history.Rack, "killed")
@@ -245,8 +240,7 @@ func (r *Rack) Kill() {
 	r.proc.kill()
 }
 
-// GuestDevice is a disk as the kernel of an instance shows it. Number is "major:minor", and Path is
-// the path of the device's node.
+// GuestDevice is a disk as an instance shows it. Number is "major:minor", Path the node's.
 type GuestDevice struct{ Name, Serial, Number, Path string }
 
 // Devices lists the disks that the guest shows. A disk may disappear during the call.
@@ -335,8 +329,7 @@ func (e *Environment) TakeBaseline(ctx context.Context) (err error) {
 	return err
 }
 
-// Balance waits until nothing exists that is not in the baseline. When the time is over, it returns
-// an error.
+// Balance waits until nothing exists that is not in the baseline, or returns an error.
 func (e *Environment) Balance(ctx context.Context) error {
 	return e.Rack.Balance(ctx, e.Baseline, e.Plugins...)
 }
@@ -346,8 +339,7 @@ func (e *Environment) Compare(ctx context.Context) error {
 	return e.Rack.compare(ctx, e.Baseline, e.Plugins...)
 }
 
-// Close stops the drivers and the rack. It returns an error if one of them fails or leaves
-// something behind.
+// Close stops the drivers and the rack, and fails if one of them fails or leaves something.
 func (e *Environment) Close() error {
 	var errs []error
 	for _, plugin := range e.Plugins {

@@ -53,8 +53,7 @@ func InMode(mode csi.VolumeCapability_AccessMode_Mode,
 	return capability
 }
 
-// CreateRequest returns a request for a volume of 1 GiB with these capabilities. Without any,
-// it asks for a mounted filesystem.
+// CreateRequest returns a request for 1 GiB with these capabilities, or a mounted filesystem.
 func CreateRequest(name string, capabilities ...*csi.VolumeCapability) *csi.CreateVolumeRequest {
 	if len(capabilities) == 0 {
 		capabilities = []*csi.VolumeCapability{Mounted("")}

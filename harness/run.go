@@ -260,8 +260,7 @@ func Share[J any](workers int, jobs []J, work func(worker int, jobs <-chan J) er
 	return errors.Join(errs...)
 }
 
-// Must panics if err is not nil. A function above has deferred [Catch] and returns the error, so a
-// trial ends at the step that fails.
+// Must panics if err is not nil, so that a function that has deferred [Catch] returns err.
 func Must(err error) {
 	if err != nil {
 		panic(failedStep{err})
@@ -334,8 +333,7 @@ type process struct {
 	// log is the path of the file with its standard error.
 	log string
 	cmd *exec.Cmd
-	// lines receives the first line of its standard output, and is closed when the process has
-	// ended. The other lines go to the log.
+	// lines receives the first line of its standard output, and is closed when it has ended.
 	lines chan string
 	// done is closed when the process has ended. Then err is the result.
 	done chan struct{}

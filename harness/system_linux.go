@@ -133,8 +133,7 @@ func (p *Plugin) LockVolumes() (*os.File, error) {
 	return f, nil
 }
 
-// MountedNumber returns the number of the block device that is mounted: the device of the
-// filesystem, or the device node that a mount shows.
+// MountedNumber returns the number of a filesystem's device, or of a mounted device node.
 func MountedNumber(m *mountinfo.Info) string {
 	var st unix.Stat_t
 	if err := unix.Stat(m.Mountpoint, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK {

@@ -36,8 +36,7 @@ func (d Device) Detach(ctx context.Context) error {
 	if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", d.Path, explain(err))
 	}
-	// The ioctl only marks a device that is open, and our own descriptor counts too. The kernel
-	// releases the device at the last close.
+	// The ioctl only marks an open device, as ours is. The kernel releases it at the last close.
 	ctx, cancel := context.WithTimeout(ctx, detachTimeout)
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {

@@ -149,8 +149,7 @@ func (d Device) unmount() error {
 	return errors.Join(errs...)
 }
 
-// sourceOf reports whether a mount's source is a node of the device. It is needed for btrfs, whose
-// mounts have other device numbers than the device.
+// sourceOf reports whether a mount's source is the device: a btrfs has another number.
 func (d Device) sourceOf(m *mountinfo.Info) bool {
 	var st unix.Stat_t
 	return strings.HasPrefix(m.Source, "/") && unix.Stat(m.Source, &st) == nil &&

@@ -372,8 +372,7 @@ func leave(t *testing.T, file string) {
 	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
 }
 
-// detachLeft calls DetachLeft and returns the serials of the devices. It ignores errors, because
-// devices of other tests may be busy.
+// detachLeft returns the serials of DetachLeft's devices. Those of other tests may be busy.
 func detachLeft(t *testing.T) (serials []string) {
 	t.Helper()
 	left, err := loopdev.DetachLeft(context.Background())

@@ -113,8 +113,7 @@ type Bench struct {
 	A, B *guest.AgentClient
 	// Helper is a stopped instance that may be started, or nil.
 	Helper *Helper
-	// MayStop returns an error if somebody else uses an instance. It is called right before the stop;
-	// nil means that nobody else does.
+	// MayStop, if not nil, returns an error right before a stop if somebody else uses the instance.
 	MayStop func(ctx context.Context, instance string) error
 	// Oxide serves the requests of an administrator.
 	Oxide *oxide.Client
@@ -130,8 +129,7 @@ type Bench struct {
 	Blocks int64
 	// Log, if it is not nil, records where the checks look.
 	Log *Log
-	// SampleTime limits how long a blank disk of more than 1 GiB is read, apart from the places that
-	// are always read; 0 means 10 s.
+	// SampleTime limits how long the rest of a blank disk of more than 1 GiB is read; 0 means 10 s.
 	SampleTime time.Duration
 	// DeviceTimeout limits how long a device takes to appear or to disappear; 0 means 30 s.
 	DeviceTimeout time.Duration

@@ -104,8 +104,7 @@ func (u *use) record(p guest.Pattern) *writer {
 	return w
 }
 
-// await waits until the given number of records is acknowledged, and returns the number that are.
-// It returns early if the writer has failed.
+// await waits until so many records are acknowledged, or the writer has failed.
 func (w *writer) await(want int64) (n int64) {
 	err := harness.Await(w.ctx, writeTimeout, func() (err error) {
 		n, err = guest.Acknowledged(w.ctx, w.guest, w.number)
@@ -173,8 +172,7 @@ func checkRestore(s *checkRun) {
 	}
 }
 
-// checkRestored demands the blocks of the origin in a restored volume, and the volume's size. A
-// filesystem uses some of that size itself.
+// checkRestored demands the origin's blocks, and the size without what a filesystem uses.
 func (s *checkRun) checkRestored(v *volume, p guest.Pattern, size int64) {
 	u := s.inUse(v, s.A)
 	u.verify(p)
@@ -252,8 +250,7 @@ func checkBlank(s *checkRun) {
 // sampleBoundary is the distance between the places at which a rack divides a disk.
 const sampleBoundary = 64 * harness.MiB
 
-// isBlank demands that a raw volume that is attached for the first time is zero: all of it up to
-// 1 GiB, and what a sample reads of a larger one.
+// isBlank demands that a new raw volume is zero: up to 1 GiB, or a sample of a larger one.
 func (u *use) isBlank() {
 	var sample *guest.Sample
 	if u.volume.GetCapacityBytes() > harness.GiB {
@@ -478,8 +475,7 @@ const (
 	largeStride = 64 * harness.MiB
 )
 
-// checkLarge writes blocks all over a large volume. Every block must be zero before, and must
-// have its own content afterwards.
+// checkLarge writes blocks all over a large volume, which must be zero before.
 func checkLarge(s *checkRun) {
 	s.writtenAndDeleted()
 	v := s.create(largeTimes, nil)

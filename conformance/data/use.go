@@ -208,8 +208,7 @@ func (u *use) verify(patterns ...guest.Pattern) {
 	}
 }
 
-// checkReturn takes a volume away from its instance twice. The second round detects a disk that
-// returns older content than the last.
+// checkReturn takes a volume away twice. The second round detects content of the first.
 func checkReturn(s *checkRun) {
 	u := s.newInUse(s.A)
 	for generation := uint64(1); generation <= 2; generation++ {
@@ -446,8 +445,7 @@ func (h *helper) stop(ctx context.Context) error {
 	return err
 }
 
-// checkDevices attaches two volumes of different sizes, and compares the devices in the instance
-// with the answers of rack and driver.
+// checkDevices compares the devices of two volumes with the answers of rack and driver.
 func checkDevices(s *checkRun) {
 	var uses []*use
 	for i := range 2 {

@@ -113,8 +113,7 @@ func start(ctx context.Context, command []string) (*link, error) {
 	return startCopy(ctx, command, match[1])
 }
 
-// Shell returns the command with a script as its last argument. Its environment does not contain
-// the rack's token, unlike that of this program.
+// Shell returns the command with a script as its last argument, and without the rack's token.
 func Shell(ctx context.Context, command []string, script string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)],
 		script)...)
@@ -124,8 +123,7 @@ func Shell(ctx context.Context, command []string, script string) *exec.Cmd {
 	return cmd
 }
 
-// startCopy starts the program that was copied into a directory. A program that starts removes
-// the copy itself; otherwise the shell removes it.
+// startCopy starts the copied program. It removes the copy itself, or else the shell does.
 func startCopy(ctx context.Context, command []string, dir string) (*link, error) {
 	script := fmt.Sprintf("d=%s; $d/agent %s; code=$?; %s; exit $code", dir, Verb, removeScript)
 	// The command ends when its standard input ends, not when ctx does.
@@ -319,8 +317,7 @@ func (l *link) lost(err error) error {
 	return fmt.Errorf("the agent does not answer: %s%s", status.Convert(err).Message(), l.why())
 }
 
-// Invoke calls the driver's node service in the instance, so that an AgentClient is a connection
-// for the generated CSI clients.
+// Invoke calls the instance's node service, as the connection of the generated CSI clients.
 func (g *AgentClient) Invoke(ctx context.Context, method string, args, reply any,
 	options ...grpc.CallOption) error {
 	began, l := time.Now(), g.current()

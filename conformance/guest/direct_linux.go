@@ -13,8 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// openDirect opens a file for reads that bypass the page cache. On a filesystem without direct
-// reads it drops the cached pages of the file.
+// openDirect opens a file for reads past the page cache, whose pages it drops if it cannot.
 func openDirect(place Place) (*os.File, error) {
 	file, err := os.OpenFile(place.Path, os.O_RDONLY|unix.O_DIRECT, 0)
 	if !errors.Is(err, unix.EINVAL) {
@@ -115,8 +114,7 @@ func Sweep() {
 	}
 }
 
-// remove unmounts the tmpfs with everything below it, and removes the directory. It returns an
-// error that names what was still mounted.
+// remove unmounts the tmpfs, and removes the directory. Its error names what was mounted there.
 func (d *directory) remove() error {
 	mounts, err := harness.MountsBelow(d.path)
 	if err == nil && len(mounts) > 1 {

@@ -76,8 +76,7 @@ func Firmware(sysfsRoot string) (instanceID, vendor string, err error) {
 	return strings.ToLower(instanceID), vendor, errors.Join(errID, errVendor)
 }
 
-// Devices reads from an instance's sysfs the block devices that have a serial. It skips a device
-// that disappears in the meantime.
+// Devices reads the block devices that have a serial, without those that disappear meanwhile.
 func Devices(sysfsRoot string) ([]Device, error) {
 	dirs, err := filepath.Glob(filepath.Join(sysfsRoot, "block", "*"))
 	if err != nil {

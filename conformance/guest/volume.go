@@ -142,8 +142,7 @@ type Scan struct {
 const (
 	// scanPiece is the number of bytes that are read at a time.
 	scanPiece = 4 << 20
-	// sampleEnd is the size of a sample at an end of a device, and sampleEdge that on each side of a
-	// boundary, and of one in between.
+	// sampleEnd is the size of a sample at an end, sampleEdge beside and between boundaries.
 	sampleEnd  = 1 << 20
 	sampleEdge = 64 << 10
 )

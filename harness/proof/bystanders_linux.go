@@ -28,8 +28,7 @@ const (
 // Member is a kind of storage of which an unmounted bystander is a part and the rest is absent.
 type Member string
 
-// The kinds of members. A mount of the other part names the member by a number or a UUID, with
-// which the kernel finds the member.
+// The kinds of members. The kernel finds them by a number or a UUID in the other part.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"
@@ -145,8 +144,7 @@ func run(ctx context.Context, name string, args ...string) {
 	}
 }
 
-// Mount mounts the first disk, from the device that it has now, and writes a file there. It
-// does nothing if the disk is mounted.
+// Mount mounts the first disk, from its present device, unless it is mounted, and writes a file.
 func (b *Bystanders) Mount() (err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -244,8 +242,7 @@ func (b *Bystanders) Harm() error {
 	return harm
 }
 
-// Suspend compares the disks and unmounts the first one, before their instance ends. The disks
-// are not checked again until Mount is called.
+// Suspend compares the disks and unmounts the first one. Mount ends the suspension.
 func (b *Bystanders) Suspend() error {
 	_, err := b.suspend()
 	return err

@@ -33,8 +33,7 @@ const SerialBytes = 20
 // GuestView is an instance without a rack: a /sys and a /dev with loop devices as its disks.
 type GuestView struct{ dir string }
 
-// detachLeft releases the devices of killed proofs, once for each process. If a device is still in
-// use, the kernel releases it with its last user.
+// detachLeft releases the devices of killed proofs, once. The kernel does it for a busy one.
 var detachLeft = sync.OnceValue(func() error {
 	_, err := loopdev.DetachLeft(context.Background())
 	if errors.Is(err, loopdev.ErrBusy) {
@@ -150,8 +149,7 @@ func SetFrozen(path string, freeze bool) error {
 	return errors.Join(err, root.Close())
 }
 
-// EachData calls do for each piece of data in a file, in order, and skips holes. A piece has
-// at most 1 MiB. It is valid only during the call.
+// EachData calls do for each piece of data in a file, in order. A piece has at most 1 MiB.
 func EachData(path string, do func(at int64, b []byte) error) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -216,8 +214,7 @@ func digest(path string) (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(hash.Sum(nil)), nil
 }
 
-// FileState is the state of a file at one moment. A write through a loop device updates the
-// modification time of the backing file.
+// FileState is the state of a file. A write through a loop device updates the file's time.
 type FileState struct {
 	modified time.Time
 	sum      [sha256.Size]byte
@@ -258,8 +255,7 @@ func (p FileState) Compare(name, path string, bytes bool) (now FileState, err er
 // Members contains both kinds of members.
 var Members = []Member{Journal, BtrfsMember}
 
-// Bench is a [GuestView] with a driver in it, to which one disk after the other is attached.
-// Proofs that need no rack use it.
+// Bench is a [GuestView] with a driver, to which one disk after the other is attached.
 type Bench struct {
 	// Dir contains all files of the bench.
 	Dir    string
@@ -396,8 +392,7 @@ func (p *Proof) StartEnvironment(ctx context.Context, run *harness.Run,
 	return env, err
 }
 
-// Close compares the bystanders, and stops the drivers and the rack. It returns an error if one of
-// them fails or leaves something behind.
+// Close compares the bystanders, and stops the drivers and the rack, which leave nothing.
 func (e *Environment) Close() error {
 	return errors.Join(e.Bystanders.Close(), e.Environment.Close())
 }

@@ -97,8 +97,7 @@ func (p *Proof) Long() bool { return p.duration > 0 }
 // Short reports whether the proof runs the short form.
 func (p *Proof) Short() bool { return testing.Short() && !p.Long() }
 
-// Over reports whether the time of the long form is over. Without PROOF_DURATION there is no time
-// limit; the proof does a fixed amount of work.
+// Over reports whether the time of the long form is over. The other forms have no limit.
 func (p *Proof) Over() bool { return p.Long() && time.Since(p.start) >= p.duration }
 
 // Rand returns the proof's only source of random numbers, for one goroutine.
@@ -159,8 +158,7 @@ func OneCheck() string {
 	return "1"
 }
 
-// SetFlags sets flags of the test binary, given as names and values in turn. The package rapid
-// can only be configured in this way.
+// SetFlags sets flags of the test binary, by names and values, to configure package rapid.
 func SetFlags(t testing.TB, pairs ...string) {
 	t.Helper()
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -397,8 +395,7 @@ func build(ctx context.Context, program string, changed map[string]string) (_ st
 	return program, nil
 }
 
-// CheckGuards returns an error if the text of a guard is not in the source exactly once. It
-// builds no mutant. The directory is the driver's.
+// CheckGuards returns an error unless the driver's source has the text of each guard once.
 func CheckGuards(driver string, guards []Guard) error {
 	_, err := mutate(driver, guards)
 	return err

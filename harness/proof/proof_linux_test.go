@@ -192,8 +192,7 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 	return f, dir
 }
 
-// These two filesystems report the blocks of a file. There, the blocks at the offsets of the
-// driver's records belong to a forged file.
+// These filesystems report a file's blocks, so a forged file has those of the records.
 func TestForgedRecordsAreAtTheOffsetsOfTheDriversRecords(t *testing.T) {
 	for fs, atLeast := range map[string]int{"ext4": 5, "xfs": 4} {
 		t.Run(fs, func(t *testing.T) {

@@ -150,8 +150,7 @@ func (m *Image) Sum() uint64 {
 	return sum
 }
 
-// EachPage calls do with every page that is not zero, in no particular order, until do returns
-// false. The caller must not change the data.
+// EachPage calls do with every page that is not zero, in any order, until do returns false.
 func (m *Image) EachPage(do func(offset int64, data []byte) bool) {
 	for number, p := range m.pages {
 		if !do(number*PageBytes, p.data[:]) {

@@ -101,8 +101,7 @@ func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSe
 // with the same serial for one device.
 func (d Device) loopSerial() string { return d.serial() + serialEnd + d.DiskID[:8] }
 
-// sizeOr returns the size wrong that a fault gives the device, rounded down to whole blocks. If
-// wrong is 0, it returns the device's own size.
+// sizeOr returns a fault's size, rounded down to whole blocks, or if 0 the device's own.
 func (d Device) sizeOr(wrong int64) int64 {
 	if wrong > 0 {
 		return wrong / int64(d.BlockSize) * int64(d.BlockSize)
@@ -368,8 +367,7 @@ func (p *Plane) hasMemory(more int64) error {
 	return fits(string(text), used, more)
 }
 
-// fits returns an error unless a text of /proc/meminfo shows enough memory for a machine of more
-// bytes, and for used bytes of all machines together.
+// fits demands in /proc/meminfo the memory for one machine (more) and for all together (used).
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
@@ -434,8 +432,7 @@ func (g *guestState) change(do func(*machine.Machine, context.Context) error) er
 	return do(m, ctx)
 }
 
-// changeDisk calls do, which plugs or unplugs a disk, for the machine of the disk's guest. It does
-// nothing if the guest has none.
+// changeDisk plugs or unplugs a disk by calling do for the machine of its guest, if it has one.
 func (p *Plane) changeDisk(d *plugged,
 	do func(*machine.Machine, context.Context, machine.Disk) error) error {
 	return d.guest.change(func(m *machine.Machine, ctx context.Context) error {
@@ -535,8 +532,7 @@ func (p *Plane) SSH() map[string]string {
 	return addresses
 }
 
-// SSHKey returns the path of the private key with which root can log in to each machine, or "" if
-// the guests are not virtual machines.
+// SSHKey returns the path of the private key for root of each machine, or "" without machines.
 func (p *Plane) SSHKey() string {
 	if p.machines == nil {
 		return ""

@@ -503,8 +503,7 @@ func (f *Flaky) replace(id string, d *flakyDisk) {
 	f.disks[id] = d
 }
 
-// plug returns the path of a file that passes operations on to the disk's file, or makes them fail
-// according to the disk's faults.
+// plug returns the path of a file over the disk's file that fails according to its faults.
 func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil

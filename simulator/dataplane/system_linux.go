@@ -14,8 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// checkNodes verifies that device nodes can be created and used in the directory. It returns the
-// st_dev of the directory's files.
+// checkNodes verifies that device nodes work in the directory, and returns its files' st_dev.
 func checkNodes(dir string) (device uint64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

@@ -256,8 +256,7 @@ func swapDisks(p *Plane, e event) error {
 		os.Rename(aside, p.DiskPath(id)))
 }
 
-// staleRead saves the content of a disk at each detach. At an attach it restores the content that
-// was saved at the detach before the last one.
+// staleRead restores at each attach the content that the disk had two detaches ago.
 func staleRead(p *Plane, e event) error {
 	last, older := p.tampering.path(e.disk), p.tampering.path(e.disk+".older")
 	var err error
@@ -344,8 +343,7 @@ func otherSource(p *Plane, path string) (string, error) {
 // Each corruption is a combination of three parts: the damage to a block, the moment in
 // the life of a disk, and the place of the block. A size may limit it to disks of that size.
 
-// damage is one kind of damage to a block of a victim. do is called when a file becomes a victim,
-// and each time that the victim is unplugged.
+// damage is done when a file becomes a victim, and each time that the victim is unplugged.
 type damage struct {
 	name, effect string
 	do           func(v *victim) error

@@ -131,8 +131,7 @@ func (m *Machine) plugged(ctx context.Context) (map[string]int, error) {
 	return used, nil
 }
 
-// behindPorts returns the slots of the ports in use. query-pci lists the device behind a port only
-// after the firmware has numbered its bus.
+// behindPorts returns the ports in use, which query-pci lacks before the firmware numbers buses.
 func (m *Machine) behindPorts(ctx context.Context) (map[string]int, error) {
 	const peripheral = "/machine/peripheral"
 	var devices []struct{ Name string }
