@@ -113,9 +113,7 @@ func TestARunKeepsItsDirectoryAfterAFailure(t *testing.T) {
 		if failed {
 			run.Failed()
 		}
-		if err := run.Close(); err != nil {
-			t.Error(err)
-		}
+		csitest.Must(t, run.Close())
 		if _, err := os.Stat(run.Dir); (err == nil) != failed {
 			t.Errorf("failed %t: the directory's state is %v", failed, err)
 		}

@@ -20,11 +20,7 @@ func TestARunDoesNotUseADirectoryOnANodevFilesystem(t *testing.T) {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NODEV, ""); err != nil {
 		t.Fatalf("mount a tmpfs, which requires root: %v", err)
 	}
-	t.Cleanup(func() {
-		if err := errors.Join(unix.Unmount(dir, 0), os.Remove(dir)); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { csitest.Must(t, errors.Join(unix.Unmount(dir, 0), os.Remove(dir))) })
 	t.Setenv("TMPDIR", dir)
 	if got, err := runParent(RunParents()); err != nil || got != "/var/tmp" {
 		t.Errorf("runParent = %q, %v, want /var/tmp", got, err)

@@ -49,8 +49,7 @@ func newFile(t *testing.T, size int64) string {
 	t.Helper()
 	needRoot(t)
 	path := filepath.Join(t.TempDir(), "backing.img")
-	must(t, os.WriteFile(path, nil, 0o600))
-	must(t, os.Truncate(path, size))
+	must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, size)))
 	t.Cleanup(func() { releaseBelow(t, filepath.Dir(path)) })
 	return path
 }
@@ -77,20 +76,33 @@ func serial(t *testing.T) string {
 	return "t" + strconv.FormatInt(time.Now().UnixNano(), 36) + strconv.Itoa(os.Getpid())
 }
 
-func mustFind(t *testing.T, serial string) []loopdev.Device {
+func find(t *testing.T, wanted func(loopdev.Device) bool) []loopdev.Device {
 	t.Helper()
 	devices, err := loopdev.List()
 	must(t, err)
-	return slices.DeleteFunc(devices, func(d loopdev.Device) bool { return d.Serial != serial })
+	return slices.DeleteFunc(devices, func(d loopdev.Device) bool { return !wanted(d) })
+}
+
+func mustFind(t *testing.T, serial string) []loopdev.Device {
+	t.Helper()
+	return find(t, func(d loopdev.Device) bool { return d.Serial == serial })
+}
+
+// command runs a program and returns its output.
+func command(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %q: %v: %s", name, args, err, out)
+	}
+	return string(out)
 }
 
 func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {
 	const first = 7000 // no other test uses this number
 	c := loopdev.Config{Path: newFile(t, mib), Serial: serial(t), First: first}
 	d := attach(t, c)
-	if out, err := exec.Command("blockdev", "--setro", d.Path).CombinedOutput(); err != nil {
-		t.Fatalf("blockdev: %v: %s", err, out)
-	}
+	command(t, "blockdev", "--setro", d.Path)
 	must(t, d.Detach(t.Context()))
 	again := attach(t, c)
 	if again.Path != d.Path {
@@ -99,9 +111,8 @@ func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {
 	dev, err := os.OpenFile(again.Path, os.O_WRONLY, 0)
 	must(t, err)
 	defer dev.Close()
-	if _, err := dev.WriteAt(make([]byte, 512), 0); err != nil {
-		t.Error(err)
-	}
+	_, err = dev.WriteAt(make([]byte, 512), 0)
+	must(t, err)
 }
 
 // Linux keeps the refusal of discards for the number of a device that is attached again.
@@ -119,9 +130,7 @@ func TestALoopDeviceWithAReusedNumberDiscards(t *testing.T) {
 		t.Errorf("a second Detach has made a node: %v", err)
 	}
 	next := attach(t, loopdev.Config{Path: path, Serial: "any", First: first.Number})
-	if out, err := exec.Command("blkdiscard", "--force", next.Path).CombinedOutput(); err != nil {
-		t.Errorf("the next device does not discard: %v %s", err, out)
-	}
+	command(t, "blkdiscard", "--force", next.Path)
 }
 
 func TestAConfigurationThatTheKernelWouldMisreadIsRefused(t *testing.T) {
@@ -228,29 +237,19 @@ func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev
 func orphaned(t *testing.T, d loopdev.Device) {
 	t.Helper()
 	all, err := loopdev.List()
-	if err != nil {
-		t.Error(err)
-		return
-	}
 	i := slices.IndexFunc(all, func(found loopdev.Device) bool { return found.Number == d.Number })
 	if i < 0 || !all[i].Orphaned || all[i].Sequence != d.Sequence || all[i].Serial != "" ||
 		filepath.Base(all[i].BackingFile) != "disk" {
-		t.Errorf("the device %d of %+v is not an orphan with the file disk", i, all)
+		t.Errorf("the device %d of %+v is not an orphan with the file disk: %v", i, all, err)
 	}
 }
 
 func TestListReportsADeviceWhoseFilesystemWasShutDownAsOrphaned(t *testing.T) {
 	lower := attach(t, loopdev.Config{Path: newFile(t, 320*mib), Serial: serial(t)})
-	if out, err := exec.Command("mkfs.xfs", "-q", lower.Path).CombinedOutput(); err != nil {
-		t.Fatalf("mkfs.xfs: %v: %s", err, out)
-	}
+	command(t, "mkfs.xfs", "-q", lower.Path)
 	dir := t.TempDir()
 	must(t, unix.Mount(lower.Path, dir, "xfs", 0, ""))
-	defer func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	}()
+	defer func() { must(t, unix.Unmount(dir, 0)) }()
 	file := filepath.Join(dir, "disk")
 	f, err := os.Create(file)
 	must(t, err)
@@ -310,13 +309,9 @@ func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
 	dir := t.TempDir()
 	t.Cleanup(func() { releaseBelow(t, dir) })
 	file, mountpoint := filepath.Join(dir, "disk"), filepath.Join(dir, "mounted")
-	for _, err := range []error{os.WriteFile(file, nil, 0o600), os.Truncate(file, 8*mib),
-		os.Mkdir(mountpoint, 0o755)} {
-		must(t, err)
-	}
-	if out, err := exec.Command("mkfs.ext4", "-q", file).CombinedOutput(); err != nil {
-		t.Fatalf("mkfs: %v: %s", err, out)
-	}
+	must(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, 8*mib),
+		os.Mkdir(mountpoint, 0o755)))
+	command(t, "mkfs.ext4", "-q", file)
 	process := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	process.Env = append(os.Environ(), leaver+"="+file)
 	process.Stderr = os.Stderr
@@ -331,9 +326,7 @@ func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
 		_ = process.Process.Kill()
 		t.Fatalf("the process prints %q, %v; want its serial and its device", line, err)
 	}
-	if err := unix.Mount(dead[1], mountpoint, "ext4", 0, ""); err != nil {
-		t.Error(err)
-	}
+	must(t, unix.Mount(dead[1], mountpoint, "ext4", 0, ""))
 	t.Cleanup(func() { _ = unix.Unmount(mountpoint, unix.MNT_DETACH) })
 
 	own := attachIn(t, filepath.Join(dir, "own"))
@@ -365,10 +358,9 @@ func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
 // leave attaches the file for this process, prints a line, and waits to be killed.
 func leave(t *testing.T, file string) {
 	d := attach(t, loopdev.Config{Path: file, Serial: serial(t), Owner: loopdev.Process()})
-	if _, err := os.Stdout.WriteString(d.Serial + " " + d.Path + "\n"); err != nil {
-		t.Fatal(err)
-	}
-	_, err := io.ReadAll(os.Stdin)
+	_, err := os.Stdout.WriteString(d.Serial + " " + d.Path + "\n")
+	must(t, err)
+	_, err = io.ReadAll(os.Stdin)
 	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
 }
 
@@ -396,11 +388,7 @@ func TestDetachLeftReleasesOrphanedDevicesByTheNameOfTheirFile(t *testing.T) {
 			served, end := serveAs(t, name, flakydisk.NewImage(8*mib))
 			must(t, end())
 			detachLeft(t)
-			all, err := loopdev.List()
-			must(t, err)
-			left := slices.ContainsFunc(all, func(d loopdev.Device) bool {
-				return d.Sequence == served.Sequence
-			})
+			left := len(find(t, func(d loopdev.Device) bool { return d.Sequence == served.Sequence })) > 0
 			if left == released {
 				t.Errorf("the device of the file %q is there: %t, want %t", name, left, !released)
 			}
@@ -422,16 +410,9 @@ func attachNode(t *testing.T, dir string, lower loopdev.Device) (upper loopdev.D
 	t.Helper()
 	node := filepath.Join(dir, "node")
 	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(lower.Major, lower.Minor))))
-	out, err := exec.Command("losetup", "--find", "--show", node).CombinedOutput()
-	if err != nil {
-		t.Fatalf("losetup --find %s: %v: %s", node, err, out)
-	}
+	path := command(t, "losetup", "--find", "--show", node)
 	t.Cleanup(func() { releaseBelow(t, dir) })
-	all, err := loopdev.List()
-	must(t, err)
-	return all[slices.IndexFunc(all, func(d loopdev.Device) bool {
-		return d.Path == strings.TrimSpace(string(out))
-	})]
+	return find(t, func(d loopdev.Device) bool { return d.Path == strings.TrimSpace(path) })[0]
 }
 
 func TestDetachBelowReleasesTheDevicesOfADirectoryAndNoOther(t *testing.T) {

@@ -14,6 +14,8 @@ import (
 	"os"
 	"sync/atomic"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // Writing is the arguments of a write.
@@ -40,19 +42,13 @@ func openForWriting(place Place) (*os.File, error) {
 
 // Write writes the blocks of a pattern.
 func (a *Agent) Write(ctx context.Context, w Writing) (none Nothing, err error) {
-	if err := w.Pattern.check(); err != nil {
-		return none, err
-	}
-	file, err := a.open(w.Place, openForWriting)
-	if err != nil {
-		return none, err
-	}
+	defer harness.Catch(&err)
+	harness.Must(w.Pattern.check())
+	file := harness.Got(a.open(w.Place, openForWriting))
 	defer func() { err = errors.Join(err, file.Close()) }()
 	block := make([]byte, BlockBytes)
 	for n := w.Pattern.First; n < w.Pattern.First+w.Pattern.Count; n++ {
-		if err := ctx.Err(); err != nil {
-			return none, err
-		}
+		harness.Must(ctx.Err())
 		w.Pattern.fill(block, n)
 		if _, err := file.WriteAt(block, w.Pattern.offset(n)); err != nil {
 			return none, fmt.Errorf("write block %d: %w", n, err)
@@ -67,10 +63,9 @@ func (a *Agent) Write(ctx context.Context, w Writing) (none Nothing, err error) 
 // Verify reads every block of a pattern from the disk and reports the wrong ones. A block behind
 // the end of a file, or of a file that does not exist, is lost.
 func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error) {
+	defer harness.Catch(&err)
 	p := r.Pattern
-	if err := p.check(); err != nil {
-		return report, err
-	}
+	harness.Must(p.check())
 	file, err := a.open(r.Place, openDirect)
 	if err == nil {
 		defer func() { err = errors.Join(err, file.Close()) }()
@@ -78,14 +73,10 @@ func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error
 		return report, err
 	}
 	block, free, err := newBuffer(BlockBytes)
-	if err != nil {
-		return report, err
-	}
+	harness.Must(err)
 	defer free()
 	for n := p.First; n < p.First+p.Count; n++ {
-		if err := ctx.Err(); err != nil {
-			return report, err
-		}
+		harness.Must(ctx.Err())
 		read, err := 0, io.EOF
 		if file != nil {
 			read, err = file.ReadAt(block, p.offset(n))
@@ -172,26 +163,18 @@ func (s *Sample) ranges(bytes int64) (always, rest []Range) {
 
 // Scan reads a device, or a sample of it, from the disk.
 func (a *Agent) Scan(ctx context.Context, s Scanning) (scan Scan, err error) {
+	defer harness.Catch(&err)
 	began := time.Now()
-	file, err := a.open(s.Place, openDirect)
-	if err != nil {
-		return scan, err
-	}
+	file := harness.Got(a.open(s.Place, openDirect))
 	defer func() { err = errors.Join(err, file.Close()) }()
 	buffer, free, err := newBuffer(scanPiece)
-	if err != nil {
-		return scan, err
-	}
+	harness.Must(err)
 	defer free()
-	if scan.Bytes, err = file.Seek(0, io.SeekEnd); err != nil {
-		return scan, err
-	}
+	scan.Bytes = harness.Got(file.Seek(0, io.SeekEnd))
 	hash := sha256.New()
 	always, rest := s.Sample.ranges(scan.Bytes)
 	for i, r := range append(always, rest...) {
-		if err := ctx.Err(); err != nil {
-			return scan, err
-		}
+		harness.Must(ctx.Err())
 		if i >= len(always) && time.Since(began) > s.Sample.Within {
 			break
 		}
@@ -263,14 +246,10 @@ type writer struct {
 }
 
 // StartWriter starts a writer and returns its number.
-func (a *Agent) StartWriter(_ context.Context, r Recording) (int, error) {
-	if err := r.Pattern.check(); err != nil {
-		return 0, err
-	}
-	file, err := a.open(r.Place, openForWriting)
-	if err != nil {
-		return 0, err
-	}
+func (a *Agent) StartWriter(_ context.Context, r Recording) (number int, err error) {
+	defer harness.Catch(&err)
+	harness.Must(r.Pattern.check())
+	file := harness.Got(a.open(r.Place, openForWriting))
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &writer{cancel: cancel, done: make(chan struct{})}
 	go func() {
@@ -279,7 +258,7 @@ func (a *Agent) StartWriter(_ context.Context, r Recording) (int, error) {
 	}()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	number := len(a.writers) + 1
+	number = len(a.writers) + 1
 	a.writers[number] = w
 	return number, nil
 }

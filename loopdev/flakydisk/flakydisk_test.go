@@ -41,9 +41,8 @@ func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 	server, err := flakydisk.Mount(dir)
 	must(t, err)
 	disk := flakydisk.NewDisk(flakydisk.NewImage(8 * mib))
-	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
-		Path: server.Put("disk", disk), Serial: t.Name()[:20],
-	})
+	loop, err := loopdev.Attach(t.Context(), loopdev.Config{Path: server.Put("disk", disk),
+		Serial: t.Name()[:20]})
 	if err != nil {
 		t.Fatal(errors.Join(err, server.Close()))
 	}
@@ -52,10 +51,7 @@ func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 	disk.StartLog(false) // the kernel flushes a file when it attaches a device to it
 	t.Cleanup(func() {
 		disk.Heal()
-		err := errors.Join(device.Close(), loop.Detach(context.Background()), server.Close())
-		if err != nil {
-			t.Error(err)
-		}
+		must(t, errors.Join(device.Close(), loop.Detach(context.Background()), server.Close()))
 	})
 	return disk, device
 }
@@ -71,9 +67,8 @@ func aligned(t *testing.T, n int, fill byte) []byte {
 
 func write(t *testing.T, device *os.File, offset int64, fill byte) {
 	t.Helper()
-	if _, err := device.WriteAt(aligned(t, 4096, fill), offset); err != nil {
-		t.Fatal(err)
-	}
+	_, err := device.WriteAt(aligned(t, 4096, fill), offset)
+	must(t, err)
 }
 
 func TestTheLogContainsEveryWriteDiscardAndFlushInOrder(t *testing.T) {
@@ -81,9 +76,12 @@ func TestTheLogContainsEveryWriteDiscardAndFlushInOrder(t *testing.T) {
 	write(t, device, 4096, 'a')
 	disk.Note("between")
 	must(t, device.Sync())
-	discard := [2]uint64{mib, 64 << 10}
 	must(t, unix.IoctlSetInt(int(device.Fd()), unix.BLKFLSBUF, 0))
-	must(t, ioctlDiscard(device, &discard))
+	span := [2]uint64{mib, 64 << 10} // an offset and a length
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, device.Fd(), unix.BLKDISCARD,
+		uintptr(unsafe.Pointer(&span))); errno != 0 {
+		t.Fatal(errno)
+	}
 	var got []flakydisk.Kind
 	for _, r := range disk.Log() {
 		got = append(got, r.Kind)
@@ -115,9 +113,8 @@ func TestAnImageContainsAllFlushedDataAndTheSurvivingPieces(t *testing.T) {
 	torn := last.Durable.Fork()
 	must(t, flakydisk.Apply(torn, flakydisk.Piece{Entry: lost[0], From: 1, To: 3}))
 	got := make([]byte, 12288)
-	if _, err := torn.ReadAt(got, 0); err != nil {
-		t.Fatal(err)
-	}
+	_, err = torn.ReadAt(got, 0)
+	must(t, err)
 	want := bytes.Repeat([]byte("a"), 4096)
 	copy(want[512:], bytes.Repeat([]byte("b"), 1024))
 	want = append(want, make([]byte, 8192)...)
@@ -127,8 +124,7 @@ func TestAnImageContainsAllFlushedDataAndTheSurvivingPieces(t *testing.T) {
 	if torn.Sum() == last.Durable.Sum() {
 		t.Error("images that differ have the same sum")
 	}
-	whole := last.Durable.Fork()
-	again := last.Durable.Fork()
+	whole, again := last.Durable.Fork(), last.Durable.Fork()
 	err = errors.Join(
 		flakydisk.Apply(whole, flakydisk.Whole(lost[0]), flakydisk.Whole(lost[1])),
 		flakydisk.Apply(again, flakydisk.Whole(lost[1]), flakydisk.Whole(lost[0])))
@@ -204,11 +200,7 @@ func TestTheServerFreesADiskThatIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	server, err := flakydisk.Mount(dir)
 	must(t, err)
-	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must(t, server.Close()) })
 	disk := flakydisk.NewDisk(flakydisk.NewImage(8 * mib))
 	kept := weak.Make(disk)
 	loop, err := loopdev.Attach(t.Context(), loopdev.Config{Path: server.Put("disk", disk),
@@ -222,16 +214,6 @@ func TestTheServerFreesADiskThatIsRemoved(t *testing.T) {
 		}
 		runtime.GC()
 	}
-}
-
-// ioctlDiscard discards a range, which is an offset and a length.
-func ioctlDiscard(device *os.File, span *[2]uint64) error {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, device.Fd(), unix.BLKDISCARD,
-		uintptr(unsafe.Pointer(span)))
-	if errno != 0 {
-		return errno
-	}
-	return nil
 }
 
 // stuckAt is the variable with a directory in which this program serves and writes a disk.
@@ -287,10 +269,7 @@ func TestAKilledServerLeavesNoHangingProcess(t *testing.T) {
 	server := exec.Command(os.Args[0])
 	server.Env, server.Stderr = append(os.Environ(), stuckAt+"="+dir), os.Stderr
 	out, err := server.StdoutPipe()
-	if err == nil {
-		err = server.Start()
-	}
-	must(t, err)
+	must(t, errors.Join(err, server.Start()))
 	var loop loopdev.Device
 	t.Cleanup(func() {
 		if t.Failed() {
