@@ -375,8 +375,8 @@ func Environ() []string {
 }
 
 func (p *process) watch(stdout io.Reader, log *os.File) {
-	defer close(p.done)
 	defer close(p.lines)
+	defer close(p.done)
 	defer log.Close()
 	reader := bufio.NewReader(stdout)
 	if line, err := reader.ReadString('\n'); err == nil {
@@ -531,6 +531,7 @@ func (r *Run) build(ctx context.Context, program, path string) error {
 	start := time.Now()
 	args = append(args, Module+"/cmd/"+program)
 	if out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput(); err != nil {
+		_ = os.Remove(path) // the next call builds it again
 		return fmt.Errorf("build %s: %w\n%s", program, err, out)
 	}
 	r.Say("built %s in %.1fs", program, time.Since(start).Seconds())

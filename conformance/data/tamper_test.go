@@ -3,6 +3,7 @@
 package data_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -60,21 +61,9 @@ var tampers = map[string][]noticed{
 // noticedBy returns the check that notices a wrong block. For a new disk it depends on the error: a
 // block that is not zero, a block that loses a write, or a block that another disk shares.
 func noticedBy(wrong, moment string) string {
-	switch moment {
-	case "new":
-		switch wrong {
-		case "stale", "foreign":
-			return "D08"
-		case "shared":
-			return "D07"
-		}
-		return "D01"
-	case "large":
-		return "D14"
-	case "recreated":
-		return "D13"
-	}
-	return "D12"
+	by := map[string]string{"stale:new": "D08", "foreign:new": "D08", "shared:new": "D07",
+		"new": "D01", "large": "D14", "recreated": "D13"}
+	return cmp.Or(by[wrong+":"+moment], by[moment], "D12")
 }
 
 // product adds the simulator's combined tampers, WRONG:MOMENT:PLACE, to those above: all of them in

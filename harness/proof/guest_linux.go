@@ -221,13 +221,9 @@ type FileState struct {
 }
 
 // ReadFileState reads a file.
-func ReadFileState(path string) (FileState, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return FileState{}, err
-	}
-	sum, err := digest(path)
-	return FileState{info.ModTime(), sum}, err
+func ReadFileState(path string) (_ FileState, err error) {
+	defer harness.Catch(&err)
+	return FileState{harness.Got(os.Stat(path)).ModTime(), harness.Got(digest(path))}, nil
 }
 
 // Compare returns an error that begins with the name if the file was written to since the state was
