@@ -288,11 +288,9 @@ func (d Data) Open(n, flags int) (*os.File, error) {
 }
 
 // Write writes a piece. If sync is true, the piece is on the disk when Write returns.
-func (d Data) Write(n int, sync bool) error {
-	file, err := d.Open(n, os.O_WRONLY|os.O_CREATE)
-	if err != nil {
-		return err
-	}
+func (d Data) Write(n int, sync bool) (err error) {
+	defer Catch(&err)
+	file := Got(d.Open(n, os.O_WRONLY|os.O_CREATE))
 	_, err = file.Write(d.Piece(n))
 	if err == nil && sync {
 		err = file.Sync()
@@ -301,11 +299,9 @@ func (d Data) Write(n int, sync bool) error {
 }
 
 // Verify reads a piece and returns an error unless every byte is as written.
-func (d Data) Verify(n int) error {
-	file, err := d.Open(n, os.O_RDONLY)
-	if err != nil {
-		return err
-	}
+func (d Data) Verify(n int) (err error) {
+	defer Catch(&err)
+	file := Got(d.Open(n, os.O_RDONLY))
 	defer file.Close()
 	content := make([]byte, d.PieceBytes)
 	if _, err := io.ReadFull(file, content); err != nil {

@@ -53,8 +53,7 @@ func openPlane(t *testing.T, c Config) *Plane {
 	t.Helper()
 	simtest.NeedRoot(t)
 	c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
-	p := must(Open(c))(t)
-	return p
+	return must(Open(c))(t)
 }
 
 func newPlaneOn(t *testing.T, fsType string) *Plane {
@@ -87,8 +86,7 @@ func newID() string { return uuid.NewString() }
 
 func devicesOf(t *testing.T, p *Plane) []loopdev.Device {
 	t.Helper()
-	devices := must(p.OwnDevices())(t)
-	return devices
+	return must(p.OwnDevices())(t)
 }
 
 func newGuest(t *testing.T, p *Plane) string {
@@ -117,8 +115,7 @@ func plugDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 func seen(t *testing.T, p *Plane, instanceID string) []string {
 	t.Helper()
 	var names []string
-	entries := must(os.ReadDir(p.view(instanceID).blockDir()))(t)
-	for _, e := range entries {
+	for _, e := range must(os.ReadDir(p.view(instanceID).blockDir()))(t) {
 		names = append(names, e.Name())
 	}
 	return names
@@ -334,8 +331,7 @@ func writeTo(path string, fill byte) error {
 
 func first(t *testing.T, p *Plane, d Device) byte {
 	t.Helper()
-	content := must(os.ReadFile(p.DiskPath(d.DiskID)))(t)
-	return content[0]
+	return must(os.ReadFile(p.DiskPath(d.DiskID)))(t)[0]
 }
 
 func TestADiskFailsInEachGuestUntilItIsHealed(t *testing.T) {
@@ -416,16 +412,19 @@ func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
 	simtest.NoError(t, writeTo(nodeOf(t, p, guest), 'l'))
 }
 
-// killed opens the directory of a data plane again without closing the plane, as after a kill.
-func killed(t *testing.T, p *Plane, guests ...string) *Plane {
+// killed opens the directory of a data plane again without closing the plane, as after a kill, and
+// reconciles it with the attached disks.
+func killed(t *testing.T, p *Plane, attached ...Device) *Plane {
 	t.Helper()
 	p.cancel()
 	p.working.Wait()
-	after := must(Open(Config{Dir: p.Dir, Log: p.Log}))(t)
-	for _, id := range guests {
-		simtest.NoError(t, after.AddGuest(Firmware{InstanceID: id, Name: "web-1"}))
-	}
+	after, ids := must(Open(Config{Dir: p.Dir, Log: p.Log}))(t), IDs{}
 	t.Cleanup(func() { _ = after.Close() })
+	for _, d := range attached {
+		simtest.NoError(t, after.AddGuest(Firmware{InstanceID: d.InstanceID, Name: "web-1"}))
+		ids["disks"] = append(ids["disks"], d.DiskID)
+	}
+	simtest.NoError(t, after.Reconcile(t.Context(), attached, ids))
 	return after
 }
 
@@ -441,8 +440,7 @@ func TestReconcileAdoptsADeviceOfAnotherMountNamespace(t *testing.T) {
 	}))(t)
 	simtest.Command(t, "umount", "--lazy", elsewhere)
 
-	p := killed(t, before, spec.InstanceID)
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, IDs{"disks": {spec.DiskID}}))
+	p := killed(t, before, spec)
 	if got := *p.guests.disk(spec.DiskID).loop; got.Sequence != loop.Sequence {
 		t.Errorf("the device is %+v, want the one that was there: %+v", got, loop)
 	}
@@ -488,16 +486,14 @@ func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := newPlane(t)
-			id := newGuest(t, before)
-			spec := plugDisk(t, before, id, "changed")
+			spec := plugDisk(t, before, newGuest(t, before), "changed")
 			change(&spec)
-			p := killed(t, before, id)
-			simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, IDs{"disks": {spec.DiskID}}))
+			p := killed(t, before, spec)
 			devices := devicesOf(t, p)
 			if len(devices) != 1 || !p.carries(devices[0], spec) {
 				t.Errorf("devices = %+v, want one as in %+v", devices, spec)
 			}
-			nodeOf(t, p, id)
+			nodeOf(t, p, spec.InstanceID)
 		})
 	}
 }
@@ -505,9 +501,8 @@ func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
 // A device that is being released would disappear after its adoption.
 func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	before := newPlane(t)
-	id := newGuest(t, before)
-	spec := plugDisk(t, before, id, "leaving")
-	holder := must(os.Open(nodeOf(t, before, id)))(t)
+	spec := plugDisk(t, before, newGuest(t, before), "leaving")
+	holder := must(os.Open(nodeOf(t, before, spec.InstanceID)))(t)
 	defer holder.Close()
 	old := *before.guests.disk(spec.DiskID).loop
 	ended, cancel := context.WithCancel(t.Context())
@@ -515,8 +510,7 @@ func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	if err := old.Detach(ended); err == nil {
 		t.Fatal("the held device was released")
 	}
-	p := killed(t, before, id)
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, IDs{"disks": {spec.DiskID}}))
+	p := killed(t, before, spec)
 	if now := p.guests.disk(spec.DiskID).loop; now.Sequence == old.Sequence {
 		t.Error("the device that is being released was adopted")
 	}
@@ -527,14 +521,10 @@ func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	before := newPlane(t)
 	id := newGuest(t, before)
-	first := newDisk(t, before, id, "pvc-6fa1d3ac-1234-4aaa")
-	second := newDisk(t, before, id, "pvc-6fa1d3ac-1234-4abb")
-	simtest.NoError(t, before.Plug(first, Fault{}))
-	simtest.NoError(t, before.Plug(second, Fault{}))
+	first := plugDisk(t, before, id, "pvc-6fa1d3ac-1234-4aaa")
+	second := plugDisk(t, before, id, "pvc-6fa1d3ac-1234-4abb")
 	visible := nodeOf(t, before, id)
-	p := killed(t, before, id)
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{second, first},
-		IDs{"disks": {first.DiskID, second.DiskID}}))
+	p := killed(t, before, second, first)
 	if got := nodeOf(t, p, id); got != visible || p.guests.disk(second.DiskID).node != "" {
 		t.Errorf("the guest sees %s, saw %s", got, visible)
 	}
@@ -753,9 +743,7 @@ func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
 
 func TestASnapshotFailsIfTheKernelDoesNotCountWrites(t *testing.T) {
 	p := newPlaneOn(t, "ext4")
-	id := newGuest(t, p)
-	spec, snapshot := newDisk(t, p, id, "uncounted"), newID()
-	simtest.NoError(t, p.Plug(spec, Fault{}))
+	spec, snapshot := plugDisk(t, p, newGuest(t, p), "uncounted"), newID()
 	loop := p.guests.disk(spec.DiskID).loop
 	counters := fmt.Sprintf("/sys/block/loop%d/queue/iostats", loop.Number)
 	simtest.NoError(t, os.WriteFile(counters, []byte("0"), 0))
