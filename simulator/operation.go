@@ -17,108 +17,120 @@ import (
 // served are the operations that this simulator supports.
 var served = withResources(withPools(map[string]*operation{
 	"ping":                           {noAuth: true, serve: ping},
-	"current_user_view":              inSilo(engine.Silo.User),
-	"utilization_view":               inSilo(engine.Silo.Utilization),
-	"current_user_access_token_list": whole(engine.Silo.AccessTokens),
-	"rack_list":                      whole(engine.Silo.Racks),
-	"silo_view":                      {serve: viewOf("silo", engine.Silo.View)},
-	"silo_quotas_view":               ofSilo(engine.Silo.Quotas),
-	"system_quotas_list":             whole(engine.Silo.AllQuotas),
-	"silo_utilization_view":          ofSilo(engine.Silo.UtilizationOf),
-	"silo_utilization_list":          whole(engine.Silo.AllUtilization),
-	"project_list":                   {list: true, serve: answer(http.StatusOK, projectList)},
-	"project_view":                   {serve: viewOf("project", engine.Silo.Project)},
+	"current_user_view":              {serve: answer(http.StatusOK, engine.Silo.User)},
+	"utilization_view":               {serve: answer(http.StatusOK, engine.Silo.Utilization)},
+	"current_user_access_token_list": {list: true, serve: listed(engine.Silo.AccessTokens)},
+	"rack_list":                      {list: true, serve: listed(engine.Silo.Racks)},
+	"silo_view":                      {serve: answer(http.StatusOK, engine.Silo.View)},
+	"silo_quotas_view":               {serve: answer(http.StatusOK, engine.Silo.Quotas)},
+	"system_quotas_list":             {list: true, serve: listed(engine.Silo.AllQuotas)},
+	"silo_utilization_view":          {serve: answer(http.StatusOK, engine.Silo.UtilizationOf)},
+	"silo_utilization_list":          {list: true, serve: listed(engine.Silo.AllUtilization)},
+	"project_list":                   {list: true, serve: paged(engine.Silo.Projects)},
+	"project_view":                   {serve: answer(http.StatusOK, engine.Silo.Project)},
 
-	"disk_list":   {list: true, required: inProject, serve: listIn(engine.Disks.List)},
-	"disk_create": {required: inProject, body: parseDiskCreate, serve: createIn(engine.Disks.Create)},
-	"disk_view":   {serve: on(http.StatusOK, "disk", engine.Disks.View)},
-	"disk_delete": {serve: end("disk", engine.Disks.Delete)},
+	"disk_list": {list: true, required: inProject, serve: paged(engine.List(store.Disks))},
+	"disk_create": {required: inProject, body: parseDiskCreate,
+		serve: answer(http.StatusCreated, engine.Disks.Create)},
+	"disk_view":   {serve: answer(http.StatusOK, engine.View(store.Disks))},
+	"disk_delete": {serve: nothing(engine.Disks.Delete)},
 
-	"disk_bulk_write_import_start": {serve: end("disk", engine.Disks.StartImport)},
+	"disk_bulk_write_import_start": {serve: nothing(engine.Disks.StartImport)},
 	"disk_bulk_write_import": {body: parseBulkWrite, maxBody: maxBulkWrite,
-		serve: nothing(importWrite)},
-	"disk_bulk_write_import_stop": {serve: end("disk", engine.Disks.StopImport)},
-	"disk_finalize_import":        {body: parseFinalize, serve: nothing(importFinalize)},
+		serve: nothing(engine.Disks.Import)},
+	"disk_bulk_write_import_stop": {serve: nothing(engine.Disks.StopImport)},
+	"disk_finalize_import":        {body: parseFinalize, serve: nothing(engine.Disks.Finalize)},
 
-	"snapshot_list": {list: true, required: inProject, serve: listIn(engine.Snapshots.List)},
+	"snapshot_list": {list: true, required: inProject, serve: paged(engine.Snapshots.List)},
 	"snapshot_create": {required: inProject, body: parseSnapshotCreate,
-		serve: createIn(engine.Snapshots.Create)},
-	"snapshot_view":   {serve: on(http.StatusOK, "snapshot", engine.Snapshots.View)},
-	"snapshot_delete": {serve: end("snapshot", engine.Snapshots.Delete)},
+		serve: answer(http.StatusCreated, engine.Snapshots.Create)},
+	"snapshot_view":   {serve: answer(http.StatusOK, engine.Snapshots.View)},
+	"snapshot_delete": {serve: nothing(engine.Snapshots.Delete)},
 
-	"image_list":    {list: true, serve: listIn(engine.Images.List)},
-	"image_create":  {body: parseImageCreate, serve: createIn(engine.Images.Create)},
-	"image_view":    {serve: on(http.StatusOK, "image", engine.Images.View)},
-	"image_delete":  {serve: end("image", engine.Images.Delete)},
-	"image_promote": {serve: on(http.StatusAccepted, "image", engine.Images.Promote)},
-	"image_demote":  {required: inProject, serve: answer(http.StatusAccepted, imageDemote)},
+	"image_list": {list: true, serve: paged(engine.Images.List)},
+	"image_create": {body: parseImageCreate,
+		serve: answer(http.StatusCreated, engine.Images.Create)},
+	"image_view":    {serve: answer(http.StatusOK, engine.View(store.Images))},
+	"image_delete":  {serve: nothing(engine.Images.Delete)},
+	"image_promote": {serve: answer(http.StatusAccepted, engine.Images.Promote)},
+	"image_demote":  {required: inProject, serve: answer(http.StatusAccepted, engine.Images.Demote)},
 
-	"instance_list": {list: true, required: inProject, serve: listIn(engine.Instances.List)},
+	"instance_list": {list: true, required: inProject, serve: paged(engine.List(store.Instances))},
 	"instance_create": {required: inProject, body: parseInstanceCreate,
-		serve: createIn(engine.Instances.Create)},
-	"instance_view": {serve: on(http.StatusOK, "instance", engine.Instances.View)},
+		serve: answer(http.StatusCreated, engine.Instances.Create)},
+	"instance_view": {serve: answer(http.StatusOK, engine.View(store.Instances))},
 	"instance_update": {body: parseInstanceUpdate,
-		serve: onWith(http.StatusOK, "instance", engine.Instances.Update)},
-	"instance_delete": {serve: end("instance", engine.Instances.Delete)},
-	"instance_start":  {serve: on(http.StatusAccepted, "instance", engine.Instances.Start)},
-	"instance_stop":   {serve: on(http.StatusAccepted, "instance", engine.Instances.Stop)},
-	"instance_reboot": {serve: on(http.StatusAccepted, "instance", engine.Instances.Reboot)},
+		serve: answer(http.StatusOK, engine.Instances.Update)},
+	"instance_delete": {serve: nothing(engine.Instances.Delete)},
+	"instance_start":  {serve: answer(http.StatusAccepted, engine.Instances.Start)},
+	"instance_stop":   {serve: answer(http.StatusAccepted, engine.Instances.Stop)},
+	"instance_reboot": {serve: answer(http.StatusAccepted, engine.Instances.Reboot)},
 
 	"instance_serial_console": {serve: serialConsole},
 
-	"instance_disk_list": {list: true, serve: listOf(engine.Attachments.List)},
+	"instance_disk_list": {list: true, serve: listed(engine.Attachments.List)},
 	"instance_disk_attach": {body: parseDiskPath,
-		serve: onWith(http.StatusAccepted, "instance", engine.Attachments.Attach)},
+		serve: answer(http.StatusAccepted, engine.Attachments.Attach)},
 	"instance_disk_detach": {body: parseDiskPath,
-		serve: onWith(http.StatusAccepted, "instance", engine.Attachments.Detach)},
+		serve: answer(http.StatusAccepted, engine.Attachments.Detach)},
 
 	"instance_network_interface_list": {list: true, required: []string{"instance"},
-		serve: listOf(engine.Instances.Interfaces)},
+		serve: listed(engine.Instances.Interfaces)},
 	"instance_network_interface_create": {required: []string{"instance"},
 		body:  func(f *fields) any { return readInterface(f) },
-		serve: onWith(http.StatusCreated, "instance", engine.Instances.CreateInterface)},
-	"instance_network_interface_view": {serve: answer(http.StatusOK, interfaceView)},
+		serve: answer(http.StatusCreated, engine.Instances.CreateInterface)},
+	"instance_network_interface_view": {serve: answer(http.StatusOK, engine.Instances.Interface)},
 	"instance_network_interface_update": {body: parseInterfaceUpdate,
-		serve: answer(http.StatusOK, interfaceUpdate)},
-	"instance_network_interface_delete": {serve: nothing(interfaceDelete)},
-	"instance_external_ip_list":         {serve: answer(http.StatusOK, externalIPList)},
-	"instance_external_subnet_list":     {serve: answer(http.StatusOK, externalSubnets)},
-	"instance_multicast_group_list":     {list: true, serve: answer(http.StatusOK, instanceNothing)},
+		serve: answer(http.StatusOK, engine.Instances.UpdateInterface)},
+	"instance_network_interface_delete": {serve: nothing(engine.Instances.DeleteInterface)},
+	"instance_external_ip_list":         {serve: whole(engine.Instances.ExternalIPs)},
+	"instance_external_subnet_list":     {serve: whole(engine.Resources.ExternalSubnets)},
+	"instance_multicast_group_list":     {list: true, serve: whole(noGroups)},
 	"instance_ephemeral_ip_attach": {body: parseEphemeral,
-		serve: onWith(http.StatusAccepted, "instance", engine.Instances.AttachEphemeralIP)},
+		serve: answer(http.StatusAccepted, engine.Instances.AttachEphemeralIP)},
 	"instance_ephemeral_ip_detach": {serve: ephemeralIPDetach},
 
-	"instance_ssh_public_key_list":      {list: true, serve: ofInstance(engine.SSHKey)},
-	"instance_affinity_group_list":      {list: true, serve: ofInstance(engine.AffinityGroup)},
-	"instance_anti_affinity_group_list": {list: true, serve: ofInstance(engine.AntiAffinityGroup)},
+	"instance_ssh_public_key_list": {kind: engine.SSHKey, list: true,
+		serve: listed(engine.Resources.OfInstance)},
+	"instance_affinity_group_list": {kind: engine.AffinityGroup, list: true,
+		serve: listed(engine.Resources.OfInstance)},
+	"instance_anti_affinity_group_list": {kind: engine.AntiAffinityGroup, list: true,
+		serve: listed(engine.Resources.OfInstance)},
 
 	"floating_ip_attach": {selectors: inProject, body: parseFloatingIPAttach,
-		serve: join("floating_ip", engine.Resources.AttachFloatingIP)},
+		serve: answer(http.StatusAccepted, engine.Resources.AttachFloatingIP)},
 	"floating_ip_detach": {selectors: inProject,
-		serve: leave("floating_ip", engine.Resources.DetachFloatingIP)},
+		serve: answer(http.StatusAccepted, engine.Resources.DetachFloatingIP)},
 	"external_subnet_attach": {selectors: inProject, body: parseSubnetAttach,
-		serve: join("external_subnet", engine.Resources.AttachExternalSubnet)},
+		serve: answer(http.StatusAccepted, engine.Resources.AttachExternalSubnet)},
 	"external_subnet_detach": {selectors: inProject,
-		serve: leave("external_subnet", engine.Resources.DetachExternalSubnet)},
+		serve: answer(http.StatusAccepted, engine.Resources.DetachExternalSubnet)},
 
 	"vpc_firewall_rules_view": {required: inVPC[:1], selectors: inVPC,
-		serve: answer(http.StatusOK, rulesView)},
+		serve: answer(http.StatusOK, engine.Resources.FirewallRules)},
 	"vpc_firewall_rules_update": {required: inVPC[:1], selectors: inVPC, body: parseRules,
-		serve: answer(http.StatusOK, rulesUpdate)},
-	"networking_address_lot_list": {list: true, serve: resourceList(engine.AddressLot)},
-	"networking_address_lot_create": {body: createBody(engine.AddressLot),
-		serve: answer(http.StatusCreated, lotCreate)},
-	"networking_address_lot_view":       {serve: viewOf("address_lot", engine.Resources.Lot)},
-	"networking_address_lot_delete":     {serve: resourceDelete(engine.AddressLot)},
-	"networking_address_lot_block_list": {list: true, serve: listed(lotBlocks)},
-	"networking_switch_port_settings_list": {list: true, selectors: inPort,
-		serve: resourceList(engine.PortSettings)},
-	"networking_switch_port_settings_create": {body: createBody(engine.PortSettings),
-		serve: answer(http.StatusCreated, portCreate)},
-	"networking_switch_port_settings_view":   {serve: viewOf("port", engine.Resources.PortSettings)},
-	"networking_switch_port_settings_delete": {selectors: inPort, serve: nothing(portDelete)},
+		serve: answer(http.StatusOK, engine.Resources.ReplaceFirewallRules)},
+	"networking_address_lot_list": {kind: engine.AddressLot, list: true,
+		serve: paged(engine.Resources.List)},
+	"networking_address_lot_create": {kind: engine.AddressLot, body: createBody(engine.AddressLot),
+		serve: answer(http.StatusCreated, engine.Resources.CreateLot)},
+	"networking_address_lot_view": {kind: engine.AddressLot,
+		serve: answer(http.StatusOK, engine.Resources.Lot)},
+	"networking_address_lot_delete": {kind: engine.AddressLot,
+		serve: nothing(engine.Resources.Delete)},
+	"networking_address_lot_block_list": {kind: engine.AddressLot, list: true,
+		serve: listed(engine.Resources.Blocks)},
+	"networking_switch_port_settings_list": {kind: engine.PortSettings, list: true,
+		selectors: inPort, serve: paged(engine.Resources.List)},
+	"networking_switch_port_settings_create": {kind: engine.PortSettings,
+		body:  createBody(engine.PortSettings),
+		serve: answer(http.StatusCreated, engine.Resources.Replace)},
+	"networking_switch_port_settings_view": {kind: engine.PortSettings,
+		serve: answer(http.StatusOK, engine.Resources.PortSettings)},
+	"networking_switch_port_settings_delete": {kind: engine.PortSettings, selectors: inPort,
+		serve: nothing(engine.Resources.DeletePortSettings)},
 	"vpc_subnet_list_network_interfaces": {list: true, selectors: inVPC,
-		serve: listed(subnetInterfaces)},
+		serve: listed(engine.Resources.Interfaces)},
 }))
 
 var (
@@ -131,6 +143,8 @@ var (
 type operation struct {
 	name, method string
 	path         []string
+	// kind is the kind of the records of an operation that several kinds have.
+	kind *engine.Kind
 	// noAuth means that no token is needed (A11).
 	noAuth bool
 	// list means that the operation accepts limit, page_token and sort_by. required are the other
@@ -246,117 +260,46 @@ type handler = func(*engine.Simulation, *apiRequest) (int, any, error)
 type group interface{ ~struct{ *engine.Simulation } }
 
 // answer returns a handler that responds with a status and the result of do.
-func answer[G group, T any](status int, do func(G, *apiRequest) (T, error)) handler {
+func answer[G group, T any](status int, do func(G, *engine.Call) (T, error)) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		body, err := do(G{rack}, r)
+		body, err := do(G{rack}, &r.call)
 		return status, body, err
 	}
 }
 
 // nothing returns a handler that responds without a body.
-func nothing[G group](do func(G, *apiRequest) error) handler {
+func nothing[G group](do func(G, *engine.Call) error) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		return http.StatusNoContent, nil, do(G{rack}, r)
+		return http.StatusNoContent, nil, do(G{rack}, &r.call)
 	}
 }
 
-// listed returns a handler that responds with a page of the list that do returns.
-func listed[G group, T named](do func(G, *apiRequest) ([]T, error)) handler {
-	return answer(http.StatusOK, func(rack G, r *apiRequest) (page[T], error) {
-		items, err := do(rack, r)
-		return slice(r.scan, items), err
-	})
+// paged returns a handler that responds with the page that list returns.
+func paged[G group, T named](list func(G, *engine.Call) ([]T, error)) handler {
+	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+		items, err := list(G{rack}, &r.call)
+		return http.StatusOK, newPage(r.scan, items), err
+	}
 }
 
-// whole lists objects of the silo. list returns all of them.
-func whole[T named](list func(engine.Silo) ([]T, error)) *operation {
-	return &operation{list: true,
-		serve: listed(func(s engine.Silo, _ *apiRequest) ([]T, error) { return list(s) })}
+// listed returns a handler that responds with a page of the list that list returns.
+func listed[G group, T named](list func(G, *engine.Call) ([]T, error)) handler {
+	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+		items, err := list(G{rack}, &r.call)
+		return http.StatusOK, slice(r.scan, items), err
+	}
 }
 
-func inSilo[T any](read func(engine.Silo) (T, error)) *operation {
-	return &operation{serve: answer(http.StatusOK,
-		func(s engine.Silo, _ *apiRequest) (T, error) { return read(s) })}
-}
-
-// ofSilo reads something of the silo that the path names.
-func ofSilo[T any](read func(engine.Silo, store.Selector) (T, error)) *operation {
-	return &operation{serve: answer(http.StatusOK,
-		func(s engine.Silo, r *apiRequest) (T, error) { return read(s, r.selector("silo")) })}
-}
-
-func listIn[G group, T named](list func(G, *engine.Call, store.Selector, engine.Window) ([]T,
-	error)) handler {
-	return answer(http.StatusOK, func(rack G, r *apiRequest) (page[T], error) {
-		items, err := list(rack, &r.call, r.project(), r.scan.window())
-		return newPage(r.scan, items), err
-	})
-}
-
-// createIn creates an object of the body in a project.
-func createIn[G group, B, T any](create func(G, *engine.Call, store.Selector, B) (T,
-	error)) handler {
-	return answer(http.StatusCreated, func(rack G, r *apiRequest) (T, error) {
-		return create(rack, &r.call, r.project(), r.body.(B))
-	})
-}
-
-// on reads or changes the object that a parameter names.
-func on[G group, T any](status int, param string,
-	do func(G, *engine.Call, engine.Ref) (T, error)) handler {
-	return answer(status, func(rack G, r *apiRequest) (T, error) {
-		return do(rack, &r.call, r.ref(param))
-	})
-}
-
-// viewOf reads an object whose parameter alone names it.
-func viewOf[G group, T any](param string,
-	view func(G, *engine.Call, store.Selector) (T, error)) handler {
-	return answer(http.StatusOK, func(rack G, r *apiRequest) (T, error) {
-		return view(rack, &r.call, r.selector(param))
-	})
-}
-
-// onWith changes the object that a parameter names according to the body.
-func onWith[G group, B, T any](status int, param string,
-	do func(G, *engine.Call, engine.Ref, B) (T, error)) handler {
-	return answer(status, func(rack G, r *apiRequest) (T, error) {
-		return do(rack, &r.call, r.ref(param), r.body.(B))
-	})
-}
-
-// end changes or deletes the object that a parameter names, and responds without a body.
-func end[G group](param string, do func(G, *engine.Call, engine.Ref) error) handler {
-	return nothing(func(rack G, r *apiRequest) error { return do(rack, &r.call, r.ref(param)) })
-}
-
-func listOf[G group, T named](list func(G, *engine.Call, engine.Ref) ([]T, error)) handler {
-	return listed(func(rack G, r *apiRequest) ([]T, error) {
-		return list(rack, &r.call, r.ref("instance"))
+// whole returns a handler that responds with the whole list that list returns.
+func whole[G group, T any](list func(G, *engine.Call) ([]T, error)) handler {
+	return answer(http.StatusOK, func(rack G, call *engine.Call) (page[T], error) {
+		items, err := list(rack, call)
+		return page[T]{Items: append([]T{}, items...)}, err
 	})
 }
 
 func ping(*engine.Simulation, *apiRequest) (int, any, error) {
 	return http.StatusOK, map[string]string{"status": "ok"}, nil
-}
-
-func projectList(s engine.Silo, r *apiRequest) (page[store.Project], error) {
-	items, err := s.Projects(r.scan.window())
-	return newPage(r.scan, items), err
-}
-
-// imageDemote moves an image to the project in the query. So a name in the path means an image of
-// the silo.
-func imageDemote(s engine.Images, r *apiRequest) (store.Image, error) {
-	return s.Demote(&r.call, r.selector("image"), r.project())
-}
-
-func importWrite(s engine.Disks, r *apiRequest) error {
-	return s.Import(&r.call, r.ref("disk"), r.body.(engine.BulkWrite))
-}
-
-func importFinalize(s engine.Disks, r *apiRequest) error {
-	return s.Finalize(&r.call, r.ref("disk"), r.body.(string))
 }
 
 // serialConsole reads the bytes after an offset from the start, or the most recent ones.
@@ -380,7 +323,7 @@ func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	case recent:
 		from = -1 - back
 	}
-	text, end, err := engine.Instances{Simulation: rack}.Console(&r.call, r.ref("instance"), from,
+	text, end, err := engine.Instances{Simulation: rack}.Console(&r.call, from,
 		min(given["max_bytes"], most))
 	if errors.Is(err, engine.ErrNoConsole) {
 		return 0, nil, unimplemented(r.op)
@@ -395,26 +338,8 @@ func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	}{numbers, end}, err
 }
 
-func interfaceView(s engine.Instances, r *apiRequest) (store.NetworkInterface, error) {
-	return s.Interface(&r.call, r.ref("instance"), r.selector("interface"))
-}
-
-func interfaceUpdate(s engine.Instances, r *apiRequest) (store.NetworkInterface, error) {
-	return s.UpdateInterface(&r.call, r.ref("instance"), r.selector("interface"),
-		r.body.(engine.InterfaceUpdate))
-}
-
-func interfaceDelete(s engine.Instances, r *apiRequest) error {
-	return s.DeleteInterface(&r.call, r.ref("instance"), r.selector("interface"))
-}
-
-func externalIPList(s engine.Instances, r *apiRequest) (page[any], error) {
-	ips, err := s.ExternalIPs(&r.call, r.ref("instance"))
-	return page[any]{Items: ips}, err
-}
-
-// instanceNothing responds with a list that is empty for every instance of this rack.
-func instanceNothing(s engine.Instances, r *apiRequest) (page[struct{}], error) {
-	_, err := s.View(&r.call, r.ref("instance"))
-	return page[struct{}]{Items: []struct{}{}}, err
+// noGroups returns a list that is empty for every instance of this rack.
+func noGroups(s engine.Silo, call *engine.Call) ([]struct{}, error) {
+	_, err := engine.View(store.Instances)(s, call)
+	return nil, err
 }

@@ -49,7 +49,6 @@ type apiRequest struct {
 	// raw is the body, and rawErr the error of reading it.
 	raw    []byte
 	rawErr error
-	body   any
 	faults []*firing
 	entry  adminapi.Request
 	call   engine.Call
@@ -146,7 +145,7 @@ func (r *apiRequest) parse() error {
 	if err != nil {
 		return err
 	}
-	r.body = r.op.body(f)
+	r.call.Body = r.op.body(f)
 	return *f.err
 }
 
@@ -259,14 +258,15 @@ func (r *apiRequest) subject(nameOrID string) {
 	r.entry.Object = clip(nameOrID)
 }
 
-func (r *apiRequest) project() store.Selector {
-	sel, _ := store.ParseSelector(r.query.Get("project"))
-	return sel
-}
-
-// ref returns the object that a parameter of the path or of the query names.
-func (r *apiRequest) ref(param string) engine.Ref {
-	return engine.Ref{Project: r.project(), Object: r.selector(param)}
+// named returns the objects that the parameters of the query and of the path name.
+func (r *apiRequest) named() map[string]store.Selector {
+	all := map[string]store.Selector{}
+	for _, values := range []url.Values{r.query, r.path} {
+		for name := range values {
+			all[name], _ = store.ParseSelector(values.Get(name))
+		}
+	}
+	return all
 }
 
 // bearerOf returns the token of a request, or "".

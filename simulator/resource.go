@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 // withResources adds the operations on the members of groups, and the operations on the engine's
@@ -18,10 +17,14 @@ func withResources(operations map[string]*operation) map[string]*operation {
 	for _, k := range []*engine.Kind{engine.AffinityGroup, engine.AntiAffinityGroup} {
 		name := k.Operation + "_member_"
 		maps.Copy(all, map[string]*operation{
-			name + "list":            groupMembers(k),
-			name + "instance_view":   member(k, http.StatusOK, engine.Resources.Member),
-			name + "instance_add":    member(k, http.StatusCreated, engine.Resources.AddMember),
-			name + "instance_delete": memberDelete(k),
+			name + "list": {kind: k, list: true, selectors: k.Ancestors(),
+				serve: listed(engine.Resources.Members)},
+			name + "instance_view": {kind: k, selectors: k.Ancestors(),
+				serve: answer(http.StatusOK, engine.Resources.Member)},
+			name + "instance_add": {kind: k, selectors: k.Ancestors(),
+				serve: answer(http.StatusCreated, engine.Resources.AddMember)},
+			name + "instance_delete": {kind: k, selectors: k.Ancestors(),
+				serve: nothing(engine.Resources.RemoveMember)},
 		})
 	}
 	for line := range strings.Lines(operationsText) {
@@ -40,64 +43,24 @@ func withResources(operations map[string]*operation) map[string]*operation {
 // resourceOperation returns the operation of a kind with that verb, or nil.
 func resourceOperation(k *engine.Kind, verb string) *operation {
 	above := k.Ancestors()
-	op := &operation{selectors: above}
+	op := &operation{kind: k, selectors: above}
 	switch verb {
 	case "list":
-		op.list, op.required, op.serve = true, above[:min(len(above), 1)], resourceList(k)
+		op.list, op.required = true, above[:min(len(above), 1)]
+		op.serve = paged(engine.Resources.List)
 	case "create":
 		op.required, op.body = above[:min(len(above), 1)], createBody(k)
-		op.serve = answer(http.StatusCreated, func(s engine.Resources, r *apiRequest) (store.Resource,
-			error) {
-			return s.Create(&r.call, k, r.scope(), r.body.(engine.ResourceInput))
-		})
+		op.serve = answer(http.StatusCreated, engine.Resources.Create)
 	case "view":
-		op.serve = answer(http.StatusOK, func(s engine.Resources, r *apiRequest) (store.Resource, error) {
-			return s.View(&r.call, k, r.scope(), r.selector(k.Param))
-		})
+		op.serve = answer(http.StatusOK, engine.Resources.View)
 	case "update":
-		op.body = updateBody(k)
-		op.serve = answer(http.StatusOK, func(s engine.Resources, r *apiRequest) (store.Resource, error) {
-			return s.Update(&r.call, k, r.scope(), r.selector(k.Param), r.body.(engine.ResourceInput))
-		})
+		op.body, op.serve = updateBody(k), answer(http.StatusOK, engine.Resources.Update)
 	case "delete":
-		op.serve = resourceDelete(k)
+		op.serve = nothing(engine.Resources.Delete)
 	default:
 		return nil
 	}
 	return op
-}
-
-func resourceList(k *engine.Kind) handler {
-	return answer(http.StatusOK, func(s engine.Resources, r *apiRequest) (page[store.Resource],
-		error) {
-		items, err := s.List(&r.call, k, r.scope(), r.scan.window())
-		return newPage(r.scan, items), err
-	})
-}
-
-func resourceDelete(k *engine.Kind) handler {
-	return nothing(func(s engine.Resources, r *apiRequest) error {
-		r.call.Cascade = r.query.Get("cascade") == "true"
-		return s.Delete(&r.call, k, r.scope(), r.selector(k.Param))
-	})
-}
-
-func (r *apiRequest) scope() engine.Scope {
-	scope := engine.Scope{}
-	for _, name := range r.op.selectors {
-		scope[name] = r.selector(name)
-	}
-	return scope
-}
-
-// selector returns the object that a parameter of the path or of the query names.
-func (r *apiRequest) selector(param string) store.Selector {
-	value := r.path.Get(param)
-	if !r.path.Has(param) {
-		value = r.query.Get(param)
-	}
-	sel, _ := store.ParseSelector(value)
-	return sel
 }
 
 func createBody(k *engine.Kind) func(*fields) any {
@@ -128,98 +91,12 @@ func updateBody(k *engine.Kind) func(*fields) any {
 	}
 }
 
-// Each of the operations below exists only for one or two kinds.
-
-func groupMembers(k *engine.Kind) *operation {
-	return &operation{list: true, selectors: k.Ancestors(),
-		serve: listed(func(s engine.Resources, r *apiRequest) ([]engine.Member, error) {
-			return s.Members(&r.call, k, r.scope(), r.selector(k.Param))
-		})}
-}
-
-// member is an operation on the membership of one instance in a group.
-func member(k *engine.Kind, status int, do func(engine.Resources, *engine.Call, *engine.Kind,
-	engine.Scope, store.Selector, engine.Ref) (engine.Member, error)) *operation {
-	return &operation{selectors: k.Ancestors(),
-		serve: answer(status, func(s engine.Resources, r *apiRequest) (engine.Member, error) {
-			return do(s, &r.call, k, r.scope(), r.selector(k.Param), r.ref("instance"))
-		})}
-}
-
-func memberDelete(k *engine.Kind) *operation {
-	return &operation{selectors: k.Ancestors(),
-		serve: nothing(func(s engine.Resources, r *apiRequest) error {
-			return s.RemoveMember(&r.call, k, r.scope(), r.selector(k.Param), r.ref("instance"))
-		})}
-}
-
-func ofInstance(k *engine.Kind) handler {
-	return listed(func(s engine.Resources, r *apiRequest) ([]store.Resource, error) {
-		return s.OfInstance(&r.call, k, r.ref("instance"))
-	})
-}
-
-func subnetInterfaces(s engine.Resources, r *apiRequest) ([]store.NetworkInterface, error) {
-	return s.Interfaces(&r.call, r.scope(), r.selector("subnet"))
-}
-
-// firewallRules has the form of the API's VpcFirewallRules.
-type firewallRules struct {
-	Rules []store.Resource `json:"rules"`
-}
-
-func rulesView(s engine.Resources, r *apiRequest) (firewallRules, error) {
-	rules, err := s.FirewallRules(&r.call, r.scope(), r.selector("vpc"))
-	return firewallRules{rules}, err
-}
-
-func rulesUpdate(s engine.Resources, r *apiRequest) (firewallRules, error) {
-	rules, err := s.ReplaceFirewallRules(&r.call, r.scope(), r.selector("vpc"),
-		r.body.([]engine.ResourceInput))
-	return firewallRules{rules}, err
-}
-
 func parseRules(f *fields) any {
 	rules := []engine.ResourceInput{}
 	for _, rule := range f.list("rules") {
 		rules = append(rules, readResource(rule, engine.FirewallRule))
 	}
 	return rules
-}
-
-func lotCreate(s engine.Resources, r *apiRequest) (engine.Lot, error) {
-	return s.CreateLot(&r.call, r.body.(engine.ResourceInput))
-}
-
-func lotBlocks(s engine.Resources, r *apiRequest) ([]engine.Part, error) {
-	lot, err := s.Lot(&r.call, r.selector("address_lot"))
-	return lot.Blocks, err
-}
-
-func portCreate(s engine.Resources, r *apiRequest) (store.Resource, error) {
-	return s.Replace(&r.call, engine.PortSettings, r.body.(engine.ResourceInput))
-}
-
-func portDelete(s engine.Resources, r *apiRequest) error {
-	return s.DeletePortSettings(&r.call, r.selector("port_settings"))
-}
-
-// join attaches a record to the instance that the body names.
-func join(param string, do func(engine.Resources, *engine.Call, engine.Scope, store.Selector,
-	store.Selector) (store.Resource, error)) handler {
-	return answer(http.StatusAccepted, func(s engine.Resources, r *apiRequest) (store.Resource,
-		error) {
-		return do(s, &r.call, r.scope(), r.selector(param), r.body.(store.Selector))
-	})
-}
-
-// leave detaches a record from its instance.
-func leave(param string, do func(engine.Resources, *engine.Call, engine.Scope, store.Selector) (
-	store.Resource, error)) handler {
-	return answer(http.StatusAccepted, func(s engine.Resources, r *apiRequest) (store.Resource,
-		error) {
-		return do(s, &r.call, r.scope(), r.selector(param))
-	})
 }
 
 func parseFloatingIPAttach(f *fields) any {
@@ -229,13 +106,6 @@ func parseFloatingIPAttach(f *fields) any {
 
 func parseSubnetAttach(f *fields) any { return f.nameOrID("instance") }
 
-func externalSubnets(s engine.Resources, r *apiRequest) (page[store.Resource], error) {
-	subnets, err := s.ExternalSubnets(&r.call, r.ref("instance"))
-	items := slice(scan{SortBy: store.ByID, limit: maxLimit}, subnets)
-	items.NextPage = nil
-	return items, err
-}
-
 func parseEphemeral(f *fields) any { return readPoolSelector(f) }
 
 func ephemeralIPDetach(rack *engine.Simulation, r *apiRequest) (int, any, error) {
@@ -244,7 +114,7 @@ func ephemeralIPDetach(rack *engine.Simulation, r *apiRequest) (int, any, error)
 		return 0, nil, badQuery("%s", unknownVariant(version, ipVersions))
 	}
 	return http.StatusNoContent, nil,
-		engine.Instances{Simulation: rack}.DetachEphemeralIP(&r.call, r.ref("instance"), version)
+		engine.Instances{Simulation: rack}.DetachEphemeralIP(&r.call, version)
 }
 
 // withPools adds the operations on the links, ranges and members of pools.
@@ -258,68 +128,34 @@ func withPools(operations map[string]*operation) map[string]*operation {
 			add, remove = parseMember, parseSubnet
 		}
 		maps.Copy(all, map[string]*operation{
-			silo + "_list": {list: true, serve: listed(func(s engine.Resources, _ *apiRequest) (
-				[]store.Resource, error) {
-				return s.PoolsOfSilo(k)
-			})},
-			silo + "_view": {serve: answer(http.StatusOK, ofPool(k, engine.Resources.PoolOfSilo))},
-			"silo_" + silo + "_list": {list: true, serve: listed(func(s engine.Resources,
-				r *apiRequest) ([]store.Resource, error) {
-				return s.PoolsOf(k, r.selector("silo"))
-			})},
-			system + "_silo_list": {list: true, serve: listed(ofPool(k, engine.Resources.PoolLinks))},
-			system + "_silo_link": {body: parseLink, serve: answer(http.StatusCreated,
-				func(s engine.Resources, r *apiRequest) (engine.Part, error) {
-					b := r.body.(poolLinkBody)
-					return s.LinkPool(&r.call, k, r.selector("pool"), b.silo, b.isDefault)
-				})},
-			system + "_silo_update": {body: parseDefault, serve: answer(http.StatusOK,
-				func(s engine.Resources, r *apiRequest) (engine.Part, error) {
-					return s.UpdatePoolLink(&r.call, k, r.selector("pool"), r.selector("silo"),
-						r.body.(poolLinkBody).isDefault)
-				})},
-			system + "_silo_unlink": {serve: nothing(func(s engine.Resources, r *apiRequest) error {
-				return s.UnlinkPool(&r.call, k, r.selector("pool"), r.selector("silo"))
-			})},
-			system + "_" + parts + "_list": {list: true,
-				serve: listed(ofPool(k, engine.Resources.Extents))},
-			system + "_" + parts + "_add": {body: add, serve: answer(http.StatusCreated,
-				func(s engine.Resources, r *apiRequest) (engine.Part, error) {
-					return s.AddExtent(&r.call, k, r.selector("pool"), r.body.(engine.Extent))
-				})},
-			system + "_" + parts + "_remove": {body: remove,
-				serve: nothing(func(s engine.Resources, r *apiRequest) error {
-					return s.RemoveExtent(&r.call, k, r.selector("pool"), r.body.(engine.Extent))
-				})},
-			system + "_utilization_view": {serve: answer(http.StatusOK,
-				ofPool(k, engine.Resources.PoolUtilization))},
+			silo + "_list":           {kind: k, list: true, serve: listed(engine.Resources.PoolsOfSilo)},
+			silo + "_view":           {kind: k, serve: answer(http.StatusOK, engine.Resources.PoolOfSilo)},
+			"silo_" + silo + "_list": {kind: k, list: true, serve: listed(engine.Resources.PoolsOf)},
+			system + "_silo_list":    {kind: k, list: true, serve: listed(engine.Resources.PoolLinks)},
+			system + "_silo_link": {kind: k, body: parseLink,
+				serve: answer(http.StatusCreated, engine.Resources.LinkPool)},
+			system + "_silo_update": {kind: k, body: parseDefault,
+				serve: answer(http.StatusOK, engine.Resources.UpdatePoolLink)},
+			system + "_silo_unlink":        {kind: k, serve: nothing(engine.Resources.UnlinkPool)},
+			system + "_" + parts + "_list": {kind: k, list: true, serve: listed(engine.Resources.Extents)},
+			system + "_" + parts + "_add": {kind: k, body: add,
+				serve: answer(http.StatusCreated, engine.Resources.AddExtent)},
+			system + "_" + parts + "_remove": {kind: k, body: remove,
+				serve: nothing(engine.Resources.RemoveExtent)},
+			system + "_utilization_view": {kind: k,
+				serve: answer(http.StatusOK, engine.Resources.PoolUtilization)},
 		})
 	}
 	return all
 }
 
-func ofPool[T any](k *engine.Kind, read func(engine.Resources, *engine.Call, *engine.Kind,
-	store.Selector) (T, error)) func(engine.Resources, *apiRequest) (T, error) {
-	return func(s engine.Resources, r *apiRequest) (T, error) {
-		return read(s, &r.call, k, r.selector("pool"))
-	}
-}
-
-type poolLinkBody struct {
-	silo      store.Selector
-	isDefault bool
-}
-
 func parseDefault(f *fields) any {
-	var b poolLinkBody
-	f.read("is_default", "a boolean", &b.isDefault)
-	return b
+	return engine.PoolLink{IsDefault: number[bool](f, "is_default", "a boolean")}
 }
 
 func parseLink(f *fields) any {
-	b := poolLinkBody{silo: f.nameOrID("silo")}
-	f.read("is_default", "a boolean", &b.isDefault)
-	return b
+	return engine.PoolLink{Silo: f.nameOrID("silo"),
+		IsDefault: number[bool](f, "is_default", "a boolean")}
 }
 
 // parseExtent reads a range of addresses. The rack has one error for every mistake in it.

@@ -19,6 +19,13 @@ type Call struct {
 	// Context ends when the caller has the response or has given up. Its end does not stop the call
 	// (A18).
 	Context context.Context
+	// Named has the objects that the path and the query name, by their parameters. Body is the parsed
+	// body, in the type that the operation expects. Window is the requested part of a list.
+	Named  map[string]store.Selector
+	Body   any
+	Window Window
+	// Kind is the kind of the records of an operation of Resources.
+	Kind *Kind
 	// ReadOnly marks a call that changes nothing.
 	ReadOnly bool
 	// Unwind makes the call fail halfway and undo its changes. Reread makes it fail after it has
@@ -33,9 +40,6 @@ type Call struct {
 	// Object is set to the object of the call.
 	Object store.Identity
 }
-
-// Ref names an object in the form of a request: by ID, or by name in a project.
-type Ref struct{ Project, Object store.Selector }
 
 // Window is the requested part of a list: up to Limit items after the name or ID After, in the
 // order SortBy.
@@ -164,35 +168,42 @@ func (r *Simulation) collaborates() bool {
 	return role == adminapi.RoleCollaborator || role == adminapi.RoleFleetAdmin
 }
 
-// project finds the project that a call changes or reads.
-func (r *Simulation) project(call *Call, tx *store.Tx, sel store.Selector) store.Project {
+// project finds the project in which a call changes or reads something.
+func (r *Simulation) project(call *Call, tx *store.Tx) store.Project {
+	sel := call.Named["project"]
 	p := find(tx, store.Projects, "", sel)
 	r.allow(call, tx, "project", sel)
 	return p
 }
 
-// lookup finds the object that a Ref names. A name is looked up in the Ref's project.
-func lookup[T store.Record](r *Simulation, call *Call, tx *store.Tx, t store.Table[T], ref Ref) T {
-	parent := owner(tx, t.Name, ref)
-	object := find(tx, t, parent, ref.Object)
+// lookup finds the object of a table that a call names. A name is looked up in the call's project.
+func lookup[T store.Record](r *Simulation, call *Call, tx *store.Tx, t store.Table[T]) T {
+	return lookupIn(r, call, tx, t, call.Named["project"])
+}
+
+func lookupIn[T store.Record](r *Simulation, call *Call, tx *store.Tx, t store.Table[T],
+	project store.Selector) T {
+	sel := call.Named[t.Name]
+	parent := owner(tx, t.Name, project, sel)
+	object := find(tx, t, parent, sel)
 	if t.Parent(object) == "" {
 		r.allowInSilo(call, tx)
 	} else {
-		r.allow(call, tx, kindOf(t, parent, ref.Object), ref.Object)
+		r.allow(call, tx, kindOf(t, parent, sel), sel)
 	}
 	call.Object = object.Ident()
 	return object
 }
 
 // owner returns the ID of the project in which a name is looked up.
-func owner(tx *store.Tx, kind string, ref Ref) string {
-	given, texts := ref.Project.Given(), selectorTexts[kind]
-	tx.Refuse(ref.Object.ID != "" && given, invalidRequest("%s", texts.both))
-	if ref.Object.ID != "" || !given && texts.neither == "" {
+func owner(tx *store.Tx, kind string, project, sel store.Selector) string {
+	given, texts := project.Given(), selectorTexts[kind]
+	tx.Refuse(sel.ID != "" && given, invalidRequest("%s", texts.both))
+	if sel.ID != "" || !given && texts.neither == "" {
 		return "" // an image without a project belongs to the silo
 	}
 	tx.Refuse(!given, invalidRequest("%s", texts.neither))
-	return find(tx, store.Projects, "", ref.Project).ID
+	return find(tx, store.Projects, "", project).ID
 }
 
 // find returns the object that a selector names. A name is looked up in parent.
@@ -239,15 +250,20 @@ func failHalfway(call *Call, tx *store.Tx) {
 	tx.Refuse(call.Unwind, errInternal)
 }
 
-func view[T store.Record](r *Simulation, call *Call, t store.Table[T], ref Ref) (T, error) {
-	return reading(r, func(tx *store.Tx) T { return lookup(r, call, tx, t, ref) })
+// View returns the operation that reads an object of a table.
+func View[T store.Record](t store.Table[T]) func(Silo, *Call) (T, error) {
+	return func(s Silo, call *Call) (T, error) { return view(s.Simulation, call, t) }
 }
 
-// remove deletes the object that a Ref names, while it holds the object's lock: drop changes the
+func view[T store.Record](r *Simulation, call *Call, t store.Table[T]) (T, error) {
+	return reading(r, func(tx *store.Tx) T { return lookup(r, call, tx, t) })
+}
+
+// remove deletes the object that a call names, while it holds the object's lock: drop changes the
 // records, and rest then removes its files and devices.
-func remove[T store.Record](r *Simulation, call *Call, t store.Table[T], ref Ref,
+func remove[T store.Record](r *Simulation, call *Call, t store.Table[T],
 	drop func(*store.Tx, T), rest func(T) error) error {
-	object, err := view(r, call, t, ref)
+	object, err := view(r, call, t)
 	if err != nil {
 		return err
 	}
@@ -263,18 +279,22 @@ func remove[T store.Record](r *Simulation, call *Call, t store.Table[T], ref Ref
 	return rest(object)
 }
 
-// ofInstance calls read with the ID of the instance that a Ref names, and returns the result.
-func ofInstance[T any](r *Simulation, call *Call, ref Ref, read func(*store.Tx, string) []T) (
-	[]T, error) {
+// ofInstance calls read with the ID of the instance that a call names, and returns the result.
+func ofInstance[T any](r *Simulation, call *Call, read func(*store.Tx, string) []T) ([]T, error) {
 	return reading(r, func(tx *store.Tx) []T {
-		return read(tx, lookup(r, call, tx, store.Instances, ref).ID)
+		return read(tx, lookup(r, call, tx, store.Instances).ID)
 	})
 }
 
-func list[T store.Record](r *Simulation, call *Call, t store.Table[T], project store.Selector,
-	w Window) ([]T, error) {
+// List returns the operation that lists the objects of a table in a project.
+func List[T store.Record](t store.Table[T]) func(Silo, *Call) ([]T, error) {
+	return func(s Silo, call *Call) ([]T, error) { return list(s.Simulation, call, t) }
+}
+
+func list[T store.Record](r *Simulation, call *Call, t store.Table[T]) ([]T, error) {
 	return reading(r, func(tx *store.Tx) []T {
-		return t.Scan(tx, r.project(call, tx, project).ID, w.SortBy, w.After, w.Limit)
+		w := call.Window
+		return t.Scan(tx, r.project(call, tx).ID, w.SortBy, w.After, w.Limit)
 	})
 }
 

@@ -58,25 +58,15 @@ const (
 // Disks are the operations on disks.
 type Disks struct{ *Simulation }
 
-// List lists the disks of a project.
-func (s Disks) List(call *Call, project store.Selector, w Window) ([]store.Disk, error) {
-	return list(s.Simulation, call, store.Disks, project, w)
-}
-
-// View reads a disk.
-func (s Disks) View(call *Call, ref Ref) (store.Disk, error) {
-	return view(s.Simulation, call, store.Disks, ref)
-}
-
-// Create creates a disk in a project.
-func (s Disks) Create(call *Call, project store.Selector, c DiskCreate) (store.Disk, error) {
+// Create creates the disk of a [DiskCreate] in a project.
+func (s Disks) Create(call *Call) (store.Disk, error) {
 	owner, err := reading(s.Simulation, func(tx *store.Tx) store.Project {
-		return s.project(call, tx, project)
+		return s.project(call, tx)
 	})
 	if err != nil {
 		return store.Disk{}, err
 	}
-	return s.create(call, owner, c)
+	return s.create(call, owner, call.Body.(DiskCreate))
 }
 
 // create runs the rack's saga. It first creates the record, which is visible to other callers, then
@@ -271,9 +261,9 @@ func (r *Simulation) chargeStorage(tx *store.Tx, size int64) {
 }
 
 // Delete deletes a disk that is detached or faulted (A71).
-func (s Disks) Delete(call *Call, ref Ref) error {
+func (s Disks) Delete(call *Call) error {
 	now := s.Switches()
-	return remove(s.Simulation, call, store.Disks, ref, func(tx *store.Tx, d store.Disk) {
+	return remove(s.Simulation, call, store.Disks, func(tx *store.Tx, d store.Disk) {
 		tx.Refuse(d.State.State != store.StateDetached && d.State.State != store.StateFaulted,
 			invalidRequest("disk cannot be deleted in state %q", d.State.State))
 		store.Disks.Delete(tx, d)
@@ -329,19 +319,19 @@ type BulkWrite struct {
 const maxChunk = 512 << 10
 
 // StartImport lets a disk receive bytes (A90).
-func (s Disks) StartImport(call *Call, ref Ref) error {
-	return s.moveImport(call, ref, store.StateImportReady, store.StateImporting)
+func (s Disks) StartImport(call *Call) error {
+	return s.moveImport(call, store.StateImportReady, store.StateImporting)
 }
 
 // StopImport ends the writes into a disk (A90).
-func (s Disks) StopImport(call *Call, ref Ref) error {
-	return s.moveImport(call, ref, store.StateImporting, store.StateImportReady)
+func (s Disks) StopImport(call *Call) error {
+	return s.moveImport(call, store.StateImporting, store.StateImportReady)
 }
 
 // moveImport changes the state of a disk when no write to it is in progress, and makes the writes
 // durable.
-func (s Disks) moveImport(call *Call, ref Ref, from, to string) error {
-	d, err := s.importing(call, ref)
+func (s Disks) moveImport(call *Call, from, to string) error {
+	d, err := s.importing(call)
 	if err != nil {
 		return err
 	}
@@ -356,8 +346,8 @@ func (s Disks) moveImport(call *Call, ref Ref, from, to string) error {
 
 // importing finds the disk of an import. A local disk is an error, for which the rack answers 500
 // (A90).
-func (s Disks) importing(call *Call, ref Ref) (store.Disk, error) {
-	d, err := s.View(call, ref)
+func (s Disks) importing(call *Call) (store.Disk, error) {
+	d, err := view(s.Simulation, call, store.Disks)
 	if err == nil && d.DiskType == store.TypeLocal {
 		err = errInternal
 	}
@@ -384,10 +374,11 @@ func debugState(state store.DiskState) string {
 	return text.String()
 }
 
-// Import writes a part of the imported bytes into a disk. It holds the disk's lock, so that no
-// write follows the stop of the import.
-func (s Disks) Import(call *Call, ref Ref, w BulkWrite) error {
-	d, err := s.importing(call, ref)
+// Import writes a part of the imported bytes, a [BulkWrite], into a disk. It holds the disk's lock,
+// so that no write follows the stop of the import.
+func (s Disks) Import(call *Call) error {
+	w := call.Body.(BulkWrite)
+	d, err := s.importing(call)
 	if err != nil {
 		return err
 	}
@@ -432,12 +423,13 @@ func decodeBase64(text string) ([]byte, error) {
 	return data, nil
 }
 
-// Finalize makes an imported disk usable, and takes a snapshot of it unless the name is "". In the
-// meantime other callers see the disk in the state finalizing. If the snapshot fails, the disk is
-// import_ready again (A90).
-func (s Disks) Finalize(call *Call, ref Ref, snapshot string) error {
+// Finalize makes an imported disk usable, and takes a snapshot of it unless the body, its name, is
+// "". In the meantime other callers see the disk in the state finalizing. If the snapshot fails, the
+// disk is import_ready again (A90).
+func (s Disks) Finalize(call *Call) error {
 	const refusal = "cannot finalize disk in state DiskState(%s)"
-	d, err := s.importing(call, ref)
+	snapshot := call.Body.(string)
+	d, err := s.importing(call)
 	switch {
 	case err != nil:
 		return err
@@ -463,19 +455,19 @@ func (s Disks) Finalize(call *Call, ref Ref, snapshot string) error {
 type Attachments struct{ *Simulation }
 
 // List lists the disks that are attached to an instance.
-func (s Attachments) List(call *Call, ref Ref) ([]store.Disk, error) {
-	return ofInstance(s.Simulation, call, ref, (*store.Tx).DisksOf)
+func (s Attachments) List(call *Call) ([]store.Disk, error) {
+	return ofInstance(s.Simulation, call, (*store.Tx).DisksOf)
 }
 
 // locked finds the instance and the disk, and locks both during the change. It finds a disk's name
 // only in the instance's project, and its ID in every project (A30). A disk that is being created
 // may be attached; the call waits for its bytes (A32).
-func (s Attachments) locked(call *Call, ref Ref, disk store.Selector,
+func (s Attachments) locked(call *Call,
 	work func(store.Instance, store.Disk) (store.Disk, error)) (d store.Disk, err error) {
 	var i store.Instance
 	err = s.store.View(func(tx *store.Tx) {
-		i = lookup(s.Simulation, call, tx, store.Instances, ref)
-		d = find(tx, store.Disks, i.ProjectID, disk)
+		i = lookup(s.Simulation, call, tx, store.Instances)
+		d = find(tx, store.Disks, i.ProjectID, call.Body.(store.Selector))
 		call.Object = d.Identity
 	})
 	if err != nil {
@@ -492,9 +484,9 @@ func (s Attachments) locked(call *Call, ref Ref, disk store.Selector,
 	return d, nil
 }
 
-// Attach attaches a disk to an instance.
-func (s Attachments) Attach(call *Call, ref Ref, disk store.Selector) (store.Disk, error) {
-	return s.locked(call, ref, disk, func(i store.Instance, d store.Disk) (store.Disk, error) {
+// Attach attaches the disk that the body names to an instance.
+func (s Attachments) Attach(call *Call) (store.Disk, error) {
+	return s.locked(call, func(i store.Instance, d store.Disk) (store.Disk, error) {
 		if d.ProjectID != i.ProjectID {
 			return d, invalidRequest("disk must be in the same project as the instance")
 		}
@@ -568,9 +560,9 @@ func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
 // disk by surprise (adminapi.SurpriseRemoval).
 const ejectTime = time.Second
 
-// Detach detaches a disk from an instance.
-func (s Attachments) Detach(call *Call, ref Ref, disk store.Selector) (store.Disk, error) {
-	return s.locked(call, ref, disk, func(i store.Instance, d store.Disk) (store.Disk, error) {
+// Detach detaches the disk that the body names from an instance.
+func (s Attachments) Detach(call *Call) (store.Disk, error) {
+	return s.locked(call, func(i store.Instance, d store.Disk) (store.Disk, error) {
 		now := s.Switches()
 		if now.Hotplug.Has(adminapi.SurpriseRemoval) && i.HasGuest() && detachProblem(i, d, now) == nil {
 			s.Pause(s.ctx, ejectTime) // the guest uses the disk meanwhile

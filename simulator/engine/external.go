@@ -250,20 +250,20 @@ func (c *Change) moveTo(instanceID any) {
 	c.put()
 }
 
-// attach attaches a floating IP or an external subnet to an instance of its project.
-func (s Resources) attach(call *Call, k *Kind, scope Scope, sel, instance store.Selector,
-	attach func(*Change, store.Instance)) (store.Resource, error) {
+// attach attaches a floating IP or an external subnet to the instance of its project that the body
+// names.
+func (s Resources) attach(call *Call, k *Kind, attach func(*Change, store.Instance)) (
+	store.Resource, error) {
 	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
-		c := s.change(call, tx, k, scope, sel)
-		attach(c, find(tx, store.Instances, c.parent.ID, instance))
+		c := s.change(call, tx, k)
+		attach(c, find(tx, store.Instances, c.parent.ID, call.Body.(store.Selector)))
 		return c.record
 	})
 }
 
 // AttachFloatingIP attaches a floating IP to an instance of its project.
-func (s Resources) AttachFloatingIP(call *Call, scope Scope, sel, instance store.Selector) (
-	store.Resource, error) {
-	return s.attach(call, FloatingIP, scope, sel, instance, func(c *Change, i store.Instance) {
+func (s Resources) AttachFloatingIP(call *Call) (store.Resource, error) {
+	return s.attach(call, FloatingIP, func(c *Change, i store.Instance) {
 		c.Refuse(i.ProjectID != c.parent.ID, errOtherProject)
 		c.Refuse(i.RunState == store.StateCreating,
 			invalidRequest("cannot attach floating IP to instance in creating state"))
@@ -280,10 +280,10 @@ func detachable(tx *store.Tx, kind string, i store.Instance) {
 
 // detach detaches a floating IP or an external subnet from its instance, unless check ends the
 // transaction. If it is not attached, detach returns the error detached.
-func (s Resources) detach(call *Call, k *Kind, scope Scope, sel store.Selector, detached error,
+func (s Resources) detach(call *Call, k *Kind, detached error,
 	check func(*store.Tx, store.Instance)) (store.Resource, error) {
 	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
-		c := s.change(call, tx, k, scope, sel)
+		c := s.change(call, tx, k)
 		if user(c) == "" {
 			tx.Check(detached)
 			return c.record
@@ -295,9 +295,8 @@ func (s Resources) detach(call *Call, k *Kind, scope Scope, sel store.Selector, 
 }
 
 // DetachFloatingIP detaches a floating IP. It does not change a detached one.
-func (s Resources) DetachFloatingIP(call *Call, scope Scope, sel store.Selector) (
-	store.Resource, error) {
-	return s.detach(call, FloatingIP, scope, sel, nil, func(tx *store.Tx, i store.Instance) {
+func (s Resources) DetachFloatingIP(call *Call) (store.Resource, error) {
+	return s.detach(call, FloatingIP, nil, func(tx *store.Tx, i store.Instance) {
 		detachable(tx, kindFloating, i)
 	})
 }
@@ -325,21 +324,22 @@ func (c *Change) attachEphemeral(i store.Instance, a Allocation) store.Resource 
 		named(versionOf(address), "", map[string]any{"address_allocator": a}))
 }
 
-// AttachEphemeralIP gives an instance an ephemeral address.
-func (s Instances) AttachEphemeralIP(call *Call, ref Ref, a Allocation) (Ephemeral, error) {
+// AttachEphemeralIP gives an instance the ephemeral address of an [Allocation].
+func (s Instances) AttachEphemeralIP(call *Call) (Ephemeral, error) {
 	return changing(s.Simulation, call, func(tx *store.Tx) Ephemeral {
-		i := lookup(s.Simulation, call, tx, store.Instances, ref)
+		i := lookup(s.Simulation, call, tx, store.Instances)
 		tx.Refuse(i.RunState == store.StateCreating,
 			invalidRequest("cannot attach ephemeral IP to instance in creating state"))
-		return ephemeralOf((&Change{Simulation: s.Simulation, Tx: tx}).attachEphemeral(i, a))
+		c := &Change{Simulation: s.Simulation, Tx: tx}
+		return ephemeralOf(c.attachEphemeral(i, call.Body.(Allocation)))
 	})
 }
 
 // DetachEphemeralIP releases the ephemeral address of an IP version. If version is "", the instance
 // must have only one.
-func (s Instances) DetachEphemeralIP(call *Call, ref Ref, version string) error {
+func (s Instances) DetachEphemeralIP(call *Call, version string) error {
 	return s.store.Update(func(tx *store.Tx) {
-		i := lookup(s.Simulation, call, tx, store.Instances, ref)
+		i := lookup(s.Simulation, call, tx, store.Instances)
 		all := within(tx, ephemeralIP, i.ID)
 		tx.Refuse(version == "" && len(all) > 1,
 			invalidRequest("instance has two ephemeral IPs; specify ip_version to select which to detach"))
@@ -492,15 +492,13 @@ func (c *Change) freeSubnet(a SubnetAllocation, taken []Extent) (pool store.Reso
 const maxExternalSubnets = 32
 
 // AttachExternalSubnet attaches an external subnet to an instance of its project.
-func (s Resources) AttachExternalSubnet(call *Call, scope Scope, sel, instance store.Selector) (
-	store.Resource, error) {
-	return s.attach(call, ExternalSubnet, scope, sel, instance,
-		func(c *Change, i store.Instance) {
-			if user(c) != i.ID {
-				c.checkSubnet(i)
-				c.moveTo(i.ID)
-			}
-		})
+func (s Resources) AttachExternalSubnet(call *Call) (store.Resource, error) {
+	return s.attach(call, ExternalSubnet, func(c *Change, i store.Instance) {
+		if user(c) != i.ID {
+			c.checkSubnet(i)
+			c.moveTo(i.ID)
+		}
+	})
 }
 
 func (c *Change) checkSubnet(i store.Instance) {
@@ -518,9 +516,8 @@ func (c *Change) checkSubnet(i store.Instance) {
 }
 
 // DetachExternalSubnet detaches an external subnet from its instance.
-func (s Resources) DetachExternalSubnet(call *Call, scope Scope, sel store.Selector) (
-	store.Resource, error) {
-	return s.detach(call, ExternalSubnet, scope, sel,
+func (s Resources) DetachExternalSubnet(call *Call) (store.Resource, error) {
+	return s.detach(call, ExternalSubnet,
 		invalidRequest("External subnet is not attached to an instance"),
 		func(tx *store.Tx, i store.Instance) {
 			tx.Refuse(i.RunState == store.RunFailed || i.RunState == store.StateCreating,
@@ -528,9 +525,9 @@ func (s Resources) DetachExternalSubnet(call *Call, scope Scope, sel store.Selec
 		})
 }
 
-// ExternalSubnets lists the external subnets of an instance.
-func (s Resources) ExternalSubnets(call *Call, instance Ref) ([]store.Resource, error) {
-	return ofInstance(s.Simulation, call, instance, func(tx *store.Tx, id string) []store.Resource {
+// ExternalSubnets lists the external subnets of an instance, in the order of their IDs.
+func (s Resources) ExternalSubnets(call *Call) ([]store.Resource, error) {
+	return ofInstance(s.Simulation, call, func(tx *store.Tx, id string) []store.Resource {
 		return attachedTo(tx, ExternalSubnet, id)
 	})
 }

@@ -18,20 +18,10 @@ import (
 // Instances are the operations on instances.
 type Instances struct{ *Simulation }
 
-// List lists the instances of a project.
-func (s Instances) List(call *Call, project store.Selector, w Window) ([]store.Instance, error) {
-	return list(s.Simulation, call, store.Instances, project, w)
-}
-
-// View reads an instance.
-func (s Instances) View(call *Call, ref Ref) (store.Instance, error) {
-	return view(s.Simulation, call, store.Instances, ref)
-}
-
 // change finds an instance, locks it and changes its record, and then calls work.
-func (s Instances) change(call *Call, ref Ref, change func(*store.Tx, *store.Instance),
+func (s Instances) change(call *Call, change func(*store.Tx, *store.Instance),
 	work func(before, after store.Instance) error) (store.Instance, error) {
-	before, err := s.View(call, ref)
+	before, err := view(s.Simulation, call, store.Instances)
 	if err != nil {
 		return before, err
 	}
@@ -58,8 +48,8 @@ var errStillCreating = invalidRequest(
 	"cannot change instance state while it is still being created")
 
 // Start starts a stopped or failed instance. It does not change a running or starting one (A45).
-func (s Instances) Start(call *Call, ref Ref) (store.Instance, error) {
-	return s.change(call, ref, func(tx *store.Tx, i *store.Instance) {
+func (s Instances) Start(call *Call) (store.Instance, error) {
+	return s.change(call, func(tx *store.Tx, i *store.Instance) {
 		tx.Refuse(i.RunState == store.RunStopping,
 			conflict("instance must finish stopping before it can be started"))
 		tx.Refuse(i.RunState == store.StateCreating, // A53
@@ -77,8 +67,8 @@ func (s Instances) Start(call *Call, ref Ref) (store.Instance, error) {
 }
 
 // Stop halts the guest at once; the state follows later (A46).
-func (s Instances) Stop(call *Call, ref Ref) (store.Instance, error) {
-	return s.change(call, ref, func(tx *store.Tx, i *store.Instance) {
+func (s Instances) Stop(call *Call) (store.Instance, error) {
+	return s.change(call, func(tx *store.Tx, i *store.Instance) {
 		switch i.RunState {
 		case store.RunStarting, store.RunRunning, store.RunRebooting:
 			i.SetRunState(store.RunStopping)
@@ -101,8 +91,8 @@ func (s Instances) Stop(call *Call, ref Ref) (store.Instance, error) {
 
 // Reboot removes the devices and adds them again in a new order (A47). If a device cannot be
 // added, the instance fails, without an error for the caller (A60).
-func (s Instances) Reboot(call *Call, ref Ref) (store.Instance, error) {
-	return s.change(call, ref, func(tx *store.Tx, i *store.Instance) {
+func (s Instances) Reboot(call *Call) (store.Instance, error) {
+	return s.change(call, func(tx *store.Tx, i *store.Instance) {
 		switch i.RunState {
 		case store.RunRunning, store.RunRebooting:
 			i.SetRunState(store.RunRebooting)
@@ -207,9 +197,8 @@ var ErrNoConsole = errors.New("the instances of this rack are not virtual machin
 
 // Console reads up to most bytes of an instance's serial console from an offset. A negative offset
 // counts back from the end, and -1 is the end. Console returns the offset behind the last byte.
-func (s Instances) Console(call *Call, ref Ref, from, most int64) (text []byte, end int64,
-	err error) {
-	i, err := s.View(call, ref)
+func (s Instances) Console(call *Call, from, most int64) (text []byte, end int64, err error) {
+	i, err := view(s.Simulation, call, store.Instances)
 	switch {
 	case err != nil:
 		return nil, 0, err
@@ -274,8 +263,8 @@ func (s Instances) eachDisk(what string, i store.Instance, do func(store.Disk) e
 }
 
 // Delete deletes a stopped or failed instance; its disks become detached (A48).
-func (s Instances) Delete(call *Call, ref Ref) error {
-	return remove(s.Simulation, call, store.Instances, ref,
+func (s Instances) Delete(call *Call) error {
+	return remove(s.Simulation, call, store.Instances,
 		func(tx *store.Tx, i store.Instance) {
 			tx.Refuse(i.Active(),
 				invalidRequest("cannot delete instance: instance is running or has not yet fully stopped"))
@@ -303,13 +292,15 @@ var (
 	CPUPlatforms    = []string{"amd_milan", "amd_turin", "amd_turin_v2"}
 )
 
-// Update replaces every value that can be changed. The instance must be stopped for a change of
-// boot disk, size or processor; its time of modification stays the same (A49).
-func (s Instances) Update(call *Call, ref Ref, u InstanceUpdate) (store.Instance, error) {
+// Update replaces every value that can be changed, by an [InstanceUpdate]. The instance must be
+// stopped for a change of boot disk, size or processor; its time of modification stays the same
+// (A49).
+func (s Instances) Update(call *Call) (store.Instance, error) {
+	u := call.Body.(InstanceUpdate)
 	if u.Unsupported != "" {
 		return store.Instance{}, lacking(u.Unsupported)
 	}
-	return s.change(call, ref, func(tx *store.Tx, i *store.Instance) {
+	return s.change(call, func(tx *store.Tx, i *store.Instance) {
 		checkSize(tx, u.NCPUs, u.Memory)
 		tx.Refuse(u.JumboFrames, invalidRequest("enable_jumbo_frames may only be set to true when the "+
 			"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"))
@@ -363,20 +354,20 @@ type DiskAttachment struct {
 	Attach string
 }
 
-// Create runs the rack's saga: it creates the instance and its disks, attaches the disks, and
-// starts the instance. A failure undoes everything (A51).
-func (s Instances) Create(call *Call, project store.Selector, c InstanceCreate) (
-	i store.Instance, err error) {
+// Create runs the rack's saga for an [InstanceCreate]: it creates the instance and its disks,
+// attaches the disks, and starts the instance. A failure undoes everything (A51).
+func (s Instances) Create(call *Call) (i store.Instance, err error) {
+	c := call.Body.(InstanceCreate)
 	if c.Unsupported != "" {
 		return i, lacking(c.Unsupported)
 	}
 	// The caller's role is checked before the request (A28).
 	if err := s.store.View(func(tx *store.Tx) {
-		s.checkCreate(tx, s.project(call, tx, project), c)
+		s.checkCreate(tx, s.project(call, tx), c)
 	}); err != nil {
 		return i, err
 	}
-	i, owner, err := s.insert(call, project, c)
+	i, owner, err := s.insert(call, c)
 	if err == nil {
 		i, err = s.complete(call, owner, i, c)
 		call.Object = i.Identity
@@ -413,8 +404,8 @@ func (s Instances) resume(i store.Instance) error {
 }
 
 // insert records the instance and the request that creates it.
-func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate) (
-	i store.Instance, owner store.Project, err error) {
+func (s Instances) insert(call *Call, c InstanceCreate) (i store.Instance, owner store.Project,
+	err error) {
 	i = store.Instance{
 		Identity: store.NewIdentity(uuid.NewString(), c.Name, c.Description),
 		NCPUs:    c.NCPUs, Memory: c.Memory, Hostname: c.Hostname,
@@ -423,7 +414,7 @@ func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate) 
 	}
 	i.SetRunState(store.StateCreating)
 	err = s.store.Update(func(tx *store.Tx) {
-		owner = s.project(call, tx, project)
+		owner = s.project(call, tx)
 		i.ProjectID = owner.ID
 		tx.Check(checkDescription(i.Description))
 		tx.Refuse(store.Instances.Taken(tx, owner.ID, i.Name), alreadyExists("instance", i.Name))

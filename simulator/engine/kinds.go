@@ -160,8 +160,8 @@ func init() {
 		i32  = func(name string) Field { return Field{Name: name, Type: I32, Optional: true} }
 	)
 	*PortSettings = Kind{
-		Name: "switch-port-settings", Fleet: true, Hidden: []string{"port", "links", "interfaces",
-			"routes", "bgp_peers", "addresses", "groups"},
+		Name: "switch-port-settings", Param: "port", Fleet: true, Hidden: []string{"port", "links",
+			"interfaces", "routes", "bgp_peers", "addresses", "groups"},
 		Fields: []Field{
 			{Name: "port_config", Type: Record, Set: setPort, Of: []Field{{Name: "geometry", Type: Enum,
 				Values: []string{"qsfp28x1", "qsfp28x2", "sfp28x4"}}}},

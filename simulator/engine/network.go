@@ -150,21 +150,22 @@ func newStack(tx *store.Tx, subnet store.Resource, c InterfaceCreate) store.IPSt
 const reservedAddresses = 5
 
 // Interfaces lists the network interfaces of an instance.
-func (s Instances) Interfaces(call *Call, ref Ref) ([]store.NetworkInterface, error) {
-	return ofInstance(s.Simulation, call, ref, (*store.Tx).Interfaces)
+func (s Instances) Interfaces(call *Call) ([]store.NetworkInterface, error) {
+	return ofInstance(s.Simulation, call, (*store.Tx).Interfaces)
 }
 
-// findInterface finds an interface by its ID, or by its name on an instance.
-func (s Instances) findInterface(call *Call, tx *store.Tx, instance Ref, sel store.Selector) (
-	nic store.NetworkInterface, i store.Instance) {
+// findInterface finds the interface that a call names by its ID, or by its name on an instance.
+func (s Instances) findInterface(call *Call, tx *store.Tx) (nic store.NetworkInterface,
+	i store.Instance) {
 	const kind = "instance-network-interface"
-	given := instance.Object.Given() || instance.Project.Given()
+	sel, named := call.Named["interface"], call.Named["instance"].Given()
+	given := named || call.Named["project"].Given()
 	tx.Refuse(sel.ID != "" && given, invalidRequest("when providing network_interface as an id "+
 		"instance and project should not be specified"))
-	tx.Refuse(sel.ID == "" && !instance.Object.Given(), invalidRequest("network_interface should "+
+	tx.Refuse(sel.ID == "" && !named, invalidRequest("network_interface should "+
 		"either be a UUID or instance should be specified"))
 	if sel.ID == "" {
-		i = lookup(s.Simulation, call, tx, store.Instances, instance)
+		i = lookup(s.Simulation, call, tx, store.Instances)
 	}
 	for n := range tx.AllInterfaces() {
 		if n.ID == sel.ID || n.Name == sel.Name && n.InstanceID == i.ID {
@@ -178,20 +179,19 @@ func (s Instances) findInterface(call *Call, tx *store.Tx, instance Ref, sel sto
 }
 
 // Interface reads a network interface.
-func (s Instances) Interface(call *Call, instance Ref, sel store.Selector) (store.NetworkInterface,
-	error) {
+func (s Instances) Interface(call *Call) (store.NetworkInterface, error) {
 	return reading(s.Simulation, func(tx *store.Tx) store.NetworkInterface {
-		nic, _ := s.findInterface(call, tx, instance, sel)
+		nic, _ := s.findInterface(call, tx)
 		return nic
 	})
 }
 
-// CreateInterface adds an interface to a stopped instance.
-func (s Instances) CreateInterface(call *Call, instance Ref, c InterfaceCreate) (
-	store.NetworkInterface, error) {
+// CreateInterface adds the interface of an [InterfaceCreate] to a stopped instance.
+func (s Instances) CreateInterface(call *Call) (store.NetworkInterface, error) {
+	c := call.Body.(InterfaceCreate)
 	return changing(s.Simulation, call, func(tx *store.Tx) store.NetworkInterface {
 		tx.Refuse(c.Unsupported != "", lacking(c.Unsupported))
-		i := lookup(s.Simulation, call, tx, store.Instances, instance)
+		i := lookup(s.Simulation, call, tx, store.Instances)
 		nics := tx.Interfaces(i.ID)
 		nic := newInterface(tx, i, nics, c)
 		tx.Refuse(i.RunState != store.RunStopped,
@@ -218,12 +218,12 @@ type InterfaceUpdate struct {
 	Unsupported string
 }
 
-// UpdateInterface changes an interface of a stopped instance.
-func (s Instances) UpdateInterface(call *Call, instance Ref, sel store.Selector,
-	u InterfaceUpdate) (store.NetworkInterface, error) {
+// UpdateInterface changes an interface of a stopped instance by an [InterfaceUpdate].
+func (s Instances) UpdateInterface(call *Call) (store.NetworkInterface, error) {
+	u := call.Body.(InterfaceUpdate)
 	return changing(s.Simulation, call, func(tx *store.Tx) (nic store.NetworkInterface) {
 		tx.Refuse(u.Unsupported != "", lacking(u.Unsupported))
-		found, i := s.findInterface(call, tx, instance, sel)
+		found, i := s.findInterface(call, tx)
 		tx.Refuse(i.RunState != store.RunStopped,
 			invalidRequest("Instance must be stopped to update its network interfaces"))
 		nics := tx.Interfaces(i.ID)
@@ -244,9 +244,9 @@ func (s Instances) UpdateInterface(call *Call, instance Ref, sel store.Selector,
 }
 
 // DeleteInterface removes an interface from a stopped or failed instance.
-func (s Instances) DeleteInterface(call *Call, instance Ref, sel store.Selector) error {
+func (s Instances) DeleteInterface(call *Call) error {
 	return s.store.Update(func(tx *store.Tx) {
-		nic, i := s.findInterface(call, tx, instance, sel)
+		nic, i := s.findInterface(call, tx)
 		nics := tx.Interfaces(i.ID)
 		tx.Refuse(nic.Primary && len(nics) > 1, invalidRequest("The primary interface may not be "+
 			"deleted while secondary interfaces are still attached"))
@@ -259,9 +259,9 @@ func (s Instances) DeleteInterface(call *Call, instance Ref, sel store.Selector)
 }
 
 // ExternalIPs returns the external addresses of an instance. The one for source NAT is first (A65).
-func (s Instances) ExternalIPs(call *Call, ref Ref) ([]any, error) {
-	return ofInstance(s.Simulation, call, ref, func(tx *store.Tx, id string) []any {
-		ips := []any{}
+func (s Instances) ExternalIPs(call *Call) ([]any, error) {
+	return ofInstance(s.Simulation, call, func(tx *store.Tx, id string) []any {
+		var ips []any
 		for _, n := range within(tx, natIP, id) {
 			delete(n.Fields, "instance_id")
 			ips = append(ips, n.Fields)
@@ -352,21 +352,25 @@ func defaultRules(vpc string) []ResourceInput {
 	}
 }
 
+// Rules has the form of the API's VpcFirewallRules.
+type Rules struct {
+	Rules []store.Resource `json:"rules"`
+}
+
 // FirewallRules reads the firewall rules of a VPC, ordered by name.
-func (s Resources) FirewallRules(call *Call, scope Scope, vpc store.Selector) ([]store.Resource,
-	error) {
-	return reading(s.Simulation, func(tx *store.Tx) []store.Resource {
-		return within(tx, FirewallRule, s.lookup(call, tx, VPC, scope, vpc).ID)
+func (s Resources) FirewallRules(call *Call) (Rules, error) {
+	return reading(s.Simulation, func(tx *store.Tx) Rules {
+		return Rules{within(tx, FirewallRule, s.lookup(call, tx, VPC).ID)}
 	})
 }
 
 const maxRules = 1024
 
-// ReplaceFirewallRules replaces all rules of a VPC by new ones.
-func (s Resources) ReplaceFirewallRules(call *Call, scope Scope, vpc store.Selector,
-	rules []ResourceInput) ([]store.Resource, error) {
-	return changing(s.Simulation, call, func(tx *store.Tx) []store.Resource {
-		c := s.change(call, tx, VPC, scope, vpc)
+// ReplaceFirewallRules replaces all rules of a VPC by those of a list of [ResourceInput].
+func (s Resources) ReplaceFirewallRules(call *Call) (Rules, error) {
+	rules := call.Body.([]ResourceInput)
+	return changing(s.Simulation, call, func(tx *store.Tx) Rules {
+		c := s.change(call, tx, VPC)
 		checkRules(tx, c.record.Name, rules)
 		for rule := range c.each(FirewallRule, c.record.ID) {
 			rule.drop()
@@ -374,7 +378,7 @@ func (s Resources) ReplaceFirewallRules(call *Call, scope Scope, vpc store.Selec
 		for _, rule := range rules {
 			c.create(FirewallRule, c.record, rule)
 		}
-		return within(tx, FirewallRule, c.record.ID)
+		return Rules{within(tx, FirewallRule, c.record.ID)}
 	})
 }
 
@@ -467,10 +471,9 @@ func interfaceIn(c *Change) (name string, found bool) {
 }
 
 // Interfaces lists the network interfaces in a subnet.
-func (s Resources) Interfaces(call *Call, scope Scope, subnet store.Selector) (
-	[]store.NetworkInterface, error) {
+func (s Resources) Interfaces(call *Call) ([]store.NetworkInterface, error) {
 	return reading(s.Simulation, func(tx *store.Tx) (nics []store.NetworkInterface) {
-		r := s.lookup(call, tx, Subnet, scope, subnet)
+		r := s.lookup(call, tx, Subnet)
 		for nic := range tx.AllInterfaces() {
 			if nic.SubnetID == r.ID {
 				nics = append(nics, nic)

@@ -189,9 +189,9 @@ func linkedPools(tx *store.Tx, k *Kind) iter.Seq[store.Resource] {
 }
 
 // PoolsOfSilo lists the pools that are linked to the silo.
-func (s Resources) PoolsOfSilo(k *Kind) ([]store.Resource, error) {
+func (s Resources) PoolsOfSilo(call *Call) ([]store.Resource, error) {
 	return reading(s.Simulation, func(tx *store.Tx) (pools []store.Resource) {
-		for r := range linkedPools(tx, k) {
+		for r := range linkedPools(tx, call.Kind) {
 			pools = append(pools, ofSilo(r))
 		}
 		return pools
@@ -199,11 +199,12 @@ func (s Resources) PoolsOfSilo(k *Kind) ([]store.Resource, error) {
 }
 
 // PoolOfSilo reads a pool that is linked to the silo.
-func (s Resources) PoolOfSilo(call *Call, k *Kind, sel store.Selector) (store.Resource, error) {
+func (s Resources) PoolOfSilo(call *Call) (store.Resource, error) {
+	k := call.Kind
 	return reading(s.Simulation, func(tx *store.Tx) store.Resource {
-		r := find(tx, k.Table(), "", sel)
+		r := find(tx, k.Table(), "", call.Named[k.Param])
 		if _, ok := linked(r); !ok {
-			tx.Check(notFound(k.Name, sel))
+			tx.Check(notFound(k.Name, call.Named[k.Param]))
 		}
 		call.Object = r.Identity
 		return ofSilo(r)
@@ -211,14 +212,14 @@ func (s Resources) PoolOfSilo(call *Call, k *Kind, sel store.Selector) (store.Re
 }
 
 // PoolsOf lists the pools of a silo for an administrator.
-func (s Resources) PoolsOf(k *Kind, silo store.Selector) ([]store.Resource, error) {
-	if err := checkSilo(silo); err != nil {
+func (s Resources) PoolsOf(call *Call) ([]store.Resource, error) {
+	if err := checkSilo(call.Named["silo"]); err != nil {
 		return nil, err
 	}
 	if !s.fleetAdmin() {
 		return nil, ErrForbidden
 	}
-	return s.PoolsOfSilo(k)
+	return s.PoolsOfSilo(call)
 }
 
 func checkSilo(silo store.Selector) error {
@@ -229,16 +230,13 @@ func checkSilo(silo store.Selector) error {
 }
 
 // ofPool calls read with a pool, for an administrator.
-func ofPool[T any](s Resources, call *Call, k *Kind, sel store.Selector, read func(*Change) T) (
-	T, error) {
-	return reading(s.Simulation, func(tx *store.Tx) T {
-		return read(s.change(call, tx, k, nil, sel))
-	})
+func ofPool[T any](s Resources, call *Call, read func(*Change) T) (T, error) {
+	return reading(s.Simulation, func(tx *store.Tx) T { return read(s.change(call, tx, call.Kind)) })
 }
 
-func (s Resources) changePool(call *Call, k *Kind, sel store.Selector, change func(*Change)) error {
+func (s Resources) changePool(call *Call, change func(*Change)) error {
 	return s.store.Update(func(tx *store.Tx) {
-		c := s.change(call, tx, k, nil, sel)
+		c := s.change(call, tx, call.Kind)
 		change(c)
 		c.put()
 		failHalfway(call, tx)
@@ -246,10 +244,10 @@ func (s Resources) changePool(call *Call, k *Kind, sel store.Selector, change fu
 }
 
 // PoolLinks lists the silos of a pool.
-func (s Resources) PoolLinks(call *Call, k *Kind, sel store.Selector) ([]Part, error) {
-	return ofPool(s, call, k, sel, func(c *Change) []Part {
+func (s Resources) PoolLinks(call *Call) ([]Part, error) {
+	return ofPool(s, call, func(c *Change) []Part {
 		if _, ok := linked(c.old); ok {
-			return []Part{linkOf(k, c.old)}
+			return []Part{linkOf(c.kind, c.old)}
 		}
 		return nil
 	})
@@ -267,11 +265,18 @@ func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool)
 	return pool, ok
 }
 
-// LinkPool links a pool to a silo.
-func (s Resources) LinkPool(call *Call, k *Kind, sel, silo store.Selector, first bool) (link Part,
-	err error) {
-	err = s.changePool(call, k, sel, func(c *Change) {
-		c.Check(checkSilo(silo))
+// PoolLink is a new link, or a change of one, which does not have the Silo. IsDefault determines
+// whether the pool is the default pool of the silo.
+type PoolLink struct {
+	Silo      store.Selector
+	IsDefault bool
+}
+
+// LinkPool links a pool to the silo of a [PoolLink].
+func (s Resources) LinkPool(call *Call) (link Part, err error) {
+	k, first := call.Kind, call.Body.(PoolLink).IsDefault
+	err = s.changePool(call, func(c *Change) {
+		c.Check(checkSilo(call.Body.(PoolLink).Silo))
 		_, taken := c.defaultPool(c.old)
 		_, again := linked(c.old)
 		w := words[k]
@@ -289,11 +294,11 @@ func noLink(k *Kind, pool store.Resource) error {
 		pool.ID, siloID)})
 }
 
-// UpdatePoolLink determines whether a pool is the default pool of a silo.
-func (s Resources) UpdatePoolLink(call *Call, k *Kind, sel, silo store.Selector, first bool) (
-	link Part, err error) {
-	err = s.changePool(call, k, sel, func(c *Change) {
-		c.Check(checkSilo(silo))
+// UpdatePoolLink determines by a [PoolLink] whether a pool is the default pool of a silo.
+func (s Resources) UpdatePoolLink(call *Call) (link Part, err error) {
+	k, first := call.Kind, call.Body.(PoolLink).IsDefault
+	err = s.changePool(call, func(c *Change) {
+		c.Check(checkSilo(call.Named["silo"]))
 		if _, ok := linked(c.old); !ok {
 			c.Check(noLink(k, c.old))
 		}
@@ -308,14 +313,14 @@ func (s Resources) UpdatePoolLink(call *Call, k *Kind, sel, silo store.Selector,
 }
 
 // UnlinkPool removes the link between a pool and a silo that uses no address of the pool.
-func (s Resources) UnlinkPool(call *Call, k *Kind, sel, silo store.Selector) error {
-	return s.changePool(call, k, sel, func(c *Change) {
-		c.Check(checkSilo(silo))
-		if _, ok := linked(c.old); !ok && words[k].strict {
-			c.Check(noLink(k, c.old))
+func (s Resources) UnlinkPool(call *Call) error {
+	return s.changePool(call, func(c *Change) {
+		c.Check(checkSilo(call.Named["silo"]))
+		if _, ok := linked(c.old); !ok && words[c.kind].strict {
+			c.Check(noLink(c.kind, c.old))
 		}
 		c.record.Fields[isDefault] = nil
-		c.Refuse(len(c.used()) > 0, invalidRequest("%s", words[k].usedPool))
+		c.Refuse(len(c.used()) > 0, invalidRequest("%s", words[c.kind].usedPool))
 	})
 }
 
@@ -343,23 +348,23 @@ func allocated(text string) netip.Prefix {
 }
 
 // Extents lists the ranges or the members of a pool.
-func (s Resources) Extents(call *Call, k *Kind, sel store.Selector) ([]Part, error) {
-	return ofPool(s, call, k, sel, func(c *Change) (parts []Part) {
+func (s Resources) Extents(call *Call) ([]Part, error) {
+	return ofPool(s, call, func(c *Change) (parts []Part) {
 		for _, e := range extentsOf(c.Tx, c.old) {
-			parts = append(parts, partOf(k, c.old, e))
+			parts = append(parts, partOf(c.kind, c.old, e))
 		}
 		return parts
 	})
 }
 
-// AddExtent adds a range or a member to a pool. It must not overlap with any other, in any pool.
-func (s Resources) AddExtent(call *Call, k *Kind, sel store.Selector, e Extent) (part Part,
-	err error) {
-	err = s.changePool(call, k, sel, func(c *Change) {
+// AddExtent adds an [Extent] to a pool. It must not overlap with any other, in any pool.
+func (s Resources) AddExtent(call *Call) (part Part, err error) {
+	err = s.changePool(call, func(c *Change) {
+		e := call.Body.(Extent)
 		c.checkExtent(e)
 		e = made(e)
 		c.record.Fields[extents] = append(extentsOf(c.Tx, c.old), e)
-		part = partOf(k, c.old, e)
+		part = partOf(c.kind, c.old, e)
 	})
 	return part, err
 }
@@ -401,17 +406,18 @@ func (c *Change) checkExtent(e Extent) {
 	}
 }
 
-// RemoveExtent removes a range or a member from which nothing is allocated.
-func (s Resources) RemoveExtent(call *Call, k *Kind, sel store.Selector, e Extent) error {
-	return s.changePool(call, k, sel, func(c *Change) {
+// RemoveExtent removes an [Extent] from which nothing is allocated.
+func (s Resources) RemoveExtent(call *Call) error {
+	return s.changePool(call, func(c *Change) {
+		e := call.Body.(Extent)
 		list := extentsOf(c.Tx, c.old)
 		rest := slices.DeleteFunc(slices.Clone(list), func(other Extent) bool {
 			return other.First == e.First && other.Last == e.Last
 		})
-		c.Refuse(len(rest) == len(list), invalidRequest(words[k].missing, e))
+		c.Refuse(len(rest) == len(list), invalidRequest(words[c.kind].missing, e))
 		c.record.Fields[extents] = rest
 		for _, p := range c.used() {
-			c.Refuse(e.contains(p.Addr()), invalidRequest("%s", words[k].usedExtent))
+			c.Refuse(e.contains(p.Addr()), invalidRequest("%s", words[c.kind].usedExtent))
 		}
 	})
 }
@@ -423,9 +429,8 @@ type PoolUtilization struct {
 }
 
 // PoolUtilization returns how many addresses a pool has and how many of them are free.
-func (s Resources) PoolUtilization(call *Call, k *Kind, sel store.Selector) (PoolUtilization,
-	error) {
-	return ofPool(s, call, k, sel, func(c *Change) (u PoolUtilization) {
+func (s Resources) PoolUtilization(call *Call) (PoolUtilization, error) {
+	return ofPool(s, call, func(c *Change) (u PoolUtilization) {
 		for _, e := range extentsOf(c.Tx, c.old) {
 			u.Capacity += e.size()
 		}
@@ -473,12 +478,14 @@ func setBlocks(c *Change, value any) {
 
 // replace creates an address lot or the settings of a port. If the name is taken, it replaces the
 // blocks of the lot, or everything except the ID of the settings.
-func (s Resources) replace(call *Call, tx *store.Tx, k *Kind, in ResourceInput) store.Resource {
-	s.parent(call, tx, k, nil)
+func (s Resources) replace(call *Call, tx *store.Tx) store.Resource {
+	k, in := call.Kind, call.Body.(ResourceInput)
+	s.parent(call, tx, k)
 	c := &Change{Simulation: s.Simulation, Tx: tx}
 	taken := k.Table().Taken(tx, "", *in.Name)
 	if taken {
-		c = s.change(call, tx, k, nil, store.Selector{Name: *in.Name})
+		call.Named = map[string]store.Selector{k.Param: {Name: *in.Name}}
+		c = s.change(call, tx, k)
 	}
 	if taken && k == AddressLot {
 		setBlocks(c, in.Values["blocks"])
@@ -495,37 +502,44 @@ func (s Resources) replace(call *Call, tx *store.Tx, k *Kind, in ResourceInput) 
 }
 
 // Replace creates the settings of a port, or replaces everything except their ID.
-func (s Resources) Replace(call *Call, k *Kind, in ResourceInput) (store.Resource, error) {
+func (s Resources) Replace(call *Call) (store.Resource, error) {
 	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
-		return s.replace(call, tx, k, in)
+		return s.replace(call, tx)
 	})
 }
 
 // CreateLot creates an address lot, or replaces the blocks of the lot with that name.
-func (s Resources) CreateLot(call *Call, in ResourceInput) (Lot, error) {
+func (s Resources) CreateLot(call *Call) (Lot, error) {
 	return changing(s.Simulation, call, func(tx *store.Tx) Lot {
-		return lotOf(tx, s.replace(call, tx, AddressLot, in))
+		return lotOf(tx, s.replace(call, tx))
 	})
 }
 
 // Lot reads an address lot.
-func (s Resources) Lot(call *Call, sel store.Selector) (Lot, error) {
-	return ofPool(s, call, AddressLot, sel, func(c *Change) Lot { return lotOf(c.Tx, c.old) })
+func (s Resources) Lot(call *Call) (Lot, error) {
+	return ofPool(s, call, func(c *Change) Lot { return lotOf(c.Tx, c.old) })
+}
+
+// Blocks lists the blocks of an address lot.
+func (s Resources) Blocks(call *Call) ([]Part, error) {
+	lot, err := s.Lot(call)
+	return lot.Blocks, err
 }
 
 // PortSettings reads the settings of a switch port.
-func (s Resources) PortSettings(call *Call, sel store.Selector) (store.Resource, error) {
-	return ofPool(s, call, PortSettings, sel, func(c *Change) store.Resource { return c.old })
+func (s Resources) PortSettings(call *Call) (store.Resource, error) {
+	return ofPool(s, call, func(c *Change) store.Resource { return c.old })
 }
 
-// DeletePortSettings deletes settings of a switch port.
-func (s Resources) DeletePortSettings(call *Call, sel store.Selector) error {
+// DeletePortSettings deletes settings of a switch port. The query names them.
+func (s Resources) DeletePortSettings(call *Call) error {
+	call.Named[PortSettings.Param] = call.Named["port_settings"]
 	var refused *Error
-	err := s.Delete(call, PortSettings, nil, sel)
+	err := s.Delete(call)
 	switch {
 	case !s.fleetAdmin():
 		return ErrForbidden
-	case !sel.Given():
+	case !call.Named["port_settings"].Given():
 		return invalidRequest("name or id required")
 	case errors.As(err, &refused) && refused.Status == http.StatusNotFound:
 		return invalidRequest("port settings not found")

@@ -132,9 +132,6 @@ func (k *Kind) Ancestors() []string {
 	return params
 }
 
-// Scope has the objects that a query names, by the names of the parameters.
-type Scope map[string]store.Selector
-
 // ResourceInput has the fields of a request. In an update a name or a description may be nil.
 type ResourceInput struct {
 	Name, Description *string
@@ -167,11 +164,11 @@ type Change struct {
 // Resources are the operations on the records of every kind.
 type Resources struct{ *Simulation }
 
-// find finds a record by its ID, or by its name in the objects of the scope.
-func (s Resources) find(tx *store.Tx, k *Kind, scope Scope, sel store.Selector) store.Resource {
+// find finds a record by its ID, or by its name in the objects that the call names.
+func (s Resources) find(call *Call, tx *store.Tx, k *Kind, sel store.Selector) store.Resource {
 	if sel.ID != "" {
 		for _, param := range k.Ancestors() {
-			if scope[param].Given() {
+			if call.Named[param].Given() {
 				tx.Check(invalidRequest("when providing %s should not be specified", k.Both))
 			}
 		}
@@ -179,19 +176,19 @@ func (s Resources) find(tx *store.Tx, k *Kind, scope Scope, sel store.Selector) 
 	}
 	owner := k.Owner
 	if k.Parent != nil {
-		above := scope[k.Parent.Param]
+		above := call.Named[k.Parent.Param]
 		if !above.Given() {
 			tx.Check(invalidRequest("%s should be specified", k.Neither))
 		}
-		owner = s.find(tx, k.Parent, scope, above).ID
+		owner = s.find(call, tx, k.Parent, above).ID
 	}
 	return find(tx, k.Table(), owner, sel)
 }
 
-// lookup finds a record, if the caller may read or change it.
-func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind, scope Scope,
-	sel store.Selector) store.Resource {
-	r := s.find(tx, k, scope, sel)
+// lookup finds the record of a kind that a call names, if the caller may read or change it.
+func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind) store.Resource {
+	sel := call.Named[k.Param]
+	r := s.find(call, tx, k, sel)
 	tx.Refuse(k.Fleet && !s.fleetAdmin(), notFound(k.Name, sel))
 	if !k.Public {
 		s.allow(call, tx, k.Name, sel)
@@ -201,9 +198,9 @@ func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind, scope Scope,
 }
 
 // parent finds the object that contains the records of a kind, if the caller may read or change it.
-func (s Resources) parent(call *Call, tx *store.Tx, k *Kind, scope Scope) store.Resource {
+func (s Resources) parent(call *Call, tx *store.Tx, k *Kind) store.Resource {
 	if k.Parent != nil {
-		return s.lookup(call, tx, k.Parent, scope, scope[k.Parent.Param])
+		return s.lookup(call, tx, k.Parent)
 	}
 	tx.Refuse(k.Fleet && !s.fleetAdmin() || !s.collaborates() && !call.ReadOnly && !k.Public,
 		ErrForbidden)
@@ -211,17 +208,17 @@ func (s Resources) parent(call *Call, tx *store.Tx, k *Kind, scope Scope) store.
 }
 
 // View reads a record.
-func (s Resources) View(call *Call, k *Kind, scope Scope, sel store.Selector) (store.Resource,
-	error) {
+func (s Resources) View(call *Call) (store.Resource, error) {
 	return reading(s.Simulation, func(tx *store.Tx) store.Resource {
-		return k.shown(s.lookup(call, tx, k, scope, sel))
+		return call.Kind.shown(s.lookup(call, tx, call.Kind))
 	})
 }
 
 // List returns a part of the records in a parent.
-func (s Resources) List(call *Call, k *Kind, scope Scope, w Window) ([]store.Resource, error) {
+func (s Resources) List(call *Call) ([]store.Resource, error) {
+	k, w := call.Kind, call.Window
 	return reading(s.Simulation, func(tx *store.Tx) []store.Resource {
-		items := k.Table().Scan(tx, s.parent(call, tx, k, scope).ID, w.SortBy, w.After, w.Limit)
+		items := k.Table().Scan(tx, s.parent(call, tx, k).ID, w.SortBy, w.After, w.Limit)
 		for n := range items {
 			items[n] = k.shown(items[n])
 		}
@@ -229,14 +226,13 @@ func (s Resources) List(call *Call, k *Kind, scope Scope, w Window) ([]store.Res
 	})
 }
 
-// Create creates a record in a parent.
-func (s Resources) Create(call *Call, k *Kind, scope Scope, in ResourceInput) (store.Resource,
-	error) {
+// Create creates the record of a [ResourceInput] in a parent.
+func (s Resources) Create(call *Call) (store.Resource, error) {
 	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
 		c := &Change{Simulation: s.Simulation, Tx: tx}
-		r := c.create(k, s.parent(call, tx, k, scope), in)
+		r := c.create(call.Kind, s.parent(call, tx, call.Kind), call.Body.(ResourceInput))
 		call.Object = r.Identity
-		return k.shown(r)
+		return call.Kind.shown(r)
 	})
 }
 
@@ -284,9 +280,8 @@ func (c *Change) set(f Field, values map[string]any) {
 
 func (c *Change) put() { c.kind.Table().Put(c.Tx, c.record) }
 
-func (s Resources) change(call *Call, tx *store.Tx, k *Kind, scope Scope,
-	sel store.Selector) *Change {
-	r := s.lookup(call, tx, k, scope, sel)
+func (s Resources) change(call *Call, tx *store.Tx, k *Kind) *Change {
+	r := s.lookup(call, tx, k)
 	c := &Change{Simulation: s.Simulation, Tx: tx, kind: k, old: r, record: r}
 	c.record.Fields = map[string]any{}
 	maps.Copy(c.record.Fields, r.Fields)
@@ -296,11 +291,11 @@ func (s Resources) change(call *Call, tx *store.Tx, k *Kind, scope Scope,
 	return c
 }
 
-// Update changes the fields that the request has.
-func (s Resources) Update(call *Call, k *Kind, scope Scope, sel store.Selector, in ResourceInput) (
-	store.Resource, error) {
+// Update changes the fields that a [ResourceInput] has.
+func (s Resources) Update(call *Call) (store.Resource, error) {
+	k, in := call.Kind, call.Body.(ResourceInput)
 	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
-		c := s.change(call, tx, k, scope, sel)
+		c := s.change(call, tx, k)
 		if k.Permit != nil {
 			k.Permit(c, &in)
 		}
@@ -334,9 +329,10 @@ func (c *Change) update(in ResourceInput) {
 }
 
 // Delete deletes a record with everything that is in it, unless an object forbids it.
-func (s Resources) Delete(call *Call, k *Kind, scope Scope, sel store.Selector) error {
+func (s Resources) Delete(call *Call) error {
+	k := call.Kind
 	return s.store.Update(func(tx *store.Tx) {
-		c := s.change(call, tx, k, scope, sel)
+		c := s.change(call, tx, k)
 		c.cascade = call.Cascade
 		if k.Permit != nil {
 			k.Permit(c, nil)
@@ -431,36 +427,34 @@ func linkedTo[T store.Record](tx *store.Tx, t store.Table[T], k *Kind, id string
 }
 
 // Members lists the instances in a group.
-func (s Resources) Members(call *Call, k *Kind, scope Scope, sel store.Selector) ([]Member, error) {
+func (s Resources) Members(call *Call) ([]Member, error) {
 	return reading(s.Simulation, func(tx *store.Tx) (members []Member) {
-		g := s.lookup(call, tx, k, scope, sel)
-		for _, i := range linkedTo(tx, store.Instances, k, g.ID) {
+		g := s.lookup(call, tx, call.Kind)
+		for _, i := range linkedTo(tx, store.Instances, call.Kind, g.ID) {
 			members = append(members, memberOf(i))
 		}
 		return members
 	})
 }
 
-func (s Resources) membership(call *Call, tx *store.Tx, k *Kind, scope Scope, sel store.Selector,
-	instance Ref) (group store.Resource, i store.Instance, in bool) {
-	group = s.lookup(call, tx, k, scope, sel)
-	i = lookup(s.Simulation, call, tx, store.Instances, instance)
-	return group, i, slices.Contains(tx.Linked(k.Name, group.ID), i.ID)
+func (s Resources) membership(call *Call, tx *store.Tx) (group store.Resource, i store.Instance,
+	in bool) {
+	group = s.lookup(call, tx, call.Kind)
+	i = lookup(s.Simulation, call, tx, store.Instances)
+	return group, i, slices.Contains(tx.Linked(call.Kind.Name, group.ID), i.ID)
 }
 
 // member finds a group and an instance that is in it.
-func (s Resources) member(call *Call, tx *store.Tx, k *Kind, scope Scope, sel store.Selector,
-	instance Ref) (group store.Resource, i store.Instance) {
-	group, i, in := s.membership(call, tx, k, scope, sel, instance)
-	tx.Refuse(!in, notFound(k.Name+"-member", store.Selector{ID: i.ID}))
+func (s Resources) member(call *Call, tx *store.Tx) (group store.Resource, i store.Instance) {
+	group, i, in := s.membership(call, tx)
+	tx.Refuse(!in, notFound(call.Kind.Name+"-member", store.Selector{ID: i.ID}))
 	return group, i
 }
 
 // Member reads an instance in a group.
-func (s Resources) Member(call *Call, k *Kind, scope Scope, sel store.Selector, instance Ref) (
-	Member, error) {
+func (s Resources) Member(call *Call) (Member, error) {
 	return reading(s.Simulation, func(tx *store.Tx) Member {
-		_, i := s.member(call, tx, k, scope, sel, instance)
+		_, i := s.member(call, tx)
 		return memberOf(i)
 	})
 }
@@ -472,11 +466,11 @@ const (
 )
 
 // AddMember adds a stopped instance to a group. The answer shows it as stopped.
-func (s Resources) AddMember(call *Call, k *Kind, scope Scope, sel store.Selector, instance Ref) (
-	Member, error) {
+func (s Resources) AddMember(call *Call) (Member, error) {
+	k := call.Kind
 	policy := strings.TrimSuffix(k.Name, "-group")
 	return changing(s.Simulation, call, func(tx *store.Tx) Member {
-		group, i, in := s.membership(call, tx, k, scope, sel, instance)
+		group, i, in := s.membership(call, tx)
 		tx.Refuse(len(tx.Linked(k.Name, group.ID)) >= maxMembers, invalidRequest("%s group already has "+
 			"maximum allowed members (%d)", strings.ToUpper(policy[:1])+policy[1:], maxMembers))
 		tx.Refuse(len(tx.Linked(k.Name, i.ID)) >= maxGroups,
@@ -491,19 +485,18 @@ func (s Resources) AddMember(call *Call, k *Kind, scope Scope, sel store.Selecto
 }
 
 // RemoveMember removes an instance from a group.
-func (s Resources) RemoveMember(call *Call, k *Kind, scope Scope, sel store.Selector,
-	instance Ref) error {
+func (s Resources) RemoveMember(call *Call) error {
 	return s.store.Update(func(tx *store.Tx) {
-		group, i := s.member(call, tx, k, scope, sel, instance)
-		tx.Unlink(k.Name, i.ID, group.ID)
+		group, i := s.member(call, tx)
+		tx.Unlink(call.Kind.Name, i.ID, group.ID)
 		failHalfway(call, tx)
 	})
 }
 
 // OfInstance lists the records of a kind that are linked to an instance: its groups, or its SSH
 // keys.
-func (s Resources) OfInstance(call *Call, k *Kind, instance Ref) ([]store.Resource, error) {
-	return ofInstance(s.Simulation, call, instance, func(tx *store.Tx, id string) []store.Resource {
-		return linkedTo(tx, k.Table(), k, id)
+func (s Resources) OfInstance(call *Call) ([]store.Resource, error) {
+	return ofInstance(s.Simulation, call, func(tx *store.Tx, id string) []store.Resource {
+		return linkedTo(tx, call.Kind.Table(), call.Kind, id)
 	})
 }

@@ -42,7 +42,8 @@ func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) erro
 		}
 	}
 	for _, id := range r.boot {
-		_, err := Instances{r}.Start(&Call{Context: ctx}, Ref{Object: store.Selector{ID: id}})
+		_, err := Instances{r}.Start(&Call{Context: ctx,
+			Named: map[string]store.Selector{store.Instances.Name: {ID: id}}})
 		r.logFailure("an instance cannot be started", "instance", id, err)
 	}
 	r.boot = nil

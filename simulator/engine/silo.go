@@ -9,19 +9,19 @@ import (
 type Silo struct{ *Simulation }
 
 // Projects lists the projects.
-func (s Silo) Projects(w Window) ([]store.Project, error) {
+func (s Silo) Projects(call *Call) ([]store.Project, error) {
 	if s.Switches().Role == adminapi.RoleNone {
 		return []store.Project{}, nil
 	}
-	return listOfSilo(s.Simulation, store.Projects, w)
+	return listOfSilo(s.Simulation, store.Projects, call.Window)
 }
 
 // Project reads a project.
-func (s Silo) Project(call *Call, sel store.Selector) (store.Project, error) {
+func (s Silo) Project(call *Call) (store.Project, error) {
 	return reading(s.Simulation, func(tx *store.Tx) store.Project {
-		p := find(tx, store.Projects, "", sel)
+		p := find(tx, store.Projects, "", call.Named["project"])
 		call.Object = p.Identity
-		s.allow(call, tx, "project", sel)
+		s.allow(call, tx, "project", call.Named["project"])
 		return p
 	})
 }
@@ -41,11 +41,11 @@ type SiloView struct {
 }
 
 // View reads the user's own silo. Another silo does not exist for the user.
-func (s Silo) View(call *Call, sel store.Selector) (silo SiloView, err error) {
-	if err := checkSilo(sel); err != nil {
+func (s Silo) View(call *Call) (silo SiloView, err error) {
+	if err := checkSilo(call.Named["silo"]); err != nil {
 		return silo, err
 	}
-	user, err := s.User()
+	user, err := s.User(call)
 	silo = SiloView{Identity: store.Identity{ID: siloID, Name: siloName,
 		Description: "made by the simulator", TimeCreated: user.TimeCreated,
 		TimeModified: user.TimeCreated}, Discoverable: true, IdentityMode: "local_only",
@@ -67,7 +67,7 @@ type User struct {
 }
 
 // User reads the user that every token belongs to. The user is as old as the silo's first project.
-func (s Silo) User() (User, error) {
+func (s Silo) User(*Call) (User, error) {
 	first, err := listOfSilo(s.Simulation, store.Projects, Window{SortBy: store.ByName, Limit: 1})
 	var at store.Timestamp
 	if len(first) > 0 {
@@ -88,8 +88,8 @@ type AccessToken struct {
 func (t AccessToken) Ident() store.Identity { return store.Identity{ID: t.ID, Name: t.ID} }
 
 // AccessTokens returns the user's only token. It never expires, even if the rack reports an expiry.
-func (s Silo) AccessTokens() ([]AccessToken, error) {
-	user, err := s.User()
+func (s Silo) AccessTokens(call *Call) ([]AccessToken, error) {
+	user, err := s.User(call)
 	token := AccessToken{ID: store.DerivedID("token", siloName), TimeCreated: user.TimeCreated}
 	if at := s.config.TokenExpires; !at.IsZero() {
 		expires := store.Timestamp{Time: at.UTC()}
@@ -130,22 +130,22 @@ type Rack struct {
 func (r Rack) Ident() store.Identity { return store.Identity{ID: r.ID, Name: r.ID} }
 
 // Racks lists the fleet's only rack (A21).
-func (s Silo) Racks() ([]Rack, error) {
-	user, err := s.User()
+func (s Silo) Racks(call *Call) ([]Rack, error) {
+	user, err := s.User(call)
 	return []Rack{{store.DerivedID("rack", siloName), user.TimeCreated, user.TimeCreated}},
 		s.seesFleet(err)
 }
 
 // AllQuotas lists the quotas of all silos (A21).
-func (s Silo) AllQuotas() ([]SiloQuotas, error) {
-	q, err := s.Quotas(store.Selector{ID: siloID})
-	return []SiloQuotas{q}, s.seesFleet(err)
+func (s Silo) AllQuotas(call *Call) ([]SiloQuotas, error) {
+	u, err := s.Utilization(call)
+	return []SiloQuotas{{siloID, u.Capacity}}, s.seesFleet(err)
 }
 
 // AllUtilization lists the utilization of all silos (A21).
-func (s Silo) AllUtilization() ([]SiloUtilization, error) {
-	u, err := s.UtilizationOf(store.Selector{ID: siloID})
-	return []SiloUtilization{u}, s.seesFleet(err)
+func (s Silo) AllUtilization(call *Call) ([]SiloUtilization, error) {
+	u, err := s.Utilization(call)
+	return []SiloUtilization{{siloID, siloName, u.Provisioned, u.Capacity}}, s.seesFleet(err)
 }
 
 func (s Silo) seesFleet(err error) error {
@@ -157,7 +157,7 @@ func (s Silo) seesFleet(err error) error {
 
 // Utilization returns the silo's utilization, which every user of the silo may read (A15). It
 // counts the CPUs and the memory of an instance while it is not stopped (A20).
-func (s Silo) Utilization() (Utilization, error) {
+func (s Silo) Utilization(*Call) (Utilization, error) {
 	u := Utilization{Capacity: ResourceCounts{CPUs: 1024, Memory: 4 * tebibyte,
 		Storage: int64(s.Switches().QuotaBytes)}}
 	err := s.store.View(func(tx *store.Tx) {
@@ -187,16 +187,16 @@ type SiloUtilization struct {
 }
 
 // Quotas returns the quotas of the silo, if the caller names their own (A21).
-func (s Silo) Quotas(sel store.Selector) (SiloQuotas, error) {
-	u, err := s.UtilizationOf(sel)
+func (s Silo) Quotas(call *Call) (SiloQuotas, error) {
+	u, err := s.UtilizationOf(call)
 	return SiloQuotas{u.SiloID, u.Allocated}, err
 }
 
 // UtilizationOf returns the utilization of the silo, if the caller names their own (A21).
-func (s Silo) UtilizationOf(sel store.Selector) (SiloUtilization, error) {
-	if err := checkSilo(sel); err != nil {
+func (s Silo) UtilizationOf(call *Call) (SiloUtilization, error) {
+	if err := checkSilo(call.Named["silo"]); err != nil {
 		return SiloUtilization{}, err
 	}
-	u, err := s.Utilization()
+	u, err := s.Utilization(call)
 	return SiloUtilization{siloID, siloName, u.Provisioned, u.Capacity}, err
 }

@@ -21,8 +21,8 @@ type SnapshotCreate struct {
 type Snapshots struct{ *Simulation }
 
 // List lists the snapshots of a project.
-func (s Snapshots) List(call *Call, project store.Selector, w Window) ([]store.Snapshot, error) {
-	records, err := list(s.Simulation, call, store.Snapshots, project, w)
+func (s Snapshots) List(call *Call) ([]store.Snapshot, error) {
+	records, err := list(s.Simulation, call, store.Snapshots)
 	shown := make([]store.Snapshot, len(records))
 	for i := range records {
 		shown[i] = records[i].Snapshot
@@ -31,17 +31,18 @@ func (s Snapshots) List(call *Call, project store.Selector, w Window) ([]store.S
 }
 
 // View reads a snapshot.
-func (s Snapshots) View(call *Call, ref Ref) (store.Snapshot, error) {
-	record, err := view(s.Simulation, call, store.Snapshots, ref)
+func (s Snapshots) View(call *Call) (store.Snapshot, error) {
+	record, err := view(s.Simulation, call, store.Snapshots)
 	return record.Snapshot, err
 }
 
-// Create runs the rack's saga, and returns when the snapshot is ready. In the meantime others see
-// the snapshot in the state creating, and its disk, unless attached, in maintenance (A38).
-func (s Snapshots) Create(call *Call, project store.Selector, c SnapshotCreate) (store.Snapshot,
-	error) {
+// Create runs the rack's saga for a [SnapshotCreate], and returns when the snapshot is ready. In
+// the meantime others see the snapshot in the state creating, and its disk, unless attached, in
+// maintenance (A38).
+func (s Snapshots) Create(call *Call) (store.Snapshot, error) {
+	c := call.Body.(SnapshotCreate)
 	d, err := reading(s.Simulation, func(tx *store.Tx) store.Disk {
-		owner := s.project(call, tx, project)
+		owner := s.project(call, tx)
 		d := find(tx, store.Disks, owner.ID, c.Disk)
 		tx.Refuse(d.ProjectID != owner.ID,
 			invalidRequest("can't create a snapshot of a disk in a different project"))
@@ -149,9 +150,9 @@ func (s Snapshots) end(record store.SnapshotRecord, imported string, change func
 
 // Delete deletes a snapshot and frees its share of the quota, now or later. Disks that were created
 // from it stay unchanged (A43). If the bytes cannot be removed now, the next start removes them.
-func (s Snapshots) Delete(call *Call, ref Ref) error {
+func (s Snapshots) Delete(call *Call) error {
 	now := s.Switches()
-	return remove(s.Simulation, call, store.Snapshots, ref,
+	return remove(s.Simulation, call, store.Snapshots,
 		func(tx *store.Tx, record store.SnapshotRecord) {
 			tx.Refuse(record.State == store.SnapshotCreating,
 				invalidRequest("snapshot cannot be deleted in state Creating"))
@@ -172,27 +173,24 @@ const maxWord = 64
 type Images struct{ *Simulation }
 
 // List returns the images of a project or, without a project, of the silo (A44).
-func (s Images) List(call *Call, project store.Selector, w Window) ([]store.Image, error) {
-	if project.Given() {
-		return list(s.Simulation, call, store.Images, project, w)
+func (s Images) List(call *Call) ([]store.Image, error) {
+	if call.Named["project"].Given() {
+		return list(s.Simulation, call, store.Images)
 	}
-	return listOfSilo(s.Simulation, store.Images, w)
+	return listOfSilo(s.Simulation, store.Images, call.Window)
 }
 
-// View reads an image.
-func (s Images) View(call *Call, ref Ref) (store.Image, error) {
-	return view(s.Simulation, call, store.Images, ref)
-}
-
-// Create creates an image from a snapshot, in a project or, without a project, in the silo.
-func (s Images) Create(call *Call, project store.Selector, c ImageCreate) (store.Image, error) {
+// Create creates the image of an [ImageCreate] from a snapshot, in a project or, without a project,
+// in the silo.
+func (s Images) Create(call *Call) (store.Image, error) {
+	c := call.Body.(ImageCreate)
 	defer s.locks.Lock(c.SnapshotID)() // it must not be deleted during the copy
 	img := store.Image{Identity: store.NewIdentity(uuid.NewString(), c.Name, c.Description),
 		OS: c.OS, Version: c.Version}
 	// These checks come before the record, in the rack's order (A91).
 	err := s.store.Update(func(tx *store.Tx) {
-		if project.Given() {
-			owner := s.project(call, tx, project)
+		if call.Named["project"].Given() {
+			owner := s.project(call, tx)
 			img.ProjectID = &owner.ID
 		} else {
 			s.allowInSilo(call, tx)
@@ -233,39 +231,41 @@ func putImage(tx *store.Tx, kind string, img store.Image) {
 
 // Delete deletes an image. Disks that were created from it stay unchanged (A91). If the bytes
 // cannot be removed now, the next start removes them.
-func (s Images) Delete(call *Call, ref Ref) error {
-	return remove(s.Simulation, call, store.Images, ref, store.Images.Delete,
+func (s Images) Delete(call *Call) error {
+	return remove(s.Simulation, call, store.Images, store.Images.Delete,
 		func(i store.Image) error { return s.plane.RemoveImage(i.ID) })
 }
 
 // Promote moves a project's image to the silo. A name without a project means an image of the silo,
 // for which the rack returns the same error whether it exists or not (A91).
-func (s Images) Promote(call *Call, ref Ref) (store.Image, error) {
-	errSilo := invalidRequest("Cannot promote a silo image")
-	if ref.Object.Name != "" && !ref.Project.Given() {
+func (s Images) Promote(call *Call) (store.Image, error) {
+	errSilo, project := invalidRequest("Cannot promote a silo image"), call.Named["project"]
+	if call.Named["image"].Name != "" && !project.Given() {
 		return store.Image{}, errSilo
 	}
-	return s.move(call, ref, "silo-image", func(tx *store.Tx, img store.Image) *string {
+	return s.move(call, project, "silo-image", func(tx *store.Tx, img store.Image) *string {
 		tx.Refuse(img.ProjectID == nil, errSilo)
 		return nil
 	})
 }
 
-// Demote moves an image of the silo to a project (A91).
-func (s Images) Demote(call *Call, image, project store.Selector) (store.Image, error) {
-	return s.move(call, Ref{Object: image}, "project-image",
+// Demote moves an image of the silo to a project (A91). The query names the new project, so a name
+// in the path means an image of the silo.
+func (s Images) Demote(call *Call) (store.Image, error) {
+	return s.move(call, store.Selector{}, "project-image",
 		func(tx *store.Tx, img store.Image) *string {
 			tx.Refuse(img.ProjectID != nil, invalidRequest("Cannot demote a project image"))
-			owner := s.project(call, tx, project)
+			owner := s.project(call, tx)
 			return &owner.ID
 		})
 }
 
-// move moves an image to the project with the ID that to returns, or to the silo.
-func (s Images) move(call *Call, ref Ref, kind string, to func(*store.Tx, store.Image) *string) (
-	img store.Image, err error) {
+// move moves an image to the project with the ID that to returns, or to the silo. It finds a name
+// in the project from.
+func (s Images) move(call *Call, from store.Selector, kind string,
+	to func(*store.Tx, store.Image) *string) (img store.Image, err error) {
 	err = s.store.Update(func(tx *store.Tx) {
-		img = lookup(s.Simulation, call, tx, store.Images, ref)
+		img = lookupIn(s.Simulation, call, tx, store.Images, from)
 		img.ProjectID = to(tx, img)
 		img.Touch()
 		putImage(tx, kind, img)
