@@ -237,3 +237,109 @@ func (f *fields) assignment(version string, is func(netip.Addr) bool) (address n
 	}
 	return address
 }
+
+func createBody(k *engine.Kind) func(*fields) any {
+	return func(f *fields) any { return readResource(f, k) }
+}
+
+func readResource(f *fields, k *engine.Kind) engine.ResourceInput {
+	name, description := f.identity()
+	in := engine.ResourceInput{Name: &name, Description: &description, Values: map[string]any{}}
+	for _, field := range k.Fields {
+		if field.Type != engine.Internal && (!field.Optional || f.has(field.Name)) {
+			in.Values[field.Name] = f.value(field)
+		}
+	}
+	return in
+}
+
+func updateBody(k *engine.Kind) func(*fields) any {
+	return func(f *fields) any {
+		in := engine.ResourceInput{Values: map[string]any{}}
+		in.Name, in.Description = f.newIdentity()
+		for _, field := range k.Fields {
+			if field.Update == engine.Required || field.Update != engine.Fixed && f.has(field.Name) {
+				in.Values[field.Name] = f.value(field)
+			}
+		}
+		return in
+	}
+}
+
+func parseRules(f *fields) any {
+	rules := []engine.ResourceInput{}
+	for _, rule := range f.list("rules") {
+		rules = append(rules, readResource(rule, engine.FirewallRule))
+	}
+	return rules
+}
+
+func parseFloatingIPAttach(f *fields) any {
+	f.oneOf("kind", []string{"instance"})
+	return f.nameOrID("parent")
+}
+
+func parseSubnetAttach(f *fields) any { return f.nameOrID("instance") }
+
+func parseEphemeral(f *fields) any { return readPoolSelector(f) }
+
+func parseDefault(f *fields) any {
+	return engine.PoolLink{IsDefault: number[bool](f, "is_default", "a boolean")}
+}
+
+func parseLink(f *fields) any {
+	return engine.PoolLink{Silo: f.nameOrID("silo"),
+		IsDefault: number[bool](f, "is_default", "a boolean")}
+}
+
+// parseExtent reads a range of addresses. The rack has one error for every mistake in it.
+func parseExtent(f *fields) any {
+	var ends [2]netip.Addr
+	for n, name := range []string{"first", "last"} {
+		if f.has(name) {
+			ends[n], _ = netip.ParseAddr(f.text(name))
+		}
+	}
+	first, last := ends[0], ends[1]
+	if !first.IsValid() || first.BitLen() != last.BitLen() || last.Less(first) ||
+		first.Zone()+last.Zone() != "" {
+		f.fail("", "data did not match any variant of untagged enum IpRange")
+	}
+	return engine.Extent{First: first, Last: last}
+}
+
+// subnet reads a network of either IP version. Its host part need not be zero.
+func (f *fields) subnet() engine.Extent {
+	prefix := f.prefix("subnet")
+	if !prefix.IsValid() {
+		return engine.Extent{}
+	}
+	return engine.SubnetExtent(prefix)
+}
+
+func (f *fields) prefix(name string) netip.Prefix {
+	prefix, err := netip.ParsePrefix(f.text(name))
+	if err != nil {
+		f.fail(name, "failed to parse IP network")
+	}
+	return prefix
+}
+
+func parseSubnet(f *fields) any { return f.subnet() }
+
+func parseMember(f *fields) any {
+	e := f.subnet()
+	e.MinPrefix, e.MaxPrefix = e.Subnet.Bits(), e.First.BitLen()
+	e.MinPrefix = f.prefixLength("min_prefix_length", e.MinPrefix)
+	e.MaxPrefix = f.prefixLength("max_prefix_length", e.MaxPrefix)
+	return e
+}
+
+func (f *fields) prefixLength(name string, absent int) int {
+	if !f.has(name) {
+		return absent
+	}
+	var n uint8
+	f.read(name, "u8", &n)
+	return int(n)
+}

@@ -2,6 +2,7 @@ package simulator
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,11 +35,6 @@ type activeFault struct {
 
 // spent reports whether the fault has fired as often as it may.
 func (f *activeFault) spent() bool { return f.Times > 0 && f.Fired >= f.Times }
-
-type firing struct {
-	id string
-	adminapi.Fault
-}
 
 // Add adds a fault after the active ones, and returns its ID.
 func (f *Faults) Add(r adminapi.Fault) (id string, err error) {
@@ -103,16 +99,15 @@ func (f *Faults) empty() bool {
 // match returns the faults that fire for a request, in the order of their phases, and within a
 // phase in the order in which they were added. If a fault ends the request before its effect, later
 // faults do not fire, but wait for the next request.
-func (f *Faults) match(r *apiRequest) []*firing {
+func (f *Faults) match(r *apiRequest) (fired []adminapi.ActiveFault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var fired []*firing
 	for _, phase := range phases {
 		for _, fault := range f.active {
 			if fault.Phase != phase || !fault.matches(r) || !fault.fires() {
 				continue
 			}
-			fired = append(fired, &firing{fault.ID, fault.Fault})
+			fired = append(fired, fault.ActiveFault)
 			early := phase == adminapi.Before || phase == adminapi.Instead
 			if early && ends(fault.Fault) {
 				return fired
@@ -130,10 +125,8 @@ func (r *activeFault) matches(req *apiRequest) bool {
 
 func (r *activeFault) fires() bool {
 	r.Matched++
-	if r.Matched <= r.Skip || r.Times > 0 && r.Fired >= r.Times {
-		return false
-	}
-	if r.Probability > 0 && r.random.Float64() >= r.Probability {
+	if r.Matched <= r.Skip || r.spent() ||
+		r.Probability > 0 && r.random.Float64() >= r.Probability {
 		return false
 	}
 	r.Fired++
@@ -263,8 +256,8 @@ func (s *Server) matchFaults(r *apiRequest) error {
 		if f.Device != nil {
 			r.call.Device = f.Device
 		}
-		r.entry.Faults = append(r.entry.Faults, f.id)
-		s.log.Warn("a fault fires", slog.String("fault", f.id),
+		r.entry.Faults = append(r.entry.Faults, f.ID)
+		s.log.Warn("a fault fires", slog.String("fault", f.ID),
 			slog.String("operation", r.entry.Operation), slog.String("phase", string(f.Phase)),
 			slog.String("object", r.entry.Object), slog.String("request_id", r.id))
 	}
@@ -301,13 +294,13 @@ func (s *Server) amongFaults(r *apiRequest, refusal error) response {
 	if a, ended := s.applyFaults(r, adminapi.Instead); ended {
 		return a
 	}
-	if f := r.firing(adminapi.Deferred); f != nil {
-		s.deferRequest(r, time.Duration(f.Delay))
+	if n := r.firing(adminapi.Deferred); n >= 0 {
+		s.deferRequest(r, time.Duration(r.faults[n].Delay))
 		a, _ := s.applyFaults(r, adminapi.Deferred)
 		return a
 	}
 	a := r.dropFields(s.serve(r))
-	if r.firing(adminapi.Twice) != nil {
+	if r.firing(adminapi.Twice) >= 0 {
 		a = r.dropFields(s.serve(r))
 	}
 	for _, phase := range []adminapi.Phase{adminapi.Unwind, adminapi.Reread, adminapi.Twice,
@@ -332,7 +325,7 @@ func (s *Server) applyFaults(r *apiRequest, phase adminapi.Phase) (response, boo
 		}
 		switch {
 		case f.Hang > 0:
-			s.waitWithCaller(r, time.Duration(f.Hang))
+			s.rack.Pause(r.Context(), time.Duration(f.Hang)) // the caller may give up before
 			return response{}, true
 		case f.Cut:
 			return response{}, true
@@ -344,10 +337,6 @@ func (s *Server) applyFaults(r *apiRequest, phase adminapi.Phase) (response, boo
 }
 
 func encodeResponse(a *adminapi.Response, requestID string) response {
-	contentType := a.ContentType
-	if contentType == "" {
-		contentType = jsonType
-	}
 	body := []byte(a.Body)
 	if a.Body == "" && a.Status >= 300 {
 		body = encode(errorBody{requestID, a.ErrorCode, a.Message}, "  ")
@@ -359,7 +348,7 @@ func encodeResponse(a *adminapi.Response, requestID string) response {
 	for name, value := range a.Header {
 		header.Set(name, value)
 	}
-	return response{a.Status, header, contentType, body}
+	return response{a.Status, header, cmp.Or(a.ContentType, jsonType), body}
 }
 
 // dropFields removes the fields that a fault names from a response, as if the rack were of a
@@ -391,11 +380,6 @@ func drop(object map[string]json.RawMessage, fields []string) {
 	}
 }
 
-// waitWithCaller waits for d, but ends when the caller gives up.
-func (s *Server) waitWithCaller(r *apiRequest, d time.Duration) bool {
-	return s.rack.Pause(r.Context(), d)
-}
-
 // writeFaulty writes the body slowly or truncated if a fault demands it. It reports whether it
 // has written the body.
 func (s *Server) writeFaulty(w http.ResponseWriter, r *apiRequest, body []byte) bool {
@@ -417,32 +401,24 @@ func (s *Server) writeFaulty(w http.ResponseWriter, r *apiRequest, body []byte) 
 
 func (s *Server) writeSlowly(w http.ResponseWriter, r *apiRequest, body []byte, pieces int,
 	pause time.Duration) {
-	pieces = max(1, pieces)
-	size := max(1, (len(body)+pieces-1)/pieces)
-	for len(body) > 0 && s.waitWithCaller(r, pause) {
-		n := min(size, len(body))
-		writePiece(w, body[:n])
-		body = body[n:]
+	for piece := range slices.Chunk(body, max(1, (len(body)+pieces-1)/max(1, pieces))) {
+		if !s.rack.Pause(r.Context(), pause) {
+			return // the caller has given up
+		}
+		writePiece(w, piece)
 	}
 }
 
 func writePiece(w http.ResponseWriter, piece []byte) {
-	if _, err := w.Write(piece); err != nil {
-		panic(http.ErrAbortHandler)
-	}
-	if err := http.NewResponseController(w).Flush(); err != nil {
+	_, err := w.Write(piece)
+	if err != nil || http.NewResponseController(w).Flush() != nil {
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// firing returns the first fault of a phase that fires for the request, or nil.
-func (r *apiRequest) firing(phase adminapi.Phase) *firing {
-	for _, f := range r.faults {
-		if f.Phase == phase {
-			return f
-		}
-	}
-	return nil
+// firing returns the number of the first fault of a phase that fires for the request, or -1.
+func (r *apiRequest) firing(phase adminapi.Phase) int {
+	return slices.IndexFunc(r.faults, func(f adminapi.ActiveFault) bool { return f.Phase == phase })
 }
 
 // deferRequest carries out a request after a delay that begins when the caller has the response or

@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -342,4 +343,98 @@ func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 func noGroups(s engine.Silo, call *engine.Call) ([]struct{}, error) {
 	_, err := engine.View(store.Instances)(s, call)
 	return nil, err
+}
+
+// withResources adds the operations on the members of groups, and the operations on the engine's
+// kinds of resources. The name of the latter is that of a kind and a verb.
+func withResources(operations map[string]*operation) map[string]*operation {
+	all := maps.Clone(operations)
+	for _, k := range []*engine.Kind{engine.AffinityGroup, engine.AntiAffinityGroup} {
+		name := k.Operation + "_member_"
+		maps.Copy(all, map[string]*operation{
+			name + "list": {kind: k, list: true, selectors: k.Ancestors(),
+				serve: listed(engine.Resources.Members)},
+			name + "instance_view": {kind: k, selectors: k.Ancestors(),
+				serve: answer(http.StatusOK, engine.Resources.Member)},
+			name + "instance_add": {kind: k, selectors: k.Ancestors(),
+				serve: answer(http.StatusCreated, engine.Resources.AddMember)},
+			name + "instance_delete": {kind: k, selectors: k.Ancestors(),
+				serve: nothing(engine.Resources.RemoveMember)},
+		})
+	}
+	for line := range strings.Lines(operationsText) {
+		name, _, _ := strings.Cut(line, " ")
+		for _, k := range engine.Kinds {
+			verb, ok := strings.CutPrefix(name, k.Operation+"_")
+			op := resourceOperation(k, verb)
+			if k.Operation != "" && ok && op != nil && all[name] == nil {
+				all[name] = op
+			}
+		}
+	}
+	return all
+}
+
+// resourceOperation returns the operation of a kind with that verb, or nil.
+func resourceOperation(k *engine.Kind, verb string) *operation {
+	above := k.Ancestors()
+	op := &operation{kind: k, selectors: above}
+	switch verb {
+	case "list":
+		op.list, op.required = true, above[:min(len(above), 1)]
+		op.serve = paged(engine.Resources.List)
+	case "create":
+		op.required, op.body = above[:min(len(above), 1)], createBody(k)
+		op.serve = answer(http.StatusCreated, engine.Resources.Create)
+	case "view":
+		op.serve = answer(http.StatusOK, engine.Resources.View)
+	case "update":
+		op.body, op.serve = updateBody(k), answer(http.StatusOK, engine.Resources.Update)
+	case "delete":
+		op.serve = nothing(engine.Resources.Delete)
+	default:
+		return nil
+	}
+	return op
+}
+
+func ephemeralIPDetach(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	version := r.query.Get("ip_version")
+	if r.query.Has("ip_version") && !slices.Contains(ipVersions, version) {
+		return 0, nil, badQuery("%s", unknownVariant(version, ipVersions))
+	}
+	return http.StatusNoContent, nil,
+		engine.Instances{Simulation: rack}.DetachEphemeralIP(&r.call, version)
+}
+
+// withPools adds the operations on the links, ranges and members of pools.
+func withPools(operations map[string]*operation) map[string]*operation {
+	all := maps.Clone(operations)
+	for parts, k := range map[string]*engine.Kind{"range": engine.IPPool,
+		"member": engine.SubnetPool} {
+		system, silo := k.Operation, strings.TrimPrefix(k.Operation, "system_")
+		add, remove := parseExtent, parseExtent
+		if k == engine.SubnetPool {
+			add, remove = parseMember, parseSubnet
+		}
+		maps.Copy(all, map[string]*operation{
+			silo + "_list":           {kind: k, list: true, serve: listed(engine.Resources.PoolsOfSilo)},
+			silo + "_view":           {kind: k, serve: answer(http.StatusOK, engine.Resources.PoolOfSilo)},
+			"silo_" + silo + "_list": {kind: k, list: true, serve: listed(engine.Resources.PoolsOf)},
+			system + "_silo_list":    {kind: k, list: true, serve: listed(engine.Resources.PoolLinks)},
+			system + "_silo_link": {kind: k, body: parseLink,
+				serve: answer(http.StatusCreated, engine.Resources.LinkPool)},
+			system + "_silo_update": {kind: k, body: parseDefault,
+				serve: answer(http.StatusOK, engine.Resources.UpdatePoolLink)},
+			system + "_silo_unlink":        {kind: k, serve: nothing(engine.Resources.UnlinkPool)},
+			system + "_" + parts + "_list": {kind: k, list: true, serve: listed(engine.Resources.Extents)},
+			system + "_" + parts + "_add": {kind: k, body: add,
+				serve: answer(http.StatusCreated, engine.Resources.AddExtent)},
+			system + "_" + parts + "_remove": {kind: k, body: remove,
+				serve: nothing(engine.Resources.RemoveExtent)},
+			system + "_utilization_view": {kind: k,
+				serve: answer(http.StatusOK, engine.Resources.PoolUtilization)},
+		})
+	}
+	return all
 }

@@ -49,7 +49,7 @@ type apiRequest struct {
 	// raw is the body, and rawErr the error of reading it.
 	raw    []byte
 	rawErr error
-	faults []*firing
+	faults []adminapi.ActiveFault
 	entry  adminapi.Request
 	call   engine.Call
 	// subjects are the names and IDs by which a fault matches this request.

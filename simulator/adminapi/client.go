@@ -252,3 +252,230 @@ func (c Client) Mutate(ctx context.Context, name string) error {
 func (c Client) Mend(ctx context.Context) error {
 	return c.call(ctx, http.MethodDelete, "/mutations", nil, nil)
 }
+
+// Phase is the time at which a fault acts, relative to the effect of the operation.
+type Phase string
+
+// These are the phases of a fault.
+const (
+	// Before acts first. Unless the fault only delays the request, the request has no effect, and its
+	// caller is not authenticated.
+	Before Phase = "before"
+	// Instead replaces the effect: the request was read and its caller authenticated, but the
+	// operation is not carried out.
+	Instead Phase = "instead"
+	// After acts when the operation has taken effect. The caller gets another response.
+	After Phase = "after"
+	// Twice repeats the operation, as a proxy with retries does. The caller gets the second
+	// response, or the fault's.
+	Twice Phase = "twice"
+	// Deferred responds first and carries the operation out later. The fault's Delay begins when the
+	// caller has the response or gives up, and POST /deferred ends it. The fault needs a Response, a
+	// Cut or a Hang.
+	Deferred Phase = "deferred"
+	// Unwind makes the rack fail halfway and undo the operation: a create leaves nothing, a delete
+	// leaves the disk faulted under another name (A24), and a finalization leaves it import_ready
+	// (A90).
+	Unwind Phase = "unwind"
+	// Reread makes the rack fail when it has attached or detached a disk and reads the disk again for
+	// its response: the operation has taken effect, and the caller gets 503 (A67).
+	Reread Phase = "reread"
+)
+
+// Fault injects a failure into the rack.
+//
+// It matches the requests of Operation (an operationId) that name Object (a name or an ID) and
+// carry the token Bearer; an empty field matches everything. It skips the first Skip of them, and
+// then fires Times times (0 means always), each time with Probability (0 means always; Seed seeds
+// the random numbers). A request that another fault ends before this fault's phase does not count.
+//
+// When it fires, it waits for Delay. Then it lets the request continue, or ends it with Response,
+// with a Cut connection, or with a Hang that ends in a cut. Other fields change the response: it
+// is sent slowly (in eight pieces with SlowBody before each, or byte by byte with SlowByte before
+// each), cut off after TruncateBody bytes, or sent without DropFields in the object or in the
+// objects of a page. Device changes the device of an attached disk.
+type Fault struct {
+	Operation    string       `json:"operation,omitempty"`
+	Object       string       `json:"object,omitempty"`
+	Bearer       string       `json:"bearer,omitempty"`
+	Skip         int          `json:"skip,omitempty"`
+	Times        int          `json:"times"`
+	Probability  float64      `json:"probability,omitempty"`
+	Seed         uint64       `json:"seed,omitempty"`
+	Phase        Phase        `json:"phase,omitempty"`
+	Response     *Response    `json:"response,omitempty"`
+	Cut          bool         `json:"cut,omitempty"`
+	Hang         Duration     `json:"hang,omitempty"`
+	Delay        Duration     `json:"delay,omitempty"`
+	SlowBody     Duration     `json:"slow_body,omitempty"`
+	SlowByte     Duration     `json:"slow_byte,omitempty"`
+	TruncateBody int          `json:"truncate_body,omitempty"`
+	DropFields   []string     `json:"drop_fields,omitempty"`
+	Device       *DeviceFault `json:"device,omitempty"`
+}
+
+// Response replaces the rack's own response: with an error in the rack's form, or with a raw Body
+// as a proxy in front of the rack would send, after PadBytes of white space.
+type Response struct {
+	Status      int               `json:"status"`
+	ErrorCode   string            `json:"error_code,omitempty"`
+	Message     string            `json:"message,omitempty"`
+	Body        string            `json:"body,omitempty"`
+	PadBytes    int               `json:"pad_bytes,omitempty"`
+	ContentType string            `json:"content_type,omitempty"`
+	Header      map[string]string `json:"header,omitempty"`
+}
+
+// DeviceFault changes the device of an attached disk in its guest: it never appears, appears
+// after a delay, or has another size. With Fails the rack cannot give the disk to the guest: an
+// attach or a start is then undone, and an instance that reboots becomes failed.
+type DeviceFault struct {
+	Never     bool     `json:"never,omitempty"`
+	Delay     Duration `json:"delay,omitempty"`
+	SizeBytes Size     `json:"size_bytes,omitempty"`
+	Fails     bool     `json:"fails,omitempty"`
+}
+
+// ActiveFault is an active fault, with the number of requests that it matched and the number of
+// times that it fired.
+type ActiveFault struct {
+	ID string `json:"id"`
+	Fault
+	Matched int `json:"matched"`
+	Fired   int `json:"fired"`
+}
+
+// DiskFault makes a disk fail, in every guest to which it is attached. On lists the operations
+// that fail ("read", "write", "flush"). The fault applies to the bytes From up to To; both 0
+// means all bytes, and a flush has no bytes. It applies Times times; 0 means until the disk is
+// healed. An operation that it applies to fails with EIO, takes Delay longer, Hangs until the
+// disk is healed or detached, or is acknowledged but not done (Lie). A discard counts as a write.
+//
+// The rack needs disks that can fail: oxide-simulator serve --disks=fuse.
+type DiskFault struct {
+	On    []string `json:"on"`
+	From  Size     `json:"from,omitempty"`
+	To    Size     `json:"to,omitempty"`
+	Times int      `json:"times,omitempty"`
+	Delay Duration `json:"delay,omitempty"`
+	Hang  bool     `json:"hang,omitempty"`
+	Lie   bool     `json:"lie,omitempty"`
+	// Fired is the number of times that the fault has applied.
+	Fired int `json:"fired,omitempty"`
+}
+
+// FailDisk adds a fault to the disk with that ID.
+func (c Client) FailDisk(ctx context.Context, id string, fault DiskFault) error {
+	return c.call(ctx, http.MethodPost, "/disks/"+id+"/faults", fault, nil)
+}
+
+// HealDisk removes all faults of a disk.
+func (c Client) HealDisk(ctx context.Context, id string) error {
+	return c.call(ctx, http.MethodDelete, "/disks/"+id+"/faults", nil, nil)
+}
+
+// DiskFaults lists the faults of a disk.
+func (c Client) DiskFaults(ctx context.Context, id string) ([]DiskFault, error) {
+	return get[[]DiskFault](ctx, c, "/disks/"+id+"/faults")
+}
+
+// State is everything that a rack has at one moment.
+type State struct {
+	Projects    []Project    `json:"projects"`
+	Instances   []Instance   `json:"instances"`
+	Disks       []Disk       `json:"disks"`
+	Snapshots   []Snapshot   `json:"snapshots"`
+	Images      []Image      `json:"images"`
+	Attachments []Attachment `json:"attachments"`
+	LoopDevices []LoopDevice `json:"loop_devices"`
+	Machines    []Machine    `json:"machines,omitempty"`
+	// StorageBytes is the quota that disks and snapshots use, including deleted ones until they are
+	// freed.
+	StorageBytes int64 `json:"storage_bytes"`
+}
+
+// Identity has the fields that every named object of the rack has.
+type Identity struct {
+	ID           string    `json:"id"`
+	Name         string    `json:"name"`
+	Description  string    `json:"description"`
+	TimeCreated  time.Time `json:"time_created"`
+	TimeModified time.Time `json:"time_modified"`
+}
+
+// Project is a project of the rack.
+type Project struct{ Identity }
+
+// Instance is an instance in any run state.
+type Instance struct {
+	Identity
+	ProjectID           string    `json:"project_id"`
+	NCPUs               int       `json:"ncpus"`
+	Memory              int64     `json:"memory"`
+	Hostname            string    `json:"hostname"`
+	RunState            string    `json:"run_state"`
+	TimeRunStateUpdated time.Time `json:"time_run_state_updated"`
+	BootDiskID          *string   `json:"boot_disk_id"`
+}
+
+// Machine is the virtual machine of an instance. SSH is a local address that is forwarded to its
+// sshd, and Console has the last bytes of its serial console.
+type Machine struct {
+	InstanceID string `json:"instance_id"`
+	SSH        string `json:"ssh"`
+	Console    string `json:"console"`
+}
+
+// Disk is a disk in any state.
+type Disk struct {
+	Identity
+	ProjectID  string    `json:"project_id"`
+	SnapshotID *string   `json:"snapshot_id"`
+	ImageID    *string   `json:"image_id"`
+	Size       int64     `json:"size"`
+	BlockSize  int       `json:"block_size"`
+	State      DiskState `json:"state"`
+	DevicePath string    `json:"device_path"`
+	DiskType   string    `json:"disk_type"`
+	ReadOnly   bool      `json:"read_only"`
+}
+
+// DiskState is the name of a state, with the instance's ID if the state has one.
+type DiskState struct {
+	State    string `json:"state"`
+	Instance string `json:"instance,omitempty"`
+}
+
+// Snapshot is a snapshot in any state.
+type Snapshot struct {
+	Identity
+	ProjectID string `json:"project_id"`
+	DiskID    string `json:"disk_id"`
+	State     string `json:"state"`
+	Size      int64  `json:"size"`
+	BlockSize int    `json:"block_size"`
+}
+
+// Image is an image of a project, or of the silo if it has no project.
+type Image struct {
+	Identity
+	ProjectID *string `json:"project_id"`
+	OS        string  `json:"os"`
+	Version   string  `json:"version"`
+	Digest    *string `json:"digest"`
+	BlockSize int     `json:"block_size"`
+	Size      int64   `json:"size"`
+}
+
+// Attachment is a disk that is attached to an instance.
+type Attachment struct {
+	InstanceID string `json:"instance_id"`
+	DiskID     string `json:"disk_id"`
+}
+
+// LoopDevice is the loop device through which a guest sees a disk.
+type LoopDevice struct {
+	Path        string `json:"path"`
+	Serial      string `json:"serial"`
+	BackingFile string `json:"backing_file"`
+}
