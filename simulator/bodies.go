@@ -32,11 +32,8 @@ func readDiskCreate(f *fields) engine.DiskCreate {
 	switch c.Source.Kind {
 	case engine.SourceBlank, engine.SourceImporting:
 		c.Source.BlockSize = source.blockSize("block_size")
-	case engine.SourceSnapshot:
-		c.Source.ID = source.uuid("snapshot_id")
-		c.Source.ReadOnly = source.flag("read_only", false)
-	case engine.SourceImage:
-		c.Source.ID = source.uuid("image_id")
+	case engine.SourceSnapshot, engine.SourceImage:
+		c.Source.ID = source.uuid(c.Source.Kind + "_id")
 		c.Source.ReadOnly = source.flag("read_only", false)
 	}
 	return c
@@ -50,10 +47,8 @@ func parseSnapshotCreate(f *fields) any {
 func parseDiskPath(f *fields) any { return f.nameOrID("disk") }
 
 func parseBulkWrite(f *fields) any {
-	var w engine.BulkWrite
-	f.read("offset", "u64", &w.Offset)
-	w.Base64 = f.text("base64_encoded_data")
-	return w
+	return engine.BulkWrite{Offset: valueOf[uint64](f, "offset", "u64"),
+		Base64: f.text("base64_encoded_data")}
 }
 
 // parseFinalize returns the name of the snapshot, or "".
@@ -84,7 +79,8 @@ var hostnames = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?` +
 
 func parseInstanceCreate(f *fields) any {
 	c := engine.InstanceCreate{
-		Hostname: f.text("hostname"), NCPUs: f.cpus("ncpus"), Memory: f.byteCount("memory"),
+		Hostname: f.text("hostname"), NCPUs: int(valueOf[uint16](f, "ncpus", "u16")),
+		Memory: f.byteCount("memory"),
 		Start:       f.flag("start", true),
 		JumboFrames: f.flag("enable_jumbo_frames", false),
 	}
@@ -154,7 +150,8 @@ func readAttachment(f *fields) engine.DiskAttachment {
 }
 
 func parseInstanceUpdate(f *fields) any {
-	u := engine.InstanceUpdate{NCPUs: f.cpus("ncpus"), Memory: f.byteCount("memory")}
+	u := engine.InstanceUpdate{NCPUs: int(valueOf[uint16](f, "ncpus", "u16")),
+		Memory: f.byteCount("memory")}
 	if f.nullable("boot_disk") {
 		u.BootDisk = f.nameOrID("boot_disk")
 	}
@@ -284,12 +281,12 @@ func parseSubnetAttach(f *fields) any { return f.nameOrID("instance") }
 func parseEphemeral(f *fields) any { return readPoolSelector(f) }
 
 func parseDefault(f *fields) any {
-	return engine.PoolLink{IsDefault: number[bool](f, "is_default", "a boolean")}
+	return engine.PoolLink{IsDefault: valueOf[bool](f, "is_default", "a boolean")}
 }
 
 func parseLink(f *fields) any {
 	return engine.PoolLink{Silo: f.nameOrID("silo"),
-		IsDefault: number[bool](f, "is_default", "a boolean")}
+		IsDefault: valueOf[bool](f, "is_default", "a boolean")}
 }
 
 // parseExtent reads a range of addresses. The rack has one error for every mistake in it.
@@ -339,7 +336,5 @@ func (f *fields) prefixLength(name string, absent int) int {
 	if !f.has(name) {
 		return absent
 	}
-	var n uint8
-	f.read(name, "u8", &n)
-	return int(n)
+	return int(valueOf[uint8](f, name, "u8"))
 }

@@ -99,9 +99,9 @@ func unexpected(raw json.RawMessage, expected string) string {
 	return fmt.Sprintf("invalid %s: %s, expected %s", what, found, expected)
 }
 
-// fail records the first mistake.
+// fail records the first mistake. It ignores a problem of "".
 func (f *fields) fail(name, problem string) {
-	if *f.err != nil {
+	if *f.err != nil || problem == "" {
 		return
 	}
 	if path := f.at(name); path != "" {
@@ -149,9 +149,7 @@ func (f *fields) read(name, expected string, into any) bool {
 // (A06).
 func (f *fields) identity() (name, description string) {
 	name = f.text("name")
-	if problem := store.CheckName(name); problem != "" {
-		f.fail("", problem)
-	}
+	f.fail("", store.CheckName(name))
 	return name, f.text("description")
 }
 
@@ -159,9 +157,7 @@ func (f *fields) identity() (name, description string) {
 func (f *fields) newIdentity() (name, description *string) {
 	if f.has("name") {
 		text := f.text("name")
-		if problem := store.CheckName(text); problem != "" {
-			f.fail("", problem)
-		}
+		f.fail("", store.CheckName(text))
 		name = &text
 	}
 	if f.has("description") {
@@ -171,9 +167,12 @@ func (f *fields) newIdentity() (name, description *string) {
 	return name, description
 }
 
-func (f *fields) text(name string) (s string) {
-	f.read(name, "a string", &s)
-	return s
+func (f *fields) text(name string) string { return valueOf[string](f, name, "a string") }
+
+// valueOf reads a value of a simple type, which serde calls by the name expected.
+func valueOf[T any](f *fields, name, expected string) (value T) {
+	f.read(name, expected, &value)
+	return value
 }
 
 func (f *fields) flag(name string, absent bool) bool {
@@ -186,29 +185,21 @@ func (f *fields) flag(name string, absent bool) bool {
 
 func (f *fields) name(name string) string {
 	s := f.text(name)
-	if problem := store.CheckName(s); problem != "" {
-		f.fail(name, problem)
-	}
+	f.fail(name, store.CheckName(s))
 	return s
 }
 
 func (f *fields) nameOrID(name string) store.Selector {
 	sel, problem := store.ParseSelector(f.text(name))
-	if problem != "" {
-		f.fail(name, problem)
-	}
+	f.fail(name, problem)
 	return sel
 }
 
 func (f *fields) namesOrIDs(name string) []store.Selector {
-	var texts []string
-	f.read(name, "a sequence", &texts)
 	list := []store.Selector{}
-	for n, text := range texts {
+	for n, text := range valueOf[[]string](f, name, "a sequence") {
 		sel, problem := store.ParseSelector(text)
-		if problem != "" {
-			f.fail(fmt.Sprintf("%s[%d]", name, n), problem)
-		}
+		f.fail(fmt.Sprintf("%s[%d]", name, n), problem)
 		list = append(list, sel)
 	}
 	return list
@@ -229,12 +220,6 @@ func (f *fields) byteCount(name string) int64 {
 		f.fail(name, "value is too large for a byte count")
 	}
 	return int64(size)
-}
-
-func (f *fields) cpus(name string) int {
-	var n uint16
-	f.read(name, "u16", &n)
-	return int(n)
 }
 
 // blockSize reads a block size. The rack checks it while it reads the body, so its error has no
@@ -261,8 +246,7 @@ func (f *fields) list(name string) []*fields {
 	if _, ok := f.get(name); !ok {
 		return nil
 	}
-	var raw []json.RawMessage
-	f.read(name, "a sequence", &raw)
+	raw := valueOf[[]json.RawMessage](f, name, "a sequence")
 	list := make([]*fields, len(raw))
 	for i := range raw {
 		list[i] = &fields{path: fmt.Sprintf("%s[%d]", f.at(name), i), err: f.err}
@@ -307,13 +291,13 @@ func (f *fields) value(field engine.Field) any {
 	case engine.Enum:
 		return *f.oneOf(name, field.Values)
 	case engine.Flag:
-		return number[bool](f, name, "a boolean")
+		return valueOf[bool](f, name, "a boolean")
 	case engine.U8:
-		return number[uint8](f, name, "u8")
+		return valueOf[uint8](f, name, "u8")
 	case engine.U16:
-		return number[uint16](f, name, "u16")
+		return valueOf[uint16](f, name, "u16")
 	case engine.I32:
-		return number[int32](f, name, "i32")
+		return valueOf[int32](f, name, "i32")
 	case engine.IP:
 		return f.address(name)
 	case engine.IPNet:
@@ -358,11 +342,6 @@ func (f *fields) network(name string, v4 bool) string {
 		return netip.PrefixFrom(netip.IPv4Unspecified(), 0).String()
 	}
 	return prefix.String()
-}
-
-func number[T any](f *fields, name, expected string) (n T) {
-	f.read(name, expected, &n)
-	return n
 }
 
 func (f *fields) record(of []engine.Field) map[string]any {
@@ -424,13 +403,9 @@ func readFilters(f *fields) map[string]any {
 		filters["hosts"] = f.endpoints("hosts")
 	}
 	if f.has("ports") {
-		var ports []string
-		f.read("ports", "a sequence", &ports)
 		list := []any{}
-		for n, port := range ports {
-			if problem := portsProblem(port); problem != "" {
-				f.fail(fmt.Sprintf("ports[%d]", n), problem)
-			}
+		for n, port := range valueOf[[]string](f, "ports", "a sequence") {
+			f.fail(fmt.Sprintf("ports[%d]", n), portsProblem(port))
 			list = append(list, port)
 		}
 		filters["ports"] = list
@@ -497,9 +472,8 @@ func readSubnetAllocation(f *fields) engine.SubnetAllocation {
 	if f.variant("explicit", "auto") == "explicit" {
 		return engine.SubnetAllocation{Subnet: f.subnet().Subnet}
 	}
-	var length uint8
-	f.read("prefix_length", "u8", &length)
-	return engine.SubnetAllocation{Length: int(length), Allocation: readPoolSelector(f)}
+	return engine.SubnetAllocation{Length: int(valueOf[uint8](f, "prefix_length", "u8")),
+		Allocation: readPoolSelector(f)}
 }
 
 var ipVersions = []string{engine.StackV4, engine.StackV6}
@@ -519,11 +493,13 @@ func readPoolSelector(f *fields) (a engine.Allocation) {
 
 func readExternalIPs(f *fields) (ips []engine.ExternalIPCreate) {
 	for _, ip := range f.list("external_ips") {
+		var c engine.ExternalIPCreate
 		if ip.variant("ephemeral", "floating") == "floating" {
-			ips = append(ips, engine.ExternalIPCreate{Floating: ip.nameOrID("floating_ip")})
+			c.Floating = ip.nameOrID("floating_ip")
 		} else {
-			ips = append(ips, engine.ExternalIPCreate{Ephemeral: readPoolSelector(ip)})
+			c.Ephemeral = readPoolSelector(ip)
 		}
+		ips = append(ips, c)
 	}
 	return ips
 }
