@@ -80,7 +80,7 @@ var hostnames = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?` +
 func parseInstanceCreate(f *fields) any {
 	c := engine.InstanceCreate{
 		Hostname: f.text("hostname"), NCPUs: int(valueOf[uint16](f, "ncpus", "u16")),
-		Memory: f.byteCount("memory"),
+		Memory:      f.byteCount("memory"),
 		Start:       f.flag("start", true),
 		JumboFrames: f.flag("enable_jumbo_frames", false),
 	}

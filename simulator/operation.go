@@ -18,22 +18,22 @@ import (
 // served are the operations that this simulator supports.
 var served = withResources(withPools(map[string]*operation{
 	"ping":                           {noAuth: true, serve: ping},
-	"current_user_view":              {serve: answer(http.StatusOK, engine.Silo.User)},
-	"utilization_view":               {serve: answer(http.StatusOK, engine.Silo.Utilization)},
+	"current_user_view":              {serve: read(engine.Silo.User)},
+	"utilization_view":               {serve: read(engine.Silo.Utilization)},
 	"current_user_access_token_list": {list: true, serve: listed(engine.Silo.AccessTokens)},
 	"rack_list":                      {list: true, serve: listed(engine.Silo.Racks)},
-	"silo_view":                      {serve: answer(http.StatusOK, engine.Silo.View)},
-	"silo_quotas_view":               {serve: answer(http.StatusOK, engine.Silo.Quotas)},
+	"silo_view":                      {serve: read(engine.Silo.View)},
+	"silo_quotas_view":               {serve: read(engine.Silo.Quotas)},
 	"system_quotas_list":             {list: true, serve: listed(engine.Silo.AllQuotas)},
-	"silo_utilization_view":          {serve: answer(http.StatusOK, engine.Silo.UtilizationOf)},
+	"silo_utilization_view":          {serve: read(engine.Silo.UtilizationOf)},
 	"silo_utilization_list":          {list: true, serve: listed(engine.Silo.AllUtilization)},
 	"project_list":                   {list: true, serve: paged(engine.Silo.Projects)},
-	"project_view":                   {serve: answer(http.StatusOK, engine.Silo.Project)},
+	"project_view":                   {serve: read(engine.Silo.Project)},
 
 	"disk_list": {list: true, required: inProject, serve: paged(engine.List(store.Disks))},
 	"disk_create": {required: inProject, body: parseDiskCreate,
 		serve: answer(http.StatusCreated, engine.Disks.Create)},
-	"disk_view":   {serve: answer(http.StatusOK, engine.View(store.Disks))},
+	"disk_view":   {serve: read(engine.View(store.Disks))},
 	"disk_delete": {serve: nothing(engine.Disks.Delete)},
 
 	"disk_bulk_write_import_start": {serve: nothing(engine.Disks.StartImport)},
@@ -45,13 +45,12 @@ var served = withResources(withPools(map[string]*operation{
 	"snapshot_list": {list: true, required: inProject, serve: paged(engine.Snapshots.List)},
 	"snapshot_create": {required: inProject, body: parseSnapshotCreate,
 		serve: answer(http.StatusCreated, engine.Snapshots.Create)},
-	"snapshot_view":   {serve: answer(http.StatusOK, engine.Snapshots.View)},
+	"snapshot_view":   {serve: read(engine.Snapshots.View)},
 	"snapshot_delete": {serve: nothing(engine.Snapshots.Delete)},
 
-	"image_list": {list: true, serve: paged(engine.Images.List)},
-	"image_create": {body: parseImageCreate,
-		serve: answer(http.StatusCreated, engine.Images.Create)},
-	"image_view":    {serve: answer(http.StatusOK, engine.View(store.Images))},
+	"image_list":    {list: true, serve: paged(engine.Images.List)},
+	"image_create":  {body: parseImageCreate, serve: answer(http.StatusCreated, engine.Images.Create)},
+	"image_view":    {serve: read(engine.View(store.Images))},
 	"image_delete":  {serve: nothing(engine.Images.Delete)},
 	"image_promote": {serve: answer(http.StatusAccepted, engine.Images.Promote)},
 	"image_demote":  {required: inProject, serve: answer(http.StatusAccepted, engine.Images.Demote)},
@@ -59,7 +58,7 @@ var served = withResources(withPools(map[string]*operation{
 	"instance_list": {list: true, required: inProject, serve: paged(engine.List(store.Instances))},
 	"instance_create": {required: inProject, body: parseInstanceCreate,
 		serve: answer(http.StatusCreated, engine.Instances.Create)},
-	"instance_view": {serve: answer(http.StatusOK, engine.View(store.Instances))},
+	"instance_view": {serve: read(engine.View(store.Instances))},
 	"instance_update": {body: parseInstanceUpdate,
 		serve: answer(http.StatusOK, engine.Instances.Update)},
 	"instance_delete": {serve: nothing(engine.Instances.Delete)},
@@ -79,16 +78,16 @@ var served = withResources(withPools(map[string]*operation{
 		serve: listed(engine.Instances.Interfaces)},
 	"instance_network_interface_create": {required: []string{"instance"},
 		body:  func(f *fields) any { return readInterface(f) },
-		serve: answer(http.StatusCreated, engine.Instances.CreateInterface)},
-	"instance_network_interface_view": {serve: answer(http.StatusOK, engine.Instances.Interface)},
+		serve: change(http.StatusCreated, engine.Instances.CreateInterface)},
+	"instance_network_interface_view": {serve: read(engine.Instances.Interface)},
 	"instance_network_interface_update": {body: parseInterfaceUpdate,
-		serve: answer(http.StatusOK, engine.Instances.UpdateInterface)},
-	"instance_network_interface_delete": {serve: nothing(engine.Instances.DeleteInterface)},
+		serve: change(http.StatusOK, engine.Instances.UpdateInterface)},
+	"instance_network_interface_delete": {serve: end(engine.Instances.DeleteInterface)},
 	"instance_external_ip_list":         {serve: whole(engine.Instances.ExternalIPs)},
 	"instance_external_subnet_list":     {serve: whole(engine.Resources.ExternalSubnets)},
 	"instance_multicast_group_list":     {list: true, serve: whole(noGroups)},
 	"instance_ephemeral_ip_attach": {body: parseEphemeral,
-		serve: answer(http.StatusAccepted, engine.Instances.AttachEphemeralIP)},
+		serve: change(http.StatusAccepted, engine.Instances.AttachEphemeralIP)},
 	"instance_ephemeral_ip_detach": {serve: ephemeralIPDetach},
 
 	"instance_ssh_public_key_list": {kind: engine.SSHKey, list: true,
@@ -99,37 +98,35 @@ var served = withResources(withPools(map[string]*operation{
 		serve: listed(engine.Resources.OfInstance)},
 
 	"floating_ip_attach": {selectors: inProject, body: parseFloatingIPAttach,
-		serve: answer(http.StatusAccepted, engine.Resources.AttachFloatingIP)},
+		serve: change(http.StatusAccepted, engine.Resources.AttachFloatingIP)},
 	"floating_ip_detach": {selectors: inProject,
-		serve: answer(http.StatusAccepted, engine.Resources.DetachFloatingIP)},
+		serve: change(http.StatusAccepted, engine.Resources.DetachFloatingIP)},
 	"external_subnet_attach": {selectors: inProject, body: parseSubnetAttach,
-		serve: answer(http.StatusAccepted, engine.Resources.AttachExternalSubnet)},
+		serve: change(http.StatusAccepted, engine.Resources.AttachExternalSubnet)},
 	"external_subnet_detach": {selectors: inProject,
-		serve: answer(http.StatusAccepted, engine.Resources.DetachExternalSubnet)},
+		serve: change(http.StatusAccepted, engine.Resources.DetachExternalSubnet)},
 
 	"vpc_firewall_rules_view": {required: inVPC[:1], selectors: inVPC,
-		serve: answer(http.StatusOK, engine.Resources.FirewallRules)},
+		serve: read(engine.Resources.FirewallRules)},
 	"vpc_firewall_rules_update": {required: inVPC[:1], selectors: inVPC, body: parseRules,
-		serve: answer(http.StatusOK, engine.Resources.ReplaceFirewallRules)},
+		serve: change(http.StatusOK, engine.Resources.ReplaceFirewallRules)},
 	"networking_address_lot_list": {kind: engine.AddressLot, list: true,
 		serve: paged(engine.Resources.List)},
 	"networking_address_lot_create": {kind: engine.AddressLot, body: createBody(engine.AddressLot),
-		serve: answer(http.StatusCreated, engine.Resources.CreateLot)},
-	"networking_address_lot_view": {kind: engine.AddressLot,
-		serve: answer(http.StatusOK, engine.Resources.Lot)},
-	"networking_address_lot_delete": {kind: engine.AddressLot,
-		serve: nothing(engine.Resources.Delete)},
+		serve: change(http.StatusCreated, engine.Resources.CreateLot)},
+	"networking_address_lot_view":   {kind: engine.AddressLot, serve: read(engine.Resources.Lot)},
+	"networking_address_lot_delete": {kind: engine.AddressLot, serve: end(engine.Resources.Delete)},
 	"networking_address_lot_block_list": {kind: engine.AddressLot, list: true,
 		serve: listed(engine.Resources.Blocks)},
 	"networking_switch_port_settings_list": {kind: engine.PortSettings, list: true,
 		selectors: inPort, serve: paged(engine.Resources.List)},
 	"networking_switch_port_settings_create": {kind: engine.PortSettings,
 		body:  createBody(engine.PortSettings),
-		serve: answer(http.StatusCreated, engine.Resources.Replace)},
+		serve: change(http.StatusCreated, engine.Resources.Replace)},
 	"networking_switch_port_settings_view": {kind: engine.PortSettings,
-		serve: answer(http.StatusOK, engine.Resources.PortSettings)},
+		serve: read(engine.Resources.PortSettings)},
 	"networking_switch_port_settings_delete": {kind: engine.PortSettings, selectors: inPort,
-		serve: nothing(engine.Resources.DeletePortSettings)},
+		serve: end(engine.Resources.DeletePortSettings)},
 	"vpc_subnet_list_network_interfaces": {list: true, selectors: inVPC,
 		serve: listed(engine.Resources.Interfaces)},
 }))
@@ -275,27 +272,54 @@ func nothing[G group](do func(G, *engine.Call) error) handler {
 	}
 }
 
-// paged returns a handler that responds with the page that list returns.
-func paged[G group, T named](list func(G, *engine.Call) ([]T, error)) handler {
+// read returns a handler that responds with the result of do, which only reads records.
+func read[G group, T any](do func(G, *engine.Call, *store.Tx) T) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		items, err := list(G{rack}, &r.call)
-		return http.StatusOK, newPage(r.scan, items), err
+		body, err := engine.Reading(rack, func(tx *store.Tx) T { return do(G{rack}, &r.call, tx) })
+		return http.StatusOK, body, err
 	}
 }
 
-// listed returns a handler that responds with a page of the list that list returns.
-func listed[G group, T named](list func(G, *engine.Call) ([]T, error)) handler {
+// change returns a handler that responds with a status and the result of do, which changes only
+// records.
+func change[G group, T any](status int, do func(G, *engine.Call, *store.Tx) T) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		items, err := list(G{rack}, &r.call)
-		return http.StatusOK, slice(r.scan, items), err
+		body, err := engine.Changing(rack, &r.call,
+			func(tx *store.Tx) T { return do(G{rack}, &r.call, tx) })
+		return status, body, err
 	}
 }
 
-// whole returns a handler that responds with the whole list that list returns.
-func whole[G group, T any](list func(G, *engine.Call) ([]T, error)) handler {
-	return answer(http.StatusOK, func(rack G, call *engine.Call) (page[T], error) {
-		items, err := list(rack, call)
-		return page[T]{Items: append([]T{}, items...)}, err
+// end is like change, for a response without a body.
+func end[G group](do func(G, *engine.Call, *store.Tx)) handler {
+	return change(http.StatusNoContent, func(rack G, call *engine.Call, tx *store.Tx) any {
+		do(rack, call, tx)
+		return nil
+	})
+}
+
+// rows returns a handler that responds with what shown makes of the list that read returns.
+func rows[G group, T, P any](read func(G, *engine.Call, *store.Tx) []T,
+	shown func(scan, []T) P) handler {
+	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+		items, err := engine.Reading(rack,
+			func(tx *store.Tx) []T { return read(G{rack}, &r.call, tx) })
+		return http.StatusOK, shown(r.scan, items), err
+	}
+}
+
+// paged lists the window of the call, listed a window of the whole list, and whole the whole list.
+func paged[G group, T named](read func(G, *engine.Call, *store.Tx) []T) handler {
+	return rows(read, newPage[T])
+}
+
+func listed[G group, T named](read func(G, *engine.Call, *store.Tx) []T) handler {
+	return rows(read, slice[T])
+}
+
+func whole[G group, T any](read func(G, *engine.Call, *store.Tx) []T) handler {
+	return rows(read, func(_ scan, items []T) page[T] {
+		return page[T]{Items: append([]T{}, items...)}
 	})
 }
 
@@ -340,9 +364,9 @@ func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 }
 
 // noGroups returns a list that is empty for every instance of this rack.
-func noGroups(s engine.Silo, call *engine.Call) ([]struct{}, error) {
-	_, err := engine.View(store.Instances)(s, call)
-	return nil, err
+func noGroups(s engine.Silo, call *engine.Call, tx *store.Tx) []struct{} {
+	engine.View(store.Instances)(s, call, tx)
+	return nil
 }
 
 // withResources adds the operations on the members of groups, and the operations on the engine's
@@ -355,11 +379,11 @@ func withResources(operations map[string]*operation) map[string]*operation {
 			name + "list": {kind: k, list: true, selectors: k.Ancestors(),
 				serve: listed(engine.Resources.Members)},
 			name + "instance_view": {kind: k, selectors: k.Ancestors(),
-				serve: answer(http.StatusOK, engine.Resources.Member)},
+				serve: read(engine.Resources.Member)},
 			name + "instance_add": {kind: k, selectors: k.Ancestors(),
-				serve: answer(http.StatusCreated, engine.Resources.AddMember)},
+				serve: change(http.StatusCreated, engine.Resources.AddMember)},
 			name + "instance_delete": {kind: k, selectors: k.Ancestors(),
-				serve: nothing(engine.Resources.RemoveMember)},
+				serve: end(engine.Resources.RemoveMember)},
 		})
 	}
 	for line := range strings.Lines(operationsText) {
@@ -385,13 +409,13 @@ func resourceOperation(k *engine.Kind, verb string) *operation {
 		op.serve = paged(engine.Resources.List)
 	case "create":
 		op.required, op.body = above[:min(len(above), 1)], createBody(k)
-		op.serve = answer(http.StatusCreated, engine.Resources.Create)
+		op.serve = change(http.StatusCreated, engine.Resources.Create)
 	case "view":
-		op.serve = answer(http.StatusOK, engine.Resources.View)
+		op.serve = read(engine.Resources.View)
 	case "update":
-		op.body, op.serve = updateBody(k), answer(http.StatusOK, engine.Resources.Update)
+		op.body, op.serve = updateBody(k), change(http.StatusOK, engine.Resources.Update)
 	case "delete":
-		op.serve = nothing(engine.Resources.Delete)
+		op.serve = end(engine.Resources.Delete)
 	default:
 		return nil
 	}
@@ -403,8 +427,9 @@ func ephemeralIPDetach(rack *engine.Simulation, r *apiRequest) (int, any, error)
 	if r.query.Has("ip_version") && !slices.Contains(ipVersions, version) {
 		return 0, nil, badQuery("%s", unknownVariant(version, ipVersions))
 	}
-	return http.StatusNoContent, nil,
-		engine.Instances{Simulation: rack}.DetachEphemeralIP(&r.call, version)
+	return end(func(s engine.Instances, call *engine.Call, tx *store.Tx) {
+		s.DetachEphemeralIP(call, version, tx)
+	})(rack, r)
 }
 
 // withPools adds the operations on the links, ranges and members of pools.
@@ -419,21 +444,21 @@ func withPools(operations map[string]*operation) map[string]*operation {
 		}
 		maps.Copy(all, map[string]*operation{
 			silo + "_list":           {kind: k, list: true, serve: listed(engine.Resources.PoolsOfSilo)},
-			silo + "_view":           {kind: k, serve: answer(http.StatusOK, engine.Resources.PoolOfSilo)},
+			silo + "_view":           {kind: k, serve: read(engine.Resources.PoolOfSilo)},
 			"silo_" + silo + "_list": {kind: k, list: true, serve: listed(engine.Resources.PoolsOf)},
 			system + "_silo_list":    {kind: k, list: true, serve: listed(engine.Resources.PoolLinks)},
 			system + "_silo_link": {kind: k, body: parseLink,
-				serve: answer(http.StatusCreated, engine.Resources.LinkPool)},
+				serve: change(http.StatusCreated, engine.Resources.LinkPool)},
 			system + "_silo_update": {kind: k, body: parseDefault,
-				serve: answer(http.StatusOK, engine.Resources.UpdatePoolLink)},
-			system + "_silo_unlink":        {kind: k, serve: nothing(engine.Resources.UnlinkPool)},
+				serve: change(http.StatusOK, engine.Resources.UpdatePoolLink)},
+			system + "_silo_unlink":        {kind: k, serve: end(engine.Resources.UnlinkPool)},
 			system + "_" + parts + "_list": {kind: k, list: true, serve: listed(engine.Resources.Extents)},
 			system + "_" + parts + "_add": {kind: k, body: add,
-				serve: answer(http.StatusCreated, engine.Resources.AddExtent)},
+				serve: change(http.StatusCreated, engine.Resources.AddExtent)},
 			system + "_" + parts + "_remove": {kind: k, body: remove,
-				serve: nothing(engine.Resources.RemoveExtent)},
+				serve: end(engine.Resources.RemoveExtent)},
 			system + "_utilization_view": {kind: k,
-				serve: answer(http.StatusOK, engine.Resources.PoolUtilization)},
+				serve: read(engine.Resources.PoolUtilization)},
 		})
 	}
 	return all

@@ -229,34 +229,29 @@ func kindOf[T store.Record](t store.Table[T], parent string, sel store.Selector)
 	return "project-image"
 }
 
-// reading returns what read returns in a transaction.
-func reading[T any](r *Simulation, read func(*store.Tx) T) (value T, err error) {
+// Reading returns what read returns in a transaction.
+func Reading[T any](r *Simulation, read func(*store.Tx) T) (value T, err error) {
 	err = r.store.View(func(tx *store.Tx) { value = read(tx) })
 	return value, err
 }
 
-// changing calls change in a transaction and returns its result. If a fault asks the call to fail
+// Changing calls change in a transaction and returns its result. If a fault asks the call to fail
 // halfway, the transaction is undone.
-func changing[T any](r *Simulation, call *Call, change func(*store.Tx) T) (value T, err error) {
+func Changing[T any](r *Simulation, call *Call, change func(*store.Tx) T) (value T, err error) {
 	err = r.store.Update(func(tx *store.Tx) {
 		value = change(tx)
-		failHalfway(call, tx)
+		tx.Refuse(call.Unwind, errInternal)
 	})
 	return value, err
 }
 
-// failHalfway undoes the transaction if a fault asks the call to fail halfway.
-func failHalfway(call *Call, tx *store.Tx) {
-	tx.Refuse(call.Unwind, errInternal)
-}
-
 // View returns the operation that reads an object of a table.
-func View[T store.Record](t store.Table[T]) func(Silo, *Call) (T, error) {
-	return func(s Silo, call *Call) (T, error) { return view(s.Simulation, call, t) }
+func View[T store.Record](t store.Table[T]) func(Silo, *Call, *store.Tx) T {
+	return func(s Silo, call *Call, tx *store.Tx) T { return lookup(s.Simulation, call, tx, t) }
 }
 
 func view[T store.Record](r *Simulation, call *Call, t store.Table[T]) (T, error) {
-	return reading(r, func(tx *store.Tx) T { return lookup(r, call, tx, t) })
+	return Reading(r, func(tx *store.Tx) T { return lookup(r, call, tx, t) })
 }
 
 // remove deletes the object that a call names, while it holds the object's lock: drop changes the
@@ -279,27 +274,14 @@ func remove[T store.Record](r *Simulation, call *Call, t store.Table[T],
 	return rest(object)
 }
 
-// ofInstance calls read with the ID of the instance that a call names, and returns the result.
-func ofInstance[T any](r *Simulation, call *Call, read func(*store.Tx, string) []T) ([]T, error) {
-	return reading(r, func(tx *store.Tx) []T {
-		return read(tx, lookup(r, call, tx, store.Instances).ID)
-	})
-}
-
 // List returns the operation that lists the objects of a table in a project.
-func List[T store.Record](t store.Table[T]) func(Silo, *Call) ([]T, error) {
-	return func(s Silo, call *Call) ([]T, error) { return list(s.Simulation, call, t) }
+func List[T store.Record](t store.Table[T]) func(Silo, *Call, *store.Tx) []T {
+	return func(s Silo, call *Call, tx *store.Tx) []T {
+		return scan(tx, call, t, s.project(call, tx).ID)
+	}
 }
 
-func list[T store.Record](r *Simulation, call *Call, t store.Table[T]) ([]T, error) {
-	return reading(r, func(tx *store.Tx) []T {
-		w := call.Window
-		return t.Scan(tx, r.project(call, tx).ID, w.SortBy, w.After, w.Limit)
-	})
-}
-
-func listOfSilo[T store.Record](r *Simulation, t store.Table[T], w Window) ([]T, error) {
-	return reading(r, func(tx *store.Tx) []T {
-		return t.Scan(tx, "", w.SortBy, w.After, w.Limit)
-	})
+// scan returns the part of a parent's records that a call asks for.
+func scan[T store.Record](tx *store.Tx, call *Call, t store.Table[T], parent string) []T {
+	return t.Scan(tx, parent, call.Window.SortBy, call.Window.After, call.Window.Limit)
 }

@@ -60,7 +60,7 @@ type Disks struct{ *Simulation }
 
 // Create creates the disk of a [DiskCreate] in a project.
 func (s Disks) Create(call *Call) (store.Disk, error) {
-	owner, err := reading(s.Simulation, func(tx *store.Tx) store.Project {
+	owner, err := Reading(s.Simulation, func(tx *store.Tx) store.Project {
 		return s.project(call, tx)
 	})
 	if err != nil {
@@ -385,7 +385,7 @@ func (s Disks) Import(call *Call) error {
 	defer s.locks.Lock(d.ID)()
 	data, invalid := decodeBase64(w.Base64)
 	// These are the checks of the rack's pantry, in its order (A90).
-	d, err = reading(s.Simulation, func(tx *store.Tx) store.Disk {
+	d, err = Reading(s.Simulation, func(tx *store.Tx) store.Disk {
 		d := byID(tx, store.Disks, d.ID)
 		tx.Refuse(d.State.State != store.StateImporting, invalidRequest("cannot import blocks with a "+
 			"bulk write for disk in state %s", debugState(d.State)))
@@ -424,8 +424,8 @@ func decodeBase64(text string) ([]byte, error) {
 }
 
 // Finalize makes an imported disk usable, and takes a snapshot of it unless the body, its name, is
-// "". In the meantime other callers see the disk in the state finalizing. If the snapshot fails, the
-// disk is import_ready again (A90).
+// "". In the meantime other callers see the disk in the state finalizing. If the snapshot fails,
+// the disk is import_ready again (A90).
 func (s Disks) Finalize(call *Call) error {
 	const refusal = "cannot finalize disk in state DiskState(%s)"
 	snapshot := call.Body.(string)
@@ -439,7 +439,7 @@ func (s Disks) Finalize(call *Call) error {
 		return invalidRequest(refusal, debugState(d.State))
 	case snapshot == "":
 		return s.store.Update(func(tx *store.Tx) {
-			failHalfway(call, tx)
+			tx.Refuse(call.Unwind, errInternal)
 			moveState(tx, d.ID, store.StateImportReady, store.StateDetached, refusal)
 		})
 	}
@@ -455,8 +455,8 @@ func (s Disks) Finalize(call *Call) error {
 type Attachments struct{ *Simulation }
 
 // List lists the disks that are attached to an instance.
-func (s Attachments) List(call *Call) ([]store.Disk, error) {
-	return ofInstance(s.Simulation, call, (*store.Tx).DisksOf)
+func (s Attachments) List(call *Call, tx *store.Tx) []store.Disk {
+	return tx.DisksOf(lookup(s.Simulation, call, tx, store.Instances).ID)
 }
 
 // locked finds the instance and the disk, and locks both during the change. It finds a disk's name

@@ -252,18 +252,16 @@ func (c *Change) moveTo(instanceID any) {
 
 // attach attaches a floating IP or an external subnet to the instance of its project that the body
 // names.
-func (s Resources) attach(call *Call, k *Kind, attach func(*Change, store.Instance)) (
-	store.Resource, error) {
-	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
-		c := s.change(call, tx, k)
-		attach(c, find(tx, store.Instances, c.parent.ID, call.Body.(store.Selector)))
-		return c.record
-	})
+func (s Resources) attach(call *Call, tx *store.Tx, k *Kind,
+	attach func(*Change, store.Instance)) store.Resource {
+	c := s.change(call, tx, k)
+	attach(c, find(tx, store.Instances, c.parent.ID, call.Body.(store.Selector)))
+	return c.record
 }
 
 // AttachFloatingIP attaches a floating IP to an instance of its project.
-func (s Resources) AttachFloatingIP(call *Call) (store.Resource, error) {
-	return s.attach(call, FloatingIP, func(c *Change, i store.Instance) {
+func (s Resources) AttachFloatingIP(call *Call, tx *store.Tx) store.Resource {
+	return s.attach(call, tx, FloatingIP, func(c *Change, i store.Instance) {
 		c.Refuse(i.ProjectID != c.parent.ID, errOtherProject)
 		c.Refuse(i.RunState == store.StateCreating,
 			invalidRequest("cannot attach floating IP to instance in creating state"))
@@ -280,25 +278,22 @@ func detachable(tx *store.Tx, kind string, i store.Instance) {
 
 // detach detaches a floating IP or an external subnet from its instance, unless check ends the
 // transaction. If it is not attached, detach returns the error detached.
-func (s Resources) detach(call *Call, k *Kind, detached error,
-	check func(*store.Tx, store.Instance)) (store.Resource, error) {
-	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
-		c := s.change(call, tx, k)
-		if user(c) == "" {
-			tx.Check(detached)
-			return c.record
-		}
-		check(tx, byID(tx, store.Instances, user(c)))
-		c.moveTo(nil)
+func (s Resources) detach(call *Call, tx *store.Tx, k *Kind, detached error,
+	check func(store.Instance)) store.Resource {
+	c := s.change(call, tx, k)
+	if user(c) == "" {
+		tx.Check(detached)
 		return c.record
-	})
+	}
+	check(byID(tx, store.Instances, user(c)))
+	c.moveTo(nil)
+	return c.record
 }
 
 // DetachFloatingIP detaches a floating IP. It does not change a detached one.
-func (s Resources) DetachFloatingIP(call *Call) (store.Resource, error) {
-	return s.detach(call, FloatingIP, nil, func(tx *store.Tx, i store.Instance) {
-		detachable(tx, kindFloating, i)
-	})
+func (s Resources) DetachFloatingIP(call *Call, tx *store.Tx) store.Resource {
+	return s.detach(call, tx, FloatingIP, nil,
+		func(i store.Instance) { detachable(tx, kindFloating, i) })
 }
 
 // Ephemeral is an ephemeral address in the form of the API.
@@ -325,32 +320,27 @@ func (c *Change) attachEphemeral(i store.Instance, a Allocation) store.Resource 
 }
 
 // AttachEphemeralIP gives an instance the ephemeral address of an [Allocation].
-func (s Instances) AttachEphemeralIP(call *Call) (Ephemeral, error) {
-	return changing(s.Simulation, call, func(tx *store.Tx) Ephemeral {
-		i := lookup(s.Simulation, call, tx, store.Instances)
-		tx.Refuse(i.RunState == store.StateCreating,
-			invalidRequest("cannot attach ephemeral IP to instance in creating state"))
-		c := &Change{Simulation: s.Simulation, Tx: tx}
-		return ephemeralOf(c.attachEphemeral(i, call.Body.(Allocation)))
-	})
+func (s Instances) AttachEphemeralIP(call *Call, tx *store.Tx) Ephemeral {
+	i := lookup(s.Simulation, call, tx, store.Instances)
+	tx.Refuse(i.RunState == store.StateCreating,
+		invalidRequest("cannot attach ephemeral IP to instance in creating state"))
+	c := &Change{Simulation: s.Simulation, Tx: tx}
+	return ephemeralOf(c.attachEphemeral(i, call.Body.(Allocation)))
 }
 
 // DetachEphemeralIP releases the ephemeral address of an IP version. If version is "", the instance
 // must have only one.
-func (s Instances) DetachEphemeralIP(call *Call, version string) error {
-	return s.store.Update(func(tx *store.Tx) {
-		i := lookup(s.Simulation, call, tx, store.Instances)
-		all := within(tx, ephemeralIP, i.ID)
-		tx.Refuse(version == "" && len(all) > 1,
-			invalidRequest("instance has two ephemeral IPs; specify ip_version to select which to detach"))
-		at := slices.IndexFunc(all, func(r store.Resource) bool {
-			return version == "" || r.Name == version
-		})
-		tx.Refuse(at < 0, invalidRequest("instance does not have an ephemeral IP attached"))
-		detachable(tx, kindEphemeral, i)
-		ephemeralIP.Table().Delete(tx, all[at])
-		failHalfway(call, tx)
+func (s Instances) DetachEphemeralIP(call *Call, version string, tx *store.Tx) {
+	i := lookup(s.Simulation, call, tx, store.Instances)
+	all := within(tx, ephemeralIP, i.ID)
+	tx.Refuse(version == "" && len(all) > 1,
+		invalidRequest("instance has two ephemeral IPs; specify ip_version to select which to detach"))
+	at := slices.IndexFunc(all, func(r store.Resource) bool {
+		return version == "" || r.Name == version
 	})
+	tx.Refuse(at < 0, invalidRequest("instance does not have an ephemeral IP attached"))
+	detachable(tx, kindEphemeral, i)
+	ephemeralIP.Table().Delete(tx, all[at])
 }
 
 // releaseAddresses detaches the external addresses and subnets of an instance that is being
@@ -492,8 +482,8 @@ func (c *Change) freeSubnet(a SubnetAllocation, taken []Extent) (pool store.Reso
 const maxExternalSubnets = 32
 
 // AttachExternalSubnet attaches an external subnet to an instance of its project.
-func (s Resources) AttachExternalSubnet(call *Call) (store.Resource, error) {
-	return s.attach(call, ExternalSubnet, func(c *Change, i store.Instance) {
+func (s Resources) AttachExternalSubnet(call *Call, tx *store.Tx) store.Resource {
+	return s.attach(call, tx, ExternalSubnet, func(c *Change, i store.Instance) {
 		if user(c) != i.ID {
 			c.checkSubnet(i)
 			c.moveTo(i.ID)
@@ -516,18 +506,17 @@ func (c *Change) checkSubnet(i store.Instance) {
 }
 
 // DetachExternalSubnet detaches an external subnet from its instance.
-func (s Resources) DetachExternalSubnet(call *Call) (store.Resource, error) {
-	return s.detach(call, ExternalSubnet,
+func (s Resources) DetachExternalSubnet(call *Call, tx *store.Tx) store.Resource {
+	return s.detach(call, tx, ExternalSubnet,
 		invalidRequest("External subnet is not attached to an instance"),
-		func(tx *store.Tx, i store.Instance) {
+		func(i store.Instance) {
 			tx.Refuse(i.RunState == store.RunFailed || i.RunState == store.StateCreating,
 				invalidRequest("Cannot detach subnet from instance in %s state", i.RunState))
 		})
 }
 
 // ExternalSubnets lists the external subnets of an instance, in the order of their IDs.
-func (s Resources) ExternalSubnets(call *Call) ([]store.Resource, error) {
-	return ofInstance(s.Simulation, call, func(tx *store.Tx, id string) []store.Resource {
-		return attachedTo(tx, ExternalSubnet, id)
-	})
+func (s Resources) ExternalSubnets(call *Call, tx *store.Tx) []store.Resource {
+	id := lookup(s.Simulation, call, tx, store.Instances).ID
+	return attachedTo(tx, ExternalSubnet, id)
 }

@@ -221,7 +221,7 @@ func firmwareOf(i store.Instance) dataplane.Firmware {
 // ended records that the machine of an instance has ended by itself.
 func (s Instances) ended(id string, poweredOff bool) {
 	defer s.locks.Lock(id)()
-	i, err := reading(s.Simulation, func(tx *store.Tx) store.Instance {
+	i, err := Reading(s.Simulation, func(tx *store.Tx) store.Instance {
 		return byID(tx, store.Instances, id)
 	})
 	_, again := s.plane.SSH()[id]
@@ -248,7 +248,7 @@ func (s Instances) unplugAll(i store.Instance) error {
 
 // eachDisk calls do for each disk that is attached to an instance, under the lock of the disk.
 func (s Instances) eachDisk(what string, i store.Instance, do func(store.Disk) error) error {
-	attached, err := reading(s.Simulation, func(tx *store.Tx) []store.Disk {
+	attached, err := Reading(s.Simulation, func(tx *store.Tx) []store.Disk {
 		return tx.DisksOf(i.ID)
 	})
 	for _, d := range attached {
@@ -440,7 +440,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 		return err
 	}
 	for _, a := range attachments {
-		d, err := reading(s.Simulation, func(tx *store.Tx) store.Disk {
+		d, err := Reading(s.Simulation, func(tx *store.Tx) store.Disk {
 			return find(tx, store.Disks, owner.ID, a.selector())
 		})
 		if a.Create != nil && err != nil { // without an error, an earlier simulator has created it

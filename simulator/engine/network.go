@@ -150,8 +150,8 @@ func newStack(tx *store.Tx, subnet store.Resource, c InterfaceCreate) store.IPSt
 const reservedAddresses = 5
 
 // Interfaces lists the network interfaces of an instance.
-func (s Instances) Interfaces(call *Call) ([]store.NetworkInterface, error) {
-	return ofInstance(s.Simulation, call, (*store.Tx).Interfaces)
+func (s Instances) Interfaces(call *Call, tx *store.Tx) []store.NetworkInterface {
+	return tx.Interfaces(lookup(s.Simulation, call, tx, store.Instances).ID)
 }
 
 // findInterface finds the interface that a call names by its ID, or by its name on an instance.
@@ -179,34 +179,30 @@ func (s Instances) findInterface(call *Call, tx *store.Tx) (nic store.NetworkInt
 }
 
 // Interface reads a network interface.
-func (s Instances) Interface(call *Call) (store.NetworkInterface, error) {
-	return reading(s.Simulation, func(tx *store.Tx) store.NetworkInterface {
-		nic, _ := s.findInterface(call, tx)
-		return nic
-	})
+func (s Instances) Interface(call *Call, tx *store.Tx) store.NetworkInterface {
+	nic, _ := s.findInterface(call, tx)
+	return nic
 }
 
 // CreateInterface adds the interface of an [InterfaceCreate] to a stopped instance.
-func (s Instances) CreateInterface(call *Call) (store.NetworkInterface, error) {
+func (s Instances) CreateInterface(call *Call, tx *store.Tx) store.NetworkInterface {
 	c := call.Body.(InterfaceCreate)
-	return changing(s.Simulation, call, func(tx *store.Tx) store.NetworkInterface {
-		tx.Refuse(c.Unsupported != "", lacking(c.Unsupported))
-		i := lookup(s.Simulation, call, tx, store.Instances)
-		nics := tx.Interfaces(i.ID)
-		nic := newInterface(tx, i, nics, c)
-		tx.Refuse(i.RunState != store.RunStopped,
-			invalidRequest("Instance must be stopped to attach a new network interface"))
-		tx.Refuse(slices.ContainsFunc(nics,
-			func(n store.NetworkInterface) bool { return n.Name == c.Name }),
-			alreadyExists("instance-network-interface", c.Name))
-		tx.Refuse(len(nics) > 0 && nics[0].VPCID != nic.VPCID, invalidRequest("Networking may not span "+
-			"multiple VPCs, but the requested resource is associated with another VPC"))
-		tx.Refuse(len(nics) >= maxInterfaces,
-			invalidRequest("May not attach more than %d network interfaces", maxInterfaces))
-		call.Object = nic.Identity
-		tx.PutInterfaces(i.ID, append(nics, nic))
-		return nic
-	})
+	tx.Refuse(c.Unsupported != "", lacking(c.Unsupported))
+	i := lookup(s.Simulation, call, tx, store.Instances)
+	nics := tx.Interfaces(i.ID)
+	nic := newInterface(tx, i, nics, c)
+	tx.Refuse(i.RunState != store.RunStopped,
+		invalidRequest("Instance must be stopped to attach a new network interface"))
+	tx.Refuse(slices.ContainsFunc(nics,
+		func(n store.NetworkInterface) bool { return n.Name == c.Name }),
+		alreadyExists("instance-network-interface", c.Name))
+	tx.Refuse(len(nics) > 0 && nics[0].VPCID != nic.VPCID, invalidRequest("Networking may not span "+
+		"multiple VPCs, but the requested resource is associated with another VPC"))
+	tx.Refuse(len(nics) >= maxInterfaces,
+		invalidRequest("May not attach more than %d network interfaces", maxInterfaces))
+	call.Object = nic.Identity
+	tx.PutInterfaces(i.ID, append(nics, nic))
+	return nic
 }
 
 // InterfaceUpdate has the new values of an interface; nil keeps the name or the description.
@@ -219,62 +215,56 @@ type InterfaceUpdate struct {
 }
 
 // UpdateInterface changes an interface of a stopped instance by an [InterfaceUpdate].
-func (s Instances) UpdateInterface(call *Call) (store.NetworkInterface, error) {
+func (s Instances) UpdateInterface(call *Call, tx *store.Tx) (nic store.NetworkInterface) {
 	u := call.Body.(InterfaceUpdate)
-	return changing(s.Simulation, call, func(tx *store.Tx) (nic store.NetworkInterface) {
-		tx.Refuse(u.Unsupported != "", lacking(u.Unsupported))
-		found, i := s.findInterface(call, tx)
-		tx.Refuse(i.RunState != store.RunStopped,
-			invalidRequest("Instance must be stopped to update its network interfaces"))
-		nics := tx.Interfaces(i.ID)
-		for n := range nics {
-			if nics[n].ID != found.ID {
-				nics[n].Primary = nics[n].Primary && !u.Primary
-				continue
-			}
-			nics[n].Primary = nics[n].Primary || u.Primary
-			nics[n].Name = store.Deref(cmp.Or(u.Name, &nics[n].Name))
-			nics[n].Description = store.Deref(cmp.Or(u.Description, &nics[n].Description))
-			nics[n].Touch()
-			nic = nics[n]
+	tx.Refuse(u.Unsupported != "", lacking(u.Unsupported))
+	found, i := s.findInterface(call, tx)
+	tx.Refuse(i.RunState != store.RunStopped,
+		invalidRequest("Instance must be stopped to update its network interfaces"))
+	nics := tx.Interfaces(i.ID)
+	for n := range nics {
+		if nics[n].ID != found.ID {
+			nics[n].Primary = nics[n].Primary && !u.Primary
+			continue
 		}
-		tx.PutInterfaces(i.ID, nics)
-		return nic
-	})
+		nics[n].Primary = nics[n].Primary || u.Primary
+		nics[n].Name = store.Deref(cmp.Or(u.Name, &nics[n].Name))
+		nics[n].Description = store.Deref(cmp.Or(u.Description, &nics[n].Description))
+		nics[n].Touch()
+		nic = nics[n]
+	}
+	tx.PutInterfaces(i.ID, nics)
+	return nic
 }
 
 // DeleteInterface removes an interface from a stopped or failed instance.
-func (s Instances) DeleteInterface(call *Call) error {
-	return s.store.Update(func(tx *store.Tx) {
-		nic, i := s.findInterface(call, tx)
-		nics := tx.Interfaces(i.ID)
-		tx.Refuse(nic.Primary && len(nics) > 1, invalidRequest("The primary interface may not be "+
-			"deleted while secondary interfaces are still attached"))
-		tx.Refuse(i.RunState != store.RunStopped && i.RunState != store.RunFailed,
-			invalidRequest("Instance must be stopped or failed to detach a network interface"))
-		nics = slices.DeleteFunc(nics, func(n store.NetworkInterface) bool { return n.ID == nic.ID })
-		tx.PutInterfaces(i.ID, nics)
-		failHalfway(call, tx)
-	})
+func (s Instances) DeleteInterface(call *Call, tx *store.Tx) {
+	nic, i := s.findInterface(call, tx)
+	nics := tx.Interfaces(i.ID)
+	tx.Refuse(nic.Primary && len(nics) > 1, invalidRequest("The primary interface may not be "+
+		"deleted while secondary interfaces are still attached"))
+	tx.Refuse(i.RunState != store.RunStopped && i.RunState != store.RunFailed,
+		invalidRequest("Instance must be stopped or failed to detach a network interface"))
+	nics = slices.DeleteFunc(nics, func(n store.NetworkInterface) bool { return n.ID == nic.ID })
+	tx.PutInterfaces(i.ID, nics)
 }
 
 // ExternalIPs returns the external addresses of an instance. The one for source NAT is first (A65).
-func (s Instances) ExternalIPs(call *Call) ([]any, error) {
-	return ofInstance(s.Simulation, call, func(tx *store.Tx, id string) []any {
-		var ips []any
-		for _, n := range within(tx, natIP, id) {
-			delete(n.Fields, "instance_id")
-			ips = append(ips, n.Fields)
-		}
-		for _, r := range within(tx, ephemeralIP, id) {
-			ips = append(ips, ephemeralOf(r))
-		}
-		for _, r := range attachedTo(tx, FloatingIP, id) {
-			r.Fields["kind"] = kindFloating
-			ips = append(ips, r)
-		}
-		return ips
-	})
+func (s Instances) ExternalIPs(call *Call, tx *store.Tx) []any {
+	id := lookup(s.Simulation, call, tx, store.Instances).ID
+	var ips []any
+	for _, n := range within(tx, natIP, id) {
+		delete(n.Fields, "instance_id")
+		ips = append(ips, n.Fields)
+	}
+	for _, r := range within(tx, ephemeralIP, id) {
+		ips = append(ips, ephemeralOf(r))
+	}
+	for _, r := range attachedTo(tx, FloatingIP, id) {
+		r.Fields["kind"] = kindFloating
+		ips = append(ips, r)
+	}
+	return ips
 }
 
 // The code below checks and changes VPCs, subnets, routers, routes, gateways and firewall rules.
@@ -358,28 +348,24 @@ type Rules struct {
 }
 
 // FirewallRules reads the firewall rules of a VPC, ordered by name.
-func (s Resources) FirewallRules(call *Call) (Rules, error) {
-	return reading(s.Simulation, func(tx *store.Tx) Rules {
-		return Rules{within(tx, FirewallRule, s.lookup(call, tx, VPC).ID)}
-	})
+func (s Resources) FirewallRules(call *Call, tx *store.Tx) Rules {
+	return Rules{within(tx, FirewallRule, s.lookup(call, tx, VPC).ID)}
 }
 
 const maxRules = 1024
 
 // ReplaceFirewallRules replaces all rules of a VPC by those of a list of [ResourceInput].
-func (s Resources) ReplaceFirewallRules(call *Call) (Rules, error) {
+func (s Resources) ReplaceFirewallRules(call *Call, tx *store.Tx) Rules {
 	rules := call.Body.([]ResourceInput)
-	return changing(s.Simulation, call, func(tx *store.Tx) Rules {
-		c := s.change(call, tx, VPC)
-		checkRules(tx, c.record.Name, rules)
-		for rule := range c.each(FirewallRule, c.record.ID) {
-			rule.drop()
-		}
-		for _, rule := range rules {
-			c.create(FirewallRule, c.record, rule)
-		}
-		return Rules{within(tx, FirewallRule, c.record.ID)}
-	})
+	c := s.change(call, tx, VPC)
+	checkRules(tx, c.record.Name, rules)
+	for rule := range c.each(FirewallRule, c.record.ID) {
+		rule.drop()
+	}
+	for _, rule := range rules {
+		c.create(FirewallRule, c.record, rule)
+	}
+	return Rules{within(tx, FirewallRule, c.record.ID)}
 }
 
 func checkRules(tx *store.Tx, vpc string, rules []ResourceInput) {
@@ -471,16 +457,14 @@ func interfaceIn(c *Change) (name string, found bool) {
 }
 
 // Interfaces lists the network interfaces in a subnet.
-func (s Resources) Interfaces(call *Call) ([]store.NetworkInterface, error) {
-	return reading(s.Simulation, func(tx *store.Tx) (nics []store.NetworkInterface) {
-		r := s.lookup(call, tx, Subnet)
-		for nic := range tx.AllInterfaces() {
-			if nic.SubnetID == r.ID {
-				nics = append(nics, nic)
-			}
+func (s Resources) Interfaces(call *Call, tx *store.Tx) (nics []store.NetworkInterface) {
+	r := s.lookup(call, tx, Subnet)
+	for nic := range tx.AllInterfaces() {
+		if nic.SubnetID == r.ID {
+			nics = append(nics, nic)
 		}
-		return nics
-	})
+	}
+	return nics
 }
 
 // subnetRoute returns the name and the other fields of the route to a subnet.

@@ -189,37 +189,29 @@ func linkedPools(tx *store.Tx, k *Kind) iter.Seq[store.Resource] {
 }
 
 // PoolsOfSilo lists the pools that are linked to the silo.
-func (s Resources) PoolsOfSilo(call *Call) ([]store.Resource, error) {
-	return reading(s.Simulation, func(tx *store.Tx) (pools []store.Resource) {
-		for r := range linkedPools(tx, call.Kind) {
-			pools = append(pools, ofSilo(r))
-		}
-		return pools
-	})
+func (s Resources) PoolsOfSilo(call *Call, tx *store.Tx) (pools []store.Resource) {
+	for r := range linkedPools(tx, call.Kind) {
+		pools = append(pools, ofSilo(r))
+	}
+	return pools
 }
 
 // PoolOfSilo reads a pool that is linked to the silo.
-func (s Resources) PoolOfSilo(call *Call) (store.Resource, error) {
+func (s Resources) PoolOfSilo(call *Call, tx *store.Tx) store.Resource {
 	k := call.Kind
-	return reading(s.Simulation, func(tx *store.Tx) store.Resource {
-		r := find(tx, k.Table(), "", call.Named[k.Param])
-		if _, ok := linked(r); !ok {
-			tx.Check(notFound(k.Name, call.Named[k.Param]))
-		}
-		call.Object = r.Identity
-		return ofSilo(r)
-	})
+	r := find(tx, k.Table(), "", call.Named[k.Param])
+	if _, ok := linked(r); !ok {
+		tx.Check(notFound(k.Name, call.Named[k.Param]))
+	}
+	call.Object = r.Identity
+	return ofSilo(r)
 }
 
 // PoolsOf lists the pools of a silo for an administrator.
-func (s Resources) PoolsOf(call *Call) ([]store.Resource, error) {
-	if err := checkSilo(call.Named["silo"]); err != nil {
-		return nil, err
-	}
-	if !s.fleetAdmin() {
-		return nil, ErrForbidden
-	}
-	return s.PoolsOfSilo(call)
+func (s Resources) PoolsOf(call *Call, tx *store.Tx) []store.Resource {
+	tx.Check(checkSilo(call.Named["silo"]))
+	tx.Refuse(!s.fleetAdmin(), ErrForbidden)
+	return s.PoolsOfSilo(call, tx)
 }
 
 func checkSilo(silo store.Selector) error {
@@ -229,28 +221,13 @@ func checkSilo(silo store.Selector) error {
 	return nil
 }
 
-// ofPool calls read with a pool, for an administrator.
-func ofPool[T any](s Resources, call *Call, read func(*Change) T) (T, error) {
-	return reading(s.Simulation, func(tx *store.Tx) T { return read(s.change(call, tx, call.Kind)) })
-}
-
-func (s Resources) changePool(call *Call, change func(*Change)) error {
-	return s.store.Update(func(tx *store.Tx) {
-		c := s.change(call, tx, call.Kind)
-		change(c)
-		c.put()
-		failHalfway(call, tx)
-	})
-}
-
 // PoolLinks lists the silos of a pool.
-func (s Resources) PoolLinks(call *Call) ([]Part, error) {
-	return ofPool(s, call, func(c *Change) []Part {
-		if _, ok := linked(c.old); ok {
-			return []Part{linkOf(c.kind, c.old)}
-		}
-		return nil
-	})
+func (s Resources) PoolLinks(call *Call, tx *store.Tx) []Part {
+	c := s.change(call, tx, call.Kind)
+	if _, ok := linked(c.old); ok {
+		return []Part{linkOf(c.kind, c.old)}
+	}
+	return nil
 }
 
 // defaultPool finds the default pool that has the kind, the IP version and the type of another
@@ -273,20 +250,18 @@ type PoolLink struct {
 }
 
 // LinkPool links a pool to the silo of a [PoolLink].
-func (s Resources) LinkPool(call *Call) (link Part, err error) {
-	k, first := call.Kind, call.Body.(PoolLink).IsDefault
-	err = s.changePool(call, func(c *Change) {
-		c.Check(checkSilo(call.Body.(PoolLink).Silo))
-		_, taken := c.defaultPool(c.old)
-		_, again := linked(c.old)
-		w := words[k]
-		c.Refuse(again || first && taken && w.secondDefault == "",
-			alreadyExists(w.link, fmt.Sprintf(w.linkID, c.old.ID, siloID)))
-		c.Refuse(first && taken, invalidRequest("%s", w.secondDefault))
-		c.record.Fields[isDefault] = first
-		link = linkOf(k, c.record)
-	})
-	return link, err
+func (s Resources) LinkPool(call *Call, tx *store.Tx) Part {
+	c, link := s.change(call, tx, call.Kind), call.Body.(PoolLink)
+	c.Check(checkSilo(link.Silo))
+	_, taken := c.defaultPool(c.old)
+	_, again := linked(c.old)
+	w := words[c.kind]
+	c.Refuse(again || link.IsDefault && taken && w.secondDefault == "",
+		alreadyExists(w.link, fmt.Sprintf(w.linkID, c.old.ID, siloID)))
+	c.Refuse(link.IsDefault && taken, invalidRequest("%s", w.secondDefault))
+	c.record.Fields[isDefault] = link.IsDefault
+	c.put()
+	return linkOf(c.kind, c.record)
 }
 
 func noLink(k *Kind, pool store.Resource) error {
@@ -295,33 +270,31 @@ func noLink(k *Kind, pool store.Resource) error {
 }
 
 // UpdatePoolLink determines by a [PoolLink] whether a pool is the default pool of a silo.
-func (s Resources) UpdatePoolLink(call *Call) (link Part, err error) {
-	k, first := call.Kind, call.Body.(PoolLink).IsDefault
-	err = s.changePool(call, func(c *Change) {
-		c.Check(checkSilo(call.Named["silo"]))
-		if _, ok := linked(c.old); !ok {
-			c.Check(noLink(k, c.old))
-		}
-		c.record.Fields[isDefault] = first
-		link = linkOf(k, c.record)
-		if other, taken := c.defaultPool(c.old); first && taken && other.ID != c.old.ID {
-			other.Fields[isDefault] = false
-			k.Table().Put(c.Tx, other)
-		}
-	})
-	return link, err
+func (s Resources) UpdatePoolLink(call *Call, tx *store.Tx) Part {
+	c, first := s.change(call, tx, call.Kind), call.Body.(PoolLink).IsDefault
+	c.Check(checkSilo(call.Named["silo"]))
+	if _, ok := linked(c.old); !ok {
+		c.Check(noLink(c.kind, c.old))
+	}
+	c.record.Fields[isDefault] = first
+	if other, taken := c.defaultPool(c.old); first && taken && other.ID != c.old.ID {
+		other.Fields[isDefault] = false
+		c.kind.Table().Put(c.Tx, other)
+	}
+	c.put()
+	return linkOf(c.kind, c.record)
 }
 
 // UnlinkPool removes the link between a pool and a silo that uses no address of the pool.
-func (s Resources) UnlinkPool(call *Call) error {
-	return s.changePool(call, func(c *Change) {
-		c.Check(checkSilo(call.Named["silo"]))
-		if _, ok := linked(c.old); !ok && words[c.kind].strict {
-			c.Check(noLink(c.kind, c.old))
-		}
-		c.record.Fields[isDefault] = nil
-		c.Refuse(len(c.used()) > 0, invalidRequest("%s", words[c.kind].usedPool))
-	})
+func (s Resources) UnlinkPool(call *Call, tx *store.Tx) {
+	c := s.change(call, tx, call.Kind)
+	c.Check(checkSilo(call.Named["silo"]))
+	if _, ok := linked(c.old); !ok && words[c.kind].strict {
+		c.Check(noLink(c.kind, c.old))
+	}
+	c.record.Fields[isDefault] = nil
+	c.Refuse(len(c.used()) > 0, invalidRequest("%s", words[c.kind].usedPool))
+	c.put()
 }
 
 // used returns the addresses or subnets of the pool that are allocated, each once.
@@ -348,25 +321,22 @@ func allocated(text string) netip.Prefix {
 }
 
 // Extents lists the ranges or the members of a pool.
-func (s Resources) Extents(call *Call) ([]Part, error) {
-	return ofPool(s, call, func(c *Change) (parts []Part) {
-		for _, e := range extentsOf(c.Tx, c.old) {
-			parts = append(parts, partOf(c.kind, c.old, e))
-		}
-		return parts
-	})
+func (s Resources) Extents(call *Call, tx *store.Tx) (parts []Part) {
+	c := s.change(call, tx, call.Kind)
+	for _, e := range extentsOf(c.Tx, c.old) {
+		parts = append(parts, partOf(c.kind, c.old, e))
+	}
+	return parts
 }
 
 // AddExtent adds an [Extent] to a pool. It must not overlap with any other, in any pool.
-func (s Resources) AddExtent(call *Call) (part Part, err error) {
-	err = s.changePool(call, func(c *Change) {
-		e := call.Body.(Extent)
-		c.checkExtent(e)
-		e = made(e)
-		c.record.Fields[extents] = append(extentsOf(c.Tx, c.old), e)
-		part = partOf(c.kind, c.old, e)
-	})
-	return part, err
+func (s Resources) AddExtent(call *Call, tx *store.Tx) Part {
+	c, e := s.change(call, tx, call.Kind), call.Body.(Extent)
+	c.checkExtent(e)
+	e = made(e)
+	c.record.Fields[extents] = append(extentsOf(c.Tx, c.old), e)
+	c.put()
+	return partOf(c.kind, c.old, e)
 }
 
 func made(e Extent) Extent {
@@ -407,19 +377,19 @@ func (c *Change) checkExtent(e Extent) {
 }
 
 // RemoveExtent removes an [Extent] from which nothing is allocated.
-func (s Resources) RemoveExtent(call *Call) error {
-	return s.changePool(call, func(c *Change) {
-		e := call.Body.(Extent)
-		list := extentsOf(c.Tx, c.old)
-		rest := slices.DeleteFunc(slices.Clone(list), func(other Extent) bool {
-			return other.First == e.First && other.Last == e.Last
-		})
-		c.Refuse(len(rest) == len(list), invalidRequest(words[c.kind].missing, e))
-		c.record.Fields[extents] = rest
-		for _, p := range c.used() {
-			c.Refuse(e.contains(p.Addr()), invalidRequest("%s", words[c.kind].usedExtent))
-		}
+func (s Resources) RemoveExtent(call *Call, tx *store.Tx) {
+	c := s.change(call, tx, call.Kind)
+	e := call.Body.(Extent)
+	list := extentsOf(c.Tx, c.old)
+	rest := slices.DeleteFunc(slices.Clone(list), func(other Extent) bool {
+		return other.First == e.First && other.Last == e.Last
 	})
+	c.Refuse(len(rest) == len(list), invalidRequest(words[c.kind].missing, e))
+	c.record.Fields[extents] = rest
+	for _, p := range c.used() {
+		c.Refuse(e.contains(p.Addr()), invalidRequest("%s", words[c.kind].usedExtent))
+	}
+	c.put()
 }
 
 // PoolUtilization is the number of addresses of a pool.
@@ -429,17 +399,16 @@ type PoolUtilization struct {
 }
 
 // PoolUtilization returns how many addresses a pool has and how many of them are free.
-func (s Resources) PoolUtilization(call *Call) (PoolUtilization, error) {
-	return ofPool(s, call, func(c *Change) (u PoolUtilization) {
-		for _, e := range extentsOf(c.Tx, c.old) {
-			u.Capacity += e.size()
-		}
-		u.Remaining = u.Capacity
-		for _, p := range c.used() {
-			u.Remaining -= math.Exp2(float64(p.Addr().BitLen() - p.Bits()))
-		}
-		return u
-	})
+func (s Resources) PoolUtilization(call *Call, tx *store.Tx) (u PoolUtilization) {
+	c := s.change(call, tx, call.Kind)
+	for _, e := range extentsOf(c.Tx, c.old) {
+		u.Capacity += e.size()
+	}
+	u.Remaining = u.Capacity
+	for _, p := range c.used() {
+		u.Remaining -= math.Exp2(float64(p.Addr().BitLen() - p.Bits()))
+	}
+	return u
 }
 
 // Lot is an address lot with its blocks, in the form of the API.
@@ -502,49 +471,40 @@ func (s Resources) replace(call *Call, tx *store.Tx) store.Resource {
 }
 
 // Replace creates the settings of a port, or replaces everything except their ID.
-func (s Resources) Replace(call *Call) (store.Resource, error) {
-	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
-		return s.replace(call, tx)
-	})
+func (s Resources) Replace(call *Call, tx *store.Tx) store.Resource {
+	return s.replace(call, tx)
 }
 
 // CreateLot creates an address lot, or replaces the blocks of the lot with that name.
-func (s Resources) CreateLot(call *Call) (Lot, error) {
-	return changing(s.Simulation, call, func(tx *store.Tx) Lot {
-		return lotOf(tx, s.replace(call, tx))
-	})
+func (s Resources) CreateLot(call *Call, tx *store.Tx) Lot {
+	return lotOf(tx, s.replace(call, tx))
 }
 
 // Lot reads an address lot.
-func (s Resources) Lot(call *Call) (Lot, error) {
-	return ofPool(s, call, func(c *Change) Lot { return lotOf(c.Tx, c.old) })
+func (s Resources) Lot(call *Call, tx *store.Tx) Lot {
+	return lotOf(tx, s.change(call, tx, call.Kind).old)
 }
 
 // Blocks lists the blocks of an address lot.
-func (s Resources) Blocks(call *Call) ([]Part, error) {
-	lot, err := s.Lot(call)
-	return lot.Blocks, err
-}
+func (s Resources) Blocks(call *Call, tx *store.Tx) []Part { return s.Lot(call, tx).Blocks }
 
 // PortSettings reads the settings of a switch port.
-func (s Resources) PortSettings(call *Call) (store.Resource, error) {
-	return ofPool(s, call, func(c *Change) store.Resource { return c.old })
+func (s Resources) PortSettings(call *Call, tx *store.Tx) store.Resource {
+	return s.change(call, tx, call.Kind).old
 }
 
 // DeletePortSettings deletes settings of a switch port. The query names them.
-func (s Resources) DeletePortSettings(call *Call) error {
-	call.Named[PortSettings.Param] = call.Named["port_settings"]
+func (s Resources) DeletePortSettings(call *Call, tx *store.Tx) {
+	sel := call.Named["port_settings"]
+	call.Named[call.Kind.Param] = sel
 	var refused *Error
-	err := s.Delete(call)
-	switch {
-	case !s.fleetAdmin():
-		return ErrForbidden
-	case !call.Named["port_settings"].Given():
-		return invalidRequest("name or id required")
-	case errors.As(err, &refused) && refused.Status == http.StatusNotFound:
-		return invalidRequest("port settings not found")
+	err := tx.Try(func(tx *store.Tx) { s.Delete(call, tx) })
+	tx.Refuse(!s.fleetAdmin(), ErrForbidden)
+	tx.Refuse(!sel.Given(), invalidRequest("name or id required"))
+	if errors.As(err, &refused) && refused.Status == http.StatusNotFound {
+		err = invalidRequest("port settings not found")
 	}
-	return err
+	tx.Check(err)
 }
 
 // addressesOf returns the addresses of a lot that are in the settings of ports.

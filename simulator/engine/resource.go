@@ -208,32 +208,26 @@ func (s Resources) parent(call *Call, tx *store.Tx, k *Kind) store.Resource {
 }
 
 // View reads a record.
-func (s Resources) View(call *Call) (store.Resource, error) {
-	return reading(s.Simulation, func(tx *store.Tx) store.Resource {
-		return call.Kind.shown(s.lookup(call, tx, call.Kind))
-	})
+func (s Resources) View(call *Call, tx *store.Tx) store.Resource {
+	return call.Kind.shown(s.lookup(call, tx, call.Kind))
 }
 
 // List returns a part of the records in a parent.
-func (s Resources) List(call *Call) ([]store.Resource, error) {
-	k, w := call.Kind, call.Window
-	return reading(s.Simulation, func(tx *store.Tx) []store.Resource {
-		items := k.Table().Scan(tx, s.parent(call, tx, k).ID, w.SortBy, w.After, w.Limit)
-		for n := range items {
-			items[n] = k.shown(items[n])
-		}
-		return items
-	})
+func (s Resources) List(call *Call, tx *store.Tx) []store.Resource {
+	k := call.Kind
+	items := scan(tx, call, k.Table(), s.parent(call, tx, k).ID)
+	for n := range items {
+		items[n] = k.shown(items[n])
+	}
+	return items
 }
 
 // Create creates the record of a [ResourceInput] in a parent.
-func (s Resources) Create(call *Call) (store.Resource, error) {
-	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
-		c := &Change{Simulation: s.Simulation, Tx: tx}
-		r := c.create(call.Kind, s.parent(call, tx, call.Kind), call.Body.(ResourceInput))
-		call.Object = r.Identity
-		return call.Kind.shown(r)
-	})
+func (s Resources) Create(call *Call, tx *store.Tx) store.Resource {
+	c := &Change{Simulation: s.Simulation, Tx: tx}
+	r := c.create(call.Kind, s.parent(call, tx, call.Kind), call.Body.(ResourceInput))
+	call.Object = r.Identity
+	return call.Kind.shown(r)
 }
 
 // create creates a record and its dependents. The name is checked last, because the rack finds a
@@ -292,16 +286,14 @@ func (s Resources) change(call *Call, tx *store.Tx, k *Kind) *Change {
 }
 
 // Update changes the fields that a [ResourceInput] has.
-func (s Resources) Update(call *Call) (store.Resource, error) {
+func (s Resources) Update(call *Call, tx *store.Tx) store.Resource {
 	k, in := call.Kind, call.Body.(ResourceInput)
-	return changing(s.Simulation, call, func(tx *store.Tx) store.Resource {
-		c := s.change(call, tx, k)
-		if k.Permit != nil {
-			k.Permit(c, &in)
-		}
-		c.update(in)
-		return k.shown(c.record)
-	})
+	c := s.change(call, tx, k)
+	if k.Permit != nil {
+		k.Permit(c, &in)
+	}
+	c.update(in)
+	return k.shown(c.record)
 }
 
 // update writes the request's fields into the record. A new name that is taken is a 500, because
@@ -329,21 +321,18 @@ func (c *Change) update(in ResourceInput) {
 }
 
 // Delete deletes a record with everything that is in it, unless an object forbids it.
-func (s Resources) Delete(call *Call) error {
+func (s Resources) Delete(call *Call, tx *store.Tx) {
 	k := call.Kind
-	return s.store.Update(func(tx *store.Tx) {
-		c := s.change(call, tx, k)
-		c.cascade = call.Cascade
-		if k.Permit != nil {
-			k.Permit(c, nil)
-		}
-		for _, h := range k.Holders {
-			name, found := h.Find(c)
-			tx.Refuse(found, invalidRequest("%s", strings.ReplaceAll(h.Text, "%s", name)))
-		}
-		c.drop()
-		failHalfway(call, tx)
-	})
+	c := s.change(call, tx, k)
+	c.cascade = call.Cascade
+	if k.Permit != nil {
+		k.Permit(c, nil)
+	}
+	for _, h := range k.Holders {
+		name, found := h.Find(c)
+		tx.Refuse(found, invalidRequest("%s", strings.ReplaceAll(h.Text, "%s", name)))
+	}
+	c.drop()
 }
 
 // drop removes the record, its links and everything that is in it.
@@ -427,14 +416,12 @@ func linkedTo[T store.Record](tx *store.Tx, t store.Table[T], k *Kind, id string
 }
 
 // Members lists the instances in a group.
-func (s Resources) Members(call *Call) ([]Member, error) {
-	return reading(s.Simulation, func(tx *store.Tx) (members []Member) {
-		g := s.lookup(call, tx, call.Kind)
-		for _, i := range linkedTo(tx, store.Instances, call.Kind, g.ID) {
-			members = append(members, memberOf(i))
-		}
-		return members
-	})
+func (s Resources) Members(call *Call, tx *store.Tx) (members []Member) {
+	g := s.lookup(call, tx, call.Kind)
+	for _, i := range linkedTo(tx, store.Instances, call.Kind, g.ID) {
+		members = append(members, memberOf(i))
+	}
+	return members
 }
 
 func (s Resources) membership(call *Call, tx *store.Tx) (group store.Resource, i store.Instance,
@@ -452,11 +439,9 @@ func (s Resources) member(call *Call, tx *store.Tx) (group store.Resource, i sto
 }
 
 // Member reads an instance in a group.
-func (s Resources) Member(call *Call) (Member, error) {
-	return reading(s.Simulation, func(tx *store.Tx) Member {
-		_, i := s.member(call, tx)
-		return memberOf(i)
-	})
+func (s Resources) Member(call *Call, tx *store.Tx) Member {
+	_, i := s.member(call, tx)
+	return memberOf(i)
 }
 
 // These are the rack's limits of groups.
@@ -466,37 +451,31 @@ const (
 )
 
 // AddMember adds a stopped instance to a group. The answer shows it as stopped.
-func (s Resources) AddMember(call *Call) (Member, error) {
+func (s Resources) AddMember(call *Call, tx *store.Tx) Member {
 	k := call.Kind
 	policy := strings.TrimSuffix(k.Name, "-group")
-	return changing(s.Simulation, call, func(tx *store.Tx) Member {
-		group, i, in := s.membership(call, tx)
-		tx.Refuse(len(tx.Linked(k.Name, group.ID)) >= maxMembers, invalidRequest("%s group already has "+
-			"maximum allowed members (%d)", strings.ToUpper(policy[:1])+policy[1:], maxMembers))
-		tx.Refuse(len(tx.Linked(k.Name, i.ID)) >= maxGroups,
-			invalidRequest("Instance already belongs to maximum allowed %s groups (%d)", policy, maxGroups))
-		tx.Refuse(i.Active(),
-			invalidRequest("Instance cannot be added to %s group with reservation", policy))
-		tx.Refuse(in, alreadyExists(k.Name+"-member", i.ID))
-		tx.Link(k.Name, i.ID, group.ID)
-		i.RunState = store.RunStopped
-		return memberOf(i)
-	})
+	group, i, in := s.membership(call, tx)
+	tx.Refuse(len(tx.Linked(k.Name, group.ID)) >= maxMembers, invalidRequest("%s group already has "+
+		"maximum allowed members (%d)", strings.ToUpper(policy[:1])+policy[1:], maxMembers))
+	tx.Refuse(len(tx.Linked(k.Name, i.ID)) >= maxGroups,
+		invalidRequest("Instance already belongs to maximum allowed %s groups (%d)", policy, maxGroups))
+	tx.Refuse(i.Active(),
+		invalidRequest("Instance cannot be added to %s group with reservation", policy))
+	tx.Refuse(in, alreadyExists(k.Name+"-member", i.ID))
+	tx.Link(k.Name, i.ID, group.ID)
+	i.RunState = store.RunStopped
+	return memberOf(i)
 }
 
 // RemoveMember removes an instance from a group.
-func (s Resources) RemoveMember(call *Call) error {
-	return s.store.Update(func(tx *store.Tx) {
-		group, i := s.member(call, tx)
-		tx.Unlink(call.Kind.Name, i.ID, group.ID)
-		failHalfway(call, tx)
-	})
+func (s Resources) RemoveMember(call *Call, tx *store.Tx) {
+	group, i := s.member(call, tx)
+	tx.Unlink(call.Kind.Name, i.ID, group.ID)
 }
 
 // OfInstance lists the records of a kind that are linked to an instance: its groups, or its SSH
 // keys.
-func (s Resources) OfInstance(call *Call) ([]store.Resource, error) {
-	return ofInstance(s.Simulation, call, func(tx *store.Tx, id string) []store.Resource {
-		return linkedTo(tx, call.Kind.Table(), call.Kind, id)
-	})
+func (s Resources) OfInstance(call *Call, tx *store.Tx) []store.Resource {
+	id := lookup(s.Simulation, call, tx, store.Instances).ID
+	return linkedTo(tx, call.Kind.Table(), call.Kind, id)
 }

@@ -9,21 +9,19 @@ import (
 type Silo struct{ *Simulation }
 
 // Projects lists the projects.
-func (s Silo) Projects(call *Call) ([]store.Project, error) {
+func (s Silo) Projects(call *Call, tx *store.Tx) []store.Project {
 	if s.Switches().Role == adminapi.RoleNone {
-		return []store.Project{}, nil
+		return []store.Project{}
 	}
-	return listOfSilo(s.Simulation, store.Projects, call.Window)
+	return scan(tx, call, store.Projects, "")
 }
 
 // Project reads a project.
-func (s Silo) Project(call *Call) (store.Project, error) {
-	return reading(s.Simulation, func(tx *store.Tx) store.Project {
-		p := find(tx, store.Projects, "", call.Named["project"])
-		call.Object = p.Identity
-		s.allow(call, tx, "project", call.Named["project"])
-		return p
-	})
+func (s Silo) Project(call *Call, tx *store.Tx) store.Project {
+	p := find(tx, store.Projects, "", call.Named["project"])
+	call.Object = p.Identity
+	s.allow(call, tx, "project", call.Named["project"])
+	return p
 }
 
 var (
@@ -41,17 +39,15 @@ type SiloView struct {
 }
 
 // View reads the user's own silo. Another silo does not exist for the user.
-func (s Silo) View(call *Call) (silo SiloView, err error) {
-	if err := checkSilo(call.Named["silo"]); err != nil {
-		return silo, err
-	}
-	user, err := s.User(call)
-	silo = SiloView{Identity: store.Identity{ID: siloID, Name: siloName,
+func (s Silo) View(call *Call, tx *store.Tx) SiloView {
+	tx.Check(checkSilo(call.Named["silo"]))
+	user := s.User(call, tx)
+	silo := SiloView{Identity: store.Identity{ID: siloID, Name: siloName,
 		Description: "made by the simulator", TimeCreated: user.TimeCreated,
 		TimeModified: user.TimeCreated}, Discoverable: true, IdentityMode: "local_only",
 		MappedFleetRoles: map[string][]string{}}
 	call.Object = silo.Identity
-	return silo, err
+	return silo
 }
 
 // User is the user that every token belongs to.
@@ -67,14 +63,13 @@ type User struct {
 }
 
 // User reads the user that every token belongs to. The user is as old as the silo's first project.
-func (s Silo) User(*Call) (User, error) {
-	first, err := listOfSilo(s.Simulation, store.Projects, Window{SortBy: store.ByName, Limit: 1})
+func (s Silo) User(_ *Call, tx *store.Tx) User {
 	var at store.Timestamp
-	if len(first) > 0 {
-		at = first[0].TimeCreated
+	for _, first := range store.Projects.Scan(tx, "", store.ByName, nil, 1) {
+		at = first.TimeCreated
 	}
 	return User{ID: userID, DisplayName: siloName, SiloID: siloID, TimeCreated: at, TimeModified: at,
-		FleetViewer: s.fleetAdmin(), SiloName: siloName}, err
+		FleetViewer: s.fleetAdmin(), SiloName: siloName}
 }
 
 // AccessToken describes a token to its user, without the token itself.
@@ -88,14 +83,14 @@ type AccessToken struct {
 func (t AccessToken) Ident() store.Identity { return store.Identity{ID: t.ID, Name: t.ID} }
 
 // AccessTokens returns the user's only token. It never expires, even if the rack reports an expiry.
-func (s Silo) AccessTokens(call *Call) ([]AccessToken, error) {
-	user, err := s.User(call)
-	token := AccessToken{ID: store.DerivedID("token", siloName), TimeCreated: user.TimeCreated}
+func (s Silo) AccessTokens(call *Call, tx *store.Tx) []AccessToken {
+	token := AccessToken{ID: store.DerivedID("token", siloName),
+		TimeCreated: s.User(call, tx).TimeCreated}
 	if at := s.config.TokenExpires; !at.IsZero() {
 		expires := store.Timestamp{Time: at.UTC()}
 		token.TimeExpires = &expires
 	}
-	return []AccessToken{token}, err
+	return []AccessToken{token}
 }
 
 // ResourceCounts are amounts of the resources that instances and disks use.
@@ -130,46 +125,38 @@ type Rack struct {
 func (r Rack) Ident() store.Identity { return store.Identity{ID: r.ID, Name: r.ID} }
 
 // Racks lists the fleet's only rack (A21).
-func (s Silo) Racks(call *Call) ([]Rack, error) {
-	user, err := s.User(call)
-	return []Rack{{store.DerivedID("rack", siloName), user.TimeCreated, user.TimeCreated}},
-		s.seesFleet(err)
+func (s Silo) Racks(call *Call, tx *store.Tx) []Rack {
+	tx.Refuse(!s.fleetAdmin(), ErrForbidden)
+	at := s.User(call, tx).TimeCreated
+	return []Rack{{store.DerivedID("rack", siloName), at, at}}
 }
 
 // AllQuotas lists the quotas of all silos (A21).
-func (s Silo) AllQuotas(call *Call) ([]SiloQuotas, error) {
-	u, err := s.Utilization(call)
-	return []SiloQuotas{{siloID, u.Capacity}}, s.seesFleet(err)
+func (s Silo) AllQuotas(call *Call, tx *store.Tx) []SiloQuotas {
+	tx.Refuse(!s.fleetAdmin(), ErrForbidden)
+	return []SiloQuotas{{siloID, s.Utilization(call, tx).Capacity}}
 }
 
 // AllUtilization lists the utilization of all silos (A21).
-func (s Silo) AllUtilization(call *Call) ([]SiloUtilization, error) {
-	u, err := s.Utilization(call)
-	return []SiloUtilization{{siloID, siloName, u.Provisioned, u.Capacity}}, s.seesFleet(err)
-}
-
-func (s Silo) seesFleet(err error) error {
-	if err == nil && !s.fleetAdmin() {
-		err = ErrForbidden
-	}
-	return err
+func (s Silo) AllUtilization(call *Call, tx *store.Tx) []SiloUtilization {
+	tx.Refuse(!s.fleetAdmin(), ErrForbidden)
+	u := s.Utilization(call, tx)
+	return []SiloUtilization{{siloID, siloName, u.Provisioned, u.Capacity}}
 }
 
 // Utilization returns the silo's utilization, which every user of the silo may read (A15). It
 // counts the CPUs and the memory of an instance while it is not stopped (A20).
-func (s Silo) Utilization(*Call) (Utilization, error) {
+func (s Silo) Utilization(_ *Call, tx *store.Tx) Utilization {
 	u := Utilization{Capacity: ResourceCounts{CPUs: 1024, Memory: 4 * tebibyte,
 		Storage: int64(s.Switches().QuotaBytes)}}
-	err := s.store.View(func(tx *store.Tx) {
-		for i := range store.Instances.All(tx) {
-			if i.Active() {
-				u.Provisioned.CPUs += int64(i.NCPUs)
-				u.Provisioned.Memory += i.Memory
-			}
+	for i := range store.Instances.All(tx) {
+		if i.Active() {
+			u.Provisioned.CPUs += int64(i.NCPUs)
+			u.Provisioned.Memory += i.Memory
 		}
-		u.Provisioned.Storage = tx.Storage()
-	})
-	return u, err
+	}
+	u.Provisioned.Storage = tx.Storage()
+	return u
 }
 
 // SiloQuotas are the quotas of a silo.
@@ -187,16 +174,14 @@ type SiloUtilization struct {
 }
 
 // Quotas returns the quotas of the silo, if the caller names their own (A21).
-func (s Silo) Quotas(call *Call) (SiloQuotas, error) {
-	u, err := s.UtilizationOf(call)
-	return SiloQuotas{u.SiloID, u.Allocated}, err
+func (s Silo) Quotas(call *Call, tx *store.Tx) SiloQuotas {
+	u := s.UtilizationOf(call, tx)
+	return SiloQuotas{u.SiloID, u.Allocated}
 }
 
 // UtilizationOf returns the utilization of the silo, if the caller names their own (A21).
-func (s Silo) UtilizationOf(call *Call) (SiloUtilization, error) {
-	if err := checkSilo(call.Named["silo"]); err != nil {
-		return SiloUtilization{}, err
-	}
-	u, err := s.Utilization(call)
-	return SiloUtilization{siloID, siloName, u.Provisioned, u.Capacity}, err
+func (s Silo) UtilizationOf(call *Call, tx *store.Tx) SiloUtilization {
+	tx.Check(checkSilo(call.Named["silo"]))
+	u := s.Utilization(call, tx)
+	return SiloUtilization{siloID, siloName, u.Provisioned, u.Capacity}
 }

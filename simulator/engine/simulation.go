@@ -4,9 +4,9 @@
 // [Open] opens a [Simulation]: it completes the unfinished work of an earlier simulator, and gives
 // running instances their devices. The operations are grouped: [Disks], [Snapshots], [Images],
 // [Instances], [Attachments], [Silo] and [Resources], which are only records. Each operation gets a
-// [Call], which tells whether the request may change anything and which faults apply to it. A
-// refusal is an [Error] in the rack's form. In a transaction it ends the transaction
-// ([store.Tx.Check]).
+// [Call], which has the request, and the faults that apply to it. A refusal is an [Error] in the
+// rack's form. In a transaction it ends the transaction ([store.Tx.Check]). An operation that needs
+// only the records runs in a transaction of its caller ([Reading], [Changing]).
 //
 // An operation decides in a transaction over the records, and then works on the data plane while it
 // holds the locks of its objects. Work that takes long, or that callers see half done, has a state
@@ -453,7 +453,7 @@ func (r *Simulation) noSpace(more int64) bool {
 	if now.Full || unfreed == 0 {
 		return now.Full
 	}
-	used, err := reading(r, (*store.Tx).Storage)
+	used, err := Reading(r, (*store.Tx).Storage)
 	return err != nil || used+more > int64(now.QuotaBytes)-unfreed
 }
 

@@ -21,19 +21,17 @@ type SnapshotCreate struct {
 type Snapshots struct{ *Simulation }
 
 // List lists the snapshots of a project.
-func (s Snapshots) List(call *Call) ([]store.Snapshot, error) {
-	records, err := list(s.Simulation, call, store.Snapshots)
-	shown := make([]store.Snapshot, len(records))
-	for i := range records {
-		shown[i] = records[i].Snapshot
+func (s Snapshots) List(call *Call, tx *store.Tx) []store.Snapshot {
+	shown := []store.Snapshot{}
+	for _, record := range scan(tx, call, store.Snapshots, s.project(call, tx).ID) {
+		shown = append(shown, record.Snapshot)
 	}
-	return shown, err
+	return shown
 }
 
 // View reads a snapshot.
-func (s Snapshots) View(call *Call) (store.Snapshot, error) {
-	record, err := view(s.Simulation, call, store.Snapshots)
-	return record.Snapshot, err
+func (s Snapshots) View(call *Call, tx *store.Tx) store.Snapshot {
+	return lookup(s.Simulation, call, tx, store.Snapshots).Snapshot
 }
 
 // Create runs the rack's saga for a [SnapshotCreate], and returns when the snapshot is ready. In
@@ -41,7 +39,7 @@ func (s Snapshots) View(call *Call) (store.Snapshot, error) {
 // maintenance (A38).
 func (s Snapshots) Create(call *Call) (store.Snapshot, error) {
 	c := call.Body.(SnapshotCreate)
-	d, err := reading(s.Simulation, func(tx *store.Tx) store.Disk {
+	d, err := Reading(s.Simulation, func(tx *store.Tx) store.Disk {
 		owner := s.project(call, tx)
 		d := find(tx, store.Disks, owner.ID, c.Disk)
 		tx.Refuse(d.ProjectID != owner.ID,
@@ -173,11 +171,11 @@ const maxWord = 64
 type Images struct{ *Simulation }
 
 // List returns the images of a project or, without a project, of the silo (A44).
-func (s Images) List(call *Call) ([]store.Image, error) {
+func (s Images) List(call *Call, tx *store.Tx) []store.Image {
 	if call.Named["project"].Given() {
-		return list(s.Simulation, call, store.Images)
+		return scan(tx, call, store.Images, s.project(call, tx).ID)
 	}
-	return listOfSilo(s.Simulation, store.Images, call.Window)
+	return scan(tx, call, store.Images, "")
 }
 
 // Create creates the image of an [ImageCreate] from a snapshot, in a project or, without a project,
@@ -210,7 +208,7 @@ func (s Images) Create(call *Call) (store.Image, error) {
 		s.plane.SnapshotPath(c.SnapshotID), img.Size)
 	if err == nil {
 		err = s.store.Update(func(tx *store.Tx) {
-			failHalfway(call, tx)
+			tx.Refuse(call.Unwind, errInternal)
 			tx.Check(cmp.Or(checkDescription(c.Description), checkLength(c.OS, maxWord),
 				checkLength(c.Version, maxWord)))
 			putImage(tx, "project-image", img)

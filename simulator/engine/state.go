@@ -68,7 +68,7 @@ func (r *Simulation) Machines() (all []adminapi.Machine) {
 
 // Version returns the version of the records.
 func (r *Simulation) Version() (version int, err error) {
-	return reading(r, func(tx *store.Tx) int { return tx.ID() })
+	return Reading(r, func(tx *store.Tx) int { return tx.ID() })
 }
 
 // collect decodes every record of a table into the admin listener's type, which has the same JSON
