@@ -318,16 +318,21 @@ func TestTheAdminListenerAnswersEveryRouteThatItLists(t *testing.T) {
 	}
 }
 
-func TestAnUnknownFieldIsRefusedWithAListOfTheKnownFields(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	for path, want := range map[string]string{"/faults": "response.status", "/switches": "hotplug"} {
-		method := map[string]string{"/faults": "POST", "/switches": "PATCH"}[path]
-		w := r.askAdmin(method, path, `{"colour": 1}`, "*/*")
-		if text := w.Body.String(); w.Code != http.StatusBadRequest ||
-			!strings.Contains(text, `"colour"`) || !strings.Contains(text, want) {
-			t.Errorf("%s: HTTP %d: %s", path, w.Code, text)
+// refuses demands that the admin listener refuses a request with these texts.
+func (r *rackServer) refuses(method, path, body string, want ...string) {
+	r.t.Helper()
+	w := r.askAdmin(method, path, body, "*/*")
+	for _, part := range want {
+		if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), part) {
+			r.t.Errorf("%s %s %s: HTTP %d: %s, want 400 with %q", method, path, body, w.Code, w.Body, part)
 		}
 	}
+}
+
+func TestAnUnknownFieldIsRefusedWithAListOfTheKnownFields(t *testing.T) {
+	r := serveRack(t, engine.Config{})
+	r.refuses("POST", "/faults", `{"colour": 1}`, `"colour"`, "response.status")
+	r.refuses("PATCH", "/switches", `{"colour": 1}`, `"colour"`, "hotplug")
 }
 
 func TestInvalidHotplugModesAreRefused(t *testing.T) {
@@ -364,10 +369,7 @@ func TestAnInvalidDiskFaultIsRefused(t *testing.T) {
 		`{"on": ["read"], "fired": 1}`:                 "count",
 		`{"on": ["read"], "colour": 1}`:                "known are on, from",
 	} {
-		w := r.askAdmin("POST", path, body, "*/*")
-		if text := w.Body.String(); w.Code != http.StatusBadRequest || !strings.Contains(text, want) {
-			t.Errorf("%s: HTTP %d: %s, want 400 with %q", body, w.Code, text, want)
-		}
+		r.refuses("POST", path, body, want)
 	}
 	if w := r.askAdmin("GET", path, "", "*/*"); strings.TrimSpace(w.Body.String()) != "[]" {
 		t.Errorf("the disk has the faults %s, want none", w.Body)
@@ -392,11 +394,7 @@ func TestFaultsAndRecordsAreLimited(t *testing.T) {
 				t.Fatalf("%s, fault %d: HTTP %d: %s", path, n, w.Code, w.Body)
 			}
 		}
-		w := r.askAdmin("POST", path, fault, "*/*")
-		if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "are 256") ||
-			!strings.Contains(w.Body.String(), "DELETE "+path) {
-			t.Errorf("%s, one more: HTTP %d: %s", path, w.Code, w.Body)
-		}
+		r.refuses("POST", path, fault, "are 256", "DELETE "+path)
 	}
 	r.Faults.Clear()
 	r.update(func(tx *store.Tx, _ string) error { // all records but one that a rack can have
@@ -417,8 +415,5 @@ func TestFaultsAndRecordsAreLimited(t *testing.T) {
 
 func TestDisksThatArePlainFilesCannotFail(t *testing.T) {
 	r := serveRack(t, engine.Config{})
-	w := r.askAdmin("POST", "/disks/"+r.disk("d").ID+"/faults", `{"on": ["read"]}`, "*/*")
-	if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "--disks=fuse") {
-		t.Errorf("HTTP %d: %s, want 400 that says how to have such disks", w.Code, w.Body)
-	}
+	r.refuses("POST", "/disks/"+r.disk("d").ID+"/faults", `{"on": ["read"]}`, "--disks=fuse")
 }

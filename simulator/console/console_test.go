@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -70,13 +71,32 @@ func testConsole(forwarded *[]string) *Console {
 	return c
 }
 
+// ask sends a request in the form "METHOD PATH" to a handler, with a form in its body unless that
+// is nil. header has names and values alternately; a header of "" is not sent.
+func ask(h http.Handler, request string, form url.Values, header ...string) (
+	w *httptest.ResponseRecorder) {
+	method, path, _ := strings.Cut(request, " ")
+	r := httptest.NewRequest(method, path, strings.NewReader(form.Encode()))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	for i := 0; i < len(header); i += 2 {
+		if header[i+1] != "" || header[i] == "Host" {
+			r.Header.Set(header[i], header[i+1])
+		}
+	}
+	if host, given := r.Header["Host"]; given {
+		r.Host = host[0]
+	}
+	w = httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
 func TestHostileTextsAreShownEscaped(t *testing.T) {
 	c := testConsole(nil)
 	for _, path := range []string{"/", "/?disk=" + url.QueryEscape(hostile),
 		"/?said=" + url.QueryEscape(hostile), "/console/disks/00000000-0000-0000-0000-00000000000d",
 		"/console/disks/e", "/console/disks/" + url.PathEscape(hostile), "/routes"} {
-		w := httptest.NewRecorder()
-		c.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		w := ask(c.Handler(), "GET "+path, nil)
 		text := w.Body.String()
 		for _, never := range []string{"<script>", "\x1b", "\u202e", "oxide-token-secret"} {
 			if strings.Contains(text, never) {
@@ -138,23 +158,13 @@ func TestAPageOfAnotherOriginChangesNothing(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			forwarded = nil
-			method, path, _ := strings.Cut(test.request, " ")
 			form, token := url.Values{"do": {"disarm 1"}}, test.token
-			if path == actionPath {
+			if test.request == "POST "+actionPath {
 				form.Set("token", token)
 				token = ""
 			}
-			r := httptest.NewRequest(method, path, strings.NewReader(form.Encode()))
-			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-			r.Host = test.host
-			for name, value := range map[string]string{"Origin": test.origin,
-				"Sec-Fetch-Site": test.site, tokenHeader: token} {
-				if value != "" {
-					r.Header.Set(name, value)
-				}
-			}
-			w := httptest.NewRecorder()
-			handler.ServeHTTP(w, r)
+			w := ask(handler, test.request, form, "Host", test.host, "Origin", test.origin,
+				"Sec-Fetch-Site", test.site, tokenHeader, token)
 			switch {
 			case test.refused == "" && (w.Code != http.StatusOK || len(forwarded) != 1):
 				t.Errorf("HTTP %d: %s, and %q were done", w.Code, w.Body, forwarded)
@@ -186,14 +196,12 @@ func TestAFormBecomesARequest(t *testing.T) {
 			forwarded = append(forwarded, method+" "+path)
 			return http.StatusAccepted, nil
 		}
-		r := httptest.NewRequest(http.MethodPost, actionPath, strings.NewReader(test.form))
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		w := httptest.NewRecorder()
-		c.act(w, r)
-		got := strings.Join(forwarded, "\n")
-		if got == "" {
-			got = w.Body.String()
+		form, err := url.ParseQuery(test.form)
+		if err != nil {
+			t.Fatal(err)
 		}
+		w := ask(http.HandlerFunc(c.act), "POST "+actionPath, form)
+		got := cmp.Or(strings.Join(forwarded, "\n"), w.Body.String())
 		if !strings.HasPrefix(got, test.want) || test.want == "" {
 			t.Errorf("%s: %q, want %q", test.form, got, test.want)
 		}
@@ -203,8 +211,7 @@ func TestAFormBecomesARequest(t *testing.T) {
 func TestAPageWithoutItsScriptReloadsUnlessItIsPaused(t *testing.T) {
 	for path, want := range map[string]bool{"/": true, "/?disk=x": true, "/console/disks/e": true,
 		"/?pause": false, "/routes": false} {
-		w := httptest.NewRecorder()
-		testConsole(nil).Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		w := ask(testConsole(nil).Handler(), "GET "+path, nil)
 		if strings.Contains(w.Body.String(), `<noscript><meta http-equiv="refresh"`) != want {
 			t.Errorf("GET %s reloads: %t, want %t", path, !want, want)
 		}
@@ -214,10 +221,7 @@ func TestAPageWithoutItsScriptReloadsUnlessItIsPaused(t *testing.T) {
 func TestAPageIsSentAgainOnlyWhenItHasChanged(t *testing.T) {
 	for _, path := range []string{"/", "/?disk=e", "/console/disks/e", "/console/disks/gone"} {
 		get := func(c *Console, tag string) *httptest.ResponseRecorder {
-			w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil)
-			r.Header.Set("If-None-Match", tag)
-			c.Handler().ServeHTTP(w, r)
-			return w
+			return ask(c.Handler(), "GET "+path, nil, "If-None-Match", tag)
 		}
 		same, reads := testConsole(nil), 0
 		state := same.State
@@ -266,11 +270,7 @@ func TestAFormWithoutTheScriptRedirectsToItsPage(t *testing.T) {
 	} {
 		c := testConsole(new([]string))
 		form := url.Values{"do": {"disarm 1"}, "back": {back}}
-		r := httptest.NewRequest(http.MethodPost, actionPath, strings.NewReader(form.Encode()))
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		r.Header.Set("Accept", "text/html")
-		w := httptest.NewRecorder()
-		c.act(w, r)
+		w := ask(http.HandlerFunc(c.act), "POST "+actionPath, form, "Accept", "text/html")
 		if got := w.Header().Get("Location"); w.Code != http.StatusSeeOther || got != want {
 			t.Errorf("back to %q: HTTP %d to %q, want %q", back, w.Code, got, want)
 		}

@@ -419,7 +419,8 @@ func (s Instances) insert(call *Call, c InstanceCreate) (i store.Instance, owner
 		tx.Check(checkDescription(i.Description))
 		tx.Refuse(store.Instances.Taken(tx, owner.ID, i.Name), alreadyExists("instance", i.Name))
 		nics := newInterfaces(tx, i, c.Interfaces)
-		tx.InsertInstance(i, nics)
+		tx.PutInterfaces(i.ID, nics)
+		store.Instances.Put(tx, i)
 		tx.OpenSaga(i.ID, c)
 		keys, groups := linksOf(tx, owner.ID, c)
 		for _, id := range keys {

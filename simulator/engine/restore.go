@@ -23,7 +23,7 @@ import (
 func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) {
-		for _, step := range append(first, prepare, settleDeleted, settleInstances, seed.network) {
+		for _, step := range append(first, prepare, store.ReleaseDeleted, settleInstances, seed.network) {
 			step(t)
 		}
 	})
@@ -262,7 +262,8 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) string {
 		nics, err = []store.NetworkInterface{}, nil
 	}
 	tx.Check(err)
-	tx.InsertInstance(i, nics)
+	tx.PutInterfaces(i.ID, nics)
+	store.Instances.Put(tx, i)
 	return i.ID
 }
 

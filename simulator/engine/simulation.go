@@ -429,14 +429,6 @@ func (r *Simulation) free(call *Call, id string, size int64, remove func(id stri
 	return nil
 }
 
-// settleDeleted frees the quota of objects that were deleted before a restart. Reconcile removes
-// their files.
-func settleDeleted(tx *store.Tx) {
-	for _, id := range tx.DeferredReleases() {
-		tx.ReleaseDeferred(id)
-	}
-}
-
 // release frees the quota of a deleted object, now or after the delay (A68).
 func release(tx *store.Tx, id string, size int64, now adminapi.Switches) {
 	if now.FreeDelay > 0 && !now.QuotaFirst {

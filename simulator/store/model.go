@@ -238,12 +238,6 @@ func DerivedID(words ...string) string {
 // namespace is the UUID namespace of derived IDs.
 var namespace = uuid.MustParse("e1a6c2d4-5c0b-4d0e-9a7b-6f1d2f6c0de5")
 
-// InsertInstance adds the record of an instance with its network interfaces.
-func (tx *Tx) InsertInstance(i Instance, nics []NetworkInterface) {
-	tx.PutInterfaces(i.ID, nics)
-	Instances.Put(tx, i)
-}
-
 // DeleteInstance removes the record of an instance and detaches its disks.
 func (tx *Tx) DeleteInstance(i Instance) {
 	for _, d := range tx.DisksOf(i.ID) {

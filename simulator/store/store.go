@@ -494,8 +494,12 @@ func (tx *Tx) ReleaseDeferred(id string) {
 	tx.drop(bucketUnfreed, id)
 }
 
-// DeferredReleases lists the deleted objects that the quota still counts.
-func (tx *Tx) DeferredReleases() []string { return tx.keys(bucketUnfreed, "") }
+// ReleaseDeleted frees the quota of every object that was deleted before a restart.
+func ReleaseDeleted(tx *Tx) {
+	for _, id := range tx.keys(bucketUnfreed, "") {
+		tx.ReleaseDeferred(id)
+	}
+}
 
 // OpenSaga records the request of a creation that has begun, so that a restart can complete it.
 func (tx *Tx) OpenSaga(id string, request any) { tx.put(bucketSagas, id, request) }
