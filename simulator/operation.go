@@ -92,10 +92,6 @@ var served = withResources(withPools(map[string]*operation{
 
 	"instance_ssh_public_key_list": {kind: engine.SSHKey, list: true,
 		serve: listed(engine.Resources.OfInstance)},
-	"instance_affinity_group_list": {kind: engine.AffinityGroup, list: true,
-		serve: listed(engine.Resources.OfInstance)},
-	"instance_anti_affinity_group_list": {kind: engine.AntiAffinityGroup, list: true,
-		serve: listed(engine.Resources.OfInstance)},
 
 	"floating_ip_attach": {selectors: inProject, body: parseFloatingIPAttach,
 		serve: change(http.StatusAccepted, engine.Resources.AttachFloatingIP)},
@@ -369,13 +365,15 @@ func noGroups(s engine.Silo, call *engine.Call, tx *store.Tx) []struct{} {
 	return nil
 }
 
-// withResources adds the operations on the members of groups, and the operations on the engine's
+// withResources adds the operations on groups and their members, and the operations on the engine's
 // kinds of resources. The name of the latter is that of a kind and a verb.
 func withResources(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
 	for _, k := range []*engine.Kind{engine.AffinityGroup, engine.AntiAffinityGroup} {
 		name := k.Operation + "_member_"
 		maps.Copy(all, map[string]*operation{
+			"instance_" + k.Operation + "_list": {kind: k, list: true,
+				serve: listed(engine.Resources.OfInstance)},
 			name + "list": {kind: k, list: true, selectors: k.Ancestors(),
 				serve: listed(engine.Resources.Members)},
 			name + "instance_view": {kind: k, selectors: k.Ancestors(),

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"reflect"
@@ -396,20 +397,15 @@ const coveragePage = "../docs/operations.md"
 
 // coverage returns the page that lists which operations of the rack the simulator serves.
 func coverage() (page string, served int) {
-	type group struct{ served, lacking []string }
-	groups := map[string]*group{}
+	rows := map[string][2][]string{} // the operations that are served, and the others
 	for _, op := range routes {
 		path, _, _ := strings.Cut(strings.Join(op.path, "/"), "/{")
-		key := "/" + path
-		if groups[key] == nil {
-			groups[key] = &group{}
-		}
+		row, column := rows[path], 1
 		if op.serve != nil {
-			served++
-			groups[key].served = append(groups[key].served, "`"+op.name+"`")
-		} else {
-			groups[key].lacking = append(groups[key].lacking, "`"+op.name+"`")
+			served, column = served+1, 0
 		}
+		row[column] = append(row[column], "`"+op.name+"`")
+		rows[path] = row
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, `# Operations of the simulated rack
@@ -424,15 +420,9 @@ packet follows a route, a firewall rule or an external address.
 | path up to its first parameter | served | 501 |
 |---|---|---|
 `, served, len(routes), apiVersion)
-	var keys []string
-	for key := range groups {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	for _, key := range keys {
-		g := groups[key]
-		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", key, strings.Join(g.served, ", "),
-			strings.Join(g.lacking, ", "))
+	for _, path := range slices.Sorted(maps.Keys(rows)) {
+		fmt.Fprintf(&b, "| `/%s` | %s | %s |\n", path, strings.Join(rows[path][0], ", "),
+			strings.Join(rows[path][1], ", "))
 	}
 	return b.String(), served
 }
