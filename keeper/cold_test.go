@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -23,9 +22,6 @@ import (
 )
 
 func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
-	pod := func(change func(*corev1.Pod)) func(*fixture) {
-		return func(w *fixture) { keepertest.Edit(w.api, "shop", "db-data", change) }
-	}
 	ended := func(name string, o outcome) func(*fixture) {
 		return func(w *fixture) {
 			o.Instance = instanceOf(name)
@@ -66,9 +62,8 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			w.Config.NodeName = "a"
 			w.wait("a", "new")
 		}, "no further volume has begun to wait"},
-		{"cordoned", func(w *fixture) {
-			w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
-		}, "somebody cordoned this node"},
+		{"cordoned", on("", "a", func(n *corev1.Node) { n.Spec.Unschedulable = true }),
+			"somebody cordoned this node"},
 		{"not ready", func(w *fixture) { w.lose("a") }, "the node is not ready"},
 		{"the attacher does not try", func(w *fixture) { w.clock = w.clock.Add(staleAfter) },
 			"the attacher has not tried for 10m0s"},
@@ -86,34 +81,28 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 				"shop/db": begin.Add(time.Hour)}}), ""},
 		{"a pod that would be lost", func(w *fixture) { w.pod("a", "one", "") },
 			"no controller that makes another; move it away, or remove the label"},
-		{"of the control plane", func(w *fixture) {
-			w.edit("a", func(n *corev1.Node) { n.Labels[controlPlane] = "" })
-		}, "stops no node of the control plane"},
-		{"spec.providerID names another instance", func(w *fixture) {
-			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("b") })
-		}, "its spec.providerID is oxide://" + instanceOf("b") + ", and its driver is registered with"},
-		{"another node has the same instance", func(w *fixture) {
-			c := csiNode(w.node("b"))
-			c.Spec.Drivers[1].NodeID = instanceOf("a")
-			keepertest.Put(w.api, c)
-		}, "the node b claims the same instance"},
+		{"of the control plane", on("", "a", func(n *corev1.Node) { n.Labels[controlPlane] = "" }),
+			"stops no node of the control plane"},
+		{"spec.providerID names another instance", on("", "a", func(n *corev1.Node) {
+			n.Spec.ProviderID = "oxide://" + instanceOf("b")
+		}), "its spec.providerID is oxide://" + instanceOf("b") + ", and its driver is registered with"},
+		{"another node has the same instance", func(w *fixture) { w.register("b", "a") },
+			"the node b claims the same instance"},
 		{"another node has the same instance, which spec.providerID names here", func(w *fixture) {
-			c := csiNode(w.node("b"))
-			c.Spec.Drivers[1].NodeID = instanceOf("a")
-			keepertest.Put(w.api, c)
+			w.register("b", "a")
 			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("a") })
 		}, ""},
 		{"a budget", func(w *fixture) {
 			w.pod("a", "web-1", "ReplicaSet")
-			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)))
+			keepertest.Put(w.api, budget(1, 1, 0))
 		}, "the PodDisruptionBudget shop/shop allows no eviction"},
 		{"a budget of a pod that waits on another node, too", func(w *fixture) {
 			w.pod("a", "db-ready", "StatefulSet", "data")
 			w.wait("b", "other")
 			w.edit("b", func(n *corev1.Node) { n.Labels = nil })
-			b := budget(policyv1.PodDisruptionBudgetSpec{}, 3, 1, 0)
-			b.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(0))
-			keepertest.Put(w.api, &b)
+			keepertest.Put(w.api, budget(3, 1, 0, func(b *pdb) {
+				b.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(0))
+			}))
 		}, "wants 1 healthy pods, and a stop would leave 0"},
 		{"its StatefulSet was stopped elsewhere", ended("b", outcome{
 			StoppedWith: map[string]time.Time{"shop/db": begin}}), "the StatefulSet shop/db has pods " +
@@ -122,16 +111,13 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			StoppedWith: map[string]time.Time{"shop/db": begin.Add(-29 * time.Minute)}}), ""},
 		{"stopped too often", often(time.Hour, nil), tooOften},
 		{"stopped often, a day ago", often(day, nil), ""},
-		{"stopped too often, and its Node has the annotation", often(time.Hour, func(w *fixture) {
-			w.edit("a", func(n *corev1.Node) {
-				metav1.SetMetaDataAnnotation(&n.ObjectMeta, AgainAnnotation, "now")
-			})
-		}), tooOften},
-		{"stopped too often, and the records have the annotation", often(time.Hour, func(w *fixture) {
-			keepertest.Edit(w.api, "oxide", RecordsName, func(m *corev1.ConfigMap) {
+		{"stopped too often, and its Node has the annotation", often(time.Hour, on("", "a",
+			func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, AgainAnnotation, "now") })),
+			tooOften},
+		{"stopped too often, and the records have the annotation", often(time.Hour, on("oxide",
+			RecordsName, func(m *corev1.ConfigMap) {
 				metav1.SetMetaDataAnnotation(&m.ObjectMeta, AgainAnnotation, "now")
-			})
-		}), ""},
+			})), ""},
 		{"it failed while the instance was stopped", failed("a", nil), unchanged},
 		{"it failed, and has another attachment", failed("a", func(w *fixture) {
 			keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-data")
@@ -141,16 +127,15 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
 			w.pod("a", "db-data", "StatefulSet", "data")
 		}), unchanged},
-		{"it failed, and has the annotation", failed("a", editVolume(func(v *corev1.PersistentVolume) {
-			v.Annotations = map[string]string{AgainAnnotation: "now"}
-		})), ""},
-		{"it failed, and has another disk", failed("a", editVolume(func(v *corev1.PersistentVolume) {
+		{"it failed, and has the annotation", failed("a", on("", "data",
+			func(v *corev1.PersistentVolume) {
+				v.Annotations = map[string]string{AgainAnnotation: "now"}
+			})), ""},
+		{"it failed, and has another disk", failed("a", on("", "data", func(v *corev1.PersistentVolume) {
 			v.Spec.CSI.VolumeHandle = instanceOf("x")
 		})), ""},
 		{"it failed, and the node has another instance", failed("a", func(w *fixture) {
-			c := csiNode(w.node("a"))
-			c.Spec.Drivers[1].NodeID = instanceOf("n")
-			keepertest.Put(w.api, c)
+			w.register("a", "n")
 			w.rack.set("n", "running")
 		}), ""},
 		{"it failed on another node", failed("b", nil), ""},
@@ -165,10 +150,10 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 		// A VolumeAttachment that no pod needs.
 		{"no volume", func(w *fixture) { keepertest.Remove[*corev1.PersistentVolume](w.api, "", "data") },
 			`there is no PersistentVolume "data" of the driver`},
-		{"another driver's volume", editVolume(func(v *corev1.PersistentVolume) {
+		{"another driver's volume", on("", "data", func(v *corev1.PersistentVolume) {
 			v.Spec.CSI.Driver = "x"
 		}), `there is no PersistentVolume "data" of the driver`},
-		{"a volume that was never bound", editVolume(func(v *corev1.PersistentVolume) {
+		{"a volume that was never bound", on("", "data", func(v *corev1.PersistentVolume) {
 			v.Spec.ClaimRef = nil
 		}), "the volume data is bound to no claim"},
 		{"a claim that is gone", func(w *fixture) {
@@ -178,15 +163,11 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			keepertest.Remove[*corev1.PersistentVolumeClaim](w.api, "shop", "data")
 			keepertest.Put(w.api, pvc("data"))
 		}, "no pod on this node"},
-		{"a claim that is bound to another volume", func(w *fixture) {
-			keepertest.Edit(w.api, "shop", "data", func(c *corev1.PersistentVolumeClaim) {
-				c.Spec.VolumeName = "other"
-			})
-		}, "no pod on this node"},
-		{"a pod of another node", pod(func(p *corev1.Pod) { p.Spec.NodeName = "b" }),
+		{"a claim that is bound to another volume", on("shop", "data",
+			func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "other" }), "no pod on this node"},
+		{"a pod of another node", on("shop", "db-data", func(p *corev1.Pod) { p.Spec.NodeName = "b" }),
 			"no pod on this node"},
-		{"a pod that has ended", pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }),
-			"no pod on this node"},
+		{"a pod that has ended", on("shop", "db-data", phase(corev1.PodFailed)), "no pod on this node"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := waiting(t, "a", "b")
@@ -508,11 +489,6 @@ func TestAFailingAttachmentCausesFewStops(t *testing.T) { // D-61
 			}
 		})
 	}
-}
-
-// editVolume returns a function that changes the volume "data".
-func editVolume(change func(*corev1.PersistentVolume)) func(*fixture) {
-	return func(w *fixture) { keepertest.Edit(w.api, "", "data", change) }
 }
 
 func TestAnAttachmentThatFailsDelaysNoOther(t *testing.T) { // D-61

@@ -118,6 +118,13 @@ func csiNode(n *corev1.Node) *storagev1.CSINode {
 			{Name: DriverName, NodeID: instanceOf(n.Name)}}}}
 }
 
+// register registers the driver of a node with another node's instance.
+func (w *fixture) register(name, other string) {
+	c := csiNode(w.node(name))
+	c.Spec.Drivers[1].NodeID = instanceOf(other)
+	keepertest.Put(w.api, c)
+}
+
 func instanceOf(node string) string { return racktest.Numbered(int(node[0])) }
 
 // heartbeat updates the node's condition to ready, as its kubelet does.
@@ -141,6 +148,11 @@ func (w *fixture) edit(name string, change func(*corev1.Node)) {
 	if !keepertest.Edit(w.api, "", name, change) {
 		w.t.Fatalf("there is no node %s", name)
 	}
+}
+
+// on returns a function that changes an object. The namespace of a node or a volume is "".
+func on[O keepertest.Object](namespace, name string, change func(O)) func(*fixture) {
+	return func(w *fixture) { keepertest.Edit(w.api, namespace, name, change) }
 }
 
 func (w *fixture) node(name string) *corev1.Node {

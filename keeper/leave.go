@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -50,8 +49,14 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		n.tainted(outOfService.Key):
 		return nil
 	}
-	off, why, err := k.off(ctx, n)
-	if err != nil || !off {
+	// An instance that is stopped or destroyed can no longer write.
+	state, err := k.instanceState(ctx, n.Instance)
+	if csierr.IsNotFound(err) {
+		state, err = oxide.InstanceStateDestroyed, k.instanceGone(ctx, n.Instance)
+	} else if state != oxide.InstanceStateStopped {
+		return err
+	}
+	if err != nil {
 		return err
 	}
 	n.Fenced = n.Instance
@@ -63,8 +68,8 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		return err
 	}
 	k.Metrics.fences.Inc()
-	k.report(ctx, n.Node, nil, "Fenced", "the rack reports the instance "+n.Instance+" as "+why+
-		": its pods and volumes are given to other nodes")
+	k.report(ctx, n.Node, nil, "Fenced", "the rack reports the instance "+n.Instance+" as "+
+		string(state)+": its pods and volumes are given to other nodes")
 	return nil
 }
 
@@ -103,16 +108,6 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	}
 	k.report(ctx, n.Node, nil, "Unfenced", "the instance "+instance+" runs again")
 	return nil
-}
-
-// off asks the rack whether a node's instance is stopped or destroyed. Then it can no longer write.
-func (k *Keeper) off(ctx context.Context, n *node) (off bool, why string, err error) {
-	state, err := k.instanceState(ctx, n.Instance)
-	if csierr.IsNotFound(err) {
-		err = k.instanceGone(ctx, n.Instance)
-		return err == nil, "destroyed", err
-	}
-	return err == nil && state == oxide.InstanceStateStopped, string(state), err
 }
 
 // StartupTaint keeps pods away from a node that has just joined until the driver is registered
@@ -176,15 +171,11 @@ func (l *Leaver) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("the socket that the driver waits at: %w", err)
 	}
-	var held sync.Map
+	var held []net.Conn
 	var accepting async.Group
 	accepting.Go(func() {
-		for {
-			connection, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			held.Store(connection, nil)
+		for connection, err := listener.Accept(); err == nil; connection, err = listener.Accept() {
+			held = append(held, connection)
 		}
 	})
 	<-ctx.Done()
@@ -194,10 +185,9 @@ func (l *Leaver) Run(ctx context.Context) error {
 	err = l.await(wait)
 	_ = listener.Close()
 	accepting.Wait()
-	held.Range(func(connection, _ any) bool {
-		_ = connection.(net.Conn).Close()
-		return true
-	})
+	for _, connection := range held {
+		_ = connection.Close()
+	}
 	return err
 }
 

@@ -34,17 +34,10 @@ func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 			return err
 		}
 	}
-	switch n.Record.Step {
-	case draining:
-		return k.drain(ctx, v, n)
-	case stopping:
-		return k.stop(ctx, v, n)
-	case attaching:
-		return k.attach(ctx, v, n)
-	case starting:
-		return k.start(ctx, v, n)
-	case returning:
-		return k.awaitReturn(ctx, v, n)
+	do := map[step]func(context.Context, *view, *node) error{draining: k.drain, stopping: k.stop,
+		attaching: k.attach, starting: k.start, returning: k.awaitReturn}[n.Record.Step]
+	if do != nil {
+		return do(ctx, v, n)
 	}
 	return fmt.Errorf("the ConfigMap %s has the step %.40q, which this keeper does not know; see "+
 		"that the instance runs, then remove the key %s", RecordsName, n.Record.Step, n.UID)

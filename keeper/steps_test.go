@@ -8,7 +8,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
@@ -101,8 +100,7 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")
 			w.pod("b", "db-b", "StatefulSet")
-			b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 2, 1)
-			keepertest.Put(w.api, &b)
+			keepertest.Put(w.api, budget(1, 2, 1))
 			lose(w)
 		}
 	}
@@ -113,12 +111,11 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 		problem string // a part of it
 		counted bool   // in the metric problems_total
 	}{
-		{"somebody uncordons the node", draining, func(w *fixture) {
-			w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false })
-		}, "somebody uncordoned the node", false},
-		{"somebody removes the label", draining, func(w *fixture) {
-			w.edit("a", func(n *corev1.Node) { n.Labels = nil })
-		}, "somebody removed the label", false},
+		{"somebody uncordons the node", draining, on("", "a", func(n *corev1.Node) {
+			n.Spec.Unschedulable = false
+		}), "somebody uncordoned the node", false},
+		{"somebody removes the label", draining, on("", "a", func(n *corev1.Node) { n.Labels = nil }),
+			"somebody removed the label", false},
 		{"cold attach is switched off", draining, func(w *fixture) { w.Config.ColdAttach = false },
 			"cold attach was switched off, or --dry-run was set", false},
 		{"the window ends", draining, func(w *fixture) {
@@ -135,8 +132,7 @@ func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
 		{"a budget is exhausted", draining, func(w *fixture) {
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1")
 			w.pod("a", "db-ready", "StatefulSet", "data")
-			b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)
-			keepertest.Put(w.api, &b)
+			keepertest.Put(w.api, budget(1, 1, 0))
 			w.steps(draining) // the budget may still change
 			w.pass(6 * time.Minute)
 		}, "wants 1 healthy pods", true},
@@ -229,11 +225,9 @@ func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
 	w.wait("a", "data")
 	w.pass(time.Minute)
 	w.steps(draining)
-	b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)
-	keepertest.Put(w.api, &b)
+	keepertest.Put(w.api, budget(1, 1, 0))
 	w.steps(draining, draining)
-	b.Status.DisruptionsAllowed = 1
-	keepertest.Put(w.api, &b)
+	keepertest.Put(w.api, budget(1, 1, 1))
 	w.steps(draining, draining) // the second time the pod is being deleted
 	if refused, accepted := w.metric("evictions_total", "refused"),
 		w.metric("evictions_total", "accepted"); refused != 2 || accepted != 1 {
@@ -370,9 +364,7 @@ func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
 }
 
 func TestALateStopIsUndoneEvenIfTheKeeperMayStopNoInstances(t *testing.T) { // D-61
-	unlabel := func(w *fixture) {
-		w.edit("a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
-	}
+	unlabel := on("", "a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
 	for _, c := range []struct {
 		name      string
 		unlabeled bool           // when the operation ended
@@ -383,11 +375,7 @@ func TestALateStopIsUndoneEvenIfTheKeeperMayStopNoInstances(t *testing.T) { // D
 		{"a dry run begins", false, func(w *fixture) { w.Config.DryRun = true }, false},
 		{"the label was removed before the end", true, unlabel, false},
 		{"the label was removed after the end", false, unlabel, true},
-		{"the outcome is of another instance", false, func(w *fixture) {
-			c := csiNode(w.node("a"))
-			c.Spec.Drivers[1].NodeID = instanceOf("x")
-			keepertest.Put(w.api, c)
-		}, true},
+		{"the outcome is of another instance", false, func(w *fixture) { w.register("a", "x") }, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newFixture(t, "a")

@@ -443,20 +443,16 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*core
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {
 			return fmt.Sprintf("the PodDisruptionBudget %s/%s has no valid selector", b.Namespace, b.Name)
 		}
-		covered := func(p *corev1.Pod) bool { return covers(&b, p) }
-		down, pending := 0, 0
-		for _, p := range s.stay {
-			if covered(p) && healthy(p) {
-				down++
+		count := func(pods []*corev1.Pod, well bool) (n int) {
+			for _, p := range pods {
+				if covers(&b, p) && healthy(p) == well {
+					n++
+				}
 			}
+			return n
 		}
-		for _, p := range waiting {
-			if covered(p) && !healthy(p) {
-				pending++
-			}
-		}
-		if b.Status.DisruptionsAllowed == 0 && slices.ContainsFunc(s.evict,
-			func(p *corev1.Pod) bool { return covered(p) && healthy(p) }) {
+		down, pending := count(s.stay, true), count(waiting, false)
+		if b.Status.DisruptionsAllowed == 0 && count(s.evict, true) > 0 {
 			return fmt.Sprintf("the PodDisruptionBudget %s/%s allows no eviction", b.Namespace, b.Name)
 		}
 		if down > 0 && b.Status.ObservedGeneration < b.Generation {

@@ -18,14 +18,10 @@ import (
 
 // va returns an attachment of the volume "data" on the node "a".
 func va(change ...func(*storagev1.VolumeAttachment)) *attachment {
-	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va-data",
-		CreationTimestamp: metav1.NewTime(begin)}, Spec: storagev1.VolumeAttachmentSpec{
-		Attacher: DriverName, NodeName: "a",
-		Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("data")}}}
-	for _, c := range change {
-		c(a)
-	}
-	return &attachment{VolumeAttachment: a}
+	return &attachment{VolumeAttachment: changed(&storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: "va-data", CreationTimestamp: metav1.NewTime(begin)},
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: DriverName, NodeName: "a",
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("data")}}}, change...)}
 }
 
 // failure returns the error of an attempt at this many seconds after begin.
@@ -138,11 +134,11 @@ func TestVolumesOfPodsWithoutAVolumeAttachmentAreFound(t *testing.T) {
 	}
 }
 
-func changed(p *corev1.Pod, changes ...func(*corev1.Pod)) *corev1.Pod {
+func changed[O any](o O, changes ...func(O)) O {
 	for _, change := range changes {
-		change(p)
+		change(o)
 	}
-	return p
+	return o
 }
 
 func phase(phase corev1.PodPhase) func(*corev1.Pod) {
@@ -241,74 +237,71 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 	}
 }
 
+type pdb = policyv1.PodDisruptionBudget
+
 // budget is a PodDisruptionBudget for the pods of the app "shop", with the numbers that its
 // controller computes from the spec.
-func budget(spec policyv1.PodDisruptionBudgetSpec, desired, healthy, allowed int32,
-) policyv1.PodDisruptionBudget {
-	spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "shop"}}
-	return policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "shop"},
-		Spec: spec, Status: policyv1.PodDisruptionBudgetStatus{DesiredHealthy: desired,
-			CurrentHealthy: healthy, DisruptionsAllowed: allowed}}
+func budget(desired, healthy, allowed int32, changes ...func(*pdb)) *pdb {
+	return changed(&pdb{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "shop"},
+		Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{
+			MatchLabels: map[string]string{"app": "shop"}}},
+		Status: policyv1.PodDisruptionBudgetStatus{DesiredHealthy: desired, CurrentHealthy: healthy,
+			DisruptionsAllowed: allowed}}, changes...)
 }
 
 func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
-	least := policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(2))}
-	most := policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(1))}
-	third := policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromString("34%"))}
+	least := func(b *pdb) { b.Spec.MinAvailable = ptr.To(intstr.FromInt32(2)) }
+	most := func(b *pdb) { b.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(1)) }
+	third := func(b *pdb) { b.Spec.MaxUnavailable = ptr.To(intstr.FromString("34%")) }
 	db := func(name string) *corev1.Pod { return podOf("a", name, "StatefulSet", "data") }
 	unhealthy := func(p *corev1.Pod) *corev1.Pod {
 		return changed(p, func(p *corev1.Pod) { p.Status.Conditions = nil })
 	}
 	web := podOf("a", "web-1", "ReplicaSet")
 	many := func(pods ...*corev1.Pod) []*corev1.Pod { return pods }
-	edited := func(b policyv1.PodDisruptionBudget, change func(*policyv1.PodDisruptionBudget),
-	) policyv1.PodDisruptionBudget {
-		change(&b)
-		return b
-	}
 	for _, c := range []struct {
 		name                 string
-		budget               policyv1.PodDisruptionBudget
+		budget               *pdb
 		evict, stay, waiting []*corev1.Pod
 		want                 string // a part of the reason, or "" if the stop is allowed
 	}{
-		{name: "too few are left", budget: budget(least, 2, 3, 1), stay: many(db("db-0"), db("db-1")),
+		{name: "too few are left", budget: budget(2, 3, 1, least), stay: many(db("db-0"), db("db-1")),
 			want: "wants 2 healthy pods, and a stop would leave 1"},
-		{name: "the unhealthy pod waits for its volume", budget: budget(most, 2, 2, 0),
+		{name: "the unhealthy pod waits for its volume", budget: budget(2, 2, 0, most),
 			stay: many(db("db-0"), unhealthy(db("db-2"))), waiting: many(unhealthy(db("db-2")))},
-		{name: "the unhealthy pod waits on another node", budget: budget(third, 2, 2, 0),
+		{name: "the unhealthy pod waits on another node", budget: budget(2, 2, 0, third),
 			stay: many(db("db-0")), waiting: many(unhealthy(db("db-2")))},
-		{name: "a pod waits, and the budget has a minimum", budget: budget(least, 2, 2, 0),
+		{name: "a pod waits, and the budget has a minimum", budget: budget(2, 2, 0, least),
 			stay: many(db("db-0")), waiting: many(unhealthy(db("db-2"))), want: "would leave 1"},
-		{name: "a healthy pod waits for another volume", budget: budget(most, 2, 2, 0),
+		{name: "a healthy pod waits for another volume", budget: budget(2, 2, 0, most),
 			stay: many(db("db-0")), waiting: many(db("db-1")), want: "would leave 1"},
-		{name: "no healthy pod is stopped", budget: budget(least, 2, 0, 0),
+		{name: "no healthy pod is stopped", budget: budget(2, 0, 0, least),
 			stay: many(unhealthy(db("db-0")))},
-		{name: "no eviction is allowed", budget: budget(least, 2, 2, 0), evict: many(web),
+		{name: "no eviction is allowed", budget: budget(2, 2, 0, least), evict: many(web),
 			want: "shop/shop allows no eviction"},
 		{name: "its status is older than its spec", stay: many(db("db-0")),
-			budget: edited(budget(least, 2, 3, 1), func(b *policyv1.PodDisruptionBudget) {
+			budget: budget(2, 3, 1, least, func(b *pdb) {
 				b.Generation, b.Status.ObservedGeneration = 2, 1
 			}), want: "has changed, and its controller has not counted its pods since"},
 		{name: "of another namespace", evict: many(web), stay: many(db("db-0")),
-			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+			budget: budget(9, 9, 0, least, func(b *pdb) {
 				b.Namespace = "other"
 			})},
 		{name: "of other pods", evict: many(web), stay: many(db("db-0")),
-			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+			budget: budget(9, 9, 0, least, func(b *pdb) {
 				b.Spec.Selector.MatchLabels["app"] = "other"
 			})},
 		{name: "of no pods", evict: many(web), stay: many(db("db-0")),
-			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+			budget: budget(9, 9, 0, least, func(b *pdb) {
 				b.Spec.Selector = nil
 			})},
 		{name: "with an invalid selector", want: "no valid selector",
-			budget: edited(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+			budget: budget(9, 9, 0, least, func(b *pdb) {
 				b.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Operator: "x"}}
 			})},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := exhausted([]policyv1.PodDisruptionBudget{c.budget}, sorted{evict: c.evict, stay: c.stay},
+			got := exhausted([]pdb{*c.budget}, sorted{evict: c.evict, stay: c.stay},
 				c.waiting)
 			if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 				t.Errorf("the budget hinders by %q, want %q", got, c.want)
@@ -323,9 +316,9 @@ func TestAnEvictionAndTheStopDoNotUseTheSameDisruption(t *testing.T) {
 	w.pod("a", "db-a", "StatefulSet", "data")
 	w.pod("a", "web-1", "ReplicaSet")
 	w.pod("b", "db-b", "StatefulSet")
-	b := budget(policyv1.PodDisruptionBudgetSpec{}, 2, 3, 1)
-	b.Spec.Selector = &metav1.LabelSelector{} // every pod of the namespace
-	keepertest.Put(w.api, &b)
+	keepertest.Put(w.api, budget(2, 3, 1, func(b *pdb) {
+		b.Spec.Selector = &metav1.LabelSelector{} // every pod of the namespace
+	}))
 	w.pass(time.Minute)
 	w.steps(draining, draining)
 	keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") // and the budget's counts stay as they are
