@@ -37,21 +37,22 @@ type T interface {
 // objects directly: no interceptor is called, and nothing is logged.
 type Server struct {
 	t      T
-	store  store
+	now    func() time.Time
 	http   *httptest.Server
 	closed chan struct{}
 	mu     sync.Mutex
 	// guarded by mu
 	log             []KubeRequest
 	change, reading func(KubeRequest) error // the interceptors
-	cuts            []func()
+	objects         map[*resource]map[string]*stored
+	history         []change      // its length is the current resourceVersion
+	changed         chan struct{} // the next change closes it
 }
 
 // KubeRequest is a request to the server, in the terms of RBAC.
 type KubeRequest struct {
 	Client      string // its User-Agent
 	Verb        string // get, list, watch, create, update, patch, delete
-	Group       string
 	Resource    string // plural
 	Subresource string // status, eviction, or none
 	Namespace   string
@@ -59,7 +60,7 @@ type KubeRequest struct {
 	Body        []byte
 	// Applied reports whether the interceptor is called after the request was applied.
 	Applied bool
-	// Status is the status of the response, or 0 if there is none (yet). A watch has 0.
+	// Status is the status of the response if the request was applied, or 0.
 	Status int
 }
 
@@ -75,15 +76,12 @@ var ErrBreak = errors.New("the connection is broken")
 
 // Serve starts a server that runs until the test ends.
 func Serve(t T, now func() time.Time) *Server {
-	s := &Server{t: t, closed: make(chan struct{}), store: store{now: now,
-		objects: map[*resource]map[string]*stored{}, changed: make(chan struct{})}}
+	s := &Server{t: t, now: now, closed: make(chan struct{}), changed: make(chan struct{}),
+		objects: map[*resource]map[string]*stored{}}
 	s.http = httptest.NewServer(s.handler())
 	t.Cleanup(func() {
 		close(s.closed)
 		s.http.Close() // waits for the requests in progress
-		for _, cut := range s.cuts {
-			cut()
-		}
 	})
 	return s
 }
@@ -147,71 +145,51 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 	}
 	c := s.parse(r, to, verb, body)
 	s.mu.Lock()
-	entry := len(s.log)
 	s.log = append(s.log, c.KubeRequest)
 	s.mu.Unlock()
-	var answer []byte
-	if slices.Contains([]string{"get", "list", "watch"}, c.Verb) {
-		answer, err = s.read(w, r, c)
-		if c.Verb == "watch" && err == nil {
-			return
-		}
-	} else {
-		answer, err = s.changed(c)
-	}
-	if errors.Is(err, ErrBreak) {
+	answer, err := s.answer(w, r, c)
+	switch {
+	case errors.Is(err, ErrBreak):
 		panic(http.ErrAbortHandler)
-	}
-	code := codeOf(c, err)
-	if err != nil {
+	case err != nil:
 		answer = encode(statusOf(err))
+	case c.Verb == "watch":
+		return
 	}
-	s.mu.Lock()
-	s.log[entry].Status = code
-	s.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
+	w.WriteHeader(codeOf(c, err))
 	_, _ = w.Write(answer)
 }
 
-// read answers a request that changes nothing, after it has called the interceptor. When it returns
-// without an error, a watch has ended.
-func (s *Server) read(w http.ResponseWriter, r *http.Request, c call) ([]byte, error) {
-	if err := s.ask(&s.reading, c.KubeRequest); err != nil {
+// answer calls the interceptor, and applies the request. It calls the interceptor again if the
+// request changes something. When it returns without an error, a watch has ended.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, c call) ([]byte, error) {
+	reads := slices.Contains([]string{"get", "list", "watch"}, c.Verb)
+	if err := s.ask(reads, c.KubeRequest); err != nil {
 		return nil, err
 	}
 	if c.Verb == "watch" {
 		s.watch(w, r, c)
 		return nil, nil
 	}
-	s.store.mu.Lock()
-	defer s.store.mu.Unlock()
-	if c.Verb == "list" {
-		return s.list(c)
-	}
-	found, err := s.store.find(c.resource, c.Namespace, c.Name)
-	if err != nil {
-		return nil, err
-	}
-	return found.json, nil
-}
-
-// changed applies a request that changes something, and calls the interceptor before and after.
-func (s *Server) changed(c call) ([]byte, error) {
-	if err := s.ask(&s.change, c.KubeRequest); err != nil {
-		return nil, err
-	}
 	answer, err := s.apply(c)
+	if reads {
+		return answer, err
+	}
 	c.Applied, c.Status = true, codeOf(c, err)
-	if instead := s.ask(&s.change, c.KubeRequest); instead != nil {
+	if instead := s.ask(false, c.KubeRequest); instead != nil {
 		return nil, instead
 	}
 	return answer, err
 }
 
-func (s *Server) ask(which *func(KubeRequest) error, r KubeRequest) error {
+// ask calls the interceptor for reads or for changes, if there is one.
+func (s *Server) ask(reads bool, r KubeRequest) error {
 	s.mu.Lock()
-	f := *which
+	f := s.change
+	if reads {
+		f = s.reading
+	}
 	s.mu.Unlock()
 	if f == nil {
 		return nil
@@ -251,9 +229,7 @@ func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 		end(fmt.Errorf("the client %s is cut off", name))
 		transport.CloseIdleConnections()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.cuts = append(s.cuts, cut)
+	s.t.Cleanup(cut)
 	return &rest.Config{Host: s.http.URL, Transport: line{transport, ended}, UserAgent: name, QPS: -1,
 		ContentConfig: rest.ContentConfig{ContentType: "application/json",
 			AcceptContentTypes: "application/json"}}, cut

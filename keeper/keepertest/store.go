@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -108,8 +107,8 @@ type call struct {
 // parse parses a request. An unknown parameter or form of patch fails the test.
 func (s *Server) parse(r *http.Request, to *resource, verb string, body []byte) call {
 	c := call{resource: to, query: r.URL.Query(), KubeRequest: KubeRequest{Client: r.UserAgent(),
-		Group: to.Group, Resource: to.Resource, Namespace: r.PathValue("namespace"),
-		Name: r.PathValue("name"), Body: body}}
+		Resource: to.Resource, Namespace: r.PathValue("namespace"), Name: r.PathValue("name"),
+		Body: body}}
 	c.Verb, c.Subresource, _ = strings.Cut(verb, "/")
 	if watch := c.query.Get("watch"); c.Verb == "list" && (watch == "true" || watch == "1") {
 		c.Verb = "watch"
@@ -141,7 +140,7 @@ func (s *Server) list(c call) ([]byte, error) {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
 	var items [][]byte
-	for _, found := range s.store.all(c.resource, c.Namespace) {
+	for _, found := range s.all(c.resource, c.Namespace) {
 		set := fields.Set{"metadata.name": found.object.GetName()}
 		if pod, ok := found.object.(*corev1.Pod); ok {
 			set["spec.nodeName"] = pod.Spec.NodeName
@@ -152,16 +151,16 @@ func (s *Server) list(c call) ([]byte, error) {
 	}
 	return fmt.Appendf(nil,
 		`{"kind":"%sList","apiVersion":"%s","metadata":{"resourceVersion":"%d"},"items":[%s]}`,
-		c.object.Name(), c.GroupVersion(), len(s.store.history), bytes.Join(items, []byte(","))), nil
+		c.object.Name(), c.GroupVersion(), len(s.history), bytes.Join(items, []byte(","))), nil
 }
 
 // watch streams the objects and their changes until the client or the server ends it.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
 	w.Header().Set("Content-Type", "application/json")
 	for seen := 0; ; {
-		s.store.mu.Lock()
-		news, changed := s.store.history[seen:], s.store.changed
-		s.store.mu.Unlock()
+		s.mu.Lock()
+		news, changed := s.history[seen:], s.changed
+		s.mu.Unlock()
 		for _, change := range news {
 			if change.resource == c.resource {
 				_, _ = fmt.Fprintf(w, "{\"type\":%q,\"object\":%s}\n", change.kind, change.json)
@@ -182,25 +181,23 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
 // succeeded is the response to deletions and evictions. Typed clients ignore it.
 const succeeded = `{"kind":"Status","apiVersion":"v1","status":"Success"}`
 
-// apply applies a request that changes something.
+// apply applies a request, and returns the response's body.
 func (s *Server) apply(c call) ([]byte, error) {
-	s.store.mu.Lock()
-	defer s.store.mu.Unlock()
-	object := c.new()
-	if c.Verb == "create" && c.Subresource == "" {
-		if err := decode(c.Body, object); err != nil {
-			return nil, err
-		}
-		object.SetNamespace(c.Namespace)
-		if status := statusField(object); status.IsValid() {
-			status.SetZero() // it is written by a controller
-		}
-		return answer(s.store.create(c.resource, object))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.Verb == "list" {
+		return s.list(c)
 	}
-	old, err := s.store.find(c.resource, c.Namespace, c.Name)
+	creates := c.Verb == "create" && c.Subresource == ""
+	old, err := s.find(c.resource, c.Namespace, c.Name)
 	switch {
+	case creates && err == nil:
+		return nil, apierrors.NewAlreadyExists(c.GroupResource(), c.Name)
+	case creates:
 	case err != nil:
 		return nil, err
+	case c.Verb == "get":
+		return old.json, nil
 	case c.Subresource == "eviction":
 		return []byte(succeeded), s.evict(c, old)
 	case c.Verb == "delete":
@@ -208,28 +205,26 @@ func (s *Server) apply(c call) ([]byte, error) {
 		if err := decode(c.Body, &options); err != nil {
 			return nil, err
 		}
-		return []byte(succeeded), s.store.remove(c.resource, old, options)
+		return []byte(succeeded), s.remove(c.resource, old, options)
 	case c.Verb == "patch":
 		var whole, patch map[string]any
-		if err := decode(old.json, &whole); err != nil {
-			return nil, err
-		}
-		if err := decode(c.Body, &patch); err != nil {
+		if err := errors.Join(decode(old.json, &whole), decode(c.Body, &patch)); err != nil {
 			return nil, err
 		}
 		c.Body = encode(merge(whole, patch))
 	}
+	object := c.new()
 	if err := decode(c.Body, object); err != nil {
 		return nil, err
 	}
+	object.SetNamespace(c.Namespace)
 	if status := statusField(object); status.IsValid() {
-		status.Set(statusField(old.copy()))
+		status.SetZero() // it is written by a controller
+		if old != nil {
+			status.Set(statusField(old.copy()))
+		}
 	}
-	return answer(s.store.update(c.resource, old, object))
-}
-
-// answer returns the JSON of what was written.
-func answer(written *stored, err error) ([]byte, error) {
+	written, err := s.put(c.resource, old, object)
 	if err != nil {
 		return nil, err
 	}
@@ -286,14 +281,14 @@ func (s *Server) evict(c call, old *stored) error {
 			return err
 		}
 	}
-	return s.store.remove(c.resource, old,
+	return s.remove(c.resource, old,
 		ptr.Deref(eviction.DeleteOptions, metav1.DeleteOptions{}))
 }
 
 // disrupt uses up a disruption that the pod's budget allows, or returns why it allows none.
 func (s *Server) disrupt(pod *corev1.Pod) error {
 	var found *stored
-	for _, b := range s.store.all(budgets, pod.Namespace) {
+	for _, b := range s.all(budgets, pod.Namespace) {
 		selector, err := metav1.LabelSelectorAsSelector(
 			b.object.(*policyv1.PodDisruptionBudget).Spec.Selector)
 		if err == nil && !selector.Empty() && selector.Matches(labels.Set(pod.Labels)) {
@@ -316,17 +311,8 @@ func (s *Server) disrupt(pod *corev1.Pod) error {
 			"Cannot evict pod as it would violate the pod's disruption budget.", 0)
 	}
 	status.DisruptionsAllowed--
-	_, err := s.store.update(budgets, found, budget)
+	_, err := s.put(budgets, found, budget)
 	return err
-}
-
-type store struct {
-	now func() time.Time
-	mu  sync.Mutex
-	// guarded by mu
-	objects map[*resource]map[string]*stored
-	history []change      // its length is the current resourceVersion
-	changed chan struct{} // the next change closes it
 }
 
 type stored struct {
@@ -346,7 +332,7 @@ type change struct {
 func key(namespace, name string) string { return namespace + "/" + name }
 
 // find returns an object, or the error of an API server if it does not exist.
-func (s *store) find(r *resource, namespace, name string) (*stored, error) {
+func (s *Server) find(r *resource, namespace, name string) (*stored, error) {
 	if found := s.objects[r][key(namespace, name)]; found != nil {
 		return found, nil
 	}
@@ -354,7 +340,7 @@ func (s *store) find(r *resource, namespace, name string) (*stored, error) {
 }
 
 // all returns the objects of a namespace, or of all for "", sorted by namespace and name.
-func (s *store) all(r *resource, namespace string) []*stored {
+func (s *Server) all(r *resource, namespace string) []*stored {
 	var found []*stored
 	for _, key := range slices.Sorted(maps.Keys(s.objects[r])) {
 		object := s.objects[r][key]
@@ -365,21 +351,16 @@ func (s *store) all(r *resource, namespace string) []*stored {
 	return found
 }
 
-func (s *store) create(r *resource, object Object) (*stored, error) {
-	if _, err := s.find(r, object.GetNamespace(), object.GetName()); err == nil {
-		return nil, apierrors.NewAlreadyExists(r.GroupResource(), object.GetName())
+// put creates an object if old is nil. Otherwise it replaces the old object, unless that has
+// changed since the new one was read.
+func (s *Server) put(r *resource, old *stored, object Object) (*stored, error) {
+	if old == nil {
+		object.SetUID(types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", len(s.history)+1)))
+		object.SetCreationTimestamp(metav1.NewTime(s.now()))
+		object.SetDeletionTimestamp(nil)
+		object.SetDeletionGracePeriodSeconds(nil)
+		return s.write(r, nil, object), nil
 	}
-	object.SetUID(types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000",
-		len(s.history)+1)))
-	object.SetCreationTimestamp(metav1.NewTime(s.now()))
-	object.SetDeletionTimestamp(nil)
-	object.SetDeletionGracePeriodSeconds(nil)
-	return s.write(r, nil, object), nil
-}
-
-// update replaces an object, unless it has changed since the new one was read. It removes an object
-// that is being deleted and has no finalizer any more.
-func (s *store) update(r *resource, old *stored, object Object) (*stored, error) {
 	if version := object.GetResourceVersion(); version != "" &&
 		version != old.object.GetResourceVersion() {
 		return nil, apierrors.NewConflict(r.GroupResource(), object.GetName(), errors.New("the "+
@@ -393,12 +374,12 @@ func (s *store) update(r *resource, old *stored, object Object) (*stored, error)
 	object.SetCreationTimestamp(old.object.GetCreationTimestamp())
 	object.SetDeletionTimestamp(old.object.GetDeletionTimestamp())
 	object.SetDeletionGracePeriodSeconds(old.object.GetDeletionGracePeriodSeconds())
-	return s.writeOrRemove(r, old, object), nil
+	return s.write(r, old, object), nil
 }
 
 // remove deletes an object. While the object has finalizers, or is a pod within its grace period,
 // remove only marks it for deletion.
-func (s *store) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
+func (s *Server) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
 	if want := o.Preconditions; want != nil {
 		if want.UID != nil && *want.UID != old.object.GetUID() ||
 			want.ResourceVersion != nil && *want.ResourceVersion != old.object.GetResourceVersion() {
@@ -418,23 +399,19 @@ func (s *store) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
 			Time: s.now().Add(time.Duration(grace) * time.Second)})
 		object.SetDeletionGracePeriodSeconds(&grace)
 	}
-	s.writeOrRemove(r, old, object)
+	s.write(r, old, object)
 	return nil
 }
 
-// writeOrRemove writes an object, or removes it if it is being deleted and nothing holds it.
-func (s *store) writeOrRemove(r *resource, old *stored, object Object) *stored {
+// write stores an object, or removes it if it is being deleted and nothing holds it. As in an API
+// server, a write that changes nothing creates no version.
+func (s *Server) write(r *resource, old *stored, object Object) *stored {
 	grace := object.GetDeletionGracePeriodSeconds()
-	if grace == nil || *grace > 0 || len(object.GetFinalizers()) > 0 {
-		return s.write(r, old, object)
+	if grace != nil && *grace == 0 && len(object.GetFinalizers()) == 0 {
+		delete(s.objects[r], key(object.GetNamespace(), object.GetName()))
+		s.record(change{r, watch.Deleted, old.json})
+		return old
 	}
-	delete(s.objects[r], key(object.GetNamespace(), object.GetName()))
-	s.record(change{r, watch.Deleted, old.json})
-	return old
-}
-
-// write stores an object. As in an API server, a write that changes nothing creates no version.
-func (s *store) write(r *resource, old *stored, object Object) *stored {
 	object.GetObjectKind().SetGroupVersionKind(r.kind)
 	kind := watch.Added
 	if old != nil {
@@ -465,7 +442,7 @@ func encode(object any) []byte {
 	return encoded
 }
 
-func (s *store) record(c change) {
+func (s *Server) record(c change) {
 	s.history = append(s.history, c)
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -478,15 +455,10 @@ func Put[O Object](s *Server, object O) O {
 	next.SetUID("")
 	next.SetResourceVersion("")
 	r := resourceOf[O]()
-	s.store.mu.Lock()
-	defer s.store.mu.Unlock()
-	old, err := s.store.find(r, object.GetNamespace(), object.GetName())
-	var written *stored
-	if err != nil {
-		written, err = s.store.create(r, next)
-	} else {
-		written, err = s.store.update(r, old, next)
-	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, _ := s.find(r, object.GetNamespace(), object.GetName())
+	written, err := s.put(r, old, next)
 	if err != nil {
 		panic(fmt.Sprintf("put %T: %v", object, err))
 	}
@@ -499,7 +471,7 @@ func Edit[O Object](s *Server, namespace, name string, change func(O)) bool {
 	return with[O](s, namespace, name, func(r *resource, old *stored) error {
 		next := old.copy().(O)
 		change(next)
-		_, err := s.store.update(r, old, next)
+		_, err := s.put(r, old, next)
 		return err
 	})
 }
@@ -515,10 +487,10 @@ func Get[O Object](s *Server, namespace, name string) (object O, ok bool) {
 
 // List returns the objects of a namespace, or of all for "", sorted by namespace and name.
 func List[O Object](s *Server, namespace string) []O {
-	s.store.mu.Lock()
-	defer s.store.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var list []O
-	for _, object := range s.store.all(resourceOf[O](), namespace) {
+	for _, object := range s.all(resourceOf[O](), namespace) {
 		list = append(list, object.copy().(O))
 	}
 	return list
@@ -528,7 +500,7 @@ func List[O Object](s *Server, namespace string) []O {
 // finalizers, and a pod that has a node, stay with a deletionTimestamp; Remove removes such a pod.
 func Delete[O Object](s *Server, namespace, name string) bool {
 	return with[O](s, namespace, name, func(r *resource, old *stored) error {
-		return s.store.remove(r, old, metav1.DeleteOptions{})
+		return s.remove(r, old, metav1.DeleteOptions{})
 	})
 }
 
@@ -536,16 +508,16 @@ func Delete[O Object](s *Server, namespace, name string) bool {
 // object with finalizers stays.
 func Remove[O Object](s *Server, namespace, name string) bool {
 	return with[O](s, namespace, name, func(r *resource, old *stored) error {
-		return s.store.remove(r, old, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
+		return s.remove(r, old, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
 	})
 }
 
 // with calls f with an object if it exists. An error of f is a mistake in the test.
 func with[O Object](s *Server, namespace, name string, f func(*resource, *stored) error) bool {
 	r := resourceOf[O]()
-	s.store.mu.Lock()
-	defer s.store.mu.Unlock()
-	found, err := s.store.find(r, namespace, name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found, err := s.find(r, namespace, name)
 	if err != nil {
 		return false
 	}
