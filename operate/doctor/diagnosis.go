@@ -120,10 +120,10 @@ const (
 func (d Diagnosis) Status() int {
 	status := 0
 	for _, c := range d.Chains {
-		if c.Finding != nil {
+		switch c.State() {
+		case Broken:
 			return 2
-		}
-		if slices.ContainsFunc(c.Links, func(s Step) bool { return s.State == Unseen }) {
+		case Unseen:
 			status = 3
 		}
 	}
@@ -484,6 +484,16 @@ func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object
 		return nil, why
 	}
 	return &found[0], ""
+}
+
+// reference names an object, or the object that an event is about, without its UID.
+func reference(o *kube.Object) kube.Reference {
+	if o.Kind == kindEvent {
+		ref := o.InvolvedObject
+		ref.UID = ""
+		return ref
+	}
+	return kube.Reference{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
 }
 
 func named(namespace, name string) func(*kube.Object) bool {

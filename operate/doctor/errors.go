@@ -166,8 +166,7 @@ func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 		if about.UID == "" || o.Metadata.UID == "" {
 			same = event.Last().IsZero() || !event.Last().Before(o.Metadata.CreationTimestamp)
 		}
-		return same && slices.Contains(reasons, event.Reason) && about.Kind == o.Kind &&
-			about.Name == o.Metadata.Name && about.Namespace == o.Metadata.Namespace
+		return same && slices.Contains(reasons, event.Reason) && reference(event) == reference(o)
 	})
 	return found
 }

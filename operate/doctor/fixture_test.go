@@ -294,10 +294,10 @@ var (
 func put(path string, value any) edit {
 	return func(t testing.TB, e *Evidence) {
 		var whole any
-		csitest.Must(t, json.Unmarshal([]byte(asJSON(t, e)), &whole))
+		csitest.Must(t, json.Unmarshal([]byte(racktest.JSON(e)), &whole))
 		whole = with(whole, strings.Split(path, "/"), value)
 		*e = Evidence{}
-		csitest.Must(t, json.Unmarshal([]byte(asJSON(t, whole)), e))
+		csitest.Must(t, json.Unmarshal([]byte(racktest.JSON(whole)), e))
 	}
 }
 
@@ -356,10 +356,3 @@ func over(event flight.Event, age time.Duration, reason csierr.Reason) flight.En
 }
 
 func text(d Diagnosis) string { return string(d.text()) }
-
-func asJSON(t testing.TB, v any) string {
-	t.Helper()
-	b, err := json.Marshal(v)
-	csitest.Must(t, err)
-	return string(b)
-}

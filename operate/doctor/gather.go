@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
@@ -89,11 +90,9 @@ func (g *gatherer) cluster(ctx context.Context) error {
 		return nil
 	}
 	q, namespaces := g.options.Question, []string{}
-	g.list(ctx, kindVolume, "")
-	g.list(ctx, kindAttachment, "")
-	g.list(ctx, kindContent, "")
-	g.list(ctx, kindCSINode, "")
-	g.list(ctx, kindNode, "")
+	for _, kind := range []string{kindVolume, kindAttachment, kindContent, kindCSINode, kindNode} {
+		g.list(ctx, kind, "")
+	}
 	g.list(ctx, kindDriverPod, g.e.Nodes.Namespace)
 	switch q.Kind {
 	case AskClaim, AskPod:
@@ -211,33 +210,25 @@ func (g *gatherer) objectsFromFile() error {
 
 // prune removes the objects that the question is not about.
 func (g *gatherer) prune() {
-	type key struct{ kind, namespace, name string }
-	used := map[key]bool{}
-	use := func(o *kube.Object) {
-		if o != nil {
-			used[key{o.Kind, o.Metadata.Namespace, o.Metadata.Name}] = true
-		}
-	}
-	nodes := map[string]bool{}
+	used, nodes := map[kube.Reference]bool{}, map[string]bool{}
 	for _, c := range resolve(&g.e) {
-		for _, o := range []*kube.Object{c.claim, c.volume, c.csiNode, c.pod} {
-			use(o)
+		nodes[c.nodeName] = true
+		for _, o := range []*kube.Object{c.claim, c.volume, c.pod} {
+			if o != nil {
+				used[reference(o)] = true
+			}
 		}
 		for _, o := range slices.Concat(c.attachments, c.pods, c.snapshots()) {
-			use(&o)
+			used[reference(&o)] = true
 			nodes[o.Spec.NodeName] = true
-			used[key{kindCSINode, "", o.Spec.NodeName}] = true
-			used[key{kindNode, "", o.Spec.NodeName}] = true
 		}
-		nodes[c.nodeName] = true
-		used[key{kindNode, "", c.nodeName}] = true
+	}
+	for name := range nodes {
+		used[kube.Reference{Kind: kindCSINode, Name: name}] = true
+		used[kube.Reference{Kind: kindNode, Name: name}] = true
 	}
 	g.e.Cluster.Objects = slices.DeleteFunc(g.e.Cluster.Objects, func(o kube.Object) bool {
-		about := o.InvolvedObject
-		if o.Kind == kindEvent {
-			return !used[key{about.Kind, about.Namespace, about.Name}] || !relevant(o)
-		}
-		return !used[key{o.Kind, o.Metadata.Namespace, o.Metadata.Name}]
+		return !used[reference(&o)] || o.Kind == kindEvent && !slices.Contains(eventReasons, o.Reason)
 	})
 	g.e.Nodes.DriverPods = slices.DeleteFunc(g.e.Nodes.DriverPods, func(o kube.Object) bool {
 		return o.Metadata.Controller().Kind == kindDaemonSet && !nodes[o.Spec.NodeName]
@@ -258,8 +249,6 @@ var eventReasons = []string{"ProvisioningFailed", "Provisioning", "ProvisioningS
 	"FailedMount", "FailedMapVolume", "FailedAttachVolume", "SuccessfulAttachVolume",
 	"VolumeFailedDelete", "FailedScheduling"}
 
-func relevant(event kube.Object) bool { return slices.Contains(eventReasons, event.Reason) }
-
 var errNoNode = errors.New("the node was not asked")
 
 func (g *gatherer) rack(ctx context.Context) {
@@ -279,11 +268,11 @@ func (g *gatherer) rack(ctx context.Context) {
 		return
 	}
 	r.Project = world.Project
-	if g.options.Question.Kind == AskRack {
+	switch g.options.Question.Kind {
+	case AskRack:
 		g.rackItself(ctx)
 		return
-	}
-	if g.options.Question.Kind == AskCluster {
+	case AskCluster:
 		g.wholeProject(ctx)
 		return
 	}
@@ -433,10 +422,7 @@ func (g *gatherer) rackItself(ctx context.Context) {
 		g.e.Rack.LeftBytes = &Found[int64]{Unseen: csierr.Message(err)}
 		return
 	}
-	left := int64(0)
-	if use.Capacity.Storage > use.Provisioned.Storage {
-		left = int64(use.Capacity.Storage - use.Provisioned.Storage)
-	}
+	left := int64(use.Capacity.Storage - min(use.Capacity.Storage, use.Provisioned.Storage))
 	g.e.Rack.LeftBytes = &Found[int64]{Object: &left}
 }
 
@@ -491,7 +477,6 @@ func (g *gatherer) askNodes(ctx context.Context) {
 		volumes []string
 	}
 	nodes := map[string]*node{}
-	var order []*node
 	for _, c := range resolve(&g.e) {
 		if c.nodeName == "" {
 			continue
@@ -500,7 +485,6 @@ func (g *gatherer) askNodes(ctx context.Context) {
 		if n == nil {
 			n = &node{chain: c}
 			nodes[c.nodeName] = n
-			order = append(order, n)
 		}
 		if _, ok := volume.ParseID(c.handle); !ok {
 			continue
@@ -513,23 +497,22 @@ func (g *gatherer) askNodes(ctx context.Context) {
 	}
 	// Ask several nodes at once: a cluster may have many, and connecting takes most of the time.
 	var mu sync.Mutex
-	var asking sync.WaitGroup
-	slots := make(chan struct{}, 8)
-	for _, n := range order {
-		slots <- struct{}{}
-		asking.Go(func() {
-			defer func() { <-slots }()
+	var asking errgroup.Group
+	asking.SetLimit(8)
+	for _, n := range nodes {
+		asking.Go(func() error {
 			r, err := g.askNode(ctx, n.chain, n.volumes)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
 				g.e.Nodes.Unseen[n.chain.instance] = csierr.Plain(err.Error())
-				return
+				return nil
 			}
 			g.e.Nodes.Reports[n.chain.instance] = r
+			return nil
 		})
 	}
-	asking.Wait()
+	_ = asking.Wait()
 }
 
 // askNode runs oxide-csi-plugin inspect in the driver's pod on a node.

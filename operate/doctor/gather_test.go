@@ -135,7 +135,7 @@ func TestEveryQuestionIsAnsweredFromClusterRackAndNode(t *testing.T) {
 	for _, q := range []Question{{AskClaim, "default", "data"}, {AskPod, "default", "db-0"},
 		{Kind: AskVolume, Name: racktest.Disk}, {Kind: AskNode, Name: "worker-1"}} {
 		t.Run(q.Kind, func(t *testing.T) {
-			k := &cluster{t: t, report: asJSON(t, theNode())}
+			k := &cluster{t: t, report: racktest.JSON(theNode())}
 			e := gather(t, Sources{Rack: healthyRack(t), Kubectl: k.kubectl},
 				Options{Question: q, Kubectl: true})
 			disk := e.Rack.Disks[racktest.Disk].Object
@@ -216,8 +216,8 @@ func TestNoSecretIsInWhatADoctorWrites(t *testing.T) { // B-26
 	text, err := os.ReadFile("testdata/cluster.json")
 	csitest.Must(t, err)
 	read := map[string]any{}
-	for key, text := range map[string]string{"objects": string(text), "report": asJSON(t, theNode()),
-		"disk": racktest.DiskOf(racktest.AttachedHere), "instance": racktest.InstanceOf("running")} {
+	for key, text := range map[string]string{"objects": string(text),
+		"report": racktest.JSON(theNode()), "disk": racktest.DiskOf(racktest.AttachedHere), "instance": racktest.InstanceOf("running")} {
 		var value any
 		csitest.Must(t, json.Unmarshal([]byte(text), &value))
 		read[key] = value
@@ -228,9 +228,9 @@ func TestNoSecretIsInWhatADoctorWrites(t *testing.T) { // B-26
 	bodies := map[string]string{}
 	client := servedBy(t, bodies, func(string) {})
 	writes := func(q Question) string {
-		k.all, k.report = asJSON(t, read["objects"]), asJSON(t, read["report"])
+		k.all, k.report = racktest.JSON(read["objects"]), racktest.JSON(read["report"])
 		k.refusal = read["kubectl"].(string)
-		maps.Copy(bodies, rackWith(asJSON(t, read["disk"]), asJSON(t, read["instance"])))
+		maps.Copy(bodies, rackWith(racktest.JSON(read["disk"]), racktest.JSON(read["instance"])))
 		s := Sources{Rack: client, Kubectl: k.kubectl, ClusterID: "blue", Version: "v1"}
 		e, err := Gather(t.Context(), s, Options{Question: q, Kubectl: true})
 		csitest.Must(t, err)
@@ -317,7 +317,7 @@ func TestKindsThatKubectlMayNotReadAreUnseen(t *testing.T) {
 		"persistentvolumes":      {LinkVolume}, "volumeattachments": {LinkAttachment},
 		"csinodes": {LinkNode}, "exec": {LinkDevice, LinkMounts}, "pods": {LinkPod}} {
 		t.Run(forbidden, func(t *testing.T) {
-			k := &cluster{t: t, forbidden: forbidden, report: asJSON(t, theNode())}
+			k := &cluster{t: t, forbidden: forbidden, report: racktest.JSON(theNode())}
 			d := Diagnose(gather(t, Sources{NoRack: "OXIDE_HOST is not set", Kubectl: k.kubectl},
 				Options{Question: Question{AskClaim, "default", "data"}, Kubectl: true}))
 			for _, step := range d.Chains[0].Links {
@@ -402,7 +402,7 @@ func TestOnlyThePodOfTheDriversDaemonSetIsAsked(t *testing.T) {
 			`[{"name":"oxide-plugin"}]`, `[]`), "no DaemonSet of the driver is in the namespace oxide-csi"},
 	} {
 		for _, file := range []bool{false, true} {
-			k := &cluster{t: t, report: asJSON(t, theNode()), own: test.objects}
+			k := &cluster{t: t, report: racktest.JSON(theNode()), own: test.objects}
 			o := Options{Kubectl: true, Question: Question{AskClaim, "default", "data"}}
 			if file {
 				o.Objects = writeFile(t, listJSON(claimJSON, pvJSON, attachmentJSON, csiNodeJSON, test.objects))
@@ -451,7 +451,7 @@ func writeFile(t testing.TB, text string) (path string) {
 func TestFilesReplaceTheClusterAndTheNode(t *testing.T) {
 	o := Options{Question: Question{AskClaim, "default", "data"}, Kubectl: true,
 		Objects:     writeFile(t, allObjects),
-		NodeReports: []string{writeFile(t, asJSON(t, theNode()))}}
+		NodeReports: []string{writeFile(t, racktest.JSON(theNode()))}}
 	e := gather(t, Sources{Rack: healthyRack(t)}, o)
 	if d := Diagnose(e); d.Status() != 0 {
 		t.Errorf("status %d\n%s", d.Status(), text(d))
@@ -479,7 +479,7 @@ func TestAFileThatCannotBeReadIsAnError(t *testing.T) {
 		"no such report":       {NodeReports: []string{"/nonexistent/report"}},
 		"a report that is cut": {NodeReports: []string{writeFile(t, `{"format":1`)}},
 		"two reports":          {NodeReports: []string{writeFile(t, `{"format":1}{"format":1}`)}},
-		"a later format":       {NodeReports: []string{writeFile(t, asJSON(t, report))}},
+		"a later format":       {NodeReports: []string{writeFile(t, racktest.JSON(report))}},
 	} {
 		o.Question = Question{AskClaim, "default", "data"}
 		if _, err := Gather(t.Context(), Sources{NoRack: "none"}, o); err == nil ||

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -23,6 +24,13 @@ const (
 	instanceFailed  = "failed"
 )
 
+const theRack = "the rack"
+
+// ofRack returns a finding from the rack's answers.
+func ofRack(reason csierr.Reason, format string, args ...any) Finding {
+	return Finding{Reason: reason, Source: theRack, Wrong: fmt.Sprintf(format, args...), basis: sight}
+}
+
 func (e *Evidence) judgeRack() Step {
 	if e.Rack.Unseen != "" {
 		return unseenStep("the rack", e.Rack.Unseen)
@@ -37,7 +45,7 @@ func (e *Evidence) judgeRack() Step {
 func (e *Evidence) judgeRackItself() Step {
 	if e.Rack.Reason != "" {
 		return broken("the rack", Finding{Reason: csierr.Reason(e.Rack.Reason), Wrong: e.Rack.Unseen,
-			Source: "the rack"})
+			Source: theRack})
 	}
 	step := e.judgeRack()
 	left := e.Rack.LeftBytes
@@ -46,7 +54,7 @@ func (e *Evidence) judgeRackItself() Step {
 	case left.Object == nil:
 		step = unseenStep(step.What+"; what is left of the quota", left.Unseen)
 	case *left.Object < volume.GiB:
-		step.Finding = &Finding{Reason: csierr.RackFull, Source: "the rack",
+		step.Finding = &Finding{Reason: csierr.RackFull, Source: theRack,
 			Wrong: fmt.Sprintf("%s are left of the silo's quota, less than a volume of 1 GiB needs",
 				volume.SizeText(*left.Object))}
 	default:
@@ -81,18 +89,13 @@ func (c *chain) judgeOwnDisks() Step {
 	if c.Rack.Cluster == "" {
 		what = "disks of clusters without an id"
 	}
-	if len(*owned.Object) == 0 {
-		what += ": none"
+	var states []string
+	for _, state := range sortedKeys(count) {
+		states = append(states, fmt.Sprintf("%d %s", count[state], state))
 	}
-	for i, state := range sortedKeys(count) {
-		sep := ", "
-		if i == 0 {
-			sep = ": "
-		}
-		what += fmt.Sprintf("%s%d %s", sep, count[state], state)
-	}
+	what += ": " + cmp.Or(strings.Join(states, ", "), "none")
 	if len(faulted) > 0 {
-		return broken(what, Finding{Reason: csierr.DiskFaulted, Source: "the rack",
+		return broken(what, Finding{Reason: csierr.DiskFaulted, Source: theRack,
 			Wrong: fmt.Sprintf("%d disks are faulted: %s", len(faulted), firstOf(faulted))})
 	}
 	return Step{State: OK, What: what}
@@ -111,9 +114,8 @@ func (c *chain) judgeInstance() Step {
 		return unseenStep("the instance "+c.instance, cmp.Or(found.Unseen, c.Rack.Unseen,
 			"the rack was not asked"))
 	case found.Missing():
-		return broken("instance "+c.instance, Finding{Reason: csierr.InstanceNotFound, basis: sight,
-			Source: "the rack", Wrong: "the rack has no instance " + c.instance + ", which is the node " +
-				cmp.Or(c.nodeName, "of the disk")})
+		return broken("instance "+c.instance, ofRack(csierr.InstanceNotFound, "the rack has no instance "+
+			"%s, which is the node %s", c.instance, cmp.Or(c.nodeName, "of the disk")))
 	}
 	i := found.Object
 	if i.State == "" {
@@ -122,15 +124,14 @@ func (c *chain) judgeInstance() Step {
 	what := fmt.Sprintf("instance %s: %s", volume.NameAndID(i.Name, i.ID), i.State)
 	switch i.State {
 	case instanceFailed:
-		return broken(what, Finding{Reason: csierr.InstanceState, Source: "the rack", basis: sight,
-			Wrong: "the instance " + c.instanceText(i.ID) + " is failed"})
+		return broken(what, ofRack(csierr.InstanceState, "the instance %s is failed",
+			c.instanceText(i.ID)))
 	case instanceStopped:
-		return broken(what, Finding{Source: "the rack", basis: sight,
-			Wrong: "the instance " + c.instanceText(i.ID) + " is " +
-				"stopped, so nothing runs on the node",
-			ByItself: cmp.Or(c.keeperPlan(c.nodeName), "Nothing: the driver never starts an instance."),
-			Do:       "Start it, when every disk is attached that has to be attached while it is stopped.",
-			Next:     showInstance})
+		f := ofRack("", "the instance %s is stopped, so nothing runs on the node", c.instanceText(i.ID))
+		f.ByItself = cmp.Or(c.keeperPlan(c.nodeName), "Nothing: the driver never starts an instance.")
+		f.Do = "Start it, when every disk is attached that has to be attached while it is stopped."
+		f.Next = showInstance
+		return broken(what, f)
 	case instanceRunning:
 		return Step{State: OK, What: what}
 	}
@@ -171,8 +172,8 @@ func (c *chain) judgeDisk() Step {
 		return unseenStep("the disk "+c.handle, cmp.Or(found.Unseen, c.Rack.Unseen,
 			"the rack was not asked"))
 	case found.Missing():
-		return broken("disk "+c.handle, Finding{Reason: csierr.VolumeNotFound, Source: "the rack",
-			basis: sight, Wrong: "the rack has no disk " + c.handle + ", or the token may not see it"})
+		return broken("disk "+c.handle, ofRack(csierr.VolumeNotFound,
+			"the rack has no disk %s, or the token may not see it", c.handle))
 	}
 	d := found.Object
 	if d.Name == "" || d.State == "" || d.SizeBytes == 0 || d.BlockBytes == 0 ||
@@ -205,14 +206,13 @@ func (c *chain) judgeDisk() Step {
 }
 
 func (c *chain) diskFinding(d *Disk) *Finding {
-	finding := Finding{Source: "the rack"}
+	finding := Finding{Source: theRack}
 	importing := rack.ImportProblem(d.Name, oxide.DiskStateState(d.State))
 	switch {
 	case importing != "":
-		finding.Reason, finding.Wrong, finding.basis = csierr.DiskImporting, importing, sight
+		finding = ofRack(csierr.DiskImporting, "%s", importing)
 	case d.State == diskFaulted:
-		finding.Reason, finding.basis = csierr.DiskFaulted, sight
-		finding.Wrong = "the rack reports the disk as faulted"
+		finding = ofRack(csierr.DiskFaulted, "the rack reports the disk as faulted")
 	case d.Instance != "" && c.nodeName != "" && c.instance != "" && d.Instance != c.instance &&
 		(c.attachment != nil || len(c.attachments) == 0):
 		finding.Reason = csierr.DiskAttachedElsewhere
@@ -266,9 +266,9 @@ func (c *chain) judgeSerial() Step {
 			return d.ID != c.handle && volume.Serial(d.Name) == serial
 		})
 		if i >= 0 {
-			step.Finding = &Finding{Reason: csierr.SerialTaken, Source: "the rack", basis: sight,
-				Wrong: fmt.Sprintf("the instance also has the disk %s, whose name begins with the same "+
-					"20 bytes", volume.NameAndID((*others)[i].Name, (*others)[i].ID))}
+			taken := ofRack(csierr.SerialTaken, "the instance also has the disk %s, whose name begins with "+
+				"the same 20 bytes", volume.NameAndID((*others)[i].Name, (*others)[i].ID))
+			step.Finding = &taken
 			return step
 		}
 	}
@@ -277,8 +277,8 @@ func (c *chain) judgeSerial() Step {
 			"the rack did not list them"))
 	}
 	if _, v, _ := c.report(); v != nil && v.Record != nil && volume.Serial(v.Record.Disk) != serial {
-		step.Finding = &Finding{Reason: csierr.StagedDifferently, Source: theReport, basis: sight,
-			Wrong: fmt.Sprintf("the node's record says that the volume is the disk %q", v.Record.Disk)}
+		step.Finding = shows(csierr.StagedDifferently, "the node's record says that the volume is the "+
+			"disk %q", v.Record.Disk)
 	}
 	return step
 }

@@ -253,7 +253,7 @@ func TestAnErrorThatAnybodyMayWriteIsNotQuoted(t *testing.T) {
 		e := healthy(t, pending, blank, without(objects[0].Kind))
 		e.Cluster.Objects = append(e.Cluster.Objects, objects...)
 		(&gatherer{e: *e}).sift()
-		if got := asJSON(t, Diagnose(*e)); strings.Contains(got, sentence) {
+		if got := racktest.JSON(Diagnose(*e)); strings.Contains(got, sentence) {
 			t.Errorf("%s is quoted: %s", place, got)
 		}
 	}
@@ -356,7 +356,7 @@ func removals(path string, part any, visit func(path string)) {
 // broken or unseen.
 func TestADoctorNamesWhatIsMissingInAHealthyChain(t *testing.T) {
 	var evidence map[string]any
-	csitest.Must(t, json.Unmarshal([]byte(asJSON(t, healthy(t))), &evidence))
+	csitest.Must(t, json.Unmarshal([]byte(racktest.JSON(healthy(t))), &evidence))
 	removed, right, nothingFound, needless := 0, 0, 0, 0
 	check := func(what string, want Link, says string, e Evidence) {
 		d := Diagnose(e)
@@ -373,7 +373,7 @@ func TestADoctorNamesWhatIsMissingInAHealthyChain(t *testing.T) {
 	used := map[string]bool{}
 	judge := func(path string) {
 		var e Evidence
-		if err := json.Unmarshal([]byte(asJSON(t, evidence)), &e); err != nil {
+		if err := json.Unmarshal([]byte(racktest.JSON(evidence)), &e); err != nil {
 			t.Fatalf("%s: %v", path, err)
 		}
 		removed++

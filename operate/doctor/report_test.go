@@ -363,7 +363,7 @@ func TestADiagnosisOfAClusterMakesEachRequestOnce(t *testing.T) {
 	csitest.Must(t, err)
 	var mu sync.Mutex
 	var paths []string
-	k := &cluster{t: t, all: string(objects), report: asJSON(t, theNode())}
+	k := &cluster{t: t, all: string(objects), report: racktest.JSON(theNode())}
 	client := servedBy(t, rackWith(racktest.DiskOf(racktest.AttachedHere),
 		racktest.InstanceOf("running")), func(path string) {
 		mu.Lock()

@@ -129,11 +129,12 @@ func (g *gatherer) sift() {
 	theirs := map[kube.Reference]bool{}
 	for _, o := range g.e.Cluster.Objects {
 		provisioner := o.Metadata.Annotations.Provisioner
-		theirs[kube.Reference{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}] =
-			provisioner != "" && provisioner != volume.DriverName ||
+		if o.Kind != kindEvent {
+			theirs[reference(&o)] = provisioner != "" && provisioner != volume.DriverName ||
 				o.Kind == kindVolume && o.Spec.CSI.Driver != volume.DriverName ||
 				o.Kind == kindContent && o.Spec.Driver != volume.DriverName ||
 				o.Kind == kindAttachment && o.Spec.Attacher != volume.DriverName
+		}
 		if o.Kind == kindVolume && o.Spec.CSI.Driver == volume.DriverName {
 			s.volumes[o.Metadata.Name] = true
 		}
@@ -148,14 +149,8 @@ func (g *gatherer) sift() {
 	}
 	for _, objects := range [][]kube.Object{g.e.Cluster.Objects, g.e.Nodes.DriverPods} {
 		for i := range objects {
-			o := &objects[i]
-			about := kube.Reference{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
-			if o.Kind == kindEvent {
-				about = o.InvolvedObject
-				about.UID = ""
-			}
-			s.foreign = theirs[about]
-			s.keep("", reflect.ValueOf(o).Elem())
+			s.foreign = theirs[reference(&objects[i])]
+			s.keep("", reflect.ValueOf(&objects[i]).Elem())
 		}
 	}
 }
