@@ -144,9 +144,6 @@ func (k *Keeper) podsOn(ctx context.Context, v *view, n *node) ([]corev1.Pod, er
 	if err != nil {
 		return nil, fmt.Errorf("list Pods: %w", err)
 	}
-	if v.pods == nil {
-		v.pods = map[string][]corev1.Pod{}
-	}
 	v.pods[n.Name] = pods.Items
 	return pods.Items, nil
 }
@@ -176,14 +173,12 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 	if n.Annotations[PlanAnnotation] == text {
 		return nil
 	}
-	var value any
 	if text != "" {
-		value = text
 		k.Log.InfoContext(ctx, "cold attach", "node", n.Name, "plan", text)
 	}
 	// Send the version that was read, because the plan was decided on it.
 	updated, err := k.Kubernetes.Core.Nodes().Patch(ctx, n.Name, types.MergePatchType,
-		annotation(PlanAnnotation, value, "resourceVersion", n.ResourceVersion), metav1.PatchOptions{})
+		annotation(PlanAnnotation, text, "resourceVersion", n.ResourceVersion), metav1.PatchOptions{})
 	if err != nil {
 		return fmt.Errorf("annotate the Node %s: %w", n.Name, err)
 	}
@@ -191,8 +186,8 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 	return nil
 }
 
-// annotate sets an annotation of an attachment; nil removes it.
-func (k *Keeper) annotate(ctx context.Context, a *attachment, key string, value any) error {
+// annotate sets an annotation of an attachment; "" removes it.
+func (k *Keeper) annotate(ctx context.Context, a *attachment, key, value string) error {
 	// Do not annotate an attachment of the same name that was created since.
 	_, err := k.Kubernetes.Storage.VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType,
 		annotation(key, value, "uid", string(a.UID)), metav1.PatchOptions{})
@@ -202,11 +197,15 @@ func (k *Keeper) annotate(ctx context.Context, a *attachment, key string, value 
 	return nil
 }
 
-// annotation returns the patch that sets an annotation, or removes it if the value is nil. The API
+// annotation returns the patch that sets an annotation, or removes it if the value is "". The API
 // server refuses the patch unless the given field of the object's metadata has the value has.
-func annotation(key string, value any, field, has string) []byte {
+func annotation(key, value, field, has string) []byte {
+	set := &value
+	if value == "" {
+		set = nil
+	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{field: has,
-		"annotations": map[string]any{key: value}}})
+		"annotations": map[string]any{key: set}}})
 	if err != nil {
 		panic(err) // JSON can encode every annotation
 	}

@@ -59,7 +59,7 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 // replica may have led for a while.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
-		if n.working() || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
+		if n.Record != nil || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
 			ahead(v.Now, n.Last.Ended) || !n.allowed() && !n.Last.Unlabeled ||
 			n.Instance != "" && n.Instance != n.Last.Instance {
 			continue
@@ -284,7 +284,7 @@ func (k *Keeper) doubtful(v *view, n *node) string {
 		ready, _ := other.ready()
 		switch {
 		case other == n:
-		case other.working():
+		case other.Record != nil:
 			return fmt.Sprintf("an operation is in progress on the node %s, too", other.Name)
 		case !ready && other.allowed():
 			return fmt.Sprintf("the node %s, which may be stopped, too, is not ready", other.Name)
@@ -414,11 +414,8 @@ func (h history) stopped(at time.Time, c cause) history {
 
 // remember takes over the earlier history, and adds this operation if it stopped the instance.
 func (o *outcome) remember(before *outcome, r *operation, now time.Time, again string) {
-	o.Volumes = map[string]history{}
-	if before != nil {
-		o.Node = before.Node
-		maps.Copy(o.Volumes, before.Volumes)
-	}
+	o.Node, o.Volumes = before.Node, map[string]history{}
+	maps.Copy(o.Volumes, before.Volumes)
 	if o.Stopped && !r.Late {
 		o.Node = o.Node.stopped(now, cause{Again: again})
 		for name, c := range r.Volumes {
@@ -427,18 +424,6 @@ func (o *outcome) remember(before *outcome, r *operation, now time.Time, again s
 	}
 	maps.DeleteFunc(o.Volumes, func(_ string, h history) bool {
 		return h.Last.Failed == "" && len(h.within(now)) == 0
-	})
-}
-
-// forget removes the history of volumes that no longer exist.
-func (o *outcome) forget(volumes []corev1.PersistentVolume) {
-	if o == nil {
-		return
-	}
-	maps.DeleteFunc(o.Volumes, func(name string, _ history) bool {
-		return !slices.ContainsFunc(volumes, func(v corev1.PersistentVolume) bool {
-			return v.Name == name
-		})
 	})
 }
 
@@ -480,10 +465,7 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 // changed since. If the failure may pass (see passes), the keeper tries again as often as the
 // limits allow.
 func (k *Keeper) bound(v *view, n *node, a *attachment) string {
-	last := n.Last
-	if last == nil {
-		last = &outcome{}
-	}
+	last := cmp.Or(n.Last, &outcome{})
 	now, then := v.cause(a), last.Volumes[a.volume()].Last
 	failed := then.Failed
 	then.Failed = ""
@@ -522,14 +504,10 @@ func (v *view) again() string { return v.records.Annotations[AgainAnnotation] }
 
 // reportHeld writes on an attachment why it is held back, and creates events if the reason is new.
 func (k *Keeper) reportHeld(ctx context.Context, v *view, n *node, a *attachment) error {
-	if a.Annotations[HeldAnnotation] == a.held || n.working() || !n.allowed() {
+	if a.Annotations[HeldAnnotation] == a.held || n.Record != nil || !n.allowed() {
 		return nil
 	}
-	var value any
-	if a.held != "" {
-		value = a.held
-	}
-	if err := k.annotate(ctx, a, HeldAnnotation, value); err != nil || a.held == "" {
+	if err := k.annotate(ctx, a, HeldAnnotation, a.held); err != nil || a.held == "" {
 		return err
 	}
 	message := "waits, and the keeper does not stop the instance for it: " + a.held

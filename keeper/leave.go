@@ -45,7 +45,7 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		return k.unfence(ctx, v, n)
 	// A node that the keeper has stopped, or may have stopped, comes back with its pods. A node whose
 	// kubelet reports is not off, whatever instance its driver was registered with.
-	case !n.silent(), n.Instance == "", n.working(), !k.Config.Fence,
+	case !n.silent(), n.Instance == "", n.Record != nil, !k.Config.Fence,
 		n.tainted(outOfService.Key):
 		return nil
 	}

@@ -70,13 +70,14 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 		}
 		m.log("the PersistentVolume %s is replaced by one for the node %s", name, to)
 	}
-	if err := m.create(ctx, replacement); err != nil {
-		return err
+	_, err = m.Kubernetes.Core.PersistentVolumes().Create(ctx, replacement, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) { // bound checks a volume that exists already
+		return fmt.Errorf("create the PersistentVolume %s: %w; repeat the command", name, err)
 	}
 	if err := m.bound(ctx, claim, instance); err != nil {
 		return err
 	}
-	if err := m.save(ctx, name, nil); err != nil {
+	if err := m.save(ctx, name, ""); err != nil {
 		return err
 	}
 	if err := m.evict(ctx, claim, to); err != nil {
@@ -183,8 +184,8 @@ func (m *Mover) saved(ctx context.Context, name string) (*corev1.PersistentVolum
 	return v, nil
 }
 
-// save saves the replacement of a volume; nil removes it.
-func (m *Mover) save(ctx context.Context, name string, value any) error {
+// save saves the replacement of a volume; "" removes it.
+func (m *Mover) save(ctx context.Context, name, value string) error {
 	_, err := m.Kubernetes.Storage.CSIDrivers().Patch(ctx, DriverName, types.MergePatchType,
 		annotation(movingKey(name), value, "name", DriverName), metav1.PatchOptions{})
 	if err != nil {
@@ -208,7 +209,9 @@ func (m *Mover) prepare(ctx context.Context, old, saved *corev1.PersistentVolume
 			replacement.Spec.PersistentVolumeReclaimPolicy = saved.Spec.PersistentVolumeReclaimPolicy
 		}
 	}
-	setInstance(replacement, instance)
+	for _, e := range instanceTerms(replacement) {
+		e.Values = []string{instance}
+	}
 	text, err := json.Marshal(replacement)
 	if err != nil {
 		return nil, err
@@ -252,14 +255,6 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 			return fmt.Errorf("the PersistentVolume %s is not gone yet: %w; repeat the command", v.Name, err)
 		}
 	}
-}
-
-func (m *Mover) create(ctx context.Context, v *corev1.PersistentVolume) error {
-	_, err := m.Kubernetes.Core.PersistentVolumes().Create(ctx, v, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create the PersistentVolume %s: %w; repeat the command", v.Name, err)
-	}
-	return nil // bound checks a volume that exists already
 }
 
 // bound waits until Kubernetes has bound the claim to the new volume.
@@ -348,10 +343,4 @@ func instanceTerms(v *corev1.PersistentVolume) []*corev1.NodeSelectorRequirement
 		}
 	}
 	return found
-}
-
-func setInstance(v *corev1.PersistentVolume, instance string) {
-	for _, e := range instanceTerms(v) {
-		e.Values = []string{instance}
-	}
 }

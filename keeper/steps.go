@@ -109,9 +109,8 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	last := outcome{Ended: v.Now, Instance: r.Instance, StoppedWith: map[string]time.Time{},
 		Stopped: r.Step != draining, Late: r.Late, Problem: r.Problem,
 		Unlabeled: !n.allowed()}
-	if n.Last != nil {
-		maps.Copy(last.StoppedWith, n.Last.StoppedWith)
-	}
+	earlier := cmp.Or(n.Last, &outcome{})
+	maps.Copy(last.StoppedWith, earlier.StoppedWith)
 	maps.DeleteFunc(last.StoppedWith, func(_ string, at time.Time) bool {
 		return v.Now.Sub(at) >= k.Config.StatefulSetInterval
 	})
@@ -120,12 +119,9 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 			last.StoppedWith[set] = v.Now
 		}
 	}
-	last.remember(n.Last, r, v.Now, v.again())
+	last.remember(earlier, r, v.Now, v.again())
 	if r.Problem != "" && r.Problem != nothingWaits {
-		last.Failures = 1
-		if n.Last != nil {
-			last.Failures += n.Last.Failures
-		}
+		last.Failures = earlier.Failures + 1
 	}
 	before := n.record
 	n.Record, n.Last = nil, &last
@@ -204,7 +200,11 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 		return err
 	}
 	n.Record.StatefulSets, n.Record.Volumes = statefulSets(pods.stay), v.causes(n)
-	n.Last.forget(v.volumes)
+	if n.Last != nil {
+		maps.DeleteFunc(n.Last.Volumes, func(name string, _ history) bool {
+			return v.persistentVolume(name).Name == "" // it no longer exists
+		})
+	}
 	return k.to(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
 }
 

@@ -61,7 +61,7 @@ type attachment struct {
 // newView builds a view from lists of objects, and the records by the UIDs of Nodes.
 func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	attachments []storagev1.VolumeAttachment, records map[types.UID]record) *view {
-	v := &view{Now: now}
+	v := &view{Now: now, pods: map[string][]corev1.Pod{}}
 	for i := range nodes {
 		n := &node{Node: &nodes[i], record: records[nodes[i].UID]}
 		n.NodeName = n.Name
@@ -85,8 +85,6 @@ func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	}
 	return v
 }
-
-func (n *node) working() bool { return n.Record != nil }
 
 // registeredInstance returns the instance with which the driver is registered on a node. It ignores
 // a CSINode that belongs to an earlier Node of the same name.

@@ -21,6 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
 type report struct {
@@ -185,12 +186,8 @@ type manifest struct {
 	Driver, ObjectName, Size, Seen, Namespace, ClaimName, Because string
 }
 
-var (
-	// nameOfKubernetes matches names that an object of Kubernetes may have.
-	nameOfKubernetes = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
-	// ofAChange matches the suffix of the claims for which package claim lets new disks be made.
-	ofAChange = regexp.MustCompile(`-(grow|revert)-[0-9a-f]{8}$`)
-)
+// ofAChange matches the suffix of the claims for which package claim lets new disks be made.
+var ofAChange = regexp.MustCompile(`-(grow|revert)-[0-9a-f]{8}$`)
 
 // writeManifests writes the orphans as manifests. An object gets the CSI name, which its
 // PersistentVolume had, and is reserved for the claim for which the disk was made. If that claim is
@@ -207,7 +204,7 @@ func (r *report) writeManifests(out io.Writer) error {
 			Size: fmt.Sprint(o.SizeBytes), Because: "for which it was made"}
 		m.Seen = strings.TrimSpace(fmt.Sprintf("made %s, %s %s", o.Created.UTC().Format(time.DateTime),
 			csierr.Plain(o.State), o.AttachedTo))
-		if !nameOfKubernetes.MatchString(o.CSIName) {
+		if !kube.IsName(o.CSIName) {
 			m.ObjectName = "oxide-" + o.ID
 		}
 		m.Namespace, m.ClaimName, _ = strings.Cut(ofAChange.ReplaceAllString(o.Claim, ""), "/")
@@ -216,7 +213,7 @@ func (r *report) writeManifests(out io.Writer) error {
 	}
 	for i, m := range all {
 		switch {
-		case !nameOfKubernetes.MatchString(m.Namespace) || !nameOfKubernetes.MatchString(m.ClaimName):
+		case !kube.IsName(m.Namespace) || !kube.IsName(m.ClaimName):
 			m.Because = "unknown"
 		case of[string(m.Kind)+m.Namespace+"/"+m.ClaimName] > 1:
 			m.Because = "one of several made for " + m.Namespace + "/" + m.ClaimName + "; choose"

@@ -100,13 +100,12 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 		if err != nil {
 			return err
 		}
-		if p.Owner.Kind != "" && (p.Owner.Kind != o.Kind || p.Owner.Name != o.Name) {
+		switch {
+		case p.Owner.Kind == "":
+			p.Owner, ofPod, p.Node = o, workload, pod.str("spec", "nodeName")
+		case p.Owner.Kind != o.Kind || p.Owner.Name != o.Name:
 			return fmt.Errorf("expected one workload that uses the claim, found %s and %s: stop one",
 				p.Owner, o)
-		}
-		if p.Owner.Kind == "" {
-			p.Owner, ofPod = o, workload
-			p.Node = pod.str("spec", "nodeName")
 		}
 	}
 	if p.Owner.resource() == "" {
@@ -164,9 +163,9 @@ func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
 // ownerOf returns the object that decides whether a pod runs. If that is neither a Deployment nor a
 // StatefulSet, or is managed itself, only a person knows how to stop it.
 func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
-	above, top := pod, pod
+	top := pod
 	for range 3 {
-		c := above.controller()
+		c := top.controller()
 		if c == nil {
 			break
 		}
@@ -175,15 +174,14 @@ func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 			return owner{Kind: c.str("kind"), Name: c.str("name"), UID: c.str("uid"), Person: true,
 				Pod: pod.name()}, nil, nil
 		}
-		next, err := r.get(ctx, kind.resource, r.Namespace, c.str("name"))
-		if err != nil {
+		var err error
+		if top, err = r.get(ctx, kind.resource, r.Namespace, c.str("name")); err != nil {
 			return owner{}, nil, err
 		}
-		if next.uid() != c.str("uid") {
+		if top.uid() != c.str("uid") {
 			return owner{}, nil, fmt.Errorf("the pod %s belongs to %s %s, which is gone: wait until the "+
 				"pod is gone", pod.name(), c.str("kind"), c.str("name"))
 		}
-		above, top = next, next
 	}
 	o := owner{Kind: top.str("kind"), Name: top.name(), UID: top.uid(), Pod: pod.name(),
 		Replicas: top.num("spec", "replicas"), Person: kinds[top.str("kind")].scales != "yes"}
@@ -227,23 +225,22 @@ func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error 
 	}
 	var able []string
 	for _, n := range nodes {
-		if slices.ContainsFunc(n.list("spec", "drivers"), func(d object) bool {
-			return d.str("name") == volume.DriverName
-		}) {
-			able = append(able, n.name())
+		for _, d := range n.list("spec", "drivers") {
+			if d.str("name") == volume.DriverName {
+				able = append(able, n.name())
+			}
 		}
 	}
-	for _, n := range []string{p.Node, claim.annotation(selectedNode)} {
-		if slices.Contains(able, n) {
-			p.Node = n
-			return nil
-		}
-	}
-	if len(able) == 0 || old.at("spec", "nodeAffinity") != nil {
+	switch selected := claim.annotation(selectedNode); {
+	case slices.Contains(able, p.Node):
+	case slices.Contains(able, selected):
+		p.Node = selected
+	case len(able) == 0 || old.at("spec", "nodeAffinity") != nil:
 		return errors.New("no node that has used the claim runs the driver now, and the new disk is " +
 			"made near a node: start the workload once")
+	default:
+		p.Node = able[0]
 	}
-	p.Node = able[0]
 	return nil
 }
 

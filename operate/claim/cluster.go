@@ -132,14 +132,18 @@ func (r *run) patch(ctx context.Context, o object, change object, flags ...strin
 	guarded := object{"uid": o.uid(), "resourceVersion": o.str("metadata", "resourceVersion")}
 	maps.Copy(guarded, meta)
 	change["metadata"] = guarded
-	text, err := json.Marshal(change)
-	if err != nil {
-		return err
-	}
 	// An argument may have 128 KiB, and a plan may be larger.
 	args := append([]string{"patch", kinds[o.str("kind")].resource, o.name(), "--type=merge",
 		"--patch-file=/dev/stdin"}, flags...)
-	_, err = r.Kubectl(ctx, text, inNamespace(args, o.str("metadata", "namespace"))...)
+	return r.send(ctx, change, inNamespace(args, o.str("metadata", "namespace"))...)
+}
+
+// send runs kubectl with an object as its standard input.
+func (r *run) send(ctx context.Context, o object, args ...string) error {
+	text, err := json.Marshal(o)
+	if err == nil {
+		_, err = r.Kubectl(ctx, text, args...)
+	}
 	return err
 }
 
@@ -174,13 +178,7 @@ func (r *run) createOwned(ctx context.Context, o object, flags ...string) error 
 }
 
 func (r *run) create(ctx context.Context, o object, flags ...string) error {
-	text, err := json.Marshal(o)
-	if err != nil {
-		return err
-	}
-	_, err = r.Kubectl(ctx, text, append([]string{"create", "--filename=-", "--output=name"},
-		flags...)...)
-	return err
+	return r.send(ctx, o, append([]string{"create", "--filename=-", "--output=name"}, flags...)...)
 }
 
 // dryRun is the flag with which the API server only reports whether it would make a change.
@@ -197,13 +195,8 @@ func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 	if slices.Contains(flags, dryRun) { // kubectl takes the flag only without --raw
 		options["dryRun"] = []string{"All"}
 	}
-	body, err := json.Marshal(options)
-	if err != nil {
-		return err
-	}
 	path := fmt.Sprintf(kinds[o.str("kind")].path, o.str("metadata", "namespace")) + o.name()
-	_, err = r.Kubectl(ctx, body, "delete", "--raw="+path, "--filename=-")
-	return err
+	return r.send(ctx, options, "delete", "--raw="+path, "--filename=-")
 }
 
 // annotate returns the patch that sets an annotation, or removes it if the value is nil, and that
