@@ -344,8 +344,7 @@ type outcome struct {
 // records returns the ConfigMap of records, and the records in it by the UID of the Node. If there
 // is no ConfigMap yet, it returns an empty one.
 func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]record, error) {
-	found, err := k.Kubernetes.Core.ConfigMaps(k.Namespace).Get(ctx, RecordsName,
-		metav1.GetOptions{})
+	found, err := k.Kubernetes.Core.ConfigMaps(k.Namespace).Get(ctx, RecordsName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		found = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: k.Namespace,

@@ -78,8 +78,7 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 			continue
 		case instance.RunState != oxide.InstanceStateStopped &&
 			instance.RunState != oxide.InstanceStateStopping,
-			instance.TimeRunStateUpdated != nil &&
-				instance.TimeRunStateUpdated.Sub(n.Last.Ended) > lateStop:
+			instance.TimeRunStateUpdated != nil && instance.TimeRunStateUpdated.Sub(n.Last.Ended) > lateStop:
 			continue
 		}
 		n.Record = &operation{Step: starting, Since: v.Now, Started: v.Now, Instance: n.Last.Instance,
@@ -484,8 +483,7 @@ func (k *Keeper) bound(v *view, n *node, a *attachment) string {
 		return fmt.Sprintf("instances were stopped %d times in 24 hours for the volume %s "+
 			"(--max-stops-per-volume); see why it is not done, then %s", stops, a.volume(),
 			again("pv", a.volume()))
-	case last.Node.Last.Again == v.again() &&
-		len(last.Node.within(v.Now)) >= k.Config.MaxStopsPerNode:
+	case last.Node.Last.Again == v.again() && len(last.Node.within(v.Now)) >= k.Config.MaxStopsPerNode:
 		return fmt.Sprintf("the instance was stopped %d times in 24 hours (--max-stops-per-node); see "+
 			"for what, then %s", len(last.Node.within(v.Now)), again("--namespace "+k.Namespace+
 			" configmap", RecordsName))

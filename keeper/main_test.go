@@ -77,8 +77,7 @@ func TestTheProgramEndsWithAStatus(t *testing.T) {
 				wrote = stderr.String()
 			}
 			if got != c.status || !strings.Contains(wrote, c.want) {
-				t.Errorf("the status is %d, stdout has %q and stderr %q", got, stdout.String(),
-					stderr.String())
+				t.Errorf("the status is %d, stdout has %q and stderr %q", got, stdout.String(), stderr.String())
 			}
 		})
 	}

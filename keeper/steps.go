@@ -107,8 +107,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 		}
 	}
 	last := outcome{Ended: v.Now, Instance: r.Instance, StoppedWith: map[string]time.Time{},
-		Stopped: r.Step != draining, Late: r.Late, Problem: r.Problem,
-		Unlabeled: !n.allowed()}
+		Stopped: r.Step != draining, Late: r.Late, Problem: r.Problem, Unlabeled: !n.allowed()}
 	earlier := cmp.Or(n.Last, &outcome{})
 	maps.Copy(last.StoppedWith, earlier.StoppedWith)
 	maps.DeleteFunc(last.StoppedWith, func(_ string, at time.Time) bool {
@@ -322,9 +321,8 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 		return k.finish(ctx, v, n, "the rack no longer shows the instance "+n.Record.Instance)
 	case n.overdue(v.Now, k.Config.StartTimeout):
 		// The step begins again, which reports the problem again.
-		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance does not run %s after its "+
-			"start was requested; the keeper goes on trying: see the instance on the rack",
-			k.Config.StartTimeout))
+		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance does not run %s after its start was "+
+			"requested; the keeper goes on trying: see the instance on the rack", k.Config.StartTimeout))
 	case err != nil:
 		return err
 	case n.Record.Heartbeat.IsZero() && !heartbeat.IsZero():

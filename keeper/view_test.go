@@ -301,8 +301,7 @@ func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 			})},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := exhausted([]pdb{*c.budget}, sorted{evict: c.evict, stay: c.stay},
-				c.waiting)
+			got := exhausted([]pdb{*c.budget}, sorted{evict: c.evict, stay: c.stay}, c.waiting)
 			if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 				t.Errorf("the budget hinders by %q, want %q", got, c.want)
 			}

@@ -281,8 +281,7 @@ func (s *Server) evict(c call, old *stored) error {
 			return err
 		}
 	}
-	return s.remove(c.resource, old,
-		ptr.Deref(eviction.DeleteOptions, metav1.DeleteOptions{}))
+	return s.remove(c.resource, old, ptr.Deref(eviction.DeleteOptions, metav1.DeleteOptions{}))
 }
 
 // disrupt uses up a disruption that the pod's budget allows, or returns why it allows none.

@@ -99,9 +99,8 @@ func (r *report) write(output string, out, log io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
-	_, err = fmt.Fprintf(figureTo, "FIGURE audit owned=%d wanted=%d orphans=%d missing=%d "+
-		"deleted=%d too_young=%d\n",
-		r.Owned, r.Wanted, len(r.Orphans), len(r.Missing), r.Deleted, r.TooYoung)
+	_, err = fmt.Fprintf(figureTo, "FIGURE audit owned=%d wanted=%d orphans=%d missing=%d deleted=%d "+
+		"too_young=%d\n", r.Owned, r.Wanted, len(r.Orphans), len(r.Missing), r.Deleted, r.TooYoung)
 	return err
 }
 
@@ -400,8 +399,7 @@ func (o object) free() bool {
 	if o.Kind == kindDisk {
 		return o.State == string(oxide.DiskStateStateDetached) || o.halfDeleted
 	}
-	return o.State == string(oxide.SnapshotStateReady) ||
-		o.State == string(oxide.SnapshotStateFaulted)
+	return o.State == string(oxide.SnapshotStateReady) || o.State == string(oxide.SnapshotStateFaulted)
 }
 
 // inventory contains the project's objects, by id.
@@ -436,17 +434,16 @@ func (c *ownedRack) diskObject(d *oxide.Disk) *object {
 	m, ok := volume.ParseTag(d.Description)
 	return &object{Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name, Claim: m.Claim,
 		SizeBytes: int64(d.Size), Created: *cmp.Or(d.TimeCreated, &time.Time{}),
-		State: string(d.State.State()), AttachedTo: rack.InstanceOf(d),
+		State: string(d.State.State()), AttachedTo: rack.InstanceOf(d), Use: m.Use,
 		Foreign: rack.ForeignDisk(d, c.ClusterID), owned: ok && m.Cluster == c.ClusterID,
-		Use: m.Use, halfDeleted: rack.HalfDeleted(d)}
+		halfDeleted: rack.HalfDeleted(d)}
 }
 
 func (c *ownedRack) snapshotObject(s *oxide.Snapshot) *object {
 	m, ok := volume.ParseTag(s.Description)
-	return &object{Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
-		Claim: m.Claim, SizeBytes: int64(s.Size), Created: *cmp.Or(s.TimeCreated, &time.Time{}),
-		State: string(s.State), Foreign: rack.ForeignSnapshot(s, c.ClusterID),
-		owned: ok && m.Cluster == c.ClusterID}
+	return &object{Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name, Claim: m.Claim,
+		SizeBytes: int64(s.Size), Created: *cmp.Or(s.TimeCreated, &time.Time{}), State: string(s.State),
+		Foreign: rack.ForeignSnapshot(s, c.ClusterID), owned: ok && m.Cluster == c.ClusterID}
 }
 
 // find returns the object that a handle names and this cluster does not own, or nil.

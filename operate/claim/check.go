@@ -131,8 +131,7 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 		}
 	}
 	for _, key := range []string{"argocd.argoproj.io/instance", "argocd.argoproj.io/tracking-id",
-		"kustomize.toolkit.fluxcd.io/name",
-		"helm.toolkit.fluxcd.io/name"} {
+		"kustomize.toolkit.fluxcd.io/name", "helm.toolkit.fluxcd.io/name"} {
 		if ofPod.str("metadata", "labels", key) != "" || ofPod.annotation(key) != "" ||
 			claim.str("metadata", "labels", key)+claim.annotation(key) != "" {
 			r.note("%s or its claim has the label %s: suspend the synchronization, or it undoes the "+

@@ -279,8 +279,7 @@ func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
 		o := s.options()
 		edit(s.c, s.c.named("PersistentVolumeClaim", "db", s.claim), &o)
 		s.c.effects = 0
-		if _, err := s.c.run(o); err == nil || !strings.Contains(err.Error(), want) ||
-			s.c.effects != 0 {
+		if _, err := s.c.run(o); err == nil || !strings.Contains(err.Error(), want) || s.c.effects != 0 {
 			t.Errorf("%s: got %v, and %d changes", want, err, s.c.effects)
 		}
 	}
@@ -338,9 +337,8 @@ func TestAnOwnerThatIsGoneDoesNotTakeTheClaimWithIt(t *testing.T) {
 		return map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": uid}
 	}
 	alive := s.c.named("Deployment", "db", "web").uid()
-	s.c.touch(s.c.named("PersistentVolumeClaim", "db", s.claim),
-		[]any{owner("web", alive), owner("web", "before"), owner("gone", "x")}, "metadata",
-		"ownerReferences")
+	s.c.touch(s.c.named("PersistentVolumeClaim", "db", s.claim), []any{owner("web", alive),
+		owner("web", "before"), owner("gone", "x")}, "metadata", "ownerReferences")
 	s.c.does(s.options())
 	left := s.c.named("PersistentVolumeClaim", "db", s.claim).list("metadata", "ownerReferences")
 	if len(left) != 1 || left[0].str("uid") != alive {
@@ -402,8 +400,7 @@ func TestANewDiskThatIsNotWhatWasRequestedIsRefused(t *testing.T) {
 		c.touch(v.fresh, "shot", "spec", "csi", "volumeAttributes", volume.CtxSnapshotID)
 		c.touch(v.temporary, "then", "spec", "dataSource", "name")
 		edit(&v)
-		if err := v.prove(); (err == nil) != (want == "") ||
-			!strings.Contains(fmt.Sprint(err), want) {
+		if err := v.prove(); (err == nil) != (want == "") || !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}

@@ -864,11 +864,10 @@ const (
 // its claim that was taken before its last write. A StatefulSet has three pods, and the claim is
 // that of the second one.
 func newCluster(t *testing.T, kind string) (c *cluster, claim string) {
-	c = &cluster{t: t, needed: map[right]bool{},
-		objects: map[string]object{}, disks: map[string]string{}, shots: map[string]string{},
-		nodes: map[string]*machine{}, idle: map[string]int{}, own: map[string]bool{},
-		given: map[string]bool{}, origin: map[string]string{}, kept: map[string]bool{},
-		dropped: map[string]bool{}}
+	c = &cluster{t: t, needed: map[right]bool{}, objects: map[string]object{},
+		disks: map[string]string{}, shots: map[string]string{}, nodes: map[string]*machine{},
+		idle: map[string]int{}, own: map[string]bool{}, given: map[string]bool{},
+		origin: map[string]string{}, kept: map[string]bool{}, dropped: map[string]bool{}}
 	c.put(`{"kind":"Namespace","metadata":{"name":"db"}}`)
 	c.addNode("n1")
 	c.put(`{"kind":"StorageClass","metadata":{"name":"oxide-disk"},"provisioner":"csi.oxide.computer",

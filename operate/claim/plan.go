@@ -184,8 +184,7 @@ func (r *run) save(ctx context.Context, pv object, p plan, spec object) error {
 // bindingKeys are the annotations that Kubernetes sets when it binds a claim, and planKey.
 var bindingKeys = []string{"pv.kubernetes.io/bind-completed",
 	"pv.kubernetes.io/bound-by-controller", "volume.kubernetes.io/storage-provisioner",
-	"volume.beta.kubernetes.io/storage-provisioner",
-	selectedNode, planKey}
+	"volume.beta.kubernetes.io/storage-provisioner", selectedNode, planKey}
 
 // selectedNode is the annotation with which a scheduler asks for a volume near a node.
 const selectedNode = "volume.kubernetes.io/selected-node"

@@ -102,8 +102,7 @@ var undoing = []step{
 		func(v view) bool { return !v.own(v.owner) }, (*run).scaleUp},
 	{"clean", func(p plan) string { return "delete the new disk, and the snapshot of this change" },
 		func(v view) bool {
-			return v.fresh == nil && v.temporary == nil && v.kept == nil &&
-				(v.shot == nil || !v.own(v.shot))
+			return v.fresh == nil && v.temporary == nil && v.kept == nil && (v.shot == nil || !v.own(v.shot))
 		}, (*run).clean},
 	{"forget", func(plan) string { return "remove the plan" }, never, (*run).endUndoing},
 }
@@ -126,8 +125,7 @@ func (p plan) stopMark() string { return p.runMark() + " stopped" }
 
 // stopped reports whether the owner has the scale that stop gives it, or a person has to stop it.
 func (v view) stopped() bool {
-	return v.owner == nil || v.own(v.owner) &&
-		v.owner.num("spec", "replicas") <= v.plan.Owner.Target
+	return v.owner == nil || v.own(v.owner) && v.owner.num("spec", "replicas") <= v.plan.Owner.Target
 }
 
 // reserve returns the field of a PersistentVolume's spec that reserves it for a claim. Without a

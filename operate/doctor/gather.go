@@ -120,9 +120,8 @@ const allNamespaces = "*"
 // resources are the names by which kubectl knows the kinds.
 var resources = map[string]string{kindClaim: "persistentvolumeclaims",
 	kindVolume: "persistentvolumes", kindContent: "volumesnapshotcontents",
-	kindAttachment: "volumeattachments", kindCSINode: "csinodes",
-	kindNode: "nodes", kindPod: "pods", kindEvent: "events",
-	kindDriverPod: "pods,daemonsets,replicasets,deployments"}
+	kindAttachment: "volumeattachments", kindCSINode: "csinodes", kindNode: "nodes", kindPod: "pods",
+	kindEvent: "events", kindDriverPod: "pods,daemonsets,replicasets,deployments"}
 
 func (g *gatherer) list(ctx context.Context, kind, namespace string) {
 	if g.noKubectl != "" {

@@ -63,8 +63,7 @@ func (k *cluster) kubectl(_ context.Context, args ...string) ([]byte, error) {
 	case k.all != "":
 		return []byte(listJSON()), nil
 	case what == ownKinds:
-		return []byte(listJSON(cmp.Or(k.own, driverPodJSON+","+controllerPodJSON+","+
-			workloadsJSON))), nil
+		return []byte(listJSON(cmp.Or(k.own, driverPodJSON+","+controllerPodJSON+","+workloadsJSON))), nil
 	default:
 		return []byte(listJSON(map[string][]string{"persistentvolumes": {pvJSON},
 			"persistentvolumeclaims": {claimJSON}, "volumeattachments": {attachmentJSON},

@@ -107,9 +107,8 @@ func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) Finding {
 }
 
 func (c *chain) judgePendingClaim(what string) Step {
-	last := latestOf(c.events(c.claim, "ProvisioningFailed", "ProvisioningSucceeded",
-		"Provisioning", "ExternalProvisioning", "WaitForFirstConsumer", "WaitForPodScheduled",
-		"FailedBinding"))
+	last := latestOf(c.events(c.claim, "ProvisioningFailed", "ProvisioningSucceeded", "Provisioning",
+		"ExternalProvisioning", "WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding"))
 	switch {
 	case last.Reason == "ProvisioningFailed", last.Reason == "FailedBinding":
 		return broken(what, Finding{Wrong: last.Message, Source: "event " + last.Reason + forgeable,
@@ -519,8 +518,7 @@ func (c *chain) judgePod() Step {
 		wrong, source = wrong+": "+e.Message, "event "+e.Reason+forgeable
 	}
 	return broken(what, Finding{Wrong: wrong, Source: source, Since: o.Metadata.CreationTimestamp,
-		ByItself: "The kubelet tries again.", Do: "Follow the events of the pod.",
-		Next: describePod})
+		ByItself: "The kubelet tries again.", Do: "Follow the events of the pod.", Next: describePod})
 }
 
 // containersMade reports whether a container or an init container of the pod was created. The
