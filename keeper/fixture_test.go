@@ -446,21 +446,16 @@ func (r *testRack) state(node string) string {
 	return r.states[instanceOf(node)]
 }
 
-// isBlind reports whether the token has no role for this request.
-func (r *testRack) isBlind() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.blind--
-	return r.blind >= 0
-}
-
 // ServeHTTP answers project_view, current_user_view, instance_view, instance_stop and
 // instance_start.
 func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.blind--
 	status, path := http.StatusOK, request.URL.Path
 	var body string
 	switch id, verb, changes := strings.Cut(strings.TrimPrefix(path, "/v1/instances/"), "/"); {
-	case r.isBlind():
+	case r.blind >= 0:
 		status, body = racktest.NotFound.Status, racktest.NotFound.Body
 	case strings.HasPrefix(path, "/v1/projects/"):
 		body = racktest.ProjectOf()
@@ -480,8 +475,6 @@ func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 }
 
 func (r *testRack) answer(id, verb string, changes bool) (status int, body string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	status = http.StatusOK
 	switch {
 	case r.states[id] == "away":

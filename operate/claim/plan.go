@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -315,10 +316,7 @@ func (r *run) observe(ctx context.Context) (v view, err error) {
 	if v.owner.uid() != p.Owner.UID {
 		v.owner = nil // an object that was created since is left alone
 	}
-	fresh := p.New
-	if fresh == "" {
-		fresh = v.temporary.str("spec", "volumeName")
-	}
+	fresh := cmp.Or(p.New, v.temporary.str("spec", "volumeName"))
 	if fresh == "" && v.temporary == nil && p.TemporaryUID != "" {
 		fresh = volumeOf(p.TemporaryUID) // its claim was deleted while it was made
 	}

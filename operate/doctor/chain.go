@@ -306,12 +306,11 @@ func (c *chain) findNode() {
 }
 
 func nodeDriver(csiNode *kube.Object) *kube.NodeDriver {
-	if csiNode == nil {
-		return nil
-	}
-	for i, d := range csiNode.Spec.Drivers {
-		if d.Name == volume.DriverName {
-			return &csiNode.Spec.Drivers[i]
+	if csiNode != nil {
+		for i, d := range csiNode.Spec.Drivers {
+			if d.Name == volume.DriverName {
+				return &csiNode.Spec.Drivers[i]
+			}
 		}
 	}
 	return nil

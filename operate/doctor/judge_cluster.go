@@ -148,16 +148,14 @@ func (e *Evidence) silence(f Finding, sidecar string) Finding {
 		f.Do, f.Next = "Let the driver's controller run.", "kubectl get deployments -n {driverNamespace}"
 	}
 	for _, pod := range pods {
-		s := deadContainer(pod, driverContainer, sidecar)
-		if s == nil {
-			continue
+		if s := deadContainer(pod, driverContainer, sidecar); s != nil {
+			name := pod.Metadata.Name
+			f.Wrong += "; " + s.Name + " of the pod " + name + " does not work: " + podWords(pod)
+			if f.Next = logOf(controllerLog, s.Name); commandWord.MatchString(name) {
+				f.Next = strings.Replace(f.Next, controllerLogs, name, 1)
+			}
+			break
 		}
-		f.Wrong += "; " + s.Name + " of the pod " + pod.Metadata.Name + " does not work: " + podWords(pod)
-		f.Next = logOf(controllerLog, s.Name)
-		if name := pod.Metadata.Name; commandWord.MatchString(name) {
-			f.Next = strings.Replace(f.Next, controllerLogs, name, 1)
-		}
-		return f
 	}
 	return f
 }
@@ -200,28 +198,26 @@ func (c *chain) judgeVolume() Step {
 	case o == nil:
 		return Step{State: Idle, What: "no PersistentVolume names the disk " + c.handle}
 	}
-	what := fmt.Sprintf("PersistentVolume %s: %s, %s, disk %s", o.Metadata.Name,
-		cmp.Or(o.Status.Phase, "no phase"), cmp.Or(o.Spec.Capacity["storage"], "no size"), c.handle)
-	switch {
+	name := "PersistentVolume " + o.Metadata.Name
+	what := fmt.Sprintf("%s: %s, %s, disk %s", name, cmp.Or(o.Status.Phase, "no phase"),
+		cmp.Or(o.Spec.Capacity["storage"], "no size"), c.handle)
+	switch another := boundToAnother(o, c.claim); {
 	case o.Spec.CSI.Driver != volume.DriverName:
 		return unseenStep(what, "it is of the driver "+cmp.Or(o.Spec.CSI.Driver, "that is no CSI driver"))
 	case o.Status.Phase == phaseFailed:
-		return broken(what, Finding{Wrong: cmp.Or(o.Status.Message, "its deletion failed"),
-			Source: "PersistentVolume " + o.Metadata.Name, ByItself: "The provisioner tries again.",
-			Do: "Follow the message.", Next: showVolume})
+		return broken(what, Finding{Wrong: cmp.Or(o.Status.Message, "its deletion failed"), Source: name,
+			ByItself: "The provisioner tries again.", Do: "Follow the message.", Next: showVolume})
 	case c.handle == "":
-		return broken(what, Finding{Wrong: "it names no disk (spec.csi.volumeHandle)",
-			Source: "PersistentVolume " + o.Metadata.Name, ByItself: "Nothing: the field cannot be changed.",
-			Do: "Make the PersistentVolume again, with the disk's id.", Next: showVolume})
+		return broken(what, Finding{Wrong: "it names no disk (spec.csi.volumeHandle)", Source: name,
+			ByItself: "Nothing: the field cannot be changed.",
+			Do:       "Make the PersistentVolume again, with the disk's id.", Next: showVolume})
 	case c.overdue(o):
-		return broken(what, c.stuckDeletion(o, "PersistentVolume "+o.Metadata.Name, "Kubernetes keeps a "+
-			"PersistentVolume until it has no claim and is detached, and the provisioner until its disk is "+
-			"deleted", showVolume))
-	case boundToAnother(o, c.claim) != "":
-		return broken(what, Finding{Wrong: boundToAnother(o, c.claim), Source: "PersistentVolume " +
-			o.Metadata.Name, ByItself: "Kubernetes reports such a claim as lost.",
-			Do:   "Compare spec.volumeName of the claim and spec.claimRef of the PersistentVolume.",
-			Next: showVolume})
+		return broken(what, c.stuckDeletion(o, name, "Kubernetes keeps a PersistentVolume until it has no "+
+			"claim and is detached, and the provisioner until its disk is deleted", showVolume))
+	case another != "":
+		return broken(what, Finding{Wrong: another, Source: name,
+			ByItself: "Kubernetes reports such a claim as lost.", Next: showVolume,
+			Do: "Compare spec.volumeName of the claim and spec.claimRef of the PersistentVolume."})
 	}
 	return Step{State: OK, What: what}
 }

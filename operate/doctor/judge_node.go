@@ -23,24 +23,23 @@ const (
 // of a link that does not exist, or that could not be seen.
 func (c *chain) onNode(what, part string) (*inspection.Volume, *Step) {
 	r, v, why := c.report()
-	disk, asked := c.Rack.Disks[c.handle]
-	switch {
-	case v != nil && cmp.Or(inspection.WhyUnseen(r.Unseen, part),
-		inspection.WhyUnseen(v.Unseen, part)) != "":
-		step := unseenStep(what, cmp.Or(inspection.WhyUnseen(r.Unseen, part),
-			inspection.WhyUnseen(v.Unseen, part)))
-		return nil, &step
-	case v != nil:
-		return v, nil
-	case c.handle == "" && c.volumeWhy == "":
-		return nil, &Step{State: Idle, What: "none: there is no volume yet"}
-	case asked && (disk.Missing() || disk.Object != nil && disk.Object.Instance == "") &&
-		!c.attachedInKubernetes():
-		return nil, &Step{State: Idle, What: "none: the disk is attached to no instance"}
-	case c.attachment == nil && c.attachmentWhy == "" && c.volume != nil && !asked:
-		return nil, &Step{State: Idle, What: "none: no VolumeAttachment asks for the volume"}
+	if v != nil {
+		why = cmp.Or(inspection.WhyUnseen(r.Unseen, part), inspection.WhyUnseen(v.Unseen, part))
 	}
 	step := unseenStep(what, why)
+	disk, asked := c.Rack.Disks[c.handle]
+	switch {
+	case v != nil && why == "":
+		return v, nil
+	case v != nil:
+	case c.handle == "" && c.volumeWhy == "":
+		step = Step{State: Idle, What: "none: there is no volume yet"}
+	case asked && (disk.Missing() || disk.Object != nil && disk.Object.Instance == "") &&
+		!c.attachedInKubernetes():
+		step = Step{State: Idle, What: "none: the disk is attached to no instance"}
+	case c.attachment == nil && c.attachmentWhy == "" && c.volume != nil && !asked:
+		step = Step{State: Idle, What: "none: no VolumeAttachment asks for the volume"}
+	}
 	return nil, &step
 }
 
@@ -296,22 +295,18 @@ func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
 }
 
 func (s seen) mountFinding(own, elsewhere []string) *Finding {
-	finding := Finding{Source: theReport}
 	if !s.usedOnNode() && len(own)+len(elsewhere) > 0 && s.released() {
-		finding.Reason = csierr.StillMounted
-		finding.Wrong = "no pod on the node uses the volume, and it is still mounted at " +
-			firstOf(slices.Concat(own, elsewhere))
-		return &finding
+		return &Finding{Source: theReport, Reason: csierr.StillMounted, Wrong: "no pod on the node uses " +
+			"the volume, and it is still mounted at " + firstOf(slices.Concat(own, elsewhere))}
 	}
 	for _, pod := range s.pods {
 		if pod.Status.Phase != phaseRunning || pod.Spec.NodeName != s.nodeName ||
 			!pod.Metadata.DeletionTimestamp.IsZero() || publishedTo(s.Volume, pod) {
 			continue
 		}
-		finding.Do = "Restart the pod, so that it gets the volume again."
-		finding.Reason = csierr.VolumeNotAtPath
-		finding.Wrong = fmt.Sprintf("the pod %s (%s) runs, and the volume is published to no path of "+
-			"it, only to %s", pod.Metadata.Name, pod.Metadata.UID, firstOf(own))
+		finding := Finding{Source: theReport, Reason: csierr.VolumeNotAtPath, Wrong: fmt.Sprintf("the pod "+
+			"%s (%s) runs, and the volume is published to no path of it, only to %s", pod.Metadata.Name,
+			pod.Metadata.UID, firstOf(own)), Do: "Restart the pod, so that it gets the volume again."}
 		if len(own) == 0 {
 			finding.Reason = csierr.NotStaged
 			finding.Wrong = "the pod " + pod.Metadata.Name + " runs, and the volume is mounted nowhere on " +
