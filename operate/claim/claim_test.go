@@ -13,9 +13,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// options returns the options of a change on the cluster; args are as a user types them.
-func (c *cluster) options(claim, verb string) Options {
-	o := Options{Verb: verb, Namespace: "db", Claim: claim, Timeout: 20 * time.Second,
+// options returns the options of a change on the cluster.
+func (c *cluster) options(verb string) Options {
+	o := Options{Verb: verb, Namespace: "db", Claim: c.claim, Timeout: 20 * time.Second,
 		Poll: time.Nanosecond, Kubectl: c.kubectl}
 	switch verb {
 	case Grow:
@@ -50,39 +50,23 @@ func (c *cluster) quiet() bool {
 	})
 }
 
-func (c *cluster) content(claim string) (text, size string) {
-	pv := c.named("PersistentVolume", "", c.named("PersistentVolumeClaim", "db", claim).
-		str("spec", "volumeName"))
-	return c.disks[pv.str("spec", "csi", "volumeHandle")], pv.str("spec", "capacity", "storage")
+// content returns what the claim's disk holds.
+func (c *cluster) content() string {
+	return c.disks[handleOf(c.volume(c.current().str("spec", "volumeName")))]
 }
 
-// fixture is a new cluster with a claim, and a change of the claim.
-type fixture struct {
-	c                 *cluster
-	claim, verb, held string
-	old, handle       string // the earlier PersistentVolume, and its disk
-}
-
-func newFixture(t *testing.T, kind, verb string) *fixture {
-	c, claim := newCluster(t, kind)
-	c.settled()
-	s := &fixture{c: c, claim: claim, verb: verb}
-	s.held, _ = c.content(claim)
-	s.old = c.named("PersistentVolumeClaim", "db", claim).str("spec", "volumeName")
-	s.handle = handleOf(c.named("PersistentVolume", "", s.old))
-	return s
-}
-
-func (s *fixture) options() Options { return s.c.options(s.claim, s.verb) }
-
-func (s *fixture) resumes(undo bool) Options {
-	o := s.options()
-	o.Size, o.Snapshot, o.Undo, o.Continue = "", "", undo, !undo
+// resumes returns the options that continue a change, or undo it.
+func (c *cluster) resumes(undo bool) Options {
+	o := c.options(Grow)
+	if p := c.plan(); p != nil {
+		o.Verb = p.Verb
+	}
+	o.Size, o.Undo, o.Continue = "", undo, !undo
 	return o
 }
 
-func (s *fixture) plan() (p *plan) {
-	for _, pv := range s.c.of("PersistentVolume") {
+func (c *cluster) plan() (p *plan) {
+	for _, pv := range c.of("PersistentVolume") {
 		if found, err := planOf(pv); found != nil && err == nil {
 			p = found
 		}
@@ -90,26 +74,29 @@ func (s *fixture) plan() (p *plan) {
 	return p
 }
 
-// at runs a change until when returns true after a request, and kills it then.
-func at(t *testing.T, kind, verb string, when func(*fixture, *plan) bool) *fixture {
+// at runs a growth until when returns true after a request, and kills it then.
+func at(t *testing.T, kind string, when func(*plan) bool) *cluster {
 	t.Helper()
-	s, killed := newFixture(t, kind, verb), false
-	o := s.options()
+	s, killed := newCluster(t, kind), false
+	o := s.options(Grow)
 	o.Kubectl = func(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
 		if killed {
 			return nil, errKilled
 		}
-		out, err := s.c.kubectl(ctx, stdin, args...)
-		if p := s.plan(); p != nil && when(s, p) {
+		out, err := s.kubectl(ctx, stdin, args...)
+		if p := s.plan(); p != nil && when(p) {
 			killed, err = true, errKilled
 		}
 		return out, err
 	}
-	if _, err := s.c.run(o); !errors.Is(err, errKilled) {
+	if _, err := s.run(o); !errors.Is(err, errKilled) {
 		t.Fatalf("the change never got there: %v", err)
 	}
 	return s
 }
+
+// made reports whether the new disk was made and checked.
+func made(p *plan) bool { return p.New != "" }
 
 // does runs the command, which must succeed, and returns what it prints.
 func (c *cluster) does(o Options) string {
@@ -168,26 +155,26 @@ func TestTheRackIsAskedForNoMoreThanThePublishedCapacity(t *testing.T) {
 			true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newFixture(t, "Deployment", c.verb)
-			s.c.touch(s.c.named("Node", "", "n1"), "a", "metadata", "labels", "rack")
+			s := newCluster(t, "Deployment")
+			s.touch(s.named("Node", "", "n1"), "a", "metadata", "labels", "rack")
 			for _, args := range c.published {
-				s.c.put(capacityText, args...)
+				s.put(capacityText, args...)
 			}
-			o := s.options()
+			o := s.options(c.verb)
 			if o.DryRun = true; c.size != "" {
 				o.Size = c.size
 			}
-			s.c.effects = 0
-			says, err := s.c.run(o)
+			s.effects = 0
+			says, err := s.run(o)
 			if err != nil {
 				says = err.Error()
 			}
-			if (err != nil) != c.refused || !strings.Contains(says, c.want) || s.c.effects != 0 ||
+			if (err != nil) != c.refused || !strings.Contains(says, c.want) || s.effects != 0 ||
 				c.refused && !strings.Contains(says, "with a delay") {
-				t.Fatalf("got %v after %d changes, want %q in:\n%s", err, s.c.effects, c.want, says)
+				t.Fatalf("got %v after %d changes, want %q in:\n%s", err, s.effects, c.want, says)
 			}
 			if o.DryRun, o.IgnoreCapacity = false, true; c.refused {
-				says := s.c.does(o)
+				says := s.does(o)
 				if !strings.Contains(says, "Continued by --ignore-capacity: ") {
 					t.Errorf("the flag is not mentioned:\n%s", says)
 				}
@@ -198,16 +185,16 @@ func TestTheRackIsAskedForNoMoreThanThePublishedCapacity(t *testing.T) {
 
 func TestARefusalIsReportedAtOnceAndOnlyOnce(t *testing.T) {
 	for _, flat := range []bool{false, true} {
-		s := newFixture(t, "Deployment", Grow)
-		s.c.quota, s.c.flat = 15<<30, flat
-		for _, o := range []Options{s.options(), s.resumes(false)} {
-			if _, err := s.c.run(o); err == nil || !strings.Contains(err.Error(), "RackFull: no room") ||
+		s := newCluster(t, "Deployment")
+		s.quota, s.flat = 15<<30, flat
+		for _, o := range []Options{s.options(Grow), s.resumes(false)} {
+			if _, err := s.run(o); err == nil || !strings.Contains(err.Error(), "RackFull: no room") ||
 				strings.Contains(err.Error(), "waited") {
 				t.Errorf("flat %t: got %v, want the refusal without a timeout", flat, err)
 			}
 		}
-		s.c.quota, s.c.late = 0, 200
-		s.c.does(s.resumes(false)) // the earlier refusals are still there
+		s.quota, s.late = 0, 200
+		s.does(s.resumes(false)) // the earlier refusals are still there
 	}
 }
 
@@ -275,23 +262,23 @@ func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
 				"metadata", "ownerReferences")
 		},
 	} {
-		s := newFixture(t, "StatefulSet", Grow)
-		o := s.options()
-		edit(s.c, s.c.named("PersistentVolumeClaim", "db", s.claim), &o)
-		s.c.effects = 0
-		if _, err := s.c.run(o); err == nil || !strings.Contains(err.Error(), want) || s.c.effects != 0 {
-			t.Errorf("%s: got %v, and %d changes", want, err, s.c.effects)
+		s := newCluster(t, "StatefulSet")
+		o := s.options(Grow)
+		edit(s, s.current(), &o)
+		s.effects = 0
+		if _, err := s.run(o); err == nil || !strings.Contains(err.Error(), want) || s.effects != 0 {
+			t.Errorf("%s: got %v, and %d changes", want, err, s.effects)
 		}
 	}
 }
 
 func TestADryRunShowsEveryStepAndChangesNothing(t *testing.T) {
-	s := newFixture(t, "StatefulSet", Grow)
-	s.c.touch(s.c.named("VolumeSnapshotClass", "", "oxide-snapshot"), "Retain", "deletionPolicy")
-	o := s.options()
+	s := newCluster(t, "StatefulSet")
+	s.touch(s.named("VolumeSnapshotClass", "", "oxide-snapshot"), "Retain", "deletionPolicy")
+	o := s.options(Grow)
 	o.DryRun = true
-	s.c.effects = 0
-	says := s.c.does(o)
+	s.effects = 0
+	says := s.does(o)
 	for i, step := range steps {
 		if want := fmt.Sprintf("%d/%d %s: ", i+1, len(steps), step.name); !strings.Contains(says, want) {
 			t.Errorf("it does not show %q:\n%s", want, says)
@@ -304,8 +291,8 @@ func TestADryRunShowsEveryStepAndChangesNothing(t *testing.T) {
 			t.Errorf("it does not say %q:\n%s", want, says)
 		}
 	}
-	if s.c.effects != 0 {
-		t.Errorf("%d changes", s.c.effects)
+	if s.effects != 0 {
+		t.Errorf("%d changes", s.effects)
 	}
 }
 
@@ -321,34 +308,33 @@ func TestACommandThatIsNotCompleteIsRefused(t *testing.T) {
 }
 
 func TestNothingIsForgottenWhileTheClaimIsBeingDeleted(t *testing.T) {
-	s := newFixture(t, "Deployment", Grow)
-	s.c.does(s.options())
-	s.c.touch(s.c.named("PersistentVolumeClaim", "db", s.claim), "now", "metadata",
-		"deletionTimestamp")
-	disks := len(s.c.disks)
-	if s.c.refuses(s.c.options(s.claim, Forget), "being deleted"); len(s.c.disks) != disks {
-		t.Errorf("%d of %d disks are left", len(s.c.disks), disks)
+	s := newCluster(t, "Deployment")
+	s.does(s.options(Grow))
+	s.touch(s.current(), "now", "metadata", "deletionTimestamp")
+	disks := len(s.disks)
+	if s.refuses(s.options(Forget), "being deleted"); len(s.disks) != disks {
+		t.Errorf("%d of %d disks are left", len(s.disks), disks)
 	}
 }
 
 func TestAnOwnerThatIsGoneDoesNotTakeTheClaimWithIt(t *testing.T) {
-	s := newFixture(t, "Deployment", Grow)
+	s := newCluster(t, "Deployment")
 	owner := func(name, uid string) any {
 		return map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": uid}
 	}
-	alive := s.c.named("Deployment", "db", "web").uid()
-	s.c.touch(s.c.named("PersistentVolumeClaim", "db", s.claim), []any{owner("web", alive),
+	alive := s.named("Deployment", "db", "web").uid()
+	s.touch(s.current(), []any{owner("web", alive),
 		owner("web", "before"), owner("gone", "x")}, "metadata", "ownerReferences")
-	s.c.does(s.options())
-	left := s.c.named("PersistentVolumeClaim", "db", s.claim).list("metadata", "ownerReferences")
+	s.does(s.options(Grow))
+	left := s.current().list("metadata", "ownerReferences")
 	if len(left) != 1 || left[0].str("uid") != alive {
 		t.Errorf("the claim has the owners %v", left)
 	}
 }
 
 func TestANameThatLooksLikeAFlagNeverGetsToKubectl(t *testing.T) {
-	c, _ := newCluster(t, "")
-	o, err := (&run{Options: c.options("data", Grow)}).get(t.Context(), persistentVolumes, "",
+	c := newCluster(t, "")
+	o, err := (&run{Options: c.options(Grow)}).get(t.Context(), persistentVolumes, "",
 		"--server=https://elsewhere")
 	if err == nil || o != nil {
 		t.Errorf("got %v, %v", o, err)
@@ -357,15 +343,15 @@ func TestANameThatLooksLikeAFlagNeverGetsToKubectl(t *testing.T) {
 
 func TestAnUndoingStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // a slow machine does not use up the timeout
-		s := at(t, "Deployment", Grow, func(_ *fixture, p *plan) bool { return p.New != "" })
-		s.c.stuck = true
+		s := at(t, "Deployment", made)
+		s.stuck = true
 		o := s.resumes(true)
 		o.Timeout = 100 * o.Poll
-		s.c.refuses(o, "the end of VolumeSnap")
-		if s.c.settled(); s.c.named("Deployment", "db", "web").num("spec", "replicas") != 1 {
+		s.refuses(o, "the end of VolumeSnap")
+		if s.settled(); s.named("Deployment", "db", "web").num("spec", "replicas") != 1 {
 			t.Fatal("the workload waits for the end of a snapshot")
 		}
-		s.c.stuck = false
+		s.stuck = false
 		s.undoes()
 	})
 }
@@ -407,18 +393,18 @@ func TestANewDiskThatIsNotWhatWasRequestedIsRefused(t *testing.T) {
 }
 
 func TestAPlanIsAcceptedOnlyForItsVolumeAndClaim(t *testing.T) {
-	s := at(t, "Deployment", Grow, func(_ *fixture, p *plan) bool { return p.New != "" })
-	old := s.c.named("PersistentVolume", "", s.plan().Old)
+	s := at(t, "Deployment", made)
+	old := s.volume(s.plan().Old)
 	text := old.annotation(planKey)
-	other := s.c.put(pvText, "pv-other", "1Gi", "other", "other", "gone")
-	s.c.touch(other, "Retain", "spec", "persistentVolumeReclaimPolicy")
+	other := s.put(pvText, "pv-other", "1Gi", "other", "other", "gone")
+	s.touch(other, "Retain", "spec", "persistentVolumeReclaimPolicy")
 	for name, forged := range map[string]string{
 		"a plan of another volume": text,
 		"no plan":                  "{",
 		"the owner is a flag":      strings.Replace(text, `"name":"web"`, `"name":"--server=x"`, 1),
 		"a snapshot that is a flag": strings.Replace(text, `"shot":{"name":"`,
 			`"shot":{"name":"--x`, 1),
-		"a claim of another disk":     strings.Replace(text, s.handle, "foreign", 1),
+		"a claim of another disk":     strings.Replace(text, s.plan().Handle, "foreign", 1),
 		"another claim of the volume": strings.Replace(text, `"claim":"data"`, `"claim":"other"`, 1),
 	} {
 		at := old
@@ -430,7 +416,7 @@ func TestAPlanIsAcceptedOnlyForItsVolumeAndClaim(t *testing.T) {
 			t.Errorf("%s is accepted: %+v", name, p)
 		}
 		at["metadata"].(map[string]any)["annotations"] = nil
-		s.c.touch(old, text, "metadata", "annotations", planKey)
+		s.touch(old, text, "metadata", "annotations", planKey)
 	}
 	if (owner{Kind: "--server=https://elsewhere"}).resource() != "" {
 		t.Error("a plan names a resource")
@@ -438,77 +424,79 @@ func TestAPlanIsAcceptedOnlyForItsVolumeAndClaim(t *testing.T) {
 	s.undoes()
 }
 
-func (s *fixture) undoes() { s.c.t.Helper(); s.c.does(s.resumes(true)) }
+func (c *cluster) undoes() { c.t.Helper(); c.does(c.resumes(true)) }
 
 func TestAWorkloadHasOneChangeAtATime(t *testing.T) {
-	s := at(t, "StatefulSet", Grow, func(_ *fixture, p *plan) bool { return p.Unmounted })
-	s.c.refuses(s.options(), "is under way already")
-	s.c.refuses(s.c.options(s.claim, Revert), "is a grow")
-	s.c.refuses(s.c.options("data-web-0", Grow), "of another change (\"db/data-web-1 ")
+	s := at(t, "StatefulSet", func(p *plan) bool { return p.Unmounted })
+	s.refuses(s.options(Grow), "is under way already")
+	s.refuses(s.options(Revert), "is a grow")
+	s.claim = "data-web-0"
+	s.refuses(s.options(Grow), "of another change (\"db/data-web-1 ")
 }
 
 func TestASnapshotThatWasReplacedIsNotRevertedTo(t *testing.T) {
-	s := newFixture(t, "Deployment", Revert)
-	s.c.before = func(string) {
+	s := newCluster(t, "Deployment")
+	held := s.content()
+	s.before = func(string) {
 		if s.plan() != nil {
-			s.c.before = nil
-			s.c.put(claimText, "foreign", "10Gi")
+			s.before = nil
+			s.put(claimText, "foreign", "10Gi")
 			for range 6 {
-				s.c.pass()
+				s.pass()
 			}
-			s.c.erase(s.c.named("VolumeSnapshot", "db", "then"))
-			s.c.pass()
-			s.c.put(shotText, "then", "foreign")
+			s.erase(s.named("VolumeSnapshot", "db", "then"))
+			s.pass()
+			s.put(shotText, "then", "foreign")
 		}
 	}
-	s.c.refuses(s.options(), "made again")
+	s.refuses(s.options(Revert), "made again")
 	s.undoes()
-	if text, _ := s.c.content(s.claim); !strings.HasPrefix(text+" ", s.held+" ") {
+	if text := s.content(); !strings.HasPrefix(text+" ", held+" ") {
 		t.Errorf("the claim has %q", text)
 	}
 }
 
 func TestANewDiskThatIsGoneIsReported(t *testing.T) {
 	for handed, want := range map[bool]string{false: "--undo", true: "to go back to it by hand"} {
-		s := at(t, "Deployment", Grow, func(_ *fixture, p *plan) bool {
+		s := at(t, "Deployment", func(p *plan) bool {
 			return p.New != "" && p.Handed == handed
 		})
-		delete(s.c.objects, "persistentvolume//"+s.plan().New)
+		delete(s.objects, "persistentvolume//"+s.plan().New)
 		if !handed {
-			s.c.refuses(s.resumes(false), want)
-			s.c.does(s.resumes(true))
+			s.refuses(s.resumes(false), want)
+			s.does(s.resumes(true))
 			continue
 		}
-		s.c.refuses(s.resumes(true), "To go back to it by hand")
+		s.refuses(s.resumes(true), "To go back to it by hand")
 	}
 }
 
 func TestAChangeIsRehearsedWithEveryRightThatItNeeds(t *testing.T) {
-	s := at(t, "Deployment", Grow, func(_ *fixture, p *plan) bool { return p.New != "" })
-	s.c.does(s.resumes(true))
-	s.c.does(s.options())
-	s.c.does(s.c.options(s.claim, Forget))
-	for needs := range s.c.needed {
-		s := newFixture(t, "Deployment", Grow)
-		s.c.lacks = func(r right) bool { return r == needs }
-		_, err := s.c.run(s.options())
-		if err == nil || !strings.Contains(err.Error(), "cannot "+needs.verb) || s.c.effects != 0 {
-			t.Errorf("without %v: got %v, and %d changes", needs, err, s.c.effects)
+	s := at(t, "Deployment", made)
+	s.does(s.resumes(true))
+	s.does(s.options(Grow))
+	s.does(s.options(Forget))
+	for needs := range s.needed {
+		s := newCluster(t, "Deployment")
+		s.lacks = func(r right) bool { return r == needs }
+		_, err := s.run(s.options(Grow))
+		if err == nil || !strings.Contains(err.Error(), "cannot "+needs.verb) || s.effects != 0 {
+			t.Errorf("without %v: got %v, and %d changes", needs, err, s.effects)
 		}
 	}
-	if len(s.c.needed) != 7 {
-		t.Errorf("it needed %v", s.c.needed)
+	if len(s.needed) != 7 {
+		t.Errorf("it needed %v", s.needed)
 	}
 }
 
 func TestAClaimIsDeletedOnlyIfItsVolumeRetainsTheDisk(t *testing.T) {
 	for _, undo := range []bool{false, true} {
-		s := at(t, "Deployment", Grow, func(_ *fixture, p *plan) bool { return p.New != "" })
-		s.c.touch(s.c.named("PersistentVolume", "", s.old), "Delete", "spec",
-			"persistentVolumeReclaimPolicy")
-		s.c.does(s.resumes(undo))
-		s.c.settled()
-		if _, there := s.c.disks[s.handle]; !there {
+		s := at(t, "Deployment", made)
+		p := s.plan()
+		s.touch(s.volume(p.Old), "Delete", "spec", "persistentVolumeReclaimPolicy")
+		s.does(s.resumes(undo))
+		s.settled()
+		if _, there := s.disks[p.Handle]; !there {
 			t.Errorf("undone %t: the earlier disk is gone", undo)
 		}
 	}

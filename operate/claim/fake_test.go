@@ -121,6 +121,11 @@ func (c *cluster) named(kind, namespace, name string) object {
 	return c.objects[strings.ToLower(kind)+"/"+namespace+"/"+name]
 }
 
+func (c *cluster) volume(name string) object { return c.named("PersistentVolume", "", name) }
+
+// current returns the user's claim.
+func (c *cluster) current() object { return c.named("PersistentVolumeClaim", "db", c.claim) }
+
 func (c *cluster) claimOf(o object, name string) object {
 	return c.named("PersistentVolumeClaim", o.str("metadata", "namespace"), name)
 }
@@ -409,7 +414,7 @@ func ended(pod object) bool {
 
 func (c *cluster) volumeOfPod(pod object) (pv object, handle string) {
 	claim := c.claimOf(pod, claimOfPod(pod))
-	pv = c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
+	pv = c.volume(claim.str("spec", "volumeName"))
 	return pv, handleOf(pv)
 }
 
@@ -505,7 +510,7 @@ func (c *cluster) syncAttachments() {
 			continue
 		}
 		c.idle[va.name()]++
-		pv := c.named("PersistentVolume", "", va.str("spec", "source", "persistentVolumeName"))
+		pv := c.volume(va.str("spec", "source", "persistentVolumeName"))
 		handle, name := handleOf(pv), va.str("spec", "nodeName")
 		node, m := c.named("Node", "", name), c.nodes[name]
 		_, mounted := m.mounted[handle]
@@ -683,7 +688,7 @@ func (c *cluster) syncClaim(claim object) {
 		}
 		return
 	}
-	pv := c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
+	pv := c.volume(claim.str("spec", "volumeName"))
 	if claim.str("spec", "volumeName") == "" {
 		for _, o := range c.of("PersistentVolume") {
 			if pv == nil && o.at("spec", "claimRef") != nil && reservedFor(o, claim) {
@@ -813,7 +818,7 @@ func (c *cluster) taken(name string) string {
 func (c *cluster) syncSnapshot(shot object) {
 	content := c.contentOf(shot)
 	claim := c.claimOf(shot, shot.str("spec", "source", "persistentVolumeClaimName"))
-	pv := c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
+	pv := c.volume(claim.str("spec", "volumeName"))
 	handle := handleOf(pv)
 	switch {
 	case shot.deleting() && c.stuck || !shot.deleting() && shot.at("status", "readyToUse") == true:
@@ -863,8 +868,8 @@ const (
 // newCluster returns a cluster with a workload web of one kind whose pods run, and a snapshot of
 // its claim that was taken before its last write. A StatefulSet has three pods, and the claim is
 // that of the second one.
-func newCluster(t *testing.T, kind string) (c *cluster, claim string) {
-	c = &cluster{t: t, needed: map[right]bool{}, objects: map[string]object{},
+func newCluster(t *testing.T, kind string) *cluster {
+	c := &cluster{t: t, claim: "data", needed: map[right]bool{}, objects: map[string]object{},
 		disks: map[string]string{}, shots: map[string]string{}, nodes: map[string]*machine{},
 		idle: map[string]int{}, own: map[string]bool{}, given: map[string]bool{},
 		origin: map[string]string{}, kept: map[string]bool{}, dropped: map[string]bool{}}
@@ -874,12 +879,11 @@ func newCluster(t *testing.T, kind string) (c *cluster, claim string) {
 		"volumeBindingMode":"WaitForFirstConsumer"}`)
 	c.put(`{"kind":"VolumeSnapshotClass","metadata":{"name":"oxide-snapshot"},"driver":
 		"csi.oxide.computer"}`)
-	claim, replicas := "data", 1
+	replicas := 1
 	if kind == "StatefulSet" {
-		claim, replicas = "data-web-1", 3
+		c.claim, replicas = "data-web-1", 3
 	}
-	c.claim = claim
-	c.put(claimText, claim, "10Gi")
+	c.put(claimText, c.claim, "10Gi")
 	if kind != "" {
 		c.put(`{"kind":%q,"metadata":{"name":"web","namespace":"db"},"spec":{"replicas":%d}}`, kind,
 			replicas)
@@ -887,14 +891,14 @@ func newCluster(t *testing.T, kind string) (c *cluster, claim string) {
 	for range 12 {
 		c.pass()
 	}
-	pv := c.named("PersistentVolumeClaim", "db", claim).str("spec", "volumeName")
-	handle := handleOf(c.named("PersistentVolume", "", pv))
+	handle := handleOf(c.volume(c.current().str("spec", "volumeName")))
 	c.write(handle)
-	c.put(shotText, "then", claim)
+	c.put(shotText, "then", c.claim)
 	c.pass()
 	c.pass()
 	c.write(handle)
-	return c, claim
+	c.settled()
+	return c
 }
 
 // addNode adds an instance with its Node, or the Node of one that is there.

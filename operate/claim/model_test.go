@@ -23,14 +23,14 @@ import (
 // history is a change of a claim, during which people, controllers and other runs of the command
 // act between its requests.
 type history struct {
-	c                         *cluster
-	rnd                       *rand.Rand
-	kind, verb, claim, policy string
-	original                  int64    // the replicas of the workload before the change
-	lines                     []string // the log of the history
-	may, acts                 []string // what may happen, and what has happened
-	left, killsLeft, kills    int      // how many acts and kills may come; those so far
-	ended                     string
+	c                      *cluster
+	rnd                    *rand.Rand
+	kind, verb, policy     string
+	original               int64    // the replicas of the workload before the change
+	lines                  []string // the log of the history
+	may, acts              []string // what may happen, and what has happened
+	left, killsLeft, kills int      // how many acts and kills may come; those so far
+	ended                  string
 
 	busy   bool
 	next   string      // the verb of the request that comes next
@@ -57,7 +57,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 	h := &history{rnd: rnd, then: map[string]bool{}, kind: oneOf(rnd, "Deployment", "StatefulSet",
 		"none", "pod", "job", "operator"), verb: oneOf(rnd, Grow, Revert)}
 	workload := map[string]string{"Deployment": "Deployment", "StatefulSet": "StatefulSet"}[h.kind]
-	h.c, h.claim = newCluster(t, workload)
+	h.c = newCluster(t, workload)
 	h.original = h.workload().num("spec", "replicas")
 	if rnd.IntN(2) == 0 {
 		h.c.addNode("n2")
@@ -100,8 +100,6 @@ func (h *history) workload() object {
 	return slices.Concat(h.c.of("Deployment"), h.c.of("StatefulSet"), []object{nil})[0]
 }
 
-func (h *history) current() object { return h.c.named("PersistentVolumeClaim", "db", h.claim) }
-
 // pod makes a pod that uses a claim, or none. It belongs to an owner, if that has a kind.
 func (h *history) pod(name, claim, kind, owner, notes string) bool {
 	if h.c.named("Pod", "db", name) != nil || h.c.named("Namespace", "", "db") == nil {
@@ -125,14 +123,14 @@ func (h *history) start() bool {
 	h.paused = false
 	switch w := h.workload(); {
 	case h.kind == "job":
-		return h.pod("nightly-0", h.claim, "Job", "nightly", "")
+		return h.pod("nightly-0", h.c.claim, "Job", "nightly", "")
 	case h.kind == "operator":
-		return h.pod("pg-1", h.claim, "Cluster", "pg", "")
+		return h.pod("pg-1", h.c.claim, "Cluster", "pg", "")
 	case w != nil:
 		return w.num("spec", "replicas") < h.original && h.rescale(h.original)
 	}
 	// Nothing uses the claim before the change if there is no workload.
-	return (h.kind != "none" || h.c.before != nil) && h.pod("shell", h.claim, "", "", "")
+	return (h.kind != "none" || h.c.before != nil) && h.pod("shell", h.c.claim, "", "", "")
 }
 
 func (h *history) rescale(to int64) bool {
@@ -146,7 +144,7 @@ func (h *history) rescale(to int64) bool {
 // podsOfClaim passes the pods that use the claim to a function, and reports whether there are any.
 func (h *history) podsOfClaim(do func(pod object)) (found bool) {
 	for _, pod := range h.c.of("Pod") {
-		if claimOfPod(pod) == h.claim {
+		if claimOfPod(pod) == h.c.claim {
 			do(pod)
 			found = true
 		}
@@ -175,7 +173,7 @@ func (h *history) cutsOff() bool { h.c.nodes["n1"].silent = true; return true }
 
 // userDeletes deletes a claim as a person does who gives up its disk.
 func (h *history) userDeletes(claim object) bool {
-	pv := h.c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
+	pv := h.c.volume(claim.str("spec", "volumeName"))
 	if pv.policy() == "Delete" || h.next == "patch" {
 		// The patch that comes next was decided before the claim was deleted.
 		h.c.giveUp(handleOf(pv))
@@ -213,15 +211,15 @@ var actors = map[string]func(h *history) bool{
 	"somebody starts the workload": (*history).start,
 	"somebody stops the workload":  (*history).stops,
 	"a job runs": func(h *history) bool {
-		return h.pod(fmt.Sprint("once-", h.c.next()), h.claim, "Job", "nightly", `"ends-at":"soon"`)
+		return h.pod(fmt.Sprint("once-", h.c.next()), h.c.claim, "Job", "nightly", `"ends-at":"soon"`)
 	},
 	"a pod without the claim runs": func(h *history) bool { return h.pod("other", "", "", "", "") },
 	"a synchronization scales the workload": func(h *history) bool {
 		return h.workload().num("spec", "replicas") != h.original && h.rescale(h.original)
 	},
 	"somebody makes the claim again": func(h *history) bool {
-		return h.current() == nil && !h.c.named("Namespace", "", "db").deleting() &&
-			h.c.put(claimText, h.claim, "10Gi") != nil
+		return h.c.current() == nil && !h.c.named("Namespace", "", "db").deleting() &&
+			h.c.put(claimText, h.c.claim, "10Gi") != nil
 	},
 	"the workload is made again": func(h *history) bool {
 		w := h.workload()
@@ -238,7 +236,7 @@ var actors = map[string]func(h *history) bool{
 	}),
 	"a webhook refuses claims": webhook(denies),
 	"a webhook refuses the claim": webhook(func(h *history, o object) error {
-		if o.name() == h.claim {
+		if o.name() == h.c.claim {
 			return denies(h, o)
 		}
 		return nil
@@ -246,10 +244,10 @@ var actors = map[string]func(h *history) bool{
 	"a webhook makes claims smaller": webhook(resizes("5Gi")),
 	"a webhook makes claims larger":  webhook(resizes("30Gi")),
 	"a foreign volume is reserved for the temporary claim": func(h *history) bool {
-		return h.last != nil && h.foreignVolume(h.claim+"-"+h.verb+"-"+h.last.str("id"))
+		return h.last != nil && h.foreignVolume(h.c.claim+"-"+h.verb+"-"+h.last.str("id"))
 	},
 	"a foreign volume is reserved for the claim": func(h *history) bool {
-		return h.foreignVolume(h.claim)
+		return h.foreignVolume(h.c.claim)
 	},
 	"a Node is deleted":         func(h *history) bool { return h.deleteNode() },
 	"a node is cut off":         (*history).cutsOff,
@@ -278,7 +276,7 @@ var actors = map[string]func(h *history) bool{
 		h.c.shots[handle] = h.c.taken("then") + " 0"
 		h.then[h.c.shots[handle]] = true
 		delete(h.c.shots, content.str("status", "snapshotHandle"))
-		again := h.c.put(shotText, "then", h.claim)
+		again := h.c.put(shotText, "then", h.c.claim)
 		again["status"] = shot["status"]
 		h.c.add(content) // it has the same name, and another UID
 		h.c.touch(content, handle, "status", "snapshotHandle")
@@ -297,12 +295,12 @@ var actors = map[string]func(h *history) bool{
 		h.c.erase(space)
 		return true
 	},
-	"somebody deletes the claim": func(h *history) bool { return h.userDeletes(h.current()) },
+	"somebody deletes the claim": func(h *history) bool { return h.userDeletes(h.c.current()) },
 	"somebody deletes what the command has made": func(h *history) bool {
 		for _, o := range slices.Concat(h.c.of("VolumeSnapshot"), h.c.of("PersistentVolumeClaim")) {
 			switch {
 			case !h.c.own[o.uid()] || h.rnd.IntN(2) == 0:
-			case o.name() == h.claim:
+			case o.name() == h.c.claim:
 				return h.userDeletes(o)
 			default:
 				h.excuse()
@@ -429,7 +427,7 @@ func (h *history) plan() object {
 }
 
 func (h *history) options(mode string) Options {
-	o := Options{Verb: h.verb, Namespace: "db", Claim: h.claim, Timeout: time.Minute,
+	o := Options{Verb: h.verb, Namespace: "db", Claim: h.c.claim, Timeout: time.Minute,
 		Continue: mode == "continue", Undo: mode == "undo"}
 	switch {
 	case mode == "forget":
@@ -533,11 +531,11 @@ func (h *history) calm() {
 // follow does what an error tells the user to do, and returns how to continue.
 func (h *history) follow(text, mode string) string {
 	says := func(words string) bool { return strings.Contains(text, words) }
-	switch current := h.current(); {
+	switch current := h.c.current(); {
 	case says("another PersistentVolumeClaim"):
 		h.stops()
 		h.passes(60)
-		h.c.giveUp(handleOf(h.c.named("PersistentVolume", "", current.str("spec", "volumeName"))))
+		h.c.giveUp(handleOf(h.c.volume(current.str("spec", "volumeName"))))
 		if current != nil {
 			h.c.erase(current)
 		}
@@ -686,7 +684,7 @@ func (h *history) nothingIsLeft(done bool) error {
 				return fmt.Errorf("left: %s has the annotation %s", key, note)
 			}
 		}
-		if c.own[o.uid()] && o.name() != h.claim {
+		if c.own[o.uid()] && o.name() != h.c.claim {
 			return fmt.Errorf("left: %s", key)
 		}
 		if pv := o; pv.str("kind") == "PersistentVolume" && pv.at("spec", "csi") != nil && !h.meddled &&
@@ -696,13 +694,13 @@ func (h *history) nothingIsLeft(done bool) error {
 				"persistentVolumeReclaimPolicy"), c.bound(pv).name())
 		}
 	}
-	pv := c.named("PersistentVolume", "", h.current().str("spec", "volumeName"))
+	pv := c.named("PersistentVolume", "", h.c.current().str("spec", "volumeName"))
 	text, size := c.disks[handleOf(pv)], pv.str("spec", "capacity", "storage")
 	switch {
-	case h.meddled || h.current() == nil:
-	case h.current().str("metadata", "labels", "app") != "web",
-		h.current().annotation("team") != "blue":
-		return fmt.Errorf("the claim has other labels or annotations: %v", h.current())
+	case h.meddled || h.c.current() == nil:
+	case h.c.current().str("metadata", "labels", "app") != "web",
+		h.c.current().annotation("team") != "blue":
+		return fmt.Errorf("the claim has other labels or annotations: %v", h.c.current())
 	case done && h.verb == Grow && size != "20Gi" && size != "30Gi":
 		return fmt.Errorf("the claim has %s", size)
 	case done && h.verb == Revert && !slices.ContainsFunc(slices.Collect(maps.Keys(h.then)),
