@@ -206,15 +206,16 @@ func (e *Evidence) latest(o *kube.Object, at Link, about func(message string) bo
 	return []driverError{last}
 }
 
-// advice adds to a reason's explanation (csierr.Explain) the link of the chain that is broken, what
-// happens by itself, and the next command.
+// advice adds to the explanation of reasons (csierr.Explain) the link of the chain that is broken,
+// what happens by itself, and the next command.
 type advice struct {
 	// Link is the broken link. It is empty for a reason that any call may return: then the link of
 	// the failed call is broken.
 	Link     Link
 	ByItself string
 	// Next is a command with words such as {volume}; see names.
-	Next string
+	Next    string
+	Reasons reasons // for which the advice is given
 }
 
 // What happens by itself.
@@ -258,116 +259,104 @@ func logOf(command, container string) string {
 	return strings.Replace(command, driverContainer, container, 1)
 }
 
-// advices contains the advice for every reason, in the order of docs/reasons.md.
-var advices = map[csierr.Reason]advice{
-	csierr.VolumeIDMissing:       {"", never, controllerLog},
-	csierr.FieldMissing:          {"", never, controllerLog},
-	csierr.FieldInvalid:          {LinkVolume, never, showVolume},
-	csierr.CapabilityInvalid:     {LinkClaim, never, showClaim},
-	csierr.CapabilityUnsupported: {LinkClaim, never, showClaim},
-	csierr.ParameterInvalid:      {LinkClaim, repeated, showClass},
-	csierr.CapacityInvalid:       {LinkClaim, never, showClaim},
-	csierr.CapacityOutOfRange:    {LinkClaim, never, showClaim},
-	csierr.SourceUnsupported:     {LinkClaim, never, showClaim},
-	csierr.SourceIncompatible:    {LinkClaim, never, showClaim},
-	csierr.TopologyInvalid:       {LinkClaim, repeated, "kubectl get csinodes -o yaml"},
-	csierr.TopologyUnreachable:   {LinkClaim, repeated, showClaim},
-	csierr.ReadOnlyUnsupported:   {LinkAttachment, never, showVolume},
-	csierr.StartingTokenInvalid:  {"", "The orchestrator begins the listing again.", controllerLog},
-	csierr.NotSupported:          {"", never, showClaim},
-	csierr.MkfsOptions:           {LinkClaim, repeated, showClass},
-	csierr.MountFlags:            {LinkVolume, repeated, showVolume},
-	csierr.PathInvalid:           {LinkMounts, repeated, inspectNode},
-	csierr.DiskNameMissing:       {LinkVolume, repeated, showVolume},
+type reasons = []csierr.Reason
 
-	csierr.OperationPending: {"", passes, showPods},
-	csierr.VolumeNotFound:   {LinkDisk, "Nothing: a disk does not come back.", showDisk},
-	csierr.VolumeExists:     {LinkClaim, repeated, showClaim},
-	csierr.InstanceNotFound: {LinkInstance, repeated, showNodeEntry},
-	csierr.InstanceFull:     {LinkInstance, repeated, listDisks},
-	csierr.InstanceMustBeStopped: {LinkInstance, succeeds + "while the instance is stopped. The " +
-		"driver never stops an instance.", showNodePods},
-	csierr.InstanceState: {LinkInstance, repeated, showInstance},
-	csierr.DiskAttached:  {LinkDisk, repeated, showDisk},
-	csierr.DiskAttachedElsewhere: {LinkDisk, succeeds + "when the volume is unpublished there. The " +
-		"driver never detaches a disk that is in use.", "kubectl get volumeattachments"},
-	csierr.DiskBusy:           {LinkDisk, passes, showDisk},
-	csierr.DiskImporting:      {LinkDisk, "Nothing: an import stays as it is.", showDisk},
-	csierr.DiskFaulted:        {LinkDisk, "Nothing: the disk stays faulted.", showDisk},
-	csierr.OtherProject:       {LinkDisk, never, showDisk},
-	csierr.SerialTaken:        {LinkSerial, repeated, listDisks},
-	csierr.UseDiffers:         {LinkClaim, never, showClaim},
-	csierr.UseUnknown:         {LinkClaim, never, showClaim},
-	csierr.BootDisk:           {LinkDisk, never, showDisk},
-	csierr.DiskNotOurs:        {LinkDisk, repeated, showVolume},
-	csierr.SnapshotNotFound:   {LinkClaim, repeated, showSnapshots},
-	csierr.SnapshotNotReady:   {LinkClaim, passes, showSnapshots},
-	csierr.SnapshotExists:     {LinkClaim, repeated, showSnapshots},
-	csierr.SnapshotFaulted:    {LinkClaim, "Nothing: the snapshot stays faulted.", showSnapshots},
-	csierr.SnapshotImpossible: {LinkClaim, never, showDisk},
-	csierr.ImageNotFound:      {LinkClaim, repeated, showClass},
-
-	csierr.TokenRejected: {LinkRack, repeated, checkRack},
-	csierr.TokenFileUnreadable: {LinkRack, "Calls continue with the token read last, until the rack " +
-		"refuses it.", controllerLog},
-	csierr.RoleMissing:     {LinkRack, repeated, checkRack},
-	csierr.ProjectNotFound: {LinkRack, repeated, checkRack},
-	csierr.ProjectChanged:  {LinkRack, repeated, checkRack},
-	csierr.ObjectNotFound:  {LinkRack, repeated, controllerLog},
-	csierr.NameTaken:       {LinkRack, repeated, controllerLog},
-	csierr.ValueRefused:    {LinkClaim, repeated, showClass},
-	csierr.Conflict:        {LinkDisk, repeated, showDisk},
-	csierr.RackFull:        {LinkRack, succeeds + "when there is room.", "oxide-csi-plugin audit --kubectl"},
-	csierr.RackUnavailable: {LinkRack, passes, checkRack},
-	csierr.EffectUnknown: {LinkRack,
-		"The orchestrator repeats the call, which finds what was done.", checkRack},
-	csierr.LookTooOld:          {"", passes, controllerLog},
-	csierr.RackUnknown:         {LinkRack, repeated, checkRack},
-	csierr.RackError:           {LinkRack, repeated, controllerLog},
-	csierr.RackResponseInvalid: {LinkRack, repeated, controllerLog},
-	csierr.DeadlineExceeded:    {"", goesOn, showPods},
-	csierr.Canceled:            {"", "The orchestrator repeats the call if it still needs it.", showPods},
-
-	csierr.DeviceNotFound:   {LinkDevice, repeated, showDisk},
-	csierr.DeviceNotUnique:  {LinkDevice, repeated, listDisks},
-	csierr.DeviceChanged:    {LinkDevice, passes, inspectNode},
-	csierr.DeviceWrongSize:  {LinkDevice, repeated, showDisk},
-	csierr.DeviceDiffers:    {LinkDevice, repeated, listDisks},
-	csierr.DeviceHeld:       {LinkDevice, repeated, inspectNode},
-	csierr.DeviceReadOnly:   {LinkDevice, repeated, inspectNode},
-	csierr.DeviceUnreadable: {LinkDevice, repeated, kernelLog},
-	csierr.DiskNotBlank: {LinkFilesystem,
-		"The orchestrator repeats the call, which fails as long as the disk is not blank. The " +
-			"driver never overwrites what a disk holds.", inspectNode},
-	csierr.DiskSizeUnknown: {LinkFilesystem, repeated, showVolume},
-	csierr.WrongFilesystem: {LinkFilesystem, repeated, listDisks},
-	csierr.DeviceLocked:    {LinkDevice, passes, nodeLog},
-	csierr.DiskProofPending: {LinkFilesystem,
-		"The node continues to read the disk; the orchestrator repeats the call, which waits for " +
-			"that.", nodeLog},
-	csierr.FilesystemDamaged:  {LinkFilesystem, repeated, nodeLog},
-	csierr.FilesystemFeature:  {LinkFilesystem, repeated, kernelLog},
-	csierr.FilesystemTooLarge: {LinkFilesystem, repeated, showDisk},
-	csierr.FilesystemNotGrown: {LinkFilesystem,
-		"Nothing: the filesystem is used at the size that it has.", nodeLog},
-	csierr.FilesystemFailed: {LinkFilesystem,
-		"Nothing until the volume is unpublished everywhere and staged again.", kernelLog},
-	csierr.LogNotReplayed:       {LinkFilesystem, repeated, showDisk},
-	csierr.BtrfsTwin:            {LinkFilesystem, repeated, showPods},
-	csierr.StagedDifferently:    {LinkMounts, repeated, inspectNode},
-	csierr.NotStaged:            {LinkMounts, "The orchestrator may stage the volume again.", showPods},
-	csierr.PublishedDifferently: {LinkMounts, repeated, inspectNode},
-	csierr.PublishedElsewhere:   {LinkMounts, succeeds + "when the other pod is gone.", showPods},
-	csierr.StillMounted: {LinkMounts, succeeds + "when nothing uses the volume. The driver never " +
-		"unmounts lazily.", inspectNode},
-	csierr.TargetNotEmpty: {LinkMounts, repeated, inspectNode},
-	csierr.VolumeNotAtPath: {LinkMounts,
-		"The path is removed with the pod, if the pod is being deleted.", showPods},
-	csierr.VolumeUnknownToNode: {LinkMounts, "Staging or publishing the volume records it again.",
-		inspectNode},
-	csierr.StateNotKept:    {LinkNode, repeated, nodeLog},
-	csierr.NodeToolFailed:  {LinkFilesystem, repeated, kernelLog},
-	csierr.ToolsMissing:    {LinkNode, repeated, nodeLog},
-	csierr.InstanceUnknown: {LinkNode, repeated, nodeLog},
-	csierr.Internal:        {"", repeated, controllerLog},
+// advised contains every advice, in the order of the links.
+var advised = []advice{
+	{"", never, controllerLog, reasons{csierr.VolumeIDMissing, csierr.FieldMissing}},
+	{"", "The orchestrator begins the listing again.", controllerLog,
+		reasons{csierr.StartingTokenInvalid}},
+	{"", never, showClaim, reasons{csierr.NotSupported}},
+	{"", passes, showPods, reasons{csierr.OperationPending}},
+	{"", passes, controllerLog, reasons{csierr.LookTooOld}},
+	{"", goesOn, showPods, reasons{csierr.DeadlineExceeded}},
+	{"", "The orchestrator repeats the call if it still needs it.", showPods,
+		reasons{csierr.Canceled}},
+	{"", repeated, controllerLog, reasons{csierr.Internal}},
+	{LinkClaim, never, showClaim, reasons{csierr.CapabilityInvalid, csierr.CapabilityUnsupported,
+		csierr.CapacityInvalid, csierr.CapacityOutOfRange, csierr.SourceUnsupported,
+		csierr.SourceIncompatible, csierr.UseDiffers, csierr.UseUnknown}},
+	{LinkClaim, repeated, showClass, reasons{csierr.ParameterInvalid, csierr.MkfsOptions,
+		csierr.ImageNotFound, csierr.ValueRefused}},
+	{LinkClaim, repeated, "kubectl get csinodes -o yaml", reasons{csierr.TopologyInvalid}},
+	{LinkClaim, repeated, showClaim, reasons{csierr.TopologyUnreachable, csierr.VolumeExists}},
+	{LinkClaim, repeated, showSnapshots, reasons{csierr.SnapshotNotFound, csierr.SnapshotExists}},
+	{LinkClaim, passes, showSnapshots, reasons{csierr.SnapshotNotReady}},
+	{LinkClaim, "Nothing: the snapshot stays faulted.", showSnapshots,
+		reasons{csierr.SnapshotFaulted}},
+	{LinkClaim, never, showDisk, reasons{csierr.SnapshotImpossible}},
+	{LinkVolume, never, showVolume, reasons{csierr.FieldInvalid}},
+	{LinkVolume, repeated, showVolume, reasons{csierr.MountFlags, csierr.DiskNameMissing}},
+	{LinkAttachment, never, showVolume, reasons{csierr.ReadOnlyUnsupported}},
+	{LinkNode, repeated, nodeLog, reasons{csierr.StateNotKept, csierr.ToolsMissing,
+		csierr.InstanceUnknown}},
+	{LinkRack, repeated, checkRack, reasons{csierr.TokenRejected, csierr.RoleMissing,
+		csierr.ProjectNotFound, csierr.ProjectChanged, csierr.RackUnknown}},
+	{LinkRack, "Calls continue with the token read last, until the rack refuses it.", controllerLog,
+		reasons{csierr.TokenFileUnreadable}},
+	{LinkRack, repeated, controllerLog, reasons{csierr.ObjectNotFound, csierr.NameTaken,
+		csierr.RackError, csierr.RackResponseInvalid}},
+	{LinkRack, succeeds + "when there is room.", "oxide-csi-plugin audit --kubectl",
+		reasons{csierr.RackFull}},
+	{LinkRack, passes, checkRack, reasons{csierr.RackUnavailable}},
+	{LinkRack, "The orchestrator repeats the call, which finds what was done.", checkRack,
+		reasons{csierr.EffectUnknown}},
+	{LinkInstance, repeated, showNodeEntry, reasons{csierr.InstanceNotFound}},
+	{LinkInstance, repeated, listDisks, reasons{csierr.InstanceFull}},
+	{LinkInstance, succeeds + "while the instance is stopped. The driver never stops an instance.",
+		showNodePods, reasons{csierr.InstanceMustBeStopped}},
+	{LinkInstance, repeated, showInstance, reasons{csierr.InstanceState}},
+	{LinkDisk, "Nothing: a disk does not come back.", showDisk, reasons{csierr.VolumeNotFound}},
+	{LinkDisk, repeated, showDisk, reasons{csierr.DiskAttached, csierr.Conflict}},
+	{LinkDisk, succeeds + "when the volume is unpublished there. The driver never detaches a disk " +
+		"that is in use.", "kubectl get volumeattachments", reasons{csierr.DiskAttachedElsewhere}},
+	{LinkDisk, passes, showDisk, reasons{csierr.DiskBusy}},
+	{LinkDisk, "Nothing: an import stays as it is.", showDisk, reasons{csierr.DiskImporting}},
+	{LinkDisk, "Nothing: the disk stays faulted.", showDisk, reasons{csierr.DiskFaulted}},
+	{LinkDisk, never, showDisk, reasons{csierr.OtherProject, csierr.BootDisk}},
+	{LinkDisk, repeated, showVolume, reasons{csierr.DiskNotOurs}},
+	{LinkSerial, repeated, listDisks, reasons{csierr.SerialTaken}},
+	{LinkDevice, repeated, showDisk, reasons{csierr.DeviceNotFound, csierr.DeviceWrongSize}},
+	{LinkDevice, repeated, listDisks, reasons{csierr.DeviceNotUnique, csierr.DeviceDiffers}},
+	{LinkDevice, passes, inspectNode, reasons{csierr.DeviceChanged}},
+	{LinkDevice, repeated, inspectNode, reasons{csierr.DeviceHeld, csierr.DeviceReadOnly}},
+	{LinkDevice, repeated, kernelLog, reasons{csierr.DeviceUnreadable}},
+	{LinkDevice, passes, nodeLog, reasons{csierr.DeviceLocked}},
+	{LinkFilesystem, "The orchestrator repeats the call, which fails as long as the disk is not " +
+		"blank. The driver never overwrites what a disk holds.", inspectNode,
+		reasons{csierr.DiskNotBlank}},
+	{LinkFilesystem, repeated, showVolume, reasons{csierr.DiskSizeUnknown}},
+	{LinkFilesystem, repeated, listDisks, reasons{csierr.WrongFilesystem}},
+	{LinkFilesystem, "The node continues to read the disk; the orchestrator repeats the call, which " +
+		"waits for that.", nodeLog, reasons{csierr.DiskProofPending}},
+	{LinkFilesystem, repeated, nodeLog, reasons{csierr.FilesystemDamaged}},
+	{LinkFilesystem, repeated, kernelLog, reasons{csierr.FilesystemFeature, csierr.NodeToolFailed}},
+	{LinkFilesystem, repeated, showDisk, reasons{csierr.FilesystemTooLarge, csierr.LogNotReplayed}},
+	{LinkFilesystem, "Nothing: the filesystem is used at the size that it has.", nodeLog,
+		reasons{csierr.FilesystemNotGrown}},
+	{LinkFilesystem, "Nothing until the volume is unpublished everywhere and staged again.", kernelLog,
+		reasons{csierr.FilesystemFailed}},
+	{LinkFilesystem, repeated, showPods, reasons{csierr.BtrfsTwin}},
+	{LinkMounts, repeated, inspectNode, reasons{csierr.PathInvalid, csierr.StagedDifferently,
+		csierr.PublishedDifferently, csierr.TargetNotEmpty}},
+	{LinkMounts, "The orchestrator may stage the volume again.", showPods, reasons{csierr.NotStaged}},
+	{LinkMounts, succeeds + "when the other pod is gone.", showPods,
+		reasons{csierr.PublishedElsewhere}},
+	{LinkMounts, succeeds + "when nothing uses the volume. The driver never unmounts lazily.",
+		inspectNode, reasons{csierr.StillMounted}},
+	{LinkMounts, "The path is removed with the pod, if the pod is being deleted.", showPods,
+		reasons{csierr.VolumeNotAtPath}},
+	{LinkMounts, "Staging or publishing the volume records it again.", inspectNode,
+		reasons{csierr.VolumeUnknownToNode}},
 }
+
+// advices contains the advice for every reason.
+var advices = func() map[csierr.Reason]advice {
+	all := map[csierr.Reason]advice{}
+	for _, a := range advised {
+		for _, reason := range a.Reasons {
+			all[reason] = a
+		}
+	}
+	return all
+}()

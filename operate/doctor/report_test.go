@@ -127,8 +127,12 @@ func TestTheCommandOfEveryReasonOnlyReadsAndIsComplete(t *testing.T) {
 			t.Errorf("%s: %+v: %s", reason, a, command)
 		}
 	}
-	if len(advices) != len(csierr.Reasons()) {
-		t.Errorf("%d of %d reasons have an advice", len(advices), len(csierr.Reasons()))
+	listed := 0
+	for _, a := range advised {
+		listed += len(a.Reasons)
+	}
+	if len(advices) != len(csierr.Reasons()) || listed != len(advices) {
+		t.Errorf("%d of %d reasons have an advice, %d times", len(advices), len(csierr.Reasons()), listed)
 	}
 }
 
