@@ -49,11 +49,7 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			}
 		}
 	}
-	for _, c := range []struct {
-		name  string
-		given func(*fixture)
-		want  string // a part of the plan; "" if nothing is in the way
-	}{
+	for _, c := range []trial[func(*fixture), string]{ // want "" if nothing is in the way
 		{"nothing", func(*fixture) {}, ""},
 		{"not registered", func(w *fixture) { keepertest.Delete[*storagev1.CSINode](w.api, "", "a") },
 			"the driver is not registered on this node"},
@@ -454,10 +450,7 @@ func (w *fixture) stops() map[string]int {
 }
 
 func TestAFailingAttachmentCausesFewStops(t *testing.T) { // D-61
-	for _, c := range []struct {
-		name, refused string
-		most          int
-	}{
+	for _, c := range []trial[string, int]{
 		{"the instance is full", full, 1},
 		{"the rack does not answer", away, Defaults().MaxStopsPerVolume},
 		{"the rack refuses a stopped instance as it does a running one", mustStop,
@@ -466,9 +459,9 @@ func TestAFailingAttachmentCausesFewStops(t *testing.T) { // D-61
 		t.Run(c.name, func(t *testing.T) {
 			w := newFixture(t, "a", "b")
 			w.wait("a", "data")
-			w.live(day-time.Hour, func(string) string { return c.refused })
-			if got := w.stops(); got["a"] != c.most || got["b"] != 0 {
-				t.Errorf("in a day the instances were stopped %v times, want %d of a", got, c.most)
+			w.live(day-time.Hour, func(string) string { return c.given })
+			if got := w.stops(); got["a"] != c.want || got["b"] != 0 {
+				t.Errorf("in a day the instances were stopped %v times, want %d of a", got, c.want)
 			}
 			said := strings.Join(w.events(), "\n")
 			for _, want := range []string{"Node a: ColdAttachHeld: waits, and the keeper does not stop",
@@ -483,8 +476,8 @@ func TestAFailingAttachmentCausesFewStops(t *testing.T) { // D-61
 				a.Annotations[HeldAnnotation]) || w.metric("held_attachments", "") != 1 {
 				t.Errorf("the attachment has %v, the plan is %q", a.Annotations, w.plan("a"))
 			}
-			w.live(day, func(string) string { return c.refused })
-			if got := w.stops()["a"]; c.most == 1 && got > 0 || got > 2*c.most {
+			w.live(day, func(string) string { return c.given })
+			if got := w.stops()["a"]; c.want == 1 && got > 0 || got > 2*c.want {
 				t.Errorf("on the next day the instance was stopped %d times", got)
 			}
 		})

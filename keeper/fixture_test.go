@@ -50,6 +50,13 @@ type fixture struct {
 	effects []string
 }
 
+// trial is a row of a test's table. A wanted text may be a part.
+type trial[G, W any] struct {
+	name  string
+	given G
+	want  W
+}
+
 // newFixture creates a cluster with these nodes. They are ready, registered and labeled, and their
 // instances run. The keeper runs on the node "z", which exists only if it is among them.
 func newFixture(t *testing.T, nodes ...string) *fixture {

@@ -142,11 +142,7 @@ func (m *moving) evicted(name string) bool {
 }
 
 func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		given func(*fixture)
-		want  string
-	}{
+	for _, c := range []trial[func(*fixture), string]{
 		{"there is no such volume", func(w *fixture) {
 			on("", "pv-1", func(v *corev1.PersistentVolume) { v.Finalizers = nil })(w)
 			keepertest.Remove[*corev1.PersistentVolume](w.api, "", "pv-1")
@@ -324,11 +320,7 @@ func TestANodeLeavesWhenItIsCordonedDeletedTaintedOrShutDown(t *testing.T) {
 				{Type: corev1.NodeReady, Status: status, Message: message}}
 		}
 	}
-	for _, c := range []struct {
-		name   string
-		change func(*corev1.Node)
-		want   string // a part
-	}{
+	for _, c := range []trial[func(*corev1.Node), string]{
 		{"nobody", func(*corev1.Node) {}, ""},
 		{"a person cordons it", func(n *corev1.Node) { n.Spec.Unschedulable = true }, "cordoned"},
 		{"a person deletes it", func(n *corev1.Node) { n.DeletionTimestamp = ptr.To(metav1.Now()) },
@@ -350,7 +342,7 @@ func TestANodeLeavesWhenItIsCordonedDeletedTaintedOrShutDown(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := &corev1.Node{}
-			c.change(n)
+			c.given(n)
 			if got := leaves(n); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 				t.Errorf("the node leaves because %q, want %q", got, c.want)
 			}
@@ -499,11 +491,7 @@ func (w *fixture) fenced(name string) bool {
 }
 
 func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		given func(*fixture)
-		want  bool
-	}{
+	for _, c := range []trial[func(*fixture), bool]{
 		{"stopped", func(w *fixture) { w.rack.set("a", "stopped") }, true},
 		{"destroyed", func(w *fixture) { w.rack.set("a", "") }, true},
 		{"in the state destroyed", func(w *fixture) { w.rack.set("a", "destroyed") }, true},

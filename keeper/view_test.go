@@ -93,11 +93,7 @@ func TestTheStateOfAnAttachmentFollowsFromItsStatus(t *testing.T) {
 
 func TestANodesInstanceIsReadFromItsOwnCSINodeOnly(t *testing.T) {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "now"}}
-	for _, c := range []struct {
-		name   string
-		change func(*storagev1.CSINode)
-		want   string
-	}{
+	for _, c := range []trial[func(*storagev1.CSINode), string]{
 		{"registered", func(*storagev1.CSINode) {}, instanceOf("a")},
 		{"of an earlier node of the name", func(c *storagev1.CSINode) {
 			c.OwnerReferences[0].UID = "then"
@@ -109,7 +105,7 @@ func TestANodesInstanceIsReadFromItsOwnCSINodeOnly(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			registered := csiNode(n)
-			c.change(registered)
+			c.given(registered)
 			other := csiNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "now"}})
 			v := newView(begin, []corev1.Node{*n}, []storagev1.CSINode{*other, *registered}, nil, nil)
 			if got := v.Nodes[0].Instance; got != c.want {
@@ -170,11 +166,7 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
 		})
 	}
-	for _, c := range []struct {
-		name string
-		pod  *corev1.Pod
-		want string // "evict", "stay", "", or a part of lost
-	}{
+	for _, c := range []trial[*corev1.Pod, string]{ // want "evict", "stay", "", or a part of lost
 		{"with a volume", podOf("a", "db-0", "StatefulSet", "data"), "stay"},
 		{"with an ephemeral volume", changed(podOf("a", "db-0", "StatefulSet"), ephemeral), "stay"},
 		{"with another driver's volume", podOf("a", "web-1", "ReplicaSet", "foreign"), "evict"},
@@ -219,7 +211,7 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 			"no controller that makes another"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := sortPods([]corev1.Pod{*c.pod}, claims)
+			s := sortPods([]corev1.Pod{*c.given}, claims)
 			got := s.lost
 			switch {
 			case got != "":
