@@ -70,9 +70,8 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 		}
 		m.log("the PersistentVolume %s is replaced by one for the node %s", name, to)
 	}
-	_, err = m.Kubernetes.Core.PersistentVolumes().Create(ctx, replacement, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) { // bound checks a volume that exists already
-		return fmt.Errorf("create the PersistentVolume %s: %w; repeat the command", name, err)
+	if err := m.create(ctx, replacement); err != nil {
+		return err
 	}
 	if err := m.bound(ctx, claim, instance); err != nil {
 		return err
@@ -255,6 +254,14 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 			return fmt.Errorf("the PersistentVolume %s is not gone yet: %w; repeat the command", v.Name, err)
 		}
 	}
+}
+
+func (m *Mover) create(ctx context.Context, v *corev1.PersistentVolume) error {
+	_, err := m.Kubernetes.Core.PersistentVolumes().Create(ctx, v, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create the PersistentVolume %s: %w; repeat the command", v.Name, err)
+	}
+	return nil // bound checks a volume that exists already
 }
 
 // bound waits until Kubernetes has bound the claim to the new volume.
