@@ -3,6 +3,7 @@ package doctor
 import (
 	_ "embed" // for volume.json
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -330,6 +331,30 @@ func with(part any, path []string, value any) any {
 	}
 	fields[key] = with(fields[key], rest, value)
 	return fields
+}
+
+// walk visits the parts below a JSON value, with functions that set a part and remove it. After
+// that, a part has to be set again.
+func walk(path string, value any, set func(any), visit func(path string, part any, set func(any),
+	remove func())) {
+	switch v := value.(type) {
+	case map[string]any:
+		for _, key := range sortedKeys(v) {
+			below, part, put := path+"/"+key, v[key], func(x any) { v[key] = x }
+			visit(below, part, put, func() { delete(v, key) })
+			walk(below, part, put, visit)
+		}
+	case []any:
+		for i, part := range v {
+			below := fmt.Sprint(path, "/", i)
+			if o, ok := part.(map[string]any); ok && o["metadata"] != nil {
+				below = fmt.Sprint(path, "/", o["kind"], ":", o["metadata"].(map[string]any)["name"])
+			}
+			put := func(x any) { v[i] = x; set(v) }
+			visit(below, part, put, func() { set(slices.Delete(slices.Clone(v), i, i+1)) })
+			walk(below, part, put, visit)
+		}
+	}
 }
 
 // notAttached returns an edit: an attachment that has not succeeded, with a detached disk.

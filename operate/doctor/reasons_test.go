@@ -326,31 +326,6 @@ var irrelevant = []struct{ parts, why string }{
 	{`/rack/neighbours/[^/]+/object/0(/[^i].*|/instance)?`, "it is the disk itself"},
 }
 
-// removals calls visit for each field and each item below a part, while it is not there.
-func removals(path string, part any, visit func(path string)) {
-	if part, ok := part.(map[string]any); ok {
-		for _, key := range slices.Sorted(maps.Keys(part)) {
-			below, value := path+"/"+key, part[key]
-			delete(part, key)
-			visit(below)
-			part[key] = value
-			removals(below, value, visit)
-			if items, ok := value.([]any); ok {
-				for i, item := range items {
-					part[key] = slices.Delete(slices.Clone(items), i, i+1)
-					name := fmt.Sprint(i)
-					if o, ok := item.(map[string]any); ok && o["metadata"] != nil {
-						name = fmt.Sprint(o["kind"], ":", o["metadata"].(map[string]any)["name"])
-					}
-					visit(below + "/" + name)
-					part[key] = value
-					removals(below+"/"+name, item, visit)
-				}
-			}
-		}
-	}
-}
-
 // TestADoctorNamesWhatIsMissingInAHealthyChain removes each object and each field of a healthy
 // chain, one at a time. The diagnosis has to report the link of that part, or an earlier link, as
 // broken or unseen.
@@ -399,15 +374,17 @@ func TestADoctorNamesWhatIsMissingInAHealthyChain(t *testing.T) {
 		for _, key := range slices.Sorted(maps.Keys(evidence[part].(map[string]any))) {
 			whole := evidence[part].(map[string]any)
 			only := map[string]any{key: whole[key]}
-			removals("/"+part, only, func(path string) {
+			walk("/"+part, only, nil, func(path string, item any, set func(any), remove func()) {
 				if key == "unseen" || path == "/cluster/objects" {
 					return // it may be missing, or contains every kind
 				}
+				remove()
 				rest := maps.Clone(whole)
 				delete(rest, key)
 				maps.Copy(rest, only)
 				evidence[part] = rest
 				judge(path)
+				set(item)
 			})
 			evidence[part] = whole
 		}
