@@ -221,8 +221,9 @@ func NewMetrics() *Metrics {
 	}
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
-		waits:    gauge("waiting_attachments", "VolumeAttachments that wait until an instance is stopped."),
-		working:  gauge("nodes_in_progress", "Nodes with an operation in progress: 0 or 1."),
+		waits: gauge("waiting_attachments", "VolumeAttachments that wait until an instance is "+
+			"stopped."),
+		working: gauge("nodes_in_progress", "Nodes with an operation in progress: 0 or 1."),
 		holds: gauge("held_attachments", "VolumeAttachments that wait, and for which the keeper stops "+
 			"no instance."),
 		operations: counter("operations_total", "Operations on nodes that have ended, by result: done "+

@@ -176,7 +176,8 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 			c.Spec.Drivers = nil
 		}), "the node b: the driver is not registered on this node"},
 		{"the driver is registered with another instance than spec.providerID", on("", "b",
-			func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("a") }), "the node b: its spec.providerID is oxide://" + instanceOf("a")},
+			func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("a") }),
+			"the node b: its spec.providerID is oxide://" + instanceOf("a")},
 		{"the node has no topology of instances", on("", "b", func(n *corev1.Node) { n.Labels = nil }),
 			"placement of volumes on instances"},
 		{"the annotation is not what a move writes", on("", DriverName, func(d *storagev1.CSIDriver) {

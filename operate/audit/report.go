@@ -106,39 +106,37 @@ func (r *report) write(output string, out, log io.Writer) error {
 
 func (r *report) writeTables(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	table := func(title, header string, rows int, row func(i int) []any) {
-		if rows == 0 {
-			return
-		}
-		_, _ = fmt.Fprintln(w, title+"\n"+strings.ReplaceAll(header, ", ", "\t"))
-		for i := range rows {
-			for _, cell := range row(i) {
-				_, _ = fmt.Fprint(w, cmp.Or(csierr.Plain(fmt.Sprint(cell)), "-"), "\t")
-			}
-			_, _ = fmt.Fprintln(w)
-		}
-		_, _ = fmt.Fprintln(w)
-	}
-	table("ORPHANS: made for this cluster, not wanted", "KIND, ID, NAME, CSI NAME, CLAIM, SIZE, "+
-		"CREATED, STATE, ATTACHED TO, DELETED, NOT OURS BECAUSE", len(r.Orphans), func(i int) []any {
-		o := r.Orphans[i]
+	writeTable(w, "ORPHANS: made for this cluster, not wanted", "KIND, ID, NAME, CSI NAME, CLAIM, "+
+		"SIZE, CREATED, STATE, ATTACHED TO, DELETED, NOT OURS BECAUSE", r.Orphans, func(o *listed) []any {
 		return []any{o.Kind, o.ID, o.Name, o.CSIName, o.Claim, fmt.Sprintf("%.4g GiB",
 			float64(o.SizeBytes)/volume.GiB), o.Created.UTC().Format(time.DateTime), o.State,
 			o.AttachedTo, o.Deleted, o.Foreign}
 	})
-	table("KEPT: named for deletion, not deleted", "KIND, ID, BECAUSE", len(r.Kept),
-		func(i int) []any { return []any{r.Kept[i].Kind, r.Kept[i].ID, r.Kept[i].Reason} })
-	table("MISSING: wanted, not on the rack", "KIND, ID, WANTED BY", len(r.Missing),
-		func(i int) []any { return []any{r.Missing[i].Kind, r.Missing[i].ID, r.Missing[i].WantedBy} })
-	table("STATIC: wanted, not made by this cluster's driver, which never deletes them",
-		"KIND, ID, NAME, WANTED BY, NOT OURS BECAUSE", len(r.Static), func(i int) []any {
-			s := r.Static[i]
-			return []any{s.Kind, s.ID, s.Name, s.WantedBy, s.Foreign}
-		})
+	writeTable(w, "KEPT: named for deletion, not deleted", "KIND, ID, BECAUSE", r.Kept,
+		func(f finding) []any { return []any{f.Kind, f.ID, f.Reason} })
+	writeTable(w, "MISSING: wanted, not on the rack", "KIND, ID, WANTED BY", r.Missing,
+		func(f finding) []any { return []any{f.Kind, f.ID, f.WantedBy} })
+	writeTable(w, "STATIC: wanted, not made by this cluster's driver, which never deletes them",
+		"KIND, ID, NAME, WANTED BY, NOT OURS BECAUSE", r.Static,
+		func(s *listed) []any { return []any{s.Kind, s.ID, s.Name, s.WantedBy, s.Foreign} })
 	for _, note := range r.Notes {
 		_, _ = fmt.Fprintf(w, "NOTE: %s\n\n", csierr.Plain(note))
 	}
 	return w.Flush()
+}
+
+func writeTable[R any](w io.Writer, title, header string, rows []R, cells func(R) []any) {
+	if len(rows) == 0 {
+		return
+	}
+	_, _ = fmt.Fprintln(w, title+"\n"+strings.ReplaceAll(header, ", ", "\t"))
+	for _, row := range rows {
+		for _, cell := range cells(row) {
+			_, _ = fmt.Fprint(w, cmp.Or(csierr.Plain(fmt.Sprint(cell)), "-"), "\t")
+		}
+		_, _ = fmt.Fprintln(w)
+	}
+	_, _ = fmt.Fprintln(w)
 }
 
 // manifests describes orphans as objects that a cluster can use again. Comments mark the fields

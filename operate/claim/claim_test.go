@@ -199,15 +199,15 @@ func TestARefusalIsReportedAtOnceAndOnlyOnce(t *testing.T) {
 }
 
 func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
-	type change = func(c *cluster, claim object, o *Options)
+	type change = func(c *cluster, o *Options)
 	set := func(kind, ns, name string, value any, path ...string) change {
-		return func(c *cluster, _ object, _ *Options) { c.touch(c.named(kind, ns, name), value, path...) }
+		return func(c *cluster, _ *Options) { c.touch(c.named(kind, ns, name), value, path...) }
 	}
 	admits := func(why string, refuses func(o object) bool) change { // when the claim is made again
-		return func(c *cluster, claim object, _ *Options) {
+		return func(c *cluster, _ *Options) {
 			owner := map[string]any{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web",
 				"uid": c.named("StatefulSet", "db", "web").uid()}
-			c.touch(claim, []any{owner}, "metadata", "ownerReferences")
+			c.touch(c.current(), []any{owner}, "metadata", "ownerReferences")
 			c.admits = func(o object) error {
 				if refuses(o) {
 					return errors.New("forbidden: " + why)
@@ -217,37 +217,36 @@ func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
 		}
 	}
 	for want, edit := range map[string]change{
-		"was not taken of this claim": func(c *cluster, _ object, o *Options) {
+		"was not taken of this claim": func(c *cluster, o *Options) {
 			c.put(claimText, "other", "10Gi")
 			c.pass()
 			c.put(shotText, "foreign", "other")
 			o.Verb, o.Size, o.Snapshot = Revert, "", "foreign"
 		},
-		"that is ready":      func(_ *cluster, _ object, o *Options) { o.Verb = Revert },
-		"no disk shrinks":    func(_ *cluster, _ object, o *Options) { o.Size = "10Gi" },
-		"at most 1023 GiB":   func(_ *cluster, _ object, o *Options) { o.Size = "2Ti" },
-		"a bound Persistent": func(_ *cluster, _ object, o *Options) { o.Claim = "none" },
-		"found 0":            func(_ *cluster, _ object, o *Options) { o.SnapshotClass = "none" },
+		"that is ready":      func(_ *cluster, o *Options) { o.Verb = Revert },
+		"no disk shrinks":    func(_ *cluster, o *Options) { o.Size = "10Gi" },
+		"at most 1023 GiB":   func(_ *cluster, o *Options) { o.Size = "2Ti" },
+		"a bound Persistent": func(_ *cluster, o *Options) { o.Claim = "none" },
+		"found 0":            func(_ *cluster, o *Options) { o.SnapshotClass = "none" },
 		"a local one":        set("StorageClass", "", "oxide-disk", "local", "parameters", "diskType"),
 		"makes no disks":     set("StorageClass", "", "oxide-disk", "other", "provisioner"),
 		"start the workload": set("CSINode", "", "n1", nil, "spec", "drivers"),
-		"being scaled down": func(c *cluster, _ object, _ *Options) {
+		"being scaled down": func(c *cluster, _ *Options) {
 			c.immortal = true
 			c.touch(c.named("StatefulSet", "db", "web"), 1.0, "spec", "replicas")
 		},
 		"whenScaled": set("StatefulSet", "db", "web", "Delete", "spec",
 			"persistentVolumeClaimRetentionPolicy", "whenScaled"),
-		"HorizontalPodAutosc": func(c *cluster, _ object, _ *Options) {
+		"HorizontalPodAutosc": func(c *cluster, _ *Options) {
 			c.put(`{"kind":"HorizontalPodAutoscaler","metadata":{"name":"h","namespace":"db"},"spec":{
 				"scaleTargetRef":{"kind":"StatefulSet","name":"web"}}}`)
 		},
-		"one workload that uses": func(c *cluster, _ object, _ *Options) {
+		"one workload that uses": func(c *cluster, _ *Options) {
 			c.put(`{"kind":"Pod","metadata":{"name":"debug","namespace":"db"},"spec":{"volumes":[{
 				"persistentVolumeClaim":{"claimName":"data-web-1"}}]}}`)
 		},
-		"the finalizer acme.io/hold": func(c *cluster, claim object, _ *Options) {
-			c.touch(claim, []any{"kubernetes.io/pvc-protection", "acme.io/hold"}, "metadata", "finalizers")
-		},
+		"the finalizer acme.io/hold": set("PersistentVolumeClaim", "db", "data-web-1",
+			[]any{"kubernetes.io/pvc-protection", "acme.io/hold"}, "metadata", "finalizers"),
 		"no owners": admits("no owners", func(o object) bool {
 			return len(o.list("metadata", "ownerReferences")) > 0
 		}),
@@ -257,14 +256,12 @@ func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
 		"no named volumes": admits("no named volumes", func(o object) bool {
 			return o.str("spec", "volumeName") != ""
 		}),
-		"is deleted with it": func(c *cluster, claim object, _ *Options) {
-			c.touch(claim, []any{map[string]any{"controller": true, "kind": "Pod", "name": "web-1"}},
-				"metadata", "ownerReferences")
-		},
+		"is deleted with it": set("PersistentVolumeClaim", "db", "data-web-1", []any{map[string]any{
+			"controller": true, "kind": "Pod", "name": "web-1"}}, "metadata", "ownerReferences"),
 	} {
 		s := newCluster(t, "StatefulSet")
 		o := s.options(Grow)
-		edit(s, s.current(), &o)
+		edit(s, &o)
 		s.effects = 0
 		if _, err := s.run(o); err == nil || !strings.Contains(err.Error(), want) || s.effects != 0 {
 			t.Errorf("%s: got %v, and %d changes", want, err, s.effects)

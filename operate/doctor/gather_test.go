@@ -196,7 +196,8 @@ func TestNoSecretIsInWhatADoctorWrites(t *testing.T) { // B-26
 	csitest.Must(t, err)
 	read := map[string]any{}
 	for key, text := range map[string]string{"objects": string(text),
-		"report": racktest.JSON(theNode()), "disk": racktest.DiskOf(racktest.AttachedHere), "instance": racktest.InstanceOf("running")} {
+		"report": racktest.JSON(theNode()), "disk": racktest.DiskOf(racktest.AttachedHere),
+		"instance": racktest.InstanceOf("running")} {
 		var value any
 		csitest.Must(t, json.Unmarshal([]byte(text), &value))
 		read[key] = value

@@ -212,8 +212,8 @@ func (c *chain) judgeVolume() Step {
 			ByItself: "Nothing: the field cannot be changed.",
 			Do:       "Make the PersistentVolume again, with the disk's id.", Next: showVolume})
 	case c.overdue(o):
-		return broken(what, c.stuckDeletion(o, name, "Kubernetes keeps a PersistentVolume until it has no "+
-			"claim and is detached, and the provisioner until its disk is deleted", showVolume))
+		return broken(what, c.stuckDeletion(o, name, "Kubernetes keeps a PersistentVolume until it has "+
+			"no claim and is detached, and the provisioner until its disk is deleted", showVolume))
 	case another != "":
 		return broken(what, Finding{Wrong: another, Source: name,
 			ByItself: "Kubernetes reports such a claim as lost.", Next: showVolume,

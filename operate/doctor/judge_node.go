@@ -296,17 +296,18 @@ func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
 
 func (s seen) mountFinding(own, elsewhere []string) *Finding {
 	if !s.usedOnNode() && len(own)+len(elsewhere) > 0 && s.released() {
-		return &Finding{Source: theReport, Reason: csierr.StillMounted, Wrong: "no pod on the node uses " +
-			"the volume, and it is still mounted at " + firstOf(slices.Concat(own, elsewhere))}
+		return &Finding{Source: theReport, Reason: csierr.StillMounted, Wrong: "no pod on the node " +
+			"uses the volume, and it is still mounted at " + firstOf(slices.Concat(own, elsewhere))}
 	}
 	for _, pod := range s.pods {
 		if pod.Status.Phase != phaseRunning || pod.Spec.NodeName != s.nodeName ||
 			!pod.Metadata.DeletionTimestamp.IsZero() || publishedTo(s.Volume, pod) {
 			continue
 		}
-		finding := Finding{Source: theReport, Reason: csierr.VolumeNotAtPath, Wrong: fmt.Sprintf("the pod "+
-			"%s (%s) runs, and the volume is published to no path of it, only to %s", pod.Metadata.Name,
-			pod.Metadata.UID, firstOf(own)), Do: "Restart the pod, so that it gets the volume again."}
+		finding := Finding{Source: theReport, Reason: csierr.VolumeNotAtPath,
+			Wrong: fmt.Sprintf("the pod %s (%s) runs, and the volume is published to no path of it, only "+
+				"to %s", pod.Metadata.Name, pod.Metadata.UID, firstOf(own)),
+			Do: "Restart the pod, so that it gets the volume again."}
 		if len(own) == 0 {
 			finding.Reason = csierr.NotStaged
 			finding.Wrong = "the pod " + pod.Metadata.Name + " runs, and the volume is mounted nowhere on " +

@@ -28,11 +28,10 @@ func (d Diagnosis) Write(w io.Writer, o Options) error {
 	default:
 		text = d.text()
 	}
-	if err != nil {
-		return fmt.Errorf("write the diagnosis: %w", err)
+	if err == nil {
+		_, err = w.Write(text) // a single write, because the writer replaces secrets in each write
 	}
-	// A single write, because the writer replaces secrets in each write.
-	if _, err := w.Write(text); err != nil {
+	if err != nil {
 		return fmt.Errorf("write the diagnosis: %w", err)
 	}
 	return nil
