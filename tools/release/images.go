@@ -1,17 +1,33 @@
 package main
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/spdx/tools-golang/json"
+	"github.com/spdx/tools-golang/spdx/v2/common"
+	"github.com/spdx/tools-golang/spdx/v2/v2_3"
 )
 
 // target is a stage of the Dockerfile that becomes an image.
@@ -143,26 +159,196 @@ func (r *release) contextDir() error {
 // joinArchitectures joins the images in a layout, each tagged with its architecture, into one. It
 // writes that image, and a bill of materials for each architecture.
 func (r *release) joinArchitectures(name, dir string) error {
-	l, err := newLayout(dir)
+	built, err := layout.ImageIndexFromPath(dir)
 	if err != nil {
 		return err
 	}
-	all, err := l.manifests()
+	list, err := built.IndexManifest()
 	if err != nil {
 		return err
 	}
-	for i, m := range all {
+	joined := v1.ImageIndex(empty.Index)
+	for _, m := range list.Manifests {
 		arch := m.Annotations[ocispec.AnnotationRefName]
-		all[i].Annotations = nil
-		all[i].Platform = &ocispec.Platform{OS: "linux", Architecture: arch}
-		if err := r.imageBill(l, name, arch, m); err != nil {
+		image, err := built.Image(m.Digest)
+		if err != nil {
 			return err
 		}
+		if err := r.imageBill(image, name, arch, m.Digest); err != nil {
+			return err
+		}
+		joined = mutate.AppendManifests(joined, mutate.IndexAddendum{Add: image,
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}})
 		r.noteDigest(name, r.Version, "linux/"+arch, m.Digest)
 	}
-	root, err := l.addJSON(ocispec.MediaTypeImageIndex, index(all...))
+	l, err := layout.Write(dir+"-joined", empty.Index)
 	if err != nil {
 		return err
 	}
-	return r.writeLayout(l, name, r.Version, root)
+	root, err := partial.Descriptor(joined)
+	if err != nil {
+		return err
+	}
+	if err := l.WriteIndex(joined); err != nil {
+		return err
+	}
+	return r.writeLayout(l, name, r.Version, *root)
+}
+
+// digests is the file that lists the images and the chart: a line each with name, tag, platform and
+// digest.
+const digests = "DIGESTS"
+
+// containerdName is the annotation from which containerd and Docker take the name of an imported
+// image.
+const containerdName = "io.containerd.image.name"
+
+// writeLayout writes an archive of a layout with one entry, and records its digest.
+func (r *release) writeLayout(l layout.Path, name, tag string, root v1.Descriptor) error {
+	// containerd names an image that is imported by hand as the manifests name it.
+	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag,
+		containerdName: "docker.io/oxidecomputer/" + name + ":" + tag}
+	if err := l.AppendDescriptor(root); err != nil {
+		return err
+	}
+	files, err := filesIn(os.DirFS(string(l)))
+	if err != nil {
+		return err
+	}
+	out, err := os.Create(filepath.Join(r.made, name+".oci.tar"))
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	if err := pack(out, files, r.date); err != nil {
+		return err
+	}
+	r.noteDigest(name, tag, "all", root.Digest)
+	return nil
+}
+
+func (r *release) noteDigest(name, tag, platform string, digest v1.Hash) {
+	fmt.Fprintf(&r.pushed, "oxidecomputer/%s %s %s %s\n", name, tag, platform, digest)
+}
+
+// license is the project's license. The licenses of other parts are not determined here; an image
+// contains their copyright files.
+const license, unknown = "MPL-2.0", "NOASSERTION"
+
+// part is a Go module or a Debian package.
+type part struct{ name, version, url string } // url is a package URL
+
+// bill is a bill of materials: it lists the contents of a binary or an image.
+type bill struct {
+	name, version, sha256, purpose, license string
+	date                                    time.Time
+	parts                                   []part
+}
+
+func (r *release) bill(name string, content []byte) *bill {
+	sum := sha256.Sum256(content)
+	return &bill{name: name, version: r.Version, sha256: hex.EncodeToString(sum[:]),
+		purpose: "APPLICATION", license: license, date: r.date}
+}
+
+// modules returns the modules that are linked into a Go program, and the version of Go.
+func (b *bill) modules(info *buildinfo.BuildInfo) []part {
+	golang := strings.TrimPrefix(info.GoVersion, "go")
+	parts := []part{{"stdlib", info.GoVersion, "pkg:golang/stdlib@" + golang}}
+	for _, m := range info.Deps {
+		if m.Replace != nil {
+			m = m.Replace
+		}
+		parts = append(parts, part{m.Path, m.Version, "pkg:golang/" + m.Path + "@" + m.Version})
+	}
+	return parts
+}
+
+// unfit matches characters that no SPDX identifier may contain.
+var unfit = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
+
+// writeBill writes a bill of materials as NAME.spdx.json.
+func (r *release) writeBill(b *bill) error {
+	const subject = "subject"
+	doc := v2_3.Document{SPDXVersion: v2_3.Version, DataLicense: v2_3.DataLicense,
+		SPDXIdentifier: "DOCUMENT", DocumentName: b.name,
+		DocumentNamespace: project + "/releases/" + b.version + "/" + b.name + "-" + b.sha256,
+		CreationInfo: &v2_3.CreationInfo{Created: b.date.Format(time.RFC3339),
+			Creators: []common.Creator{{CreatorType: "Tool", Creator: "oxide-csi-plugin-tools-release"}}},
+		Packages: []*v2_3.Package{{PackageName: b.name, PackageVersion: b.version,
+			PackageSPDXIdentifier: subject, PackageDownloadLocation: project + "/releases/tag/" + b.version,
+			PackageLicenseDeclared: b.license, PackageLicenseConcluded: unknown,
+			PackageCopyrightText: unknown, PrimaryPackagePurpose: b.purpose,
+			PackageChecksums: []common.Checksum{{Algorithm: common.SHA256, Value: b.sha256}}}},
+		Relationships: []*v2_3.Relationship{{RefA: common.MakeDocElementID("", "DOCUMENT"),
+			RefB: common.MakeDocElementID("", subject), Relationship: common.TypeRelationshipDescribe}},
+	}
+	slices.SortFunc(b.parts, func(a, b part) int { return strings.Compare(a.url, b.url) })
+	for _, p := range slices.Compact(b.parts) {
+		id := unfit.ReplaceAllString(strings.TrimPrefix(p.url, "pkg:"), "-")
+		doc.Packages = append(doc.Packages, &v2_3.Package{PackageName: p.name, PackageVersion: p.version,
+			PackageSPDXIdentifier: common.ElementID(id), PackageDownloadLocation: unknown,
+			PackageLicenseDeclared: unknown, PackageLicenseConcluded: unknown,
+			PackageCopyrightText: unknown, PackageExternalReferences: []*v2_3.PackageExternalReference{
+				{Category: common.CategoryPackageManager, RefType: common.TypePackageManagerPURL,
+					Locator: p.url}}})
+		doc.Relationships = append(doc.Relationships, &v2_3.Relationship{
+			RefA: common.MakeDocElementID("", subject), RefB: common.MakeDocElementID("", id),
+			Relationship: common.TypeRelationshipContains})
+	}
+	var text bytes.Buffer
+	if err := json.Write(doc, &text, json.Indent(" "), json.EscapeHTML(false)); err != nil {
+		return err
+	}
+	return r.write(b.name+".spdx.json", text.Bytes())
+}
+
+// imageBill writes the bill of an image: Debian's packages, and the modules of its Go programs.
+func (r *release) imageBill(image v1.Image, name, arch string, digest v1.Hash) error {
+	b := &bill{name: name + "-image-linux-" + arch, version: r.Version, sha256: digest.Hex,
+		purpose: "CONTAINER", license: unknown, date: r.date}
+	programs := 0
+	root := mutate.Extract(image)
+	defer root.Close()
+	err := eachFile(root, func(header *tar.Header, content []byte) {
+		switch name := path.Clean(header.Name); {
+		case header.Typeflag != tar.TypeReg:
+		case name == "var/lib/dpkg/status", path.Dir(name) == "var/lib/dpkg/status.d":
+			b.parts = append(b.parts, debian(string(content))...)
+		case bytes.HasPrefix(content, []byte("\x7fELF")):
+			if info, err := buildinfo.Read(bytes.NewReader(content)); err == nil {
+				main := info.Main.Path
+				b.parts = append(append(b.parts, b.modules(info)...),
+					part{main, r.Version, "pkg:golang/" + main + "@" + r.Version})
+				programs++
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if programs == 0 {
+		return errors.New("there is no Go program in it")
+	}
+	return r.writeBill(b)
+}
+
+// debian parses dpkg's list of packages.
+func debian(status string) []part {
+	var parts []part
+	for paragraph := range strings.SplitSeq(status, "\n\n") {
+		fields := map[string]string{}
+		for line := range strings.SplitSeq(paragraph, "\n") {
+			if key, value, ok := strings.Cut(line, ": "); ok && !strings.HasPrefix(key, " ") {
+				fields[key] = value
+			}
+		}
+		if name, version := fields["Package"], fields["Version"]; name != "" && version != "" &&
+			strings.HasSuffix(fields["Status"], " installed") {
+			url := strings.ReplaceAll(name+"@"+version, "+", "%2B")
+			parts = append(parts, part{name, version,
+				"pkg:deb/debian/" + url + "?arch=" + fields["Architecture"]})
+		}
+	}
+	return parts
 }

@@ -3,14 +3,16 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/spdx/tools-golang/json"
 )
@@ -54,9 +56,14 @@ func TestImages(t *testing.T) {
 // imageIs checks an image: its configuration, its binary, and its bill of materials.
 func imageIs(t *testing.T, dir, image, program, user string, packages []string) {
 	t.Helper()
-	files := unpack(t, read(t, dir, image+".oci.tar"))
-	entry := rootOf(t, files, testVersion)
-	manifests := parse[ocispec.Index](t, blobOf(files, entry)).Manifests
+	layout := unpack(t, dir, image)
+	must(t, validate.Index(layout))
+	entry := rootOf(t, layout, testVersion)
+	index, err := layout.ImageIndex(entry.Digest)
+	must(t, err)
+	list, err := index.IndexManifest()
+	must(t, err)
+	manifests := list.Manifests
 	if len(manifests) != 1 || manifests[0].Platform.Architecture != imageArch {
 		t.Fatalf("it is for %+v, want %s", manifests, imageArch)
 	}
@@ -69,8 +76,10 @@ func imageIs(t *testing.T, dir, image, program, user string, packages []string) 
 			t.Errorf("%s has no line %q", digests, line)
 		}
 	}
-	manifest := parse[ocispec.Manifest](t, blobOf(files, manifests[0]))
-	config := parse[ocispec.Image](t, blobOf(files, manifest.Config))
+	built, err := index.Image(manifests[0].Digest)
+	must(t, err)
+	config, err := built.ConfigFile()
+	must(t, err)
 	labels := config.Config.Labels
 	if labels[ocispec.AnnotationVersion] != testVersion ||
 		len(labels[ocispec.AnnotationRevision]) < 40 ||
@@ -79,19 +88,12 @@ func imageIs(t *testing.T, dir, image, program, user string, packages []string) 
 		config.Architecture != imageArch || filepath.Base(config.Config.Entrypoint[0]) != program {
 		t.Errorf("its configuration is %+v", config)
 	}
-	l := layout{t.TempDir()}
-	for _, layer := range manifest.Layers {
-		place(t, l.blob(layer.Digest), blobOf(files, layer))
-	}
 	found := false
-	for _, layer := range manifest.Layers {
-		err := l.walk(layer, func(name string, content []byte) {
-			if "/"+name == config.Config.Entrypoint[0] {
-				found = bytes.Equal(content, read(t, dir, program+"-linux-"+imageArch))
-			}
-		})
-		must(t, err)
-	}
+	must(t, eachFile(mutate.Extract(built), func(header *tar.Header, content []byte) {
+		if "/"+header.Name == config.Config.Entrypoint[0] {
+			found = bytes.Equal(content, read(t, dir, program+"-linux-"+imageArch))
+		}
+	}))
 	if !found {
 		t.Errorf("%s in it is not the binary of the release", config.Config.Entrypoint[0])
 	}
@@ -109,10 +111,4 @@ func imageIs(t *testing.T, dir, image, program, user string, packages []string) 
 	if len(packages) == 0 && slices.Contains(listed, "libc6") {
 		t.Errorf("it has Debian's packages: %q", listed)
 	}
-}
-
-func place(t *testing.T, name string, content []byte) {
-	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(name), 0o755))
-	must(t, os.WriteFile(name, content, 0o644))
 }

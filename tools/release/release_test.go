@@ -3,11 +3,15 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
+	"log"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +21,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/spdx/tools-golang/json"
 	"sigs.k8s.io/yaml"
 )
@@ -221,6 +231,64 @@ func chartIsOf(t *testing.T, root, dir string) {
 	if n := imagesAre(t, "the chart", []byte(rendered), true); n != 4 {
 		t.Errorf("the chart names %d images of ours, want controller, node, instance-metadata and "+
 			"node-keeper", n)
+	}
+}
+
+// unpack returns the layout in the archive of an image or of the chart.
+func unpack(t *testing.T, dir, name string) v1.ImageIndex {
+	t.Helper()
+	to := t.TempDir()
+	archive := bytes.NewReader(read(t, dir, name+".oci.tar"))
+	must(t, eachFile(archive, func(header *tar.Header, content []byte) {
+		file := filepath.Join(to, header.Name)
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, content, 0o644)))
+	}))
+	index, err := layout.ImageIndexFromPath(to)
+	must(t, err)
+	return index
+}
+
+// rootOf returns the only entry of a layout.
+func rootOf(t *testing.T, layout v1.ImageIndex, tag string) v1.Descriptor {
+	t.Helper()
+	index, err := layout.IndexManifest()
+	must(t, err)
+	entries := index.Manifests
+	if len(entries) != 1 || entries[0].Annotations[ocispec.AnnotationRefName] != tag {
+		t.Fatalf("the layout lists %+v, want one entry with the tag %s", entries, tag)
+	}
+	full := entries[0].Annotations[containerdName]
+	if !strings.Contains(full, "/oxidecomputer/oxide-") || !strings.HasSuffix(full, ":"+tag) {
+		t.Errorf("containerd would call it %q", full)
+	}
+	return entries[0]
+}
+
+// helmPulls pushes the chart of the layout to a registry, which checks the digests, and lets helm
+// pull it from there.
+func helmPulls(t *testing.T, root, dir string) {
+	t.Helper()
+	version := testVersion[1:]
+	layout := unpack(t, dir, chartName)
+	entry := rootOf(t, layout, version)
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	defer server.Close()
+	repository := strings.TrimPrefix(server.URL, "http://") + "/oxidecomputer/" + chartName
+	chart, err := layout.Image(entry.Digest)
+	must(t, err)
+	tag, err := name.NewTag(repository + ":" + version)
+	must(t, err)
+	must(t, remote.Write(tag, chart))
+	pulled := t.TempDir()
+	output(t, root, "go", "tool", "-modfile=tools/go.mod", "helm", "pull", "--plain-http",
+		"--version", version, "--destination", pulled, "oci://"+repository)
+	file := chartName + "-" + version + ".tgz"
+	if !bytes.Equal(read(t, pulled, file), read(t, dir, file)) {
+		t.Error("the chart in the layout is another one than the file")
+	}
+	line := fmt.Sprintf("oxidecomputer/%s %s all %s\n", chartName, version, entry.Digest)
+	if !strings.Contains(string(read(t, dir, digests)), line) {
+		t.Errorf("%s has no line %q", digests, line)
 	}
 }
 
