@@ -2,6 +2,7 @@ package deploy_test
 
 import (
 	"cmp"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -38,37 +39,30 @@ var carried = map[string]string{
 }
 
 func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
-	plain := render(t, with("snapshots.enabled=false")...)
-	snapshots := render(t, with("snapshots.enabled=true")...)
-	files := map[string]string{}
-	for name, text := range snapshots {
-		switch {
-		case plain[name] == "":
-			files["snapshots/"+name] = text
-		case name != "controller.yaml" && plain[name] != text:
-			t.Errorf("%s changes with snapshots, and kustomize/snapshots cannot change it", name)
-		}
-	}
-	for name, text := range render(t, with("snapshots.enabled=false", "nodeKeeper.enabled=true")...) {
-		switch {
-		case plain[name] == "":
-			files["node-keeper/"+name] = text
-		case name != "controller.yaml" && name != "node.yaml" && plain[name] != text:
-			t.Errorf("%s changes with a node keeper, and kustomize/node-keeper does not change it",
-				name)
+	plain, files := render(t, with("snapshots.enabled=false")...), map[string]string{}
+	for _, c := range []struct{ dir, value, patched string }{
+		{"snapshots", "snapshots.enabled=true", "controller.yaml"},
+		{"node-keeper", "nodeKeeper.enabled=true", "controller.yaml node.yaml"},
+	} {
+		for name, text := range render(t, with("snapshots.enabled=false", c.value)...) {
+			switch {
+			case plain[name] == "":
+				files[c.dir+"/"+name] = text
+			case plain[name] != text && !slices.Contains(strings.Fields(c.patched), name):
+				t.Errorf("%s changes with %s, and kustomize/%s does not change it", name, c.value, c.dir)
+			}
 		}
 	}
 	for name, text := range plain {
 		files["base/"+name] = text
 	}
-	files["snapshots/csi-snapshotter.yaml"] = sidecarPatch(t, snapshots["controller.yaml"])
+	files["snapshots/csi-snapshotter.yaml"] = sidecarPatch(t,
+		render(t, with("snapshots.enabled=true")...)["controller.yaml"])
 	for name, text := range files {
 		t.Run(cmp.Or(carried[name], name), func(t *testing.T) {
 			file := filepath.Join("kustomize", name)
 			if *update {
-				if err := os.WriteFile(file, []byte(renderedHead+text), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(file, []byte(renderedHead+text), 0o644))
 			}
 			got, err := os.ReadFile(file)
 			if diff := gocmp.Diff(renderedHead+text, string(got)); diff != "" {
@@ -83,9 +77,7 @@ func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
 		"node-keeper/node-registrar.yaml"}
 	for _, dir := range []string{"base", "snapshots", "node-keeper"} {
 		entries, err := os.ReadDir(filepath.Join("kustomize", dir))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, entry := range entries {
 			name := dir + "/" + entry.Name()
 			if files[name] == "" && !slices.Contains(handWritten, name) {
@@ -180,9 +172,7 @@ func TestComponentsInAnyOrderHaveTheEffectOfTheChartsValues(t *testing.T) {
 		}
 	}
 	entries, err := os.ReadDir("kustomize")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, entry := range entries {
 		text, err := os.ReadFile(filepath.Join("kustomize", entry.Name(), "kustomization.yaml"))
 		if err == nil && strings.Contains(string(text), "\nkind: Component\n") &&
@@ -260,5 +250,74 @@ func TestPostgresUsesASubdirectoryOfItsVolume(t *testing.T) { // D-59
 	password := env["POSTGRES_PASSWORD"].ValueFrom.SecretKeyRef
 	if find[corev1.Secret](t, all, "Secret", password.Name).StringData[password.Key] == "" {
 		t.Errorf("the password is not in %v", password)
+	}
+}
+
+// TestNomadRunsTheSamePlugin parses the files by a specification that names every allowed field.
+func TestNomadRunsTheSamePlugin(t *testing.T) { // D-3
+	for _, c := range []struct {
+		file, spec string
+		want, not  []string
+	}{
+		{"controller.nomad.hcl", "job", []string{`.type: "service"`, `.csi_plugin.type: "controller"`,
+			`.config.args[]: "--mode=controller"`, `.config.args[]: "--endpoint=unix:///csi/csi.sock"`,
+			`.csi_plugin.mount_dir: "/csi"`, `.csi_plugin.id: "csi.oxide.computer"`,
+			`.config.image: "the-image"`, `.config.readonly_rootfs: true`, `.config.cap_drop[]: "ALL"`,
+			`.env.OXIDE_TOKEN_FILE: "/secrets/token"`, `.destination: "/secrets/token"`,
+			`\nOXIDE_HOST={{ .host }}\nOXIDE_PROJECT={{ .project }}\nOXIDE_CLUSTER_ID={{ .cluster_id }}`},
+			// A token in a variable could only be replaced by a restart.
+			[]string{"privileged", "OXIDE_TOKEN="}},
+		{"node.nomad.hcl", "job", []string{`.type: "system"`, `.csi_plugin.type: "node"`,
+			`.config.args[]: "--mode=node"`, `.config.args[]: "--endpoint=unix:///csi/csi.sock"`,
+			`.csi_plugin.mount_dir: "/csi"`, `.csi_plugin.id: "csi.oxide.computer"`,
+			`.config.image: "the-image"`, `.config.readonly_rootfs: true`, `.config.privileged: true`},
+			[]string{"cap_drop"}},
+		{"volume.hcl", "volume", []string{`.plugin_id: "csi.oxide.computer"`,
+			`.capability[0].access_mode: "single-node-writer"`}, nil},
+		// initdb refuses the root of the mount, because it contains lost+found.
+		{"postgres.nomad.hcl", "job", []string{`.env.PGDATA: "/var/lib/postgresql/data/pgdata"`,
+			`.destination: "/var/lib/postgresql/data"`}, nil},
+	} {
+		out, complaints, err := run(t, nil, tool(t, "hcldec"), "--spec",
+			filepath.Join("testdata", "nomad-"+c.spec+".hcldec"), "--vars",
+			`{"var":{"image":"the-image"}}`, filepath.Join("nomad", c.file))
+		var read map[string]any
+		if err == nil {
+			err = json.Unmarshal([]byte(out), &read)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", c.file, err, complaints)
+		}
+		text := strings.Join(manifests{{Object: read}}.lines(), "\n") + "\n"
+		for _, want := range c.want {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s has no %s:\n%s", c.file, want, text)
+			}
+		}
+		for _, not := range c.not {
+			if strings.Contains(text, not) {
+				t.Errorf("%s has %s:\n%s", c.file, not, text)
+			}
+		}
+	}
+}
+
+func TestNomadsFilesAreFormatted(t *testing.T) {
+	files, err := filepath.Glob("*/*.hcl*")
+	if err != nil || len(files) < 6 {
+		t.Fatalf("found %q: %v", files, err)
+	}
+	for _, file := range files {
+		if _, complaints, err := run(t, nil, tool(t, "hclfmt"), "-require-no-change", file); err != nil {
+			t.Errorf("hclfmt would change %s: %v %s", file, err, complaints)
+		}
+	}
+}
+
+func TestUnknownFieldsInNomadJobsAreRejected(t *testing.T) {
+	_, complaints, err := run(t, []byte("job \"a\" {\n  datacentres = [\"*\"]\n}\n"),
+		tool(t, "hcldec"), "--spec", "testdata/nomad-job.hcldec")
+	if err == nil || !strings.Contains(complaints, "datacentres") {
+		t.Errorf("a misspelt field is accepted: %v %s", err, complaints)
 	}
 }

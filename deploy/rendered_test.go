@@ -222,9 +222,7 @@ const golden = "testdata/rendered.txt"
 func accepted(t *testing.T) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	all := map[string]string{}
 	for section := range strings.SplitSeq(string(text), "\n## ") {
 		name, fields, _ := strings.Cut(section, "\n")
@@ -269,9 +267,7 @@ func TestTheChartRendersItsValues(t *testing.T) { // D-43
 		})
 	}
 	if *update {
-		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(golden, []byte(text), 0o644))
 	} else if len(want)-1 != len(every) { // the head is a section, too
 		t.Errorf("%s has %d sections, want %d; run `make manifests`", golden, len(want)-1, len(every))
 	}

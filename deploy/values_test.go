@@ -94,15 +94,19 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"test.enabled=true", "test.image has neither a tag nor a digest"},
 		{"replicas=3", "additional properties 'replicas' not allowed"},
 	}) {
-		t.Run(c.set, func(t *testing.T) {
-			_, complaints, err := helm(t, with(c.set)...)
-			if err == nil || !strings.Contains(complaints, c.want) {
-				t.Errorf("helm template said %q (%v), want a refusal with %q", complaints, err, c.want)
-			}
-			if strings.Contains(complaints, "hush") {
-				t.Errorf("the refusal shows a secret: %q", complaints)
-			}
-		})
+		t.Run(c.set, func(t *testing.T) { refused(t, c.want, with(c.set)...) })
+	}
+}
+
+// refused checks that the chart refuses values with an explanation, which shows no secret.
+func refused(t *testing.T, want string, args ...string) {
+	t.Helper()
+	_, complaints, err := helm(t, args...)
+	if err == nil || !strings.Contains(complaints, want) {
+		t.Errorf("helm template said %q (%v), want a refusal with %q", complaints, err, want)
+	}
+	if strings.Contains(complaints, "hush") {
+		t.Errorf("the refusal shows a secret: %q", complaints)
 	}
 }
 
@@ -143,18 +147,10 @@ func TestAWrongParameterIsRefusedWithItsNameAndValue(t *testing.T) {
 		{"mkfsOptions=reservedPercent=0," + class + fsType + "fstype=btrfs", "reservedPercent, which " +
 			"btrfs does not have; it is for ext3, ext4"},
 	}) {
-		t.Run(c.set, func(t *testing.T) {
-			_, complaints, err := helm(t, with(class+c.set)...)
-			if err == nil || !strings.Contains(complaints, c.want) {
-				t.Errorf("helm template said %q (%v), want a refusal with %q", complaints, err, c.want)
-			}
-		})
+		t.Run(c.set, func(t *testing.T) { refused(t, c.want, with(class+c.set)...) })
 	}
-	_, complaints, err := helm(t, with("extraStorageClasses[0].name=b",
+	refused(t, `storage class b has diskType "fast"`, with("extraStorageClasses[0].name=b",
 		"extraStorageClasses[0].parameters.diskType=fast")...)
-	if err == nil || !strings.Contains(complaints, `storage class b has diskType "fast"`) {
-		t.Errorf("helm template said %q (%v) of a further class", complaints, err)
-	}
 	for _, fine := range short.Some(t, 3, []string{
 		"diskType=local," + class + "blockSize=4096", "blockSize=512," + class + image,
 		`mkfsOptions=bytesPerInode=16384\,label=a`, "mkfsOptions=reservedPercent=0",
@@ -182,17 +178,10 @@ func TestAnEmptyValueMayBeNull(t *testing.T) {
 }
 
 func TestAnOldKubernetesIsRefusedWithAnExplanation(t *testing.T) {
-	_, complaints, err := helm(t, "--kube-version", "1.28.15")
-	want := "chart requires kubeVersion: >=1.29.0-0 which is incompatible with Kubernetes v1.28.15"
-	if err == nil || !strings.Contains(complaints, want) {
-		t.Errorf("helm template for 1.28 said %q (%v), want %q", complaints, err, want)
-	}
-	_, complaints, err = helm(t, append(with("instanceMetadata.enabled=true",
-		"instanceMetadata.via=env"), "--kube-version", "1.34.2")...)
-	want = "instanceMetadata.via is env, which needs Kubernetes 1.35 (this is v1.34.2): use file"
-	if err == nil || !strings.Contains(complaints, want) {
-		t.Errorf("helm template for 1.34 said %q (%v), want %q", complaints, err, want)
-	}
+	refused(t, "chart requires kubeVersion: >=1.29.0-0 which is incompatible with Kubernetes v1.28.15",
+		on("1.28.15")...)
+	refused(t, "instanceMetadata.via is env, which needs Kubernetes 1.35 (this is v1.34.2): use file",
+		on("1.34.2", "instanceMetadata.enabled=true", "instanceMetadata.via=env")...)
 }
 
 // helm lint also fails if the schema lacks one of the chart's own values.
@@ -230,9 +219,7 @@ func TestTheChartRefusesAWindowThatTheKeeperWouldRefuse(t *testing.T) {
 func defaults(t *testing.T) map[string]any {
 	t.Helper()
 	var all map[string]any
-	if err := yaml.Unmarshal(readFile(t, "chart/values.yaml"), &all); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal(readFile(t, "chart/values.yaml"), &all))
 	found := map[string]any{}
 	var walk func(path string, part any)
 	walk = func(path string, part any) {
@@ -251,9 +238,7 @@ func defaults(t *testing.T) map[string]any {
 func setting(t *testing.T, path string, value any) []string {
 	t.Helper()
 	text, err := json.Marshal(value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return []string{"--set-json", path + "=" + string(text)}
 }
 

@@ -5,6 +5,7 @@ package sanity
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -19,6 +20,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sync/errgroup"
+	mountutils "k8s.io/mount-utils"
+	utilexec "k8s.io/utils/exec"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -86,20 +89,24 @@ func reached(figure, aim float64) string {
 	return "met"
 }
 
-func timed(do func() error) (time.Duration, error) {
+func timed(b *testing.B, do func(context.Context) error) time.Duration {
+	b.Helper()
 	start := time.Now()
-	err := do()
-	return time.Since(start), err
+	err := do(b.Context())
+	took := time.Since(start)
+	csitest.Must(b, err)
+	return took
 }
 
 // awaitDevice waits until a disk appears, so that no measured time includes the wait.
-func (bn *bench) awaitDevice(ctx context.Context, serial string) (device string, err error) {
-	err = harness.Await(ctx, time.Minute, func() error {
+func (bn *bench) awaitDevice(b *testing.B, serial string) (device string) {
+	b.Helper()
+	csitest.Must(b, harness.Await(b.Context(), time.Minute, func() error {
 		d, err := bn.rack.Instance("").Device(serial)
 		device = d.Path
 		return err
-	})
-	return device, err
+	}))
+	return device
 }
 
 func command(name string, args ...string) error {
@@ -155,31 +162,25 @@ func BenchmarkListVolumes(b *testing.B) {
 			group.SetLimit(16)
 			for i := []int{0, 100, 1000}[have]; i < size; i++ {
 				group.Go(func() error {
-					_, err := bn.driver.Controller().CreateVolume(ctx,
-						harness.CreateRequest(fmt.Sprint("list-", i)))
-					return err
+					return errOf(bn.driver.Controller().CreateVolume(ctx,
+						harness.CreateRequest(fmt.Sprint("list-", i))))
 				})
 			}
 			csitest.Must(b, group.Wait())
 			var driver, client []time.Duration
 			for b.Loop() {
-				took, err := timed(func() error {
-					resp, err := bn.driver.Controller().ListVolumes(b.Context(), &csi.ListVolumesRequest{})
+				driver = append(driver, timed(b, func(ctx context.Context) error {
+					resp, err := bn.driver.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
 					if n := len(resp.GetEntries()); err == nil && n != size {
 						err = fmt.Errorf("ListVolumes shows %d volumes of %d", n, size)
 					}
 					return err
-				})
-				csitest.Must(b, err)
-				driver = append(driver, took)
+				}))
 				limit := 1000
-				took, err = timed(func() error {
-					_, err := bn.byHand.Client.DiskListAllPages(b.Context(), oxide.DiskListParams{
-						Project: oxide.NameOrId(bn.rack.Project), Limit: &limit})
-					return err
-				})
-				csitest.Must(b, err)
-				client = append(client, took)
+				client = append(client, timed(b, func(ctx context.Context) error {
+					return errOf(bn.byHand.Client.DiskListAllPages(ctx, oxide.DiskListParams{
+						Project: oxide.NameOrId(bn.rack.Project), Limit: &limit}))
+				}))
 			}
 			memory, err := residentMiB(bn.driver.PID())
 			csitest.Must(b, err)
@@ -226,4 +227,195 @@ func residentMiB(pid int) (float64, error) {
 	}
 	kib, err := strconv.ParseFloat(fields[0], 64)
 	return kib / 1024, err
+}
+
+const benchDisk = 10 * harness.GiB
+
+// The aims: the driver's time should not exceed these multiples of the time of mkfs and mount by
+// hand, and of the time of the drivers of other clouds.
+const (
+	aimBlank          = 1.35
+	aimFormatted      = 1.15
+	aimPeersBlank     = 1.0
+	aimPeersFormatted = 0.8
+)
+
+// BenchmarkNode compares NodeStageVolume and NodePublishVolume with two other ways to make the same
+// mounts: mkfs, mount and a bind mount by hand, and k8s.io/mount-utils, which most drivers of other
+// clouds use (FormatAndMount, NeedResize, Resize and a bind mount). Each way has its own disk of
+// the same instance.
+func BenchmarkNode(b *testing.B) {
+	bn := openBench(b)
+	var contests []*contest
+	for _, fsType := range []string{"ext4", "xfs"} {
+		contests = append(contests, &contest{fsType: fsType, state: "blank", aim: aimBlank,
+			aimPeers: aimPeersBlank}, &contest{fsType: fsType, state: "formatted", aim: aimFormatted,
+			aimPeers: aimPeersFormatted})
+	}
+	for round := 0; b.Loop(); round++ {
+		for i := 0; i < len(contests); i += 2 {
+			ways := bn.openWays(b, contests[i].fsType, round)
+			for _, c := range contests[i : i+2] {
+				c.run(b, ways, round)
+			}
+			for _, w := range ways {
+				csitest.Must(b, w.close(b.Context()))
+			}
+		}
+	}
+	for _, c := range contests {
+		c.report()
+	}
+}
+
+type way struct {
+	stage, publish func(ctx context.Context) error
+	// undo removes the mounts and keeps the filesystem, and close removes the disk.
+	undo, close func(ctx context.Context) error
+}
+
+// The ways, in the order of openWays.
+const (
+	byDriver = iota
+	byHand
+	byPeers
+	countOfWays
+)
+
+// contest contains the durations of all ways, for a filesystem that is created or one that exists.
+type contest struct {
+	fsType, state string
+	aim, aimPeers float64
+	staged, both  [countOfWays][]time.Duration
+}
+
+// run uses every way once. Each round begins with another way.
+func (c *contest) run(b *testing.B, ways []*way, round int) {
+	b.Helper()
+	for i := range ways {
+		n := (round + i) % len(ways)
+		staged, published := timed(b, ways[n].stage), timed(b, ways[n].publish)
+		c.staged[n] = append(c.staged[n], staged)
+		c.both[n] = append(c.both[n], staged+published)
+		csitest.Must(b, ways[n].undo(b.Context()))
+	}
+}
+
+func (c *contest) report() {
+	for _, part := range []struct {
+		name  string
+		times [countOfWays][]time.Duration
+	}{{"stage-publish", c.both}, {"stage", c.staged}} {
+		driver, hand := median(part.times[byDriver]), median(part.times[byHand])
+		peers := median(part.times[byPeers])
+		ratio, toPeers := float64(driver)/float64(hand), float64(driver)/float64(peers)
+		fmt.Printf("FIGURE %s-%s-%s driver_ms=%.2f by_hand_ms=%.2f peers_path_ms=%.2f ratio=%.2f "+
+			"aim=%.2f %s ratio_to_peers=%.2f aim_to_peers=%.1f %s rounds=%d\n", part.name, c.state,
+			c.fsType, ms(driver), ms(hand), ms(peers), ratio, c.aim, reached(ratio, c.aim), toPeers,
+			c.aimPeers, reached(toPeers, c.aimPeers), len(part.times[byDriver]))
+	}
+}
+
+func (bn *bench) openWays(b *testing.B, fsType string, round int) []*way {
+	b.Helper()
+	dir := filepath.Join(bn.dir, fmt.Sprint(fsType, "-", round))
+	ways := []*way{bn.driversWay(b, fsType, round, filepath.Join(dir, "driver"))}
+	for _, open := range []func(device, fsType, staging, target string) *way{
+		handsWay, peersWay,
+	} {
+		name := fmt.Sprintf("way-%d-%s-%d", len(ways), fsType, round)
+		instance := bn.rack.Instance("").ID
+		disk, err := bn.byHand.CreateDisk(b.Context(), bn.rack.Project, name, benchDisk)
+		csitest.Must(b, err)
+		csitest.Must(b, bn.byHand.AttachDisk(b.Context(), disk.Id, instance))
+		staging, target := filepath.Join(dir, name, "staging"), filepath.Join(dir, name, "target")
+		csitest.Must(b, errors.Join(os.MkdirAll(staging, 0o750), os.MkdirAll(target, 0o750)))
+		w := open(bn.awaitDevice(b, name), fsType, staging, target)
+		w.close = func(ctx context.Context) error {
+			return errors.Join(bn.byHand.DetachDisk(ctx, disk.Id, instance),
+				bn.byHand.DeleteDisk(ctx, disk.Id))
+		}
+		ways = append(ways, w)
+	}
+	return ways
+}
+
+func (bn *bench) driversWay(b *testing.B, fsType string, round int, dir string) *way {
+	b.Helper()
+	controller, node := bn.driver.Controller(), bn.driver.Node()
+	req := harness.CreateRequest(fmt.Sprint("bench-", fsType, "-", round))
+	req.CapacityRange.RequiredBytes = benchDisk
+	created, err := controller.CreateVolume(b.Context(), req)
+	csitest.Must(b, err)
+	volume, instance := created.GetVolume(), bn.rack.Instance("").ID
+	published, err := controller.ControllerPublishVolume(b.Context(),
+		harness.PublishRequest(volume, instance))
+	csitest.Must(b, err)
+	bn.awaitDevice(b, volume.GetVolumeContext()["diskName"])
+	p := &harness.Placement{Volume: volume, Capability: harness.Mounted(fsType),
+		PublishContext: published.GetPublishContext(),
+		Staging:        filepath.Join(dir, "staging"), Target: filepath.Join(dir, "target")}
+	csitest.Must(b, p.MakeDirs())
+	return &way{
+		stage:   func(ctx context.Context) error { return p.Stage(ctx, node) },
+		publish: func(ctx context.Context) error { return p.Publish(ctx, node) },
+		undo:    func(ctx context.Context) error { return p.Remove(ctx, node) },
+		close: func(ctx context.Context) error {
+			_, err := controller.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, instance))
+			if err != nil {
+				return err
+			}
+			return errOf(controller.DeleteVolume(ctx,
+				&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()}))
+		},
+	}
+}
+
+// handsWay runs the commands that an administrator types. mkfs gets the driver's options: without
+// them it would discard the disk first and take longer.
+func handsWay(device, fsType, staging, target string) *way {
+	mkfs := map[string][]string{
+		"ext4": {"mkfs.ext4", "-q", "-E", "nodiscard", "-m", "0", device},
+		"xfs":  {"mkfs.xfs", "-q", "-K", device},
+	}[fsType]
+	return &way{
+		stage: func(context.Context) error {
+			if mkfs != nil {
+				if err := command(mkfs[0], mkfs[1:]...); err != nil {
+					return err
+				}
+				mkfs = nil
+			}
+			return command("mount", device, staging)
+		},
+		publish: func(context.Context) error { return command("mount", "--bind", staging, target) },
+		undo: func(context.Context) error {
+			return errors.Join(command("umount", target), command("umount", staging))
+		},
+	}
+}
+
+// peersWay calls the library of the drivers of other clouds in the order in which they call it, but
+// without gRPC.
+func peersWay(device, fsType, staging, target string) *way {
+	mounter := &mountutils.SafeFormatAndMount{Interface: mountutils.New(""), Exec: utilexec.New()}
+	return &way{
+		stage: func(context.Context) error {
+			if err := mounter.FormatAndMount(device, staging, fsType, nil); err != nil {
+				return err
+			}
+			resizer := mountutils.NewResizeFs(mounter.Exec)
+			needed, err := resizer.NeedResize(device, staging)
+			if err == nil && needed {
+				_, err = resizer.Resize(device, staging)
+			}
+			return err
+		},
+		publish: func(context.Context) error {
+			return mounter.Mount(staging, target, "", []string{"bind"})
+		},
+		undo: func(context.Context) error {
+			return errors.Join(mounter.Unmount(target), mounter.Unmount(staging))
+		},
+	}
 }

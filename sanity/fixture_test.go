@@ -5,10 +5,15 @@ package sanity
 import (
 	"context"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -63,16 +68,13 @@ func (f *fixture) open(ctx context.Context, options fixtureOptions) {
 func (f *fixture) controller(ctx context.Context, options harness.PluginOptions) *harness.Plugin {
 	GinkgoHelper()
 	options.Mode = harness.ModeController
-	p := startPlugin(ctx, f.rack, options)
-	Expect(p.AwaitReady(ctx)).To(Succeed())
-	return p
+	return f.ready(ctx, options)
 }
 
-// all starts a driver in mode all, which ends with the spec or the container. It returns when the
-// driver is ready.
-func (f *fixture) all(ctx context.Context) *harness.Plugin {
+// ready starts a driver, which ends with the spec or the container, and waits until it is ready.
+func (f *fixture) ready(ctx context.Context, options harness.PluginOptions) *harness.Plugin {
 	GinkgoHelper()
-	p := startPlugin(ctx, f.rack, harness.PluginOptions{})
+	p := startPlugin(ctx, f.rack, options)
 	Expect(p.AwaitReady(ctx)).To(Succeed())
 	return p
 }
@@ -122,10 +124,8 @@ func (f *fixture) published(
 
 func (f *fixture) snapshotted(ctx context.Context, volume *csi.Volume) *csi.Snapshot {
 	GinkgoHelper()
-	resp, err := f.ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
-		Name: fresh("snapshot"), SourceVolumeId: volume.GetVolumeId(),
-	})
-	Expect(err).NotTo(HaveOccurred())
+	resp := expectOK(ctx, f.ctl.CreateSnapshot,
+		harness.SnapshotRequest(fresh("snapshot"), volume.GetVolumeId()))
 	f.snapshotDeletedLater(resp.GetSnapshot().GetSnapshotId())
 	return resp.GetSnapshot()
 }
@@ -138,17 +138,13 @@ func (f *fixture) snapshotDeletedLater(id string) {
 
 func (f *rackFixture) disk(ctx context.Context, id string) *oxide.Disk {
 	GinkgoHelper()
-	disk, err := f.rack.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
-	Expect(err).NotTo(HaveOccurred())
-	return disk
+	return got(f.rack.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
 }
 
 func (f *rackFixture) disks(ctx context.Context) []oxide.Disk {
 	GinkgoHelper()
-	disks, err := f.rack.Client.DiskListAllPages(ctx,
-		oxide.DiskListParams{Project: oxide.NameOrId(f.rack.Project)})
-	Expect(err).NotTo(HaveOccurred())
-	return disks
+	return got(f.rack.Client.DiskListAllPages(ctx,
+		oxide.DiskListParams{Project: oxide.NameOrId(f.rack.Project)}))
 }
 
 func (f *rackFixture) ids(ctx context.Context) []string {
@@ -164,8 +160,7 @@ func (f *rackFixture) ids(ctx context.Context) []string {
 // spec ends.
 func (f *rackFixture) rackDisk(ctx context.Context, name, project string) *oxide.Disk {
 	GinkgoHelper()
-	disk, err := f.rack.CreateDisk(ctx, project, name, harness.GiB)
-	Expect(err).NotTo(HaveOccurred())
+	disk := got(f.rack.CreateDisk(ctx, project, name, harness.GiB))
 	DeferCleanup(func(ctx SpecContext) {
 		Expect(f.rack.DeleteDisk(ctx, disk.Id)).To(Succeed())
 	}, NodeTimeout(callTimeout))
@@ -174,8 +169,7 @@ func (f *rackFixture) rackDisk(ctx context.Context, name, project string) *oxide
 
 func (f *rackFixture) fault(ctx context.Context, fault adminapi.Fault) (id string) {
 	GinkgoHelper()
-	id, err := f.rack.Admin.AddFault(ctx, fault)
-	Expect(err).NotTo(HaveOccurred())
+	id = got(f.rack.Admin.AddFault(ctx, fault))
 	DeferCleanup(func(ctx SpecContext) {
 		Expect(f.rack.Admin.ClearFaults(ctx)).To(Succeed())
 	}, NodeTimeout(callTimeout))
@@ -194,15 +188,13 @@ func (f *rackFixture) switched(ctx context.Context, name string, now, later any)
 // leaves out reads of the project, because every controller sends one a minute for Probe.
 func (f *rackFixture) calls(ctx context.Context, do func()) []string {
 	GinkgoHelper()
-	before, err := f.rack.Admin.Requests(ctx, 0)
-	Expect(err).NotTo(HaveOccurred())
+	before := got(f.rack.Admin.Requests(ctx, 0))
 	last := 0
 	if len(before) > 0 {
 		last = before[len(before)-1].Seq
 	}
 	do()
-	after, err := f.rack.Admin.Requests(ctx, last)
-	Expect(err).NotTo(HaveOccurred())
+	after := got(f.rack.Admin.Requests(ctx, last))
 	operations := []string{}
 	for _, request := range after {
 		if request.Operation != "project_view" {
@@ -216,12 +208,17 @@ func expectOK[Req, Resp any](
 	ctx context.Context, call func(context.Context, Req, ...grpc.CallOption) (Resp, error), req Req,
 ) Resp {
 	GinkgoHelper()
-	resp, err := call(ctx, req)
-	Expect(err).NotTo(HaveOccurred())
-	return resp
+	return got(call(ctx, req))
 }
 
 func errOf[T any](_ T, err error) error { return err }
+
+// got returns the result of a call that has to succeed.
+func got[T any](result T, err error) T {
+	GinkgoHelper()
+	Expect(err).NotTo(HaveOccurred())
+	return result
+}
 
 // inBackground starts a call, and returns a function that waits for its success.
 func inBackground[T any](call func() (T, error)) func() T {
@@ -277,4 +274,177 @@ func stateOf(disk *oxide.Disk) string {
 		return "attached to " + attached.Instance
 	}
 	return string(disk.State.State())
+}
+
+type nodeFixture struct {
+	*fixture
+	a, b *node
+}
+
+type node struct {
+	*harness.Plugin
+	rack *harness.Rack
+}
+
+// describeNodes registers a container whose specs share a fixture with nodes. rack contains further
+// arguments of the simulator.
+func describeNodes(text string, specs func(f *nodeFixture), rack ...string) bool {
+	return Describe(text, Offset(1), Ordered, ContinueOnFailure, func() {
+		f := &nodeFixture{fixture: &fixture{}}
+		BeforeAll(func(ctx SpecContext) {
+			f.open(ctx, fixtureOptions{rack: harness.RackOptions{Args: rack}})
+			// At this level a leak of a secret into the log would be visible.
+			verbose := harness.PluginOptions{Args: []string{"--log-level=debug"}}
+			f.a, f.b = f.node(ctx, "a", verbose), f.node(ctx, "b", verbose)
+			mustBalance(ctx, f.rack, f.plugin, f.a.Plugin, f.b.Plugin)
+		}, NodeTimeout(2*time.Minute))
+		specs(f)
+	})
+}
+
+func (f *nodeFixture) node(ctx context.Context, instance string,
+	options harness.PluginOptions) *node {
+	GinkgoHelper()
+	options.Mode, options.Instance = harness.ModeNode, instance
+	return &node{Plugin: startPlugin(ctx, f.rack, options), rack: f.rack}
+}
+
+func (n *node) device(diskName string) string {
+	GinkgoHelper()
+	device := got(n.Instance.Device(diskName))
+	return device.Path
+}
+
+type placement struct {
+	*node
+	harness.Placement
+}
+
+// attachedTo attaches the volume to the node's instance. At the end of the spec the volume is
+// unpublished, unstaged and detached.
+func (f *nodeFixture) attachedTo(
+	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability,
+) *placement {
+	GinkgoHelper()
+	p := n.placement(volume, capability)
+	p.PublishContext = f.published(ctx, volume, n.Instance.Name, capability)
+	DeferCleanup(func(ctx SpecContext) { p.remove(ctx) }, NodeTimeout(callTimeout))
+	return p
+}
+
+func (n *node) placement(volume *csi.Volume, capability *csi.VolumeCapability) *placement {
+	GinkgoHelper()
+	name := fresh("volume")
+	p := &placement{n, harness.Placement{Volume: volume, Capability: capability,
+		Staging: n.Kubelet(name, "globalmount"),
+		Target:  n.Kubelet(fresh("pod"), name)}}
+	Expect(p.MakeDirs()).To(Succeed())
+	return p
+}
+
+func (p *placement) stage(ctx context.Context) error   { return p.Stage(ctx, p.Node()) }
+func (p *placement) publish(ctx context.Context) error { return p.Publish(ctx, p.Node()) }
+
+func (p *placement) unpublish(ctx context.Context) error { return p.Unpublish(ctx, p.Node()) }
+func (p *placement) unstage(ctx context.Context) error   { return p.Unstage(ctx, p.Node()) }
+
+func (p *placement) remove(ctx context.Context) {
+	GinkgoHelper()
+	Expect(p.unpublish(ctx)).To(Succeed())
+	Expect(p.unstage(ctx)).To(Succeed())
+}
+
+func (f *nodeFixture) inUse(
+	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability,
+) *placement {
+	GinkgoHelper()
+	p := f.attachedTo(ctx, volume, n, capability)
+	Expect(p.stage(ctx)).To(Succeed())
+	Expect(p.publish(ctx)).To(Succeed())
+	return p
+}
+
+func (f *nodeFixture) detached(ctx context.Context, p *placement) {
+	GinkgoHelper()
+	p.remove(ctx)
+	expectOK(ctx, f.ctl.ControllerUnpublishVolume,
+		harness.UnpublishRequest(p.Volume, p.Instance.ID))
+}
+
+func (p *placement) device() string {
+	GinkgoHelper()
+	return p.node.device(p.Volume.GetVolumeContext()["diskName"])
+}
+
+func (p *placement) shown() error {
+	return errOf(p.Instance.Device(p.Volume.GetVolumeContext()["diskName"]))
+}
+
+const pieceSize = 4 * harness.MiB
+
+func (p *placement) data() harness.Data {
+	return harness.Data{Rack: p.rack, Target: p.Target, Raw: p.Capability.GetBlock() != nil,
+		PieceBytes: pieceSize}
+}
+
+func (p *placement) writeThrough(n int) error { return p.data().Write(n, true) }
+
+func (p *placement) verify(n int) error { return p.data().Verify(n) }
+
+func mountsAt(path string) []*mountinfo.Info {
+	GinkgoHelper()
+	return got(harness.MountsAt(path))
+}
+
+// edges returns the first and the last MiB of a device, where every format has its signatures.
+func edges(device string) string {
+	GinkgoHelper()
+	file := got(os.Open(device))
+	defer file.Close()
+	end := got(file.Seek(0, io.SeekEnd))
+	both := make([]byte, 2*harness.MiB)
+	got(file.ReadAt(both[:harness.MiB], 0))
+	got(file.ReadAt(both[harness.MiB:], end-harness.MiB))
+	return string(both)
+}
+
+func blank(edges string) bool { return strings.Trim(edges, "\x00") == "" }
+
+// writeUntilItFails makes a pod write lines, each with an fsync, until one fails. The channel
+// receives the number of the lines before.
+func (p *placement) writeUntilItFails() <-chan int {
+	GinkgoHelper()
+	file := got(os.OpenFile(filepath.Join(p.Target, "lines"),
+		os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o640))
+	acknowledged := make(chan int, 1)
+	go func() {
+		lines := 0
+		for ; ; lines++ {
+			if _, err := fmt.Fprintln(file, lines); err != nil || file.Sync() != nil {
+				break
+			}
+		}
+		_ = file.Close()
+		acknowledged <- lines
+	}()
+	return acknowledged
+}
+
+// holdsLines demands that the volume contains at least the lines that a writer had synced, in
+// order.
+func (p *placement) holdsLines(lines int) {
+	GinkgoHelper()
+	text := got(os.ReadFile(filepath.Join(p.Target, "lines")))
+	found := strings.Fields(string(text))
+	Expect(len(found)).To(BeNumerically(">=", lines))
+	for i := range lines {
+		Expect(found[i]).To(Equal(fmt.Sprint(i)))
+	}
+}
+
+func (p *placement) health(ctx context.Context) []*csi.VolumeHealth_VolumeHealthEntry {
+	GinkgoHelper()
+	resp := expectOK(ctx, p.Node().NodeGetVolumeHealth, &csi.NodeGetVolumeHealthRequest{
+		VolumeId: p.Volume.GetVolumeId(), VolumePublishPath: p.Target, StagingTargetPath: p.Staging})
+	return resp.GetVolumeHealth().GetHealthStatuses()
 }

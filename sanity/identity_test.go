@@ -53,7 +53,7 @@ func capabilities(ctx context.Context, p *harness.Plugin) []string {
 
 var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 	var all *harness.Plugin
-	BeforeAll(func(ctx SpecContext) { all = f.all(ctx) })
+	BeforeAll(func(ctx SpecContext) { all = f.ready(ctx, harness.PluginOptions{}) })
 
 	It("declares each capability that a rack can support once, and no other (CC-1, NC-1)", func(
 		ctx SpecContext) {
@@ -70,9 +70,8 @@ var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 	It("reports the topology of nodes and volumes if one is configured (CAP-2, CV-23, NI-3)",
 		func(ctx SpecContext) {
 			const zone, instance = "topology.csi.oxide.computer/zone", "topology.csi.oxide.computer/instance"
-			placed := startPlugin(ctx, f.rack, harness.PluginOptions{Instance: "a",
+			placed := f.ready(ctx, harness.PluginOptions{Instance: "a",
 				Env: map[string]string{"OXIDE_TOPOLOGY_ZONE": "z2", "OXIDE_TOPOLOGY_INSTANCE": "true"}})
-			Expect(placed.AwaitReady(ctx)).To(Succeed())
 			Expect(capabilities(ctx, placed)).To(ContainElement("plugin VOLUME_ACCESSIBILITY_CONSTRAINTS"))
 			node := expectOK(ctx, placed.Node().NodeGetInfo, &csi.NodeGetInfoRequest{})
 			Expect(node.GetAccessibleTopology().GetSegments()).To(Equal(map[string]string{zone: "z2",
