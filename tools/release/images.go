@@ -68,22 +68,15 @@ func (r *release) builds(image string) bool {
 
 // images builds every target of the Dockerfile with buildah, which needs no daemon. It writes each
 // image as an archive of an OCI layout with all architectures.
-func (r *release) images(ctx context.Context) error {
+func (r *release) images(ctx context.Context) {
 	if _, err := exec.LookPath("buildah"); err != nil {
-		return fmt.Errorf("images are built with buildah, which is not on this machine: install it "+
-			"(apt-get install buildah), or leave the images out (make release IMAGES=): %w", err)
+		need(fmt.Errorf("images are built with buildah, which is not on this machine: install it "+
+			"(apt-get install buildah), or leave the images out (make release IMAGES=): %w", err))
 	}
-	base, err := r.importBase(ctx)
-	if err != nil {
-		return err
-	}
-	if err := r.contextDir(); err != nil {
-		return err
-	}
+	base := r.importBase(ctx)
+	r.contextDir()
 	layouts := filepath.Join(r.stage, "layouts")
-	if err := os.Mkdir(layouts, 0o755); err != nil {
-		return err
-	}
+	need(os.Mkdir(layouts, 0o755))
 	for _, t := range r.targets {
 		dir := filepath.Join(layouts, t.image)
 		for _, arch := range r.Arch {
@@ -95,104 +88,64 @@ func (r *release) images(ctx context.Context) error {
 			if base != "" {
 				args = append(args, "--build-arg", "BASE="+base)
 			}
-			if _, err := r.buildah(ctx, append(args, filepath.Join(r.stage, "context"))...); err != nil {
-				return err
-			}
+			r.buildah(ctx, append(args, filepath.Join(r.stage, "context"))...)
 		}
 		if err := r.joinArchitectures(t.image, dir); err != nil {
-			return fmt.Errorf("image %s: %w", t.image, err)
+			need(fmt.Errorf("image %s: %w", t.image, err))
 		}
 	}
-	return nil
 }
 
 // seconds returns the date in the form that buildah needs.
 func (r *release) seconds() string { return strconv.FormatInt(r.date.Unix(), 10) }
 
 // buildah runs buildah with a temporary store.
-func (r *release) buildah(ctx context.Context, args ...string) (string, error) {
+func (r *release) buildah(ctx context.Context, args ...string) (output string) {
 	store := []string{"--root", filepath.Join(r.stage, "store"),
 		"--runroot", filepath.Join(r.stage, "run"), "--storage-driver", "vfs"}
-	return r.output(ctx, "buildah", append(store, args...)...)
+	return got(r.output(ctx, "buildah", append(store, args...)...))
 }
 
 // importBase makes an image of the root file system in Base, and returns its name.
-func (r *release) importBase(ctx context.Context) (string, error) {
+func (r *release) importBase(ctx context.Context) (name string) {
 	if r.Base == "" {
-		return "", nil
+		return ""
 	}
-	const name = "localhost/base"
-	from, err := r.buildah(ctx, "from", "--arch", r.Arch[0], "scratch")
-	if err != nil {
-		return "", err
-	}
-	container := strings.TrimSpace(from)
-	for _, args := range [][]string{
-		{"add", "--quiet", container, r.Base, "/"},
-		{"commit", "--quiet", "--rm", "--timestamp", r.seconds(), container, name},
-	} {
-		if _, err := r.buildah(ctx, args...); err != nil {
-			return "", err
-		}
-	}
-	return name, nil
+	name = "localhost/base"
+	container := strings.TrimSpace(r.buildah(ctx, "from", "--arch", r.Arch[0], "scratch"))
+	r.buildah(ctx, "add", "--quiet", container, r.Base, "/")
+	r.buildah(ctx, "commit", "--quiet", "--rm", "--timestamp", r.seconds(), container, name)
+	return name
 }
 
 // contextDir adds the other files that the Dockerfile copies to the folder with the binaries.
-func (r *release) contextDir() error {
+func (r *release) contextDir() {
 	for _, name := range []string{"Dockerfile", "tools/node-root"} {
-		content, err := os.ReadFile(filepath.Join(r.Root, name))
-		if err != nil {
-			return err
-		}
+		content := got(os.ReadFile(filepath.Join(r.Root, name)))
 		to := filepath.Join(r.stage, "context", name)
-		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(to, content, 0o755); err != nil {
-			return err
-		}
+		need(os.MkdirAll(filepath.Dir(to), 0o755))
+		need(os.WriteFile(to, content, 0o755))
 	}
-	return nil
 }
 
 // joinArchitectures joins the images in a layout, each tagged with its architecture, into one. It
 // writes that image, and a bill of materials for each architecture.
-func (r *release) joinArchitectures(name, dir string) error {
-	built, err := layout.ImageIndexFromPath(dir)
-	if err != nil {
-		return err
-	}
-	list, err := built.IndexManifest()
-	if err != nil {
-		return err
-	}
+func (r *release) joinArchitectures(name, dir string) (err error) {
+	defer catch(&err)
+	built := got(layout.ImageIndexFromPath(dir))
 	joined := v1.ImageIndex(empty.Index)
-	for _, m := range list.Manifests {
+	for _, m := range got(built.IndexManifest()).Manifests {
 		arch := m.Annotations[ocispec.AnnotationRefName]
-		image, err := built.Image(m.Digest)
-		if err != nil {
-			return err
-		}
-		if err := r.imageBill(image, name, arch, m.Digest); err != nil {
-			return err
-		}
+		image := got(built.Image(m.Digest))
+		need(r.imageBill(image, name, arch, m.Digest))
 		joined = mutate.AppendManifests(joined, mutate.IndexAddendum{Add: image,
 			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}})
 		r.noteDigest(name, r.Version, "linux/"+arch, m.Digest)
 	}
-	l, err := layout.Write(dir+"-joined", empty.Index)
-	if err != nil {
-		return err
-	}
-	root, err := partial.Descriptor(joined)
-	if err != nil {
-		return err
-	}
-	if err := l.WriteIndex(joined); err != nil {
-		return err
-	}
-	return r.writeLayout(l, name, r.Version, *root)
+	l := got(layout.Write(dir+"-joined", empty.Index))
+	need(l.WriteIndex(joined))
+	r.writeLayout(l, name, r.Version, *got(partial.Descriptor(joined)))
+	return nil
 }
 
 // digests is the file that lists the images and the chart: a line each with name, tag, platform and
@@ -204,27 +157,16 @@ const digests = "DIGESTS"
 const containerdName = "io.containerd.image.name"
 
 // writeLayout writes an archive of a layout with one entry, and records its digest.
-func (r *release) writeLayout(l layout.Path, name, tag string, root v1.Descriptor) error {
+func (r *release) writeLayout(l layout.Path, name, tag string, root v1.Descriptor) {
 	// containerd names an image that is imported by hand as the manifests name it.
 	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag,
 		containerdName: "docker.io/oxidecomputer/" + name + ":" + tag}
-	if err := l.AppendDescriptor(root); err != nil {
-		return err
-	}
-	files, err := filesIn(os.DirFS(string(l)))
-	if err != nil {
-		return err
-	}
-	out, err := os.Create(filepath.Join(r.made, name+".oci.tar"))
-	if err != nil {
-		return err
-	}
+	need(l.AppendDescriptor(root))
+	files := filesIn(os.DirFS(string(l)))
+	out := got(os.Create(filepath.Join(r.made, name+".oci.tar")))
 	defer out.Close()
-	if err := pack(out, files, r.date); err != nil {
-		return err
-	}
+	pack(out, files, r.date)
 	r.noteDigest(name, tag, "all", root.Digest)
-	return nil
 }
 
 func (r *release) noteDigest(name, tag, platform string, digest v1.Hash) {
@@ -268,7 +210,7 @@ func (b *bill) modules(info *buildinfo.BuildInfo) []part {
 var unfit = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
 
 // writeBill writes a bill of materials as NAME.spdx.json.
-func (r *release) writeBill(b *bill) error {
+func (r *release) writeBill(b *bill) {
 	const subject = "subject"
 	doc := v2_3.Document{SPDXVersion: v2_3.Version, DataLicense: v2_3.DataLicense,
 		SPDXIdentifier: "DOCUMENT", DocumentName: b.name,
@@ -297,10 +239,8 @@ func (r *release) writeBill(b *bill) error {
 			Relationship: common.TypeRelationshipContains})
 	}
 	var text bytes.Buffer
-	if err := json.Write(doc, &text, json.Indent(" "), json.EscapeHTML(false)); err != nil {
-		return err
-	}
-	return r.write(b.name+".spdx.json", text.Bytes())
+	need(json.Write(doc, &text, json.Indent(" "), json.EscapeHTML(false)))
+	r.write(b.name+".spdx.json", text.Bytes())
 }
 
 // imageBill writes the bill of an image: Debian's packages, and the modules of its Go programs.
@@ -310,7 +250,7 @@ func (r *release) imageBill(image v1.Image, name, arch string, digest v1.Hash) e
 	programs := 0
 	root := mutate.Extract(image)
 	defer root.Close()
-	err := eachFile(root, func(header *tar.Header, content []byte) {
+	eachFile(root, func(header *tar.Header, content []byte) {
 		switch name := path.Clean(header.Name); {
 		case header.Typeflag != tar.TypeReg:
 		case name == "var/lib/dpkg/status", path.Dir(name) == "var/lib/dpkg/status.d":
@@ -324,13 +264,11 @@ func (r *release) imageBill(image v1.Image, name, arch string, digest v1.Hash) e
 			}
 		}
 	})
-	if err != nil {
-		return err
-	}
 	if programs == 0 {
 		return errors.New("there is no Go program in it")
 	}
-	return r.writeBill(b)
+	r.writeBill(b)
+	return nil
 }
 
 // debian parses dpkg's list of packages.

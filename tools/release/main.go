@@ -68,44 +68,57 @@ type release struct {
 
 // run makes the folder. It replaces an older folder when the new one is complete.
 func (r *release) run(ctx context.Context) (err error) {
-	if err := r.prepare(ctx); err != nil {
-		return err
-	}
-	if r.stage, err = os.MkdirTemp("", "oxide-release-"); err != nil {
-		return err
-	}
+	defer catch(&err)
+	need(r.prepare(ctx))
+	r.stage = got(os.MkdirTemp("", "oxide-release-"))
 	defer func() { err = errors.Join(err, os.RemoveAll(r.stage)) }()
 	r.made = filepath.Join(r.stage, "made")
-	if err := os.Mkdir(r.made, 0o755); err != nil {
-		return err
-	}
-	steps := []func(context.Context) error{r.notes, r.binaries, r.chart, r.manifests}
+	need(os.Mkdir(r.made, 0o755))
+	r.notes()
+	r.binaries(ctx)
+	r.chart(ctx)
+	r.manifests()
 	if r.Images {
-		steps = append(steps, r.images)
+		r.images(ctx)
 	}
-	for _, step := range append(steps, r.checksums) {
-		if err := step(ctx); err != nil {
-			return err
-		}
-	}
-	if err := os.RemoveAll(r.Out); err != nil {
-		return err
-	}
+	r.checksums()
+	need(os.RemoveAll(r.Out))
 	// Copy instead of renaming: the folder may be on another filesystem.
-	if err := os.CopyFS(r.Out, os.DirFS(r.made)); err != nil {
-		return err
+	need(os.CopyFS(r.Out, os.DirFS(r.made)))
+	got(fmt.Fprintf(r.Log, "release: %s is in %s\n", r.Version, r.Out))
+	return nil
+}
+
+// failed is the panic of a step that has failed. It ends in catch.
+type failed struct{ error }
+
+// need panics if a step has failed. got returns the result of a step, or panics.
+func need(err error) {
+	if err != nil {
+		panic(failed{err})
 	}
-	_, err = fmt.Fprintf(r.Log, "release: %s is in %s\n", r.Version, r.Out)
-	return err
+}
+
+func got[T any](result T, err error) T {
+	need(err)
+	return result
+}
+
+// catch makes a function return the error of the step that has failed.
+func catch(err *error) {
+	switch r := recover().(type) {
+	case nil:
+	case failed:
+		*err = errors.Join(*err, r.error)
+	default:
+		panic(r)
+	}
 }
 
 // prepare checks the request and reads the commit.
 func (r *release) prepare(ctx context.Context) (err error) {
-	for _, dir := range []*string{&r.Root, &r.Out} {
-		if *dir, err = filepath.Abs(*dir); err != nil {
-			return err
-		}
-	}
+	defer catch(&err)
+	r.Root, r.Out = got(filepath.Abs(r.Root)), got(filepath.Abs(r.Out))
 	switch {
 	case !semver.IsValid(r.Version) || semver.Canonical(r.Version) != r.Version:
 		return fmt.Errorf("-version is %q: expected three numbers, such as v1.2.3 or v1.2.3-rc.1",
@@ -129,11 +142,9 @@ func (r *release) prepare(ctx context.Context) (err error) {
 		return fmt.Errorf("%s has files, but no %s, so it is not a release to replace: "+
 			"name another folder, or empty it", r.Out, sums)
 	}
-	if err := r.commit(ctx); err != nil {
-		return err
-	}
-	r.targets, err = targetsOf(filepath.Join(r.Root, "Dockerfile"))
-	return err
+	need(r.commit(ctx))
+	r.targets = got(targetsOf(filepath.Join(r.Root, "Dockerfile")))
+	return nil
 }
 
 // commit reads the commit and its date, which becomes the date of every file.
@@ -144,19 +155,14 @@ func (r *release) commit(ctx context.Context) error {
 		return fmt.Errorf("a release needs a commit: %w", err)
 	}
 	r.revision = strings.TrimSpace(revision)
-	changes, err := r.output(ctx, "git", "status", "--porcelain")
-	if err != nil {
-		return err
-	}
+	changes := got(r.output(ctx, "git", "status", "--porcelain"))
 	if list := strings.Split(strings.TrimSpace(changes), "\n"); changes != "" && !r.Dirty {
 		return fmt.Errorf("a release needs a commit, and the tree differs from it in %d files, "+
 			"such as %q: commit or remove them, or make a clone", len(list), list[0])
 	}
 	seconds := os.Getenv("SOURCE_DATE_EPOCH")
 	if seconds == "" {
-		if seconds, err = r.output(ctx, "git", "log", "-1", "--format=%ct"); err != nil {
-			return err
-		}
+		seconds = got(r.output(ctx, "git", "log", "-1", "--format=%ct"))
 	}
 	date, err := strconv.ParseInt(strings.TrimSpace(seconds), 10, 64)
 	if err != nil {
@@ -179,23 +185,16 @@ func (r *release) output(ctx context.Context, name string, args ...string) (stri
 }
 
 // write writes a file of the release.
-func (r *release) write(name string, content []byte) error {
-	return os.WriteFile(filepath.Join(r.made, name), content, 0o644)
+func (r *release) write(name string, content []byte) {
+	need(os.WriteFile(filepath.Join(r.made, name), content, 0o644))
 }
 
 // project is the URL of the sources.
 const project = "https://github.com/oxidecomputer/oxide-csi-plugin"
 
-func (r *release) notes(context.Context) error {
-	changelog, err := os.ReadFile(filepath.Join(r.Root, "CHANGELOG.md"))
-	if err != nil {
-		return err
-	}
-	notes, err := section(string(changelog), r.Version)
-	if err != nil {
-		return err
-	}
-	return r.write("RELEASE_NOTES.md", []byte(notes))
+func (r *release) notes() {
+	changelog := got(os.ReadFile(filepath.Join(r.Root, "CHANGELOG.md")))
+	r.write("RELEASE_NOTES.md", []byte(got(section(string(changelog), r.Version))))
 }
 
 // link matches a relative link to a file of the project. It would not work in the notes of a
