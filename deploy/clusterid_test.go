@@ -23,30 +23,25 @@ const systemUID = "9f3f1c52-0d1c-4b1e-8a41-6c7f4d1a2b3c"
 // returns the arguments with which the chart's templates look up objects there.
 func answering(t *testing.T, objects map[string]any) []string {
 	t.Helper()
-	resources := func(group string, names ...string) any {
-		var list []any
-		for _, name := range names {
-			kind, plural, _ := strings.Cut(name, "/")
-			list = append(list, map[string]any{"name": plural, "kind": kind,
-				"namespaced": kind != "Namespace", "verbs": []string{"get", "list"}})
-		}
-		return map[string]any{"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group,
-			"resources": list}
+	all := map[string]any{}
+	for path, text := range map[string]string{
+		"/version": `{"major": "1", "minor": "35", "gitVersion": "v` + kubernetes + `"}`,
+		"/api":     `{"kind": "APIVersions", "versions": ["v1"]}`,
+		"/apis": `{"kind": "APIGroupList", "apiVersion": "v1", "groups": [{"name": "apps",
+			"versions": [{"groupVersion": "apps/v1", "version": "v1"}],
+			"preferredVersion": {"groupVersion": "apps/v1", "version": "v1"}}]}`,
+		"/api/v1": `{"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "v1", "resources": [
+			{"name": "namespaces", "kind": "Namespace", "verbs": ["get", "list"]},
+			{"name": "secrets", "kind": "Secret", "namespaced": true, "verbs": ["get", "list"]}]}`,
+		"/apis/apps/v1": `{"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "apps/v1",
+			"resources": [{"name": "deployments", "kind": "Deployment", "namespaced": true,
+			"verbs": ["get", "list"]}]}`,
+		"/api/v1/namespaces/kube-system": `{"apiVersion": "v1", "kind": "Namespace",
+			"metadata": {"name": "kube-system", "uid": "` + systemUID + `"}}`,
+	} {
+		all[path] = json.RawMessage(text)
 	}
-	version := map[string]any{"groupVersion": "apps/v1", "version": "v1"}
-	all := map[string]any{
-		"/version": map[string]any{"major": "1", "minor": "35", "gitVersion": "v" + kubernetes},
-		"/api":     map[string]any{"kind": "APIVersions", "versions": []string{"v1"}},
-		"/apis": map[string]any{"kind": "APIGroupList", "apiVersion": "v1", "groups": []any{
-			map[string]any{"name": "apps", "versions": []any{version}, "preferredVersion": version}}},
-		"/api/v1":       resources("v1", "Namespace/namespaces", "Secret/secrets"),
-		"/apis/apps/v1": resources("apps/v1", "Deployment/deployments"),
-		"/api/v1/namespaces/kube-system": map[string]any{"apiVersion": "v1", "kind": "Namespace",
-			"metadata": map[string]any{"name": "kube-system", "uid": systemUID}},
-	}
-	for path, object := range objects {
-		all[path] = object
-	}
+	maps.Copy(all, objects)
 	prefix := "/" + rand.Text() // a later server may get this one's port
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answer := all[strings.TrimPrefix(r.URL.Path, prefix)]
@@ -97,11 +92,9 @@ func deployed(id map[string]any) any {
 		map[string]any{"name": "OXIDE_CLUSTER_ID", "value": "foreign"}}}
 	return map[string]any{"apiVersion": "apps/v1", "kind": "DeploymentList", "items": []any{
 		deployment("other", "other", foreign),
-		deployment("of-any-name", "oxide-csi-controller",
-			map[string]any{"name": "csi-attacher"},
+		deployment("of-any-name", "oxide-csi-controller", map[string]any{"name": "csi-attacher"},
 			map[string]any{"name": pluginName, "env": []any{
-				map[string]any{"name": "OXIDE_HOST", "value": ""}, id}},
-		)}}
+				map[string]any{"name": "OXIDE_HOST", "value": ""}, id}})}}
 }
 
 func fromSecret(optional bool) map[string]any {
@@ -140,8 +133,7 @@ func TestTheClustersIDStaysTheSame(t *testing.T) { // A2.1
 			"The cluster's id is blue"},
 		{"clusterId that equals the Secret's id is no change", map[string]any{
 			secretPath: secretWith("cluster-id"), deploymentPath: deployed(fromSecret(false))},
-			with("clusterId=x"), "x",
-			"The cluster's id is x"},
+			with("clusterId=x"), "x", "The cluster's id is x"},
 		{"clusterId that differs from the Secret's id is a change", map[string]any{
 			secretPath: secretWith("cluster-id"), deploymentPath: deployed(fromSecret(false))},
 			with("clusterId=blue"), "blue", warning + ": this upgrade changes the cluster's id from x to " +

@@ -138,8 +138,7 @@ var _ = describeController("on a broken rack the driver", patient, func(f *fixtu
 })
 
 var brokenSnapshots = []brokenRack{
-	{"A38-faulted", "DiskBusy", codes.Aborted,
-		"does not report a faulted snapshot", provokeSnapshot},
+	{"A38-faulted", "DiskBusy", codes.Aborted, "does not report a faulted snapshot", provokeSnapshot},
 	{"A38-another-disk", "EffectUnknown", codes.Unavailable,
 		"does not report a snapshot of another disk", provokeSnapshot},
 	{"A59-blank", "SnapshotNotReady", codes.FailedPrecondition,
@@ -331,8 +330,7 @@ var brokenWire = []brokenRack{
 }
 
 var brokenDisks = []brokenRack{
-	{"A19-left-behind", "DiskFaulted", codes.Aborted,
-		"does not report a faulted disk as a volume",
+	{"A19-left-behind", "DiskFaulted", codes.Aborted, "does not report a faulted disk as a volume",
 		func(ctx SpecContext, r *brokenFixture) {
 			before, req := r.ids(ctx), harness.CreateRequest(fresh("halfway"))
 			r.fault(ctx, adminapi.Fault{Operation: "disk_create", Times: 1, Phase: adminapi.Unwind})

@@ -21,16 +21,6 @@
 // container whose specs share a fixture: a rack, a controller and, for describeNodes, the node
 // service in the instances a and b. A spec's name is a sentence, with its requirements at the end.
 //
-//	var _ = describeNodes("a volume that moves", func(f *nodeFixture) {
-//		It("keeps its data (CU-1)", func(ctx SpecContext) {
-//			p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
-//			Expect(p.write(0)).To(Succeed())
-//			f.detached(ctx, p)
-//			moved := f.inUse(ctx, p.Volume, f.b, harness.Mounted("ext4"))
-//			Expect(moved.verify(0)).To(Succeed())
-//		})
-//	})
-//
 // Everything that a fixture starts or creates is stopped and removed at the end of the spec, or
 // of the container if BeforeAll created it. The processes must end with exit code 0 (a data race
 // makes it 66) and leave no process, loop device or mount. At the end a ledger shows whether

@@ -103,8 +103,7 @@ func kubernetesOf(p *placement) (path string) {
 		{"kind": "Pod", "metadata": object{"name": "app", "namespace": "default",
 			"uid": filepath.Base(filepath.Dir(p.Target))},
 			"spec": object{"nodeName": p.Instance.Name, "volumes": []object{{"name": "data",
-				"persistentVolumeClaim": object{"claimName": "data"}}}},
-			"status": object{"phase": "Running"}},
+				"persistentVolumeClaim": object{"claimName": "data"}}}}, "status": object{"phase": "Running"}},
 	}}))
 	return fileWith("objects.json", text)
 }
@@ -275,8 +274,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			expectOK(ctx, ctl.GetCapacity, &csi.GetCapacityRequest{})
 			for range 2 {
 				expectOK(ctx, ctl.ControllerUnpublishVolume, harness.UnpublishRequest(volume, at))
-				expectOK(ctx, ctl.DeleteVolume,
-					&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+				expectOK(ctx, ctl.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 				expectOK(ctx, ctl.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: id})
 			}
 			samples := got(controller.Metrics(ctx))
@@ -368,6 +366,5 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			Expect(eventsOf(done)).To(Equal(want))
 			Expect(harness.CheckChanges(kept)).To(Succeed())
 		},
-		Entry("ext4", "ext4", "ProvenBlank", "Formatted", "Mounted"),
-		Entry("block", "block"))
+		Entry("ext4", "ext4", "ProvenBlank", "Formatted", "Mounted"), Entry("block", "block"))
 })

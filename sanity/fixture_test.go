@@ -239,10 +239,8 @@ func inBackground[T any](call func() (T, error)) func() T {
 	}
 }
 
-func callsOf[Req, Resp any](
-	ctx context.Context, f *fixture, req Req,
-	call func(context.Context, Req, ...grpc.CallOption) (Resp, error),
-) []string {
+func callsOf[Req, Resp any](ctx context.Context, f *fixture, req Req,
+	call func(context.Context, Req, ...grpc.CallOption) (Resp, error)) []string {
 	GinkgoHelper()
 	return f.calls(ctx, func() { expectOK(ctx, call, req) })
 }
@@ -323,8 +321,7 @@ type placement struct {
 // attachedTo attaches the volume to the node's instance. At the end of the spec the volume is
 // unpublished, unstaged and detached.
 func (f *nodeFixture) attachedTo(
-	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability,
-) *placement {
+	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability) *placement {
 	GinkgoHelper()
 	p := n.placement(volume, capability)
 	p.PublishContext = f.published(ctx, volume, n.Instance.Name, capability)
@@ -336,8 +333,7 @@ func (n *node) placement(volume *csi.Volume, capability *csi.VolumeCapability) *
 	GinkgoHelper()
 	name := fresh("volume")
 	p := &placement{n, harness.Placement{Volume: volume, Capability: capability,
-		Staging: n.Kubelet(name, "globalmount"),
-		Target:  n.Kubelet(fresh("pod"), name)}}
+		Staging: n.Kubelet(name, "globalmount"), Target: n.Kubelet(fresh("pod"), name)}}
 	Expect(p.MakeDirs()).To(Succeed())
 	return p
 }
@@ -355,8 +351,7 @@ func (p *placement) remove(ctx context.Context) {
 }
 
 func (f *nodeFixture) inUse(
-	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability,
-) *placement {
+	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability) *placement {
 	GinkgoHelper()
 	p := f.attachedTo(ctx, volume, n, capability)
 	Expect(p.stage(ctx)).To(Succeed())
@@ -367,8 +362,7 @@ func (f *nodeFixture) inUse(
 func (f *nodeFixture) detached(ctx context.Context, p *placement) {
 	GinkgoHelper()
 	p.remove(ctx)
-	expectOK(ctx, f.ctl.ControllerUnpublishVolume,
-		harness.UnpublishRequest(p.Volume, p.Instance.ID))
+	expectOK(ctx, f.ctl.ControllerUnpublishVolume, harness.UnpublishRequest(p.Volume, p.Instance.ID))
 }
 
 func (p *placement) device() string {

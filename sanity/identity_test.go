@@ -59,12 +59,11 @@ var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 		ctx SpecContext) {
 		Expect(capabilities(ctx, all)).To(ConsistOf("plugin CONTROLLER_SERVICE",
 			"controller CREATE_DELETE_VOLUME", "controller PUBLISH_UNPUBLISH_VOLUME",
-			"controller LIST_VOLUMES", "controller LIST_VOLUMES_PUBLISHED_NODES",
-			"controller GET_CAPACITY", "controller CREATE_DELETE_SNAPSHOT", "controller LIST_SNAPSHOTS",
-			"controller GET_VOLUME", "controller GET_SNAPSHOT", "controller SINGLE_NODE_MULTI_WRITER",
-			"controller GET_VOLUME_HEALTH", "controller LIST_VOLUME_HEALTH",
-			"node STAGE_UNSTAGE_VOLUME", "node GET_VOLUME_STATS", "node SINGLE_NODE_MULTI_WRITER",
-			"node GET_VOLUME_HEALTH", "node GET_STORAGE_HEALTH"))
+			"controller LIST_VOLUMES", "controller LIST_VOLUMES_PUBLISHED_NODES", "controller GET_CAPACITY",
+			"controller CREATE_DELETE_SNAPSHOT", "controller LIST_SNAPSHOTS", "controller GET_VOLUME",
+			"controller GET_SNAPSHOT", "controller SINGLE_NODE_MULTI_WRITER", "controller GET_VOLUME_HEALTH",
+			"controller LIST_VOLUME_HEALTH", "node STAGE_UNSTAGE_VOLUME", "node GET_VOLUME_STATS",
+			"node SINGLE_NODE_MULTI_WRITER", "node GET_VOLUME_HEALTH", "node GET_STORAGE_HEALTH"))
 	})
 
 	It("reports the topology of nodes and volumes if one is configured (CAP-2, CV-23, NI-3)",
@@ -84,8 +83,7 @@ var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 					Requisite: []*csi.Topology{node.GetAccessibleTopology()}}
 				created := expectOK(ctx, placed.Controller().CreateVolume, req).GetVolume()
 				f.deletedLater(created.GetVolumeId())
-				Expect(created.GetAccessibleTopology()).To(HaveExactElements(
-					HaveField("Segments", want)))
+				Expect(created.GetAccessibleTopology()).To(HaveExactElements(HaveField("Segments", want)))
 			}
 		})
 
@@ -136,8 +134,7 @@ var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 func identityOf(ctx context.Context, p *harness.Plugin) []proto.Message {
 	GinkgoHelper()
 	info := expectOK(ctx, p.Identity().GetPluginInfo, &csi.GetPluginInfoRequest{})
-	declared := expectOK(ctx, p.Identity().GetPluginCapabilities,
-		&csi.GetPluginCapabilitiesRequest{})
+	declared := expectOK(ctx, p.Identity().GetPluginCapabilities, &csi.GetPluginCapabilitiesRequest{})
 	return []proto.Message{info, declared}
 }
 

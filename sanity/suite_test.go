@@ -96,8 +96,7 @@ func describeCSISanity() {
 					return // the rack or the driver did not start
 				}
 				suite.Finalize()
-				Expect(rack.Balance(ctx, start, plugins...)).To(Succeed(),
-					"csi-sanity over %s has leaked", c)
+				Expect(rack.Balance(ctx, start, plugins...)).To(Succeed(), "csi-sanity over %s has leaked", c)
 			})
 			suite = csisanity.GinkgoTest(config)
 		})
@@ -136,8 +135,7 @@ func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {
 }
 
 // startPlugin starts the driver for the current spec or container, and stops it when that ends.
-func startPlugin(
-	ctx context.Context, rack *harness.Rack, options harness.PluginOptions,
+func startPlugin(ctx context.Context, rack *harness.Rack, options harness.PluginOptions,
 ) *harness.Plugin {
 	GinkgoHelper()
 	plugin := got(rack.StartPlugin(ctx, options))

@@ -29,22 +29,19 @@ import (
 func TestMain(m *testing.M) { namespace.Main(m) }
 
 func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1, NS-6
-	p := proof.New(t, "blank-corpus")
-	run := harness.RunFor(t)
-	bases, err := newBases(run.Dir, p.Rand())
+	l := newLab(t, "blank-corpus")
+	p := l.p
+	program, err := proof.BuildMutant(t.Context(), l.run.Dir, mutable(guards()))
 	p.Fatal(err)
-	program, err := proof.BuildMutant(t.Context(), run.Dir, mutable(guards()))
-	p.Fatal(err)
-	c := &tally{p: p, t: t, outcomes: map[outcome]int{}}
-	m := &mutation{p: p, t: t, run: run, bases: bases, program: program, all: corpus(),
-		unnoticed: map[string]bool{}}
-	noticesHarm(t.Context(), t, p, run, bases)
+	c := &tally{lab: l, outcomes: map[outcome]int{}}
+	m := &mutation{lab: l, program: program, all: corpus(), unnoticed: map[string]bool{}}
+	l.noticesHarm(t.Context())
 	tried, removed := chosen(t, m.all), guards()
 	if p.Short() {
 		tried, removed = some(t, tried, p.Seed), short.Some(t, shortGuards, removed)
 	}
 	for seed := range p.Rounds() {
-		c.round(t.Context(), run, bases, tried, seed)
+		c.round(t.Context(), tried, seed)
 		p.Say("%d disks; now without each of %d guards in turn", c.disks, len(removed))
 		m.check(t.Context(), removed, seed)
 	}
@@ -94,19 +91,38 @@ func chosen(t *testing.T, all []generator) []generator {
 	if err != nil {
 		t.Fatalf("PROOF_ONLY has to be a regular expression: %v", err)
 	}
-	var some []generator
-	for _, g := range all {
-		if only.MatchString(g.name) {
-			some = append(some, g)
-		}
+	return slices.DeleteFunc(slices.Clone(all), func(g generator) bool {
+		return !only.MatchString(g.name)
+	})
+}
+
+// lab is what the drivers of a test share.
+type lab struct {
+	p     *proof.Proof
+	t     *testing.T
+	run   *harness.Run
+	bases *bases
+}
+
+func newLab(t *testing.T, name string) *lab {
+	t.Helper()
+	l := &lab{p: proof.New(t, name), t: t, run: harness.RunFor(t)}
+	var err error
+	l.bases, err = newBases(l.run.Dir, l.p.Rand())
+	l.p.Fatal(err)
+	return l
+}
+
+// answer prints the answer of a call if PROOF_ANSWERS is set.
+func (l *lab) answer(format string, args ...any) {
+	if os.Getenv("PROOF_ANSWERS") != "" {
+		l.p.Say(format, args...)
 	}
-	return some
 }
 
 // tally counts the results.
 type tally struct {
-	p *proof.Proof
-	t *testing.T
+	*lab
 	// features is set for images with features. All those of a btrfs have the same UUID, of which the
 	// kernel mounts only one, so btrfs is locked during the trial of one.
 	features bool
@@ -125,11 +141,9 @@ const benches = 3
 
 // round tries each generator once. The first round of disks without features is completed even if
 // the time is over.
-func (c *tally) round(
-	ctx context.Context, run *harness.Run, bases *bases, all []generator, seed uint64,
-) {
+func (c *tally) round(ctx context.Context, all []generator, seed uint64) {
 	c.p.Error(harness.Share(benches, all, func(i int, jobs <-chan generator) error {
-		b, err := newBench(ctx, run, bases, "", nil)
+		b, err := c.newBench(ctx, "", "")
 		if err == nil {
 			b.Forged = c.p.Forged
 			err = b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.p.Bystanders)
@@ -177,9 +191,7 @@ func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of 
 	if v.Wrong != nil {
 		c.t.Errorf("%q (seed %d): %v", g.name, seed, v.Wrong)
 	}
-	if os.Getenv("PROOF_ANSWERS") != "" {
-		c.p.Say("%q: %v %s %v", g.name, took, v.Outcome, v.Answer)
-	}
+	c.answer("%q: %v %s %v", g.name, took, v.Outcome, v.Answer)
 	c.p.SayOften("%d disks, %d in a round; the last one: %s", c.disks, of, g.name)
 }
 
@@ -193,10 +205,7 @@ func (g generator) trial(seed uint64) *trial {
 
 // mutation removes one guard of the driver after the other, and checks that a trial fails then.
 type mutation struct {
-	p       *proof.Proof
-	t       *testing.T
-	run     *harness.Run
-	bases   *bases
+	*lab
 	program string
 	all     []generator
 
@@ -249,7 +258,7 @@ func trialsOf(guards []guard) []string {
 // one runs the trials of a guard on a driver without that guard. A guard without a name stands for
 // none.
 func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
-	b, err := newBench(ctx, m.run, m.bases, m.program, map[string]string{proof.RemovedGuard: g.name})
+	b, err := m.newBench(ctx, m.program, g.name)
 	if err != nil {
 		return err
 	}
@@ -268,7 +277,7 @@ func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
 			return fmt.Errorf("the mutant with all guards, on %q: %w", name, v.Wrong)
 		case v.Wrong != nil:
 			noticed = true
-			m.say("without %q, %q: %v", g.name, name, v.Wrong)
+			m.answer("without %q, %q: %v", g.name, name, v.Wrong)
 		case g.name != "":
 			m.t.Errorf("without %q the trial %q does not fail (seed %d): %s, %v", g.name, name, seed,
 				v.Outcome, v.Answer)
@@ -280,11 +289,4 @@ func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
 		m.mu.Unlock()
 	}
 	return b.close()
-}
-
-// say prints details if PROOF_ANSWERS is set.
-func (m *mutation) say(format string, args ...any) {
-	if os.Getenv("PROOF_ANSWERS") != "" {
-		m.p.Say(format, args...)
-	}
 }

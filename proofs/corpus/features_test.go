@@ -16,7 +16,6 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
@@ -59,11 +58,8 @@ type layout struct {
 }
 
 func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
-	p := proof.New(t, "features")
-	run := harness.RunFor(t)
-	bases, err := newBases(run.Dir, p.Rand())
-	p.Fatal(err)
-	c := &tally{p: p, t: t, outcomes: map[outcome]int{}, features: true}
+	c := &tally{lab: newLab(t, "features"), outcomes: map[outcome]int{}, features: true}
+	p := c.p
 	all, rest := featureImages()
 	of := len(all) + len(rest)
 	p.Rand().Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
@@ -75,7 +71,7 @@ func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
 	case !p.Long():
 		rest = rest[:sampledImages]
 	}
-	c.round(t.Context(), run, bases, chosen(t, append(all, rest...)), p.Seed)
+	c.round(t.Context(), chosen(t, append(all, rest...)), p.Seed)
 	p.Figure("images", c.disks, "of", of, "not_made", c.notMade, "mounted", c.outcomes[mounted],
 		"refused", c.outcomes[refused], "internal", c.internal, "wrote", c.overwritten)
 	p.Bystanders.Report()
@@ -317,8 +313,7 @@ func extLayout(fs string, groups [][]string) layout {
 	}
 	bit := func(word int, value uint64) fieldValue { return fieldValue{extWords[word], value, true} }
 	return layout{tool: []string{"mke2fs", "-q", "-F", "-t", fs, "-N", "512"}, size: 64 * mib,
-		offset: kib, n: kib,
-		order: binary.LittleEndian, sum: sumExt, features: extWords, groups: groups,
+		offset: kib, n: kib, order: binary.LittleEndian, sum: sumExt, features: extWords, groups: groups,
 		structures: []string{"s_feature_compat 0x1000", "s_feature_incompat 0x2000"},
 		specials: []fieldValue{journal("s_journal_inum", 0xE0, 4, 0),
 			journal("s_journal_inum", 0xE0, 4, 12), journal("s_journal_dev", 0xE4, 4, 0x701),
@@ -358,8 +353,7 @@ func foreignParts() []generator {
 	unknown.Says = []string{"s_feature_compat: 0x40000000"}
 	return []generator{
 		across("ext4 with its journal on another disk", ext4, "s_journal_uuid: 0x",
-			"mke2fs -q -F -O journal_dev -b 4096 $2",
-			"mke2fs -q -F -t ext4 -b 4096 -J device=$2 $1"),
+			"mke2fs -q -F -O journal_dev -b 4096 $2", "mke2fs -q -F -t ext4 -b 4096 -J device=$2 $1"),
 		across("ext4 with its journal on another disk, as only a copy of its superblock shows", ext4,
 			"s_journal_uuid: 0x", "mke2fs -q -F -O journal_dev -b 4096 $2",
 			"mke2fs -q -F -t ext4 -b 4096 -J device=$2 $1 100000").then(hideJournal),

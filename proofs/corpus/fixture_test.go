@@ -145,19 +145,16 @@ func randomUUID(t *trial) string {
 // bench is a guest with a driver in it, which runs one trial after the other.
 type bench struct {
 	*proof.Bench
-	run   *harness.Run
-	bases *bases
+	*lab
 	// evidence makes the bench keep the disks of failed trials. kept reports whether there are
 	// any.
 	evidence, kept bool
 }
 
-// newBench starts a driver: the given program, or the run's driver.
-func newBench(
-	ctx context.Context, run *harness.Run, bases *bases, program string, env map[string]string,
-) (*bench, error) {
-	started, err := proof.StartBench(ctx, run, program, env)
-	return &bench{Bench: started, run: run, bases: bases}, err
+// newBench starts a driver: the run's, or a mutant without a guard.
+func (l *lab) newBench(ctx context.Context, program, guard string) (*bench, error) {
+	started, err := proof.StartBench(ctx, l.run, program, map[string]string{proof.RemovedGuard: guard})
+	return &bench{Bench: started, lab: l}, err
 }
 
 // close ends the driver and compares the bystanders. It returns an error if the driver fails.
@@ -290,9 +287,8 @@ func (g generator) and(more func(*trial)) generator {
 func (g generator) larger() generator { return g.and(func(t *trial) { t.Size += fsBytes }) }
 
 func corpus() []generator {
-	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
-		situations(), races(), formats(), regions(),
-		owners(), oddities(), identities(), grown(), tails(), descriptors(),
+	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(), situations(), races(),
+		formats(), regions(), owners(), oddities(), identities(), grown(), tails(), descriptors(),
 		foreignParts(), forged(), forgedRecords())
 }
 

@@ -18,91 +18,125 @@ type header struct {
 	// offset is the offset of the mark. A negative offset counts from the disk's end.
 	offset int64
 	mark   string
-	// names are the names that the evidence may use.
-	names []string
+	// owners are the names that the evidence may use.
+	owners string
 }
 
 // marks contains the marks by which libblkid, the kernel and programs recognize formats, with their
 // sources. blkid does not recognize all of them alone, but every such disk has an owner.
 var marks = []header{
 	// LUKS1 On-Disk Format Specification 1.2.3, 2.1; LUKS2 1.1.3, 2.1
-	{"LUKS1", 0, "LUKS\xba\xbe\x00\x01", []string{"luks"}},
-	{"LUKS2", 0, "LUKS\xba\xbe\x00\x02\x00\x00\x00\x00\x00\x00\x40\x00", []string{"luks"}},
+	{"LUKS1", 0, "LUKS\xba\xbe\x00\x01", "luks"},
+	{"LUKS2", 0, "LUKS\xba\xbe\x00\x02\x00\x00\x00\x00\x00\x00\x40\x00", "luks"},
 	// The sources are linux/md_p.h and, for formats of other vendors, mdadm and libblkid.
-	{"DDF", -512, "\xde\x11\xde\x11", []string{"ddf"}},
-	{"IMSM", -1024, "Intel Raid ISM Cfg Sig. 1.0.00", []string{"isw", "imsm"}},
-	{"Promise RAID", -63 * 512, "Promise Technology, Inc.", []string{"promise", "pdc"}},
-	{"NVIDIA RAID", -1024, "NVIDIA  \x78\x00\x00\x00\x00\x00\x00\x00", []string{"nvidia"}},
-	{"Silicon Image RAID", -512 + 0x60, "\x00\x00\x00\x2f", nil},
-	{"VIA RAID", -512, "\x55\xaa\x00\x00", nil},
-	{"LSI RAID", -512, "$XIDE$", nil},
-	{"Adaptec RAID", -512, "\x37\xfc\x4d\x1e DPTM", nil},
-	{"HighPoint RAID", 9*512 + 32, "\x5a\x7a\x33\x88", nil},
-	{"JMicron RAID", -512, "JM\x01\x00", nil},
+	{"DDF", -512, "\xde\x11\xde\x11", "ddf"},
+	{"IMSM", -1024, "Intel Raid ISM Cfg Sig. 1.0.00", "isw imsm"},
+	{"Promise RAID", -63 * 512, "Promise Technology, Inc.", "promise pdc"},
+	{"NVIDIA RAID", -1024, "NVIDIA  \x78\x00\x00\x00\x00\x00\x00\x00", "nvidia"},
+	{"Silicon Image RAID", -512 + 0x60, "\x00\x00\x00\x2f", ""},
+	{"VIA RAID", -512, "\x55\xaa\x00\x00", ""},
+	{"LSI RAID", -512, "$XIDE$", ""},
+	{"Adaptec RAID", -512, "\x37\xfc\x4d\x1e DPTM", ""},
+	{"HighPoint RAID", 9*512 + 32, "\x5a\x7a\x33\x88", ""},
+	{"JMicron RAID", -512, "JM\x01\x00", ""},
 	// linux/drivers/md/bcache: the superblock is in sector 8.
-	{"bcache", 4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", nil},
-	{"bcachefs", 4096 + 24, "\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef", nil},
+	{"bcache", 4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", ""},
+	{"bcachefs", 4096 + 24, "\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef", ""},
 	// The sources are those of Ceph, VDO, Stratis and DRBD (drbd_md.c), and the format of BitLocker.
-	{"bluestore", 0, "bluestore block device\n", []string{"bluestore"}},
-	{"VDO", 0, "dmvdo001", []string{"vdo"}},
-	{"Stratis", 512 + 4, "!Stra0tis\x86\xff\x02^\x41rh", []string{"stratis"}},
-	{"DRBD 8", -4096 + 60, "\x83\x74\x02\x6b", []string{"drbd"}},
-	{"DRBD 9", -4096 + 60, "\x83\x74\x02\x6d", []string{"drbd"}},
-	{"BitLocker", 3, "-FVE-FS-", []string{"bitlocker"}},
-	{"Oracle ASM", 32, "ORCLDISK", []string{"oracle"}},
+	{"bluestore", 0, "bluestore block device\n", "bluestore"},
+	{"VDO", 0, "dmvdo001", "vdo"},
+	{"Stratis", 512 + 4, "!Stra0tis\x86\xff\x02^\x41rh", "stratis"},
+	{"DRBD 8", -4096 + 60, "\x83\x74\x02\x6b", "drbd"},
+	{"DRBD 9", -4096 + 60, "\x83\x74\x02\x6d", "drbd"},
+	{"BitLocker", 3, "-FVE-FS-", "bitlocker"},
+	{"Oracle ASM", 32, "ORCLDISK", "oracle"},
 	// The source is libblkid/src/superblocks.
-	{"FAT16", 0x36, "FAT16   ", []string{"vfat"}},
-	{"FAT32", 0x52, "FAT32   ", []string{"vfat"}},
-	{"exFAT", 3, "EXFAT   ", []string{"exfat"}},
-	{"NTFS", 3, "NTFS    ", []string{"ntfs"}},
-	{"NTFS with only its last sector", -512 + 3, "NTFS    ", []string{"ntfs"}},
-	{"HPFS", 16 * 512, "\x49\xe8\x95\xf9", []string{"hpfs"}},
-	{"HFS+", 1024, "H+\x00\x04", []string{"hfs"}},
-	{"HFS+ with only its backup superblock", -1024, "H+\x00\x04", []string{"hfs"}},
-	{"APFS", 32, "NXSB", []string{"apfs"}},
-	{"F2FS", 1024, "\x10\x20\xf5\xf2", []string{"f2fs"}},
-	{"F2FS with only its backup superblock", 4096 + 1024, "\x10\x20\xf5\xf2", []string{"f2fs"}},
-	{"NILFS2", 1024 + 6, "\x34\x34", []string{"nilfs2"}},
-	{"NILFS2 with only its backup superblock", -4096 + 6, "\x34\x34", []string{"nilfs2"}},
-	{"ISO 9660", 0x8001, "CD001\x01", []string{"iso9660"}},
-	{"UDF", 0x8001, "BEA01\x01", []string{"udf"}},
-	{"UDF with only its anchor", 512 * kib, "\x02\x00\x02\x00", []string{"udf"}},
-	{"UDF with only its last anchor", -2048, "\x02\x00\x02\x00", []string{"udf"}},
-	{"ReiserFS", 64*kib + 0x34, "ReIsEr2Fs", []string{"reiserfs"}},
-	{"old ReiserFS", 8*kib + 0x34, "ReIsErFs", []string{"reiserfs"}},
-	{"Reiser4", 64 * kib, "ReIsEr4", []string{"reiser4"}},
-	{"JFS", 32 * kib, "JFS1", []string{"jfs"}},
-	{"GFS2", 64 * kib, "\x01\x16\x19\x70", []string{"gfs2"}},
-	{"OCFS2", 8 * kib, "OCFSV2", []string{"ocfs2"}},
-	{"UFS", 8*kib + 1372, "\x54\x19\x01\x00", []string{"ufs"}},
-	{"UFS2", 64*kib + 1372, "\x19\x01\x54\x19", []string{"ufs"}},
-	{"UFS2 far in", 256*kib + 1372, "\x19\x01\x54\x19", []string{"ufs"}},
-	{"VxFS", 1024, "\xf5\xfc\x01\xa5", []string{"vxfs"}},
-	{"XENIX", 1024 + 0x3f8, "\x44\x18\x2b\x00", nil},
-	{"minix", 1024 + 16, "\x8f\x13", []string{"minix"}},
-	{"SquashFS", 0, "hsqs", []string{"squashfs"}},
-	{"EROFS", 1024, "\xe2\xe1\xf5\xe0", []string{"erofs"}},
-	{"cramfs", 0, "\x45\x3d\xcd\x28", []string{"cramfs"}},
-	{"romfs", 0, "-rom1fs-", []string{"romfs"}},
-	{"UBI", 0, "UBI#", []string{"ubi"}},
-	{"BeFS", 512 + 32, "1SFB", []string{"befs"}},
-	{"Novell", 0x1000, "SPB5", nil},
-	{"an ext journal", 1024 + 0x38, "\x53\xef", []string{"jbd", "ext"}},
-	{"zonefs", 0, "SFOZ", []string{"zonefs"}},
+	{"FAT16", 0x36, "FAT16   ", "vfat"},
+	{"FAT32", 0x52, "FAT32   ", "vfat"},
+	{"exFAT", 3, "EXFAT   ", "exfat"},
+	{"NTFS", 3, "NTFS    ", "ntfs"},
+	{"NTFS with only its last sector", -512 + 3, "NTFS    ", "ntfs"},
+	{"HPFS", 16 * 512, "\x49\xe8\x95\xf9", "hpfs"},
+	{"HFS+", 1024, "H+\x00\x04", "hfs"},
+	{"HFS+ with only its backup superblock", -1024, "H+\x00\x04", "hfs"},
+	{"APFS", 32, "NXSB", "apfs"},
+	{"F2FS", 1024, "\x10\x20\xf5\xf2", "f2fs"},
+	{"F2FS with only its backup superblock", 4096 + 1024, "\x10\x20\xf5\xf2", "f2fs"},
+	{"NILFS2", 1024 + 6, "\x34\x34", "nilfs2"},
+	{"NILFS2 with only its backup superblock", -4096 + 6, "\x34\x34", "nilfs2"},
+	{"ISO 9660", 0x8001, "CD001\x01", "iso9660"},
+	{"UDF", 0x8001, "BEA01\x01", "udf"},
+	{"UDF with only its anchor", 512 * kib, "\x02\x00\x02\x00", "udf"},
+	{"UDF with only its last anchor", -2048, "\x02\x00\x02\x00", "udf"},
+	{"ReiserFS", 64*kib + 0x34, "ReIsEr2Fs", "reiserfs"},
+	{"old ReiserFS", 8*kib + 0x34, "ReIsErFs", "reiserfs"},
+	{"Reiser4", 64 * kib, "ReIsEr4", "reiser4"},
+	{"JFS", 32 * kib, "JFS1", "jfs"},
+	{"GFS2", 64 * kib, "\x01\x16\x19\x70", "gfs2"},
+	{"OCFS2", 8 * kib, "OCFSV2", "ocfs2"},
+	{"UFS", 8*kib + 1372, "\x54\x19\x01\x00", "ufs"},
+	{"UFS2", 64*kib + 1372, "\x19\x01\x54\x19", "ufs"},
+	{"UFS2 far in", 256*kib + 1372, "\x19\x01\x54\x19", "ufs"},
+	{"VxFS", 1024, "\xf5\xfc\x01\xa5", "vxfs"},
+	{"XENIX", 1024 + 0x3f8, "\x44\x18\x2b\x00", ""},
+	{"minix", 1024 + 16, "\x8f\x13", "minix"},
+	{"SquashFS", 0, "hsqs", "squashfs"},
+	{"EROFS", 1024, "\xe2\xe1\xf5\xe0", "erofs"},
+	{"cramfs", 0, "\x45\x3d\xcd\x28", "cramfs"},
+	{"romfs", 0, "-rom1fs-", "romfs"},
+	{"UBI", 0, "UBI#", "ubi"},
+	{"BeFS", 512 + 32, "1SFB", "befs"},
+	{"Novell", 0x1000, "SPB5", ""},
+	{"an ext journal", 1024 + 0x38, "\x53\xef", "jbd ext"},
+	{"zonefs", 0, "SFOZ", "zonefs"},
 	// VMware: the volume's header is at 1 MiB, the filesystem's at 2 MiB.
-	{"VMFS volume", mib, "\x0d\xd0\x01\xc0", []string{"vmfs"}},
-	{"VMFS", 2 * mib, "\x5e\xf1\xab\x2f", []string{"vmfs"}},
+	{"VMFS volume", mib, "\x0d\xd0\x01\xc0", "vmfs"},
+	{"VMFS", 2 * mib, "\x5e\xf1\xab\x2f", "vmfs"},
 }
 
-// headers returns disks that are blank except for such a mark.
-func headers() []generator {
-	var all []generator
-	for _, m := range marks {
-		all = append(all, marked("the mark of "+m.name, m.names, func(im *image) {
-			im.write(m.offset, []byte(m.mark)...)
-		}))
+// headers returns disks that are blank except for the mark of one format.
+func headers() (all []generator) {
+	add := func(name, owners string, fill func(im *image)) {
+		all = append(all, marked(name, strings.Fields(owners), fill))
 	}
-	return slices.Concat(all, swaps(), luksCopies(), zfsLabels(), mdMembers(), lvm())
+	for _, m := range marks {
+		add("the mark of "+m.name, m.owners, func(im *image) { im.write(m.offset, []byte(m.mark)...) })
+	}
+	// Linux has several page sizes. The mark of a swap area is at the end of the first page
+	// (mkswap(8)).
+	for _, page := range []int64{4, 8, 16, 32, 64} {
+		add(fmt.Sprintf("swap with pages of %d KiB", page), "swap", func(im *image) {
+			im.tool("mkswap", "--quiet", fmt.Sprintf("--pagesize=%d", page*kib))
+		})
+		add(fmt.Sprintf("a hibernated system with pages of %d KiB", page), "", func(im *image) {
+			im.write(page*kib-10, []byte("S1SUSPEND\x00")...)
+		})
+	}
+	// The second header of LUKS2 begins at the end of the first header's area.
+	for offset := 16 * kib; offset <= 4*mib; offset *= 2 {
+		add(fmt.Sprintf("LUKS2 with only its second header, at %d KiB", offset/kib), "luks",
+			func(im *image) { im.write(offset, []byte("SKUL\xba\xbe\x00\x02")...) })
+	}
+	// The label of a physical volume of LVM may be in any of the first four sectors
+	// (lib/label/label.h).
+	for sector := range int64(4) {
+		add(fmt.Sprintf("an LVM physical volume, its label in sector %d", sector), "lvm",
+			func(im *image) { im.write(sector*512, lvmLabel(sector)...) })
+	}
+	add("ZFS", "zfs", func(im *image) {
+		for number := range int64(4) {
+			zfsLabel(im, number)
+		}
+	})
+	for number := range int64(4) {
+		add(fmt.Sprintf("ZFS with only label %d", number), "zfs",
+			func(im *image) { zfsLabel(im, number) })
+	}
+	odd := marked("ZFS on an odd size, with only its last label", []string{"zfs"},
+		func(im *image) { zfsLabel(im, 3) }).and(func(t *trial) {
+		t.Size += 512 * (1 + t.Rand.Int64N(256*kib/512-1))
+	})
+	return slices.Concat(all, []generator{odd}, mdMembers())
 }
 
 func marked(name string, names []string, fill func(im *image)) generator {
@@ -110,32 +144,6 @@ func marked(name string, names []string, fill func(im *image)) generator {
 		t.Fill = fill
 		t.Want = foreign(names...)
 	}}
-}
-
-// swaps returns swap areas, one for each page size of Linux. The mark is at the end of the first
-// page (mkswap(8)).
-func swaps() []generator {
-	var all []generator
-	for _, page := range []int64{4, 8, 16, 32, 64} {
-		all = append(all, marked(fmt.Sprintf("swap with pages of %d KiB", page), []string{"swap"},
-			func(im *image) { im.tool("mkswap", "--quiet", fmt.Sprintf("--pagesize=%d", page*kib)) }))
-		all = append(all, marked(fmt.Sprintf("a hibernated system with pages of %d KiB", page), nil,
-			func(im *image) { im.write(page*kib-10, []byte("S1SUSPEND\x00")...) }))
-	}
-	return all
-}
-
-// luksCopies returns disks with only the second header of LUKS2, which begins at the end of
-// the first header's area.
-func luksCopies() []generator {
-	var all []generator
-	for offset := 16 * kib; offset <= 4*mib; offset *= 2 {
-		name := fmt.Sprintf("LUKS2 with only its second header, at %d KiB", offset/kib)
-		all = append(all, marked(name, []string{"luks"}, func(im *image) {
-			im.write(offset, []byte("SKUL\xba\xbe\x00\x02")...)
-		}))
-	}
-	return all
 }
 
 // zfsLabel writes one of the four labels of a pool's member (ZFS On-Disk Specification, 1.2):
@@ -154,24 +162,6 @@ func zfsLabel(im *image, number int64) {
 	for i := range int64(8) {
 		im.write(at+128*kib+i*1024, uberblock...)
 	}
-}
-
-func zfsLabels() []generator {
-	all := []generator{marked("ZFS", []string{"zfs"}, func(im *image) {
-		for number := range int64(4) {
-			zfsLabel(im, number)
-		}
-	})}
-	for number := range int64(4) {
-		all = append(all, marked(fmt.Sprintf("ZFS with only label %d", number),
-			[]string{"zfs"}, func(im *image) { zfsLabel(im, number) }))
-	}
-	return append(all, generator{"ZFS on an odd size, with only its last label",
-		func(t *trial) {
-			t.Size += 512 * (1 + t.Rand.Int64N(256*kib/512-1))
-			t.Fill = func(im *image) { zfsLabel(im, 3) }
-			t.Want = foreign("zfs")
-		}})
 }
 
 // mdSuperblock returns the superblock of a member of a Linux RAID (linux/md_p.h), of version
@@ -237,22 +227,15 @@ func mdChecksum(b []byte) uint32 {
 	return uint32(sum) + uint32(sum>>32)
 }
 
-// lvm returns physical volumes. The label may be in any of the first four sectors
-// (lib/label/label.h).
-func lvm() []generator {
-	var all []generator
-	for sector := range int64(4) {
-		label := make([]byte, 512)
-		copy(label, "LABELONE")
-		le.PutUint64(label[8:], uint64(sector))
-		le.PutUint32(label[20:], 32)
-		copy(label[24:], "LVM2 001")
-		copy(label[32:], hex.EncodeToString([]byte("a volume's UUID.")))
-		le.PutUint32(label[16:], ^crc32.Update(^uint32(0xf597a6cf), crc32.IEEETable, label[20:]))
-		all = append(all, marked(fmt.Sprintf("an LVM physical volume, its label in sector %d", sector),
-			[]string{"lvm"}, func(im *image) { im.write(sector*512, label...) }))
-	}
-	return all
+func lvmLabel(sector int64) []byte {
+	label := make([]byte, 512)
+	copy(label, "LABELONE")
+	le.PutUint64(label[8:], uint64(sector))
+	le.PutUint32(label[20:], 32)
+	copy(label[24:], "LVM2 001")
+	copy(label[32:], hex.EncodeToString([]byte("a volume's UUID.")))
+	le.PutUint32(label[16:], ^crc32.Update(^uint32(0xf597a6cf), crc32.IEEETable, label[20:]))
+	return label
 }
 
 var (
@@ -313,8 +296,7 @@ func (im *image) gpt(block int64, protective, primary, backup bool) {
 	}
 	if backup {
 		im.write(int64(blocks-1-arrayBlocks)*block, array...)
-		im.write(int64(blocks-1)*block, gptHeader(blocks-1, 1, blocks, blocks-1-arrayBlocks,
-			array)...)
+		im.write(int64(blocks-1)*block, gptHeader(blocks-1, 1, blocks, blocks-1-arrayBlocks, array)...)
 	}
 }
 

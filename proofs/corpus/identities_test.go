@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
@@ -56,8 +55,7 @@ func identities() []generator {
 	var all []generator
 	other, identified := (*fixture).expectOther, func(t *trial) { t.Check = (*fixture).hasExpected }
 	for _, fs := range ours {
-		all = append(all,
-			with(fs+" of another volume", fs, refuse(wrongFilesystem), nil, other),
+		all = append(all, with(fs+" of another volume", fs, refuse(wrongFilesystem), nil, other),
 			with(fs+" of another volume, on a larger disk", fs, refuse(wrongFilesystem), nil,
 				other).larger(),
 			with(fs+" of this volume", fs, isMounted, nil, (*fixture).expectFound),
@@ -146,8 +144,7 @@ func disputed() []generator {
 
 // forgeGrowth writes a record of a growth of this volume's filesystem to its place on the disk.
 func (f *fixture) forgeGrowth() {
-	f.poke(proof.GrowthSlots(f.image.Size)[0],
-		f.forgery().GrowthRecord(f.image.Size, 0, true)...)
+	f.poke(proof.GrowthSlots(f.image.Size)[0], f.forgery().GrowthRecord(f.image.Size, 0, true)...)
 }
 
 // owners returns disks with more than one format, or whose format only a part of the driver's
@@ -329,14 +326,13 @@ func forgedRecords() []generator {
 
 // noticesHarm checks that a trial fails if a tool of the driver writes to a bystander, or if
 // another program changes a file of forged records.
-func noticesHarm(ctx context.Context, t *testing.T, p *proof.Proof, run *harness.Run,
-	bases *bases) {
-	t.Helper()
-	b, err := newBench(ctx, run, bases, "", nil)
+func (l *lab) noticesHarm(ctx context.Context) {
+	l.t.Helper()
+	b, err := l.newBench(ctx, "", "")
 	if err == nil {
 		err = b.AddBystanders(ctx, proof.Journal, &proof.Invariant{})
 	}
-	p.Fatal(err)
+	l.p.Fatal(err)
 	for _, g := range []generator{
 		{"a bystander that is written to", func(t *trial) {
 			t.Set = func(f *fixture) {
@@ -350,8 +346,8 @@ func noticesHarm(ctx context.Context, t *testing.T, p *proof.Proof, run *harness
 	} {
 		v, err := b.try(ctx, g.trial(1))
 		if err != nil || v.Wrong == nil {
-			t.Errorf("%s was not noticed: %s, %v, %v", g.name, v.Outcome, v.Answer, err)
+			l.t.Errorf("%s was not noticed: %s, %v, %v", g.name, v.Outcome, v.Answer, err)
 		}
 	}
-	p.Error(b.close())
+	l.p.Error(b.close())
 }

@@ -149,20 +149,15 @@ type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards made, which maps a description of a filesystem to its file.
+	// mu guards made, which maps a description of a filesystem to a function that makes its file at
+	// the first call.
 	mu   sync.Mutex
-	made map[string]*base
-}
-
-type base struct {
-	once sync.Once
-	path string
-	err  error
+	made map[string]func() (path string, err error)
 }
 
 func newBases(dir string, r *rand.Rand) (*bases, error) {
 	b := &bases{dir: filepath.Join(dir, "bases"), payload: randomBytes(r, 192*kib),
-		made: map[string]*base{}}
+		made: map[string]func() (string, error){}}
 	proto := fmt.Sprintf("/\n0 0\nd--755 0 0\n%s ---600 0 0 %s\n$\n", payloadName,
 		filepath.Join(b.root(), payloadName))
 	return b, errors.Join(os.MkdirAll(b.root(), 0o755),
@@ -179,20 +174,20 @@ func (b *bases) proto() string { return filepath.Join(b.dir, "proto") }
 func (b *bases) get(key string, size int64, fill func(*image)) (path string) {
 	key = fmt.Sprintf("%s of %d bytes", key, size)
 	b.mu.Lock()
-	one := b.made[key]
-	if one == nil {
-		one = &base{path: filepath.Join(b.dir, fmt.Sprintf("base-%d", len(b.made)))}
-		b.made[key] = one
+	file := b.made[key]
+	if file == nil {
+		path := filepath.Join(b.dir, fmt.Sprintf("base-%d", len(b.made)))
+		file = sync.OnceValues(func() (_ string, err error) {
+			defer harness.Catch(&err)
+			im := newImage(path, size)
+			im.bases = b
+			fill(im)
+			return path, nil
+		})
+		b.made[key] = file
 	}
 	b.mu.Unlock()
-	one.once.Do(func() {
-		defer harness.Catch(&one.err)
-		im := newImage(one.path, size)
-		im.bases = b
-		fill(im)
-	})
-	harness.Must(one.err)
-	return one.path
+	return harness.Got(file())
 }
 
 // verdict is the result of a trial.

@@ -96,8 +96,7 @@ func ownFormats() []generator {
 		again("an own format for "+fs+" that had ended without a record of its end", fs,
 			(*fixture).formatted)
 		for i := range 3 {
-			again(fmt.Sprintf("an own format for %s, partly written, %d", fs, i+1), fs,
-				(*fixture).someOfIt)
+			again(fmt.Sprintf("an own format for %s, partly written, %d", fs, i+1), fs, (*fixture).someOfIt)
 		}
 	}
 	again("an own format for btrfs with little more than the superblock", btrfs,
@@ -282,48 +281,45 @@ func (f *fixture) used(workload func()) {
 
 // marksThen returns a disk with the marks of this volume's unfinished format, which set then
 // changes.
-func marksThen(name string, w want, set func(f *fixture, mark []piece)) generator {
-	return situation(name, w, func(f *fixture) { set(f, f.learnMark()) })
+func marksThen(name string, w want, set func(f *fixture)) generator {
+	return situation("an unfinished format "+name, w, func(f *fixture) {
+		f.learnMark()
+		set(f)
+	})
 }
 
 // foreignFormats returns disks with marks of another volume or disk, or with invalid marks.
-func foreignFormats() []generator {
-	var all []generator
-	no := func(name string, set func(f *fixture, mark []piece)) {
-		all = append(all, marksThen("an unfinished format "+name, foreign("unfinished", "mark"), set))
+func foreignFormats() (all []generator) {
+	no := func(name string, set func(f *fixture)) {
+		all = append(all, marksThen(name, foreign("unfinished", "mark"), set))
 	}
-	no("of another volume", func(f *fixture, _ []piece) {
-		f.VolumeID = randomUUID(f.trial)
-	})
-	no("of another disk", func(f *fixture, _ []piece) {
+	no("of another volume", func(f *fixture) { f.VolumeID = randomUUID(f.trial) })
+	no("of another disk", func(f *fixture) {
 		f.DiskName = fmt.Sprintf("csi-%016x", f.Rand.Uint64())
 		f.Publish["diskName"] = f.DiskName
 		f.attribute("device/serial", f.DiskName+"\n")
 	})
-	no("with one mark of another volume", func(f *fixture, mark []piece) {
+	no("with one mark of another volume", func(f *fixture) {
 		other := f.forgery()
 		other.Volume = randomUUID(f.trial)
-		f.poke(mark[len(mark)-1].offset, other.FormatRecord(f.image.Size)...)
+		f.poke(f.mark[len(f.mark)-1].offset, other.FormatRecord(f.image.Size)...)
 	})
 	for i := range 4 {
-		no(fmt.Sprintf("whose marks are damaged %d", i+1),
-			func(f *fixture, mark []piece) {
-				used := len(bytes.TrimRight(mark[0].bytes, "\x00"))
-				at := f.Rand.IntN(used)
-				for n := range mark {
-					mark[n].bytes[at] ^= byte(1 << f.Rand.IntN(8))
-				}
-				f.pokeAll(mark)
-			})
+		no(fmt.Sprintf("whose marks are damaged %d", i+1), func(f *fixture) {
+			at := f.Rand.IntN(len(bytes.TrimRight(f.mark[0].bytes, "\x00")))
+			for _, p := range f.mark {
+				p.bytes[at] ^= byte(1 << f.Rand.IntN(8))
+			}
+			f.pokeAll(f.mark)
+		})
 	}
 	for _, forgery := range forgeries {
-		no("whose marks "+forgery.name,
-			func(f *fixture, mark []piece) {
-				for _, p := range mark {
-					forgery.forge(p.bytes)
-				}
-				f.pokeAll(mark)
-			})
+		no("whose marks "+forgery.name, func(f *fixture) {
+			for _, p := range f.mark {
+				forgery.forge(p.bytes)
+			}
+			f.pokeAll(f.mark)
+		})
 	}
 	return all
 }
@@ -354,39 +350,30 @@ func sumUp(b []byte) {
 // takenFormats returns disks with the driver's own unfinished format that must not be repeated,
 // mostly because another program has written to the disk since.
 func takenFormats() []generator {
-	var all []generator
-	no := func(name string, w want, set func(f *fixture, mark []piece)) {
-		all = append(all, marksThen("an unfinished format "+name, w, set))
-	}
-	all = append(all, marksThen("an unfinished format on a disk where Ceph has put a label",
-		foreign("ceph"), func(f *fixture, _ []piece) {
-			// blkid reads only the first label of Ceph, and not this copy.
-			f.poke(gib, []byte("bluestore block device\n")...)
-		}).and(func(t *trial) { t.Size = gib + smallest }))
-	blkid := func(what, found string) func(*fixture, []piece) {
-		return func(f *fixture, _ []piece) {
+	blkid := func(what, found string) func(*fixture) {
+		return func(f *fixture) {
 			f.wrap("blkid", "echo "+what+"="+found)
 			f.poke(8*kib, []byte("what only blkid understands")...)
 		}
 	}
-	no("on a disk on which blkid finds something", foreign("somebodys_volume"),
-		blkid("TYPE", "somebodys_volume"))
-	no("on a disk on which blkid finds a table", foreign("sometable"), blkid("PTTYPE", "sometable"))
-	no("on a disk that is read-only now", refuse(readOnly),
-		func(f *fixture, _ []piece) { f.replaceLoop(true) })
-	no("on a disk that a program has opened", refuse(held),
-		func(f *fixture, _ []piece) { f.hold() })
-	no("of a volume of unknown size", refuse(sizeMissing),
-		func(f *fixture, _ []piece) { f.forgetSize() })
-	no("under a LUKS header", foreign("luks"), func(f *fixture, _ []piece) {
-		f.poke(0, []byte("LUKS\xba\xbe\x00\x02")...)
-	})
-	no("under a GPT", foreign("gpt"), func(f *fixture, _ []piece) {
-		f.image.gpt(512, true, true, true)
-	})
-	no("that cannot be read to its end", refuse(unreadable),
-		func(f *fixture, _ []piece) {
-			f.image.cut(f.image.Size - mib)
-		})
-	return all
+	return []generator{
+		marksThen("on a disk where Ceph has put a label", foreign("ceph"), func(f *fixture) {
+			// blkid reads only the first label of Ceph, and not this copy.
+			f.poke(gib, []byte("bluestore block device\n")...)
+		}).and(func(t *trial) { t.Size = gib + smallest }),
+		marksThen("on a disk on which blkid finds something", foreign("somebodys_volume"),
+			blkid("TYPE", "somebodys_volume")),
+		marksThen("on a disk on which blkid finds a table", foreign("sometable"),
+			blkid("PTTYPE", "sometable")),
+		marksThen("on a disk that is read-only now", refuse(readOnly),
+			func(f *fixture) { f.replaceLoop(true) }),
+		marksThen("on a disk that a program has opened", refuse(held), (*fixture).hold),
+		marksThen("of a volume of unknown size", refuse(sizeMissing), (*fixture).forgetSize),
+		marksThen("under a LUKS header", foreign("luks"), func(f *fixture) {
+			f.poke(0, []byte("LUKS\xba\xbe\x00\x02")...)
+		}),
+		marksThen("under a GPT", foreign("gpt"), func(f *fixture) { f.image.gpt(512, true, true, true) }),
+		marksThen("that cannot be read to its end", refuse(unreadable),
+			func(f *fixture) { f.image.cut(f.image.Size - mib) }),
+	}
 }

@@ -150,8 +150,7 @@ done </proc/self/mountinfo
 mount -t ext4 "$0" "$1"
 echo mounted
 read -r _`, f.loop.Path, f.aside(), f.bench.run.Dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS,
-		Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	in, err1 := cmd.StdinPipe()
 	out, err2 := cmd.StdoutPipe()
 	harness.Must(errors.Join(err1, err2, cmd.Start()))

@@ -370,7 +370,5 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 var effects = []string{"failed nodes", "failed pods", "failed poddisruptionbudgets",
 	"failed persistentvolumes", "failed volumeattachments", "failed csinodes", "failed stop",
 	"failed start", "failed view", "late request", "started, stopped late", "within a round",
-	"node deleted in an operation",
-	"hidden instance asked for", "destroyed instance asked for", "fenced", "unfenced", "freed",
-	"started by a program", "attach only",
-	"no API server after a stop"}
+	"node deleted in an operation", "hidden instance asked for", "destroyed instance asked for",
+	"fenced", "unfenced", "freed", "started by a program", "attach only", "no API server after a stop"}

@@ -298,8 +298,7 @@ func onNewDisk(ctx context.Context, b *bench, access string, r *rand.Rand,
 	defer func() { err = errors.Join(err, place.hide()) }()
 	defer harness.Catch(&err)
 	harness.Must(err)
-	rec := &recorder{recording: life, place: place, disk: disk, rand: r,
-		loose: map[string]promise{}}
+	rec := &recorder{recording: life, place: place, disk: disk, rand: r, loose: map[string]promise{}}
 	rec.stage(ctx)
 	if access != raw {
 		rec.writeNew("before")

@@ -163,8 +163,7 @@ type guardTrials struct {
 
 // remove checks that a missing flush is noticed.
 func (g *guardTrials) remove(whole *bench, f flush) {
-	b, err := newBench(g.t.Context(), g.run, g.program,
-		map[string]string{proof.RemovedGuard: f.Name})
+	b, err := newBench(g.t.Context(), g.run, g.program, map[string]string{proof.RemovedGuard: f.Name})
 	if err != nil {
 		g.t.Error(err)
 		return

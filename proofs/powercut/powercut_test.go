@@ -173,8 +173,7 @@ func (c *count) check(ctx context.Context, images []image, seed uint64) {
 }
 
 // note counts the result of an image, and saves an image with a fault.
-func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed error,
-	seed uint64) {
+func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed error, seed uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.images++

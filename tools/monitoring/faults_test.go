@@ -139,8 +139,7 @@ type fault struct {
 
 func TestEachAlertFiresInItsFaultAndInNoOther(t *testing.T) {
 	wanted := map[string]bool{}
-	for _, f := range slices.Concat(quiet, rackFaults, volumeFaults, processFaults,
-		keeperFaults) {
+	for _, f := range slices.Concat(quiet, loud) {
 		t.Run(f.name, func(t *testing.T) {
 			all := healthy()
 			for _, p := range f.missing {
@@ -218,12 +217,11 @@ var quiet = []fault{
 	}},
 	{name: "an update that replaces the controllers", differ: series{
 		leader.of("up"): endsAt40,
-		leader.of("oxide_csi_build_info", "version", "v1"): endsAt40,
-		leader.of("oxide_csi_rack_up"):                     endsAt40,
-		target("new").of("up"):                             beginsAt40,
-		target("new").of("oxide_csi_rack_up"):              beginsAt40,
-		target("new").of("oxide_csi_build_info", "version", "v2"): fmt.Sprintf("_x39 1x%d",
-			samples-40),
+		leader.of("oxide_csi_build_info", "version", "v1"):        endsAt40,
+		leader.of("oxide_csi_rack_up"):                            endsAt40,
+		target("new").of("up"):                                    beginsAt40,
+		target("new").of("oxide_csi_rack_up"):                     beginsAt40,
+		target("new").of("oxide_csi_build_info", "version", "v2"): fmt.Sprintf("_x39 1x%d", samples-40),
 	}},
 	{name: "single problems of the node keeper", differ: series{
 		keeper.problems("Starting"):                     fmt.Sprintf("_x39 1x%d", samples-41),
@@ -251,7 +249,8 @@ var quiet = []fault{
 	}},
 }
 
-var rackFaults = []fault{
+// loud lists the faults of the rack, of volumes, of the driver and of the node keeper.
+var loud = []fault{
 	{name: "the rack is unreachable", want: []string{"OxideCSIRackDown"}, differ: series{
 		leader.of("oxide_csi_rack_up"):                             change(1, 0, 40),
 		standby.of("oxide_csi_rack_up"):                            change(1, 0, 40),
@@ -288,9 +287,6 @@ var rackFaults = []fault{
 		differ: series{leader.failed("CreateVolume", "RackFull"): eachMinute}},
 	{name: "a node has all its disks", want: []string{"OxideCSINodeFull"},
 		differ: series{nodeA.of("oxide_csi_node_disks"): always(12)}},
-}
-
-var volumeFaults = []fault{
 	{name: "a disk is not blank", want: []string{"OxideCSIDiskRefused"},
 		differ: series{nodeA.failed("NodeStageVolume", "DiskNotBlank"): slowly}},
 	{name: "a filesystem needs a repair", want: []string{"OxideCSIFilesystemDamaged"},
@@ -319,9 +315,6 @@ var volumeFaults = []fault{
 			nodeA.of("oxide_csi_calls_in_flight"):               change(0, 1, 40),
 			nodeA.failed("NodeStageVolume", "OperationPending"): slowly,
 		}},
-}
-
-var processFaults = []fault{
 	{name: "the driver of a node does not answer", want: []string{"OxideCSIDriverDown"},
 		missing: []target{nodeB}, differ: series{nodeB.of("up"): always0}},
 	{name: "all targets of a job do not answer", want: []string{"OxideCSIDriverDown"}, differ: series{
@@ -336,9 +329,6 @@ var processFaults = []fault{
 			leader.of("up"):  always0,
 			standby.of("up"): always0,
 		}},
-}
-
-var keeperFaults = []fault{
 	{name: "an instance does not start", want: []string{"OxideCSIInstanceNotStarted"},
 		differ: series{keeper.problems("Starting"): "_x39 " + fiveMinutely}},
 	{name: "an attachment waits for longer than a day", interval: 20 * time.Minute,

@@ -81,8 +81,7 @@ func (r *release) images(ctx context.Context) {
 		dir := filepath.Join(layouts, t.image)
 		for _, arch := range r.Arch {
 			args := []string{"build", "--isolation", "chroot", "--format", "oci", "--quiet",
-				"--disable-compression=false",
-				"--platform", "linux/" + arch, "--timestamp", r.seconds(),
+				"--disable-compression=false", "--platform", "linux/" + arch, "--timestamp", r.seconds(),
 				"--target", t.stage, "--tag", "oci:" + dir + ":" + arch,
 				"--build-arg", "VERSION=" + r.Version, "--build-arg", "REVISION=" + r.revision}
 			if base != "" {
