@@ -263,27 +263,21 @@ func TestKeeperBootsAMachineForAColdAttach(t *testing.T) {
 	}
 	p := proof.New(t, "vm-cold-attach")
 	l, ctx := newLab(t, p), t.Context()
-	must := func(err error) {
-		t.Helper()
-		must(t, err)
-	}
-	must(l.rack.Admin.Switch(ctx, map[string]any{"hotplug": "none"}))
-	n := l.nodes[0]
-	var failed error // of a step of the life
-	defer func() { must(failed) }()
+	var failed error // of a step
+	defer func() { must(t, failed) }()
 	defer harness.Catch(&failed)
+	harness.Must(l.rack.Admin.Switch(ctx, map[string]any{"hotplug": "none"}))
+	n := l.nodes[0]
 	v := l.newLife(ctx, plan{kind: "ext4"}, "")
 	const bootID = "cat /proc/sys/kernel/random/boot_id"
-	before, err := n.run(ctx, nil, bootID)
-	must(err)
+	before := harness.Got(n.run(ctx, nil, bootID))
 
 	api := keepertest.Serve(t, time.Now)
 	kube, _ := api.Client("keeper")
-	client, err := keeper.Connect(kube, "keeper")
-	must(err)
+	client := harness.Got(keeper.Connect(kube, "keeper"))
 	racks, closeIdle, err := rack.New(rack.Options{Host: l.rack.URL, Project: l.rack.Project},
 		&rack.Transport{Tokens: &rack.TokenSource{Fixed: l.rack.Token}})
-	must(err)
+	harness.Must(err)
 	defer closeIdle()
 	k := &keeper.Keeper{Config: keeper.Defaults(), Kubernetes: client, Rack: racks,
 		Namespace: "oxide", Log: slog.New(slog.DiscardHandler), Metrics: keeper.NewMetrics()}
@@ -313,17 +307,16 @@ func TestKeeperBootsAMachineForAColdAttach(t *testing.T) {
 			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &data}}})
 
 	attached, stops, up := false, 0, true
-	must(harness.Await(ctx, 2*bootTime, func() error {
-		instance, err := l.rack.Client.InstanceView(ctx,
-			oxide.InstanceViewParams{Instance: oxide.NameOrId(n.ID)})
-		must(err)
+	harness.Must(harness.Await(ctx, 2*bootTime, func() error {
+		instance := harness.Got(l.rack.Client.InstanceView(ctx,
+			oxide.InstanceViewParams{Instance: oxide.NameOrId(n.ID)}))
 		runs := instance.RunState == oxide.InstanceStateRunning
 		if up && !runs {
 			stops++
 			n.sever()
 		}
 		if !up && runs {
-			must(n.connect(ctx)) // kubelet reports when the guest has booted
+			harness.Must(n.connect(ctx)) // kubelet reports when the guest has booted
 		}
 		up = runs
 		keepertest.Edit(api, "", n.Name, func(o *corev1.Node) {
@@ -356,15 +349,14 @@ func TestKeeperBootsAMachineForAColdAttach(t *testing.T) {
 	}))
 	v.makeDirs(ctx, n)
 	for _, what := range []string{"stage", "publish", "write"} {
-		must(v.call(what, n)(ctx))
+		harness.Must(v.call(what, n)(ctx))
 	}
 	v.verify(ctx, n)
-	after, err := n.run(ctx, nil, bootID)
-	must(err)
+	after := harness.Got(n.run(ctx, nil, bootID))
 	if stops != 1 || string(after) == string(before) {
 		t.Errorf("the machine was stopped %d times, its boots are %s and %s", stops, before, after)
 	}
-	must(v.at.Remove(ctx, n.node()))
+	harness.Must(v.at.Remove(ctx, n.node()))
 	p.Figure("stops", stops, "blocks_compared", v.compared, "bytes_lost", v.lost)
 }
 
