@@ -16,7 +16,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -59,8 +58,7 @@ func TestListVolumesShowsThisClustersVolumes(t *testing.T) { // D-69, LV-5
 		racktest.OK("GET /v1/instances", pageOf("")),
 		racktest.OK(listDisks, pageOf("")),
 	)
-	answer, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	must(t, err)
+	answer := csitest.Got(c.ListVolumes(t.Context(), &csi.ListVolumesRequest{}))(t)
 	want := []string{racktest.Numbered(1), racktest.Numbered(2), racktest.Numbered(6),
 		racktest.Numbered(8), racktest.Numbered(9), racktest.Numbered(10), racktest.Numbered(11)}
 	if diff := cmp.Diff(want, volumeIDs(answer)); diff != "" {
@@ -91,29 +89,22 @@ func TestEveryCallDescribesAVolumeAlike(t *testing.T) { // B-6, GV-3
 		pageOf("", restored("detached"))), racktest.OK(racktest.ViewDisk, restored(here)))
 	c.Topology = rackA
 	r := creating(parameter("mkfsOptions", "reservedPercent=0"), restoring)
-	made, err := c.CreateVolume(t.Context(), r)
-	must(t, err)
+	made := csitest.Got(c.CreateVolume(t.Context(), r))(t)
 	list, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	if err != nil || len(list.GetEntries()) != 1 {
 		t.Fatalf("got %v, %v", list, err)
 	}
 	csitest.SameMessage(t, list.GetEntries()[0].GetVolume(), made.GetVolume())
-	got, err := c.ControllerGetVolume(t.Context(),
-		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
-	must(t, err)
-	csitest.SameMessage(t, got, &csi.ControllerGetVolumeResponse{Volume: made.GetVolume(), // GV-3
-		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{
-			PublishedNodeIds: []string{racktest.Instance},
-		}})
+	csitest.SameMessage(t, csitest.Got(c.ControllerGetVolume(t.Context(), getStep))(t),
+		&csi.ControllerGetVolumeResponse{Volume: made.GetVolume(), // GV-3
+			Status: &csi.ControllerGetVolumeResponse_VolumeStatus{
+				PublishedNodeIds: []string{racktest.Instance}}})
 }
 
 func TestUnknownVolumes(t *testing.T) { // GV-2, VH-4
-	_, err := rackThat(t, noDisk).ControllerGetVolume(t.Context(),
-		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
-	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
-	_, err = rackThat(t, noDisk).ControllerGetVolumeHealth(t.Context(),
-		&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
-	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
+	for _, request := range []proto.Message{getStep, healthStep} {
+		fails(csierr.VolumeNotFound)(t, scripted(t, request, noDisk))
+	}
 }
 
 func TestPagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3, LV-4
@@ -139,52 +130,48 @@ func TestBadPages(t *testing.T) { // LV-1, LV-2, LS-1, LS-2, VH-2
 	for _, request := range []proto.Message{&csi.ListVolumesRequest{MaxEntries: -1},
 		&csi.ListSnapshotsRequest{MaxEntries: -1},
 		&csi.ControllerListVolumeHealthRequest{MaxEntries: -1}} {
-		csitest.Want(t, csitest.Call(t.Context(), c, request), codes.InvalidArgument, csierr.FieldInvalid)
+		fails(csierr.FieldInvalid)(t, csitest.Call(t.Context(), c, request))
 	}
 	for _, token := range []string{"invalid-token", strings.ToUpper(racktest.Disk), "7",
 		strings.Repeat("x", 500)} {
 		for _, request := range []proto.Message{&csi.ListVolumesRequest{StartingToken: token},
 			&csi.ListSnapshotsRequest{StartingToken: token},
 			&csi.ControllerListVolumeHealthRequest{StartingToken: token}} {
-			csitest.Want(t, csitest.Call(t.Context(), c, request), codes.Aborted,
-				csierr.StartingTokenInvalid)
+			fails(csierr.StartingTokenInvalid)(t, csitest.Call(t.Context(), c, request))
 		}
 	}
 }
 
 func TestAListIsCompleteOrAnError(t *testing.T) {
-	down := later
-	_, err := rackThat(t, racktest.OK(listDisks, pageOf("p", listed(1, "detached"))),
-		down.To(listDisks)).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
-	_, err = rackThat(t, racktest.OK(listDisks, pageOf("p", listed(1, here, with("description", "")))),
-		down.To("GET /v1/instances")).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
+	scriptedCalls{
+		{"the second page fails", script{racktest.OK(listDisks, pageOf("p", listed(1, "detached"))),
+			later.To(listDisks)}, fails(csierr.RackUnavailable)},
+		{"the boot disks are unknown", script{racktest.OK(listDisks, pageOf("p", listed(1, here,
+			with("description", "")))), later.To("GET /v1/instances")}, fails(csierr.RackUnavailable)},
+	}.try(t, &csi.ListVolumesRequest{}, nil)
 }
 
 func TestOnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-6, VH-5
 	c := rackThat(t, racktest.OK(listDisks, pageOf("", listed(1, "detached"), listed(2, "faulted"),
 		listed(3, "maintenance"), listed(4, "creating"), listed(5, here), listed(6, "import_ready"),
 		listed(7, "faulted"))))
-	answer, err := c.ControllerListVolumeHealth(t.Context(),
-		&csi.ControllerListVolumeHealthRequest{MaxEntries: 1})
-	must(t, err)
+	answer := csitest.Got(c.ControllerListVolumeHealth(t.Context(),
+		&csi.ControllerListVolumeHealthRequest{MaxEntries: 1}))(t)
 	ill := &csi.VolumeHealth{VolumeId: racktest.Numbered(2),
 		HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{{
 			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "DiskFaulted",
 			Message: "the rack reports the disk " + volume.DiskName("blue", "pvc-2") + " as faulted"}}}
 	csitest.SameMessage(t, answer, &csi.ControllerListVolumeHealthResponse{
 		Entries: []*csi.VolumeHealth{ill}, NextToken: racktest.Numbered(2)})
-	alone, err := rackThat(t, shown("faulted")).ControllerGetVolumeHealth(t.Context(),
-		&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
-	if s := alone.GetVolumeHealth().GetHealthStatuses(); err != nil || len(s) != 1 ||
-		s[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE || s[0].GetReason() != "DiskFaulted" {
-		t.Errorf("VH-6: a faulted disk alone: %v, %v", alone, err)
-	}
-	well, err := rackThat(t, free).ControllerGetVolumeHealth(t.Context(),
-		&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
-	if err != nil || len(well.GetVolumeHealth().GetHealthStatuses()) > 0 {
-		t.Errorf("VH-5: %v, %v", well, err)
+	ill.VolumeId = racktest.Disk
+	ill.HealthStatuses[0].Message = "the rack reports the disk " + volume.DiskName("blue", "pvc-1") +
+		" as faulted"
+	for _, c := range []struct {
+		disk racktest.Exchange
+		want *csi.VolumeHealth
+	}{{shown("faulted"), ill}, {free, &csi.VolumeHealth{VolumeId: racktest.Disk}}} {
+		alone := csitest.Got(rackThat(t, c.disk).ControllerGetVolumeHealth(t.Context(), healthStep))(t)
+		csitest.SameMessage(t, alone.GetVolumeHealth(), c.want)
 	}
 }
 
@@ -237,29 +224,24 @@ func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 		t.Run(test.name, func(t *testing.T) {
 			c := rackThat(t, test.lines...)
 			c.Topology = rackA
-			answer, err := c.GetCapacity(t.Context(), test.req)
-			must(t, err)
-			csitest.SameMessage(t, answer, test.want)
+			csitest.SameMessage(t, csitest.Got(c.GetCapacity(t.Context(), test.req))(t), test.want)
 		})
 	}
 	c := rackThat(t, left(5*volume.GiB, 0))
 	c.TopologyInstance = true
-	answer, err := c.GetCapacity(t.Context(), &csi.GetCapacityRequest{
-		Parameters: map[string]string{"placement": "instance"}, AccessibleTopology: instanceAt("")[0]})
-	must(t, err)
+	place := at(instanceAt(""))
+	place.Parameters = map[string]string{"placement": "instance"}
+	answer := csitest.Got(c.GetCapacity(t.Context(), place))(t)
 	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2: instances, without locations
-	_, err = c.GetCapacity(t.Context(), at(instanceAt("rack=a,")))
-	csitest.Want(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
-	_, err = rackThat(t).GetCapacity(t.Context(), at(csitest.Topologies("rack=a")))
-	csitest.Want(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
-	for _, test := range []scriptedCall{
-		{"", script{forbidden.To(utilization)}, codes.PermissionDenied, csierr.RoleMissing, ""}, // CG-5
-		{"", script{racktest.OK(utilization, `{"capacity":null,"provisioned":null}`)},
-			codes.Unavailable, csierr.RackResponseInvalid, ""},
-	} {
-		_, err = rackThat(t, test.lines...).GetCapacity(t.Context(), &csi.GetCapacityRequest{})
-		test.verify(t, err)
+	for _, err := range []error{csitest.Call(t.Context(), c, at(instanceAt("rack=a,"))),
+		scripted(t, at(csitest.Topologies("rack=a")))} {
+		fails(csierr.TopologyInvalid)(t, err) // CG-4
 	}
+	scriptedCalls{
+		{"forbidden (CG-5)", script{forbidden.To(utilization)}, fails(csierr.RoleMissing)},
+		{"without a capacity", script{racktest.OK(utilization,
+			`{"capacity":null,"provisioned":null}`)}, fails(csierr.RackResponseInvalid)},
+	}.try(t, &csi.GetCapacityRequest{}, nil)
 }
 
 // longRack lists disks or snapshots as a rack does, in pages of the requested length, and counts
@@ -395,7 +377,7 @@ func TestAnUnsortedListIsAnError(t *testing.T) { // LV-4
 				rack.items = append(rack.items, list.item(n))
 			}
 			_, _, err := list.call(t.Context(), rack.controller(t), 0, "")
-			csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
+			fails(csierr.RackResponseInvalid)(t, err)
 		})
 	}
 }
@@ -413,6 +395,6 @@ func TestATokenThatTheRackRefusesIsInvalid(t *testing.T) { // LV-2
 		path := map[bool]string{true: listDisks, false: listSnaps}[strings.Contains(list.item(1),
 			"block_size")]
 		_, _, err := list.call(t.Context(), rackThat(t, refusal.To(path)), 1, token)
-		csitest.Want(t, err, codes.Aborted, csierr.StartingTokenInvalid)
+		fails(csierr.StartingTokenInvalid)(t, err)
 	}
 }

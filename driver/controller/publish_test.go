@@ -55,81 +55,71 @@ func TestPublishing(t *testing.T) { // OX-3
 	local := script{racktest.Error(409, "Conflict", "cannot attach local storage disk: instance is "+
 		"starting").To(attach), shown("detached", with("disk_type", "local")), instance("running"), alone}
 	scriptedCalls{
-		{"makes no request to attach an attached disk", script{together()}, codes.OK, "", ""},
-		{"an unknown disk is reported before the node (CP-4)", script{noInstance, noDisk}, codes.NotFound,
-			csierr.VolumeNotFound, racktest.Disk},
-		{"an unknown disk (CP-4)", script{alone, noDisk}, codes.NotFound, csierr.VolumeNotFound,
-			racktest.Disk},
-		{"an unknown instance (CP-5)", script{noInstance, free}, codes.NotFound, csierr.InstanceNotFound,
-			racktest.Instance},
+		{"makes no request to attach an attached disk", script{together()}, ok},
+		{"an unknown disk is reported before the node (CP-4)", script{noInstance, noDisk},
+			fails(csierr.VolumeNotFound, racktest.Disk)},
+		{"an unknown disk (CP-4)", script{alone, noDisk}, fails(csierr.VolumeNotFound, racktest.Disk)},
+		{"an unknown instance (CP-5)", script{noInstance, free}, fails(csierr.InstanceNotFound,
+			racktest.Instance)},
 		{"a disk attached elsewhere stays there, and its node is named (CP-8)", script{alone, shown(
-			elsewhere)}, codes.FailedPrecondition, csierr.DiskAttachedElsewhere, racktest.OtherInstance},
+			elsewhere)}, fails(csierr.DiskAttachedElsewhere, racktest.OtherInstance)},
 		{"a disk being attached elsewhere (CP-8)", script{alone, shown("attaching " +
-			racktest.OtherInstance)}, codes.FailedPrecondition, csierr.DiskAttachedElsewhere,
-			racktest.OtherInstance},
+			racktest.OtherInstance)}, fails(csierr.DiskAttachedElsewhere, racktest.OtherInstance)},
 		{"a full instance (CP-9)", script{full, free, noAttach, free, instance("running"), full},
-			codes.ResourceExhausted, csierr.InstanceFull, "worker-1 (" + racktest.Instance +
-				") has 12 disks"},
+			fails(csierr.InstanceFull, "worker-1 ("+racktest.Instance+") has 12 disks")},
 		{"an instance that was full before the attach (CP-9)", script{full, free, noAttach, free,
-			instance("running"), alone}, codes.Aborted, csierr.OperationPending, "changed meanwhile"},
+			instance("running"), alone}, fails(csierr.OperationPending, "changed meanwhile")},
 		{"a disk being detached from another instance (CP-13)", script{alone, shown("detaching " +
-			racktest.OtherInstance)}, codes.Aborted, csierr.DiskBusy, "detaching"},
+			racktest.OtherInstance)}, fails(csierr.DiskBusy, "detaching")},
 		{"an error of the rack at a full instance (CP-9)", script{full, free, gateway.To(attach), free},
-			codes.Unavailable, csierr.RackUnavailable, "has 12 disks, the boot disk included"},
+			fails(csierr.RackUnavailable, "has 12 disks, the boot disk included")},
 	}.try(t, publishRequest(), published)
 	scriptedCalls{
-		{"lists the instance before and after the attach", script{attachedNow, together()}, codes.OK, "",
-			""},
+		{"lists the instance before and after the attach", script{attachedNow, together()}, ok},
 		{"a disk that cannot be read while it is attached (CP-15)", script{attachingNow,
-			later.To(racktest.ViewDisk)}, codes.Unavailable, csierr.RackUnavailable, ""},
+			later.To(racktest.ViewDisk)}, fails(csierr.RackUnavailable)},
 		{"a disk that ends on another instance (CP-15)", script{attachingNow, shown(elsewhere)},
-			codes.Unavailable, csierr.RackResponseInvalid, "not attached to the instance"},
+			fails(csierr.RackResponseInvalid, "not attached to the instance")},
 		{"a disk being attached is awaited (CP-15)", script{attachingNow, shown(attaching), held,
-			together()}, codes.OK, "", ""},
+			together()}, ok},
 		{"a success that shows the disk detached", script{accepted(attach, diskOf("detached")), free},
-			codes.Unavailable, csierr.RackResponseInvalid, "not attached"},
+			fails(csierr.RackResponseInvalid, "not attached")},
 		{"a success that shows the disk at another instance", script{accepted(attach, diskOf(elsewhere)),
-			shown(elsewhere)}, codes.Unavailable, csierr.EffectUnknown, racktest.OtherInstance},
+			shown(elsewhere)}, fails(csierr.EffectUnknown, racktest.OtherInstance)},
 		{"an error inside the rack, which then does not respond (OX-8)", script{gateway.To(attach),
-			forbidden.To(racktest.ViewDisk)}, codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
+			forbidden.To(racktest.ViewDisk)}, fails(csierr.EffectUnknown, "Forbidden")},
 		{"a running instance without hot-plug (CP-10, E-28)", slices.Concat(refused, refused),
-			codes.FailedPrecondition, csierr.InstanceMustBeStopped, "the instance worker-1 (" +
-				racktest.Instance + ") is running and must be stopped"},
+			fails(csierr.InstanceMustBeStopped, "the instance worker-1 ("+racktest.Instance+
+				") is running and must be stopped")},
 		{"an attach that the rack accepts at the second request (CP-10)", slices.Concat(refused,
-			script{attachedNow, together()}), codes.OK, "", ""},
+			script{attachedNow, together()}), ok},
 		{"an attach of which the second request is refused for another reason (CP-10)",
-			slices.Concat(refused, script{noAttach, shown(elsewhere)}), codes.FailedPrecondition,
-			csierr.DiskAttachedElsewhere, ""},
+			slices.Concat(refused, script{noAttach, shown(elsewhere)}), fails(csierr.DiskAttachedElsewhere)},
 		{"a local disk at a running instance, with hot-plug or without (CP-10)", slices.Concat(local,
-			local), codes.FailedPrecondition, csierr.InstanceMustBeStopped,
-			"to attach a disk: a local disk is only attached"},
+			local), fails(csierr.InstanceMustBeStopped, "to attach a disk: a local disk is only attached")},
 	}.after(alone, free).try(t, publishRequest(), published)
 	scriptedCalls{
-		{"a destroyed instance (CP-5)", script{free, instance("destroyed")}, codes.NotFound,
-			csierr.InstanceNotFound, ""},
-		{"a refusal of a disk that is attached there (CP-6)", script{held, together()}, codes.OK, "", ""},
+		{"a destroyed instance (CP-5)", script{free, instance("destroyed")},
+			fails(csierr.InstanceNotFound)},
+		{"a refusal of a disk that is attached there (CP-6)", script{held, together()}, ok},
 		{"a disk attached elsewhere meanwhile, whose node is named (CP-8)", script{shown(elsewhere)},
-			codes.FailedPrecondition, csierr.DiskAttachedElsewhere, racktest.OtherInstance},
+			fails(csierr.DiskAttachedElsewhere, racktest.OtherInstance)},
 		{"an instance in a state that takes no disks", script{free, instance("failed"), alone},
-			codes.FailedPrecondition, csierr.InstanceState, "the rack says no"},
+			fails(csierr.InstanceState, "the rack says no")},
 		{"an instance of another project (CP-11)", script{free, instance("running", otherProject)},
-			codes.InvalidArgument, csierr.OtherProject, "different projects"},
-		{"a disk being snapshotted (CP-13)", script{shown("maintenance")}, codes.Aborted, csierr.DiskBusy,
-			"maintenance"},
-		{"a disk being created (CP-13)", script{shown("creating")}, codes.Aborted, csierr.DiskBusy,
-			"creating"},
-		{"a disk being detached (CP-13)", script{shown(detaching)}, codes.Aborted, csierr.DiskBusy,
-			"detaching"},
+			fails(csierr.OtherProject, "different projects")},
+		{"a disk being snapshotted (CP-13)", script{shown("maintenance")}, fails(csierr.DiskBusy,
+			"maintenance")},
+		{"a disk being created (CP-13)", script{shown("creating")}, fails(csierr.DiskBusy, "creating")},
+		{"a disk being detached (CP-13)", script{shown(detaching)}, fails(csierr.DiskBusy, "detaching")},
 		{"a disk that waits for its content (CP-13)", script{shown("import_ready")},
-			codes.FailedPrecondition, csierr.DiskImporting, "run 'oxide disk import finalize'"},
+			fails(csierr.DiskImporting, "run 'oxide disk import finalize'")},
 		{"a disk that is being written by an import (CP-13)", script{shown("importing_from_bulk_writes")},
-			codes.FailedPrecondition, csierr.DiskImporting, "run 'oxide disk import stop' and then"},
-		{"a disk that is being finalized (CP-13)", script{shown("finalizing")}, codes.Aborted,
-			csierr.DiskBusy, "finalizing"},
-		{"a faulted disk (CP-13)", script{shown("faulted")}, codes.FailedPrecondition, csierr.DiskFaulted,
-			""},
-		{"a destroyed disk (CP-13)", script{shown("destroyed")}, codes.NotFound, csierr.VolumeNotFound,
-			""},
+			fails(csierr.DiskImporting, "run 'oxide disk import stop' and then")},
+		{"a disk that is being finalized (CP-13)", script{shown("finalizing")}, fails(csierr.DiskBusy,
+			"finalizing")},
+		{"a faulted disk (CP-13)", script{shown("faulted")}, fails(csierr.DiskFaulted)},
+		{"a destroyed disk (CP-13)", script{shown("destroyed")}, fails(csierr.VolumeNotFound)},
 	}.after(alone, free, noAttach).try(t, publishRequest(), published)
 }
 
@@ -167,35 +157,33 @@ func TestPublishContextHasTheUseAndTheBirthOfEveryDisk(t *testing.T) {
 
 func TestTwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) { // CP-12
 	mine := attachedNow
+	twinStays := coded(codes.Aborted, csierr.SerialTaken, "-backup", "stays attached")
 	scriptedCalls{
 		{"an attached disk with the serial prevents the attach", script{listing(serialTwin), free},
-			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
+			fails(csierr.SerialTaken, "-backup")},
 		{"a missing disk is reported before that (CP-4)", script{listing(serialTwin), noDisk},
-			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+			fails(csierr.VolumeNotFound, racktest.Disk)},
 		{"a disk that was attached before is not detached", script{together(serialTwin)},
-			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
+			fails(csierr.SerialTaken, "-backup")},
 		{"a disk that was being attached before is not detached", script{listing(diskOf(attaching)),
-			shown(attaching), mine, together(serialTwin)}, codes.Aborted, csierr.SerialTaken,
-			"stays attached"},
+			shown(attaching), mine, together(serialTwin)}, twinStays},
 		{"a disk that somebody else attached meanwhile is not detached", script{alone, free, noAttach,
-			held, together(serialTwin)}, codes.Aborted, csierr.SerialTaken, "stays attached"},
+			held, together(serialTwin)}, twinStays},
 		{"a context that names another disk", script{alone, shown("detached", with("name",
-			"csi-0000000000000000"))}, codes.InvalidArgument, csierr.FieldInvalid, "diskName"},
+			"csi-0000000000000000"))}, fails(csierr.FieldInvalid, "diskName")},
 	}.try(t, publishRequest(), nil)
 	scriptedCalls{
 		{"the disk stays until it is unpublished beside one that was attached meanwhile",
-			script{together(serialTwin)}, codes.Aborted, csierr.SerialTaken, volume.DiskName("blue",
-				"pvc-1") + " (" + racktest.Disk + ") and " + volume.DiskName("blue", "pvc-1") + "-backup ("},
+			script{together(serialTwin)}, coded(codes.Aborted, csierr.SerialTaken, volume.DiskName("blue",
+				"pvc-1")+" ("+racktest.Disk+") and "+volume.DiskName("blue", "pvc-1")+"-backup (")},
 		{"a failing second list makes the call UNAVAILABLE", script{forbidden.To(beside)},
-			codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
-		{"a second list without the disk is retryable", script{alone}, codes.Aborted, csierr.DiskBusy,
-			"is not among its disks"},
+			fails(csierr.EffectUnknown, "Forbidden")},
+		{"a second list without the disk is retryable", script{alone}, fails(csierr.DiskBusy,
+			"is not among its disks")},
 		{"a list's second page counts after an empty one", script{racktest.OK(beside,
-			pageOf("x")), racktest.OK(beside, pageOf("y", diskOf(here), serialTwin))}, codes.Aborted,
-			csierr.SerialTaken, "-backup"},
+			pageOf("x")), racktest.OK(beside, pageOf("y", diskOf(here), serialTwin))}, twinStays},
 		{"a list's second page counts after a full one", script{racktest.OK(beside, pageOf("x",
-			hundred()...)), racktest.OK(beside, pageOf("y", diskOf(here), serialTwin))}, codes.Aborted,
-			csierr.SerialTaken, "-backup"},
+			hundred()...)), racktest.OK(beside, pageOf("y", diskOf(here), serialTwin))}, twinStays},
 	}.after(alone, free, mine).try(t, publishRequest(), nil)
 }
 
@@ -249,13 +237,8 @@ func TestAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 				r := publishRequest()
 				r.VolumeCapability = test.capability
 				r.VolumeContext = nil // as of a static volume
-				_, err := rackThat(t, lines...).ControllerPublishVolume(t.Context(), r)
-				if test.fits != (err == nil) {
-					t.Errorf("%s: got %v", name, err)
-				}
-				if !test.fits {
-					csitest.Want(t, err, codes.FailedPrecondition, csierr.UseDiffers)
-				}
+				map[bool]func(*testing.T, error){true: ok, false: fails(csierr.UseDiffers)}[test.fits](t,
+					scripted(t, r, lines...))
 			}
 			answer, err := rackThat(t, racktest.OK(racktest.ViewDisk, test.disk("detached"))).
 				ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
@@ -278,11 +261,11 @@ func TestPublishingAStaticVolume(t *testing.T) { // D-2
 	scriptedCalls{
 		{"lists the neighbours first", script{racktest.OK(beside, pageOf("x", besideDisk("boot"))),
 			racktest.OK(racktest.ViewDisk, static("detached")), accepted(attach, static(here)),
-			listing(static(here))}, codes.OK, "", ""},
-		{"needs no attach when it is attached", script{listing(static(here))}, codes.OK, "", ""},
-		{"is refused beside a disk with the same 20 bytes (CP-12)", script{listing(besideDisk(
-			"made-by-hand-with-a-short-one")), racktest.OK(racktest.ViewDisk, static("detached"))},
-			codes.FailedPrecondition, csierr.SerialTaken, "made-by-hand-with-a-short-one"},
+			listing(static(here))}, ok},
+		{"needs no attach when it is attached", script{listing(static(here))}, ok},
+		{"is refused beside a disk with the same 20 bytes (CP-12)",
+			script{listing(besideDisk("made-by-hand-with-a-short-one")), racktest.OK(racktest.ViewDisk,
+				static("detached"))}, fails(csierr.SerialTaken, "made-by-hand-with-a-short-one")},
 	}.try(t, r, &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
 		"diskName": name, "sizeBytes": "10737418240", "readOnly": "true", "diskId": racktest.Disk,
 		"blockSize": "4096", "use": "both"}})
@@ -294,27 +277,25 @@ func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) { // D-
 		name    string
 		context map[string]string
 		lines   script
-		code    codes.Code
-		words   string
+		ends    func(*testing.T, error)
 	}{
 		{"a diskName without an id that is wrong", map[string]string{"diskName": another}, script{alone,
-			free}, codes.InvalidArgument, "diskName"},
+			free}, fails(csierr.FieldInvalid, "diskName")},
 		{"a diskName without an id that is right", map[string]string{"diskName": volume.DiskName("blue",
-			"pvc-1")}, script{alone, free, attachedNow, together()}, codes.OK, ""},
+			"pvc-1")}, script{alone, free, attachedNow, together()}, ok},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
-			"diskId": racktest.Image, "blockSize": "4096"}, script{alone, free}, codes.InvalidArgument,
-			"diskName"},
+			"diskId": racktest.Image, "blockSize": "4096"}, script{alone, free}, fails(csierr.FieldInvalid,
+			"diskName")},
 		{"another volume's id beside the right name", map[string]string{"diskId": racktest.Image,
-			"diskName": volume.DiskName("blue", "pvc-1")}, script{alone, free}, codes.InvalidArgument,
-			"diskId"},
+			"diskName": volume.DiskName("blue", "pvc-1")}, script{alone, free}, fails(csierr.FieldInvalid,
+			"diskId")},
 		{"a disk that is attached, which stays", map[string]string{"diskName": another},
-			script{together()}, codes.InvalidArgument, "diskName"},
+			script{together()}, fails(csierr.FieldInvalid, "diskName")},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := publishRequest()
 			r.VolumeContext = test.context
-			_, err := rackThat(t, test.lines...).ControllerPublishVolume(t.Context(), r)
-			scriptedCall{code: test.code, reason: csierr.FieldInvalid, words: test.words}.verify(t, err)
+			test.ends(t, scripted(t, r, test.lines...))
 		})
 	}
 }
@@ -358,10 +339,9 @@ func TestValidating(t *testing.T) { // VC-2
 		{"read-only (E-6)", shown("detached", with("read_only", true)), fits, nil, nil, "read-only"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			answer, err := rackThat(t, test.disk).ValidateVolumeCapabilities(t.Context(),
+			answer := csitest.Got(rackThat(t, test.disk).ValidateVolumeCapabilities(t.Context(),
 				&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk, Parameters: test.parameters,
-					VolumeCapabilities: test.capabilities, VolumeContext: test.context})
-			must(t, err)
+					VolumeCapabilities: test.capabilities, VolumeContext: test.context}))(t)
 			if test.want != "" {
 				if answer.GetConfirmed() != nil || !strings.Contains(answer.GetMessage(), test.want) {
 					t.Errorf("got %v", answer)
@@ -375,8 +355,7 @@ func TestValidating(t *testing.T) { // VC-2
 	}
 	request := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
 		VolumeCapabilities: fits}
-	_, err := rackThat(t, noDisk).ValidateVolumeCapabilities(t.Context(), request)
-	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
+	fails(csierr.VolumeNotFound)(t, scripted(t, request, noDisk))
 	request.MutableParameters = map[string]string{"a": "b"}
 	answer, err := rackThat(t, free).ValidateVolumeCapabilities(t.Context(), request)
 	if must(t, err); !strings.Contains(answer.GetMessage(), "mutable_parameters") { // VC-5
@@ -397,84 +376,75 @@ func hundred() []string {
 func TestUnpublishing(t *testing.T) { // OX-3
 	refused := script{noDetach, held, instance("running")}
 	scriptedCalls{
-		{"makes no request to detach a detached disk", script{free}, codes.OK, "", ""},
-		{"a disk attached elsewhere stays there (CU-3, CU-5)", script{shown(elsewhere)}, codes.OK, "",
-			""},
-		{"a disk in maintenance is on no node (CU-3)", script{shown("maintenance")}, codes.OK, "", ""},
-		{"a deleted disk (CU-4)", gone, codes.OK, "", ""},
-		{"a disk that cannot be seen (CU-4)", script{noDisk, noProject}, codes.PermissionDenied,
-			csierr.ProjectNotFound, "OXIDE_PROJECT"},
-		{"a faulted disk that the instance does not list (CU-10)", script{shown("faulted"),
-			alone}, codes.OK, "", ""},
+		{"makes no request to detach a detached disk", script{free}, ok},
+		{"a disk attached elsewhere stays there (CU-3, CU-5)", script{shown(elsewhere)}, ok},
+		{"a disk in maintenance is on no node (CU-3)", script{shown("maintenance")}, ok},
+		{"a deleted disk (CU-4)", gone, ok},
+		{"a disk that cannot be seen (CU-4)", script{noDisk, noProject}, unseen},
+		{"a faulted disk that the instance does not list (CU-10)", script{shown("faulted"), alone}, ok},
 		{"a faulted disk that the instance still lists (CU-10)", script{shown("faulted"),
-			listing(diskOf("faulted"))}, codes.FailedPrecondition, csierr.DiskFaulted, "still among those"},
+			listing(diskOf("faulted"))}, fails(csierr.DiskFaulted, "still among those")},
 		{"a faulted disk whose instance does not respond (CU-10)", script{shown("faulted"),
-			later.To(beside)}, codes.Unavailable, csierr.RackUnavailable, ""},
+			later.To(beside)}, fails(csierr.RackUnavailable)},
 		{"a faulted disk whose instance is gone (CU-10)", script{shown("faulted"), noInstance, ownProject,
-			ownUser, noInstance}, codes.OK, "", ""},
+			ownUser, noInstance}, ok},
 		{"a faulted disk whose instance cannot be seen (CU-10)", script{shown("faulted"), noInstance,
-			noProject}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
-		{"an attached disk without an instance", script{shown("attached")}, codes.Unavailable,
-			csierr.RackResponseInvalid, "no instance"},
+			noProject}, unseen},
+		{"an attached disk without an instance", script{shown("attached")},
+			fails(csierr.RackResponseInvalid, "no instance")},
 	}.try(t, unpublishStep, nil)
 	scriptedCalls{
-		{"looks at the disk and detaches it", script{detachedNow}, codes.OK, "", ""},
+		{"looks at the disk and detaches it", script{detachedNow}, ok},
 		{"a disk deleted meanwhile (CU-4)", script{racktest.NotFound.To(detach), noDisk, ownProject,
-			ownUser, noDisk}, codes.OK, "", ""},
+			ownUser, noDisk}, ok},
 		{"a disk that is faulted by its detach (CU-10)", script{accepted(detach, diskOf("faulted")),
-			racktest.OK(beside, pageOf("x", diskOf("faulted", with("id", racktest.Image))))}, codes.OK, "",
-			""},
+			racktest.OK(beside, pageOf("x", diskOf("faulted", with("id", racktest.Image))))}, ok},
 		{"an instance that the rack calls destroyed and that has the disk (CU-6)",
-			script{racktest.NotFound.To(detach), held, instance("destroyed")}, codes.NotFound,
-			csierr.InstanceNotFound, "not known to be detached"},
+			script{racktest.NotFound.To(detach), held, instance("destroyed")}, fails(csierr.InstanceNotFound,
+				"not known to be detached")},
 		{"a deleted instance that still has the disk (CU-6)", script{racktest.NotFound.To(detach), held,
-			racktest.NotFound.To(viewInstance)}, codes.NotFound, csierr.InstanceNotFound,
-			"not known to be detached"},
+			racktest.NotFound.To(viewInstance)}, fails(csierr.InstanceNotFound, "not known to be detached")},
 		{"the boot disk (CU-8)", script{racktest.Error(409, "Conflict",
 			"boot disk cannot be detached").To(detach), held, instance("stopped", with("boot_disk_id",
-			racktest.Disk))}, codes.FailedPrecondition, csierr.BootDisk, "worker-1"},
+			racktest.Disk))}, fails(csierr.BootDisk, "worker-1")},
 		{"a success that shows the disk attached", script{accepted(detach, diskOf(here))},
-			codes.Unavailable, csierr.RackResponseInvalid, "still attached"},
+			fails(csierr.RackResponseInvalid, "still attached")},
 		{"a running instance without hot-plug (CU-7)", slices.Concat(refused, refused),
-			codes.FailedPrecondition, csierr.InstanceMustBeStopped, "must be stopped"},
-		{"a detach that the rack accepts at the second request (CU-7)", append(refused, detachedNow),
-			codes.OK, "", ""},
+			fails(csierr.InstanceMustBeStopped, "must be stopped")},
+		{"a detach that the rack accepts at the second request (CU-7)", append(refused, detachedNow), ok},
 	}.after(held).try(t, unpublishStep, nil)
 	scriptedCalls{
-		{"a disk attached elsewhere meanwhile stays there (CU-3)", script{shown(elsewhere)}, codes.OK, "",
-			""},
+		{"a disk attached elsewhere meanwhile stays there (CU-3)", script{shown(elsewhere)}, ok},
 		{"a disk that is faulted meanwhile and that the instance still lists (CU-10)",
-			script{shown("faulted"), listing(diskOf("faulted"))}, codes.FailedPrecondition,
-			csierr.DiskFaulted, "still among those"},
-		{"a disk that is already being detached (CU-10)", script{shown(detaching)}, codes.Aborted,
-			csierr.DiskBusy, "detaching"},
+			script{shown("faulted"), listing(diskOf("faulted"))}, fails(csierr.DiskFaulted, "still among "+
+				"those")},
+		{"a disk that is already being detached (CU-10)", script{shown(detaching)}, fails(csierr.DiskBusy,
+			"detaching")},
 		{"a refusal, after which the disk cannot be read", script{later.To(racktest.ViewDisk)},
-			codes.Unavailable, csierr.RackUnavailable, ""},
-		{"a disk that is being attached (CU-9)", script{shown(attaching)}, codes.Aborted, csierr.DiskBusy,
-			"attaching"},
+			fails(csierr.RackUnavailable)},
+		{"a disk that is being attached (CU-9)", script{shown(attaching)}, fails(csierr.DiskBusy,
+			"attaching")},
 	}.after(held, noDetach).try(t, unpublishStep, nil)
 	scriptedCalls{
-		{"a disk that the rack attaches again during the detach (CU-10)", script{held}, codes.Unavailable,
-			csierr.RackResponseInvalid, "still attached"},
-		{"a disk being detached is awaited (CU-10)", script{shown(detaching), free}, codes.OK, "", ""},
+		{"a disk that the rack attaches again during the detach (CU-10)", script{held},
+			fails(csierr.RackResponseInvalid, "still attached")},
+		{"a disk being detached is awaited (CU-10)", script{shown(detaching), free}, ok},
 		{"a disk that cannot be seen any more during the detach (OX-6)", script{noDisk, noProject},
-			codes.PermissionDenied, csierr.ProjectNotFound, "OXIDE_PROJECT"},
-		{"a disk that is deleted during the detach", gone, codes.OK, "", ""},
+			unseen},
+		{"a disk that is deleted during the detach", gone, ok},
 	}.after(held, detachingNow).try(t, unpublishStep, nil)
 }
 
 func TestUnpublishingWithoutANode(t *testing.T) { // CU-2
 	scriptedCalls{
-		{"a disk that is attached", script{held, detachedNow}, codes.OK, "", ""},
-		{"a disk that is not attached", script{free}, codes.OK, "", ""},
+		{"a disk that is attached", script{held, detachedNow}, ok},
+		{"a disk that is not attached", script{free}, ok},
 		{"a disk that is attached elsewhere meanwhile", script{held, accepted(detach, diskOf(elsewhere))},
-			codes.Aborted, csierr.DiskBusy, ""},
+			fails(csierr.DiskBusy)},
 		{"a disk that is deleted meanwhile", script{held, racktest.NotFound.To(detach), noDisk,
-			ownProject, ownUser, noDisk}, codes.OK, "", ""},
-		{"a disk that is being snapshotted is on no node", script{shown("maintenance")}, codes.OK, "",
-			""},
-		{"a faulted disk, whose node is unknown", script{shown("faulted")}, codes.FailedPrecondition,
-			csierr.DiskFaulted, ""},
+			ownProject, ownUser, noDisk}, ok},
+		{"a disk that is being snapshotted is on no node", script{shown("maintenance")}, ok},
+		{"a faulted disk, whose node is unknown", script{shown("faulted")}, fails(csierr.DiskFaulted)},
 	}.try(t, unpublishAnywhereStep, nil)
 }
 
@@ -488,7 +458,6 @@ func TestACallEndsInTimeWhileTheRackStillMovesTheDisk(t *testing.T) { // CP-15, 
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), answerMargin)
 		defer cancel()
-		csitest.Want(t, csitest.Call(ctx, rackThat(t, test.lines...), test.request),
-			codes.DeadlineExceeded, csierr.DeadlineExceeded)
+		fails(csierr.DeadlineExceeded)(t, csitest.Call(ctx, rackThat(t, test.lines...), test.request))
 	}
 }

@@ -36,73 +36,69 @@ func TestTakingSnapshots(t *testing.T) {
 				if got["disk"] != racktest.Disk || got["name"] != volume.SnapshotName("blue", "snap-1") {
 					t.Errorf("the body is %s", body)
 				}
-			}}}, codes.OK, "", ""},
+			}}}, ok},
 		{"of a volume that is deleted between read and request (CS-4)",
-			script{racktest.NotFound.To(postSnap), noSnapName, ownProject, ownUser, noDisk}, codes.NotFound,
-			csierr.VolumeNotFound, racktest.Disk},
+			script{racktest.NotFound.To(postSnap), noSnapName, ownProject, ownUser, noDisk},
+			fails(csierr.VolumeNotFound, racktest.Disk)},
 		{"in a project that cannot be seen (OX-6)", script{racktest.NotFound.To(postSnap), noSnapName,
-			noProject}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
-		{"twice (CS-5)", script{taken.To(postSnap), snapNamed("ready")}, codes.OK, "", ""},
-		{"twice, with a full quota (CS-5)", script{full.To(postSnap), snapNamed("ready")}, codes.OK, "",
-			""},
+			noProject}, unseen},
+		{"twice (CS-5)", script{taken.To(postSnap), snapNamed("ready")}, ok},
+		{"twice, with a full quota (CS-5)", script{full.To(postSnap), snapNamed("ready")}, ok},
 		{"twice, the volume deleted between (CS-5)", script{racktest.NotFound.To(postSnap),
-			snapNamed("ready")}, codes.OK, "", ""},
+			snapNamed("ready")}, ok},
 		{"of another volume (CS-6)", script{taken.To(postSnap), snapNamed("ready", with("disk_id",
-			racktest.Image))}, codes.AlreadyExists, csierr.SnapshotExists, racktest.Image},
+			racktest.Image))}, fails(csierr.SnapshotExists, racktest.Image)},
 		{"of a name that a snapshot made by hand has (CS-6)", script{taken.To(postSnap), snapNamed(
-			"ready", with("description", "mine"))}, codes.AlreadyExists, csierr.SnapshotExists,
-			racktest.Snapshot},
+			"ready", with("description", "mine"))}, fails(csierr.SnapshotExists, racktest.Snapshot)},
 		{"of a name whose snapshot is being destroyed", script{taken.To(postSnap),
-			snapNamed("destroyed")}, codes.Aborted, csierr.OperationPending, ""},
-		{"of a name whose snapshot has gone", script{taken.To(postSnap), noSnapName}, codes.Aborted,
-			csierr.OperationPending, ""},
+			snapNamed("destroyed")}, fails(csierr.OperationPending)},
+		{"of a name whose snapshot has gone", script{taken.To(postSnap), noSnapName},
+			fails(csierr.OperationPending)},
 		{"while another is taken, or a part of the disk is replaced (CS-7)", script{busy.To(postSnap),
-			noSnapName, held}, codes.Aborted, csierr.DiskBusy, "replaces a part"},
+			noSnapName, held}, fails(csierr.DiskBusy, "replaces a part")},
 		{"twice, while a part of the disk is replaced (CS-5)", script{busy.To(postSnap),
-			snapNamed("ready")}, codes.OK, "", ""},
+			snapNamed("ready")}, ok},
 		{"while an earlier call with the name takes it (CS-7)", script{busy.To(postSnap),
-			snapNamed("creating")}, codes.Aborted, csierr.DiskBusy, "still taking"},
+			snapNamed("creating")}, fails(csierr.DiskBusy, "still taking")},
 		{"twice, while the first call takes it (CS-7)", script{taken.To(postSnap), snapNamed("creating")},
-			codes.Aborted, csierr.DiskBusy, "still taking"},
+			fails(csierr.DiskBusy, "still taking")},
 		{"that the rack reports before it is taken (CS-7)", script{created(postSnap, snapshotOf(
-			"creating"))}, codes.Aborted, csierr.DiskBusy, "still taking"},
+			"creating"))}, fails(csierr.DiskBusy, "still taking")},
 		{"of another volume, while that one is taken (CS-6)", script{busy.To(postSnap),
-			snapNamed("creating", with("disk_id", racktest.Image))}, codes.AlreadyExists,
-			csierr.SnapshotExists, racktest.Image},
-		{"without capacity (CS-8)", script{full.To(postSnap), noSnapName}, codes.ResourceExhausted,
-			csierr.RackFull, ""},
+			snapNamed("creating", with("disk_id", racktest.Image))}, fails(csierr.SnapshotExists,
+			racktest.Image)},
+		{"without capacity (CS-8)", script{full.To(postSnap), noSnapName}, fails(csierr.RackFull)},
 		{"that fails, and is deleted (CS-9)", script{created(postSnap, snapshotOf("faulted")),
-			snap("faulted"), deletedSnap}, codes.Internal, csierr.SnapshotFaulted, "deleted again"},
+			snap("faulted"), deletedSnap}, coded(codes.Internal, csierr.SnapshotFaulted, "deleted again")},
 		{"that fails, and is not deleted (CS-9)", script{created(postSnap, snapshotOf("faulted")), snap(
-			"faulted"), forbidden.To(deleteSnap)}, codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
+			"faulted"), forbidden.To(deleteSnap)}, fails(csierr.EffectUnknown, "Forbidden")},
 		{"that seems to fail (CS-9)", script{created(postSnap, snapshotOf("faulted")), snap("ready")},
-			codes.Aborted, csierr.DiskBusy, ""},
+			fails(csierr.DiskBusy)},
 		{"that an earlier call failed to take (CS-9)", script{taken.To(postSnap), snapNamed("faulted")},
-			codes.Aborted, csierr.SnapshotFaulted, ""},
+			coded(codes.Aborted, csierr.SnapshotFaulted)},
 	}.after(free).try(t, snapshotRequest(), answer)
 	scriptedCalls{
 		{"of a local disk (CS-10)", script{shown("detached", with("disk_type", "local"))},
-			codes.FailedPrecondition, csierr.SnapshotImpossible, "local"},
+			fails(csierr.SnapshotImpossible, "local")},
 		{"of a read-only disk (CS-10)", script{shown("detached", with("read_only", true))},
-			codes.FailedPrecondition, csierr.SnapshotImpossible, "read-only"},
-		{"of a faulted disk (CS-10)", script{shown("faulted")}, codes.FailedPrecondition,
-			csierr.DiskFaulted, ""},
-		{"of a disk in creation (CS-10)", script{shown("creating")}, codes.Aborted, csierr.DiskBusy, ""},
+			fails(csierr.SnapshotImpossible, "read-only")},
+		{"of a faulted disk (CS-10)", script{shown("faulted")}, fails(csierr.DiskFaulted)},
+		{"of a disk in creation (CS-10)", script{shown("creating")}, fails(csierr.DiskBusy)},
 	}.after(free, noTaking, noSnapName).try(t, snapshotRequest(), answer)
 	scriptedCalls{
 		{"that an earlier request took, while this one is forbidden (CS-5)", script{snapNamed("ready")},
-			codes.OK, "", ""},
+			ok},
 	}.after(free, forbidden.To(postSnap)).try(t, snapshotRequest(), answer)
 	scriptedCalls{
 		{"of a volume that is gone (CS-4)", script{noDisk, noSnapName, ownProject, ownUser, noDisk},
-			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+			fails(csierr.VolumeNotFound, racktest.Disk)},
 		{"of a volume that is only gone at first (CS-4)", script{noDisk, noSnapName, ownProject, ownUser,
-			free}, codes.Aborted, csierr.OperationPending, ""},
+			free}, fails(csierr.OperationPending)},
 		{"of a volume that is gone, in a project that cannot be seen (OX-6)", script{noDisk, noSnapName,
-			noProject}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
+			noProject}, unseen},
 		{"of a disk whose import is not finalized (CS-10)", script{shown("import_ready")},
-			codes.FailedPrecondition, csierr.DiskImporting, "finalize"},
-		{"twice, the volume deleted before (CS-5)", script{noDisk, snapNamed("ready")}, codes.OK, "", ""},
+			fails(csierr.DiskImporting, "finalize")},
+		{"twice, the volume deleted before (CS-5)", script{noDisk, snapNamed("ready")}, ok},
 	}.try(t, snapshotRequest(), answer)
 }
 
@@ -131,24 +127,21 @@ func TestASnapshotRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 				"csi.storage.k8s.io/volumesnapshot/namespace": "shop"}
 			want := volume.Tag{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want,
 				BlockSize: 4096, Claim: "shop/nightly"}
-			_, err := rackThat(t, racktest.OK(racktest.ViewDisk, test.disk),
-				racktest.Exchange{Want: postSnap, Status: 201, Body: snapshotOf("ready"),
-					Check: tags(want)}).CreateSnapshot(t.Context(), request)
-			must(t, err)
+			must(t, scripted(t, request, racktest.OK(racktest.ViewDisk, test.disk), racktest.Exchange{
+				Want: postSnap, Status: 201, Body: snapshotOf("ready"), Check: tags(want)}))
 		})
 	}
 }
 
 func TestAnUnclearSnapshotCreateIsResolvedByTheName(t *testing.T) { // OX-8
 	scriptedCalls{
-		{"it is there", script{snapNamed("ready")}, codes.OK, "", ""},
-		{"it is being taken (CS-7)", script{snapNamed("creating")}, codes.Aborted, csierr.DiskBusy, ""},
+		{"it is there", script{snapNamed("ready")}, ok},
+		{"it is being taken (CS-7)", script{snapNamed("creating")}, fails(csierr.DiskBusy)},
 		{"another has the name", script{snapNamed("ready", with("disk_id", racktest.Image))},
-			codes.Unavailable, csierr.EffectUnknown, ""},
-		{"it is faulted", script{snapNamed("faulted")}, codes.Aborted, csierr.SnapshotFaulted, ""},
-		{"it cannot be read", script{forbidden.To(viewSnapName)}, codes.Unavailable,
-			csierr.EffectUnknown, ""},
-		{"no snapshot has the name", script{noSnapName}, codes.Unavailable, csierr.RackUnavailable, ""},
+			fails(csierr.EffectUnknown)},
+		{"it is faulted", script{snapNamed("faulted")}, coded(codes.Aborted, csierr.SnapshotFaulted)},
+		{"it cannot be read", script{forbidden.To(viewSnapName)}, fails(csierr.EffectUnknown)},
+		{"no snapshot has the name", script{noSnapName}, fails(csierr.RackUnavailable)},
 	}.after(held, lostSnap).try(t, snapshotRequest(), nil)
 }
 
@@ -161,22 +154,21 @@ func wantedSnapshot(ready bool) *csi.Snapshot {
 func TestDeletingSnapshots(t *testing.T) {
 	seen := snap("ready")
 	scriptedCalls{
-		{"of one that is gone (DS-2)", script{noSnap, ownProject, ownUser, noSnap}, codes.OK, "", ""},
-		{"of one that cannot be seen (OX-6)", script{noSnap, noProject}, codes.PermissionDenied,
-			csierr.ProjectNotFound, ""},
+		{"of one that is gone (DS-2)", script{noSnap, ownProject, ownUser, noSnap}, ok},
+		{"of one that cannot be seen (OX-6)", script{noSnap, noProject}, unseen},
 		{"of one taken by hand (D-69)", script{snap("ready", with("description", "before the upgrade"))},
-			codes.FailedPrecondition, csierr.DiskNotOurs, "Retain"},
+			fails(csierr.DiskNotOurs, "Retain")},
 		{"of one in the making (DS-5)", script{snap("creating"), racktest.Refused.To(deleteSnap),
-			snap("creating")}, codes.Aborted, csierr.SnapshotNotReady, ""},
+			snap("creating")}, coded(codes.Aborted, csierr.SnapshotNotReady)},
 	}.try(t, deleteSnapshotStep, nil)
 	scriptedCalls{
-		{"is a read and one request", script{deletedSnap}, codes.OK, "", ""},
+		{"is a read and one request", script{deletedSnap}, ok},
 		{"of one deleted between read and request (DS-2)", script{racktest.NotFound.To(deleteSnap),
-			noSnap, ownProject, ownUser, noSnap}, codes.OK, "", ""},
+			noSnap, ownProject, ownUser, noSnap}, ok},
 		{"of one that exists although the rack does not find it (OX-6)", script{racktest.NotFound.To(
-			deleteSnap), seen}, codes.Unavailable, csierr.RackResponseInvalid, ""},
+			deleteSnap), seen}, fails(csierr.RackResponseInvalid)},
 		{"of one that the rack keeps (DS-4)", script{racktest.Error(409, "Conflict",
-			"in use").To(deleteSnap), seen}, codes.FailedPrecondition, csierr.Conflict, "in use"},
+			"in use").To(deleteSnap), seen}, fails(csierr.Conflict, "in use")},
 	}.after(seen).try(t, deleteSnapshotStep, nil)
 }
 
@@ -207,8 +199,7 @@ func TestListingSnapshots(t *testing.T) {
 			script{noSnap}, "[]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			answer, err := rackThat(t, test.lines...).ListSnapshots(t.Context(), test.req)
-			must(t, err)
+			answer := csitest.Got(rackThat(t, test.lines...).ListSnapshots(t.Context(), test.req))(t)
 			got := []string{}
 			for _, e := range answer.GetEntries() {
 				n := 0
@@ -223,16 +214,14 @@ func TestListingSnapshots(t *testing.T) {
 }
 
 func TestASnapshotWithoutATimeIsNotListed(t *testing.T) {
-	_, err := rackThat(t, racktest.OK(listSnaps, pageOf("", snapshotOf("ready",
-		with("time_created", nil))))).ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
-	csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
+	fails(csierr.RackResponseInvalid)(t, scripted(t, &csi.ListSnapshotsRequest{},
+		racktest.OK(listSnaps, pageOf("", snapshotOf("ready", with("time_created", nil))))))
 }
 
 func TestGetSnapshot(t *testing.T) { // LS-7
-	answer, err := rackThat(t, snap("creating")).GetSnapshot(t.Context(),
-		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot})
-	must(t, err)
-	csitest.SameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
-	csitest.Want(t, csitest.Call(t.Context(), rackThat(t, noSnap),
-		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot}), codes.NotFound, csierr.SnapshotNotFound)
+	scriptedCalls{
+		{"one that is being taken", script{snap("creating")}, ok},
+		{"an unknown one", script{noSnap}, fails(csierr.SnapshotNotFound)},
+	}.try(t, &csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot},
+		&csi.GetSnapshotResponse{Snapshot: wantedSnapshot(false)})
 }

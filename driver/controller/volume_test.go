@@ -72,9 +72,7 @@ func TestABlankVolumeIsOneRequest(t *testing.T) { // B-14, D-13, D-20, D-21, D-2
 		}})
 	r := createRequest()
 	r.Secrets = map[string]string{"password": "ignored"}
-	answer, err := c.CreateVolume(t.Context(), r)
-	must(t, err)
-	csitest.SameMessage(t, answer, blank)
+	csitest.SameMessage(t, csitest.Got(c.CreateVolume(t.Context(), r))(t), blank)
 }
 
 func TestACreateRecordsWhatTheVolumeIsUsedAs(t *testing.T) {
@@ -89,8 +87,7 @@ func TestACreateRecordsWhatTheVolumeIsUsedAs(t *testing.T) {
 		post.Check = tags(tag)
 		r := createRequest()
 		r.VolumeCapabilities = capabilities
-		_, err := rackThat(t, post).CreateVolume(t.Context(), r)
-		must(t, err)
+		must(t, scripted(t, r, post))
 	}
 }
 
@@ -114,13 +111,11 @@ func TestAVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) { // D-61
 		r := createRequest()
 		r.Parameters = map[string]string{"placement": test.placement}
 		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: test.at, Preferred: test.at}
-		answer, err := c.CreateVolume(t.Context(), r)
-		must(t, err)
-		got := answer.GetVolume()
-		csitest.SameMessage(t, &csi.Volume{AccessibleTopology: got.GetAccessibleTopology()},
+		made := csitest.Got(c.CreateVolume(t.Context(), r))(t).GetVolume()
+		csitest.SameMessage(t, &csi.Volume{AccessibleTopology: made.GetAccessibleTopology()},
 			&csi.Volume{AccessibleTopology: test.want})
-		if _, ok := got.GetVolumeContext()["placement"]; ok {
-			t.Errorf("the context is %v", got.GetVolumeContext())
+		if _, has := made.GetVolumeContext()["placement"]; has {
+			t.Errorf("the context is %v", made.GetVolumeContext())
 		}
 	}
 	if len(bodies) != 3 || bodies[0] != bodies[1] || bodies[1] != bodies[2] ||
@@ -131,10 +126,10 @@ func TestAVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) { // D-61
 
 func TestARepeatedCreateFindsTheDisk(t *testing.T) { // CV-18
 	scriptedCalls{
-		{"name taken (OX-1)", script{taken.To(postDisk), named("detached")}, codes.OK, "", ""},
-		{"quota full", script{full.To(postDisk), named("detached")}, codes.OK, "", ""},
-		{"attached by now", script{taken.To(postDisk), named(here)}, codes.OK, "", ""},
-		{"being snapshotted", script{taken.To(postDisk), named("maintenance")}, codes.OK, "", ""},
+		{"name taken (OX-1)", script{taken.To(postDisk), named("detached")}, ok},
+		{"quota full", script{full.To(postDisk), named("detached")}, ok},
+		{"attached by now", script{taken.To(postDisk), named(here)}, ok},
+		{"being snapshotted", script{taken.To(postDisk), named("maintenance")}, ok},
 	}.try(t, createRequest(), blank)
 }
 
@@ -174,8 +169,7 @@ func TestAnotherVolumeWithTheNameIsReported(t *testing.T) { // CV-19
 		t.Run(name, func(t *testing.T) {
 			r := createRequest()
 			r.CapacityRange = csitest.Range(10*volume.GiB, 10*volume.GiB)
-			c := rackThat(t, taken.To(postDisk), named("detached", change))
-			csitest.Want(t, csitest.Call(t.Context(), c, r), codes.AlreadyExists, csierr.VolumeExists)
+			fails(csierr.VolumeExists)(t, scripted(t, r, taken.To(postDisk), named("detached", change)))
 		})
 	}
 }
@@ -186,36 +180,33 @@ func TestADiskBeingCreatedIsAwaited(t *testing.T) { // CV-20
 	must(t, csitest.Call(t.Context(), c, createRequest()))
 	ctx, cancel := context.WithTimeout(t.Context(), answerMargin)
 	defer cancel()
-	csitest.Want(t, csitest.Call(ctx, c, createRequest()), codes.Aborted, csierr.DiskBusy)
+	fails(csierr.DiskBusy)(t, csitest.Call(ctx, c, createRequest()))
 }
 
 func TestFailedCreations(t *testing.T) {
 	faulted := slices.Clip(script{created(postDisk, diskOf("faulted"))})
 	scriptedCalls{
 		{"a disk of the name is faulted (CV-21)", script{taken.To(postDisk), named("faulted")},
-			codes.Aborted, csierr.DiskFaulted, ""},
+			coded(codes.Aborted, csierr.DiskFaulted)},
 		{"a disk is made faulted, and deleted (CV-21)", append(faulted, noInstances, shown("faulted"),
-			deleted), codes.Internal, csierr.DiskFaulted, "deleted again"},
+			deleted), coded(codes.Internal, csierr.DiskFaulted, "deleted again")},
 		{"a disk is made faulted and does not stay so (CV-21)", script{faulted[0], noInstances, free},
-			codes.Aborted, csierr.DiskBusy, ""},
+			fails(csierr.DiskBusy)},
 		{"a disk that is made faulted and that an instance has (CV-21)", append(faulted, oneInstance,
-			listing(diskOf("faulted"))), codes.Unavailable, csierr.EffectUnknown, racktest.Instance},
+			listing(diskOf("faulted"))), fails(csierr.EffectUnknown, racktest.Instance)},
 		{"a disk that is made faulted and cannot be deleted (CV-21)", append(faulted, noInstances,
-			shown("faulted"), forbidden.To(racktest.DeleteDisk)), codes.Unavailable, csierr.EffectUnknown,
-			"Forbidden"},
-		{"a full quota (CV-22, B-44)", script{full.To(postDisk), noName}, codes.ResourceExhausted,
-			csierr.RackFull, ""},
+			shown("faulted"), forbidden.To(racktest.DeleteDisk)), fails(csierr.EffectUnknown, "Forbidden")},
+		{"a full quota (CV-22, B-44)", script{full.To(postDisk), noName}, fails(csierr.RackFull)},
 		{"a project that only the create does not find", script{racktest.NotFound.To(postDisk),
-			ownProject, ownUser, noName}, codes.NotFound, csierr.ProjectNotFound, ""},
-		{"a missing project", script{racktest.NotFound.To(postDisk), noProject}, codes.Unavailable,
-			csierr.EffectUnknown, "ProjectNotFound"},
+			ownProject, ownUser, noName}, coded(codes.NotFound, csierr.ProjectNotFound)},
+		{"a missing project", script{racktest.NotFound.To(postDisk), noProject},
+			fails(csierr.EffectUnknown, "ProjectNotFound")},
 		{"a token that is refused when the disk is there", script{racktest.Error(401, "Unauthorized",
-			"no").To(postDisk), ownProject, ownUser, later.To(viewName)}, codes.Unavailable,
-			csierr.RackUnavailable, ""},
+			"no").To(postDisk), ownProject, ownUser, later.To(viewName)}, fails(csierr.RackUnavailable)},
 		{"a disk that was being created is gone (CV-20)", script{taken.To(postDisk), named("creating"),
-			noDisk}, codes.Aborted, csierr.DiskBusy, ""},
-		{"a disk that had the name is gone (CV-20)", script{taken.To(postDisk), noName}, codes.Aborted,
-			csierr.DiskBusy, ""},
+			noDisk}, fails(csierr.DiskBusy)},
+		{"a disk that had the name is gone (CV-20)", script{taken.To(postDisk), noName},
+			fails(csierr.DiskBusy)},
 	}.try(t, createRequest(), nil)
 }
 
@@ -234,25 +225,22 @@ func TestAnInvalidResponseIsRejected(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer := created(postDisk, diskOf("creating", change))
-			_, err := rackThat(t, answer, noName).CreateVolume(t.Context(), createRequest())
-			csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
+			fails(csierr.RackResponseInvalid)(t, scripted(t, createRequest(), answer, noName))
 			// If the disk was created all the same, the next call finds it.
-			_, err = rackThat(t, answer, named("detached")).CreateVolume(t.Context(), createRequest())
-			must(t, err)
+			must(t, scripted(t, createRequest(), answer, named("detached")))
 		})
 	}
 }
 
 func TestAnUnclearCreateIsResolvedByTheName(t *testing.T) { // OX-8
 	scriptedCalls{
-		{"the disk is there", script{named("detached")}, codes.OK, "", ""},
-		{"it is being made", script{named("creating"), free}, codes.OK, "", ""},
+		{"the disk is there", script{named("detached")}, ok},
+		{"it is being made", script{named("creating"), free}, ok},
 		{"another has the name", script{named("detached", with("description", "mine"))},
-			codes.Unavailable, csierr.EffectUnknown, ""},
-		{"a disk that is faulted", script{named("faulted")}, codes.Aborted, csierr.DiskFaulted, ""},
-		{"it cannot be read", script{forbidden.To(viewName)}, codes.Unavailable,
-			csierr.EffectUnknown, ""},
-		{"no disk has the name", script{noName}, codes.Unavailable, csierr.RackUnavailable, ""},
+			fails(csierr.EffectUnknown)},
+		{"a disk that is faulted", script{named("faulted")}, coded(codes.Aborted, csierr.DiskFaulted)},
+		{"it cannot be read", script{forbidden.To(viewName)}, fails(csierr.EffectUnknown)},
+		{"no disk has the name", script{noName}, fails(csierr.RackUnavailable)},
 	}.after(lostCreate).try(t, createRequest(), nil)
 }
 
@@ -297,8 +285,7 @@ func TestParametersReachTheDisk(t *testing.T) {
 				}})...)
 			r := createRequest()
 			r.Parameters = test.parameters
-			answer, err := c.CreateVolume(t.Context(), r)
-			must(t, err)
+			answer := csitest.Got(c.CreateVolume(t.Context(), r))(t)
 			want := maps.Clone(blank.GetVolume().GetVolumeContext())
 			maps.Copy(want, test.context)
 			if got := answer.GetVolume().GetVolumeContext(); !maps.Equal(got, want) {
@@ -311,8 +298,8 @@ func TestParametersReachTheDisk(t *testing.T) {
 func TestARepeatedCreateAfterItsImageWasDeleted(t *testing.T) { // CV-18
 	r := parameter("imageId", racktest.Image)
 	scriptedCalls{
-		{"it was made", script{named("detached", with("image_id", racktest.Image))}, codes.OK, "", ""},
-		{"it was not made", script{noName}, codes.InvalidArgument, csierr.ImageNotFound, ""},
+		{"it was made", script{named("detached", with("image_id", racktest.Image))}, ok},
+		{"it was not made", script{noName}, fails(csierr.ImageNotFound)},
 	}.after(racktest.NotFound.To(viewImage)).try(t, r, nil)
 }
 
@@ -331,67 +318,60 @@ func TestVolumesFromSnapshots(t *testing.T) { // CV-23
 			tagged(volume.Tag{Name: "pvc-1", Cluster: "blue", BlockSize: 512}))
 	}
 	for _, test := range []struct {
-		name   string
-		req    *csi.CreateVolumeRequest
-		lines  script
-		code   codes.Code
-		reason csierr.Reason
+		name  string
+		req   *csi.CreateVolumeRequest
+		lines script
+		ends  func(*testing.T, error)
 	}{
-		{"is two requests (D-18)", restored, script{ready, created(postDisk, made)}, codes.OK, ""},
+		{"is two requests (D-18)", restored, script{ready, created(postDisk, made)}, ok},
 		{"an unknown snapshot (CV-14)", restored, script{noSnap, ownProject, ownUser, noName},
-			codes.NotFound, csierr.SnapshotNotFound},
+			fails(csierr.SnapshotNotFound)},
 		{"a snapshot that went after the restore (CV-18)", restored, script{noSnap, ownProject, ownUser,
-			named("detached", with("snapshot_id", racktest.Snapshot))}, codes.OK, ""},
+			named("detached", with("snapshot_id", racktest.Snapshot))}, ok},
 		{"a name that is taken and a snapshot that is gone", restored, script{noSnap, ownProject,
-			ownUser, named("detached")}, codes.NotFound, csierr.SnapshotNotFound},
+			ownUser, named("detached")}, fails(csierr.SnapshotNotFound)},
 		{"the snapshot's disk shows other blocks (CV-15)", in512, script{ready, free},
-			codes.InvalidArgument, csierr.SourceIncompatible},
+			fails(csierr.SourceIncompatible)},
 		{"the snapshot's tag tells other blocks (CV-15)", in512, script{inBlocks(2048)},
-			codes.InvalidArgument, csierr.SourceIncompatible},
+			fails(csierr.SourceIncompatible)},
 		{"the snapshot's tag tells the blocks (CV-15)", in512, script{inBlocks(512),
-			created(postDisk, restoredAs("creating", 512))}, codes.OK, ""},
+			created(postDisk, restoredAs("creating", 512))}, ok},
 		{"a tag that was copied tells no blocks (CV-15)", in512, script{snap("ready", with("name",
 			"by-hand"), tagged(volume.Tag{Name: "snap-1", Cluster: "blue",
-			BlockSize: 512})), free}, codes.InvalidArgument, csierr.SourceIncompatible},
+			BlockSize: 512})), free}, fails(csierr.SourceIncompatible)},
 		{"neither tag nor disk tells the blocks (CV-15)", in512, script{ready, noDisk, ownProject,
-			ownUser, noName}, codes.InvalidArgument, csierr.SourceIncompatible},
+			ownUser, noName}, fails(csierr.SourceIncompatible)},
 		{"neither tells the blocks of a volume that exists (CV-18)", in512, script{ready,
-			noDisk, ownProject, ownUser, racktest.OK(viewName, restoredAs("detached", 512))}, codes.OK, ""},
-		{"a volume that is shown with other blocks is not deleted (CV-19)", in512,
-			script{inBlocks(512), taken.To(postDisk), racktest.OK(viewName, restoredAs("detached", 2048))},
-			codes.AlreadyExists, csierr.VolumeExists},
+			noDisk, ownProject, ownUser, racktest.OK(viewName, restoredAs("detached", 512))}, ok},
+		{"a volume that is shown with other blocks is not deleted (CV-19)", in512, script{inBlocks(512),
+			taken.To(postDisk), racktest.OK(viewName, restoredAs("detached", 2048))},
+			fails(csierr.VolumeExists)},
 		{"a volume in use that is shown with other blocks is not deleted (CV-19)", in512,
-			script{inBlocks(512), taken.To(postDisk), racktest.OK(viewName,
-				restoredAs(here, 2048))}, codes.AlreadyExists, csierr.VolumeExists},
+			script{inBlocks(512), taken.To(postDisk), racktest.OK(viewName, restoredAs(here, 2048))},
+			fails(csierr.VolumeExists)},
 		{"another image in the response", parameter("imageId", racktest.Image), script{racktest.OK(
-			viewImage, `{"id":"`+racktest.Disk+`","size":1}`)}, codes.Unavailable,
-			csierr.RackResponseInvalid},
+			viewImage, `{"id":"`+racktest.Disk+`","size":1}`)}, fails(csierr.RackResponseInvalid)},
 		{"an image of another project (CV-15)", parameter("imageId", racktest.Image),
 			script{racktest.OK(viewImage, racktest.JSON(map[string]any{"id": racktest.Image,
 				"size": volume.GiB, "block_size": 512, "project_id": racktest.Disk})),
-				racktest.Refused.To(postDisk)}, codes.InvalidArgument, csierr.SourceIncompatible},
+				racktest.Refused.To(postDisk)}, fails(csierr.SourceIncompatible)},
 		{"a refusal for another reason", restored, script{ready, racktest.Refused.To(postDisk)},
-			codes.Internal, csierr.RackError},
-		{"a snapshot in the making (CV-16)", restored, script{snap("creating")}, codes.FailedPrecondition,
-			csierr.SnapshotNotReady},
-		{"a faulted snapshot (CV-16)", restored, script{snap("faulted")}, codes.FailedPrecondition,
-			csierr.SnapshotFaulted},
+			fails(csierr.RackError)},
+		{"a snapshot in the making (CV-16)", restored, script{snap("creating")},
+			fails(csierr.SnapshotNotReady)},
+		{"a faulted snapshot (CV-16)", restored, script{snap("faulted")}, fails(csierr.SnapshotFaulted)},
 		{"a destroyed snapshot (CV-16)", restored, script{snap("destroyed"), ownProject, ownUser, noName},
-			codes.NotFound, csierr.SnapshotNotFound},
-		{"a limit below the snapshot (CV-17)", small, script{ready}, codes.OutOfRange,
-			csierr.CapacityOutOfRange},
+			fails(csierr.SnapshotNotFound)},
+		{"a limit below the snapshot (CV-17)", small, script{ready}, fails(csierr.CapacityOutOfRange)},
 		{"a snapshot without a size", restored, script{snap("ready", with("size", 0))},
-			codes.Unavailable, csierr.RackResponseInvalid},
+			fails(csierr.RackResponseInvalid)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := rackThat(t, test.lines...).CreateVolume(t.Context(), test.req)
-			if test.code != codes.OK {
-				csitest.Want(t, err, test.code, test.reason)
-				return
+			if test.ends(t, err); err == nil {
+				csitest.SameMessage(t, answer.GetVolume().GetContentSource(),
+					fromSnapshot(racktest.Snapshot)) // CV-23
 			}
-			must(t, err)
-			csitest.SameMessage(t, answer.GetVolume().GetContentSource(),
-				fromSnapshot(racktest.Snapshot)) // CV-23
 		})
 	}
 }
@@ -410,10 +390,9 @@ func TestARestoredVolumeRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 			r := from(fromSnapshot(racktest.Snapshot))
 			want := volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginSnapshot,
 				Use: volume.UseFilesystem, SourceBytes: 10 * volume.GiB, FilesystemUUID: test.uuid}
-			_, err := rackThat(t, racktest.OK(viewSnap, test.snapshot), racktest.Exchange{Want: postDisk,
+			must(t, scripted(t, r, racktest.OK(viewSnap, test.snapshot), racktest.Exchange{Want: postDisk,
 				Status: 201, Body: diskOf("creating", with("snapshot_id", racktest.Snapshot)),
-				Check: tags(want)}).CreateVolume(t.Context(), r)
-			must(t, err)
+				Check: tags(want)}))
 		})
 	}
 }
@@ -421,52 +400,48 @@ func TestARestoredVolumeRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 func TestDeletingVolumes(t *testing.T) {
 	byCapitals := &csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(racktest.Disk)}
 	scriptedCalls{
-		{"of a disk that is gone (DV-2)", gone, codes.OK, "", ""},
+		{"of a disk that is gone (DV-2)", gone, ok},
 		{"of a disk that the rack calls destroyed (DV-2)", script{shown("destroyed"), ownProject, ownUser,
-			shown("destroyed")}, codes.OK, "", ""},
-		{"of a disk that cannot be seen (OX-6)", script{noDisk, noProject}, codes.PermissionDenied,
-			csierr.ProjectNotFound, ""},
+			shown("destroyed")}, ok},
+		{"of a disk that cannot be seen (OX-6)", script{noDisk, noProject}, unseen},
 		{"of a disk made by hand (D-69)", script{shown("detached", with("description", "the boot disk"))},
-			codes.FailedPrecondition, csierr.DiskNotOurs, "Retain"},
+			fails(csierr.DiskNotOurs, "Retain")},
 		{"of an attached disk made by hand (D-69)", script{shown(here, with("description", ""))},
-			codes.FailedPrecondition, csierr.DiskNotOurs, ""},
+			fails(csierr.DiskNotOurs)},
 		{"of a disk that the rack began to delete and gave up", script{shown("faulted", with("name",
-			"deleted-"+racktest.Disk)), noInstances, shown("faulted"), deleted}, codes.OK, "", ""},
+			"deleted-"+racktest.Disk)), noInstances, shown("faulted"), deleted}, ok},
 		{"of a faulted disk that an instance still has", script{shown("faulted"), oneInstance,
-			listing(diskOf("faulted"))}, codes.FailedPrecondition, csierr.DiskAttached, racktest.Instance},
+			listing(diskOf("faulted"))}, fails(csierr.DiskAttached, racktest.Instance)},
 		{"of a faulted disk that no instance has", script{shown("faulted"), oneInstance, alone,
-			shown("faulted"), deleted}, codes.OK, "", ""},
+			shown("faulted"), deleted}, ok},
 		{"of a faulted disk whose holders are not known", script{shown("faulted"), oneInstance,
-			later.To(beside)}, codes.Unavailable, csierr.RackUnavailable, ""},
-		{"of an attached disk (DV-3)", script{held}, codes.FailedPrecondition, csierr.DiskAttached,
-			racktest.Instance},
-		{"of a disk being detached (DV-3)", script{shown(detaching)}, codes.FailedPrecondition,
-			csierr.DiskAttached, "detaching"},
+			later.To(beside)}, fails(csierr.RackUnavailable)},
+		{"of an attached disk (DV-3)", script{held}, fails(csierr.DiskAttached, racktest.Instance)},
+		{"of a disk being detached (DV-3)", script{shown(detaching)}, fails(csierr.DiskAttached,
+			"detaching")},
 		{"of a disk in a snapshot (DV-3)", script{shown("maintenance"), noDelete, shown("maintenance")},
-			codes.Aborted, csierr.DiskBusy, ""},
+			fails(csierr.DiskBusy)},
 		{"of a disk whose import was not finalized (DV-3)", script{shown("import_ready"), noDelete,
-			shown("import_ready")}, codes.FailedPrecondition, csierr.DiskImporting, "finalize"},
+			shown("import_ready")}, fails(csierr.DiskImporting, "finalize")},
 		{"of a faulted disk that the rack keeps", script{shown("faulted"), noInstances, shown("faulted"),
-			noDelete, shown("faulted")}, codes.Internal, csierr.RackError, ""},
+			noDelete, shown("faulted")}, fails(csierr.RackError)},
 	}.try(t, byCapitals, nil)
 	scriptedCalls{
-		{"is a read and one request", script{deleted}, codes.OK, "", ""},
+		{"is a read and one request", script{deleted}, ok},
 		{"of a disk that is deleted between read and request (DV-2)", script{racktest.NotFound.To(
-			racktest.DeleteDisk), noDisk, ownProject, ownUser, noDisk}, codes.OK, "", ""},
+			racktest.DeleteDisk), noDisk, ownProject, ownUser, noDisk}, ok},
 		{"of a disk that exists although the rack does not find it (OX-6)",
-			script{racktest.NotFound.To(racktest.DeleteDisk), free}, codes.Aborted, csierr.DiskBusy, ""},
+			script{racktest.NotFound.To(racktest.DeleteDisk), free}, fails(csierr.DiskBusy)},
 		{"of a disk that cannot be seen now (OX-6)", script{racktest.NotFound.To(racktest.DeleteDisk),
-			noDisk, noProject}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
+			noDisk, noProject}, unseen},
 		{"of a disk with dependents (DV-4)", script{racktest.Error(409, "Conflict",
-			"disk has dependents").To(racktest.DeleteDisk), free}, codes.FailedPrecondition, csierr.Conflict,
-			""},
+			"disk has dependents").To(racktest.DeleteDisk), free}, fails(csierr.Conflict)},
 		{"by something that is no rack (DV-6)", script{{Want: racktest.DeleteDisk, Status: 200,
-			Body: "<html>welcome"}}, codes.Unavailable, csierr.RackUnavailable, ""},
+			Body: "<html>welcome"}}, fails(csierr.RackUnavailable)},
 	}.after(free).try(t, byCapitals, nil)
 	scriptedCalls{
-		{"of a disk that is attached meanwhile (DV-3)", script{held}, codes.FailedPrecondition,
-			csierr.DiskAttached, ""},
-		{"of a disk that is free again", script{free}, codes.Aborted, csierr.DiskBusy, ""},
+		{"of a disk that is attached meanwhile (DV-3)", script{held}, fails(csierr.DiskAttached)},
+		{"of a disk that is free again", script{free}, fails(csierr.DiskBusy)},
 	}.after(free, noDelete).try(t, byCapitals, nil)
 }
 

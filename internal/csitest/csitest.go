@@ -42,6 +42,37 @@ func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason, words 
 	Presentable(t, err, code)
 }
 
+// OK ends the test on an error. It is the check of a call that succeeds, as Fails is of one that
+// fails.
+func OK(t *testing.T, err error) {
+	t.Helper()
+	Must(t, err)
+}
+
+// Fails returns the check that a call has failed with the reason, in the sense of Want. The code has
+// to be the reason's own, which docs/reasons.md lists.
+func Fails(reason csierr.Reason, words ...string) func(*testing.T, error) {
+	own, _ := csierr.Explain(reason)
+	return Coded(own.Code, reason, words...)
+}
+
+// Coded is like Fails, for a call in which the reason has another code.
+func Coded(code codes.Code, reason csierr.Reason, words ...string) func(*testing.T, error) {
+	return func(t *testing.T, err error) {
+		t.Helper()
+		Want(t, err, code, reason, words...)
+	}
+}
+
+// Got returns a function that ends the test on an error, and otherwise returns the value.
+func Got[T any](value T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		Must(t, err)
+		return value
+	}
+}
+
 // Call calls the method of a service that takes the request.
 func Call(ctx context.Context, service any, request proto.Message) error {
 	_, err := Answer(ctx, service, request)
