@@ -11,7 +11,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-var must = csitest.Must
+var (
+	must         = csitest.Must
+	fails, coded = csitest.Fails, csitest.Coded
+)
 
 func TestAccessModes(t *testing.T) { // D-16
 	fine := map[csi.VolumeCapability_AccessMode_Mode]bool{
@@ -78,91 +81,73 @@ func TestCapabilities(t *testing.T) { // CV-4, CV-5
 			}
 		})
 	}
-	csitest.Want(t, CheckCapabilities(nil), codes.InvalidArgument, csierr.FieldMissing)
-	csitest.Want(t, CheckCapabilities([]*csi.VolumeCapability{block, csitest.Filesystem("ntfs")}),
-		codes.InvalidArgument, csierr.CapabilityUnsupported)
 	loop := csitest.Filesystem("ext4")
 	loop.GetMount().MountFlags = []string{"noatime", "loop=/tweety"}
-	csitest.Want(t, CheckCapabilities([]*csi.VolumeCapability{block, loop}),
-		codes.InvalidArgument, csierr.MountFlags)
-	csitest.Want(t, CheckCapabilities([]*csi.VolumeCapability{block, nil}),
-		codes.InvalidArgument, csierr.CapabilityInvalid)
-}
-
-func sizeFor(r *csi.CapacityRange, floor, ceiling int64) (int64, error) {
-	parsed, err := ParseCapacityRange(r)
-	if err != nil {
-		return 0, err
+	fails(csierr.FieldMissing)(t, CheckCapabilities(nil))
+	for _, c := range []struct {
+		bad  *csi.VolumeCapability
+		ends func(*testing.T, error)
+	}{
+		{csitest.Filesystem("ntfs"), fails(csierr.CapabilityUnsupported)},
+		{loop, coded(codes.InvalidArgument, csierr.MountFlags)},
+		{nil, fails(csierr.CapabilityInvalid)},
+	} {
+		c.ends(t, CheckCapabilities([]*csi.VolumeCapability{block, c.bad}))
 	}
-	return parsed.DiskSize(floor, ceiling)
 }
 
 func TestDiskSize(t *testing.T) { // CV-11, CV-12
 	const bytes, half = 1, int64(GiB / 2)
+	tooLarge, invalid := fails(csierr.CapacityOutOfRange), fails(csierr.CapacityInvalid)
 	for _, test := range []struct {
 		name  string
 		r     *csi.CapacityRange
 		floor int64
-		want  int64 // in GiB; 0 means refused with the code
-		code  codes.Code
+		want  int64                   // in GiB
+		ends  func(*testing.T, error) // nil means success
 	}{
-		{"nothing asked", nil, 0, 10, 0},
-		{"one byte is one GiB", csitest.Range(bytes, 0), 0, 1, 0},
-		{"whole GiB stay", csitest.Range(5*GiB, 0), 0, 5, 0},
-		{"one and a half become two (D-22)", csitest.Range(GiB+half, 0), 0, 2, 0},
-		{"an exact size", csitest.Range(3*GiB, 3*GiB), 0, 3, 0},
-		{"only a limit above the default", csitest.Range(0, 100*GiB), 0, 10, 0},
-		{"only a limit below it", csitest.Range(0, 3*GiB+half), 0, 3, 0},
-		{"the largest", csitest.Range(1023*GiB, 0), 0, 1023, 0},
-		{"limit below required (E-25)", csitest.Range(3*GiB, 2*GiB), 0, 0, codes.OutOfRange},
-		{"a range that is empty", csitest.Range(0, 0), 0, 0, codes.InvalidArgument},
-		{"negative required", csitest.Range(-1, 0), 0, 0, codes.InvalidArgument},
-		{"a source without a range (CV-17)", nil, 4 * GiB, 4, 0},
-		{"a source in a larger volume (CV-17)", csitest.Range(6*GiB, 0), 4 * GiB, 6, 0},
-		{"a source above required and below the limit (E-25)", csitest.Range(GiB, 9*GiB), 4 * GiB, 4, 0},
-		{"a source with only a limit", csitest.Range(0, 90*GiB), 4 * GiB, 4, 0},
-		{"an image that is no whole GiB", nil, GiB + 512, 2, 0},
+		{"nothing asked", nil, 0, 10, nil},
+		{"one byte is one GiB", csitest.Range(bytes, 0), 0, 1, nil},
+		{"whole GiB stay", csitest.Range(5*GiB, 0), 0, 5, nil},
+		{"one and a half become two (D-22)", csitest.Range(GiB+half, 0), 0, 2, nil},
+		{"an exact size", csitest.Range(3*GiB, 3*GiB), 0, 3, nil},
+		{"only a limit above the default", csitest.Range(0, 100*GiB), 0, 10, nil},
+		{"only a limit below it", csitest.Range(0, 3*GiB+half), 0, 3, nil},
+		{"the largest", csitest.Range(1023*GiB, 0), 0, 1023, nil},
+		{"limit below required (E-25)", csitest.Range(3*GiB, 2*GiB), 0, 0, tooLarge},
+		{"a range that is empty", csitest.Range(0, 0), 0, 0, invalid},
+		{"negative required", csitest.Range(-1, 0), 0, 0, invalid},
+		{"a source without a range (CV-17)", nil, 4 * GiB, 4, nil},
+		{"a source in a larger volume (CV-17)", csitest.Range(6*GiB, 0), 4 * GiB, 6, nil},
+		{"a source above required and below the limit (E-25)", csitest.Range(GiB, 9*GiB), 4 * GiB, 4,
+			nil},
+		{"a source with only a limit", csitest.Range(0, 90*GiB), 4 * GiB, 4, nil},
+		{"an image that is no whole GiB", nil, GiB + 512, 2, nil},
+		{"a limit below the source", csitest.Range(0, 3*GiB), 4 * GiB, 0,
+			fails(csierr.CapacityOutOfRange, "less than the source, which")},
+		{"a limit between source and whole GiB", csitest.Range(0, 3*GiB+1), 3*GiB + 1, 0,
+			fails(csierr.CapacityOutOfRange, "is above limit_bytes")},
+		{"a range between whole GiB", csitest.Range(GiB+1, GiB+2), 0, 0,
+			fails(csierr.CapacityOutOfRange, "disks have whole GiB, at l")},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := sizeFor(test.r, test.floor, MaxDistributedBytes)
-			if test.want == 0 {
-				reason := csierr.CapacityOutOfRange
-				if test.code == codes.InvalidArgument {
-					reason = csierr.CapacityInvalid
-				}
-				csitest.Want(t, err, test.code, reason)
-				return
+			r, err := ParseCapacityRange(test.r)
+			var got int64
+			if err == nil {
+				got, err = r.DiskSize(test.floor, MaxDistributedBytes)
 			}
-			if err != nil || got != test.want*GiB {
+			if test.ends != nil {
+				test.ends(t, err)
+			} else if err != nil || got != test.want*GiB {
 				t.Errorf("got %d, %v; want %d GiB", got, err, test.want)
 			}
 		})
 	}
-}
-
-func TestARangeContainsItsLimits(t *testing.T) {
-	r, err := ParseCapacityRange(csitest.Range(2*GiB, 3*GiB))
-	must(t, err)
+	r := csitest.Got(ParseCapacityRange(csitest.Range(2*GiB, 3*GiB)))(t)
 	for size, want := range map[int64]bool{2*GiB - 1: false, 2 * GiB: true, 3 * GiB: true,
 		3*GiB + 1: false} {
 		if got := r.Contains(size); got != want {
 			t.Errorf("%d bytes are in it: %v, want %v", size, got, want)
-		}
-	}
-}
-
-func TestARefusedCapacityNamesTheViolatedLimit(t *testing.T) {
-	for want, c := range map[string]struct {
-		r     *csi.CapacityRange
-		floor int64
-	}{
-		"less than the source, which": {csitest.Range(0, 3*GiB), 4 * GiB},
-		"is above limit_bytes":        {csitest.Range(0, 3*GiB+1), 3*GiB + 1},
-		"disks have whole GiB, at l":  {csitest.Range(GiB+1, GiB+2), 0},
-	} {
-		if _, err := sizeFor(c.r, c.floor, MaxDistributedBytes); err == nil ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %q", err, want)
 		}
 	}
 }

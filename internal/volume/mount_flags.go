@@ -78,30 +78,20 @@ type FlagSet struct {
 var FilesystemFlags = map[string]FlagSet{
 	Ext3: {strings.Fields(extWords), extValues},
 	Ext4: {strings.Fields(extWords + " delalloc nodelalloc dioread_lock dioread_nolock"), extValues},
-	XFS: {
-		strings.Fields("bsdgroups discard filestreams grpid inode32 inode64 largeio noalign nodiscard " +
-			"nogrpid nolargeio noquota nouuid swalloc sysvgroups wsync"),
+	XFS: {strings.Fields("bsdgroups discard filestreams grpid inode32 inode64 largeio noalign " +
+		"nodiscard nogrpid nolargeio noquota nouuid swalloc sysvgroups wsync"), map[string]Values{
+		"allocsize": powerOfTwo("64k", "1g"), // the largest page of an architecture is 64 KiB
+		"logbsize":  powerOfTwo("16k", "256k"), "logbufs": numberFrom(2, 8),
+	}},
+	Btrfs: {strings.Fields("acl autodefrag barrier compress compress-force datacow datasum discard " +
+		"flushoncommit noacl noautodefrag nodatacow nodatasum nodiscard noflushoncommit nossd " +
+		"nossd_spread notreelog skip_balance ssd ssd_spread treelog user_subvol_rm_allowed"),
 		map[string]Values{
-			"allocsize": powerOfTwo("64k", "1g"), // the largest page of an architecture is 64 KiB
-			"logbsize":  powerOfTwo("16k", "256k"),
-			"logbufs":   numberFrom(2, 8),
-		},
-	},
-	Btrfs: {
-		strings.Fields("acl autodefrag barrier compress compress-force datacow datasum discard " +
-			"flushoncommit noacl noautodefrag nodatacow nodatasum nodiscard noflushoncommit nossd " +
-			"nossd_spread notreelog skip_balance ssd ssd_spread treelog user_subvol_rm_allowed"),
-		map[string]Values{
-			"commit":         numberFrom(1, 300),
-			"compress":       compression,
-			"compress-force": compression,
-			"discard":        anyOf("sync", "async"),
-			"max_inline":     numberFrom(0, 4096),
-			"metadata_ratio": numberFrom(0, 100),
-			"space_cache":    anyOf("v2"),
-			"thread_pool":    numberFrom(1, 256),
-		},
-	},
+			"commit": numberFrom(1, 300), "compress": compression, "compress-force": compression,
+			"discard": anyOf("sync", "async"), "max_inline": numberFrom(0, 4096),
+			"metadata_ratio": numberFrom(0, 100), "space_cache": anyOf("v2"),
+			"thread_pool": numberFrom(1, 256),
+		}},
 }
 
 // The flags of ext3, which the kernel's ext4 mounts.
@@ -168,13 +158,11 @@ func ParseMountFlags(fsType string, flags []string) (MountOptions, error) {
 			return MountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d has an unbalanced quote or "+
 				"a NUL", i+1)
 		}
-		for _, word := range words {
-			if !o.add(fsType, word, i+1) {
-				return MountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d is not allowed for %s, or "+
-					"has a value that is not allowed, or contradicts another flag; docs/configuration.md lists "+
-					"what is allowed; correct mountOptions of the StorageClass and, of a volume that exists, "+
-					"those of its PersistentVolume", i+1, fsType)
-			}
+		if slices.ContainsFunc(words, func(word string) bool { return !o.add(fsType, word, i+1) }) {
+			return MountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d is not allowed for %s, or "+
+				"has a value that is not allowed, or contradicts another flag; docs/configuration.md lists "+
+				"what is allowed; correct mountOptions of the StorageClass and, of a volume that exists, "+
+				"those of its PersistentVolume", i+1, fsType)
 		}
 	}
 	o.Given = len(flags) > 0
@@ -267,9 +255,7 @@ func (o *MountOptions) AddData(key string) {
 // always shows: those of the mount, and sync, dirsync and lazytime. Other options of a filesystem
 // are not compared, because mountinfo may show them in another form, or not at all.
 var (
-	shownMountFlags = []string{
-		"ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "relatime", "nosymfollow",
-	}
+	shownMountFlags = strings.Fields("ro nosuid nodev noexec noatime nodiratime relatime nosymfollow")
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
 )
 
@@ -277,14 +263,8 @@ var (
 func (o MountOptions) Shown() []string {
 	words := attrWords(o.Attr)
 	for _, f := range shownSuperFlags {
-		on, off := slices.Index(o.Super, f), -1
-		switch f {
-		case "sync":
-			off = slices.Index(o.Super, "async")
-		case "lazytime":
-			off = slices.Index(o.Super, "nolazytime")
-		}
-		if on > off {
+		off := map[string]string{"sync": "async", "lazytime": "nolazytime"}[f]
+		if slices.Index(o.Super, f) > slices.Index(o.Super, off) {
 			words = append(words, f)
 		}
 	}
@@ -294,38 +274,27 @@ func (o MountOptions) Shown() []string {
 
 func attrWords(attr uint64) []string {
 	var words []string
-	for _, w := range []struct {
-		bit  uint64
-		word string
-	}{
-		{AttrReadOnly, "ro"}, {attrNoSUID, "nosuid"}, {attrNoDev, "nodev"}, {attrNoExec, "noexec"},
-		{attrNoAtime, "noatime"}, {attrNoDirAtime, "nodiratime"}, {attrNoSymFollow, "nosymfollow"},
-	} {
-		if attr&w.bit != 0 {
-			words = append(words, w.word)
+	for _, word := range shownMountFlags {
+		on := attr&attrFlags[word].set != 0
+		if word == "relatime" {
+			on = attr&(attrNoAtime|attrStrictAtime) == 0
 		}
-	}
-	if attr&(attrNoAtime|attrStrictAtime) == 0 {
-		words = append(words, "relatime")
+		if on {
+			words = append(words, word)
+		}
 	}
 	return words
 }
 
 // ShownFlags returns the comparable flags in the two lists of a mountinfo line, sorted.
 func ShownFlags(mount, super string) []string {
-	var words []string
-	for w := range strings.SplitSeq(mount, ",") {
-		if slices.Contains(shownMountFlags, w) {
-			words = append(words, w)
-		}
+	of := func(list string, flags []string) []string {
+		return slices.DeleteFunc(strings.Split(list, ","), func(word string) bool {
+			return !slices.Contains(flags, word)
+		})
 	}
-	for w := range strings.SplitSeq(super, ",") {
-		if slices.Contains(shownSuperFlags, w) {
-			words = append(words, w)
-		}
-	}
-	slices.Sort(words)
-	return words
+	return slices.Sorted(slices.Values(append(of(mount, shownMountFlags),
+		of(super, shownSuperFlags)...)))
 }
 
 // PublishedFlags returns the comparable flags of a publication: those that it copies from the

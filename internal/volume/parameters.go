@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -129,7 +130,10 @@ func ParseParameters(values map[string]string) (Parameters, error) {
 				err = fmt.Errorf("has to be distributed or local, not %.40q", value)
 			}
 		case paramBlockSize:
-			p.BlockSize, err = parseBlockSize(value)
+			p.BlockSize, err = strconv.Atoi(value)
+			if err != nil || !slices.Contains(BlockSizes, p.BlockSize) {
+				err = fmt.Errorf("has to be 512, 2048 or 4096, not %.40q", value)
+			}
 		case ParamImageID:
 			id, ok := ParseID(value)
 			if p.ImageID = id; !ok {
@@ -137,7 +141,7 @@ func ParseParameters(values map[string]string) (Parameters, error) {
 			}
 		case ParamMkfsOptions:
 			if p.MkfsOptions, err = ParseMkfsOptions(value); err != nil {
-				return p, csierr.New(csierr.MkfsOptions, "%s", err.Error())
+				return p, err
 			}
 		case paramPlacement:
 			p.Placement = Placement(value)
@@ -153,30 +157,15 @@ func ParseParameters(values map[string]string) (Parameters, error) {
 			return p, csierr.New(csierr.ParameterInvalid, "%s %s", key, err.Error())
 		}
 	}
-	return p, p.contradiction()
-}
-
-func parseBlockSize(value string) (int, error) {
-	n, err := strconv.Atoi(value)
-	if err != nil || !slices.Contains(BlockSizes, n) {
-		return 0, fmt.Errorf("has to be 512, 2048 or 4096, not %.40q", value)
-	}
-	return n, nil
-}
-
-func (p Parameters) contradiction() error {
-	if p.DiskType != DiskTypeLocal {
-		return nil
-	}
-	switch {
-	case p.BlockSize != 0 && p.BlockSize != localBlockSize:
-		return csierr.New(csierr.ParameterInvalid, "blockSize has to be %d with "+
-			"diskType local", localBlockSize)
-	case p.ImageID != "":
-		return csierr.New(csierr.ParameterInvalid, "imageId cannot be combined with diskType local: "+
+	switch local := p.DiskType == DiskTypeLocal; {
+	case local && p.BlockSize != 0 && p.BlockSize != localBlockSize:
+		return p, csierr.New(csierr.ParameterInvalid, "blockSize has to be %d with diskType local",
+			localBlockSize)
+	case local && p.ImageID != "":
+		return p, csierr.New(csierr.ParameterInvalid, "imageId cannot be combined with diskType local: "+
 			"local disks are created blank")
 	}
-	return nil
+	return p, nil
 }
 
 // Fits returns an error if the parameters do not apply to the capabilities of a disk of that size.
@@ -186,12 +175,9 @@ func (p Parameters) Fits(capabilities []*csi.VolumeCapability, sizeBytes int64) 
 		if c.GetMount() == nil {
 			continue
 		}
-		fsType := c.GetMount().GetFsType()
-		if fsType == "" {
-			fsType = Ext4
-		}
-		if err := p.MkfsOptions.Check(fsType, sizeBytes); err != nil {
-			return csierr.New(csierr.MkfsOptions, "%s", err.Error())
+		err := p.MkfsOptions.Check(cmp.Or(c.GetMount().GetFsType(), Ext4), sizeBytes)
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -203,4 +189,192 @@ func (p Parameters) Largest() int64 {
 		return 1<<63 - GiB // only the rack knows the limit
 	}
 	return MaxDistributedBytes
+}
+
+// MkfsOptions are the options of mkfs that a StorageClass may set: name=value pairs from a list of
+// allowed ones, never free arguments, so that no option overrides a safety check of mkfs or opens a
+// file.
+type MkfsOptions struct {
+	chosen []string // name=value
+}
+
+// mkfsRule has an option's valid values and, for each filesystem that has the option, its argument:
+// the flag, and what precedes the value.
+type mkfsRule struct {
+	valid Values
+	args  map[string]string
+}
+
+var mkfsLabel = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,11}$`)
+
+var mkfsRules = map[string]mkfsRule{
+	"bytesPerInode": {numberFrom(1024, 64<<20), map[string]string{Ext3: "-i ", Ext4: "-i "}},
+	"inodeSize": {anyOf("256", "512", "1024", "2048"),
+		map[string]string{Ext3: "-I ", Ext4: "-I ", XFS: "-i size="}},
+	"fsBlockSize": {anyOf("1024", "2048", "4096"),
+		map[string]string{Ext3: "-b ", Ext4: "-b ", XFS: "-b size="}},
+	"reservedPercent": {numberFrom(0, 50), map[string]string{Ext3: "-m ", Ext4: "-m "}},
+	"reflink":         {anyOf("true", "false"), map[string]string{XFS: "-m reflink="}},
+	"nodeSize": {anyOf("4096", "8192", "16384", "32768", "65536"),
+		map[string]string{Btrfs: "-n "}},
+	"label": {Values{"1 to 12 of A-Z, a-z, 0-9, dot, underscore, hyphen, the first a letter or digit",
+		mkfsLabel.MatchString}, map[string]string{Ext3: "-L ", Ext4: "-L ", XFS: "-L ", Btrfs: "-L "}},
+}
+
+// ParseMkfsOptions parses options such as "bytesPerInode=16384,reservedPercent=0". Empty means
+// none.
+func ParseMkfsOptions(s string) (MkfsOptions, error) {
+	var o MkfsOptions
+	if strings.TrimSpace(s) == "" {
+		return o, nil
+	}
+	for pair := range strings.SplitSeq(s, ",") {
+		name, value, ok := strings.Cut(strings.TrimSpace(pair), "=")
+		rule, known := mkfsRules[name]
+		switch {
+		case !known:
+			return MkfsOptions{}, badMkfsOptions("%.40q is not allowed; allowed are %s", name,
+				allowedMkfsOptions(""))
+		case !ok || !rule.valid.Contains(value):
+			return MkfsOptions{}, badMkfsOptions("%s has to be %s, not %.40q", name, rule.valid.Words, value)
+		case o.Value(name) != "":
+			return MkfsOptions{}, badMkfsOptions("%s is given twice", name)
+		}
+		o.chosen = append(o.chosen, name+"="+value)
+	}
+	return o, nil
+}
+
+func badMkfsOptions(format string, args ...any) error {
+	return csierr.New(csierr.MkfsOptions, "mkfsOptions: "+format, args...)
+}
+
+// String returns the canonical form: what ParseMkfsOptions parses, sorted.
+func (o MkfsOptions) String() string {
+	return strings.Join(slices.Sorted(slices.Values(o.chosen)), ",")
+}
+
+// Check returns an error if an option does not apply to the filesystem, or if mkfs cannot make the
+// filesystem with these options on a disk of that size. Size 0 means not known.
+func (o MkfsOptions) Check(fsType string, sizeBytes int64) error {
+	for _, option := range o.chosen {
+		name, _, _ := strings.Cut(option, "=")
+		if mkfsRules[name].args[fsType] == "" {
+			return badMkfsOptions("%s does not apply to %s; allowed are %s", name, fsType,
+				allowedMkfsOptions(fsType))
+		}
+	}
+	inode, block := o.number("inodeSize", 0), o.number("fsBlockSize", 4096)
+	switch {
+	case fsType == XFS && inode > 0 && (inode < 512 || inode > block/2):
+		return badMkfsOptions("inodeSize=%d: xfs takes 512 up to half of its block size, %d", inode,
+			block)
+	case inode > block:
+		return badMkfsOptions("inodeSize=%d is more than fsBlockSize=%d", inode, block)
+	case (fsType == Ext3 || fsType == Ext4) && sizeBytes > 0 && !o.extFits(fsType, sizeBytes):
+		return badMkfsOptions("bytesPerInode=%d with inodeSize=%d and fsBlockSize=%d leaves too little "+
+			"of %s of %s to files; choose a bytesPerInode of at least twice inodeSize, or a larger "+
+			"fsBlockSize", o.number("bytesPerInode", extBytesPerInode), o.number("inodeSize", extInodeSize),
+			block, SizeText(sizeBytes), fsType)
+	}
+	return nil
+}
+
+// These are the defaults in the driver's configuration of mke2fs.
+const extInodeSize, extBytesPerInode = 256, 16384
+
+// extFits reports whether each block group has room for the metadata that mke2fs puts into it, and
+// for an inode table of at most three quarters of the group. The numbers are those of mke2fs (its
+// ext2fs_initialize), which fails without the room.
+func (o MkfsOptions) extFits(fsType string, sizeBytes int64) bool {
+	const most = 1<<32 - 1
+	block := o.number("fsBlockSize", 4096)
+	blocks, inodes := sizeBytes/block, sizeBytes/o.number("bytesPerInode", extBytesPerInode)
+	descriptor := int64(64)
+	if fsType == Ext3 {
+		descriptor = 32 // without the feature 64bit
+		if max(blocks, inodes) > most {
+			return false
+		}
+	}
+	inodes = min(inodes, most)
+	bitmap := 8 * block // the most blocks or inodes of a group
+	for group := bitmap; group >= 256; group -= 8 {
+		groups := ceil(blocks, group)
+		perGroup := ceil(inodes, groups)
+		if perGroup > bitmap {
+			continue // mke2fs then makes smaller groups
+		}
+		table := ceil(perGroup*o.number("inodeSize", extInodeSize), block)
+		descriptors := ceil(groups*descriptor, block) + block/4 // and those reserved for growth
+		if descriptors > group*3/4 {
+			descriptors = 1 // with meta_bg
+		}
+		return table <= group*3/4 && 3+table+descriptors <= group
+	}
+	return false
+}
+
+func ceil(a, b int64) int64 { return (a + b - 1) / b }
+
+func (o MkfsOptions) number(name string, unset int64) int64 {
+	n, err := strconv.ParseInt(o.Value(name), 10, 64)
+	if err != nil {
+		return unset
+	}
+	return n
+}
+
+// Args returns the options as arguments of the filesystem's mkfs.
+func (o MkfsOptions) Args(fsType string) (args []string) {
+	for _, option := range o.chosen {
+		name, value, _ := strings.Cut(option, "=")
+		if name == "reflink" {
+			value = map[string]string{"true": "1", "false": "0"}[value]
+		}
+		if flag, prefix, known := strings.Cut(mkfsRules[name].args[fsType], " "); known {
+			args = append(args, flag, prefix+value)
+		}
+	}
+	return args
+}
+
+// Value returns the value of an option, or "" if it is not set.
+func (o MkfsOptions) Value(name string) string {
+	for _, option := range o.chosen {
+		if value, ok := strings.CutPrefix(option, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+func allowedMkfsOptions(fsType string) string {
+	var names []string
+	for name, rule := range mkfsRules {
+		if fsType == "" || rule.args[fsType] != "" {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(slices.Sorted(slices.Values(names)), ", ")
+}
+
+// Values are the valid values of an option.
+type Values struct {
+	Words    string // for errors and docs/configuration.md
+	Contains func(value string) bool
+}
+
+func anyOf(values ...string) Values {
+	last := len(values) - 1
+	words := strings.TrimPrefix(strings.Join(values[:last], ", ")+" or "+values[last], " or ")
+	return Values{words, func(value string) bool { return slices.Contains(values, value) }}
+}
+
+// numberFrom accepts decimal numbers in canonical form: no sign, no leading zero.
+func numberFrom(low, high int) Values {
+	return Values{fmt.Sprintf("a number from %d to %d", low, high), func(value string) bool {
+		n, err := strconv.Atoi(value)
+		return err == nil && n >= low && n <= high && fmt.Sprint(n) == value
+	}}
 }

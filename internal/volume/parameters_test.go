@@ -10,7 +10,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc/codes"
 	"sigs.k8s.io/yaml"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
@@ -18,20 +17,19 @@ import (
 )
 
 func TestParseParameters(t *testing.T) { // CV-6
-	p, err := ParseParameters(map[string]string{
+	p := csitest.Got(ParseParameters(map[string]string{
 		"blockSize": "512", "diskType": "distributed", "imageId": strings.ToUpper(someID),
 		"placement":                   "instance",
 		"mkfsOptions":                 "reservedPercent=0,bytesPerInode=16384",
 		"csi.storage.k8s.io/pvc/name": "claim",
 		"csi.storage.k8s.io/node-expand-secret-namespace": "secrets",
-	})
-	must(t, err)
+	}))(t)
 	if p.BlockSize != 512 || p.DiskType != diskTypeDistributed || p.ImageID != someID ||
 		p.Placement != PlacementInstance ||
 		p.MkfsOptions.String() != "bytesPerInode=16384,reservedPercent=0" {
 		t.Errorf("got %+v", p)
 	}
-	p, err = ParseParameters(nil)
+	p, err := ParseParameters(nil)
 	if err != nil || p.DiskType != diskTypeDistributed || p.BlockSize != 0 ||
 		p.Placement != placementRack || p.Largest() != MaxDistributedBytes {
 		t.Errorf("without parameters: %+v, %v", p, err)
@@ -45,28 +43,29 @@ func TestParseParameters(t *testing.T) { // CV-6
 }
 
 func TestBadParametersAreRefusedByName(t *testing.T) { // CV-6
+	type pairs = map[string]string
 	for _, test := range []struct {
-		key, value string
-		reason     csierr.Reason
+		values pairs
+		words  []string // of the error; the only key if there are none
 	}{
-		{"blockSize", "1024", csierr.ParameterInvalid},
-		{"blockSize", "", csierr.ParameterInvalid},
-		{"blockSize", "4096 ", csierr.ParameterInvalid},
-		{"blocksize", "4096", csierr.ParameterInvalid},
-		{"diskType", "crucible", csierr.ParameterInvalid},
-		{"diskType", "", csierr.ParameterInvalid},
-		{"imageId", "ubuntu", csierr.ParameterInvalid},
-		{"mkfsOptions", "-F", csierr.MkfsOptions},
-		{"placement", "node", csierr.ParameterInvalid},
-		{"placement", "", csierr.ParameterInvalid},
-		{"colour", "blue", csierr.ParameterInvalid},
-		{"csi.storage.k8s.io/fstpye", "xfs", csierr.ParameterInvalid},
-		{"csi.storage.k8s.io/pvc", "x", csierr.ParameterInvalid},
-		{"storage.kubernetes.io/whatever", "x", csierr.ParameterInvalid},
+		{pairs{"blockSize": "1024"}, nil}, {pairs{"blockSize": ""}, nil},
+		{pairs{"blockSize": "4096 "}, nil}, {pairs{"blocksize": "4096"}, nil},
+		{pairs{"diskType": "crucible"}, nil}, {pairs{"diskType": ""}, nil},
+		{pairs{"imageId": "ubuntu"}, nil}, {pairs{"placement": "node"}, nil},
+		{pairs{"placement": ""}, nil}, {pairs{"colour": "blue"}, nil},
+		{pairs{"csi.storage.k8s.io/pvc": "x"}, nil}, {pairs{"storage.kubernetes.io/whatever": "x"}, nil},
+		{pairs{"diskType": "local", "blockSize": "512"}, []string{"blockSize"}},
+		{pairs{"diskType": "local", "imageId": someID}, []string{"imageId"}},
 	} {
-		_, err := ParseParameters(map[string]string{test.key: test.value})
-		csitest.Want(t, err, codes.InvalidArgument, test.reason, test.key)
+		words := test.words
+		if words == nil {
+			words = slices.Collect(maps.Keys(test.values))
+		}
+		_, err := ParseParameters(test.values)
+		fails(csierr.ParameterInvalid, words...)(t, err)
 	}
+	_, err := ParseParameters(pairs{"mkfsOptions": "-F"})
+	fails(csierr.MkfsOptions, "mkfsOptions")(t, err)
 	for unknown, nearest := range map[string]string{
 		"csi.storage.k8s.io/fstpye":                    "csi.storage.k8s.io/fstype",
 		"csi.storage.k8s.io/fsType2":                   "csi.storage.k8s.io/fstype",
@@ -76,29 +75,18 @@ func TestBadParametersAreRefusedByName(t *testing.T) { // CV-6
 		"mkfsOption":                                   "mkfsOptions",
 		"imageID":                                      "imageId",
 	} {
-		_, err := ParseParameters(map[string]string{unknown: "x"})
-		if err == nil || !strings.Contains(err.Error(), "nearest known one is "+nearest+"; ") {
-			t.Errorf("%s: got %v, want the nearest to be %s", unknown, err, nearest)
-		}
-	}
-	for _, values := range []map[string]string{
-		{"diskType": "local", "blockSize": "512"},
-		{"diskType": "local", "imageId": someID},
-	} {
-		_, err := ParseParameters(values)
-		csitest.Want(t, err, codes.InvalidArgument, csierr.ParameterInvalid)
+		_, err := ParseParameters(pairs{unknown: "x"})
+		fails(csierr.ParameterInvalid, unknown, "nearest known one is "+nearest+"; ")(t, err)
 	}
 }
 
 func TestMkfsOptionsHaveToApplyToTheFilesystem(t *testing.T) {
-	p, err := ParseParameters(map[string]string{"mkfsOptions": "bytesPerInode=16384"})
-	must(t, err)
-	if err := p.Fits([]*csi.VolumeCapability{csitest.Filesystem(""),
-		csitest.Filesystem("ext3")}, GiB); err != nil {
-		t.Error(err)
+	p := csitest.Got(ParseParameters(map[string]string{"mkfsOptions": "bytesPerInode=16384"}))(t)
+	for fsType, ends := range map[string]func(*testing.T, error){"": csitest.OK, "ext3": csitest.OK,
+		"xfs": fails(csierr.MkfsOptions)} {
+		ends(t, p.Fits([]*csi.VolumeCapability{csitest.Filesystem("ext4"),
+			csitest.Filesystem(fsType)}, GiB))
 	}
-	err = p.Fits([]*csi.VolumeCapability{csitest.Filesystem("ext4"), csitest.Filesystem("xfs")}, GiB)
-	csitest.Want(t, err, codes.InvalidArgument, csierr.MkfsOptions)
 }
 
 type chartParameters struct {
@@ -118,8 +106,7 @@ type chartParameters struct {
 }
 
 func TestTheChartKnowsTheParametersOfTheDriver(t *testing.T) {
-	text, err := os.ReadFile("../../deploy/chart/parameters.yaml")
-	must(t, err)
+	text := csitest.Got(os.ReadFile("../../deploy/chart/parameters.yaml"))(t)
 	var chart chartParameters
 	must(t, yaml.UnmarshalStrict(text, &chart))
 	for what, pair := range map[string][2]any{
@@ -215,9 +202,7 @@ func TestMkfsOptions(t *testing.T) {
 				err = o.Check(c.fsType, GiB)
 			}
 			if c.says != "" {
-				if err == nil || !strings.Contains(err.Error(), c.says) {
-					t.Fatalf("error %v does not say %q", err, c.says)
-				}
+				fails(csierr.MkfsOptions, c.says)(t, err)
 				return
 			}
 			must(t, err)
@@ -225,5 +210,95 @@ func TestMkfsOptions(t *testing.T) {
 				t.Fatal(diff)
 			}
 		})
+	}
+}
+
+func TestParseMountFlags(t *testing.T) {
+	if o, err := ParseMountFlags("", nil); err != nil || o.Given {
+		t.Errorf("of no flags given is %v, %v", o.Given, err)
+	}
+	for _, c := range []struct {
+		flags string // with | between the flags
+		want  MountOptions
+		shown []string
+	}{
+		{"noatime", MountOptions{Attr: attrNoAtime, AtimeChosen: true}, []string{"noatime"}},
+		{"noatime|strictatime", MountOptions{Attr: attrStrictAtime, AtimeChosen: true}, nil},
+		{"noatime|relatime", MountOptions{AtimeChosen: true}, []string{"relatime"}},
+		{"nosuid,nodev|noexec|nosymfollow", MountOptions{Attr: attrNoSUID | attrNoDev | attrNoExec |
+			attrNoSymFollow},
+			[]string{"nodev", "noexec", "nosuid", "nosymfollow", "relatime"}},
+		{"nosuid|suid", MountOptions{}, []string{"relatime"}},
+		{"ro", MountOptions{Attr: AttrReadOnly, Super: []string{"ro"}}, []string{"relatime", "ro"}},
+		{"ro|rw", MountOptions{}, []string{"relatime"}},
+		{"sync|lazytime|dirsync", MountOptions{Super: []string{"sync", "lazytime", "dirsync"}},
+			[]string{"dirsync", "lazytime", "relatime", "sync"}},
+		{"sync|async", MountOptions{Super: []string{"sync", "async"}}, []string{"relatime"}},
+		{"data=journal,discard", MountOptions{Data: []MountOption{{"data", "journal", true, 1},
+			{"discard", "", false, 1}}}, []string{"relatime"}},
+		{`context="system_u:object_r:x:s0:c1,c2",discard`, MountOptions{Data: []MountOption{
+			{"context", "system_u:object_r:x:s0:c1,c2", true, 1}, {"discard", "", false, 1}}},
+			[]string{"relatime"}},
+		{"defaults,_netdev|x-systemd.automount|comment=a|", MountOptions{}, []string{"relatime"}},
+	} {
+		t.Run("flags "+c.flags, func(t *testing.T) {
+			c.want.Given = true
+			got := csitest.Got(ParseMountFlags(Ext4, strings.Split(c.flags, "|")))(t)
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Fatal(diff)
+			}
+			if diff := cmp.Diff(c.shown, got.Shown()); diff != "" {
+				t.Fatal(diff)
+			}
+		})
+	}
+	t.Run("a refused flag is not quoted (B-15)", func(t *testing.T) {
+		for fsType, flags := range map[string]string{
+			Ext4: "bind remount loop=/canary source=canary rshared user device=/canary " +
+				`journal_dev=canary a="canary ro=canary rw=canary sync=canary noexec=canary ` +
+				"canary\x00 noload norecovery nobarrier barrier=0 commit=0 commit=301 commit data " +
+				"errors=panic data=journal,delalloc dioread_nolock,data=journal dax sb=canary abort " +
+				"journal_checksum journal_async_commit usrquota prjquota",
+			Ext3: "delalloc nodelalloc dioread_nolock noload nobarrier barrier=0 extents",
+			XFS: "norecovery norecovery,ro nobarrier sunit=8 logdev=canary rtdev=canary logbufs=1 " +
+				"logbufs=9 logbsize=8k logbsize=48k logbsize=512k allocsize=4k allocsize=2g " +
+				"allocsize=96k ikeep attr2 dax uquota prjquota nouuid=canary",
+			Btrfs: "nologreplay norecovery rescue=canary rescue=all usebackuproot nobarrier degraded " +
+				"subvol=canary subvolid=canary device=canary compress=canary compress=lzo:1 " +
+				"compress=zlib:10 compress=zstd:16 compress-force,nodatacow nodatasum,compress=zstd " +
+				"commit=301 thread_pool=0 space_cache=v1 nospace_cache fatal_errors=panic discard=canary",
+			"zfs": "discard",
+		} {
+			for f := range strings.SplitSeq(flags, " ") {
+				_, err := ParseMountFlags(fsType, []string{"noatime", f})
+				if err == nil || strings.Contains(err.Error(), "canary") || !strings.Contains(err.Error(),
+					"mount flag 2") {
+					t.Errorf("ParseMountFlags(%s, %q): %v", fsType, f, err)
+				}
+			}
+		}
+	})
+}
+
+func TestPublishedFlags(t *testing.T) {
+	for _, c := range []struct {
+		staged   string
+		flags    []string
+		readOnly bool
+		want     string
+	}{
+		{"relatime", nil, false, "relatime"},
+		{"relatime", nil, true, "relatime,ro"},
+		{"noatime,nodev", []string{"noatime"}, false, "noatime,nodev"},
+		{"noatime,nodev", []string{"noexec"}, false, "noatime,nodev,noexec"},
+		{"relatime", []string{"noatime"}, false, "noatime"},
+		{"noatime", []string{"strictatime"}, false, ""},
+		{"relatime,sync", []string{"ro"}, true, "relatime,ro,sync"},
+	} {
+		o := csitest.Got(ParseMountFlags("", c.flags))(t)
+		got := strings.Join(PublishedFlags(strings.Split(c.staged, ","), o, c.readOnly), ",")
+		if got != c.want {
+			t.Errorf("PublishedFlags(%q, %q, %v) = %q, want %q", c.staged, c.flags, c.readOnly, got, c.want)
+		}
 	}
 }

@@ -42,10 +42,8 @@ func ParseTopology(text string) ([]Segments, error) {
 		}
 		locations = append(locations, location)
 	}
-	for _, location := range locations[1:] {
-		if !sameKeys(location, locations[0]) {
-			return nil, errors.New("has to give every location the same keys")
-		}
+	if slices.ContainsFunc(locations, func(l Segments) bool { return !sameKeys(l, locations[0]) }) {
+		return nil, errors.New("has to give every location the same keys")
 	}
 	return locations, nil
 }
@@ -59,19 +57,15 @@ func (s Segments) Add(name, value string) error {
 	case !topologyWord.MatchString(name) || !topologyWord.MatchString(value):
 		return errors.New("needs keys and values of at most 63 letters, digits, dots, hyphens and " +
 			"underscores, with a letter or digit at both ends")
-	case s.has(TopologyPrefix + name):
+	}
+	if _, twice := s.value(TopologyPrefix + name); twice {
 		return errors.New("has a key twice; the case of keys does not count")
 	}
 	s[TopologyPrefix+name] = value
 	return nil
 }
 
-// has reports whether the location has the key, whose case does not count.
-func (s Segments) has(key string) bool {
-	_, ok := s.value(key)
-	return ok
-}
-
+// value returns the value of a key, whose case does not count.
 func (s Segments) value(key string) (string, bool) {
 	for k, v := range s {
 		if strings.EqualFold(k, key) {
@@ -93,7 +87,7 @@ func (s Segments) Within(wanted map[string]string) bool {
 
 func sameKeys(a, b Segments) bool {
 	for key := range a {
-		if !b.has(key) {
+		if _, ok := b.value(key); !ok {
 			return false
 		}
 	}
@@ -126,15 +120,13 @@ func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances boo
 			}
 		}
 	}
-	if len(ours) == 0 {
-		return nil, nil // the request names only instances, and each reaches the rack's disks
+	switch {
+	case len(ours) == 0: // the request names only instances, and each reaches the rack's disks
+	case len(req.GetRequisite()) > 0: // a preference is not a requirement
+		return nil, csierr.New(csierr.TopologyUnreachable, "none of the %d requisite topologies is "+
+			"where this rack's disks can be reached: %s", len(req.GetRequisite()), ours)
 	}
-	if len(req.GetRequisite()) == 0 {
-		return AccessibleTopologies(ours, nil), nil // a preference is not a requirement
-	}
-	return nil, csierr.New(csierr.TopologyUnreachable, "none of the %d requisite topologies is "+
-		"where this rack's disks can be reached: %s",
-		len(req.GetRequisite()), ours)
+	return AccessibleTopologies(ours, nil), nil
 }
 
 // CanReach reports whether the rack's disks can be reached from the topology of a GetCapacity
@@ -178,17 +170,14 @@ func checkTopologyRequirement(req *csi.TopologyRequirement) error {
 		return invalidTopology("has neither requisite nor preferred topologies")
 	}
 	requisite := map[string]bool{}
-	for _, t := range req.GetRequisite() {
+	for i, t := range slices.Concat(req.GetRequisite(), req.GetPreferred()) {
 		if err := checkSegments(t.GetSegments()); err != nil {
 			return err
 		}
-		requisite[canonical(t.GetSegments())] = true
-	}
-	for _, t := range req.GetPreferred() {
-		if err := checkSegments(t.GetSegments()); err != nil {
-			return err
-		}
-		if len(requisite) > 0 && !requisite[canonical(t.GetSegments())] {
+		switch place := canonical(t.GetSegments()); {
+		case i < len(req.GetRequisite()):
+			requisite[place] = true
+		case len(requisite) > 0 && !requisite[place]:
 			return invalidTopology("prefers a topology that is not among the requisite ones")
 		}
 	}
