@@ -73,10 +73,12 @@ func Got[T any](value T, err error) func(testing.TB) T {
 	}
 }
 
+// Err returns the error of a call.
+func Err(_ any, err error) error { return err }
+
 // Call calls the method of a service that takes the request.
 func Call(ctx context.Context, service any, request proto.Message) error {
-	_, err := Answer(ctx, service, request)
-	return err
+	return Err(Answer(ctx, service, request))
 }
 
 // Answer calls the method of a service, or of its client, that takes the request.

@@ -151,41 +151,67 @@ func foreign(tag volume.Tag, valid bool, cluster string) string {
 
 // Disk reads a disk. An unknown disk is NOT_FOUND, and one of another project is refused.
 func (c *Client) Disk(ctx context.Context, id oxide.NameOrId) (*oxide.Disk, error) {
-	return c.readDisk(ctx, oxide.DiskViewParams{Disk: id},
-		func(d *oxide.Disk) bool { return d.Id == string(id) })
+	return c.readDisk(ctx, oxide.DiskViewParams{Disk: id})
 }
 
 // DiskNamed reads the disk of the project that has the name.
 func (c *Client) DiskNamed(ctx context.Context, name string) (*oxide.Disk, error) {
-	return c.readDisk(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: c.ProjectParam()},
-		func(d *oxide.Disk) bool { return string(d.Name) == name })
+	return c.readDisk(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: c.ProjectParam()})
 }
 
-func (c *Client) readDisk(ctx context.Context, params oxide.DiskViewParams,
-	requested func(*oxide.Disk) bool) (*oxide.Disk, error) {
-	const doing = "read disk"
+func (c *Client) readDisk(ctx context.Context, p oxide.DiskViewParams) (*oxide.Disk, error) {
+	return read(ctx, c, "disk", p.Disk, p.Project != "", func() (*oxide.Disk, error) {
+		return c.DiskView(ctx, p)
+	}, ValidateDisk, VolumeNotFound)
+}
+
+// Snapshot reads a snapshot. An unknown snapshot is NOT_FOUND, and one of another project is
+// refused.
+func (c *Client) Snapshot(ctx context.Context, id oxide.NameOrId) (*oxide.Snapshot, error) {
+	return c.readSnapshot(ctx, oxide.SnapshotViewParams{Snapshot: id})
+}
+
+// SnapshotNamed reads the snapshot of the project that has the name.
+func (c *Client) SnapshotNamed(ctx context.Context, name string) (*oxide.Snapshot, error) {
+	return c.readSnapshot(ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name),
+		Project: c.ProjectParam()})
+}
+
+func (c *Client) readSnapshot(ctx context.Context, p oxide.SnapshotViewParams) (*oxide.Snapshot,
+	error) {
+	return read(ctx, c, "snapshot", p.Snapshot, p.Project != "", func() (*oxide.Snapshot, error) {
+		return c.SnapshotView(ctx, p)
+	}, ValidateSnapshot, SnapshotNotFound)
+}
+
+// read reads the object of the project that has the wanted id, or name.
+func read[T any](ctx context.Context, c *Client, kind string, wanted oxide.NameOrId, byName bool,
+	view func() (*T, error), validate func(doing string, found *T) error,
+	notFound func(id string) error) (*T, error) {
+	doing := "read " + kind
 	world, err := c.World(ctx)
 	if err != nil {
 		return nil, err
 	}
-	disk, err := c.DiskView(ctx, params)
+	found, err := view()
 	switch {
 	case NotFound(err):
-		return nil, VolumeNotFound(string(params.Disk))
+		return nil, notFound(string(wanted))
 	case err != nil:
 		return nil, Error(ctx, doing, err)
 	}
-	switch err := cmp.Or(ValidateDisk(doing, disk),
-		world.has("disk", DiskText(disk), disk.ProjectId)); {
+	o := identify(found)
+	switch err := cmp.Or(validate(doing, found),
+		world.has(kind, volume.NameAndID(o.name, o.id), o.project)); {
 	case err != nil:
 		return nil, err
-	case !requested(disk):
-		return nil, InvalidResponse(doing, "asked for the disk %s and got %.80q, %s", params.Disk,
-			disk.Name, disk.Id)
-	case disk.State.State() == oxide.DiskStateStateDestroyed:
-		return nil, VolumeNotFound(string(params.Disk))
+	case byName && o.name != string(wanted), !byName && o.id != string(wanted):
+		return nil, InvalidResponse(doing, "asked for the %s %s and got %.80q, %s", kind, wanted, o.name,
+			o.id)
+	case o.state == string(oxide.DiskStateStateDestroyed): // of a snapshot, too
+		return nil, notFound(string(wanted))
 	}
-	return disk, nil
+	return found, nil
 }
 
 // InstanceDisks lists the disks of an instance.
@@ -202,17 +228,17 @@ func (c *Client) disksOf(ctx context.Context, world World, instance oxide.NameOr
 	error) {
 	const doing = "list the instance's disks"
 	var disks []oxide.Disk
-	err := eachObject(func(token string) ([]oxide.Disk, string, error) {
-		page, err := c.InstanceDiskList(ctx, oxide.InstanceDiskListParams{
+	err := eachObject(ctx, doing, func(token string) (*page[oxide.Disk], error) {
+		p, err := c.InstanceDiskList(ctx, oxide.InstanceDiskListParams{
 			Instance: instance, Limit: oxide.NewPointer(pageSize), PageToken: token,
 		})
 		switch {
 		case NotFound(err):
-			return nil, "", InstanceNotFound(string(instance))
+			return nil, InstanceNotFound(string(instance))
 		case err != nil:
-			return nil, "", Error(ctx, doing, err)
+			return nil, err
 		}
-		return page.Items, wholeInOne(len(page.Items), page.NextPage), nil
+		return &page[oxide.Disk]{p.Items, wholeInOne(len(p.Items), p.NextPage)}, nil
 	}, func(disk *oxide.Disk) (enough bool, err error) {
 		disks = append(disks, *disk)
 		return false, cmp.Or(ValidateDisk(doing, disk),
@@ -259,46 +285,6 @@ func ValidateUtilization(u *oxide.Utilization) error {
 		return InvalidResponse("read utilization", "it has no capacity")
 	}
 	return nil
-}
-
-// Snapshot reads a snapshot. An unknown snapshot is NOT_FOUND, and one of another project is
-// refused.
-func (c *Client) Snapshot(ctx context.Context, id oxide.NameOrId) (*oxide.Snapshot, error) {
-	return c.readSnapshot(ctx, oxide.SnapshotViewParams{Snapshot: id},
-		func(s *oxide.Snapshot) bool { return s.Id == string(id) })
-}
-
-// SnapshotNamed reads the snapshot of the project that has the name.
-func (c *Client) SnapshotNamed(ctx context.Context, name string) (*oxide.Snapshot, error) {
-	return c.readSnapshot(ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name),
-		Project: c.ProjectParam()}, func(s *oxide.Snapshot) bool { return string(s.Name) == name })
-}
-
-func (c *Client) readSnapshot(ctx context.Context, params oxide.SnapshotViewParams,
-	requested func(*oxide.Snapshot) bool) (*oxide.Snapshot, error) {
-	const doing = "read snapshot"
-	world, err := c.World(ctx)
-	if err != nil {
-		return nil, err
-	}
-	snapshot, err := c.SnapshotView(ctx, params)
-	switch {
-	case NotFound(err):
-		return nil, SnapshotNotFound(string(params.Snapshot))
-	case err != nil:
-		return nil, Error(ctx, doing, err)
-	}
-	switch err := cmp.Or(ValidateSnapshot(doing, snapshot),
-		world.has("snapshot", SnapshotText(snapshot), snapshot.ProjectId)); {
-	case err != nil:
-		return nil, err
-	case !requested(snapshot):
-		return nil, InvalidResponse(doing, "asked for the snapshot %s and got %.80q, %s",
-			params.Snapshot, snapshot.Name, snapshot.Id)
-	case snapshot.State == oxide.SnapshotStateDestroyed:
-		return nil, SnapshotNotFound(string(params.Snapshot))
-	}
-	return snapshot, nil
 }
 
 // ValidateSnapshot checks that a snapshot in a response has everything that the driver passes on.

@@ -91,20 +91,16 @@ func (p *Pager) Full() bool { return p.Next != "" }
 // nextPage returns the rack's next page and how many objects to request. If most of the objects
 // belong to the listing, a page takes two requests: one for its entries, and one for the entry
 // after them.
-func (p *Pager) nextPage(token string) (page string, limit *int) {
-	if p.page = token; token == "" {
-		p.page = p.from
-	}
+func (p *Pager) nextPage(token string) (page string, limit int) {
+	p.page = cmp.Or(token, p.from)
 	p.pages++
-	n := pageSize
 	switch {
 	case p.limit == 0 || p.pages > 2:
+		return p.page, pageSize
 	case p.taken == p.limit:
-		n = 1
-	default:
-		n = min(p.limit, pageSize)
+		return p.page, 1
 	}
-	return p.page, &n
+	return p.page, min(p.limit, pageSize)
 }
 
 // checkPage checks that the rack lists the project's objects in the order of ids, as it was asked
@@ -113,63 +109,70 @@ func (p *Pager) nextPage(token string) (page string, limit *int) {
 // a caller may have changed.
 func checkPage[T any](p *Pager, objects []T) error {
 	for i := range objects {
-		id, project := identity(&objects[i])
-		switch {
-		case p.world.Project == "", project == p.world.Project:
-		case p.from != "":
+		o := identify(&objects[i])
+		switch err := p.world.has("listed object", o.id, o.project); {
+		case err != nil && p.from != "":
 			return startingTokenInvalid()
-		default:
-			return p.world.has("listed object", id, project)
-		}
-		if id < p.seen {
+		case err != nil:
+			return err
+		case o.id < p.seen:
 			return InvalidResponse("list", "the object %.80q is listed after %.80q: expected the order "+
-				"of ids", id, p.seen)
+				"of ids", o.id, p.seen)
 		}
-		p.seen = id
+		p.seen = o.id
 	}
 	return nil
 }
 
-// pageError converts the rack's refusal of a page. The token of another rack or release is as
-// invalid as one that is not the driver's.
-func (p *Pager) pageError(ctx context.Context, doing string, err error) error {
-	if p.page != "" && p.page == p.from && errors.Is(err, oxide.ErrHTTP400) {
-		return startingTokenInvalid()
-	}
-	return Error(ctx, doing, err)
+// page is a page of any of the rack's lists.
+type page[T any] struct {
+	Items    []T
+	NextPage string
 }
 
-// eachObject visits the objects of all the rack's pages until visit has enough or fails. The
-// rack names a next page after every page that is not empty, and an empty page need not be the
-// last.
-func eachObject[T any](fetch func(token string) (items []T, next string, err error),
-	visit func(*T) (enough bool, err error)) error {
-	walk := pageWalk{tokens: map[string]bool{}, objects: map[string]bool{}}
-	for token := ""; ; {
-		items, next, err := fetch(token)
-		if err != nil {
-			return err
-		}
-		if items == nil {
+// maxEmptyPages limits the empty pages in a row, and maxPages the pages of a list.
+const maxEmptyPages, maxPages = 10, 1000
+
+// eachObject visits the objects of all the rack's pages until visit has enough or fails. The rack
+// names a next page after every page that is not empty, and an empty page need not be the last. On
+// a rack in order no page and no object appears twice, and a list that would not end is an error.
+func eachObject[T any](ctx context.Context, doing string,
+	fetch func(token string) (*page[T], error), visit func(*T) (enough bool, err error)) error {
+	tokens, ids := map[string]bool{}, map[string]bool{}
+	for token, empty := "", 0; ; {
+		p, err := fetch(token)
+		switch {
+		case err != nil:
+			return Error(ctx, doing, err)
+		case p.Items == nil:
 			// The rack's empty page has an empty list. A response without a list comes from another server,
 			// and the objects that it does not list would appear to be lost.
 			return InvalidResponse("list", "the page has no list of objects")
 		}
-		for i := range items {
-			if err := walk.object(&items[i]); err != nil {
-				return err
+		if empty++; len(p.Items) > 0 {
+			empty = 0
+		}
+		for i := range p.Items {
+			id := identify(&p.Items[i]).id
+			if ids[id] && id != "" {
+				return InvalidResponse("list", "the object %.80q is listed twice", id)
 			}
-			if enough, err := visit(&items[i]); enough || err != nil {
+			ids[id] = true
+			if enough, err := visit(&p.Items[i]); enough || err != nil {
 				return err
 			}
 		}
-		if next == "" {
+		switch token = p.NextPage; {
+		case token == "":
 			return nil
+		case tokens[token]:
+			return InvalidResponse("list", "its pages repeat")
+		case empty > maxEmptyPages:
+			return InvalidResponse("list", "%d pages in a row are empty and name a next one", empty)
+		case len(tokens) >= maxPages:
+			return InvalidResponse("list", "it has more than %d pages", maxPages)
 		}
-		if err := walk.page(len(items), next); err != nil {
-			return err
-		}
-		token = next
+		tokens[token] = true
 	}
 }
 
@@ -190,93 +193,72 @@ func wholeInOne(objects int, next string) string {
 	return next
 }
 
-// maxEmptyPages limits the empty pages in a row, and maxPages the pages of a list.
-const maxEmptyPages, maxPages = 10, 1000
+// object has what the objects of a project have in common.
+type object struct{ id, name, project, state string }
 
-// pageWalk stops a listing that would not end. On a rack in order no page and no object appears
-// twice.
-type pageWalk struct {
-	tokens, objects map[string]bool
-	empty           int
-}
-
-func (w *pageWalk) object(object any) error {
-	id, _ := identity(object)
-	if w.objects[id] && id != "" {
-		return InvalidResponse("list", "the object %.80q is listed twice", id)
-	}
-	w.objects[id] = true
-	return nil
-}
-
-func (w *pageWalk) page(objects int, next string) error {
-	w.empty++
-	if objects > 0 {
-		w.empty = 0
-	}
-	switch {
-	case w.tokens[next]:
-		return InvalidResponse("list", "its pages repeat")
-	case w.empty > maxEmptyPages:
-		return InvalidResponse("list", "%d pages in a row are empty and name a next one", w.empty)
-	case len(w.tokens) >= maxPages:
-		return InvalidResponse("list", "it has more than %d pages", maxPages)
-	}
-	w.tokens[next] = true
-	return nil
-}
-
-func identity(object any) (id, project string) {
-	switch o := object.(type) {
+func identify(of any) object {
+	switch o := of.(type) {
 	case *oxide.Disk:
-		return o.Id, o.ProjectId
+		return object{o.Id, string(o.Name), o.ProjectId, string(o.State.State())}
 	case *oxide.Snapshot:
-		return o.Id, o.ProjectId
+		return object{o.Id, string(o.Name), o.ProjectId, string(o.State)}
 	case *oxide.Instance:
-		return o.Id, o.ProjectId
+		return object{o.Id, string(o.Name), o.ProjectId, string(o.RunState)}
 	case *oxide.DeviceAccessToken:
-		return o.Id, ""
+		return object{id: o.Id}
 	}
-	return "", ""
+	return object{}
 }
 
 // EachDisk visits the project's disks in the order of their ids, beginning at the pager's token.
 func (c *Client) EachDisk(ctx context.Context, pages *Pager,
-	visit func(*oxide.Disk) (enough bool, err error)) (err error) {
-	if pages.world, err = c.World(ctx); err != nil {
-		return err
-	}
-	return eachObject(func(token string) ([]oxide.Disk, string, error) {
-		var params oxide.DiskListParams
-		if params.PageToken, params.Limit = pages.nextPage(token); params.PageToken == "" {
-			params.Project, params.SortBy = c.ProjectParam(), oxide.NameOrIdSortModeIdAscending
-		}
-		page, err := c.DiskList(ctx, params)
-		if err != nil {
-			return nil, "", pages.pageError(ctx, "list disks", err)
-		}
-		return page.Items, page.NextPage, checkPage(pages, page.Items)
+	visit func(*oxide.Disk) (enough bool, err error)) error {
+	return eachFrom(ctx, c, pages, "list disks", func(p oxide.DiskListParams) (*page[oxide.Disk],
+		error) {
+		disks, err := c.DiskList(ctx, p)
+		return (*page[oxide.Disk])(disks), err
 	}, visit)
 }
 
 // EachSnapshot visits the project's snapshots in the order of their ids, beginning at the pager's
 // token.
 func (c *Client) EachSnapshot(ctx context.Context, pages *Pager,
-	visit func(*oxide.Snapshot) (enough bool, err error)) (err error) {
+	visit func(*oxide.Snapshot) (enough bool, err error)) error {
+	return eachFrom(ctx, c, pages, "list snapshots", func(p oxide.DiskListParams) (
+		*page[oxide.Snapshot], error) {
+		snapshots, err := c.SnapshotList(ctx, oxide.SnapshotListParams(p))
+		return (*page[oxide.Snapshot])(snapshots), err
+	}, visit)
+}
+
+func eachFrom[T any](ctx context.Context, c *Client, pages *Pager, doing string,
+	list func(oxide.DiskListParams) (*page[T], error),
+	visit func(*T) (enough bool, err error)) (err error) {
 	if pages.world, err = c.World(ctx); err != nil {
 		return err
 	}
-	return eachObject(func(token string) ([]oxide.Snapshot, string, error) {
-		var params oxide.SnapshotListParams
-		if params.PageToken, params.Limit = pages.nextPage(token); params.PageToken == "" {
-			params.Project, params.SortBy = c.ProjectParam(), oxide.NameOrIdSortModeIdAscending
+	return eachObject(ctx, doing, func(token string) (*page[T], error) {
+		token, limit := pages.nextPage(token)
+		found, err := list(c.listParams(token, limit))
+		switch {
+		case err != nil && token != "" && token == pages.from && errors.Is(err, oxide.ErrHTTP400):
+			// The token of another rack or release is as invalid as one that is not the driver's.
+			return nil, startingTokenInvalid()
+		case err != nil:
+			return nil, err
 		}
-		page, err := c.SnapshotList(ctx, params)
-		if err != nil {
-			return nil, "", pages.pageError(ctx, "list snapshots", err)
-		}
-		return page.Items, page.NextPage, checkPage(pages, page.Items)
+		return found, checkPage(pages, found.Items)
 	}, visit)
+}
+
+// listParams returns the parameters of the project's lists, in the order of ids. The rack's token
+// contains project and order.
+func (c *Client) listParams(token string, limit int) oxide.DiskListParams {
+	if token != "" {
+		return oxide.DiskListParams{Limit: &limit, PageToken: token}
+	}
+	return oxide.DiskListParams{Limit: &limit, Project: c.ProjectParam(),
+		SortBy: oxide.NameOrIdSortModeIdAscending}
 }
 
 // BootDisks returns the ids of the project's boot disks.
@@ -290,36 +272,27 @@ func (c *Client) BootDisks(ctx context.Context) (map[string]bool, error) {
 
 // EachInstance visits the project's instances.
 func (c *Client) EachInstance(ctx context.Context, visit func(*oxide.Instance)) error {
-	return eachObject(func(token string) ([]oxide.Instance, string, error) {
-		params := oxide.InstanceListParams{Limit: oxide.NewPointer(pageSize), PageToken: token}
-		if token == "" {
-			params.Project, params.SortBy = c.ProjectParam(), oxide.NameOrIdSortModeIdAscending
-		}
-		page, err := c.InstanceList(ctx, params)
-		if err != nil {
-			return nil, "", Error(ctx, "list instances", err)
-		}
-		return page.Items, page.NextPage, nil
-	}, func(instance *oxide.Instance) (enough bool, err error) {
-		visit(instance)
-		return false, nil
-	})
+	return eachObject(ctx, "list instances", func(token string) (*page[oxide.Instance], error) {
+		instances, err := c.InstanceList(ctx, oxide.InstanceListParams(c.listParams(token, pageSize)))
+		return (*page[oxide.Instance])(instances), err
+	}, all(visit))
 }
 
 // EachToken visits the access tokens of the token's user.
 func (c *Client) EachToken(ctx context.Context, visit func(*oxide.DeviceAccessToken)) error {
-	return eachObject(func(token string) ([]oxide.DeviceAccessToken, string, error) {
-		page, err := c.CurrentUserAccessTokenList(ctx, oxide.CurrentUserAccessTokenListParams{
-			Limit: oxide.NewPointer(pageSize), PageToken: token,
-		})
-		if err != nil {
-			return nil, "", Error(ctx, "list the user's tokens", err)
-		}
-		return page.Items, page.NextPage, nil
-	}, func(token *oxide.DeviceAccessToken) (enough bool, err error) {
-		visit(token)
+	return eachObject(ctx, "list the user's tokens", func(token string) (
+		*page[oxide.DeviceAccessToken], error) {
+		tokens, err := c.CurrentUserAccessTokenList(ctx, oxide.CurrentUserAccessTokenListParams{
+			Limit: oxide.NewPointer(pageSize), PageToken: token})
+		return (*page[oxide.DeviceAccessToken])(tokens), err
+	}, all(visit))
+}
+
+func all[T any](visit func(*T)) func(*T) (enough bool, err error) {
+	return func(object *T) (enough bool, err error) {
+		visit(object)
 		return false, nil
-	})
+	}
 }
 
 // Holders returns the instances of the project that list the disk. It is for a disk in a state that

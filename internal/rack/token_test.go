@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -24,8 +23,7 @@ import (
 func hungMount(t *testing.T, path string) (letGo func()) {
 	t.Helper()
 	dir := t.TempDir()
-	fuse, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	must(t, err)
+	fuse := csitest.Got(unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0))(t)
 	must(t, unix.Mount("fuse", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID,
 		fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse)))
 	letGo = sync.OnceFunc(func() {
@@ -48,8 +46,7 @@ func blocked(t *testing.T) map[string]func(path string) {
 		"a FIFO that nobody writes to": fifo,
 		"a FIFO whose writer is silent": func(path string) {
 			fifo(path)
-			writer, err := os.OpenFile(path, os.O_RDWR, 0)
-			must(t, err)
+			writer := csitest.Got(os.OpenFile(path, os.O_RDWR, 0))(t)
 			t.Cleanup(func() { _ = writer.Close() })
 		},
 		"a mount that hangs": func(path string) { hungMount(t, path) },
@@ -85,7 +82,7 @@ func TestATokenFileThatBlocksDelaysNoCall(t *testing.T) { // D-63
 			if took := time.Since(start); took > 20*s.Limit {
 				t.Errorf("the callers waited for %s", took)
 			}
-			csitest.Want(t, s.Fault(), codes.FailedPrecondition, csierr.TokenFileUnreadable)
+			fails(csierr.TokenFileUnreadable)(t, s.Fault())
 			// A process that has no token yet does not start.
 			_, _, err := New(Options{Host: "http://localhost"}, &Transport{Tokens: tokenFile(path)})
 			if err == nil || !strings.HasPrefix(err.Error(), "OXIDE_TOKEN_FILE (--token-file): ") ||
@@ -162,7 +159,7 @@ func TestATokenFileThatCannotBeReadIsAFault(t *testing.T) { // D-63
 			if token, err := s.current(t.Context()); token != "one" || err != nil {
 				t.Errorf("got %q, %v", token, err)
 			}
-			csitest.Want(t, s.Fault(), codes.FailedPrecondition, csierr.TokenFileUnreadable)
+			fails(csierr.TokenFileUnreadable)(t, s.Fault())
 			must(t, os.RemoveAll(path))
 			writeToken(t, path, "one")
 			csitest.Await(t, "it is mended", func() bool { return s.Fault() == nil })

@@ -11,64 +11,18 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
-
-type guardedRack struct {
-	mu sync.Mutex
-	// guarded by mu
-	token    string
-	requests []string
-}
-
-func (g *guardedRack) accept(token string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.token = token
-}
-
-func (g *guardedRack) seen() []string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	seen := g.requests
-	g.requests = nil
-	return seen
-}
-
-func (g *guardedRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	body, _ := io.ReadAll(r.Body)
-	got := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
-	g.requests = append(g.requests, got)
-	w.Header().Set("X-Request-Id", "r-1")
-	switch {
-	case got != g.token:
-		w.WriteHeader(http.StatusUnauthorized)
-		_, _ = io.WriteString(w, `{"request_id":"r-1","error_code":"Unauthorized",`+
-			`"message":"credentials missing or invalid"}`)
-	case r.Method == http.MethodPost && !strings.Contains(string(body), volume.DiskName("blue",
-		"pvc-1")):
-		w.WriteHeader(http.StatusBadRequest) // the body was not sent again
-	case r.Method == http.MethodPost:
-		w.WriteHeader(http.StatusCreated)
-		_, _ = io.WriteString(w, diskOf("creating"))
-	default:
-		_, _ = io.WriteString(w, racktest.ProjectOf())
-	}
-}
 
 func writeToken(t *testing.T, path, token string) {
 	t.Helper()
@@ -78,101 +32,123 @@ func writeToken(t *testing.T, path, token string) {
 }
 
 func TestATokenFileIsReadAgain(t *testing.T) { // D-63
-	rack := &guardedRack{}
-	server := httptest.NewServer(rack)
-	t.Cleanup(server.Close)
-	path := filepath.Join(t.TempDir(), "token")
+	var accepted, body string
+	var seen []string
+	url := racktest.At(t, func(w http.ResponseWriter, r *http.Request) {
+		got, _ := io.ReadAll(r.Body)
+		token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		seen, body = append(seen, token), string(got)
+		w.Header().Set("X-Request-Id", "r-1")
+		if token == accepted {
+			w.WriteHeader(http.StatusCreated)
+			_, _ = io.WriteString(w, diskOf("creating"))
+			return
+		}
+		w.WriteHeader(http.StatusUnauthorized)
+		_, _ = io.WriteString(w, rackError(401, "Unauthorized", "missing or invalid").Body)
+	})
+	path, refusals := filepath.Join(t.TempDir(), "token"), 0
 	writeToken(t, path, "one")
-	refusals := 0
-	c := clientWith(t, Options{Host: server.URL}, &Transport{
+	c := clientWith(t, Options{Host: url}, &Transport{
 		Tokens: tokenFile(path), Refused: func() { refusals++ }})
-	request := func() error {
+	for _, step := range []struct {
+		what     string
+		change   func()
+		accepted string
+		ends     func(*testing.T, error)
+		seen     string
+	}{
+		{"at first", func() {}, "one", csitest.OK, "one"},
+		{"a new file is seen before the rack refuses", func() { writeToken(t, path, "two") }, "two",
+			csitest.OK, "two"},
+		{"a refusal is followed by one more try, with the body", func() {
+			info := csitest.Got(os.Stat(path))(t)
+			must(t, os.WriteFile(path, []byte("six\n"), 0o600))
+			must(t, os.Chtimes(path, time.Now(), info.ModTime())) // as if it had not changed
+		}, "six", csitest.OK, "two six"},
+		{"without its file the last token serves on", func() { must(t, os.Remove(path)) }, "six",
+			csitest.OK, "six"},
+		{"a token that stays wrong is not tried again", func() {}, "seven",
+			fails(csierr.TokenRejected), "six"},
+		{"another wrong one", func() { writeToken(t, path, "eight") }, "seven",
+			fails(csierr.TokenRejected), "eight"},
+	} {
+		step.change()
+		accepted, seen = step.accepted, nil
 		_, err := create(t.Context(), c, Looking())
 		if err != nil {
-			err = Error(t.Context(), "create disk", err)
+			err = Error(t.Context(), "create disk", err) // a definite one is the client's
 		}
-		return err
-	}
-	expect := func(what string, want ...string) {
-		t.Helper()
-		if got := rack.seen(); strings.Join(got, " ") != strings.Join(want, " ") {
-			t.Errorf("%s: the rack saw %v, want %v", what, got, want)
+		step.ends(t, err)
+		if got := strings.Join(seen, " "); got != step.seen ||
+			!strings.Contains(body, volume.DiskName("blue", "pvc-1")) {
+			t.Errorf("%s: the rack saw %s and %q, want %s", step.what, got, body, step.seen)
 		}
 	}
-
-	rack.accept("one")
-	must(t, request())
-	expect("at first", "one")
-
-	writeToken(t, path, "two")
-	rack.accept("two")
-	must(t, request())
-	expect("a new file is seen before the rack refuses", "two")
-
-	// Change the file without changing its times.
-	info, err := os.Stat(path)
-	must(t, err)
-	must(t, os.WriteFile(path, []byte("six\n"), 0o600))
-	must(t, os.Chtimes(path, time.Now(), info.ModTime()))
-	rack.accept("six")
-	must(t, request())
-	expect("a refusal is followed by one more try, with the body", "two", "six")
-
-	must(t, os.Remove(path))
-	if err := request(); err != nil {
-		t.Errorf("without its file the last token serves on: %v", err)
+	if refusals != 2 {
+		t.Errorf("%d refusals were reported, want those of the last two calls", refusals)
 	}
-	expect("without its file", "six")
-
-	rack.accept("seven")
-	csitest.Want(t, request(), codes.Unauthenticated, csierr.TokenRejected)
-	expect("a token that stays wrong is not tried again", "six")
-	if refusals != 1 {
-		t.Errorf("%d refusals were reported", refusals)
-	}
-	writeToken(t, path, "eight")
-	csitest.Want(t, request(), codes.Unauthenticated, csierr.TokenRejected)
-	expect("another wrong one", "eight")
 }
 
 func TestTheTokenGoesToTheRackOnly(t *testing.T) {
-	thief := &guardedRack{}
-	elsewhere := httptest.NewServer(thief)
-	t.Cleanup(elsewhere.Close)
-	server := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
-	t.Cleanup(server.Close)
-	_, err := clientFor(t, server.URL).Ping(t.Context())
-	if err == nil || len(thief.seen()) > 0 {
-		t.Errorf("a redirect was followed: %v", err)
+	thief := racktest.At(t, func(http.ResponseWriter, *http.Request) {
+		t.Error("a redirect was followed")
+	})
+	url := racktest.At(t, http.RedirectHandler(thief, http.StatusTemporaryRedirect).ServeHTTP)
+	if _, err := clientFor(t, url).Ping(t.Context()); err == nil {
+		t.Error("a redirect is a success")
 	}
 }
 
-func TestAResponseThatIsTooLargeIsRejected(t *testing.T) { // OX-9
-	var sent atomic.Int64
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Query().Get("project") == "told" {
-			w.Header().Set("Content-Length", "34359738368")
-		}
-		w.Header().Set("X-Request-Id", "r-1")
-		w.WriteHeader(http.StatusCreated)
+// flood serves a response that does not end, in pieces of a MiB, after begin has sent its header.
+func flood(t *testing.T, begin http.HandlerFunc) (server *httptest.Server, sentMiB *atomic.Int64) {
+	t.Helper()
+	sentMiB = &atomic.Int64{}
+	server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		begin(w, r)
 		piece := []byte(strings.Repeat(" ", 1<<20))
 		for range 1 << 10 {
 			if _, err := w.Write(piece); err != nil {
 				return
 			}
-			sent.Add(1)
+			sentMiB.Add(1)
 		}
 	}))
+	t.Cleanup(server.Close)
+	return server, sentMiB
+}
+
+// Data in the connection's buffers counts as sent, too.
+func TestAResponseThatIsTooLargeIsRejected(t *testing.T) { // OX-9
+	server, sent := flood(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("project") == "told" {
+			w.Header().Set("Content-Length", "34359738368")
+		}
+		w.Header().Set("X-Request-Id", "r-1")
+		w.WriteHeader(http.StatusCreated)
+	})
 	client := clientFor(t, server.URL)
 	for _, project := range []oxide.NameOrId{"told", "untold"} {
-		_, err := client.DiskView(t.Context(), oxide.DiskViewParams{Project: project, Disk: "x"})
-		err = Error(t.Context(), "read disk", err)
-		csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable, "more than 32 MiB")
+		err := csitest.Err(client.DiskView(t.Context(), oxide.DiskViewParams{Project: project,
+			Disk: "x"}))
+		fails(csierr.RackUnavailable, "more than 32 MiB")(t, Error(t.Context(), "read disk", err))
 	}
 	server.Close()
-	// Data in the connection's buffers counts as sent, too.
 	if got := sent.Load(); got > 256 {
 		t.Errorf("%d MiB of the answers were read", got)
+	}
+}
+
+func TestAnErrorBodyIsReadUpToALimit(t *testing.T) {
+	server, sent := flood(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusBadGateway)
+	})
+	_, err := create(t.Context(), clientFor(t, server.URL), Looking())
+	server.Close()
+	fails(csierr.RackUnavailable)(t, err)
+	var answer *oxide.HTTPError
+	if errors.As(err, &answer) || len(err.Error()) > 1<<10 || sent.Load() > 16 {
+		t.Errorf("%d MiB were read, and the error has %d bytes", sent.Load(), len(err.Error()))
 	}
 }
 
@@ -188,19 +164,20 @@ func TestASilentConnectionIsClosed(t *testing.T) { // OX-9
 		_, _ = io.WriteString(w, racktest.ProjectOf())
 	}))
 	server.EnableHTTP2 = true
+	front := &silencer{Listener: server.Listener}
+	server.Listener = front
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	path := filepath.Join(t.TempDir(), "ca.pem")
 	must(t, os.WriteFile(path, racktest.PEM(server.Certificate().Raw), 0o600))
-	relay := newRelay(t, server.Listener.Addr().String())
-	base, err := connections(Options{Host: relay.url, CAFile: path}, slog.New(slog.DiscardHandler))
-	must(t, err)
+	base := csitest.Got(connections(Options{Host: server.URL, CAFile: path},
+		slog.New(slog.DiscardHandler)))(t)
 	t.Cleanup(base.CloseIdleConnections)
 	base.HTTP2.SendPingTimeout, base.HTTP2.PingTimeout = 50*time.Millisecond, 50*time.Millisecond
 	call := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, relay.url, nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
 		if err != nil {
 			return err
 		}
@@ -211,58 +188,38 @@ func TestASilentConnectionIsClosed(t *testing.T) { // OX-9
 		return answer.Body.Close()
 	}
 	must(t, call())
-	relay.silent.Store(true)
+	front.silent.Store(true)
 	csitest.Await(t, "calls take another connection", func() bool { return call() == nil })
 }
 
-// relay forwards bytes to a server until it is silenced; connections made after that work.
-type relay struct {
-	url    string
+// silencer accepts connections that swallow all answers once it is silent; connections made after
+// that work.
+type silencer struct {
+	net.Listener
 	silent atomic.Bool
 }
 
-func newRelay(t *testing.T, server string) *relay {
-	t.Helper()
-	front, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	t.Cleanup(func() { _ = front.Close() })
-	r := &relay{url: "https://" + front.Addr().String()}
-	go func() {
-		for {
-			in, err := front.Accept()
-			if err != nil {
-				return
-			}
-			out, err := net.Dial("tcp", server)
-			if err != nil {
-				_ = in.Close()
-				continue
-			}
-			works := r.silent.Load()
-			go r.pass(out, in, works)
-			go r.pass(in, out, works)
-		}
-	}()
-	return r
+func (l *silencer) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	return &silenced{conn, l, l.silent.Load()}, err
 }
 
-// pass copies one direction; works means that the connection works although the relay is silenced.
-func (r *relay) pass(to, from net.Conn, works bool) {
-	defer func() { _ = to.Close() }()
-	buffer := make([]byte, 4096)
-	for {
-		n, err := from.Read(buffer)
-		if err != nil {
-			return
-		}
-		if works || !r.silent.Load() {
-			_, _ = to.Write(buffer[:n])
-		}
+type silenced struct {
+	net.Conn
+	of    *silencer
+	works bool // although the others are silent
+}
+
+func (c *silenced) Write(p []byte) (int, error) {
+	if c.works || !c.of.silent.Load() {
+		return c.Conn.Write(p)
 	}
+	return len(p), nil
 }
 
 var (
 	must      = csitest.Must
+	fails     = csitest.Fails
 	with      = racktest.With
 	rackError = racktest.Error
 	// diskOf, snapshotOf and pageOf return what a rack responds.
@@ -332,9 +289,8 @@ func TestAChangeIsAwaitedAfterItsCallerHasGone(t *testing.T) { // B-10
 					leave()
 				}
 				time.AfterFunc(leaves, leave)
-				req, err := http.NewRequestWithContext(ctx, c.method, "http://rack.example.com/v1",
-					strings.NewReader("{}"))
-				must(t, err)
+				req := csitest.Got(http.NewRequestWithContext(ctx, c.method, "http://rack.example.com/v1",
+					strings.NewReader("{}")))(t)
 				began := time.Now()
 				rack := &Transport{Base: slowRack{c.needs}, Tokens: &TokenSource{Fixed: "one"}}
 				answer, err := rack.RoundTrip(req)

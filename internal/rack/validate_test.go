@@ -75,33 +75,29 @@ func TestInvalidDisksAndSnapshotsAreRejected(t *testing.T) {
 	const invalid = csierr.RackResponseInvalid
 	for name, c := range map[string]struct {
 		disk, snapshot     exchange
-		code               codes.Code
 		ofDisk, ofSnapshot csierr.Reason
 	}{
-		"it is unknown": {racktest.NotFound, racktest.NotFound, codes.NotFound, noDisk, noSnapshot},
+		"it is unknown": {racktest.NotFound, racktest.NotFound, noDisk, noSnapshot},
 		"it is deleted": {racktest.OK("", diskOf("destroyed")),
-			racktest.OK("", snapshotOf("destroyed")), codes.NotFound, noDisk, noSnapshot},
+			racktest.OK("", snapshotOf("destroyed")), noDisk, noSnapshot},
 		"it is another": {racktest.OK("", diskOf("detached", another)),
-			racktest.OK("", snapshotOf("ready", another)), codes.Unavailable, invalid, invalid},
+			racktest.OK("", snapshotOf("ready", another)), invalid, invalid},
 		"it has no bytes": {racktest.OK("", diskOf("detached", small)),
-			racktest.OK("", snapshotOf("ready", small)), codes.Unavailable, invalid, invalid},
+			racktest.OK("", snapshotOf("ready", small)), invalid, invalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := clientThat(t, c.disk.To(racktest.ViewDisk),
 				c.snapshot.To("GET /v1/snapshots/"+racktest.Snapshot))
-			_, err := client.Disk(t.Context(), racktest.Disk)
-			csitest.Want(t, err, c.code, c.ofDisk)
-			_, err = client.Snapshot(t.Context(), racktest.Snapshot)
-			csitest.Want(t, err, c.code, c.ofSnapshot)
+			fails(c.ofDisk)(t, csitest.Err(client.Disk(t.Context(), racktest.Disk)))
+			fails(c.ofSnapshot)(t, csitest.Err(client.Snapshot(t.Context(), racktest.Snapshot)))
 		})
 	}
 }
 
 func TestARequestIsRepeatedWithItsWholeBodyOrNotAtAll(t *testing.T) {
 	request := func(body io.Reader) *http.Request {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://rack", body)
-		must(t, err)
-		return r
+		return csitest.Got(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://rack",
+			body))(t)
 	}
 	broken := request(strings.NewReader("disk"))
 	broken.GetBody = func() (io.ReadCloser, error) { return http.NoBody, errors.New("no") }
@@ -121,8 +117,8 @@ func TestARequestIsRepeatedWithItsWholeBodyOrNotAtAll(t *testing.T) {
 			writeToken(t, path, "two")
 			return &http.Response{StatusCode: http.StatusUnauthorized, Body: http.NoBody}, nil
 		})
-		answer, err := (&Transport{Tokens: tokenFile(path), Base: base}).RoundTrip(test.request)
-		must(t, err)
+		answer := csitest.Got((&Transport{Tokens: tokenFile(path),
+			Base: base}).RoundTrip(test.request))(t)
 		if must(t, answer.Body.Close()); sent != test.sent {
 			t.Errorf("%s it was sent %d times, want %d", name, sent, test.sent)
 		}
@@ -170,47 +166,39 @@ var (
 
 func TestAnObjectIsGoneOnlyIfTheProjectIsTheKnownOne(t *testing.T) { // DV-2, CU-4
 	for _, test := range []struct {
-		name   string
-		lines  []exchange
-		code   codes.Code
-		reason csierr.Reason
+		name  string
+		lines []exchange
+		ends  func(*testing.T, error)
 	}{
-		{"it is gone", []exchange{diskGone, project, user, diskGone}, codes.OK, ""},
+		{"it is gone", []exchange{diskGone, project, user, diskGone}, csitest.OK},
 		{"the token's role was away for a moment", []exchange{diskGone, project, user,
-			diskThere}, codes.Aborted, csierr.OperationPending},
-		{"the token's role is away", []exchange{diskGone, noProject}, codes.PermissionDenied,
-			csierr.ProjectNotFound},
+			diskThere}, fails(csierr.OperationPending)},
+		{"the token's role is away", []exchange{diskGone, noProject},
+			csitest.Coded(codes.PermissionDenied, csierr.ProjectNotFound)},
 		{"another project has the name", []exchange{diskGone, another, user},
-			codes.FailedPrecondition, csierr.ProjectChanged},
+			fails(csierr.ProjectChanged)},
 		{"another rack has the address", []exchange{diskGone, project, anotherSilo},
-			codes.FailedPrecondition, csierr.ProjectChanged},
-		{"the response is about another project", []exchange{diskGone,
-			racktest.OK(racktest.ViewProject, `{"id":"`+racktest.Disk+`","name":"puppies"}`)},
-			codes.Unavailable, csierr.RackResponseInvalid},
-		{"the response has no project", []exchange{diskGone,
-			racktest.OK(racktest.ViewProject, `{"id":null,"name":null}`)}, codes.Unavailable,
-			csierr.RackResponseInvalid},
+			fails(csierr.ProjectChanged)},
+		{"the response is about another project", []exchange{diskGone, racktest.OK(racktest.ViewProject,
+			`{"id":"`+racktest.Disk+`","name":"puppies"}`)}, fails(csierr.RackResponseInvalid)},
+		{"the response has no project", []exchange{diskGone, racktest.OK(racktest.ViewProject,
+			`{"id":null,"name":null}`)}, fails(csierr.RackResponseInvalid)},
 		{"a proxy's 404", []exchange{diskGone, project, user, {Want: racktest.ViewDisk,
-			Status: 404, Body: diskGone.Body, Proxy: true}}, codes.Unavailable, csierr.RackUnknown},
+			Status: 404, Body: diskGone.Body, Proxy: true}}, fails(csierr.RackUnknown)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := clientThat(t, test.lines...)
-			_, err := c.Disk(t.Context(), racktest.Disk)
-			csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
-			if err = c.DiskGone(t.Context(), racktest.Disk); test.reason == "" {
-				must(t, err)
-				return
-			}
-			csitest.Want(t, err, test.code, test.reason)
+			fails(csierr.VolumeNotFound)(t, csitest.Err(c.Disk(t.Context(), racktest.Disk)))
+			test.ends(t, c.DiskGone(t.Context(), racktest.Disk))
 		})
 	}
 }
 
 func reads(t *testing.T, c *Client) []func() error {
 	return []func() error{
-		func() error { _, err := c.Disk(t.Context(), racktest.Disk); return err },
-		func() error { _, err := c.Snapshot(t.Context(), racktest.Snapshot); return err },
-		func() error { _, err := c.InstanceDisks(t.Context(), racktest.Instance); return err },
+		func() error { return csitest.Err(c.Disk(t.Context(), racktest.Disk)) },
+		func() error { return csitest.Err(c.Snapshot(t.Context(), racktest.Snapshot)) },
+		func() error { return csitest.Err(c.InstanceDisks(t.Context(), racktest.Instance)) },
 		func() error { return listDisks(t, c, &Pager{}) },
 	}
 }
@@ -224,18 +212,15 @@ func listDisks(t *testing.T, c *Client, pages *Pager) error {
 func TestAnotherRackRefusesEveryCall(t *testing.T) {
 	c := clientThat(t, diskThere, another, user, another, user, another, user, another, user, another,
 		user, project, user, diskThere)
-	_, err := c.Disk(t.Context(), racktest.Disk)
-	must(t, err)
+	csitest.Got(c.Disk(t.Context(), racktest.Disk))(t)
 	if got := c.ProjectParam(); got != racktest.ProjectID {
 		t.Errorf("the project is asked for as %q", got)
 	}
-	_, err = c.LookAtWorld(t.Context())
-	csitest.Want(t, err, codes.FailedPrecondition, csierr.ProjectChanged)
+	fails(csierr.ProjectChanged)(t, csitest.Err(c.LookAtWorld(t.Context())))
 	for _, read := range reads(t, c) {
-		csitest.Want(t, read(), codes.FailedPrecondition, csierr.ProjectChanged)
+		fails(csierr.ProjectChanged)(t, read())
 	}
-	_, err = c.Disk(t.Context(), racktest.Disk)
-	must(t, err)
+	csitest.Got(c.Disk(t.Context(), racktest.Disk))(t)
 }
 
 func TestAnObjectOfAnotherProjectIsLeftAlone(t *testing.T) {
@@ -245,7 +230,7 @@ func TestAnObjectOfAnotherProjectIsLeftAlone(t *testing.T) {
 		racktest.OK("GET /v1/instances/"+racktest.Instance+"/disks", pageOf("",
 			diskOf(racktest.AttachedHere, foreign))))
 	for _, read := range reads(t, c)[:3] {
-		csitest.Want(t, read(), codes.InvalidArgument, csierr.OtherProject)
+		fails(csierr.OtherProject)(t, read())
 	}
 }
 
@@ -253,9 +238,8 @@ func TestAListOfAnotherProjectIsNotShown(t *testing.T) {
 	foreign := racktest.OK("GET /v1/disks", pageOf("", diskOf("detached",
 		with("project_id", racktest.Numbered(9)))))
 	c := clientThat(t, foreign, foreign)
-	csitest.Want(t, listDisks(t, c, &Pager{}), codes.InvalidArgument, csierr.OtherProject)
-	p, err := c.NewPager(t.Context(), packToken(racktest.ProjectID, racktest.Numbered(1),
-		"Zm9yZ2Vk"), 0)
-	must(t, err)
-	csitest.Want(t, listDisks(t, c, p), codes.Aborted, csierr.StartingTokenInvalid)
+	fails(csierr.OtherProject)(t, listDisks(t, c, &Pager{}))
+	p := csitest.Got(c.NewPager(t.Context(), packToken(racktest.ProjectID, racktest.Numbered(1),
+		"Zm9yZ2Vk"), 0))(t)
+	fails(csierr.StartingTokenInvalid)(t, listDisks(t, c, p))
 }

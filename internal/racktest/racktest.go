@@ -105,14 +105,11 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // Error returns an error in the rack's format.
 func Error(status int, code, message string) Exchange {
-	quoted := fmt.Sprintf("%q", code)
-	if code == "" {
-		return Exchange{Status: status, Body: fmt.Sprintf(`{"request_id":"r-1","message":%q}`,
-			message)}
+	answer := map[string]string{"request_id": "r-1", "message": message}
+	if code != "" {
+		answer["error_code"] = code
 	}
-	return Exchange{Status: status,
-		Body: fmt.Sprintf(`{"request_id":"r-1","error_code":%s,"message":%q}`,
-			quoted, message)}
+	return Exchange{Status: status, Body: JSON(answer)}
 }
 
 // To returns the exchange with that request.
@@ -143,19 +140,21 @@ var OwnTag = volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginBla
 
 // DiskOf returns a disk that the driver made for the volume pvc-1 of the cluster blue.
 func DiskOf(state string, edit ...func(map[string]any)) string {
-	disk := map[string]any{
-		"id": Disk, "name": volume.DiskName("blue", "pvc-1"), "project_id": ProjectID,
-		"description": OwnTag.Description(),
-		"size":        10 * volume.GiB, "block_size": 4096, "disk_type": "distributed",
-		"read_only": false, "snapshot_id": nil, "image_id": nil, "device_path": "/mnt/x",
-		"time_created":  "2026-06-12T18:01:02.345678Z",
-		"time_modified": "2026-06-12T18:01:02.345678Z",
-		"state":         StateOf(state),
-	}
+	return edited(edit, map[string]any{
+		"id": Disk, "name": volume.DiskName("blue", "pvc-1"), "description": OwnTag.Description(),
+		"size": 10 * volume.GiB, "block_size": 4096, "disk_type": "distributed", "read_only": false,
+		"snapshot_id": nil, "image_id": nil, "device_path": "/mnt/x", "state": StateOf(state)})
+}
+
+// edited returns an object of the project after the edits.
+func edited(edit []func(map[string]any), object map[string]any) string {
+	object["project_id"] = ProjectID
+	object["time_created"] = "2026-06-12T18:01:02.345678Z"
+	object["time_modified"] = object["time_created"]
 	for _, e := range edit {
-		e(disk)
+		e(object)
 	}
-	return JSON(disk)
+	return JSON(object)
 }
 
 // StateOf parses "attached <instance>" or "detached".
@@ -174,31 +173,15 @@ func With(key string, value any) func(map[string]any) {
 
 // SnapshotOf returns a snapshot that the driver took for the cluster blue.
 func SnapshotOf(state string, edit ...func(map[string]any)) string {
-	snapshot := map[string]any{
-		"id": Snapshot, "name": volume.SnapshotName("blue", "snap-1"), "project_id": ProjectID,
-		"description": volume.Tag{Name: "snap-1", Cluster: "blue"}.Description(),
-		"disk_id":     Disk, "state": state, "size": 10 * volume.GiB,
-		"time_created":  "2026-06-12T18:01:02.345678Z",
-		"time_modified": "2026-06-12T18:01:02.345678Z",
-	}
-	for _, e := range edit {
-		e(snapshot)
-	}
-	return JSON(snapshot)
+	return edited(edit, map[string]any{"id": Snapshot, "name": volume.SnapshotName("blue", "snap-1"),
+		"description": volume.Tag{Name: "snap-1", Cluster: "blue"}.Description(), "disk_id": Disk,
+		"state": state, "size": 10 * volume.GiB})
 }
 
 // InstanceOf is an instance in a state.
 func InstanceOf(runState string, edit ...func(map[string]any)) string {
-	instance := map[string]any{
-		"id": Instance, "name": "worker-1", "project_id": ProjectID, "run_state": runState,
-		"description": "", "hostname": "worker-1", "ncpus": 2, "memory": volume.GiB,
-		"time_created":  "2026-06-12T18:01:02.345678Z",
-		"time_modified": "2026-06-12T18:01:02.345678Z",
-	}
-	for _, e := range edit {
-		e(instance)
-	}
-	return JSON(instance)
+	return edited(edit, map[string]any{"id": Instance, "name": "worker-1", "run_state": runState,
+		"description": "", "hostname": "worker-1", "ncpus": 2, "memory": volume.GiB})
 }
 
 // ProjectOf is the driver's project.
@@ -226,16 +209,29 @@ func JSON(value any) string {
 	return string(text)
 }
 
+// At serves a handler until the test ends.
+func At(t *testing.T, answer http.HandlerFunc) (url string) {
+	t.Helper()
+	server := httptest.NewServer(answer)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// Dead is an address where nothing listens.
+func Dead() (url string) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	return server.URL
+}
+
 // Silent is the address of a rack that takes requests and never answers.
 func Silent(t *testing.T) (url string) {
 	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard,
-			r.Body) // the server notices a canceled request only after the body is read
+	return At(t, func(_ http.ResponseWriter, r *http.Request) {
+		// The server notices a canceled request only after the body is read.
+		_, _ = io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
-	}))
-	t.Cleanup(server.Close)
-	return server.URL
+	})
 }
 
 // PEM encodes a certificate in PEM form.
