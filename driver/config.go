@@ -7,9 +7,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -78,67 +83,65 @@ type setting struct {
 	flag, env, preset, usage string
 	// set parses a value, which is not empty and has no surrounding whitespace. Its error states what
 	// was expected, never the value.
-	set func(c *Config, value string) error
+	set func(value string) error
 }
 
-// The token has no flag, because the process list shows arguments to everybody.
-var settings = []setting{
-	{"mode", "OXIDE_MODE", "", "what to serve: controller, node or all", setMode},
-	{"endpoint", "CSI_ENDPOINT", "", "the CSI socket: unix:///path/name.sock",
-		socket(func(c *Config) *string { return &c.Endpoint })},
-	{"liveness-endpoint", "OXIDE_LIVENESS_ENDPOINT", "", "a second socket, whose Probe reports only " +
-		"that the process works, for what restarts it: unix:///path/name.sock",
-		socket(func(c *Config) *string { return &c.LivenessEndpoint })},
-	{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com (controller)",
-		setHost},
-	{"", "OXIDE_TOKEN", "", "the rack's token (controller)", setToken},
-	{"token-file", "OXIDE_TOKEN_FILE", "", "a file with the token, read again when it changes; " +
-		"wins over OXIDE_TOKEN (controller)", text(func(c *Config) *string { return &c.TokenFile })},
-	{"project", "OXIDE_PROJECT", "", "the project of the disks and instances (controller)",
-		setProject},
-	{"cluster-id", "OXIDE_CLUSTER_ID", "", "keeps the volumes of several clusters in one project " +
-		"apart (controller)", setClusterID},
-	{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's " +
-		"(controller)", text(func(c *Config) *string { return &c.CAFile })},
-	{"topology", "OXIDE_TOPOLOGY", "", "the rack's location, such as rack=a,zone=b; further " +
-		"locations that reach its disks, after semicolons", setTopology},
-	{"", "OXIDE_TOPOLOGY_RACK", "", "one key of the topology", setTopologyKey("rack")},
-	{"", "OXIDE_TOPOLOGY_REGION", "", "one key of the topology", setTopologyKey("region")},
-	{"", "OXIDE_TOPOLOGY_ZONE", "", "one key of the topology", setTopologyKey("zone")},
-	{"topology-instance", "OXIDE_TOPOLOGY_INSTANCE", "false", "true or false: whether nodes report " +
-		"their instance, for volumes with placement: instance", setTopologyInstance},
-	{"instance-id", node.InstanceIDKey, "", "the UUID of this node's instance; not needed on a rack " +
-		"(node)", text(func(c *Config) *string { return &c.InstanceID })},
-	{"instance-metadata-file", "OXIDE_INSTANCE_METADATA_FILE", "", "a file of KEY=VALUE lines with " +
-		"OXIDE_INSTANCE_ID (node)",
-		text(func(c *Config) *string { return &c.InstanceMetadataFile })},
-	{"max-disks", "OXIDE_MAX_DISKS", "12", "the rack's limit of disks per instance, including the " +
-		"boot disk", setMaxDisks},
-	{"device-timeout", "OXIDE_DEVICE_TIMEOUT", "30s", "how long to wait for an attached disk's " +
-		"device (node)", duration(func(c *Config) *time.Duration { return &c.DeviceTimeout })},
-	{"late-limit", "OXIDE_LATE_LIMIT", "1m", "how long the rack may take to carry out a change that " +
-		"it did not answer (controller)",
-		duration(func(c *Config) *time.Duration { return &c.LateLimit })},
-	{"look-limit", "OXIDE_LOOK_LIMIT", rack.DefaultLookLimit.String(), "how long after a look at " +
-		"the rack the change that it allows may be sent (controller)",
-		duration(func(c *Config) *time.Duration { return &c.LookLimit })},
-	{"sysfs-root", "OXIDE_SYSFS_ROOT", node.DefaultSysfsRoot, "where sysfs is mounted (node)",
-		text(func(c *Config) *string { return &c.SysfsRoot })},
-	{"dev-root", "OXIDE_DEV_ROOT", node.DefaultDevRoot, "the directory of the device nodes (node)",
-		text(func(c *Config) *string { return &c.DevRoot })},
-	{"state-dir", "OXIDE_STATE_DIR", node.DefaultStateDir, "the directory of the volume records; " +
-		"has to outlive the process, not the machine (node)",
-		absolute(func(c *Config) *string { return &c.StateDir })},
-	{"log-level", "OXIDE_LOG_LEVEL", "info", "debug, info, warn or error", setLogLevel},
-	{"log-format", "OXIDE_LOG_FORMAT", "text", "text or json", setLogFormat},
-	{"leave-socket", "OXIDE_LEAVE_SOCKET", "", "where oxide-csi-plugin prestop waits: " +
-		"/path/name.sock (node)", absolute(func(c *Config) *string { return &c.LeaveSocket })},
-	{"metrics-address", "OXIDE_METRICS_ADDRESS", "", "where to serve Prometheus metrics: " +
-		"unix:///path/name.sock or host:port",
-		address(func(c *Config) *string { return &c.MetricsAddress }, false)},
-	{"pprof-address", "OXIDE_PPROF_ADDRESS", "", "where to serve profiles of this process: " +
-		"unix:///path/name.sock or localhost:port",
-		address(func(c *Config) *string { return &c.PprofAddress }, true)},
+// settings returns every setting, with the functions that set it in this configuration. The token
+// has no flag, because the process list shows arguments to everybody.
+func (c *Config) settings() []setting {
+	return []setting{
+		{"mode", "OXIDE_MODE", "", "what to serve: controller, node or all", c.setMode},
+		{"endpoint", "CSI_ENDPOINT", "", "the CSI socket: unix:///path/name.sock", socket(&c.Endpoint)},
+		{"liveness-endpoint", "OXIDE_LIVENESS_ENDPOINT", "", "a second socket, whose Probe reports " +
+			"only that the process works, for what restarts it: unix:///path/name.sock",
+			socket(&c.LivenessEndpoint)},
+		{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com (controller)",
+			c.setHost},
+		{"", "OXIDE_TOKEN", "", "the rack's token (controller)", c.setToken},
+		{"token-file", "OXIDE_TOKEN_FILE", "", "a file with the token, read again when it changes; " +
+			"wins over OXIDE_TOKEN (controller)", text(&c.TokenFile)},
+		{"project", "OXIDE_PROJECT", "", "the project of the disks and instances (controller)",
+			c.setProject},
+		{"cluster-id", "OXIDE_CLUSTER_ID", "", "keeps the volumes of several clusters in one project " +
+			"apart (controller)", c.setClusterID},
+		{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's " +
+			"(controller)", text(&c.CAFile)},
+		{"topology", "OXIDE_TOPOLOGY", "", "the rack's location, such as rack=a,zone=b; further " +
+			"locations that reach its disks, after semicolons", c.setTopology},
+		{"", "OXIDE_TOPOLOGY_RACK", "", "one key of the topology", c.setTopologyKey("rack")},
+		{"", "OXIDE_TOPOLOGY_REGION", "", "one key of the topology", c.setTopologyKey("region")},
+		{"", "OXIDE_TOPOLOGY_ZONE", "", "one key of the topology", c.setTopologyKey("zone")},
+		{"topology-instance", "OXIDE_TOPOLOGY_INSTANCE", "false", "true or false: whether nodes report " +
+			"their instance, for volumes with placement: instance", either(&c.TopologyInstance, "true",
+			"true or false")},
+		{"instance-id", node.InstanceIDKey, "", "the UUID of this node's instance; not needed on a " +
+			"rack (node)", text(&c.InstanceID)},
+		{"instance-metadata-file", "OXIDE_INSTANCE_METADATA_FILE", "", "a file of KEY=VALUE lines with " +
+			"OXIDE_INSTANCE_ID (node)", text(&c.InstanceMetadataFile)},
+		{"max-disks", "OXIDE_MAX_DISKS", "12", "the rack's limit of disks per instance, including the " +
+			"boot disk", c.setMaxDisks},
+		{"device-timeout", "OXIDE_DEVICE_TIMEOUT", "30s", "how long to wait for an attached disk's " +
+			"device (node)", duration(&c.DeviceTimeout)},
+		{"late-limit", "OXIDE_LATE_LIMIT", "1m", "how long the rack may take to carry out a change " +
+			"that it did not answer (controller)", duration(&c.LateLimit)},
+		{"look-limit", "OXIDE_LOOK_LIMIT", rack.DefaultLookLimit.String(), "how long after a look at " +
+			"the rack the change that it allows may be sent (controller)", duration(&c.LookLimit)},
+		{"sysfs-root", "OXIDE_SYSFS_ROOT", node.DefaultSysfsRoot, "where sysfs is mounted (node)",
+			text(&c.SysfsRoot)},
+		{"dev-root", "OXIDE_DEV_ROOT", node.DefaultDevRoot, "the directory of the device nodes (node)",
+			text(&c.DevRoot)},
+		{"state-dir", "OXIDE_STATE_DIR", node.DefaultStateDir, "the directory of the volume records; " +
+			"has to outlive the process, not the machine (node)", absolute(&c.StateDir)},
+		{"log-level", "OXIDE_LOG_LEVEL", "info", "debug, info, warn or error", c.setLogLevel},
+		{"log-format", "OXIDE_LOG_FORMAT", "text", "text or json", either(&c.LogJSON, "json",
+			"text or json")},
+		{"leave-socket", "OXIDE_LEAVE_SOCKET", "", "where oxide-csi-plugin prestop waits: " +
+			"/path/name.sock (node)", absolute(&c.LeaveSocket)},
+		{"metrics-address", "OXIDE_METRICS_ADDRESS", "", "where to serve Prometheus metrics: " +
+			"unix:///path/name.sock or host:port", address(&c.MetricsAddress, false)},
+		{"pprof-address", "OXIDE_PPROF_ADDRESS", "", "where to serve profiles of this process: " +
+			"unix:///path/name.sock or localhost:port", address(&c.PprofAddress, true)},
+	}
 }
 
 func (s setting) name() string {
@@ -166,7 +169,7 @@ func ParseConfig(args []string, getenv func(string) string, help io.Writer) (Con
 	if err != nil || c.PrintVersion {
 		return c, err
 	}
-	if err := c.apply(settings, values, getenv); err != nil {
+	if err := c.apply(c.settings(), values, getenv); err != nil {
 		return Config{}, err
 	}
 	return c, c.complete()
@@ -178,7 +181,7 @@ func (c *Config) apply(list []setting, flags map[string]string, getenv func(stri
 		if value == "" {
 			continue
 		}
-		if err := s.set(c, value); err != nil {
+		if err := s.set(value); err != nil {
 			return fmt.Errorf("%s: %w", s.name(), err)
 		}
 	}
@@ -205,7 +208,7 @@ func addFlags(flags *flag.FlagSet, list []setting) (given map[string]string) {
 func flagValues(args []string, version *bool, help io.Writer) (map[string]string, error) {
 	flags := flag.NewFlagSet("oxide-csi-plugin", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
-	values := addFlags(flags, settings)
+	values := addFlags(flags, (&Config{}).settings())
 	flags.BoolVar(version, "version", false, "print the version and exit")
 	err := flags.Parse(args)
 	switch {
@@ -215,8 +218,7 @@ func flagValues(args []string, version *bool, help io.Writer) (map[string]string
 	case err != nil:
 		return nil, fmt.Errorf("%s; see --help", flagProblem(err))
 	case flags.NArg() > 0:
-		return nil, fmt.Errorf("expected flags only, found %d other arguments; see --help",
-			flags.NArg())
+		return nil, fmt.Errorf("expected flags only, found %d other arguments; see --help", flags.NArg())
 	}
 	return values, nil
 }
@@ -235,7 +237,7 @@ func flagProblem(err error) string {
 func printHelp(w io.Writer) {
 	_, _ = fmt.Fprintln(w, "oxide-csi-plugin serves Oxide disks as CSI volumes. Every flag has an "+
 		"environment variable; the flag wins.")
-	for _, s := range settings {
+	for _, s := range (&Config{}).settings() {
 		left := "$" + s.env
 		if s.flag != "" {
 			left = "--" + s.flag + ", " + left
@@ -300,14 +302,25 @@ func isDirectory(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-func text(field func(*Config) *string) func(*Config, string) error {
-	return func(c *Config, value string) error {
-		*field(c) = value
+func text(field *string) func(string) error {
+	return func(value string) error {
+		*field = value
 		return nil
 	}
 }
 
-func setMode(c *Config, value string) error {
+// either accepts one of two words, and sets the field if it is the word yes.
+func either(field *bool, yes, words string) func(string) error {
+	return func(value string) error {
+		if !slices.Contains(strings.Split(words, " or "), value) {
+			return errors.New("has to be " + words)
+		}
+		*field = value == yes
+		return nil
+	}
+}
+
+func (c *Config) setMode(value string) error {
 	switch c.Mode = Mode(value); c.Mode {
 	case ModeController, ModeNode, ModeAll:
 		return nil
@@ -315,25 +328,25 @@ func setMode(c *Config, value string) error {
 	return errors.New("has to be controller, node or all")
 }
 
-func socket(field func(*Config) *string) func(*Config, string) error {
-	return func(c *Config, value string) error {
-		*field(c) = value
+func socket(field *string) func(string) error {
+	return func(value string) error {
+		*field = value
 		_, err := socketPath(value)
 		return err
 	}
 }
 
-func absolute(field func(*Config) *string) func(*Config, string) error {
-	return func(c *Config, value string) error {
+func absolute(field *string) func(string) error {
+	return func(value string) error {
 		if !filepath.IsAbs(value) {
 			return errors.New("has to be an absolute path")
 		}
-		*field(c) = filepath.Clean(value)
+		*field = filepath.Clean(value)
 		return nil
 	}
 }
 
-func setMaxDisks(c *Config, value string) (err error) {
+func (c *Config) setMaxDisks(value string) (err error) {
 	const most = 1000
 	if c.MaxDisks, err = strconv.Atoi(value); err != nil || c.MaxDisks < 1 || c.MaxDisks > most {
 		return fmt.Errorf("has to be a number from 1 to %d", most)
@@ -341,17 +354,16 @@ func setMaxDisks(c *Config, value string) (err error) {
 	return nil
 }
 
-func duration(field func(*Config) *time.Duration) func(*Config, string) error {
-	return func(c *Config, value string) (err error) {
-		if *field(c), err = time.ParseDuration(value); err != nil || *field(c) <= 0 ||
-			*field(c) > time.Hour {
+func duration(field *time.Duration) func(string) error {
+	return func(value string) (err error) {
+		if *field, err = time.ParseDuration(value); err != nil || *field <= 0 || *field > time.Hour {
 			return errors.New("has to be a duration such as 30s, at most 1h")
 		}
 		return nil
 	}
 }
 
-func setLogLevel(c *Config, value string) error {
+func (c *Config) setLogLevel(value string) error {
 	for _, level := range []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn,
 		slog.LevelError} {
 		if strings.EqualFold(value, level.String()) {
@@ -362,10 +374,136 @@ func setLogLevel(c *Config, value string) error {
 	return errors.New("has to be debug, info, warn or error")
 }
 
-func setLogFormat(c *Config, value string) error {
-	if value != "text" && value != "json" {
-		return errors.New("has to be text or json")
+func (c *Config) setHost(value string) (err error) {
+	c.Host, err = rack.ParseHost(value)
+	return err
+}
+
+func (c *Config) rackWarnings() []string {
+	var warnings []string
+	if u, err := url.Parse(c.Host); err == nil && u.Scheme == "http" && !thisMachine(u.Hostname()) {
+		warnings = append(warnings, "OXIDE_HOST is an http:// address of another machine: everybody on "+
+			"the network path can read the token; set an https:// address")
 	}
-	c.LogJSON = value == "json"
+	if c.ClusterID == "" {
+		warnings = append(warnings, "OXIDE_CLUSTER_ID is not set: if another cluster in this project "+
+			"has none either, the two share their disks, and each deletes the other's; set a different id "+
+			"for every cluster before its first volume, and keep it")
+	}
+	return warnings
+}
+
+// thisMachine reports whether a host is this machine by its name or address alone.
+func thisMachine(host string) bool {
+	ip := net.ParseIP(host)
+	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
+}
+
+func (c *Config) setToken(value string) error {
+	c.Token = value
+	return rack.CheckToken(c.Token)
+}
+
+func (c *Config) setProject(value string) error {
+	id, isID := rack.ID(value)
+	switch {
+	case isID:
+		c.Project = string(id)
+	case volume.RackName.MatchString(value):
+		c.Project = value
+	default:
+		return errors.New("has to be the name or the UUID of a project")
+	}
 	return nil
+}
+
+var clusterID = volume.Word{Most: 63,
+	Looks: regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$`)}
+
+// runPrefix is the prefix of the cluster ID that oxide-conformance gives to its driver. A run finds
+// and deletes its objects by that ID, and passes it in runVariable, too.
+const (
+	runPrefix   = "oxide-conformance-"
+	runVariable = "OXIDE_CONFORMANCE_MARK"
+)
+
+func (c *Config) setClusterID(value string) error {
+	c.ClusterID = value
+	if !clusterID.MatchString(value) {
+		return errors.New("has to be at most 63 letters, digits, dots, hyphens and underscores, " +
+			"with a letter or digit at both ends")
+	}
+	return nil
+}
+
+func (c *Config) setTopology(value string) (err error) {
+	c.Topology, err = volume.ParseTopology(value)
+	return err
+}
+
+// setTopologyKey sets one key in every location, or adds the first location.
+func (c *Config) setTopologyKey(name string) func(string) error {
+	return func(value string) error {
+		if len(c.Topology) == 0 {
+			c.Topology = []volume.Segments{{}}
+		}
+		for _, location := range c.Topology {
+			if err := location.Add(name, value); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// nodeTopology returns the topology of the node that runs on the instance.
+func (c *Config) nodeTopology(instance string) map[string]string {
+	segments := map[string]string{}
+	for _, location := range c.Topology {
+		maps.Copy(segments, location)
+	}
+	if c.TopologyInstance {
+		segments[volume.InstanceKey] = instance
+	}
+	return segments
+}
+
+func (c *Config) declaresTopology() bool { return len(c.Topology) > 0 || c.TopologyInstance }
+
+// address sets the address of a server. If local is set, only this machine can reach it.
+func address(field *string, local bool) func(string) error {
+	return func(value string) error {
+		if strings.HasPrefix(value, "unix:") {
+			return socket(field)(value)
+		}
+		*field = value
+		host, port, err := net.SplitHostPort(value)
+		switch bad := err != nil || port == ""; {
+		case local && (bad || host != "localhost" && !net.ParseIP(host).IsLoopback()):
+			return errors.New("has to be unix:///path/name.sock, localhost:port or 127.0.0.1:port: " +
+				"profiles are not for other machines")
+		case bad:
+			return errors.New("has to be unix:///path/name.sock or host:port")
+		}
+		return nil
+	}
+}
+
+// startFields returns the fields of the first line of the log. A node has no settings of a rack.
+func (c *Config) startFields() []any {
+	fields := []any{"version", Version(), "mode", string(c.Mode)}
+	if u, err := url.Parse(c.Host); err == nil && c.Mode.controller() {
+		fields = append(fields, "rack", u.Host, "project", c.Project, "cluster", c.ClusterID)
+	}
+	return fields
+}
+
+func (c *Config) rackOptions() rack.Options {
+	return rack.Options{Host: c.Host, Project: c.Project, CAFile: c.CAFile,
+		UserAgent: "oxide-csi-plugin/" + Version()}
+}
+
+func tokensOf(c Config, h *hidden, log *slog.Logger) *rack.TokenSource {
+	h.add(c.Token)
+	return &rack.TokenSource{Fixed: c.Token, Path: c.TokenFile, OnToken: h.add, Log: log}
 }

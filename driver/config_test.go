@@ -2,6 +2,7 @@ package driver
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"flag"
 	"io"
@@ -31,82 +32,60 @@ func goodEnv(more map[string]string) func(string) string {
 
 func TestMisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) { // B-26
 	const canary = "tweety tweety"
-	set := func(key, value string) map[string]string { return map[string]string{key: value} }
-	for _, test := range []struct {
+	type mistake struct {
 		name string
-		env  map[string]string
+		env  string // lines of KEY=value
 		args []string
-		want string
-	}{
-		{"no mode (B-28)", set("OXIDE_MODE", ""), nil, "OXIDE_MODE"},
-		{"a bad mode", set("OXIDE_MODE", canary), nil, "OXIDE_MODE"},
-		{"a bad mode as a flag", nil, []string{"--mode=" + canary}, "--mode"},
-		{"no endpoint", set("CSI_ENDPOINT", ""), nil, "CSI_ENDPOINT"},
-		{"a bad endpoint", set("CSI_ENDPOINT", "tcp://"+canary), nil, "CSI_ENDPOINT"},
-		{"no host", set("OXIDE_HOST", ""), nil, "OXIDE_HOST"},
-		{"a bad host", set("OXIDE_HOST", canary), nil, "OXIDE_HOST"},
-		{"a host with a path", set("OXIDE_HOST", "https://x/tweety"), nil, "OXIDE_HOST"},
-		{"a host with a password", set("OXIDE_HOST", "https://u:tweety@x"), nil, "OXIDE_HOST"},
-		{"no token", set("OXIDE_TOKEN", ""), nil, "OXIDE_TOKEN"},
-		{"a token of two words", set("OXIDE_TOKEN", canary), nil, "OXIDE_TOKEN"},
-		{"no project", set("OXIDE_PROJECT", ""), nil, "OXIDE_PROJECT"},
-		{"a bad project", set("OXIDE_PROJECT", canary), nil, "OXIDE_PROJECT"},
-		{"a bad cluster", set("OXIDE_CLUSTER_ID", canary), nil, "OXIDE_CLUSTER_ID"},
-		{"the mark of a conformance run", set("OXIDE_CLUSTER_ID", "oxide-conformance-20261126"), nil,
-			"OXIDE_CLUSTER_ID"},
-		{"a bad topology", set("OXIDE_TOPOLOGY", canary), nil, "OXIDE_TOPOLOGY"},
-		{"a bad rack (D-73)", set("OXIDE_TOPOLOGY_RACK", canary), nil, "OXIDE_TOPOLOGY_RACK"},
-		{"a rack given twice", map[string]string{"OXIDE_TOPOLOGY": "rack=tweety",
-			"OXIDE_TOPOLOGY_RACK": "tweety"}, nil, "OXIDE_TOPOLOGY_RACK"},
-		{"a node in two locations", map[string]string{"OXIDE_MODE": "node",
-			"OXIDE_TOPOLOGY": "rack=tweety;rack=b"}, nil, "OXIDE_TOPOLOGY"},
-		{"the instance among the operator's keys", set("OXIDE_TOPOLOGY", "rack=tweety,instance=b"), nil,
-			"OXIDE_TOPOLOGY"},
-		{"a switch that is neither true nor false", set("OXIDE_TOPOLOGY_INSTANCE", canary), nil,
-			"OXIDE_TOPOLOGY_INSTANCE"},
-		{"max disks no number", set("OXIDE_MAX_DISKS", canary), nil, "OXIDE_MAX_DISKS"},
-		{"max disks zero", set("OXIDE_MAX_DISKS", "0"), nil, "OXIDE_MAX_DISKS"},
-		{"a bad duration", set("OXIDE_DEVICE_TIMEOUT", canary), nil, "OXIDE_DEVICE_TIMEOUT"},
-		{"a negative duration", set("OXIDE_DEVICE_TIMEOUT", "-1s"), nil, "OXIDE_DEVICE_TIMEOUT"},
-		{"a bad late limit", set("OXIDE_LATE_LIMIT", canary), nil, "OXIDE_LATE_LIMIT"},
-		{"a state directory that is not absolute", map[string]string{"OXIDE_MODE": "node",
-			"OXIDE_STATE_DIR": canary}, nil, "OXIDE_STATE_DIR"},
-		{"profiles for other machines", set("OXIDE_PPROF_ADDRESS", "0.0.0.0:0"), nil,
-			"OXIDE_PPROF_ADDRESS"},
-		{"no sysfs", map[string]string{"OXIDE_MODE": "node", "OXIDE_SYSFS_ROOT": canary}, nil,
-			"OXIDE_SYSFS_ROOT"},
-		{"no dev", map[string]string{"OXIDE_MODE": "node", "OXIDE_DEV_ROOT": canary}, nil,
-			"OXIDE_DEV_ROOT"},
-		{"a bad level", set("OXIDE_LOG_LEVEL", canary), nil, "OXIDE_LOG_LEVEL"},
-		{"a bad format", set("OXIDE_LOG_FORMAT", canary), nil, "OXIDE_LOG_FORMAT"},
-		{"a bad liveness endpoint", set("OXIDE_LIVENESS_ENDPOINT", canary), nil,
-			"OXIDE_LIVENESS_ENDPOINT"},
-		{"a second socket beside CSI's", nil, []string{"--endpoint=unix:///csi/csi.sock",
-			"--liveness-endpoint=unix:///csi/liveness.sock"}, "OXIDE_LIVENESS_ENDPOINT"},
-		{"a bad leave socket", set("OXIDE_LEAVE_SOCKET", canary), nil, "OXIDE_LEAVE_SOCKET"},
-		{"a bad metrics address", set("OXIDE_METRICS_ADDRESS", canary), nil, "OXIDE_METRICS_ADDRESS"},
-		{"an unknown flag", nil, []string{"--token=" + canary}, "-token"},
-		{"a flag without a name", nil, []string{"--=" + canary}, "--help"},
-		{"a version flag that is no boolean", nil, []string{"--version=" + canary}, "--help"},
-		{"an unknown flag of two lines", nil, []string{"--a\nb=" + canary}, "--help"},
-		{"an argument", nil, []string{canary}, "--help"},
-	} {
+		want string // in the error; the first variable of env if it is empty
+	}
+	mistakes := []mistake{
+		{"no mode (B-28)", "OXIDE_MODE=", nil, ""},
+		{"no endpoint", "CSI_ENDPOINT=", nil, ""},
+		{"a bad mode as a flag", "", []string{"--mode=" + canary}, "--mode"},
+		{"a bad endpoint", "CSI_ENDPOINT=tcp://" + canary, nil, ""},
+		{"a host with a path", "OXIDE_HOST=https://x/tweety", nil, ""},
+		{"a host with a password", "OXIDE_HOST=https://u:tweety@x", nil, ""},
+		{"the mark of a conformance run", "OXIDE_CLUSTER_ID=oxide-conformance-20261126", nil, ""},
+		{"a bad rack (D-73)", "OXIDE_TOPOLOGY_RACK=" + canary, nil, ""},
+		{"a rack given twice", "OXIDE_TOPOLOGY_RACK=tweety\nOXIDE_TOPOLOGY=rack=tweety", nil, ""},
+		{"a node in two locations", "OXIDE_TOPOLOGY=rack=tweety;rack=b\nOXIDE_MODE=node", nil, ""},
+		{"the instance among the operator's keys", "OXIDE_TOPOLOGY=rack=tweety,instance=b", nil, ""},
+		{"max disks zero", "OXIDE_MAX_DISKS=0", nil, ""},
+		{"a negative duration", "OXIDE_DEVICE_TIMEOUT=-1s", nil, ""},
+		{"profiles for other machines", "OXIDE_PPROF_ADDRESS=0.0.0.0:0", nil, ""},
+		{"a second socket beside CSI's", "OXIDE_LIVENESS_ENDPOINT=unix:///csi/liveness.sock", nil, ""},
+		{"an unknown flag", "", []string{"--token=" + canary}, "-token"},
+		{"a flag without a name", "", []string{"--=" + canary}, "--help"},
+		{"a version flag that is no boolean", "", []string{"--version=" + canary}, "--help"},
+		{"an unknown flag of two lines", "", []string{"--a\nb=" + canary}, "--help"},
+		{"an argument", "", []string{canary}, "--help"},
+	}
+	for name := range strings.FieldsSeq("MODE HOST TOKEN PROJECT CLUSTER_ID TOPOLOGY " +
+		"TOPOLOGY_INSTANCE MAX_DISKS DEVICE_TIMEOUT LATE_LIMIT STATE_DIR SYSFS_ROOT DEV_ROOT LOG_LEVEL " +
+		"LOG_FORMAT LIVENESS_ENDPOINT LEAVE_SOCKET METRICS_ADDRESS") {
+		env := "OXIDE_" + name + "=" + canary
+		if strings.HasSuffix(name, "_DIR") || strings.HasSuffix(name, "_ROOT") {
+			env += "\nOXIDE_MODE=node"
+		}
+		mistakes = append(mistakes, mistake{"a bad " + name, env, nil, ""})
+	}
+	for _, test := range mistakes {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := ParseConfig(test.args, goodEnv(test.env), io.Discard)
+			want, _, _ := strings.Cut(cmp.Or(test.want, test.env), "=")
+			_, err := ParseConfig(test.args, goodEnv(csitest.Pairs(test.env)), io.Discard)
 			if err == nil {
 				t.Fatal("accepted")
 			}
-			if text := err.Error(); !strings.Contains(text, test.want) ||
-				strings.Contains(text, "tweety") || strings.Contains(text, "\n") {
-				t.Errorf("got %q; it has to name %s, in one line, without the value", text, test.want)
+			if text := err.Error(); !strings.Contains(text, want) || strings.Contains(text, "tweety") ||
+				strings.Contains(text, "\n") {
+				t.Errorf("got %q; it has to name %s, in one line, without the value", text, want)
 			}
 		})
 	}
 }
 
 func TestConfigurationHasDefaults(t *testing.T) {
-	c, err := ParseConfig(nil, goodEnv(nil), io.Discard)
-	must(t, err)
+	c := csitest.Got(ParseConfig(nil, goodEnv(nil), io.Discard))(t)
 	if c.Mode != ModeController || c.MaxDisks != 12 || c.SysfsRoot != "/sys" || c.DevRoot != "/dev" ||
 		c.DeviceTimeout != 30*time.Second || c.LogLevel != slog.LevelInfo || c.LogJSON ||
 		c.MetricsAddress != "" || c.Topology != nil || c.TopologyInstance || c.declaresTopology() ||
@@ -116,10 +95,9 @@ func TestConfigurationHasDefaults(t *testing.T) {
 }
 
 func TestAFlagWinsOverItsVariable(t *testing.T) {
-	c, err := ParseConfig([]string{"--mode=node", "--endpoint", "unix:///other/x.sock",
+	c := csitest.Got(ParseConfig([]string{"--mode=node", "--endpoint", "unix:///other/x.sock",
 		"--max-disks=8", "--log-level=DEBUG", "--log-format=json", "--topology=rack=r1"},
-		goodEnv(map[string]string{"OXIDE_MAX_DISKS": "9", "OXIDE_TOPOLOGY_ZONE": "z1"}), io.Discard)
-	must(t, err)
+		goodEnv(map[string]string{"OXIDE_MAX_DISKS": "9", "OXIDE_TOPOLOGY_ZONE": "z1"}), io.Discard))(t)
 	want := volume.Segments{volume.TopologyPrefix + "rack": "r1", volume.TopologyPrefix + "zone": "z1"}
 	if c.Mode != ModeNode || c.Endpoint != "unix:///other/x.sock" || c.MaxDisks != 8 ||
 		c.LogLevel != slog.LevelDebug || !c.LogJSON || !maps.Equal(c.Topology[0], want) {
@@ -166,7 +144,7 @@ func TestAHostIsAnAddress(t *testing.T) {
 		"https://[2001:db8::1]:8443": "https://[2001:db8::1]:8443",
 	} {
 		var c Config
-		if err := setHost(&c, value); err != nil || c.Host != want {
+		if err := c.setHost(value); err != nil || c.Host != want {
 			t.Errorf("%q becomes %q, %v", value, c.Host, err)
 		}
 	}
@@ -177,7 +155,7 @@ func TestEverySettingHasAVariableAndIsInTheHelp(t *testing.T) { // B-23
 	if _, err := ParseConfig([]string{"--help"}, goodEnv(nil), &help); !errors.Is(err, flag.ErrHelp) {
 		t.Fatalf("got %v", err)
 	}
-	for _, s := range settings {
+	for _, s := range (&Config{}).settings() {
 		if s.env == "" || (!strings.HasPrefix(s.env, "OXIDE_") && s.env != "CSI_ENDPOINT") {
 			t.Errorf("B-24: --%s has the variable %q", s.flag, s.env)
 		}
@@ -195,21 +173,16 @@ func TestRunFailsFastOnMisconfiguration(t *testing.T) { // B-26
 	dir := t.TempDir()
 	junk := filepath.Join(dir, "tweety")
 	must(t, os.WriteFile(junk, []byte("no pem, no token"), 0o600))
-	good, err := ParseConfig(nil, goodEnv(nil), io.Discard)
-	must(t, err)
+	good := csitest.Got(ParseConfig(nil, goodEnv(nil), io.Discard))(t)
 	good.Endpoint = "unix://" + filepath.Join(dir, "csi.sock")
+	missing := "unix://" + dir + "/tweety-missing/x.sock"
 	for want, change := range map[string]func(*Config){
-		"OXIDE_CA_FILE":    func(c *Config) { c.CAFile = junk },
-		"--ca-file":        func(c *Config) { c.CAFile = filepath.Join(dir, "tweety-missing") },
-		"OXIDE_TOKEN_FILE": func(c *Config) { c.TokenFile = junk },
-		"--token-file":     func(c *Config) { c.TokenFile = filepath.Join(dir, "tweety-missing") },
-		"CSI_ENDPOINT": func(c *Config) {
-			c.Endpoint = "unix://" + dir +
-				"/tweety-missing/csi.sock"
-		},
-		"OXIDE_METRICS_ADDRESS": func(c *Config) {
-			c.MetricsAddress = "unix://" + dir + "/tweety-missing/m.sock"
-		},
+		"OXIDE_CA_FILE":         func(c *Config) { c.CAFile = junk },
+		"--ca-file":             func(c *Config) { c.CAFile = filepath.Join(dir, "tweety-missing") },
+		"OXIDE_TOKEN_FILE":      func(c *Config) { c.TokenFile = junk },
+		"--token-file":          func(c *Config) { c.TokenFile = filepath.Join(dir, "tweety-missing") },
+		"CSI_ENDPOINT":          func(c *Config) { c.Endpoint = missing },
+		"OXIDE_METRICS_ADDRESS": func(c *Config) { c.MetricsAddress = missing },
 		"OXIDE_INSTANCE_ID": func(c *Config) {
 			c.Mode, c.SysfsRoot, c.InstanceID = ModeNode, dir, "tweety"
 		},
@@ -237,12 +210,11 @@ var spokenDefaults = map[string]string{
 }
 
 func TestTheDocumentationListsEverySetting(t *testing.T) { // B-37
-	text, err := os.ReadFile("../docs/configuration.md")
-	must(t, err)
+	text := csitest.Got(os.ReadFile("../docs/configuration.md"))(t)
 	_, table, _ := strings.Cut(string(text), "| flag | variable | default | meaning |\n")
 	table, _, _ = strings.Cut(table, "\n\n")
 	var want []string
-	for _, s := range settings {
+	for _, s := range (&Config{}).settings() {
 		if strings.HasPrefix(s.env, "OXIDE_TOPOLOGY_") && s.flag == "" {
 			// The row of OXIDE_TOPOLOGY lists its variants by their endings.
 			short := strings.TrimPrefix(s.env, "OXIDE_TOPOLOGY")

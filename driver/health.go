@@ -42,21 +42,29 @@ type rackHealth struct {
 
 	mu sync.Mutex
 	// guarded by mu
-	checked bool
-	// guarded by mu
-	fault error
-	// guarded by mu
-	reported string
-	// guarded by mu
-	reached bool
-	// guarded by mu
-	answered bool
-	// guarded by mu; why the rack has never answered, nil if it has
-	unanswered error
-	// guarded by mu; the zero time if no token expires, or the rack does not report it
-	expires time.Time
+	known rackKnown
 	// askedExpiry is when expires was read; only run uses it.
 	askedExpiry time.Time
+}
+
+// rackKnown is what the checks have found out.
+type rackKnown struct {
+	checked bool
+	fault   error
+	// reported is the reason of the last line in the log.
+	reported string
+	reached  bool // by the last check
+	answered bool // by any check
+	// unanswered is why the rack has never answered, nil if it has.
+	unanswered error
+	// expires is the zero time if no token expires, or the rack does not report it.
+	expires time.Time
+}
+
+func (h *rackHealth) now() rackKnown {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.known
 }
 
 const expiryInterval = time.Hour
@@ -83,22 +91,7 @@ func (h *rackHealth) readExpiry(ctx context.Context) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.expires = first
-}
-
-func (h *rackHealth) expiry() time.Time {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.expires
-}
-
-func (h *rackHealth) up() float64 {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.reached && h.fault == nil {
-		return 1
-	}
-	return 0
+	h.known.expires = first
 }
 
 // checkSoon requests a check, after the rack refused the token of a call. It does not wait.
@@ -130,9 +123,7 @@ func (h *rackHealth) run(ctx context.Context) {
 // soon returns the channel of requested checks, or nil after a check that failed: a hundred refused
 // calls cause one check.
 func (h *rackHealth) soon() <-chan struct{} {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.fault != nil {
+	if h.now().fault != nil {
 		return nil
 	}
 	return h.asked
@@ -146,7 +137,7 @@ func (h *rackHealth) guardedCheck(ctx context.Context) (fine bool) {
 	if err != nil {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		h.checked, h.fault = true, err
+		h.known.checked, h.known.fault = true, err
 	}
 	return fine
 }
@@ -165,16 +156,17 @@ func (h *rackHealth) check(ctx context.Context) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.report(limited, err, cmp.Or(fault, fileFault))
-	h.reached = err == nil
-	h.answered = h.answered || err == nil || fault != nil
-	if h.unanswered = nil; !h.answered {
-		h.unanswered = err
+	known := &h.known
+	known.reached = err == nil
+	known.answered = known.answered || err == nil || fault != nil
+	if known.unanswered = nil; !known.answered {
+		known.unanswered = err
 	}
-	if err != nil && fault == nil && h.checked {
+	if err != nil && fault == nil && known.checked {
 		// The rack cannot be reached, so the last result stays valid (PR-5).
 		return false
 	}
-	h.checked, h.fault = true, fault
+	known.checked, known.fault = true, fault
 	return err == nil && fileFault == nil
 }
 
@@ -188,7 +180,7 @@ func (h *rackHealth) report(ctx context.Context, err, fault error) {
 	// The text may have a request id, which differs each time, so compare only the reason.
 	told := string(csierr.ReasonOf(why))
 	switch {
-	case told == h.reported:
+	case told == h.known.reported:
 	case fault != nil && err == nil:
 		h.Log.ErrorContext(ctx, "the rack accepts the token, but its file cannot be read again", "error",
 			trouble)
@@ -200,7 +192,7 @@ func (h *rackHealth) report(ctx context.Context, err, fault error) {
 	default:
 		h.Log.InfoContext(ctx, "the rack accepts this controller again")
 	}
-	h.reported = told
+	h.known.reported = told
 }
 
 // healthFault returns the fault that a person has to repair, or nil. A rack that cannot be reached
@@ -217,25 +209,14 @@ func healthFault(err error) error {
 }
 
 func (h *rackHealth) state() (ready bool, err error) {
-	fileFault := h.Tokens.Fault()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.checked, cmp.Or(h.fault, fileFault)
-}
-
-// waiting returns why the rack has not answered since the process started, or nil. It ignores an
-// outage after the first answer (PR-5).
-func (h *rackHealth) waiting() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.unanswered
+	fileFault, now := h.Tokens.Fault(), h.now()
+	return now.checked, cmp.Or(now.fault, fileFault)
 }
 
 func toolsHealth() error {
 	if missing := filesystem.MissingTools(); len(missing) > 0 {
-		return csierr.New(csierr.ToolsMissing, "the node service runs %s and "+
-			"cannot find it; install e2fsprogs, xfsprogs, btrfs-progs and util-linux",
-			strings.Join(missing, ", "))
+		return csierr.New(csierr.ToolsMissing, "the node service runs %s and cannot find it; install "+
+			"e2fsprogs, xfsprogs, btrfs-progs and util-linux", strings.Join(missing, ", "))
 	}
 	return nil
 }

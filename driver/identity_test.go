@@ -2,13 +2,13 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
@@ -20,41 +20,38 @@ import (
 // requests. While that response is a success, it answers a request for the current user with the
 // user.
 type moodyRack struct {
-	mu sync.Mutex
-	// guarded by mu
-	mood   racktest.Exchange
-	served int
+	mood   atomic.Pointer[racktest.Exchange]
+	served atomic.Int64
 }
 
-func (m *moodyRack) set(mood racktest.Exchange) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.mood = mood
-}
-
-func (m *moodyRack) count() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.served
+func moody(mood racktest.Exchange) *moodyRack {
+	m := &moodyRack{}
+	m.mood.Store(&mood)
+	return m
 }
 
 func (m *moodyRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.served++
-	body := m.mood.Body
-	if m.mood.Status == http.StatusOK && r.URL.Path == "/v1/me" {
-		body = racktest.UserOf(racktest.Silo)
+	m.served.Add(1)
+	mood := *m.mood.Load()
+	if mood.Status == http.StatusOK && r.URL.Path == "/v1/me" {
+		mood.Body = racktest.UserOf(racktest.Silo)
 	}
 	w.Header().Set("X-Request-Id", "r-1")
-	w.WriteHeader(m.mood.Status)
-	_, _ = w.Write([]byte(body))
+	w.WriteHeader(mood.Status)
+	_, _ = w.Write([]byte(mood.Body))
 }
 
-func healthOf(t *testing.T, rack http.Handler, log *slog.Logger) *rackHealth {
+func healthOf(t *testing.T, rack *moodyRack, log *slog.Logger) *rackHealth {
 	t.Helper()
-	return &rackHealth{Rack: clientFor(t, rackAt(t, rack)), Log: log, asked: make(chan struct{}, 1)}
+	return &rackHealth{Rack: clientFor(t, racktest.At(t, rack.ServeHTTP)), Log: log,
+		asked: make(chan struct{}, 1)}
 }
+
+var (
+	badToken = racktest.Error(401, "Unauthorized", "credentials missing or invalid")
+	noRole   = racktest.Error(403, "Forbidden", "Forbidden")
+	away     = racktest.Error(503, "ServiceNotAvailable", "Service Unavailable")
+)
 
 // begin runs the checks of a rack until end, which waits for the last one.
 func begin(t *testing.T, h *rackHealth) (end func()) {
@@ -72,37 +69,31 @@ func begin(t *testing.T, h *rackHealth) (end func()) {
 }
 
 func TestProbeReportsTheStateOfTheRack(t *testing.T) { // PR-1, PR-3, PR-5
-	rack := &moodyRack{}
+	rack := moody(away)
 	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
 	identity := &identityService{Health: h.state}
-	probe := func() (bool, error) {
-		answer, err := identity.Probe(t.Context(), &csi.ProbeRequest{})
-		return answer.GetReady().GetValue(), err
-	}
 	expect := func(name string, ready bool) {
 		t.Helper()
-		if got, err := probe(); err != nil || got != ready {
-			t.Errorf("%s: %v, %v", name, got, err)
+		if got := csitest.Got(identity.Probe(t.Context(), nil))(t).GetReady().GetValue(); got != ready {
+			t.Errorf("%s: %v", name, got)
 		}
 	}
-	away := racktest.Error(503, "ServiceNotAvailable", "Service Unavailable")
-	fine := inOrder
-	another := racktest.OK("", strings.Replace(fine.Body, racktest.ProjectID, racktest.Numbered(7), 1))
+	check := func(mood racktest.Exchange) {
+		rack.mood.Store(&mood)
+		h.check(t.Context())
+	}
+	another := racktest.OK("", strings.Replace(inOrder.Body, racktest.ProjectID, racktest.Numbered(7),
+		1))
 
 	expect("before the first look (PR-2)", false)
-	rack.set(away)
-	h.check(t.Context())
+	check(away)
 	expect("the rack is unreachable at the start (PR-5)", true)
-	if why := h.waiting(); !csierr.Has(why, csierr.RackUnavailable) {
-		t.Errorf("waits for %v, want %s", why, csierr.RackUnavailable)
-	}
-	rack.set(fine)
-	h.check(t.Context())
+	fails(csierr.RackUnavailable)(t, h.now().unanswered)
+	check(inOrder)
 	expect("healthy (PR-1)", true)
-	rack.set(away)
-	h.check(t.Context())
+	check(away)
 	expect("the rack is unreachable (PR-5)", true)
-	if why := h.waiting(); why != nil {
+	if why := h.now().unanswered; why != nil {
 		t.Errorf("an outage after the first answer makes the process wait: %v", why)
 	}
 
@@ -110,75 +101,67 @@ func TestProbeReportsTheStateOfTheRack(t *testing.T) { // PR-1, PR-3, PR-5
 		mood   racktest.Exchange
 		reason csierr.Reason
 	}{
-		{racktest.Error(401, "Unauthorized", "credentials missing or invalid"), csierr.TokenRejected},
-		{away, csierr.TokenRejected}, // an outage is no answer
-		{racktest.Error(403, "Forbidden", "Forbidden"), csierr.RoleMissing},
+		{badToken, csierr.TokenRejected}, {away, csierr.TokenRejected}, // an outage is no answer
+		{noRole, csierr.RoleMissing},
 		{racktest.Error(404, "ObjectNotFound", "not found: project"), csierr.ProjectNotFound},
-		{another, csierr.ProjectChanged},
-		{away, csierr.ProjectChanged},
+		{another, csierr.ProjectChanged}, {away, csierr.ProjectChanged},
 	} {
-		rack.set(refusal.mood)
-		h.check(t.Context())
-		_, err := probe()
-		csitest.Want(t, err, codes.FailedPrecondition, refusal.reason)
+		check(refusal.mood)
+		csitest.Want(t, csitest.Err(identity.Probe(t.Context(), nil)), codes.FailedPrecondition,
+			refusal.reason)
 	}
-	rack.set(fine)
-	h.check(t.Context())
+	check(inOrder)
 	expect("mended (PR-1)", true)
 
-	before := rack.count()
+	before := rack.served.Load()
 	for range 100 {
 		expect("makes no request (PR-5)", true)
 	}
-	if after := rack.count(); after != before {
+	if after := rack.served.Load(); after != before {
 		t.Errorf("a hundred probes made %d requests", after-before)
 	}
 }
 
+// awaitHealth waits until the checks find the rack in order, or do not.
+func awaitHealth(t *testing.T, h *rackHealth, fine bool) {
+	t.Helper()
+	csitest.Await(t, fmt.Sprint("the rack is in order: ", fine), func() bool {
+		ready, err := h.state()
+		return ready && (err == nil) == fine
+	})
+}
+
 func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
-	rack := &moodyRack{mood: inOrder}
+	rack := moody(inOrder)
 	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
 	end := begin(t, h)
-	csitest.Await(t, "the first look is done", func() bool {
-		ready, err := h.state()
-		return ready && err == nil
-	})
-	rack.set(racktest.Error(401, "Unauthorized", "credentials missing or invalid"))
+	awaitHealth(t, h, true)
+	rack.mood.Store(&badToken)
 	h.checkSoon()
-	csitest.Await(t, "the refusal is known", func() bool {
-		_, err := h.state()
-		return err != nil
-	})
-	served := rack.count()
+	awaitHealth(t, h, false)
+	served := rack.served.Load()
 	for range 100 {
 		h.checkSoon()
 	}
 	end()
-	if more := rack.count() - served; more > 1 {
+	if more := rack.served.Load() - served; more > 1 {
 		t.Errorf("a hundred refusals made %d more requests", more)
 	}
 }
 
 // After a token or a role was corrected, the process needs no restart.
 func TestARefusedProcessChecksAgainByItself(t *testing.T) { // D-63
-	rack := &moodyRack{mood: racktest.Error(401, "Unauthorized", "credentials missing or invalid")}
+	rack := moody(badToken)
 	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
 	defer begin(t, h)()
-	csitest.Await(t, "the refusal is known", func() bool {
-		_, err := h.state()
-		return err != nil
-	})
-	rack.set(inOrder)
-	csitest.Await(t, "the process is well again", func() bool {
-		ready, err := h.state()
-		return ready && err == nil
-	})
+	awaitHealth(t, h, false)
+	rack.mood.Store(&inOrder)
+	awaitHealth(t, h, true)
 }
 
 func TestMissingProgramsAreNamed(t *testing.T) { // PR-4
 	t.Setenv("PATH", t.TempDir())
-	err := toolsHealth()
-	csitest.Want(t, err, codes.FailedPrecondition, csierr.ToolsMissing, "mkfs.xfs")
+	fails(csierr.ToolsMissing, "mkfs.xfs")(t, toolsHealth())
 	p := plugin{config: Config{Mode: ModeNode}}
 	if _, err := p.state(); err == nil {
 		t.Error("a node without its programs is healthy")

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protopath"
+	"google.golang.org/protobuf/reflect/protorange"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
@@ -137,8 +139,7 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 		attrs = append(attrs, slog.Duration("took", time.Since(start)))
 		if err != nil {
 			s := status.Convert(err)
-			attrs = append(attrs, slog.String("code", s.Code().String()),
-				slog.String("error", s.Message()))
+			attrs = append(attrs, slog.String("code", s.Code().String()), slog.String("error", s.Message()))
 		}
 		call.LogAttrs(ctx, levelOf(method, err), "done", attrs...)
 		if err == nil {
@@ -198,39 +199,21 @@ func (r redacted) LogValue() slog.Value {
 		return slog.StringValue("not a message")
 	}
 	message = proto.Clone(message)
-	clearMountFlags(message.ProtoReflect())
+	// CSI says that mount flags may be sensitive, but does not mark them as secret.
+	_ = protorange.Range(message.ProtoReflect(), func(at protopath.Values) error {
+		if m, ok := at.Index(-1).Value.Interface().(protoreflect.Message); ok {
+			if flags := m.Descriptor().Fields().ByName("mount_flags"); flags != nil && m.Has(flags) {
+				m.Clear(flags)
+			}
+		}
+		return nil
+	})
 	stripped := protosanitizer.StripSecrets(message).String()
 	if !json.Valid([]byte(stripped)) {
 		return slog.StringValue("unprintable")
 	}
 	const most = 64 << 10
 	return slog.StringValue(csierr.WithoutTokens(stripped[:min(len(stripped), most)]))
-}
-
-// clearMountFlags removes the mount flags of every capability in a message: CSI says they may be
-// sensitive, but does not mark them as secret.
-func clearMountFlags(m protoreflect.Message) {
-	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
-		switch {
-		case field.Name() == "mount_flags":
-			m.Clear(field)
-		case field.IsMap():
-			if field.MapValue().Message() != nil {
-				value.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
-					clearMountFlags(v.Message())
-					return true
-				})
-			}
-		case field.Message() == nil:
-		case field.IsList():
-			for i := range value.List().Len() {
-				clearMountFlags(value.List().Get(i).Message())
-			}
-		default:
-			clearMountFlags(value.Message())
-		}
-		return true
-	})
 }
 
 // maxMapBytes is CSI's limit for every map without a limit of its own (B-2).
@@ -313,30 +296,7 @@ func valueProblem(field protoreflect.FieldDescriptor, value protoreflect.Value) 
 }
 
 // locks admits one call at a time for each object. The zero value is ready for use.
-type locks struct {
-	mu sync.Mutex
-	// guarded by mu
-	held map[string]struct{}
-}
-
-func (l *locks) tryLock(key string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if _, taken := l.held[key]; taken {
-		return false
-	}
-	if l.held == nil {
-		l.held = map[string]struct{}{}
-	}
-	l.held[key] = struct{}{}
-	return true
-}
-
-func (l *locks) unlock(key string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.held, key)
-}
+type locks struct{ held sync.Map }
 
 // intercept returns ABORTED while another call for the same object is in progress. The lock is held
 // as long as the handler runs: a caller that gives up does not release an object that mkfs works on
@@ -347,11 +307,11 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	if key == "" {
 		return handler(ctx, req)
 	}
-	if !l.tryLock(key) {
+	if _, taken := l.held.LoadOrStore(key, true); taken {
 		return nil, csierr.New(csierr.OperationPending, "another call for %s is in progress; repeat "+
 			"this one later", csierr.Plain(key))
 	}
-	defer l.unlock(key)
+	defer l.held.Delete(key)
 	// A caller that gave up may have made another call since, which this call would undo if it began
 	// now. A connection delivers the end of a call before the next call.
 	switch ctx.Err() {

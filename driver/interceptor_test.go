@@ -15,7 +15,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
@@ -91,17 +90,13 @@ func TestACanceledCallDoesNotBegin(t *testing.T) {
 	var l locks
 	for _, c := range []struct {
 		ctx    context.Context
-		code   codes.Code
 		reason csierr.Reason
-	}{
-		{gone, codes.Canceled, csierr.Canceled},
-		{late, codes.DeadlineExceeded, csierr.DeadlineExceeded},
-	} {
+	}{{gone, csierr.Canceled}, {late, csierr.DeadlineExceeded}} {
 		_, err := l.intercept(c.ctx, req, nil, func(context.Context, any) (any, error) {
 			t.Error("the call began")
 			return nil, nil
 		})
-		csitest.Want(t, err, c.code, c.reason)
+		fails(c.reason)(t, err)
 	}
 	began := false
 	if _, err := l.intercept(t.Context(), req, nil, func(context.Context, any) (any, error) {
@@ -129,7 +124,7 @@ func TestAPanicInAGoroutineIsThePanicOfItsCall(t *testing.T) {
 			_, err := recoverPanics(newLog(Config{}, &hidden{}, book))(t.Context(), nil,
 				&grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodeStageVolume"},
 				func(context.Context, any) (any, error) { return call() })
-			csitest.Want(t, err, codes.Internal, csierr.Internal)
+			fails(csierr.Internal)(t, err)
 			if log := book.String(); !strings.Contains(log, "driver.panicking") ||
 				!strings.Contains(log, "NodeStageVolume") || strings.Contains(log, canary) {
 				t.Errorf("the log has to hold the goroutine's stack and not the panic's text:\n%s", log)
@@ -146,13 +141,9 @@ func TestAPanicInARackCheckIsReportedByProbe(t *testing.T) {
 	h := &rackHealth{Rack: &rack.Client{Project: racktest.Project},
 		Log: newLog(Config{}, &hidden{}, book), asked: make(chan struct{}, 1)}
 	end := begin(t, h)
-	csitest.Await(t, "Probe says so", func() bool {
-		_, err := h.state()
-		return err != nil
-	})
+	awaitHealth(t, h, false)
 	end()
-	_, err := h.state()
-	csitest.Want(t, err, codes.Internal, csierr.Internal)
+	fails(csierr.Internal)(t, csitest.Err(h.state()))
 	if !strings.Contains(book.String(), "ProjectView") {
 		t.Errorf("the log lacks the stack:\n%s", book)
 	}
@@ -160,17 +151,14 @@ func TestAPanicInARackCheckIsReportedByProbe(t *testing.T) {
 
 func TestGoroutinesAreStartedByPackageAsync(t *testing.T) {
 	starts := regexp.MustCompile(`(?m)^.*(\tgo .*\(|\bWaitGroup\b|errgroup|\.AfterFunc\().*$`)
-	paths, err := filepath.Glob("*.go")
-	must(t, err)
-	below, err := filepath.Glob("*/*.go")
-	must(t, err)
+	paths := csitest.Got(filepath.Glob("*.go"))(t)
+	below := csitest.Got(filepath.Glob("*/*.go"))(t)
 	looked := 0
 	for _, path := range append(paths, below...) {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}
-		source, err := os.ReadFile(path)
-		must(t, err)
+		source := csitest.Got(os.ReadFile(path))(t)
 		looked++
 		for _, line := range starts.FindAllString(string(source), -1) {
 			if !strings.Contains(line, "async.AfterFunc(") {

@@ -45,35 +45,27 @@ type metrics struct {
 var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
 
 func newMetrics() *metrics {
+	histogram := func(name, help string, labels ...string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help,
+			Buckets: durations}, labels)
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
-		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "oxide_csi_call_seconds",
-			Help:    "Duration of CSI calls, by method and gRPC code.",
-			Buckets: durations,
-		}, []string{"method", "code"}),
-		results: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "oxide_csi_calls_total",
-			Help: "CSI calls, by method, gRPC code and reason; the reason of a success is empty.",
-		}, []string{"method", "code", "reason"}),
-		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "oxide_csi_calls_in_flight",
-			Help: "CSI calls in progress.",
-		}),
-		requests: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "oxide_csi_rack_request_seconds",
-			Help:    "Duration of requests to the rack, by operation and HTTP status; none: no response.",
-			Buckets: durations,
-		}, []string{"operation", "status"}),
-		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "oxide_csi_changes_total",
-			Help: "Changes that this process made to disks, mounts and the rack, by event of the flight " +
-				"recorder.",
-		}, []string{"event"}),
-		apiVersion: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "oxide_csi_rack_api_info",
-			Help: "1, with the version of the API in the requests to the rack.",
-		}, []string{"version"}),
+		calls: histogram("oxide_csi_call_seconds", "Duration of CSI calls, by method and gRPC code.",
+			"method", "code"),
+		results: counter("oxide_csi_calls_total", "CSI calls, by method, gRPC code and reason; the "+
+			"reason of a success is empty.", "method", "code", "reason"),
+		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{Name: "oxide_csi_calls_in_flight",
+			Help: "CSI calls in progress."}),
+		requests: histogram("oxide_csi_rack_request_seconds", "Duration of requests to the rack, by "+
+			"operation and HTTP status; none: no response.", "operation", "status"),
+		changes: counter("oxide_csi_changes_total", "Changes that this process made to disks, mounts "+
+			"and the rack, by event of the flight recorder.", "event"),
+		apiVersion: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "oxide_csi_rack_api_info",
+			Help: "1, with the version of the API in the requests to the rack."}, []string{"version"}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "oxide_csi_build_info",
@@ -85,9 +77,8 @@ func newMetrics() *metrics {
 	for _, known := range flight.Events {
 		m.changes.WithLabelValues(string(known.Event))
 	}
-	m.registry.MustRegister(m.calls, m.results, m.inFlight, m.requests, m.changes, m.apiVersion,
-		build, collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(m.calls, m.results, m.inFlight, m.requests, m.changes, m.apiVersion, build,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
@@ -123,8 +114,13 @@ func (m *metrics) watchRack(h *rackHealth) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "oxide_csi_rack_up",
 		Help: "Whether the last check found the rack, the token and the project in order.",
-	}, h.up), collector(func(to chan<- prometheus.Metric) {
-		if at := h.expiry(); !at.IsZero() {
+	}, func() float64 {
+		if now := h.now(); now.reached && now.fault == nil {
+			return 1
+		}
+		return 0
+	}), collector(func(to chan<- prometheus.Metric) {
+		if at := h.now().expires; !at.IsZero() {
 			to <- gauge("oxide_csi_rack_token_expiry_timestamp_seconds", "When the first of the user's "+
 				"tokens expires, if any does. The rack does not tell which one the driver uses.",
 				float64(at.Unix()))
@@ -165,14 +161,14 @@ func (m *metrics) change(e flight.Entry) { m.changes.WithLabelValues(string(e.Ev
 
 // listenPages listens at an address for HTTP: a socket, or a TCP port.
 func listenPages(address string) (net.Listener, error) {
-	if !strings.HasPrefix(address, "unix:") {
-		listener, err := net.Listen("tcp", address)
-		if err != nil {
-			return nil, fmt.Errorf("listen: %w", csierr.WithoutPath(err))
-		}
-		return listener, nil
+	if strings.HasPrefix(address, "unix:") {
+		return listenEndpoint(address)
 	}
-	return listenEndpoint(address)
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", csierr.WithoutPath(err))
+	}
+	return listener, nil
 }
 
 func (m *metrics) pages() http.Handler {
@@ -192,8 +188,7 @@ func profiles() http.Handler {
 func servePages(ctx context.Context, log *slog.Logger, what string, listener net.Listener,
 	pages http.Handler) error {
 	server := &http.Server{Handler: pages, ReadHeaderTimeout: 10 * time.Second}
-	stop := async.AfterDone(ctx, log, "shutdown of "+what, func() { _ = server.Close() })
-	defer stop()
+	defer async.AfterDone(ctx, log, "shutdown of "+what, func() { _ = server.Close() })()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve %s: %w", what, err)
 	}

@@ -21,13 +21,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
 // TestThePageListsTheMetricsOfEachProcess compares docs/metrics.md with what a process registers.
 func TestThePageListsTheMetricsOfEachProcess(t *testing.T) {
-	page, err := os.ReadFile("../docs/metrics.md")
-	must(t, err)
+	page := csitest.Got(os.ReadFile("../docs/metrics.md"))(t)
 	onPage := map[string]string{}
 	processOf := map[string]string{}
 	row := regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| (.*?) ?\\| .+? \\| (\\w+) " +
@@ -63,10 +63,9 @@ func registered(t *testing.T, mode string) map[string]string {
 		func(context.Context, any) (any, error) { return nil, nil })
 	must(t, err)
 	if p.health != nil && !p.health.check(t.Context()) {
-		t.Fatalf("the check of the rack fails: %v", p.health.fault)
+		t.Fatalf("the check of the rack fails: %v", p.health.now().fault)
 	}
-	families, err := p.metrics.registry.Gather()
-	must(t, err)
+	families := csitest.Got(p.metrics.registry.Gather())(t)
 	found := map[string]string{}
 	for _, family := range families {
 		var labels []string
@@ -99,8 +98,7 @@ func TestUnknownStatusesShareOneSeries(t *testing.T) {
 		m.request(httptest.NewRequest(http.MethodGet, "/v1/disks", nil),
 			&http.Response{StatusCode: status}, time.Second)
 	}
-	families, err := m.registry.Gather()
-	must(t, err)
+	families := csitest.Got(m.registry.Gather())(t)
 	for _, family := range families {
 		if n := len(family.GetMetric()); family.GetName() == "oxide_csi_rack_request_seconds" &&
 			n != len(knownStatuses)+1 {
@@ -117,7 +115,7 @@ func kindOf(kind string, labels []string) string {
 // assembled makes a process, with a rack whose user has a token that expires.
 func assembled(t *testing.T, mode string) *plugin {
 	t.Helper()
-	url := rackAt(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	url := racktest.At(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Request-Id", "r-1")
 		_, _ = io.WriteString(w, map[string]string{
 			racktest.ViewProject: racktest.ProjectOf(), racktest.ViewUser: racktest.UserOf(racktest.Silo),
@@ -126,16 +124,14 @@ func assembled(t *testing.T, mode string) *plugin {
 				"time_expires": "2036-01-01T00:00:00Z",
 			})),
 		}["GET "+r.URL.Path])
-	}))
+	})
 	sysfs := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(sysfs, "block"), 0o755))
-	config, err := ParseConfig(nil, goodEnv(map[string]string{"OXIDE_HOST": url,
+	config := csitest.Got(ParseConfig(nil, goodEnv(map[string]string{"OXIDE_HOST": url,
 		"OXIDE_MODE": mode, "OXIDE_SYSFS_ROOT": sysfs, "OXIDE_STATE_DIR": t.TempDir(),
-		"OXIDE_INSTANCE_ID": racktest.Numbered(2)}), io.Discard)
-	must(t, err)
+		"OXIDE_INSTANCE_ID": racktest.Numbered(2)}), io.Discard))(t)
 	p := &plugin{config: config, metrics: newMetrics(), log: slog.New(slog.DiscardHandler)}
 	t.Cleanup(p.close)
-	_, err = p.assemble()
-	must(t, err)
+	csitest.Got(p.assemble())(t)
 	return p
 }

@@ -34,19 +34,13 @@ type csiServer struct {
 	Log        *slog.Logger
 
 	metrics *metrics
-	hidden  *hidden // nil: no tokens to redact
+	hidden  *hidden
 	flight  flightRecorders
 }
 
 // serve serves until ctx ends. Then it accepts no new calls, drains those in flight, removes the
 // socket and returns nil.
 func (s *csiServer) serve(ctx context.Context, listener net.Listener) error {
-	if s.metrics == nil {
-		s.metrics = newMetrics()
-	}
-	if s.hidden == nil {
-		s.hidden = &hidden{}
-	}
 	server := grpc.NewServer(
 		grpc.ChainUnaryInterceptor(s.interceptors()...),
 		// A client that connects and sends nothing must not delay the shutdown for long.
@@ -162,12 +156,11 @@ func (p *plugin) close() {
 func (p *plugin) assemble() (*csiServer, error) {
 	c := p.config
 	server := &csiServer{
-		Identity: &identityService{Topology: c.declaresTopology(), Health: p.state,
-			Waiting: p.waiting},
-		Log:     p.log,
-		metrics: p.metrics,
-		hidden:  &p.hidden,
-		flight:  flightRecorders{controller: &flight.Recorder{Log: p.log, Observe: p.metrics.change}},
+		Identity: &identityService{Topology: c.declaresTopology(), Health: p.state, Waiting: p.waiting},
+		Log:      p.log,
+		metrics:  p.metrics,
+		hidden:   &p.hidden,
+		flight:   flightRecorders{controller: &flight.Recorder{Log: p.log, Observe: p.metrics.change}},
 	}
 	if c.Mode.controller() {
 		controller, err := p.controller()
@@ -205,8 +198,7 @@ func (p *plugin) liveness() *csiServer {
 func (p *plugin) controller() (*controller.Service, error) {
 	c := p.config
 	tokens := tokensOf(c, &p.hidden, p.log)
-	p.health = &rackHealth{Tokens: tokens, Log: p.log,
-		asked: make(chan struct{}, 1)}
+	p.health = &rackHealth{Tokens: tokens, Log: p.log, asked: make(chan struct{}, 1)}
 	client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens,
 		Observe: p.metrics.request, Refused: p.health.checkSoon})
 	if err != nil {
@@ -257,7 +249,8 @@ func (p *plugin) waiting() string {
 	if p.health == nil {
 		return ""
 	}
-	why := p.health.waiting()
+	// An outage after the first answer does not count (PR-5).
+	why := p.health.now().unanswered
 	if why == nil {
 		return ""
 	}
@@ -308,10 +301,8 @@ func socketPath(endpoint string) (string, error) {
 	expected := errors.New("has to be unix:///path/name.sock, an absolute path after three slashes")
 	u, err := url.Parse(endpoint)
 	switch {
-	case err != nil, u.Scheme != "unix", u.Host != "", u.Opaque != "", u.User != nil,
-		u.RawQuery != "", u.Fragment != "", !filepath.IsAbs(u.Path):
-		return "", expected
-	case !strings.HasPrefix(endpoint, "unix:///"):
+	case err != nil, u.Scheme != "unix", u.Host != "", u.Opaque != "", u.User != nil, u.RawQuery != "",
+		u.Fragment != "", !filepath.IsAbs(u.Path), !strings.HasPrefix(endpoint, "unix:///"):
 		return "", expected
 	case !strings.HasSuffix(u.Path, ".sock"):
 		return "", errors.New("has to end in .sock, such as unix:///path/csi.sock, so that no other " +
@@ -406,8 +397,7 @@ func lockDirectory(dir string) (unlock func(), err error) {
 		}
 		if again, _ := backoff.Wait(context.Background()); !again {
 			_ = held.Close()
-			return nil, fmt.Errorf("another process has been starting there for %s; stop it first",
-				maxWait)
+			return nil, fmt.Errorf("another process has been starting there for %s; stop it first", maxWait)
 		}
 	}
 }

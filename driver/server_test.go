@@ -2,6 +2,7 @@ package driver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"log/slog"
 	"net"
@@ -59,51 +60,53 @@ func serve(t *testing.T, s *csiServer) *served {
 	t.Helper()
 	out := &served{log: &logBook{}, path: filepath.Join(shortDir(t), "csi.sock")}
 	s.Log = newLog(Config{LogLevel: slog.LevelDebug - 4}, &hidden{}, out.log)
-	if s.Identity == nil {
-		s.Identity = &identityService{}
-	}
-	listener, err := listenUnix(out.path)
-	must(t, err)
+	s.Identity, s.metrics, s.hidden = &identityService{}, newMetrics(), cmp.Or(s.hidden, &hidden{})
+	listener := csitest.Got(listenUnix(out.path))(t)
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- s.serve(ctx, listener) }()
+	ended := inBackground(func() error { return s.serve(ctx, listener) })
 	stop := sync.OnceValue(func() error {
 		cancel()
 		return <-ended
 	})
 	out.stop = stop
 	t.Cleanup(func() { _ = stop() })
-	out.conn, err = grpc.NewClient("unix://"+out.path,
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	out.conn = csitest.Got(grpc.NewClient("unix://"+out.path,
+		grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { _ = out.conn.Close() })
 	return out
 }
 
 type oddController struct {
 	csi.UnimplementedControllerServer
-	create func(context.Context) (*csi.CreateVolumeResponse, error)
+	create func() error
 }
 
-func (o oddController) CreateVolume(ctx context.Context, _ *csi.CreateVolumeRequest) (
+func (o oddController) CreateVolume(context.Context, *csi.CreateVolumeRequest) (
 	*csi.CreateVolumeResponse, error) {
-	return o.create(ctx)
+	return &csi.CreateVolumeResponse{}, o.create()
 }
 
-func serveCreate(t *testing.T, create func(context.Context) (*csi.CreateVolumeResponse, error)) (
-	*served, csi.ControllerClient) {
+// serveCreate serves a CreateVolume, and returns a function that calls it for a name.
+func serveCreate(t *testing.T, work func() error) (*served, func(ctx context.Context,
+	name string) error) {
 	t.Helper()
-	s := serve(t, &csiServer{Controller: oddController{create: create}})
-	return s, csi.NewControllerClient(s.conn)
+	s := serve(t, &csiServer{Controller: oddController{create: work}})
+	return s, func(ctx context.Context, name string) error {
+		return csitest.Call(ctx, csi.NewControllerClient(s.conn), &csi.CreateVolumeRequest{Name: name})
+	}
+}
+
+// inBackground returns a channel with the result of a call.
+func inBackground(call func() error) <-chan error {
+	result := make(chan error, 1)
+	go func() { result <- call() }()
+	return result
 }
 
 func TestAPanicIsInternalAndTheServerLives(t *testing.T) {
-	s, controller := serveCreate(t, func(context.Context) (*csi.CreateVolumeResponse, error) {
-		panic("the secret is " + canary)
-	})
+	s, create := serveCreate(t, func() error { panic("the secret is " + canary) })
 	for range 2 { // the second call fails if the panic left the lock held
-		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "x"})
-		csitest.Want(t, err, codes.Internal, csierr.Internal)
+		fails(csierr.Internal)(t, create(t.Context(), "x"))
 	}
 	if log := s.log.String(); !strings.Contains(log, "stack") || strings.Contains(log, canary) {
 		t.Errorf("the log has to hold the stack and not the panic's text:\n%s", log)
@@ -112,60 +115,42 @@ func TestAPanicIsInternalAndTheServerLives(t *testing.T) {
 
 func TestTheLockIsHeldAsLongAsTheHandlerRuns(t *testing.T) { // B-12, B-11
 	working, finish := make(chan struct{}, 1), make(chan struct{})
-	_, controller := serveCreate(t, func(context.Context) (*csi.CreateVolumeResponse, error) {
+	_, create := serveCreate(t, func() error {
 		working <- struct{}{}
 		<-finish // ignores the context, like mkfs
-		return &csi.CreateVolumeResponse{}, nil
+		return nil
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	gaveUp := make(chan error, 1)
-	go func() {
-		_, err := controller.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "a"})
-		gaveUp <- err
-	}()
+	gaveUp := inBackground(func() error { return create(ctx, "a") })
 	<-working
 	cancel()
 	if err := <-gaveUp; status.Code(err) != codes.Canceled {
 		t.Fatalf("got %v", err)
 	}
-	_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a"})
-	csitest.Want(t, err, codes.Aborted, csierr.OperationPending)
+	fails(csierr.OperationPending)(t, create(t.Context(), "a"))
 
 	// B-11: another object is free.
-	other := make(chan error, 1)
-	go func() {
-		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "b"})
-		other <- err
-	}()
+	other := inBackground(func() error { return create(t.Context(), "b") })
 	<-working
 	close(finish)
 	must(t, <-other)
 	// So is this one when the call has ended.
-	csitest.Await(t, "the lock is free", func() bool {
-		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a"})
-		return err == nil
-	})
+	csitest.Await(t, "the lock is free", func() bool { return create(t.Context(), "a") == nil })
 }
 
 func TestTheServerDrainsCallsAndRemovesItsSocket(t *testing.T) { // B-29
 	before := goleak.IgnoreCurrent()
 	working, finish := make(chan struct{}), make(chan struct{})
-	s, controller := serveCreate(t, func(context.Context) (*csi.CreateVolumeResponse, error) {
+	s, create := serveCreate(t, func() error {
 		close(working)
 		<-finish
-		return &csi.CreateVolumeResponse{}, nil
+		return nil
 	})
-	answer := make(chan error, 1)
-	go func() {
-		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a"})
-		answer <- err
-	}()
+	answer := inBackground(func() error { return create(t.Context(), "a") })
 	<-working
-	ended := make(chan error, 1)
-	go func() { ended <- s.stop() }()
+	ended := inBackground(s.stop)
 	csitest.Await(t, "the socket is gone", func() bool {
-		_, err := os.Lstat(s.path)
-		return os.IsNotExist(err)
+		return os.IsNotExist(csitest.Err(os.Lstat(s.path)))
 	})
 	select {
 	case <-ended:
@@ -183,19 +168,12 @@ func TestTheServerDrainsCallsAndRemovesItsSocket(t *testing.T) { // B-29
 
 func TestASilentClientDoesNotDelayTheShutdown(t *testing.T) { // B-29
 	s := serve(t, &csiServer{})
-	if _, err := csi.NewIdentityClient(s.conn).Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
-		t.Fatal(err)
-	}
-	conn, err := net.Dial("unix", s.path)
-	must(t, err)
+	csitest.Got(csi.NewIdentityClient(s.conn).Probe(t.Context(), &csi.ProbeRequest{}))(t)
+	conn := csitest.Got(net.Dial("unix", s.path))(t)
 	defer func() { _ = conn.Close() }()
-	ended := make(chan error, 1)
-	go func() { ended <- s.stop() }()
 	select {
-	case err := <-ended:
-		if err != nil {
-			t.Error(err)
-		}
+	case err := <-inBackground(s.stop):
+		must(t, err)
 	case <-time.After(20 * time.Second):
 		t.Error("the server waits for a silent client")
 	}
@@ -234,8 +212,7 @@ func TestEveryMessageIsRedacted(t *testing.T) { // B-15
 	messages := 0
 	for i := range csi.File_csi_proto.Messages().Len() {
 		name := csi.File_csi_proto.Messages().Get(i).FullName()
-		kind, err := protoregistry.GlobalTypes.FindMessageByName(name)
-		must(t, err)
+		kind := csitest.Got(protoregistry.GlobalTypes.FindMessageByName(name))(t)
 		message := kind.New()
 		plantCanaries(message, 5)
 		messages++
@@ -369,7 +346,7 @@ func TestFieldLimits(t *testing.T) { // B-1, B-2, B-5
 				}
 				return
 			}
-			csitest.Want(t, err, codes.InvalidArgument, csierr.FieldInvalid)
+			fails(csierr.FieldInvalid)(t, err)
 			if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "xxx") {
 				t.Errorf("%v has to name %s and not show it", err, test.want)
 			}
@@ -398,10 +375,8 @@ func TestOnlyAbsoluteUnixSocketsAreEndpoints(t *testing.T) { // B-18, B-17
 
 func names(t *testing.T, dir string) []string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	must(t, err)
 	var list []string
-	for _, e := range entries {
+	for _, e := range csitest.Got(os.ReadDir(dir))(t) {
 		list = append(list, e.Name())
 	}
 	return list
@@ -411,35 +386,27 @@ func TestNothingButASocketIsRemoved(t *testing.T) { // B-19
 	dir := t.TempDir()
 	path := filepath.Join(dir, "csi.sock")
 	must(t, os.WriteFile(path, []byte("precious"), 0o600))
-	if _, err := listenUnix(path); err == nil || !strings.Contains(err.Error(), "no socket") {
-		t.Errorf("got %v", err)
-	}
+	csitest.Says(t, csitest.Err(listenUnix(path)), "no socket")
 	if content, err := os.ReadFile(path); string(content) != "precious" {
 		t.Errorf("the file now holds %q, %v", content, err)
 	}
-	_, err := listenUnix(filepath.Join(dir, "nowhere", "csi.sock"))
-	if err == nil || !strings.Contains(err.Error(), "directory") || strings.Contains(err.Error(),
-		dir) {
-		t.Errorf("a missing directory: %v", err)
+	err := csitest.Err(listenUnix(filepath.Join(dir, "nowhere", "csi.sock")))
+	if csitest.Says(t, err, "directory"); err != nil && strings.Contains(err.Error(), dir) {
+		t.Errorf("%v shows the path", err)
 	}
 }
 
 func TestOnlyOneOfManyProcessesThatStartAtOnceServes(t *testing.T) { // B-19
 	for range 50 {
 		path := filepath.Join(t.TempDir(), "csi.sock")
-		left, err := listenUnix(path)
-		must(t, err)
+		left := csitest.Got(listenUnix(path))(t)
 		// A stale socket, which all of them try to remove.
 		_ = left.(*ownSocket).UnixListener.Close()
 		servers := startAtOnce(t, path, 16)
-		conn, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatalf("%d serve, and nobody answers: %v", len(servers), err)
-		}
-		_ = conn.Close()
 		if len(servers) != 1 {
 			t.Fatalf("%d of them serve at one socket", len(servers))
 		}
+		must(t, csitest.Got(net.Dial("unix", path))(t).Close())
 		_ = servers[0].Close()
 		if got := names(t, filepath.Dir(path)); len(got) != 0 {
 			t.Fatalf("left behind: %v", got)
@@ -474,29 +441,20 @@ func startAtOnce(t *testing.T, path string, many int) []net.Listener {
 
 func TestAProcessThatEndsLeavesItsSuccessorsSocket(t *testing.T) { // B-19
 	path := filepath.Join(t.TempDir(), "csi.sock")
-	old, err := listenUnix(path)
-	must(t, err)
+	old := csitest.Got(listenUnix(path))(t)
 	// The old socket is removed, and another process starts.
 	must(t, os.Remove(path))
-	successor, err := listenUnix(path)
-	must(t, err)
+	successor := csitest.Got(listenUnix(path))(t)
 	_ = old.Close()
-	conn, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatalf("the successor's socket is gone: %v", err)
-	}
-	_ = conn.Close()
+	must(t, csitest.Got(net.Dial("unix", path))(t).Close())
 	_ = successor.Close()
 }
 
 func TestTheWaitForALockedSocketDirectoryIsShort(t *testing.T) {
 	dir := t.TempDir()
-	held, err := os.Open(dir)
-	must(t, err)
+	held := csitest.Got(os.Open(dir))(t)
 	t.Cleanup(func() { _ = held.Close() })
 	must(t, syscall.Flock(int(held.Fd()), syscall.LOCK_EX))
-	_, err = listenUnix(filepath.Join(dir, "csi.sock"))
-	if err == nil || !strings.Contains(err.Error(), "another process has been starting there") {
-		t.Errorf("got %v", err)
-	}
+	csitest.Says(t, csitest.Err(listenUnix(filepath.Join(dir, "csi.sock"))),
+		"another process has been starting there")
 }

@@ -29,8 +29,7 @@ func TestSurroundingWhitespaceIsTrimmed(t *testing.T) { // D-45
 		"OXIDE_PROJECT": "kittens", "OXIDE_CLUSTER_ID": "e2e", "OXIDE_LOG_FORMAT": "json",
 		"OXIDE_TOPOLOGY_RACK": "a", "OXIDE_INSTANCE_ID": racktest.Instance, "OXIDE_MAX_DISKS": "8",
 	}
-	want, err := ParseConfig(nil, goodEnv(values), io.Discard)
-	must(t, err)
+	want := csitest.Got(ParseConfig(nil, goodEnv(values), io.Discard))(t)
 	for _, end := range []string{"\n", "\r\n", " ", "\n\n"} {
 		padded := map[string]string{}
 		for key, value := range values {
@@ -56,8 +55,8 @@ func TestAnEmptyValueIsNotSet(t *testing.T) { // D-45
 				t.Errorf("%s=%q: got %v, want that it is not set", key, value, err)
 			}
 		}
-		want, err := ParseConfig(nil, goodEnv(map[string]string{"OXIDE_CLUSTER_ID": ""}), io.Discard)
-		must(t, err)
+		want := csitest.Got(ParseConfig(nil, goodEnv(map[string]string{"OXIDE_CLUSTER_ID": ""}),
+			io.Discard))(t)
 		c, err := ParseConfig(nil, goodEnv(map[string]string{"OXIDE_CLUSTER_ID": value,
 			"OXIDE_CA_FILE": value, "OXIDE_TOKEN_FILE": value, "OXIDE_TOPOLOGY": value,
 			"OXIDE_METRICS_ADDRESS": value, "OXIDE_MAX_DISKS": value}), io.Discard)
@@ -96,9 +95,9 @@ func (p *running) line(t *testing.T, level string) (found map[string]string) {
 // probe succeeds, so that nothing restarts it.
 func TestAControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) { // D-45
 	at := func(mood racktest.Exchange) map[string]string {
-		return map[string]string{"OXIDE_HOST": rackAt(t, &moodyRack{mood: mood})}
+		return map[string]string{"OXIDE_HOST": racktest.At(t, moody(mood).ServeHTTP)}
 	}
-	secure := secureRack(t, &moodyRack{mood: inOrder})
+	secure := secureRack(t, moody(inOrder))
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	must(t, os.WriteFile(ca, racktest.PEM(secure.Certificate().Raw), 0o600))
 	// The form of this token does not show that it is one, and quotes change it.
@@ -110,12 +109,11 @@ func TestAControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) { // D-45
 		want  []string // words of the problem; nil means that the process is ready
 	}{
 		{"a rack in order", at(inOrder), "INFO", nil},
-		{"a wrong token", at(racktest.Error(401, "Unauthorized", "credentials missing or invalid")),
-			"ERROR", []string{"TokenRejected: ", "OXIDE_TOKEN"}},
+		{"a wrong token", at(badToken), "ERROR", []string{"TokenRejected: ", "OXIDE_TOKEN"}},
 		{"a token that the rack's response repeats (B-16)", map[string]string{"OXIDE_TOKEN": echoed,
-			"OXIDE_HOST": rackAt(t, &moodyRack{mood: racktest.Error(401, echoed, echoed)})}, "ERROR",
+			"OXIDE_HOST": racktest.At(t, moody(racktest.Error(401, echoed, echoed)).ServeHTTP)}, "ERROR",
 			[]string{"TokenRejected: ", "***"}},
-		{"a token without a role", at(racktest.Error(403, "Forbidden", "Forbidden")), "ERROR",
+		{"a token without a role", at(noRole), "ERROR",
 			[]string{"RoleMissing: ", "limited-collaborator"}},
 		{"an unknown project", at(racktest.Error(404, "ObjectNotFound",
 			`not found: project with name "tweety"`)), "ERROR",
@@ -193,9 +191,8 @@ func TestDangerousSettingsAreLoggedAtStart(t *testing.T) {
 		{"https://rack.example.com", "", []string{"OXIDE_CLUSTER_ID"}},
 		{"http://rack.example.com", "", []string{"OXIDE_HOST", "OXIDE_CLUSTER_ID"}},
 	} {
-		c, err := ParseConfig(nil, goodEnv(map[string]string{"OXIDE_HOST": test.host,
-			"OXIDE_CLUSTER_ID": test.cluster}), io.Discard)
-		must(t, err)
+		c := csitest.Got(ParseConfig(nil, goodEnv(map[string]string{"OXIDE_HOST": test.host,
+			"OXIDE_CLUSTER_ID": test.cluster}), io.Discard))(t)
 		var got []string
 		for _, warning := range c.rackWarnings() {
 			name, _, _ := strings.Cut(warning, " ")
@@ -208,7 +205,7 @@ func TestDangerousSettingsAreLoggedAtStart(t *testing.T) {
 	for cluster, want := range map[string]string{"": "OXIDE_CLUSTER_ID is not set: ",
 		"blue": "OXIDE_PROJECT is a name: "} {
 		line := started(t, "WARN", nil, map[string]string{"OXIDE_CLUSTER_ID": cluster,
-			"OXIDE_HOST": rackAt(t, http.NotFoundHandler())})
+			"OXIDE_HOST": racktest.At(t, http.NotFound)})
 		if !strings.HasPrefix(line["msg"], want) {
 			t.Errorf("the log warns of %v", line)
 		}
@@ -216,7 +213,7 @@ func TestDangerousSettingsAreLoggedAtStart(t *testing.T) {
 }
 
 func TestAProblemWithTheRackIsLoggedOnce(t *testing.T) {
-	rack := &moodyRack{}
+	rack := moody(inOrder)
 	book := &logBook{}
 	h := healthOf(t, rack, newLog(Config{}, &hidden{}, book))
 	for i, step := range []struct {
@@ -224,15 +221,15 @@ func TestAProblemWithTheRackIsLoggedOnce(t *testing.T) {
 		want int // lines in the log from the start
 	}{
 		{inOrder, 0},
-		{racktest.Error(503, "ServiceNotAvailable", "Service Unavailable"), 1},
+		{away, 1},
 		{racktest.Error(503, "ServiceNotAvailable", "another sentence, as one with a number is"), 1},
-		{racktest.Error(401, "Unauthorized", "credentials missing or invalid"), 2},
-		{racktest.Error(401, "Unauthorized", "credentials missing or invalid"), 2},
+		{badToken, 2},
+		{badToken, 2},
 		{racktest.Error(404, "ObjectNotFound", "not found: project"), 3},
 		{inOrder, 4},
 		{inOrder, 4},
 	} {
-		rack.set(step.mood)
+		rack.mood.Store(&step.mood)
 		h.check(t.Context())
 		if got := strings.Count(book.String(), "\n"); got != step.want {
 			t.Fatalf("after look %d the log has %d lines, want %d:\n%s", i, got, step.want, book)
@@ -263,7 +260,7 @@ func TestAProcessMakesItsSocketAndLogsToItsStandardErrorOnly(t *testing.T) { // 
 	dir := shortDir(t)
 	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
 	env := goodEnv(map[string]string{"CSI_ENDPOINT": endpoint, "OXIDE_LOG_LEVEL": "debug",
-		"OXIDE_HOST": rackAt(t, &moodyRack{mood: inOrder})})
+		"OXIDE_HOST": racktest.At(t, moody(inOrder).ServeHTTP)})
 	ctx, terminate := context.WithCancel(t.Context())
 	defer terminate()
 	var out bytes.Buffer
@@ -277,8 +274,7 @@ func TestAProcessMakesItsSocketAndLogsToItsStandardErrorOnly(t *testing.T) { // 
 	if got := names(t, dir); !slices.Equal(got, []string{"csi.sock"}) {
 		t.Errorf("it has made %q", got)
 	}
-	info, err := os.Stat(filepath.Join(dir, "csi.sock"))
-	must(t, err)
+	info := csitest.Got(os.Stat(filepath.Join(dir, "csi.sock")))(t)
 	if info.Mode().Perm()&0o007 != 0 {
 		t.Errorf("others can use the socket: %v", info.Mode())
 	}
@@ -308,7 +304,7 @@ func TestAProcessKnowsItsVersion(t *testing.T) { // GI-3
 	}
 }
 
-var must = csitest.Must
+var must, fails = csitest.Must, csitest.Fails
 
 func clientFor(t *testing.T, url string) *rack.Client {
 	t.Helper()
@@ -319,20 +315,12 @@ func clientFor(t *testing.T, url string) *rack.Client {
 	return client
 }
 
-func rackAt(t *testing.T, rack http.Handler) (url string) {
-	t.Helper()
-	server := httptest.NewServer(rack)
-	t.Cleanup(server.Close)
-	return server.URL
-}
-
 var inOrder = racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}
 
 // shortDir returns a directory whose path is short enough for a socket; that of t.TempDir is not.
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "csi")
-	must(t, err)
+	dir := csitest.Got(os.MkdirTemp("", "csi"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -350,8 +338,7 @@ func run(t *testing.T, args []string, env map[string]string) *running {
 	p := &running{log: &logBook{}, endpoint: "unix://" + filepath.Join(dir, "csi.sock")}
 	env["CSI_ENDPOINT"], env["OXIDE_LOG_FORMAT"] = p.endpoint, "json"
 	env["OXIDE_STATE_DIR"] = t.TempDir()
-	config, err := ParseConfig(args, goodEnv(env), io.Discard)
-	must(t, err)
+	config := csitest.Got(ParseConfig(args, goodEnv(env), io.Discard))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- Run(ctx, config, p.log) }()

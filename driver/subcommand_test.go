@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -19,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -35,47 +35,44 @@ const canaryObjects = `{"kind":"List","items":[{"kind":"PersistentVolume",` +
 
 func echoingRack(t *testing.T) string {
 	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
+	return racktest.At(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Request-Id", "r-1")
-		switch "GET " + r.URL.Path {
-		case racktest.ViewProject:
-			_, _ = io.WriteString(w, racktest.ProjectOf())
-			return
-		case racktest.ViewUser:
-			_, _ = io.WriteString(w, racktest.UserOf(racktest.Silo))
-			return
+		body := map[string]string{racktest.ViewProject: racktest.ProjectOf(),
+			racktest.ViewUser: racktest.UserOf(racktest.Silo)}["GET "+r.URL.Path]
+		if body == "" {
+			w.WriteHeader(http.StatusBadRequest)
+			body = racktest.Error(400, "InvalidRequest", "you sent "+r.Header.Get("Authorization")).Body
 		}
-		w.WriteHeader(http.StatusBadRequest)
-		_, _ = io.WriteString(w, `{"request_id":"r-1","error_code":"InvalidRequest","message":`+
-			racktest.JSON("you sent "+r.Header.Get("Authorization"))+`}`)
-	}))
-	t.Cleanup(server.Close)
-	return server.URL
+		_, _ = io.WriteString(w, body)
+	})
+}
+
+// command runs a program with an environment.
+func command(t *testing.T, env map[string]string, args ...string) (status int, out, errs string) {
+	t.Helper()
+	var toOut, toErr bytes.Buffer
+	status = Main(t.Context(), args, func(key string) string { return env[key] }, &toOut, &toErr)
+	return status, toOut.String(), toErr.String()
 }
 
 // The doctor's own tests show that no other secret is in the evidence.
 func TestTheTokenIsNotInWhatADoctorWrites(t *testing.T) { // B-26
-	env := func(key string) string {
-		return map[string]string{"OXIDE_HOST": echoingRack(t), "OXIDE_TOKEN": canaryToken,
-			"OXIDE_PROJECT": racktest.Project, "OXIDE_CLUSTER_ID": "blue"}[key]
-	}
+	env := map[string]string{"OXIDE_HOST": echoingRack(t), "OXIDE_TOKEN": canaryToken,
+		"OXIDE_PROJECT": racktest.Project, "OXIDE_CLUSTER_ID": "blue"}
 	dir := t.TempDir()
 	objects := filepath.Join(dir, "objects")
 	must(t, os.WriteFile(objects, []byte(canaryObjects), 0o600))
 	for _, format := range []string{"text", "json"} {
 		for want, question := range map[int][]string{2: {"volume", racktest.Disk}, 3: {"rack"}} {
-			var out, errs bytes.Buffer
 			path := filepath.Join(dir, question[0]+format)
 			args := append(append([]string{"doctor"}, question...), "--output="+format,
 				"--bundle="+path, "--objects="+objects)
-			if status := Main(t.Context(), args, env, &out, &errs); status != want {
-				t.Errorf("%v: status %d\n%s%s", question, status, out.String(), errs.String())
+			status, out, errs := command(t, env, args...)
+			if status != want {
+				t.Errorf("%v: status %d\n%s%s", question, status, out, errs)
 			}
-			written, err := os.ReadFile(path)
-			must(t, err)
-			info, err := os.Stat(path)
-			must(t, err)
+			written := csitest.Got(os.ReadFile(path))(t)
+			info := csitest.Got(os.Stat(path))(t)
 			var b struct {
 				Version   string
 				Diagnosis struct{ Chains []any }
@@ -89,7 +86,7 @@ func TestTheTokenIsNotInWhatADoctorWrites(t *testing.T) { // B-26
 				b.Evidence.Rack.Project == "" || question[0] != "rack" && len(b.Evidence.Cluster.Objects) != 1 {
 				t.Errorf("%v: the bundle, of the mode %v, is %s", question, info.Mode(), written)
 			}
-			for where, text := range map[string]string{"output": out.String(), "errors": errs.String(),
+			for where, text := range map[string]string{"output": out, "errors": errs,
 				"bundle": string(written)} {
 				if strings.Contains(text, canaryToken) {
 					t.Errorf("%v: the %s has the token:\n%s", question, where, text)
@@ -98,8 +95,8 @@ func TestTheTokenIsNotInWhatADoctorWrites(t *testing.T) { // B-26
 			if !strings.Contains(string(written), "you sent Bearer ***") {
 				t.Errorf("%v: the rack's echo is not in the bundle: %s", question, written)
 			}
-			if format == "json" && !json.Valid(out.Bytes()) {
-				t.Errorf("%v: no JSON: %s", question, out.String())
+			if format == "json" && !json.Valid([]byte(out)) {
+				t.Errorf("%v: no JSON: %s", question, out)
 			}
 		}
 	}
@@ -110,16 +107,12 @@ func TestTheTokenIsNotInWhatADoctorWithoutARackWrites(t *testing.T) { // B-26
 	must(t, os.WriteFile(filepath.Join(tools, "kubectl"),
 		[]byte("#!/bin/sh\necho '"+canaryObjects+"'"), 0o755))
 	t.Setenv("PATH", tools)
-	var out, errs bytes.Buffer
-	status := Main(t.Context(), []string{"doctor", "volume", racktest.Disk, "--bundle=" + bundle},
-		func(key string) string {
-			return map[string]string{"OXIDE_TOKEN": canaryToken}[key]
-		}, &out, &errs)
-	written, err := os.ReadFile(bundle)
-	must(t, err)
-	for _, text := range []string{out.String(), string(written)} {
+	status, out, errs := command(t, map[string]string{"OXIDE_TOKEN": canaryToken}, "doctor", "volume",
+		racktest.Disk, "--bundle="+bundle)
+	written := csitest.Got(os.ReadFile(bundle))(t)
+	for _, text := range []string{out, string(written)} {
 		if status != 2 || strings.Contains(text, canaryToken) || !strings.Contains(text, "pv-***") {
-			t.Errorf("status %d: %s\n%s", status, errs.String(), text)
+			t.Errorf("status %d: %s\n%s", status, errs, text)
 		}
 	}
 }
@@ -132,11 +125,9 @@ func TestABundleIsWrittenToANewFileOnly(t *testing.T) {
 		must(t, os.Symlink(to, filepath.Join(dir, name)))
 	}
 	for _, name := range []string{"file", "link", "dangling"} {
-		var out, errs bytes.Buffer
-		status := Main(t.Context(), []string{"doctor", "rack", "--bundle=" + filepath.Join(dir, name)},
-			func(string) string { return "" }, &out, &errs)
-		if status != 1 || !strings.Contains(errs.String(), "--bundle: has to name a new file") {
-			t.Errorf("%s: status %d: %s", name, status, errs.String())
+		status, _, errs := command(t, nil, "doctor", "rack", "--bundle="+filepath.Join(dir, name))
+		if status != 1 || !strings.Contains(errs, "--bundle: has to name a new file") {
+			t.Errorf("%s: status %d: %s", name, status, errs)
 		}
 	}
 	if text, err := os.ReadFile(file); string(text) != "mine" || err != nil {
@@ -148,27 +139,24 @@ func TestABundleIsWrittenToANewFileOnly(t *testing.T) {
 }
 
 func TestTheExitStatusOfADoctor(t *testing.T) {
-	none := func(string) string { return "" }
 	for name, test := range map[string]struct {
 		args []string
 		want int
 		says string
 	}{
 		"nothing could be seen": {[]string{"volume", racktest.Disk, "--kubectl=false"}, 3, "OXIDE_HOST"},
-		"flags first": {[]string{"--kubectl=false", "volume", racktest.Disk}, 3,
-			"could not be seen"},
-		"no question":       {nil, 1, "pvc NAMESPACE/NAME"},
-		"a bad question":    {[]string{"pvc", "data"}, 1, "NAMESPACE/NAME"},
-		"a flag too many":   {[]string{"rack", "--delete"}, 1, "delete"},
-		"a bad format":      {[]string{"rack", "--output=yaml"}, 1, "text or json"},
-		"no such file":      {[]string{"pvc", "a/b", "--objects=/nonexistent"}, 1, "--objects"},
-		"no such directory": {[]string{"rack", "--bundle=/nonexistent/b"}, 1, "--bundle"},
-		"help":              {[]string{"--help"}, 0, "Exit status: 0"},
+		"flags first":           {[]string{"--kubectl=false", "volume", racktest.Disk}, 3, "could not be seen"},
+		"no question":           {nil, 1, "pvc NAMESPACE/NAME"},
+		"a bad question":        {[]string{"pvc", "data"}, 1, "NAMESPACE/NAME"},
+		"a flag too many":       {[]string{"rack", "--delete"}, 1, "delete"},
+		"a bad format":          {[]string{"rack", "--output=yaml"}, 1, "text or json"},
+		"no such file":          {[]string{"pvc", "a/b", "--objects=/nonexistent"}, 1, "--objects"},
+		"no such directory":     {[]string{"rack", "--bundle=/nonexistent/b"}, 1, "--bundle"},
+		"help":                  {[]string{"--help"}, 0, "Exit status: 0"},
 	} {
-		var out, errs bytes.Buffer
-		got := Main(t.Context(), append([]string{"doctor"}, test.args...), none, &out, &errs)
-		if got != test.want || !strings.Contains(out.String()+errs.String(), test.says) {
-			t.Errorf("%s: status %d, want %d\n%s%s", name, got, test.want, out.String(), errs.String())
+		got, out, errs := command(t, nil, append([]string{"doctor"}, test.args...)...)
+		if got != test.want || !strings.Contains(out+errs, test.says) {
+			t.Errorf("%s: status %d, want %d\n%s%s", name, got, test.want, out, errs)
 		}
 	}
 }
@@ -179,17 +167,13 @@ func TestInspectPrintsAReportThatADoctorReads(t *testing.T) {
 	}
 	dir := t.TempDir()
 	must(t, os.MkdirAll(filepath.Join(dir, "sys", "block"), 0o755))
-	env := func(key string) string {
-		return map[string]string{"OXIDE_SYSFS_ROOT": filepath.Join(dir, "sys"), "OXIDE_DEV_ROOT": dir,
-			"OXIDE_STATE_DIR": filepath.Join(dir, "state"), "OXIDE_INSTANCE_ID": racktest.Instance}[key]
+	env := map[string]string{"OXIDE_SYSFS_ROOT": filepath.Join(dir, "sys"), "OXIDE_DEV_ROOT": dir,
+		"OXIDE_STATE_DIR": filepath.Join(dir, "state"), "OXIDE_INSTANCE_ID": racktest.Instance}
+	status, out, errs := command(t, env, "inspect", "--volume="+racktest.Disk+"=csi-x")
+	if status != 0 {
+		t.Fatalf("status %d: %s", status, errs)
 	}
-	var out, errs bytes.Buffer
-	if status := Main(t.Context(), []string{"inspect", "--volume=" + racktest.Disk + "=csi-x"}, env,
-		&out, &errs); status != 0 {
-		t.Fatalf("status %d: %s", status, errs.String())
-	}
-	r, err := inspection.Parse(out.Bytes())
-	must(t, err)
+	r := csitest.Got(inspection.Parse([]byte(out)))(t)
 	if r.Version != Version() || runtime.GOOS == "linux" && (r.Instance != racktest.Instance ||
 		len(r.Volumes) != 1 || r.Volumes[0].Serial != "csi-x") {
 		t.Errorf("got %+v", r)
@@ -199,19 +183,19 @@ func TestInspectPrintsAReportThatADoctorReads(t *testing.T) {
 	}
 	for _, args := range [][]string{{"inspect", "x"}, {"inspect", "--volume="},
 		{"inspect", "--host=x"}} {
-		if status := Main(t.Context(), args, env, &out, &errs); status != 1 {
+		if status, _, _ := command(t, env, args...); status != 1 {
 			t.Errorf("%q: status %d", args, status)
 		}
 	}
 }
 
 func TestTheHelpNamesTheProgramsOfAnOperator(t *testing.T) {
-	var out bytes.Buffer
-	if status := Main(t.Context(), []string{"--help"}, os.Getenv, &out, &out); status != 0 {
+	status, out, _ := command(t, nil, "--help")
+	if status != 0 {
 		t.Errorf("status %d", status)
 	}
 	for name := range subcommands {
-		if !strings.Contains(out.String(), "oxide-csi-plugin "+name) {
+		if !strings.Contains(out, "oxide-csi-plugin "+name) {
 			t.Errorf("it does not name %s", name)
 		}
 	}
@@ -266,8 +250,7 @@ func TestAuditOptions(t *testing.T) {
 func leaving(t *testing.T) (listener net.Listener, socket string) {
 	t.Helper()
 	socket = filepath.Join(shortDir(t), "leave.sock")
-	listener, err := net.Listen("unix", socket)
-	must(t, err)
+	listener = csitest.Got(net.Listen("unix", socket))(t)
 	t.Cleanup(func() { _ = listener.Close() })
 	return listener, socket
 }
@@ -290,11 +273,9 @@ func TestPrestopWaitsUntilTheConnectionIsClosed(t *testing.T) {
 		status, says := prestop(t.Context(), socket)
 		result <- ended{status, says}
 	}()
-	conn, err := listener.Accept()
-	must(t, err)
+	conn := csitest.Got(listener.Accept())(t)
 	// Data from the other end does not end the wait.
-	_, err = conn.Write([]byte("two volumes left\n"))
-	must(t, err)
+	csitest.Got(conn.Write([]byte("two volumes left\n")))(t)
 	select {
 	case got := <-result:
 		t.Errorf("it has not waited: %+v", got)
@@ -347,16 +328,14 @@ func TestPrestopEndsIfNoConnectionIsClosed(t *testing.T) {
 
 func readiness(t *testing.T, endpoint string) (status int, says string) {
 	t.Helper()
-	var said bytes.Buffer
-	status = Main(t.Context(), []string{"ready"},
-		goodEnv(map[string]string{"CSI_ENDPOINT": endpoint}), io.Discard, &said)
-	return status, said.String()
+	status, _, says = command(t, map[string]string{"CSI_ENDPOINT": endpoint}, "ready")
+	return status, says
 }
 
 func probeAt(t *testing.T, endpoint string) (*csi.ProbeResponse, error) {
 	t.Helper()
-	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	conn := csitest.Got(grpc.NewClient(endpoint,
+		grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer func() { _ = conn.Close() }()
 	return csi.NewIdentityClient(conn).Probe(t.Context(), &csi.ProbeRequest{})
 }

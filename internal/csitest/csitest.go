@@ -73,6 +73,16 @@ func Got[T any](value T, err error) func(testing.TB) T {
 	}
 }
 
+// Says fails the test unless an error's text has all of the words.
+func Says(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if err == nil || slices.ContainsFunc(words, func(w string) bool {
+		return !strings.Contains(err.Error(), w)
+	}) {
+		t.Errorf("got %v, want an error with %q", err, words)
+	}
+}
+
 // Err returns the error of a call.
 func Err(_ any, err error) error { return err }
 

@@ -39,8 +39,7 @@ func (r *recording) call(ctx context.Context) Call {
 
 func outcomes(t *testing.T, dir string) string {
 	t.Helper()
-	entries, err := Read(dir, someVolume)
-	csitest.Must(t, err)
+	entries := csitest.Got(Read(dir, someVolume))(t)
 	var all []string
 	for _, e := range entries {
 		all = append(all, fmt.Sprintf("%s %s", e.Event, e.Outcome))
@@ -173,18 +172,15 @@ func TestAVolumesFileIsBoundedAndPrivate(t *testing.T) {
 	if b, err := os.ReadFile(elsewhere); err != nil || len(b) > 0 {
 		t.Errorf("%d bytes were written through a link, %v", len(b), err)
 	}
-	info, err := os.Stat(path)
-	csitest.Must(t, err)
+	info := csitest.Got(os.Stat(path))(t)
 	if info.Size() > maxBytes || info.Mode().Perm() != 0o600 {
 		t.Errorf("the file has %d bytes and the mode %s", info.Size(), info.Mode())
 	}
-	entries, err := Read(dir, someVolume)
-	csitest.Must(t, err)
+	entries := csitest.Got(Read(dir, someVolume))(t)
 	if len(entries) < keepEntries || len(r.seen) != 500 {
 		t.Errorf("the file has %d entries of %d changes", len(entries), len(r.seen))
 	}
-	dirInfo, err := os.Stat(dir)
-	csitest.Must(t, err)
+	dirInfo := csitest.Got(os.Stat(dir))(t)
 	if dirInfo.Mode().Perm() != 0o700 {
 		t.Errorf("the directory has the mode %s", dirInfo.Mode())
 	}
@@ -197,10 +193,8 @@ func TestANodeKeepsALimitedNumberOfVolumes(t *testing.T) {
 		ctx := With(t.Context(), r.Recorder, Fields{Volume: fmt.Sprintf("volume %d", i)})
 		Of(ctx).Begin(Mounted, Fields{}).End(nil, Fields{})
 	}
-	files, err := os.ReadDir(dir)
-	csitest.Must(t, err)
-	newest, err := Read(dir, fmt.Sprintf("volume %d", maxVolumes+9))
-	csitest.Must(t, err)
+	files := csitest.Got(os.ReadDir(dir))(t)
+	newest := csitest.Got(Read(dir, fmt.Sprintf("volume %d", maxVolumes+9)))(t)
 	if len(files) != maxVolumes || len(newest) != 2 {
 		t.Errorf("%d files, and %d entries of the newest volume", len(files), len(newest))
 	}
@@ -246,8 +240,7 @@ func TestProcessesThatWriteAtOnceLoseNothing(t *testing.T) {
 		})
 	}
 	all.Wait()
-	entries, err := Read(dir, someVolume)
-	csitest.Must(t, err)
+	entries := csitest.Got(Read(dir, someVolume))(t)
 	if len(entries) != 2*processes*changes {
 		t.Errorf("%d entries, want %d", len(entries), 2*processes*changes)
 	}
