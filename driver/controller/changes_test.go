@@ -138,9 +138,8 @@ func TestACreateBesideADeleteOfTheNameIsRefused(t *testing.T) { // CV-18
 			got = csitest.Call(ctx, c, call)
 		}
 	}
-	c = rackThat(t, free, racktest.Exchange{Want: racktest.DeleteDisk, Status: 204,
-		Check: during(createStep)}, snap("ready"),
-		racktest.Exchange{Want: deleteSnap, Status: 204, Check: during(snapshotStep)})
+	c = rackThat(t, free, exchange{Want: deleteDisk, Status: 204, Check: during(createStep)},
+		snap("ready"), exchange{Want: deleteSnap, Status: 204, Check: during(snapshotStep)})
 	must(t, csitest.Call(t.Context(), c, deleteStep))
 	fails(csierr.OperationPending)(t, got)
 	must(t, csitest.Call(t.Context(), c, deleteSnapshotStep))
@@ -148,7 +147,7 @@ func TestACreateBesideADeleteOfTheNameIsRefused(t *testing.T) { // CV-18
 }
 
 func TestNoChangeIsSentAfterAnOldLook(t *testing.T) {
-	slow := func(look racktest.Exchange) racktest.Exchange {
+	slow := func(look exchange) exchange {
 		look.Hold = 50 * time.Millisecond
 		return look
 	}
@@ -162,7 +161,7 @@ func TestNoChangeIsSentAfterAnOldLook(t *testing.T) {
 		{"a detach", unpublishStep, script{slow(held)}},
 		{"a delete of a disk", deleteStep, script{slow(free)}},
 		{"a delete of a snapshot", deleteSnapshotStep, script{snapshot}},
-		{"a create from a snapshot", from(fromSnapshot(racktest.Snapshot)), script{snapshot, noName}},
+		{"a create from a snapshot", restoring(createRequest()), script{snapshot, noName}},
 		{"a create of a snapshot", snapshotStep, script{slow(free), noSnapName}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -28,7 +28,7 @@ import (
 func listed(n int, state string, edits ...edit) string {
 	name := fmt.Sprint("pvc-", n)
 	return diskOf(state, append([]edit{
-		with("id", racktest.Numbered(n)),
+		with("id", numbered(n)),
 		with("name", volume.DiskName("blue", name)),
 		tagged(volume.Tag{Name: name, Cluster: "blue"}),
 	}, edits...)...)
@@ -47,20 +47,20 @@ func TestListVolumesShowsThisClustersVolumes(t *testing.T) { // D-69, LV-5
 	red := tagged(volume.Tag{Name: "x", Cluster: "red"})
 	copied := with("name", "by-hand")
 	c := rackThat(t,
-		racktest.OK(listDisks, pageOf("p2", listed(1, "detached"), listed(2, here), listed(3, "detached",
+		reply(listDisks, pageOf("p2", listed(1, "detached"), listed(2, here), listed(3, "detached",
 			red), listed(4, "detached", copied), listed(5, "detached", mine))),
 		// The driver lists the boot disks only if a disk is attached that is not the cluster's.
-		racktest.OK(listDisks, pageOf("p3", listed(6, here, mine), listed(7, here, red), listed(8,
+		reply(listDisks, pageOf("p3", listed(6, here, mine), listed(7, here, red), listed(8,
 			"faulted"), listed(9, "detaching "+racktest.OtherInstance), listed(10, here, red), listed(11,
 			here, copied))),
-		racktest.OK("GET /v1/instances", pageOf("i2", racktest.InstanceOf("running", with("boot_disk_id",
-			racktest.Numbered(7))))),
-		racktest.OK("GET /v1/instances", pageOf("")),
-		racktest.OK(listDisks, pageOf("")),
+		reply("GET /v1/instances", pageOf("i2", racktest.InstanceOf("running", with("boot_disk_id",
+			numbered(7))))),
+		reply("GET /v1/instances", pageOf("")),
+		reply(listDisks, pageOf("")),
 	)
 	answer := csitest.Got(c.ListVolumes(t.Context(), &csi.ListVolumesRequest{}))(t)
-	want := []string{racktest.Numbered(1), racktest.Numbered(2), racktest.Numbered(6),
-		racktest.Numbered(8), racktest.Numbered(9), racktest.Numbered(10), racktest.Numbered(11)}
+	want := []string{numbered(1), numbered(2), numbered(6),
+		numbered(8), numbered(9), numbered(10), numbered(11)}
 	if diff := cmp.Diff(want, volumeIDs(answer)); diff != "" {
 		t.Error(diff)
 	}
@@ -71,10 +71,9 @@ func TestListVolumesShowsThisClustersVolumes(t *testing.T) { // D-69, LV-5
 		}
 		nodes[e.GetVolume().GetVolumeId()] = e.GetStatus().GetPublishedNodeIds()
 	}
-	wantNodes := map[string][]string{racktest.Numbered(1): nil,
-		racktest.Numbered(2): {racktest.Instance}, racktest.Numbered(6): {racktest.Instance},
-		racktest.Numbered(8): nil, racktest.Numbered(9): {racktest.OtherInstance},
-		racktest.Numbered(10): {racktest.Instance}, racktest.Numbered(11): {racktest.Instance}}
+	wantNodes := map[string][]string{numbered(1): nil, numbered(2): {racktest.Instance},
+		numbered(6): {racktest.Instance}, numbered(8): nil, numbered(9): {racktest.OtherInstance},
+		numbered(10): {racktest.Instance}, numbered(11): {racktest.Instance}}
 	if diff := cmp.Diff(wantNodes, nodes); diff != "" || answer.GetNextToken() != "" {
 		t.Errorf("LV-5: %s, next %q", diff, answer.GetNextToken())
 	}
@@ -85,10 +84,10 @@ func TestEveryCallDescribesAVolumeAlike(t *testing.T) { // B-6, GV-3
 		return diskOf(state, with("snapshot_id", racktest.Snapshot), tagged(volume.Tag{Name: "pvc-1",
 			Cluster: "blue", MkfsOptions: "reservedPercent=0"}))
 	}
-	c := rackThat(t, snap("ready"), created(postDisk, restored("creating")), racktest.OK(listDisks,
-		pageOf("", restored("detached"))), racktest.OK(racktest.ViewDisk, restored(here)))
+	c := rackThat(t, snap("ready"), created(postDisk, restored("creating")), reply(listDisks,
+		pageOf("", restored("detached"))), reply(viewDisk, restored(here)))
 	c.Topology = rackA
-	r := creating(parameter("mkfsOptions", "reservedPercent=0"), restoring)
+	r := restoring(parameter("mkfsOptions", "reservedPercent=0"))
 	made := csitest.Got(c.CreateVolume(t.Context(), r))(t)
 	list, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	if err != nil || len(list.GetEntries()) != 1 {
@@ -114,7 +113,7 @@ func TestPagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3, LV-4
 		edit := with("description", "made by hand")
 		if n%3 > 0 { // filtered before it is counted
 			edit = with("block_size", 512)
-			want = append(want, racktest.Numbered(n))
+			want = append(want, numbered(n))
 		}
 		rack.items = append(rack.items, listed(n, "detached", edit))
 	}
@@ -144,30 +143,29 @@ func TestBadPages(t *testing.T) { // LV-1, LV-2, LS-1, LS-2, VH-2
 
 func TestAListIsCompleteOrAnError(t *testing.T) {
 	scriptedCalls{
-		{"the second page fails", script{racktest.OK(listDisks, pageOf("p", listed(1, "detached"))),
+		{"the second page fails", script{reply(listDisks, pageOf("p", listed(1, "detached"))),
 			later.To(listDisks)}, fails(csierr.RackUnavailable)},
-		{"the boot disks are unknown", script{racktest.OK(listDisks, pageOf("p", listed(1, here,
+		{"the boot disks are unknown", script{reply(listDisks, pageOf("p", listed(1, here,
 			with("description", "")))), later.To("GET /v1/instances")}, fails(csierr.RackUnavailable)},
 	}.try(t, &csi.ListVolumesRequest{}, nil)
 }
 
 func TestOnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-6, VH-5
-	c := rackThat(t, racktest.OK(listDisks, pageOf("", listed(1, "detached"), listed(2, "faulted"),
+	c := rackThat(t, reply(listDisks, pageOf("", listed(1, "detached"), listed(2, "faulted"),
 		listed(3, "maintenance"), listed(4, "creating"), listed(5, here), listed(6, "import_ready"),
 		listed(7, "faulted"))))
 	answer := csitest.Got(c.ControllerListVolumeHealth(t.Context(),
 		&csi.ControllerListVolumeHealthRequest{MaxEntries: 1}))(t)
-	ill := &csi.VolumeHealth{VolumeId: racktest.Numbered(2),
+	ill := &csi.VolumeHealth{VolumeId: numbered(2),
 		HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{{
 			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "DiskFaulted",
 			Message: "the rack reports the disk " + volume.DiskName("blue", "pvc-2") + " as faulted"}}}
 	csitest.SameMessage(t, answer, &csi.ControllerListVolumeHealthResponse{
-		Entries: []*csi.VolumeHealth{ill}, NextToken: racktest.Numbered(2)})
+		Entries: []*csi.VolumeHealth{ill}, NextToken: numbered(2)})
 	ill.VolumeId = racktest.Disk
-	ill.HealthStatuses[0].Message = "the rack reports the disk " + volume.DiskName("blue", "pvc-1") +
-		" as faulted"
+	ill.HealthStatuses[0].Message = "the rack reports the disk " + ownName + " as faulted"
 	for _, c := range []struct {
-		disk racktest.Exchange
+		disk exchange
 		want *csi.VolumeHealth
 	}{{shown("faulted"), ill}, {free, &csi.VolumeHealth{VolumeId: racktest.Disk}}} {
 		alone := csitest.Got(rackThat(t, c.disk).ControllerGetVolumeHealth(t.Context(), healthStep))(t)
@@ -177,8 +175,8 @@ func TestOnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-6, VH-5
 
 func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 	const utilization = "GET /v1/utilization"
-	left := func(capacity, used uint64) racktest.Exchange {
-		return racktest.OK(utilization, fmt.Sprintf(`{"capacity":{"cpus":1,"memory":1,"storage":%d},`+
+	left := func(capacity, used uint64) exchange {
+		return reply(utilization, fmt.Sprintf(`{"capacity":{"cpus":1,"memory":1,"storage":%d},`+
 			`"provisioned":{"cpus":1,"memory":1,"storage":%d}}`, capacity, used))
 	}
 	limits := func(available int64) *csi.GetCapacityResponse {
@@ -239,7 +237,7 @@ func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 	}
 	scriptedCalls{
 		{"forbidden (CG-5)", script{forbidden.To(utilization)}, fails(csierr.RoleMissing)},
-		{"without a capacity", script{racktest.OK(utilization,
+		{"without a capacity", script{reply(utilization,
 			`{"capacity":null,"provisioned":null}`)}, fails(csierr.RackResponseInvalid)},
 	}.try(t, &csi.GetCapacityRequest{}, nil)
 }
@@ -310,7 +308,7 @@ var pagedLists = map[string]struct {
 			}
 			return volumeIDs(answer), answer.GetNextToken(), err
 		}},
-	"snapshots": {func(n int) string { return snapshotOf("ready", with("id", racktest.Numbered(n))) },
+	"snapshots": {func(n int) string { return snapshotOf("ready", with("id", numbered(n))) },
 		func(ctx context.Context, c *Service, most int32, token string) (ids []string,
 			next string, err error) {
 			answer, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: most,
@@ -339,7 +337,7 @@ func TestAPageTakesTwoRequests(t *testing.T) { // LV-4, LS-4
 func longRackOf(n int, item func(n int) string) (rack *longRack, ids []string) {
 	rack = &longRack{project: racktest.Project}
 	for i := range n {
-		rack.items, ids = append(rack.items, item(i)), append(ids, racktest.Numbered(i))
+		rack.items, ids = append(rack.items, item(i)), append(ids, numbered(i))
 	}
 	return rack, ids
 }

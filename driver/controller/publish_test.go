@@ -33,7 +33,7 @@ const elsewhere = "attached " + racktest.OtherInstance
 // others.
 var alone = listing()
 
-func together(others ...string) racktest.Exchange {
+func together(others ...string) exchange {
 	return listing(append(others, diskOf(here))...)
 }
 
@@ -41,11 +41,11 @@ func besideDisk(name string) string {
 	return diskOf(here, with("id", racktest.Image), with("name", name))
 }
 
-var serialTwin = besideDisk(volume.DiskName("blue", "pvc-1") + "-backup")
+var serialTwin = besideDisk(ownName + "-backup")
 
 func TestPublishing(t *testing.T) { // OX-3
 	published := &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
-		"diskName": volume.DiskName("blue", "pvc-1"), "sizeBytes": "10737418240", "readOnly": "false",
+		"diskName": ownName, "sizeBytes": "10737418240", "readOnly": "false",
 		"diskId": racktest.Disk, "blockSize": "4096", "origin": "blank", "use": "filesystem",
 		"filesystemUUID": racktest.Disk}}
 	full := listing(hundred()[:12]...)
@@ -77,7 +77,7 @@ func TestPublishing(t *testing.T) { // OX-3
 	scriptedCalls{
 		{"lists the instance before and after the attach", script{attachedNow, together()}, ok},
 		{"a disk that cannot be read while it is attached (CP-15)", script{attachingNow,
-			later.To(racktest.ViewDisk)}, fails(csierr.RackUnavailable)},
+			later.To(viewDisk)}, fails(csierr.RackUnavailable)},
 		{"a disk that ends on another instance (CP-15)", script{attachingNow, shown(elsewhere)},
 			fails(csierr.RackResponseInvalid, "not attached to the instance")},
 		{"a disk being attached is awaited (CP-15)", script{attachingNow, shown(attaching), held,
@@ -87,7 +87,7 @@ func TestPublishing(t *testing.T) { // OX-3
 		{"a success that shows the disk at another instance", script{accepted(attach, diskOf(elsewhere)),
 			shown(elsewhere)}, fails(csierr.EffectUnknown, racktest.OtherInstance)},
 		{"an error inside the rack, which then does not respond (OX-8)", script{gateway.To(attach),
-			forbidden.To(racktest.ViewDisk)}, fails(csierr.EffectUnknown, "Forbidden")},
+			forbidden.To(viewDisk)}, fails(csierr.EffectUnknown, "Forbidden")},
 		{"a running instance without hot-plug (CP-10, E-28)", slices.Concat(refused, refused),
 			fails(csierr.InstanceMustBeStopped, "the instance worker-1 ("+racktest.Instance+
 				") is running and must be stopped")},
@@ -174,16 +174,16 @@ func TestTwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) { // CP-12
 	}.try(t, publishRequest(), nil)
 	scriptedCalls{
 		{"the disk stays until it is unpublished beside one that was attached meanwhile",
-			script{together(serialTwin)}, coded(codes.Aborted, csierr.SerialTaken, volume.DiskName("blue",
-				"pvc-1")+" ("+racktest.Disk+") and "+volume.DiskName("blue", "pvc-1")+"-backup (")},
+			script{together(serialTwin)}, coded(codes.Aborted, csierr.SerialTaken,
+				ownName+" ("+racktest.Disk+") and "+ownName+"-backup (")},
 		{"a failing second list makes the call UNAVAILABLE", script{forbidden.To(beside)},
 			fails(csierr.EffectUnknown, "Forbidden")},
 		{"a second list without the disk is retryable", script{alone}, fails(csierr.DiskBusy,
 			"is not among its disks")},
-		{"a list's second page counts after an empty one", script{racktest.OK(beside,
-			pageOf("x")), racktest.OK(beside, pageOf("y", diskOf(here), serialTwin))}, twinStays},
-		{"a list's second page counts after a full one", script{racktest.OK(beside, pageOf("x",
-			hundred()...)), racktest.OK(beside, pageOf("y", diskOf(here), serialTwin))}, twinStays},
+		{"a list's second page counts after an empty one", script{reply(beside,
+			pageOf("x")), reply(beside, pageOf("y", diskOf(here), serialTwin))}, twinStays},
+		{"a list's second page counts after a full one", script{reply(beside, pageOf("x",
+			hundred()...)), reply(beside, pageOf("y", diskOf(here), serialTwin))}, twinStays},
 	}.after(alone, free, mine).try(t, publishRequest(), nil)
 }
 
@@ -196,7 +196,7 @@ func TestAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 		}
 	}
 	own := func(use string) func(string) string {
-		return madeFor(use, "blue", volume.DiskName("blue", "pvc-1"))
+		return madeFor(use, "blue", ownName)
 	}
 	// The same disk after the cluster's id was changed.
 	foreign := func(use string) func(string) string {
@@ -229,7 +229,7 @@ func TestAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 			listed := listing(test.disk(here))
 			for name, lines := range map[string]script{
 				"attached":       {listed},
-				"to be attached": {alone, racktest.OK(racktest.ViewDisk, test.disk("detached"))},
+				"to be attached": {alone, reply(viewDisk, test.disk("detached"))},
 			} {
 				if name == "to be attached" && test.fits {
 					lines = append(lines, accepted(attach, test.disk(here)), listed)
@@ -240,7 +240,7 @@ func TestAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 				map[bool]func(*testing.T, error){true: ok, false: fails(csierr.UseDiffers)}[test.fits](t,
 					scripted(t, r, lines...))
 			}
-			answer, err := rackThat(t, racktest.OK(racktest.ViewDisk, test.disk("detached"))).
+			answer, err := rackThat(t, reply(viewDisk, test.disk("detached"))).
 				ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
 					VolumeId: racktest.Disk, VolumeCapabilities: []*csi.VolumeCapability{test.capability}})
 			if err != nil || test.fits != (answer.GetConfirmed() != nil) ||
@@ -259,12 +259,11 @@ func TestPublishingAStaticVolume(t *testing.T) { // D-2
 		return diskOf(state, with("name", name), with("read_only", true))
 	}
 	scriptedCalls{
-		{"lists the neighbours first", script{racktest.OK(beside, pageOf("x", besideDisk("boot"))),
-			racktest.OK(racktest.ViewDisk, static("detached")), accepted(attach, static(here)),
-			listing(static(here))}, ok},
+		{"lists the neighbours first", script{reply(beside, pageOf("x", besideDisk("boot"))),
+			reply(viewDisk, static("detached")), accepted(attach, static(here)), listing(static(here))}, ok},
 		{"needs no attach when it is attached", script{listing(static(here))}, ok},
 		{"is refused beside a disk with the same 20 bytes (CP-12)",
-			script{listing(besideDisk("made-by-hand-with-a-short-one")), racktest.OK(racktest.ViewDisk,
+			script{listing(besideDisk("made-by-hand-with-a-short-one")), reply(viewDisk,
 				static("detached"))}, fails(csierr.SerialTaken, "made-by-hand-with-a-short-one")},
 	}.try(t, r, &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
 		"diskName": name, "sizeBytes": "10737418240", "readOnly": "true", "diskId": racktest.Disk,
@@ -281,14 +280,13 @@ func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) { // D-
 	}{
 		{"a diskName without an id that is wrong", map[string]string{"diskName": another}, script{alone,
 			free}, fails(csierr.FieldInvalid, "diskName")},
-		{"a diskName without an id that is right", map[string]string{"diskName": volume.DiskName("blue",
-			"pvc-1")}, script{alone, free, attachedNow, together()}, ok},
+		{"a diskName without an id that is right", map[string]string{"diskName": ownName}, script{alone,
+			free, attachedNow, together()}, ok},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
 			"diskId": racktest.Image, "blockSize": "4096"}, script{alone, free}, fails(csierr.FieldInvalid,
 			"diskName")},
 		{"another volume's id beside the right name", map[string]string{"diskId": racktest.Image,
-			"diskName": volume.DiskName("blue", "pvc-1")}, script{alone, free}, fails(csierr.FieldInvalid,
-			"diskId")},
+			"diskName": ownName}, script{alone, free}, fails(csierr.FieldInvalid, "diskId")},
 		{"a disk that is attached, which stays", map[string]string{"diskName": another},
 			script{together()}, fails(csierr.FieldInvalid, "diskName")},
 	} {
@@ -311,12 +309,12 @@ func TestValidating(t *testing.T) { // VC-2
 		Cluster: "blue", MkfsOptions: "reservedPercent=0"}))
 	for _, test := range []struct {
 		name                string
-		disk                racktest.Exchange
+		disk                exchange
 		capabilities        []*csi.VolumeCapability
 		context, parameters pairs
 		want                string // in the message; empty means confirmed
 	}{
-		{"everything right (VC-3)", made, fits, pairs{"diskName": volume.DiskName("blue", "pvc-1"),
+		{"everything right (VC-3)", made, fits, pairs{"diskName": ownName,
 			"blockSize": "512", "diskId": racktest.Disk, "mkfsOptions": "reservedPercent=0",
 			"storage.kubernetes.io/csiProvisionerIdentity": "x"}, pairs{"blockSize": "512",
 			"diskType": "distributed", "mkfsOptions": "reservedPercent=0",
@@ -367,8 +365,7 @@ func TestValidating(t *testing.T) { // VC-2
 func hundred() []string {
 	var disks []string
 	for n := range 100 {
-		disks = append(disks, diskOf(here,
-			with("id", racktest.Numbered(n)), with("name", racktest.Numbered(n))))
+		disks = append(disks, diskOf(here, with("id", numbered(n)), with("name", numbered(n))))
 	}
 	return disks
 }
@@ -395,15 +392,14 @@ func TestUnpublishing(t *testing.T) { // OX-3
 	}.try(t, unpublishStep, nil)
 	scriptedCalls{
 		{"looks at the disk and detaches it", script{detachedNow}, ok},
-		{"a disk deleted meanwhile (CU-4)", script{racktest.NotFound.To(detach), noDisk, ownProject,
+		{"a disk deleted meanwhile (CU-4)", script{missing(detach), noDisk, ownProject,
 			ownUser, noDisk}, ok},
 		{"a disk that is faulted by its detach (CU-10)", script{accepted(detach, diskOf("faulted")),
-			racktest.OK(beside, pageOf("x", diskOf("faulted", with("id", racktest.Image))))}, ok},
-		{"an instance that the rack calls destroyed and that has the disk (CU-6)",
-			script{racktest.NotFound.To(detach), held, instance("destroyed")}, fails(csierr.InstanceNotFound,
-				"not known to be detached")},
-		{"a deleted instance that still has the disk (CU-6)", script{racktest.NotFound.To(detach), held,
-			racktest.NotFound.To(viewInstance)}, fails(csierr.InstanceNotFound, "not known to be detached")},
+			reply(beside, pageOf("x", diskOf("faulted", with("id", racktest.Image))))}, ok},
+		{"an instance that the rack calls destroyed and that has the disk (CU-6)", script{missing(detach),
+			held, instance("destroyed")}, fails(csierr.InstanceNotFound, "not known to be detached")},
+		{"a deleted instance that still has the disk (CU-6)", script{missing(detach), held,
+			missing(viewInstance)}, fails(csierr.InstanceNotFound, "not known to be detached")},
 		{"the boot disk (CU-8)", script{racktest.Error(409, "Conflict",
 			"boot disk cannot be detached").To(detach), held, instance("stopped", with("boot_disk_id",
 			racktest.Disk))}, fails(csierr.BootDisk, "worker-1")},
@@ -420,7 +416,7 @@ func TestUnpublishing(t *testing.T) { // OX-3
 				"those")},
 		{"a disk that is already being detached (CU-10)", script{shown(detaching)}, fails(csierr.DiskBusy,
 			"detaching")},
-		{"a refusal, after which the disk cannot be read", script{later.To(racktest.ViewDisk)},
+		{"a refusal, after which the disk cannot be read", script{later.To(viewDisk)},
 			fails(csierr.RackUnavailable)},
 		{"a disk that is being attached (CU-9)", script{shown(attaching)}, fails(csierr.DiskBusy,
 			"attaching")},
@@ -441,7 +437,7 @@ func TestUnpublishingWithoutANode(t *testing.T) { // CU-2
 		{"a disk that is not attached", script{free}, ok},
 		{"a disk that is attached elsewhere meanwhile", script{held, accepted(detach, diskOf(elsewhere))},
 			fails(csierr.DiskBusy)},
-		{"a disk that is deleted meanwhile", script{held, racktest.NotFound.To(detach), noDisk,
+		{"a disk that is deleted meanwhile", script{held, missing(detach), noDisk,
 			ownProject, ownUser, noDisk}, ok},
 		{"a disk that is being snapshotted is on no node", script{shown("maintenance")}, ok},
 		{"a faulted disk, whose node is unknown", script{shown("faulted")}, fails(csierr.DiskFaulted)},

@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -27,7 +28,7 @@ func createRequest() *csi.CreateVolumeRequest {
 func publishRequest() *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{
 		VolumeId: racktest.Disk, NodeId: racktest.Instance, VolumeCapability: csitest.Filesystem("ext4"),
-		VolumeContext: map[string]string{volume.CtxDiskName: volume.DiskName("blue", "pvc-1"),
+		VolumeContext: map[string]string{volume.CtxDiskName: ownName,
 			volume.CtxDiskID: racktest.Disk, volume.CtxBlockSize: "4096"},
 	}
 }
@@ -36,10 +37,15 @@ func snapshotRequest() *csi.CreateSnapshotRequest {
 	return &csi.CreateSnapshotRequest{Name: "snap-1", SourceVolumeId: racktest.Disk}
 }
 
-var (
-	creating   = csitest.With[*csi.CreateVolumeRequest]
-	publishing = csitest.With[*csi.ControllerPublishVolumeRequest]
-)
+// edited sets a field of a request.
+func edited[R proto.Message](request R, field protoreflect.Name, value any) R {
+	if message, ok := value.(proto.Message); ok {
+		value = message.ProtoReflect()
+	}
+	m := request.ProtoReflect()
+	m.Set(m.Descriptor().Fields().ByName(field), protoreflect.ValueOf(value))
+	return request
+}
 
 func fromSnapshot(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
@@ -47,11 +53,13 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	}}
 }
 
-// from requests a volume from a source, and parameter a volume with a parameter.
-func from(source *csi.VolumeContentSource) *csi.CreateVolumeRequest {
-	r := createRequest()
-	r.VolumeContentSource = source
-	return r
+// from adds a source to a request, and parameter requests a volume with a parameter.
+func from(source *csi.VolumeContentSource, r *csi.CreateVolumeRequest) *csi.CreateVolumeRequest {
+	return edited(r, "volume_content_source", source)
+}
+
+func restoring(r *csi.CreateVolumeRequest) *csi.CreateVolumeRequest {
+	return from(fromSnapshot(racktest.Snapshot), r)
 }
 
 func parameter(key, value string) *csi.CreateVolumeRequest {
@@ -62,77 +70,71 @@ func parameter(key, value string) *csi.CreateVolumeRequest {
 
 func TestBadRequestsNeverReachTheRack(t *testing.T) { // B-3
 	c := rackThat(t)
-	rackAlone := &csi.TopologyRequirement{Requisite: csitest.Topologies("rack=a")}
+	mutable := createRequest()
+	mutable.MutableParameters = map[string]string{"a": "b"}
+	manyWriters := createRequest()
+	manyWriters.VolumeCapabilities = append(manyWriters.VolumeCapabilities,
+		csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
+	clone := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: racktest.Disk}}}
 	for _, test := range []struct {
 		name    string
 		request proto.Message
 		ends    func(*testing.T, error)
 	}{
-		{"a name with a NEL (CV-2)", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
-			r.Name = "a\u0085"
-		}), fails(csierr.FieldInvalid)},
-		{"a bad capability (CV-5, B-45)", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
-			r.VolumeCapabilities = append(r.VolumeCapabilities,
-				csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
-		}), fails(csierr.CapabilityUnsupported)},
+		{"a name with a NEL (CV-2)", edited(createRequest(), "name", "a\u0085"),
+			fails(csierr.FieldInvalid)},
+		{"a bad capability (CV-5, B-45)", manyWriters, fails(csierr.CapabilityUnsupported)},
 		{"an unknown parameter (CV-6)", parameter("colour", "blue"), fails(csierr.ParameterInvalid)},
 		{"a filesystem with smaller blocks than the disk's (CV-6)", parameter("mkfsOptions",
 			"fsBlockSize=1024"), fails(csierr.MkfsOptions)},
 		{"more inodes than the disk has room for (CV-6)", parameter("mkfsOptions",
 			"bytesPerInode=2048,inodeSize=2048"), fails(csierr.MkfsOptions)},
-		{"an attach without a volume (CP-1)", publishing(publishRequest(),
-			func(r *csi.ControllerPublishVolumeRequest) { r.VolumeId = "" }), fails(csierr.VolumeIDMissing)},
-		{"an attach without a node (CP-1)", publishing(publishRequest(),
-			func(r *csi.ControllerPublishVolumeRequest) { r.NodeId = "" }), fails(csierr.FieldMissing)},
+		{"an attach without a volume (CP-1)", edited(publishRequest(), "volume_id", ""),
+			fails(csierr.VolumeIDMissing)},
+		{"an attach without a node (CP-1)", edited(publishRequest(), "node_id", ""),
+			fails(csierr.FieldMissing)},
 		{"capabilities of no volume (VC-1)", &csi.ValidateVolumeCapabilitiesRequest{
 			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}},
 			fails(csierr.VolumeIDMissing)},
-		{"mutable parameters (CV-7)", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
-			r.MutableParameters = map[string]string{"a": "b"}
-		}), fails(csierr.ParameterInvalid)},
+		{"mutable parameters (CV-7)", mutable, fails(csierr.ParameterInvalid)},
 		{"a placement that nodes do not report (CV-8)", parameter("placement", "instance"),
 			fails(csierr.TopologyInvalid)},
-		{"a range that no disk fits (CV-12)", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
-			r.CapacityRange = csitest.Range(1024*volume.GiB, 0)
-		}), fails(csierr.CapacityOutOfRange)},
-		{"a clone (CV-13)", from(&csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: racktest.Disk}}}),
+		{"a range that no disk fits (CV-12)", edited(createRequest(), "capacity_range",
+			csitest.Range(1024*volume.GiB, 0)), fails(csierr.CapacityOutOfRange)},
+		{"a clone (CV-13)", from(clone, createRequest()), fails(csierr.SourceUnsupported)},
+		{"an empty source (CV-13)", from(&csi.VolumeContentSource{}, createRequest()),
 			fails(csierr.SourceUnsupported)},
-		{"an empty source (CV-13)", from(&csi.VolumeContentSource{}), fails(csierr.SourceUnsupported)},
-		{"a source without a snapshot id", from(fromSnapshot("")), fails(csierr.FieldMissing)},
+		{"a source without a snapshot id", from(fromSnapshot(""), createRequest()),
+			fails(csierr.FieldMissing)},
 		{"a volume without an id (GV-1)", &csi.ControllerGetVolumeRequest{},
 			fails(csierr.VolumeIDMissing)},
 		{"a snapshot without an id (LS-6)", &csi.GetSnapshotRequest{}, fails(csierr.FieldMissing)},
-		{"a snapshot id that is no UUID (CV-14)", from(fromSnapshot("non-existing-snapshot-id")),
-			fails(csierr.SnapshotNotFound)},
-		{"a snapshot and an image (CV-15)", creating(parameter("imageId", racktest.Image), restoring),
+		{"a snapshot id that is no UUID (CV-14)", from(fromSnapshot("non-existing-snapshot-id"),
+			createRequest()), fails(csierr.SnapshotNotFound)},
+		{"a snapshot and an image (CV-15)", restoring(parameter("imageId", racktest.Image)),
 			fails(csierr.SourceIncompatible)},
-		{"a snapshot into a local disk (CV-15)", creating(parameter("diskType", "local"), restoring),
+		{"a snapshot into a local disk (CV-15)", restoring(parameter("diskType", "local")),
 			fails(csierr.SourceIncompatible)},
-		{"a disk that is attached read-only (CP-3)", publishing(publishRequest(),
-			func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = true }),
+		{"a disk that is attached read-only (CP-3)", edited(publishRequest(), "readonly", true),
 			fails(csierr.ReadOnlyUnsupported)},
-		{"a mode that volumes do not have (CP-2)", publishing(publishRequest(),
-			func(r *csi.ControllerPublishVolumeRequest) {
-				r.VolumeCapability = csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
-			}), fails(csierr.CapabilityUnsupported)},
+		{"a mode that volumes do not have (CP-2)", edited(publishRequest(), "volume_capability",
+			csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)),
+			fails(csierr.CapabilityUnsupported)},
 		{"a snapshot's name with a banned character (CS-2)", &csi.CreateSnapshotRequest{Name: "\x7f",
 			SourceVolumeId: racktest.Disk}, fails(csierr.FieldInvalid)},
 		{"a parameter of a snapshot (CS-3)", &csi.CreateSnapshotRequest{Name: "snap-1",
 			SourceVolumeId: racktest.Disk, Parameters: map[string]string{"a": "b"}},
 			fails(csierr.ParameterInvalid)},
 		{"a topology for a snapshot (CS-3)", &csi.CreateSnapshotRequest{Name: "snap-1",
-			SourceVolumeId: racktest.Disk, AccessibilityRequirements: rackAlone},
+			SourceVolumeId: racktest.Disk, AccessibilityRequirements: &csi.TopologyRequirement{
+				Requisite: csitest.Topologies("rack=a")}},
 			fails(csierr.TopologyInvalid)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.ends(t, csitest.Call(t.Context(), c, test.request))
 		})
 	}
-}
-
-func restoring(r *csi.CreateVolumeRequest) {
-	r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
 }
 
 func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
@@ -149,11 +151,9 @@ func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
 		{"DS-2", &csi.DeleteSnapshotRequest{SnapshotId: "reallyfakesnapshotid"}, ok},
 		{"a snapshot (LS-3)", &csi.ListSnapshotsRequest{SnapshotId: "none-exist-id"}, ok},
 		{"a volume (LS-3)", &csi.ListSnapshotsRequest{SourceVolumeId: "none-exist-id"}, ok},
-		{"publish a volume", publishing(publishRequest(),
-			func(r *csi.ControllerPublishVolumeRequest) { r.VolumeId = "fake-vol-id" }),
+		{"publish a volume", edited(publishRequest(), "volume_id", "fake-vol-id"),
 			fails(csierr.VolumeNotFound)},
-		{"publish to a node", publishing(publishRequest(),
-			func(r *csi.ControllerPublishVolumeRequest) { r.NodeId = "fake-node-id" }),
+		{"publish to a node", edited(publishRequest(), "node_id", "fake-node-id"),
 			fails(csierr.InstanceNotFound)},
 		{"get a volume", &csi.ControllerGetVolumeRequest{VolumeId: "fake"}, fails(csierr.VolumeNotFound)},
 		{"health", &csi.ControllerGetVolumeHealthRequest{VolumeId: "fake"}, fails(csierr.VolumeNotFound)},
@@ -182,11 +182,19 @@ var (
 	fails, coded = csitest.Fails, csitest.Coded
 	unseen       = coded(codes.PermissionDenied, csierr.ProjectNotFound, "OXIDE_PROJECT")
 	with         = racktest.With
+	reply        = racktest.OK
+	numbered     = racktest.Numbered
+	missing      = racktest.NotFound.To // of an object that the rack does not find
+	refusing     = racktest.Refused.To
+	ownName      = volume.DiskName("blue", "pvc-1")
 	// diskOf, snapshotOf and pageOf return what a rack responds.
 	diskOf, snapshotOf, pageOf = racktest.DiskOf, racktest.SnapshotOf, racktest.PageOf
 )
 
-type script = []racktest.Exchange
+type (
+	script   = []racktest.Exchange
+	exchange = racktest.Exchange
+)
 
 // The states of a disk at the instance.
 const (
@@ -201,28 +209,28 @@ func tagged(tag volume.Tag) edit { return with("description", tag.Description())
 
 // shown is a read of the volume's disk in a state, and named is a read by the disk's name. snap and
 // snapNamed are the same reads of a snapshot, and instance is a read of the instance.
-func shown(state string, edits ...edit) racktest.Exchange {
-	return racktest.OK(racktest.ViewDisk, diskOf(state, edits...))
+func shown(state string, edits ...edit) exchange {
+	return reply(viewDisk, diskOf(state, edits...))
 }
 
-func named(state string, edits ...edit) racktest.Exchange {
-	return racktest.OK(viewName, diskOf(state, edits...))
+func named(state string, edits ...edit) exchange {
+	return reply(viewName, diskOf(state, edits...))
 }
 
-func snap(state string, edits ...edit) racktest.Exchange {
-	return racktest.OK(viewSnap, snapshotOf(state, edits...))
+func snap(state string, edits ...edit) exchange {
+	return reply(viewSnap, snapshotOf(state, edits...))
 }
 
-func snapNamed(state string, edits ...edit) racktest.Exchange {
-	return racktest.OK(viewSnapName, snapshotOf(state, edits...))
+func snapNamed(state string, edits ...edit) exchange {
+	return reply(viewSnapName, snapshotOf(state, edits...))
 }
 
-func instance(state string, edits ...edit) racktest.Exchange {
-	return racktest.OK(viewInstance, racktest.InstanceOf(state, edits...))
+func instance(state string, edits ...edit) exchange {
+	return reply(viewInstance, racktest.InstanceOf(state, edits...))
 }
 
-func listing(disks ...string) racktest.Exchange {
-	return racktest.OK(beside, pageOf("", disks...))
+func listing(disks ...string) exchange {
+	return reply(beside, pageOf("", disks...))
 }
 
 var (
@@ -231,34 +239,34 @@ var (
 	// noDisk is a read that does not find the disk. gone proves that it is deleted: the rack then
 	// finds the project, and again not the disk.
 	gone       = script{noDisk, ownProject, ownUser, noDisk}
-	noDisk     = racktest.NotFound.To(racktest.ViewDisk)
-	ownProject = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
-	ownUser    = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo))
-	noProject  = racktest.NotFound.To(racktest.ViewProject)
+	noDisk     = missing(viewDisk)
+	ownProject = reply(racktest.ViewProject, racktest.ProjectOf())
+	ownUser    = reply(racktest.ViewUser, racktest.UserOf(racktest.Silo))
+	noProject  = missing(racktest.ViewProject)
 	// noName and the others are reads that find nothing.
-	noName     = racktest.NotFound.To(viewName)
-	noSnap     = racktest.NotFound.To(viewSnap)
-	noSnapName = racktest.NotFound.To(viewSnapName)
-	noInstance = racktest.NotFound.To(beside)
+	noName     = missing(viewName)
+	noSnap     = missing(viewSnap)
+	noSnapName = missing(viewSnapName)
+	noInstance = missing(beside)
 	// noInstances and oneInstance list the project's instances.
-	noInstances = racktest.OK("GET /v1/instances", pageOf(""))
-	oneInstance = racktest.OK("GET /v1/instances", pageOf("", racktest.InstanceOf("running")))
+	noInstances = reply("GET /v1/instances", pageOf(""))
+	oneInstance = reply("GET /v1/instances", pageOf("", racktest.InstanceOf("running")))
 	// These are responses to a change.
 	attachingNow = accepted(attach, diskOf(attaching))
 	detachingNow = accepted(detach, diskOf(detaching))
 	attachedNow  = accepted(attach, diskOf(here))
 	detachedNow  = accepted(detach, diskOf("detached"))
-	deleted      = racktest.Exchange{Want: racktest.DeleteDisk, Status: 204}
-	lostAttach   = racktest.Exchange{Want: attach, Cut: true}
-	lostDetach   = racktest.Exchange{Want: detach, Cut: true}
-	lostCreate   = racktest.Exchange{Want: postDisk, Cut: true}
-	lostSnap     = racktest.Exchange{Want: postSnap, Cut: true}
-	lostDelete   = racktest.Exchange{Want: racktest.DeleteDisk, Cut: true}
-	deletedSnap  = racktest.Exchange{Want: deleteSnap, Status: 204}
-	noAttach     = racktest.Refused.To(attach)
-	noDetach     = racktest.Refused.To(detach)
-	noDelete     = racktest.Refused.To(racktest.DeleteDisk)
-	noTaking     = racktest.Refused.To(postSnap)
+	deleted      = exchange{Want: deleteDisk, Status: 204}
+	lostAttach   = exchange{Want: attach, Cut: true}
+	lostDetach   = exchange{Want: detach, Cut: true}
+	lostCreate   = exchange{Want: postDisk, Cut: true}
+	lostSnap     = exchange{Want: postSnap, Cut: true}
+	lostDelete   = exchange{Want: deleteDisk, Cut: true}
+	deletedSnap  = exchange{Want: deleteSnap, Status: 204}
+	noAttach     = refusing(attach)
+	noDetach     = refusing(detach)
+	noDelete     = refusing(deleteDisk)
+	noTaking     = refusing(postSnap)
 	forbidden    = racktest.Error(403, "Forbidden", "Forbidden")
 	later        = racktest.Error(503, "ServiceNotAvailable", "later")
 )
@@ -270,7 +278,7 @@ type scriptedCalls []struct {
 	ends  func(*testing.T, error)
 }
 
-func (all scriptedCalls) after(lines ...racktest.Exchange) scriptedCalls {
+func (all scriptedCalls) after(lines ...exchange) scriptedCalls {
 	for i := range all {
 		all[i].lines = slices.Concat(lines, all[i].lines)
 	}
@@ -291,12 +299,12 @@ func (all scriptedCalls) try(t *testing.T, request, want proto.Message) {
 }
 
 // scripted makes a call to a scripted rack.
-func scripted(t *testing.T, request proto.Message, lines ...racktest.Exchange) error {
+func scripted(t *testing.T, request proto.Message, lines ...exchange) error {
 	t.Helper()
 	return csitest.Call(t.Context(), rackThat(t, lines...), request)
 }
 
-func rackThat(t *testing.T, lines ...racktest.Exchange) *Service {
+func rackThat(t *testing.T, lines ...exchange) *Service {
 	t.Helper()
 	return controllerFor(t, racktest.Serve(t, lines...))
 }

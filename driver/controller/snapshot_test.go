@@ -37,15 +37,13 @@ func TestTakingSnapshots(t *testing.T) {
 					t.Errorf("the body is %s", body)
 				}
 			}}}, ok},
-		{"of a volume that is deleted between read and request (CS-4)",
-			script{racktest.NotFound.To(postSnap), noSnapName, ownProject, ownUser, noDisk},
-			fails(csierr.VolumeNotFound, racktest.Disk)},
-		{"in a project that cannot be seen (OX-6)", script{racktest.NotFound.To(postSnap), noSnapName,
+		{"of a volume that is deleted between read and request (CS-4)", script{missing(postSnap),
+			noSnapName, ownProject, ownUser, noDisk}, fails(csierr.VolumeNotFound, racktest.Disk)},
+		{"in a project that cannot be seen (OX-6)", script{missing(postSnap), noSnapName,
 			noProject}, unseen},
 		{"twice (CS-5)", script{taken.To(postSnap), snapNamed("ready")}, ok},
 		{"twice, with a full quota (CS-5)", script{full.To(postSnap), snapNamed("ready")}, ok},
-		{"twice, the volume deleted between (CS-5)", script{racktest.NotFound.To(postSnap),
-			snapNamed("ready")}, ok},
+		{"twice, the volume deleted between (CS-5)", script{missing(postSnap), snapNamed("ready")}, ok},
 		{"of another volume (CS-6)", script{taken.To(postSnap), snapNamed("ready", with("disk_id",
 			racktest.Image))}, fails(csierr.SnapshotExists, racktest.Image)},
 		{"of a name that a snapshot made by hand has (CS-6)", script{taken.To(postSnap), snapNamed(
@@ -127,7 +125,7 @@ func TestASnapshotRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 				"csi.storage.k8s.io/volumesnapshot/namespace": "shop"}
 			want := volume.Tag{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want,
 				BlockSize: 4096, Claim: "shop/nightly"}
-			must(t, scripted(t, request, racktest.OK(racktest.ViewDisk, test.disk), racktest.Exchange{
+			must(t, scripted(t, request, reply(viewDisk, test.disk), exchange{
 				Want: postSnap, Status: 201, Body: snapshotOf("ready"), Check: tags(want)}))
 		})
 	}
@@ -158,14 +156,14 @@ func TestDeletingSnapshots(t *testing.T) {
 		{"of one that cannot be seen (OX-6)", script{noSnap, noProject}, unseen},
 		{"of one taken by hand (D-69)", script{snap("ready", with("description", "before the upgrade"))},
 			fails(csierr.DiskNotOurs, "Retain")},
-		{"of one in the making (DS-5)", script{snap("creating"), racktest.Refused.To(deleteSnap),
+		{"of one in the making (DS-5)", script{snap("creating"), refusing(deleteSnap),
 			snap("creating")}, coded(codes.Aborted, csierr.SnapshotNotReady)},
 	}.try(t, deleteSnapshotStep, nil)
 	scriptedCalls{
 		{"is a read and one request", script{deletedSnap}, ok},
-		{"of one deleted between read and request (DS-2)", script{racktest.NotFound.To(deleteSnap),
+		{"of one deleted between read and request (DS-2)", script{missing(deleteSnap),
 			noSnap, ownProject, ownUser, noSnap}, ok},
-		{"of one that exists although the rack does not find it (OX-6)", script{racktest.NotFound.To(
+		{"of one that exists although the rack does not find it (OX-6)", script{missing(
 			deleteSnap), seen}, fails(csierr.RackResponseInvalid)},
 		{"of one that the rack keeps (DS-4)", script{racktest.Error(409, "Conflict",
 			"in use").To(deleteSnap), seen}, fails(csierr.Conflict, "in use")},
@@ -174,9 +172,9 @@ func TestDeletingSnapshots(t *testing.T) {
 
 func TestListingSnapshots(t *testing.T) {
 	numberedSnap := func(n int, state string, edits ...edit) string {
-		return snapshotOf(state, append(edits, with("id", racktest.Numbered(n)))...)
+		return snapshotOf(state, append(edits, with("id", numbered(n)))...)
 	}
-	viewSeventh := "GET /v1/snapshots/" + racktest.Numbered(7)
+	viewSeventh := "GET /v1/snapshots/" + numbered(7)
 	for _, test := range []struct {
 		name  string
 		req   *csi.ListSnapshotsRequest
@@ -184,17 +182,16 @@ func TestListingSnapshots(t *testing.T) {
 		want  string
 	}{
 		{"all of the project, except those still being taken (LS-5)", &csi.ListSnapshotsRequest{},
-			script{racktest.OK(listSnaps, pageOf("", numberedSnap(1, "ready", with("description", "mine")),
+			script{reply(listSnaps, pageOf("", numberedSnap(1, "ready", with("description", "mine")),
 				numberedSnap(2, "creating"), numberedSnap(3, "faulted"), numberedSnap(4, "destroyed")))},
 			"[1:true 3:false]"},
 		{"of one volume", &csi.ListSnapshotsRequest{SourceVolumeId: racktest.Disk},
-			script{racktest.OK(listSnaps, pageOf("", numberedSnap(1, "ready"), numberedSnap(2,
+			script{reply(listSnaps, pageOf("", numberedSnap(1, "ready"), numberedSnap(2,
 				"ready", with("disk_id", racktest.Image))))}, "[1:true]"},
-		{"one", &csi.ListSnapshotsRequest{SnapshotId: racktest.Numbered(7)},
-			script{racktest.OK(viewSeventh, numberedSnap(7, "ready"))}, "[7:true]"},
-		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: racktest.Numbered(7),
-			SourceVolumeId: racktest.Image}, script{racktest.OK(viewSeventh, numberedSnap(7, "ready"))},
-			"[]"},
+		{"one", &csi.ListSnapshotsRequest{SnapshotId: numbered(7)},
+			script{reply(viewSeventh, numberedSnap(7, "ready"))}, "[7:true]"},
+		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: numbered(7),
+			SourceVolumeId: racktest.Image}, script{reply(viewSeventh, numberedSnap(7, "ready"))}, "[]"},
 		{"an unknown one (LS-3)", &csi.ListSnapshotsRequest{SnapshotId: racktest.Snapshot},
 			script{noSnap}, "[]"},
 	} {
@@ -215,7 +212,7 @@ func TestListingSnapshots(t *testing.T) {
 
 func TestASnapshotWithoutATimeIsNotListed(t *testing.T) {
 	fails(csierr.RackResponseInvalid)(t, scripted(t, &csi.ListSnapshotsRequest{},
-		racktest.OK(listSnaps, pageOf("", snapshotOf("ready", with("time_created", nil))))))
+		reply(listSnaps, pageOf("", snapshotOf("ready", with("time_created", nil))))))
 }
 
 func TestGetSnapshot(t *testing.T) { // LS-7

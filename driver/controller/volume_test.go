@@ -20,19 +20,21 @@ import (
 )
 
 const (
-	postDisk  = "POST /v1/disks"
-	viewSnap  = "GET /v1/snapshots/" + racktest.Snapshot
-	viewImage = "GET /v1/images/" + racktest.Image
+	postDisk   = "POST /v1/disks"
+	deleteDisk = racktest.DeleteDisk
+	viewDisk   = racktest.ViewDisk
+	viewSnap   = "GET /v1/snapshots/" + racktest.Snapshot
+	viewImage  = "GET /v1/images/" + racktest.Image
 )
 
-var viewName = "GET /v1/disks/" + volume.DiskName("blue", "pvc-1")
+var viewName = "GET /v1/disks/" + ownName
 
 var blank = &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: racktest.Disk,
 	CapacityBytes: 10 * volume.GiB, VolumeContext: map[string]string{"diskId": racktest.Disk,
-		"diskName": volume.DiskName("blue", "pvc-1"), "blockSize": "4096"}}}
+		"diskName": ownName, "blockSize": "4096"}}}
 
-func created(want, body string) racktest.Exchange {
-	return racktest.Exchange{Want: want, Status: 201, Body: body}
+func created(want, body string) exchange {
+	return exchange{Want: want, Status: 201, Body: body}
 }
 
 func tags(want volume.Tag) func(*testing.T, []byte) {
@@ -45,8 +47,8 @@ func tags(want volume.Tag) func(*testing.T, []byte) {
 	}
 }
 
-func accepted(want, body string) racktest.Exchange {
-	return racktest.Exchange{Want: want, Status: 202, Body: body}
+func accepted(want, body string) exchange {
+	return exchange{Want: want, Status: 202, Body: body}
 }
 
 var (
@@ -56,7 +58,7 @@ var (
 )
 
 func TestABlankVolumeIsOneRequest(t *testing.T) { // B-14, D-13, D-20, D-21, D-25
-	c := rackThat(t, racktest.Exchange{Want: postDisk, Status: 201, Body: diskOf("creating"),
+	c := rackThat(t, exchange{Want: postDisk, Status: 201, Body: diskOf("creating"),
 		Query: "project=" + racktest.ProjectID, Check: func(t *testing.T, body []byte) {
 			var got map[string]any
 			must(t, json.Unmarshal(body, &got))
@@ -64,8 +66,7 @@ func TestABlankVolumeIsOneRequest(t *testing.T) { // B-14, D-13, D-20, D-21, D-2
 				`{\"name\":\"pvc-1\",\"cluster\":\"blue\",\"origin\":\"blank\",` +
 				`\"use\":\"filesystem\"}",` +
 				`"disk_backend":{"disk_source":{"block_size":4096,"type":"blank"},` +
-				`"type":"distributed"},` +
-				`"name":"` + volume.DiskName("blue", "pvc-1") + `","size":10737418240}`
+				`"type":"distributed"},` + `"name":"` + ownName + `","size":10737418240}`
 			if racktest.JSON(got) != want {
 				t.Errorf("D-20, D-21: got %s\nwant %s", racktest.JSON(got), want)
 			}
@@ -138,7 +139,7 @@ func TestARepeatedCreateFindsTheDisk(t *testing.T) { // CV-18
 func TestTheClaimIsALabelOfTheDisk(t *testing.T) { // CV-18
 	labelled := racktest.OwnTag
 	labelled.Claim = "shop/data"
-	c := rackThat(t, racktest.Exchange{Want: postDisk, Status: 201, Body: diskOf("creating"),
+	c := rackThat(t, exchange{Want: postDisk, Status: 201, Body: diskOf("creating"),
 		Check: tags(labelled)}, taken.To(postDisk), named("detached", tagged(labelled)))
 	for _, claim := range []string{"data", "renamed"} {
 		r := createRequest()
@@ -195,11 +196,11 @@ func TestFailedCreations(t *testing.T) {
 		{"a disk that is made faulted and that an instance has (CV-21)", append(faulted, oneInstance,
 			listing(diskOf("faulted"))), fails(csierr.EffectUnknown, racktest.Instance)},
 		{"a disk that is made faulted and cannot be deleted (CV-21)", append(faulted, noInstances,
-			shown("faulted"), forbidden.To(racktest.DeleteDisk)), fails(csierr.EffectUnknown, "Forbidden")},
+			shown("faulted"), forbidden.To(deleteDisk)), fails(csierr.EffectUnknown, "Forbidden")},
 		{"a full quota (CV-22, B-44)", script{full.To(postDisk), noName}, fails(csierr.RackFull)},
-		{"a project that only the create does not find", script{racktest.NotFound.To(postDisk),
+		{"a project that only the create does not find", script{missing(postDisk),
 			ownProject, ownUser, noName}, coded(codes.NotFound, csierr.ProjectNotFound)},
-		{"a missing project", script{racktest.NotFound.To(postDisk), noProject},
+		{"a missing project", script{missing(postDisk), noProject},
 			fails(csierr.EffectUnknown, "ProjectNotFound")},
 		{"a token that is refused when the disk is there", script{racktest.Error(401, "Unauthorized",
 			"no").To(postDisk), ownProject, ownUser, later.To(viewName)}, fails(csierr.RackUnavailable)},
@@ -259,7 +260,7 @@ func TestParametersReachTheDisk(t *testing.T) {
 			map[string]string{"blockSize": "512"}},
 		{"a local disk", map[string]string{"diskType": "local"}, nil, diskOf("creating",
 			with("disk_type", "local")), `{"type":"local"}`, nil},
-		{"an image", map[string]string{"imageId": racktest.Image}, script{racktest.OK(viewImage,
+		{"an image", map[string]string{"imageId": racktest.Image}, script{reply(viewImage,
 			racktest.JSON(map[string]any{"id": racktest.Image, "size": volume.GiB + 1, "block_size": 512,
 				"project_id": nil}))}, diskOf("creating", with("image_id", racktest.Image),
 			with("block_size", 512), with("size", 2*volume.GiB)),
@@ -273,7 +274,7 @@ func TestParametersReachTheDisk(t *testing.T) {
 			map[string]string{"mkfsOptions": "bytesPerInode=16384,reservedPercent=0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := rackThat(t, append(test.before, racktest.Exchange{Want: postDisk, Status: 201,
+			c := rackThat(t, append(test.before, exchange{Want: postDisk, Status: 201,
 				Body: test.answer,
 				Check: func(t *testing.T, body []byte) {
 					var got struct {
@@ -300,17 +301,17 @@ func TestARepeatedCreateAfterItsImageWasDeleted(t *testing.T) { // CV-18
 	scriptedCalls{
 		{"it was made", script{named("detached", with("image_id", racktest.Image))}, ok},
 		{"it was not made", script{noName}, fails(csierr.ImageNotFound)},
-	}.after(racktest.NotFound.To(viewImage)).try(t, r, nil)
+	}.after(missing(viewImage)).try(t, r, nil)
 }
 
 func TestVolumesFromSnapshots(t *testing.T) { // CV-23
-	restored := from(fromSnapshot(racktest.Snapshot))
-	small := from(fromSnapshot(racktest.Snapshot))
+	restored := restoring(createRequest())
+	small := restoring(createRequest())
 	small.CapacityRange = csitest.Range(0, 9*volume.GiB)
-	in512 := creating(parameter("blockSize", "512"), restoring)
+	in512 := restoring(parameter("blockSize", "512"))
 	made := diskOf("creating", with("snapshot_id", racktest.Snapshot), with("block_size", 2048))
 	ready := snap("ready")
-	inBlocks := func(blockSize int) racktest.Exchange {
+	inBlocks := func(blockSize int) exchange {
 		return snap("ready", tagged(volume.Tag{Name: "snap-1", Cluster: "blue", BlockSize: blockSize}))
 	}
 	restoredAs := func(state string, blockSize int) string {
@@ -342,20 +343,19 @@ func TestVolumesFromSnapshots(t *testing.T) { // CV-23
 		{"neither tag nor disk tells the blocks (CV-15)", in512, script{ready, noDisk, ownProject,
 			ownUser, noName}, fails(csierr.SourceIncompatible)},
 		{"neither tells the blocks of a volume that exists (CV-18)", in512, script{ready,
-			noDisk, ownProject, ownUser, racktest.OK(viewName, restoredAs("detached", 512))}, ok},
+			noDisk, ownProject, ownUser, reply(viewName, restoredAs("detached", 512))}, ok},
 		{"a volume that is shown with other blocks is not deleted (CV-19)", in512, script{inBlocks(512),
-			taken.To(postDisk), racktest.OK(viewName, restoredAs("detached", 2048))},
-			fails(csierr.VolumeExists)},
+			taken.To(postDisk), reply(viewName, restoredAs("detached", 2048))}, fails(csierr.VolumeExists)},
 		{"a volume in use that is shown with other blocks is not deleted (CV-19)", in512,
-			script{inBlocks(512), taken.To(postDisk), racktest.OK(viewName, restoredAs(here, 2048))},
+			script{inBlocks(512), taken.To(postDisk), reply(viewName, restoredAs(here, 2048))},
 			fails(csierr.VolumeExists)},
-		{"another image in the response", parameter("imageId", racktest.Image), script{racktest.OK(
+		{"another image in the response", parameter("imageId", racktest.Image), script{reply(
 			viewImage, `{"id":"`+racktest.Disk+`","size":1}`)}, fails(csierr.RackResponseInvalid)},
 		{"an image of another project (CV-15)", parameter("imageId", racktest.Image),
-			script{racktest.OK(viewImage, racktest.JSON(map[string]any{"id": racktest.Image,
+			script{reply(viewImage, racktest.JSON(map[string]any{"id": racktest.Image,
 				"size": volume.GiB, "block_size": 512, "project_id": racktest.Disk})),
-				racktest.Refused.To(postDisk)}, fails(csierr.SourceIncompatible)},
-		{"a refusal for another reason", restored, script{ready, racktest.Refused.To(postDisk)},
+				refusing(postDisk)}, fails(csierr.SourceIncompatible)},
+		{"a refusal for another reason", restored, script{ready, refusing(postDisk)},
 			fails(csierr.RackError)},
 		{"a snapshot in the making (CV-16)", restored, script{snap("creating")},
 			fails(csierr.SnapshotNotReady)},
@@ -387,12 +387,11 @@ func TestARestoredVolumeRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 			volume.Tag{Name: "snap-1", Cluster: "red", FilesystemUUID: racktest.Image})), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := from(fromSnapshot(racktest.Snapshot))
+			r := restoring(createRequest())
 			want := volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginSnapshot,
 				Use: volume.UseFilesystem, SourceBytes: 10 * volume.GiB, FilesystemUUID: test.uuid}
-			must(t, scripted(t, r, racktest.OK(viewSnap, test.snapshot), racktest.Exchange{Want: postDisk,
-				Status: 201, Body: diskOf("creating", with("snapshot_id", racktest.Snapshot)),
-				Check: tags(want)}))
+			must(t, scripted(t, r, reply(viewSnap, test.snapshot), exchange{Want: postDisk, Status: 201,
+				Body: diskOf("creating", with("snapshot_id", racktest.Snapshot)), Check: tags(want)}))
 		})
 	}
 }
@@ -428,15 +427,15 @@ func TestDeletingVolumes(t *testing.T) {
 	}.try(t, byCapitals, nil)
 	scriptedCalls{
 		{"is a read and one request", script{deleted}, ok},
-		{"of a disk that is deleted between read and request (DV-2)", script{racktest.NotFound.To(
-			racktest.DeleteDisk), noDisk, ownProject, ownUser, noDisk}, ok},
+		{"of a disk that is deleted between read and request (DV-2)", script{missing(
+			deleteDisk), noDisk, ownProject, ownUser, noDisk}, ok},
 		{"of a disk that exists although the rack does not find it (OX-6)",
-			script{racktest.NotFound.To(racktest.DeleteDisk), free}, fails(csierr.DiskBusy)},
-		{"of a disk that cannot be seen now (OX-6)", script{racktest.NotFound.To(racktest.DeleteDisk),
+			script{missing(deleteDisk), free}, fails(csierr.DiskBusy)},
+		{"of a disk that cannot be seen now (OX-6)", script{missing(deleteDisk),
 			noDisk, noProject}, unseen},
 		{"of a disk with dependents (DV-4)", script{racktest.Error(409, "Conflict",
-			"disk has dependents").To(racktest.DeleteDisk), free}, fails(csierr.Conflict)},
-		{"by something that is no rack (DV-6)", script{{Want: racktest.DeleteDisk, Status: 200,
+			"disk has dependents").To(deleteDisk), free}, fails(csierr.Conflict)},
+		{"by something that is no rack (DV-6)", script{{Want: deleteDisk, Status: 200,
 			Body: "<html>welcome"}}, fails(csierr.RackUnavailable)},
 	}.after(free).try(t, byCapitals, nil)
 	scriptedCalls{
