@@ -1,12 +1,15 @@
 package volume
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"unicode"
 	"unicode/utf8"
 
 	"pgregory.net/rapid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 func TestTheNameOfADiskIsTheHashOfItsVolume(t *testing.T) { // E-17
@@ -176,4 +179,49 @@ func TestTagsOfEarlierVersionsStillCount(t *testing.T) {
 	if tag := (Tag{Name: "db", RackName: "csi-0000000000000000"}); tag.Names(DiskName("", "db")) {
 		t.Errorf("a name that was cut is taken for a whole one")
 	}
+}
+
+// FuzzRackID checks that only UUIDs in the rack's form reach the rack, because it would treat any
+// other id as a name.
+func FuzzRackID(f *testing.F) {
+	f.Add("")
+	f.Fuzz(func(t *testing.T, id string) {
+		got, ok := ParseID(id)
+		if want := csitest.UUID.MatchString(strings.ToLower(id)) && len(id) == 36; ok != want {
+			t.Fatalf("rackID(%q) = %q, %t", id, got, ok)
+		}
+		if ok && got != strings.ToLower(id) {
+			t.Fatalf("rackID(%q) = %q", id, got)
+		}
+		if IsID(id) != csitest.UUID.MatchString(id) {
+			t.Fatalf("isRackID(%q) = %t", id, IsID(id))
+		}
+	})
+}
+
+// FuzzDescription checks that a disk belongs to the driver only if the driver could have written
+// its description.
+func FuzzDescription(f *testing.F) {
+	f.Add(DriverName + `.evil {"name":"x"}`)
+	f.Fuzz(func(t *testing.T, description string) {
+		m, ok := ParseTag(description)
+		if !ok {
+			if m != (Tag{}) {
+				t.Fatalf("%q is no tag, and yet %+v", description, m)
+			}
+			return
+		}
+		text, prefixed := strings.CutPrefix(description, DriverName+" ")
+		if !prefixed || m.Name == "" || !json.Valid([]byte(text)) {
+			t.Fatalf("%q is the tag %+v", description, m)
+		}
+		again, ok := ParseTag(m.Description())
+		if m.RackName == "" {
+			again.Name, again.RackName = m.Name, "" // the name in a long description is truncated
+		}
+		again.Claim = m.Claim // and the claim even before
+		if !ok || again != m {
+			t.Fatalf("%q is the tag %+v, then %+v", description, m, again)
+		}
+	})
 }

@@ -3,6 +3,7 @@ package volume
 import (
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
 	"sigs.k8s.io/yaml"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
@@ -301,4 +303,114 @@ func TestPublishedFlags(t *testing.T) {
 			t.Errorf("PublishedFlags(%q, %q, %v) = %q, want %q", c.staged, c.flags, c.readOnly, got, c.want)
 		}
 	}
+}
+
+// FuzzParameters checks that accepted parameters describe a disk that a rack can make, that no
+// unknown parameter is ignored, and that the keys that a CO adds for itself have no effect.
+func FuzzParameters(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text string) {
+		values := csitest.Pairs(text)
+		p, err := ParseParameters(values)
+		if err != nil {
+			csitest.Presentable(t, err, codes.InvalidArgument)
+			return
+		}
+		for key := range values {
+			if !slices.Contains(parameterNames, key) && !ForeignKey(key) {
+				t.Fatalf("%q is passed over", key)
+			}
+		}
+		local := p.DiskType == DiskTypeLocal
+		_, isID := ParseID(p.ImageID)
+		switch {
+		case !local && p.DiskType != diskTypeDistributed,
+			p.BlockSize != 0 && !slices.Contains(BlockSizes, p.BlockSize),
+			p.ImageID != "" && !isID, !slices.Contains(placements, p.Placement),
+			local && (p.ImageID != "" || p.BlockSize != 0 && p.BlockSize != 4096):
+			t.Fatalf("%q are %+v", values, p)
+		}
+		values["csi.storage.k8s.io/pvc/name"] = "x"
+		again, err := ParseParameters(values)
+		if err != nil || again.DiskType != p.DiskType || again.BlockSize != p.BlockSize ||
+			again.Placement != p.Placement ||
+			again.ImageID != p.ImageID || again.MkfsOptions.String() != p.MkfsOptions.String() {
+			t.Fatalf("%q are %+v, then %+v, %v", values, p, again, err)
+		}
+	})
+}
+
+// FuzzMountFlags checks that an error shows no more of a flag than its position, that only allowed
+// options are accepted, whatever other options are given, and that only known attributes are set on
+// a mount.
+func FuzzMountFlags(f *testing.F) {
+	known := uint64(AttrReadOnly | attrNoSUID | attrNoDev | attrNoExec | AttrAtimeMask |
+		attrNoDirAtime | attrNoSymFollow)
+	f.Fuzz(func(t *testing.T, first, second string) {
+		for _, fsType := range Filesystems {
+			o, err := ParseMountFlags(fsType, []string{first, second})
+			if err != nil {
+				if !refusedText(fsType, err.Error()) {
+					t.Fatalf("the error shows more than the number of the flag: %v", err)
+				}
+				continue
+			}
+			if o.Attr&^known != 0 {
+				t.Fatalf("%q and %q set the attributes %#x", first, second, o.Attr)
+			}
+			for _, word := range o.Super {
+				if word != "ro" && !slices.Contains(superFlags, word) {
+					t.Fatalf("%q and %q give every filesystem %q", first, second, word)
+				}
+			}
+			for _, d := range o.Data {
+				if !allowed(fsType, d.Key, d.Value, d.HasValue) || strings.ContainsRune(d.Value, 0) {
+					t.Fatalf("%q and %q let %+v through for %s", first, second, d, fsType)
+				}
+			}
+			o.SetReadOnly()
+			if !slices.Contains(o.Super, "ro") || !slices.Contains(o.Shown(), "ro") {
+				t.Fatalf("%q and %q cannot be made read-only: %+v", first, second, o)
+			}
+		}
+	})
+}
+
+// refusedText reports whether an error about two flags has the same text for other flags.
+func refusedText(fsType, text string) bool {
+	return slices.ContainsFunc([][]string{{"bind"}, {"", "bind"}, {`"`}, {"", `"`}},
+		func(flags []string) bool {
+			_, err := ParseMountFlags(fsType, flags)
+			return err.Error() == text
+		})
+}
+
+// FuzzMkfsOptions checks that accepted options have an equivalent canonical form, and that no
+// argument names a file or makes mkfs overwrite content.
+func FuzzMkfsOptions(f *testing.F) {
+	options := []string{"-i", "-I", "-b", "-m", "-n", "-L"}
+	value := regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._=-]*$`)
+	f.Fuzz(func(t *testing.T, text string) {
+		o, err := ParseMkfsOptions(text)
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\n\x00") {
+				t.Fatalf("an error of several lines: %q", err)
+			}
+			return
+		}
+		again, err := ParseMkfsOptions(o.String())
+		if err != nil || again.String() != o.String() {
+			t.Fatalf("%q becomes %q, then %q, %v", text, o, again, err)
+		}
+		for _, fsType := range Filesystems {
+			args := o.Args(fsType)
+			for i, arg := range args {
+				if i%2 == 0 && !slices.Contains(options, arg) || i%2 == 1 && !value.MatchString(arg) {
+					t.Fatalf("%q gives %s the arguments %q", text, fsType, args)
+				}
+			}
+			if len(args)%2 != 0 || (o.Check(fsType, 0) == nil && len(args) != 2*len(o.chosen)) {
+				t.Fatalf("%q is fine for %s, but gives %q", text, fsType, args)
+			}
+		}
+	})
 }
