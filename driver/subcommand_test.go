@@ -145,14 +145,15 @@ func TestTheExitStatusOfADoctor(t *testing.T) {
 		says string
 	}{
 		"nothing could be seen": {[]string{"volume", racktest.Disk, "--kubectl=false"}, 3, "OXIDE_HOST"},
-		"flags first":           {[]string{"--kubectl=false", "volume", racktest.Disk}, 3, "could not be seen"},
-		"no question":           {nil, 1, "pvc NAMESPACE/NAME"},
-		"a bad question":        {[]string{"pvc", "data"}, 1, "NAMESPACE/NAME"},
-		"a flag too many":       {[]string{"rack", "--delete"}, 1, "delete"},
-		"a bad format":          {[]string{"rack", "--output=yaml"}, 1, "text or json"},
-		"no such file":          {[]string{"pvc", "a/b", "--objects=/nonexistent"}, 1, "--objects"},
-		"no such directory":     {[]string{"rack", "--bundle=/nonexistent/b"}, 1, "--bundle"},
-		"help":                  {[]string{"--help"}, 0, "Exit status: 0"},
+		"flags first": {[]string{"--kubectl=false", "volume", racktest.Disk}, 3,
+			"could not be seen"},
+		"no question":       {nil, 1, "pvc NAMESPACE/NAME"},
+		"a bad question":    {[]string{"pvc", "data"}, 1, "NAMESPACE/NAME"},
+		"a flag too many":   {[]string{"rack", "--delete"}, 1, "delete"},
+		"a bad format":      {[]string{"rack", "--output=yaml"}, 1, "text or json"},
+		"no such file":      {[]string{"pvc", "a/b", "--objects=/nonexistent"}, 1, "--objects"},
+		"no such directory": {[]string{"rack", "--bundle=/nonexistent/b"}, 1, "--bundle"},
+		"help":              {[]string{"--help"}, 0, "Exit status: 0"},
 	} {
 		got, out, errs := command(t, nil, append([]string{"doctor"}, test.args...)...)
 		if got != test.want || !strings.Contains(out+errs, test.says) {

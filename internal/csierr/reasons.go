@@ -1,13 +1,197 @@
+// Package csierr defines the driver's errors. Every error that a caller of the CSI services sees is
+// an Error: a Reason and a sentence. One table contains each reason's gRPC code, so that the layers
+// below the RPCs need no gRPC, and what to do, which the doctor shows. docs/reasons.md shows both.
 package csierr
 
 import (
+	"context"
 	_ "embed"
+	"errors"
+	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
+	"syscall"
+	"unicode"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
+
+// Error is an error with a reason.
+type Error struct {
+	Reason Reason
+	code   codes.Code
+	err    error
+}
+
+// New returns an Error with the reason's code. The format may hold %w.
+func New(reason Reason, format string, args ...any) error {
+	return &Error{Reason: reason, code: explanations[reason].Code, err: fmt.Errorf(format, args...)}
+}
+
+// Coded returns an Error with a code other than its reason's, for calls in which CSI requires it.
+func Coded(code codes.Code, reason Reason, format string, args ...any) error {
+	return &Error{Reason: reason, code: code, err: fmt.Errorf(format, args...)}
+}
+
+// Error returns the sentence without the reason, so that errors can be wrapped.
+func (e *Error) Error() string { return e.err.Error() }
+
+// Unwrap returns the error with the sentence, and what it wraps.
+func (e *Error) Unwrap() error { return e.err }
+
+// WithText returns the error with another sentence.
+func (e *Error) WithText(text string) *Error {
+	return &Error{Reason: e.Reason, code: e.code, err: errors.New(text)}
+}
+
+// Message returns the text for the caller, "Reason: sentence" on one line. For a damaged filesystem
+// it adds the advice for a repair, whichever tool or kernel reported the damage.
+func (e *Error) Message() string {
+	text := string(e.Reason) + ": " + Plain(e.Error())
+	if e.Reason == FilesystemDamaged && !strings.Contains(text, repairAdvice) {
+		text += "; " + repairAdvice
+	}
+	return text
+}
+
+const repairAdvice = "take a snapshot, and repair a copy of the disk first: " +
+	"docs/howto/repair-a-filesystem.md"
+
+// GRPCStatus returns the status that gRPC sends. It has no details, as CSI requires.
+func (e *Error) GRPCStatus() *status.Status { return status.New(e.code, e.Message()) }
+
+// Convert converts any error to an Error; nil stays nil. An error that wraps an Error keeps its
+// whole text. The errors of an ended context have reasons of their own. An error without a reason
+// gets the given one.
+func Convert(err error, otherwise Reason) error {
+	if err == nil {
+		return nil
+	}
+	return From(err, otherwise)
+}
+
+// From is like Convert, for an error that is not nil.
+func From(err error, otherwise Reason) *Error {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		if e == err { //nolint:errorlint // a wrapped Error has more text
+			return e
+		}
+		return &Error{Reason: e.Reason, code: e.code, err: err}
+	case errors.Is(err, context.DeadlineExceeded):
+		otherwise = DeadlineExceeded
+	case errors.Is(err, context.Canceled):
+		otherwise = Canceled
+	}
+	return fromStatus(err, otherwise)
+}
+
+// fromStatus keeps the code of an error that gRPC itself made.
+func fromStatus(err error, otherwise Reason) *Error {
+	s, ok := status.FromError(err)
+	if !ok || s.Code() == codes.Unknown || s.Code() == codes.OK {
+		return &Error{Reason: otherwise, code: explanations[otherwise].Code, err: err}
+	}
+	switch s.Code() {
+	case codes.DeadlineExceeded:
+		otherwise = DeadlineExceeded
+	case codes.Canceled:
+		otherwise = Canceled
+	case codes.Unimplemented:
+		otherwise = NotSupported
+	}
+	return &Error{Reason: otherwise, code: s.Code(), err: errors.New(s.Message())}
+}
+
+// ReasonOf returns the reason of an error, or "".
+func ReasonOf(err error) Reason {
+	if e := (*Error)(nil); errors.As(err, &e) {
+		return e.Reason
+	}
+	return ""
+}
+
+// Has reports whether an error has the reason.
+func Has(err error, reason Reason) bool { return err != nil && ReasonOf(err) == reason }
+
+// Message returns the text that the caller would see of an error, or "" for nil.
+func Message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return From(err, Internal).Message()
+}
+
+// IsNotFound reports whether the error's code is NOT_FOUND.
+func IsNotFound(err error) bool { return status.Code(err) == codes.NotFound }
+
+// IsAlreadyExists reports whether the error's code is ALREADY_EXISTS.
+func IsAlreadyExists(err error) bool { return status.Code(err) == codes.AlreadyExists }
+
+// retryable are the codes after which a CO repeats the call. Any other code is final.
+var retryable = []codes.Code{
+	codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted,
+}
+
+// Retryable reports whether a CO repeats the call after the error.
+func Retryable(err error) bool { return slices.Contains(retryable, status.Code(err)) }
+
+// rackToken matches a token of the rack, which is any one word of ASCII characters. In a text that
+// a program has formatted, a quote that is not escaped ends the token.
+var (
+	rackToken       = regexp.MustCompile(`oxide-token-(\\+[!-~]|[!#-\[\]-~])*`)
+	rackTokenAsSent = regexp.MustCompile(`oxide-token-[!-~]*`)
+)
+
+// Plain converts untrusted text to one line of at most about 1000 bytes, valid UTF-8, without
+// tokens, and without marks that change the order of what is shown. The text may come from any
+// server that answered in the rack's place.
+func Plain(text string) string {
+	const most = 1000
+	// Cut first: a token that is cut is still replaced.
+	text = text[:min(len(text), 2*most)]
+	text = rackTokenAsSent.ReplaceAllString(strings.ToValidUTF8(text, "�"), "***")
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
+			return ' '
+		}
+		return r
+	}, text)
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return strings.TrimSpace(text)
+}
+
+// WithoutTokens replaces what looks like a token of the rack with ***.
+func WithoutTokens(text string) string { return rackToken.ReplaceAllString(text, "***") }
+
+// WithoutPath removes the path from an error of the system, because the path is the operator's
+// value.
+func WithoutPath(err error) error {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return err
+}
+
+// OutputTail returns the end of a program's output as one line.
+func OutputTail(output string) string {
+	const most = 300
+	words := strings.Join(strings.Fields(output), " ")
+	if words == "" {
+		return "no output"
+	}
+	if len(words) > most {
+		words = "…" + strings.ToValidUTF8(words[len(words)-most:], "")
+	}
+	return fmt.Sprintf("%q", words)
+}
 
 // Reason is the first word of every error that a CO sees. Dashboards and documentation refer to it;
 // the sentence after it is for people.

@@ -49,8 +49,8 @@ func OK(t *testing.T, err error) {
 	Must(t, err)
 }
 
-// Fails returns the check that a call has failed with the reason, in the sense of Want. The code has
-// to be the reason's own, which docs/reasons.md lists.
+// Fails returns the check that a call has failed with the reason, in the sense of Want. The code
+// has to be the reason's own, which docs/reasons.md lists.
 func Fails(reason csierr.Reason, words ...string) func(*testing.T, error) {
 	own, _ := csierr.Explain(reason)
 	return Coded(own.Code, reason, words...)

@@ -59,7 +59,7 @@ func New(o Options, t *Transport) (*Client, func(), error) {
 		return nil, nil, fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
 	}
 	t.Base = base
-	if _, err := t.Tokens.current(context.Background()); err != nil {
+	if _, err := t.Tokens.get(context.Background(), false); err != nil {
 		return nil, nil, fmt.Errorf("OXIDE_TOKEN_FILE (--token-file): %w", err)
 	}
 	client, err := oxide.NewClient(

@@ -59,7 +59,7 @@ func TestATokenFileThatBlocksDelaysNoCall(t *testing.T) { // D-63
 			path := filepath.Join(t.TempDir(), "token")
 			writeToken(t, path, "one")
 			s := tokenFile(path)
-			if token, err := s.current(t.Context()); token != "one" || err != nil {
+			if token, err := s.get(t.Context(), false); token != "one" || err != nil {
 				t.Fatalf("got %q, %v", token, err)
 			}
 			must(t, s.Fault())
@@ -68,8 +68,8 @@ func TestATokenFileThatBlocksDelaysNoCall(t *testing.T) { // D-63
 			var callers sync.WaitGroup
 			for range 50 {
 				callers.Go(func() {
-					for _, ask := range []func(context.Context) (string, error){s.current, s.refresh} {
-						if token, err := ask(t.Context()); token != "one" || err != nil {
+					for _, force := range []bool{false, true} {
+						if token, err := s.get(t.Context(), force); token != "one" || err != nil {
 							t.Errorf("got %q, %v, want the last token", token, err)
 						}
 					}
@@ -77,7 +77,7 @@ func TestATokenFileThatBlocksDelaysNoCall(t *testing.T) { // D-63
 			}
 			callers.Wait()
 			for range 100 {
-				_, _ = s.current(t.Context())
+				_, _ = s.get(t.Context(), false)
 			}
 			if took := time.Since(start); took > 20*s.Limit {
 				t.Errorf("the callers waited for %s", took)
@@ -100,7 +100,7 @@ func TestACallerThatIsOutOfTimeDoesNotWaitForTheTokenFile(t *testing.T) { // D-6
 	s.Limit = time.Hour
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if token, err := s.current(ctx); err == nil {
+	if token, err := s.get(ctx, false); err == nil {
 		t.Errorf("got %q", token)
 	}
 	if ctx.Err() == nil {
@@ -112,12 +112,12 @@ func TestABlockedTokenFileHasOneReader(t *testing.T) { // D-63
 	path := filepath.Join(t.TempDir(), "token")
 	writeToken(t, path, "one")
 	s := tokenFile(path)
-	if _, err := s.current(t.Context()); err != nil {
+	if _, err := s.get(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	letGo := hungMount(t, path)
 	for range 20 {
-		_, _ = s.refresh(t.Context())
+		_, _ = s.get(t.Context(), true)
 	}
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
@@ -128,7 +128,7 @@ func TestABlockedTokenFileHasOneReader(t *testing.T) { // D-63
 	writeToken(t, path, "two")
 	letGo()
 	csitest.Await(t, "the new token is read", func() bool {
-		token, err := s.current(t.Context())
+		token, err := s.get(t.Context(), false)
 		return token == "two" && err == nil && s.Fault() == nil
 	})
 }
@@ -149,14 +149,14 @@ func TestATokenFileThatCannotBeReadIsAFault(t *testing.T) { // D-63
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := s.current(t.Context()); err != nil {
+			if _, err := s.get(t.Context(), false); err != nil {
 				t.Fatal(err)
 			}
 			if err := s.Fault(); err != nil {
 				t.Fatalf("before: %v", err)
 			}
 			breakFile()
-			if token, err := s.current(t.Context()); token != "one" || err != nil {
+			if token, err := s.get(t.Context(), false); token != "one" || err != nil {
 				t.Errorf("got %q, %v", token, err)
 			}
 			fails(csierr.TokenFileUnreadable)(t, s.Fault())

@@ -38,7 +38,7 @@ type Transport struct {
 // RoundTrip sends one request. It waits for the response to a change for a while after the caller
 // has given up.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	token, err := t.Tokens.current(req.Context())
+	token, err := t.Tokens.get(req.Context(), false)
 	if err != nil {
 		return nil, fmt.Errorf("token file: %w", err)
 	}
@@ -215,7 +215,7 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 // retry returns a copy of the request with its body from the start, and a newer token for it, or
 // nil if there is no such token or the body cannot be sent twice.
 func (t *Transport) retry(req *http.Request, token string) (*http.Request, string) {
-	fresh, err := t.Tokens.refresh(req.Context())
+	fresh, err := t.Tokens.get(req.Context(), true)
 	if err != nil || fresh == token {
 		return nil, ""
 	}
@@ -267,14 +267,9 @@ func (s *TokenSource) renewed() *renewedFile[string] {
 	return s.file
 }
 
-// current returns the token to send. It reads the file again if the file has changed; if that fails
-// it returns the token read last.
-func (s *TokenSource) current(ctx context.Context) (string, error) { return s.get(ctx, false) }
-
-// refresh reads the file again after the rack has refused the token, because the file may have a
-// new token and the same times.
-func (s *TokenSource) refresh(ctx context.Context) (string, error) { return s.get(ctx, true) }
-
+// get returns the token to send. It reads the file again if the file has changed; if that fails it
+// returns the token read last. force reads it after the rack has refused the token, because the file
+// may have a new token and the same times.
 func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	if s.Path == "" {
 		return s.Fixed, nil
