@@ -1,0 +1,416 @@
+package broken
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+// disks are the mutations of creating and deleting disks.
+var disks = []Mutation{
+	{Name: "A22-smaller", Says: "a disk has half the requested size",
+		DriverSays: "EffectUnknown",
+		After: on(func(disk map[string]any) {
+			if size, is := disk["size"].(float64); is {
+				disk["size"] = int64(size) / 2
+			}
+		}, shownDisks...)},
+	{Name: "A22-read-only", Says: "new disks are read-only", DriverSays: "EffectUnknown",
+		After: on(set("read_only", true), shownDisks...)},
+	{Name: "A23-writable", Says: "the rack does not say that a disk is read-only",
+		After: on(set("read_only", false), shownDisks...)},
+	{Name: "A24-detached", Says: "a deletion fails, and leaves the disk renamed and detached",
+		DriverSays: "DiskNotOurs",
+		Before: func(x *Interception) {
+			if d := x.disk(); x.Is("disk_delete") && d.State.State == store.StateDetached &&
+				!strings.HasPrefix(d.Name, "deleted-") {
+				d.Name = "deleted-" + d.ID
+				x.putDisk(d)
+				x.Refuse(500, "Internal", "Internal Server Error")
+			}
+		}},
+	{Name: "A68-name-taken", Says: "the name of a deleted disk stays in use", DriverSays: "DiskBusy",
+		Before: func(x *Interception) {
+			name, _ := x.Sent()["name"].(string)
+			if _, used := usedNames.Load(name); x.Is("disk_create") && used {
+				x.Refuse(400, "ObjectAlreadyExists", "already exists: disk %q", name)
+			}
+			if x.Is("disk_delete") {
+				usedNames.Store(x.disk().Name, true)
+			}
+		}},
+	{Name: "A71-attached", Says: "a deletion detaches an attached disk first",
+		Before: func(x *Interception) {
+			if d := x.disk(); x.Is("disk_delete") && d.State.Instance != "" {
+				x.takeAway(d)
+			}
+		}},
+	{Name: "A25-cut", Says: "a larger disk than 1023 GiB gets 1023 GiB",
+		Before: sends("size", func(size float64) float64 { return min(size, 1023*gibibyte) },
+			"disk_create")},
+	{Name: "A26-small-blocks", Says: "a local disk has blocks of 512 bytes",
+		DriverSays: "EffectUnknown",
+		After: on(func(disk map[string]any) {
+			if disk["disk_type"] == store.TypeLocal {
+				disk["block_size"] = 512
+			}
+		}, shownDisks...)},
+	{Name: "A27-left-behind", Says: "without space, a creation leaves a faulted disk",
+		DriverSays: "DiskFaulted",
+		After: func(x *Interception) {
+			if x.Is("disk_create") && x.Refused(507, "Insufficient capacity: Not enough storage") {
+				x.leaveFaulted()
+			}
+		}},
+	{Name: "A28-name-first", Says: "the name is checked before anything else",
+		Before: func(x *Interception) {
+			if d := x.namesake(); x.Is("disk_create") && d.ID != "" {
+				x.Refuse(400, "ObjectAlreadyExists", "already exists: disk %q", d.Name)
+			}
+		}},
+	{Name: "A29-nothing-counts", Says: "the utilization shows no provisioned storage",
+		After: on(provisioned("storage", 0), "utilization_view")},
+}
+
+// usedNames has the names of deleted disks, for A68-name-taken.
+var usedNames sync.Map
+
+// addStorage changes the provisioned storage without any check.
+func (x *Interception) addStorage(bytes int64) {
+	_ = x.Rack.Records().Update(func(tx *store.Tx) { tx.AddStorage(bytes) })
+}
+
+const gibibyte = 1 << 30
+
+func provisioned(what string, amount int64) func(map[string]any) {
+	return func(body map[string]any) { body["provisioned"].(map[string]any)[what] = amount }
+}
+
+var attachments = []Mutation{
+	{Name: "A16-eight", Says: "an instance takes at most 8 disks, as on racks up to v17",
+		Before: func(x *Interception) {
+			if x.Is("instance_disk_attach") && len(x.disks()) >= 8 {
+				x.Refuse(400, "InvalidRequest", "cannot attach more than 8 disks to instance")
+			}
+		}},
+	{Name: "A17-needs-it-stopped", DriverSays: "InstanceMustBeStopped",
+		Says: "no disk can be attached to a running instance, although the rack can hot-plug",
+		Before: func(x *Interception) {
+			if x.Is("instance_disk_attach") && x.instance().Active() && x.disk().State.Instance == "" {
+				x.Refuse(400, "InvalidRequest", "cannot attach disk: instance is not fully stopped")
+			}
+		}},
+	{Name: "A30-across-projects", Says: "an instance can have a disk of another project",
+		After: func(x *Interception) {
+			if x.Is("instance_disk_attach") && x.Refused(400, "same project") {
+				disk := x.disk()
+				disk.State = store.DiskState{State: store.StateAttached, Instance: x.instance().ID}
+				x.putDisk(disk)
+				x.accept(disk)
+			}
+		}},
+	{Name: "A31-attach-without-effect", DriverSays: "DiskBusy",
+		Says: "an attach answers that the disk is attached, but does not attach it",
+		Before: func(x *Interception) {
+			if disk := x.disk(); x.Is("instance_disk_attach") && disk.State.Instance == "" {
+				disk.State = store.DiskState{State: store.StateAttached, Instance: x.instance().ID}
+				x.accept(disk)
+			}
+		}},
+	{Name: "A31-detach-without-effect", DriverSays: "RackResponseInvalid",
+		Says: "the answer to a detach shows the disk as still attached",
+		Before: func(x *Interception) {
+			if x.Is("instance_disk_detach") {
+				x.accept(x.disk())
+			}
+		}},
+	{Name: "A32-refuses-creating", Says: "an attach of a disk in creating is refused",
+		Before: ofDisk("instance_disk_attach", "creating", 400, "InvalidRequest",
+			"cannot attach disk: invalid state creating")},
+	{Name: "A33-refuses-again",
+		Says: "an attach of a disk that the instance already has is refused",
+		Before: ofDisk("instance_disk_attach", "attached", 400, "InvalidRequest",
+			"cannot attach disk: disk is already attached")},
+	{Name: "A34-takes-it-away", DriverSays: "DiskAttachedElsewhere",
+		Says: "an attach takes the disk from another instance that has it",
+		Before: func(x *Interception) {
+			disk := x.disk()
+			if x.Is("instance_disk_attach") && disk.State.Instance != "" &&
+				!disk.AttachedTo(x.instance().ID) && x.instance().ID != "" {
+				x.takeAway(disk)
+			}
+		}},
+	{Name: "A35-detaches-local", Says: "a local disk can be detached from a running instance",
+		Before: func(x *Interception) {
+			if disk := x.disk(); x.Is("instance_disk_detach") && disk.DiskType == store.TypeLocal {
+				x.accept(x.takeAway(disk))
+			}
+		}},
+	{Name: "A36-refuses-again", Says: "a detach of a detached disk is refused",
+		Before: ofDisk("instance_disk_detach", "detached", 400, "InvalidRequest",
+			"cannot detach disk: disk is not attached")},
+	{Name: "A37-detaches-elsewhere",
+		Says: "a detach ignores which instance the request names",
+		Before: func(x *Interception) {
+			if disk := x.disk(); x.Is("instance_disk_detach") && disk.State.Instance != "" {
+				x.accept(x.takeAway(disk))
+			}
+		}},
+	{Name: "A67-undone", Says: "an attach that answers 503 does nothing",
+		After: func(x *Interception) {
+			if x.Is("instance_disk_attach") && x.Answer.Status == 503 {
+				x.takeAway(x.disk())
+			}
+		}},
+}
+
+// snapshots are the mutations of snapshots, imported disks and images.
+var snapshots = []Mutation{
+	{Name: "A38-faulted", Says: "a new snapshot is shown as faulted", DriverSays: "DiskBusy",
+		After: on(set("state", "faulted"), "snapshot_create")},
+	{Name: "A38-another-disk", Says: "a snapshot is of another disk", DriverSays: "EffectUnknown",
+		After: on(set("disk_id", uuid.Nil.String()), shownSnapshots...)},
+	{Name: "A39-another-code", Says: "a second snapshot of a disk is an internal error",
+		After: reword(409, "volume repair lock", 500, "Internal", "Internal Server Error")},
+	{Name: "A40-default", Says: "a disk from a snapshot has blocks of 512 bytes",
+		After: on(func(disk map[string]any) {
+			if disk["snapshot_id"] != nil {
+				disk["block_size"] = 512
+			}
+		}, shownDisks...)},
+	{Name: "A41-state-first", Says: "a disk's state is checked before a snapshot's name",
+		Before: ofDisk("snapshot_create", store.StateFaulted, 503, "ServiceNotAvailable",
+			"Service Unavailable")},
+	{Name: "A42-invalid", Says: "a faulted disk cannot be snapshotted: 400",
+		After: reword(503, "Service Unavailable", 400, "InvalidRequest",
+			"disk cannot be snapshotted in state \"faulted\"")},
+	{Name: "A43-kept", Says: "a disk with snapshots cannot be deleted", DriverSays: "DiskBusy",
+		Before: func(x *Interception) {
+			if x.Is("disk_delete") && x.snapshotted(x.disk().ID) {
+				x.Refuse(400, "InvalidRequest", "disk cannot be deleted: it has snapshots")
+			}
+		}},
+	{Name: "A44-kind", Says: "the error for a missing image does not name its owner",
+		After: func(x *Interception) {
+			if name := x.Path.Get("image"); x.Refused(404, "-image with name") {
+				x.Refuse(404, "ObjectNotFound", "not found: image with name %q", name)
+			}
+		}},
+	{Name: "A59-blank", Says: "a disk from an unfinished snapshot is blank",
+		DriverSays: "SnapshotNotReady",
+		Before: func(x *Interception) {
+			body := x.Sent()
+			backend, _ := body["disk_backend"].(map[string]any)
+			source, _ := backend["disk_source"].(map[string]any)
+			if id, is := source["snapshot_id"].(string); is && x.Is("disk_create") && x.unfinished(id) {
+				backend["disk_source"] = map[string]any{"type": "blank", "block_size": 512}
+				x.Send(body)
+			}
+		}},
+	{Name: "A90-attached", Says: "a disk can be attached before its import",
+		Before: func(x *Interception) {
+			if d := x.disk(); x.Is("instance_disk_attach") && d.State.State == store.StateImportReady {
+				d.State.State = store.StateDetached
+				x.putDisk(d)
+			}
+		}},
+	{Name: "A91-quota", Says: "an image counts in the quota",
+		After: func(x *Interception) {
+			if x.Succeeded("image_create") {
+				x.addStorage(1 << 30)
+			}
+		}},
+}
+
+func (x *Interception) snapshotted(diskID string) bool {
+	return slices.ContainsFunc(all(x, store.Snapshots),
+		func(s store.SnapshotRecord) bool { return s.DiskID == diskID })
+}
+
+func (x *Interception) unfinished(id string) bool {
+	return slices.ContainsFunc(all(x, store.Snapshots), func(s store.SnapshotRecord) bool {
+		return s.ID == id && s.State == store.SnapshotCreating
+	})
+}
+
+// instances are the mutations of instances and of their networks.
+var instances = []Mutation{
+	{Name: "A20-never-counts", Says: "the CPUs of an instance never count",
+		After: on(provisioned("cpus", 0), "utilization_view")},
+	{Name: "A45-starts-while-stopping", Says: "the start of a stopping instance is accepted",
+		Before: acceptsIn("instance_start", store.RunStopping)},
+	{Name: "A46-stays-failed", Says: "a failed instance stays failed when it is stopped",
+		Before: acceptsIn("instance_stop", store.RunFailed)},
+	{Name: "A47-accepts-stopped", Says: "the reboot of a stopped instance is accepted",
+		Before: acceptsIn("instance_reboot", store.RunStopped)},
+	{Name: "A48-keeps-the-disks", DriverSays: "InstanceNotFound",
+		Says: "the disks of a deleted instance stay attached to it",
+		Before: func(x *Interception) {
+			if !x.Is("instance_delete") {
+				return
+			}
+			attached := x.disks()
+			if x.Answer = x.Carry(); x.Answer.Status < 300 {
+				for _, d := range attached {
+					x.putDisk(d)
+				}
+			}
+		}},
+	{Name: "A49-keeps-what-is-null", Says: "a null in an update keeps the old value",
+		Before: func(x *Interception) {
+			if body := x.Sent(); x.Is("instance_update") && body["auto_restart_policy"] == nil {
+				body["auto_restart_policy"] = x.instance().AutoRestartPolicy
+				x.Send(body)
+			}
+		}},
+	{Name: "A53-stops-while-creating", Says: "the stop of an instance in creating is accepted",
+		Before: acceptsIn("instance_stop", store.StateCreating)},
+	{Name: "A60-detaches", Says: "an instance that fails loses its disks",
+		After: func(x *Interception) {
+			if x.Is("instance_reboot") && x.instance().RunState == store.RunFailed {
+				for _, d := range x.disks() {
+					d.State = store.DiskState{State: store.StateDetached}
+					x.putDisk(d)
+				}
+			}
+		}},
+	{Name: "A50-long-host", Says: "a host name is cut after 253 characters",
+		Before: sends("hostname", func(name string) string { return name[:min(len(name), 253)] },
+			"instance_create")},
+	{Name: "A51-counts", Says: "the disk of an instance that could not be created counts",
+		After: func(x *Interception) {
+			if x.Is("instance_create") && x.Refused(400, "attached to another instance") {
+				x.addStorage(gibibyte)
+			}
+		}},
+	{Name: "A58-is-failed", Says: "a new instance that cannot be started is failed",
+		After: on(set("run_state", store.RunFailed), "instance_create")},
+	{Name: "A66-name-first", Says: "the name of an instance is checked first",
+		Before: func(x *Interception) {
+			name, _ := x.Sent()["name"].(string)
+			if x.Is("instance_create") && slices.ContainsFunc(all(x, store.Instances),
+				func(i store.Instance) bool { return i.Name == name }) {
+				x.Refuse(400, "ObjectAlreadyExists", "already exists: instance %q", name)
+			}
+		}},
+	{Name: "A52-v4-alone", Says: "an interface has IPv4 alone, as on racks up to v18",
+		After: on(func(nic map[string]any) {
+			stack := nic["ip_stack"].(map[string]any)
+			if value := stack["value"].(map[string]any); stack["type"] == "dual_stack" {
+				stack["type"], stack["value"] = "v4", value["v4"]
+			}
+		}, "instance_network_interface_list")},
+	{Name: "A64-two-in-a-subnet", Says: "two interfaces may be in one subnet",
+		Before: func(x *Interception) {
+			body := x.Sent()
+			nics, _ := body["network_interfaces"].(map[string]any)
+			if params, _ := nics["params"].([]any); x.Is("instance_create") && len(params) == 2 {
+				nics["params"] = params[:1]
+				x.Send(body)
+			}
+		}},
+	{Name: "A65-all-ports", Says: "a source NAT address has all ports",
+		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
+			"instance_external_ip_list")},
+}
+
+// guests are the mutations of a guest's view. Most of them change a device immediately after its
+// disk was attached. The next attach creates a correct device again.
+var guests = []Mutation{
+	{Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
+		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",
+		After: plugged(func(disk store.Disk, dir string) error {
+			return os.WriteFile(filepath.Join(dir, "device/serial"), []byte(disk.ID[:20]+"\n"), 0o444)
+		})},
+	{Name: "A54-twice", DriverSays: "DeviceNotUnique",
+		Says:   "a guest sees each disk as two devices with one serial",
+		Before: hideSecond,
+		After: plugged(func(_ store.Disk, dir string) error {
+			return os.CopyFS(second(dir), os.DirFS(dir))
+		})},
+	{Name: "A55-other-serial",
+		Says: "the firmware's serial number is not the instance's UUID",
+		Guests: func(rack *engine.Simulation, broken bool) error {
+			dirs, err := os.ReadDir(rack.Plane().GuestDir(""))
+			for _, dir := range dirs {
+				id := dir.Name()
+				path := filepath.Join(rack.Plane().GuestDir(id), "sys/class/dmi/id/product_serial")
+				if broken {
+					id = uuid.NewSHA1(uuid.NameSpaceOID, []byte(id)).String()
+				}
+				err = errors.Join(err, os.WriteFile(path, []byte(id+"\n"), 0o400))
+			}
+			return err
+		}},
+	{Name: "A56-spaces", Says: "spaces pad the serials, as the NVMe standard says",
+		After: plugged(func(disk store.Disk, dir string) error {
+			padded := (disk.Name + strings.Repeat(" ", 20))[:20] + "\n"
+			return os.WriteFile(filepath.Join(dir, "device/serial"), []byte(padded), 0o444)
+		})},
+	{Name: "A57-comes-again", Says: "a detach removes the guest's other devices and adds them again",
+		After: func(x *Interception) {
+			if !x.Is("instance_disk_detach") {
+				return
+			}
+			for _, disk := range x.disks() {
+				if dir := x.device(disk); dir != "" {
+					_ = os.WriteFile(filepath.Join(dir, "diskseq"), []byte("1000000\n"), 0o444)
+				}
+			}
+		}},
+	{Name: "A69-write-through", Says: "a distributed disk reports no volatile write cache",
+		After: plugged(func(_ store.Disk, dir string) error {
+			return os.WriteFile(filepath.Join(dir, "queue/write_cache"), []byte("write through\n"), 0o444)
+		})},
+}
+
+// device returns the directory of a disk's device in the sysfs of the request's instance, or "".
+func (x *Interception) device(disk store.Disk) string {
+	serials, _ := filepath.Glob(filepath.Join(x.Rack.Plane().GuestDir(x.instance().ID),
+		"sys/block/*/device/serial"))
+	for _, path := range serials {
+		text, err := os.ReadFile(path)
+		serial := strings.TrimRight(string(text), "\x00\n")
+		dir := filepath.Dir(filepath.Dir(path))
+		if err == nil && serial == disk.Name[:min(len(disk.Name), 20)] && !strings.HasSuffix(dir, more) {
+			return dir
+		}
+	}
+	return ""
+}
+
+// more is the suffix of the name of a disk's second device.
+const more = "00n1"
+
+// second returns the directory of the second device for the disk of a device.
+func second(dir string) string { return strings.TrimSuffix(dir, "n1") + more }
+
+// hideSecond removes the second device of a disk before the disk is detached.
+func hideSecond(x *Interception) {
+	if dir := x.device(x.disk()); dir != "" && x.Is("instance_disk_detach") {
+		_ = os.RemoveAll(second(dir))
+	}
+}
+
+// plugged returns a hook that changes a device when its disk has been attached to a running
+// instance.
+func plugged(change func(disk store.Disk, dir string) error) func(*Interception) {
+	return func(x *Interception) {
+		if !x.Is("instance_disk_attach") || x.Answer.Status >= 300 {
+			return
+		}
+		if dir := x.device(x.disk()); dir != "" {
+			if err := change(x.disk(), dir); err != nil {
+				x.Refuse(500, "Internal", "Internal Server Error")
+			}
+		}
+	}
+}
