@@ -61,43 +61,278 @@ func skip(advice, format string, args ...any) report.Line {
 // hotplugLine is the name of the line that only a run can complete.
 const hotplugLine = "hot-plug"
 
-// preflight has a method for each line. A method examines one property of the rack or of this
-// machine, and stores in the job what the run needs to know.
+// preflight is what the lines are asked of.
 type preflight struct{ *job }
+
+// preflightLines examine one property each of the rack or of this machine, and store in the job
+// what the run needs to know.
+var preflightLines = []struct {
+	name string
+	// needed marks a line without which later lines cannot run. If it fails, the preflight ends.
+	needed bool
+	ask    func(preflight, context.Context) report.Line
+}{
+	{"this machine", true, func(p preflight, _ context.Context) report.Line {
+		if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+			return fail("Run it as root, on Linux, in an instance of the rack.", "%s, user ID %d",
+				runtime.GOOS, os.Geteuid())
+		}
+		name, _ := os.Hostname()
+		return pass("%s, root", name)
+	}},
+	{"host", true, func(p preflight, ctx context.Context) report.Line {
+		_, err := p.client.Ping(ctx)
+		switch {
+		case err == nil:
+			return pass("%s answers", p.host)
+		case errors.Is(ctx.Err(), context.Canceled):
+			return fail("", "interrupted")
+		}
+		return fail("OXIDE_HOST names the rack, such as https://silo.sys.example.com; OXIDE_CA_FILE the "+
+			"authority of a private certificate; HTTPS_PROXY and NO_PROXY apply.",
+			"%s does not answer as a rack: %s", p.host, rules.Brief(err))
+	}},
+	{"certificate", false, func(p preflight, ctx context.Context) report.Line {
+		if u, err := url.Parse(p.host); err == nil && u.Scheme == "http" {
+			return warn("Use https: everybody on the way can read the token.", "none: plain HTTP")
+		}
+		var state *tls.ConnectionState
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.client.Host()+"v1/ping", nil)
+		if err == nil {
+			var resp *http.Response
+			if resp, err = p.rack.HTTP().Do(req); err == nil {
+				_ = resp.Body.Close()
+				state = resp.TLS
+			}
+		}
+		if err != nil || state == nil {
+			return fail("", "cannot be read: %v", err)
+		}
+		leaf := state.PeerCertificates[0]
+		left := time.Until(leaf.NotAfter)
+		says := fmt.Sprintf("of %s, valid until %s", leaf.Issuer,
+			leaf.NotAfter.UTC().Format(time.DateOnly))
+		if left < soon {
+			return warn("Renew it: the driver does not speak to a rack with an expired certificate.",
+				"%s: %d days", says, int(left.Hours()/24))
+		}
+		return pass("%s", says)
+	}},
+	{"api-version", false, func(p preflight, ctx context.Context) report.Line {
+		// The client sends this version in every request, and also sent it in the ping, which was
+		// answered.
+		if _, err := p.client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
+			return fail("The rack is older than the driver, or no rack: use a driver of its time.",
+				"%s: %s", rules.APIVersion, rules.Brief(err))
+		}
+		return pass("%s is served", rules.APIVersion)
+	}},
+	{"token", true, func(p preflight, ctx context.Context) report.Line {
+		user, err := p.client.CurrentUserView(ctx)
+		if err != nil {
+			return fail("Set OXIDE_TOKEN, or OXIDE_TOKEN_FILE, to a token of this rack.",
+				"the rack does not let it in: %s", rules.Brief(err))
+		}
+		return pass("is of %s, silo %s", user.DisplayName, user.SiloName)
+	}},
+	// askSimulator asks the rack for a disk with a name that nobody can guess, and demands that the
+	// request is in the admin listener's log: what is switched there is the rack under test.
+	{simulatorLine, true, func(p preflight, ctx context.Context) report.Line {
+		ctx, cancel := context.WithTimeout(ctx, shellTimeout)
+		defer cancel()
+		name := "conf-" + p.id + "-simulator"
+		_, _ = p.client.DiskView(ctx, oxide.DiskViewParams{Project: p.projectName,
+			Disk: oxide.NameOrId(name)}) // there is none
+		log, err := p.admin.Requests(ctx, 0)
+		if err != nil || !slices.ContainsFunc(log, func(r adminapi.Request) bool {
+			return strings.Contains(r.Path, name)
+		}) {
+			return fail("Remove --simulator-admin and $OXIDE_CONFORMANCE_SIMULATOR_ADMIN, or name the "+
+				"listener of the rack under test.", "%s is not the admin listener of %s: it has not heard of "+
+				"a request there (%v)", p.settings.admin, p.host, err)
+		}
+		return pass("%s is the rack's admin listener", p.settings.admin)
+	}},
+	{"token's expiry", false, func(p preflight, ctx context.Context) report.Line {
+		tokens, err := p.client.CurrentUserAccessTokenListAllPages(ctx,
+			oxide.CurrentUserAccessTokenListParams{})
+		if err != nil {
+			return skip("", "the rack does not tell: %s", rules.Brief(err))
+		}
+		var first *time.Time
+		for _, token := range tokens {
+			if at := token.TimeExpires; at != nil && (first == nil || at.Before(*first)) {
+				first = at
+			}
+		}
+		switch {
+		case first == nil:
+			return pass("none of the user's %d tokens expires", len(tokens))
+		case time.Until(*first) < soon:
+			return warn("The rack does not tell which token is in use. If it is this one, renew it, and "+
+				"give it to the driver as a file (OXIDE_TOKEN_FILE), which is read again.",
+				"the first of the user's %d tokens expires on %s", len(tokens),
+				first.UTC().Format(time.DateTime))
+		}
+		return pass("the first of the user's %d tokens expires on %s", len(tokens),
+			first.UTC().Format(time.DateOnly))
+	}},
+	{"project", true, func(p preflight, ctx context.Context) report.Line {
+		project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.projectName})
+		if err != nil {
+			return fail("Set OXIDE_PROJECT to the project of this instance.", "%s: %s", p.project,
+				rules.Brief(err))
+		}
+		return pass("%s (%s)", project.Name, project.Id)
+	}},
+	{"role", false, preflight.askRole},
+	{"quota", false, func(p preflight, ctx context.Context) report.Line {
+		u, err := p.client.UtilizationView(ctx)
+		if err != nil {
+			return warn("", "the rack does not tell: %s", rules.Brief(err))
+		}
+		left := (int64(u.Capacity.Storage) - int64(u.Provisioned.Storage)) / harness.GiB
+		want := needOf(p.selected())
+		says := fmt.Sprintf("%d GiB of storage left in the silo; the run has at most %d GiB at one time",
+			left, want.gib)
+		least, budget := leastOf(p.selected()), p.settings.budget
+		if left < least.gib {
+			return fail("Free that much, have the quota raised, or leave parts out (--only).", "%s", says)
+		}
+		if least.gib > budget.gib || least.objects > budget.objects {
+			return fail("Raise --budget, or leave parts out (--only).", "the run needs %s at one time, "+
+				"and --budget allows %s", least, budget)
+		}
+		if missing := want.gib - min(left, budget.gib); missing > 0 {
+			return warn("Free that much, or raise the quota and --budget.", "%s; what needs more than "+
+				"there is, up to %d GiB more, is not tested", says, missing)
+		}
+		return pass("%s", says)
+	}},
+	{"this instance", true, func(p preflight, ctx context.Context) report.Line {
+		id, err := p.firmwareID()
+		if err != nil {
+			return fail("Run it in an instance of the rack. In a container, show it the instance's /sys.",
+				"the firmware does not tell the instance: %s", err)
+		}
+		p.here, err = p.find(ctx, id)
+		if err != nil {
+			return fail("Set OXIDE_HOST to the rack of this instance, and OXIDE_PROJECT to its project: a "+
+				"disk is attached within its project only.", "the firmware says %s; the rack: %s", id, err)
+		}
+		p.rack.Here = &rules.GuestFiles{ID: id, Sys: os.DirFS(p.sysfsRoot)}
+		p.report.Run.Instance = string(p.here.Name)
+		return pass("%s (%s), %s", p.here.Name, id, p.here.RunState)
+	}},
+	{"room for disks", false, func(p preflight, ctx context.Context) report.Line {
+		disks, err := p.client.InstanceDiskListAllPages(ctx,
+			oxide.InstanceDiskListParams{Instance: oxide.NameOrId(p.here.Id)})
+		if err != nil {
+			return warn("", "the rack does not tell: %s", rules.Brief(err))
+		}
+		if diskLimit-len(disks) < roomNeeded {
+			return fail("Detach some, or run it in another instance.", "this instance has %d disks, of at "+
+				"most %d; the run attaches %d", len(disks), diskLimit, roomNeeded)
+		}
+		return pass("this instance has %d disks, of at most %d", len(disks), diskLimit)
+	}},
+	{"second instance", false, func(p preflight, ctx context.Context) (f report.Line) {
+		if p.settings.second == "" {
+			return skip("Volumes are not moved. Name another instance with --second and --second-shell.",
+				"none is named")
+		}
+		p.second, f = p.another(ctx, p.settings.second, oxide.InstanceStateRunning, "start")
+		if p.second == nil {
+			return f
+		}
+		p.report.Run.Second = string(p.second.Name)
+		return askShell(ctx, "--second-shell", p.secondShell, p.second)
+	}},
+	{"helper", false, func(p preflight, ctx context.Context) (f report.Line) {
+		if p.settings.helper == "" {
+			return skip("A rack without hot-plug is tested further with a stopped instance: --helper, "+
+				"--guest-shell.", "none is named")
+		}
+		p.helper, f = p.another(ctx, p.settings.helper, oxide.InstanceStateStopped, "stop")
+		if p.helper == nil {
+			return f
+		}
+		p.report.Run.Helper = string(p.helper.Name)
+		if p.guestShell == "" {
+			return warn("Its inside is not looked at. Give a command that reaches it: --guest-shell.",
+				"%s (%s) is stopped", p.helper.Name, p.helper.Id)
+		}
+		return pass("%s (%s) is stopped", p.helper.Name, p.helper.Id)
+	}},
+	{"tools", false, func(p preflight, _ context.Context) report.Line {
+		var missing []string
+		for _, part := range p.selected() {
+			for _, tool := range parts[part].tools {
+				if _, err := exec.LookPath(tool); err != nil && !slices.Contains(missing, tool) {
+					missing = append(missing, tool)
+				}
+			}
+		}
+		if len(missing) > 0 {
+			return fail("Install e2fsprogs, xfsprogs, btrfs-progs and util-linux, or leave parts out "+
+				"(--only).", "missing: %s", strings.Join(missing, ", "))
+		}
+		return pass("all there")
+	}},
+	{"kernel", false, func(p preflight, _ context.Context) report.Line {
+		release, err := guest.KernelRelease()
+		switch {
+		case err != nil:
+			return warn("", "%s", err)
+		case !guest.HasMountSetattr():
+			return fail("The driver needs Linux 5.12 or newer.", "Linux %s", release)
+		}
+		return pass("Linux %s", release)
+	}},
+	{hotplugLine, false, func(p preflight, _ context.Context) report.Line {
+		return skip("A run finds out first of all, with one disk of 1 GiB.",
+			"not tried: a preflight makes nothing")
+	}},
+	{"latency", false, func(p preflight, ctx context.Context) report.Line {
+		var took []time.Duration
+		for range 7 {
+			began := time.Now()
+			if _, err := p.client.ProjectView(ctx,
+				oxide.ProjectViewParams{Project: p.projectName}); err != nil {
+				return fail("", "%s", rules.Brief(err))
+			}
+			took = append(took, time.Since(began))
+		}
+		slices.Sort(took)
+		p.latency = took[len(took)/2]
+		says := fmt.Sprintf("a request takes %s, at most %s", p.latency.Round(100*time.Microsecond),
+			took[len(took)-1].Round(100*time.Microsecond))
+		if p.latency > time.Second {
+			return warn("The run will take long.", "%s", says)
+		}
+		return pass("%s", says)
+	}},
+	{"dead runs", false, func(p preflight, ctx context.Context) report.Line {
+		all, err := p.inventory(ctx)
+		if err != nil {
+			return warn("", "%s", err)
+		}
+		if runs := runsIn(all); len(runs) > 0 {
+			return warn("See what, and remove it: oxide-conformance clean", "%d earlier runs have left "+
+				"something", len(runs))
+		}
+		return pass("nothing is left of any")
+	}},
+}
 
 // preflight runs every line and prints it. It reports whether a run may begin.
 func (w *job) preflight(ctx context.Context) bool {
-	may, p := true, preflight{w}
-	for _, line := range []struct {
-		name string
-		ask  func(context.Context) report.Line
-		// needed marks a line without which later lines cannot run. If it fails, the preflight ends.
-		needed bool
-	}{
-		{"this machine", p.askMachine, true},
-		{"host", p.askHost, true},
-		{"certificate", p.askCertificate, false},
-		{"api-version", p.askVersion, false},
-		{"token", p.askToken, true},
-		{simulatorLine, p.askSimulator, true},
-		{"token's expiry", p.askExpiry, false},
-		{"project", p.askProject, true},
-		{"role", p.askRole, false},
-		{"quota", p.askQuota, false},
-		{"this instance", p.askHere, true},
-		{"room for disks", p.askRoom, false},
-		{"second instance", p.askSecond, false},
-		{"helper", p.askHelper, false},
-		{"tools", p.askTools, false},
-		{"kernel", p.askKernel, false},
-		{hotplugLine, p.askHotplug, false},
-		{"latency", p.askLatency, false},
-		{"dead runs", p.askDeadRuns, false},
-	} {
+	may := true
+	for _, line := range preflightLines {
 		if line.name == simulatorLine && w.admin == nil {
 			continue
 		}
-		f := line.ask(ctx)
+		f := line.ask(preflight{w}, ctx)
 		f.Name = line.name
 		w.report.Preflight = append(w.report.Preflight, f)
 		w.say("%-5s %-16s %s", f.Status, line.name, f.Found)
@@ -112,131 +347,10 @@ func (w *job) preflight(ctx context.Context) bool {
 	return may
 }
 
-func (p preflight) askMachine(context.Context) report.Line {
-	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
-		return fail("Run it as root, on Linux, in an instance of the rack.", "%s, user ID %d",
-			runtime.GOOS, os.Geteuid())
-	}
-	name, _ := os.Hostname()
-	return pass("%s, root", name)
-}
-
-func (p preflight) askHost(ctx context.Context) report.Line {
-	_, err := p.client.Ping(ctx)
-	switch {
-	case err == nil:
-		return pass("%s answers", p.host)
-	case errors.Is(ctx.Err(), context.Canceled):
-		return fail("", "interrupted")
-	}
-	return fail("OXIDE_HOST names the rack, such as https://silo.sys.example.com; OXIDE_CA_FILE the "+
-		"authority of a private certificate; HTTPS_PROXY and NO_PROXY apply.",
-		"%s does not answer as a rack: %s", p.host, rules.Brief(err))
-}
-
 // soon is the time before the expiry of a certificate or a token at which the preflight warns.
 const soon = 30 * 24 * time.Hour
 
-func (p preflight) askCertificate(ctx context.Context) report.Line {
-	if u, err := url.Parse(p.host); err == nil && u.Scheme == "http" {
-		return warn("Use https: everybody on the way can read the token.", "none: plain HTTP")
-	}
-	var state *tls.ConnectionState
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.client.Host()+"v1/ping", nil)
-	if err == nil {
-		var resp *http.Response
-		if resp, err = p.rack.HTTP().Do(req); err == nil {
-			_ = resp.Body.Close()
-			state = resp.TLS
-		}
-	}
-	if err != nil || state == nil {
-		return fail("", "cannot be read: %v", err)
-	}
-	leaf := state.PeerCertificates[0]
-	left := time.Until(leaf.NotAfter)
-	says := fmt.Sprintf("of %s, valid until %s", leaf.Issuer,
-		leaf.NotAfter.UTC().Format(time.DateOnly))
-	if left < soon {
-		return warn("Renew it: the driver does not speak to a rack with an expired certificate.",
-			"%s: %d days", says, int(left.Hours()/24))
-	}
-	return pass("%s", says)
-}
-
-func (p preflight) askVersion(ctx context.Context) report.Line {
-	// The client sends this version in every request, and also sent it in the ping, which was
-	// answered.
-	if _, err := p.client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
-		return fail("The rack is older than the driver, or no rack: use a driver of its time.",
-			"%s: %s", rules.APIVersion, rules.Brief(err))
-	}
-	return pass("%s is served", rules.APIVersion)
-}
-
-func (p preflight) askToken(ctx context.Context) report.Line {
-	user, err := p.client.CurrentUserView(ctx)
-	if err != nil {
-		return fail("Set OXIDE_TOKEN, or OXIDE_TOKEN_FILE, to a token of this rack.",
-			"the rack does not let it in: %s", rules.Brief(err))
-	}
-	return pass("is of %s, silo %s", user.DisplayName, user.SiloName)
-}
-
 const simulatorLine = "simulator"
-
-// askSimulator asks the rack for a disk with a name that nobody can guess, and demands that the
-// request is in the admin listener's log: what is switched there is the rack under test.
-func (p preflight) askSimulator(ctx context.Context) report.Line {
-	ctx, cancel := context.WithTimeout(ctx, shellTimeout)
-	defer cancel()
-	name := "conf-" + p.id + "-simulator"
-	_, _ = p.client.DiskView(ctx, oxide.DiskViewParams{Project: p.projectName,
-		Disk: oxide.NameOrId(name)}) // there is none
-	log, err := p.admin.Requests(ctx, 0)
-	if err != nil || !slices.ContainsFunc(log, func(r adminapi.Request) bool {
-		return strings.Contains(r.Path, name)
-	}) {
-		return fail("Remove --simulator-admin and $OXIDE_CONFORMANCE_SIMULATOR_ADMIN, or name the "+
-			"listener of the rack under test.", "%s is not the admin listener of %s: it has not heard of "+
-			"a request there (%v)", p.settings.admin, p.host, err)
-	}
-	return pass("%s is the rack's admin listener", p.settings.admin)
-}
-
-func (p preflight) askExpiry(ctx context.Context) report.Line {
-	tokens, err := p.client.CurrentUserAccessTokenListAllPages(ctx,
-		oxide.CurrentUserAccessTokenListParams{})
-	if err != nil {
-		return skip("", "the rack does not tell: %s", rules.Brief(err))
-	}
-	var first *time.Time
-	for _, token := range tokens {
-		if at := token.TimeExpires; at != nil && (first == nil || at.Before(*first)) {
-			first = at
-		}
-	}
-	switch {
-	case first == nil:
-		return pass("none of the user's %d tokens expires", len(tokens))
-	case time.Until(*first) < soon:
-		return warn("The rack does not tell which token is in use. If it is this one, renew it, and "+
-			"give it to the driver as a file (OXIDE_TOKEN_FILE), which is read again.",
-			"the first of the user's %d tokens expires on %s", len(tokens),
-			first.UTC().Format(time.DateTime))
-	}
-	return pass("the first of the user's %d tokens expires on %s", len(tokens),
-		first.UTC().Format(time.DateOnly))
-}
-
-func (p preflight) askProject(ctx context.Context) report.Line {
-	project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.projectName})
-	if err != nil {
-		return fail("Set OXIDE_PROJECT to the project of this instance.", "%s: %s", p.project,
-			rules.Brief(err))
-	}
-	return pass("%s (%s)", project.Name, project.Id)
-}
 
 // askRole sends a request for a disk without a size. A rack refuses it: either the role or the
 // size is missing.
@@ -258,65 +372,12 @@ func (p preflight) askRole(ctx context.Context) report.Line {
 		rules.Brief(err))
 }
 
-func (p preflight) askQuota(ctx context.Context) report.Line {
-	u, err := p.client.UtilizationView(ctx)
-	if err != nil {
-		return warn("", "the rack does not tell: %s", rules.Brief(err))
-	}
-	left := (int64(u.Capacity.Storage) - int64(u.Provisioned.Storage)) / harness.GiB
-	want := needOf(p.selected())
-	says := fmt.Sprintf("%d GiB of storage left in the silo; the run has at most %d GiB at one time",
-		left, want.gib)
-	least, budget := leastOf(p.selected()), p.settings.budget
-	if left < least.gib {
-		return fail("Free that much, have the quota raised, or leave parts out (--only).", "%s", says)
-	}
-	if least.gib > budget.gib || least.objects > budget.objects {
-		return fail("Raise --budget, or leave parts out (--only).", "the run needs %s at one time, "+
-			"and --budget allows %s", least, budget)
-	}
-	if missing := want.gib - min(left, budget.gib); missing > 0 {
-		return warn("Free that much, or raise the quota and --budget.", "%s; what needs more than there "+
-			"is, up to %d GiB more, is not tested", says, missing)
-	}
-	return pass("%s", says)
-}
-
-func (p preflight) askHere(ctx context.Context) report.Line {
-	id, err := p.firmwareID()
-	if err != nil {
-		return fail("Run it in an instance of the rack. In a container, show it the instance's /sys.",
-			"the firmware does not tell the instance: %s", err)
-	}
-	p.here, err = p.find(ctx, id)
-	if err != nil {
-		return fail("Set OXIDE_HOST to the rack of this instance, and OXIDE_PROJECT to its project: a "+
-			"disk is attached within its project only.", "the firmware says %s; the rack: %s", id, err)
-	}
-	p.rack.Here = &rules.GuestFiles{ID: id, Sys: os.DirFS(p.sysfsRoot)}
-	p.report.Run.Instance = string(p.here.Name)
-	return pass("%s (%s), %s", p.here.Name, id, p.here.RunState)
-}
-
 // diskLimit is the number of disks that an instance may have (A16). roomNeeded is the number of
 // disks that the run attaches at one time.
 const (
 	diskLimit  = 12
 	roomNeeded = 4
 )
-
-func (p preflight) askRoom(ctx context.Context) report.Line {
-	disks, err := p.client.InstanceDiskListAllPages(ctx,
-		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(p.here.Id)})
-	if err != nil {
-		return warn("", "the rack does not tell: %s", rules.Brief(err))
-	}
-	if diskLimit-len(disks) < roomNeeded {
-		return fail("Detach some, or run it in another instance.", "this instance has %d disks, of at "+
-			"most %d; the run attaches %d", len(disks), diskLimit, roomNeeded)
-	}
-	return pass("this instance has %d disks, of at most %d", len(disks), diskLimit)
-}
 
 // another finds an instance that the run may stop. It demands that the instance is in a state.
 func (p preflight) another(ctx context.Context, named string, want oxide.InstanceState,
@@ -333,36 +394,6 @@ func (p preflight) another(ctx context.Context, named string, want oxide.Instanc
 		return nil, fail("Name an instance that nobody else uses.", "%s", err)
 	}
 	return instance, report.Line{}
-}
-
-func (p preflight) askSecond(ctx context.Context) (f report.Line) {
-	if p.settings.second == "" {
-		return skip("Volumes are not moved. Name another instance with --second and --second-shell.",
-			"none is named")
-	}
-	p.second, f = p.another(ctx, p.settings.second, oxide.InstanceStateRunning, "start")
-	if p.second == nil {
-		return f
-	}
-	p.report.Run.Second = string(p.second.Name)
-	return askShell(ctx, "--second-shell", p.secondShell, p.second)
-}
-
-func (p preflight) askHelper(ctx context.Context) (f report.Line) {
-	if p.settings.helper == "" {
-		return skip("A rack without hot-plug is tested further with a stopped instance: --helper, "+
-			"--guest-shell.", "none is named")
-	}
-	p.helper, f = p.another(ctx, p.settings.helper, oxide.InstanceStateStopped, "stop")
-	if p.helper == nil {
-		return f
-	}
-	p.report.Run.Helper = string(p.helper.Name)
-	if p.guestShell == "" {
-		return warn("Its inside is not looked at. Give a command that reaches it: --guest-shell.",
-			"%s (%s) is stopped", p.helper.Name, p.helper.Id)
-	}
-	return pass("%s (%s) is stopped", p.helper.Name, p.helper.Id)
 }
 
 // shellTimeout limits how long a command takes to answer through a shell.
@@ -396,68 +427,4 @@ func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance)
 	}
 	return pass("%s (%s), reached as root; the checks of data stop it hard and start it again",
 		instance.Name, instance.Id)
-}
-
-func (p preflight) askTools(context.Context) report.Line {
-	var missing []string
-	for _, part := range p.selected() {
-		for _, tool := range parts[part].tools {
-			if _, err := exec.LookPath(tool); err != nil && !slices.Contains(missing, tool) {
-				missing = append(missing, tool)
-			}
-		}
-	}
-	if len(missing) > 0 {
-		return fail("Install e2fsprogs, xfsprogs, btrfs-progs and util-linux, or leave parts out "+
-			"(--only).", "missing: %s", strings.Join(missing, ", "))
-	}
-	return pass("all there")
-}
-
-func (p preflight) askKernel(context.Context) report.Line {
-	release, err := guest.KernelRelease()
-	switch {
-	case err != nil:
-		return warn("", "%s", err)
-	case !guest.HasMountSetattr():
-		return fail("The driver needs Linux 5.12 or newer.", "Linux %s", release)
-	}
-	return pass("Linux %s", release)
-}
-
-func (p preflight) askHotplug(context.Context) report.Line {
-	return skip("A run finds out first of all, with one disk of 1 GiB.",
-		"not tried: a preflight makes nothing")
-}
-
-func (p preflight) askLatency(ctx context.Context) report.Line {
-	var took []time.Duration
-	for range 7 {
-		began := time.Now()
-		if _, err := p.client.ProjectView(ctx,
-			oxide.ProjectViewParams{Project: p.projectName}); err != nil {
-			return fail("", "%s", rules.Brief(err))
-		}
-		took = append(took, time.Since(began))
-	}
-	slices.Sort(took)
-	p.latency = took[len(took)/2]
-	says := fmt.Sprintf("a request takes %s, at most %s", p.latency.Round(100*time.Microsecond),
-		took[len(took)-1].Round(100*time.Microsecond))
-	if p.latency > time.Second {
-		return warn("The run will take long.", "%s", says)
-	}
-	return pass("%s", says)
-}
-
-func (p preflight) askDeadRuns(ctx context.Context) report.Line {
-	all, err := p.inventory(ctx)
-	if err != nil {
-		return warn("", "%s", err)
-	}
-	if runs := runsIn(all); len(runs) > 0 {
-		return warn("See what, and remove it: oxide-conformance clean", "%d earlier runs have left "+
-			"something", len(runs))
-	}
-	return pass("nothing is left of any")
 }

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -38,30 +39,127 @@ type Kind struct {
 	// room, if it is not 0, is the free part of the silo's quota.
 	room int64
 	// alter answers a request. If it is nil, the rack's own answer is returned.
-	alter func(*proxy, http.ResponseWriter, *http.Request)
+	alter func(*proxy, *http.Request) answer
 }
 
 // Kinds lists every alteration.
 func Kinds() []Kind {
 	return []Kind{
-		{Name: "late", Says: "a change is answered 100 ms after its effect", alter: late},
+		{Name: "late", Says: "a change is answered 100 ms after its effect",
+			alter: func(p *proxy, r *http.Request) answer {
+				if r.Method != http.MethodGet {
+					defer linger(r, lateness)
+				}
+				return p.forward(r)
+			}},
 		{Name: "ready-early", Says: "a snapshot is ready when it is first seen, and answered later",
-			alter: readyEarly},
-		{Name: "slow", Says: "each answer takes 20 ms more, and comes in pieces", alter: slow},
-		{Name: "limited", Says: "more than 20 requests in a second are answered 429", alter: limited},
-		{Name: "unavailable", Says: "one request in a hundred is answered 503", alter: unavailable},
+			alter: func(p *proxy, r *http.Request) answer {
+				switch {
+				case !strings.HasPrefix(r.URL.Path, "/v1/snapshots"):
+				case r.Method != http.MethodPost:
+					p.taking.RLock()
+					defer p.taking.RUnlock()
+				default:
+					defer linger(r, lateness)
+					p.taking.Lock()
+					defer p.taking.Unlock()
+				}
+				return p.forward(r)
+			}},
+		{Name: "slow", Says: "each answer takes 20 ms more, and comes in pieces",
+			alter: func(p *proxy, r *http.Request) answer {
+				a := p.forward(r)
+				a.slowly = true
+				return a
+			}},
+		{Name: "limited", Says: "more than 20 requests in a second are answered 429",
+			alter: func(p *proxy, r *http.Request) answer {
+				wait := p.pass(20)
+				if wait == 0 {
+					return p.forward(r)
+				}
+				seconds := int((wait + time.Second - 1) / time.Second)
+				return answer{status: http.StatusTooManyRequests, body: []byte("Too Many Requests\n"),
+					header: http.Header{"Retry-After": {strconv.Itoa(seconds)}}}
+			}},
+		{Name: "unavailable", Says: "one request in a hundred is answered 503",
+			alter: func(p *proxy, r *http.Request) answer {
+				if !p.strikes() {
+					return p.forward(r)
+				}
+				id := uuid.NewString()
+				return answer{status: http.StatusServiceUnavailable,
+					header: http.Header{"X-Request-Id": {id}}, body: fmt.Appendf(nil, `{"request_id":%q,`+
+						`"error_code":"ServiceNotAvailable","message":"Service Unavailable"}`, id)}
+			}},
 		{Name: "reset-before", Says: "one connection in a hundred is reset before the effect",
-			alter: reset(false)},
+			alter: func(p *proxy, r *http.Request) answer {
+				if p.strikes() {
+					panic(http.ErrAbortHandler)
+				}
+				return p.forward(r)
+			}},
 		{Name: "reset-after", Says: "one connection in a hundred is reset after the effect",
-			alter: reset(true)},
-		{Name: "away", Says: "the rack cannot be reached for 3 s, now and then", alter: away},
-		{Name: "restarted", Says: "the rack's API is restarted, now and then", alter: restarted},
+			alter: func(p *proxy, r *http.Request) answer {
+				a := p.forward(r)
+				if p.strikes() {
+					panic(http.ErrAbortHandler)
+				}
+				return a
+			}},
+		{Name: "away", Says: "the rack cannot be reached for 3 s, now and then",
+			alter: func(p *proxy, r *http.Request) answer {
+				if p.leave(func() time.Duration { return 3 * time.Second }) {
+					panic(http.ErrAbortHandler)
+				}
+				return p.forward(r)
+			}},
+		{Name: "restarted", Says: "the rack's API is restarted, now and then",
+			alter: func(p *proxy, r *http.Request) answer {
+				p.leave(func() time.Duration {
+					p.rack.Kill()
+					if err := p.rack.Start(context.WithoutCancel(r.Context())); err != nil {
+						panic(err) // the test's rack is broken
+					}
+					p.next.CloseIdleConnections() // they lead to the rack that was killed
+					return 0
+				})
+				return p.forward(r)
+			}},
 		{Name: "twins", Says: "two runs check the rack at once", more: 1},
 		{Name: "busy", Says: "others make and delete disks, snapshots and instances", busy: true},
-		{Name: "no-request-id", Says: "a proxy removes x-request-id", alter: withoutID},
-		{Name: "redirect", Says: "the rack is at another address now", alter: redirect},
-		{Name: "unknown-fields", Says: "objects have fields of another release", alter: unknownFields},
-		{Name: "clock-skew", Says: "the rack's clock is an hour behind", alter: skewed},
+		{Name: "no-request-id", Says: "a proxy removes x-request-id",
+			alter: func(p *proxy, r *http.Request) answer {
+				a := p.forward(r)
+				a.header.Del("X-Request-Id")
+				return a
+			}},
+		{Name: "redirect", Says: "the rack is at another address now",
+			alter: func(p *proxy, r *http.Request) answer {
+				return answer{status: http.StatusPermanentRedirect, header: http.Header{
+					"Location": {strings.TrimSuffix(p.host.String(), "/") + r.RequestURI}}}
+			}},
+		{Name: "unknown-fields", Says: "objects have fields of another release",
+			alter: func(p *proxy, r *http.Request) answer {
+				return edited(p.forward(r), func(object map[string]any) {
+					object["of_another_release"] = map[string]any{"list": []int{1}, "text": "new"}
+				})
+			}},
+		{Name: "clock-skew", Says: "the rack's clock is an hour behind",
+			alter: func(p *proxy, r *http.Request) answer {
+				a := edited(p.forward(r), func(object map[string]any) {
+					for name, value := range object {
+						text, is := value.(string)
+						if at, err := time.Parse(time.RFC3339Nano, text); is && err == nil &&
+							strings.HasPrefix(name, "time_") {
+							object[name] = strings.Replace(text, at.Format("2006-01-02T15"),
+								at.Add(-time.Hour).Format("2006-01-02T15"), 1)
+						}
+					}
+				})
+				a.header.Set("Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat))
+				return a
+			}},
 		{Name: "near-quota", Says: "3 GiB of the silo's quota are left", room: 3 * harness.GiB},
 	}
 }
@@ -87,43 +185,12 @@ type proxy struct {
 	recent []time.Time
 }
 
-// front puts an alteration in front of a rack. The caller sends its requests to the returned
-// server, and ends it with Close.
-func front(ctx context.Context, rack *harness.Rack, k Kind, seed uint64) (*httptest.Server, error) {
-	transport, err := harness.Transport(rack.CA)
-	if err != nil {
-		return nil, err
-	}
-	if k.room > 0 {
-		state, err := rack.Admin.State(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if err := rack.Admin.Switch(ctx,
-			map[string]any{"quota_bytes": state.StorageBytes + k.room}); err != nil {
-			return nil, err
-		}
-	}
-	host, err := url.Parse(rack.URL)
-	if err != nil {
-		return nil, fmt.Errorf("read the rack's address: %w", err)
-	}
-	// A handshake costs more than most requests.
-	transport.DisableKeepAlives, transport.IdleConnTimeout = false, 3*time.Second
-	p := &proxy{rack: rack, host: host, next: transport, rand: rand.New(rand.NewPCG(seed, seed))}
-	p.awayNext = 20 + p.rand.IntN(60)
-	if k.alter == nil {
-		k.alter = func(p *proxy, w http.ResponseWriter, r *http.Request) { send(w, p.forward(r)) }
-	}
-	return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		k.alter(p, w, r)
-	})), nil
-}
-
 type answer struct {
 	status int
 	header http.Header
 	body   []byte
+	// slowly sends the body in pieces.
+	slowly bool
 }
 
 // forward sends the request to the rack. If the rack does not answer, it resets the caller's
@@ -145,27 +212,28 @@ func (p *proxy) forward(r *http.Request) answer {
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
-	return answer{resp.StatusCode, resp.Header, body}
+	return answer{status: resp.StatusCode, header: resp.Header, body: body}
 }
 
-func send(w http.ResponseWriter, a answer) {
-	for name, values := range a.header {
-		w.Header()[name] = values
-	}
+func (a answer) send(w http.ResponseWriter, r *http.Request) {
+	maps.Copy(w.Header(), a.header)
 	w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
 	if a.status == http.StatusNoContent {
 		w.Header().Del("Content-Length")
 	}
 	w.WriteHeader(a.status)
-	_, _ = w.Write(a.body) // the caller may be gone
-}
-
-func late(p *proxy, w http.ResponseWriter, r *http.Request) {
-	a := p.forward(r)
-	if r.Method != http.MethodGet {
-		linger(r, lateness)
+	const pause, pieces = 5 * time.Millisecond, 4
+	for i := range pieces {
+		if !a.slowly {
+			break
+		}
+		linger(r, pause)
+		n := len(a.body) / (pieces - i)
+		_, _ = w.Write(a.body[:n]) // the caller may be gone
+		a.body = a.body[n:]
+		_ = http.NewResponseController(w).Flush()
 	}
-	send(w, a)
+	_, _ = w.Write(a.body)
 }
 
 // linger makes a caller wait.
@@ -175,54 +243,6 @@ func linger(r *http.Request, pause time.Duration) {
 }
 
 const lateness = 100 * time.Millisecond
-
-func readyEarly(p *proxy, w http.ResponseWriter, r *http.Request) {
-	if !strings.HasPrefix(r.URL.Path, "/v1/snapshots") {
-		send(w, p.forward(r))
-		return
-	}
-	if r.Method != http.MethodPost {
-		p.taking.RLock()
-		defer p.taking.RUnlock()
-		send(w, p.forward(r))
-		return
-	}
-	a := func() answer {
-		p.taking.Lock()
-		defer p.taking.Unlock()
-		return p.forward(r)
-	}()
-	linger(r, lateness)
-	send(w, a)
-}
-
-func slow(p *proxy, w http.ResponseWriter, r *http.Request) {
-	const pause, pieces = 5 * time.Millisecond, 4
-	a := p.forward(r)
-	rest := a.body
-	for name, values := range a.header {
-		w.Header()[name] = values
-	}
-	w.WriteHeader(a.status)
-	for i := range pieces {
-		linger(r, pause)
-		n := len(rest) / (pieces - i)
-		_, _ = w.Write(rest[:n]) // the caller may be gone
-		rest = rest[n:]
-		_ = http.NewResponseController(w).Flush()
-	}
-}
-
-func limited(p *proxy, w http.ResponseWriter, r *http.Request) {
-	const most = 20
-	if wait := p.pass(most); wait > 0 {
-		seconds := int((wait + time.Second - 1) / time.Second)
-		w.Header().Set("Retry-After", strconv.Itoa(seconds))
-		http.Error(w, "Too Many Requests", http.StatusTooManyRequests)
-		return
-	}
-	send(w, p.forward(r))
-}
 
 // pass counts a request. If there were too many in a second, it returns how long the caller must
 // wait.
@@ -247,33 +267,6 @@ func (p *proxy) strikes() bool {
 	return p.rand.IntN(100) == 0
 }
 
-func unavailable(p *proxy, w http.ResponseWriter, r *http.Request) {
-	if !p.strikes() {
-		send(w, p.forward(r))
-		return
-	}
-	id := uuid.NewString()
-	w.Header().Set("X-Request-Id", id)
-	w.WriteHeader(http.StatusServiceUnavailable)
-	_, _ = fmt.Fprintf(w, `{"request_id":%q,"error_code":"ServiceNotAvailable",`+
-		`"message":"Service Unavailable"}`, id) // the caller may be gone
-}
-
-// reset resets one connection in a hundred, before the effect of its request or after it.
-func reset(after bool) func(*proxy, http.ResponseWriter, *http.Request) {
-	return func(p *proxy, w http.ResponseWriter, r *http.Request) {
-		strikes := p.strikes()
-		if strikes && !after {
-			panic(http.ErrAbortHandler)
-		}
-		a := p.forward(r)
-		if strikes {
-			panic(http.ErrAbortHandler)
-		}
-		send(w, a)
-	}
-}
-
 // absence is the average number of requests between two absences of the rack.
 const absence = 300
 
@@ -287,57 +280,6 @@ func (p *proxy) leave(gone func() time.Duration) bool {
 		p.backAt = time.Now().Add(gone())
 	}
 	return time.Now().Before(p.backAt)
-}
-
-func away(p *proxy, w http.ResponseWriter, r *http.Request) {
-	if p.leave(func() time.Duration { return 3 * time.Second }) {
-		panic(http.ErrAbortHandler)
-	}
-	send(w, p.forward(r))
-}
-
-func restarted(p *proxy, w http.ResponseWriter, r *http.Request) {
-	p.leave(func() time.Duration {
-		p.rack.Kill()
-		if err := p.rack.Start(context.WithoutCancel(r.Context())); err != nil {
-			panic(err) // the test's rack is broken
-		}
-		p.next.CloseIdleConnections() // they lead to the rack that was killed
-		return 0
-	})
-	send(w, p.forward(r))
-}
-
-func withoutID(p *proxy, w http.ResponseWriter, r *http.Request) {
-	a := p.forward(r)
-	a.header.Del("X-Request-Id")
-	send(w, a)
-}
-
-func redirect(p *proxy, w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Location", strings.TrimSuffix(p.host.String(), "/")+r.RequestURI)
-	w.WriteHeader(http.StatusPermanentRedirect)
-}
-
-func unknownFields(p *proxy, w http.ResponseWriter, r *http.Request) {
-	send(w, edited(p.forward(r), func(object map[string]any) {
-		object["of_another_release"] = map[string]any{"list": []int{1}, "text": "new"}
-	}))
-}
-
-func skewed(p *proxy, w http.ResponseWriter, r *http.Request) {
-	a := edited(p.forward(r), func(object map[string]any) {
-		for name, value := range object {
-			text, is := value.(string)
-			if at, err := time.Parse(time.RFC3339Nano, text); is && err == nil &&
-				strings.HasPrefix(name, "time_") {
-				object[name] = strings.Replace(text, at.Format("2006-01-02T15"),
-					at.Add(-time.Hour).Format("2006-01-02T15"), 1)
-			}
-		}
-	})
-	a.header.Set("Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat))
-	send(w, a)
 }
 
 // edited changes each object in a successful answer.
@@ -371,10 +313,33 @@ func edited(a answer, change func(map[string]any)) answer {
 // rack's: twice at the same time if two runs check the rack, and among strangers if there are any.
 func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(host string) error,
 ) error {
-	server, err := front(ctx, rack, k, seed)
+	transport, err := harness.Transport(rack.CA)
 	if err != nil {
 		return err
 	}
+	host, err := url.Parse(rack.URL)
+	if err != nil {
+		return fmt.Errorf("read the rack's address: %w", err)
+	}
+	if k.room > 0 {
+		state, err := rack.Admin.State(ctx)
+		if err == nil {
+			err = rack.Admin.Switch(ctx, map[string]any{"quota_bytes": state.StorageBytes + k.room})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	// A handshake costs more than most requests.
+	transport.DisableKeepAlives, transport.IdleConnTimeout = false, 3*time.Second
+	p := &proxy{rack: rack, host: host, next: transport, rand: rand.New(rand.NewPCG(seed, seed))}
+	p.awayNext = 20 + p.rand.IntN(60)
+	if k.alter == nil {
+		k.alter = (*proxy).forward
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		k.alter(p, r).send(w, r)
+	}))
 	defer server.Close()
 	working, end := context.WithCancel(ctx)
 	var strangers, runs errgroup.Group

@@ -17,113 +17,180 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
+var ofAccess = []tested{
+	{"A01", "disk_create disk_view", func(c *Check) { // the form of errors
+		missing := uuid.NewString()
+		a := c.Send(get("/v1/disks/" + missing))
+		equal(c, "read a disk that is not there", a.Refused(), unknownID("disk", missing))
+		c.hasID("its answer", a)
+		equal(c, "its body", string(a.Body), pretty(c.idOf(a), "ObjectNotFound", a.Refused().Message))
+
+		name := c.disk().Name
+		again := c.blank()
+		again.Body.Name = name
+		c.createDisk(again).refused(nameTaken("disk", name))
+
+		a = c.Send(get("/v1/disk"))
+		c.hasID("the answer to a path that a rack does not have", a)
+		equal(c, "a path that a rack does not have", a.Status, 404)
+		equal(c, "its body", string(a.Body), pretty(c.idOf(a), "", "Not Found"))
+		a = c.Send(Plain{Method: "PATCH", Path: "/v1/disks/" + missing})
+		c.hasID("the answer to a method that a path does not have", a)
+		equal(c, "a method that a path does not have", a.Refused(),
+			Refused{405, "", "Method Not Allowed"})
+		equal(c, "its Allow", a.Header.Get("Allow"), "DELETE, GET")
+		c.hasID("the answer to a ping", c.Send(get("/v1/ping")))
+
+		if c.arrange("a creation that fails") {
+			c.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
+			c.createDisk(c.blank()).refused(internalError)
+		}
+		if c.withoutID {
+			c.notTested("an answer has no x-request-id: a proxy in front of the rack may have removed it")
+		}
+	}},
+	{"A02", "disk_create disk_view snapshot_create snapshot_view", func(c *Check) { // times
+		disk := c.disk()
+		snapshot := c.snapshot(disk.Id).must()
+		var before time.Time
+		for _, read := range []struct {
+			path  string
+			nulls []string
+		}{
+			{"disks/" + disk.Id, []string{"snapshot_id", "image_id"}},
+			{"snapshots/" + snapshot.Id, nil},
+			{"disks/" + c.disk().Id, nil},
+		} {
+			kind, _, _ := strings.Cut(read.path, "s/")
+			fields := c.object("read a "+kind, c.Send(get("/v1/"+read.path)))
+			for _, field := range read.nulls {
+				equal(c, "the "+field+" of a blank disk", string(fields[field]), "null")
+			}
+			for _, field := range []string{"time_created", "time_modified"} {
+				text := string(fields[field])
+				if !rackTime.MatchString(text) {
+					c.fatalf("the %s of a %s: expected RFC 3339 in UTC with microseconds; found %q", field,
+						kind, text)
+				}
+			}
+			var created time.Time
+			c.must("read the time of a "+kind, json.Unmarshal(fields["time_created"], &created))
+			if created.Before(before) {
+				c.errorf("a %s that was made last: expected a time after %s; found %s", kind, before, created)
+			}
+			before = created
+		}
+	}},
+	{"A03", "disk_create disk_view", func(c *Check) { // the device path
+		disk := c.disk()
+		equal(c, "the device path of the disk "+string(disk.Name), disk.DevicePath,
+			"/mnt/"+string(disk.Name))
+	}},
+	{"A11", "ping current_user_view", func(c *Check) { // tokens
+		as := func(path, value string) Plain { return getWith(path, "Authorization", value) }
+		c.expect([]expected{
+			{"a ping without a token", as("/v1/ping", ""), ok},
+			{"a ping with another's token", as("/v1/ping", "Bearer oxide-token-"+uuid.NewString()), ok},
+			{"the check's own token", as("/v1/me", "Bearer "+c.Token), ok},
+			{"the scheme in lower case", as("/v1/me", "bearer "+c.Token), ok},
+			{"no token", as("/v1/me", ""), unauthorized},
+			{"a wrong token", as("/v1/me", "Bearer oxide-token-"+uuid.NewString()), unauthorized},
+			{"a bearer that is no token of Oxide's", as("/v1/me", "Bearer conformance"), unauthorized},
+			{"another scheme", as("/v1/me", "Basic b3hpZGU6dG9rZW4="), unauthorized},
+		})
+	}},
+	{"A13", "ping current_user_view", func(c *Check) { // versions
+		const newer, next = "9999999999.0.0", "2026073101.0.0"
+		as := func(path, value string) Plain { return getWith(path, "Api-Version", value) }
+		unsupported := func(version string) Refused {
+			return bad("server does not support this API version: " + version)
+		}
+		c.expect([]expected{
+			{"no version", as("/v1/me", ""), ok},
+			{"the client's version", as("/v1/me", APIVersion), ok},
+			{"a version of the future", as("/v1/me", newer), unsupported(newer)},
+			{"a ping of the future", as("/v1/ping", newer), unsupported(newer)},
+			{"an unknown path of the future", as("/v1/nope", newer), unsupported(newer)},
+		})
+		if c.arrange("versions of other releases") {
+			c.expect([]expected{
+				{"the version of v21", as("/v1/me", "2026061000.0.0"), ok},
+				{"the version of v22", as("/v1/me", "2026073100.0.0"), ok},
+				{"the version after v22's", as("/v1/me", next), unsupported(next)},
+			})
+		}
+		const head, tail = `bad value for header "api-version": `, ": latest"
+		got := c.Send(as("/v1/ping", "latest")).Refused()
+		if len(got.Message) > len(head)+len(tail) {
+			got.Message = got.Message[:len(head)] + got.Message[len(got.Message)-len(tail):]
+		}
+		equal(c, "what is no version (with its reason left out)", got, bad(head+tail))
+	}},
+	{"A15", "utilization_view image_list", func(c *Check) { // roles
+		everybodys := func() {
+			c.utilization()
+			asked(c.Client.ImageList(c.ctx, oxide.ImageListParams{Limit: oxide.NewPointer(1)}))(c,
+				"list the silo's images").must()
+		}
+		everybodys()
+		if !c.arrange("a token with fewer rights") {
+			return
+		}
+		disk, instance := c.disk(), c.StoppedInstance()
+		c.Switch("role", adminapi.RoleViewer)
+		c.look(disk.Id)
+		c.deleteDisk(disk.Id).refused(forbidden)
+		c.createDisk(c.blank()).refused(forbidden)
+		c.attach(disk.Id, instance.Id).refused(forbidden)
+		impossible := c.newInstance()
+		impossible.Body.Ncpus, impossible.Body.Memory = 0, 1
+		c.createInstance(impossible).refused(forbidden)
+		everybodys()
+
+		c.Switch("role", adminapi.RoleNone)
+		unseen := unknownID("disk", disk.Id)
+		c.viewDisk(disk.Id).refused(unseen)
+		c.deleteDisk(disk.Id).refused(unseen)
+		by := "name"
+		if uuid.Validate(c.Project) == nil {
+			by = "id"
+		}
+		projects := asked(c.Client.ProjectListAllPages(c.ctx, oxide.ProjectListParams{}))(c,
+			"list the projects without a role").must()
+		equal(c, "the projects that are listed without a role", len(projects), 0)
+		hidden := notFound("project", by, c.Project)
+		c.viewProject(c.Project).refused(hidden)
+		c.createDisk(c.blank()).refused(hidden)
+		c.createInstance(impossible).refused(hidden)
+		everybodys()
+	}},
+	{"A21", "current_user_view utilization_view", func(c *Check) {
+		me := asked(c.Client.CurrentUserView(c.ctx))(c, "read who the token belongs to").must()
+		if me.FleetViewer != nil && *me.FleetViewer {
+			c.notTested("the token's user is a fleet viewer; use the token of a project's collaborator")
+		}
+		c.expect([]expected{
+			{"the racks", get("/v1/system/hardware/racks"), forbidden},
+			{"the utilization of all silos", get("/v1/system/utilization/silos"), forbidden},
+			{"the quotas of all silos", get("/v1/system/silo-quotas"), forbidden},
+		})
+		for _, silo := range []string{me.SiloId, string(me.SiloName)} {
+			c.steadily(func() { c.checkOwnSilo(me, oxide.NameOrId(silo)) })
+		}
+		another := uuid.NewString()
+		c.expect([]expected{
+			{"the quotas of another silo", get("/v1/system/silos/" + another + "/quotas"),
+				unknownID("silo", another)},
+			{"the utilization of another silo", get("/v1/system/utilization/silos/" + another),
+				unknownID("silo", another)},
+		})
+	}},
+}
+
 var (
 	unauthorized = Refused{401, "Unauthorized", "credentials missing or invalid"}
 	forbidden    = Refused{403, "Forbidden", "Forbidden"}
 )
-
-func checkTokens(c *Check) {
-	as := func(path, value string) Plain { return getWith(path, "Authorization", value) }
-	c.expect([]expected{
-		{"a ping without a token", as("/v1/ping", ""), ok},
-		{"a ping with another's token", as("/v1/ping", "Bearer oxide-token-"+uuid.NewString()), ok},
-		{"the check's own token", as("/v1/me", "Bearer "+c.Token), ok},
-		{"the scheme in lower case", as("/v1/me", "bearer "+c.Token), ok},
-		{"no token", as("/v1/me", ""), unauthorized},
-		{"a wrong token", as("/v1/me", "Bearer oxide-token-"+uuid.NewString()), unauthorized},
-		{"a bearer that is no token of Oxide's", as("/v1/me", "Bearer conformance"), unauthorized},
-		{"another scheme", as("/v1/me", "Basic b3hpZGU6dG9rZW4="), unauthorized},
-	})
-}
-
-func checkVersions(c *Check) {
-	const newer, next = "9999999999.0.0", "2026073101.0.0"
-	as := func(path, value string) Plain { return getWith(path, "Api-Version", value) }
-	unsupported := func(version string) Refused {
-		return bad("server does not support this API version: " + version)
-	}
-	c.expect([]expected{
-		{"no version", as("/v1/me", ""), ok},
-		{"the client's version", as("/v1/me", APIVersion), ok},
-		{"a version of the future", as("/v1/me", newer), unsupported(newer)},
-		{"a ping of the future", as("/v1/ping", newer), unsupported(newer)},
-		{"an unknown path of the future", as("/v1/nope", newer), unsupported(newer)},
-	})
-	if c.arrange("versions of other releases") {
-		c.expect([]expected{
-			{"the version of v21", as("/v1/me", "2026061000.0.0"), ok},
-			{"the version of v22", as("/v1/me", "2026073100.0.0"), ok},
-			{"the version after v22's", as("/v1/me", next), unsupported(next)},
-		})
-	}
-	const head, tail = `bad value for header "api-version": `, ": latest"
-	got := c.Send(as("/v1/ping", "latest")).Refused()
-	if len(got.Message) > len(head)+len(tail) {
-		got.Message = got.Message[:len(head)] + got.Message[len(got.Message)-len(tail):]
-	}
-	equal(c, "what is no version (with its reason left out)", got, bad(head+tail))
-}
-
-func checkRoles(c *Check) {
-	everybodys := func() {
-		c.utilization()
-		asked(c.Client.ImageList(c.ctx, oxide.ImageListParams{Limit: oxide.NewPointer(1)}))(c,
-			"list the silo's images").must()
-	}
-	everybodys()
-	if !c.arrange("a token with fewer rights") {
-		return
-	}
-	disk, instance := c.disk(), c.StoppedInstance()
-	c.Switch("role", adminapi.RoleViewer)
-	c.look(disk.Id)
-	c.deleteDisk(disk.Id).refused(forbidden)
-	c.createDisk(c.blank()).refused(forbidden)
-	c.attach(disk.Id, instance.Id).refused(forbidden)
-	impossible := c.newInstance()
-	impossible.Body.Ncpus, impossible.Body.Memory = 0, 1
-	c.createInstance(impossible).refused(forbidden)
-	everybodys()
-
-	c.Switch("role", adminapi.RoleNone)
-	unseen := unknownID("disk", disk.Id)
-	c.viewDisk(disk.Id).refused(unseen)
-	c.deleteDisk(disk.Id).refused(unseen)
-	by := "name"
-	if uuid.Validate(c.Project) == nil {
-		by = "id"
-	}
-	projects := asked(c.Client.ProjectListAllPages(c.ctx, oxide.ProjectListParams{}))(c,
-		"list the projects without a role").must()
-	equal(c, "the projects that are listed without a role", len(projects), 0)
-	hidden := notFound("project", by, c.Project)
-	c.viewProject(c.Project).refused(hidden)
-	c.createDisk(c.blank()).refused(hidden)
-	c.createInstance(impossible).refused(hidden)
-	everybodys()
-}
-
-func checkFleet(c *Check) {
-	me := asked(c.Client.CurrentUserView(c.ctx))(c, "read who the token belongs to").must()
-	if me.FleetViewer != nil && *me.FleetViewer {
-		c.notTested("the token's user is a fleet viewer; use the token of a project's collaborator")
-	}
-	c.expect([]expected{
-		{"the racks", get("/v1/system/hardware/racks"), forbidden},
-		{"the utilization of all silos", get("/v1/system/utilization/silos"), forbidden},
-		{"the quotas of all silos", get("/v1/system/silo-quotas"), forbidden},
-	})
-	for _, silo := range []string{me.SiloId, string(me.SiloName)} {
-		c.steadily(func() { c.checkOwnSilo(me, oxide.NameOrId(silo)) })
-	}
-	another := uuid.NewString()
-	c.expect([]expected{
-		{"the quotas of another silo", get("/v1/system/silos/" + another + "/quotas"),
-			unknownID("silo", another)},
-		{"the utilization of another silo", get("/v1/system/utilization/silos/" + another),
-			unknownID("silo", another)},
-	})
-}
 
 // checkOwnSilo compares what a user reads of the own silo with and without the silo's name or ID.
 func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
@@ -191,43 +258,6 @@ func (c *Check) othersProvision(within time.Duration) bool {
 	}) == nil
 }
 
-func checkDevicePath(c *Check) {
-	disk := c.disk()
-	equal(c, "the device path of the disk "+string(disk.Name), disk.DevicePath,
-		"/mnt/"+string(disk.Name))
-}
-
-func checkErrors(c *Check) {
-	missing := uuid.NewString()
-	a := c.Send(get("/v1/disks/" + missing))
-	equal(c, "read a disk that is not there", a.Refused(), unknownID("disk", missing))
-	c.hasID("its answer", a)
-	equal(c, "its body", string(a.Body), pretty(c.idOf(a), "ObjectNotFound", a.Refused().Message))
-
-	name := c.disk().Name
-	again := c.blank()
-	again.Body.Name = name
-	c.createDisk(again).refused(nameTaken("disk", name))
-
-	a = c.Send(get("/v1/disk"))
-	c.hasID("the answer to a path that a rack does not have", a)
-	equal(c, "a path that a rack does not have", a.Status, 404)
-	equal(c, "its body", string(a.Body), pretty(c.idOf(a), "", "Not Found"))
-	a = c.Send(Plain{Method: "PATCH", Path: "/v1/disks/" + missing})
-	c.hasID("the answer to a method that a path does not have", a)
-	equal(c, "a method that a path does not have", a.Refused(), Refused{405, "", "Method Not Allowed"})
-	equal(c, "its Allow", a.Header.Get("Allow"), "DELETE, GET")
-	c.hasID("the answer to a ping", c.Send(get("/v1/ping")))
-
-	if c.arrange("a creation that fails") {
-		c.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
-		c.createDisk(c.blank()).refused(internalError)
-	}
-	if c.withoutID {
-		c.notTested("an answer has no x-request-id: a proxy in front of the rack may have removed it")
-	}
-}
-
 func (c *Check) hasID(what string, a Answer) {
 	id := a.Header.Get("X-Request-Id")
 	if id == "" && !c.simulated() {
@@ -265,36 +295,3 @@ func pretty(requestID, code, message string) string {
 
 // rackTime matches a time in a rack's format, which omits trailing zeroes three at a time.
 var rackTime = regexp.MustCompile(`^"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}|\.\d{6})?Z"$`)
-
-func checkTimes(c *Check) {
-	disk := c.disk()
-	snapshot := c.snapshot(disk.Id).must()
-	var before time.Time
-	for _, read := range []struct {
-		path  string
-		nulls []string
-	}{
-		{"disks/" + disk.Id, []string{"snapshot_id", "image_id"}},
-		{"snapshots/" + snapshot.Id, nil},
-		{"disks/" + c.disk().Id, nil},
-	} {
-		kind, _, _ := strings.Cut(read.path, "s/")
-		fields := c.object("read a "+kind, c.Send(get("/v1/"+read.path)))
-		for _, field := range read.nulls {
-			equal(c, "the "+field+" of a blank disk", string(fields[field]), "null")
-		}
-		for _, field := range []string{"time_created", "time_modified"} {
-			text := string(fields[field])
-			if !rackTime.MatchString(text) {
-				c.fatalf("the %s of a %s: expected RFC 3339 in UTC with microseconds; found %q", field,
-					kind, text)
-			}
-		}
-		var created time.Time
-		c.must("read the time of a "+kind, json.Unmarshal(fields["time_created"], &created))
-		if created.Before(before) {
-			c.errorf("a %s that was made last: expected a time after %s; found %s", kind, before, created)
-		}
-		before = created
-	}
-}

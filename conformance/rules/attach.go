@@ -16,6 +16,235 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
+var ofAttach = []tested{
+	{"A16", "instance_create instance_disk_attach instance_disk_detach", func(c *Check) {
+		full := c.newInstance()
+		full.Body.BootDisk = c.newDisk()
+		for range maxDisks - 1 {
+			full.Body.Disks = append(full.Body.Disks, c.newDisk())
+		}
+		crowded := c.newInstance()
+		crowded.Body.BootDisk = full.Body.BootDisk
+		crowded.Body.Disks = append(slices.Clone(full.Body.Disks), full.Body.Disks[0])
+		c.createInstance(crowded).refused(tooManyDisks)
+
+		instance := c.createInstance(full).must()
+		c.Await(instance.Id, oxide.InstanceStateStopped)
+		disk, elsewhere := c.disk(), c.StoppedInstance()
+		c.attach(disk.Id, instance.Id).refused(tooManyDisks)
+		c.attach(disk.Id, elsewhere.Id).must()
+		c.attach(disk.Id, instance.Id).refused(attachedElsewhere("attach", disk))
+		c.detach(disk.Id, elsewhere.Id).must()
+		if c.arrange("a failed instance") {
+			c.fail(instance.Id)
+			c.attach(disk.Id, instance.Id).refused(attachToFailed)
+			c.stop(instance.Id).must()
+			c.Await(instance.Id, oxide.InstanceStateStopped)
+		}
+		for _, other := range c.disksOf(instance.Id) {
+			if other.Id != instance.BootDiskId {
+				c.detach(other.Id, instance.Id).must()
+				break
+			}
+		}
+		c.attach(disk.Id, instance.Id).must()
+	}},
+	{"A17", "instance_disk_attach instance_disk_detach", func(c *Check) { // hot-plug
+		disk, stopped := c.disk(), c.StoppedInstance()
+		running, there := c.runningInstance()
+		attachedTo(c.attach(disk.Id, stopped.Id).as("it is stopped"), stopped.Id)
+		attachedTo(c.detach(disk.Id, stopped.Id).as("it is stopped"), "")
+		switch {
+		case c.Hotplug:
+			id := running.Id
+			if c.Here != nil { // whose operating system must cooperate
+				id = c.Here.ID
+			}
+			attachedTo(c.attach(disk.Id, id).as("it runs"), id)
+			attachedTo(c.detach(disk.Id, id).as("it runs"), "")
+			return
+		case c.AttachOnly:
+			own := c.instance(c.disk()) // its end detaches the disk
+			c.startAndAwait(own.Id)
+			attachedTo(c.attach(disk.Id, own.Id).as("it runs"), own.Id)
+		default:
+			c.attach(disk.Id, running.Id).refused(notStopped("attach"))
+			c.staysAttached(disk.Id, "")
+		}
+		c.detach(there.Id, running.Id).refused(notStopped("detach"))
+		c.staysAttached(there.Id, running.Id)
+	}},
+	{"A30", "instance_disk_attach instance_disk_detach", func(c *Check) { // what is attached
+		disk, instance := c.disk(), c.StoppedInstance()
+		nowhere, missing := uuid.NewString(), c.name()
+		for _, call := range []func(string, string) outcome[*oxide.Disk]{c.attach, c.detach} {
+			call(uuid.NewString(), nowhere).refused(unknownID("instance", nowhere))
+			call(nowhere, instance.Id).refused(unknownID("disk", nowhere))
+			call(string(missing), instance.Id).refused(unknownName("disk", missing))
+		}
+		attachedTo(c.attach(string(disk.Name), instance.Id), instance.Id)
+		c.mustDetach(string(disk.Name), instance.Id)
+		if !c.arrange("another project") { // the token may have no rights in another one
+			return
+		}
+		state, err := c.Admin.State(c.ctx)
+		c.must("read the simulated rack's state", err)
+		for _, project := range state.Projects {
+			if project.ID != c.Project && project.Name != c.Project {
+				create := c.blank()
+				create.Project = oxide.NameOrId(project.ID)
+				disk := c.createDisk(create).must()
+				c.attach(disk.Id, instance.Id).refused(
+					invalidRequest("disk must be in the same project as the instance"))
+				c.attach(string(disk.Name), instance.Id).refused(unknownName("disk", disk.Name))
+				c.detach(disk.Id, instance.Id).must()
+				break
+			}
+		}
+	}},
+	{"A31", "instance_disk_attach instance_disk_detach instance_disk_list disk_view", func(c *Check) {
+		instance := c.StoppedInstance()
+		source := c.snapshot(c.disk().Id).must()
+		disk := c.createDisk(c.fromSnapshot(source.Id, false)).must()
+		for _, step := range []struct {
+			name, instance string
+			call           func(string, string) outcome[*oxide.Disk]
+		}{{"attach a disk", instance.Id, c.attach}, {"detach it", "", c.detach}} {
+			call := step.call(disk.Id, instance.Id)
+			attachedTo(call, step.instance)
+			answer := call.must()
+			c.same(step.name+", and read it", c.look(disk.Id), answer)
+			listed := c.disksOf(instance.Id)
+			if step.instance != "" {
+				c.listed(step.name+": the list of the instance's disks", listed, answer)
+			} else {
+				equal(c, step.name+": whether it is among the instance's disks", slices.ContainsFunc(listed,
+					func(d oxide.Disk) bool { return d.Id == disk.Id }), false)
+			}
+		}
+	}},
+	{"A32", "instance_disk_attach", func(c *Check) { // attach while creating
+		c.needSimulated("the creation of a disk cannot be held open from outside")
+		instance, create := c.StoppedInstance(), c.blank()
+		c.Switch("create_hold", adminapi.Duration(hold)) // the attach waits until the creation ends
+		made := make(chan outcome[*oxide.Disk], 1)
+		go func() { made <- c.createDisk(create) }()
+		var seen *oxide.Disk
+		err := harness.Await(c.ctx, requestTimeout, func() (err error) {
+			seen, err = c.readDisk(c.ctx, string(create.Body.Name))
+			return err
+		})
+		var attached outcome[*oxide.Disk]
+		if err == nil {
+			attached = c.attach(string(create.Body.Name), instance.Id)
+		}
+		(<-made).must()
+		c.must("read the disk while it is being created", err)
+		equal(c, "the disk's state before the attach", seen.State.State(), oxide.DiskStateStateCreating)
+		attachedTo(attached.as("the disk is being created"), instance.Id)
+		c.staysAttached(attached.value.Id, instance.Id)
+	}},
+	{"A33", "instance_disk_attach", func(c *Check) { // attach again
+		disk, instance := c.disk(), c.StoppedInstance()
+		for _, turn := range []string{"once", "again"} {
+			attachedTo(c.attach(disk.Id, instance.Id).as(turn), instance.Id)
+		}
+		running, there := c.runningInstance()
+		attachedTo(c.attach(there.Id, running.Id).as("again"), running.Id)
+	}},
+	{"A34", "instance_disk_attach", func(c *Check) { // refused attaches
+		disk, stopped := c.disk(), c.StoppedInstance()
+		running, there := c.runningInstance()
+		c.attach(there.Id, stopped.Id).refused(attachedElsewhere("attach", there))
+		c.attach(disk.Id, stopped.Id).must()
+		c.attach(disk.Id, running.Id).refused(attachedElsewhere("attach", disk))
+		c.staysAttached(disk.Id, stopped.Id)
+		if !c.Hotplug && !c.AttachOnly {
+			c.attach(c.disk().Id, running.Id).refused(notStopped("attach"))
+		}
+		if !c.arrange("a faulted disk") {
+			return
+		}
+		faulted := c.faultedDisk()
+		state := invalidRequest("cannot attach disk %q: invalid state faulted", faulted.Name)
+		c.attach(faulted.Id, running.Id).refused(state)
+		failed := c.instance(c.disk())
+		c.fail(failed.Id)
+		c.attach(faulted.Id, failed.Id).refused(state)
+		c.attach(c.disk().Id, failed.Id).refused(attachToFailed)
+	}},
+	{"A35", "instance_disk_attach instance_disk_detach", func(c *Check) { // local disks
+		create := c.blank()
+		create.Body.DiskBackend = oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
+		disk := c.createDisk(create).must()
+		running, _ := c.runningInstance()
+		want := notStopped("attach")
+		if c.Hotplug || c.AttachOnly {
+			want = inConflict("cannot attach local storage disk: instance is starting")
+		}
+		c.attach(disk.Id, running.Id).refused(want)
+		instance := c.instance()
+		c.attach(disk.Id, instance.Id).must()
+		c.startAndAwait(instance.Id)
+		c.detach(disk.Id, instance.Id).refused(notStopped("detach"))
+		c.staysAttached(disk.Id, instance.Id)
+	}},
+	{"A36", "instance_disk_detach", func(c *Check) { // detach again
+		disk := c.disk()
+		running, _ := c.runningInstance()
+		for _, instance := range []*oxide.Instance{c.StoppedInstance(), running} {
+			c.mustDetach(disk.Id, instance.Id) // it is detached already
+		}
+	}},
+	{"A37", "instance_disk_detach", func(c *Check) { // refused detaches
+		stopped := c.StoppedInstance()
+		running, there := c.runningInstance()
+		c.detach(there.Id, stopped.Id).refused(attachedElsewhere("detach", there))
+		c.staysAttached(there.Id, running.Id)
+		if !c.Hotplug {
+			c.detach(there.Id, running.Id).refused(notStopped("detach"))
+		}
+		boot, data := c.disk(), c.disk()
+		create := c.newInstance()
+		create.Body.BootDisk = with(boot)
+		create.Body.Disks = []oxide.InstanceDiskAttachment{with(data)}
+		instance := c.createInstance(create).must()
+		c.Await(instance.Id, oxide.InstanceStateStopped)
+		c.detach(boot.Id, instance.Id).refused(inConflict("boot disk cannot be detached"))
+		c.staysAttached(boot.Id, instance.Id)
+		if !c.arrange("a faulted disk") {
+			return
+		}
+		faulted := c.faultedDisk()
+		c.detach(faulted.Id, running.Id).refused(
+			invalidRequest("cannot detach disk %q: invalid state faulted", faulted.Name))
+		c.fail(instance.Id)
+		c.detach(boot.Id, instance.Id).refused(
+			invalidRequest("cannot detach disk from instance in failed state"))
+		c.mustDetach(data.Id, instance.Id)
+	}},
+	{"A67", "instance_disk_attach instance_disk_detach", func(c *Check) { // unread attachments
+		c.needSimulated("no request from outside takes all connections to the rack's database")
+		disk, instance := c.disk(), c.StoppedInstance()
+		_, there := c.runningInstance()
+		c.fault(adminapi.Fault{Operation: "instance_disk_attach", Object: there.Id,
+			Phase: adminapi.Reread})
+		c.attach(there.Id, instance.Id).refused(attachedElsewhere("attach", there))
+		for _, step := range []struct {
+			operation, instance string
+			call                func(string, string) outcome[*oxide.Disk]
+		}{
+			{"instance_disk_attach", instance.Id, c.attach}, {"instance_disk_detach", "", c.detach},
+		} {
+			for range 2 {
+				c.fault(adminapi.Fault{Operation: step.operation, Object: disk.Id, Phase: adminapi.Reread})
+				step.call(disk.Id, instance.Id).refused(unavailable)
+				c.staysAttached(disk.Id, step.instance)
+			}
+		}
+	}},
+}
+
 const maxDisks = 12
 
 var (
@@ -31,167 +260,6 @@ func (c *Check) newDisk() oxide.InstanceDiskAttachment {
 	c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, blank.Name) })
 	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{Name: blank.Name,
 		Description: blank.Description, Size: blank.Size, DiskBackend: blank.DiskBackend}}
-}
-
-func checkNumberOfDisks(c *Check) {
-	full := c.newInstance()
-	full.Body.BootDisk = c.newDisk()
-	for range maxDisks - 1 {
-		full.Body.Disks = append(full.Body.Disks, c.newDisk())
-	}
-	crowded := c.newInstance()
-	crowded.Body.BootDisk = full.Body.BootDisk
-	crowded.Body.Disks = append(slices.Clone(full.Body.Disks), full.Body.Disks[0])
-	c.createInstance(crowded).refused(tooManyDisks)
-
-	instance := c.createInstance(full).must()
-	c.Await(instance.Id, oxide.InstanceStateStopped)
-	disk, elsewhere := c.disk(), c.StoppedInstance()
-	c.attach(disk.Id, instance.Id).refused(tooManyDisks)
-	c.attach(disk.Id, elsewhere.Id).must()
-	c.attach(disk.Id, instance.Id).refused(attachedElsewhere("attach", disk))
-	c.detach(disk.Id, elsewhere.Id).must()
-	if c.arrange("a failed instance") {
-		c.fail(instance.Id)
-		c.attach(disk.Id, instance.Id).refused(attachToFailed)
-		c.stop(instance.Id).must()
-		c.Await(instance.Id, oxide.InstanceStateStopped)
-	}
-	for _, other := range c.disksOf(instance.Id) {
-		if other.Id != instance.BootDiskId {
-			c.detach(other.Id, instance.Id).must()
-			break
-		}
-	}
-	c.attach(disk.Id, instance.Id).must()
-}
-
-func checkHotplug(c *Check) {
-	disk, stopped := c.disk(), c.StoppedInstance()
-	running, there := c.runningInstance()
-	attachedTo(c.attach(disk.Id, stopped.Id).as("it is stopped"), stopped.Id)
-	attachedTo(c.detach(disk.Id, stopped.Id).as("it is stopped"), "")
-	switch {
-	case c.Hotplug:
-		id := running.Id
-		if c.Here != nil { // whose operating system must cooperate
-			id = c.Here.ID
-		}
-		attachedTo(c.attach(disk.Id, id).as("it runs"), id)
-		attachedTo(c.detach(disk.Id, id).as("it runs"), "")
-		return
-	case c.AttachOnly:
-		own := c.instance(c.disk()) // its end detaches the disk
-		c.startAndAwait(own.Id)
-		attachedTo(c.attach(disk.Id, own.Id).as("it runs"), own.Id)
-	default:
-		c.attach(disk.Id, running.Id).refused(notStopped("attach"))
-		c.staysAttached(disk.Id, "")
-	}
-	c.detach(there.Id, running.Id).refused(notStopped("detach"))
-	c.staysAttached(there.Id, running.Id)
-}
-
-func checkWhatIsAttached(c *Check) {
-	disk, instance := c.disk(), c.StoppedInstance()
-	nowhere, missing := uuid.NewString(), c.name()
-	for _, call := range []func(string, string) outcome[*oxide.Disk]{c.attach, c.detach} {
-		call(uuid.NewString(), nowhere).refused(unknownID("instance", nowhere))
-		call(nowhere, instance.Id).refused(unknownID("disk", nowhere))
-		call(string(missing), instance.Id).refused(unknownName("disk", missing))
-	}
-	c.mustAttach(string(disk.Name), instance.Id)
-	c.mustDetach(string(disk.Name), instance.Id)
-	if other := c.otherProject(); other != "" {
-		c.checkOtherProject(other, instance.Id)
-	}
-}
-
-// otherProject returns the ID of another project of a simulated rack, or "". On a real rack the
-// token may have no rights in another project.
-func (c *Check) otherProject() string {
-	if !c.arrange("another project") {
-		return ""
-	}
-	state, err := c.Admin.State(c.ctx)
-	c.must("read the simulated rack's state", err)
-	for _, project := range state.Projects {
-		if project.ID != c.Project && project.Name != c.Project {
-			return project.ID
-		}
-	}
-	return ""
-}
-
-func (c *Check) checkOtherProject(project, instance string) {
-	create := c.blank()
-	create.Project = oxide.NameOrId(project)
-	disk := c.createDisk(create).must()
-	c.attach(disk.Id, instance).refused(
-		invalidRequest("disk must be in the same project as the instance"))
-	c.attach(string(disk.Name), instance).refused(unknownName("disk", disk.Name))
-	c.detach(disk.Id, instance).must()
-}
-
-func checkAttachAtOnce(c *Check) {
-	instance := c.StoppedInstance()
-	source := c.snapshot(c.disk().Id).must()
-	disk := c.createDisk(c.fromSnapshot(source.Id, false)).must()
-	for _, step := range []struct {
-		name, instance string
-		call           func(string, string) outcome[*oxide.Disk]
-	}{{"attach a disk", instance.Id, c.attach}, {"detach it", "", c.detach}} {
-		call := step.call(disk.Id, instance.Id)
-		attachedTo(call, step.instance)
-		answer := call.must()
-		c.same(step.name+", and read it", c.look(disk.Id), answer)
-		listed := c.disksOf(instance.Id)
-		if step.instance != "" {
-			c.listed(step.name+": the list of the instance's disks", listed, answer)
-		} else {
-			equal(c, step.name+": whether it is among the instance's disks", slices.ContainsFunc(listed,
-				func(d oxide.Disk) bool { return d.Id == disk.Id }), false)
-		}
-	}
-}
-
-func checkAttachWhileCreating(c *Check) {
-	c.needSimulated("the creation of a disk cannot be held open from outside")
-	instance, create := c.StoppedInstance(), c.blank()
-	c.Switch("create_hold", adminapi.Duration(hold)) // the attach waits until the creation ends
-	made := make(chan outcome[*oxide.Disk], 1)
-	go func() { made <- c.createDisk(create) }()
-	var seen *oxide.Disk
-	err := harness.Await(c.ctx, requestTimeout, func() (err error) {
-		seen, err = c.readDisk(c.ctx, string(create.Body.Name))
-		return err
-	})
-	var attached outcome[*oxide.Disk]
-	if err == nil {
-		attached = c.attach(string(create.Body.Name), instance.Id)
-	}
-	(<-made).must()
-	c.must("read the disk while it is being created", err)
-	equal(c, "the disk's state before the attach", seen.State.State(), oxide.DiskStateStateCreating)
-	attachedTo(attached.as("the disk is being created"), instance.Id)
-	c.staysAttached(attached.value.Id, instance.Id)
-}
-
-func checkRepeatedAttach(c *Check) {
-	disk, instance := c.disk(), c.StoppedInstance()
-	for _, turn := range []string{"once", "again"} {
-		attachedTo(c.attach(disk.Id, instance.Id).as(turn), instance.Id)
-	}
-	running, there := c.runningInstance()
-	attachedTo(c.attach(there.Id, running.Id).as("again"), running.Id)
-}
-
-func checkRepeatedDetach(c *Check) {
-	disk := c.disk()
-	running, _ := c.runningInstance()
-	for _, instance := range []*oxide.Instance{c.StoppedInstance(), running} {
-		c.mustDetach(disk.Id, instance.Id) // it is detached already
-	}
 }
 
 // hold is how long a simulated rack delays an operation, so that a check can act in the middle of
@@ -214,94 +282,6 @@ func (c *Check) faultedDisk() *oxide.Disk {
 		c.fatalf("delete disk %s, halfway: expected an error; it is deleted", disk.Name)
 	}
 	return c.look(disk.Id)
-}
-
-func checkAttachRefusals(c *Check) {
-	disk, stopped := c.disk(), c.StoppedInstance()
-	running, there := c.runningInstance()
-	c.attach(there.Id, stopped.Id).refused(attachedElsewhere("attach", there))
-	c.attach(disk.Id, stopped.Id).must()
-	c.attach(disk.Id, running.Id).refused(attachedElsewhere("attach", disk))
-	c.staysAttached(disk.Id, stopped.Id)
-	if !c.Hotplug && !c.AttachOnly {
-		c.attach(c.disk().Id, running.Id).refused(notStopped("attach"))
-	}
-	if !c.arrange("a faulted disk") {
-		return
-	}
-	faulted := c.faultedDisk()
-	state := invalidRequest("cannot attach disk %q: invalid state faulted", faulted.Name)
-	c.attach(faulted.Id, running.Id).refused(state)
-	failed := c.instance(c.disk())
-	c.fail(failed.Id)
-	c.attach(faulted.Id, failed.Id).refused(state)
-	c.attach(c.disk().Id, failed.Id).refused(attachToFailed)
-}
-
-func checkLocalDisks(c *Check) {
-	create := c.blank()
-	create.Body.DiskBackend = oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
-	disk := c.createDisk(create).must()
-	running, _ := c.runningInstance()
-	want := notStopped("attach")
-	if c.Hotplug || c.AttachOnly {
-		want = inConflict("cannot attach local storage disk: instance is starting")
-	}
-	c.attach(disk.Id, running.Id).refused(want)
-	instance := c.instance()
-	c.attach(disk.Id, instance.Id).must()
-	c.startAndAwait(instance.Id)
-	c.detach(disk.Id, instance.Id).refused(notStopped("detach"))
-	c.staysAttached(disk.Id, instance.Id)
-}
-
-func checkDetachRefusals(c *Check) {
-	stopped := c.StoppedInstance()
-	running, there := c.runningInstance()
-	c.detach(there.Id, stopped.Id).refused(attachedElsewhere("detach", there))
-	c.staysAttached(there.Id, running.Id)
-	if !c.Hotplug {
-		c.detach(there.Id, running.Id).refused(notStopped("detach"))
-	}
-	boot, data := c.disk(), c.disk()
-	create := c.newInstance()
-	create.Body.BootDisk = with(boot)
-	create.Body.Disks = []oxide.InstanceDiskAttachment{with(data)}
-	instance := c.createInstance(create).must()
-	c.Await(instance.Id, oxide.InstanceStateStopped)
-	c.detach(boot.Id, instance.Id).refused(inConflict("boot disk cannot be detached"))
-	c.staysAttached(boot.Id, instance.Id)
-	if !c.arrange("a faulted disk") {
-		return
-	}
-	faulted := c.faultedDisk()
-	c.detach(faulted.Id, running.Id).refused(
-		invalidRequest("cannot detach disk %q: invalid state faulted", faulted.Name))
-	c.fail(instance.Id)
-	c.detach(boot.Id, instance.Id).refused(
-		invalidRequest("cannot detach disk from instance in failed state"))
-	c.mustDetach(data.Id, instance.Id)
-}
-
-func checkUnreadAttachments(c *Check) {
-	c.needSimulated("no request from outside takes all connections to the rack's database")
-	disk, instance := c.disk(), c.StoppedInstance()
-	_, there := c.runningInstance()
-	c.fault(adminapi.Fault{Operation: "instance_disk_attach", Object: there.Id,
-		Phase: adminapi.Reread})
-	c.attach(there.Id, instance.Id).refused(attachedElsewhere("attach", there))
-	for _, step := range []struct {
-		operation, instance string
-		call                func(string, string) outcome[*oxide.Disk]
-	}{
-		{"instance_disk_attach", instance.Id, c.attach}, {"instance_disk_detach", "", c.detach},
-	} {
-		for range 2 {
-			c.fault(adminapi.Fault{Operation: step.operation, Object: disk.Id, Phase: adminapi.Reread})
-			step.call(disk.Id, instance.Id).refused(unavailable)
-			c.staysAttached(disk.Id, step.instance)
-		}
-	}
 }
 
 // Trial is what a rack did with the disks of a running instance of the trial's own. Attaches is

@@ -2,7 +2,6 @@ package rules
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -13,8 +12,221 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
+var ofDisks = []tested{
+	{"A18", "disk_view", checkAbandonedSaga},
+	{"A19", "disk_create disk_view", func(c *Check) { // a saga that fails
+		c.needSimulated("a saga that fails halfway cannot be brought about from outside")
+		params, before := c.blank(), c.storageUsed()
+		c.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
+		c.createDisk(params).refused(internalError)
+		c.checkUndone(params.Body.Name, before)
+		if c.Restart == nil || len(c.problems) > 0 {
+			return
+		}
+		instance := c.createInstance(c.newInstance()).must()
+		c.Await(instance.Id, oxide.InstanceStateStopped)
+		c.Switch("instance_delay", "1h")
+		c.start(instance.Id).must()
+		cutOff := c.blank()
+		ctx, giveUp := context.WithCancel(c.ctx)
+		defer giveUp()
+		creation := c.beginDisk(ctx, cutOff)
+		giveUp() // so that the check has no request without an answer
+		<-creation.done
+		c.must("restart the rack", c.Restart(c.ctx))
+		c.closeIdle() // they lead to the rack that has died
+		disk := c.viewDisk(string(cutOff.Body.Name)).must()
+		equal(c, "the disk whose creation was open when the rack died", disk.State.State(),
+			oxide.DiskStateStateDetached)
+		equal(c, "what is provisioned with it", c.storageUsed(), before+GiB)
+		c.Await(instance.Id, oxide.InstanceStateRunning)
+	}},
+	{"A22", "disk_create disk_view disk_delete", func(c *Check) { // a new disk
+		project, params := c.viewProject(c.Project).must(), c.blank()
+		made := c.createDisk(params).must()
+		read := c.look(made.Id)
+		for what, state := range map[*oxide.Disk]oxide.DiskStateState{
+			made: oxide.DiskStateStateCreating, read: oxide.DiskStateStateDetached,
+		} {
+			where := "the disk as it is " + string(state)
+			equal(c, where+": its state", what.State.State(), state)
+			equal(c, where+": its name", what.Name, params.Body.Name)
+			equal(c, where+": its description", what.Description, params.Body.Description)
+			equal(c, where+": its project", what.ProjectId, project.Id)
+			equal(c, where+": its size", what.Size, params.Body.Size)
+			equal(c, where+": its type", what.DiskType, oxide.DiskTypeDistributed)
+			equal(c, where+": whether it is read-only", what.ReadOnly != nil && *what.ReadOnly, false)
+			equal(c, where+": its source", what.SnapshotId+what.ImageId, "")
+		}
+		c.deleteDisk(made.Id).must()
+		c.viewDisk(string(made.Name)).refused(unknownName("disk", made.Name))
+		again := c.createDisk(params).must()
+		if again.Id == made.Id {
+			c.errorf("another disk of the name: expected another ID; found %s again", made.Id)
+		}
+	}},
+	{"A23", "disk_create snapshot_create", func(c *Check) { // a read-only disk
+		snapshot := c.snapshot(c.disk().Id).must()
+		disk := c.createDisk(c.fromSnapshot(snapshot.Id, true)).must()
+		equal(c, "its state in the answer", disk.State.State(), oxide.DiskStateStateDetached)
+		equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, true)
+		equal(c, "its snapshot", disk.SnapshotId, snapshot.Id)
+		c.snapshot(disk.Id).refused(invalidRequest("can't create a snapshot of a read-only disk"))
+	}},
+	{"A24", "disk_delete disk_view", func(c *Check) { // a deletion that fails
+		c.needSimulated("a deletion that fails cannot be brought about from outside")
+		before := c.storageUsed()
+		disk := c.faultedDisk()
+		equal(c, "the name of a disk whose deletion failed", string(disk.Name), "deleted-"+disk.Id)
+		equal(c, "its state", disk.State.State(), oxide.DiskStateStateFaulted)
+		equal(c, "what is provisioned", c.storageUsed(), before+GiB)
+		c.deleteDisk(disk.Id).must()
+		equal(c, "what is provisioned when it is deleted", c.storageUsed(), before)
+	}},
+	{"A25", "disk_create", func(c *Check) { // the sizes of disks
+		sizes := []int64{GiB}
+		if c.arrange("a disk of 1023 GiB") {
+			sizes = append(sizes, 1023*GiB) // too large for a real rack
+		}
+		for _, bytes := range sizes {
+			disk := c.createDisk(sized(bytes, c.blank())).must()
+			equal(c, "its size", int64(c.look(disk.Id).Size), bytes)
+		}
+		c.createDisk(sized(0, c.blank())).refused(tooSmall)
+		c.createDisk(sized(GiB/2, c.blank())).refused(tooSmall)
+		c.createDisk(sized(GiB+512, c.blank())).refused(noWholeGiB)
+		c.createDisk(sized(1024*GiB, c.blank())).refused(tooLarge)
+	}},
+	{"A26", "disk_create disk_view snapshot_create", func(c *Check) { // a local disk
+		made := c.createDisk(c.local(GiB)).must()
+		disk := c.look(made.Id)
+		equal(c, "its type", disk.DiskType, oxide.DiskTypeLocal)
+		equal(c, "its blocks", disk.BlockSize, 4096)
+		equal(c, "its source", disk.SnapshotId+disk.ImageId, "")
+		equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, false)
+		c.snapshot(disk.Id).refused(invalidRequest("can't create a snapshot of a local storage disk"))
+		c.createDisk(c.local(GiB / 2)).refused(tooSmall)
+		c.createDisk(c.local(GiB + 4096)).refused(noWholeGiB)
+		for bytes, problem := range map[int64]string{
+			11 << 50: "requested size over 10 PiB",
+			9 << 50:  "requested size is too large to fit on any physical disk",
+		} {
+			creation := c.createDisk(c.local(bytes))
+			if noDriveHas(creation.err) || c.simulated() { // a rack before v22 looks at the quota alone
+				creation.refused(invalidValue("size", problem))
+			}
+		}
+		c.refusesBeyondQuota(c.local(c.beyondQuota()))
+	}},
+	{"A27", "disk_create", func(c *Check) { // no space
+		c.needSimulated("a rack without space cannot be brought about from outside")
+		disk := c.disk()
+		source := c.snapshot(disk.Id).must()
+		before, params := c.storageUsed(), c.blank()
+		c.Switch("full", true)
+		c.createDisk(params).refused(rackIsFull)
+		c.checkUndone(params.Body.Name, before)
+		c.snapshot(disk.Id).refused(rackIsFull)
+		equal(c, "the disk's state afterwards", c.stateOf(disk.Id), oxide.DiskStateStateDetached)
+		c.createDisk(c.fromSnapshot(source.Id, true)).must()
+		c.createDisk(c.local(GiB)).must()
+	}},
+	{"A28", "disk_create", func(c *Check) { // the order of refusals
+		missing := uuid.NewString()
+		c.createDisk(sized(1, c.fromSnapshot(missing, false))).refused(unknownID("snapshot", missing))
+		big := c.createDisk(sized(2*GiB, c.blank())).must()
+		snapshot := c.snapshot(big.Id).must()
+		c.createDisk(sized(GiB+1, c.fromSnapshot(snapshot.Id, false))).refused(invalidRequest(
+			"disk size 1073741825 must be greater than or equal to snapshot size 2147483648"))
+		c.createDisk(sized(3*GiB, c.fromSnapshot(snapshot.Id, true))).refused(invalidRequest(
+			"read-only disk size 3221225472 must be equal to source snapshot size 2147483648"))
+		c.createDisk(sized(GiB/2+1, c.blank())).refused(noWholeBlock)
+		c.createDisk(sized(GiB/2, c.blank())).refused(tooSmall)
+		c.createDisk(sized(1024*GiB+512, c.blank())).refused(noWholeGiB)
+		most := sized(1024*GiB, c.blank())
+		most.Body.Name = big.Name
+		c.createDisk(most).refused(tooLarge)
+		beyond := c.local(c.beyondQuota())
+		beyond.Body.Name = big.Name
+		c.refusesBeyondQuota(beyond)
+	}},
+	{"A29", "utilization_view disk_create snapshot_create disk_delete", func(c *Check) { // the quota
+		c.steadily(func() {
+			before, problems := c.storageUsed(), len(c.problems)
+			disk := c.createDisk(sized(2*GiB, c.blank())).must()
+			equal(c, "what a disk of 2 GiB takes of the quota", c.storageUsed()-before, 2*GiB)
+			snapshot := c.snapshot(disk.Id).must()
+			equal(c, "what it takes with its snapshot", c.storageUsed()-before, 4*GiB)
+			c.deleteDisk(disk.Id).must()
+			c.deleteSnapshot(snapshot.Id).must()
+			if len(c.problems) > problems {
+				return
+			}
+			// A rack may free the space of deleted objects later (A68).
+			if err := harness.Await(c.ctx, patience, func() error {
+				if is := c.storageUsed(); is != before {
+					return fmt.Errorf("%d bytes are provisioned, not %d", is, before)
+				}
+				return nil
+			}); err != nil {
+				c.errorf("what is provisioned when both are deleted: expected %d bytes; found, %s", before,
+					err)
+			}
+		})
+		use := c.utilization()
+		if use.Capacity.Storage < use.Provisioned.Storage {
+			c.errorf("the silo's quota: expected at least the %d bytes that are provisioned; found %d",
+				use.Provisioned.Storage, use.Capacity.Storage)
+		}
+		c.refusesBeyondQuota(c.local(c.beyondQuota()))
+		if c.simulated() { // only the answer shows the quota of a real rack
+			const quota = 1 << 50
+			c.Switch("quota_bytes", quota)
+			use = c.utilization()
+			equal(c, "the silo's quota", int64(use.Capacity.Storage), quota)
+		}
+	}},
+	{"A68", "disk_create disk_delete snapshot_create snapshot_delete", func(c *Check) { // deletions
+		before := c.storageUsed()
+		if c.simulated() {
+			c.cleanup(c.Admin.RunDeferred) // runs last, after all deletions
+			c.Switch("free_delay", "1h")
+		}
+		params := c.blank()
+		disk := c.createDisk(params).must()
+		snapshot := c.snapshot(disk.Id).must()
+		c.deleteDisk(disk.Id).must()
+		c.deleteSnapshot(snapshot.Id).must()
+		c.viewDisk(disk.Id).refused(unknownID("disk", disk.Id))
+		c.viewSnapshot(snapshot.Id).refused(unknownID("snapshot", snapshot.Id))
+		again := c.createDisk(params).must()
+		c.takeSnapshot(snapshot.Name, again.Id).must()
+		if !c.arrange("a rack that frees late") {
+			return
+		}
+		equal(c, "what is provisioned until all is freed", c.storageUsed(), before+4*GiB)
+		c.Switch("quota_bytes", before+4*GiB)
+		c.createDisk(c.blank()).refused(quotaExceeded)
+		c.must("let the rack free what was deleted", c.Admin.RunDeferred(c.ctx))
+		equal(c, "what is provisioned then", c.storageUsed(), before+2*GiB)
+		c.look(again.Id)
+	}},
+	{"A71", "disk_delete disk_view", func(c *Check) { // delete an attached disk
+		disk := c.disk()
+		instance := c.instance(disk)
+		for _, state := range []string{"stopped", "running"} {
+			if state == "running" {
+				c.startAndAwait(instance.Id)
+			}
+			c.deleteDisk(disk.Id).as("of a " + state + " instance").refused(undeletable("attached"))
+			c.staysAttached(disk.Id, instance.Id)
+		}
+	}},
+}
+
 func (c *Check) fromSnapshot(id string, readOnly bool) oxide.DiskCreateParams {
-	return c.diskFrom(&oxide.DiskSourceSnapshot{SnapshotId: id, ReadOnly: &readOnly})
+	return c.diskFrom(oxide.DiskSource{
+		Value: &oxide.DiskSourceSnapshot{SnapshotId: id, ReadOnly: &readOnly}})
 }
 
 func (c *Check) local(bytes int64) oxide.DiskCreateParams {
@@ -29,102 +241,8 @@ func sized(bytes int64, params oxide.DiskCreateParams) oxide.DiskCreateParams {
 	return params
 }
 
-func checkNewDisk(c *Check) {
-	project, params := c.viewProject(c.Project).must(), c.blank()
-	made := c.createDisk(params).must()
-	read := c.look(made.Id)
-	for what, state := range map[*oxide.Disk]oxide.DiskStateState{
-		made: oxide.DiskStateStateCreating, read: oxide.DiskStateStateDetached,
-	} {
-		where := "the disk as it is " + string(state)
-		equal(c, where+": its state", what.State.State(), state)
-		equal(c, where+": its name", what.Name, params.Body.Name)
-		equal(c, where+": its description", what.Description, params.Body.Description)
-		equal(c, where+": its project", what.ProjectId, project.Id)
-		equal(c, where+": its size", what.Size, params.Body.Size)
-		equal(c, where+": its type", what.DiskType, oxide.DiskTypeDistributed)
-		equal(c, where+": whether it is read-only", what.ReadOnly != nil && *what.ReadOnly, false)
-		equal(c, where+": its source", what.SnapshotId+what.ImageId, "")
-	}
-	c.deleteDisk(made.Id).must()
-	c.viewDisk(string(made.Name)).refused(unknownName("disk", made.Name))
-	again := c.createDisk(params).must()
-	if again.Id == made.Id {
-		c.errorf("another disk of the name: expected another ID; found %s again", made.Id)
-	}
-}
-
-func checkReadOnlyDisk(c *Check) {
-	snapshot := c.snapshot(c.disk().Id).must()
-	disk := c.createDisk(c.fromSnapshot(snapshot.Id, true)).must()
-	equal(c, "its state in the answer", disk.State.State(), oxide.DiskStateStateDetached)
-	equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, true)
-	equal(c, "its snapshot", disk.SnapshotId, snapshot.Id)
-	c.snapshot(disk.Id).refused(invalidRequest("can't create a snapshot of a read-only disk"))
-}
-
-func checkFailedDelete(c *Check) {
-	c.needSimulated("a deletion that fails cannot be brought about from outside")
-	before := c.storageUsed()
-	disk := c.faultedDisk()
-	equal(c, "the name of a disk whose deletion failed", string(disk.Name), "deleted-"+disk.Id)
-	equal(c, "its state", disk.State.State(), oxide.DiskStateStateFaulted)
-	equal(c, "what is provisioned", c.storageUsed(), before+GiB)
-	c.deleteDisk(disk.Id).must()
-	equal(c, "what is provisioned when it is deleted", c.storageUsed(), before)
-}
-
-func checkSoftDelete(c *Check) {
-	before := c.storageUsed()
-	if c.simulated() {
-		c.cleanup(c.Admin.RunDeferred) // runs last, after all deletions
-		c.Switch("free_delay", "1h")
-	}
-	params := c.blank()
-	disk := c.createDisk(params).must()
-	snapshot := c.snapshot(disk.Id).must()
-	c.deleteDisk(disk.Id).must()
-	c.deleteSnapshot(snapshot.Id).must()
-	c.viewDisk(disk.Id).refused(unknownID("disk", disk.Id))
-	c.viewSnapshot(snapshot.Id).refused(unknownID("snapshot", snapshot.Id))
-	again := c.createDisk(params).must()
-	c.takeSnapshot(snapshot.Name, again.Id).must()
-	if !c.arrange("a rack that frees late") {
-		return
-	}
-	equal(c, "what is provisioned until all is freed", c.storageUsed(), before+4*GiB)
-	c.Switch("quota_bytes", before+4*GiB)
-	c.createDisk(c.blank()).refused(quotaExceeded)
-	c.must("let the rack free what was deleted", c.Admin.RunDeferred(c.ctx))
-	equal(c, "what is provisioned then", c.storageUsed(), before+2*GiB)
-	c.look(again.Id)
-}
-
 func undeletable(state oxide.DiskStateState) Refused {
 	return invalidRequest("disk cannot be deleted in state %q", state)
-}
-
-func checkDeleteAttached(c *Check) {
-	disk := c.disk()
-	instance := c.instance(disk)
-	for _, state := range []string{"stopped", "running"} {
-		if state == "running" {
-			c.startAndAwait(instance.Id)
-		}
-		c.deleteDisk(disk.Id).as("of a " + state + " instance").refused(undeletable("attached"))
-		c.staysAttached(disk.Id, instance.Id)
-	}
-}
-
-// awaitProvisioned waits until the silo's disks and snapshots use the given part of its quota. A
-// rack may free the space of deleted objects later (A68).
-func (c *Check) awaitProvisioned(want int64) error {
-	return harness.Await(c.ctx, patience, func() error {
-		if is := c.storageUsed(); is != want {
-			return fmt.Errorf("%d bytes are provisioned, not %d", is, want)
-		}
-		return nil
-	})
 }
 
 // takeSnapshot takes a snapshot with a name, and removes it at the end.
@@ -163,43 +281,6 @@ var (
 		"total size must be a multiple of block size 512")
 )
 
-func checkDiskSizes(c *Check) {
-	sizes := []int64{GiB}
-	if c.arrange("a disk of 1023 GiB") {
-		sizes = append(sizes, 1023*GiB) // too large for a real rack
-	}
-	for _, bytes := range sizes {
-		disk := c.createDisk(sized(bytes, c.blank())).must()
-		equal(c, "its size", int64(c.look(disk.Id).Size), bytes)
-	}
-	c.createDisk(sized(0, c.blank())).refused(tooSmall)
-	c.createDisk(sized(GiB/2, c.blank())).refused(tooSmall)
-	c.createDisk(sized(GiB+512, c.blank())).refused(noWholeGiB)
-	c.createDisk(sized(1024*GiB, c.blank())).refused(tooLarge)
-}
-
-func checkLocalDisk(c *Check) {
-	made := c.createDisk(c.local(GiB)).must()
-	disk := c.look(made.Id)
-	equal(c, "its type", disk.DiskType, oxide.DiskTypeLocal)
-	equal(c, "its blocks", disk.BlockSize, 4096)
-	equal(c, "its source", disk.SnapshotId+disk.ImageId, "")
-	equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, false)
-	c.snapshot(disk.Id).refused(invalidRequest("can't create a snapshot of a local storage disk"))
-	c.createDisk(c.local(GiB / 2)).refused(tooSmall)
-	c.createDisk(c.local(GiB + 4096)).refused(noWholeGiB)
-	for bytes, problem := range map[int64]string{
-		11 << 50: "requested size over 10 PiB",
-		9 << 50:  "requested size is too large to fit on any physical disk",
-	} {
-		creation := c.createDisk(c.local(bytes))
-		if noDriveHas(creation.err) || c.simulated() { // a rack before v22 looks at the quota alone
-			creation.refused(invalidValue("size", problem))
-		}
-	}
-	c.refusesBeyondQuota(c.local(c.beyondQuota()))
-}
-
 func (c *Check) refusesBeyondQuota(params oxide.DiskCreateParams) {
 	if creation := c.createDisk(params); !noDriveHas(creation.err) {
 		creation.refused(quotaExceeded)
@@ -224,72 +305,6 @@ func noDriveHas(err error) bool {
 	return errors.Is(err, oxide.ErrInvalidValue) && refused.ErrorResponse.Message != tooSmall.Message
 }
 
-func checkNoSpace(c *Check) {
-	c.needSimulated("a rack without space cannot be brought about from outside")
-	disk := c.disk()
-	source := c.snapshot(disk.Id).must()
-	before, params := c.storageUsed(), c.blank()
-	c.Switch("full", true)
-	c.createDisk(params).refused(rackIsFull)
-	c.checkUndone(params.Body.Name, before)
-	c.snapshot(disk.Id).refused(rackIsFull)
-	equal(c, "the disk's state afterwards", c.stateOf(disk.Id), oxide.DiskStateStateDetached)
-	c.createDisk(c.fromSnapshot(source.Id, true)).must()
-	c.createDisk(c.local(GiB)).must()
-}
-
-func checkOrderOnCreate(c *Check) {
-	missing := uuid.NewString()
-	c.createDisk(sized(1, c.fromSnapshot(missing, false))).refused(unknownID("snapshot", missing))
-	big := c.createDisk(sized(2*GiB, c.blank())).must()
-	snapshot := c.snapshot(big.Id).must()
-	c.createDisk(sized(GiB+1, c.fromSnapshot(snapshot.Id, false))).refused(invalidRequest(
-		"disk size 1073741825 must be greater than or equal to snapshot size 2147483648"))
-	c.createDisk(sized(3*GiB, c.fromSnapshot(snapshot.Id, true))).refused(invalidRequest(
-		"read-only disk size 3221225472 must be equal to source snapshot size 2147483648"))
-	c.createDisk(sized(GiB/2+1, c.blank())).refused(noWholeBlock)
-	c.createDisk(sized(GiB/2, c.blank())).refused(tooSmall)
-	c.createDisk(sized(1024*GiB+512, c.blank())).refused(noWholeGiB)
-	most := sized(1024*GiB, c.blank())
-	most.Body.Name = big.Name
-	c.createDisk(most).refused(tooLarge)
-	beyond := c.local(c.beyondQuota())
-	beyond.Body.Name = big.Name
-	c.refusesBeyondQuota(beyond)
-}
-
-func checkQuota(c *Check) {
-	c.steadily(c.checkProvisioned)
-	use := c.utilization()
-	if use.Capacity.Storage < use.Provisioned.Storage {
-		c.errorf("the silo's quota: expected at least the %d bytes that are provisioned; found %d",
-			use.Provisioned.Storage, use.Capacity.Storage)
-	}
-	c.refusesBeyondQuota(c.local(c.beyondQuota()))
-	if c.simulated() { // only the answer shows the quota of a real rack
-		const quota = 1 << 50
-		c.Switch("quota_bytes", quota)
-		use = c.utilization()
-		equal(c, "the silo's quota", int64(use.Capacity.Storage), quota)
-	}
-}
-
-func (c *Check) checkProvisioned() {
-	before, problems := c.storageUsed(), len(c.problems)
-	disk := c.createDisk(sized(2*GiB, c.blank())).must()
-	equal(c, "what a disk of 2 GiB takes of the quota", c.storageUsed()-before, 2*GiB)
-	snapshot := c.snapshot(disk.Id).must()
-	equal(c, "what it takes with its snapshot", c.storageUsed()-before, 4*GiB)
-	c.deleteDisk(disk.Id).must()
-	c.deleteSnapshot(snapshot.Id).must()
-	if len(c.problems) > problems {
-		return
-	}
-	if err := c.awaitProvisioned(before); err != nil {
-		c.errorf("what is provisioned when both are deleted: expected %d bytes; found, %s", before, err)
-	}
-}
-
 // fault adds a fault for the next matching request to a simulated rack.
 func (c *Check) fault(f adminapi.Fault) {
 	f.Times = 1
@@ -310,10 +325,7 @@ func (c *Check) fault(f adminapi.Fault) {
 func (c *Check) Switch(name string, value any) {
 	now, err := c.Admin.Switches(c.ctx)
 	c.must("read the simulated rack's switches", err)
-	text, err := json.Marshal(now)
-	c.must("read the simulated rack's switches", err)
-	var before map[string]any
-	c.must("read the simulated rack's switches", json.Unmarshal(text, &before))
+	before := fieldsOf[map[string]any](c, now)
 	c.cleanup(func(ctx context.Context) error {
 		return c.Admin.Switch(ctx, map[string]any{name: before[name]})
 	})
@@ -388,23 +400,16 @@ func (u *underway[T]) over() bool {
 	}
 }
 
-// meanwhile forgets the problems that the check has found since begin, and ends it, if a real rack
-// may have carried out the request by then, even without an answer.
-func (u *underway[T]) meanwhile() {
-	c := u.c
-	if len(c.problems) > u.problems && !c.simulated() &&
-		(u.over() || u.carriedOut != nil && u.carriedOut()) {
-		c.problems = c.problems[:u.problems]
-		c.notTested("the rack ended it before everything could be looked at: %s", u.what)
-	}
-}
-
-// end makes a simulated rack complete the request, and returns its outcome.
+// end makes a simulated rack complete the request, and returns its outcome. If a real rack may have
+// carried out the request by now, even without an answer, it forgets the problems that the check
+// has found since begin, and ends the check.
 func (u *underway[T]) end() outcome[T] {
-	u.meanwhile()
 	c := u.c
 	if c.simulated() {
 		c.must("end the hold of the simulated rack", c.Admin.Switch(c.ctx, map[string]any{u.hold: "0s"}))
+	} else if len(c.problems) > u.problems && (u.over() || u.carriedOut != nil && u.carriedOut()) {
+		c.problems = c.problems[:u.problems]
+		c.notTested("the rack ended it before everything could be looked at: %s", u.what)
 	}
 	select {
 	case <-u.done:
@@ -436,49 +441,18 @@ func checkAbandonedSaga(c *Check) {
 	if c.simulated() {
 		c.must("end the hold", c.Admin.Switch(c.ctx, map[string]any{"create_hold": "0s"}))
 	}
-	found := "nothing"
+	var found string
 	err := harness.Await(c.ctx, patience, func() error {
 		disk, err := c.readDisk(c.ctx, string(params.Body.Name))
 		if err != nil {
 			found = Brief(err)
-			return nil
-		}
-		found = string(disk.State.State())
-		if found == "creating" {
+		} else if found = string(disk.State.State()); found == "creating" {
 			return errors.New("the disk is still being created")
 		}
 		return nil
 	})
 	c.must("wait for a disk whose creator gave up", err)
 	equal(c, "a disk whose creator gave up", found, "detached")
-}
-
-func checkFailedSaga(c *Check) {
-	c.needSimulated("a saga that fails halfway cannot be brought about from outside")
-	params, before := c.blank(), c.storageUsed()
-	c.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
-	c.createDisk(params).refused(internalError)
-	c.checkUndone(params.Body.Name, before)
-	if c.Restart == nil || len(c.problems) > 0 {
-		return
-	}
-	instance := c.createInstance(c.newInstance()).must()
-	c.Await(instance.Id, oxide.InstanceStateStopped)
-	c.Switch("instance_delay", "1h")
-	c.start(instance.Id).must()
-	cutOff := c.blank()
-	ctx, giveUp := context.WithCancel(c.ctx)
-	defer giveUp()
-	creation := c.beginDisk(ctx, cutOff)
-	giveUp() // so that the check has no request without an answer
-	<-creation.done
-	c.must("restart the rack", c.Restart(c.ctx))
-	c.closeIdle() // they lead to the rack that has died
-	disk := c.viewDisk(string(cutOff.Body.Name)).must()
-	equal(c, "the disk whose creation was open when the rack died", disk.State.State(),
-		oxide.DiskStateStateDetached)
-	equal(c, "what is provisioned with it", c.storageUsed(), before+GiB)
-	c.Await(instance.Id, oxide.InstanceStateRunning)
 }
 
 func (c *Check) checkUndone(name oxide.Name, provisioned int64) {

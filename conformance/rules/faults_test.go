@@ -312,10 +312,10 @@ func survey(t *testing.T, config Config) surveyed {
 	for _, rule := range All() {
 		result := r.Run(t.Context(), rule)
 		s.results[rule.ID] = result
-		if result.Status == NotTested && r.Admin == nil {
+		if result.Status == notTested && r.Admin == nil {
 			continue
 		}
-		if result.Status != Passed {
+		if result.Status != passed {
 			t.Fatalf("%s without a fault: %s %s", rule.ID, result.Status, result.Reason)
 		}
 		asked := map[string]bool{"": true}
@@ -427,12 +427,12 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 		limited, cancel := context.WithTimeout(ctx, limit)
 		result := r.Run(limited, rule)
 		cancel()
-		if result.Status == Failed || result.Status == Blocked || result.Status == NotTested &&
+		if result.Status == failed || result.Status == blocked || result.Status == notTested &&
 			result.Reason == "" {
 			alarms = append(alarms, fmt.Sprintf("%s %s: %s", rule.ID, result.Status, result.Reason))
 		}
-		if f.noticed && f.struck.Load() > before && (result.Status == Failed || result.Undecided ||
-			result.Status != Passed && f.alters == nil) {
+		if f.noticed && f.struck.Load() > before && (result.Status == failed || result.Undecided ||
+			result.Status != passed && f.alters == nil) {
 			by = cmp.Or(by, rule.ID)
 		}
 		if by != "" && !f.legal {
@@ -573,23 +573,19 @@ func (h *faultTest) draw(t *testing.T) (ignored int) {
 	return ignored
 }
 
-// sample returns the first trials of each class, in turn.
+// sample returns the first trials of each class.
 func (h *faultTest) sample() (chosen []trial) {
-	var classes [3][]trial
+	left := sampled
 	for _, tried := range h.trials {
 		class := 1
-		if _, ofList := pageChanges[tried.how]; ofList && tried.field == "items" {
-			class = 2
-		} else if tried.field == "" {
+		switch tried.field {
+		case "":
 			class = 0
+		case "items":
+			class = 2
 		}
-		classes[class] = append(classes[class], tried)
-	}
-	for i := range slices.Max(sampled[:]) {
-		for class, most := range sampled {
-			if i < min(most, len(classes[class])) {
-				chosen = append(chosen, classes[class][i])
-			}
+		if left[class]--; left[class] >= 0 {
+			chosen = append(chosen, tried)
 		}
 	}
 	return chosen

@@ -12,6 +12,272 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
+var ofInstances = []tested{
+	{"A20", "utilization_view instance_start instance_stop", func(c *Check) { // what is provisioned
+		instance := c.instance()
+		c.steadily(func() {
+			before := c.provisioned()
+			c.start(instance.Id).must()
+			started := c.provisioned()
+			c.Await(instance.Id, oxide.InstanceStateRunning)
+			c.stop(instance.Id).must()
+			c.Await(instance.Id, oxide.InstanceStateStopped)
+			stopped := c.provisioned()
+			own := computing{int64(instance.Ncpus), int64(instance.Memory)}
+			equal(c, "what one more started instance adds to CPUs and memory", started.less(before), own)
+			equal(c, "what is left of it when it is stopped again", stopped.less(before), computing{})
+		})
+	}},
+	{"A45", "instance_start instance_stop", func(c *Check) { // start
+		instance := c.instance(c.disk())
+		shows(c.start(instance.Id), oxide.InstanceStateStarting)
+		again := c.start(instance.Id).must().RunState
+		if again != oxide.InstanceStateStarting && again != oxide.InstanceStateRunning {
+			c.errorf("start it again: expected it starting or running; found it %s", again)
+		}
+		c.Await(instance.Id, oxide.InstanceStateRunning)
+		shows(c.start(instance.Id), oxide.InstanceStateRunning)
+		if c.arrange("a failed instance") {
+			c.fail(instance.Id)
+			shows(c.start(instance.Id), oxide.InstanceStateStarting)
+			c.Await(instance.Id, oxide.InstanceStateRunning)
+		}
+		c.stopSlowly(instance.Id)
+		// On a real rack the instance may have stopped by now, and is then started.
+		if late := c.start(instance.Id); late.err != nil || c.simulated() {
+			late.refused(inConflict("instance must finish stopping before it can be started"))
+		}
+	}},
+	{"A46", "instance_start instance_stop", func(c *Check) { // stop
+		instance := c.instance(c.disk())
+		c.startAndAwait(instance.Id)
+		shows(c.stop(instance.Id), oxide.InstanceStateStopping) // although it has no operating system
+		if read := c.see(instance.Id).RunState; read != oxide.InstanceStateStopping &&
+			read != oxide.InstanceStateStopped {
+			c.errorf("the next read of its state: expected stopping or stopped; found %s", read)
+		}
+		c.Await(instance.Id, oxide.InstanceStateStopped)
+		stopped := c.see(instance.Id)
+		again := c.stop(instance.Id)
+		shows(again, oxide.InstanceStateStopped)
+		equal(c, "the time of its state", moment(again.value.TimeRunStateUpdated),
+			moment(stopped.TimeRunStateUpdated))
+		if c.arrange("a failed instance") {
+			c.fail(instance.Id)
+			shows(c.stop(instance.Id), oxide.InstanceStateStopped)
+		}
+	}},
+	{"A47", "instance_reboot", func(c *Check) { // reboot
+		c.reboot(c.StoppedInstance().Id).refused(
+			invalidRequest("cannot reboot an instance in state stopped with no VMM"))
+		running, disk := c.runningInstance()
+		shows(c.reboot(running.Id), oxide.InstanceStateRebooting)
+		attachedTo(c.viewDisk(disk.Id).as("its instance reboots"), running.Id)
+		c.Await(running.Id, oxide.InstanceStateRunning)
+		attachedTo(c.viewDisk(disk.Id).as("its instance has rebooted"), running.Id)
+		if !c.arrange("a failed instance") {
+			return
+		}
+		instance := c.instance(c.disk())
+		c.fail(instance.Id)
+		c.reboot(instance.Id).refused(invalidRequest("instance state cannot be changed from failed"))
+		c.Switch("instance_delay", adminapi.Duration(hold))
+		c.start(instance.Id).must()
+		c.reboot(instance.Id).refused(invalidRequest("Forbidden")) // it is starting
+		c.stopSlowly(instance.Id)
+		c.reboot(instance.Id).refused(invalidRequest("cannot reboot an instance in state stopping"))
+	}},
+	{"A48", "instance_delete", func(c *Check) { // delete
+		running, there := c.runningInstance()
+		deletion := c.deleteInstance(running.Id)
+		deletion.refused(invalidRequest(
+			"cannot delete instance: instance is running or has not yet fully stopped"))
+		if deletion.err == nil {
+			c.running = nil
+		} else {
+			c.staysAttached(there.Id, running.Id)
+		}
+		states := []string{"stopped"}
+		if c.arrange("a failed instance") {
+			states = append(states, "failed")
+		}
+		for _, state := range states {
+			disk := c.disk()
+			instance := c.instance(disk)
+			if state == "failed" {
+				c.fail(instance.Id)
+			}
+			c.deleteInstance(instance.Id).as(state).must()
+			c.viewInstance(instance.Id).refused(unknownID("instance", instance.Id))
+			c.staysAttached(disk.Id, "")
+			c.deleteInstance(instance.Id).refused(unknownID("instance", instance.Id))
+		}
+	}},
+	{"A49", "instance_update", func(c *Check) { // update
+		disk, instance := c.disk(), c.instance()
+		milan := oxide.NewPointer(oxide.InstanceCpuPlatformAmdMilan)
+		boot := func(u *oxide.InstanceUpdate) {
+			u.BootDisk = oxide.NewPointer(oxide.NameOrId(disk.Id))
+		}
+		c.updated(instance.Id, boot).refused(inConflict("boot disk must be attached"))
+		c.attach(disk.Id, instance.Id).must()
+		all := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
+			boot(u)
+			u.Ncpus, u.Memory, u.CpuPlatform = 2, 2*GiB, milan
+			u.AutoRestartPolicy = oxide.NewPointer(oxide.InstanceAutoRestartPolicyNever)
+		}).must()
+		equal(c, "what was changed", changeable(all), changes{2, 2 * GiB, disk.Id, "amd_milan", "never"})
+		c.same("the answer to a change", all, c.see(instance.Id))
+		none := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
+			u.BootDisk, u.Ncpus, u.Memory = nil, 1, GiB
+		}).must()
+		equal(c, "what was changed, or left out", changeable(none), changes{1, GiB, "", "", ""})
+		equal(c, "when it was modified", moment(none.TimeModified), moment(none.TimeCreated))
+
+		jumbo := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
+			u.EnableJumboFrames = oxide.NewPointer(true)
+		})
+		// The fleet of a real rack may have opted in.
+		if jumbo.err != nil || c.simulated() {
+			jumbo.refused(invalidRequest("enable_jumbo_frames may only be set to true when " + optIn))
+		}
+
+		running, there := c.runningInstance()
+		resize := inConflict("instance must be stopped to change CPU or memory")
+		for _, test := range []struct {
+			what   string
+			change func(*oxide.InstanceUpdate)
+			want   Refused
+		}{
+			{"CPUs", func(u *oxide.InstanceUpdate) { u.Ncpus++ }, resize},
+			{"memory", func(u *oxide.InstanceUpdate) { u.Memory += GiB }, resize},
+			{"platform", func(u *oxide.InstanceUpdate) { u.CpuPlatform = milan }, resize},
+			{"boot disk", func(u *oxide.InstanceUpdate) {
+				u.BootDisk = oxide.NewPointer(oxide.NameOrId(there.Id))
+			}, inConflict("instance must be stopped to set boot disk")},
+		} {
+			c.updated(running.Id, test.change).as(test.what).refused(test.want)
+		}
+		missing := uuid.NewString()
+		c.updated(running.Id, func(u *oxide.InstanceUpdate) {
+			u.Ncpus++
+			u.BootDisk = oxide.NewPointer(oxide.NameOrId(missing))
+		}).refused(unknownID("disk", missing))
+		c.updated(running.Id, func(*oxide.InstanceUpdate) {}).must()
+	}},
+	{"A50", "instance_create", func(c *Check) { // sizes and host names
+		const maxCPUs, maxMemory = 254, 1536 * GiB
+		for _, test := range []struct {
+			what   string
+			cpus   int
+			memory int64
+			want   Refused
+		}{
+			{"255 vCPUs", maxCPUs + 1, GiB, mostCPUs},
+			{"half a GiB", 1, GiB / 2, leastMemory},
+			{"a GiB and a half", 1, GiB + GiB/2, invalidValue("size", "memory must be divisible by 1 GiB")},
+			{"1537 GiB", 1, maxMemory + GiB,
+				invalidValue("size", "memory must be less than or equal to 1536 GiB")},
+		} {
+			create := c.newInstance()
+			create.Body.Ncpus = oxide.InstanceCpuCount(test.cpus)
+			create.Body.Memory = oxide.ByteCount(test.memory)
+			c.createInstance(create).as(test.what).refused(test.want)
+		}
+		const notRFC = "hostname: Hostnames must comply with RFC 1035"
+		for _, test := range []struct{ name, problem string }{
+			{strings.Repeat("a", 254), "hostname: Max hostname length is 253"},
+			{"an_host", notRFC}, {"-host", notRFC}, {"host.", notRFC},
+		} {
+			create := c.newInstance()
+			create.Body.Hostname = oxide.Hostname(test.name)
+			equal(c, "create an instance with the host name "+test.name,
+				unplaced(refusedBy(c.createInstance(create).err)), badBody(test.problem))
+		}
+		// The instance stays stopped, and so uses nothing of the silo (A20).
+		create := c.newInstance()
+		create.Body.Ncpus, create.Body.Memory = maxCPUs, maxMemory
+		c.createInstance(create).must()
+	}},
+	{"A51", "instance_create disk_view", checkUndoneInstance},
+	{"A53", "instance_create instance_start instance_stop instance_reboot", checkChangeWhileCreating},
+	{"A58", "instance_create", func(c *Check) { // a start that fails
+		c.needSimulated("no request from outside keeps an instance from starting that may be made")
+		disk, create := c.disk(), c.newInstance()
+		create.Body.Start = oxide.NewPointer(true)
+		create.Body.Disks = []oxide.InstanceDiskAttachment{with(disk)}
+		c.fault(adminapi.Fault{Operation: "instance_create", Object: string(create.Body.Name),
+			Device: &adminapi.DeviceFault{Fails: true}})
+		instance := c.createInstance(create).must()
+		equal(c, "its state", instance.RunState, oxide.InstanceStateStopped)
+		equal(c, "its state when it is read", c.see(instance.Id).RunState, oxide.InstanceStateStopped)
+		c.staysAttached(disk.Id, instance.Id)
+	}},
+	{"A60", "instance_reboot instance_start", func(c *Check) { // a reboot that fails
+		c.needSimulated("no request from outside keeps a guest from coming back")
+		disk := c.disk()
+		instance := c.instance(disk)
+		c.fail(instance.Id)
+		c.staysAttached(disk.Id, instance.Id)
+		c.startAndAwait(instance.Id)
+		c.staysAttached(disk.Id, instance.Id)
+	}},
+	// The check sends a request with every mistake. It corrects the mistake that the rack
+	// reports, and sends the request again.
+	{"A66", "instance_create", func(c *Check) {
+		create := c.newInstance()
+		body := create.Body
+		free, taken := body.Name, c.StoppedInstance().Name
+		nowhere, missing := uuid.NewString(), c.name()
+		small := c.madeWith(c.blank().Body.DiskBackend, 512)
+		body.Name, body.Ncpus, body.Memory = taken, 255, 1
+		body.BootDisk = c.madeWith(c.fromSnapshot(nowhere, false).Body.DiskBackend, GiB)
+		body.Disks = slices.Repeat([]oxide.InstanceDiskAttachment{small}, maxDisks)
+		body.NetworkInterfaces = interfaces(0)
+		ephemeral := oxide.ExternalIpCreate{Value: &oxide.ExternalIpCreateEphemeral{}}
+		body.ExternalIps = slices.Repeat([]oxide.ExternalIpCreate{ephemeral}, 33)
+		body.SshPublicKeys = []oxide.NameOrId{oxide.NameOrId(nowhere)}
+		body.AntiAffinityGroups = []oxide.NameOrId{oxide.NameOrId(missing)}
+		type step struct {
+			what string
+			want Refused
+			mend func()
+		}
+		steps := []step{
+			{"255 vCPUs", mostCPUs, func() { body.Ncpus = 1 }},
+			{"a byte of memory", leastMemory, func() { body.Memory = GiB }},
+			{"13 disks", tooManyDisks, func() { body.Disks = body.Disks[:1] }},
+			{"a boot disk of no snapshot", unknownID("snapshot", nowhere),
+				func() { body.BootDisk = oxide.InstanceDiskAttachment{} }},
+			{"a disk of 512 bytes", tooSmall, func() { body.Disks[0] = with(&oxide.Disk{Name: missing}) }},
+			{"33 external IPs", tooManyIPs(32, "external"),
+				func() { body.ExternalIps = body.ExternalIps[:3] }},
+			{"jumbo frames", invalidRequest("enable_jumbo_frames may only be set on an instance when " +
+				optIn), func() { body.EnableJumboFrames = nil }},
+			{"3 ephemeral IPs", tooManyIPs(2, "ephemeral"), func() { body.ExternalIps = nil }},
+			{"a list of no interfaces", otherVPCs,
+				func() { body.NetworkInterfaces = interfaces(1, string(missing)) }},
+			{"an SSH key that is not there", unknownID("ssh-key", nowhere),
+				func() { body.SshPublicKeys = nil }},
+			{"a group that is not there", unknownName("anti-affinity-group", missing),
+				func() { body.AntiAffinityGroups = nil }},
+			{"a name that is taken", nameTaken("instance", taken), func() { body.Name = free }},
+			{"a network that is not there", unknownName("vpc", missing),
+				func() { body.NetworkInterfaces.Value = &oxide.InstanceNetworkInterfaceAttachmentNone{} }},
+			{"a disk that is not there", unknownName("disk", missing), func() {}},
+		}
+		if c.simulated() {
+			body.EnableJumboFrames = oxide.NewPointer(true)
+		} else { // its fleet may have opted in
+			steps = slices.DeleteFunc(steps, func(s step) bool { return s.what == "jumbo frames" })
+		}
+		for _, step := range steps {
+			c.createInstance(create).as(step.what).refused(step.want)
+			step.mend()
+		}
+	}},
+}
+
 type computing struct{ cpus, memory int64 }
 
 func (c *Check) provisioned() computing {
@@ -20,22 +286,6 @@ func (c *Check) provisioned() computing {
 		c.fatalf("read the utilization: expected the number of provisioned CPUs; found none")
 	}
 	return computing{int64(*seen.Provisioned.Cpus), int64(seen.Provisioned.Memory)}
-}
-
-func checkProvisioned(c *Check) {
-	instance := c.instance()
-	c.steadily(func() {
-		before := c.provisioned()
-		c.start(instance.Id).must()
-		started := c.provisioned()
-		c.Await(instance.Id, oxide.InstanceStateRunning)
-		c.stop(instance.Id).must()
-		c.Await(instance.Id, oxide.InstanceStateStopped)
-		stopped := c.provisioned()
-		own := computing{int64(instance.Ncpus), int64(instance.Memory)}
-		equal(c, "what one more started instance adds to CPUs and memory", started.less(before), own)
-		equal(c, "what is left of it when it is stopped again", stopped.less(before), computing{})
-	})
 }
 
 func (a computing) less(b computing) computing {
@@ -47,27 +297,6 @@ func shows(changed outcome[*oxide.Instance], want oxide.InstanceState) {
 	equal(changed.c, changed.step+": its state", changed.must().RunState, want)
 }
 
-func checkStart(c *Check) {
-	instance := c.instance(c.disk())
-	shows(c.start(instance.Id), oxide.InstanceStateStarting)
-	again := c.start(instance.Id).must().RunState
-	if again != oxide.InstanceStateStarting && again != oxide.InstanceStateRunning {
-		c.errorf("start it again: expected it starting or running; found it %s", again)
-	}
-	c.Await(instance.Id, oxide.InstanceStateRunning)
-	shows(c.start(instance.Id), oxide.InstanceStateRunning)
-	if c.arrange("a failed instance") {
-		c.fail(instance.Id)
-		shows(c.start(instance.Id), oxide.InstanceStateStarting)
-		c.Await(instance.Id, oxide.InstanceStateRunning)
-	}
-	c.stopSlowly(instance.Id)
-	// On a real rack the instance may have stopped by now, and is then started.
-	if late := c.start(instance.Id); late.err != nil || c.simulated() {
-		late.refused(inConflict("instance must finish stopping before it can be started"))
-	}
-}
-
 // stopSlowly stops an instance. A real rack is slow; a simulated one is told to be.
 func (c *Check) stopSlowly(instance string) {
 	if c.simulated() {
@@ -76,77 +305,9 @@ func (c *Check) stopSlowly(instance string) {
 	shows(c.stop(instance), oxide.InstanceStateStopping)
 }
 
-func checkStop(c *Check) {
-	instance := c.instance(c.disk())
-	c.startAndAwait(instance.Id)
-	shows(c.stop(instance.Id), oxide.InstanceStateStopping) // although it has no operating system
-	if read := c.see(instance.Id).RunState; read != oxide.InstanceStateStopping &&
-		read != oxide.InstanceStateStopped {
-		c.errorf("the next read of its state: expected stopping or stopped; found %s", read)
-	}
-	c.Await(instance.Id, oxide.InstanceStateStopped)
-	stopped := c.see(instance.Id)
-	again := c.stop(instance.Id)
-	shows(again, oxide.InstanceStateStopped)
-	equal(c, "the time of its state", moment(again.value.TimeRunStateUpdated),
-		moment(stopped.TimeRunStateUpdated))
-	if c.arrange("a failed instance") {
-		c.fail(instance.Id)
-		shows(c.stop(instance.Id), oxide.InstanceStateStopped)
-	}
-}
-
-func checkReboot(c *Check) {
-	c.reboot(c.StoppedInstance().Id).refused(
-		invalidRequest("cannot reboot an instance in state stopped with no VMM"))
-	running, disk := c.runningInstance()
-	shows(c.reboot(running.Id), oxide.InstanceStateRebooting)
-	attachedTo(c.viewDisk(disk.Id).as("its instance reboots"), running.Id)
-	c.Await(running.Id, oxide.InstanceStateRunning)
-	attachedTo(c.viewDisk(disk.Id).as("its instance has rebooted"), running.Id)
-	if !c.arrange("a failed instance") {
-		return
-	}
-	instance := c.instance(c.disk())
-	c.fail(instance.Id)
-	c.reboot(instance.Id).refused(invalidRequest("instance state cannot be changed from failed"))
-	c.Switch("instance_delay", adminapi.Duration(hold))
-	c.start(instance.Id).must()
-	c.reboot(instance.Id).refused(invalidRequest("Forbidden")) // it is starting
-	c.stopSlowly(instance.Id)
-	c.reboot(instance.Id).refused(invalidRequest("cannot reboot an instance in state stopping"))
-}
-
 func (c *Check) deleteInstance(id string) outcome[any] {
 	return c.done(c.Client.InstanceDelete(c.ctx,
 		oxide.InstanceDeleteParams{Instance: oxide.NameOrId(id)}), "delete instance %s", id)
-}
-
-func checkDeleteInstance(c *Check) {
-	running, there := c.runningInstance()
-	deletion := c.deleteInstance(running.Id)
-	deletion.refused(invalidRequest(
-		"cannot delete instance: instance is running or has not yet fully stopped"))
-	if deletion.err == nil {
-		c.running = nil
-	} else {
-		c.staysAttached(there.Id, running.Id)
-	}
-	states := []string{"stopped"}
-	if c.arrange("a failed instance") {
-		states = append(states, "failed")
-	}
-	for _, state := range states {
-		disk := c.disk()
-		instance := c.instance(disk)
-		if state == "failed" {
-			c.fail(instance.Id)
-		}
-		c.deleteInstance(instance.Id).as(state).must()
-		c.viewInstance(instance.Id).refused(unknownID("instance", instance.Id))
-		c.staysAttached(disk.Id, "")
-		c.deleteInstance(instance.Id).refused(unknownID("instance", instance.Id))
-	}
 }
 
 func checkChangeWhileCreating(c *Check) {
@@ -170,16 +331,6 @@ func checkChangeWhileCreating(c *Check) {
 	c.Await(seen.Id, oxide.InstanceStateStopped)
 }
 
-func checkFailedReboot(c *Check) {
-	c.needSimulated("no request from outside keeps a guest from coming back")
-	disk := c.disk()
-	instance := c.instance(disk)
-	c.fail(instance.Id)
-	c.staysAttached(disk.Id, instance.Id)
-	c.startAndAwait(instance.Id)
-	c.staysAttached(disk.Id, instance.Id)
-}
-
 // updated updates an instance with its present values, after change has altered them.
 func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) outcome[*oxide.Instance] {
 	now := c.see(id)
@@ -194,65 +345,6 @@ func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) outcome[*
 }
 
 const optIn = "the fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"
-
-func checkUpdate(c *Check) {
-	disk := c.disk()
-	instance := c.instance()
-	boot := func(u *oxide.InstanceUpdate) {
-		u.BootDisk = oxide.NewPointer(oxide.NameOrId(disk.Id))
-	}
-	c.updated(instance.Id, boot).refused(inConflict("boot disk must be attached"))
-	c.attach(disk.Id, instance.Id).must()
-	all := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
-		boot(u)
-		u.Ncpus, u.Memory = 2, 2*GiB
-		u.CpuPlatform = oxide.NewPointer(oxide.InstanceCpuPlatformAmdMilan)
-		u.AutoRestartPolicy = oxide.NewPointer(oxide.InstanceAutoRestartPolicyNever)
-	}).must()
-	equal(c, "what was changed", changeable(all), changes{2, 2 * GiB, disk.Id, "amd_milan", "never"})
-	c.same("the answer to a change", all, c.see(instance.Id))
-	none := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
-		u.BootDisk, u.Ncpus, u.Memory = nil, 1, GiB
-	}).must()
-	equal(c, "what was changed, or left out", changeable(none), changes{1, GiB, "", "", ""})
-	equal(c, "when it was modified", moment(none.TimeModified), moment(none.TimeCreated))
-
-	jumbo := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
-		u.EnableJumboFrames = oxide.NewPointer(true)
-	})
-	// The fleet of a real rack may have opted in.
-	if jumbo.err != nil || c.simulated() {
-		jumbo.refused(invalidRequest("enable_jumbo_frames may only be set to true when " + optIn))
-	}
-	c.checkUpdateWhileRunning()
-}
-
-func (c *Check) checkUpdateWhileRunning() {
-	running, there := c.runningInstance()
-	resize := inConflict("instance must be stopped to change CPU or memory")
-	for _, test := range []struct {
-		what   string
-		change func(*oxide.InstanceUpdate)
-		want   Refused
-	}{
-		{"CPUs", func(u *oxide.InstanceUpdate) { u.Ncpus++ }, resize},
-		{"memory", func(u *oxide.InstanceUpdate) { u.Memory += GiB }, resize},
-		{"platform", func(u *oxide.InstanceUpdate) {
-			u.CpuPlatform = oxide.NewPointer(oxide.InstanceCpuPlatformAmdMilan)
-		}, resize},
-		{"boot disk", func(u *oxide.InstanceUpdate) {
-			u.BootDisk = oxide.NewPointer(oxide.NameOrId(there.Id))
-		}, inConflict("instance must be stopped to set boot disk")},
-	} {
-		c.updated(running.Id, test.change).as(test.what).refused(test.want)
-	}
-	missing := uuid.NewString()
-	c.updated(running.Id, func(u *oxide.InstanceUpdate) {
-		u.Ncpus++
-		u.BootDisk = oxide.NewPointer(oxide.NameOrId(missing))
-	}).refused(unknownID("disk", missing))
-	c.updated(running.Id, func(*oxide.InstanceUpdate) {}).must()
-}
 
 type changes struct {
 	cpus, memory               int64
@@ -271,45 +363,14 @@ func moment(t *time.Time) string {
 	return t.UTC().Format(time.RFC3339Nano)
 }
 
+func tooManyIPs(most int, kind string) Refused {
+	return invalidRequest("An instance may not have more than %d %s IP addresses", most, kind)
+}
+
 var (
 	leastMemory = invalidValue("size", "memory must be at least 1 GiB")
 	mostCPUs    = invalidRequest("cannot have more than 254 vCPUs per instance")
 )
-
-func checkInstanceSize(c *Check) {
-	const maxCPUs, maxMemory = 254, 1536 * GiB
-	for _, test := range []struct {
-		what   string
-		cpus   int
-		memory int64
-		want   Refused
-	}{
-		{"255 vCPUs", maxCPUs + 1, GiB, mostCPUs},
-		{"half a GiB", 1, GiB / 2, leastMemory},
-		{"a GiB and a half", 1, GiB + GiB/2, invalidValue("size", "memory must be divisible by 1 GiB")},
-		{"1537 GiB", 1, maxMemory + GiB,
-			invalidValue("size", "memory must be less than or equal to 1536 GiB")},
-	} {
-		create := c.newInstance()
-		create.Body.Ncpus = oxide.InstanceCpuCount(test.cpus)
-		create.Body.Memory = oxide.ByteCount(test.memory)
-		c.createInstance(create).as(test.what).refused(test.want)
-	}
-	const notRFC = "hostname: Hostnames must comply with RFC 1035"
-	for _, test := range []struct{ name, problem string }{
-		{strings.Repeat("a", 254), "hostname: Max hostname length is 253"},
-		{"an_host", notRFC}, {"-host", notRFC}, {"host.", notRFC},
-	} {
-		create := c.newInstance()
-		create.Body.Hostname = oxide.Hostname(test.name)
-		equal(c, "create an instance with the host name "+test.name,
-			unplaced(refusedBy(c.createInstance(create).err)), badBody(test.problem))
-	}
-	// The instance stays stopped, and so uses nothing of the silo (A20).
-	create := c.newInstance()
-	create.Body.Ncpus, create.Body.Memory = maxCPUs, maxMemory
-	c.createInstance(create).must()
-}
 
 func checkUndoneInstance(c *Check) {
 	free, taken, other := c.disk(), c.disk(), c.StoppedInstance()
@@ -330,75 +391,6 @@ func checkUndoneInstance(c *Check) {
 	c.staysAttached(taken.Id, other.Id)
 	if c.simulated() { // nobody else uses its silo
 		equal(c, "what is provisioned afterwards", c.storageUsed(), before)
-	}
-}
-
-func checkStartAfterCreation(c *Check) {
-	c.needSimulated("no request from outside keeps an instance from starting that may be made")
-	disk, create := c.disk(), c.newInstance()
-	create.Body.Start = oxide.NewPointer(true)
-	create.Body.Disks = []oxide.InstanceDiskAttachment{with(disk)}
-	c.fault(adminapi.Fault{Operation: "instance_create", Object: string(create.Body.Name),
-		Device: &adminapi.DeviceFault{Fails: true}})
-	instance := c.createInstance(create).must()
-	equal(c, "its state", instance.RunState, oxide.InstanceStateStopped)
-	equal(c, "its state when it is read", c.see(instance.Id).RunState, oxide.InstanceStateStopped)
-	c.staysAttached(disk.Id, instance.Id)
-}
-
-// checkCreationOrder sends a request with every mistake. It corrects the mistake that the rack
-// reports, and sends the request again.
-func checkCreationOrder(c *Check) {
-	create := c.newInstance()
-	body := create.Body
-	free, taken := body.Name, c.StoppedInstance().Name
-	nowhere, missing := uuid.NewString(), c.name()
-	small := c.madeWith(c.blank().Body.DiskBackend, 512)
-	body.Name, body.Ncpus, body.Memory = taken, 255, 1
-	body.BootDisk = c.madeWith(distributed(&oxide.DiskSourceSnapshot{SnapshotId: nowhere}), GiB)
-	body.Disks = slices.Repeat([]oxide.InstanceDiskAttachment{small}, maxDisks)
-	body.NetworkInterfaces = interfaces(0)
-	ephemeral := oxide.ExternalIpCreate{Value: &oxide.ExternalIpCreateEphemeral{}}
-	body.ExternalIps = slices.Repeat([]oxide.ExternalIpCreate{ephemeral}, 33)
-	body.SshPublicKeys = []oxide.NameOrId{oxide.NameOrId(nowhere)}
-	body.AntiAffinityGroups = []oxide.NameOrId{oxide.NameOrId(missing)}
-	type step struct {
-		what string
-		want Refused
-		mend func()
-	}
-	steps := []step{
-		{"255 vCPUs", mostCPUs, func() { body.Ncpus = 1 }},
-		{"a byte of memory", leastMemory, func() { body.Memory = GiB }},
-		{"13 disks", tooManyDisks, func() { body.Disks = body.Disks[:1] }},
-		{"a boot disk of no snapshot", unknownID("snapshot", nowhere),
-			func() { body.BootDisk = oxide.InstanceDiskAttachment{} }},
-		{"a disk of 512 bytes", tooSmall, func() { body.Disks[0] = with(&oxide.Disk{Name: missing}) }},
-		{"33 external IPs", invalidRequest("An instance may not have more than 32 external IP addresses"),
-			func() { body.ExternalIps = body.ExternalIps[:3] }},
-		{"jumbo frames", invalidRequest("enable_jumbo_frames may only be set on an instance when " +
-			optIn), func() { body.EnableJumboFrames = nil }},
-		{"3 ephemeral IPs", invalidRequest("An instance may not have more than 2 ephemeral IP addresses"),
-			func() { body.ExternalIps = nil }},
-		{"a list of no interfaces", otherVPCs,
-			func() { body.NetworkInterfaces = interfaces(1, string(missing)) }},
-		{"an SSH key that is not there", unknownID("ssh-key", nowhere),
-			func() { body.SshPublicKeys = nil }},
-		{"a group that is not there", unknownName("anti-affinity-group", missing),
-			func() { body.AntiAffinityGroups = nil }},
-		{"a name that is taken", nameTaken("instance", taken), func() { body.Name = free }},
-		{"a network that is not there", unknownName("vpc", missing),
-			func() { body.NetworkInterfaces.Value = &oxide.InstanceNetworkInterfaceAttachmentNone{} }},
-		{"a disk that is not there", unknownName("disk", missing), func() {}},
-	}
-	if c.simulated() {
-		body.EnableJumboFrames = oxide.NewPointer(true)
-	} else { // its fleet may have opted in
-		steps = slices.DeleteFunc(steps, func(s step) bool { return s.what == "jumbo frames" })
-	}
-	for _, step := range steps {
-		c.createInstance(create).as(step.what).refused(step.want)
-		step.mend()
 	}
 }
 

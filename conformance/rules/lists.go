@@ -18,6 +18,102 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 )
 
+var ofLists = []tested{
+	{"A09", "disk_create disk_list snapshot_list instance_list image_list", func(c *Check) { // pages
+		disks, before := []string{}, c.name() // an earlier check may have left disks
+		var known []listed
+		for range 3 {
+			known = append(known, c.item(c.disk()))
+			disks = append(disks, known[len(known)-1].Name)
+		}
+		id := c.page("the first of the check's disks",
+			"/v1/disks?limit=1&"+c.after("name_ascending", string(before))).Items
+		if len(id) != 1 || id[0].Name != disks[0] {
+			c.fatalf("the page of one disk after a name: expected %s; found %v", disks[0], id)
+		}
+		for _, test := range []struct{ what, query, names string }{
+			{"two disks after the first by name", "limit=2&" + c.after("name_ascending", disks[0]),
+				disks[1] + " " + disks[2]},
+			{"two disks before the last by name", "limit=2&" + c.after("name_descending", disks[2]),
+				disks[1] + " " + disks[0]},
+			{"a disk by ID", "limit=1&" + c.after("id_ascending", previous(id[0].ID)), disks[0]},
+			{"a disk after a token, with other parameters",
+				"limit=1&project=nobodys&sort_by=name_descending&" + c.after("name_ascending", disks[0]),
+				disks[1]},
+		} {
+			equal(c, test.what, c.page(test.what, "/v1/disks?"+test.query).names(), test.names)
+		}
+		c.checkToken("name_ascending", "")
+		c.checkToken("id_ascending", "&sort_by=id_ascending")
+		if n := len(c.page("disks", "/v1/disks?"+c.inProject()).Items); n > 100 {
+			c.errorf("a page without a limit: expected 100 disks at most; found %d", n)
+		}
+		c.checkLists(known)
+		const token = "failed to parse pagination token: "
+		c.expect([]expected{
+			{"a limit beyond the greatest", get("/v1/disks?limit=99999&" + c.inProject()), ok},
+			{"a limit of nothing", get("/v1/disks?limit=0&" + c.inProject()),
+				badQuery("invalid value: integer `0`, expected a nonzero u32")},
+			{"a token of 513 bytes", get("/v1/disks?page_token=" + strings.Repeat("A", 513)),
+				badQuery(token + "too large")},
+			{"a token of nothing", get("/v1/disks?page_token=e30="), badQuery(token + "corrupted token")},
+			{"a limit with a sign", get("/v1/disks?limit=%2B2&" + c.inProject()), ok},
+		})
+		for given, want := range map[string]string{"!": "Invalid symbol 33, offset 0.",
+			"A": "Invalid input length: 1", "AA": "Invalid padding", "AB==": "Invalid last symbol 66, " +
+				"offset 1.", "A===": "Invalid symbol 61, offset 1.", "AAAA=AAA": "Invalid symbol 61, offset 4.",
+			"AA!AA": "Invalid symbol 33, offset 2.", "!AAA!": "Invalid symbol 33, offset 4.",
+			"eyJ2IjoidjIifQ==": "corrupted token"} {
+			request := get("/v1/disks?page_token=" + url.QueryEscape(given))
+			equal(c, "the token "+given, c.Send(request).Refused(), badQuery(token+want))
+		}
+	}},
+	{"A10", "instance_disk_list instance_disk_attach", func(c *Check) { // the last page
+		disk, instance := c.disk(), c.StoppedInstance()
+		path := "/v1/instances/" + instance.Id + "/disks"
+		c.checkEmptyPage("an empty list", path)
+		c.attach(disk.Id, instance.Id).must()
+		last := c.page("a list of one disk", path)
+		equal(c, "a list of one disk", last.names(), string(disk.Name))
+		if last.NextPage == nil {
+			c.fatalf("the last page that is not empty: expected a token; found null")
+		}
+		c.checkEmptyPage("the page after the last object",
+			path+"?page_token="+url.QueryEscape(*last.NextPage))
+		second := c.disk()
+		c.attach(second.Id, instance.Id).must()
+		c.checkList("instance_disk_list", path+"?", []listed{c.item(disk), c.item(second)},
+			*second.TimeCreated, nil)
+		equal(c, "the disks on a page for more than there are",
+			len(c.page("a list of two disks", path+"?limit=100").Items), 2)
+	}},
+	{"A62", "disk_list disk_view", func(c *Check) { // queries
+		disk := c.disk()
+		list := "/v1/disks?" + c.inProject()
+		const noOrder = "unknown variant ``, expected one of `name_ascending`, `name_descending`, " +
+			"`id_ascending`"
+		c.expect([]expected{
+			{"a limit that is no number", get(list + "&limit=x"), badQuery("invalid digit found in string")},
+			{"a limit beyond 32 bits", get(list + "&limit=5000000000"),
+				badQuery("number too large to fit in target type")},
+			{"an empty limit", get(list + "&limit="), badQuery("cannot parse integer from empty string")},
+			{"an empty order", get(list + "&sort_by="), badQuery(noOrder)},
+			{"an empty token", get(list + "&page_token="),
+				badQuery("failed to parse pagination token: corrupted token")},
+			{"an empty project", get("/v1/disks?project="), badQuery(notAName)},
+			{"no project", get("/v1/disks"), badQuery("missing field `project`")},
+			{"two projects, the first a bad one", get("/v1/disks?limit=1&project=X&" + c.inProject()), ok},
+			{"two projects, the last a bad one", get(list + "&project=X"), badQuery(notAName)},
+			{"two orders, the first a bad one", get(list + "&limit=1&sort_by=x&sort_by=id_ascending"), ok},
+			{"two limits", get(list + "&limit=1&limit=1"), badQuery("duplicate field `limit`")},
+			{"two projects for one disk", get("/v1/disks/" + string(disk.Name) + "?" + c.inProject() + "&" +
+				c.inProject()), badQuery("duplicate field `project`")},
+			{"an empty project for an ID", get("/v1/disks/" + disk.Id + "?project="), badQuery(notAName)},
+			{"two unknown parameters", get("/v1/disks/" + disk.Id + "?x=1&x=2"), ok},
+		})
+	}},
+}
+
 // reading is one reading of a list to its end, in one order and with one size of page.
 type reading struct {
 	order string
@@ -273,56 +369,6 @@ func previous(id string) string {
 	return parsed.String()
 }
 
-func checkPages(c *Check) {
-	disks, before := []string{}, c.name() // an earlier check may have left disks
-	var known []listed
-	for range 3 {
-		known = append(known, c.item(c.disk()))
-		disks = append(disks, known[len(known)-1].Name)
-	}
-	id := c.page("the first of the check's disks",
-		"/v1/disks?limit=1&"+c.after("name_ascending", string(before))).Items
-	if len(id) != 1 || id[0].Name != disks[0] {
-		c.fatalf("the page of one disk after a name: expected %s; found %v", disks[0], id)
-	}
-	for _, test := range []struct{ what, query, names string }{
-		{"two disks after the first by name", "limit=2&" + c.after("name_ascending", disks[0]),
-			disks[1] + " " + disks[2]},
-		{"two disks before the last by name", "limit=2&" + c.after("name_descending", disks[2]),
-			disks[1] + " " + disks[0]},
-		{"a disk by ID", "limit=1&" + c.after("id_ascending", previous(id[0].ID)), disks[0]},
-		{"a disk after a token, with other parameters",
-			"limit=1&project=nobodys&sort_by=name_descending&" + c.after("name_ascending", disks[0]),
-			disks[1]},
-	} {
-		equal(c, test.what, c.page(test.what, "/v1/disks?"+test.query).names(), test.names)
-	}
-	c.checkToken("name_ascending", "")
-	c.checkToken("id_ascending", "&sort_by=id_ascending")
-	if n := len(c.page("disks", "/v1/disks?"+c.inProject()).Items); n > 100 {
-		c.errorf("a page without a limit: expected 100 disks at most; found %d", n)
-	}
-	c.checkLists(known)
-	const token = "failed to parse pagination token: "
-	c.expect([]expected{
-		{"a limit beyond the greatest", get("/v1/disks?limit=99999&" + c.inProject()), ok},
-		{"a limit of nothing", get("/v1/disks?limit=0&" + c.inProject()),
-			badQuery("invalid value: integer `0`, expected a nonzero u32")},
-		{"a token of 513 bytes", get("/v1/disks?page_token=" + strings.Repeat("A", 513)),
-			badQuery(token + "too large")},
-		{"a token of nothing", get("/v1/disks?page_token=e30="), badQuery(token + "corrupted token")},
-		{"a limit with a sign", get("/v1/disks?limit=%2B2&" + c.inProject()), ok},
-	})
-	for given, want := range map[string]string{"!": "Invalid symbol 33, offset 0.",
-		"A": "Invalid input length: 1", "AA": "Invalid padding", "AB==": "Invalid last symbol 66, " +
-			"offset 1.", "A===": "Invalid symbol 61, offset 1.", "AAAA=AAA": "Invalid symbol 61, offset 4.",
-		"AA!AA": "Invalid symbol 33, offset 2.", "!AAA!": "Invalid symbol 33, offset 4.",
-		"eyJ2IjoidjIifQ==": "corrupted token"} {
-		request := get("/v1/disks?page_token=" + url.QueryEscape(given))
-		equal(c, "the token "+given, c.Send(request).Refused(), badQuery(token+want))
-	}
-}
-
 // checkToken demands that the token of a list's first page belongs to that list.
 func (c *Check) checkToken(sortBy, query string) {
 	what := "the first disk with " + sortBy
@@ -339,54 +385,8 @@ func (c *Check) checkToken(sortBy, query string) {
 	equal(c, "the token behind "+what, string(held), c.tokenText(sortBy, last))
 }
 
-func checkLastPage(c *Check) {
-	disk, instance := c.disk(), c.StoppedInstance()
-	path := "/v1/instances/" + instance.Id + "/disks"
-	c.checkEmptyPage("an empty list", path)
-	c.attach(disk.Id, instance.Id).must()
-	last := c.page("a list of one disk", path)
-	equal(c, "a list of one disk", last.names(), string(disk.Name))
-	if last.NextPage == nil {
-		c.fatalf("the last page that is not empty: expected a token; found null")
-	}
-	c.checkEmptyPage("the page after the last object",
-		path+"?page_token="+url.QueryEscape(*last.NextPage))
-	second := c.disk()
-	c.attach(second.Id, instance.Id).must()
-	c.checkList("instance_disk_list", path+"?", []listed{c.item(disk), c.item(second)},
-		*second.TimeCreated, nil)
-	equal(c, "the disks on a page for more than there are",
-		len(c.page("a list of two disks", path+"?limit=100").Items), 2)
-}
-
 func (c *Check) checkEmptyPage(what, path string) {
 	page := c.object(what, c.Send(get(path)))
 	equal(c, what+": its items", string(page["items"]), "[]")
 	equal(c, what+": its token", string(page["next_page"]), "null")
-}
-
-func checkQueries(c *Check) {
-	disk := c.disk()
-	list := "/v1/disks?" + c.inProject()
-	const noOrder = "unknown variant ``, expected one of `name_ascending`, `name_descending`, " +
-		"`id_ascending`"
-	c.expect([]expected{
-		{"a limit that is no number", get(list + "&limit=x"), badQuery("invalid digit found in string")},
-		{"a limit beyond 32 bits", get(list + "&limit=5000000000"),
-			badQuery("number too large to fit in target type")},
-		{"an empty limit", get(list + "&limit="), badQuery("cannot parse integer from empty string")},
-		{"an empty order", get(list + "&sort_by="), badQuery(noOrder)},
-		{"an empty token", get(list + "&page_token="),
-			badQuery("failed to parse pagination token: corrupted token")},
-		{"an empty project", get("/v1/disks?project="), badQuery(notAName)},
-		{"no project", get("/v1/disks"), badQuery("missing field `project`")},
-		{"two projects, the first a bad one", get("/v1/disks?limit=1&project=X&" + c.inProject()), ok},
-		{"two projects, the last a bad one", get(list + "&project=X"), badQuery(notAName)},
-		{"two orders, the first a bad one", get(list + "&limit=1&sort_by=x&sort_by=id_ascending"), ok},
-		{"two limits", get(list + "&limit=1&limit=1"), badQuery("duplicate field `limit`")},
-		{"two projects for one disk", get("/v1/disks/" + string(disk.Name) + "?" + c.inProject() + "&" +
-			c.inProject()), badQuery("duplicate field `project`")},
-		{"an empty project for an ID", get("/v1/disks/" + disk.Id + "?project="), badQuery(notAName)},
-		{"two unknown parameters", get("/v1/disks/" + disk.Id + "?x=1&x=2"), ok},
-	})
 }

@@ -75,29 +75,13 @@ func (c *Check) viewProject(which string) outcome[*oxide.Project] {
 
 // blank returns a request for a blank distributed disk of 1 GiB with blocks of 512 bytes.
 func (r *TestedRack) blank() oxide.DiskCreateParams {
-	return r.diskFrom(&oxide.DiskSourceBlank{BlockSize: 512})
+	return r.diskFrom(oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}})
 }
 
-func (r *TestedRack) diskFrom(source any) oxide.DiskCreateParams {
+func (r *TestedRack) diskFrom(source oxide.DiskSource) oxide.DiskCreateParams {
 	return oxide.DiskCreateParams{Project: r.project(), Body: &oxide.DiskCreate{
-		Name: r.name(), Description: r.Description, Size: GiB, DiskBackend: distributed(source)}}
-}
-
-// distributed returns the backend of a distributed disk with a source: a pointer to a variant of
-// oxide.DiskSource.
-func distributed(source any) oxide.DiskBackend {
-	var s oxide.DiskSource
-	switch variant := source.(type) {
-	case *oxide.DiskSourceBlank:
-		s.Value = variant
-	case *oxide.DiskSourceSnapshot:
-		s.Value = variant
-	case *oxide.DiskSourceImage:
-		s.Value = variant
-	case *oxide.DiskSourceImportingBlocks:
-		s.Value = variant
-	}
-	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: s}}
+		Name: r.name(), Description: r.Description, Size: GiB,
+		DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}}}}
 }
 
 // createDisk sends a request for a disk, and removes the disk at the end if it was created.
@@ -430,10 +414,6 @@ func attachedTo(answer outcome[*oxide.Disk], instance string) {
 		got += " to instance " + attached.Instance
 	}
 	equal(answer.c, answer.step+": the disk", got, want)
-}
-
-func (c *Check) mustAttach(disk, instance string) {
-	attachedTo(c.attach(disk, instance), instance)
 }
 
 func (c *Check) mustDetach(disk, instance string) {

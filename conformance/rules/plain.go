@@ -17,6 +17,235 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
+var ofPlain = []tested{
+	{"A04", "disk_create", func(c *Check) { // names
+		longest := c.blank()
+		longest.Body.Name += oxide.Name(strings.Repeat("x", 63-len(longest.Body.Name)))
+		disk := c.createDisk(longest).must()
+		equal(c, "its name", disk.Name, longest.Body.Name)
+		const charset = `(allowed characters are lowercase ASCII, digits, and "-")`
+		for _, test := range []struct{ name, problem string }{
+			{"", "name requires at least one character"},
+			{strings.Repeat("a", 64), "name may contain at most 63 characters"},
+			{"0a", "name must begin with an ASCII lowercase character"},
+			{"Conf", "name must begin with an ASCII lowercase character"},
+			{"conF", `name contains invalid character: "F" ` + charset},
+			{"con_f", `name contains invalid character: "_" ` + charset},
+			{"conf-", `name cannot end with "-"`},
+			{"a" + uuid.NewString()[1:], "name cannot be a UUID to avoid ambiguity with IDs"},
+		} {
+			equal(c, fmt.Sprintf("create a disk named %q", test.name),
+				unplaced(c.sendDisk(diskBody(`"name":"d"`, fmt.Sprintf(`"name":%q`, test.name))).Refused()),
+				badBody(test.problem))
+		}
+	}},
+	{"A05", "disk_view disk_list snapshot_view instance_view image_view project_view", func(c *Check) {
+		first, disk := c.disk(), c.disk()
+		snapshot := c.snapshot(disk.Id).must()
+		instance, project := c.StoppedInstance(), "?"+c.inProject()
+		for _, id := range []string{first.Id, disk.Id, strings.ToUpper(disk.Id)} {
+			read := c.viewDisk(id).must()
+			equal(c, "the ID of the disk that was read by ID "+id, read.Id, strings.ToLower(id))
+		}
+		read := c.viewDisk(string(disk.Name)).must()
+		equal(c, "the ID of the disk that was read by name", read.Id, disk.Id)
+		owner := c.viewProject(disk.ProjectId).must()
+		if !strings.EqualFold(c.Project, owner.Id) && c.Project != string(owner.Name) {
+			c.errorf("the project of a disk: expected %s; found %s (%s)", c.Project, owner.Name, owner.Id)
+		}
+		const both = "when providing %s as an ID project should not be specified"
+		const neither = "%s should either be UUID or project should be specified"
+		for _, test := range []struct{ kind, id, name, both, neither string }{
+			{"disk", disk.Id, string(disk.Name), both, neither},
+			{"instance", instance.Id, string(instance.Name), both, neither},
+			{"snapshot", snapshot.Id, string(snapshot.Name),
+				"when providing %s as an ID, project should not be specified",
+				"%s should either be an ID or project should be specified"},
+		} {
+			path := "/v1/" + test.kind + "s/"
+			c.expect([]expected{
+				{test.kind + " by ID, with a project", get(path + test.id + project),
+					invalidRequest(test.both, test.kind)},
+				{test.kind + " by name, without a project", get(path + test.name),
+					invalidRequest(test.neither, test.kind)},
+			})
+		}
+		nobodys := string(c.name())
+		c.expect([]expected{
+			{"disks of a project that is not there", get("/v1/disks?project=" + nobodys),
+				notFound("project", "name", nobodys)},
+			{"a disk by name in a project by ID",
+				get("/v1/disks/" + string(disk.Name) + "?project=" + disk.ProjectId), ok},
+			{"an image by ID, with a project", get("/v1/images/" + uuid.NewString() + project),
+				invalidRequest("when providing image as an ID, project should not be specified")},
+			{"an image by name, without a project", get("/v1/images/" + string(disk.Name)),
+				unknownName("silo-image", disk.Name)},
+			{"a subnet by ID, with a project", get("/v1/vpc-subnets/" + uuid.NewString() + project),
+				invalidRequest("when providing subnet as an ID, vpc and project should not be specified")},
+			{"a subnet by name, without a VPC", get("/v1/vpc-subnets/" + nobodys + project),
+				invalidRequest("subnet should either be an ID or vpc should be specified")},
+			{"what is neither a name nor an ID", get("/v1/disks/D"),
+				bad("bad parameter in URL path: " + notAName)},
+			{"disks of what is no project's name", get("/v1/disks?project=D"), badQuery(notAName)},
+		})
+	}},
+	{"A06", "disk_create", func(c *Check) { // malformed bodies
+		equal(c, "create a disk with a field that is unknown",
+			c.sendDisk(diskBody(`"size"`, `"color":"red","size"`)).Refused(), Refused{Status: 201})
+		c.badBodies([][3]string{
+			{"nothing", " ", "EOF while parsing a value"},
+			{"the beginning of an object", "{", "EOF while parsing an object"},
+			{"no name", diskBody(`"name":"d",`, ""), "missing field `name`"},
+			{"no size", diskBody(`"size":1073741824,`, ""), "missing field `size`"},
+			{"a bad name", diskBody(`"d"`, `"D"`), "name must begin with an ASCII lowercase character"},
+			{"a text for a size", diskBody("1073741824", `"1"`),
+				`size: invalid type: string "1", expected u64`},
+			{"an unknown backend", diskBody(`"distributed"`, `"tape"`),
+				"disk_backend: unknown variant `tape`, expected `local` or `distributed`"},
+			{"an unknown source", diskBody(`"blank"`, `"tape"`),
+				"disk_backend.disk_source: unknown variant `tape`, expected one of `blank`, " +
+					"`snapshot`, `image`, `importing_blocks`"},
+		})
+	}},
+	{"A07", "disk_create", func(c *Check) { // byte counts
+		const tooLarge = "size: value is too large for a byte count"
+		c.badBodies([][3]string{
+			{"2^63 bytes", diskBody("1073741824", "9223372036854775808"), tooLarge},
+			{"2^64-1 bytes", diskBody("1073741824", "18446744073709551615"), tooLarge},
+			{"a negative size", diskBody("1073741824", "-1"),
+				"size: invalid value: integer `-1`, expected u64"},
+		})
+		equal(c, "create a disk with 2^63-1 bytes, which is a byte count and no whole block",
+			c.sendDisk(diskBody("1073741824", "9223372036854775807")).Refused(), noWholeBlock)
+	}},
+	{"A08", "disk_create disk_view", func(c *Check) { // block sizes
+		for _, size := range []oxide.BlockSize{512, 2048, 4096} {
+			blank := oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: size}}
+			made := c.createDisk(c.diskFrom(blank)).must()
+			equal(c, "the blocks in the answer", made.BlockSize, size)
+			equal(c, "the blocks of the disk as it is read", c.look(made.Id).BlockSize, size)
+		}
+		c.badBodies([][3]string{
+			{"blocks of 1024 bytes", diskBody(":512", ":1024"),
+				"disk_backend.disk_source.block_size: invalid block size 1024"},
+			{"blocks of no bytes", diskBody(":512", ":0"),
+				"disk_backend.disk_source.block_size: invalid block size 0"},
+		})
+	}},
+	{"A12", "disk_create", func(c *Check) { // the size of bodies
+		const limit = 1 << 20
+		within := c.named(c.name(), diskBody(`"size":1073741824`, `"size":1,"pad":"%s"`))
+		within = strings.Replace(within, "%s", strings.Repeat("x", limit-len(within)+2), 1)
+		equal(c, "a body of 1 MiB, with a size of one byte", c.sendDisk(within).Refused(), noWholeBlock)
+		equal(c, "a body of 1 MiB and a byte", c.sendDisk(within+" ").Refused(),
+			bad("request body exceeded maximum size of 1048576 bytes"))
+		form := c.post("disks", "{}")
+		form.Header = map[string]string{"Content-Type": "application/x-www-form-urlencoded"}
+		a := c.Send(form)
+		equal(c, "a body that says it is a form", Refused{a.Status, a.Refused().Code, ""},
+			Refused{Status: 400})
+		if !strings.Contains(a.Refused().Message, "content type") {
+			c.errorf("a body that says it is a form: expected a refusal of its content type; found %q",
+				a.Refused().Message)
+		}
+	}},
+	{"A14", "disk_create disk_view disk_list", func(c *Check) { // the order of reading
+		nobodys := func(path string) Plain { return getWith(path, "Authorization", "") }
+		create := c.post("disks", "{")
+		create.Header = map[string]string{"Authorization": ""}
+		good := create
+		good.Body = c.named(c.name(), diskBody())
+		equal(c, "a bad body without a token", unplaced(c.Send(create).Refused()),
+			badBody("EOF while parsing an object"))
+		c.expect([]expected{
+			{"a bad query without a token", nobodys("/v1/disks"), badQuery("missing field `project`")},
+			{"a bad path without a token", nobodys("/v1/disks/D"),
+				bad("bad parameter in URL path: " + notAName)},
+			{"a good body without a token", good, unauthorized},
+		})
+	}},
+	{"A61", "disk_view", func(c *Check) { // paths
+		disk := c.disk()
+		c.expect([]expected{
+			{"an empty segment behind", get("/v1/disks/" + disk.Id + "/"), ok},
+			{"empty segments within", get("/v1//disks///" + disk.Id), ok},
+			{"a dot", get("/v1/./disks/" + disk.Id), bad("invalid path encoding")},
+			{"two dots", get("/v1/disks/../disks/" + disk.Id), bad("invalid path encoding")},
+			{"what is not UTF-8", get("/v1/disks/%ff"), bad("invalid path encoding")},
+			{"an escaped letter", get("/v1/%64isks/" + disk.Id), ok},
+			{"an escaped dot, which is a name", get("/v1/disks/%2e"),
+				bad("bad parameter in URL path: " + notAName)},
+			{"an escaped slash, which separates nothing", get("/v1%2fdisks/" + disk.Id),
+				Refused{404, "", "Not Found"}},
+		})
+	}},
+	{"A63", "disk_create", func(c *Check) { // repeated keys
+		c.badBodies([][3]string{
+			{"a known key twice", diskBody(`{"name"`, `{"name":"d","name"`), "duplicate field `name`"},
+			{"a key twice in an object below", diskBody(`"block_size"`,
+				`"block_size":512,"block_size"`), "disk_backend.disk_source: duplicate field `block_size`"},
+		})
+		for what, body := range map[string]string{
+			"an unknown key twice":        diskBody(`{"name"`, `{"x":1,"x":2,"name"`),
+			"something behind the object": diskBody() + " and more",
+		} {
+			equal(c, "create a disk with "+what, c.sendDisk(body).Refused(), Refused{Status: 201})
+		}
+	}},
+	{"A70", "disk_create snapshot_create instance_create", func(c *Check) { // descriptions
+		usual := c.Description
+		defer func() { c.Description = usual }()
+		padded := func(length int) string { // the mark stays readable
+			text := strings.TrimSuffix(usual, "}") + `,"pad":"`
+			return text + strings.Repeat("é", length-2-utf8.RuneCountInString(text)) + `"}`
+		}
+		longest := padded(512)
+		c.Description = longest
+		disk := c.disk()
+		equal(c, "the description of a disk, of 512 characters", disk.Description, longest)
+		snapshot := c.snapshot(disk.Id).must()
+		equal(c, "the description of a snapshot, of 512 characters", snapshot.Description, longest)
+		instance := c.createInstance(c.newInstance()).must()
+		equal(c, "the description of an instance, of 512 characters", instance.Description, longest)
+		c.Description = padded(513)
+		c.createDisk(c.blank()).refused(internalError)
+		c.snapshot(disk.Id).refused(internalError)
+		c.createInstance(c.newInstance()).refused(internalError)
+		if c.arrange("a silo without quota") {
+			c.Switch("quota_bytes", c.storageUsed())
+			c.createDisk(c.blank()).refused(quotaExceeded)
+		}
+	}},
+	{"A72", "disk_create disk_view disk_list instance_disk_list snapshot_create snapshot_view " +
+		"snapshot_list instance_create instance_view instance_list", func(c *Check) {
+		taken := c.snapshot(c.disk().Id).must()
+		snapshot := c.viewSnapshot(taken.Id).must()
+		c.same("the answer to the creation of a snapshot", taken, snapshot, "time_modified")
+		c.same("the snapshot that is read by name", c.viewSnapshot(string(taken.Name)).must(), snapshot)
+		c.listed("the list of snapshots", asked(c.Client.SnapshotListAllPages(c.ctx,
+			oxide.SnapshotListParams{Project: c.project()}))(c, "list the snapshots").must(), snapshot)
+
+		made := c.instance()
+		instance := c.see(made.Id)
+		c.same("the answer to the creation of an instance", made, instance, "run_state", "time_modified",
+			"time_run_state_updated")
+		c.same("the instance that is read by name", c.viewInstance(string(made.Name)).must(), instance)
+		c.listed("the list of instances", asked(c.Client.InstanceListAllPages(c.ctx,
+			oxide.InstanceListParams{Project: c.project()}))(c, "list the instances").must(), instance)
+
+		restored := c.createDisk(c.fromSnapshot(taken.Id, false)).must()
+		c.same("the answer to the creation of a disk", restored, c.look(restored.Id), "state",
+			"time_modified")
+		c.attach(restored.Id, instance.Id).must()
+		disk := c.look(restored.Id)
+		c.same("the disk when it is attached", disk, restored, "state", "time_modified")
+		c.same("the disk that is read by name", c.viewDisk(string(disk.Name)).must(), disk)
+		c.listed("the list of disks", asked(c.Client.DiskListAllPages(c.ctx,
+			oxide.DiskListParams{Project: c.project()}))(c, "list the disks").must(), disk)
+		c.listed("the list of the instance's disks", c.disksOf(instance.Id), disk)
+	}},
+}
+
 // expected is a plain request and the answer of a rack. A refusal has a code and a message; a
 // success has neither.
 type expected struct {
@@ -206,34 +435,6 @@ func (c *Check) listed(what string, list, want any) {
 	}
 }
 
-func checkAlike(c *Check) {
-	taken := c.snapshot(c.disk().Id).must()
-	snapshot := c.viewSnapshot(taken.Id).must()
-	c.same("the answer to the creation of a snapshot", taken, snapshot, "time_modified")
-	c.same("the snapshot that is read by name", c.viewSnapshot(string(taken.Name)).must(), snapshot)
-	c.listed("the list of snapshots", asked(c.Client.SnapshotListAllPages(c.ctx,
-		oxide.SnapshotListParams{Project: c.project()}))(c, "list the snapshots").must(), snapshot)
-
-	made := c.instance()
-	instance := c.see(made.Id)
-	c.same("the answer to the creation of an instance", made, instance, "run_state", "time_modified",
-		"time_run_state_updated")
-	c.same("the instance that is read by name", c.viewInstance(string(made.Name)).must(), instance)
-	c.listed("the list of instances", asked(c.Client.InstanceListAllPages(c.ctx,
-		oxide.InstanceListParams{Project: c.project()}))(c, "list the instances").must(), instance)
-
-	restored := c.createDisk(c.fromSnapshot(taken.Id, false)).must()
-	c.same("the answer to the creation of a disk", restored, c.look(restored.Id), "state",
-		"time_modified")
-	c.attach(restored.Id, instance.Id).must()
-	disk := c.look(restored.Id)
-	c.same("the disk when it is attached", disk, restored, "state", "time_modified")
-	c.same("the disk that is read by name", c.viewDisk(string(disk.Name)).must(), disk)
-	c.listed("the list of disks", asked(c.Client.DiskListAllPages(c.ctx,
-		oxide.DiskListParams{Project: c.project()}))(c, "list the disks").must(), disk)
-	c.listed("the list of the instance's disks", c.disksOf(instance.Id), disk)
-}
-
 // diskBody returns a body that creates a disk named d. The arguments are pairs of a text and its
 // replacement.
 func diskBody(change ...string) string {
@@ -256,211 +457,4 @@ func (c *Check) badBodies(cases [][3]string) {
 	}
 }
 
-func checkBodies(c *Check) {
-	equal(c, "create a disk with a field that is unknown",
-		c.sendDisk(diskBody(`"size"`, `"color":"red","size"`)).Refused(), Refused{Status: 201})
-	c.badBodies([][3]string{
-		{"nothing", " ", "EOF while parsing a value"},
-		{"the beginning of an object", "{", "EOF while parsing an object"},
-		{"no name", diskBody(`"name":"d",`, ""), "missing field `name`"},
-		{"no size", diskBody(`"size":1073741824,`, ""), "missing field `size`"},
-		{"a bad name", diskBody(`"d"`, `"D"`), "name must begin with an ASCII lowercase character"},
-		{"a text for a size", diskBody("1073741824", `"1"`),
-			`size: invalid type: string "1", expected u64`},
-		{"an unknown backend", diskBody(`"distributed"`, `"tape"`),
-			"disk_backend: unknown variant `tape`, expected `local` or `distributed`"},
-		{"an unknown source", diskBody(`"blank"`, `"tape"`),
-			"disk_backend.disk_source: unknown variant `tape`, expected one of `blank`, " +
-				"`snapshot`, `image`, `importing_blocks`"},
-	})
-}
-
-func checkByteCounts(c *Check) {
-	const tooLarge = "size: value is too large for a byte count"
-	c.badBodies([][3]string{
-		{"2^63 bytes", diskBody("1073741824", "9223372036854775808"), tooLarge},
-		{"2^64-1 bytes", diskBody("1073741824", "18446744073709551615"), tooLarge},
-		{"a negative size", diskBody("1073741824", "-1"),
-			"size: invalid value: integer `-1`, expected u64"},
-	})
-	equal(c, "create a disk with 2^63-1 bytes, which is a byte count and no whole block",
-		c.sendDisk(diskBody("1073741824", "9223372036854775807")).Refused(), noWholeBlock)
-}
-
-func checkBlockSizes(c *Check) {
-	for _, size := range []oxide.BlockSize{512, 2048, 4096} {
-		made := c.createDisk(c.diskFrom(&oxide.DiskSourceBlank{BlockSize: size})).must()
-		equal(c, "the blocks in the answer", made.BlockSize, size)
-		equal(c, "the blocks of the disk as it is read", c.look(made.Id).BlockSize, size)
-	}
-	c.badBodies([][3]string{
-		{"blocks of 1024 bytes", diskBody(":512", ":1024"),
-			"disk_backend.disk_source.block_size: invalid block size 1024"},
-		{"blocks of no bytes", diskBody(":512", ":0"),
-			"disk_backend.disk_source.block_size: invalid block size 0"},
-	})
-}
-
-func checkBodyLimits(c *Check) {
-	const limit = 1 << 20
-	within := c.named(c.name(), diskBody(`"size":1073741824`, `"size":1,"pad":"%s"`))
-	within = strings.Replace(within, "%s", strings.Repeat("x", limit-len(within)+2), 1)
-	equal(c, "a body of 1 MiB, with a size of one byte", c.sendDisk(within).Refused(), noWholeBlock)
-	equal(c, "a body of 1 MiB and a byte", c.sendDisk(within+" ").Refused(),
-		bad("request body exceeded maximum size of 1048576 bytes"))
-	form := c.post("disks", "{}")
-	form.Header = map[string]string{"Content-Type": "application/x-www-form-urlencoded"}
-	a := c.Send(form)
-	equal(c, "a body that says it is a form", Refused{a.Status, a.Refused().Code, ""},
-		Refused{Status: 400})
-	if !strings.Contains(a.Refused().Message, "content type") {
-		c.errorf("a body that says it is a form: expected a refusal of its content type; found %q",
-			a.Refused().Message)
-	}
-}
-
-func checkDescriptions(c *Check) {
-	usual := c.Description
-	defer func() { c.Description = usual }()
-	padded := func(length int) string { // the mark stays readable
-		text := strings.TrimSuffix(usual, "}") + `,"pad":"`
-		return text + strings.Repeat("é", length-2-utf8.RuneCountInString(text)) + `"}`
-	}
-	longest := padded(512)
-	c.Description = longest
-	disk := c.disk()
-	equal(c, "the description of a disk, of 512 characters", disk.Description, longest)
-	snapshot := c.snapshot(disk.Id).must()
-	equal(c, "the description of a snapshot, of 512 characters", snapshot.Description, longest)
-	instance := c.createInstance(c.newInstance()).must()
-	equal(c, "the description of an instance, of 512 characters", instance.Description, longest)
-	c.Description = padded(513)
-	c.createDisk(c.blank()).refused(internalError)
-	c.snapshot(disk.Id).refused(internalError)
-	c.createInstance(c.newInstance()).refused(internalError)
-	if c.arrange("a silo without quota") {
-		c.Switch("quota_bytes", c.storageUsed())
-		c.createDisk(c.blank()).refused(quotaExceeded)
-	}
-}
-
-func checkOrderOfReading(c *Check) {
-	nobodys := func(path string) Plain { return getWith(path, "Authorization", "") }
-	create := c.post("disks", "{")
-	create.Header = map[string]string{"Authorization": ""}
-	good := create
-	good.Body = c.named(c.name(), diskBody())
-	equal(c, "a bad body without a token", unplaced(c.Send(create).Refused()),
-		badBody("EOF while parsing an object"))
-	c.expect([]expected{
-		{"a bad query without a token", nobodys("/v1/disks"), badQuery("missing field `project`")},
-		{"a bad path without a token", nobodys("/v1/disks/D"),
-			bad("bad parameter in URL path: " + notAName)},
-		{"a good body without a token", good, unauthorized},
-	})
-}
-
-func checkRepeatedKeys(c *Check) {
-	c.badBodies([][3]string{
-		{"a known key twice", diskBody(`{"name"`, `{"name":"d","name"`), "duplicate field `name`"},
-		{"a key twice in an object below", diskBody(`"block_size"`,
-			`"block_size":512,"block_size"`), "disk_backend.disk_source: duplicate field `block_size`"},
-	})
-	for what, body := range map[string]string{
-		"an unknown key twice":        diskBody(`{"name"`, `{"x":1,"x":2,"name"`),
-		"something behind the object": diskBody() + " and more",
-	} {
-		equal(c, "create a disk with "+what, c.sendDisk(body).Refused(), Refused{Status: 201})
-	}
-}
-
 const notAName = "data did not match any variant of untagged enum NameOrId"
-
-func checkNames(c *Check) {
-	longest := c.blank()
-	longest.Body.Name += oxide.Name(strings.Repeat("x", 63-len(longest.Body.Name)))
-	disk := c.createDisk(longest).must()
-	equal(c, "its name", disk.Name, longest.Body.Name)
-	const charset = `(allowed characters are lowercase ASCII, digits, and "-")`
-	for _, test := range []struct{ name, problem string }{
-		{"", "name requires at least one character"},
-		{strings.Repeat("a", 64), "name may contain at most 63 characters"},
-		{"0a", "name must begin with an ASCII lowercase character"},
-		{"Conf", "name must begin with an ASCII lowercase character"},
-		{"conF", `name contains invalid character: "F" ` + charset},
-		{"con_f", `name contains invalid character: "_" ` + charset},
-		{"conf-", `name cannot end with "-"`},
-		{"a" + uuid.NewString()[1:], "name cannot be a UUID to avoid ambiguity with IDs"},
-	} {
-		equal(c, fmt.Sprintf("create a disk named %q", test.name),
-			unplaced(c.sendDisk(diskBody(`"name":"d"`, fmt.Sprintf(`"name":%q`, test.name))).Refused()),
-			badBody(test.problem))
-	}
-}
-
-func checkNamesAndIDs(c *Check) {
-	first, disk := c.disk(), c.disk()
-	snapshot := c.snapshot(disk.Id).must()
-	instance, project := c.StoppedInstance(), "?"+c.inProject()
-	for _, id := range []string{first.Id, disk.Id, strings.ToUpper(disk.Id)} {
-		read := c.viewDisk(id).must()
-		equal(c, "the ID of the disk that was read by ID "+id, read.Id, strings.ToLower(id))
-	}
-	read := c.viewDisk(string(disk.Name)).must()
-	equal(c, "the ID of the disk that was read by name", read.Id, disk.Id)
-	owner := c.viewProject(disk.ProjectId).must()
-	if !strings.EqualFold(c.Project, owner.Id) && c.Project != string(owner.Name) {
-		c.errorf("the project of a disk: expected %s; found %s (%s)", c.Project, owner.Name, owner.Id)
-	}
-	const both = "when providing %s as an ID project should not be specified"
-	const neither = "%s should either be UUID or project should be specified"
-	for _, test := range []struct{ kind, id, name, both, neither string }{
-		{"disk", disk.Id, string(disk.Name), both, neither},
-		{"instance", instance.Id, string(instance.Name), both, neither},
-		{"snapshot", snapshot.Id, string(snapshot.Name),
-			"when providing %s as an ID, project should not be specified",
-			"%s should either be an ID or project should be specified"},
-	} {
-		path := "/v1/" + test.kind + "s/"
-		c.expect([]expected{
-			{test.kind + " by ID, with a project", get(path + test.id + project),
-				invalidRequest(test.both, test.kind)},
-			{test.kind + " by name, without a project", get(path + test.name),
-				invalidRequest(test.neither, test.kind)},
-		})
-	}
-	nobodys := string(c.name())
-	c.expect([]expected{
-		{"disks of a project that is not there", get("/v1/disks?project=" + nobodys),
-			notFound("project", "name", nobodys)},
-		{"a disk by name in a project by ID",
-			get("/v1/disks/" + string(disk.Name) + "?project=" + disk.ProjectId), ok},
-		{"an image by ID, with a project", get("/v1/images/" + uuid.NewString() + project),
-			invalidRequest("when providing image as an ID, project should not be specified")},
-		{"an image by name, without a project", get("/v1/images/" + string(disk.Name)),
-			unknownName("silo-image", disk.Name)},
-		{"a subnet by ID, with a project", get("/v1/vpc-subnets/" + uuid.NewString() + project),
-			invalidRequest("when providing subnet as an ID, vpc and project should not be specified")},
-		{"a subnet by name, without a VPC", get("/v1/vpc-subnets/" + nobodys + project),
-			invalidRequest("subnet should either be an ID or vpc should be specified")},
-		{"what is neither a name nor an ID", get("/v1/disks/D"),
-			bad("bad parameter in URL path: " + notAName)},
-		{"disks of what is no project's name", get("/v1/disks?project=D"), badQuery(notAName)},
-	})
-}
-
-func checkPaths(c *Check) {
-	disk := c.disk()
-	c.expect([]expected{
-		{"an empty segment behind", get("/v1/disks/" + disk.Id + "/"), ok},
-		{"empty segments within", get("/v1//disks///" + disk.Id), ok},
-		{"a dot", get("/v1/./disks/" + disk.Id), bad("invalid path encoding")},
-		{"two dots", get("/v1/disks/../disks/" + disk.Id), bad("invalid path encoding")},
-		{"what is not UTF-8", get("/v1/disks/%ff"), bad("invalid path encoding")},
-		{"an escaped letter", get("/v1/%64isks/" + disk.Id), ok},
-		{"an escaped dot, which is a name", get("/v1/disks/%2e"),
-			bad("bad parameter in URL path: " + notAName)},
-		{"an escaped slash, which separates nothing", get("/v1%2fdisks/" + disk.Id),
-			Refused{404, "", "Not Found"}},
-	})
-}

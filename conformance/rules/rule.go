@@ -22,16 +22,17 @@
 //
 // # Writing a check
 //
-// A check is a function of a [Check]. Its requests return outcomes, of which it demands a value or
-// a refusal. It ends at the first problem after which it cannot continue:
+// A check is a function of a [Check], in the table of its subject. Its requests return outcomes, of
+// which it demands a value or a refusal. It ends at the first problem after which it cannot
+// continue:
 //
-//	func checkAttachRefusals(c *Check) {
+//	{"A34", "instance_disk_attach", func(c *Check) { // refused attaches
 //		disk, stopped := c.disk(), c.StoppedInstance()
 //		running, _ := c.runningInstance()
 //		c.attach(disk.Id, stopped.Id).must()
 //		c.attach(disk.Id, running.Id).refused(attachedElsewhere("attach", disk))
 //		…
-//	}
+//	}},
 //
 // If the driver looks before the operation, the rule says so in the words of the others ("The
 // driver looks first"), and a test compares it with the driver's calls. A mutation in
@@ -82,20 +83,13 @@ type Rule struct {
 // Status is the result of a check.
 type Status = report.Status
 
-// These are the results of a check.
-const (
-	// Passed means that the check ran, and that the rack follows the rule.
-	Passed = report.Passed
-	// Failed means that the check found a difference, or could not run.
-	Failed = report.Failed
-	// Blocked means that the check cannot run on a rack without hot-plug.
-	Blocked = report.Blocked
-	// NotTested means that the check could not create its situation.
-	NotTested = report.NotTested
-)
+const passed, failed, blocked, notTested = report.Passed, report.Failed, report.Blocked,
+	report.NotTested
 
 // Result is the result of a rule's check on a rack.
 type Result struct {
+	// Status is report.Passed, Failed, Blocked on a rack without hot-plug, or NotTested if the check
+	// could not create its situation.
 	Status Status
 	// Reason names the expected and the found value, or the reason why the rule was not tested.
 	Reason string
@@ -144,14 +138,14 @@ func (r *TestedRack) Run(ctx context.Context, rule Rule) Result {
 		result.Exchanges = append(result.Exchanges, now...)
 		result.Status, result.Reason = c.verdict(now)
 		result.Extent = c.extentOf(now)
-		if result.Status != Failed || ctx.Err() != nil {
+		if result.Status != failed || ctx.Err() != nil {
 			break
 		}
 		if result.Tries < triesOf(now) && !c.unclean && pause.Wait(ctx) == nil && r.answers(ctx) {
 			continue
 		}
 		if why := c.undecided(now); why != "" && ctx.Err() == nil {
-			result.Status, result.Undecided = NotTested, true
+			result.Status, result.Undecided = notTested, true
 			result.Reason = fmt.Sprintf("%s; what the check found in try %d therefore says nothing: %s",
 				why, result.Tries, result.Reason)
 		}
@@ -196,7 +190,11 @@ func (c *Check) undecided(exchanges []RecordedCall) string {
 			return what + " was answered HTTP 409, volume repair lock: the rack seems to replace a region " +
 				"of the disk, as after the loss of a drive; try again when that is done"
 		case e.Status == http.StatusInsufficientStorage && !c.simulated():
-			if left := c.storageLeft(); left < quotaNeeded {
+			left := int64(0) // a rack that does not report it
+			if use, err := c.Client.UtilizationView(c.ctx); err == nil {
+				left = int64(use.Capacity.Storage) - int64(use.Provisioned.Storage)
+			}
+			if left < quotaNeeded {
 				return fmt.Sprintf("%s was answered HTTP 507: the silo's quota has %d GiB left, and a check "+
 					"needs up to %d", what, left/GiB, quotaNeeded/GiB)
 			}
@@ -208,19 +206,10 @@ func (c *Check) undecided(exchanges []RecordedCall) string {
 // quotaNeeded is the most that the checks use of the silo's quota at one time.
 const quotaNeeded = 16 * GiB
 
-// storageLeft returns the free part of the silo's quota; 0 if the rack does not report it.
-func (c *Check) storageLeft() int64 {
-	use, err := c.Client.UtilizationView(c.ctx)
-	if err != nil {
-		return 0
-	}
-	return int64(use.Capacity.Storage) - int64(use.Provisioned.Storage)
-}
-
 func (c *Check) verdict(exchanges []RecordedCall) (Status, string) {
 	switch {
 	case len(c.problems) > 0:
-		return Failed, strings.Join(c.problems, "\n")
+		return failed, strings.Join(c.problems, "\n")
 	case c.status != "":
 		return c.status, c.reason
 	}
@@ -228,11 +217,11 @@ func (c *Check) verdict(exchanges []RecordedCall) (Status, string) {
 		if !slices.ContainsFunc(exchanges, func(e RecordedCall) bool {
 			return e.Operation == operation && e.Status != 0
 		}) {
-			return Failed, fmt.Sprintf("the check of %s has had no answer to %s, which it is about",
+			return failed, fmt.Sprintf("the check of %s has had no answer to %s, which it is about",
 				c.rule.ID, operation)
 		}
 	}
-	return Passed, ""
+	return passed, ""
 }
 
 // extentOf returns the kinds of answers that the check got to the operations that it is about, and
@@ -332,13 +321,13 @@ func (c *Check) fatalf(format string, args ...any) {
 
 // notTested ends a check that cannot create its situation here.
 func (c *Check) notTested(format string, args ...any) {
-	c.status, c.reason = NotTested, fmt.Sprintf(format, args...)
+	c.status, c.reason = notTested, fmt.Sprintf(format, args...)
 	panic(over{})
 }
 
 // blocked ends the check of a rule that needs hot-plug on a rack without it.
 func (c *Check) blocked(format string, args ...any) {
-	c.status, c.reason = Blocked, fmt.Sprintf(format, args...)
+	c.status, c.reason = blocked, fmt.Sprintf(format, args...)
 	panic(over{})
 }
 
@@ -419,90 +408,14 @@ func Patiently(ctx context.Context, step func(context.Context) error) error {
 //go:embed ASSUMPTIONS.md
 var assumptions string
 
-// table has the operations that the check of each rule is about, and the check.
-var table = []struct {
+// tested has the ID of a rule, the operations that its check is about, and the check.
+type tested struct {
 	id, calls string
 	check     func(*Check)
-}{
-	{"A01", "disk_create disk_view", checkErrors},
-	{"A02", "disk_create disk_view snapshot_create snapshot_view", checkTimes},
-	{"A03", "disk_create disk_view", checkDevicePath},
-	{"A04", "disk_create", checkNames},
-	{"A05", "disk_view disk_list snapshot_view instance_view image_view project_view",
-		checkNamesAndIDs},
-	{"A06", "disk_create", checkBodies},
-	{"A07", "disk_create", checkByteCounts},
-	{"A08", "disk_create disk_view", checkBlockSizes},
-	{"A09", "disk_create disk_list snapshot_list instance_list image_list", checkPages},
-	{"A10", "instance_disk_list instance_disk_attach", checkLastPage},
-	{"A11", "ping current_user_view", checkTokens},
-	{"A12", "disk_create", checkBodyLimits},
-	{"A13", "ping current_user_view", checkVersions},
-	{"A14", "disk_create disk_view disk_list", checkOrderOfReading},
-	{"A15", "utilization_view image_list", checkRoles},
-	{"A16", "instance_create instance_disk_attach instance_disk_detach", checkNumberOfDisks},
-	{"A17", "instance_disk_attach instance_disk_detach", checkHotplug},
-	{"A18", "disk_view", checkAbandonedSaga},
-	{"A19", "disk_create disk_view", checkFailedSaga},
-	{"A20", "utilization_view instance_start instance_stop", checkProvisioned},
-	{"A21", "current_user_view utilization_view", checkFleet},
-	{"A22", "disk_create disk_view disk_delete", checkNewDisk},
-	{"A23", "disk_create snapshot_create", checkReadOnlyDisk},
-	{"A24", "disk_delete disk_view", checkFailedDelete},
-	{"A25", "disk_create", checkDiskSizes},
-	{"A26", "disk_create disk_view snapshot_create", checkLocalDisk},
-	{"A27", "disk_create", checkNoSpace},
-	{"A28", "disk_create", checkOrderOnCreate},
-	{"A29", "utilization_view disk_create snapshot_create disk_delete", checkQuota},
-	{"A30", "instance_disk_attach instance_disk_detach", checkWhatIsAttached},
-	{"A31", "instance_disk_attach instance_disk_detach instance_disk_list disk_view",
-		checkAttachAtOnce},
-	{"A32", "instance_disk_attach", checkAttachWhileCreating},
-	{"A33", "instance_disk_attach", checkRepeatedAttach},
-	{"A34", "instance_disk_attach", checkAttachRefusals},
-	{"A35", "instance_disk_attach instance_disk_detach", checkLocalDisks},
-	{"A36", "instance_disk_detach", checkRepeatedDetach},
-	{"A37", "instance_disk_detach", checkDetachRefusals},
-	{"A38", "snapshot_create snapshot_view disk_view", checkTaking},
-	{"A39", "snapshot_create", checkRepairLock},
-	{"A40", "snapshot_create snapshot_view disk_create disk_view", checkInheritedBlocks},
-	{"A41", "snapshot_create", checkOrderOnSnapshot},
-	{"A42", "snapshot_create", checkUnfitDisk},
-	{"A43", "snapshot_create snapshot_view snapshot_delete disk_delete", checkSurvival},
-	{"A44", "image_list image_view", checkImages},
-	{"A45", "instance_start instance_stop", checkStart},
-	{"A46", "instance_start instance_stop", checkStop},
-	{"A47", "instance_reboot", checkReboot},
-	{"A48", "instance_delete", checkDeleteInstance},
-	{"A49", "instance_update", checkUpdate},
-	{"A50", "instance_create", checkInstanceSize},
-	{"A51", "instance_create disk_view", checkUndoneInstance},
-	{"A52", "instance_create instance_network_interface_list", checkInterfaces},
-	{"A53", "instance_create instance_start instance_stop instance_reboot", checkChangeWhileCreating},
-	{"A54", "instance_disk_list", checkSerials},
-	{"A55", "instance_view", checkFirmware},
-	{"A56", "instance_disk_list", checkPadding},
-	{"A57", "instance_disk_attach instance_disk_detach", checkDeviceNumbers},
-	{"A58", "instance_create", checkStartAfterCreation},
-	{"A59", "snapshot_create disk_create", checkUnfinishedSource},
-	{"A60", "instance_reboot instance_start", checkFailedReboot},
-	{"A61", "disk_view", checkPaths},
-	{"A62", "disk_list disk_view", checkQueries},
-	{"A63", "disk_create", checkRepeatedKeys},
-	{"A64", "instance_create", checkWhereInterfacesAre},
-	{"A65", "instance_create instance_external_ip_list", checkExternalAddresses},
-	{"A66", "instance_create", checkCreationOrder},
-	{"A67", "instance_disk_attach instance_disk_detach", checkUnreadAttachments},
-	{"A68", "disk_create disk_delete snapshot_create snapshot_delete", checkSoftDelete},
-	{"A69", "instance_disk_list", checkWriteCache},
-	{"A70", "disk_create snapshot_create instance_create", checkDescriptions},
-	{"A71", "disk_delete disk_view", checkDeleteAttached},
-	{"A72", "disk_create disk_view disk_list instance_disk_list snapshot_create snapshot_view " +
-		"snapshot_list instance_create instance_view instance_list", checkAlike},
-	{"A90", "disk_bulk_write_import_start disk_bulk_write_import disk_bulk_write_import_stop " +
-		"disk_finalize_import disk_delete", checkImport},
-	{"A91", "image_create image_view image_delete disk_create", checkImageLife},
 }
+
+var table = slices.Concat(ofAccess, ofAttach, ofDisks, ofGuests, ofInstances, ofLists, ofPlain,
+	ofSnapshots)
 
 // lookFirst finds the driver's look before a change in the reason for a rule.
 var lookFirst = regexp.MustCompile("The driver looks first \\(`(\\w+)`\\)")

@@ -50,21 +50,21 @@ func TestACheckThatDidNotReachTheRackDoesNotPass(t *testing.T) {
 		want  Status
 		says  string
 	}{
-		"a check that called its operation": {ping, []string{"ping"}, Passed, ""},
-		"a check that called nothing": {func(*Check) {}, []string{"ping"}, Failed,
+		"a check that called its operation": {ping, []string{"ping"}, passed, ""},
+		"a check that called nothing": {func(*Check) {}, []string{"ping"}, failed,
 			"no answer to ping"},
-		"a check that called another operation": {ping, []string{"disk_view"}, Failed,
+		"a check that called another operation": {ping, []string{"disk_view"}, failed,
 			"no answer to disk_view"},
 		"a check that found a difference": {func(c *Check) { ping(c); c.errorf("no") },
-			[]string{"ping"}, Failed, "no"},
+			[]string{"ping"}, failed, "no"},
 		"a check that panicked": {func(c *Check) { ping(c); _ = *(*oxide.Disk)(nil) }, []string{"ping"},
-			Failed, "could not go on"},
+			failed, "could not go on"},
 		"a check that was not tested": {func(c *Check) { c.notTested("why") }, []string{"ping"},
-			NotTested, "why"},
+			notTested, "why"},
 		"a check that was blocked": {func(c *Check) { c.blocked("why") }, []string{"ping"},
-			Blocked, "why"},
+			blocked, "why"},
 		"a check blocked after a difference": {func(c *Check) { c.errorf("no"); c.blocked("why") },
-			[]string{"ping"}, Failed, "no"},
+			[]string{"ping"}, failed, "no"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := answering(t, 200, `{"status":"ok"}`).Run(t.Context(),
@@ -86,7 +86,7 @@ func TestAnExtentNamesTheSituationsThatWereNotTested(t *testing.T) {
 		}})
 	const want = "[ping: 1 kinds of answers (200) a failed instance: not tested (it cannot be " +
 		"brought about from outside)]"
-	if text := fmt.Sprint(got.Extent); got.Status != Passed || text != want {
+	if text := fmt.Sprint(got.Extent); got.Status != passed || text != want {
 		t.Errorf("%s %s: it looked at %s", got.Status, got.Reason, text)
 	}
 	rack := answering(t, 200, `{"status":"ok"}`)
@@ -138,26 +138,26 @@ func TestACheckWithMissingAnswersIsRepeatedOrNotTested(t *testing.T) {
 		want   Status
 		tries  int
 	}{
-		"a read that is refused":                          {read, []int{404}, Failed, 1},
-		"a read that fails":                               {read, []int{500}, Failed, 2},
-		"a read that fails once":                          {read, []int{500, 200}, Passed, 2},
-		"a change that fails once":                        {change, []int{500, 200, 202}, Passed, 2},
-		"a read that was limited is sent again":           {read, []int{429, 429, 200}, Passed, 1},
-		"a read without an answer is sent again":          {read, []int{0, 502, 503, 200}, Passed, 1},
-		"a change that was limited is sent again":         {change, []int{429, 202}, Passed, 1},
-		"a change without an answer is not sent again":    {change, []int{0, 200, 202}, Passed, 2},
-		"a change that a proxy refused is not sent again": {change, []int{502, 200, 202}, Passed, 2},
-		"a rack that limits everything is not tested":     {read, []int{429}, NotTested, 1},
-		"a rack that never answers is not tested":         {read, []int{0}, NotTested, 1},
-		"a rack that redirects is not tested":             {read, []int{308}, NotTested, 1},
-		"a wrong answer between answers of a busy rack":   {read, []int{429, 404}, Failed, 1},
-		"a wrong answer after a missing one":              {change, []int{0, 200, 404}, Failed, 2},
+		"a read that is refused":                          {read, []int{404}, failed, 1},
+		"a read that fails":                               {read, []int{500}, failed, 2},
+		"a read that fails once":                          {read, []int{500, 200}, passed, 2},
+		"a change that fails once":                        {change, []int{500, 200, 202}, passed, 2},
+		"a read that was limited is sent again":           {read, []int{429, 429, 200}, passed, 1},
+		"a read without an answer is sent again":          {read, []int{0, 502, 503, 200}, passed, 1},
+		"a change that was limited is sent again":         {change, []int{429, 202}, passed, 1},
+		"a change without an answer is not sent again":    {change, []int{0, 200, 202}, passed, 2},
+		"a change that a proxy refused is not sent again": {change, []int{502, 200, 202}, passed, 2},
+		"a rack that limits everything is not tested":     {read, []int{429}, notTested, 1},
+		"a rack that never answers is not tested":         {read, []int{0}, notTested, 1},
+		"a rack that redirects is not tested":             {read, []int{308}, notTested, 1},
+		"a wrong answer between answers of a busy rack":   {read, []int{429, 404}, failed, 1},
+		"a wrong answer after a missing one":              {change, []int{0, 200, 404}, failed, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := scripted(t, test.script...).Run(t.Context(), test.rule)
 			if got.Status != test.want || got.Tries != test.tries ||
-				got.Undecided != (test.want == NotTested) {
+				got.Undecided != (test.want == notTested) {
 				t.Errorf("got %s after %d tries (undecided: %v), want %s after %d: %s", got.Status, got.Tries,
 					got.Undecided, test.want, test.tries, got.Reason)
 			}
@@ -167,11 +167,11 @@ func TestACheckWithMissingAnswersIsRepeatedOrNotTested(t *testing.T) {
 
 func TestACheckOfADiskWhoseRegionIsReplacedIsNotTested(t *testing.T) {
 	r := answering(t, 409, `{"request_id":"1","error_code":"Conflict","message":"volume repair lock"}`)
-	for id, want := range map[string]Status{"A00": NotTested, "A39": Failed} {
+	for id, want := range map[string]Status{"A00": notTested, "A39": failed} {
 		got := r.Run(t.Context(), Rule{ID: id, Calls: []string{"snapshot_create"}, Check: func(c *Check) {
 			c.snapshot(uuid.NewString()).must()
 		}})
-		if got.Status != want || want == NotTested &&
+		if got.Status != want || want == notTested &&
 			!strings.Contains(got.Reason, "replace a region of the disk") {
 			t.Errorf("a check of %s: got %s, want %s: %s", id, got.Status, want, got.Reason)
 		}
@@ -180,8 +180,8 @@ func TestACheckOfADiskWhoseRegionIsReplacedIsNotTested(t *testing.T) {
 
 func TestAReadThatShowsAnotherObjectFails(t *testing.T) {
 	const id = "9a1c43ee-2c7c-4a4b-8d4d-6f6f1c3d2b10"
-	for which, want := range map[string]Status{id: Passed, strings.ToUpper(id): Passed, "mine": Passed,
-		uuid.NewString(): Failed, "yours": Failed} {
+	for which, want := range map[string]Status{id: passed, strings.ToUpper(id): passed, "mine": passed,
+		uuid.NewString(): failed, "yours": failed} {
 		r := answering(t, 200, `{"id":"`+id+`","name":"mine"}`)
 		cleanUps := 0
 		got := r.Run(t.Context(), Rule{ID: "A00", Calls: []string{"disk_view"},
@@ -194,7 +194,7 @@ func TestAReadThatShowsAnotherObjectFails(t *testing.T) {
 				c.look(which)
 			}})
 		if got.Status != want || got.Tries != 1 || cleanUps != 1 ||
-			want == Failed && !strings.Contains(got.Reason, "the rack shows another object") {
+			want == failed && !strings.Contains(got.Reason, "the rack shows another object") {
 			t.Errorf("read %s: got %s after %d tries and %d clean-ups: %s", which, got.Status, got.Tries,
 				cleanUps, got.Reason)
 		}
@@ -207,7 +207,7 @@ func TestACheckThatLeavesAnObjectBehindIsNotRepeated(t *testing.T) {
 	got := r.Run(t.Context(), Rule{ID: "A00", Calls: []string{"disk_delete"}, Check: func(c *Check) {
 		c.cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, uuid.NewString()) })
 	}})
-	if got.Status != NotTested || got.Tries != 1 {
+	if got.Status != notTested || got.Tries != 1 {
 		t.Errorf("got %s after %d tries, want not tested after 1: %s", got.Status, got.Tries, got.Reason)
 	}
 }
@@ -228,13 +228,10 @@ func TestAListThatHasADeletedObjectIsNoticed(t *testing.T) {
 }
 
 func TestARequestWaitsAsLongAsTheRackAsks(t *testing.T) {
-	if wait := retryAfter(&http.Response{Header: http.Header{"Retry-After": {"3"}}}); wait !=
-		3*time.Second {
-		t.Errorf("waits %s, want 3s", wait)
-	}
-	for _, text := range []string{"", "-1", "soon"} {
-		if wait := retryAfter(&http.Response{Header: http.Header{"Retry-After": {text}}}); wait != 0 {
-			t.Errorf("Retry-After %q: waits %s, want what the caller likes", text, wait)
+	for text, want := range map[string]time.Duration{"3": 3 * time.Second, "": 0, "-1": 0, "soon": 0} {
+		got := retryAfter(&http.Response{Header: http.Header{"Retry-After": {text}}})
+		if got != want {
+			t.Errorf("Retry-After %q: waits %s, want %s", text, got, want)
 		}
 	}
 }
@@ -275,7 +272,7 @@ func TestTheHotPlugTrialRepeatsARequestWithoutAnAnswer(t *testing.T) {
 			trial, result := openRack(t, rack, test.detaches).TryHotplug(t.Context())
 			if trial.Detaches != test.detaches || trial.Attaches != test.attaches ||
 				test.attaches != (len(trial.Says) == 1) ||
-				result.Status != Passed || result.Tries != 2 {
+				result.Status != passed || result.Tries != 2 {
 				t.Errorf("got %+v after %d tries: %s %s", trial, result.Tries, result.Status, result.Reason)
 			}
 		})
@@ -301,7 +298,7 @@ func TestPaddingIsNotTestedOnQEMU(t *testing.T) {
 	r.Here.Sys = qemuFiles{r.Here.Sys}
 	all := All()
 	i := slices.IndexFunc(all, func(rule Rule) bool { return rule.ID == "A56" })
-	if got := r.Run(t.Context(), all[i]); got.Status != NotTested || got.Undecided {
+	if got := r.Run(t.Context(), all[i]); got.Status != notTested || got.Undecided {
 		t.Errorf("A56 is %s: %s", got.Status, got.Reason)
 	}
 }

@@ -12,6 +12,195 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
+var ofSnapshots = []tested{
+	{"A38", "snapshot_create snapshot_view disk_view", func(c *Check) { // taking a snapshot
+		detached, attached := c.disk(), c.disk()
+		c.attach(attached.Id, c.StoppedInstance().Id).must()
+		for disk, states := range map[*oxide.Disk][2]oxide.DiskStateState{
+			detached: {oxide.DiskStateStateMaintenance, oxide.DiskStateStateDetached},
+			attached: {oxide.DiskStateStateAttached, oxide.DiskStateStateAttached},
+		} {
+			which := "a disk that is " + string(states[1])
+			u := c.beginSnapshot(disk.Id)
+			equal(c, "a snapshot of "+which+", meanwhile", u.seen.State, oxide.SnapshotStateCreating)
+			equal(c, which+", meanwhile", c.stateOf(disk.Id), states[0])
+			if disk == detached {
+				c.deleteDisk(disk.Id).refused(undeletable(states[0]))
+			}
+			taken := u.end().must()
+			equal(c, "a snapshot of "+which, taken.State, oxide.SnapshotStateReady)
+			equal(c, "the snapshot's disk", taken.DiskId, disk.Id)
+			equal(c, "the snapshot's size", taken.Size, disk.Size)
+			equal(c, "the snapshot's project", taken.ProjectId, disk.ProjectId)
+			equal(c, which+", afterwards", c.stateOf(disk.Id), states[1])
+		}
+	}},
+	{"A39", "snapshot_create", func(c *Check) { // the repair lock
+		disk := c.disk()
+		u := c.beginSnapshot(disk.Id)
+		locked := inConflict("volume repair lock")
+		c.snapshot(disk.Id).refused(locked)
+		c.takeSnapshot(u.seen.Name, disk.Id).refused(locked)
+		u.end().must()
+		c.snapshot(disk.Id).must()
+		if c.arrange("a disk whose region is replaced") {
+			c.Switch("replacing", true)
+			c.snapshot(disk.Id).refused(locked)
+		}
+	}},
+	{"A40", "snapshot_create snapshot_view disk_create disk_view", func(c *Check) { // inherited blocks
+		blank := oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 2048}}
+		disk := c.createDisk(c.diskFrom(blank)).must()
+		snapshot := c.snapshot(disk.Id).must()
+		fields := c.object("read the snapshot", c.Send(get("/v1/snapshots/"+snapshot.Id)))
+		if shown, is := fields["block_size"]; is {
+			c.errorf("a snapshot's block size: expected none; found %s", shown)
+		}
+		made := c.createDisk(c.fromSnapshot(snapshot.Id, false)).must()
+		equal(c, "the blocks of the disk from it, in the answer", made.BlockSize, 2048)
+		equal(c, "the blocks of the disk from it", c.look(made.Id).BlockSize, 2048)
+	}},
+	{"A41", "snapshot_create", func(c *Check) { // the order of refusals
+		disk := c.disk()
+		first := c.snapshot(disk.Id).must()
+		missing := uuid.NewString()
+		c.takeSnapshot(first.Name, missing).refused(unknownID("disk", missing))
+		exists := nameTaken("snapshot", first.Name)
+		c.takeSnapshot(first.Name, disk.Id).refused(exists)
+		if !c.arrange("a silo without quota") {
+			return
+		}
+		faulty := c.faultedDisk().Id
+		c.Switch("quota_bytes", c.storageUsed())
+		for _, source := range []string{disk.Id, faulty} {
+			c.takeSnapshot(first.Name, source).refused(exists)
+			c.snapshot(source).refused(quotaExceeded)
+		}
+		c.Switch("full", true)
+		c.takeSnapshot(first.Name, disk.Id).refused(rackIsFull)
+	}},
+	{"A42", "snapshot_create", func(c *Check) { // a faulted disk
+		c.needSimulated("a disk in such a state cannot be brought about from outside")
+		c.snapshot(c.faultedDisk().Id).refused(unavailable)
+	}},
+	{"A43", "snapshot_create snapshot_view snapshot_delete disk_delete", func(c *Check) { // survival
+		disk := c.disk()
+		snapshot := c.snapshot(disk.Id).must()
+		c.deleteDisk(disk.Id).must()
+		left := c.viewSnapshot(snapshot.Id).must()
+		equal(c, "its state", left.State, oxide.SnapshotStateReady)
+		equal(c, "its disk", left.DiskId, disk.Id)
+		restored := c.createDisk(c.fromSnapshot(snapshot.Id, false)).must()
+		equal(c, "the disk's snapshot", restored.SnapshotId, snapshot.Id)
+		c.deleteSnapshot(snapshot.Id).must()
+		equal(c, "the disk of a snapshot that is gone", c.stateOf(restored.Id),
+			oxide.DiskStateStateDetached)
+		u := c.beginSnapshot(restored.Id)
+		c.deleteSnapshot(u.seen.Id).refused(
+			invalidRequest("snapshot cannot be deleted in state Creating"))
+		u.end().must()
+	}},
+	{"A44", "image_list image_view", func(c *Check) {
+		project := c.viewProject(c.Project).must()
+		var none []string
+		for _, list := range []struct {
+			what, kind, owner string
+			project           oxide.NameOrId
+		}{
+			{"the silo's images", "silo-image", "", ""},
+			{"the project's images", "project-image", project.Id, c.project()},
+		} {
+			images := func() []oxide.Image {
+				return asked(c.Client.ImageList(c.ctx, oxide.ImageListParams{Project: list.project}))(c,
+					"list %s", list.what).must().Items
+			}
+			items := images()
+			for _, image := range items {
+				equal(c, "the project of "+string(image.Name)+" of "+list.what, image.ProjectId, list.owner)
+			}
+			if len(items) > 0 {
+				first := items[0]
+				byName := c.viewImage(string(first.Name), list.project)
+				byID := c.viewImage(first.Id, "")
+				if errors.Join(byName.err, byID.err) != nil && !slices.ContainsFunc(images(),
+					func(i oxide.Image) bool { return i.Id == first.Id }) {
+					items = nil // somebody else has deleted it
+				} else {
+					c.same("the one of "+list.what+" that was read by name", byName.must(), first)
+					c.same("the one of "+list.what+" that was read by ID", byID.must(), first)
+				}
+			}
+			if len(items) == 0 {
+				none = append(none, list.what)
+			}
+			nobodys := string(c.name())
+			c.viewImage(nobodys, list.project).refused(notFound(list.kind, "name", nobodys))
+		}
+		missing := uuid.NewString()
+		c.viewImage(missing, "").refused(unknownID("image", missing))
+		if len(none) > 0 {
+			c.notTested("there are none of %s, so it cannot be seen in which list they are",
+				strings.Join(none, " and "))
+		}
+	}},
+	{"A59", "snapshot_create disk_create", func(c *Check) { // an unfinished source
+		disk := c.disk()
+		u := c.beginSnapshot(disk.Id)
+		params := c.fromSnapshot(u.seen.Id, false)
+		c.createDisk(params).refused(internalError)
+		c.viewDisk(string(params.Body.Name)).refused(unknownName("disk", params.Body.Name))
+		named := params
+		body := *params.Body
+		named.Body = &body
+		named.Body.Name = disk.Name
+		c.createDisk(named).refused(nameTaken("disk", disk.Name))
+		if c.arrange("a silo without quota") {
+			c.Switch("quota_bytes", c.storageUsed())
+			c.createDisk(named).refused(quotaExceeded)
+		}
+		u.end().must()
+	}},
+	{"A90", "disk_bulk_write_import_start disk_bulk_write_import disk_bulk_write_import_stop " +
+		"disk_finalize_import disk_delete", checkImport},
+	{"A91", "image_create image_view image_delete disk_create", func(c *Check) { // images
+		source := c.disk()
+		snapshot := c.snapshot(source.Id).must()
+		var before int64
+		if c.simulated() {
+			before = c.storageUsed()
+		}
+		params := c.image(snapshot.Id)
+		image := c.createImage(params).must()
+		c.sameImage("the new image", image)
+		equal(c, "its name", image.Name, params.Body.Name)
+		equal(c, "its description", image.Description, params.Body.Description)
+		equal(c, "its OS", image.Os, params.Body.Os)
+		equal(c, "its version", image.Version, params.Body.Version)
+		equal(c, "its project", image.ProjectId, source.ProjectId)
+		equal(c, "its size", image.Size, snapshot.Size)
+		equal(c, "its blocks", image.BlockSize, source.BlockSize)
+		c.createImage(params).refused(nameTaken("project-image", image.Name))
+		if c.arrange("an OS of 65 characters") { // a real rack's check would be repeated after a 500
+			long := c.image(snapshot.Id)
+			long.Body.Os = fmt.Sprintf("%065d", 0)
+			c.createImage(long).refused(internalError)
+		}
+		c.deleteSnapshot(snapshot.Id).must()
+		disk := c.createDisk(c.diskFrom(oxide.DiskSource{
+			Value: &oxide.DiskSourceImage{ImageId: image.Id}})).must()
+		equal(c, "the disk's image", disk.ImageId, image.Id)
+		equal(c, "the disk's image, read again", c.look(disk.Id).ImageId, image.Id)
+		if c.arrange("the promotion of an image") {
+			equal(c, "what is provisioned with an image and its disk, and without its snapshot",
+				c.storageUsed(), before)
+			c.checkPromotion(image)
+		}
+		c.must("delete the image of a disk", c.deleteImage(c.ctx, image.Id))
+		c.viewImage(image.Id, "").refused(unknownID("image", image.Id))
+		equal(c, "the state of the image's disk", c.stateOf(disk.Id), oxide.DiskStateStateDetached)
+	}},
+}
+
 // snapshotUnderway is a snapshot that is being taken.
 type snapshotUnderway struct {
 	*underway[*oxide.Snapshot]
@@ -43,103 +232,6 @@ func (c *Check) beginSnapshot(disk string) snapshotUnderway {
 	return u
 }
 
-func checkTaking(c *Check) {
-	detached, attached := c.disk(), c.disk()
-	c.attach(attached.Id, c.StoppedInstance().Id).must()
-	for disk, states := range map[*oxide.Disk][2]oxide.DiskStateState{
-		detached: {oxide.DiskStateStateMaintenance, oxide.DiskStateStateDetached},
-		attached: {oxide.DiskStateStateAttached, oxide.DiskStateStateAttached},
-	} {
-		which := "a disk that is " + string(states[1])
-		u := c.beginSnapshot(disk.Id)
-		equal(c, "a snapshot of "+which+", meanwhile", u.seen.State, oxide.SnapshotStateCreating)
-		equal(c, which+", meanwhile", c.stateOf(disk.Id), states[0])
-		if disk == detached {
-			c.deleteDisk(disk.Id).refused(undeletable(states[0]))
-		}
-		taken := u.end().must()
-		equal(c, "a snapshot of "+which, taken.State, oxide.SnapshotStateReady)
-		equal(c, "the snapshot's disk", taken.DiskId, disk.Id)
-		equal(c, "the snapshot's size", taken.Size, disk.Size)
-		equal(c, "the snapshot's project", taken.ProjectId, disk.ProjectId)
-		equal(c, which+", afterwards", c.stateOf(disk.Id), states[1])
-	}
-}
-
-func checkRepairLock(c *Check) {
-	disk := c.disk()
-	u := c.beginSnapshot(disk.Id)
-	locked := inConflict("volume repair lock")
-	c.snapshot(disk.Id).refused(locked)
-	c.takeSnapshot(u.seen.Name, disk.Id).refused(locked)
-	u.end().must()
-	c.snapshot(disk.Id).must()
-	if c.arrange("a disk whose region is replaced") {
-		c.Switch("replacing", true)
-		c.snapshot(disk.Id).refused(locked)
-	}
-}
-
-func checkUnfitDisk(c *Check) {
-	c.needSimulated("a disk in such a state cannot be brought about from outside")
-	c.snapshot(c.faultedDisk().Id).refused(unavailable)
-}
-
-func checkOrderOnSnapshot(c *Check) {
-	disk := c.disk()
-	first := c.snapshot(disk.Id).must()
-	missing := uuid.NewString()
-	c.takeSnapshot(first.Name, missing).refused(unknownID("disk", missing))
-	exists := nameTaken("snapshot", first.Name)
-	c.takeSnapshot(first.Name, disk.Id).refused(exists)
-	if !c.arrange("a silo without quota") {
-		return
-	}
-	faulty := c.faultedDisk().Id
-	c.Switch("quota_bytes", c.storageUsed())
-	for _, source := range []string{disk.Id, faulty} {
-		c.takeSnapshot(first.Name, source).refused(exists)
-		c.snapshot(source).refused(quotaExceeded)
-	}
-	c.Switch("full", true)
-	c.takeSnapshot(first.Name, disk.Id).refused(rackIsFull)
-}
-
-func checkSurvival(c *Check) {
-	disk := c.disk()
-	snapshot := c.snapshot(disk.Id).must()
-	c.deleteDisk(disk.Id).must()
-	left := c.viewSnapshot(snapshot.Id).must()
-	equal(c, "its state", left.State, oxide.SnapshotStateReady)
-	equal(c, "its disk", left.DiskId, disk.Id)
-	restored := c.createDisk(c.fromSnapshot(snapshot.Id, false)).must()
-	equal(c, "the disk's snapshot", restored.SnapshotId, snapshot.Id)
-	c.deleteSnapshot(snapshot.Id).must()
-	equal(c, "the disk of a snapshot that is gone", c.stateOf(restored.Id),
-		oxide.DiskStateStateDetached)
-	u := c.beginSnapshot(restored.Id)
-	c.deleteSnapshot(u.seen.Id).refused(invalidRequest("snapshot cannot be deleted in state Creating"))
-	u.end().must()
-}
-
-func checkUnfinishedSource(c *Check) {
-	disk := c.disk()
-	u := c.beginSnapshot(disk.Id)
-	params := c.fromSnapshot(u.seen.Id, false)
-	c.createDisk(params).refused(internalError)
-	c.viewDisk(string(params.Body.Name)).refused(unknownName("disk", params.Body.Name))
-	named := params
-	body := *params.Body
-	named.Body = &body
-	named.Body.Name = disk.Name
-	c.createDisk(named).refused(nameTaken("disk", disk.Name))
-	if c.arrange("a silo without quota") {
-		c.Switch("quota_bytes", c.storageUsed())
-		c.createDisk(named).refused(quotaExceeded)
-	}
-	u.end().must()
-}
-
 func (r *TestedRack) stopImport(ctx context.Context, disk string) error {
 	return r.Client.DiskBulkWriteImportStop(ctx,
 		oxide.DiskBulkWriteImportStopParams{Disk: oxide.NameOrId(disk)})
@@ -169,7 +261,8 @@ var importStates = []oxide.DiskStateState{
 }
 
 func checkImport(c *Check) {
-	disk := c.createDisk(c.diskFrom(&oxide.DiskSourceImportingBlocks{BlockSize: 512})).must()
+	source := oxide.DiskSource{Value: &oxide.DiskSourceImportingBlocks{BlockSize: 512}}
+	disk := c.createDisk(c.diskFrom(source)).must()
 	instance := c.StoppedInstance().Id
 	in := func(state oxide.DiskStateState) { equal(c, "the disk's state", c.stateOf(disk.Id), state) }
 	unusable := func(state oxide.DiskStateState) {
@@ -282,43 +375,6 @@ func (c *Check) sameImage(what string, answered *oxide.Image) {
 	c.same(what, c.viewImage(answered.Id, "").must(), answered)
 }
 
-func checkImageLife(c *Check) {
-	source := c.disk()
-	snapshot := c.snapshot(source.Id).must()
-	var before int64
-	if c.simulated() {
-		before = c.storageUsed()
-	}
-	params := c.image(snapshot.Id)
-	image := c.createImage(params).must()
-	c.sameImage("the new image", image)
-	equal(c, "its name", image.Name, params.Body.Name)
-	equal(c, "its description", image.Description, params.Body.Description)
-	equal(c, "its OS", image.Os, params.Body.Os)
-	equal(c, "its version", image.Version, params.Body.Version)
-	equal(c, "its project", image.ProjectId, source.ProjectId)
-	equal(c, "its size", image.Size, snapshot.Size)
-	equal(c, "its blocks", image.BlockSize, source.BlockSize)
-	c.createImage(params).refused(nameTaken("project-image", image.Name))
-	if c.arrange("an OS of 65 characters") { // a real rack's check would be repeated after a 500
-		long := c.image(snapshot.Id)
-		long.Body.Os = fmt.Sprintf("%065d", 0)
-		c.createImage(long).refused(internalError)
-	}
-	c.deleteSnapshot(snapshot.Id).must()
-	disk := c.createDisk(c.diskFrom(&oxide.DiskSourceImage{ImageId: image.Id})).must()
-	equal(c, "the disk's image", disk.ImageId, image.Id)
-	equal(c, "the disk's image, read again", c.look(disk.Id).ImageId, image.Id)
-	if c.arrange("the promotion of an image") {
-		equal(c, "what is provisioned with an image and its disk, and without its snapshot",
-			c.storageUsed(), before)
-		c.checkPromotion(image)
-	}
-	c.must("delete the image of a disk", c.deleteImage(c.ctx, image.Id))
-	c.viewImage(image.Id, "").refused(unknownID("image", image.Id))
-	equal(c, "the state of the image's disk", c.stateOf(disk.Id), oxide.DiskStateStateDetached)
-}
-
 // checkPromotion gives an image to the silo and back. On a real rack others would see it.
 func (c *Check) checkPromotion(image *oxide.Image) {
 	ref := oxide.NameOrId(image.Id)
@@ -338,60 +394,4 @@ func (c *Check) checkPromotion(image *oxide.Image) {
 	again := demote().must()
 	equal(c, "its project then", again.ProjectId, image.ProjectId)
 	c.sameImage("the demoted image", again)
-}
-
-func checkInheritedBlocks(c *Check) {
-	disk := c.createDisk(c.diskFrom(&oxide.DiskSourceBlank{BlockSize: 2048})).must()
-	snapshot := c.snapshot(disk.Id).must()
-	fields := c.object("read the snapshot", c.Send(get("/v1/snapshots/"+snapshot.Id)))
-	if shown, is := fields["block_size"]; is {
-		c.errorf("a snapshot's block size: expected none; found %s", shown)
-	}
-	made := c.createDisk(c.fromSnapshot(snapshot.Id, false)).must()
-	equal(c, "the blocks of the disk from it, in the answer", made.BlockSize, 2048)
-	equal(c, "the blocks of the disk from it", c.look(made.Id).BlockSize, 2048)
-}
-
-func checkImages(c *Check) {
-	project := c.viewProject(c.Project).must()
-	var none []string
-	for _, list := range []struct {
-		what, kind, owner string
-		project           oxide.NameOrId
-	}{
-		{"the silo's images", "silo-image", "", ""},
-		{"the project's images", "project-image", project.Id, c.project()},
-	} {
-		images := func() []oxide.Image {
-			return asked(c.Client.ImageList(c.ctx, oxide.ImageListParams{Project: list.project}))(c,
-				"list %s", list.what).must().Items
-		}
-		items := images()
-		for _, image := range items {
-			equal(c, "the project of "+string(image.Name)+" of "+list.what, image.ProjectId, list.owner)
-		}
-		if len(items) > 0 {
-			first := items[0]
-			byName := c.viewImage(string(first.Name), list.project)
-			byID := c.viewImage(first.Id, "")
-			if errors.Join(byName.err, byID.err) != nil && !slices.ContainsFunc(images(),
-				func(i oxide.Image) bool { return i.Id == first.Id }) {
-				items = nil // somebody else has deleted it
-			} else {
-				c.same("the one of "+list.what+" that was read by name", byName.must(), first)
-				c.same("the one of "+list.what+" that was read by ID", byID.must(), first)
-			}
-		}
-		if len(items) == 0 {
-			none = append(none, list.what)
-		}
-		nobodys := string(c.name())
-		c.viewImage(nobodys, list.project).refused(notFound(list.kind, "name", nobodys))
-	}
-	missing := uuid.NewString()
-	c.viewImage(missing, "").refused(unknownID("image", missing))
-	if len(none) > 0 {
-		c.notTested("there are none of %s, so it cannot be seen in which list they are",
-			strings.Join(none, " and "))
-	}
 }
