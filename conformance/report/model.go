@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -288,49 +289,70 @@ func (g Group) Seconds() (sum float64) {
 // from the results. Otherwise the error names at most ten faults, one on each line. The schema has
 // what each value may be.
 func (r *Report) Check() error {
-	var wrong []error
+	var all []error
+	wrong := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
+	passed, failed, interrupted, blocked := r.Count(Passed), r.Count(Failed), r.Count(Interrupted),
+		r.Count(Blocked)
+	faults := failed + len(r.Ledger.Left) + len(r.Witness.Findings)
+	follows := map[Verdict]bool{
+		Conforms:       faults+interrupted+blocked == 0 && passed > 0,
+		BlockedByRack:  faults+interrupted == 0 && blocked > 0,
+		Incomplete:     failed == 0,
+		InterruptedRun: failed == 0,
+		DoesNotConform: faults > 0,
+	}
+	if !follows[r.Verdict] {
+		wrong("the verdict is %q, but %d results passed, %d failed, %d were interrupted, %d blocked; "+
+			"%d objects were left and the witness has %d findings", r.Verdict, passed, failed, interrupted,
+			blocked, len(r.Ledger.Left), len(r.Witness.Findings))
+	}
 	if !r.Run.Ended.IsZero() && r.Run.Ended.Before(r.Run.Began) {
-		wrong = append(wrong, fmt.Errorf("the run ended (%s) before it began (%s)",
-			r.Run.Ended, r.Run.Began))
+		wrong("the run ended (%s) before it began (%s)", r.Run.Ended, r.Run.Began)
 	}
-	wrong = append(wrong, r.checkResults()...)
-	wrong = append(wrong, r.checkCalls()...)
-	if err := r.checkVerdict(); err != nil {
-		wrong = append([]error{err}, wrong...)
-	}
-	if more := len(wrong) - 10; more > 0 {
-		wrong = append(wrong[:10], fmt.Errorf("and %d more", more))
-	}
-	return errors.Join(wrong...)
-}
-
-func (r *Report) checkResults() (wrong []error) {
 	seen := map[[2]string]bool{}
 	for _, result := range r.Results {
-		title := result.title()
-		switch key := result.key(); {
-		case key[1] == "":
-			wrong = append(wrong, fmt.Errorf("%s: a result needs an id or a name", title))
-		case seen[key]:
-			wrong = append(wrong, fmt.Errorf("%s is there twice", title))
-		default:
-			seen[key] = true
-		}
+		title, key, passed := result.title(), result.key(), result.Status == Passed
 		switch {
-		case result.Status == Passed && result.Reason != "":
-			wrong = append(wrong, fmt.Errorf("%s passed, but has a reason", title))
-		case result.Status != Passed && result.Reason == "":
-			wrong = append(wrong, fmt.Errorf("%s did not pass, but has no reason", title))
-		case result.Status == Passed && len(result.Extent) == 0:
-			wrong = append(wrong, fmt.Errorf("%s passed, but does not state how far it looked", title))
+		case key[1] == "":
+			wrong("%s: a result needs an id or a name", title)
+		case seen[key]:
+			wrong("%s is there twice", title)
+		}
+		seen[key] = true
+		switch {
+		case passed && result.Reason != "":
+			wrong("%s passed, but has a reason", title)
+		case !passed && result.Reason == "":
+			wrong("%s did not pass, but has no reason", title)
+		case passed && len(result.Extent) == 0:
+			wrong("%s passed, but does not state how far it looked", title)
 		}
 		for _, m := range result.Extent {
 			if m.Of > 0 && m.Looked > m.Of {
-				wrong = append(wrong, fmt.Errorf("%s looked at %d of %d of %q", title, m.Looked, m.Of, m.What))
+				wrong("%s looked at %d of %d of %q", title, m.Looked, m.Of, m.What)
 			}
 		}
 	}
-	return wrong
+	clear(seen)
+	for _, calls := range r.Calls {
+		key, samples := [2]string{string(calls.Kind), calls.Operation}, len(calls.Milliseconds)
+		name, want := strings.Join(key[:], " "), min(calls.Count, maxSamples)
+		switch {
+		case seen[key]:
+			wrong("calls of %s are there twice", name)
+		case calls.Failed > calls.Count:
+			wrong("calls of %s: %d of %d failed", name, calls.Failed, calls.Count)
+		case samples != want:
+			wrong("calls of %s: %d latencies for %d calls, expected %d", name, samples, calls.Count, want)
+		case !slices.IsSorted(calls.Milliseconds):
+			wrong("calls of %s: the latencies are not sorted", name)
+		}
+		seen[key] = true
+	}
+	if more := len(all) - 10; more > 0 {
+		all = append(all[:10], fmt.Errorf("and %d more", more))
+	}
+	return errors.Join(all...)
 }
 
 // key identifies a result in two reports.
@@ -344,49 +366,4 @@ func (r Result) title() string {
 		return r.Group + " " + r.ID
 	}
 	return r.Group + " " + r.ID + " " + r.Name
-}
-
-func (r *Report) checkCalls() (wrong []error) {
-	seen := map[string]bool{}
-	for _, calls := range r.Calls {
-		name := string(calls.Kind) + " " + calls.Operation
-		samples := calls.Milliseconds
-		switch {
-		case seen[name]:
-			wrong = append(wrong, fmt.Errorf("calls of %s are there twice", name))
-		case calls.Failed > calls.Count:
-			wrong = append(wrong, fmt.Errorf("calls of %s: %d of %d failed",
-				name, calls.Failed, calls.Count))
-		case len(samples) != min(calls.Count, maxSamples):
-			wrong = append(wrong, fmt.Errorf("calls of %s: %d latencies for %d calls, expected %d",
-				name, len(samples), calls.Count, min(calls.Count, maxSamples)))
-		case !slices.IsSorted(samples):
-			wrong = append(wrong, fmt.Errorf("calls of %s: the latencies are not sorted", name))
-		}
-		seen[name] = true
-	}
-	return wrong
-}
-
-func (r *Report) checkVerdict() error {
-	failed, interrupted, blocked := r.Count(Failed), r.Count(Interrupted), r.Count(Blocked)
-	faults := failed + len(r.Ledger.Left) + len(r.Witness.Findings)
-	says := fmt.Sprintf("the verdict is %q, but %d results passed, %d failed, %d were interrupted, "+
-		"%d blocked; %d objects were left and the witness has %d findings", r.Verdict,
-		r.Count(Passed), failed, interrupted, blocked, len(r.Ledger.Left), len(r.Witness.Findings))
-	var follows bool
-	switch r.Verdict {
-	case Conforms:
-		follows = faults+interrupted+blocked == 0 && r.Count(Passed) > 0
-	case BlockedByRack:
-		follows = faults+interrupted == 0 && blocked > 0
-	case Incomplete, InterruptedRun:
-		follows = failed == 0
-	case DoesNotConform:
-		follows = faults > 0
-	}
-	if !follows {
-		return errors.New(says)
-	}
-	return nil
 }

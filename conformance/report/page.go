@@ -114,7 +114,14 @@ func (p *pageView) addResults() {
 			case Failed, Interrupted:
 				p.Troubles = append(p.Troubles, row)
 			case Blocked, NotTested, NotApplicable:
-				p.addUntested(row)
+				i := slices.IndexFunc(p.Untested, func(u untested) bool {
+					return u.Status == row.Status && u.Reason == row.Reason
+				})
+				if i < 0 {
+					i = len(p.Untested)
+					p.Untested = append(p.Untested, untested{Status: row.Status, Reason: row.Reason})
+				}
+				p.Untested[i].Results = append(p.Untested[i].Results, row)
 			}
 		}
 		p.Groups = append(p.Groups, g)
@@ -122,17 +129,6 @@ func (p *pageView) addResults() {
 	slices.SortStableFunc(p.Untested, func(a, b untested) int {
 		return cmp.Compare(slices.Index(Statuses(), a.Status), slices.Index(Statuses(), b.Status))
 	})
-}
-
-func (p *pageView) addUntested(row resultOnPage) {
-	i := slices.IndexFunc(p.Untested, func(u untested) bool {
-		return u.Status == row.Status && u.Reason == row.Reason
-	})
-	if i < 0 {
-		i = len(p.Untested)
-		p.Untested = append(p.Untested, untested{Status: row.Status, Reason: row.Reason})
-	}
-	p.Untested[i].Results = append(p.Untested[i].Results, row)
 }
 
 // groupTitles has the headings of the groups.
@@ -343,69 +339,55 @@ type (
 // spec does not look like a success. Blocked and untested results are skipped, and interrupted
 // ones are errors.
 func junit(r *Report) ([]byte, error) {
-	all := testSuites{Name: "oxide-conformance"}
-	verdict := Result{Group: "verdict", Name: string(r.Verdict), Status: verdictStatus(r.Verdict),
-		Reason: r.Why}
-	seconds := 0.0
-	for _, group := range append(r.Groups(), Group{Name: "verdict", Results: []Result{verdict}}) {
+	verdict := []Result{{Group: "verdict", Name: string(r.Verdict), Status: verdictStatus(r.Verdict),
+		Reason: r.Why}}
+	all := testSuites{Name: "oxide-conformance",
+		junitCounts: junitCount(slices.Concat(r.Results, verdict))}
+	for _, group := range append(r.Groups(), Group{Name: "verdict", Results: verdict}) {
 		suite := testSuite{Name: group.Name, Hostname: r.Run.Machine,
-			Timestamp: r.Run.Began.UTC().Format(time.RFC3339)}
+			Timestamp: r.Run.Began.UTC().Format(time.RFC3339), junitCounts: junitCount(group.Results)}
 		for _, result := range group.Results {
-			suite.addCase(result)
+			suite.Cases = append(suite.Cases, caseOf(result))
 		}
-		suite.Time = junitSeconds(group.Seconds())
-		seconds += group.Seconds()
-		all.add(suite.junitCounts)
 		all.Suites = append(all.Suites, suite)
 	}
-	all.Time = junitSeconds(seconds)
 	text, err := xml.MarshalIndent(all, "", "  ")
 	return append([]byte(xml.Header), append(text, '\n')...), err
 }
 
-func (c *junitCounts) add(more junitCounts) {
-	c.Tests += more.Tests
-	c.Failures += more.Failures
-	c.Errors += more.Errors
-	c.Skipped += more.Skipped
+func junitCount(results []Result) junitCounts {
+	g := Group{Results: results}
+	c := junitCounts{Tests: len(results), Failures: g.Count(Failed), Time: junitSeconds(g.Seconds()),
+		Skipped: g.Count(Blocked) + g.Count(NotTested) + g.Count(NotApplicable)}
+	c.Errors = c.Tests - g.Count(Passed) - c.Failures - c.Skipped
+	return c
 }
 
 // verdictStatus converts the verdict to the status of a spec.
 func verdictStatus(v Verdict) Status {
-	switch v {
-	case Conforms:
-		return Passed
-	case BlockedByRack:
-		return Blocked
-	case DoesNotConform:
-		return Failed
-	}
-	return Interrupted // and Incomplete
+	return cmp.Or(map[Verdict]Status{Conforms: Passed, BlockedByRack: Blocked,
+		DoesNotConform: Failed}[v], Interrupted) // Interrupted also for Incomplete
 }
 
-func (s *testSuite) addCase(result Result) {
+func caseOf(result Result) testCase {
 	c := testCase{Name: result.Name, Class: result.Group, Time: junitSeconds(result.Seconds)}
 	if result.ID != "" {
 		c.Name = result.ID + " " + result.Name
 	}
-	s.Tests++
 	for _, m := range result.Extent {
 		c.SystemOut += m.String() + "\n"
 	}
+	says := result.Status.words() + ": " + result.Reason
 	switch result.Status {
 	case Passed:
 	case Blocked, NotTested, NotApplicable:
-		s.Skipped++
-		c.Skipped = &junitMessage{Message: result.Status.words() + ": " + result.Reason}
+		c.Skipped = &junitMessage{Message: says}
 	case Failed:
-		s.Failures++
 		c.Failure = &junitMessage{Message: result.Reason, Text: evidenceText(result.Evidence)}
 	default:
-		s.Errors++
-		c.Error = &junitMessage{Message: result.Status.words() + ": " + result.Reason,
-			Text: evidenceText(result.Evidence)}
+		c.Error = &junitMessage{Message: says, Text: evidenceText(result.Evidence)}
 	}
-	s.Cases = append(s.Cases, c)
+	return c
 }
 
 func junitSeconds(seconds float64) string { return strconv.FormatFloat(seconds, 'f', 3, 64) }
