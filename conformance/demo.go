@@ -78,17 +78,11 @@ type demo struct {
 }
 
 func (d *demo) open(ctx context.Context, run *harness.Run) (err error) {
-	if d.Environment, err = run.StartEnvironment(ctx, harness.RackOptions{}); err != nil {
-		return err
-	}
-	controller, err := d.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController})
-	if err != nil {
-		return err
-	}
-	d.controller = controller.Controller()
-	if d.nodes, err = d.StartNodes(ctx, harness.PluginOptions{}); err != nil {
-		return err
-	}
+	defer harness.Catch(&err)
+	d.Environment = harness.Got(run.StartEnvironment(ctx, harness.RackOptions{}))
+	d.controller = harness.Got(d.StartPlugin(ctx,
+		harness.PluginOptions{Mode: harness.ModeController})).Controller()
+	d.nodes = harness.Got(d.StartNodes(ctx, harness.PluginOptions{}))
 	d.began = time.Now()
 	d.Rack.History.Begin()
 	d.say("\nA simulated rack serves at %s, and shows itself in a browser at\n    %s/", d.Rack.URL,
@@ -122,45 +116,38 @@ func (d *demo) close() error {
 }
 
 func (d *demo) run(ctx context.Context) {
-	d.step(ctx, "CreateVolume: a disk is created", func() (string, error) {
+	d.step(ctx, "CreateVolume: a disk is created", func() string {
 		req := harness.CreateRequest("demo")
 		req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/namespace": "demo",
 			"csi.storage.k8s.io/pvc/name": "greeting"}
-		resp, err := d.controller.CreateVolume(ctx, req)
-		d.volume = resp.GetVolume()
+		d.volume = harness.Got(d.controller.CreateVolume(ctx, req)).GetVolume()
 		return fmt.Sprintf("volume %s of 1 GiB is the disk named %s", d.volume.GetVolumeId(),
-			d.diskName()), err
+			d.diskName())
 	})
 	d.place(ctx, "a", "found by its serial, proven blank, formatted, mounted", "a workload")
 	const greeting = "Hello from instance a. This was written before the move.\n"
-	d.step(ctx, "The workload writes", func() (string, error) {
+	d.step(ctx, "The workload writes", func() string {
 		p := d.placements["a"]
 		path := filepath.Join(p.Target, "greeting")
-		if err := os.WriteFile(path, []byte(greeting), 0o640); err != nil {
-			return "", err
-		}
-		stats, err := p.Stats(ctx, d.nodes["a"].Node())
-		if err != nil {
-			return "", err
-		}
+		harness.Must(os.WriteFile(path, []byte(greeting), 0o640))
+		stats := harness.Got(p.Stats(ctx, d.nodes["a"].Node()))
 		return fmt.Sprintf("%q into %s, which has %d MiB left", strings.TrimSpace(greeting), path,
-			stats.GetUsage()[0].GetAvailable()/harness.MiB), nil
+			stats.GetUsage()[0].GetAvailable()/harness.MiB)
 	})
 	d.remove(ctx, "a", ": unmounted, all data on the disk")
 	d.place(ctx, "b", "found again, and its filesystem is used as it is", "the workload that moved")
-	d.step(ctx, "The workload reads", func() (string, error) {
+	d.step(ctx, "The workload reads", func() string {
 		path := filepath.Join(d.placements["b"].Target, "greeting")
-		text, err := os.ReadFile(path)
-		if err == nil && string(text) != greeting {
-			err = fmt.Errorf("%s holds %q, not what was written on a", path, text)
+		if text := harness.Got(os.ReadFile(path)); string(text) != greeting {
+			harness.Must(fmt.Errorf("%s holds %q, not what was written on a", path, text))
 		}
-		return fmt.Sprintf("%q from %s", strings.TrimSpace(greeting), path), err
+		return fmt.Sprintf("%q from %s", strings.TrimSpace(greeting), path)
 	})
 	d.remove(ctx, "b", "")
-	d.step(ctx, "DeleteVolume: the disk is gone", func() (string, error) {
-		_, err := d.controller.DeleteVolume(ctx,
-			&csi.DeleteVolumeRequest{VolumeId: d.volume.GetVolumeId()})
-		return "", err
+	d.step(ctx, "DeleteVolume: the disk is gone", func() string {
+		harness.Got(d.controller.DeleteVolume(ctx,
+			&csi.DeleteVolumeRequest{VolumeId: d.volume.GetVolumeId()}))
+		return ""
 	})
 }
 
@@ -170,59 +157,49 @@ func (d *demo) place(ctx context.Context, instance, staged, workload string) {
 	p := &harness.Placement{Volume: d.volume, Capability: harness.Mounted(""),
 		Staging: filepath.Join(dir, "staging"), Target: filepath.Join(dir, "pod", "data")}
 	node := d.nodes[instance].Node()
-	d.step(ctx, "ControllerPublishVolume: it is attached to "+instance, func() (string, error) {
-		resp, err := d.controller.ControllerPublishVolume(ctx,
-			harness.PublishRequest(d.volume, d.Rack.Instance(instance).ID))
-		if err != nil {
-			return "", err
-		}
+	d.step(ctx, "ControllerPublishVolume: it is attached to "+instance, func() string {
+		resp := harness.Got(d.controller.ControllerPublishVolume(ctx,
+			harness.PublishRequest(d.volume, d.Rack.Instance(instance).ID)))
 		p.PublishContext, d.placements[instance] = resp.GetPublishContext(), p
-		return "a device with the serial " + d.diskName() + " appears in " + instance, p.MakeDirs()
+		harness.Must(p.MakeDirs())
+		return "a device with the serial " + d.diskName() + " appears in " + instance
 	})
-	d.step(ctx, "NodeStageVolume on "+instance+": "+staged, func() (string, error) {
+	d.step(ctx, "NodeStageVolume on "+instance+": "+staged, func() string {
 		return mountedAt(p.Staging, p.Stage(ctx, node))
 	})
-	d.step(ctx, "NodePublishVolume on "+instance+": shown to "+workload, func() (string, error) {
+	d.step(ctx, "NodePublishVolume on "+instance+": shown to "+workload, func() string {
 		return mountedAt(p.Target, p.Publish(ctx, node))
 	})
 }
 
 // remove unmounts the volume on an instance, and detaches it.
 func (d *demo) remove(ctx context.Context, instance, unmounted string) {
-	d.step(ctx, "NodeUnpublishVolume and NodeUnstageVolume on "+instance+unmounted,
-		func() (string, error) {
-			err := d.placements[instance].Remove(ctx, d.nodes[instance].Node())
-			if err == nil {
-				delete(d.placements, instance)
-			}
-			return "nothing of it is mounted on " + instance, err
-		})
-	d.step(ctx, "ControllerUnpublishVolume: it is detached from "+instance, func() (string, error) {
-		_, err := d.controller.ControllerUnpublishVolume(ctx,
-			harness.UnpublishRequest(d.volume, d.Rack.Instance(instance).ID))
-		return "its device is gone from " + instance, err
+	d.step(ctx, "NodeUnpublishVolume and NodeUnstageVolume on "+instance+unmounted, func() string {
+		harness.Must(d.placements[instance].Remove(ctx, d.nodes[instance].Node()))
+		delete(d.placements, instance)
+		return "nothing of it is mounted on " + instance
+	})
+	d.step(ctx, "ControllerUnpublishVolume: it is detached from "+instance, func() string {
+		harness.Got(d.controller.ControllerUnpublishVolume(ctx,
+			harness.UnpublishRequest(d.volume, d.Rack.Instance(instance).ID)))
+		return "its device is gone from " + instance
 	})
 }
 
 func (d *demo) diskName() string { return d.volume.GetVolumeContext()["diskName"] }
 
-func mountedAt(path string, err error) (string, error) {
-	if err != nil {
-		return "", err
+func mountedAt(path string, err error) string {
+	harness.Must(err)
+	mounts := harness.Got(harness.MountsBelow(path))
+	if len(mounts) != 1 {
+		harness.Must(fmt.Errorf("%d mounts at %s", len(mounts), path))
 	}
-	mounts, err := harness.MountsBelow(path)
-	if err == nil && len(mounts) != 1 {
-		err = fmt.Errorf("%d mounts at %s", len(mounts), path)
-	}
-	if err != nil {
-		return "", err
-	}
-	return "mounted: " + mounts[0], nil
+	return "mounted: " + mounts[0]
 }
 
 // step runs a step, unless an earlier one has failed. It prints the step's duration, its requests
-// to the rack and its outcome.
-func (d *demo) step(ctx context.Context, title string, do func() (outcome string, err error)) {
+// to the rack and its outcome. The step may end with harness.Must.
+func (d *demo) step(ctx context.Context, title string, do func() (outcome string)) {
 	if d.failed != nil {
 		return
 	}
@@ -231,7 +208,10 @@ func (d *demo) step(ctx context.Context, title string, do func() (outcome string
 	}
 	start := time.Now()
 	ended := d.Rack.History.Step(title)
-	outcome, err := do()
+	outcome, err := func() (_ string, err error) {
+		defer harness.Catch(&err)
+		return do(), nil
+	}()
 	ended(err)
 	took := time.Since(start)
 	var requests []adminapi.Request

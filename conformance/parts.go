@@ -260,8 +260,9 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 	switch {
 	case ctx.Err() != nil:
 		result.Status, result.Reason = report.Interrupted, "the run was interrupted"
-	case err != nil && quotaRefused(exchanges) &&
-		w.room(ctx) < max(check.GiB, parts[partData].need.gib-optional):
+	case err != nil && slices.ContainsFunc(exchanges, func(c rules.RecordedCall) bool {
+		return c.Status == http.StatusInsufficientStorage
+	}) && w.room(ctx) < max(check.GiB, parts[partData].need.gib-optional):
 		result.Status = report.NotTested
 		result.Reason = "not tested: others use the silo's quota meanwhile: " + err.Error()
 	case err != nil:
@@ -287,12 +288,6 @@ func (w *job) room(ctx context.Context) int64 {
 	return left
 }
 
-func quotaRefused(calls []rules.RecordedCall) bool {
-	return slices.ContainsFunc(calls, func(c rules.RecordedCall) bool {
-		return c.Status == http.StatusInsufficientStorage
-	})
-}
-
 // notMade lists the RPCs that a check is about and did not call.
 func notMade(check data.Check, calls []rpc) (missing []string) {
 	for _, name := range check.Calls {
@@ -314,29 +309,21 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 		}
 		return errors.Join(errs...)
 	}
+	defer harness.Catch(&err)
 	driver, err := w.startDriver(ctx, harness.ModeController)
 	if err != nil {
 		return nil, end, fmt.Errorf("start the driver: %w", err)
 	}
 	ends = append(ends, driver.Stop)
-	conn, err := driver.Dial(ctx, grpc.WithChainUnaryInterceptor(w.intercept))
-	if err != nil {
-		return nil, end, err
-	}
+	conn := harness.Got(driver.Dial(ctx, grpc.WithChainUnaryInterceptor(w.intercept)))
 	ends = append(ends, conn.Close)
 	config := guest.Config{Plugin: w.Self["oxide-csi-plugin"]}
 	here := config
 	here.SysfsRoot, here.DevRoot = w.sysfsRoot, w.devRoot
-	a, err := guest.Here(ctx, here)
-	if err != nil {
-		return nil, end, err
-	}
+	a := harness.Got(guest.Here(ctx, here))
 	ends = append(ends, a.Close)
 	a.Observe = w.observe
-	seed, err := strconv.ParseUint(w.id, 16, 64)
-	if err != nil {
-		return nil, end, fmt.Errorf("read the run's ID as a number: %w", err)
-	}
+	seed := harness.Got(strconv.ParseUint(w.id, 16, 64))
 	var names atomic.Int64
 	b = &data.Bench{Controller: csi.NewControllerClient(conn), A: a, Oxide: w.client,
 		Hotplug: w.rack.Hotplug, Seed: seed, MayStop: w.mayStop,
@@ -344,18 +331,13 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 			return fmt.Sprintf("%s-%s-%d", w.mark, what, names.Add(1))
 		}}
 	if w.second != nil {
-		if b.B, err = w.connect(ctx, w.secondShell, config); err != nil {
-			return nil, end, err
-		}
+		b.B = harness.Got(w.connect(ctx, w.secondShell, config))
 		b.B.Name = "instance " + string(w.second.Name)
 		ends = append(ends, b.B.Close)
-		facts, err := guest.ReadFacts(ctx, b.B, guest.Nothing{})
-		if err == nil && facts.InstanceID != w.second.Id {
-			err = fmt.Errorf("--second-shell reaches instance %s, expected %s (%s)", facts.InstanceID,
-				w.second.Name, w.second.Id)
-		}
-		if err != nil {
-			return nil, end, err
+		facts := harness.Got(guest.ReadFacts(ctx, b.B, guest.Nothing{}))
+		if facts.InstanceID != w.second.Id {
+			return nil, end, fmt.Errorf("--second-shell reaches instance %s, expected %s (%s)",
+				facts.InstanceID, w.second.Name, w.second.Id)
 		}
 	}
 	if w.helper != nil && w.guestShell != "" {

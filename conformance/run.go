@@ -54,9 +54,15 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	if !s.yes && !ask(ctx, p, "Go on?") {
 		return interruptedOr(ctx, ExitUsage), errors.New("nothing was made: say --yes, or answer yes")
 	}
-	if err := errors.Join(w.tryFolder(), w.fixFolder()); err != nil {
+	// The program's working directory may be removed, so the path of the report's becomes absolute.
+	folder, gone := filepath.Abs(w.folder())
+	if gone != nil {
+		gone = fmt.Errorf("the directory of this program is gone: %w; change to another one", gone)
+	}
+	if err := errors.Join(w.tryFolder(), gone); err != nil {
 		return ExitUsage, fmt.Errorf("nothing was made: %w", err)
 	}
+	w.settings.report = folder
 	w.carryOut(ctx)
 	return w.finish(ctx)
 }
@@ -137,8 +143,7 @@ func (w *job) manifest() mark {
 
 // incomplete records that the run could not be completed.
 func (w *job) incomplete(err error) {
-	var attach errAttach
-	if errors.As(err, &attach) {
+	if _, is := errors.AsType[errAttach](err); is {
 		w.result(report.Result{Group: partRules, ID: "attach", Name: "the rack attaches disks",
 			Status: report.Failed, Tries: 1, Reason: err.Error(),
 			Evidence: answers(w.rack.Exchanges())})
@@ -319,15 +324,6 @@ func (w *job) tryFolder() error {
 	return os.Remove(w.folder())
 }
 
-// fixFolder makes the path of the report's folder absolute, because the program's working
-// directory may be removed.
-func (w *job) fixFolder() (err error) {
-	if w.settings.report, err = filepath.Abs(w.folder()); err != nil {
-		return fmt.Errorf("the directory of this program is gone: %w; change to another one", err)
-	}
-	return nil
-}
-
 // writeReport writes the report and returns its folder. If the report's folder cannot be written,
 // the report is in the run's directory.
 func (w *job) writeReport() (folder string, err error) {
@@ -506,18 +502,15 @@ func (w *job) askRack(ctx context.Context) error {
 	defer cancel()
 	err := harness.Await(asking, lostAfter, func() error {
 		_, err := w.client.CurrentUserView(asking)
-		var answered *oxide.HTTPError
-		switch {
+		switch _, answered := errors.AsType[*oxide.HTTPError](err); {
 		case errors.Is(err, oxide.ErrHTTP401):
 			loss = errToken
-			return err
-		case !errors.As(err, &answered):
-			if asking.Err() == nil { // otherwise it had no time to answer
-				loss = errAway
-			}
-			return err
+		case answered:
+			return nil
+		case asking.Err() == nil: // otherwise it had no time to answer
+			loss = errAway
 		}
-		return nil
+		return err
 	})
 	if err != nil && ctx.Err() == nil {
 		w.loss.Store(&loss)

@@ -312,23 +312,13 @@ func edited(a answer, change func(map[string]any)) answer {
 // Try puts an alteration in front of a rack and calls run with the address to use instead of the
 // rack's: twice at the same time if two runs check the rack, and among strangers if there are any.
 func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(host string) error,
-) error {
-	transport, err := harness.Transport(rack.CA)
-	if err != nil {
-		return err
-	}
-	host, err := url.Parse(rack.URL)
-	if err != nil {
-		return fmt.Errorf("read the rack's address: %w", err)
-	}
+) (err error) {
+	defer harness.Catch(&err)
+	transport := harness.Got(harness.Transport(rack.CA))
+	host := harness.Got(url.Parse(rack.URL))
 	if k.room > 0 {
-		state, err := rack.Admin.State(ctx)
-		if err == nil {
-			err = rack.Admin.Switch(ctx, map[string]any{"quota_bytes": state.StorageBytes + k.room})
-		}
-		if err != nil {
-			return err
-		}
+		quota := harness.Got(rack.Admin.State(ctx)).StorageBytes + k.room
+		harness.Must(rack.Admin.Switch(ctx, map[string]any{"quota_bytes": quota}))
 	}
 	// A handshake costs more than most requests.
 	transport.DisableKeepAlives, transport.IdleConnTimeout = false, 3*time.Second
@@ -357,37 +347,31 @@ func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(
 // Strangers works in a rack's project until the context ends, as other users of the silo do. It
 // creates, changes and removes objects with names like those of a run. It returns an error if
 // somebody else has changed an object. When it returns, its objects are gone.
-func Strangers(ctx context.Context, rack *harness.Rack) error {
+func Strangers(ctx context.Context, rack *harness.Rack) (err error) {
+	defer harness.Catch(&err)
 	project := oxide.NameOrId(rack.Project)
 	// The calls continue when ctx ends, so that no work stays half done.
 	for n, all := 0, context.WithoutCancel(ctx); ctx.Err() == nil; n++ {
 		name := oxide.Name(fmt.Sprintf("conf-1a2b3c4d-%05d", 100+n))
-		instance, err := rack.Client.InstanceCreate(all, oxide.InstanceCreateParams{Project: project,
-			Body: &oxide.InstanceCreate{Name: name, Description: "mine", Hostname: "mine",
-				Ncpus: 1, Memory: oxide.ByteCount(harness.GiB), Start: oxide.NewPointer(false)}})
-		disk, errDisk := rack.CreateDisk(all, rack.Project, string(name), harness.GiB)
-		snapshot, errSnapshot := rack.Client.SnapshotCreate(all, oxide.SnapshotCreateParams{
+		instance := harness.Got(rack.Client.InstanceCreate(all, oxide.InstanceCreateParams{
+			Project: project, Body: &oxide.InstanceCreate{Name: name, Description: "mine",
+				Hostname: "mine", Ncpus: 1, Memory: oxide.ByteCount(harness.GiB),
+				Start: oxide.NewPointer(false)}}))
+		disk := harness.Got(rack.CreateDisk(all, rack.Project, string(name), harness.GiB))
+		snapshot := harness.Got(rack.Client.SnapshotCreate(all, oxide.SnapshotCreateParams{
 			Project: project, Body: &oxide.SnapshotCreate{Name: name, Description: "mine",
-				Disk: oxide.NameOrId(name)}})
-		if err := errors.Join(err, errDisk, errSnapshot); err != nil {
-			return err
-		}
-		image, err := rack.Client.ImageCreate(all, oxide.ImageCreateParams{Project: project,
+				Disk: oxide.NameOrId(name)}}))
+		image := harness.Got(rack.Client.ImageCreate(all, oxide.ImageCreateParams{Project: project,
 			Body: &oxide.ImageCreate{Name: name, Description: "mine", Os: "x", Version: "1",
-				Source: oxide.ImageSource{Value: &oxide.ImageSourceSnapshot{Id: snapshot.Id}}}})
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(rack.AttachDisk(all, disk.Id, instance.Id),
+				Source: oxide.ImageSource{Value: &oxide.ImageSourceSnapshot{Id: snapshot.Id}}}}))
+		harness.Must(errors.Join(rack.AttachDisk(all, disk.Id, instance.Id),
 			rack.StartInstance(all, instance.Id), rack.StopInstance(all, instance.Id),
 			rack.DetachDisk(all, disk.Id, instance.Id), rack.DeleteDisk(all, disk.Id),
 			rack.Client.SnapshotDelete(all, oxide.SnapshotDeleteParams{
 				Snapshot: oxide.NameOrId(snapshot.Id)}),
 			rack.Client.ImageDelete(all, oxide.ImageDeleteParams{Image: oxide.NameOrId(image.Id)}),
 			rack.Client.InstanceDelete(all, oxide.InstanceDeleteParams{
-				Instance: oxide.NameOrId(instance.Id)})); err != nil {
-			return err
-		}
+				Instance: oxide.NameOrId(instance.Id)})))
 	}
 	return nil
 }

@@ -137,7 +137,15 @@ var ofGuests = []tested{
 			}
 		}
 		c.detach(disks[1].Id, c.Here.ID).must()
-		c.noDevice(SerialOf(disks[1].Name))
+		c.awaitGuest(func() error {
+			for _, d := range c.devices() {
+				if serial := SerialOf(disks[1].Name); d.serial == serial {
+					return fmt.Errorf("a guest's device: expected none with the serial %q any more; found %s",
+						serial, d.name)
+				}
+			}
+			return nil
+		})
 		kept("after another one was detached")
 		c.attach(disks[1].Id, c.Here.ID).must()
 		c.device(SerialOf(disks[1].Name))
@@ -329,18 +337,6 @@ func (c *Check) device(serial string) (found device) {
 		return nil
 	})
 	return found
-}
-
-func (c *Check) noDevice(serial string) {
-	c.awaitGuest(func() error {
-		for _, d := range c.devices() {
-			if d.serial == serial {
-				return fmt.Errorf("a guest's device: expected none with the serial %q any more; found %s",
-					serial, d.name)
-			}
-		}
-		return nil
-	})
 }
 
 // deviceTimeout limits how long a guest takes to notice a disk. A simulated guest only writes a

@@ -114,14 +114,17 @@ func (c connections) RoundTrip(r *http.Request) (*http.Response, error) {
 	return c.changes.RoundTrip(r)
 }
 
-// triesPause gives a busy rack time to do its work.
-const triesPause = 2 * time.Second
-
-// requestTimeout limits a request, which may run a saga on a busy rack.
-const requestTimeout = 2 * time.Minute
-
-// idleTimeout limits how long a connection stays open for the next request.
-const idleTimeout = 3 * time.Second
+const (
+	// triesPause gives a busy rack time to do its work.
+	triesPause = 2 * time.Second
+	// requestTimeout limits a request, which may run a saga on a busy rack, and requestPatience how
+	// long it is repeated.
+	requestTimeout, requestPatience = 2 * time.Minute, 15 * time.Second
+	// idleTimeout limits how long a connection stays open for the next request.
+	idleTimeout = 3 * time.Second
+	// answerExcerpt is the number of bytes of an answer that are kept.
+	answerExcerpt = 1 << 10
+)
 
 // Close removes the objects that the checks shared, and closes the connections.
 func (r *TestedRack) Close(ctx context.Context) error {
@@ -152,11 +155,8 @@ func (r *TestedRack) HTTP() *http.Client { return r.http }
 func (r *TestedRack) Exchanges() []RecordedCall { return r.recorder.take() }
 
 func refusal(err error) *oxide.HTTPError {
-	var refused *oxide.HTTPError
-	if errors.As(err, &refused) {
-		return refused
-	}
-	return nil
+	refused, _ := errors.AsType[*oxide.HTTPError](err)
+	return refused
 }
 
 // Brief describes an error of the client in one line, because the error's own text fills a page.
@@ -276,14 +276,8 @@ type RecordedCall struct {
 	location string
 }
 
-// answerExcerpt is the number of bytes of an answer that are kept.
-const answerExcerpt = 1 << 10
-
 // ErrNotSent is wrapped by a transport's error if the transport refused to send the request.
 var ErrNotSent = errors.New("the request was not sent")
-
-// requestPatience limits how long one request is repeated.
-const requestPatience = 15 * time.Second
 
 // recorder is a transport that keeps every exchange until somebody takes it. It repeats any
 // request that the rack had no time for (429). It repeats a read without an answer, and a read
@@ -322,7 +316,7 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 // mayRepeat reports whether sending the request twice has the same effect as sending it once, and
 // might be answered. A certificate that is not trusted stays so.
 func mayRepeat(e RecordedCall) bool {
-	if untrusted := new(tls.CertificateVerificationError); errors.As(e.failure, &untrusted) {
+	if _, untrusted := errors.AsType[*tls.CertificateVerificationError](e.failure); untrusted {
 		return false
 	}
 	return e.Status == http.StatusTooManyRequests ||
@@ -423,60 +417,50 @@ func (r *recorder) take() []RecordedCall {
 	return taken
 }
 
-// operations are the operations that the driver and the checks use.
-var operations = parseOperations(`
-ping                            GET    /v1/ping
-current_user_view               GET    /v1/me
-current_user_access_token_list  GET    /v1/me/access-tokens
-utilization_view                GET    /v1/utilization
-rack_list                       GET    /v1/system/hardware/racks
-silo_quotas_view                GET    /v1/system/silos/*/quotas
-silo_utilization_list           GET    /v1/system/utilization/silos
-project_list                    GET    /v1/projects
-project_view                    GET    /v1/projects/*
-disk_list                       GET    /v1/disks
-disk_create                     POST   /v1/disks
-disk_view                       GET    /v1/disks/*
-disk_delete                     DELETE /v1/disks/*
-disk_bulk_write_import          POST   /v1/disks/*/bulk-write
-disk_bulk_write_import_start    POST   /v1/disks/*/bulk-write-start
-disk_bulk_write_import_stop     POST   /v1/disks/*/bulk-write-stop
-disk_finalize_import            POST   /v1/disks/*/finalize
-snapshot_list                   GET    /v1/snapshots
-snapshot_create                 POST   /v1/snapshots
-snapshot_view                   GET    /v1/snapshots/*
-snapshot_delete                 DELETE /v1/snapshots/*
-image_list                      GET    /v1/images
-image_create                    POST   /v1/images
-image_view                      GET    /v1/images/*
-image_delete                    DELETE /v1/images/*
-image_promote                   POST   /v1/images/*/promote
-image_demote                    POST   /v1/images/*/demote
-instance_list                   GET    /v1/instances
-instance_create                 POST   /v1/instances
-instance_view                   GET    /v1/instances/*
-instance_update                 PUT    /v1/instances/*
-instance_delete                 DELETE /v1/instances/*
-instance_start                  POST   /v1/instances/*/start
-instance_stop                   POST   /v1/instances/*/stop
-instance_reboot                 POST   /v1/instances/*/reboot
-instance_disk_list              GET    /v1/instances/*/disks
-instance_disk_attach            POST   /v1/instances/*/disks/attach
-instance_disk_detach            POST   /v1/instances/*/disks/detach
-instance_external_ip_list       GET    /v1/instances/*/external-ips
-instance_network_interface_list GET    /v1/network-interfaces
-`)
-
 type operation struct{ name, method, pattern string }
 
-func parseOperations(text string) []operation {
-	var all []operation
-	for line := range strings.Lines(text) {
-		if words := strings.Fields(line); len(words) == 3 {
-			all = append(all, operation{words[0], words[1], words[2]})
-		}
-	}
-	return all
+// operations are the operations that the driver and the checks use.
+var operations = []operation{
+	{"ping", "GET", "/v1/ping"},
+	{"current_user_view", "GET", "/v1/me"},
+	{"current_user_access_token_list", "GET", "/v1/me/access-tokens"},
+	{"utilization_view", "GET", "/v1/utilization"},
+	{"rack_list", "GET", "/v1/system/hardware/racks"},
+	{"silo_quotas_view", "GET", "/v1/system/silos/*/quotas"},
+	{"silo_utilization_list", "GET", "/v1/system/utilization/silos"},
+	{"project_list", "GET", "/v1/projects"},
+	{"project_view", "GET", "/v1/projects/*"},
+	{"disk_list", "GET", "/v1/disks"},
+	{"disk_create", "POST", "/v1/disks"},
+	{"disk_view", "GET", "/v1/disks/*"},
+	{"disk_delete", "DELETE", "/v1/disks/*"},
+	{"disk_bulk_write_import", "POST", "/v1/disks/*/bulk-write"},
+	{"disk_bulk_write_import_start", "POST", "/v1/disks/*/bulk-write-start"},
+	{"disk_bulk_write_import_stop", "POST", "/v1/disks/*/bulk-write-stop"},
+	{"disk_finalize_import", "POST", "/v1/disks/*/finalize"},
+	{"snapshot_list", "GET", "/v1/snapshots"},
+	{"snapshot_create", "POST", "/v1/snapshots"},
+	{"snapshot_view", "GET", "/v1/snapshots/*"},
+	{"snapshot_delete", "DELETE", "/v1/snapshots/*"},
+	{"image_list", "GET", "/v1/images"},
+	{"image_create", "POST", "/v1/images"},
+	{"image_view", "GET", "/v1/images/*"},
+	{"image_delete", "DELETE", "/v1/images/*"},
+	{"image_promote", "POST", "/v1/images/*/promote"},
+	{"image_demote", "POST", "/v1/images/*/demote"},
+	{"instance_list", "GET", "/v1/instances"},
+	{"instance_create", "POST", "/v1/instances"},
+	{"instance_view", "GET", "/v1/instances/*"},
+	{"instance_update", "PUT", "/v1/instances/*"},
+	{"instance_delete", "DELETE", "/v1/instances/*"},
+	{"instance_start", "POST", "/v1/instances/*/start"},
+	{"instance_stop", "POST", "/v1/instances/*/stop"},
+	{"instance_reboot", "POST", "/v1/instances/*/reboot"},
+	{"instance_disk_list", "GET", "/v1/instances/*/disks"},
+	{"instance_disk_attach", "POST", "/v1/instances/*/disks/attach"},
+	{"instance_disk_detach", "POST", "/v1/instances/*/disks/detach"},
+	{"instance_external_ip_list", "GET", "/v1/instances/*/external-ips"},
+	{"instance_network_interface_list", "GET", "/v1/network-interfaces"},
 }
 
 // PathOf returns the path of a request.

@@ -306,7 +306,19 @@ func checkImport(c *Check) {
 	in(oxide.DiskStateStateImportReady)
 	if c.arrange("an import that is finalized slowly") {
 		// On a real rack nothing would mark the snapshot as one of this run.
-		c.checkFinalizing(disk)
+		name := c.name()
+		u := begin(c, "finalize a disk with a snapshot", "snapshot_hold", func() (any, error) {
+			return nil, c.finalize(c.ctx, disk.Id, name)
+		}, func() error { return c.viewSnapshot(string(name)).err }, func(ctx context.Context) error {
+			return c.removeSnapshotByName(ctx, name, disk.Id)
+		})
+		equal(c, "the disk meanwhile", c.stateOf(disk.Id), oxide.DiskStateStateFinalizing)
+		u.end().must()
+		snapshot := c.viewSnapshot(string(name)).must()
+		equal(c, "the snapshot's state", snapshot.State, oxide.SnapshotStateReady)
+		equal(c, "the snapshot's disk", snapshot.DiskId, disk.Id)
+		equal(c, "the snapshot's description", snapshot.Description,
+			"snapshot of finalized disk "+disk.Id)
 	} else {
 		finalize().must()
 	}
@@ -314,21 +326,6 @@ func checkImport(c *Check) {
 	start().refused(
 		invalidRequest(`cannot set disk in state Detached to "importing_from_bulk_writes"`))
 	c.deleteDisk(disk.Id).must()
-}
-
-func (c *Check) checkFinalizing(disk *oxide.Disk) {
-	name := c.name()
-	u := begin(c, "finalize a disk with a snapshot", "snapshot_hold", func() (any, error) {
-		return nil, c.finalize(c.ctx, disk.Id, name)
-	}, func() error { return c.viewSnapshot(string(name)).err }, func(ctx context.Context) error {
-		return c.removeSnapshotByName(ctx, name, disk.Id)
-	})
-	equal(c, "the disk meanwhile", c.stateOf(disk.Id), oxide.DiskStateStateFinalizing)
-	u.end().must()
-	snapshot := c.viewSnapshot(string(name)).must()
-	equal(c, "the snapshot's state", snapshot.State, oxide.SnapshotStateReady)
-	equal(c, "the snapshot's disk", snapshot.DiskId, disk.Id)
-	equal(c, "the snapshot's description", snapshot.Description, "snapshot of finalized disk "+disk.Id)
 }
 
 func (c *Check) image(snapshot string) oxide.ImageCreateParams {
