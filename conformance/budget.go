@@ -8,7 +8,6 @@ import (
 	"time"
 )
 
-// amount is a number of disks and snapshots, and their size.
 type amount struct {
 	objects int
 	gib     int64
@@ -23,7 +22,6 @@ const (
 	partData  = "data"
 )
 
-// partNames are the parts of a run, in their order.
 var partNames = []string{partRules, "ext4", "xfs", "btrfs", "block", partData}
 
 // parts describes the parts of a run.
@@ -74,7 +72,6 @@ func leastOf(selected []string) amount {
 	return least
 }
 
-// budget limits the objects that a run has at one time.
 type budget struct {
 	limit amount
 
@@ -164,14 +161,12 @@ func sum(objects []*object) amount {
 	return all
 }
 
-// held returns what exists now, and the most that existed.
 func (b *budget) held() (now, most amount) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return sum(b.objects), b.most
 }
 
-// estimate returns the time that the parts take on a rack with the given latency.
 func estimate(selected []string, latency time.Duration) time.Duration {
 	var all time.Duration
 	for _, part := range selected {
@@ -180,7 +175,6 @@ func estimate(selected []string, latency time.Duration) time.Duration {
 	return all
 }
 
-// progress prints the progress of a run.
 type progress struct {
 	out     io.Writer
 	latency time.Duration
@@ -192,7 +186,6 @@ type progress struct {
 	partDone, partAll int
 }
 
-// begin starts the count.
 func (p *progress) begin(selected []string, latency time.Duration) {
 	p.latency, p.began, p.expected = latency, time.Now(), estimate(selected, latency)
 }
@@ -210,7 +203,6 @@ func (p *progress) leave() {
 	p.part = ""
 }
 
-// done prints a spec that has ended.
 func (p *progress) done(status, name, reason string) {
 	p.partDone++
 	line := fmt.Sprintf("  %3d/%-3d  %-14s %s", p.partDone, p.partAll, status, name)

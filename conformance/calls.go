@@ -50,7 +50,6 @@ func (l *callLog) add(call rpc) {
 	l.calls = append(l.calls, call)
 }
 
-// since returns the calls after the first ones.
 func (l *callLog) since(point int) []rpc {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,7 +93,6 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 // answers earlier.
 const callTries = 8
 
-// asksAgain reports whether an orchestrator would repeat the call.
 func asksAgain(err error) bool {
 	switch reason := reasonOf(err); status.Code(err) {
 	case codes.Unavailable:
@@ -141,7 +139,6 @@ func (b *budget) charge(req any) (end func(reply any, err error), err error) {
 	}, nil
 }
 
-// objectOf returns the ID of the object that a request is about.
 func objectOf(req any) string {
 	switch req := req.(type) {
 	case *csi.ListSnapshotsRequest:
@@ -156,7 +153,6 @@ func objectOf(req any) string {
 	return ""
 }
 
-// evidence converts calls of the driver for the report.
 func evidence(calls []rpc) []report.LoggedCall {
 	var all []report.LoggedCall
 	for _, c := range calls {
@@ -202,7 +198,6 @@ type patient struct{ next http.RoundTripper }
 // busyTimeout is the time after which patient returns a busy rack's answer.
 const busyTimeout = time.Minute
 
-// RoundTrip repeats the request until the rack is not busy.
 func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithTimeout(req.Context(), busyTimeout)
 	defer cancel()

@@ -302,7 +302,6 @@ type deadRun struct {
 	left inventory
 }
 
-// runsIn finds the runs that have objects in an inventory.
 func runsIn(all inventory) []deadRun {
 	runs := map[string]deadRun{}
 	for _, one := range all {

@@ -31,7 +31,7 @@ import (
 
 // strangers creates disks whose names and descriptions look like those of a run, and attaches one
 // of them to instance a. It returns their number.
-func strangers(t *testing.T, rack *harness.Rack, run string) int {
+func strangers(t *testing.T, rack *bed, run string) int {
 	t.Helper()
 	descriptions := []string{"made by hand", "", "oxide-conformance", "oxide-conformance-" + run,
 		"oxide-conformance " + run, `oxide-conformance {"run":"` + run, `oxide-conformance {"run":"my"}`,
@@ -56,21 +56,18 @@ func strangers(t *testing.T, rack *harness.Rack, run string) int {
 }
 
 // made creates a disk with a description, which may be a run's mark, and returns its ID.
-func made(t *testing.T, rack *harness.Rack, name, description string) string {
+func made(t *testing.T, rack *bed, name, description string) string {
 	t.Helper()
-	disk, err := rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{
+	return got(rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{
 		Project: oxide.NameOrId(rack.Project),
 		Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: description,
-			Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()}})
-	csitest.Must(t, err)
-	return disk.Id
+			Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()}}))(t).Id
 }
 
 func TestARunCountsAsDeadOnlyIfThisMachineCanKnowIt(t *testing.T) {
 	now := time.Now()
 	boot, namespace, _ := strings.Cut(bootID(), " ")
-	host, err := os.Hostname()
-	csitest.Must(t, err)
+	host := got(os.Hostname())(t)
 	const nobody = 1 << 30
 	own := os.Getpid()
 	for name, test := range map[string]struct {
@@ -111,16 +108,14 @@ func TestCleanNamesTheInstancesThatADeadRunLeftInAnotherState(t *testing.T) {
 
 func TestASecondInterruptEndsARunWhoseRackBlocksTheCleanUp(t *testing.T) {
 	t.Parallel()
-	run := plainRun(t)
-	rack := rackOf(t, run, harness.RackOptions{})
-	check := balance(t.Context(), t, rack)
-	p := prepare(t, run, rack, asOthersHave(rack))
-	c := begin(t, run, rack, p, death{how: killed, part: partRules, at: 40})
+	rack := rackOf(t, harness.RackOptions{})
+	check := balance(t, rack)
+	p := prepare(t, rack, asOthersHave(rack))
+	c := begin(t, rack, p, death{how: killed, part: partRules, at: 40})
 	<-c.made
-	_, err := rack.Admin.AddFault(t.Context(), adminapi.Fault{Phase: adminapi.Instead,
-		Response: &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable",
-			Message: "Service Unavailable"}})
-	csitest.Must(t, errors.Join(err, p.Process.Signal(syscall.SIGINT)))
+	got(rack.Admin.AddFault(t.Context(),
+		refusing("", 503, "ServiceNotAvailable", "Service Unavailable")))(t)
+	csitest.Must(t, p.Process.Signal(syscall.SIGINT))
 	csitest.Must(t, harness.Await(t.Context(), runTimeout, func() error {
 		faults, err := rack.Admin.Faults(t.Context())
 		if err == nil && faults[0].Fired <= 2 {
@@ -135,26 +130,23 @@ func TestASecondInterruptEndsARunWhoseRackBlocksTheCleanUp(t *testing.T) {
 		t.Errorf("%v; it does not say what to do: %s", c.exit, p.errs.String())
 	}
 	csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
-	prepare(t, run, rack, nil, "clean", "--yes").exit(t, ExitConforms)
+	prepare(t, rack, nil, "clean", "--yes").exit(t, ExitConforms)
 	check()
 }
 
 // jobOn returns the job of a run on a rack, before its preflight.
-func jobOn(t *testing.T, rack *harness.Rack) *job {
+func jobOn(t *testing.T, rack *bed) *job {
 	t.Helper()
-	w, err := openJob(&Program{Stdout: io.Discard}, &settings{host: rack.URL, token: rack.Token,
-		project: rack.Project, caFile: rack.CA, budget: amount{20, 40}})
-	csitest.Must(t, err)
-	return w
+	return got(openJob(&Program{Stdout: io.Discard}, &settings{host: rack.URL, token: rack.Token,
+		project: rack.Project, caFile: rack.CA, budget: amount{20, 40}}))(t)
 }
 
 func TestAnInstanceIsStoppedOnlyIfNobodyElseUsesIt(t *testing.T) {
 	t.Parallel()
-	rack := rackOf(t, plainRun(t), harness.RackOptions{Hotplug: adminapi.HotplugNone})
+	rack := rackOf(t, harness.RackOptions{Hotplug: adminapi.HotplugNone})
 	now, helper := time.Now(), rack.Instance("helper").ID
-	instance, err := rack.Client.InstanceView(t.Context(),
-		oxide.InstanceViewParams{Instance: oxide.NameOrId(helper)})
-	csitest.Must(t, err)
+	instance := got(rack.Client.InstanceView(t.Context(),
+		oxide.InstanceViewParams{Instance: oxide.NameOrId(helper)}))(t)
 	w := jobOn(t, rack)
 	csitest.Must(t, w.meet(t.Context(), instance))
 	expect := func(instance, says string) {
@@ -187,7 +179,7 @@ func TestAnInstanceIsStoppedOnlyIfNobodyElseUsesIt(t *testing.T) {
 // The helper instance is running, and a disk that the run has made is attached to it.
 func TestADetachStopsOnlyTheHelperThatTheRunStarted(t *testing.T) {
 	t.Parallel()
-	rack := rackOf(t, plainRun(t), harness.RackOptions{Hotplug: adminapi.HotplugNone})
+	rack := rackOf(t, harness.RackOptions{Hotplug: adminapi.HotplugNone})
 	helper := rack.Instance("helper").ID
 	w := jobOn(t, rack)
 	disk := made(t, rack, "own", mark{Run: w.id}.description())
@@ -195,23 +187,20 @@ func TestADetachStopsOnlyTheHelperThatTheRunStarted(t *testing.T) {
 	csitest.Must(t, rack.StartInstance(t.Context(), helper))
 	run := deadRun{id: w.id, mark: mark{Helper: helper, Instances: []string{helper}}}
 	remove := func() error {
-		now, err := w.look(t.Context(), disk)
-		csitest.Must(t, err)
+		now := got(w.look(t.Context(), disk))(t)
 		return w.removeDisk(t.Context(), run, *now)
 	}
 	w.started = &data.Helper{InstanceID: helper, Started: true}
-	_, err := rack.Admin.AddFault(t.Context(), adminapi.Fault{Operation: "instance_disk_detach",
-		Phase: adminapi.Instead, Times: 1, Response: &adminapi.Response{Status: 400,
-			ErrorCode: "InvalidRequest", Message: "no"}})
-	csitest.Must(t, err)
+	fault := refusing("instance_disk_detach", 400, "InvalidRequest", "no")
+	fault.Times = 1
+	got(rack.Admin.AddFault(t.Context(), fault))(t)
 	refused := remove()
 	w.started = nil
 	unknown := remove()
 	run.id, w.dead = "1a2b3c4d", map[string]bool{w.id: true}
 	unnamed := remove()
-	instance, err := rack.Client.InstanceView(t.Context(),
-		oxide.InstanceViewParams{Instance: oxide.NameOrId(helper)})
-	csitest.Must(t, err)
+	instance := got(rack.Client.InstanceView(t.Context(),
+		oxide.InstanceViewParams{Instance: oxide.NameOrId(helper)}))(t)
 	if refused == nil || unknown == nil || unnamed == nil ||
 		instance.RunState != oxide.InstanceStateRunning {
 		t.Fatalf("expected three refusals and a running helper; found %v, %v, %v, %s", refused, unknown,
@@ -227,16 +216,15 @@ func TestADetachStopsOnlyTheHelperThatTheRunStarted(t *testing.T) {
 // run of the rules: csi-sanity counts the volumes of everybody.
 func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
 	t.Parallel()
-	run := plainRun(t)
-	rack := rackOf(t, run, harness.RackOptions{})
+	rack := rackOf(t, harness.RackOptions{})
 	actors := strangers(t, rack, "1a2b3c4d")
-	nothingOfRuns, now := balance(t.Context(), t, rack), time.Now()
+	nothingOfRuns, now := balance(t, rack), time.Now()
 	made(t, rack, "elsewhere", mark{Run: "22222222", Host: "elsewhere", Began: &now}.description())
 	lost := made(t, rack, "unknown", mark{Run: "33333333"}.description())
-	env, check := asOthersHave(rack), balance(t.Context(), t, rack)
+	env, check := asOthersHave(rack), balance(t, rack)
 	alone := asOthersHave(rack, "SECOND", "SECOND_SHELL", "HELPER", "GUEST_SHELL")
-	dead := prepare(t, run, rack, alone)
-	c := begin(t, run, rack, dead, death{how: killed, part: "ext4", at: 20})
+	dead := prepare(t, rack, alone)
+	c := begin(t, rack, dead, death{how: killed, part: "ext4", at: 20})
 	<-c.made
 	csitest.Must(t, dead.Process.Kill())
 	<-c.ended
@@ -245,10 +233,10 @@ func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
 		stranger(t, 0, "run", "--yes")}
 	ctx, stop := context.WithCancel(t.Context())
 	others := make(chan error, 1)
-	go func() { others <- legal.Strangers(ctx, rack) }()
+	go func() { others <- legal.Strangers(ctx, rack.Rack) }()
 
-	living := prepare(t, run, rack, alone, "run", "--yes", "--only", partRules)
-	p := prepare(t, run, rack, env, "run", "--yes", "--only", partRules)
+	living := prepare(t, rack, alone, "run", "--yes", "--only", partRules)
+	p := prepare(t, rack, env, "run", "--yes", "--only", partRules)
 	csitest.Must(t, errors.Join(living.Start(), p.Start()))
 	ended := make(chan struct{})
 	go func() {
@@ -257,7 +245,7 @@ func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
 		close(ended)
 	}()
 	clean := func(want int, args ...string) string {
-		colleague := prepare(t, run, rack, env, append([]string{"clean", "--yes"}, args...)...)
+		colleague := prepare(t, rack, env, append([]string{"clean", "--yes"}, args...)...)
 		colleague.exit(t, want)
 		return colleague.out.String()
 	}
@@ -328,7 +316,6 @@ func TestNoRunBlamesALegalRack(t *testing.T) {
 	if !p.Long() {
 		kinds, args = kinds[:sampledKinds], append(args, "--only", partRules)
 	}
-	run := plainRun(t)
 	const nothingMade report.Verdict = "none" // of a preflight that refused the run
 	var mu sync.Mutex
 	// mu guards the counts.
@@ -337,13 +324,13 @@ func TestNoRunBlamesALegalRack(t *testing.T) {
 		var group errgroup.Group
 		group.SetLimit(4) // the runs wait most of the time
 		for i, kind := range kinds {
-			rack := rackOf(t, run, harness.RackOptions{})
+			rack := rackOf(t, harness.RackOptions{})
 			seed := p.Seed + round*uint64(len(kinds)) + uint64(i)
 			group.Go(func() error {
-				return legal.Try(t.Context(), rack, kind, seed, func(host string) error {
+				return legal.Try(t.Context(), rack.Rack, kind, seed, func(host string) error {
 					env := asOthersHave(rack, "SECOND", "SECOND_SHELL", "HELPER", "GUEST_SHELL")
 					env["OXIDE_HOST"], env["OXIDE_CA_FILE"] = host, ""
-					program := prepare(t, run, rack, env, args...)
+					program := prepare(t, rack, env, args...)
 					_ = program.Run() // the report has the result
 					mu.Lock()
 					defer mu.Unlock()

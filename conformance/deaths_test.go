@@ -122,14 +122,14 @@ func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
-	run, racks := plainRun(t), [4]*harness.Rack{}
+	racks := [4]*bed{}
 	for i := range racks {
-		racks[i] = rackOf(t, run, harness.RackOptions{})
+		racks[i] = rackOf(t, harness.RackOptions{})
 		strangers(t, racks[i], "1a2b3c4d")
 	}
 	// A run without checks makes what comes before the first one.
 	none := death{how: killed, part: partRules, only: "none"}
-	before, _ := dieAndClean(t, run, racks[0], none)
+	before, _ := dieAndClean(t, racks[0], none)
 	none.at = 1
 	// The specs of xfs and btrfs are those of ext4.
 	units := []death{none, {part: "ext4", at: before + 1}, {part: "block", at: before + 1}}
@@ -179,7 +179,7 @@ func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 						some = d.ways[(d.at+int(p.Seed))%len(d.ways):][:1]
 					}
 					for _, d.how = range some {
-						if _, is := dieAndClean(t, run, racks[worker], d.death); !is {
+						if _, is := dieAndClean(t, racks[worker], d.death); !is {
 							return
 						}
 						died.Add(1)
@@ -196,12 +196,10 @@ func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 }
 
 // begin starts a run that stops at a request. For one check alone, this test binary is the program.
-func begin(t *testing.T, run *harness.Run, rack *harness.Rack, p *program, d death) *creating {
+func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 	t.Helper()
-	to, err := url.Parse(rack.URL)
-	csitest.Must(t, err)
-	transport, err := harness.Transport(rack.CA)
-	csitest.Must(t, err)
+	to := got(url.Parse(rack.URL))(t)
+	transport := got(harness.Transport(rack.CA))(t)
 	c := &creating{at: int64(d.at), answered: d.how != killed, made: make(chan struct{}),
 		ended: make(chan struct{}), rack: &httputil.ReverseProxy{Transport: transport,
 			// A caller that is dead, or a rack that is away: the connection is cut.
@@ -211,10 +209,8 @@ func begin(t *testing.T, run *harness.Run, rack *harness.Rack, p *program, d dea
 	t.Cleanup(proxy.Close)
 	p.Args = append(p.Args, "run", "--yes", "--only", d.part, "--host", proxy.URL)
 	if d.only != "" {
-		plugin, err := run.Binary(t.Context(), "oxide-csi-plugin")
-		csitest.Must(t, err)
-		p.Path, err = os.Executable()
-		csitest.Must(t, err)
+		plugin := got(rack.run.Binary(t.Context(), "oxide-csi-plugin"))(t)
+		p.Path = got(os.Executable())(t)
 		p.Env = append(p.Env, onlyVariable+"="+d.only, pluginVariable+"="+plugin)
 	}
 	if d.how == "nobody reads" {
@@ -233,7 +229,7 @@ func begin(t *testing.T, run *harness.Run, rack *harness.Rack, p *program, d dea
 
 // asOthersHave is the environment of a run on a rack that others use, without an admin listener.
 // The agents' directories are in TMPDIR. Some variables are left out.
-func asOthersHave(rack *harness.Rack, without ...string) map[string]string {
+func asOthersHave(rack *bed, without ...string) map[string]string {
 	env := set("TMPDIR", rack.Dir, "OXIDE_CONFORMANCE_SIMULATOR_ADMIN", "")
 	for _, name := range without {
 		env["OXIDE_CONFORMANCE_"+name] = ""
@@ -243,11 +239,11 @@ func asOthersHave(rack *harness.Rack, without ...string) map[string]string {
 
 // dieAndClean ends a run, cleans up, and demands that the rack is as before. It returns the number
 // of requests that create something, and whether the run died and did not end by itself.
-func dieAndClean(t *testing.T, run *harness.Run, rack *harness.Rack, d death) (int, bool) {
+func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	t.Helper()
-	check := balance(t.Context(), t, rack)
-	p := prepare(t, run, rack, asOthersHave(rack))
-	c := begin(t, run, rack, p, d)
+	check := balance(t, rack)
+	p := prepare(t, rack, asOthersHave(rack))
+	c := begin(t, rack, p, d)
 	select {
 	case <-c.ended:
 		if code := p.ProcessState.ExitCode(); code != ExitConforms && code != ExitUsage {
@@ -283,22 +279,16 @@ func dieAndClean(t *testing.T, run *harness.Run, rack *harness.Rack, d death) (i
 	// The driver of a killed run may still end a call. What it uses is cleaned up when it has ended.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" {
-			prepare(t, run, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)
+			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)
 		}
-		return nothingLeft(rack)
+		left, err := filepath.Glob(filepath.Join(rack.Dir, "oxide-[cg][ou]*")) // conformance, guest
+		if len(left) > 0 {
+			err = fmt.Errorf("there are %s", strings.Join(left, ", "))
+		}
+		return err
 	})
 	if check(); err != nil || t.Failed() {
 		t.Fatalf("%+v: %v", d, err)
 	}
 	return int(c.seen.Load()), true
-}
-
-// nothingLeft returns an error if a run has left a directory.
-func nothingLeft(rack *harness.Rack) error {
-	for _, pattern := range []string{"oxide-conformance-*", "oxide-guest-*"} {
-		if left, err := filepath.Glob(filepath.Join(rack.Dir, pattern)); err != nil || len(left) > 0 {
-			return errors.Join(fmt.Errorf("there are %s", strings.Join(left, ", ")), err)
-		}
-	}
-	return nil
 }

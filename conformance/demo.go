@@ -151,7 +151,6 @@ func (d *demo) run(ctx context.Context) {
 	})
 }
 
-// place attaches the volume to an instance, stages it and publishes it.
 func (d *demo) place(ctx context.Context, instance, staged, workload string) {
 	dir := filepath.Join(d.Rack.Dir, instance)
 	p := &harness.Placement{Volume: d.volume, Capability: harness.Mounted(""),
@@ -172,7 +171,6 @@ func (d *demo) place(ctx context.Context, instance, staged, workload string) {
 	})
 }
 
-// remove unmounts the volume on an instance, and detaches it.
 func (d *demo) remove(ctx context.Context, instance, unmounted string) {
 	d.step(ctx, "NodeUnpublishVolume and NodeUnstageVolume on "+instance+unmounted, func() string {
 		harness.Must(d.placements[instance].Remove(ctx, d.nodes[instance].Node()))

@@ -17,17 +17,14 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // update makes the test write the picture: go test ./conformance -run TheDemo -update.
 var update = flag.Bool("update", false, "write docs/life-of-a-volume.png")
 
-// screenshot writes docs/life-of-a-volume.png.
 func screenshot(t *testing.T, page string) {
 	t.Helper()
-	png, err := filepath.Abs("../docs/life-of-a-volume.png")
-	csitest.Must(t, err)
+	png := got(filepath.Abs("../docs/life-of-a-volume.png"))(t)
 	out, err := exec.CommandContext(t.Context(), "chromium", "--headless", "--no-sandbox",
 		"--disable-gpu", "--user-data-dir="+t.TempDir(), "--hide-scrollbars",
 		"--window-size=2230,1210", "--screenshot="+png, "file://"+page).CombinedOutput()
@@ -93,8 +90,7 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 	if requests := strings.Count(shown, "      rack  "); requests != 15 {
 		t.Errorf("the demo shows %d requests to the rack, want 15", requests)
 	}
-	page, err := os.ReadFile(os.Getenv(pictureFile))
-	csitest.Must(t, err)
+	page := got(os.ReadFile(os.Getenv(pictureFile)))(t)
 	for _, want := range []string{"DeleteVolume: the disk is gone", "driver 3: node b",
 		"instance_disk_attach", "Formatted", "every promise was kept"} {
 		if !bytes.Contains(page, []byte(want)) {
@@ -126,7 +122,6 @@ func (w *watcher) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// get returns a page as a browser gets it.
 func get(ctx context.Context, url string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -143,8 +138,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 }
 
 func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
-	dir, err := os.MkdirTemp("", "demo-") // t.TempDir's path is too long for sockets
-	csitest.Must(t, err)
+	dir := got(os.MkdirTemp("", "demo-"))(t) // t.TempDir's path is too long for sockets
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Setenv("OXIDE_SANITY_DIR", dir)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -153,8 +147,7 @@ func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
 	if err := Demo(ctx, nil, out, nil); !errors.Is(err, context.Canceled) {
 		t.Fatalf("Demo = %v, want the interrupt\n%s", err, out)
 	}
-	ledger, err := harness.KernelLedger(dir)
-	csitest.Must(t, err)
+	ledger := got(harness.KernelLedger(dir))(t)
 	if left := ledger.More(nil); len(left) > 0 {
 		t.Errorf("left after an interrupt: %q", left)
 	}

@@ -35,7 +35,6 @@ type item struct {
 	disk *oxide.Disk
 }
 
-// inventory reads the objects of the project.
 func (w *job) inventory(ctx context.Context) (all inventory, err error) {
 	client, project := w.client, w.projectName
 	instances, err := client.InstanceListAllPages(ctx, oxide.InstanceListParams{Project: project})
@@ -100,7 +99,6 @@ func (i item) run() (run string, ok bool) {
 	return runOf(i.description)
 }
 
-// of returns the objects of a run.
 func (i inventory) of(run string) inventory {
 	return slices.DeleteFunc(slices.Clone(i), func(one item) bool {
 		of, ok := one.run()
@@ -248,7 +246,6 @@ func (m mark) description() string {
 	return markWord + string(text)
 }
 
-// parseMark parses a description that a run has written.
 func parseMark(description string) (m mark, ok bool) {
 	text, ok := strings.CutPrefix(description, markWord)
 	if !ok || json.Unmarshal([]byte(text), &m) != nil || !isRunID(m.Run) {
@@ -257,7 +254,6 @@ func parseMark(description string) (m mark, ok bool) {
 	return m, true
 }
 
-// isMark reports whether a run has written a description.
 func isMark(description string) bool {
 	_, is := parseMark(description)
 	return is

@@ -57,7 +57,6 @@ type Program struct {
 	Self map[string][]string
 }
 
-// verbs are the verbs of the command line.
 var verbs = map[string]func(context.Context, *Program, []string) (int, error){
 	"preflight": preflightVerb,
 	"run":       runVerb,
@@ -100,7 +99,6 @@ func (p *Program) Main(ctx context.Context) int {
 // asksForHelp recognizes a help flag, which every verb accepts.
 func asksForHelp(arg string) bool { return slices.Contains([]string{"-h", "-help", "--help"}, arg) }
 
-// complain prints an error in one line.
 func (p *Program) complain(err error) {
 	fmt.Fprintln(p.Stderr, "oxide-conformance:", strings.ReplaceAll(err.Error(), "\n", "; "))
 }
@@ -123,7 +121,6 @@ func demoVerb(ctx context.Context, p *Program, _ []string) (int, error) {
 	return ExitConforms, nil
 }
 
-// diffVerb compares two reports.
 func diffVerb(_ context.Context, p *Program, args []string) (int, error) {
 	if len(args) != 2 {
 		return ExitUsage, fmt.Errorf("diff takes two reports, each a folder or its report.json; "+
@@ -252,14 +249,12 @@ func (s *settings) setBudget() error {
 	return nil
 }
 
-// selected returns the parts to run, in their order.
 func (s *settings) selected() []string {
 	return slices.DeleteFunc(slices.Clone(partNames), func(part string) bool {
 		return len(s.only) > 0 && !slices.Contains(s.only, part)
 	})
 }
 
-// parseSettings parses the arguments after a verb, and the environment.
 func parseSettings(verb string, args []string, getenv func(string) string) (*settings, error) {
 	s := &settings{}
 	flags := flag.NewFlagSet("oxide-conformance "+verb, flag.ContinueOnError)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -30,40 +31,51 @@ const runTimeout = 10 * time.Minute
 // canary is a token that no rack accepts, and that no program may print.
 const canary = "oxide-token-canary-5c1f"
 
-// plainRun makes a run whose programs have no race detector. With RACE=-race, the whole run on a
-// rack with hot-plug has it, which contains everything but interruptions and clean.
-func plainRun(t *testing.T) *harness.Run {
-	t.Helper()
-	run := harness.RunFor(t)
-	run.Plain = true
-	return run
+// bed is a simulated rack, and the run that has its programs.
+type bed struct {
+	*harness.Rack
+	run *harness.Run
 }
 
 // rackOf starts a simulated rack with TLS and the instances a and b, and helper, which is stopped.
-func rackOf(t *testing.T, run *harness.Run, options harness.RackOptions) *harness.Rack {
+// Its programs have no race detector. With RACE=-race, the whole run on a rack with hot-plug has
+// it, which contains everything but interruptions and clean.
+func rackOf(t *testing.T, options harness.RackOptions) *bed {
+	t.Helper()
+	run := harness.RunFor(t)
+	run.Plain = true
+	return rackIn(t, run, options)
+}
+
+func rackIn(t *testing.T, run *harness.Run, options harness.RackOptions) *bed {
 	t.Helper()
 	options.TLS = true
 	options.Instances = []string{"a", "b", "helper"}
 	// Some rules need an object of another project, or an image.
 	options.Args = append(options.Args, "--project", "other", "--image", "silos=1048576",
 		"--image", "sanity/projects=1073741824")
-	rack, err := run.StartRack(t.Context(), options)
-	if err == nil {
-		t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
-		err = rack.StopInstance(t.Context(), rack.Instance("helper").ID)
+	rack := got(run.StartRack(t.Context(), options))(t)
+	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
+	csitest.Must(t, rack.StopInstance(t.Context(), rack.Instance("helper").ID))
+	return &bed{rack, run}
+}
+
+// got returns the value of a call that must succeed: got(os.Getwd())(t).
+func got[T any](value T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		csitest.Must(t, err)
+		return value
 	}
-	csitest.Must(t, err)
-	return rack
 }
 
 // inside returns a command that runs a script in an instance, as ssh does on a real rack.
-func inside(rack *harness.Rack, instance string) string {
+func inside(rack *bed, instance string) string {
 	guest := rack.Instance(instance).Guest
 	return fmt.Sprintf("env OXIDE_SYSFS_ROOT=%s/sys OXIDE_DEV_ROOT=%s/dev sh -c", guest, guest)
 }
 
-// environment returns the variables that an operator sets in the instance a.
-func environment(rack *harness.Rack) map[string]string {
+func environment(rack *bed) map[string]string {
 	guest := rack.Instance("a").Guest
 	return map[string]string{
 		"OXIDE_HOST": rack.URL, "OXIDE_TOKEN": rack.Token, "OXIDE_PROJECT": rack.Project,
@@ -79,7 +91,6 @@ func environment(rack *harness.Rack) map[string]string {
 	}
 }
 
-// program is one start of oxide-conformance.
 type program struct {
 	*exec.Cmd
 	out, errs bytes.Buffer
@@ -87,22 +98,15 @@ type program struct {
 	folder, token string
 }
 
-// prepare prepares one start of the program.
-func prepare(t *testing.T, run *harness.Run, rack *harness.Rack, env map[string]string,
-	args ...string,
-) *program {
+func prepare(t *testing.T, rack *bed, env map[string]string,
+	args ...string) *program {
 	t.Helper()
-	path, err := run.Binary(t.Context(), "oxide-conformance")
-	csitest.Must(t, err)
-	p := &program{Cmd: exec.Command(path, args...), folder: filepath.Join(t.TempDir(), "report")}
-	all := map[string]string{}
-	if rack != nil {
-		all, p.token = environment(rack), rack.Token
-		all["OXIDE_CONFORMANCE_REPORT"] = p.folder
-	}
-	for key, value := range env {
-		all[key] = value
-	}
+	path := got(rack.run.Binary(t.Context(), "oxide-conformance"))(t)
+	p := &program{Cmd: exec.Command(path, args...), token: rack.Token,
+		folder: filepath.Join(t.TempDir(), "report")}
+	all := environment(rack)
+	all["OXIDE_CONFORMANCE_REPORT"] = p.folder
+	maps.Copy(all, env)
 	p.Env = harness.Environ()
 	for key, value := range all {
 		if value != "" {
@@ -121,14 +125,12 @@ func prepare(t *testing.T, run *harness.Run, rack *harness.Rack, env map[string]
 
 func tail(text string) string { return text[max(0, len(text)-8<<10):] }
 
-// exit runs the program and demands an exit status.
 func (p *program) exit(t *testing.T, want int) {
 	t.Helper()
 	csitest.Must(t, p.Start())
 	p.await(t, want)
 }
 
-// await waits for the end of the program and demands an exit status.
 func (p *program) await(t *testing.T, want int) {
 	t.Helper()
 	end := time.AfterFunc(runTimeout, func() { _ = p.Process.Signal(syscall.SIGQUIT) })
@@ -146,9 +148,8 @@ func (p *program) await(t *testing.T, want int) {
 // report reads the report that the program wrote, and demands that the token is not in it.
 func (p *program) report(t *testing.T) *report.Report {
 	t.Helper()
-	r, err := report.Read(p.folder)
-	csitest.Must(t, err)
-	err = filepath.WalkDir(p.folder, func(path string, entry os.DirEntry, err error) error {
+	r := got(report.Read(p.folder))(t)
+	if err := filepath.WalkDir(p.folder, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
@@ -157,8 +158,7 @@ func (p *program) report(t *testing.T) *report.Report {
 			t.Errorf("%s has the token", path)
 		}
 		return err
-	})
-	if err != nil {
+	}); err != nil {
 		t.Error(err)
 	}
 	if strings.Contains(p.out.String()+p.errs.String(), p.token) {
@@ -167,7 +167,6 @@ func (p *program) report(t *testing.T) *report.Report {
 	return r
 }
 
-// statuses counts the results of some groups of a report, by status.
 func statuses(r *report.Report, groups ...string) map[report.Status]int {
 	count := map[report.Status]int{}
 	for _, result := range r.Results {
@@ -180,16 +179,15 @@ func statuses(r *report.Report, groups ...string) map[report.Status]int {
 
 // balance records the objects of the rack. The returned function demands that the rack has the same
 // objects, unchanged.
-func balance(ctx context.Context, t *testing.T, rack *harness.Rack) func() {
+func balance(t *testing.T, rack *bed) func() {
 	t.Helper()
-	before, err := rack.Ledger(ctx)
-	csitest.Must(t, err)
+	before := got(rack.Ledger(t.Context()))(t)
 	return func() {
 		t.Helper()
-		if err := rack.Balance(ctx, before); err != nil {
+		if err := rack.Balance(t.Context(), before); err != nil {
 			t.Errorf("the rack is not as before: %s", err)
 		}
-		now, err := rack.Ledger(ctx)
+		now, err := rack.Ledger(t.Context())
 		for _, gone := range before.More(now) {
 			if kind, _, _ := strings.Cut(gone, " "); slices.Contains([]string{"disk", "snapshot", "image",
 				"attachment"}, kind) {
@@ -204,8 +202,7 @@ func balance(ctx context.Context, t *testing.T, rack *harness.Rack) func() {
 
 func TestAnImpossibleCommandEndsWithOneLineAndChangesNothing(t *testing.T) {
 	t.Parallel()
-	run := plainRun(t)
-	rack := rackOf(t, run, harness.RackOptions{})
+	rack := rackOf(t, harness.RackOptions{})
 	for name, test := range map[string]struct {
 		env  map[string]string
 		args string
@@ -231,7 +228,7 @@ func TestAnImpossibleCommandEndsWithOneLineAndChangesNothing(t *testing.T) {
 		"no instance of the rack":   {set("OXIDE_SYSFS_ROOT", "/nowhere"), "preflight", []string{"fail"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := prepare(t, run, rack, test.env, strings.Fields(test.args)...)
+			p := prepare(t, rack, test.env, strings.Fields(test.args)...)
 			p.exit(t, ExitUsage)
 			if said := p.errs.String(); !strings.HasPrefix(said, "oxide-conformance: ") ||
 				strings.Count(said, "\n") != 1 {
@@ -251,11 +248,9 @@ func TestAnImpossibleCommandEndsWithOneLineAndChangesNothing(t *testing.T) {
 }
 
 // madeNothing demands that nothing was changed on a rack since its helper was stopped.
-func madeNothing(t *testing.T, rack *harness.Rack) {
+func madeNothing(t *testing.T, rack *bed) {
 	t.Helper()
-	requests, err := rack.Admin.Requests(t.Context(), 0)
-	csitest.Must(t, err)
-	for _, r := range requests {
+	for _, r := range got(rack.Admin.Requests(t.Context(), 0))(t) {
 		if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" {
 			t.Errorf("the program has made something: %+v", r)
 		}
@@ -263,7 +258,6 @@ func madeNothing(t *testing.T, rack *harness.Rack) {
 }
 
 func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
-	run := plainRun(t)
 	const gib, room = harness.GiB, "the run has at most 15 GiB at one time"
 	for name, test := range map[string]struct {
 		options harness.RackOptions
@@ -283,11 +277,11 @@ func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
 			"--only rules", ExitConforms, "pass  quota ," + room},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rack := rackOf(t, run, test.options)
+			rack := rackOf(t, test.options)
 			if test.role != "" {
 				csitest.Must(t, rack.Admin.Switch(t.Context(), map[string]any{"role": test.role}))
 			}
-			p := prepare(t, run, rack, nil, append([]string{"preflight"}, strings.Fields(test.args)...)...)
+			p := prepare(t, rack, nil, append([]string{"preflight"}, strings.Fields(test.args)...)...)
 			p.exit(t, test.exit)
 			for want := range strings.SplitSeq(test.says, ",") {
 				if !strings.Contains(p.out.String(), want) {
@@ -301,15 +295,11 @@ func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
 
 func TestTheAdminListenerOfAnotherRackIsRefused(t *testing.T) {
 	t.Parallel()
-	run := plainRun(t)
-	rack, other := rackOf(t, run, harness.RackOptions{}), rackOf(t, run, harness.RackOptions{})
-	before, err := other.Admin.Requests(t.Context(), 0)
-	csitest.Must(t, err)
-	p := prepare(t, run, rack, set("OXIDE_CONFORMANCE_SIMULATOR_ADMIN", other.Admin.URL),
-		"run", "--yes")
+	rack, other := rackOf(t, harness.RackOptions{}), rackOf(t, harness.RackOptions{})
+	before := got(other.Admin.Requests(t.Context(), 0))(t)
+	p := prepare(t, rack, set("OXIDE_CONFORMANCE_SIMULATOR_ADMIN", other.Admin.URL), "run", "--yes")
 	p.exit(t, ExitUsage)
-	after, err := other.Admin.Requests(t.Context(), 0)
-	csitest.Must(t, err)
+	after := got(other.Admin.Requests(t.Context(), 0))(t)
 	if !strings.Contains(p.out.String(), "fail  simulator ") || len(after) != len(before) {
 		t.Errorf("it does not refuse: %d requests to the other rack", len(after)-len(before))
 	}
@@ -348,7 +338,6 @@ func set(pairs ...string) map[string]string {
 	return env
 }
 
-// shellOf writes an executable file with a script, and returns its command.
 func shellOf(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "shell")
@@ -380,9 +369,8 @@ func TestAShellDoesNotGetTheToken(t *testing.T) {
 
 func TestAShellThatReachesAnotherInstanceLaterChecksNoData(t *testing.T) {
 	t.Parallel()
-	run := plainRun(t)
-	rack := rackOf(t, run, harness.RackOptions{})
-	p := prepare(t, run, rack, set("OXIDE_CONFORMANCE_SECOND_SHELL", shellOf(t, fmt.Sprintf(
+	rack := rackOf(t, harness.RackOptions{})
+	p := prepare(t, rack, set("OXIDE_CONFORMANCE_SECOND_SHELL", shellOf(t, fmt.Sprintf(
 		"case $1 in *agent*) exec %s \"$1\";; esac\nexec %s \"$1\"\n", inside(rack, "a"),
 		inside(rack, "b")))), "run", "--yes", "--only", partData)
 	p.exit(t, ExitUsage)

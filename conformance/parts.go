@@ -85,7 +85,6 @@ type verdictOfSpecs struct{}
 // Fail ignores a failed spec, because the report has it.
 func (*verdictOfSpecs) Fail() {}
 
-// registerCSISanity adds csi-sanity's suite for one kind of access.
 func (w *job) registerCSISanity(c csisuite.Combination, driver *harness.Plugin) {
 	config := c.Config()
 	config.Address = driver.Endpoint
@@ -288,7 +287,6 @@ func (w *job) room(ctx context.Context) int64 {
 	return left
 }
 
-// notMade lists the RPCs that a check is about and did not call.
 func notMade(check data.Check, calls []rpc) (missing []string) {
 	for _, name := range check.Calls {
 		isRPC := strings.ToLower(name) != name

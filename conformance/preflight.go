@@ -23,7 +23,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// preflightVerb examines the rack and this machine. It creates nothing.
 func preflightVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	s, err := parseSettings("preflight", args, p.Getenv)
 	if err != nil {

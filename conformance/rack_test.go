@@ -38,9 +38,9 @@ func TestARackWithHotPlugConformsAndOneWithoutIsBlocked(t *testing.T) {
 			t.Parallel()
 			run := harness.RunFor(t)
 			run.Plain = name == "off"
-			rack := rackOf(t, run, harness.RackOptions{Hotplug: test.hotplug})
-			check := balance(t.Context(), t, rack)
-			p := prepare(t, run, rack, nil, "run", "--yes", "--release", "simulated")
+			rack := rackIn(t, run, harness.RackOptions{Hotplug: test.hotplug})
+			check := balance(t, rack)
+			p := prepare(t, rack, nil, "run", "--yes", "--release", "simulated")
 			p.exit(t, test.exit)
 			r := p.report(t)
 			count := statuses(r)
@@ -76,7 +76,7 @@ func TestARackWithHotPlugConformsAndOneWithoutIsBlocked(t *testing.T) {
 				"blocked", count[report.Blocked], "not_tested", count[report.NotTested], "not_applicable",
 				count[report.NotApplicable], "seconds",
 				fmt.Sprintf("%.1f", r.Run.Ended.Sub(r.Run.Began).Seconds()))
-			prepare(t, run, nil, nil, "diff", p.folder, p.folder).exit(t, ExitConforms)
+			prepare(t, rack, nil, "diff", p.folder, p.folder).exit(t, ExitConforms)
 		})
 	}
 }
@@ -120,7 +120,6 @@ func figure(t *testing.T, name string, pairs ...any) {
 	csitest.Must(t, proof.Print(proof.Line(name, pairs...)))
 }
 
-// refusing is a fault that refuses requests of an operation.
 func refusing(operation string, status int, code, message string) adminapi.Fault {
 	return adminapi.Fault{Operation: operation, Phase: adminapi.Instead,
 		Response: &adminapi.Response{Status: status, ErrorCode: code, Message: message}}
@@ -174,17 +173,15 @@ func TestARunSaysHowARackTreatsTheDisksOfRunningInstances(t *testing.T) {
 				short.Skip(t, 1)
 			}
 			t.Parallel()
-			run := plainRun(t)
-			rack := rackOf(t, run, harness.RackOptions{Hotplug: test.hotplug})
-			check := balance(t.Context(), t, rack)
+			rack := rackOf(t, harness.RackOptions{Hotplug: test.hotplug})
+			check := balance(t, rack)
 			if test.mutant != "" {
 				csitest.Must(t, rack.Admin.Mutate(t.Context(), test.mutant))
 			}
 			if test.fault.Operation != "" || test.fault.Skip > 0 {
-				_, err := rack.Admin.AddFault(t.Context(), test.fault)
-				csitest.Must(t, err)
+				got(rack.Admin.AddFault(t.Context(), test.fault))(t)
 			}
-			p := prepare(t, run, rack, nil, "run", "--yes", "--only", partRules)
+			p := prepare(t, rack, nil, "run", "--yes", "--only", partRules)
 			p.exit(t, test.exit)
 			r := p.report(t)
 			if count := statuses(r); r.Rack.HotPlug != test.want ||
@@ -201,7 +198,7 @@ func TestARunSaysHowARackTreatsTheDisksOfRunningInstances(t *testing.T) {
 			}
 			csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
 			if test.exit == usage {
-				prepare(t, run, rack, nil, "clean", "--yes").exit(t, ExitConforms)
+				prepare(t, rack, nil, "clean", "--yes").exit(t, ExitConforms)
 			}
 			if test.hotplug == "" {
 				check()
@@ -229,10 +226,8 @@ func TestADeviceThatWasReadToItsEndIsNotGone(t *testing.T) {
 	}
 }
 
-// answering is a transport that answers every request.
 type answering func(*http.Request) (status int, body string)
 
-// RoundTrip answers a request.
 func (a answering) RoundTrip(req *http.Request) (*http.Response, error) {
 	status, body := a(req)
 	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(body))}, nil
@@ -241,10 +236,8 @@ func (a answering) RoundTrip(req *http.Request) (*http.Response, error) {
 // send sends a request through the budget, and reports whether it was sent on.
 func (b budgeted) send(t *testing.T, method, path, body string) bool {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, "https://rack/v1/"+path,
-		strings.NewReader(body))
-	csitest.Must(t, err)
-	answer, err := b.RoundTrip(req)
+	answer, err := b.RoundTrip(got(http.NewRequestWithContext(t.Context(), method,
+		"https://rack/v1/"+path, strings.NewReader(body)))(t))
 	if err != nil && !errors.Is(err, rules.ErrNotSent) {
 		t.Fatal(err)
 	}

@@ -27,7 +27,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// runVerb runs the suite against the rack and writes the report.
 func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	s, err := parseSettings("run", args, p.Getenv)
 	if err != nil {
@@ -141,7 +140,6 @@ func (w *job) manifest() mark {
 	return m
 }
 
-// incomplete records that the run could not be completed.
 func (w *job) incomplete(err error) {
 	if _, is := errors.AsType[errAttach](err); is {
 		w.result(report.Result{Group: partRules, ID: "attach", Name: "the rack attaches disks",
@@ -152,7 +150,6 @@ func (w *job) incomplete(err error) {
 	w.stopped = errors.Join(w.stopped, err)
 }
 
-// runParts runs the selected parts.
 func (w *job) runParts(ctx context.Context) error {
 	if err := w.learnHotplug(ctx); err != nil {
 		return err
@@ -399,7 +396,6 @@ type job struct {
 	loss    atomic.Pointer[error]
 }
 
-// openJob prepares the job. It sends no request to the rack.
 func openJob(p *Program, s *settings) (*job, error) {
 	// A rack may repeat the token in an error.
 	secret := report.Redactor(s.token)
@@ -438,7 +434,6 @@ func (w *job) cleanCommand() string {
 	return fmt.Sprintf("oxide-conformance clean --run %s", w.id)
 }
 
-// find reads an instance of the project by its ID or name.
 func (w *job) find(ctx context.Context, nameOrID string) (*oxide.Instance, error) {
 	params := oxide.InstanceViewParams{Instance: oxide.NameOrId(nameOrID)}
 	if !isUUID(nameOrID) {
@@ -459,7 +454,6 @@ func (w *job) find(ctx context.Context, nameOrID string) (*oxide.Instance, error
 	return instance, nil
 }
 
-// firmwareID reads the ID of the instance in which this program runs from its firmware.
 func (s *settings) firmwareID() (string, error) {
 	id, vendor, err := guest.Firmware(s.sysfsRoot)
 	switch {
@@ -483,7 +477,6 @@ var (
 // lostAfter is the time after which a rack that is away, or refuses the token, counts as lost.
 const lostAfter = 10 * time.Second
 
-// lost returns the reason why the rack was lost, or nil.
 func (w *job) lost() error {
 	if err := w.loss.Load(); err != nil {
 		return *err

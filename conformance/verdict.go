@@ -151,7 +151,6 @@ func (w *job) testify(ctx context.Context) {
 		slices.Concat(unknownTo(log, w.exchanges), unheard(log, w.exchanges, w.calls.since(0)))...)
 }
 
-// unknownTo lists the answers of the run that the rack's log does not contain.
 func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings []string) {
 	known := map[string]adminapi.Request{}
 	for _, entry := range log {

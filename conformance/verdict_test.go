@@ -102,8 +102,7 @@ func TestACheckWithoutRoomIsNotTested(t *testing.T) {
 		_, _ = w.Write([]byte(`{"capacity":{"storage":21474836480},"provisioned":{"storage":0}}`))
 	}))
 	defer rack.Close()
-	client, err := oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken("x"))
-	csitest.Must(t, err)
+	client := got(oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken("x")))(t)
 	w := &job{client: client, budget: newBudget(amount{9, 12})}
 	for gib, want := range map[int64]string{17: "needs 5 GiB more", 23: "needs 11 GiB more"} {
 		got := w.checkData(t.Context(), &data.Bench{}, data.Check{ID: "D14", GiB: gib})
@@ -241,8 +240,7 @@ func TestACheckOfDataNamesTheCallsThatItHasNotMade(t *testing.T) {
 func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 	// A run that begins in the directory of temporary files has its own directory there, too.
 	t.Chdir(t.TempDir())
-	here, err := os.Getwd()
-	csitest.Must(t, err)
+	here := got(os.Getwd())(t)
 	for name, test := range map[string]struct {
 		folder string
 		damage func(w *job)
@@ -324,8 +322,7 @@ func TestAReportContainsNoCredentialsAndNoDescriptionsOfOthers(t *testing.T) {
 		t.Errorf("of the command line it has %q", got)
 	}
 	own := mark{Run: "1a2b3c4d"}
-	text, err := json.MarshalIndent(map[string]string{"description": own.description()}, "", " ")
-	csitest.Must(t, err)
+	text := got(json.MarshalIndent(map[string]string{"description": own.description()}, "", " "))(t)
 	for answer, want := range map[string]string{
 		`{"description": "my \"` + canary + `", "name":"x"}`: `{"description":"(not kept)", "name":"x"}`,
 		`{"description":"` + canary:                          `{"description":"(not kept)`,
@@ -358,13 +355,12 @@ func TestAReportContainsNoCredentialsAndNoDescriptionsOfOthers(t *testing.T) {
 
 func TestARunEndsInOrderWhenItsDirectoryIsRemoved(t *testing.T) {
 	t.Parallel()
-	run := plainRun(t)
-	rack := rackOf(t, run, harness.RackOptions{})
-	check := balance(t.Context(), t, rack)
-	p := prepare(t, run, rack, asOthersHave(rack))
+	rack := rackOf(t, harness.RackOptions{})
+	check := balance(t, rack)
+	p := prepare(t, rack, asOthersHave(rack))
 	p.Dir = filepath.Join(t.TempDir(), "here")
 	csitest.Must(t, os.Mkdir(p.Dir, 0o700))
-	c := begin(t, run, rack, p, death{how: killedLater, part: "ext4", at: 2})
+	c := begin(t, rack, p, death{how: killedLater, part: "ext4", at: 2})
 	<-c.made // its first disk
 	csitest.Must(t, os.Remove(p.Dir))
 	if <-c.ended; c.exit != nil {

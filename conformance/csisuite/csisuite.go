@@ -6,7 +6,6 @@ package csisuite
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -100,25 +99,22 @@ func Place(config *csisanity.TestConfig, dir string) {
 func withFilesystem(filesystem string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
-		for _, capability := range capabilitiesOf(req) {
+		var all []*csi.VolumeCapability
+		switch req := req.(type) {
+		case interface {
+			GetVolumeCapabilities() []*csi.VolumeCapability
+		}:
+			all = req.GetVolumeCapabilities()
+		case interface{ GetVolumeCapability() *csi.VolumeCapability }:
+			all = append(all, req.GetVolumeCapability())
+		}
+		for _, capability := range all {
 			if mount := capability.GetMount(); mount != nil {
 				mount.FsType = filesystem
 			}
 		}
 		return invoke(ctx, method, req, reply, conn, options...)
 	}
-}
-
-func capabilitiesOf(req any) []*csi.VolumeCapability {
-	switch req := req.(type) {
-	case interface {
-		GetVolumeCapabilities() []*csi.VolumeCapability
-	}:
-		return req.GetVolumeCapabilities()
-	case interface{ GetVolumeCapability() *csi.VolumeCapability }:
-		return []*csi.VolumeCapability{req.GetVolumeCapability()}
-	}
-	return nil
 }
 
 // removeEmpty removes a directory that must be empty. csi-sanity ignores the error of its own
@@ -130,17 +126,9 @@ func removeEmpty(path string) error {
 		return nil // unstaging may have removed it
 	}
 	Expect(err).NotTo(HaveOccurred(), "read %s, which csi-sanity made", path)
-	Expect(entries).To(BeEmpty(), "the driver left something in %s: %s", path, names(entries))
+	Expect(entries).To(BeEmpty(), "the driver left something in %s: %s", path, entries)
 	Expect(os.Remove(path)).To(Succeed(), "is something still mounted at %s?", path)
 	return nil
-}
-
-func names(entries []fs.DirEntry) string {
-	var list []string
-	for _, entry := range entries {
-		list = append(list, entry.Name())
-	}
-	return strings.Join(list, ", ")
 }
 
 // uuids generates IDs that have a UUID's form but belong to no object.
@@ -194,26 +182,23 @@ var Skips = []ExplainedSkip{
 
 // AttachSkips are the specs of csi-sanity that attach a disk to the running instance in which the
 // suite runs. A rack that attaches only to stopped instances cannot run them.
-var AttachSkips = withReason("CAP-7",
-	"this rack attaches or detaches disks of stopped instances only",
-	`when publishing more volumes than the node max attach limit`,
-	`volume lifecycle should work`,
-	`volume lifecycle should be idempotent`,
-	`already mounted at a different target path`,
-	`NodeUnpublishVolume should remove target path`,
-	`when volume does not exist on the specified path`,
-	`NodeGetVolumeHealth should return health for a valid volume`,
-	`Node Service should work`,
-	`Node Service should be idempotent`,
-)
-
-func withReason(capability, reason string, specs ...string) []ExplainedSkip {
-	var skips []ExplainedSkip
-	for _, spec := range specs {
-		skips = append(skips, ExplainedSkip{regexp.MustCompile(spec), capability, reason})
+var AttachSkips = func() (skips []ExplainedSkip) {
+	for _, spec := range []string{
+		`when publishing more volumes than the node max attach limit`,
+		`volume lifecycle should work`,
+		`volume lifecycle should be idempotent`,
+		`already mounted at a different target path`,
+		`NodeUnpublishVolume should remove target path`,
+		`when volume does not exist on the specified path`,
+		`NodeGetVolumeHealth should return health for a valid volume`,
+		`Node Service should work`,
+		`Node Service should be idempotent`,
+	} {
+		skips = append(skips, ExplainedSkip{regexp.MustCompile(spec), "CAP-7",
+			"this rack attaches or detaches disks of stopped instances only"})
 	}
 	return skips
-}
+}()
 
 // Audit counts the specs of a suite, which may have run in parts, and checks its skips.
 type Audit struct {

@@ -236,7 +236,6 @@ func (a answer) send(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(a.body)
 }
 
-// linger makes a caller wait.
 func linger(r *http.Request, pause time.Duration) {
 	backoff := harness.Backoff{Next: pause}
 	_ = backoff.Wait(r.Context()) // a caller that has gone does not wait
@@ -260,7 +259,6 @@ func (p *proxy) pass(most int) time.Duration {
 	return 0
 }
 
-// strikes returns true for one request in a hundred.
 func (p *proxy) strikes() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -282,7 +280,6 @@ func (p *proxy) leave(gone func() time.Duration) bool {
 	return time.Now().Before(p.backAt)
 }
 
-// edited changes each object in a successful answer.
 func edited(a answer, change func(map[string]any)) answer {
 	var body any
 	decode := json.NewDecoder(bytes.NewReader(a.body))

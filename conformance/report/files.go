@@ -78,7 +78,6 @@ func encode(r *Report) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// writeNew writes a file that does not exist.
 func writeNew(path string, content []byte) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
@@ -195,7 +194,6 @@ func validate(document any) error {
 	return fmt.Errorf("at %s: %s", place, invalid.BasicOutput().Error)
 }
 
-// redacted replaces a secret.
 const redacted = "[redacted]"
 
 // Redactor returns a replacer that replaces each secret with "[redacted]". It finds a secret
@@ -232,7 +230,6 @@ func forms(secret string) []string {
 	return append(all, base64Forms(secret)...)
 }
 
-// escape matches %2F.
 var escape = regexp.MustCompile(`%[0-9A-F]{2}`)
 
 // base64Forms returns the characters that base64 of a longer text contains for the secret, for

@@ -22,7 +22,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// reports returns a report of each kind.
 func reports() map[string]*Report {
 	interrupted := example()
 	interrupted.Verdict, interrupted.Why = InterruptedRun, "The run was interrupted by SIGINT."

@@ -355,7 +355,6 @@ func (r *Report) Check() error {
 	return errors.Join(all...)
 }
 
-// key identifies a result in two reports.
 func (r Result) key() [2]string { return [2]string{r.Group, cmp.Or(r.ID, r.Name)} }
 
 func (r Result) title() string {

@@ -29,7 +29,6 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"join":         strings.Join,
 }).ParseFS(pageFiles, "page/*.tmpl"))
 
-// pageView has the values for the template.
 type pageView struct {
 	*Report
 	Style    template.CSS
@@ -47,7 +46,6 @@ type pageView struct {
 	Counted  []counted
 }
 
-// share is the percentage of the results that have a status.
 type share struct {
 	Status   Status
 	Count    int
@@ -66,14 +64,12 @@ type resultOnPage struct {
 	Anchor string
 }
 
-// untested lists results that were not tested for the same reason.
 type untested struct {
 	Status  Status
 	Reason  string
 	Results []resultOnPage
 }
 
-// counted is a row of the ledger.
 type counted struct {
 	Kind          string
 	Before, After int
@@ -131,7 +127,6 @@ func (p *pageView) addResults() {
 	})
 }
 
-// groupTitles has the headings of the groups.
 var groupTitles = map[string]string{"rules": "Rules of the API", "ext4": "csi-sanity on ext4",
 	"xfs": "csi-sanity on xfs", "btrfs": "csi-sanity on btrfs",
 	"block": "csi-sanity on raw block volumes", "data": "Data"}
@@ -363,7 +358,6 @@ func junitCount(results []Result) junitCounts {
 	return c
 }
 
-// verdictStatus converts the verdict to the status of a spec.
 func verdictStatus(v Verdict) Status {
 	return cmp.Or(map[Verdict]Status{Conforms: Passed, BlockedByRack: Blocked,
 		DoesNotConform: Failed}[v], Interrupted) // Interrupted also for Incomplete

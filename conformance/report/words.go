@@ -15,7 +15,6 @@ import (
 
 func (s Status) words() string { return strings.ReplaceAll(string(s), "_", " ") }
 
-// headlines has each verdict as a heading.
 var headlines = map[Verdict]string{Conforms: "Conforms", BlockedByRack: "Blocked by the rack",
 	Incomplete: "Incomplete", InterruptedRun: "Interrupted", DoesNotConform: "Does not conform"}
 

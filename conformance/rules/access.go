@@ -205,7 +205,6 @@ func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
 		SiloName: me.SiloName, Allocated: use.Capacity, Provisioned: use.Provisioned})
 }
 
-// storageUsed returns the part of the silo's quota that its disks and snapshots use.
 func (c *Check) storageUsed() int64 { return int64(c.utilization().Provisioned.Storage) }
 
 func (c *Check) utilization() *oxide.Utilization {
@@ -283,7 +282,6 @@ func (c *Check) idOf(a Answer) string {
 	return id
 }
 
-// pretty returns an error in a rack's format.
 func pretty(requestID, code, message string) string {
 	text, _ := json.MarshalIndent(struct {
 		RequestID string `json:"request_id"`
@@ -293,5 +291,4 @@ func pretty(requestID, code, message string) string {
 	return string(text)
 }
 
-// rackTime matches a time in a rack's format, which omits trailing zeroes three at a time.
 var rackTime = regexp.MustCompile(`^"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}|\.\d{6})?Z"$`)

@@ -235,7 +235,6 @@ func (c *Check) local(bytes int64) oxide.DiskCreateParams {
 	return params
 }
 
-// sized sets the size in a request for a disk.
 func sized(bytes int64, params oxide.DiskCreateParams) oxide.DiskCreateParams {
 	params.Body.Size = oxide.ByteCount(bytes)
 	return params
@@ -245,7 +244,6 @@ func undeletable(state oxide.DiskStateState) Refused {
 	return invalidRequest("disk cannot be deleted in state %q", state)
 }
 
-// takeSnapshot takes a snapshot with a name, and removes it at the end.
 func (c *Check) takeSnapshot(name oxide.Name, disk string) outcome[*oxide.Snapshot] {
 	snapshot, err := c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
 		Body: &oxide.SnapshotCreate{Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}})
@@ -305,7 +303,6 @@ func noDriveHas(err error) bool {
 	return errors.Is(err, oxide.ErrInvalidValue) && refused.ErrorResponse.Message != tooSmall.Message
 }
 
-// fault adds a fault for the next matching request to a simulated rack.
 func (c *Check) fault(f adminapi.Fault) {
 	f.Times = 1
 	id, err := c.Admin.AddFault(c.ctx, f)
@@ -332,7 +329,6 @@ func (c *Check) Switch(name string, value any) {
 	c.must("change the simulated rack's "+name, c.Admin.Switch(c.ctx, map[string]any{name: value}))
 }
 
-// underway is a request that runs while the check continues.
 type underway[T any] struct {
 	c      *Check
 	what   string

@@ -45,12 +45,10 @@ type fault struct {
 	alters alteration
 }
 
-// errorCodes are the codes of a rack's refusals, by status.
 var errorCodes = map[int]string{400: "InvalidRequest", 401: "Unauthorized", 403: "Forbidden",
 	404: "ObjectNotFound", 409: "Conflict", 429: "", 500: "Internal", 503: "ServiceNotAvailable",
 	507: "InsufficientCapacity"}
 
-// faults lists the faults by their names.
 func faults() map[string]fault {
 	all := map[string]fault{
 		"late":            {legal: true, send: (*faulting).late},
@@ -83,7 +81,6 @@ func faults() map[string]fault {
 // no change. n is different each time.
 type alteration func(object map[string]any, key string, n int64) bool
 
-// alterations are the ways to alter a field.
 var alterations = map[string]alteration{
 	"absent": func(object map[string]any, key string, _ int64) bool {
 		was := object[key]
@@ -159,7 +156,6 @@ func replace(object map[string]any, key string, n int64) bool {
 	return true
 }
 
-// trial is one fault of one operation.
 type trial struct {
 	operation string
 	// field is the field that is altered, or "". It joins the names of nested fields with dots.
@@ -189,7 +185,6 @@ type faulting struct {
 	count, struck atomic.Int64
 }
 
-// RoundTrip answers a request.
 func (f *faulting) RoundTrip(req *http.Request) (*http.Response, error) {
 	if OperationOf(req.Method, PathOf(req)) != f.operation || !f.concerns(req.URL.RawQuery) ||
 		f.once && f.skip.Add(-1) != -1 {
@@ -223,7 +218,6 @@ func (f *faulting) cut(req *http.Request) (*http.Response, error) {
 	return nil, err
 }
 
-// answer returns an answer to a request that is not sent to the rack.
 func answer(req *http.Request, status int) *http.Response {
 	if req.Body != nil {
 		_ = req.Body.Close()
@@ -270,7 +264,6 @@ func visited(next http.RoundTripper, req *http.Request,
 	return resp, nil
 }
 
-// eachField visits the fields of an object and of the objects in it.
 func eachField(below string, object map[string]any, visit func(string, map[string]any, string)) {
 	for key, value := range maps.Clone(object) {
 		if inner, is := value.(map[string]any); is {
@@ -335,10 +328,8 @@ func survey(t *testing.T, config Config) surveyed {
 	return s
 }
 
-// roundTrip is a transport that calls a function.
 type roundTrip func(*http.Request) (*http.Response, error)
 
-// RoundTrip calls the function.
 func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
 // irrelevant names fields of operations, with the reason why nobody relies on them.
@@ -387,7 +378,6 @@ type faultTest struct {
 	alarms, missed              []string
 }
 
-// try applies a fault to the requests of checks.
 func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) error {
 	f := &faulting{trial: tried, fault: h.faults[tried.how]}
 	f.count.Store(int64(tried.seed))
@@ -453,7 +443,6 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	return err
 }
 
-// ended counts a trial.
 func (h *faultTest) ended(f *faulting, seen surveyed, by string, alarms []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -573,7 +562,6 @@ func (h *faultTest) draw(t *testing.T) (ignored int) {
 	return ignored
 }
 
-// sample returns the first trials of each class.
 func (h *faultTest) sample() (chosen []trial) {
 	left := sampled
 	for _, tried := range h.trials {

@@ -244,7 +244,6 @@ func SerialOf(name oxide.Name) string {
 // qemuModel is the model of QEMU's NVMe controllers, which pad it and their serials with spaces.
 const qemuModel = "QEMU NVMe Ctrl"
 
-// device is a block device of the guest that has a serial.
 type device struct {
 	name string
 	// raw is the serial as the guest shows it, and serial is the same without padding.

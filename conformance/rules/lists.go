@@ -127,7 +127,6 @@ type reading struct {
 	deleted, made []listed
 }
 
-// orders are the orders of a list. Each function compares two neighbors.
 var orders = map[string]func(a, b listed) int{
 	"name_ascending":  func(a, b listed) int { return cmp.Compare(a.Name, b.Name) },
 	"name_descending": func(a, b listed) int { return cmp.Compare(b.Name, a.Name) },

@@ -84,7 +84,6 @@ func (r *TestedRack) diskFrom(source oxide.DiskSource) oxide.DiskCreateParams {
 		DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}}}}
 }
 
-// createDisk sends a request for a disk, and removes the disk at the end if it was created.
 func (c *Check) createDisk(params oxide.DiskCreateParams) outcome[*oxide.Disk] {
 	disk, err := c.Client.DiskCreate(c.ctx, params)
 	switch {
@@ -130,7 +129,6 @@ func (r *TestedRack) shares(id string) bool {
 		r.runningDisk != nil && r.runningDisk.Id == id
 }
 
-// disk creates a blank disk, and returns it when it is detached.
 func (c *Check) disk() *oxide.Disk {
 	made := c.createDisk(c.blank()).must()
 	return c.look(made.Id)
@@ -204,7 +202,6 @@ func (c *Check) createInstance(params oxide.InstanceCreateParams) outcome[*oxide
 	return asked(instance, err)(c, "create instance %s", params.Body.Name)
 }
 
-// removeInstanceByName does for an instance what removeByName does for a disk.
 func (c *Check) removeInstanceByName(ctx context.Context, name oxide.Name) error {
 	made, err := c.readInstance(ctx, string(name))
 	if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
@@ -355,7 +352,6 @@ func with(disk *oxide.Disk) oxide.InstanceDiskAttachment {
 		Value: &oxide.InstanceDiskAttachmentAttach{Name: disk.Name}}
 }
 
-// instance creates a small stopped instance of the check with these disks.
 func (c *Check) instance(disks ...*oxide.Disk) *oxide.Instance {
 	create := c.newInstance()
 	for _, disk := range disks {

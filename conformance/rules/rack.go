@@ -197,7 +197,6 @@ func IsUnanswered(err error) bool { return err != nil && refusal(err) == nil }
 // IsGone reports whether the rack answered that the object does not exist.
 func IsGone(err error) bool { return err != nil && gone(err) == nil }
 
-// gone turns the error "not found" into a success.
 func gone(err error) error {
 	if errors.Is(err, oxide.ErrHTTP404) {
 		return nil
@@ -294,7 +293,6 @@ type recorder struct {
 	exchanges []RecordedCall
 }
 
-// RoundTrip sends the request and reads the whole answer.
 func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	end := time.Now().Add(r.patience)
 	for backoff := (harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}); ; {
@@ -419,7 +417,6 @@ func (r *recorder) take() []RecordedCall {
 
 type operation struct{ name, method, pattern string }
 
-// operations are the operations that the driver and the checks use.
 var operations = []operation{
 	{"ping", "GET", "/v1/ping"},
 	{"current_user_view", "GET", "/v1/me"},

@@ -106,7 +106,6 @@ type Result struct {
 	Took      time.Duration
 }
 
-// triesOf returns how often a check with these answers runs.
 func triesOf(exchanges []RecordedCall) int {
 	const disturbed, lasting = 8, 2
 	most := 1
@@ -169,7 +168,6 @@ func (e RecordedCall) disturbed() bool {
 	return !e.repeated && (e.unanswered() || MeansBusy(e.Status))
 }
 
-// undecided returns what disturbed a failed check, or "".
 func (c *Check) undecided(exchanges []RecordedCall) string {
 	for _, e := range exchanges {
 		what := e.Method + " " + e.Path
@@ -270,7 +268,6 @@ type Check struct {
 	undo []func(context.Context) error
 }
 
-// over is the panic that ends a check.
 type over struct{}
 
 // run runs the check and removes its objects, also when the run is interrupted.
@@ -306,10 +303,8 @@ func (c *Check) clean() {
 	}
 }
 
-// cleanTimeout limits the removal of a check's objects.
 const cleanTimeout = 2 * time.Minute
 
-// errorf records a difference. The check continues.
 func (c *Check) errorf(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
@@ -319,7 +314,6 @@ func (c *Check) fatalf(format string, args ...any) {
 	panic(over{})
 }
 
-// notTested ends a check that cannot create its situation here.
 func (c *Check) notTested(format string, args ...any) {
 	c.status, c.reason = notTested, fmt.Sprintf(format, args...)
 	panic(over{})
@@ -335,7 +329,6 @@ func (c *Check) blocked(format string, args ...any) {
 // not exist.
 func (c *Check) cleanup(step func(context.Context) error) { c.undo = append(c.undo, step) }
 
-// outcome is how a request of a check ended.
 type outcome[T any] struct {
 	c *Check
 	// step describes the request.
@@ -351,12 +344,10 @@ func asked[T any](value T, err error) func(c *Check, step string, args ...any) o
 	}
 }
 
-// done returns the outcome of a request that has no value.
 func (c *Check) done(err error, step string, args ...any) outcome[any] {
 	return asked[any](nil, err)(c, step, args...)
 }
 
-// as adds to the description of the request.
 func (o outcome[T]) as(what string) outcome[T] {
 	o.step += ": " + what
 	return o

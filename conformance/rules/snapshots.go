@@ -201,7 +201,6 @@ var ofSnapshots = []tested{
 	}},
 }
 
-// snapshotUnderway is a snapshot that is being taken.
 type snapshotUnderway struct {
 	*underway[*oxide.Snapshot]
 	// seen is the snapshot as others see it.
@@ -334,7 +333,6 @@ func (c *Check) image(snapshot string) oxide.ImageCreateParams {
 		Source: oxide.ImageSource{Value: &oxide.ImageSourceSnapshot{Id: snapshot}}}}
 }
 
-// createImage sends a request for an image, and removes the image at the end if it was created.
 func (c *Check) createImage(params oxide.ImageCreateParams) outcome[*oxide.Image] {
 	image, err := c.Client.ImageCreate(c.ctx, params)
 	if err == nil || mayBeDone(err) {

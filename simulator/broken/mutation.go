@@ -18,8 +18,6 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/google/uuid"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
@@ -128,20 +126,20 @@ func (x *Interception) Send(body map[string]any) { x.Body, _ = json.Marshal(body
 
 // Edit changes the JSON object of the answer, or each object of a page.
 func (x *Interception) Edit(change func(map[string]any)) {
-	body := object(x.Answer.Body)
-	if body == nil || x.Answer.Status >= 300 {
+	if x.Answer.Status >= 300 {
 		return
 	}
-	if items, is := body["items"].([]any); is {
+	x.EditBody(func(body map[string]any) {
+		items, isPage := body["items"].([]any)
 		for _, item := range items {
 			if entry, is := item.(map[string]any); is {
 				change(entry)
 			}
 		}
-	} else {
-		change(body)
-	}
-	x.Answer.Body, _ = json.Marshal(body)
+		if !isPage {
+			change(body)
+		}
+	})
 }
 
 // EditBody changes the JSON object of the answer, even if it is an error or a page.
@@ -172,7 +170,7 @@ func (s *Switch) Active() *Mutation { return s.active.Load() }
 
 // Set activates a mutation on a rack, which replaces the active one; "" only ends the active one.
 func (s *Switch) Set(rack *engine.Simulation, name string) error {
-	var next Mutation
+	next, active := Mutation{}, (*Mutation)(nil)
 	if name != "" {
 		table := Table()
 		i := slices.IndexFunc(table, func(m Mutation) bool { return m.Name == name })
@@ -186,9 +184,6 @@ func (s *Switch) Set(rack *engine.Simulation, name string) error {
 			return fmt.Errorf("there is no mutation %q; the admin listener's GET /mutations lists them",
 				name)
 		}
-	}
-	var active *Mutation
-	if name != "" {
 		active = &next
 	}
 	var err error
@@ -355,12 +350,9 @@ func (x *Interception) namesake() (found store.Disk) {
 	return found
 }
 
-// putDisk writes the record of a disk without any check.
 func (x *Interception) putDisk(d store.Disk) {
 	_ = x.Rack.Records().Update(func(tx *store.Tx) { tx.PutDisk(d) })
 }
-
-func isID(text string) bool { return uuid.Validate(text) == nil }
 
 // disk returns the disk that the body or the path of the request names, or the zero value.
 func (x *Interception) disk() store.Disk {

@@ -14,7 +14,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// disks are the mutations of creating and deleting disks.
 var disks = []Mutation{
 	{Name: "A22-smaller", Says: "a disk has half the requested size",
 		DriverSays: "EffectUnknown",
@@ -83,7 +82,6 @@ var disks = []Mutation{
 // usedNames has the names of deleted disks, for A68-name-taken.
 var usedNames sync.Map
 
-// addStorage changes the provisioned storage without any check.
 func (x *Interception) addStorage(bytes int64) {
 	_ = x.Rack.Records().Update(func(tx *store.Tx) { tx.AddStorage(bytes) })
 }
@@ -172,7 +170,6 @@ var attachments = []Mutation{
 		}},
 }
 
-// snapshots are the mutations of snapshots, imported disks and images.
 var snapshots = []Mutation{
 	{Name: "A38-faulted", Says: "a new snapshot is shown as faulted", DriverSays: "DiskBusy",
 		After: on(set("state", "faulted"), "snapshot_create")},
@@ -241,7 +238,6 @@ func (x *Interception) unfinished(id string) bool {
 	})
 }
 
-// instances are the mutations of instances and of their networks.
 var instances = []Mutation{
 	{Name: "A20-never-counts", Says: "the CPUs of an instance never count",
 		After: on(provisioned("cpus", 0), "utilization_view")},
@@ -331,8 +327,12 @@ var guests = []Mutation{
 			return os.WriteFile(filepath.Join(dir, "device/serial"), []byte(disk.ID[:20]+"\n"), 0o444)
 		})},
 	{Name: "A54-twice", DriverSays: "DeviceNotUnique",
-		Says:   "a guest sees each disk as two devices with one serial",
-		Before: hideSecond,
+		Says: "a guest sees each disk as two devices with one serial",
+		Before: func(x *Interception) { // before the disk is detached
+			if dir := x.device(x.disk()); dir != "" && x.Is("instance_disk_detach") {
+				_ = os.RemoveAll(second(dir))
+			}
+		},
 		After: plugged(func(_ store.Disk, dir string) error {
 			return os.CopyFS(second(dir), os.DirFS(dir))
 		})},
@@ -392,13 +392,6 @@ const more = "00n1"
 
 // second returns the directory of the second device for the disk of a device.
 func second(dir string) string { return strings.TrimSuffix(dir, "n1") + more }
-
-// hideSecond removes the second device of a disk before the disk is detached.
-func hideSecond(x *Interception) {
-	if dir := x.device(x.disk()); dir != "" && x.Is("instance_disk_detach") {
-		_ = os.RemoveAll(second(dir))
-	}
-}
 
 // plugged returns a hook that changes a device when its disk has been attached to a running
 // instance.

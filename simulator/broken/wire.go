@@ -13,24 +13,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// wire are the mutations of the form of requests and answers.
 var wire = []Mutation{
 	{Name: "A01-no-code", Says: "errors have no error_code", DriverSays: "RackUnknown",
-		After: onErrors(func(body map[string]any) { delete(body, "error_code") })},
+		After: func(x *Interception) {
+			if x.Answer.Status >= 400 {
+				x.EditBody(func(body map[string]any) { delete(body, "error_code") })
+			}
+		}},
 	{Name: "A01-taken-name-is-reused",
 		Says:       "creating a disk whose name is taken returns the disk that has it",
 		DriverSays: "EffectUnknown",
 		Before: func(x *Interception) {
-			if x.Is("disk_create") {
-				if d := x.namesake(); d.ID != "" {
-					x.Reply(201, d)
-				}
+			if d := x.namesake(); x.Is("disk_create") && d.ID != "" {
+				x.Reply(201, d)
 			}
 		}},
 	{Name: "A02-no-time", Says: "a snapshot has no time of creation",
 		DriverSays: "RackResponseInvalid",
-		After:      on(func(object map[string]any) { delete(object, "time_created") }, shownSnapshots...),
-	},
+		After: on(func(object map[string]any) { delete(object, "time_created") },
+			shownSnapshots...)},
 	{Name: "A03-slot", Says: "device_path is the PCI address of the disk's slot",
 		After: on(set("device_path", "/dev/pci/0000:00:10.0"), shownDisks...)},
 	{Name: "A04-cut", Says: "names are cut after 16 characters", DriverSays: "RackResponseInvalid",
@@ -44,7 +45,7 @@ var wire = []Mutation{
 		DriverSays: "RackResponseInvalid",
 		Before: func(x *Interception) {
 			id := x.Path.Get("disk")
-			if x.Is("disk_view") && isID(id) {
+			if x.Is("disk_view") && uuid.Validate(id) == nil {
 				for _, d := range all(x, store.Disks) {
 					if d.ID != strings.ToLower(id) {
 						x.Request.URL.Path = "/v1/disks/" + d.ID
@@ -177,15 +178,6 @@ var wire = []Mutation{
 		}},
 }
 
-func onErrors(change func(map[string]any)) func(*Interception) {
-	return func(x *Interception) {
-		if x.Answer.Status >= 400 {
-			x.EditBody(change)
-		}
-	}
-}
-
-// pageToken returns the content of the query's token, or nil.
 func (x *Interception) pageToken() map[string]string {
 	data, _ := base64.URLEncoding.DecodeString(x.Request.URL.Query().Get("page_token"))
 	var token struct {
@@ -212,14 +204,12 @@ func (x *Interception) sameToken() string {
 	return base64.URLEncoding.EncodeToString(text)
 }
 
-// leaveFaulted creates the disk of the request in the state faulted.
 func (x *Interception) leaveFaulted() {
 	d := x.halfMade(store.StateFaulted)
 	x.putDisk(d)
 	x.addStorage(d.Size)
 }
 
-// halfMade returns a record for the disk of the request, in a state.
 func (x *Interception) halfMade(state string) store.Disk {
 	body := x.Sent()
 	name, _ := body["name"].(string)
