@@ -85,10 +85,8 @@ type budget struct {
 
 // object is a disk or snapshot of the run. A rack deletes it by its ID or by its name.
 type object struct {
-	// id is empty while the object is being created.
-	id string
-	// name is empty if the driver chose it.
-	name string
+	id   string // "" while the object is being created
+	name string // "" if the driver chose it
 	gib  int64
 }
 
@@ -184,10 +182,6 @@ type progress struct {
 	// part is the part that runs now. partDone of its partAll specs are done.
 	part              string
 	partDone, partAll int
-}
-
-func (p *progress) begin(selected []string, latency time.Duration) {
-	p.latency, p.began, p.expected = latency, time.Now(), estimate(selected, latency)
 }
 
 func (p *progress) enter(part string, all int) {

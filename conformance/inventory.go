@@ -125,10 +125,7 @@ func (i inventory) names() (names []string) {
 	return names
 }
 
-func isUUID(s string) bool {
-	_, err := uuid.Parse(s)
-	return err == nil && len(s) == 36
-}
+func isUUID(s string) bool { return len(s) == 36 && uuid.Validate(s) == nil }
 
 // meet records the disks of an instance that the run may stop, and returns an error if somebody
 // else uses the instance.

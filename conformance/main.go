@@ -61,9 +61,40 @@ var verbs = map[string]func(context.Context, *Program, []string) (int, error){
 	"preflight": preflightVerb,
 	"run":       runVerb,
 	"clean":     cleanVerb,
-	"diff":      diffVerb,
-	"demo":      demoVerb,
-	"version":   versionVerb,
+	"diff": func(_ context.Context, p *Program, args []string) (int, error) {
+		if len(args) != 2 {
+			return ExitUsage, fmt.Errorf("diff takes two reports, each a folder or its report.json; "+
+				"found %d arguments", len(args))
+		}
+		a, err := report.Read(args[0])
+		if err != nil {
+			return ExitUsage, err
+		}
+		b, err := report.Read(args[1])
+		if err != nil {
+			return ExitUsage, err
+		}
+		text, worse := report.Diff(a, b)
+		p.say("%s", text)
+		if worse {
+			return ExitFails, nil
+		}
+		return ExitConforms, nil
+	},
+	"demo": func(ctx context.Context, p *Program, _ []string) (int, error) {
+		var in io.Reader
+		if p.Getenv("PAUSE") != "" {
+			in = p.Stdin
+		}
+		if err := Demo(ctx, in, p.Stdout, p.Self); err != nil {
+			return ExitFails, fmt.Errorf("demo: %w", err)
+		}
+		return ExitConforms, nil
+	},
+	"version": func(_ context.Context, p *Program, _ []string) (int, error) {
+		p.say("%s", p.Version)
+		return ExitConforms, nil
+	},
 }
 
 // Main runs the command line and returns the exit status.
@@ -74,7 +105,9 @@ func (p *Program) Main(ctx context.Context) int {
 		return ExitUsage
 	}
 	name, args := p.Args[0], p.Args[1:]
-	if name == "help" || slices.ContainsFunc(p.Args, asksForHelp) {
+	if name == "help" || slices.ContainsFunc(p.Args, func(arg string) bool {
+		return slices.Contains([]string{"-h", "-help", "--help"}, arg)
+	}) {
 		printHelp(p.Stdout)
 		return ExitConforms
 	}
@@ -96,50 +129,11 @@ func (p *Program) Main(ctx context.Context) int {
 	return status
 }
 
-// asksForHelp recognizes a help flag, which every verb accepts.
-func asksForHelp(arg string) bool { return slices.Contains([]string{"-h", "-help", "--help"}, arg) }
-
 func (p *Program) complain(err error) {
 	fmt.Fprintln(p.Stderr, "oxide-conformance:", strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
 func (p *Program) say(format string, args ...any) { fmt.Fprintf(p.Stdout, format+"\n", args...) }
-
-func versionVerb(_ context.Context, p *Program, _ []string) (int, error) {
-	p.say("%s", p.Version)
-	return ExitConforms, nil
-}
-
-func demoVerb(ctx context.Context, p *Program, _ []string) (int, error) {
-	var in io.Reader
-	if p.Getenv("PAUSE") != "" {
-		in = p.Stdin
-	}
-	if err := Demo(ctx, in, p.Stdout, p.Self); err != nil {
-		return ExitFails, fmt.Errorf("demo: %w", err)
-	}
-	return ExitConforms, nil
-}
-
-func diffVerb(_ context.Context, p *Program, args []string) (int, error) {
-	if len(args) != 2 {
-		return ExitUsage, fmt.Errorf("diff takes two reports, each a folder or its report.json; "+
-			"found %d arguments", len(args))
-	}
-	var both [2]*report.Report
-	for i, path := range args {
-		var err error
-		if both[i], err = report.Read(path); err != nil {
-			return ExitUsage, err
-		}
-	}
-	text, worse := report.Diff(both[0], both[1])
-	p.say("%s", text)
-	if worse {
-		return ExitFails, nil
-	}
-	return ExitConforms, nil
-}
 
 // settings are the values of the command line and the environment.
 type settings struct {
@@ -152,10 +146,8 @@ type settings struct {
 	// only has the selected parts; if it is empty, all parts run.
 	only                 []string
 	onlyText, budgetText string
-	// budget limits the objects that exist at one time.
-	budget amount
-	// yes makes the program run or clean without a question.
-	yes bool
+	budget               amount
+	yes                  bool // the program runs or cleans without a question
 	// report is the folder of the report; "" means a folder in the working directory, named after
 	// the run.
 	report string
@@ -164,10 +156,8 @@ type settings struct {
 	// second and helper are the names of other instances. Their shells are commands that run a
 	// script inside them.
 	second, secondShell, helper, guestShell string
-	// admin is the address of a simulated rack's admin listener.
-	admin string
-	// run is the ID of the dead run that clean removes.
-	run string
+	admin                                   string // the address of the admin listener
+	run                                     string // the ID of the dead run that clean removes
 }
 
 // setting is one setting. Its flag has precedence over its variable.
@@ -218,9 +208,6 @@ func (s *settings) all() []setting {
 			"is a simulated one: its request log is compared with the report", running, &s.admin},
 	}
 }
-
-// allSettings describes the settings. Nobody sets its fields.
-var allSettings = (&settings{}).all()
 
 func (s *settings) setOnly() error {
 	for part := range strings.SplitSeq(s.onlyText, ",") {
@@ -347,7 +334,7 @@ func (o setting) name() string {
 func printHelp(w io.Writer) {
 	fmt.Fprint(w, helpHead)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, o := range allSettings {
+	for _, o := range (&settings{}).all() {
 		var names []string
 		if o.flag != "" {
 			names = append(names, "--"+o.flag)

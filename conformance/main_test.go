@@ -312,7 +312,7 @@ func TestEveryVerbPrintsTheHelpWithEveryVerbAndSetting(t *testing.T) {
 		questions = append(questions, []string{verb, "--help"}, []string{verb, "-h"})
 		words = append(words, "oxide-conformance "+verb)
 	}
-	for _, s := range allSettings {
+	for _, s := range (&settings{}).all() {
 		words = append(words, s.flag, s.env)
 	}
 	for _, args := range questions {

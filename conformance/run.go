@@ -68,11 +68,9 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 
 func (w *job) describe() {
 	host, _ := os.Hostname()
-	w.report.Run.ID, w.report.Run.Mark, w.report.Run.Machine = w.id, w.mark, host
-	w.report.Run.Command = w.command
-	w.report.Run.Selected = w.selected()
-	w.report.Run.Budget = w.settings.budget.String()
-	w.report.Run.Began = time.Now().UTC()
+	run := &w.report.Run
+	run.ID, run.Mark, run.Machine, run.Command = w.id, w.mark, host, w.command
+	run.Selected, run.Budget, run.Began = w.selected(), w.settings.budget.String(), time.Now().UTC()
 	kernel, _ := guest.KernelRelease() // "" where it is not Linux
 	w.report.Versions = report.Versions{Suite: w.Version, Driver: w.Version, SDK: sdkVersion(),
 		Go: runtime.Version(), Kernel: kernel, OS: osRelease(), Arch: runtime.GOARCH,
@@ -99,7 +97,8 @@ func (w *job) carryOut(ctx context.Context) {
 			w.cleanCommand())
 	})
 	defer stop()
-	w.progress.begin(w.selected(), w.latency)
+	w.progress.latency, w.progress.began = w.latency, time.Now()
+	w.progress.expected = estimate(w.selected(), w.latency)
 	before, err := w.inventory(ctx)
 	if err != nil {
 		w.incomplete(err)
@@ -372,14 +371,12 @@ type job struct {
 	admin *adminapi.Client
 	// here is the instance in which this program runs. second and helper are other instances, or nil.
 	here, second, helper *oxide.Instance
-	// known are the IDs of the disks that second and helper had at the preflight.
-	known map[string]bool
-	// dead are the IDs of the runs that clean removes.
-	dead map[string]bool
+	// known are the IDs of the disks that second and helper had at the preflight, and dead those of
+	// the runs that clean removes.
+	known, dead map[string]bool
 	// started tells whether a check of data has started the helper. It is nil before these checks.
 	started *data.Helper
-	// latency is the median time of a small request to the rack.
-	latency time.Duration
+	latency time.Duration // the median of a small request to the rack
 
 	// behaviours are sentences about what the rack does with the disks of running instances.
 	behaviours []string
@@ -402,9 +399,7 @@ func openJob(p *Program, s *settings) (*job, error) {
 	p.Stdout = report.PlainWriter{To: p.Stdout, Redact: secret}
 	p.Stderr = report.PlainWriter{To: p.Stderr, Redact: secret}
 	w := &job{Program: p, settings: s, id: newRunID(), projectName: oxide.NameOrId(s.project)}
-	w.mark = prefix + w.id
-	w.budget = newBudget(s.budget)
-	w.progress = progress{out: p.Stdout}
+	w.mark, w.budget, w.progress = prefix+w.id, newBudget(s.budget), progress{out: p.Stdout}
 	if s.admin != "" {
 		w.admin = &adminapi.Client{URL: s.admin}
 	}

@@ -28,52 +28,43 @@ func (w *job) judge(ctx context.Context) int {
 	if ctx.Err() != nil {
 		r.Ledger.Left = nil // there was no time to delete it
 	}
-	wrong := failed + len(r.Ledger.Left) + len(r.Witness.Findings)
-	switch {
+	notRun := slices.DeleteFunc(slices.Clone(r.Run.Selected), func(part string) bool {
+		return slices.ContainsFunc(r.Results, func(result report.Result) bool {
+			return result.Group == part
+		})
+	})
+	end := func(status int, verdict report.Verdict, why string, args ...any) int {
+		r.Verdict, r.Why = verdict, fmt.Sprintf(why, args...)
+		return status
+	}
+	switch wrong := failed + len(r.Ledger.Left) + len(r.Witness.Findings); {
+	case ctx.Err() != nil && failed == 0 && w.stopped != nil:
+		return end(ExitInterrupted, report.InterruptedRun, "interrupted after %d results, and: %s",
+			len(r.Results), oneLine(w.stopped.Error()))
 	case ctx.Err() != nil && failed == 0:
-		r.Verdict, r.Why = report.InterruptedRun, fmt.Sprintf("interrupted after %d results; what the "+
+		return end(ExitInterrupted, report.InterruptedRun, "interrupted after %d results; what the "+
 			"run had made was removed", len(r.Results))
-		if w.stopped != nil {
-			r.Why = fmt.Sprintf("interrupted after %d results, and: %s", len(r.Results),
-				oneLine(w.stopped.Error()))
-		}
-		return ExitInterrupted
+	case ctx.Err() != nil:
+		return end(ExitInterrupted, report.DoesNotConform, "%s", whatIsWrong(r, w.stopped))
 	case wrong > 0:
-		r.Verdict, r.Why = report.DoesNotConform, whatIsWrong(r, w.stopped)
-		if ctx.Err() != nil {
-			return ExitInterrupted
-		}
-		return ExitFails
+		return end(ExitFails, report.DoesNotConform, "%s", whatIsWrong(r, w.stopped))
 	case w.stopped != nil:
-		r.Verdict, r.Why = report.Incomplete, oneLine(w.stopped.Error())
-		return ExitUsage
+		return end(ExitUsage, report.Incomplete, "%s", oneLine(w.stopped.Error()))
 	case passed == 0:
-		r.Verdict, r.Why = report.Incomplete, "nothing was passed, so nothing is shown"
-		return ExitUsage
-	case r.Count(report.Interrupted) > 0 || len(notRun(r)) > 0:
-		r.Verdict, r.Why = report.Incomplete, fmt.Sprintf("%d results were interrupted; without "+
-			"any result: %s", r.Count(report.Interrupted), cmp.Or(strings.Join(notRun(r), ", "), "no part"))
-		return ExitUsage
+		return end(ExitUsage, report.Incomplete, "nothing was passed, so nothing is shown")
+	case r.Count(report.Interrupted) > 0 || len(notRun) > 0:
+		return end(ExitUsage, report.Incomplete, "%d results were interrupted; without any result: %s",
+			r.Count(report.Interrupted), cmp.Or(strings.Join(notRun, ", "), "no part"))
 	case r.Count(report.Blocked) > 0:
-		r.Verdict, r.Why = report.BlockedByRack, fmt.Sprintf("the rack attaches or "+
-			"detaches disks of stopped instances only: %d of %d could not be run; the %d that "+
-			"could have passed",
+		return end(ExitBlocked, report.BlockedByRack, "the rack attaches or detaches disks of stopped "+
+			"instances only: %d of %d could not be run; the %d that could have passed",
 			r.Count(report.Blocked), len(r.Results)-r.Count(report.NotApplicable), passed)
-		return ExitBlocked
 	}
 	r.Verdict, r.Why = report.Conforms, fmt.Sprintf("all %d passed", passed)
 	if n := r.Count(report.NotTested); n > 0 {
 		r.Why += fmt.Sprintf("; %d more could not be brought about here, and say why", n)
 	}
 	return ExitConforms
-}
-
-func notRun(r *report.Report) []string {
-	return slices.DeleteFunc(slices.Clone(r.Run.Selected), func(part string) bool {
-		return slices.ContainsFunc(r.Results, func(result report.Result) bool {
-			return result.Group == part
-		})
-	})
 }
 
 func whatIsWrong(r *report.Report, stopped error) string {
@@ -242,11 +233,10 @@ func (w *job) latencies() []report.Calls {
 	for _, c := range w.calls.since(0) {
 		add(report.RPC, c.name, c.took, c.code != codes.OK)
 	}
+	delete(times, key{report.API, ""}) // of an unknown path
 	var all []report.Calls
 	for k, samples := range times {
-		if k.name != "" {
-			all = append(all, report.NewCalls(k.kind, k.name, failed[k], samples))
-		}
+		all = append(all, report.NewCalls(k.kind, k.name, failed[k], samples))
 	}
 	return all
 }

@@ -33,14 +33,11 @@ type pageView struct {
 	*Report
 	Style    template.CSS
 	Headline string
-	// Tone is the CSS class with the verdict's colour.
-	Tone Status
-	// Took is the duration of the run. It is empty if the duration is unknown.
-	Took   string
-	Shares []share
-	Groups []groupOnPage
-	// Troubles are the failed and the interrupted results.
-	Troubles []resultOnPage
+	Tone     Status // the CSS class with the verdict's colour
+	Took     string // the duration of the run; "" if it is unknown
+	Shares   []share
+	Groups   []groupOnPage
+	Troubles []resultOnPage // the failed and the interrupted results
 	Untested []untested
 	Plots    []latencies
 	Counted  []counted
@@ -73,8 +70,7 @@ type untested struct {
 type counted struct {
 	Kind          string
 	Before, After int
-	// Change describes the difference in words.
-	Change string
+	Change        string // in words
 }
 
 func renderPage(r *Report) ([]byte, error) {
@@ -182,11 +178,9 @@ type latencies struct {
 // latencyRow has the numbers of one operation and their plot.
 type latencyRow struct {
 	Calls
-	P50, P95, Max string
-	// Text describes the plot in words.
-	Text string
-	// Bars is a path with a bar for each interval of time in which calls ended.
-	Bars             string
+	P50, P95, Max    string
+	Text             string // the plot in words
+	Bars             string // a path with a bar for each interval of time in which calls ended
 	XP50, XP95, XMax string
 }
 

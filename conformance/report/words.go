@@ -354,10 +354,9 @@ func oneLine(s string) string {
 // diffResults compares the results. A group that one run was not to run is counted as a whole,
 // apart from new failures.
 func diffResults(a, b *Report) (text string, worse bool) {
-	const same, less, inA, inB = "same", "looked at less", "in A alone", "in B alone"
-	sections, count := map[string][]string{}, map[string]int{}
+	const less, inA, inB = "looked at less", "in A alone", "in B alone"
+	same, sections := 0, map[string][]string{}
 	add := func(section string, r Result, words ...string) {
-		count[section]++
 		sections[section] = append(sections[section],
 			fmt.Sprintf("    %s:%s\n", oneLine(r.title()), strings.Join(words, "")))
 	}
@@ -379,7 +378,7 @@ func diffResults(a, b *Report) (text string, worse bool) {
 			add(inB, now, " ", now.Status.words())
 			worse = worse || now.Status == Failed
 		case then.Status == now.Status:
-			count[same]++
+			same++
 			if shrunk := then.Extent.Shrunk(now.Extent); len(shrunk) > 0 {
 				add(less, now, "\n      ", oneLine(strings.Join(shrunk, "; ")))
 				worse = worse || a.Rack.Simulated == b.Rack.Simulated // another kind of rack has less
@@ -409,11 +408,11 @@ func diffResults(a, b *Report) (text string, worse bool) {
 			worse = worse || result.Status == Passed
 		}
 	}
-	both := count[same] + count["worse"] + count["better"] + count["otherwise changed"]
+	changed, better := len(sections["otherwise changed"]), len(sections["better"])
+	both := same + len(sections["worse"]) + better + changed
 	text = fmt.Sprintf("Results: %d in A, %d in B\n  %d in both: %d the same, %d worse, %d better, "+
 		"%d otherwise changed\n  %d in A alone, %d in B alone\n", len(a.Results), len(b.Results), both,
-		count[same], count["worse"], count["better"], count["otherwise changed"],
-		len(a.Results)-both, len(b.Results)-both)
+		same, len(sections["worse"]), better, changed, len(a.Results)-both, len(b.Results)-both)
 	for _, section := range []string{"worse", "better", "otherwise changed", less, inB, inA} {
 		if len(sections[section])+len(groups[section]) > 0 {
 			text += "  " + section + ":\n"

@@ -330,14 +330,12 @@ func (c *Check) Switch(name string, value any) {
 }
 
 type underway[T any] struct {
-	c      *Check
-	what   string
-	hold   string
-	done   chan struct{}
-	answer T
-	err    error
-	// problems is the number of problems that the check had found before.
-	problems int
+	c          *Check
+	what, hold string
+	done       chan struct{}
+	answer     T
+	err        error
+	problems   int // that the check had found before
 	// carriedOut, if it is not nil, reports whether the rack has carried out the request, answered
 	// or not.
 	carriedOut func() bool

@@ -245,12 +245,10 @@ func SerialOf(name oxide.Name) string {
 const qemuModel = "QEMU NVMe Ctrl"
 
 type device struct {
-	name string
-	// raw is the serial as the guest shows it, and serial is the same without padding.
-	raw, serial string
-	// number is major:minor. sequence grows with every device that appears, and is "" if the guest's
-	// kernel does not report it.
-	number, sequence string
+	name        string
+	raw, serial string // the serial as the guest shows it, and without padding
+	number      string // major:minor
+	sequence    string // grows with every device that appears; "" if the kernel does not report it
 }
 
 func (c *Check) needGuest() {

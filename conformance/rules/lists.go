@@ -48,7 +48,25 @@ var ofLists = []tested{
 		if n := len(c.page("disks", "/v1/disks?"+c.inProject()).Items); n > 100 {
 			c.errorf("a page without a limit: expected 100 disks at most; found %d", n)
 		}
-		c.checkLists(known)
+		var snapshots, instances, images []listed
+		for range 2 {
+			disk := c.disk()
+			snapshot := c.snapshot(disk.Id).must()
+			known, snapshots = append(known, c.item(disk)), append(snapshots, c.item(snapshot))
+			instances = append(instances, c.item(c.createInstance(c.newInstance()).must()))
+			images = append(images, c.item(c.createImage(c.image(snapshot.Id)).must()))
+		}
+		another := c.disk()
+		began, project := *another.TimeCreated, "?"+c.inProject()+"&"
+		c.checkList("disk_list", "/v1/disks"+project, known, began, func() (gone, made listed) {
+			c.deleteDisk(another.Id).must()
+			return c.item(another), c.item(c.disk())
+		})
+		c.checkList("snapshot_list", "/v1/snapshots"+project, snapshots, began, nil)
+		c.checkList("instance_list", "/v1/instances"+project, instances, began, nil)
+		c.checkList("image_list", "/v1/images"+project, images, began, nil)
+		own := c.item(c.viewProject(c.Project).must())
+		c.checkList("project_list", "/v1/projects?", []listed{own}, began, nil)
 		const token = "failed to parse pagination token: "
 		c.expect([]expected{
 			{"a limit beyond the greatest", get("/v1/disks?limit=99999&" + c.inProject()), ok},
@@ -117,8 +135,7 @@ var ofLists = []tested{
 // reading is one reading of a list to its end, in one order and with one size of page.
 type reading struct {
 	order string
-	// limit is the size of the pages.
-	limit int
+	limit int // the size of the pages
 	pages [][]listed
 	// gone are the IDs of objects that were deleted before the reading began. deleted are objects that
 	// were deleted during it. made are objects that were made during it, and whose place in the order
@@ -291,30 +308,6 @@ func (c *Check) item(object any) listed {
 		c.fatalf("%s (%s): expected the time of its creation; found none", shown.Name, shown.ID)
 	}
 	return shown
-}
-
-// checkLists demands that each list has all its objects in each order and size of page. The disks
-// exist already.
-func (c *Check) checkLists(disks []listed) {
-	var snapshots, instances, images []listed
-	for range 2 {
-		disk := c.disk()
-		snapshot := c.snapshot(disk.Id).must()
-		disks, snapshots = append(disks, c.item(disk)), append(snapshots, c.item(snapshot))
-		instances = append(instances, c.item(c.createInstance(c.newInstance()).must()))
-		images = append(images, c.item(c.createImage(c.image(snapshot.Id)).must()))
-	}
-	another := c.disk()
-	began := *another.TimeCreated
-	c.checkList("disk_list", "/v1/disks?"+c.inProject()+"&", disks, began, func() (gone, made listed) {
-		c.deleteDisk(another.Id).must()
-		return c.item(another), c.item(c.disk())
-	})
-	c.checkList("snapshot_list", "/v1/snapshots?"+c.inProject()+"&", snapshots, began, nil)
-	c.checkList("instance_list", "/v1/instances?"+c.inProject()+"&", instances, began, nil)
-	c.checkList("image_list", "/v1/images?"+c.inProject()+"&", images, began, nil)
-	own := c.item(c.viewProject(c.Project).must())
-	c.checkList("project_list", "/v1/projects?", []listed{own}, began, nil)
 }
 
 type listPage struct {

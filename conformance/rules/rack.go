@@ -48,8 +48,7 @@ type Config struct {
 
 // GuestFiles is an instance whose /sys can be read.
 type GuestFiles struct {
-	// ID is the instance's ID.
-	ID  string
+	ID  string // the instance's
 	Sys fs.FS
 }
 
@@ -59,21 +58,17 @@ type TestedRack struct {
 	// Client is Oxide's own client, unmodified.
 	Client *oxide.Client
 
-	recorder *recorder
-	http     *http.Client
-	// closeIdle closes the connections that no request uses.
+	recorder  *recorder
+	http      *http.Client
 	closeIdle func()
-	// cleaning limits the removal of what a check created.
-	cleaning time.Duration
-	// pause is the longest time between two tries of a check.
-	pause time.Duration
-	// made counts the names that Name has returned.
+	// cleaning limits the removal of what a check created, and pause the time between two tries.
+	cleaning, pause time.Duration
+	// made counts the names of objects.
 	made int
-	// stopped is the shared instance that is never started.
-	stopped *oxide.Instance
-	// running is the shared instance that is never stopped. Its disk was attached before its start.
-	running     *oxide.Instance
-	runningDisk *oxide.Disk
+	// The checks share stopped, which is never started, and running, which is never stopped. Its disk
+	// was attached before its start.
+	stopped, running *oxide.Instance
+	runningDisk      *oxide.Disk
 }
 
 // Open prepares the checks. It sends no request to the rack.
@@ -206,11 +201,9 @@ func gone(err error) error {
 
 // Refused is a rack's refusal of a request.
 type Refused struct {
-	Status int
-	// Code is the error_code; "" means that there is none.
-	Code string
-	// Message is the whole message.
-	Message string
+	Status  int
+	Code    string // the error_code; "" means that there is none
+	Message string // the whole message
 }
 
 func (r Refused) String() string {
@@ -267,12 +260,9 @@ type RecordedCall struct {
 	// Answer is the beginning of the answer's body.
 	Answer string
 
-	// repeated means that the same request was sent again. The later answer counts.
-	repeated bool
-	// failure is the reason why there is no answer.
-	failure error
-	// location is the target of a redirect.
-	location string
+	repeated bool   // the same request was sent again, and the later answer counts
+	failure  error  // why there is no answer
+	location string // the target of a redirect
 }
 
 // ErrNotSent is wrapped by a transport's error if the transport refused to send the request.
@@ -282,11 +272,9 @@ var ErrNotSent = errors.New("the request was not sent")
 // request that the rack had no time for (429). It repeats a read without an answer, and a read
 // whose answer means that the rack is busy.
 type recorder struct {
-	next http.RoundTripper
-	// token is removed from the answers that are kept.
-	token string
-	// patience limits how long a request is repeated.
-	patience time.Duration
+	next     http.RoundTripper
+	token    string        // removed from the answers that are kept
+	patience time.Duration // how long a request is repeated
 
 	mu sync.Mutex
 	// mu guards exchanges.

@@ -253,17 +253,13 @@ type Check struct {
 	*TestedRack
 	ctx  context.Context
 	rule Rule
-	// problems are the differences that the check found.
-	problems []string
-	// status and reason are set if the check cannot run.
-	status Status
-	reason string
-	// extent states how far the check has looked so far.
-	extent report.Extent
-	// withoutID means that an answer had no x-request-id.
-	withoutID bool
-	// unclean means that an object of the check is left.
-	unclean bool
+	// problems are the differences that the check found. status and reason are set if it cannot run.
+	problems  []string
+	status    Status
+	reason    string
+	extent    report.Extent
+	withoutID bool // an answer had no x-request-id
+	unclean   bool // an object of the check is left
 	// undo are the steps that remove the check's objects. The last step runs first.
 	undo []func(context.Context) error
 }
@@ -330,9 +326,8 @@ func (c *Check) blocked(format string, args ...any) {
 func (c *Check) cleanup(step func(context.Context) error) { c.undo = append(c.undo, step) }
 
 type outcome[T any] struct {
-	c *Check
-	// step describes the request.
-	step  string
+	c     *Check
+	step  string // describes the request
 	value T
 	err   error
 }
