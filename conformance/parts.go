@@ -110,25 +110,18 @@ func (w *job) startDriver(ctx context.Context, mode string) (*harness.Plugin, er
 
 // followCSISanity converts Ginkgo's report of each spec into a result.
 func (w *job) followCSISanity(ctx context.Context, accesses []string) {
-	var point int
-	done := map[string]int{}
-	count := map[string]int{}
+	var point, each int
 	ReportBeforeSuite(func(r Report) {
-		// The specs are the same for each access.
-		for _, access := range accesses {
-			count[access] = r.PreRunStats.TotalSpecs / len(accesses)
-		}
+		each = r.PreRunStats.TotalSpecs / len(accesses) // the specs are the same for each access
 	})
 	ReportBeforeEach(func(r SpecReport) {
-		access := accessOf(r)
-		if done[access] == 0 && access != "" && w.progress.part != access {
-			w.progress.enter(access, count[access])
+		if access := accessOf(r); access != "" && w.progress.part != access {
+			w.progress.enter(access, each)
 		}
 		point = len(w.calls.since(0))
 	})
 	ReportAfterEach(func(r SpecReport) {
 		if access := accessOf(r); access != "" {
-			done[access]++
 			w.result(w.unlessLost(ctx, resultOf(access, r, w.calls.since(point), w.rack.Hotplug)))
 			if err := w.lost(); err != nil {
 				AbortSuite(err.Error())
