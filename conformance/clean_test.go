@@ -283,7 +283,8 @@ func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
 	clean(ExitConforms, "--run", "22222222")
 	nothingOfRuns()
 	if !t.Failed() { // otherwise something on the rack is not as it was
-		figure(t, "neighbours-of-a-run", "actors", actors+len(programs)+6, "touched", 0)
+		csitest.Must(t, proof.Print(proof.Line("neighbours-of-a-run", "actors",
+			actors+len(programs)+6, "touched", 0)))
 	}
 }
 

@@ -71,11 +71,12 @@ func TestARackWithHotPlugConformsAndOneWithoutIsBlocked(t *testing.T) {
 			}
 			staysWithinItsNeed(t, p)
 			check()
-			figure(t, "conformance-run", "hotplug", name, "verdict", fmt.Sprintf("%q", r.Verdict),
-				"results", len(r.Results), "passed", count[report.Passed], "failed", count[report.Failed],
+			csitest.Must(t, proof.Print(proof.Line("conformance-run", "hotplug", name, "verdict",
+				fmt.Sprintf("%q", r.Verdict), "results", len(r.Results), "passed", count[report.Passed],
+				"failed", count[report.Failed],
 				"blocked", count[report.Blocked], "not_tested", count[report.NotTested], "not_applicable",
 				count[report.NotApplicable], "seconds",
-				fmt.Sprintf("%.1f", r.Run.Ended.Sub(r.Run.Began).Seconds()))
+				fmt.Sprintf("%.1f", r.Run.Ended.Sub(r.Run.Began).Seconds()))))
 			prepare(t, rack, nil, "diff", p.folder, p.folder).exit(t, ExitConforms)
 		})
 	}
@@ -113,11 +114,6 @@ func staysWithinItsNeed(t *testing.T, p *program) {
 		peak.gib > most.gib {
 		t.Errorf("the run had %s at one time; a preflight says %s", peak, most)
 	}
-}
-
-func figure(t *testing.T, name string, pairs ...any) {
-	t.Helper()
-	csitest.Must(t, proof.Print(proof.Line(name, pairs...)))
 }
 
 func refusing(operation string, status int, code, message string) adminapi.Fault {

@@ -208,20 +208,16 @@ func newAxis(all []Calls) axis {
 	a.high = max(a.high, a.low+1)
 	step := math.Ceil((a.high - a.low) / 6)
 	for power := a.low; power <= a.high; power += step {
-		a.Ticks = append(a.Ticks, tick{X: pixels(a.at(power)), Label: powerOfTen(power)})
+		label := fmt.Sprintf("%g ms", math.Pow(10, power))
+		if power >= 3 {
+			label = fmt.Sprintf("%g s", math.Pow(10, power-3))
+		}
+		a.Ticks = append(a.Ticks, tick{X: pixels(a.at(power)), Label: label})
 	}
 	return a
 }
 
 func decade(ms float64) float64 { return math.Log10(max(ms, 0.1)) }
-
-// powerOfTen returns a label of the axis: "10 ms", "1 s", "100 s".
-func powerOfTen(power float64) string {
-	if power >= 3 {
-		return fmt.Sprintf("%g s", math.Pow(10, power-3))
-	}
-	return fmt.Sprintf("%g ms", math.Pow(10, power))
-}
 
 // at returns the position of a power of ten of a millisecond on the axis.
 func (a axis) at(power float64) float64 {

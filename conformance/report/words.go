@@ -282,7 +282,8 @@ const (
 // other users of the rack.
 func Diff(a, b *Report) (text string, worse bool) {
 	results, worse := diffResults(a, b)
-	worse = worse || badness(b.Verdict) > badness(a.Verdict) ||
+	fromBest := []Verdict{Conforms, BlockedByRack, Incomplete, InterruptedRun, DoesNotConform}
+	worse = worse || slices.Index(fromBest, b.Verdict) > slices.Index(fromBest, a.Verdict) ||
 		len(b.Ledger.Left) > len(a.Ledger.Left) ||
 		len(b.Witness.Findings) > len(a.Witness.Findings)
 	not := "not "
@@ -291,12 +292,6 @@ func Diff(a, b *Report) (text string, worse bool) {
 	}
 	return diffFacts(a, b) + "\n" + results + "\n" + diffCalls(a, b) + "\nB is " + not +
 		"worse than A.\n", worse
-}
-
-// badness returns a number that orders the verdicts, the best first.
-func badness(v Verdict) int {
-	return slices.Index(
-		[]Verdict{Conforms, BlockedByRack, Incomplete, InterruptedRun, DoesNotConform}, v)
 }
 
 // diffFacts compares verdict, rack, versions and run, except names and times.

@@ -62,11 +62,9 @@ func (c *Check) viewInstance(which string) outcome[*oxide.Instance] {
 	return asked(c.readInstance(c.ctx, which))(c, "read instance %s", which)
 }
 
-func (c *Check) look(id string) *oxide.Disk { return c.viewDisk(id).must() }
-
+func (c *Check) look(id string) *oxide.Disk               { return c.viewDisk(id).must() }
 func (c *Check) stateOf(disk string) oxide.DiskStateState { return c.look(disk).State.State() }
-
-func (c *Check) see(id string) *oxide.Instance { return c.viewInstance(id).must() }
+func (c *Check) see(id string) *oxide.Instance            { return c.viewInstance(id).must() }
 
 func (c *Check) viewProject(which string) outcome[*oxide.Project] {
 	return asked(c.Client.ProjectView(c.ctx,
@@ -90,19 +88,13 @@ func (c *Check) createDisk(params oxide.DiskCreateParams) outcome[*oxide.Disk] {
 	case err == nil:
 		c.cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.Id) })
 	case mayBeDone(err):
-		c.removeIfMade(params.Body.Name)
+		c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
 	}
 	return asked(disk, err)(c, "create disk %s of %d bytes", params.Body.Name, params.Body.Size)
 }
 
-// removeIfMade removes, at the end of the check, a disk that may have been created although no
-// answer says so.
-func (c *Check) removeIfMade(name oxide.Name) {
-	c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, name) })
-}
-
-// removeByName removes a disk whose ID is unknown, unless the checks share it or it has another
-// mark.
+// removeByName removes a disk that may have been created although no answer says so, unless the
+// checks share it or it has another mark.
 func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
 	made, err := c.readDisk(ctx, string(name))
 	if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
@@ -333,7 +325,7 @@ func (c *Check) runningInstance() (*oxide.Instance, *oxide.Disk) {
 		params := c.blank()
 		made, err := c.Client.DiskCreate(c.ctx, params)
 		if mayBeDone(err) {
-			c.removeIfMade(params.Body.Name)
+			c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
 		}
 		c.runningDisk = asked(made, err)(c, "create a disk").must()
 	}
@@ -410,10 +402,6 @@ func attachedTo(answer outcome[*oxide.Disk], instance string) {
 		got += " to instance " + attached.Instance
 	}
 	equal(answer.c, answer.step+": the disk", got, want)
-}
-
-func (c *Check) mustDetach(disk, instance string) {
-	attachedTo(c.detach(disk, instance), "")
 }
 
 // staysAttached demands that a disk is attached to an instance, or detached, when it is read.

@@ -268,11 +268,9 @@ func getWith(path, header, value string) Plain {
 
 var ok = Refused{Status: 200}
 
-func bad(message string) Refused { return Refused{400, "", message} }
-
+func bad(message string) Refused      { return Refused{400, "", message} }
 func badQuery(message string) Refused { return bad("unable to parse query string: " + message) }
-
-func badBody(message string) Refused { return bad("unable to parse JSON body: " + message) }
+func badBody(message string) Refused  { return bad("unable to parse JSON body: " + message) }
 
 func (c *Check) inProject() string { return "project=" + url.QueryEscape(c.Project) }
 
@@ -295,7 +293,7 @@ func (c *Check) sendDisk(body string) Answer {
 	plain := c.post("disks", c.named(name, body))
 	a, err := c.send(plain)
 	if err != nil || leavesOpen(a.Status) {
-		c.removeIfMade(name)
+		c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, name) })
 	}
 	c.must(plain.Method+" "+plain.Path, err)
 	var disk struct {

@@ -176,8 +176,8 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 			if err := rack.Balance(t.Context(), before); err != nil {
 				t.Errorf("the checks have left something: %s", err)
 			}
-			figure(t, "rules", "rack", fmt.Sprintf("%q", name), "rules", len(All()), "passed",
-				count[passed], "blocked", count[blocked])
+			csitest.Must(t, proof.Print(proof.Line("rules", "rack", fmt.Sprintf("%q", name), "rules",
+				len(All()), "passed", count[passed], "blocked", count[blocked])))
 		})
 	}
 }
@@ -248,12 +248,8 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 		}
 		return nil
 	})
-	figure(t, "broken-rules", "mutations", len(all), "noticed", noticed.Load())
-}
-
-func figure(t *testing.T, name string, pairs ...any) {
-	t.Helper()
-	csitest.Must(t, proof.Print(proof.Line(name, pairs...)))
+	csitest.Must(t, proof.Print(proof.Line("broken-rules", "mutations", len(all), "noticed",
+		noticed.Load())))
 }
 
 // sampledRules is the number of rules that are checked on each rack outside of the long form.

@@ -171,7 +171,7 @@ var ofSnapshots = []tested{
 		}
 		params := c.image(snapshot.Id)
 		image := c.createImage(params).must()
-		c.sameImage("the new image", image)
+		c.same("the new image", c.viewImage(image.Id, "").must(), image)
 		equal(c, "its name", image.Name, params.Body.Name)
 		equal(c, "its description", image.Description, params.Body.Description)
 		equal(c, "its OS", image.Os, params.Body.Os)
@@ -366,10 +366,6 @@ func (r *TestedRack) deleteImage(ctx context.Context, id string) error {
 	return r.Client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: oxide.NameOrId(id)})
 }
 
-func (c *Check) sameImage(what string, answered *oxide.Image) {
-	c.same(what, c.viewImage(answered.Id, "").must(), answered)
-}
-
 // checkPromotion gives an image to the silo and back. On a real rack others would see it.
 func (c *Check) checkPromotion(image *oxide.Image) {
 	ref := oxide.NameOrId(image.Id)
@@ -384,9 +380,9 @@ func (c *Check) checkPromotion(image *oxide.Image) {
 	demote().refused(invalidRequest("Cannot demote a project image"))
 	silos := promote().must()
 	equal(c, "its project then", silos.ProjectId, "")
-	c.sameImage("the promoted image", silos)
+	c.same("the promoted image", c.viewImage(silos.Id, "").must(), silos)
 	promote().refused(invalidRequest("Cannot promote a silo image"))
 	again := demote().must()
 	equal(c, "its project then", again.ProjectId, image.ProjectId)
-	c.sameImage("the demoted image", again)
+	c.same("the demoted image", c.viewImage(again.Id, "").must(), again)
 }

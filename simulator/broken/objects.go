@@ -191,7 +191,8 @@ var snapshots = []Mutation{
 			"disk cannot be snapshotted in state \"faulted\"")},
 	{Name: "A43-kept", Says: "a disk with snapshots cannot be deleted", DriverSays: "DiskBusy",
 		Before: func(x *Interception) {
-			if x.Is("disk_delete") && x.snapshotted(x.disk().ID) {
+			if id := x.disk().ID; x.Is("disk_delete") && slices.ContainsFunc(all(x, store.Snapshots),
+				func(s store.SnapshotRecord) bool { return s.DiskID == id }) {
 				x.Refuse(400, "InvalidRequest", "disk cannot be deleted: it has snapshots")
 			}
 		}},
@@ -225,11 +226,6 @@ var snapshots = []Mutation{
 				x.addStorage(1 << 30)
 			}
 		}},
-}
-
-func (x *Interception) snapshotted(diskID string) bool {
-	return slices.ContainsFunc(all(x, store.Snapshots),
-		func(s store.SnapshotRecord) bool { return s.DiskID == diskID })
 }
 
 func (x *Interception) unfinished(id string) bool {
