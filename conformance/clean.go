@@ -25,17 +25,10 @@ import (
 const cleanTimeout = 5 * time.Minute
 
 // cleanVerb removes the remains of runs that could not remove them themselves.
-func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
-	s, err := parseSettings("clean", args, p.Getenv)
-	if err != nil {
-		return ExitUsage, err
-	}
+func cleanVerb(ctx context.Context, w *job) (int, error) {
+	p, s := w.Program, w.settings
 	if s.run != "" && !isRunID(s.run) {
 		return ExitUsage, fmt.Errorf("--run %s: expected the 8 hexadecimal digits of a run", s.run)
-	}
-	w, err := openJob(p, s)
-	if err != nil {
-		return ExitUsage, err
 	}
 	all, err := w.inventory(ctx)
 	if err != nil {

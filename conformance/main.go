@@ -58,9 +58,9 @@ type Program struct {
 }
 
 var verbs = map[string]func(context.Context, *Program, []string) (int, error){
-	"preflight": preflightVerb,
-	"run":       runVerb,
-	"clean":     cleanVerb,
+	"preflight": onRackDo("preflight", preflightVerb),
+	"run":       onRackDo("run", runVerb),
+	"clean":     onRackDo("clean", cleanVerb),
 	"diff": func(_ context.Context, p *Program, args []string) (int, error) {
 		if len(args) != 2 {
 			return ExitUsage, fmt.Errorf("diff takes two reports, each a folder or its report.json; "+
@@ -95,6 +95,22 @@ var verbs = map[string]func(context.Context, *Program, []string) (int, error){
 		p.say("%s", p.Version)
 		return ExitConforms, nil
 	},
+}
+
+// onRackDo prepares the job of a verb that works on a rack.
+func onRackDo(verb string, do func(context.Context, *job) (int, error),
+) func(context.Context, *Program, []string) (int, error) {
+	return func(ctx context.Context, p *Program, args []string) (int, error) {
+		s, err := parseSettings(verb, args, p.Getenv)
+		if err != nil {
+			return ExitUsage, err
+		}
+		w, err := openJob(p, s)
+		if err != nil {
+			return ExitUsage, err
+		}
+		return do(ctx, w)
+	}
 }
 
 // Main runs the command line and returns the exit status.

@@ -23,15 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-func preflightVerb(ctx context.Context, p *Program, args []string) (int, error) {
-	s, err := parseSettings("preflight", args, p.Getenv)
-	if err != nil {
-		return ExitUsage, err
-	}
-	w, err := openJob(p, s)
-	if err != nil {
-		return ExitUsage, err
-	}
+func preflightVerb(ctx context.Context, w *job) (int, error) {
 	if !w.preflight(ctx) {
 		return ExitUsage, errors.New("a run would fail: see the lines that say fail")
 	}

@@ -27,17 +27,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
-	s, err := parseSettings("run", args, p.Getenv)
-	if err != nil {
-		return ExitUsage, err
-	}
+func runVerb(ctx context.Context, w *job) (int, error) {
 	// In a mount namespace of its own, the mounts of a killed run disappear with it.
 	if err := namespace.Enter(); err != nil {
-		return ExitUsage, err
-	}
-	w, err := openJob(p, s)
-	if err != nil {
 		return ExitUsage, err
 	}
 	w.describe()
@@ -49,8 +41,8 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	}
 	w.say("\nRun %s of %s. It makes at most %s at one time (--budget %d,%d), all marked %s, and "+
 		"removes them; about %s.\n", w.id, strings.Join(w.selected(), ", "), needOf(w.selected()),
-		s.budget.objects, s.budget.gib, w.mark, round(estimate(w.selected(), w.latency)))
-	if !s.yes && !ask(ctx, p, "Go on?") {
+		w.settings.budget.objects, w.settings.budget.gib, w.mark, round(estimate(w.selected(), w.latency)))
+	if !w.yes && !ask(ctx, w.Program, "Go on?") {
 		return interruptedOr(ctx, ExitUsage), errors.New("nothing was made: say --yes, or answer yes")
 	}
 	// The program's working directory may be removed, so the path of the report's becomes absolute.
