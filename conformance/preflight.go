@@ -49,8 +49,17 @@ func skip(advice, format string, args ...any) report.Line {
 	return report.Line{Status: report.Skip, Found: fmt.Sprintf(format, args...), Advice: advice}
 }
 
-// hotplugLine is the name of the line that only a run can complete.
-const hotplugLine = "hot-plug"
+const (
+	// hotplugLine is the name of the line that only a run can complete.
+	hotplugLine, simulatorLine = "hot-plug", "simulator"
+	// soon is the time before the expiry of a certificate or a token at which the preflight warns.
+	soon = 30 * 24 * time.Hour
+	// diskLimit is the number of disks that an instance may have (A16). roomNeeded is the number of
+	// disks that the run attaches at one time.
+	diskLimit, roomNeeded = 12, 4
+	// shellTimeout limits how long a command takes to answer through a shell.
+	shellTimeout = time.Minute
+)
 
 // preflight is what the lines are asked of.
 type preflight struct{ *job }
@@ -338,11 +347,6 @@ func (w *job) preflight(ctx context.Context) bool {
 	return may
 }
 
-// soon is the time before the expiry of a certificate or a token at which the preflight warns.
-const soon = 30 * 24 * time.Hour
-
-const simulatorLine = "simulator"
-
 // askRole sends a request for a disk without a size. A rack refuses it: either the role or the
 // size is missing.
 func (p preflight) askRole(ctx context.Context) report.Line {
@@ -363,13 +367,6 @@ func (p preflight) askRole(ctx context.Context) report.Line {
 		rules.Brief(err))
 }
 
-// diskLimit is the number of disks that an instance may have (A16). roomNeeded is the number of
-// disks that the run attaches at one time.
-const (
-	diskLimit  = 12
-	roomNeeded = 4
-)
-
 // another finds an instance that the run may stop. It demands that the instance is in a state.
 func (p preflight) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
@@ -386,9 +383,6 @@ func (p preflight) another(ctx context.Context, named string, want oxide.Instanc
 	}
 	return instance, report.Line{}
 }
-
-// shellTimeout limits how long a command takes to answer through a shell.
-const shellTimeout = time.Minute
 
 func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance) report.Line {
 	if shell == "" {

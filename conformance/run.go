@@ -41,7 +41,8 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 	}
 	w.say("\nRun %s of %s. It makes at most %s at one time (--budget %d,%d), all marked %s, and "+
 		"removes them; about %s.\n", w.id, strings.Join(w.selected(), ", "), needOf(w.selected()),
-		w.settings.budget.objects, w.settings.budget.gib, w.mark, round(estimate(w.selected(), w.latency)))
+		w.settings.budget.objects, w.settings.budget.gib, w.mark,
+		round(estimate(w.selected(), w.latency)))
 	if !w.yes && !ask(ctx, w.Program, "Go on?") {
 		return interruptedOr(ctx, ExitUsage), errors.New("nothing was made: say --yes, or answer yes")
 	}

@@ -233,16 +233,24 @@ var ofGuests = []tested{
 	}},
 }
 
-// serialBytes is the number of bytes of a disk's name that a guest sees.
-const serialBytes = 20
+const (
+	// serialBytes is the number of bytes of a disk's name that a guest sees.
+	serialBytes = 20
+	// qemuModel is the model of QEMU's NVMe controllers, which pad it and their serials with spaces.
+	qemuModel = "QEMU NVMe Ctrl"
+	// deviceTimeout limits how long a guest takes to notice a disk. A simulated guest only writes a
+	// file.
+	deviceTimeout, simulatedDeviceTimeout = time.Minute, 5 * time.Second
+	// defaultNetwork is the VPC of a new project, and its subnet.
+	defaultNetwork = "default"
+	// natPorts is the number of ports that an instance has on its shared address.
+	natPorts = 1 << 14
+)
 
 // SerialOf returns the serial of a disk's device.
 func SerialOf(name oxide.Name) string {
 	return string(name)[:min(len(name), serialBytes)]
 }
-
-// qemuModel is the model of QEMU's NVMe controllers, which pad it and their serials with spaces.
-const qemuModel = "QEMU NVMe Ctrl"
 
 type device struct {
 	name        string
@@ -336,13 +344,6 @@ func (c *Check) device(serial string) (found device) {
 	return found
 }
 
-// deviceTimeout limits how long a guest takes to notice a disk. A simulated guest only writes a
-// file.
-const (
-	deviceTimeout          = time.Minute
-	simulatedDeviceTimeout = 5 * time.Second
-)
-
 func (c *Check) awaitGuest(ask func() error) {
 	timeout := deviceTimeout
 	if c.simulated() {
@@ -354,9 +355,6 @@ func (c *Check) awaitGuest(ask func() error) {
 		c.fatalf("%s", err)
 	}
 }
-
-// defaultNetwork is the VPC of a new project, and its subnet.
-const defaultNetwork = "default"
 
 var otherVPCs = invalidRequest("All interfaces must be in the same VPC")
 
@@ -440,9 +438,6 @@ func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 		}
 	}
 }
-
-// natPorts is the number of ports that an instance has on its shared address.
-const natPorts = 1 << 14
 
 func (c *Check) externalAddresses(instance string) []oxide.ExternalIp {
 	return asked(c.Client.InstanceExternalIpList(c.ctx,

@@ -269,11 +269,9 @@ func (c *Check) Await(instance string, want oxide.InstanceState) {
 		c.TestedRack.Await(c.ctx, instance, want))
 }
 
-// stateTimeout limits how long a rack takes to start or stop an instance.
-const stateTimeout = 3 * time.Minute
-
-// patience limits how long a rack takes for a change that it makes by itself.
-const patience = time.Minute
+// stateTimeout limits how long a rack takes to start or stop an instance, and patience how long it
+// takes for a change that it makes by itself.
+const stateTimeout, patience = 3 * time.Minute, time.Minute
 
 // Await waits until an instance is in a state. It sends at most one request a second, because a
 // real rack takes many seconds. A failed read ends it, because the transport has already repeated

@@ -49,7 +49,7 @@ const Data = "data"
 
 // Table lists every mutation.
 func Table() []Mutation {
-	table := slices.Concat(wire, disks, attachments, snapshots, instances, guests)
+	table := slices.Concat(wire, objects)
 	for i := range table {
 		table[i].Rule, _, _ = strings.Cut(table[i].Name, "-")
 	}

@@ -14,7 +14,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-var disks = []Mutation{
+// objects are the mutations of what requests do.
+var objects = []Mutation{
+	// Disks.
 	{Name: "A22-smaller", Says: "a disk has half the requested size",
 		DriverSays: "EffectUnknown",
 		After: on(func(disk map[string]any) {
@@ -77,22 +79,7 @@ var disks = []Mutation{
 		}},
 	{Name: "A29-nothing-counts", Says: "the utilization shows no provisioned storage",
 		After: on(provisioned("storage", 0), "utilization_view")},
-}
-
-// usedNames has the names of deleted disks, for A68-name-taken.
-var usedNames sync.Map
-
-func (x *Interception) addStorage(bytes int64) {
-	_ = x.Rack.Records().Update(func(tx *store.Tx) { tx.AddStorage(bytes) })
-}
-
-const gibibyte = 1 << 30
-
-func provisioned(what string, amount int64) func(map[string]any) {
-	return func(body map[string]any) { body["provisioned"].(map[string]any)[what] = amount }
-}
-
-var attachments = []Mutation{
+	// Attachments.
 	{Name: "A16-eight", Says: "an instance takes at most 8 disks, as on racks up to v17",
 		Before: func(x *Interception) {
 			if x.Is("instance_disk_attach") && len(x.disks()) >= 8 {
@@ -168,9 +155,7 @@ var attachments = []Mutation{
 				x.takeAway(x.disk())
 			}
 		}},
-}
-
-var snapshots = []Mutation{
+	// Snapshots, imported disks and images.
 	{Name: "A38-faulted", Says: "a new snapshot is shown as faulted", DriverSays: "DiskBusy",
 		After: on(set("state", "faulted"), "snapshot_create")},
 	{Name: "A38-another-disk", Says: "a snapshot is of another disk", DriverSays: "EffectUnknown",
@@ -208,7 +193,10 @@ var snapshots = []Mutation{
 			body := x.Sent()
 			backend, _ := body["disk_backend"].(map[string]any)
 			source, _ := backend["disk_source"].(map[string]any)
-			if id, is := source["snapshot_id"].(string); is && x.Is("disk_create") && x.unfinished(id) {
+			if id, is := source["snapshot_id"].(string); is && x.Is("disk_create") && slices.ContainsFunc(
+				all(x, store.Snapshots), func(s store.SnapshotRecord) bool {
+					return s.ID == id && s.State == store.SnapshotCreating
+				}) {
 				backend["disk_source"] = map[string]any{"type": "blank", "block_size": 512}
 				x.Send(body)
 			}
@@ -226,15 +214,7 @@ var snapshots = []Mutation{
 				x.addStorage(1 << 30)
 			}
 		}},
-}
-
-func (x *Interception) unfinished(id string) bool {
-	return slices.ContainsFunc(all(x, store.Snapshots), func(s store.SnapshotRecord) bool {
-		return s.ID == id && s.State == store.SnapshotCreating
-	})
-}
-
-var instances = []Mutation{
+	// Instances and their networks.
 	{Name: "A20-never-counts", Says: "the CPUs of an instance never count",
 		After: on(provisioned("cpus", 0), "utilization_view")},
 	{Name: "A45-starts-while-stopping", Says: "the start of a stopping instance is accepted",
@@ -312,11 +292,8 @@ var instances = []Mutation{
 	{Name: "A65-all-ports", Says: "a source NAT address has all ports",
 		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
 			"instance_external_ip_list")},
-}
-
-// guests are the mutations of a guest's view. Most of them change a device immediately after its
-// disk was attached. The next attach creates a correct device again.
-var guests = []Mutation{
+	// A guest's view. Most of them change a device immediately after its disk was attached. The next
+	// attach creates a correct device again.
 	{Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
 		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",
 		After: plugged(func(disk store.Disk, dir string) error {
@@ -366,6 +343,19 @@ var guests = []Mutation{
 		After: plugged(func(_ store.Disk, dir string) error {
 			return os.WriteFile(filepath.Join(dir, "queue/write_cache"), []byte("write through\n"), 0o444)
 		})},
+}
+
+// usedNames has the names of deleted disks, for A68-name-taken.
+var usedNames sync.Map
+
+func (x *Interception) addStorage(bytes int64) {
+	_ = x.Rack.Records().Update(func(tx *store.Tx) { tx.AddStorage(bytes) })
+}
+
+const gibibyte = 1 << 30
+
+func provisioned(what string, amount int64) func(map[string]any) {
+	return func(body map[string]any) { body["provisioned"].(map[string]any)[what] = amount }
 }
 
 // device returns the directory of a disk's device in the sysfs of the request's instance, or "".
