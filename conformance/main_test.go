@@ -98,8 +98,7 @@ type program struct {
 	folder, token string
 }
 
-func prepare(t *testing.T, rack *bed, env map[string]string,
-	args ...string) *program {
+func prepare(t *testing.T, rack *bed, env map[string]string, args ...string) *program {
 	t.Helper()
 	path := got(rack.run.Binary(t.Context(), "oxide-conformance"))(t)
 	p := &program{Cmd: exec.Command(path, args...), token: rack.Token,

@@ -73,9 +73,8 @@ func TestARackWithHotPlugConformsAndOneWithoutIsBlocked(t *testing.T) {
 			check()
 			csitest.Must(t, proof.Print(proof.Line("conformance-run", "hotplug", name, "verdict",
 				fmt.Sprintf("%q", r.Verdict), "results", len(r.Results), "passed", count[report.Passed],
-				"failed", count[report.Failed],
-				"blocked", count[report.Blocked], "not_tested", count[report.NotTested], "not_applicable",
-				count[report.NotApplicable], "seconds",
+				"failed", count[report.Failed], "blocked", count[report.Blocked], "not_tested",
+				count[report.NotTested], "not_applicable", count[report.NotApplicable], "seconds",
 				fmt.Sprintf("%.1f", r.Run.Ended.Sub(r.Run.Began).Seconds()))))
 			prepare(t, rack, nil, "diff", p.folder, p.folder).exit(t, ExitConforms)
 		})

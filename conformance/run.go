@@ -121,8 +121,7 @@ func (w *job) carryOut(ctx context.Context) {
 func (w *job) manifest() mark {
 	host, _ := os.Hostname()
 	m := mark{Run: w.id, Host: host, PID: os.Getpid(), Start: startTime(os.Getpid()), Boot: bootID(),
-		Began:     &w.report.Run.Began,
-		Instances: []string{w.here.Id}}
+		Began: &w.report.Run.Began, Instances: []string{w.here.Id}}
 	if w.second != nil {
 		m.Instances = append(m.Instances, w.second.Id)
 	}
@@ -135,8 +134,7 @@ func (w *job) manifest() mark {
 func (w *job) incomplete(err error) {
 	if _, is := errors.AsType[errAttach](err); is {
 		w.result(report.Result{Group: partRules, ID: "attach", Name: "the rack attaches disks",
-			Status: report.Failed, Tries: 1, Reason: err.Error(),
-			Evidence: answers(w.rack.Exchanges())})
+			Status: report.Failed, Tries: 1, Reason: err.Error(), Evidence: answers(w.rack.Exchanges())})
 		return
 	}
 	w.stopped = errors.Join(w.stopped, err)

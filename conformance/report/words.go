@@ -284,8 +284,7 @@ func Diff(a, b *Report) (text string, worse bool) {
 	results, worse := diffResults(a, b)
 	fromBest := []Verdict{Conforms, BlockedByRack, Incomplete, InterruptedRun, DoesNotConform}
 	worse = worse || slices.Index(fromBest, b.Verdict) > slices.Index(fromBest, a.Verdict) ||
-		len(b.Ledger.Left) > len(a.Ledger.Left) ||
-		len(b.Witness.Findings) > len(a.Witness.Findings)
+		len(b.Ledger.Left) > len(a.Ledger.Left) || len(b.Witness.Findings) > len(a.Witness.Findings)
 	not := "not "
 	if worse {
 		not = ""

@@ -169,8 +169,7 @@ var ofDisks = []tested{
 				}
 				return nil
 			}); err != nil {
-				c.errorf("what is provisioned when both are deleted: expected %d bytes; found, %s", before,
-					err)
+				c.errorf("what is provisioned when both are deleted: expected %d bytes; found, %s", before, err)
 			}
 		})
 		use := c.utilization()

@@ -51,8 +51,7 @@ func TestACheckThatDidNotReachTheRackDoesNotPass(t *testing.T) {
 		says  string
 	}{
 		"a check that called its operation": {ping, []string{"ping"}, passed, ""},
-		"a check that called nothing": {func(*Check) {}, []string{"ping"}, failed,
-			"no answer to ping"},
+		"a check that called nothing":       {func(*Check) {}, []string{"ping"}, failed, "no answer to ping"},
 		"a check that called another operation": {ping, []string{"disk_view"}, failed,
 			"no answer to disk_view"},
 		"a check that found a difference": {func(c *Check) { ping(c); c.errorf("no") },
@@ -271,8 +270,7 @@ func TestTheHotPlugTrialRepeatsARequestWithoutAnAnswer(t *testing.T) {
 			}
 			trial, result := openRack(t, rack, test.detaches).TryHotplug(t.Context())
 			if trial.Detaches != test.detaches || trial.Attaches != test.attaches ||
-				test.attaches != (len(trial.Says) == 1) ||
-				result.Status != passed || result.Tries != 2 {
+				test.attaches != (len(trial.Says) == 1) || result.Status != passed || result.Tries != 2 {
 				t.Errorf("got %+v after %d tries: %s %s", trial, result.Tries, result.Status, result.Reason)
 			}
 		})
