@@ -37,11 +37,12 @@ var parts = map[string]struct {
 	tools []string
 }{
 	partRules: {amount{14, 14}, 1250, 7 * time.Second, nil},
-	"ext4":    {amount{14, 14}, 540, 2 * time.Second, []string{"mke2fs", "e2fsck", "resize2fs", "blkid"}},
-	"xfs":     {amount{14, 14}, 540, 2 * time.Second, []string{"mkfs.xfs", "blkid"}},
-	"btrfs":   {amount{14, 14}, 540, 2 * time.Second, []string{"mkfs.btrfs", "btrfs", "blkid"}},
-	"block":   {amount{14, 14}, 540, 2 * time.Second, []string{"blkid"}},
-	partData:  {amount{9, 18}, 780, 55 * time.Second, nil},
+	"ext4": {amount{14, 14}, 540, 2 * time.Second,
+		[]string{"mke2fs", "e2fsck", "resize2fs", "blkid"}},
+	"xfs":    {amount{14, 14}, 540, 2 * time.Second, []string{"mkfs.xfs", "blkid"}},
+	"btrfs":  {amount{14, 14}, 540, 2 * time.Second, []string{"mkfs.btrfs", "btrfs", "blkid"}},
+	"block":  {amount{14, 14}, 540, 2 * time.Second, []string{"blkid"}},
+	partData: {amount{9, 18}, 780, 55 * time.Second, nil},
 }
 
 // optional is the part of data's need, in GiB, without which only some of its checks are left out.

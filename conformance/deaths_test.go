@@ -65,11 +65,10 @@ func TestMain(m *testing.M) {
 
 // creating is a proxy before a rack that stops at one request that creates something.
 type creating struct {
-	rack http.Handler
-	at   int64
-	seen atomic.Int64
-	// answered tells whether the answer to that request gets through before the run ends.
-	answered bool
+	rack     http.Handler
+	at       int64
+	seen     atomic.Int64
+	answered bool // the answer to that request gets through before the run ends
 	// made is closed when the rack has carried it out, and ended by the test when the run has ended.
 	made, ended chan struct{}
 	// exit is how the run has ended, and reader who reads what it prints, or nil.

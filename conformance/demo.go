@@ -69,8 +69,7 @@ type demo struct {
 	// placements has the volume's placement on each node, until it is removed there.
 	placements map[string]*harness.Placement
 
-	// failed is the error of the step that ended the demo.
-	failed error
+	failed error // of the step that ended the demo
 	// steps and requests are the numbers of steps and of requests to the rack that were shown.
 	// lastRequest is the number of the last request that was shown.
 	steps, requests, lastRequest int

@@ -67,9 +67,8 @@ type preflight struct{ *job }
 // preflightLines examine one property each of the rack or of this machine, and store in the job
 // what the run needs to know.
 var preflightLines = []struct {
-	name string
-	// needed marks a line without which later lines cannot run. If it fails, the preflight ends.
-	needed bool
+	name   string
+	needed bool // later lines cannot run without it: if it fails, the preflight ends
 	ask    func(preflight, context.Context) report.Line
 }{
 	{"this machine", true, func(p preflight, _ context.Context) report.Line {

@@ -32,12 +32,9 @@ import (
 type Kind struct {
 	// Name identifies the alteration in reports. Says states how the rack's answers differ.
 	Name, Says string
-	// busy lets Strangers work in the silo meanwhile.
-	busy bool
-	// more is the number of further runs that check the rack at the same time.
-	more int
-	// room, if it is not 0, is the free part of the silo's quota.
-	room int64
+	busy       bool  // Strangers work in the silo meanwhile
+	more       int   // the number of further runs that check the rack at the same time
+	room       int64 // the free part of the silo's quota; 0 means much
 	// alter answers a request. If it is nil, the rack's own answer is returned.
 	alter func(*proxy, *http.Request) answer
 }
@@ -181,16 +178,14 @@ type proxy struct {
 	requests int
 	backAt   time.Time
 	awayNext int
-	// recent are the times of the requests of the last second.
-	recent []time.Time
+	recent   []time.Time // of the requests of the last second
 }
 
 type answer struct {
 	status int
 	header http.Header
 	body   []byte
-	// slowly sends the body in pieces.
-	slowly bool
+	slowly bool // the body is sent in pieces
 }
 
 // forward sends the request to the rack. If the rack does not answer, it resets the caller's

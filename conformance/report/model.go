@@ -79,10 +79,8 @@ type RackFacts struct {
 	APIVersion string  `json:"api_version"`
 	Project    string  `json:"project"`
 	HotPlug    HotPlug `json:"hot_plug"`
-	// Release is the operator's name for the rack's release, because the API does not report one.
-	Release string `json:"release"`
-	// Simulated is true for a simulated rack. Its results prove nothing about a real one.
-	Simulated bool `json:"simulated"`
+	Release    string  `json:"release"`   // in the operator's words: the API does not report one
+	Simulated  bool    `json:"simulated"` // then the results prove nothing about a real rack
 }
 
 // HotPlug states whether a rack attaches disks to running instances.

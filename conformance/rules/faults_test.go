@@ -160,10 +160,8 @@ type trial struct {
 	operation string
 	// field is the field that is altered, or "". It joins the names of nested fields with dots.
 	field string
-	// how is the name of the fault.
-	how string
-	// seed chooses the random parts of the trial.
-	seed uint64
+	how   string // the name of the fault
+	seed  uint64 // chooses the random parts of the trial
 }
 
 // concerns reports whether the fault may strike a request of the operation. A page is changed only
@@ -178,8 +176,7 @@ type faulting struct {
 	trial
 	fault
 	next http.RoundTripper
-	// skip is the number of requests before the one that is struck once.
-	skip atomic.Int64
+	skip atomic.Int64 // the number of requests before the one that is struck once
 	// count counts the values that were to be altered. struck counts the requests that the fault has
 	// struck, or the values that it has altered.
 	count, struck atomic.Int64
@@ -279,8 +276,7 @@ type surveyed struct {
 	// then the quickest.
 	asking  map[string][]Rule
 	results map[string]Result
-	// fields are the fields of the answers.
-	fields map[trial]bool
+	fields  map[trial]bool // those of the answers
 }
 
 func survey(t *testing.T, config Config) surveyed {

@@ -51,7 +51,8 @@ func TestACheckThatDidNotReachTheRackDoesNotPass(t *testing.T) {
 		says  string
 	}{
 		"a check that called its operation": {ping, []string{"ping"}, passed, ""},
-		"a check that called nothing":       {func(*Check) {}, []string{"ping"}, failed, "no answer to ping"},
+		"a check that called nothing": {func(*Check) {}, []string{"ping"}, failed,
+			"no answer to ping"},
 		"a check that called another operation": {ping, []string{"disk_view"}, failed,
 			"no answer to disk_view"},
 		"a check that found a difference": {func(c *Check) { ping(c); c.errorf("no") },
