@@ -16,6 +16,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -42,44 +43,44 @@ func tools(t *testing.T, scripts map[string]string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-func interruptFormat(t *testing.T, script string, stage func() error) {
+// with makes a call during which scripts take the place of programs.
+func with(t *testing.T, scripts map[string]string, call func() error) error {
 	t.Helper()
 	before := os.Getenv("PATH")
-	tools(t, map[string]string{"mke2fs": script, "mkfs.xfs": script, "mkfs.btrfs": script})
+	tools(t, scripts)
 	defer func() { must(t, os.Setenv("PATH", before)) }()
-	csitest.Want(t, stage(), codes.Internal, csierr.NodeToolFailed)
+	return call()
 }
 
-func hasRecord(t *testing.T, d *guesttest.Disk, offset int64) bool {
-	t.Helper()
-	return bytes.HasPrefix(d.ReadAt(t, offset, 512), []byte("oxide-csi format"))
+// interruptFormat stages a volume whose mkfs fails at its end.
+func (v testVolume) interruptFormat() {
+	v.guest.t.Helper()
+	const script = `"$real" "$@" && exit 1`
+	csitest.Want(v.guest.t, with(v.guest.t, map[string]string{"mke2fs": script, "mkfs.xfs": script,
+		"mkfs.btrfs": script}, v.stage), codes.Internal, csierr.NodeToolFailed)
 }
 
-func (v testVolume) device(t *testing.T) blockdev.Device {
-	t.Helper()
-	d, err := v.guest.node().host().Lookup(v.disk.Serial)
-	must(t, err)
-	return d
+// recordsAt returns the offsets of the records that are on the disk.
+func (v testVolume) recordsAt(offsets func(sizeBytes int64) []int64) (found []int64) {
+	v.guest.t.Helper()
+	for _, at := range offsets(v.disk.SizeBytes) {
+		if bytes.HasPrefix(v.disk.ReadAt(v.guest.t, at, 512), []byte("oxide-csi format")) {
+			found = append(found, at)
+		}
+	}
+	return found
 }
 
 func (v testVolume) filesystems(t *testing.T) []filesystem.Superblock {
 	t.Helper()
-	device, err := v.guest.node().host().Open(v.device(t))
+	host := v.guest.node().host()
+	found, err := host.Lookup(v.disk.Serial)
 	must(t, err)
-	found, err := filesystem.Find(device)
+	device, err := host.Open(found)
+	must(t, err)
+	all, err := filesystem.Find(device)
 	must(t, errors.Join(err, device.Close()))
-	return found
-}
-
-func recordsOn(t *testing.T, d *guesttest.Disk) int {
-	t.Helper()
-	n := 0
-	for _, slot := range filesystem.RecordOffsets(d.SizeBytes) {
-		if hasRecord(t, d, slot) {
-			n++
-		}
-	}
-	return n
+	return all
 }
 
 func uuidOf(t *testing.T, d *guesttest.Disk) string {
@@ -87,45 +88,44 @@ func uuidOf(t *testing.T, d *guesttest.Disk) string {
 	return guesttest.Run(t, "blkid", "-p", "-s", "UUID", "-s", "TYPE", d.Loop)
 }
 
+// smallest returns the MiB of a small disk for a filesystem.
+
 func smallest(fsType string) int64 {
 	switch fsType {
 	case volume.XFS:
-		return 300 * guesttest.MiB
+		return 300
 	case volume.Btrfs:
-		return 128 * guesttest.MiB
+		return 128
 	}
-	return 64 * guesttest.MiB
+	return 64
 }
 
 func TestAFinishedBtrfsFormatIsKept(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, smallest(volume.Btrfs)), volume.Btrfs)
-	interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
-	path := os.Getenv("PATH")
-	tools(t, map[string]string{"mkfs.btrfs": "exit 1"})
+	v := newGuest(t).disk(smallest(volume.Btrfs), volume.Btrfs)
+	v.interruptFormat()
+	failing := map[string]string{"mkfs.btrfs": "exit 1"}
 	unmountable := v
 	unmountable.Flags = []string{invalidLabel} // so the kernel leaves no trace of a mount
-	if unmountable.stage() == nil {
+	if with(t, failing, unmountable.stage) == nil {
 		t.Fatal("it was mounted with an invalid label")
 	}
-	if n := recordsOn(t, v.disk); n != 0 {
-		t.Fatalf("%d records are left on the disk", n)
+	if left := v.recordsAt(filesystem.RecordOffsets); left != nil {
+		t.Fatalf("records are left at %d", left)
 	}
 	found := v.filesystems(t)
 	if len(found) != 1 || !found[0].MaybeFresh {
 		t.Fatalf("the disk has %+v, want a btrfs that was never mounted", found)
 	}
-	tools(t, map[string]string{"btrfs": "exit 1"})
-	must(t, v.stage())
-	must(t, os.Setenv("PATH", path))
+	failing["btrfs"] = "exit 1"
+	must(t, with(t, failing, v.stage))
 	v.checkStaged(t)
 }
 
 // checkStaged checks that the volume is staged as it should be, has no record, and keeps its data.
 func (v testVolume) checkStaged(t *testing.T) {
 	t.Helper()
-	if n := recordsOn(t, v.disk); n != 0 {
-		t.Fatalf("%d records are left on the disk", n)
+	if left := v.recordsAt(filesystem.RecordOffsets); left != nil {
+		t.Fatalf("records are left at %d", left)
 	}
 	file := filepath.Join(v.staging(), "hello")
 	must(t, os.WriteFile(file, []byte("rack"), 0o600))
@@ -159,8 +159,7 @@ func (v testVolume) check(t *testing.T) {
 func TestSuperblocksInAFileDoNotPreventAStage(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		t.Run(fsType, func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
+			v := newGuest(t).disk(smallest(fsType), fsType)
 			v.Context = map[string]string{volume.CtxMkfsOptions: "fsBlockSize=1024"}
 			v.Tag = map[string]string{volume.CtxFilesystemUUID: v.ID} // else blkid decides
 			must(t, v.stage())
@@ -198,10 +197,9 @@ func (v testVolume) snapshotOf(t *testing.T, sizeBytes int64) testVolume {
 func TestASnapshotOfAnUnfinishedDiskCanBeRestored(t *testing.T) {
 	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
 		t.Run("a "+fsType+" on a disk three times as large", func(t *testing.T) {
-			g := newGuest(t)
-			origin := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
-			interruptFormat(t, `"$real" "$@" && exit 1`, origin.stage)
-			v := origin.snapshotOf(t, 3*smallest(fsType))
+			origin := newGuest(t).disk(smallest(fsType), fsType)
+			origin.interruptFormat()
+			v := origin.snapshotOf(t, 3*origin.disk.SizeBytes)
 			must(t, v.stage())
 			must(t, v.unstage())
 			if id := uuidOf(t, v.disk); !strings.Contains(id, origin.ID) {
@@ -212,7 +210,7 @@ func TestASnapshotOfAnUnfinishedDiskCanBeRestored(t *testing.T) {
 	}
 	t.Run("and an ext4 whose growth was cut off grows", func(t *testing.T) {
 		origin := grown(t, volume.Ext4)
-		interruptGrowth(t, origin)
+		origin.interruptGrowth()
 		v := origin.snapshotOf(t, 2*origin.disk.SizeBytes)
 		v.Tag[volume.CtxFilesystemUUID] = v.filesystems(t)[0].UUID.String()
 		v.hasGrown(t)
@@ -222,7 +220,7 @@ func TestASnapshotOfAnUnfinishedDiskCanBeRestored(t *testing.T) {
 func TestARestoredFilesystemIsMountedNextToItsOrigin(t *testing.T) { // NS-14
 	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		g := newGuest(t)
-		origin := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
+		origin := g.disk(smallest(fsType), fsType)
 		must(t, origin.stage())
 		must(t, origin.unstage())
 		restored := g.volume(g.AttachFile("csi-restored00000000", origin.disk.Copy(t)), fsType)
@@ -236,8 +234,7 @@ func TestARestoredFilesystemIsMountedNextToItsOrigin(t *testing.T) { // NS-14
 }
 
 func TestDamageFoundByTheKernelIsReported(t *testing.T) { // NS-11
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, smallest(volume.XFS)), volume.XFS)
+	v := newGuest(t).disk(smallest(volume.XFS), volume.XFS)
 	must(t, v.stage())
 	must(t, v.unstage())
 	const root = 64 << 10 // its inode
@@ -247,8 +244,8 @@ func TestDamageFoundByTheKernelIsReported(t *testing.T) { // NS-11
 
 func TestASecondBtrfsWithTheSameUUIDIsNotStaged(t *testing.T) {
 	g := statefulGuest(t)
-	origin := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), volume.Btrfs)
-	restored := g.volume(g.Attach("csi-restored00000000", 512*guesttest.MiB), volume.Btrfs)
+	origin := g.disk(512, volume.Btrfs)
+	restored := g.disk(512, volume.Btrfs, "csi-restored00000000")
 	restored.Tag = map[string]string{volume.CtxFilesystemUUID: origin.ID}
 	must(t, origin.stage())
 	csitest.Want(t, restored.stage(), codes.FailedPrecondition, csierr.BtrfsTwin)
@@ -269,13 +266,12 @@ func TestUnstageABtrfsBesideItsTwin(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := statefulGuest(t)
-			origin := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), volume.Btrfs)
+			origin := g.disk(512, volume.Btrfs)
 			must(t, origin.stage())
 			must(t, origin.unstage())
 			restored := g.volume(g.AttachFile("csi-restored00000000", origin.disk.Copy(t)), volume.Btrfs)
 			must(t, origin.stage())
-			must(t, restored.stage())
-			must(t, restored.publish("pod"))
+			restored.up("pod")
 			// After a commit, a scan of the copy by another path makes the kernel give it the twin's UUID.
 			must(t, os.WriteFile(filepath.Join(restored.staging(), "who"), []byte("copy"), 0o600))
 			guesttest.Run(t, "sync", "--file-system", restored.staging())
@@ -288,8 +284,7 @@ func TestUnstageABtrfsBesideItsTwin(t *testing.T) {
 			must(t, restored.unpublish("pod"))
 			must(t, restored.publish("pod"))
 			must(t, origin.unpublish("pod"))
-			must(t, restored.unpublish("pod"))
-			must(t, restored.unstage())
+			restored.down("pod")
 			must(t, restored.exclusive())
 			if _, err := os.Stat(filepath.Join(origin.staging(), "who")); !os.IsNotExist(err) {
 				t.Fatalf("the origin's staging path shows the copy, or nothing: %v", err)
@@ -313,10 +308,9 @@ func scanBtrfs(t *testing.T, path string) {
 
 func TestAnUnstageEndsTheReadOfTheVolumesDisk(t *testing.T) {
 	before := goleak.IgnoreCurrent()
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.GiB), volume.Ext4)
+	v := newGuest(t).disk(64<<10, volume.Ext4)
 	v.Whole = true
-	n := g.node()
+	n := v.guest.node()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	csitest.Want(t, csitest.Call(ctx, n, v.stageRequest()), codes.Aborted, csierr.DiskProofPending)
@@ -369,4 +363,206 @@ func TestStageDoesNotDependOnTheEffectOfDiscards(t *testing.T) {
 			})
 		}
 	}
+}
+
+// grown returns a volume with a file in an ext filesystem, on a disk that is twice as large.
+func grown(t *testing.T, fsType string) testVolume {
+	t.Helper()
+	v := newGuest(t).disk(128, fsType)
+	must(t, v.stage())
+	must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack"), 0o600))
+	must(t, v.unstage())
+	v.guest.Unplug(v.disk)
+	file := v.disk.Copy(t)
+	must(t, os.Truncate(file, 256*guesttest.MiB))
+	return v.guest.volume(v.guest.AttachFile(guesttest.Serial, file), fsType)
+}
+
+// interruptGrowth stages a volume whose ext is to grow, with a resize2fs that fails at once.
+func (v testVolume) interruptGrowth() {
+	v.guest.t.Helper()
+	csitest.Want(v.guest.t, with(v.guest.t, map[string]string{"resize2fs": "exit 1"}, v.stage),
+		codes.Internal, csierr.NodeToolFailed)
+}
+
+func (v testVolume) hasGrown(t *testing.T) {
+	t.Helper()
+	must(t, v.stage())
+	holds(t, filepath.Join(v.staging(), "hello"), "rack")
+	must(t, v.unstage())
+	if left := v.recordsAt(filesystem.GrowthOffsets); left != nil {
+		t.Fatalf("records are left at %d", left)
+	}
+	guesttest.Run(t, "e2fsck", "-fn", v.disk.Loop)
+	found := v.filesystems(t)
+	if len(found) != 1 || found[0].SizeBytes+found[0].UnitBytes <= v.disk.SizeBytes {
+		t.Fatalf("it has not grown: %+v", found)
+	}
+}
+
+func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
+	t.Run("an ext4 whose superblock was being written by the check", func(t *testing.T) {
+		v := grown(t, volume.Ext4)
+		csitest.Want(t, with(t, map[string]string{"e2fsck": "exit 8"}, v.stage), codes.Internal,
+			csierr.NodeToolFailed)
+		v.disk.WriteAt(t, 1024+0x40, []byte{1, 2, 3}) // the time of the last check
+		v.hasGrown(t)
+	})
+	t.Run("no repair with -y overwrites an unreadable block", func(t *testing.T) {
+		v := grown(t, volume.Ext4)
+		v.interruptGrowth()
+		unread := func(option string, status int) error {
+			return with(t, map[string]string{"e2fsck": fmt.Sprintf(`case " $* " in *" %s "*)
+echo "Error reading block 9541 (Input/output error).  Ignore error?"
+exit %d;;
+esac
+"$real" "$@"`, option, status)}, v.stage)
+		}
+		same := v.disk.Same(t)
+		csitest.Want(t, unread("-n", 4), codes.Internal, csierr.NodeToolFailed)
+		same()
+		// The disk can be read at first, but not during the repair.
+		csitest.Want(t, unread("-y", 1), codes.Internal, csierr.NodeToolFailed)
+		v.hasGrown(t)
+	})
+}
+
+func TestABtrfsWhoseGrowthIsNotCommittedIsNotStaged(t *testing.T) {
+	g := newGuest(t)
+	dir := smallTmpfs(t, 64*guesttest.MiB)
+	file := filepath.Join(dir, "disk.img")
+	must(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, 256*guesttest.MiB)))
+	small := g.volume(g.AttachFile(guesttest.Serial, file), volume.Btrfs)
+	must(t, small.stage())
+	must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
+	guesttest.Run(t, "fstrim", small.staging())
+	must(t, small.unstage())
+	g.Unplug(small.disk)
+	must(t, os.Truncate(file, 512*guesttest.MiB))
+	v := g.volume(g.AttachFile(guesttest.Serial, file), volume.Btrfs)
+	for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
+		v.disk.WriteAt(t, slot, make([]byte, blockdev.AlignBytes)) // there is room for the records
+	}
+	rest := filepath.Join(dir, "rest")
+	if err := os.WriteFile(rest, make([]byte, 64*guesttest.MiB), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("fill a tmpfs: %v", err)
+	}
+	err := v.stage()
+	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed, "could not be committed")
+	must(t, os.Remove(rest))
+	must(t, v.stage())
+	holds(t, filepath.Join(v.staging(), "hello"), "rack")
+	var st unix.Statfs_t
+	must(t, unix.Statfs(v.staging(), &st))
+	if got := int64(st.Blocks) * st.Bsize; got != v.disk.SizeBytes {
+		t.Errorf("the filesystem has %d bytes, want %d", got, v.disk.SizeBytes)
+	}
+	must(t, v.unstage())
+}
+
+func TestAnExtWithBigallocIsMountedWithoutGrowing(t *testing.T) {
+	v := newGuest(t).disk(512, volume.Ext4)
+	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-O", "bigalloc", v.disk.Loop, "128M")
+	for _, older := range []bool{false, true} {
+		if older { // an older driver has started to grow it
+			r := v.record(t, 128*guesttest.MiB)
+			r.Mounted, r.Checked = v.filesystems(t)[0].Mounted, true
+			b, err := r.Encode()
+			must(t, err)
+			v.disk.WriteAt(t, filesystem.GrowthOffsets(v.disk.SizeBytes)[0], b)
+		}
+		must(t, v.stage())
+		must(t, v.unstage())
+		v.check(t)
+		if left := v.recordsAt(filesystem.GrowthOffsets); left != nil {
+			t.Fatalf("records are left at %d", left)
+		}
+		if sb := v.filesystems(t)[0]; sb.SizeBytes != 128*guesttest.MiB {
+			t.Fatalf("it has %d bytes", sb.SizeBytes)
+		}
+	}
+}
+
+func TestTheHealthReportsAFilesystemThatIsNotGrown(t *testing.T) { // NS-13
+	v := grown(t, volume.Ext4)
+	v.Whole, v.guest.state = true, filepath.Join(v.guest.Dir, "state") // it records the size
+	v.disk.WriteAt(t, 200*guesttest.MiB, []byte("what somebody else has written"))
+	must(t, v.stage())
+	got, err := v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+		VolumeId: v.ID, StagingTargetPath: v.staging()})
+	must(t, err)
+	entries, said := got.GetVolumeHealth().GetHealthStatuses(), v.guest.log.String()
+	if len(entries) != 1 || entries[0].GetReason() != string(csierr.FilesystemNotGrown) ||
+		!strings.Contains(said, "not grown") || !strings.Contains(said, "offset ") {
+		t.Errorf("the health is %v, and the log %s", entries, said)
+	}
+}
+
+func TestAForgedRecordIsNotErased(t *testing.T) {
+	for _, grow := range []int64{0, 1 << 20} {
+		v := newGuest(t).disk(256, "block")
+		v.up("dev")
+		b, err := v.record(t, grow).Encode()
+		must(t, err)
+		// The workload has a partition with a filesystem, in which a file has a record's bytes.
+		v.disk.WriteAt(t, 446, []byte{0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0xF0, 7, 0})
+		v.disk.WriteAt(t, 510, []byte{0x55, 0xAA})
+		v.disk.WriteAt(t, 50*guesttest.MiB, bytes.Repeat([]byte("a guest's filesystem "), 5000))
+		slots := filesystem.RecordOffsets(v.disk.SizeBytes)
+		if grow > 0 {
+			slots = filesystem.GrowthOffsets(v.disk.SizeBytes)
+		}
+		for _, slot := range slots {
+			v.disk.WriteAt(t, slot, b)
+		}
+		v.down("dev")
+		same := v.disk.Same(t)
+		v.up("dev")
+		same()
+		v.down("dev")
+	}
+}
+
+func TestRecordsAreErasedBeforeARawPublish(t *testing.T) {
+	unfinished := map[string]func(t *testing.T) (testVolume, func(int64) []int64){
+		"of a format": func(t *testing.T) (testVolume, func(int64) []int64) {
+			v := newGuest(t).disk(64, volume.Ext4)
+			v.Whole = true
+			v.interruptFormat()
+			return v, filesystem.RecordOffsets
+		},
+		"of a growth": func(t *testing.T) (testVolume, func(int64) []int64) {
+			v := grown(t, volume.Ext4)
+			v.Tag = map[string]string{volume.CtxUse: volume.UseBoth,
+				volume.CtxOrigin: volume.OriginSnapshot, volume.CtxSourceBytes: fmt.Sprint(128 << 20)}
+			v.interruptGrowth()
+			return v, filesystem.GrowthOffsets
+		},
+	}
+	for name, show := range map[string]func(v testVolume) error{
+		"staged":              testVolume.stage,
+		"published":           func(v testVolume) error { return v.publish("dev") },
+		"published read-only": func(v testVolume) error { return v.publishReadOnly("dev") },
+	} {
+		for of, begin := range unfinished {
+			t.Run(of+", "+name, func(t *testing.T) {
+				v, offsets := begin(t)
+				v.FSType, v.ID, v.Static = "block", "the-handle-of-another-cluster", name == "published"
+				must(t, show(v))
+				if left := v.recordsAt(offsets); left != nil {
+					t.Errorf("records are left at %d", left)
+				}
+			})
+		}
+	}
+}
+
+// record returns the record of a format of the volume or, with growFrom, of a growth.
+func (v testVolume) record(t *testing.T, growFrom int64) filesystem.Record {
+	t.Helper()
+	nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
+	must(t, err)
+	r := filesystem.RecordOf(nv.Volume)
+	r.GrowFrom = growFrom
+	return r
 }

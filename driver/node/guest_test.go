@@ -50,6 +50,12 @@ func newGuest(t *testing.T) *testGuest {
 	return g
 }
 
+func statefulGuest(t *testing.T) *testGuest {
+	g := newGuest(t)
+	g.state = filepath.Join(g.Dir, "state", "volumes")
+	return g
+}
+
 // node returns a new process on the guest, which knows only the state directory.
 func (g *testGuest) node() *Service {
 	return &Service{
@@ -118,9 +124,11 @@ func (g *testGuest) volume(d *guesttest.Disk, fsType string) testVolume {
 		Name: d.Serial, FSType: fsType, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
 }
 
-func (g *testGuest) disk(mib int64, fsType string) testVolume {
+// disk attaches a disk, whose serial is guesttest.Serial unless another one is given.
+func (g *testGuest) disk(mib int64, fsType string, serial ...string) testVolume {
 	g.t.Helper()
-	return g.volume(g.Attach(guesttest.Serial, mib*guesttest.MiB), fsType)
+	serial = append(serial, guesttest.Serial)
+	return g.volume(g.Attach(serial[0], mib*guesttest.MiB), fsType)
 }
 
 func (v testVolume) capability() *csi.VolumeCapability {
@@ -189,6 +197,19 @@ func (v testVolume) publishReadOnly(target string) error {
 
 func (v testVolume) unpublish(target string) error { return v.ask(v.unpublishRequest(target)) }
 
+// up stages the volume and publishes it. down undoes both.
+func (v testVolume) up(target string) {
+	v.guest.t.Helper()
+	must(v.guest.t, v.stage())
+	must(v.guest.t, v.publish(target))
+}
+
+func (v testVolume) down(target string) {
+	v.guest.t.Helper()
+	must(v.guest.t, v.unpublish(target))
+	must(v.guest.t, v.unstage())
+}
+
 // smallTmpfs mounts a tmpfs of that size and returns its directory. A disk whose sparse file is
 // there fails when more is written to it.
 func smallTmpfs(t *testing.T, sizeBytes int64) (dir string) {
@@ -197,13 +218,6 @@ func smallTmpfs(t *testing.T, sizeBytes int64) (dir string) {
 	must(t, unix.Mount("none", dir, "tmpfs", 0, fmt.Sprint("size=", sizeBytes)))
 	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
 	return dir
-}
-
-func sparse(t *testing.T, dir string, sizeBytes int64) (path string) {
-	t.Helper()
-	path = filepath.Join(dir, "disk.img")
-	must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, sizeBytes)))
-	return path
 }
 
 func TestMain(m *testing.M) { namespace.Main(m) }

@@ -180,8 +180,7 @@ func TestADeviceThatTheKernelUsesIsNotReleased(t *testing.T) { // NU-5
 		use := kernelUsers[name]
 		t.Run(name, func(t *testing.T) {
 			v := statefulGuest(t).disk(16, "block")
-			must(t, v.stage())
-			must(t, v.publish("dev"))
+			v.up("dev")
 			end, names := use(t, v, v.guest.path("dev"))
 			err := v.unpublish("dev") // the kernel refuses it if the use is by the mount's path
 			if err == nil {
@@ -189,8 +188,7 @@ func TestADeviceThatTheKernelUsesIsNotReleased(t *testing.T) { // NU-5
 			}
 			csitest.Want(t, err, codes.Internal, csierr.StillMounted, names...)
 			end()
-			must(t, v.unpublish("dev"))
-			must(t, v.unstage())
+			v.down("dev")
 		})
 	}
 }
@@ -283,8 +281,7 @@ func TestAReadOnlyDeviceOfADeadDriverBecomesWritable(t *testing.T) {
 			t.Fatal("the other workload's device can be written")
 		}
 		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
-		must(t, v.unpublish("other"))
-		must(t, v.unstage())
+		v.down("other")
 		if v.readOnly() {
 			t.Fatal("the device is still read-only")
 		}
@@ -469,8 +466,7 @@ func TestAHostileProcessDelaysNoCallOfAnotherVolume(t *testing.T) {
 			var own []testVolume
 			for i, fsType := range []string{volume.Ext4, "block", volume.Btrfs} {
 				v := g.volume(g.Attach(fmt.Sprint("csi-own-", i), 128*guesttest.MiB), fsType)
-				must(t, v.stage())
-				must(t, v.publish(v.Name))
+				v.up(v.Name)
 				own = append(own, v)
 			}
 			n := h.start(g)
@@ -507,8 +503,7 @@ func TestAHostileProcessDelaysNoCallOfAnotherVolume(t *testing.T) {
 			}
 			n.leave()
 			for _, v := range own {
-				must(t, v.unpublish(v.Name))
-				must(t, v.unstage())
+				v.down(v.Name)
 			}
 		})
 	}

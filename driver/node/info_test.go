@@ -110,9 +110,8 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType+" counts bytes and inodes (VS-3)", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
-			must(t, v.stage())
-			must(t, v.publish("pod"))
+			v := g.disk(512, fsType)
+			v.up("pod")
 			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), make([]byte, guesttest.MiB), 0o600))
 			guesttest.Run(t, "sync", "--file-system", g.path("pod"))
 			for _, path := range []string{g.path("pod"), v.staging()} {
@@ -135,8 +134,8 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	t.Run("a path of another volume is not found, by a process without records (VS-5)",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
-			other := g.volume(g.Attach("csi-other00000000000", 8*guesttest.MiB), volume.Ext4)
+			v := g.disk(8, volume.Ext4)
+			other := g.disk(8, volume.Ext4, "csi-other00000000000")
 			must(t, v.stage())
 			must(t, other.stage())
 			_, err := stats(g.node(), v.ID, other.staging(), v.staging())

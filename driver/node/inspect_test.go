@@ -54,8 +54,7 @@ func TestAnInspectionSeesAVolumeFromItsDeviceToItsMounts(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := statefulGuest(t).disk(320, fsType)
-			must(t, v.stage())
-			must(t, v.publish("pod"))
+			v.up("pod")
 			r := v.guest.inspect(inspection.Asked{ID: v.ID})
 			if r.Instance != instance || len(r.Devices) != 1 || len(r.Volumes) != 1 || r.Unseen != nil {
 				t.Fatalf("got %+v", r)

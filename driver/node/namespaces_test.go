@@ -123,7 +123,7 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 		"a raw one": {"block", moved, func(v testVolume) { must(v.guest.t, v.unpublish("dev")) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := statefulGuest(t).disk(smallest(c.fsType)/guesttest.MiB, c.fsType)
+			v := statefulGuest(t).disk(smallest(c.fsType), c.fsType)
 			must(t, v.stage())
 			path, aside := v.staging(), v.guest.path("aside")
 			if c.fsType == "block" {
@@ -176,14 +176,12 @@ func TestPropagatedCopiesOfTheDriversMountAreNoUsers(t *testing.T) { // B-32
 				kubelet := filepath.Join(g.Dir, "kubelet")
 				must(t, os.Mkdir(filepath.Join(g.Dir, "aside"), 0o755))
 				n := inNamespace(t, c.propagation, c.script, kubelet, filepath.Join(g.Dir, "aside"))
-				v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
-				must(t, v.stage())
-				must(t, v.publish("pod"))
+				v := g.disk(128, fsType)
+				v.up("pod")
 				if got := n.mounts(g.Dir); len(got) < 2 {
 					t.Fatalf("nothing has reached the other namespace: %q", got)
 				}
-				must(t, v.unpublish("pod"))
-				must(t, v.unstage())
+				v.down("pod")
 				for _, path := range n.mounts(g.Dir) {
 					if path != kubelet && path != filepath.Join(g.Dir, "aside") {
 						t.Errorf("the other namespace still has %q", path)
@@ -195,7 +193,7 @@ func TestPropagatedCopiesOfTheDriversMountAreNoUsers(t *testing.T) { // B-32
 	t.Run("a copy that was moved in its namespace is a user", func(t *testing.T) {
 		g := statefulGuest(t)
 		g.shared()
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v := g.disk(16, volume.Ext4)
 		must(t, v.stage())
 		must(t, os.Mkdir(filepath.Join(g.Dir, "aside"), 0o755))
 		n := inNamespace(t, "unchanged", `mount --bind "$1" "$2"; mount --make-private "$2"`, v.staging(),
@@ -208,7 +206,7 @@ func TestPropagatedCopiesOfTheDriversMountAreNoUsers(t *testing.T) { // B-32
 		func(t *testing.T) {
 			g := statefulGuest(t)
 			g.shared()
-			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+			v := g.disk(16, volume.Ext4)
 			must(t, v.stage())
 			n := inNamespace(t, "unchanged",
 				`mount --make-private "$1"; mount -t tmpfs none "$1/lost+found"`, v.staging())
@@ -225,7 +223,7 @@ func TestPropagatedCopiesOfTheDriversMountAreNoUsers(t *testing.T) { // B-32
 		aside := filepath.Join(g.Dir, "aside")
 		must(t, os.Mkdir(aside, 0o755))
 		guesttest.Run(t, "mount", "--bind", filepath.Join(g.Dir, "kubelet"), aside)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v := g.disk(16, volume.Ext4)
 		must(t, v.stage())
 		g.hasMounts(4)
 		must(t, v.unstage())
@@ -237,8 +235,7 @@ func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { 
 	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := statefulGuest(t).disk(16, fsType)
-			must(t, v.stage())
-			must(t, v.publish("pod"))
+			v.up("pod")
 			n := inNamespace(t, "private", "")
 			before := n.mounts(v.guest.Dir)
 			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted, strconv.Itoa(n.pid))
@@ -250,8 +247,7 @@ func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { 
 				t.Errorf("there was %q and is %q", before, after)
 			}
 			n.leave()
-			must(t, v.unpublish("pod"))
-			must(t, v.unstage())
+			v.down("pod")
 		})
 	}
 }

@@ -23,13 +23,12 @@ import (
 // twoVolumes returns a published volume and another one, which is staged if known is set.
 func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
 	g := statefulGuest(t)
-	v = g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+	v = g.disk(512, fsType)
 	if fsType == volume.Btrfs {
 		fsType = volume.Ext4 // mkfs.btrfs cannot read the mount table of a guest with such a path
 	}
-	other = g.volume(g.Attach(guesttest.OtherSerial, 512*guesttest.MiB), fsType)
-	must(t, v.stage())
-	must(t, v.publish("pod"))
+	other = g.disk(512, fsType, guesttest.OtherSerial)
+	v.up("pod")
 	if known {
 		must(t, other.stage())
 	}
@@ -50,8 +49,7 @@ func TestAVolumeUnderAnotherMountIsNotUnmounted(t *testing.T) {
 	same()
 	guesttest.Run(t, "umount", v.guest.path("pod"))
 	guesttest.Run(t, "umount", v.staging())
-	must(t, v.unpublish("pod"))
-	must(t, v.unstage())
+	v.down("pod")
 }
 
 func TestStatsNeverShowAnotherVolume(t *testing.T) { // VS-5
@@ -88,8 +86,7 @@ func TestUnstageIgnoresARestoredVolumeWithTheSameUUID(t *testing.T) { // NU-5
 	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		t.Run(fsType, func(t *testing.T) {
 			origin, _ := twoVolumes(t, fsType, false)
-			must(t, origin.unpublish("pod"))
-			must(t, origin.unstage())
+			origin.down("pod")
 			g := origin.guest
 			copied := g.Attach("csi-restored00000000", 512*guesttest.MiB)
 			guesttest.Run(t, "dd", "if="+origin.disk.File, "of="+copied.File, "bs=1M", "conv=notrunc,sparse")
@@ -106,8 +103,7 @@ func TestUnstageIgnoresARestoredVolumeWithTheSameUUID(t *testing.T) { // NU-5
 
 func TestAMountThatContradictsTheRecordIsAnError(t *testing.T) {
 	v := statefulGuest(t).disk(64, volume.Ext4)
-	must(t, v.stage())
-	must(t, v.publish("pod"))
+	v.up("pod")
 	record := filepath.Join(v.guest.state, v.ID+".json")
 	right, err := os.ReadFile(record)
 	must(t, err)
@@ -118,8 +114,7 @@ func TestAMountThatContradictsTheRecordIsAnError(t *testing.T) {
 	csitest.Want(t, v.unstage(), codes.Internal, csierr.StagedDifferently)
 	same()
 	must(t, os.WriteFile(record, right, 0o600))
-	must(t, v.unpublish("pod"))
-	must(t, v.unstage())
+	v.down("pod")
 }
 
 // replaced gives the number and the name of the volume's device to another disk, as the kernel may
@@ -142,9 +137,8 @@ func (v testVolume) stats(path string) error {
 func TestARawTargetWhoseDeviceNumberIsReused(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) (v, w testVolume) {
 		g := statefulGuest(t)
-		v = g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
-		must(t, v.stage())
-		must(t, v.publish("dev"))
+		v = g.disk(16, "block")
+		v.up("dev")
 		return v, v.replaced(guesttest.OtherSerial, fsType)
 	}
 	t.Run("it does not show this volume (VS-5)", func(t *testing.T) {
@@ -169,15 +163,13 @@ func TestARawTargetWhoseDeviceNumberIsReused(t *testing.T) {
 		w.FSType = "block"
 		csitest.Want(t, w.publish("other"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 		same()
-		must(t, v.unpublish("dev"))
-		must(t, v.unstage())
+		v.down("dev")
 		must(t, w.publish("other"))
 	})
 	t.Run("it is unpublished, and the other disk does not change (UP-3)", func(t *testing.T) {
 		v, w := setUp(t, "block")
 		same := w.disk.Same(t)
-		must(t, v.unpublish("dev"))
-		must(t, v.unstage())
+		v.down("dev")
 		same()
 		v.guest.hasMounts(0)
 	})
@@ -209,7 +201,7 @@ func TestPublishRefusesAStagingPathWithAnotherMount(t *testing.T) { // NP-5
 		for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
 			t.Run(name+", of a "+fsType, func(t *testing.T) {
 				v := statefulGuest(t).disk(128, fsType)
-				other := v.guest.volume(v.guest.Attach(guesttest.OtherSerial, 16*guesttest.MiB), volume.Ext4)
+				other := v.guest.disk(16, volume.Ext4, guesttest.OtherSerial)
 				must(t, v.stage())
 				must(t, other.stage())
 				cover(t, v, other)
@@ -251,9 +243,8 @@ func TestStatsNeverCountTheFilesystemBelow(t *testing.T) { // VS-2
 // not the number.
 func TestStageADiskWithTheNameOfADeadBtrfs(t *testing.T) {
 	g := statefulGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), volume.Btrfs)
-	must(t, v.stage())
-	must(t, v.publish("pod"))
+	v := g.disk(128, volume.Btrfs)
+	v.up("pod")
 	g.Unplug(v.disk)
 	other := g.Attach(guesttest.OtherSerial, 128*guesttest.MiB)
 	g.Unplug(other)
@@ -262,6 +253,5 @@ func TestStageADiskWithTheNameOfADeadBtrfs(t *testing.T) {
 	w := g.volume(other, volume.Ext4) // mkfs.btrfs would refuse the name
 	must(t, w.stage())
 	must(t, w.unstage())
-	must(t, v.unpublish("pod"))
-	must(t, v.unstage())
+	v.down("pod")
 }

@@ -58,8 +58,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 		t.Run(c.name+" is staged again after its last unpublish", func(t *testing.T) {
 			v := newGuest(t).disk(512, c.fsType)
 			v.Mode = multiWriter
-			must(t, v.stage())
-			must(t, v.publish("pod"))
+			v.up("pod")
 			guesttest.Run(t, "sync", "--file-system", v.staging())
 			c.fail(t, v)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemFailed)
@@ -67,11 +66,9 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 				t.Fatal("it is published to one more workload")
 			}
 			must(t, v.unpublish("pod"))
-			must(t, v.stage())
-			must(t, v.publish("pod"))
+			v.up("pod")
 			must(t, os.WriteFile(filepath.Join(v.guest.path("pod"), "x"), nil, 0o600))
-			must(t, v.unpublish("pod"))
-			must(t, v.unstage())
+			v.down("pod")
 		})
 	}
 	t.Run("a filesystem that turned read-only can be published for reading", func(t *testing.T) {
@@ -89,8 +86,7 @@ func TestRepeatedPublishesFollowCSIsTable(t *testing.T) { // NP-6, NP-7, NP-8
 			t.Run(fsType+" with "+mode.String(), func(t *testing.T) {
 				v := newGuest(t).disk(128, fsType)
 				v.Mode = mode
-				must(t, v.stage())
-				must(t, v.publish("pod"))
+				v.up("pod")
 				same := v.guest.mounts()
 				must(t, v.publish("pod"))
 				csitest.Want(t, v.publishReadOnly("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
@@ -106,16 +102,14 @@ func TestRepeatedPublishesFollowCSIsTable(t *testing.T) { // NP-6, NP-7, NP-8
 	}
 	t.Run("the same target with other mount flags is refused (NP-7)", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
-		must(t, v.stage())
-		must(t, v.publish("pod"))
+		v.up("pod")
 		v.Flags = []string{"noexec"}
 		csitest.Want(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
 	})
 	t.Run("a second target with another capability is refused (NP-8)", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		v.Mode = multiWriter
-		must(t, v.stage())
-		must(t, v.publish("pod"))
+		v.up("pod")
 		v.Flags = []string{"noexec"}
 		csitest.Want(t, v.publish("pod2"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 	})
@@ -167,8 +161,7 @@ func TestReadOnlyPublications(t *testing.T) {
 				}
 				must(t, os.WriteFile(filepath.Join(v.guest.path("writer"), "x"), nil, 0o600))
 				must(t, v.unpublish("reader"))
-				must(t, v.unpublish("writer"))
-				must(t, v.unstage())
+				v.down("writer")
 			})
 	}
 	t.Run("a read-only block publication makes the device read-only until it ends (NP-9)",
@@ -198,8 +191,7 @@ func TestReadOnlyPublications(t *testing.T) {
 func TestAccessTypesDoNotMix(t *testing.T) {
 	v := newGuest(t).disk(8, "block")
 	v.Mode = multiWriter
-	must(t, v.stage())
-	must(t, v.publish("dev"))
+	v.up("dev")
 	v.FSType = volume.Ext4
 	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 	must(t, v.unpublish("dev"))
@@ -210,7 +202,7 @@ func TestAccessTypesDoNotMix(t *testing.T) {
 
 func TestAMountOfAnotherInstancesDeviceNodeIsNoPublication(t *testing.T) {
 	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+	v := g.disk(8, "block")
 	// Another instance of a simulated rack has published a device whose number is now this disk's.
 	other := newGuest(t)
 	stale := filepath.Join(other.Dir, "dev/nvme1n1")
@@ -256,8 +248,7 @@ func writeTo(path string) error {
 
 func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
 	v := newGuest(t).disk(16, volume.Ext4)
-	must(t, v.stage())
-	must(t, v.publish("pod"))
+	v.up("pod")
 	t.Run("a volume or a target that is not published is a success (UP-2, UP-4)", func(t *testing.T) {
 		must(t, testVolume{guest: newGuest(t), ID: "no-uuid"}.unpublish("pod"))
 		must(t, os.Mkdir(v.guest.path("empty"), 0o755))

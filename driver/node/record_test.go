@@ -23,12 +23,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-func statefulGuest(t *testing.T) *testGuest {
-	g := newGuest(t)
-	g.state = filepath.Join(g.Dir, "state", "volumes")
-	return g
-}
-
 func (g *testGuest) records() []string {
 	g.t.Helper()
 	entries, err := os.ReadDir(g.state)
@@ -120,11 +114,9 @@ func TestAnInvalidRecordIsIgnoredAndLogged(t *testing.T) {
 			if !strings.Contains(v.guest.log.String(), v.ID+".json") {
 				t.Errorf("the log does not name it: %s", v.guest.log.String())
 			}
-			must(t, v.stage())
-			must(t, v.publish("dev"))
+			v.up("dev")
 			csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
-			must(t, v.unpublish("dev"))
-			must(t, v.unstage())
+			v.down("dev")
 		})
 	}
 }
@@ -160,7 +152,7 @@ func TestStageFailsIfItsRecordCannotBeWritten(t *testing.T) {
 	if err := g.node().OpenState(); err == nil || strings.Contains(err.Error(), g.Dir) {
 		t.Errorf("at the start: %v", err)
 	}
-	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+	v := g.disk(8, volume.Ext4)
 	same := v.disk.Same(t)
 	csitest.Want(t, v.stage(), codes.Internal, csierr.StateNotKept)
 	same()
@@ -174,11 +166,10 @@ func TestStageFailsIfItsRecordCannotBeWritten(t *testing.T) {
 	g.state = smallTmpfs(t, 64<<10)
 	must(t, v.stage())
 	_ = os.WriteFile(filepath.Join(g.state, "somebody's"), make([]byte, 64<<10), 0o600)
-	csitest.Want(t, g.volume(g.Attach(guesttest.OtherSerial, 8*guesttest.MiB), volume.Ext4).stage(),
+	csitest.Want(t, g.disk(8, volume.Ext4, guesttest.OtherSerial).stage(),
 		codes.Internal, csierr.StateNotKept, unix.ENOSPC.Error())
 	must(t, v.publish("pod"))
-	must(t, v.unpublish("pod"))
-	must(t, v.unstage())
+	v.down("pod")
 }
 
 func TestAFailedStageLeavesNoNewRecord(t *testing.T) {
@@ -189,7 +180,7 @@ func TestAFailedStageLeavesNoNewRecord(t *testing.T) {
 	if got := v.guest.records(); len(got) != 0 {
 		t.Errorf("left: %q", got)
 	}
-	other := v.guest.volume(v.guest.Attach("csi-another000000000", 16*guesttest.MiB), volume.Ext4)
+	other := v.guest.disk(16, volume.Ext4, "csi-another000000000")
 	must(t, other.stage())
 	other.FSType = volume.Ext3
 	csitest.Want(t, other.stage(), codes.AlreadyExists, csierr.StagedDifferently)

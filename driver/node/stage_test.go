@@ -242,7 +242,7 @@ func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 	})
 	t.Run("a staging path over a symbolic link is found again", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v := g.disk(8, volume.Ext4)
 		must(t, os.MkdirAll(g.path("real"), 0o755))
 		must(t, os.Symlink(g.path("real"), g.path("link")))
 		req := v.stageRequest()
@@ -280,7 +280,7 @@ func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 	t.Run("a read-only disk is mounted and published read-only (E-6)", func(t *testing.T) {
 		for _, fsType := range volume.Filesystems {
 			g := newGuest(t)
-			writable := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+			writable := g.disk(512, fsType)
 			must(t, writable.stage())
 			must(t, writable.unstage())
 			g.Unplug(writable.disk)
@@ -298,8 +298,7 @@ func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 				csierr.DeviceReadOnly)
 			publish.Readonly = true
 			must(t, csitest.Call(t.Context(), g.node(), publish))
-			must(t, v.unpublish("pod"))
-			must(t, v.unstage())
+			v.down("pod")
 		}
 	})
 }
@@ -375,7 +374,7 @@ func TestAFeatureThatTheKernelRefusesIsNamed(t *testing.T) {
 	} {
 		t.Run(c.mkfs, func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, smallest(volume.XFS)), c.fsType)
+			v := g.disk(smallest(volume.XFS), c.fsType)
 			words := strings.Fields(c.mkfs)
 			guesttest.Run(t, words[0], append(words[1:], v.disk.Loop)...)
 			same := v.disk.Same(t)
@@ -444,7 +443,7 @@ func both(t *testing.T, taken csierr.Reason, a, b func() error) (succeeded int) 
 func TestTwoVolumesAreNotMountedAtOnePath(t *testing.T) {
 	for range 10 {
 		v := statefulGuest(t).disk(16, volume.Ext4)
-		w := v.guest.volume(v.guest.Attach(guesttest.OtherSerial, 16*guesttest.MiB), volume.Ext4)
+		w := v.guest.disk(16, volume.Ext4, guesttest.OtherSerial)
 		one := func(path string, succeeded int) {
 			t.Helper()
 			table, err := mount.ReadTable()

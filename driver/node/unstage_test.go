@@ -144,8 +144,7 @@ func (v testVolume) exclusive() error {
 func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 	setUp := func(t *testing.T, fsType string) testVolume {
 		v := statefulGuest(t).disk(512, fsType)
-		must(t, v.stage())
-		must(t, v.publish("pod"))
+		v.up("pod")
 		must(t, os.WriteFile(filepath.Join(v.guest.path("pod"), "hello"), []byte("x"), 0o600))
 		must(t, os.Mkdir(filepath.Join(v.guest.path("pod"), "nvme0n1"), 0o700))
 		v.freeze("staging " + v.Name)
@@ -230,8 +229,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 func TestStatsOfAFrozenFilesystem(t *testing.T) { // VS-3
 	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
 		v := newGuest(t).disk(512, fsType)
-		must(t, v.stage())
-		must(t, v.publish("pod"))
+		v.up("pod")
 		v.freeze("staging " + v.Name)
 		file := filepath.Join(v.guest.path("pod"), "file")
 		written := make(chan error, 1)
@@ -243,8 +241,7 @@ func TestStatsOfAFrozenFilesystem(t *testing.T) { // VS-3
 		}
 		guesttest.Run(t, "fsfreeze", "--unfreeze", v.staging())
 		must(t, <-written)
-		must(t, v.unpublish("pod"))
-		must(t, v.unstage())
+		v.down("pod")
 	}
 }
 
