@@ -113,6 +113,7 @@ type testVolume struct {
 	Static  bool              // no size in publish_context
 	Tag     map[string]string // added to publish_context, as from the ownership tag
 	Whole   bool              // its history is unknown, so the driver reads the whole disk
+	Staging string            // the staging path, if it is not the usual one
 }
 
 // idPrefix begins the volumes' ids. It is random, because Linux takes two btrfs with one UUID for
@@ -157,7 +158,12 @@ func (v testVolume) published() map[string]string {
 	return m
 }
 
-func (v testVolume) staging() string { return v.guest.path("staging " + v.disk.Serial) }
+func (v testVolume) staging() string {
+	if v.Staging != "" {
+		return v.Staging
+	}
+	return v.guest.path("staging " + v.disk.Serial)
+}
 
 func (v testVolume) stageRequest() *csi.NodeStageVolumeRequest {
 	return &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging(),

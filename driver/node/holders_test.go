@@ -33,7 +33,7 @@ import (
 func opening(t *testing.T, how, path string) *neighbour {
 	t.Helper()
 	script := `exec 3` + how + `"$1"; echo ready; read -r x || true`
-	return startNeighbour(t, "sh", "-c", script, "sh", path)
+	return begin(t, exec.Command("sh", "-c", script, "sh", path))
 }
 
 func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
@@ -45,7 +45,7 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	mapper, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
 	must(t, err)
 	n := opening(t, "<", v.disk.Loop)
-	v.held("dm-7", fmt.Sprintf("process %d (sh)", n.pid))
+	v.held("dm-7", n.name("sh"))
 	v.held("dm-7") // a restarted driver finds it, too
 	must(t, mapper.Close())
 	must(t, v.unstage())
@@ -54,64 +54,65 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	}
 }
 
-// kernelUse makes the kernel use the device of a node. It returns a function that ends the use, and
-// the words that the error must contain.
-type kernelUse func(t *testing.T, v testVolume, node string) (end func(), names []string)
+// use is a use of a device. The error that reports it must contain the names.
+type use struct {
+	end   func()
+	names []string
+}
 
-var kernelUsers = map[string]kernelUse{
-	"a loop device over the published file, with a filesystem that is mounted": func(t *testing.T,
-		v testVolume, node string) (func(), []string) {
+// kernelUsers make the kernel use the device of a node.
+var kernelUsers = map[string]func(t *testing.T, v testVolume, node string) use{
+	"a loop device over the published file, with a mounted filesystem": func(t *testing.T,
+		v testVolume, node string) use {
 		loop := loopOver(t, node)
 		unmount := mountedOn(t, v.guest, loop)
-		return func() { unmount(); detach(t, loop) }, []string{filepath.Base(loop), "by hand"}
+		return use{func() { unmount(); detach(t, loop) }, []string{filepath.Base(loop), "by hand"}}
 	},
-	"a loop device with an offset, over a bind mount of the file": func(t *testing.T, v testVolume,
-		node string) (func(), []string) {
+	"a loop device with an offset, over a bind mount": func(t *testing.T, v testVolume,
+		node string) use {
 		bind := v.guest.path("bind")
 		must(t, os.WriteFile(bind, nil, 0o600))
 		must(t, unix.Mount(node, bind, "", unix.MS_BIND, ""))
 		loop := loopOver(t, bind, "--offset", "1048576")
 		must(t, unix.Unmount(bind, unix.MNT_DETACH)) // as when a pod's namespace ends
-		return func() { detach(t, loop) }, []string{filepath.Base(loop)}
+		return use{func() { detach(t, loop) }, []string{filepath.Base(loop)}}
 	},
-	"a loop device over a loop device over a node of the pod's own": func(t *testing.T, v testVolume,
-		node string) (func(), []string) {
+	"a loop device over one over a node of the pod's own": func(t *testing.T, v testVolume,
+		node string) use {
 		lower := loopOver(t, ownNode(t, v.guest, node))
 		upper := loopOver(t, lower)
 		n := opening(t, "<>", upper)
-		return func() { n.leave(); detach(t, upper); detach(t, lower) }, []string{filepath.Base(lower),
-			filepath.Base(upper), fmt.Sprintf("process %d (sh)", n.pid)}
+		return use{func() { n.leave(); detach(t, upper); detach(t, lower) },
+			[]string{filepath.Base(lower), filepath.Base(upper), n.name("sh")}}
 	},
-	"a partition that is mounted": func(t *testing.T, v testVolume, node string) (func(), []string) {
+	"a partition that is mounted": func(t *testing.T, v testVolume, node string) use {
 		part, end := partition(t, node)
 		unmount := mountedOn(t, v.guest, part)
-		return func() { unmount(); end() }, []string{filepath.Base(part), "by hand"}
+		return use{func() { unmount(); end() }, []string{filepath.Base(part), "by hand"}}
 	},
-	"a partition that is open for writing": func(t *testing.T, v testVolume, node string) (func(),
-		[]string) {
+	"a partition that is open for writing": func(t *testing.T, _ testVolume, node string) use {
 		part, end := partition(t, node)
 		n := opening(t, "<>", part)
-		return func() { n.leave(); end() }, []string{fmt.Sprintf("process %d (sh)", n.pid)}
+		return use{func() { n.leave(); end() }, []string{n.name("sh")}}
 	},
-	"a loop device over a partition": func(t *testing.T, v testVolume, node string) (func(),
-		[]string) {
+	"a loop device over a partition": func(t *testing.T, _ testVolume, node string) use {
 		part, end := partition(t, node)
 		loop := loopOver(t, part)
-		return func() { detach(t, loop); end() }, []string{filepath.Base(loop), filepath.Base(part)}
+		return use{func() { detach(t, loop); end() }, []string{filepath.Base(loop), filepath.Base(part)}}
 	},
 	// Container runtimes create a device node of their own, so no mount shows the user.
 	"a process that writes beside one that only reads": func(t *testing.T, v testVolume,
-		node string) (func(), []string) {
+		node string) use {
 		own := ownNode(t, v.guest, node)
 		reader, writer := opening(t, "<", own), opening(t, "<>", own)
 		t.Cleanup(reader.leave) // a reader is harmless
-		return writer.leave, []string{fmt.Sprintf("process %d (sh)", writer.pid)}
+		return use{writer.leave, []string{writer.name("sh")}}
 	},
-	"swap": func(t *testing.T, v testVolume, _ string) (func(), []string) {
+	"swap": func(t *testing.T, v testVolume, _ string) use {
 		node := v.disk.Loop // a path that /proc/swaps does not escape
 		guesttest.Run(t, "mkswap", node)
 		guesttest.Run(t, "swapon", node)
-		return func() { guesttest.Run(t, "swapoff", node) }, []string{"as swap"}
+		return use{func() { guesttest.Run(t, "swapoff", node) }, []string{"as swap"}}
 	},
 }
 
@@ -164,30 +165,18 @@ func partition(t *testing.T, node string) (part string, remove func()) {
 	return loop + "p1", func() { guesttest.Run(t, "delpart", loop, "1") }
 }
 
-func TestAFilesystemsDeviceThatAProcessWritesToIsNotReleased(t *testing.T) { // NU-5
-	v := statefulGuest(t).disk(16, volume.Ext4)
-	must(t, v.stage())
-	writer := opening(t, "<>", v.disk.Loop)
-	csitest.Want(t, v.unstageSoon(), codes.Internal, csierr.StillMounted,
-		fmt.Sprintf("process %d (sh)", writer.pid))
-	writer.leave()
-	must(t, v.unstage())
-}
-
 func TestADeviceThatTheKernelUsesIsNotReleased(t *testing.T) { // NU-5
-	names := slices.Sorted(maps.Keys(kernelUsers))
-	for _, name := range short.Some(t, 3, names) {
-		use := kernelUsers[name]
+	for _, name := range short.Some(t, 3, slices.Sorted(maps.Keys(kernelUsers))) {
 		t.Run(name, func(t *testing.T) {
 			v := statefulGuest(t).disk(16, "block")
 			v.up("dev")
-			end, names := use(t, v, v.guest.path("dev"))
+			in := kernelUsers[name](t, v, v.guest.path("dev"))
 			err := v.unpublish("dev") // the kernel refuses it if the use is by the mount's path
 			if err == nil {
 				err = v.unstageSoon()
 			}
-			csitest.Want(t, err, codes.Internal, csierr.StillMounted, names...)
-			end()
+			csitest.Want(t, err, codes.Internal, csierr.StillMounted, in.names...)
+			in.end()
 			v.down("dev")
 		})
 	}
@@ -269,7 +258,7 @@ func TestAReadOnlyDeviceOfADeadDriverBecomesWritable(t *testing.T) {
 			}
 		})
 	}
-	t.Run("but not while another workload has the volume", func(t *testing.T) {
+	t.Run("but not while another workload has it", func(t *testing.T) {
 		v := statefulGuest(t).disk(8, "block")
 		v.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 		must(t, v.stage())

@@ -4,6 +4,10 @@ package node
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -12,12 +16,15 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
@@ -26,31 +33,25 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 	const own = "csi-0123456789abcde"
 	for _, c := range []struct {
 		name    string
-		disks   map[string]string
+		disks   string // besides the boot disk
 		limit   int
 		want    int64
 		warning bool
 	}{
-		{"an empty instance takes the rack's limit (NI-2)", nil, 0, 12, false},
-		{"the boot disk takes a place (NI-2)", map[string]string{"nvme0n1": "boot"}, 0, 11, false},
-		{"the driver's own disks take none (NI-2)",
-			map[string]string{"nvme0n1": "boot", "nvme1n1": own + "f", "nvme4n1": own + "g"}, 0, 11, false},
-		{"a disk attached by hand takes one (NI-2)",
-			map[string]string{"nvme0n1": "boot", "nvme1n1": "csi-by-hand"}, 0, 10, false},
-		{"disks without an NVMe serial take none (NI-2)",
-			map[string]string{"vda": "-", "loop0": "-", "nvme0n1": "boot"}, 0, 11, false},
-		{"a path below a multipath head counts once (NI-2)",
-			map[string]string{"nvme0n1": "boot", "nvme0c0n1": "boot"}, 0, 11, false},
-		{"the limit can be set (NI-2)", map[string]string{"nvme0n1": "boot"}, 8, 7, false},
-		{"an instance with one place left (NI-2)", map[string]string{"nvme0n1": "boot"}, 2, 1, false},
-		{"a full instance reports 1, because 0 means no limit (NI-2)",
-			map[string]string{"nvme0n1": "boot"}, 1, 1, true},
+		{"the boot disk takes a place of the rack's limit", "", 0, 11, false},
+		{"the driver's own disks take none", "nvme1n1=" + own + "f\nnvme4n1=" + own + "g", 0, 11, false},
+		{"a disk attached by hand takes one", "nvme1n1=csi-by-hand", 0, 10, false},
+		{"disks without an NVMe serial take none", "vda=-\nloop0=-", 0, 11, false},
+		{"a path below a multipath head counts once", "nvme0c0n1=boot", 0, 11, false},
+		{"the limit can be set", "", 8, 7, false},
+		{"an instance with one place left", "", 2, 1, false},
+		{"a full instance reports 1, because 0 means no limit", "", 1, 1, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var log bytes.Buffer
-			n := &Service{SysfsRoot: guesttest.Sysfs(t, c.disks),
-				InstanceID: "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01",
-				MaxDisks:   c.limit, Log: slog.New(slog.NewTextHandler(&log, nil))}
+			disks := csitest.Pairs("nvme0n1=boot\n" + c.disks)
+			n := &Service{SysfsRoot: guesttest.Sysfs(t, disks), InstanceID: instance, MaxDisks: c.limit,
+				Log: slog.New(slog.NewTextHandler(&log, nil))}
 			info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 			must(t, err)
 			if info.GetMaxVolumesPerNode() != c.want || info.GetNodeId() != n.InstanceID {
@@ -67,8 +68,8 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 	t.Run("a static volume that the node knows takes no place, also after a restart (NI-2)",
 		func(t *testing.T) {
 			const disk = "made-by-hand-with-a-long-name"
-			n := &Service{InstanceID: "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01", StateDir: t.TempDir(),
-				SysfsRoot: guesttest.Sysfs(t, map[string]string{"nvme0n1": "boot", "nvme1n1": disk[:20]})}
+			disks := map[string]string{"nvme0n1": "boot", "nvme1n1": disk[:20]}
+			n := &Service{InstanceID: instance, StateDir: t.TempDir(), SysfsRoot: guesttest.Sysfs(t, disks)}
 			room := func(want int64) {
 				t.Helper()
 				info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
@@ -101,21 +102,22 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 	})
 }
 
+func (v testVolume) usage(path string) ([]*csi.VolumeUsage, error) {
+	resp, err := v.guest.node().NodeGetVolumeStats(v.guest.t.Context(),
+		&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: path, StagingTargetPath: v.staging()})
+	return resp.GetUsage(), err
+}
+
 func TestNodeGetVolumeStats(t *testing.T) {
-	stats := func(n *Service, id, path, staging string) ([]*csi.VolumeUsage, error) {
-		resp, err := n.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id,
-			VolumePath: path, StagingTargetPath: staging})
-		return resp.GetUsage(), err
-	}
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType+" counts bytes and inodes (VS-3)", func(t *testing.T) {
-			g := newGuest(t)
-			v := g.disk(512, fsType)
+			v := newGuest(t).disk(512, fsType)
 			v.up("pod")
-			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), make([]byte, guesttest.MiB), 0o600))
-			guesttest.Run(t, "sync", "--file-system", g.path("pod"))
-			for _, path := range []string{g.path("pod"), v.staging()} {
-				usage, err := stats(g.node(), v.ID, path, v.staging())
+			pod := v.guest.path("pod")
+			must(t, os.WriteFile(filepath.Join(pod, "x"), make([]byte, guesttest.MiB), 0o600))
+			guesttest.Run(t, "sync", "--file-system", pod)
+			for _, path := range []string{pod, v.staging()} {
+				usage, err := v.usage(path)
 				must(t, err)
 				if len(usage) != 2 || usage[0].GetUnit() != csi.VolumeUsage_BYTES ||
 					usage[1].GetUnit() != csi.VolumeUsage_INODES {
@@ -138,13 +140,13 @@ func TestNodeGetVolumeStats(t *testing.T) {
 			other := g.disk(8, volume.Ext4, "csi-other00000000000")
 			must(t, v.stage())
 			must(t, other.stage())
-			_, err := stats(g.node(), v.ID, other.staging(), v.staging())
+			_, err := v.usage(other.staging())
 			csitest.Want(t, err, codes.NotFound, csierr.VolumeNotAtPath)
 		})
 	t.Run("a block volume has its size (VS-4)", func(t *testing.T) {
 		v := newGuest(t).disk(8, "block")
 		must(t, v.publish("dev"))
-		usage, err := stats(v.guest.node(), v.ID, v.guest.path("dev"), "")
+		usage, err := v.usage(v.guest.path("dev"))
 		must(t, err)
 		if len(usage) != 1 || usage[0].GetTotal() != 8*guesttest.MiB {
 			t.Fatalf("usage: %v", usage)
@@ -153,15 +155,6 @@ func TestNodeGetVolumeStats(t *testing.T) {
 }
 
 func TestNodeGetVolumeHealth(t *testing.T) {
-	health := func(n *Service, req *csi.NodeGetVolumeHealthRequest) healthEntries {
-		t.Helper()
-		resp, err := n.NodeGetVolumeHealth(t.Context(), req)
-		must(t, err)
-		if resp.GetVolumeHealth().GetVolumeId() != req.GetVolumeId() {
-			t.Fatalf("another volume's health: %v", resp)
-		}
-		return resp.GetVolumeHealth().GetHealthStatuses()
-	}
 	t.Run("the node has to know the volume (NH-2)", func(t *testing.T) {
 		n := &Service{SysfsRoot: guesttest.Sysfs(t, nil)}
 		csitest.Want(t, csitest.Call(t.Context(), n, &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
@@ -172,26 +165,35 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 			v := newGuest(t).disk(8, volume.Ext4)
 			n := v.guest.node()
 			must(t, csitest.Call(t.Context(), n, v.stageRequest()))
-			known := &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID}
-			byPath := &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
-			if got := health(n, known); len(got) != 0 {
-				t.Fatalf("health: %v", got)
+			health := func(n *Service, path string) (said string) {
+				t.Helper()
+				resp, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+					VolumeId: v.ID, StagingTargetPath: path})
+				must(t, err)
+				if got := resp.GetVolumeHealth().GetVolumeId(); got != v.ID {
+					t.Fatalf("the health of volume %q", got)
+				}
+				for _, entry := range resp.GetVolumeHealth().GetHealthStatuses() {
+					said += fmt.Sprint(entry.GetStatus(), " ", entry.GetReason(), ";")
+				}
+				return said
 			}
-			if got := health(v.guest.node(), byPath); len(got) != 0 {
-				t.Fatalf("health: %v", got)
-			}
-			turnReadOnly(t, v.staging())
-			for _, got := range []healthEntries{health(n, known),
-				health(v.guest.node(), byPath)} {
-				if len(got) != 1 || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED ||
-					got[0].GetReason() != string(csierr.FilesystemFailed) {
-					t.Fatalf("health: %v", got)
+			// A new process finds the volume by its path.
+			both := func(want string) {
+				t.Helper()
+				for _, got := range []string{health(n, ""), health(v.guest.node(), v.staging())} {
+					if got != want {
+						t.Fatalf("the health is %q, want %q", got, want)
+					}
 				}
 			}
+			both("")
+			turnReadOnly(t, v.staging())
+			both("DEGRADED " + string(csierr.FilesystemFailed) + ";")
 			v.guest.Unplug(v.disk)
-			if got := health(n, known); len(got) != 1 ||
-				got[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE {
-				t.Fatalf("health: %v", got)
+			if got := health(n, ""); strings.Count(got, ";") != 1 ||
+				!strings.HasPrefix(got, "INACCESSIBLE ") {
+				t.Fatalf("the health without a device is %q", got)
 			}
 		})
 }
@@ -207,7 +209,7 @@ func TestANodeExpandsNothingAndReportsNoStorage(t *testing.T) { // NE-1, NH-3
 }
 
 func TestInstanceID(t *testing.T) { // NI-1, D-28
-	const one, two = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01", "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a02"
+	const one, two = instance, "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a02"
 	oxide := map[string]string{"sys_vendor": "Oxide\n", "product_name": "OxVM\n",
 		"product_serial": one + "\n", "product_uuid": one + "\n"}
 	for _, c := range []struct {
@@ -350,4 +352,178 @@ func FuzzRecord(f *testing.F) {
 			t.Fatalf("%+v becomes %q, and then %+v, %v", r, again, same, err)
 		}
 	})
+}
+
+func (g *testGuest) inspect(asked ...inspection.Asked) inspection.Report {
+	g.t.Helper()
+	b, err := json.Marshal(g.node().Inspect(asked))
+	must(g.t, err)
+	r, err := inspection.Parse(b)
+	must(g.t, err)
+	return r
+}
+
+// digest returns a hash of all files below a directory, with their times and modes.
+func digest(t *testing.T, dir string) string {
+	t.Helper()
+	sum := sha256.New()
+	must(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil || e.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		_, _ = fmt.Fprintln(sum, path, info.ModTime(), info.Mode(), string(b))
+		return err
+	}))
+	return fmt.Sprintf("%x", sum.Sum(nil))
+}
+
+func TestAnInspectionSeesAVolumeFromItsDeviceToItsMounts(t *testing.T) {
+	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
+		t.Run(fsType, func(t *testing.T) {
+			v := statefulGuest(t).disk(320, fsType)
+			v.up("pod")
+			r := v.guest.inspect(inspection.Asked{ID: v.ID})
+			if r.Instance != instance || len(r.Devices) != 1 || len(r.Volumes) != 1 || r.Unseen != nil {
+				t.Fatalf("got %+v", r)
+			}
+			got := r.Volumes[0]
+			if got.Serial != v.disk.Serial || got.Record == nil || got.Record.Disk != v.Name ||
+				got.Record.Block != (fsType == "block") || got.Unseen != nil {
+				t.Errorf("got %+v", got)
+			}
+			if len(got.Devices) != 1 || got.Devices[0].Name != v.disk.Name ||
+				got.Devices[0].SizeBytes != v.disk.SizeBytes || got.Devices[0].BlockBytes != 512 {
+				t.Errorf("got the devices %+v", got.Devices)
+			}
+			var paths []string
+			for _, m := range got.Mounts {
+				if m.Process == "" {
+					paths = append(paths, m.Path)
+				}
+			}
+			want := 2
+			if fsType == "block" {
+				want = 1
+			} else if len(got.Filesystems) != 1 || got.Filesystems[0].Type != fsType ||
+				got.Filesystems[0].UUID.String() != v.ID || got.Filesystems[0].NotGrown {
+				t.Errorf("got the filesystems %+v", got.Filesystems)
+			}
+			if len(paths) != want || !strings.HasSuffix(paths[want-1], "pod") {
+				t.Errorf("got the mounts %+v", got.Mounts)
+			}
+		})
+	}
+}
+
+func TestAnInspectionChangesNothingAndWaitsForNothing(t *testing.T) {
+	v := statefulGuest(t).disk(16, volume.Ext4)
+	must(t, v.stage())
+	must(t, os.WriteFile(filepath.Join(v.guest.state, "trial-1984.new"), nil, 0o600))
+	// Another process of the driver works on the device.
+	locked, err := os.Open(filepath.Join(v.guest.Dir, "dev", v.disk.Name))
+	must(t, err)
+	defer func() { _ = locked.Close() }()
+	must(t, unix.Flock(int(locked.Fd()), unix.LOCK_EX))
+	before, same := digest(t, v.guest.state), v.guest.mounts()
+	r := v.guest.inspect()
+	if len(r.Volumes) != 1 || len(r.Volumes[0].Filesystems) != 1 || r.Volumes[0].Unseen != nil {
+		t.Errorf("got %+v", r.Volumes)
+	}
+	if same(); digest(t, v.guest.state) != before {
+		t.Error("something has changed")
+	}
+	must(t, locked.Close())
+	must(t, v.unstage())
+	must(t, os.RemoveAll(v.guest.state))
+	sameBytes := v.disk.Same(t) // the kernel writes to a mounted filesystem at any time
+	if v.guest.inspect(inspection.Asked{ID: v.ID}); len(v.guest.records()) != 0 {
+		t.Errorf("made %q", v.guest.records())
+	}
+	sameBytes()
+	if _, err := os.Stat(v.guest.state); !os.IsNotExist(err) {
+		t.Errorf("the state directory: %v", err)
+	}
+}
+
+func TestAnInspectionFindsWhatIsMissingOrWrong(t *testing.T) {
+	for name, c := range map[string]struct {
+		staged bool
+		disk   string // that the request names
+		act    func(t *testing.T, v testVolume)
+		right  func(got inspection.Volume) bool
+	}{
+		"a volume that was never here": {right: func(got inspection.Volume) bool {
+			return got.Serial == "" && got.Record == nil && len(got.Devices)+len(got.Mounts) == 0
+		}},
+		"a device that became read-only under its mount": {true, "", func(t *testing.T, v testVolume) {
+			guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
+			t.Cleanup(func() { guesttest.Run(t, "blockdev", "--setrw", v.disk.Loop) })
+		}, func(got inspection.Volume) bool {
+			return got.Devices[0].ReadOnly && len(got.Mounts) > 0 && got.Mounts[0].Writable
+		}},
+		"a disk that the request names": {disk: guesttest.Serial + "-and-more",
+			right: func(got inspection.Volume) bool {
+				return got.Serial == guesttest.Serial && len(got.Devices) == 1 && len(got.Filesystems) == 0
+			}},
+		"two devices with the serial": {true, "", func(_ *testing.T, v testVolume) {
+			v.guest.Attach(guesttest.Serial, 16*guesttest.MiB)
+		}, func(got inspection.Volume) bool {
+			return len(got.Devices) == 2 && len(got.Filesystems)+len(got.Mounts) == 0
+		}},
+		"a device that is gone": {true, "", func(t *testing.T, v testVolume) {
+			v.guest.Unplug(v.disk)
+			t.Cleanup(func() { v.guest.Plug(v.disk) })
+		}, func(got inspection.Volume) bool { return got.Record != nil && len(got.Devices) == 0 }},
+		"a device without its node": {false, guesttest.Serial, func(t *testing.T, v testVolume) {
+			must(t, os.Remove(v.guest.Dev(v.disk.Name)))
+		}, func(got inspection.Volume) bool {
+			return len(got.Devices) == 1 && len(got.Problems) == 1 &&
+				got.Problems[0].Reason == csierr.DeviceNotFound &&
+				inspection.WhyUnseen(got.Unseen, inspection.PartFilesystem) != ""
+		}},
+		"an invalid record": {false, "", func(t *testing.T, v testVolume) {
+			must(t, os.MkdirAll(v.guest.state, 0o700))
+			must(t, os.WriteFile(filepath.Join(v.guest.state, v.ID+".json"), []byte("{"), 0o600))
+		}, func(got inspection.Volume) bool {
+			return got.Record == nil && inspection.WhyUnseen(got.Unseen, inspection.PartRecord) != ""
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := statefulGuest(t).disk(16, volume.Ext4)
+			if c.staged {
+				must(t, v.stage())
+			}
+			if c.act != nil {
+				c.act(t, v)
+			}
+			r := v.guest.inspect(inspection.Asked{ID: v.ID, Disk: c.disk})
+			if got := r.Volumes[0]; !c.right(got) {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+	g := statefulGuest(t)
+	must(t, os.RemoveAll(g.Sys("block")))
+	if r := g.inspect(); inspection.WhyUnseen(r.Unseen, inspection.PartDevices) == "" {
+		t.Errorf("without sysfs: got %+v", r)
+	}
+}
+
+func TestAnInspectionShowsOpenChanges(t *testing.T) {
+	v := statefulGuest(t).disk(16, volume.Ext4)
+	recorder := &flight.Recorder{Log: slog.New(slog.DiscardHandler),
+		Dir: filepath.Join(v.guest.state, flight.DirName)}
+	ctx := flight.With(t.Context(), recorder, flight.Fields{Volume: v.ID, Disk: v.Name})
+	flight.Of(ctx).Begin(flight.Formatted, flight.Fields{}).End(nil, flight.Fields{})
+	flight.Of(ctx).Begin(flight.Mounted, flight.Fields{Path: "/staging"})
+	got := v.guest.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
+	if len(got.Flight) != 3 || len(got.Open) != 1 || got.Open[0].Event != flight.Mounted ||
+		got.From != "the flight recorder" || len(got.Devices) != 1 {
+		t.Errorf("got %+v", got)
+	}
 }

@@ -174,8 +174,7 @@ func (s storedRecord) saveDisk(serial string) {
 		return
 	}
 	if err := s.save(serial, false, asKnown); err != nil {
-		s.log.Warn("a volume is unstaged without a record of its disk",
-			"volume", s.id, "error", err)
+		s.log.Warn("a volume is unstaged without a record of its disk", "volume", s.id, "error", err)
 	}
 }
 
@@ -192,8 +191,7 @@ func (s storedRecord) load() (volumeRecord, bool) {
 	case errors.Is(err, fs.ErrNotExist):
 		return volumeRecord{}, false
 	case err != nil:
-		s.log.Warn("a record in the state directory is ignored",
-			"file", s.file, "error", err)
+		s.log.Warn("a record in the state directory is ignored", "file", s.file, "error", err)
 		return volumeRecord{}, false
 	}
 	s.keep(r)
@@ -252,8 +250,7 @@ func (s storedRecord) delete() {
 	}
 	path := filepath.Join(s.dir, s.file)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.log.Warn("a record stays in the state directory",
-			"file", s.file, "error", err)
+		s.log.Warn("a record stays in the state directory", "file", s.file, "error", err)
 	}
 }
 
@@ -332,8 +329,7 @@ func (s *recordStore) open() error {
 			_ = os.Remove(path) // the next record of the volume overwrites a file that stays
 		case strings.HasSuffix(e.Name(), recordSuffix):
 			if _, err := readRecordFile(path); err != nil {
-				s.log.Warn("a record in the state directory is ignored",
-					"file", e.Name(), "error", err)
+				s.log.Warn("a record in the state directory is ignored", "file", e.Name(), "error", err)
 			}
 		}
 	}

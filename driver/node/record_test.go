@@ -95,10 +95,9 @@ func TestNoCallNeedsTheStateDirectory(t *testing.T) { // B-10
 }
 
 func TestAnInvalidRecordIsIgnoredAndLogged(t *testing.T) {
-	other := `{"version":1,"volume":"other","instance":"` + instance + `","disk":"d"}`
 	for name, text := range map[string]string{
 		"truncated": `{"version":1,"vol`, "empty": "", "of a later version": `{"version":9}`,
-		"of another volume": other,
+		"of another volume": `{"version":1,"volume":"other","instance":"` + instance + `","disk":"d"}`,
 		"of another instance": `{"version":1,"volume":"` + idPrefix + `000000000001",` +
 			`"instance":"x","disk":"d"}`,
 	} {
@@ -235,10 +234,18 @@ func stopOnce(t *testing.T, program string, call func() error) (goOn func() erro
 	begun, file := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
 	tools(t, map[string]string{program: fmt.Sprintf(`if mkdir '%s' 2>/dev/null; then
 while [ ! -e '%s' ]; do sleep 0.01; done; fi; "$real" "$@"`, begun, file)})
-	called := async.Start(func() (struct{}, error) { return struct{}{}, call() })
+	result := start(call)
 	csitest.Await(t, program+" has begun", func() bool { return exists(begun) == nil })
 	return func() error {
 		must(t, os.WriteFile(file, nil, 0o600))
+		return result()
+	}
+}
+
+// start makes a call beside the test. The function that it returns waits for the call's result.
+func start(call func() error) (result func() error) {
+	called := async.Start(func() (struct{}, error) { return struct{}{}, call() })
+	return func() error {
 		_, err := called()
 		return err
 	}
@@ -260,32 +267,35 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 		must(t, v.stage())
 		v.checkStaged(t)
 	})
-	t.Run("a program of a dead driver keeps the next driver out",
-		func(t *testing.T) {
-			v := statefulGuest(t).disk(64, volume.Ext4)
-			outlives := lockedProgram(t, v)
-			for name, call := range map[string]func() error{
-				"stage": v.stage, "publish": func() error { return v.publish("pod") },
-			} {
-				err := call()
-				csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
-				if want := fmt.Sprintf("process %d (sleep)", outlives.Process.Pid); !strings.Contains(
-					err.Error(), want) {
-					t.Errorf("%s: the message does not say %q: %v", name, want, err)
-				}
-			}
-			must(t, outlives.Process.Kill())
-			_ = outlives.Wait()
-			must(t, v.stage())
-			v.checkStaged(t)
-		})
+	t.Run("a program of a dead driver keeps the next driver out", func(t *testing.T) {
+		v := statefulGuest(t).disk(64, volume.Ext4)
+		// The program has inherited the device and its lock from a driver, which has closed both.
+		host := v.guest.node().host()
+		found, err := host.Lookup(v.Name)
+		must(t, err)
+		h, err := host.OpenLocked(t.Context(), found, false)
+		must(t, err)
+		program := exec.Command("sleep", "infinity")
+		program.ExtraFiles = h.Inherited
+		must(t, program.Start())
+		t.Cleanup(func() { _ = program.Process.Kill(); _ = program.Wait() })
+		must(t, h.Close())
+		for _, err := range []error{v.stage(), v.publish("pod")} {
+			csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked,
+				fmt.Sprintf("process %d (sleep)", program.Process.Pid))
+		}
+		must(t, program.Process.Kill())
+		_ = program.Wait()
+		must(t, v.stage())
+		v.checkStaged(t)
+	})
 	t.Run("another state directory does not help, if no workload ever has the raw disk",
 		func(t *testing.T) {
 			v := statefulGuest(t).disk(64, volume.Ext4)
 			goOn := stopOnce(t, "mke2fs", v.stage)
-			other, req := v.guest.node(), v.stageRequest()
-			other.StateDir, req.StagingTargetPath = t.TempDir(), v.guest.path("another staging path")
-			_, err := other.NodeStageVolume(t.Context(), req)
+			other, w := v.guest.node(), v
+			other.StateDir, w.Staging = t.TempDir(), v.guest.path("another staging path")
+			err := csitest.Call(t.Context(), other, w.stageRequest())
 			must(t, goOn())
 			csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
 			v.checkStaged(t)
@@ -296,11 +306,10 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 		f, err := os.Open(node)
 		must(t, err)
 		must(t, unix.Flock(int(f.Fd()), unix.LOCK_SH))
-		staged := async.Start(func() (struct{}, error) { return struct{}{}, v.stage() })
+		staged := start(v.stage)
 		csitest.Await(t, "the call waits", func() bool { return ownDescriptors(t, node, "") > 1 })
 		must(t, f.Close())
-		_, err = staged()
-		must(t, err)
+		must(t, staged())
 	})
 }
 
@@ -309,10 +318,7 @@ func TestUnstageWaitsForAnotherDriversStage(t *testing.T) {
 	v.guest.Unplug(v.disk)
 	other := v.guest.node()
 	other.DeviceTimeout = time.Minute
-	staged := async.Start(func() (struct{}, error) {
-		_, err := other.NodeStageVolume(t.Context(), v.stageRequest())
-		return struct{}{}, err
-	})
+	staged := start(func() error { return csitest.Call(t.Context(), other, v.stageRequest()) })
 	locks := filepath.Join(v.guest.state, lockName)
 	csitest.Await(t, "the stage has its lock", func() bool {
 		return ownDescriptors(t, locks, "lock:") > 0
@@ -320,29 +326,27 @@ func TestUnstageWaitsForAnotherDriversStage(t *testing.T) {
 	csitest.Want(t, v.unstage(), codes.Aborted, csierr.DeviceLocked)
 	csitest.Want(t, v.unpublish("pod"), codes.Aborted, csierr.DeviceLocked)
 	v.guest.Plug(v.disk)
-	_, err := staged()
-	must(t, err)
+	must(t, staged())
 	must(t, v.unstage())
 	v.guest.hasMounts(0)
 }
 
 func TestLocksWorkAgainWhenTheirFileWasRemoved(t *testing.T) {
 	g := statefulGuest(t)
-	held, err := g.node().hold(t.Context(), "a volume")
+	hold := func() (heldVolume, error) { return g.node().hold(t.Context(), "a volume") }
+	held, err := hold()
 	must(t, err)
-	waiting := async.Start(func() (heldVolume, error) {
-		return g.node().hold(t.Context(), "a volume")
-	})
+	waiting := async.Start(hold)
 	locks := filepath.Join(g.state, lockName)
 	csitest.Await(t, "the second waits", func() bool { return ownDescriptors(t, locks, "") > 1 })
 	must(t, os.RemoveAll(g.state))
 	must(t, held.lock.Close())
 	second, err := waiting()
 	must(t, err)
-	_, err = g.node().hold(t.Context(), "a volume")
+	_, err = hold()
 	csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
 	must(t, second.lock.Close())
-	third, err := g.node().hold(t.Context(), "a volume")
+	third, err := hold()
 	must(t, err)
 	must(t, third.lock.Close())
 }
@@ -361,21 +365,4 @@ func ownDescriptors(t *testing.T, path, info string) (n int) {
 		}
 	}
 	return n
-}
-
-// lockedProgram starts a program that has inherited the device and its lock from a driver, which
-// has closed both.
-func lockedProgram(t *testing.T, v testVolume) *exec.Cmd {
-	t.Helper()
-	ds := v.guest.node().host()
-	found, err := ds.Lookup(v.Name)
-	must(t, err)
-	h, err := ds.OpenLocked(t.Context(), found, false)
-	must(t, err)
-	cmd := exec.Command("sleep", "infinity")
-	cmd.ExtraFiles = h.Inherited
-	must(t, cmd.Start())
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	must(t, h.Close())
-	return cmd
 }

@@ -21,7 +21,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
@@ -166,21 +165,17 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 	})
 }
 
-func TestStageRefusesAnotherRequestForAStagedVolume(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		other func(*testVolume)
-	}{
-		{"filesystem", func(v *testVolume) { v.FSType = volume.XFS }},
-		{"flags", func(v *testVolume) { v.Flags = []string{"noexec"} }},
-		{"access type", func(v *testVolume) { v.FSType = "block" }},
+func TestStageRefusesAnotherRequestForAStagedVolume(t *testing.T) { // NS-8
+	v := newGuest(t).disk(8, volume.Ext4)
+	must(t, v.stage())
+	for _, change := range []func(*testVolume){
+		func(v *testVolume) { v.FSType = volume.XFS },
+		func(v *testVolume) { v.Flags = []string{"noexec"} },
+		func(v *testVolume) { v.FSType = "block" },
 	} {
-		t.Run("a second call with another "+c.name+" is refused (NS-8)", func(t *testing.T) {
-			v := newGuest(t).disk(8, volume.Ext4)
-			must(t, v.stage())
-			c.other(&v)
-			csitest.Want(t, v.stage(), codes.AlreadyExists, csierr.StagedDifferently)
-		})
+		other := v
+		change(&other)
+		csitest.Want(t, other.stage(), codes.AlreadyExists, csierr.StagedDifferently)
 	}
 }
 
@@ -228,29 +223,19 @@ func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 	})
 	t.Run("a path of a thousand bytes works (B-4)", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
-		long := v.guest.path(strings.Repeat(strings.Repeat("ü", 100)+"/", 5)[:1000])
-		must(t, os.MkdirAll(filepath.Dir(long), 0o755))
-		stage, publish := v.stageRequest(), v.publishRequest("")
-		stage.StagingTargetPath, publish.StagingTargetPath = long, long
-		publish.TargetPath = long + "-pod"
-		n := v.guest.node()
-		must(t, csitest.Call(t.Context(), n, stage))
-		must(t, csitest.Call(t.Context(), n, publish))
-		must(t, csitest.Call(t.Context(), n, &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID,
-			TargetPath: publish.TargetPath}))
-		must(t, v.unstageAt(long))
+		long := strings.Repeat(strings.Repeat("ü", 100)+"/", 5)[:1000]
+		v.Staging = v.guest.path(long)
+		must(t, os.MkdirAll(filepath.Dir(v.Staging), 0o755))
+		v.up(long + "-pod")
+		v.down(long + "-pod")
 	})
 	t.Run("a staging path over a symbolic link is found again", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.disk(8, volume.Ext4)
-		must(t, os.MkdirAll(g.path("real"), 0o755))
-		must(t, os.Symlink(g.path("real"), g.path("link")))
-		req := v.stageRequest()
-		req.StagingTargetPath = g.path("link/staging")
-		for range 2 {
-			must(t, csitest.Call(t.Context(), g.node(), req))
-		}
-		if got := guesttest.Mounts(t, g.Dir); !slices.Equal(got, []string{g.path("real/staging")}) {
+		v := newGuest(t).disk(8, volume.Ext4)
+		real := v.guest.path("real")
+		must(t, errors.Join(os.Mkdir(real, 0o755), os.Symlink(real, v.guest.path("link"))))
+		v.Staging = v.guest.path("link/staging")
+		must(t, errors.Join(v.stage(), v.stage()))
+		if got := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(got, []string{real + "/staging"}) {
 			t.Fatalf("mounts: %q", got)
 		}
 	})
@@ -279,25 +264,15 @@ func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 	})
 	t.Run("a read-only disk is mounted and published read-only (E-6)", func(t *testing.T) {
 		for _, fsType := range volume.Filesystems {
-			g := newGuest(t)
-			writable := g.disk(512, fsType)
-			must(t, writable.stage())
-			must(t, writable.unstage())
-			g.Unplug(writable.disk)
-
-			v := g.volume(g.AttachFile(guesttest.Serial, writable.disk.File, guesttest.ReadOnly), fsType)
+			v := newGuest(t).disk(512, fsType)
+			must(t, errors.Join(v.stage(), v.unstage()))
+			v.guest.Unplug(v.disk)
+			v.disk = v.guest.AttachFile(guesttest.Serial, v.disk.File, guesttest.ReadOnly)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
-			req := v.stageRequest()
-			req.PublishContext[volume.CtxReadOnly] = "true"
-			for range 2 {
-				must(t, csitest.Call(t.Context(), g.node(), req))
-			}
-			publish := v.publishRequest("pod")
-			publish.PublishContext = req.PublishContext
-			csitest.Want(t, csitest.Call(t.Context(), g.node(), publish), codes.FailedPrecondition,
-				csierr.DeviceReadOnly)
-			publish.Readonly = true
-			must(t, csitest.Call(t.Context(), g.node(), publish))
+			v.Tag = map[string]string{volume.CtxReadOnly: "true"}
+			must(t, errors.Join(v.stage(), v.stage()))
+			csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.DeviceReadOnly)
+			must(t, v.publishReadOnly("pod"))
 			v.down("pod")
 		}
 	})
@@ -326,41 +301,23 @@ func (v testVolume) readOnly() bool {
 }
 
 func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
-	setUp := func(t *testing.T) testVolume {
-		v := statefulGuest(t).disk(16, volume.Ext4)
-		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
-		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
-		return v
+	v := statefulGuest(t).disk(16, volume.XFS)
+	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+	guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
+	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+	v.FSType = volume.Ext4
+	holder, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
+	must(t, err)
+	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
+	if !v.readOnly() {
+		t.Error("a refused call has made it writable")
 	}
-	for name, refused := range map[string]struct {
-		change func(*testVolume)
-		reason csierr.Reason
-	}{
-		"a disk that holds something else (NS-10)": {func(v *testVolume) { v.FSType = volume.XFS },
-			csierr.DiskNotBlank},
-		"a disk in use": {func(v *testVolume) {
-			holder, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
-			must(t, err)
-			v.guest.t.Cleanup(func() { must(t, holder.Close()) })
-		}, csierr.DeviceHeld},
-	} {
-		t.Run(name, func(t *testing.T) {
-			v := setUp(t)
-			refused.change(&v)
-			csitest.Want(t, v.stage(), codes.FailedPrecondition, refused.reason)
-			if !v.readOnly() {
-				t.Error("the refused call has made it writable")
-			}
-		})
+	must(t, holder.Close())
+	v.Whole = true // so the driver may have left the switch
+	must(t, v.stage())
+	if v.readOnly() {
+		t.Error("it is still read-only")
 	}
-	t.Run("a switch that the driver may have left is cleared", func(t *testing.T) {
-		v := setUp(t)
-		v.Whole = true
-		must(t, v.stage())
-		if v.readOnly() {
-			t.Error("it is still read-only")
-		}
-	})
 }
 
 // If the kernel lacks a feature that the driver knows, the error names the feature.
@@ -373,8 +330,7 @@ func TestAFeatureThatTheKernelRefusesIsNamed(t *testing.T) {
 		{volume.XFS, "mkfs.xfs -q -n version=ci", "asciici"},
 	} {
 		t.Run(c.mkfs, func(t *testing.T) {
-			g := newGuest(t)
-			v := g.disk(smallest(volume.XFS), c.fsType)
+			v := newGuest(t).disk(smallest(volume.XFS), c.fsType)
 			words := strings.Fields(c.mkfs)
 			guesttest.Run(t, words[0], append(words[1:], v.disk.Loop)...)
 			same := v.disk.Same(t)
@@ -424,10 +380,8 @@ func TestTheErrorOfADestroyedSuperblockSaysIfItWasMountedHere(t *testing.T) {
 // taken, or DeviceLocked.
 func both(t *testing.T, taken csierr.Reason, a, b func() error) (succeeded int) {
 	t.Helper()
-	first := async.Start(func() (struct{}, error) { return struct{}{}, a() })
-	second := b()
-	_, err := first()
-	for _, err := range []error{err, second} {
+	first := start(a)
+	for _, err := range []error{b(), first()} {
 		switch csierr.ReasonOf(err) {
 		case "":
 			must(t, err)
@@ -453,22 +407,15 @@ func TestTwoVolumesAreNotMountedAtOnePath(t *testing.T) {
 			}
 		}
 		must(t, os.Mkdir(v.staging(), 0o755))
-		one(v.staging(), both(t, csierr.StagedDifferently, v.stage, func() error {
-			req := w.stageRequest()
-			req.StagingTargetPath = v.staging()
-			_, err := v.guest.node().NodeStageVolume(t.Context(), req)
-			return err
-		}))
-		must(t, v.unstage())
-		must(t, w.unstageAt(v.staging()))
-		must(t, v.stage())
-		must(t, w.stage())
+		w.Staging = v.staging()
+		one(v.staging(), both(t, csierr.StagedDifferently, v.stage, w.stage))
+		must(t, errors.Join(v.unstage(), w.unstage()))
+		w.Staging = ""
+		must(t, errors.Join(v.stage(), w.stage()))
 		one(v.guest.path("pod"), both(t, csierr.PublishedDifferently,
 			func() error { return v.publish("pod") }, func() error { return w.publish("pod") }))
-		must(t, v.unpublish("pod"))
-		must(t, w.unpublish("pod"))
-		must(t, v.unstage())
-		must(t, w.unstage())
+		v.down("pod")
+		w.down("pod")
 	}
 }
 

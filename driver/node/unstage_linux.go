@@ -244,8 +244,7 @@ func checkJournal(log *slog.Logger, device *blockdev.OpenDevice) error {
 	failed, err := filesystem.JournalFailed(device)
 	switch {
 	case err != nil:
-		log.Warn("an unmounted filesystem could not be looked at", "device", device.Path,
-			"error", err)
+		log.Warn("an unmounted filesystem could not be looked at", "device", device.Path, "error", err)
 	case failed:
 		return csierr.New(csierr.NodeToolFailed, "the journal of the filesystem on %s could not be "+
 			"written, so what its workload wrote last may be lost", device.Path)
