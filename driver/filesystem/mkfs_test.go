@@ -6,9 +6,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,8 +60,8 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 			}
 		}
 		for _, options := range combinations {
-			for _, gib := range c.gib {
-				formats = append(formats, format{c.fsType, options, gib * guesttest.GiB})
+			for _, n := range c.gib {
+				formats = append(formats, format{c.fsType, options, n * gib})
 			}
 		}
 	}
@@ -75,14 +75,9 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 		err = o.Check(c.fsType, c.size)
 		file := guesttest.New(t).Sparse(c.size)
 		v := Volume{FSType: c.fsType, Mkfs: o}
-		name, args, failed := mkfsCommand(v)
-		csitest.Must(t, failed)
-		out, made := exec.Command(name, append(args, file)...).CombinedOutput()
-		head := make([]byte, guesttest.MiB)
-		disk, failed := os.Open(file)
-		csitest.Must(t, failed)
-		_, failed = disk.ReadAt(head, 0)
-		csitest.Must(t, errors.Join(failed, disk.Close(), os.Remove(file)))
+		made := mkfs(t, v, file)
+		head := startOf(t, file)
+		csitest.Must(t, os.Remove(file))
 		number := func(name string, unset int) int {
 			if n, err := strconv.Atoi(o.Value(name)); err == nil {
 				return n
@@ -90,12 +85,11 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 			return unset
 		}
 		switch {
-		case err == nil && made != nil:
-			t.Errorf("%s with %q on %d GiB is accepted: %v: %s", c.fsType, c.options,
-				c.size/guesttest.GiB, made, out)
-		case err != nil && made == nil && number("bytesPerInode", 16384) >= 2*number("inodeSize", 256):
+		case err == nil && made.Exit != 0:
+			t.Errorf("%s with %q on %d GiB is accepted: %v", c.fsType, c.options, c.size/gib, made)
+		case err != nil && made.Exit == 0 && number("bytesPerInode", 16384) >= 2*number("inodeSize", 256):
 			t.Errorf("%s with %q on %d GiB is refused, but mkfs makes it: %v", c.fsType, c.options,
-				c.size/guesttest.GiB, err)
+				c.size/gib, err)
 		case err == nil:
 			accepted++
 			wantNewFeatures(t, head, v)
@@ -109,6 +103,16 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 	}
 }
 
+// mkfs formats a disk or a file as the driver does.
+func mkfs(t *testing.T, v Volume, path string, size ...string) toolResult {
+	t.Helper()
+	name, args, err := mkfsCommand(v)
+	csitest.Must(t, err)
+	made, err := runTool(nil, name, append(append(args, path), size...)...)
+	csitest.Must(t, err)
+	return made
+}
+
 // TestEveryMkfsLeavesARecordAndKnownTraces checks the condition for repeating an unfinished format:
 // no mkfs of the driver, whatever its options, overwrites all records on a disk, and every byte
 // that it wrote is recognized. Otherwise the disk would be refused forever. The long form, with
@@ -116,10 +120,9 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 // tries each option in blocks of one size.
 func TestEveryMkfsLeavesARecordAndKnownTraces(t *testing.T) {
 	long := os.Getenv("PROOF_DURATION") != ""
-	sizes := []int64{64 * guesttest.MiB, 300 * guesttest.MiB, guesttest.GiB}
+	sizes := []int64{64 * mib, 300 * mib, gib}
 	if long {
-		sizes = append(sizes, 128*guesttest.MiB, 1500*guesttest.MiB, 3*guesttest.GiB,
-			10*guesttest.GiB, 100*guesttest.GiB, 1023*guesttest.GiB)
+		sizes = append(sizes, 128*mib, 1500*mib, 3*gib, 10*gib, 100*gib, 1023*gib)
 	}
 	type disk struct {
 		size            int64
@@ -130,7 +133,7 @@ func TestEveryMkfsLeavesARecordAndKnownTraces(t *testing.T) {
 	for s, size := range sizes {
 		for f, fsType := range volume.Filesystems {
 			for i, options := range slotOptions(fsType, size) {
-				if size >= guesttest.GiB && i > 1 && !long {
+				if size >= gib && i > 1 && !long {
 					break
 				}
 				for b, block := range volume.BlockSizes {
@@ -144,7 +147,7 @@ func TestEveryMkfsLeavesARecordAndKnownTraces(t *testing.T) {
 	cases = short.Some(t, 8, cases)
 	tried := 0
 	for _, c := range cases {
-		t.Run(fmt.Sprintf("%s of %d MiB in blocks of %d with %q", c.fsType, c.size/guesttest.MiB,
+		t.Run(fmt.Sprintf("%s of %d MiB in blocks of %d with %q", c.fsType, c.size/mib,
 			c.block, c.options), func(t *testing.T) {
 			if mkfsAmongRecords(t, c.size, c.block, c.fsType, c.options) {
 				tried++
@@ -163,7 +166,7 @@ func slotOptions(fsType string, size int64) []string {
 	switch fsType {
 	case volume.Ext3, volume.Ext4:
 		few := []string{"", "bytesPerInode=67108864", "fsBlockSize=1024", "fsBlockSize=2048"}
-		if (fsType == volume.Ext3 && size > 3*guesttest.GiB) || size > 100*guesttest.GiB {
+		if (fsType == volume.Ext3 && size > 3*gib) || size > 100*gib {
 			return few[:2]
 		}
 		return append(few, "bytesPerInode=1024", "bytesPerInode=4096,inodeSize=2048,fsBlockSize=4096",
@@ -190,10 +193,7 @@ func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options strin
 	for _, slot := range RecordOffsets(size) {
 		d.WriteAt(t, slot, record)
 	}
-	name, args, err := mkfsCommand(v)
-	csitest.Must(t, err)
-	made, err := runTool(nil, name, append(args, d.Loop)...)
-	if csitest.Must(t, err); made.Exit != 0 {
+	if mkfs(t, v, d.Loop).Exit != 0 {
 		return false
 	}
 	wantNewFeatures(t, d.ReadAt(t, 0, btrfsOffset+btrfsBytes), v)
@@ -216,36 +216,34 @@ func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options strin
 // The records of an unfinished format are erased before the disk is published as a raw device, but
 // not if it is in use or read-only.
 func TestRecordsAreDroppedOnlyFromADiskThatIsFree(t *testing.T) {
-	own := Volume{ID: "v", DiskName: "d", SizeBytes: 64 * guesttest.MiB, FSType: volume.Ext4}
+	own := Volume{ID: "v", DiskName: "d", SizeBytes: 64 * mib, FSType: volume.Ext4}
+	readOnly, another, moved := own, own, own
+	readOnly.ReadOnly, another.ID, moved.DiskName = true, "w", "e"
 	for name, c := range map[string]struct {
-		change  func(v *Volume)
+		volume  Volume
 		mounted bool
 		left    int
 	}{
-		"of a disk that is free":      {func(*Volume) {}, false, 0},
-		"of a disk that is mounted":   {func(*Volume) {}, true, 3},
-		"of a disk that is read-only": {func(v *Volume) { v.ReadOnly = true }, false, 3},
-		"of another volume's format":  {func(v *Volume) { v.ID = "w" }, false, 0},
-		"of another disk's format":    {func(v *Volume) { v.DiskName = "e" }, false, 0},
+		"of a disk that is free":      {own, false, 0},
+		"of a disk that is mounted":   {own, true, 3},
+		"of a disk that is read-only": {readOnly, false, 3},
+		"of another volume's format":  {another, false, 0},
+		"of another disk's format":    {moved, false, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			device := openDisk(t, own.SizeBytes)
-			csitest.Must(t, disk{device}.writeRecords(RecordOf(own), RecordOffsets(own.SizeBytes)))
-			v := own
-			c.change(&v)
-			csitest.Must(t, (&Preparation{Device: device, Volume: v}).DropRecord(c.mounted))
-			left := 0
-			for _, at := range RecordOffsets(own.SizeBytes) {
-				b, err := device.Read(at, sectorBytes)
-				csitest.Must(t, err)
-				if _, err := ParseRecord(b); err == nil {
-					left++
-				}
+		device := openDisk(t, own.SizeBytes)
+		csitest.Must(t, disk{device}.writeRecords(RecordOf(own), RecordOffsets(own.SizeBytes)))
+		csitest.Must(t, (&Preparation{Device: device, Volume: c.volume}).DropRecord(c.mounted))
+		left := 0
+		for _, at := range RecordOffsets(own.SizeBytes) {
+			b, err := device.Read(at, sectorBytes)
+			csitest.Must(t, err)
+			if _, err := ParseRecord(b); err == nil {
+				left++
 			}
-			if left != c.left {
-				t.Errorf("%d records are left, want %d", left, c.left)
-			}
-		})
+		}
+		if left != c.left {
+			t.Errorf("%s: %d records are left, want %d", name, left, c.left)
+		}
 	}
 }
 
@@ -281,20 +279,19 @@ func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) i
 }
 
 func TestOtherDataIsNotRecognizedAsWrittenByATool(t *testing.T) {
-	random := make([]byte, sectorBytes)
-	for i := range random {
-		random[i] = byte(rand.New(rand.NewPCG(1, uint64(i))).Uint32())
+	at := func(offset int, b []byte) []byte {
+		sector := make([]byte, sectorBytes)
+		copy(sector[offset:], b)
+		return sector
 	}
+	padded := func(text string) []byte { return at(0, []byte(text)) }
+	random := at(0, nil)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(random)
 	text := []byte(strings.Repeat("All that a workload has written stays. ", 128))[:sectorBytes]
-	one := make([]byte, sectorBytes)
-	copy(one[700:], text[:100])
-	boot := make([]byte, sectorBytes)
-	boot[5] = 1
 	mkfs, own := expected{Mkfs: true}, uuid.MustParse(someUUID)
 	growth := func(fsType string) expected {
 		return expected{Growth: fsType, UUID: own, NodeBytes: 16 << 10}
 	}
-	padded := func(b string) []byte { return append([]byte(b), make([]byte, sectorBytes-len(b))...) }
 	for _, c := range []struct {
 		name   string
 		sector []byte
@@ -304,10 +301,9 @@ func TestOtherDataIsNotRecognizedAsWrittenByATool(t *testing.T) {
 		{"random bytes", random, 8 << 20, mkfs},
 		{"one value", bytes.Repeat([]byte{0xAA}, sectorBytes), 8 << 20, mkfs},
 		{"a text", text, 8 << 20, mkfs},
-		{"a hundred bytes of text", one, 8 << 20, mkfs},
-		{"a single byte at the start of the disk", boot, 0, mkfs},
-		{"a torn text where btrfs has its superblock", slices.Concat(make([]byte, 512), text[512:]),
-			btrfsOffset, mkfs},
+		{"a hundred bytes of text", at(700, text[:100]), 8 << 20, mkfs},
+		{"a single byte at the start of the disk", at(5, []byte{1}), 0, mkfs},
+		{"a torn text where btrfs has its superblock", at(512, text[512:]), btrfsOffset, mkfs},
 		{"a superblock with something before it", slices.Concat(text[:extOffset],
 			make([]byte, sectorBytes-extOffset)), 0, mkfs},
 		{"a text behind an ext4 that grows", text, 8 << 20, growth(volume.Ext4)},
@@ -318,7 +314,7 @@ func TestOtherDataIsNotRecognizedAsWrittenByATool(t *testing.T) {
 		{"a text behind a copy of a block of the btrfs", text, 8<<20 + 20<<10, growth(volume.Btrfs)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := traces{expected: c.by, sizeBytes: guesttest.GiB,
+			m := traces{expected: c.by, sizeBytes: gib,
 				read: func(at, n int64) ([]byte, error) {
 					b := make([]byte, n)
 					if at%(64<<10) == 0 { // the head of a block
@@ -348,26 +344,23 @@ func TestTracesExplainTheGrowthOfExt(t *testing.T) {
 	}
 	var cases []growth
 	for _, fsType := range []string{volume.Ext3, volume.Ext4} {
-		for i, options := range slotOptions(fsType, 64*guesttest.MiB) {
-			cases = append(cases, growth{fsType, options, 64 * guesttest.MiB, 300 * guesttest.MiB})
+		for i, options := range slotOptions(fsType, 64*mib) {
+			cases = append(cases, growth{fsType, options, 64 * mib, 300 * mib})
 			if i <= 1 || os.Getenv("PROOF_DURATION") != "" { // the long form tries them all
-				cases = append(cases, growth{fsType, options, guesttest.GiB, 10 * guesttest.GiB})
+				cases = append(cases, growth{fsType, options, gib, 10 * gib})
 			}
 		}
 	}
 	for _, c := range short.Some(t, 4, cases) {
-		t.Run(fmt.Sprintf("%s with %q from %d to %d MiB", c.fsType, c.options, c.from/guesttest.MiB,
-			c.to/guesttest.MiB), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s with %q from %d to %d MiB", c.fsType, c.options, c.from/mib,
+			c.to/mib), func(t *testing.T) {
 			d := guesttest.New(t).Attach(guesttest.Serial, c.to)
-			v := Volume{ID: zeroVolume, FSType: c.fsType}
-			var err error
-			v.Mkfs, err = volume.ParseMkfsOptions(c.options)
+			options, err := volume.ParseMkfsOptions(c.options)
 			csitest.Must(t, err)
-			name, args, err := mkfsCommand(v)
-			csitest.Must(t, err)
-			made, err := runTool(nil, name, append(args, d.Loop, fmt.Sprint(c.from>>10, "k"))...)
-			if err != nil || made.Exit != 0 {
-				t.Fatal(made, err)
+			made := mkfs(t, Volume{ID: zeroVolume, FSType: c.fsType, Mkfs: options}, d.Loop,
+				fmt.Sprint(c.from>>10, "k"))
+			if made.Exit != 0 {
+				t.Fatal(made)
 			}
 			guesttest.Run(t, "e2fsck", "-f", "-p", d.Loop)
 			end := Superblock{Type: c.fsType}.largest(d.SizeBytes)
@@ -387,6 +380,117 @@ func TestTracesExplainTheGrowthOfExt(t *testing.T) {
 			if at := firstUnexplained(t, d, c.from, other); at < 0 {
 				t.Error("the copies of another filesystem's superblock are recognized, too")
 			}
+		})
+	}
+}
+
+// acceptedFlags returns the mount flags of a filesystem, with the values at the ends of their
+// ranges.
+func acceptedFlags(t *testing.T, fsType string) []string {
+	t.Helper()
+	candidates := strings.Fields("journal ordered writeback abort ignore remount-ro v2 sync async " +
+		"zlib zlib:1 zlib:9 lzo zstd zstd:1 zstd:15 no none 16k 64K 256k 1m 1g")
+	var numbers []int
+	for n := range 1025 {
+		numbers = append(numbers, n)
+	}
+	for n := range 32 {
+		numbers = append(numbers, 1<<n-1, 1<<n)
+	}
+	numbers = append(numbers, 1000000)
+	slices.Sort(numbers)
+	set := volume.FilesystemFlags[fsType]
+	flags := slices.Concat(set.Words, strings.Fields("ro noatime sync dirsync lazytime nosymfollow"))
+	for name, values := range set.Values {
+		before := len(flags)
+		for _, value := range candidates {
+			if values.Contains(value) {
+				flags = append(flags, name+"="+value)
+			}
+		}
+		takesNumber := func(n int) bool { return values.Contains(strconv.Itoa(n)) }
+		if least := slices.IndexFunc(numbers, takesNumber); least >= 0 {
+			flags = append(flags, fmt.Sprint(name, "=", numbers[least]))
+			slices.Reverse(numbers)
+			most := numbers[slices.IndexFunc(numbers, takesNumber)]
+			flags = append(flags, fmt.Sprint(name, "=", most))
+			slices.Reverse(numbers)
+		}
+		if len(flags) == before {
+			t.Fatalf("no value of %s is tried", name)
+		}
+	}
+	slices.Sort(flags)
+	return slices.Compact(flags)
+}
+
+// TestAFreshFilesystemMountsWithTheAcceptedFlags mounts with each accepted flag and pair of flags,
+// also with the options for a read-only disk.
+func TestAFreshFilesystemMountsWithTheAcceptedFlags(t *testing.T) {
+	for _, fsType := range volume.Filesystems {
+		t.Run(fsType, func(t *testing.T) {
+			d := openDisk(t, 512*mib)
+			if made := mkfs(t, Volume{FSType: fsType}, d.Path); made.Exit != 0 {
+				t.Fatal(made)
+			}
+			flags := acceptedFlags(t, fsType)
+			var pairs [][]string
+			for _, first := range flags {
+				for _, second := range flags {
+					if first != second {
+						pairs = append(pairs, []string{first, second})
+					}
+				}
+			}
+			tried := slices.Collect(slices.Chunk(flags, 1))
+			for _, flags := range append(tried, short.Some(t, 100, pairs)...) {
+				o, err := volume.ParseMountFlags(fsType, flags)
+				if err != nil && len(flags) == 2 {
+					continue // they contradict each other
+				}
+				csitest.Must(t, err)
+				m, err := Mount(d, fsType, o)
+				if err != nil {
+					t.Errorf("with %q: %v", flags, err)
+					continue
+				}
+				csitest.Must(t, m.Close())
+				o.SetReadOnly()
+				csitest.Must(t, d.SetReadOnly(true))
+				m, err = Mount(d, fsType, o)
+				csitest.Must(t, d.SetReadOnly(false))
+				if err != nil {
+					t.Errorf("read-only, with %q: %v", flags, err)
+					continue
+				}
+				csitest.Must(t, m.Close())
+			}
+		})
+	}
+}
+
+// The user that kept the device busy may end while the driver looks for a frozen filesystem. The
+// driver must not replay a log then, because the disk may belong to a workload with a raw device.
+func TestNoJournalIsReplayedToFindAFrozenFilesystem(t *testing.T) {
+	sizes := map[string]int64{volume.Ext3: 64 * mib, volume.Ext4: 64 * mib,
+		volume.XFS: 300 * mib, volume.Btrfs: 128 * mib}
+	for _, fsType := range volume.Filesystems {
+		t.Run(fsType, func(t *testing.T) {
+			g := guesttest.New(t)
+			d := g.Attach(guesttest.Serial, sizes[fsType])
+			guesttest.Run(t, "mkfs."+fsType, "-q", d.Loop)
+			dir := t.TempDir()
+			guesttest.Run(t, "mount", "-o", "noatime", d.Loop, dir)
+			guesttest.Run(t, "dd", "if=/dev/urandom", "of="+dir+"/file", "bs=64k", "count=4",
+				"conv=fsync", "status=none")
+			guesttest.Run(t, "cp", "--sparse=always", d.File, d.File+".cut")
+			csitest.Must(t, unix.Unmount(dir, 0))
+			guesttest.Run(t, "dd", "if="+d.File+".cut", "of="+d.Loop, "bs=1M", "conv=fsync", "status=none")
+			same := d.Same(t)
+			device := openLocked(t.Context(), t, g)
+			csitest.Must(t, thawUnmounted(slog.Default(), device))
+			csitest.Must(t, device.Close())
+			same()
 		})
 	}
 }

@@ -75,8 +75,7 @@ func (j *zeroScan) ended() bool {
 
 // join returns the job for the range, and whether it existed before. It starts a new job by calling
 // run in the background. After Close it returns nil.
-func (z *ZeroScans) join(r zeroRange, run func(*zeroScan)) (job *zeroScan,
-	joined bool) {
+func (z *ZeroScans) join(r zeroRange, run func(*zeroScan)) (job *zeroScan, joined bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if job := z.jobs[r]; job != nil || z.closed {

@@ -10,6 +10,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -24,6 +26,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
 func TestFindUnexpected(t *testing.T) {
@@ -65,15 +68,14 @@ func TestFindUnexpected(t *testing.T) {
 		})
 	}
 	t.Run("a range beyond the disk is an error", func(t *testing.T) {
-		if _, err := findUnexpected(t.Context(), openDisk(t, guesttest.MiB), 0, 2*guesttest.MiB,
+		if _, err := findUnexpected(t.Context(), openDisk(t, mib), 0, 2*mib,
 			traces{}.check, nil); err == nil {
 			t.Fatal("no error")
 		}
 	})
 	t.Run("a canceled context ends it", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := findUnexpected(ctx, openDisk(t, guesttest.GiB), 0, guesttest.GiB, traces{}.check,
-			func(int64) { cancel() })
+		_, err := findUnexpected(ctx, openDisk(t, gib), 0, gib, traces{}.check, func(int64) { cancel() })
 		if !errors.Is(err, context.Canceled) {
 			t.Fatalf("got %v", err)
 		}
@@ -87,7 +89,7 @@ func TestFindUnexpected(t *testing.T) {
 			}
 			goleak.VerifyNone(t, before)
 		}()
-		_, err := findUnexpected(t.Context(), openDisk(t, guesttest.GiB), 0, guesttest.GiB,
+		_, err := findUnexpected(t.Context(), openDisk(t, gib), 0, gib,
 			traces{}.check, func(int64) { panic("a bug") })
 		t.Errorf("got %v", err)
 	})
@@ -143,14 +145,20 @@ func (z zeroDisk) reads(t *testing.T, act func()) int64 {
 	return (z.sectorsRead(t) - before) * 512
 }
 
+// proven proves that the disk is blank, and returns how many bytes were read.
+func (z zeroDisk) proven(t *testing.T) int64 {
+	t.Helper()
+	return z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) })
+}
+
 func TestProveZeroReadsADiskOnce(t *testing.T) {
-	const size = 64 * guesttest.MiB
+	const size = 64 * mib
 	t.Run("and the next call accepts the result", func(t *testing.T) {
 		z := newZeroDisk(t, size)
-		if n := z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) }); n < size {
+		if n := z.proven(t); n < size {
 			t.Errorf("%d bytes were read of %d", n, size)
 		}
-		if n := z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) }); n > guesttest.MiB {
+		if n := z.proven(t); n > mib {
 			t.Errorf("%d bytes were read again", n)
 		}
 	})
@@ -179,9 +187,9 @@ func TestProveZeroReadsADiskOnce(t *testing.T) {
 	} {
 		t.Run("but again when "+name, func(t *testing.T) {
 			z := newZeroDisk(t, size)
-			csitest.Must(t, z.prove(t.Context(), t))
+			z.proven(t)
 			between(t, z)
-			if n := z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) }); n < size {
+			if n := z.proven(t); n < size {
 				t.Errorf("%d bytes were read of %d", n, size)
 			}
 		})
@@ -194,7 +202,7 @@ func TestProveZeroReadsADiskOnce(t *testing.T) {
 			n := z.reads(t, func() { err = z.prove(t.Context(), t) })
 			csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank, fmt.Sprint("offset ",
 				size-5000))
-			if i > 0 && n > guesttest.MiB {
+			if i > 0 && n > mib {
 				t.Errorf("%d bytes were read again", n)
 			}
 		}
@@ -204,12 +212,13 @@ func TestProveZeroReadsADiskOnce(t *testing.T) {
 }
 
 func TestProveZeroGoesOnWhenItsCallerGivesUp(t *testing.T) {
-	const size = 2 * guesttest.GiB
+	const size = 2 * gib
 	giveUp := func(t *testing.T, z zeroDisk) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
-		csitest.Want(t, z.prove(ctx, t), codes.Aborted, csierr.DiskProofPending, "of 2048 MiB")
+		csitest.Want(t, z.prove(ctx, t), codes.Aborted, csierr.DiskProofPending,
+			fmt.Sprintf("of %d MiB", z.SizeBytes/mib))
 	}
 	t.Run("the next call joins the read", func(t *testing.T) {
 		z := newZeroDisk(t, size)
@@ -240,13 +249,8 @@ func TestProveZeroGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		csitest.Want(t, z.prove(t.Context(), t), codes.Aborted, csierr.DiskProofPending)
 	})
 	t.Run("the read ends when the disk is detached", func(t *testing.T) {
-		z := newZeroDisk(t, 64*guesttest.GiB)
-		giveUp := func() error {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-			defer cancel()
-			return z.prove(ctx, t)
-		}
-		csitest.Want(t, giveUp(), codes.Aborted, csierr.DiskProofPending)
+		z := newZeroDisk(t, 64*gib)
+		giveUp(t, z)
 		z.guest.Unplug(z.Disk)
 		for _, job := range z.scans.jobs {
 			<-job.done
@@ -256,4 +260,120 @@ func TestProveZeroGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		}
 		z.guest.Plug(z.Disk)
 	})
+}
+
+func covered(regions []region, offset int64) bool {
+	return slices.ContainsFunc(regions, func(r region) bool {
+		return r.Offset <= offset && offset < r.end()
+	})
+}
+
+var testSizes = []int64{512, 64 << 10, mib, 3 * mib, 8 * mib,
+	64*mib + 512, 300*mib + 4096, gib,
+	3*gib + 8*mib, 10 * gib, 100*gib - 512,
+	1023 * gib, 5 << 40}
+
+func TestMarkerRegions(t *testing.T) {
+	for _, size := range testSizes {
+		regions := markerRegions(size)
+		var bytes int64
+		for i, r := range regions {
+			bytes += r.Bytes
+			last := r.end() == size
+			if r.Owner == "" || r.Offset < 0 || r.Bytes <= 0 || r.end() > size ||
+				r.Offset%sectorBytes != 0 || (!last && r.Bytes%sectorBytes != 0) {
+				t.Errorf("size %d: region %+v", size, r)
+			}
+			if slices.ContainsFunc(regions[:i], func(other region) bool {
+				return other.Offset <= r.Offset && r.end() <= other.end()
+			}) {
+				t.Errorf("size %d: region %+v is read twice", size, r)
+			}
+		}
+		if bytes > 8*mib || len(regions) > 600 {
+			t.Errorf("size %d: %d bytes in %d regions are too many", size, bytes, len(regions))
+		}
+		for _, offset := range []int64{0, size / 2, size - 1, min(size, mib) - 1,
+			max(0, size-2*mib), max(0, size-3087*512)} {
+			// The middle is read for xfs.
+			if !covered(regions, offset) && (offset != size/2 || size < 128*mib) {
+				t.Errorf("size %d: offset %d is not read", size, offset)
+			}
+		}
+		for _, slot := range RecordOffsets(size) {
+			if slot < 0 || slot%sectorBytes != 0 || slot+sectorBytes > size ||
+				!covered(ownRegions(size), slot) {
+				t.Errorf("size %d: a record at %d", size, slot)
+			}
+		}
+		if n := len(RecordOffsets(size)); n != 3 && size >= mib {
+			t.Errorf("size %d has %d offsets for records", size, n)
+		}
+	}
+}
+
+// TestEverySuperblockCopyIsInARegion asks the filesystems' tools where the copies are.
+func TestEverySuperblockCopyIsInARegion(t *testing.T) {
+	numbers := func(t *testing.T, out, pattern string) []int64 {
+		t.Helper()
+		var all []int64
+		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(out, -1) {
+			n, err := strconv.ParseInt(m[1], 10, 64)
+			csitest.Must(t, err)
+			all = append(all, n)
+		}
+		return all
+	}
+	type format struct {
+		size, block int64
+		features    string   // of an ext
+		args        []string // of mkfs.xfs
+	}
+	var exts, xfses []format
+	for _, size := range []int64{64 * mib, gib, 3*gib + 8*mib, 10 * gib} {
+		for _, block := range []int64{1024, 2048, 4096, 65536} {
+			for _, features := range []string{"sparse_super", "sparse_super2", "meta_bg,^resize_inode"} {
+				exts = append(exts, format{size: size, block: block, features: features})
+			}
+		}
+		layouts := [][]string{nil, {"-d", "agcount=8"}, {"-b", "size=1024"}, {"-d", "agcount=16"}}
+		if size < 3*gib {
+			layouts = layouts[:3] // with more groups there is no room for a log
+		}
+		for _, args := range layouts {
+			if size >= 300*mib {
+				xfses = append(xfses, format{size: size, args: args})
+			}
+		}
+	}
+	for _, c := range short.Some(t, 8, exts) {
+		t.Run(fmt.Sprintf("ext4 with blocks of %d and %s on %d MiB", c.block, c.features,
+			c.size/mib), func(t *testing.T) {
+			file := guesttest.New(t).Sparse(c.size)
+			guesttest.Run(t, "mke2fs", "-q", "-F", "-t", "ext4", "-b", fmt.Sprint(c.block), "-O",
+				c.features, file)
+			copies := numbers(t, guesttest.Run(t, "dumpe2fs", file), `Backup superblock at (\d+)`)
+			for _, n := range copies {
+				if !covered(markerRegions(c.size), n*c.block) {
+					t.Errorf("the copy in block %d of %d bytes is not read", n, c.block)
+				}
+			}
+			if len(copies) == 0 && c.size > 8*c.block*c.block {
+				t.Error("it has no copies")
+			}
+		})
+	}
+	for _, c := range short.Some(t, 3, xfses) {
+		t.Run(fmt.Sprintf("xfs on %d MiB with %q", c.size/mib, c.args), func(t *testing.T) {
+			file := guesttest.New(t).Sparse(c.size)
+			guesttest.Run(t, "mkfs.xfs", append(append([]string{"-q"}, c.args...), file)...)
+			out := guesttest.Run(t, "xfs_db", "-r", "-c", "sb 0", "-c", "p agcount agblocks blocksize", file)
+			n := numbers(t, out, ` = (\d+)`)
+			for group := range n[0] {
+				if !covered(markerRegions(c.size), group*n[1]*n[2]) {
+					t.Errorf("the superblock of group %d of %d is not read", group, n[0])
+				}
+			}
+		})
+	}
 }

@@ -5,16 +5,20 @@ package mount
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
-	"unsafe"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
@@ -22,40 +26,41 @@ import (
 
 var must = csitest.Must
 
-func formatted(t *testing.T, g *guesttest.Guest, serial, fsType string) *guesttest.Disk {
+// formatted attaches a disk with a filesystem, and opens it.
+func formatted(t *testing.T, g *guesttest.Guest, serial, fsType string) (*guesttest.Disk,
+	*blockdev.OpenDevice) {
 	t.Helper()
-	d := g.Attach(serial, 512*guesttest.MiB)
-	guesttest.Run(t, "mkfs."+fsType, "-q", d.Loop)
-	return d
-}
-
-func opened(t *testing.T, g *guesttest.Guest, serial string) *blockdev.OpenDevice {
-	t.Helper()
+	disk := g.Attach(serial, 512*guesttest.MiB)
+	guesttest.Run(t, "mkfs."+fsType, "-q", disk.Loop)
 	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
 	found, err := host.Lookup(serial)
 	must(t, err)
 	d, err := host.OpenLocked(t.Context(), found, false)
 	must(t, err)
 	t.Cleanup(func() { _ = d.Close() })
-	return d
+	return disk, d
+}
+
+func mounts(t *testing.T, d *blockdev.OpenDevice, fsType string) {
+	t.Helper()
+	m, err := New(d, fsType, volume.MountOptions{})
+	must(t, err)
+	must(t, m.Close())
 }
 
 func TestTheOpenDeviceIsMountedAndNotItsPath(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			g := guesttest.New(t)
-			disk := formatted(t, g, guesttest.Serial, fsType)
-			device := opened(t, g, guesttest.Serial)
+			disk, device := formatted(t, g, guesttest.Serial, fsType)
 			// The disk is replaced, and the kernel gives its name to another disk.
-			other := formatted(t, g, guesttest.OtherSerial, fsType)
+			other, _ := formatted(t, g, guesttest.OtherSerial, fsType)
 			g.Unplug(disk)
 			g.Unplug(other)
 			other.Name = disk.Name
 			g.Plug(other)
 			same := other.Same(t)
-			m, err := New(device, fsType, volume.MountOptions{})
-			must(t, err)
-			must(t, m.Close())
+			mounts(t, device, fsType)
 			same()
 		})
 	}
@@ -65,8 +70,7 @@ func TestAMountShowsItsDeviceAndThatTheDriverMadeIt(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			g := guesttest.New(t)
-			formatted(t, g, guesttest.Serial, fsType)
-			device := opened(t, g, guesttest.Serial)
+			_, device := formatted(t, g, guesttest.Serial, fsType)
 			m, err := New(device, fsType, volume.MountOptions{})
 			must(t, err)
 			defer func() { _ = m.Close() }()
@@ -83,21 +87,11 @@ func TestAMountShowsItsDeviceAndThatTheDriverMadeIt(t *testing.T) {
 }
 
 func TestStageABtrfsDuringADeviceScan(t *testing.T) {
-	g := guesttest.New(t)
-	disk := formatted(t, g, guesttest.Serial, volume.Btrfs)
-	device := opened(t, g, guesttest.Serial)
+	disk, device := formatted(t, guesttest.New(t), guesttest.Serial, volume.Btrfs)
 	ctx, stop := context.WithCancel(t.Context())
 	scans := async.Start(func() (struct{}, error) {
-		control, err := os.OpenFile("/dev/btrfs-control", os.O_RDWR, 0)
-		if err != nil {
-			return struct{}{}, err
-		}
-		defer func() { _ = control.Close() }()
-		const scan = 0x50009404 // _IOW(0x94, 4, struct btrfs_ioctl_vol_args)
-		var arg [4096]byte
-		copy(arg[8:], disk.Loop)
 		for ctx.Err() == nil {
-			if err := blockdev.Ioctl(int(control.Fd()), scan, unsafe.Pointer(&arg)); err != nil {
+			if err := callControl("/dev/btrfs-control", btrfsScan, disk.Loop); err != nil {
 				return struct{}{}, err
 			}
 		}
@@ -120,9 +114,8 @@ func TestStageBtrfsAfterAFailedMount(t *testing.T) {
 	for _, origin := range []string{"failed", "mounted"} {
 		t.Run("its origin has "+origin, func(t *testing.T) {
 			g := guesttest.New(t)
-			disk := formatted(t, g, guesttest.Serial, volume.Btrfs)
-			other := formatted(t, g, guesttest.OtherSerial, volume.Btrfs)
-			device, otherDevice := opened(t, g, disk.Serial), opened(t, g, other.Serial)
+			disk, device := formatted(t, g, guesttest.Serial, volume.Btrfs)
+			other, otherDevice := formatted(t, g, guesttest.OtherSerial, volume.Btrfs)
 			busy := func(loop string, device *blockdev.OpenDevice) {
 				f, err := os.OpenFile(loop, os.O_RDWR|os.O_EXCL, 0)
 				must(t, err)
@@ -142,21 +135,15 @@ func TestStageBtrfsAfterAFailedMount(t *testing.T) {
 			busy(other.Loop, otherDevice)
 			// The other disk is removed, and its number is given to a copy of the first disk.
 			guesttest.Run(t, "dd", "if="+disk.Loop, "of="+other.Loop, "bs=1M", "conv=fsync")
-			m, err := New(otherDevice, volume.Btrfs, volume.MountOptions{})
-			must(t, err)
-			must(t, m.Close())
+			mounts(t, otherDevice, volume.Btrfs)
 		})
 	}
 }
 
 func TestNoMountLeavesTheProcessWithAnotherRoot(t *testing.T) {
-	g := guesttest.New(t)
-	formatted(t, g, guesttest.Serial, volume.Ext4)
-	device := opened(t, g, guesttest.Serial)
+	_, device := formatted(t, guesttest.New(t), guesttest.Serial, volume.Ext4)
 	for range 20 {
-		m, err := New(device, volume.Ext4, volume.MountOptions{})
-		must(t, err)
-		must(t, m.Close())
+		mounts(t, device, volume.Ext4)
 	}
 	// Other processes see the root of the first thread as the process's.
 	for _, of := range []string{"self", "thread-self"} {
@@ -170,3 +157,145 @@ func TestNoMountLeavesTheProcessWithAnotherRoot(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { namespace.Main(m) }
+
+func TestTable(t *testing.T) {
+	table, err := parseTable([]byte(strings.Join([]string{
+		`21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw`,
+		`40 21 259:3 / /a\040b\011c\012d\134e rw,noatime shared:2 master:1 - ext4 /dev/nvme3n1 rw,sync`,
+		`52 41 259:3 /sub /other ro,relatime - ext4 /dev/nvme3n1 rw`,
+		`51 40 0:52 / /a\040b\011c\012d\134e rw - tmpfs none rw`,
+	}, "\n") + "\n"))
+	csitest.Must(t, err)
+	const path = "/a b\tc\nd\\e"
+	layers := table.At(path)
+	if len(layers) != 2 || layers[1].ID != 51 || table.Top(path).FSType != "tmpfs" {
+		t.Fatalf("layers: %+v", layers)
+	}
+	if got := Flags(layers[0]); !slices.Equal(got, []string{"noatime", "sync"}) {
+		t.Fatalf("flags: %q", got)
+	}
+	if got := table.Of(blockdev.Device{Path: "/dev/nvme3n1", Major: 259, Minor: 3}); len(got) != 2 {
+		t.Fatalf("mounts of the device: %q", got.Paths())
+	}
+	if err := table.OnlyAt(path, layers[0]); !csierr.Has(err, csierr.StillMounted) ||
+		!strings.Contains(err.Error(), `"/other"`) {
+		t.Fatalf("other mounts of the filesystem: %v", err)
+	}
+	for line, want := range map[string]Condition{
+		"rw - ext4 /dev/nvme4n1 rw":               Healthy,
+		"ro - ext4 /dev/nvme4n1 rw":               Healthy,
+		"ro - ext4 /dev/nvme4n1 ro":               Healthy,
+		"rw - xfs /dev/nvme4n1 ro":                ReadOnlyAfterErrors,
+		"rw - ext4 /dev/nvme4n1 rw,emergency_ro":  ReadOnlyAfterErrors,
+		"ro - ext4 /dev/nvme4n1 ro,emergency_ro":  ReadOnlyAfterErrors,
+		"rw,noatime - ext4 /dev/nvme4n1 shutdown": Dead,
+	} {
+		table, err := parseTable([]byte("41 21 259:4 / / " + line + "\n"))
+		csitest.Must(t, err)
+		if got := ConditionOf(table[0]); got != want {
+			t.Errorf("the condition of %q is %q, want %q", line, got, want)
+		}
+	}
+	if table.Top("/a") != nil {
+		t.Fatal("Top returns a mount for a prefix of its path")
+	}
+}
+
+// Any user can cause such a line, in a user namespace.
+func TestALineOfAnyLengthIsParsed(t *testing.T) {
+	deep := strings.Repeat("/a-directory", 10_000)
+	table, err := parseTable([]byte("21 1 254:0 / / rw - ext4 /dev/root rw\n" +
+		"40 21 0:52 " + deep + " " + deep + ` rw master:1 - tmpfs  rw,opt=a b` + "\n" +
+		"41 21 259:3 / /volume rw - ext4 /dev/nvme3n1 rw\n"))
+	csitest.Must(t, err)
+	if len(table) != 3 || table[1].Mountpoint != deep || table[1].Source != "" ||
+		table[1].VFSOptions != "rw,opt=a b" || table.Top("/volume") == nil {
+		t.Errorf("got %d mounts", len(table))
+	}
+	for _, line := range []string{"40 21 0:52 / / rw tmpfs none rw",
+		"x 21 0:52 / / rw - tmpfs none rw", "40 21 0 / / rw - tmpfs none rw",
+		"40 21 0:52 / / rw - tmpfs"} {
+		if _, err := parseTable([]byte(line)); err == nil {
+			t.Errorf("%q is taken for a mount", line)
+		}
+	}
+}
+
+func TestPropagationThroughManyGroupsIsFollowed(t *testing.T) {
+	const groups = 50_000
+	var table Table
+	for i := range groups { // in reverse, which is the worst order
+		table = append(table, &mountinfo.Info{Optional: fmt.Sprintf("shared:%d master:%d", groups-i,
+			groups-i-1)})
+	}
+	if got := len(Views{newView(0, table, false)}.receivers("0")); got != groups+1 {
+		t.Errorf("%d of %d groups receive", got, groups+1)
+	}
+}
+
+// FuzzMountTable checks that parseTable does not panic, that At returns exactly the mounts of a
+// path, and that no other mount covers the mount that Top returns.
+func FuzzMountTable(f *testing.F) {
+	f.Fuzz(func(t *testing.T, b []byte, path string) {
+		table, err := parseTable(b)
+		if err != nil {
+			return
+		}
+		layers, count := table.At(path), 0
+		for _, m := range table {
+			if m.Mountpoint == path {
+				count++
+			}
+		}
+		if len(layers) != count {
+			t.Fatalf("%d mounts at %q, found %d", count, path, len(layers))
+		}
+		var free []int // those that no other mount covers
+		for _, m := range layers {
+			if m.Mountpoint != path {
+				t.Fatalf("At(%q) has a mount at %q", path, m.Mountpoint)
+			}
+			covered := false
+			for _, other := range layers {
+				covered = covered || other.Parent == m.ID && other.ID != m.ID
+			}
+			if !covered {
+				free = append(free, m.ID)
+			}
+		}
+		top := table.Top(path)
+		if (top == nil) != (count == 0) {
+			t.Fatalf("Top(%q) = %v of %d mounts", path, top, count)
+		}
+		if len(free) > 0 && !slices.Contains(free, top.ID) {
+			t.Fatalf("another mount covers Top(%q)", path)
+		}
+	})
+}
+
+// FuzzAddedMountHidesNone checks that one more line in the mount table hides no mount of a device
+// and none at a path.
+func FuzzAddedMountHidesNone(f *testing.F) {
+	f.Fuzz(func(t *testing.T, b, line []byte, major, minor uint32) {
+		before, err := parseTable(b)
+		if err != nil {
+			return
+		}
+		after, err := parseTable(slices.Concat(b, []byte("\n"), line, []byte("\n")))
+		if err != nil || len(after) < len(before) {
+			return // the line split another one
+		}
+		d := blockdev.Device{Path: "/nowhere/nvme9n1", Major: major, Minor: minor}
+		if was, is := len(before.Of(d)), len(after.Of(d)); is < was {
+			t.Fatalf("with %q the device has %d mounts, not %d", line, is, was)
+		}
+		for _, m := range before {
+			if after.Top(m.Mountpoint) == nil {
+				t.Fatalf("with %q nothing is mounted at %q", line, m.Mountpoint)
+			}
+			if before.OnlyAt(m.Mountpoint, m) != nil && after.OnlyAt(m.Mountpoint, m) == nil {
+				t.Fatalf("%q hides another mount at %q", line, m.Mountpoint)
+			}
+		}
+	})
+}

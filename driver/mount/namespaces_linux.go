@@ -104,8 +104,7 @@ func ReadViews(log *slog.Logger) (Views, error) {
 		views, left = append(views, newView(pid, table, err != nil || bad != nil)), left-len(b)
 	}
 	if hidden > 0 {
-		log.Info("the mount namespaces of some processes are not visible",
-			"processes", hidden)
+		log.Info("the mount namespaces of some processes are not visible", "processes", hidden)
 	}
 	if unread := views.Unread(); unread != "" {
 		log.Info("the mounts of some namespaces are too many or too slow to read", "processes", unread)
