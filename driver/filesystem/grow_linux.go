@@ -198,8 +198,7 @@ func (d disk) allowCopy(sb Superblock) error {
 	whole, ok := extSuperblock(slices.Concat(make([]byte, extOffset), b[at%sectorBytes:]))
 	if !ok || whole.Damaged || whole.UUID != sb.UUID || whole.SizeBytes < sb.SizeBytes {
 		return csierr.New(csierr.FilesystemDamaged, "the superblock of the %s filesystem on %s is "+
-			"damaged, and so is its first copy, at offset %d", sb.Type,
-			d.Path, at)
+			"damaged, and so is its first copy, at offset %d", sb.Type, d.Path, at)
 	}
 	return d.allow(whole)
 }
@@ -279,8 +278,7 @@ func (p *Preparation) checkExt(args ...string) (err error) {
 		return nil
 	case result.Exit&fsckUncorrected != 0:
 		return csierr.New(csierr.FilesystemDamaged, "the filesystem on %s needs a repair that may lose "+
-			"data: %s", d.Path,
-			csierr.OutputTail(result.Stdout+result.Stderr))
+			"data: %s", d.Path, csierr.OutputTail(result.Stdout+result.Stderr))
 	}
 	return result.failure("e2fsck", d.Path)
 }

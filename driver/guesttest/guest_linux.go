@@ -192,9 +192,7 @@ func (d *Disk) WriteAt(t testing.TB, offset int64, b []byte) {
 	f, err := os.OpenFile(d.Loop, os.O_WRONLY, 0)
 	csitest.Must(t, err)
 	_, err = f.WriteAt(b, offset)
-	csitest.Must(t, err)
-	csitest.Must(t, f.Sync())
-	csitest.Must(t, f.Close())
+	csitest.Must(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
 // Same returns a function that checks that the disk's bytes have not changed since.

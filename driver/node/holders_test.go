@@ -49,9 +49,7 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.held("dm-7") // a restarted driver finds it, too
 	must(t, mapper.Close())
 	must(t, v.unstage())
-	if got := v.guest.records(); len(got) != 0 {
-		t.Errorf("records left: %q", got)
-	}
+	v.guest.hasRecords()
 }
 
 // use is a use of a device. The error that reports it must contain the names.
@@ -249,13 +247,9 @@ func TestAReadOnlyDeviceOfADeadDriverBecomesWritable(t *testing.T) {
 			must(t, v.stage())
 			must(t, v.publishReadOnly("dev"))
 			must(t, unix.Unmount(v.guest.path("dev"), 0)) // as if the driver died here
-			if !v.readOnly() {
-				t.Fatal("the device can be written already")
-			}
+			v.isReadOnly(true)
 			must(t, finish(v))
-			if v.readOnly() {
-				t.Fatal("the device is still read-only")
-			}
+			v.isReadOnly(false)
 		})
 	}
 	t.Run("but not while another workload has it", func(t *testing.T) {
@@ -266,14 +260,10 @@ func TestAReadOnlyDeviceOfADeadDriverBecomesWritable(t *testing.T) {
 		must(t, v.publishReadOnly("other"))
 		must(t, unix.Unmount(v.guest.path("dev"), 0))
 		must(t, v.unpublish("dev"))
-		if !v.readOnly() {
-			t.Fatal("the other workload's device can be written")
-		}
+		v.isReadOnly(true)
 		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
 		v.down("other")
-		if v.readOnly() {
-			t.Fatal("the device is still read-only")
-		}
+		v.isReadOnly(false)
 	})
 }
 

@@ -65,28 +65,27 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 			}
 		})
 	}
-	t.Run("a static volume that the node knows takes no place, also after a restart (NI-2)",
-		func(t *testing.T) {
-			const disk = "made-by-hand-with-a-long-name"
-			disks := map[string]string{"nvme0n1": "boot", "nvme1n1": disk[:20]}
-			n := &Service{InstanceID: instance, StateDir: t.TempDir(), SysfsRoot: guesttest.Sysfs(t, disks)}
-			room := func(want int64) {
-				t.Helper()
-				info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-				must(t, err)
-				if got := info.GetMaxVolumesPerNode(); got != want {
-					t.Errorf("got room for %d volumes, want %d", got, want)
-				}
+	t.Run("a static volume takes no place, also after a restart (NI-2)", func(t *testing.T) {
+		const disk = "made-by-hand-with-a-long-name"
+		disks := map[string]string{"nvme0n1": "boot", "nvme1n1": disk[:20]}
+		n := &Service{InstanceID: instance, StateDir: t.TempDir(), SysfsRoot: guesttest.Sysfs(t, disks)}
+		room := func(want int64) {
+			t.Helper()
+			info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+			must(t, err)
+			if got := info.GetMaxVolumesPerNode(); got != want {
+				t.Errorf("got room for %d volumes, want %d", got, want)
 			}
-			room(10)
-			must(t, n.records().of(racktest.Disk).save(disk, false, asKnown))
-			room(11)
-			n = &Service{InstanceID: n.InstanceID, StateDir: n.StateDir, SysfsRoot: n.SysfsRoot}
-			must(t, n.OpenState())
-			room(11)
-			n.records().of(racktest.Disk).delete()
-			room(10)
-		})
+		}
+		room(10)
+		must(t, n.records().of(racktest.Disk).save(disk, false, asKnown))
+		room(11)
+		n = &Service{InstanceID: n.InstanceID, StateDir: n.StateDir, SysfsRoot: n.SysfsRoot}
+		must(t, n.OpenState())
+		room(11)
+		n.records().of(racktest.Disk).delete()
+		room(10)
+	})
 	t.Run("a configured topology is reported (NI-3)", func(t *testing.T) {
 		n := &Service{SysfsRoot: guesttest.Sysfs(t, nil), InstanceID: "x", Topology: map[string]string{
 			"topology.csi.oxide.computer/rack": "a"}}
@@ -133,16 +132,15 @@ func TestNodeGetVolumeStats(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a path of another volume is not found, by a process without records (VS-5)",
-		func(t *testing.T) {
-			g := newGuest(t)
-			v := g.disk(8, volume.Ext4)
-			other := g.disk(8, volume.Ext4, "csi-other00000000000")
-			must(t, v.stage())
-			must(t, other.stage())
-			_, err := v.usage(other.staging())
-			csitest.Want(t, err, codes.NotFound, csierr.VolumeNotAtPath)
-		})
+	t.Run("without records, too, another volume's path is not found (VS-5)", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.disk(8, volume.Ext4)
+		other := g.disk(8, volume.Ext4, "csi-other00000000000")
+		must(t, v.stage())
+		must(t, other.stage())
+		_, err := v.usage(other.staging())
+		csitest.Want(t, err, codes.NotFound, csierr.VolumeNotAtPath)
+	})
 	t.Run("a block volume has its size (VS-4)", func(t *testing.T) {
 		v := newGuest(t).disk(8, "block")
 		must(t, v.publish("dev"))
@@ -160,42 +158,41 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 		csitest.Want(t, csitest.Call(t.Context(), n, &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
 			StagingTargetPath: "/no/such/path"}), codes.NotFound, csierr.VolumeUnknownToNode)
 	})
-	t.Run("a volume is healthy, then read-only after errors, then without its device",
-		func(t *testing.T) {
-			v := newGuest(t).disk(8, volume.Ext4)
-			n := v.guest.node()
-			must(t, csitest.Call(t.Context(), n, v.stageRequest()))
-			health := func(n *Service, path string) (said string) {
-				t.Helper()
-				resp, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
-					VolumeId: v.ID, StagingTargetPath: path})
-				must(t, err)
-				if got := resp.GetVolumeHealth().GetVolumeId(); got != v.ID {
-					t.Fatalf("the health of volume %q", got)
-				}
-				for _, entry := range resp.GetVolumeHealth().GetHealthStatuses() {
-					said += fmt.Sprint(entry.GetStatus(), " ", entry.GetReason(), ";")
-				}
-				return said
+	t.Run("a volume is healthy, then read-only, then without its device", func(t *testing.T) {
+		v := newGuest(t).disk(8, volume.Ext4)
+		n := v.guest.node()
+		must(t, csitest.Call(t.Context(), n, v.stageRequest()))
+		health := func(n *Service, path string) (said string) {
+			t.Helper()
+			resp, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+				VolumeId: v.ID, StagingTargetPath: path})
+			must(t, err)
+			if got := resp.GetVolumeHealth().GetVolumeId(); got != v.ID {
+				t.Fatalf("the health of volume %q", got)
 			}
-			// A new process finds the volume by its path.
-			both := func(want string) {
-				t.Helper()
-				for _, got := range []string{health(n, ""), health(v.guest.node(), v.staging())} {
-					if got != want {
-						t.Fatalf("the health is %q, want %q", got, want)
-					}
+			for _, entry := range resp.GetVolumeHealth().GetHealthStatuses() {
+				said += fmt.Sprint(entry.GetStatus(), " ", entry.GetReason(), ";")
+			}
+			return said
+		}
+		// A new process finds the volume by its path.
+		both := func(want string) {
+			t.Helper()
+			for _, got := range []string{health(n, ""), health(v.guest.node(), v.staging())} {
+				if got != want {
+					t.Fatalf("the health is %q, want %q", got, want)
 				}
 			}
-			both("")
-			turnReadOnly(t, v.staging())
-			both("DEGRADED " + string(csierr.FilesystemFailed) + ";")
-			v.guest.Unplug(v.disk)
-			if got := health(n, ""); strings.Count(got, ";") != 1 ||
-				!strings.HasPrefix(got, "INACCESSIBLE ") {
-				t.Fatalf("the health without a device is %q", got)
-			}
-		})
+		}
+		both("")
+		turnReadOnly(t, v.staging())
+		both("DEGRADED " + string(csierr.FilesystemFailed) + ";")
+		v.guest.Unplug(v.disk)
+		if got := health(n, ""); strings.Count(got, ";") != 1 ||
+			!strings.HasPrefix(got, "INACCESSIBLE ") {
+			t.Fatalf("the health without a device is %q", got)
+		}
+	})
 }
 
 func TestANodeExpandsNothingAndReportsNoStorage(t *testing.T) { // NE-1, NH-3
@@ -441,9 +438,8 @@ func TestAnInspectionChangesNothingAndWaitsForNothing(t *testing.T) {
 	must(t, v.unstage())
 	must(t, os.RemoveAll(v.guest.state))
 	sameBytes := v.disk.Same(t) // the kernel writes to a mounted filesystem at any time
-	if v.guest.inspect(inspection.Asked{ID: v.ID}); len(v.guest.records()) != 0 {
-		t.Errorf("made %q", v.guest.records())
-	}
+	v.guest.inspect(inspection.Asked{ID: v.ID})
+	v.guest.hasRecords()
 	sameBytes()
 	if _, err := os.Stat(v.guest.state); !os.IsNotExist(err) {
 		t.Errorf("the state directory: %v", err)

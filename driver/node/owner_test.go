@@ -145,27 +145,25 @@ func TestARawTargetWhoseDeviceNumberIsReused(t *testing.T) {
 		v.up("dev")
 		return v, v.replaced(guesttest.OtherSerial, fsType)
 	}
-	t.Run("it does not show this volume, and is not published again (VS-5, NP-5)",
-		func(t *testing.T) {
-			v, _ := setUp(t, "block")
-			csitest.Want(t, v.stats("dev"), codes.NotFound, csierr.VolumeNotAtPath)
-			csitest.Want(t, v.ask(&csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
-				VolumePublishPath: v.guest.path("dev")}), codes.NotFound, csierr.VolumeNotAtPath)
-			csitest.Want(t, v.publish("dev"), codes.NotFound, csierr.DeviceNotFound)
-			v.disk = v.guest.Attach(guesttest.Serial, 16*guesttest.MiB) // under another number
-			csitest.Want(t, v.publish("dev"), codes.AlreadyExists, csierr.PublishedDifferently)
-			must(t, v.unpublish("dev"))
-			must(t, v.publish("dev"))
-			must(t, v.stats("dev"))
-		})
-	t.Run("the other volume is neither formatted nor published, until it is gone (UP-3)", func(
-		t *testing.T) {
+	t.Run("it does not show the volume, nor is it published again (VS-5, NP-5)", func(t *testing.T) {
+		v, _ := setUp(t, "block")
+		csitest.Want(t, v.stats("dev"), codes.NotFound, csierr.VolumeNotAtPath)
+		csitest.Want(t, v.ask(&csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
+			VolumePublishPath: v.guest.path("dev")}), codes.NotFound, csierr.VolumeNotAtPath)
+		csitest.Want(t, v.publish("dev"), codes.NotFound, csierr.DeviceNotFound)
+		v.disk = v.guest.Attach(guesttest.Serial, 16*guesttest.MiB) // under another number
+		csitest.Want(t, v.publish("dev"), codes.AlreadyExists, csierr.PublishedDifferently)
+		must(t, v.unpublish("dev"))
+		must(t, v.publish("dev"))
+		must(t, v.stats("dev"))
+	})
+	t.Run("the other disk is not used before this one is unpublished (UP-3)", func(t *testing.T) {
 		v, w := setUp(t, volume.Ext4)
 		same := w.disk.Same(t)
 		csitest.Want(t, w.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 		w.FSType = "block"
 		csitest.Want(t, w.publish("other"), codes.FailedPrecondition, csierr.PublishedElsewhere)
-		v.down("dev") // UP-3
+		v.down("dev")
 		same()
 		v.guest.hasMounts(0)
 		must(t, w.publish("other"))

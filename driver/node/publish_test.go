@@ -97,15 +97,14 @@ func TestRepeatedPublishesFollowCSIsTable(t *testing.T) { // NP-6, NP-7, NP-8
 			})
 		}
 	}
-	t.Run("another capability is refused at the same target and at a second one (NP-7, NP-8)",
-		func(t *testing.T) {
-			v := newGuest(t).disk(8, volume.Ext4)
-			v.Mode = multiWriter
-			v.up("pod")
-			v.Flags = []string{"noexec"}
-			csitest.Want(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
-			csitest.Want(t, v.publish("pod2"), codes.FailedPrecondition, csierr.PublishedElsewhere)
-		})
+	t.Run("another capability is refused at any target (NP-7, NP-8)", func(t *testing.T) {
+		v := newGuest(t).disk(8, volume.Ext4)
+		v.Mode = multiWriter
+		v.up("pod")
+		v.Flags = []string{"noexec"}
+		csitest.Want(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
+		csitest.Want(t, v.publish("pod2"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+	})
 	t.Run("a workload's own mount of a directory of the volume is no publication", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
@@ -139,46 +138,44 @@ func TestRepeatedPublishesFollowCSIsTable(t *testing.T) { // NP-6, NP-7, NP-8
 
 func TestReadOnlyPublications(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
-		t.Run("a read-only "+fsType+" publication refuses writes, another one takes them (NP-9)",
-			func(t *testing.T) {
-				v := newGuest(t).disk(512, fsType)
-				v.Mode = multiWriter
-				must(t, v.stage())
-				for range 2 {
-					must(t, v.publishReadOnly("reader"))
-				}
-				must(t, v.publish("writer"))
-				if err := os.WriteFile(filepath.Join(v.guest.path("reader"), "x"), nil, 0o600); !errors.Is(err,
-					unix.EROFS) {
-					t.Fatalf("a write through the read-only publication: %v", err)
-				}
-				must(t, os.WriteFile(filepath.Join(v.guest.path("writer"), "x"), nil, 0o600))
-				must(t, v.unpublish("reader"))
-				v.down("writer")
-			})
-	}
-	t.Run("a read-only block publication makes the device read-only until it ends (NP-9)",
-		func(t *testing.T) {
-			v := newGuest(t).disk(8, "block")
+		t.Run(fsType+": only a read-only publication refuses writes (NP-9)", func(t *testing.T) {
+			v := newGuest(t).disk(512, fsType)
 			v.Mode = multiWriter
 			must(t, v.stage())
 			for range 2 {
-				must(t, v.publishReadOnly("a"))
+				must(t, v.publishReadOnly("reader"))
 			}
-			must(t, v.publishReadOnly("b"))
-			if err := writeTo(v.guest.path("a")); err == nil {
-				t.Fatal("the read-only device was written")
+			must(t, v.publish("writer"))
+			if err := os.WriteFile(filepath.Join(v.guest.path("reader"), "x"), nil, 0o600); !errors.Is(err,
+				unix.EROFS) {
+				t.Fatalf("a write through the read-only publication: %v", err)
 			}
-			csitest.Want(t, v.publish("c"), codes.FailedPrecondition, csierr.PublishedElsewhere)
-			must(t, v.unpublish("a"))
-			if err := writeTo(v.guest.path("b")); err == nil {
-				t.Fatal("the device became writable while a read-only publication is left")
-			}
-			must(t, v.unpublish("b"))
-			must(t, v.publish("c"))
-			must(t, writeTo(v.guest.path("c")))
-			csitest.Want(t, v.publishReadOnly("d"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+			must(t, os.WriteFile(filepath.Join(v.guest.path("writer"), "x"), nil, 0o600))
+			must(t, v.unpublish("reader"))
+			v.down("writer")
 		})
+	}
+	t.Run("a device is read-only until its read-only publication ends (NP-9)", func(t *testing.T) {
+		v := newGuest(t).disk(8, "block")
+		v.Mode = multiWriter
+		must(t, v.stage())
+		for range 2 {
+			must(t, v.publishReadOnly("a"))
+		}
+		must(t, v.publishReadOnly("b"))
+		if err := writeTo(v.guest.path("a")); err == nil {
+			t.Fatal("the read-only device was written")
+		}
+		csitest.Want(t, v.publish("c"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+		must(t, v.unpublish("a"))
+		if err := writeTo(v.guest.path("b")); err == nil {
+			t.Fatal("the device became writable while a read-only publication is left")
+		}
+		must(t, v.unpublish("b"))
+		must(t, v.publish("c"))
+		must(t, writeTo(v.guest.path("c")))
+		csitest.Want(t, v.publishReadOnly("d"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+	})
 }
 
 func TestAMountOfAnotherInstancesDeviceNodeIsNoPublication(t *testing.T) {
@@ -421,27 +418,26 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 		return v
 	}
 	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
-		t.Run(fsType+" that was unmounted while frozen is staged and unstaged (NS-7, NU-5)",
-			func(t *testing.T) {
-				v := setUp(t, fsType)
-				must(t, v.unpublish("pod"))
-				unmount := func() {
-					t.Helper()
-					must(t, unix.Unmount(v.staging(), 0))
-					if err := v.exclusive(); !errors.Is(err, unix.EBUSY) {
-						t.Fatalf("the device is free without a thaw (%v); this test shows nothing", err)
-					}
+		t.Run(fsType+" unmounted while frozen is staged and unstaged (NS-7, NU-5)", func(t *testing.T) {
+			v := setUp(t, fsType)
+			must(t, v.unpublish("pod"))
+			unmount := func() {
+				t.Helper()
+				must(t, unix.Unmount(v.staging(), 0))
+				if err := v.exclusive(); !errors.Is(err, unix.EBUSY) {
+					t.Fatalf("the device is free without a thaw (%v); this test shows nothing", err)
 				}
-				unmount()
-				must(t, inTime(t, v.stage))
-				must(t, inTime(t, func() error {
-					return os.WriteFile(filepath.Join(v.staging(), "more"), nil, 0o600)
-				}))
-				v.freeze("staging " + v.Name)
-				unmount()
-				must(t, inTime(t, v.unstage))
-				must(t, v.exclusive())
-			})
+			}
+			unmount()
+			must(t, inTime(t, v.stage))
+			must(t, inTime(t, func() error {
+				return os.WriteFile(filepath.Join(v.staging(), "more"), nil, 0o600)
+			}))
+			v.freeze("staging " + v.Name)
+			unmount()
+			must(t, inTime(t, v.unstage))
+			must(t, v.exclusive())
+		})
 	}
 	t.Run("it stays frozen while a process has its staging path open (NU-5)", func(t *testing.T) {
 		v := setUp(t, volume.Ext4)

@@ -39,6 +39,21 @@ func (g *testGuest) records() []string {
 	return names
 }
 
+func (g *testGuest) hasRecords(want ...string) {
+	g.t.Helper()
+	if got := g.records(); !slices.Equal(got, want) {
+		g.t.Errorf("the state directory has the records %q, want %q", got, want)
+	}
+}
+
+// isKnown fails the test unless a process of the driver has a record of the volume, or has none.
+func (v testVolume) isKnown(want bool) {
+	v.guest.t.Helper()
+	if r, known := v.guest.node().records().of(v.ID).load(); known != want {
+		v.guest.t.Errorf("the driver has a record: %t, %+v", known, r)
+	}
+}
+
 func TestInvalidRecordsAreRejected(t *testing.T) {
 	for _, text := range []string{
 		"", "\x00\x00\x00\x00", "null", "[]", "{}", "7", `{"version":1}`,
@@ -107,9 +122,7 @@ func TestAnInvalidRecordIsIgnoredAndLogged(t *testing.T) {
 			file := filepath.Join(v.guest.state, v.ID+".json")
 			must(t, os.WriteFile(file, []byte(text), 0o600))
 			must(t, v.guest.node().OpenState())
-			if _, known := v.guest.node().records().of(v.ID).load(); known {
-				t.Fatal("it is believed")
-			}
+			v.isKnown(false)
 			if !strings.Contains(v.guest.log.String(), v.ID+".json") {
 				t.Errorf("the log does not name it: %s", v.guest.log.String())
 			}
@@ -140,9 +153,7 @@ func TestOpenStateRemovesOnlyTemporaryFilesOfTheDriver(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(g.state, recordFile(racktest.Instance)+newSuffix), 0o700))
 	must(t, g.node().OpenState())
 	slices.Sort(others)
-	if got := g.records(); !slices.Equal(got, others) {
-		t.Errorf("left are %q, want %q", got, others)
-	}
+	g.hasRecords(others...)
 }
 
 func TestStageFailsIfItsRecordCannotBeWritten(t *testing.T) {
@@ -176,16 +187,12 @@ func TestAFailedStageLeavesNoNewRecord(t *testing.T) {
 	must(t, os.WriteFile(v.disk.File, []byte("somebody's"), 0o600))
 	must(t, os.Truncate(v.disk.File, 16*guesttest.MiB))
 	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
-	if got := v.guest.records(); len(got) != 0 {
-		t.Errorf("left: %q", got)
-	}
+	v.guest.hasRecords()
 	other := v.guest.disk(16, volume.Ext4, "csi-another000000000")
 	must(t, other.stage())
 	other.FSType = volume.Ext3
 	csitest.Want(t, other.stage(), codes.AlreadyExists, csierr.StagedDifferently)
-	if got := v.guest.records(); len(got) != 1 {
-		t.Errorf("of the volume that is staged is left: %q", got)
-	}
+	v.guest.hasRecords(recordFile(other.ID)) // it is staged
 	other.FSType = volume.Ext4
 	must(t, other.unstage())
 }
@@ -212,18 +219,14 @@ func TestALinkInTheStateDirectoryIsNotFollowed(t *testing.T) {
 	before, err := os.ReadFile(elsewhere)
 	must(t, err)
 	must(t, os.Symlink(elsewhere, file))
-	if _, known := v.guest.node().records().of(v.ID).load(); known {
-		t.Error("a link is read")
-	}
+	v.isKnown(false) // a link is not read
 	must(t, os.WriteFile(elsewhere, append(before, "precious"...), 0o600))
 	must(t, os.Symlink(elsewhere, file+newSuffix))
 	must(t, v.stage())
 	if b, err := os.ReadFile(elsewhere); err != nil || string(b) != string(before)+"precious" {
 		t.Errorf("the file that the link leads to is %q, %v", b, err)
 	}
-	if _, known := v.guest.node().records().of(v.ID).load(); !known {
-		t.Error("the record was not written")
-	}
+	v.isKnown(true)
 	must(t, v.unstage())
 }
 
@@ -260,9 +263,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 		alias := v // another volume of the same disk
 		alias.ID, alias.Static = "by-hand", true
 		csitest.Want(t, alias.stage(), codes.Aborted, csierr.DeviceLocked)
-		if got := v.guest.records(); !slices.Equal(got, []string{recordFile(v.ID)}) {
-			t.Errorf("the refused calls left the records %q", got)
-		}
+		v.guest.hasRecords(recordFile(v.ID)) // the refused calls left none
 		must(t, goOn())
 		must(t, v.stage())
 		v.checkStaged(t)
@@ -289,17 +290,16 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 		must(t, v.stage())
 		v.checkStaged(t)
 	})
-	t.Run("another state directory does not help, if no workload ever has the raw disk",
-		func(t *testing.T) {
-			v := statefulGuest(t).disk(64, volume.Ext4)
-			goOn := stopOnce(t, "mke2fs", v.stage)
-			other, w := v.guest.node(), v
-			other.StateDir, w.Staging = t.TempDir(), v.guest.path("another staging path")
-			err := csitest.Call(t.Context(), other, w.stageRequest())
-			must(t, goOn())
-			csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
-			v.checkStaged(t)
-		})
+	t.Run("another state directory does not help, if the disk is never raw", func(t *testing.T) {
+		v := statefulGuest(t).disk(64, volume.Ext4)
+		goOn := stopOnce(t, "mke2fs", v.stage)
+		other, w := v.guest.node(), v
+		other.StateDir, w.Staging = t.TempDir(), v.guest.path("another staging path")
+		err := csitest.Call(t.Context(), other, w.stageRequest())
+		must(t, goOn())
+		csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
+		v.checkStaged(t)
+	})
 	t.Run("without a state directory the device's own lock is waited for", func(t *testing.T) {
 		v := newGuest(t).disk(64, volume.Ext4)
 		node := filepath.Join(v.guest.Dir, "dev", v.disk.Name)

@@ -147,12 +147,11 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 }
 
 func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
-	t.Run("the error for a missing disk lists the serials that were found (NS-5)",
-		func(t *testing.T) {
-			v := newGuest(t).disk(8, volume.Ext4)
-			v.Name = "csi-another000000000"
-			csitest.Want(t, v.stage(), codes.NotFound, csierr.DeviceNotFound, guesttest.Serial)
-		})
+	t.Run("the error for a missing disk lists the serials found (NS-5)", func(t *testing.T) {
+		v := newGuest(t).disk(8, volume.Ext4)
+		v.Name = "csi-another000000000"
+		csitest.Want(t, v.stage(), codes.NotFound, csierr.DeviceNotFound, guesttest.Serial)
+	})
 	t.Run("the wait ends at the caller's deadline (NS-5)", func(t *testing.T) {
 		v := newGuest(t).disk(8, "block")
 		v.guest.Unplug(v.disk)
@@ -239,16 +238,15 @@ func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 			t.Fatalf("mounts: %q", got)
 		}
 	})
-	t.Run("a staging path that is no directory is refused before the format (NS-2)",
-		func(t *testing.T) {
-			v := newGuest(t).disk(64, volume.Ext4)
-			same := v.disk.Same(t)
-			must(t, os.WriteFile(v.staging(), nil, 0o600))
-			csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
-			must(t, errors.Join(os.Remove(v.staging()), os.Symlink(t.TempDir(), v.staging())))
-			csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
-			same()
-		})
+	t.Run("a staging path that is no directory is refused first (NS-2)", func(t *testing.T) {
+		v := newGuest(t).disk(64, volume.Ext4)
+		same := v.disk.Same(t)
+		must(t, os.WriteFile(v.staging(), nil, 0o600))
+		csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
+		must(t, errors.Join(os.Remove(v.staging()), os.Symlink(t.TempDir(), v.staging())))
+		csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
+		same()
+	})
 	t.Run("mkfs options reach the filesystem", func(t *testing.T) {
 		v := newGuest(t).disk(64, volume.Ext4)
 		v.Context = map[string]string{volume.CtxMkfsOptions: "label=data,inodeSize=512,fsBlockSize=2048"}
@@ -296,8 +294,13 @@ func TestARefusedMountFlagIsNamedByItsPosition(t *testing.T) { // B-15
 	}
 }
 
-func (v testVolume) readOnly() bool {
-	return strings.TrimSpace(guesttest.Run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
+// isReadOnly ends the test unless the device is read-only, or is not.
+func (v testVolume) isReadOnly(want bool) {
+	v.guest.t.Helper()
+	got := strings.TrimSpace(guesttest.Run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
+	if got != want {
+		v.guest.t.Fatalf("the device is read-only: %t", got)
+	}
 }
 
 func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
@@ -309,15 +312,11 @@ func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 	holder, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
 	must(t, err)
 	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
-	if !v.readOnly() {
-		t.Error("a refused call has made it writable")
-	}
+	v.isReadOnly(true)
 	must(t, holder.Close())
 	v.Whole = true // so the driver may have left the switch
 	must(t, v.stage())
-	if v.readOnly() {
-		t.Error("it is still read-only")
-	}
+	v.isReadOnly(false)
 }
 
 // If the kernel lacks a feature that the driver knows, the error names the feature.

@@ -54,8 +54,7 @@ func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.No
 	if room < 1 {
 		// 0 would mean "no limit" to the orchestrator. The rack's own refusal is the backstop.
 		n.log().Error("no room for volumes on this instance; NodeGetInfo reports 1, because 0 means no "+
-			"limit",
-			"max_disks", limit, "foreign_disks", foreign)
+			"limit", "max_disks", limit, "foreign_disks", foreign)
 		room = 1
 	}
 	info := &csi.NodeGetInfoResponse{NodeId: n.InstanceID, MaxVolumesPerNode: int64(room)}
@@ -119,8 +118,7 @@ func (n *Service) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeSt
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 
-func (n *Service) usage(volumeID, path, staging string) (
-	[]*csi.VolumeUsage, error) {
+func (n *Service) usage(volumeID, path, staging string) ([]*csi.VolumeUsage, error) {
 	shown, err := n.volumeAt(volumeID, path)
 	if err != nil {
 		return nil, err
@@ -132,8 +130,7 @@ func (n *Service) usage(volumeID, path, staging string) (
 		}
 		if staged.Device.Number() != shown.Device.Number() {
 			return nil, csierr.New(csierr.VolumeNotAtPath, "%q shows device %s, but %s is staged at %q",
-				path,
-				shown.Device.Name, staged.Device.Name, staging)
+				path, shown.Device.Name, staged.Device.Name, staging)
 		}
 	}
 	if shown.Block {
@@ -274,8 +271,7 @@ func (n *Service) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeH
 	}}, nil
 }
 
-func (n *Service) volumeHealth(req *csi.NodeGetVolumeHealthRequest) (
-	healthEntries, error) {
+func (n *Service) volumeHealth(req *csi.NodeGetVolumeHealthRequest) (healthEntries, error) {
 	known, ok := n.records().of(req.GetVolumeId()).load()
 	if !ok {
 		return n.healthAt(req)
@@ -319,15 +315,13 @@ func checkPaths(host blockdev.Host, req *csi.NodeGetVolumeHealthRequest, serial 
 		}
 		if shown, err := shownAt(host, path); err == nil && shown.Device.Serial != serial {
 			return csierr.New(csierr.VolumeNotAtPath, "%q shows the disk with serial %q, but the volume's "+
-				"is %q",
-				path, shown.Device.Serial, serial)
+				"is %q", path, shown.Device.Serial, serial)
 		}
 	}
 	return nil
 }
 
-func (n *Service) healthAt(req *csi.NodeGetVolumeHealthRequest) (
-	healthEntries, error) {
+func (n *Service) healthAt(req *csi.NodeGetVolumeHealthRequest) (healthEntries, error) {
 	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
 		if path == "" {
 			continue
@@ -359,9 +353,7 @@ func conditionHealth(c mount.Condition, path string) healthEntries {
 }
 
 func unhealthy(status csi.VolumeHealthErrorType, reason csierr.Reason, err error) healthEntries {
-	return healthEntries{{
-		Status: status, Reason: string(reason), Message: err.Error(),
-	}}
+	return healthEntries{{Status: status, Reason: string(reason), Message: err.Error()}}
 }
 
 // NodeGetStorageHealth reports nothing: a node sees its disks and not the rack behind them.
