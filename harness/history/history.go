@@ -244,7 +244,7 @@ func layout(p Page) drawing {
 // describe sets the texts of an event.
 func (r *row) describe(start time.Time) {
 	r.Time, r.Text = fmt.Sprintf("%.3f s", r.Start.Sub(start).Seconds()), r.Name
-	took := ""
+	var took string
 	switch {
 	case r.Mark:
 		r.Class, took = "mark", "at "+r.Start.Format("15:04:05.000")

@@ -69,8 +69,8 @@ func TestAPageShowsTheBrokenPromise(t *testing.T) {
 	}
 }
 
-// The driver's second call runs beside its first one, and its third one after the second. The bar of
-// a call ends at the line of the first row that begins after the answer.
+// The driver's second call runs beside its first one, and its third one after the second. The bar
+// of a call ends at the line of the first row that begins after the answer.
 func TestBarsAreInTimeOrderInsideTheirLanesAndNeverOverlap(t *testing.T) {
 	d := layout(example())
 	var got []string

@@ -268,8 +268,8 @@ func (s *TokenSource) renewed() *renewedFile[string] {
 }
 
 // get returns the token to send. It reads the file again if the file has changed; if that fails it
-// returns the token read last. force reads it after the rack has refused the token, because the file
-// may have a new token and the same times.
+// returns the token read last. force reads it after the rack has refused the token, because the
+// file may have a new token and the same times.
 func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	if s.Path == "" {
 		return s.Fixed, nil

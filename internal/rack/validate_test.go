@@ -126,8 +126,8 @@ func TestARequestIsRepeatedWithItsWholeBodyOrNotAtAll(t *testing.T) {
 			writeToken(t, path, "two")
 			return &http.Response{StatusCode: http.StatusUnauthorized, Body: http.NoBody}, nil
 		})
-		answer := csitest.Got((&Transport{Tokens: tokenFile(path),
-			Base: base}).RoundTrip(test.request))(t)
+		answer, err := (&Transport{Tokens: tokenFile(path), Base: base}).RoundTrip(test.request)
+		must(t, err)
 		if must(t, answer.Body.Close()); sent != test.sent {
 			t.Errorf("%s it was sent %d times, want %d", name, sent, test.sent)
 		}
