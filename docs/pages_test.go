@@ -184,7 +184,10 @@ func TestTheTablesOfThePagesAreThoseOfTheDriver(t *testing.T) {
 		}
 		events += fmt.Sprintf("| `%s` | %s | %s | %s |\n", e.Event, e.Says, who, e.Meaning)
 	}
-	flags := "| of | without a value | with a value |\n|---|---|---|\n"
+	words, names := volume.CommonFlags()
+	flags := fmt.Sprintf("| of | without a value | with a value |\n|---|---|---|\n"+
+		"| all | `%s` | `%s=` |\n", strings.Join(slices.Sorted(slices.Values(words)), "`, `"),
+		strings.Join(slices.Sorted(slices.Values(names)), "=`, `"))
 	for _, fsType := range volume.Filesystems {
 		set := volume.FilesystemFlags[fsType]
 		var values []string

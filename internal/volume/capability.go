@@ -3,6 +3,7 @@ package volume
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -254,6 +255,14 @@ var (
 	// labelFlags are SELinux's, for any filesystem. Kubelet adds a context to a volume's own flags.
 	labelFlags = []string{"context", "fscontext", "defcontext", "rootcontext"}
 )
+
+// CommonFlags are the flags that every filesystem takes: those without a value, and the names of
+// the others.
+func CommonFlags() (words, names []string) {
+	words = slices.Concat(slices.Collect(maps.Keys(attrFlags)), superFlags, []string{"seclabel"},
+		ignoredFlags[1:])
+	return words, append([]string{"comment"}, labelFlags...)
+}
 
 // FlagSet are the mount flags that a filesystem takes: words, and names with their values.
 type FlagSet struct {
