@@ -248,6 +248,15 @@ func AtOnce(n int, call func(caller int)) {
 	callers.Wait()
 }
 
+// Unforked calls f, which uses the files of a volume, while this process starts no other: a child
+// has the files that are open at its fork until its program begins, and keeps their filesystem
+// busy.
+func Unforked(f func()) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	f()
+}
+
 // Share starts workers, which take the jobs in turn until none is left. It waits for all of them.
 func Share[J any](workers int, jobs []J, work func(worker int, jobs <-chan J) error) error {
 	queue := make(chan J, len(jobs))

@@ -306,6 +306,12 @@ func (f *fixture) judgeMount() (outcome, error) {
 	case m.FSType != f.FS:
 		return mounted, fmt.Errorf("a %s is mounted, not a %s", m.FSType, f.FS)
 	}
+	var got outcome
+	harness.Unforked(func() { got, err = f.judgeFiles() })
+	return got, err
+}
+
+func (f *fixture) judgeFiles() (outcome, error) {
 	names, err := entries(f.Staging)
 	if err != nil {
 		return "", err

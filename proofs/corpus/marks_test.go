@@ -274,8 +274,10 @@ func (f *fixture) work(others ...[]byte) {
 // used stages the volume, writes its payload, and unstages it after a workload.
 func (f *fixture) used(workload func()) {
 	harness.Must(f.stage(context.Background()))
-	harness.Must(os.WriteFile(filepath.Join(f.Staging, payloadName), f.bench.bases.payload, 0o600))
-	workload()
+	harness.Unforked(func() {
+		harness.Must(os.WriteFile(filepath.Join(f.Staging, payloadName), f.bench.bases.payload, 0o600))
+		workload()
+	})
 	harness.Must(errors.Join(f.unstage(context.Background()), f.loop.Sync()))
 }
 

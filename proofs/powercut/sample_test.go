@@ -388,7 +388,8 @@ func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 func (p *placement) checkData(ctx context.Context, promises map[string]promise) (err error) {
 	defer harness.Catch(&err)
 	if !p.volume.raw() {
-		return checkFiles(p.Staging, promises, p.bench.Forged)
+		harness.Unforked(func() { err = checkFiles(p.Staging, promises, p.bench.Forged) })
+		return err
 	}
 	harness.Must(p.publish(ctx))
 	device := harness.Got(os.Open(p.Target))
@@ -401,11 +402,14 @@ func (p *placement) usable(of *recording) error {
 		return nil
 	}
 	path := filepath.Join(p.Staging, "after")
-	f, err := os.Create(path)
-	if err == nil {
-		_, err = f.WriteString("after the power cut")
-		err = errors.Join(err, f.Sync(), f.Close(), os.Remove(path))
-	}
+	var err error
+	harness.Unforked(func() {
+		var f *os.File
+		if f, err = os.Create(path); err == nil {
+			_, err = f.WriteString("after the power cut")
+			err = errors.Join(err, f.Sync(), f.Close(), os.Remove(path))
+		}
+	})
 	if err != nil {
 		return fmt.Errorf("the filesystem cannot be used: %w", err)
 	}
