@@ -293,10 +293,33 @@ func TestAnEmptyPageDoesNotEndAList(t *testing.T) { // OX-9
 	}
 }
 
-func TestAPageWithoutAListIsAnError(t *testing.T) { // OX-9
-	for _, body := range []string{`{}`, `{"items":null,"next_page":null}`, racktest.ProjectOf()} {
-		c := clientThat(t, racktest.OK("GET /v1/disks", body))
-		fails(csierr.RackResponseInvalid)(t, listDisks(t, c, &Pager{}))
+func TestAListThatNoRackSendsIsAnError(t *testing.T) { // OX-9
+	disk := func(n int) string {
+		return racktest.DiskOf("detached", racktest.With("id", racktest.Numbered(n)))
+	}
+	var empty, many []string
+	for n := range maxEmptyPages + 1 {
+		empty = append(empty, racktest.PageOf(fmt.Sprint(n)))
+	}
+	for n := range maxPages + 1 {
+		many = append(many, racktest.PageOf(fmt.Sprint(n), disk(n)))
+	}
+	for words, pages := range map[string][]string{
+		"has no list of objects": {`{}`},
+		"the page has no list":   {`{"items":null,"next_page":null}`},
+		"list of objects":        {racktest.ProjectOf()},
+		"is listed twice":        {racktest.PageOf("A", disk(1)), racktest.PageOf("", disk(1))},
+		"expected the order":     {racktest.PageOf("", disk(2), disk(1))},
+		"its pages repeat":       {racktest.PageOf("A", disk(1)), racktest.PageOf("A", disk(2))},
+		"11 pages in a row are":  empty,
+		"more than 1000 pages":   many,
+	} {
+		var script []racktest.Exchange
+		for _, page := range pages {
+			script = append(script, racktest.OK("GET /v1/disks", page))
+		}
+		c := clientThat(t, script...)
+		fails(csierr.RackResponseInvalid, words)(t, listDisks(t, c, &Pager{}))
 	}
 }
 
