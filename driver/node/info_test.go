@@ -30,28 +30,29 @@ import (
 )
 
 func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
-	const own = "csi-0123456789abcde"
+	const own, boot = "csi-0123456789abcde", "nvme0n1=boot\n"
 	for _, c := range []struct {
 		name    string
-		disks   string // besides the boot disk
+		disks   string
 		limit   int
 		want    int64
 		warning bool
 	}{
-		{"the boot disk takes a place of the rack's limit", "", 0, 11, false},
-		{"the driver's own disks take none", "nvme1n1=" + own + "f\nnvme4n1=" + own + "g", 0, 11, false},
-		{"a disk attached by hand takes one", "nvme1n1=csi-by-hand", 0, 10, false},
-		{"disks without an NVMe serial take none", "vda=-\nloop0=-", 0, 11, false},
-		{"a path below a multipath head counts once", "nvme0c0n1=boot", 0, 11, false},
-		{"the limit can be set", "", 8, 7, false},
-		{"an instance with one place left", "", 2, 1, false},
-		{"a full instance reports 1, because 0 means no limit", "", 1, 1, true},
+		{"an empty instance takes the rack's limit", "", 0, 12, false},
+		{"the boot disk takes a place", boot, 0, 11, false},
+		{"the driver's own disks take none", boot + "nvme1n1=" + own + "f\nnvme4n1=" + own + "g", 0, 11,
+			false},
+		{"a disk attached by hand takes one", boot + "nvme1n1=csi-by-hand", 0, 10, false},
+		{"disks without an NVMe serial take none", boot + "vda=-\nloop0=-", 0, 11, false},
+		{"a path below a multipath head counts once", boot + "nvme0c0n1=boot", 0, 11, false},
+		{"the limit can be set", boot, 8, 7, false},
+		{"an instance with one place left", boot, 2, 1, false},
+		{"a full instance reports 1, because 0 means no limit", boot, 1, 1, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var log bytes.Buffer
-			disks := csitest.Pairs("nvme0n1=boot\n" + c.disks)
-			n := &Service{SysfsRoot: guesttest.Sysfs(t, disks), InstanceID: instance, MaxDisks: c.limit,
-				Log: slog.New(slog.NewTextHandler(&log, nil))}
+			n := &Service{SysfsRoot: guesttest.Sysfs(t, csitest.Pairs(c.disks)), InstanceID: instance,
+				MaxDisks: c.limit, Log: slog.New(slog.NewTextHandler(&log, nil))}
 			info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 			must(t, err)
 			if info.GetMaxVolumesPerNode() != c.want || info.GetNodeId() != n.InstanceID {
