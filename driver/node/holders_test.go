@@ -48,6 +48,9 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.held("dm-7", n.name("sh"))
 	v.held("dm-7") // a restarted driver finds it, too
 	must(t, mapper.Close())
+	writer := opening(t, "<>", v.disk.Loop)
+	v.held(writer.name("sh"))
+	writer.leave()
 	must(t, v.unstage())
 	v.guest.hasRecords()
 }
