@@ -176,6 +176,8 @@ func TestStageRefusesAnotherRequestForAStagedVolume(t *testing.T) { // NS-8
 		change(&other)
 		csitest.Want(t, other.stage(), codes.AlreadyExists, csierr.StagedDifferently)
 	}
+	v.FSType = "block"
+	csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.DeviceHeld)
 }
 
 func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
