@@ -89,7 +89,6 @@ func uuidOf(t *testing.T, d *guesttest.Disk) string {
 }
 
 // smallest returns the MiB of a small disk for a filesystem.
-
 func smallest(fsType string) int64 {
 	switch fsType {
 	case volume.XFS:
