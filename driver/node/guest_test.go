@@ -58,12 +58,9 @@ func statefulGuest(t *testing.T) *testGuest {
 
 // node returns a new process on the guest, which knows only the state directory.
 func (g *testGuest) node() *Service {
-	return &Service{
-		SysfsRoot: g.Sys(""), DevRoot: g.Dev(""),
-		InstanceID:    instance,
+	return &Service{SysfsRoot: g.Sys(""), DevRoot: g.Dev(""), InstanceID: instance,
 		DeviceTimeout: 50 * time.Millisecond, StateDir: g.state,
-		Log: slog.New(slog.NewTextHandler(&g.log, nil)),
-	}
+		Log: slog.New(slog.NewTextHandler(&g.log, nil))}
 }
 
 // mounts returns a check that the orchestrator's mounts have not changed since the call.

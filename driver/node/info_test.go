@@ -40,8 +40,7 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 	}{
 		{"an empty instance takes the rack's limit", "", 0, 12, false},
 		{"the boot disk takes a place", boot, 0, 11, false},
-		{"the driver's own disks take none", boot + "nvme1n1=" + own + "f\nnvme4n1=" + own + "g", 0, 11,
-			false},
+		{"own disks take none", boot + "nvme1n1=" + own + "f\nnvme4n1=" + own + "g", 0, 11, false},
 		{"a disk attached by hand takes one", boot + "nvme1n1=csi-by-hand", 0, 10, false},
 		{"disks without an NVMe serial take none", boot + "vda=-\nloop0=-", 0, 11, false},
 		{"a path below a multipath head counts once", boot + "nvme0c0n1=boot", 0, 11, false},

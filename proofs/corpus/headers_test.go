@@ -308,9 +308,7 @@ func tables() []generator {
 	all := []generator{
 		with("an MBR", 512, func(im *image) { im.write(0, mbr(0x83, 2048, 1<<20)...) },
 			"partition table (dos)"),
-		with("an MBR without a partition", 512, func(im *image) {
-			im.write(0, mbr(0, 0, 0)...)
-		}),
+		with("an MBR without a partition", 512, func(im *image) { im.write(0, mbr(0, 0, 0)...) }),
 		with("boot code without a table", 512, func(im *image) {
 			im.write(0, []byte("\xeb\x63\x90 boot code")...)
 		}),
