@@ -97,8 +97,7 @@ func (r *runner) newEnvironment(ctx context.Context) (err error) {
 func (r *runner) replay(t *testing.T, m *manipulation, text string,
 	then ...func(*History)) (*History, error) {
 	t.Helper()
-	steps, err := ParseHistory(text)
-	r.proof.Fatal(err)
+	steps := harness.Need(ParseHistory(text))(t)
 	return r.runHistory(t.Context(), t.Name(), r.proof.Seed, m, func(h *History) {
 		h.run(t.Context(), steps...)
 		for _, do := range then {
