@@ -454,7 +454,7 @@ func (w *world) calmNodeCodes(s Step, f facts) []codes.Code {
 
 func (w *world) nodeCodes(s Step, f facts) []codes.Code {
 	list, here := w.calmNodeCodes(s, f), w.at(s.vol, s.node)
-	if s.op == stageAstray || s.op == publishOther {
+	if s.op == stageAstray || s.op == publishOther || s.op == unstageAstray && list[0] != codes.OK {
 		return list
 	}
 	if here.shown {
