@@ -149,9 +149,9 @@ func (r *release) prepare(ctx context.Context) (err error) {
 			return fmt.Errorf("-arch has %q: expected amd64, arm64 or both", arch)
 		}
 	}
-	old, err := os.ReadDir(r.Out)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+	old, unread := os.ReadDir(r.Out)
+	if !errors.Is(unread, os.ErrNotExist) {
+		need(unread)
 	}
 	if len(old) > 0 && !slices.ContainsFunc(old,
 		func(e os.DirEntry) bool { return e.Name() == sums }) {
