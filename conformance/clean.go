@@ -27,9 +27,6 @@ const cleanTimeout = 5 * time.Minute
 // cleanVerb removes the remains of runs that could not remove them themselves.
 func cleanVerb(ctx context.Context, w *job) (int, error) {
 	p, s := w.Program, w.settings
-	if s.run != "" && !isRunID(s.run) {
-		return ExitUsage, fmt.Errorf("--run %s: expected the 8 hexadecimal digits of a run", s.run)
-	}
 	all, err := w.inventory(ctx)
 	if err != nil {
 		return ExitUsage, err

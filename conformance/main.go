@@ -33,6 +33,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
 // These are the exit statuses of the program.
@@ -102,6 +103,14 @@ func onRackDo(verb string, do func(context.Context, *job) (int, error),
 ) func(context.Context, *Program, []string) (int, error) {
 	return func(ctx context.Context, p *Program, args []string) (int, error) {
 		s, err := parseSettings(verb, args, p.Getenv)
+		switch {
+		case err != nil:
+		case s.run != "" && !isRunID(s.run):
+			err = fmt.Errorf("--run %s: expected the 8 hexadecimal digits of a run", s.run)
+		case verb == "run":
+			// In a mount namespace of its own, the mounts of a killed run disappear with it.
+			err = namespace.Enter()
+		}
 		if err != nil {
 			return ExitUsage, err
 		}

@@ -23,15 +23,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 func runVerb(ctx context.Context, w *job) (int, error) {
-	// In a mount namespace of its own, the mounts of a killed run disappear with it.
-	if err := namespace.Enter(); err != nil {
-		return ExitUsage, err
-	}
 	w.describe()
 	if !w.preflight(ctx) {
 		if ctx.Err() != nil {
