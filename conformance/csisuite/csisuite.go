@@ -126,7 +126,12 @@ func removeEmpty(path string) error {
 		return nil // unstaging may have removed it
 	}
 	Expect(err).NotTo(HaveOccurred(), "read %s, which csi-sanity made", path)
-	Expect(entries).To(BeEmpty(), "the driver left something in %s: %s", path, entries)
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	Expect(entries).To(BeEmpty(), "the driver left something in %s: %s", path,
+		strings.Join(names, ", "))
 	Expect(os.Remove(path)).To(Succeed(), "is something still mounted at %s?", path)
 	return nil
 }
