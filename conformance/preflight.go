@@ -134,7 +134,7 @@ var preflightLines = []struct {
 		}
 		return pass("is of %s, silo %s", user.DisplayName, user.SiloName)
 	}},
-	// askSimulator asks the rack for a disk with a name that nobody can guess, and demands that the
+	// This line asks the rack for a disk with a name that nobody can guess, and demands that the
 	// request is in the admin listener's log: what is switched there is the rack under test.
 	{simulatorLine, true, func(p preflight, ctx context.Context) report.Line {
 		ctx, cancel := context.WithTimeout(ctx, shellTimeout)
