@@ -88,6 +88,15 @@ func TestFaultsApplyInTheirPhase(t *testing.T) {
 	}
 }
 
+func TestAChangeOfRecordsThatFailsHalfwayIsUndone(t *testing.T) {
+	r := serveRack(t, engine.Config{})
+	r.fault(adminapi.Fault{Phase: adminapi.Unwind, Times: 1})
+	const key = `POST /v1/me/ssh-keys {"name":"k","description":"","public_key":"ssh"}`
+	r.demand(http.StatusInternalServerError, "", key)
+	r.demand(http.StatusNotFound, "", "GET /v1/me/ssh-keys/k")
+	r.demand(http.StatusCreated, "", key)
+}
+
 func TestADelayedRequestIsCarriedOutAfterItsCallerHasGone(t *testing.T) { // A18
 	r := serveRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Before,
