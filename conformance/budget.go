@@ -24,7 +24,6 @@ const (
 
 var partNames = []string{partRules, "ext4", "xfs", "btrfs", "block", partData}
 
-// parts describes the parts of a run.
 var parts = map[string]struct {
 	// need is the most that the part has on the simulator at one time. A test compares it with what
 	// the parts took. The objects that the checks of the rules share exist until the end of the run.

@@ -40,7 +40,6 @@ func with(values ...string) []string {
 	return args
 }
 
-// must ends the test on an error.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

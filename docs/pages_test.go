@@ -23,7 +23,6 @@ import (
 // root is the repository's directory, relative to this package.
 const root = ".."
 
-// must ends the test on an error.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

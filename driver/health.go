@@ -424,7 +424,6 @@ type collector func(to chan<- prometheus.Metric)
 // Describe describes nothing, because not every metric always has a value.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect sends the metrics.
 func (c collector) Collect(to chan<- prometheus.Metric) { c(to) }
 
 func gauge(name, help string, value float64) prometheus.Metric {

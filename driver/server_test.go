@@ -134,7 +134,6 @@ func TestTheLockIsHeldAsLongAsTheHandlerRuns(t *testing.T) { // B-12, B-11
 	<-working
 	close(finish)
 	must(t, <-other)
-	// So is this one when the call has ended.
 	csitest.Await(t, "the lock is free", func() bool { return create(t.Context(), "a") == nil })
 }
 

@@ -506,5 +506,4 @@ func (k *kube) list(ctx context.Context, gvk schema.GroupVersionKind) (
 	return list.Items, nil
 }
 
-// errNotYet reports that something has not happened yet.
 var errNotYet = errors.New("not yet")

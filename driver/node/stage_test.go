@@ -321,7 +321,6 @@ func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 	v.isReadOnly(false)
 }
 
-// If the kernel lacks a feature that the driver knows, the error names the feature.
 func TestAFeatureThatTheKernelRefusesIsNamed(t *testing.T) {
 	refused := 0
 	for _, c := range []struct{ fsType, mkfs, want string }{

@@ -16,7 +16,6 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// must ends the test on an error.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"testing/fstest"
 )
 
-// must ends the test on an error.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

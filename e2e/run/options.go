@@ -123,8 +123,7 @@ type machine struct {
 	// does not answer.
 	docker        bool
 	dockerProblem error
-	// dockerHost is the value of DOCKER_HOST.
-	dockerHost string
+	dockerHost    string
 	// programs reports which of the needed programs exist.
 	programs map[string]bool
 	// memory and disk are free bytes, and loop is the control device of the loop driver.

@@ -241,7 +241,6 @@ type line struct {
 	ended     context.Context
 }
 
-// RoundTrip sends a request.
 func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(r.Context())
 	context.AfterFunc(l.ended, cancel)

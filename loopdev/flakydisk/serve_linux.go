@@ -124,7 +124,6 @@ type root struct {
 
 var _ fs.NodeLookuper = (*root)(nil)
 
-// Lookup finds a disk.
 func (r *root) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode,
 	syscall.Errno) {
 	r.mu.Lock()
@@ -164,7 +163,6 @@ func (f *file) Open(context.Context, uint32) (fs.FileHandle, uint32, syscall.Err
 	return nil, fuse.FOPEN_DIRECT_IO, 0
 }
 
-// Getattr returns the disk's size.
 func (f *file) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
 	f.fill(&out.Attr)
 	return 0
@@ -182,7 +180,6 @@ func (f *file) Setattr(_ context.Context, _ fs.FileHandle, in *fuse.SetAttrIn,
 	return 0
 }
 
-// Read reads from the disk.
 func (f *file) Read(_ context.Context, _ fs.FileHandle, b []byte, offset int64) (fuse.ReadResult,
 	syscall.Errno) {
 	n, err := f.disk.ReadAt(b, offset)
@@ -192,7 +189,6 @@ func (f *file) Read(_ context.Context, _ fs.FileHandle, b []byte, offset int64) 
 	return fuse.ReadResultData(b[:n]), 0
 }
 
-// Write writes to the disk.
 func (f *file) Write(_ context.Context, _ fs.FileHandle, b []byte, offset int64) (uint32,
 	syscall.Errno) {
 	n, err := f.disk.WriteAt(b, offset)

@@ -23,7 +23,6 @@ type driverError struct {
 	node     string // the node of the call, if that is not the chain's node
 }
 
-// link returns the link that the error is about.
 func (s driverError) link() Link {
 	switch a := advices[s.Reason]; {
 	case a.Link == "", a.Link == LinkClaim && s.at != "":

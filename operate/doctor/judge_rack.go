@@ -156,7 +156,6 @@ func (c *chain) attachedHere() bool {
 	return c.attachedInKubernetes()
 }
 
-// attachedInKubernetes reports whether the VolumeAttachment is attached.
 func (c *chain) attachedInKubernetes() bool {
 	return c.attachment != nil && c.attachment.Status.Attached
 }

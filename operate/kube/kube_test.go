@@ -8,7 +8,6 @@ import (
 	"time"
 )
 
-// must ends the test on an error.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

@@ -227,7 +227,6 @@ func (n *neighbours) within(limit time.Duration, call nodeCall) error {
 	return call(ctx, n.node.Node())
 }
 
-// kinds contains all kinds of volumes.
 var kinds = []string{"ext4", "xfs", "btrfs", "block"}
 
 // live takes a volume of each kind through its whole life, one after the other, and returns how

@@ -201,7 +201,6 @@ const (
 	either outcome = "mounted or refused"
 )
 
-// want is the outcome that is wanted.
 type want struct {
 	Outcome outcome
 	// Reasons are the allowed reasons of a refusal.

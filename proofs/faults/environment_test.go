@@ -291,7 +291,6 @@ type item struct {
 	BlockSize                 int
 }
 
-// add adds to a number.
 func (state rackState) add(name string, more int64) {
 	state[name] = item{Size: state[name].Size + more}
 }

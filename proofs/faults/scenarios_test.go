@@ -92,7 +92,6 @@ type scenario struct {
 	prepare func(*environment) effect
 }
 
-// scenarios contains all scenarios.
 var scenarios = slices.Concat(volumeScenarios, attachScenarios, readScenarios)
 
 // volumeScenarios are scenarios that create and delete volumes and snapshots.

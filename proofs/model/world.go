@@ -229,7 +229,6 @@ func (w *world) at(v int, n string) *place {
 	return &place{}
 }
 
-// at is the place of a step.
 func (h *History) at(s Step) *place { return h.world.at(s.vol, s.node) }
 
 // everywhere yields each volume with each node.

@@ -256,7 +256,6 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 	return l
 }
 
-// life is the life of a volume.
 type life struct {
 	*lab
 	plan

@@ -35,7 +35,6 @@ func line(words string) string {
 		time.Now().UTC().Format(time.RFC3339Nano), w[0], w[1], w[2])
 }
 
-// append appends text to the file.
 func (r *record) append(text string) {
 	r.t.Helper()
 	simtest.NoError(r.t, os.MkdirAll(filepath.Dir(r.path), 0o700))

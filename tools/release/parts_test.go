@@ -10,7 +10,6 @@ import (
 	"testing"
 )
 
-// must ends the test on an error.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

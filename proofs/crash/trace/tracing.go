@@ -51,7 +51,6 @@ type tracing struct {
 	detached bool
 }
 
-// thread is a traced thread.
 type thread struct {
 	pid int
 	// doing is the index of the effect whose system call the thread is in, or -1.
