@@ -73,8 +73,8 @@ func TestNoMissingLateOrWrongAnswerUndoesAcknowledgedWork(t *testing.T) {
 	}
 }
 
-// answerRules contains rules of the controller, and the actors that reveal a controller without the
-// rule.
+// answerRules contains guards of the controller, and the actors that reveal a controller without
+// the guard.
 var answerRules = []struct {
 	proof.Guard
 	shownBy []actor

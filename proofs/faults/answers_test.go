@@ -55,7 +55,7 @@ func (a answer) suits(operation string, ph phase) bool {
 		(a.pages == nil || strings.HasSuffix(operation, "_list"))
 }
 
-// faults returns the fault rules of a cell: one, or one for each page of a list.
+// faults returns the faults of a cell: one, or one for each page of a list.
 func (r *cellRun) faults() []adminapi.Fault {
 	a := r.cell.answer
 	fault := a.fault

@@ -97,7 +97,7 @@ func (env *Environment) awaitIdle(ctx context.Context, rackDown bool) {
 	}))
 }
 
-// activeFaults returns the names of the fault rules that may still apply.
+// activeFaults returns the names of the faults that may still apply.
 func (env *Environment) activeFaults(ctx context.Context, names map[string]string) (left []string) {
 	for _, r := range harness.Got(env.Rack.Admin.Faults(ctx)) {
 		if r.Fired == 0 {

@@ -171,7 +171,7 @@ type world struct {
 	down map[string]bool
 	// rackDown is set while the rack's API does not answer. Its disks still work.
 	rackDown bool
-	// faults contains the fault rules that may still apply.
+	// faults contains the names of the faults that may still apply.
 	faults []string
 	// open contains the volumes and snapshots of which a call was answered UNAVAILABLE, with the time
 	// until which a controller may not know the effect, and answers EffectUnknown to further calls.

@@ -90,7 +90,7 @@ func always(target string) func(call) (Effect, bool) {
 	return func(call) (Effect, bool) { return Effect{Target: target}, true }
 }
 
-// file is the rule for calls with a descriptor of a file, a directory or a device.
+// file finds the file, directory or device whose descriptor is an argument of the call.
 func file(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		target, ok := c.fileTarget(int(int32(c.arg(arg))))
@@ -98,12 +98,12 @@ func file(arg int) func(call) (Effect, bool) {
 	}
 }
 
-// path is the rule for calls with a path that is absolute, or relative to the working directory.
+// path finds the path that is an argument: absolute, or relative to the working directory.
 func path(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
 }
 
-// pathAt is the rule for calls whose first argument is the directory of the path.
+// pathAt finds the path that is an argument, in the directory that the first argument names.
 func pathAt(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(c.directory(), c.arg(arg)) }
 }
@@ -142,7 +142,7 @@ func kernelFile(name string) bool {
 		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
 }
 
-// opens is the rule for calls that open a file and may create it.
+// opens finds the file that a call opens, if the call may create it.
 func opens(name, flags int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if c.flags(flags)&unix.O_CREAT == 0 {
@@ -160,13 +160,13 @@ func opensHow(c call) (Effect, bool) {
 	return c.onPath(c.directory(), c.arg(1))
 }
 
-// program is the rule for the start of a tool.
+// program finds the name of the tool that a call starts.
 func program(c call) (Effect, bool) {
 	return Effect{Target: filepath.Base(text(c.tid, c.arg(0)))}, true
 }
 
-// configures is the rule for the two commands that make the kernel open or change a
-// filesystem. The other commands only collect options.
+// configures finds the two commands of fsconfig that make the kernel open or change a filesystem.
+// The other commands only collect options.
 func configures(c call) (Effect, bool) {
 	switch c.flags(1) {
 	case unix.FSCONFIG_CMD_CREATE, 8: // FSCONFIG_CMD_CREATE_EXCL
@@ -182,7 +182,7 @@ func changes(c call) (Effect, bool) {
 	return Effect{Call: name, Target: "device"}, ok
 }
 
-// writes is the rule for writes: to a file, or of a request or an answer to a connection.
+// writes finds the file that a call writes to, or the request or answer that it sends.
 func writes(c call) (Effect, bool) {
 	link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", c.tid, c.descriptor()))
 	if err != nil {
