@@ -302,8 +302,8 @@ func stranger(t *testing.T, user uint32, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// sampledKinds is the number of alterations that are tried outside of the long form. The tests of
-// conformance/rules try every alteration.
+// sampledKinds is the number of alterations that are tried unless PROOF_DURATION is set. The tests
+// of conformance/rules try every alteration.
 const sampledKinds = 3
 
 // TestNoRunBlamesALegalRack checks as on a real rack, without an admin listener.

@@ -66,8 +66,8 @@ func noticedBy(wrong, moment string) string {
 	return cmp.Or(by[wrong+":"+moment], by[moment], "D12")
 }
 
-// product adds the simulator's combined tampers, WRONG:MOMENT:PLACE, to those above: all of them in
-// the long form, otherwise every second one. The seed chooses.
+// product adds the simulator's combined tampers, WRONG:MOMENT:PLACE, to tampers: all of them if
+// PROOF_DURATION is set, otherwise every second one. The seed chooses.
 func product(p *proof.Proof, known []string) map[string][]noticed {
 	all := maps.Clone(tampers)
 	for n, name := range slices.Sorted(slices.Values(known)) {

@@ -345,8 +345,8 @@ var irrelevant = []struct{ operations, fields, reason string }{
 }
 
 const (
-	// sampledAsking is the number of rules that are checked outside of the long form with a legal
-	// fault, and always with requests that are never answered.
+	// sampledAsking is the number of rules that are checked with a fault for which no rule may fail
+	// unless PROOF_DURATION is set, and always with requests that are never answered.
 	sampledAsking = 3
 	// pageTrials is how often each list is changed in each way.
 	pageTrials = 25
@@ -354,8 +354,8 @@ const (
 	ruleTimeout = 10 * time.Second
 )
 
-// sampled is the number of faults of requests, of fields and of lists that are tried outside of the
-// long form.
+// sampled is the number of faults of requests, of fields and of lists that are tried unless
+// PROOF_DURATION is set.
 var sampled = [3]int{50, 80, 100}
 
 // faultTest tries faults on several racks at the same time.

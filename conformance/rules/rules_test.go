@@ -252,7 +252,7 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 		noticed.Load())))
 }
 
-// sampledRules is the number of rules that are checked on each rack outside of the long form.
+// sampledRules is the number of rules that are checked on each rack unless PROOF_DURATION is set.
 const sampledRules = 12
 
 // alwaysChecked are the rules whose checks have blamed healthy racks.

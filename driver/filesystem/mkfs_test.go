@@ -346,7 +346,7 @@ func TestTracesExplainTheGrowthOfExt(t *testing.T) {
 	for _, fsType := range []string{volume.Ext3, volume.Ext4} {
 		for i, options := range slotOptions(fsType, 64*mib) {
 			cases = append(cases, growth{fsType, options, 64 * mib, 300 * mib})
-			if i <= 1 || os.Getenv("PROOF_DURATION") != "" { // the long form tries them all
+			if i <= 1 || os.Getenv("PROOF_DURATION") != "" { // then try them all
 				cases = append(cases, growth{fsType, options, gib, 10 * gib})
 			}
 		}
