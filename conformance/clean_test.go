@@ -306,8 +306,8 @@ func stranger(t *testing.T, user uint32, args ...string) *exec.Cmd {
 // of conformance/rules try every alteration.
 const sampledKinds = 3
 
-// TestNoRunBlamesALegalRack checks as on a real rack, without an admin listener.
-func TestNoRunBlamesALegalRack(t *testing.T) {
+// TestNoRunBlamesAHealthyRack checks as on a real rack, without an admin listener.
+func TestNoRunBlamesAHealthyRack(t *testing.T) {
 	short.Skip(t, sampledKinds)
 	t.Parallel()
 	p := proof.New(t, "legal-runs")

@@ -257,7 +257,7 @@ func TestALinkThatLeadsNowhereIsFound(t *testing.T) {
 	}
 }
 
-func TestEveryBlockOfCodeHasAClass(t *testing.T) {
+func TestEveryBlockOfCodeSaysIfItIsRun(t *testing.T) {
 	pages := try(Pages(root))(t)
 	count := map[string]int{}
 	var onCluster []string
@@ -295,7 +295,7 @@ func TestEveryBlockOfCodeHasAClass(t *testing.T) {
 	t.Logf("FIGURE docs here=%d cluster=%d not-run=%d", count[Here], count[Cluster], count[""])
 }
 
-func TestABlockWithoutAClassIsFound(t *testing.T) {
+func TestABlockThatDoesNotSayIfItIsRunIsFound(t *testing.T) {
 	for name, c := range map[string]struct{ page, want string }{
 		"none":            {"Text:\n\n    true\n", "docs/p.md:3: the block has no class"},
 		"another comment": {"<!-- ran -->\n    true\n", "no class"},

@@ -64,7 +64,7 @@ var (
 		`Error)$`)
 )
 
-// TestEveryPlaceThatChangesSomethingIsListedWithItsProof compares docs/proven.md with the calls.
+// TestEveryPlaceThatChangesSomethingIsListedWithItsProof compares docs/proven.md with the source.
 func TestEveryPlaceThatChangesSomethingIsListedWithItsProof(t *testing.T) {
 	page := try(os.ReadFile("proven.md"))(t)
 	tests := testNames(t)

@@ -136,7 +136,7 @@ func TestNodesNeedNoRack(t *testing.T) { // D-64
 	}
 }
 
-func TestAHostIsAnAddress(t *testing.T) {
+func TestTheHostBecomesAURL(t *testing.T) {
 	for value, want := range map[string]string{
 		"silo.sys.example.com":       "https://silo.sys.example.com",
 		"https://silo.example.com/":  "https://silo.example.com",

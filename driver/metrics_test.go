@@ -25,8 +25,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-// TestThePageListsTheMetricsOfEachProcess compares docs/metrics.md with what a process registers.
-func TestThePageListsTheMetricsOfEachProcess(t *testing.T) {
+// TestTheDocumentationListsTheMetricsOfEachProcess compares docs/metrics.md with the registries.
+func TestTheDocumentationListsTheMetricsOfEachProcess(t *testing.T) {
 	page := csitest.Got(os.ReadFile("../docs/metrics.md"))(t)
 	onPage := map[string]string{}
 	processOf := map[string]string{}

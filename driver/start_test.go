@@ -51,7 +51,7 @@ func TestSurroundingWhitespaceIsTrimmed(t *testing.T) { // D-45
 	}
 }
 
-func TestAnEmptyValueIsNotSet(t *testing.T) { // D-45
+func TestAnEmptyValueCountsAsNotSet(t *testing.T) { // D-45
 	for _, value := range []string{"", "\n", "  "} {
 		for _, key := range []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_PROJECT"} {
 			_, err := ParseConfig(nil, goodEnv(map[string]string{key: value}), io.Discard)

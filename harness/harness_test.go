@@ -81,7 +81,7 @@ func TestAProgramGetsOnlyTheEnvironmentThatTheHarnessSets(t *testing.T) {
 	}
 }
 
-func TestOnlyAPlainRunStartsTheProgramsWithoutTheRaceDetector(t *testing.T) {
+func TestAPlainRunStartsTheProgramsWithoutTheRaceDetector(t *testing.T) {
 	t.Setenv(BinaryVariable("oxide-simulator"), "/built/oxide-simulator")
 	t.Setenv(PlainVariable, "/built/plain")
 	for plain, want := range map[bool]string{false: "/built/oxide-simulator",
@@ -123,7 +123,7 @@ func TestARunKeepsItsDirectoryAfterAFailure(t *testing.T) {
 	}
 }
 
-func TestADriverWithoutASimulatedRackGetsNoFurtherVariables(t *testing.T) {
+func TestADriverOfARealRackGetsOnlyTheGivenVariables(t *testing.T) {
 	for _, mode := range []string{ModeAll, ModeController, ModeNode} {
 		given := map[string]string{"OXIDE_HOST": "https://rack"}
 		plugin := Need((&Run{}).newPlugin(t.TempDir(), new(atomic.Int64),
@@ -135,7 +135,7 @@ func TestADriverWithoutASimulatedRackGetsNoFurtherVariables(t *testing.T) {
 	}
 }
 
-func TestAnErrorThatBreaksARuleBecomesDataLoss(t *testing.T) { // B-8
+func TestAnErrorInAWrongFormBecomesDataLoss(t *testing.T) { // B-8
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	trailer := metadata.Pairs("content-type", "application/grpc")

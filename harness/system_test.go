@@ -32,7 +32,7 @@ func TestARunDoesNotUseADirectoryOnANodevFilesystem(t *testing.T) {
 	}
 }
 
-func TestTheDirectoryOfAKilledRunIsRemovedFromMemory(t *testing.T) {
+func TestTheDirectoryOfAKilledRunIsRemovedFromDevShm(t *testing.T) {
 	old := time.Now().Add(-time.Hour)
 	for name, c := range map[string]struct{ locked, failed, stays bool }{
 		"killed": {}, "failed": {failed: true, stays: true}, "running": {locked: true, stays: true},

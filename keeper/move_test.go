@@ -435,7 +435,7 @@ func TestTheDriverOfALeavingNodeIsKeptUntilItsVolumesAreDetached(t *testing.T) {
 	}
 }
 
-func TestTheDriverIsKeptForALimitedTime(t *testing.T) {
+func TestTheDriverOfALeavingNodeIsKeptForALimitedTime(t *testing.T) {
 	refused := func(refusal error) func(*leaving) {
 		return func(l *leaving) {
 			l.drained()

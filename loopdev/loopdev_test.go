@@ -302,7 +302,7 @@ func TestListReportsADeviceAsOrphanedIfTheServerEndsDuringTheCall(t *testing.T) 
 // leaver is the variable with a file that this test program attaches, to be killed then.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
-func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
+func TestOnlyTheDevicesOfADeadProcessAreReleased(t *testing.T) {
 	if file := os.Getenv(leaver); file != "" {
 		leave(t, file)
 	}
@@ -377,7 +377,7 @@ func detachLeft(t *testing.T) (serials []string) {
 	return serials
 }
 
-func TestDetachLeftReleasesOrphanedDevicesByTheNameOfTheirFile(t *testing.T) {
+func TestOrphanedDevicesAreReleasedByTheNameOfTheirFile(t *testing.T) {
 	for name, released := range map[string]bool{
 		// This owner names no living process.
 		"p." + strings.Split(loopdev.Process(), ".")[1] + ".1.zzzzz.disk-1": true,

@@ -263,7 +263,7 @@ func kindsOf(run []recorded) (all []data.Look) {
 	return all
 }
 
-func TestEveryMutantOfDataIsNoticedOrReportedAsUntested(t *testing.T) {
+func TestEveryWrongBlockIsNoticedOrReportedAsUntested(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "verdict-mutants")
 	b := newBench(t, harness.RackOptions{})

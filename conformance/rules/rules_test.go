@@ -258,7 +258,7 @@ const sampledRules = 12
 // alwaysChecked are the rules whose checks have blamed healthy racks.
 var alwaysChecked = []string{"A01", "A09", "A10", "A16", "A29", "A38", "A41", "A43", "A59"}
 
-func TestNoRuleBlamesALegalRack(t *testing.T) {
+func TestNoRuleBlamesAHealthyRack(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "legal-racks")
 	kinds := short.Some(t, 4, legal.Kinds())

@@ -123,7 +123,7 @@ func scripted(t *testing.T, script ...int) *TestedRack {
 	return r
 }
 
-func TestACheckWithMissingAnswersIsRepeatedOrNotTested(t *testing.T) {
+func TestACheckWithMissingAnswersIsRepeatedOrReportedAsUntested(t *testing.T) {
 	t.Parallel()
 	read := Rule{ID: "A00", Calls: []string{"ping"}, Check: func(c *Check) {
 		_, err := c.Client.Ping(c.ctx)

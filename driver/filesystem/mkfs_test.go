@@ -278,7 +278,7 @@ func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) i
 	}
 }
 
-func TestOtherDataIsNotRecognizedAsWrittenByATool(t *testing.T) {
+func TestDataOfAWorkloadIsNotTakenForTracesOfMkfsOrGrowth(t *testing.T) {
 	at := func(offset int, b []byte) []byte {
 		sector := make([]byte, sectorBytes)
 		copy(sector[offset:], b)

@@ -312,8 +312,8 @@ func TestMarkerRegions(t *testing.T) {
 	}
 }
 
-// TestEverySuperblockCopyIsInARegion asks the filesystems' tools where the copies are.
-func TestEverySuperblockCopyIsInARegion(t *testing.T) {
+// TestEverySuperblockCopyIsInAMarkerRegion asks the filesystems' tools where the copies are.
+func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
 	numbers := func(t *testing.T, out, pattern string) []int64 {
 		t.Helper()
 		var all []int64

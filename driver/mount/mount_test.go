@@ -140,7 +140,7 @@ func TestStageBtrfsAfterAFailedMount(t *testing.T) {
 	}
 }
 
-func TestNoMountLeavesTheProcessWithAnotherRoot(t *testing.T) {
+func TestTheProcessHasItsOwnRootAfterAMount(t *testing.T) {
 	_, device := formatted(t, guesttest.New(t), guesttest.Serial, volume.Ext4)
 	for range 20 {
 		mounts(t, device, volume.Ext4)

@@ -236,7 +236,7 @@ func TestStatsNeverCountTheFilesystemBelow(t *testing.T) { // VS-2
 
 // The kernel reuses names of devices, and the mount of a btrfs shows only the name of its device,
 // not the number.
-func TestStageADiskWithTheNameOfADeadBtrfs(t *testing.T) {
+func TestStageADiskWithTheDeviceNameOfARemovedBtrfs(t *testing.T) {
 	g := statefulGuest(t)
 	v := g.disk(128, volume.Btrfs)
 	v.up("pod")

@@ -120,7 +120,7 @@ var (
 	definition = regexp.MustCompile(`\t(\w+) +Reason = "(\w+)"`)
 )
 
-func TestThePageOfReasonsIsTheTable(t *testing.T) {
+func TestThePageOfReasonsMatchesTheTable(t *testing.T) {
 	page, err := os.ReadFile("../../docs/reasons.md")
 	if err != nil {
 		t.Fatal(err)

@@ -253,7 +253,7 @@ func TestAListOfAnotherProjectIsNotShown(t *testing.T) {
 	fails(csierr.StartingTokenInvalid)(t, listDisks(t, c, p))
 }
 
-func TestAStartingTokenContainsTheRacksToken(t *testing.T) { // LV-2
+func TestAStartingTokenContainsTheRacksPageToken(t *testing.T) { // LV-2
 	page := base64.URLEncoding.EncodeToString([]byte(
 		`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"kittens","last_seen":"` +
 			racktest.Disk + `"}}`))

@@ -23,7 +23,7 @@ func TestTheNameOfADiskIsTheHashOfItsVolume(t *testing.T) { // E-17
 	}
 }
 
-func TestEveryNameIsOneTheRackTakes(t *testing.T) { // E-17
+func TestTheRackAcceptsTheDiskNameOfEveryVolume(t *testing.T) { // E-17
 	rapid.Check(t, func(t *rapid.T) {
 		// Short names are often equal, or one ends like the other begins.
 		short := rapid.StringOfN(rapid.SampledFrom([]rune("ab-.ü")), 0, 3, -1)

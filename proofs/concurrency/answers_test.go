@@ -105,7 +105,7 @@ var answerRules = []struct {
 	TEXT`}}}, []actor{noRoleForAMoment}},
 }
 
-func TestAControllerWithoutOneOfItsRulesIsNoticed(t *testing.T) {
+func TestAControllerWithoutOneOfItsGuardsIsNoticed(t *testing.T) {
 	t.Parallel()
 	var guards []proof.Guard
 	for _, rule := range answerRules {

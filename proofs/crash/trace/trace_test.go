@@ -174,7 +174,7 @@ func TestTheToolOfAKilledProcessDiesWithItOrIsReported(t *testing.T) {
 	}
 }
 
-func TestAProcessThatDoesNotReachThePointIsNotKilled(t *testing.T) {
+func TestAProcessIsKilledOnlyAtThePoint(t *testing.T) {
 	s := start(t, `: >a`)
 	report := s.watch(t, &trace.Point{Name: "script: openat /a", N: 2, Phase: trace.Before})
 	if report.Killed || !s.has("a") || !s.cmd.ProcessState.Success() {
