@@ -32,7 +32,7 @@ var parts = map[string]struct {
 	// whose answers take almost no time.
 	requests int
 	own      time.Duration
-	// tools are the programs that it needs on this machine.
+	// tools are the programs that the part needs on this machine.
 	tools []string
 }{
 	partRules: {amount{14, 14}, 1250, 7 * time.Second, nil},

@@ -61,7 +61,7 @@ const (
 	shellTimeout = time.Minute
 )
 
-// preflight is what the lines are asked of.
+// preflight is the job for which preflightLines are examined.
 type preflight struct{ *job }
 
 // preflightLines examine one property each of the rack or of this machine, and store in the job

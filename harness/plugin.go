@@ -228,7 +228,7 @@ func (p *Plugin) Node() csi.NodeClient { return csi.NewNodeClient(p.Conn) }
 // PID returns the process ID of the driver.
 func (p *Plugin) PID() int { return p.proc.pid() }
 
-// Running reports whether the process has not ended yet.
+// Running reports whether the process still runs.
 func (p *Plugin) Running() bool { return p.proc.running() }
 
 // Signal sends a signal to the process.

@@ -209,7 +209,7 @@ func (r *Rack) Port() uint16 { return netPort(r.URL) }
 // PID returns the process ID of the simulator.
 func (r *Rack) PID() int { return r.proc.pid() }
 
-// Running reports whether the simulator has been started and has not ended yet.
+// Running reports whether the simulator was started and still runs.
 func (r *Rack) Running() bool { return r.proc != nil && r.proc.running() }
 
 // LogFile returns the path of the simulator's log.

@@ -31,7 +31,7 @@ func Mounted(fsType string, flags ...string) *csi.VolumeCapability {
 		&csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: mount}})
 }
 
-// Raw returns the capability of a raw block volume, with the same access mode.
+// Raw returns the capability of a raw block volume, with the access mode of Mounted.
 func Raw() *csi.VolumeCapability {
 	block := &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	return InMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,

@@ -417,7 +417,7 @@ func (p *process) ended() error {
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// running reports whether the process has not ended yet.
+// running reports whether the process still runs.
 func (p *process) running() bool {
 	select {
 	case <-p.done:

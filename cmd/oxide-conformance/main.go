@@ -47,7 +47,7 @@ func run(args []string) int {
 	return p.Main(ctx)
 }
 
-// programs contains the programs in this file.
+// programs are the programs that this executable runs if its first argument names one.
 var programs = map[string]func(context.Context, []string) int{
 	"oxide-csi-plugin": func(ctx context.Context, args []string) int {
 		return driver.Main(ctx, args, os.Getenv, os.Stdout, os.Stderr)
@@ -62,7 +62,7 @@ var programs = map[string]func(context.Context, []string) int{
 // interruptible returns a context that the first interrupt cancels, and standard output. A second
 // interrupt ends the program at once, because a rack that does not answer may keep it from cleaning
 // up. If the terminal or the reader of the output is gone, that counts as the first interrupt, but
-// never as the second: a shell may send a hangup that the program has already received.
+// never as the second: for one lost terminal, kernel and shell may each send a hangup.
 func interruptible() (context.Context, io.Writer) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 4)

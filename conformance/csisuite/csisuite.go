@@ -89,7 +89,7 @@ func (c Combination) Config() *csisanity.TestConfig {
 	return &config
 }
 
-// Place puts csi-sanity's directories below one that exists.
+// Place makes csi-sanity use directories in dir, which must exist.
 func Place(config *csisanity.TestConfig, dir string) {
 	config.TargetPath = filepath.Join(dir, "mount")
 	config.StagingPath = filepath.Join(dir, "staging")
@@ -265,8 +265,8 @@ func (a *Audit) Explanations() []string {
 	return lines
 }
 
-// Unused returns the entries that matched no skip. The result is meaningful only for a suite that
-// ran in full.
+// Unused describes the explained skips that did not happen. The result is meaningful only for a
+// suite that ran in full.
 func (a *Audit) Unused() []string {
 	var faults []string
 	for i, skip := range a.skips {

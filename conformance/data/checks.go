@@ -352,7 +352,7 @@ func repeat(ctx context.Context, call func() error) error {
 	}
 }
 
-// create creates a volume of some usual sizes that is blank or restored from a snapshot.
+// create creates a volume of times GiB: blank if from is nil, otherwise from that snapshot.
 func (s *checkRun) create(times int64, from *snapshot) *volume {
 	v := &volume{name: s.Name("volume"), kind: Blank, access: s.access,
 		capability: harness.Access(s.access), seed: s.Seed<<20 + seeds.Add(1)}

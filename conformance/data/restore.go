@@ -276,7 +276,7 @@ func (u *use) isLike(before guest.Scan) {
 	u.volume.disk.read(guest.Range{To: u.volume.GetCapacityBytes()})
 }
 
-// checkWhole compares the checksums of a device with two written halves and last block.
+// checkWhole demands that a whole device has the same checksum after it was detached and attached.
 func checkWhole(s *checkRun) {
 	u := s.newInUse(s.A)
 	u.writeAll(1, true)

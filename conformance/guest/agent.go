@@ -87,7 +87,7 @@ func newAgent() (*Agent, error) {
 	return &Agent{dir: dir, writers: map[int]*writer{}, calls: semaphore.NewWeighted(allCalls)}, nil
 }
 
-// allCalls is more than the calls that are made at the same time.
+// allCalls is the weight of a call that excludes all others, of which each weighs 1.
 const allCalls = 1 << 30
 
 // dirPrefix begins the names of the directories that an agent works in or was copied to.

@@ -89,7 +89,7 @@ func newDirectory() (*directory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the agent's directory: %w", err)
 	}
-	// It is marked when it is locked, so that no other agent sweeps it meanwhile.
+	// The directory is marked only when it is locked, so that no other agent removes it meanwhile.
 	if err := MarkOwn(path, agentMark); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}

@@ -112,7 +112,7 @@ type Scanning struct {
 type Sample struct {
 	// Boundary is the distance between the places at which a rack divides a disk.
 	Boundary int64
-	// Seed chooses the places in between.
+	// Seed chooses the random places.
 	Seed uint64
 	// Within limits the time for the rest of the device.
 	Within time.Duration

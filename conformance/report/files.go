@@ -260,7 +260,7 @@ func (r *Report) scrub(secrets []string) *Report {
 	return &scrubbed
 }
 
-// copyOf returns a copy of a value with other strings.
+// copyOf returns a copy of a value in which every string is replaced by what clean returns.
 func copyOf(v reflect.Value, clean func(reflect.Value) string) reflect.Value {
 	if v.Type() == reflect.TypeFor[time.Time]() {
 		return v

@@ -149,7 +149,7 @@ func (e *Extent) index(m Measure) int {
 	})
 }
 
-// Partly returns the measures that looked at less than there was.
+// Partly returns the measures of which only a part was looked at.
 func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }

@@ -273,7 +273,7 @@ var (
 	tooSmall   = invalidValue("size", "total size must be at least 1 GiB")
 	noWholeGiB = invalidValue("size", "total size must be a multiple of 1 GiB")
 	tooLarge   = invalidValue("size", "total size must be less than 1023 GiB")
-	// This is checked before the others.
+	// The rack checks this before the others.
 	noWholeBlock = invalidValue("size and block_size",
 		"total size must be a multiple of block size 512")
 )

@@ -229,8 +229,8 @@ func answer(req *http.Request, status int) *http.Response {
 		Body:   io.NopCloser(strings.NewReader(body)), ContentLength: int64(len(body))}
 }
 
-// visited sends a request, and visits the fields of the objects in a successful answer and, if that
-// is a page, its own.
+// visited sends a request, and visits the fields of each object in a successful answer. The page of
+// a list is such an object, too.
 func visited(next http.RoundTripper, req *http.Request,
 	visit func(at string, object map[string]any, key string)) (*http.Response, error) {
 	resp, err := next.RoundTrip(req)

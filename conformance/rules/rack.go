@@ -35,8 +35,8 @@ type Config struct {
 	// Hotplug is true if the rack attaches and detaches disks while an instance runs. AttachOnly is
 	// true if it only attaches them.
 	Hotplug, AttachOnly bool
-	// Here is the instance in which this program runs, or nil. Rules about guests are not tested
-	// without a guest in which a disk appears.
+	// Here is the instance in which this program runs, or nil. Rules about guests are tested only if
+	// there is a guest in which a disk appears.
 	Here *GuestFiles
 	// Through, if it is not nil, wraps the transport of all requests to the rack.
 	Through func(http.RoundTripper) http.RoundTripper

@@ -272,7 +272,7 @@ func (c *Check) run() {
 	defer func() {
 		ended := recover()
 		if _, ok := ended.(over); !ok && ended != nil {
-			// The answer lacks a field that every rack has.
+			// A check panics if an answer lacks a field that every rack has.
 			c.errorf("the check could not go on: %v\n%s", ended, debug.Stack())
 		}
 	}()

@@ -25,7 +25,7 @@ const (
 	bystanders
 )
 
-// Member is a kind of storage of which an unmounted bystander is a part and the rest is absent.
+// Member is a kind of storage on several disks: a bystander is one of them, the others are absent.
 type Member string
 
 // The kinds of members. The kernel finds them by a number or a UUID in the other part.
