@@ -129,7 +129,7 @@ func TestTheLockIsHeldAsLongAsTheHandlerRuns(t *testing.T) { // B-12, B-11
 	}
 	fails(csierr.OperationPending)(t, create(t.Context(), "a"))
 
-	// B-11: another object is free.
+	// B-11: a call for another object does not wait.
 	other := inBackground(func() error { return create(t.Context(), "b") })
 	<-working
 	close(finish)

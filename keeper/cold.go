@@ -35,7 +35,7 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 		return pace, err
 	}
 	busy := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool { return n.Record == nil })
-	// There is at most one, unless somebody edited the records. Bring each of them to its end.
+	// At most one node is busy unless somebody edited the records. Bring each operation to its end.
 	errs := []error{k.holdBack(ctx, v)}
 	for _, n := range busy {
 		if err := k.advance(ctx, v, n); err != nil {

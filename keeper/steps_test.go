@@ -95,7 +95,7 @@ func (w *fixture) ends(problem string, stopped bool) {
 // TestAnOperationEndsWhateverHappens begins a step, and lets something happen. A drain then ends
 // without a stop; after a stop, the instance is started again.
 func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
-	// The controller of a budget updates its counts late.
+	// lose takes a pod from a PodDisruptionBudget whose controller has not updated the counts yet.
 	loses := func(lose func(*fixture)) func(*fixture) {
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")

@@ -178,8 +178,8 @@ func (v *view) unasked(pods sorted) []string {
 	return missing
 }
 
-// wanted reports whether the operation still has a purpose: an attachment waits, or one for which
-// it began is not done, even if the attacher's last attempt failed for another reason.
+// wanted reports whether the operation still has a purpose: an attachment waits for a stop, or one
+// that waited when the operation began is still open, even if it last failed for another reason.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
 		return a.held == "" && (a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name))
@@ -349,7 +349,7 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 			s.lost = fmt.Sprintf("the pod %s/%s is of the control plane, whose nodes the keeper does not "+
 				"stop", p.Namespace, p.Name)
 		case mirror, owner != nil && owner.Kind == "DaemonSet":
-			// The kubelet starts these again with the node.
+			// The kubelet starts such pods again when the node returns.
 		case volumes:
 			s.stay = append(s.stay, p)
 			if p.Spec.RestartPolicy == corev1.RestartPolicyNever && hasRun(p) {

@@ -166,8 +166,7 @@ func (l *changes) learn(created change) {
 }
 
 // hold keeps other calls from creating or deleting the object of that name. The interceptor locks a
-// create by the CO's name and a delete by the id; only a look at the object shows that both are the
-// same.
+// create by the CO's name and a delete by the id, so it does not see that both are for one object.
 func (l *changes) hold(create flight.Event, name string) (release func(), err error) {
 	key := change{event: create, name: name}
 	if _, held := l.held.LoadOrStore(key, true); held {

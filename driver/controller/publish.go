@@ -465,7 +465,7 @@ func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *
 }
 
 // detach detaches the disk and verifies that the instance does not have it any more. It returns
-// the disk as it was read last, nil if it is gone. refused is as in requestAttach.
+// the disk as it was read last, nil if it is gone. refused is this call's earlier refusal, or nil.
 func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (disk *oxide.Disk,
 	err error) {
 	const doing = "detach disk"

@@ -215,7 +215,7 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the number of the device that holds the mount's filesystem, or of the device node
-// that the mount shows. likely is as in btrfsNumber.
+// that the mount shows. likely is the device to try if several may hold a btrfs.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {

@@ -212,7 +212,8 @@ func IsNode(m *mountinfo.Info) bool {
 	return ok
 }
 
-// Device returns the number of the device that a mount shows. likely is as in btrfsNumber.
+// Device returns the number of the device that a mount shows. likely is the device to try if
+// several may hold a btrfs.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil

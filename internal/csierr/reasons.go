@@ -39,7 +39,7 @@ func Coded(code codes.Code, reason Reason, format string, args ...any) error {
 // Error returns the sentence without the reason, so that errors can be wrapped.
 func (e *Error) Error() string { return e.err.Error() }
 
-// Unwrap returns the error with the sentence, and what it wraps.
+// Unwrap returns the wrapped error, which has the same sentence.
 func (e *Error) Unwrap() error { return e.err }
 
 // WithText returns the error with another sentence.

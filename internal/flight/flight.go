@@ -331,7 +331,7 @@ func (e Event) Says() string {
 	return string(e)
 }
 
-// openLimit limits the open changes in a memory.
+// openLimit limits the number of open changes that a controller remembers.
 const openLimit = 1000
 
 // memory is the history of a controller, which has no files: it remembers the open changes of the

@@ -45,7 +45,7 @@ type CapabilityFault struct {
 	Message     string
 }
 
-// CapabilityProblem returns what is wrong with a volume capability.
+// CapabilityProblem returns the first reason to refuse a volume capability.
 func CapabilityProblem(c *csi.VolumeCapability) CapabilityFault {
 	mode := c.GetAccessMode().GetMode()
 	known := csi.VolumeCapability_AccessMode_Mode_name[int32(mode)]

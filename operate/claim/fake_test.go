@@ -680,7 +680,7 @@ func (c *cluster) syncClaim(claim object) {
 			return pod.str("spec", "nodeName") != "" && claimOfPod(pod) == claim.name() &&
 				pod.str("metadata", "namespace") == claim.str("metadata", "namespace")
 		}) && !slices.ContainsFunc(c.of("VolumeSnapshot"), func(shot object) bool {
-			// It has the finalizer pvc-as-source-protection.
+			// The claim of a snapshot in progress has the finalizer pvc-as-source-protection.
 			return shot.str("spec", "source", "persistentVolumeClaimName") == claim.name() &&
 				shot.at("status", "readyToUse") != true && !shot.deleting()
 		}) {

@@ -34,7 +34,7 @@ import (
 // Link is a link of the chain from a claim to the files that a workload sees.
 type Link string
 
-// The links of a chain, in their order.
+// The links, from the claim to the pod.
 const (
 	LinkClaim      Link = "claim"
 	LinkVolume     Link = "volume"     // the PersistentVolume
