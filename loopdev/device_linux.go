@@ -32,7 +32,7 @@ func (d Device) Detach(ctx context.Context) error {
 		return errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0),
 			unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
 	})
-	// The device is gone or will be soon. The loop below waits for that.
+	// After these two errors the device is gone or will be soon. The loop below waits for that.
 	if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", d.Path, explain(err))
 	}

@@ -86,7 +86,7 @@ func (m *Image) WriteAt(b []byte, offset int64) (int, error) {
 	return len(b), nil
 }
 
-// Zero sets a range to zero.
+// Zero sets n bytes at offset to zero, as a discard does.
 func (m *Image) Zero(offset, n int64) error {
 	if offset < 0 || offset+n > m.size {
 		return fmt.Errorf("discard %d bytes at offset %d of a disk of %d", n, offset, m.size)

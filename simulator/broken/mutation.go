@@ -28,7 +28,7 @@ import (
 type Mutation struct {
 	// Name is the rule's ID and a few words that describe the mutation, such as A33-refuses-again.
 	Name string
-	// Rule is the ID of the rule, which is also the beginning of Name, or Data.
+	// Rule is the ID of the broken rule, with which Name begins. For a tamper it is Data.
 	Rule string
 	// Says describes in a sentence what the broken rack does.
 	Says string

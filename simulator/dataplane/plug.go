@@ -255,7 +255,7 @@ func (p *Plane) hide(d *plugged) error {
 // IDs are the IDs of objects, by their kind. Those under Left have no record, but maybe files.
 type IDs map[string][]string
 
-// Left is a key of IDs.
+// Left is the key in [IDs] of objects without a record.
 const Left = "left"
 
 // Reconcile makes the data plane match the records, however the last simulator ended. attached are

@@ -108,8 +108,8 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	return s.fillBytes(*d)
 }
 
-// fillBytes creates the bytes of a disk that has a record, or undoes the creation. It does not
-// change existing bytes.
+// fillBytes creates the bytes of a disk that has a record. If it fails, it undoes the creation of
+// the disk. It does not change existing bytes.
 func (s Disks) fillBytes(d store.Disk) error {
 	file := ""
 	err := s.store.View(func(tx *store.Tx) {

@@ -389,7 +389,7 @@ type Member struct {
 	Value MemberValue `json:"value"`
 }
 
-// MemberValue describes the instance.
+// MemberValue describes the instance of a [Member].
 type MemberValue struct {
 	ID       string `json:"id"`
 	Name     string `json:"name"`

@@ -116,7 +116,7 @@ func (l *Log) follow(now time.Time) {
 	files := map[string]*file{}
 	var fresh []Entry
 	for _, dir := range l.Dirs {
-		// The pattern of a caller is valid, or has no files.
+		// Glob fails only if the pattern is invalid, and then there are no files, either.
 		paths, _ := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 		for _, path := range paths {
 			info, err := os.Lstat(path)

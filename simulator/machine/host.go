@@ -64,7 +64,7 @@ func Open(ctx context.Context, dir string) (*Host, error) {
 // Key returns the path of the private key that each machine's root accepts.
 func (h *Host) Key() string { return filepath.Join(h.image, "key") }
 
-// bootTime is how long a virtual machine that only ends may take.
+// bootTime limits the run of the virtual machine with which kvmWorks tries KVM.
 const bootTime = 5 * time.Second
 
 // kvmWorks runs a program of four bytes, because /dev/kvm may be there and not work.

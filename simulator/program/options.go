@@ -41,7 +41,7 @@ const (
 	diskFiles = "file"
 	diskFUSE  = "fuse"
 	diskNone  = "none"
-	// guestVM is one of --guests.
+	// guestVM is a value of --guests.
 	guestVM = "vm"
 )
 
