@@ -376,7 +376,7 @@ func limitsVolumes(ctx SpecContext) {
 	detachByHand(ctx, disks[0], worker)
 	third.Running(ctx)
 
-	// After the next count the scheduler knows it.
+	// After the next count the scheduler knows how many disks the instance takes.
 	countEvery(ctx, 10)
 	Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).Should(Equal(3))
 	fourth := next()

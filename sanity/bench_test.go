@@ -274,7 +274,7 @@ type way struct {
 	undo, close func(ctx context.Context) error
 }
 
-// The ways, in the order of openWays.
+// The indexes of the ways that openWays returns.
 const (
 	byDriver = iota
 	byHand

@@ -160,8 +160,8 @@ func (d *daemon) tidy(ctx context.Context) error {
 	if err := d.stop(ctx); err != nil {
 		return err
 	}
-	// containerd is a child of dockerd and may outlive it; the next dockerd takes it over. Keep the
-	// other files in its directory: it needs them to find the containers that outlived it.
+	// A containerd may outlive the dockerd that started it, and then serves the next one. If none is
+	// left, remove only its pid file: with the others the next one finds the containers that run.
 	containerd := d.file("exec/containerd/containerd.pid")
 	if pid := livingPID(containerd, d.file("exec/containerd")); pid == 0 {
 		if err := os.Remove(containerd); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -27,7 +27,7 @@ type featureImage struct {
 	patch   []fieldValue
 }
 
-// fieldValue is a value for a field. If or is set, its bits are added to those of the field.
+// fieldValue is a new value for a field. If or is true, the field keeps its other bits.
 type fieldValue struct {
 	field
 	value uint64

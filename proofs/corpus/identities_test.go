@@ -205,9 +205,9 @@ type forging func(proof.Forgery, string) (proof.ForgedFiles, error)
 func ofGrowths(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, true) }
 func ofFormats(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, false) }
 
-// forged returns volumes whose workloads have forged records of the driver in files, at the places
-// of the driver's own records. Then some of the disks are damaged or enlarged, and the controller
-// may report another history.
+// forged returns volumes with files in which a workload has forged the driver's records, where the
+// driver has its own. Some of the disks are then damaged or enlarged, and for some the controller
+// reports another history of the disk.
 func forged() []generator {
 	var all []generator
 	pick := func(t *trial) {
@@ -280,7 +280,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			if want == mounted {
 				return f.bench.Forged.Checked(files.Check(f.Staging))
 			}
-			// It need not look for changed bytes: judge does that if the call is refused.
+			// Changed bytes need no search here: judge searches for them if the call is refused.
 			m, err := f.staged()
 			if m != nil {
 				err = errors.New("a disk with a workload's files was formatted")

@@ -291,8 +291,8 @@ func (f *fixture) judge(before string, answer error) (outcome, error) {
 	return got, err
 }
 
-// judgeMount inspects the mount that the call has made. A filesystem with the payload is an old
-// one.
+// judgeMount inspects the mount that the call has made. If the filesystem contains payloadName, the
+// call did not make it.
 func (f *fixture) judgeMount() (outcome, error) {
 	m, err := f.staged()
 	switch {

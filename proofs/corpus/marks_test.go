@@ -152,8 +152,8 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 	}
 }
 
-// eachRemain calls lose with each page that is not zero of a format that had ended, except the
-// marks, and wipes the page if lose returns true.
+// eachRemain formats the disk, calls lose with each page that is then not zero, and wipes the page
+// if lose returns true and the page is none of the marks.
 func (f *fixture) eachRemain(lose func(at int64, page []byte) bool) {
 	marks := f.learnMark()
 	f.formatted()

@@ -103,7 +103,7 @@ func holders() []generator {
 			harness.Must(runTool("swapon", f.loop.Path))
 		}).and(func(t *trial) {
 			t.Fill = func(im *image) { im.tool("mkswap", "--quiet") }
-			// Behind the first page, the kernel may write pages of memory.
+			// The kernel may write to a swap that is in use, except to its first page.
 			t.Until = int64(os.Getpagesize())
 		}),
 	}

@@ -166,7 +166,7 @@ func fileOf(path string, v int) string {
 	return filepath.Join(path, "blocks")
 }
 
-// offsetOf returns the offset of a block: on a device, from its first bytes to its last ones.
+// offsetOf returns a block's offset in its file. On a device the blocks are spread over all of it.
 func offsetOf(v, block int) int64 {
 	switch {
 	case !kinds[v].block():

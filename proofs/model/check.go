@@ -216,7 +216,7 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 	device, ok := j.device(v, n)
 	if number := harness.MountedNumber(infos[0]); !ok || number != device.Number {
-		// If an abandoned call has just unmounted it, the number is that of the directory.
+		// If an abandoned call has unmounted the volume since, number is of the directory's filesystem.
 		now := harness.Got(mountinfo.GetMounts(mountinfo.SingleEntryFilter(infos[0].Mountpoint)))
 		if len(now) > 0 && now[0].ID == infos[0].ID {
 			fail("device %s is mounted at %s, not the device of v%d (%v)", number,
@@ -243,7 +243,7 @@ func (h *History) lostBy(j *joint, v int, n string) bool {
 		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
 }
 
-// checkForeign fails unless foreign disks and bystanders are unchanged.
+// checkForeign fails if a disk that the driver did not create, or a bystander, has changed.
 func (h *History) checkForeign(j *joint, _ []ended) {
 	harness.Must(h.env.Bystanders.Check())
 	for _, d := range h.env.foreign {

@@ -80,7 +80,7 @@ type counts struct {
 	formats int
 }
 
-// NewHistory begins a history.
+// NewHistory returns a history without steps.
 func NewHistory(env *Environment) *History {
 	return &History{env: env, count: &counts{}, world: newWorld(),
 		volumes: map[int]*csi.Volume{}, taken: map[int]string{}, given: map[field]bool{},

@@ -181,7 +181,7 @@ type world struct {
 // lateLimit is the driver's time for a change that the rack has not answered.
 const lateLimit = time.Minute
 
-// target is the key of open.
+// target names the step's volume or snapshot, as the keys of world.open do.
 func (s Step) target() string {
 	if s.op == createSnapshot || s.op == deleteSnapshot {
 		return fmt.Sprintf("s%d", s.snap)

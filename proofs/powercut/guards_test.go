@@ -295,7 +295,7 @@ func liveOnce(ctx context.Context, r *recorder) {
 	r.unstage(ctx)
 }
 
-// useAgain is liveOnce for an existing filesystem.
+// useAgain stages, uses and unstages a volume that has a filesystem already.
 func useAgain(ctx context.Context, r *recorder) {
 	r.stage(ctx)
 	r.work(2)
@@ -314,7 +314,7 @@ func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recordi
 }
 
 // growAgain records the repetition of a growth that was interrupted after a write behind the old
-// end of the filesystem. A btrfs writes nothing there before its commit.
+// end of the filesystem, or anywhere if it is a btrfs, which writes nothing there until it commits.
 func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) *recording {
 	base := cutAt(ctx, b, growth, r, func(m image) bool {
 		behind, content := false, m.content()

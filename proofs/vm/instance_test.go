@@ -239,7 +239,7 @@ func TestTheMachinesOfATemporaryRackEndWithIt(t *testing.T) {
 	out, err := rack.StdoutPipe()
 	must(t, err)
 	must(t, rack.Start())
-	// It says that it is ready when its machine runs.
+	// The simulator prints how to enter a when the machine of a runs.
 	said := bufio.NewScanner(out)
 	for said.Scan() && !strings.Contains(said.Text(), "Enter a: ssh -i ") {
 	}

@@ -105,8 +105,8 @@ func runLives(t *testing.T, p *proof.Proof, count int, args ...string) *lab {
 	return l
 }
 
-// guard fails unless bytes that a writer acknowledges without having synced them are noticed as
-// lost when the machine is killed.
+// guard checks that lost bytes are noticed: a writer acknowledges bytes that it has not synced, and
+// then the machine is killed.
 func (l *lab) guard(t *testing.T) {
 	ctx, n := t.Context(), l.nodes[0]
 	var err error
@@ -150,7 +150,7 @@ var (
 	plugs = []string{"killed", "disk pulled", "reset", "paused", "disk put back"}
 )
 
-// plan is drawn for a life.
+// plan is what the seed chooses for a life.
 type plan struct {
 	number, first        int // first is the node of the first round
 	kind                 string
@@ -601,7 +601,7 @@ func (v *life) end(ctx context.Context) {
 	})
 }
 
-// restored takes a snapshot of the volume, and visits the node with a copy of it, beside it.
+// restored takes and restores a snapshot, and uses the new volume beside this one on the same node.
 func (v *life) restored(ctx context.Context, n *node) {
 	var id string
 	v.until(ctx, "snapshot", func(ctx context.Context) error {

@@ -157,7 +157,7 @@ func (n *node) reach(ctx context.Context) (err error) {
 	n.sever()
 	n.address = harness.Got(n.sshd(ctx))
 	_ = os.Remove(n.path("ssh"))
-	// It outlives this call.
+	// The connection outlives this call.
 	c := n.ssh(context.WithoutCancel(ctx), "echo up; exec cat >/dev/null", "-M", "-o",
 		"StreamLocalBindUnlink=yes", "-L", n.path("sock")+":"+guestSocket)
 	out := harness.Got(c.StdoutPipe())
@@ -247,7 +247,7 @@ func (n *node) pause(ctx context.Context, d time.Duration) error {
 	return process.Signal(syscall.SIGCONT)
 }
 
-// after waits for a moment that was drawn.
+// after waits for the delay d, or until ctx ends.
 func after(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
