@@ -142,7 +142,7 @@ func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 		p.Rand().Shuffle(len(units), func(i, j int) { units[i], units[j] = units[j], units[i] })
 		units = units[:len(units)/10]
 	}
-	// series are deaths at each request from the first to the last, in each of the ways.
+	// series are runs of which one dies at each request from death.at to last, in each of the ways.
 	type series struct {
 		death
 		last int

@@ -86,7 +86,7 @@ type changes struct {
 	mu sync.Mutex
 	// guarded by mu: until when each may be made
 	open map[change]time.Time
-	// held contains the objects that a call creates or deletes, as the changes that create them.
+	// held contains the objects that calls now create or delete, each as the change that creates it.
 	held sync.Map
 }
 

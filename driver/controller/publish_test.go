@@ -123,7 +123,7 @@ func TestPublishing(t *testing.T) { // OX-3
 	}.after(alone, free, noAttach).try(t, publishRequest(), published)
 }
 
-func TestPublishContextHasTheUseAndTheBirthOfEveryDisk(t *testing.T) {
+func TestThePublishContextOfEveryDiskHasItsUseAndOrigin(t *testing.T) {
 	const another, plain = "csi-1234567890abcdef", "db"
 	tagged := func(name string, tag volume.Tag) *oxide.Disk {
 		return &oxide.Disk{Id: racktest.Disk, Name: oxide.Name(name), Size: 10 * volume.GiB,

@@ -177,7 +177,7 @@ type Call struct {
 
 type callKey struct{}
 
-// With returns a context whose call's changes are recorded by r, with these fields.
+// With returns a context for one call, whose changes r records with these fields.
 func With(ctx context.Context, r *Recorder, f Fields) context.Context {
 	return context.WithValue(ctx, callKey{}, Call{r, f, &atomic.Pointer[string]{}})
 }
