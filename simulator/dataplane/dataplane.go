@@ -1,24 +1,23 @@
-// Package dataplane has the bytes of a simulated rack and the view of its guests: the files of
-// disks, snapshots and images, the loop devices of the disks of running instances, and for each
-// guest a directory that looks like its /sys and /dev. It knows nothing of projects, quotas or
-// states.
+// Package dataplane has the bytes and the devices of a simulated rack: the files of disks,
+// snapshots and images, the loop devices of the disks of running instances, and for each guest a
+// directory that looks like its /sys and /dev. It knows nothing of projects, quotas or states.
 //
-// [Plane] plugs a disk into a guest and unplugs it, also by force. It copies disks without the
-// cooperation of their guests. [Plane.Reconcile] adopts or releases the devices of a killed
-// simulator. Only one process at a time uses the directory of a plane, which contains
+// [Plane] plugs a disk into a guest and unplugs it, even while the guest uses it. It copies a disk
+// without asking the guest. [Plane.Reconcile] adopts or releases the devices of a killed simulator.
+// Only one process at a time uses the directory of a plane, which contains
 //
 //	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
 //	identity              the identity of the rack, which its devices carry
-//	guests/<uuid>/sys     the /sys of that instance's guest
-//	guests/<uuid>/dev     its /dev
-//	guests/<uuid>/hidden  disks that are hidden by another with the same serial
-//	guests/<uuid>/aside   entries that are being created or removed
+//	guests/<uuid>/sys     what that instance's guest sees as /sys
+//	guests/<uuid>/dev     what it sees as /dev
+//	guests/<uuid>/hidden  a file for each disk that the guest does not see (A54)
+//	guests/<uuid>/aside   entries of sys and dev that are being created or removed
 //	tamper                files of the active [Tamper]
-//	fuse-…                the disks in the guests, if the disks can fail
+//	fuse-…                the files behind the guests' devices, with Config.FlakyDisks
 //
-// With Config.FlakyDisks a guest's devices lead to this process (package flakydisk), which passes
-// reads, writes and flushes on to the disk's file or makes them fail. These devices end with the
-// process, and the next process creates new ones. A guest that uses a device then loses it.
+// With Config.FlakyDisks this process serves the guests' devices (package flakydisk): it passes
+// reads, writes and flushes on to the disk's file, or makes them fail. These devices end with the
+// process, so the guests lose them, and the next process creates new ones.
 //
 // There is no other state: the kernel keeps the file and serial of each loop device. Devices need
 // Linux and root. A plane without them ([NoDevices]) has the same files, on any system and for any
@@ -49,59 +48,59 @@ import (
 // Plane is a data plane in a directory. Open returns one.
 type Plane struct {
 	Config
-	// Flaky has the disks, if they can fail.
+	// Flaky has the disks, with Config.FlakyDisks.
 	Flaky Flaky
-	// owner is the rack's identity. Its devices carry it, because another rack may have the same
-	// paths in a container of its own.
+	// owner is the rack's identity. Every device of the rack carries it, because a rack in another
+	// container may have files with the same paths.
 	owner string
-	// device is the st_dev of the files in Dir. On overlayfs the directory itself may have another.
+	// device is the st_dev of the files in Dir. On overlayfs, Dir itself may have another st_dev.
 	device uint64
 	// noDevices is the reason why no disk has a loop device, or nil if disks have one.
 	noDevices error
-	// machines runs the guests as virtual machines, if it is not nil.
+	// machines starts the guests as virtual machines; nil means that they are guest views.
 	machines *machine.Host
 	// starting lets one machine start at a time, so that two do not count on the same free memory.
 	starting sync.Mutex
 
-	// Stop cancels ctx. working counts the devices that will appear later, and waits for machines.
+	// Stop cancels ctx. working counts goroutines that show a device later or watch a machine.
 	ctx     context.Context
 	cancel  context.CancelFunc
 	working sync.WaitGroup
 
-	// disks locks a disk's bytes while its device is created, removed or copied.
+	// disks locks a disk while its file or its device is created, removed or copied.
 	disks keylock.Map
 
 	guests    guests
 	tampering tampering
 }
 
-// Firmware has the ID and the name that a guest's firmware reports, and for a virtual machine its
-// memory and the lines of root's authorized_keys.
+// Firmware has the ID and the name that an instance's firmware reports and, for a virtual machine,
+// its memory and the lines of root's authorized_keys.
 type Firmware struct {
 	InstanceID, Name string
 	MemoryBytes      int64
 	Keys             []string
 }
 
-// Device describes an attached disk as its guest must see it.
+// Device describes a disk that is attached to an instance, as the guest must see it.
 type Device struct {
 	InstanceID, DiskID, DiskName string
 	SizeBytes                    int64
 	BlockSize                    int
 	ReadOnly                     bool
-	// Local means that the device reports no volatile write cache, and carries discards out (A69).
+	// Local means that the device reports no volatile write cache, and executes discards (A69).
 	Local bool
 }
 
-// serial returns the serial of the disk's NVMe controller: as much of the name as fits (A54).
+// serial returns the guest's serial number for the disk: as much of the name as fits (A54).
 func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
 
-// loopSerial returns a unique serial for the disk's loop device. The guest's serial number does not
-// suffice: two racks or two long names may have the same, and mkfs.btrfs takes two loop devices
-// with the same serial for one device.
+// loopSerial returns a unique serial for the disk's loop device. The guest's serial does not
+// suffice: disks of two racks, or with long names, may have the same one, and mkfs.btrfs would take
+// their loop devices for one device.
 func (d Device) loopSerial() string { return d.serial() + serialEnd + d.DiskID[:8] }
 
-// sizeOr returns a fault's size, rounded down to whole blocks, or if 0 the device's own.
+// sizeOr returns the size wrong in whole blocks. If wrong is 0, it returns the disk's own size.
 func (d Device) sizeOr(wrong int64) int64 {
 	if wrong > 0 {
 		return wrong / int64(d.BlockSize) * int64(d.BlockSize)
@@ -109,17 +108,17 @@ func (d Device) sizeOr(wrong int64) int64 {
 	return d.SizeBytes
 }
 
-// serialEnd ends the guest's part of a loop device's serial. No name of a disk contains it.
+// serialEnd follows the guest's serial in a loop device's serial. No disk's name contains it.
 const serialEnd = "/"
 
-// SerialOf returns the serial number that a guest sees for a rack's loop device.
+// SerialOf returns the serial number that the guest sees for one of the rack's loop devices.
 func SerialOf(loop loopdev.Device) string {
 	serial, _, _ := strings.Cut(loop.Serial, serialEnd)
 	return serial
 }
 
-// Fault changes a device: it never appears, appears later, or has another size, or (Fails) the disk
-// cannot be plugged. The zero value changes nothing.
+// Fault is a fault of a device: it never appears, appears later, or has another size, or (Fails)
+// the disk cannot be plugged in. The zero value is no fault.
 type Fault struct {
 	Never     bool
 	Delay     time.Duration
@@ -140,9 +139,9 @@ const (
 
 var errNoDevices = errors.New("the rack was started without devices")
 
-// Config configures a data plane. Fields without a comment are those of engine.Config.
+// Config configures a data plane. Fields without a comment are explained in engine.Config.
 type Config struct {
-	// Dir is an existing directory. Open replaces symbolic links in its path.
+	// Dir is an existing directory. Open resolves symbolic links in its path.
 	Dir string
 	Log *slog.Logger
 
@@ -151,29 +150,29 @@ type Config struct {
 	Devices                          Devices
 	FlakyDisks, NoDiscards, Volatile bool
 	Machines, MachineType            string
-	// Temporary makes the machines end with this process, however it ends.
+	// Temporary makes the virtual machines end with this process, even if it is killed.
 	Temporary bool
-	// Ended is called for each machine that ends by itself: powered off by its guest, or killed.
+	// Ended is called when a virtual machine was powered off by its guest, or killed.
 	Ended func(instanceID string, poweredOff bool)
 	// Removed, if not nil, gets the ID of each object whose files or guest view were removed.
 	Removed func(id string)
 }
 
-// wrap adds to an error what has failed; nil stays nil.
+// wrap adds to an error what has failed. It leaves nil unchanged.
 func wrap(err *error, format string, args ...any) {
 	if *err != nil {
 		*err = fmt.Errorf(format+": %w", append(args, *err)...)
 	}
 }
 
-// Open prepares the directory. If the config requires devices, it returns an error if this machine
-// or this directory cannot have them.
+// Open prepares the directory. If the config requires devices and this machine or this directory
+// cannot have them, it returns an error.
 func Open(c Config) (_ *Plane, err error) {
 	defer wrap(&err, "open the data plane")
 	if c.Dir, err = filepath.Abs(c.Dir); err != nil {
 		return nil, err
 	}
-	// The kernel shows the files of its loop devices without symbolic links.
+	// The kernel reports the files of loop devices by paths without symbolic links.
 	if c.Dir, err = filepath.EvalSymlinks(c.Dir); err != nil {
 		return nil, err
 	}
@@ -212,7 +211,7 @@ func Open(c Config) (_ *Plane, err error) {
 	return p, nil
 }
 
-// findDevices verifies that disks can have devices, or records why they have none.
+// findDevices verifies that disks can have devices, or records the reason why they have none.
 func (p *Plane) findDevices(want Devices) (err error) {
 	switch want {
 	case NoDevices:
@@ -239,20 +238,20 @@ func (p *Plane) NoDevices() error {
 	return p.noDevices
 }
 
-// Stop ends the work in the background. The next plane adopts the guests' devices.
+// Stop ends the goroutines of the plane, and leaves the devices in the guests for the next plane.
 func (p *Plane) Stop() {
 	p.cancel()
 	p.working.Wait()
 	for _, g := range p.guests.all() {
 		if m := g.machine.Swap(nil); m != nil {
-			_ = m.Release() // this closes only the connection to the machine
+			_ = m.Release() // this leaves the virtual machine running
 		}
 	}
 }
 
-// Close removes every device from its guest and releases it. A device in use stays, with its
-// bytes, until its last user closes it, so that a filesystem on it can be unmounted properly;
-// Close returns an error that names it.
+// Close removes every device from its guest and releases it. A device in use stays, with its bytes,
+// until its last user closes it, so that the guest can unmount its filesystem; Close returns an
+// error that names the device.
 func (p *Plane) Close() (err error) {
 	defer wrap(&err, "close the data plane")
 	errs := []error{p.Tamper(Tamper{})}
@@ -278,14 +277,13 @@ func (p *Plane) Close() (err error) {
 	return errors.Join(append(errs, p.Flaky.close())...)
 }
 
-// A plane with Config.Machines runs its guests as virtual machines. Their disks have no loop
-// devices, and their views show no devices. A guest that does not run gets its disks when it
-// starts.
+// With Config.Machines the guests are virtual machines. Their disks have no loop devices, and their
+// guest views show no devices. A guest that does not run gets its disks when it starts.
 
 const (
-	// machineTime is how long a change of a machine may take.
+	// machineTime limits how long a virtual machine may take for a change.
 	machineTime = 40 * time.Second
-	// leastMemory and mostMemory bound the memory of a machine.
+	// leastMemory and mostMemory limit the memory of a virtual machine.
 	leastMemory, mostMemory = 512 << 20, 1 << 30
 )
 
@@ -294,7 +292,7 @@ var ErrNoMemory = errors.New("this computer lacks the memory for one more virtua
 
 func (p *Plane) machineDir(id string) string { return filepath.Join(p.GuestDir(id), "machine") }
 
-// againPath returns the path of a file that exists if the end of a plane has stopped the machine.
+// againPath returns the path of a file by which Close records that it stopped the virtual machine.
 func (p *Plane) againPath(id string) string { return filepath.Join(p.machineDir(id), "again") }
 
 func (p *Plane) machineDisk(d *plugged) machine.Disk {
@@ -302,8 +300,8 @@ func (p *Plane) machineDisk(d *plugged) machine.Disk {
 		SizeBytes: d.spec.sizeOr(d.wrongSize), BlockSize: d.spec.BlockSize, ReadOnly: d.spec.ReadOnly}
 }
 
-// Run starts the machine of a guest, with the disks that were plugged into it. It does nothing if
-// the guests are not virtual machines, or if this one runs.
+// Run starts the virtual machine of a guest, with the disks that were plugged into the guest. It
+// does nothing if it runs already, or if the guests are not virtual machines.
 func (p *Plane) Run(f Firmware) error {
 	if p.machines == nil {
 		return nil
@@ -352,9 +350,9 @@ func (p *Plane) Run(f Firmware) error {
 
 var memoryLine = regexp.MustCompile(`(?m)^(MemTotal|MemAvailable): +(\d+) kB$`)
 
-// hasMemory returns an error unless there is memory for one more machine. All machines of this
-// plane together may have three quarters of the computer's memory. It counts all of a machine's
-// memory at once, although the machine takes it gradually.
+// hasMemory returns an error unless there is memory for one more virtual machine. All of them may
+// have three quarters of the host's memory. Each running one counts with mostMemory, because it
+// takes its memory gradually.
 func (p *Plane) hasMemory(more int64) error {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -367,7 +365,7 @@ func (p *Plane) hasMemory(more int64) error {
 	return fits(string(text), used, more)
 }
 
-// fits demands in /proc/meminfo the memory for one machine (more) and for all together (used).
+// fits checks that /proc/meminfo has more bytes for one virtual machine, and used bytes for all.
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
@@ -381,7 +379,7 @@ func fits(meminfo string, used, more int64) error {
 	return nil
 }
 
-// has records and watches a guest's machine. The caller holds the guest's mu.
+// has records a guest's virtual machine and watches for its end. The caller holds the guest's mu.
 func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 	g.machine.Store(m)
 	p.working.Go(func() {
@@ -390,14 +388,14 @@ func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 			return
 		case <-m.Ended():
 		}
-		_ = m.Release()                       // its process has ended
-		if g.machine.CompareAndSwap(m, nil) { // false if the plane has stopped it
+		_ = m.Release()                       // free what an ended one holds
+		if g.machine.CompareAndSwap(m, nil) { // false if Halt or Stop ended it
 			p.Ended(id, m.PoweredOff())
 		}
 	})
 }
 
-// Halt stops the machine of a guest, if it has one, without telling the guest.
+// Halt stops the virtual machine of a guest, if it has one, without telling the guest.
 func (p *Plane) Halt(id string) error {
 	g := p.guests.lock(id)
 	if g == nil {
@@ -406,13 +404,13 @@ func (p *Plane) Halt(id string) error {
 	defer g.mu.Unlock()
 	m := g.machine.Load()
 	if err := g.change((*machine.Machine).Stop); err != nil {
-		return err // the machine stays the guest's, because it may still write
+		return err // g keeps the virtual machine, because it may still write
 	}
 	g.machine.CompareAndSwap(m, nil)
 	return nil
 }
 
-// Reset restarts a guest that has a machine, and reports whether it has one.
+// Reset restarts the virtual machine of a guest, and reports whether it has one.
 func (p *Plane) Reset(id string) (has bool, err error) {
 	g := p.guests.all()[id]
 	if g == nil || p.machines == nil {
@@ -421,7 +419,7 @@ func (p *Plane) Reset(id string) (has bool, err error) {
 	return true, g.change((*machine.Machine).Reset)
 }
 
-// change changes the machine of a guest, if it has one.
+// change calls do with the virtual machine of a guest, if it has one.
 func (g *guestState) change(do func(*machine.Machine, context.Context) error) error {
 	m := g.machine.Load()
 	if m == nil {
@@ -432,7 +430,7 @@ func (g *guestState) change(do func(*machine.Machine, context.Context) error) er
 	return do(m, ctx)
 }
 
-// changeDisk plugs or unplugs a disk by calling do for the machine of its guest, if it has one.
+// changeDisk calls do, to plug or unplug a disk, if the disk's guest has a virtual machine.
 func (p *Plane) changeDisk(d *plugged,
 	do func(*machine.Machine, context.Context, machine.Disk) error) error {
 	return d.guest.change(func(m *machine.Machine, ctx context.Context) error {
@@ -440,7 +438,7 @@ func (p *Plane) changeDisk(d *plugged,
 	})
 }
 
-// still pauses a guest's machine, and lets none start, until resume is called.
+// still pauses a guest's virtual machine, or keeps it from starting, until resume is called.
 func (p *Plane) still(g *guestState) (resume func(), err error) {
 	if p.machines == nil {
 		return func() {}, nil
@@ -455,15 +453,15 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 	}
 	err = g.change((*machine.Machine).Pause)
 	if err != nil && !errors.Is(err, machine.ErrGone) {
-		resume() // QEMU may stop it later
+		resume() // QEMU may carry out the pause later
 		return nil, err
 	}
 	return resume, nil
 }
 
-// Adopt takes over the machines that an earlier plane has started, and stops those of instances
-// that are not running. It returns the running instances without a machine (gone), and those of
-// them whose machine the end of the earlier plane has stopped (again).
+// Adopt takes over the virtual machines that an earlier plane has started, and stops those of
+// instances that are not running. It returns the running instances without a virtual machine
+// (gone), and those of them whose virtual machine the earlier plane's Close has stopped (again).
 func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	found, err := os.ReadDir(filepath.Join(p.Dir, "guests"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -497,14 +495,14 @@ func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 				p.has(id, g, m)
 				g.mu.Unlock()
 			}
-			// The earlier plane may have been killed while it paused or started the machine.
+			// The earlier plane may have been killed while it paused or started this virtual machine.
 			errs = append(errs, m.Resume(p.ctx))
 		}
 	}
 	return gone, again, errors.Join(errs...)
 }
 
-// keep removes from each machine the disks that are not attached to its instance.
+// keep unplugs from each virtual machine the disks that are not attached to its instance.
 func (p *Plane) keep(ctx context.Context, attached []Device) error {
 	var errs []error
 	for id, g := range p.guests.all() {
@@ -521,7 +519,7 @@ func (p *Plane) keep(ctx context.Context, attached []Device) error {
 	return errors.Join(errs...)
 }
 
-// SSH returns the local addresses of the machines' sshd, by the IDs of their instances.
+// SSH returns the local address of the sshd of each virtual machine, by the instance's ID.
 func (p *Plane) SSH() map[string]string {
 	addresses := map[string]string{}
 	for id, g := range p.guests.all() {
@@ -532,7 +530,7 @@ func (p *Plane) SSH() map[string]string {
 	return addresses
 }
 
-// SSHKey returns the path of the private key for root of each machine, or "" without machines.
+// SSHKey returns the path of the private key for root of each virtual machine, or "" without any.
 func (p *Plane) SSHKey() string {
 	if p.machines == nil {
 		return ""
@@ -540,9 +538,9 @@ func (p *Plane) SSHKey() string {
 	return p.machines.Key()
 }
 
-// Console reads up to most bytes that a guest's serial console has printed since its last start,
-// from an offset. A negative offset counts back from the end: -1 is the end. It returns the offset
-// behind the last byte.
+// Console reads up to most bytes, from an offset, of what a guest's serial console has printed
+// since its last start. A negative offset counts back from the end: -1 is the end. It returns the
+// offset behind the last byte.
 func (p *Plane) Console(id string, from, most int64) (text []byte, end int64, err error) {
 	text, end, err = machine.Console(p.machineDir(id), from, most)
 	if errors.Is(err, fs.ErrNotExist) {

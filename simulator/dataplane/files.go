@@ -20,13 +20,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// Kinds are the kinds of objects with files, which are also the names of the files' directories.
+// Kinds are the kinds of objects with files, and the names of the directories of these files.
 var Kinds = []string{"disks", "snapshots", "images"}
 
 // IdentityFile is the name of the file with the rack's identity.
 const IdentityFile = "identity"
 
-// identify returns the identity of the rack in the directory, which it creates if missing.
+// identify returns the identity of the rack in the directory, and creates one if it is missing.
 func (p *Plane) identify() (string, error) {
 	path := filepath.Join(p.Dir, IdentityFile)
 	err := p.makeBacking(path, func(f *os.File) error {
@@ -54,7 +54,7 @@ func (p *Plane) SnapshotPath(id string) string { return p.path("snapshots", id) 
 // ImagePath returns the path of an image's file.
 func (p *Plane) ImagePath(id string) string { return p.path("images", id) }
 
-// Allocated returns the bytes that a disk's file uses, not counting its holes.
+// Allocated returns how many bytes of the filesystem a disk's file uses; its holes use none.
 func (p *Plane) Allocated(id string) (int64, error) {
 	info, err := os.Stat(p.DiskPath(id))
 	if err != nil {
@@ -63,15 +63,15 @@ func (p *Plane) Allocated(id string) (int64, error) {
 	return info.Sys().(*syscall.Stat_t).Blocks * 512, nil
 }
 
-// CreateDisk creates a blank disk, which uses no space. It does not change an existing one.
+// CreateDisk creates a blank disk, which uses no space. It does not change a disk that exists.
 func (p *Plane) CreateDisk(id string, size int64) (err error) {
 	defer wrap(&err, "create disk %s", id)
 	err = p.makeBacking(p.DiskPath(id), func(f *os.File) error { return f.Truncate(size) })
 	return p.tampering.life(event{what: diskMade, disk: id, bytes: size}, err)
 }
 
-// CloneDisk creates a disk with the bytes of source, the file of a snapshot or an image, and
-// blank space after them. It does not change an existing disk.
+// CloneDisk creates a disk with the bytes of source, the file of a snapshot or an image, followed
+// by zeroes. It does not change a disk that exists.
 func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) (err error) {
 	defer wrap(&err, "create disk %s", id)
 	if t := p.tampering.tamper(); t.source != nil {
@@ -83,8 +83,8 @@ func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) (e
 	return p.tampering.life(event{what: diskCloned, disk: id, snapshot: source, bytes: size}, err)
 }
 
-// ImportImage creates an image from a file, or a blank one. It replaces existing bytes, because
-// an earlier import may have ended without a record and may have been of another file.
+// ImportImage creates an image from a file, or a blank image. It replaces bytes that an interrupted
+// import may have left, because that may have copied another file.
 func (p *Plane) ImportImage(ctx context.Context, id, file string, size int64) (err error) {
 	defer wrap(&err, "import image %s", id)
 	if err := p.removeBacking(p.ImagePath(id)); err != nil {
@@ -98,7 +98,7 @@ func (p *Plane) ImportImage(ctx context.Context, id, file string, size int64) (e
 	})
 }
 
-// WriteDisk writes to a disk that no guest has. FlushDisk makes the bytes durable.
+// WriteDisk writes to a disk that no guest has. FlushDisk makes these writes durable.
 func (p *Plane) WriteDisk(id string, offset int64, data []byte) error {
 	return p.changeFile(id, func(f *os.File) error {
 		_, err := f.WriteAt(data, offset)
@@ -142,10 +142,10 @@ func (p *Plane) RemoveImage(id string) (err error) {
 	return nil
 }
 
-// unfinished is the suffix of files that are being written.
+// unfinished is the suffix of the names of files that are being written.
 const unfinished = ".tmp"
 
-// makeBacking creates a file, complete and durable or not at all.
+// makeBacking creates a file, complete and durable, or none. It keeps a file that exists.
 func (p *Plane) makeBacking(path string, write func(*os.File) error) error {
 	if _, err := os.Stat(path); err == nil {
 		return nil
@@ -171,7 +171,7 @@ func (p *Plane) makeBacking(path string, write func(*os.File) error) error {
 	return p.flushDir(filepath.Dir(path))
 }
 
-// RemoveTree removes a directory of the rack, unless something foreign is mounted in it.
+// RemoveTree removes a directory of the rack. It refuses if anything is mounted there.
 func RemoveTree(dir string) error {
 	if mounted, err := mountsIn(dir); err != nil || len(mounted) > 0 {
 		return errors.Join(err, fmt.Errorf("%s stays: unmount %q first", dir, mounted))
@@ -186,7 +186,7 @@ func (p *Plane) removeBacking(path string) error {
 	return p.flushDir(filepath.Dir(path))
 }
 
-// flushDir makes the names in a directory durable, unless the plane is volatile.
+// flushDir makes the entries of a directory durable, unless the plane is volatile.
 func (p *Plane) flushDir(dir string) error {
 	if p.Volatile {
 		return nil
@@ -194,7 +194,7 @@ func (p *Plane) flushDir(dir string) error {
 	return FlushDir(dir)
 }
 
-// fill copies the bytes of the file source, which must not be written meanwhile, and sets f's size.
+// fill copies the file source, which nobody may write meanwhile, to f, and sets the size of f.
 func fill(ctx context.Context, f *os.File, source string, size int64) error {
 	src, err := os.OpenFile(source, os.O_RDONLY|syscall.O_NONBLOCK, 0) // it may be a pipe
 	if err != nil {
@@ -218,10 +218,10 @@ func fill(ctx context.Context, f *os.File, source string, size int64) error {
 	return f.Truncate(size)
 }
 
-// errNoData means that the rest of the file is a hole.
+// errNoData means that there is only a hole up to the end of the file.
 var errNoData = errors.New("no data")
 
-// nextNonZero finds the next block that is not zero, for systems that report no holes.
+// nextNonZero finds the next block that is not zero. Systems that report no holes need it.
 func nextNonZero(f *os.File, offset int64) (start, end int64, err error) {
 	var zeroes, block [64 << 10]byte
 	for at := offset; ; at += int64(len(block)) {
@@ -237,8 +237,8 @@ func nextNonZero(f *os.File, offset int64) (start, end int64, err error) {
 	}
 }
 
-// copyKeepingHoles copies the parts of src that are not holes, until ctx ends. The copy shows one
-// point in time only if nobody writes to src.
+// copyKeepingHoles copies those parts of src that are not holes, and fails when ctx ends. The copy
+// shows one point in time only if nobody writes to src.
 func copyKeepingHoles(ctx context.Context, dst, src *os.File) error {
 	st, err := src.Stat()
 	if err != nil {
@@ -267,7 +267,7 @@ func copyKeepingHoles(ctx context.Context, dst, src *os.File) error {
 	return dst.Truncate(st.Size())
 }
 
-// FlushDir makes the names in a directory durable.
+// FlushDir makes the entries of a directory durable.
 func FlushDir(dir string) (err error) {
 	defer wrap(&err, "make %s durable", dir)
 	d, err := os.Open(dir)
@@ -285,7 +285,7 @@ func (p *Plane) resize(diskID string, size int64) error {
 	return os.Truncate(p.DiskPath(diskID), size)
 }
 
-// trim truncates a disk's file to the size, if the file exists and is larger.
+// trim truncates a disk's file to size, if the file exists and is larger.
 func (p *Plane) trim(diskID string, size int64) error {
 	st, err := os.Stat(p.DiskPath(diskID))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -298,7 +298,7 @@ func (p *Plane) trim(diskID string, size int64) error {
 }
 
 // diskInodes returns the inodes of the disks' files, by file name. They identify the file of a loop
-// device; its path does not, because it is a path in the mount namespace that attached the file.
+// device. Its path does not: it is valid in the mount namespace in which the file was attached.
 func (p *Plane) diskInodes() (map[string]uint64, error) {
 	entries, err := os.ReadDir(filepath.Join(p.Dir, "disks"))
 	if err != nil {
@@ -320,11 +320,11 @@ func (p *Plane) diskInodes() (map[string]uint64, error) {
 	return inodes, nil
 }
 
-// backing matches the names of finished and unfinished files.
+// backing matches the names of finished and unfinished files of disks, snapshots and images.
 var backing = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.img(\.tmp)?$`)
 
-// removeOrphans removes the files of one kind whose objects are in left and have no record any
-// more, and unfinished files. It keeps all other files, because they are not the rack's.
+// removeOrphans removes the files of objects in left, which have no record, and the unfinished
+// files of objects in ids. It keeps all other files, because the rack may not have created them.
 func (p *Plane) removeOrphans(kind string, ids, left []string) error {
 	dir := filepath.Join(p.Dir, kind)
 	entries, err := os.ReadDir(dir)
@@ -353,15 +353,15 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// ErrWrittenMeanwhile means that no consistent copy of a disk could be made: the filesystem of the
-// simulator's directory has no reflinks, and the disk was written during every attempt to copy it.
+// ErrWrittenMeanwhile means that no consistent copy of a disk could be made: the host's filesystem
+// has no reflinks, and a guest wrote to the disk during every attempt to copy it.
 var ErrWrittenMeanwhile = errors.New("the disk was written while it was copied")
 
-// snapshotAttempts is the number of times that a disk is copied if it is written in the meantime.
+// snapshotAttempts is how often a disk is copied before ErrWrittenMeanwhile.
 const snapshotAttempts = 20
 
-// SnapshotDisk copies the disk's bytes as they are at one moment during the call. It does not
-// change an existing snapshot. If it returns ErrWrittenMeanwhile, there is no snapshot.
+// SnapshotDisk copies a disk's bytes as they are at one moment during the call. It does not change
+// a snapshot that exists. If it returns ErrWrittenMeanwhile, there is no snapshot.
 //
 // As on a rack, the guest does not flush its caches first, so a filesystem in the snapshot is in
 // the state after a power cut.
@@ -387,7 +387,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) (er
 		case shareBlocks(f, src):
 		case plugged && p.tampering.tamper().copied == nil:
 			err = p.copyStill(ctx, f, src, d)
-		default: // no guest writes, or a tamper damages the copy
+		default: // no guest can write, or a tamper damages the copy
 			err = copyKeepingHoles(ctx, f, src)
 		}
 		if err != nil || !plugged {
@@ -402,9 +402,9 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) (er
 		event{what: snapshotTaken, disk: diskID, snapshot: p.SnapshotPath(snapshotID)}, err)
 }
 
-// copyStill copies a disk in use, and repeats the copy if there were writes in the meantime.
+// copyStill copies a disk in use, and repeats the copy if the guest wrote during it.
 func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) error {
-	// At normal priority, a copy on a busy machine takes longer than the pauses between two writes.
+	// At normal priority, a copy on a busy host takes longer than the pauses between two writes.
 	defer hurry()()
 	for attempt := range snapshotAttempts {
 		if err := pause(ctx, time.Duration(attempt)*10*time.Millisecond); err != nil {
@@ -423,9 +423,9 @@ func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) er
 	return ErrWrittenMeanwhile
 }
 
-// copyOnce copies a disk once, and reports whether there was no write in the meantime. It reads the
-// counters of completed writes and then those in flight, and after the copy in the opposite order.
-// So it notices every write that begins or ends in between.
+// copyOnce copies a disk once, and reports whether there was no write meanwhile. Before the copy it
+// reads the counters of completed writes and then those in flight, and after it in the opposite
+// order. So it notices every write that begins or ends in between.
 func copyOnce(ctx context.Context, dst, src *os.File, d *plugged) (still bool, err error) {
 	before, err := countWrites(*d.loop)
 	if err != nil {
@@ -444,10 +444,10 @@ func copyOnce(ctx context.Context, dst, src *os.File, d *plugged) (still bool, e
 	return after == before, err
 }
 
-// writes counts the write requests of a block device. The kernel counts a request when it is done.
+// writes has the counters of a block device's write requests. The kernel counts completed requests.
 type writes struct{ requests, sectors, discards, discardedSectors uint64 }
 
-// countWrites reads the counters (Documentation/block/stat.rst), or fails if there are none.
+// countWrites reads the counters (Documentation/block/stat.rst). It fails if the kernel keeps none.
 func countWrites(loop loopdev.Device) (writes, error) {
 	accounted, err := loopNumbers(loop, "queue/iostats", 1)
 	if err == nil && accounted[0] == 0 {
@@ -468,7 +468,7 @@ func noWriteInFlight(loop loopdev.Device) (bool, error) {
 	return err == nil && n[1] == 0, err
 }
 
-// loopNumbers reads an attribute of a loop device, which must have at least least numbers.
+// loopNumbers reads the numbers in an attribute of a loop device. It fails if there are too few.
 func loopNumbers(loop loopdev.Device, attribute string, least int) ([]uint64, error) {
 	path := fmt.Sprintf("/sys/block/loop%d/%s", loop.Number, attribute)
 	text, err := os.ReadFile(path)

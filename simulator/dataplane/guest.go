@@ -25,7 +25,7 @@ func (p *Plane) GuestDir(id string) string { return filepath.Join(p.Dir, "guests
 
 func (p *Plane) view(id string) view { return view(p.GuestDir(id)) }
 
-// AddGuest creates the view of an instance's guest. An existing view keeps its devices.
+// AddGuest creates the guest view of an instance. A view that exists keeps its devices.
 func (p *Plane) AddGuest(g Firmware) (err error) {
 	defer wrap(&err, "make the guest of instance %s", g.Name)
 	if err := p.view(g.InstanceID).make(g.InstanceID); err != nil {
@@ -42,7 +42,7 @@ func (p *Plane) AddGuest(g Firmware) (err error) {
 	return nil
 }
 
-// RemoveGuest removes a guest and its devices, if it exists.
+// RemoveGuest removes a guest, its devices and its view, if they exist.
 func (p *Plane) RemoveGuest(id string) (err error) {
 	defer wrap(&err, "remove the guest of instance %s", id)
 	if err := p.Halt(id); err != nil {
@@ -70,8 +70,8 @@ func (p *Plane) unplugAll(id string) error {
 	return nil
 }
 
-// Empty removes every disk from its guest and forgets the guests. Their views stay for guests that
-// are added again. Reconcile removes the others.
+// Empty removes every disk from its guest, and all guests. The guest views stay for instances that
+// are added again, and Reconcile removes the views of other instances.
 func (p *Plane) Empty() error {
 	for id := range p.guests.all() {
 		if err := errors.Join(p.Halt(id), RemoveTree(p.machineDir(id))); err != nil {
@@ -86,44 +86,44 @@ func (p *Plane) Empty() error {
 }
 
 type guestState struct {
-	// plugged has the guest's disks, by ID. The mu of guests guards it.
+	// plugged has the guest's disks, by ID. The mu of Plane.guests guards it.
 	plugged map[string]*plugged
 
 	mu sync.Mutex
-	// mu guards the guest's view, the nodes of its devices, and the fields below. Lock it before the
-	// mu of guests.
+	// mu guards the guest view, the nodes of the devices, and the fields below. A goroutine that needs
+	// both locks this mu before that of Plane.guests.
 	//
-	// random chooses the numbers of its devices.
+	// random chooses the numbers of the devices.
 	random *rand.Rand
-	// removed is set when the guest no longer belongs to the plane.
+	// removed means that RemoveGuest or Empty has removed the guest.
 	removed bool
 
-	// copying keeps the machine from starting or continuing while a disk is copied.
+	// copying keeps the virtual machine from starting or continuing while a disk is copied.
 	copying sync.Mutex
-	// machine runs the guest, or is nil. It is started and stopped while mu is held.
+	// machine is the guest's running virtual machine, or nil. It is started and stopped under mu.
 	machine atomic.Pointer[machine.Machine]
 }
 
-// plugged is a disk of a guest, visible or not.
+// plugged is a disk that is plugged into a guest, visible or not.
 type plugged struct {
 	spec  Device
 	guest *guestState
-	// loop is nil if the device never appears, and in a plane without devices.
+	// loop is nil if a fault hides the device for ever, or if the plane has no devices.
 	loop *loopdev.Device
-	// never means that the guest's machine does not get the disk. wrongSize is the disk's size in the
-	// machine if a fault gives one, or 0.
+	// never means that the guest's virtual machine does not get the disk. wrongSize is the size that a
+	// fault gives the disk there, or 0.
 	never     bool
 	wrongSize int64
-	// node is the device's name in the guest, "" while it is not visible.
+	// node is the device's name in the guest. It is "" while the guest does not see the device.
 	node string
-	// cancel ends the wait until the device appears. appeared is closed at the end of the wait.
+	// cancel ends the goroutine that shows the device later. At its end it closes appeared.
 	cancel   context.CancelFunc
 	appeared chan struct{}
 }
 
 type guests struct {
 	mu sync.Mutex
-	// mu guards byID and the plugged disks of each guest. It is never held while files are written.
+	// mu guards byID and the plugged disks of each guest. No goroutine holds it while it writes files.
 	byID map[string]*guestState
 }
 
@@ -151,7 +151,7 @@ func (g *guests) devices(of *guestState) []*plugged {
 	return slices.Collect(maps.Values(of.plugged))
 }
 
-// lock locks the mu of an instance's guest and returns the guest, or nil if there is none.
+// lock locks the mu of an instance's guest and returns the guest. It returns nil if there is none.
 func (g *guests) lock(instanceID string) *guestState {
 	guest := g.all()[instanceID]
 	if guest == nil {
@@ -177,7 +177,7 @@ func (g *guests) forget(d *plugged) {
 	delete(d.guest.plugged, d.spec.DiskID)
 }
 
-// disk returns a disk if it is plugged into a guest, or nil.
+// disk returns the plugged disk with an ID, or nil if no guest has the disk.
 func (g *guests) disk(id string) *plugged {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -189,7 +189,7 @@ func (g *guests) disk(id string) *plugged {
 	return nil
 }
 
-// The fields of an NVMe controller have these sizes.
+// These fields of an NVMe controller have a fixed size.
 const (
 	nvmeSerialBytes = 20
 	nvmeModelBytes  = 40
@@ -204,10 +204,10 @@ func (v view) nodePath(name string) string { return filepath.Join(string(v), "de
 
 func (v view) asideDir() string { return filepath.Join(string(v), "aside") }
 
-// hiddenPath exists while the disk is hidden by another one with the same serial.
+// hiddenPath is the path of a file that exists while the guest does not see the disk (A54).
 func (v view) hiddenPath(diskID string) string { return filepath.Join(string(v), "hidden", diskID) }
 
-// make creates the directory. Devices in it stay.
+// make creates the directories of the view. It keeps the devices in them.
 func (v view) make(instanceID string) error {
 	dmi := filepath.Join(string(v), "sys", "class", "dmi", "id")
 	for _, sub := range []string{dmi, v.blockDir(), v.nodePath(""), v.hiddenPath(""), v.asideDir()} {
@@ -223,8 +223,8 @@ func (v view) make(instanceID string) error {
 		writeAttribute(dmi, "product_uuid", instanceID+"\n", 0o400))
 }
 
-// show makes a device visible. It creates the node first, and then its directory in sysfs by a
-// rename, so that a program that sees the directory also finds the node.
+// show makes the guest see a device. It first creates the node, and then renames the device's
+// directory into sysfs, so that a program that sees the directory also finds the node.
 func (v view) show(spec Device, loop loopdev.Device, name string) error {
 	aside := filepath.Join(v.asideDir(), name)
 	if err := os.RemoveAll(aside); err != nil {
@@ -246,17 +246,17 @@ func (v view) show(spec Device, loop loopdev.Device, name string) error {
 	return os.Rename(aside, filepath.Join(v.blockDir(), name))
 }
 
-// shows reports whether the guest has exactly this attachment of the device under that name.
+// shows reports whether the guest sees the loop device, with its present diskseq, under a name.
 func (v view) shows(name string, loop loopdev.Device) bool {
 	sequence, err := os.ReadFile(filepath.Join(v.blockDir(), name, "diskseq"))
 	return err == nil && string(sequence) == fmt.Sprintf("%d\n", loop.Sequence) &&
 		isNodeOf(v.nodePath(name), loop)
 }
 
-// deviceName matches the names of the devices. Other files in the directories are the guest's own.
+// deviceName matches the names of the rack's devices. Other files in a view are the guest's.
 var deviceName = regexp.MustCompile(`^nvme\d+n1$`)
 
-// names returns the names of the devices that have a directory or a node.
+// names returns the names of all devices with a directory in sysfs or a node.
 func (v view) names() ([]string, error) {
 	var names []string
 	for _, dir := range []string{v.blockDir(), v.nodePath("")} {
@@ -289,7 +289,7 @@ func (v view) remove(name string) error {
 	return errors.Join(err, os.RemoveAll(aside))
 }
 
-// clearAside removes the entries that were being created or removed when a simulator ended.
+// clearAside removes what was being created or removed when an earlier simulator ended.
 func (v view) clearAside() error {
 	return errors.Join(os.RemoveAll(v.asideDir()), os.MkdirAll(v.asideDir(), 0o755))
 }
@@ -311,8 +311,8 @@ func (v view) freeName(random *rand.Rand) (string, error) {
 	}
 }
 
-// writeBlockDevice writes the files that Linux shows of an NVMe namespace. The controller's fields
-// are padded with NULs, and the model is empty (A56).
+// writeBlockDevice writes the files of an NVMe namespace, as Linux shows them. The controller's
+// fields are padded with NULs, and the model is empty (A56).
 func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
 	for _, sub := range []string{"queue", "device", "holders"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
@@ -340,8 +340,8 @@ func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
 	return errors.Join(errs...)
 }
 
-// writeAttribute writes a file of sysfs. It does not touch a file that already has the value,
-// because other programs may read it.
+// writeAttribute writes a file of sysfs. It does not rewrite a file that already has the value,
+// because the guest may be reading it.
 func writeAttribute(dir, name, value string, mode os.FileMode) error {
 	path := filepath.Join(dir, name)
 	if old, err := os.ReadFile(path); err == nil && string(old) == value {

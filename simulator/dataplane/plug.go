@@ -23,12 +23,12 @@ import (
 const (
 	// attachTimeout is long, because many processes may request loop devices at the same time.
 	attachTimeout = 10 * time.Second
-	// forceDetachTimeout is for programs that open every new device for a moment, such as udev.
+	// forceDetachTimeout gives programs such as udev, which open every new device, time to close it.
 	forceDetachTimeout = 300 * time.Millisecond
 )
 
-// Plug plugs a disk into a running guest. When it returns, the disk is plugged; the guest sees it
-// now or, with a delay, later. It succeeds if the guest already has the disk.
+// Plug plugs a disk into a running guest. After that the guest sees the disk at once or, with a
+// delay, later. It succeeds if the guest already has the disk.
 func (p *Plane) Plug(spec Device, f Fault) (err error) {
 	defer p.disks.Lock(spec.DiskID)()
 	defer wrap(&err, "plug disk %s into instance %s", spec.DiskID, spec.InstanceID)
@@ -69,8 +69,8 @@ func (p *Plane) Plug(spec Device, f Fault) (err error) {
 	if err == nil && !d.never {
 		err = p.changeDisk(d, (*machine.Machine).Plug)
 		if err != nil {
-			// QEMU may have plugged the disk despite the error. Forget it only if it is certainly unplugged,
-			// so that no other guest gets it.
+			// QEMU may have plugged the disk in despite the error. Forget the disk only if it is certainly
+			// unplugged; until then no other guest can get it.
 			out := p.changeDisk(d, (*machine.Machine).Unplug)
 			if err = errors.Join(err, out); out == nil {
 				p.guests.forget(d)
@@ -80,7 +80,7 @@ func (p *Plane) Plug(spec Device, f Fault) (err error) {
 	return err
 }
 
-// attachLoop creates the loop device with the disk's size, unless a fault gives another size.
+// attachLoop creates a loop device with the disk's size, or with wrongSize if that is not 0.
 func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error) {
 	size := spec.sizeOr(wrongSize)
 	if err := p.resize(spec.DiskID, max(size, spec.SizeBytes)); err != nil {
@@ -101,13 +101,13 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	return loop, err
 }
 
-// Trim truncates a disk's file, which a fault may have made larger, to the disk's size.
+// Trim truncates a disk's file to the disk's size. A fault may have made the file larger.
 func (p *Plane) Trim(diskID string, size int64) error {
 	defer p.disks.Lock(diskID)()
 	return p.trim(diskID, size)
 }
 
-// enter adds a disk to its guest and shows it: at once, or after the delay and a random time of up
+// enter adds a disk to its guest. The guest sees the device after the delay and a random time of up
 // to half of the delay, so that devices do not appear in the order of their attachment (A57).
 func (p *Plane) enter(d *plugged, delay time.Duration) error {
 	g := p.guests.lock(d.spec.InstanceID)
@@ -148,8 +148,8 @@ func (p *Plane) enter(d *plugged, delay time.Duration) error {
 	return nil
 }
 
-// appear shows a device in its guest. A second device with the serial of a visible one stays
-// hidden until the guest restarts, because the guest's driver takes both for one controller and
+// appear makes the guest see a device. If the guest sees another device with the same serial, the
+// new one stays hidden until the guest restarts: its NVMe driver takes both for one controller and
 // refuses the second (A54). The caller holds the guest's mu.
 func (p *Plane) appear(d *plugged) error {
 	view := p.view(d.spec.InstanceID)
@@ -173,8 +173,8 @@ func (p *Plane) appear(d *plugged) error {
 	return p.tampering.showElsewhere(d)
 }
 
-// Unplug removes a disk from its guest, even if the guest uses it. When it returns, no write of
-// the guest reaches the disk's bytes. It succeeds if the guest does not have the disk.
+// Unplug removes a disk from a guest, even if the guest uses it. When it returns, no further write
+// of the guest reaches the disk's file. It succeeds if the guest does not have the disk.
 func (p *Plane) Unplug(instanceID, diskID string) (err error) {
 	defer p.disks.Lock(diskID)()
 	defer wrap(&err, "unplug disk %s from instance %s", diskID, instanceID)
@@ -202,10 +202,10 @@ func (p *Plane) Unplug(instanceID, diskID string) (err error) {
 	return p.tampering.life(event{what: diskUnplugged, disk: diskID}, p.trim(diskID, d.spec.SizeBytes))
 }
 
-// forceDetach releases a loop device. A device that is still in use after a moment is cut off from
-// the disk's bytes: a rack does not wait for the guest either. The device then stays, without a
-// size, until its last user closes it, and the bytes are free for the next guest. The disk's ID is
-// "" if this plane knows only the device.
+// forceDetach releases a loop device. If a program still has the device open after
+// forceDetachTimeout, it cuts the device off from the disk's file, because a rack does not wait for
+// the guest either. Such a device has no size and stays until its last user closes it, while the
+// next guest can have the disk. diskID is "" if this plane knows only the device.
 func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), forceDetachTimeout)
 	defer cancel()
@@ -215,11 +215,11 @@ func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 	}
 	p.Log.Warn("a disk is detached by force while its guest uses it", slog.String("device", loop.Path),
 		slog.String("serial", SerialOf(loop)), slog.String("file", loop.BackingFile))
-	// Hanging operations must end first, because cutting the device off waits for them.
+	// First end the operations that hang, because Cut waits for them.
 	return errors.Join(p.Flaky.unplug(diskID), loop.Cut())
 }
 
-// RemoveDisk removes a disk's bytes, if they exist. It refuses a disk that is plugged into a guest.
+// RemoveDisk removes a disk's bytes, if they exist. It refuses a disk that a guest has.
 func (p *Plane) RemoveDisk(id string) (err error) {
 	defer p.disks.Lock(id)()
 	defer wrap(&err, "remove disk %s", id)
@@ -236,7 +236,7 @@ func (p *Plane) RemoveDisk(id string) (err error) {
 	return nil
 }
 
-// hide makes a device invisible. It removes the directory before the node.
+// hide makes a device invisible to the guest. It removes the directory in sysfs before the node.
 func (p *Plane) hide(d *plugged) error {
 	d.guest.mu.Lock()
 	defer d.guest.mu.Unlock()
@@ -252,16 +252,16 @@ func (p *Plane) hide(d *plugged) error {
 	return nil
 }
 
-// IDs are the IDs of objects, by their kind. Those under Left have no record, but maybe files.
+// IDs has the IDs of objects by their kind, and those of objects without a record by the key Left.
 type IDs map[string][]string
 
-// Left is the key in [IDs] of objects without a record.
+// Left is the key in [IDs] for objects that have no record, but may have files.
 const Left = "left"
 
-// Reconcile makes the data plane match the records, however the last simulator ended. attached are
-// the disks of running instances, whose guests must have been added. Reconcile adopts every device
-// that is correct, so that its guest notices nothing, and releases all others. It removes the files
-// of objects that have no record any more.
+// Reconcile makes the data plane match the records, even if the last simulator was killed. attached
+// are the disks of running instances, whose guests must have been added. Reconcile keeps every
+// device that is as it should be, so that its guest notices nothing, and releases all others. It
+// removes the files of objects that have no record any more.
 func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err error) {
 	defer wrap(&err, "reconcile the data plane")
 	devices, err := p.OwnDevices()
@@ -291,7 +291,7 @@ func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err 
 		}
 		err := p.Plug(spec, Fault{})
 		if errors.Is(err, fs.ErrNotExist) {
-			// The bytes of this disk are lost, but the rest of the rack can serve.
+			// The bytes of this disk are lost, but the rack can serve its other disks.
 			p.Log.Error("the bytes of an attached disk are missing", slog.String("disk", spec.DiskID),
 				slog.String("error", err.Error()))
 		} else if err != nil {
@@ -301,10 +301,10 @@ func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err 
 	return nil
 }
 
-// OwnDevices returns the loop devices whose file belongs to a disk, and those of this rack whose
-// file was removed. It does not compare paths, because another container may have the same path.
-// For a device that a killed simulator served, the kernel reports only the name of the file, which
-// contains the rack's identity and the disk's ID.
+// OwnDevices returns the loop devices of this rack: those whose file is a disk's file, and those
+// whose file was removed. It does not compare paths, because a rack in another container may have
+// the same ones. Of a device that a killed simulator served, the kernel knows only the file's name,
+// which contains the rack's identity and the disk's ID.
 func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	if p.noDevices != nil {
 		return nil, nil //nolint:nilerr // a plane without devices is in order
@@ -332,7 +332,7 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	}), nil
 }
 
-// adoptOrRelease releases the devices that match no attached disk, and returns the others.
+// adoptOrRelease returns, by the disk's ID, the devices of attached disks, and releases all others.
 func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map[string]*plugged,
 	error) {
 	adopted := map[string]*plugged{}
@@ -348,15 +348,15 @@ func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map
 	return adopted, errors.Join(errs...)
 }
 
-// carries reports whether Plug would create an equal device that is not being released.
+// carries reports whether a loop device is like one that Plug would create, and stays.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
 	return p.Flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) &&
 		loop.Serial == spec.loopSerial() && loop.SizeBytes == spec.SizeBytes &&
 		loop.BlockSize == spec.BlockSize && loop.ReadOnly == spec.ReadOnly && !loop.Releasing
 }
 
-// restoreViews keeps the adopted devices in the guests' views and removes everything else. A
-// hidden disk stays hidden, because its guest has not restarted.
+// restoreViews keeps the adopted devices in the guest views and removes all others. A hidden disk
+// stays hidden, because its guest has not restarted.
 func (p *Plane) restoreViews(adopted map[string]*plugged) error {
 	for id, g := range p.guests.all() {
 		var own []*plugged
@@ -381,7 +381,7 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 	if err != nil {
 		return err
 	}
-	// Find the devices' names in their guest, and remove all other entries.
+	// Find the name of each adopted device in the guest, and remove all other entries.
 	for _, name := range names {
 		i := slices.IndexFunc(own, func(d *plugged) bool {
 			return d.node == "" && v.shows(name, *d.loop)
@@ -397,7 +397,7 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 	if err := v.clearAside(); err != nil {
 		return err
 	}
-	// The visible devices come first, because they hide others.
+	// First record the visible devices, because appear hides another device with the same serial.
 	var others []*plugged
 	for _, d := range own {
 		if d.node == "" && !exists(v.hiddenPath(d.spec.DiskID)) {
@@ -415,33 +415,33 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 	return nil
 }
 
-// ErrCannotFail means that the disks are plain files (Config.FlakyDisks).
+// ErrCannotFail means that the rack was started without Config.FlakyDisks.
 var ErrCannotFail = errors.New("the disks of this rack cannot fail")
 
-// Flaky contains the disks of a plane with Config.FlakyDisks. The faults of a disk stay active when
-// the disk is detached, and apply in the next guest.
+// Flaky has the disks of a plane with Config.FlakyDisks. If a disk is detached, it keeps its
+// faults, which apply in the next guest.
 type Flaky struct {
 	// path returns the path of a disk's file.
 	path func(id string) string
 	dir  string
-	// mark is the prefix of its files' names, and identifies the rack.
+	// mark begins the names of the files in dir, and identifies the rack.
 	mark string
-	// server is nil if the disks are plain files. device is the st_dev of the server's files.
+	// server is nil without Config.FlakyDisks. device is the st_dev of the files that it serves.
 	server *flakydisk.Server
 	device uint64
 
-	// mu guards disks, by their IDs.
+	// mu guards disks, which has the disks by ID.
 	mu    sync.Mutex
 	disks map[string]*flakyDisk
 }
 
-// flakyDisk is a plugged disk, or the faults of a disk that is not plugged.
+// flakyDisk is a plugged disk, or has the faults of a disk that no guest has.
 type flakyDisk struct {
 	*flakydisk.Disk
 	file flakydisk.File
 }
 
-// open removes the mounts of a killed simulator. If serve is true, it starts to serve disks.
+// open removes the mounts of killed simulators. If serve is true, it mounts a new server.
 func (f *Flaky) open(dir string, serve bool) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -454,7 +454,7 @@ func (f *Flaky) open(dir string, serve bool) error {
 		return err
 	}
 	f.disks = map[string]*flakyDisk{}
-	// The name is new, so that a guard process of the last simulator does not remove this mount.
+	// The name is new, so a process that cleans up after the last simulator cannot remove this mount.
 	if f.dir, err = os.MkdirTemp(dir, fusePrefix); err != nil {
 		return err
 	}
@@ -469,7 +469,7 @@ func (f *Flaky) open(dir string, serve bool) error {
 
 const fusePrefix = "fuse-"
 
-// close ends the hanging operations and stops serving disks.
+// close makes operations that hang continue, and stops the server.
 func (f *Flaky) close() error {
 	if f.server == nil {
 		return nil
@@ -487,7 +487,7 @@ func (f *Flaky) HealAll() {
 	}
 }
 
-// disk returns a disk, plugged or not. The caller holds mu.
+// disk returns a disk, and creates an entry for it if there is none. The caller holds mu.
 func (f *Flaky) disk(id string) *flakyDisk {
 	if f.disks[id] == nil {
 		f.disks[id] = &flakyDisk{Disk: flakydisk.NewDisk(nil)}
@@ -495,7 +495,7 @@ func (f *Flaky) disk(id string) *flakyDisk {
 	return f.disks[id]
 }
 
-// replace replaces a disk and keeps its faults. The caller holds mu.
+// replace replaces the entry of a disk, and keeps the disk's faults. The caller holds mu.
 func (f *Flaky) replace(id string, d *flakyDisk) {
 	for _, fault := range f.disk(id).Faults() {
 		d.AddFault(fault)
@@ -503,7 +503,7 @@ func (f *Flaky) replace(id string, d *flakyDisk) {
 	f.disks[id] = d
 }
 
-// plug returns the path of a file over the disk's file that fails according to its faults.
+// plug returns the path of a file that leads to the disk's file and fails by the disk's faults.
 func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil
@@ -519,7 +519,7 @@ func (f *Flaky) plug(id, path string) (string, error) {
 	return f.server.Put(f.mark+filepath.Base(path), d.Disk), nil
 }
 
-// unplug makes hanging operations of a disk fail, and no later write reaches its file.
+// unplug makes a disk's hanging operations fail and closes its file, which gets no more writes.
 func (f *Flaky) unplug(id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -539,12 +539,12 @@ func (f *Flaky) forget(id string) {
 	delete(f.disks, id)
 }
 
-// Fail adds a fault to a disk, in every guest into which the disk is plugged.
+// Fail adds a fault to a disk, in its present guest and in every later one.
 func (f *Flaky) Fail(id string, fault flakydisk.Fault) error {
 	return f.with(id, func(d *flakyDisk) { d.AddFault(fault) })
 }
 
-// Heal removes all faults of a disk. Hanging operations continue.
+// Heal removes all faults of a disk. Operations that hang then continue.
 func (f *Flaky) Heal(id string) error { return f.with(id, func(d *flakyDisk) { d.Heal() }) }
 
 // Faults returns the faults of a disk.
@@ -553,13 +553,13 @@ func (f *Flaky) Faults(id string) (faults []flakydisk.Fault, err error) {
 	return faults, err
 }
 
-// Activity returns the operations of a disk in the last seconds, since it was plugged.
+// Activity counts a disk's operations in each of the last seconds, since it was plugged in.
 func (f *Flaky) Activity(id string) (all []flakydisk.Activity, err error) {
 	err = f.with(id, func(d *flakyDisk) { all = d.Activity(time.Now()) })
 	return all, err
 }
 
-// with calls do with a disk. It does not wait for its reads and writes, which may hang.
+// with calls do with a disk, even while operations of the disk hang.
 func (f *Flaky) with(id string, do func(*flakyDisk)) error {
 	if f.server == nil {
 		return ErrCannotFail

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// checkNodes verifies that device nodes work in the directory, and returns its files' st_dev.
+// checkNodes verifies that device nodes in dir work, and returns the st_dev of files in dir.
 func checkNodes(dir string) (device uint64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -40,13 +40,13 @@ func checkNodes(dir string) (device uint64, err error) {
 	return node.Dev, os.Remove(probe)
 }
 
-// removeMount removes a directory with mounts of killed simulators, and fails for others.
+// removeMount removes dir with the FUSE mounts of killed simulators. It fails for other mounts.
 func removeMount(dir string) error {
 	for {
 		mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 			return m.Mountpoint != dir, false
 		})
-		// An unmount removes the last mount.
+		// Only the last mount on a directory can be unmounted.
 		if err == nil && len(mounts) > 0 && mounts[len(mounts)-1].FSType == "fuse.flakydisk" {
 			err = unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 			if err == nil {
@@ -60,7 +60,7 @@ func removeMount(dir string) error {
 	}
 }
 
-// mountsIn returns the mount points in a directory, including the directory itself.
+// mountsIn returns the mount points below a directory, and the directory if it is one.
 func mountsIn(dir string) (paths []string, err error) {
 	if dir, err = filepath.EvalSymlinks(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -101,14 +101,14 @@ func backs(d loopdev.Device, path string) bool {
 }
 
 // shareBlocks makes dst a reflink copy of src at one point in time, on filesystems that support it
-// (FICLONE on xfs and btrfs; also bcachefs, ZFS and NFS 4.2). Writers of src wait in the meantime.
-// It reports whether it succeeded. If not, the caller copies the bytes, and gets the error if there
-// is a real problem.
+// (FICLONE on xfs and btrfs; also bcachefs, ZFS and NFS 4.2). Writers of src wait meanwhile. If it
+// returns false, the caller has to copy the bytes, and that returns the error if the cause is not
+// only a lack of support.
 func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 }
 
-// hurry gives this goroutine's thread the highest priority, if permitted, until end is called.
+// hurry gives this goroutine's thread the highest priority, if the kernel permits it, until end.
 func hurry() (end func()) {
 	runtime.LockOSThread()
 	was, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
@@ -117,13 +117,13 @@ func hurry() (end func()) {
 	}
 	return func() {
 		if err == nil {
-			err = unix.Setpriority(unix.PRIO_PROCESS, 0, 20-was) // the system call counts from 20 downwards
+			err = unix.Setpriority(unix.PRIO_PROCESS, 0, 20-was) // Getpriority returned 20-nice
 		}
 		runtime.UnlockOSThread()
 	}
 }
 
-// nextData finds the first part from an offset on that is not a hole, or returns errNoData.
+// nextData finds the next part of f, from offset on, that is not a hole, or returns errNoData.
 func nextData(f *os.File, offset int64) (start, end int64, err error) {
 	start, err = f.Seek(offset, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {

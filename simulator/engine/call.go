@@ -14,43 +14,43 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Call has the parts of one request that the rules need.
+// Call is one request, in the form that the operations of this package need.
 type Call struct {
-	// Context ends when the caller has the response or has given up. Its end does not stop the call
-	// (A18).
+	// Context ends when the caller has the response or closes the connection. The operation continues
+	// then (A18).
 	Context context.Context
-	// Named has the objects that the path and the query name, by their parameters. Body is the parsed
-	// body, in the type that the operation expects. Window is the requested part of a list.
+	// Named has the names and IDs in path and query, by parameter. Body is the parsed body, in the Go
+	// type that the operation expects. Window is the requested part of a list.
 	Named  map[string]store.Selector
 	Body   any
 	Window Window
-	// Kind is the kind of the records of an operation of Resources.
+	// Kind selects the table that an operation of [Resources] works on.
 	Kind *Kind
 	// ReadOnly marks a call that changes nothing.
 	ReadOnly bool
-	// Unwind makes the call fail halfway and undo its changes. Reread makes it fail after it has
-	// taken effect.
+	// Unwind makes the operation fail halfway and undo its changes. Reread makes an attach or a detach
+	// fail after its changes are committed (A67).
 	Unwind, Reread bool
-	// Resumed marks a call of an earlier simulator that a restart completes (A19).
+	// Resumed marks a call by the starting simulator, not by a client: it has no delays (A19).
 	Resumed bool
 	// Device is the fault of the devices that the call attaches; nil means no fault.
 	Device *adminapi.DeviceFault
 	// Cascade permits a deletion together with the objects that depend on it.
 	Cascade bool
-	// Object is set to the object of the call.
+	// Object is set by the operation, for the request log: it identifies the object of the call.
 	Object store.Identity
 }
 
-// Window is the requested part of a list: up to Limit items after the name or ID After, in the
-// order SortBy.
+// Window is the requested part of a list: at most Limit items that come after the name or ID After,
+// sorted by SortBy.
 type Window struct {
 	SortBy string
 	After  *string
 	Limit  int
 }
 
-// deviceFault returns the fault of the devices that the call attaches, with the delay of the
-// switches.
+// deviceFault returns the fault of the devices that the call attaches. Its delay is at least the
+// delay in the switches.
 func (c *Call) deviceFault(delay adminapi.Duration) dataplane.Fault {
 	d := cmp.Or(c.Device, &adminapi.DeviceFault{})
 	return dataplane.Fault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),
@@ -85,8 +85,8 @@ func conflict(format string, args ...any) error {
 	return refusal(http.StatusConflict, "Conflict", format, args...)
 }
 
-// notFound is the error for an object that does not exist, by the name or ID that the caller used
-// (A01).
+// notFound returns the error for an object that does not exist. The error has the name or the ID
+// that the caller used (A01).
 func notFound(kind string, s store.Selector) error {
 	by := "name"
 	if s.ID != "" {
@@ -95,7 +95,7 @@ func notFound(kind string, s store.Selector) error {
 	return refusal(http.StatusNotFound, "ObjectNotFound", "not found: %s with %s %q", kind, by, s)
 }
 
-// alreadyExists is the error for a taken name, which is a 400 instead of a 409 (A01).
+// alreadyExists returns the error for a taken name. Racks answer with 400, not with 409 (A01).
 func alreadyExists(kind, name string) error {
 	return refusal(http.StatusBadRequest, "ObjectAlreadyExists", "already exists: %s %q", kind, name)
 }
@@ -115,8 +115,8 @@ var (
 	errNoSpace = insufficientCapacity("Not enough storage")
 )
 
-// AsError returns the error that the caller gets. An error that is not a refusal of the rack
-// becomes a 500 without its reason (A01). A full host becomes the rack's "no space" (A27).
+// AsError returns the error that the caller gets. A full filesystem of the host becomes the rack's
+// "no space" (A27). An unexpected error becomes a 500, which hides the error's text (A01).
 func AsError(err error) *Error {
 	var known *Error
 	var full *store.FullError
@@ -134,7 +134,7 @@ func AsError(err error) *Error {
 	return errInternal
 }
 
-// selectorTexts are the rack's errors for an ID with a project, and for a name without one (A05).
+// selectorTexts has the rack's errors for an ID with a project, and for a name without one (A05).
 var selectorTexts = map[string]struct{ both, neither string }{
 	"disk": {
 		"when providing disk as an ID project should not be specified",
@@ -157,8 +157,8 @@ func (r *Simulation) allow(call *Call, tx *store.Tx, kind string, sel store.Sele
 	tx.Refuse(role == adminapi.RoleViewer && !call.ReadOnly, ErrForbidden)
 }
 
-// allowInSilo refuses a change of the silo's objects to callers without the role. Every user of the
-// silo may read them.
+// allowInSilo refuses to change the silo's objects, unless the caller is a collaborator or a fleet
+// administrator. Every user of the silo may read them.
 func (r *Simulation) allowInSilo(call *Call, tx *store.Tx) {
 	tx.Refuse(!call.ReadOnly && !r.collaborates(), ErrForbidden)
 }
@@ -168,7 +168,7 @@ func (r *Simulation) collaborates() bool {
 	return role == adminapi.RoleCollaborator || role == adminapi.RoleFleetAdmin
 }
 
-// project finds the project in which a call changes or reads something.
+// project returns the project that the call names, if the caller's role permits the call.
 func (r *Simulation) project(call *Call, tx *store.Tx) store.Project {
 	sel := call.Named["project"]
 	p := find(tx, store.Projects, "", sel)
@@ -176,7 +176,7 @@ func (r *Simulation) project(call *Call, tx *store.Tx) store.Project {
 	return p
 }
 
-// lookup finds the object of a table that a call names. A name is looked up in the call's project.
+// lookup returns the object in table t that a call names, if the caller's role permits the call.
 func lookup[T store.Record](r *Simulation, call *Call, tx *store.Tx, t store.Table[T]) T {
 	return lookupIn(r, call, tx, t, call.Named["project"])
 }
@@ -195,7 +195,7 @@ func lookupIn[T store.Record](r *Simulation, call *Call, tx *store.Tx, t store.T
 	return object
 }
 
-// owner returns the ID of the project in which a name is looked up.
+// owner returns the ID of the project in which to look up a name, or "" for an ID.
 func owner(tx *store.Tx, kind string, project, sel store.Selector) string {
 	given, texts := project.Given(), selectorTexts[kind]
 	tx.Refuse(sel.ID != "" && given, invalidRequest("%s", texts.both))
@@ -206,7 +206,7 @@ func owner(tx *store.Tx, kind string, project, sel store.Selector) string {
 	return find(tx, store.Projects, "", project).ID
 }
 
-// find returns the object that a selector names. A name is looked up in parent.
+// find returns the object that a selector names. It looks up a name in parent.
 func find[T store.Record](tx *store.Tx, t store.Table[T], parent string, sel store.Selector) T {
 	object, ok := t.Find(tx, parent, sel)
 	tx.Refuse(!ok, notFound(kindOf(t, parent, sel), sel))
@@ -217,8 +217,8 @@ func byID[T store.Record](tx *store.Tx, t store.Table[T], id string) T {
 	return find(tx, t, "", store.Selector{ID: id})
 }
 
-// kindOf returns the rack's word for an object that was not found. For an image that was named, the
-// word tells whether the project or the silo was searched (A44).
+// kindOf returns the rack's word for the kind of an object that was not found. For an image's name
+// it tells whether the rack searched a project or the silo (A44).
 func kindOf[T store.Record](t store.Table[T], parent string, sel store.Selector) string {
 	switch {
 	case t.Name != store.Images.Name || sel.ID != "":
@@ -229,14 +229,14 @@ func kindOf[T store.Record](t store.Table[T], parent string, sel store.Selector)
 	return "project-image"
 }
 
-// Reading returns what read returns in a transaction.
+// Reading calls read in a read-only transaction and returns its result.
 func Reading[T any](r *Simulation, read func(*store.Tx) T) (value T, err error) {
 	err = r.store.View(func(tx *store.Tx) { value = read(tx) })
 	return value, err
 }
 
-// Changing calls change in a transaction and returns its result. If a fault asks the call to fail
-// halfway, the transaction is undone.
+// Changing calls change in a transaction and returns its result. With the fault Unwind it rolls the
+// transaction back and returns an error.
 func Changing[T any](r *Simulation, call *Call, change func(*store.Tx) T) (value T, err error) {
 	err = r.store.Update(func(tx *store.Tx) {
 		value = change(tx)
@@ -254,8 +254,8 @@ func view[T store.Record](r *Simulation, call *Call, t store.Table[T]) (T, error
 	return Reading(r, func(tx *store.Tx) T { return lookup(r, call, tx, t) })
 }
 
-// remove deletes the object that a call names, while it holds the object's lock: drop changes the
-// records, and rest then removes its files and devices.
+// remove deletes the object that a call names. It holds the object's lock, and calls drop to delete
+// the record and then rest to remove the object's files and devices.
 func remove[T store.Record](r *Simulation, call *Call, t store.Table[T],
 	drop func(*store.Tx, T), rest func(T) error) error {
 	object, err := view(r, call, t)
@@ -274,14 +274,14 @@ func remove[T store.Record](r *Simulation, call *Call, t store.Table[T],
 	return rest(object)
 }
 
-// List returns the operation that lists the objects of a table in a project.
+// List returns the operation that lists the objects of a table in the project that the call names.
 func List[T store.Record](t store.Table[T]) func(Silo, *Call, *store.Tx) []T {
 	return func(s Silo, call *Call, tx *store.Tx) []T {
 		return scan(tx, call, t, s.project(call, tx).ID)
 	}
 }
 
-// scan returns the part of a parent's records that a call asks for.
+// scan returns the records of a parent that are in the call's Window.
 func scan[T store.Record](tx *store.Tx, call *Call, t store.Table[T], parent string) []T {
 	return t.Scan(tx, parent, call.Window.SortBy, call.Window.After, call.Window.Limit)
 }

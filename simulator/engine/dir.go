@@ -21,8 +21,8 @@ const (
 	// dirVersion is the version of the layout of a simulator's directory.
 	dirVersion  = "2"
 	recordsFile = "rack.db"
-	// markFile is in every directory of a simulator. Its lines are markText, the version and, in a
-	// temporary directory, the process that made it.
+	// markFile is the name of a file in every directory of a simulator. It has the lines markText, the
+	// version and, in a temporary directory, the process that made the directory.
 	markFile = "oxide-simulator.mark"
 	markText = "This directory belongs to oxide-simulator. It removes files here."
 )
@@ -30,8 +30,8 @@ const (
 // mark is the content of a directory's mark file.
 type mark struct{ version, process string }
 
-// readMark reads a directory's mark file. If there is none, or an empty one that was written to a
-// full disk, the error is fs.ErrNotExist.
+// readMark reads a directory's mark file. The error is fs.ErrNotExist if the file is missing, or
+// empty because the disk was full when it was written.
 func readMark(dir string) (m mark, err error) {
 	path := filepath.Join(dir, markFile)
 	text, err := readSmall(path)
@@ -68,7 +68,7 @@ func readSmall(path string) (string, error) {
 	return string(text), err
 }
 
-// write creates the mark file in a directory that has none.
+// write creates the mark file in a directory, or replaces an empty one.
 func (m mark) write(dir string) error {
 	path := filepath.Join(dir, markFile)
 	if text, err := readSmall(path); err == nil && text == "" {
@@ -86,8 +86,8 @@ func (m mark) write(dir string) error {
 	return dataplane.FlushDir(dir)
 }
 
-// prepareDir verifies that dir is a simulator's directory of this version, with its records, before
-// anything in it is changed. process identifies this process if the directory is temporary.
+// prepareDir creates dir, or verifies that dir belongs to a simulator of this version and has its
+// records, before it changes anything there. process identifies this process if dir is temporary.
 func prepareDir(dir, process string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)
@@ -122,9 +122,9 @@ func prepareDir(dir, process string) error {
 	return found.write(dir)
 }
 
-// makePrivate removes the permission of other users to write in the directory. It returns an error
-// if the directory contains files of other users, links, or files that block a reader. So the rack
-// opens, renames and removes only files of its own there. What is in a guest's view is not checked.
+// makePrivate takes away other users' permission to write in the directory. It returns an error if
+// the directory contains links, pipes or files of other users, so that the rack opens, renames and
+// removes only its own files. It does not look into the guest views.
 func makePrivate(dir string) error {
 	owner := os.Geteuid()
 	if of, err := os.Stat(dir); err == nil && owner == 0 {
@@ -136,7 +136,7 @@ func makePrivate(dir string) error {
 			path := dir + "/" + name
 			info, err := os.Lstat(path)
 			if errors.Is(err, syscall.ENOTCONN) || strings.HasPrefix(name, "lost+found/") {
-				continue // the mount of a killed FUSE server, or a file that fsck has saved
+				continue // the mount point of a killed FUSE server, or a file that fsck has saved
 			}
 			if err != nil {
 				return fmt.Errorf("read the directory: %w", err)
@@ -162,8 +162,8 @@ func makePrivate(dir string) error {
 	return nil
 }
 
-// claimDir verifies that a new directory is empty, except for two things: empty guest views, which
-// may be mounted before the rack starts, and an identity, which the caller may choose.
+// claimDir verifies that an unmarked directory is empty. It permits empty guest views, which may be
+// mounted before the rack starts, and an identity file, which the user may have written.
 func claimDir(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -217,12 +217,11 @@ func writeDurably(path, text string, flag int) error {
 	return nil
 }
 
-// temporaryPrefix is the prefix of the name of a temporary directory, which is removed with its
-// rack.
+// temporaryPrefix begins the name of a temporary directory, which Close removes.
 const temporaryPrefix = "oxide-simulator-"
 
-// removeLeft removes the temporary directories of killed racks, with their devices and mounts. It
-// leaves a directory that it cannot remove to the next start.
+// removeLeft removes the temporary directories of killed simulators, with their devices and mounts.
+// If it cannot remove one, the next start tries again.
 func (r *Simulation) removeLeft(ctx context.Context) {
 	found, _ := filepath.Glob(filepath.Join(os.TempDir(), temporaryPrefix+"*")) // the pattern is valid
 	for _, dir := range found {
@@ -249,7 +248,7 @@ func abandoned(dir string) bool {
 		m.version == dirVersion && ended(m.process)
 }
 
-// removeTemporary removes the directory, if no process has its records open.
+// removeTemporary removes a temporary directory, if no process has its records open.
 func removeTemporary(ctx context.Context, dir string) error {
 	records, err := store.Open(filepath.Join(dir, recordsFile), true)
 	switch {
@@ -269,8 +268,8 @@ func removeTemporary(ctx context.Context, dir string) error {
 	return dataplane.RemoveTree(dir)
 }
 
-// thisProcess returns a text that identifies this process: the machine, its boot, and the process
-// since that boot. It returns "" on a system that does not report them.
+// thisProcess returns the host's name, the ID of its boot, and an ID of this process that is unique
+// since the boot. It returns "" on a system that does not report them.
 func thisProcess() string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	machine, unnamed := os.Hostname()
@@ -282,7 +281,7 @@ func thisProcess() string {
 }
 
 // ended reports whether a process has certainly ended. It returns false for a process of another
-// machine that shares the directory, because that may still run.
+// host that shares the directory, because this process may still run.
 func ended(process string) bool {
 	of, now := strings.Fields(process), strings.Fields(thisProcess())
 	if len(of) != len(now) || len(of) == 0 || of[0] != now[0] {

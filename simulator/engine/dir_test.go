@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// content returns a hash of each file in a directory. It does not read the disks, which are large.
+// content returns a hash of each file in a directory. It does not read the large .img files.
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -41,7 +41,7 @@ func openIn(t *testing.T, dir string) (*Simulation, error) {
 		Disks: []DiskSpec{{Name: "d", SizeBytes: 1 << 30}}})
 }
 
-// rackDir returns the directory of a closed rack, and the file of its only disk.
+// rackDir opens and closes a new rack. It returns its directory and the file of its only disk.
 func rackDir(t *testing.T) (dir, disk string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -55,7 +55,7 @@ func rackDir(t *testing.T) (dir, disk string) {
 	return dir, disks[0]
 }
 
-func TestTheRackAcceptsOnlyAnEmptyOrItsOwnDirectory(t *testing.T) {
+func TestPrepareDirRefusesForeignDirectories(t *testing.T) {
 	const magic = markText + "\nversion "
 	for _, test := range []struct {
 		name, path string // path is in the directory; a slash at its end means a directory
@@ -104,9 +104,9 @@ func TestTheRackAcceptsOnlyAnEmptyOrItsOwnDirectory(t *testing.T) {
 	}
 }
 
-// TestForeignFilesInTheDirectoryAreRefused puts a link, a pipe or another user's file in the place
-// of each file of a rack's directory, and of each file that the rack will create. The rack refuses
-// the directory, does not block, and does not change the foreign files.
+// TestForeignFilesInTheDirectoryAreRefused replaces each file of a rack's directory, and each file
+// that the rack would create, by a link, a pipe or another user's file. The rack must refuse the
+// directory, without blocking and without a change of the foreign files.
 func TestForeignFilesInTheDirectoryAreRefused(t *testing.T) {
 	dir, _ := rackDir(t)
 	stranger, aside := t.TempDir(), filepath.Join(t.TempDir(), "aside")
@@ -135,7 +135,7 @@ func TestForeignFilesInTheDirectoryAreRefused(t *testing.T) {
 		for _, path := range []string{filepath.Join(dir, name), filepath.Join(dir, name+".tmp")} {
 			for what, plant := range plants {
 				if filepath.Base(path) == recordsFile+".tmp" && what == "a second name" {
-					continue // a killed simulator leaves such a file, which the next one removes
+					continue // a killed simulator leaves this second name, and the next start removes it
 				}
 				there := os.Rename(path, aside) == nil
 				simtest.NoError(t, plant(path))
@@ -164,8 +164,8 @@ func TestForeignFilesInTheDirectoryAreRefused(t *testing.T) {
 	}
 }
 
-// TestDamagedRecordsAreReported damages each page of the records in several ways. The rack either
-// starts or returns an error about the records, and never removes the disk.
+// TestDamagedRecordsAreReported damages each page of the records' file in several ways, and opens
+// the rack. It must start or return an error about the records, and must not remove the disk.
 func TestDamagedRecordsAreReported(t *testing.T) {
 	dir, disk := rackDir(t)
 	records := filepath.Join(dir, recordsFile)
@@ -236,7 +236,7 @@ func TestDamagedRecordsAreReported(t *testing.T) {
 	}
 }
 
-func TestAProcessOfAnotherMachineMayStillRun(t *testing.T) {
+func TestEndedIsFalseForAProcessOfAnotherHost(t *testing.T) {
 	us := strings.Fields(thisProcess())
 	for _, c := range []struct {
 		machine, boot string

@@ -35,8 +35,8 @@ type DiskSource struct {
 	ReadOnly  bool
 }
 
-// These are the sources of a distributed disk. A disk that imports blocks becomes import_ready
-// (A90).
+// These are the kinds of a DiskSource for a distributed disk. With SourceImporting the new disk
+// becomes import_ready (A90).
 const (
 	SourceBlank     = "blank"
 	SourceSnapshot  = "snapshot"
@@ -55,10 +55,10 @@ const (
 	LocalBlockSize = 4096
 )
 
-// Disks are the operations on disks.
+// Disks has the operations on disks.
 type Disks struct{ *Simulation }
 
-// Create creates the disk of a [DiskCreate] in a project.
+// Create creates a disk with the parameters of a [DiskCreate].
 func (s Disks) Create(call *Call) (store.Disk, error) {
 	owner, err := Reading(s.Simulation, func(tx *store.Tx) store.Project {
 		return s.project(call, tx)
@@ -86,16 +86,16 @@ func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk
 	return s.finish(d, c)
 }
 
-// fill creates the record and then the bytes. If one fails, it leaves neither.
+// fill creates the disk's record and then its bytes, or neither.
 func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	if c.Source.ID != "" {
-		// Lock the source, so that it is not deleted during the copy.
+		// Lock the source, so that no call deletes it during the copy.
 		defer s.locks.Lock(c.Source.ID)()
 	}
 	err := s.store.Update(func(tx *store.Tx) {
 		s.describe(tx, owner, c, d)
-		// A28: the quota is charged before the name is checked, so the error of an exhausted quota hides
-		// that of a taken name.
+		// A28: the quota is charged before the name is checked. If both refuse the disk, the caller gets
+		// the error about the quota.
 		s.chargeStorage(tx, d.Size)
 		tx.Check(checkDescription(d.Description))
 		tx.Refuse(store.Disks.Taken(tx, d.ProjectID, d.Name), alreadyExists("disk", d.Name))
@@ -108,15 +108,15 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	return s.fillBytes(*d)
 }
 
-// fillBytes creates the bytes of a disk that has a record. If it fails, it undoes the creation of
-// the disk. It does not change existing bytes.
+// fillBytes creates the bytes of a disk that has a record. If that fails, it undoes the disk's
+// creation. It keeps bytes that an earlier simulator has created.
 func (s Disks) fillBytes(d store.Disk) error {
 	file := ""
 	err := s.store.View(func(tx *store.Tx) {
 		switch {
 		case d.SnapshotID != nil:
-			// A59: the bytes of an unfinished snapshot cannot be read, which the rack notices only when it
-			// copies them.
+			// A59: the rack notices that a snapshot is unfinished only when it copies the bytes, which
+			// fails.
 			source, _ := store.Snapshots.Get(tx, *d.SnapshotID)
 			tx.Refuse(source.State == store.SnapshotCreating, errInternal)
 			file = s.plane.SnapshotPath(*d.SnapshotID)
@@ -139,7 +139,7 @@ func (s Disks) fillBytes(d store.Disk) error {
 	return nil
 }
 
-// resume completes a creation that was open when the last simulator ended, or undoes it (A19).
+// resume completes a creation that the last simulator left unfinished, or undoes it (A19).
 func (s Disks) resume(d store.Disk) error {
 	var c DiskCreate
 	err := s.store.View(func(tx *store.Tx) { tx.SagaRequest(d.ID, &c) })
@@ -153,7 +153,7 @@ func (s Disks) resume(d store.Disk) error {
 	return err
 }
 
-// finish sets the state in which the disk can be used.
+// finish makes the disk detached, or import_ready if it imports blocks, and ends the creation.
 func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 	final := d
 	final.State.State = store.StateDetached
@@ -168,13 +168,13 @@ func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 		return d, s.undo(d, err)
 	}
 	if d.ReadOnly {
-		return final, nil // A23: nothing is allocated, so it is detached at once
+		return final, nil // A23: only for a read-only disk does the answer show the final state
 	}
 	return d, nil
 }
 
-// undo removes a partly created disk. It removes the record first, so that no restart completes
-// what has failed.
+// undo removes a partly created disk. It removes the record first, so that no restart completes the
+// failed creation.
 func (s Disks) undo(d store.Disk, cause error) error {
 	err := s.store.Update(func(tx *store.Tx) { tx.UndoDisk(d) })
 	if err == nil {
@@ -183,8 +183,8 @@ func (s Disks) undo(d store.Disk, cause error) error {
 	return undone(cause, err)
 }
 
-// undone returns the cause of a failure, together with the error of undoing its effects if there is
-// one.
+// undone returns the cause of a failure. If undoing its effects has failed, too, the result has
+// both errors.
 func undone(cause, err error) error {
 	if err != nil {
 		return fmt.Errorf("%w; and undoing it: %w", cause, err)
@@ -192,7 +192,7 @@ func undone(cause, err error) error {
 	return cause
 }
 
-// describe checks the request in the rack's order (A28), and completes the record.
+// describe checks a disk's parameters in the rack's order (A28), and writes them into its record.
 func (s Disks) describe(tx *store.Tx, owner store.Project, c DiskCreate, d *store.Disk) {
 	d.ProjectID, d.Size, d.DiskType = owner.ID, c.Size, c.Backend
 	d.BlockSize, d.ReadOnly = c.Source.BlockSize, c.Source.ReadOnly
@@ -244,13 +244,13 @@ func checkLength(text string, most int) error {
 	return nil
 }
 
-// setPublicKey refuses a key that is too long for the rack's database (A70).
+// setPublicKey sets an SSH key, and refuses one that is too long for the rack's database (A70).
 func setPublicKey(c *Change, value any) {
 	c.record.Fields["public_key"] = value
 	c.Check(checkLength(value.(string), 1023))
 }
 
-// chargeStorage charges the silo's quota (A29).
+// chargeStorage charges size to the silo's quota, or refuses the call if it exceeds that (A29).
 func (r *Simulation) chargeStorage(tx *store.Tx, size int64) {
 	if quota := r.Switches().QuotaBytes; size > int64(quota)-tx.Storage() {
 		tx.Check(insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete " +
@@ -280,8 +280,8 @@ func (s Disks) Delete(call *Call) error {
 	})
 }
 
-// undelete restores a disk whose deletion failed. The disk is faulted, can be deleted again, and
-// has another name, so that the old name is free (A24).
+// undelete restores the record of a disk whose deletion failed. The disk becomes faulted and can be
+// deleted again. It gets another name, so that the old one is free (A24).
 func (s Disks) undelete(d store.Disk, cause error) error {
 	d.Name, d.State.State = "deleted-"+d.ID, store.StateFaulted
 	d.DevicePath = devicePath(d.Name)
@@ -297,10 +297,10 @@ const (
 	tebibyte = 1 << 40
 )
 
-// devicePath returns the path that a rack reports for every disk; the guest does not use it (A03).
+// devicePath returns the device_path that a rack reports. Guests do not use this path (A03).
 func devicePath(name string) string { return fmt.Sprintf("/mnt/%s", name) }
 
-// deviceOf returns the disk as the guest of its instance must see it.
+// deviceOf describes the device by which an instance's guest must see a disk.
 func deviceOf(d store.Disk, instanceID string) dataplane.Device {
 	return dataplane.Device{
 		InstanceID: instanceID, DiskID: d.ID, DiskName: d.Name,
@@ -309,7 +309,7 @@ func deviceOf(d store.Disk, instanceID string) dataplane.Device {
 	}
 }
 
-// BulkWrite is a part of the bytes that are imported into a disk.
+// BulkWrite is one write of an import: bytes, and their offset in the disk.
 type BulkWrite struct {
 	Offset uint64
 	Base64 string
@@ -318,18 +318,18 @@ type BulkWrite struct {
 // maxChunk is the largest number of bytes that the rack writes at once (A90).
 const maxChunk = 512 << 10
 
-// StartImport lets a disk receive bytes (A90).
+// StartImport permits writes into an imported disk, which must be import_ready (A90).
 func (s Disks) StartImport(call *Call) error {
 	return s.moveImport(call, store.StateImportReady, store.StateImporting)
 }
 
-// StopImport ends the writes into a disk (A90).
+// StopImport ends the writes: the disk becomes import_ready again (A90).
 func (s Disks) StopImport(call *Call) error {
 	return s.moveImport(call, store.StateImporting, store.StateImportReady)
 }
 
-// moveImport changes the state of a disk when no write to it is in progress, and makes the writes
-// durable.
+// moveImport waits for a write that is in progress, makes the disk's bytes durable, and changes the
+// disk's state.
 func (s Disks) moveImport(call *Call, from, to string) error {
 	d, err := s.importing(call)
 	if err != nil {
@@ -344,8 +344,8 @@ func (s Disks) moveImport(call *Call, from, to string) error {
 	})
 }
 
-// importing finds the disk of an import. A local disk is an error, for which the rack answers 500
-// (A90).
+// importing returns the disk that a call imports into. For a local disk, the rack answers with a
+// 500 (A90).
 func (s Disks) importing(call *Call) (store.Disk, error) {
 	d, err := view(s.Simulation, call, store.Disks)
 	if err == nil && d.DiskType == store.TypeLocal {
@@ -354,7 +354,7 @@ func (s Disks) importing(call *Call) (store.Disk, error) {
 	return d, err
 }
 
-// moveState changes the state of a disk, or refuses to if the disk is not in the state from.
+// moveState changes a disk's state. It refuses a disk that is not in the state from.
 func moveState(tx *store.Tx, id, from, to, refusal string) {
 	d := byID(tx, store.Disks, id)
 	tx.Refuse(d.State.State != from, invalidRequest(refusal, debugState(d.State)))
@@ -362,7 +362,7 @@ func moveState(tx *store.Tx, id, from, to, refusal string) {
 	tx.PutDisk(d)
 }
 
-// debugState returns a state as the rack's log shows it: ImportReady, Attached(<instance>).
+// debugState returns a state as the rack's errors show it: ImportReady, Attached(<instance>).
 func debugState(state store.DiskState) string {
 	var text strings.Builder
 	for word := range strings.SplitSeq(state.State, "_") {
@@ -374,8 +374,8 @@ func debugState(state store.DiskState) string {
 	return text.String()
 }
 
-// Import writes a part of the imported bytes, a [BulkWrite], into a disk. It holds the disk's lock,
-// so that no write follows the stop of the import.
+// Import writes a [BulkWrite] into a disk. It holds the disk's lock, so StopImport waits for it,
+// and no write follows afterwards.
 func (s Disks) Import(call *Call) error {
 	w := call.Body.(BulkWrite)
 	d, err := s.importing(call)
@@ -384,7 +384,7 @@ func (s Disks) Import(call *Call) error {
 	}
 	defer s.locks.Lock(d.ID)()
 	data, invalid := decodeBase64(w.Base64)
-	// These are the checks of the rack's pantry, in its order (A90).
+	// The rack's Crucible pantry makes these checks, in this order (A90).
 	d, err = Reading(s.Simulation, func(tx *store.Tx) store.Disk {
 		d := byID(tx, store.Disks, d.ID)
 		tx.Refuse(d.State.State != store.StateImporting, invalidRequest("cannot import blocks with a "+
@@ -401,7 +401,7 @@ func (s Disks) Import(call *Call) error {
 	if err != nil || len(data) == 0 {
 		return err
 	}
-	// A90: bytes behind the disk's end are dropped.
+	// A90: bytes that would be behind the disk's end are dropped.
 	data = data[:min(int64(len(data)), d.Size-int64(w.Offset))]
 	return s.plane.WriteDisk(d.ID, int64(w.Offset), data)
 }
@@ -423,9 +423,9 @@ func decodeBase64(text string) ([]byte, error) {
 	return data, nil
 }
 
-// Finalize makes an imported disk usable, and takes a snapshot of it unless the body, its name, is
-// "". In the meantime other callers see the disk in the state finalizing. If the snapshot fails,
-// the disk is import_ready again (A90).
+// Finalize ends an import, so that the disk can be used. If the body has the name of a snapshot, it
+// first takes the snapshot; meanwhile other callers see the disk as finalizing. If the snapshot
+// fails, the disk is import_ready again (A90).
 func (s Disks) Finalize(call *Call) error {
 	const refusal = "cannot finalize disk in state DiskState(%s)"
 	snapshot := call.Body.(string)
@@ -451,7 +451,7 @@ func (s Disks) Finalize(call *Call) error {
 	return err
 }
 
-// Attachments are the operations that attach disks to instances.
+// Attachments has the operations that attach and detach disks.
 type Attachments struct{ *Simulation }
 
 // List lists the disks that are attached to an instance.
@@ -459,9 +459,9 @@ func (s Attachments) List(call *Call, tx *store.Tx) []store.Disk {
 	return tx.DisksOf(lookup(s.Simulation, call, tx, store.Instances).ID)
 }
 
-// locked finds the instance and the disk, and locks both during the change. It finds a disk's name
-// only in the instance's project, and its ID in every project (A30). A disk that is being created
-// may be attached; the call waits for its bytes (A32).
+// locked calls work with the call's instance and disk, while it holds the locks of both. It finds a
+// disk's name only in the instance's project, and its ID in every project (A30). A disk that is
+// being created may be attached; the call waits for its bytes (A32).
 func (s Attachments) locked(call *Call,
 	work func(store.Instance, store.Disk) (store.Disk, error)) (d store.Disk, err error) {
 	var i store.Instance
@@ -499,8 +499,8 @@ func (s Attachments) Attach(call *Call) (store.Disk, error) {
 	})
 }
 
-// attach decides and records the result in one transaction (A31), and then shows the device to a
-// running guest.
+// attach checks the rules and records the attachment in one transaction (A31), and then plugs the
+// disk into a running guest.
 func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk
@@ -508,8 +508,8 @@ func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, 
 	err := s.store.Update(func(tx *store.Tx) {
 		i, d = byID(tx, store.Instances, instanceID), byID(tx, store.Disks, diskID)
 		if d.AttachedTo(i.ID) {
-			changed = now.Hotplug.Has(adminapi.RecordFirst) // the machine is asked once more
-			return                                          // A33: already attached, even while it runs
+			changed = now.Hotplug.Has(adminapi.RecordFirst) // plug the disk once more
+			return                                          // A33: success, even while the instance runs
 		}
 		s.checkAttach(tx, i, d, now)
 		changed = true
@@ -531,9 +531,8 @@ func (s Attachments) setState(d store.Disk, state store.DiskState) error {
 	return s.store.Update(func(tx *store.Tx) { tx.PutDisk(d) })
 }
 
-// checkAttach checks whether a disk that is not attached to the instance may be attached, in the
-// rack's order: the disk's state, the guest's state, the instance's state, and then the limit
-// (A34).
+// checkAttach checks whether a disk may be attached to an instance that does not have it yet. The
+// rack's order is: the disk's state, the VMM, the instance's state, and then the limit (A34).
 func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
 	now adminapi.Switches) {
 	switch d.State.State {
@@ -545,19 +544,19 @@ func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
 	}
 	tx.Refuse(i.Active() && !now.Hotplug.Attaches(),
 		invalidRequest("cannot attach disk: instance is not fully stopped"))
-	// A35: a local disk cannot be added to the zone of a running guest, with or without hot-plug.
+	// A35: a local disk cannot be attached to a running guest, with or without hot-plug.
 	tx.Refuse(i.Active() && d.DiskType == store.TypeLocal,
 		conflict("cannot attach local storage disk: instance is starting"))
 	tx.Refuse(!i.Active() && i.RunState != store.RunStopped && i.RunState != store.StateCreating,
 		invalidRequest("cannot attach disk to instance in %s state", i.RunState))
-	// The disks of an instance that is being created were counted before, and one may boot it.
+	// checkCreate has counted the disks of an instance in creating, and one may be its boot disk.
 	limit := r.diskLimit(now, i.BootDiskID != nil || i.RunState == store.StateCreating)
 	tx.Refuse(len(tx.DisksOf(i.ID)) >= limit,
 		invalidRequest("cannot attach more than %d disks to instance", limit))
 }
 
-// ejectTime is how long the prototype waits for a guest to release a disk before it removes the
-// disk by surprise (adminapi.SurpriseRemoval).
+// ejectTime is how long a guest may still use a disk after the request to detach the disk, before
+// the rack removes it (adminapi.SurpriseRemoval).
 const ejectTime = time.Second
 
 // Detach detaches the disk that the body names from an instance.
@@ -565,14 +564,14 @@ func (s Attachments) Detach(call *Call) (store.Disk, error) {
 	return s.locked(call, func(i store.Instance, d store.Disk) (store.Disk, error) {
 		now := s.Switches()
 		if now.Hotplug.Has(adminapi.SurpriseRemoval) && i.HasGuest() && detachProblem(i, d, now) == nil {
-			s.Pause(s.ctx, ejectTime) // the guest uses the disk meanwhile
+			s.Pause(s.ctx, ejectTime) // the guest can use the disk meanwhile
 		}
 		return s.detach(i.ID, d.ID)
 	})
 }
 
-// detach decides and records the result in one transaction. The device is gone from the guest
-// before the caller has the response (A31).
+// detach checks the rules and records the detachment in one transaction. Then it removes the device
+// from the guest, before the caller gets the response (A31).
 func (s Attachments) detach(instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk

@@ -9,15 +9,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Allocation describes the external address that a request asks for: IP, or an address from Pool,
-// or an address of the IP version Version from the default pool.
+// Allocation describes the external address that a request asks for: the address IP, or any address
+// of Pool, or any address of the default pool for the IP version Version.
 type Allocation struct {
 	IP      string
 	Pool    store.Selector
 	Version string
 }
 
-// pools are the silo's pools of external addresses at the start.
+// pools are the pools of external addresses that a new rack has.
 var pools = []struct {
 	name, version string
 	isDefault     bool
@@ -29,8 +29,7 @@ var pools = []struct {
 
 const unicast = "unicast"
 
-// createPools creates the silo's pools and the lot of the rack's own addresses, if the directory
-// lacks them.
+// createPools creates the pools and the address lot of a new rack, unless the records have them.
 func createPools(c *Change) {
 	const lot = "initial-infra"
 	if !AddressLot.Table().Taken(c.Tx, "", lot) {
@@ -51,13 +50,13 @@ func createPools(c *Change) {
 	}
 }
 
-// setAddress chooses the address of a floating or an ephemeral IP.
+// setAddress chooses the address of a floating IP or an ephemeral IP.
 func setAddress(c *Change, value any) {
 	pool, address := c.allocate(value.(Allocation))
 	c.record.Fields["ip"], c.record.Fields["ip_pool_id"] = address.String(), pool.ID
 }
 
-// allocate finds a free address in the pools that are linked to the silo.
+// allocate returns the requested address or a free one, and its pool, which is linked to the silo.
 func (c *Change) allocate(a Allocation) (pool store.Resource, address netip.Addr) {
 	used := c.usedAddresses(FloatingIP, ephemeralIP, natIP)
 	if a.IP != "" {
@@ -72,7 +71,7 @@ func (c *Change) allocate(a Allocation) (pool store.Resource, address netip.Addr
 	return pool, c.firstFree(pool, func(a netip.Addr) bool { return !used[a] })
 }
 
-// firstFree returns the lowest address of a pool that is free.
+// firstFree returns the lowest address of a pool for which free returns true.
 func (c *Change) firstFree(pool store.Resource, free func(netip.Addr) bool) netip.Addr {
 	for _, e := range extentsOf(c.Tx, pool) {
 		for address := e.First; e.contains(address); address = address.Next() {
@@ -112,7 +111,7 @@ func (r *Simulation) attachNAT(tx *store.Tx, i store.Instance, nics []store.Netw
 			"first_port": first, "last_port": first + ports - 1}))
 }
 
-// poolWith returns the linked pool that contains an address.
+// poolWith returns the pool that contains an address and is linked to the silo.
 func (c *Change) poolWith(address netip.Addr) (pool store.Resource) {
 	for r := range linkedPools(c.Tx, IPPool) {
 		for _, e := range extentsOf(c.Tx, r) {
@@ -125,7 +124,7 @@ func (c *Change) poolWith(address netip.Addr) (pool store.Resource) {
 	return pool
 }
 
-// choose returns the linked pool that a request names, or the default one.
+// choose returns the pool that a request names, or else the default pool of the silo.
 func (c *Change) choose(k *Kind, a Allocation) (pool store.Resource) {
 	if a.Pool.Given() {
 		pool = find(c.Tx, k.Table(), "", a.Pool)
@@ -160,7 +159,7 @@ func (c *Change) choose(k *Kind, a Allocation) (pool store.Resource) {
 	return pool
 }
 
-// usedAddresses returns the external addresses of the records of these kinds.
+// usedAddresses returns the external addresses in the records of these kinds.
 func (c *Change) usedAddresses(kinds ...*Kind) map[netip.Addr]bool {
 	used := map[netip.Addr]bool{}
 	for _, k := range kinds {
@@ -187,7 +186,7 @@ func attachedTo(tx *store.Tx, k *Kind, instanceID string) (all []store.Resource)
 	return all
 }
 
-// Kinds of external addresses.
+// The kinds of external addresses, as the API calls them.
 const (
 	kindFloating  = "floating"
 	kindEphemeral = "ephemeral"
@@ -195,8 +194,8 @@ const (
 
 const maxExternalIPs = 32
 
-// attachable checks whether an address may be attached to an instance. The instance may be in the
-// state creating.
+// attachable checks whether an address may be attached to an instance. It permits this for an
+// instance in the state creating, which gets its addresses before its disks.
 func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr) {
 	tx.Refuse(i.RunState == store.RunFailed,
 		invalidRequest("cannot attach %s IP to instance in failed state", kind))
@@ -242,16 +241,16 @@ func (c *Change) attachFloating(i store.Instance) {
 	c.moveTo(i.ID)
 }
 
-// moveTo attaches a floating IP or an external subnet to an instance. If instanceID is nil, it
-// detaches it.
+// moveTo attaches a floating IP or an external subnet to an instance, or to none if instanceID is
+// nil.
 func (c *Change) moveTo(instanceID any) {
 	c.record.Fields["instance_id"] = instanceID
 	c.record.Touch()
 	c.put()
 }
 
-// attach attaches a floating IP or an external subnet to the instance of its project that the body
-// names.
+// attach calls the function attach with the floating IP or external subnet that a call names, and
+// with the instance that the body names by its ID, or by its name in the same project.
 func (s Resources) attach(call *Call, tx *store.Tx, k *Kind,
 	attach func(*Change, store.Instance)) store.Resource {
 	c := s.change(call, tx, k)
@@ -276,8 +275,8 @@ func detachable(tx *store.Tx, kind string, i store.Instance) {
 	checkSettled(tx, i)
 }
 
-// detach detaches a floating IP or an external subnet from its instance, unless check ends the
-// transaction. If it is not attached, detach returns the error detached.
+// detach detaches a floating IP or an external subnet, if check permits it. If the record is not
+// attached to an instance, detach returns the error detached; nil means that this is a success.
 func (s Resources) detach(call *Call, tx *store.Tx, k *Kind, detached error,
 	check func(store.Instance)) store.Resource {
 	c := s.change(call, tx, k)
@@ -290,7 +289,7 @@ func (s Resources) detach(call *Call, tx *store.Tx, k *Kind, detached error,
 	return c.record
 }
 
-// DetachFloatingIP detaches a floating IP. It does not change a detached one.
+// DetachFloatingIP detaches a floating IP. It succeeds if the IP is not attached.
 func (s Resources) DetachFloatingIP(call *Call, tx *store.Tx) store.Resource {
 	return s.detach(call, tx, FloatingIP, nil,
 		func(i store.Instance) { detachable(tx, kindFloating, i) })
@@ -307,8 +306,8 @@ func ephemeralOf(r store.Resource) Ephemeral {
 	return Ephemeral{kindEphemeral, r.Text("ip"), r.Text("ip_pool_id")}
 }
 
-// attachEphemeral gives an instance an ephemeral address. An instance that has one of the same IP
-// version keeps the old address.
+// attachEphemeral gives an instance an ephemeral address. An instance that already has an ephemeral
+// address of this IP version keeps it.
 func (c *Change) attachEphemeral(i store.Instance, a Allocation) store.Resource {
 	_, address := c.allocate(a)
 	if existing, ok := ephemeralIP.Table().ByName(c.Tx, i.ID, versionOf(address)); ok {
@@ -319,7 +318,7 @@ func (c *Change) attachEphemeral(i store.Instance, a Allocation) store.Resource 
 		named(versionOf(address), "", map[string]any{"address_allocator": a}))
 }
 
-// AttachEphemeralIP gives an instance the ephemeral address of an [Allocation].
+// AttachEphemeralIP gives an instance an ephemeral address by an [Allocation].
 func (s Instances) AttachEphemeralIP(call *Call, tx *store.Tx) Ephemeral {
 	i := lookup(s.Simulation, call, tx, store.Instances)
 	tx.Refuse(i.RunState == store.StateCreating,
@@ -328,8 +327,8 @@ func (s Instances) AttachEphemeralIP(call *Call, tx *store.Tx) Ephemeral {
 	return ephemeralOf(c.attachEphemeral(i, call.Body.(Allocation)))
 }
 
-// DetachEphemeralIP releases the ephemeral address of an IP version. If version is "", the instance
-// must have only one.
+// DetachEphemeralIP releases an instance's ephemeral address of an IP version. If version is "",
+// the instance must have only one ephemeral address.
 func (s Instances) DetachEphemeralIP(call *Call, version string, tx *store.Tx) {
 	i := lookup(s.Simulation, call, tx, store.Instances)
 	all := within(tx, ephemeralIP, i.ID)
@@ -343,8 +342,8 @@ func (s Instances) DetachEphemeralIP(call *Call, version string, tx *store.Tx) {
 	ephemeralIP.Table().Delete(tx, all[at])
 }
 
-// releaseAddresses detaches the external addresses and subnets of an instance that is being
-// deleted.
+// releaseAddresses detaches the floating IPs and external subnets of an instance that is deleted,
+// and removes its ephemeral and source NAT addresses.
 func (r *Simulation) releaseAddresses(tx *store.Tx, instanceID string) {
 	for _, k := range []*Kind{FloatingIP, ExternalSubnet} {
 		for _, a := range attachedTo(tx, k, instanceID) {
@@ -365,8 +364,8 @@ type ExternalIPCreate struct {
 	Ephemeral Allocation
 }
 
-// checkExternalIPs makes the rack's checks of the addresses of a new instance, before any part of
-// the instance is created.
+// checkExternalIPs checks the addresses that a new instance asks for. The rack does this before it
+// creates any part of the instance.
 func checkExternalIPs(tx *store.Tx, create []ExternalIPCreate) {
 	var ephemeral []Allocation
 	for _, c := range create {
@@ -427,10 +426,10 @@ func setSubnet(c *Change, value any) {
 	c.record.Fields["subnet_pool_id"], c.record.Fields["subnet_pool_member_id"] = pool.ID, member.ID
 }
 
-// allows reports whether subnets with that prefix length may be allocated from the extent.
+// allows reports whether subnets with this prefix length may be allocated from the extent.
 func (e Extent) allows(length int) bool { return e.MinPrefix <= length && length <= e.MaxPrefix }
 
-// givenSubnet finds the member of a linked pool that contains the subnet of the request.
+// givenSubnet finds the pool and its member that contain the subnet of the request.
 func (c *Change) givenSubnet(a SubnetAllocation, taken []Extent) (pool store.Resource,
 	member Extent, subnet netip.Prefix) {
 	want := SubnetExtent(a.Subnet)
@@ -448,7 +447,7 @@ func (c *Change) givenSubnet(a SubnetAllocation, taken []Extent) (pool store.Res
 	return pool, member, a.Subnet
 }
 
-// freeSubnet finds the first free subnet of a length in a pool.
+// freeSubnet finds the first free subnet with the requested prefix length in a pool.
 func (c *Change) freeSubnet(a SubnetAllocation, taken []Extent) (pool store.Resource,
 	member Extent, subnet netip.Prefix) {
 	pool = c.choose(SubnetPool, a.Allocation)

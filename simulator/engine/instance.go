@@ -15,10 +15,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Instances are the operations on instances.
+// Instances has the operations on instances.
 type Instances struct{ *Simulation }
 
-// change finds an instance, locks it and changes its record, and then calls work.
+// change locks an instance and changes its record. If the record differs afterwards, it calls work.
 func (s Instances) change(call *Call, change func(*store.Tx, *store.Instance),
 	work func(before, after store.Instance) error) (store.Instance, error) {
 	before, err := view(s.Simulation, call, store.Instances)
@@ -66,7 +66,7 @@ func (s Instances) Start(call *Call) (store.Instance, error) {
 	})
 }
 
-// Stop halts the guest at once; the state follows later (A46).
+// Stop halts the guest at once. The state stopped comes after Config.InstanceDelay (A46).
 func (s Instances) Stop(call *Call) (store.Instance, error) {
 	return s.change(call, func(tx *store.Tx, i *store.Instance) {
 		switch i.RunState {
@@ -89,8 +89,8 @@ func (s Instances) Stop(call *Call) (store.Instance, error) {
 	})
 }
 
-// Reboot removes the devices and adds them again in a new order (A47). If a device cannot be
-// added, the instance fails, without an error for the caller (A60).
+// Reboot resets a virtual machine, or removes the devices of a guest view and adds them again with
+// other numbers (A47). If that fails, the instance fails, without an error for the caller (A60).
 func (s Instances) Reboot(call *Call) (store.Instance, error) {
 	return s.change(call, func(tx *store.Tx, i *store.Instance) {
 		switch i.RunState {
@@ -124,15 +124,15 @@ func (s Instances) Reboot(call *Call) (store.Instance, error) {
 	})
 }
 
-// failInstance makes an instance failed: it has no devices any more, and can be started again.
-// The caller holds the instance's lock.
+// failInstance sets an instance to failed and removes its devices. It can be started again. The
+// caller holds the instance's lock.
 func (s Instances) failInstance(i store.Instance, cause error) {
 	s.logFailure("an instance has failed", "instance", i.ID, cause)
 	i.SetRunState(store.RunFailed)
 	s.unchanged(i, errors.Join(s.halt(i), s.putInstance(i)))
 }
 
-// unchanged logs an error because of which an instance does not change its state; nil is ignored.
+// unchanged logs the error that has kept an instance from changing its state. It ignores nil.
 func (s Instances) unchanged(i store.Instance, err error) {
 	if err != nil {
 		s.log.Error("an instance cannot change its state", slog.String("instance", i.ID),
@@ -140,7 +140,7 @@ func (s Instances) unchanged(i store.Instance, err error) {
 	}
 }
 
-// halt stops the machine of an instance, if it has one, and then unplugs its disks.
+// halt stops the virtual machine of an instance, if it has one, and then unplugs its disks.
 func (s Instances) halt(i store.Instance) error {
 	if err := s.plane.Halt(i.ID); err != nil {
 		return err
@@ -148,8 +148,8 @@ func (s Instances) halt(i store.Instance) error {
 	return s.unplugAll(i)
 }
 
-// settleLater ends a transition after its delay. If the rack closes before, the next start ends
-// the transition.
+// settleLater ends an instance's start, stop or reboot after the delay. If the rack closes before,
+// its next start does so.
 func (s Instances) settleLater(i store.Instance) {
 	delay := time.Duration(s.Switches().InstanceDelay)
 	s.background(func() {
@@ -167,7 +167,7 @@ func (s Instances) settleLater(i store.Instance) {
 	})
 }
 
-// run gives an instance its disks, and then starts its machine, if the guests are machines.
+// run plugs in the disks of an instance, and starts its virtual machine if it is one.
 func (s Instances) run(call *Call, i store.Instance) error {
 	if err := s.plugAll(call, i); err != nil {
 		return err
@@ -218,7 +218,7 @@ func firmwareOf(i store.Instance) dataplane.Firmware {
 		MemoryBytes: i.Memory}
 }
 
-// ended records that the machine of an instance has ended by itself.
+// ended records that the virtual machine of an instance has ended by itself.
 func (s Instances) ended(id string, poweredOff bool) {
 	defer s.locks.Lock(id)()
 	i, err := Reading(s.Simulation, func(tx *store.Tx) store.Instance {
@@ -246,7 +246,7 @@ func (s Instances) unplugAll(i store.Instance) error {
 	return s.eachDisk("stop", i, func(d store.Disk) error { return s.plane.Unplug(i.ID, d.ID) })
 }
 
-// eachDisk calls do for each disk that is attached to an instance, under the lock of the disk.
+// eachDisk calls do for each disk that is attached to an instance, while it holds the disk's lock.
 func (s Instances) eachDisk(what string, i store.Instance, do func(store.Disk) error) error {
 	attached, err := Reading(s.Simulation, func(tx *store.Tx) []store.Disk {
 		return tx.DisksOf(i.ID)
@@ -292,9 +292,8 @@ var (
 	CPUPlatforms    = []string{"amd_milan", "amd_turin", "amd_turin_v2"}
 )
 
-// Update replaces every value that can be changed, by an [InstanceUpdate]. The instance must be
-// stopped for a change of boot disk, size or processor; its time of modification stays the same
-// (A49).
+// Update sets every value in an [InstanceUpdate]. The instance must be stopped if the boot disk,
+// the CPUs, the memory or the CPU platform changes. Its time_modified stays the same (A49).
 func (s Instances) Update(call *Call) (store.Instance, error) {
 	u := call.Body.(InstanceUpdate)
 	if u.Unsupported != "" {
@@ -319,7 +318,7 @@ func (s Instances) Update(call *Call) (store.Instance, error) {
 	}, func(_, _ store.Instance) error { return nil })
 }
 
-// bootDisk finds the new boot disk, which must already be attached.
+// bootDisk finds the new boot disk, which must be attached already.
 func bootDisk(tx *store.Tx, i store.Instance, sel store.Selector) *string {
 	if !sel.Given() {
 		return nil
@@ -338,7 +337,7 @@ type InstanceCreate struct {
 	Disks                       []DiskAttachment
 	Interfaces                  []InterfaceCreate
 	ExternalIPs                 []ExternalIPCreate
-	// SSHKeys are the user's keys for the guest; nil means all of them.
+	// SSHKeys are the user's keys for the guest; nil means all keys of the user.
 	SSHKeys *[]store.Selector
 	// Groups are the anti-affinity groups.
 	Groups                         []store.Selector
@@ -361,7 +360,7 @@ func (s Instances) Create(call *Call) (i store.Instance, err error) {
 	if c.Unsupported != "" {
 		return i, lacking(c.Unsupported)
 	}
-	// The caller's role is checked before the request (A28).
+	// The rack first checks the caller's role, and then the request.
 	if err := s.store.View(func(tx *store.Tx) {
 		s.checkCreate(tx, s.project(call, tx), c)
 	}); err != nil {
@@ -375,7 +374,7 @@ func (s Instances) Create(call *Call) (i store.Instance, err error) {
 	return i, err
 }
 
-// complete creates everything of a new instance that has a record, or undoes the creation.
+// complete gives a recorded instance its disks and starts it. A failure undoes the creation.
 func (s Instances) complete(call *Call, owner store.Project, i store.Instance, c InstanceCreate) (
 	store.Instance, error) {
 	err := s.fill(call, owner, i, c.attachments())
@@ -388,7 +387,7 @@ func (s Instances) complete(call *Call, owner store.Project, i store.Instance, c
 	return i, nil
 }
 
-// resume completes a creation that was open when the last simulator ended, or undoes it (A19).
+// resume completes a creation that the last simulator left unfinished, or undoes it (A19).
 func (s Instances) resume(i store.Instance) error {
 	var c InstanceCreate
 	var owner store.Project
@@ -444,7 +443,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 		d, err := Reading(s.Simulation, func(tx *store.Tx) store.Disk {
 			return find(tx, store.Disks, owner.ID, a.selector())
 		})
-		if a.Create != nil && err != nil { // without an error, an earlier simulator has created it
+		if a.Create != nil && err != nil { // with nil, an earlier simulator has created the disk
 			d, err = Disks(s).create(call, owner, *a.Create)
 		}
 		if err != nil {
@@ -464,7 +463,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 	return nil
 }
 
-// selector names the disk of an attachment. A disk that is to be created has an ID already.
+// selector names the disk. A disk that is not created yet already has its ID.
 func (a DiskAttachment) selector() store.Selector {
 	if a.Create != nil {
 		return store.Selector{ID: a.Create.ID}
@@ -551,7 +550,7 @@ func checkSize(tx *store.Tx, ncpus int, memory int64) {
 	tx.Refuse(ncpus == 0, lacking("ncpus of 0"))
 }
 
-// checkCreate makes the checks that a rack makes before that of the name, in the rack's order
+// checkCreate makes the checks that a rack makes before it checks the name, in the rack's order
 // (A66).
 func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) {
 	checkSize(tx, c.NCPUs, c.Memory)
@@ -585,7 +584,7 @@ func linksOf(tx *store.Tx, projectID string, c InstanceCreate) (keys, groups []s
 	return keys, idsOf(tx, AntiAffinityGroup, projectID, c.Groups)
 }
 
-// idsOf returns the IDs of records that must be in a parent, each once.
+// idsOf returns the IDs of the wanted records, without repetitions. They must be in parent.
 func idsOf(tx *store.Tx, k *Kind, parent string, wanted []store.Selector) (ids []string) {
 	for _, sel := range wanted {
 		r := find(tx, k.Table(), parent, sel)
@@ -597,8 +596,7 @@ func idsOf(tx *store.Tx, k *Kind, parent string, wanted []store.Selector) (ids [
 	return ids
 }
 
-// lacking returns the error for a part of an instance that a rack supports and this simulator does
-// not.
+// lacking returns a 501 for a part of an instance that racks have and this simulator lacks.
 func lacking(part string) error {
 	return &Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
 		"the simulator does not have an instance's %s, which the rack has", part)}

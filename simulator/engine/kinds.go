@@ -29,8 +29,8 @@ var (
 		AddressLot, PortSettings, ephemeralIP, natIP}
 )
 
-// init fills the table of kinds, because the kinds refer to each other. A kind comes after the
-// kinds whose records forbid its deletion.
+// init sets the kinds, because Go refuses variables whose initial values refer to each other. It
+// sets a kind after those whose tables its Holders read.
 func init() {
 	*SSHKey = Kind{
 		Name: "ssh-key", Operation: "current_user_ssh_key", Param: "ssh_key",

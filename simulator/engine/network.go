@@ -68,8 +68,7 @@ func newInterfaces(tx *store.Tx, i store.Instance,
 	return nics
 }
 
-// newInterface returns a new interface of an instance. Each interface is in a different subnet
-// (A64).
+// newInterface returns a new interface of an instance. It refuses a second one in a subnet (A64).
 func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterface,
 	c InterfaceCreate) store.NetworkInterface {
 	vpc := find(tx, VPC.Table(), i.ProjectID, store.Selector{Name: c.VPC})
@@ -91,7 +90,7 @@ func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterfac
 	}
 }
 
-// checkAddress ends the transaction if no interface may have the wanted address (A52).
+// checkAddress refuses an address that the rack gives to no interface (A52).
 func checkAddress(tx *store.Tx, subnet store.Resource, field string, wanted netip.Addr) {
 	if !wanted.IsValid() {
 		return
@@ -108,8 +107,8 @@ func checkAddress(tx *store.Tx, subnet store.Resource, field string, wanted neti
 		invalidRequest("Cannot request a broadcast address"))
 }
 
-// newStack returns the requested addresses, or else the lowest free addresses of a subnet. It skips
-// the first five and, for IPv4, the last one, which the rack reserves (A52).
+// newStack returns the requested addresses, or else the lowest free ones of a subnet. The rack
+// reserves the first five addresses and, for IPv4, the last one (A52).
 func newStack(tx *store.Tx, subnet store.Resource, c InterfaceCreate) store.IPStack {
 	used := map[string]bool{}
 	for nic := range tx.AllInterfaces() {
@@ -184,7 +183,7 @@ func (s Instances) Interface(call *Call, tx *store.Tx) store.NetworkInterface {
 	return nic
 }
 
-// CreateInterface adds the interface of an [InterfaceCreate] to a stopped instance.
+// CreateInterface adds an interface to a stopped instance, by an [InterfaceCreate].
 func (s Instances) CreateInterface(call *Call, tx *store.Tx) store.NetworkInterface {
 	c := call.Body.(InterfaceCreate)
 	tx.Refuse(c.Unsupported != "", lacking(c.Unsupported))
@@ -249,7 +248,7 @@ func (s Instances) DeleteInterface(call *Call, tx *store.Tx) {
 	tx.PutInterfaces(i.ID, nics)
 }
 
-// ExternalIPs returns the external addresses of an instance. The one for source NAT is first (A65).
+// ExternalIPs returns the external addresses of an instance, first the one for source NAT (A65).
 func (s Instances) ExternalIPs(call *Call, tx *store.Tx) []any {
 	id := lookup(s.Simulation, call, tx, store.Instances).ID
 	var ips []any
@@ -266,8 +265,6 @@ func (s Instances) ExternalIPs(call *Call, tx *store.Tx) []any {
 	}
 	return ips
 }
-
-// The code below checks and changes VPCs, subnets, routers, routes, gateways and firewall rules.
 
 // createDefaultVPC gives a new project its network (A64).
 func createDefaultVPC(c *Change) {
@@ -342,7 +339,7 @@ func defaultRules(vpc string) []ResourceInput {
 	}
 }
 
-// Rules has the form of the API's VpcFirewallRules.
+// Rules are the firewall rules of a VPC, in the form of the API (VpcFirewallRules).
 type Rules struct {
 	Rules []store.Resource `json:"rules"`
 }
@@ -354,7 +351,7 @@ func (s Resources) FirewallRules(call *Call, tx *store.Tx) Rules {
 
 const maxRules = 1024
 
-// ReplaceFirewallRules replaces all rules of a VPC by those of a list of [ResourceInput].
+// ReplaceFirewallRules replaces all rules of a VPC. The body is a list of [ResourceInput].
 func (s Resources) ReplaceFirewallRules(call *Call, tx *store.Tx) Rules {
 	rules := call.Body.([]ResourceInput)
 	c := s.change(call, tx, VPC)
@@ -426,7 +423,7 @@ func setIPv4Block(c *Change, value any) {
 	c.record.Fields["ipv4_block"] = value
 }
 
-// setIPv6Block checks the block or chooses one. The blocks of two subnets must not overlap.
+// setIPv6Block checks the block, or chooses one. It refuses blocks that overlap another subnet's.
 func setIPv6Block(c *Change, value any) {
 	vpc := netip.MustParsePrefix(c.parent.Text("ipv6_prefix"))
 	if value == nil {
@@ -448,7 +445,7 @@ func setIPv6Block(c *Change, value any) {
 	}
 }
 
-// interfaceIn finds an interface in a subnet.
+// interfaceIn reports whether a network interface is in the subnet.
 func interfaceIn(c *Change) (name string, found bool) {
 	for nic := range c.AllInterfaces() {
 		found = found || nic.SubnetID == c.old.ID
@@ -467,7 +464,7 @@ func (s Resources) Interfaces(call *Call, tx *store.Tx) (nics []store.NetworkInt
 	return nics
 }
 
-// subnetRoute returns the name and the other fields of the route to a subnet.
+// subnetRoute returns the name and the other fields of a subnet's route.
 func subnetRoute(subnet store.Resource) (name string, values map[string]any) {
 	name = subnet.Name
 	if name == "default-v4" || name == "default-v6" {
@@ -522,11 +519,11 @@ const (
 	routeSubnet  = "vpc_subnet"
 )
 
-// routeWords are the rack's words for the kinds of routes in its errors.
+// routeWords has the rack's words for the kinds of routes, as in its errors.
 var routeWords = map[string]string{routeCustom: "Custom", routeDefault: "Default",
 	routeSubnet: "VpcSubnet"}
 
-// ofSystem reports whether the rack itself has created a router.
+// ofSystem reports whether a router was created by the rack itself.
 func ofSystem(c *Change) (string, bool) { return "", c.old.Text("kind") == routerSystem }
 
 func setRouteKind(c *Change, value any) {
@@ -535,8 +532,8 @@ func setRouteKind(c *Change, value any) {
 	c.record.Fields["kind"] = value
 }
 
-// setTarget checks the target of a route together with its destination. Only the rack itself
-// creates routes to subnets, which need no check.
+// setTarget checks the target of a route together with its destination. It does not check a route
+// to a subnet, which only the rack itself creates.
 func setTarget(c *Change, value any) {
 	kind := c.record.Text("kind")
 	from, to := c.record.Fields["destination"].(map[string]any), value.(map[string]any)
@@ -580,8 +577,8 @@ func permitRoute(c *Change, in *ResourceInput) {
 	}
 }
 
-// defaultGateway recognizes the default gateway, to which the rack attaches the silo's default
-// pool.
+// defaultGateway reports whether the record is the gateway to which the rack attaches the default
+// pool. The option cascade permits its deletion.
 func defaultGateway(c *Change) (string, bool) {
 	return "", c.old.Name == defaultNetwork && !c.cascade
 }

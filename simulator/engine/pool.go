@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// These fields of a pool's record are not shown by the API. isDefault is null while the pool is not
-// linked to the silo, of which this rack has only one.
+// The API does not show these fields of a pool's record. isDefault is null while the pool is not
+// linked to the rack's only silo.
 const (
 	isDefault = "is_default"
 	extents   = "extents"
@@ -27,20 +27,20 @@ const (
 
 // poolWords has the texts and fields in which IP pools and subnet pools differ.
 type poolWords struct {
-	// id is the field with the pool's ID. link is the rack's word for the link of a silo, and
-	// linkID identifies the link in the error for a second one.
+	// id is the name of the field with the pool's ID. link is the rack's word for the link between a
+	// pool and a silo. linkID describes an existing link in the error for a second one.
 	id, link, linkID string
 	// otherVersion, overlaps and missing are errors about an extent. otherVersion is formatted with
 	// the extent's IP version, the pool's IP version and the pool's ID.
 	otherVersion, overlaps, missing string
-	// usedExtent and usedPool are the errors for removing an extent or a link of a pool from which
-	// addresses are allocated.
+	// usedExtent and usedPool are the errors for removing an extent or a link while addresses of it
+	// are allocated.
 	usedExtent, usedPool string
 	// secondDefault is the error for a second default pool; "" means the error for a second link.
 	secondDefault string
-	// strict means that unlinking a pool without a link is an error.
+	// strict means that unlinking a pool that is not linked is an error.
 	strict bool
-	// users are the kinds of the records whose field contains an address of a pool.
+	// users are the kinds whose records have an address or subnet of a pool. field names their field.
 	users []*Kind
 	field string
 }
@@ -115,13 +115,13 @@ func (e Extent) size() float64 {
 	return n + 1
 }
 
-// Part is a range, a member or a link of a pool in the form of the API.
+// Part is a range, a member or a link of a pool, or a block of a lot, in the form of the API.
 type Part struct {
 	key    string
 	fields map[string]any
 }
 
-// Ident returns the identity by which the pages of a list are ordered.
+// Ident returns the identity by which a list is sorted.
 func (p Part) Ident() store.Identity { return store.Identity{ID: p.key, Name: p.key} }
 
 // MarshalJSON writes the fields.
@@ -161,7 +161,7 @@ func linked(pool store.Resource) (first, ok bool) {
 	return first, ok
 }
 
-// shown returns a record without the fields that its operations do not show.
+// shown returns a record without the kind's Hidden fields.
 func (k *Kind) shown(r store.Resource) store.Resource {
 	fields := maps.Clone(r.Fields)
 	for _, name := range k.Hidden {
@@ -171,7 +171,7 @@ func (k *Kind) shown(r store.Resource) store.Resource {
 	return r
 }
 
-// ofSilo returns a linked pool with the fields that a user of the silo sees.
+// ofSilo returns a linked pool with the fields that users of the silo see.
 func ofSilo(r store.Resource) store.Resource {
 	return (&Kind{Hidden: []string{extents}}).shown(r)
 }
@@ -207,7 +207,7 @@ func (s Resources) PoolOfSilo(call *Call, tx *store.Tx) store.Resource {
 	return ofSilo(r)
 }
 
-// PoolsOf lists the pools of a silo for an administrator.
+// PoolsOf lists the pools that are linked to a silo, for a fleet administrator.
 func (s Resources) PoolsOf(call *Call, tx *store.Tx) []store.Resource {
 	tx.Check(checkSilo(call.Named["silo"]))
 	tx.Refuse(!s.fleetAdmin(), ErrForbidden)
@@ -221,7 +221,7 @@ func checkSilo(silo store.Selector) error {
 	return nil
 }
 
-// PoolLinks lists the silos of a pool.
+// PoolLinks lists the links between a pool and silos.
 func (s Resources) PoolLinks(call *Call, tx *store.Tx) []Part {
 	c := s.change(call, tx, call.Kind)
 	if _, ok := linked(c.old); ok {
@@ -230,8 +230,7 @@ func (s Resources) PoolLinks(call *Call, tx *store.Tx) []Part {
 	return nil
 }
 
-// defaultPool finds the default pool that has the kind, the IP version and the type of another
-// pool.
+// defaultPool finds the default pool that has the same kind, IP version and type as the pool like.
 func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool) {
 	for r := range c.kind.Table().All(c.Tx) {
 		if first, _ := linked(r); first && r.Text("ip_version") == like.Text("ip_version") &&
@@ -242,14 +241,14 @@ func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool)
 	return pool, ok
 }
 
-// PoolLink is a new link, or a change of one, which does not have the Silo. IsDefault determines
-// whether the pool is the default pool of the silo.
+// PoolLink is the body of a request that links a pool to the Silo, or changes a link; a change has
+// no Silo. With IsDefault the pool becomes the silo's default pool.
 type PoolLink struct {
 	Silo      store.Selector
 	IsDefault bool
 }
 
-// LinkPool links a pool to the silo of a [PoolLink].
+// LinkPool links a pool to a silo, by a [PoolLink].
 func (s Resources) LinkPool(call *Call, tx *store.Tx) Part {
 	c, link := s.change(call, tx, call.Kind), call.Body.(PoolLink)
 	c.Check(checkSilo(link.Silo))
@@ -269,7 +268,7 @@ func noLink(k *Kind, pool store.Resource) error {
 		pool.ID, siloID)})
 }
 
-// UpdatePoolLink determines by a [PoolLink] whether a pool is the default pool of a silo.
+// UpdatePoolLink sets by a [PoolLink] whether a pool is the default pool of a silo.
 func (s Resources) UpdatePoolLink(call *Call, tx *store.Tx) Part {
 	c, first := s.change(call, tx, call.Kind), call.Body.(PoolLink).IsDefault
 	c.Check(checkSilo(call.Named["silo"]))
@@ -285,7 +284,7 @@ func (s Resources) UpdatePoolLink(call *Call, tx *store.Tx) Part {
 	return linkOf(c.kind, c.record)
 }
 
-// UnlinkPool removes the link between a pool and a silo that uses no address of the pool.
+// UnlinkPool removes the link between a pool and a silo. It refuses if an address of it is in use.
 func (s Resources) UnlinkPool(call *Call, tx *store.Tx) {
 	c := s.change(call, tx, call.Kind)
 	c.Check(checkSilo(call.Named["silo"]))
@@ -311,7 +310,7 @@ func (c *Change) used() (all []netip.Prefix) {
 	return all
 }
 
-// allocated returns an address or a subnet as a subnet.
+// allocated parses a subnet, or an address as a subnet of one address.
 func allocated(text string) netip.Prefix {
 	if p, err := netip.ParsePrefix(text); err == nil {
 		return p
@@ -329,7 +328,7 @@ func (s Resources) Extents(call *Call, tx *store.Tx) (parts []Part) {
 	return parts
 }
 
-// AddExtent adds an [Extent] to a pool. It must not overlap with any other, in any pool.
+// AddExtent adds an [Extent] to a pool. It refuses one that overlaps an extent of any pool.
 func (s Resources) AddExtent(call *Call, tx *store.Tx) Part {
 	c, e := s.change(call, tx, call.Kind), call.Body.(Extent)
 	c.checkExtent(e)
@@ -345,7 +344,7 @@ func made(e Extent) Extent {
 	return e
 }
 
-// checkExtent makes the rack's checks of a new range or member, in the rack's order.
+// checkExtent checks a new range or member of a pool, in the rack's order.
 func (c *Change) checkExtent(e Extent) {
 	w, version := words[c.kind], versionOf(e.First)
 	if c.kind == IPPool {
@@ -376,7 +375,7 @@ func (c *Change) checkExtent(e Extent) {
 	}
 }
 
-// RemoveExtent removes an [Extent] from which nothing is allocated.
+// RemoveExtent removes an [Extent]. It refuses one from which an address or a subnet is allocated.
 func (s Resources) RemoveExtent(call *Call, tx *store.Tx) {
 	c := s.change(call, tx, call.Kind)
 	e := call.Body.(Extent)
@@ -392,7 +391,7 @@ func (s Resources) RemoveExtent(call *Call, tx *store.Tx) {
 	c.put()
 }
 
-// PoolUtilization is the number of addresses of a pool.
+// PoolUtilization has the numbers of all and of free addresses of a pool.
 type PoolUtilization struct {
 	Capacity  float64 `json:"capacity"`
 	Remaining float64 `json:"remaining"`
@@ -446,7 +445,7 @@ func setBlocks(c *Change, value any) {
 }
 
 // replace creates an address lot or the settings of a port. If the name is taken, it replaces the
-// blocks of the lot, or everything except the ID of the settings.
+// lot's blocks, or the settings, which keep their ID.
 func (s Resources) replace(call *Call, tx *store.Tx) store.Resource {
 	k, in := call.Kind, call.Body.(ResourceInput)
 	s.parent(call, tx, k)
@@ -470,7 +469,7 @@ func (s Resources) replace(call *Call, tx *store.Tx) store.Resource {
 	return r
 }
 
-// Replace creates the settings of a port, or replaces everything except their ID.
+// Replace creates the settings of a port, or replaces them. They keep their ID.
 func (s Resources) Replace(call *Call, tx *store.Tx) store.Resource {
 	return s.replace(call, tx)
 }
@@ -493,7 +492,7 @@ func (s Resources) PortSettings(call *Call, tx *store.Tx) store.Resource {
 	return s.change(call, tx, call.Kind).old
 }
 
-// DeletePortSettings deletes settings of a switch port. The query names them.
+// DeletePortSettings deletes the settings of a switch port that the query names.
 func (s Resources) DeletePortSettings(call *Call, tx *store.Tx) {
 	sel := call.Named["port_settings"]
 	call.Named[call.Kind.Param] = sel
@@ -507,7 +506,7 @@ func (s Resources) DeletePortSettings(call *Call, tx *store.Tx) {
 	tx.Check(err)
 }
 
-// addressesOf returns the addresses of a lot that are in the settings of ports.
+// addressesOf returns the addresses of a lot that the settings of switch ports use.
 func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 	for r := range PortSettings.Table().All(tx) {
 		for _, one := range r.Fields["addresses"].([]any) {
@@ -519,8 +518,8 @@ func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// parts writes a list into a field of a port's settings. Each object gets the ID of the settings.
-// names maps keys to new names.
+// parts writes a list of objects into the field name of a port's settings. Each object gets the ID
+// of the settings, and its keys are renamed by names.
 func parts(c *Change, name string, list []any, names map[string]string) {
 	out := []any{}
 	for _, one := range list {
@@ -536,7 +535,7 @@ func parts(c *Change, name string, list []any, names map[string]string) {
 	c.record.Fields[name] = out
 }
 
-// flat joins the lists that the links have in a field. Each object gets the name of its link.
+// flat joins the lists that the links have in the field name. Each object gets its link's name.
 func flat(value any, name string) (list []any) {
 	for _, link := range value.([]any) {
 		for _, one := range link.(map[string]any)[name].([]any) {
@@ -565,7 +564,7 @@ func setRoutes(c *Change, value any) {
 	parts(c, "routes", flat(value, "routes"), map[string]string{"vid": "vlan_id"})
 }
 
-// setAddresses reserves the addresses of a port in their lots.
+// setAddresses sets the addresses of a port, which must be free addresses of their lots.
 func setAddresses(c *Change, value any) {
 	list, seen := flat(value, "addresses"), map[any]bool{}
 	for _, one := range list {
@@ -591,7 +590,7 @@ func setAddresses(c *Change, value any) {
 	parts(c, "addresses", list, nil)
 }
 
-// setLacking returns a setter for a list that this simulator supports only if it is empty.
+// setLacking returns a setter that answers 501 to a list unless the list is empty.
 func setLacking(name string) func(*Change, any) {
 	return func(c *Change, value any) {
 		c.record.Fields[name] = value

@@ -11,35 +11,35 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Kind describes one kind of resource: an object that is only a record. Resources implements the
-// same operations for all kinds, and a Kind has the differences. The table of kinds is in kinds.go.
+// Kind describes one kind of resource, such as a VPC: an object that has a record, but no data and
+// no device. The methods of Resources serve all kinds, by the differences that a Kind states.
 type Kind struct {
-	// Name is the rack's word for the object in its errors. Operation is the prefix of the names of
-	// its operations. Param is its parameter in paths and queries.
+	// Name is the rack's word for the resource in errors. Operation begins the names of the kind's
+	// operations in the API. Param is the resource's parameter in paths and queries.
 	Name, Operation, Param string
-	// Parent is the kind of the object that contains it. A kind without a Parent belongs to Owner,
-	// or to the silo if Owner is "". Names are unique in the parent.
+	// Parent is the kind of the object that contains the resource. Without a Parent the resource
+	// belongs to Owner, or to the silo if Owner is "". A name is unique in the parent.
 	Parent *Kind
 	Owner  string
-	// In is the name of the field with the ID of the parent or the owner; "" means no such field.
+	// In is the field with the ID of the parent or the owner; "" means that there is no such field.
 	In string
 	// Both begins the error for an ID together with a parent, and Neither begins the error for a name
 	// without a parent (A05).
 	Both, Neither string
-	// Public means that every user of the silo may read it, and its owner may change it, whatever
-	// role the user has in the projects (A15).
+	// Public means that every user of the silo may read the resource, and its owner may change it. The
+	// roles in the projects do not matter (A15).
 	Public bool
-	// Fleet means that only an administrator of the fleet may call its operations. Their answers lack
-	// the Hidden fields.
+	// Fleet means that only a fleet administrator may call the operations. Hidden names the fields of
+	// the record that their answers lack.
 	Fleet  bool
 	Hidden []string
-	// Fields are the fields of a request, in the order in which the rack checks them.
+	// Fields has the fields of a request, in the order in which the rack checks them.
 	Fields []Field
-	// Created, Updated and Deleted change other records together with the record.
+	// Created, Updated and Deleted change other records when a record was created, updated or deleted.
 	Created, Updated, Deleted func(*Change)
-	// Permit refuses an update, or a deletion if the request is nil.
+	// Permit may refuse an update, or a deletion, for which the request is nil.
 	Permit func(*Change, *ResourceInput)
-	// Holders are the objects that forbid deletion.
+	// Holders may refuse a deletion.
 	Holders []Holder
 }
 
@@ -49,22 +49,22 @@ type Field struct {
 	Type FieldType
 	// Values are the words that an Enum allows.
 	Values []string
-	// Of has the fields of a Record. A field that the request lacks becomes null.
+	// Of has the fields of a Record. A field that is missing in the request becomes null.
 	Of []Field
 	// Optional means that the request of a creation may lack the field. Its value is then Default.
 	Optional bool
 	Default  any
-	// Update describes what an update does with the field.
+	// Update determines what an update does with the field.
 	Update UpdateRule
-	// Set checks the value and writes it into the record. Without Set the record has the value under
-	// the same name.
+	// Set checks the value and writes it into the record. Without Set the value becomes the record's
+	// field Name.
 	Set func(*Change, any)
 }
 
 // FieldType determines how a field is parsed, and the Go type of its value.
 type FieldType int
 
-// The types of fields. Internal fields are in no request.
+// The types of fields. Requests do not have Internal fields.
 const (
 	Internal      FieldType = iota
 	Text                    // string
@@ -90,10 +90,10 @@ const (
 	Records                 // []any
 )
 
-// UpdateRule describes what an update does with a field.
+// UpdateRule determines what an update does with a field.
 type UpdateRule int
 
-// The rules of updates.
+// The rules for updates.
 const (
 	Fixed    UpdateRule = iota // no update has the field
 	Kept                       // an update without the field leaves the value
@@ -101,15 +101,15 @@ const (
 	Required                   // every update must have the field
 )
 
-// Holder is an object that forbids the deletion of a record. It may be the record itself.
+// Holder is a reason to refuse the deletion of a record: other objects, or the record's state.
 type Holder struct {
-	// Find reports whether there is such an object, and the name of the first one.
+	// Find reports whether the deletion is refused, and the name of the object that is the reason.
 	Find func(*Change) (name string, found bool)
-	// Text is the refusal. A %s in it is the name.
+	// Text is the refusal, in which the name replaces %s.
 	Text string
 }
 
-// holds returns a Holder for the objects of a table whose parent is the record.
+// holds returns a Holder that refuses to delete a record while it contains objects of table t.
 func holds[T store.Record](t store.Table[T], text string) Holder {
 	return Holder{func(c *Change) (name string, found bool) {
 		first := t.Scan(c.Tx, c.old.ID, store.ByName, nil, 1)
@@ -123,7 +123,7 @@ func holds[T store.Record](t store.Table[T], text string) Holder {
 // Table returns the kind's records.
 func (k *Kind) Table() store.Table[store.Resource] { return store.Resources(k.Name, k.In) }
 
-// Ancestors returns the parameters of the kinds that contain this one, the nearest first.
+// Ancestors returns the parameters of the kinds that contain this one, beginning with the parent.
 func (k *Kind) Ancestors() []string {
 	params := []string{}
 	for p := k.Parent; p != nil; p = p.Parent {
@@ -132,12 +132,12 @@ func (k *Kind) Ancestors() []string {
 	return params
 }
 
-// ResourceInput has the fields of a request. In an update a name or a description may be nil.
+// ResourceInput has the fields of a request. Name and Description may be nil only in an update.
 type ResourceInput struct {
 	Name, Description *string
-	// Values has the other fields that the request has and that are not null.
+	// Values has all other fields of the request that are not null.
 	Values map[string]any
-	// id is the ID of the new record, if another record already refers to it; "" means a new ID.
+	// id is the ID for the new record, if another record refers to it already; "" means a new ID.
 	id string
 }
 
@@ -157,14 +157,14 @@ type Change struct {
 	record store.Resource
 	// cascade permits the deletion of a record with its dependents.
 	cascade bool
-	// derive gives new records the same IDs in every directory.
+	// derive derives the IDs of new records from their names, so all racks have the same IDs.
 	derive bool
 }
 
-// Resources are the operations on the records of every kind.
+// Resources has the operations on the records of every kind.
 type Resources struct{ *Simulation }
 
-// find finds a record by its ID, or by its name in the objects that the call names.
+// find finds a record by its ID, or by its name in the parent that the call names.
 func (s Resources) find(call *Call, tx *store.Tx, k *Kind, sel store.Selector) store.Resource {
 	if sel.ID != "" {
 		for _, param := range k.Ancestors() {
@@ -185,7 +185,7 @@ func (s Resources) find(call *Call, tx *store.Tx, k *Kind, sel store.Selector) s
 	return find(tx, k.Table(), owner, sel)
 }
 
-// lookup finds the record of a kind that a call names, if the caller may read or change it.
+// lookup finds the record of a kind that a call names, if the caller's role permits the call.
 func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind) store.Resource {
 	sel := call.Named[k.Param]
 	r := s.find(call, tx, k, sel)
@@ -197,7 +197,7 @@ func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind) store.Resource {
 	return r
 }
 
-// parent finds the object that contains the records of a kind, if the caller may read or change it.
+// parent finds the object that contains a kind's records, if the caller's role permits the call.
 func (s Resources) parent(call *Call, tx *store.Tx, k *Kind) store.Resource {
 	if k.Parent != nil {
 		return s.lookup(call, tx, k.Parent)
@@ -207,12 +207,12 @@ func (s Resources) parent(call *Call, tx *store.Tx, k *Kind) store.Resource {
 	return store.Resource{Identity: store.Identity{ID: k.Owner}}
 }
 
-// View reads a record.
+// View returns a record.
 func (s Resources) View(call *Call, tx *store.Tx) store.Resource {
 	return call.Kind.shown(s.lookup(call, tx, call.Kind))
 }
 
-// List returns a part of the records in a parent.
+// List returns the records of a parent that are in the call's Window.
 func (s Resources) List(call *Call, tx *store.Tx) []store.Resource {
 	k := call.Kind
 	items := scan(tx, call, k.Table(), s.parent(call, tx, k).ID)
@@ -222,7 +222,7 @@ func (s Resources) List(call *Call, tx *store.Tx) []store.Resource {
 	return items
 }
 
-// Create creates the record of a [ResourceInput] in a parent.
+// Create creates a record in a parent, by a [ResourceInput].
 func (s Resources) Create(call *Call, tx *store.Tx) store.Resource {
 	c := &Change{Simulation: s.Simulation, Tx: tx}
 	r := c.create(call.Kind, s.parent(call, tx, call.Kind), call.Body.(ResourceInput))
@@ -230,8 +230,8 @@ func (s Resources) Create(call *Call, tx *store.Tx) store.Resource {
 	return call.Kind.shown(r)
 }
 
-// create creates a record and its dependents. The name is checked last, because the rack finds a
-// taken name when it writes the record (A01).
+// create creates a record, and the records that Created adds. It checks the name last, because the
+// rack finds a taken name when it writes the record (A01).
 func (c *Change) create(k *Kind, parent store.Resource, in ResourceInput) store.Resource {
 	id := in.id
 	switch {
@@ -285,7 +285,7 @@ func (s Resources) change(call *Call, tx *store.Tx, k *Kind) *Change {
 	return c
 }
 
-// Update changes the fields that a [ResourceInput] has.
+// Update changes a record by a [ResourceInput].
 func (s Resources) Update(call *Call, tx *store.Tx) store.Resource {
 	k, in := call.Kind, call.Body.(ResourceInput)
 	c := s.change(call, tx, k)
@@ -296,8 +296,8 @@ func (s Resources) Update(call *Call, tx *store.Tx) store.Resource {
 	return k.shown(c.record)
 }
 
-// update writes the request's fields into the record. A new name that is taken is a 500, because
-// the rack does not expect this error of its database (A01).
+// update writes the request's fields into the record. A name that is taken is a 500, because the
+// rack does not expect this error of its database (A01).
 func (c *Change) update(in ResourceInput) {
 	for _, f := range c.kind.Fields {
 		if _, given := in.Values[f.Name]; f.Update != Fixed && (f.Update != Kept || given) {
@@ -320,7 +320,7 @@ func (c *Change) update(in ResourceInput) {
 	}
 }
 
-// Delete deletes a record with everything that is in it, unless an object forbids it.
+// Delete deletes a record and all records in it, unless a Holder refuses it.
 func (s Resources) Delete(call *Call, tx *store.Tx) {
 	k := call.Kind
 	c := s.change(call, tx, k)
@@ -335,7 +335,7 @@ func (s Resources) Delete(call *Call, tx *store.Tx) {
 	c.drop()
 }
 
-// drop removes the record, its links and everything that is in it.
+// drop removes the record, its links and all records in it.
 func (c *Change) drop() {
 	for _, k := range Kinds {
 		if k.Parent == c.kind {
@@ -351,8 +351,8 @@ func (c *Change) drop() {
 	}
 }
 
-// each yields every record of a kind in a parent as a Change, with which the caller replaces or
-// deletes the record.
+// each yields a Change for every record of a kind in a parent. With it the caller can replace or
+// delete the record.
 func (c *Change) each(k *Kind, parent string) iter.Seq[*Change] {
 	return func(yield func(*Change) bool) {
 		for _, r := range within(c.Tx, k, parent) {
@@ -369,7 +369,7 @@ func within(tx *store.Tx, k *Kind, parent string) []store.Resource {
 	return k.Table().Scan(tx, parent, store.ByName, nil, noLimit)
 }
 
-// group returns the kind of the affinity or the anti-affinity groups.
+// group returns the kind of affinity or anti-affinity groups.
 func group(policy string) Kind {
 	param := strings.ReplaceAll(policy, "-", "_") + "_group"
 	return Kind{
@@ -383,7 +383,7 @@ func group(policy string) Kind {
 	}
 }
 
-// Member is an instance in a group.
+// Member is an instance in a group, in the form of the API.
 type Member struct {
 	Type  string      `json:"type"`
 	Value MemberValue `json:"value"`
@@ -396,7 +396,7 @@ type MemberValue struct {
 	RunState string `json:"run_state"`
 }
 
-// Ident returns the identity by which the pages of a list are ordered.
+// Ident returns the identity by which a list is sorted.
 func (m Member) Ident() store.Identity {
 	return store.Identity{ID: m.Value.ID, Name: m.Value.Name}
 }
@@ -405,7 +405,7 @@ func memberOf(i store.Instance) Member {
 	return Member{"instance", MemberValue{i.ID, i.Name, i.RunState}}
 }
 
-// linkedTo returns the records of a table to which an object has a link of that kind.
+// linkedTo returns the records in t to which the object with an ID has a link of kind k.
 func linkedTo[T store.Record](tx *store.Tx, t store.Table[T], k *Kind, id string) (all []T) {
 	for _, id := range tx.Linked(k.Name, id) {
 		if record, ok := t.Get(tx, id); ok {
@@ -431,20 +431,20 @@ func (s Resources) membership(call *Call, tx *store.Tx) (group store.Resource, i
 	return group, i, slices.Contains(tx.Linked(call.Kind.Name, group.ID), i.ID)
 }
 
-// member finds a group and an instance that is in it.
+// member finds a group and an instance, which must be in the group.
 func (s Resources) member(call *Call, tx *store.Tx) (group store.Resource, i store.Instance) {
 	group, i, in := s.membership(call, tx)
 	tx.Refuse(!in, notFound(call.Kind.Name+"-member", store.Selector{ID: i.ID}))
 	return group, i
 }
 
-// Member reads an instance in a group.
+// Member returns an instance in a group.
 func (s Resources) Member(call *Call, tx *store.Tx) Member {
 	_, i := s.member(call, tx)
 	return memberOf(i)
 }
 
-// These are the rack's limits of groups.
+// The rack limits groups to these numbers.
 const (
 	maxMembers = 32
 	maxGroups  = 16

@@ -17,9 +17,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// restore repairs the records and the data plane after any end of the last simulator, and adds the
-// objects of the config that the directory lacks. Its first transaction begins with the steps in
-// first.
+// restore repairs the records and the data plane, even if the last simulator was killed, and adds
+// the objects of the Config that the directory lacks. Its first transaction begins with the
+// functions in first.
 func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) {
@@ -58,10 +58,10 @@ func prepare(tx *store.Tx) {
 	store.Prepare(tx, kinds...)
 }
 
-// resume completes the creations that were open when the last simulator ended, as a rack resumes
-// its sagas, and undoes those that cannot be completed (A19). Completing a snapshot completes the
-// import that it finalizes (A90). Disks come before the instances that they are created for, and
-// before unfinished snapshots, from which no disk can be created (A59).
+// resume completes the creations that the last simulator left unfinished, as a rack resumes its
+// sagas, and undoes those that it cannot complete (A19). With a snapshot it completes the import
+// that the snapshot finalizes (A90). It resumes disks first: instances need their disks, and a disk
+// from an unfinished snapshot must fail (A59).
 func (r *Simulation) resume() error {
 	var disks []store.Disk
 	var snapshots []store.SnapshotRecord
@@ -103,7 +103,7 @@ func settleInstances(tx *store.Tx) {
 	}
 }
 
-// settled is the final state of each transition of an instance.
+// settled has the state in which each transition of an instance ends.
 var settled = map[string]string{
 	store.RunStarting: store.RunRunning, store.RunRebooting: store.RunRunning,
 	store.RunStopping: store.RunStopped,
@@ -176,10 +176,10 @@ func (r *Simulation) failed(ids []string) error {
 	})
 }
 
-// seeder creates the objects of the Config that the directory lacks.
+// seeder creates the objects of the Config that the records lack.
 type seeder struct{ *Simulation }
 
-// network creates the projects with their networks, and the pools of external addresses.
+// network creates the projects with their networks, and then the pools of external addresses.
 func (r seeder) network(tx *store.Tx) {
 	c := &Change{Simulation: r.Simulation, Tx: tx, derive: true}
 	for _, name := range r.config.Projects {
@@ -196,7 +196,7 @@ func (r seeder) network(tx *store.Tx) {
 	createPools(c)
 }
 
-// configured finds a project of the Config, even if a client has renamed it.
+// configured finds a project of the Config, even if a client has renamed the project.
 func configured(tx *store.Tx, name string) (store.Project, bool) {
 	if p, ok := store.Projects.Get(tx, store.DerivedID("project", name)); ok {
 		return p, ok
@@ -204,7 +204,7 @@ func configured(tx *store.Tx, name string) (store.Project, bool) {
 	return store.Projects.ByName(tx, "", name)
 }
 
-// project finds a project of the Config; "" means the first one.
+// project finds a project of the Config by its name; "" means the first one.
 func (r seeder) project(tx *store.Tx, name string) store.Project {
 	name = cmp.Or(name, r.config.Projects[0])
 	p, ok := configured(tx, name)
@@ -220,7 +220,7 @@ func (r seeder) instances(tx *store.Tx) {
 	}
 }
 
-// instance creates an instance if the directory lacks it, and returns its ID.
+// instance returns the ID of an instance of the Config. It creates the instance if it is missing.
 func (r seeder) instance(tx *store.Tx, spec InstanceSpec) string {
 	if problem := store.CheckName(spec.Name); problem != "" {
 		tx.Check(errors.New(problem))
@@ -258,7 +258,7 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) string {
 	var refused *Error
 	if errors.As(err, &refused) && (refused.Status == http.StatusNotFound ||
 		refused.Status == http.StatusInsufficientStorage) {
-		// A client has removed or filled the network or the pool, so the instance has no interface.
+		// A client has removed the network, or filled the pool. The instance gets no interface.
 		nics, err = []store.NetworkInterface{}, nil
 	}
 	tx.Check(err)
@@ -267,7 +267,7 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) string {
 	return i.ID
 }
 
-// images imports the images that the directory lacks. It writes the content before the record.
+// images imports the images that the records lack. It writes an image's bytes before its record.
 func (r seeder) images(ctx context.Context) error {
 	for _, spec := range r.config.Images {
 		if err := r.image(ctx, spec); err != nil {
@@ -303,7 +303,7 @@ func (r seeder) image(ctx context.Context, spec ImageSpec) error {
 			p := r.project(tx, spec.Project)
 			img.ProjectID = &p.ID
 		}
-		// The image may have been promoted or demoted since its import.
+		// A client may have promoted or demoted the image since its import.
 		_, known = store.Images.Get(tx, img.ID)
 		known = known || store.Images.Taken(tx, store.Deref(img.ProjectID), spec.Name)
 		if !known {
@@ -365,7 +365,7 @@ func (r seeder) disk(spec DiskSpec) error {
 	if err != nil || known {
 		return err
 	}
-	// The disk's ID is the same after each reset, and its old bytes may still exist.
+	// After a reset the disk has the same ID as before, and bytes may be left under this ID.
 	if err := r.plane.RemoveDisk(c.ID); err != nil {
 		return err
 	}
@@ -375,7 +375,7 @@ func (r seeder) disk(spec DiskSpec) error {
 	}
 	return r.store.Update(func(tx *store.Tx) {
 		now := r.Switches()
-		now.Hotplug = adminapi.HotplugFull // the rack attaches the disk before the instance starts
+		now.Hotplug = adminapi.HotplugFull // the instance is recorded as running, but has not started
 		r.checkAttach(tx, to, made, now)
 		made.State = store.DiskState{State: store.StateAttached, Instance: to.ID}
 		tx.PutDisk(made)

@@ -1,19 +1,19 @@
-// Package engine decides as a rack does. It finds the objects of a call, checks the rules in the
-// rack's order and with the rack's messages, keeps the records and drives the data plane.
+// Package engine carries out the requests that a rack gets. It checks the rules in the rack's order
+// and with the rack's messages, changes the records and drives the data plane.
 //
 // [Open] opens a [Simulation]: it completes the unfinished work of an earlier simulator, and gives
-// running instances their devices. The operations are grouped: [Disks], [Snapshots], [Images],
-// [Instances], [Attachments], [Silo] and [Resources], which are only records. Each operation gets a
-// [Call], which has the request, and the faults that apply to it. A refusal is an [Error] in the
-// rack's form. In a transaction it ends the transaction ([store.Tx.Check]). An operation that needs
-// only the records runs in a transaction of its caller ([Reading], [Changing]).
+// running instances their devices. The operations are methods of [Disks], [Snapshots], [Images],
+// [Instances], [Attachments], [Silo], and [Resources] for objects that are only records. Each gets
+// a [Call], which has the request and the faults that apply to it. A refusal is an [Error] in the
+// rack's form; in a transaction, [store.Tx.Check] ends the transaction with it. An operation that
+// needs only the records runs in a transaction of its caller ([Reading], [Changing]).
 //
-// An operation decides in a transaction over the records, and then works on the data plane while it
-// holds the locks of its objects. Work that takes long, or that callers see half done, has a state
-// in the records, as on a rack. Every rule cites an assumption (A01, A02, …) of package rules,
-// whose ASSUMPTIONS.md names its source.
+// Any other operation decides in a transaction, and then works on the data plane while it holds the
+// locks of its objects. If that takes long, or if callers can see it half done, the record has a
+// state for it, as on a rack. Every rule cites an assumption (A01, A02, …) of package rules, whose
+// ASSUMPTIONS.md names its source.
 //
-// The package knows nothing of HTTP requests, paths or pages.
+// The package does not know HTTP requests, paths or pages.
 package engine
 
 import (
@@ -34,74 +34,73 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Config configures a rack. The zero value is a rack in a new directory, which is removed when
-// the rack is closed.
+// Config configures a rack. The zero value is a rack in a temporary directory, which Close removes.
 type Config struct {
-	// Dir is the rack's directory. A rack that is opened on it again has all its earlier objects.
+	// Dir is the rack's directory. If a rack is opened there again, it has all its objects.
 	Dir string
-	// Volatile makes writes faster: records and new disks survive a kill of the simulator, but not a
-	// power cut of the machine.
+	// Volatile makes writes faster: records and new disks survive the end of the simulator, even a
+	// kill, but not a power cut of the host.
 	Volatile bool
-	// Projects exist from the start; nil means one project, "default". Instances and disks without a
-	// project are in the first one.
+	// Projects exist from the start; nil means one project, "default". Instances and disks that name
+	// no project are in the first one.
 	Projects  []string
 	Instances []InstanceSpec
 	Images    []ImageSpec
 	Disks     []DiskSpec
-	// Token is the only accepted token; "" accepts every oxide-token-….
+	// Token is the only accepted token; "" accepts every token that begins with oxide-token-.
 	Token string
 	// APIHosts and AdminHosts are names by which clients reach the API and the admin listener, besides
 	// localhost.
 	APIHosts, AdminHosts []string
 	// TokenExpires is the expiry that the rack reports for the token; the zero time means never.
 	TokenExpires time.Time
-	// Hotplug is what the rack does with the disks of running instances (A17); "" means
-	// adminapi.HotplugFull. Present racks are adminapi.HotplugNone.
+	// Hotplug determines whether disks can be attached to and detached from running instances (A17);
+	// "" means adminapi.HotplugFull. Present racks behave like adminapi.HotplugNone.
 	Hotplug adminapi.Hotplug
-	// QuotaBytes is the silo's storage quota; 0 means 64 TiB. DiskLimit is the number of disks that an
-	// instance may have; 0 means 12, or 11 for virtual machines, which also have a root disk.
+	// QuotaBytes is the silo's storage quota; 0 means 64 TiB. DiskLimit is how many disks an instance
+	// may have; 0 means 12, or 11 for a virtual machine that boots from its own root disk.
 	QuotaBytes int64
 	DiskLimit  int
-	// Role is the role of the token's bearer in the projects; "" means adminapi.RoleCollaborator.
+	// Role is the token's role in the projects; "" means adminapi.RoleCollaborator.
 	Role string
-	// DeviceDelay is the time from an attach until the device appears in the guest. CreateHold and
-	// SnapshotHold delay the answers of those requests, as the rack's sagas do. InstanceDelay is the
+	// DeviceDelay is the time from an attach until the guest sees the device. CreateHold and
+	// SnapshotHold are the least times in which a disk or a snapshot is created. InstanceDelay is the
 	// time that an instance takes to start, stop or reboot.
 	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay time.Duration
 	// FreeDelay makes deletion soft, as in a coming release. A disk or a snapshot is gone when its
-	// DELETE is answered, and its bytes and its share of the quota are freed after the delay. With 0
+	// DELETE is answered, but its bytes and its share of the quota are freed after the delay. With 0
 	// they are freed before the answer, as on present racks (A68).
 	FreeDelay time.Duration
-	// QuotaFirst frees the quota of a deleted object before the answer, and only its bytes later.
+	// QuotaFirst frees the quota of a deleted object before the answer, and its bytes after FreeDelay.
 	QuotaFirst bool
-	// Seed determines the order and the numbers of the devices.
+	// Seed determines the names of the devices in the guests, and the delays before they appear.
 	Seed uint64
 	// Log is the rack's logger; nil means slog.Default.
 	Log *slog.Logger
-	// FirstLoop is the lowest number of a loop device that the rack uses. A container's /dev may have
-	// nodes only for low numbers, which other programs need.
+	// FirstLoop is the lowest number for the rack's loop devices. A high one leaves the low numbers to
+	// other programs, because a container's /dev may have nodes only for these.
 	FirstLoop int
-	// KeepDevices leaves the devices in the guests when the rack is closed, as when the control
-	// plane of a real rack ends. The next rack that is opened on Dir adopts them.
+	// KeepDevices leaves the devices in the guests when the rack is closed: on a real rack, too, they
+	// survive the end of the control plane. The next rack that is opened on Dir adopts them.
 	KeepDevices bool
 	// Devices determines whether guests see their disks as devices; "" requires devices, which need
 	// Linux and root.
 	Devices dataplane.Devices
-	// NoDiscards makes distributed disks refuse discards, so that the bytes stay. A rack accepts them,
-	// and keeps the bytes, too (A69).
+	// NoDiscards makes distributed disks refuse discards, so that a discard changes no bytes. A real
+	// rack accepts discards, and does not change the bytes either (A69).
 	NoDiscards bool
 	// Machines is the directory of an image (tools/vm-image) for instances that are virtual machines.
-	// "" means that an instance is a directory that looks like a guest's /sys and /dev.
+	// With "" an instance is only a directory that looks like the /sys and /dev of a guest.
 	Machines string
 	// MachineType is the type of the virtual machines: "pc", as a rack has them (the default), or
 	// "q35".
 	MachineType string
-	// FlakyDisks creates disks that can fail (adminapi.DiskFault). Their devices end with the process.
+	// FlakyDisks creates disks that can fail (adminapi.DiskFault). The process serves their devices.
 	FlakyDisks bool
 }
 
-// InstanceSpec is an instance that the rack has from the start. A missing ID is derived from the
-// names of project and instance, so it is the same on every machine.
+// InstanceSpec is an instance that the rack has from the start. Without an ID, the instance gets
+// one that is derived from the names of project and instance, so it is the same on every machine.
 type InstanceSpec struct {
 	Name, ID string
 	// Project is the instance's project; "" means the first project of the Config.
@@ -110,7 +109,7 @@ type InstanceSpec struct {
 }
 
 // ImageSpec is an image that the rack has from the start, with the content of File or, without a
-// file, SizeBytes of zeroes. An image without a Project belongs to the silo.
+// file, with SizeBytes zeroes. An image without a Project belongs to the silo.
 type ImageSpec struct {
 	Name, Project string
 	SizeBytes     int64 `yaml:"-"`
@@ -125,41 +124,40 @@ type DiskSpec struct {
 	// Project is the disk's project; "" means the first project of the Config.
 	Project   string
 	SizeBytes int64 `yaml:"-"`
-	// BlockSize is 512, 2048 or 4096; 0 means 4096, or that of the image.
+	// BlockSize is 512, 2048 or 4096; 0 means 4096 or, with an Image, the image's block size.
 	BlockSize       int `yaml:"block_size"`
 	Image, Instance string
 }
 
-// Simulation carries out the requests of the API: it decides by the rules, keeps the records and
-// drives the data plane. Its operations are grouped by object, as methods of Disks, Snapshots,
-// Images, Instances, Attachments, Silo and Resources.
+// Simulation is an open rack: its records, its data plane and its switches. The operations on it
+// are the methods of Disks, Snapshots, Images, Instances, Attachments, Silo and Resources.
 type Simulation struct {
 	config    Config
 	temporary bool
-	// boot has the IDs of the instances that Open starts: those of the Config, and those whose
-	// machines the last simulator stopped when it was closed.
+	// boot has the IDs of the instances that restore starts: those of the Config, and those whose
+	// virtual machines the last simulator stopped when it closed.
 	boot     []string
 	log      *slog.Logger
 	store    *store.Store
 	plane    *dataplane.Plane
 	switches switchboard
-	// locks serialises the work on the data plane for each object. An instance is always locked
+	// locks has a lock for each object, for the work on the data plane. An instance is always locked
 	// before a disk, and a disk before a snapshot, so that no two calls wait for each other. The
-	// records need no locks, because their transactions are serial.
+	// records need no locks, because only one transaction at a time changes them.
 	locks keylock.Map
-	// creating locks each disk that is being created.
+	// creating locks each disk during its creation.
 	creating keylock.Map
-	// repairs has the IDs of the disks that hold the rack's "volume repair lock", which permits one
-	// snapshot at a time (A39).
+	// repairs has the IDs of the disks with the rack's "volume repair lock", which a disk has while a
+	// snapshot of it is taken (A39).
 	repairs sync.Map
-	// unfreed is the space of deleted objects that is not free yet and that no quota counts.
+	// unfreed counts the bytes of deleted objects that still take space but no quota.
 	unfreed atomic.Int64
-	// ctx ends when the rack closes, or is reset. work counts the work that is still in progress then.
+	// ctx ends when the rack closes or is reset. Close waits for the calls and goroutines in work.
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	// life is held while the rack is reset or closed. It guards released, which Close sets.
+	// Reset and Close hold life. It guards released, which Close sets.
 	life     sync.Mutex
 	released bool
 	mu       sync.Mutex
@@ -168,10 +166,10 @@ type Simulation struct {
 	deferred *deferredWork
 }
 
-// ErrClosed is the error of a call to a closed rack.
+// ErrClosed is the error of a call to a rack that is closed or being reset.
 var ErrClosed = errors.New("the simulator is closed")
 
-// Open opens the rack. It creates the objects of the config that the directory lacks, gives the
+// Open opens the rack. It creates the objects of the Config that the directory lacks, gives the
 // running instances their devices, and completes the unfinished work of an earlier simulator.
 func Open(ctx context.Context, c Config) (*Simulation, error) {
 	r := &Simulation{config: c, log: cmp.Or(c.Log, slog.Default()),
@@ -181,7 +179,7 @@ func Open(ctx context.Context, c Config) (*Simulation, error) {
 	}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := r.open(ctx); err != nil {
-		// Running machines continue, as if the simulator had been killed.
+		// Running virtual machines continue, as if the simulator had been killed.
 		r.config.KeepDevices = r.config.KeepDevices || r.config.Machines != "" && !r.temporary
 		return nil, errors.Join(fmt.Errorf("start a rack in %s: %w", r.config.Dir, err), r.release())
 	}
@@ -227,8 +225,8 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 	return r.restore(ctx)
 }
 
-// Close ends the delays of the work in progress, waits for the work, and releases every device
-// unless Config.KeepDevices. Everything that was acknowledged is in the directory.
+// Close cancels delays, waits for the calls and goroutines in progress, and releases every device
+// unless Config.KeepDevices is set. The directory then has every change that a caller knows of.
 func (r *Simulation) Close() error {
 	r.life.Lock()
 	defer r.life.Unlock()
@@ -240,8 +238,8 @@ func (r *Simulation) Close() error {
 	return r.release()
 }
 
-// end refuses further work, cancels the present work and waits for it. It returns false if an
-// earlier call has done so.
+// end refuses further calls, cancels delays and waits for the calls and goroutines in progress. It
+// returns false if the rack was closed already.
 func (r *Simulation) end() bool {
 	r.mu.Lock()
 	wasClosed := r.closed
@@ -274,14 +272,14 @@ func (r *Simulation) release() error {
 	return errors.Join(errs...)
 }
 
-// logFailure logs what has failed for an object; a nil error is ignored.
+// logFailure logs an error, and what has failed for which object. It ignores nil.
 func (r *Simulation) logFailure(what, kind, id string, err error) {
 	if err != nil {
 		r.log.Error(what, slog.String(kind, id), slog.String("error", err.Error()))
 	}
 }
 
-// Begin registers work that Close waits for, unless the rack is closed.
+// Begin registers a call, so that Close waits for end. It returns false if the rack is closed.
 func (r *Simulation) Begin() (end func(), ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -292,7 +290,7 @@ func (r *Simulation) Begin() (end func(), ok bool) {
 	return r.work.Done, true
 }
 
-// background runs work that continues after its request; Close waits for the work.
+// background runs work in a goroutine, for which Close waits.
 func (r *Simulation) background(work func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -301,7 +299,7 @@ func (r *Simulation) background(work func()) {
 	}
 }
 
-// Pause waits for d. It returns false if ctx or the rack ended before.
+// Pause waits for d. It returns false if ctx ends, or the rack closes, before.
 func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -317,8 +315,8 @@ func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// hold delays an answer for the duration of a switch. It obeys a change of the switch in the
-// meantime.
+// hold waits until a call has lasted as long as a switch demands. It obeys changes of the switch
+// meanwhile.
 func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Duration) {
 	if call.Resumed {
 		return
@@ -341,14 +339,14 @@ func (r *Simulation) InstanceSpecs() []InstanceSpec { return r.config.Instances 
 // Dir returns the rack's directory.
 func (r *Simulation) Dir() string { return r.config.Dir }
 
-// Records returns the rack's records. A change of the records bypasses the rules.
+// Records returns the rack's records. A caller that changes them bypasses the rules.
 func (r *Simulation) Records() *store.Store { return r.store }
 
 // Plane returns the rack's data plane.
 func (r *Simulation) Plane() *dataplane.Plane { return r.plane }
 
-// deferredWork counts the work that was deferred since the last RunDeferred. RunDeferred closes
-// now, which ends the delays of the work.
+// deferredWork counts the unfinished work that DeferWork got since the last RunDeferred.
+// RunDeferred closes now, which ends the delays.
 type deferredWork struct {
 	now  chan struct{}
 	work sync.WaitGroup
@@ -356,7 +354,7 @@ type deferredWork struct {
 
 func newDeferredWork() *deferredWork { return &deferredWork{now: make(chan struct{})} }
 
-// DeferWork waits for the end of ctx and then for the delay, and calls do. If the rack closes
+// DeferWork waits for the end of ctx and then for the delay, and then calls do. If the rack closes
 // before, it does not call do.
 func (r *Simulation) DeferWork(ctx context.Context, delay time.Duration, do func()) {
 	r.mu.Lock()
@@ -383,8 +381,8 @@ func (r *Simulation) DeferWork(ctx context.Context, delay time.Duration, do func
 	})
 }
 
-// RunDeferred carries out the deferred work at once. It returns when all of it is done, including
-// work that was already in progress.
+// RunDeferred ends the delays of the deferred work, and returns when all of it is done, including
+// work that was in progress.
 func (r *Simulation) RunDeferred(ctx context.Context) error {
 	r.mu.Lock()
 	w := r.deferred
@@ -393,7 +391,7 @@ func (r *Simulation) RunDeferred(ctx context.Context) error {
 	close(w.now)
 	done := make(chan struct{})
 	go func() {
-		w.work.Wait() // it ends with the rack at the latest
+		w.work.Wait() // this returns at the latest when the rack closes
 		close(done)
 	}()
 	select {
@@ -404,8 +402,8 @@ func (r *Simulation) RunDeferred(ctx context.Context) error {
 	}
 }
 
-// free removes the bytes of a deleted object and frees its share of the quota, now or some time
-// after the response (A68). If the rack is closed before, its next start frees them.
+// free removes the bytes of a deleted object and frees its share of the quota, at once or after the
+// FreeDelay (A68). If the rack closes before, its next start frees them.
 func (r *Simulation) free(call *Call, id string, size int64, remove func(id string) error,
 	now adminapi.Switches) error {
 	if now.FreeDelay <= 0 {
@@ -429,7 +427,7 @@ func (r *Simulation) free(call *Call, id string, size int64, remove func(id stri
 	return nil
 }
 
-// release frees the quota of a deleted object, now or after the delay (A68).
+// release frees a deleted object's share of the quota, or records that this is deferred (A68).
 func release(tx *store.Tx, id string, size int64, now adminapi.Switches) {
 	if now.FreeDelay > 0 && !now.QuotaFirst {
 		tx.DeferRelease(id, size)
@@ -438,8 +436,8 @@ func release(tx *store.Tx, id string, size int64, now adminapi.Switches) {
 	}
 }
 
-// noSpace reports whether the rack lacks physical space for a number of bytes in addition to what
-// the quota counts (A27). Deleted objects use their space until it is freed (A68).
+// noSpace reports whether the rack lacks the space for more bytes than the quota counts (A27). A
+// deleted object takes space until its bytes are freed (A68).
 func (r *Simulation) noSpace(more int64) bool {
 	now, unfreed := r.Switches(), r.unfreed.Load()
 	if now.Full || unfreed == 0 {
@@ -449,17 +447,17 @@ func (r *Simulation) noSpace(more int64) bool {
 	return err != nil || used+more > int64(now.QuotaBytes)-unfreed
 }
 
-// Reset puts the rack back to its start: it has the objects and the switches of the Config, with
-// the same IDs, and nothing else. The guests lose their disks even if they use them; their views
-// stay where they are. Calls that come in the meantime get ErrClosed.
+// Reset returns the rack to its start: it has only the objects and the switches of the Config, with
+// the same IDs. The guests lose their disks even if they use them; their views keep their paths.
+// Calls that come in the meantime get ErrClosed.
 func (r *Simulation) Reset(ctx context.Context) error {
-	ctx = context.WithoutCancel(ctx) // a rack that is half reset cannot be used
+	ctx = context.WithoutCancel(ctx) // a rack that is reset only in part cannot be used
 	r.life.Lock()
 	defer r.life.Unlock()
 	if !r.end() {
 		return ErrClosed
 	}
-	// No call and no work is in progress, so the fields below can be changed without a lock.
+	// end has returned, so nothing else uses the fields that are changed below without a lock.
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(r.ctx))
 	r.unfreed.Store(0)
 	err := r.plane.Empty()

@@ -17,7 +17,7 @@ type SnapshotCreate struct {
 	Disk              store.Selector
 }
 
-// Snapshots are the operations on snapshots.
+// Snapshots has the operations on snapshots.
 type Snapshots struct{ *Simulation }
 
 // List lists the snapshots of a project.
@@ -29,14 +29,14 @@ func (s Snapshots) List(call *Call, tx *store.Tx) []store.Snapshot {
 	return shown
 }
 
-// View reads a snapshot.
+// View returns a snapshot.
 func (s Snapshots) View(call *Call, tx *store.Tx) store.Snapshot {
 	return lookup(s.Simulation, call, tx, store.Snapshots).Snapshot
 }
 
-// Create runs the rack's saga for a [SnapshotCreate], and returns when the snapshot is ready. In
-// the meantime others see the snapshot in the state creating, and its disk, unless attached, in
-// maintenance (A38).
+// Create creates a snapshot by a [SnapshotCreate], and returns when it is ready. Until then other
+// callers see the snapshot in the state creating, and its disk in maintenance, unless the disk is
+// attached (A38).
 func (s Snapshots) Create(call *Call) (store.Snapshot, error) {
 	c := call.Body.(SnapshotCreate)
 	d, err := Reading(s.Simulation, func(tx *store.Tx) store.Disk {
@@ -57,8 +57,8 @@ func (s Snapshots) Create(call *Call) (store.Snapshot, error) {
 		func(*store.Tx) {})
 }
 
-// take takes a snapshot of a disk, unless the disk's state forbids it. It calls begin before its
-// own checks, in the transaction that adds the record.
+// take takes a snapshot of a disk, if the disk's state permits it. It calls begin in the
+// transaction that adds the record, before its own checks.
 func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 	begin func(*store.Tx)) (store.Snapshot, error) {
 	_, locked := s.repairs.LoadOrStore(d.ID, true)
@@ -76,8 +76,8 @@ func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 		State: store.SnapshotCreating, Size: d.Size,
 	}}
 	call.Object = record.Identity
-	// The record is charged with its full size, and a detached disk is set to maintenance (A38). The
-	// name is checked before the quota, and the disk's state last (A41).
+	// A38: the quota counts the disk's full size, and a detached disk goes into maintenance. A41: the
+	// rack checks the name, then the quota, and the disk's state last.
 	err := s.store.Update(func(tx *store.Tx) {
 		begin(tx)
 		d := byID(tx, store.Disks, record.DiskID)
@@ -91,7 +91,7 @@ func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 			d.State.State = store.StateMaintenance
 			tx.PutDisk(d)
 		default:
-			// A42: the disk's state has changed, or does not permit a snapshot yet.
+			// A42: the disk's state has changed since the call began, or never permitted a snapshot.
 			tx.Check(errUnavailable)
 		}
 		store.Snapshots.Put(tx, record)
@@ -103,8 +103,8 @@ func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 	return record.Snapshot, err
 }
 
-// fill copies the bytes and makes the snapshot ready, or undoes everything. It does not repeat a
-// copy that an earlier simulator has completed (A19).
+// fill copies the bytes and makes the snapshot ready, or undoes its creation. If an earlier
+// simulator has finished the copy, it is not repeated (A19).
 func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.SnapshotRecord, error) {
 	err := func() error {
 		defer s.locks.Lock(record.DiskID)()
@@ -131,8 +131,8 @@ func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.Snapshot
 	return record, undone(err, undo)
 }
 
-// end changes the snapshot's record and ends the maintenance of its disk. If the snapshot was taken
-// to finalize an import, the disk gets the state imported (A90).
+// end changes the snapshot's record by change, and ends the maintenance of its disk. If the
+// snapshot finalizes an import, the disk gets the state imported (A90).
 func (s Snapshots) end(record store.SnapshotRecord, imported string, change func(*store.Tx)) error {
 	return s.store.Update(func(tx *store.Tx) {
 		d, ok := store.Disks.Get(tx, record.DiskID)
@@ -146,8 +146,8 @@ func (s Snapshots) end(record store.SnapshotRecord, imported string, change func
 	})
 }
 
-// Delete deletes a snapshot and frees its share of the quota, now or later. Disks that were created
-// from it stay unchanged (A43). If the bytes cannot be removed now, the next start removes them.
+// Delete deletes a snapshot and frees its share of the quota, now or later (A68). Disks that were
+// created from it do not change (A43). If it cannot remove the bytes, the next start does.
 func (s Snapshots) Delete(call *Call) error {
 	now := s.Switches()
 	return remove(s.Simulation, call, store.Snapshots,
@@ -164,10 +164,10 @@ func (s Snapshots) Delete(call *Call) error {
 // ImageCreate has the parameters of a new image.
 type ImageCreate struct{ Name, Description, OS, Version, SnapshotID string }
 
-// maxWord is the length of an image's OS and version that fits into the rack's database (A91).
+// maxWord is the greatest length of an image's OS and version in the rack's database (A91).
 const maxWord = 64
 
-// Images are the operations on images. An image does not count in the quota (A91).
+// Images has the operations on images. The quota does not count images (A91).
 type Images struct{ *Simulation }
 
 // List returns the images of a project or, without a project, of the silo (A44).
@@ -178,14 +178,14 @@ func (s Images) List(call *Call, tx *store.Tx) []store.Image {
 	return scan(tx, call, store.Images, "")
 }
 
-// Create creates the image of an [ImageCreate] from a snapshot, in a project or, without a project,
-// in the silo.
+// Create creates an image from a snapshot, by an [ImageCreate]. The image belongs to the project
+// that the call names or, without one, to the silo.
 func (s Images) Create(call *Call) (store.Image, error) {
 	c := call.Body.(ImageCreate)
-	defer s.locks.Lock(c.SnapshotID)() // it must not be deleted during the copy
+	defer s.locks.Lock(c.SnapshotID)() // so that no call deletes the snapshot during the copy
 	img := store.Image{Identity: store.NewIdentity(uuid.NewString(), c.Name, c.Description),
 		OS: c.OS, Version: c.Version}
-	// These checks come before the record, in the rack's order (A91).
+	// A91: the rack makes these checks, in this order, before it checks the image's fields.
 	err := s.store.Update(func(tx *store.Tx) {
 		if call.Named["project"].Given() {
 			owner := s.project(call, tx)
@@ -220,22 +220,22 @@ func (s Images) Create(call *Call) (store.Image, error) {
 	return img, nil
 }
 
-// putImage writes an image if its name is free. kind is the rack's word for an image in its error.
+// putImage writes an image, and refuses a taken name. kind is the word for an image in this error.
 func putImage(tx *store.Tx, kind string, img store.Image) {
 	tx.Refuse(store.Images.Taken(tx, store.Deref(img.ProjectID), img.Name),
 		alreadyExists(kind, img.Name))
 	store.Images.Put(tx, img)
 }
 
-// Delete deletes an image. Disks that were created from it stay unchanged (A91). If the bytes
-// cannot be removed now, the next start removes them.
+// Delete deletes an image. Disks that were created from it do not change (A91). If it cannot remove
+// the bytes, the next start does.
 func (s Images) Delete(call *Call) error {
 	return remove(s.Simulation, call, store.Images, store.Images.Delete,
 		func(i store.Image) error { return s.plane.RemoveImage(i.ID) })
 }
 
-// Promote moves a project's image to the silo. A name without a project means an image of the silo,
-// for which the rack returns the same error whether it exists or not (A91).
+// Promote moves a project's image to the silo. A name without a project means an image of the silo.
+// The rack refuses to promote it, even if it does not exist (A91).
 func (s Images) Promote(call *Call) (store.Image, error) {
 	errSilo, project := invalidRequest("Cannot promote a silo image"), call.Named["project"]
 	if call.Named["image"].Name != "" && !project.Given() {
@@ -247,8 +247,8 @@ func (s Images) Promote(call *Call) (store.Image, error) {
 	})
 }
 
-// Demote moves an image of the silo to a project (A91). The query names the new project, so a name
-// in the path means an image of the silo.
+// Demote moves an image of the silo to a project (A91). The project in the query is the new one, so
+// the call finds an image's name in the silo.
 func (s Images) Demote(call *Call) (store.Image, error) {
 	return s.move(call, store.Selector{}, "project-image",
 		func(tx *store.Tx, img store.Image) *string {
@@ -258,8 +258,8 @@ func (s Images) Demote(call *Call) (store.Image, error) {
 		})
 }
 
-// move moves an image to the project with the ID that to returns, or to the silo. It finds a name
-// in the project from.
+// move moves an image to the project whose ID the function to returns, or to the silo for nil. It
+// looks up a name in the project from.
 func (s Images) move(call *Call, from store.Selector, kind string,
 	to func(*store.Tx, store.Image) *string) (img store.Image, err error) {
 	err = s.store.Update(func(tx *store.Tx) {

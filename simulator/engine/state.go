@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// State returns everything that the rack has.
+// State returns the rack's objects, attachments, virtual machines and loop devices.
 func (r *Simulation) State() (adminapi.State, error) {
 	state, _, err := r.RecordedState()
 	if err != nil {
@@ -27,8 +27,8 @@ func (r *Simulation) State() (adminapi.State, error) {
 	return state, err
 }
 
-// RecordedState returns the state without the devices, and the version of the records, which
-// increases with every change.
+// RecordedState returns the state without the loop devices. version increases with every change of
+// the records.
 func (r *Simulation) RecordedState() (state adminapi.State, version int, err error) {
 	state.Attachments, state.LoopDevices = []adminapi.Attachment{}, []adminapi.LoopDevice{}
 	err = r.store.View(func(tx *store.Tx) {
@@ -52,7 +52,7 @@ func (r *Simulation) RecordedState() (state adminapi.State, version int, err err
 	return state, version, nil
 }
 
-// Machines returns the virtual machines that run.
+// Machines returns the running virtual machines, with the last lines of their consoles.
 func (r *Simulation) Machines() (all []adminapi.Machine) {
 	const last = 400
 	ssh := r.plane.SSH()
@@ -71,8 +71,8 @@ func (r *Simulation) Version() (version int, err error) {
 	return Reading(r, func(tx *store.Tx) int { return tx.ID() })
 }
 
-// collect decodes every record of a table into the admin listener's type, which has the same JSON
-// keys as the record.
+// collect decodes every record of a table into the admin listener's type for it, which has the same
+// JSON keys.
 func collect[T any](tx *store.Tx, table string, into *[]T) {
 	*into = slices.AppendSeq([]T{}, store.As[T](tx, table))
 }
@@ -149,8 +149,8 @@ func (r *Simulation) Switches() adminapi.Switches {
 	return now
 }
 
-// ChangeSwitches applies a change as a whole. It returns an error, and changes nothing, if the
-// switches would become invalid.
+// ChangeSwitches applies a change. If the switches would become invalid, it returns an error and
+// changes nothing.
 func (r *Simulation) ChangeSwitches(apply func(*adminapi.Switches) error) (
 	adminapi.Switches, error) {
 	b := &r.switches
@@ -187,7 +187,7 @@ func (s Silo) Projects(call *Call, tx *store.Tx) []store.Project {
 	return scan(tx, call, store.Projects, "")
 }
 
-// Project reads a project.
+// Project returns a project.
 func (s Silo) Project(call *Call, tx *store.Tx) store.Project {
 	p := find(tx, store.Projects, "", call.Named["project"])
 	call.Object = p.Identity
@@ -209,7 +209,7 @@ type SiloView struct {
 	MappedFleetRoles map[string][]string `json:"mapped_fleet_roles"`
 }
 
-// View reads the user's own silo. Another silo does not exist for the user.
+// View returns the user's own silo. For any other silo the answer is Not Found.
 func (s Silo) View(call *Call, tx *store.Tx) SiloView {
 	tx.Check(checkSilo(call.Named["silo"]))
 	user := s.User(call, tx)
@@ -221,7 +221,7 @@ func (s Silo) View(call *Call, tx *store.Tx) SiloView {
 	return silo
 }
 
-// User is the user that every token belongs to.
+// User is a user of the silo. Every token belongs to the same one.
 type User struct {
 	ID           string          `json:"id"`
 	DisplayName  string          `json:"display_name"`
@@ -233,7 +233,7 @@ type User struct {
 	SiloName     string          `json:"silo_name"`
 }
 
-// User reads the user that every token belongs to. The user is as old as the silo's first project.
+// User returns the user to whom every token belongs. The user is as old as the first project.
 func (s Silo) User(_ *Call, tx *store.Tx) User {
 	var at store.Timestamp
 	for _, first := range store.Projects.Scan(tx, "", store.ByName, nil, 1) {
@@ -243,17 +243,17 @@ func (s Silo) User(_ *Call, tx *store.Tx) User {
 		FleetViewer: s.fleetAdmin(), SiloName: siloName}
 }
 
-// AccessToken describes a token to its user, without the token itself.
+// AccessToken describes a token to its user. It does not contain the secret.
 type AccessToken struct {
 	ID          string           `json:"id"`
 	TimeCreated store.Timestamp  `json:"time_created"`
 	TimeExpires *store.Timestamp `json:"time_expires"`
 }
 
-// Ident returns the ID by which the pages of a list are ordered.
+// Ident returns the ID by which a list is sorted.
 func (t AccessToken) Ident() store.Identity { return store.Identity{ID: t.ID, Name: t.ID} }
 
-// AccessTokens returns the user's only token. It never expires, even if the rack reports an expiry.
+// AccessTokens returns the user's only token. The rack accepts it even after its expiry.
 func (s Silo) AccessTokens(call *Call, tx *store.Tx) []AccessToken {
 	token := AccessToken{ID: store.DerivedID("token", siloName),
 		TimeCreated: s.User(call, tx).TimeCreated}
@@ -264,35 +264,35 @@ func (s Silo) AccessTokens(call *Call, tx *store.Tx) []AccessToken {
 	return []AccessToken{token}
 }
 
-// ResourceCounts are amounts of the resources that instances and disks use.
+// ResourceCounts are amounts of resources.
 type ResourceCounts struct {
 	CPUs    int64 `json:"cpus"`
 	Memory  int64 `json:"memory"`
 	Storage int64 `json:"storage"`
 }
 
-// Utilization is the silo's capacity and the provisioned part of it.
+// Utilization has the silo's capacity, and how much of it is provisioned.
 type Utilization struct {
 	Provisioned ResourceCounts `json:"provisioned"`
 	Capacity    ResourceCounts `json:"capacity"`
 }
 
-// Ident returns the identity by which the pages of a list are ordered.
+// Ident returns the identity by which a list is sorted.
 func (q SiloQuotas) Ident() store.Identity { return store.Identity{ID: q.SiloID, Name: q.SiloID} }
 
-// Ident returns the identity by which the pages of a list are ordered.
+// Ident returns the identity by which a list is sorted.
 func (u SiloUtilization) Ident() store.Identity {
 	return store.Identity{ID: u.SiloID, Name: u.SiloName}
 }
 
-// Rack is a rack of the fleet.
+// Rack is a rack in the form of the API.
 type Rack struct {
 	ID           string          `json:"id"`
 	TimeCreated  store.Timestamp `json:"time_created"`
 	TimeModified store.Timestamp `json:"time_modified"`
 }
 
-// Ident returns the identity by which the pages of a list are ordered.
+// Ident returns the identity by which a list is sorted.
 func (r Rack) Ident() store.Identity { return store.Identity{ID: r.ID, Name: r.ID} }
 
 // Racks lists the fleet's only rack (A21).
@@ -315,8 +315,8 @@ func (s Silo) AllUtilization(call *Call, tx *store.Tx) []SiloUtilization {
 	return []SiloUtilization{{siloID, siloName, u.Provisioned, u.Capacity}}
 }
 
-// Utilization returns the silo's utilization, which every user of the silo may read (A15). It
-// counts the CPUs and the memory of an instance while it is not stopped (A20).
+// Utilization returns the silo's utilization, which every user of the silo may read (A15). CPUs and
+// memory count from the start of an instance until it is stopped (A20).
 func (s Silo) Utilization(_ *Call, tx *store.Tx) Utilization {
 	u := Utilization{Capacity: ResourceCounts{CPUs: 1024, Memory: 4 * tebibyte,
 		Storage: int64(s.Switches().QuotaBytes)}}
@@ -336,7 +336,7 @@ type SiloQuotas struct {
 	ResourceCounts
 }
 
-// SiloUtilization is the utilization of a silo, in the form for requests that name the silo.
+// SiloUtilization is the utilization of a silo, as the API reports it for a named silo.
 type SiloUtilization struct {
 	SiloID      string         `json:"silo_id"`
 	SiloName    string         `json:"silo_name"`
@@ -344,13 +344,13 @@ type SiloUtilization struct {
 	Allocated   ResourceCounts `json:"allocated"`
 }
 
-// Quotas returns the quotas of the silo, if the caller names their own (A21).
+// Quotas returns the silo's quotas. For any other silo the answer is Not Found (A21).
 func (s Silo) Quotas(call *Call, tx *store.Tx) SiloQuotas {
 	u := s.UtilizationOf(call, tx)
 	return SiloQuotas{u.SiloID, u.Allocated}
 }
 
-// UtilizationOf returns the utilization of the silo, if the caller names their own (A21).
+// UtilizationOf returns the silo's utilization. For any other silo the answer is Not Found (A21).
 func (s Silo) UtilizationOf(call *Call, tx *store.Tx) SiloUtilization {
 	tx.Check(checkSilo(call.Named["silo"]))
 	u := s.Utilization(call, tx)

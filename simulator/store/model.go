@@ -1,9 +1,9 @@
 // Package store keeps the simulated rack's records: projects, instances, disks, snapshots and
-// images, with their share of the quota and the indexes by which they are found.
+// images, how much of the quota they use, and the indexes that find them.
 //
 // A change is one transaction in a bbolt file, and is on disk when [Store.Update] returns. So a
-// power cut cannot undo a change that a caller knows of. The record types have the form of the
-// API's JSON. The rules of the rack are in package engine.
+// power cut cannot undo a change that a caller has been told of. The record types have the form of
+// the API's JSON. The rules of the rack are in package engine.
 package store
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// Identity has the first fields of every named object of the rack, in the rack's order. Answers
-// contain the records of objects (A72).
+// Identity has the first JSON fields of every named object, in the rack's order. Every answer about
+// an object contains its record, so all answers show the same values (A72).
 type Identity struct {
 	ID           string    `json:"id"`
 	Name         string    `json:"name"`
@@ -29,7 +29,7 @@ type Identity struct {
 	TimeModified Timestamp `json:"time_modified"`
 }
 
-// Ident returns the identity. Every record embeds an Identity.
+// Ident returns the identity. Every type that embeds Identity is a [Record].
 func (i Identity) Ident() Identity { return i }
 
 // NewIdentity returns the identity of a new object.
@@ -38,7 +38,7 @@ func NewIdentity(id, name, description string) Identity {
 	return Identity{id, name, description, t, t}
 }
 
-// Touch sets the time of modification.
+// Touch sets the time of modification to now.
 func (i *Identity) Touch() { i.TimeModified = now() }
 
 // Timestamp is a time as the rack's database stores it: UTC, in microseconds (A02).
@@ -68,13 +68,13 @@ type Disk struct {
 	ReadOnly   bool      `json:"read_only"`
 }
 
-// DiskState is the name of the state, and the instance if the state has one.
+// DiskState is the state of a disk. An attached disk's state has the ID of the instance.
 type DiskState struct {
 	State    string `json:"state"`
 	Instance string `json:"instance,omitempty"`
 }
 
-// These are the states of this rack's disks.
+// The states of disks.
 const (
 	StateCreating    = "creating"
 	StateDetached    = "detached"
@@ -92,7 +92,7 @@ const (
 	TypeLocal       = "local"
 )
 
-// AttachedTo reports whether the disk is attached to that instance.
+// AttachedTo reports whether the disk is attached to the instance with this ID.
 func (d Disk) AttachedTo(instanceID string) bool {
 	return d.State == DiskState{StateAttached, instanceID}
 }
@@ -147,7 +147,7 @@ type Instance struct {
 	EnableJumboFrames     bool       `json:"enable_jumbo_frames"`
 }
 
-// These are the run states of this rack's instances.
+// The run states of instances.
 const (
 	RunStarting  = "starting"
 	RunRunning   = "running"
@@ -166,7 +166,7 @@ func (i Instance) Active() bool {
 // none.
 func (i Instance) HasGuest() bool { return i.Active() && i.RunState != RunStopping }
 
-// SetRunState changes the run state, and its time.
+// SetRunState sets the run state, and the time of its change to now.
 func (i *Instance) SetRunState(state string) {
 	i.RunState, i.TimeRunStateUpdated = state, now()
 }
@@ -200,8 +200,8 @@ func CheckName(name string) string {
 	return ""
 }
 
-// Selector is a value of the rack's type NameOrId. A text in the form of a UUID is an ID, and
-// every other text is a name (A05). The zero value means that none was given.
+// Selector names an object, like the API's type NameOrId. A text in the form of a UUID is an ID,
+// and every other text is a name (A05). The zero value names nothing.
 type Selector struct{ ID, Name string }
 
 // InvalidNameOrID is the rack's error for a text that is neither a name nor an ID (A05).
@@ -226,11 +226,11 @@ func (s Selector) String() string {
 	return s.Name
 }
 
-// Given reports whether there is a name or an ID.
+// Given reports whether the selector has a name or an ID.
 func (s Selector) Given() bool { return s != Selector{} }
 
-// DerivedID returns the same ID for the same words, so that an object of the config has the same
-// ID in every directory and on every machine.
+// DerivedID returns an ID that depends only on the words, so that an object of the config has the
+// same ID in every directory and on every machine.
 func DerivedID(words ...string) string {
 	return uuid.NewSHA1(namespace, []byte(strings.Join(words, "/"))).String()
 }
@@ -261,14 +261,14 @@ type NetworkInterface struct {
 	IPStack    IPStack `json:"ip_stack"`
 }
 
-// IPStack contains the addresses of an interface. Its Value is an Address or a DualStack.
+// IPStack contains the addresses of an interface. Value is an Address or a DualStack.
 type IPStack struct {
 	Type  string `json:"type"`
 	Value any    `json:"value"`
 }
 
-// Addresses returns the addresses of an interface that was read from the store, in which Value is a
-// JSON object.
+// Addresses returns the addresses of an interface. The interface must come from the store, which
+// decodes Value as a JSON object.
 func (n NetworkInterface) Addresses() (all []string) {
 	value, _ := n.IPStack.Value.(map[string]any)
 	for _, stack := range []any{value, value["v4"], value["v6"]} {
@@ -287,18 +287,18 @@ type Address struct {
 	TransitIPs []string `json:"transit_ips"`
 }
 
-// DualStack is an address of each IP version.
+// DualStack has an address of each IP version.
 type DualStack struct {
 	V4 Address `json:"v4"`
 	V6 Address `json:"v6"`
 }
 
-// PutInterfaces writes the network interfaces of an instance.
+// PutInterfaces replaces the network interfaces of an instance.
 func (tx *Tx) PutInterfaces(instanceID string, nics []NetworkInterface) {
 	tx.put(bucketInterfaces, instanceID, nics)
 }
 
-// Interfaces reads the network interfaces of an instance.
+// Interfaces returns the network interfaces of an instance.
 func (tx *Tx) Interfaces(instanceID string) (nics []NetworkInterface) {
 	tx.get(bucketInterfaces, instanceID, &nics)
 	return nics
@@ -317,21 +317,21 @@ func (tx *Tx) AllInterfaces() iter.Seq[NetworkInterface] {
 	}
 }
 
-// NextHost returns a number for a network interface, which differs from all earlier ones.
+// NextHost returns a number for the MAC address of a network interface; each call returns another.
 func (tx *Tx) NextHost() uint64 {
 	n, err := tx.Bucket(bucketInterfaces).NextSequence()
 	tx.Check(err)
 	return n
 }
 
-// Resource is a record of an object that has no data plane, in the form of the API.
+// Resource is the record of an object that has no disk or device, such as a VPC.
 type Resource struct {
 	Identity
-	// Fields has the other fields by their names.
+	// Fields has the other JSON fields by their names.
 	Fields map[string]any
 }
 
-// Text returns a field that contains a text, or "".
+// Text returns the text in a field, or "" if there is none.
 func (r Resource) Text(name string) string {
 	text, _ := r.Fields[name].(string)
 	return text
@@ -370,12 +370,12 @@ func (r *Resource) UnmarshalJSON(data []byte) error {
 var identityFields = []string{"id", "name", "description", "time_created", "time_modified"}
 
 // Resources returns the table of one kind of resource. parent is the field with the ID of the
-// parent, or "" if the silo is the parent.
+// parent; "" means that the silo is the parent.
 func Resources(kind, parent string) Table[Resource] {
 	return Table[Resource]{kind, func(r Resource) string { return r.Text(parent) }}
 }
 
-// bucketLinks has a key for each direction of every link.
+// bucketLinks has two keys for every link, one for each of its objects.
 var bucketLinks = []byte("links")
 
 // Link records that two objects belong together, such as an instance and its SSH key.
@@ -390,7 +390,7 @@ func (tx *Tx) Unlink(kind, a, b string) {
 	tx.Check(errors.Join(links.Delete(linkKey(a, kind, b)), links.Delete(linkKey(b, kind, a))))
 }
 
-// Linked returns the IDs of the objects to which an object has a link of that kind.
+// Linked returns the IDs of the objects to which an object has links of a kind.
 func (tx *Tx) Linked(kind, id string) []string { return tx.keys(bucketLinks, id+"/"+kind+"/") }
 
 // UnlinkAll removes all links of an object.

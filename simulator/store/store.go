@@ -15,19 +15,19 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// Store is the file of the records.
+// Store is the open file with the records.
 type Store struct {
 	db *bbolt.DB
 	mu sync.Mutex
-	// mu guards gone: the IDs that the next change removes from the list that Leave has filled.
+	// mu guards gone: IDs whose files were removed. The next change deletes them from bucketLeft.
 	gone []string
 }
 
 // ErrInUse means that another simulator serves the directory.
 var ErrInUse = errors.New("another simulator serves this directory")
 
-// Open opens the records' file. It creates the file if it is missing. A volatile store survives a
-// kill of the simulator, but not a power cut.
+// Open opens the file with the records, or creates it. A volatile store survives a kill of the
+// simulator, but not a power cut.
 func Open(path string, volatile bool) (*Store, error) {
 	if err := createStore(path, volatile); err != nil {
 		return nil, fmt.Errorf("make the records in %s: %w", path, err)
@@ -39,7 +39,7 @@ func Open(path string, volatile bool) (*Store, error) {
 	if err := guarded(path, func() (err error) {
 		s.db, err = bbolt.Open(path, 0o600, &bbolt.Options{
 			Timeout: lockTimeout,
-			// The list of free pages can be rebuilt, so it is not written each time.
+			// bbolt can rebuild its list of free pages, so it need not write the list with each change.
 			NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, NoSync: volatile,
 		})
 		return err
@@ -77,12 +77,12 @@ func createStore(path string, volatile bool) error {
 // Close closes the file.
 func (s *Store) Close() error { return s.db.Close() }
 
-// View calls fn with a transaction that reads the records. It returns the error of [Tx.Check].
+// View calls fn with a read-only transaction. It returns the error with which fn ended it.
 func (s *Store) View(fn func(*Tx)) error {
 	return s.db.View(func(t *bbolt.Tx) error { return (&Tx{t}).Try(fn) })
 }
 
-// Update changes the records in one transaction, which is on disk when it returns, unless the store
+// Update calls fn with a transaction. Its changes are on disk when Update returns, unless the store
 // is volatile. If [Tx.Check] ends the transaction, Update changes nothing and returns the error.
 func (s *Store) Update(fn func(*Tx)) error {
 	s.mu.Lock()
@@ -108,8 +108,8 @@ func (s *Store) Gone(ids ...string) {
 	s.gone = append(s.gone, ids...)
 }
 
-// Tx is a transaction. Its first error ends it: a read or a write that fails calls Check, and so
-// does a rule of the rack that refuses the call. So functions with a Tx return no errors.
+// Tx is a transaction. Its first error ends it: a read or a write that fails calls Check with the
+// error, and so does a rule that refuses the call. So functions with a Tx return no errors.
 type Tx struct{ *bbolt.Tx }
 
 // ended is the panic with which Check ends a transaction.
@@ -129,8 +129,8 @@ func (tx *Tx) Refuse(when bool, err error) {
 	}
 }
 
-// Try calls fn and returns the error with which Check ended it. If the transaction continues, it
-// keeps the changes of fn.
+// Try calls fn and returns the error with which Check ended fn. The transaction keeps the changes
+// that fn has made before.
 func (tx *Tx) Try(fn func(*Tx)) (err error) {
 	defer func() {
 		switch problem := recover().(type) {
@@ -154,7 +154,7 @@ func (tx *Tx) put(bucket []byte, key string, value any) {
 	tx.Check(err)
 }
 
-// get reads what put has written, and reports whether it exists.
+// get reads a value that put has written, and reports whether there is one.
 func (tx *Tx) get(bucket []byte, key string, into any) bool {
 	data := tx.Bucket(bucket).Get([]byte(key))
 	if data != nil {
@@ -171,7 +171,7 @@ func (tx *Tx) decode(kind, id string, data []byte, into any) {
 
 func (tx *Tx) drop(bucket []byte, key string) { tx.Check(tx.Bucket(bucket).Delete([]byte(key))) }
 
-// keys returns the keys of a bucket that begin with a prefix, without the prefix.
+// keys returns those keys of a bucket that begin with a prefix, and cuts the prefix off.
 func (tx *Tx) keys(bucket []byte, prefix string) []string {
 	if b := tx.Bucket(bucket); b != nil {
 		return keysOf(b, prefix)
@@ -188,7 +188,7 @@ func keysOf(b *bbolt.Bucket, prefix string) (rest []string) {
 	return rest
 }
 
-// Clear removes every record and every table. It passes the IDs of objects with files to Leave.
+// Clear removes all records and tables. It calls Leave with the IDs of all objects that have files.
 func (tx *Tx) Clear() {
 	var ids []string
 	for _, name := range withFiles {
@@ -207,10 +207,10 @@ func (tx *Tx) Clear() {
 	tx.Leave(ids...)
 }
 
-// withFiles are the tables whose objects have files, or a directory.
+// withFiles are the tables of objects that have a file or a directory.
 var withFiles = []string{"disk", "snapshot", "image", "instance"}
 
-// Leave records IDs that may have files without a record.
+// Leave records IDs of objects that have no record, but may have files.
 func (tx *Tx) Leave(ids ...string) {
 	for _, id := range ids {
 		left, err := tx.CreateBucketIfNotExists(bucketLeft)
@@ -219,11 +219,11 @@ func (tx *Tx) Leave(ids ...string) {
 	}
 }
 
-// Left returns the IDs that may have files without a record. Only such files may be removed,
+// Left returns the IDs that Leave has recorded. The rack may remove only the files of these,
 // because a file whose ID never had a record is not the rack's.
 func (tx *Tx) Left() []string { return tx.keys(bucketLeft, "") }
 
-// forget removes IDs from the list that Leave has filled.
+// forget deletes IDs that Leave has recorded.
 func (tx *Tx) forget(ids ...string) {
 	if tx.Bucket(bucketLeft) != nil {
 		for _, id := range ids {
@@ -232,11 +232,11 @@ func (tx *Tx) forget(ids ...string) {
 	}
 }
 
-// Record is a record of an object.
+// Record is the record of an object.
 type Record interface{ Ident() Identity }
 
-// Table is one kind of record. Records are found by ID, by name within their parent (the project,
-// or "" for an object of the silo), and in the order of either.
+// Table has the records of one kind. A record is found by its ID, or by its parent and name. The
+// parent is the ID of the project, or "" for an object of the silo. Lists are sorted by ID or name.
 type Table[T Record] struct {
 	Name   string
 	Parent func(T) string
@@ -259,7 +259,7 @@ func Deref(s *string) string {
 	return *s
 }
 
-// key returns a key of an index. All entries of a parent are adjacent.
+// key returns a key of an index. It begins with the parent, so a parent's entries are adjacent.
 func key(parent, last string) []byte { return []byte(parent + "/" + last) }
 
 func (t Table[T]) bucket(tx *Tx) *bbolt.Bucket { return tx.Bucket([]byte(t.Name)) }
@@ -287,7 +287,7 @@ func (t Table[T]) Find(tx *Tx, parent string, sel Selector) (T, bool) {
 	return t.ByName(tx, parent, sel.Name)
 }
 
-// Taken reports whether a parent has an object of that name.
+// Taken reports whether a parent has an object with this name.
 func (t Table[T]) Taken(tx *Tx, parent, name string) bool {
 	return t.names(tx).Get(key(parent, name)) != nil
 }
@@ -296,7 +296,7 @@ func (t Table[T]) Taken(tx *Tx, parent, name string) bool {
 // table's bucket counts them.
 const maxRecords = 20_000
 
-// FullError means that a rack has as many records of a kind as it can have.
+// FullError means that the table of a kind has maxRecords records.
 type FullError struct{ kind string }
 
 func (e *FullError) Error() string {
@@ -304,7 +304,7 @@ func (e *FullError) Error() string {
 		"delete some", maxRecords, e.kind)
 }
 
-// Put adds the record, or replaces the record with the same ID, even if name or parent differ.
+// Put adds a record, or replaces the record with its ID, even if the name or the parent differs.
 func (t Table[T]) Put(tx *Tx, record T) {
 	ident, parent := record.Ident(), t.Parent(record)
 	old, ok := t.Get(tx, ident.ID)
@@ -324,7 +324,7 @@ func (t Table[T]) Put(tx *Tx, record T) {
 	))
 }
 
-// Delete removes a record. If such objects have files, it passes the ID to Leave.
+// Delete deletes a record. If the table's objects have files, it calls Leave with the ID.
 func (t Table[T]) Delete(tx *Tx, record T) {
 	ident, parent := record.Ident(), t.Parent(record)
 	if slices.Contains(withFiles, t.Name) {
@@ -342,7 +342,7 @@ func (t Table[T]) Delete(tx *Tx, record T) {
 	))
 }
 
-// Scan returns up to limit of a parent's records after the name or ID last, in the order of sortBy.
+// Scan returns the first limit records of a parent that come after the name or ID last by sortBy.
 func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) []T {
 	index := t.names(tx)
 	if sortBy == ByID {
@@ -368,7 +368,7 @@ func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) [
 // All iterates over every record of the table.
 func (t Table[T]) All(tx *Tx) iter.Seq[T] { return As[T](tx, t.Name) }
 
-// As iterates over every record of a table, and decodes it as another type with the same JSON keys.
+// As decodes every record of a table as T, which has the same JSON keys as the table's type.
 func As[T any](tx *Tx, table string) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		c := tx.Bucket([]byte(table)).Cursor()
@@ -384,11 +384,11 @@ func As[T any](tx *Tx, table string) iter.Seq[T] {
 
 var (
 	bucketMeta = []byte("meta")
-	// bucketAttached has a key for every attachment: the instance's ID and the disk's ID.
+	// bucketAttached has a key for every attachment: the instance's ID and then the disk's ID.
 	bucketAttached = []byte("attached")
-	// bucketInterfaces has the network interfaces of an instance.
+	// bucketInterfaces has the network interfaces of each instance.
 	bucketInterfaces = []byte("interfaces")
-	// bucketSagas has the requests of disks and instances that are being created.
+	// bucketSagas has the requests that create disks and instances and that are not finished.
 	bucketSagas = []byte("sagas")
 	// bucketUnfreed has the sizes of deleted disks and snapshots that the quota still counts.
 	bucketUnfreed = []byte("unfreed")
@@ -396,7 +396,7 @@ var (
 	bucketLeft = []byte("left")
 )
 
-// Prepare creates the buckets that an empty store lacks. tables are the kinds of resources.
+// Prepare creates the buckets that are missing. tables are the names of the kinds of [Resource].
 func Prepare(tx *Tx, tables ...string) {
 	names := [][]byte{bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed,
 		bucketLinks}
@@ -410,7 +410,7 @@ func Prepare(tx *Tx, tables ...string) {
 	}
 }
 
-// PutDisk writes the record, and the index of each instance's disks.
+// PutDisk writes a disk's record, and updates the index of the disks of each instance.
 func (tx *Tx) PutDisk(d Disk) {
 	if old, ok := Disks.Get(tx, d.ID); ok && old.State.Instance != "" {
 		tx.drop(bucketAttached, old.State.Instance+"/"+d.ID)
@@ -421,7 +421,7 @@ func (tx *Tx) PutDisk(d Disk) {
 	Disks.Put(tx, d)
 }
 
-// DisksOf reads the disks attached to an instance, in the order of their IDs.
+// DisksOf returns the disks that are attached to an instance, sorted by ID.
 func (tx *Tx) DisksOf(instanceID string) []Disk {
 	attached := []Disk{}
 	for _, id := range tx.keys(bucketAttached, instanceID+"/") {
@@ -432,14 +432,14 @@ func (tx *Tx) DisksOf(instanceID string) []Disk {
 	return attached
 }
 
-// These are the orders of a scan, by the rack's names.
+// These are the rack's names for the orders of a list.
 const (
 	ByName           = "name_ascending"
 	ByNameDescending = "name_descending"
 	ByID             = "id_ascending"
 )
 
-// OtherNames returns the names of the objects with an ID, or the IDs of the objects with a name.
+// OtherNames returns the IDs of the objects with the name subject, or the name for an ID.
 func (tx *Tx) OtherNames(parent, subject string) []string {
 	return slices.Concat(
 		aliases(tx, Disks, parent, subject),
@@ -450,7 +450,7 @@ func (tx *Tx) OtherNames(parent, subject string) []string {
 	)
 }
 
-// aliases returns the ID of the object with that name, or the name of the object with that ID.
+// aliases returns the ID of the object with the name subject, or the name of that with this ID.
 func aliases[T Record](tx *Tx, t Table[T], parent, subject string) []string {
 	if id := t.names(tx).Get(key(parent, subject)); id != nil {
 		return []string{string(id)}
@@ -463,20 +463,20 @@ func aliases[T Record](tx *Tx, t Table[T], parent, subject string) []string {
 
 const keyStorage = "storage provisioned"
 
-// Storage returns the quota that disks and snapshots use.
+// Storage returns how many bytes of the quota are used.
 func (tx *Tx) Storage() (sum int64) {
 	tx.get(bucketMeta, keyStorage, &sum)
 	return sum
 }
 
-// AddStorage changes the quota that disks and snapshots use.
+// AddStorage changes how many bytes of the quota are used.
 func (tx *Tx) AddStorage(delta int64) { tx.put(bucketMeta, keyStorage, tx.Storage()+delta) }
 
-// DeferRelease records that the quota still counts a deleted object, until ReleaseDeferred.
+// DeferRelease records that a deleted object uses its share of the quota until ReleaseDeferred.
 func (tx *Tx) DeferRelease(id string, size int64) { tx.put(bucketUnfreed, id, size) }
 
-// Reclaim makes the quota count a deleted object again, whether DeferRelease was called for it or
-// not.
+// Reclaim makes a deleted object use its share of the quota again. If DeferRelease was called for
+// the object, it has never stopped to do so.
 func (tx *Tx) Reclaim(id string, size int64) {
 	if tx.Bucket(bucketUnfreed).Get([]byte(id)) == nil {
 		tx.AddStorage(size)
@@ -484,7 +484,7 @@ func (tx *Tx) Reclaim(id string, size int64) {
 	tx.drop(bucketUnfreed, id)
 }
 
-// ReleaseDeferred frees the quota that DeferRelease has recorded.
+// ReleaseDeferred frees the share of the quota that DeferRelease has recorded.
 func (tx *Tx) ReleaseDeferred(id string) {
 	var size int64
 	if !tx.get(bucketUnfreed, id, &size) {
@@ -494,31 +494,31 @@ func (tx *Tx) ReleaseDeferred(id string) {
 	tx.drop(bucketUnfreed, id)
 }
 
-// ReleaseDeleted frees the quota of every object that was deleted before a restart.
+// ReleaseDeleted calls ReleaseDeferred for every object that an earlier simulator has deleted.
 func ReleaseDeleted(tx *Tx) {
 	for _, id := range tx.keys(bucketUnfreed, "") {
 		tx.ReleaseDeferred(id)
 	}
 }
 
-// OpenSaga records the request of a creation that has begun, so that a restart can complete it.
+// OpenSaga records the request of a creation that begins, so that a restart can complete it.
 func (tx *Tx) OpenSaga(id string, request any) { tx.put(bucketSagas, id, request) }
 
-// SagaRequest reads the request that OpenSaga has recorded. Without one it does not change into.
+// SagaRequest reads the request that OpenSaga has recorded. If there is none, into stays unchanged.
 func (tx *Tx) SagaRequest(id string, into any) { tx.get(bucketSagas, id, into) }
 
-// CloseSaga forgets the request of a creation that has ended.
+// CloseSaga deletes the request that OpenSaga has recorded.
 func (tx *Tx) CloseSaga(id string) { tx.drop(bucketSagas, id) }
 
-// UndoDisk removes the record of a disk whose creation has failed, and its share of the quota.
+// UndoDisk deletes the record of a disk whose creation failed, and frees its share of the quota.
 func (tx *Tx) UndoDisk(d Disk) {
 	tx.CloseSaga(d.ID)
 	Disks.Delete(tx, d)
 	tx.AddStorage(-d.Size)
 }
 
-// UndoInstance removes an instance whose creation has failed, together with the disks that were
-// made for it.
+// UndoInstance deletes the record of an instance that could not be created, and the records of the
+// disks made for it.
 func (tx *Tx) UndoInstance(i Instance, made []string) {
 	tx.DeleteInstance(i)
 	for _, id := range made {

@@ -15,12 +15,12 @@ import (
 	bberrors "go.etcd.io/bbolt/errors"
 )
 
-// ErrDamaged means that a file of records cannot be read, or is not a file of records.
+// ErrDamaged means that bbolt cannot read the file, or that it is no file of records.
 var ErrDamaged = errors.New("the rack's records are damaged: put a copy of the file there, or " +
 	"start with another directory; nothing was changed")
 
-// verify checks every page of a file of records without changing it. The library's own checks do
-// not suffice: they run in goroutines of their own, in which a damaged page ends the process.
+// verify checks every page of a file of records without changing it. bbolt's own checks do not
+// suffice: they run in goroutines of bbolt, where a panic over a damaged page ends the process.
 func verify(path string) error {
 	if info, err := os.Lstat(path); err != nil {
 		return err
@@ -46,7 +46,7 @@ func verify(path string) error {
 	})
 }
 
-// lockTimeout is the time that another simulator may take to end.
+// lockTimeout is how long to wait for another simulator to end and unlock the file.
 const lockTimeout = time.Second
 
 // guarded calls open and returns its error, or an error if open panics or accesses invalid memory.
@@ -69,8 +69,8 @@ func guarded(path string, open func() error) (err error) {
 	return open()
 }
 
-// pages are the pages of a file of records. Each has a header, the table of its elements, and their
-// keys and values. The walk checks every number of a page before it uses it.
+// pages reads a file of records. A page has a header, a table of elements, and the elements' keys
+// and values. walk checks every number that it reads from a page before it uses the number.
 type pages struct {
 	f    io.ReaderAt
 	size int64
@@ -86,7 +86,7 @@ const (
 	aBucket = 1
 )
 
-// walk checks a page and those below it.
+// walk checks a page and all pages below it in the tree.
 func (p *pages) walk(id uint64) error {
 	if id >= p.end {
 		return fmt.Errorf("page %d is behind the last one", id)
@@ -115,8 +115,8 @@ func (p *pages) walk(id uint64) error {
 	return nil
 }
 
-// elements checks a page's elements. The elements of a branch are pages. An element of a leaf may
-// be a bucket, which is a page itself or refers to one.
+// elements checks a page's elements. An element of a branch refers to another page. An element of a
+// leaf may be a bucket, which contains its own page or refers to it.
 func (p *pages) elements(page []byte) error {
 	kind, count := binary.NativeEndian.Uint16(page[8:]), int(binary.NativeEndian.Uint16(page[10:]))
 	if kind != leaf && (kind != branch || count == 0) {
