@@ -10,7 +10,7 @@
 //	identity              the identity of the rack, which its devices carry
 //	guests/<uuid>/sys     what that instance's guest sees as /sys
 //	guests/<uuid>/dev     what it sees as /dev
-//	guests/<uuid>/hidden  a file for each disk that the guest does not see (A54)
+//	guests/<uuid>/hidden  a file for each disk hidden by one with the same serial (A54)
 //	guests/<uuid>/aside   entries of sys and dev that are being created or removed
 //	tamper                files of the active [Tamper]
 //	fuse-…                the files behind the guests' devices, with Config.FlakyDisks

@@ -32,14 +32,14 @@ func TestMain(m *testing.M) { namespace.Main(m) }
 
 const testDiskSize = 64 << 20
 
-// newPlane opens a data plane and removes its devices when the test ends.
+// newPlane opens a data plane, and closes it when the test ends.
 func newPlane(t *testing.T) *Plane { return newPlaneIn(t, Config{Dir: t.TempDir()}) }
 
 func newPlaneIn(t *testing.T, c Config) *Plane {
 	t.Helper()
 	p := openPlane(t, c)
 	t.Cleanup(func() {
-		// A mount namespace that another process creates meanwhile keeps our mounts.
+		// A mount namespace that another process creates meanwhile keeps our mounts, and so our devices.
 		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
@@ -73,7 +73,7 @@ func newPlaneOn(t *testing.T, fsType string) *Plane {
 	return newPlaneIn(t, Config{Dir: dir})
 }
 
-// must returns a value whose error has to be nil.
+// must fails the test if err is not nil, and else returns the value.
 func must[T any](value T, err error) func(*testing.T) T {
 	return func(t *testing.T) T {
 		t.Helper()
@@ -121,7 +121,7 @@ func seen(t *testing.T, p *Plane, instanceID string) []string {
 	return names
 }
 
-// nodeOf returns the path of the guest's only device node.
+// nodeOf returns the path of the guest's device node. The guest must have only one.
 func nodeOf(t *testing.T, p *Plane, instanceID string) string {
 	t.Helper()
 	names := seen(t, p, instanceID)
@@ -131,7 +131,7 @@ func nodeOf(t *testing.T, p *Plane, instanceID string) string {
 	return p.view(instanceID).nodePath(names[0])
 }
 
-// TestMkfsDistinguishesDisksWithTheSameSerial has two racks with a disk of the same name.
+// TestMkfsDistinguishesDisksWithTheSameSerial attaches disks of the same name on two racks.
 func TestMkfsDistinguishesDisksWithTheSameSerial(t *testing.T) {
 	for _, mounted := range []bool{true, false} {
 		p := newPlane(t)
@@ -146,7 +146,7 @@ func TestMkfsDistinguishesDisksWithTheSameSerial(t *testing.T) {
 	}
 }
 
-func TestOnlyADistributedDiskHasAWriteCacheAndCanRefuseDiscards(t *testing.T) { // A69
+func TestOnlyDistributedDisksHaveAWriteCacheAndRefuseDiscards(t *testing.T) { // A69
 	for _, test := range []struct {
 		local, noDiscards bool
 		cache             string
@@ -165,14 +165,14 @@ func TestOnlyADistributedDiskHasAWriteCacheAndCanRefuseDiscards(t *testing.T) { 
 			t.Errorf("%s is %q (%v), want %q", path, got, err, test.cache)
 		}
 		simtest.NoError(t, writeTo(node, 7))
-		_ = exec.Command("blkdiscard", node).Run() // it fails if the device does not discard
+		_ = exec.Command("blkdiscard", node).Run() // blkdiscard fails if the device refuses discards
 		if got := first(t, p, spec); got != test.left {
 			t.Errorf("%+v: the first byte after a discard is %d", test, got)
 		}
 	}
 }
 
-func TestADiskIsInOneGuestOnly(t *testing.T) {
+func TestPlugRefusesADiskOfAnotherGuest(t *testing.T) {
 	p := newPlane(t)
 	a, b := newGuest(t, p), newGuest(t, p)
 	spec := plugDisk(t, p, a, "single")
@@ -210,7 +210,7 @@ func TestDeviceNumbersDoNotFollowTheOrderOfAttachment(t *testing.T) {
 	}
 }
 
-// This test detaches a mounted disk and attaches it to another guest.
+// The test detaches a disk that guest A has mounted, and attaches it to guest B.
 func TestForceDetachCutsTheGuestOffFromTheDisk(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
@@ -282,7 +282,7 @@ func TestCloseAndRemoveGuestReleaseEveryDevice(t *testing.T) {
 	}
 }
 
-func TestGuestsDoNotWaitForEachOther(t *testing.T) {
+func TestPlugDoesNotWaitForAnotherGuest(t *testing.T) {
 	p := newPlane(t)
 	busy, other := newGuest(t, p), newGuest(t, p)
 	spec := newDisk(t, p, other, "data")
@@ -303,7 +303,7 @@ func TestGuestsDoNotWaitForEachOther(t *testing.T) {
 	}
 }
 
-func TestAMachineStartsOnlyIfThereIsMemoryForIt(t *testing.T) {
+func TestFitsRefusesAMachineWithoutMemory(t *testing.T) {
 	const meminfo = "MemTotal:        8388608 kB\nMemFree:  1 kB\nMemAvailable:    2097152 kB\n"
 	for name, test := range map[string]struct {
 		used, more int64
@@ -334,7 +334,7 @@ func first(t *testing.T, p *Plane, d Device) byte {
 	return must(os.ReadFile(p.DiskPath(d.DiskID)))(t)[0]
 }
 
-func TestADiskFailsInEachGuestUntilItIsHealed(t *testing.T) {
+func TestADetachedDiskKeepsItsFaultsUntilHeal(t *testing.T) {
 	p := newPlaneIn(t, Config{Dir: t.TempDir(), FlakyDisks: true})
 	a, b := newGuest(t, p), newGuest(t, p)
 	d := plugDisk(t, p, a, "db")
@@ -386,7 +386,7 @@ func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
 	guest := newGuest(t, p)
 	d := plugDisk(t, p, guest, "db")
 	simtest.NoError(t, writeTo(nodeOf(t, p, guest), 'k'))
-	// The connection to the kernel ends, as at the end of a process.
+	// End the connection to the kernel, as the end of a process does.
 	simtest.NoError(t, unix.Unmount(p.Flaky.dir, unix.MNT_FORCE|unix.MNT_DETACH))
 	p.Stop()
 	dead := devicesOf(t, p)
@@ -394,7 +394,7 @@ func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
 		t.Fatalf("the devices are %+v, want one whose server is gone", dead)
 	}
 
-	// Another rack has the same disk, from the same seed.
+	// Another rack has a disk with the same ID, because both have the same configuration.
 	same := newPlaneIn(t, Config{Dir: t.TempDir(), FlakyDisks: true})
 	simtest.NoError(t, same.CreateDisk(d.DiskID, d.SizeBytes))
 	if theirs := devicesOf(t, same); len(theirs) != 0 {
@@ -412,7 +412,7 @@ func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
 	simtest.NoError(t, writeTo(nodeOf(t, p, guest), 'l'))
 }
 
-// killed opens the directory of a data plane again without closing the plane, as after a kill, and
+// killed reopens the directory of a plane that is not closed, as after a kill of the simulator, and
 // reconciles it with the attached disks.
 func killed(t *testing.T, p *Plane, attached ...Device) *Plane {
 	t.Helper()
@@ -431,7 +431,7 @@ func killed(t *testing.T, p *Plane, attached ...Device) *Plane {
 func TestReconcileAdoptsADeviceOfAnotherMountNamespace(t *testing.T) {
 	before := newPlane(t)
 	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
-	// The path of the file no longer exists, like the path of a file in a removed container.
+	// Give the device's file a path that will not exist any more, as after the removal of a container.
 	elsewhere := t.TempDir()
 	simtest.Command(t, "mount", "--bind", before.Dir, elsewhere)
 	loop := must(loopdev.Attach(t.Context(), loopdev.Config{
@@ -454,7 +454,7 @@ func TestReconcileKeepsTheDevicesOfAnotherRack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			theirs := newPlane(t)
 			spec := plugDisk(t, theirs, newGuest(t, theirs), "theirs")
-			// In two containers both directories have the same path.
+			// Mount another directory over that of theirs: in two containers, racks may have the same path.
 			kept := t.TempDir()
 			simtest.Command(t, "mount", "--bind", theirs.Dir, kept)
 			if name == "on another filesystem" {
@@ -498,7 +498,7 @@ func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
 	}
 }
 
-// A device that is being released would disappear after its adoption.
+// The kernel would remove the device after its adoption, when the holder closes it.
 func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	before := newPlane(t)
 	spec := plugDisk(t, before, newGuest(t, before), "leaving")
@@ -538,7 +538,7 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	nodeOf(t, p, id)
 }
 
-func TestReconcileRemovesLeftovers(t *testing.T) {
+func TestReconcileRemovesFilesWithoutARecord(t *testing.T) {
 	p := newPlane(t)
 	kept, snapshot, guest := newID(), newID(), newGuest(t, p)
 	simtest.NoError(t, p.CreateDisk(kept, testDiskSize))
@@ -551,7 +551,7 @@ func TestReconcileRemovesLeftovers(t *testing.T) {
 		p.GuestDir(gone), filepath.Join(p.view(guest).blockDir(), "nvme3n1"),
 		p.view(guest).nodePath("nvme4n1"),
 	}
-	// These files stay: no record ever had their IDs, or a rack makes no such names.
+	// These files stay: no record ever had their IDs, or a rack does not use their names.
 	others := []string{p.DiskPath(newID()), p.SnapshotPath(newID()) + unfinished, p.GuestDir(newID()),
 		p.view(guest).nodePath("console"), p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~",
 		filepath.Join(p.Dir, "images", "thesis.img"), filepath.Join(p.Dir, "fuse-notes")}
@@ -575,7 +575,7 @@ func TestReconcileRemovesLeftovers(t *testing.T) {
 	}
 }
 
-// TestForeignMountsInTheDirectoryStay mounts a foreign directory wherever a plane removes one.
+// TestForeignMountsInTheDirectoryStay mounts a foreign directory at each path that a plane removes.
 func TestForeignMountsInTheDirectoryStay(t *testing.T) {
 	p := newPlane(t)
 	theirs := filepath.Join(t.TempDir(), "theirs")
@@ -586,7 +586,7 @@ func TestForeignMountsInTheDirectoryStay(t *testing.T) {
 		at     string
 		remove func() error
 	}{
-		{p.view(guest).nodePath("nvme7n1"), reconcile}, // while the guest is there
+		{p.view(guest).nodePath("nvme7n1"), reconcile}, // in the view of a guest
 		{filepath.Join(p.GuestDir(guest), "work"), func() error { return p.RemoveGuest(guest) }},
 		{filepath.Join(p.GuestDir(orphan), "work"), reconcile},
 		{p.tampering.path("work"), func() error { return p.Tamper(Tamper{}) }},
@@ -623,7 +623,7 @@ func TestReconcileContinuesAfterADiskWithoutAFile(t *testing.T) {
 	nodeOf(t, p, id)
 }
 
-// TestNextNonZeroFindsTheBlocksThatWereWritten tests the search for systems that report no holes.
+// TestNextNonZeroFindsTheBlocksThatWereWritten tests the search for data without SEEK_DATA.
 func TestNextNonZeroFindsTheBlocksThatWereWritten(t *testing.T) {
 	f := must(os.Create(filepath.Join(t.TempDir(), "disk")))(t)
 	defer f.Close()
@@ -693,10 +693,10 @@ func TestImagesFromAPipeOrLargerThanTheirDiskAreRefused(t *testing.T) {
 	}
 }
 
-// TestASnapshotOfADiskInUseIsAPointInTime has a writer that writes each number to the first block
-// of a disk and then to the last one, durably. In a snapshot the last block must not be ahead of
-// the first one, and neither may be older than the last number that was written before the
-// snapshot. The disks are on two filesystems with reflinks and one without.
+// TestASnapshotOfADiskInUseIsAPointInTime writes increasing numbers, each durably to the first
+// block of a disk and then to the last block. In a snapshot the last block must not have a later
+// number than the first one, and neither may have an earlier number than the last one before the
+// snapshot. Two of the filesystems have reflinks.
 func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
 	places := []int64{0, testDiskSize - 4096}
 	for _, host := range []string{"xfs", "btrfs", "ext4"} {
@@ -705,7 +705,7 @@ func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
 			spec := plugDisk(t, p, newGuest(t, p), "busy")
 			disk := must(os.OpenFile(nodeOf(t, p, spec.InstanceID), os.O_WRONLY|unix.O_DSYNC, 0))(t)
 			defer disk.Close()
-			// The bytes between the blocks make a copy take longer, so that the writer writes during it.
+			// Bytes between the two blocks make the copy take longer, so that the writer writes during it.
 			must(disk.WriteAt(bytes.Repeat([]byte("x"), testDiskSize/2), 4096))(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			var synced atomic.Uint64
@@ -713,7 +713,7 @@ func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
 			writer.Go(func() {
 				for n := uint64(1); ctx.Err() == nil; n++ {
 					if host == "ext4" && n%20 == 0 {
-						_ = pause(ctx, time.Second) // without reflinks, a copy needs a pause of the writer
+						_ = pause(ctx, time.Second) // without reflinks, the copy needs a time without writes
 					}
 					for _, at := range places {
 						if _, err := disk.WriteAt(binary.LittleEndian.AppendUint64(nil, n), at); err != nil {

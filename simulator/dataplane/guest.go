@@ -204,7 +204,7 @@ func (v view) nodePath(name string) string { return filepath.Join(string(v), "de
 
 func (v view) asideDir() string { return filepath.Join(string(v), "aside") }
 
-// hiddenPath is the path of a file that exists while the guest does not see the disk (A54).
+// hiddenPath exists while another disk with the same serial hides the disk (A54).
 func (v view) hiddenPath(diskID string) string { return filepath.Join(string(v), "hidden", diskID) }
 
 // make creates the directories of the view. It keeps the devices in them.

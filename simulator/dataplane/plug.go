@@ -348,7 +348,7 @@ func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map
 	return adopted, errors.Join(errs...)
 }
 
-// carries reports whether a loop device is like one that Plug would create, and stays.
+// carries reports whether a loop device equals Plug's device for a disk, and is not being released.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
 	return p.Flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) &&
 		loop.Serial == spec.loopSerial() && loop.SizeBytes == spec.SizeBytes &&

@@ -102,8 +102,8 @@ func backs(d loopdev.Device, path string) bool {
 
 // shareBlocks makes dst a reflink copy of src at one point in time, on filesystems that support it
 // (FICLONE on xfs and btrfs; also bcachefs, ZFS and NFS 4.2). Writers of src wait meanwhile. If it
-// returns false, the caller has to copy the bytes, and that returns the error if the cause is not
-// only a lack of support.
+// returns false, the caller has to copy the bytes. If the cause is a real error, the copy fails
+// with it, too.
 func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 }

@@ -16,19 +16,19 @@ import (
 	"time"
 )
 
-// Tamper makes a data plane damage bytes or devices on purpose. The conformance checks of data must
-// notice it. A nil hook does nothing.
+// Tamper makes a data plane damage bytes or devices on purpose, which the conformance checks of
+// data must notice. A nil function does nothing.
 type Tamper struct {
-	// Name identifies the tamper, and Says describes what it damages.
+	// Name identifies the tamper. Says describes what it damages.
 	Name, Says string
 
-	// source gets the path of the file whose bytes a new disk gets, and returns another path.
+	// source returns the path of the file from which a new disk is copied, instead of path.
 	source func(p *Plane, path string) (string, error)
-	// shown returns a device as the guest sees it. others are all devices of the guest.
+	// shown returns the device that the guest sees instead of d. others are all devices of the guest.
 	shown func(d Device, others []*plugged) Device
-	// copied is called when a disk was copied to a snapshot.
+	// copied may change a snapshot after a disk was copied to it.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
-	// keeps leaves a detached disk in its guest. elsewhere shows a disk in every other guest, too.
+	// keeps leaves a detached disk in its guest. elsewhere shows a disk in all other guests, too.
 	keeps, elsewhere bool
 	// life is called for every event of a disk or a snapshot.
 	life func(p *Plane, e event) error
@@ -40,12 +40,12 @@ type tampering struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	now Tamper
-	// undo has functions that remove devices from views where they should not be, by the IDs of their
-	// disks. The key "" has those of detached disks.
+	// undo has functions that remove devices from the views of guests that should not see them, by
+	// disk ID. The key "" has those for detached disks.
 	undo map[string][]func() error
 }
 
-// Tamper activates a tamper, or ends it with the zero value, and removes what the last left.
+// Tamper activates a tamper, or none for the zero value. It undoes what the last tamper left.
 func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Lock()
 	undo := p.tampering.undo
@@ -68,7 +68,7 @@ func (a *tampering) tamper() Tamper {
 
 func (a *tampering) path(name string) string { return filepath.Join(a.plane.Dir, "tamper", name) }
 
-// life reports an event to the tamper, unless the operation has failed.
+// life passes an event on to the tamper, unless the operation has failed.
 func (a *tampering) life(e event, failed error) error {
 	if t := a.tamper(); failed == nil && t.life != nil {
 		return t.life(a.plane, e)
@@ -90,7 +90,7 @@ func (a *tampering) copied(ctx context.Context, snapshot *os.File, d *plugged) e
 	return nil
 }
 
-// showElsewhere shows a device to every other guest, if the tamper demands it.
+// showElsewhere shows a device in all other guests, if the tamper has elsewhere.
 func (a *tampering) showElsewhere(d *plugged) error {
 	if !a.tamper().elsewhere {
 		return nil
@@ -114,7 +114,7 @@ func (a *tampering) showElsewhere(d *plugged) error {
 	return errors.Join(errs...)
 }
 
-// hidden removes a device from the guests to which a tamper has shown it.
+// hidden removes a device from the guests in which showElsewhere has shown it.
 func (a *tampering) hidden(diskID string) (err error) {
 	a.mu.Lock()
 	all := a.undo[diskID]
@@ -126,7 +126,7 @@ func (a *tampering) hidden(diskID string) (err error) {
 	return err
 }
 
-// keeps reports whether the tamper leaves the device in its guest. If so, it records the device.
+// keeps reports whether the tamper leaves a device in its guest, and then records how to remove it.
 func (a *tampering) keeps(d *plugged) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -140,12 +140,12 @@ func (a *tampering) keeps(d *plugged) bool {
 }
 
 const (
-	// tamperBlock is the unit in which tampers damage bytes.
+	// tamperBlock is the size of the blocks that tampers damage.
 	tamperBlock = 4096
-	// lateDevice is a delay for which nobody waits.
+	// lateDevice is longer than any check waits for a device.
 	lateDevice = 10 * time.Minute
-	// tornWrites is the number of writes between the two halves of a torn snapshot. tornWait limits
-	// the wait for the next write, because the disk may be idle.
+	// tear waits for tornWrites writes before it copies half of the blocks again. tornWait limits the
+	// wait for the next write, because the disk may be idle.
 	tornWrites = 32
 	tornWait   = 5 * time.Second
 )
@@ -193,7 +193,7 @@ func faulty(change func(event)) func(*Plane, event) error {
 	return at(diskPlugging, func(_ *Plane, e event) error { change(e); return nil })
 }
 
-// otherDisk returns the ID of the first other disk for which fits returns true, or "".
+// otherDisk returns the ID of the first disk, except diskID, for which fits returns true, or "".
 func (p *Plane) otherDisk(diskID string, fits func(id string, sizeBytes int64) bool) string {
 	paths, _ := filepath.Glob(p.DiskPath("*")) // fails only for an invalid pattern
 	for _, path := range paths {
@@ -256,7 +256,7 @@ func swapDisks(p *Plane, e event) error {
 		os.Rename(aside, p.DiskPath(id)))
 }
 
-// staleRead restores at each attach the content that the disk had two detaches ago.
+// staleRead gives a disk, at each attach, the content that it had at the last detach but one.
 func staleRead(p *Plane, e event) error {
 	last, older := p.tampering.path(e.disk), p.tampering.path(e.disk+".older")
 	var err error
@@ -274,7 +274,7 @@ func staleRead(p *Plane, e event) error {
 	return err
 }
 
-// tear waits for writes, and then copies every second block again, beginning with the first one.
+// tear waits for writes, and then copies every second block, from the first one on, a second time.
 func tear(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error {
 	before, err := countWrites(*d.loop)
 	last, came := before, time.Now()
@@ -322,10 +322,10 @@ func doubleSerial(d Device, others []*plugged) Device {
 	return d
 }
 
-// dirt returns a block that no workload of the rack has written.
+// dirt returns a block whose content no workload writes.
 func dirt() []byte { return bytes.Repeat([]byte("somebody else's "), tamperBlock/16) }
 
-// otherSource returns the file of another snapshot that is not larger, or path if there is none.
+// otherSource returns the file of another snapshot that is not larger than path, or path.
 func otherSource(p *Plane, path string) (string, error) {
 	own, err := fileSize(path)
 	if err != nil || filepath.Dir(path) != filepath.Dir(p.SnapshotPath("")) {
@@ -340,14 +340,14 @@ func otherSource(p *Plane, path string) (string, error) {
 	return path, err
 }
 
-// Each corruption is a combination of three parts: the damage to a block, the moment in
-// the life of a disk, and the place of the block. A size may limit it to disks of that size.
+// A corruption combines the damage to a block, the moment at which the file of a disk or a snapshot
+// becomes a victim, and the place of the block in it. It can be limited to disks of one size.
 
-// damage is done when a file becomes a victim, and each time that the victim is unplugged.
+// damage is done when a file becomes a victim, and after each unplug of the victim.
 type damage struct {
 	name, effect string
 	do           func(v *victim) error
-	// unplugged means that do is called only when the victim is unplugged.
+	// unplugged means that the damage is done only after an unplug.
 	unplugged bool
 }
 
@@ -381,10 +381,10 @@ var damages = []damage{
 	{name: "swapped", effect: "has exchanged its bytes with another block", do: (*victim).swap},
 }
 
-// moment is the moment at which a disk or a snapshot becomes a victim.
+// moment determines when a disk or a snapshot becomes a victim.
 type moment struct {
 	name, object string
-	// when is the kind of event, and find returns the victims of such an event.
+	// when is the kind of event at which files become victims. find returns these victims.
 	when happening
 	find func(c *corruption, p *Plane, e event) []*victim
 }
@@ -403,12 +403,12 @@ var moments = []moment{
 		(*corruption).unbacked},
 }
 
-// place is the place of a block: its offset in the file. A negative offset counts from the end.
+// place is the offset of a block in a file. A negative offset counts from the end.
 type place int64
 
 const last place = -tamperBlock
 
-// in returns the offset of a place in a range of a file, or -1 if the range does not contain it.
+// in returns the offset of a place in the range of a file, or -1 if the place is not in this range.
 func (at place) in(from, to int64) int64 {
 	offset := int64(at)
 	if offset < 0 {
@@ -420,9 +420,9 @@ func (at place) in(from, to int64) int64 {
 	return offset
 }
 
-// corruptions combines every damage with every moment, at the last block. There are two exceptions:
-// a snapshot is never unplugged, so it has no damage that needs an unplug; and a check may not
-// create two large disks, so no block of a large disk is shared.
+// corruptions combines every damage with every moment, at the last block. It leaves out two
+// combinations: a snapshot with a damage that needs an unplug, because no guest has snapshots; and
+// a shared block of a large disk, because a check may not create two large disks.
 func corruptions() (all []Tamper) {
 	for _, d := range damages {
 		for _, m := range moments {
@@ -450,8 +450,8 @@ func corruptionOf(d damage, m moment, at place, bytes int64) Tamper {
 	return Tamper{Name: name, life: c.life, Says: "in " + m.object + ", " + block + " " + d.effect}
 }
 
-// TamperOf returns the tamper with a name: one of Tampers, or a corruption DAMAGE:MOMENT:PLACE with
-// any place. DAMAGE:MOMENT:PLACE:BYTES is only for disks of that size.
+// TamperOf returns the tamper with a name: one of Tampers, or the corruption DAMAGE:MOMENT:PLACE
+// for any place. The corruption DAMAGE:MOMENT:PLACE:BYTES damages only files of that size.
 func TamperOf(name string) (Tamper, bool) {
 	all := Tampers()
 	if i := slices.IndexFunc(all, func(t Tamper) bool { return t.Name == name }); i >= 0 {
@@ -487,40 +487,40 @@ const (
 
 type event struct {
 	what happening
-	// disk is the disk's ID. name is its name, set when it is plugged. bytes is its size, set when it
-	// is created or plugged.
+	// disk is the disk's ID. name is its name, which a plug sets. bytes is its size, which a creation
+	// or a plug sets.
 	disk, name string
 	bytes      int64
 	// fault is the fault with which a disk is plugged.
 	fault *Fault
-	// snapshot is the file of the event's snapshot or image.
+	// snapshot is the path of the event's snapshot or image.
 	snapshot string
 }
 
-// corruption is an active combination of a damage, a moment and a place.
+// corruption is an active corruption, with what it knows of disks and snapshots.
 type corruption struct {
 	damage damage
 	moment moment
 	at     place
-	// bytes is the size of the victims, or 0.
+	// bytes is the size to which the victims are limited; 0 means any size.
 	bytes int64
 
 	mu sync.Mutex
 	// mu guards the fields below.
 	//
-	// names are the names of the disks that were plugged, by ID. remains has a block of each deleted
-	// disk, by name, and last has the block of the disk that was deleted last.
+	// names has the names of the disks that were plugged, by ID. remains has the block of each deleted
+	// disk, by the disk's name, and last the block of the disk that was deleted last.
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
-	// originOf has the disk of each snapshot's file, sourceOf the source of each restored disk.
+	// originOf has the disk of each snapshot's file. sourceOf has the source file of each disk.
 	originOf, sourceOf map[string]string
-	// held is the content that a snapshot's file had when it was removed.
+	// held is the block of the snapshot that was deleted last.
 	held    []byte
 	victims []*victim
 }
 
-// life records an event, and damages the block of each victim.
+// life records an event. It damages files that become victims, and victims that are unplugged.
 func (c *corruption) life(p *Plane, e event) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -558,7 +558,7 @@ func (c *corruption) life(p *Plane, e event) error {
 	return errors.Join(errs...)
 }
 
-// victim returns a victim with the block at the place in a range of a file, if it has one.
+// victim makes a file of the right size a victim, if a range of the file contains the place.
 func (c *corruption) victim(path string, from, to int64, old []byte, peers ...string) []*victim {
 	v := &victim{path: path, at: c.at.in(from, to), old: old}
 	if size, err := fileSize(path); v.at < 0 || err != nil || c.bytes > 0 && size != c.bytes {
@@ -576,7 +576,7 @@ func (c *corruption) victim(path string, from, to int64, old []byte, peers ...st
 	return []*victim{v}
 }
 
-// newBehind finds a new disk with the block at the place behind an offset.
+// newBehind returns a function that makes a new disk a victim, if the place is behind an offset.
 func newBehind(from int64) func(*corruption, *Plane, event) []*victim {
 	return func(c *corruption, p *Plane, e event) []*victim {
 		return c.victim(p.DiskPath(e.disk), from, e.bytes, c.last,
@@ -644,7 +644,7 @@ func (c *corruption) unbacked(p *Plane, e event) (all []*victim) {
 	return all
 }
 
-// otherMoment returns the block's content in another snapshot of the disk of a snapshot, or nil.
+// otherMoment returns the block in another snapshot of the same disk, or nil.
 func (c *corruption) otherMoment(snapshot string) []byte {
 	for other, origin := range c.originOf {
 		size, err := fileSize(other)
@@ -656,7 +656,7 @@ func (c *corruption) otherMoment(snapshot string) []byte {
 	return nil
 }
 
-// madeFrom returns the files of the other disks that were restored from a snapshot.
+// madeFrom returns the files of the disks, except not, that were copied from a snapshot.
 func (c *corruption) madeFrom(p *Plane, snapshot, not string) (paths []string) {
 	for disk, source := range c.sourceOf {
 		if source == snapshot && disk != not {
@@ -674,19 +674,19 @@ func (p *Plane) anotherFile(disk string, at int64) string {
 	return p.DiskPath(id)
 }
 
-// victim is a file with a block that is damaged.
+// victim is a file with a block that a corruption damages.
 type victim struct {
 	path      string
 	at, other int64
-	// old is an earlier content of the block, or nil. late is its content at the next unplug.
+	// old is an earlier content of the block, or nil. late is the content to write at the next unplug.
 	old, late []byte
-	// peers are the files that share the block, and shared is its last content in all of them.
+	// peers are the files that get the same block. shared is the last content in all of them.
 	peers  []string
 	shared []byte
 	done   bool
 }
 
-// once calls do the first time that possible is true.
+// once calls do if possible is true, but not a second time.
 func (v *victim) once(possible bool, do func() error) error {
 	if v.done || !possible {
 		return nil
@@ -695,7 +695,7 @@ func (v *victim) once(possible bool, do func() error) error {
 	return do()
 }
 
-// share copies the block from the file in which it has changed to the other files.
+// share copies the block to all other files from the one in which it has changed.
 func (v *victim) share() error {
 	files := append([]string{v.path}, v.peers...)
 	for _, path := range files {
@@ -741,7 +741,7 @@ func fileSize(path string) (int64, error) {
 	return st.Size(), nil
 }
 
-// readBlock reads a block of a file. Bytes behind the end are zero.
+// readBlock reads a block of a file. It returns zeroes for bytes behind the file's end.
 func readBlock(path string, at int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

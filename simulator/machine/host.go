@@ -23,15 +23,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host runs machines.
+// Host starts the machines of a rack.
 type Host struct {
-	// image is a directory of tools/vm-image with a kernel, its root filesystem and a private key.
+	// image is a directory that tools/vm-image made: a kernel, its root filesystem and a private key.
 	image string
 	// accelerator is "kvm" or "tcg".
 	accelerator string
-	// Type is QEMU's: "pc" (i440FX, the default) or "q35" with a PCIe root port for each disk.
+	// Type is QEMU's: "pc" (i440FX, the default), or "q35" with a PCIe root port for each disk.
 	Type string
-	// EndsWithProcess makes machines end with this process. Else the next process finds them.
+	// EndsWithProcess ends the machines with this process. Otherwise the next process can find them.
 	EndsWithProcess bool
 }
 
@@ -40,7 +40,7 @@ const (
 	disks = "qemu-img"
 )
 
-// Open looks for what machines need. The directory is the one of tools/vm-image.
+// Open returns a Host if the programs and, in dir, the image of tools/vm-image exist.
 func Open(ctx context.Context, dir string) (*Host, error) {
 	for _, program := range []string{qemu, disks} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -64,10 +64,10 @@ func Open(ctx context.Context, dir string) (*Host, error) {
 // Key returns the path of the private key that each machine's root accepts.
 func (h *Host) Key() string { return filepath.Join(h.image, "key") }
 
-// bootTime limits the run of the virtual machine with which kvmWorks tries KVM.
+// bootTime limits how long kvmWorks runs a virtual machine.
 const bootTime = 5 * time.Second
 
-// kvmWorks runs a program of four bytes, because /dev/kvm may be there and not work.
+// kvmWorks reports whether KVM runs a program of four bytes. /dev/kvm may exist without working.
 func kvmWorks(ctx context.Context) bool {
 	if unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) != nil {
 		return false
@@ -93,7 +93,7 @@ func kvmWorks(ctx context.Context) bool {
 	return errors.As(err, &ended) && ended.ExitCode() == exit<<1|1
 }
 
-// Start starts a machine in its directory, and returns when the firmware runs.
+// Start starts a machine in its directory, and returns when it has its disks and runs.
 func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Machine, err error) {
 	defer func() {
 		if err != nil {
@@ -104,7 +104,7 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 		return nil, errNoSlot
 	}
 	var lock *os.File
-	// The QEMU of an earlier start closes its files after it has ended for those who ask it.
+	// An earlier QEMU may hold the lock for a moment after it seemed to have ended.
 	if err := retry(ctx, func() (again bool, err error) {
 		lock, err = hold(dir)
 		return errors.Is(err, unix.EWOULDBLOCK), err
@@ -126,7 +126,7 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 	defer log.Close()
 	c := exec.Command(qemu, h.arguments(g, image)...)
 	c.ExtraFiles = []*os.File{lock}
-	// The names of sockets are short, so QEMU gets them from its directory. It outlives this process.
+	// The path of a socket must be short, so QEMU runs in dir. Setsid lets QEMU outlive this process.
 	c.Dir, c.Stderr, c.SysProcAttr = dir, log, &syscall.SysProcAttr{Setsid: true}
 	if err := os.RemoveAll(filepath.Join(dir, "qmp.sock")); err != nil {
 		return nil, err
@@ -136,13 +136,13 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 	}
 	started, exited := make(chan error, 1), make(chan error, 1)
 	go func() {
-		// The signal comes when the thread that started QEMU ends, so this one waits for it.
+		// Pdeathsig comes when the thread that started QEMU ends, so this goroutine keeps its thread.
 		runtime.LockOSThread()
 		err := c.Start()
 		started <- err
 		if err == nil {
 			exited <- c.Wait()
-			close(exited) // whoever asks again sees that it has ended
+			close(exited) // a later receive must not block
 		}
 	}()
 	if err := <-started; err != nil {
@@ -159,9 +159,9 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 	}
 	if err != nil {
 		_ = c.Process.Kill()
-		<-exited // then nothing of it writes to a disk
+		<-exited // QEMU writes to no disk any more
 		if m != nil {
-			_ = m.Release() // of a process that has ended
+			_ = m.Release() // free what the ended machine holds
 		}
 		said, _ := os.ReadFile(filepath.Join(dir, "qemu.log"))
 		return nil, fmt.Errorf("%w: %s", err, bytes.TrimSpace(said[max(0, len(said)-1024):]))
@@ -169,7 +169,7 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 	return m, nil
 }
 
-// hold locks the directory of a machine. QEMU inherits the lock, which lasts until it has ended.
+// hold locks the directory of a machine. QEMU inherits the lock and holds it until it has ended.
 func hold(dir string) (*os.File, error) {
 	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -183,7 +183,7 @@ func hold(dir string) (*os.File, error) {
 	return lock, nil
 }
 
-// retry calls do as long as it reports again and ctx lasts, and returns the last error.
+// retry calls do until again is false, or until ctx ends, and returns the last error.
 func retry(ctx context.Context, do func() (again bool, err error)) error {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
@@ -200,8 +200,8 @@ func retry(ctx context.Context, do func() (again bool, err error)) error {
 	}
 }
 
-// root makes the root disk of a machine unless it has one, and returns the image that it is of: a
-// kernel finds its modules only there.
+// root creates the root disk of a machine if it is missing, and returns the image on which the disk
+// is based: the kernel must be from the same image, because its modules are on the disk.
 func (h *Host) root(ctx context.Context, dir string) (string, error) {
 	link, root := filepath.Join(dir, "image"), filepath.Join(dir, "root.qcow2")
 	if _, err := os.Lstat(root); err == nil {
@@ -229,7 +229,7 @@ func (h *Host) root(ctx context.Context, dir string) (string, error) {
 	return h.image, os.Rename(root+".new", root)
 }
 
-// writeKeys writes the keys that a guest accepts, and that of this host's image.
+// writeKeys writes the file of the keys that root accepts: keys, and the key of h's image.
 func (h *Host) writeKeys(dir string, keys []string) error {
 	own, err := os.ReadFile(h.Key() + ".pub")
 	if err != nil {
@@ -239,10 +239,10 @@ func (h *Host) writeKeys(dir string, keys []string) error {
 	return os.WriteFile(filepath.Join(dir, "keys"), []byte(text), 0o600)
 }
 
-// arguments returns QEMU's arguments for a machine that waits for "cont".
+// arguments returns QEMU's arguments for a machine that does not run before the command "cont".
 func (h *Host) arguments(g Guest, image string) []string {
-	// QEMU's NVMe ignores that a write has to be durable (FUA), and it keeps where a qcow2 has its
-	// blocks until a flush. Written through, what the guest's journal relies on survives a kill.
+	// QEMU's NVMe controller ignores that a guest demands a durable write (FUA), and QEMU writes the
+	// block table of a qcow2 only at a flush. With writethrough the guest's journal survives a kill.
 	const own = "file=root.qcow2,format=qcow2,if=none,id=root,cache=writethrough"
 	cpu := "max"
 	if h.accelerator == "kvm" {
@@ -270,7 +270,7 @@ func (h *Host) arguments(g Guest, image string) []string {
 	return arguments
 }
 
-// await waits until the process answers for the instance.
+// await waits until the new QEMU process answers with the instance's ID.
 func await(ctx context.Context, dir, id string, exited <-chan error) (m *Machine, err error) {
 	ctx, cancel := context.WithTimeout(ctx, plugTime)
 	defer cancel()
@@ -291,8 +291,8 @@ func await(ctx context.Context, dir, id string, exited <-chan error) (m *Machine
 	return m, err
 }
 
-// Find returns the machine of an instance that runs in the directory, or nil if none does: whoever
-// answers at the socket with the instance's ID. It waits for a QEMU that has just been started.
+// Find returns the machine of an instance that runs in the directory, or nil. It is the process
+// that answers at the socket with the instance's ID. Find waits for a QEMU that is still starting.
 func Find(ctx context.Context, dir, id string) (m *Machine, err error) {
 	ctx, cancel := context.WithTimeout(ctx, plugTime)
 	defer cancel()
@@ -315,7 +315,7 @@ func find(ctx context.Context, dir, id string) (*Machine, error) {
 		return nil, err
 	}
 	defer at.Close()
-	// The name of a socket is short, so it is not found by the path of the directory.
+	// The path of a socket must be short, so use the one through the open directory.
 	conn, err := new(net.Dialer).DialContext(ctx, "unix",
 		fmt.Sprintf("/proc/self/fd/%d/qmp.sock", at.Fd()))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
@@ -330,7 +330,7 @@ func find(ctx context.Context, dir, id string) (*Machine, error) {
 		return nil, err
 	}
 	m := &Machine{ID: id, pid: pid}
-	// After the greeting the process lives, so the descriptor is of it and of no later one.
+	// A QEMU that greets still runs, so pid is its pidfd, not that of a later process with its PID.
 	if m.qmp, err = connect(ctx, conn); err != nil {
 		return nil, errors.Join(err, unix.Close(pid))
 	}
@@ -348,7 +348,7 @@ func find(ctx context.Context, dir, id string) (*Machine, error) {
 	return m, nil
 }
 
-// peer returns a descriptor of the process that listens at the other end.
+// peer returns a pidfd of the process that listens at the other end of a connection.
 func peer(conn *net.UnixConn) (pidfd int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -364,24 +364,24 @@ func peer(conn *net.UnixConn) (pidfd int, err error) {
 	return unix.PidfdOpen(int(of.Pid), 0)
 }
 
-// keptText is how much of a serial console's text is kept at least.
+// keptText is how many bytes of the serial console's text are kept at least.
 const keptText = 1 << 20
 
-// shorten limits the text of the console every second until the machine ends or is released.
+// shorten limits the text of the console, every second, until the machine ends or is released.
 func (m *Machine) shorten(dir string) {
 	every := time.NewTicker(time.Second)
 	defer every.Stop()
 	for {
 		select {
 		case <-every.C:
-			_ = forgetText(dir) // QEMU writes on, and the next second tries again
+			_ = forgetText(dir) // after an error, the next second tries again
 		case <-m.qmp.ended:
 			return
 		}
 	}
 }
 
-// forgetText gives back the blocks of the text before the last keptText bytes. The offsets stay.
+// forgetText frees the space of the text before the last keptText bytes. It keeps all offsets.
 func forgetText(dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -396,9 +396,9 @@ func forgetText(dir string) error {
 		(size-keptText)&^0xfff)
 }
 
-// Console reads up to most bytes of the text of a machine's serial console since its last start,
-// from an offset, which counts back from the end if it is negative: -1 is the end. Text that is not
-// kept any more is skipped. It returns the offset behind what it has read.
+// Console reads up to most bytes, from an offset, of what the serial console has printed since the
+// last start. A negative offset counts back from the end: -1 is the end. Console skips text that is
+// not kept any more, and returns the offset behind the last byte that it has read.
 func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -414,7 +414,7 @@ func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	}
 	kept := func(at int64) (int64, error) {
 		first, err := f.Seek(at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) { // no text is behind it
+		if errors.Is(err, unix.ENXIO) { // there is no text behind the offset
 			return max(at, size), nil
 		}
 		return first, err
@@ -427,7 +427,7 @@ func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, 0, err
 	}
-	first, err := kept(from) // what was given back meanwhile may have been read as NULs
+	first, err := kept(from) // skip NULs: forgetText may have run during the read
 	if err != nil {
 		return nil, 0, err
 	}

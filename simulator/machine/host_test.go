@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestAQEMUThatEndsAtOnceIsAnErrorWithItsWords(t *testing.T) {
+func TestStartReturnsTheOutputOfAQEMUThatEndsAtOnce(t *testing.T) {
 	image, programs, dir := t.TempDir(), t.TempDir(), t.TempDir()
 	for path, text := range map[string]string{
 		filepath.Join(image, "current"):      "new",
@@ -32,7 +32,7 @@ func TestAQEMUThatEndsAtOnceIsAnErrorWithItsWords(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the directory is not locked any more
+	for range 2 { // the first start must not leave the directory locked
 		m, err := h.Start(t.Context(), dir, Guest{ID: "id", Name: "a", CPUs: 1}, nil)
 		if m != nil || err == nil || !strings.Contains(err.Error(), "QEMU has ended") ||
 			!strings.Contains(err.Error(), "no such device") {
@@ -41,7 +41,7 @@ func TestAQEMUThatEndsAtOnceIsAnErrorWithItsWords(t *testing.T) {
 	}
 }
 
-func TestTheTextOfAConsoleIsBoundedAndKeepsItsOffsets(t *testing.T) {
+func TestForgetTextBoundsTheConsoleAndKeepsItsOffsets(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "console.log")
 	line := []byte("the guest prints and prints and prints until its disk would be full\n")

@@ -18,39 +18,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is the virtual machine of an instance. It ends when its guest powers it off, when it is
-// stopped, or when its process is killed.
+// Machine is the running virtual machine of an instance. It ends when its guest powers it off, or
+// when its QEMU process is killed.
 type Machine struct {
 	ID  string
 	qmp *monitor
-	// sshPort is the port of loopback that leads to the guest's sshd.
+	// sshPort is the port of 127.0.0.1 that QEMU forwards to the guest's sshd.
 	sshPort int
 
-	// mu makes one change of the disks at a time. It guards ports: whether the machine has PCIe root
-	// ports for its disks, which plugged finds out.
+	// mu lets one call at a time change the disks. It guards ports: whether the machine has PCIe root
+	// ports for its disks. plugged sets ports.
 	mu    sync.Mutex
 	ports bool
 
-	// pidMu guards pid, a pidfd, or -1 when it has been released.
+	// pidMu guards pid: a pidfd of QEMU, or -1 after Release.
 	pidMu sync.Mutex
 	pid   int
 }
 
-// Ended is closed when the machine has ended.
+// Ended returns a channel that is closed when the machine has ended.
 func (m *Machine) Ended() <-chan struct{} { return m.qmp.ended }
 
-// PoweredOff reports whether the guest has powered the ended machine off itself.
+// PoweredOff reports whether an ended machine was powered off by its guest.
 func (m *Machine) PoweredOff() bool {
 	m.qmp.mu.Lock()
 	defer m.qmp.mu.Unlock()
 	return m.qmp.last == "guest-shutdown"
 }
 
-// SSHPort returns the port of loopback that leads to the guest's sshd.
+// SSHPort returns the port of 127.0.0.1 that QEMU forwards to the guest's sshd.
 func (m *Machine) SSHPort() int { return m.sshPort }
 
-// Release lets the machine run on without this process, or forgets one that has ended. QEMU has one
-// monitor, so no other process finds the machine before.
+// Release closes the connection to QEMU, and the machine runs on if it has not ended. Only then can
+// another process find the machine, because QEMU serves one connection at a time.
 func (m *Machine) Release() error {
 	m.pidMu.Lock()
 	defer m.pidMu.Unlock()
@@ -62,29 +62,29 @@ func (m *Machine) Release() error {
 	return err
 }
 
-// rootSlot is the place on the PCI bus of the machine's own root disk, no disk of the rack.
+// rootSlot is the PCI slot of the machine's root disk, which is not a disk of the rack.
 const rootSlot = 0x9
 
-// slots are the places of the rack's disks.
+// slots are the PCI slots of the rack's disks.
 var slots = []int{0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1c, 0x1d}
 
-// ejectTime is how long the guest has to release a disk, and askAgain the time after which it is
-// asked once more, because a guest that boots does not hear it.
+// ejectTime is how long the guest has to release a disk. The guest is asked again after each
+// askAgain, because it ignores the request while it boots.
 const (
 	ejectTime = 10 * time.Second
 	askAgain  = time.Second
 )
 
-// errNoSlot means that a disk does not fit any more.
+// errNoSlot means that all slots have disks.
 var errNoSlot = fmt.Errorf("an instance has %d disks at most", len(slots))
 
-// node returns the name of a block device of a disk. QEMU's names have at most 31 bytes.
+// node returns the name of a block device of QEMU for a disk. Such names have at most 31 bytes.
 func node(kind, id string) string {
 	id = strings.ReplaceAll(id, "-", "")
 	return kind[:1] + kind[len(kind)-1:] + id[:min(len(id), 29)]
 }
 
-// block returns the block device of a disk over a file.
+// block describes the block device of a disk to QEMU. It lies over the block device named file.
 func (d Disk) block(file string) map[string]any {
 	return map[string]any{"driver": "raw", "node-name": node("disk", d.ID), "read-only": d.ReadOnly,
 		"size": d.SizeBytes, "file": file}
@@ -92,7 +92,7 @@ func (d Disk) block(file string) map[string]any {
 
 func port(slot int) string { return fmt.Sprintf("port-%#x", slot) }
 
-// device returns the NVMe controller of a disk in a slot, or behind the root port there.
+// device describes the NVMe controller of a disk to QEMU: in a slot, or at the slot's root port.
 func (d Disk) device(slot int, ports bool) map[string]any {
 	bus, at := "pci.0", slot
 	if ports {
@@ -110,7 +110,7 @@ type pciBus struct {
 	}
 }
 
-// plugged returns the slots in use, by the IDs of their disks.
+// plugged returns the slots with disks, by disk ID.
 func (m *Machine) plugged(ctx context.Context) (map[string]int, error) {
 	var buses []pciBus
 	if err := m.qmp.do(ctx, "query-pci", nil, &buses); err != nil {
@@ -131,7 +131,7 @@ func (m *Machine) plugged(ctx context.Context) (map[string]int, error) {
 	return used, nil
 }
 
-// behindPorts returns the ports in use, which query-pci lacks before the firmware numbers buses.
+// behindPorts returns the ports with disks. query-pci lacks them until the firmware numbers buses.
 func (m *Machine) behindPorts(ctx context.Context) (map[string]int, error) {
 	const peripheral = "/machine/peripheral"
 	var devices []struct{ Name string }
@@ -144,7 +144,7 @@ func (m *Machine) behindPorts(ctx context.Context) (map[string]int, error) {
 		if !is {
 			continue
 		}
-		var bus string // its path ends with the port's name
+		var bus string // the path of the bus, which ends with the port's name
 		if err := m.qmp.do(ctx, "qom-get", map[string]any{"path": peripheral + "/" + d.Name,
 			"property": "parent_bus"}, &bus); err != nil {
 			return nil, err
@@ -158,7 +158,7 @@ func (m *Machine) behindPorts(ctx context.Context) (map[string]int, error) {
 	return used, nil
 }
 
-// Plug plugs a disk into the lowest free slot, unless the machine has it.
+// Plug plugs a disk into the lowest free slot, unless the machine has the disk.
 func (m *Machine) Plug(ctx context.Context, d Disk) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -181,7 +181,7 @@ func (m *Machine) Plug(ctx context.Context, d Disk) error {
 	if i < 0 {
 		return errNoSlot
 	}
-	// A process that was killed while it plugged or unplugged the disk may have left these.
+	// A process that was killed while it plugged or unplugged the disk may have left block devices.
 	if err := m.forget(ctx, d.ID); err != nil {
 		return err
 	}
@@ -201,9 +201,9 @@ func (m *Machine) Plug(ctx context.Context, d Disk) error {
 	return nil
 }
 
-// Unplug ejects a disk, if the machine has it. If the guest does not release it, the disk is cut
-// off: what the guest asks of it from then on fails. When it returns without an error, no write of
-// the guest reaches the disk's bytes any more.
+// Unplug asks the guest to release a disk, if the machine has it. If the guest does not, it cuts
+// the disk off, so that the guest's reads and writes fail. When it returns without an error, no
+// further write of the guest reaches the disk's file.
 func (m *Machine) Unplug(ctx context.Context, d Disk) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -251,7 +251,7 @@ func (m *Machine) eject(ctx context.Context, d Disk) error {
 	}
 }
 
-// Keep unplugs every disk but these, as Unplug does.
+// Keep unplugs all disks except these, as Unplug does.
 func (m *Machine) Keep(ctx context.Context, ids ...string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -265,11 +265,11 @@ func (m *Machine) Keep(ctx context.Context, ids ...string) error {
 	return errors.Join(errs...)
 }
 
-// cut puts a device whose every request fails below the guest's disk, in place of its file.
+// cut replaces the file below a guest's disk by a block device that fails every request.
 func (m *Machine) cut(ctx context.Context, d Disk) error {
 	nodes, err := m.nodes(ctx)
 	if err != nil || !nodes[node("file", d.ID)] {
-		return err // it has been cut off before
+		return err // an earlier call has cut the disk off
 	}
 	dead := map[string]any{"driver": "blkdebug", "node-name": node("dead", d.ID),
 		"inject-error": []map[string]any{{"event": "none", "errno": int(unix.EIO)}},
@@ -286,7 +286,7 @@ func (m *Machine) cut(ctx context.Context, d Disk) error {
 	return m.qmp.do(ctx, "blockdev-del", map[string]any{"node-name": node("file", d.ID)}, nil)
 }
 
-// forget removes what is left of the block devices of a disk that no guest has.
+// forget removes the block devices of a disk that were left when the disk was unplugged.
 func (m *Machine) forget(ctx context.Context, id string) error {
 	nodes, err := m.nodes(ctx)
 	for _, name := range []string{node("disk", id), node("dead", id), node("file", id)} {
@@ -309,7 +309,7 @@ func (m *Machine) nodes(ctx context.Context) (map[string]bool, error) {
 	return names, err
 }
 
-// Pause stops the guest's processors, and Resume lets them run on. Meanwhile nothing is written.
+// Pause stops the guest's processors until Resume. Meanwhile the guest writes nothing.
 func (m *Machine) Pause(ctx context.Context) error { return m.qmp.do(ctx, "stop", nil, nil) }
 
 // Resume ends a Pause.
@@ -320,7 +320,7 @@ func (m *Machine) Reset(ctx context.Context) error {
 	return m.qmp.do(ctx, "system_reset", nil, nil)
 }
 
-// Stop ends the machine at once, whatever its guest does, and waits for its end.
+// Stop kills QEMU, without telling the guest, and waits for its end.
 func (m *Machine) Stop(ctx context.Context) error {
 	if err := m.kill(); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("stop QEMU: %w", err)
@@ -344,7 +344,7 @@ func (m *Machine) kill() error {
 
 var forwarded = regexp.MustCompile(`HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s+\S+\s+22\s`)
 
-// findPort asks QEMU for the port of loopback that leads to the guest's sshd.
+// findPort asks QEMU for the port of 127.0.0.1 that it forwards to the guest's sshd.
 func (m *Machine) findPort(ctx context.Context) error {
 	var text string
 	err := m.qmp.do(ctx, "human-monitor-command",

@@ -1,26 +1,26 @@
 // Package machine runs the instances of a simulated rack as virtual machines with QEMU.
 //
-// A [Host] starts a [Machine] for an instance, plugs disks into it and unplugs them while it runs,
-// and finds the machines again that an earlier process started. A machine is of the kind that the
-// rack's hypervisor builds: an i440FX with one PCI bus, on which each disk is an NVMe controller
-// that is plugged and ejected by ACPI. A [Host] can also build a Q35 with PCIe root ports, which no
-// rack does. A machine also has a root disk of its own, over the image that tools/vm-image makes,
-// which survives a stop. A machine's network is QEMU's own: its sshd is a port of loopback, and
-// nothing else is reachable from outside.
+// A [Host] starts a [Machine] for an instance, and finds the machines that an earlier process
+// started. Disks can be plugged into a running machine and unplugged. A machine is like those of
+// the rack's hypervisor: an i440FX with one PCI bus, on which each disk is an NVMe controller that
+// is plugged and ejected by ACPI. A [Host] can also build a Q35 with PCIe root ports, which no rack
+// does. A machine also has a root disk over the image that tools/vm-image makes. What the guest
+// writes there survives a stop. QEMU's user network connects the machine: a port of 127.0.0.1 leads
+// to its sshd, and nothing else can be reached from outside.
 //
 // The directory of a machine has
 //
 //	root.qcow2   what the guest has written to its root filesystem
-//	image        a link to the image below it
-//	keys         those that root accepts
-//	lock         locked by QEMU as long as it lives
-//	console.log  the text of its serial console since its last start, at least the last MiB
-//	qmp.sock     the socket by which QEMU is asked; who answers there with the instance's ID is the
-//	             machine
-//	qemu.log     what QEMU says about itself
+//	image        a link to the image below root.qcow2
+//	keys         the SSH keys that root accepts
+//	lock         a file that QEMU keeps locked until it ends
+//	console.log  the text of the serial console since the last start, at least the last MiB
+//	qmp.sock     the socket of QEMU's monitor, by which a machine is found: a process that answers
+//	             there with the instance's ID is the machine
+//	qemu.log     QEMU's error output
 //
-// Of a rack's machine, QEMU has not: a serial number that is padded with NULs (it has spaces), an
-// empty model, CMIC, and a read-only namespace (its writes fail, but it does not say so before).
+// QEMU lacks some things that a rack's machine has: a serial number padded with NULs (QEMU uses
+// spaces), an empty model, CMIC, and a read-only namespace (QEMU only fails the writes).
 package machine
 
 import (
@@ -35,13 +35,13 @@ import (
 	"time"
 )
 
-// ErrGone means that the QEMU of a machine has ended.
+// ErrGone means that the machine's QEMU process has ended.
 var ErrGone = errors.New("its QEMU has ended")
 
-// plugTime is how long QEMU may take for a change that needs no guest.
+// plugTime limits how long QEMU may take for a change that does not depend on the guest.
 const plugTime = 10 * time.Second
 
-// Disk is a disk of a machine.
+// Disk is a disk of the rack in a machine.
 type Disk struct {
 	// ID is unique on the host. Serial has at most 20 bytes.
 	ID, Serial, Path string
@@ -50,27 +50,27 @@ type Disk struct {
 	ReadOnly         bool
 }
 
-// Guest is what a machine is started with.
+// Guest has the parameters of a machine.
 type Guest struct {
-	// ID is the instance's, which the firmware reports. Name is the hostname.
+	// ID is the ID of the instance, which the firmware reports. Name is the host name.
 	ID, Name    string
 	CPUs        int
 	MemoryBytes int64
-	// Keys are lines for root's authorized_keys.
+	// Keys are additional lines for root's authorized_keys.
 	Keys []string
 }
 
-// monitor is a connection to the monitor of a QEMU process (QMP). It ends with the process.
+// monitor is a connection to the monitor (QMP) of a QEMU process. It ends with the process.
 type monitor struct {
 	conn  net.Conn
 	ended chan struct{}
 
 	mu sync.Mutex
-	// guarded by mu
+	// mu guards the fields below.
 	next    int
 	waiting map[int]chan answer
 	watches map[chan event]bool
-	// last is why QEMU said it shut down, "" if it did not say so.
+	// last is the reason that QEMU gave for its shutdown, or "".
 	last string
 }
 
@@ -79,7 +79,7 @@ type answer struct {
 	Return json.RawMessage
 	Error  *struct{ Class, Desc string }
 
-	// An event has these.
+	// Only events have these fields.
 	Event string
 	Data  event
 }
@@ -90,7 +90,7 @@ type event struct {
 	Guest          bool
 }
 
-// connect greets the monitor behind a connection.
+// connect opens a QMP session on a connection.
 func connect(ctx context.Context, conn net.Conn) (*monitor, error) {
 	m := &monitor{conn: conn, ended: make(chan struct{}), waiting: map[int]chan answer{},
 		watches: map[chan event]bool{}}
@@ -102,7 +102,7 @@ func connect(ctx context.Context, conn net.Conn) (*monitor, error) {
 	return m, nil
 }
 
-// read passes on what QEMU says until it ends.
+// read passes QEMU's answers and events on, until the connection ends.
 func (m *monitor) read() {
 	lines := bufio.NewScanner(m.conn)
 	lines.Buffer(nil, 1<<20)
@@ -120,7 +120,7 @@ func (m *monitor) read() {
 			for w := range m.watches {
 				select {
 				case w <- a.Data:
-				default: // nobody watches that many
+				default: // drop the event: the channel is full
 				}
 			}
 		} else if w := m.waiting[a.ID]; w != nil {
@@ -133,7 +133,7 @@ func (m *monitor) read() {
 	close(m.ended)
 }
 
-// do asks for a command, and decodes what it returns unless result is nil.
+// do sends a command to QEMU, waits for the answer, and decodes it into result unless that is nil.
 func (m *monitor) do(ctx context.Context, command string, arguments, result any) error {
 	got := make(chan answer, 1)
 	m.mu.Lock()
@@ -177,7 +177,7 @@ func (m *monitor) do(ctx context.Context, command string, arguments, result any)
 	}
 }
 
-// watch returns the events from now on, until stop is called.
+// watch returns a channel with all events until stop is called.
 func (m *monitor) watch() (events <-chan event, stop func()) {
 	w := make(chan event, 64)
 	m.mu.Lock()

@@ -317,7 +317,7 @@ func (tx *Tx) AllInterfaces() iter.Seq[NetworkInterface] {
 	}
 }
 
-// NextHost returns a number for the MAC address of a network interface; each call returns another.
+// NextHost returns the number in a new interface's MAC address. It never returns one twice.
 func (tx *Tx) NextHost() uint64 {
 	n, err := tx.Bucket(bucketInterfaces).NextSequence()
 	tx.Check(err)

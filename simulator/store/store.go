@@ -77,7 +77,7 @@ func createStore(path string, volatile bool) error {
 // Close closes the file.
 func (s *Store) Close() error { return s.db.Close() }
 
-// View calls fn with a read-only transaction. It returns the error with which fn ended it.
+// View calls fn with a read-only transaction. It returns the error that fn gave to [Tx.Check].
 func (s *Store) View(fn func(*Tx)) error {
 	return s.db.View(func(t *bbolt.Tx) error { return (&Tx{t}).Try(fn) })
 }
@@ -130,7 +130,7 @@ func (tx *Tx) Refuse(when bool, err error) {
 }
 
 // Try calls fn and returns the error with which Check ended fn. The transaction keeps the changes
-// that fn has made before.
+// that fn made before the error.
 func (tx *Tx) Try(fn func(*Tx)) (err error) {
 	defer func() {
 		switch problem := recover().(type) {
@@ -388,7 +388,7 @@ var (
 	bucketAttached = []byte("attached")
 	// bucketInterfaces has the network interfaces of each instance.
 	bucketInterfaces = []byte("interfaces")
-	// bucketSagas has the requests that create disks and instances and that are not finished.
+	// bucketSagas has the requests of disks and instances that are not completely created.
 	bucketSagas = []byte("sagas")
 	// bucketUnfreed has the sizes of deleted disks and snapshots that the quota still counts.
 	bucketUnfreed = []byte("unfreed")
@@ -439,7 +439,7 @@ const (
 	ByID             = "id_ascending"
 )
 
-// OtherNames returns the IDs of the objects with the name subject, or the name for an ID.
+// OtherNames returns the IDs of the objects named subject, or the name of the one with that ID.
 func (tx *Tx) OtherNames(parent, subject string) []string {
 	return slices.Concat(
 		aliases(tx, Disks, parent, subject),
@@ -450,7 +450,7 @@ func (tx *Tx) OtherNames(parent, subject string) []string {
 	)
 }
 
-// aliases returns the ID of the object with the name subject, or the name of that with this ID.
+// aliases returns the ID of the object named subject, or the name of the object with that ID.
 func aliases[T Record](tx *Tx, t Table[T], parent, subject string) []string {
 	if id := t.names(tx).Get(key(parent, subject)); id != nil {
 		return []string{string(id)}
@@ -475,8 +475,8 @@ func (tx *Tx) AddStorage(delta int64) { tx.put(bucketMeta, keyStorage, tx.Storag
 // DeferRelease records that a deleted object uses its share of the quota until ReleaseDeferred.
 func (tx *Tx) DeferRelease(id string, size int64) { tx.put(bucketUnfreed, id, size) }
 
-// Reclaim makes a deleted object use its share of the quota again. If DeferRelease was called for
-// the object, it has never stopped to do so.
+// Reclaim makes the quota count a deleted object again. If DeferRelease was called, the quota still
+// counts the object, and Reclaim only cancels the release.
 func (tx *Tx) Reclaim(id string, size int64) {
 	if tx.Bucket(bucketUnfreed).Get([]byte(id)) == nil {
 		tx.AddStorage(size)
