@@ -57,7 +57,7 @@ type Plane struct {
 	device uint64
 	// noDevices is the reason why no disk has a loop device, or nil if disks have one.
 	noDevices error
-	// machines starts the guests as virtual machines; nil means that they are guest views.
+	// machines runs the virtual machines. It is nil if the guests are only guest views.
 	machines *machine.Host
 	// starting lets one machine start at a time, so that two do not count on the same free memory.
 	starting sync.Mutex
@@ -287,7 +287,7 @@ const (
 	leastMemory, mostMemory = 512 << 20, 1 << 30
 )
 
-// ErrNoMemory means that this computer lacks the memory for one more machine.
+// ErrNoMemory means that the host lacks the memory for one more virtual machine.
 var ErrNoMemory = errors.New("this computer lacks the memory for one more virtual machine")
 
 func (p *Plane) machineDir(id string) string { return filepath.Join(p.GuestDir(id), "machine") }
@@ -300,8 +300,8 @@ func (p *Plane) machineDisk(d *plugged) machine.Disk {
 		SizeBytes: d.spec.sizeOr(d.wrongSize), BlockSize: d.spec.BlockSize, ReadOnly: d.spec.ReadOnly}
 }
 
-// Run starts the virtual machine of a guest, with the disks that were plugged into the guest. It
-// does nothing if it runs already, or if the guests are not virtual machines.
+// Run starts the virtual machine of a guest, with the disks that were plugged into the guest. If
+// the machine runs already, or if the guests are not virtual machines, Run does nothing.
 func (p *Plane) Run(f Firmware) error {
 	if p.machines == nil {
 		return nil
@@ -350,7 +350,7 @@ func (p *Plane) Run(f Firmware) error {
 
 var memoryLine = regexp.MustCompile(`(?m)^(MemTotal|MemAvailable): +(\d+) kB$`)
 
-// hasMemory returns an error unless there is memory for one more virtual machine. All of them may
+// hasMemory returns an error unless there is memory for one more virtual machine. Together they may
 // have three quarters of the host's memory. Each running one counts with mostMemory, because it
 // takes its memory gradually.
 func (p *Plane) hasMemory(more int64) error {
@@ -365,7 +365,7 @@ func (p *Plane) hasMemory(more int64) error {
 	return fits(string(text), used, more)
 }
 
-// fits checks that /proc/meminfo has more bytes for one virtual machine, and used bytes for all.
+// fits returns ErrNoMemory if /proc/meminfo lacks more bytes, or if used is over the limit.
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
@@ -388,7 +388,7 @@ func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 			return
 		case <-m.Ended():
 		}
-		_ = m.Release()                       // free what an ended one holds
+		_ = m.Release()                       // the QEMU process has ended
 		if g.machine.CompareAndSwap(m, nil) { // false if Halt or Stop ended it
 			p.Ended(id, m.PoweredOff())
 		}

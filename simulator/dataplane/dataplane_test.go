@@ -39,7 +39,7 @@ func newPlaneIn(t *testing.T, c Config) *Plane {
 	t.Helper()
 	p := openPlane(t, c)
 	t.Cleanup(func() {
-		// A mount namespace that another process creates meanwhile keeps our mounts, and so our devices.
+		// A mount namespace that another process creates meanwhile keeps our mounts and devices in use.
 		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
@@ -303,7 +303,7 @@ func TestPlugDoesNotWaitForAnotherGuest(t *testing.T) {
 	}
 }
 
-func TestFitsRefusesAMachineWithoutMemory(t *testing.T) {
+func TestFitsRefusesAMachineThatNeedsTooMuchMemory(t *testing.T) {
 	const meminfo = "MemTotal:        8388608 kB\nMemFree:  1 kB\nMemAvailable:    2097152 kB\n"
 	for name, test := range map[string]struct {
 		used, more int64
@@ -477,7 +477,7 @@ func TestReconcileKeepsTheDevicesOfAnotherRack(t *testing.T) {
 	}
 }
 
-func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
+func TestReconcileReplacesDevicesThatDifferFromTheirDisks(t *testing.T) {
 	for name, change := range map[string]func(*Device){
 		"another size":       func(s *Device) { s.SizeBytes /= 2 },
 		"another block size": func(s *Device) { s.BlockSize = 4096 },

@@ -259,7 +259,7 @@ func copyKeepingHoles(ctx context.Context, dst, src *os.File) error {
 		if err := errors.Join(inSrc, inDst, ctx.Err()); err != nil {
 			return fmt.Errorf("copy %s: %w", src.Name(), err)
 		}
-		// The kernel copies between two files if it can.
+		// CopyN lets the kernel copy between the files, where the kernel can.
 		if _, err := io.CopyN(dst, src, offset-start); err != nil {
 			return fmt.Errorf("copy %s: %w", src.Name(), err)
 		}

@@ -116,7 +116,7 @@ type plugged struct {
 	wrongSize int64
 	// node is the device's name in the guest. It is "" while the guest does not see the device.
 	node string
-	// cancel ends the goroutine that shows the device later. At its end it closes appeared.
+	// cancel ends the goroutine that shows the device later, which closes appeared at its end.
 	cancel   context.CancelFunc
 	appeared chan struct{}
 }
@@ -246,7 +246,7 @@ func (v view) show(spec Device, loop loopdev.Device, name string) error {
 	return os.Rename(aside, filepath.Join(v.blockDir(), name))
 }
 
-// shows reports whether the guest sees the loop device, with its present diskseq, under a name.
+// shows reports whether the guest sees the loop device, with the same diskseq, under a name.
 func (v view) shows(name string, loop loopdev.Device) bool {
 	sequence, err := os.ReadFile(filepath.Join(v.blockDir(), name, "diskseq"))
 	return err == nil && string(sequence) == fmt.Sprintf("%d\n", loop.Sequence) &&

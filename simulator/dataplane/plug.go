@@ -252,10 +252,10 @@ func (p *Plane) hide(d *plugged) error {
 	return nil
 }
 
-// IDs has the IDs of objects by their kind, and those of objects without a record by the key Left.
+// IDs has the IDs of objects by their kind, and by the key Left the IDs of deleted objects.
 type IDs map[string][]string
 
-// Left is the key in [IDs] for objects that have no record, but may have files.
+// Left is the key in [IDs] for objects that have no record any more, but may have files.
 const Left = "left"
 
 // Reconcile makes the data plane match the records, even if the last simulator was killed. attached
@@ -348,7 +348,7 @@ func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map
 	return adopted, errors.Join(errs...)
 }
 
-// carries reports whether a loop device equals Plug's device for a disk, and is not being released.
+// carries reports whether a loop device is as Plug would create it, and is not being released.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
 	return p.Flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) &&
 		loop.Serial == spec.loopSerial() && loop.SizeBytes == spec.SizeBytes &&
@@ -503,7 +503,7 @@ func (f *Flaky) replace(id string, d *flakyDisk) {
 	f.disks[id] = d
 }
 
-// plug returns the path of a file that leads to the disk's file and fails by the disk's faults.
+// plug returns the path of a file that passes operations on to the disk's file, or fails them.
 func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil

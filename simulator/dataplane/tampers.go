@@ -45,7 +45,7 @@ type tampering struct {
 	undo map[string][]func() error
 }
 
-// Tamper activates a tamper, or none for the zero value. It undoes what the last tamper left.
+// Tamper activates a tamper, or none for the zero value. It removes what the last tamper left.
 func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Lock()
 	undo := p.tampering.undo
@@ -256,7 +256,7 @@ func swapDisks(p *Plane, e event) error {
 		os.Rename(aside, p.DiskPath(id)))
 }
 
-// staleRead gives a disk, at each attach, the content that it had at the last detach but one.
+// staleRead gives a disk, at each attach, the content that it had two detaches ago.
 func staleRead(p *Plane, e event) error {
 	last, older := p.tampering.path(e.disk), p.tampering.path(e.disk+".older")
 	var err error
@@ -487,8 +487,8 @@ const (
 
 type event struct {
 	what happening
-	// disk is the disk's ID. name is its name, which a plug sets. bytes is its size, which a creation
-	// or a plug sets.
+	// disk is the disk's ID. A plug event also has the disk's name. A plug event or a creation event
+	// also has the disk's size, bytes.
 	disk, name string
 	bytes      int64
 	// fault is the fault with which a disk is plugged.
@@ -497,7 +497,7 @@ type event struct {
 	snapshot string
 }
 
-// corruption is an active corruption, with what it knows of disks and snapshots.
+// corruption is the state of an active corruption.
 type corruption struct {
 	damage damage
 	moment moment

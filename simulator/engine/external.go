@@ -170,8 +170,8 @@ func (c *Change) usedAddresses(kinds ...*Kind) map[netip.Addr]bool {
 	return used
 }
 
-// user returns the ID of the instance to which a floating IP or an external subnet is attached, or
-// "".
+// user returns the ID of the instance to which a floating IP or an external subnet is attached; ""
+// means none.
 func user(c *Change) string { return c.old.Text("instance_id") }
 
 func attached(c *Change) (string, bool) { return "", user(c) != "" }
@@ -318,7 +318,7 @@ func (c *Change) attachEphemeral(i store.Instance, a Allocation) store.Resource 
 		named(versionOf(address), "", map[string]any{"address_allocator": a}))
 }
 
-// AttachEphemeralIP gives an instance an ephemeral address by an [Allocation].
+// AttachEphemeralIP gives an instance the ephemeral address that an [Allocation] describes.
 func (s Instances) AttachEphemeralIP(call *Call, tx *store.Tx) Ephemeral {
 	i := lookup(s.Simulation, call, tx, store.Instances)
 	tx.Refuse(i.RunState == store.StateCreating,

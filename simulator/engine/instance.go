@@ -66,7 +66,7 @@ func (s Instances) Start(call *Call) (store.Instance, error) {
 	})
 }
 
-// Stop halts the guest at once. The state stopped comes after Config.InstanceDelay (A46).
+// Stop halts the guest at once. The state stopped comes after the InstanceDelay (A46).
 func (s Instances) Stop(call *Call) (store.Instance, error) {
 	return s.change(call, func(tx *store.Tx, i *store.Instance) {
 		switch i.RunState {
@@ -167,7 +167,7 @@ func (s Instances) settleLater(i store.Instance) {
 	})
 }
 
-// run plugs in the disks of an instance, and starts its virtual machine if it is one.
+// run plugs in an instance's disks, and starts the instance's virtual machine, if it has one.
 func (s Instances) run(call *Call, i store.Instance) error {
 	if err := s.plugAll(call, i); err != nil {
 		return err

@@ -30,7 +30,7 @@ var (
 )
 
 // init sets the kinds, because Go refuses variables whose initial values refer to each other. It
-// sets a kind after those whose tables its Holders read.
+// sets a kind with Holders after the kinds to which the Holders refer.
 func init() {
 	*SSHKey = Kind{
 		Name: "ssh-key", Operation: "current_user_ssh_key", Param: "ssh_key",

@@ -183,7 +183,7 @@ func (s Instances) Interface(call *Call, tx *store.Tx) store.NetworkInterface {
 	return nic
 }
 
-// CreateInterface adds an interface to a stopped instance, by an [InterfaceCreate].
+// CreateInterface adds the interface that an [InterfaceCreate] describes to a stopped instance.
 func (s Instances) CreateInterface(call *Call, tx *store.Tx) store.NetworkInterface {
 	c := call.Body.(InterfaceCreate)
 	tx.Refuse(c.Unsupported != "", lacking(c.Unsupported))
@@ -213,7 +213,7 @@ type InterfaceUpdate struct {
 	Unsupported string
 }
 
-// UpdateInterface changes an interface of a stopped instance by an [InterfaceUpdate].
+// UpdateInterface applies an [InterfaceUpdate] to an interface of a stopped instance.
 func (s Instances) UpdateInterface(call *Call, tx *store.Tx) (nic store.NetworkInterface) {
 	u := call.Body.(InterfaceUpdate)
 	tx.Refuse(u.Unsupported != "", lacking(u.Unsupported))

@@ -28,7 +28,7 @@ const (
 // poolWords has the texts and fields in which IP pools and subnet pools differ.
 type poolWords struct {
 	// id is the name of the field with the pool's ID. link is the rack's word for the link between a
-	// pool and a silo. linkID describes an existing link in the error for a second one.
+	// pool and a silo. linkID describes the link in the error for a link that exists already.
 	id, link, linkID string
 	// otherVersion, overlaps and missing are errors about an extent. otherVersion is formatted with
 	// the extent's IP version, the pool's IP version and the pool's ID.
@@ -40,7 +40,7 @@ type poolWords struct {
 	secondDefault string
 	// strict means that unlinking a pool that is not linked is an error.
 	strict bool
-	// users are the kinds whose records have an address or subnet of a pool. field names their field.
+	// users are the kinds whose records have an address or subnet of a pool, in a field named field.
 	users []*Kind
 	field string
 }
@@ -248,7 +248,7 @@ type PoolLink struct {
 	IsDefault bool
 }
 
-// LinkPool links a pool to a silo, by a [PoolLink].
+// LinkPool links a pool to a silo. The body is a [PoolLink].
 func (s Resources) LinkPool(call *Call, tx *store.Tx) Part {
 	c, link := s.change(call, tx, call.Kind), call.Body.(PoolLink)
 	c.Check(checkSilo(link.Silo))
@@ -268,7 +268,7 @@ func noLink(k *Kind, pool store.Resource) error {
 		pool.ID, siloID)})
 }
 
-// UpdatePoolLink sets by a [PoolLink] whether a pool is the default pool of a silo.
+// UpdatePoolLink sets whether a pool is the default pool of a silo. The body is a [PoolLink].
 func (s Resources) UpdatePoolLink(call *Call, tx *store.Tx) Part {
 	c, first := s.change(call, tx, call.Kind), call.Body.(PoolLink).IsDefault
 	c.Check(checkSilo(call.Named["silo"]))
@@ -391,7 +391,7 @@ func (s Resources) RemoveExtent(call *Call, tx *store.Tx) {
 	c.put()
 }
 
-// PoolUtilization has the numbers of all and of free addresses of a pool.
+// PoolUtilization counts the addresses of a pool, and those of them that are free.
 type PoolUtilization struct {
 	Capacity  float64 `json:"capacity"`
 	Remaining float64 `json:"remaining"`

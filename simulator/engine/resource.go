@@ -12,7 +12,7 @@ import (
 )
 
 // Kind describes one kind of resource, such as a VPC: an object that has a record, but no data and
-// no device. The methods of Resources serve all kinds, by the differences that a Kind states.
+// no device. The methods of Resources handle all kinds, and a Kind describes how its kind differs.
 type Kind struct {
 	// Name is the rack's word for the resource in errors. Operation begins the names of the kind's
 	// operations in the API. Param is the resource's parameter in paths and queries.
@@ -222,7 +222,7 @@ func (s Resources) List(call *Call, tx *store.Tx) []store.Resource {
 	return items
 }
 
-// Create creates a record in a parent, by a [ResourceInput].
+// Create creates a record in a parent. The body is a [ResourceInput].
 func (s Resources) Create(call *Call, tx *store.Tx) store.Resource {
 	c := &Change{Simulation: s.Simulation, Tx: tx}
 	r := c.create(call.Kind, s.parent(call, tx, call.Kind), call.Body.(ResourceInput))
@@ -285,7 +285,7 @@ func (s Resources) change(call *Call, tx *store.Tx, k *Kind) *Change {
 	return c
 }
 
-// Update changes a record by a [ResourceInput].
+// Update changes a record. The body is a [ResourceInput].
 func (s Resources) Update(call *Call, tx *store.Tx) store.Resource {
 	k, in := call.Kind, call.Body.(ResourceInput)
 	c := s.change(call, tx, k)

@@ -36,7 +36,7 @@ import (
 
 // Config configures a rack. The zero value is a rack in a temporary directory, which Close removes.
 type Config struct {
-	// Dir is the rack's directory. If a rack is opened there again, it has all its objects.
+	// Dir is the rack's directory. A rack that is opened there again has all its earlier objects.
 	Dir string
 	// Volatile makes writes faster: records and new disks survive the end of the simulator, even a
 	// kill, but not a power cut of the host.
@@ -64,8 +64,8 @@ type Config struct {
 	// Role is the token's role in the projects; "" means adminapi.RoleCollaborator.
 	Role string
 	// DeviceDelay is the time from an attach until the guest sees the device. CreateHold and
-	// SnapshotHold are the least times in which a disk or a snapshot is created. InstanceDelay is the
-	// time that an instance takes to start, stop or reboot.
+	// SnapshotHold are the minimum durations of the creation of a disk and of a snapshot.
+	// InstanceDelay is the time that an instance takes to start, stop or reboot.
 	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay time.Duration
 	// FreeDelay makes deletion soft, as in a coming release. A disk or a snapshot is gone when its
 	// DELETE is answered, but its bytes and its share of the quota are freed after the delay. With 0
@@ -95,7 +95,7 @@ type Config struct {
 	// MachineType is the type of the virtual machines: "pc", as a rack has them (the default), or
 	// "q35".
 	MachineType string
-	// FlakyDisks creates disks that can fail (adminapi.DiskFault). The process serves their devices.
+	// FlakyDisks creates disks that can fail (adminapi.DiskFault). This process serves their devices.
 	FlakyDisks bool
 }
 
@@ -161,7 +161,7 @@ type Simulation struct {
 	life     sync.Mutex
 	released bool
 	mu       sync.Mutex
-	// mu guards closed and deferred. closed must not change while work is added.
+	// mu guards closed and deferred, and is held while work is added.
 	closed   bool
 	deferred *deferredWork
 }
@@ -299,7 +299,7 @@ func (r *Simulation) background(work func()) {
 	}
 }
 
-// Pause waits for d. It returns false if ctx ends, or the rack closes, before.
+// Pause waits for d. It returns false if ctx ends or the rack closes first.
 func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -34,9 +34,9 @@ func (s Snapshots) View(call *Call, tx *store.Tx) store.Snapshot {
 	return lookup(s.Simulation, call, tx, store.Snapshots).Snapshot
 }
 
-// Create creates a snapshot by a [SnapshotCreate], and returns when it is ready. Until then other
-// callers see the snapshot in the state creating, and its disk in maintenance, unless the disk is
-// attached (A38).
+// Create creates the snapshot that a [SnapshotCreate] describes, and returns when it is ready.
+// Until then other callers see the snapshot in the state creating, and its disk in maintenance,
+// unless the disk is attached (A38).
 func (s Snapshots) Create(call *Call) (store.Snapshot, error) {
 	c := call.Body.(SnapshotCreate)
 	d, err := Reading(s.Simulation, func(tx *store.Tx) store.Disk {
@@ -178,8 +178,8 @@ func (s Images) List(call *Call, tx *store.Tx) []store.Image {
 	return scan(tx, call, store.Images, "")
 }
 
-// Create creates an image from a snapshot, by an [ImageCreate]. The image belongs to the project
-// that the call names or, without one, to the silo.
+// Create creates an image from a snapshot. The body is an [ImageCreate]. The image belongs to the
+// project that the call names or, without one, to the silo.
 func (s Images) Create(call *Call) (store.Image, error) {
 	c := call.Body.(ImageCreate)
 	defer s.locks.Lock(c.SnapshotID)() // so that no call deletes the snapshot during the copy

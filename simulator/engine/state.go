@@ -131,8 +131,8 @@ func (c Config) switches() adminapi.Switches {
 	}
 }
 
-// diskLimit returns how many disks of the rack an instance may have (A16). The guest of a virtual
-// machine without a boot disk of the rack sees the machine's own root disk in its place.
+// diskLimit returns how many disks of the rack an instance may have (A16). A virtual machine
+// without a boot disk of the rack boots from its own root disk, which also counts.
 func (r *Simulation) diskLimit(now adminapi.Switches, hasBootDisk bool) int {
 	switch {
 	case r.config.Machines == "":

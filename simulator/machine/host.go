@@ -161,7 +161,7 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 		_ = c.Process.Kill()
 		<-exited // QEMU writes to no disk any more
 		if m != nil {
-			_ = m.Release() // free what the ended machine holds
+			_ = m.Release() // the QEMU process has ended
 		}
 		said, _ := os.ReadFile(filepath.Join(dir, "qemu.log"))
 		return nil, fmt.Errorf("%w: %s", err, bytes.TrimSpace(said[max(0, len(said)-1024):]))
@@ -381,7 +381,7 @@ func (m *Machine) shorten(dir string) {
 	}
 }
 
-// forgetText frees the space of the text before the last keptText bytes. It keeps all offsets.
+// forgetText frees the space of the text before the last keptText bytes. All offsets stay the same.
 func forgetText(dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -342,7 +342,7 @@ func (t Table[T]) Delete(tx *Tx, record T) {
 	))
 }
 
-// Scan returns the first limit records of a parent that come after the name or ID last by sortBy.
+// Scan returns the first limit records of a parent, sorted by sortBy, after the name or ID last.
 func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) []T {
 	index := t.names(tx)
 	if sortBy == ByID {
