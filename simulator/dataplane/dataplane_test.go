@@ -386,7 +386,7 @@ func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
 	guest := newGuest(t, p)
 	d := plugDisk(t, p, guest, "db")
 	simtest.NoError(t, writeTo(nodeOf(t, p, guest), 'k'))
-	// End the connection to the kernel, as the end of a process does.
+	// End the FUSE connection, as the kernel does when the process ends.
 	simtest.NoError(t, unix.Unmount(p.Flaky.dir, unix.MNT_FORCE|unix.MNT_DETACH))
 	p.Stop()
 	dead := devicesOf(t, p)

@@ -145,7 +145,7 @@ func (p *Plane) RemoveImage(id string) (err error) {
 // unfinished is the suffix of the names of files that are being written.
 const unfinished = ".tmp"
 
-// makeBacking creates a file, complete and durable, or none. It keeps a file that exists.
+// makeBacking creates a complete and durable file, or no file. It keeps a file that exists.
 func (p *Plane) makeBacking(path string, write func(*os.File) error) error {
 	if _, err := os.Stat(path); err == nil {
 		return nil

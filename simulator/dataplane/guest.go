@@ -246,7 +246,7 @@ func (v view) show(spec Device, loop loopdev.Device, name string) error {
 	return os.Rename(aside, filepath.Join(v.blockDir(), name))
 }
 
-// shows reports whether the guest sees the loop device, with the same diskseq, under a name.
+// shows reports whether name in the view is the loop device, with the device's own diskseq.
 func (v view) shows(name string, loop loopdev.Device) bool {
 	sequence, err := os.ReadFile(filepath.Join(v.blockDir(), name, "diskseq"))
 	return err == nil && string(sequence) == fmt.Sprintf("%d\n", loop.Sequence) &&

@@ -497,7 +497,7 @@ type event struct {
 	snapshot string
 }
 
-// corruption is the state of an active corruption.
+// corruption is the state of a tamper that combines a damage, a moment and a place.
 type corruption struct {
 	damage damage
 	moment moment
@@ -686,7 +686,7 @@ type victim struct {
 	done   bool
 }
 
-// once calls do if possible is true, but not a second time.
+// once calls do the first time that possible is true.
 func (v *victim) once(possible bool, do func() error) error {
 	if v.done || !possible {
 		return nil

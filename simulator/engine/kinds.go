@@ -29,8 +29,8 @@ var (
 		AddressLot, PortSettings, ephemeralIP, natIP}
 )
 
-// init sets the kinds, because Go refuses variables whose initial values refer to each other. It
-// sets a kind with Holders after the kinds to which the Holders refer.
+// init sets the kinds, because Go refuses variables whose initial values refer to each other. A
+// kind comes after the kinds whose Table it uses.
 func init() {
 	*SSHKey = Kind{
 		Name: "ssh-key", Operation: "current_user_ssh_key", Param: "ssh_key",

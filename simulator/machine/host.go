@@ -291,8 +291,8 @@ func await(ctx context.Context, dir, id string, exited <-chan error) (m *Machine
 	return m, err
 }
 
-// Find returns the machine of an instance that runs in the directory, or nil. It is the process
-// that answers at the socket with the instance's ID. Find waits for a QEMU that is still starting.
+// Find returns the machine that runs in the directory: the process that answers at the socket with
+// the instance's ID. It returns nil if there is none, and waits for a QEMU that is still starting.
 func Find(ctx context.Context, dir, id string) (m *Machine, err error) {
 	ctx, cancel := context.WithTimeout(ctx, plugTime)
 	defer cancel()
