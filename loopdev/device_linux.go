@@ -18,25 +18,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// detachTimeout limits how long Detach waits for users of the device. A prober such as udev opens
-// every new device for some milliseconds. A mount stays longer.
+// detachTimeout limits how long Detach waits until other users close the device. A prober such as
+// udev keeps a new device open for some milliseconds, a mount far longer.
 const detachTimeout = 2 * time.Second
 
 // Detach releases the device and returns when the kernel has released the file. It succeeds if the
-// device was released before. It returns [ErrBusy] if the device is still in use after two seconds
-// or at the end of ctx. The kernel then releases the device when its last user closes it. The
-// caller can wait for that with another call of Detach.
+// device was released before. It returns [ErrBusy] if another user still has the device open after
+// two seconds or at the end of ctx. The kernel then releases the device when its last user closes
+// it, and another call of Detach waits for that.
 func (d Device) Detach(ctx context.Context) error {
 	err := d.with(func(f *os.File) error {
-		// Linux keeps the read-only flag with the number, so clear it for the next user.
+		// Linux keeps the read-only flag of a device number for the next attachment, so clear it.
 		return errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0),
 			unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
 	})
-	// After these two errors the device is gone or will be soon. The loop below waits for that.
+	// ErrGone and ENXIO mean that the kernel has released the device, or is releasing it.
 	if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", d.Path, explain(err))
 	}
-	// The ioctl only marks an open device, as ours is. The kernel releases it at the last close.
+	// LOOP_CLR_FD only marks an open device. The kernel releases the device at its last close.
 	ctx, cancel := context.WithTimeout(ctx, detachTimeout)
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -53,9 +53,9 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// leaveDiscards removes the device if it refuses discards. Linux keeps that property for the number
-// and cannot change it back, so the next user of the number needs a new device. The kernel does not
-// remove a device that is in use again.
+// leaveDiscards removes the device if it refuses discards. Linux keeps this refusal for the device
+// number and cannot undo it, so the number needs a new device. The removal fails if another process
+// uses the device already.
 func (d Device) leaveDiscards() error {
 	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
 		return nil
@@ -79,12 +79,12 @@ func (d Device) Sync() error {
 }
 
 // Cut disconnects the device from its file while the device is in use, like pulling out a drive.
-// The device has size 0 from then on: every read and write fails, and none reaches the file.
-// Requests in flight are finished first, and nothing that was acknowledged is undone. The device
-// exists until it was released with Detach, before or after Cut, and its last user has closed it.
+// The device has size 0 from then on: every read and write fails and does not reach the file.
+// Requests in flight are finished first, and acknowledged writes stay in the file. The device still
+// exists until Detach has been called and its last user has closed it.
 //
-// Cut sets an offset beyond the end of any file. Changing the backing file would be the
-// obvious way, but the kernel allows that only for read-only devices.
+// Cut sets an offset beyond the end of any file. Changing the backing file would be the obvious
+// way, but the kernel allows that only for read-only devices.
 func (d Device) Cut() error {
 	err := d.with(func(f *os.File) error {
 		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
@@ -100,15 +100,15 @@ func (d Device) Cut() error {
 	return nil
 }
 
-// cutOffset is larger than any file, and does not overflow with the size of any device.
+// cutOffset is larger than any file. Its sum with the size of any device does not overflow.
 const cutOffset = 1 << 62
 
-// with opens the device, and calls do if the device still has this attachment. The attachment
-// cannot change while the descriptor is open, because the kernel defers every release to the
-// last close. The device is opened for reading, which is enough for root's ioctls: a kernel
-// may refuse to open a mounted device for writing.
+// with opens the device, and calls do if the device still has the attachment that d describes. The
+// attachment cannot change while the descriptor is open, because the kernel defers every release to
+// the last close. The device is opened for reading, which is enough for root's ioctls: a kernel may
+// refuse to open a mounted device for writing.
 func (d Device) with(do func(*os.File) error) error {
-	// If the device was removed, opening its node would create both again.
+	// Check before the open, because opening the node of a removed device creates the device again.
 	if held, err := d.attached(); err != nil || !held {
 		return cmp.Or(err, ErrGone)
 	}
@@ -125,11 +125,11 @@ func (d Device) with(do func(*os.File) error) error {
 	return do(f)
 }
 
-// attached reports whether the kernel still has this attachment.
+// attached reports whether the device still has the attachment that d describes.
 func (d Device) attached() (bool, error) {
 	sys := sysDir(d.Number)
-	// The directory disappears with the attachment. The sequence number changes with the next
-	// attachment.
+	// The kernel removes sys/loop when it releases the file, and gives the next attachment another
+	// sequence number.
 	_, err := os.Stat(sys + "/loop/backing_file")
 	var seq uint64
 	if err == nil {
@@ -189,7 +189,7 @@ func (c Config) attach(ctx context.Context) (d Device, err error) {
 		if d, err = c.tryNext(control, file, &number); err == nil || !raceLost(err) {
 			return d, err
 		}
-		// The pause is random, so that the losers of this race do not try again at the same time.
+		// The pause is random, so that processes that lost the race do not all try again at once.
 		if wait(ctx, rand.N(limit)) != nil {
 			return d, fmt.Errorf("%w: other processes took the free devices: %w", ctx.Err(), err)
 		}
@@ -237,8 +237,8 @@ func (c Config) open() (*os.File, error) {
 	return os.OpenFile(c.Path, os.O_RDWR, 0)
 }
 
-// tryNext gets the number of a free device and configures the device. It fails if another process
-// takes the device in between. The next attempt begins its search at from.
+// tryNext gets the number of a free device and attaches the file to it. It fails if another process
+// takes the device first. With Config.First, it begins at the number *from and advances it.
 func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	number, err := c.free(control, from)
 	if err != nil {
@@ -265,7 +265,7 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	if err := unix.IoctlLoopConfigure(int(node.Fd()), &config); err != nil {
 		return d, fmt.Errorf("configure %s: %w", d.Path, err)
 	}
-	// The device that had this number before may have been made read-only with BLKROSET.
+	// An earlier user of this device number may have made it read-only with BLKROSET.
 	err = errors.Join(unix.IoctlSetPointerInt(int(node.Fd()), unix.BLKROSET, 0),
 		d.limitRequests(file))
 	if err == nil && c.NoDiscards {
@@ -275,7 +275,7 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 		d, err = d.fill(node)
 	}
 	if err != nil {
-		// Release the device, because no caller knows it. The kernel does so when node is closed.
+		// The caller gets no Device that it could detach. The kernel releases it when node is closed.
 		clearErr := unix.IoctlSetInt(int(node.Fd()), unix.LOOP_CLR_FD, 0)
 		return d, fmt.Errorf("read the device %s: %w", d.Path, errors.Join(err, clearErr))
 	}
@@ -285,9 +285,9 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 // fuseRequestKiB is the kernel's default for the largest request to a FUSE server.
 const fuseRequestKiB = "128"
 
-// limitRequests keeps the kernel from splitting a request for a FUSE server. If the server refused
-// the second part of a write, the write would be short, and the kernel's loop driver reports a
-// short write as done. For other files it restores the default limit, if it can.
+// limitRequests keeps the kernel from splitting a request to a FUSE server. If the server refused
+// the second part of a split write, the kernel's loop driver would report the short write as done.
+// If the file is not on FUSE, limitRequests tries to restore the default limit.
 func (d Device) limitRequests(file *os.File) error {
 	var backing unix.Statfs_t
 	if err := unix.Fstatfs(int(file.Fd()), &backing); err != nil {
@@ -307,8 +307,8 @@ func (d Device) limitRequests(file *os.File) error {
 func (d Device) discardLimit() string { return sysDir(d.Number) + "/queue/discard_max_bytes" }
 
 // free returns the number of a device that was free a moment ago. Without Config.First, the kernel
-// chooses the lowest free number. Otherwise free searches upwards from the number from and adds the
-// device.
+// chooses the lowest free number. Otherwise free takes the first free number from *from upwards and
+// adds its device.
 func (c Config) free(control *os.File, from *int) (int, error) {
 	if c.First == 0 {
 		return unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
@@ -328,7 +328,7 @@ func (c Config) free(control *os.File, from *int) (int, error) {
 	return 0, fmt.Errorf("%w from number %d on", unix.ENOSPC, c.First)
 }
 
-// raceLost reports whether another process took, opened or removed the device meanwhile.
+// raceLost reports whether the error means that another process took, opened or removed the device.
 func raceLost(err error) bool {
 	return isAny(err, unix.EBUSY, unix.ENXIO, unix.ENODEV, unix.ENOENT, unix.EAGAIN)
 }
@@ -359,7 +359,7 @@ func List() ([]Device, error) {
 	return devices, nil
 }
 
-// describe reads one loop device. The error of a device without a file is one of absent.
+// describe reads one loop device. If the device has no file, the error is one of those in absent.
 func describe(number int) (d Device, err error) {
 	// Most devices are free, so do not open them.
 	if _, err := os.Stat(sysDir(number) + "/loop/backing_file"); err != nil {
@@ -373,11 +373,11 @@ func describe(number int) (d Device, err error) {
 		return d, err
 	}
 	defer f.Close()
-	// The attachment cannot change while f is open, so the code below reads a single attachment.
+	// The attachment cannot change while f is open, so fill reads the fields of a single attachment.
 	return d.fill(f)
 }
 
-// identify reads the properties that do not depend on an attachment.
+// identify returns the device with its number, path and device number.
 func identify(number int) (Device, error) {
 	d := Device{Number: number, Path: fmt.Sprintf("/dev/loop%d", number)}
 	b, err := os.ReadFile(sysDir(number) + "/dev")
@@ -390,12 +390,12 @@ func identify(number int) (Device, error) {
 	return d, nil
 }
 
-// fill reads the attachment behind f, which must stay open during the call.
+// fill adds the attachment's fields. f is the open device and must stay open during the call.
 func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	switch {
-	// The kernel asks the file's filesystem. FUSE returns one of the first two errors if no process
-	// serves it, and XFS returns the third one if it was shut down.
+	// The kernel calls the file's filesystem. FUSE fails with one of the first two errors if its
+	// server has ended, and XFS fails with EIO if it was shut down.
 	case isAny(err, unix.ENOTCONN, unix.ECONNABORTED, unix.EIO):
 		d.Orphaned = true
 	case err != nil:
@@ -472,8 +472,7 @@ func Available() error {
 
 func openControl() (*os.File, error) {
 	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
-	// The node exists, because openOrMake has made it. So these errors mean that the node has no
-	// driver.
+	// openOrMake creates a missing node, so these errors mean that the kernel has no driver for it.
 	if isAny(err, absent...) {
 		return nil, fmt.Errorf("the kernel has no loop driver; load it: modprobe loop (%w)", err)
 	}

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processMark is the first part of an owner that names a process.
+// processMark is the first part of an owner that [Process] returns.
 const processMark = "p"
 
 // process identifies a process until the next boot: its PID namespace, PID and start time.
@@ -61,8 +61,8 @@ func startOf(pid uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The program's name is in parentheses and may contain any character. The first field behind
-	// it is the state, and the 20th is the start time.
+	// The program's name is in parentheses and may contain any character. After the parentheses, the
+	// first field is the state, and the 20th is the start time.
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	if len(fields) < 20 {
 		return 0, fmt.Errorf("parse the state of the process %d: %q", pid, text)
@@ -103,13 +103,13 @@ func Ended(owner string) (bool, error) {
 }
 
 // DetachLeft releases every device whose [Config.Owner] names a process that has ended (see
-// [Process]), and returns the devices that it found. First it unmounts the mounts of these devices
-// in this mount namespace. The owner of an orphaned device is unknown, so the base name of its file
-// is used instead: a process that serves a file should give the file a name that begins with
-// [Process] and a ".". DetachLeft does not touch devices of living processes, or of processes in
-// another PID namespace. As in [Device.Detach], the error is [ErrBusy] when a device is still in
-// use, for example by a mount of another namespace. The kernel then releases the device with its
-// last user.
+// [Process]), and returns these devices. First it unmounts their mounts in this mount namespace. It
+// does not touch devices of living processes, or of processes in another PID namespace. As in
+// [Device.Detach], the error is [ErrBusy] if a device is still in use, for example by a mount in
+// another namespace, and the kernel then releases the device when its last user closes it.
+//
+// An orphaned device does not show its owner, so DetachLeft uses the name of its file instead. A
+// process that serves files should give them names that begin with [Process] and a ".".
 func DetachLeft(ctx context.Context) ([]Device, error) {
 	all, err := List()
 	if err != nil {
@@ -149,7 +149,7 @@ func (d Device) unmount() error {
 	return errors.Join(errs...)
 }
 
-// sourceOf reports whether a mount's source is the device: a btrfs has another number.
+// sourceOf reports whether the device is a mount's source. A btrfs has a device number of its own.
 func (d Device) sourceOf(m *mountinfo.Info) bool {
 	var st unix.Stat_t
 	return strings.HasPrefix(m.Source, "/") && unix.Stat(m.Source, &st) == nil &&
@@ -166,8 +166,8 @@ func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the loop devices of the files below %s: %w", dir, err)
 	}
-	// Detach all at once, because one may keep another in use: a device below dir may be the backing
-	// file of another device.
+	// Detach all at once: the file of a device may be the node of another device below dir, which the
+	// kernel cannot release before it.
 	errs := make([]error, len(found))
 	var all sync.WaitGroup
 	for i, d := range found {

@@ -2,14 +2,14 @@
 // releases them.
 //
 // The kernel keeps the serial in lo_file_name, the field in which losetup keeps a path. The owner
-// follows after the NUL, where other programs do not read. Both stay as long as the device is
-// attached, so a program that was killed finds its devices again without a record of them. Several
-// processes may use the package at once: each change is made on an open descriptor, after a check
-// of the kernel's sequence number of the attachment. So the package never changes a device that was
+// follows after the serial's NUL, where other programs do not read. Both stay as long as the device
+// is attached, so a program that was killed finds its devices again without a record of them.
+// Several processes may use the package at once: before each change it opens the device and checks
+// the kernel's sequence number of the attachment. So the package never changes a device that was
 // released and is used by another process.
 //
-// Attaching and detaching need root and Linux 5.15 or later. On other systems the package
-// builds, and [Available] and the other functions return an error.
+// Attaching and detaching need root and Linux 5.15 or later. On other systems the package builds,
+// and [Available] and the other functions return an error.
 package loopdev
 
 import (
@@ -23,13 +23,12 @@ type Config struct {
 	// Path is the path of a regular file. The file stays in use until the device is detached, even
 	// if it is unlinked.
 	Path string
-	// Serial is the text by which the device is found: 1 to 63 bytes without NUL. Attach refuses a
-	// longer one.
+	// Serial identifies the device. It has 1 to 63 bytes without NUL. Attach refuses a longer one.
 	Serial string
 	// Owner names the program that made the device, so that others can distinguish its devices. It
 	// may be empty. Owner and Serial together have at most 62 bytes.
 	Owner string
-	// BlockSize is the logical block size in bytes, a power of two from 512 to the page size. 0 is
+	// BlockSize is the logical block size in bytes, a power of two from 512 to the page size. 0 means
 	// 512.
 	BlockSize int
 	// ReadOnly makes the device refuse writes.
@@ -39,8 +38,8 @@ type Config struct {
 	// NoDiscards makes the device refuse discards, so that they do not change the bytes. (Linux' loop
 	// driver cannot accept and ignore them.) It needs a writable /sys.
 	NoDiscards bool
-	// First is the lowest number that the device may have; 0 allows every free number. "losetup
-	// -f" takes the lowest free number, and in a container only the low numbers may have nodes.
+	// First is the lowest number that the device may have; 0 allows every number. "losetup -f" takes
+	// the lowest free number, and a container may have nodes only for the low ones.
 	First int
 }
 
@@ -63,8 +62,8 @@ type Device struct {
 	// BackingDevice is the st_dev of the file. The path alone does not identify the file, because
 	// a covered directory or another mount namespace may have a file with the same path.
 	BackingDevice uint64
-	// BackingInode is the st_ino of the file. Together with BackingDevice it identifies the file,
-	// in whichever mount namespace the file was opened.
+	// BackingInode is the st_ino of the file. Together with BackingDevice it identifies the file in
+	// every mount namespace.
 	BackingInode uint64
 	// BackingNumber is the st_rdev of the file, if the file is the node of a block device.
 	BackingNumber uint64
@@ -74,18 +73,18 @@ type Device struct {
 	ReadOnly bool
 	// SizeBytes is the size at the time when the device was read.
 	SizeBytes int64
-	// Releasing reports whether the kernel is going to release the device and waits for its last user.
+	// Releasing reports whether the kernel will release the device when its last user closes it.
 	Releasing bool
-	// Orphaned reports whether the file was served by a program (FUSE) that has ended, or by a
-	// filesystem that was shut down, so that every read and write fails. Serial, Owner,
-	// BackingDevice, BackingInode, BackingNumber, ReadOnly and Releasing are then unknown.
+	// Orphaned reports whether every read and write fails because the file's FUSE server has ended or
+	// its filesystem was shut down. Serial, Owner, BackingDevice, BackingInode, BackingNumber,
+	// ReadOnly and Releasing are then unknown.
 	Orphaned bool
 	// Sequence is the kernel's number of this attachment (diskseq). It is unique until the next boot.
 	Sequence uint64
 }
 
-// On reports whether the file of the device is a node of the other loop device, at any path. A
-// kubelet attaches a loop device to the device of each raw block volume.
+// On reports whether the file of d is a node of the loop device other, at any path. A kubelet
+// attaches a loop device to the node of each raw block volume.
 func (d Device) On(other Device) bool {
 	return d.BackingNumber != 0 && d.BackingNumber == unix.Mkdev(other.Major, other.Minor)
 }
@@ -94,6 +93,6 @@ func (d Device) On(other Device) bool {
 // device. The kernel has marked the device and will release it when the last user closes it.
 var ErrBusy = errors.New("the loop device is still held")
 
-// ErrGone means that the attachment of a [Device] has ended. Its number may be free, or
-// another file may have it.
+// ErrGone means that the attachment of a [Device] has ended. The device may be free or may have
+// been attached to another file.
 var ErrGone = errors.New("the loop device was released meanwhile")

@@ -9,7 +9,7 @@ import (
 	"runtime"
 )
 
-// There are no loop devices on this system, so no device belongs to a process.
+// Without loop devices, Ended and DetachLeft find nothing, and succeed.
 
 var errNotLinux = fmt.Errorf("loop devices need Linux, and this is %s: %w", runtime.GOOS,
 	errors.ErrUnsupported)

@@ -115,8 +115,8 @@ func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {
 	must(t, err)
 }
 
-// Linux keeps the refusal of discards for the number of a device that is attached again.
-func TestALoopDeviceWithAReusedNumberDiscards(t *testing.T) {
+// Linux remembers for a device number that discards are refused, also when the device is released.
+func TestAReusedDeviceNumberAcceptsDiscards(t *testing.T) {
 	path := newFile(t, mib)
 	first := attach(t, loopdev.Config{Path: path, Serial: "without", First: 700,
 		NoDiscards: true})
@@ -139,22 +139,22 @@ func TestAConfigurationThatTheKernelWouldMisreadIsRefused(t *testing.T) {
 	fifo := filepath.Join(dir, "fifo")
 	must(t, unix.Mkfifo(fifo, 0o600))
 	for name, c := range map[string]loopdev.Config{
-		"no serial":                   {Path: file},
-		"a serial with a NUL":         {Path: file, Serial: "a\x00b"},
-		"a serial of 64 bytes":        {Path: file, Serial: strings.Repeat("s", 64)},
-		"an owner with a NUL":         {Path: file, Serial: "x", Owner: "a\x00b"},
-		"an owner that does not fit":  {Path: file, Serial: "x", Owner: strings.Repeat("o", 62)},
-		"a block size of 1000":        {Path: file, Serial: "x", BlockSize: 1000},
-		"a block size of 256":         {Path: file, Serial: "x", BlockSize: 256},
-		"a block size above the page": {Path: file, Serial: "x", BlockSize: 2 * page},
-		"a negative limit":            {Path: file, Serial: "x", SizeLimit: -512},
-		"an odd limit":                {Path: file, Serial: "x", SizeLimit: 512, BlockSize: 1024},
-		"a directory":                 {Path: dir, Serial: "x"},
-		"a FIFO":                      {Path: fifo, Serial: "x"},
-		"a device":                    {Path: "/dev/null", Serial: "x"},
-		"a file that is not there":    {Path: filepath.Join(dir, "none"), Serial: "x"},
-		"an odd file":                 {Path: odd, Serial: "x"},
-		"an odd file for reading":     {Path: odd, Serial: "x", ReadOnly: true},
+		"no serial":                      {Path: file},
+		"a serial with a NUL":            {Path: file, Serial: "a\x00b"},
+		"a serial of 64 bytes":           {Path: file, Serial: strings.Repeat("s", 64)},
+		"an owner with a NUL":            {Path: file, Serial: "x", Owner: "a\x00b"},
+		"an owner that does not fit":     {Path: file, Serial: "x", Owner: strings.Repeat("o", 62)},
+		"a block size of 1000":           {Path: file, Serial: "x", BlockSize: 1000},
+		"a block size of 256":            {Path: file, Serial: "x", BlockSize: 256},
+		"a block size above the page":    {Path: file, Serial: "x", BlockSize: 2 * page},
+		"a negative limit":               {Path: file, Serial: "x", SizeLimit: -512},
+		"a limit of half a block":        {Path: file, Serial: "x", SizeLimit: 512, BlockSize: 1024},
+		"a directory":                    {Path: dir, Serial: "x"},
+		"a FIFO":                         {Path: fifo, Serial: "x"},
+		"a device":                       {Path: "/dev/null", Serial: "x"},
+		"a missing file":                 {Path: filepath.Join(dir, "none"), Serial: "x"},
+		"a file of 1000 bytes":           {Path: odd, Serial: "x"},
+		"a read-only file of 1000 bytes": {Path: odd, Serial: "x", ReadOnly: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if d, err := loopdev.Attach(t.Context(), c); err == nil {
@@ -171,8 +171,8 @@ func TestDetachKeepsALaterAttachmentOfTheSameNumber(t *testing.T) {
 	file := newFile(t, mib)
 	old := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
 	must(t, old.Detach(t.Context()))
-	// The new attachment may have the same number, and has the same file and serial. Only the
-	// sequence number is certain to be different.
+	// The new attachment may have the same number, and has the same file and serial. Only the sequence
+	// number is sure to differ.
 	current := attach(t, loopdev.Config{Path: file, Serial: old.Serial})
 	stale := current
 	stale.Sequence = old.Sequence
@@ -187,7 +187,7 @@ func TestDetachKeepsALaterAttachmentOfTheSameNumber(t *testing.T) {
 	}
 }
 
-func TestDetachWaitsBrieflyForAUser(t *testing.T) {
+func TestDetachWaitsForOtherUsersOfTheDevice(t *testing.T) {
 	d := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t)})
 	holder, err := os.Open(d.Path)
 	must(t, err)
@@ -208,7 +208,7 @@ func TestDetachWaitsBrieflyForAUser(t *testing.T) {
 	}
 }
 
-func TestAMissingNodeIsMade(t *testing.T) {
+func TestListCreatesAMissingDeviceNode(t *testing.T) {
 	file, sn := newFile(t, mib), serial(t)
 	d := attach(t, loopdev.Config{Path: file, Serial: sn})
 	must(t, os.Remove(d.Path))
@@ -264,7 +264,7 @@ func TestListReportsADeviceWhoseFilesystemWasShutDownAsOrphaned(t *testing.T) {
 	}
 }
 
-// waiting is the content of a disk. Its Size blocks when on is set.
+// waiting is a disk's store. While on is set, Size blocks until goOn is closed.
 type waiting struct {
 	*flakydisk.Image
 	on      atomic.Bool
@@ -299,10 +299,10 @@ func TestListReportsADeviceAsOrphanedIfTheServerEndsDuringTheCall(t *testing.T) 
 	<-listed
 }
 
-// leaver is the variable with a file that this test program attaches, to be killed then.
+// leaver is an environment variable: the file that a child attaches before it waits to be killed.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
-func TestOnlyTheDevicesOfADeadProcessAreReleased(t *testing.T) {
+func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
 	if file := os.Getenv(leaver); file != "" {
 		leave(t, file)
 	}
@@ -335,7 +335,7 @@ func TestOnlyTheDevicesOfADeadProcessAreReleased(t *testing.T) {
 	foreign := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t),
 		Owner: "p.1.1.1"}) // a process of another PID namespace
 	rack := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t), Owner: "RACK"})
-	// A living process keeps its device.
+	// The child that attached dead's device is still alive.
 	if left := detachLeft(t); slices.Contains(left, dead[0]) {
 		t.Errorf("released %s of a process that lives", dead[0])
 	}
@@ -364,7 +364,7 @@ func leave(t *testing.T, file string) {
 	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
 }
 
-// detachLeft returns the serials of DetachLeft's devices. Those of other tests may be busy.
+// detachLeft returns the serials of what DetachLeft found. Devices of other tests may be busy.
 func detachLeft(t *testing.T) (serials []string) {
 	t.Helper()
 	left, err := loopdev.DetachLeft(context.Background())
@@ -377,9 +377,9 @@ func detachLeft(t *testing.T) (serials []string) {
 	return serials
 }
 
-func TestOrphanedDevicesAreReleasedByTheNameOfTheirFile(t *testing.T) {
+func TestDetachLeftReadsTheOwnerOfAnOrphanFromItsFileName(t *testing.T) {
 	for name, released := range map[string]bool{
-		// This owner names no living process.
+		// No process with the PID 1 has this start time.
 		"p." + strings.Split(loopdev.Process(), ".")[1] + ".1.zzzzz.disk-1": true,
 		loopdev.Process() + ".disk-1":                                       false,
 		"disk-1":                                                            false,
@@ -405,7 +405,7 @@ func attachIn(t *testing.T, dir string) loopdev.Device {
 	return attach(t, loopdev.Config{Path: path, Serial: serial(t)})
 }
 
-// attachNode attaches a loop device to a node of another loop device, under a path in dir.
+// attachNode creates a node of the loop device lower in dir and attaches a loop device to the node.
 func attachNode(t *testing.T, dir string, lower loopdev.Device) (upper loopdev.Device) {
 	t.Helper()
 	node := filepath.Join(dir, "node")
@@ -415,7 +415,7 @@ func attachNode(t *testing.T, dir string, lower loopdev.Device) (upper loopdev.D
 	return find(t, func(d loopdev.Device) bool { return d.Path == strings.TrimSpace(path) })[0]
 }
 
-func TestDetachBelowReleasesTheDevicesOfADirectoryAndNoOther(t *testing.T) {
+func TestDetachBelowReleasesOnlyDevicesBelowTheDirectory(t *testing.T) {
 	dir, elsewhere := filepath.Join(t.TempDir(), "work"), t.TempDir()
 	inside := attachIn(t, filepath.Join(dir, "rack", "disks"))
 	outside := attachIn(t, dir+"-2")
@@ -425,7 +425,7 @@ func TestDetachBelowReleasesTheDevicesOfADirectoryAndNoOther(t *testing.T) {
 	c := loopdev.Config{Serial: (serial(t) + strings.Repeat("s", 51))[:51], Owner: "who made it",
 		Path: filepath.Join(elsewhere, "file"), BlockSize: 4096, ReadOnly: true} // texts of full length
 	hidden, err := loopdev.Attach(t.Context(), c)
-	// The file stays open although its mount is gone, as after the end of a container.
+	// The device keeps the file open after the unmount, as if a container had attached it and ended.
 	must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))
 	if hidden.Serial != c.Serial || hidden.Owner != c.Owner || hidden.BlockSize != c.BlockSize ||
 		!hidden.ReadOnly || hidden.SizeBytes != mib {

@@ -27,18 +27,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// The benchmarks (make bench) measure the driver and the same work without it, alternately within
-// one run, so that other load on the machine affects both. Each prints its medians as FIGURE lines.
+// The benchmarks (make bench) alternately measure work with and without the driver, so that other
+// load on the machine affects both. Each benchmark prints its medians as FIGURE lines.
 //
-// An aim is the ratio that the driver should reach. A benchmark that misses its aim does not fail,
-// because its result depends on the machine.
+// An aim is the largest ratio of the two times that the driver should have. A benchmark that misses
+// its aim does not fail, because the ratio depends on the machine.
 
-// bench is a rack and a driver. Their programs are built as a release is.
+// bench is a running rack and driver, whose programs are built as a release is.
 type bench struct {
 	run    *harness.Run
 	rack   *harness.Rack
 	driver *harness.Plugin
-	// byHand uses Oxide's client as it is, with its connections kept open.
+	// byHand calls the rack with Oxide's client, which keeps its connections open.
 	byHand harness.Administrator
 	dir    string
 }
@@ -98,7 +98,7 @@ func timed(b *testing.B, do func(context.Context) error) time.Duration {
 	return took
 }
 
-// awaitDevice waits until a disk appears, so that no measured time includes the wait.
+// awaitDevice waits until the guest has the disk's device, so that no measured time includes this.
 func (bn *bench) awaitDevice(b *testing.B, serial string) (device string) {
 	b.Helper()
 	csitest.Must(b, harness.Await(b.Context(), time.Minute, func() error {
@@ -118,8 +118,8 @@ func command(name string, args ...string) error {
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// BenchmarkProcess measures the programs: the time until they serve, their idle memory and the
-// size of their files.
+// BenchmarkProcess measures the driver's processes: their start-up time and idle memory, and the
+// size of the program files.
 func BenchmarkProcess(b *testing.B) {
 	bn := openBench(b)
 	for _, mode := range []string{harness.ModeController, harness.ModeNode, harness.ModeAll} {
@@ -152,8 +152,8 @@ func BenchmarkProcess(b *testing.B) {
 	}
 }
 
-// BenchmarkListVolumes lists 100, 1,000 and 10,000 volumes through the driver and by Oxide's
-// client alone, and measures what the controller has in memory then.
+// BenchmarkListVolumes lists 100, 1,000 and 10,000 volumes, through the driver and with Oxide's
+// client alone, and measures the driver's memory afterwards.
 func BenchmarkListVolumes(b *testing.B) {
 	bn := openBench(b)
 	for have, size := range []int{100, 1000, 10000} {
@@ -231,8 +231,8 @@ func residentMiB(pid int) (float64, error) {
 
 const benchDisk = 10 * harness.GiB
 
-// The aims: the driver's time should not exceed these multiples of the time of mkfs and mount by
-// hand, and of the time of the drivers of other clouds.
+// The aims for the driver's time, as multiples of the time of mkfs and mount by hand, and
+// (aimPeers) of the time of the library that drivers of other clouds use.
 const (
 	aimBlank          = 1.35
 	aimFormatted      = 1.15
@@ -242,8 +242,8 @@ const (
 
 // BenchmarkNode compares NodeStageVolume and NodePublishVolume with two other ways to make the same
 // mounts: mkfs, mount and a bind mount by hand, and k8s.io/mount-utils, which most drivers of other
-// clouds use (FormatAndMount, NeedResize, Resize and a bind mount). Each way has its own disk of
-// the same instance.
+// clouds use (FormatAndMount, NeedResize, Resize and a bind mount). Each way has a disk of its own;
+// all disks are attached to the same instance.
 func BenchmarkNode(b *testing.B) {
 	bn := openBench(b)
 	var contests []*contest
@@ -274,7 +274,7 @@ type way struct {
 	undo, close func(ctx context.Context) error
 }
 
-// The indexes of the ways that openWays returns.
+// Indexes into the ways that openWays returns.
 const (
 	byDriver = iota
 	byHand
@@ -282,14 +282,14 @@ const (
 	countOfWays
 )
 
-// contest contains the durations of all ways, for a filesystem that is created or one that exists.
+// contest contains each way's durations with a filesystem type on blank or on formatted disks.
 type contest struct {
 	fsType, state string
 	aim, aimPeers float64
 	staged, both  [countOfWays][]time.Duration
 }
 
-// run uses every way once. Each round begins with another way.
+// run measures every way once. Each round begins with a different way.
 func (c *contest) run(b *testing.B, ways []*way, round int) {
 	b.Helper()
 	for i := range ways {
@@ -372,7 +372,7 @@ func (bn *bench) driversWay(b *testing.B, fsType string, round int, dir string) 
 }
 
 // handsWay runs the commands that an administrator types. mkfs gets the driver's options: without
-// them it would discard the disk first and take longer.
+// them mkfs would discard the disk's content first and take longer.
 func handsWay(device, fsType, staging, target string) *way {
 	mkfs := map[string][]string{
 		"ext4": {"mkfs.ext4", "-q", "-E", "nodiscard", "-m", "0", device},
@@ -395,8 +395,7 @@ func handsWay(device, fsType, staging, target string) *way {
 	}
 }
 
-// peersWay calls the library of the drivers of other clouds in the order in which they call it, but
-// without gRPC.
+// peersWay makes the same calls of k8s.io/mount-utils as drivers of other clouds, without gRPC.
 func peersWay(device, fsType, staging, target string) *way {
 	mounter := &mountutils.SafeFormatAndMount{Interface: mountutils.New(""), Exec: utilexec.New()}
 	return &way{

@@ -21,30 +21,30 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// brokenRack is a mutation of the rack. The driver must refuse a call because of it, with the given
-// reason; otherwise it would lose data, change a foreign object, leak, or repeat a call for ever.
+// brokenRack is a mutation of the rack under which the driver must refuse a call. Otherwise the
+// driver would lose data, change a foreign object, leak, or repeat a call for ever.
 type brokenRack struct {
 	// mutation is the mutation's name, which begins with the ID of the broken rule.
 	mutation string
-	// reason is the driver's reason. It is "" where CSI demands OK, which the driver must answer
-	// without harm.
+	// reason is the reason of the driver's error. It is "" if CSI demands OK: then the call must
+	// succeed and change nothing.
 	reason string
 	code   codes.Code
 	// sentence continues "on a broken rack the driver ...".
 	sentence string
-	// provoke makes the calls that would do harm, and passes the refused call to refuses. It then
-	// demands that nothing was harmed.
+	// provoke makes the scenario's calls. It passes the call that the driver must refuse to refuses,
+	// and then checks that disks and data are unchanged.
 	provoke func(ctx SpecContext, r *brokenFixture)
 }
 
 type brokenFixture struct {
 	*fixture
 	broken brokenRack
-	// refused counts the calls that were refused as demanded.
+	// refused counts the calls that the driver refused with the expected reason.
 	refused int
 }
 
-// breaks activates the mutation. It lasts until mend is called or the spec ends.
+// breaks activates the mutation until mend is called or the spec ends.
 func (r *brokenFixture) breaks(ctx context.Context) (mend func()) {
 	GinkgoHelper()
 	Expect(r.rack.Admin.Mutate(ctx, r.broken.mutation)).To(Succeed())
@@ -56,8 +56,8 @@ func (r *brokenFixture) breaks(ctx context.Context) (mend func()) {
 	return mend
 }
 
-// refuses demands that a call is refused while the mutation is active. Before and after the call it
-// is not active.
+// refuses activates the mutation for the duration of call, and fails the spec unless the driver
+// refuses the call with the expected reason.
 func (r *brokenFixture) refuses(ctx context.Context, call func() error) {
 	GinkgoHelper()
 	mend := r.breaks(ctx)
@@ -99,8 +99,8 @@ func (f *fixture) deleteByHand(ctx context.Context, before []string) {
 	}
 }
 
-// patient lets the effect of an unanswered request stay unknown for longer than a call takes, even
-// on a busy machine.
+// patient shortens the time during which the effect of an unanswered request is unknown to 2 s.
+// That is still longer than a call takes on a busy machine.
 var patient = fixtureOptions{plugin: harness.PluginOptions{Env: map[string]string{
 	"OXIDE_LATE_LIMIT": "2s"}}}
 
@@ -114,7 +114,7 @@ var _ = describeController("on a broken rack the driver", patient, func(f *fixtu
 		}, NodeTimeout(callTimeout))
 	}
 
-	It("refuses every dangerous mutation with the reason in the list of mutations", func(
+	It("refuses calls under each dangerous mutation with the reason that the rack lists", func(
 		ctx SpecContext) {
 		mutations := got(f.rack.Admin.Mutations(ctx))
 		listed, known := map[string]string{}, map[string]string{}
@@ -149,9 +149,9 @@ var brokenAttachments = []brokenRack{
 	{"A17-needs-it-stopped", "InstanceMustBeStopped", codes.FailedPrecondition,
 		"leaves the disk detached if the rack refuses to hot-plug", provokeNoAttach},
 	{"A31-attach-without-effect", "DiskBusy", codes.Aborted,
-		"does not report an attachment if the attach had no effect", provokeNoAttach},
+		"reports no attachment if the attach had no effect", provokeNoAttach},
 	{"A31-detach-without-effect", "RackResponseInvalid", codes.Unavailable,
-		"does not take a disk for detached if the detach had no effect",
+		"reports no detach if the detach had no effect",
 		func(ctx SpecContext, r *brokenFixture) {
 			volume := r.volume(ctx)
 			r.published(ctx, volume, "a")
@@ -159,14 +159,14 @@ var brokenAttachments = []brokenRack{
 			r.remains(ctx, volume, "attached to "+r.rack.Instance("a").ID)
 		}},
 	{"A34-takes-it-away", "DiskAttachedElsewhere", codes.FailedPrecondition,
-		"does not attach a disk that would be taken from another instance",
+		"does not attach a disk that another instance uses",
 		func(ctx SpecContext, r *brokenFixture) {
 			p := r.inUse(ctx)
 			r.refuses(ctx, func() error { return r.publish(ctx, p.Volume, "b") })
 			r.works(ctx, p)
 		}},
 	{"A37-detaches-elsewhere", "", codes.OK,
-		"does not detach a disk that would be taken from another instance",
+		"does not detach a disk that another instance uses",
 		func(ctx SpecContext, r *brokenFixture) {
 			p := r.inUse(ctx)
 			mend := r.breaks(ctx)
@@ -175,15 +175,15 @@ var brokenAttachments = []brokenRack{
 			r.works(ctx, p)
 		}},
 	{"A48-keeps-the-disks", "InstanceNotFound", codes.NotFound,
-		"does not take a disk for detached that a deleted instance has", provokeGhost},
+		"reports no detach if a deleted instance still has the disk", provokeGhost},
 	{"A54-serial-of-id", "DeviceNotFound", codes.NotFound,
 		"does not use a device with another serial", provokeStage},
 	{"A54-twice", "DeviceNotUnique", codes.FailedPrecondition,
 		"writes to neither of two devices with the disk's serial (NS-6)", provokeStage},
 }
 
-// provokeSnapshot takes a snapshot. Without the mutation, the repeated call finds the snapshot, so
-// nothing has leaked.
+// provokeSnapshot takes a snapshot, which the driver must not report. The repeated call without the
+// mutation must find the same snapshot, so that none is left behind.
 func provokeSnapshot(ctx SpecContext, r *brokenFixture) {
 	req := harness.SnapshotRequest(fresh("snapshot"), r.volume(ctx).GetVolumeId())
 	r.refuses(ctx, func() error { return errOf(r.ctl.CreateSnapshot(ctx, req)) })
@@ -225,14 +225,14 @@ func provokeEarlyRestore(ctx SpecContext, r *brokenFixture) {
 	r.snapshotDeletedLater(taken().GetSnapshot().GetSnapshotId())
 }
 
-// provokeNoAttach publishes a volume whose disk the rack does not attach.
+// provokeNoAttach publishes a volume, whose disk must stay detached.
 func provokeNoAttach(ctx SpecContext, r *brokenFixture) {
 	volume := r.volume(ctx)
 	r.refuses(ctx, func() error { return r.publish(ctx, volume, "a") })
 	r.remains(ctx, volume, "detached")
 }
 
-// inUse returns a volume to which a workload on a has written.
+// inUse returns a volume that is mounted on the instance a, and writes to it.
 func (r *brokenFixture) inUse(ctx context.Context) *placement {
 	GinkgoHelper()
 	f := &nodeFixture{fixture: r.fixture}
@@ -241,7 +241,7 @@ func (r *brokenFixture) inUse(ctx context.Context) *placement {
 	return p
 }
 
-// works demands that the instance a still has the volume with its data, and can write to it.
+// works fails the spec unless the instance a can read the volume's data and write to the volume.
 func (r *brokenFixture) works(ctx context.Context, p *placement) {
 	GinkgoHelper()
 	r.remains(ctx, p.Volume, "attached to "+p.Instance.ID)
@@ -250,8 +250,8 @@ func (r *brokenFixture) works(ctx context.Context, p *placement) {
 	Expect(p.writeThrough(1)).To(Succeed())
 }
 
-// provokeGhost unpublishes a volume from an instance that was deleted and still has the disk.
-// Nothing can detach that disk, so the spec uses a rack of its own.
+// provokeGhost unpublishes a volume from an instance that was deleted while the disk stayed
+// attached. Nothing can detach the disk afterwards, so the spec uses a rack of its own.
 func provokeGhost(ctx SpecContext, shared *brokenFixture) {
 	f := &fixture{}
 	f.rack = startRack(ctx, harness.RackOptions{})
@@ -271,8 +271,8 @@ func provokeGhost(ctx SpecContext, shared *brokenFixture) {
 	shared.refused += r.refused
 }
 
-// provokeStage stages a volume whose disk was attached while the mutation was active, and then
-// detaches it.
+// provokeStage stages a volume that was attached under the mutation, and detaches it. The driver
+// must not format the disk.
 func provokeStage(ctx SpecContext, r *brokenFixture) {
 	f := &nodeFixture{fixture: r.fixture}
 	n := f.node(ctx, "a", harness.PluginOptions{Args: []string{"--device-timeout=500ms"}})
@@ -291,18 +291,18 @@ func provokeStage(ctx SpecContext, r *brokenFixture) {
 
 var brokenWire = []brokenRack{
 	{"A01-no-code", "RackUnknown", codes.Unavailable,
-		"does not take a volume for deleted if errors have no code",
+		"reports no deletion if errors have no code",
 		func(ctx SpecContext, r *brokenFixture) {
 			r.refuses(ctx, func() error { return r.delete(ctx, someUUID) })
 		}},
 	{"A01-taken-name-is-reused", "EffectUnknown", codes.Unavailable,
-		"does not take a foreign disk with the same name for a volume", provokeForeignName},
+		"does not use a foreign disk with the volume's name", provokeForeignName},
 	{"A02-no-time", "RackResponseInvalid", codes.Unavailable,
 		"does not report a snapshot without a time", provokeSnapshot},
 	{"A04-cut", "RackResponseInvalid", codes.Unavailable,
 		"does not report a volume whose disk has a shortened name", provokeLostDisk},
 	{"A05-another-disk", "RackResponseInvalid", codes.Unavailable,
-		"deletes no disk if the rack answers with another one",
+		"deletes no disk if the rack answers with another disk",
 		func(ctx SpecContext, r *brokenFixture) {
 			volume, other := r.volume(ctx), r.volume(ctx)
 			r.refuses(ctx, func() error { return r.delete(ctx, volume.GetVolumeId()) })
@@ -310,7 +310,7 @@ var brokenWire = []brokenRack{
 			r.remains(ctx, other, "detached")
 		}},
 	{"A08-one-size", "EffectUnknown", codes.Unavailable,
-		"does not report a volume with blocks of another size", provokeOtherDisk("")},
+		"does not report a volume whose blocks have another size", provokeOtherDisk("")},
 	{"A09-first-page-again", "RackResponseInvalid", codes.Unavailable,
 		"does not report a list whose first page is repeated", provokeList},
 	{"A09-one-order", "RackResponseInvalid", codes.Unavailable,
@@ -320,7 +320,7 @@ var brokenWire = []brokenRack{
 	{"A10-no-items", "RackResponseInvalid", codes.Unavailable,
 		"does not report a list whose last page has no items", provokeList},
 	{"A15-not-found", "DiskBusy", codes.Aborted,
-		"does not take a volume for deleted that its token may not delete",
+		"reports no deletion if its token may not delete the disk",
 		func(ctx SpecContext, r *brokenFixture) {
 			volume := r.volume(ctx)
 			r.switched(ctx, "role", adminapi.RoleViewer, adminapi.RoleCollaborator)
@@ -366,7 +366,7 @@ var brokenDisks = []brokenRack{
 	{"A26-small-blocks", "EffectUnknown", codes.Unavailable,
 		"does not report a local volume with small blocks", provokeOtherDisk("local")},
 	{"A27-left-behind", "DiskFaulted", codes.Aborted,
-		"does not report a disk as a volume for which the rack had no space",
+		"does not report a disk for which the rack had no space as a volume",
 		func(ctx SpecContext, r *brokenFixture) {
 			before := r.ids(ctx)
 			r.switched(ctx, "full", true, false)
@@ -374,7 +374,7 @@ var brokenDisks = []brokenRack{
 			r.deleteByHand(ctx, before)
 		}},
 	{"A43-kept", "DiskBusy", codes.Aborted,
-		"does not take a disk for deleted that the rack keeps for its snapshot",
+		"reports no deletion if the rack keeps the disk for its snapshot",
 		func(ctx SpecContext, r *brokenFixture) {
 			volume := r.volume(ctx)
 			snapshot := r.snapshotted(ctx, volume)
@@ -394,7 +394,7 @@ var brokenDisks = []brokenRack{
 		}},
 }
 
-// provokeForeignName creates a volume whose disk needs a name that somebody else's disk has.
+// provokeForeignName creates a volume whose disk name another administrator's disk already has.
 func provokeForeignName(ctx SpecContext, r *brokenFixture) {
 	req := harness.CreateRequest(fresh("taken"))
 	volume := r.created(ctx, req)
@@ -407,7 +407,7 @@ func provokeForeignName(ctx SpecContext, r *brokenFixture) {
 	Expect(stateOf(now)).To(Equal("detached"))
 }
 
-// provokeLostDisk creates a volume whose disk exists but cannot be found by its name.
+// provokeLostDisk creates a volume. The rack creates the disk, but does not find it by its name.
 func provokeLostDisk(ctx SpecContext, r *brokenFixture) {
 	before := r.ids(ctx)
 	r.refuses(ctx, func() error { return r.create(ctx, harness.CreateRequest(fresh("lost"))) })
@@ -415,7 +415,7 @@ func provokeLostDisk(ctx SpecContext, r *brokenFixture) {
 }
 
 // provokeOtherDisk creates a volume of a disk type while the rack answers with a disk that differs
-// from the request. Without the mutation, the repeated call finds the disk, so nothing has leaked.
+// from the request. The repeated call without the mutation must find the disk, so that none leaks.
 func provokeOtherDisk(diskType string) func(ctx SpecContext, r *brokenFixture) {
 	return func(ctx SpecContext, r *brokenFixture) {
 		before, req := r.ids(ctx), harness.CreateRequest(fresh("other"))
@@ -428,8 +428,8 @@ func provokeOtherDisk(diskType string) func(ctx SpecContext, r *brokenFixture) {
 	}
 }
 
-// provokeList lists volumes whose order by name differs from the order by ID. The mutation begins
-// after a first list that succeeds.
+// provokeList creates volumes until their order by name differs from their order by ID, and then
+// lists them, only once under the mutation.
 func provokeList(ctx SpecContext, r *brokenFixture) {
 	list := func() error { return errOf(r.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})) }
 	for inOrder := true; inOrder; {

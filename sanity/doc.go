@@ -1,6 +1,6 @@
 // Package sanity is the conformance suite of the driver. It runs csi-sanity and our own specs
-// against the driver and a rack on real block devices. Driver and rack are processes, reached
-// over sockets and HTTP; the package imports neither of them.
+// against the driver and a rack on real block devices. Driver and rack are processes, reached over
+// sockets and HTTP; the package imports neither of them.
 //
 // # What runs
 //
@@ -21,10 +21,10 @@
 // container whose specs share a fixture: a rack, a controller and, for describeNodes, the node
 // service in the instances a and b. A spec's name is a sentence, with its requirements at the end.
 //
-// Everything that a fixture starts or creates is stopped and removed at the end of the spec, or
-// of the container if BeforeAll created it. The processes must end with exit code 0 (a data race
-// makes it 66) and leave no process, loop device or mount. At the end a ledger shows whether
-// anything has leaked. No spec sleeps.
+// At the end of the spec, the suite stops and removes everything that a fixture started or created
+// for it; what BeforeAll created stays until the end of the container. The processes must end with
+// exit code 0 (a data race makes it 66). A container fails if it leaves a process, disk, loop
+// device or mount behind (mustBalance). No spec sleeps.
 //
 // # When a spec fails
 //

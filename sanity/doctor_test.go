@@ -24,8 +24,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// driverCommand returns a command that runs the driver with exactly that environment and the
-// machine's PATH.
+// driverCommand returns a command that runs the driver with only env and the machine's PATH in its
+// environment.
 func driverCommand(ctx context.Context, env map[string]string, args ...string) *exec.Cmd {
 	GinkgoHelper()
 	path := got(theRun.Binary(ctx, "oxide-csi-plugin"))
@@ -56,7 +56,7 @@ func (d doctored) state(link string) string {
 	return ""
 }
 
-// inspected runs oxide-csi-plugin inspect on the node, and returns the path of the report.
+// inspected runs "oxide-csi-plugin inspect" on the node and returns the path of its report.
 func (n *node) inspected(ctx context.Context, volume *csi.Volume) (path string) {
 	GinkgoHelper()
 	cmd := driverCommand(ctx, map[string]string{
@@ -77,7 +77,7 @@ func fileWith(name string, text []byte) (path string) {
 
 type object = map[string]any
 
-// kubernetesOf writes the objects that kubectl prints for a cluster in which a pod on a node uses
+// kubernetesOf writes a file with the objects that kubectl would print if a pod on the node used
 // the volume, and returns the path of the file.
 func kubernetesOf(p *placement) (path string) {
 	GinkgoHelper()
@@ -123,8 +123,8 @@ func (f *nodeFixture) diagnosed(ctx context.Context, token, objects, report stri
 	return d
 }
 
-// clusterTree returns the tree that doctor cluster prints, and demands that nothing in it is
-// broken. The doctor reads the objects from its standard input.
+// clusterTree returns the tree that "doctor cluster" prints, and fails the spec if the doctor
+// reports a problem. The doctor reads the objects from its standard input.
 func (f *nodeFixture) clusterTree(ctx context.Context, objects, report string) string {
 	GinkgoHelper()
 	cmd := driverCommand(ctx, map[string]string{"OXIDE_HOST": f.rack.URL, "OXIDE_TOKEN": f.rack.Token,
@@ -162,7 +162,7 @@ var _ = describeNodes("the doctor", func(f *nodeFixture) {
 		f.detached(ctx, p)
 	})
 
-	It("finds a disk that was detached, and a volume that was unmounted, by hand",
+	It("finds a volume that was unmounted by hand and a disk that was detached by hand",
 		func(ctx SpecContext) {
 			p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
 			objects := kubernetesOf(p)
@@ -180,7 +180,7 @@ var _ = describeNodes("the doctor", func(f *nodeFixture) {
 		})
 })
 
-var _ = describeNodes("the doctor on a rack that records an attach first", func(f *nodeFixture) {
+var _ = describeNodes("the doctor on a rack with record-first", func(f *nodeFixture) {
 	It("explains a volume that is attached without a device (NS-5, D-61)", func(ctx SpecContext) {
 		volume := f.volume(ctx)
 		impatient := f.node(ctx, "a", harness.PluginOptions{Args: []string{"--device-timeout=500ms"}})
@@ -195,11 +195,11 @@ var _ = describeNodes("the doctor on a rack that records an attach first", func(
 	})
 }, "--hotplug="+string(adminapi.HotplugFull.With(adminapi.RecordFirst)))
 
-// FUSE serves the disks, because it then refuses every write to a disk that is cut off. If a loop
-// device is cut off from a file on tmpfs, a write that is waiting is acknowledged
-// (loopdev.Device.Cut).
-var _ = describeNodes("a rack that removes disks by surprise", func(f *nodeFixture) {
-	DescribeTable("a detach under a pod that writes is reported, and keeps what fsync acknowledged "+
+// FUSE serves the disks of this rack: when the rack removes a disk, FUSE refuses every waiting
+// write. With a file on tmpfs, a loop device would acknowledge a waiting write that does not reach
+// the file.
+var _ = describeNodes("the driver on a rack that removes disks by surprise", func(f *nodeFixture) {
+	DescribeTable("reports a detach under a pod that writes, and keeps what fsync acknowledged "+
 		"(UP-5, D-61)", func(ctx SpecContext, name string) {
 		p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 		written := p.writeUntilItFails()
@@ -302,7 +302,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			Expect(recorded(controller)[0]).To(HaveField("Claim", "shop/data"))
 		})
 
-	It("records a change whose answer was lost when a repeated call finds it",
+	It("records a disk whose creation got no answer when the repeated call finds the disk",
 		func(ctx SpecContext) {
 			controller := f.controller(ctx, inJSON)
 			req := harness.CreateRequest(fresh("lost-answer"))

@@ -33,7 +33,7 @@ const callTimeout = time.Minute
 type rackFixture struct{ rack *harness.Rack }
 
 // fixture is a rack and the driver's controller, which the specs of a container share. Each spec
-// uses names of its own and removes what it created; a ledger at the end shows what is left.
+// uses names of its own and removes what it created, which mustBalance checks.
 type fixture struct {
 	rackFixture
 	// plugin is the controller's process, and ctl its client.
@@ -63,15 +63,15 @@ func (f *fixture) open(ctx context.Context, options fixtureOptions) {
 	mustBalance(ctx, f.rack, f.plugin)
 }
 
-// controller starts another controller for the fixture's rack, which ends with the spec. It returns
-// when the controller is ready, and so makes no further requests on its own.
+// controller starts another controller for the fixture's rack and stops it when the spec ends. It
+// waits until the controller is ready, because a starting controller sends requests on its own.
 func (f *fixture) controller(ctx context.Context, options harness.PluginOptions) *harness.Plugin {
 	GinkgoHelper()
 	options.Mode = harness.ModeController
 	return f.ready(ctx, options)
 }
 
-// ready starts a driver, which ends with the spec or the container, and waits until it is ready.
+// ready starts a driver, waits until it is ready, and stops it at the end of the spec or container.
 func (f *fixture) ready(ctx context.Context, options harness.PluginOptions) *harness.Plugin {
 	GinkgoHelper()
 	p := startPlugin(ctx, f.rack, options)
@@ -79,7 +79,7 @@ func (f *fixture) ready(ctx context.Context, options harness.PluginOptions) *har
 	return p
 }
 
-// freshNumber numbers the names, so that no other spec of this run uses the same name.
+// freshNumber counts the names that fresh has returned, so that all names of a run differ.
 var freshNumber atomic.Int64
 
 func fresh(prefix string) string {
@@ -93,8 +93,8 @@ func (f *fixture) created(ctx context.Context, req *csi.CreateVolumeRequest) *cs
 	return resp.GetVolume()
 }
 
-// volume creates a volume of 1 GiB with these capabilities, or for filesystems. The volume is
-// deleted when the spec ends.
+// volume creates a volume of 1 GiB with the capabilities uses (by default a mounted filesystem),
+// and deletes it when the spec ends.
 func (f *fixture) volume(ctx context.Context, uses ...*csi.VolumeCapability) *csi.Volume {
 	GinkgoHelper()
 	return f.created(ctx, harness.CreateRequest(fresh("volume"), uses...))
@@ -184,8 +184,8 @@ func (f *rackFixture) switched(ctx context.Context, name string, now, later any)
 	}, NodeTimeout(callTimeout))
 }
 
-// calls runs do and returns the operations that the rack received in the meantime, in order. It
-// leaves out reads of the project, because every controller sends one a minute for Probe.
+// calls runs do and returns the operations that the rack received during it, in order. It omits
+// reads of the project, because every controller sends one a minute for Probe.
 func (f *rackFixture) calls(ctx context.Context, do func()) []string {
 	GinkgoHelper()
 	before := got(f.rack.Admin.Requests(ctx, 0))
@@ -213,14 +213,14 @@ func expectOK[Req, Resp any](
 
 func errOf[T any](_ T, err error) error { return err }
 
-// got returns the result of a call that has to succeed.
+// got returns result, and fails the spec if err is not nil.
 func got[T any](result T, err error) T {
 	GinkgoHelper()
 	Expect(err).NotTo(HaveOccurred())
 	return result
 }
 
-// inBackground starts a call, and returns a function that waits for its success.
+// inBackground starts a call. The function that it returns waits for the call and demands success.
 func inBackground[T any](call func() (T, error)) func() T {
 	var (
 		result T
@@ -245,7 +245,7 @@ func callsOf[Req, Resp any](ctx context.Context, f *fixture, req Req,
 	return f.calls(ctx, func() { expectOK(ctx, call, req) })
 }
 
-// expectRefusal demands an error of that code whose message contains each of the words.
+// expectRefusal fails the spec unless err has the code and its message contains every word.
 func expectRefusal(err error, code codes.Code, words ...string) {
 	GinkgoHelper()
 	Expect(status.Code(err)).To(Equal(code), "the driver answered: %v", err)
@@ -254,14 +254,14 @@ func expectRefusal(err error, code codes.Code, words ...string) {
 	}
 }
 
-// expectReason demands an error with that code whose message begins with that reason.
+// expectReason fails the spec unless err has the code and its message begins with the reason.
 func expectReason(err error, code codes.Code, reason string) {
 	GinkgoHelper()
 	expectRefusal(err, code)
 	Expect(harness.ReasonOf(status.Convert(err))).To(Equal(reason), "%v", err)
 }
 
-// eventually waits for a condition that another process causes.
+// eventually calls ask until it succeeds, and fails the spec after 20 seconds.
 func eventually(ctx context.Context, ask func() error) {
 	GinkgoHelper()
 	Expect(harness.Await(ctx, 20*time.Second, ask)).To(Succeed())
@@ -284,14 +284,14 @@ type node struct {
 	rack *harness.Rack
 }
 
-// describeNodes registers a container whose specs share a fixture with nodes. rack contains further
-// arguments of the simulator.
+// describeNodes registers a container whose specs share a fixture with two nodes. rack contains
+// further arguments of the simulator.
 func describeNodes(text string, specs func(f *nodeFixture), rack ...string) bool {
 	return Describe(text, Offset(1), Ordered, ContinueOnFailure, func() {
 		f := &nodeFixture{fixture: &fixture{}}
 		BeforeAll(func(ctx SpecContext) {
 			f.open(ctx, fixtureOptions{rack: harness.RackOptions{Args: rack}})
-			// At this level a leak of a secret into the log would be visible.
+			// At this level, a secret that leaks into the log is visible.
 			verbose := harness.PluginOptions{Args: []string{"--log-level=debug"}}
 			f.a, f.b = f.node(ctx, "a", verbose), f.node(ctx, "b", verbose)
 			mustBalance(ctx, f.rack, f.plugin, f.a.Plugin, f.b.Plugin)
@@ -318,8 +318,8 @@ type placement struct {
 	harness.Placement
 }
 
-// attachedTo attaches the volume to the node's instance. At the end of the spec the volume is
-// unpublished, unstaged and detached.
+// attachedTo attaches the volume to the node's instance. At the end of the spec it unpublishes,
+// unstages and detaches the volume.
 func (f *nodeFixture) attachedTo(
 	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability) *placement {
 	GinkgoHelper()
@@ -390,7 +390,7 @@ func mountsAt(path string) []*mountinfo.Info {
 	return got(harness.MountsAt(path))
 }
 
-// edges returns the first and the last MiB of a device, where every format has its signatures.
+// edges returns the first and the last MiB of a device, which contain every filesystem's signature.
 func edges(device string) string {
 	GinkgoHelper()
 	file := got(os.Open(device))
@@ -404,8 +404,8 @@ func edges(device string) string {
 
 func blank(edges string) bool { return strings.Trim(edges, "\x00") == "" }
 
-// writeUntilItFails makes a pod write lines, each with an fsync, until one fails. The channel
-// receives the number of the lines before.
+// writeUntilItFails appends lines to a file of the volume, each with an fsync, until a write or an
+// fsync fails. The channel then receives the number of lines that were synced.
 func (p *placement) writeUntilItFails() <-chan int {
 	GinkgoHelper()
 	file := got(os.OpenFile(filepath.Join(p.Target, "lines"),
@@ -424,8 +424,8 @@ func (p *placement) writeUntilItFails() <-chan int {
 	return acknowledged
 }
 
-// holdsLines demands that the volume contains at least the lines that a writer had synced, in
-// order.
+// holdsLines fails the spec unless the volume still contains, in order, the lines that
+// writeUntilItFails reported as synced.
 func (p *placement) holdsLines(lines int) {
 	GinkgoHelper()
 	text := got(os.ReadFile(filepath.Join(p.Target, "lines")))

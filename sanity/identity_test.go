@@ -91,7 +91,7 @@ var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 		Expect(f.calls(ctx, func() { capabilities(ctx, all) })).To(BeEmpty())
 	})
 
-	It("has one socket, one version and one set of capabilities in every mode (GC-1, D-5, D-6)",
+	It("reports the same name, version and capabilities in every mode (GC-1, D-5, D-6)",
 		func(ctx SpecContext) {
 			node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode})
 			expectServices(ctx, all, true, true)
@@ -118,7 +118,7 @@ var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 					absent = append(absent, string(method.Name()))
 					continue
 				}
-				// An empty request has no effect with any RPC.
+				// The driver changes nothing for an empty request of any RPC.
 				Expect(status.Code(err)).To(BeElementOf(codes.OK, codes.InvalidArgument),
 					"%s: %v", method.Name(), err)
 			}
@@ -156,7 +156,7 @@ func csiServices() []protoreflect.ServiceDescriptor {
 	return services
 }
 
-func TestTheSpecificationIsOneVersionOfCSI(t *testing.T) { // B-7, B-21
+func TestTheDriverImplementsOneVersionOfCSI(t *testing.T) { // B-7, B-21
 	mod, err := os.ReadFile("../go.mod")
 	csitest.Must(t, err)
 	const want = "github.com/container-storage-interface/spec v1.13.0"
@@ -170,7 +170,7 @@ func TestTheSpecificationIsOneVersionOfCSI(t *testing.T) { // B-7, B-21
 	}
 }
 
-func TestTheDriverReadsOnlyOneReservedVariable(t *testing.T) { // B-24
+func TestTheDriverReadsNoReservedVariableButCSIEndpoint(t *testing.T) { // B-24
 	reserved := regexp.MustCompile(`"CSI_[A-Z_]+"`)
 	for _, pattern := range []string{"../driver/*.go", "../driver/*/*.go", "../internal/*/*.go",
 		"../cmd/oxide-csi-plugin/*.go"} {
@@ -206,8 +206,8 @@ func TestCSISanityRunsInEveryCombination(t *testing.T) { // B-48
 	}
 }
 
-// lifeCalls contains the requests to the rack in the life of a volume, by RPC, each with its
-// reason. If the rack leaves a request unanswered, the driver makes further reads.
+// lifeCalls lists, by RPC, the requests that the driver sends to the rack from a volume's creation
+// to its deletion. The driver sends further reads if the rack does not answer a request.
 var lifeCalls = []struct{ rpc, operation, reason string }{
 	{"CreateVolume", "disk_create", "creates the disk; its name makes a repeated call safe"},
 	{"ControllerPublishVolume", "instance_disk_list", "finds another disk with the same serial"},
@@ -230,9 +230,8 @@ func callsOfLife(rpc string) []string {
 	return operations
 }
 
-// The field Look of a conformance rule names the view that the driver requests just before a
-// change.
-func TestTheRulesNameEveryViewBeforeAChange(t *testing.T) {
+// The field Look of a rule names the view that the driver requests just before the rule's change.
+func TestRulesNameTheViewBeforeEachChange(t *testing.T) {
 	want, got := map[string]string{}, map[string]string{}
 	for i, call := range lifeCalls[1:] {
 		before := lifeCalls[i]
@@ -251,8 +250,8 @@ func TestTheRulesNameEveryViewBeforeAChange(t *testing.T) {
 	}
 }
 
-var _ = describeController("the requests of a volume's life", fixtureOptions{}, func(f *fixture) {
-	It("are create; list, view, attach, list; view, detach; view, delete (D-27)",
+var _ = describeController("the driver's requests for a volume", fixtureOptions{}, func(f *fixture) {
+	It("sends create; list, view, attach, list; view, detach; view, delete to the rack (D-27)",
 		func(ctx SpecContext) {
 			node := f.rack.Instance("a").ID
 			req := harness.CreateRequest(fresh("frugal"))

@@ -34,9 +34,9 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// TestSanity runs csi-sanity in all combinations and our own specs against simulated racks. It
-// runs the whole suite in parts, several at a time, or only the specs that are chosen by
-// -ginkgo.label-filter ('ext4 && split') or -ginkgo.focus.
+// TestSanity runs csi-sanity in all combinations and our own specs against simulated racks. It runs
+// the whole suite in parts, several at a time. With -ginkgo.label-filter ('ext4 && split') or
+// -ginkgo.focus, it runs only the chosen specs.
 //
 // The specs run in further processes of this binary, each in a mount namespace of its own. So a run
 // sees no mounts of another run, and the mounts of a failed spec disappear when the run ends.
@@ -73,8 +73,8 @@ func bullets(lines []string) string {
 	return text.String()
 }
 
-// describeCSISanity registers csi-sanity's suite once for each combination. Each has a rack of its
-// own: csi-sanity uses the same volume names each time, so two suites cannot share a project.
+// describeCSISanity registers csi-sanity's suite once for each combination. Each combination has a
+// rack of its own, because csi-sanity uses the same volume names in all of them.
 func describeCSISanity() {
 	for _, c := range csisuite.Combinations() {
 		Describe("csi-sanity over "+c.String(), Ordered, ContinueOnFailure, c.Labels(), func() {
@@ -122,8 +122,8 @@ func startPlugins(
 
 var theRun *harness.Run
 
-// startRack starts a simulated rack for the current spec or container. When that ends, startRack
-// stops the rack and demands that it has left nothing.
+// startRack starts a simulated rack. At the end of the current spec or container it stops the rack,
+// and fails if the rack leaves anything behind.
 func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {
 	GinkgoHelper()
 	rack := got(theRun.StartRack(ctx, options))
@@ -134,7 +134,7 @@ func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {
 	return rack
 }
 
-// startPlugin starts the driver for the current spec or container, and stops it when that ends.
+// startPlugin starts the driver, and stops it at the end of the current spec or container.
 func startPlugin(ctx context.Context, rack *harness.Rack, options harness.PluginOptions,
 ) *harness.Plugin {
 	GinkgoHelper()
@@ -146,9 +146,9 @@ func startPlugin(ctx context.Context, rack *harness.Rack, options harness.Plugin
 	return plugin
 }
 
-// mustBalance takes a ledger now and another one at the end of the spec or container, and demands
-// that no disk, snapshot, attachment, loop device, mount, open file or goroutine was added. Call it
-// after the last startRack and startPlugin.
+// mustBalance counts disks, snapshots, attachments, loop devices, mounts, open files and
+// goroutines, and fails at the end of the spec or container if any number has grown. Call it after
+// the last startRack and startPlugin: their cleanups run after its own.
 func mustBalance(ctx context.Context, rack *harness.Rack, plugins ...*harness.Plugin) {
 	GinkgoHelper()
 	start := got(rack.Ledger(ctx, plugins...))
@@ -157,8 +157,7 @@ func mustBalance(ctx context.Context, rack *harness.Rack, plugins ...*harness.Pl
 	})
 }
 
-// shown maps the paths of the logs of running processes to the lengths of the logs at the beginning
-// of the current spec.
+// shown maps the log path of each running process to the log's length when the current spec began.
 var shown = map[string]int64{}
 
 func showOnFailure(path string) {
@@ -196,11 +195,11 @@ func sizeOf(path string) int64 {
 
 var programs = []string{"oxide-simulator", "oxide-csi-plugin"}
 
-// part is a part of the suite. It runs as a process of its own, at the same time as other parts,
+// part is a subset of the specs. It runs as a process of its own, at the same time as other parts,
 // and starts its own racks.
 type part struct {
 	name, filter string
-	// whole means that the short form leaves the part out.
+	// whole marks a part that "go test -short" omits.
 	whole bool
 }
 
@@ -210,7 +209,7 @@ func parts() []part {
 		{name: "our own specs of nodes", filter: "!csi-sanity && !controller"},
 	}
 	for _, c := range csisuite.Combinations() {
-		// The short form has a filesystem and raw block, one process and two.
+		// "go test -short" covers ext4 in one process and raw block in two processes.
 		inShort := c.Filesystem == "ext4" && !c.Split || c.Filesystem == "" && c.Split
 		all = append(all, part{"csi-sanity over " + c.String(), strings.Join(c.Labels(), " && "),
 			!inShort})
@@ -233,8 +232,8 @@ func specsCommand(ctx context.Context, t *testing.T, run *harness.Run, args []st
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		// The first interrupt makes Ginkgo end the specs and clean up; a second one makes it skip the
-		// clean-up. In a process group of its own the part gets no interrupt from the terminal, only
-		// the one that this process sends.
+		// clean-up. In a process group of its own, the part does not get the terminal's interrupt in
+		// addition to the one that this process sends.
 		Setpgid:   true,
 		Pdeathsig: syscall.SIGINT,
 	}
@@ -329,7 +328,7 @@ func runPart(cmd *exec.Cmd, file string) (types.Report, []byte, error) {
 	return reports[0], output.Bytes(), err
 }
 
-func TestThePartsAreDisjointAndCoverEverySpec(t *testing.T) {
+func TestEverySpecIsInExactlyOnePart(t *testing.T) {
 	var filters []types.LabelFilter
 	for _, p := range parts() {
 		filters = append(filters, types.MustParseLabelFilter(p.filter))
@@ -351,8 +350,7 @@ func TestThePartsAreDisjointAndCoverEverySpec(t *testing.T) {
 	}
 }
 
-// endMargin is the time that a suite needs between its end and the timeout of its process, to write
-// its report.
+// endMargin is how long before the deadline of its process a suite ends, to write its report.
 const endMargin = time.Minute
 
 // timeLeft returns the time limit for a process that this test starts now; 0 means no limit.

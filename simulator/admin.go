@@ -24,8 +24,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 )
 
-// Admin returns the handler of the admin listener, which package adminapi describes. It is separate
-// from the API, because a rack has no such interface.
+// Admin returns the handler of the admin listener, which package adminapi describes. The listener
+// is separate from the API's, because a real rack does not have one.
 func (s *Server) Admin() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(),
@@ -62,11 +62,11 @@ func (s *Server) Admin() http.Handler {
 	return s.addConsole(mux)
 }
 
-// adminAnswer answers a request to the admin listener, with 204 if it has neither a body nor an
-// error.
+// adminAnswer handles a request to the admin listener. Without a body and an error the status is
+// 204.
 type adminAnswer func(*http.Request) (body any, err error)
 
-// adminError is an error with a status other than 500.
+// adminError is an error that the admin listener answers with this status instead of 500.
 type adminError struct {
 	error
 	status int
@@ -89,13 +89,13 @@ func (answer adminAnswer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 	default:
 		w.Header().Set("Content-Type", jsonType)
-		// The caller may be gone.
+		// The write fails only if the caller has gone.
 		_, _ = w.Write(encode(body, "  "))
 	}
 }
 
-// adminRead decodes a JSON body. If the body has an unknown field, it returns an error that lists
-// the known ones.
+// adminRead decodes a JSON body. If the body has an unknown field, the error lists the known
+// fields.
 func adminRead(r *http.Request, into any) error {
 	d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, maxBody))
 	d.DisallowUnknownFields()
@@ -160,7 +160,7 @@ func (s *Server) adminRemoveFault(r *http.Request) (any, error) {
 	return nil, nil
 }
 
-// adminMutate activates the mutation in the path; without one it ends the active one.
+// adminMutate activates the mutation in the path. Without a name it ends the active mutation.
 func (s *Server) adminMutate(r *http.Request) (any, error) {
 	if err := s.Mutate(r.PathValue("name")); err != nil {
 		return nil, adminError{err, http.StatusNotFound}
@@ -175,7 +175,7 @@ func (s *Server) adminSwitch(r *http.Request) (any, error) {
 	return now, badAdminRequest(err)
 }
 
-// diskOps are the operations of a disk, by their names in a fault.
+// diskOps maps the names in the field On of a disk fault to operations.
 var diskOps = map[string]flakydisk.Op{
 	"read": flakydisk.OnRead, "write": flakydisk.OnWrite, "flush": flakydisk.OnFlush,
 }
@@ -206,7 +206,7 @@ func (s *Server) adminDiskFaults(r *http.Request) (any, error) {
 	return shownFaults(all), ofDisk(err)
 }
 
-// ofDisk adds to an error about a disk what the caller can do.
+// ofDisk adds a status and advice for the caller to an error about a disk.
 func ofDisk(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -234,7 +234,7 @@ func shownFaults(all []flakydisk.Fault) []adminapi.DiskFault {
 	return shown
 }
 
-// diskFault converts a fault to the form that package flakydisk uses.
+// diskFault checks a fault and converts it to the type of package flakydisk.
 func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	f = flakydisk.Fault{From: int64(fault.From), To: int64(fault.To), Times: fault.Times,
 		Delay: time.Duration(fault.Delay), Hang: fault.Hang, Lie: fault.Lie}
@@ -269,9 +269,9 @@ func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	return f, err
 }
 
-// addConsole adds the console's pages to the admin listener, and returns the listener's handler
-// with the console's guard. A browser gets pages for GET / and GET /routes, and every other client
-// the list of routes as JSON.
+// addConsole adds the console's pages to the admin listener. The returned handler refuses requests
+// from foreign web pages ([console.Console.Guard]). For GET / and GET /routes a browser gets pages,
+// and other clients get the list of routes as JSON.
 func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	c := console.New()
 	c.State, c.Version, c.Switches = s.rack.RecordedState, s.rack.Version, s.rack.Switches
@@ -298,7 +298,7 @@ func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	return c.Guard(admin)
 }
 
-// consoleDisk returns what the data plane knows of a disk, which may be removed meanwhile.
+// consoleDisk returns a disk's allocated bytes, faults and activity. A deleted disk is no error.
 func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	plane := s.rack.Plane()
 	d.AllocatedBytes, err = plane.Allocated(id)
@@ -321,8 +321,8 @@ func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	return d, err
 }
 
-// run carries out a request of the API without a body for the console. The request needs no token,
-// is logged, and is not subject to faults.
+// run carries out an API request without a body for the console. The request needs no token, and is
+// logged; faults do not affect it.
 func (s *Server) run(ctx context.Context, method, path string) (status int, answer []byte) {
 	hr, err := http.NewRequestWithContext(ctx, method, path, nil)
 	if err != nil {

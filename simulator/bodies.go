@@ -51,7 +51,7 @@ func parseBulkWrite(f *fields) any {
 		Base64: f.text("base64_encoded_data")}
 }
 
-// parseFinalize returns the name of the snapshot, or "".
+// parseFinalize returns the name of the snapshot that the import ends with, or "".
 func parseFinalize(f *fields) any {
 	if !f.has("snapshot_name") {
 		return ""
@@ -129,7 +129,7 @@ func parseInstanceCreate(f *fields) any {
 	return c
 }
 
-// unsupported returns the name of the first list that is not empty.
+// unsupported returns the name of the first list that has an element: the simulator answers 501.
 func (f *fields) unsupported(names ...string) string {
 	for _, name := range names {
 		var wanted []json.RawMessage
@@ -166,8 +166,8 @@ func parseInstanceUpdate(f *fields) any {
 	return u
 }
 
-// readInterfaces reads the network interfaces of a new instance. It returns nil for "none", and
-// an empty list for an empty list.
+// readInterfaces reads the network interfaces of a new instance. It returns nil for "none", and an
+// empty list for "create" without interfaces.
 func readInterfaces(f *fields) []engine.InterfaceCreate {
 	if !f.has("network_interfaces") {
 		return []engine.InterfaceCreate{engine.DefaultInterface}
@@ -223,7 +223,7 @@ func readInterface(f *fields) engine.InterfaceCreate {
 	return c
 }
 
-// assignment reads the address of an ip_config. It returns the zero value for "auto".
+// assignment reads the address in an ip_config. For "auto" it returns the zero value.
 func (f *fields) assignment(version string, is func(netip.Addr) bool) (address netip.Addr) {
 	ip := f.object("ip")
 	if ip.variant("auto", "explicit") == "explicit" {
@@ -289,7 +289,7 @@ func parseLink(f *fields) any {
 		IsDefault: valueOf[bool](f, "is_default", "a boolean")}
 }
 
-// parseExtent reads a range of addresses. The rack has one error for every mistake in it.
+// parseExtent reads a range of addresses. The rack has one error message for all invalid ranges.
 func parseExtent(f *fields) any {
 	var ends [2]netip.Addr
 	for n, name := range []string{"first", "last"} {
@@ -305,7 +305,7 @@ func parseExtent(f *fields) any {
 	return engine.Extent{First: first, Last: last}
 }
 
-// subnet reads a network of either IP version. Its host part need not be zero.
+// subnet reads an IPv4 or IPv6 network. It ignores bits of the address beyond the prefix.
 func (f *fields) subnet() engine.Extent {
 	prefix := f.prefix("subnet")
 	if !prefix.IsValid() {

@@ -2,10 +2,10 @@
 // filesystem, to which package loopdev attaches block devices. No kernel module is needed.
 //
 // A [Disk] keeps a log of the writes, discards and flushes that reached it, in their order, and of
-// notes that the caller adds. From the log, [Replay] rebuilds the content that the disk could have
-// after a power cut at any point: everything that was flushed, and any of the other sectors
-// ([SectorBytes]). Images are sparse and share their common pages, so that thousands of them cost
-// little more than their differences.
+// notes that the caller adds. From the log, [Replay] rebuilds every content that the disk could
+// have after a power cut: everything that was flushed, and any choice of the sectors
+// ([SectorBytes]) that were written since. Images are sparse and share their common pages, so that
+// thousands of them cost little more than their differences.
 //
 // A [Fault] makes reads, writes or flushes of some sectors fail, hang, take long, or succeed
 // without effect, for a number of times or until it is removed.
@@ -15,14 +15,14 @@
 // that write.
 //
 // A process that serves disks must not wait for them: it must not call sync(2). If one of its
-// threads needs memory, the kernel may make the thread wait until something is written to such
-// a disk. Other threads serve that write, but not while Go's garbage collector stops all
-// threads and waits for the first one. So a process that allocates much while its disks are in
-// use has to collect its garbage at other times (runtime/debug.SetGCPercent).
+// threads needs memory, the kernel may make the thread wait until a write to such a disk is done.
+// Other threads serve the write, but not while Go's garbage collector stops all threads and waits
+// for the one that needs memory. So a process that allocates much while its disks are in use has to
+// collect its garbage at other times (runtime/debug.SetGCPercent).
 //
-// A process that serves disks may be killed at any time, even while it waits for one of them.
-// A small guard process then unmounts its filesystem by force, and every process that waits
-// for its disks gets an error. A loop device stays until a process detaches it.
+// A process that serves disks may be killed at any time, even while it waits for one of them. A
+// small guard process then unmounts its filesystem by force, and every process that waits for its
+// disks gets an error. A loop device stays until a process detaches it.
 //
 // Serving needs Linux, /dev/fuse, CAP_SYS_ADMIN, a shell and umount. The rest is portable.
 package flakydisk
@@ -57,28 +57,28 @@ type Disk struct {
 	log     []LogEntry
 	faults  []*armed
 	cut     bool
-	// recent has the operations of the last seconds, by the Unix time modulo its length.
+	// recent counts operations per second. The index is the Unix time modulo ActivitySeconds.
 	recent [ActivitySeconds]second
 }
 
 // NewDisk returns a disk with the content of a store.
 func NewDisk(store Store) *Disk { return &Disk{store: store} }
 
-// Op is an operation of a disk that can fail.
+// Op identifies the operations that a Fault affects. Values can be combined with |.
 type Op uint8
 
-// The operations of a disk. A discard is a write.
+// OnWrite includes discards.
 const (
 	OnRead Op = 1 << iota
 	OnWrite
 	OnFlush
 )
 
-// Fault makes operations of a disk fail with EIO, or do what Delay, Hang or Lie says.
+// Fault makes operations of a disk fail with EIO, or do what Delay, Hang or Lie describes.
 type Fault struct {
 	On Op
-	// From and To limit the fault to a range of bytes; if both are 0, it affects all bytes.
-	// Flushes have no range.
+	// From and To limit the fault to a range of bytes; if both are 0, it affects all bytes. A fault
+	// affects flushes regardless of the range.
 	From, To int64
 	// Times limits how often the fault takes effect. 0 means until it is removed.
 	Times int
@@ -92,7 +92,7 @@ type Fault struct {
 	Fired int
 }
 
-// armed is an active fault.
+// armed is a fault that was added to a disk. Heal closes removed.
 type armed struct {
 	Fault
 	removed chan struct{}
@@ -103,7 +103,7 @@ func (f *armed) strikes(op Op, offset, n int64) bool {
 		(op == OnFlush || f.From == 0 && f.To == 0 || offset < f.To && offset+n > f.From)
 }
 
-// AddFault adds a fault. The returned function reports how often the fault has taken effect.
+// AddFault adds a fault. The returned function returns how often the fault has taken effect.
 func (d *Disk) AddFault(f Fault) (fired func() int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -137,7 +137,7 @@ func (d *Disk) Heal() {
 	d.faults = nil
 }
 
-// Cut cuts the disk's power: every operation fails, also one that hangs. Faults are removed.
+// Cut cuts the disk's power: every later operation fails, and so does every operation that hangs.
 func (d *Disk) Cut() {
 	d.mu.Lock()
 	d.cut = true
@@ -145,7 +145,7 @@ func (d *Disk) Cut() {
 	d.Heal()
 }
 
-// StartLog begins an empty log. The log contains reads only if reads is true.
+// StartLog starts logging, with an empty log. Reads are logged only if reads is true.
 func (d *Disk) StartLog(reads bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -166,15 +166,15 @@ func (d *Disk) Note(text string) {
 	d.add(LogEntry{Kind: Note, Text: text})
 }
 
-// add adds a record to the log. The caller holds mu.
+// add appends an entry to the log if StartLog asked for it. The caller holds mu.
 func (d *Disk) add(e LogEntry) {
 	if d.logging && (e.Kind != Read || d.reads) {
 		d.log = append(d.log, e)
 	}
 }
 
-// begin counts an operation and applies the faults that affect it. The caller holds mu. While the
-// operation hangs or is delayed, begin releases mu.
+// begin counts an operation and applies the faults that affect it. The caller holds mu, which begin
+// releases while the operation hangs or is delayed.
 func (d *Disk) begin(op Op, offset, n int64) (lie bool, err error) {
 	d.count(op, time.Now())
 	for _, f := range slices.Clone(d.faults) {
@@ -199,7 +199,7 @@ func (d *Disk) begin(op Op, offset, n int64) (lie bool, err error) {
 	return lie, nil
 }
 
-// await waits until a hanging operation may continue.
+// await returns after the fault's delay or, if the fault hangs, when it is removed.
 func await(f *armed) {
 	if f.Hang {
 		<-f.removed
@@ -276,7 +276,7 @@ func (d *Disk) Resize(sizeBytes int64) error {
 	return d.store.Resize(sizeBytes)
 }
 
-// WithStore calls do with the disk's content. During the call, the disk reads and writes nothing.
+// WithStore calls do with the disk's content. Operations on the disk wait until do returns.
 func (d *Disk) WithStore(do func(Store)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -289,7 +289,7 @@ const ActivitySeconds = 60
 // Activity is the number of operations in one second, including those that fail or hang.
 type Activity struct{ Reads, Writes, Flushes int }
 
-// second is the activity of the second that began at the Unix time at.
+// second counts the operations of the second that began at the Unix time at.
 type second struct {
 	at int64
 	Activity
@@ -311,7 +311,7 @@ func (d *Disk) count(op Op, at time.Time) {
 	}
 }
 
-// Activity returns the activity of the last ActivitySeconds up to now, the oldest first.
+// Activity returns the activity in each of the last ActivitySeconds up to now, the oldest first.
 func (d *Disk) Activity(now time.Time) []Activity {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -334,7 +334,7 @@ func OpenFile(path string) (File, error) {
 	return File{f}, err
 }
 
-// Zero sets a range to zero, which then takes no space in the file.
+// Zero sets a range to zero by punching a hole into the file.
 func (f File) Zero(offset, n int64) error { return punch(f.File, offset, n) }
 
 // Flush makes all earlier writes durable.

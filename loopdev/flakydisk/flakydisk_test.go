@@ -34,7 +34,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// serve attaches a block device to a disk of 8 MiB, and opens it without the kernel's cache.
+// serve returns a disk of 8 MiB, and its loop device opened without the kernel's cache.
 func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 	t.Helper()
 	dir := t.TempDir()
@@ -98,7 +98,7 @@ func TestTheLogContainsEveryWriteDiscardAndFlushInOrder(t *testing.T) {
 	}
 }
 
-func TestAnImageContainsAllFlushedDataAndTheSurvivingPieces(t *testing.T) {
+func TestReplayKeepsFlushedDataAndApplyAddsPieces(t *testing.T) {
 	disk, device := serve(t)
 	write(t, device, 0, 'a')
 	must(t, device.Sync())
@@ -164,8 +164,8 @@ func TestAFaultMakesOnlyItsOwnSectorsFail(t *testing.T) {
 	}
 }
 
-// If the kernel split the request for the server, the write would be short, and the kernel's loop
-// driver reports a short write as done.
+// If the kernel split the write and the server refused the second part, the kernel's loop driver
+// would report the short write as done.
 func TestAFailureAtTheEndOfALargeWriteIsReported(t *testing.T) {
 	disk, device := serve(t)
 	disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, From: 200 << 10, To: 200<<10 + 512})
@@ -174,7 +174,7 @@ func TestAFailureAtTheEndOfALargeWriteIsReported(t *testing.T) {
 	}
 }
 
-func TestADiskHangsUntilItIsHealed(t *testing.T) {
+func TestAHangingWriteSucceedsAfterHeal(t *testing.T) {
 	disk, device := serve(t)
 	fired := disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, Hang: true})
 	done := make(chan error, 1)
@@ -196,7 +196,7 @@ func TestADiskHangsUntilItIsHealed(t *testing.T) {
 	}
 }
 
-func TestTheServerFreesADiskThatIsRemoved(t *testing.T) {
+func TestTheServerFreesARemovedDisk(t *testing.T) {
 	dir := t.TempDir()
 	server, err := flakydisk.Mount(dir)
 	must(t, err)
@@ -216,7 +216,7 @@ func TestTheServerFreesADiskThatIsRemoved(t *testing.T) {
 	}
 }
 
-// stuckAt is the variable with a directory in which this program serves and writes a disk.
+// stuckAt is an environment variable: the directory in which waitForItself serves its disk.
 const stuckAt = "FLAKYDISK_STUCK_AT"
 
 func TestMain(m *testing.M) {
@@ -227,20 +227,20 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// stuck is the content of a disk on which no write ever completes.
+// stuck is the store of a disk whose writes never return.
 type stuck struct {
 	*flakydisk.Image
 	reached func()
 }
 
-// WriteAt does not return.
+// WriteAt calls reached and never returns.
 func (s stuck) WriteAt([]byte, int64) (int, error) {
 	s.reached()
 	select {}
 }
 
-// waitForItself writes to a disk that it serves, and prints the device when the disk hangs. From
-// then on one of its threads waits, and no signal interrupts it.
+// waitForItself serves a disk, writes to it, and prints its loop device when the write hangs. From
+// then on a thread of this process waits for its own server, and no signal interrupts the thread.
 func waitForItself(dir string) error {
 	server, err := flakydisk.Mount(dir)
 	if err != nil {
@@ -289,7 +289,7 @@ func TestAKilledServerLeavesNoHangingProcess(t *testing.T) {
 	})
 	within(t, "its mount goes", func() error {
 		for {
-			// The mount table shows the mount without a request to the server.
+			// Reading the mount table sends no request to the server, which has ended.
 			mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
 			if err != nil || len(mounts) == 0 {
 				return err

@@ -12,21 +12,21 @@ import (
 )
 
 const (
-	// SectorBytes is the unit that a disk writes completely or not at all.
+	// SectorBytes is the size of a sector. A disk writes a sector completely or not at all.
 	SectorBytes = 512
 	// PageBytes is the size of the pages that images share.
 	PageBytes = 4096
 )
 
-// page is a part of one or more images. It never changes once it is in an image.
+// page is PageBytes of an image's content. Images share pages, so a page never changes.
 type page struct {
 	data [PageBytes]byte
 	sum  uint64
 }
 
-// Image is the content of a disk, in memory. Parts that were never written are zero and take
-// no space. It is a [Store]. It is not safe for use by several goroutines, but its forks are
-// independent of it.
+// Image is a disk's content in memory, as a [Store]. Bytes that were never written are zero and
+// take no space. An image is not safe for use by several goroutines, but its forks are independent
+// of it.
 type Image struct {
 	size  int64
 	pages map[int64]*page // by their number
@@ -115,7 +115,7 @@ var (
 	noData  [PageBytes]byte
 )
 
-// set replaces a page by a copy with the bytes b at an offset, or removes a page of zeroes.
+// set writes b at an offset into a copy of a page, or removes a page that would be all zero.
 func (m *Image) set(number, at int64, b []byte) {
 	old := m.pages[number]
 	if bytes.Equal(b, noData[:len(b)]) && (old == nil || len(b) == PageBytes) {
@@ -202,10 +202,10 @@ func Load(path string) (*Image, error) {
 	return m, nil
 }
 
-// Kind is the kind of an entry in a disk's log.
+// Kind is the type of a log entry.
 type Kind int
 
-// The kinds of entries.
+// The types of log entries.
 const (
 	Write   Kind = iota // data were written at Offset
 	Discard             // bytes from Offset on became zero
@@ -226,10 +226,10 @@ type LogEntry struct {
 // Changes reports whether the entry changes the disk's content.
 func (e LogEntry) Changes() bool { return e.Kind == Write || e.Kind == Discard }
 
-// Sectors returns how many sectors the entry touches.
+// Sectors returns how many sectors the entry covers.
 func (e LogEntry) Sectors() int64 { return (e.Bytes + SectorBytes - 1) / SectorBytes }
 
-// Piece is what survives a power cut of an entry: its sectors From to To-1, counted from 0.
+// Piece is the part of a log entry that survives a power cut: its sectors From to To-1, from 0 on.
 type Piece struct {
 	Entry    LogEntry
 	From, To int64
@@ -238,7 +238,7 @@ type Piece struct {
 // Whole returns a piece that covers the whole entry.
 func Whole(e LogEntry) Piece { return Piece{e, 0, e.Sectors()} }
 
-// Apply writes the pieces to the image in their order, as they were written to the disk.
+// Apply writes the pieces to the image in the given order.
 func Apply(m *Image, pieces ...Piece) error {
 	for _, p := range pieces {
 		from, to := p.From*SectorBytes, min(p.To*SectorBytes, p.Entry.Bytes)
@@ -257,10 +257,10 @@ func Apply(m *Image, pieces ...Piece) error {
 	return nil
 }
 
-// Epoch is the part of a log between two flushes. If the power is cut before the second flush,
-// any of its writes may be missing on the disk.
+// Epoch is the part of a log between two flushes. If the power is cut before the flush at its end,
+// any of the epoch's writes may be missing on the disk.
 type Epoch struct {
-	// Durable is the disk's content before the epoch. It is shared, so callers have to fork it.
+	// Durable is the disk's content before the epoch. Callers fork it before they change it.
 	Durable *Image
 	// First is the index of the epoch's first entry in the log. End is the index of the flush that
 	// ends the epoch, or the length of the log.

@@ -25,7 +25,7 @@ type Server struct {
 	guard *guard
 }
 
-// Mount mounts a filesystem at a directory. It has no disks yet.
+// Mount mounts an empty FUSE filesystem at a directory. Put adds disks to it.
 func Mount(dir string) (*Server, error) {
 	s := &Server{dir: dir, root: &root{disks: map[string]*file{}}}
 	var err error
@@ -51,8 +51,8 @@ func Mount(dir string) (*Server, error) {
 }
 
 // refusePolls polls a file, so that the kernel learns that the server's files cannot be polled.
-// Otherwise it would ask the server about each file that Go opens and polls, and Go's scheduler
-// might not run the thread that has to answer.
+// Otherwise the kernel would send the server a request when Go opens one of its files, and Go's
+// scheduler might not run the thread that has to answer.
 func (s *Server) refusePolls() error {
 	const name = "poll"
 	defer s.Remove(name)
@@ -64,13 +64,13 @@ func (s *Server) refusePolls() error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// maxBytes is the maximum size of a request. The kernel splits larger requests of a loop device.
-// Each reader of the connection has a buffer of this size.
+// maxBytes is the maximum size of a request to the server. The kernel splits larger requests of a
+// loop device. Each goroutine that reads requests has a buffer of this size.
 const maxBytes = 128 << 10
 
-// mountFUSE mounts a filesystem and returns its connection. Programs that this process starts do
-// not inherit the connection: while any process has it open, the kernel waits for answers of the
-// filesystem, even if the process that serves it has ended.
+// mountFUSE mounts a filesystem and returns its connection to the kernel. Programs that this
+// process starts do not inherit the connection: as long as any process has it open, the kernel
+// waits for answers, even if the server has ended.
 func mountFUSE(dir string) (connection int, err error) {
 	connection, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -93,17 +93,17 @@ func (s *Server) Put(name string, d *Disk) (path string) {
 	return filepath.Join(s.dir, name)
 }
 
-// Remove removes a disk. A device that is attached to the file can still use the disk.
+// Remove removes a disk's file. A loop device that is attached to the file can still use the disk.
 func (s *Server) Remove(name string) {
 	s.root.mu.Lock()
 	delete(s.root.disks, name)
 	s.root.mu.Unlock()
-	// The kernel may keep the file in its cache for any time, and the server keeps the disk until
-	// the kernel forgets it.
+	// Make the kernel drop the file from its cache. It might keep the file there for ever, and the
+	// server keeps the disk as long.
 	_ = s.root.NotifyEntry(name)
 }
 
-// Close unmounts the filesystem. All operations on devices of its disks fail from then on.
+// Close unmounts the filesystem. Operations on loop devices of its disks fail from then on.
 func (s *Server) Close() error {
 	defer s.guard.close()
 	err := unix.Unmount(s.dir, unix.MNT_DETACH|unix.MNT_FORCE)
@@ -137,7 +137,7 @@ func (r *root) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs
 		fs.StableAttr{Mode: syscall.S_IFREG, Ino: f.number + 1}), 0
 }
 
-// file serves a disk as a file. The inode number 1 belongs to the directory.
+// file serves a disk as a file. Its inode number is number+1, because the directory has inode 1.
 type file struct {
 	fs.Inode
 	disk   *Disk
@@ -198,12 +198,12 @@ func (f *file) Write(_ context.Context, _ fs.FileHandle, b []byte, offset int64)
 	return uint32(n), 0
 }
 
-// Fsync flushes the disk. The kernel calls it for a flush of the device.
+// Fsync flushes the disk. The kernel calls it when the loop device is flushed.
 func (f *file) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	return errno(f.disk.Flush())
 }
 
-// Allocate sets a range to zero, for a discard of the device or a write of zeroes.
+// Allocate zeroes a range. The kernel calls it when the loop device discards or zeroes the range.
 func (f *file) Allocate(_ context.Context, _ fs.FileHandle, offset, n uint64,
 	mode uint32) syscall.Errno {
 	if mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) == 0 {
@@ -229,19 +229,19 @@ func errno(err error) syscall.Errno {
 	return syscall.EIO
 }
 
-// guard is a process that waits until this process ends and then unmounts a filesystem by force, so
-// that no other process waits for the filesystem any more.
+// guard is a child process that waits until this process ends, and then unmounts the filesystem by
+// force. Processes that wait for the filesystem get an error then.
 //
 // The kernel does the same when the last user closes the filesystem's connection. But a killed
-// process keeps its files open as long as one of its threads waits for a disk, which no signal
-// interrupts. If this process itself serves that disk, its threads would wait forever.
+// process keeps its files open while one of its threads waits for a disk, which no signal
+// interrupts. If the killed process itself served that disk, the thread would wait for ever.
 type guard struct {
 	process *exec.Cmd
 	ended   chan struct{}
 }
 
-// guardScript unmounts its first argument when it gets SIGTERM. It prints a line when it is
-// ready, and then waits on its stdin, to which nothing is written.
+// guardScript unmounts the directory $0 when it gets SIGTERM or when its stdin ends. It prints a
+// line when it is ready.
 const guardScript = `end() { trap "" TERM; exec umount -l -f -- "$0"; }
 trap end TERM
 echo
@@ -250,8 +250,8 @@ end`
 
 func newGuard(dir string) (*guard, error) {
 	g := &guard{exec.Command("/bin/sh", "-c", guardScript, dir), make(chan struct{})}
-	// The guard gets no signals from a terminal. The kernel sends it SIGTERM when the thread that
-	// started it ends.
+	// In a process group of its own, the guard gets no signals from a terminal. The kernel sends it
+	// SIGTERM when the thread that started it ends.
 	g.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	_, err := g.process.StdinPipe()
 	out, outErr := g.process.StdoutPipe()
@@ -260,7 +260,7 @@ func newGuard(dir string) (*guard, error) {
 	}
 	started := make(chan error)
 	go func() {
-		// This thread does nothing but wait, so that it does not end before this process.
+		// The guard unmounts when the thread that started it ends, so this thread waits for it.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer close(g.ended)

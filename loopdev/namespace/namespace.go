@@ -4,7 +4,7 @@ package namespace
 
 import "os"
 
-// marker is an environment variable of the program that Enter has started again.
+// marker is the environment variable that Enter sets for the program that it starts again.
 const marker = "OXIDE_NAMESPACE"
 
 // Entered reports whether this program was started again by an Enter that has not returned yet.

@@ -34,7 +34,7 @@ func Main(m interface{ Run() int }) {
 // another call would start the program again.
 func Enter() error {
 	if Entered() {
-		// Remove the marker, because programs that this one starts inherit its environment.
+		// Remove the marker, because programs that this program starts inherit its environment.
 		return errors.Join(os.Unsetenv(marker), leaveVolumes())
 	}
 	if os.Geteuid() != 0 {
@@ -47,8 +47,8 @@ func Enter() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	// A mount that the machine unmounts is unmounted in this namespace, too, so that it does not keep
-	// mounts of other processes in use. The machine does not see the mounts of this namespace.
+	// When the machine unmounts a filesystem, the kernel unmounts it in this namespace, too, which
+	// would keep it in use otherwise. The machine does not see the mounts of this namespace.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep the mounts of a namespace to itself: %w", err)
 	}
@@ -56,11 +56,11 @@ func Enter() error {
 	return fmt.Errorf("start again in a mount namespace: %w", err)
 }
 
-// shm is a directory of files that are kept in memory, where tests have their disks.
+// shm is a tmpfs, in which tests keep disks and guest views.
 const shm = "/dev/shm"
 
-// allowDevices lets this namespace use device nodes in /dev/shm, where tests have guests. Most
-// systems mount it without devices. If this fails, the tests use another directory.
+// allowDevices lets this namespace use the device nodes of guest views in /dev/shm. Most systems
+// mount it with nodev. If this fails, the tests use another directory.
 func allowDevices() {
 	var fs unix.Statfs_t
 	if unix.Statfs(shm, &fs) == nil && fs.Flags&unix.ST_NODEV != 0 {
@@ -69,15 +69,15 @@ func allowDevices() {
 	}
 }
 
-// leaveVolumes unmounts the volumes of other processes in this namespace. Otherwise this
-// process would hold their devices, and a driver does not release a volume that another
-// namespace has mounted.
+// leaveVolumes unmounts the volumes of other processes in this namespace. Otherwise this process
+// would keep their devices in use, and a driver does not release a volume that another namespace
+// has mounted.
 func leaveVolumes() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
 		return fmt.Errorf("unmount the volumes of other processes: %w", err)
 	}
-	// The mounts of tests and guests are below these directories. Other mounts of the machine stay.
+	// Tests mount volumes below these directories. Mounts elsewhere belong to the machine.
 	homes := []string{os.TempDir(), "/var/tmp", shm}
 	if dir := os.Getenv("OXIDE_SANITY_DIR"); dir != "" {
 		homes = append(homes, dir)
@@ -90,7 +90,7 @@ func leaveVolumes() error {
 			strings.Contains(filepath.Clean(m.Source), "/dev/nvme") ||
 			strings.Contains(m.Root, "/dev/nvme") || strings.HasPrefix(m.Root, "/nvme")
 		if ofTests && onDevice {
-			// The mount may be covered by another one, or may have been unmounted with another one.
+			// An error is expected: another mount may cover this mount, or was unmounted together with it.
 			_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// Enter needs Linux.
+// Enter returns an error, because mount namespaces need Linux.
 func Enter() error { return errors.New("mount namespaces need Linux: run it there") }
 
 // Main runs the tests, which report that they need Linux.

@@ -1,12 +1,12 @@
 // Package adminapi has the wire types of the simulator's admin listener, and a client for it.
 //
-// Tests and operators watch and disturb a simulated rack through the admin listener. It lists the
+// Tests and operators observe and disturb a simulated rack through the admin listener. It lists the
 // requests that the rack has answered ([Request]), injects faults ([Fault]), changes settings of
-// the running rack ([Switches]) and returns the objects of the rack ([State]). A real rack has no
-// such interface. [Routes] lists the requests that the listener answers. GET / answers a browser
-// with the rack's page, and other clients with the same list. The listener refuses requests of
-// other web pages, which have a name other than localhost in Host, or another Origin, or ask for a
-// change without the token of the rack's page.
+// the running rack ([Switches]) and returns the rack's objects ([State]). A real rack has no such
+// interface. [Routes] lists the requests that the listener answers. GET / answers a browser with
+// the rack's page, and other clients with the list of routes. The listener refuses requests from
+// foreign web pages: a name in Host must be localhost or configured, an Origin must be the
+// listener's, and a browser's change needs the token of the rack's page.
 //
 // The simulator and the suites both use these types. The package imports no other package of this
 // module.
@@ -33,7 +33,7 @@ var httpClient = &http.Client{
 	Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute,
 }
 
-// Requests returns the entries of the request log after the entry since; 0 returns all of them.
+// Requests returns the entries of the request log whose Seq is greater than since.
 func (c Client) Requests(ctx context.Context, since int) ([]Request, error) {
 	return get[[]Request](ctx, c, "/requests?since="+strconv.Itoa(since))
 }
@@ -81,14 +81,14 @@ func (c Client) ClearFaults(ctx context.Context) error {
 	return c.call(ctx, http.MethodDelete, "/faults", nil, nil)
 }
 
-// RunDeferred carries out at once the work that faults of the phase [Deferred] and
-// Switches.FreeDelay have delayed, and waits until it is done.
+// RunDeferred carries out now what faults of the phase [Deferred] and Switches.FreeDelay have
+// delayed. It returns when this is done.
 func (c Client) RunDeferred(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/deferred", nil, nil)
 }
 
-// Reset puts the rack back to its start: it has the objects and switches that it was started with,
-// no fault, no mutation and no request in the log. The guests lose their disks.
+// Reset returns the rack to its start: to the objects and switches that it was started with,
+// without faults, mutation and logged requests. The guests lose their disks.
 func (c Client) Reset(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/reset", nil, nil)
 }
@@ -98,12 +98,12 @@ func (c Client) Switch(ctx context.Context, switches map[string]any) error {
 	return c.call(ctx, http.MethodPatch, "/switches", switches, nil)
 }
 
-// Switches returns the present switches.
+// Switches returns the current switches.
 func (c Client) Switches(ctx context.Context) (Switches, error) {
 	return get[Switches](ctx, c, "/switches")
 }
 
-// State returns everything that the rack has.
+// State returns the rack's objects.
 func (c Client) State(ctx context.Context) (State, error) {
 	return get[State](ctx, c, "/state")
 }
@@ -118,8 +118,7 @@ func get[T any](ctx context.Context, c Client, path string) (value T, err error)
 	return value, err
 }
 
-// call sends body as JSON unless body is nil, and decodes the response into the value into unless
-// that is nil.
+// call sends body as JSON, and decodes the response into the value into. Either may be nil.
 func (c Client) call(ctx context.Context, method, path string, body, into any) error {
 	var data []byte
 	if body != nil {
@@ -138,7 +137,7 @@ func (c Client) call(ctx context.Context, method, path string, body, into any) e
 	return nil
 }
 
-// send reads the whole response, and returns an error unless it is a success.
+// send returns the body of the response. It returns an error if the status is not 2xx.
 func (c Client) send(ctx context.Context, method, path string, body []byte) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.URL+path, bytes.NewReader(body))
 	if err != nil {
@@ -165,12 +164,12 @@ type Route struct {
 	Method string `json:"method"`
 	Path   string `json:"path"`
 	Does   string `json:"does"`
-	// Body is an example of the request's body, or "" if it has none.
+	// Body is an example of a request body. It is "" if the request has no body.
 	Body string `json:"body,omitempty"`
 }
 
-// Routes lists the requests that the admin listener answers, except GET /. A path may have names
-// in braces.
+// Routes lists the requests that the admin listener answers, except GET /. A name in braces stands
+// for any value.
 var Routes = []Route{
 	{Method: "GET", Path: "/requests", Does: "the request log; ?since=SEQ: only later entries"},
 	{Method: "DELETE", Path: "/requests", Does: "empties the log; the numbering continues"},
@@ -201,7 +200,7 @@ var Routes = []Route{
 }
 
 // Request is an entry of the request log: one call of the rack's API. Entries are in the order in
-// which the calls ended, and are written before the caller gets the answer.
+// which the calls ended. The rack writes an entry before the caller gets the answer.
 type Request struct {
 	// Seq counts the entries from 1.
 	Seq  int       `json:"seq"`
@@ -214,25 +213,25 @@ type Request struct {
 	Operation string `json:"operation"`
 	Method    string `json:"method"`
 	Path      string `json:"path"`
-	// Object is the name or ID of the call's object.
+	// Object and ObjectID are the name and the ID of the object that the call names.
 	Object   string `json:"object"`
 	ObjectID string `json:"object_id"`
 	// Status is 0 when the connection was cut.
 	Status     int     `json:"status"`
 	DurationMS float64 `json:"duration_ms"`
-	// Faults are the IDs of the faults that fired.
+	// Faults are the IDs of the faults that fired for the request.
 	Faults []string `json:"faults"`
-	// Deferred marks a request that is carried out after a fault has answered it.
+	// Deferred marks a request that the rack carried out after a fault had answered it.
 	Deferred bool `json:"deferred,omitempty"`
 }
 
-// Mutation is one way in which the rack breaks one of its rules on request.
+// Mutation describes a mutation: a change that makes the rack break one of its rules.
 type Mutation struct {
 	Name string `json:"name"`
-	// Rule is the ID of the rule or of the promise about data that the mutation breaks.
+	// Rule is the ID of the rule that the mutation breaks, or "data" for a promise about data.
 	Rule string `json:"rule"`
 	Says string `json:"says"`
-	// DriverSays is the reason (docs/reasons.md) of the driver's error under the mutation.
+	// DriverSays is the reason (docs/reasons.md) of the error that the driver returns under it.
 	DriverSays string `json:"driver_says,omitempty"`
 	// Active reports whether the mutation is active.
 	Active bool `json:"active"`
@@ -253,47 +252,47 @@ func (c Client) Mend(ctx context.Context) error {
 	return c.call(ctx, http.MethodDelete, "/mutations", nil, nil)
 }
 
-// Phase is the time at which a fault acts, relative to the effect of the operation.
+// Phase is the step of a request at which a fault acts.
 type Phase string
 
-// These are the phases of a fault.
+// The phases of a fault.
 const (
-	// Before acts first. Unless the fault only delays the request, the request has no effect, and its
-	// caller is not authenticated.
+	// Before acts before the rack authenticates the caller. A fault that answers the request in this
+	// phase prevents its effect.
 	Before Phase = "before"
-	// Instead replaces the effect: the request was read and its caller authenticated, but the
-	// operation is not carried out.
+	// Instead acts when the rack has read the request and authenticated the caller. The rack does not
+	// carry out the operation.
 	Instead Phase = "instead"
-	// After acts when the operation has taken effect. The caller gets another response.
+	// After acts when the operation has taken effect. The fault's response replaces the rack's.
 	After Phase = "after"
-	// Twice repeats the operation, as a proxy with retries does. The caller gets the second
-	// response, or the fault's.
+	// Twice carries out the operation a second time, as a proxy with retries does. The caller gets the
+	// second response, or the fault's.
 	Twice Phase = "twice"
-	// Deferred responds first and carries the operation out later. The fault's Delay begins when the
-	// caller has the response or gives up, and POST /deferred ends it. The fault needs a Response, a
-	// Cut or a Hang.
+	// Deferred responds first and carries out the operation later: after the fault's Delay, which
+	// begins when the caller has the response or has gone, or on POST /deferred. The fault needs a
+	// Response, a Cut or a Hang.
 	Deferred Phase = "deferred"
-	// Unwind makes the rack fail halfway and undo the operation: a create leaves nothing, a delete
-	// leaves the disk faulted under another name (A24), and a finalization leaves it import_ready
-	// (A90).
+	// Unwind makes the operation fail halfway, and the rack undo it: a create leaves nothing, a delete
+	// leaves the disk faulted under another name (A24), and a finalization leaves the disk in
+	// import_ready (A90).
 	Unwind Phase = "unwind"
-	// Reread makes the rack fail when it has attached or detached a disk and reads the disk again for
-	// its response: the operation has taken effect, and the caller gets 503 (A67).
+	// Reread makes an attach or a detach fail after its effect, when the rack reads the disk again for
+	// its response: the caller gets 503 (A67).
 	Reread Phase = "reread"
 )
 
 // Fault injects a failure into the rack.
 //
-// It matches the requests of Operation (an operationId) that name Object (a name or an ID) and
-// carry the token Bearer; an empty field matches everything. It skips the first Skip of them, and
+// A fault matches the requests of Operation (an operationId) that name Object (a name or an ID) and
+// carry the token Bearer; an empty field matches everything. It skips the first Skip matches, and
 // then fires Times times (0 means always), each time with Probability (0 means always; Seed seeds
-// the random numbers). A request that another fault ends before this fault's phase does not count.
+// the random numbers). A request that another fault ends in an earlier phase is no match.
 //
-// When it fires, it waits for Delay. Then it lets the request continue, or ends it with Response,
-// with a Cut connection, or with a Hang that ends in a cut. Other fields change the response: it
-// is sent slowly (in eight pieces with SlowBody before each, or byte by byte with SlowByte before
-// each), cut off after TruncateBody bytes, or sent without DropFields in the object or in the
-// objects of a page. Device changes the device of an attached disk.
+// When the fault fires, it waits for Delay. Then it lets the request continue, or ends it with
+// Response, with a Cut connection, or with a Hang that ends in a cut. Other fields change the
+// response: SlowBody and SlowByte send it with pauses, in eight pieces or byte by byte;
+// TruncateBody cuts it off after so many bytes; DropFields removes fields of the object, or of each
+// object of a page. Device changes the device of an attached disk.
 type Fault struct {
 	Operation    string       `json:"operation,omitempty"`
 	Object       string       `json:"object,omitempty"`
@@ -314,8 +313,8 @@ type Fault struct {
 	Device       *DeviceFault `json:"device,omitempty"`
 }
 
-// Response replaces the rack's own response: with an error in the rack's form, or with a raw Body
-// as a proxy in front of the rack would send, after PadBytes of white space.
+// Response replaces the rack's response: with an error in the rack's form or, as if a proxy in
+// front of the rack had sent it, with Body after PadBytes of white space.
 type Response struct {
 	Status      int               `json:"status"`
 	ErrorCode   string            `json:"error_code,omitempty"`
@@ -326,9 +325,9 @@ type Response struct {
 	Header      map[string]string `json:"header,omitempty"`
 }
 
-// DeviceFault changes the device of an attached disk in its guest: it never appears, appears
-// after a delay, or has another size. With Fails the rack cannot give the disk to the guest: an
-// attach or a start is then undone, and an instance that reboots becomes failed.
+// DeviceFault changes how a guest sees an attached disk: its device never appears, appears after
+// Delay, or has another size. With Fails the rack cannot give the disk to the guest: it undoes the
+// attach or the start, and an instance that reboots becomes failed.
 type DeviceFault struct {
 	Never     bool     `json:"never,omitempty"`
 	Delay     Duration `json:"delay,omitempty"`
@@ -345,11 +344,11 @@ type ActiveFault struct {
 	Fired   int `json:"fired"`
 }
 
-// DiskFault makes a disk fail, in every guest to which it is attached. On lists the operations
-// that fail ("read", "write", "flush"). The fault applies to the bytes From up to To; both 0
-// means all bytes, and a flush has no bytes. It applies Times times; 0 means until the disk is
-// healed. An operation that it applies to fails with EIO, takes Delay longer, Hangs until the
-// disk is healed or detached, or is acknowledged but not done (Lie). A discard counts as a write.
+// DiskFault makes a disk fail, in every guest to which it is attached. On lists the operations that
+// fail ("read", "write", "flush"); a discard counts as a write. The fault affects the bytes From up
+// to To (both 0: all bytes), and every flush. It takes effect Times times (0: until the disk is
+// healed). An affected operation fails with EIO, takes Delay longer, Hangs until the disk is healed
+// or detached, or is acknowledged without being done (Lie).
 //
 // The rack needs disks that can fail: oxide-simulator serve --disks=fuse.
 type DiskFault struct {
@@ -360,7 +359,7 @@ type DiskFault struct {
 	Delay Duration `json:"delay,omitempty"`
 	Hang  bool     `json:"hang,omitempty"`
 	Lie   bool     `json:"lie,omitempty"`
-	// Fired is the number of times that the fault has applied.
+	// Fired is how often the fault has taken effect.
 	Fired int `json:"fired,omitempty"`
 }
 
@@ -379,7 +378,7 @@ func (c Client) DiskFaults(ctx context.Context, id string) ([]DiskFault, error) 
 	return get[[]DiskFault](ctx, c, "/disks/"+id+"/faults")
 }
 
-// State is everything that a rack has at one moment.
+// State contains the objects of a rack at one moment.
 type State struct {
 	Projects    []Project    `json:"projects"`
 	Instances   []Instance   `json:"instances"`
@@ -389,8 +388,8 @@ type State struct {
 	Attachments []Attachment `json:"attachments"`
 	LoopDevices []LoopDevice `json:"loop_devices"`
 	Machines    []Machine    `json:"machines,omitempty"`
-	// StorageBytes is the quota that disks and snapshots use, including deleted ones until they are
-	// freed.
+	// StorageBytes is the part of the quota that disks and snapshots use. Deleted ones count until the
+	// rack frees them.
 	StorageBytes int64 `json:"storage_bytes"`
 }
 
@@ -418,8 +417,8 @@ type Instance struct {
 	BootDiskID          *string   `json:"boot_disk_id"`
 }
 
-// Machine is the virtual machine of an instance. SSH is a local address that is forwarded to its
-// sshd, and Console has the last bytes of its serial console.
+// Machine is the virtual machine of an instance. SSH is a local address that is forwarded to the
+// machine's sshd, and Console has the last bytes of the machine's serial console.
 type Machine struct {
 	InstanceID string `json:"instance_id"`
 	SSH        string `json:"ssh"`

@@ -12,40 +12,40 @@ import (
 
 // Switches are the settings that can be changed while the rack runs.
 type Switches struct {
-	// Hotplug is what the rack does with the disks of running instances (A17).
+	// Hotplug selects how the rack attaches disks to running instances and detaches them (A17).
 	Hotplug Hotplug `json:"hotplug"`
 	// DeviceDelay is the time from an attach until the device appears in the guest.
 	DeviceDelay Duration `json:"device_delay"`
-	// CreateHold and SnapshotHold are the minimum durations of the creation of a disk and of a
-	// snapshot. A change also applies to requests in progress.
+	// CreateHold and SnapshotHold are the least times that the rack takes to create a disk and to take
+	// a snapshot. A change also applies to requests in progress.
 	CreateHold   Duration `json:"create_hold"`
 	SnapshotHold Duration `json:"snapshot_hold"`
-	// FreeDelay is the time from the deletion of a disk or a snapshot until its bytes and its share
-	// of the quota are freed; 0 frees them within the request (A68).
+	// FreeDelay is the time from the deletion of a disk or a snapshot until the rack frees its space
+	// and its quota; with 0 the request frees them (A68).
 	FreeDelay Duration `json:"free_delay"`
-	// QuotaFirst frees the quota of a deleted object within the request, and its space after
-	// FreeDelay. The rack then has as much space as the quota allows. A creation for which the quota
-	// has room may fail, because the space is not free yet (A68).
+	// QuotaFirst frees the quota of a deleted object at once, and its space after FreeDelay. The rack
+	// then has as much space as quota. So a creation within the quota may fail until the space is free
+	// (A68).
 	QuotaFirst bool `json:"quota_first"`
 	// InstanceDelay is the time that an instance takes to start, stop or reboot.
 	InstanceDelay Duration `json:"instance_delay"`
 	// QuotaBytes is the silo's quota of storage.
 	QuotaBytes Size `json:"quota_bytes"`
-	// Full makes the rack run out of physical space. It then refuses everything that needs space,
-	// whatever the quota (A27).
+	// Full makes the rack run out of physical space: it refuses every request that needs space,
+	// regardless of the quota (A27).
 	Full bool `json:"full"`
-	// Replacing means that the rack replaces a region of every disk, as after the loss of a drive.
-	// Meanwhile it takes no snapshots (A39).
+	// Replacing makes the rack replace a region of every disk, as after the loss of a drive. Meanwhile
+	// the rack takes no snapshots (A39).
 	Replacing bool `json:"replacing"`
 	// DiskLimit is the number of disks that an instance may have.
 	DiskLimit int `json:"disk_limit"`
-	// Role is the role of the token's bearer in the projects.
+	// Role is the role of the token's bearer in the rack's projects.
 	Role string `json:"role"`
 }
 
-// These are the roles that the token's bearer may have in the rack's projects. A collaborator has
-// the role in the silo, and so may create projects. A fleet administrator may also administer the
-// pools of the fleet.
+// The roles that the token's bearer may have in the rack's projects. A collaborator has its role in
+// the whole silo, and so may create projects. A fleet administrator may also administer the pools
+// of the fleet.
 const (
 	RoleCollaborator = "collaborator"
 	RoleViewer       = "viewer"
@@ -61,7 +61,7 @@ func (d Duration) MarshalText() ([]byte, error) {
 	return []byte(time.Duration(d).String()), nil
 }
 
-// UnmarshalText reads "1.5s" and refuses a negative duration.
+// UnmarshalText reads a text such as "1.5s", and refuses a negative duration.
 func (d *Duration) UnmarshalText(text []byte) error {
 	parsed, err := time.ParseDuration(string(text))
 	if err == nil && parsed < 0 {
@@ -71,12 +71,11 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Hotplug describes what the rack does with the disks of running instances: one of the modes
-// HotplugFull, HotplugAttachOnly and HotplugNone, followed by any of the behaviours of the open
-// prototype, separated by commas. "attach-only,record-first" is an example.
+// Hotplug is one of the modes HotplugFull, HotplugAttachOnly and HotplugNone. Behaviours of Oxide's
+// hot-plug prototype (docs/hot-plug.md) may follow after commas, as in "attach-only,record-first".
 type Hotplug string
 
-// These are the modes.
+// The modes of hot-plug.
 const (
 	// HotplugFull attaches and detaches disks while the instance runs.
 	HotplugFull Hotplug = "full"
@@ -88,28 +87,28 @@ const (
 	HotplugNone Hotplug = "none"
 )
 
-// These are the behaviours.
+// The behaviours of the prototype.
 const (
-	// RecordFirst records an attach before the instance gets the device. If that fails, as with the
-	// device fault "fails", the answer is a 500 and the disk stays attached without a device. A
-	// repeated attach asks the instance again.
+	// RecordFirst records an attach before the instance gets the device. If the instance does not get
+	// it, as with DeviceFault.Fails, the answer is a 500, and the disk stays attached without a
+	// device. A repeated attach tries again to give the instance the device.
 	RecordFirst Hotplug = "record-first"
-	// RefusalsAs500 answers every refused attach with a 500 that names no reason. A missing object is
-	// still a 404.
+	// RefusalsAs500 answers every refused attach with a 500 without a reason, but a missing object
+	// still with a 404.
 	RefusalsAs500 Hotplug = "refusals-500"
-	// SurpriseRemoval lets a running guest use a disk for one more second after the detach was
-	// requested, and then removes the disk under it.
+	// SurpriseRemoval lets a running guest use a disk for one second after the request to detach it,
+	// and then removes the disk even if the guest still uses it.
 	SurpriseRemoval Hotplug = "surprise-removal"
 )
 
-// hotplugNeeds has the modes in which each behaviour is possible.
+// hotplugNeeds lists the modes in which each behaviour is possible.
 var hotplugNeeds = map[Hotplug][]Hotplug{
 	RecordFirst:     {HotplugFull, HotplugAttachOnly},
 	RefusalsAs500:   {HotplugFull, HotplugAttachOnly},
 	SurpriseRemoval: {HotplugFull},
 }
 
-// With adds behaviours to a mode.
+// With returns the mode with further behaviours.
 func (h Hotplug) With(behaviours ...Hotplug) Hotplug {
 	for _, b := range behaviours {
 		h += "," + b
@@ -117,7 +116,7 @@ func (h Hotplug) With(behaviours ...Hotplug) Hotplug {
 	return h
 }
 
-// Has reports whether a mode or a behaviour is in effect.
+// Has reports whether h contains a mode or a behaviour.
 func (h Hotplug) Has(word Hotplug) bool { return slices.Contains(h.words(), word) }
 
 // Attaches reports whether the rack attaches disks while the instance runs.
@@ -133,7 +132,7 @@ func (h Hotplug) words() (words []Hotplug) {
 	return words
 }
 
-// Check returns an error unless h is a mode with behaviours that are possible in this mode.
+// Check returns an error if h has no known mode, or a behaviour that its mode does not allow.
 func (h Hotplug) Check() error {
 	words := h.words()
 	mode := words[0]
@@ -159,7 +158,7 @@ type Size int64
 
 var sizes = regexp.MustCompile(`^([0-9]+) ?(MiB|GiB|TiB)?$`)
 
-// ParseSize reads 1073741824, 1GiB or 1 GiB: in flags, in the seed file, in faults and switches.
+// ParseSize parses a size such as 1073741824, 1GiB or 1 GiB.
 func ParseSize(text string) (Size, error) {
 	parts := sizes.FindStringSubmatch(text)
 	if parts == nil {

@@ -1,10 +1,10 @@
-// Package broken makes a simulated rack break its rules. Each [Mutation] of its table breaks one
-// rule: it changes requests before the rack reads them, answers before the caller gets them, or the
-// bytes of disks. The conformance suite has to notice every mutation, and so would notice a rack
-// that does the same.
+// Package broken makes a simulated rack break its rules. Each [Mutation] in [Table] breaks one
+// rule: it changes requests before the rack reads them, answers before the caller gets them, guest
+// views, or the bytes of disks. The conformance suite must detect every mutation, and so detects a
+// real rack that breaks the same rule.
 //
-// A mutation applies to the whole rack. It is activated with oxide-simulator serve --mutation NAME
-// or with PUT /mutations/NAME on the admin listener. Only one mutation is active at a time. For an
+// A mutation affects the whole rack. It is activated with oxide-simulator serve --mutation NAME or
+// with PUT /mutations/NAME on the admin listener. Only one mutation is active at a time. For an
 // error that happens once, or for a chosen request, use an adminapi.Fault instead.
 package broken
 
@@ -24,7 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Mutation is one way in which a rack breaks a rule.
+// Mutation is a change that makes a rack break a rule.
 type Mutation struct {
 	// Name is the rule's ID and a few words that describe the mutation, such as A33-refuses-again.
 	Name string
@@ -35,10 +35,10 @@ type Mutation struct {
 	// DriverSays is the reason (docs/reasons.md) with which the driver must refuse to continue. It
 	// is "" if the mutation does not endanger the driver, or if the driver cannot notice it.
 	DriverSays string
-	// Before may change a request or answer it. After may change the answer.
+	// Before may change a request, or answer it. After may change the answer.
 	Before, After func(*Interception)
-	// Guests changes the views of the guests when the mutation begins (broken is true), and restores
-	// them when the mutation ends.
+	// Guests changes the guest views when the mutation begins (broken is true), and restores them when
+	// the mutation ends.
 	Guests func(rack *engine.Simulation, broken bool) error
 	// tamper damages bytes or devices; the zero value does nothing.
 	tamper dataplane.Tamper
@@ -69,18 +69,18 @@ type Interception struct {
 	Operation string
 	// Request is the request. Before may change its URL and its header.
 	Request *http.Request
-	// Path has the parameters in the path.
+	// Path contains the parameters in the path.
 	Path url.Values
 	// Body is the request's body, which Before may change.
 	Body []byte
-	// Answer is nil until there is an answer. If Before sets it, the rack does not see the request.
+	// Answer is nil in Before. If Before sets it, the rack does not carry out the request.
 	Answer *Answer
 	// Carry carries out this request on the rack without the mutation, and returns the answer.
 	// Before may call it more than once.
 	Carry func() *Answer
 }
 
-// Answer is the answer that the caller gets.
+// Answer is the response that the caller gets.
 type Answer struct {
 	Status int
 	Header http.Header
@@ -118,13 +118,13 @@ func (x *Interception) Refused(status int, text string) bool {
 	return x.Answer.Status == status && strings.Contains(string(x.Answer.Body), text)
 }
 
-// Sent returns the request's body as a JSON object, or nil if it is not one.
+// Sent returns the request's body as a JSON object, or nil for any other body.
 func (x *Interception) Sent() map[string]any { return object(x.Body) }
 
 // Send replaces the request's body.
 func (x *Interception) Send(body map[string]any) { x.Body, _ = json.Marshal(body) }
 
-// Edit changes the JSON object of the answer, or each object of a page.
+// Edit calls change with the JSON object of a successful answer, or with each object of a page.
 func (x *Interception) Edit(change func(map[string]any)) {
 	if x.Answer.Status >= 300 {
 		return
@@ -142,7 +142,7 @@ func (x *Interception) Edit(change func(map[string]any)) {
 	})
 }
 
-// EditBody changes the JSON object of the answer, even if it is an error or a page.
+// EditBody calls change with the JSON object of the answer, even if it is an error or a page.
 func (x *Interception) EditBody(change func(map[string]any)) {
 	if body := object(x.Answer.Body); body != nil {
 		change(body)
@@ -168,7 +168,7 @@ type Switch struct{ active atomic.Pointer[Mutation] }
 // Active returns the active mutation, or nil.
 func (s *Switch) Active() *Mutation { return s.active.Load() }
 
-// Set activates a mutation on a rack, which replaces the active one; "" only ends the active one.
+// Set ends the active mutation of a rack, and activates the named one instead unless name is "".
 func (s *Switch) Set(rack *engine.Simulation, name string) error {
 	next, active := Mutation{}, (*Mutation)(nil)
 	if name != "" {
@@ -213,7 +213,7 @@ var (
 	shownSnapshots = []string{"snapshot_create", "snapshot_view", "snapshot_list"}
 )
 
-// view reads from the records. It returns the zero value if it cannot.
+// view reads from the rack's records. It returns the zero value if reading fails.
 func view[T any](x *Interception, read func(*store.Tx) T) (found T) {
 	_ = x.Rack.Records().View(func(tx *store.Tx) { found = read(tx) })
 	return found
@@ -255,7 +255,7 @@ func set(field string, value any) func(map[string]any) {
 	return func(object map[string]any) { object[field] = value }
 }
 
-// sends returns a hook that changes one field of the body of requests for these operations.
+// sends returns a hook that changes a field in the body of requests for these operations.
 func sends[T any](field string, change func(T) T, operations ...string) func(*Interception) {
 	return func(x *Interception) {
 		body := x.Sent()
@@ -339,7 +339,7 @@ func (x *Interception) projectID() string {
 	})
 }
 
-// namesake returns the disk that already has the name in the request's body, or the zero value.
+// namesake returns the disk that has the name in the request's body, or the zero value.
 func (x *Interception) namesake() (found store.Disk) {
 	name, project := x.Sent()["name"], x.projectID()
 	for _, d := range all(x, store.Disks) {
