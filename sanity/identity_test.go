@@ -250,7 +250,7 @@ func TestRulesNameTheViewBeforeEachChange(t *testing.T) {
 	}
 }
 
-var _ = describeController("the driver's requests for a volume", fixtureOptions{}, func(f *fixture) {
+var _ = describeController("the driver's controller", fixtureOptions{}, func(f *fixture) {
 	It("sends create; list, view, attach, list; view, detach; view, delete to the rack (D-27)",
 		func(ctx SpecContext) {
 			node := f.rack.Instance("a").ID

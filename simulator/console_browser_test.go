@@ -21,17 +21,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// consolePicture is written by go test ./simulator -run Console -update.
+// consolePicture is the picture that "go test ./simulator -run Console -update" writes.
 const consolePicture = "../docs/console.png"
 
-// live selects the body of a page whose script is connected.
+// live selects the body of a page that its script updates.
 const live = `body[data-live=yes]`
 
-// claimed is the description of a disk that a driver made for a claim.
+// claimed is the description of a disk that the driver created for a PersistentVolumeClaim.
 const claimed = `csi.example {"name":"pvc-42","claim":"shop/orders","cluster":"blue","use":"mount"}`
 
-// recordFlights lets the rack's console follow a flight record, and returns a function that appends
-// a line to it. The record does not exist before the first line.
+// recordFlights makes the rack's console follow a flight record. write appends a line to the
+// record, and the first call creates it.
 func recordFlights(t *testing.T, s *Server) (write func(line string)) {
 	dir := filepath.Join(t.TempDir(), "flight")
 	s.Flights.Dirs = []string{dir}
@@ -45,7 +45,7 @@ func recordFlights(t *testing.T, s *Server) (write func(line string)) {
 	}
 }
 
-func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
+func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	r := serveRack(t, engine.Config{FlakyDisks: true})
 	record := recordFlights(t, r.Server)
 	admin := serveAdmin(t, r.Server)
@@ -100,7 +100,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	r.disk("spare")
 	sees("a spare disk", "#shelf li", "spare")
 
-	// A button on the disk's page makes the disk fail, and the guest notices.
+	// The button on the disk's page makes the disk fail, and then the guest's reads fail.
 	page := browser.Open(t, admin+"/console/disks/"+disk.ID)
 	page.Do(chromedp.WaitReady(live), chromedp.Click(`button[value^="fail"]`))
 	said(page, "fails")
@@ -119,14 +119,14 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 		return strings.Contains(text, "fails; struck ") && !strings.Contains(text, "struck 0 times") &&
 			!strings.Contains(text, "at most 1 in")
 	})
-	// The script may replace the button at any moment, so it is found and pressed in one step.
+	// Find and press the button in one step, because the script may replace it at any moment.
 	browsertest.Evaluate[bool](page, `document.querySelector('button[value^="heal"]').click(), true`)
 	said(page, "healed")
 	if err := readDirect(devices[0]); err != nil {
 		t.Errorf("the healed disk: %v", err)
 	}
 
-	// The form adds a fault, and the fault fires.
+	// A fault that the form adds fires.
 	first.Do(chromedp.SetValue(`[name=operation]`, "disk_create"),
 		chromedp.Click(`button[value=arm]`))
 	sees("the armed fault", "#faults li", "disk_create")
@@ -134,7 +134,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	sees("the strike", "#faults b", "1")
 	sees("the refusal", "#feed .bad", "503")
 
-	// The picture for the docs shows the whole page.
+	// The picture in the docs shows the whole page.
 	var png []byte
 	first.Do(browsertest.Scheme("light"), chromedp.CaptureScreenshot(&png))
 	if *update {
@@ -148,7 +148,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 		}
 	}
 
-	// A button is pressed with the keyboard, and keeps the focus when the script replaces it.
+	// A button that is pressed with the keyboard keeps the focus when the script replaces it.
 	first.Do(chromedp.Focus(card("b")+` button`), chromedp.KeyEvent(" "))
 	sees("the stopped instance", card("b")+" .state", "stopped")
 	const focused = `document.activeElement.textContent`
@@ -159,7 +159,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	sees("the switch", `#s-hotplug [aria-checked="false"]`, "Hot-plug")
 	r.demand(400, "", moving("attach", "a", "spare"))
 
-	// A paused page does not change. When it continues, it shows what happened meanwhile.
+	// A paused page does not change. When it continues, it shows the changes made during the pause.
 	first.Do(chromedp.Click(`#pause`))
 	r.delete("disks/spare")
 	both = []*browsertest.Tab{second}
@@ -172,7 +172,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	both = []*browsertest.Tab{first, second}
 	sees("the deletion", "#feed tr", "disk_delete")
 
-	// Without the script a form leads back to its page, whose feed is limited to one disk.
+	// Without the script, a form redirects to its page and keeps the filter that limits it to a disk.
 	plain := browser.Open(t, admin+"/?pause&disk=shop%2Forders",
 		emulation.SetScriptExecutionDisabled(true))
 	plain.Follow(chromedp.Click(`#i-`+r.instance("idle").ID+` button`),
@@ -190,7 +190,7 @@ func TestTheConsoleShowsAndDisturbsAVolume(t *testing.T) {
 	}
 }
 
-// checkConsolePage makes the checks that every page of the console must pass.
+// checkConsolePage checks what must hold on every page of the console.
 func checkConsolePage(t *testing.T, tab *browsertest.Tab, admin string) {
 	t.Helper()
 	requests, messages := tab.Seen()
@@ -227,7 +227,7 @@ func checkConsolePage(t *testing.T, tab *browsertest.Tab, admin string) {
 	}
 }
 
-func TestTheConsoleIsUsableWithAThousandDisks(t *testing.T) {
+func TestTheConsoleIsFastWithAThousandDisks(t *testing.T) {
 	c := engine.Config{Volatile: true}
 	for n := range 64 {
 		c.Instances = append(c.Instances,

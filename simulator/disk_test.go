@@ -19,9 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse is not a conformance rule, because a real
-// rack may have no image in the silo and no second project for the token.
-func TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse(t *testing.T) { // A40
+// TestCreatingADiskRefusesSourcesOfOtherProjects is not a conformance rule, because a real rack may
+// have no image in the silo and no second project for the token.
+func TestCreatingADiskRefusesSourcesOfOtherProjects(t *testing.T) { // A40
 	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, Images: []engine.ImageSpec{
 		{Name: "silo", SizeBytes: 2 << 30, BlockSize: 4096},
 		{Name: "theirs", Project: "other", SizeBytes: 1 << 30}}})
@@ -59,7 +59,7 @@ func TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse(t *testing.T) { // A4
 	r.demand(400, "can't create a snapshot of a disk in a different project", newSnapshot("s", there))
 }
 
-func TestTwoInstancesShareNoInterface(t *testing.T) {
+func TestEachInstanceHasItsOwnInterfaces(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	seen := map[string]bool{}
 	for _, instance := range []string{"a", "b"} {
@@ -91,9 +91,9 @@ func TestInstancesHaveTheSameIDsInEveryDirectory(t *testing.T) {
 	}
 }
 
-// TestDeletedObjectsAreFreedLater checks what the conformance rule A68 cannot see: the files, and
-// each way in which the delay ends.
-func TestDeletedObjectsAreFreedLater(t *testing.T) { // A68
+// TestDeletedDisksAndSnapshotsAreFreedAfterADelay checks what the conformance rule A68 cannot see
+// on a real rack: the files of deleted disks, and each event that ends the delay.
+func TestDeletedDisksAndSnapshotsAreFreedAfterADelay(t *testing.T) { // A68
 	later := func(r *rackServer) *rackServer {
 		simtest.NoError(t, r.RunDeferred(t.Context()))
 		return r
@@ -103,10 +103,10 @@ func TestDeletedObjectsAreFreedLater(t *testing.T) { // A68
 		meanwhile, files int
 		free             func(*rackServer) *rackServer
 	}{
-		"on demand":       {engine.Config{FreeDelay: time.Hour}, 2, 2, later},
-		"by a restart":    {engine.Config{FreeDelay: time.Hour}, 2, 2, (*rackServer).again},
-		"by itself":       {engine.Config{FreeDelay: time.Millisecond}, -1, -1, nil},
-		"the quota first": {engine.Config{FreeDelay: time.Hour, QuotaFirst: true}, 0, 2, later},
+		"RunDeferred frees both":  {engine.Config{FreeDelay: time.Hour}, 2, 2, later},
+		"a restart frees both":    {engine.Config{FreeDelay: time.Hour}, 2, 2, (*rackServer).again},
+		"the delay ends":          {engine.Config{FreeDelay: time.Millisecond}, -1, -1, nil},
+		"only the quota is freed": {engine.Config{FreeDelay: time.Hour, QuotaFirst: true}, 0, 2, later},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.config.QuotaBytes = 2 << 30
@@ -141,10 +141,10 @@ func TestDeletedObjectsAreFreedLater(t *testing.T) { // A68
 
 const chunk = 512 << 10
 
-// importing is the source of a disk that imports blocks.
+// importing is the disk_source of a disk into which blocks are imported.
 const importing = `{"type":"importing_blocks","block_size":512}`
 
-// importStep returns the request for a step of an import: bulk-write-start, bulk-write,
+// importStep returns the request for one step of an import: bulk-write-start, bulk-write,
 // bulk-write-stop or finalize.
 func importStep(step, disk, body string) string {
 	return fmt.Sprintf("POST /v1/disks/%s/%s?project=default %s", disk, step, body)
@@ -162,14 +162,14 @@ func finalize(disk, snapshot string) string {
 	return importStep("finalize", disk, fmt.Sprintf(`{"snapshot_name":%q}`, snapshot))
 }
 
-// newImage returns the request for an image. query names its project; "" means the silo.
+// newImage returns the request to create an image. query names its project; "" means the silo.
 func newImage(name, query, snapshot string) string {
 	return fmt.Sprintf(`POST /v1/images%s {"name":%q,"description":"","os":"debian","version":"13",`+
 		`"source":{"type":"snapshot","id":%q}}`, query, name, snapshot)
 }
 
-// upload writes the chunks of content between two offsets as the command "oxide disk import" does:
-// eight at a time, and without those that contain only zeroes.
+// upload writes the bytes of content between two offsets in chunks as "oxide disk import" does:
+// eight requests at a time, and none for chunks that contain only zeroes.
 func (r *rackServer) upload(disk string, content []byte, from, to int) {
 	r.t.Helper()
 	offsets := make(chan int)
@@ -196,8 +196,8 @@ func (r *rackServer) upload(disk string, content []byte, from, to int) {
 	workers.Wait()
 }
 
-// TestAnImportedImageBecomesADiskWithItsBytes restarts the rack in every state of the import.
-func TestAnImportedImageBecomesADiskWithItsBytes(t *testing.T) { // A90, A91
+// TestAnImportedImageKeepsItsBytesAcrossRestarts restarts the rack in every state of the import.
+func TestAnImportedImageKeepsItsBytesAcrossRestarts(t *testing.T) { // A90, A91
 	content := make([]byte, 20*chunk+512)
 	random := rand.NewChaCha8([32]byte{1})
 	_, _ = random.Read(content[:3*chunk])
@@ -231,7 +231,7 @@ func TestAnImportedImageBecomesADiskWithItsBytes(t *testing.T) { // A90, A91
 	if want := "snapshot of finalized disk " + d.ID; snapshot.Description != want {
 		t.Errorf("the snapshot's description is %q, want %q", snapshot.Description, want)
 	}
-	// These are the records of a simulator that was killed while it finalized the disk.
+	// Make the records what they are if the simulator is killed while it finalizes the disk.
 	r.force("d", store.DiskState{State: store.StateFinalizing})
 	r.update(func(tx *store.Tx, _ string) error {
 		sn, _ := store.Snapshots.Get(tx, snapshot.ID)
@@ -265,8 +265,8 @@ func TestAnImportedImageBecomesADiskWithItsBytes(t *testing.T) { // A90, A91
 	}
 }
 
-// TestInvalidImportsAndImagesAreRefused makes requests that the conformance rules A90 and A91
-// cannot make on a real rack.
+// TestInvalidImportsAndImagesAreRefused sends requests for A90 and A91 that the conformance suite
+// cannot send to a real rack.
 func TestInvalidImportsAndImagesAreRefused(t *testing.T) {
 	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, QuotaBytes: 5 << 30,
 		Images: []engine.ImageSpec{{Name: "silos", SizeBytes: 1 << 30},

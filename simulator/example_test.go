@@ -10,8 +10,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator"
 )
 
-// A rack in the process of its user: Oxide's own client creates a disk, attaches it to a running
-// instance and takes a snapshot. simulatortest.Start does the same for a test, and injects faults.
+// In one process with the rack, Oxide's client creates a disk, attaches it to a running instance
+// and takes a snapshot. Tests can use simulatortest.Start instead, which also injects faults.
 func ExampleOpen() {
 	ctx := context.Background()
 	rack, err := simulator.Open(ctx, simulator.Config{

@@ -19,10 +19,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Faults are the active faults. The zero value has none.
+// Faults contains the active faults of a rack. Its zero value has none.
 type Faults struct {
 	mu sync.Mutex
-	// mu guards active, the counters of the faults, and last.
+	// mu guards active with the faults' counters, and last, which is the last ID.
 	active []*activeFault
 	last   int
 }
@@ -36,7 +36,7 @@ type activeFault struct {
 // spent reports whether the fault has fired as often as it may.
 func (f *activeFault) spent() bool { return f.Times > 0 && f.Fired >= f.Times }
 
-// Add adds a fault after the active ones, and returns its ID.
+// Add activates a fault and returns its ID. It fires after the faults that were added before.
 func (f *Faults) Add(r adminapi.Fault) (id string, err error) {
 	if err := checkFault(r); err != nil {
 		return "", err
@@ -96,9 +96,9 @@ func (f *Faults) empty() bool {
 	return len(f.active) == 0
 }
 
-// match returns the faults that fire for a request, in the order of their phases, and within a
-// phase in the order in which they were added. If a fault ends the request before its effect, later
-// faults do not fire, but wait for the next request.
+// match returns the faults that fire for a request, ordered by phase and, within a phase, by the
+// time when they were added. If a fault ends the request before its effect, the faults after it do
+// not fire.
 func (f *Faults) match(r *apiRequest) (fired []adminapi.ActiveFault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -133,11 +133,11 @@ func (r *activeFault) fires() bool {
 	return true
 }
 
-// phases lists all phases. The first two come before the effect of a request, in this order.
+// phases lists all phases. The first two, Before and Instead, precede the effect of a request.
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, adminapi.Unwind, adminapi.Reread}
 
-// These are the operations for the phase Unwind, for the phase Reread, and for device faults.
+// The operations that may have faults of the phases Unwind and Reread, and device faults.
 var (
 	unwinding = []string{"disk_create", "disk_delete", "disk_finalize_import", "image_create",
 		"instance_create", "snapshot_create"}
@@ -154,10 +154,10 @@ var errorCodes = []string{"Conflict", "Forbidden", "Gone", "InsufficientCapacity
 
 const maxPadding = 1 << 30
 
-// maxFaults is the number of faults that the rack, or one of its disks, can have at a time.
+// maxFaults is how many faults the rack, or one of its disks, can have at a time.
 const maxFaults = 256
 
-// checkCount returns an error if there are already maxFaults faults.
+// checkCount returns an error if maxFaults faults are already active.
 func checkCount(active int, path string) error {
 	if active < maxFaults {
 		return nil
@@ -166,7 +166,7 @@ func checkCount(active int, path string) error {
 		path)
 }
 
-// checkFault refuses a fault that can never fire or has no effect, because that is a mistake in a
+// checkFault refuses a fault that can never fire or has no effect: adding it is a mistake in a
 // test.
 func checkFault(r adminapi.Fault) error {
 	known := r.Operation == "" || slices.ContainsFunc(routes, func(op *operation) bool {
@@ -199,7 +199,7 @@ func effective(r adminapi.Fault) bool {
 		slices.Contains([]adminapi.Phase{adminapi.Twice, adminapi.Unwind, adminapi.Reread}, r.Phase)
 }
 
-// ends reports whether the fault itself ends the request.
+// ends reports whether the fault ends the request instead of letting it continue.
 func ends(r adminapi.Fault) bool { return r.Response != nil || r.Cut || r.Hang > 0 }
 
 func checkResponse(r adminapi.Fault) error {
@@ -219,7 +219,7 @@ func checkResponse(r adminapi.Fault) error {
 	return nil
 }
 
-// checkOperation refuses a fault that has no effect on its operation or in its phase.
+// checkOperation refuses a fault whose operation or phase cannot have this effect.
 func checkOperation(r adminapi.Fault) error {
 	notFor := func(operations []string) bool {
 		return r.Operation != "" && !slices.Contains(operations, r.Operation)
@@ -264,8 +264,8 @@ func (s *Server) matchFaults(r *apiRequest) error {
 	return nil
 }
 
-// resolve adds the name for each ID in a request to the subjects, and the ID for each name, so that
-// a fault may use either.
+// resolve adds the name of each ID in the request to r.subjects, and the ID of each name, because a
+// fault's Object may be either.
 func (s *Server) resolve(r *apiRequest) error {
 	return s.rack.Records().View(func(tx *store.Tx) {
 		sel, _ := store.ParseSelector(r.path.Get("instance"))
@@ -282,8 +282,8 @@ func (s *Server) resolve(r *apiRequest) error {
 	})
 }
 
-// amongFaults carries out a request that was read, or returns the refusal, and applies the faults
-// that fire, each in its phase.
+// amongFaults applies the faults that fire, each in its phase, and carries out the request. If
+// refusal is not nil, the rack could not read the request, and the answer is refusal.
 func (s *Server) amongFaults(r *apiRequest, refusal error) response {
 	if a, ended := s.applyFaults(r, adminapi.Before); ended {
 		return a
@@ -312,15 +312,15 @@ func (s *Server) amongFaults(r *apiRequest, refusal error) response {
 	return a
 }
 
-// applyFaults applies the faults of a phase. It reports whether a fault ended the request, and
-// returns the response in that case.
+// applyFaults applies the faults of one phase. It returns true and a response if a fault ended the
+// request.
 func (s *Server) applyFaults(r *apiRequest, phase adminapi.Phase) (response, bool) {
 	for _, f := range r.faults {
 		if f.Phase != phase {
 			continue
 		}
 		if phase != adminapi.Deferred {
-			// A delayed request is carried out even if its caller has given up.
+			// Wait although the caller may give up: the rack then still carries out the request.
 			s.rack.Pause(context.Background(), time.Duration(f.Delay))
 		}
 		switch {
@@ -351,8 +351,8 @@ func encodeResponse(a *adminapi.Response, requestID string) response {
 	return response{a.Status, header, cmp.Or(a.ContentType, jsonType), body}
 }
 
-// dropFields removes the fields that a fault names from a response, as if the rack were of a
-// release without them.
+// dropFields removes the fields that faults name from a response, as if the rack's release did not
+// have them.
 func (r *apiRequest) dropFields(a response) response {
 	var fields []string
 	for _, f := range r.faults {
@@ -380,7 +380,7 @@ func drop(object map[string]json.RawMessage, fields []string) {
 	}
 }
 
-// writeFaulty writes the body slowly or truncated if a fault demands it. It reports whether it
+// writeFaulty writes the body slowly or truncated if a fault asks for that, and reports whether it
 // has written the body.
 func (s *Server) writeFaulty(w http.ResponseWriter, r *apiRequest, body []byte) bool {
 	for _, f := range r.faults {
@@ -416,15 +416,15 @@ func writePiece(w http.ResponseWriter, piece []byte) {
 	}
 }
 
-// firing returns the number of the first fault of a phase that fires for the request, or -1.
+// firing returns the index of the first fault of this phase in r.faults, or -1.
 func (r *apiRequest) firing(phase adminapi.Phase) int {
 	return slices.IndexFunc(r.faults, func(f adminapi.ActiveFault) bool { return f.Phase == phase })
 }
 
-// deferRequest carries out a request after a delay that begins when the caller has the response or
-// is gone.
+// deferRequest carries out the request after a delay that begins when the caller has the response
+// or has gone.
 func (s *Server) deferRequest(r *apiRequest, delay time.Duration) {
-	// The request is copied, because the response in progress writes into it.
+	// Copy the request, because the goroutine that answers the caller still writes into it.
 	effect := *r
 	effect.entry.Deferred = true
 	s.rack.DeferWork(r.Context(), delay, func() {

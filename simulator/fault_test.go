@@ -23,7 +23,7 @@ func (r *rackServer) fault(rule adminapi.Fault) string {
 	return must[string](r.t)(r.Faults.Add(rule))
 }
 
-// exists removes all faults, and reports whether the rack has a disk.
+// exists removes all faults and then reports whether the rack has the disk.
 func (r *rackServer) exists(name string) bool {
 	r.t.Helper()
 	r.Faults.Clear()
@@ -34,7 +34,7 @@ func (r *rackServer) exists(name string) bool {
 	return got.status == http.StatusOK
 }
 
-func TestFaultsApplyInTheirPhase(t *testing.T) {
+func TestAFaultActsInItsPhase(t *testing.T) {
 	answer := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
 	const hang = adminapi.Duration(30 * time.Millisecond)
 	const answered, failed = `"no"`, `"Internal Server Error"`
@@ -88,7 +88,7 @@ func TestFaultsApplyInTheirPhase(t *testing.T) {
 	}
 }
 
-func TestAChangeOfRecordsThatFailsHalfwayIsUndone(t *testing.T) {
+func TestUnwindUndoesAChangeOfRecords(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Phase: adminapi.Unwind, Times: 1})
 	const key = `POST /v1/me/ssh-keys {"name":"k","description":"","public_key":"ssh"}`
@@ -117,7 +117,7 @@ func TestADelayedRequestIsCarriedOutAfterItsCallerHasGone(t *testing.T) { // A18
 	simtest.Eventually(t, "the disk to exist", func() bool { return r.exists("d") })
 }
 
-func TestFaultsMatchTheirRequests(t *testing.T) {
+func TestAFaultFiresOnlyForMatchingRequests(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	d := r.disk("d").ID
 	r.disk("e")
@@ -163,7 +163,7 @@ func TestFaultsMatchTheirRequests(t *testing.T) {
 	}
 }
 
-func TestAFaultWaitsForARequestThatReachesItsPhase(t *testing.T) {
+func TestAFaultFiresOnlyIfNoEarlierFaultEndsTheRequest(t *testing.T) {
 	for at, first := range phases[:2] { // the phases that end a request
 		for _, phase := range phases[at+1:] {
 			for _, addedFirst := range []bool{false, true} {
@@ -186,7 +186,7 @@ func TestAFaultWaitsForARequestThatReachesItsPhase(t *testing.T) {
 	}
 }
 
-func TestASlowBodyArrivesWhole(t *testing.T) {
+func TestASlowBodyArrivesCompletely(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	for _, fault := range []adminapi.Fault{{SlowBody: adminapi.Duration(5 * time.Millisecond)},
 		{SlowByte: adminapi.Duration(2 * time.Millisecond)}} {
@@ -200,7 +200,7 @@ func TestASlowBodyArrivesWhole(t *testing.T) {
 	}
 }
 
-func TestAFaultThatCannotFireIsRefused(t *testing.T) {
+func TestFaultsWithoutEffectAreRefused(t *testing.T) {
 	for name, rule := range map[string]adminapi.Fault{
 		"no operation \"disk_cretae\"": {Operation: "disk_cretae", Cut: true},
 		"unknown phase \"later\"":      {Phase: "later", Cut: true},
@@ -226,7 +226,7 @@ func TestAFaultThatCannotFireIsRefused(t *testing.T) {
 
 const hour = adminapi.Duration(time.Hour)
 
-func TestADeferredEffectComesAfterTheResponse(t *testing.T) {
+func TestADeferredRequestTakesEffectAfterItsResponse(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	answer := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
 	for name, rule := range map[string]adminapi.Fault{
@@ -327,7 +327,7 @@ func TestTheAdminListenerAnswersEveryRouteThatItLists(t *testing.T) {
 	}
 }
 
-// refuses demands that the admin listener refuses a request with these texts.
+// refuses fails the test unless the admin listener refuses the request with every text in want.
 func (r *rackServer) refuses(method, path, body string, want ...string) {
 	r.t.Helper()
 	w := r.askAdmin(method, path, body, "*/*")
@@ -394,7 +394,7 @@ func TestAnInvalidDiskFaultIsRefused(t *testing.T) {
 	}
 }
 
-func TestFaultsAndRecordsAreLimited(t *testing.T) {
+func TestTheNumbersOfFaultsAndDisksAreLimited(t *testing.T) {
 	r := serveRack(t, engine.Config{FlakyDisks: true})
 	for path, fault := range map[string]string{"/faults": `{"delay": "1ms"}`,
 		"/disks/" + r.disk("d").ID + "/faults": `{"on": ["read"]}`} {
@@ -422,7 +422,7 @@ func TestFaultsAndRecordsAreLimited(t *testing.T) {
 	}
 }
 
-func TestDisksThatArePlainFilesCannotFail(t *testing.T) {
+func TestDiskFaultsNeedFUSE(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.refuses("POST", "/disks/"+r.disk("d").ID+"/faults", `{"on": ["read"]}`, "--disks=fuse")
 }

@@ -18,12 +18,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// fields parses a JSON object as the rack does. A required field must exist, an unknown field is
-// ignored, a known field may occur only once, and the error names the path of the first mistake
-// (A06).
+// fields parses a JSON object as the rack does: a required field must exist, an unknown field is
+// ignored, and a known field may occur only once. Its error names the path of the first invalid
+// field (A06).
 type fields struct {
 	raw map[string]json.RawMessage
-	// repeated are the keys that occur more than once in the object.
+	// repeated contains the keys that occur more than once in the object.
 	repeated map[string]bool
 	path     string
 	err      *error
@@ -36,7 +36,7 @@ func parseFields(body []byte) (*fields, error) {
 	return f, err
 }
 
-// decode parses one object, and ignores any text after it.
+// decode parses one object and ignores any text after the object.
 func (f *fields) decode(data []byte) {
 	f.raw, f.repeated = map[string]json.RawMessage{}, map[string]bool{}
 	data = bytes.TrimSpace(data)
@@ -75,7 +75,7 @@ func (f *fields) decodeMembers(d *json.Decoder) error {
 	return err
 }
 
-// unexpected returns serde's message for a value of the wrong kind.
+// unexpected returns the message of serde (the rack's JSON library) for a value of the wrong type.
 func unexpected(raw json.RawMessage, expected string) string {
 	found, what := string(raw), "type"
 	switch {
@@ -99,7 +99,7 @@ func unexpected(raw json.RawMessage, expected string) string {
 	return fmt.Sprintf("invalid %s: %s, expected %s", what, found, expected)
 }
 
-// fail records the first mistake. It ignores a problem of "".
+// fail records an error about a field unless there is one already or problem is "".
 func (f *fields) fail(name, problem string) {
 	if *f.err != nil || problem == "" {
 		return
@@ -117,7 +117,7 @@ func (f *fields) at(name string) string {
 	return f.path + "." + name
 }
 
-// get returns a field that the rack knows. Such a field may occur only once (A63).
+// get returns a field that the rack knows. It records an error if the field occurs twice (A63).
 func (f *fields) get(name string) (json.RawMessage, bool) {
 	if f.repeated[name] {
 		f.fail("", duplicateField(name))
@@ -145,15 +145,15 @@ func (f *fields) read(name, expected string, into any) bool {
 	return true
 }
 
-// identity reads name and description. The error for a bad name has no path, unlike all others
-// (A06).
+// identity reads name and description. The rack's error for an invalid name contains no path,
+// unlike its other errors (A06).
 func (f *fields) identity() (name, description string) {
 	name = f.text("name")
 	f.fail("", store.CheckName(name))
 	return name, f.text("description")
 }
 
-// newIdentity reads the name and the description of an update, which may be missing.
+// newIdentity reads the name and the description of an update. Either may be missing.
 func (f *fields) newIdentity() (name, description *string) {
 	if f.has("name") {
 		text := f.text("name")
@@ -169,7 +169,7 @@ func (f *fields) newIdentity() (name, description *string) {
 
 func (f *fields) text(name string) string { return valueOf[string](f, name, "a string") }
 
-// valueOf reads a value of a simple type, which serde calls by the name expected.
+// valueOf reads a value of a simple type. expected is serde's word for the type.
 func valueOf[T any](f *fields, name, expected string) (value T) {
 	f.read(name, expected, &value)
 	return value
@@ -213,7 +213,7 @@ func (f *fields) uuid(name string) string {
 	return id.String()
 }
 
-// byteCount reads a size. The rack keeps sizes in signed 64 bits (A07).
+// byteCount reads a number of bytes. The rack keeps it as a signed 64-bit number (A07).
 func (f *fields) byteCount(name string) int64 {
 	var size uint64
 	if f.read(name, "u64", &size) && size > math.MaxInt64 {
@@ -222,8 +222,8 @@ func (f *fields) byteCount(name string) int64 {
 	return int64(size)
 }
 
-// blockSize reads a block size. The rack checks it while it reads the body, so its error has no
-// code (A08).
+// blockSize reads a block size. A rack refuses an invalid one while it parses the body, so the
+// error has no code (A08).
 func (f *fields) blockSize(name string) int {
 	var size uint32
 	if f.read(name, "u32", &size) && size != 512 && size != 2048 && size != 4096 {
@@ -255,7 +255,7 @@ func (f *fields) list(name string) []*fields {
 	return list
 }
 
-// variant reads the tag of a tagged object.
+// variant reads the field type, which tells which variant of a tagged union the object is.
 func (f *fields) variant(allowed ...string) string {
 	tag := f.text("type")
 	if !slices.Contains(allowed, tag) {
@@ -264,7 +264,7 @@ func (f *fields) variant(allowed ...string) string {
 	return tag
 }
 
-// nullable reports whether a required field is not null.
+// nullable checks that a field exists, and reports whether it is not null.
 func (f *fields) nullable(name string) bool {
 	if _, ok := f.get(name); !ok {
 		f.fail("", missingField(name))
@@ -371,7 +371,7 @@ func (f *fields) address(name string) string {
 	return address.String()
 }
 
-// endpoint reads a tagged value that stands for an address, a network or a named object.
+// endpoint reads an address, a network, or the name of an object, with its type.
 func (f *fields) endpoint(allowed ...string) map[string]any {
 	tag := f.variant(allowed...)
 	value := map[string]any{"type": tag}
@@ -387,7 +387,7 @@ func (f *fields) endpoint(allowed ...string) map[string]any {
 	return value
 }
 
-// endpoints reads a required list of targets or hosts of a firewall rule.
+// endpoints reads the required list of the targets or the hosts of a firewall rule.
 func (f *fields) endpoints(name string) []any {
 	list := []any{}
 	for _, one := range f.needed(name) {
@@ -396,7 +396,7 @@ func (f *fields) endpoints(name string) []any {
 	return list
 }
 
-// readFilters reads the filters of a firewall rule. A filter that is null matches everything.
+// readFilters reads the filters of a firewall rule. A filter that is nil matches everything.
 func readFilters(f *fields) map[string]any {
 	filters := map[string]any{"hosts": nil, "ports": nil, "protocols": nil}
 	if f.has("hosts") {
@@ -420,7 +420,7 @@ func readFilters(f *fields) map[string]any {
 	return filters
 }
 
-// portsProblem returns the mistake in a port or a range of ports, or "".
+// portsProblem returns the rack's message for an invalid port or range of ports, or "".
 func portsProblem(text string) string {
 	first, last, isRange := strings.Cut(text, "-")
 	switch {
@@ -459,7 +459,7 @@ func (f *fields) protocol() map[string]any {
 	return map[string]any{"type": tag, "value": value}
 }
 
-// readAllocation reads the source of the address of a floating IP.
+// readAllocation reads where the address of a floating IP comes from: the request, or a pool.
 func readAllocation(f *fields) engine.Allocation {
 	if f.variant("explicit", "auto") == "explicit" {
 		return engine.Allocation{IP: f.address("ip")}
@@ -467,7 +467,7 @@ func readAllocation(f *fields) engine.Allocation {
 	return readPoolSelector(f)
 }
 
-// readSubnetAllocation reads the source of an external subnet.
+// readSubnetAllocation reads where an external subnet comes from: the request, or a pool.
 func readSubnetAllocation(f *fields) engine.SubnetAllocation {
 	if f.variant("explicit", "auto") == "explicit" {
 		return engine.SubnetAllocation{Subnet: f.subnet().Subnet}

@@ -27,11 +27,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-// schema is a rack's published document. The environment variable OXIDE_OPENAPI names its file.
+// schema is a rack's published OpenAPI document, from the file that OXIDE_OPENAPI names.
 type schema struct {
 	*openapi3.T
 	options *openapi3filter.Options
-	// seen counts the answers checked, by operation and status.
+	// seen counts the successful answers that were checked, by operation.
 	seen map[string]int
 }
 
@@ -50,8 +50,8 @@ func loadSchema(t *testing.T) *schema {
 	for _, s := range doc.Components.Schemas {
 		closeSchema(s)
 	}
-	// In these schemas several alternatives may match here: closeSchema drops the lookahead that
-	// distinguishes a name from an ID, and openapi3 does not check the formats of addresses.
+	// Turn "one of" into "any of": without the lookahead that closeSchema removes, a text can match
+	// both a name and an ID, and openapi3 does not check the formats of addresses.
 	for _, name := range []string{"NameOrId", "IpRange"} {
 		either := doc.Components.Schemas[name].Value
 		either.AnyOf, either.OneOf = either.OneOf, nil
@@ -65,8 +65,8 @@ func loadSchema(t *testing.T) *schema {
 	}, map[string]int{}}
 }
 
-// closeSchema forbids fields that the schema does not have, and removes from its patterns the
-// syntax that Go's regular expressions lack.
+// closeSchema forbids fields that are not in the schema, and removes lookarounds from its patterns,
+// which Go's regular expressions do not support.
 func closeSchema(ref *openapi3.SchemaRef) {
 	s := ref.Value
 	if s == nil || ref.Ref != "" {
@@ -89,8 +89,8 @@ func closeSchema(ref *openapi3.SchemaRef) {
 
 var lookarounds = regexp.MustCompile(`\(\?<?[!=](\([^()]*\)|[^()])*\)`)
 
-// watch returns a handler that passes requests on, and checks each request together with its
-// answer.
+// watch returns a handler that calls next, and checks each request and its answer against the
+// schema.
 func (s *schema) watch(t *testing.T, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		op, params, err := route(r.Method, r.URL.EscapedPath())
@@ -168,12 +168,12 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){
 		"resources": TestEveryKindOfResourceCanBeCreatedUpdatedAndDeleted,
 		"clients":   TestTheRackServesOxidesClients,
-		"pools":     TestAFleetAdministratorGivesTheSiloItsPools,
-		"ports":     TestSwitchPortsTakeTheirAddressesFromAddressLots,
-		"import":    TestAnImportedImageBecomesADiskWithItsBytes,
+		"pools":     TestAFleetAdministratorManagesPools,
+		"ports":     TestSwitchPortsGetAddressesFromAddressLots,
+		"import":    TestAnImportedImageKeepsItsBytesAcrossRestarts,
 		"images":    TestInvalidImportsAndImagesAreRefused,
-		"sources":   TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse,
-		"nics":      TestTwoInstancesShareNoInterface,
+		"sources":   TestCreatingADiskRefusesSourcesOfOtherProjects,
+		"nics":      TestEachInstanceHasItsOwnInterfaces,
 		"others":    otherOperations,
 	} {
 		t.Run(name, test)

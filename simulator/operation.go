@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// served are the operations that this simulator supports.
+// served maps the names of the operations that this simulator supports to the operations.
 var served = withResources(withPools(map[string]*operation{
 	"ping":                           {noAuth: true, serve: ping},
 	"current_user_view":              {serve: read(engine.Silo.User)},
@@ -133,33 +133,32 @@ var (
 	inPort    = []string{"port_settings"}
 )
 
-// operation is an operation of the rack: its route, its parameters and its handler.
+// operation is an operation of the rack's API: its route, its parameters and its handler.
 type operation struct {
 	name, method string
 	path         []string
-	// kind is the kind of the records of an operation that several kinds have.
+	// kind is the kind of resource that the operation handles, or nil.
 	kind *engine.Kind
-	// noAuth means that no token is needed (A11).
+	// noAuth means that the operation needs no token (A11).
 	noAuth bool
-	// list means that the operation accepts limit, page_token and sort_by. required are the other
-	// parameters that the first page must have.
+	// list means that the operation accepts limit, page_token and sort_by. required are the query
+	// parameters that a request without page_token must have.
 	list     bool
 	required []string
-	// selectors are the parameters of the query that name objects; nil means project and instance.
+	// selectors are the query parameters that name objects; nil means project and instance.
 	selectors []string
-	// body parses the request's body; nil means that there is no body.
+	// body parses the request's body. It is nil if the operation has no body.
 	body func(*fields) any
-	// maxBody is the limit for the body; 0 means the rack's default (A12).
+	// maxBody limits the size of the body; 0 means the rack's default (A12).
 	maxBody int
-	// serve carries out the operation. It is nil if the rack has the operation and this simulator
-	// lacks it.
+	// serve carries out the operation. It is nil if a rack has the operation, but not this simulator.
 	serve func(*engine.Simulation, *apiRequest) (status int, body any, err error)
 }
 
 //go:embed operations.txt
 var operationsText string
 
-// routes are all operations of the rack, by method and path.
+// routes lists all operations of the rack, in the order of operations.txt.
 var routes = parseOperations(operationsText)
 
 func parseOperations(text string) []*operation {
@@ -183,8 +182,8 @@ func parseOperations(text string) []*operation {
 	return all
 }
 
-// route finds a request's operation and the parameters in its path. If the path exists only for
-// other methods, it returns 405 with Allow, and for an unknown path the rack's 404 (A01).
+// route returns the operation for a method and a path, and the parameters in the path. The error is
+// 405 if the path has other methods only, and 404 if the path is unknown (A01).
 func route(method, escapedPath string) (*operation, url.Values, error) {
 	segments, err := parsePath(escapedPath)
 	if err != nil {
@@ -241,19 +240,19 @@ func match(path, segments []string) (url.Values, bool) {
 	return params, true
 }
 
-// unimplemented returns the error for an operation that a rack has and the simulator lacks.
+// unimplemented returns the error for an operation that a rack has, but not this simulator.
 func unimplemented(op *operation) error {
 	return &engine.Error{Status: http.StatusNotImplemented,
 		Message: fmt.Sprintf("the simulator does not have %s (%s /%s), which the rack has",
 			op.name, op.method, strings.Join(op.path, "/"))}
 }
 
-// A handler turns a request into a call of the rack, and its result into status and body.
+// handler carries out a request on the rack, and returns the status and the body of the response.
 type handler = func(*engine.Simulation, *apiRequest) (int, any, error)
 
 type group interface{ ~struct{ *engine.Simulation } }
 
-// answer returns a handler that responds with a status and the result of do.
+// answer returns a handler that calls do, and responds with the status and the result of do.
 func answer[G group, T any](status int, do func(G, *engine.Call) (T, error)) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		body, err := do(G{rack}, &r.call)
@@ -261,14 +260,14 @@ func answer[G group, T any](status int, do func(G, *engine.Call) (T, error)) han
 	}
 }
 
-// nothing returns a handler that responds without a body.
+// nothing returns a handler that calls do, and responds with 204 and no body.
 func nothing[G group](do func(G, *engine.Call) error) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		return http.StatusNoContent, nil, do(G{rack}, &r.call)
 	}
 }
 
-// read returns a handler that responds with the result of do, which only reads records.
+// read returns a handler that calls do in a read transaction, and responds with the result of do.
 func read[G group, T any](do func(G, *engine.Call, *store.Tx) T) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		body, err := engine.Reading(rack, func(tx *store.Tx) T { return do(G{rack}, &r.call, tx) })
@@ -276,8 +275,8 @@ func read[G group, T any](do func(G, *engine.Call, *store.Tx) T) handler {
 	}
 }
 
-// change returns a handler that responds with a status and the result of do, which changes only
-// records.
+// change returns a handler that calls do in a transaction that may change records, and responds
+// with the status and the result of do.
 func change[G group, T any](status int, do func(G, *engine.Call, *store.Tx) T) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		body, err := engine.Changing(rack, &r.call,
@@ -286,7 +285,7 @@ func change[G group, T any](status int, do func(G, *engine.Call, *store.Tx) T) h
 	}
 }
 
-// end is like change, for a response without a body.
+// end is like change, but the response has the status 204 and no body.
 func end[G group](do func(G, *engine.Call, *store.Tx)) handler {
 	return change(http.StatusNoContent, func(rack G, call *engine.Call, tx *store.Tx) any {
 		do(rack, call, tx)
@@ -294,7 +293,7 @@ func end[G group](do func(G, *engine.Call, *store.Tx)) handler {
 	})
 }
 
-// rows returns a handler that responds with what shown makes of the list that read returns.
+// rows returns a handler that reads a list with read, and responds with what shown converts it to.
 func rows[G group, T, P any](read func(G, *engine.Call, *store.Tx) []T,
 	shown func(scan, []T) P) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
@@ -304,7 +303,8 @@ func rows[G group, T, P any](read func(G, *engine.Call, *store.Tx) []T,
 	}
 }
 
-// paged lists the window of the call, listed a window of the whole list, and whole the whole list.
+// read returns one page for paged. It returns the whole list for listed, which cuts a page, and
+// whole.
 func paged[G group, T named](read func(G, *engine.Call, *store.Tx) []T) handler {
 	return rows(read, newPage[T])
 }
@@ -323,7 +323,7 @@ func ping(*engine.Simulation, *apiRequest) (int, any, error) {
 	return http.StatusOK, map[string]string{"status": "ok"}, nil
 }
 
-// serialConsole reads the bytes after an offset from the start, or the most recent ones.
+// serialConsole responds with the console's bytes from an offset on, or with the most recent bytes.
 func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	const most = 1 << 20 // more than a rack keeps (16 KiB at each end) or its clients request
 	given := map[string]int64{"max_bytes": most}
@@ -359,14 +359,14 @@ func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	}{numbers, end}, err
 }
 
-// noGroups returns a list that is empty for every instance of this rack.
+// noGroups returns an empty list if the instance exists: this rack has no multicast groups.
 func noGroups(s engine.Silo, call *engine.Call, tx *store.Tx) []struct{} {
 	engine.View(store.Instances)(s, call, tx)
 	return nil
 }
 
 // withResources adds the operations on groups and their members, and the operations on the engine's
-// kinds of resources. The name of the latter is that of a kind and a verb.
+// kinds of resources. The names of the latter are a kind and a verb, such as vpc_create.
 func withResources(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
 	for _, k := range []*engine.Kind{engine.AffinityGroup, engine.AntiAffinityGroup} {
@@ -397,7 +397,7 @@ func withResources(operations map[string]*operation) map[string]*operation {
 	return all
 }
 
-// resourceOperation returns the operation of a kind with that verb, or nil.
+// resourceOperation returns the operation for a kind and a verb, or nil if the verb is unknown.
 func resourceOperation(k *engine.Kind, verb string) *operation {
 	above := k.Ancestors()
 	op := &operation{kind: k, selectors: above}
@@ -430,7 +430,7 @@ func ephemeralIPDetach(rack *engine.Simulation, r *apiRequest) (int, any, error)
 	})(rack, r)
 }
 
-// withPools adds the operations on the links, ranges and members of pools.
+// withPools adds the operations on pools: on their links to silos, and on their ranges and members.
 func withPools(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
 	for parts, k := range map[string]*engine.Kind{"range": engine.IPPool,

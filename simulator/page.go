@@ -21,28 +21,28 @@ const (
 	maxToken     = 512
 )
 
-// orders are the orders of a list, by the rack's names.
+// orders lists the rack's names for the orders of a list.
 var orders = []string{store.ByName, store.ByNameDescending, store.ByID}
 
-// scan is the requested part of a list. It is in the query of the first page, and in the token of a
-// later page (A09).
+// scan identifies the requested page of a list. For the first page it is in the query, and for
+// later pages in the token (A09).
 type scan struct {
 	SortBy string
-	// Parents are the parameters that name the list's project or other parent.
+	// Parents are the query parameters that name the list's project or other parent.
 	Parents  map[string]string
 	LastSeen *string
 
 	limit int
 }
 
-// pageToken is the content of a token. Start has sort_by, the parents and last_seen. A rack writes
-// them in this order.
+// pageToken is the decoded token of a page. Start has sort_by, the parents and last_seen, in the
+// order in which a rack writes them.
 type pageToken struct {
 	V     string             `json:"v"`
 	Start map[string]*string `json:"page_start"`
 }
 
-// page is a part of a list. NextPage is null only when Items is empty (A10).
+// page is one page of a list. NextPage is null only if Items is empty (A10).
 type page[T any] struct {
 	NextPage *string `json:"next_page"`
 	Items    []T     `json:"items"`
@@ -54,7 +54,7 @@ func (s scan) window() engine.Window {
 	return engine.Window{SortBy: s.SortBy, After: s.LastSeen, Limit: s.limit}
 }
 
-// parseScan parses a list's query. With a token it ignores the other parameters except limit.
+// parseScan parses a list's query. If the query has a token, it ignores the rest except limit.
 func parseScan(query url.Values, selectors []string) (scan, error) {
 	limit, err := parseLimit(query)
 	if err != nil {
@@ -80,7 +80,7 @@ func parseScan(query url.Values, selectors []string) (scan, error) {
 	return s, nil
 }
 
-// selectors returns the parameters that named objects in the query of the first page.
+// selectors returns the object parameters that the first page's query had.
 func (s scan) selectors() url.Values {
 	given := url.Values{}
 	for name, value := range s.Parents {
@@ -100,7 +100,7 @@ func parseLimit(query url.Values) (int, error) {
 	return int(min(limit, maxLimit)), err
 }
 
-// parseNumber reads a number of the query as Rust does.
+// parseNumber parses a number in the query with the errors of Rust's parser.
 func parseNumber(given string, bits int) (uint64, error) {
 	n, err := strconv.ParseUint(strings.TrimPrefix(given, "+"), 10, bits)
 	switch {
@@ -143,8 +143,8 @@ func parseToken(token string) (scan, error) {
 	return s, nil
 }
 
-// decodeToken decodes URL-safe base64, or returns the problem in the words of the rack's library
-// (A09).
+// decodeToken decodes URL-safe base64. It returns the error message of the rack's base64 library,
+// or "" (A09).
 func decodeToken(token string) ([]byte, string) {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	symbols, last := len(strings.TrimRight(token, "=")), max(len(token)-1, 0)
@@ -172,7 +172,7 @@ func decodeToken(token string) ([]byte, string) {
 	return data, ""
 }
 
-// after returns the token of the page that begins after an item.
+// after returns the token of the page that begins after the item.
 func (s scan) after(item store.Identity) *string {
 	last := item.Name
 	if s.SortBy == store.ByID {
@@ -198,9 +198,9 @@ func newPage[T named](s scan, items []T) page[T] {
 	return p
 }
 
-// slice returns the scan's page of a list that is in memory.
+// slice cuts the requested page out of the complete list items.
 func slice[T named](s scan, items []T) page[T] {
-	// key returns what the list is ordered by, and order compares two keys.
+	// key returns the value by which the list is sorted, and order compares two values.
 	key, order := func(item T) string { return item.Ident().Name }, strings.Compare
 	switch s.SortBy {
 	case store.ByID:

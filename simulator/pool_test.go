@@ -38,7 +38,7 @@ func TestACollaboratorCannotAdministerTheFleet(t *testing.T) { // A21
 	r.demand(200, `"default-ipv6"`, "GET /v1/system/ip-pools")
 }
 
-func TestAFleetAdministratorGivesTheSiloItsPools(t *testing.T) { // A21
+func TestAFleetAdministratorManagesPools(t *testing.T) { // A21
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	r.ipPools()
 	r.subnetPools()
@@ -64,7 +64,7 @@ func TestAFleetAdministratorGivesTheSiloItsPools(t *testing.T) { // A21
 	r.demand(204, "", "DELETE "+groups)
 }
 
-// ipPools gives the silo a further pool, and takes it away.
+// ipPools adds a second IP pool to the silo, uses it, and removes it.
 func (r *rackServer) ipPools() {
 	const one = "/v1/system/ip-pools/non-default"
 	made := r.demand(201, `"pool_type":"unicast"`,
@@ -129,7 +129,7 @@ func (r *rackServer) ipPools() {
 	r.demand(204, "", "DELETE "+one)
 }
 
-// subnetPools gives the silo a pool of subnets, and takes it away.
+// subnetPools adds a subnet pool to the silo, uses it, and removes it.
 func (r *rackServer) subnetPools() {
 	const one = "/v1/system/subnet-pools/subnets"
 	r.demand(201, "", `POST /v1/system/subnet-pools {"name":"subnets","description":"",`+
@@ -168,8 +168,8 @@ func (r *rackServer) subnetPools() {
 	r.demand(204, "", "DELETE "+one)
 }
 
-// secondDefault gives the silo two default pools of subnets, one of each IP version. It also shows
-// that a subnet outlives the instance to which it is attached.
+// secondDefault makes two subnet pools default pools of the silo, one for each IP version. It also
+// checks that a subnet still exists after the deletion of the instance to which it is attached.
 func (r *rackServer) secondDefault(one string) {
 	const other = "/v1/system/subnet-pools/other"
 	pool := func(version string) string {
@@ -210,7 +210,7 @@ func (r *rackServer) secondDefault(one string) {
 	r.demand(204, "", "DELETE "+other)
 }
 
-// externalSubnets allocates subnets of 10.3.0.0/24, and attaches one to an instance.
+// externalSubnets allocates subnets of 10.3.0.0/24, and attaches one subnet to an instance.
 func (r *rackServer) externalSubnets(pool string) {
 	create := func(name, allocator string) string {
 		return fmt.Sprintf(`POST /v1/external-subnets?project=default {"name":%q,"description":"",`+
@@ -317,9 +317,9 @@ func TestAnInterfaceGetsTheRequestedAddress(t *testing.T) { // A52
 	r.demand(200, `"ip":"172.30.0.77"`, "GET /v1/network-interfaces?project=default&instance=named0")
 }
 
-// TestSwitchPortsTakeTheirAddressesFromAddressLots creates and replaces a lot and the settings of
-// ports, and deletes both.
-func TestSwitchPortsTakeTheirAddressesFromAddressLots(t *testing.T) {
+// TestSwitchPortsGetAddressesFromAddressLots creates and replaces an address lot and the settings
+// of switch ports, and deletes both.
+func TestSwitchPortsGetAddressesFromAddressLots(t *testing.T) {
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	const (
 		lots  = "/v1/system/networking/address-lot"

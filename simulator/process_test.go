@@ -39,7 +39,7 @@ func serveAdmin(t *testing.T, s *Server) string {
 
 type process struct {
 	cmd *exec.Cmd
-	// ready is the line that the simulator prints when it is ready.
+	// ready is the line of JSON that the simulator prints when it is ready.
 	ready struct {
 		URL, Admin, Project, CA string
 		Instances               []struct{ Name, ID, Guest string }
@@ -71,7 +71,7 @@ func startProcess(t *testing.T, binary, dir string, args ...string) *process {
 	return p
 }
 
-// startIn starts a simulator with the directory temp for temporary files, and reads its first line.
+// startIn starts a simulator with temp as its TMPDIR, and waits for its first line of output.
 func startIn(t *testing.T, temp, binary string, args ...string) (*process, *bufio.Scanner) {
 	t.Helper()
 	p := &process{cmd: exec.Command(binary, append([]string{"serve"}, args...)...)}
@@ -90,7 +90,7 @@ func startIn(t *testing.T, temp, binary string, args ...string) (*process, *bufi
 	return p, lines
 }
 
-// stop ends the process as an operator does, and demands the exit status 0.
+// stop ends the process with SIGTERM, as an operator does, and expects the exit status 0.
 func (p *process) stop(t *testing.T) {
 	t.Helper()
 	simtest.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
@@ -120,7 +120,7 @@ func loopsUnder(t *testing.T, dir string) []loopdev.Device {
 	return ours
 }
 
-// trusting returns a client that trusts the authority in a file.
+// trusting returns an HTTP client that trusts the certificate authority in a file.
 func trusting(t *testing.T, caFile string) *http.Client {
 	t.Helper()
 	pem, err := os.ReadFile(caFile)
@@ -133,7 +133,7 @@ func trusting(t *testing.T, caFile string) *http.Client {
 		TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}}
 }
 
-func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
+func TestTheBinaryRefusesAnInvalidCommandLine(t *testing.T) {
 	binary := buildSimulator(t)
 	t.Chdir(t.TempDir())
 	seed := func(disk string) string {
@@ -190,8 +190,8 @@ func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 }
 
 // TestARackRemovesTheTemporaryDirectoriesOfKilledRacks kills racks without --dir. The next rack
-// removes their directories and devices. It keeps the directory of a running rack, and a foreign
-// directory with such a name.
+// must remove their directories and devices. It must keep the directory of a running rack, and
+// another program's directory with a similar name.
 func TestARackRemovesTheTemporaryDirectoriesOfKilledRacks(t *testing.T) {
 	binary, temp := buildSimulator(t), t.TempDir()
 	seed := filepath.Join(t.TempDir(), "rack.yaml")
@@ -227,23 +227,23 @@ func TestARackRemovesTheTemporaryDirectoriesOfKilledRacks(t *testing.T) {
 	}
 }
 
-// answers records what a rack has acknowledged: the disks, with the instances to which they are
-// attached.
+// answers records what a rack has acknowledged: the instance of each disk, or "" if the disk is
+// detached.
 type answers struct {
 	mu sync.Mutex
 	// mu guards disks and unknown.
 	disks map[string]string
-	// unknown has the disks of calls without an answer. Such a call may have taken effect or not.
+	// unknown has the disks of calls that got no answer. Such a call may have taken effect or not.
 	unknown map[string]bool
-	// acknowledged receives one value for each call that was answered.
+	// acknowledged receives a value for each answer.
 	acknowledged chan struct{}
 }
 
-// absent is used instead of an instance for a disk that was deleted.
+// absent is the value in answers.disks of a disk that the rack has deleted.
 const absent = "absent"
 
-// call makes a call after which disks are attached to an instance ("" for none), and reports
-// whether it was answered.
+// call sends a request that leaves the disks attached to an instance ("" for none), records the
+// result, and reports whether the request was answered.
 func (a *answers) call(ctx context.Context, r *rackServer, request, instance string,
 	disks ...string) bool {
 	got, err := r.try(ctx, request)
@@ -308,9 +308,9 @@ func (a *answers) churn(ctx context.Context, r *rackServer, worker, round int) {
 	}
 }
 
-// TestAKilledRackKeepsWhatItAcknowledged kills a rack at random moments. The rack must keep
-// everything that it acknowledged, and the next simulator must leave no device without a record.
-func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
+// TestAKilledRackKeepsAcknowledgedChanges kills a rack at random moments. The next simulator must
+// have everything that the rack acknowledged, and no device without a record.
+func TestAKilledRackKeepsAcknowledgedChanges(t *testing.T) {
 	binary := buildSimulator(t)
 	dir := filepath.Join(t.TempDir(), "rack")
 	told := &answers{disks: map[string]string{}, unknown: map[string]bool{},
@@ -327,7 +327,7 @@ func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 		for worker := range 4 {
 			workers.Go(func() { told.churn(ctx, r, worker, round) })
 		}
-		// The moment is a number of calls, so that a slow machine does as much as a fast one.
+		// Wait for a number of answers instead of a time, so that slow machines do as much as fast ones.
 		for range 40 + dice.IntN(80) {
 			select {
 			case <-told.acknowledged:
@@ -350,8 +350,8 @@ func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 	}
 }
 
-// compare compares a restarted rack with the answers that the callers got. It accepts either
-// state of a disk whose last call had no answer.
+// compare checks a restarted rack against the recorded answers. If a disk's last request got no
+// answer, the disk may be in either state.
 func (a *answers) compare(t *testing.T, r *rackServer, dir string) {
 	t.Helper()
 	ids, running := map[string]string{"": ""}, 0
@@ -406,7 +406,7 @@ func (a *answers) compare(t *testing.T, r *rackServer, dir string) {
 	}
 }
 
-func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {
+func TestTheNextRackAdoptsKeptDevices(t *testing.T) {
 	needGuests(t)
 	binary, dir := buildSimulator(t), t.TempDir()
 	const first = 600

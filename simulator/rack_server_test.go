@@ -23,7 +23,7 @@ import (
 
 const testToken = "oxide-token-test"
 
-// rackServer is a server under test, and a client of it.
+// rackServer is a simulated rack under test, with an HTTP client that sends requests to it.
 type rackServer struct {
 	*Server
 	dir    string
@@ -35,8 +35,8 @@ type rackServer struct {
 // client keeps no connection open, because a test may count connections or kill the server.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// withoutDevices is NoDevices for other users than root and on other systems than Linux, where a
-// rack cannot have devices. Only the tests of the API run there.
+// withoutDevices is NoDevices unless the tests run as root on Linux, because only root can make the
+// devices of a rack, and only on Linux. Without devices, only the tests of the API run.
 var withoutDevices = func() Devices {
 	if runtime.GOOS == "linux" && os.Geteuid() == 0 {
 		return ""
@@ -44,7 +44,7 @@ var withoutDevices = func() Devices {
 	return NoDevices
 }()
 
-// needGuests skips a test that needs guest views, unless root runs it on Linux.
+// needGuests skips the test if this process cannot make guest views: it must be root on Linux.
 func needGuests(t *testing.T) {
 	t.Helper()
 	if withoutDevices != "" {
@@ -52,7 +52,7 @@ func needGuests(t *testing.T) {
 	}
 }
 
-// serveRack serves a rack. Without a directory in the config it uses a new one.
+// serveRack serves a rack until the test ends. If c has no directory, serveRack creates one.
 func serveRack(t *testing.T, c engine.Config) *rackServer {
 	t.Helper()
 	if c.Dir == "" {
@@ -81,8 +81,8 @@ func serveRack(t *testing.T, c engine.Config) *rackServer {
 	return &rackServer{s, c.Dir, t, server.URL, client}
 }
 
-// watch wraps the handler of each server. The test of the published schema replaces it to check
-// every answer.
+// watch wraps the handler of each served rack. The test of the published schema replaces it to
+// check every answer.
 var watch = func(_ *testing.T, s http.Handler) http.Handler { return s }
 
 type reply struct {
@@ -91,7 +91,7 @@ type reply struct {
 	body   string
 }
 
-// try sends a request in the form "METHOD PATH BODY". header has names and values alternately.
+// try sends a request in the form "METHOD PATH BODY". header contains names and values alternately.
 func (r *rackServer) try(ctx context.Context, request string, header ...string) (reply, error) {
 	method, rest, _ := strings.Cut(request, " ")
 	path, body, _ := strings.Cut(rest, " ")
@@ -114,7 +114,7 @@ func (r *rackServer) try(ctx context.Context, request string, header ...string) 
 	return reply{resp.StatusCode, resp.Header, string(text)}, err
 }
 
-// send is try for a request that must have an answer.
+// send is like try, but fails the test if the request gets no answer.
 func (r *rackServer) send(request string, header ...string) reply {
 	r.t.Helper()
 	got, err := r.try(r.t.Context(), request, header...)
@@ -124,7 +124,7 @@ func (r *rackServer) send(request string, header ...string) reply {
 	return got
 }
 
-// demand sends a request, demands its status and a part of its answer, and returns the answer.
+// demand sends a request, fails the test without this status and part, and returns the body.
 func (r *rackServer) demand(status int, part, request string) string {
 	r.t.Helper()
 	got := r.send(request)
@@ -134,7 +134,7 @@ func (r *rackServer) demand(status int, part, request string) string {
 	return got.body
 }
 
-// on returns the same server for a subtest.
+// on returns the same rack for the subtest t.
 func (r *rackServer) on(t *testing.T) *rackServer {
 	sub := *r
 	sub.t = t
@@ -151,21 +151,21 @@ func must[T any](t *testing.T) func(T, error) T {
 	}
 }
 
-// These are parts of a disk's body that newDisk can replace.
+// Texts in newDisk's request, which a test can pass to newDisk to replace them.
 const (
 	blankSource  = `{"type":"blank","block_size":512}`
 	blankBackend = `{"type":"distributed","disk_source":` + blankSource + `}`
 	oneGiB       = `1073741824`
 )
 
-// newDisk returns the request for a blank disk of 1 GiB in the project default. Each old text of
-// its body is replaced by the new text that follows.
+// newDisk returns the request to create a blank disk of 1 GiB in the project default. oldNew has
+// pairs of a text in the request's body and the text that replaces it.
 func newDisk(name string, oldNew ...string) string {
 	return "POST /v1/disks?project=default " + strings.NewReplacer(oldNew...).Replace(`{"name":"`+name+
 		`","description":"","size":`+oneGiB+`,"disk_backend":`+blankBackend+`}`)
 }
 
-// source returns the source of a disk with the bytes of a snapshot or an image.
+// source returns the disk_source of a disk that is created from a snapshot or an image.
 func source(kind, id string) string {
 	return fmt.Sprintf(`{"type":%q,"%s_id":%q,"read_only":false}`, kind, kind, id)
 }
@@ -175,7 +175,7 @@ func (r *rackServer) disk(name string, oldNew ...string) store.Disk {
 	return unmarshal[store.Disk](r.t, r.demand(201, "", newDisk(name, oldNew...)))
 }
 
-// view reads an object of the project default, such as "disks/d".
+// view returns an object of the project default, such as "disks/d".
 func view[T any](r *rackServer, object string) T {
 	r.t.Helper()
 	return unmarshal[T](r.t, r.demand(200, "", "GET /v1/"+object+"?project=default"))
@@ -186,7 +186,7 @@ func (r *rackServer) state(disk string) string {
 	return view[store.Disk](r, "disks/"+disk).State.State
 }
 
-// list reads all objects of a kind in the project default.
+// list returns all objects of a kind, such as "disks", in the project default.
 func list[T any](r *rackServer, kind string) []T {
 	r.t.Helper()
 	return unmarshal[page[T]](r.t,
@@ -226,7 +226,7 @@ func (r *rackServer) snapshot(name, disk string) store.Snapshot {
 	return unmarshal[store.Snapshot](r.t, r.demand(201, `"state":"ready"`, newSnapshot(name, disk)))
 }
 
-// newInstance returns the request for an instance. more are further fields of its body.
+// newInstance returns the request to create an instance. more has further fields of its body.
 func newInstance(name, more string) string {
 	return fmt.Sprintf(`POST /v1/instances?project=default {"name":%q,"description":"",`+
 		`"hostname":"i","ncpus":1,"memory":1073741824%s}`, name, more)
@@ -244,14 +244,14 @@ func (r *rackServer) awaitState(instance, state string) {
 	})
 }
 
-// change starts, stops or reboots an instance, and waits for its state.
+// change starts, stops or reboots an instance, and waits until the instance is in the state.
 func (r *rackServer) change(verb, instance, state string) {
 	r.t.Helper()
 	r.demand(202, "", fmt.Sprintf("POST /v1/instances/%s/%s?project=default", instance, verb))
 	r.awaitState(instance, state)
 }
 
-// update changes the records of the project without any check.
+// update changes records directly. It passes the ID of the project default to change.
 func (r *rackServer) update(change func(tx *store.Tx, project string) error) {
 	r.t.Helper()
 	simtest.NoError(r.t, r.rack.Records().Update(func(tx *store.Tx) {
@@ -260,7 +260,7 @@ func (r *rackServer) update(change func(tx *store.Tx, project string) error) {
 	}))
 }
 
-// force sets a disk to a state that no request of the API causes.
+// force puts a disk into a state that no request to the API could put it into.
 func (r *rackServer) force(name string, state store.DiskState) {
 	r.t.Helper()
 	r.update(func(tx *store.Tx, project string) error {

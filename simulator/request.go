@@ -24,20 +24,19 @@ import (
 )
 
 const (
-	// apiVersion is the newest version of the API that this rack serves, of release v22.
+	// apiVersion is the newest version of the API that this simulator serves: that of release v22.
 	apiVersion = "2026073100.0.0"
-	// oldestVersion is the oldest version that this rack serves, of release v20. Its objects have the
-	// same form in all versions between these two.
+	// oldestVersion is the oldest version that this simulator serves: that of release v20. All
+	// versions between these two have the same form of objects.
 	oldestVersion = "2026060800.0.0"
-	// maxBody is the rack's limit for a request's body (A12), and maxBulkWrite that for the body of
-	// a bulk write (A90).
+	// maxBody limits the body of a request (A12), and maxBulkWrite the body of a bulk write (A90).
 	maxBody      = 1 << 20
 	maxBulkWrite = 8 << 20
-	// smallBody is the size up to which any number of bodies is read at once.
+	// smallBody is the size up to which the server reads any number of bodies at the same time.
 	smallBody = 64 << 10
 )
 
-// apiRequest is one call of the API while the rack handles it.
+// apiRequest is one call of the API, while the server handles it.
 type apiRequest struct {
 	*http.Request
 	id      string
@@ -46,13 +45,13 @@ type apiRequest struct {
 	path    url.Values // the parameters in the path
 	query   url.Values
 	scan    scan
-	// raw is the body, and rawErr the error of reading it.
+	// raw is the request's body. rawErr is the error of reading the body.
 	raw    []byte
 	rawErr error
 	faults []adminapi.ActiveFault
 	entry  adminapi.Request
 	call   engine.Call
-	// subjects are the names and IDs by which a fault matches this request.
+	// subjects are the names and IDs of objects in the request. A fault's Object must be one of them.
 	subjects []string
 }
 
@@ -64,7 +63,7 @@ func newRequest(hr *http.Request) *apiRequest {
 			Path: clip(hr.URL.RequestURI()), Caller: clip(hr.UserAgent())}}
 }
 
-// find finds the operation. The version is checked first (A13).
+// find sets the request's operation. The rack checks the API version before the path (A13).
 func (r *apiRequest) find() error {
 	if err := checkVersion(r.Header.Get("Api-Version")); err != nil {
 		return err
@@ -78,9 +77,9 @@ func (r *apiRequest) find() error {
 	return nil
 }
 
-// checkVersion accepts the versions that this rack serves; a missing version means the newest
-// (A13). A real rack also serves older versions, in another form. This simulator answers them with
-// 501.
+// checkVersion accepts the API versions that this simulator serves. A missing version means the
+// newest (A13). A real rack also serves older versions, in which objects have another form: the
+// simulator answers them with 501.
 func checkVersion(version string) error {
 	if version == "" {
 		return nil
@@ -118,7 +117,7 @@ func parseVersion(s string) ([]uint64, error) {
 	return numbers, nil
 }
 
-// parse parses path, query and body, as the rack does before it authenticates the caller (A14).
+// parse parses the path, the query and the body. A rack does this before authentication (A14).
 func (r *apiRequest) parse() error {
 	r.identify(r.raw)
 	if r.op.serve == nil {
@@ -176,8 +175,8 @@ func (r *apiRequest) parseQuery() error {
 	return nil
 }
 
-// readRepeated handles a parameter that occurs more than once. A list uses the last value, except
-// for the limit; other operations refuse a known parameter (A62).
+// readRepeated handles query parameters that occur twice. A list uses the last value, but refuses a
+// second limit. Other operations refuse a repetition of a parameter that they know (A62).
 func (r *apiRequest) readRepeated() error {
 	once := r.op.selectors
 	if r.op.list {
@@ -194,13 +193,13 @@ func (r *apiRequest) readRepeated() error {
 	return nil
 }
 
-// readBody reads the body in limited time. Only a few large bodies are read at once, so that
-// clients without a token cannot fill the memory.
+// readBody reads the body within s.bodyTime. Only a few large bodies are read at the same time, so
+// that clients without a token cannot fill the memory.
 func (s *Server) readBody(w http.ResponseWriter, r *apiRequest) ([]byte, error) {
 	op, _, err := route(r.Method, r.URL.EscapedPath())
 	if err != nil || op.body == nil {
 		if r.ContentLength != 0 {
-			// The server discards an unread body, in limited time, too.
+			// net/http discards a body that is not read. Limit the time for that, too.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyTime))
 		}
 		return nil, nil
@@ -237,7 +236,7 @@ func (r *apiRequest) checkBody() error {
 	return nil
 }
 
-// identify collects the names and IDs in the request, for the log and for faults.
+// identify collects the names and IDs of objects in the request for the request log and for faults.
 func (r *apiRequest) identify(body []byte) {
 	for _, values := range r.path {
 		r.subject(values[0])
@@ -249,7 +248,7 @@ func (r *apiRequest) identify(body []byte) {
 	}
 }
 
-// subject adds a name or an ID. The last one is in the log.
+// subject adds the name or ID of an object. The request log shows the one that was added last.
 func (r *apiRequest) subject(nameOrID string) {
 	if nameOrID == "" {
 		return
@@ -258,7 +257,7 @@ func (r *apiRequest) subject(nameOrID string) {
 	r.entry.Object = clip(nameOrID)
 }
 
-// named returns the objects that the parameters of the query and of the path name.
+// named returns the objects that the parameters in the query and in the path name, by parameter.
 func (r *apiRequest) named() map[string]store.Selector {
 	all := map[string]store.Selector{}
 	for _, values := range []url.Values{r.query, r.path} {
@@ -278,8 +277,8 @@ func bearerOf(r *http.Request) string {
 	return strings.TrimSpace(bearer)
 }
 
-// authenticate accepts a request with the rack's token. The word Bearer may be in upper or lower
-// case (A11).
+// authenticate accepts a request that has the rack's token. The scheme Bearer may be in any case
+// (A11).
 func (s *Server) authenticate(r *apiRequest) error {
 	if r.op.noAuth {
 		return nil
@@ -294,7 +293,7 @@ func (s *Server) authenticate(r *apiRequest) error {
 
 const tokenPrefix = "oxide-token-"
 
-// response is the response to the caller. A zero status means that the connection is cut.
+// response is the response to a caller. A status of 0 cuts the connection.
 type response struct {
 	status      int
 	header      http.Header
@@ -302,7 +301,8 @@ type response struct {
 	body        []byte
 }
 
-// errorBody has its fields in the rack's order. A refusal without a code has no such field (A01).
+// errorBody is the body of an error, with its fields in the rack's order; the code is optional
+// (A01).
 type errorBody struct {
 	RequestID string `json:"request_id"`
 	ErrorCode string `json:"error_code,omitempty"`
@@ -323,7 +323,7 @@ func newResponse(requestID string, status int, body any, err error) response {
 
 const jsonType = "application/json"
 
-// encode encodes JSON as the rack does: without escapes for HTML. Errors have an indent (A01).
+// encode encodes JSON as the rack does: without HTML escapes, and indented only for errors (A01).
 func encode(body any, indent string) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -351,7 +351,7 @@ func (s *Server) write(w http.ResponseWriter, r *apiRequest, a response) {
 	}
 	w.WriteHeader(a.status)
 	if !s.writeFaulty(w, r, a.body) {
-		// The caller may be gone, but the effect stays.
+		// If the caller has gone, the write fails, but the operation stays in effect.
 		if _, err := w.Write(a.body); err != nil {
 			s.log.Debug("the caller is gone", slog.String("request_id", r.id))
 		}
@@ -379,7 +379,7 @@ func badQuery(format string, args ...any) error {
 
 func badPath(problem string) error { return badRequest("bad parameter in URL path: %s", problem) }
 
-// unknownVariant returns the error for a word that is not allowed.
+// unknownVariant returns the message of serde for a word that is not one of allowed.
 func unknownVariant(word string, allowed []string) string {
 	expected := "`" + strings.Join(allowed, "`, `") + "`"
 	switch len(allowed) {

@@ -19,17 +19,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// lives has the requests for each kind of resource that clients may create.
+// lives contains requests that a test sends for each kind of resource that clients may create.
 var lives = map[string]struct {
-	// query names the parent. fields are the fields of a creation except name and description; N in
-	// them stands for the number of the creation.
+	// query names the parent. fields are the fields in the body of a creation, except name and
+	// description. The test replaces N in them by 1, 2 and so on.
 	query, fields string
-	// update are the fields of an update. shows is a part of the record after it. Without update
-	// the kind cannot be updated.
+	// update is the body of an update, and shows is a text in the updated record. update is "" if the
+	// kind cannot be updated.
 	update, shows string
-	// holder is a request that creates an object, because of which the record cannot be deleted. holds
-	// is the error of the deletion, and release removes the object. NAME and ID stand for those of the
-	// record.
+	// holder creates an object that prevents the record's deletion, holds is the error of the
+	// deletion, and release removes the object. The test replaces NAME and ID by the record's name and
+	// ID.
 	holder, holds, release string
 }{
 	"project": {
@@ -89,8 +89,8 @@ var lives = map[string]struct {
 	"internet-gateway": {query: "vpc=default&project=default"},
 }
 
-// servedPath reports whether the simulator has the operation of a kind with a verb, and returns its
-// path without the parameter.
+// servedPath reports whether the simulator serves the operation for a kind and a verb, and returns
+// the operation's path without the last parameter.
 func servedPath(k *engine.Kind, verb string) (path string, ok bool) {
 	for _, op := range routes {
 		if op.name == k.Operation+"_"+verb && op.serve != nil {
@@ -100,8 +100,8 @@ func servedPath(k *engine.Kind, verb string) (path string, ok bool) {
 	return "", false
 }
 
-// TestEveryKindOfResourceCanBeCreatedUpdatedAndDeleted creates, lists, reads, renames, updates and
-// deletes a record of each kind that clients may create, and restarts the rack in between.
+// TestEveryKindOfResourceCanBeCreatedUpdatedAndDeleted creates, lists and reads a record of each
+// kind, restarts the rack, and then renames, updates and deletes the records.
 func TestEveryKindOfResourceCanBeCreatedUpdatedAndDeleted(t *testing.T) {
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	router := unmarshal[store.Identity](r.t, r.demand(201, "",
@@ -131,7 +131,7 @@ func TestEveryKindOfResourceCanBeCreatedUpdatedAndDeleted(t *testing.T) {
 	})
 }
 
-// eachKind runs a subtest for each kind that can be created.
+// eachKind runs a subtest for each kind of resource that clients may create.
 func (r *rackServer) eachKind(when string, test func(*rackServer, *engine.Kind, string)) {
 	for _, k := range engine.Kinds {
 		if path, ok := servedPath(k, "create"); ok {
@@ -142,7 +142,7 @@ func (r *rackServer) eachKind(when string, test func(*rackServer, *engine.Kind, 
 	}
 }
 
-// beginLife creates a record, and returns its ID and its JSON.
+// beginLife creates, reads and lists a record, and returns the record's ID and JSON.
 func (r *rackServer) beginLife(k *engine.Kind, path, query, fields string) []string {
 	if fields != "" {
 		fields = "," + fields
@@ -177,7 +177,7 @@ func (r *rackServer) accept(request string) {
 	}
 }
 
-// endLife updates the record of an earlier process and deletes it.
+// endLife updates and deletes the record that beginLife created before the restart.
 func (r *rackServer) endLife(k *engine.Kind, path, id, made string) {
 	life := lives[k.Name]
 	fill := strings.NewReplacer("ID", id, "NAME", "renamed").Replace
@@ -207,7 +207,7 @@ func (r *rackServer) endLife(k *engine.Kind, path, id, made string) {
 	r.demand(404, fmt.Sprintf(`not found: %s with id \"%s\"`, k.Name, id), "GET "+one)
 }
 
-// TestTheRackServesOxidesClients makes calls that Oxide's own clients make and the driver does not.
+// TestTheRackServesOxidesClients sends requests that Oxide's clients send, but not the driver.
 func TestTheRackServesOxidesClients(t *testing.T) {
 	r := serveRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "os", SizeBytes: 1 << 30}}})
 	for name, story := range map[string]func(*rackServer){
@@ -220,8 +220,8 @@ func TestTheRackServesOxidesClients(t *testing.T) {
 	}
 }
 
-// loadBalancer makes the calls for a Service of the type LoadBalancer: it attaches a floating IP to
-// the first node, and to the second node when the first one is gone.
+// loadBalancer sends the requests for a Service of the type LoadBalancer: it attaches a floating IP
+// to the first node, and then moves the IP to the second node.
 func (r *rackServer) loadBalancer() {
 	const web = "/v1/floating-ips/web%s?project=default"
 	attach := func(instance string) string {
@@ -247,7 +247,8 @@ func (r *rackServer) loadBalancer() {
 }
 
 // machine creates an instance with the user's keys, a boot disk from an image and external
-// addresses, and deletes the instance and its disk. A floating IP and a group outlive the instance.
+// addresses, and deletes instance and disk. The instance's floating IP and its group must still
+// exist then.
 func (r *rackServer) machine() {
 	made := func(request string) string {
 		return unmarshal[store.Identity](r.t, r.demand(201, "", request)).ID
@@ -295,8 +296,8 @@ func (r *rackServer) machine() {
 	r.demand(204, "", "DELETE /v1/me/ssh-keys/key")
 }
 
-// membership removes an instance from its group. The instance can join again only when it is
-// stopped.
+// membership removes a running instance from its group. The rack must refuse to add it again, but
+// must add another instance that is stopped.
 func (r *rackServer) membership(instance, group string) {
 	members := "/v1/anti-affinity-groups/" + group + "/members"
 	one, idle := members+"/instance/"+instance, members+"/instance/"+r.instance("idle").ID
@@ -310,7 +311,7 @@ func (r *rackServer) membership(instance, group string) {
 	r.demand(400, "already exists: anti-affinity-group-member", "POST "+idle)
 }
 
-// project creates, changes and deletes a project with its network.
+// project creates a project with its network, changes the network, and deletes both.
 func (r *rackServer) project() {
 	id := unmarshal[store.Identity](r.t, r.demand(201, "",
 		`POST /v1/projects {"name":"tf","description":"d"}`)).ID
@@ -366,7 +367,7 @@ func (r *rackServer) project() {
 }
 
 // secondInterface adds an interface to a stopped instance, makes the new interface the primary one,
-// and removes the first one.
+// and removes the old one.
 func (r *rackServer) secondInterface() {
 	const in = "project=default&instance=idle"
 	r.demand(201, "", `POST /v1/vpc-subnets?vpc=default&project=default {"name":"second",`+
@@ -395,7 +396,7 @@ var update = flag.Bool("update", false, "write docs/operations.md and docs/conso
 
 const coveragePage = "../docs/operations.md"
 
-// coverage returns the page that lists which operations of the rack the simulator serves.
+// coverage returns a page that lists the rack's operations and whether the simulator serves each.
 func coverage() (page string, served int) {
 	rows := map[string][2][]string{} // the operations that are served, and the others
 	for _, op := range routes {

@@ -25,7 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// again opens the directory of a closed rack again.
+// again closes the rack and opens its directory again.
 func (r *rackServer) again() *rackServer {
 	r.t.Helper()
 	if err := r.Close(); err != nil {
@@ -57,7 +57,7 @@ func TestARestartKeepsARenamedProject(t *testing.T) {
 	next.demand(404, "", "GET /v1/projects/default")
 }
 
-func TestARestartCreatesAnInstanceWhoseNetworkIsRenamed(t *testing.T) {
+func TestARestartCreatesAnInstanceAlthoughItsVPCIsRenamed(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.demand(200, "", `PUT /v1/vpcs/default?project=default {"name":"renamed"}`)
 	r.demand(204, "", "DELETE /v1/instances/idle?project=default")
@@ -67,7 +67,7 @@ func TestARestartCreatesAnInstanceWhoseNetworkIsRenamed(t *testing.T) {
 	next.demand(200, `"name":"net0"`, fmt.Sprintf(interfaces, "a"))
 }
 
-func TestADirectoryIsUsedByOneSimulatorOnly(t *testing.T) {
+func TestASecondSimulatorCannotOpenTheSameDirectory(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.disk("d")
 	_, err := Open(t.Context(), engine.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
@@ -79,7 +79,7 @@ func TestADirectoryIsUsedByOneSimulatorOnly(t *testing.T) {
 	}
 }
 
-func TestADirectoryThatWasCreatedOnAFullDiskWorksLater(t *testing.T) {
+func TestOpenSucceedsAfterAFailureOnAFullFilesystem(t *testing.T) {
 	needGuests(t)
 	for _, kib := range []int{4, 8, 12, 16, 20, 24} {
 		dir := t.TempDir()
@@ -131,7 +131,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 	}
 }
 
-func TestCloseCutsDelaysShortAndLeavesNothingRunning(t *testing.T) {
+func TestCloseEndsDelaysAndLeavesNoGoroutine(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	s := must[*Server](t)(Open(t.Context(), engine.Config{Dir: t.TempDir(), Devices: withoutDevices,
 		Log: slog.New(slog.DiscardHandler), CreateHold: time.Hour, InstanceDelay: time.Hour,
@@ -156,7 +156,7 @@ func TestCloseCutsDelaysShortAndLeavesNothingRunning(t *testing.T) {
 	}
 }
 
-func TestAResetTakesTheDisksFromGuestsThatUseThem(t *testing.T) {
+func TestResetRemovesDisksThatGuestsUse(t *testing.T) {
 	needGuests(t)
 	r := serveRack(t, engine.Config{})
 	guest := r.GuestDir(r.instance("a").ID)
@@ -228,7 +228,7 @@ func diskSize(t *testing.T, r *rackServer, id string) int64 {
 	return st.Size()
 }
 
-// device waits for the only device in an instance's guest and returns the path of its node.
+// device waits until an instance's guest has one device, and returns the path of the device node.
 func (r *rackServer) device(instance string) string {
 	r.t.Helper()
 	simtest.Eventually(r.t, "a device in guest "+instance, func() bool {
@@ -249,7 +249,7 @@ func readDevice(t *testing.T, path string, offset int64, n int) string {
 	return string(data)
 }
 
-func TestDevicesAppearAccordingToFaults(t *testing.T) {
+func TestDeviceFaultsChangeTheDeviceOfADisk(t *testing.T) {
 	needGuests(t)
 	r := serveRack(t, engine.Config{})
 	const late = adminapi.Duration(150 * time.Millisecond)
@@ -294,7 +294,7 @@ func TestDevicesAppearAccordingToFaults(t *testing.T) {
 	}
 }
 
-func TestAFullHostRefusesWhatNeedsSpaceAndLosesNothing(t *testing.T) { // A27
+func TestAFullHostRefusesNewDisksAndKeepsTheOthers(t *testing.T) { // A27
 	needGuests(t)
 	dir := t.TempDir()
 	simtest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "size=3m")

@@ -1,20 +1,21 @@
-// Package simulator serves a simulated Oxide rack: the API over HTTP, and an admin listener
-// through which tests watch and disturb it.
+// Package simulator serves a simulated Oxide rack: the API over HTTP, and an admin listener through
+// which tests observe and disturb the rack.
 //
-// [Open] opens a rack and returns its [Server]. The server handles a request in this order: the
-// version in its header, its route, its path, query and body, the faults of the phase "before", its
-// token, the faults that replace the effect, the operation itself, and the faults that act after
-// it. One function turns results and errors into responses, and one writes the request log.
+// [Open] opens a rack and returns its [Server]. The server handles a request in this order: the API
+// version in its header, its route, its path, query and body, faults of the phase "before", its
+// token, faults that replace the operation, the operation itself, and faults that act after it. One
+// function turns results and errors into responses, and one writes the request log.
 //
 // Package engine has the operations and decides by the rack's rules. Package store has the records;
-// everything that was acknowledged is on disk. Package dataplane has the bytes and the guest views.
-// Package adminapi has the wire types of the admin listener, including faults. Package console has
-// its web page, which also shows the drivers' flight records that package flightlog reads.
+// everything that the rack has acknowledged is on disk. Package dataplane has the bytes and the
+// guest views. Package adminapi has the wire types of the admin listener, including faults. Package
+// console has the listener's web page, which also shows the flight records that package flightlog
+// reads.
 //
 // Every rule of the rack in this code cites an assumption (A01, A02, …) of ASSUMPTIONS.md, which
-// names its source. An operation that a rack has and this package lacks is answered with 501 and
-// logged as an error, so no response is wrong by accident. An adminapi.Fault makes a response wrong
-// on purpose.
+// names its source. The simulator answers an operation that only a real rack has with 501 and logs
+// an error, so no response is wrong by accident. An adminapi.Fault makes a response wrong on
+// purpose.
 //
 // The instances see their disks as loop devices, which need Linux and root. A rack with
 // Config.Devices [NoDevices] has no devices and runs on any system. Package simulatortest starts
@@ -53,65 +54,65 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
 )
 
-// These types configure the rack.
+// The types that configure a rack.
 type (
 	// Config configures the rack. The zero value is a rack in a new directory, with a project
-	// "default" and without instances. Its fields (go doc ./simulator/engine.Config has them in full):
+	// "default" and without instances. Its fields (go doc ./simulator/engine.Config describes them):
 	//
-	//	Dir, Volatile                       where it is, and whether it survives a power cut
-	//	Projects, Instances, Images, Disks  what it has from the start
-	//	Token, TokenExpires, Role           who may use it; "" is every oxide-token-…, a collaborator
-	//	APIHosts, AdminHosts                further names by which clients reach it
+	//	Dir, Volatile                       its directory, and whether it survives a power cut
+	//	Projects, Instances, Images, Disks  the objects that it has from the start
+	//	Token, TokenExpires, Role           its users; "" is any oxide-token-…, and a collaborator
+	//	APIHosts, AdminHosts                further host names that clients may use
 	//	Hotplug, DiskLimit, QuotaBytes      its limits; the zero values are full, 12 and 64 TiB
 	//	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay, FreeDelay, QuotaFirst  its delays
 	//	Devices, FlakyDisks, NoDiscards, FirstLoop, KeepDevices, Seed  the devices of its guests
 	//	Machines, MachineType               the image of its guests, if they are virtual machines
 	//	Log                                 its logger
 	Config = engine.Config
-	// InstanceSpec is an instance that the rack has from the start: its Name, and if given its ID, its
-	// Project, and whether it is Stopped.
+	// InstanceSpec is an instance that the rack has from the start: its Name, whether it is Stopped,
+	// and optionally its ID and its Project.
 	InstanceSpec = engine.InstanceSpec
-	// ImageSpec is an image that the rack has from the start: its Name, its Project unless it is the
-	// silo's, its BlockSize, and a File or SizeBytes of zeroes.
+	// ImageSpec is an image that the rack has from the start: its Name, its Project (or none for an
+	// image of the silo), its BlockSize, and either a File or SizeBytes of zeroes.
 	ImageSpec = engine.ImageSpec
 	// DiskSpec is a disk that the rack has from the start: its Name, Project, SizeBytes and BlockSize,
-	// and if given the Image whose bytes it has, and the Instance to which it is attached.
+	// and optionally the Image that it is a copy of and the Instance to which it is attached.
 	DiskSpec = engine.DiskSpec
-	// Devices determines whether guests see their disks as devices: NoDevices, DevicesIfPossible, or
-	// "", which requires devices.
+	// Devices selects whether guests see their disks as devices: NoDevices, DevicesIfPossible, or "",
+	// which requires devices.
 	Devices = dataplane.Devices
-	// Hotplug is what the rack does with the disks of running instances: "full", "attach-only" or
+	// Hotplug selects how the rack attaches disks to running instances: "full", "attach-only" or
 	// "none", and after commas "record-first", "refusals-500" or "surprise-removal".
 	Hotplug = adminapi.Hotplug
 )
 
-// These are the values of Config.Devices, besides "".
+// The values of Config.Devices, besides "".
 const (
 	NoDevices         = dataplane.NoDevices
 	DevicesIfPossible = dataplane.DevicesIfPossible
 )
 
-// Server serves a rack's API, and its admin listener. Its Faults may be changed at any time.
+// Server serves a rack's API, and its admin listener. Faults may be added and removed at any time.
 type Server struct {
-	// Faults are the active faults.
+	// Faults contains the active faults.
 	Faults Faults
-	// Flights are the drivers' flight records that the console shows.
+	// Flights follows the drivers' flight records that the console shows.
 	Flights flightlog.Log
 	rack    *engine.Simulation
 	token   string
 	// apiHosts and adminHosts are copied from the Config.
 	apiHosts, adminHosts []string
-	// bodyTime is the time in which a client has to send a body. large limits the number of clients
-	// that send a body of more than smallBody bytes at once.
+	// bodyTime limits how long a client may take to send a body. large limits how many clients may
+	// send bodies of more than smallBody bytes at the same time.
 	bodyTime time.Duration
 	large    chan struct{}
 	log      *slog.Logger
 	requests requestLog
-	// mutation holds the active mutation of the rack, if there is one.
+	// mutation contains the rack's active mutation, if any.
 	mutation broken.Switch
 }
 
-// Open opens the rack and returns its server.
+// Open opens a rack and returns its server.
 func Open(ctx context.Context, c engine.Config) (*Server, error) {
 	rack, err := engine.Open(ctx, c)
 	if err != nil {
@@ -121,19 +122,18 @@ func Open(ctx context.Context, c engine.Config) (*Server, error) {
 		bodyTime: time.Minute, large: make(chan struct{}, 16), log: cmp.Or(c.Log, slog.Default())}, nil
 }
 
-// Close closes the rack: it ends the delays of the work in progress, waits for the work, and
-// releases every device. Everything that was acknowledged is in the directory.
+// Close closes the rack: it ends all delays, waits for the operations in progress, and releases
+// every device. Everything that the rack has acknowledged is in its directory.
 func (s *Server) Close() error { return s.rack.Close() }
 
-// Mutate activates a mutation, which replaces the active one; "" only ends the active one.
+// Mutate ends the active mutation, and activates the named one unless name is "".
 func (s *Server) Mutate(name string) error { return s.mutation.Set(s.rack, name) }
 
-// Requests returns the calls that the rack has answered.
+// Requests returns the request log.
 func (s *Server) Requests() []adminapi.Request { return s.requests.since(0) }
 
-// Reset puts the rack back to its start: it has the objects and the switches of the Config and
-// nothing else, no fault or mutation is active, and the request log is empty. The guests lose their
-// disks.
+// Reset returns the rack to its start: it has only the objects and the switches of the Config, no
+// fault or mutation is active, and the request log is empty. The guests lose their disks.
 func (s *Server) Reset(ctx context.Context) error {
 	s.Faults.Clear()
 	if err := s.Mutate(""); err != nil {
@@ -145,16 +145,16 @@ func (s *Server) Reset(ctx context.Context) error {
 	return err
 }
 
-// Instances returns the instances of the Config with their IDs.
+// Instances returns the instances of the Config, with their IDs.
 func (s *Server) Instances() []engine.InstanceSpec { return s.rack.InstanceSpecs() }
 
 // GuestDir returns the directory of an instance's guest view, which contains sys and dev.
 func (s *Server) GuestDir(instanceID string) string { return s.rack.Plane().GuestDir(instanceID) }
 
-// Machines returns the virtual machines that run.
+// Machines returns the running virtual machines.
 func (s *Server) Machines() []adminapi.Machine { return s.rack.Machines() }
 
-// SSHKey returns the path of the private key that the root of each virtual machine accepts, or "".
+// SSHKey returns the path of the private key for root's login to the virtual machines, or "".
 func (s *Server) SSHKey() string { return s.rack.Plane().SSHKey() }
 
 // NoDevices returns the reason why no guest sees a disk, or nil if guests see their disks.
@@ -163,12 +163,12 @@ func (s *Server) NoDevices() error { return s.rack.Plane().NoDevices() }
 // Dir returns the rack's directory.
 func (s *Server) Dir() string { return s.rack.Dir() }
 
-// RunDeferred carries out at once the work that faults of the phase Deferred and the switch
-// FreeDelay have delayed. It returns when the work is done.
+// RunDeferred carries out now the work that faults of the phase Deferred and the switch FreeDelay
+// have delayed. It returns when the work is done.
 func (s *Server) RunDeferred(ctx context.Context) error { return s.rack.RunDeferred(ctx) }
 
-// ServeHTTP serves the rack's API. Close and Reset wait for a request only after its body has been
-// read.
+// ServeHTTP serves the rack's API. Close and Reset do not wait for a request whose body was not
+// read yet.
 func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	r := newRequest(hr)
 	if err := console.CheckPage(hr, s.apiHosts, "--api-host"); err != nil {
@@ -191,7 +191,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	s.write(w, r, a)
 }
 
-// handle carries out a request. It does not stop when the caller gives up (A18).
+// handle carries out a request, even if the caller gives up meanwhile (A18).
 func (s *Server) handle(r *apiRequest) response {
 	if err := r.find(); err != nil {
 		return newResponse(r.id, 0, nil, err)
@@ -218,8 +218,8 @@ func (s *Server) serve(r *apiRequest) response {
 	return newResponse(r.id, status, body, nil)
 }
 
-// fail responds with an error. It logs an error that is not a refusal of the rack, because the
-// caller gets only "Internal Server Error".
+// fail responds with an error. It logs an internal error, because the caller gets only "Internal
+// Server Error".
 func (s *Server) fail(r *apiRequest, err error) response {
 	var known *engine.Error
 	if !errors.As(err, &known) {
@@ -229,7 +229,7 @@ func (s *Server) fail(r *apiRequest, err error) response {
 	return newResponse(r.id, 0, nil, err)
 }
 
-// record adds the request to the logs. It is called before the caller gets the response.
+// record adds the request to the logs. Callers record it before they send the response.
 func (s *Server) record(r *apiRequest, a response) {
 	r.entry.Time = r.started.UTC()
 	r.entry.Status = a.status
@@ -247,7 +247,7 @@ func (s *Server) record(r *apiRequest, a response) {
 		slog.Float64("duration_ms", r.entry.DurationMS), slog.String("request_id", r.id))
 }
 
-// respond carries out a request, with the active mutation if there is one.
+// respond carries out a request, which the active mutation may change together with its response.
 func (s *Server) respond(r *apiRequest) response {
 	m := s.mutation.Active()
 	if m == nil {
@@ -270,7 +270,7 @@ func (s *Server) respond(r *apiRequest) response {
 	return a
 }
 
-// exchange returns a request as an Interception, which a mutation can change.
+// exchange converts a request to an Interception, which a mutation can change.
 func (s *Server) exchange(r *apiRequest) *broken.Interception {
 	x := &broken.Interception{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: r.raw}
 	if op, path, err := route(r.Method, r.URL.EscapedPath()); err == nil {
@@ -289,7 +289,7 @@ func (s *Server) exchange(r *apiRequest) *broken.Interception {
 	return x
 }
 
-// keptBytes limits the size of the log, and keptText the size of each text that a client has sent.
+// keptBytes limits the size of the request log, and keptText the size of each of a client's texts.
 const (
 	keptBytes = 64 << 20
 	keptText  = 1 << 10
@@ -304,13 +304,13 @@ func size(r *adminapi.Request) int {
 
 type requestLog struct {
 	mu sync.Mutex
-	// mu guards entries, their bytes, and seq.
+	// mu guards the fields below. bytes is the size of the entries, and seq the last Seq.
 	entries []adminapi.Request
 	bytes   int
 	seq     int
 }
 
-// add adds an entry. When the log is full, it loses its older half.
+// add adds an entry. If the log is full, add first drops the older half of the entries.
 func (l *requestLog) add(entry adminapi.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -352,16 +352,16 @@ func (l *requestLog) newest(limit int, keep func(*adminapi.Request) bool) (
 	return found
 }
 
-// clear removes the entries. The numbering continues.
+// clear removes all entries. Later entries continue the numbering.
 func (l *requestLog) clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.entries, l.bytes = nil, 0
 }
 
-// Certificate returns a server's certificate for the given names and addresses, and the file of the
-// authority that signed it, which a client must trust. It keeps both in dir, and creates them only
-// if there is no valid certificate for these hosts, so that clients still trust a restarted rack.
+// Certificate returns a server's certificate for these hosts, and the path of the certificate
+// authority that clients must trust. It keeps both in dir, and creates them only if dir has no
+// certificate that is valid for the hosts. So clients still trust a rack that was restarted.
 func Certificate(dir string, hosts []string) (cert tls.Certificate, caFile string, err error) {
 	dir = filepath.Join(dir, "tls")
 	caFile = filepath.Join(dir, "ca.pem")
@@ -397,7 +397,7 @@ func goodFor(leaf *x509.Certificate, hosts []string) bool {
 	return time.Now().AddDate(0, 1, 0).Before(leaf.NotAfter)
 }
 
-// makeCertificate creates an authority and a certificate that it signs. It returns, as PEM, the
+// makeCertificate creates an authority, and a certificate signed by it. It returns PEM texts of the
 // authority, the certificate's key and the certificate. The authority's own key is dropped.
 func makeCertificate(hosts []string) (files [3]string, err error) {
 	caKey, caErr := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// wireCase is a request and the message of its refusal by the rack's HTTP layer, which has no code.
+// wireCase is a request that the rack's HTTP layer refuses, with an error that has no code.
 type wireCase struct {
 	name, request string
 	status        int
@@ -37,8 +37,8 @@ func (c wireCase) check(t *testing.T, r *rackServer, header ...string) {
 	})
 }
 
-// TestUnsupportedRequestsAreAnsweredWith501 makes requests that a rack serves and the simulator
-// does not. The answer is 501 instead of a wrong imitation.
+// TestUnsupportedRequestsAreAnsweredWith501 sends requests that a rack serves and the simulator
+// does not. The simulator must answer 501, because any other answer might differ from a rack's.
 func TestUnsupportedRequestsAreAnsweredWith501(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	wireCase{"an operation", "GET /v1/groups", 501,
@@ -73,8 +73,8 @@ func TestUnsupportedRequestsAreAnsweredWith501(t *testing.T) {
 	}
 }
 
-// TestBadBodiesAreRefusedWithSerdesMessages has messages of serde that no rack has confirmed. The
-// conformance rule A06 has the others.
+// TestBadBodiesAreRefusedWithSerdesMessages checks messages of serde that were not seen on a rack
+// yet. The conformance rule A06 checks the others.
 func TestBadBodiesAreRefusedWithSerdesMessages(t *testing.T) { // A06, A63
 	r := serveRack(t, engine.Config{})
 	const post = "POST /v1/disks?project=default "
@@ -102,8 +102,8 @@ func TestBadBodiesAreRefusedWithSerdesMessages(t *testing.T) { // A06, A63
 	}
 }
 
-// TestSlowOrLargeRequestsDoNotBlockOthers sends parts of requests without a token. Other requests
-// and a reset must be answered, and the log must keep only a limited part of large requests.
+// TestSlowOrLargeRequestsDoNotBlockOthers sends incomplete requests without a token. The rack must
+// still answer other requests and a reset, and must log only a limited part of large requests.
 func TestSlowOrLargeRequestsDoNotBlockOthers(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	// begin sends only the first bytes of a request.
@@ -158,7 +158,7 @@ func TestSlowOrLargeRequestsDoNotBlockOthers(t *testing.T) {
 	}
 }
 
-func TestAPageOfAnotherOriginDoesNotReachTheAPI(t *testing.T) {
+func TestTheAPIRefusesRequestsOfOtherOrigins(t *testing.T) {
 	r := serveRack(t, engine.Config{APIHosts: []string{"rack.test"}})
 	for value, c := range map[string]struct {
 		header string
@@ -171,10 +171,10 @@ func TestAPageOfAnotherOriginDoesNotReachTheAPI(t *testing.T) {
 	}
 }
 
-// The seeds are in testdata/fuzz.
+// The seeds of the fuzz tests are in testdata/fuzz.
 
-// FuzzPageToken demands that an accepted token is one that this simulator could have returned. The
-// token of the next page must be accepted, too, and continue the same list.
+// FuzzPageToken checks that the simulator accepts only tokens that it could have returned. It must
+// also accept the token of the next page, which must continue the same list.
 func FuzzPageToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, token, last string) {
 		s, err := parseToken(token)
@@ -200,8 +200,8 @@ func FuzzPageToken(f *testing.F) {
 	})
 }
 
-// FuzzListQuery demands that a list's query is refused, or returns a limit and an order that the
-// lists have.
+// FuzzListQuery checks that a list's query is either refused, or parsed to a limit and an order
+// that lists have.
 func FuzzListQuery(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		query, err := url.ParseQuery(text)
@@ -219,8 +219,8 @@ func FuzzListQuery(f *testing.F) {
 	})
 }
 
-// FuzzSelector demands that a selector is either an ID or a name, and that no name has the form
-// of an ID.
+// FuzzSelector checks that every accepted selector is either an ID or a name, and that no name has
+// the form of an ID.
 func FuzzSelector(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		s, problem := store.ParseSelector(text)

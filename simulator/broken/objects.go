@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// objects are the mutations of what requests do.
+// objects are the mutations that change what operations do to objects of the rack.
 var objects = []Mutation{
 	// Disks.
 	{Name: "A22-smaller", Says: "a disk has half the requested size",
@@ -292,8 +292,8 @@ var objects = []Mutation{
 	{Name: "A65-all-ports", Says: "a source NAT address has all ports",
 		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
 			"instance_external_ip_list")},
-	// A guest's view. Most of them change a device immediately after its disk was attached. The next
-	// attach creates a correct device again.
+	// Guest views. Most of these mutations change a device immediately after its disk was attached;
+	// the next attach creates a correct device again.
 	{Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
 		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",
 		After: plugged(func(disk store.Disk, dir string) error {
@@ -373,10 +373,10 @@ func (x *Interception) device(disk store.Disk) string {
 	return ""
 }
 
-// more is the suffix of the name of a disk's second device.
+// more ends the directory of the second device that A54-twice makes for a disk, as in nvme000n1.
 const more = "00n1"
 
-// second returns the directory of the second device for the disk of a device.
+// second returns the directory of the second device, given the directory of the first.
 func second(dir string) string { return strings.TrimSuffix(dir, "n1") + more }
 
 // plugged returns a hook that changes a device when its disk has been attached to a running

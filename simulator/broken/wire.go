@@ -188,8 +188,8 @@ func (x *Interception) pageToken() map[string]string {
 	return token.Start
 }
 
-// sameToken returns the query's token. Without one it returns the token of the page after the
-// last object.
+// sameToken returns the token in the query. If there is none, it returns a token for the page after
+// the last object, which is empty.
 func (x *Interception) sameToken() string {
 	query := x.Request.URL.Query()
 	if token := query.Get("page_token"); token != "" {

@@ -1,11 +1,11 @@
 // Package console has the web page of a simulated rack. It shows the instances with their disks,
 // the faults, and the requests and flight records as they arrive, and has buttons to change the
-// rack. The package also guards the listeners against pages of other origins and slow clients.
+// rack. The package also protects the listeners from pages of other origins and from slow clients.
 //
-// The page is rendered by html/template. Without its script it reloads itself. The script asks for
-// the page again and again, and replaces the parts that have changed. An ETag identifies the page's
-// content, so that an unchanged page is not sent again. Every form posts to one path, which turns
-// the form into a request to the admin listener or the rack's API.
+// html/template renders the page. In a browser without scripts, the page reloads itself. The page's
+// script requests the page repeatedly, and replaces the parts that have changed. An ETag identifies
+// the page's content, so that an unchanged page is not sent again. Every form posts to one path,
+// whose handler turns the form into a request to the admin listener or the rack's API.
 package console
 
 import (
@@ -36,35 +36,35 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
 )
 
-// Console serves the pages of one rack. [New] returns one, whose other fields the caller sets
-// before it serves.
+// Console serves the pages of one rack. [New] sets Token and BodyTime, and the caller sets the
+// other exported fields before the console serves.
 type Console struct {
 	// State reads all records, and returns them with their version. Version reads only the version.
 	State   func() (adminapi.State, int, error)
 	Version func() (int, error)
 	// Machines returns the virtual machines of the instances.
 	Machines func() []adminapi.Machine
-	// Switches and Faults return the present switches and the active faults.
+	// Switches and Faults return the current switches and the active faults.
 	Switches func() adminapi.Switches
 	Faults   func() []adminapi.ActiveFault
-	// Requests returns up to limit requests of the last hour for which keep returns true, the newest
-	// first.
+	// Requests returns requests of the last hour for which keep returns true, at most limit, the
+	// newest first.
 	Requests func(limit int, keep func(*adminapi.Request) bool) []adminapi.Request
-	// Flights returns entries of flight records in the same way.
+	// Flights does the same with entries of flight records.
 	Flights func(limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
-	// Disk returns what the data plane knows of a disk.
+	// Disk returns what the data plane records about a disk.
 	Disk func(id string) (Disk, error)
-	// Admin answers the requests that package adminapi describes.
+	// Admin handles the requests to the admin listener (package adminapi).
 	Admin http.Handler
 	// Run carries out a request of the rack's API that has no body.
 	Run func(ctx context.Context, method, path string) (status int, answer []byte)
-	// Operations are the operations of the rack's API.
+	// Operations are the names of the operations of the rack's API.
 	Operations []string
-	// Token is in every form of the pages.
+	// Token is a secret in every form of the pages, which pages of other origins cannot read.
 	Token string
-	// Hosts are names by which requests reach the admin listener, besides localhost.
+	// Hosts are names of the admin listener, besides localhost, that a Host header may have.
 	Hosts []string
-	// BodyTime is the time in which a client has to send the body of a request.
+	// BodyTime limits how long a client may take to send the body of a request.
 	BodyTime time.Duration
 
 	mu sync.Mutex
@@ -73,25 +73,25 @@ type Console struct {
 	version int
 }
 
-// Disk is what the data plane knows of a disk.
+// Disk contains what the data plane records about a disk.
 type Disk struct {
 	AllocatedBytes int64
-	// CanFail reports whether the disk can have faults; Faults and Activity need it.
+	// CanFail reports whether the disk can have faults. Otherwise Faults and Activity are empty.
 	CanFail bool
 	Faults  []adminapi.DiskFault
-	// Activity has an item for each of the last seconds, the oldest first.
+	// Activity has one item for each of the last seconds, the oldest first.
 	Activity []Activity
 }
 
 // Activity is the number of operations of a disk in one second.
 type Activity struct{ Reads, Writes, Flushes int }
 
-// New returns a console with a new token.
+// New returns a console with a new random token.
 func New() *Console {
 	return &Console{Token: rand.Text(), BodyTime: time.Minute}
 }
 
-// actionPath is the path of every form. The paths of package adminapi do not begin with /console.
+// actionPath receives every form. No path of package adminapi begins with /console.
 const actionPath = "/console/do"
 
 //go:embed page
@@ -113,14 +113,14 @@ func (c *Console) Handler() http.Handler {
 }
 
 // policy lets the pages load the style sheet and the script from this listener, and nothing else.
-// The icon is an empty data URL, so that no browser asks for one.
+// The pages have an empty data URL as their icon, so that no browser requests one.
 const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
 	"img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-// page has the values that every page's template needs.
+// page has the values that the templates of all pages use.
 type page struct {
 	Title, Token, Path string
-	// Live pages are updated, unless they are paused.
+	// Live makes the script update the page. Paused stops this.
 	Live, Paused bool
 	// Said is the outcome of the last form.
 	Said string
@@ -139,10 +139,10 @@ func (c *Console) state() (adminapi.State, int, error) {
 	return c.records, c.version, err
 }
 
-// answered answers a request with an error if there is one, or with 304 if the browser already has
-// the page. It reports whether it has answered. The ETag is made of everything that a page shows:
-// the version of the records, the newest request and flight record, the other state of the rack,
-// and more, which is the page's own. The token makes it differ after a restart of the simulator.
+// answered answers a request with err, or with 304 if the browser already has the page, and reports
+// whether it has answered. It sets the ETag, a hash of everything that a page shows: the version of
+// the records, the newest request and flight record, switches, faults, machines and the page's own
+// data in more. The hash includes the token, so a restart of the simulator changes the ETag.
 func (c *Console) answered(w http.ResponseWriter, r *http.Request, err error, version int,
 	more any) bool {
 	var request, entry int
@@ -174,11 +174,11 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name 
 	header := w.Header()
 	header.Set("Content-Type", "text/html; charset=utf-8")
 	header.Set("Content-Security-Policy", policy)
-	// Without a referrer, a form's Origin would be "null".
+	// Without a referrer, a browser would send the Origin "null" with a form.
 	header.Set("Referrer-Policy", "same-origin")
 	header.Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	// The caller may be gone.
+	// The write fails only if the caller has gone.
 	_, _ = w.Write([]byte(text))
 }
 
@@ -208,7 +208,7 @@ func plain(text string) string {
 	return b.String()
 }
 
-// bytesText returns a number of bytes in the largest fitting unit, such as "1.5 GiB".
+// bytesText returns a number of bytes in the largest unit that fits, such as "1.5 GiB".
 func bytesText(n int64) string {
 	value, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	for value >= 1024 && len(units) > 1 {
@@ -218,12 +218,12 @@ func bytesText(n int64) string {
 	return text + " " + units[0]
 }
 
-// tokenHeader carries the token of a request that has no form.
+// tokenHeader is the header in which the script sends the token.
 const tokenHeader = "X-Console-Token"
 
 // Guard refuses the requests that CheckPage refuses, and changes by a browser without the token of
-// the console's pages. Other clients, such as curl, send no Origin and need no token. It reads the
-// body of a request before it passes the request on.
+// the console's pages. Other clients, such as curl, send no Origin and need no token. Guard reads
+// the whole body of a request before it calls next.
 func (c *Console) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -249,8 +249,8 @@ func (c *Console) Guard(next http.Handler) http.Handler {
 // maxForm limits the body of a request to the admin listener.
 const maxForm = 1 << 20
 
-// ReadBody reads a request's body within a time. If the body has more than limit bytes, it stops
-// one byte after the limit; else it removes the deadline for later requests on the connection.
+// ReadBody reads a request's body within the given time. It reads at most limit+1 bytes. If the
+// body has no more than limit bytes, it removes the deadline for later requests on the connection.
 func ReadBody(w http.ResponseWriter, r *http.Request, limit int64, within time.Duration) ([]byte,
 	error) {
 	control := http.NewResponseController(w)
@@ -266,9 +266,9 @@ func ReadBody(w http.ResponseWriter, r *http.Request, limit int64, within time.D
 }
 
 // CheckPage refuses requests that web pages of other origins send. A browser on the same machine
-// can reach the listener, and the name of a page's host may resolve to the listener's address (DNS
-// rebinding). So a name in Host must be localhost or one of hosts (the user adds to them with the
-// command-line flag), and an Origin must be the listener's own. A request that a browser marks as
+// can reach the listener, and anyone can make a name resolve to the listener's address (DNS
+// rebinding). So a name in Host must be localhost or one of hosts, to which the user adds names
+// with the flag, and an Origin must be the listener's own. A request that the browser marks as
 // cross-site may only open a page.
 func CheckPage(r *http.Request, hosts []string, flag string) error {
 	if !ownHost(r.Host, hosts) {
@@ -295,7 +295,7 @@ func CheckPage(r *http.Request, hosts []string, flag string) error {
 	return nil
 }
 
-// check returns an error if a browser asks for a change without the token.
+// check returns an error if a browser requests a change without the token.
 func (c *Console) check(r *http.Request) error {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
@@ -316,8 +316,8 @@ func (c *Console) check(r *http.Request) error {
 	return nil
 }
 
-// ownHost reports whether a Host is an IP address, localhost or one of hosts, with or without a
-// port.
+// ownHost reports whether a Host header, with or without a port, contains an IP address, localhost
+// or one of hosts.
 func ownHost(host string, hosts []string) bool {
 	name := host
 	if bare, _, err := net.SplitHostPort(host); err == nil {
@@ -332,16 +332,16 @@ func ownHost(host string, hosts []string) bool {
 	return err == nil
 }
 
-// order is the request into which a form is converted: to the rack's API, or to the admin listener.
+// order is the request that a form stands for: to the rack's API (ofAPI) or to the admin listener.
 type order struct {
 	method, path string
 	ofAPI        bool
 	body         any
-	// done tells the user what was done.
+	// done is the text for the user when the request has succeeded.
 	done string
 }
 
-// preset is a common fault that the form offers.
+// preset is a common fault that the page's form offers.
 type preset struct {
 	Name, Explanation string
 	fault             adminapi.Fault
@@ -364,7 +364,7 @@ var presets = []preset{
 
 var everyOp = []string{"read", "write", "flush"}
 
-// diskOrders has the faults that the buttons of a disk's page activate.
+// diskOrders contains the faults that the buttons on a disk's page add, by the button's verb.
 var diskOrders = map[string]struct {
 	fault adminapi.DiskFault
 	done  string
@@ -375,7 +375,7 @@ var diskOrders = map[string]struct {
 		"Every operation of the disk takes half a second longer."},
 }
 
-// newOrder reads a form. Its field do has a verb and, after a space, an object.
+// newOrder converts a form to a request. The field do has a verb and, after a space, an object.
 func newOrder(form url.Values) (order, error) {
 	verb, object, _ := strings.Cut(form.Get("do"), " ")
 	id := url.PathEscape(object)
@@ -442,8 +442,8 @@ func newFault(form url.Values) (adminapi.Fault, error) {
 	return adminapi.Fault{}, errors.New("the form does not say what is to happen")
 }
 
-// act carries out a form. It answers the script with the outcome as text, and a browser without the
-// script with a redirect to the form's page, which then shows the outcome.
+// act carries out a form. It answers the script with the outcome as text. It redirects a browser
+// without the script to the page with the form, which then shows the outcome.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if err := r.ParseForm(); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -461,7 +461,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if !strings.Contains(r.Header.Get("Accept"), "text/html") {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.WriteHeader(status)
-		// The caller may be gone.
+		// The write fails only if the caller has gone.
 		_, _ = w.Write([]byte(plain(said)))
 		return
 	}
@@ -471,7 +471,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	}
 	query := back.Query()
 	query.Set("said", said)
-	// Only the path is taken from the form, so that it leads to no other host.
+	// The redirect takes only the path from the form, so it cannot lead to another host.
 	http.Redirect(w, r, (&url.URL{Path: "/" + strings.TrimLeft(back.Path, "/"),
 		RawQuery: query.Encode()}).String(), http.StatusSeeOther)
 }

@@ -15,11 +15,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
 )
 
-// hostile is a text with markup, an escape sequence and a character that reverses the direction of
-// the text.
+// hostile has markup, a terminal's escape sequence and a character that reverses the text's
+// direction.
 const hostile = "<script>alert(1)</script>\x1b[31m\u202egpj.exe\"'"
 
-// testConsole returns the console of a rack in which every text is hostile. It adds the requests
+// testConsole returns the console of a rack whose objects have hostile texts. It appends requests
 // that reach the admin listener to forwarded.
 func testConsole(forwarded *[]string) *Console {
 	c := New()
@@ -71,8 +71,8 @@ func testConsole(forwarded *[]string) *Console {
 	return c
 }
 
-// ask sends a request in the form "METHOD PATH" to a handler, with a form in its body unless that
-// is nil. header has names and values alternately; a header of "" is not sent.
+// ask sends a request such as "GET /" to a handler, with the form as its body. header has names and
+// values alternately; a header with an empty value is not sent.
 func ask(h http.Handler, request string, form url.Values, header ...string) (
 	w *httptest.ResponseRecorder) {
 	method, path, _ := strings.Cut(request, " ")
@@ -91,7 +91,7 @@ func ask(h http.Handler, request string, form url.Values, header ...string) (
 	return w
 }
 
-func TestHostileTextsAreShownEscaped(t *testing.T) {
+func TestPagesEscapeHostileTexts(t *testing.T) {
 	c := testConsole(nil)
 	for _, path := range []string{"/", "/?disk=" + url.QueryEscape(hostile),
 		"/?said=" + url.QueryEscape(hostile), "/console/disks/00000000-0000-0000-0000-00000000000d",
@@ -113,7 +113,7 @@ func TestHostileTextsAreShownEscaped(t *testing.T) {
 	}
 }
 
-func TestAPageOfAnotherOriginChangesNothing(t *testing.T) {
+func TestGuardRefusesChangesByPagesOfOtherOrigins(t *testing.T) {
 	var forwarded []string
 	c := testConsole(&forwarded)
 	c.Hosts = []string{"rack.test"}
@@ -177,7 +177,7 @@ func TestAPageOfAnotherOriginChangesNothing(t *testing.T) {
 	}
 }
 
-func TestAFormBecomesARequest(t *testing.T) {
+func TestAFormIsConvertedToARequest(t *testing.T) {
 	for _, test := range []struct{ form, want string }{
 		{"do=hang+x", `POST /disks/x/faults {"on":["read","write","flush"],"hang":true}`},
 		{"do=slow+x", `POST /disks/x/faults {"on":["read","write","flush"],"delay":"500ms"}`},
@@ -208,7 +208,7 @@ func TestAFormBecomesARequest(t *testing.T) {
 	}
 }
 
-func TestAPageWithoutItsScriptReloadsUnlessItIsPaused(t *testing.T) {
+func TestAPageReloadsWithoutScriptUnlessPaused(t *testing.T) {
 	for path, want := range map[string]bool{"/": true, "/?disk=x": true, "/console/disks/e": true,
 		"/?pause": false, "/routes": false} {
 		w := ask(testConsole(nil).Handler(), "GET "+path, nil)
@@ -218,7 +218,7 @@ func TestAPageWithoutItsScriptReloadsUnlessItIsPaused(t *testing.T) {
 	}
 }
 
-func TestAPageIsSentAgainOnlyWhenItHasChanged(t *testing.T) {
+func TestAnUnchangedPageIsAnsweredWith304(t *testing.T) {
 	for _, path := range []string{"/", "/?disk=e", "/console/disks/e", "/console/disks/gone"} {
 		get := func(c *Console, tag string) *httptest.ResponseRecorder {
 			return ask(c.Handler(), "GET "+path, nil, "If-None-Match", tag)
@@ -260,7 +260,7 @@ func TestAPageIsSentAgainOnlyWhenItHasChanged(t *testing.T) {
 	}
 }
 
-func TestAFormWithoutTheScriptRedirectsToItsPage(t *testing.T) {
+func TestAFormSentWithoutScriptRedirectsToItsPage(t *testing.T) {
 	for back, want := range map[string]string{
 		"/?disk=x":             "/?disk=x&said=The+fault+is+removed.",
 		"/console/disks/d":     "/console/disks/d?said=The+fault+is+removed.",
@@ -277,14 +277,14 @@ func TestAFormWithoutTheScriptRedirectsToItsPage(t *testing.T) {
 	}
 }
 
-func TestACardShowsTheLastLinesOfTheSerialConsole(t *testing.T) {
+func TestAnInstanceShowsTheLastLinesOfItsSerialConsole(t *testing.T) {
 	const text = "lost\r\n1\r\r\n\x1b[1;32m2\x1b[0m <b>\n3\xff\n4\x07\n"
 	if got, want := lastLines(text), "1\n2 <b>\n3�\n4"; got != want {
 		t.Errorf("the last lines are %q, want %q", got, want)
 	}
 }
 
-func TestACardShowsTheBootDiskFirst(t *testing.T) {
+func TestAnInstanceShowsItsBootDiskFirst(t *testing.T) {
 	disk := func(id, description string) adminapi.Disk {
 		return adminapi.Disk{Identity: adminapi.Identity{ID: id, Name: id, Description: description}}
 	}

@@ -20,11 +20,11 @@ type card struct {
 	CanStart, CanStop  bool
 	Slots              []slot
 	Attached, AllSlots int
-	// Machine is the instance's virtual machine, or nil.
+	// Machine is the instance's virtual machine. It is nil if the instance does not run in one.
 	Machine *adminapi.Machine
 }
 
-// slot is a place for a disk in an instance. If Disk is "", the slot is empty.
+// slot is one of an instance's slots for disks. If Disk is "", the slot is empty.
 type slot struct {
 	Disk, Label, Title string
 	Boot               bool
@@ -45,11 +45,11 @@ type snapshot struct {
 type toggle struct {
 	ID, Name, Explanation string
 	On                    bool
-	// Change is the body of the request that flips the switch.
+	// Change is the body of the PATCH request that changes the switch to its other value.
 	Change string
 }
 
-// rackBody has the content of the rack's page.
+// rackBody has the values for the template of the rack's page.
 type rackBody struct {
 	Cards   []card
 	Shelf   []shelved
@@ -73,7 +73,7 @@ type fault struct {
 
 type setting struct{ Name, Value string }
 
-// fill sets the fields that show the state of the rack.
+// fill sets the fields that depend on the rack's state, its switches and its faults.
 func (b *rackBody) fill(state adminapi.State, switches adminapi.Switches,
 	faults []adminapi.ActiveFault) {
 	disks, snapshots := map[string][]adminapi.Disk{}, map[string][]snapshot{}
@@ -112,7 +112,7 @@ func (b *rackBody) fill(state adminapi.State, switches adminapi.Switches,
 	}
 }
 
-// lastLines returns the last lines of a serial console without escape sequences for a terminal.
+// lastLines returns the last four lines of a serial console without a terminal's escape sequences.
 func lastLines(text string) string {
 	lines := strings.Split(strings.TrimSpace(terminal.ReplaceAllString(text, "")), "\n")
 	return strings.ToValidUTF8(strings.Join(lines[max(0, len(lines)-4):], "\n"), "�")
@@ -147,8 +147,8 @@ func slotOf(d adminapi.Disk, boot bool) slot {
 	return slot{d.ID, label(d), d.Name + ", " + bytesText(d.Size), boot}
 }
 
-// label returns a disk's most readable name: the claim or the name in its tag, or else its name on
-// the rack.
+// label returns the most readable name of a disk: the claim or the CSI name in its tag, or else the
+// disk's name on the rack.
 func label(d adminapi.Disk) string {
 	tag := readTag(d.Description)
 	return cmp.Or(tag["claim"], tag["name"], d.Name)
@@ -173,7 +173,7 @@ func readTag(description string) map[string]string {
 	return tag
 }
 
-// softDelete is the free delay that the switch "Soft delete" sets.
+// softDelete is the free delay that the page's switch "Soft delete" sets.
 const softDelete = 30 * time.Second
 
 func toggles(s adminapi.Switches) []toggle {
@@ -206,7 +206,7 @@ func toggles(s adminapi.Switches) []toggle {
 	}
 }
 
-// rule describes a fault. It hides the token to which a fault may be limited.
+// rule returns a fault as JSON, and hides the token to which the fault may be limited.
 func rule(f adminapi.Fault) string {
 	if f.Bearer != "" {
 		f.Bearer = "…"
@@ -249,7 +249,7 @@ func (c *Console) routesPage(w http.ResponseWriter, r *http.Request) {
 		}{r.Host, adminapi.Routes}})
 }
 
-// diskAbout is the description of a disk on its page.
+// diskAbout contains what a disk's page shows about the disk.
 type diskAbout struct {
 	adminapi.Disk
 	Instance  string
@@ -258,21 +258,20 @@ type diskAbout struct {
 	Snapshots []snapshot
 }
 
-// tagWords are the labels for the fields of a tag, in the order in which they are shown.
+// tagWords maps the fields of a tag to their labels, in the order in which a page shows them.
 var tagWords = []setting{{"name", "CSI name"}, {"claim", "claim"}, {"cluster", "cluster"},
 	{"origin", "birth"}, {"use", "use"}}
 
-// watched is the disk that a page shows, or the disk to which the page's list of requests is
-// limited.
+// watched is the disk of a disk's page, or the disk to which a filter limits the list of requests.
 type watched struct {
 	// name is the disk's name, ID or label; "" means every disk.
 	name string
-	// about is the disk in the records, if found is true.
+	// about describes the disk. It is set only if found is true: the records contain the disk.
 	about diskAbout
 	found bool
 }
 
-// watch finds a disk in the records.
+// watch finds the disk with this name, ID or label in the records.
 func watch(state adminapi.State, name string) watched {
 	w := watched{name: name}
 	i := slices.IndexFunc(state.Disks, func(d adminapi.Disk) bool {
@@ -305,8 +304,8 @@ func watch(state adminapi.State, name string) watched {
 	return w
 }
 
-// wants reports whether a request concerns the disk or a snapshot of it. It recognizes a deleted
-// disk by the name in its requests.
+// wants reports whether a request concerns the disk or a snapshot of it. Requests for a deleted
+// disk are recognized by the name or ID in them.
 func (w watched) wants(r *adminapi.Request) bool {
 	is := func(name string) bool {
 		return name != "" && (r.Object == name || r.ObjectID == name ||
@@ -377,7 +376,7 @@ type curve struct {
 	Now          int
 }
 
-// plotted is the plot of a disk's activity, 59 units wide and 40 high.
+// plotted is a plot of a disk's activity, 59 units wide and 40 high.
 type plotted struct {
 	Most   int
 	Curves []curve
@@ -410,7 +409,7 @@ func plot(all []Activity) plotted {
 	return p
 }
 
-// row is a row of the feed: a request, or an entry of a flight record.
+// row is a row in a page's list of events: either a request or an entry of a flight record.
 type row struct {
 	Request *requestRow
 	Flight  *flightRow
@@ -444,8 +443,8 @@ type flightRow struct {
 	Bad                bool
 }
 
-// newFlightRow returns the row of an entry. names has the names of instances and disks by ID. For a
-// deleted object the row shows the name in the entry, or the ID.
+// newFlightRow returns the row for an entry. names maps the IDs of instances and disks to names. A
+// deleted object is not in names: the row shows the name in the entry, or the ID.
 func newFlightRow(e flightlog.Entry, names map[string]string) *flightRow {
 	e.Time = e.Time.UTC()
 	about := slices.DeleteFunc([]string{e.Device, e.Path, e.Detail},
@@ -455,7 +454,7 @@ func newFlightRow(e flightlog.Entry, names map[string]string) *flightRow {
 		Bad: e.Outcome != flightlog.Begun && e.Outcome != flightlog.Done}
 }
 
-// shownRows is the number of requests and entries of flight records that a page shows.
+// shownRows is the maximum number of rows on a page.
 const shownRows = 100
 
 // rows returns the requests and the entries of flight records that concern a disk, the newest

@@ -1,6 +1,6 @@
-// Package flightlog follows the flight records of drivers: a node's driver appends a line of JSON
-// to the file of a volume for every change that it makes there, such as a format or a mount
-// (docs/events.md). These changes are in no request of the rack's API.
+// Package flightlog follows the flight records of drivers. The driver on a node appends a line of
+// JSON to a volume's file for every change that it makes on the node, such as a format or a mount
+// (docs/events.md). The requests to the rack's API do not show these changes.
 //
 // The package does not import the driver, and does not trust the files: it follows no link, reads
 // only regular files, skips invalid lines, and limits the number of entries. It reads the files
@@ -20,17 +20,17 @@ import (
 	"time"
 )
 
-// Entry is one line of a flight record. Its texts are not trusted.
+// Entry is one line of a flight record. Its texts may be hostile.
 type Entry struct {
-	// Seq is the number of the entry in the order in which entries were read.
+	// Seq numbers the entries in the order in which Log read them.
 	Seq int `json:"-"`
-	// Change is the Seq of the entry that began the change, or of this entry.
+	// Change is the Seq of the entry with which the change began, or else the entry's own Seq.
 	Change int `json:"-"`
 
 	Time    time.Time `json:"time"`
 	Event   string    `json:"event"`
 	Outcome string    `json:"outcome"`
-	// Volume is the disk's ID, and Disk its name, if the driver knew it.
+	// Volume is the disk's ID. Disk is the disk's name, or "" if the driver did not know it.
 	Volume     string `json:"volume"`
 	Disk       string `json:"disk"`
 	Instance   string `json:"instance"` // the instance's ID
@@ -39,20 +39,20 @@ type Entry struct {
 	Filesystem string `json:"filesystem"`
 	Detail     string `json:"detail"`
 	Reason     string `json:"reason"`
-	// Seconds is how long the change took, or 0.
+	// Seconds is the duration of the change. It is 0 if the line has none.
 	Seconds float64 `json:"seconds"`
 }
 
-// The outcomes that this package distinguishes. Every outcome except Begun ends a change.
+// Outcomes of entries. An entry with Begun begins a change; any other outcome ends the change.
 const (
 	Begun = "begun"
 	Done  = "done"
 )
 
 const (
-	// kept is how long an entry is kept.
+	// kept is the age up to which Newest returns entries.
 	kept = time.Hour
-	// maxEntries, maxLine and maxFiles limit the memory.
+	// maxEntries, maxLine and maxFiles limit the memory that hostile files can use.
 	maxEntries = 5000
 	maxLine    = 8 << 10
 	maxFiles   = 4096
@@ -60,10 +60,10 @@ const (
 	seldom = 50 * time.Millisecond
 )
 
-// Log has the newest entries of flight records.
+// Log keeps the newest entries of flight records.
 type Log struct {
-	// Dirs are the directories with the files, or patterns of them (filepath.Match). A directory
-	// need not exist. They are set before the first use.
+	// Dirs are the directories with the flight records, or patterns of them (filepath.Match). Set it
+	// before the first use. A directory need not exist.
 	Dirs []string
 
 	mu sync.Mutex
@@ -72,13 +72,13 @@ type Log struct {
 	entries []Entry
 	seq     int
 	looked  time.Time
-	// cleared is the time before which entries are ignored.
+	// cleared is the time of the last Clear. Older entries are ignored.
 	cleared time.Time
 }
 
-// Newest reads the lines that were written since the last call, and returns up to limit entries of
-// the last hour for which keep returns true, the newest first. If a change has ended, it returns
-// only the entry of its end.
+// Newest reads the lines that were written since the last call. It returns up to limit entries of
+// the last hour for which keep returns true, the newest first. For a change that has ended, it
+// returns only the entry that ends it.
 func (l *Log) Newest(limit int, keep func(*Entry) bool) (found []Entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -95,19 +95,19 @@ func (l *Log) Newest(limit int, keep func(*Entry) bool) (found []Entry) {
 	return found
 }
 
-// Clear drops all entries until now.
+// Clear drops all entries that were written until now.
 func (l *Log) Clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.entries, l.cleared = nil, time.Now()
 }
 
-// current reports whether an entry is neither too old nor cleared.
+// current reports whether an entry is younger than kept and than the last Clear.
 func (l *Log) current(e Entry, now time.Time) bool {
 	return e.Time.After(now.Add(-kept)) && e.Time.After(l.cleared)
 }
 
-// follow reads what was written to the files.
+// follow reads the lines that were written to the files since the last call.
 func (l *Log) follow(now time.Time) {
 	if now.Sub(l.looked) < seldom {
 		return
@@ -116,11 +116,11 @@ func (l *Log) follow(now time.Time) {
 	files := map[string]*file{}
 	var fresh []Entry
 	for _, dir := range l.Dirs {
-		// Glob fails only if the pattern is invalid, and then there are no files, either.
+		// Glob fails only if the pattern is invalid. Then it returns no files.
 		paths, _ := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 		for _, path := range paths {
 			info, err := os.Lstat(path)
-			// All entries of a file that was not changed for so long are too old.
+			// If a file was not changed for the duration kept, all of its entries are too old.
 			if err != nil || info.ModTime().Before(now.Add(-kept)) || len(files) == maxFiles {
 				continue
 			}
@@ -144,7 +144,7 @@ func (l *Log) follow(now time.Time) {
 	}
 }
 
-// add adds an entry. The end of a change replaces its beginning.
+// add adds an entry. An entry that ends a change replaces the entry that began it.
 func (l *Log) add(e Entry) {
 	l.seq++
 	e.Seq, e.Change = l.seq, l.seq
@@ -162,28 +162,27 @@ func (l *Log) add(e Entry) {
 	l.entries = append(l.entries, e)
 }
 
-// maxRead is the number of bytes at the end of a file that are read at once. A driver limits its
-// files to half of this size.
+// maxRead is how many bytes at the end of a file are read. A driver limits its files to half of
+// that.
 const maxRead = 256 << 10
 
-// file records how far a file was read.
+// file records how far the lines of a file were read.
 type file struct {
-	// info is the file's info at the time when it was read.
+	// info describes the file at the last read.
 	info os.FileInfo
-	// last is the hash of the last complete line that was read. The lines before it were read, too. A
-	// driver drops the oldest lines of a file that is too long, so their offsets change.
+	// last is the hash of the last line that was read. A hash finds the line again after the driver
+	// has dropped the oldest lines of a file that was too long, which changes all offsets.
 	last [sha256.Size]byte
 }
 
 // read returns the entries of the lines that were written since the last call. It reads nothing if
-// the present info of the file is the same as at the last call. It leaves an incomplete last line
-// for the next call.
+// now equals the file's info at the last call. It leaves an incomplete last line for the next call.
 func (f *file) read(path string, now os.FileInfo) (fresh []Entry) {
 	if f.info != nil && os.SameFile(f.info, now) && f.info.Size() == now.Size() &&
 		f.info.ModTime().Equal(now.ModTime()) || !now.Mode().IsRegular() {
 		return nil
 	}
-	// O_NONBLOCK: the file may have been replaced by a pipe.
+	// O_NONBLOCK keeps the open from waiting if the file was replaced by a pipe.
 	r, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil // the file may exist at the next look

@@ -12,12 +12,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-// record is a flight record that a test writes, with the log that follows it.
+// record is a flight record that a test writes, with a Log that follows the record.
 type record struct {
 	*Log
 	t    *testing.T
 	path string
-	// last is the number of the last entry that was returned.
+	// last is the highest Seq that new has returned so far.
 	last int
 }
 
@@ -28,7 +28,7 @@ func newRecord(t *testing.T) *record {
 		path: filepath.Join(dir, "plugin-1", "flight", "v.jsonl")}
 }
 
-// line returns a line of a record. Its words are an event, an outcome and a path.
+// line returns a line of a flight record. words are an event, and optionally an outcome and a path.
 func line(words string) string {
 	w := strings.Fields(words + " done -")
 	return fmt.Sprintf(`{"time":%q,"event":%q,"outcome":%q,"volume":"v","path":%q}`+"\n",
@@ -45,14 +45,14 @@ func (r *record) append(text string) {
 	simtest.NoError(r.t, f.Close())
 }
 
-// replace replaces the file by another one, as a driver does.
+// replace renames a new file over the record, as a driver does when it drops old lines.
 func (r *record) replace(text string) {
 	r.t.Helper()
 	simtest.NoError(r.t, os.WriteFile(r.path+".new", []byte(text), 0o600))
 	simtest.NoError(r.t, os.Rename(r.path+".new", r.path))
 }
 
-// next returns the events since the last call, the oldest first.
+// next returns the events that were logged since the last call, the oldest first.
 func (r *record) next() string {
 	r.looked = time.Time{} // Newest must not wait to look at the file
 	words, last := "", r.last
@@ -65,7 +65,7 @@ func (r *record) next() string {
 	return words
 }
 
-func TestALogFollowsAFile(t *testing.T) {
+func TestALogReturnsEachNewLineOnce(t *testing.T) {
 	one, two, three, four, five := line("One"), line("Two"), line("Three"), line("Four"), line("Five")
 	type step struct {
 		what string
@@ -149,7 +149,7 @@ func TestALogFollowsAFile(t *testing.T) {
 	}
 }
 
-func TestAFinishedChangeHasOneEntry(t *testing.T) {
+func TestTheEndOfAChangeReplacesItsBeginning(t *testing.T) {
 	r := newRecord(t)
 	shown := func() (all string) {
 		r.looked = time.Time{}
@@ -172,7 +172,7 @@ func TestAFinishedChangeHasOneEntry(t *testing.T) {
 	}
 }
 
-func TestALogIsLimited(t *testing.T) {
+func TestALogKeepsOnlyTheNewestEntries(t *testing.T) {
 	r := newRecord(t)
 	lines := line("First")
 	for n := range maxEntries + 10 {

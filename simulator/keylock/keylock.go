@@ -1,11 +1,11 @@
-// Package keylock has a set of mutexes with keys. The engine locks the objects that a request
-// changes, and the data plane locks the disks whose bytes it handles.
+// Package keylock has mutexes that are identified by keys. The engine locks the objects that a
+// request changes, and the data plane locks the disks whose bytes it handles.
 package keylock
 
 import "sync"
 
-// Map is a set of mutexes. A mutex exists while somebody holds it or waits for it. The zero value
-// is ready for use.
+// Map contains a mutex for each key that a goroutine holds or waits for. Its zero value is ready
+// for use.
 type Map struct {
 	mu sync.Mutex
 	// mu guards held.
@@ -17,7 +17,7 @@ type entry struct {
 	users int
 }
 
-// Lock locks the keys in the given order. Callers that lock several keys must agree on an order.
+// Lock locks the keys in the given order. All callers must use the same order, to avoid deadlocks.
 func (m *Map) Lock(keys ...string) (unlock func()) {
 	var taken []*entry
 	for _, key := range keys {

@@ -1,5 +1,5 @@
 // Package program is oxide-simulator without its main function: it parses the command line and
-// serves a rack. The conformance program uses it for its demonstration.
+// serves a rack. The conformance program also uses it, to demonstrate a run on a simulated rack.
 package program
 
 import (
@@ -25,20 +25,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Release is set in release builds: -ldflags "-X <this package>.Release=v1.2.3".
+// Release is the version. Release builds set it: -ldflags "-X <this package>.Release=v1.2.3".
 var Release = ""
 
 // Main runs oxide-simulator until ctx ends, and returns the exit status.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err := run(ctx, args, stdout, stderr); err != nil {
-		// Print joined errors in one line.
+		// Print joined errors on one line.
 		fmt.Fprintln(stderr, "oxide-simulator:", strings.ReplaceAll(err.Error(), "\n", "; "))
 		return 1
 	}
 	return 0
 }
 
-// run serves a rack until ctx ends, and then releases everything.
+// run serves a rack until ctx ends, and then closes it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(args) == 1 && strings.TrimLeft(args[0], "-") == "version" {
 		_, err := fmt.Fprintln(stdout, cmp.Or(Release, "devel"))
@@ -110,7 +110,7 @@ func serve(ctx context.Context, o *options, rack *simulator.Server, api, admin n
 	return group.Wait()
 }
 
-// seed is the content of the file of --seed, which docs/howto/simulator.md describes.
+// seed is the content of the file that --seed names. docs/howto/simulator.md describes it.
 type seed struct {
 	Projects []string `yaml:"projects"`
 	Images   []struct {
@@ -124,10 +124,10 @@ type seed struct {
 	} `yaml:"disks"`
 }
 
-// size is a number of bytes, as ParseSize reads it.
+// size is a number of bytes in a seed file.
 type size int64
 
-// UnmarshalYAML reads 1073741824, 1GiB or 1 GiB.
+// UnmarshalYAML parses a size such as 1073741824, 1GiB or 1 GiB.
 func (s *size) UnmarshalYAML(n *yaml.Node) error {
 	parsed, err := adminapi.ParseSize(n.Value)
 	if err != nil {
@@ -137,7 +137,8 @@ func (s *size) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// readSeed adds the objects of a file to the config. Paths in the file are relative to it.
+// readSeed adds the objects in a seed file to the config. Paths are relative to the file's
+// directory.
 func readSeed(path string, c *simulator.Config) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -173,7 +174,7 @@ func readSeed(path string, c *simulator.Config) error {
 
 var unknownKey = regexp.MustCompile(`field (\S+) not found in type .*`)
 
-// oneLine returns the errors about a file in one line, without the names of Go types.
+// oneLine joins the errors about a file to one line, and removes the names of Go types.
 func oneLine(err error) error {
 	var mistakes *yaml.TypeError
 	if !errors.As(err, &mistakes) {

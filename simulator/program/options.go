@@ -36,12 +36,12 @@ OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT.
 
 `
 
-// These are the values of --disks.
+// The values of --disks.
 const (
 	diskFiles = "file"
 	diskFUSE  = "fuse"
 	diskNone  = "none"
-	// guestVM is a value of --guests.
+	// guestVM is the value of --guests for virtual machines.
 	guestVM = "vm"
 )
 
@@ -57,18 +57,18 @@ type options struct {
 	image           string
 	mutation        string
 	flightRecords   []string
-	// alone means that the rack has a temporary directory.
+	// alone means that --dir is not given: the rack has a temporary directory.
 	alone     bool
 	logLevel  slog.Level
 	logFormat string
 }
 
-// parse parses the command line. It prints help to stdout, and then returns nil options and no
-// error.
+// parse parses the command line. For help it prints the help to stdout, and returns nil options and
+// no error.
 func parse(args []string, stdout, stderr io.Writer) (*options, error) {
 	o := &options{tlsHosts: []string{"localhost", "127.0.0.1", "::1"}}
 	flags := o.flags()
-	// Report a mistake in one line, without a page of usage.
+	// Do not let the package flag print the whole usage after an error: the error is one line.
 	flags.SetOutput(io.Discard)
 	help := func() {
 		flags.SetOutput(stdout)
@@ -151,7 +151,7 @@ func (o *options) flags() *flag.FlagSet {
 	return f
 }
 
-// each returns a function for a repeatable flag, which adds the flag's values to a list.
+// each returns the function of a repeatable flag: it appends each value to the list.
 func each(list *[]string) func(string) error {
 	return func(s string) error {
 		*list = append(*list, s)
@@ -270,7 +270,7 @@ func (o *options) check(rest []string) error {
 	return nil
 }
 
-// fuseProblem returns the reason why this user's disks cannot be served over FUSE.
+// fuseProblem returns why this process cannot serve disks over FUSE, or nil if it can.
 func fuseProblem() error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("the user %d is not root", os.Geteuid())
@@ -282,8 +282,8 @@ func fuseProblem() error {
 	return err
 }
 
-// rehearse opens a rack with these options in a temporary directory without devices, so that a
-// mistake in the options is reported before anything is created.
+// rehearse opens a rack with these options in a temporary directory without devices. So a mistake
+// in the options is reported before the rack's directory is created.
 func (o *options) rehearse(ctx context.Context) error {
 	c := o.rack
 	if entries, err := os.ReadDir(c.Dir); err == nil && len(entries) > 0 {
@@ -308,7 +308,7 @@ func (o *options) rehearse(ctx context.Context) error {
 	return errors.Join(rack.Mutate(o.mutation), rack.Close())
 }
 
-// choose makes the choices that the command line leaves open.
+// choose sets the options that the command line does not set.
 func (o *options) choose() {
 	o.rack.FlakyDisks = o.disks == diskFUSE
 	if o.guests == guestVM {
@@ -338,7 +338,7 @@ func (o *options) serverLog() *log.Logger {
 	return slog.NewLogLogger(o.rack.Log.Handler(), slog.LevelDebug)
 }
 
-// secure wraps a listener in TLS if the options demand it.
+// secure wraps a listener in TLS if the options ask for HTTPS. caFile is what a client must trust.
 func (o *options) secure(l net.Listener, dir string) (_ net.Listener, caFile string, err error) {
 	var cert tls.Certificate
 	switch {
@@ -357,7 +357,7 @@ func (o *options) secure(l net.Listener, dir string) (_ net.Listener, caFile str
 	return tls.NewListener(l, config), caFile, nil
 }
 
-// shut waits for requests in progress, and ends their delays.
+// shut ends the delays of requests in progress, and waits until the requests are answered.
 func shut(server *http.Server, rack *simulator.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -370,15 +370,15 @@ func shut(server *http.Server, rack *simulator.Server) error {
 	return errors.Join(err, <-closed)
 }
 
-// about is the content of the line that is printed when the rack is ready.
+// about is the JSON that the program prints when the rack is ready.
 type about struct {
 	URL     string `json:"url"`
 	Admin   string `json:"admin"`
 	Project string `json:"project"`
 	CA      string `json:"ca,omitempty"`
-	// SSHKey is the file of the private key with which root can log in to each virtual machine.
+	// SSHKey is the path of the private key with which root can log in to each virtual machine.
 	SSHKey string `json:"ssh_key,omitempty"`
-	// NoDevices is the reason why no instance sees a disk, or "".
+	// NoDevices is the reason why no instance sees a disk. It is "" if instances see their disks.
 	NoDevices string     `json:"no_devices,omitempty"`
 	Instances []instance `json:"instances"`
 }
@@ -387,12 +387,12 @@ type instance struct {
 	Name  string `json:"name"`
 	ID    string `json:"id"`
 	Guest string `json:"guest"`
-	// SSH is the address of its virtual machine's sshd.
+	// SSH is the address at which the sshd of the instance's virtual machine is reached.
 	SSH string `json:"ssh,omitempty"`
 }
 
-// reachable returns an address at which this machine reaches a listener, even if the listener
-// listens at all addresses.
+// reachable returns an address at which this machine reaches the listener, also if the listener
+// listens on all addresses.
 func reachable(listener net.Addr) string {
 	tcp, ok := listener.(*net.TCPAddr)
 	if !ok || !tcp.IP.IsUnspecified() {
@@ -426,7 +426,7 @@ func (o *options) describe(rack *simulator.Server, api, admin net.Addr) about {
 	return a
 }
 
-// print prints the addresses of the rack.
+// print prints the rack's addresses, as JSON or, without --dir, as commands for a shell.
 func (o *options) print(a about, w io.Writer) error {
 	if !o.alone {
 		return json.NewEncoder(w).Encode(a)

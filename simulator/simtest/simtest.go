@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// NoError fails the test when there is an error.
+// NoError fails the test if err is not nil.
 func NoError(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -17,7 +17,7 @@ func NoError(t *testing.T, err error) {
 	}
 }
 
-// Eventually waits until a condition holds, and fails the test if it does not.
+// Eventually waits until holds returns true, and fails the test if that takes too long.
 func Eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !holds(); <-time.After(5 * time.Millisecond) {
@@ -27,8 +27,8 @@ func Eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// NeedRoot fails a test that cannot attach loop devices. A skipped test would look like one that
-// passed.
+// NeedRoot fails the test if it does not run as root, which loop devices need. A skipped test would
+// look as if it had passed.
 func NeedRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -51,7 +51,7 @@ func Mount(t *testing.T, device, dir string, options ...string) {
 	t.Helper()
 	Command(t, "mount", append(options, device, dir)...)
 	t.Cleanup(func() {
-		// The test may have unmounted it, or cut the device off.
+		// An error is no failure: the test may have unmounted the device, or disconnected it.
 		_ = exec.Command("umount", dir).Run()
 		_ = exec.Command("umount", "--lazy", dir).Run()
 	})

@@ -1,11 +1,11 @@
-// Package simulatortest serves a simulated Oxide rack to the tests of programs that use one.
+// Package simulatortest serves a simulated Oxide rack to tests of programs that use a rack.
 //
 //	rack := simulatortest.Start(t)
 //	disk, err := rack.DiskCreate(t.Context(), …) // Oxide's own client
 //
-// The rack is in this process and ends with the test. It has the project default with the running
-// instances a and b. It runs on any system and for any user, because its disks are files without
-// devices: the API is complete, but no instance sees its disks. An [Option] changes that.
+// The rack runs in the test's process and ends with the test. It has the project default with the
+// running instances a and b. It runs on any system and for any user, because its disks are files
+// without devices: the API is complete, but no instance sees its disks. An [Option] changes this.
 package simulatortest
 
 import (
@@ -23,14 +23,14 @@ import (
 
 // Rack is a simulated rack that serves HTTP.
 type Rack struct {
-	// Client has a token for the rack.
+	// Client calls the rack with a valid token.
 	*oxide.Client
-	// URL, Token and Project are for the program under test: OXIDE_HOST, OXIDE_TOKEN and
-	// OXIDE_PROJECT.
+	// URL, Token and Project are the values of OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT for the
+	// program under test.
 	URL, Token, Project string
 	// Admin reads the rack's state and request log, and changes its switches and faults.
 	Admin adminapi.Client
-	// Server is the rack itself.
+	// Server is the simulated rack in this process.
 	Server *simulator.Server
 
 	t testing.TB
@@ -39,8 +39,8 @@ type Rack struct {
 // Option changes the configuration of a rack before it starts.
 type Option func(*simulator.Config)
 
-// Start serves a rack until the test ends. It fails the test if the rack does not start, or cannot
-// be closed.
+// Start serves a rack until the test ends. It fails the test if the rack cannot be started or
+// closed.
 func Start(t testing.TB, options ...Option) *Rack {
 	t.Helper()
 	c := simulator.Config{
@@ -58,7 +58,7 @@ func Start(t testing.TB, options ...Option) *Rack {
 	}
 	api, admin := httptest.NewServer(server), httptest.NewServer(server.Admin())
 	t.Cleanup(func() {
-		// Requests that a fault lets hang end first.
+		// Close the rack before the listener, because closing the rack ends hanging requests.
 		err := server.Close()
 		api.Close()
 		admin.Close()
@@ -68,7 +68,7 @@ func Start(t testing.TB, options ...Option) *Rack {
 	})
 	r := &Rack{URL: api.URL, Token: c.Token, Project: c.Projects[0],
 		Admin: adminapi.Client{URL: admin.URL}, Server: server, t: t}
-	// The client keeps no connection open, because a test may count those of its program.
+	// The client keeps no connection open, because a test may count the connections of its program.
 	r.Client, err = oxide.NewClient(oxide.WithHost(r.URL), oxide.WithToken(r.Token),
 		oxide.WithHTTPClient(&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}))
 	if err != nil {
@@ -77,8 +77,8 @@ func Start(t testing.TB, options ...Option) *Rack {
 	return r
 }
 
-// Fault adds a fault, and returns a function that reports how often the fault has fired. It fails
-// the test if the fault is invalid.
+// Fault adds a fault. The returned function returns how often the fault has fired. Fault fails the
+// test if the fault is invalid.
 func (r *Rack) Fault(f adminapi.Fault) (fired func() int) {
 	r.t.Helper()
 	id, err := r.Server.Faults.Add(f)
@@ -95,7 +95,7 @@ func (r *Rack) Fault(f adminapi.Fault) (fired func() int) {
 	}
 }
 
-// Reset puts the rack back to its start, without faults and with an empty request log.
+// Reset returns the rack to its start, without faults and with an empty request log.
 func (r *Rack) Reset() {
 	r.t.Helper()
 	if err := r.Server.Reset(r.t.Context()); err != nil {

@@ -22,7 +22,7 @@ func create(rack *simulatortest.Rack, t *testing.T, name string) error {
 	return err
 }
 
-// disks returns the rack's disks as NAME or NAME@INSTANCE.
+// disks returns the rack's disks as NAME or, if attached, as NAME@INSTANCE.
 func disks(rack *simulatortest.Rack, t *testing.T) (all []string) {
 	t.Helper()
 	state, err := rack.Admin.State(t.Context())
@@ -40,7 +40,7 @@ func disks(rack *simulatortest.Rack, t *testing.T) (all []string) {
 	return all
 }
 
-func TestResetRemovesFaultsDisksAndSwitches(t *testing.T) {
+func TestResetRemovesFaultsAndDisksAndRestoresSwitches(t *testing.T) {
 	rack := simulatortest.Start(t, func(c *simulator.Config) {
 		c.Disks = []simulator.DiskSpec{{Name: "seeded", SizeBytes: 1 << 30, Instance: "b"}}
 	})
