@@ -36,7 +36,7 @@ func (d Device) Detach(ctx context.Context) error {
 	if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", d.Path, explain(err))
 	}
-	// LOOP_CLR_FD only marks an open device. The kernel releases the device at its last close.
+	// LOOP_CLR_FD only marks an open device, so wait until the kernel releases it at the last close.
 	ctx, cancel := context.WithTimeout(ctx, detachTimeout)
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -53,9 +53,9 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// leaveDiscards removes the device if it refuses discards. Linux keeps this refusal for the device
-// number and cannot undo it, so the number needs a new device. The removal fails if another process
-// uses the device already.
+// leaveDiscards removes the device if it refuses discards. Otherwise Linux would keep this refusal
+// for the next attachment with the same number. The removal fails if another process already uses
+// the device again.
 func (d Device) leaveDiscards() error {
 	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
 		return nil
@@ -159,7 +159,7 @@ const serialMax = unix.LO_NAME_SIZE - 1
 // numberMax is the highest number of a loop device, because minor numbers have 20 bits.
 const numberMax = 1<<20 - 1
 
-// Attach attaches a loop device to the file. If another process takes the free device first,
+// Attach attaches a loop device to the file c.Path. If another process takes the free device first,
 // or if the kernel has to add a device, Attach tries again until ctx ends.
 func Attach(ctx context.Context, c Config) (Device, error) {
 	d, err := c.attach(ctx)
@@ -275,7 +275,7 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 		d, err = d.fill(node)
 	}
 	if err != nil {
-		// The caller gets no Device that it could detach. The kernel releases it when node is closed.
+		// The caller gets an error and no Device, so release it. The kernel does so when node is closed.
 		clearErr := unix.IoctlSetInt(int(node.Fd()), unix.LOOP_CLR_FD, 0)
 		return d, fmt.Errorf("read the device %s: %w", d.Path, errors.Join(err, clearErr))
 	}
@@ -394,8 +394,8 @@ func identify(number int) (Device, error) {
 func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	switch {
-	// The kernel calls the file's filesystem. FUSE fails with one of the first two errors if its
-	// server has ended, and XFS fails with EIO if it was shut down.
+	// To answer, the kernel calls the file's filesystem. FUSE fails with one of the first two errors
+	// if its server has ended, and XFS fails with EIO if it was shut down.
 	case isAny(err, unix.ENOTCONN, unix.ECONNABORTED, unix.EIO):
 		d.Orphaned = true
 	case err != nil:
@@ -479,7 +479,7 @@ func openControl() (*os.File, error) {
 	return f, err
 }
 
-// openNode opens a loop device's node and verifies that it is the node of that device.
+// openNode opens a loop device's node and verifies the node's device number.
 func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
 	f, err := openOrMake(path, unix.S_IFBLK, major, minor, flag)
 	if err != nil {

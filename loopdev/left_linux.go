@@ -149,25 +149,25 @@ func (d Device) unmount() error {
 	return errors.Join(errs...)
 }
 
-// sourceOf reports whether the device is a mount's source. A btrfs has a device number of its own.
+// sourceOf reports whether the device is a mount's source. Btrfs mounts have another device number.
 func (d Device) sourceOf(m *mountinfo.Info) bool {
 	var st unix.Stat_t
 	return strings.HasPrefix(m.Source, "/") && unix.Stat(m.Source, &st) == nil &&
 		st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == unix.Mkdev(d.Major, d.Minor)
 }
 
-// DetachBelow releases every device whose file is below dir, and returns the devices that it
-// found. A file is identified by its device and inode number, because the path that the kernel
-// reports may be valid only in a container. Call DetachBelow before the files are removed,
-// because it finds no devices of removed files. As in [Device.Detach], the error is [ErrBusy]
-// when a device is still in use.
+// DetachBelow releases every device whose file is below dir, and returns the devices that it found.
+// It identifies a file by its device and inode number, because the path that the kernel reports may
+// be valid only in a container. Call DetachBelow before the files are removed, because it finds no
+// devices of removed files. As in [Device.Detach], the error is [ErrBusy] if a device is still in
+// use.
 func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	found, err := below(dir)
 	if err != nil {
 		return nil, fmt.Errorf("find the loop devices of the files below %s: %w", dir, err)
 	}
-	// Detach all at once: the file of a device may be the node of another device below dir, which the
-	// kernel cannot release before it.
+	// Detach all at once: if the file of a device is the node of another device below dir, the kernel
+	// releases the other device only after it.
 	errs := make([]error, len(found))
 	var all sync.WaitGroup
 	for i, d := range found {

@@ -5,8 +5,8 @@
 // follows after the serial's NUL, where other programs do not read. Both stay as long as the device
 // is attached, so a program that was killed finds its devices again without a record of them.
 // Several processes may use the package at once: before each change it opens the device and checks
-// the kernel's sequence number of the attachment. So the package never changes a device that was
-// released and is used by another process.
+// the kernel's sequence number of the attachment. So the package never changes a device that
+// another process has attached again.
 //
 // Attaching and detaching need root and Linux 5.15 or later. On other systems the package builds,
 // and [Available] and the other functions return an error.
@@ -25,8 +25,8 @@ type Config struct {
 	Path string
 	// Serial identifies the device. It has 1 to 63 bytes without NUL. Attach refuses a longer one.
 	Serial string
-	// Owner names the program that made the device, so that others can distinguish its devices. It
-	// may be empty. Owner and Serial together have at most 62 bytes.
+	// Owner names the program that made the device, so that other programs can recognize its devices.
+	// It may be empty. Owner and Serial together have at most 62 bytes.
 	Owner string
 	// BlockSize is the logical block size in bytes, a power of two from 512 to the page size. 0 means
 	// 512.
@@ -38,8 +38,8 @@ type Config struct {
 	// NoDiscards makes the device refuse discards, so that they do not change the bytes. (Linux' loop
 	// driver cannot accept and ignore them.) It needs a writable /sys.
 	NoDiscards bool
-	// First is the lowest number that the device may have; 0 allows every number. "losetup -f" takes
-	// the lowest free number, and a container may have nodes only for the low ones.
+	// First is the lowest number that the device may have; 0 allows every number. Lower numbers stay
+	// free for "losetup -f", and for containers that have nodes only for low numbers.
 	First int
 }
 

@@ -115,7 +115,7 @@ func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {
 	must(t, err)
 }
 
-// Linux remembers for a device number that discards are refused, also when the device is released.
+// Without leaveDiscards, the next device with the number would refuse discards, too.
 func TestAReusedDeviceNumberAcceptsDiscards(t *testing.T) {
 	path := newFile(t, mib)
 	first := attach(t, loopdev.Config{Path: path, Serial: "without", First: 700,
@@ -299,7 +299,7 @@ func TestListReportsADeviceAsOrphanedIfTheServerEndsDuringTheCall(t *testing.T) 
 	<-listed
 }
 
-// leaver is an environment variable: the file that a child attaches before it waits to be killed.
+// leaver is the environment variable with the file that a child attaches until it is killed.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
 func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
@@ -335,7 +335,7 @@ func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
 	foreign := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t),
 		Owner: "p.1.1.1"}) // a process of another PID namespace
 	rack := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t), Owner: "RACK"})
-	// The child that attached dead's device is still alive.
+	// The child that attached the device with the serial dead[0] is still alive.
 	if left := detachLeft(t); slices.Contains(left, dead[0]) {
 		t.Errorf("released %s of a process that lives", dead[0])
 	}
@@ -364,7 +364,7 @@ func leave(t *testing.T, file string) {
 	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
 }
 
-// detachLeft returns the serials of what DetachLeft found. Devices of other tests may be busy.
+// detachLeft returns the serials of the devices found. It only logs errors: others may be busy.
 func detachLeft(t *testing.T) (serials []string) {
 	t.Helper()
 	left, err := loopdev.DetachLeft(context.Background())
@@ -379,7 +379,7 @@ func detachLeft(t *testing.T) (serials []string) {
 
 func TestDetachLeftReadsTheOwnerOfAnOrphanFromItsFileName(t *testing.T) {
 	for name, released := range map[string]bool{
-		// No process with the PID 1 has this start time.
+		// This owner names a process that had the PID 1 and has ended.
 		"p." + strings.Split(loopdev.Process(), ".")[1] + ".1.zzzzz.disk-1": true,
 		loopdev.Process() + ".disk-1":                                       false,
 		"disk-1":                                                            false,

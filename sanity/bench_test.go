@@ -30,8 +30,8 @@ import (
 // The benchmarks (make bench) alternately measure work with and without the driver, so that other
 // load on the machine affects both. Each benchmark prints its medians as FIGURE lines.
 //
-// An aim is the largest ratio of the two times that the driver should have. A benchmark that misses
-// its aim does not fail, because the ratio depends on the machine.
+// An aim limits the ratio of the two medians. A benchmark that misses its aim does not fail,
+// because the ratio depends on the machine.
 
 // bench is a running rack and driver, whose programs are built as a release is.
 type bench struct {

@@ -32,8 +32,8 @@ type brokenRack struct {
 	code   codes.Code
 	// sentence continues "on a broken rack the driver ...".
 	sentence string
-	// provoke makes the scenario's calls. It passes the call that the driver must refuse to refuses,
-	// and then checks that disks and data are unchanged.
+	// provoke makes the scenario's calls. It passes the call that must fail to r.refuses, and then
+	// checks that disks and data are unchanged.
 	provoke func(ctx SpecContext, r *brokenFixture)
 }
 
@@ -182,8 +182,8 @@ var brokenAttachments = []brokenRack{
 		"writes to neither of two devices with the disk's serial (NS-6)", provokeStage},
 }
 
-// provokeSnapshot takes a snapshot, which the driver must not report. The repeated call without the
-// mutation must find the same snapshot, so that none is left behind.
+// provokeSnapshot takes a snapshot, which the driver must not report. Without the mutation, the
+// repeated call must find the snapshot that was taken.
 func provokeSnapshot(ctx SpecContext, r *brokenFixture) {
 	req := harness.SnapshotRequest(fresh("snapshot"), r.volume(ctx).GetVolumeId())
 	r.refuses(ctx, func() error { return errOf(r.ctl.CreateSnapshot(ctx, req)) })
@@ -394,7 +394,7 @@ var brokenDisks = []brokenRack{
 		}},
 }
 
-// provokeForeignName creates a volume whose disk name another administrator's disk already has.
+// provokeForeignName creates a volume with the disk name of a disk that the driver did not make.
 func provokeForeignName(ctx SpecContext, r *brokenFixture) {
 	req := harness.CreateRequest(fresh("taken"))
 	volume := r.created(ctx, req)
@@ -407,7 +407,7 @@ func provokeForeignName(ctx SpecContext, r *brokenFixture) {
 	Expect(stateOf(now)).To(Equal("detached"))
 }
 
-// provokeLostDisk creates a volume. The rack creates the disk, but does not find it by its name.
+// provokeLostDisk creates a volume whose disk the rack creates, but does not find by its name.
 func provokeLostDisk(ctx SpecContext, r *brokenFixture) {
 	before := r.ids(ctx)
 	r.refuses(ctx, func() error { return r.create(ctx, harness.CreateRequest(fresh("lost"))) })
@@ -415,7 +415,7 @@ func provokeLostDisk(ctx SpecContext, r *brokenFixture) {
 }
 
 // provokeOtherDisk creates a volume of a disk type while the rack answers with a disk that differs
-// from the request. The repeated call without the mutation must find the disk, so that none leaks.
+// from the request. Without the mutation, the repeated call must find the disk that was created.
 func provokeOtherDisk(diskType string) func(ctx SpecContext, r *brokenFixture) {
 	return func(ctx SpecContext, r *brokenFixture) {
 		before, req := r.ids(ctx), harness.CreateRequest(fresh("other"))
@@ -428,8 +428,8 @@ func provokeOtherDisk(diskType string) func(ctx SpecContext, r *brokenFixture) {
 	}
 }
 
-// provokeList creates volumes until their order by name differs from their order by ID, and then
-// lists them, only once under the mutation.
+// provokeList creates volumes until their order by name differs from their order by ID. Then it
+// lists them before, under and after the mutation.
 func provokeList(ctx SpecContext, r *brokenFixture) {
 	list := func() error { return errOf(r.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})) }
 	for inOrder := true; inOrder; {

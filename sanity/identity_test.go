@@ -55,7 +55,7 @@ var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 	var all *harness.Plugin
 	BeforeAll(func(ctx SpecContext) { all = f.ready(ctx, harness.PluginOptions{}) })
 
-	It("declares each capability that a rack can support once, and no other (CC-1, NC-1)", func(
+	It("declares exactly the capabilities that a rack can support, each once (CC-1, NC-1)", func(
 		ctx SpecContext) {
 		Expect(capabilities(ctx, all)).To(ConsistOf("plugin CONTROLLER_SERVICE",
 			"controller CREATE_DELETE_VOLUME", "controller PUBLISH_UNPUBLISH_VOLUME",
@@ -66,7 +66,7 @@ var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 			"node SINGLE_NODE_MULTI_WRITER", "node GET_VOLUME_HEALTH", "node GET_STORAGE_HEALTH"))
 	})
 
-	It("reports the topology of nodes and volumes if one is configured (CAP-2, CV-23, NI-3)",
+	It("reports the topology of nodes and volumes if a topology is configured (CAP-2, CV-23, NI-3)",
 		func(ctx SpecContext) {
 			const zone, instance = "topology.csi.oxide.computer/zone", "topology.csi.oxide.computer/instance"
 			placed := f.ready(ctx, harness.PluginOptions{Instance: "a",

@@ -148,7 +148,7 @@ func startPlugin(ctx context.Context, rack *harness.Rack, options harness.Plugin
 
 // mustBalance counts disks, snapshots, attachments, loop devices, mounts, open files and
 // goroutines, and fails at the end of the spec or container if any number has grown. Call it after
-// the last startRack and startPlugin: their cleanups run after its own.
+// the last startRack and startPlugin, so that it counts before they stop their processes.
 func mustBalance(ctx context.Context, rack *harness.Rack, plugins ...*harness.Plugin) {
 	GinkgoHelper()
 	start := got(rack.Ledger(ctx, plugins...))
@@ -301,7 +301,7 @@ func runParts(t *testing.T, run *harness.Run) {
 		t.Error(err)
 	}
 	faults := whole.Faults
-	if !t.Failed() { // otherwise not everything has run
+	if !t.Failed() { // after a failure, some specs may not have run
 		faults = slices.Concat(faults, whole.Unused())
 	}
 	if len(faults) > 0 {

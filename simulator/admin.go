@@ -66,7 +66,7 @@ func (s *Server) Admin() http.Handler {
 // 204.
 type adminAnswer func(*http.Request) (body any, err error)
 
-// adminError is an error that the admin listener answers with this status instead of 500.
+// adminError is an error that the admin listener answers with its status instead of 500.
 type adminError struct {
 	error
 	status int

@@ -129,7 +129,7 @@ func parseInstanceCreate(f *fields) any {
 	return c
 }
 
-// unsupported returns the name of the first list that has an element: the simulator answers 501.
+// unsupported returns the name of the first non-empty list, which the simulator lacks, or "".
 func (f *fields) unsupported(names ...string) string {
 	for _, name := range names {
 		var wanted []json.RawMessage

@@ -22,7 +22,7 @@ import (
 // Faults contains the active faults of a rack. Its zero value has none.
 type Faults struct {
 	mu sync.Mutex
-	// mu guards active with the faults' counters, and last, which is the last ID.
+	// mu guards active, the counters of the active faults, and last: the ID that was given last.
 	active []*activeFault
 	last   int
 }
@@ -36,7 +36,7 @@ type activeFault struct {
 // spent reports whether the fault has fired as often as it may.
 func (f *activeFault) spent() bool { return f.Times > 0 && f.Fired >= f.Times }
 
-// Add activates a fault and returns its ID. It fires after the faults that were added before.
+// Add activates a fault and returns its ID. Faults fire in the order in which they were added.
 func (f *Faults) Add(r adminapi.Fault) (id string, err error) {
 	if err := checkFault(r); err != nil {
 		return "", err
@@ -219,7 +219,7 @@ func checkResponse(r adminapi.Fault) error {
 	return nil
 }
 
-// checkOperation refuses a fault whose operation or phase cannot have this effect.
+// checkOperation refuses a fault that cannot take effect for its operation or in its phase.
 func checkOperation(r adminapi.Fault) error {
 	notFor := func(operations []string) bool {
 		return r.Operation != "" && !slices.Contains(operations, r.Operation)
@@ -282,8 +282,8 @@ func (s *Server) resolve(r *apiRequest) error {
 	})
 }
 
-// amongFaults applies the faults that fire, each in its phase, and carries out the request. If
-// refusal is not nil, the rack could not read the request, and the answer is refusal.
+// amongFaults carries out the request, and applies each fault that fires in its phase. If refusal
+// is not nil, the response is refusal instead, unless a fault of the phase Before ends the request.
 func (s *Server) amongFaults(r *apiRequest, refusal error) response {
 	if a, ended := s.applyFaults(r, adminapi.Before); ended {
 		return a
@@ -320,7 +320,7 @@ func (s *Server) applyFaults(r *apiRequest, phase adminapi.Phase) (response, boo
 			continue
 		}
 		if phase != adminapi.Deferred {
-			// Wait although the caller may give up: the rack then still carries out the request.
+			// Wait even if the caller gives up: the rack still carries out the delayed request.
 			s.rack.Pause(context.Background(), time.Duration(f.Delay))
 		}
 		switch {

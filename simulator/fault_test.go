@@ -406,7 +406,7 @@ func TestTheNumbersOfFaultsAndDisksAreLimited(t *testing.T) {
 		r.refuses("POST", path, fault, "are 256", "DELETE "+path)
 	}
 	r.Faults.Clear()
-	r.update(func(tx *store.Tx, _ string) error { // all records but one that a rack can have
+	r.update(func(tx *store.Tx, _ string) error { // as if the rack had 19,999 disks
 		disks := tx.Bucket([]byte(store.Disks.Name))
 		return disks.SetSequence(disks.Sequence() + 20_000 - 2)
 	})

@@ -252,7 +252,7 @@ type handler = func(*engine.Simulation, *apiRequest) (int, any, error)
 
 type group interface{ ~struct{ *engine.Simulation } }
 
-// answer returns a handler that calls do, and responds with the status and the result of do.
+// answer returns a handler that calls do, and responds with the given status and the result of do.
 func answer[G group, T any](status int, do func(G, *engine.Call) (T, error)) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		body, err := do(G{rack}, &r.call)
@@ -276,7 +276,7 @@ func read[G group, T any](do func(G, *engine.Call, *store.Tx) T) handler {
 }
 
 // change returns a handler that calls do in a transaction that may change records, and responds
-// with the status and the result of do.
+// with the given status and the result of do.
 func change[G group, T any](status int, do func(G, *engine.Call, *store.Tx) T) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		body, err := engine.Changing(rack, &r.call,
@@ -293,7 +293,7 @@ func end[G group](do func(G, *engine.Call, *store.Tx)) handler {
 	})
 }
 
-// rows returns a handler that reads a list with read, and responds with what shown converts it to.
+// rows returns a handler that gets a list from read, and responds with the page that shown returns.
 func rows[G group, T, P any](read func(G, *engine.Call, *store.Tx) []T,
 	shown func(scan, []T) P) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
@@ -303,8 +303,7 @@ func rows[G group, T, P any](read func(G, *engine.Call, *store.Tx) []T,
 	}
 }
 
-// read returns one page for paged. It returns the whole list for listed, which cuts a page, and
-// whole.
+// paged responds with the page from read, listed with a page of the list, and whole with all of it.
 func paged[G group, T named](read func(G, *engine.Call, *store.Tx) []T) handler {
 	return rows(read, newPage[T])
 }

@@ -54,7 +54,7 @@ func (s scan) window() engine.Window {
 	return engine.Window{SortBy: s.SortBy, After: s.LastSeen, Limit: s.limit}
 }
 
-// parseScan parses a list's query. If the query has a token, it ignores the rest except limit.
+// parseScan parses a list's query. A page token overrides all other parameters except limit.
 func parseScan(query url.Values, selectors []string) (scan, error) {
 	limit, err := parseLimit(query)
 	if err != nil {
@@ -80,7 +80,7 @@ func parseScan(query url.Values, selectors []string) (scan, error) {
 	return s, nil
 }
 
-// selectors returns the object parameters that the first page's query had.
+// selectors returns the parameters in the first page's query that name objects.
 func (s scan) selectors() url.Values {
 	given := url.Values{}
 	for name, value := range s.Parents {

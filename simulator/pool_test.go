@@ -253,7 +253,7 @@ func (r *rackServer) externalSubnets(pool string) {
 	}
 }
 
-// TestSourceNATUsesTheDefaultPool allocates and releases the addresses of a small pool.
+// TestSourceNATUsesTheDefaultPool creates instances until the default pool has no address left.
 func TestSourceNATUsesTheDefaultPool(t *testing.T) { // A65
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin, Instances: []engine.InstanceSpec{}})
 	const pool, span = "/v1/system/ip-pools/default", `{"first":"198.18.0.0","last":"198.19.255.255"}`

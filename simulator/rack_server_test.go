@@ -124,7 +124,7 @@ func (r *rackServer) send(request string, header ...string) reply {
 	return got
 }
 
-// demand sends a request, fails the test without this status and part, and returns the body.
+// demand sends a request and returns the body. The answer must have this status and contain part.
 func (r *rackServer) demand(status int, part, request string) string {
 	r.t.Helper()
 	got := r.send(request)

@@ -236,7 +236,7 @@ func (r *apiRequest) checkBody() error {
 	return nil
 }
 
-// identify collects the names and IDs of objects in the request for the request log and for faults.
+// identify collects the names and IDs in the request, for the request log and for faults.
 func (r *apiRequest) identify(body []byte) {
 	for _, values := range r.path {
 		r.subject(values[0])
@@ -257,7 +257,7 @@ func (r *apiRequest) subject(nameOrID string) {
 	r.entry.Object = clip(nameOrID)
 }
 
-// named returns the objects that the parameters in the query and in the path name, by parameter.
+// named maps each parameter in the query and in the path to the object that the parameter names.
 func (r *apiRequest) named() map[string]store.Selector {
 	all := map[string]store.Selector{}
 	for _, values := range []url.Values{r.query, r.path} {

@@ -247,8 +247,7 @@ func (r *rackServer) loadBalancer() {
 }
 
 // machine creates an instance with the user's keys, a boot disk from an image and external
-// addresses, and deletes instance and disk. The instance's floating IP and its group must still
-// exist then.
+// addresses, and deletes instance and disk. The floating IP and the group must still exist then.
 func (r *rackServer) machine() {
 	made := func(request string) string {
 		return unmarshal[store.Identity](r.t, r.demand(201, "", request)).ID

@@ -7,15 +7,14 @@
 // function turns results and errors into responses, and one writes the request log.
 //
 // Package engine has the operations and decides by the rack's rules. Package store has the records;
-// everything that the rack has acknowledged is on disk. Package dataplane has the bytes and the
-// guest views. Package adminapi has the wire types of the admin listener, including faults. Package
-// console has the listener's web page, which also shows the flight records that package flightlog
-// reads.
+// everything that the rack has acknowledged is on disk. Package dataplane has the bytes of disks
+// and the guest views. Package adminapi has the wire types of the admin listener, including faults.
+// Package console has the admin listener's web page. Package flightlog reads the drivers' flight
+// records, which the page shows, too.
 //
 // Every rule of the rack in this code cites an assumption (A01, A02, …) of ASSUMPTIONS.md, which
-// names its source. The simulator answers an operation that only a real rack has with 501 and logs
-// an error, so no response is wrong by accident. An adminapi.Fault makes a response wrong on
-// purpose.
+// names its source. If the simulator lacks an operation of a rack, it answers 501 and logs an
+// error, so no response is wrong by accident. An adminapi.Fault makes a response wrong on purpose.
 //
 // The instances see their disks as loop devices, which need Linux and root. A rack with
 // Config.Devices [NoDevices] has no devices and runs on any system. Package simulatortest starts
@@ -92,7 +91,7 @@ const (
 	DevicesIfPossible = dataplane.DevicesIfPossible
 )
 
-// Server serves a rack's API, and its admin listener. Faults may be added and removed at any time.
+// Server serves a rack's API and its admin listener. Faults may be added and removed at any time.
 type Server struct {
 	// Faults contains the active faults.
 	Faults Faults
@@ -154,7 +153,7 @@ func (s *Server) GuestDir(instanceID string) string { return s.rack.Plane().Gues
 // Machines returns the running virtual machines.
 func (s *Server) Machines() []adminapi.Machine { return s.rack.Machines() }
 
-// SSHKey returns the path of the private key for root's login to the virtual machines, or "".
+// SSHKey returns the path of root's private key for the virtual machines, or "" if there are none.
 func (s *Server) SSHKey() string { return s.rack.Plane().SSHKey() }
 
 // NoDevices returns the reason why no guest sees a disk, or nil if guests see their disks.
@@ -247,7 +246,7 @@ func (s *Server) record(r *apiRequest, a response) {
 		slog.Float64("duration_ms", r.entry.DurationMS), slog.String("request_id", r.id))
 }
 
-// respond carries out a request, which the active mutation may change together with its response.
+// respond carries out a request. The active mutation may change the request and the response.
 func (s *Server) respond(r *apiRequest) response {
 	m := s.mutation.Active()
 	if m == nil {
@@ -289,7 +288,7 @@ func (s *Server) exchange(r *apiRequest) *broken.Interception {
 	return x
 }
 
-// keptBytes limits the size of the request log, and keptText the size of each of a client's texts.
+// keptBytes limits the size of the request log, and keptText each text of a client in the log.
 const (
 	keptBytes = 64 << 20
 	keptText  = 1 << 10

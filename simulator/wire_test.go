@@ -73,8 +73,8 @@ func TestUnsupportedRequestsAreAnsweredWith501(t *testing.T) {
 	}
 }
 
-// TestBadBodiesAreRefusedWithSerdesMessages checks messages of serde that were not seen on a rack
-// yet. The conformance rule A06 checks the others.
+// TestBadBodiesAreRefusedWithSerdesMessages checks messages of serde that no rack has confirmed
+// yet. The conformance rule A06 checks the other messages.
 func TestBadBodiesAreRefusedWithSerdesMessages(t *testing.T) { // A06, A63
 	r := serveRack(t, engine.Config{})
 	const post = "POST /v1/disks?project=default "

@@ -289,7 +289,7 @@ const ActivitySeconds = 60
 // Activity is the number of operations in one second, including those that fail or hang.
 type Activity struct{ Reads, Writes, Flushes int }
 
-// second counts the operations of the second that began at the Unix time at.
+// second contains the activity of one second, which began at the Unix time at.
 type second struct {
 	at int64
 	Activity
@@ -311,7 +311,7 @@ func (d *Disk) count(op Op, at time.Time) {
 	}
 }
 
-// Activity returns the activity in each of the last ActivitySeconds up to now, the oldest first.
+// Activity returns the activity of each second in the last ActivitySeconds, the oldest first.
 func (d *Disk) Activity(now time.Time) []Activity {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -216,7 +216,7 @@ func TestTheServerFreesARemovedDisk(t *testing.T) {
 	}
 }
 
-// stuckAt is an environment variable: the directory in which waitForItself serves its disk.
+// stuckAt is the environment variable with the directory in which waitForItself serves its disk.
 const stuckAt = "FLAKYDISK_STUCK_AT"
 
 func TestMain(m *testing.M) {

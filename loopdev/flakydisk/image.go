@@ -115,7 +115,7 @@ var (
 	noData  [PageBytes]byte
 )
 
-// set writes b at an offset into a copy of a page, or removes a page that would be all zero.
+// set replaces a page by a copy that has b at an offset. It removes pages of zeroes.
 func (m *Image) set(number, at int64, b []byte) {
 	old := m.pages[number]
 	if bytes.Equal(b, noData[:len(b)]) && (old == nil || len(b) == PageBytes) {
@@ -229,7 +229,7 @@ func (e LogEntry) Changes() bool { return e.Kind == Write || e.Kind == Discard }
 // Sectors returns how many sectors the entry covers.
 func (e LogEntry) Sectors() int64 { return (e.Bytes + SectorBytes - 1) / SectorBytes }
 
-// Piece is the part of a log entry that survives a power cut: its sectors From to To-1, from 0 on.
+// Piece is the part of a log entry that survives a power cut: the entry's sectors From to To-1.
 type Piece struct {
 	Entry    LogEntry
 	From, To int64

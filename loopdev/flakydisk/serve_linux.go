@@ -51,7 +51,7 @@ func Mount(dir string) (*Server, error) {
 }
 
 // refusePolls polls a file, so that the kernel learns that the server's files cannot be polled.
-// Otherwise the kernel would send the server a request when Go opens one of its files, and Go's
+// Otherwise the kernel would ask the server when Go opens one of the server's files, and Go's
 // scheduler might not run the thread that has to answer.
 func (s *Server) refusePolls() error {
 	const name = "poll"
@@ -98,8 +98,8 @@ func (s *Server) Remove(name string) {
 	s.root.mu.Lock()
 	delete(s.root.disks, name)
 	s.root.mu.Unlock()
-	// Make the kernel drop the file from its cache. It might keep the file there for ever, and the
-	// server keeps the disk as long.
+	// Make the kernel drop the file from its cache, where the file might stay for ever. The server
+	// frees the disk only then.
 	_ = s.root.NotifyEntry(name)
 }
 
@@ -260,7 +260,7 @@ func newGuard(dir string) (*guard, error) {
 	}
 	started := make(chan error)
 	go func() {
-		// The guard unmounts when the thread that started it ends, so this thread waits for it.
+		// The guard unmounts when the thread that started it ends, so this thread waits for its end.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer close(g.ended)

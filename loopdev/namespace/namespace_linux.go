@@ -90,7 +90,7 @@ func leaveVolumes() error {
 			strings.Contains(filepath.Clean(m.Source), "/dev/nvme") ||
 			strings.Contains(m.Root, "/dev/nvme") || strings.HasPrefix(m.Root, "/nvme")
 		if ofTests && onDevice {
-			// An error is expected: another mount may cover this mount, or was unmounted together with it.
+			// Ignore errors: another mount may cover this one, or was unmounted together with it.
 			_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)
 		}
 	}

@@ -87,8 +87,8 @@ func (c Client) RunDeferred(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/deferred", nil, nil)
 }
 
-// Reset returns the rack to its start: to the objects and switches that it was started with,
-// without faults, mutation and logged requests. The guests lose their disks.
+// Reset returns the rack to its start. The rack has the objects and switches that it was started
+// with, and no faults, mutation or logged requests. The guests lose their disks.
 func (c Client) Reset(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/reset", nil, nil)
 }
@@ -205,7 +205,7 @@ type Request struct {
 	// Seq counts the entries from 1.
 	Seq  int       `json:"seq"`
 	Time time.Time `json:"time"`
-	// RequestID is the ID in the answer.
+	// RequestID is the ID of the request, which the answer has in X-Request-Id.
 	RequestID string `json:"request_id"`
 	// Caller is the User-Agent of the request.
 	Caller string `json:"caller,omitempty"`
@@ -231,7 +231,7 @@ type Mutation struct {
 	// Rule is the ID of the rule that the mutation breaks, or "data" for a promise about data.
 	Rule string `json:"rule"`
 	Says string `json:"says"`
-	// DriverSays is the reason (docs/reasons.md) of the error that the driver returns under it.
+	// DriverSays is the reason (docs/reasons.md) of the driver's error under the mutation.
 	DriverSays string `json:"driver_says,omitempty"`
 	// Active reports whether the mutation is active.
 	Active bool `json:"active"`
@@ -257,8 +257,8 @@ type Phase string
 
 // The phases of a fault.
 const (
-	// Before acts before the rack authenticates the caller. A fault that answers the request in this
-	// phase prevents its effect.
+	// Before acts before the rack authenticates the caller. If the fault answers the request, the rack
+	// does not carry out the operation.
 	Before Phase = "before"
 	// Instead acts when the rack has read the request and authenticated the caller. The rack does not
 	// carry out the operation.
@@ -272,8 +272,8 @@ const (
 	// begins when the caller has the response or has gone, or on POST /deferred. The fault needs a
 	// Response, a Cut or a Hang.
 	Deferred Phase = "deferred"
-	// Unwind makes the operation fail halfway, and the rack undo it: a create leaves nothing, a delete
-	// leaves the disk faulted under another name (A24), and a finalization leaves the disk in
+	// Unwind makes the operation fail halfway, and the rack undoes it: a create leaves nothing, a
+	// delete leaves the disk faulted under another name (A24), and a finalization leaves the disk in
 	// import_ready (A90).
 	Unwind Phase = "unwind"
 	// Reread makes an attach or a detach fail after its effect, when the rack reads the disk again for
@@ -326,8 +326,8 @@ type Response struct {
 }
 
 // DeviceFault changes how a guest sees an attached disk: its device never appears, appears after
-// Delay, or has another size. With Fails the rack cannot give the disk to the guest: it undoes the
-// attach or the start, and an instance that reboots becomes failed.
+// Delay, or has another size. With Fails the rack cannot give the disk to the guest, and so undoes
+// the attach or the start of the instance. An instance that reboots becomes failed.
 type DeviceFault struct {
 	Never     bool     `json:"never,omitempty"`
 	Delay     Duration `json:"delay,omitempty"`

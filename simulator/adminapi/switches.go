@@ -16,8 +16,8 @@ type Switches struct {
 	Hotplug Hotplug `json:"hotplug"`
 	// DeviceDelay is the time from an attach until the device appears in the guest.
 	DeviceDelay Duration `json:"device_delay"`
-	// CreateHold and SnapshotHold are the least times that the rack takes to create a disk and to take
-	// a snapshot. A change also applies to requests in progress.
+	// CreateHold and SnapshotHold are the least times that the rack takes to create a disk and to
+	// create a snapshot. A change also applies to requests in progress.
 	CreateHold   Duration `json:"create_hold"`
 	SnapshotHold Duration `json:"snapshot_hold"`
 	// FreeDelay is the time from the deletion of a disk or a snapshot until the rack frees its space
@@ -89,12 +89,12 @@ const (
 
 // The behaviours of the prototype.
 const (
-	// RecordFirst records an attach before the instance gets the device. If the instance does not get
-	// it, as with DeviceFault.Fails, the answer is a 500, and the disk stays attached without a
-	// device. A repeated attach tries again to give the instance the device.
+	// RecordFirst records an attach before the instance gets the device. If the instance cannot get it
+	// (DeviceFault.Fails), the answer is a 500, and the disk stays attached without a device. A
+	// repeated attach tries again to give the device to the instance.
 	RecordFirst Hotplug = "record-first"
-	// RefusalsAs500 answers every refused attach with a 500 without a reason, but a missing object
-	// still with a 404.
+	// RefusalsAs500 answers every refused attach with a 500 that states no reason. The answer for a
+	// missing object is still a 404.
 	RefusalsAs500 Hotplug = "refusals-500"
 	// SurpriseRemoval lets a running guest use a disk for one second after the request to detach it,
 	// and then removes the disk even if the guest still uses it.

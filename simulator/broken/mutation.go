@@ -1,11 +1,11 @@
 // Package broken makes a simulated rack break its rules. Each [Mutation] in [Table] breaks one
 // rule: it changes requests before the rack reads them, answers before the caller gets them, guest
-// views, or the bytes of disks. The conformance suite must detect every mutation, and so detects a
-// real rack that breaks the same rule.
+// views, or the bytes of disks. The conformance suite must detect every mutation, so that it also
+// detects a real rack that breaks the rule.
 //
-// A mutation affects the whole rack. It is activated with oxide-simulator serve --mutation NAME or
-// with PUT /mutations/NAME on the admin listener. Only one mutation is active at a time. For an
-// error that happens once, or for a chosen request, use an adminapi.Fault instead.
+// A mutation affects the whole rack. oxide-simulator serve --mutation NAME and PUT /mutations/NAME
+// on the admin listener activate it. Only one mutation is active at a time. For an error that
+// happens once, or for a chosen request, use an adminapi.Fault instead.
 package broken
 
 import (
@@ -61,9 +61,9 @@ func Table() []Mutation {
 
 // Interception is one request to a broken rack and its answer.
 type Interception struct {
-	// Rack is the rack without the mutation.
+	// Rack is the simulated rack, whose operations the mutation does not affect.
 	Rack *engine.Simulation
-	// RequestID is the ID in the answer.
+	// RequestID is the ID of the request, which the answer contains.
 	RequestID string
 	// Operation is the API's operationId, or "" for an unknown path.
 	Operation string
@@ -168,7 +168,7 @@ type Switch struct{ active atomic.Pointer[Mutation] }
 // Active returns the active mutation, or nil.
 func (s *Switch) Active() *Mutation { return s.active.Load() }
 
-// Set ends the active mutation of a rack, and activates the named one instead unless name is "".
+// Set ends the active mutation of a rack, and activates the one that name names unless it is "".
 func (s *Switch) Set(rack *engine.Simulation, name string) error {
 	next, active := Mutation{}, (*Mutation)(nil)
 	if name != "" {

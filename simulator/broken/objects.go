@@ -373,7 +373,7 @@ func (x *Interception) device(disk store.Disk) string {
 	return ""
 }
 
-// more ends the directory of the second device that A54-twice makes for a disk, as in nvme000n1.
+// more is the suffix of the second device that A54-twice adds for a disk, such as nvme000n1.
 const more = "00n1"
 
 // second returns the directory of the second device, given the directory of the first.

@@ -47,12 +47,12 @@ type Console struct {
 	// Switches and Faults return the current switches and the active faults.
 	Switches func() adminapi.Switches
 	Faults   func() []adminapi.ActiveFault
-	// Requests returns requests of the last hour for which keep returns true, at most limit, the
-	// newest first.
+	// Requests returns the requests of the last hour for which keep returns true: the newest first, at
+	// most limit.
 	Requests func(limit int, keep func(*adminapi.Request) bool) []adminapi.Request
-	// Flights does the same with entries of flight records.
+	// Flights returns entries of flight records, chosen in the same way.
 	Flights func(limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
-	// Disk returns what the data plane records about a disk.
+	// Disk returns a disk's allocated bytes, faults and activity.
 	Disk func(id string) (Disk, error)
 	// Admin handles the requests to the admin listener (package adminapi).
 	Admin http.Handler
@@ -73,7 +73,7 @@ type Console struct {
 	version int
 }
 
-// Disk contains what the data plane records about a disk.
+// Disk contains the data about a disk that the rack's records do not have.
 type Disk struct {
 	AllocatedBytes int64
 	// CanFail reports whether the disk can have faults. Otherwise Faults and Activity are empty.
@@ -120,9 +120,9 @@ const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect
 // page has the values that the templates of all pages use.
 type page struct {
 	Title, Token, Path string
-	// Live makes the script update the page. Paused stops this.
+	// Live pages are updated by their script, unless they are Paused.
 	Live, Paused bool
-	// Said is the outcome of the last form.
+	// Said tells the user what the last form did.
 	Said string
 	Body any
 }
@@ -332,7 +332,7 @@ func ownHost(host string, hosts []string) bool {
 	return err == nil
 }
 
-// order is the request that a form stands for: to the rack's API (ofAPI) or to the admin listener.
+// order is the request to which a form is converted. ofAPI means the rack's API, not the admin's.
 type order struct {
 	method, path string
 	ofAPI        bool

@@ -226,7 +226,7 @@ func (c *Console) rackPage(w http.ResponseWriter, r *http.Request) {
 	switches, filter := c.Switches(), r.URL.Query().Get("disk")
 	body := rackBody{Filter: filter, Operations: c.Operations, Presets: presets,
 		Settings: settings(switches), Rows: c.rows(state, watch(state, filter))}
-	state.Machines = c.Machines() // what they print does not change the records' version
+	state.Machines = c.Machines() // their output does not change the records' version
 	body.fill(state, switches, c.Faults())
 	c.show(w, r, http.StatusOK, "rack.tmpl", page{Title: "A simulated rack", Live: true, Body: body})
 }
@@ -304,8 +304,8 @@ func watch(state adminapi.State, name string) watched {
 	return w
 }
 
-// wants reports whether a request concerns the disk or a snapshot of it. Requests for a deleted
-// disk are recognized by the name or ID in them.
+// wants reports whether a request concerns the disk or a snapshot of it. If the disk was deleted,
+// the name or ID in the request shows this.
 func (w watched) wants(r *adminapi.Request) bool {
 	is := func(name string) bool {
 		return name != "" && (r.Object == name || r.ObjectID == name ||

@@ -185,7 +185,7 @@ func (f *file) read(path string, now os.FileInfo) (fresh []Entry) {
 	// O_NONBLOCK keeps the open from waiting if the file was replaced by a pipe.
 	r, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil // the file may exist at the next look
+		return nil // the file may exist at the next read
 	}
 	defer r.Close()
 	info, err := r.Stat()

@@ -17,7 +17,7 @@ type record struct {
 	*Log
 	t    *testing.T
 	path string
-	// last is the highest Seq that new has returned so far.
+	// last is the highest Seq that next has seen.
 	last int
 }
 
@@ -54,7 +54,7 @@ func (r *record) replace(text string) {
 
 // next returns the events that were logged since the last call, the oldest first.
 func (r *record) next() string {
-	r.looked = time.Time{} // Newest must not wait to look at the file
+	r.looked = time.Time{} // make Newest read the file at once
 	words, last := "", r.last
 	for _, e := range r.Newest(100, func(e *Entry) bool {
 		r.last = max(r.last, e.Seq)

@@ -137,8 +137,7 @@ func (s *size) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// readSeed adds the objects in a seed file to the config. Paths are relative to the file's
-// directory.
+// readSeed adds the objects in a seed file to the config. Paths in it are relative to the file.
 func readSeed(path string, c *simulator.Config) error {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -51,7 +51,7 @@ func Mount(t *testing.T, device, dir string, options ...string) {
 	t.Helper()
 	Command(t, "mount", append(options, device, dir)...)
 	t.Cleanup(func() {
-		// An error is no failure: the test may have unmounted the device, or disconnected it.
+		// Ignore errors: the test may have unmounted the device, or cut it off.
 		_ = exec.Command("umount", dir).Run()
 		_ = exec.Command("umount", "--lazy", dir).Run()
 	})

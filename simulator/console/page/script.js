@@ -1,5 +1,5 @@
-// Asks for the page again and again and replaces the parts of it that have changed, sends forms
-// without leaving the page, and pauses. All HTML comes from the server's templates, which escape it.
+// Requests the page repeatedly and replaces the parts that have changed, sends forms without leaving
+// the page, and pauses. All HTML comes from the server's templates, which escape texts.
 "use strict";
 
 const often = 200; // milliseconds between two requests
@@ -14,7 +14,7 @@ function replace(old, item) {
 	if (focus >= 0) focusable(item)[focus]?.focus();
 }
 
-// arrange brings the children of a list, which have ids, into the state of those of another list.
+// arrange makes the children of a list, which have ids, equal to the children of another list.
 function arrange(list, wanted) {
 	const ids = new Set([...wanted.children].map(item => item.id));
 	for (const child of [...list.children]) if (!ids.has(child.id)) child.remove();
@@ -35,7 +35,7 @@ async function update() {
 	if (paused) return;
 	if (answer.status !== 304) {
 		const page = new DOMParser().parseFromString(text, "text/html");
-		if (tokenOf(page) !== tokenOf(document)) location.reload(); // of a simulator that started again
+		if (tokenOf(page) !== tokenOf(document)) location.reload(); // the simulator was restarted
 		tag = answer.headers.get("ETag");
 		for (const id of lists) {
 			const list = document.getElementById(id);
