@@ -166,8 +166,8 @@ func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the loop devices of the files below %s: %w", dir, err)
 	}
-	// Detach all at once: if the file of a device is the node of another device below dir, the kernel
-	// releases the other device only after it.
+	// Detach all at once: one device may use the node of another device below dir as its file, and the
+	// kernel releases a device only after all devices that use it.
 	errs := make([]error, len(found))
 	var all sync.WaitGroup
 	for i, d := range found {

@@ -2,7 +2,7 @@
 // releases them.
 //
 // The kernel keeps the serial in lo_file_name, the field in which losetup keeps a path. The owner
-// follows after the serial's NUL, where other programs do not read. Both stay as long as the device
+// follows after the serial's NUL, where other programs do not read. The texts stay while the device
 // is attached, so a program that was killed finds its devices again without a record of them.
 // Several processes may use the package at once: before each change it opens the device and checks
 // the kernel's sequence number of the attachment. So the package never changes a device that

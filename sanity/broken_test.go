@@ -26,7 +26,7 @@ import (
 type brokenRack struct {
 	// mutation is the mutation's name, which begins with the ID of the broken rule.
 	mutation string
-	// reason is the reason of the driver's error. It is "" if CSI demands OK: then the call must
+	// reason is the reason of the driver's error. It is "" if CSI requires OK: then the call must
 	// succeed and change nothing.
 	reason string
 	code   codes.Code
@@ -366,7 +366,7 @@ var brokenDisks = []brokenRack{
 	{"A26-small-blocks", "EffectUnknown", codes.Unavailable,
 		"does not report a local volume with small blocks", provokeOtherDisk("local")},
 	{"A27-left-behind", "DiskFaulted", codes.Aborted,
-		"does not report a disk for which the rack had no space as a volume",
+		"does not report a volume for which the rack had no space",
 		func(ctx SpecContext, r *brokenFixture) {
 			before := r.ids(ctx)
 			r.switched(ctx, "full", true, false)

@@ -220,7 +220,7 @@ func got[T any](result T, err error) T {
 	return result
 }
 
-// inBackground starts a call. The function that it returns waits for the call and demands success.
+// inBackground starts a call. The function that it returns waits for the call and expects success.
 func inBackground[T any](call func() (T, error)) func() T {
 	var (
 		result T

@@ -91,7 +91,7 @@ var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
 		Expect(f.calls(ctx, func() { capabilities(ctx, all) })).To(BeEmpty())
 	})
 
-	It("reports the same name, version and capabilities in every mode (GC-1, D-5, D-6)",
+	It("has one socket with the same name, version and capabilities in every mode (GC-1, D-5, D-6)",
 		func(ctx SpecContext) {
 			node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode})
 			expectServices(ctx, all, true, true)
@@ -170,7 +170,7 @@ func TestTheDriverImplementsOneVersionOfCSI(t *testing.T) { // B-7, B-21
 	}
 }
 
-func TestTheDriverReadsNoReservedVariableButCSIEndpoint(t *testing.T) { // B-24
+func TestCSIEndpointIsTheOnlyReservedVariableOfTheDriver(t *testing.T) { // B-24
 	reserved := regexp.MustCompile(`"CSI_[A-Z_]+"`)
 	for _, pattern := range []string{"../driver/*.go", "../driver/*/*.go", "../internal/*/*.go",
 		"../cmd/oxide-csi-plugin/*.go"} {

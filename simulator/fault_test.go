@@ -163,7 +163,7 @@ func TestAFaultFiresOnlyForMatchingRequests(t *testing.T) {
 	}
 }
 
-func TestAFaultFiresOnlyIfNoEarlierFaultEndsTheRequest(t *testing.T) {
+func TestAFaultWaitsIfAnEarlierFaultEndsTheRequest(t *testing.T) {
 	for at, first := range phases[:2] { // the phases that end a request
 		for _, phase := range phases[at+1:] {
 			for _, addedFirst := range []bool{false, true} {

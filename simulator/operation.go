@@ -365,7 +365,7 @@ func noGroups(s engine.Silo, call *engine.Call, tx *store.Tx) []struct{} {
 }
 
 // withResources adds the operations on groups and their members, and the operations on the engine's
-// kinds of resources. The names of the latter are a kind and a verb, such as vpc_create.
+// kinds of resources, whose names are a kind and a verb, such as vpc_create.
 func withResources(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
 	for _, k := range []*engine.Kind{engine.AffinityGroup, engine.AntiAffinityGroup} {

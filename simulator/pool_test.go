@@ -169,7 +169,7 @@ func (r *rackServer) subnetPools() {
 }
 
 // secondDefault makes two subnet pools default pools of the silo, one for each IP version. It also
-// checks that a subnet still exists after the deletion of the instance to which it is attached.
+// checks that deleting an instance does not delete the subnet that is attached to it.
 func (r *rackServer) secondDefault(one string) {
 	const other = "/v1/system/subnet-pools/other"
 	pool := func(version string) string {

@@ -406,7 +406,7 @@ func (a *answers) compare(t *testing.T, r *rackServer, dir string) {
 	}
 }
 
-func TestTheNextRackAdoptsKeptDevices(t *testing.T) {
+func TestARestartedRackAdoptsKeptDevices(t *testing.T) {
 	needGuests(t)
 	binary, dir := buildSimulator(t), t.TempDir()
 	const first = 600

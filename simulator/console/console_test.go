@@ -113,7 +113,7 @@ func TestPagesEscapeHostileTexts(t *testing.T) {
 	}
 }
 
-func TestGuardRefusesChangesByPagesOfOtherOrigins(t *testing.T) {
+func TestGuardRefusesRequestsOfOtherOrigins(t *testing.T) {
 	var forwarded []string
 	c := testConsole(&forwarded)
 	c.Hosts = []string{"rack.test"}
@@ -277,14 +277,14 @@ func TestAFormSentWithoutScriptRedirectsToItsPage(t *testing.T) {
 	}
 }
 
-func TestAnInstanceShowsTheLastLinesOfItsSerialConsole(t *testing.T) {
+func TestTheConsoleShowsTheLastLinesOfASerialConsole(t *testing.T) {
 	const text = "lost\r\n1\r\r\n\x1b[1;32m2\x1b[0m <b>\n3\xff\n4\x07\n"
 	if got, want := lastLines(text), "1\n2 <b>\n3�\n4"; got != want {
 		t.Errorf("the last lines are %q, want %q", got, want)
 	}
 }
 
-func TestAnInstanceShowsItsBootDiskFirst(t *testing.T) {
+func TestTheConsoleListsTheBootDiskFirst(t *testing.T) {
 	disk := func(id, description string) adminapi.Disk {
 		return adminapi.Disk{Identity: adminapi.Identity{ID: id, Name: id, Description: description}}
 	}

@@ -149,7 +149,7 @@ func TestALogReturnsEachNewLineOnce(t *testing.T) {
 	}
 }
 
-func TestTheEndOfAChangeReplacesItsBeginning(t *testing.T) {
+func TestTheLastEntryOfAChangeReplacesTheFirst(t *testing.T) {
 	r := newRecord(t)
 	shown := func() (all string) {
 		r.looked = time.Time{}
