@@ -231,9 +231,9 @@ func specsCommand(ctx context.Context, t *testing.T, run *harness.Run, args []st
 		cmd.Env = append(cmd.Env, harness.BinaryVariable(program)+"="+path)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		// The first interrupt makes Ginkgo end the specs and clean up; a second one makes it skip the
-		// clean-up. In a process group of its own, the part does not get the terminal's interrupt in
-		// addition to the one that this process sends.
+		// Ginkgo ends the specs and cleans up at the first interrupt, and skips the clean-up at the
+		// second. In a process group of its own, the part gets only the interrupt that this process
+		// sends, and not the terminal's, too.
 		Setpgid:   true,
 		Pdeathsig: syscall.SIGINT,
 	}
