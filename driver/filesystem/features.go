@@ -9,10 +9,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// newFeatures are the features of the filesystems that the driver makes, by the names of the lists
-// below. Linux 5.12 mounts all of them. The driver passes each of them to mkfs and compares the
-// result with the list, so that a disk does not depend on the version of mkfs or on a configuration
-// file.
+// newFeatures lists the features of each new filesystem, with the names that the tables below use.
+// Linux 5.12 mounts filesystems with all of them. The driver passes the list to mkfs and compares
+// the new superblock with it, so that neither mkfs's version nor its configuration file matters.
 var newFeatures = map[string]string{
 	volume.Ext3: "dir_index ext_attr filetype has_journal large_file resize_inode sparse_super",
 	volume.Ext4: "64bit dir_index dir_nlink ext_attr extents extra_isize filetype flex_bg " +
@@ -23,8 +22,8 @@ var newFeatures = map[string]string{
 		"skinny_metadata",
 }
 
-// incidentalFeatures are feature bits that mkfs does not choose: they follow from the disk's blocks
-// or the size of the nodes, report a state, or are set by the driver.
+// incidentalFeatures are superblock bits that mkfs's options do not choose: they follow from the
+// disk's block size or the node size, report a state, or are set by the driver.
 var incidentalFeatures = []string{"dalign", "sector", "big_metadata", "written", "metadata_uuid"}
 
 func (v Volume) newFeatures() []string {
@@ -33,10 +32,10 @@ func (v Volume) newFeatures() []string {
 	})
 }
 
-// chosenFeatures returns the features that the mkfs of the filesystem chose, sorted.
+// chosenFeatures returns the features in the superblock that mkfs's options choose, sorted.
 func (sb Superblock) chosenFeatures() []string {
-	// mke2fs replaces resize_inode by meta_bg if a group of small blocks has no room for the reserved
-	// descriptors.
+	// With small blocks a group may have no room for the descriptors that resize_inode reserves. Then
+	// mke2fs sets meta_bg in its place.
 	names := strings.Fields(strings.NewReplacer(",", "", "meta_bg", "resize_inode").
 		Replace(sb.Features))
 	slices.Sort(names)
@@ -45,21 +44,20 @@ func (sb Superblock) chosenFeatures() []string {
 	})
 }
 
-// A filesystem is mounted only if it is whole on its device and every feature that it uses is in
-// these lists. It is unknown what a kernel or a tool would do because of another feature, and to
-// which disks.
+// The driver mounts a filesystem only if all of it is on its device and these tables contain every
+// feature that it uses: an unknown feature may make a kernel or a tool write to other disks.
 
-// featureWord is a field of a superblock whose bits are features.
+// featureWord describes a superblock field in which each bit is a feature.
 type featureWord struct {
 	Field     string
 	At, Bytes int
-	// Bits names the bits, from the lowest on. The driver refuses a bit whose name begins with "!" or
-	// is "-", and every bit after the last name. A "." is part of a number.
+	// Bits names the bits, from the lowest on. The driver refuses a bit whose name is "-" or begins
+	// with "!", and every bit without a name. Bits named "." form a number, which is allowed.
 	Bits string
 }
 
-// extFeatures refuses an external journal, features that no kernel supports, and read-only and
-// shared_blocks, with which the kernel mounts the filesystem only for reading.
+// extFeatures refuses an external journal, features that no kernel supports, and the features
+// read-only and shared_blocks, with which the kernel mounts the filesystem only for reading.
 var extFeatures = []featureWord{
 	{"s_rev_level", 0x4C, 4, "."},
 	{"s_feature_compat", 0x5C, 4, "dir_prealloc imagic_inodes has_journal ext_attr resize_inode " +
@@ -74,9 +72,9 @@ var extFeatures = []featureWord{
 	{"s_journal_uuid", 0xD0, 8, ""}, {"s_journal_uuid", 0xD8, 8, ""}, {"s_journal_dev", 0xE4, 4, ""},
 }
 
-// xfsFeatures and xfsV5Features refuse a realtime section, also the internal one of zoned, because
-// the driver would grow the filesystem into it. They refuse needsrepair, which only xfs_repair may
-// clear.
+// xfsFeatures and xfsV5Features refuse a realtime section (with zoned it is on the same device),
+// because the driver would grow the filesystem into it. They refuse needsrepair, which only
+// xfs_repair may clear.
 var (
 	xfsFeatures = []featureWord{
 		{"sb_rblocks", 16, 8, ""}, {"sb_rextents", 24, 8, ""}, {"sb_inprogress", 126, 1, ""},
@@ -93,9 +91,9 @@ var (
 	}
 )
 
-// btrfsFeatures refuses a seed device, which other filesystems use, changes that a tool or the
-// kernel has not finished, experimental features, and zones, with which the superblocks may be
-// where the driver does not look.
+// btrfsFeatures refuses a seed device (other filesystems use it too), unfinished changes of a tool
+// or the kernel, experimental features, and zones (with these, the superblocks may be at offsets
+// that the driver does not read).
 var btrfsFeatures = []featureWord{
 	{"flags", 0x38, 4, "written reloc !error"},
 	{"flags>>32", 0x3C, 4, "!seeding !metadump !metadump_v2 !changing_fsid !changing_fsid_v2 - " +
@@ -130,7 +128,7 @@ func (sb *Superblock) addFeatures(b []byte, order binary.ByteOrder, words []feat
 	}
 }
 
-// refuse adds a feature to those that keep the filesystem from being mounted.
+// refuse adds the feature to sb.Refused, whose features keep the filesystem from being mounted.
 func (sb *Superblock) refuse(refused bool, field string, feature any) {
 	if refused {
 		sb.Refused = listed(sb.Refused, field, feature)

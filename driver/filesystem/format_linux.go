@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// format formats the device, which is proven to be blank or to hold an unfinished format of this
-// volume.
+// format formats a device that was proven blank or, if unfinished is set, proven to hold only an
+// unfinished format of this volume. left are the chunks that the unfinished format wrote.
 func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) {
 	d, v := disk{p.Device}, p.Volume
 	proof := "read whole"
@@ -41,23 +41,23 @@ func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) 
 	return made, err
 }
 
-// mkfsCommand returns the program that makes the filesystem and its arguments. No argument lets it
-// overwrite existing content: mkfs.xfs and mkfs.btrfs refuse a disk that holds something, which is
-// a second check after ours. (mke2fs asks only on a terminal, so for ext ours is the only one.)
+// mkfsCommand returns the mkfs program for the volume's filesystem and its arguments. No argument
+// lets it overwrite existing content: mkfs.xfs and mkfs.btrfs refuse a disk that is not blank, a
+// second check after the driver's. (mke2fs asks only on a terminal, so ext has no second check.)
 //
-// None of them discards: the disk is blank, and a discard could only do harm. reservedPercent
-// defaults to 0, as in Kubernetes' own formatting: no root daemon lives on a volume. mke2fs always
-// leaves the inode tables to the kernel, because a whole table could overwrite the records. An ext
-// becomes read-only at the first error, so that the error is noticed.
+// The arguments disable discards: the disk is blank, so a discard could only do harm.
+// reservedPercent defaults to 0, as in Kubernetes' own formatting: no root daemon lives on a
+// volume. mke2fs leaves the inode tables to the kernel, because writing all of them could overwrite
+// the records. An ext becomes read-only at its first error, so that somebody notices the error.
 //
-// The filesystem gets the volume's UUID, which distinguishes it from that of another disk attached
-// in its place. mkfs.btrfs refuses a UUID that another disk of the machine has, such as the origin
-// of a restored volume, so a btrfs gets its UUID after mkfs (see identify).
+// The filesystem gets the volume's UUID, so the driver notices if another disk is attached instead.
+// mkfs.btrfs refuses a UUID that another disk of the machine has, such as the snapshot's origin. So
+// setBtrfsUUID sets the UUID of a btrfs after mkfs.
 //
-// Each feature that a mkfs can switch is switched on or off (see newFeatures). The driver asks
-// mkfs.xfs and mkfs.btrfs which features they can switch: they refuse unknown ones, and a newer
-// version may switch on a feature that no list contains. If such a feature is missed here,
-// checkNewFeatures finds it after mkfs.
+// The arguments switch each feature on or off (see newFeatures). xfsSwitches and btrfsSwitches ask
+// the mkfs program which features it knows: it refuses unknown ones, and a newer version may switch
+// on a feature that no list contains. If its usage text does not list such a feature,
+// checkNewFeatures finds the feature after mkfs.
 func mkfsCommand(v Volume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
@@ -93,14 +93,14 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 	return name, slices.Concat(args, v.Mkfs.Args(v.FSType)), nil
 }
 
-// xfsSwitch matches an option that is a switch in the usage of mkfs.xfs, or the start of a group.
+// xfsSwitch matches, in the usage of mkfs.xfs, a 0|1 option or the letter of an option group.
 var xfsSwitch = regexp.MustCompile(`\[-(\w) |(\w+)=0\|1[],]`)
 
-// xfsSwitches returns the arguments for the switches of metadata, inodes and names that the node's
-// mkfs.xfs names in its usage, except for those that the volume's options contain.
+// xfsSwitches returns arguments that set each switch of the groups -m, -i and -n that the usage
+// text of the node's mkfs.xfs contains, except for switches that the volume's options set.
 func xfsSwitches(v Volume) (args []string, err error) {
 	usage, err := runTool(nil, "mkfs.xfs")
-	text := strings.ReplaceAll(usage.Stderr, "inobtcnt", "inobtcount") // an error of xfsprogs 5.10
+	text := strings.ReplaceAll(usage.Stderr, "inobtcnt", "inobtcount") // wrong name in xfsprogs 5.10
 	group := ""
 	for _, match := range xfsSwitch.FindAllStringSubmatch(text, -1) {
 		switch name := match[2]; {
@@ -116,11 +116,11 @@ func xfsSwitches(v Volume) (args []string, err error) {
 	return args, err
 }
 
-// btrfsSwitch matches a feature in a list of mkfs.btrfs, but not an alias.
+// btrfsSwitch matches a feature in the list that mkfs.btrfs prints, but not an alias of a feature.
 var btrfsSwitch = regexp.MustCompile(`(?m)^([a-z0-9-]+) +- .*\)$`)
 
-// btrfsSwitches returns the arguments for the features that the node's mkfs.btrfs lists. Older
-// versions have a second list, of features that can also be switched later.
+// btrfsSwitches returns arguments that set each feature that the node's mkfs.btrfs lists. Older
+// versions list the features that can also be changed later under -R.
 func btrfsSwitches(v Volume) (args []string, err error) {
 	for _, flag := range []string{"-O", "-R"} {
 		list, err := runTool(nil, "mkfs.btrfs", flag, "list-all")
@@ -140,15 +140,15 @@ func btrfsSwitches(v Volume) (args []string, err error) {
 	return args, nil
 }
 
-// format makes a filesystem on a device that is proven blank, or to hold nothing but an unfinished
-// format of this volume, in the chunks that are left, and verifies the result. The caller keeps the
-// device open from inspect to the mount, so its number stays its own.
+// format makes a filesystem on a device that is proven blank or, except for the chunks in left,
+// blank with an unfinished format of this volume, and verifies the result. The caller keeps the
+// device open from inspect to the mount, so the kernel gives its device number to no other disk.
 //
-// A format that is cut off at any instant is repeated by the next call. Nothing else is written
-// until the first record is durable. From then on a record of this volume is on the disk until the
-// work of mkfs is durable. If a repeated call is cut off while it wipes, the next one wipes again.
-// If mkfs had finished a btrfs before the records were erased, the btrfs is used if a check finds
-// no errors (see finishFormat), because nothing proves that no workload has written to it.
+// A later call repeats a format that was cut off at any instant. The first write is that of the
+// records, and mkfs starts when they are durable. At least one record of this volume then stays on
+// the disk until mkfs's work is durable. If the wipe of a repeated call is cut off, the next call
+// wipes again. If mkfs had finished a btrfs whose records were not yet erased, a workload may have
+// written to it. So the driver uses that btrfs if a check finds no errors (see finishFormat).
 func (d disk) format(v Volume, left []int64, name string, args []string) (Superblock, error) {
 	if v.SizeBytes == 0 {
 		return Superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
@@ -182,7 +182,7 @@ func (d disk) format(v Volume, left []int64, name string, args []string) (Superb
 	return made, d.WithExclusive(func(w *os.File) error { return d.eraseFormat(w, v) })
 }
 
-// mkfs runs the program and verifies that the new filesystem is on this device.
+// mkfs runs the mkfs program and verifies that the new filesystem is on this device.
 func (d disk) mkfs(v Volume, name string, args []string) (Superblock, error) {
 	result, err := runTool(d.Inherited, name, append(args, inherited)...)
 	if err != nil {
@@ -205,13 +205,13 @@ func (d disk) mkfs(v Volume, name string, args []string) (Superblock, error) {
 	return d.identify(made[0], v)
 }
 
-// finishFormat makes the last steps of a format that was cut off right before them: it gives a
-// btrfs the volume's UUID and erases the records. A check has found no errors in the btrfs, and
-// records of its format by this volume are on the disk. If they stayed, a later call would repeat
-// the check, and format the disk again if it failed.
+// finishFormat does the last steps of a format that was cut off just before them: it gives the
+// btrfs the volume's UUID and erases the records. The caller has checked that the btrfs has no
+// errors and that its format was this volume's. Left on the disk, the records would make later
+// calls repeat the check, and format the disk again if the check failed.
 //
-// If mkfs or the driver was killed, its last writes were not flushed, so the records stay until
-// those are durable.
+// If mkfs or the driver was killed, its last writes may be in the kernel's cache only. So
+// finishFormat syncs the disk before it erases the records.
 func (d disk) finishFormat(v Volume, sb Superblock) error {
 	if err := d.checkNewFeatures(sb, v); err != nil {
 		return err
@@ -229,10 +229,10 @@ func (d disk) finishFormat(v Volume, sb Superblock) error {
 	})
 }
 
-// wipe erases what an unfinished format has left, in the chunks of the disk that are not zero, and
-// proves that the disk is blank again except for the records. The heads of the superblocks and of
-// the tree blocks of a btrfs are last, because the rest of a block is recognized by its head: if
-// wipe is cut off, or the disk fails, the next call still knows what is left.
+// wipe overwrites with zeroes what an unfinished format wrote to the chunks, and proves that the
+// disk is blank again except for the records. It overwrites the heads of btrfs superblocks and tree
+// blocks last, because unfinished blocks are recognized by their heads: if wipe is cut off or a
+// write fails, the next call still recognizes the blocks.
 func (d disk) wipe(v Volume, chunks []int64) error {
 	if err := d.WithExclusive(func(w *os.File) error {
 		if err := d.clearSectors(w, chunks, false); err != nil {
@@ -253,8 +253,8 @@ func (d disk) wipe(v Volume, chunks []int64) error {
 	return s.checkBlank()
 }
 
-// clearSectors durably overwrites the chunks with zeroes, without the heads of blocks unless heads
-// is set. Every disk writes 512 bytes whole, so a power failure tears no head.
+// clearSectors durably overwrites the chunks with zeroes. If heads is false, it keeps the first 512
+// bytes of btrfs blocks. Every disk writes 512 bytes whole, so a power failure tears no head.
 func (d disk) clearSectors(w *os.File, chunks []int64, heads bool) error {
 	const wholeBytes = 512
 	slots := RecordOffsets(d.SizeBytes)
@@ -281,8 +281,8 @@ func (d disk) clearSectors(w *os.File, chunks []int64, heads bool) error {
 	return d.unwritable(w.Sync())
 }
 
-// isOf reports whether the filesystem has the UUID of the volume's filesystem, or that UUID is not
-// known.
+// isOf reports whether the filesystem's UUID is the one that the volume's filesystem must have, or
+// whether that UUID is unknown.
 func (sb Superblock) isOf(v Volume) bool {
 	return v.FilesystemUUID == "" || sb.UUID.String() == v.FilesystemUUID
 }
@@ -293,8 +293,8 @@ func (d disk) wrongFilesystem(sb Superblock, want string) error {
 		d.Path, d.Serial, sb.Type, sb.UUID, want)
 }
 
-// identify makes sure that the new filesystem can be mounted and has the features and the UUID of
-// the volume's. An empty UUID matches any.
+// identify checks that the driver may mount the new filesystem, and that the features and the UUID
+// are those that the volume asks for. It sets the UUID of a btrfs. An empty UUID matches any.
 func (d disk) identify(made Superblock, v Volume) (Superblock, error) {
 	if err := d.allow(made); err != nil {
 		return Superblock{}, err
@@ -312,7 +312,7 @@ func (d disk) identify(made Superblock, v Volume) (Superblock, error) {
 	return made, nil
 }
 
-// checkNewFeatures returns an error unless a new filesystem has the features that it must have.
+// checkNewFeatures returns an error unless a new filesystem has the features that mkfs was told.
 func (d disk) checkNewFeatures(made Superblock, v Volume) error {
 	if got, want := made.chosenFeatures(), v.newFeatures(); !slices.Equal(got, want) {
 		return csierr.New(csierr.NodeToolFailed, "the new %s filesystem on %s has the features %s, but "+
@@ -324,8 +324,8 @@ func (d disk) checkNewFeatures(made Superblock, v Volume) error {
 }
 
 // setBtrfsUUID gives an unmounted btrfs the volume's UUID, as btrfstune -M does: the tree blocks
-// keep the UUID that mkfs gave them, and the superblock then names both. The first superblock is
-// written last, because its copies are used only if it is lost.
+// keep the UUID from mkfs, and the superblock contains both UUIDs. It writes the first superblock
+// last, because the copies are used only if the first is lost.
 func (d disk) setBtrfsUUID(sb Superblock, want string) (Superblock, error) {
 	id, err := uuid.Parse(want)
 	if err != nil || !sb.ChecksumOK {
@@ -362,7 +362,7 @@ func (d disk) setBtrfsUUID(sb Superblock, want string) (Superblock, error) {
 	return found[0], nil
 }
 
-// changeBtrfsUUID changes the UUID in a superblock. It returns false if b is not a superblock.
+// changeBtrfsUUID changes the UUID in a superblock. It returns false if b contains no superblock.
 func changeBtrfsUUID(b []byte, id uuid.UUID) bool {
 	if string(b[0x40:0x48]) != "_BHRfS_M" {
 		return false
@@ -397,10 +397,10 @@ func growthSlots(sizeBytes, end int64) []int64 {
 	return slices.DeleteFunc(GrowthOffsets(sizeBytes), func(slot int64) bool { return slot < end })
 }
 
-// eraseRecords durably erases the records in the slots that match selects. The writes of mkfs are
-// durable before, because each mkfs syncs at its end. So are those of a growth: e2fsck -f and
-// resize2fs flush the disk before and after their last write, the superblock, and fail if a flush
-// fails (ext2fs_flush2, unix_flush). A slot that mkfs has overwritten belongs to the filesystem.
+// eraseRecords durably erases the records in the slots for which match returns true. The tools'
+// writes are durable before: each mkfs syncs at its end, and e2fsck -f and resize2fs flush the disk
+// before and after they write the superblock last, and fail if a flush fails (ext2fs_flush2,
+// unix_flush). A slot without a record may contain data of the filesystem, and stays as it is.
 func (d disk) eraseRecords(w *os.File, slots []int64, match func(Record) bool) error {
 	for _, slot := range slots {
 		b, err := d.Read(slot, sectorBytes)
@@ -424,12 +424,12 @@ func (d disk) eraseFormat(w *os.File, v Volume) error {
 	})
 }
 
-// DropRecord durably erases the records on the disk, of a format and of a growth, before the device
-// is published as a raw device, whichever volume they name. After that the content is the
-// workload's, and a record would claim that it is the driver's. It erases only real records, not a
-// workload's bytes that look like one: everything beside the record of a format is a trace of mkfs,
-// and the record of a growth is behind the ext that it describes. It does nothing to a mounted
-// device, which is in use already.
+// DropRecord durably erases the driver's records, of formats and growths of any volume, before the
+// disk is published as a raw device. From then on the content is the workload's, and a record would
+// claim that the driver wrote it. DropRecord keeps a workload's bytes that look like a record: a
+// real format record is on a disk that holds only traces of mkfs, and a real growth record is
+// behind the ext that it describes. It does nothing to a mounted device, which a workload uses
+// already.
 func (p *Preparation) DropRecord(mounted bool) error {
 	d, v := disk{p.Device}, p.Volume
 	if v.ReadOnly || mounted {
@@ -439,7 +439,7 @@ func (p *Preparation) DropRecord(mounted bool) error {
 	if err != nil {
 		return err
 	}
-	if len(s.Records)+len(s.Growth) > 0 { // their position decides whether they are valid
+	if len(s.Records)+len(s.Growth) > 0 { // the regions show whether they are valid
 		found, err := Find(d.OpenDevice)
 		if err != nil {
 			return err
@@ -467,8 +467,8 @@ func (p *Preparation) DropRecord(mounted bool) error {
 	return err
 }
 
-// ownRecords returns the offsets of those records in a scan that were written on this disk, or on
-// the one that it was restored from.
+// ownRecords returns the offsets of the records in the scan that the driver wrote to this disk or
+// to the disk that this one was restored from.
 func (d disk) ownRecords(v Volume, s scan) (own []int64, err error) {
 	formats, growths := s.Records, s.Growth
 	if len(formats) > 0 {

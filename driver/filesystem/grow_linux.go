@@ -25,9 +25,9 @@ const (
 	btrfsResize   = 0x50009403 // _IOW(0x94, 3, struct btrfs_ioctl_vol_args)
 )
 
-// growExt checks the filesystem, which resize2fs requires, and grows it. resize2fs cannot be killed
-// without damage, and e2fsck does not write the superblock atomically. So growth records are on the
-// disk meanwhile and show which step was reached.
+// growExt checks the ext filesystem, which resize2fs requires, and grows it. A killed resize2fs
+// leaves damage, and e2fsck does not write the superblock atomically. So growExt writes growth
+// records first, which show a later call how far the growth got.
 func (p *Preparation) growExt(found state) (err error) {
 	d, v := disk{p.Device}, p.Volume
 	change := p.Flight.Begin(flight.FilesystemGrown, flight.Fields{Filesystem: v.FSType})
@@ -46,7 +46,7 @@ func (p *Preparation) growExt(found state) (err error) {
 	if err := p.checkExt(growCheck(found, v)...); err != nil {
 		return err
 	}
-	// The check may have replaced a truncated superblock with a copy.
+	// The check may have replaced a damaged superblock by its copy.
 	sbs, err := Find(d.OpenDevice)
 	if err != nil {
 		return err
@@ -79,19 +79,19 @@ func growCheck(found state, v Volume) []string {
 	sb := found.Filesystem
 	switch {
 	case found.Checked && v.neverRaw():
-		// Any error was left by a resize2fs that was killed: the record shows that the filesystem was
-		// checked right before, and has not been mounted since. No workload can have written the record,
-		// which is behind the filesystem on a disk that no workload ever had as a raw device.
+		// Only a killed resize2fs can have left errors: the record shows a successful check before it,
+		// and no mount since. No workload can have written the record: it is behind the filesystem, and
+		// the disk was never a workload's raw device.
 		return []string{"-f", "-y"}
 	case found.Growing && sb.Damaged:
-		// An e2fsck was killed while it wrote the superblock. The copy is whole (see allowCopy).
+		// e2fsck was killed while it wrote the superblock. The copy is undamaged (see allowCopy).
 		return []string{"-f", "-p", "-b", fmt.Sprint(sb.CopyBlock), "-B", fmt.Sprint(sb.BlockBytes)}
 	}
 	return []string{"-f", "-p"}
 }
 
-// GrowMounted grows a mounted xfs or btrfs to the whole device. It does nothing if the filesystem
-// already covers it, or is of a type that grows before it is mounted.
+// GrowMounted grows a mounted xfs or btrfs to the whole device, if it does not cover the device
+// yet. It does nothing to other filesystems, which grow before they are mounted.
 func GrowMounted(call flight.Call, m *mount.Mount, d blockdev.Device) error {
 	if m.FSType != volume.XFS && m.FSType != volume.Btrfs {
 		return nil
@@ -114,8 +114,8 @@ func GrowMounted(call flight.Call, m *mount.Mount, d blockdev.Device) error {
 	return nil
 }
 
-// xfsGeometry returns what a mounted xfs reports about itself: its blocks and size, and the
-// percentage of its space that may hold inodes.
+// xfsGeometry returns the block size and the size of a mounted xfs, as the kernel reports them, and
+// the percentage of its space that inodes may use.
 func xfsGeometry(root *os.File) (sb Superblock, inodePercent uint32, err error) {
 	var b [112]byte
 	err = blockdev.Ioctl(int(root.Fd()), xfsGeometryV1, unsafe.Pointer(&b))
@@ -125,8 +125,8 @@ func xfsGeometry(root *os.File) (sb Superblock, inodePercent uint32, err error) 
 		UnitBytes: product(xfsMinimumAGBlocks, block)}, binary.NativeEndian.Uint32(b[28:]), err
 }
 
-// Uncovered returns the size of a mounted xfs that leaves a part of its device unused, and
-// otherwise 0. Its superblock may show less until its log is replayed.
+// Uncovered returns the size of a mounted xfs that does not cover its device, and 0 if it does. It
+// asks the kernel: the superblock on the disk may contain an older size until the log is replayed.
 func Uncovered(m *mount.Mount, d blockdev.Device) (sizeBytes int64, err error) {
 	root, err := m.Root()
 	if err != nil {
@@ -158,14 +158,14 @@ func growBtrfs(root *os.File) error {
 	if err != nil {
 		return err
 	}
-	var arg [4096]byte // a number that is always 0, and a text
+	var arg [4096]byte // a number that is always 0, then a text
 	copy(arg[8:], fmt.Sprintf("%d:max", member.ID))
 	if err := blockdev.Ioctl(int(root.Fd()), btrfsResize, unsafe.Pointer(&arg)); err != nil {
 		return err
 	}
-	// The kernel has committed the new size, so that it is durable before file data can be written to
-	// the new space. It does not return the error of this commit (btrfs_ioctl_resize), but makes the
-	// filesystem read-only.
+	// The kernel has committed the new size, so the size is durable before any file uses the new
+	// space. If the commit fails, the ioctl returns no error (btrfs_ioctl_resize), but the filesystem
+	// becomes read-only.
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(root.Fd()), &st); err != nil {
 		return err
@@ -176,8 +176,8 @@ func growBtrfs(root *os.File) error {
 	return nil
 }
 
-// allow returns an error if the filesystem must not be mounted. It precedes every mount, check,
-// growth and write, because each of them can also write to other devices of the filesystem.
+// allow returns an error if the filesystem has a feature that the driver refuses. It precedes every
+// mount, check, growth and write, because these can also write to other disks of the filesystem.
 func (d disk) allow(sb Superblock) error {
 	if sb.Refused == "" {
 		return nil
@@ -187,8 +187,8 @@ func (d disk) allow(sb Superblock) error {
 		sb.Type, d.Path, d.Serial, sb.Refused)
 }
 
-// allowCopy does what allow does for the copy that a check uses in place of a damaged superblock.
-// The copy may have the larger size, because a growth writes it first.
+// allowCopy does what allow does for the copy of a damaged superblock that e2fsck will use. The
+// size in the copy may be larger, because a growth writes the copies before the superblock.
 func (d disk) allowCopy(sb Superblock) error {
 	at := sb.CopyBlock * sb.BlockBytes
 	b, err := d.Read(at&^(sectorBytes-1), sectorBytes)
@@ -203,10 +203,10 @@ func (d disk) allowCopy(sb Superblock) error {
 	return d.allow(whole)
 }
 
-// checkDescriptors returns an error if a group descriptor cannot be right. In that case e2fsck -p
-// does not use the copies: it deletes the journal that it cannot find, overwrites the copies with
-// the bad descriptors, and asks for a person, who can no longer find any file. Without -p it uses a
-// copy.
+// checkDescriptors returns an error if a group descriptor is damaged. e2fsck -p ignores the copies
+// of the descriptors: it deletes the journal that it does not find, overwrites the copies with the
+// damaged descriptors, and exits for a manual repair, which then finds no files. Without -p e2fsck
+// uses a copy.
 func (d disk) checkDescriptors() error {
 	head, err := d.Read(0, sectorBytes)
 	if err != nil {
@@ -216,7 +216,7 @@ func (d disk) checkDescriptors() error {
 	from := t.Offset &^ (sectorBytes - 1)
 	to := (t.Offset + t.Bytes + sectorBytes - 1) &^ (sectorBytes - 1)
 	if t.Bytes == 0 || to > d.SizeBytes {
-		return nil // nothing is known
+		return nil // not one table within the disk
 	}
 	b, err := d.Read(from, to-from)
 	if err != nil {
@@ -224,8 +224,8 @@ func (d disk) checkDescriptors() error {
 	}
 	group := t.firstBad(b[t.Offset-from:])
 	if group < 0 {
-		// A wrong block inside of the filesystem has the same effect: e2fsck deletes the journal that it
-		// does not find there.
+		// A descriptor with a wrong block number within the filesystem has the same effect: e2fsck does
+		// not find the journal at that block and deletes it.
 		at, n := t.inodesAt(b[t.Offset-from:])
 		from, to := at&^(sectorBytes-1), (at+n+sectorBytes-1)&^(sectorBytes-1)
 		if at > d.SizeBytes-n || to > d.SizeBytes {
@@ -253,7 +253,7 @@ const (
 	fsckUncorrected     = 4
 )
 
-// checkExt runs e2fsck. With -p it repairs what needs no decision; with -f it also checks a
+// checkExt runs e2fsck with args: -p repairs errors that need no decision, -f also checks a
 // filesystem that is marked clean.
 func (p *Preparation) checkExt(args ...string) (err error) {
 	d := disk{p.Device}
@@ -283,8 +283,8 @@ func (p *Preparation) checkExt(args ...string) (err error) {
 	return result.failure("e2fsck", d.Path)
 }
 
-// tryRead makes e2fsck read everything that a repair reads, and returns an error if a read fails.
-// With -y e2fsck would overwrite the unreadable block with zeroes and continue
+// tryRead runs e2fsck -n, which reads all blocks that a repair reads, and returns an error if a
+// read fails. e2fsck -y would overwrite an unreadable block with zeroes and continue
 // (e2fsck_handle_read_error).
 func (d disk) tryRead() error {
 	result, err := runTool(d.Inherited, "e2fsck", "-f", "-n", inherited)
@@ -294,9 +294,9 @@ func (d disk) tryRead() error {
 	return err
 }
 
-// diskFailed reports whether e2fsck could not read or write the disk. Only its messages show that
-// (e2fsck/ehandler.c and problem.c): its exit code is that of errors in the filesystem or, with -y,
-// of corrected errors.
+// diskFailed reports whether e2fsck could not read or write the disk. Only its messages tell
+// (e2fsck/ehandler.c and problem.c): the exit code is the same as for errors in the filesystem or,
+// with -y, for corrected errors.
 func diskFailed(e2fsck toolResult) bool {
 	return slices.ContainsFunc([]string{"Error reading block ", "Error writing block ",
 		"Error writing file system info", "Error flushing writes ",
@@ -305,7 +305,7 @@ func diskFailed(e2fsck toolResult) bool {
 	})
 }
 
-// btrfsBroken reports whether btrfs check finds errors. The check only reads; it exits with 0 or 1.
+// btrfsBroken reports whether btrfs check, which only reads, finds errors: it exits with 0 or 1.
 func (d disk) btrfsBroken() (bool, error) {
 	if err := d.TryExclusive(); err != nil {
 		return false, err

@@ -23,10 +23,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// TestMkfsMakesWhatIsAcceptedForTheSize tries combinations of the options on disks of several
-// sizes. If the driver refuses options for a size, mkfs must refuse them as well, or must fill the
-// disk with inodes.
-func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
+// The test tries combinations of mkfs options on disks of several sizes. If the driver refuses the
+// options for a size, mkfs must refuse them too, or the inodes would fill the disk.
+func TestMkfsAcceptsTheOptionsThatTheDriverAccepts(t *testing.T) {
 	type format struct {
 		fsType, options string
 		size            int64
@@ -42,7 +41,7 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 		options []option
 	}{
 		{volume.Ext4, []int64{1, 2, 3}, []option{ratio, inode, block}},
-		// Small blocks make many groups, whose descriptors then need more than a group has.
+		// Small blocks make many groups. Their descriptors then need more space than a group has.
 		{volume.Ext4, []int64{720, 1023}, []option{{"bytesPerInode", "1024 2100"},
 			{"inodeSize", "512 1024"}, block}},
 		// mke2fs writes the whole inode tables of an ext3.
@@ -103,7 +102,7 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 	}
 }
 
-// mkfs formats a disk or a file as the driver does.
+// mkfs formats a disk or a file with the driver's arguments.
 func mkfs(t *testing.T, v Volume, path string, size ...string) toolResult {
 	t.Helper()
 	name, args, err := mkfsCommand(v)
@@ -113,12 +112,11 @@ func mkfs(t *testing.T, v Volume, path string, size ...string) toolResult {
 	return made
 }
 
-// TestEveryMkfsLeavesARecordAndKnownTraces checks the condition for repeating an unfinished format:
-// no mkfs of the driver, whatever its options, overwrites all records on a disk, and every byte
-// that it wrote is recognized. Otherwise the disk would be refused forever. The long form, with
-// PROOF_DURATION set, tries every size and all options in blocks of every size; the whole form
-// tries each option in blocks of one size.
-func TestEveryMkfsLeavesARecordAndKnownTraces(t *testing.T) {
+// The driver can repeat an unfinished format only if no mkfs, with any options, overwrites all
+// records of a disk, and if the driver recognizes every byte that mkfs wrote. Otherwise it would
+// refuse the disk forever. With PROOF_DURATION set, the test tries all sizes and options with every
+// block size; without it, each option with one block size.
+func TestMkfsLeavesARecordAndOnlyKnownBytes(t *testing.T) {
 	long := os.Getenv("PROOF_DURATION") != ""
 	sizes := []int64{64 * mib, 300 * mib, gib}
 	if long {
@@ -154,14 +152,14 @@ func TestEveryMkfsLeavesARecordAndKnownTraces(t *testing.T) {
 			}
 		})
 	}
-	// Some filesystems cannot be made on such a disk; most can.
+	// mkfs refuses to make some of these filesystems, but not most of them.
 	if tried < min(20, len(cases)/4) {
 		t.Fatalf("only %d filesystems could be made", tried)
 	}
 }
 
-// slotOptions returns the extremes of what a StorageClass may ask for. Options with which mkfs
-// writes a large part of the disk are left out for huge disks.
+// slotOptions returns the extreme values that a StorageClass may contain. For huge disks it omits
+// options with which mkfs writes to a large part of the disk.
 func slotOptions(fsType string, size int64) []string {
 	switch fsType {
 	case volume.Ext3, volume.Ext4:
@@ -179,8 +177,8 @@ func slotOptions(fsType string, size int64) []string {
 	return []string{"", "nodeSize=4096", "nodeSize=32768", "nodeSize=65536", "label=data"}
 }
 
-// mkfsAmongRecords runs a mkfs on a disk with records. One record must be left, and all other bytes
-// must be recognized as written by mkfs. It returns false if mkfs refuses the disk.
+// mkfsAmongRecords runs mkfs on a disk with records, checks that a record is left, and that the
+// driver recognizes all other bytes. It returns false if mkfs refuses the disk.
 func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options string) bool {
 	t.Helper()
 	g := guesttest.New(t)
@@ -213,9 +211,9 @@ func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options strin
 	return true
 }
 
-// The records of an unfinished format are erased before the disk is published as a raw device, but
-// not if it is in use or read-only.
-func TestRecordsAreDroppedOnlyFromADiskThatIsFree(t *testing.T) {
+// DropRecord erases the records before the disk is published as a raw device. It must not write to
+// a disk that is mounted or read-only.
+func TestDropRecordSkipsMountedAndReadOnlyDisks(t *testing.T) {
 	own := Volume{ID: "v", DiskName: "d", SizeBytes: 64 * mib, FSType: volume.Ext4}
 	readOnly, another, moved := own, own, own
 	readOnly.ReadOnly, another.ID, moved.DiskName = true, "w", "e"
@@ -247,8 +245,8 @@ func TestRecordsAreDroppedOnlyFromADiskThatIsFree(t *testing.T) {
 	}
 }
 
-// firstUnexplained returns the offset of the first unexpected byte in a disk's file, from an offset
-// on, or -1.
+// firstUnexplained returns the offset of the first unexpected byte at or after from in the disk's
+// file, or -1.
 func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) int64 {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", d.Loop)
@@ -278,7 +276,7 @@ func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) i
 	}
 }
 
-func TestDataOfAWorkloadIsNotTakenForTracesOfMkfsOrGrowth(t *testing.T) {
+func TestTracesDoNotExplainWorkloadData(t *testing.T) {
 	at := func(offset int, b []byte) []byte {
 		sector := make([]byte, sectorBytes)
 		copy(sector[offset:], b)
@@ -334,10 +332,9 @@ func TestDataOfAWorkloadIsNotTakenForTracesOfMkfsOrGrowth(t *testing.T) {
 	}
 }
 
-// TestTracesExplainTheGrowthOfExt checks the condition for repeating a growth that was cut off:
-// everything that resize2fs writes behind the old end of the filesystem is recognized, and nothing
-// else.
-func TestTracesExplainTheGrowthOfExt(t *testing.T) {
+// The driver can repeat a growth that was cut off only if it recognizes everything that resize2fs
+// writes behind the old end of the filesystem, and no bytes of another filesystem.
+func TestTracesExplainWhatResize2fsWrites(t *testing.T) {
 	type growth struct {
 		fsType, options string
 		from, to        int64
@@ -346,7 +343,7 @@ func TestTracesExplainTheGrowthOfExt(t *testing.T) {
 	for _, fsType := range []string{volume.Ext3, volume.Ext4} {
 		for i, options := range slotOptions(fsType, 64*mib) {
 			cases = append(cases, growth{fsType, options, 64 * mib, 300 * mib})
-			if i <= 1 || os.Getenv("PROOF_DURATION") != "" { // then try them all
+			if i <= 1 || os.Getenv("PROOF_DURATION") != "" { // PROOF_DURATION tries all options
 				cases = append(cases, growth{fsType, options, gib, 10 * gib})
 			}
 		}
@@ -384,8 +381,8 @@ func TestTracesExplainTheGrowthOfExt(t *testing.T) {
 	}
 }
 
-// acceptedFlags returns the mount flags of a filesystem, with the values at the ends of their
-// ranges.
+// acceptedFlags returns the mount flags that the driver accepts for a filesystem, with the lowest
+// and the highest value of each range.
 func acceptedFlags(t *testing.T, fsType string) []string {
 	t.Helper()
 	candidates := strings.Fields("journal ordered writeback abort ignore remount-ro v2 sync async " +
@@ -424,9 +421,8 @@ func acceptedFlags(t *testing.T, fsType string) []string {
 	return slices.Compact(flags)
 }
 
-// TestAFreshFilesystemMountsWithTheAcceptedFlags mounts with each accepted flag and pair of flags,
-// also with the options for a read-only disk.
-func TestAFreshFilesystemMountsWithTheAcceptedFlags(t *testing.T) {
+// The test mounts with each accepted flag and each pair, for writing and on a read-only disk.
+func TestFilesystemsMountWithAllAcceptedFlags(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			d := openDisk(t, 512*mib)
@@ -446,7 +442,7 @@ func TestAFreshFilesystemMountsWithTheAcceptedFlags(t *testing.T) {
 			for _, flags := range append(tried, short.Some(t, 100, pairs)...) {
 				o, err := volume.ParseMountFlags(fsType, flags)
 				if err != nil && len(flags) == 2 {
-					continue // they contradict each other
+					continue // the two flags contradict each other
 				}
 				csitest.Must(t, err)
 				m, err := Mount(d, fsType, o)
@@ -469,9 +465,9 @@ func TestAFreshFilesystemMountsWithTheAcceptedFlags(t *testing.T) {
 	}
 }
 
-// The user that kept the device busy may end while the driver looks for a frozen filesystem. The
-// driver must not replay a log then, because the disk may belong to a workload with a raw device.
-func TestNoJournalIsReplayedToFindAFrozenFilesystem(t *testing.T) {
+// While the driver tries to thaw a frozen filesystem, the user that kept the device busy may end.
+// Then the disk may be a workload's raw device, so the driver must not replay a log.
+func TestThawUnmountedReplaysNoJournal(t *testing.T) {
 	sizes := map[string]int64{volume.Ext3: 64 * mib, volume.Ext4: 64 * mib,
 		volume.XFS: 300 * mib, volume.Btrfs: 128 * mib}
 	for _, fsType := range volume.Filesystems {

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// disk is an open device that holds a filesystem, or is to hold one.
+// disk is an open device that holds a filesystem, or on which the driver makes one.
 type disk struct{ *blockdev.OpenDevice }
 
 // Preparation makes the filesystem of one volume ready to be mounted.
@@ -26,23 +26,23 @@ type Preparation struct {
 	Device *blockdev.OpenDevice // stays open from the scan to the mount
 	Volume Volume
 	Scans  *ZeroScans
-	Flight flight.Call // records what is changed
+	Flight flight.Call // records the changes to the disk
 	Log    *slog.Logger
-	// Begin is called after every check, right before the first write to the disk or the mount, with
-	// the size of a filesystem that leaves a part of its disk unused, and otherwise with 0.
+	// Run calls Begin after every check, right before its first write to the disk or the mount.
+	// coversBytes is the size of a filesystem that does not cover its disk, and 0 for others.
 	Begin func(coversBytes int64) error
 }
 
-// Run formats the device if it is blank, and otherwise checks and grows its filesystem. It reports
-// whether the filesystem is to grow once it is mounted. It runs to its end even if the caller gives
-// up, except that it stops waiting for a read of the whole disk.
+// Run formats the device if it is blank, and otherwise checks and grows its filesystem. It returns
+// true if the caller has to grow the filesystem after the mount. A canceled context only ends Run's
+// wait for the read of the whole disk: all other steps run to their end.
 func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	d, v := disk{p.Device}, p.Volume
 	found, err := d.inspect(v)
 	if err == nil {
 		err = d.allow(found.Filesystem)
 	}
-	if err == nil && found.Filesystem.Damaged { // of a growth that was cut off
+	if err == nil && found.Filesystem.Damaged { // a growth was cut off
 		err = d.allowCopy(found.Filesystem)
 	}
 	if err != nil {
@@ -89,8 +89,8 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	return found.Grow, nil
 }
 
-// confirm closes the changes in the flight recorder that an earlier process began, if the
-// filesystem shows that they were made.
+// confirm ends changes in the flight recorder that an earlier process began, because the filesystem
+// shows that they are done.
 func (p *Preparation) confirm(found state) {
 	about := flight.Fields{Filesystem: p.Volume.FSType}
 	p.Flight.Confirm(flight.Formatted, flight.Fields{}, about)
@@ -100,8 +100,8 @@ func (p *Preparation) confirm(found state) {
 	}
 }
 
-// proveMountable makes the same checks for an existing filesystem as are made before a format: the
-// device is not in use, and it is still the same one. It also decides whether the filesystem may
+// proveMountable does for an existing filesystem the checks that precede a format: no other user
+// has the device open, and it is still the same device. It also decides whether the filesystem may
 // grow.
 func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 	covers := int64(0)
@@ -123,19 +123,19 @@ func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 			covers = sb.SizeBytes
 		}
 	}
-	// This check is the last one, because it thaws a frozen filesystem, which a refused call must not
-	// do.
+	// TryExclusive is the last check, because it may thaw a frozen filesystem, and a call that fails
+	// must not do that.
 	if err := TryExclusive(p.Log, p.Device); err != nil {
 		return err
 	}
 	return p.Begin(covers)
 }
 
-// mayGrow decides whether the filesystem grows to its device. It does so only if the rest of the
-// device is proven to hold nothing, or nothing but what a growth that was cut off has written.
-// Otherwise the filesystem is used as it is, because the rest may hold data. If a growth was cut
-// off and the rest cannot be read, the call fails, because a mount would make the records of the
-// growth invalid.
+// mayGrow decides whether the filesystem may grow to the size of its device. It may if the bytes
+// behind the filesystem are proven to be zero or written by a growth that was cut off. Otherwise
+// these bytes may be data, so the driver mounts the filesystem without growing it. After a growth
+// that was cut off, unreadable bytes make the call fail instead, because a mount would make the
+// growth records invalid.
 func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	if !found.Filesystem.canGrow(p.Device.SizeBytes) && !found.Growing {
 		return false, nil
@@ -152,20 +152,19 @@ func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	return err == nil, err
 }
 
-// proveTail proves that the device holds only zeroes, and what is expected, from an offset on. It
-// reads all of it, even if the rack reports that it created this part blank: that is no proof, and
-// a growth is made only once.
+// proveTail proves that from an offset on the device holds only zeroes and the writes that e
+// explains. It reads every byte, even if the rack reports that it created this part blank: that is
+// no proof, and a growth happens only once.
 func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) error {
 	_, err := p.proveRange(ctx, from, p.Device.SizeBytes, e)
 	return err
 }
 
-// finish makes a filesystem fit to be mounted. ext3 and ext4 are checked if they ask for it and
-// grown to the device before the mount, which needs no privilege beyond the device; xfs and btrfs
-// can only grow when mounted (see GrowMounted).
+// finish checks an ext3 or ext4 that was not unmounted cleanly, and grows one before the mount,
+// which needs access to the device only. xfs and btrfs grow after the mount (see GrowMounted).
 func (p *Preparation) finish(found state) error {
 	d, sb := disk{p.Device}, found.Filesystem
-	// Check and mount the bytes on the disk, not those in the kernel's cache.
+	// The check and the mount must read the disk. The kernel's cache may differ from it.
 	if err := p.Device.DropCache(); err != nil {
 		return err
 	}
@@ -187,9 +186,9 @@ func (p *Preparation) finish(found state) error {
 	return nil
 }
 
-// Mount calls mount.New and explains why the kernel refuses a filesystem. The kernel answers EROFS
-// for an ext or xfs on a read-only device whose log has to be replayed; for btrfs see
-// proveMountable.
+// Mount calls mount.New and explains the kernel's refusals. For an ext or xfs on a read-only device
+// whose log has to be replayed, the kernel returns EROFS. For a btrfs proveMountable has checked
+// that before.
 func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
 	m, err := mount.New(d, fsType, o)
 	if errors.Is(err, unix.EROFS) {
@@ -214,14 +213,14 @@ func notReplayed(d *blockdev.OpenDevice, cause error) error {
 // forgetWait is how long ForgetBtrfs waits for the kernel.
 const forgetWait = time.Second
 
-// forgetting is full while a call of mount.ForgetBtrfs runs.
+// forgetting contains an element while mount.ForgetBtrfs runs.
 var forgetting = make(chan struct{}, 1)
 
 // ForgetBtrfs calls mount.ForgetBtrfs for an unmounted device if it holds a btrfs.
 //
-// For this the kernel visits every btrfs of the node, and waits for one whose disk hangs in a
-// commit. So a device without a btrfs is left out, and the wait is limited. If it ends early, one
-// thread of the process continues to wait, and no second one starts.
+// The kernel then visits every btrfs of the node, and waits if the disk of one hangs in a commit.
+// So ForgetBtrfs skips devices without a btrfs, and returns after forgetWait. The thread that is
+// stuck in the kernel stays; later calls start no second one.
 func ForgetBtrfs(d *blockdev.OpenDevice) {
 	found, _ := Find(d)
 	if !slices.ContainsFunc(found, func(sb Superblock) bool { return sb.Type == volume.Btrfs }) {
@@ -246,8 +245,8 @@ func ForgetBtrfs(d *blockdev.OpenDevice) {
 	}
 }
 
-// TryExclusive calls OpenDevice.TryExclusive for a device that is mounted nowhere. A frozen
-// filesystem that was unmounted keeps the device in use; TryExclusive thaws it, which releases the
+// TryExclusive calls OpenDevice.TryExclusive for a device that is mounted nowhere. If a filesystem
+// was frozen and then unmounted, it still uses the device. TryExclusive thaws it, which frees the
 // device.
 func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 	err := d.TryExclusive()
@@ -260,10 +259,10 @@ func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 	return d.TryExclusive()
 }
 
-// thawUnmounted thaws the filesystem that keeps the device in use, unless it is mounted: the user
-// of a mount may rely on the freeze. It reaches the filesystem through a detached mount. If that
-// mount fails, the device is in use by something else. The mount replays no log, in case the use
-// has ended meanwhile.
+// thawUnmounted thaws the filesystem that keeps the device busy, if it is mounted nowhere: a
+// mount's user may rely on the freeze. It opens the filesystem through a detached mount. If that
+// mount fails, something else keeps the device busy. The mount replays no log, because the
+// filesystem may have released the device by then.
 func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 	views, err := mount.ReadViews(log)
 	if err != nil {
@@ -276,8 +275,8 @@ func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 	if err != nil || len(found) != 1 || found[0].Refused != "" {
 		return err
 	}
-	// A filesystem that was mounted read-only accepts only another read-only mount, and most that
-	// were mounted for writing accept only another such mount.
+	// The kernel mounts a filesystem that is in use read-only only for reading again, and most
+	// filesystems that are in use for writing only for writing again.
 	readOnly := unreplayed(found[0].Type)
 	m, err := mount.New(d, found[0].Type, readOnly)
 	if err != nil {
@@ -297,7 +296,7 @@ func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 	return nil
 }
 
-// unreplayed returns the options of a read-only mount that does not even replay a log.
+// unreplayed returns the options of a read-only mount that does not replay the log either.
 func unreplayed(fsType string) (o volume.MountOptions) {
 	o.SetReadOnly()
 	switch fsType {

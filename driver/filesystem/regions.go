@@ -5,22 +5,22 @@ import (
 	"fmt"
 )
 
-// region is a range of a disk that must be read, and be zero, before the disk is formatted.
+// region is a range of a disk that the driver reads before it formats the disk. It must be zero.
 type region struct {
 	Offset, Bytes int64
-	Owner         string // what keeps a signature there; for the error
+	Owner         string // what has its signature there; errors name it
 }
 
 func (r region) end() int64 { return r.Offset + r.Bytes }
 
 const (
-	// headBytes and tailBytes are read whole: nearly all signatures are there. The farthest from the
-	// end is that of Promise's fake RAID, 3087 sectors before it.
+	// The driver reads headBytes and tailBytes whole: nearly all signatures are in them. The one that
+	// is farthest from the end is that of Promise's fake RAID, 3087 sectors of 512 bytes.
 	headBytes = 1 << 20
 	tailBytes = 2 << 20
-	// sectorBytes is the smallest region, and the alignment of all of them.
+	// sectorBytes is the size of the smallest region. All regions begin at multiples of it.
 	sectorBytes = 4096
-	// sampleCount sectors are read evenly across the disk, for data without a known offset.
+	// sampleCount sectors across the disk are read too, for data without a known offset.
 	sampleCount = 32
 	// superblockBytes at the start of a disk contain the superblocks of the filesystems that the
 	// driver makes.
@@ -45,8 +45,8 @@ var fixedRegions = []region{
 }
 
 // markerRegions returns every region where filesystems, partition tables, volume managers, RAIDs,
-// encryption and swap keep their signatures on a disk of that size. The regions do not depend on
-// what is found, so that one signature cannot hide another.
+// encryption and swap keep their signatures on a disk of this size. The regions are independent of
+// what the driver finds, so that one signature cannot hide another.
 func markerRegions(sizeBytes int64) []region {
 	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
 	if sizeBytes <= headBytes+tailBytes {
@@ -65,13 +65,13 @@ func markerRegions(sizeBytes int64) []region {
 	for blockBytes := int64(1 << 10); blockBytes <= 64<<10; blockBytes *= 2 {
 		l.extBackups(blockBytes)
 	}
-	// mkfs.xfs makes 4 groups, or up to 32 with stripes.
+	// mkfs.xfs makes 4 allocation groups, or up to 32 on striped disks.
 	for _, groups := range []int64{2, 4, 8, 16, 32} {
 		for _, blockBytes := range []int64{1 << 10, 2 << 10, 4 << 10} {
 			l.xfsGroups(groups, blockBytes)
 		}
 	}
-	// Newer versions of mkfs.xfs make a group for each processor, but none smaller than 4 GiB.
+	// Newer versions of mkfs.xfs make a group for each processor, of at least 4 GiB.
 	for _, groups := range []int64{3, 5, 6, 7, 10, 12, 14, 20, 24, 28} {
 		if sizeBytes/groups >= 4<<30 {
 			l.xfsGroups(groups, 4<<10)
@@ -87,8 +87,8 @@ func markerRegions(sizeBytes int64) []region {
 	return l.regions
 }
 
-// ownRegions returns the regions that are read before a filesystem of the driver is mounted: those
-// of its superblock and of the driver's own records.
+// ownRegions returns the regions that are read before a mount: superblocks and the driver's
+// records.
 func ownRegions(sizeBytes int64) []region {
 	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
 	l.span(0, superblockBytes, "the superblocks")
@@ -98,14 +98,14 @@ func ownRegions(sizeBytes int64) []region {
 	return l.regions
 }
 
-// regionList collects regions and skips those that it contains already.
+// regionList collects regions, each only once.
 type regionList struct {
 	sizeBytes int64
 	seen      map[int64]bool
 	regions   []region
 }
 
-// spanBytes is the largest region, so that several are read at once.
+// spanBytes is the size of the largest region. Larger ranges are split, to be read in parallel.
 const spanBytes = 256 << 10
 
 func (l *regionList) span(from, to int64, owner string) {
@@ -116,8 +116,8 @@ func (l *regionList) span(from, to int64, owner string) {
 
 func (l *regionList) sector(offset int64, owner string) { l.add(offset, 1, owner) }
 
-// add appends a region, extended to whole sectors and cut at the disk's end, unless it is already
-// covered.
+// add appends a region, extended to whole sectors and cut at the disk's end. It skips a single
+// sector that the list contains already.
 func (l *regionList) add(offset, n int64, owner string) {
 	from := offset &^ (sectorBytes - 1)
 	to := min((offset+n+sectorBytes-1)&^(sectorBytes-1), l.sizeBytes)
@@ -130,8 +130,8 @@ func (l *regionList) add(offset, n int64, owner string) {
 	l.regions = append(l.regions, region{from, to - from, owner})
 }
 
-// extBackups adds the copies of an ext superblock for a block size: in group 1, in the groups that
-// are powers of 3, 5 and 7, and with sparse_super2 in the last group.
+// extBackups adds the copies of an ext superblock for this block size: they are in group 1, in
+// groups whose number is a power of 3, 5 or 7, and with sparse_super2 in the last group.
 func (l *regionList) extBackups(blockBytes int64) {
 	const maxBlocks = 1<<16 - 8
 	group := min(8*blockBytes, maxBlocks) * blockBytes
@@ -157,10 +157,10 @@ func (l *regionList) xfsGroups(groups, blockBytes int64) {
 	}
 }
 
-// RecordOffsets returns the offsets of the format-in-progress record. Each is near the end of an
-// ext group (of 128 MiB, or of a smaller unit on a smaller disk), before about a fifth, a half and
-// four fifths of the disk. No mkfs of the driver, whatever its options, writes to all three. The
-// offsets depend only on the size, so any later process finds them.
+// RecordOffsets returns the three offsets of the format record, before about a fifth, a half and
+// four fifths of the disk. Each is near the end of an ext group (128 MiB; on a smaller disk, of a
+// smaller unit). No mkfs of the driver writes to all three, whatever its options are. The offsets
+// depend only on the disk's size, so any later process finds the records.
 func RecordOffsets(sizeBytes int64) []int64 {
 	const slotBeforeEnd = 64 << 10
 	unit := int64(1 << 20)
@@ -184,11 +184,11 @@ func RecordOffsets(sizeBytes int64) []int64 {
 	return slots
 }
 
-// growthReserveBytes at the end of a disk stay free when an ext grows, for the growth records.
+// growthReserveBytes at the disk's end are not used when an ext grows: growth records are in them.
 const growthReserveBytes = 1 << 20
 
-// GrowthOffsets returns the offsets of the growth record: behind the end that an ext has after a
-// growth, so that neither the growth nor file data ever reach them.
+// GrowthOffsets returns the offsets of the growth record. They are behind the end of a grown ext,
+// so neither the growth nor file data overwrite them.
 func GrowthOffsets(sizeBytes int64) []int64 {
 	end := sizeBytes &^ (sectorBytes - 1)
 	if end < headBytes+tailBytes {
@@ -197,9 +197,9 @@ func GrowthOffsets(sizeBytes int64) []int64 {
 	return []int64{end - 256<<10, end - 512<<10, end - 768<<10}
 }
 
-// nonZero returns the index of the first byte that is not zero, or -1. It compares whole pages, so
-// that a MiB takes microseconds. It counts zeros instead of comparing bytes in a loop, which the
-// race detector would make as slow as the read of the whole disk.
+// nonZero returns the index of the first byte that is not zero, or -1. bytes.Count reads a MiB in
+// microseconds. A loop over the bytes would, under the race detector, take as long as the read of
+// the whole disk.
 func nonZero(b []byte) int {
 	const page = 4096
 	for at := 0; at < len(b); at += page {

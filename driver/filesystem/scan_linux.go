@@ -14,8 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// scan contains the bytes that were read of a disk, and what blkid found. judge decides from it
-// alone.
+// scan contains the parts of a disk that were read, and blkid's result. judge uses nothing else.
 type scan struct {
 	Path      string
 	SizeBytes int64
@@ -26,7 +25,7 @@ type scan struct {
 	Growth    []foundRecord
 }
 
-// regionData is a region with its bytes, in which valid format-in-progress records are cleared.
+// regionData contains a region's bytes. takeRecords clears valid format records in them.
 type regionData struct {
 	region
 	Data []byte
@@ -37,14 +36,12 @@ type foundRecord struct {
 	Record
 }
 
-// inspect decides what the open device holds. It only reads.
+// inspect determines what the open device holds. It only reads.
 //
-// It runs blkid, but a disk is not blank because blkid finds nothing: it also finds nothing in
-// random bytes and in a filesystem whose device was truncated. A disk is blank only if, besides,
-// all regions (see markerRegions) were read and are zero.
+// It runs blkid, but blkid also finds nothing in random bytes and in a filesystem whose device was
+// truncated. So a disk is blank only if all regions (see markerRegions) are zero as well.
 //
-// A filesystem that the driver made for the volume needs no blkid, because it is only mounted and
-// not overwritten.
+// A filesystem with the volume's UUID needs no blkid, because it is only mounted, not overwritten.
 func (d disk) inspect(v Volume) (state, error) {
 	found, err := Find(d.OpenDevice)
 	if err != nil {
@@ -67,9 +64,9 @@ func (d disk) inspect(v Volume) (state, error) {
 	return s.judge(v)
 }
 
-// Find returns the superblocks of the filesystems that the driver makes, and whether each was ever
-// in use. It omits the superblock of a btrfs if it may be in a file of an xfs with small blocks.
-// blkid decides whether that superblock is of another owner after all (see scan.filesystem).
+// Find returns the superblocks of ext, xfs and btrfs filesystems, and whether each was ever
+// mounted. It omits a btrfs superblock at an offset that an xfs uses, because a file may contain
+// it. Whether it belongs to a second filesystem, blkid decides (see scan.filesystem).
 func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 	head, err := d.Read(0, min(d.SizeBytes, superblockBytes))
 	if err != nil {
@@ -90,9 +87,9 @@ func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 	return found, nil
 }
 
-// JournalFailed reports whether an ext3 or ext4 that was mounted for writing and is now unmounted
-// still needs a replay, because its journal had failed. sync(2) and syncfs(2) do not report that if
-// another process had the journal committed (ext4_sync_fs).
+// JournalFailed reports whether an unmounted ext3 or ext4 that was writable still needs a replay
+// because its journal failed. sync(2) and syncfs(2) do not return that error if the commit was
+// started by another process (ext4_sync_fs).
 func JournalFailed(d *blockdev.OpenDevice) (bool, error) {
 	head, err := d.Read(0, sectorBytes)
 	if err != nil {
@@ -131,7 +128,7 @@ func (d disk) scan(v Volume, found []Superblock) (scan, error) {
 	return s, nil
 }
 
-// read reads the regions and where records may be, and takes the driver's own records out of them.
+// read reads the regions and the slots of the snapshot's origin, and collects the driver's records.
 func (d disk) read(v Volume, regions []region, found []Superblock) (scan, error) {
 	for _, offsets := range []func(int64) []int64{RecordOffsets, GrowthOffsets} {
 		for _, slot := range v.slots(offsets, d.SizeBytes)[len(offsets(d.SizeBytes)):] {
@@ -147,8 +144,8 @@ func (d disk) read(v Volume, regions []region, found []Superblock) (scan, error)
 	return s, nil
 }
 
-// readers is how many regions are read at once. A disk reads them in hardly more time than one, and
-// on a busy machine each read waits for its turn.
+// readers is the number of regions that are read in parallel. A disk reads eight in hardly more
+// time than one, and on a busy machine each read waits for the processor.
 const readers = 8
 
 func (d disk) readRegions(regions []region) ([]regionData, error) {
@@ -183,9 +180,9 @@ func (s scan) at(offset, n int64) []byte {
 	return nil
 }
 
-// takeRecords collects the driver's records at offsets where no file can have data. It clears those
-// of a format in the bytes that were read, so that the rest can be judged without them. It does not
-// clear those of a growth, which exist only beside a filesystem.
+// takeRecords collects the driver's records from slots where no file can have data. It overwrites
+// format records in s with zeroes, so that judge sees the disk as if without them. It keeps growth
+// records, which exist only beside a filesystem.
 func (s *scan) takeRecords(v Volume) {
 	for _, slot := range v.slots(RecordOffsets, s.SizeBytes) {
 		b := s.at(slot, recordBytes)
@@ -204,8 +201,8 @@ func (s *scan) takeRecords(v Volume) {
 	}
 }
 
-// firstNonZero returns the offset of the first byte that is not zero in what was read, and the
-// owner of its region.
+// firstNonZero returns the offset of the first byte in the regions that is not zero, and its
+// region's owner.
 func (s scan) firstNonZero() (offset int64, owner string, dirty bool) {
 	for _, r := range s.Regions {
 		if i := nonZero(r.Data); i >= 0 && (!dirty || r.Offset+int64(i) < offset) {
@@ -215,7 +212,7 @@ func (s scan) firstNonZero() (offset int64, owner string, dirty bool) {
 	return offset, owner, dirty
 }
 
-// evidence describes what was found, so that a person can find out what the disk is.
+// evidence describes the disk's content for an error, so that a person can tell what the disk is.
 func (s scan) evidence() string {
 	var words []string
 	if s.Blkid != "" {
@@ -251,8 +248,8 @@ const (
 	blkidAmbiguous = 8
 )
 
-// blkid probes the open device. The program inherits the descriptor, so it cannot probe another
-// device. It returns the type of what was found, and more if it is not one filesystem alone.
+// blkid runs blkid on the open device, whose descriptor it inherits, so it cannot read another one.
+// It returns the filesystem's type, and more words if blkid finds more than one filesystem.
 func blkid(f *os.File) (string, error) {
 	result, err := runTool([]*os.File{f}, "blkid", "-p", "-o", "export", inherited)
 	if err != nil {
@@ -269,8 +266,8 @@ func blkid(f *os.File) (string, error) {
 	return "", result.failure("blkid", f.Name())
 }
 
-// parseBlkid parses the output of blkid -o export. Output with neither a type nor a table is an
-// error, because blkid did find something.
+// parseBlkid parses the output of blkid -o export. It returns an error if the output contains
+// neither a type nor a partition table, because blkid did find something.
 func parseBlkid(output string) (string, error) {
 	var words []string
 	for line := range strings.Lines(output) {
@@ -289,21 +286,21 @@ func parseBlkid(output string) (string, error) {
 	return found, nil
 }
 
-// state is what a disk holds: nothing, a filesystem that can be mounted, or an unfinished format of
-// this volume. Anything else is an error.
+// state describes a disk that is blank, or holds a mountable filesystem or an unfinished format of
+// this volume. For all other content judge returns an error.
 type state struct {
 	Blank      bool
 	Unfinished bool
 	Filesystem Superblock
-	// Growing reports that a growth of the ext was cut off, and Checked that the check before it had
-	// succeeded. Grow reports that the filesystem may grow now.
+	// Growing reports that a growth of the ext was cut off, and Checked that e2fsck had succeeded
+	// before that growth. Grow reports that the filesystem may grow now.
 	Growing, Checked, Grow bool
-	// NeedsCheck reports that a power failure may have cut off mkfs after it had written the
-	// superblock and before the rest was durable. Only a check of the filesystem can tell.
+	// NeedsCheck reports that the superblock of a btrfs may be durable while other blocks from mkfs
+	// are not, after a power failure. Only btrfs check can tell.
 	NeedsCheck bool
 }
 
-// judge decides what the disk holds from the scan. Only judge calls a disk blank.
+// judge determines from the scan what the disk holds. No other function declares a disk blank.
 func (s scan) judge(v Volume) (state, error) {
 	sb, alone, whole := s.filesystem(v)
 	switch growth := s.growth(v); {
@@ -326,21 +323,20 @@ func (s scan) judge(v Volume) (state, error) {
 	return state{Blank: true}, nil
 }
 
-// needsCheck reports whether the disk's btrfs may be one that mkfs had written but not made
-// durable: it has no trace of a mount, and records of its format by this volume are on the disk.
+// needsCheck reports whether the disk's btrfs may be incomplete because a power failure cut off
+// mkfs: it shows no sign of a mount, and all format records on the disk are this volume's.
 func (s scan) needsCheck(v Volume) bool {
 	return len(s.Found) == 1 && s.Found[0].MaybeFresh && len(s.Records) > 0 &&
 		!slices.ContainsFunc(s.Records, func(r foundRecord) bool { return !r.of(v, s.SizeBytes) })
 }
 
 // filesystem returns the disk's only filesystem. alone reports that the disk holds nothing else,
-// and whole that the filesystem is undamaged as well.
+// and whole that the filesystem is also undamaged.
 //
-// A signature of another owner may be a file's data: a RAID that was created around a filesystem
-// has its signature at the disk's end, and so has a file that holds an image of a RAID member. A
-// filesystem with the UUID that the driver gave it is the volume's, and a workload must not lose
-// its volume by writing such bytes. In all other cases, and if something precedes the superblock,
-// blkid decides.
+// A RAID that was created around a filesystem has its signature at the disk's end, but so has a
+// file there that is an image of a RAID member. A workload must not lose its volume by writing such
+// a file. So a filesystem with the UUID that the driver gave it counts as alone, whatever blkid
+// finds. With another UUID, or with data before the superblock, blkid decides.
 func (s scan) filesystem(v Volume) (sb Superblock, alone, whole bool) {
 	if len(s.Found) != 1 {
 		return Superblock{}, false, false
@@ -351,9 +347,9 @@ func (s scan) filesystem(v Volume) (sb Superblock, alone, whole bool) {
 	return sb, alone, alone && !sb.Unfinished && !sb.Damaged
 }
 
-// growth returns the records of this volume if a growth of the disk's ext3 or ext4 was cut off.
-// Signatures behind the filesystem are then part of the growth. A mount of the filesystem makes the
-// records invalid.
+// growth returns this volume's growth records if a growth of the disk's ext3 or ext4 was cut off.
+// Signatures behind the filesystem then count as the growth's. The records of a filesystem that was
+// mounted later are invalid.
 func (s scan) growth(v Volume) []foundRecord {
 	if len(s.Found) != 1 || !s.Found[0].isExt() {
 		return nil
@@ -363,7 +359,7 @@ func (s scan) growth(v Volume) []foundRecord {
 	})
 }
 
-// checkBlank returns an error unless all that was read is zero and blkid found nothing.
+// checkBlank returns an error if a byte in the regions is not zero or if blkid found something.
 func (s scan) checkBlank() error {
 	_, _, dirty := s.firstNonZero()
 	if dirty || s.Blkid != "" {
@@ -373,9 +369,9 @@ func (s scan) checkBlank() error {
 	return nil
 }
 
-// checkUnfinished returns an error unless everything that was found on the disk is of an unfinished
-// format of this volume. If it returns nil, the format may be repeated once Preparation.proveBlank
-// has proven that the whole disk holds nothing else.
+// checkUnfinished returns an error if the records or superblocks on the disk are not those of an
+// unfinished format of this volume. If it returns nil, Preparation.proveBlank must still prove that
+// the whole disk holds nothing else before the format is repeated.
 func (s scan) checkUnfinished(v Volume) error {
 	for _, r := range s.Records {
 		if !r.of(v, s.SizeBytes) {
@@ -383,7 +379,7 @@ func (s scan) checkUnfinished(v Volume) error {
 		}
 	}
 	for _, sb := range s.Found {
-		// A power failure may have torn the superblock that mkfs.btrfs wrote last.
+		// mkfs.btrfs writes the superblock last. A power failure may have torn it.
 		torn := sb.Damaged && sb.MaybeFresh
 		if !sb.Unfinished && !sb.Fresh && !torn {
 			return s.notOurs(s.Records[0], "but the "+sb.Type+" filesystem there has been used since")

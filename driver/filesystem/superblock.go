@@ -10,47 +10,46 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// fsExt2 is known only so that the error that refuses it can name it.
+// fsExt2 is the type that the driver refuses. Its error names it.
 const fsExt2 = "ext2"
 
-// Superblock is what the first 128 KiB of a disk show about a filesystem on it.
+// Superblock describes a filesystem, from the first 128 KiB of its disk.
 type Superblock struct {
 	Type string
-	// UUID is what tools show and can change. MetadataUUID is the UUID in the metadata blocks.
+	// UUID is the changeable UUID that tools print. MetadataUUID is the one in the metadata blocks.
 	UUID         uuid.UUID
 	MetadataUUID uuid.UUID
 	SizeBytes    int64 // of the filesystem, which may differ from its device's
-	// UnitBytes is the least by which the filesystem grows. A smaller rest at the end of the device
-	// stays unused.
+	// UnitBytes is the smallest growth of the filesystem. Less space at the device's end stays unused.
 	UnitBytes int64
 	// Fixed reports that the filesystem's tools cannot grow it.
 	Fixed bool
-	// BlockBytes is the block size of an ext, NodeBytes the size of the tree blocks of a btrfs.
+	// BlockBytes is the block size of an ext, NodeBytes the size of a btrfs's tree blocks.
 	BlockBytes, NodeBytes int64
-	// CopyBlock is the block of the first copy of the superblock of an ext.
+	// CopyBlock is the block number of the first copy of an ext's superblock.
 	CopyBlock int64
-	// ChecksumOK reports that the superblock has a checksum and that it is right.
+	// ChecksumOK reports that the superblock has a correct checksum.
 	ChecksumOK bool
-	// Damaged reports that the superblock has a checksum that is wrong.
+	// Damaged reports that the superblock has a wrong checksum.
 	Damaged bool
-	// Features are the features that the driver knows, and Refused is why it must not be mounted:
-	// features that the driver does not know, or that need another device. See features.go.
+	// Features lists the features that the driver knows. Refused lists those that forbid a mount: the
+	// driver does not know them, or they need another device. See features.go.
 	Features, Refused string
-	// Unclean reports that the filesystem needs a check before it is mounted.
+	// Unclean reports that e2fsck must check the filesystem before it is mounted.
 	Unclean bool
 	// Unfinished reports that mkfs did not finish.
 	Unfinished bool
-	// Mounted is when an ext was last mounted, in Unix seconds; 0 is never.
+	// Mounted is the time when an ext was last mounted, in Unix seconds; 0 if never.
 	Mounted int64
-	// Fresh reports that the filesystem has certainly not been written to since mkfs. For xfs the
-	// start of the log, at LogOffset, must confirm it.
+	// Fresh reports that certainly nothing has written to the filesystem since mkfs. For an xfs, Find
+	// also reads the start of the log, at LogOffset.
 	Fresh bool
-	// MaybeFresh reports that the superblock of a btrfs shows no trace of a mount, which is no proof.
+	// MaybeFresh reports that a btrfs superblock shows no sign of a mount, which is no proof.
 	MaybeFresh bool
-	// Logged reports that a btrfs has a log of fsyncs. A mount for writing replays it.
+	// Logged reports that a btrfs has a log of fsyncs, which a writable mount replays.
 	Logged    bool
 	LogOffset int64
-	// Offset is where the superblock is. Data before it are not the filesystem's.
+	// Offset is the superblock's offset on the disk. Data before it does not belong to the filesystem.
 	Offset int64
 }
 
@@ -67,10 +66,10 @@ func findSuperblocks(head []byte) []Superblock {
 	return found
 }
 
-// isExt reports whether it is an ext3 or ext4. These grow before they are mounted.
+// isExt reports whether the filesystem is an ext3 or ext4, which grows before it is mounted.
 func (sb Superblock) isExt() bool { return sb.Type == volume.Ext3 || sb.Type == volume.Ext4 }
 
-// largest returns the size to which the driver grows the filesystem on a disk of that size.
+// largest returns the size to which the driver grows the filesystem on a disk of sizeBytes.
 func (sb Superblock) largest(sizeBytes int64) int64 {
 	if sb.isExt() {
 		return sizeBytes&^(sectorBytes-1) - growthReserveBytes
@@ -82,8 +81,8 @@ func (sb Superblock) leavesRoom(sizeBytes int64) bool {
 	return sb.largest(sizeBytes)-sb.SizeBytes >= sb.UnitBytes
 }
 
-// holds reports whether the filesystem has been in use and an offset is inside it, so that the byte
-// there may be a file's.
+// holds reports whether a file may contain the byte at the offset: the filesystem may have been in
+// use, and the offset is inside it.
 func (sb Superblock) holds(offset int64) bool {
 	return !sb.Fresh && !sb.MaybeFresh && !sb.Unfinished && offset < sb.SizeBytes
 }
@@ -132,28 +131,28 @@ func extSuperblock(head []byte) (Superblock, bool) {
 		Mounted:    extMounted(b),
 		SizeBytes:  product(blocks, blockBytes),
 		UnitBytes:  product(uint64(le32(b[0x20:])), blockBytes),
-		CopyBlock:  int64(le32(b[0x14:])) + int64(le32(b[0x20:])), // where the second group begins
+		CopyBlock:  int64(le32(b[0x14:])) + int64(le32(b[0x20:])), // start of the second group
 		Fixed:      roCompat&extROBigalloc != 0,
 		Unclean:    extUnclean(b, incompat, roCompat),
 		Fresh:      incompat&extIncompatRecover == 0 && extFresh(b),
 		Offset:     extOffset,
 	}
-	sb.MetadataUUID = sb.UUID // no metadata but the superblock's copies have one
+	sb.MetadataUUID = sb.UUID // other metadata contains no UUID
 	sb.addFeatures(b, binary.LittleEndian, extFeatures)
-	journal := le32(b[0xE0:]) // an inode of this filesystem
+	journal := le32(b[0xE0:]) // the journal's inode
 	sb.refuse(journal != extJournalInode && compat&extCompatJournal != 0 ||
 		journal != 0 && compat&extCompatJournal == 0, "s_journal_inum", journal)
 	if roCompat&extROMetadataChecksum != 0 && b[0x175] == 1 {
-		// The kernel starts from ~0 and does not invert at the end, as Go's crc32 does.
+		// The kernel starts with ~0 and does not invert the result; Go's crc32 does.
 		sb.ChecksumOK = le32(b[0x3FC:]) == ^crc32.Checksum(b[:0x3FC], castagnoli)
 		sb.Damaged = !sb.ChecksumOK
 	}
 	return sb, true
 }
 
-// extTable describes where the group descriptors of an ext are, and which values they may have.
+// extTable describes where the group descriptors of an ext are, and which values are valid in them.
 type extTable struct {
-	Offset, Bytes int64 // 0 bytes if they are not in one place, or the superblock contradicts itself
+	Offset, Bytes int64 // Bytes is 0 if there is no single table or the superblock is invalid
 	descBytes     int64
 	first, blocks uint64 // the filesystem's blocks
 	inodeBlocks   uint64 // of each group
@@ -162,15 +161,15 @@ type extTable struct {
 	journal       bool // in the inode extJournalInode
 }
 
-// mostExtTable is more than what mke2fs makes by default for the largest disk of a rack: 8 MiB for
-// 1 TiB in blocks of 1 KiB. A superblock that asks for more must not fill a node's memory.
+// mostExtTable exceeds the largest table that mke2fs makes by default on a rack's disk: 8 MiB for 1
+// TiB in blocks of 1 KiB. A superblock that asks for more must not fill a node's memory.
 const mostExtTable = 64 << 20
 
 func extTableOf(b []byte) extTable {
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	sizeLog, incompat := le32(b[0x18:]), le32(b[0x60:])
 	perGroup, inodeBytes := uint64(le32(b[0x20:])), uint64(128)
-	if le32(b[0x4C:]) > 0 { // s_rev_level; the first revision had no field for it
+	if le32(b[0x4C:]) > 0 { // s_rev_level; revision 0 has no field for it
 		inodeBytes = uint64(le16(b[0x58:]))
 	}
 	t := extTable{descBytes: 32, first: uint64(le32(b[0x14:])), blocks: uint64(le32(b[0x4:]))}
@@ -184,11 +183,11 @@ func extTableOf(b []byte) extTable {
 	}
 	blockBytes := uint64(1024) << sizeLog
 	t.blockBytes, t.inodeBytes = int64(blockBytes), int64(inodeBytes)
-	t.journal = le32(b[0x5C:])&extCompatJournal != 0 // in another inode a journal is refused
+	t.journal = le32(b[0x5C:])&extCompatJournal != 0 // a journal in another inode is refused
 	t.inodeBlocks = (uint64(le32(b[0x28:]))*inodeBytes + blockBytes - 1) / blockBytes
 	t.Offset = int64((t.first + 1) * blockBytes)
 	if blockBytes == extOffset && t.first == 0 {
-		t.Offset += extOffset // bigalloc counts the boot block, and the superblock comes after it
+		t.Offset += extOffset // bigalloc: block 0 is the boot block, before the superblock
 	}
 	groups := int64((t.blocks - t.first + perGroup - 1) / perGroup)
 	if groups > mostExtTable/t.descBytes {
@@ -198,8 +197,8 @@ func extTableOf(b []byte) extTable {
 	return t
 }
 
-// block returns a block that a descriptor names: of the bitmap of blocks (0) or of inodes (1), or
-// the first of the inodes (2).
+// block returns a block number from a group descriptor: of the block bitmap (i = 0), the inode
+// bitmap (1) or the inode table (2).
 func (t extTable) block(descriptor []byte, i int) uint64 {
 	at := uint64(binary.LittleEndian.Uint32(descriptor[4*i:]))
 	if t.descBytes >= 64 {
@@ -214,13 +213,13 @@ const (
 	extJournalInode = 8
 )
 
-// inodesAt returns where the first inodes of the filesystem are, according to the descriptors in b.
+// inodesAt returns the range of inodes 1 to 8, according to the first descriptor in b.
 func (t extTable) inodesAt(b []byte) (offset, bytes int64) {
 	return product(t.block(b, 2), uint64(t.blockBytes)), extJournalInode * t.inodeBytes
 }
 
-// areInodes reports whether b can be the first inodes: the root is a directory, and the journal is
-// a file.
+// areInodes reports whether b can be the inodes 1 to 8: the root inode is a directory, and the
+// journal inode is a file.
 func (t extTable) areInodes(b []byte) bool {
 	const format, directory, file = 0xF000, 0x4000, 0x8000
 	mode := func(inode int64) uint16 {
@@ -229,8 +228,8 @@ func (t extTable) areInodes(b []byte) bool {
 	return mode(extRootInode) == directory && (!t.journal || mode(extJournalInode) == file)
 }
 
-// firstBad returns the first group whose descriptor in b is invalid, because it places a bitmap or
-// inodes outside of the filesystem, or -1.
+// firstBad returns the first group whose descriptor in b places a bitmap or inodes outside of the
+// filesystem, or -1 if there is none.
 func (t extTable) firstBad(b []byte) int {
 	for group := int64(0); (group+1)*t.descBytes <= min(t.Bytes, int64(len(b))); group++ {
 		d := b[group*t.descBytes:]
@@ -243,8 +242,8 @@ func (t extTable) firstBad(b []byte) int {
 	return -1
 }
 
-// extType distinguishes ext2, ext3 and ext4 as blkid does: by the features that the kernel's ext2
-// and ext3 did not have.
+// extType distinguishes ext2, ext3 and ext4 as blkid does: by features that the kernel's ext2 and
+// ext3 did not support.
 func extType(compat, incompat, roCompat uint32) string {
 	switch {
 	case incompat&^uint32(ext3Incompat) != 0, roCompat&^uint32(ext3ROCompat) != 0:
@@ -256,26 +255,26 @@ func extType(compat, incompat, roCompat uint32) string {
 }
 
 // extUnclean reports whether e2fsck must run: the kernel has recorded errors, or the filesystem has
-// orphaned inodes or was not unmounted cleanly. Otherwise e2fsck -p would do nothing. A filesystem
-// whose journal has to be replayed is left to the kernel: a replay by the kernel can be interrupted
-// without damage, one by e2fsck cannot.
+// orphaned inodes or was not unmounted cleanly. Otherwise e2fsck -p would do nothing. The kernel
+// replays the journal, because its replay can be interrupted without damage, and one by e2fsck
+// cannot.
 func extUnclean(b []byte, incompat, roCompat uint32) bool {
 	state, le32 := binary.LittleEndian.Uint16(b[0x3A:]), binary.LittleEndian.Uint32
 	return state&extStateError != 0 || le32(b[0x194:]) != 0 || state&extStateValid == 0 ||
 		incompat&extIncompatRecover == 0 && (le32(b[0xE8:]) != 0 || roCompat&extROOrphanPresent != 0)
 }
 
-// extFresh reports whether the kernel has never mounted the filesystem for writing, and it has no
-// files that were written without a mount, as by mke2fs -d. The kernel writes the mount count and
-// time to the superblock before a mount can write anything else.
+// extFresh reports whether the kernel has never mounted the filesystem for writing, and no tool
+// such as mke2fs -d has written files to it. A mount writes the mount count and time to the
+// superblock before it writes anything else.
 func extFresh(b []byte) bool {
 	const mountCount, lastMounted = 0x34, 0x88 // the number of mounts, and the last mount point
 	return extMounted(b) == 0 && binary.LittleEndian.Uint16(b[mountCount:]) == 0 &&
 		b[lastMounted] == 0 && !extFilled(b)
 }
 
-// extFilled reports whether more inodes are in use than in an empty filesystem: the 11 that are
-// reserved, including lost+found, and the orphan file.
+// extFilled reports whether more inodes are in use than in an empty filesystem: 11 reserved ones,
+// including lost+found, and the orphan file.
 func extFilled(b []byte) bool {
 	le32 := binary.LittleEndian.Uint32
 	own := uint32(11)
@@ -285,13 +284,13 @@ func extFilled(b []byte) bool {
 	return le32(b[0:]) > le32(b[0x10:]) && le32(b[0:])-le32(b[0x10:]) > own
 }
 
-// extMounted returns the time of the last mount for writing, whose upper 8 bits are stored apart.
+// extMounted returns the time of the last writable mount, whose upper 8 bits are stored separately.
 func extMounted(b []byte) int64 {
 	const mountTime, mountTimeHigh = 0x2C, 0x275
 	return int64(b[mountTimeHigh])<<32 | int64(binary.LittleEndian.Uint32(b[mountTime:]))
 }
 
-// The layout of XFS: fs/xfs/libxfs/xfs_format.h. Everything but the checksum is big-endian.
+// The layout of XFS: fs/xfs/libxfs/xfs_format.h. All numbers except the checksum are big-endian.
 const (
 	xfsMinimumAGBlocks  = 64
 	xfsIncompatMetaUUID = 0x4
@@ -309,7 +308,7 @@ func xfsSuperblock(head []byte) (Superblock, bool) {
 		UnitBytes:  product(xfsMinimumAGBlocks, blockBytes),
 		Unfinished: head[126] != 0,
 		LogOffset:  xfsLogOffset(head, blockBytes),
-		// The log sequence number of the last change to the superblock.
+		// The log sequence number of the superblock's last change.
 		Fresh: binary.BigEndian.Uint64(head[240:]) == 0,
 	}
 	if sb.MetadataUUID = sb.UUID; binary.BigEndian.Uint32(head[216:])&xfsIncompatMetaUUID != 0 {
@@ -332,7 +331,7 @@ func xfsSuperblock(head []byte) (Superblock, bool) {
 	return sb, true
 }
 
-// xfsLogOffset returns the offset of the log. The upper bits of its block number are the group.
+// xfsLogOffset returns the log's offset. The upper bits of its block number are the group's number.
 func xfsLogOffset(head []byte, blockBytes uint64) int64 {
 	start := binary.BigEndian.Uint64(head[48:])
 	groupBlocks, groupBits := uint64(binary.BigEndian.Uint32(head[84:])), head[124]
@@ -343,13 +342,13 @@ func xfsLogOffset(head []byte, blockBytes uint64) int64 {
 	return product(block, blockBytes)
 }
 
-// xfsLogBytes is how much of the log shows whether it was ever used.
+// xfsLogBytes at the start of the log suffice to tell whether it was ever used.
 const xfsLogBytes = 512 << 10
 
-// xfsLogFresh reports whether the start of a log is as mkfs.xfs leaves it: one record of cycle 1,
-// and zeroes after it. The first mount for writing writes there before anything else, and never
-// writes zeroes. The record may be missing, or its first sector, because a power failure can lose
-// that and keep other writes of mkfs.xfs.
+// xfsLogFresh reports whether the start of a log contains only what mkfs.xfs writes: one record of
+// cycle 1, and zeroes after it. The first writable mount writes there before anywhere else, and
+// never writes zeroes. The record, or its first sector, may be missing, because a power failure can
+// lose it and keep other writes of mkfs.xfs.
 func xfsLogFresh(log []byte) bool {
 	const record, sector = 8 << 10, 512
 	if len(log) <= record || nonZero(log[record:]) >= 0 {
@@ -378,7 +377,7 @@ func btrfsSuperblock(head []byte) (Superblock, bool) {
 	}
 	b := head[btrfsOffset : btrfsOffset+btrfsBytes]
 	magic := b[0x40:0x48]
-	// mkfs.btrfs keeps this magic there until everything else is on the disk.
+	// mkfs.btrfs writes this magic first, and the final one when everything else is on the disk.
 	unfinished := bytes.Equal(magic, []byte("!BHRfS_M"))
 	if !unfinished && !bytes.Equal(magic, []byte("_BHRfS_M")) {
 		return Superblock{}, false
@@ -389,8 +388,7 @@ func btrfsSuperblock(head []byte) (Superblock, bool) {
 		SizeBytes:  product(binary.LittleEndian.Uint64(b[0xC9+8:]), 1),
 		UnitBytes:  product(1, uint64(binary.LittleEndian.Uint32(b[0x90:]))),
 		Unfinished: unfinished,
-		// Nothing in a btrfs proves that it was never mounted: every trace of a commit by the kernel may
-		// also be absent.
+		// No field of a btrfs proves that it was never mounted: a commit by the kernel may leave no sign.
 		Fresh:      false,
 		MaybeFresh: btrfsMaybeFresh(b),
 		Logged:     binary.LittleEndian.Uint64(b[btrfsLogRoot:]) != 0,
@@ -403,7 +401,7 @@ func btrfsSuperblock(head []byte) (Superblock, bool) {
 	sb.addFeatures(b, binary.LittleEndian, btrfsFeatures)
 	devices := binary.LittleEndian.Uint64(b[0x88:])
 	sb.refuse(devices != 1, "num_devices", devices)
-	devid := binary.LittleEndian.Uint64(b[0xC9:]) // 0 is the target of a replacement
+	devid := binary.LittleEndian.Uint64(b[0xC9:]) // 0 is the target of "btrfs replace"
 	sb.refuse(devid == 0, "dev_item.devid", devid)
 	sb.NodeBytes = int64(binary.LittleEndian.Uint32(b[0x94:]))
 	if binary.LittleEndian.Uint16(b[0xC4:]) == 0 {
@@ -413,8 +411,8 @@ func btrfsSuperblock(head []byte) (Superblock, bool) {
 	return sb, true
 }
 
-// btrfsMaybeFresh reports whether the superblock lacks every trace that most mounts leave: a
-// generation of the UUID tree, a log of an fsync, and a generation beyond those of mkfs.
+// btrfsMaybeFresh reports whether the superblock lacks the signs of use that most mounts leave: a
+// generation of the UUID tree, a log of an fsync, or a generation beyond those of mkfs.
 func btrfsMaybeFresh(b []byte) bool {
 	const generation, uuidGeneration, maxByMkfs = 0x48, 0x233, 16
 	le64 := binary.LittleEndian.Uint64
@@ -422,7 +420,7 @@ func btrfsMaybeFresh(b []byte) bool {
 		le64(b[generation:]) <= maxByMkfs
 }
 
-// product multiplies two numbers from an untrusted disk. An overflow becomes the largest number.
+// product multiplies two numbers from an untrusted disk. If that overflows, it returns MaxInt64.
 func product(a, b uint64) int64 {
 	const largest = 1<<63 - 1
 	if b != 0 && a > largest/b {

@@ -72,7 +72,7 @@ func TestFindSuperblocks(t *testing.T) {
 			Superblock{Type: volume.XFS, ChecksumOK: true, UnitBytes: 64 * 1024}},
 		{"mkfs.btrfs -q", 128 * mib, Superblock{Type: volume.Btrfs, ChecksumOK: true, UnitBytes: 4096}},
 	} {
-		t.Run("the result of "+c.mkfs+" is recognized", func(t *testing.T) {
+		t.Run("findSuperblocks recognizes the result of "+c.mkfs, func(t *testing.T) {
 			flag := " -U "
 			if c.want.Type == volume.XFS {
 				flag = " -m uuid="
@@ -80,12 +80,12 @@ func TestFindSuperblocks(t *testing.T) {
 			head := freshDisk(t, c.size, strings.Fields(c.mkfs+flag+someUUID)...)
 			c.want.SizeBytes = c.size
 			found := findSuperblocks(head)
-			// A btrfs is never certainly fresh.
+			// findSuperblocks cannot prove that a btrfs is fresh.
 			c.want.MaybeFresh = c.want.Type == volume.Btrfs
 			c.want.Fresh = !c.want.MaybeFresh
 			c.want.UUID = uuid.MustParse(someUUID)
 			c.want.MetadataUUID = c.want.UUID
-			for _, sb := range found { // these differ from version to version of mkfs
+			for _, sb := range found { // these differ between versions of mkfs
 				c.want.LogOffset, c.want.Offset, c.want.Features = sb.LogOffset, sb.Offset, sb.Features
 				c.want.BlockBytes, c.want.CopyBlock = sb.BlockBytes, sb.CopyBlock
 				c.want.NodeBytes = sb.NodeBytes
@@ -95,7 +95,7 @@ func TestFindSuperblocks(t *testing.T) {
 			}
 		})
 	}
-	t.Run("an ext4 that needs a check is known", func(t *testing.T) {
+	t.Run("an ext4 that needs a check is unclean", func(t *testing.T) {
 		head := freshDisk(t, 64*mib, "mke2fs", "-q", "-F", "-t", "ext4")
 		for _, c := range []struct {
 			at    int
@@ -117,7 +117,7 @@ func TestFindSuperblocks(t *testing.T) {
 	})
 }
 
-func TestTheFirstCopyOfAnExtsSuperblockIsFound(t *testing.T) {
+func TestExtSuperblockHasTheBlockOfItsFirstCopy(t *testing.T) {
 	for _, mkfs := range []string{
 		"mke2fs -q -F -t ext4 -b 1024",
 		"mke2fs -q -F -t ext4 -b 1024 -O bigalloc -C 16384",
@@ -150,8 +150,8 @@ func TestTheFirstCopyOfAnExtsSuperblockIsFound(t *testing.T) {
 	}
 }
 
-// FuzzFindSuperblocks checks that no content of a disk makes findSuperblocks panic, and that no
-// size is negative.
+// FuzzFindSuperblocks checks that findSuperblocks does not panic and returns no negative size, for
+// any content of a disk.
 func FuzzFindSuperblocks(f *testing.F) {
 	ext := make([]byte, extOffset+extBytes)
 	binary.LittleEndian.PutUint16(ext[extOffset+0x38:], 0xEF53)
@@ -164,7 +164,7 @@ func FuzzFindSuperblocks(f *testing.F) {
 	f.Add([]byte("XFSB"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, head []byte) {
-		// Prepend zeroes so that short inputs also reach the superblock of btrfs.
+		// With zeroes before it, a short input also reaches the offset of a btrfs superblock.
 		far := append(make([]byte, btrfsOffset), head...)
 		far = append(far, make([]byte, btrfsBytes)...)
 		for _, b := range [][]byte{head, far} {
@@ -210,8 +210,8 @@ func TestXFSLogFresh(t *testing.T) {
 	}
 }
 
-// The masks of the features that Linux 6.18 supports on one device, without those that the driver
-// refuses: EXT4_FEATURE_*_SUPP, XFS_SB_VERSION_OKBITS, XFS_SB_FEAT_*_ALL, BTRFS_FEATURE_*_SUPP.
+// knownFeatures are features that Linux 6.18 supports on one device and the driver allows:
+// EXT4_FEATURE_*_SUPP, XFS_SB_VERSION_OKBITS, XFS_SB_FEAT_*_ALL, BTRFS_FEATURE_*_SUPP.
 var knownFeatures = map[string]uint64{
 	"s_rev_level": 1, "s_feature_compat": 0x1E3F, "s_feature_incompat": 0x3E7D6,
 	"s_feature_ro_compat": 0x1A77F,
@@ -254,9 +254,9 @@ func TestOnlyKnownFeaturesAreAllowed(t *testing.T) {
 	}
 }
 
-// TestNewFilesystemsHaveTheFeaturesOfTheDriversList formats disks with programs that have other
-// defaults and another configuration, and with programs that ignore their arguments.
-func TestNewFilesystemsHaveTheFeaturesOfTheDriversList(t *testing.T) {
+// The test formats disks with mkfs programs whose defaults and configuration differ, and with
+// programs that ignore arguments.
+func TestNewFilesystemsHaveOnlyTheListedFeatures(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "mke2fs.conf")
 	t.Setenv("MKE2FS_CONFIG", config)
 	csitest.Must(t, os.WriteFile(config, []byte("[defaults]\nbase_features = has_journal,uninit_bg\n"+
@@ -293,7 +293,7 @@ s/dir_index,//')`
 				p := &Preparation{Device: openDisk(t, 512*mib), Scans: &ZeroScans{},
 					Volume: Volume{ID: zeroVolume, SizeBytes: 512 * mib, FSType: fsType},
 					Log:    slog.Default(), Begin: func(int64) error { return nil }}
-				for range 2 { // the second call finds what the first has left
+				for range 2 { // the second call finds the result of the first
 					_, err := p.Run(t.Context())
 					if script == disobedience && (!csierr.Has(err, csierr.NodeToolFailed) ||
 						!strings.Contains(err.Error(), features)) {
@@ -310,8 +310,8 @@ s/dir_index,//')`
 	}
 }
 
-// wantNewFeatures fails the test unless the head of a disk has the features of the volume's new
-// filesystem, and inodes of at least 256 bytes.
+// wantNewFeatures fails the test unless the superblock in head has the features of a new filesystem
+// of the volume, and inodes of at least 256 bytes.
 func wantNewFeatures(t *testing.T, head []byte, v Volume) {
 	t.Helper()
 	made := findSuperblocks(head)
@@ -344,7 +344,7 @@ func TestBlkidDistinguishesNothingFoundFromAnError(t *testing.T) {
 	}
 }
 
-// FuzzJudge checks that a disk is never called blank if a byte is not zero or blkid finds
+// FuzzJudge checks that judge never declares a disk blank if a byte is not zero or blkid found
 // something.
 func FuzzJudge(f *testing.F) {
 	f.Add([]byte{}, []byte{}, "")
@@ -366,9 +366,9 @@ func FuzzJudge(f *testing.F) {
 	})
 }
 
-// After a failed write the kernel's cache contains the new bytes, as long as any program has the
-// device open. A check would then find no error in a damaged filesystem.
-func TestTheKernelsCacheIsDroppedBeforeACheck(t *testing.T) {
+// After a failed write the kernel's cache contains the new bytes while a program has the device
+// open. e2fsck would then find no errors in a filesystem that is damaged on the disk.
+func TestFinishDropsTheKernelCache(t *testing.T) {
 	g := guesttest.New(t)
 	d := g.Attach(guesttest.Serial, 64*mib)
 	program, err := os.Open(d.Loop)
@@ -398,11 +398,11 @@ func TestTheKernelsCacheIsDroppedBeforeACheck(t *testing.T) {
 	}
 }
 
-// The seeds of every target are in testdata/fuzz, one file each, named after their content. What
-// the fuzzer found is kept there too.
+// The seeds of each fuzz target are files in testdata/fuzz, named after their content. Inputs that
+// the fuzzer found are there too.
 
-// FuzzRecord checks that a record is parsed as it was written, and that one wrong bit makes it
-// invalid, because a format is repeated on the strength of a record.
+// FuzzRecord checks that ParseRecord returns what Encode wrote, and refuses a record with one wrong
+// bit. A valid record allows the driver to repeat a format.
 func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte, vol, disk string, size int64, bit uint16) {
 		if m, err := ParseRecord(raw); err == nil {
@@ -428,8 +428,8 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// FuzzSuperblockChecksum checks that ChecksumOK is set for a superblock of any content with the
-// right checksum, and not set if one byte is wrong.
+// FuzzSuperblockChecksum checks that ChecksumOK is true for any content with the right checksum,
+// and false if one byte is wrong.
 func FuzzSuperblockChecksum(f *testing.F) {
 	f.Fuzz(func(t *testing.T, kind uint8, body []byte, at uint16, wrong uint8) {
 		head, from, to := withChecksum(int(kind)%3, body)
@@ -442,7 +442,7 @@ func FuzzSuperblockChecksum(f *testing.F) {
 		}
 		changed := from + int(at)%(to-from)
 		if found[0].Type == volume.Btrfs && changed >= from+4 && changed < from+0x20 {
-			return // reserved for longer checksums, which are not used here
+			return // unused: the field has 32 bytes, and crc32c uses 4
 		}
 		head[changed] ^= wrong
 		for _, sb := range findSuperblocks(head) {
@@ -453,8 +453,8 @@ func FuzzSuperblockChecksum(f *testing.F) {
 	})
 }
 
-// withChecksum returns the head of a disk with a superblock of that content and the right checksum,
-// and the superblock's range.
+// withChecksum returns the head of a disk that contains a superblock with this content and the
+// right checksum, and the superblock's range in it.
 func withChecksum(kind int, body []byte) (head []byte, from, to int) {
 	head = make([]byte, superblockBytes)
 	switch kind {
@@ -487,8 +487,8 @@ func withChecksum(kind int, body []byte) (head []byte, from, to int) {
 	return head, from, to
 }
 
-// FuzzBlkid checks that the result of parsing is in the output of blkid, and that output with
-// neither a type nor a table is an error.
+// FuzzBlkid checks that parseBlkid returns a filesystem type only if the output contains it, and an
+// error if it finds neither a type nor a table.
 func FuzzBlkid(f *testing.F) {
 	f.Fuzz(func(t *testing.T, output string) {
 		a, err := parseBlkid(output)
@@ -515,7 +515,7 @@ func TestParseBlkid(t *testing.T) {
 	}
 }
 
-// FuzzSizes checks that no size read from a disk overflows.
+// FuzzSizes checks that product never overflows, whatever numbers a disk contains.
 func FuzzSizes(f *testing.F) {
 	largest := big.NewInt(math.MaxInt64)
 	f.Fuzz(func(t *testing.T, a, b uint64) {

@@ -21,31 +21,30 @@ type toolResult struct {
 	Stderr string
 }
 
-// runTool runs a program to its end and returns its result, whatever its exit code is. An error
-// means that it could not be run. It takes no context, because a started program must not be
-// interrupted. inherit becomes the descriptors from 3 on.
+// runTool runs a program to its end and returns its output and exit code. It returns an error only
+// if the program could not run. It takes no context, because nothing may interrupt a started
+// program. The files in inherit become the program's descriptors from 3 on.
 //
-// The kernel kills the program if the driver dies. So runTool is for programs whose work is
-// repeated from the start: a mkfs that survived would write to a disk that the next driver is
-// reading.
+// The kernel kills the program if the driver dies. So runTool is for programs that a later call
+// runs again from the start. A surviving mkfs would write to the disk while the next driver reads
+// it.
 func runTool(inherit []*os.File, name string, args ...string) (toolResult, error) {
 	return runProgram(&syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}, inherit, name, args)
 }
 
-// runRepair does what runTool does for a program that continues if the driver dies, because an
-// interrupted repair or resize leaves the filesystem worse than before. The program keeps the
-// device open exclusively meanwhile.
+// runRepair does what runTool does, but the program continues if the driver dies, because an
+// interrupted repair or resize damages the filesystem. The program keeps the device open with
+// O_EXCL until it ends.
 func runRepair(inherit []*os.File, name string, args ...string) (toolResult, error) {
 	return runProgram(nil, inherit, name, args)
 }
 
-// inherited is the path of the first descriptor that a program inherits. A program that opens a
-// disk by this path opens the verified device, even if the disk's own path now leads to another
-// one.
+// inherited is the path of the first descriptor that a program inherits. A program that opens this
+// path opens the verified device, even if the disk's own path now leads to another device.
 const inherited = "/proc/self/fd/3"
 
 // extConfig replaces the machine's mke2fs.conf and e2fsck.conf, which would choose the layout of a
-// new ext3 or ext4 and how a check repairs one. The features are arguments of mke2fs.
+// new ext3 or ext4 and the way a check repairs it. mke2fs gets the features as arguments.
 const extConfig = `[defaults]
 blocksize = 4096
 inode_ratio = 16384
@@ -66,7 +65,7 @@ small = {
 
 func runProgram(attr *syscall.SysProcAttr, inherit []*os.File, name string, args []string) (
 	result toolResult, err error) {
-	// The output goes to memory and not to a pipe, which would fill up after the driver's death.
+	// After the driver's death nobody reads a pipe. The program writes to files in memory instead.
 	stdout, err := memoryFile(name, "")
 	if err != nil {
 		return result, err

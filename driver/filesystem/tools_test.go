@@ -24,11 +24,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// driverOf is the variable that makes TestDriverDeathKillsToolsOnly act as the driver, which runs a
-// program.
+// driverOf is set in a child process of TestDriverDeathKillsToolsButNotRepairs. The child acts as
+// the driver and runs a program.
 const driverOf = "TEST_DRIVER_OF"
 
-func TestDriverDeathKillsToolsOnly(t *testing.T) {
+func TestDriverDeathKillsToolsButNotRepairs(t *testing.T) {
 	run := map[string]func([]*os.File, string, ...string) (toolResult, error){"mkfs": runTool,
 		"repair": runRepair}[os.Getenv(driverOf)]
 	if run != nil {
@@ -39,10 +39,10 @@ func TestDriverDeathKillsToolsOnly(t *testing.T) {
 		kind string
 		dies bool
 	}{{"mkfs", true}, {"repair", false}} {
-		t.Run("a "+c.kind+" when the driver is killed", func(t *testing.T) {
+		t.Run("the driver is killed during a "+c.kind, func(t *testing.T) {
 			r, w, err := os.Pipe()
 			csitest.Must(t, err)
-			driver := exec.Command(os.Args[0], "-test.run=^TestDriverDeathKillsToolsOnly$")
+			driver := exec.Command(os.Args[0], "-test.run=^TestDriverDeathKillsToolsButNotRepairs$")
 			driver.Env = append(os.Environ(), driverOf+"="+c.kind)
 			driver.ExtraFiles = []*os.File{w}
 			csitest.Must(t, driver.Start())
@@ -101,7 +101,7 @@ func openDisk(tb testing.TB, sizeBytes int64, options ...guesttest.Option) *bloc
 	return d
 }
 
-// openLocked opens and locks the guest's disk as a call does.
+// openLocked opens and locks the guest's disk, as a node call does.
 func openLocked(ctx context.Context, t *testing.T, g *guesttest.Guest) *blockdev.OpenDevice {
 	t.Helper()
 	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
@@ -123,7 +123,7 @@ func imageTools(t *testing.T) []string {
 	return strings.Fields(string(found[1]))
 }
 
-func TestNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
+func TestDockerfileListsTheProgramsThatTheNodeRuns(t *testing.T) {
 	got, want := imageTools(t), slices.Clone(Tools)
 	slices.Sort(got)
 	slices.Sort(want)
@@ -142,7 +142,7 @@ func TestNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
 	}
 }
 
-// programRun finds the literal name of a program that the source runs. Those of mkfs are computed.
+// programRun matches a program's name in the source. The names of mkfs programs are not literals.
 var programRun = regexp.MustCompile(`(?:runTool|runRepair|Command|Context)\([^"()]*"([^"]+)"`)
 
 func programsInSource(t *testing.T) []string {
@@ -163,16 +163,16 @@ func programsInSource(t *testing.T) []string {
 	return names
 }
 
-// The image consists of what tools/node-root finds. This test runs it with the programs of this
-// machine, and every program must work with only that around it.
-func TestNodeImageProgramsWorkAlone(t *testing.T) {
+// The node's image contains only files that tools/node-root copies. The test runs node-root with
+// this machine's programs, and then each program with the copy as its root directory.
+func TestNodeImageProgramsNeedNoOtherFiles(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "root")
 	out, err := exec.CommandContext(t.Context(), "../../tools/node-root",
 		append([]string{root}, imageTools(t)...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("node-root: %v\n%s", err, out)
 	}
-	// A container runtime mounts /proc; the programs read this much of it.
+	// A container runtime mounts /proc. The programs read only /proc/mounts of it.
 	mounts, err := os.ReadFile("/proc/mounts")
 	csitest.Must(t, err)
 	csitest.Must(t, os.MkdirAll(filepath.Join(root, "proc/self"), 0o700))
@@ -215,7 +215,7 @@ func pathIn(t *testing.T, root, name string) string {
 	return ""
 }
 
-// wantNoShell fails the test if the image has programs other than its tools.
+// wantNoShell fails the test if the image contains programs that are not in its list of tools.
 func wantNoShell(t *testing.T, root string) {
 	t.Helper()
 	wanted := imageTools(t)

@@ -11,9 +11,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// behind returns what an interrupted growth may have written behind a filesystem. The blocks of xfs
-// and btrfs contain the filesystem's UUID. Most blocks of ext do not, so they are expected only if
-// a record announces them.
+// behind returns what an interrupted growth may have written behind the filesystem. xfs and btrfs
+// blocks contain the filesystem's UUID. Most ext blocks do not, so they are only expected if a
+// growth record is on the disk.
 func (found state) behind() expected {
 	sb := found.Filesystem
 	if sb.isExt() && !found.Growing {
@@ -22,15 +22,15 @@ func (found state) behind() expected {
 	return expected{Growth: sb.Type, UUID: sb.MetadataUUID, NodeBytes: sb.NodeBytes}
 }
 
-// traces distinguishes what the driver's tools may have written from other data. It judges the
-// content of one sector at a time, because a format or a growth may be cut off anywhere, and a
-// power failure may keep any of its blocks. Traces of several filesystems may be on one disk,
-// because the repeated call may ask for another one.
+// traces distinguishes sectors that the driver's tools may have written from other data. It checks
+// each sector by itself, because a format or a growth may be cut off anywhere, and a power failure
+// may keep any of its blocks. Blocks of several filesystem types may be on one disk, because a
+// repeated call may ask for another type.
 type traces struct {
 	expected
 	sizeBytes int64
 	slots     []int64 // of the driver's own records
-	// read reads from the disk. Later sectors of a btrfs block are recognized by the first one.
+	// read reads from the disk: a btrfs block is recognized by its first sector only.
 	read func(offset, n int64) ([]byte, error)
 }
 
@@ -58,8 +58,8 @@ func (m traces) unexplained(regions []regionData) (int64, error) {
 	return first, nil
 }
 
-// check returns the index of the first unexpected byte in b, read at that offset, or -1. It is a
-// byteCheck.
+// check is a byteCheck. It returns the index of the first unexpected byte in b, or -1. The bytes in
+// b begin at the offset at of the disk.
 func (m traces) check(b []byte, at int64) (int, error) {
 	for done := 0; ; {
 		i := nonZero(b[done:])
@@ -84,7 +84,7 @@ func (m traces) explains(sector []byte, at int64) (bool, error) {
 		return true, nil
 	case m.Growth == volume.XFS,
 		m.Mkfs && at == 0 && nonZero(sector[:min(len(sector), extOffset)]) >= 0:
-		return m.xfsTrace(sector), nil // no ext or btrfs writes to the first sector
+		return m.xfsTrace(sector), nil // ext and btrfs write nothing to these bytes
 	case m.Growth == volume.Btrfs:
 		return m.btrfsTrace(sector, at)
 	case m.Growth != "":
@@ -97,17 +97,17 @@ func (m traces) explains(sector []byte, at int64) (bool, error) {
 	return m.btrfsTrace(sector, at)
 }
 
-// recordTrace reports whether the sector is, or was, a record. checkUnfinished decides whose
-// records the valid ones are.
+// recordTrace reports whether the sector is a record or the remains of one. checkUnfinished decides
+// which volume the valid records belong to.
 func recordTrace(sector []byte) bool {
 	record := sector[:min(recordBytes, len(sector))]
 	return nonZero(sector[len(record):]) < 0 && bytes.Contains(record, []byte(`"volume":`)) &&
 		bytes.Contains(record, []byte(`"disk":`))
 }
 
-// extTrace reports whether all of a sector is zero or may have been written by an ext tool. It
-// looks at units of the smallest block size of ext filesystems. Blocks are larger by default, but
-// every unit of a larger block looks like a block of the smallest size.
+// extTrace reports whether an ext tool may have written the sector, or all of it is zero. It checks
+// units of 1 KiB, the smallest block size of ext. Default blocks are larger, but each KiB of a
+// larger block looks like a block of 1 KiB.
 func (m traces) extTrace(sector []byte) bool {
 	for unit := range slices.Chunk(sector, extBytes) {
 		if nonZero(unit) >= 0 && !m.extUnit(unit, uint64(m.sizeBytes)/extBytes) {
@@ -123,7 +123,7 @@ func (m traces) extUnit(b []byte, blocks uint64) bool {
 	}
 	sb := binary.LittleEndian.Uint16(b[0x38:]) == 0xEF53
 	if m.Growth != "" {
-		// A growth copies the descriptors of groups in use, and makes no inodes.
+		// A growth copies the descriptors of groups that may contain files. It writes no inodes.
 		return sb && uuid.UUID(b[0x68:0x78]) == m.UUID || extBitmap(b) || extNumbers(b, blocks) ||
 			extDescriptors(b, 32, blocks, 1<<16) || extDescriptors(b, 64, blocks, 1<<16)
 	}
@@ -134,8 +134,8 @@ func (m traces) extUnit(b []byte, blocks uint64) bool {
 		slices.ContainsFunc([]int{128, 256, 512, 1024, 2048}, func(n int) bool { return extInodes(b, n) })
 }
 
-// extBitmap reports whether b may be a part of a bitmap. All bytes are 0 or 255, except for a few
-// at the ends of runs, because mkfs allocates in long runs.
+// extBitmap reports whether b may be part of a bitmap from mkfs. mkfs allocates in long runs, so
+// all bytes are 0 or 255 except for a few at the ends of runs.
 func extBitmap(b []byte) bool {
 	const maxMixed = 16
 	mixed := 0
@@ -151,8 +151,7 @@ func extBitmap(b []byte) bool {
 	return mixed <= maxMixed
 }
 
-// extNumbers reports whether b may be part of a list of block numbers, nearly all of them
-// ascending.
+// extNumbers reports whether b may be part of a list of block numbers, which are mostly ascending.
 func extNumbers(b []byte, blocks uint64) bool {
 	const maxDown = 8
 	last, down := uint64(0), 0
@@ -171,8 +170,8 @@ func extNumbers(b []byte, blocks uint64) bool {
 	return down <= maxDown
 }
 
-// extDirectory reports whether b may be the start or the end of a directory's block, which holds at
-// most three names, or the end of a block of the orphan file.
+// extDirectory reports whether b may be the start or the end of a block of a directory with at most
+// three names, or the end of a block of the orphan file.
 func extDirectory(b []byte) bool {
 	const head, tail = 64, 12
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
@@ -190,8 +189,8 @@ func extDirectory(b []byte) bool {
 	return empty || names
 }
 
-// extDescriptors reports whether b may be a part of a group descriptor table, in which each group
-// has at most the given number of directories.
+// extDescriptors reports whether b may be part of a group descriptor table whose groups have at
+// most that many directories each.
 func extDescriptors(b []byte, size int, blocks uint64, most int) bool {
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	for d := range slices.Chunk(b, size) {
@@ -204,7 +203,7 @@ func extDescriptors(b []byte, size int, blocks uint64, most int) bool {
 		if int(directories) > most || flags > 7 || exclude != 0 {
 			return false
 		}
-		// On a disk of the rack's sizes the upper halves are zero, except those of checksums.
+		// Block numbers on a rack's disks fit into the lower halves. Only checksums use the upper.
 		if size == 64 && (nonZero(d[0x20:0x38]) >= 0 || le32(d[0x3C:]) != 0) {
 			return false
 		}
@@ -212,8 +211,8 @@ func extDescriptors(b []byte, size int, blocks uint64, most int) bool {
 	return true
 }
 
-// extInodes reports whether b may be part of an inode table that holds only what mkfs makes:
-// directories and files of root that are not deleted.
+// extInodes reports whether b may be part of an inode table that contains only inodes from mkfs:
+// directories and files that root owns and nobody deleted.
 func extInodes(b []byte, size int) bool {
 	const core, extra = 128, 36
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
@@ -235,23 +234,22 @@ func extInodes(b []byte, size int) bool {
 	return true
 }
 
-// xfsMagics are the first bytes of the blocks and sectors that mkfs.xfs writes: the magic of the
-// structure or, in the log's first record, the number of its cycle.
+// xfsMagics are the first bytes of the blocks and sectors that mkfs.xfs writes: the magic number of
+// the structure or, in the log's first record, the cycle number.
 var xfsMagics = [][]byte{
 	[]byte("XFSB"), []byte("XAGF"), []byte("XAGI"), []byte("XAFL"), []byte("AB3B"), []byte("AB3C"),
 	[]byte("IAB3"), []byte("FIB3"), []byte("R3FC"), []byte("RMB3"), []byte("IN"),
 	{0xFE, 0xED, 0xBA, 0xBE}, {0, 0, 0, 1},
 }
 
-// xfsTrace reports whether mkfs.xfs, or the growth of an xfs, may have written b, a sector of the
-// disk.
+// xfsTrace reports whether mkfs.xfs, or the growth of this xfs, may have written the sector b.
 func (m traces) xfsTrace(b []byte) bool {
 	list := false
 	for sector := range slices.Chunk(b, 512) {
 		known := slices.ContainsFunc(xfsMagics, func(magic []byte) bool {
 			return bytes.HasPrefix(sector, magic)
 		}) && (m.Mkfs && xfsUnlogged(sector) || !m.Mkfs && bytes.Contains(sector, m.UUID[:]))
-		// A list of free blocks is padded to the end of the device's block.
+		// mkfs pads a list of free blocks with 0xFF to the end of a disk sector.
 		list = list || bytes.HasPrefix(sector, []byte("XAFL"))
 		filled := list && !slices.ContainsFunc(sector, func(c byte) bool { return c != 0xFF })
 		if nonZero(sector) >= 0 && !known && !filled {
@@ -261,11 +259,11 @@ func (m traces) xfsTrace(b []byte) bool {
 	return true
 }
 
-// xfsLSN is where a structure of XFS has the log sequence number of its last change by the kernel.
+// xfsLSN is the offset of each structure's log sequence number, which only the kernel sets.
 var xfsLSN = map[string]int{"XFSB": 240, "XAGF": 208, "XAGI": 320, "XAFL": 24, "AB3B": 24,
 	"AB3C": 24, "IAB3": 24, "FIB3": 24, "R3FC": 24, "RMB3": 24}
 
-// xfsUnlogged reports whether no kernel has changed the structure that a sector begins with.
+// xfsUnlogged reports whether the kernel has never changed the structure in the sector.
 func xfsUnlogged(sector []byte) bool {
 	at, ok := xfsLSN[string(sector[:4])]
 	if bytes.HasPrefix(sector, []byte("IN")) {
@@ -274,7 +272,7 @@ func xfsUnlogged(sector []byte) bool {
 	return !ok || nonZero(sector[at:at+8]) < 0
 }
 
-// btrfsTrace reports whether the sector is a superblock or part of a tree block.
+// btrfsTrace reports whether the sector is a superblock or part of a tree block from the tools.
 func (m traces) btrfsTrace(sector []byte, at int64) (bool, error) {
 	if m.btrfsHeader(sector) ||
 		btrfsSuper(sector, at) && (m.Mkfs && btrfsMaybeFresh(sector) ||
@@ -296,9 +294,9 @@ func (m traces) btrfsTrace(sector []byte, at int64) (bool, error) {
 	return false, nil
 }
 
-// btrfsSuper reports whether the sector is a superblock, or may be one without its first 512 bytes,
-// which a power failure may lose when mkfs writes the first superblock. The rest is recognized by
-// the array of system chunks, which begins with the key of a chunk.
+// btrfsSuper reports whether the sector is a btrfs superblock, even without its first 512 bytes. A
+// power failure may lose those when mkfs writes the first superblock. The remaining bytes are
+// recognized by the array of system chunks, which begins with a chunk's key.
 func btrfsSuper(b []byte, at int64) bool {
 	const magic, chunks = 0x40, 0x32B
 	return slices.Contains([]int64{btrfsOffset, 64 << 20, 256 << 30}, at) && len(b) >= btrfsBytes &&
@@ -306,8 +304,8 @@ func btrfsSuper(b []byte, at int64) bool {
 			bytes.HasPrefix(b[chunks:], []byte{0, 1, 0, 0, 0, 0, 0, 0, 0xE4}))
 }
 
-// btrfsHeader reports whether b begins with the header of a tree block that is of one of the first
-// generations, or of the filesystem that grows.
+// btrfsHeader reports whether b begins with the header of a tree block: after a growth, of the
+// filesystem that grows; after mkfs, of an early generation.
 func (m traces) btrfsHeader(b []byte) bool {
 	if m.Growth != "" {
 		return len(b) >= btrfsFSID+16 && uuid.UUID(b[btrfsFSID:btrfsFSID+16]) == m.UUID
@@ -315,8 +313,8 @@ func (m traces) btrfsHeader(b []byte) bool {
 	return btrfsFirstHeader(b)
 }
 
-// btrfsFirstHeader reports whether b begins with the header of a tree block of one of the first
-// generations.
+// btrfsFirstHeader reports whether b begins with the header of a tree block of generation 16 or
+// less, as mkfs writes them.
 func btrfsFirstHeader(b []byte) bool {
 	const checksum, csumBytes, address, flags, revision, generation, items, level = 4, 32, 48, 56, 63,
 		80, 96, 100

@@ -1,21 +1,21 @@
 // Package filesystem decides what a disk holds and makes a volume's filesystem ready to be mounted.
 //
-// Preparation.Run is the entry for the node. It scans the regions of the open device where
-// filesystems, partition tables, RAIDs and volume managers keep their signatures, asks blkid, and
-// judges the scan: blank, one filesystem, an unfinished format of this volume, or an error that
-// names the evidence. Only then does it write: it formats a disk that is proven blank, repeats its
-// own unfinished format, or checks and grows the filesystem that is there.
+// The node calls Preparation.Run. It reads the regions of the open device where filesystems,
+// partition tables, RAIDs and volume managers keep their signatures, and runs blkid. From this scan
+// it decides that the disk is blank, holds one filesystem, or holds an unfinished format of this
+// volume; anything else is an error that names the evidence. Only then does it write: it formats a
+// disk that is proven blank, repeats the unfinished format, or checks and grows the filesystem.
 //
-// A disk that was not created blank for filesystems is read whole before it is formatted. ZeroScans
-// keeps these reads going when the caller gives up; the repeated call joins them.
+// The driver reads the whole disk before it formats one that was not created blank for filesystems.
+// ZeroScans continues these reads when the caller gives up; the repeated call joins them.
 //
-// While a format or a growth is under way, a Record on the disk itself names the volume and the
-// step. It is durable before the first other write and erased after the last one, so a process that
-// dies at any instruction leaves either an untouched disk or one that the next call can finish.
+// During a format or a growth, a Record on the disk itself names the volume and the step. It is
+// durable before the first other write, and erased after the last one. So a process that dies at
+// any instruction leaves an untouched disk, or one that the next call can finish.
 //
 // The package attaches no mount to a path: it uses detached mounts only to thaw. It imports no CSI
-// types, so the proof that only blank disks are formatted can be reviewed alone. Reading and
-// judging a disk needs Linux; the layouts (regions, superblocks, records) do not.
+// types, so a reviewer can read the proof that only blank disks are formatted by itself. Reading a
+// disk needs Linux; parsing its layouts (regions, superblocks, records) does not.
 package filesystem
 
 import (
@@ -31,7 +31,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Volume is what Preparation needs to know about a volume.
+// Volume describes a volume and its disk, as far as Preparation needs it.
 type Volume struct {
 	ID        string
 	DiskName  string
@@ -39,22 +39,22 @@ type Volume struct {
 	ReadOnly  bool  // the disk itself is read-only
 	FSType    string
 	Mkfs      volume.MkfsOptions
-	// Origin and the following come from the disk's ownership tag and are zero for a disk without one.
+	// Origin, Use, SourceBytes and FilesystemUUID are from the disk's ownership tag, or zero.
 	Origin, Use    string
 	SourceBytes    int64
-	FilesystemUUID string // of the only filesystem to mount; empty for any
+	FilesystemUUID string // mount no other filesystem; empty for any
 }
 
-// neverRaw reports whether, according to the controller, no workload ever had the disk as a raw
+// neverRaw reports whether, according to the controller, the disk was never published as a raw
 // device.
 func (v Volume) neverRaw() bool { return v.Use == volume.UseFilesystem }
 
 // madeBlank reports whether the disk was created blank and never published as a raw device. Then a
-// sample of its bytes can prove that it is still blank. Any other disk is read whole.
+// sample of its bytes proves that it is still blank. Any other disk is read whole.
 func (v Volume) madeBlank() bool { return v.Origin == volume.OriginBlank && v.neverRaw() }
 
-// slots returns the offsets of the volume's records: those on a disk of that size and, if the disk
-// was restored from the snapshot of a smaller one, those on the smaller one.
+// slots returns the offsets of the volume's records on a disk of this size. If the disk was
+// restored from the snapshot of a smaller disk, it adds the offsets on the smaller disk.
 func (v Volume) slots(offsets func(int64) []int64, sizeBytes int64) []int64 {
 	slots := offsets(sizeBytes)
 	if v.Origin == volume.OriginSnapshot && v.SourceBytes > 0 && v.SourceBytes < sizeBytes {
@@ -63,8 +63,8 @@ func (v Volume) slots(offsets func(int64) []int64, sizeBytes int64) []int64 {
 	return slots
 }
 
-// makeUUID returns the UUID for a new filesystem of the volume: the expected one, else the volume's
-// id. It is empty if the id is not a UUID, as for a static volume with a name of its own.
+// makeUUID returns the UUID for a new filesystem: FilesystemUUID if it is set, else the volume's
+// id. It returns "" if the id is not a UUID, as for a static volume with a name of its own.
 func (v Volume) makeUUID() string {
 	if v.FilesystemUUID != "" {
 		return v.FilesystemUUID
@@ -75,13 +75,13 @@ func (v Volume) makeUUID() string {
 	return ""
 }
 
-// Tools are the programs the node runs. Mounting needs none: the driver calls the kernel, which
-// also keeps mount flags out of the process list.
+// Tools are the programs that the node runs. A mount needs no program: the driver calls the kernel,
+// so the process list shows no mount flags.
 var Tools = []string{
 	"blkid", "mke2fs", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs", "btrfs",
 }
 
-// MissingTools returns the programs that the node needs and that are not in its PATH.
+// MissingTools returns the Tools that are not in the PATH.
 func MissingTools() []string {
 	var missing []string
 	for _, tool := range Tools {
@@ -92,36 +92,36 @@ func MissingTools() []string {
 	return missing
 }
 
-// Record is what the driver writes on the disk itself while a format, or a growth of an ext, is in
-// progress: the volume, and the step. It is durable before the first other write and is erased,
-// durably, after the last one, and before a workload gets the disk as a raw device.
+// Record is the note that the driver writes on the disk itself during a format or the growth of an
+// ext: the volume, and the step. It is durable before the first other write. It is erased, durably,
+// after the last write, and before a workload gets the disk as a raw device.
 //
-// A record is no proof, because a workload could have written it. It only allows bytes other than
-// zero: those of the mkfs or the growth that it announces (see traces). It is ignored where a
-// filesystem keeps file data.
+// A record is no proof, because a workload could have written it. It only permits other bytes than
+// zero, namely those that the announced mkfs or growth writes (see traces). The driver ignores a
+// record at an offset where the filesystem keeps file data.
 //
-// It is written three times, each in one sector, so that a power failure leaves each copy whole or
-// absent: the record of a format where no mkfs writes (see RecordOffsets), and the record of a
-// growth behind the future end of the filesystem (see GrowthOffsets).
+// The driver writes three copies, each in one sector, so that a power failure leaves each copy
+// whole or absent: copies of a format record where no mkfs writes (see RecordOffsets), and copies
+// of a growth record behind the future end of the filesystem (see GrowthOffsets).
 type Record struct {
 	Volume     string `json:"volume"`
 	Disk       string `json:"disk"`
 	SizeBytes  int64  `json:"sizeBytes"`
 	Filesystem string `json:"filesystem"`
 	Options    string `json:"mkfsOptions,omitempty"`
-	// UUID is the filesystem's UUID if that is not the volume's id. A volume that is restored from a
+	// UUID is the filesystem's UUID if it is not the volume's id. A volume that is restored from a
 	// snapshot of the disk expects the same UUID.
 	UUID string `json:"uuid,omitempty"`
-	// GrowFrom is the filesystem's old size; 0 in the record of a format. Mounted is when it was last
-	// mounted: the next mount makes the record invalid. Checked reports that the check before the
-	// growth succeeded.
+	// GrowFrom is the filesystem's size before the growth; it is 0 in a format record. Mounted is the
+	// time of the last mount: a later mount makes the record invalid. Checked reports that e2fsck
+	// succeeded before the growth.
 	GrowFrom int64 `json:"growFrom,omitempty"`
 	Mounted  int64 `json:"mounted,omitempty"`
 	Checked  bool  `json:"checked,omitempty"`
 }
 
-// The layout of a record: magic, version, a checksum of everything that follows, and the text with
-// its length.
+// A record consists of the magic number, the version, a checksum of all that follows, the text's
+// length, and the text.
 const (
 	recordBytes      = 512
 	recordMagic      = "oxide-csi format"
@@ -132,7 +132,7 @@ const (
 	recordTextAt     = 28
 )
 
-// Encode returns the record as a whole sector.
+// Encode returns a sector that contains the record.
 func (r Record) Encode() ([]byte, error) {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -177,7 +177,7 @@ func ParseRecord(b []byte) (Record, error) {
 	return r, nil
 }
 
-// of reports whether the record was written for that volume on a disk of that size, or for the
+// of reports whether the record was written for this volume on a disk of this size, or for the
 // volume from whose snapshot the disk was restored.
 func (r Record) of(v Volume, sizeBytes int64) bool {
 	return r.Volume == v.ID && r.Disk == v.DiskName && r.SizeBytes == sizeBytes || r.inherited(v)

@@ -9,7 +9,7 @@ import (
 
 const mib, gib = 1 << 20, 1 << 30
 
-func TestOnlyADiskThatWasMadeBlankForFilesystemsIsSampled(t *testing.T) {
+func TestMadeBlankNeedsBlankOriginAndFilesystemUse(t *testing.T) {
 	for _, origin := range []string{"", volume.OriginBlank, volume.OriginImage,
 		volume.OriginSnapshot} {
 		for _, use := range []string{"", volume.UseFilesystem, volume.UseBlock} {
@@ -21,8 +21,8 @@ func TestOnlyADiskThatWasMadeBlankForFilesystemsIsSampled(t *testing.T) {
 	}
 }
 
-// The offsets are part of the format on disk: a later driver must find the records again.
-func TestTheOffsetsOfRecordsStayWhatTheyAre(t *testing.T) {
+// Record offsets are part of the on-disk format: a later version must find the records.
+func TestRecordOffsetsNeverChange(t *testing.T) {
 	for size, want := range map[int64][]int64{
 		mib - 1:       nil,
 		mib:           {160 << 10, 416 << 10, 768 << 10},

@@ -14,22 +14,21 @@ import (
 )
 
 const (
-	// watchInterval is how often a job checks that its disk is still attached, and logInterval how
-	// often it logs its progress.
+	// watchInterval is the time between a job's checks that its disk is still attached. logInterval is
+	// the time between its progress messages.
 	watchInterval = time.Second
 	logInterval   = 10 * time.Second
-	// answerMargin is how long before its deadline a call returns, so that the caller still receives
-	// the answer.
+	// A call returns answerMargin before its deadline, so that the caller still receives the answer.
 	answerMargin = 2 * time.Second
-	// maxReads is how often a call has a disk read: once more if the result of an older job is out of
-	// date, and once more if the disk was written to meanwhile.
+	// maxReads limits the reads of a disk by one call: one read, another if an older job's result is
+	// out of date, and another if the disk was written to during a read.
 	maxReads = 3
 )
 
-// proveBlank proves that the whole disk is blank or, if it holds records of an unfinished format,
-// that it holds nothing but what a mkfs of the driver has left. It does not read a disk without
-// records that was created blank and for filesystems only: mkfs and the driver would have written
-// first to the regions, which were read before. It returns the chunks that mkfs has written to.
+// proveBlank proves that the whole disk is blank or, if unfinished is set, that it holds only
+// records and bytes that a mkfs of the driver writes. It does not read a disk without records that
+// was created blank for filesystems: mkfs and the driver would have written to the regions first,
+// which the scan has read. It returns the offsets of the chunks that mkfs has written to.
 func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []int64, err error) {
 	if p.Volume.madeBlank() && !unfinished {
 		return nil, nil
@@ -37,14 +36,13 @@ func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []i
 	return p.proveRange(ctx, 0, p.Device.SizeBytes, expected{Mkfs: unfinished})
 }
 
-// proveRange proves that the range [from, to) of the device holds only zeroes and what is expected,
-// by reading it whole. The read goes on when the caller gives up. A repeated call joins it, and
-// accepts its result as long as the device cannot have been written to since: it has the same
-// number and diskseq, the kernel's counters of writes and discards are unchanged since before the
-// read, and no process has the device open for writing.
+// proveRange reads the range [from, to) of the device and proves that it holds only zeroes and
+// expected bytes. The read continues when the caller gives up. A repeated call joins it. The call
+// accepts its result if no process can have written to the device since: its number and diskseq are
+// the same, the kernel's counters of writes and discards have not changed since before the read,
+// and no process has the device open for writing.
 //
-// It returns the offsets of the chunks, of chunkBytes each, that contain expected bytes other than
-// zero.
+// It returns the offsets of chunks with expected bytes other than zero, each of chunkBytes.
 func (p *Preparation) proveRange(ctx context.Context, from, to int64, e expected) ([]int64, error) {
 	d := disk{p.Device}
 	r := zeroRange{Volume: p.Volume.ID, Serial: d.Serial, Major: d.Major, Minor: d.Minor,
@@ -105,8 +103,8 @@ func scanPending(d disk, progress string) error {
 		"%s; the read goes on, and the repeated call waits for it", d.Path, progress)
 }
 
-// judgeScan decides whether the result of a job is still valid; again requests another read. joined
-// means that the call did not start the job, and old that the job had ended before the call.
+// judgeScan decides whether a job's result is still valid; again asks for another read. joined
+// means that another call started the job, and old that the job ended before this call.
 func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error) {
 	switch {
 	case old && (job.err != nil || job.DiskSeq == 0):
@@ -128,7 +126,7 @@ func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error)
 	case job.counted && now.Known():
 		return !job.before.SameWrites(now), nil
 	}
-	// A call that had the device open and locked before the job began needs no counters.
+	// This call opened and locked the device before it started the job, so no counters are needed.
 	return joined, nil
 }
 
@@ -139,7 +137,7 @@ func unread(err error) error {
 	return unreadable(err)
 }
 
-// judgeFound returns an error for the byte that a job has found, if it is still there.
+// judgeFound returns an error if the unexpected byte that the job found is still on the disk.
 func (d disk) judgeFound(job *zeroScan, old bool) (again bool, err error) {
 	if old {
 		b, err := d.Read(job.found&^(sectorBytes-1), sectorBytes)
@@ -155,7 +153,7 @@ func (d disk) judgeFound(job *zeroScan, old bool) (again bool, err error) {
 		errNotBlank)
 }
 
-// run does the job. Its d has no lock, so that the job does not block other calls.
+// run executes the job. The descriptor d holds no lock, so the job blocks no other calls.
 func (j *zeroScan) run(log *slog.Logger, d disk, v Volume) {
 	log = log.With("device", d.Path, "serial", d.Serial, "from", j.From, "to", j.To)
 	log.Info("reading a whole disk to prove that it is blank")
@@ -185,8 +183,8 @@ func (j *zeroScan) run(log *slog.Logger, d disk, v Volume) {
 	}
 }
 
-// readCounted reads the range and the kernel's counters before it. The counters are valid only if
-// they include the read itself.
+// readCounted reads the kernel's counters, the range, and the counters again. The first values are
+// valid only if the counters have counted this read.
 func (d disk) readCounted(ctx context.Context, v Volume, j *zeroScan) error {
 	before, err := d.Counters()
 	if err != nil {
@@ -205,7 +203,7 @@ func (d disk) readCounted(ctx context.Context, v Volume, j *zeroScan) error {
 	return err
 }
 
-// note returns a byteCheck that also notes the chunks that are not zero.
+// note returns a byteCheck that also adds the offsets of chunks that are not zero to j.left.
 func (j *zeroScan) note(check byteCheck) byteCheck {
 	return func(b []byte, at int64) (int, error) {
 		if nonZero(b) < 0 {
@@ -241,19 +239,19 @@ func (d disk) watchScan(ctx context.Context, j *zeroScan, log *slog.Logger) erro
 }
 
 const (
-	// rangeReaders is how many goroutines read chunks of chunkBytes at once. Several requests keep a
-	// disk behind a network busy, and one goroutine compares while another waits.
+	// rangeReaders is the number of goroutines that read chunks of chunkBytes. Several requests keep a
+	// disk behind a network busy, and one goroutine compares bytes while another waits for the disk.
 	rangeReaders = 4
 	chunkBytes   = 1 << 20
 )
 
-// byteCheck returns the index of the first unexpected byte in b, which was read at that offset, or
-// -1.
+// byteCheck returns the index of the first unexpected byte in b, or -1. b was read at that offset
+// of the disk.
 type byteCheck func(b []byte, at int64) (int, error)
 
-// findUnexpected reads the range [from, to) of the device whole and returns the offset of the first
-// byte that check does not expect, or -1. It stops at that byte. It calls progress, from several
-// goroutines, with the number of bytes that passed.
+// findUnexpected reads the range [from, to) of the device and returns the offset of the first byte
+// that check does not expect, or -1. It stops at that byte. Several goroutines call progress, with
+// the number of bytes that passed the check.
 func findUnexpected(ctx context.Context, d *blockdev.OpenDevice, from, to int64, check byteCheck,
 	progress func(n int64)) (int64, error) {
 	if from < 0 || to > d.SizeBytes || from > to {
@@ -278,7 +276,7 @@ func findUnexpected(ctx context.Context, d *blockdev.OpenDevice, from, to int64,
 	if found := s.found.Load(); found < to {
 		return found, nil
 	}
-	// Return the error of the reader that failed rather than those that it canceled.
+	// Return the error of the reader that failed, not of the readers that it canceled.
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
 			return 0, err
@@ -287,8 +285,8 @@ func findUnexpected(ctx context.Context, d *blockdev.OpenDevice, from, to int64,
 	return -1, errors.Join(errs...)
 }
 
-// rangeScan is the read of a range. Readers take chunks in order and finish the chunk that they
-// have, so the lowest unexpected byte that any reader finds is the first one of the range.
+// rangeScan is the state of findUnexpected. Readers take chunks in order and finish each, so the
+// lowest unexpected byte that they find is the first of the range.
 type rangeScan struct {
 	device   *blockdev.OpenDevice
 	from, to int64
@@ -296,10 +294,10 @@ type rangeScan struct {
 	progress func(n int64)
 
 	next  atomic.Int64 // the offset of the next chunk
-	found atomic.Int64 // the offset of the first unexpected byte so far; to if there is none
+	found atomic.Int64 // offset of the first unexpected byte so far, or to
 }
 
-// run reads chunks until none is left that could hold an earlier byte than the one found.
+// run reads chunks until all chunks before the lowest unexpected byte are read.
 func (s *rangeScan) run(ctx context.Context) error {
 	buf := blockdev.Aligned(chunkBytes)
 	for {
@@ -316,7 +314,7 @@ func (s *rangeScan) run(ctx context.Context) error {
 	}
 }
 
-// chunk reads whole sectors, as O_DIRECT requires, and checks those bytes that are in the range.
+// chunk reads whole sectors, as O_DIRECT requires, and checks the bytes that are in the range.
 func (s *rangeScan) chunk(buf []byte, at int64) error {
 	end := min(at+chunkBytes, s.to)
 	b := buf[:min((end+sectorBytes-1)&^(sectorBytes-1), s.device.SizeBytes)-at]

@@ -14,9 +14,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 )
 
-// ZeroScans are the reads of whole disks that are in progress, and the results of those that have
-// ended. A read goes on when the call that began it gives up; the next call joins it. The zero
-// value is ready for use.
+// ZeroScans contains the reads of whole disks that are in progress, and the results of those that
+// ended. A read continues when its caller gives up; the next call joins it. The zero value is ready
+// for use.
 type ZeroScans struct {
 	mu sync.Mutex
 	// guarded by mu
@@ -26,7 +26,7 @@ type ZeroScans struct {
 	running async.Group
 }
 
-// zeroRange identifies what a job reads: a range of one attachment of a disk.
+// zeroRange identifies a job: the range that it reads, and the attachment of the disk.
 type zeroRange struct {
 	Volume, Serial string
 	Major, Minor   uint32
@@ -35,11 +35,11 @@ type zeroRange struct {
 	expected
 }
 
-// expected describes the bytes other than zero that may be in a range of a disk; the zero value
-// means none.
+// expected describes the bytes other than zero that are allowed in a range of a disk. The zero
+// value allows none.
 type expected struct {
-	Mkfs bool // what a mkfs of the driver writes, of any filesystem
-	// Growth is what the growth of a filesystem of this type and UUID writes behind its old end.
+	Mkfs bool // allows what any mkfs of the driver writes
+	// Growth is a filesystem type: allowed is what its growth writes behind the old end.
 	Growth    string
 	UUID      uuid.UUID
 	NodeBytes int64 // of a btrfs
@@ -48,15 +48,15 @@ type expected struct {
 type zeroScan struct {
 	zeroRange
 	began  time.Time
-	read   atomic.Int64    // bytes that passed
-	ctx    context.Context // the job's own, because the next call joins a job whose caller gave up
+	read   atomic.Int64    // bytes read and checked
+	ctx    context.Context // not the caller's, because another call may join the job
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	// written before done is closed
+	// The job writes these fields before it closes done.
 
 	leftMu sync.Mutex
-	left   []int64 // the chunks with expected bytes; guarded by leftMu until then
+	left   []int64 // chunks with expected bytes; guarded by leftMu while the job runs
 
 	found   int64 // the offset of the first unexpected byte; -1 if there is none
 	err     error
@@ -73,8 +73,8 @@ func (j *zeroScan) ended() bool {
 	}
 }
 
-// join returns the job for the range, and whether it existed before. It starts a new job by calling
-// run in the background. After Close it returns nil.
+// join returns the job for the range, and whether the job existed before. It starts a new job with
+// run in a goroutine. After Close it returns nil instead.
 func (z *ZeroScans) join(r zeroRange, run func(*zeroScan)) (job *zeroScan, joined bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -95,7 +95,7 @@ func (z *ZeroScans) join(r zeroRange, run func(*zeroScan)) (job *zeroScan, joine
 	return job, false
 }
 
-// Drop stops the jobs of a volume and drops their results, because the volume is published or
+// Drop stops the volume's jobs and forgets their results, because the volume is being published or
 // unstaged. It returns when the jobs have closed the device.
 func (z *ZeroScans) Drop(volume string) {
 	z.dropIf(func(j *zeroScan) bool { return j.Volume == volume })
@@ -115,7 +115,7 @@ func (z *ZeroScans) dropIf(unwanted func(*zeroScan) bool) {
 	}
 }
 
-// Close stops all jobs and starts no more.
+// Close stops all jobs. After it, join starts none.
 func (z *ZeroScans) Close() {
 	z.mu.Lock()
 	z.closed = true

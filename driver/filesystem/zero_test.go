@@ -73,7 +73,7 @@ func TestFindUnexpected(t *testing.T) {
 			t.Fatal("no error")
 		}
 	})
-	t.Run("a canceled context ends it", func(t *testing.T) {
+	t.Run("a canceled context ends the read", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		_, err := findUnexpected(ctx, openDisk(t, gib), 0, gib, traces{}.check, func(int64) { cancel() })
 		if !errors.Is(err, context.Canceled) {
@@ -102,7 +102,7 @@ type zeroDisk struct {
 	log   *bytes.Buffer
 }
 
-// zeroVolume is random, because mkfs.btrfs refuses the UUID of any other disk of the machine.
+// zeroVolume is random, because mkfs.btrfs refuses a UUID that another disk of the machine has.
 var zeroVolume = uuid.NewString()
 
 func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
@@ -127,7 +127,7 @@ func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	return csierr.Convert(err, csierr.NodeToolFailed)
 }
 
-// sectorsRead returns how many sectors of 512 bytes were read since the disk was attached.
+// sectorsRead returns how many sectors of 512 bytes were read from the disk so far.
 func (z zeroDisk) sectorsRead(t *testing.T) int64 {
 	t.Helper()
 	<-time.After(10 * time.Millisecond) // the kernel counts a read shortly after its end
@@ -145,15 +145,15 @@ func (z zeroDisk) reads(t *testing.T, act func()) int64 {
 	return (z.sectorsRead(t) - before) * 512
 }
 
-// proven proves that the disk is blank, and returns how many bytes were read.
+// proven proves that the disk is blank, and returns how many bytes that read.
 func (z zeroDisk) proven(t *testing.T) int64 {
 	t.Helper()
 	return z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) })
 }
 
-func TestProveZeroReadsADiskOnce(t *testing.T) {
+func TestProveRangeReadsADiskOnce(t *testing.T) {
 	const size = 64 * mib
-	t.Run("and the next call accepts the result", func(t *testing.T) {
+	t.Run("the next call accepts the result", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		if n := z.proven(t); n < size {
 			t.Errorf("%d bytes were read of %d", n, size)
@@ -185,7 +185,7 @@ func TestProveZeroReadsADiskOnce(t *testing.T) {
 			*z.Disk = *z.guest.AttachFile(guesttest.Serial, z.File)
 		},
 	} {
-		t.Run("but again when "+name, func(t *testing.T) {
+		t.Run("the next call reads the disk again if "+name, func(t *testing.T) {
 			z := newZeroDisk(t, size)
 			z.proven(t)
 			between(t, z)
@@ -194,7 +194,7 @@ func TestProveZeroReadsADiskOnce(t *testing.T) {
 			}
 		})
 	}
-	t.Run("and one that is not blank is refused again without another read", func(t *testing.T) {
+	t.Run("the second call refuses a disk that is not blank without reading it", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		z.WriteAt(t, size-5000, []byte{7})
 		for i := range 2 {
@@ -211,7 +211,7 @@ func TestProveZeroReadsADiskOnce(t *testing.T) {
 	})
 }
 
-func TestProveZeroGoesOnWhenItsCallerGivesUp(t *testing.T) {
+func TestProveRangeContinuesAfterItsCallerReturns(t *testing.T) {
 	const size = 2 * gib
 	giveUp := func(t *testing.T, z zeroDisk) {
 		t.Helper()
@@ -239,7 +239,7 @@ func TestProveZeroGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		z.WriteAt(t, 0, []byte{1}) // in a chunk that was already read
 		csitest.Want(t, z.prove(t.Context(), t), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
-	t.Run("the read ends with the driver, and waiting calls return", func(t *testing.T) {
+	t.Run("Close ends the read, and waiting calls return", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
 		waiting := async.Start(func() (struct{}, error) { return struct{}{}, z.prove(t.Context(), t) })
@@ -295,7 +295,7 @@ func TestMarkerRegions(t *testing.T) {
 		}
 		for _, offset := range []int64{0, size / 2, size - 1, min(size, mib) - 1,
 			max(0, size-2*mib), max(0, size-3087*512)} {
-			// The middle is read for xfs.
+			// markerRegions need not contain the middle: it is read for xfs only.
 			if !covered(regions, offset) && (offset != size/2 || size < 128*mib) {
 				t.Errorf("size %d: offset %d is not read", size, offset)
 			}
@@ -312,7 +312,7 @@ func TestMarkerRegions(t *testing.T) {
 	}
 }
 
-// TestEverySuperblockCopyIsInAMarkerRegion asks the filesystems' tools where the copies are.
+// The test compares markerRegions with the offsets that dumpe2fs and xfs_db print.
 func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
 	numbers := func(t *testing.T, out, pattern string) []int64 {
 		t.Helper()
