@@ -14,30 +14,30 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// DefaultLateLimit is how long a rack may take to carry out a change that it has not answered.
-// Until then the change is open: no call returns OK if the change could undo it.
+// DefaultLateLimit is how long a rack may take to make a change that it has not answered. Until
+// then the change is open: no call returns OK if the change could undo the call's result.
 //
-// A rack has no documented limit, and continues a request whose caller is gone. A change is one
-// transaction, or one short saga, and ends within seconds; the latest that was observed came 25 s
-// late. A minute is also how long common proxies wait for an answer (nginx: proxy_read_timeout).
+// No document names a limit for racks, and a rack finishes a request whose caller is gone. A change
+// is one transaction or one short saga, which ends within seconds; the latest change observed came
+// 25 s late. Common proxies also wait a minute for an answer (nginx: proxy_read_timeout).
 //
-// A process that has just started assumes that no change is open, because only its predecessor knew
-// the changes that it sent. If such a change is made later, or if the rack needs longer than the
-// limit, a disk may be attached without any CO knowing it. Then ListVolumes shows the instance, and
-// the next publish to another node names it (DiskAttachedElsewhere). An audit finds a disk or a
-// snapshot that no CO knows.
+// A new process assumes that no change is open, because only its predecessor knew which changes it
+// had requested. If the rack makes such a change later, or needs longer than the limit, a disk may
+// be attached without any CO knowing it. Then ListVolumes shows its instance, and the next publish
+// to another node returns an error with the instance (DiskAttachedElsewhere). "audit" finds disks
+// and snapshots that no CO knows.
 const DefaultLateLimit = time.Minute
 
-// change is a change of the rack. id is empty until the id of the disk or snapshot is known, and
-// name is set only where the name matters.
+// change describes a change that the driver requests from the rack. id is empty until the disk's or
+// the snapshot's id is known. name is set only for creations.
 type change struct {
 	event    flight.Event
 	id, name string
-	instance string        // of an attach or a detach
-	noted    flight.Fields // what the flight recorder notes of the change
+	instance string        // for an attach or a detach
+	noted    flight.Fields // for the flight recorder
 }
 
-// text continues "the rack was asked to …".
+// text returns the words after "the rack was asked to".
 func (c change) text() string {
 	return fmt.Sprintf(map[flight.Event]string{
 		flight.DiskAttached:    "attach the disk %[1]s to the instance %[3]s",
@@ -57,13 +57,13 @@ func snapshotDeleted(id oxide.NameOrId) change {
 	return change{event: flight.SnapshotDeleted, id: string(id)}
 }
 
-// confirm closes the change in the flight recorder, because it has turned out to be made. more
-// contains fields that are known only now.
+// confirm ends the change in the flight recorder, because the rack's state shows that it was made.
+// more contains fields that were unknown before.
 func (c change) confirm(ctx context.Context, more flight.Fields) {
 	flight.Of(ctx).Confirm(c.event, c.noted, more)
 }
 
-// confirmed records that an object is gone if gone is nil, and returns gone.
+// confirmed returns gone. If gone is nil, it first confirms the change, which deleted the object.
 func (c change) confirmed(ctx context.Context, gone error) error {
 	if gone == nil {
 		c.confirm(ctx, flight.Fields{})
@@ -71,31 +71,30 @@ func (c change) confirmed(ctx context.Context, gone error) error {
 	return gone
 }
 
-// blocks reports whether the change is of the same kind as like and of the same object, by name or
-// id, and of the same instance unless like names none.
+// blocks reports whether the change has the same event as like, and the same object, by name or id.
+// If like names an instance, it must be the same, too.
 func (c change) blocks(like change) bool {
 	return c.event == like.event && (c.id != "" && c.id == like.id ||
 		c.name != "" && c.name == like.name) &&
 		(c.instance == like.instance || like.instance == "")
 }
 
-// changes are the changes that the rack may still make although it has not answered them. Each
-// stays open until its time has passed: no state of an object shows which request has made a
-// change.
+// changes contains the changes that the rack has not answered and may still make. Each stays open
+// until its time has passed, because an object's state does not show which request changed it.
 type changes struct {
 	mu sync.Mutex
-	// guarded by mu: until when each may be made
+	// guarded by mu: each open change, and until when the rack may make it
 	open map[change]time.Time
-	// held contains the objects that calls now create or delete, each as the change that creates it.
+	// held contains the creation of each object that a call is creating or deleting.
 	held sync.Map
 }
 
-// request requests a change of the rack, which the look allows, and remembers the change if it
-// stays open. The error is the client's only if the rack itself has refused the change.
+// request requests the change from the rack if the look is recent enough, and remembers the change
+// while it is open. An error of the oxide client means that the rack itself refused the change.
 func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
 	do func(context.Context) error) (*flight.Change, error) {
 	record := flight.Of(ctx).Begin(ch.event, ch.noted)
-	open := true // also after a panic
+	open := true // stays true after a panic
 	defer func() {
 		if open {
 			c.changes.mu.Lock()
@@ -113,7 +112,7 @@ func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch 
 	return record, err
 }
 
-// latest returns, of the open changes that like matches, the one that the rack may make last.
+// latest returns the open change that matches like and stays open longest, and until when.
 func (l *changes) latest(like change) (latest change, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,8 +127,8 @@ func (l *changes) latest(like change) (latest change, until time.Time) {
 	return latest, until
 }
 
-// await waits until no such change can be made any more, or returns an error if the caller's
-// time ends before. waited reports whether there was one.
+// await waits until no change that matches like is open. It returns an error if the caller's
+// deadline is earlier. waited reports whether a change was open.
 func (l *changes) await(ctx context.Context, like change) (waited bool, err error) {
 	for {
 		late, until := l.latest(like)
@@ -153,7 +152,7 @@ func mayCome(c change) error {
 		"may still do so; repeat the call", c.text())
 }
 
-// learn adds the id of a created object to what is open under its name.
+// learn adds the id of a created object to the open creation with the same name.
 func (l *changes) learn(created change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,8 +164,8 @@ func (l *changes) learn(created change) {
 	}
 }
 
-// hold keeps other calls from creating or deleting the object of that name. The interceptor locks a
-// create by the CO's name and a delete by the id, so it does not see that both are for one object.
+// hold prevents other calls from creating or deleting the object with this name. The interceptor's
+// locks do not: it locks the CO's name during a create, and the id during a delete.
 func (l *changes) hold(create flight.Event, name string) (release func(), err error) {
 	key := change{event: create, name: name}
 	if _, held := l.held.LoadOrStore(key, true); held {
@@ -176,8 +175,8 @@ func (l *changes) hold(create flight.Event, name string) (release func(), err er
 	return func() { l.held.Delete(key) }, nil
 }
 
-// remove deletes an object: read looks at it, and gone confirms that it is deleted. While its
-// creation is open, it waits and looks again: the object could come back, and no CO would know it.
+// remove deletes an object. read reads it, and gone proves that it is gone. While its creation is
+// open, remove waits and reads again: the object could come back, and no CO would know it.
 func remove[T any](ctx context.Context, l *changes, created change,
 	read func(context.Context, oxide.NameOrId) (*T, error), name func(*T) oxide.Name,
 	gone func() error, remove func(context.Context, rack.Look, *T) error) error {
@@ -210,9 +209,9 @@ func remove[T any](ctx context.Context, l *changes, created change,
 	}
 }
 
-// unlessOpen returns the error of a call for a change. As long as the change is open, the code must
-// not be final: after a final code the CO would forget the object of a create, for example, and
-// nobody would delete it.
+// unlessOpen returns the error of a call that requested the change. While the change is open, it
+// returns a retryable error instead: after a final one the CO would, for example, forget the object
+// of a create, and nobody would delete it.
 func (l *changes) unlessOpen(ch change, err error) error {
 	if err == nil || csierr.Retryable(err) {
 		return err

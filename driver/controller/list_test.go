@@ -42,14 +42,14 @@ func volumeIDs(answer *csi.ListVolumesResponse) []string {
 	return ids
 }
 
-func TestListVolumesShowsThisClustersVolumes(t *testing.T) { // D-69, LV-5
+func TestListVolumesListsOwnAndAttachedDisks(t *testing.T) { // D-69, LV-5
 	mine := with("description", "made by hand")
 	red := tagged(volume.Tag{Name: "x", Cluster: "red"})
 	copied := with("name", "by-hand")
 	c := rackThat(t,
 		reply(listDisks, pageOf("p2", listed(1, "detached"), listed(2, here), listed(3, "detached",
 			red), listed(4, "detached", copied), listed(5, "detached", mine))),
-		// The driver lists the boot disks only if a disk is attached that is not the cluster's.
+		// The driver reads which disks are boot disks only if a foreign disk is attached.
 		reply(listDisks, pageOf("p3", listed(6, here, mine), listed(7, here, red), listed(8,
 			"faulted"), listed(9, "detaching "+racktest.OtherInstance), listed(10, here, red), listed(11,
 			here, copied))),
@@ -79,7 +79,7 @@ func TestListVolumesShowsThisClustersVolumes(t *testing.T) { // D-69, LV-5
 	}
 }
 
-func TestEveryCallDescribesAVolumeAlike(t *testing.T) { // B-6, GV-3
+func TestAllCallsReturnTheSameVolume(t *testing.T) { // B-6, GV-3
 	restored := func(state string) string {
 		return diskOf(state, with("snapshot_id", racktest.Snapshot), tagged(volume.Tag{Name: "pvc-1",
 			Cluster: "blue", MkfsOptions: "reservedPercent=0"}))
@@ -100,18 +100,18 @@ func TestEveryCallDescribesAVolumeAlike(t *testing.T) { // B-6, GV-3
 				PublishedNodeIds: []string{racktest.Instance}}})
 }
 
-func TestUnknownVolumes(t *testing.T) { // GV-2, VH-4
+func TestUnknownVolumesAreNotFound(t *testing.T) { // GV-2, VH-4
 	for _, request := range []proto.Message{getStep, healthStep} {
 		fails(csierr.VolumeNotFound)(t, scripted(t, request, noDisk))
 	}
 }
 
-func TestPagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3, LV-4
+func TestPagesContainEveryVolumeOnce(t *testing.T) { // LV-3, LV-4
 	rack := &longRack{project: racktest.Project}
 	var want []string
 	for n := range 57 {
 		edit := with("description", "made by hand")
-		if n%3 > 0 { // filtered before it is counted
+		if n%3 > 0 { // other volumes are filtered first
 			edit = with("block_size", 512)
 			want = append(want, numbered(n))
 		}
@@ -124,7 +124,7 @@ func TestPagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3, LV-4
 	}
 }
 
-func TestBadPages(t *testing.T) { // LV-1, LV-2, LS-1, LS-2, VH-2
+func TestInvalidPageRequestsAreRefused(t *testing.T) { // LV-1, LV-2, LS-1, LS-2, VH-2
 	c := rackThat(t)
 	for _, request := range []proto.Message{&csi.ListVolumesRequest{MaxEntries: -1},
 		&csi.ListSnapshotsRequest{MaxEntries: -1},
@@ -141,7 +141,7 @@ func TestBadPages(t *testing.T) { // LV-1, LV-2, LS-1, LS-2, VH-2
 	}
 }
 
-func TestAListIsCompleteOrAnError(t *testing.T) {
+func TestListVolumesFailsIfAPageIsMissing(t *testing.T) {
 	scriptedCalls{
 		{"the second page fails", script{reply(listDisks, pageOf("p", listed(1, "detached"))),
 			later.To(listDisks)}, fails(csierr.RackUnavailable)},
@@ -173,7 +173,7 @@ func TestOnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-6, VH-5
 	}
 }
 
-func TestGetCapacity(t *testing.T) { // CG-4, CG-5
+func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 	const utilization = "GET /v1/utilization"
 	left := func(capacity, used uint64) exchange {
 		return reply(utilization, fmt.Sprintf(`{"capacity":{"cpus":1,"memory":1,"storage":%d},`+
@@ -242,8 +242,8 @@ func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 	}.try(t, &csi.GetCapacityRequest{}, nil)
 }
 
-// longRack lists disks or snapshots as a rack does, in pages of the requested length, and counts
-// the requests. No page has more than most items, unless most is 0.
+// longRack lists disks or snapshots in pages of the requested length, like a rack, and counts the
+// requests. If most is not 0, no page has more items.
 type longRack struct {
 	project string
 	most    int
@@ -320,7 +320,7 @@ var pagedLists = map[string]struct {
 		}},
 }
 
-func TestAPageTakesTwoRequests(t *testing.T) { // LV-4, LS-4
+func TestAPageTakesAtMostTwoRequests(t *testing.T) { // LV-4, LS-4
 	for name, list := range pagedLists {
 		for _, project := range []string{racktest.ProjectID, "p", strings.Repeat("x", 63)} {
 			for _, most := range []int32{1, 7, 100} {
@@ -342,7 +342,7 @@ func longRackOf(n int, item func(n int) string) (rack *longRack, ids []string) {
 	return rack, ids
 }
 
-// walkList lists everything in pages, each from another controller.
+// walkList lists all items in pages. A new controller requests each page.
 func walkList(t *testing.T, rack *longRack, call listCall, most int32, want []string) {
 	t.Helper()
 	var all []string
@@ -367,7 +367,7 @@ func walkList(t *testing.T, rack *longRack, call listCall, most int32, want []st
 	}
 }
 
-func TestAnUnsortedListIsAnError(t *testing.T) { // LV-4
+func TestAnUnsortedListOfTheRackIsAnError(t *testing.T) { // LV-4
 	for name, list := range pagedLists {
 		t.Run(name, func(t *testing.T) {
 			rack := &longRack{project: racktest.Project}
@@ -380,12 +380,12 @@ func TestAnUnsortedListIsAnError(t *testing.T) { // LV-4
 	}
 }
 
-func TestAResponseThatWouldBeTooLargeIsPaged(t *testing.T) { // LV-3
+func TestListVolumesPagesResponsesAboveTheGRPCLimit(t *testing.T) { // LV-3
 	rack, ids := longRackOf(22000, pagedLists["volumes"].item)
 	walkList(t, rack, pagedLists["volumes"].call, 0, ids)
 }
 
-func TestATokenThatTheRackRefusesIsInvalid(t *testing.T) { // LV-2
+func TestAPageTokenThatTheRackRefusesIsInvalid(t *testing.T) { // LV-2
 	const token = racktest.Disk + ".yk9TyM9JAQQAAP__" // for a page that the rack calls "of old"
 	refusal := racktest.Error(400, "", "unable to parse query string: failed to parse pagination "+
 		"token")

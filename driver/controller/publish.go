@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// ControllerPublishVolume attaches the volume's disk to the node's instance. The rack accepts a
-// disk that is already attached there.
+// ControllerPublishVolume attaches the volume's disk to the node's instance. A disk that is already
+// attached to this instance is a success.
 func (c *Service) ControllerPublishVolume(ctx context.Context,
 	req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	a, err := c.parsePublish(req)
@@ -32,17 +32,17 @@ func (c *Service) ControllerPublishVolume(ctx context.Context,
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 
-// attachment is a disk and an instance, which a publish connects and an unpublish separates.
+// attachment names a disk and the instance that a call attaches it to, or detaches it from.
 type attachment struct {
 	*Service
 	Disk, Instance oxide.NameOrId
-	// A publish describes the disk, too.
+	// These fields are set for a publish only.
 	DiskName   string // from volume_context, empty for most static volumes
 	ContextID  string // the disk's id in volume_context
 	Capability *csi.VolumeCapability
 }
 
-// parsePublish parses a request. It makes no call.
+// parsePublish parses a request, without calling the rack.
 func (c *Service) parsePublish(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	switch {
 	case req.GetVolumeId() == "":
@@ -83,18 +83,17 @@ func (a attachment) has(disk *oxide.Disk) bool {
 	return rack.InstanceOf(disk) == string(a.Instance)
 }
 
-// attach lists the instance's disks before and after it attaches one: of two disks whose names
-// begin with the same bytes the guest shows only one (CP-12), whoever made them. The list before it
-// avoids an attach that is of no use. The list after it finds what was attached meanwhile: if two
-// such disks are attached at once, the later of the two lists shows both, so at most one of the two
-// calls returns OK. The disk then stays attached until the CO unpublishes it: a rack also accepts
-// the attach of a disk that is attached already, so this call does not know whether the attach is
-// its own to undo.
+// attach attaches the disk. It lists the instance's disks before and after: if the names of two
+// disks begin with the same 20 bytes, the guest shows only one of them (CP-12). The first list
+// avoids a useless attach. The second list shows disks that were attached meanwhile: if two calls
+// attach two such disks at once, the later of their lists contains both, so at most one call
+// returns OK. The disk then stays attached until the CO unpublishes it: a rack also accepts the
+// attach of an attached disk, so the call does not know whether it attached the disk itself.
 //
-// Right before the attach it reads the disk, and requests no attach if another instance has it. A
-// rack refuses such a request (A34), but a faulty one could take the disk away from a running
-// workload. If the disk is attached elsewhere between the read and the attach, only the rack can
-// refuse.
+// Right before the attach it reads the disk, and requests no attach if another instance has the
+// disk. A rack refuses such a request (A34), but a faulty rack could take the disk from a running
+// workload. Only the rack can refuse if another instance gets the disk between the read and the
+// attach.
 func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	if _, err := a.changes.await(ctx, a.detached()); err != nil {
 		return nil, err
@@ -108,7 +107,7 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	if err != nil && !csierr.IsNotFound(err) {
 		return nil, err
 	}
-	// CP-4: an unknown disk is reported before an unknown instance.
+	// CP-4: if disk and instance are both unknown, the disk is reported.
 	look := rack.Looking()
 	found, lookErr := a.Rack.Disk(ctx, a.Disk)
 	switch {
@@ -128,7 +127,7 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 		return nil, err
 	}
 	a.attached().confirm(ctx, flight.Fields{Disk: string(disk.Name)})
-	// The attach is done, so every error is retryable.
+	// The disk is attached now, so every error must be retryable.
 	after, err := a.neighbours(ctx)
 	switch {
 	case err != nil:
@@ -144,9 +143,9 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	return disk, nil
 }
 
-// requestAttach attaches the disk and returns it. refused is the reason of an earlier refusal in
-// the same call, or nil. The state that caused a refusal may be over when the driver reads it. So
-// the attach is requested twice, and only the second refusal is explained by the instance's state.
+// requestAttach attaches the disk and returns it. refused is the reason of this call's first
+// refusal, or nil. The state that made the rack refuse may have passed when the driver reads it. So
+// it requests the attach again, and only then blames the instance's state.
 func (a attachment) requestAttach(ctx context.Context, look rack.Look, before neighbours,
 	refused error) (disk *oxide.Disk, err error) {
 	const doing = "attach disk"
@@ -215,10 +214,10 @@ func (a attachment) awaitAttached(ctx context.Context, disk *oxide.Disk) (*oxide
 	return disk, a.checkPlace("attach disk", disk)
 }
 
-// resolveAttach reads the disk to find out whether an attach without a clear response was done. It
-// does not repeat the attach of a disk that is recorded as attached: a second attach could disturb
-// a device that the instance has already. If the instance lacks the device, the node reports
-// DeviceNotFound.
+// resolveAttach reads the disk to find out whether the rack made an attach that it did not clearly
+// answer. If the rack shows the disk as attached, it does not request a second attach, which could
+// disturb a device that the instance already has. If the instance lacks the device, the node
+// returns DeviceNotFound.
 func (a attachment) resolveAttach(ctx context.Context, before neighbours, why error) (*oxide.Disk,
 	error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -239,9 +238,9 @@ func (a attachment) resolveAttach(ctx context.Context, before neighbours, why er
 	return disk, a.stateProblem(disk)
 }
 
-// explainRefusedAttach finds the reason of a refusal in the state of the disk or, if the disk could
-// be attached, of the instance. It returns the disk if it is attached as requested after all. If
-// the instance's disks have changed meanwhile, the reason is unknown.
+// explainRefusedAttach derives the reason of the rack's refusal from the disk's state or, if that
+// allows an attach, from the instance's state. It returns the disk if it is attached as requested
+// by now. If the instance's disks have changed meanwhile, the error is retryable.
 func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours, why error) (
 	*oxide.Disk, error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -274,12 +273,12 @@ func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours,
 	return nil, instanceRefusal("attach", disk, instance, why)
 }
 
-// stateProblem returns why the disk, which is not detached, is not attached as requested either. It
-// returns nil if it is attached so.
+// stateProblem returns nil if the disk is attached to this instance, or being attached. Otherwise
+// it returns the reason why the disk, which is not detached, cannot be attached.
 func (a attachment) stateProblem(disk *oxide.Disk) error {
 	switch state := disk.State.State(); {
 	case state == oxide.DiskStateStateDetaching:
-		// Whichever instance has it, it will soon be free (CP-13).
+		// Any instance may have the disk: it will be free soon (CP-13).
 		return diskBusy(disk)
 	case rack.InstanceOf(disk) != "" && !a.has(disk):
 		return csierr.New(csierr.DiskAttachedElsewhere, "the disk %s is %s at the instance %s; "+
@@ -292,8 +291,8 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 	return diskBusy(disk)
 }
 
-// check returns why a disk must not be attached or used: it is not the disk that the request
-// describes, or the guest cannot distinguish it from another one.
+// check returns why the disk must not be attached or used: it is not the disk that the request
+// describes, or it shares its serial number with another disk of the instance.
 func (a attachment) check(disk *oxide.Disk, n neighbours) error {
 	switch {
 	case a.DiskName != "" && a.DiskName != string(disk.Name):
@@ -315,8 +314,8 @@ func (a attachment) check(disk *oxide.Disk, n neighbours) error {
 		"detach that one", rack.DiskText(disk), rack.DiskText(twin), a.Instance, volume.SerialBytes)
 }
 
-// neighbours are the disks of an instance: the disk that is being published, or nil if the instance
-// does not have it, and the other disks.
+// neighbours contains the disks of an instance: Own is the disk that is being published, or nil if
+// the instance does not have it, and Others are the rest.
 type neighbours struct {
 	Own    *oxide.Disk
 	Others []oxide.Disk
@@ -346,8 +345,8 @@ func (n neighbours) differ(before neighbours) bool {
 	return !maps.Equal(ids(n.Others), ids(before.Others))
 }
 
-// twin returns a disk that the guest would show with the same serial number as a disk with this
-// name, or nil.
+// twin returns another disk of the instance whose serial number in the guest is the same as that of
+// a disk with this name, or nil.
 func (n neighbours) twin(name string) *oxide.Disk {
 	for i := range n.Others {
 		if volume.Serial(string(n.Others[i].Name)) == volume.Serial(name) {
@@ -357,14 +356,14 @@ func (n neighbours) twin(name string) *oxide.Disk {
 	return nil
 }
 
-// activeStates are the states in which an instance has a virtual machine.
+// activeStates are the states in which an instance has a running virtual machine.
 var activeStates = []oxide.InstanceState{
 	oxide.InstanceStateStarting, oxide.InstanceStateRunning, oxide.InstanceStateStopping,
 	oxide.InstanceStateRebooting, oxide.InstanceStateMigrating,
 }
 
-// instanceRefusal returns the error for an instance whose state forbids an attach or detach (CP-10,
-// CU-7). The driver never stops an instance, because it does not own what runs there.
+// instanceRefusal returns the error for an attach or detach that the instance's state forbids
+// (CP-10, CU-7). The driver never stops an instance, because it does not own the workloads in it.
 func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, why error) error {
 	words := "no explanation"
 	var answer *oxide.HTTPError
@@ -374,11 +373,11 @@ func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, wh
 	if slices.Contains(activeStates, instance.RunState) {
 		cause := "this rack has no hot-plug"
 		if verb == "detach" {
-			// A rack may attach while the instance runs and detach only while it is stopped.
+			// Some racks attach disks to a running instance but detach them only while it is stopped.
 			cause = "this rack detaches no disk from a running instance, whether or not it attaches them"
 		}
 		if disk.DiskType == oxide.DiskTypeLocal {
-			// A running zone cannot gain a volume of its sled, not even with hot-plug.
+			// Even with hot-plug, a rack attaches no local disk to a running instance.
 			cause = "a local disk is only attached and detached while the instance is stopped"
 		}
 		return csierr.New(csierr.InstanceMustBeStopped, "the instance %s is %s and must be stopped to "+
@@ -390,9 +389,9 @@ func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, wh
 		"(it says: %s)", verb, rack.InstanceText(instance), instance.RunState, words)
 }
 
-// ControllerUnpublishVolume detaches the volume's disk from the node's instance, or from the
-// instance that has it if the request names no node. A disk that is not attached there is a
-// success. A disk that cannot be verified to be detached is an error.
+// ControllerUnpublishVolume detaches the volume's disk from the node's instance or, if the request
+// names no node, from the instance that has it. It succeeds if that instance does not have the
+// disk. It returns an error if it cannot verify that the disk is detached.
 func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
@@ -400,7 +399,7 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	}
 	disk, isDisk := rack.ID(req.GetVolumeId())
 	instance, isInstance := rack.ID(req.GetNodeId())
-	// An id that is not a UUID names no disk or instance, so there is nothing to detach.
+	// No disk or instance has an id that is not a UUID, so the disk is not attached.
 	if !isDisk || (req.GetNodeId() != "" && !isInstance) {
 		return &csi.ControllerUnpublishVolumeResponse{}, nil
 	}
@@ -419,11 +418,11 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	}
 }
 
-// lookAndDetach reads the disk and detaches it if the attachment's instance has it or, if the
-// attachment names no instance, from whichever has it. It requests no detach from an instance that
-// does not have the disk. A rack ignores such a request (A37), but a faulty one could take the disk
-// away from a running workload of another instance. If the disk moves between the read and the
-// detach, only the rack can refuse.
+// lookAndDetach reads the disk, and detaches it if the attachment's instance has it. If the
+// attachment names no instance, it detaches the disk from any instance. It requests no detach from
+// an instance that does not have the disk. A rack ignores such a request (A37), but a faulty rack
+// could take the disk from another instance's running workload. Only the rack can refuse if the
+// disk moves between the read and the detach.
 func (a attachment) lookAndDetach(ctx context.Context) error {
 	look := rack.Looking()
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -443,8 +442,8 @@ func (a attachment) lookAndDetach(ctx context.Context) error {
 	return err
 }
 
-// detachEverywhere detaches a disk from the attachment's instance, which is the one that has it, or
-// empty if none has it, and verifies that no instance has it then.
+// detachEverywhere detaches the disk from a.Instance, which has it, and verifies that no instance
+// has the disk then. If a.Instance is empty, no instance had the disk when it was read.
 func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
 	var err error
 	if a.Instance != "" {
@@ -454,7 +453,7 @@ func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *
 	case disk == nil || err != nil:
 		return err
 	case rack.InstanceOf(disk) != "":
-		// Another call attached it to another instance meanwhile.
+		// Meanwhile another call has attached the disk to another instance.
 		return diskBusy(disk)
 	case slices.Contains(statesWithoutInstance, disk.State.State()):
 		return nil
@@ -464,8 +463,8 @@ func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *
 	return diskBusy(disk)
 }
 
-// detach detaches the disk and verifies that the instance does not have it any more. It returns
-// the disk as it was read last, nil if it is gone. refused is this call's earlier refusal, or nil.
+// detach detaches the disk and verifies that the instance no longer has it. It returns the disk as
+// last read, or nil if it is gone. refused is the reason of this call's first refusal, or nil.
 func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (disk *oxide.Disk,
 	err error) {
 	const doing = "detach disk"
@@ -515,8 +514,8 @@ func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (
 	return disk, err
 }
 
-// confirmDetached verifies that an instance does not have a disk, and notes a detach of which the
-// outcome was unknown.
+// confirmDetached verifies that the instance does not have the disk. If an earlier detach had no
+// known outcome, it ends that detach in the flight recorder.
 func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error {
 	err := a.checkDetached(ctx, disk)
 	if err == nil {
@@ -525,8 +524,8 @@ func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error
 	return err
 }
 
-// statesWithoutInstance are the states in which no instance has the disk: the rack enters them only
-// from detached, or before the first attach.
+// statesWithoutInstance are the states of a disk that no instance has. A rack enters them only from
+// detached, or before the first attach.
 var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDetached, oxide.DiskStateStateCreating, oxide.DiskStateStateMaintenance,
 	oxide.DiskStateStateImportReady, oxide.DiskStateStateImportingFromUrl,
@@ -534,8 +533,8 @@ var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDestroyed,
 }
 
-// checkDetached verifies that an instance does not have a disk whose state names no instance. A
-// state such as faulted proves nothing, so the instance's own list of disks decides.
+// checkDetached verifies that the instance does not have the disk, whose state names no instance.
+// Some states, such as faulted, do not prove that. Then the instance's list of disks decides.
 func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	if rack.InstanceOf(disk) != "" || slices.Contains(statesWithoutInstance, disk.State.State()) {
 		return nil
@@ -543,7 +542,7 @@ func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	disks, err := a.Rack.InstanceDisks(ctx, a.Instance)
 	switch {
 	case csierr.IsNotFound(err):
-		// The instance is deleted, or this token may not see the project.
+		// The instance is deleted, or this token may not read the project.
 		return a.Rack.Gone(ctx, func() error {
 			_, err := a.Rack.InstanceDisks(ctx, a.Instance)
 			return err
@@ -558,8 +557,8 @@ func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	return nil
 }
 
-// explainRefusedDetach finds the reason of a refusal in the state of the disk and the instance. A
-// disk that is gone, or attached elsewhere, is detached from this instance.
+// explainRefusedDetach derives the reason of the rack's refusal from the state of disk and
+// instance. It returns no error if the disk is gone or another instance has it.
 func (a attachment) explainRefusedDetach(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
 	switch {

@@ -29,8 +29,7 @@ const (
 
 const elsewhere = "attached " + racktest.OtherInstance
 
-// alone lists an instance without disks. together lists one with the volume's disk and perhaps
-// others.
+// alone lists an instance without disks. together lists one with the volume's disk and others.
 var alone = listing()
 
 func together(others ...string) exchange {
@@ -43,7 +42,7 @@ func besideDisk(name string) string {
 
 var serialTwin = besideDisk(ownName + "-backup")
 
-func TestPublishing(t *testing.T) { // OX-3
+func TestPublishAttachesTheDiskOrReturnsTheReason(t *testing.T) { // OX-3
 	published := &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
 		"diskName": ownName, "sizeBytes": "10737418240", "readOnly": "false",
 		"diskId": racktest.Disk, "blockSize": "4096", "origin": "blank", "use": "filesystem",
@@ -123,7 +122,7 @@ func TestPublishing(t *testing.T) { // OX-3
 	}.after(alone, free, noAttach).try(t, publishRequest(), published)
 }
 
-func TestThePublishContextOfEveryDiskHasItsUseAndOrigin(t *testing.T) {
+func TestPublishContextContainsUseAndOriginFromTheTag(t *testing.T) {
 	const another, plain = "csi-1234567890abcdef", "db"
 	tagged := func(name string, tag volume.Tag) *oxide.Disk {
 		return &oxide.Disk{Id: racktest.Disk, Name: oxide.Name(name), Size: 10 * volume.GiB,
@@ -133,7 +132,7 @@ func TestThePublishContextOfEveryDiskHasItsUseAndOrigin(t *testing.T) {
 		Use: volume.UseFilesystem, SourceBytes: volume.GiB, FilesystemUUID: racktest.Snapshot}
 	for name, c := range map[string]struct {
 		disk *oxide.Disk
-		want map[string]string // beyond what the rack shows
+		want map[string]string // in addition to the rack's values
 	}{
 		"a disk of another cluster": {tagged(volume.DiskName("red", "db"), made),
 			map[string]string{"use": "filesystem", "origin": "snapshot", "sourceBytes": "1073741824",
@@ -155,7 +154,7 @@ func TestThePublishContextOfEveryDiskHasItsUseAndOrigin(t *testing.T) {
 	}
 }
 
-func TestTwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) { // CP-12
+func TestPublishRefusesASecondDiskWithTheSameSerial(t *testing.T) { // CP-12
 	mine := attachedNow
 	twinStays := coded(codes.Aborted, csierr.SerialTaken, "-backup", "stays attached")
 	scriptedCalls{
@@ -187,7 +186,7 @@ func TestTwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) { // CP-12
 	}.after(alone, free, mine).try(t, publishRequest(), nil)
 }
 
-func TestAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
+func TestPublishRefusesAnotherUseOfTheDisk(t *testing.T) {
 	madeFor := func(use, cluster, name string) func(state string) string {
 		m := racktest.OwnTag
 		m.Use, m.Cluster = use, cluster
@@ -198,7 +197,7 @@ func TestAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 	own := func(use string) func(string) string {
 		return madeFor(use, "blue", ownName)
 	}
-	// The same disk after the cluster's id was changed.
+	// foreign makes a disk with this use, as a cluster whose id was changed afterwards sees it.
 	foreign := func(use string) func(string) string {
 		return madeFor(use, "red", volume.DiskName("red", "pvc-1"))
 	}
@@ -236,7 +235,7 @@ func TestAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 				}
 				r := publishRequest()
 				r.VolumeCapability = test.capability
-				r.VolumeContext = nil // as of a static volume
+				r.VolumeContext = nil // a static volume has none
 				map[bool]func(*testing.T, error){true: ok, false: fails(csierr.UseDiffers)}[test.fits](t,
 					scripted(t, r, lines...))
 			}
@@ -251,7 +250,7 @@ func TestAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 	}
 }
 
-func TestPublishingAStaticVolume(t *testing.T) { // D-2
+func TestPublishAttachesAStaticVolume(t *testing.T) { // D-2
 	const name = "made-by-hand-with-a-long-name"
 	r := publishRequest()
 	r.VolumeContext = nil
@@ -270,7 +269,7 @@ func TestPublishingAStaticVolume(t *testing.T) { // D-2
 		"blockSize": "4096", "use": "both"}})
 }
 
-func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) { // D-24
+func TestPublishRefusesAttributesOfAnotherVolume(t *testing.T) { // D-24
 	another := "csi-0000000000000000"
 	for _, test := range []struct {
 		name    string
@@ -298,7 +297,7 @@ func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) { // D-
 	}
 }
 
-func TestValidating(t *testing.T) { // VC-2
+func TestValidateVolumeCapabilitiesChecksTheDisk(t *testing.T) { // VC-2
 	type pairs = map[string]string
 	fits := []*csi.VolumeCapability{csitest.Filesystem("ext4")}
 	flagged := []*csi.VolumeCapability{csitest.Filesystem("ext4")}
@@ -361,7 +360,7 @@ func TestValidating(t *testing.T) { // VC-2
 	}
 }
 
-// hundred returns 100 disks of the instance: a page of this length need not be the last one.
+// hundred returns 100 disks of the instance, the length of a full page that may have a successor.
 func hundred() []string {
 	var disks []string
 	for n := range 100 {
@@ -370,7 +369,7 @@ func hundred() []string {
 	return disks
 }
 
-func TestUnpublishing(t *testing.T) { // OX-3
+func TestUnpublishDetachesTheDiskOrReturnsTheReason(t *testing.T) { // OX-3
 	refused := script{noDetach, held, instance("running")}
 	scriptedCalls{
 		{"makes no request to detach a detached disk", script{free}, ok},
@@ -431,7 +430,7 @@ func TestUnpublishing(t *testing.T) { // OX-3
 	}.after(held, detachingNow).try(t, unpublishStep, nil)
 }
 
-func TestUnpublishingWithoutANode(t *testing.T) { // CU-2
+func TestUnpublishWithoutANodeDetachesFromAnyInstance(t *testing.T) { // CU-2
 	scriptedCalls{
 		{"a disk that is attached", script{held, detachedNow}, ok},
 		{"a disk that is not attached", script{free}, ok},
@@ -444,7 +443,7 @@ func TestUnpublishingWithoutANode(t *testing.T) { // CU-2
 	}.try(t, unpublishAnywhereStep, nil)
 }
 
-func TestACallEndsInTimeWhileTheRackStillMovesTheDisk(t *testing.T) { // CP-15, CU-10
+func TestCallsReturnBeforeTheirDeadlineDuringATransition(t *testing.T) { // CP-15, CU-10
 	for _, test := range []struct {
 		request proto.Message
 		lines   script

@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Complete requests, as an orchestrator sends them.
+// createRequest, publishRequest and snapshotRequest return complete requests, as a CO sends them.
 func createRequest() *csi.CreateVolumeRequest {
 	return &csi.CreateVolumeRequest{
 		Name:               "pvc-1",
@@ -40,7 +40,7 @@ func snapshotRequest() *csi.CreateSnapshotRequest {
 	return &csi.CreateSnapshotRequest{Name: "snap-1", SourceVolumeId: racktest.Disk}
 }
 
-// edited sets a field of a request.
+// edited sets a field of the request and returns the request.
 func edited[R proto.Message](request R, field protoreflect.Name, value any) R {
 	if message, ok := value.(proto.Message); ok {
 		value = message.ProtoReflect()
@@ -56,7 +56,7 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	}}
 }
 
-// from adds a source to a request, and parameter requests a volume with a parameter.
+// from sets the content source of a request. parameter returns a request with one parameter.
 func from(source *csi.VolumeContentSource, r *csi.CreateVolumeRequest) *csi.CreateVolumeRequest {
 	return edited(r, "volume_content_source", source)
 }
@@ -190,7 +190,7 @@ var (
 	missing      = racktest.NotFound.To // of an object that the rack does not find
 	refusing     = racktest.Refused.To
 	ownName      = volume.DiskName("blue", "pvc-1")
-	// diskOf, snapshotOf and pageOf return what a rack responds.
+	// diskOf, snapshotOf and pageOf return bodies of a rack's answers.
 	diskOf, snapshotOf, pageOf = racktest.DiskOf, racktest.SnapshotOf, racktest.PageOf
 )
 
@@ -199,7 +199,7 @@ type (
 	exchange = racktest.Exchange
 )
 
-// The states of a disk at the instance.
+// The states of a disk that the instance has.
 const (
 	here      = racktest.AttachedHere
 	attaching = "attaching " + racktest.Instance
@@ -210,8 +210,8 @@ type edit = func(map[string]any)
 
 func tagged(tag volume.Tag) edit { return with("description", tag.Description()) }
 
-// shown is a read of the volume's disk in a state, and named is a read by the disk's name. snap and
-// snapNamed are the same reads of a snapshot, and instance is a read of the instance.
+// shown answers a read of the volume's disk by its id, named by its name. snap and snapNamed do the
+// same for the snapshot, and instance answers a read of the instance.
 func shown(state string, edits ...edit) exchange {
 	return reply(viewDisk, diskOf(state, edits...))
 }
@@ -237,24 +237,24 @@ func listing(disks ...string) exchange {
 }
 
 var (
-	// free is a read of the detached disk, and held of the disk that is attached to the instance.
+	// free answers a read of the detached disk, held of the disk that is attached to the instance.
 	free, held = shown("detached"), shown(here)
-	// noDisk is a read that does not find the disk. gone proves that it is deleted: the rack then
-	// finds the project, and again not the disk.
+	// noDisk answers that there is no such disk. gone has the answers that prove its deletion: no
+	// disk, but the project, and again no disk.
 	gone       = script{noDisk, ownProject, ownUser, noDisk}
 	noDisk     = missing(viewDisk)
 	ownProject = reply(racktest.ViewProject, racktest.ProjectOf())
 	ownUser    = reply(racktest.ViewUser, racktest.UserOf(racktest.Silo))
 	noProject  = missing(racktest.ViewProject)
-	// noName and the others are reads that find nothing.
+	// These answer that there is no object with the name or id.
 	noName     = missing(viewName)
 	noSnap     = missing(viewSnap)
 	noSnapName = missing(viewSnapName)
 	noInstance = missing(beside)
-	// noInstances and oneInstance list the project's instances.
+	// noInstances and oneInstance answer a list of the project's instances.
 	noInstances = reply("GET /v1/instances", pageOf(""))
 	oneInstance = reply("GET /v1/instances", pageOf("", racktest.InstanceOf("running")))
-	// These are responses to a change.
+	// These answer requests for a change, or lose the answer.
 	attachingNow = accepted(attach, diskOf(attaching))
 	detachingNow = accepted(detach, diskOf(detaching))
 	attachedNow  = accepted(attach, diskOf(here))
@@ -274,7 +274,7 @@ var (
 	later        = racktest.Error(503, "ServiceNotAvailable", "later")
 )
 
-// scriptedCalls are calls to scripted racks, with the checks of their errors.
+// scriptedCalls contains calls, the answers of the rack to each, and a check of each call's error.
 type scriptedCalls []struct {
 	name  string
 	lines script
@@ -288,7 +288,7 @@ func (all scriptedCalls) after(lines ...exchange) scriptedCalls {
 	return all
 }
 
-// try makes the calls with a request. Those that succeed have to return want, unless want is nil.
+// try makes each call with the request. A call that succeeds must return want, if want is not nil.
 func (all scriptedCalls) try(t *testing.T, request, want proto.Message) {
 	t.Helper()
 	for _, s := range all {
@@ -301,7 +301,7 @@ func (all scriptedCalls) try(t *testing.T, request, want proto.Message) {
 	}
 }
 
-// scripted makes a call to a scripted rack.
+// scripted makes a call to a rack that gives these answers.
 func scripted(t *testing.T, request proto.Message, lines ...exchange) error {
 	t.Helper()
 	return csitest.Call(t.Context(), rackThat(t, lines...), request)
@@ -345,7 +345,7 @@ var (
 	deleteSnapshotStep    = &csi.DeleteSnapshotRequest{SnapshotId: racktest.Snapshot}
 )
 
-// The steps of these tests. Those named …Open fail because an open change may undo them.
+// Steps of the tests below. Those named …Open fail because of an open change.
 var (
 	publishOK, publishOpen     = step{publishStep, codes.OK}, step{publishStep, codes.Unavailable}
 	unpublishOK, unpublishOpen = step{unpublishStep, codes.OK}, step{unpublishStep, codes.Unavailable}
@@ -354,7 +354,7 @@ var (
 	deleteOpen                 = step{deleteStep, codes.Unavailable}
 )
 
-// take makes the calls with deadlines before the end of an open change, so that no call waits.
+// take makes the calls. Their deadlines are before the end of an open change, so none waits.
 func take(t *testing.T, lines script, steps []step) {
 	t.Helper()
 	c := rackThat(t, lines...)
@@ -371,8 +371,8 @@ func take(t *testing.T, lines script, steps []step) {
 	}
 }
 
-// proofs/concurrency generates the cases with a single lost, late or wrong answer.
-func TestNoUnpublishIsOKWhileAnAttachMayStillBeCarriedOut(t *testing.T) { // CU-4
+// The generated cases of proofs/concurrency have one lost, late or wrong answer each.
+func TestUnpublishFailsWhileAnAttachIsOpen(t *testing.T) { // CU-4
 	leaving := shown(detaching)
 	for _, s := range []struct {
 		name  string
@@ -381,13 +381,13 @@ func TestNoUnpublishIsOKWhileAnAttachMayStillBeCarriedOut(t *testing.T) { // CU-
 	}{
 		{"an attach that the rack refuses is not open", script{alone, free, forbidden.To(attach), free},
 			[]step{{publishStep, codes.PermissionDenied}, unpublishOK}},
-		// The disk is being detached by an earlier call; the attach gets no answer and may come later.
+		// An earlier call is detaching the disk. The rack may make the unanswered attach later.
 		{"attach lost while the disk is detaching", script{listing(diskOf(detaching)), leaving,
 			later.To(attach), leaving, free}, []step{{publishStep, codes.Aborted}, unpublishOpen}},
 		{"attach lost while the disk is detaching, seen at unpublish", script{listing(diskOf(detaching)),
 			leaving, lostAttach, leaving, leaving, noDetach, leaving, free}, []step{{publishStep,
 			codes.Aborted}, {unpublishStep, codes.Aborted}, unpublishOpen}},
-		// The first attach is answered and goes on; the second one is lost.
+		// The rack answers the first attach, which continues. Its answer to the second is lost.
 		{"second attach lost while the first is attaching", script{listing(diskOf(attaching)), shown(
 			attaching), lostAttach, held, together(), held, detachedNow}, []step{publishOK, unpublishOpen}},
 
@@ -400,7 +400,7 @@ func TestNoUnpublishIsOKWhileAnAttachMayStillBeCarriedOut(t *testing.T) { // CU-
 	}
 }
 
-func TestNoCreateAndNoDeleteIsOKWhileAnOpenChangeMayUndoIt(t *testing.T) { // CV-18
+func TestCreateAndDeleteFailWhileAChangeIsOpen(t *testing.T) { // CV-18
 	for _, s := range []struct {
 		name  string
 		lines script
@@ -439,12 +439,12 @@ func TestACallWaitsForAnOpenChange(t *testing.T) { // CU-4
 	}
 }
 
-func TestACreateBesideADeleteOfTheNameIsRefused(t *testing.T) { // CV-18
+func TestCreateFailsDuringADeleteOfTheSameName(t *testing.T) { // CV-18
 	var c *Service
 	var got error
 	during := func(call proto.Message) func(*testing.T, []byte) {
 		return func(t *testing.T, _ []byte) {
-			// The script expects no request meanwhile.
+			// The rack's script contains no request of this call.
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			got = csitest.Call(ctx, c, call)
@@ -458,7 +458,7 @@ func TestACreateBesideADeleteOfTheNameIsRefused(t *testing.T) { // CV-18
 	fails(csierr.OperationPending)(t, got)
 }
 
-func TestNoChangeIsSentAfterAnOldLook(t *testing.T) {
+func TestChangesAreRefusedAfterAnOldLook(t *testing.T) {
 	slow := func(look exchange) exchange {
 		look.Hold = 50 * time.Millisecond
 		return look

@@ -1,8 +1,7 @@
-// Package controller is CSI's controller service. Each RPC parses its request, decides from the
-// state of the rack, makes one change, and builds its response.
+// Package controller implements CSI's controller service. Each RPC parses its request, reads the
+// rack's state, decides, makes at most one change, and returns its response.
 //
-// It keeps no state between calls, never stops an instance, and deletes nothing without this
-// cluster's ownership tag.
+// It never stops an instance, and deletes only objects with this cluster's ownership tag.
 package controller
 
 import (
@@ -23,21 +22,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Service is CSI's controller service: it creates, attaches, detaches and deletes disks through the
-// rack's API. Several controllers may serve one cluster, and each may be killed at any time: the
-// rack has the state. A controller remembers only the changes that the rack has not answered
-// (DefaultLateLimit).
+// Service implements CSI's controller service: it creates, attaches, detaches and deletes disks and
+// snapshots through the rack's API. Several controllers may serve one cluster, and each may be
+// killed at any time, because all state is on the rack. A controller only remembers the changes
+// that the rack has not answered (see DefaultLateLimit).
 type Service struct {
 	csi.UnimplementedControllerServer
 
 	Rack      *rack.Client
 	ClusterID string            // part of the ownership tags of this cluster; may be empty
-	Topology  []volume.Segments // where the rack's disks can be reached from; empty means not declared
-	// TopologyInstance reports whether nodes report their instance, which volumes with placement
-	// instance need.
+	Topology  []volume.Segments // from where disks can be reached; empty means not declared
+	// TopologyInstance reports whether nodes report their instance in their topology. Volumes with
+	// placement instance need that.
 	TopologyInstance bool
 	MaxDisks         int // the rack's limit per instance; 0 means 12
-	// LateLimit is how long the rack may take to carry out a change that it did not answer; 0 means
+	// LateLimit is how long the rack may take to make a change that it did not answer; 0 means
 	// DefaultLateLimit.
 	LateLimit time.Duration
 	Log       *slog.Logger
@@ -47,8 +46,8 @@ type Service struct {
 
 func (c *Service) maxDisks() int { return cmp.Or(c.MaxDisks, volume.DefaultMaxDisks) }
 
-// ControllerGetCapabilities lists what the controller supports. The rack offers no way to clone a
-// volume (take a snapshot and restore it), to attach read-only, or to grow or change a volume.
+// ControllerGetCapabilities returns what the controller supports. A rack cannot clone a volume (a
+// snapshot can be restored instead), attach a disk read-only, or grow or change a disk.
 func (c *Service) ControllerGetCapabilities(context.Context,
 	*csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	var list []*csi.ControllerServiceCapability
@@ -88,8 +87,8 @@ func (c *Service) ControllerModifyVolume(context.Context, *csi.ControllerModifyV
 	return nil, csierr.New(csierr.NotSupported, "a disk cannot be changed after it is made")
 }
 
-// ValidateVolumeCapabilities reports whether a disk, which may have been made by hand, fits the
-// request. If it does not, the response has no confirmation; that is not an error.
+// ValidateVolumeCapabilities reports whether a disk, which somebody may have made by hand, fits the
+// request. If it does not, the response contains a message and no confirmation, and no error.
 func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	id, mismatch, err := validationOf(req)
@@ -113,8 +112,8 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// validationOf parses the request. mismatch is a part of the request that no disk satisfies; it is
-// reported only for a disk that exists.
+// validationOf parses the request. mismatch is why no disk can fit the request, or "". An unknown
+// disk is an error first.
 func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {
@@ -146,7 +145,7 @@ func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId
 	return id, mismatch, nil
 }
 
-// diskMismatch returns in what a disk differs from context and parameters, or "".
+// diskMismatch returns how the disk differs from the context and the parameters, or "".
 func diskMismatch(disk *oxide.Disk, volumeContext, values map[string]string) string {
 	for key, value := range volumeContext {
 		if text := contextProblem(disk, key, value); text != "" {
@@ -198,9 +197,9 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 	return ""
 }
 
-// ListVolumes lists this cluster's volumes: the disks that it made, and all other attached disks
-// except boot disks. Those were made by hand or by another cluster, and a CO would treat an
-// attached disk that is not listed as lost.
+// ListVolumes lists the disks that this cluster made, and all other attached disks except boot
+// disks. Another cluster, or somebody by hand, made those others, but a CO would treat an attached
+// volume that is missing from the list as lost.
 func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
 	pages, err := c.Rack.NewPager(ctx, req.GetStartingToken(), req.GetMaxEntries())
@@ -227,7 +226,7 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	return answer, nil
 }
 
-// ControllerGetVolume returns one volume and the node that has it.
+// ControllerGetVolume returns one volume and the node that its disk is attached to.
 func (c *Service) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (
 	*csi.ControllerGetVolumeResponse, error) {
 	disk, err := c.requestedDisk(ctx, req.GetVolumeId())
@@ -284,7 +283,7 @@ func (c *Service) requestedDisk(ctx context.Context, volumeID string) (*oxide.Di
 	return c.Rack.Disk(ctx, id)
 }
 
-// ControllerListVolumeHealth lists this cluster's volumes that have a problem.
+// ControllerListVolumeHealth lists the health of those volumes of ListVolumes that have a problem.
 func (c *Service) ControllerListVolumeHealth(ctx context.Context,
 	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
 	pages, err := c.Rack.NewPager(ctx, req.GetStartingToken(), req.GetMaxEntries())
@@ -316,8 +315,8 @@ func (c *Service) ControllerGetVolumeHealth(ctx context.Context,
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: volumeHealth(disk)}, nil
 }
 
-// volumeHealth derives a volume's health from the disk's state. Only a faulted disk has a problem;
-// the other states are transitional or normal.
+// volumeHealth derives a volume's health from its disk's state. Only faulted is a problem: all
+// other states are normal or transitional.
 func volumeHealth(disk *oxide.Disk) *csi.VolumeHealth {
 	health := &csi.VolumeHealth{VolumeId: disk.Id}
 	if disk.State.State() == oxide.DiskStateStateFaulted {
@@ -330,9 +329,9 @@ func volumeHealth(disk *oxide.Disk) *csi.VolumeHealth {
 	return health
 }
 
-// GetCapacity returns how much of the silo's quota is left. Disks of stopped instances and
-// snapshots count as used. A request that no volume can satisfy is not an error, but has no
-// capacity.
+// GetCapacity returns the unused part of the silo's storage quota. Snapshots and the disks of
+// stopped instances count as used. For a request that no volume can satisfy, the response is OK and
+// has no capacity.
 func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	*csi.GetCapacityResponse, error) {
 	possible, err := c.possible(req)
@@ -371,12 +370,12 @@ func (c *Service) possible(req *csi.GetCapacityRequest) (bool, error) {
 	p, err := volume.ParseParameters(req.GetParameters())
 	if err != nil || p.Fits(req.GetVolumeCapabilities(), 0) != nil ||
 		p.Placement == volume.PlacementInstance && !c.TopologyInstance {
-		return false, nil //nolint:nilerr // no volume can satisfy it, so there is no capacity
+		return false, nil //nolint:nilerr // no volume can satisfy the request
 	}
 	return volume.CanReach(req.GetAccessibleTopology(), c.Topology, c.TopologyInstance)
 }
 
-// available returns what is left, in whole GiB like the size of disks.
+// available returns the unused capacity in whole GiB, because disks have whole GiB.
 func available(capacity, provisioned oxide.ByteCount) int64 {
 	if provisioned >= capacity {
 		return 0

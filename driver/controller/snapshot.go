@@ -16,8 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// CreateSnapshot takes a snapshot of the volume's disk, or finds the one that an earlier call with
-// the same name took. The rack responds when the snapshot's point in time is fixed.
+// CreateSnapshot takes a snapshot of the volume's disk, or returns the one that an earlier call
+// with the same name took. When the rack answers, the content of the snapshot is fixed.
 func (c *Service) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (
 	*csi.CreateSnapshotResponse, error) {
 	spec, err := c.snapshotSpec(req)
@@ -37,8 +37,8 @@ func (c *Service) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotReq
 	return &csi.CreateSnapshotResponse{Snapshot: snapshotAnswer(snapshot)}, nil
 }
 
-// DeleteSnapshot deletes a snapshot that this driver took. A snapshot that is already gone is a
-// success. Disks made from it remain.
+// DeleteSnapshot deletes a snapshot that this cluster's driver took. If the snapshot is already
+// gone, the call succeeds. Disks made from it remain.
 func (c *Service) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (
 	*csi.DeleteSnapshotResponse, error) {
 	if req.GetSnapshotId() == "" {
@@ -57,7 +57,7 @@ func (c *Service) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotReq
 	return &csi.DeleteSnapshotResponse{}, nil
 }
 
-// ListSnapshots lists the project's snapshots, whoever took them, except those still being taken.
+// ListSnapshots lists all snapshots of the project, except those that the rack is still taking.
 func (c *Service) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (
 	*csi.ListSnapshotsResponse, error) {
 	pages, err := c.Rack.NewPager(ctx, req.GetStartingToken(), req.GetMaxEntries())
@@ -103,8 +103,8 @@ func snapshotIDMissing() error {
 	return csierr.New(csierr.FieldMissing, "snapshot_id is missing")
 }
 
-// create reads the disk first, because the snapshot's tag records what a restore has to know of the
-// disk.
+// create takes the snapshot. It first reads the disk, because the snapshot's tag records properties
+// of the disk that a restore needs.
 func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	const doing = "create snapshot"
 	look := rack.Looking()
@@ -115,7 +115,7 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	case err != nil:
 		return nil, err
 	}
-	// The rack would answer as if it were only busy (A42).
+	// The rack's own error would read as if the disk were only busy (A42).
 	if err := checkImported(source); err != nil {
 		return nil, err
 	}
@@ -141,13 +141,13 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	case !rack.Definite(err):
 		return s.resolveCreate(ctx, err)
 	}
-	// The rack checks the disk, its lock and the space before the name, so an error may hide a taken
-	// name; and an earlier call, which was answered otherwise, may have taken the snapshot.
+	// The rack checks the disk, its lock and the space before the name. So the error does not show
+	// whether an earlier call, which failed for another reason, has taken the snapshot.
 	return s.existing(ctx, err)
 }
 
-// unlessFaulted returns a snapshot that this call has made. It deletes a faulted one, because the
-// CO does not get its id.
+// unlessFaulted returns the snapshot that this call has taken. If the snapshot is faulted, it
+// deletes it instead, because the CO never gets its id.
 func (s snapshotSpec) unlessFaulted(ctx context.Context, made *oxide.Snapshot) (*oxide.Snapshot,
 	error) {
 	if made.State != oxide.SnapshotStateFaulted {
@@ -169,8 +169,8 @@ func (s snapshotSpec) unlessFaulted(ctx context.Context, made *oxide.Snapshot) (
 		"snapshot %s; it is deleted again: repeat the call", rack.SnapshotText(made))
 }
 
-// resolveCreate reads the snapshot by its name to find out whether a create that the rack has not
-// answered was done. A different snapshot with the name existed before.
+// resolveCreate reads the snapshot by its name to find out whether the rack took it without
+// answering. A different snapshot with that name is older than the call.
 func (s snapshotSpec) resolveCreate(ctx context.Context, why error) (*oxide.Snapshot, error) {
 	snapshot, err := s.existing(ctx, why)
 	if csierr.IsAlreadyExists(err) {
@@ -179,9 +179,9 @@ func (s snapshotSpec) resolveCreate(ctx context.Context, why error) (*oxide.Snap
 	return snapshot, retryLater(err)
 }
 
-// existing returns the snapshot that already has the name, if it is of the requested disk. why is
-// the rack's refusal to take it. As there may be a snapshot that an earlier call has taken, only an
-// error that says whose snapshot has the name is final.
+// existing returns the snapshot with the spec's name, if it is of the requested disk. why is the
+// rack's refusal to take it. An earlier call may have taken the snapshot, so an error is only final
+// if it says whose snapshot has the name.
 func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot, error) {
 	snapshot, err := s.Rack.SnapshotNamed(ctx, s.rackName())
 	switch gone := csierr.IsNotFound(err); {
@@ -212,9 +212,9 @@ func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot,
 	return snapshot, checkTaken(snapshot)
 }
 
-// checkTaken returns an error unless the snapshot is ready. While the rack takes it, its point in
-// time is not known to be fixed, and the rack removes it if that fails (CS-7). An OK with
-// ready_to_use false would let the workload write again, and the orchestrator would keep the id.
+// checkTaken returns an error unless the snapshot is ready. While the rack takes it, its content
+// may not be fixed yet, and the rack removes it if that fails (CS-7). After an OK with ready_to_use
+// false, the workload would write again and the orchestrator would keep the id.
 func checkTaken(s *oxide.Snapshot) error {
 	switch {
 	case !cut(s):
@@ -288,8 +288,8 @@ func (c *Service) confirmSnapshotGone(ctx context.Context, id oxide.NameOrId) er
 	return snapshotDeleted(id).confirmed(ctx, c.Rack.SnapshotGone(ctx, id))
 }
 
-// matchingSnapshots visits the snapshots that match the request's filters. An id that does not
-// exist matches nothing, which is not an error.
+// matchingSnapshots calls visit with the snapshots that match the request's filters. An unknown id
+// matches no snapshot, which is not an error.
 func matchingSnapshots(ctx context.Context, client *rack.Client, req *csi.ListSnapshotsRequest,
 	pages *rack.Pager, visit func(*oxide.Snapshot) (enough bool)) error {
 	source, isDisk := rack.ID(req.GetSourceVolumeId())
@@ -319,7 +319,7 @@ func matchingSnapshots(ctx context.Context, client *rack.Client, req *csi.ListSn
 	return nil
 }
 
-// cut reports whether the snapshot's point in time is fixed.
+// cut reports whether the snapshot's content is fixed, or will never be.
 func cut(s *oxide.Snapshot) bool {
 	return s.State == oxide.SnapshotStateReady || s.State == oxide.SnapshotStateFaulted
 }
@@ -337,12 +337,12 @@ func snapshotAnswer(s *oxide.Snapshot) *csi.Snapshot {
 // snapshotSpec is a parsed CreateSnapshot request.
 type snapshotSpec struct {
 	*Service
-	Name  string // the CO's
+	Name  string // from the CO
 	Disk  oxide.NameOrId
-	Claim string // the VolumeSnapshot; no part of its identity
+	Claim string // the VolumeSnapshot; only a label
 }
 
-// snapshotSpec parses a request. It makes no call.
+// snapshotSpec parses a request, without calling the rack.
 func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, error) {
 	spec := snapshotSpec{Service: c, Name: req.GetName(), Claim: volume.Claim(req.GetParameters())}
 	if err := volume.CheckName(req.GetName()); err != nil {
@@ -375,7 +375,7 @@ func (s snapshotSpec) created(id string) change {
 }
 
 // tag returns the snapshot's ownership tag. If the driver made the disk, the tag contains the UUID
-// of the filesystem, which a restored volume has, too.
+// of its filesystem, which a restored volume inherits.
 func (s snapshotSpec) tag(source *oxide.Disk) volume.Tag {
 	m := volume.Tag{Name: s.Name, Cluster: s.ClusterID, Claim: s.Claim,
 		BlockSize: int(source.BlockSize)}
@@ -400,8 +400,8 @@ func (s snapshotSpec) checkAnswer(doing string, source *oxide.Disk, got *oxide.S
 	return nil
 }
 
-// difference returns in what a snapshot differs from the spec, or "". The text continues "the
-// snapshot, …".
+// difference returns how a snapshot differs from the spec, or "". Errors append it to "the
+// snapshot,".
 func (s snapshotSpec) difference(got *oxide.Snapshot) string {
 	m, tagged := volume.ParseTag(got.Description)
 	switch {

@@ -24,7 +24,7 @@ const (
 
 var viewSnapName = "GET /v1/snapshots/" + volume.SnapshotName("blue", "snap-1")
 
-func TestTakingSnapshots(t *testing.T) {
+func TestCreateSnapshotTakesASnapshotOrReturnsTheReason(t *testing.T) {
 	answer := &csi.CreateSnapshotResponse{Snapshot: wantedSnapshot(true)}
 	busy := racktest.Error(409, "Conflict", "volume repair lock")
 	scriptedCalls{
@@ -37,70 +37,70 @@ func TestTakingSnapshots(t *testing.T) {
 					t.Errorf("the body is %s", body)
 				}
 			}}}, ok},
-		{"of a volume that is deleted between read and request (CS-4)", script{missing(postSnap),
+		{"a volume that is deleted between read and request (CS-4)", script{missing(postSnap),
 			noSnapName, ownProject, ownUser, noDisk}, fails(csierr.VolumeNotFound, racktest.Disk)},
-		{"in a project that cannot be seen (OX-6)", script{missing(postSnap), noSnapName,
+		{"a project that cannot be seen (OX-6)", script{missing(postSnap), noSnapName,
 			noProject}, unseen},
-		{"twice (CS-5)", script{taken.To(postSnap), snapNamed("ready")}, ok},
-		{"twice, with a full quota (CS-5)", script{full.To(postSnap), snapNamed("ready")}, ok},
-		{"twice, the volume deleted between (CS-5)", script{missing(postSnap), snapNamed("ready")}, ok},
-		{"of another volume (CS-6)", script{taken.To(postSnap), snapNamed("ready", with("disk_id",
+		{"a second call (CS-5)", script{taken.To(postSnap), snapNamed("ready")}, ok},
+		{"a second call, with a full quota (CS-5)", script{full.To(postSnap), snapNamed("ready")}, ok},
+		{"a second call, the volume deleted (CS-5)", script{missing(postSnap), snapNamed("ready")}, ok},
+		{"the name of another volume's (CS-6)", script{taken.To(postSnap), snapNamed("ready", with("disk_id",
 			racktest.Image))}, fails(csierr.SnapshotExists, racktest.Image)},
-		{"of a name that a snapshot made by hand has (CS-6)", script{taken.To(postSnap), snapNamed(
+		{"a snapshot made by hand has the name (CS-6)", script{taken.To(postSnap), snapNamed(
 			"ready", with("description", "mine"))}, fails(csierr.SnapshotExists, racktest.Snapshot)},
-		{"of a name whose snapshot is being destroyed", script{taken.To(postSnap),
+		{"the rack destroys the snapshot with the name", script{taken.To(postSnap),
 			snapNamed("destroyed")}, fails(csierr.OperationPending)},
-		{"of a name whose snapshot has gone", script{taken.To(postSnap), noSnapName},
+		{"the snapshot with the name is gone", script{taken.To(postSnap), noSnapName},
 			fails(csierr.OperationPending)},
-		{"while another is taken, or a part of the disk is replaced (CS-7)", script{busy.To(postSnap),
+		{"the rack takes another, or replaces a part of the disk (CS-7)", script{busy.To(postSnap),
 			noSnapName, held}, fails(csierr.DiskBusy, "replaces a part")},
-		{"twice, while a part of the disk is replaced (CS-5)", script{busy.To(postSnap),
+		{"a second call, while the rack replaces a part of the disk (CS-5)", script{busy.To(postSnap),
 			snapNamed("ready")}, ok},
-		{"while an earlier call with the name takes it (CS-7)", script{busy.To(postSnap),
+		{"the rack still takes it for an earlier call (CS-7)", script{busy.To(postSnap),
 			snapNamed("creating")}, fails(csierr.DiskBusy, "still taking")},
-		{"twice, while the first call takes it (CS-7)", script{taken.To(postSnap), snapNamed("creating")},
+		{"a second call, while it is taken (CS-7)", script{taken.To(postSnap), snapNamed("creating")},
 			fails(csierr.DiskBusy, "still taking")},
-		{"that the rack reports before it is taken (CS-7)", script{created(postSnap, snapshotOf(
+		{"the rack answers before it is taken (CS-7)", script{created(postSnap, snapshotOf(
 			"creating"))}, fails(csierr.DiskBusy, "still taking")},
-		{"of another volume, while that one is taken (CS-6)", script{busy.To(postSnap),
+		{"the rack takes another volume's with the name (CS-6)", script{busy.To(postSnap),
 			snapNamed("creating", with("disk_id", racktest.Image))}, fails(csierr.SnapshotExists,
 			racktest.Image)},
-		{"without capacity (CS-8)", script{full.To(postSnap), noSnapName}, fails(csierr.RackFull)},
-		{"that fails, and is deleted (CS-9)", script{created(postSnap, snapshotOf("faulted")),
+		{"a full quota (CS-8)", script{full.To(postSnap), noSnapName}, fails(csierr.RackFull)},
+		{"a failed snapshot, deleted (CS-9)", script{created(postSnap, snapshotOf("faulted")),
 			snap("faulted"), deletedSnap}, coded(codes.Internal, csierr.SnapshotFaulted, "deleted again")},
-		{"that fails, and is not deleted (CS-9)", script{created(postSnap, snapshotOf("faulted")), snap(
+		{"a failed snapshot, not deleted (CS-9)", script{created(postSnap, snapshotOf("faulted")), snap(
 			"faulted"), forbidden.To(deleteSnap)}, fails(csierr.EffectUnknown, "Forbidden")},
-		{"that seems to fail (CS-9)", script{created(postSnap, snapshotOf("faulted")), snap("ready")},
+		{"it seems to fail (CS-9)", script{created(postSnap, snapshotOf("faulted")), snap("ready")},
 			fails(csierr.DiskBusy)},
-		{"that an earlier call failed to take (CS-9)", script{taken.To(postSnap), snapNamed("faulted")},
+		{"an earlier call failed to take it (CS-9)", script{taken.To(postSnap), snapNamed("faulted")},
 			coded(codes.Aborted, csierr.SnapshotFaulted)},
 	}.after(free).try(t, snapshotRequest(), answer)
 	scriptedCalls{
-		{"of a local disk (CS-10)", script{shown("detached", with("disk_type", "local"))},
+		{"a local disk (CS-10)", script{shown("detached", with("disk_type", "local"))},
 			fails(csierr.SnapshotImpossible, "local")},
-		{"of a read-only disk (CS-10)", script{shown("detached", with("read_only", true))},
+		{"a read-only disk (CS-10)", script{shown("detached", with("read_only", true))},
 			fails(csierr.SnapshotImpossible, "read-only")},
-		{"of a faulted disk (CS-10)", script{shown("faulted")}, fails(csierr.DiskFaulted)},
-		{"of a disk in creation (CS-10)", script{shown("creating")}, fails(csierr.DiskBusy)},
+		{"a faulted disk (CS-10)", script{shown("faulted")}, fails(csierr.DiskFaulted)},
+		{"a disk in creation (CS-10)", script{shown("creating")}, fails(csierr.DiskBusy)},
 	}.after(free, noTaking, noSnapName).try(t, snapshotRequest(), answer)
 	scriptedCalls{
-		{"that an earlier request took, while this one is forbidden (CS-5)", script{snapNamed("ready")},
+		{"an earlier call took it, and this one is forbidden (CS-5)", script{snapNamed("ready")},
 			ok},
 	}.after(free, forbidden.To(postSnap)).try(t, snapshotRequest(), answer)
 	scriptedCalls{
-		{"of a volume that is gone (CS-4)", script{noDisk, noSnapName, ownProject, ownUser, noDisk},
+		{"a volume that is gone (CS-4)", script{noDisk, noSnapName, ownProject, ownUser, noDisk},
 			fails(csierr.VolumeNotFound, racktest.Disk)},
-		{"of a volume that is only gone at first (CS-4)", script{noDisk, noSnapName, ownProject, ownUser,
+		{"a volume that is only gone at first (CS-4)", script{noDisk, noSnapName, ownProject, ownUser,
 			free}, fails(csierr.OperationPending)},
-		{"of a volume that is gone, in a project that cannot be seen (OX-6)", script{noDisk, noSnapName,
+		{"a volume that is gone, in a project that cannot be seen (OX-6)", script{noDisk, noSnapName,
 			noProject}, unseen},
-		{"of a disk whose import is not finalized (CS-10)", script{shown("import_ready")},
+		{"a disk whose import is not finalized (CS-10)", script{shown("import_ready")},
 			fails(csierr.DiskImporting, "finalize")},
-		{"twice, the volume deleted before (CS-5)", script{noDisk, snapNamed("ready")}, ok},
+		{"a second call, the volume deleted before (CS-5)", script{noDisk, snapNamed("ready")}, ok},
 	}.try(t, snapshotRequest(), answer)
 }
 
-func TestASnapshotRecordsTheUUIDOfItsFilesystem(t *testing.T) {
+func TestCreateSnapshotRecordsTheFilesystemUUID(t *testing.T) {
 	diskWith := func(edit func(*volume.Tag)) string {
 		tag := racktest.OwnTag
 		edit(&tag)
@@ -131,7 +131,7 @@ func TestASnapshotRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 	}
 }
 
-func TestAnUnclearSnapshotCreateIsResolvedByTheName(t *testing.T) { // OX-8
+func TestCreateSnapshotReadsTheNameAfterALostAnswer(t *testing.T) { // OX-8
 	scriptedCalls{
 		{"it is there", script{snapNamed("ready")}, ok},
 		{"it is being taken (CS-7)", script{snapNamed("creating")}, fails(csierr.DiskBusy)},
@@ -149,28 +149,28 @@ func wantedSnapshot(ready bool) *csi.Snapshot {
 		CreationTime: timestamppb.New(time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC))}
 }
 
-func TestDeletingSnapshots(t *testing.T) {
+func TestDeleteSnapshotDeletesOnlyOwnSnapshots(t *testing.T) {
 	seen := snap("ready")
 	scriptedCalls{
-		{"of one that is gone (DS-2)", script{noSnap, ownProject, ownUser, noSnap}, ok},
-		{"of one that cannot be seen (OX-6)", script{noSnap, noProject}, unseen},
-		{"of one taken by hand (D-69)", script{snap("ready", with("description", "before the upgrade"))},
+		{"a snapshot that is gone (DS-2)", script{noSnap, ownProject, ownUser, noSnap}, ok},
+		{"a snapshot that cannot be seen (OX-6)", script{noSnap, noProject}, unseen},
+		{"one taken by hand (D-69)", script{snap("ready", with("description", "before the upgrade"))},
 			fails(csierr.DiskNotOurs, "Retain")},
-		{"of one in the making (DS-5)", script{snap("creating"), refusing(deleteSnap),
+		{"a snapshot in the making (DS-5)", script{snap("creating"), refusing(deleteSnap),
 			snap("creating")}, coded(codes.Aborted, csierr.SnapshotNotReady)},
 	}.try(t, deleteSnapshotStep, nil)
 	scriptedCalls{
 		{"is a read and one request", script{deletedSnap}, ok},
-		{"of one deleted between read and request (DS-2)", script{missing(deleteSnap),
+		{"a snapshot deleted between read and request (DS-2)", script{missing(deleteSnap),
 			noSnap, ownProject, ownUser, noSnap}, ok},
-		{"of one that exists although the rack does not find it (OX-6)", script{missing(
+		{"a snapshot that exists although the rack does not find it (OX-6)", script{missing(
 			deleteSnap), seen}, fails(csierr.RackResponseInvalid)},
-		{"of one that the rack keeps (DS-4)", script{racktest.Error(409, "Conflict",
+		{"a snapshot that the rack keeps (DS-4)", script{racktest.Error(409, "Conflict",
 			"in use").To(deleteSnap), seen}, fails(csierr.Conflict, "in use")},
 	}.after(seen).try(t, deleteSnapshotStep, nil)
 }
 
-func TestListingSnapshots(t *testing.T) {
+func TestListSnapshotsOmitsUnfinishedSnapshots(t *testing.T) {
 	numberedSnap := func(n int, state string, edits ...edit) string {
 		return snapshotOf(state, append(edits, with("id", numbered(n)))...)
 	}
@@ -185,7 +185,7 @@ func TestListingSnapshots(t *testing.T) {
 			script{reply(listSnaps, pageOf("", numberedSnap(1, "ready", with("description", "mine")),
 				numberedSnap(2, "creating"), numberedSnap(3, "faulted"), numberedSnap(4, "destroyed")))},
 			"[1:true 3:false]"},
-		{"of one volume", &csi.ListSnapshotsRequest{SourceVolumeId: racktest.Disk},
+		{"one volume's", &csi.ListSnapshotsRequest{SourceVolumeId: racktest.Disk},
 			script{reply(listSnaps, pageOf("", numberedSnap(1, "ready"), numberedSnap(2,
 				"ready", with("disk_id", racktest.Image))))}, "[1:true]"},
 		{"one", &csi.ListSnapshotsRequest{SnapshotId: numbered(7)},
@@ -210,12 +210,12 @@ func TestListingSnapshots(t *testing.T) {
 	}
 }
 
-func TestASnapshotWithoutATimeIsNotListed(t *testing.T) {
+func TestListSnapshotsFailsForASnapshotWithoutATime(t *testing.T) {
 	fails(csierr.RackResponseInvalid)(t, scripted(t, &csi.ListSnapshotsRequest{},
 		reply(listSnaps, pageOf("", snapshotOf("ready", with("time_created", nil))))))
 }
 
-func TestGetSnapshot(t *testing.T) { // LS-7
+func TestGetSnapshotReturnsUnfinishedSnapshots(t *testing.T) { // LS-7
 	scriptedCalls{
 		{"one that is being taken", script{snap("creating")}, ok},
 		{"an unknown one", script{noSnap}, fails(csierr.SnapshotNotFound)},

@@ -20,8 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// CreateVolume creates the volume's disk, or finds the one that an earlier call with the same name
-// created.
+// CreateVolume creates the volume's disk, or returns the disk that an earlier call with the same
+// name created.
 func (c *Service) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (
 	*csi.CreateVolumeResponse, error) {
 	spec, err := c.volumeSpec(req)
@@ -43,8 +43,8 @@ func (c *Service) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest
 	return &csi.CreateVolumeResponse{Volume: volume}, nil
 }
 
-// DeleteVolume deletes the volume's disk if this driver made it. A disk that is already gone is a
-// success, as CSI demands. Snapshots of the disk remain.
+// DeleteVolume deletes the volume's disk if this cluster's driver made it. If the disk is already
+// gone, the call succeeds, as CSI demands. The disk's snapshots remain.
 func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (
 	*csi.DeleteVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
@@ -67,7 +67,7 @@ func volumeIDMissing() error {
 	return csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 }
 
-// deleteDisk deletes a disk that was just read, if this driver made it and no instance has it.
+// deleteDisk deletes a disk that was just read, if the driver made it and no instance has it.
 func (c *Service) deleteDisk(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
 	const doing = "delete disk"
 	if err := notOurs("disk", rack.DiskText(disk), rack.ForeignDisk(disk, c.ClusterID),
@@ -78,8 +78,8 @@ func (c *Service) deleteDisk(ctx context.Context, look rack.Look, disk *oxide.Di
 		return diskAttached(disk, rack.InstanceOf(disk))
 	}
 	if disk.State.State() == oxide.DiskStateStateFaulted {
-		// The state of a faulted disk names no instance, even if one has it. As the rack attaches no
-		// faulted disk, the list of holders is still valid if the next look finds the disk faulted.
+		// The state of a faulted disk names no instance, even if one has it. The rack attaches no faulted
+		// disk, so the holders are still valid if the disk is faulted when it is read again.
 		holders, err := c.Rack.Holders(ctx, disk.Id)
 		switch {
 		case err != nil:
@@ -147,8 +147,8 @@ func checkImported(d *oxide.Disk) error {
 	return nil
 }
 
-// create creates the requested disk. When the rack responds 201 the disk is complete, although
-// its state in the response is still "creating".
+// create creates the disk that the spec describes. When the rack answers 201 the disk is complete,
+// although the answer shows it as "creating".
 func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	const doing = "create disk"
 	look := rack.Looking()
@@ -191,7 +191,7 @@ func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 		return v.resolveCreate(ctx, err)
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
 		errors.Is(err, oxide.ErrInsufficientCapacity):
-		// The rack checks the quota before the name, so a repeated create may get either error.
+		// The rack checks the quota before the name, so it may answer a repeated create with either.
 		return v.existing(ctx, err)
 	case rack.Refused(err) && v.hasSource():
 		return nil, source.explainRefusal(world, rack.Error(ctx, doing, err))
@@ -202,8 +202,8 @@ func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	return v.unlessThere(ctx, rack.Error(ctx, doing, err))
 }
 
-// unlessThere returns a final error only if the project has no disk of the name. An earlier call,
-// of whatever process, may have made one, and the CO forgets it after a final error.
+// unlessThere returns the final error why if the project has no disk with the spec's name. An
+// earlier call may have created the disk, and after a final error the CO would forget it.
 func (v volumeSpec) unlessThere(ctx context.Context, why error) (*oxide.Disk, error) {
 	if _, err := v.Rack.LookAtWorld(ctx); err != nil {
 		return nil, retryLater(why)
@@ -215,8 +215,8 @@ func (v volumeSpec) unlessThere(ctx context.Context, why error) (*oxide.Disk, er
 	return disk, err
 }
 
-// resolveCreate reads the disk by its name to find out whether a create that the rack has not
-// answered was done. A disk with the name that does not match the spec existed before.
+// resolveCreate reads the disk by its name to find out whether the rack created it without
+// answering. A disk that has the name but does not match the spec is older than the call.
 func (v volumeSpec) resolveCreate(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := v.existing(ctx, nil)
 	switch status.Code(err) {
@@ -228,9 +228,9 @@ func (v volumeSpec) resolveCreate(ctx context.Context, why error) (*oxide.Disk, 
 	return nil, retryLater(err)
 }
 
-// existing returns the disk that already has the spec's name, if it is what the spec asks for. why
-// is the rack's refusal to create it, nil if the driver has not tried. As there may be a disk that
-// an earlier call has made, only an error that says whose disk has the name is final.
+// existing returns the disk with the spec's name if it matches the spec. why is the rack's refusal
+// to create the disk, or nil if the rack was not asked. An earlier call may have created the disk,
+// so an error is only final if it says whose disk has the name.
 func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := v.Rack.DiskNamed(ctx, v.diskName())
 	switch gone := csierr.IsNotFound(err); {
@@ -239,7 +239,7 @@ func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error
 	case gone && errors.Is(why, oxide.ErrInsufficientCapacity):
 		return nil, rack.Error(ctx, "create disk", why)
 	case gone:
-		// The rack undid another create, or somebody deleted the disk.
+		// The rack has undone another call's create, or somebody has deleted the disk.
 		return nil, csierr.New(csierr.DiskBusy, "the disk %s existed and is gone; repeat the call",
 			v.diskName())
 	case err != nil:
@@ -256,7 +256,7 @@ func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error
 	return readyDisk(ctx, v.Rack, disk)
 }
 
-// readyDisk waits while another request creates the disk.
+// readyDisk waits until the rack has finished creating a disk for another request.
 func readyDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk) (*oxide.Disk, error) {
 	disk, err := awaitDisk(ctx, client, disk, oxide.DiskStateStateCreating)
 	switch {
@@ -285,7 +285,7 @@ func (v volumeSpec) checkAnswer(doing string, world rack.World, d *oxide.Disk,
 	if err := rack.ValidateDisk(doing, d); err != nil {
 		return err
 	}
-	// These are the states that a disk may have in the response to its own create.
+	// The rack may answer a create with a disk in one of these states.
 	states := []oxide.DiskStateState{oxide.DiskStateStateCreating, oxide.DiskStateStateDetached,
 		oxide.DiskStateStateFaulted}
 	switch state := d.State.State(); {
@@ -305,8 +305,8 @@ func (v volumeSpec) checkAnswer(doing string, world rack.World, d *oxide.Disk,
 	return nil
 }
 
-// unlessFaulted returns a disk that this call has made. It deletes a faulted disk, because the CO
-// does not get its id.
+// unlessFaulted returns the disk that this call has created. If the disk is faulted, it deletes the
+// disk instead, because the CO never gets its id.
 func (v volumeSpec) unlessFaulted(ctx context.Context, d *oxide.Disk) (*oxide.Disk, error) {
 	if d.State.State() != oxide.DiskStateStateFaulted {
 		return d, nil
@@ -319,14 +319,14 @@ func (v volumeSpec) unlessFaulted(ctx context.Context, d *oxide.Disk) (*oxide.Di
 }
 
 const (
-	// longestWait is how long a call waits for a disk to leave a transitional state.
+	// longestWait is how long a call waits until a disk leaves a transitional state.
 	longestWait = 30 * time.Second
-	// answerMargin is the part of the caller's time that is reserved for the answer.
+	// A call stops waiting answerMargin before its deadline, so that the caller gets an answer.
 	answerMargin = 500 * time.Millisecond
 )
 
-// awaitDisk reads a disk again while it is in a transitional state, until the caller's time is
-// nearly up, and returns the disk as it was read last.
+// awaitDisk reads the disk until it leaves the transitional states, or until shortly before the
+// caller's deadline, and returns the disk as last read.
 func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 	transitional ...oxide.DiskStateState) (*oxide.Disk, error) {
 	end := time.Now().Add(longestWait)
@@ -349,8 +349,8 @@ func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 	return disk, nil
 }
 
-// volume converts a disk to CSI. Everything comes from the disk, so that every call describes a
-// volume alike. Only CreateVolume names an instance, because no disk shows its placement.
+// volume converts a disk to a CSI volume. It uses only the disk, so that all calls describe a
+// volume alike. CreateVolume adds the instance of the placement, because the disk does not show it.
 func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	v := &csi.Volume{
 		VolumeId:           d.Id,
@@ -366,15 +366,15 @@ func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	return v
 }
 
-// volumeContext includes the id as well as the name, so that attributes that were copied to another
-// volume are detected.
+// volumeContext contains the disk's name and its id. If somebody copies a volume's attributes to
+// another volume, the id shows that.
 func volumeContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
 		volume.CtxDiskID:    d.Id,
 		volume.CtxBlockSize: strconv.Itoa(int(d.BlockSize)),
 	}
-	if d.SnapshotId != "" { // oxide-csi-plugin claim compares it before it lets an earlier disk go
+	if d.SnapshotId != "" { // "claim" compares it before it releases an earlier disk
 		values[volume.CtxSnapshotID] = d.SnapshotId
 	}
 	if m, ok := volume.ParseTag(d.Description); ok && m.MkfsOptions != "" {
@@ -383,10 +383,10 @@ func volumeContext(d *oxide.Disk) map[string]string {
 	return values
 }
 
-// publishContext passes to the node what the rack shows of the disk, and the disk's history from
-// the ownership tag, whichever cluster's it is. The context always contains a use, because without
-// one the node publishes no raw device. A disk whose tag has no use may be used in both ways. It
-// has no origin in the context either, so the node reads it whole before it formats it.
+// publishContext returns what the node has to know about the disk: what the rack shows, and its
+// origin and use from the ownership tag of any cluster. A disk without a use in its tag gets both
+// uses, because the node publishes no raw device without a use. It gets no origin, so the node
+// reads all of it before a format.
 func publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
@@ -413,8 +413,8 @@ func publishContext(d *oxide.Disk) map[string]string {
 	return values
 }
 
-// expectedUUID returns the UUID of the filesystem on a disk with that tag. It is empty if
-// it is unknown: for a disk from an image or a foreign snapshot, or one that workloads write as a
+// expectedUUID returns the UUID of the filesystem on a disk with this tag. It returns "" if the
+// UUID is unknown: the disk is from an image or a foreign snapshot, or workloads use it as a raw
 // device.
 func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 	switch {
@@ -426,9 +426,9 @@ func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 	return m.FilesystemUUID
 }
 
-// useProblem returns why a disk does not fit these capabilities, or "". A disk that workloads write
-// as a raw device could later look blank, or like one of the driver's filesystems. So the use of a
-// disk binds every cluster: the one that made the disk may format it after reading only a sample.
+// useProblem returns why a disk does not fit these capabilities, or "". A workload's bytes on a raw
+// device may look blank, or like a filesystem of the driver, and the disk's cluster formats it
+// after reading only a sample. So every cluster must keep to the disk's use.
 func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 	m, ok := rack.DiskTag(d)
 	if use := useOf(wanted); !ok || m.Use == "" || m.Use == volume.UseBoth || m.Use == use {
@@ -440,8 +440,8 @@ func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 		"access type that the workload needs, and copy the data", rack.DiskText(d), words[m.Use])
 }
 
-// notOurs refuses an object that this driver did not make, such as a boot disk that somebody wrote
-// into a PersistentVolume. why is empty for the driver's own.
+// notOurs returns an error that refuses to delete an object that this driver did not make, such as
+// a boot disk that somebody wrote into a PersistentVolume. If why is empty, it returns nil.
 func notOurs(kind, text, why, policy string) error {
 	if why == "" {
 		return nil

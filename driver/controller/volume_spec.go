@@ -18,16 +18,16 @@ import (
 // volumeSpec is a parsed CreateVolume request.
 type volumeSpec struct {
 	*Service
-	Name       string // the CO's
+	Name       string // from the CO
 	Range      volume.CapacityRange
 	Parameters volume.Parameters
-	SnapshotID oxide.NameOrId // empty for a blank disk, or one of the parameters' image
+	SnapshotID oxide.NameOrId // empty for a blank disk, or a disk from an image
 	Topology   []*csi.Topology
 	Use        string // according to the capabilities
-	Claim      string // the PersistentVolumeClaim; no part of the volume's identity
+	Claim      string // the PersistentVolumeClaim; only a label
 }
 
-// volumeSpec parses a request. It makes no call.
+// volumeSpec parses a request, without calling the rack.
 func (c *Service) volumeSpec(req *csi.CreateVolumeRequest) (volumeSpec, error) {
 	spec := volumeSpec{Service: c, Name: req.GetName(),
 		Use: useOf(req.GetVolumeCapabilities()), Claim: volume.Claim(req.GetParameters())}
@@ -101,7 +101,7 @@ func requestedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) 
 
 func (v volumeSpec) diskName() string { return volume.DiskName(v.ClusterID, v.Name) }
 
-// created is the change that makes the disk, whose id may not be known yet.
+// created returns the change that creates the disk. id is empty until the disk's id is known.
 func (v volumeSpec) created(id string) change {
 	return change{event: flight.DiskCreated, name: v.diskName(), id: id,
 		noted: flight.Fields{Disk: v.diskName()}}
@@ -141,8 +141,8 @@ func (v volumeSpec) blankBlockSize() int {
 	return cmp.Or(v.Parameters.BlockSize, volume.DefaultBlockSize)
 }
 
-// checkFilesystemBlocks refuses a filesystem that mkfs cannot make on the disk, before the disk is
-// created. A disk from an image already has its filesystem.
+// checkFilesystemBlocks refuses, before the disk is created, a filesystem that mkfs cannot make on
+// it. A disk from an image already has a filesystem.
 func (v volumeSpec) checkFilesystemBlocks() error {
 	n, err := strconv.Atoi(v.Parameters.MkfsOptions.Value("fsBlockSize"))
 	if err == nil && v.Parameters.ImageID == "" && n < v.blankBlockSize() {
@@ -172,7 +172,7 @@ func (v volumeSpec) backend() oxide.DiskBackend {
 	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}}
 }
 
-// difference returns in what a disk differs from the spec, or "". The text continues "the disk …".
+// difference returns how a disk differs from the spec, or "". Errors append it to "the disk".
 func (v volumeSpec) difference(d *oxide.Disk) string {
 	m, tagged := volume.ParseTag(d.Description)
 	wantBlocks := v.Parameters.BlockSize
@@ -206,12 +206,12 @@ func (v volumeSpec) difference(d *oxide.Disk) string {
 	return ""
 }
 
-// volumeSource describes the source as it was read before the disk is created.
+// volumeSource describes the snapshot or image that a disk is created from.
 type volumeSource struct {
 	floorBytes int64  // 0 for a blank disk
 	projectID  string // empty for an image of the whole silo
-	gone       bool   // the rack does not know it, or its disk (any more); set with an error
-	// filesystemUUID is the UUID of the filesystem in a snapshot, if it is known.
+	gone       bool   // the source or its disk is unknown to the rack; set with an error
+	// filesystemUUID is the UUID of the filesystem in the snapshot, if the snapshot's tag has it.
 	filesystemUUID string
 }
 
@@ -230,7 +230,7 @@ func (v volumeSpec) snapshotSource(ctx context.Context) (volumeSource, error) {
 	if err != nil {
 		return volumeSource{gone: csierr.IsNotFound(err)}, err
 	}
-	// The rack does not check whether the snapshot is complete.
+	// The rack does not check whether the snapshot is complete when it creates a disk from it.
 	switch snapshot.State {
 	case oxide.SnapshotStateReady:
 	case oxide.SnapshotStateFaulted:
@@ -242,8 +242,8 @@ func (v volumeSpec) snapshotSource(ctx context.Context) (volumeSource, error) {
 	}
 	source := volumeSource{floorBytes: int64(snapshot.Size), projectID: snapshot.ProjectId}
 	m, ours := rack.SnapshotTag(snapshot)
-	// The new disk inherits the block size, which a snapshot does not show. The driver writes it into
-	// its tag.
+	// The new disk inherits the snapshot's block size. The rack does not show it, so the driver
+	// records it in the snapshot's tag.
 	want, inherited := v.Parameters.BlockSize, 0
 	if ours {
 		source.filesystemUUID, inherited = m.FilesystemUUID, m.BlockSize
@@ -291,7 +291,7 @@ func blockSizeInherited(want, inherited int) error {
 		"has blocks of %d bytes, which the volume inherits; leave blockSize out", want, inherited)
 }
 
-// explainRefusal returns why the rack does not create a disk from this source.
+// explainRefusal returns why the rack refused to create a disk from this source.
 func (s volumeSource) explainRefusal(world rack.World, why error) error {
 	if s.projectID != "" && s.projectID != world.Project {
 		return csierr.New(csierr.SourceIncompatible, "the source belongs to another project; the rack "+

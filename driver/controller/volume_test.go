@@ -57,7 +57,7 @@ var (
 		"Exceeded")
 )
 
-func TestABlankVolumeIsOneRequest(t *testing.T) { // B-14, D-13, D-20, D-21, D-25
+func TestCreateVolumeOfABlankDiskNeedsOneRequest(t *testing.T) { // B-14, D-13, D-20, D-21, D-25
 	c := rackThat(t, exchange{Want: postDisk, Status: 201, Body: diskOf("creating"),
 		Query: "project=" + racktest.ProjectID, Check: func(t *testing.T, body []byte) {
 			var got map[string]any
@@ -76,7 +76,7 @@ func TestABlankVolumeIsOneRequest(t *testing.T) { // B-14, D-13, D-20, D-21, D-2
 	csitest.SameMessage(t, csitest.Got(c.CreateVolume(t.Context(), r))(t), blank)
 }
 
-func TestACreateRecordsWhatTheVolumeIsUsedAs(t *testing.T) {
+func TestCreateVolumeRecordsTheUse(t *testing.T) {
 	raw := &csi.VolumeCapability{AccessMode: csitest.Filesystem("").GetAccessMode(),
 		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
 	for use, capabilities := range map[string][]*csi.VolumeCapability{
@@ -92,7 +92,7 @@ func TestACreateRecordsWhatTheVolumeIsUsedAs(t *testing.T) {
 	}
 }
 
-func TestAVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) { // D-61, CV-23
+func TestPlacementInstanceDoesNotChangeTheDisk(t *testing.T) { // D-61, CV-23
 	var bodies []string
 	post := created(postDisk, diskOf("creating"))
 	post.Check = func(_ *testing.T, body []byte) { bodies = append(bodies, string(body)) }
@@ -125,7 +125,7 @@ func TestAVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) { // D-61
 	}
 }
 
-func TestARepeatedCreateFindsTheDisk(t *testing.T) { // CV-18
+func TestRepeatedCreateReturnsTheDisk(t *testing.T) { // CV-18
 	scriptedCalls{
 		{"name taken (OX-1)", script{taken.To(postDisk), named("detached")}, ok},
 		{"quota full", script{full.To(postDisk), named("detached")}, ok},
@@ -134,9 +134,8 @@ func TestARepeatedCreateFindsTheDisk(t *testing.T) { // CV-18
 	}.try(t, createRequest(), blank)
 }
 
-// The volume of the same name may be requested for a claim of another name, so a different claim is
-// no reason to refuse.
-func TestTheClaimIsALabelOfTheDisk(t *testing.T) { // CV-18
+// The CO may request the volume of the same name for a claim with another name.
+func TestRepeatedCreateForAnotherClaimReturnsTheDisk(t *testing.T) { // CV-18
 	labelled := racktest.OwnTag
 	labelled.Claim = "shop/data"
 	c := rackThat(t, exchange{Want: postDisk, Status: 201, Body: diskOf("creating"),
@@ -152,7 +151,7 @@ func TestTheClaimIsALabelOfTheDisk(t *testing.T) { // CV-18
 	}
 }
 
-func TestAnotherVolumeWithTheNameIsReported(t *testing.T) { // CV-19
+func TestCreateFailsIfADifferentDiskHasTheName(t *testing.T) { // CV-19
 	for name, change := range map[string]edit{
 		"another size":       with("size", 20*volume.GiB),
 		"other blocks":       with("block_size", 512),
@@ -175,7 +174,7 @@ func TestAnotherVolumeWithTheNameIsReported(t *testing.T) { // CV-19
 	}
 }
 
-func TestADiskBeingCreatedIsAwaited(t *testing.T) { // CV-20
+func TestCreateWaitsForADiskInCreation(t *testing.T) { // CV-20
 	c := rackThat(t, taken.To(postDisk), named("creating"), shown("creating"), free,
 		taken.To(postDisk), named("creating"))
 	must(t, csitest.Call(t.Context(), c, createRequest()))
@@ -184,7 +183,7 @@ func TestADiskBeingCreatedIsAwaited(t *testing.T) { // CV-20
 	fails(csierr.DiskBusy)(t, csitest.Call(ctx, c, createRequest()))
 }
 
-func TestFailedCreations(t *testing.T) {
+func TestCreateVolumeReturnsTheReasonOfAFailure(t *testing.T) {
 	faulted := slices.Clip(script{created(postDisk, diskOf("faulted"))})
 	scriptedCalls{
 		{"a disk of the name is faulted (CV-21)", script{taken.To(postDisk), named("faulted")},
@@ -211,7 +210,7 @@ func TestFailedCreations(t *testing.T) {
 	}.try(t, createRequest(), nil)
 }
 
-func TestAnInvalidResponseIsRejected(t *testing.T) {
+func TestCreateRejectsInvalidResponses(t *testing.T) {
 	for name, change := range map[string]edit{
 		"no id":         with("id", "7"),
 		"another name":  with("name", "csi-0000000000000000"),
@@ -227,13 +226,13 @@ func TestAnInvalidResponseIsRejected(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			answer := created(postDisk, diskOf("creating", change))
 			fails(csierr.RackResponseInvalid)(t, scripted(t, createRequest(), answer, noName))
-			// If the disk was created all the same, the next call finds it.
+			// If the rack created the disk in spite of its answer, the next call finds the disk.
 			must(t, scripted(t, createRequest(), answer, named("detached")))
 		})
 	}
 }
 
-func TestAnUnclearCreateIsResolvedByTheName(t *testing.T) { // OX-8
+func TestCreateReadsTheNameAfterALostAnswer(t *testing.T) { // OX-8
 	scriptedCalls{
 		{"the disk is there", script{named("detached")}, ok},
 		{"it is being made", script{named("creating"), free}, ok},
@@ -245,14 +244,14 @@ func TestAnUnclearCreateIsResolvedByTheName(t *testing.T) { // OX-8
 	}.after(lostCreate).try(t, createRequest(), nil)
 }
 
-func TestParametersReachTheDisk(t *testing.T) {
+func TestCreatePassesParametersToTheRack(t *testing.T) {
 	for _, test := range []struct {
 		name       string
 		parameters map[string]string
 		before     script
 		answer     string
 		want       string            // in the request's body
-		context    map[string]string // in which it differs from that of a blank volume
+		context    map[string]string // what differs from a blank volume's
 	}{
 		{"blocks of 512 bytes (D-23)", map[string]string{"blockSize": "512"}, nil,
 			diskOf("creating", with("block_size", 512)),
@@ -296,7 +295,7 @@ func TestParametersReachTheDisk(t *testing.T) {
 	}
 }
 
-func TestARepeatedCreateAfterItsImageWasDeleted(t *testing.T) { // CV-18
+func TestRepeatedCreateSucceedsAfterItsImageIsDeleted(t *testing.T) { // CV-18
 	r := parameter("imageId", racktest.Image)
 	scriptedCalls{
 		{"it was made", script{named("detached", with("image_id", racktest.Image))}, ok},
@@ -304,7 +303,7 @@ func TestARepeatedCreateAfterItsImageWasDeleted(t *testing.T) { // CV-18
 	}.after(missing(viewImage)).try(t, r, nil)
 }
 
-func TestVolumesFromSnapshots(t *testing.T) { // CV-23
+func TestCreateVolumeRestoresASnapshotOrReturnsTheReason(t *testing.T) { // CV-23
 	restored := restoring(createRequest())
 	small := restoring(createRequest())
 	small.CapacityRange = csitest.Range(0, 9*volume.GiB)
@@ -376,7 +375,7 @@ func TestVolumesFromSnapshots(t *testing.T) { // CV-23
 	}
 }
 
-func TestARestoredVolumeRecordsTheUUIDOfItsFilesystem(t *testing.T) {
+func TestCreateVolumeRecordsTheSnapshotsFilesystemUUID(t *testing.T) {
 	for _, test := range []struct{ name, snapshot, uuid string }{
 		{"the filesystem's UUID, and how large it was", snapshotOf("ready", tagged(volume.Tag{
 			Name: "snap-1", Cluster: "blue", FilesystemUUID: racktest.Image})), racktest.Image},
@@ -396,55 +395,55 @@ func TestARestoredVolumeRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 	}
 }
 
-func TestDeletingVolumes(t *testing.T) {
+func TestDeleteVolumeDeletesOnlyOwnFreeDisks(t *testing.T) {
 	byCapitals := &csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(racktest.Disk)}
 	scriptedCalls{
-		{"of a disk that is gone (DV-2)", gone, ok},
-		{"of a disk that the rack calls destroyed (DV-2)", script{shown("destroyed"), ownProject, ownUser,
+		{"a disk that is gone (DV-2)", gone, ok},
+		{"a disk that the rack calls destroyed (DV-2)", script{shown("destroyed"), ownProject, ownUser,
 			shown("destroyed")}, ok},
-		{"of a disk that cannot be seen (OX-6)", script{noDisk, noProject}, unseen},
-		{"of a disk made by hand (D-69)", script{shown("detached", with("description", "the boot disk"))},
+		{"a disk that cannot be seen (OX-6)", script{noDisk, noProject}, unseen},
+		{"a disk made by hand (D-69)", script{shown("detached", with("description", "the boot disk"))},
 			fails(csierr.DiskNotOurs, "Retain")},
-		{"of an attached disk made by hand (D-69)", script{shown(here, with("description", ""))},
+		{"an attached disk made by hand (D-69)", script{shown(here, with("description", ""))},
 			fails(csierr.DiskNotOurs)},
-		{"of a disk that the rack began to delete and gave up", script{shown("faulted", with("name",
+		{"a disk that the rack began to delete and gave up", script{shown("faulted", with("name",
 			"deleted-"+racktest.Disk)), noInstances, shown("faulted"), deleted}, ok},
-		{"of a faulted disk that an instance still has", script{shown("faulted"), oneInstance,
+		{"a faulted disk that an instance still has", script{shown("faulted"), oneInstance,
 			listing(diskOf("faulted"))}, fails(csierr.DiskAttached, racktest.Instance)},
-		{"of a faulted disk that no instance has", script{shown("faulted"), oneInstance, alone,
+		{"a faulted disk that no instance has", script{shown("faulted"), oneInstance, alone,
 			shown("faulted"), deleted}, ok},
-		{"of a faulted disk whose holders are not known", script{shown("faulted"), oneInstance,
+		{"a faulted disk whose holders are not known", script{shown("faulted"), oneInstance,
 			later.To(beside)}, fails(csierr.RackUnavailable)},
-		{"of an attached disk (DV-3)", script{held}, fails(csierr.DiskAttached, racktest.Instance)},
-		{"of a disk being detached (DV-3)", script{shown(detaching)}, fails(csierr.DiskAttached,
+		{"an attached disk (DV-3)", script{held}, fails(csierr.DiskAttached, racktest.Instance)},
+		{"a disk being detached (DV-3)", script{shown(detaching)}, fails(csierr.DiskAttached,
 			"detaching")},
-		{"of a disk in a snapshot (DV-3)", script{shown("maintenance"), noDelete, shown("maintenance")},
+		{"a disk in a snapshot (DV-3)", script{shown("maintenance"), noDelete, shown("maintenance")},
 			fails(csierr.DiskBusy)},
-		{"of a disk whose import was not finalized (DV-3)", script{shown("import_ready"), noDelete,
+		{"a disk whose import was not finalized (DV-3)", script{shown("import_ready"), noDelete,
 			shown("import_ready")}, fails(csierr.DiskImporting, "finalize")},
-		{"of a faulted disk that the rack keeps", script{shown("faulted"), noInstances, shown("faulted"),
+		{"a faulted disk that the rack keeps", script{shown("faulted"), noInstances, shown("faulted"),
 			noDelete, shown("faulted")}, fails(csierr.RackError)},
 	}.try(t, byCapitals, nil)
 	scriptedCalls{
 		{"is a read and one request", script{deleted}, ok},
-		{"of a disk that is deleted between read and request (DV-2)", script{missing(
+		{"a disk that is deleted between read and request (DV-2)", script{missing(
 			deleteDisk), noDisk, ownProject, ownUser, noDisk}, ok},
-		{"of a disk that exists although the rack does not find it (OX-6)",
+		{"a disk that exists although the rack does not find it (OX-6)",
 			script{missing(deleteDisk), free}, fails(csierr.DiskBusy)},
-		{"of a disk that cannot be seen now (OX-6)", script{missing(deleteDisk),
+		{"a disk that cannot be seen now (OX-6)", script{missing(deleteDisk),
 			noDisk, noProject}, unseen},
-		{"of a disk with dependents (DV-4)", script{racktest.Error(409, "Conflict",
+		{"a disk with dependents (DV-4)", script{racktest.Error(409, "Conflict",
 			"disk has dependents").To(deleteDisk), free}, fails(csierr.Conflict)},
-		{"by something that is no rack (DV-6)", script{{Want: deleteDisk, Status: 200,
+		{"a server that is no rack answers (DV-6)", script{{Want: deleteDisk, Status: 200,
 			Body: "<html>welcome"}}, fails(csierr.RackUnavailable)},
 	}.after(free).try(t, byCapitals, nil)
 	scriptedCalls{
-		{"of a disk that is attached meanwhile (DV-3)", script{held}, fails(csierr.DiskAttached)},
-		{"of a disk that is free again", script{free}, fails(csierr.DiskBusy)},
+		{"a disk that is attached meanwhile (DV-3)", script{held}, fails(csierr.DiskAttached)},
+		{"a disk that is free again", script{free}, fails(csierr.DiskBusy)},
 	}.after(free, noDelete).try(t, byCapitals, nil)
 }
 
-func TestANameBelongsToOneCluster(t *testing.T) { // E-17
+func TestForeignDiskComparesNameAndCluster(t *testing.T) { // E-17
 	disk := func(cluster, name string) *oxide.Disk {
 		return &oxide.Disk{Name: oxide.Name(name), Description: volume.Tag{Name: "db",
 			Cluster: cluster}.Description()}
@@ -458,10 +457,10 @@ func TestANameBelongsToOneCluster(t *testing.T) { // E-17
 		{"another cluster's disk of that name", disk("red", volume.DiskName("red", "db")), `"red"`},
 		{"one without a cluster", disk("", volume.DiskName("", "db")),
 			`cluster "", and OXIDE_CLUSTER_ID is "blue"`},
-		{"a name of the hash of \"db\" alone", disk("blue", "csi-ffe2bkb99rso8u1a"), "another name"},
-		{"a tag of ours on another cluster's name", disk("blue", volume.DiskName("red", "db")),
+		{"a name from the hash of \"db\" alone", disk("blue", "csi-ffe2bkb99rso8u1a"), "another name"},
+		{"blue's tag on another cluster's disk", disk("blue", volume.DiskName("red", "db")),
 			"another name"},
-		{"a tag of ours on a name without a cluster", disk("blue", volume.DiskName("", "db")),
+		{"blue's tag on a disk without a cluster", disk("blue", volume.DiskName("", "db")),
 			"another name"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -469,7 +468,7 @@ func TestANameBelongsToOneCluster(t *testing.T) { // E-17
 				!strings.Contains(why, test.words) {
 				t.Errorf("ForeignDisk returned %q, want %q", why, test.words)
 			}
-			// An audit owns and deletes only what its own cluster made.
+			// An audit deletes only what its own cluster made, and uses ForeignSnapshot for that.
 			snapshot := &oxide.Snapshot{Name: test.disk.Name, Description: test.disk.Description}
 			if why := rack.ForeignSnapshot(snapshot, "blue"); (why == "") != (test.words == "") {
 				t.Errorf("ForeignSnapshot returned %q, want %q", why, test.words)
