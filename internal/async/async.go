@@ -1,6 +1,6 @@
-// Package async starts the driver's goroutines and paces its retries. An unrecovered panic in a
-// goroutine would end the process, and with it all other calls. Here it becomes the error, or the
-// panic, of the caller that waits for the goroutine.
+// Package async starts the driver's goroutines and paces its retries. A panic that no goroutine
+// recovers would end the process, and with it all other calls. This package returns the panic to
+// the caller that waits for the goroutine, as an error or as a panic there.
 package async
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// Recover converts a panic to an error and logs its stack. It has to be deferred.
+// Recover converts a panic to an error and logs the panic's stack. Callers must defer it.
 func Recover(ctx context.Context, log *slog.Logger, work string, err *error) {
 	p := recover()
 	if p == nil {
@@ -36,19 +36,19 @@ func Guard(ctx context.Context, log *slog.Logger, work string, f func() error) (
 	return f()
 }
 
-// RaisedPanic is a panic of another goroutine.
+// RaisedPanic is a panic from another goroutine, with the stack of that goroutine.
 type RaisedPanic struct {
 	Value any
 	stack []byte
 }
 
-// String returns what the runtime prints if nobody recovers the panic.
+// String returns what the Go runtime prints if nobody recovers the panic.
 func (p *RaisedPanic) String() string {
 	return fmt.Sprintf("%v, raised in another goroutine:\n%s", p.Value, p.stack)
 }
 
-// Group is a set of goroutines that one caller waits for. Wait raises a panic of one of them again
-// in the caller.
+// Group is a set of goroutines that one caller waits for. If one of them panics, Wait panics with
+// the same value in the caller.
 type Group struct {
 	group sync.WaitGroup
 	mu    sync.Mutex
@@ -78,7 +78,7 @@ func (c *Group) Wait() {
 	}
 }
 
-// Start starts f in a goroutine. The returned function waits for the result and has to be called.
+// Start runs f in a goroutine. Call the returned function: it waits for f and returns f's result.
 func Start[T any](f func() (T, error)) func() (T, error) {
 	var result T
 	var err error
@@ -100,7 +100,7 @@ func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (st
 	})
 }
 
-// Linger returns a context that ends a while after ctx, and a function that ends it.
+// Linger returns a context that ends when while has passed after ctx, and a function that ends it.
 func Linger(ctx context.Context, while time.Duration) (longer context.Context, end func()) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -113,13 +113,13 @@ func Linger(ctx context.Context, while time.Duration) (longer context.Context, e
 	}
 }
 
-// hanging contains, by key, the calls of Within that have not ended in time, as channels that are
-// closed at their end.
+// hanging contains, by key, a channel for each f that did not end within its wait. The channel is
+// closed when that f ends.
 var hanging sync.Map
 
-// Within runs f, which may hang, and reports whether it ended in time. As long as an earlier f of
-// the key hangs, it reports false at once, so that a hanging file does not block more and more
-// threads. A caller must not read what f writes, unless f ended in time.
+// Within runs f, which may hang, and reports whether f ended within wait. While an earlier f with
+// the same key hangs, it returns false without running f, so that a hanging file does not block
+// more and more threads. If it returns false, the caller must not read what f writes.
 func Within(key string, wait time.Duration, f func()) bool {
 	if ended, ok := hanging.Load(key); ok {
 		select {
@@ -143,19 +143,19 @@ func Within(key string, wait time.Duration, f func()) bool {
 	}
 }
 
-// Detach runs f in a goroutine that nobody waits for. f has to recover its own panics.
+// Detach runs f in a goroutine that nobody waits for. f must recover its own panics.
 func Detach(f func()) { go f() }
 
-// Backoff paces repeated attempts. Each pause is twice the one before it, up to Max.
+// Backoff paces repeated attempts. Each pause is twice as long as the one before, up to Max.
 type Backoff struct {
 	Pause time.Duration // before the next attempt
 	Max   time.Duration
 	End   time.Time // no pause begins later
 }
 
-// Wait pauses before the next attempt. It reports false, without a pause, once End has passed, and
-// returns the context's error if ctx ends first. The last pause is shortened so that the last
-// attempt begins at End.
+// Wait pauses before the next attempt. After End it returns false without a pause. If ctx ends
+// during the pause, it returns the context's error. The last pause is shorter if necessary, so that
+// the last attempt begins at End.
 func (b *Backoff) Wait(ctx context.Context) (again bool, err error) {
 	left := time.Until(b.End)
 	if left <= 0 {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestBackoffDoublesItsPausesUpToMaxAndEndsAtEnd(t *testing.T) {
+func TestBackoffDoublesPausesUntilMaxAndEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		b := Backoff{Pause: time.Second, Max: 4 * time.Second, End: began.Add(13 * time.Second)}
@@ -27,7 +27,7 @@ func TestBackoffDoublesItsPausesUpToMaxAndEndsAtEnd(t *testing.T) {
 	})
 }
 
-func TestBackoffReturnsTheErrorOfAContextThatEndsFirst(t *testing.T) {
+func TestBackoffReturnsTheContextsError(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	b := Backoff{Pause: time.Hour, Max: time.Hour, End: time.Now().Add(time.Hour)}

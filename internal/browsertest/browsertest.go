@@ -1,4 +1,4 @@
-// Package browsertest shows pages in a headless browser, for tests.
+// Package browsertest opens web pages in a headless browser, for tests.
 package browsertest
 
 import (
@@ -19,13 +19,13 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// Tab is a tab of a headless browser. It records the requests and console messages of the page.
+// Tab is a tab of a headless browser. It records its page's requests and console messages.
 type Tab struct {
 	*testing.T
 	ctx context.Context
 
 	mu sync.Mutex
-	// requests and messages are guarded by mu.
+	// mu guards requests and messages.
 	requests []string
 	messages []string
 }
@@ -61,7 +61,7 @@ func Start(t *testing.T) Browser {
 	return Browser{ctx}
 }
 
-// Open opens an address in a new tab, after further actions.
+// Open runs actions in a new tab and then opens an address in it.
 func (b Browser) Open(t *testing.T, address string, before ...chromedp.Action) *Tab {
 	t.Helper()
 	ctx, cancel := chromedp.NewContext(b.ctx)
@@ -89,14 +89,14 @@ func (b *Tab) note(event any) {
 	}
 }
 
-// Seen returns the addresses that the page has requested, and the messages in its console.
+// Seen returns the addresses that the page has requested, and its console messages.
 func (b *Tab) Seen() (requests, messages []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.requests), slices.Clone(b.messages)
 }
 
-// Do runs actions, which must succeed.
+// Do runs actions and ends the test if one fails.
 func (b *Tab) Do(actions ...chromedp.Action) {
 	b.Helper()
 	if err := chromedp.Run(b.ctx, actions...); err != nil {
@@ -104,7 +104,7 @@ func (b *Tab) Do(actions ...chromedp.Action) {
 	}
 }
 
-// Follow runs actions that lead to another page, and waits until that is loaded.
+// Follow runs actions that lead to another page, and waits until the browser has loaded it.
 func (b *Tab) Follow(actions ...chromedp.Action) {
 	b.Helper()
 	if _, err := chromedp.RunResponse(b.ctx, actions...); err != nil {
@@ -119,20 +119,20 @@ func Evaluate[T any](b *Tab, script string) (value T) {
 	return value
 }
 
-// Scheme is the action that makes the page light or dark.
+// Scheme returns an action that sets the preferred color scheme, light or dark.
 func Scheme(name string) chromedp.Action {
 	return emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{
 		{Name: "prefers-color-scheme", Value: name},
 	})
 }
 
-// Size is the action that sets the size of the window.
+// Size returns an action that sets the window's size.
 func Size(width, height int64) chromedp.Action {
 	return emulation.SetDeviceMetricsOverride(width, height, 1, false)
 }
 
-// contrasts returns, for every element with a text of its own, the contrast between the text and
-// its background as WCAG 2 defines it. WCAG demands less of large text; this test does not.
+// contrasts is a script. For each element with text of its own it returns the contrast between text
+// and background, as WCAG 2 defines it. WCAG demands less of large text; tests here do not.
 const contrasts = `(() => {
 	const channels = colour => colour.match(/[\d.]+/g).map(Number);
 	const luminance = ([r, g, b]) => [r, g, b].map(c => c / 255)
@@ -158,7 +158,7 @@ const contrasts = `(() => {
 	});
 })()`
 
-// Contrast is the contrast of a text.
+// Contrast is the ratio between the luminance of a text and that of its background.
 type Contrast struct {
 	What  string
 	Ratio float64

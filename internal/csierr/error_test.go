@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-func TestAMessageIsOneBoundedLine(t *testing.T) {
+func TestMessagesAreOneLineOfLimitedLength(t *testing.T) {
 	err := New(Internal, "a\nb\x00c\xff %s", strings.Repeat("x", 5000))
 	message := status.Convert(err).Message()
 	if !strings.HasPrefix(message, "Internal: a b c� x") || len(message) > 1100 {
@@ -24,7 +24,7 @@ func TestAMessageIsOneBoundedLine(t *testing.T) {
 	}
 }
 
-func TestEveryErrorGetsAReasonAndACode(t *testing.T) {
+func TestConvertGivesEveryErrorAReasonAndACode(t *testing.T) {
 	for _, test := range []struct {
 		err     error
 		code    codes.Code
@@ -61,7 +61,7 @@ func TestEveryErrorGetsAReasonAndACode(t *testing.T) {
 	}
 }
 
-func TestAMessageIsParsedWhereverKubernetesQuotesIt(t *testing.T) {
+func TestParseMessageSkipsKubernetesPrefixes(t *testing.T) {
 	for text, want := range map[string][2]string{
 		"DiskNotBlank: the disk: 7": {"DiskNotBlank", "the disk: 7"},
 		`MountDevice failed for volume "pv" : rpc error: code = Aborted desc = DiskBusy: later`: {
@@ -85,8 +85,8 @@ func TestAMessageIsParsedWhereverKubernetesQuotesIt(t *testing.T) {
 	}
 }
 
-// FuzzPlain checks that the result of Plain may be shown, whatever the text is, and that Plain does
-// not change plain text.
+// FuzzPlain checks that Plain removes everything unsafe from any text, and that it does not change
+// its own output.
 func FuzzPlain(f *testing.F) {
 	f.Add("a\u202eb")
 	f.Fuzz(func(t *testing.T, text string) {
@@ -101,7 +101,7 @@ func FuzzPlain(f *testing.F) {
 	})
 }
 
-func TestOutputTail(t *testing.T) {
+func TestOutputTailReturnsOneQuotedLine(t *testing.T) {
 	for in, want := range map[string]string{
 		"":                       "no output",
 		" \n\t":                  "no output",
@@ -114,13 +114,13 @@ func TestOutputTail(t *testing.T) {
 	}
 }
 
-// entry is a reason's entry of the page, and definition its constant.
+// entry matches a reason's section in docs/reasons.md, and definition its constant in reasons.go.
 var (
 	entry      = regexp.MustCompile("### `(\\w+)`\n\n`(\\w+)`.*\\.\n[^#]+\\.\n\nDo: ([^#]+)\n")
 	definition = regexp.MustCompile(`\t(\w+) +Reason = "(\w+)"`)
 )
 
-func TestThePageOfReasonsMatchesTheTable(t *testing.T) {
+func TestReasonsPageMatchesTheTable(t *testing.T) {
 	page, err := os.ReadFile("../../docs/reasons.md")
 	if err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func TestThePageOfReasonsMatchesTheTable(t *testing.T) {
 	}
 }
 
-func TestEveryReasonIsInTheTableOnce(t *testing.T) {
+func TestReasonsTableListsTheConstantsInOrder(t *testing.T) {
 	source, err := os.ReadFile("reasons.go")
 	if err != nil {
 		t.Fatal(err)
@@ -159,8 +159,8 @@ func TestEveryReasonIsInTheTableOnce(t *testing.T) {
 	}
 }
 
-// TestEveryReasonIsCausedByATest searches the driver's tests and the proof on generated disks. A
-// test names a reason by its constant, and the proof by its text.
+// The test searches the driver's tests and the proof on generated disks. A driver test contains the
+// reason's constant, and the proof contains its text.
 func TestEveryReasonIsCausedByATest(t *testing.T) {
 	var tests strings.Builder
 	for _, pattern := range []string{"driver/*", "driver/*/*", "internal/rack/*", "internal/volume/*",

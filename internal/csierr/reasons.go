@@ -1,6 +1,6 @@
-// Package csierr defines the driver's errors. Every error that a caller of the CSI services sees is
-// an Error: a Reason and a sentence. One table contains each reason's gRPC code, so that the layers
-// below the RPCs need no gRPC, and what to do, which the doctor shows. docs/reasons.md shows both.
+// Package csierr defines the driver's errors. Every error that a caller of the CSI services gets is
+// an Error: a Reason and a sentence. One table has each reason's gRPC code, so that only the RPCs
+// need gRPC, and the advice that "doctor" prints. docs/reasons.md contains both.
 package csierr
 
 import (
@@ -26,12 +26,12 @@ type Error struct {
 	err    error
 }
 
-// New returns an Error with the reason's code. The format may hold %w.
+// New returns an Error with the reason's code. The format may contain %w.
 func New(reason Reason, format string, args ...any) error {
 	return &Error{Reason: reason, code: explanations[reason].Code, err: fmt.Errorf(format, args...)}
 }
 
-// Coded returns an Error with a code other than its reason's, for calls in which CSI requires it.
+// Coded returns an Error whose code differs from its reason's, for calls where CSI demands that.
 func Coded(code codes.Code, reason Reason, format string, args ...any) error {
 	return &Error{Reason: reason, code: code, err: fmt.Errorf(format, args...)}
 }
@@ -42,13 +42,13 @@ func (e *Error) Error() string { return e.err.Error() }
 // Unwrap returns the wrapped error, which has the same sentence.
 func (e *Error) Unwrap() error { return e.err }
 
-// WithText returns the error with another sentence.
+// WithText returns an Error with the same reason and code, and another sentence.
 func (e *Error) WithText(text string) *Error {
 	return &Error{Reason: e.Reason, code: e.code, err: errors.New(text)}
 }
 
 // Message returns the text for the caller, "Reason: sentence" on one line. For a damaged filesystem
-// it adds the advice for a repair, whichever tool or kernel reported the damage.
+// it adds advice on the repair, whether a tool or the kernel reported the damage.
 func (e *Error) Message() string {
 	text := string(e.Reason) + ": " + Plain(e.Error())
 	if e.Reason == FilesystemDamaged && !strings.Contains(text, repairAdvice) {
@@ -60,12 +60,12 @@ func (e *Error) Message() string {
 const repairAdvice = "take a snapshot, and repair a copy of the disk first: " +
 	"docs/howto/repair-a-filesystem.md"
 
-// GRPCStatus returns the status that gRPC sends. It has no details, as CSI requires.
+// GRPCStatus returns the status for gRPC. It contains no details, because CSI forbids them.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.code, e.Message()) }
 
-// Convert converts any error to an Error; nil stays nil. An error that wraps an Error keeps its
-// whole text. The errors of an ended context have reasons of their own. An error without a reason
-// gets the given one.
+// Convert converts any error to an Error, and nil to nil. It keeps the whole text of an error that
+// wraps an Error. A context's error gets the reason DeadlineExceeded or Canceled, and any other
+// error without a reason gets otherwise.
 func Convert(err error, otherwise Reason) error {
 	if err == nil {
 		return nil
@@ -90,7 +90,7 @@ func From(err error, otherwise Reason) *Error {
 	return fromStatus(err, otherwise)
 }
 
-// fromStatus keeps the code of an error that gRPC itself made.
+// fromStatus converts an error. If gRPC made the error, it keeps gRPC's code.
 func fromStatus(err error, otherwise Reason) *Error {
 	s, ok := status.FromError(err)
 	if !ok || s.Code() == codes.Unknown || s.Code() == codes.OK {
@@ -107,7 +107,7 @@ func fromStatus(err error, otherwise Reason) *Error {
 	return &Error{Reason: otherwise, code: s.Code(), err: errors.New(s.Message())}
 }
 
-// ReasonOf returns the reason of an error, or "".
+// ReasonOf returns the reason of an error, or "" if it has none.
 func ReasonOf(err error) Reason {
 	if e := (*Error)(nil); errors.As(err, &e) {
 		return e.Reason
@@ -118,7 +118,7 @@ func ReasonOf(err error) Reason {
 // Has reports whether an error has the reason.
 func Has(err error, reason Reason) bool { return err != nil && ReasonOf(err) == reason }
 
-// Message returns the text that the caller would see of an error, or "" for nil.
+// Message returns the text of an error as a caller gets it, or "" for nil.
 func Message(err error) string {
 	if err == nil {
 		return ""
@@ -140,19 +140,19 @@ var retryable = []codes.Code{
 // Retryable reports whether a CO repeats the call after the error.
 func Retryable(err error) bool { return slices.Contains(retryable, status.Code(err)) }
 
-// rackToken matches a token of the rack, which is any one word of ASCII characters. In a text that
-// a program has formatted, a quote that is not escaped ends the token.
+// rackToken matches a token of the rack in a program's quoted output: an unescaped quote ends it.
+// rackTokenAsSent matches a token in other text. A token may contain any visible ASCII characters.
 var (
 	rackToken       = regexp.MustCompile(`oxide-token-(\\+[!-~]|[!#-\[\]-~])*`)
 	rackTokenAsSent = regexp.MustCompile(`oxide-token-[!-~]*`)
 )
 
-// Plain converts untrusted text to one line of at most about 1000 bytes, valid UTF-8, without
-// tokens, and without marks that change the order of what is shown. The text may come from any
-// server that answered in the rack's place.
+// Plain converts untrusted text, which may be from any server that answers at the rack's address,
+// to one line of valid UTF-8 of at most about 1000 bytes. It removes tokens, and characters that
+// change the order in which text is displayed.
 func Plain(text string) string {
 	const most = 1000
-	// Cut first: a token that is cut is still replaced.
+	// Cut first: the regular expression also matches a token that was cut.
 	text = text[:min(len(text), 2*most)]
 	text = rackTokenAsSent.ReplaceAllString(strings.ToValidUTF8(text, "�"), "***")
 	text = strings.Map(func(r rune) rune {
@@ -167,11 +167,11 @@ func Plain(text string) string {
 	return strings.TrimSpace(text)
 }
 
-// WithoutTokens replaces what looks like a token of the rack with ***.
+// WithoutTokens replaces everything that looks like a token of the rack with ***.
 func WithoutTokens(text string) string { return rackToken.ReplaceAllString(text, "***") }
 
-// WithoutPath removes the path from an error of the system, because the path is the operator's
-// value.
+// WithoutPath removes the path from an error of a system call. Paths from an operator's
+// configuration are not shown.
 func WithoutPath(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
@@ -180,7 +180,7 @@ func WithoutPath(err error) error {
 	return err
 }
 
-// OutputTail returns the end of a program's output as one line.
+// OutputTail returns the end of a program's output as one quoted line.
 func OutputTail(output string) string {
 	const most = 300
 	words := strings.Join(strings.Fields(output), " ")
@@ -193,16 +193,15 @@ func OutputTail(output string) string {
 	return fmt.Sprintf("%q", words)
 }
 
-// Reason is the first word of every error that a CO sees. Dashboards and documentation refer to it;
+// Reason is the first word of every error that a CO gets. Dashboards and documentation refer to it;
 // the sentence after it is for people.
 type Reason string
 
-// Explanation contains the gRPC code of a reason, and advice. docs/reasons.md has both, and the
-// meaning of the reason.
+// Explanation contains a reason's gRPC code and advice. docs/reasons.md also explains its meaning.
 type Explanation struct {
 	Reason Reason
 	Code   codes.Code
-	Do     string // advice in Markdown; "Nothing; …" if repeating the call suffices
+	Do     string // advice in Markdown; "Nothing; …" if a repeated call suffices
 }
 
 var explanations = func() map[Reason]Explanation {
@@ -222,9 +221,9 @@ func Explain(reason Reason) (e Explanation, known bool) {
 // Reasons returns every reason, in alphabetical order.
 func Reasons() []Reason { return slices.Sorted(maps.Keys(explanations)) }
 
-// ParseMessage parses a message of the driver, "Reason: sentence", as it appears elsewhere:
-// Kubernetes puts a prefix before it ("rpc error: code = Aborted desc = "). It returns false for a
-// text without a known reason.
+// ParseMessage parses an error message of the driver, "Reason: sentence", even if Kubernetes has
+// put a prefix before it ("rpc error: code = Aborted desc = "). It returns false for a text without
+// a known reason.
 func ParseMessage(text string) (reason Reason, sentence string, ok bool) {
 	if _, after, found := strings.Cut(text, " desc = "); found {
 		text = after
@@ -288,7 +287,7 @@ const (
 	ImageNotFound         Reason = "ImageNotFound"
 )
 
-// Reasons of errors of the rack.
+// Reasons of errors that the rack returns, or that happen on the way to it.
 const (
 	TokenRejected       Reason = "TokenRejected"
 	TokenFileUnreadable Reason = "TokenFileUnreadable"
@@ -310,7 +309,7 @@ const (
 	Canceled            Reason = "Canceled"
 )
 
-// Reasons of errors of a node.
+// Reasons of errors on a node.
 const (
 	DeviceNotFound       Reason = "DeviceNotFound"
 	DeviceNotUnique      Reason = "DeviceNotUnique"
@@ -350,8 +349,8 @@ const (
 //go:embed reasons.txt
 var reasons string
 
-// table has every reason, in the order of docs/reasons.md: a line of the file has the reason, the
-// code, and what to do.
+// table contains all reasons in the order of docs/reasons.md. Each line of reasons.txt has a
+// reason, its code, and advice.
 var table = func() (all []Explanation) {
 	known := map[string]codes.Code{}
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {

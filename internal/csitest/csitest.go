@@ -1,5 +1,4 @@
-// Package csitest has helpers for the tests of several packages: parts of CSI requests, and checks
-// of errors.
+// Package csitest contains helpers for tests: they make parts of CSI requests and check errors.
 package csitest
 
 import (
@@ -30,8 +29,8 @@ func Must(t testing.TB, err error) {
 	}
 }
 
-// Want ends the test unless err has the code and the reason, and a presentable message with all of
-// the words.
+// Want ends the test unless err has the code and the reason, and its message passes Presentable and
+// contains all words.
 func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason, words ...string) {
 	t.Helper()
 	s := status.Convert(err)
@@ -42,21 +41,21 @@ func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason, words 
 	Presentable(t, err, code)
 }
 
-// OK ends the test on an error. It is the check of a call that succeeds, as Fails is of one that
-// fails.
+// OK ends the test on an error. Tables of test cases use it for calls that must succeed, and the
+// result of Fails for calls that must not.
 func OK(t *testing.T, err error) {
 	t.Helper()
 	Must(t, err)
 }
 
-// Fails returns the check that a call has failed with the reason, in the sense of Want. The code
-// has to be the reason's own, which docs/reasons.md lists.
+// Fails returns a check, as by Want, that a call failed with the reason and the reason's usual
+// code, which docs/reasons.md lists.
 func Fails(reason csierr.Reason, words ...string) func(*testing.T, error) {
 	own, _ := csierr.Explain(reason)
 	return Coded(own.Code, reason, words...)
 }
 
-// Coded is like Fails, for a call in which the reason has another code.
+// Coded is like Fails, for a call that returns the reason with another code.
 func Coded(code codes.Code, reason csierr.Reason, words ...string) func(*testing.T, error) {
 	return func(t *testing.T, err error) {
 		t.Helper()
@@ -64,7 +63,7 @@ func Coded(code codes.Code, reason csierr.Reason, words ...string) func(*testing
 	}
 }
 
-// Got returns a function that ends the test on an error, and otherwise returns the value.
+// Got returns a function that returns the value, or ends the test if err is not nil.
 func Got[T any](value T, err error) func(testing.TB) T {
 	return func(t testing.TB) T {
 		t.Helper()
@@ -73,7 +72,7 @@ func Got[T any](value T, err error) func(testing.TB) T {
 	}
 }
 
-// Says fails the test unless an error's text has all of the words.
+// Says fails the test unless the error's text contains all words.
 func Says(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil || slices.ContainsFunc(words, func(w string) bool {
@@ -83,15 +82,15 @@ func Says(t *testing.T, err error, words ...string) {
 	}
 }
 
-// Err returns the error of a call.
+// Err returns the error from a call's two results.
 func Err(_ any, err error) error { return err }
 
-// Call calls the method of a service that takes the request.
+// Call calls the service's method for the request, and returns its error.
 func Call(ctx context.Context, service any, request proto.Message) error {
 	return Err(Answer(ctx, service, request))
 }
 
-// Answer calls the method of a service, or of its client, that takes the request.
+// Answer calls the method for the request, of a service or of its client.
 func Answer(ctx context.Context, service any, request proto.Message) (proto.Message, error) {
 	name := strings.TrimSuffix(string(request.ProtoReflect().Descriptor().Name()), "Request")
 	results := reflect.ValueOf(service).MethodByName(name).Call([]reflect.Value{
@@ -100,7 +99,7 @@ func Answer(ctx context.Context, service any, request proto.Message) (proto.Mess
 	return results[0].Interface().(proto.Message), err
 }
 
-// With returns the request after an edit.
+// With applies an edit to the request and returns the request.
 func With[R proto.Message](request R, edit func(R)) R {
 	edit(request)
 	return request
@@ -108,8 +107,8 @@ func With[R proto.Message](request R, edit func(R)) R {
 
 var startsWithReason = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*: \S`)
 
-// Presentable ends the test unless an error has one of the codes and a presentable message: a
-// reason, one line of bounded length, no token, no details.
+// Presentable ends the test unless the error has one of the codes and a message for callers: a
+// reason, one line of limited length, no token, no details.
 func Presentable(t *testing.T, err error, allowed ...codes.Code) {
 	t.Helper()
 	s := status.Convert(err)
@@ -139,7 +138,7 @@ func Filesystem(fsType string) *csi.VolumeCapability {
 	}
 }
 
-// InMode returns a capability for ext4 in an access mode.
+// InMode returns an ext4 capability with this access mode.
 func InMode(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
 	c := Filesystem("ext4")
 	c.AccessMode.Mode = mode
@@ -162,7 +161,7 @@ func Pairs(text string) map[string]string {
 	return values
 }
 
-// Topologies parses topologies in the form of the driver's settings, such as "region=R1,zone=Z2".
+// Topologies parses topologies in the form of the driver's flag, such as "region=R1,zone=Z2".
 func Topologies(texts ...string) []*csi.Topology {
 	var list []*csi.Topology
 	for _, text := range texts {
@@ -175,7 +174,7 @@ func Topologies(texts ...string) []*csi.Topology {
 	return list
 }
 
-// Await waits until met returns true, and ends the test after 10 seconds.
+// Await waits until met returns true. After 10 seconds it ends the test.
 func Await(t *testing.T, what string, met func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {

@@ -1,9 +1,9 @@
-// Package flight is the driver's flight recorder: it reports every change of a disk, a mount or the
-// rack once, in a line of the log with stable keys, and on a node also in a file for each volume.
+// Package flight is the driver's flight recorder. It logs every change of a disk, a mount or the
+// rack once, in a line with stable keys. On a node it also writes each change to the volume's file.
 //
-// A change is announced before it is made and closed after it, so that a process that is killed in
-// between leaves an entry that is open. The call that finds the change made closes it (Confirm).
-// Nothing depends on what is recorded: a recorder that cannot write never fails a call.
+// The driver records a change before it makes it (Begin) and after it (End). If the process is
+// killed in between, the change stays open. A later call that finds the change made ends it
+// (Confirm). Nothing depends on the records: a recorder that cannot write fails no call.
 package flight
 
 import (
@@ -30,18 +30,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Outcome is how far a change got.
+// Outcome is the progress of a change.
 type Outcome string
 
-// The outcomes. If a change is begun and has no other outcome, it is unknown whether it was made:
-// the process ended, or the rack did not answer.
+// The outcomes. If a change only has Begun, it is unknown whether it was made: the process ended,
+// or the rack did not answer.
 const (
 	Begun  Outcome = "begun"
 	Done   Outcome = "done"
 	Failed Outcome = "failed"
 )
 
-// Fields describe a change. Empty fields are left out. None contains a secret; there is no field
+// Fields describe a change. Empty fields are omitted. No field contains a secret, so there is none
 // for mount flags, which CSI calls sensitive.
 type Fields struct {
 	Volume   string `json:"volume,omitempty"`   // the volume's id
@@ -50,8 +50,8 @@ type Fields struct {
 	Disk     string `json:"disk,omitempty"`     // the disk's name on the rack
 	Instance string `json:"instance,omitempty"` // the instance's id
 	Device   string `json:"device,omitempty"`   // such as /dev/nvme1n1
-	// DiskSeq is the kernel's number of this attachment of the device. A disk that was detached in
-	// between, and that another node may have changed, has a new number.
+	// DiskSeq is the kernel's diskseq of the device. It changes when the disk is detached and attached
+	// again; in between another node may have written to the disk.
 	DiskSeq    uint64 `json:"diskseq,omitempty"`
 	Path       string `json:"path,omitempty"` // the staging or target path
 	Filesystem string `json:"filesystem,omitempty"`
@@ -59,7 +59,7 @@ type Fields struct {
 	Request    string `json:"request,omitempty"` // the rack's id of the request
 	Claim      string `json:"claim,omitempty"`   // namespace/name of the PVC or the VolumeSnapshot
 	Reason     string `json:"reason,omitempty"`  // of a failure (docs/reasons.md)
-	// Seen reports that a later call found the outcome, not the process that made the change.
+	// Seen reports that a later call found the change made, in place of the process that began it.
 	Seen    bool    `json:"seen,omitempty"`
 	Seconds float64 `json:"seconds,omitempty"` // that the change took
 }
@@ -71,19 +71,19 @@ type Entry struct {
 	Outcome Outcome   `json:"outcome"`
 	Fields
 
-	// key is the same for the begin and the end of a change.
+	// key is the same for the begin and the end of one change, and for its repetitions.
 	key string
 }
 
 func keyOf(e Event, f Fields) string {
 	subject := []string{string(e), f.Volume, f.Snapshot, f.Name, f.Instance, f.Path}
 	if f.Volume == "" {
-		subject = append(subject, f.Disk) // a disk that is to be created
+		subject = append(subject, f.Disk) // a disk before its creation
 	}
 	return strings.Join(subject, "\x00")
 }
 
-// text is a field of text, by its key.
+// text is a text field of Fields and its key in JSON and in the log.
 type text struct {
 	key   string
 	value *string
@@ -96,7 +96,7 @@ func (f *Fields) texts() []text {
 		{"claim", &f.Claim}, {"reason", &f.Reason}}
 }
 
-// with returns the fields, replaced by those of more that are not empty.
+// with returns a copy of the fields in which the non-empty fields of more replace the old ones.
 func (f Fields) with(more Fields) Fields {
 	others := more.texts()
 	for i, field := range f.texts() {
@@ -121,17 +121,17 @@ func (f Fields) attrs() []slog.Attr {
 }
 
 type history interface {
-	// add adds an entry. An entry that ends a change is added only if the change is open, or if always
-	// is set, so that two processes do not both report the change.
+	// add adds an entry. It adds an entry that ends a change only if that change is open or always is
+	// set, so that two processes do not both report the same change.
 	add(e Entry, always bool) (added bool, err error)
 }
 
 // Recorder records the changes that one process makes.
 type Recorder struct {
 	Log *slog.Logger
-	// Dir holds the files of volumes; empty means that only open changes are kept.
+	// Dir is the directory of the volumes' files. If it is empty, open changes are kept in memory.
 	Dir string
-	// Observe, if it is not nil, is called for every change that was made.
+	// Observe, if not nil, is called for each change that was made.
 	Observe func(Entry)
 
 	once sync.Once
@@ -148,14 +148,14 @@ func (r *Recorder) history() history {
 	return r.kept
 }
 
-// add adds an entry, and logs it if the change was made. recorded reports whether the entry was
+// add adds an entry, and logs it if the change was made. It returns false if the entry could not be
 // written.
 func (r *Recorder) add(e Entry, always bool) (recorded bool) {
 	added, err := r.history().add(e, always)
 	if err != nil {
 		r.Log.Warn("the flight recorder cannot write its file", "volume", e.Volume,
 			"error", csierr.WithoutPath(err))
-		added = e.Outcome == Done && !e.Seen // logged twice is better than not at all
+		added = e.Outcome == Done && !e.Seen // a second log line is better than none
 	}
 	if !added || e.Outcome != Done {
 		return err == nil
@@ -168,7 +168,7 @@ func (r *Recorder) add(e Entry, always bool) (recorded bool) {
 	return err == nil
 }
 
-// Call records the changes that one call makes. The zero value records none.
+// Call records the changes of one CSI call. The zero value records nothing.
 type Call struct {
 	recorder *Recorder
 	fields   Fields
@@ -177,40 +177,40 @@ type Call struct {
 
 type callKey struct{}
 
-// With returns a context for one call, whose changes r records with these fields.
+// With returns a context for one CSI call. r records the call's changes with these fields.
 func With(ctx context.Context, r *Recorder, f Fields) context.Context {
 	return context.WithValue(ctx, callKey{}, Call{r, f, &atomic.Pointer[string]{}})
 }
 
-// Of returns the call that a context belongs to.
+// Of returns the Call in the context, or the zero value.
 func Of(ctx context.Context) Call {
 	c, _ := ctx.Value(callKey{}).(Call)
 	return c
 }
 
-// About returns the call with further fields for its changes.
+// About returns a copy of the call that adds these fields to its changes.
 func (c Call) About(f Fields) Call {
 	c.fields = c.fields.with(f)
 	return c
 }
 
-// Answered records the id of a request that the rack has answered. The first request after Begin is
-// the one that makes the change.
+// Answered records the id of a request that the rack has answered. The first one after Begin
+// counts, because that request makes the change.
 func Answered(ctx context.Context, request string) {
 	if c := Of(ctx); c.recorder != nil {
 		c.request.CompareAndSwap(nil, &request)
 	}
 }
 
-// Change is a change that is being made.
+// Change is a change that Begin has recorded and End has not.
 type Change struct {
-	recorded bool // its begin
+	recorded bool // Begin's entry was written
 	ended    bool
 	call     Call
 	entry    Entry
 }
 
-// Begin announces a change, right before it is made.
+// Begin records a change right before the caller makes it.
 func (c Call) Begin(event Event, f Fields) *Change {
 	if c.recorder == nil {
 		return &Change{}
@@ -222,8 +222,8 @@ func (c Call) Begin(event Event, f Fields) *Change {
 	return &Change{recorded: recorded, call: c, entry: e}
 }
 
-// End closes the change: it was made if err is nil, and otherwise it failed. Do not call it for a
-// change with an unknown outcome. Only the first End counts.
+// End ends the change: it was made if err is nil, and failed otherwise. Do not call End if the
+// outcome is unknown. Only the first call of End counts.
 func (c *Change) End(err error, more Fields) {
 	if c.call.recorder == nil || c.ended {
 		return
@@ -242,8 +242,8 @@ func (c *Change) End(err error, more Fields) {
 	c.call.recorder.add(e, !c.recorded)
 }
 
-// Confirm closes the open change, if there is one, with this event, these fields and those of the
-// call, because it has turned out to be made. more contains fields that are known only now.
+// Confirm ends the open change with this event and these fields, if there is one, because the
+// caller has found it made. more contains fields that were unknown at Begin.
 func (c Call) Confirm(event Event, f, more Fields) {
 	if c.recorder == nil {
 		return
@@ -254,7 +254,7 @@ func (c Call) Confirm(event Event, f, more Fields) {
 	c.recorder.add(e, false)
 }
 
-// Note records a change that was not announced. Each call is a change of its own.
+// Note records a change without a Begin. Every call of Note records one more change.
 func (c Call) Note(event Event, f Fields) {
 	if c.recorder != nil {
 		c.recorder.add(Entry{Time: time.Now().UTC(), Event: event, Outcome: Done,
@@ -262,11 +262,11 @@ func (c Call) Note(event Event, f Fields) {
 	}
 }
 
-// Event is a kind of change.
+// Event names what is changed.
 type Event string
 
-// The events of a controller are changes of the rack, those of a node changes of a disk's bytes and
-// of mounts.
+// The first six events are changes of the rack, by a controller. The others are changes of a disk's
+// bytes or of mounts, by a node.
 const (
 	DiskCreated     Event = "DiskCreated"
 	DiskDeleted     Event = "DiskDeleted"
@@ -293,7 +293,7 @@ type explained struct {
 	Says, Meaning string
 }
 
-// Events lists every event, in the order of a volume's life.
+// Events lists all events, roughly in the order in which a volume has them.
 var Events = []explained{
 	{DiskCreated, "disk created", "The rack made the volume's disk. With `seen=true` the answer had " +
 		"been lost, and a repeated call found the disk."},
@@ -321,7 +321,7 @@ var Events = []explained{
 	{DiskDeleted, "disk deleted", "The rack deleted the disk and its data."},
 }
 
-// Says returns the event's message in the log.
+// Says returns the event's log message.
 func (e Event) Says() string {
 	for _, known := range Events {
 		if known.Event == e {
@@ -331,11 +331,11 @@ func (e Event) Says() string {
 	return string(e)
 }
 
-// openLimit limits the number of open changes that a controller remembers.
+// openLimit is the largest number of open changes that a controller remembers.
 const openLimit = 1000
 
-// memory is the history of a controller, which has no files: it remembers the open changes of the
-// process.
+// memory implements history for a controller, which has no files: it remembers the process's open
+// changes.
 type memory struct {
 	mu sync.Mutex
 	// guarded by mu
@@ -348,7 +348,7 @@ func (m *memory) add(e Entry, always bool) (bool, error) {
 	known := m.open[e.key] > 0
 	switch {
 	case e.Outcome == Failed && m.open[e.key] > 1:
-		m.open[e.key]-- // the outcome of an earlier one is still unknown
+		m.open[e.key]-- // an earlier attempt's outcome is still unknown
 		return true, nil
 	case e.Outcome != Begun:
 		delete(m.open, e.key)
@@ -357,7 +357,7 @@ func (m *memory) add(e Entry, always bool) (bool, error) {
 		m.open = map[string]int{}
 	}
 	if len(m.open) >= openLimit {
-		for key := range m.open { // any of them: so many changes were never repeated
+		for key := range m.open { // any: no call has repeated so many changes
 			delete(m.open, key)
 			break
 		}
@@ -366,28 +366,28 @@ func (m *memory) add(e Entry, always bool) (bool, error) {
 	return true, nil
 }
 
-// DirName is the directory of the files in a node's state directory.
+// DirName is the directory of the volumes' files, within a node's state directory.
 const DirName = "flight"
 
 const (
-	// keepEntries is how many entries of a volume stay when its file has reached maxBytes.
+	// When a volume's file reaches maxBytes, its last keepEntries entries are kept.
 	keepEntries = 200
 	maxBytes    = 128 << 10
-	// recentBytes are searched for an open change, because few other changes of a volume follow it.
+	// The last recentBytes are searched for an open change: few other changes of a volume follow it.
 	recentBytes = 8 << 10
-	// maxVolumes is the limit of files. The file that was written longest ago is removed first.
+	// maxVolumes is the largest number of files. For a new one, the file with the oldest write goes.
 	maxVolumes = 256
 	suffix     = ".jsonl"
 )
 
-// NewSuffix ends the name of a file that is being written to replace another one.
+// NewSuffix is the suffix of the temporary file that ReplaceFile writes.
 const NewSuffix = ".new"
 
-// files keeps a file for each volume, with a line for each entry. Each line is one write, so it is
-// complete if the process dies; readers skip a line that a power failure has torn.
+// files implements history with a file for each volume and a line for each entry. A line is one
+// write, so it is whole if the process dies. Readers skip a line that a power failure has torn.
 type files struct{ dir string }
 
-// FileName returns the name of a volume's file. An id that is no UUID may contain any characters.
+// FileName returns the name of a volume's file: a hash if the id is not a UUID.
 func FileName(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id + suffix
@@ -400,8 +400,8 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	path := filepath.Join(s.dir, FileName(e.Volume))
 	f, err := s.open(path, e.Outcome == Begun || always)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Without a file no change is open. If a change ends, somebody has removed the file since
-		// the change began.
+		// Without a file there is no open change to confirm. If this entry ends a change, somebody has
+		// removed the file since the change began.
 		return !e.Seen, nil
 	}
 	if err != nil {
@@ -438,16 +438,15 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	return err == nil, err
 }
 
-// sameAs reports whether two entries belong to one change. If the disk was removed in between, they
-// do not.
+// sameAs reports whether both entries belong to the same change. They do not if the disk was
+// detached in between.
 func (e Entry) sameAs(other Entry) bool {
 	away := e.DiskSeq != 0 && other.DiskSeq != 0 && e.DiskSeq != other.DiskSeq
 	return e.Event == other.Event && e.Path == other.Path && !away
 }
 
-// Open returns the begins of the changes in a volume's file that are not ended. A failure ends only
-// one of several begins of the same change, because the outcome of an earlier one may still be
-// unknown.
+// Open returns the Begun entries of changes that no later entry ends. If a change was begun several
+// times, a failure ends only one of them, because an earlier attempt may still have been made.
 func Open(entries []Entry) []Entry {
 	var open []Entry
 	for _, e := range entries {
@@ -481,7 +480,7 @@ func (s *files) open(path string, make bool) (*os.File, error) {
 		if err := lock(f); err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
-		// Another process may have replaced it meanwhile.
+		// Another process may have replaced the file before this one locked it.
 		if now, err := os.Lstat(path); err == nil {
 			if mine, err := f.Stat(); err == nil && os.SameFile(mine, now) {
 				return f, nil
@@ -491,7 +490,7 @@ func (s *files) open(path string, make bool) (*os.File, error) {
 	}
 }
 
-// makeRoom makes the directory, and removes the oldest file if there are too many for a new one.
+// makeRoom creates the directory. If it contains maxVolumes files, it removes the oldest one.
 func (s *files) makeRoom(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
@@ -532,8 +531,8 @@ func replace(path string, entries []Entry) error {
 	return ReplaceFile(path, text.Bytes())
 }
 
-// ReplaceFile replaces a file of the state directory atomically. It does not sync the file. It
-// never writes to an existing temporary file, which may be a link.
+// ReplaceFile replaces a file of the state directory atomically, without a sync. It removes an
+// existing temporary file and does not write to it, because it may be a link.
 func ReplaceFile(path string, b []byte) error {
 	_ = os.Remove(path + NewSuffix)
 	f, err := os.OpenFile(path+NewSuffix, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -553,8 +552,8 @@ func endsLine(f *os.File, size int64) bool {
 	return err == nil && last[0] == '\n'
 }
 
-// readLast reads the entries in the last bytes of a file, without invalid lines, and the file's
-// size. If an event is given, it may omit entries of other events.
+// readLast returns the valid entries in the last bytes of a file, and the file's size. If event is
+// not empty, entries of other events may be missing.
 func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64, err error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -567,8 +566,8 @@ func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64,
 	return parse(r, []byte(event)), info.Size(), nil
 }
 
-// parse returns the entries whose lines contain the text. It decodes only those, because decoding
-// takes much longer than reading and most lines of a long history are of other events.
+// parse returns the entries whose lines contain the text. It decodes no other lines, because
+// decoding takes much longer than reading, and most lines of a long file have other events.
 func parse(r io.Reader, text []byte) (entries []Entry) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxBytes)
@@ -582,8 +581,8 @@ func parse(r io.Reader, text []byte) (entries []Entry) {
 	return entries
 }
 
-// Read returns the entries of a volume in a directory, the oldest first. A volume without a file
-// has none.
+// Read returns a volume's entries, the oldest first. It returns none if the volume has no file in
+// the directory.
 func Read(dir, volumeID string) ([]Entry, error) {
 	f, err := os.OpenFile(filepath.Join(dir, FileName(volumeID)), os.O_RDONLY|noFollow, 0)
 	if errors.Is(err, fs.ErrNotExist) {

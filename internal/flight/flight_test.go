@@ -47,15 +47,15 @@ func outcomes(t *testing.T, dir string) string {
 	return strings.Join(all, ", ")
 }
 
-func TestAChangeIsLoggedOnceIfItWasMade(t *testing.T) {
+func TestRecorderLogsAChangeOnceIfItWasMade(t *testing.T) {
 	for name, dir := range map[string]string{"in memory": "", "in files": t.TempDir()} {
 		t.Run(name, func(t *testing.T) {
 			r := record(dir)
 			call := r.call(t.Context()).About(Fields{Disk: "csi-x", Device: "/dev/nvme1n1"})
-			call.Confirm(Mounted, Fields{}, Fields{}) // nothing is open
+			call.Confirm(Mounted, Fields{}, Fields{}) // no change is open
 			change := call.Begin(Mounted, Fields{Filesystem: "ext4"})
 			change.End(csierr.New(csierr.NodeToolFailed, "no"), Fields{})
-			call.Confirm(Mounted, Fields{}, Fields{}) // it has failed before
+			call.Confirm(Mounted, Fields{}, Fields{}) // the change has failed
 			if len(r.seen) != 0 {
 				t.Fatalf("said %+v", r.seen)
 			}
@@ -76,7 +76,7 @@ func TestAChangeIsLoggedOnceIfItWasMade(t *testing.T) {
 	}
 }
 
-func TestTheNextCallClosesTheChangeOfADeadProcess(t *testing.T) {
+func TestConfirmEndsTheChangeOfADeadProcess(t *testing.T) {
 	dir := t.TempDir()
 	record(dir).call(t.Context()).Begin(Mounted, Fields{})
 	after := record(dir)
@@ -92,7 +92,7 @@ func TestTheNextCallClosesTheChangeOfADeadProcess(t *testing.T) {
 	}
 }
 
-func TestAChangeOfADiskThatWasAwayIsNotConfirmed(t *testing.T) {
+func TestConfirmSkipsChangesBeforeADetach(t *testing.T) {
 	dir := t.TempDir()
 	record(dir).call(t.Context()).About(Fields{DiskSeq: 7}).Begin(Formatted, Fields{})
 	after := record(dir)
@@ -117,7 +117,7 @@ func TestTwoProcessesNeverLogTheSameChange(t *testing.T) {
 	}
 }
 
-func TestAChangeWithALostAnswerIsLoggedWhenTheDiskIsFound(t *testing.T) {
+func TestConfirmLogsAChangeWhoseAnswerWasLost(t *testing.T) {
 	r := record("")
 	ctx := With(t.Context(), r.Recorder, Fields{Claim: "default/data"})
 	disk := Fields{Disk: "csi-x"}
@@ -140,14 +140,14 @@ func TestAChangeWithALostAnswerIsLoggedWhenTheDiskIsFound(t *testing.T) {
 	}
 }
 
-func TestAChangeIsLoggedAlsoIfItsBeginIsLost(t *testing.T) {
+func TestEndLogsAChangeWhoseBeginWasLost(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, FileName(someVolume))
 	removed := record(dir)
 	change := removed.call(t.Context()).Begin(Mounted, Fields{})
 	csitest.Must(t, os.Remove(path))
 	change.End(nil, Fields{})
-	csitest.Must(t, os.Mkdir(path, 0o700)) // nothing can be written while it is there
+	csitest.Must(t, os.Mkdir(path, 0o700)) // a directory, so writes fail
 	unwritten := record(dir)
 	change = unwritten.call(t.Context()).Begin(Unmounted, Fields{})
 	csitest.Must(t, os.Remove(path))
@@ -157,7 +157,7 @@ func TestAChangeIsLoggedAlsoIfItsBeginIsLost(t *testing.T) {
 	}
 }
 
-func TestAVolumesFileIsBoundedAndPrivate(t *testing.T) {
+func TestFlightFileIsPrivateAndOfLimitedSize(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "flight")
 	path := filepath.Join(dir, FileName(someVolume))
 	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
@@ -186,7 +186,7 @@ func TestAVolumesFileIsBoundedAndPrivate(t *testing.T) {
 	}
 }
 
-func TestANodeKeepsALimitedNumberOfVolumes(t *testing.T) {
+func TestRecorderKeepsALimitedNumberOfFiles(t *testing.T) {
 	dir := t.TempDir()
 	r := record(dir)
 	for i := range maxVolumes + 10 {
@@ -200,7 +200,7 @@ func TestANodeKeepsALimitedNumberOfVolumes(t *testing.T) {
 	}
 }
 
-func TestADamagedFlightRecordDoesNotFailACall(t *testing.T) {
+func TestRecorderLogsChangesInSpiteOfADamagedFile(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"a torn line": func(path string) error {
 			return os.WriteFile(path, []byte(`{"time":"2026-01-01T00:00:00Z","event":"Mou`), 0o600)
@@ -226,7 +226,7 @@ func TestADamagedFlightRecordDoesNotFailACall(t *testing.T) {
 	}
 }
 
-func TestProcessesThatWriteAtOnceLoseNothing(t *testing.T) {
+func TestConcurrentProcessesLoseNoEntries(t *testing.T) {
 	dir := t.TempDir()
 	const processes, changes = 4, 20
 	var all sync.WaitGroup

@@ -11,11 +11,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 )
 
-// noFollow refuses a link, and does not block on a file that is not regular.
+// noFollow makes open fail for a link, and return at once for a FIFO.
 const noFollow = unix.O_NOFOLLOW | unix.O_NONBLOCK
 
-// lockTimeout limits the wait for the lock, so that a stopped process does not block calls. A
-// process holds the lock for one write.
+// lockTimeout limits the wait for the lock. A process holds the lock for one write; if the process
+// is stopped, calls must not wait for it.
 const lockTimeout = time.Second
 
 func lock(f *os.File) error {
@@ -26,7 +26,7 @@ func lock(f *os.File) error {
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return err
 		}
-		// Wait even if the call ends meanwhile, so that the entry is written.
+		// Ignore the end of the call's context, so that the entry is written.
 		if again, _ := backoff.Wait(context.Background()); !again {
 			return err
 		}

@@ -1,5 +1,5 @@
-// Package inspection defines the JSON report on the volumes of a node: oxide-csi-plugin inspect
-// writes it in the node's pod, and oxide-csi-plugin doctor reads it.
+// Package inspection defines the JSON report on a node's volumes. "oxide-csi-plugin inspect" writes
+// it in the node's pod, and "oxide-csi-plugin doctor" reads it.
 package inspection
 
 import (
@@ -19,28 +19,28 @@ import (
 // Format is the version of the report's format.
 const Format = 1
 
-// MaxBytes is more than the report of any node.
+// MaxBytes is the largest report that Parse accepts; no node's report is that large.
 const MaxBytes = 16 << 20
 
-// Report describes what a node sees. It contains no mount flags, and no token, because a node has
-// none.
+// Report describes a node's disks and volumes. It contains no mount flags. It contains no token,
+// because a node has none.
 type Report struct {
 	Format   int       `json:"format"`
 	Version  string    `json:"version"` // of the driver
 	At       time.Time `json:"at"`
-	Instance string    `json:"instance,omitempty"` // the id of the instance that the node is
+	Instance string    `json:"instance,omitempty"` // the id of the node's instance
 	Devices  []Device  `json:"devices"`            // every disk with a serial number
 	Volumes  []Volume  `json:"volumes"`
 	Unseen   []Unseen  `json:"unseen,omitempty"`
 }
 
-// Unseen is a part of the report that could not be filled, and why.
+// Unseen names a part of the report that inspect could not fill, and the reason.
 type Unseen struct {
 	Part string `json:"part"`
 	Why  string `json:"why"`
 }
 
-// The parts of a report that may be unseen.
+// Names of the parts that may be missing in a report.
 const (
 	PartInstance   = "instance"
 	PartDevices    = "devices"
@@ -51,7 +51,7 @@ const (
 	PartFlight     = "flight"
 )
 
-// Device is a disk of the instance.
+// Device is a disk of the instance, as the node shows it.
 type Device struct {
 	Name       string `json:"name"` // such as nvme3n1
 	Number     string `json:"number"`
@@ -61,21 +61,21 @@ type Device struct {
 	ReadOnly   bool   `json:"readOnly,omitempty"`   // of a volume's only device
 }
 
-// Volume is one volume on the node.
+// Volume describes one volume on the node.
 type Volume struct {
 	ID string `json:"id"`
-	// Serial is the serial number of the search, and From is its source.
+	// Serial is the serial number that inspect looks for, and From is where it got it.
 	Serial string `json:"serial,omitempty"`
 	From   string `json:"from,omitempty"`
-	// Record is the driver's record of the volume, which it has while it is staged.
+	// Record is the driver's record of the volume. It exists while the volume is staged.
 	Record *VolumeRecord `json:"record,omitempty"`
-	// Devices are the disks with the serial number: one, if all is well.
+	// Devices are the disks with this serial number. A healthy volume has one.
 	Devices     []Device       `json:"devices"`
 	Filesystems []Filesystem   `json:"filesystems"`
 	Mounts      []Mount        `json:"mounts"`
 	Flight      []flight.Entry `json:"flight"` // the latest changes, the oldest first
-	Open        []flight.Entry `json:"open"`   // the changes that are begun and not ended
-	// Problems are the driver's own errors about the device and its content.
+	Open        []flight.Entry `json:"open"`   // changes that were begun and not ended
+	// Problems are the driver's errors about the device and its content.
 	Problems []Problem `json:"problems,omitempty"`
 	Unseen   []Unseen  `json:"unseen,omitempty"`
 }
@@ -86,36 +86,36 @@ type Problem struct {
 	Says   string        `json:"says"`
 }
 
-// VolumeRecord is the driver's record of a volume.
+// VolumeRecord contains fields of the driver's record of a volume.
 type VolumeRecord struct {
 	Disk     string `json:"disk"`
 	Instance string `json:"instance"`
 	Block    bool   `json:"block,omitempty"`
 }
 
-// Filesystem is a filesystem that the driver could have made, as its superblock describes it.
+// Filesystem describes an ext, xfs or btrfs filesystem by its superblock.
 type Filesystem struct {
 	Type      string    `json:"type"`
 	UUID      uuid.UUID `json:"uuid"`
 	SizeBytes int64     `json:"sizeBytes"`
 	Damaged   bool      `json:"damaged,omitempty"`
-	// NotGrown reports that it is mounted and leaves a part of its disk unused.
+	// NotGrown reports that the filesystem is mounted and does not cover its disk.
 	NotGrown bool `json:"notGrown,omitempty"`
 }
 
-// Mount is a mount of the volume's filesystem, or of its device's node.
+// Mount is a mount of the volume's filesystem or of its device node.
 type Mount struct {
 	Path   string `json:"path"`
-	FSType string `json:"fsType,omitempty"` // empty for a node
-	// Failed is the filesystem's condition after errors; empty if there were none.
+	FSType string `json:"fsType,omitempty"` // empty for a device node
+	// Failed describes how the filesystem is after an error; empty if it had none.
 	Failed string `json:"failed,omitempty"`
-	// Writable reports that the kernel takes writes to the filesystem here.
+	// Writable reports that this mount accepts writes.
 	Writable bool `json:"writable,omitempty"`
-	// Process names the process in whose mount namespace it is; empty for the driver's own.
+	// Process is the process whose mount namespace contains the mount; empty for the driver's own.
 	Process string `json:"process,omitempty"`
 }
 
-// WhyUnseen returns why a part could not be seen, or "" if it was.
+// WhyUnseen returns why the part is missing in the report, or "" if it is not.
 func WhyUnseen(parts []Unseen, part string) string {
 	for _, u := range parts {
 		if u.Part == part {
@@ -145,7 +145,7 @@ func Parse(data []byte) (Report, error) {
 	return r, nil
 }
 
-// Asked names a volume that a report has to describe.
+// Asked is a volume that inspect must describe.
 type Asked struct {
 	ID   string
 	Disk string // the disk's name, if it is known

@@ -9,7 +9,7 @@ import (
 func sinceBoot() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
-		panic(err) // every kernel that the driver runs on has it
+		panic(err) // all supported kernels have this clock
 	}
 	return time.Duration(t.Nano())
 }

@@ -1,9 +1,8 @@
-// Package rack is the driver's client of an Oxide rack: the SDK's client with the driver's token,
-// reads that validate their responses, listings that always end, and the conversion of the rack's
-// errors to the driver's.
+// Package rack is the driver's client for an Oxide rack. It extends the SDK's client by the
+// driver's token, reads that validate their responses, lists that always end, and the conversion of
+// the rack's errors to the driver's.
 //
-// It never changes anything on a rack by itself: the caller does so, through the SDK's methods that
-// Client embeds.
+// It changes nothing on a rack by itself: callers do, through the SDK's methods that Client embeds.
 package rack
 
 import (
@@ -29,21 +28,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Client is the client of one project of a rack: the Oxide client, and reads that validate their
+// Client is a client for one project of a rack: the SDK's client, and reads that validate their
 // responses.
 type Client struct {
 	*oxide.Client
 	Project string // name or UUID
-	// LookLimit is how long after a look a change may be sent; 0 means DefaultLookLimit.
+	// LookLimit is the time after a look in which a change may be sent; 0 means DefaultLookLimit.
 	LookLimit time.Duration
 
 	world world
 }
 
-// requestTimeLimit is a safety net: every call has a shorter deadline of its own.
+// requestTimeLimit is a safety net. It is longer than the deadline of any call.
 const requestTimeLimit = 10 * time.Minute
 
-// Options are the rack's address, the driver's project, and how to connect.
+// Options contains the rack's address, the driver's project, and how to connect.
 type Options struct {
 	Host      string
 	Project   string // name or UUID
@@ -69,7 +68,7 @@ func New(o Options, t *Transport) (*Client, func(), error) {
 		oxide.WithHTTPClient(&http.Client{
 			Timeout:   requestTimeLimit,
 			Transport: t,
-			// A rack does not redirect, and a request to another host would carry the token.
+			// A rack sends no redirects, and a request to another host would contain the token.
 			CheckRedirect: func(*http.Request, []*http.Request) error {
 				return http.ErrUseLastResponse
 			},
@@ -86,9 +85,9 @@ func connections(o Options, log *slog.Logger) (*http.Transport, error) {
 	base.MaxIdleConnsPerHost = 32
 	base.IdleConnTimeout = 30 * time.Second
 	base.MaxResponseHeaderBytes = 64 << 10
-	// All calls share one HTTP/2 connection. When the rack's address moves to another machine, nobody
-	// answers on the connection. Without pings every call would wait until TCP gives up, after a
-	// quarter of an hour.
+	// All calls share one HTTP/2 connection. When another machine takes over the rack's address, the
+	// connection gets no answers. Without pings every call would wait until TCP gives up, which takes
+	// a quarter of an hour.
 	base.HTTP2 = &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second}
 	if o.CAFile == "" {
 		return base, nil
@@ -103,14 +102,14 @@ func connections(o Options, log *slog.Logger) (*http.Transport, error) {
 		return nil, err
 	}
 	base.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12,
-		// VerifyConnection verifies, with the certificates that are in the file by now.
-		InsecureSkipVerify: true, //nolint:gosec // see above
+		// VerifyConnection verifies instead, with the certificates that the file has by then.
+		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies
 		VerifyConnection: func(c tls.ConnectionState) error {
 			pool, err := roots.get(context.Background(), false)
 			if err != nil {
 				return err
 			}
-			// TLS sends no server name if it is an address.
+			// The connection has no server name if the rack's address is an IP address.
 			how := x509.VerifyOptions{DNSName: cmp.Or(c.ServerName, host.Hostname()), Roots: pool,
 				Intermediates: x509.NewCertPool()}
 			for _, certificate := range c.PeerCertificates[1:] {
@@ -130,7 +129,7 @@ func certificates(pem []byte) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// ParseHost parses a rack's address into scheme and host; without a scheme it is https.
+// ParseHost parses a rack's address and returns scheme and host. The default scheme is https.
 func ParseHost(address string) (string, error) {
 	if !strings.Contains(address, "://") {
 		address = "https://" + address
@@ -144,27 +143,27 @@ func ParseHost(address string) (string, error) {
 	return u.Scheme + "://" + u.Host, nil
 }
 
-// ID parses an id for the Oxide client.
+// ID parses a UUID and returns it for the Oxide client, or false.
 func ID(id string) (oxide.NameOrId, bool) {
 	canonical, ok := volume.ParseID(id)
 	return oxide.NameOrId(canonical), ok
 }
 
-// World contains the ids of the driver's project and its silo. Unlike the project's name, they
-// never belong to another project or rack.
+// World contains the ids of the driver's project and its silo. A name may later belong to another
+// project or rack; these ids never do.
 type World struct{ Project, Silo string }
 
 type world struct {
 	mu sync.Mutex
-	// guarded by mu; zero until the rack has answered for the first time
+	// guarded by mu; zero until the rack has answered once
 	ids World
 	// guarded by mu; set while the rack shows another project or silo than before
 	moved error
 }
 
-// World returns the ids that the first successful call has read. If a later read has found others,
-// it reads again, and returns an error until it finds the first ones. For a client without a
-// project it returns the zero World, which matches everything.
+// World returns the ids that the first successful call has read. If a later read has found other
+// ids, World reads again, and returns an error until it finds the first ones. For a client without
+// a project it returns the zero World, which matches every object.
 func (c *Client) World(ctx context.Context) (World, error) {
 	c.world.mu.Lock()
 	ids, moved := c.world.ids, c.world.moved
@@ -175,7 +174,7 @@ func (c *Client) World(ctx context.Context) (World, error) {
 	return c.LookAtWorld(ctx)
 }
 
-// LookAtWorld reads the ids from the rack, and compares them with those that are known.
+// LookAtWorld reads the ids from the rack and compares them with those of the first read.
 func (c *Client) LookAtWorld(ctx context.Context) (World, error) {
 	now, err := c.readWorld(ctx)
 	if err != nil {
@@ -218,8 +217,8 @@ func (c *Client) readWorld(ctx context.Context) (World, error) {
 	return World{project.Id, user.SiloId}, nil
 }
 
-// ProjectParam returns the project as a parameter of the Oxide client: its id once that is known,
-// because another project may get the name.
+// ProjectParam returns the project for a request: its id once that is known, because another
+// project may get its name.
 func (c *Client) ProjectParam() oxide.NameOrId {
 	c.world.mu.Lock()
 	defer c.world.mu.Unlock()
@@ -229,7 +228,7 @@ func (c *Client) ProjectParam() oxide.NameOrId {
 	return oxide.NameOrId(c.Project)
 }
 
-// has returns an error unless an object is in the driver's project, whatever its tag contains.
+// has returns an error unless the object is in the driver's project.
 func (w World) has(kind, text, project string) error {
 	if w.Project == "" || project == w.Project {
 		return nil
@@ -238,9 +237,9 @@ func (w World) has(kind, text, project string) error {
 		"%s; the driver leaves it alone", kind, text, project, w.Project)
 }
 
-// Gone confirms that an object that the rack did not find is gone: it reads the project, whose ids
-// have to be the known ones, and then calls again, which must not find the object. A token without
-// a role, another project of the name and another rack do not show the object either.
+// Gone proves that an object that the rack did not find is gone: it checks that the ids in World
+// are unchanged, and then calls again, which must not find the object either. A token without a
+// role, another project with the name, and another rack would not find the object either.
 func (c *Client) Gone(ctx context.Context, again func() error) error {
 	if _, err := c.LookAtWorld(ctx); err != nil {
 		return err
@@ -272,9 +271,9 @@ func (c *Client) SnapshotGone(ctx context.Context, id oxide.NameOrId) error {
 	})
 }
 
-// Error converts an error of the Oxide client to the error that the CO sees. It is the default:
-// where a refusal depends on an object, the RPC reads the object again and decides from its state.
-// doing names the call: "create disk".
+// Error converts an error of the Oxide client to the error for the CO. If a refusal depends on an
+// object's state, the RPC does not use it, but reads the object and decides from its state. doing
+// names the call, such as "create disk".
 func Error(ctx context.Context, doing string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
@@ -310,9 +309,9 @@ func Error(ctx context.Context, doing string, err error) error {
 	return csierr.New(csierr.RackError, "%s: %s", doing, why)
 }
 
-// own reports whether an error response is the rack's: its error code, and the request id of the
-// header, whole. Any other response, whatever its status, is from a server between driver and rack,
-// and does not show whether the request had an effect.
+// own reports whether the rack itself sent the error response: it has an error code, and the
+// request id of the header. A server between driver and rack may send any other response, with any
+// status, and that does not show whether the request had an effect.
 func own(answer *oxide.HTTPError) bool {
 	r := answer.ErrorResponse
 	return r != nil && r.ErrorCode != "" && r.RequestId != "" &&
@@ -323,7 +322,7 @@ func notTheRack(ctx context.Context, doing string, answer *oxide.HTTPError) erro
 	code := answer.HTTPResponse.StatusCode
 	switch {
 	case answer.ErrorResponse == nil && answer.HTTPResponse.ContentLength > int64(len(answer.RawBody)):
-		// The client's own text would show the response's headers and the received part of its body.
+		// The SDK's error would contain the response's headers and a part of its body.
 		return transportError(ctx, doing, fmt.Errorf("a response with HTTP %d was truncated", code))
 	case code == http.StatusNotFound:
 		return csierr.New(csierr.RackUnknown, "%s: the server at OXIDE_HOST does not know this call: "+
@@ -336,7 +335,7 @@ func notTheRack(ctx context.Context, doing string, answer *oxide.HTTPError) erro
 }
 
 // transportError returns the error for a call without a complete response. The call may have had
-// its effect, so the error has a code after which a CO repeats the call.
+// its effect, so the error is retryable.
 func transportError(ctx context.Context, doing string, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled) && !outOfTime(ctx):
@@ -349,8 +348,8 @@ func transportError(ctx context.Context, doing string, err error) error {
 		doing, transportText(err))
 }
 
-// outOfTime reports whether the caller's deadline has passed. gRPC cancels the call at the
-// deadline, sometimes slightly before the context's own timer fires.
+// outOfTime reports whether the caller's deadline has passed. gRPC sometimes cancels a call
+// slightly before the context's own timer fires.
 func outOfTime(ctx context.Context) bool {
 	const little = 5 * time.Millisecond
 	deadline, limited := ctx.Deadline()
@@ -363,8 +362,8 @@ var address = regexp.MustCompile(`(dial|read|write|local error|remote error) tcp
 var otherNames = regexp.MustCompile(`x509: (certificate is (not )?valid for|` +
 	`cannot validate certificate for) .*`)
 
-// transportText shortens an error of net/http, which the client wraps as text behind the URL. It
-// removes the rack's address, because the message may reach people who should not see it.
+// transportText shortens an error of net/http, which the SDK appends as text to the URL. It removes
+// the rack's address, because the message may reach people who must not know it.
 func transportText(err error) string {
 	text := err.Error()
 	if _, after, ok := strings.Cut(text, `": `); ok {
@@ -379,8 +378,8 @@ func transportText(err error) string {
 	return text
 }
 
-// AnswerText returns the rack's message with its request id. It does not show a body that is not
-// the rack's JSON, such as a proxy's page.
+// AnswerText returns the rack's error message with its request id. It omits a body that is not the
+// rack's JSON, such as a proxy's page.
 func AnswerText(answer *oxide.HTTPError) string {
 	code := answer.HTTPResponse.StatusCode
 	if answer.ErrorResponse == nil || answer.ErrorResponse.Message == "" {
@@ -393,14 +392,14 @@ func AnswerText(answer *oxide.HTTPError) string {
 	return fmt.Sprintf("%s (HTTP %d)", text, code)
 }
 
-// InvalidResponse returns the error for a successful response that contradicts the call.
+// InvalidResponse returns the error for a success response that contradicts the request.
 func InvalidResponse(doing, format string, args ...any) error {
 	return csierr.New(csierr.RackResponseInvalid, "%s: invalid response from the rack: "+
 		"%s", doing, fmt.Sprintf(format, args...))
 }
 
-// Definite reports whether an error shows that a change was not made: the rack itself has refused
-// it. A failure inside the rack may come after the effect.
+// Definite reports whether the error shows that the rack did not make a change: the rack itself has
+// refused it. An internal error of the rack may come after the effect.
 func Definite(err error) bool {
 	var answer *oxide.HTTPError
 	if !errors.As(err, &answer) || !own(answer) {

@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// InstanceOf returns the instance that a disk is attached to, or is being attached to or detached
-// from, or "".
+// InstanceOf returns the instance that the disk is attached to, being attached to, or being
+// detached from, or "".
 func InstanceOf(d *oxide.Disk) string {
 	if s, ok := d.State.AsAttached(); ok {
 		return s.Instance
@@ -32,8 +32,8 @@ var statesAtInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateAttaching, oxide.DiskStateStateAttached, oxide.DiskStateStateDetaching,
 }
 
-// ImportProblem returns why a disk cannot be used, if its import has not been finalized, or "".
-// That state lasts until a person ends it.
+// ImportProblem returns why a disk whose import has not been finalized cannot be used, or "". The
+// disk stays in that state until a person ends the import.
 func ImportProblem(name string, state oxide.DiskStateState) string {
 	first := ""
 	switch state {
@@ -50,8 +50,7 @@ func ImportProblem(name string, state oxide.DiskStateState) string {
 // ReadOnly reports whether the rack marks the disk as read-only.
 func ReadOnly(d *oxide.Disk) bool { return d.ReadOnly != nil && *d.ReadOnly }
 
-// ValidateDisk checks that a disk in a response has everything that the driver passes on or decides
-// from.
+// ValidateDisk checks that a disk in a response has all fields that the driver uses.
 func ValidateDisk(doing string, d *oxide.Disk) error {
 	switch {
 	case !volume.IsID(d.Id):
@@ -63,79 +62,78 @@ func ValidateDisk(doing string, d *oxide.Disk) error {
 	case !slices.Contains(volume.BlockSizes, int(d.BlockSize)):
 		return InvalidResponse(doing, "the disk %s has blocks of %d bytes", d.Id, d.BlockSize)
 	case d.DiskType == "":
-		// A missing type would look like a difference from the request.
+		// Without this, a missing type would look like a disk of another type than requested.
 		return InvalidResponse(doing, "the disk %s has no type", d.Id)
 	case d.State.State() == "":
 		return InvalidResponse(doing, "the disk %s has no state", d.Id)
 	case slices.Contains(statesAtInstance, d.State.State()) && !volume.IsID(InstanceOf(d)):
-		// Otherwise the driver would treat the disk as detached, and an unpublish would succeed without a
-		// detach.
+		// Otherwise the disk would count as detached, and an unpublish would succeed without a detach.
 		return InvalidResponse(doing, "the disk %s is %s, but names no instance", d.Id, d.State.State())
 	}
 	return nil
 }
 
-// VolumeNotFound returns the error for a volume whose disk the rack does not show.
+// VolumeNotFound returns the error for a volume whose disk the rack does not find.
 func VolumeNotFound(id string) error {
 	return csierr.New(csierr.VolumeNotFound, "the rack has no disk %.80q, or this token may not see "+
 		"it; volume_id is a disk's UUID", id)
 }
 
-// NotFound reports whether the rack does not know an object of the call. A 404 that is not the
-// rack's own proves nothing about the object.
+// NotFound reports whether the rack does not know an object in the request. A 404 from another
+// server proves nothing about the object.
 func NotFound(err error) bool { return Definite(err) && errors.Is(err, oxide.ErrObjectNotFound) }
 
-// Refused reports whether the rack understood the call and declined it. The driver finds the reason
-// in the state of the objects, never in the text.
+// Refused reports whether the rack understood the request and refused it. Callers derive the reason
+// from the objects' states, never from the text.
 func Refused(err error) bool {
 	return Definite(err) && (errors.Is(err, oxide.ErrInvalidRequest) ||
 		errors.Is(err, oxide.ErrConflict))
 }
 
-// DiskText returns how messages show a disk.
+// DiskText returns the name and id of a disk for messages.
 func DiskText(d *oxide.Disk) string { return volume.NameAndID(string(d.Name), d.Id) }
 
-// InstanceText returns how messages show an instance.
+// InstanceText returns the name and id of an instance for messages.
 func InstanceText(i *oxide.Instance) string { return volume.NameAndID(string(i.Name), i.Id) }
 
-// SnapshotText returns how messages show a snapshot.
+// SnapshotText returns the name and id of a snapshot for messages.
 func SnapshotText(s *oxide.Snapshot) string { return volume.NameAndID(string(s.Name), s.Id) }
 
-// DiskTag returns a disk's ownership tag, whichever cluster it names. ok is false if the disk has
-// none, or has another name than the one that the tag stands for.
+// DiskTag returns a disk's ownership tag, of any cluster. ok is false if the disk has no tag, or if
+// its name is not the one that belongs to the tag.
 func DiskTag(d *oxide.Disk) (tag volume.Tag, ok bool) {
 	tag, ok = volume.ParseTag(d.Description)
-	// A delete that the rack gave up leaves the disk faulted, with the name "deleted-<id>".
+	// A rack that fails to delete a disk leaves it faulted, with the name "deleted-<id>".
 	return tag, ok && (tag.Names(string(d.Name)) || HalfDeleted(d))
 }
 
-// SnapshotTag is like DiskTag, for a snapshot.
+// SnapshotTag does the same for a snapshot.
 func SnapshotTag(s *oxide.Snapshot) (tag volume.Tag, ok bool) {
 	tag, ok = volume.ParseTag(s.Description)
 	return tag, ok && tag.Names(string(s.Name))
 }
 
-// ForeignDisk returns why a disk is not one that this driver made for this cluster, or "" if it is.
-// The text continues "the disk …".
+// ForeignDisk returns why the disk was not made by this driver for this cluster, or "" if it was.
+// The text follows "the disk" in an error.
 func ForeignDisk(d *oxide.Disk, cluster string) string {
 	tag, ok := DiskTag(d)
 	return foreign(tag, ok, cluster)
 }
 
-// HalfDeleted reports whether the rack began to delete the disk and gave up.
+// HalfDeleted reports whether the rack began to delete the disk and failed.
 func HalfDeleted(d *oxide.Disk) bool {
 	return string(d.Name) == "deleted-"+d.Id &&
 		d.State.State() == oxide.DiskStateStateFaulted
 }
 
-// ForeignSnapshot is like ForeignDisk, for a snapshot.
+// ForeignSnapshot does the same as ForeignDisk, for a snapshot.
 func ForeignSnapshot(s *oxide.Snapshot, cluster string) string {
 	tag, ok := SnapshotTag(s)
 	return foreign(tag, ok, cluster)
 }
 
-// foreign compares the tag of an object with the cluster. valid reports whether the tag stands for
-// the object's name.
+// foreign compares the cluster in an object's tag with cluster. valid reports whether the object's
+// name belongs to the tag.
 func foreign(tag volume.Tag, valid bool, cluster string) string {
 	switch {
 	case tag.Name == "":
@@ -149,12 +147,12 @@ func foreign(tag volume.Tag, valid bool, cluster string) string {
 	return ""
 }
 
-// Disk reads a disk. An unknown disk is NOT_FOUND, and one of another project is refused.
+// Disk reads a disk. An unknown disk is NOT_FOUND; another project's disk is an error, too.
 func (c *Client) Disk(ctx context.Context, id oxide.NameOrId) (*oxide.Disk, error) {
 	return c.readDisk(ctx, oxide.DiskViewParams{Disk: id})
 }
 
-// DiskNamed reads the disk of the project that has the name.
+// DiskNamed reads the project's disk with this name.
 func (c *Client) DiskNamed(ctx context.Context, name string) (*oxide.Disk, error) {
 	return c.readDisk(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: c.ProjectParam()})
 }
@@ -165,13 +163,12 @@ func (c *Client) readDisk(ctx context.Context, p oxide.DiskViewParams) (*oxide.D
 	}, ValidateDisk, VolumeNotFound)
 }
 
-// Snapshot reads a snapshot. An unknown snapshot is NOT_FOUND, and one of another project is
-// refused.
+// Snapshot reads a snapshot. An unknown one is NOT_FOUND; another project's is an error, too.
 func (c *Client) Snapshot(ctx context.Context, id oxide.NameOrId) (*oxide.Snapshot, error) {
 	return c.readSnapshot(ctx, oxide.SnapshotViewParams{Snapshot: id})
 }
 
-// SnapshotNamed reads the snapshot of the project that has the name.
+// SnapshotNamed reads the project's snapshot with this name.
 func (c *Client) SnapshotNamed(ctx context.Context, name string) (*oxide.Snapshot, error) {
 	return c.readSnapshot(ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name),
 		Project: c.ProjectParam()})
@@ -184,7 +181,7 @@ func (c *Client) readSnapshot(ctx context.Context, p oxide.SnapshotViewParams) (
 	}, ValidateSnapshot, SnapshotNotFound)
 }
 
-// read reads the object of the project that has the wanted id, or name.
+// read reads the project's object whose id, or name, is wanted, and validates it.
 func read[T any](ctx context.Context, c *Client, kind string, wanted oxide.NameOrId, byName bool,
 	view func() (*T, error), validate func(doing string, found *T) error,
 	notFound func(id string) error) (*T, error) {
@@ -208,7 +205,7 @@ func read[T any](ctx context.Context, c *Client, kind string, wanted oxide.NameO
 	case byName && o.name != string(wanted), !byName && o.id != string(wanted):
 		return nil, InvalidResponse(doing, "asked for the %s %s and got %.80q, %s", kind, wanted, o.name,
 			o.id)
-	case o.state == string(oxide.DiskStateStateDestroyed): // of a snapshot, too
+	case o.state == string(oxide.DiskStateStateDestroyed): // snapshots use the same word
 		return nil, notFound(string(wanted))
 	}
 	return found, nil
@@ -250,8 +247,8 @@ func (c *Client) disksOf(ctx context.Context, world World, instance oxide.NameOr
 	return disks, nil
 }
 
-// A response has to contain what the driver decides from, and has to be about the requested object.
-// ValidateDisk checks disks, ValidateSnapshot snapshots.
+// The functions below and ValidateDisk check that a response is about the requested object and has
+// all fields that the driver decides from.
 
 func validateInstance(id oxide.NameOrId, i *oxide.Instance) error {
 	const doing = "read instance"
@@ -278,8 +275,8 @@ func ValidateImage(id oxide.NameOrId, i *oxide.Image) error {
 	return nil
 }
 
-// ValidateUtilization distinguishes a capacity of zero from a response without one: a rack always
-// counts CPUs too.
+// ValidateUtilization returns an error for a response without a capacity, which would look like
+// zero. A rack's response always counts CPUs.
 func ValidateUtilization(u *oxide.Utilization) error {
 	if u.Capacity.Cpus == nil || u.Provisioned.Cpus == nil {
 		return InvalidResponse("read utilization", "it has no capacity")
@@ -287,7 +284,7 @@ func ValidateUtilization(u *oxide.Utilization) error {
 	return nil
 }
 
-// ValidateSnapshot checks that a snapshot in a response has everything that the driver passes on.
+// ValidateSnapshot checks that a snapshot in a response has all fields that the driver uses.
 func ValidateSnapshot(doing string, s *oxide.Snapshot) error {
 	switch {
 	case !volume.IsID(s.Id):
@@ -300,7 +297,7 @@ func ValidateSnapshot(doing string, s *oxide.Snapshot) error {
 	return nil
 }
 
-// SnapshotNotFound returns the error for a snapshot that the rack does not show.
+// SnapshotNotFound returns the error for a snapshot that the rack does not find.
 func SnapshotNotFound(id string) error {
 	return csierr.New(csierr.SnapshotNotFound, "the rack has no snapshot %.80q, or this token may "+
 		"not see it; snapshot_id is a snapshot's UUID", id)
@@ -324,7 +321,7 @@ func (c *Client) Instance(ctx context.Context, id oxide.NameOrId) (*oxide.Instan
 	return instance, nil
 }
 
-// InstanceNotFound returns the error for a node whose instance the rack does not show.
+// InstanceNotFound returns the error for a node whose instance the rack does not find.
 func InstanceNotFound(id string) error {
 	return csierr.New(csierr.InstanceNotFound, "the rack has no instance %.80q, or this token may "+
 		"not see it; node_id is an instance's UUID", id)

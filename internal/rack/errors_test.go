@@ -33,7 +33,7 @@ func viewing(ctx context.Context, c *Client) error {
 		oxide.DiskViewParams{Disk: racktest.Disk})))
 }
 
-func TestEveryResponseOfTheRackHasItsCode(t *testing.T) { // OX-13
+func TestErrorMapsEveryResponseToItsReason(t *testing.T) { // OX-13
 	for _, test := range []struct {
 		name   string
 		answer exchange
@@ -107,9 +107,9 @@ func TestAnUnreachableRackIsUnavailable(t *testing.T) { // OX-9
 	}
 }
 
-// The errors of a proxy that refuses and of a proxy that does not listen name the proxy, without
-// its password, and the variable.
-func TestAnErrorNamesTheProxyAndItsVariable(t *testing.T) { // OX-9
+// Whether the proxy refuses or does not listen, the error contains the proxy without its password,
+// and the variable that names it.
+func TestProxyErrorsNameTheProxyAndItsVariable(t *testing.T) { // OX-9
 	proxy := racktest.At(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusProxyAuthRequired)
 	})
@@ -147,8 +147,8 @@ func TestTheCallersDeadlineLimitsEveryRequest(t *testing.T) { // OX-11
 	fails(csierr.Canceled)(t, viewing(ctx, clientFor(t, racktest.Silent(t))))
 }
 
-func TestACallThatEndsAtItsDeadlineIsDeadlineExceeded(t *testing.T) { // OX-11
-	// gRPC cancels a call at its deadline, sometimes before the context's own timer fires.
+func TestCancellationNearTheDeadlineIsDeadlineExceeded(t *testing.T) { // OX-11
+	// gRPC sometimes cancels a call slightly before the context's own timer fires.
 	for left, want := range map[time.Duration]codes.Code{
 		0: codes.DeadlineExceeded, time.Millisecond: codes.DeadlineExceeded,
 		time.Hour: codes.Canceled,
@@ -172,8 +172,8 @@ func create(ctx context.Context, c *Client, look Look) (open bool, err error) {
 	})
 }
 
-// Any server between driver and rack may answer with any status, before or after the effect.
-func TestOnlyARefusalOfTheRackIsDefinite(t *testing.T) { // OX-8
+// A server between driver and rack may send any status, before or after the effect.
+func TestOnlyTheRacksOwnRefusalIsDefinite(t *testing.T) { // OX-8
 	refusal := func(status int) exchange {
 		return rackError(status, "InvalidRequest", "no").To(postDisk)
 	}
@@ -218,8 +218,8 @@ func TestOnlyARefusalOfTheRackIsDefinite(t *testing.T) { // OX-8
 	}
 }
 
-// The client accepts any 2xx to a DELETE, and any disk to an attach.
-func TestOnlyASuccessOfTheRackIsASuccess(t *testing.T) { // OX-8
+// The SDK accepts any 2xx after a DELETE, and any disk after an attach.
+func TestOnlyTheRacksOwnSuccessConfirmsAChange(t *testing.T) { // OX-8
 	const attach = "POST /v1/instances/" + racktest.Instance + "/disks/attach"
 	do := map[string]func(context.Context, *Client) error{
 		racktest.DeleteDisk: func(ctx context.Context, c *Client) error {
@@ -254,14 +254,14 @@ func TestOnlyASuccessOfTheRackIsASuccess(t *testing.T) { // OX-8
 	}
 }
 
-func TestAChangeIsNotSentAfterAnOldLook(t *testing.T) {
-	c := clientThat(t) // which expects no request
+func TestRequestSendsNoChangeAfterAnOldLook(t *testing.T) {
+	c := clientThat(t) // it expects no request
 	open, err := create(t.Context(), c, Looking()-Look(DefaultLookLimit))
 	fails(csierr.LookTooOld)(t, err)
 	if open {
 		t.Error("it is open")
 	}
-	// The limit includes the time that a connection takes.
+	// The time until there is a connection counts, too.
 	slow := make(chan struct{})
 	dialing := fixedToken()
 	c = clientWith(t, Options{Host: "http://rack.invalid"}, dialing)
@@ -280,7 +280,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-func TestOnlyTheRacksRefusalOfTheTokenIsRetried(t *testing.T) {
+func TestTransportRetriesOnlyTheRacksOwn401(t *testing.T) {
 	for proxy, want := range map[bool]int32{false: 2, true: 1} {
 		var requests atomic.Int32
 		path := filepath.Join(t.TempDir(), "token")
@@ -301,7 +301,7 @@ func TestOnlyTheRacksRefusalOfTheTokenIsRetried(t *testing.T) {
 	}
 }
 
-func TestACAFileIsReadAgain(t *testing.T) { // D-63
+func TestClientReadsAChangedCAFile(t *testing.T) { // D-63
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Request-Id", "r-1")
 		_, _ = w.Write([]byte(diskOf("detached")))
@@ -315,7 +315,7 @@ func TestACAFileIsReadAgain(t *testing.T) { // D-63
 	csitest.Got(c.DiskView(t.Context(), oxide.DiskViewParams{Disk: racktest.Disk}))(t)
 }
 
-// selfSigned returns a certificate that no server has.
+// selfSigned returns a certificate that no test server uses.
 func selfSigned(t *testing.T) []byte {
 	t.Helper()
 	key := csitest.Got(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)

@@ -14,25 +14,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// DefaultLookLimit is how long after a look the change that it allows may be sent. It is shorter
-// than the lease of the leader (deploy/chart), so that a replica never undoes what the next leader
-// has answered.
+// DefaultLookLimit is the time after a look in which the change that depends on it may be sent. It
+// is shorter than the leader's lease (deploy/chart), so that a former leader never undoes what the
+// next leader has answered.
 const DefaultLookLimit = 5 * time.Second
 
-// Look is the time right before a look at the rack, on a clock that also runs while the process is
-// stopped or the machine is suspended.
+// Look is the time right before a look. Its clock also runs while the process is stopped or the
+// machine is suspended.
 type Look time.Duration
 
-// Looking returns the present moment.
+// Looking returns the current time.
 func Looking() Look { return Look(sinceBoot()) }
 
-// attempt is one request of a change. It reaches the transport in the context.
+// attempt describes one request for a change. The transport finds it in the request's context.
 type attempt struct {
 	look  Look
 	limit time.Duration
-	// sent is set when the request has a connection: from then on the rack may have received it.
+	// sent is set when the request gets a connection: from then on the rack may receive it.
 	sent atomic.Bool
-	// late is set if it was not sent because the look was old.
+	// late is set if the look became too old before the request was sent.
 	late atomic.Bool
 }
 
@@ -40,10 +40,10 @@ type attemptKey struct{}
 
 var errLookOld = errors.New("the look at the rack is too old")
 
-// Request requests a change of the rack, unless the look that allows it is too old. open reports
-// whether the outcome is unknown: the rack itself has neither refused nor confirmed the change. do
-// returns the client's error, or an error for a response that is not about the object. The error is
-// the client's only if the rack itself has refused the change.
+// Request calls do, which requests a change, if the look is recent enough. open reports whether it
+// is unknown if the rack made the change: it has neither refused nor confirmed it. do also returns
+// an error if the response is about another object. err is the SDK's error only if the rack itself
+// has refused the change.
 func (c *Client) Request(ctx context.Context, doing string, look Look,
 	do func(context.Context) error) (open bool, err error) {
 	a := &attempt{look: look, limit: cmp.Or(c.LookLimit, DefaultLookLimit)}
@@ -59,8 +59,8 @@ func (c *Client) Request(ctx context.Context, doing string, look Look,
 	return a.sent.Load(), Error(ctx, doing, err)
 }
 
-// left returns for how long the change may still be sent. It compares the caller's deadline with
-// the wall clock, too, because Go's clock stops while the machine is suspended.
+// left returns how long the change may still be sent. It compares the caller's deadline with the
+// wall clock, because Go's own clock stops while the machine is suspended.
 func (a *attempt) left(caller context.Context) time.Duration {
 	left := a.limit - time.Duration(Looking()-a.look)
 	if deadline, limited := caller.Deadline(); limited {
@@ -69,8 +69,8 @@ func (a *attempt) left(caller context.Context) time.Duration {
 	return left
 }
 
-// begin returns the context in which the request is sent, or an error if the look is too old. The
-// context ends with ctx, and if there is no connection in time.
+// begin returns the context for the request, or an error if the look is too old. The context ends
+// with ctx, or when the look gets too old while there is no connection.
 func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 	left := a.left(caller)
 	if left <= 0 {
@@ -84,7 +84,7 @@ func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 	})
 	trace := &httptrace.ClientTrace{GotConn: func(g httptrace.GotConnInfo) {
 		timer.Stop()
-		// net/http may send a request again, and its timers stop while the machine is suspended.
+		// net/http may send the request again, and timers stop while the machine is suspended.
 		if a.left(caller) > 0 {
 			a.sent.Store(true)
 			return
@@ -92,13 +92,13 @@ func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 		a.late.Store(true)
 		cancel()
 		if c, ok := g.Conn.(*tls.Conn); !ok || c.ConnectionState().NegotiatedProtocol != "h2" {
-			_ = g.Conn.Close() // HTTP/1 may write before it sees the end of the context
+			_ = g.Conn.Close() // HTTP/1 may write before it notices that the context ended
 		}
 	}}
 	return httptrace.WithClientTrace(ctx, trace), nil
 }
 
-// operations lists the requests that the driver makes, with the operation ids of the rack's API.
+// operations lists the driver's requests with their operation ids in the rack's API.
 var operations = []struct{ method, path, operation string }{
 	{http.MethodGet, "/v1/disks", "disk_list"},
 	{http.MethodPost, "/v1/disks", "disk_create"},
@@ -120,7 +120,7 @@ var operations = []struct{ method, path, operation string }{
 	{http.MethodGet, "/v1/me/access-tokens", "current_user_access_token_list"},
 }
 
-// Operation returns the operation id of a request, or "other".
+// Operation returns the request's operation id, or "other".
 func Operation(r *http.Request) string {
 	for _, o := range operations {
 		if matches, _ := path.Match(o.path, r.URL.Path); matches && r.Method == o.method {

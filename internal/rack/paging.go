@@ -21,30 +21,30 @@ import (
 
 const pageSize = 1000
 
-// maxListBytes is the largest list that the driver returns, below gRPC's default limit of 4 MiB.
-// The rest is on the next page, even if the CO asked for everything.
+// maxListBytes is the size of the largest list that the driver returns, below gRPC's default limit
+// of 4 MiB. Further entries are on the next page, even if the CO asked for a list without a limit.
 const maxListBytes = 7 << 19
 
-// Pager selects one CSI page from a listing in the order of ids. Its token contains the last id of
-// the page before, so that any controller can return a page again, and so that objects that come
-// and go do not shift others to another page. It also contains the rack's own token, with which the
-// listing continues.
+// Pager selects one CSI page from a list in the order of ids. The page's token contains the last id
+// of the page before. So any controller can return the page again, and an object that is created or
+// deleted does not move others to another page. The token also contains the rack's own page token,
+// with which the list continues.
 type Pager struct {
 	world World
-	from  string // the rack's page to begin with; empty for the first
+	from  string // token of the rack's page to begin with; empty for the first
 	after string
 	limit int // 0 means no limit
 
-	page  string // the rack's page that is being visited
+	page  string // token of the rack's page that is being visited
 	seen  string // the last id that the rack has listed
-	pages int    // that were asked for
+	pages int    // number of requested pages
 	taken int
 	bytes int
 	last  string
 	Next  string
 }
 
-// NewPager begins a page of at most maxEntries entries after a starting token; 0 means no limit.
+// NewPager returns a Pager for at most maxEntries entries after startingToken; 0 means no limit.
 func (c *Client) NewPager(ctx context.Context, startingToken string, maxEntries int32) (p *Pager,
 	err error) {
 	if maxEntries < 0 {
@@ -69,10 +69,10 @@ func startingTokenInvalid() error {
 		"the listing again without one")
 }
 
-// Take adds an entry to this page and reports whether it did. An entry of an earlier or later page
-// is not added.
+// Take adds an entry to this page and returns true, or returns false if the entry belongs to an
+// earlier or later page.
 func (p *Pager) Take(id string, entry proto.Message) bool {
-	const frame = 8 // around an entry in the response
+	const frame = 8 // bytes around an entry in the response
 	if id <= p.after || p.Next != "" {
 		return false
 	}
@@ -88,9 +88,9 @@ func (p *Pager) Take(id string, entry proto.Message) bool {
 // Full reports whether the page is complete.
 func (p *Pager) Full() bool { return p.Next != "" }
 
-// nextPage returns the rack's next page and how many objects to request. If most of the objects
-// belong to the listing, a page takes two requests: one for its entries, and one for the entry
-// after them.
+// nextPage returns the token of the rack's next page and how many objects to request. If no objects
+// are filtered out, a CSI page takes two requests: one for its entries, and one that shows whether
+// an entry follows.
 func (p *Pager) nextPage(token string) (page string, limit int) {
 	p.page = cmp.Or(token, p.from)
 	p.pages++
@@ -103,10 +103,10 @@ func (p *Pager) nextPage(token string) (page string, limit int) {
 	return p.page, min(p.limit, pageSize)
 }
 
-// checkPage checks that the rack lists the project's objects in the order of ids, as it was asked
-// to. A CSI page begins after the last id of the page before, so it would omit objects in another
-// order. Each object has to be in the project, because the rack's own token names a project, which
-// a caller may have changed.
+// checkPage checks that the rack lists the project's objects in the order of ids, as requested. The
+// next CSI page begins after this page's last id, so it would omit objects in another order. Each
+// object must be in the project: the rack's page token names a project, and a caller may have
+// forged the token.
 func checkPage[T any](p *Pager, objects []T) error {
 	for i := range objects {
 		o := identify(&objects[i])
@@ -124,18 +124,18 @@ func checkPage[T any](p *Pager, objects []T) error {
 	return nil
 }
 
-// page is a page of any of the rack's lists.
+// page is one page of a list of the rack.
 type page[T any] struct {
 	Items    []T
 	NextPage string
 }
 
-// maxEmptyPages limits the empty pages in a row, and maxPages the pages of a list.
+// maxEmptyPages limits the consecutive empty pages of a list, and maxPages all its pages.
 const maxEmptyPages, maxPages = 10, 1000
 
-// eachObject visits the objects of all the rack's pages until visit has enough or fails. The rack
-// names a next page after every page that is not empty, and an empty page need not be the last. On
-// a rack in order no page and no object appears twice, and a list that would not end is an error.
+// eachObject visits the objects on all of the rack's pages until visit returns true or an error.
+// The rack names a next page after every page that is not empty, and an empty page need not be the
+// last. It returns an error if a page or an object appears twice, or if the list does not end.
 func eachObject[T any](ctx context.Context, doing string,
 	fetch func(token string) (*page[T], error), visit func(*T) (enough bool, err error)) error {
 	tokens, ids := map[string]bool{}, map[string]bool{}
@@ -145,8 +145,8 @@ func eachObject[T any](ctx context.Context, doing string,
 		case err != nil:
 			return Error(ctx, doing, err)
 		case p.Items == nil:
-			// The rack's empty page has an empty list. A response without a list comes from another server,
-			// and the objects that it does not list would appear to be lost.
+			// A rack's empty page contains an empty list. If another server sent a response without a list,
+			// all objects would appear to be lost.
 			return InvalidResponse("list", "the page has no list of objects")
 		}
 		if empty++; len(p.Items) > 0 {
@@ -176,16 +176,15 @@ func eachObject[T any](ctx context.Context, doing string,
 	}
 }
 
-// leastPageSize is less than or equal to every limit that a rack puts on its pages: it allows 10000
-// objects, and sends 100 if the request names no limit (dropshot, server.rs: page_max_nitems,
+// leastPageSize is the smallest limit that a rack puts on its pages: it allows up to 10000 objects,
+// and sends 100 if the request contains no limit (dropshot, server.rs: page_max_nitems,
 // page_default_nitems).
 const leastPageSize = 100
 
 // wholeInOne returns the token of the next page, or "" if the page is shorter than every limit and
-// so is the last one. That holds only for a list that the rack reads with one query and does not
-// filter afterwards, such as the disks of an instance (omicron, datastore/disk.rs:
-// instance_list_disks). The rack names a next page nevertheless (dropshot, pagination.rs:
-// ResultsPage::new).
+// therefore the last. The rack names a next page nevertheless (dropshot, pagination.rs:
+// ResultsPage::new). Use it only for lists that the rack reads with one query and does not filter,
+// such as an instance's disks (omicron, datastore/disk.rs: instance_list_disks).
 func wholeInOne(objects int, next string) string {
 	if 0 < objects && objects < leastPageSize {
 		return ""
@@ -193,7 +192,7 @@ func wholeInOne(objects int, next string) string {
 	return next
 }
 
-// object has what the objects of a project have in common.
+// object contains the fields that all objects of a project have.
 type object struct{ id, name, project, state string }
 
 func identify(of any) object {
@@ -210,7 +209,7 @@ func identify(of any) object {
 	return object{}
 }
 
-// EachDisk visits the project's disks in the order of their ids, beginning at the pager's token.
+// EachDisk visits the project's disks in the order of ids, from the pager's token on.
 func (c *Client) EachDisk(ctx context.Context, pages *Pager,
 	visit func(*oxide.Disk) (enough bool, err error)) error {
 	return eachFrom(ctx, c, pages, "list disks", func(p oxide.DiskListParams) (*page[oxide.Disk],
@@ -220,8 +219,7 @@ func (c *Client) EachDisk(ctx context.Context, pages *Pager,
 	}, visit)
 }
 
-// EachSnapshot visits the project's snapshots in the order of their ids, beginning at the pager's
-// token.
+// EachSnapshot visits the project's snapshots in the order of ids, from the pager's token on.
 func (c *Client) EachSnapshot(ctx context.Context, pages *Pager,
 	visit func(*oxide.Snapshot) (enough bool, err error)) error {
 	return eachFrom(ctx, c, pages, "list snapshots", func(p oxide.DiskListParams) (
@@ -242,7 +240,7 @@ func eachFrom[T any](ctx context.Context, c *Client, pages *Pager, doing string,
 		found, err := list(c.listParams(token, limit))
 		switch {
 		case err != nil && token != "" && token == pages.from && errors.Is(err, oxide.ErrHTTP400):
-			// The token of another rack or release is as invalid as one that is not the driver's.
+			// A rack refuses a page token of another rack or release.
 			return nil, startingTokenInvalid()
 		case err != nil:
 			return nil, err
@@ -251,8 +249,8 @@ func eachFrom[T any](ctx context.Context, c *Client, pages *Pager, doing string,
 	}, visit)
 }
 
-// listParams returns the parameters of the project's lists, in the order of ids. The rack's token
-// contains project and order.
+// listParams returns the parameters for a list of the project in the order of ids. A page token
+// already contains the project and the order.
 func (c *Client) listParams(token string, limit int) oxide.DiskListParams {
 	if token != "" {
 		return oxide.DiskListParams{Limit: &limit, PageToken: token}
@@ -278,7 +276,7 @@ func (c *Client) EachInstance(ctx context.Context, visit func(*oxide.Instance)) 
 	}, all(visit))
 }
 
-// EachToken visits the access tokens of the token's user.
+// EachToken visits the access tokens of the user whom the driver's token belongs to.
 func (c *Client) EachToken(ctx context.Context, visit func(*oxide.DeviceAccessToken)) error {
 	return eachObject(ctx, "list the user's tokens", func(token string) (
 		*page[oxide.DeviceAccessToken], error) {
@@ -295,8 +293,8 @@ func all[T any](visit func(*T)) func(*T) (enough bool, err error) {
 	}
 }
 
-// Holders returns the instances of the project that list the disk. It is for a disk in a state that
-// names no instance, such as faulted.
+// Holders returns the instances whose lists of disks contain the disk. Use it for a disk whose
+// state, such as faulted, names no instance.
 func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 	var all []string
 	if err := c.EachInstance(ctx, func(i *oxide.Instance) { all = append(all, i.Id) }); err != nil {
@@ -308,9 +306,9 @@ func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 	for n := range min(atOnce, len(all)) {
 		asked.Go(func() {
 			for i := n; i < len(all); i += atOnce {
-				// The other disks may be in any project.
+				// Check no projects: the instance's other disks may be in any project.
 				disks, err := c.disksOf(ctx, World{}, oxide.NameOrId(all[i]))
-				if !csierr.IsNotFound(err) { // if so, the instance was deleted meanwhile
+				if !csierr.IsNotFound(err) { // a deleted instance has no disks
 					errs[i] = err
 				}
 				found[i] = slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == disk })
@@ -327,12 +325,12 @@ func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 	return holders, cmp.Or(errs...)
 }
 
-// A starting token is the id of the last returned entry and, after a dot, the rack's token of the
-// page on which the listing continues. CSI allows 128 bytes and the rack's token has about 200, so
-// it is deflated. If it still does not fit it is left out: the listing then begins at the rack's
-// first page and skips what was returned before.
+// A starting token is the last returned entry's id and, after a dot, the rack's token of the page
+// on which the list continues. CSI allows 128 bytes and the rack's token has about 200, so it is
+// compressed. If it still does not fit it is omitted: the list then begins at the rack's first
+// page, and the pager skips the entries that were returned before.
 
-// packToken returns the token that continues after an id; page is empty for the rack's first page.
+// packToken returns the token that continues after an id. page is empty for the rack's first page.
 func packToken(project, after, page string) string {
 	raw, err := base64.URLEncoding.DecodeString(page)
 	if err != nil || page == "" || base64.URLEncoding.EncodeToString(raw) != page {
@@ -364,7 +362,7 @@ func unpackToken(project, token string) (after, page string, ok bool) {
 	if err != nil {
 		return "", "", false
 	}
-	const most = 512 // of the rack's own token
+	const most = 512 // limit of the rack's own token
 	raw, err := io.ReadAll(io.LimitReader(
 		flate.NewReaderDict(bytes.NewReader(data), tokenDictionary(project)), most))
 	if err != nil {
@@ -374,8 +372,8 @@ func unpackToken(project, token string) (after, page string, ok bool) {
 	return after, page, packToken(project, after, page) == token
 }
 
-// tokenDictionary returns what the rack's token is likely to contain. Only the length of our tokens
-// depends on it.
+// tokenDictionary returns text that the rack's token probably contains. If it does not, our tokens
+// are only longer.
 func tokenDictionary(project string) []byte {
 	return []byte(`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"` + project +
 		`","last_seen":""}}`)

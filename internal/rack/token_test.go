@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// hungMount replaces the file at path by one on a filesystem that does not answer until letGo.
+// hungMount replaces the file at path by one whose filesystem hangs until letGo is called.
 func hungMount(t *testing.T, path string) (letGo func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -36,7 +36,7 @@ func hungMount(t *testing.T, path string) (letGo func()) {
 	return letGo
 }
 
-// blocked returns functions that replace the file at path by one whose reader has to wait.
+// blocked returns functions that replace the file at path by one on which reads block.
 func blocked(t *testing.T) map[string]func(path string) {
 	fifo := func(path string) {
 		must(t, unix.Mkfifo(path+".new", 0o600))
@@ -53,7 +53,7 @@ func blocked(t *testing.T) map[string]func(path string) {
 	}
 }
 
-func TestATokenFileThatBlocksDelaysNoCall(t *testing.T) { // D-63
+func TestABlockedTokenFileDoesNotBlockCalls(t *testing.T) { // D-63
 	for name, block := range blocked(t) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "token")
@@ -83,7 +83,7 @@ func TestATokenFileThatBlocksDelaysNoCall(t *testing.T) { // D-63
 				t.Errorf("the callers waited for %s", took)
 			}
 			fails(csierr.TokenFileUnreadable)(t, s.Fault())
-			// A process that has no token yet does not start.
+			// A new process, which has no token yet, does not start.
 			_, _, err := New(Options{Host: "http://localhost"}, &Transport{Tokens: tokenFile(path)})
 			if err == nil || !strings.HasPrefix(err.Error(), "OXIDE_TOKEN_FILE (--token-file): ") ||
 				strings.Contains(err.Error(), path) {
@@ -93,7 +93,7 @@ func TestATokenFileThatBlocksDelaysNoCall(t *testing.T) { // D-63
 	}
 }
 
-func TestACallerThatIsOutOfTimeDoesNotWaitForTheTokenFile(t *testing.T) { // D-63
+func TestTokenFileReadEndsAtTheCallersDeadline(t *testing.T) { // D-63
 	path := filepath.Join(t.TempDir(), "token")
 	hungMount(t, path)
 	s := tokenFile(path)
@@ -133,7 +133,7 @@ func TestABlockedTokenFileHasOneReader(t *testing.T) { // D-63
 	})
 }
 
-func TestATokenFileThatCannotBeReadIsAFault(t *testing.T) { // D-63
+func TestFaultReportsAnUnreadableTokenFile(t *testing.T) { // D-63
 	path := filepath.Join(t.TempDir(), "token")
 	writeToken(t, path, "one")
 	s := tokenFile(path)

@@ -24,19 +24,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 )
 
-// Transport sends the client's requests. It adds the current token, and repeats a request once with
-// a fresh token if the rack refuses the first.
+// Transport sends the client's requests with the current token. If the rack refuses that token, it
+// repeats the request once with a newer one.
 type Transport struct {
 	Base   http.RoundTripper
 	Tokens *TokenSource
-	// Observe is called with every request and its response, which is nil if there was none.
+	// Observe is called with each request and its response, or nil if there was no response.
 	Observe func(req *http.Request, answer *http.Response, took time.Duration)
-	// Refused is called when the rack refused the newest token.
+	// Refused is called when the rack has refused the newest token.
 	Refused func()
 }
 
-// RoundTrip sends one request. It waits for the response to a change for a while after the caller
-// has given up.
+// RoundTrip sends one request. After the caller has given up, it still waits for a while for the
+// response to a change.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	token, err := t.Tokens.get(req.Context(), false)
 	if err != nil {
@@ -51,7 +51,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		t.refused()
 		return answer, nil
 	}
-	// Read the rest, so that the connection can be used again.
+	// Read the body to its end, so that the connection can be used again.
 	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, 64<<10))
 	_ = answer.Body.Close()
 	if answer, err = t.send(again, fresh); err == nil &&
@@ -61,8 +61,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// refusal reports whether a response with 401 is the rack's own. Another server may send it after
-// the effect, and a change may be requested again only if the first request had no effect.
+// refusal reports whether the request may be repeated after this 401. The 401 of another server may
+// come after the effect, so a change is only repeated if the rack itself sent the response.
 func (t *Transport) refusal(req *http.Request, answer *http.Response) bool {
 	if req.Method == http.MethodGet {
 		return true
@@ -113,22 +113,22 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 		err = fmt.Errorf("HTTP %d without the rack's request id, so the response is of another server; "+
 			"check OXIDE_HOST and the proxies before it", answer.StatusCode)
 	case req.Method == http.MethodDelete && answer.StatusCode != http.StatusNoContent:
-		// The client accepts any 2xx, and a disk that still exists would appear to be deleted.
+		// The SDK accepts any 2xx, so a disk that still exists would appear to be deleted.
 		err = fmt.Errorf("HTTP %d to a DELETE, which no rack answers; check OXIDE_HOST and the "+
 			"proxies before it", answer.StatusCode)
 	}
 	if err != nil {
-		_ = answer.Body.Close() // closes the connection, too
+		_ = answer.Body.Close() // this also closes the connection
 		return nil, err
 	}
 	answer.Body = &boundedBody{ReadCloser: answer.Body, left: maxResponseBytes}
 	return answer, nil
 }
 
-// maxRequestID is longer than any request id of a rack, which is a UUID.
+// maxRequestID is longer than a rack's request id, which is a UUID.
 const maxRequestID = 64
 
-// maxErrorBytes is longer than any error of a rack. The rest is not read.
+// maxErrorBytes is longer than any error body of a rack. Bytes after it are not read.
 const maxErrorBytes = 64 << 10
 
 type errorBody struct {
@@ -136,8 +136,8 @@ type errorBody struct {
 	io.Closer
 }
 
-// connectError adds the host and port to the error of a connection. transportText removes the
-// addresses that package net puts into its errors.
+// connectError adds host and port to the error of a failed connection, because transportText
+// removes the addresses in errors of package net.
 func connectError(u *url.URL, err error) error {
 	var dial *net.OpError
 	if !errors.As(err, &dial) || dial.Op != "dial" {
@@ -147,7 +147,7 @@ func connectError(u *url.URL, err error) error {
 	return fmt.Errorf("connect to %s: %w", net.JoinHostPort(u.Hostname(), port), dial.Err)
 }
 
-// throughProxy adds the proxy of the request to its error, which net/http does not do, and the
+// throughProxy adds to an error the proxy of the request, which net/http omits, and the environment
 // variable that names the proxy.
 func (t *Transport) throughProxy(req *http.Request, err error) error {
 	base, ok := t.Base.(*http.Transport)
@@ -166,12 +166,12 @@ func (t *Transport) throughProxy(req *http.Request, err error) error {
 		proxy.Host, variable, err)
 }
 
-// patience is how long the response to a change is awaited after the caller has given up.
+// patience is how long RoundTrip waits for the response to a change after the caller has given up.
 const patience = 5 * time.Second
 
 // patient returns a context for the request, and a function that ends it. A rack completes a change
-// even if its client stops waiting. So the driver waits after its caller has given up: the volume
-// stays locked, and the next call, which may report the disk as detached, sees the effect.
+// even if its client stops waiting. So the driver waits on after its caller has given up, and keeps
+// the volume locked: the next call, which may report the disk as detached, sees the effect.
 func patient(req *http.Request) (context.Context, func()) {
 	caller := req.Context()
 	if req.Method == http.MethodGet || caller.Err() != nil {
@@ -191,7 +191,7 @@ func (b *endedBody) Close() error {
 }
 
 // maxResponseBytes is more than any response of a rack: a page of a thousand disks with long
-// descriptions has a few MiB. It keeps another server from filling the driver's memory.
+// descriptions has a few MiB. The limit prevents another server from filling the driver's memory.
 const maxResponseBytes = 32 << 20
 
 var errResponseTooLarge = fmt.Errorf("the response has more than %d MiB, which no rack sends; "+
@@ -202,7 +202,7 @@ type boundedBody struct {
 	left int64
 }
 
-// Read returns an error behind the limit.
+// Read returns an error after b.left bytes.
 func (b *boundedBody) Read(p []byte) (int, error) {
 	if b.left <= 0 {
 		return 0, errResponseTooLarge
@@ -212,8 +212,8 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// retry returns a copy of the request with its body from the start, and a newer token for it, or
-// nil if there is no such token or the body cannot be sent twice.
+// retry returns a copy of the request with a new body, and a newer token for it. It returns nil if
+// there is no newer token or the body cannot be sent twice.
 func (t *Transport) retry(req *http.Request, token string) (*http.Request, string) {
 	fresh, err := t.Tokens.get(req.Context(), true)
 	if err != nil || fresh == token {
@@ -238,11 +238,11 @@ func (t *Transport) refused() {
 	}
 }
 
-// TokenSource provides the rack's token: a fixed one, or one from a file that somebody renews.
+// TokenSource provides the rack's token, from the configuration or from a file that may change.
 type TokenSource struct {
 	Fixed string
 	Path  string
-	// OnToken receives every token before it is sent, so that it can be redacted; may be nil.
+	// OnToken, if not nil, gets every token before it is sent, to redact it in the log.
 	OnToken func(token string)
 	Log     *slog.Logger
 	// Limit is how long a caller waits for the file; 0 means fileLimit.
@@ -267,9 +267,9 @@ func (s *TokenSource) renewed() *renewedFile[string] {
 	return s.file
 }
 
-// get returns the token to send. It reads the file again if the file has changed; if that fails it
-// returns the token read last. force reads it after the rack has refused the token, because the
-// file may have a new token and the same times.
+// get returns the token to send. It reads the file again if the file has changed. If that fails, it
+// returns the last token. With force it reads an unchanged file too: after the rack has refused the
+// token, a file with the same times may contain a new one.
 func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	if s.Path == "" {
 		return s.Fixed, nil
@@ -277,8 +277,8 @@ func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	return s.renewed().get(ctx, force)
 }
 
-// Fault returns the error of the file that a person has to repair, or nil. Calls continue with the
-// token that was read last.
+// Fault returns the file's error, which a person has to repair, or nil. Until then calls use the
+// last token.
 func (s *TokenSource) Fault() error {
 	if s == nil || s.Path == "" {
 		return nil
@@ -291,7 +291,7 @@ func (s *TokenSource) Fault() error {
 		"last read is in use until the rack refuses it", err)
 }
 
-// CheckToken returns why a token cannot be sent, or nil. It does not ask the rack.
+// CheckToken returns why a token cannot be sent, or nil. It does not call the rack.
 func CheckToken(token string) error {
 	const most = 4096
 	noWord := func(r rune) bool { return r <= ' ' || r > '~' }
@@ -304,7 +304,7 @@ func CheckToken(token string) error {
 	return nil
 }
 
-// renewedFile is a file that somebody renews, and the value that was read from it.
+// renewedFile reads a file that may change, and keeps the value that it has read.
 type renewedFile[T any] struct {
 	path  string
 	limit time.Duration // how long a caller waits for the file
@@ -314,13 +314,13 @@ type renewedFile[T any] struct {
 	mu sync.Mutex
 	// guarded by mu
 	value T
-	// guarded by mu: the file that held value; nil if none has
+	// guarded by mu: the file that contained value; nil at first
 	file os.FileInfo
-	// guarded by mu: the error of the last reading
+	// guarded by mu: the error of the last read
 	problem error
-	// guarded by mu: whether the last reading was slow and failed
+	// guarded by mu: whether the last read failed slowly
 	slow bool
-	// guarded by mu: the reading in progress
+	// guarded by mu: the read in progress
 	reading *reading
 }
 
@@ -328,13 +328,13 @@ type renewedFile[T any] struct {
 const fileLimit = 3 * time.Second
 
 type reading struct {
-	force bool // reads the file even if it is unchanged
+	force bool // read the file even if it is unchanged
 	began time.Time
-	done  chan struct{} // closed at the end
+	done  chan struct{} // closed when the read ends
 }
 
-// get waits for a reading, but no longer than the limit, because on a mount that hangs not even
-// stat returns.
+// get returns the value of the file after a read. It waits no longer than the limit, because even
+// stat may hang on a mount.
 func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err error) {
 	asked := time.Now()
 	for {
@@ -351,9 +351,9 @@ func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err erro
 	return s.value, nil
 }
 
-// begin begins a reading, or joins the one in progress: a file that blocks has one reader, since a
-// system call on a mount that hangs cannot be canceled. wait reports whether to wait for it: after
-// a slow and failed reading, only a caller without an earlier value waits.
+// begin starts a read, or joins the one in progress: a file that blocks has one reader, because a
+// system call on a hanging mount cannot be canceled. wait reports whether the caller has to wait
+// for it: if the last read failed slowly, a caller waits only if there is no value yet.
 func (s *renewedFile[T]) begin(force bool) (r *reading, wait bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -411,8 +411,8 @@ func (s *renewedFile[T]) readFile(force bool) error {
 	return nil
 }
 
-// lastError returns the error of the last reading, or of one that takes too long. The caller holds
-// mu.
+// lastError returns the error of the last read, or of a read in progress that takes too long. The
+// caller holds mu.
 func (s *renewedFile[T]) lastError() error {
 	if s.reading != nil && time.Since(s.reading.began) >= s.limit {
 		return fmt.Errorf("not read within %s; check whether its mount hangs", s.limit)
@@ -425,23 +425,22 @@ func (s *renewedFile[T]) fault() error {
 	err := s.lastError()
 	s.mu.Unlock()
 	if err != nil {
-		// Read the file again, so that a later call of fault sees a repair even if nobody needs the
-		// token.
+		// Read the file again: even if no call needs the token, the next fault shows a repair.
 		_, _ = s.begin(false)
 	}
 	return err
 }
 
-// readRenewed reads the file. If the system allows it, it gives up on a path that blocks, such as a
-// FIFO.
+// readRenewed reads the file. It does not wait for data from a path such as a FIFO, if the system
+// allows deadlines there.
 func readRenewed(path string, limit time.Duration) ([]byte, os.FileInfo, error) {
-	// With O_NONBLOCK, open does not wait for a FIFO's writer, and reading finds the end.
+	// With O_NONBLOCK, open does not wait for a FIFO's writer, and without a writer read returns EOF.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("open: %w", csierr.WithoutPath(err))
 	}
 	defer func() { _ = f.Close() }()
-	// Regular files do not support deadlines, and need none.
+	// Regular files do not support deadlines. They need none.
 	_ = f.SetReadDeadline(time.Now().Add(limit / 2))
 	info, err := f.Stat()
 	if err != nil {

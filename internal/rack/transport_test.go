@@ -26,12 +26,12 @@ import (
 
 func writeToken(t *testing.T, path, token string) {
 	t.Helper()
-	// Replace the file, as kubelet does.
+	// kubelet also replaces the file.
 	must(t, os.WriteFile(path+".new", []byte(token+"\n"), 0o600))
 	must(t, os.Rename(path+".new", path))
 }
 
-func TestATokenFileIsReadAgain(t *testing.T) { // D-63
+func TestTransportReadsAChangedTokenFile(t *testing.T) { // D-63
 	var accepted, body string
 	var seen []string
 	url := racktest.At(t, func(w http.ResponseWriter, r *http.Request) {
@@ -64,7 +64,7 @@ func TestATokenFileIsReadAgain(t *testing.T) { // D-63
 		{"a refusal is followed by one more try, with the body", func() {
 			info := csitest.Got(os.Stat(path))(t)
 			must(t, os.WriteFile(path, []byte("six\n"), 0o600))
-			must(t, os.Chtimes(path, time.Now(), info.ModTime())) // as if it had not changed
+			must(t, os.Chtimes(path, time.Now(), info.ModTime())) // so that the file looks unchanged
 		}, "six", csitest.OK, "two six"},
 		{"without its file the last token serves on", func() { must(t, os.Remove(path)) }, "six",
 			csitest.OK, "six"},
@@ -77,7 +77,7 @@ func TestATokenFileIsReadAgain(t *testing.T) { // D-63
 		accepted, seen = step.accepted, nil
 		_, err := create(t.Context(), c, Looking())
 		if err != nil {
-			err = Error(t.Context(), "create disk", err) // a definite one is the client's
+			err = Error(t.Context(), "create disk", err) // a refusal is still the SDK's error
 		}
 		step.ends(t, err)
 		if got := strings.Join(seen, " "); got != step.seen ||
@@ -90,7 +90,7 @@ func TestATokenFileIsReadAgain(t *testing.T) { // D-63
 	}
 }
 
-func TestTheTokenGoesToTheRackOnly(t *testing.T) {
+func TestTransportSendsTheTokenToNoOtherHost(t *testing.T) {
 	thief := racktest.At(t, func(http.ResponseWriter, *http.Request) {
 		t.Error("a redirect was followed")
 	})
@@ -100,7 +100,7 @@ func TestTheTokenGoesToTheRackOnly(t *testing.T) {
 	}
 }
 
-// flood serves a response that does not end, in pieces of a MiB, after begin has sent its header.
+// flood serves a response that does not end, in pieces of a MiB. begin sends its header.
 func flood(t *testing.T, begin http.HandlerFunc) (server *httptest.Server, sentMiB *atomic.Int64) {
 	t.Helper()
 	sentMiB = &atomic.Int64{}
@@ -118,8 +118,8 @@ func flood(t *testing.T, begin http.HandlerFunc) (server *httptest.Server, sentM
 	return server, sentMiB
 }
 
-// Data in the connection's buffers counts as sent, too.
-func TestAResponseThatIsTooLargeIsRejected(t *testing.T) { // OX-9
+// sent also counts data in the connection's buffers, so the limit in this test is higher.
+func TestTransportRejectsTooLargeResponses(t *testing.T) { // OX-9
 	server, sent := flood(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("project") == "told" {
 			w.Header().Set("Content-Length", "34359738368")
@@ -139,7 +139,7 @@ func TestAResponseThatIsTooLargeIsRejected(t *testing.T) { // OX-9
 	}
 }
 
-func TestAnErrorBodyIsReadUpToALimit(t *testing.T) {
+func TestTransportReadsErrorBodiesUpToALimit(t *testing.T) {
 	server, sent := flood(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusBadGateway)
 	})
@@ -156,9 +156,9 @@ func tokenFile(path string) *TokenSource {
 	return &TokenSource{Path: path, Log: slog.New(slog.DiscardHandler), Limit: 300 * time.Millisecond}
 }
 
-// When a rack's address moves to another machine, nobody answers on the old connections. They must
-// be closed soon, so that calls do not wait for them.
-func TestASilentConnectionIsClosed(t *testing.T) { // OX-9
+// When another machine takes over the rack's address, nobody answers on the old connections. The
+// client must close them soon, so that calls do not wait for them.
+func TestTransportClosesASilentConnection(t *testing.T) { // OX-9
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
 		_ *http.Request) {
 		_, _ = io.WriteString(w, racktest.ProjectOf())
@@ -192,8 +192,8 @@ func TestASilentConnectionIsClosed(t *testing.T) { // OX-9
 	csitest.Await(t, "calls take another connection", func() bool { return call() == nil })
 }
 
-// silencer accepts connections that swallow all answers once it is silent; connections made after
-// that work.
+// silencer accepts connections. When silent is set, it drops all answers on the connections that
+// exist; new connections work.
 type silencer struct {
 	net.Listener
 	silent atomic.Bool
@@ -207,7 +207,7 @@ func (l *silencer) Accept() (net.Conn, error) {
 type silenced struct {
 	net.Conn
 	of    *silencer
-	works bool // although the others are silent
+	works bool // because it was made after silent was set
 }
 
 func (c *silenced) Write(p []byte) (int, error) {
@@ -222,7 +222,7 @@ var (
 	fails     = csitest.Fails
 	with      = racktest.With
 	rackError = racktest.Error
-	// diskOf, snapshotOf and pageOf return what a rack responds.
+	// diskOf, snapshotOf and pageOf return bodies of a rack's answers.
 	diskOf, snapshotOf, pageOf = racktest.DiskOf, racktest.SnapshotOf, racktest.PageOf
 )
 
@@ -265,7 +265,7 @@ func (s slowRack) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-func TestAChangeIsAwaitedAfterItsCallerHasGone(t *testing.T) { // B-10
+func TestTransportAwaitsAChangeAfterItsCallerGivesUp(t *testing.T) { // B-10
 	const leaves = time.Second
 	for _, c := range []struct {
 		what     string

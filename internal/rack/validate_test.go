@@ -29,8 +29,8 @@ import (
 
 const someID = "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"
 
-// A response is invalid if it is about another object, or lacks a field that the driver needs.
-func TestImpossibleResponsesAreRejected(t *testing.T) { // OX-12
+// A response is invalid if it describes another object, or lacks a field that the driver needs.
+func TestValidatorsRejectImpossibleValues(t *testing.T) { // OX-12
 	const largest = 1 << 62
 	image := func(id string, size oxide.ByteCount) error {
 		return ValidateImage(someID, &oxide.Image{Id: id, Size: size})
@@ -78,7 +78,7 @@ func TestImpossibleResponsesAreRejected(t *testing.T) { // OX-12
 	}
 }
 
-func TestInvalidDisksAndSnapshotsAreRejected(t *testing.T) {
+func TestReadsRejectInvalidDisksAndSnapshots(t *testing.T) {
 	another, small := with("id", racktest.Image), with("size", 0)
 	const noDisk, noSnapshot = csierr.VolumeNotFound, csierr.SnapshotNotFound
 	const invalid = csierr.RackResponseInvalid
@@ -103,7 +103,7 @@ func TestInvalidDisksAndSnapshotsAreRejected(t *testing.T) {
 	}
 }
 
-func TestARequestIsRepeatedWithItsWholeBodyOrNotAtAll(t *testing.T) {
+func TestTransportRepeatsOnlyRequestsWithAReadableBody(t *testing.T) {
 	request := func(body io.Reader) *http.Request {
 		return csitest.Got(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://rack",
 			body))(t)
@@ -134,7 +134,7 @@ func TestARequestIsRepeatedWithItsWholeBodyOrNotAtAll(t *testing.T) {
 	}
 }
 
-func TestABoundedBodyEndsAtItsBound(t *testing.T) {
+func TestBoundedBodyReturnsAnErrorAfterItsLimit(t *testing.T) {
 	for bound, want := range map[int64]error{4: nil, 3: errResponseTooLarge} {
 		body := &boundedBody{io.NopCloser(strings.NewReader("disk")), bound}
 		got := make([]byte, 4)
@@ -166,14 +166,14 @@ var (
 	project   = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	user      = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo))
 	noProject = racktest.NotFound.To(racktest.ViewProject)
-	// another is a response after another project got the name. anotherSilo is a response of another
-	// rack that has a project with the same id.
+	// another answers the read of the project after another project got its name. anotherSilo is the
+	// answer of another rack, which has a project with the same id.
 	another = racktest.OK(racktest.ViewProject, racktest.JSON(map[string]any{"name": racktest.Project,
 		"id": racktest.Numbered(9)}))
 	anotherSilo = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Numbered(8)))
 )
 
-func TestAnObjectIsGoneOnlyIfTheProjectIsTheKnownOne(t *testing.T) { // DV-2, CU-4
+func TestGoneChecksThatTheProjectIsUnchanged(t *testing.T) { // DV-2, CU-4
 	for _, test := range []struct {
 		name  string
 		lines []exchange
@@ -218,7 +218,7 @@ func listDisks(t *testing.T, c *Client, pages *Pager) error {
 	})
 }
 
-func TestAnotherRackRefusesEveryCall(t *testing.T) {
+func TestReadsFailWhileAnotherProjectHasTheName(t *testing.T) {
 	c := clientThat(t, diskThere, another, user, another, user, another, user, another, user, another,
 		user, project, user, diskThere)
 	csitest.Got(c.Disk(t.Context(), racktest.Disk))(t)
@@ -232,7 +232,7 @@ func TestAnotherRackRefusesEveryCall(t *testing.T) {
 	csitest.Got(c.Disk(t.Context(), racktest.Disk))(t)
 }
 
-func TestAnObjectOfAnotherProjectIsLeftAlone(t *testing.T) {
+func TestReadsRefuseObjectsOfAnotherProject(t *testing.T) {
 	foreign := with("project_id", racktest.Numbered(9))
 	c := clientThat(t, racktest.OK(racktest.ViewDisk, diskOf("detached", foreign)),
 		racktest.OK("GET /v1/snapshots/"+racktest.Snapshot, snapshotOf("ready", foreign)),
@@ -243,7 +243,7 @@ func TestAnObjectOfAnotherProjectIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestAListOfAnotherProjectIsNotShown(t *testing.T) {
+func TestListsRefuseObjectsOfAnotherProject(t *testing.T) {
 	foreign := racktest.OK("GET /v1/disks", pageOf("", diskOf("detached",
 		with("project_id", racktest.Numbered(9)))))
 	c := clientThat(t, foreign, foreign)
@@ -253,7 +253,7 @@ func TestAListOfAnotherProjectIsNotShown(t *testing.T) {
 	fails(csierr.StartingTokenInvalid)(t, listDisks(t, c, p))
 }
 
-func TestAStartingTokenContainsTheRacksPageToken(t *testing.T) { // LV-2
+func TestStartingTokensContainTheRacksPageToken(t *testing.T) { // LV-2
 	page := base64.URLEncoding.EncodeToString([]byte(
 		`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"kittens","last_seen":"` +
 			racktest.Disk + `"}}`))
@@ -293,7 +293,7 @@ func TestAnEmptyPageDoesNotEndAList(t *testing.T) { // OX-9
 	}
 }
 
-func TestAListThatNoRackSendsIsAnError(t *testing.T) { // OX-9
+func TestListsRejectPagesThatNoRackSends(t *testing.T) { // OX-9
 	disk := func(n int) string {
 		return racktest.DiskOf("detached", racktest.With("id", racktest.Numbered(n)))
 	}
@@ -329,9 +329,9 @@ var rackCodes = []codes.Code{
 	codes.Unavailable,
 }
 
-// FuzzRackAnswer checks that any response becomes an error with one of rackCodes and a presentable
-// message, and that only a response of the rack itself means "not found" (OX-6) or "exists
-// already".
+// FuzzRackAnswer checks that every response becomes an error with one of rackCodes and a message
+// for callers, and that only the rack's own responses become "not found" (OX-6) or "already
+// exists".
 func FuzzRackAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, code uint16, body []byte, missing uint8) {
 		response := &http.Response{
@@ -361,7 +361,7 @@ func FuzzRackAnswer(f *testing.F) {
 	})
 }
 
-// FuzzTransport checks that the text of a failed call does not show the rack's address.
+// FuzzTransport checks that errors of failed requests do not contain the rack's address.
 func FuzzTransport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, why string) {
 		failure := `Get "https://` + spy + `/v1/disks?project=x": ` + why
@@ -376,7 +376,7 @@ func FuzzTransport(f *testing.F) {
 const spy = "tweetytweety"
 
 // FuzzStartingToken checks that an invalid token is ABORTED, and that the pages after a valid token
-// show every later object once, in order, however long the pages are.
+// contain every later object once and in order, with any page size.
 func FuzzStartingToken(f *testing.F) {
 	var ids []string
 	for i := range 40 {

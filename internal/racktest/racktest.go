@@ -1,5 +1,5 @@
-// Package racktest is a scripted rack for tests: it gives responses that no working rack gives, and
-// checks the number of requests that a call makes.
+// Package racktest serves a scripted rack for tests: it gives answers that no working rack gives,
+// and checks which requests a call makes.
 package racktest
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// The names and ids of the script's objects.
+// Names and ids of the objects on the scripted rack.
 const (
 	Token         = "oxide-token-tweetytweety"
 	Project       = "kittens"
@@ -30,36 +30,36 @@ const (
 	Image         = "a2e7a1de-2f4f-4f05-9f0e-6f2f3f4f5f07"
 )
 
-// Exchange is one expected request and its response.
+// Exchange is an expected request and the rack's answer.
 type Exchange struct {
 	Want   string // "POST /v1/disks"
 	Status int
 	Body   string
 	Cut    bool // the connection breaks instead of a response
-	// Proxy leaves out the rack's request id, as a response of another server does.
+	// Proxy omits the rack's request id, which other servers do not send.
 	Proxy bool
-	// Hold delays the response.
+	// Hold is how long the answer is delayed.
 	Hold time.Duration
 	// Check checks the request's body.
 	Check func(t *testing.T, body []byte)
-	Query string // of the request; empty means any
+	Query string // the request's query; empty means any
 }
 
-// script expects exactly these requests, in this order, so a test also limits the number of an
-// RPC's requests.
+// script serves the lines. It expects exactly these requests in this order, so a test also checks
+// how many requests an RPC makes.
 type script struct {
 	t  *testing.T
 	mu sync.Mutex
 	// guarded by mu
 	lines []Exchange
-	// guarded by mu: which reads of world were answered
+	// guarded by mu: the requests in world that were answered
 	worldly map[string]bool
 }
 
-// world contains the reads of project and silo. A client makes them once, so scripts omit them.
+// world answers the reads of project and silo. A client makes each once, so scripts omit them.
 var world = map[string]string{ViewProject: ProjectOf(), ViewUser: UserOf(Silo)}
 
-// ServeHTTP responds with the script's next line.
+// ServeHTTP answers with the script's next line.
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,13 +112,13 @@ func Error(status int, code, message string) Exchange {
 	return Exchange{Status: status, Body: JSON(answer)}
 }
 
-// To returns the exchange with that request.
+// To returns the exchange with this expected request.
 func (e Exchange) To(want string) Exchange {
 	e.Want = want
 	return e
 }
 
-// Serve serves a script until the test ends. The test fails if a request is missing.
+// Serve serves the script until the test ends. The test fails if the driver omits a request.
 func Serve(t *testing.T, lines ...Exchange) (url string) {
 	t.Helper()
 	s := &script{t: t, lines: lines, worldly: map[string]bool{}}
@@ -146,7 +146,7 @@ func DiskOf(state string, edit ...func(map[string]any)) string {
 		"snapshot_id": nil, "image_id": nil, "device_path": "/mnt/x", "state": StateOf(state)})
 }
 
-// edited returns an object of the project after the edits.
+// edited adds the project and the times to an object, applies the edits, and returns it as JSON.
 func edited(edit []func(map[string]any), object map[string]any) string {
 	object["project_id"] = ProjectID
 	object["time_created"] = "2026-06-12T18:01:02.345678Z"
@@ -178,24 +178,24 @@ func SnapshotOf(state string, edit ...func(map[string]any)) string {
 		"state": state, "size": 10 * volume.GiB})
 }
 
-// InstanceOf is an instance in a state.
+// InstanceOf returns an instance in this state.
 func InstanceOf(runState string, edit ...func(map[string]any)) string {
 	return edited(edit, map[string]any{"id": Instance, "name": "worker-1", "run_state": runState,
 		"description": "", "hostname": "worker-1", "ncpus": 2, "memory": volume.GiB})
 }
 
-// ProjectOf is the driver's project.
+// ProjectOf returns the driver's project.
 func ProjectOf() string {
 	return JSON(map[string]any{"id": ProjectID, "name": Project, "description": ""})
 }
 
-// UserOf is the token's user in a silo.
+// UserOf returns the token's user, who belongs to the silo.
 func UserOf(silo string) string {
 	return JSON(map[string]any{"id": Numbered(1), "display_name": "cat", "silo_id": silo,
 		"silo_name": "cats"})
 }
 
-// PageOf is a page of a list.
+// PageOf returns a page of a list. next is the token of the following page.
 func PageOf(next string, items ...string) string {
 	return fmt.Sprintf(`{"next_page":%s,"items":[%s]}`, JSON(next), strings.Join(items, ","))
 }
@@ -217,18 +217,18 @@ func At(t *testing.T, answer http.HandlerFunc) (url string) {
 	return server.URL
 }
 
-// Dead is an address where nothing listens.
+// Dead returns an address where no server listens.
 func Dead() (url string) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()
 	return server.URL
 }
 
-// Silent is the address of a rack that takes requests and never answers.
+// Silent returns the address of a server that accepts requests and never answers.
 func Silent(t *testing.T) (url string) {
 	t.Helper()
 	return At(t, func(_ http.ResponseWriter, r *http.Request) {
-		// The server notices a canceled request only after the body is read.
+		// Go's server notices that the client is gone only after it has read the body.
 		_, _ = io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
 	})
@@ -242,7 +242,7 @@ func PEM(certificate []byte) []byte {
 // ViewDisk is the request that reads the disk.
 const ViewDisk = "GET /v1/disks/" + Disk
 
-// Further requests, and the state of a disk that is attached to Instance.
+// More requests, and the state of a disk that is attached to Instance.
 const (
 	ViewProject  = "GET /v1/projects/" + Project
 	ViewUser     = "GET /v1/me"
@@ -250,14 +250,14 @@ const (
 	AttachedHere = "attached " + Instance
 )
 
-// NotFound and Refused are the rack's responses for an unknown object, and for a declined call.
+// NotFound is the rack's answer for an unknown object, Refused for a call that it declines.
 var (
 	NotFound = Error(404, "ObjectNotFound", "not found: it")
 	Refused  = Error(400, "InvalidRequest", "the rack says no")
 )
 
-// OK responds to a request with 200.
+// OK returns an exchange that answers the request with 200.
 func OK(want, body string) Exchange { return Exchange{Want: want, Status: 200, Body: body} }
 
-// Numbered returns a UUID that sorts by its number.
+// Numbered returns a UUID for n. These UUIDs sort by n.
 func Numbered(n int) string { return fmt.Sprintf("%08x-aaaa-4bbb-8ccc-222222222222", n) }

@@ -1,7 +1,7 @@
-// Package short chooses how much of a test runs. Under go test -short a test with many similar
-// cases tries some of them, and a test that only repeats what others show with whole programs is
-// skipped. Both report how many cases they leave to the whole form, which is the same test without
-// -short (make proofs). PROOF_SEED selects other cases.
+// Package short decides how much of a test runs under go test -short. A test with many similar
+// cases then tries only some of them. A test whose result other tests also show, with whole
+// programs, is skipped. Both log how many cases they leave to "make proofs", which runs the same
+// tests without -short. PROOF_SEED selects other cases.
 package short
 
 import (
@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// Some returns n of the cases under go test -short, in their order, and otherwise all of them.
+// Some returns all cases, or n of them under go test -short, in their order.
 func Some[T any](t testing.TB, n int, cases []T) []T {
 	t.Helper()
 	if !testing.Short() || len(cases) <= n {
@@ -32,7 +32,7 @@ func Some[T any](t testing.TB, n int, cases []T) []T {
 	return some
 }
 
-// Left reports that the test leaves cases to the whole form. The Makefile adds them up.
+// Left logs how many cases the test leaves to "make proofs". The Makefile adds them up.
 func Left(t testing.TB, cases int) {
 	t.Helper()
 	if testing.Short() && cases > 0 {
@@ -40,7 +40,7 @@ func Left(t testing.TB, cases int) {
 	}
 }
 
-// Skip skips a test that has that many cases under go test -short.
+// Skip skips a test under go test -short. cases is the number of cases that the test would try.
 func Skip(t testing.TB, cases int) {
 	t.Helper()
 	if testing.Short() {
