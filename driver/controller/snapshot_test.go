@@ -44,7 +44,7 @@ func TestCreateSnapshotTakesASnapshotOrReturnsTheReason(t *testing.T) {
 		{"a second call (CS-5)", script{taken.To(postSnap), snapNamed("ready")}, ok},
 		{"a second call, with a full quota (CS-5)", script{full.To(postSnap), snapNamed("ready")}, ok},
 		{"a second call, the volume deleted (CS-5)", script{missing(postSnap), snapNamed("ready")}, ok},
-		{"the name of another volume's (CS-6)", script{taken.To(postSnap), snapNamed("ready", with("disk_id",
+		{"another's name (CS-6)", script{taken.To(postSnap), snapNamed("ready", with("disk_id",
 			racktest.Image))}, fails(csierr.SnapshotExists, racktest.Image)},
 		{"a snapshot made by hand has the name (CS-6)", script{taken.To(postSnap), snapNamed(
 			"ready", with("description", "mine"))}, fails(csierr.SnapshotExists, racktest.Snapshot)},

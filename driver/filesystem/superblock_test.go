@@ -51,7 +51,7 @@ func startOf(t *testing.T, file string) []byte {
 	return head
 }
 
-func TestFindSuperblocks(t *testing.T) {
+func TestFindSuperblocksRecognizesEveryFilesystem(t *testing.T) {
 	for _, c := range []struct {
 		mkfs string
 		size int64
@@ -184,7 +184,7 @@ func FuzzFindSuperblocks(f *testing.F) {
 	})
 }
 
-func TestXFSLogFresh(t *testing.T) {
+func TestXFSLogFreshAcceptsOnlyTheLogOfMkfs(t *testing.T) {
 	header := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 1}
 	later := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 2}
 	for _, c := range []struct {
@@ -502,7 +502,7 @@ func FuzzBlkid(f *testing.F) {
 	})
 }
 
-func TestParseBlkid(t *testing.T) {
+func TestParseBlkidReturnsTypesAndTables(t *testing.T) {
 	for output, want := range map[string]string{ // "" is an error
 		"DEVNAME=x\nPTTYPE=gpt\n":                 "a partition table (gpt)",
 		"LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n": "swap and a partition table (dos)",

@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-func TestFindUnexpected(t *testing.T) {
+func TestFindUnexpectedReturnsTheFirstByte(t *testing.T) {
 	const size = 9*chunkBytes + 512
 	for _, c := range []struct {
 		name     string
@@ -273,7 +273,7 @@ var testSizes = []int64{512, 64 << 10, mib, 3 * mib, 8 * mib,
 	3*gib + 8*mib, 10 * gib, 100*gib - 512,
 	1023 * gib, 5 << 40}
 
-func TestMarkerRegions(t *testing.T) {
+func TestMarkerRegionsCoverHeadTailAndRecords(t *testing.T) {
 	for _, size := range testSizes {
 		regions := markerRegions(size)
 		var bytes int64

@@ -23,22 +23,22 @@ const (
 	Btrfs = "btrfs"
 )
 
-// IsFilesystem reports whether volumes may have a filesystem of that type.
+// IsFilesystem reports whether volumes may have a filesystem of this type.
 func IsFilesystem(fsType string) bool { return slices.Contains(Filesystems, fsType) }
 
-// Filesystems are the filesystems of volumes, the default first.
+// Filesystems lists the filesystems that volumes may have. The first is the default.
 var Filesystems = []string{Ext4, Ext3, XFS, Btrfs}
 
-// supportedModes are the access modes of a disk that is attached to one instance at a time, for
-// reading and writing (RFD 595). The node decides how many of its workloads share the disk.
+// supportedModes are the access modes in which one node reads and writes the volume: a rack
+// attaches a disk to one instance (RFD 595). The node decides how many workloads share it.
 var supportedModes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 }
 
-// CapabilityFault describes what is wrong with a volume capability. The zero value means that it is
-// valid.
+// CapabilityFault describes what is wrong with a volume capability. The zero value means nothing
+// is.
 type CapabilityFault struct {
 	Malformed   bool // INVALID_ARGUMENT everywhere
 	Unsupported bool // INVALID_ARGUMENT on the controller, FAILED_PRECONDITION on the node
@@ -95,8 +95,7 @@ func unsupported(message string, args ...any) CapabilityFault {
 	return CapabilityFault{Unsupported: true, Message: fmt.Sprintf(message, args...)}
 }
 
-// CheckCapabilities checks the capabilities of a controller's request, all of which have to be
-// supported.
+// CheckCapabilities returns an error unless the controller supports all capabilities of a request.
 func CheckCapabilities(capabilities []*csi.VolumeCapability) error {
 	if len(capabilities) == 0 {
 		return csierr.New(csierr.FieldMissing, "volume_capabilities is missing")
@@ -109,7 +108,7 @@ func CheckCapabilities(capabilities []*csi.VolumeCapability) error {
 	return nil
 }
 
-// CheckCapability checks one capability of a controller's request.
+// CheckCapability returns an error unless the controller supports the capability.
 func CheckCapability(c *csi.VolumeCapability) error {
 	switch p := CapabilityProblem(c); {
 	case p.Malformed:
@@ -117,7 +116,7 @@ func CheckCapability(c *csi.VolumeCapability) error {
 	case p.Unsupported:
 		return csierr.New(csierr.CapabilityUnsupported, "%s", p.Message)
 	}
-	// Otherwise the node would refuse the flags after the volume is made.
+	// Refuse bad flags before the volume exists. The node would refuse them later.
 	m := c.GetMount()
 	if _, err := ParseMountFlags(m.GetFsType(), m.GetMountFlags()); err != nil {
 		return csierr.Coded(codes.InvalidArgument, csierr.MountFlags, "%s", err)
@@ -126,22 +125,22 @@ func CheckCapability(c *csi.VolumeCapability) error {
 }
 
 const (
-	// GiB is the unit of a disk's size.
+	// GiB is the unit of disk sizes.
 	GiB = 1 << 30
-	// defaultSizeBytes is the size of a volume without a requested size.
+	// defaultSizeBytes is the size of a volume if the request contains none.
 	defaultSizeBytes = 10 * GiB
-	// MaxDistributedBytes is the size of a rack's largest distributed disk. Only the rack knows the
-	// largest local disk.
+	// MaxDistributedBytes is the size of the largest distributed disk that a rack creates. Only the
+	// rack knows the limit of local disks.
 	MaxDistributedBytes = 1023 * GiB
 )
 
-// CapacityRange is a requested range in bytes; max is MaxInt64 if there is no limit.
+// CapacityRange is the requested range in bytes. Without a limit max is MaxInt64.
 type CapacityRange struct {
 	given    bool
 	min, max int64
 }
 
-// ParseCapacityRange parses a capacity range in bytes; nil sets no limit.
+// ParseCapacityRange parses a request's capacity range. nil allows every size.
 func ParseCapacityRange(r *csi.CapacityRange) (CapacityRange, error) {
 	if r == nil {
 		return CapacityRange{max: math.MaxInt64}, nil
@@ -163,16 +162,16 @@ func ParseCapacityRange(r *csi.CapacityRange) (CapacityRange, error) {
 	return out, nil
 }
 
-// Contains reports whether a size in bytes is in the range.
+// Contains reports whether the size is in the range.
 func (r CapacityRange) Contains(sizeBytes int64) bool {
 	return r.min <= sizeBytes && sizeBytes <= r.max
 }
 
-// DiskSize returns the size of the disk to create: whole GiB, as the rack requires, within the
-// range. floor is the size of the source, 0 for a blank disk; ceiling is the size of the rack's
-// largest disk.
+// DiskSize returns the size of the disk to create: whole GiB, as the rack requires, and within the
+// range. floor is the size of the snapshot or image, or 0 for a blank disk. ceiling is the size of
+// the largest disk that the rack creates.
 func (r CapacityRange) DiskSize(floor, ceiling int64) (int64, error) {
-	// Without a requested size use the source's size, or the default.
+	// If the request contains no size, use the source's size or the default.
 	size := r.min
 	if size == 0 && floor == 0 {
 		size = min(defaultSizeBytes, max(r.max-r.max%GiB, GiB))
@@ -194,7 +193,7 @@ func (r CapacityRange) DiskSize(floor, ceiling int64) (int64, error) {
 	return size, nil
 }
 
-// roundUp rounds to whole GiB; near the end of int64 it rounds to the last whole one.
+// roundUp rounds up to whole GiB. If the result overflows int64, it returns the largest whole GiB.
 func roundUp(sizeBytes int64) int64 {
 	if sizeBytes > math.MaxInt64-GiB {
 		return math.MaxInt64 / GiB * GiB
@@ -202,7 +201,7 @@ func roundUp(sizeBytes int64) int64 {
 	return (sizeBytes + GiB - 1) / GiB * GiB
 }
 
-// The attributes of a mount, with the values of mount_setattr(2).
+// The attributes of a mount, with their values in mount_setattr(2).
 const (
 	AttrReadOnly    = 0x1
 	attrNoSUID      = 0x2
@@ -215,24 +214,24 @@ const (
 	attrNoSymFollow = 0x200000
 )
 
-// MountOptions are mount flags, separated into those of the mount and those of the filesystem.
+// MountOptions contains parsed mount flags: those of the mount and those of the filesystem.
 type MountOptions struct {
-	Attr uint64 // of the mount
-	// AtimeChosen reports whether a flag sets how access times are updated.
+	Attr uint64 // the mount's attributes
+	// AtimeChosen reports whether a flag selects how access times are updated.
 	AtimeChosen bool
 	Super       []string // flags that every filesystem knows: ro, sync, dirsync, lazytime
 	Data        []MountOption
-	// Given reports whether the request has flags. They may be sensitive, so text that may quote them,
-	// such as the kernel's messages, must not be shown.
+	// Given reports whether the request contains flags. They may be sensitive, so text that may
+	// contain them, such as the kernel's messages, must not be shown.
 	Given bool
 }
 
-// MountOption is an option of the filesystem.
+// MountOption is an option for the filesystem.
 type MountOption struct {
 	Key, Value string
 	HasValue   bool
-	// Flag is the position, from 1, of the mount flag with the option; 0 for an option that the driver
-	// added.
+	// Flag is the position of the option's mount flag, from 1 on. It is 0 for an option that the
+	// driver added.
 	Flag int
 }
 
@@ -250,32 +249,32 @@ var attrFlags = map[string]struct{ set, clear uint64 }{
 
 var (
 	superFlags = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
-	// ignoredFlags are for mount(8) and init systems.
+	// ignoredFlags are flags for mount(8) and init systems, which the driver ignores.
 	ignoredFlags = []string{"", "defaults", "auto", "noauto", "nofail", "_netdev", "nouser"}
-	// labelFlags are SELinux's, for any filesystem. Kubelet adds a context to a volume's own flags.
+	// labelFlags are SELinux's flags, which every filesystem accepts. Kubelet adds one to a volume's.
 	labelFlags = []string{"context", "fscontext", "defcontext", "rootcontext"}
 )
 
-// CommonFlags are the flags that every filesystem takes: those without a value, and the names of
-// the others.
+// CommonFlags returns the flags that every filesystem accepts: words are flags without a value,
+// names those with one.
 func CommonFlags() (words, names []string) {
 	words = slices.Concat(slices.Collect(maps.Keys(attrFlags)), superFlags, []string{"seclabel"},
 		ignoredFlags[1:])
 	return words, append([]string{"comment"}, labelFlags...)
 }
 
-// FlagSet are the mount flags that a filesystem takes: words, and names with their values.
+// FlagSet contains the mount flags that a filesystem accepts, without and with a value.
 type FlagSet struct {
 	Words  []string
 	Values map[string]Values
 }
 
-// FilesystemFlags are the flags of each filesystem, besides those that any filesystem takes. Linux
-// 5.12 and later accept all of them, on every disk and with every kernel configuration, so there
-// are no quotas and no DAX. None of them disables the log or its ordering (norecovery, barrier=0),
-// shows another state or part of the filesystem (rescue, subvol, sb), names another device, changes
-// the filesystem's features (journal_checksum), or lets the damage of one volume stop the node
-// (errors=panic).
+// FilesystemFlags contains each filesystem's flags, without those that every filesystem accepts.
+// Linux 5.12 and later accept all of them, on every disk and with every kernel configuration, so
+// quotas and DAX are missing. Missing as well are flags that disable the log or its ordering
+// (norecovery, barrier=0), show another state or part of the filesystem (rescue, subvol, sb), name
+// another device, change the filesystem's features (journal_checksum), or let the damage of one
+// volume stop the node (errors=panic).
 var FilesystemFlags = map[string]FlagSet{
 	Ext3: {strings.Fields(extWords), extValues},
 	Ext4: {strings.Fields(extWords + " delalloc nodelalloc dioread_lock dioread_nolock"), extValues},
@@ -295,7 +294,7 @@ var FilesystemFlags = map[string]FlagSet{
 		}},
 }
 
-// The flags of ext3, which the kernel's ext4 mounts.
+// extWords are the flags of ext3, which the kernel's ext4 driver mounts.
 const extWords = "acl auto_da_alloc barrier block_validity bsddf bsdgroups discard grpid " +
 	"init_itable noauto_da_alloc noblock_validity nodiscard nogrpid noinit_itable nombcache " +
 	"noquota sysvgroups user_xattr"
@@ -318,7 +317,7 @@ var extValues = map[string]Values{
 	"stripe":               numberFrom(0, 32768),
 }
 
-// compression are the methods of btrfs, those with levels also with a level.
+// compression accepts btrfs's compression methods, with a level if the method has levels.
 var compression = Values{"zlib, zlib:1 to zlib:9, lzo, zstd, zstd:1 to zstd:15, no or none",
 	func(value string) bool {
 		method, level, leveled := strings.Cut(value, ":")
@@ -331,7 +330,7 @@ var compression = Values{"zlib, zlib:1 to zlib:9, lzo, zstd, zstd:1 to zstd:15, 
 		return method == "zstd" && numberFrom(1, 15).Contains(level)
 	}}
 
-// powerOfTwo accepts powers of two, also in units of k, m or g.
+// powerOfTwo accepts powers of two in this range, also with the units k, m and g.
 func powerOfTwo(low, high string) Values {
 	size := func(value string) int {
 		digits := strings.TrimRight(value, "kKmMgG")
@@ -348,8 +347,8 @@ func powerOfTwo(low, high string) Values {
 	}}
 }
 
-// ParseMountFlags parses the mount flags of a volume capability; the default filesystem is ext4.
-// Its errors name the position of a flag, never the flag.
+// ParseMountFlags parses the mount flags of a volume capability. The default of fsType is ext4.
+// Errors contain the position of a flag, never the flag itself.
 func ParseMountFlags(fsType string, flags []string) (MountOptions, error) {
 	fsType = cmp.Or(fsType, Ext4)
 	var o MountOptions
@@ -373,7 +372,7 @@ func ParseMountFlags(fsType string, flags []string) (MountOptions, error) {
 	return o, nil
 }
 
-// splitFlag splits "noatime,context=\"a,b\"" at commas outside quotes.
+// splitFlag splits a flag such as "noatime,context=\"a,b\"" at commas outside of quotes.
 func splitFlag(flag string) (words []string, ok bool) {
 	var word strings.Builder
 	quoted := false
@@ -420,7 +419,7 @@ func allowed(fsType, key, value string, hasValue bool) bool {
 	return slices.Contains(labelFlags, key) || known && values.Contains(value)
 }
 
-// contradictory reports whether one option makes the kernel refuse another, or undoes it silently.
+// contradictory reports whether, because of one option, the kernel refuses or ignores another.
 func (o *MountOptions) contradictory() bool {
 	has := func(is func(d MountOption) bool) bool { return slices.ContainsFunc(o.Data, is) }
 	named := func(keys ...string) bool {
@@ -434,10 +433,10 @@ func (o *MountOptions) contradictory() bool {
 		compressed && named("nodatacow", "nodatasum") || named("context") && named("defcontext")
 }
 
-// ReadOnly reports whether the mount is to be read-only.
+// ReadOnly reports whether the mount is read-only.
 func (o MountOptions) ReadOnly() bool { return o.Attr&AttrReadOnly != 0 }
 
-// SetReadOnly makes the filesystem and the mount read-only, whatever the flags say.
+// SetReadOnly makes the filesystem and the mount read-only, even if the flags contain rw.
 func (o *MountOptions) SetReadOnly() {
 	if !o.ReadOnly() {
 		o.Attr |= AttrReadOnly
@@ -445,22 +444,22 @@ func (o *MountOptions) SetReadOnly() {
 	}
 }
 
-// AddData adds an option of the filesystem if it is missing.
+// AddData adds an option for the filesystem if it is missing.
 func (o *MountOptions) AddData(key string) {
 	if !slices.ContainsFunc(o.Data, func(d MountOption) bool { return d.Key == key }) {
 		o.Data = append(o.Data, MountOption{Key: key})
 	}
 }
 
-// Two mounts are equal if their filesystem is the same and they agree in the flags that mountinfo
-// always shows: those of the mount, and sync, dirsync and lazytime. Other options of a filesystem
-// are not compared, because mountinfo may show them in another form, or not at all.
+// The driver compares two mounts of a filesystem by the flags that mountinfo always shows: those of
+// the mount, and sync, dirsync and lazytime. It compares no other options of the filesystem,
+// because mountinfo may show them in another form, or not at all.
 var (
 	shownMountFlags = strings.Fields("ro nosuid nodev noexec noatime nodiratime relatime nosymfollow")
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
 )
 
-// Shown returns the comparable flags that mountinfo shows for a mount with these options, sorted.
+// Shown returns the compared flags that mountinfo shows for a mount with these options, sorted.
 func (o MountOptions) Shown() []string {
 	words := attrWords(o.Attr)
 	for _, f := range shownSuperFlags {
@@ -487,7 +486,7 @@ func attrWords(attr uint64) []string {
 	return words
 }
 
-// ShownFlags returns the comparable flags in the two lists of a mountinfo line, sorted.
+// ShownFlags returns the flags that the driver compares from a mountinfo line's two lists, sorted.
 func ShownFlags(mount, super string) []string {
 	of := func(list string, flags []string) []string {
 		return slices.DeleteFunc(strings.Split(list, ","), func(word string) bool {
@@ -498,8 +497,8 @@ func ShownFlags(mount, super string) []string {
 		of(super, shownSuperFlags)...)))
 }
 
-// PublishedFlags returns the comparable flags of a publication: those that it copies from the
-// staging mount, and its own.
+// PublishedFlags returns the flags, as Shown does, of a publication: those of the staging mount,
+// from which it copies, and its own.
 func PublishedFlags(staged []string, o MountOptions, readOnly bool) []string {
 	words := slices.Clone(staged)
 	added := attrWords(o.Attr)

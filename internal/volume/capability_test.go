@@ -19,7 +19,7 @@ var (
 	fails, coded = csitest.Fails, csitest.Coded
 )
 
-func TestAccessModes(t *testing.T) { // D-16
+func TestOnlySingleNodeWriterModesAreSupported(t *testing.T) { // D-16
 	fine := map[csi.VolumeCapability_AccessMode_Mode]bool{
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        true,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER: true,
@@ -43,7 +43,7 @@ func TestAccessModes(t *testing.T) { // D-16
 	}
 }
 
-func TestCapabilities(t *testing.T) { // CV-4, CV-5
+func TestCheckCapabilitiesRefusesUnsupportedOnes(t *testing.T) { // CV-4, CV-5
 	block := csitest.Filesystem("")
 	block.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	grouped := csitest.Filesystem("xfs")
@@ -99,7 +99,7 @@ func TestCapabilities(t *testing.T) { // CV-4, CV-5
 	}
 }
 
-func TestDiskSize(t *testing.T) { // CV-11, CV-12
+func TestDiskSizeIsWholeGiBWithinTheRange(t *testing.T) { // CV-11, CV-12
 	const bytes, half = 1, int64(GiB / 2)
 	tooLarge, invalid := fails(csierr.CapacityOutOfRange), fails(csierr.CapacityInvalid)
 	for _, test := range []struct {
@@ -165,11 +165,11 @@ var (
 	unreachable = fails(csierr.TopologyUnreachable)
 )
 
-// choices are requests, the locations of the driver, and the chosen topologies.
+// choices contains requests, the driver's locations, and the topologies to choose.
 type choices []struct {
 	name string
 	req  *csi.TopologyRequirement
-	ours string // locations with semicolons between
+	ours string // locations, separated by semicolons
 	want string
 	ends func(*testing.T, error) // nil means success
 }
@@ -206,7 +206,7 @@ func locations(t *testing.T, text string) []Segments {
 	return csitest.Got(ParseTopology(text))(t)
 }
 
-// wish returns a requirement, and requisite the one that the provisioner sends with
+// wish returns a topology requirement. requisite returns one as the provisioner sends it with
 // --strict-topology.
 func wish(requisite, preferred string) *csi.TopologyRequirement {
 	return &csi.TopologyRequirement{Requisite: topologies(requisite), Preferred: topologies(preferred)}
@@ -214,7 +214,7 @@ func wish(requisite, preferred string) *csi.TopologyRequirement {
 
 func requisite(text string) *csi.TopologyRequirement { return wish(text, text) }
 
-func TestTheTopologyExampleOfTheRFD(t *testing.T) { // D-17
+func TestChooseTopologyFollowsTheExampleOfTheRFD(t *testing.T) { // D-17
 	const second, third = "region=R1,zone=Z2", "region=R1,zone=Z3"
 	example := wish(second+";"+third, third)
 	choices{
@@ -226,7 +226,7 @@ func TestTheTopologyExampleOfTheRFD(t *testing.T) { // D-17
 	}.try(t, false, ChooseTopology)
 }
 
-func TestTopologyRequirements(t *testing.T) { // D-14
+func TestChooseTopologyChecksTheRequirement(t *testing.T) { // D-14
 	raw := func(key, value string) *csi.TopologyRequirement {
 		return &csi.TopologyRequirement{Requisite: []*csi.Topology{{
 			Segments: map[string]string{key: value}}}}
@@ -253,7 +253,7 @@ func TestTopologyRequirements(t *testing.T) { // D-14
 	}.try(t, false, ChooseTopology)
 }
 
-func TestTopologySettings(t *testing.T) { // B-27, D-75
+func TestParseTopologyRefusesInvalidSettings(t *testing.T) { // B-27, D-75
 	for _, bad := range []string{"rack", "rack=", "=a", "rack=a,rack=b", "rack=a,RACK=b", "rack=-a",
 		"rack=a;zone=b", "rack=a;", "a/b=c", "rack=a,instance=b", "Instance=b",
 		"rack=" + strings.Repeat("x", 64)} {
@@ -270,7 +270,7 @@ func TestTopologySettings(t *testing.T) { // B-27, D-75
 	}
 }
 
-func TestAVolumeOfTheRackIsAtNoInstance(t *testing.T) {
+func TestChooseTopologyIgnoresInstances(t *testing.T) {
 	choices{
 		{"an instance is everywhere without locations (D-74)", requisite(here), "", "", nil},
 		{"all are everywhere without locations (D-74)", requisite(here + ";" + there), "", "", nil},
@@ -287,7 +287,7 @@ func TestAVolumeOfTheRackIsAtNoInstance(t *testing.T) {
 	}.try(t, true, ChooseTopology)
 }
 
-func TestAVolumeWithPlacementInstanceIsAtTheRequestedInstance(t *testing.T) {
+func TestChooseInstanceReturnsTheRequestedInstance(t *testing.T) {
 	upper := requisite(here)
 	upper.Requisite[0].Segments = map[string]string{
 		strings.ToUpper(InstanceKey): strings.TrimPrefix(here, "instance=")}
@@ -318,7 +318,7 @@ func TestAVolumeWithPlacementInstanceIsAtTheRequestedInstance(t *testing.T) {
 }
 
 // FuzzCapacityRange checks that a size has whole GiB, is in the range, and is possible on the rack
-// (OF-7), and that a range is refused only if there is no such size.
+// (OF-7), and that an error is returned only if no size satisfies that.
 func FuzzCapacityRange(f *testing.F) {
 	f.Fuzz(func(t *testing.T, required, limit, floor int64, local bool) {
 		r, err := ParseCapacityRange(&csi.CapacityRange{RequiredBytes: required, LimitBytes: limit})
@@ -354,8 +354,8 @@ func FuzzCapacityRange(f *testing.F) {
 	})
 }
 
-// FuzzTopology checks that CSI allows a parsed topology, that every location has the same keys, and
-// that no part is lost.
+// FuzzTopology checks that a parsed topology is valid in CSI, that all its locations have the same
+// keys, and that ParseTopology omits nothing.
 func FuzzTopology(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		locations, err := ParseTopology(text)

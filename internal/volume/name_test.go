@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-func TestTheNameOfADiskIsTheHashOfItsVolume(t *testing.T) { // E-17
+func TestDiskNameIsAHashOfClusterAndName(t *testing.T) { // E-17
 	for csiName, want := range map[string]string{
 		"pvc-6fa1d3ac-1234-4a5b-8c6d-7e8f9a0b1c2d": "csi-hpcv1i4tn2rop6ah",
 		"日本/ü\t": "csi-1gi5nnadptjaev48",
@@ -23,9 +23,9 @@ func TestTheNameOfADiskIsTheHashOfItsVolume(t *testing.T) { // E-17
 	}
 }
 
-func TestTheRackAcceptsTheDiskNameOfEveryVolume(t *testing.T) { // E-17
+func TestDiskNamesAreValidAndUnique(t *testing.T) { // E-17
 	rapid.Check(t, func(t *rapid.T) {
-		// Short names are often equal, or one ends like the other begins.
+		// Two short names are often equal, or the end of one is the beginning of the other.
 		short := rapid.StringOfN(rapid.SampledFrom([]rune("ab-.ü")), 0, 3, -1)
 		a, b := short.Draw(t, "a"), short.Draw(t, "b")
 		one, other := short.Draw(t, "cluster of a"), short.Draw(t, "cluster of b")
@@ -39,7 +39,7 @@ func TestTheRackAcceptsTheDiskNameOfEveryVolume(t *testing.T) { // E-17
 	})
 }
 
-func TestIsOwnName(t *testing.T) {
+func TestIsOwnNameRejectsOtherForms(t *testing.T) {
 	for _, name := range []string{"", "csi-", "csi-0123456789abcde", "csi-0123456789abcdef0",
 		"csi-0123456789abcdeF", "csi-0123456789abcdez", "pvc-0123456789abcdef",
 		"csi-0123456789abc-ef"} {
@@ -49,7 +49,7 @@ func TestIsOwnName(t *testing.T) {
 	}
 }
 
-func TestANameHasAtMost128Bytes(t *testing.T) { // B-1
+func TestCheckNameAccepts128Bytes(t *testing.T) { // B-1
 	for length, want := range map[int]bool{128: true, 129: false} {
 		if err := CheckName(strings.Repeat("x", length)); (err == nil) != want {
 			t.Errorf("a name of %d bytes: %v", length, err)
@@ -74,7 +74,7 @@ func TestMessagesShowSizesWithBytesAndNamesWithIDs(t *testing.T) {
 	}
 }
 
-// legalTags draws tags of legal requests, with many names that are long after encoding.
+// legalTags draws tags of valid requests. Many of their names get long when they are encoded.
 func legalTags(t *rapid.T) (tag Tag, csiName string) {
 	some := rapid.SampledFrom([]rune("\t\n\r\"\\<>&\u2028\u2029ü日😀a"))
 	legal := rapid.OneOf(rapid.StringOfN(some, 1, 128, 128), rapid.StringN(1, 128, 128),
@@ -101,14 +101,14 @@ func legalTags(t *rapid.T) (tag Tag, csiName string) {
 	return tag, tag.Name
 }
 
-// longestOptions are all options of mkfs at once, more than any one filesystem has.
+// longestOptions contains all mkfs options, more than any one filesystem accepts.
 const longestOptions = "bytesPerInode=67108864,fsBlockSize=4096,inodeSize=2048," +
 	"label=abcdefghijkl,nodeSize=65536,reflink=false,reservedPercent=50"
 
 // longestClaim has the longest namespace and name that Kubernetes allows.
 var longestClaim = strings.Repeat("n", 63) + "/" + strings.Repeat("c", 253)
 
-func TestADescriptionFitsIntoTheRacksColumn(t *testing.T) {
+func TestDescriptionsFitIntoTheRacksColumn(t *testing.T) {
 	o, err := ParseMkfsOptions(longestOptions)
 	if err != nil || o.String() != longestOptions || len(o.chosen) != len(mkfsRules) {
 		t.Fatalf("the longest options are %q, %v", o, err)
@@ -156,7 +156,7 @@ func TestADescriptionFitsIntoTheRacksColumn(t *testing.T) {
 	})
 }
 
-func TestADescriptionEscapesOnlyWhatJSONDemands(t *testing.T) {
+func TestDescriptionsEscapeOnlyWhatJSONDemands(t *testing.T) {
 	want := `csi.oxide.computer {"name":"a<b>&ü\"\\\n","cluster":"blue"}`
 	tag := Tag{Name: "a<b>&ü\"\\\n", Cluster: "blue"}
 	if got := tag.Description(); got != want {
@@ -164,7 +164,7 @@ func TestADescriptionEscapesOnlyWhatJSONDemands(t *testing.T) {
 	}
 }
 
-func TestTagsOfEarlierVersionsStillCount(t *testing.T) {
+func TestParseTagAcceptsTagsOfEarlierVersions(t *testing.T) {
 	for name, c := range map[string]struct{ description, csiName string }{
 		"with everything escaped": {`csi.oxide.computer {"name":"a\u003cb\u003e\u0026",` +
 			`"cluster":"blue","origin":"blank","use":"filesystem"}`, "a<b>&"},
@@ -181,8 +181,8 @@ func TestTagsOfEarlierVersionsStillCount(t *testing.T) {
 	}
 }
 
-// FuzzRackID checks that only UUIDs in the rack's form reach the rack, because it would treat any
-// other id as a name.
+// FuzzRackID checks that ParseID accepts only UUIDs, because the rack treats any other id as a
+// name.
 func FuzzRackID(f *testing.F) {
 	f.Add("")
 	f.Fuzz(func(t *testing.T, id string) {
@@ -199,8 +199,8 @@ func FuzzRackID(f *testing.F) {
 	})
 }
 
-// FuzzDescription checks that a disk belongs to the driver only if the driver could have written
-// its description.
+// FuzzDescription checks that ParseTag accepts only descriptions that the driver could have
+// written.
 func FuzzDescription(f *testing.F) {
 	f.Add(DriverName + `.evil {"name":"x"}`)
 	f.Fuzz(func(t *testing.T, description string) {
@@ -219,7 +219,7 @@ func FuzzDescription(f *testing.F) {
 		if m.RackName == "" {
 			again.Name, again.RackName = m.Name, "" // the name in a long description is truncated
 		}
-		again.Claim = m.Claim // and the claim even before
+		again.Claim = m.Claim // the claim is truncated before the name
 		if !ok || again != m {
 			t.Fatalf("%q is the tag %+v, then %+v", description, m, again)
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// The parameters of a StorageClass. blockSize and mkfsOptions have the same keys in the contexts.
+// The parameters of a StorageClass. In contexts blockSize and mkfsOptions have the same keys.
 const (
 	ParamDiskType    = "diskType"
 	paramBlockSize   = CtxBlockSize
@@ -24,7 +24,7 @@ const (
 
 	foreignPrefix = "csi.storage.k8s.io/"
 
-	// DefaultBlockSize is the default block size of a blank disk, which today's filesystems use.
+	// DefaultBlockSize is the default block size of a blank disk. It suits today's filesystems.
 	DefaultBlockSize = 4096
 	// localBlockSize is the block size of every local disk.
 	localBlockSize = 4096
@@ -33,7 +33,7 @@ const (
 var (
 	parameterNames = []string{paramBlockSize, ParamDiskType, ParamImageID, ParamMkfsOptions,
 		paramPlacement}
-	// BlockSizes are the block sizes of disks, in bytes.
+	// BlockSizes lists the block sizes that a disk may have, in bytes.
 	BlockSizes = []int{512, 2048, 4096}
 	// foreignKeys are the keys that Kubernetes' sidecars and kubelet read from parameters, or add to
 	// parameters and contexts.
@@ -60,13 +60,13 @@ func keysOfKubernetes() []string {
 // DiskType is the type of a disk, in the rack's terms.
 type DiskType string
 
-// The disk types: on the storage of the whole rack, or on the drives of one sled.
+// A distributed disk is stored on drives of the whole rack, a local disk on the drives of one sled.
 const (
 	diskTypeDistributed DiskType = "distributed"
 	DiskTypeLocal       DiskType = "local"
 )
 
-// Parameters are the parsed parameters of a StorageClass. A BlockSize of 0 means not set.
+// Parameters contains the parsed parameters of a StorageClass. A BlockSize of 0 means not set.
 type Parameters struct {
 	DiskType    DiskType
 	BlockSize   int
@@ -75,11 +75,11 @@ type Parameters struct {
 	Placement   Placement
 }
 
-// ForeignKey reports whether a key is one that a CO adds for itself.
+// ForeignKey reports whether a CO adds this key for its own use.
 func ForeignKey(key string) bool { return slices.Contains(foreignKeys, key) }
 
-// UnknownParameter returns the error for a parameter that is neither one of the driver's own nor a
-// foreign key.
+// UnknownParameter returns the error for a key that is neither in own nor a foreign key. It
+// suggests the most similar one.
 func UnknownParameter(key string, own ...string) error {
 	nearest, best := "", 0
 	for _, name := range slices.Concat(own, foreignKeys) {
@@ -91,8 +91,8 @@ func UnknownParameter(key string, own ...string) error {
 		"are %s", key, nearest, cmp.Or(strings.Join(own, ", "), "none"))
 }
 
-// similarity returns the number of letters that two names share at their beginning and end, minus
-// the difference of their lengths.
+// similarity returns how many letters two names share at their beginnings and ends, minus the
+// difference of their lengths.
 func similarity(a, b string) int {
 	a, b = strings.ToLower(a), strings.ToLower(b)
 	short, long := min(len(a), len(b)), max(len(a), len(b))
@@ -106,8 +106,8 @@ func similarity(a, b string) int {
 	return head + tail - (long - short)
 }
 
-// Claim returns the namespace and name of the claim, or of the VolumeSnapshot, from the parameters
-// of a create call. They are there if external-provisioner and external-snapshotter have
+// Claim returns the namespace and name of the claim or the VolumeSnapshot from the parameters of a
+// create call. external-provisioner and external-snapshotter add them if they run with
 // --extra-create-metadata.
 func Claim(parameters map[string]string) string {
 	for _, of := range []string{"pvc", "volumesnapshot"} {
@@ -168,8 +168,8 @@ func ParseParameters(values map[string]string) (Parameters, error) {
 	return p, nil
 }
 
-// Fits returns an error if the parameters do not apply to the capabilities of a disk of that size.
-// Size 0 means that the filesystem may be on the disk already.
+// Fits returns an error if the parameters do not suit the capabilities of a disk of this size. Size
+// 0 means that the disk may already contain a filesystem.
 func (p Parameters) Fits(capabilities []*csi.VolumeCapability, sizeBytes int64) error {
 	for _, c := range capabilities {
 		if c.GetMount() == nil {
@@ -183,7 +183,7 @@ func (p Parameters) Fits(capabilities []*csi.VolumeCapability, sizeBytes int64) 
 	return nil
 }
 
-// Largest returns the size of the largest disk of the type.
+// Largest returns the size of the largest disk of this type.
 func (p Parameters) Largest() int64 {
 	if p.DiskType == DiskTypeLocal {
 		return 1<<63 - GiB // only the rack knows the limit
@@ -191,15 +191,15 @@ func (p Parameters) Largest() int64 {
 	return MaxDistributedBytes
 }
 
-// MkfsOptions are the options of mkfs that a StorageClass may set: name=value pairs from a list of
-// allowed ones, never free arguments, so that no option overrides a safety check of mkfs or opens a
+// MkfsOptions contains the mkfs options that a StorageClass sets. Only name=value pairs from a
+// fixed list are allowed, so that no option overrides a safety check of mkfs or makes mkfs open a
 // file.
 type MkfsOptions struct {
 	chosen []string // name=value
 }
 
-// mkfsRule has an option's valid values and, for each filesystem that has the option, its argument:
-// the flag, and what precedes the value.
+// mkfsRule contains an option's valid values and, by filesystem, its argument for mkfs: the flag, a
+// space, and the text before the value.
 type mkfsRule struct {
 	valid Values
 	args  map[string]string
@@ -221,8 +221,8 @@ var mkfsRules = map[string]mkfsRule{
 		mkfsLabel.MatchString}, map[string]string{Ext3: "-L ", Ext4: "-L ", XFS: "-L ", Btrfs: "-L "}},
 }
 
-// ParseMkfsOptions parses options such as "bytesPerInode=16384,reservedPercent=0". Empty means
-// none.
+// ParseMkfsOptions parses options such as "bytesPerInode=16384,reservedPercent=0". Empty text means
+// no options.
 func ParseMkfsOptions(s string) (MkfsOptions, error) {
 	var o MkfsOptions
 	if strings.TrimSpace(s) == "" {
@@ -249,13 +249,13 @@ func badMkfsOptions(format string, args ...any) error {
 	return csierr.New(csierr.MkfsOptions, "mkfsOptions: "+format, args...)
 }
 
-// String returns the canonical form: what ParseMkfsOptions parses, sorted.
+// String returns the options in the form that ParseMkfsOptions parses, sorted.
 func (o MkfsOptions) String() string {
 	return strings.Join(slices.Sorted(slices.Values(o.chosen)), ",")
 }
 
 // Check returns an error if an option does not apply to the filesystem, or if mkfs cannot make the
-// filesystem with these options on a disk of that size. Size 0 means not known.
+// filesystem with these options on a disk of this size. Size 0 means unknown.
 func (o MkfsOptions) Check(fsType string, sizeBytes int64) error {
 	for _, option := range o.chosen {
 		name, _, _ := strings.Cut(option, "=")
@@ -280,12 +280,12 @@ func (o MkfsOptions) Check(fsType string, sizeBytes int64) error {
 	return nil
 }
 
-// These are the defaults in the driver's configuration of mke2fs.
+// The defaults in the mke2fs configuration that the driver passes.
 const extInodeSize, extBytesPerInode = 256, 16384
 
-// extFits reports whether each block group has room for the metadata that mke2fs puts into it, and
-// for an inode table of at most three quarters of the group. The numbers are those of mke2fs (its
-// ext2fs_initialize), which fails without the room.
+// extFits reports whether each block group has room for its metadata, with an inode table of at
+// most three quarters of the group. mke2fs fails without this room. The calculation is the same as
+// in ext2fs_initialize of mke2fs.
 func (o MkfsOptions) extFits(fsType string, sizeBytes int64) bool {
 	const most = 1<<32 - 1
 	block := o.number("fsBlockSize", 4096)
@@ -298,7 +298,7 @@ func (o MkfsOptions) extFits(fsType string, sizeBytes int64) bool {
 		}
 	}
 	inodes = min(inodes, most)
-	bitmap := 8 * block // the most blocks or inodes of a group
+	bitmap := 8 * block // the most blocks or inodes in a group
 	for group := bitmap; group >= 256; group -= 8 {
 		groups := ceil(blocks, group)
 		perGroup := ceil(inodes, groups)
@@ -306,9 +306,9 @@ func (o MkfsOptions) extFits(fsType string, sizeBytes int64) bool {
 			continue // mke2fs then makes smaller groups
 		}
 		table := ceil(perGroup*o.number("inodeSize", extInodeSize), block)
-		descriptors := ceil(groups*descriptor, block) + block/4 // and those reserved for growth
+		descriptors := ceil(groups*descriptor, block) + block/4 // with those reserved for growth
 		if descriptors > group*3/4 {
-			descriptors = 1 // with meta_bg
+			descriptors = 1 // meta_bg puts one into each group
 		}
 		return table <= group*3/4 && 3+table+descriptors <= group
 	}
@@ -325,7 +325,7 @@ func (o MkfsOptions) number(name string, unset int64) int64 {
 	return n
 }
 
-// Args returns the options as arguments of the filesystem's mkfs.
+// Args returns the options as arguments for the filesystem's mkfs.
 func (o MkfsOptions) Args(fsType string) (args []string) {
 	for _, option := range o.chosen {
 		name, value, _ := strings.Cut(option, "=")
@@ -359,7 +359,7 @@ func allowedMkfsOptions(fsType string) string {
 	return strings.Join(slices.Sorted(slices.Values(names)), ", ")
 }
 
-// Values are the valid values of an option.
+// Values describes the valid values of an option.
 type Values struct {
 	Words    string // for errors and docs/configuration.md
 	Contains func(value string) bool
@@ -371,7 +371,7 @@ func anyOf(values ...string) Values {
 	return Values{words, func(value string) bool { return slices.Contains(values, value) }}
 }
 
-// numberFrom accepts decimal numbers in canonical form: no sign, no leading zero.
+// numberFrom accepts decimal numbers in this range, without a sign or leading zeros.
 func numberFrom(low, high int) Values {
 	return Values{fmt.Sprintf("a number from %d to %d", low, high), func(value string) bool {
 		n, err := strconv.Atoi(value)

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-func TestParseParameters(t *testing.T) { // CV-6
+func TestParseParametersReturnsValuesAndDefaults(t *testing.T) { // CV-6
 	p := csitest.Got(ParseParameters(map[string]string{
 		"blockSize": "512", "diskType": "distributed", "imageId": strings.ToUpper(someID),
 		"placement":                   "instance",
@@ -44,11 +44,11 @@ func TestParseParameters(t *testing.T) { // CV-6
 	}
 }
 
-func TestBadParametersAreRefusedByName(t *testing.T) { // CV-6
+func TestParseParametersNamesABadParameter(t *testing.T) { // CV-6
 	type pairs = map[string]string
 	for _, test := range []struct {
 		values pairs
-		words  []string // of the error; the only key if there are none
+		words  []string // in the error's text; nil means the only key
 	}{
 		{pairs{"blockSize": "1024"}, nil}, {pairs{"blockSize": ""}, nil},
 		{pairs{"blockSize": "4096 "}, nil}, {pairs{"blocksize": "4096"}, nil},
@@ -82,7 +82,7 @@ func TestBadParametersAreRefusedByName(t *testing.T) { // CV-6
 	}
 }
 
-func TestMkfsOptionsHaveToApplyToTheFilesystem(t *testing.T) {
+func TestFitsChecksMkfsOptionsForEachFilesystem(t *testing.T) {
 	p := csitest.Got(ParseParameters(map[string]string{"mkfsOptions": "bytesPerInode=16384"}))(t)
 	for fsType, ends := range map[string]func(*testing.T, error){"": csitest.OK, "ext3": csitest.OK,
 		"xfs": fails(csierr.MkfsOptions)} {
@@ -107,7 +107,7 @@ type chartParameters struct {
 	}
 }
 
-func TestTheChartKnowsTheParametersOfTheDriver(t *testing.T) {
+func TestTheChartListsTheDriversParameters(t *testing.T) {
 	text := csitest.Got(os.ReadFile("../../deploy/chart/parameters.yaml"))(t)
 	var chart chartParameters
 	must(t, yaml.UnmarshalStrict(text, &chart))
@@ -151,7 +151,7 @@ func TestTheChartKnowsTheParametersOfTheDriver(t *testing.T) {
 	}
 }
 
-// mkfsValues are values of any option, and those at the ends of a range.
+// mkfsValues returns values that some option accepts, and values around the ends of a range.
 func mkfsValues(ends []int) []string {
 	values := []string{"", "true", "false", "yes"}
 	for n := range 20 {
@@ -163,11 +163,11 @@ func mkfsValues(ends []int) []string {
 	return values
 }
 
-func TestMkfsOptions(t *testing.T) {
+func TestMkfsOptionsBecomeArgumentsOrAnError(t *testing.T) {
 	for _, c := range []struct {
 		text, fsType string
 		want         []string
-		says         string // what the error has; empty means none
+		says         string // in the error's text; empty means no error
 	}{
 		{"", Ext4, nil, ""},
 		{"bytesPerInode=16384, reservedPercent=0", Ext4, []string{"-i", "16384", "-m", "0"}, ""},
@@ -198,7 +198,7 @@ func TestMkfsOptions(t *testing.T) {
 		{"label=a,", Ext4, nil, "is not allowed"},
 		{"=1", Ext4, nil, "is not allowed"},
 	} {
-		t.Run("options "+c.text+" for "+c.fsType, func(t *testing.T) {
+		t.Run("ParseMkfsOptions gets "+c.text+" for "+c.fsType, func(t *testing.T) {
 			o, err := ParseMkfsOptions(c.text)
 			if err == nil {
 				err = o.Check(c.fsType, GiB)
@@ -215,12 +215,12 @@ func TestMkfsOptions(t *testing.T) {
 	}
 }
 
-func TestParseMountFlags(t *testing.T) {
+func TestParseMountFlagsAcceptsOnlyAllowedFlags(t *testing.T) {
 	if o, err := ParseMountFlags("", nil); err != nil || o.Given {
 		t.Errorf("of no flags given is %v, %v", o.Given, err)
 	}
 	for _, c := range []struct {
-		flags string // with | between the flags
+		flags string // separated by |
 		want  MountOptions
 		shown []string
 	}{
@@ -243,7 +243,7 @@ func TestParseMountFlags(t *testing.T) {
 			[]string{"relatime"}},
 		{"defaults,_netdev|x-systemd.automount|comment=a|", MountOptions{}, []string{"relatime"}},
 	} {
-		t.Run("flags "+c.flags, func(t *testing.T) {
+		t.Run("ParseMountFlags accepts "+c.flags, func(t *testing.T) {
 			c.want.Given = true
 			got := csitest.Got(ParseMountFlags(Ext4, strings.Split(c.flags, "|")))(t)
 			if diff := cmp.Diff(c.want, got); diff != "" {
@@ -254,7 +254,7 @@ func TestParseMountFlags(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a refused flag is not quoted (B-15)", func(t *testing.T) {
+	t.Run("errors do not contain the refused flag (B-15)", func(t *testing.T) {
 		for fsType, flags := range map[string]string{
 			Ext4: "bind remount loop=/canary source=canary rshared user device=/canary " +
 				`journal_dev=canary a="canary ro=canary rw=canary sync=canary noexec=canary ` +
@@ -282,7 +282,7 @@ func TestParseMountFlags(t *testing.T) {
 	})
 }
 
-func TestPublishedFlags(t *testing.T) {
+func TestPublishedFlagsAddToTheStagedFlags(t *testing.T) {
 	for _, c := range []struct {
 		staged   string
 		flags    []string
@@ -305,8 +305,8 @@ func TestPublishedFlags(t *testing.T) {
 	}
 }
 
-// FuzzParameters checks that accepted parameters describe a disk that a rack can make, that no
-// unknown parameter is ignored, and that the keys that a CO adds for itself have no effect.
+// FuzzParameters checks that accepted parameters describe a disk that a rack can make, that an
+// unknown parameter is an error, and that the keys that a CO adds for itself have no effect.
 func FuzzParameters(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		values := csitest.Pairs(text)
@@ -339,9 +339,8 @@ func FuzzParameters(f *testing.F) {
 	})
 }
 
-// FuzzMountFlags checks that an error shows no more of a flag than its position, that only allowed
-// options are accepted, whatever other options are given, and that only known attributes are set on
-// a mount.
+// FuzzMountFlags checks that errors contain only a flag's position, that ParseMountFlags accepts
+// only allowed options and combinations, and that it sets only known attributes.
 func FuzzMountFlags(f *testing.F) {
 	known := uint64(AttrReadOnly | attrNoSUID | attrNoDev | attrNoExec | AttrAtimeMask |
 		attrNoDirAtime | attrNoSymFollow)
@@ -375,7 +374,7 @@ func FuzzMountFlags(f *testing.F) {
 	})
 }
 
-// refusedText reports whether an error about two flags has the same text for other flags.
+// refusedText reports whether other pairs of refused flags result in the same error text.
 func refusedText(fsType, text string) bool {
 	return slices.ContainsFunc([][]string{{"bind"}, {"", "bind"}, {`"`}, {"", `"`}},
 		func(flags []string) bool {
@@ -385,7 +384,7 @@ func refusedText(fsType, text string) bool {
 }
 
 // FuzzMkfsOptions checks that accepted options have an equivalent canonical form, and that no
-// argument names a file or makes mkfs overwrite content.
+// argument names a file or lets mkfs overwrite existing content.
 func FuzzMkfsOptions(f *testing.F) {
 	options := []string{"-i", "-I", "-b", "-m", "-n", "-L"}
 	value := regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._=-]*$`)

@@ -16,8 +16,8 @@ import (
 // TopologyPrefix is the prefix of every topology key of this driver, as CSI requires.
 const TopologyPrefix = "topology.csi.oxide.computer/"
 
-// Segments is one location: topology keys with their values. An Oxide rack shows neither rack nor
-// region to its users, so an operator names the locations.
+// Segments is a location: topology keys with their values. The operator chooses them, because a
+// rack shows its users neither rack nor region.
 type Segments map[string]string
 
 var (
@@ -25,8 +25,8 @@ var (
 	topologyDomain = Word{63, regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)}
 )
 
-// ParseTopology parses "rack=a,zone=b", and further locations after semicolons, which reach the
-// same disks (D-74).
+// ParseTopology parses a location such as "rack=a,zone=b". After semicolons more locations may
+// follow, from which the same disks can be reached (D-74).
 func ParseTopology(text string) ([]Segments, error) {
 	var locations []Segments
 	for part := range strings.SplitSeq(text, ";") {
@@ -48,7 +48,7 @@ func ParseTopology(text string) ([]Segments, error) {
 	return locations, nil
 }
 
-// Add adds a segment with the driver's prefix.
+// Add adds a segment, with TopologyPrefix before its name.
 func (s Segments) Add(name, value string) error {
 	switch {
 	case strings.EqualFold(TopologyPrefix+name, InstanceKey):
@@ -65,7 +65,7 @@ func (s Segments) Add(name, value string) error {
 	return nil
 }
 
-// value returns the value of a key, whose case does not count.
+// value returns the value of a key. Upper and lower case are the same.
 func (s Segments) value(key string) (string, bool) {
 	for k, v := range s {
 		if strings.EqualFold(k, key) {
@@ -75,7 +75,7 @@ func (s Segments) value(key string) (string, bool) {
 	return "", false
 }
 
-// Within reports whether the location has all segments of the wanted one.
+// Within reports whether the location has all of the wanted segments.
 func (s Segments) Within(wanted map[string]string) bool {
 	for key, want := range wanted {
 		if got, ok := s.value(key); !ok || got != want {
@@ -94,10 +94,10 @@ func sameKeys(a, b Segments) bool {
 	return len(a) == len(b)
 }
 
-// ChooseTopology returns the topology of a volume: of the locations that reach this rack's disks,
-// the first that the request prefers, or otherwise one that it allows. It returns none if the
-// driver has no locations. If instances is set, nodes report their instance; then a request may
-// name instances, which do not change the result.
+// ChooseTopology returns a volume's topology: all locations from which the rack's disks can be
+// reached. The first one is the location that the request prefers most, or otherwise one that it
+// allows. It returns none if the driver has no locations. If instances is set, nodes report their
+// instances: then a request may contain instances, which do not change the result.
 func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
 	if req == nil {
@@ -121,7 +121,7 @@ func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances boo
 		}
 	}
 	switch {
-	case len(ours) == 0: // the request names only instances, and each reaches the rack's disks
+	case len(ours) == 0: // the request contains only instances, which all reach the rack's disks
 	case len(req.GetRequisite()) > 0: // a preference is not a requirement
 		return nil, csierr.New(csierr.TopologyUnreachable, "none of the %d requisite topologies is "+
 			"where this rack's disks can be reached: %s", len(req.GetRequisite()), ours)
@@ -129,7 +129,7 @@ func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances boo
 	return AccessibleTopologies(ours, nil), nil
 }
 
-// CanReach reports whether the rack's disks can be reached from the topology of a GetCapacity
+// CanReach reports whether the rack's disks can be reached from the topology in a GetCapacity
 // request.
 func CanReach(wanted *csi.Topology, ours []Segments, instances bool) (bool, error) {
 	if wanted == nil {
@@ -150,8 +150,8 @@ func noTopology(what string) error {
 		"topology; set OXIDE_TOPOLOGY on controller and nodes", what)
 }
 
-// AccessibleTopologies returns a volume's topology: all locations that reach this rack's disks, the
-// chosen one first.
+// AccessibleTopologies returns all locations from which the rack's disks can be reached, the chosen
+// one first.
 func AccessibleTopologies(ours []Segments, chosen Segments) []*csi.Topology {
 	var list []*csi.Topology
 	if chosen != nil {
@@ -184,8 +184,8 @@ func checkTopologyRequirement(req *csi.TopologyRequirement) error {
 	return nil
 }
 
-// canonical returns a text that equal topologies share. The case of keys does not count, and
-// neither "=" nor a comma is in a valid key or value.
+// canonical returns the same text for equal topologies, and different texts for others: keys are in
+// lower case, and no valid key or value contains "=" or a comma.
 func canonical(segments Segments) string {
 	var pairs []string
 	for key, value := range segments {
@@ -226,24 +226,24 @@ func invalidTopology(format string, args ...any) error {
 		fmt.Sprintf(format, args...))
 }
 
-// InstanceKey is the topology key with which a node names its own instance.
+// InstanceKey is the topology key whose value is the node's own instance.
 const InstanceKey = TopologyPrefix + "instance"
 
 // Placement restricts where the pods of a volume can run. It does not affect the disk.
 type Placement string
 
-// The placements: wherever the rack's disks can be reached, or only at the instance that the
-// scheduler chose when the volume was made.
+// rack lets a volume's pods run wherever the rack's disks can be reached. instance lets them run
+// only at the instance that the scheduler chose when the volume was created.
 const (
 	placementRack     Placement = "rack"
 	PlacementInstance Placement = "instance"
 )
 
-// placements has the default first.
+// placements lists all placements. The first is the default.
 var placements = []Placement{placementRack, PlacementInstance}
 
-// Location returns the segments without the instance, which is no part of a location: the rack's
-// disks can be reached from every instance there.
+// Location returns the segments without the instance: the rack's disks can be reached from every
+// instance at the location.
 func Location(segments map[string]string) Segments {
 	location := Segments{}
 	for key, value := range segments {
@@ -254,8 +254,8 @@ func Location(segments map[string]string) Segments {
 	return location
 }
 
-// ChooseInstance returns the topology of a volume with the placement instance: the first result of
-// ChooseTopology, with the only instance of the request.
+// ChooseInstance returns the topology of a volume with placement instance: the first location that
+// ChooseTopology returns, with the only instance in the request.
 func ChooseInstance(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
 	if !instances {
