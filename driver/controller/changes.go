@@ -63,7 +63,7 @@ func (c change) confirm(ctx context.Context, more flight.Fields) {
 	flight.Of(ctx).Confirm(c.event, c.noted, more)
 }
 
-// confirmed returns gone. If gone is nil, it first confirms the change, which deleted the object.
+// confirmed returns the error gone. If it is nil, the deletion is proven, and is confirmed first.
 func (c change) confirmed(ctx context.Context, gone error) error {
 	if gone == nil {
 		c.confirm(ctx, flight.Fields{})
@@ -72,7 +72,7 @@ func (c change) confirmed(ctx context.Context, gone error) error {
 }
 
 // blocks reports whether the change has the same event as like, and the same object, by name or id.
-// If like names an instance, it must be the same, too.
+// If like names an instance, the change's instance must be the same, too.
 func (c change) blocks(like change) bool {
 	return c.event == like.event && (c.id != "" && c.id == like.id ||
 		c.name != "" && c.name == like.name) &&
@@ -85,7 +85,7 @@ type changes struct {
 	mu sync.Mutex
 	// guarded by mu: each open change, and until when the rack may make it
 	open map[change]time.Time
-	// held contains the creation of each object that a call is creating or deleting.
+	// held contains, for each object that a call is creating or deleting, the object's creation.
 	held sync.Map
 }
 
@@ -165,7 +165,7 @@ func (l *changes) learn(created change) {
 }
 
 // hold prevents other calls from creating or deleting the object with this name. The interceptor's
-// locks do not: it locks the CO's name during a create, and the id during a delete.
+// locks do not prevent that: they use the CO's name for a create, and the id for a delete.
 func (l *changes) hold(create flight.Event, name string) (release func(), err error) {
 	key := change{event: create, name: name}
 	if _, held := l.held.LoadOrStore(key, true); held {

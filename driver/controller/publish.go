@@ -145,7 +145,7 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 
 // requestAttach attaches the disk and returns it. refused is the reason of this call's first
 // refusal, or nil. The state that made the rack refuse may have passed when the driver reads it. So
-// it requests the attach again, and only then blames the instance's state.
+// it requests the attach once more, and explains only a second refusal by the instance's state.
 func (a attachment) requestAttach(ctx context.Context, look rack.Look, before neighbours,
 	refused error) (disk *oxide.Disk, err error) {
 	const doing = "attach disk"
@@ -278,7 +278,7 @@ func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours,
 func (a attachment) stateProblem(disk *oxide.Disk) error {
 	switch state := disk.State.State(); {
 	case state == oxide.DiskStateStateDetaching:
-		// Any instance may have the disk: it will be free soon (CP-13).
+		// Whichever instance has the disk, it will soon be detached (CP-13).
 		return diskBusy(disk)
 	case rack.InstanceOf(disk) != "" && !a.has(disk):
 		return csierr.New(csierr.DiskAttachedElsewhere, "the disk %s is %s at the instance %s; "+
@@ -419,10 +419,10 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 }
 
 // lookAndDetach reads the disk, and detaches it if the attachment's instance has it. If the
-// attachment names no instance, it detaches the disk from any instance. It requests no detach from
-// an instance that does not have the disk. A rack ignores such a request (A37), but a faulty rack
-// could take the disk from another instance's running workload. Only the rack can refuse if the
-// disk moves between the read and the detach.
+// attachment names no instance, it detaches the disk from the instance that has it. It requests no
+// detach from another instance. A rack ignores such a request (A37), but a faulty rack could take
+// the disk from another instance's running workload. Only the rack can refuse if the disk moves
+// between the read and the detach.
 func (a attachment) lookAndDetach(ctx context.Context) error {
 	look := rack.Looking()
 	disk, err := a.Rack.Disk(ctx, a.Disk)

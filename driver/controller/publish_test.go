@@ -197,7 +197,7 @@ func TestPublishRefusesAnotherUseOfTheDisk(t *testing.T) {
 	own := func(use string) func(string) string {
 		return madeFor(use, "blue", ownName)
 	}
-	// foreign makes a disk with this use, as a cluster whose id was changed afterwards sees it.
+	// foreign makes a disk with this use that belongs to a former id of the cluster.
 	foreign := func(use string) func(string) string {
 		return madeFor(use, "red", volume.DiskName("red", "pvc-1"))
 	}
@@ -360,7 +360,7 @@ func TestValidateVolumeCapabilitiesChecksTheDisk(t *testing.T) { // VC-2
 	}
 }
 
-// hundred returns 100 disks of the instance, the length of a full page that may have a successor.
+// hundred returns 100 disks of the instance. After a page of this length another may follow.
 func hundred() []string {
 	var disks []string
 	for n := range 100 {

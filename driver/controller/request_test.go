@@ -254,7 +254,7 @@ var (
 	// noInstances and oneInstance answer a list of the project's instances.
 	noInstances = reply("GET /v1/instances", pageOf(""))
 	oneInstance = reply("GET /v1/instances", pageOf("", racktest.InstanceOf("running")))
-	// These answer requests for a change, or lose the answer.
+	// These answer a request for a change, or lose the answer.
 	attachingNow = accepted(attach, diskOf(attaching))
 	detachingNow = accepted(detach, diskOf(detaching))
 	attachedNow  = accepted(attach, diskOf(here))
@@ -371,7 +371,7 @@ func take(t *testing.T, lines script, steps []step) {
 	}
 }
 
-// The generated cases of proofs/concurrency have one lost, late or wrong answer each.
+// proofs/concurrency generates the cases with a single lost, late or wrong answer. These have more.
 func TestUnpublishFailsWhileAnAttachIsOpen(t *testing.T) { // CU-4
 	leaving := shown(detaching)
 	for _, s := range []struct {

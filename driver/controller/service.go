@@ -112,8 +112,8 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// validationOf parses the request. mismatch is why no disk can fit the request, or "". An unknown
-// disk is an error first.
+// validationOf parses the request. mismatch is why no disk can fit the request, or "". The caller
+// reports it only for a disk that exists.
 func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {

@@ -319,7 +319,7 @@ func matchingSnapshots(ctx context.Context, client *rack.Client, req *csi.ListSn
 	return nil
 }
 
-// cut reports whether the snapshot's content is fixed, or will never be.
+// cut reports whether the rack has finished taking the snapshot, even if that failed.
 func cut(s *oxide.Snapshot) bool {
 	return s.State == oxide.SnapshotStateReady || s.State == oxide.SnapshotStateFaulted
 }

@@ -191,7 +191,7 @@ func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 		return v.resolveCreate(ctx, err)
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
 		errors.Is(err, oxide.ErrInsufficientCapacity):
-		// The rack checks the quota before the name, so it may answer a repeated create with either.
+		// The rack checks the quota before the name, so a repeated create may get either error.
 		return v.existing(ctx, err)
 	case rack.Refused(err) && v.hasSource():
 		return nil, source.explainRefusal(world, rack.Error(ctx, doing, err))

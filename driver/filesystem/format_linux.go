@@ -42,8 +42,8 @@ func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) 
 }
 
 // mkfsCommand returns the mkfs program for the volume's filesystem and its arguments. No argument
-// lets it overwrite existing content: mkfs.xfs and mkfs.btrfs refuse a disk that is not blank, a
-// second check after the driver's. (mke2fs asks only on a terminal, so ext has no second check.)
+// lets it overwrite content: mkfs.xfs and mkfs.btrfs refuse a disk that is not blank, a second
+// check after the driver's. (mke2fs, which asks a user on a terminal, has no such check here.)
 //
 // The arguments disable discards: the disk is blank, so a discard could only do harm.
 // reservedPercent defaults to 0, as in Kubernetes' own formatting: no root daemon lives on a
@@ -56,8 +56,8 @@ func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) 
 //
 // The arguments switch each feature on or off (see newFeatures). xfsSwitches and btrfsSwitches ask
 // the mkfs program which features it knows: it refuses unknown ones, and a newer version may switch
-// on a feature that no list contains. If its usage text does not list such a feature,
-// checkNewFeatures finds the feature after mkfs.
+// on a feature that no list contains. checkNewFeatures finds a feature that the program does not
+// list.
 func mkfsCommand(v Volume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
@@ -120,7 +120,7 @@ func xfsSwitches(v Volume) (args []string, err error) {
 var btrfsSwitch = regexp.MustCompile(`(?m)^([a-z0-9-]+) +- .*\)$`)
 
 // btrfsSwitches returns arguments that set each feature that the node's mkfs.btrfs lists. Older
-// versions list the features that can also be changed later under -R.
+// versions list some of the features under -R instead of -O.
 func btrfsSwitches(v Volume) (args []string, err error) {
 	for _, flag := range []string{"-O", "-R"} {
 		list, err := runTool(nil, "mkfs.btrfs", flag, "list-all")
@@ -140,15 +140,15 @@ func btrfsSwitches(v Volume) (args []string, err error) {
 	return args, nil
 }
 
-// format makes a filesystem on a device that is proven blank or, except for the chunks in left,
-// blank with an unfinished format of this volume, and verifies the result. The caller keeps the
-// device open from inspect to the mount, so the kernel gives its device number to no other disk.
+// format makes a filesystem on the device and verifies the result. The device is proven blank
+// except for the chunks in left, which an unfinished format of this volume wrote. The caller keeps
+// it open from inspect to the mount, so the kernel gives its device number to no other disk.
 //
-// A later call repeats a format that was cut off at any instant. The first write is that of the
-// records, and mkfs starts when they are durable. At least one record of this volume then stays on
-// the disk until mkfs's work is durable. If the wipe of a repeated call is cut off, the next call
-// wipes again. If mkfs had finished a btrfs whose records were not yet erased, a workload may have
-// written to it. So the driver uses that btrfs if a check finds no errors (see finishFormat).
+// A later call repeats a format that was cut off at any instant. The driver writes the records
+// first, and starts mkfs when they are durable. At least one record of this volume stays on the
+// disk until mkfs's writes are durable. If the wipe of a repeated call is cut off, the next call
+// wipes again. If mkfs had finished a btrfs and the records were not yet erased, a workload may
+// have written to it. So the driver uses that btrfs if a check finds no errors (see finishFormat).
 func (d disk) format(v Volume, left []int64, name string, args []string) (Superblock, error) {
 	if v.SizeBytes == 0 {
 		return Superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
@@ -206,9 +206,9 @@ func (d disk) mkfs(v Volume, name string, args []string) (Superblock, error) {
 }
 
 // finishFormat does the last steps of a format that was cut off just before them: it gives the
-// btrfs the volume's UUID and erases the records. The caller has checked that the btrfs has no
-// errors and that its format was this volume's. Left on the disk, the records would make later
-// calls repeat the check, and format the disk again if the check failed.
+// btrfs the volume's UUID and erases the records. The caller has found no errors in the btrfs, and
+// records of this volume. Left on the disk, the records would make later calls repeat the check,
+// and format the disk again if the check failed.
 //
 // If mkfs or the driver was killed, its last writes may be in the kernel's cache only. So
 // finishFormat syncs the disk before it erases the records.
@@ -230,9 +230,9 @@ func (d disk) finishFormat(v Volume, sb Superblock) error {
 }
 
 // wipe overwrites with zeroes what an unfinished format wrote to the chunks, and proves that the
-// disk is blank again except for the records. It overwrites the heads of btrfs superblocks and tree
-// blocks last, because unfinished blocks are recognized by their heads: if wipe is cut off or a
-// write fails, the next call still recognizes the blocks.
+// disk is blank again except for the records. It overwrites the first 512 bytes of btrfs
+// superblocks and tree blocks last, because they identify the block: if wipe is cut off or a write
+// fails, the next call still recognizes what is left.
 func (d disk) wipe(v Volume, chunks []int64) error {
 	if err := d.WithExclusive(func(w *os.File) error {
 		if err := d.clearSectors(w, chunks, false); err != nil {
@@ -253,8 +253,8 @@ func (d disk) wipe(v Volume, chunks []int64) error {
 	return s.checkBlank()
 }
 
-// clearSectors durably overwrites the chunks with zeroes. If heads is false, it keeps the first 512
-// bytes of btrfs blocks. Every disk writes 512 bytes whole, so a power failure tears no head.
+// clearSectors durably overwrites the chunks with zeroes. Unless heads is set, it keeps the first
+// 512 bytes of btrfs blocks: every disk writes 512 bytes whole, even in a power failure.
 func (d disk) clearSectors(w *os.File, chunks []int64, heads bool) error {
 	const wholeBytes = 512
 	slots := RecordOffsets(d.SizeBytes)
@@ -312,7 +312,7 @@ func (d disk) identify(made Superblock, v Volume) (Superblock, error) {
 	return made, nil
 }
 
-// checkNewFeatures returns an error unless a new filesystem has the features that mkfs was told.
+// checkNewFeatures returns an error unless the new filesystem has the features in newFeatures.
 func (d disk) checkNewFeatures(made Superblock, v Volume) error {
 	if got, want := made.chosenFeatures(), v.newFeatures(); !slices.Equal(got, want) {
 		return csierr.New(csierr.NodeToolFailed, "the new %s filesystem on %s has the features %s, but "+

@@ -294,7 +294,7 @@ func (d disk) tryRead() error {
 	return err
 }
 
-// diskFailed reports whether e2fsck could not read or write the disk. Only its messages tell
+// diskFailed reports whether e2fsck could not read or write the disk. Only its messages show that
 // (e2fsck/ehandler.c and problem.c): the exit code is the same as for errors in the filesystem or,
 // with -y, for corrected errors.
 func diskFailed(e2fsck toolResult) bool {

@@ -100,8 +100,8 @@ func (p *Preparation) confirm(found state) {
 	}
 }
 
-// proveMountable does for an existing filesystem the checks that precede a format: no other user
-// has the device open, and it is still the same device. It also decides whether the filesystem may
+// proveMountable does for an existing filesystem the checks that precede a format: nothing else
+// uses the device, and it is still the same device. It also decides whether the filesystem may
 // grow.
 func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 	covers := int64(0)
@@ -160,8 +160,8 @@ func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) err
 	return err
 }
 
-// finish checks an ext3 or ext4 that was not unmounted cleanly, and grows one before the mount,
-// which needs access to the device only. xfs and btrfs grow after the mount (see GrowMounted).
+// finish checks an ext3 or ext4 that was not unmounted cleanly, or grows it: before the mount, that
+// needs access to the device only. xfs and btrfs grow after the mount (see GrowMounted).
 func (p *Preparation) finish(found state) error {
 	d, sb := disk{p.Device}, found.Filesystem
 	// The check and the mount must read the disk. The kernel's cache may differ from it.

@@ -130,8 +130,8 @@ func (l *regionList) add(offset, n int64, owner string) {
 	l.regions = append(l.regions, region{from, to - from, owner})
 }
 
-// extBackups adds the copies of an ext superblock for this block size: they are in group 1, in
-// groups whose number is a power of 3, 5 or 7, and with sparse_super2 in the last group.
+// extBackups adds the copies of an ext superblock for this block size. They are in group 1, in
+// groups whose number is a power of 3, 5 or 7 and, with sparse_super2, in the last group.
 func (l *regionList) extBackups(blockBytes int64) {
 	const maxBlocks = 1<<16 - 8
 	group := min(8*blockBytes, maxBlocks) * blockBytes

@@ -66,7 +66,7 @@ func (d disk) inspect(v Volume) (state, error) {
 
 // Find returns the superblocks of ext, xfs and btrfs filesystems, and whether each was ever
 // mounted. It omits a btrfs superblock at an offset that an xfs uses, because a file may contain
-// it. Whether it belongs to a second filesystem, blkid decides (see scan.filesystem).
+// it. blkid then decides whether it belongs to a second filesystem (see scan.filesystem).
 func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 	head, err := d.Read(0, min(d.SizeBytes, superblockBytes))
 	if err != nil {
@@ -128,7 +128,7 @@ func (d disk) scan(v Volume, found []Superblock) (scan, error) {
 	return s, nil
 }
 
-// read reads the regions and the slots of the snapshot's origin, and collects the driver's records.
+// read reads the regions and the record offsets of a snapshot's smaller disk, and collects records.
 func (d disk) read(v Volume, regions []region, found []Superblock) (scan, error) {
 	for _, offsets := range []func(int64) []int64{RecordOffsets, GrowthOffsets} {
 		for _, slot := range v.slots(offsets, d.SizeBytes)[len(offsets(d.SizeBytes)):] {
@@ -181,7 +181,7 @@ func (s scan) at(offset, n int64) []byte {
 }
 
 // takeRecords collects the driver's records from slots where no file can have data. It overwrites
-// format records in s with zeroes, so that judge sees the disk as if without them. It keeps growth
+// format records in s with zeroes, so that judge sees the disk without them. It keeps growth
 // records, which exist only beside a filesystem.
 func (s *scan) takeRecords(v Volume) {
 	for _, slot := range v.slots(RecordOffsets, s.SizeBytes) {
@@ -267,7 +267,7 @@ func blkid(f *os.File) (string, error) {
 }
 
 // parseBlkid parses the output of blkid -o export. It returns an error if the output contains
-// neither a type nor a partition table, because blkid did find something.
+// neither a type nor a partition table, because blkid has reported that it found one.
 func parseBlkid(output string) (string, error) {
 	var words []string
 	for line := range strings.Lines(output) {

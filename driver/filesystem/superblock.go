@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// fsExt2 is the type that the driver refuses. Its error names it.
+// fsExt2 is recognized only so that the error that refuses it can name it.
 const fsExt2 = "ext2"
 
 // Superblock describes a filesystem, from the first 128 KiB of its disk.
@@ -41,8 +41,8 @@ type Superblock struct {
 	Unfinished bool
 	// Mounted is the time when an ext was last mounted, in Unix seconds; 0 if never.
 	Mounted int64
-	// Fresh reports that certainly nothing has written to the filesystem since mkfs. For an xfs, Find
-	// also reads the start of the log, at LogOffset.
+	// Fresh reports that the filesystem is proven to be unwritten since mkfs. For an xfs, Find also
+	// reads the start of the log, at LogOffset.
 	Fresh bool
 	// MaybeFresh reports that a btrfs superblock shows no sign of a mount, which is no proof.
 	MaybeFresh bool

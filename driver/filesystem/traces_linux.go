@@ -30,7 +30,7 @@ type traces struct {
 	expected
 	sizeBytes int64
 	slots     []int64 // of the driver's own records
-	// read reads from the disk: a btrfs block is recognized by its first sector only.
+	// read reads from the disk, because a btrfs block is recognized by its first sector.
 	read func(offset, n int64) ([]byte, error)
 }
 
@@ -58,8 +58,8 @@ func (m traces) unexplained(regions []regionData) (int64, error) {
 	return first, nil
 }
 
-// check is a byteCheck. It returns the index of the first unexpected byte in b, or -1. The bytes in
-// b begin at the offset at of the disk.
+// check implements byteCheck: it returns the index of the first byte in b that no tool of the
+// driver wrote, or -1.
 func (m traces) check(b []byte, at int64) (int, error) {
 	for done := 0; ; {
 		i := nonZero(b[done:])
@@ -272,7 +272,7 @@ func xfsUnlogged(sector []byte) bool {
 	return !ok || nonZero(sector[at:at+8]) < 0
 }
 
-// btrfsTrace reports whether the sector is a superblock or part of a tree block from the tools.
+// btrfsTrace reports whether mkfs.btrfs or a growth may have written the sector.
 func (m traces) btrfsTrace(sector []byte, at int64) (bool, error) {
 	if m.btrfsHeader(sector) ||
 		btrfsSuper(sector, at) && (m.Mkfs && btrfsMaybeFresh(sector) ||
@@ -304,8 +304,8 @@ func btrfsSuper(b []byte, at int64) bool {
 			bytes.HasPrefix(b[chunks:], []byte{0, 1, 0, 0, 0, 0, 0, 0, 0xE4}))
 }
 
-// btrfsHeader reports whether b begins with the header of a tree block: after a growth, of the
-// filesystem that grows; after mkfs, of an early generation.
+// btrfsHeader reports whether b begins with the header of a tree block. After a growth the block
+// must have the filesystem's UUID, and otherwise a generation of mkfs.
 func (m traces) btrfsHeader(b []byte) bool {
 	if m.Growth != "" {
 		return len(b) >= btrfsFSID+16 && uuid.UUID(b[btrfsFSID:btrfsFSID+16]) == m.UUID
@@ -313,8 +313,8 @@ func (m traces) btrfsHeader(b []byte) bool {
 	return btrfsFirstHeader(b)
 }
 
-// btrfsFirstHeader reports whether b begins with the header of a tree block of generation 16 or
-// less, as mkfs writes them.
+// btrfsFirstHeader reports whether b begins with the header of a tree block whose generation is at
+// most 16, as mkfs writes it.
 func btrfsFirstHeader(b []byte) bool {
 	const checksum, csumBytes, address, flags, revision, generation, items, level = 4, 32, 48, 56, 63,
 		80, 96, 100

@@ -14,7 +14,7 @@
 // any instruction leaves an untouched disk, or one that the next call can finish.
 //
 // The package attaches no mount to a path: it uses detached mounts only to thaw. It imports no CSI
-// types, so a reviewer can read the proof that only blank disks are formatted by itself. Reading a
+// types, so the proof that only blank disks are formatted can be reviewed without CSI. Reading a
 // disk needs Linux; parsing its layouts (regions, superblocks, records) does not.
 package filesystem
 
@@ -96,9 +96,9 @@ func MissingTools() []string {
 // ext: the volume, and the step. It is durable before the first other write. It is erased, durably,
 // after the last write, and before a workload gets the disk as a raw device.
 //
-// A record is no proof, because a workload could have written it. It only permits other bytes than
-// zero, namely those that the announced mkfs or growth writes (see traces). The driver ignores a
-// record at an offset where the filesystem keeps file data.
+// A record is no proof, because a workload could have written it. It only allows bytes other than
+// zero: those that the announced mkfs or growth writes (see traces). The driver ignores a record at
+// an offset where the filesystem keeps file data.
 //
 // The driver writes three copies, each in one sector, so that a power failure leaves each copy
 // whole or absent: copies of a format record where no mkfs writes (see RecordOffsets), and copies

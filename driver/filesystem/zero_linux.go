@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// watchInterval is the time between a job's checks that its disk is still attached. logInterval is
-	// the time between its progress messages.
+	// watchInterval is the time between checks that a job's disk is still attached. logInterval is the
+	// time between a job's progress messages.
 	watchInterval = time.Second
 	logInterval   = 10 * time.Second
 	// A call returns answerMargin before its deadline, so that the caller still receives the answer.
@@ -27,8 +27,8 @@ const (
 
 // proveBlank proves that the whole disk is blank or, if unfinished is set, that it holds only
 // records and bytes that a mkfs of the driver writes. It does not read a disk without records that
-// was created blank for filesystems: mkfs and the driver would have written to the regions first,
-// which the scan has read. It returns the offsets of the chunks that mkfs has written to.
+// was created blank for filesystems: the scan has read the regions, and mkfs and the driver write
+// to these first. It returns the offsets of the chunks that mkfs has written to.
 func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []int64, err error) {
 	if p.Volume.madeBlank() && !unfinished {
 		return nil, nil
@@ -37,8 +37,8 @@ func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []i
 }
 
 // proveRange reads the range [from, to) of the device and proves that it holds only zeroes and
-// expected bytes. The read continues when the caller gives up. A repeated call joins it. The call
-// accepts its result if no process can have written to the device since: its number and diskseq are
+// expected bytes. The read continues when the caller gives up. A repeated call joins the read. It
+// accepts the result if no process can have written to the device since: its number and diskseq are
 // the same, the kernel's counters of writes and discards have not changed since before the read,
 // and no process has the device open for writing.
 //
@@ -126,7 +126,7 @@ func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error)
 	case job.counted && now.Known():
 		return !job.before.SameWrites(now), nil
 	}
-	// This call opened and locked the device before it started the job, so no counters are needed.
+	// Without counters: a call that starts a job has opened and locked the device before it.
 	return joined, nil
 }
 

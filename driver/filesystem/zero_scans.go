@@ -39,7 +39,7 @@ type zeroRange struct {
 // value allows none.
 type expected struct {
 	Mkfs bool // allows what any mkfs of the driver writes
-	// Growth is a filesystem type: allowed is what its growth writes behind the old end.
+	// Growth, if set, allows what the growth of this filesystem type writes behind the old end.
 	Growth    string
 	UUID      uuid.UUID
 	NodeBytes int64 // of a btrfs
@@ -73,8 +73,8 @@ func (j *zeroScan) ended() bool {
 	}
 }
 
-// join returns the job for the range, and whether the job existed before. It starts a new job with
-// run in a goroutine. After Close it returns nil instead.
+// join returns the job for the range, and whether it existed before. For a new job it starts run in
+// a goroutine. After Close it returns nil instead.
 func (z *ZeroScans) join(r zeroRange, run func(*zeroScan)) (job *zeroScan, joined bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()

@@ -47,8 +47,8 @@ func (p *RaisedPanic) String() string {
 	return fmt.Sprintf("%v, raised in another goroutine:\n%s", p.Value, p.stack)
 }
 
-// Group is a set of goroutines that one caller waits for. If one of them panics, Wait panics with
-// the same value in the caller.
+// Group is a set of goroutines that one caller waits for. If one of them panics, Wait panics in the
+// caller with a RaisedPanic.
 type Group struct {
 	group sync.WaitGroup
 	mu    sync.Mutex
@@ -100,7 +100,7 @@ func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (st
 	})
 }
 
-// Linger returns a context that ends when while has passed after ctx, and a function that ends it.
+// Linger returns a context that outlives ctx by the duration while, and a function that ends it.
 func Linger(ctx context.Context, while time.Duration) (longer context.Context, end func()) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {

@@ -161,7 +161,7 @@ func TestReasonsTableListsTheConstantsInOrder(t *testing.T) {
 
 // The test searches the driver's tests and the proof on generated disks. A driver test contains the
 // reason's constant, and the proof contains its text.
-func TestEveryReasonIsCausedByATest(t *testing.T) {
+func TestEveryReasonAppearsInATest(t *testing.T) {
 	var tests strings.Builder
 	for _, pattern := range []string{"driver/*", "driver/*/*", "internal/rack/*", "internal/volume/*",
 		"proofs/corpus/*"} {

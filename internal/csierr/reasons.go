@@ -1,6 +1,6 @@
 // Package csierr defines the driver's errors. Every error that a caller of the CSI services gets is
 // an Error: a Reason and a sentence. One table has each reason's gRPC code, so that only the RPCs
-// need gRPC, and the advice that "doctor" prints. docs/reasons.md contains both.
+// need gRPC, and the advice that "doctor" prints. docs/reasons.md repeats the table.
 package csierr
 
 import (

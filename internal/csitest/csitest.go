@@ -42,14 +42,14 @@ func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason, words 
 }
 
 // OK ends the test on an error. Tables of test cases use it for calls that must succeed, and the
-// result of Fails for calls that must not.
+// result of Fails for calls that must fail.
 func OK(t *testing.T, err error) {
 	t.Helper()
 	Must(t, err)
 }
 
-// Fails returns a check, as by Want, that a call failed with the reason and the reason's usual
-// code, which docs/reasons.md lists.
+// Fails returns a check that calls Want with the reason and the reason's own code, which
+// docs/reasons.md lists.
 func Fails(reason csierr.Reason, words ...string) func(*testing.T, error) {
 	own, _ := csierr.Explain(reason)
 	return Coded(own.Code, reason, words...)
@@ -90,7 +90,7 @@ func Call(ctx context.Context, service any, request proto.Message) error {
 	return Err(Answer(ctx, service, request))
 }
 
-// Answer calls the method for the request, of a service or of its client.
+// Answer calls the method of the service, or of its client, that takes the request.
 func Answer(ctx context.Context, service any, request proto.Message) (proto.Message, error) {
 	name := strings.TrimSuffix(string(request.ProtoReflect().Descriptor().Name()), "Request")
 	results := reflect.ValueOf(service).MethodByName(name).Call([]reflect.Value{

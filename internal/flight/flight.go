@@ -59,7 +59,7 @@ type Fields struct {
 	Request    string `json:"request,omitempty"` // the rack's id of the request
 	Claim      string `json:"claim,omitempty"`   // namespace/name of the PVC or the VolumeSnapshot
 	Reason     string `json:"reason,omitempty"`  // of a failure (docs/reasons.md)
-	// Seen reports that a later call found the change made, in place of the process that began it.
+	// Seen reports that a later call found the change made. The call that began it did not report it.
 	Seen    bool    `json:"seen,omitempty"`
 	Seconds float64 `json:"seconds,omitempty"` // that the change took
 }
@@ -262,7 +262,7 @@ func (c Call) Note(event Event, f Fields) {
 	}
 }
 
-// Event names what is changed.
+// Event is the type of a change, such as DiskCreated.
 type Event string
 
 // The first six events are changes of the rack, by a controller. The others are changes of a disk's
@@ -375,7 +375,7 @@ const (
 	maxBytes    = 128 << 10
 	// The last recentBytes are searched for an open change: few other changes of a volume follow it.
 	recentBytes = 8 << 10
-	// maxVolumes is the largest number of files. For a new one, the file with the oldest write goes.
+	// maxVolumes is the largest number of files. A new one replaces the file with the oldest write.
 	maxVolumes = 256
 	suffix     = ".jsonl"
 )

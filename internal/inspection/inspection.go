@@ -64,7 +64,7 @@ type Device struct {
 // Volume describes one volume on the node.
 type Volume struct {
 	ID string `json:"id"`
-	// Serial is the serial number that inspect looks for, and From is where it got it.
+	// Serial is the serial number that inspect looks for. From is the source of that number.
 	Serial string `json:"serial,omitempty"`
 	From   string `json:"from,omitempty"`
 	// Record is the driver's record of the volume. It exists while the volume is staged.
@@ -107,7 +107,7 @@ type Filesystem struct {
 type Mount struct {
 	Path   string `json:"path"`
 	FSType string `json:"fsType,omitempty"` // empty for a device node
-	// Failed describes how the filesystem is after an error; empty if it had none.
+	// Failed is the filesystem's state after an error; empty if it had no errors.
 	Failed string `json:"failed,omitempty"`
 	// Writable reports that this mount accepts writes.
 	Writable bool `json:"writable,omitempty"`

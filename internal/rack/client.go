@@ -271,9 +271,9 @@ func (c *Client) SnapshotGone(ctx context.Context, id oxide.NameOrId) error {
 	})
 }
 
-// Error converts an error of the Oxide client to the error for the CO. If a refusal depends on an
-// object's state, the RPC does not use it, but reads the object and decides from its state. doing
-// names the call, such as "create disk".
+// Error converts an error of the Oxide client to the error for the CO. RPCs use it only if a
+// refusal does not depend on an object's state; otherwise they read the object and decide from its
+// state. doing names the call, such as "create disk".
 func Error(ctx context.Context, doing string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
@@ -309,9 +309,9 @@ func Error(ctx context.Context, doing string, err error) error {
 	return csierr.New(csierr.RackError, "%s: %s", doing, why)
 }
 
-// own reports whether the rack itself sent the error response: it has an error code, and the
-// request id of the header. A server between driver and rack may send any other response, with any
-// status, and that does not show whether the request had an effect.
+// own reports whether the rack itself sent the error response: its body has an error code, and the
+// same request id as its header. A server between driver and rack may send any other response, with
+// any status. That does not show whether the request had an effect.
 func own(answer *oxide.HTTPError) bool {
 	r := answer.ErrorResponse
 	return r != nil && r.ErrorCode != "" && r.RequestId != "" &&

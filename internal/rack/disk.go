@@ -107,7 +107,7 @@ func DiskTag(d *oxide.Disk) (tag volume.Tag, ok bool) {
 	return tag, ok && (tag.Names(string(d.Name)) || HalfDeleted(d))
 }
 
-// SnapshotTag does the same for a snapshot.
+// SnapshotTag does the same as DiskTag, for a snapshot.
 func SnapshotTag(s *oxide.Snapshot) (tag volume.Tag, ok bool) {
 	tag, ok = volume.ParseTag(s.Description)
 	return tag, ok && tag.Names(string(s.Name))

@@ -19,8 +19,8 @@ import (
 // next leader has answered.
 const DefaultLookLimit = 5 * time.Second
 
-// Look is the time right before a look. Its clock also runs while the process is stopped or the
-// machine is suspended.
+// Look is the time right before the driver reads the rack. Its clock also runs while the process is
+// stopped or the machine is suspended.
 type Look time.Duration
 
 // Looking returns the current time.
@@ -40,10 +40,10 @@ type attemptKey struct{}
 
 var errLookOld = errors.New("the look at the rack is too old")
 
-// Request calls do, which requests a change, if the look is recent enough. open reports whether it
-// is unknown if the rack made the change: it has neither refused nor confirmed it. do also returns
-// an error if the response is about another object. err is the SDK's error only if the rack itself
-// has refused the change.
+// Request calls do, which requests a change, if the look is recent enough. open reports that the
+// outcome is unknown: the rack has neither refused nor confirmed the change. do also returns an
+// error if the response is about another object. err is the SDK's error only if the rack itself has
+// refused the change.
 func (c *Client) Request(ctx context.Context, doing string, look Look,
 	do func(context.Context) error) (open bool, err error) {
 	a := &attempt{look: look, limit: cmp.Or(c.LookLimit, DefaultLookLimit)}
@@ -59,8 +59,8 @@ func (c *Client) Request(ctx context.Context, doing string, look Look,
 	return a.sent.Load(), Error(ctx, doing, err)
 }
 
-// left returns how long the change may still be sent. It compares the caller's deadline with the
-// wall clock, because Go's own clock stops while the machine is suspended.
+// left returns for how long the change may still be sent. It compares the caller's deadline with
+// the wall clock, because Go's own clock stops while the machine is suspended.
 func (a *attempt) left(caller context.Context) time.Duration {
 	left := a.limit - time.Duration(Looking()-a.look)
 	if deadline, limited := caller.Deadline(); limited {

@@ -431,8 +431,8 @@ func (s *renewedFile[T]) fault() error {
 	return err
 }
 
-// readRenewed reads the file. It does not wait for data from a path such as a FIFO, if the system
-// allows deadlines there.
+// readRenewed reads the file. After half the limit it stops waiting for data, for example from a
+// FIFO, if the system supports deadlines for it.
 func readRenewed(path string, limit time.Duration) ([]byte, os.FileInfo, error) {
 	// With O_NONBLOCK, open does not wait for a FIFO's writer, and without a writer read returns EOF.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)

@@ -26,7 +26,7 @@ import (
 
 func writeToken(t *testing.T, path, token string) {
 	t.Helper()
-	// kubelet also replaces the file.
+	// Replace the file, as kubelet does, instead of writing to it.
 	must(t, os.WriteFile(path+".new", []byte(token+"\n"), 0o600))
 	must(t, os.Rename(path+".new", path))
 }

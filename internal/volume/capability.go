@@ -37,8 +37,8 @@ var supportedModes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 }
 
-// CapabilityFault describes what is wrong with a volume capability. The zero value means nothing
-// is.
+// CapabilityFault describes what is wrong with a volume capability. The zero value means that the
+// capability is valid.
 type CapabilityFault struct {
 	Malformed   bool // INVALID_ARGUMENT everywhere
 	Unsupported bool // INVALID_ARGUMENT on the controller, FAILED_PRECONDITION on the node
@@ -251,7 +251,7 @@ var (
 	superFlags = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
 	// ignoredFlags are flags for mount(8) and init systems, which the driver ignores.
 	ignoredFlags = []string{"", "defaults", "auto", "noauto", "nofail", "_netdev", "nouser"}
-	// labelFlags are SELinux's flags, which every filesystem accepts. Kubelet adds one to a volume's.
+	// labelFlags are SELinux's flags, which every filesystem accepts. Kubelet may add a context flag.
 	labelFlags = []string{"context", "fscontext", "defcontext", "rootcontext"}
 )
 
@@ -459,7 +459,7 @@ var (
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
 )
 
-// Shown returns the compared flags that mountinfo shows for a mount with these options, sorted.
+// Shown returns the flags that the driver compares with mountinfo's, for these options, sorted.
 func (o MountOptions) Shown() []string {
 	words := attrWords(o.Attr)
 	for _, f := range shownSuperFlags {
@@ -497,8 +497,8 @@ func ShownFlags(mount, super string) []string {
 		of(super, shownSuperFlags)...)))
 }
 
-// PublishedFlags returns the flags, as Shown does, of a publication: those of the staging mount,
-// from which it copies, and its own.
+// PublishedFlags returns the flags of a publication's mount that the driver compares: those copied
+// from the staging mount, and the publication's own, sorted.
 func PublishedFlags(staged []string, o MountOptions, readOnly bool) []string {
 	words := slices.Clone(staged)
 	added := attrWords(o.Attr)

@@ -56,7 +56,7 @@ const (
 	MaxStringBytes = 128
 
 	ownPrefix = "csi-"
-	// SerialBytes of a disk's name are the serial number that the guest sees.
+	// SerialBytes is the length of a serial number in the guest, which is the start of a disk's name.
 	SerialBytes = 20
 	// base32hex in lower case. It sorts, and all its characters are valid in names on the rack.
 	nameAlphabet = "0123456789abcdefghijklmnopqrstuv"
@@ -191,9 +191,9 @@ type Tag struct {
 	// filesystem has the disk's id as UUID.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 	// Claim is the namespace and name of the claim or the VolumeSnapshot, for people who look at the
-	// rack. It is only a label: the driver never updates it. It uses it once, to propose a
-	// PersistentVolume to a person (audit --output pv). If the description would be too long, Claim is
-	// only a beginning with "…", or empty.
+	// rack. The driver never updates this label. It uses it only to propose a PersistentVolume to a
+	// person (audit --output pv). If the description would be too long, Claim is only a beginning with
+	// "…", or empty.
 	Claim string `json:"claim,omitempty"`
 }
 

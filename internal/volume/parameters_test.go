@@ -198,7 +198,7 @@ func TestMkfsOptionsBecomeArgumentsOrAnError(t *testing.T) {
 		{"label=a,", Ext4, nil, "is not allowed"},
 		{"=1", Ext4, nil, "is not allowed"},
 	} {
-		t.Run("ParseMkfsOptions gets "+c.text+" for "+c.fsType, func(t *testing.T) {
+		t.Run("ParseMkfsOptions parses or refuses "+c.text+" for "+c.fsType, func(t *testing.T) {
 			o, err := ParseMkfsOptions(c.text)
 			if err == nil {
 				err = o.Check(c.fsType, GiB)

@@ -65,7 +65,7 @@ func (s Segments) Add(name, value string) error {
 	return nil
 }
 
-// value returns the value of a key. Upper and lower case are the same.
+// value returns the value of a key. It ignores the key's case.
 func (s Segments) value(key string) (string, bool) {
 	for k, v := range s {
 		if strings.EqualFold(k, key) {
@@ -232,8 +232,8 @@ const InstanceKey = TopologyPrefix + "instance"
 // Placement restricts where the pods of a volume can run. It does not affect the disk.
 type Placement string
 
-// rack lets a volume's pods run wherever the rack's disks can be reached. instance lets them run
-// only at the instance that the scheduler chose when the volume was created.
+// Placement rack lets a volume's pods run wherever the rack's disks can be reached. Placement
+// instance lets them run only at the instance that the scheduler chose at the volume's creation.
 const (
 	placementRack     Placement = "rack"
 	PlacementInstance Placement = "instance"
