@@ -63,7 +63,7 @@ func (c change) confirm(ctx context.Context, more flight.Fields) {
 	flight.Of(ctx).Confirm(c.event, c.noted, more)
 }
 
-// confirmed returns the error gone. If it is nil, the deletion is proven, and is confirmed first.
+// confirmed confirms the deletion of an object if the error gone is nil, and returns gone.
 func (c change) confirmed(ctx context.Context, gone error) error {
 	if gone == nil {
 		c.confirm(ctx, flight.Fields{})
@@ -80,7 +80,7 @@ func (c change) blocks(like change) bool {
 }
 
 // changes contains the changes that the rack has not answered and may still make. Each stays open
-// until its time has passed, because an object's state does not show which request changed it.
+// for LateLimit, because an object's state does not show which request changed it.
 type changes struct {
 	mu sync.Mutex
 	// guarded by mu: each open change, and until when the rack may make it

@@ -345,8 +345,8 @@ func (n neighbours) differ(before neighbours) bool {
 	return !maps.Equal(ids(n.Others), ids(before.Others))
 }
 
-// twin returns another disk of the instance whose serial number in the guest is the same as that of
-// a disk with this name, or nil.
+// twin returns a disk of the instance that has the same serial number in the guest as a disk with
+// this name would have, or nil.
 func (n neighbours) twin(name string) *oxide.Disk {
 	for i := range n.Others {
 		if volume.Serial(string(n.Others[i].Name)) == volume.Serial(name) {

@@ -115,7 +115,7 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	case err != nil:
 		return nil, err
 	}
-	// The rack's own error would read as if the disk were only busy (A42).
+	// For a disk in import the rack would answer 503, as if it were only busy itself (A42).
 	if err := checkImported(source); err != nil {
 		return nil, err
 	}

@@ -384,9 +384,9 @@ func volumeContext(d *oxide.Disk) map[string]string {
 }
 
 // publishContext returns what the node has to know about the disk: what the rack shows, and its
-// origin and use from the ownership tag of any cluster. A disk without a use in its tag gets both
-// uses, because the node publishes no raw device without a use. It gets no origin, so the node
-// reads all of it before a format.
+// origin and use from the ownership tag of any cluster. If the tag has no use, the context allows
+// both uses, because the node publishes no raw device without a use. Without an origin the node
+// reads the whole disk before it formats it.
 func publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),

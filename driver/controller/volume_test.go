@@ -134,7 +134,7 @@ func TestRepeatedCreateReturnsTheDisk(t *testing.T) { // CV-18
 	}.try(t, createRequest(), blank)
 }
 
-// The CO may request the volume of the same name for a claim with another name.
+// A CO may request the same volume name for another claim. That is no reason to refuse.
 func TestRepeatedCreateForAnotherClaimReturnsTheDisk(t *testing.T) { // CV-18
 	labelled := racktest.OwnTag
 	labelled.Claim = "shop/data"

@@ -305,7 +305,7 @@ func diskFailed(e2fsck toolResult) bool {
 	})
 }
 
-// btrfsBroken reports whether btrfs check, which only reads, finds errors: it exits with 0 or 1.
+// btrfsBroken reports whether btrfs check finds errors. The check only reads; it exits with 0 or 1.
 func (d disk) btrfsBroken() (bool, error) {
 	if err := d.TryExclusive(); err != nil {
 		return false, err

@@ -276,7 +276,7 @@ func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) i
 	}
 }
 
-func TestTracesDoNotExplainWorkloadData(t *testing.T) {
+func TestTracesRejectWorkloadData(t *testing.T) {
 	at := func(offset int, b []byte) []byte {
 		sector := make([]byte, sectorBytes)
 		copy(sector[offset:], b)
@@ -334,7 +334,7 @@ func TestTracesDoNotExplainWorkloadData(t *testing.T) {
 
 // The driver can repeat a growth that was cut off only if it recognizes everything that resize2fs
 // writes behind the old end of the filesystem, and no bytes of another filesystem.
-func TestTracesExplainWhatResize2fsWrites(t *testing.T) {
+func TestTracesAcceptWhatResize2fsWrites(t *testing.T) {
 	type growth struct {
 		fsType, options string
 		from, to        int64

@@ -160,8 +160,8 @@ func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) err
 	return err
 }
 
-// finish checks an ext3 or ext4 that was not unmounted cleanly, or grows it: before the mount, that
-// needs access to the device only. xfs and btrfs grow after the mount (see GrowMounted).
+// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. Before the mount this
+// needs no privilege beyond the device. xfs and btrfs grow after the mount (see GrowMounted).
 func (p *Preparation) finish(found state) error {
 	d, sb := disk{p.Device}, found.Filesystem
 	// The check and the mount must read the disk. The kernel's cache may differ from it.

@@ -128,7 +128,7 @@ func (d disk) scan(v Volume, found []Superblock) (scan, error) {
 	return s, nil
 }
 
-// read reads the regions and the record offsets of a snapshot's smaller disk, and collects records.
+// read reads the regions and, after a restore, where the origin's records are. It collects records.
 func (d disk) read(v Volume, regions []region, found []Superblock) (scan, error) {
 	for _, offsets := range []func(int64) []int64{RecordOffsets, GrowthOffsets} {
 		for _, slot := range v.slots(offsets, d.SizeBytes)[len(offsets(d.SizeBytes)):] {
@@ -333,10 +333,10 @@ func (s scan) needsCheck(v Volume) bool {
 // filesystem returns the disk's only filesystem. alone reports that the disk holds nothing else,
 // and whole that the filesystem is also undamaged.
 //
-// A RAID that was created around a filesystem has its signature at the disk's end, but so has a
-// file there that is an image of a RAID member. A workload must not lose its volume by writing such
-// a file. So a filesystem with the UUID that the driver gave it counts as alone, whatever blkid
-// finds. With another UUID, or with data before the superblock, blkid decides.
+// blkid finds a RAID's signature at the disk's end if the RAID was created around the filesystem,
+// but also if a file there is an image of a RAID member. A workload must not lose its volume by
+// writing such a file. So a filesystem with the UUID that the driver gave it counts as alone,
+// whatever blkid finds. With another UUID, or with data before the superblock, blkid decides.
 func (s scan) filesystem(v Volume) (sb Superblock, alone, whole bool) {
 	if len(s.Found) != 1 {
 		return Superblock{}, false, false

@@ -88,7 +88,7 @@ func runProgram(attr *syscall.SysProcAttr, inherit []*os.File, name string, args
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "MKE2FS_CONFIG=" + path,
 		"E2FSCK_CONFIG=" + path}
 	cmd.SysProcAttr = attr
-	// Pdeathsig is sent when the thread that started the child ends.
+	// The kernel sends Pdeathsig when the thread that started the child ends, so keep the thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	err = cmd.Run()

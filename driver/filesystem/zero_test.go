@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-func TestFindUnexpectedReturnsTheFirstByte(t *testing.T) {
+func TestFindUnexpectedReturnsTheLowestOffset(t *testing.T) {
 	const size = 9*chunkBytes + 512
 	for _, c := range []struct {
 		name     string

@@ -318,7 +318,7 @@ type renewedFile[T any] struct {
 	file os.FileInfo
 	// guarded by mu: the error of the last read
 	problem error
-	// guarded by mu: whether the last read failed slowly
+	// guarded by mu: whether the last read failed after a long wait
 	slow bool
 	// guarded by mu: the read in progress
 	reading *reading
@@ -352,8 +352,8 @@ func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err erro
 }
 
 // begin starts a read, or joins the one in progress: a file that blocks has one reader, because a
-// system call on a hanging mount cannot be canceled. wait reports whether the caller has to wait
-// for it: if the last read failed slowly, a caller waits only if there is no value yet.
+// system call on a hanging mount cannot be canceled. wait reports whether the caller has to wait:
+// if the last read failed after a long wait, only a caller without a value waits.
 func (s *renewedFile[T]) begin(force bool) (r *reading, wait bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -432,7 +432,7 @@ func (s *renewedFile[T]) fault() error {
 }
 
 // readRenewed reads the file. After half the limit it stops waiting for data, for example from a
-// FIFO, if the system supports deadlines for it.
+// FIFO, if the system supports deadlines for that kind of file.
 func readRenewed(path string, limit time.Duration) ([]byte, os.FileInfo, error) {
 	// With O_NONBLOCK, open does not wait for a FIFO's writer, and without a writer read returns EOF.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
