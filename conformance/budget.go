@@ -25,11 +25,11 @@ const (
 var partNames = []string{partRules, "ext4", "xfs", "btrfs", "block", partData}
 
 var parts = map[string]struct {
-	// need is the most that the part has on the simulator at one time. A test compares it with what
-	// the parts took. The objects that the checks of the rules share exist until the end of the run.
+	// need is the most that exists at one time while the part runs on the simulator; a test compares
+	// it with a run's peak. The objects that the rule checks share exist until the end of the run.
 	need amount
-	// requests is the number of requests and own the time that the part takes on a simulated rack,
-	// whose answers take almost no time.
+	// requests is the number of the part's requests to the rack. own is the time that the part takes
+	// on a simulated rack, which answers almost at once.
 	requests int
 	own      time.Duration
 	// tools are the programs that the part needs on this machine.
@@ -44,10 +44,10 @@ var parts = map[string]struct {
 	partData: {amount{9, 18}, 780, 55 * time.Second, nil},
 }
 
-// optional is the part of data's need, in GiB, without which only some of its checks are left out.
+// optional is how many GiB partData can lack: the run then leaves out its largest checks.
 const optional = 8
 
-// needOf returns the most that the selected parts have at one time, including the disk that marks
+// needOf returns the most that the selected parts need at one time, plus the disk that describes
 // the run.
 func needOf(selected []string) amount {
 	var most amount
@@ -58,7 +58,7 @@ func needOf(selected []string) amount {
 	return amount{most.objects + 1, most.gib + 1}
 }
 
-// leastOf returns what the selected parts have at one time if they leave out checks that need more.
+// leastOf returns what the selected parts need at one time without the largest checks of data.
 func leastOf(selected []string) amount {
 	least := needOf(slices.DeleteFunc(slices.Clone(selected), func(part string) bool {
 		return part == partData
@@ -75,14 +75,14 @@ type budget struct {
 	limit amount
 
 	mu sync.Mutex
-	// mu guards the fields below: the objects that exist or are being created, the IDs of those that
-	// are gone, and the peak.
+	// mu guards the fields below: the objects that exist or are being created, the IDs of deleted
+	// objects, and the peak.
 	objects []*object
 	gone    map[string]bool
 	most    amount
 }
 
-// object is a disk or snapshot of the run. A rack deletes it by its ID or by its name.
+// object is a disk or snapshot of the run. A request deletes it by its ID or by its name.
 type object struct {
 	id   string // "" while the object is being created
 	name string // "" if the driver chose it
@@ -91,8 +91,8 @@ type object struct {
 
 func newBudget(limit amount) *budget { return &budget{limit: limit, gone: map[string]bool{}} }
 
-// begin reserves room for objects. When the creation has ended, the caller calls end with whether
-// they were created, and with the IDs that it knows.
+// begin reserves room for objects. After the creation the caller calls end: made is true if the
+// rack created the objects, and ids has the IDs that the rack returned.
 func (b *budget) begin(objects ...*object) (end func(made bool, ids ...string), err error) {
 	asked := sum(objects)
 	b.mu.Lock()
@@ -118,8 +118,8 @@ func (b *budget) begin(objects ...*object) (end func(made bool, ids ...string), 
 	}, nil
 }
 
-// deleted releases the room of the object that was deleted by this ID or name. The answer to its
-// creation may come later.
+// deleted releases the room of the object that was deleted by this ID or name. It remembers the ID,
+// because the answer to the object's creation may come later.
 func (b *budget) deleted(idOrName string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -131,8 +131,8 @@ func (b *budget) deleted(idOrName string) {
 	})
 }
 
-// identify sets the ID of the object with this name, unless it is known. The function id may wait
-// for the rack's answer.
+// identify sets the ID of the object with this name if it has none. It calls id without the lock,
+// because id may wait for the rack's answer.
 func (b *budget) identify(name string, id func() string) {
 	b.mu.Lock()
 	i := slices.IndexFunc(b.objects, func(o *object) bool { return o.id == "" && o.name == name })
@@ -176,9 +176,9 @@ type progress struct {
 	out     io.Writer
 	latency time.Duration
 	began   time.Time
-	// expected is the estimated time of the whole run, and spent the part of it that lies behind.
+	// expected is the estimate for the whole run. spent is the estimate for the parts that are done.
 	expected, spent time.Duration
-	// part is the part that runs now. partDone of its partAll specs are done.
+	// part is the part that runs now. partDone of its partAll checks or specs are done.
 	part              string
 	partDone, partAll int
 }
@@ -208,8 +208,8 @@ func (p *progress) done(status, name, reason string) {
 	}
 }
 
-// left estimates the remaining time from the estimates of the parts and from how far they were
-// right so far.
+// left estimates the remaining time: the estimate of what is left to do, multiplied by how much
+// slower or faster than estimated the run was so far.
 func (p *progress) left() time.Duration {
 	behind := p.spent
 	if p.partAll > 0 {

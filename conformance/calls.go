@@ -26,7 +26,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// rpc is one call of the driver, with all its repetitions.
+// rpc records one call of the driver and its repetitions.
 type rpc struct {
 	name   string
 	object string // the volume, snapshot or node of the call
@@ -37,7 +37,7 @@ type rpc struct {
 	took   time.Duration
 }
 
-// callLog keeps every call of the driver. Its zero value is ready to use.
+// callLog records every call of the driver. Its zero value is ready to use.
 type callLog struct {
 	mu sync.Mutex
 	// mu guards calls.
@@ -56,8 +56,8 @@ func (l *callLog) since(point int) []rpc {
 	return slices.Clone(l.calls[point:])
 }
 
-// intercept records every call and keeps the budget. It repeats a call when the driver answers
-// with a code that asks an orchestrator to try again.
+// intercept records every call of the driver and refuses a call that exceeds the budget. It repeats
+// a call whose error code asks an orchestrator to retry.
 func (w *job) intercept(ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
@@ -89,8 +89,8 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 	return err
 }
 
-// callTries is how often a call is made, because an orchestrator repeats calls as well. A busy rack
-// answers earlier.
+// callTries limits how often intercept makes a call. Orchestrators repeat calls, too. A rack that
+// is only busy answers before the last try.
 const callTries = 8
 
 func asksAgain(err error) bool {
@@ -105,8 +105,8 @@ func asksAgain(err error) bool {
 
 func reasonOf(err error) string { return harness.ReasonOf(status.Convert(err)) }
 
-// charge reserves room for the objects that a call creates. The caller calls end with the call's
-// result.
+// charge reserves room for the objects that a call creates. After the call its caller calls end
+// with the result.
 func (b *budget) charge(req any) (end func(reply any, err error), err error) {
 	var bytes int64
 	switch asked := req.(type) {
@@ -166,10 +166,10 @@ func evidence(calls []rpc) []report.LoggedCall {
 	return all
 }
 
-// describes matches a description in an answer that may be cut off.
+// describes matches the description in an answer of the rack, even if the answer is cut off.
 var describes = regexp.MustCompile(`"description"\s*:\s*"(?:[^"\\]|\\.)*`)
 
-// answers converts requests to the rack for the report, without the descriptions of others.
+// answers converts recorded calls for the report. It removes descriptions that no run has written.
 func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
 	var all []report.LoggedCall
 	for _, e := range exchanges {
@@ -191,11 +191,11 @@ func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// patient is a transport for the requests of an administrator, which may be repeated. It repeats a
-// request while the rack is busy or does not answer, and at last returns the last result.
+// patient is a transport that repeats a request while the rack is busy or does not answer. In the
+// end it returns the last result. It may send any request twice.
 type patient struct{ next http.RoundTripper }
 
-// busyTimeout is the time after which patient returns a busy rack's answer.
+// busyTimeout limits how long patient repeats a request.
 const busyTimeout = time.Minute
 
 func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -219,15 +219,15 @@ func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// budgeted is a transport that checks the mark and the budget before objects are created.
+// budgeted is a transport that checks the run's mark and the budget before objects are created.
 type budgeted struct {
 	next   http.RoundTripper
 	budget *budget
 	run    string // the run whose mark is demanded
 }
 
-// RoundTrip refuses to create objects without the mark, by which clean finds them, or that do not
-// fit into the budget. A request that the rack ought to refuse is no exception.
+// RoundTrip refuses to create objects that exceed the budget or lack the mark, by which clean finds
+// them. It refuses even requests that the rack should reject, because a faulty rack may not.
 func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 	objects, together, err := created(req, b.run)
 	if err != nil {
@@ -244,11 +244,11 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 		ids = append(ids, idOf(resp))
 	}
 	end(made, ids...)
-	// What was made without an answer is read by its name, and deleted by its ID.
+	// If a creation was not answered, the run reads the object by name and deletes it by ID.
 	if err == nil && req.Method == http.MethodGet && resp.StatusCode == http.StatusOK {
 		b.budget.identify(path.Base(rules.PathOf(req)), func() string { return idOf(resp) })
 	}
-	// A repeated deletion may be answered 404.
+	// The rack answers 404 if it carried out the deletion before, but its answer was lost.
 	if err == nil && req.Method == http.MethodDelete &&
 		(resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotFound) {
 		b.budget.deleted(path.Base(rules.PathOf(req)))
@@ -257,8 +257,8 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // created returns the disks and snapshots that a request creates. together reports whether they are
-// created with an instance, whose answer does not contain their IDs. It is an error if an object
-// would not have the mark of the run.
+// created with an instance, whose answer does not contain their IDs. It returns an error if an
+// object would lack the run's mark.
 func created(req *http.Request, run string) (objects []*object, together bool, err error) {
 	operation := rules.OperationOf(req.Method, rules.PathOf(req))
 	if req.Body == nil ||
@@ -282,7 +282,7 @@ func created(req *http.Request, run string) (objects []*object, together bool, e
 		BootDisk disk   `json:"boot_disk"`
 		Disks    []disk `json:"disks"`
 	}
-	// The rack refuses a malformed body, and does not read what follows the object.
+	// Like the rack, this reads only the first JSON object. The rack refuses a malformed body.
 	_ = json.NewDecoder(bytes.NewReader(body)).Decode(&asked)
 	all := slices.Concat(asked.Disks, []disk{asked.BootDisk, asked.disk})
 	for i, d := range all {
@@ -314,7 +314,7 @@ func gibOf(bytes int64) int64 {
 	return 1
 }
 
-// absurdGiB is a size that no check creates. A check may request it to see that the rack refuses.
+// absurdGiB exceeds every disk of the checks. Larger requests only test that the rack refuses them.
 const absurdGiB = 64
 
 func idOf(resp *http.Response) string {

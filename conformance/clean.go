@@ -21,10 +21,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// cleanTimeout limits the removal of one run.
+// cleanTimeout limits the removal of one run's objects.
 const cleanTimeout = 5 * time.Minute
 
-// cleanVerb removes the remains of runs that could not remove them themselves.
+// cleanVerb removes the objects, processes and directories of runs that died.
 func cleanVerb(ctx context.Context, w *job) (int, error) {
 	p, s := w.Program, w.settings
 	all, err := w.inventory(ctx)
@@ -67,7 +67,7 @@ func cleanVerb(ctx context.Context, w *job) (int, error) {
 	}
 	var errs []error
 	for _, run := range dead {
-		// Remove the directories first: without them nothing points to a run that has no objects.
+		// Remove the directories first: clean finds a run by its objects, and never without them.
 		errs = append(errs, p.endProcesses(ctx, run.id), p.removeDirs(run.id), w.remove(ctx, run))
 	}
 	if all, err = w.inventory(context.WithoutCancel(ctx)); err != nil {
@@ -85,7 +85,7 @@ func cleanVerb(ctx context.Context, w *job) (int, error) {
 	return ExitConforms, nil
 }
 
-// ask asks a person a question. Only "yes" counts as a yes, and an interrupt counts as a no.
+// ask reports whether the user answers a question with "y" or "yes". An interrupt counts as a no.
 func ask(ctx context.Context, p *Program, question string) bool {
 	fmt.Fprintf(p.Stdout, "%s [yes/no] ", question)
 	answers := make(chan string, 1)
@@ -119,15 +119,15 @@ func (r deadRun) plan() []string {
 	return lines
 }
 
-// detaches reports whether the run has attached disks to the instance.
+// detaches reports whether the run has created the instance, or names it in its mark.
 func (r deadRun) detaches(instance string) bool {
 	return slices.Contains(r.mark.Instances, instance) ||
 		slices.ContainsFunc(r.left, func(one item) bool { return one.id == instance })
 }
 
-// remove removes the remains of a run: first what blocks the removal of other objects, and last the
-// disk that describes the run. It lists the remains again until nothing is left, because a request
-// that was under way when the run died may take effect later.
+// remove removes a run's objects: first those that block the removal of others, and last the disk
+// that describes the run. It repeats this until a list shows no object, because a request that the
+// run sent before it died may take effect later.
 func (w *job) remove(ctx context.Context, run deadRun) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
@@ -154,10 +154,10 @@ func (w *job) remove(ctx context.Context, run deadRun) error {
 	}
 }
 
-// settle is the time between a removal and the next look for remains.
+// settle is the pause before remove lists the run's objects again.
 const settle = 500 * time.Millisecond
 
-// mayBecomeRemovable reports whether something that is left has a state that the rack will change.
+// mayBecomeRemovable reports whether a remaining object is in a state that the rack will end.
 func (r deadRun) mayBecomeRemovable() bool {
 	return slices.ContainsFunc(r.left, func(one item) bool {
 		return one.kind != "instance" && slices.Contains([]string{"creating", "maintenance",
@@ -200,7 +200,7 @@ func (w *job) removeOnce(ctx context.Context, run deadRun) error {
 	return errors.Join(errs...)
 }
 
-// describesRun recognizes the disk that a run makes first and deletes last.
+// describesRun reports whether an object is the disk that a run creates first and deletes last.
 func describesRun(one item) bool {
 	m, is := parseMark(one.description)
 	return is && m.whole()
@@ -233,8 +233,8 @@ func (w *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) erro
 	return err
 }
 
-// removeDirs removes the directories of a dead run on this machine. An empty ID removes none but
-// those of dead agents.
+// removeDirs removes the directories of a dead run, and of dead agents, on this machine. If run is
+// "", it removes only those of dead agents.
 func (p *Program) removeDirs(run string) error {
 	guest.Sweep()
 	if run == "" {
@@ -262,8 +262,8 @@ func (w *job) detach(ctx context.Context, disk, instance string) error {
 	return err
 }
 
-// stop stops the helper of a run and waits until it is stopped. It demands that this run started
-// the helper or, after another run, that the operator names it.
+// stop stops a run's helper and waits until it is stopped. This run must have started the helper.
+// The helper of a dead run must be named with --helper.
 func (w *job) stop(ctx context.Context, run deadRun, instance string) error {
 	named := run.id != w.id && w.settings.helper != ""
 	if named {
@@ -285,7 +285,7 @@ func (w *job) stop(ctx context.Context, run deadRun, instance string) error {
 	return w.rack.Await(ctx, instance, oxide.InstanceStateStopped)
 }
 
-// deadRun describes a run that ended without removing everything.
+// deadRun describes a run that ended without removing all its objects.
 type deadRun struct {
 	id   string
 	mark mark // complete if the disk that has it exists
@@ -318,7 +318,7 @@ func (r deadRun) title() string {
 		r.mark.Began.UTC().Format("2006-01-02 15:04:05 UTC"), r.mark.Host)
 }
 
-// alive returns why the run may still be under way, or "". The argument is the ID of this instance.
+// alive returns why the run may still be under way, or "". here is the ID of this instance.
 func (r deadRun) alive(here string) string {
 	boot, _, _ := strings.Cut(bootID(), " ")
 	switch {
@@ -333,14 +333,14 @@ func (r deadRun) alive(here string) string {
 	case slices.Index(r.mark.Instances, here) == 0 && !strings.HasPrefix(r.mark.Boot, boot):
 		return "" // this instance was started again since
 	default:
-		// Machines that are copies of one image have the same host name.
+		// The host name is no proof: machines that are copies of one image have the same.
 		return fmt.Sprintf("this is not %s as the run saw it, so nobody here knows whether it still "+
 			"runs; if it does not: oxide-conformance clean --run %s", r.mark.Host, r.id)
 	}
 }
 
-// notAsBefore describes the instances that the run stopped or started and that are still in that
-// state. Clean leaves them, because somebody may want them so by now.
+// notAsBefore describes the instances that the run stopped or started and that are still in the new
+// state. Clean does not change that, because somebody may rely on it by now.
 func (r deadRun) notAsBefore(all inventory) (notes []string) {
 	for _, n := range all {
 		i, state := slices.Index(r.mark.Instances, n.id), oxide.InstanceState(n.state)
@@ -356,19 +356,19 @@ func (r deadRun) notAsBefore(all inventory) (notes []string) {
 	return notes
 }
 
-// startTime returns when a process that lives started, in the kernel's ticks, or "".
+// startTime returns the start time of a live process in the kernel's ticks. For others it is "".
 func startTime(pid int) string {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, fields, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ")
-	// These fields begin with the third of proc(5), because the second may contain anything.
+	// all begins with field 3 of proc(5): field 2, the program's name, may contain spaces.
 	if all := strings.Fields(fields); len(all) >= 20 && all[0] != "Z" {
 		return all[19]
 	}
 	return ""
 }
 
-// endProcesses waits until the drivers of a dead run have ended, because they may still carry out
-// a call. It kills those that do not end.
+// endProcesses waits until the drivers of a dead run have ended, because they may still carry out a
+// call. After harness.StopTimeout it kills them.
 func (p *Program) endProcesses(ctx context.Context, run string) error {
 	if pids := processesOf(run); len(pids) > 0 {
 		p.say("Waiting until the processes %v of run %s have ended.", pids, run)
@@ -394,12 +394,12 @@ func (p *Program) endProcesses(ctx context.Context, run string) error {
 	return ended()
 }
 
-// workDir names the directory of a run's processes. The report's directory is another one, and
-// may be next to it.
+// workDir returns the name of the directory that a run's processes work in. The report has another
+// directory, which may be next to it.
 func workDir(run string) string { return prefix + run + ".work" }
 
-// processesOf finds this user's driver processes whose socket is in the run's directory. It does
-// not read the arguments of other users, who can make that wait.
+// processesOf finds this user's driver processes whose socket is in the run's directory. It skips
+// the processes of other users, who can make a read of the arguments hang.
 func processesOf(run string) (pids []int) {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is valid
 	for _, file := range files {
@@ -418,8 +418,8 @@ func processesOf(run string) (pids []int) {
 	return pids
 }
 
-// bootID returns the ID of this boot of the machine and, after a space, of the namespace of process
-// IDs. In another boot or container a process ID belongs to another process.
+// bootID returns the ID of the machine's boot and, after a space, that of the PID namespace. After
+// a reboot, or in another container, a process ID belongs to another process.
 func bootID() string {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" where it is not Linux
 	namespace, _ := os.Readlink("/proc/self/ns/pid")

@@ -30,7 +30,7 @@ import (
 )
 
 // strangers creates disks whose names and descriptions look like those of a run, and attaches one
-// of them to instance a. It returns their number.
+// of them to instance a. It returns the number of disks.
 func strangers(t *testing.T, rack *bed, run string) int {
 	t.Helper()
 	descriptions := []string{"made by hand", "", "oxide-conformance", "oxide-conformance-" + run,
@@ -176,7 +176,7 @@ func TestAnInstanceIsStoppedOnlyIfNobodyElseUsesIt(t *testing.T) {
 	expect(helper, "not in the project")
 }
 
-// The helper instance is running, and a disk that the run has made is attached to it.
+// In this test the helper runs, and a disk of the run is attached to it.
 func TestADetachStopsOnlyTheHelperThatTheRunStarted(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{Hotplug: adminapi.HotplugNone})
@@ -210,10 +210,10 @@ func TestADetachStopsOnlyTheHelperThatTheRunStarted(t *testing.T) {
 	csitest.Must(t, remove())
 }
 
-// A run of the program works beside disks that look like its own, somebody whose objects change, a
-// run that was killed, one that lives, one elsewhere, one of which nothing tells where it ran, a
-// colleague who cleans up all the time, and programs of others with this program's name. It is a
-// run of the rules: csi-sanity counts the volumes of everybody.
+// Beside the run there are disks that look like its own, a user who changes objects, a killed run,
+// a live run, a run of another machine, a run without the disk that describes it, a colleague who
+// runs clean all the time, and foreign processes with this program's name. The run checks only the
+// rules, because csi-sanity counts the volumes of everybody.
 func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
@@ -274,8 +274,8 @@ func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
 			t.Errorf("clean does not say %q", want)
 		}
 	}
-	// An operator who names a run of another machine knows that it is dead. One who detached its disk
-	// by hand may continue.
+	// With --run, clean removes a run of another machine, because the operator knows that it is dead.
+	// The operator first has to detach a disk from an instance that the run does not name.
 	csitest.Must(t, rack.AttachDisk(t.Context(), lost, rack.Instance("b").ID))
 	clean(ExitFails, "--run", "33333333")
 	csitest.Must(t, rack.DetachDisk(t.Context(), lost, rack.Instance("b").ID))
@@ -288,7 +288,7 @@ func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
 	}
 }
 
-// stranger starts a process of a user with this program's name. It ends with its input.
+// stranger starts a user's process with this program's name. It ends when its input is closed.
 func stranger(t *testing.T, user uint32, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/bin/sh")
@@ -302,11 +302,11 @@ func stranger(t *testing.T, user uint32, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// sampledKinds is the number of alterations that are tried unless PROOF_DURATION is set. The tests
-// of conformance/rules try every alteration.
+// sampledKinds is how many kinds of altered answers are tried if PROOF_DURATION is not set. The
+// tests of conformance/rules try all kinds.
 const sampledKinds = 3
 
-// TestNoRunBlamesAHealthyRack checks as on a real rack, without an admin listener.
+// As on a real rack, the runs have no admin listener.
 func TestNoRunBlamesAHealthyRack(t *testing.T) {
 	short.Skip(t, sampledKinds)
 	t.Parallel()

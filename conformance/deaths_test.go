@@ -31,8 +31,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// onlyVariable makes this test binary the program, with one rule or check of data alone.
-// pluginVariable has the path of its driver.
+// onlyVariable has the ID of a rule or data check. With it this test binary runs as
+// oxide-conformance and checks nothing else. pluginVariable has the path of the driver for that.
 const onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
 
 func TestMain(m *testing.M) {
@@ -63,20 +63,20 @@ func TestMain(m *testing.M) {
 	os.Exit(p.Main(ctx))
 }
 
-// creating is a proxy before a rack that stops at one request that creates something.
+// creating is a proxy before a rack. At the request number at that creates something, a run dies.
 type creating struct {
 	rack     http.Handler
 	at       int64
 	seen     atomic.Int64
 	answered bool // the answer to that request gets through before the run ends
-	// made is closed when the rack has carried it out, and ended by the test when the run has ended.
+	// The proxy closes made when the rack has carried out that request. ended is closed with the run.
 	made, ended chan struct{}
-	// exit is how the run has ended, and reader who reads what it prints, or nil.
+	// exit is the result of the run's process. reader is the other end of its standard output, or nil.
 	exit   error
 	reader io.Closer
 }
 
-// An import is begun by a request of its own.
+// bulk-write-start begins an import, which clean has to end before it can delete the disk.
 var creates = regexp.MustCompile(
 	`^/v1/(disks|snapshots|images|instances)(/[^/]+/bulk-write-start)?$`).MatchString
 
@@ -100,15 +100,15 @@ func (c *creating) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// death is an early end of a run: how it ends, in which part, in which check (all if it is empty),
-// and at which request that creates something.
+// death describes an early end of a run: how it ends, in which part, in which check (all if only is
+// empty), and at which of the requests that create something.
 type death struct {
 	how, part, only string
 	at              int
 }
 
-// After these ends a run has removed nothing. It is killed before the answer to a request, or right
-// after it. The variable ends has the ends after which a run cleans up, or tries to.
+// A killed run removes nothing. The test kills it before or right after it gets the answer to a
+// request. In the cases of the variable ends, the run itself cleans up or tries to.
 const killed, killedLater = "SIGKILL", "SIGKILL after the answer"
 
 var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
@@ -116,8 +116,8 @@ var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
 func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "deaths-of-a-run")
-	// A program that starts with SIGHUP ignored, as under nohup, ignores it. The programs here must
-	// not ignore it.
+	// If nohup started this test, SIGHUP is ignored here, and the programs would inherit that. A
+	// signal handler prevents it.
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
@@ -126,11 +126,11 @@ func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 		racks[i] = rackOf(t, harness.RackOptions{})
 		strangers(t, racks[i], "1a2b3c4d")
 	}
-	// A run without checks makes what comes before the first one.
+	// A run without checks counts the requests before the first check.
 	none := death{how: killed, part: partRules, only: "none"}
 	before, _ := dieAndClean(t, racks[0], none)
 	none.at = 1
-	// The specs of xfs and btrfs are those of ext4.
+	// xfs and btrfs are left out, because their specs are those of ext4.
 	units := []death{none, {part: "ext4", at: before + 1}, {part: "block", at: before + 1}}
 	for _, c := range data.Checks() {
 		units = append(units, death{part: partData, only: c.ID, at: before + 1})
@@ -142,7 +142,7 @@ func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 		p.Rand().Shuffle(len(units), func(i, j int) { units[i], units[j] = units[j], units[i] })
 		units = units[:len(units)/10]
 	}
-	// series are runs of which one dies at each request from death.at to last, in each of the ways.
+	// series describes runs that die: one in each of the ways, at each request from death.at to last.
 	type series struct {
 		death
 		last int
@@ -194,14 +194,14 @@ func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 	p.Figure("requests", requests.Load(), "died", died.Load(), "left", left.Load())
 }
 
-// begin starts a run that stops at a request. For one check alone, this test binary is the program.
+// begin starts a run that dies at a request. If d.only is set, it starts this test binary.
 func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 	t.Helper()
 	to := got(url.Parse(rack.URL))(t)
 	transport := got(harness.Transport(rack.CA))(t)
 	c := &creating{at: int64(d.at), answered: d.how != killed, made: make(chan struct{}),
 		ended: make(chan struct{}), rack: &httputil.ReverseProxy{Transport: transport,
-			// A caller that is dead, or a rack that is away: the connection is cut.
+			// Cut the connection if the caller is dead or the rack is away.
 			ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 			Rewrite:      func(r *httputil.ProxyRequest) { r.SetURL(to) }}}
 	proxy := httptest.NewServer(c)
@@ -226,8 +226,8 @@ func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 	return c
 }
 
-// asOthersHave is the environment of a run on a rack that others use, without an admin listener.
-// The agents' directories are in TMPDIR. Some variables are left out.
+// asOthersHave returns the environment of a run on a shared rack: without an admin listener, with
+// TMPDIR for the directories of agents, and without some of the variables OXIDE_CONFORMANCE_*.
 func asOthersHave(rack *bed, without ...string) map[string]string {
 	env := set("TMPDIR", rack.Dir, "OXIDE_CONFORMANCE_SIMULATOR_ADMIN", "")
 	for _, name := range without {
@@ -236,8 +236,8 @@ func asOthersHave(rack *bed, without ...string) map[string]string {
 	return env
 }
 
-// dieAndClean ends a run, cleans up, and demands that the rack is as before. It returns the number
-// of requests that create something, and whether the run died and did not end by itself.
+// dieAndClean ends a run early, cleans up, and checks that the rack is as before. It returns the
+// number of requests that create something, and whether the run died before its regular end.
 func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	t.Helper()
 	check := balance(t, rack)
@@ -259,7 +259,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	case "SIGINT":
 		err = p.Process.Signal(syscall.SIGINT)
 	case "SIGHUP":
-		// The shell passes on the signal that the kernel has sent already.
+		// At a hangup the program gets two signals: the kernel's, and the shell's.
 		err = errors.Join(p.Process.Signal(syscall.SIGHUP), p.Process.Signal(syscall.SIGHUP))
 	case "nobody reads":
 		err = c.reader.Close()
@@ -275,7 +275,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	if !rack.Running() {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
-	// The driver of a killed run may still end a call. What it uses is cleaned up when it has ended.
+	// The driver of a killed run may still carry out a call. Only after it are its files removed.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

@@ -21,8 +21,8 @@ import (
 
 // Demo shows the life of one volume. It starts a simulated rack and the driver in a temporary
 // directory, creates the volume, uses it on one instance, moves it to another, reads it there and
-// deletes it. It prints every step with the requests that the step made to the rack, and before
-// each step waits for a line of in unless that is nil. Nothing is left when Demo returns.
+// deletes it. It prints every step with the step's requests to the rack. If in is not nil, it waits
+// for a line of in before each step. Demo leaves nothing behind when it returns.
 func Demo(ctx context.Context, in io.Reader, out io.Writer, programs map[string][]string) (
 	err error) {
 	run, err := harness.NewRun(out)
@@ -57,21 +57,21 @@ func Demo(ctx context.Context, in io.Reader, out io.Writer, programs map[string]
 	return nil
 }
 
-// demo is a rack, the driver's three processes, and the volume.
+// demo contains a rack, the driver's three processes, and the volume.
 type demo struct {
 	*harness.Environment
 	out io.Writer
-	// lines has the lines for which the steps wait; nil means that they wait for none.
+	// lines is the input: each step waits for a line of it. If it is nil, no step waits.
 	lines      *bufio.Scanner
 	controller csi.ControllerClient
 	nodes      map[string]*harness.Plugin
 	volume     *csi.Volume
-	// placements has the volume's placement on each node, until it is removed there.
+	// placements has, for each node, the volume's mount points, until the demo unmounts them.
 	placements map[string]*harness.Placement
 
 	failed error // of the step that ended the demo
-	// steps and requests are the numbers of steps and of requests to the rack that were shown.
-	// lastRequest is the number of the last request that was shown.
+	// steps and requests count what the demo has shown: steps, and requests to the rack. lastRequest
+	// is the sequence number of the last of these requests.
 	steps, requests, lastRequest int
 	began                        time.Time
 }
@@ -92,7 +92,7 @@ func (d *demo) open(ctx context.Context, run *harness.Run) (err error) {
 	}
 	d.say("The driver runs three times: a controller, and a node service in each instance.")
 	d.say("Disks are files; devices and mounts are real. All paths are below\n    %s", d.Rack.Dir)
-	// The requests before this point belong to no step.
+	// The requests so far belong to no step.
 	before, err := d.Rack.Admin.Requests(ctx, 0)
 	if len(before) > 0 {
 		d.lastRequest = before[len(before)-1].Seq
@@ -194,8 +194,8 @@ func mountedAt(path string, err error) string {
 	return "mounted: " + mounts[0]
 }
 
-// step runs a step, unless an earlier one has failed. It prints the step's duration, its requests
-// to the rack and its outcome. The step may end with harness.Must.
+// step runs a step if no earlier one failed. It prints the step's duration, its requests to the
+// rack and its outcome. do may panic with harness.Must.
 func (d *demo) step(ctx context.Context, title string, do func() (outcome string)) {
 	if d.failed != nil {
 		return
@@ -231,14 +231,14 @@ func (d *demo) step(ctx context.Context, title string, do func() (outcome string
 	}
 }
 
-// pause waits for a line before a step, if there are lines.
+// pause prints the next step and waits for a line of d.lines, or returns at once if that is nil.
 func (d *demo) pause(ctx context.Context, title string) error {
 	if d.lines == nil {
 		return nil
 	}
 	fmt.Fprintf(d.out, "\nNext: %s\nPress Enter to go on. ", title)
 	line := make(chan bool, 1)
-	// Nothing ends the read of a terminal, so an interrupted demo leaves it to the end of the program.
+	// A read of a terminal cannot be interrupted: after an interrupt this goroutine stays.
 	go func() { line <- d.lines.Scan() }()
 	select {
 	case <-ctx.Done():
@@ -253,12 +253,12 @@ func (d *demo) pause(ctx context.Context, title string) error {
 
 func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
 
-// pictureFile is the environment variable that names the file to which the demo writes a page of
-// the whole life.
+// pictureFile is the environment variable that names the file into which the demo draws the
+// volume's life.
 const pictureFile = "PICTURE"
 
-// draw draws the life that the demo has shown. A life that ended with an error is drawn up to
-// the error.
+// draw writes the page that shows the volume's life. If a step failed, the page ends with the
+// error.
 func (d *demo) draw(ctx context.Context, broken error) error {
 	path := os.Getenv(pictureFile)
 	if path == "" || ctx.Err() != nil {

@@ -34,7 +34,7 @@ func screenshot(t *testing.T, page string) {
 }
 
 func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
-	// row matches the row of a change that a node's driver has recorded.
+	// row returns a pattern for the console's row about a change that a node's driver recorded.
 	row := func(node, change string) string {
 		return `<td>` + node + `<td><span title="[^<]*">` + change + `</span>[^\n]*<td>done<td>`
 	}
@@ -105,7 +105,7 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// watcher calls a function when the demo prints a text for the first time, while the demo waits.
+// watcher is the demo's output. Write calls the function of a text when the demo first prints it.
 type watcher struct {
 	bytes.Buffer
 	at map[string]func()

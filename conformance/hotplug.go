@@ -16,16 +16,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// errAttach means that the rack attaches no disks, attaches them only sometimes, or does not show
-// them to the instance.
+// errAttach is the error of a rack that attaches no disks, attaches them only sometimes, or does
+// not show them to the instance.
 type errAttach struct{ error }
 
-// learnHotplug finds out whether the rack attaches a disk to this running instance. A refusal
-// means that the rack has no hot-plug only if it is the known refusal of such a rack, and if the
-// same disk then attaches to a stopped instance. Any other refusal is a failure of attach.
+// learnHotplug finds out whether the rack attaches a disk to this running instance. The rack has no
+// hot-plug if it refuses with the known error and then attaches the same disk to a stopped
+// instance. Any other refusal is a failure of attach.
 //
-// A rack that only attaches would leave the disk here until this instance is stopped. So the trial
-// begins with an instance of its own. If that fails, the rules will say why.
+// A rack that attaches but does not detach would leave the disk here until this instance stops. So
+// the first trial uses an instance that the run creates. Checks of the rules report its failure.
 func (w *job) learnHotplug(ctx context.Context) (err error) {
 	trial, result := w.rack.TryHotplug(ctx)
 	w.note(result.Exchanges)
@@ -84,15 +84,15 @@ func (w *job) learnHotplug(ctx context.Context) (err error) {
 	return nil
 }
 
-// deviceTimeout limits how long an instance takes to show the device of an attached disk. A
-// simulated rack with an admin listener shows it at once.
+// These limit how long an instance may take to show the device of an attached disk. A simulated
+// rack with an admin listener shows it at once.
 const (
 	deviceTimeout          = 30 * time.Second
 	simulatedDeviceTimeout = 5 * time.Second
 )
 
-// learnRemoval waits for the device of the trial's disk, and measures how long a program can read
-// it after a detach.
+// learnRemoval waits for the device of the trial's disk. Then it detaches the disk, and measures
+// how long a program can still read the device.
 func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 	shown, err := w.awaitDevice(ctx, disk.Name)
 	if err != nil {
@@ -127,10 +127,10 @@ func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 // deviceGrace is the time after a detach for which a device may still answer reads.
 const deviceGrace = 2 * time.Second
 
-// readUntilGone reads a device, at places that are not in memory yet, until a read fails. It
-// returns the time of the last read that succeeded. It returns false if it has read the whole
-// device before: then nobody knows how long it could have been read. A device that is gone may have
-// no size any more, so that a read finds its end.
+// readUntilGone reads uncached blocks of a device until a read fails. It returns when, since began,
+// the last read succeeded. gone is false if all blocks up to size could be read: the device may
+// have been readable for longer. A removed device may have the size 0, so EOF counts as a failed
+// read.
 func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.Duration,
 	gone bool) {
 	block, pace := make([]byte, 512), time.NewTicker(2*time.Millisecond)
@@ -145,8 +145,8 @@ func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.D
 	return last, false
 }
 
-// awaitDevice returns the device of the disk in this instance. Without it, every later volume would
-// wait for its device in vain.
+// awaitDevice waits for the disk's device in this instance and returns it. If the device is
+// missing, the run ends, because every later volume would wait for its device in vain.
 func (w *job) awaitDevice(ctx context.Context, disk oxide.Name) (shown guest.Device, err error) {
 	serial, timeout := rules.SerialOf(disk), deviceTimeout
 	if w.rack.Admin != nil {
@@ -174,8 +174,8 @@ func (w *job) awaitDevice(ctx context.Context, disk oxide.Name) (shown guest.Dev
 	return shown, nil
 }
 
-// onlyToStopped demands that the rack attaches the disk to a stopped instance, and refuses again to
-// attach it to this running one. A rack that refuses only sometimes has hot-plug.
+// onlyToStopped checks that the rack attaches the disk to a stopped instance, and then refuses
+// again to attach it to this running one. A rack that refuses only sometimes has hot-plug.
 func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
 	refused error) error {
 	if err := w.attach(ctx, disk, stopped); err != nil {
@@ -197,7 +197,7 @@ func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
 	return nil
 }
 
-// tellHotplug prints the result and puts it into the report's preflight, which could not try it.
+// tellHotplug prints the trial's result and enters it into the report's preflight.
 func (w *job) tellHotplug() {
 	found := pass("yes: a disk was attached to this instance and detached")
 	switch w.report.Rack.HotPlug {
@@ -230,8 +230,8 @@ func (w *job) look(ctx context.Context, disk string) (*oxide.Disk, error) {
 	return w.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
 }
 
-// createDisk creates a blank disk of 1 GiB through the rack's API, without the driver, and
-// reads its mark back. Its name contains the run's ID.
+// createDisk creates a blank disk of 1 GiB through the rack's API, without the driver, and checks
+// that the answer contains the mark. The disk's name contains the run's ID.
 func (w *job) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk, error) {
 	disk, err := w.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName,
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),
@@ -250,7 +250,7 @@ func (w *job) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk,
 	return disk, briefly("create a disk", err)
 }
 
-// briefly names the step that failed, with the rack's refusal on one line.
+// briefly returns an error that names the failed step and contains the rack's refusal on one line.
 func briefly(step string, err error) error {
 	if err == nil {
 		return nil

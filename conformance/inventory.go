@@ -25,7 +25,7 @@ import (
 // inventory lists the objects of a project.
 type inventory []item
 
-// item is an instance, a disk, a snapshot or an image, which its kind says.
+// item is an instance, a disk, a snapshot or an image. Its kind is one of these words.
 type item struct {
 	kind, id           string
 	name               oxide.Name
@@ -41,7 +41,7 @@ func (w *job) inventory(ctx context.Context) (all inventory, err error) {
 	for _, n := range instances {
 		all = append(all, item{"instance", n.Id, n.Name, n.Description, string(n.RunState), 0, nil})
 	}
-	// Each list of a rack that is away takes long, so the first error ends the inventory.
+	// If the rack does not answer, each list takes long. So the first error ends the inventory.
 	if err != nil {
 		return all, briefly("list the project's instances", err)
 	}
@@ -66,7 +66,7 @@ func (w *job) inventory(ctx context.Context) (all inventory, err error) {
 	return all, briefly("list the project's images", err)
 }
 
-// count returns the numbers of the objects for the report's ledger.
+// count returns how many objects and attachments there are, for the report's ledger.
 func (i inventory) count() map[string]int {
 	count := map[string]int{"disks": 0, "snapshots": 0, "instances": 0, "attachments": 0}
 	for _, one := range i {
@@ -90,8 +90,8 @@ func (i item) attachedTo() string {
 	return ""
 }
 
-// run returns the run that created an object. Only a run itself creates an instance, never its
-// driver.
+// run returns the ID of the run that created an object, itself or through its driver. The driver
+// creates no instances.
 func (i item) run() (run string, ok bool) {
 	if i.kind == "instance" && !isMark(i.description) {
 		return "", false
@@ -106,7 +106,7 @@ func (i inventory) of(run string) inventory {
 	})
 }
 
-// ofDriver returns the objects that a run's driver created, without those of the run itself.
+// ofDriver returns the objects that a run created through its driver.
 func (i inventory) ofDriver() inventory {
 	return slices.DeleteFunc(slices.Clone(i), func(one item) bool { return isMark(one.description) })
 }
@@ -127,8 +127,8 @@ func (i inventory) names() (names []string) {
 
 func isUUID(s string) bool { return len(s) == 36 && uuid.Validate(s) == nil }
 
-// meet records the disks of an instance that the run may stop, and returns an error if somebody
-// else uses the instance.
+// meet records which disks are attached to an instance that the run may stop, and returns an error
+// if somebody else uses the instance.
 func (w *job) meet(ctx context.Context, instance *oxide.Instance) error {
 	disks, err := w.disksOf(ctx, instance.Id)
 	if err != nil {
@@ -143,9 +143,9 @@ func (w *job) meet(ctx context.Context, instance *oxide.Instance) error {
 	return w.mayStop(ctx, instance.Id)
 }
 
-// mayStop returns an error unless the rack shows now that nobody else uses an instance: it belongs
-// to the project, no other run has created or named it, and no disk is attached to it that belongs
-// to another run or to a cluster, or that was attached since the preflight.
+// mayStop returns an error if somebody else may use an instance. These are the signs: another
+// project, a run that created it, another run that names it, and a disk attached to it that belongs
+// to another run or a cluster or that was attached since the preflight.
 func (w *job) mayStop(ctx context.Context, id string) error {
 	instance, err := w.find(ctx, id)
 	if err != nil {
@@ -197,21 +197,20 @@ func (w *job) disksOf(ctx context.Context, instance string) ([]oxide.Disk, error
 	return disks, nil
 }
 
-// prefix begins the mark of every run. The mark is the cluster ID of the run's driver.
+// prefix and the run's ID form the cluster ID of the run's driver. Reports call it the run's mark.
 const prefix = "oxide-conformance-"
 
-// mark is the description of every object that a run creates itself, without the driver. The disk
-// that a run creates first and deletes last has every field of it; other objects have the run's
-// ID alone.
+// mark is, as JSON, the description of every object that a run creates without its driver. The disk
+// that a run creates first and deletes last has all fields, other objects only Run.
 type mark struct {
 	// Run is the run's ID: 8 hexadecimal digits.
 	Run string `json:"run"`
-	// Host is the name of the machine that runs it. PID is the program's process ID there. Boot is
-	// the ID of the machine's boot and of the namespace of process IDs.
+	// Host is the name of the machine on which the run works, PID the program's process ID there, and
+	// Boot the machine's bootID.
 	Host string `json:"host,omitempty"`
 	PID  int    `json:"pid,omitempty"`
 	Boot string `json:"boot,omitempty"`
-	// Start is the start time of the process, because its ID may become that of another one.
+	// Start is the start time of the process, because a later process may have the same ID.
 	Start string `json:"start,omitempty"`
 	// Began is the time when the run began.
 	Began *time.Time `json:"began,omitempty"`
@@ -232,7 +231,7 @@ func newRunID() string {
 
 var isRunID = regexp.MustCompile(`^[0-9a-f]{8}$`).MatchString
 
-// whole reports whether the mark is of the disk that describes its run.
+// whole reports whether the mark is that of the disk which describes its run.
 func (m mark) whole() bool { return m.Host != "" && m.Began != nil }
 
 func (m mark) description() string {
@@ -282,8 +281,8 @@ func runOf(description string) (run string, ok bool) {
 // maxNameLength is the longest name that CSI allows, which csi-sanity uses.
 const maxNameLength = 128
 
-// withMark puts the mark before the names of all volumes and snapshots that are created. csi-sanity
-// has fixed names, and its suites run one after another in one project.
+// withMark puts mark before the name of every volume and snapshot in a request to create one.
+// csi-sanity has fixed names, and runs in one project once for each kind of access.
 func withMark(mark string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {

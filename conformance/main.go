@@ -2,21 +2,21 @@
 // driver needs, and whether data on the rack's disks survives.
 //
 // The program runs inside an instance of the rack, as one file that contains the driver. [Main]
-// runs the command line. Each verb has a file of its name: preflight examines the rack and the
-// machine before a run, run runs, clean removes the remains of a dead run, diff compares the
-// reports of two runs, and demo shows the life of a volume on a simulated rack.
+// runs the command line. Its verbs are: preflight examines the rack and the machine before a run,
+// run runs the tests, clean removes what a dead run left, diff compares the reports of two runs,
+// and demo shows the life of a volume on a simulated rack.
 //
-// A run has parts, in this order: the rules of the API (package rules); csi-sanity over ext4,
-// xfs, btrfs and raw block (package csisuite); and data that is written, moved and read back
-// (package data). It ends in a [report.Report] with a verdict, which is also the exit status.
+// A run has parts, in this order: the rules of the API (package rules); csi-sanity over ext4, xfs,
+// btrfs and raw block (package csisuite); and data that is written, moved and read back (package
+// data). It ends in a [report.Report] with a verdict, which decides the exit status.
 //
-// Nothing that did not run counts as passed. A part or a spec is blocked if the rack keeps
-// everybody from running it, and not applicable if the driver does not offer the feature. A spec
-// that made none of the calls that it is about has failed, even if it reports success (verdict.go).
+// A part or a spec that did not run never counts as passed. It is blocked if the rack cannot attach
+// disks to running instances, and not applicable if the driver does not offer the feature. A spec
+// that passes without calling the RPC in its name counts as failed (parts.go).
 //
-// Every object that a run creates carries the run's mark. A disk that is created first and
-// deleted last records who runs it, where, and in which instances. So clean finds everything that
-// belongs to a run, and nothing else.
+// Every object that a run creates carries the run's mark. A disk that is created first and deleted
+// last records who runs it, where, and in which instances. So clean finds everything that belongs
+// to a run, and nothing else.
 package conformance
 
 import (
@@ -45,7 +45,7 @@ const (
 	ExitInterrupted = 130
 )
 
-// Program is one start of the program.
+// Program runs oxide-conformance with these arguments, variables and streams.
 type Program struct {
 	Args           []string // without its name
 	Getenv         func(string) string
@@ -53,7 +53,7 @@ type Program struct {
 	Stdout, Stderr io.Writer
 	// Version is the version of the suite and of the driver.
 	Version string
-	// Self has the commands that start the programs inside this one: oxide-csi-plugin,
+	// Self has, by name, the commands that start the programs built into this one: oxide-csi-plugin,
 	// oxide-simulator and the agent for other instances.
 	Self map[string][]string
 }
@@ -98,7 +98,7 @@ var verbs = map[string]func(context.Context, *Program, []string) (int, error){
 	},
 }
 
-// onRackDo prepares the job of a verb that works on a rack.
+// onRackDo returns a verb that reads the settings, opens a job on the rack and passes it to do.
 func onRackDo(verb string, do func(context.Context, *job) (int, error),
 ) func(context.Context, *Program, []string) (int, error) {
 	return func(ctx context.Context, p *Program, args []string) (int, error) {
@@ -108,7 +108,7 @@ func onRackDo(verb string, do func(context.Context, *job) (int, error),
 		case s.run != "" && !isRunID(s.run):
 			err = fmt.Errorf("--run %s: expected the 8 hexadecimal digits of a run", s.run)
 		case verb == "run":
-			// In a mount namespace of its own, the mounts of a killed run disappear with it.
+			// A run has its own mount namespace, so that its mounts disappear if it is killed.
 			err = namespace.Enter()
 		}
 		if err != nil {
@@ -162,8 +162,8 @@ func (p *Program) say(format string, args ...any) { fmt.Fprintf(p.Stdout, format
 
 // settings are the values of the command line and the environment.
 type settings struct {
-	// These fields, from host to devRoot, have the meaning of the driver's settings of those names,
-	// and the run's driver uses them, too.
+	// The fields from host to devRoot have the meaning of the driver's settings with those names. The
+	// run passes them to its driver.
 	host, token, tokenFile, project, caFile, sysfsRoot, devRoot string
 
 	// command has the verb and the flags, without their values: a shell's command may have a password.
@@ -178,14 +178,14 @@ type settings struct {
 	report string
 	// release is the operator's name for the rack's release.
 	release string
-	// second and helper are the names of other instances. Their shells are commands that run a
-	// script inside them.
+	// second and helper are the names of other instances. secondShell and guestShell are commands that
+	// run a script inside second and helper.
 	second, secondShell, helper, guestShell string
 	admin                                   string // the address of the admin listener
 	run                                     string // the ID of the dead run that clean removes
 }
 
-// setting is one setting. Its flag has precedence over its variable.
+// setting describes a flag and its environment variable. The flag has precedence.
 type setting struct {
 	flag, env, preset, usage string
 	// verbs are the verbs that accept it.
@@ -311,7 +311,7 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 	return s, s.complete(verb)
 }
 
-// complete reads the token's file, and demands the settings that every verb with a rack needs.
+// complete reads the token's file, and returns an error if a setting is missing.
 func (s *settings) complete(verb string) error {
 	if strings.Contains(s.host, "@") { // it may be a password, and is not printed
 		return errors.New("OXIDE_HOST (--host) has an @: a rack takes a token, and no user or " +

@@ -31,15 +31,15 @@ const runTimeout = 10 * time.Minute
 // canary is a token that no rack accepts, and that no program may print.
 const canary = "oxide-token-canary-5c1f"
 
-// bed is a simulated rack, and the run that has its programs.
+// bed is a simulated rack with the run that builds and starts its programs.
 type bed struct {
 	*harness.Rack
 	run *harness.Run
 }
 
-// rackOf starts a simulated rack with TLS and the instances a and b, and helper, which is stopped.
-// Its programs have no race detector. With RACE=-race, the whole run on a rack with hot-plug has
-// it, which contains everything but interruptions and clean.
+// rackOf starts a simulated rack with TLS, the running instances a and b, and the stopped instance
+// helper. Its programs have no race detector. With RACE=-race, the test of a whole run on a rack
+// with hot-plug uses it, which covers all but interruptions and clean.
 func rackOf(t *testing.T, options harness.RackOptions) *bed {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -94,7 +94,7 @@ func environment(rack *bed) map[string]string {
 type program struct {
 	*exec.Cmd
 	out, errs bytes.Buffer
-	// folder is the folder of its report, and token a text that the report must not contain.
+	// folder is the folder of its report. token is a text that the report must not contain.
 	folder, token string
 }
 
@@ -144,7 +144,7 @@ func (p *program) await(t *testing.T, want int) {
 	}
 }
 
-// report reads the report that the program wrote, and demands that the token is not in it.
+// report reads the report that the program wrote, and checks that the token is not in it.
 func (p *program) report(t *testing.T) *report.Report {
 	t.Helper()
 	r := got(report.Read(p.folder))(t)
@@ -176,7 +176,7 @@ func statuses(r *report.Report, groups ...string) map[report.Status]int {
 	return count
 }
 
-// balance records the objects of the rack. The returned function demands that the rack has the same
+// balance records the objects of the rack. The returned function checks that the rack has the same
 // objects, unchanged.
 func balance(t *testing.T, rack *bed) func() {
 	t.Helper()
@@ -247,7 +247,7 @@ func TestAnImpossibleCommandEndsWithOneLineAndChangesNothing(t *testing.T) {
 	madeNothing(t, rack)
 }
 
-// madeNothing demands that nothing was changed on a rack since its helper was stopped.
+// madeNothing checks in the rack's log that no request changed anything but the helper's state.
 func madeNothing(t *testing.T, rack *bed) {
 	t.Helper()
 	for _, r := range got(rack.Admin.Requests(t.Context(), 0))(t) {
@@ -350,7 +350,7 @@ func TestAHangingShellDoesNotDelayAnInterrupt(t *testing.T) {
 	defer cancel()
 	const hangs = 15 * time.Second
 	began := time.Now()
-	// The process that holds the output open is a child of the shell.
+	// After the shell is killed, its child sleep keeps the output open.
 	shell := shellOf(t, fmt.Sprintf("sleep %d & wait", hangs/time.Second))
 	got := askShell(ctx, "--second-shell", shell, &oxide.Instance{Name: "b"})
 	if took := time.Since(began); got.Status != report.Fail || took > hangs/2 {

@@ -31,8 +31,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// runCSISanity runs csi-sanity for the selected kinds of access against one driver that is
-// controller and node.
+// runCSISanity runs csi-sanity for the selected kinds of access, against one process of the driver
+// that is controller and node.
 func (w *job) runCSISanity(ctx context.Context) error {
 	driver, err := w.startDriver(ctx, harness.ModeAll)
 	if err != nil {
@@ -67,8 +67,8 @@ func (w *job) runCSISanity(ctx context.Context) error {
 	return driver.Stop()
 }
 
-// elsewhere calls do in the root directory. Ginkgo ends a program whose working directory is gone,
-// and then nothing would be removed.
+// elsewhere calls do in the root directory. Ginkgo exits if the working directory is gone, and the
+// run could not remove its objects.
 func elsewhere(do func()) {
 	here, err := os.Getwd()
 	_ = os.Chdir("/") // always exists
@@ -78,8 +78,7 @@ func elsewhere(do func()) {
 	}
 }
 
-// verdictOfSpecs implements the interface that RunSpecs needs outside go test. The report has the
-// results.
+// verdictOfSpecs replaces the *testing.T that RunSpecs gets under go test.
 type verdictOfSpecs struct{}
 
 // Fail ignores a failed spec, because the report has it.
@@ -95,8 +94,8 @@ func (w *job) registerCSISanity(c csisuite.Combination, driver *harness.Plugin) 
 	Describe(c.Access(), Label(c.Access()), func() { csisanity.GinkgoTest(config) })
 }
 
-// startDriver starts the driver that is built into this program, with the configuration of the
-// environment.
+// startDriver starts the driver that is built into this program, with the settings of the run, and
+// waits until it is ready.
 func (w *job) startDriver(ctx context.Context, mode string) (*harness.Plugin, error) {
 	env := map[string]string{"OXIDE_HOST": w.host, "OXIDE_TOKEN": w.token, "OXIDE_PROJECT": w.project,
 		"OXIDE_CA_FILE": w.caFile, "OXIDE_SYSFS_ROOT": w.sysfsRoot, "OXIDE_DEV_ROOT": w.devRoot,
@@ -108,7 +107,7 @@ func (w *job) startDriver(ctx context.Context, mode string) (*harness.Plugin, er
 	return driver, err
 }
 
-// followCSISanity converts Ginkgo's report of each spec into a result.
+// followCSISanity makes Ginkgo convert the report of each spec into a result.
 func (w *job) followCSISanity(ctx context.Context, accesses []string) {
 	var point, each int
 	ReportBeforeSuite(func(r Report) {
@@ -137,7 +136,7 @@ func accessOf(r SpecReport) string {
 	return r.ContainerHierarchyTexts[0]
 }
 
-// resultOf returns the result of one of csi-sanity's specs on a rack with hot-plug or without.
+// resultOf converts Ginkgo's report of a csi-sanity spec, and the spec's calls, into a result.
 func resultOf(access string, r SpecReport, calls []rpc, hotplug bool) report.Result {
 	name := strings.TrimSpace(strings.TrimPrefix(r.FullText(), access))
 	result := report.Result{Group: access, Name: name, Seconds: r.RunTime.Seconds(), Tries: 1,
@@ -184,16 +183,15 @@ func failure(r SpecReport) string {
 	return fmt.Sprintf("%s\nat %s", reason, r.Failure.Location)
 }
 
-// rpcNames matches the names of CSI's RPCs, longest first. A spec's name contains the RPC that it
-// is about.
+// rpcNames matches the names of CSI's RPCs. The name of a spec contains the RPC that it tests.
 var rpcNames = regexp.MustCompile(`\b(ControllerPublishVolume|ControllerUnpublishVolume|` +
 	`ValidateVolumeCapabilities|ControllerGetCapabilities|ControllerGetVolume|GetPluginCapabilities|` +
 	`GetPluginInfo|GetCapacity|CreateVolume|DeleteVolume|ListVolumes|CreateSnapshot|DeleteSnapshot|` +
 	`ListSnapshots|GetSnapshot|NodeStageVolume|NodeUnstageVolume|NodePublishVolume|` +
 	`NodeUnpublishVolume|NodeGetVolumeStats|NodeGetCapabilities|NodeGetInfo|Probe)\b`)
 
-// aboutItself explains why a passed spec proves nothing: it called nothing, or not the RPC that it
-// is about.
+// aboutItself returns why a passed spec proves nothing, or "": the spec made no call, or did not
+// call the RPC in its name.
 func aboutItself(name string, calls []rpc) string {
 	if len(calls) == 0 {
 		return "the spec has made no call of the driver, and so has shown nothing"
@@ -270,7 +268,7 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 	return result
 }
 
-// room returns how many GiB more the run may have, by its budget and by the silo's quota.
+// room returns how many GiB the run may still create within its budget and the silo's quota.
 func (w *job) room(ctx context.Context) int64 {
 	now, _ := w.budget.held()
 	left := w.budget.limit.gib - now.gib
@@ -290,7 +288,7 @@ func notMade(check data.Check, calls []rpc) (missing []string) {
 	return missing
 }
 
-// bench prepares the bench of the checks. The caller must call end, also after an error.
+// bench starts the programs for the checks of data. The caller must call end, also after an error.
 func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err error) {
 	var ends []func() error
 	end = func() error {

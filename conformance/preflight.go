@@ -50,9 +50,9 @@ func skip(advice, format string, args ...any) report.Line {
 }
 
 const (
-	// hotplugLine is the name of the line that only a run can complete.
+	// hotplugLine names the line whose result only a run finds out.
 	hotplugLine, simulatorLine = "hot-plug", "simulator"
-	// soon is the time before the expiry of a certificate or a token at which the preflight warns.
+	// The preflight warns of certificates and tokens that expire within soon.
 	soon = 30 * 24 * time.Hour
 	// diskLimit is the number of disks that an instance may have (A16). roomNeeded is the number of
 	// disks that the run attaches at one time.
@@ -61,11 +61,11 @@ const (
 	shellTimeout = time.Minute
 )
 
-// preflight is the job for which preflightLines are examined.
+// preflight has the functions of preflightLines.
 type preflight struct{ *job }
 
-// preflightLines examine one property each of the rack or of this machine, and store in the job
-// what the run needs to know.
+// Each of preflightLines examines one property of the rack or of this machine. Some store in the
+// job what the run needs later.
 var preflightLines = []struct {
 	name   string
 	needed bool // later lines cannot run without it: if it fails, the preflight ends
@@ -118,8 +118,7 @@ var preflightLines = []struct {
 		return pass("%s", says)
 	}},
 	{"api-version", false, func(p preflight, ctx context.Context) report.Line {
-		// The client sends this version in every request, and also sent it in the ping, which was
-		// answered.
+		// The client sends its version in every request, so the rack has also accepted it in the ping.
 		if _, err := p.client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
 			return fail("The rack is older than the driver, or no rack: use a driver of its time.",
 				"%s: %s", rules.APIVersion, rules.Brief(err))
@@ -134,8 +133,8 @@ var preflightLines = []struct {
 		}
 		return pass("is of %s, silo %s", user.DisplayName, user.SiloName)
 	}},
-	// This line asks the rack for a disk with a name that nobody can guess, and demands that the
-	// request is in the admin listener's log: what is switched there is the rack under test.
+	// This line requests a disk with a name that nobody can guess. If the admin listener's log has
+	// that request, the listener belongs to the rack under test.
 	{simulatorLine, true, func(p preflight, ctx context.Context) report.Line {
 		ctx, cancel := context.WithTimeout(ctx, shellTimeout)
 		defer cancel()
@@ -346,8 +345,8 @@ func (w *job) preflight(ctx context.Context) bool {
 	return may
 }
 
-// askRole sends a request for a disk without a size. A rack refuses it: either the role or the
-// size is missing.
+// askRole requests a disk without a size. The rack refuses with 403 if the role may not create
+// disks, and otherwise with 400 for the size.
 func (p preflight) askRole(ctx context.Context) report.Line {
 	_, err := p.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: p.projectName,
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + p.id + "-role"),
@@ -366,7 +365,7 @@ func (p preflight) askRole(ctx context.Context) report.Line {
 		rules.Brief(err))
 }
 
-// another finds an instance that the run may stop. It demands that the instance is in a state.
+// another finds an instance that the run may stop. It fails if the instance is not in state want.
 func (p preflight) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
 	instance, err := p.find(ctx, named)
@@ -393,7 +392,7 @@ func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance)
 	defer cancel()
 	cmd := guest.Shell(ctx, strings.Fields(shell),
 		`id -u; cat "${OXIDE_SYSFS_ROOT:-/sys}/class/dmi/id/product_serial"`)
-	// A process that the command has started may hold its output open.
+	// If a child of the command keeps the output open, Output returns after WaitDelay.
 	cmd.Stderr, cmd.WaitDelay = &stderr, time.Second
 	out, err := cmd.Output()
 	said := strings.Fields(string(out))

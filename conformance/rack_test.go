@@ -81,8 +81,8 @@ func TestARackWithHotPlugConformsAndOneWithoutIsBlocked(t *testing.T) {
 	}
 }
 
-// everythingIsThere demands a result for every rule, every check of data, and the same specs of
-// csi-sanity for each kind of access.
+// everythingIsThere checks that the report has a result for every rule and every check of data, and
+// the same number of csi-sanity results for each kind of access.
 func everythingIsThere(t *testing.T, r *report.Report) {
 	t.Helper()
 	got := map[string]int{}
@@ -100,7 +100,7 @@ func everythingIsThere(t *testing.T, r *report.Report) {
 	}
 }
 
-// staysWithinItsNeed demands that a run never had more objects than a preflight prints.
+// staysWithinItsNeed checks that a run never had more objects than the preflight predicts.
 func staysWithinItsNeed(t *testing.T, p *program) {
 	t.Helper()
 	var peak amount
@@ -202,7 +202,7 @@ func TestARunSaysHowARackTreatsTheDisksOfRunningInstances(t *testing.T) {
 	}
 }
 
-// shortLived is a device that can be read a few times before it has no bytes any more.
+// shortLived is a device whose reads succeed a few times and then return EOF.
 type shortLived struct{ reads int }
 
 func (d *shortLived) ReadAt(p []byte, _ int64) (int, error) {
@@ -228,7 +228,7 @@ func (a answering) RoundTrip(req *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(body))}, nil
 }
 
-// send sends a request through the budget, and reports whether it was sent on.
+// send sends a request through the budget, and reports whether the budget let it pass.
 func (b budgeted) send(t *testing.T, method, path, body string) bool {
 	t.Helper()
 	answer, err := b.RoundTrip(got(http.NewRequestWithContext(t.Context(), method,
@@ -265,7 +265,7 @@ func TestADeletedObjectLeavesTheBudget(t *testing.T) {
 	for name, test := range map[string]struct {
 		path   string
 		status int
-		// created is the answer to the creation. early means that the deletion ends before it.
+		// created is the status that answers the creation. If early is set, the deletion ends before it.
 		created int
 		early   bool
 		left    int

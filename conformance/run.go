@@ -41,7 +41,7 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 	if !w.yes && !ask(ctx, w.Program, "Go on?") {
 		return interruptedOr(ctx, ExitUsage), errors.New("nothing was made: say --yes, or answer yes")
 	}
-	// The program's working directory may be removed, so the path of the report's becomes absolute.
+	// The working directory may be removed during the run, so the report's path becomes absolute.
 	folder, gone := filepath.Abs(w.folder())
 	if gone != nil {
 		gone = fmt.Errorf("the directory of this program is gone: %w; change to another one", gone)
@@ -97,7 +97,7 @@ func (w *job) carryOut(ctx context.Context) {
 	if err == nil {
 		err = w.runParts(ctx)
 	}
-	// A lost rack is not to blame for the error.
+	// If the rack is lost, the report names that as the reason instead of this error.
 	if err != nil && w.askRack(ctx) == nil {
 		w.incomplete(err)
 	}
@@ -169,7 +169,7 @@ func (w *job) selects(parts ...string) bool {
 	})
 }
 
-// allRules and allChecks return what is checked. A test leaves some out.
+// allRules and allChecks return the checks of a run. A test replaces them to run only one.
 var allRules, allChecks = rules.All, data.Checks
 
 func (w *job) runRules(ctx context.Context) {
@@ -180,7 +180,7 @@ func (w *job) runRules(ctx context.Context) {
 			break
 		}
 		ruled := w.rack.Run(ctx, rule)
-		// The rule's text is Markdown, and the report's is not.
+		// Rules are written in Markdown, and the report in plain text.
 		says := strings.ReplaceAll(rule.Says, "`", "")
 		result := report.Result{Group: partRules, ID: rule.ID, Name: says, Reason: ruled.Reason,
 			Seconds: ruled.Took.Seconds(), Tries: ruled.Tries, Source: rule.Source,
@@ -215,10 +215,10 @@ func (w *job) result(r report.Result) {
 	w.progress.done(status, strings.TrimSpace(r.ID+" "+r.Name), reason)
 }
 
-// sweep removes everything that carries the run's mark. What the driver should have deleted is a
-// failure. What the program has created itself is not: a check fails if it cannot remove its
-// objects, and an object whose creation was not answered is found only now. It returns false if the
-// rack does not list its objects.
+// sweep removes every object with the run's mark. It reports those that the driver should have
+// deleted, and the run fails. Objects that the program itself created are no failure here: a check
+// that cannot remove its objects fails, and only sweep finds an object whose creation was not
+// answered. sweep returns false if the rack does not list its objects.
 func (w *job) sweep(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
@@ -297,8 +297,8 @@ func (w *job) summarize(folder string) {
 
 func (w *job) folder() string { return cmp.Or(w.settings.report, prefix+w.id) }
 
-// tryFolder creates the report's folder, so that a run does not fail at its end because of it, and
-// removes it, so that a killed run leaves no empty folder.
+// tryFolder creates the report's folder and removes it again. So a run fails before it begins if
+// the folder cannot be created, and a killed run leaves no empty folder.
 func (w *job) tryFolder() error {
 	if err := report.MakeFolder(w.folder()); err != nil {
 		return err
@@ -306,8 +306,8 @@ func (w *job) tryFolder() error {
 	return os.Remove(w.folder())
 }
 
-// writeReport writes the report and returns its folder. If the report's folder cannot be written,
-// the report is in the run's directory.
+// writeReport writes the report and returns its folder. If it cannot write the folder, it writes
+// into the run's directory.
 func (w *job) writeReport() (folder string, err error) {
 	folder = w.folder()
 	err = report.Write(folder, w.report, w.token)
@@ -341,14 +341,14 @@ func osRelease() string {
 	return ""
 }
 
-// job is a run of a verb that works on a rack.
+// job is one call of preflight, run or clean.
 type job struct {
 	*Program
 	*settings
 	id   string // the run's ID
 	mark string // the cluster ID of the run's driver
 	rack *rules.TestedRack
-	// client is used for everything but the checks of the rules. It repeats requests while a rack is
+	// client sends all requests but those of the rule checks. It repeats a request while the rack is
 	// busy.
 	client      *oxide.Client
 	projectName oxide.NameOrId
@@ -357,30 +357,29 @@ type job struct {
 	admin *adminapi.Client
 	// here is the instance in which this program runs. second and helper are other instances, or nil.
 	here, second, helper *oxide.Instance
-	// known are the IDs of the disks that second and helper had at the preflight, and dead those of
+	// known has the IDs of the disks that second and helper had at the preflight. dead has the IDs of
 	// the runs that clean removes.
 	known, dead map[string]bool
-	// started tells whether a check of data has started the helper. It is nil before these checks.
+	// started is the helper of the data checks, with whether they started it. Before them it is nil.
 	started *data.Helper
 	latency time.Duration // the median of a small request to the rack
 
-	// behaviours are sentences about what the rack does with the disks of running instances.
+	// behaviours describes, in sentences, what the rack does with the disks of running instances.
 	behaviours []string
 
-	// dir has the run's processes and their logs. It is nil until something runs.
+	// dir has the run's processes and their logs. It is nil until the parts run.
 	dir       *harness.Run
 	calls     callLog
 	exchanges []rules.RecordedCall
 	progress  progress
 	report    *report.Report
-	// stopped is the reason why the run ended early. loss is the reason why the rack was lost, if it
-	// was.
+	// stopped is the reason why the run ended early. loss is the reason why the rack was lost, or nil.
 	stopped error
 	loss    atomic.Pointer[error]
 }
 
 func openJob(p *Program, s *settings) (*job, error) {
-	// A rack may repeat the token in an error.
+	// Remove the token from all output, because a rack may repeat it in an error.
 	secret := report.Redactor(s.token)
 	p.Stdout = report.PlainWriter{To: p.Stdout, Redact: secret}
 	p.Stderr = report.PlainWriter{To: p.Stderr, Redact: secret}
@@ -448,14 +447,14 @@ func (s *settings) firmwareID() (string, error) {
 	return id, nil
 }
 
-// These are the reasons why a run loses its rack. Later failures then prove nothing about the rack.
+// These are the ways in which a run loses its rack. Failures after that do not count as the rack's.
 var (
 	errAway  = errors.New("the rack does not answer any more")
 	errToken = errors.New("the rack does not know the token any more: it has expired, or somebody " +
 		"has deleted it; create another one with oxide auth login")
 )
 
-// lostAfter is the time after which a rack that is away, or refuses the token, counts as lost.
+// A rack counts as lost if it does not answer, or refuses the token, for lostAfter.
 const lostAfter = 10 * time.Second
 
 func (w *job) lost() error {
@@ -465,8 +464,8 @@ func (w *job) lost() error {
 	return nil
 }
 
-// askRack asks the rack for an answer, and returns an error if the rack is lost. An error of the
-// rack is an answer, unless it refuses the token.
+// askRack sends a request, and returns an error if the rack is lost. Any answer shows that the rack
+// is there, except 401: then the token is not valid any more.
 func (w *job) askRack(ctx context.Context) error {
 	if w.lost() != nil || ctx.Err() != nil {
 		return w.lost()

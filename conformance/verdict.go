@@ -16,9 +16,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// judge sets the verdict and returns the exit status. A failure decides the verdict; next come the
-// reasons that stopped the run, and then the parts that the rack blocked. A run in which nothing
-// passed never conforms.
+// judge sets the verdict and returns the exit status. Failures decide first, then the reasons that
+// stopped the run, and then the parts that the rack blocked. A run in which nothing passed never
+// conforms.
 func (w *job) judge(ctx context.Context) int {
 	r := w.report
 	failed, passed := r.Count(report.Failed), r.Count(report.Passed)
@@ -105,8 +105,8 @@ func (w *job) note(exchanges []rules.RecordedCall) {
 	w.exchanges = append(w.exchanges, exchanges...)
 }
 
-// leaves names operations of the rack's API for each RPC. A successful call sends at least one of
-// them: the change itself, or a read that shows that the change was made before.
+// leaves lists operations of the rack's API for each RPC. A successful call sends at least one of
+// them: the change, or a read which shows that the change was made before.
 var leaves = map[string][]string{
 	"CreateVolume":              {"disk_create"},
 	"DeleteVolume":              {"disk_view", "disk_delete"},
@@ -119,9 +119,9 @@ var leaves = map[string][]string{
 	"GetCapacity":               {"utilization_view", "silo_quotas_view"},
 }
 
-// testify compares the results with the request log of a simulated rack. A real rack has no log
-// that we can read. There the witness is the program's own record of its calls, with which every
-// result was compared at once.
+// testify compares the calls of the run with the request log of a simulated rack. The log of a real
+// rack cannot be read: there the witness is the program's own record, with which each result was
+// compared when its check ended.
 func (w *job) testify(ctx context.Context) {
 	witness := &w.report.Witness
 	if witness.Source = "this program's own record"; w.admin == nil {
@@ -166,9 +166,9 @@ func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings
 	return findings
 }
 
-// unheard lists the successful calls of the driver for which the rack received no request. The rack
-// has another clock, so the order decides: the request must come after those of everything that
-// ended before the call, and before those of everything that began after it.
+// unheard lists the driver's successful calls without a request in the rack's log. The rack's clock
+// may differ, so positions in the log decide: the request must come after those of calls that ended
+// before this call began, and before those of calls that began after it ended.
 func unheard(log []adminapi.Request, exchanges []rules.RecordedCall, calls []rpc) (
 	findings []string) {
 	place := map[string]int{}

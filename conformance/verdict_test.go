@@ -36,7 +36,7 @@ func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
 	statuses := map[rune]report.Status{'p': report.Passed, 'f': report.Failed, 'b': report.Blocked,
 		'n': report.NotTested, 'a': report.NotApplicable, 'i': report.Interrupted}
 	for name, test := range map[string]struct {
-		// results has a letter for each result. but says what happened apart from them.
+		// results has a letter for each result. but has words for what else happened in the run.
 		results, but string
 		verdict      report.Verdict
 		status       int
@@ -193,7 +193,7 @@ func TestTheWitnessFindsACallThatSucceededWithoutTheRack(t *testing.T) {
 	at := func(name, object string, code codes.Code) rpc {
 		return rpc{name: name, object: object, code: code, began: began, took: time.Second}
 	}
-	// The run's own requests show the order. The rack's clock is of another day.
+	// Requests of the run before and after the call show the order. The clocks may differ.
 	own := []rules.RecordedCall{{RequestID: "before", Began: began.Add(-time.Second)},
 		{RequestID: "after", Began: began.Add(2 * time.Second)}}
 	id, create := uuid.NewString(), at("CreateVolume", "", codes.OK)
@@ -238,7 +238,7 @@ func TestACheckOfDataNamesTheCallsThatItHasNotMade(t *testing.T) {
 }
 
 func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
-	// A run that begins in the directory of temporary files has its own directory there, too.
+	// A run that begins in the temporary directory has its report next to its work directory.
 	t.Chdir(t.TempDir())
 	here := got(os.Getwd())(t)
 	for name, test := range map[string]struct {
@@ -311,8 +311,8 @@ func TestAReportReplacesNothing(t *testing.T) {
 	}
 }
 
-// The rack repeats the token in every error, the disks of other users have descriptions, and the
-// command that reaches the second instance has a password.
+// In this test the rack repeats the token in every error, the disks of other users have
+// descriptions, and the command that reaches the second instance has a password.
 func TestAReportContainsNoCredentialsAndNoDescriptionsOfOthers(t *testing.T) {
 	rack := set("OXIDE_HOST", "x", "OXIDE_TOKEN", "x", "OXIDE_PROJECT", "x")
 	settings, err := parseSettings("run", []string{"--second-shell", "ssh -p " + canary, "--yes",

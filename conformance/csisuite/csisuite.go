@@ -1,6 +1,6 @@
-// Package csisuite configures csi-sanity for the driver: the combinations, their settings, and
-// the specs that may be skipped with a reason. The suite on simulated racks and the conformance
-// program share it.
+// Package csisuite configures csi-sanity for the driver: with which filesystems and processes it
+// runs, and which specs it may skip for which reason. The sanity suite on simulated racks and the
+// conformance program share it.
 package csisuite
 
 import (
@@ -78,8 +78,8 @@ func (c Combination) Config() *csisanity.TestConfig {
 	config.TestNodeVolumeAttachLimit = true
 	config.RemoveTargetPath = removeEmpty
 	config.RemoveStagingPath = removeEmpty
-	// One half of the combinations asks for volumes and nodes with UUIDs that belong to no object,
-	// and the other half for IDs that no rack gives.
+	// With two processes, csi-sanity asks for unknown volumes and nodes by UUIDs. With one process it
+	// asks by its own IDs, which are no UUIDs and so cannot exist on a rack.
 	if c.Split {
 		config.IDGen = uuids{}
 	}
@@ -150,14 +150,14 @@ func Quiet() {
 	klog.SetOutput(GinkgoWriter)
 }
 
-// ExplainedSkip is a spec that may be skipped, with the reason. Any other skip fails the suite,
-// and so does an entry that matches no skip.
+// ExplainedSkip is a spec that may be skipped, with the reason. A skip without an entry fails the
+// suite, and so does an entry without a skip.
 type ExplainedSkip struct {
 	// Spec matches the whole text of the spec, containers included.
 	Spec *regexp.Regexp
-	// Capability is the ID of the capability that the driver declares or withholds.
+	// Capability is the ID of the requirement about the capability that the spec tests.
 	Capability string
-	// Reason is a short text: a property of the rack or of the standard.
+	// Reason says in a few words why the spec does not apply.
 	Reason string
 }
 
@@ -205,12 +205,12 @@ var AttachSkips = func() (skips []ExplainedSkip) {
 	return skips
 }()
 
-// Audit counts the specs of a suite, which may have run in parts, and checks its skips.
+// Audit counts the specs of a suite, from one or more reports, and checks its skips.
 type Audit struct {
 	Specs, Passed, Failed, Explained int
 	Seconds                          float64
 	skips                            []ExplainedSkip
-	// used counts the specs that each entry of skips explains.
+	// used has, for each entry of skips, the number of specs that it explains.
 	used []int
 	// Faults are the skips that no entry explains.
 	Faults []string
@@ -265,8 +265,7 @@ func (a *Audit) Explanations() []string {
 	return lines
 }
 
-// Unused describes the explained skips that did not happen. The result is meaningful only for a
-// suite that ran in full.
+// Unused describes the entries without a skip. Call it only after a run of the whole suite.
 func (a *Audit) Unused() []string {
 	var faults []string
 	for i, skip := range a.skips {
@@ -279,8 +278,8 @@ func (a *Audit) Unused() []string {
 	return faults
 }
 
-// leftOut reports whether the caller chose not to run a spec. That does not count as a skip. Only
-// specs that skipped themselves or that their author marked as pending count as skipped.
+// leftOut reports whether the caller chose not to run a spec. That does not count as a skip. Specs
+// count as skipped if they skip themselves or if their author marked them as pending.
 func leftOut(spec types.SpecReport, config types.SuiteConfig) bool {
 	if spec.State.Is(types.SpecStatePending) {
 		filter, err := types.ParseLabelFilter(config.LabelFilter)
@@ -294,7 +293,7 @@ func barred(spec types.SpecReport) bool {
 	return spec.Failure.Message == "Spec skipped because a BeforeAll node failed"
 }
 
-// Line returns the suite's last line, which programs can read, too.
+// Line returns the suite's result as one line that programs can parse.
 func (a *Audit) Line(suite string) string {
 	return fmt.Sprintf("FIGURE %s specs=%d passed=%d failed=%d skipped_explained=%d seconds=%.1f",
 		suite, a.Specs, a.Passed, a.Failed, a.Explained, a.Seconds)

@@ -1,12 +1,12 @@
-// Package data checks what a rack and its driver do with the bytes of volumes: data that was
-// written is still there after every way in which a volume can travel, and nothing else is there.
+// Package data checks the bytes of volumes: after a volume was mounted again, moved, cut off or
+// restored, it contains what was written, and nothing else.
 //
-// [Checks] is the table. Each [Check] creates volumes through the driver's controller on a
-// [Bench], uses them in the Bench's instances through package guest, and removes what it created,
-// whether it succeeds or not. Its error names the wrong block of the volume and describes the
-// difference. [Check.Blocked] names what a check needs and the Bench lacks.
+// [Checks] returns the table of checks. Each [Check] creates volumes through the driver's
+// controller on a [Bench], uses them in the Bench's instances through package guest, and removes
+// what it created, whether it succeeds or not. Its error names the wrong block of the volume and
+// describes the difference. [Check.Blocked] returns what a check needs and the Bench lacks.
 //
-// The package knows driver and rack by their APIs only. It imports neither Ginkgo nor testing.
+// The package uses driver and rack through their APIs only. It imports neither Ginkgo nor testing.
 package data
 
 import (
@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// The calls that most checks make: RPCs of CSI, and operations of the rack's API.
+// These are the calls that most checks make: RPCs of CSI, and operations of the rack's API.
 var (
 	ofVolume = []string{"CreateVolume", "DeleteVolume", "disk_create", "disk_delete"}
 	ofAttach = append([]string{"ControllerPublishVolume", "ControllerUnpublishVolume",
@@ -105,31 +105,31 @@ func Checks() []Check {
 	}
 }
 
-// Bench has everything that the checks use.
+// Bench contains the clients, instances and settings that the checks use.
 type Bench struct {
 	// Controller is the driver's controller service.
 	Controller csi.ControllerClient
-	// A is this instance. B is another running instance that may be stopped and started, or nil.
+	// A is the agent in this instance; B, if not nil, the agent in another one, which may be stopped.
 	A, B *guest.AgentClient
 	// Helper is a stopped instance that may be started, or nil.
 	Helper *Helper
 	// MayStop, if not nil, returns an error right before a stop if somebody else uses the instance.
 	MayStop func(ctx context.Context, instance string) error
-	// Oxide serves the requests of an administrator.
+	// Oxide is the rack's client, which stops and starts instances and reads disks.
 	Oxide *oxide.Client
 	// Hotplug reports whether the rack attaches disks to running instances.
 	Hotplug bool
-	// Name returns a unique name of the run for an object that a check creates.
+	// Name returns a unique name for an object that a check creates.
 	Name func(what string) string
 	// Seed makes the data of one run differ from that of another.
 	Seed uint64
-	// Accesses are the filesystems and "block"; nil is ext4, xfs, btrfs and block.
+	// Accesses are the kinds of access to test. Nil means ext4, xfs, btrfs and block.
 	Accesses []string
 	// Blocks is the number of blocks that are written at a time; 0 means 512.
 	Blocks int64
-	// Log, if it is not nil, records where the checks look.
+	// Log, if it is not nil, records which blocks the checks compare.
 	Log *Log
-	// SampleTime limits how long the rest of a blank disk of more than 1 GiB is read; 0 means 10 s.
+	// SampleTime ends the scan of a blank disk over 1 GiB, which is a sample then; 0 means 10 s.
 	SampleTime time.Duration
 	// DeviceTimeout limits how long a device takes to appear or to disappear; 0 means 30 s.
 	DeviceTimeout time.Duration
@@ -144,16 +144,16 @@ type Helper struct {
 	Connect func(context.Context) (*guest.AgentClient, error)
 }
 
-// Check is one check of data.
+// Check describes one check of data and runs it.
 type Check struct {
 	// ID is D01, D02, …. An ID is never used for another check.
 	ID string
 	// Says states what holds if the check succeeds, and Source names the document that promises it.
 	Says, Source string
 	Needs        Needs
-	// GiB is what the check has at one time, if that is more than most have.
+	// GiB is the total size of the check's volumes at one time. It is 0 if that is little.
 	GiB int64
-	// Calls are what a successful check must have called: RPCs of CSI, operations of the rack's API.
+	// Calls lists the RPCs of CSI and the operations of the rack's API that the check must call.
 	Calls []string
 	Run   func(ctx context.Context, b *Bench) error
 }
@@ -189,14 +189,14 @@ const startTimeout = 5 * time.Minute
 // volumeBytes is the usual size of a volume.
 const volumeBytes = harness.GiB
 
-// once runs a check with the first access only.
+// once returns a function that runs a check with the first access only.
 func once(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		return b.runCheck(ctx, b.accesses()[0], check)
 	}
 }
 
-// eachAccess runs a check for every filesystem and for raw block.
+// eachAccess returns a function that runs a check for every filesystem and for raw block.
 func eachAccess(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		for _, access := range b.accesses() {
@@ -208,7 +208,7 @@ func eachAccess(check func(*checkRun)) func(context.Context, *Bench) error {
 	}
 }
 
-// rawOnly runs a check for raw block, if the Bench has it.
+// rawOnly returns a function that runs a check for raw block, if the Bench has it.
 func rawOnly(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		if !slices.Contains(b.accesses(), "block") {
@@ -225,16 +225,16 @@ const (
 	retryTimeout = 2 * time.Minute
 )
 
-// checkRun is one running check. It records what the check creates. A step that fails ends the
-// check, so that the text of a check has no error handling. Methods with a context return their
-// errors, because the removal of what the check created continues after an error.
+// checkRun is one running check, and records what the check creates. A step that fails panics and
+// so ends the check, which needs no error handling. Methods with a context return their errors
+// instead, because cleanUp continues after an error.
 type checkRun struct {
 	*Bench
 	Log *Log
 	ctx context.Context
 	// access is the access of the volumes that the check creates.
 	access string
-	// last are functions that run at the end of the check, before the removal of what it created.
+	// last has functions that run when the check has ended, before cleanUp.
 	last      []func(context.Context) error
 	volumes   []*volume
 	snapshots []*snapshot
@@ -247,12 +247,12 @@ type volume struct {
 	*csi.Volume
 	name, access string
 	capability   *csi.VolumeCapability
-	// kind is how the volume's disk came to be. disk is the disk in the log, if the volume is raw.
+	// kind is Blank, Restored, Larger or Again. disk is the entry of a raw volume in the log.
 	kind string
 	disk *disk
 	// seed is the seed of the volume's blocks.
 	seed uint64
-	// request created the volume. While Volume is nil it is unknown whether the volume exists.
+	// request creates the volume. While Volume is nil, the volume may or may not exist.
 	request *csi.CreateVolumeRequest
 	deleted bool
 }
@@ -277,17 +277,17 @@ func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRu
 
 func (s *checkRun) fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
 
-// ended runs a part of a check and returns the error of the step that ended it.
+// ended runs a part of a check and returns the error of the step that failed.
 func ended(part func()) (err error) {
 	defer harness.Catch(&err)
 	part()
 	return nil
 }
 
-// during runs a part of a check. Errors name the step.
+// during runs a part of a check. If the part fails, the error begins with step.
 func (s *checkRun) during(step string, part func()) { harness.Must(wrap(ended(part), "%s", step)) }
 
-// cleanUp removes everything, and continues after an error.
+// cleanUp removes what the check created, and continues after an error.
 func (s *checkRun) cleanUp(ctx context.Context) error {
 	var errs []error
 	for _, w := range s.writers {
@@ -305,8 +305,8 @@ func (s *checkRun) cleanUp(ctx context.Context) error {
 	for _, u := range slices.Backward(s.uses) {
 		errs = append(errs, u.unpublish(ctx))
 	}
-	// A volume or snapshot that may exist is found by creating it again. A creation needs its
-	// source, so the sources are deleted later.
+	// If a failed creation may have taken effect, repeat it to learn the ID. The repetition needs the
+	// volume or snapshot that is its source, so delete nothing before.
 	for _, v := range s.volumes {
 		if v.Volume == nil && !v.deleted {
 			errs = append(errs, s.make(ctx, v))
@@ -339,7 +339,7 @@ func wrap(err error, format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, err)...)
 }
 
-// repeat calls again when the error asks for it, as an orchestrator does.
+// repeat repeats a call as long as its error asks for that, as an orchestrator does.
 func repeat(ctx context.Context, call func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, retryTimeout)
 	defer cancel()
@@ -369,7 +369,7 @@ func (s *checkRun) create(times int64, from *snapshot) *volume {
 	return v
 }
 
-// make creates the volume, or finds the one that was created before.
+// make creates the volume, or finds it if an earlier call has created it.
 func (s *checkRun) make(ctx context.Context, v *volume) error {
 	err := repeat(ctx, func() error {
 		resp, err := s.Controller.CreateVolume(ctx, v.request)
@@ -422,7 +422,7 @@ func (s *checkRun) publish(v *volume, instance string) *use {
 	return u
 }
 
-// Log records where a check looked on raw volumes. Its zero value is ready to use.
+// Log records which blocks of raw volumes a check compared. Its zero value is ready to use.
 type Log struct {
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -430,18 +430,18 @@ type Log struct {
 	more  report.Extent
 }
 
-// Look is what a check looked at on the disks of one kind and size.
+// Look records which blocks a check compared on the disks of one kind and size.
 type Look struct {
-	// Kind is how the disk came to be, and Bytes its size.
+	// Kind is one of the kinds of disks below, and Bytes the size of a disk.
 	Kind  string
 	Bytes int64
-	// New has the blocks that were compared as they were when the disk was new, and Kept those that
-	// were compared as they were when the disk had been detached and attached again. Written has those
-	// that held something then.
+	// New marks the blocks that were compared before any other use. Kept marks those that were
+	// compared after a detach and not written since the last attach. Written marks those of Kept that
+	// the check had written before.
 	New, Kept, Written []bool
 }
 
-// These are the kinds of disks.
+// These are the kinds of disks, by their origin.
 const (
 	Blank    = "a blank disk"
 	Restored = "a disk restored from a snapshot"
@@ -449,22 +449,22 @@ const (
 	Again    = "a disk with the name of a deleted one"
 )
 
-// touched is what has happened to a block of a disk.
+// touched is a set of flags of a block.
 type touched byte
 
 const (
-	// ever means that the block was read or written, now that it was written since the disk was last
-	// attached, and holds that it was written at any time.
+	// ever: the block was read or written. now: it was written since the disk was last attached.
+	// holds: it was written at any time.
 	ever touched = 1 << iota
 	now
 	holds
 )
 
-// disk is one disk in the log.
+// disk records the use of one raw volume's blocks.
 type disk struct {
 	log  *Log
 	look *Look
-	// blocks and visits are guarded by log.mu. visits counts the detaches.
+	// log.mu guards blocks. visits counts the detaches.
 	blocks []touched
 	visits int
 }
@@ -483,7 +483,7 @@ func (l *Log) disk(kind string, bytes int64) *disk {
 	return &disk{log: l, look: l.looks[i], blocks: make([]touched, n)}
 }
 
-// read records that bytes were compared with what they must be.
+// read records that bytes were compared with their expected content.
 func (d *disk) read(r guest.Range) {
 	d.each(r, func(block int64) {
 		was := d.blocks[block]
@@ -520,7 +520,7 @@ func (d *disk) detached() {
 	d.visits++
 }
 
-// note adds a measure that is not about raw volumes.
+// note adds a measure: how much of something the check looked at.
 func (l *Log) note(what string, looked int64, unit string) {
 	l.add(report.Measure{What: what, Looked: looked, Unit: unit})
 }
@@ -536,7 +536,7 @@ func (l *Log) add(m report.Measure) {
 	l.more.Look(m)
 }
 
-// Looks returns what was looked at on raw volumes.
+// Looks returns the records about raw volumes.
 func (l *Log) Looks() []Look {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -547,11 +547,11 @@ func (l *Log) Looks() []Look {
 	return all
 }
 
-// Extent states how far the check looked.
+// Extent returns, for the report, how much the check looked at.
 func (l *Log) Extent() (all report.Extent) {
 	for _, look := range l.Looks() {
 		for _, moment := range []string{"new", "kept"} {
-			// Other checks look at blank disks of 1 GiB.
+			// Leave out blank disks of 1 GiB that this check did not compare: other checks do.
 			usual := look.Kind == Blank && look.Bytes <= harness.GiB
 			if looked := look.Looked(moment); looked > 0 || !usual {
 				all.Look(report.Measure{What: look.What(moment), Looked: looked, Of: look.Bytes, Unit: "bytes"})
@@ -563,7 +563,7 @@ func (l *Log) Extent() (all report.Extent) {
 	return append(all, l.more...)
 }
 
-// What names a moment, new or kept, in the life of the disks.
+// What describes the disks at a moment, which is "new" or "kept".
 func (l Look) What(moment string) string {
 	after := "new"
 	if moment == "kept" {

@@ -27,7 +27,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// TestMain turns this binary into an agent when it is started as one.
+// TestMain runs this binary as an agent if its argument is guest.Verb.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == guest.Verb {
 		os.Exit(guest.Main(context.Background()))
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 type bench struct {
 	*data.Bench
 	env *harness.Environment
-	// config is that of the driver in an instance.
+	// config configures the driver in each instance.
 	config guest.Config
 }
 
@@ -47,7 +47,7 @@ type bench struct {
 const deviceTimeout = time.Second
 
 // newBench starts a bench whose programs have no race detector. With RACE=-race,
-// TestARackInOrderPassesEveryCheck runs every check with it.
+// TestARackInOrderPassesEveryCheck uses the race detector, and runs every check.
 func newBench(t *testing.T, options harness.RackOptions) *bench {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -91,7 +91,7 @@ func benchOf(t *testing.T, run *harness.Run, options harness.RackOptions) *bench
 	}}
 }
 
-// shell returns a command that runs a script with the view of an instance.
+// shell returns a command that runs a script with the guest view of an instance.
 func shell(rack *harness.Rack, instance string) []string {
 	view := rack.Instance(instance).Guest
 	return []string{"env", "OXIDE_SYSFS_ROOT=" + filepath.Join(view, "sys"),
@@ -107,8 +107,8 @@ func TestARackInOrderPassesEveryCheck(t *testing.T) { // D-12
 	}
 }
 
-// chosenAccesses returns the accesses with which a test runs some checks: ext4 and block in the
-// short form, and otherwise nil, all of them.
+// chosenAccesses returns ext4 and block with -short, and otherwise nil, which means all accesses.
+// checks is the number of checks that the test runs with them.
 func chosenAccesses(t *testing.T, checks int) []string {
 	t.Helper()
 	if !testing.Short() {
@@ -270,7 +270,7 @@ func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {
 
 func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 	b := newBench(t, harness.RackOptions{})
-	// The agents of other tests have their directories in another place.
+	// In a TMPDIR of its own, the test does not see the directories of other tests' agents.
 	dir := harness.Need(os.MkdirTemp("", "agents-"))(t)
 	t.Cleanup(func() { csitest.Must(t, os.Remove(dir)) })
 	t.Setenv("TMPDIR", dir)
@@ -319,7 +319,7 @@ func holdersBelow(t *testing.T, dir string) (holders int) {
 func TestAnAgentReleasesTheVolumesThatItsNamespaceInherits(t *testing.T) {
 	b := newBench(t, harness.RackOptions{})
 	placed := []*harness.Placement{b.used(t, b.A, "a", "ext4"), b.used(t, b.A, "a", "block")}
-	// The agent's namespace begins as a copy of this one, with the volumes in it.
+	// The mount namespace of the new agent is a copy of this one, with both volumes mounted.
 	g := b.connect(t)
 	for _, p := range placed {
 		csitest.Must(t, p.Remove(t.Context(), csi.NewNodeClient(b.A)))

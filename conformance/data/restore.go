@@ -17,19 +17,19 @@ import (
 )
 
 const (
-	// recordInterval is the pause between two records, so that a rack can copy a disk in the meantime.
+	// recordInterval is the pause between two records, in which a rack can copy the disk.
 	recordInterval = 25 * time.Millisecond
-	// minRecords must be acknowledged before a snapshot is taken, and again after.
+	// minRecords is how many records the writer writes before a snapshot, and again after it.
 	minRecords = 20
 	maxRecords = 1 << 12
 	// writeTimeout limits how long minRecords may take.
 	writeTimeout = time.Minute
 )
 
-// snapshot is one that the check created. While id is empty it is unknown whether it exists.
+// snapshot is a snapshot of the check. While id is "", the snapshot may or may not exist.
 type snapshot struct {
 	id, name string
-	// times is the size of its volume in usual sizes.
+	// times is the size of the snapshot's volume in GiB.
 	times   int64
 	request *csi.CreateSnapshotRequest
 	deleted bool
@@ -43,7 +43,7 @@ func (s *checkRun) snap(v *volume) *snapshot {
 	return snap
 }
 
-// take takes the snapshot, or finds the one that was taken before.
+// take takes the snapshot, or finds it if an earlier call has taken it.
 func (s *checkRun) take(ctx context.Context, snap *snapshot) error {
 	err := repeat(ctx, func() error {
 		resp, err := s.Controller.CreateSnapshot(ctx, snap.request)
@@ -104,7 +104,7 @@ func (u *use) record(p guest.Pattern) *writer {
 	return w
 }
 
-// await waits until so many records are acknowledged, or the writer has failed.
+// await waits until want records are acknowledged. It fails if the writer has failed.
 func (w *writer) await(want int64) (n int64) {
 	err := harness.Await(w.ctx, writeTimeout, func() (err error) {
 		n, err = guest.Acknowledged(w.ctx, w.guest, w.number)
@@ -133,7 +133,7 @@ func (w *writer) stop(ctx context.Context) (end guest.WriterEnd, err error) {
 	return end, err
 }
 
-// judgeRecords demands the records that a snapshot must contain: all before the first wrong one.
+// judgeRecords checks that a snapshot has the first records without a gap: before to all+1 of them.
 func judgeRecords(found guest.Report, before, all int64) error {
 	whole, prefix, gap := found.Read-found.Wrong, found.Read, ""
 	if found.Wrong > 0 {
@@ -172,7 +172,7 @@ func checkRestore(s *checkRun) {
 	}
 }
 
-// checkRestored demands the origin's blocks, and the size without what a filesystem uses.
+// checkRestored checks that a restored volume has the blocks p and about size usable bytes.
 func (s *checkRun) checkRestored(v *volume, p guest.Pattern, size int64) {
 	u := s.inUse(v, s.A)
 	u.verify(p)
@@ -217,7 +217,7 @@ func checkNeighbours(s *checkRun) {
 	})
 }
 
-// allInUse attaches the volumes to this instance before it mounts the first.
+// allInUse attaches all volumes to this instance, and then mounts them.
 func (s *checkRun) allInUse(volumes []*volume) (uses []*use) {
 	for _, v := range volumes {
 		uses = append(uses, s.attach(v, s.A))
@@ -247,10 +247,10 @@ func checkBlank(s *checkRun) {
 	}
 }
 
-// sampleBoundary is the distance between the places at which a rack divides a disk.
+// sampleBoundary is the size of the pieces into which a rack divides a disk.
 const sampleBoundary = 64 * harness.MiB
 
-// isBlank demands that a new raw volume is zero: up to 1 GiB, or a sample of a larger one.
+// isBlank checks that a new raw volume is zero. It reads a sample of a volume of more than 1 GiB.
 func (u *use) isBlank() {
 	var sample *guest.Sample
 	if u.volume.GetCapacityBytes() > harness.GiB {
@@ -267,7 +267,7 @@ func (u *use) isBlank() {
 	}
 }
 
-// isLike demands that a whole raw volume has the checksum of an earlier one, or of itself before.
+// isLike checks that a raw volume has the checksum of an earlier scan.
 func (u *use) isLike(before guest.Scan) {
 	if after := u.scan(nil); before.SHA256 != after.SHA256 || before.NonZero != after.NonZero {
 		u.fail("volume %s is another: expected the SHA-256 %s, and %d blocks that are not zero; found "+
@@ -276,7 +276,7 @@ func (u *use) isLike(before guest.Scan) {
 	u.volume.disk.read(guest.Range{To: u.volume.GetCapacityBytes()})
 }
 
-// checkWhole demands that a whole device has the same checksum after it was detached and attached.
+// checkWhole checks that a device has the same checksum after it was detached and attached.
 func checkWhole(s *checkRun) {
 	u := s.newInUse(s.A)
 	u.writeAll(1, true)
@@ -288,7 +288,7 @@ func checkWhole(s *checkRun) {
 	u.verifyAll(1)
 }
 
-// scan reads a whole device, or a sample of it, and demands that it has the volume's size.
+// scan reads a device, or a sample of it, and checks that the device has the volume's size.
 func (u *use) scan(sample *guest.Sample) guest.Scan {
 	scan, err := guest.ScanDevice(u.ctx, u.guest, guest.Scanning{Place: u.place(), Sample: sample})
 	if err == nil && scan.Bytes != u.volume.GetCapacityBytes() {
@@ -299,14 +299,14 @@ func (u *use) scan(sample *guest.Sample) guest.Scan {
 	return scan
 }
 
-// lineage is a raw volume with two snapshots and the volumes that were restored from them. Each
-// volume writes its own generation, so the generation of a block shows which volume wrote it last.
+// lineage is a raw volume, the origin, with two snapshots and the volumes restored from them. Each
+// write has a new generation, so the generation of a block shows which volume wrote it last.
 type lineage struct {
 	*checkRun
-	// blocks are the origin's blocks. behind are those after the origin's end in a volume of twice
-	// its size. Blocks that a restored volume writes have the origin's seed, too.
+	// blocks are the origin's blocks. behind are blocks after the origin's end, in a restored volume
+	// of twice its size. All have the origin's seed.
 	blocks, behind []guest.Pattern
-	// whole has the checksum of the origin in each of its generations.
+	// whole has the scan of the origin in each of its generations.
 	whole map[uint64]guest.Scan
 }
 
@@ -314,7 +314,7 @@ func (s *checkRun) lineage(blocks []guest.Pattern) *lineage {
 	return &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: blocks}
 }
 
-// at returns the patterns of a generation.
+// at returns the patterns with another generation.
 func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 	for _, p := range patterns {
 		all = append(all, p.At(generation))
@@ -322,7 +322,7 @@ func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 	return all
 }
 
-// visit attaches a volume, demands blocks, writes others, and detaches it. Errors name which.
+// visit attaches a volume, verifies want, writes write and detaches it. Errors begin with which.
 func (l *lineage) visit(which string, v *volume, want, write []guest.Pattern) {
 	first := v.disk.visits == 0
 	l.during(which, func() {
@@ -348,7 +348,7 @@ func (l *lineage) restored(which string, from *snapshot, times int64,
 	return v
 }
 
-// restoredOnce restores a snapshot, demands its blocks, and deletes the new volume.
+// restoredOnce restores a snapshot, verifies its blocks, and deletes the new volume.
 func (l *lineage) restoredOnce(which string, from *snapshot, generation uint64) {
 	v := l.restored(which, from, 1, at(generation, l.blocks), nil)
 	harness.Must(l.delete(l.ctx, v))
@@ -394,7 +394,7 @@ func checkLineage(s *checkRun) {
 	l.visit("restored, after yet another one was written", one, at(5, l.blocks), nil)
 }
 
-// checkLarger restores a snapshot into two larger volumes, which must be zero behind its end.
+// checkLarger restores a snapshot into two larger volumes, which must be zero after its end.
 func (l *lineage) checkLarger(from *snapshot) {
 	const which = "restored from the second of two snapshots into a larger volume"
 	var larger [2]*volume
@@ -409,7 +409,7 @@ func (l *lineage) checkLarger(from *snapshot) {
 	}
 }
 
-// checkRecreated creates a volume with the name of one that was written and deleted.
+// checkRecreated creates a volume and a snapshot with the names of deleted ones.
 func checkRecreated(s *checkRun) {
 	u := s.newInUse(s.A)
 	l, old := s.lineage(u.patterns(1)), u.volume
@@ -452,7 +452,7 @@ func spread(v *volume) []guest.Pattern {
 	}
 }
 
-// checkRestoredLarge restores a volume with data behind 2 GiB.
+// checkRestoredLarge restores a snapshot with data beyond 2 GiB.
 func checkRestoredLarge(s *checkRun) {
 	u := s.inUse(s.create(restoredTimes, nil), s.A)
 	u.isBlank()
@@ -467,9 +467,9 @@ func checkRestoredLarge(s *checkRun) {
 }
 
 const (
-	// restoredTimes is the size of a large volume that is restored, in usual sizes.
+	// restoredTimes is the size, in GiB, of the large volume that is restored.
 	restoredTimes = 3
-	// largeTimes makes a large volume have 17 GiB, so that offsets need more than 34 bits.
+	// largeTimes is the size, in GiB, of the largest volume. Its offsets need more than 34 bits.
 	largeTimes = 17
 	// largeStride is the distance between the blocks that are compared in a large volume.
 	largeStride = 64 * harness.MiB

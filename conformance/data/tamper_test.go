@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// noticed names the check that notices a tamper, with each of some accesses, and a part of its
-// error. A | separates alternatives. A reason of the driver means that the driver refuses the rack.
+// noticed names the check that fails under a tamper with each of these accesses, and a part of its
+// error; | separates alternatives. An error with a reason, such as DeviceNotFound, is the driver's.
 type noticed struct{ check, accesses, says string }
 
 // unmountable are the driver's errors for a filesystem that lacks some of its blocks.
@@ -32,7 +32,7 @@ const (
 	unmountable = "FilesystemDamaged: mount |NodeToolFailed: mount |the filesystem is damaged, or "
 )
 
-// tampers are the simulator's tampers, by name.
+// tampers has, for each tamper of the simulator, the checks that must notice it.
 var tampers = map[string][]noticed{
 	"swapped-disks": {{"D07", "block", "of another volume (its seed is"},
 		{"D07", filesystems, "WrongFilesystem: "}},
@@ -58,16 +58,16 @@ var tampers = map[string][]noticed{
 	"device-elsewhere": {{"D02", "ext4", "the volume is in another instance, too"}},
 }
 
-// noticedBy returns the check that notices a wrong block. For a new disk it depends on the error: a
-// block that is not zero, a block that loses a write, or a block that another disk shares.
+// noticedBy returns the check that notices a wrong block. For a new disk this depends on what is
+// wrong: the block is not zero, loses a write, or is another disk's, too.
 func noticedBy(wrong, moment string) string {
 	by := map[string]string{"stale:new": "D08", "foreign:new": "D08", "shared:new": "D07",
 		"new": "D01", "large": "D14", "recreated": "D13"}
 	return cmp.Or(by[wrong+":"+moment], by[moment], "D12")
 }
 
-// product adds the simulator's combined tampers, WRONG:MOMENT:PLACE, to tampers: all of them if
-// PROOF_DURATION is set, otherwise every second one. The seed chooses.
+// product returns tampers and the simulator's combined tampers, WRONG:MOMENT:PLACE. If
+// PROOF_DURATION is not set, it adds only half of them, which the seed chooses.
 func product(p *proof.Proof, known []string) map[string][]noticed {
 	all := maps.Clone(tampers)
 	for n, name := range slices.Sorted(slices.Values(known)) {
@@ -82,10 +82,10 @@ func product(p *proof.Proof, known []string) map[string][]noticed {
 			all[name] = append(all[name], noticed{"D05", "ext4", "a workload has "})
 		}
 	}
-	// A filesystem begins here, so the driver refuses the disk.
+	// The driver looks for a filesystem at this byte, so it refuses the disk.
 	const begins = "foreign:new:65536"
 	all[begins] = append(all[begins], noticed{"D01", filesystems, "DiskNotBlank: "})
-	// These were passed over once: two blocks before the end of a blank disk of more than 1 GiB.
+	// The checks once missed these: two blocks before the end of a blank disk of more than 1 GiB.
 	all["foreign:new:-8192:2147483648"] = []noticed{{"D08", "block", "is not zero"}}
 	all["foreign:large:-8192:18253611008"] = []noticed{{"D14", "block", "is not zero"}}
 	return all
@@ -127,7 +127,7 @@ func TestEveryTamperIsNoticed(t *testing.T) {
 	p.Figure("of", len(known), "tampers", len(all), "noticed", caught)
 }
 
-// notices demands that a check fails for a reason on a rack with a tamper.
+// notices checks that a check fails with the wanted error on a rack with a tamper.
 func (b *bench) notices(t *testing.T, tamper string, want noticed, access string) {
 	checks := data.Checks()
 	i := slices.IndexFunc(checks, func(c data.Check) bool { return c.ID == want.check })
@@ -145,7 +145,7 @@ func (b *bench) notices(t *testing.T, tamper string, want noticed, access string
 	}
 }
 
-// runTampered runs a check on a rack with a tamper, and returns what the check says.
+// runTampered runs a check on a rack with a tamper, and returns the check's error.
 func (b *bench) runTampered(t *testing.T, tamper string, check data.Check) error {
 	t.Helper()
 	ctx := context.Background()
@@ -156,14 +156,14 @@ func (b *bench) runTampered(t *testing.T, tamper string, check data.Check) error
 	return err
 }
 
-// recorded is a check that ran on a rack in order, with where it looked.
+// recorded is a check that ran on a rack in order, with the blocks that it compared.
 type recorded struct {
 	check  data.Check
 	looks  []data.Look
 	extent report.Extent
 }
 
-// byteMutant is a wrong block of all disks of a kind and size, when new or at each detach.
+// byteMutant makes a block wrong on all disks of a kind and size, when new or at each detach.
 type byteMutant struct {
 	wrong, moment string
 	look          data.Look
@@ -174,17 +174,17 @@ func (m byteMutant) String() string {
 	return fmt.Sprintf("%s at byte %d of %s", m.wrong, m.at, m.look.What(m.moment))
 }
 
-// tamper is the name of the simulator's tamper.
+// tamper returns the name of the simulator's tamper.
 func (m byteMutant) tamper() string {
 	moments := map[string]string{data.Blank: "new", data.Restored: "restored", data.Larger: "larger",
 		data.Again: "recreated"}
 	return fmt.Sprintf("%s:%s:%d:%d", m.wrong, moments[m.look.Kind], m.at, m.look.Bytes)
 }
 
-// boundary is the distance between the places at which a rack divides a disk.
+// boundary is the size of the pieces into which a rack divides a disk.
 const boundary = 64 * harness.MiB
 
-// drawBytes draws a mutant of a run's disks: a block at an end, at a boundary, or anywhere.
+// drawBytes draws a mutant of a run's disks: a block at an end, at a boundary, or anywhere else.
 func drawBytes(random *rand.Rand, looks []data.Look) byteMutant {
 	m := byteMutant{moment: "new", wrong: "foreign", look: looks[random.IntN(len(looks))]}
 	if m.look.Kind != data.Blank && random.IntN(2) == 0 {
@@ -229,7 +229,7 @@ func (m byteMutant) noticed(r recorded) bool {
 	})
 }
 
-// said reports whether the reports say that such disks were not looked at in full.
+// said reports whether the run's reports state that disks of this kind were not read in full.
 func (m byteMutant) said(run []recorded) (said bool) {
 	for _, r := range run {
 		for _, measure := range r.extent {
@@ -305,9 +305,9 @@ func TestEveryWrongBlockIsNoticedOrReportedAsUntested(t *testing.T) {
 		drawn-noticed-said, "kinds", len(kinds), "really_run", real)
 }
 
-// reallyRun runs a check on a rack with the mutant: the check that was judged to notice it, or one
-// that has such a disk and was judged not to. The error must name the block, or the disk's
-// checksum.
+// reallyRun runs a check on a rack with the mutant: the check that should notice the mutant or, if
+// there is none, a check that has a disk of this kind and must succeed. An error must name the
+// block or the disk's checksum.
 func (b *bench) reallyRun(t *testing.T, m byteMutant, run []recorded, by int) {
 	t.Helper()
 	if by < 0 {

@@ -15,14 +15,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// use is a volume that is used in an instance.
+// use is a volume that the check attaches to an instance and mounts there.
 type use struct {
 	*checkRun
 	harness.Placement
 	volume   *volume
 	guest    *guest.AgentClient
 	instance string
-	// attached and mounted are set before a call that may attach or mount, until that is undone.
+	// attached and mounted are set before a call that may attach or mount, and cleared by its undoing.
 	attached, mounted bool
 	// doubtful is set when it is unknown whether an attach took effect.
 	doubtful bool
@@ -70,8 +70,8 @@ func (u *use) publish(ctx context.Context) error {
 	return err
 }
 
-// unpublish detaches the volume. A rack continues an attach whose caller gave up, and may finish
-// it after the detach. To attach again waits until that attach has ended.
+// unpublish detaches the volume. A rack may finish an attach whose caller gave up after the detach.
+// So unpublish first repeats a doubtful attach, which waits until the earlier one has ended.
 func (u *use) unpublish(ctx context.Context) error {
 	if !u.attached {
 		return nil
@@ -87,7 +87,7 @@ func (u *use) unpublish(ctx context.Context) error {
 	})
 }
 
-// detach detaches the volume, and demands that its instance no longer shows the device.
+// detach detaches the volume, and waits until the instance no longer shows its device.
 func (u *use) detach() {
 	harness.Must(u.unpublish(u.ctx))
 	u.awaitDevices(0)
@@ -106,7 +106,7 @@ func (u *use) serial() string {
 	return name[:min(len(name), 20)]
 }
 
-// awaitDevices demands that the guest comes to show so many devices with the volume's serial.
+// awaitDevices waits until the instance shows want devices with the volume's serial.
 func (u *use) awaitDevices(want int) {
 	harness.Must(harness.Await(u.ctx, u.deviceTimeout(), func() error {
 		facts, err := guest.ReadFacts(u.ctx, u.guest, guest.Nothing{})
@@ -136,7 +136,7 @@ func (u *use) place() guest.Place {
 	return guest.Place{Path: filepath.Join(u.Target, "blocks")}
 }
 
-// pattern returns the first blocks of a generation, which are spread over a device.
+// pattern returns Blocks blocks of a generation. On a device they are spread over its first half.
 func (u *use) pattern(generation uint64) guest.Pattern {
 	p := guest.Pattern{Seed: u.volume.seed, Generation: generation, Count: cmp.Or(u.Blocks, 512)}
 	if u.volume.access == "block" {
@@ -152,7 +152,7 @@ func (u *use) lastBlock(generation uint64) guest.Pattern {
 		First: volumeBytes/guest.BlockBytes - 1, Count: 1}
 }
 
-// patterns returns the blocks of a generation that a check writes, and a device's last block.
+// patterns returns all blocks that a check writes. On a device they include its last block.
 func (u *use) patterns(generation uint64) []guest.Pattern {
 	p := u.pattern(generation)
 	if u.volume.access != "block" {
@@ -161,26 +161,26 @@ func (u *use) patterns(generation uint64) []guest.Pattern {
 	return []guest.Pattern{p, next(p), u.lastBlock(generation)}
 }
 
-// writeAll writes all patterns of a generation. With sync they are on the disk afterwards.
+// writeAll writes all patterns of a generation. If sync is set, it waits until the disk has them.
 func (u *use) writeAll(generation uint64, sync bool) {
 	u.write(sync, u.patterns(generation)...)
 }
 
-// verifyAll demands all patterns of a generation in the volume.
+// verifyAll checks that the volume has all patterns of a generation.
 func (u *use) verifyAll(generation uint64) { u.verify(u.patterns(generation)...) }
 
-// next returns the same number of blocks, behind those of a pattern.
+// next returns the pattern of as many blocks after those of p.
 func next(p guest.Pattern) guest.Pattern {
 	p.First += p.Count
 	return p
 }
 
-// write writes patterns. With sync they are on the disk afterwards.
+// write writes patterns. If sync is set, it waits until they are on the disk.
 func (u *use) write(sync bool, patterns ...guest.Pattern) {
 	harness.Must(u.tryWrite(sync, patterns...))
 }
 
-// tryWrite is write for goroutines, which cannot end the check.
+// tryWrite is like write, but returns its error: only the check's own goroutine may panic.
 func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 	for _, p := range patterns {
 		_, err := guest.Write(u.ctx, u.guest, guest.Writing{Place: u.place(), Pattern: p, Sync: sync})
@@ -208,11 +208,11 @@ func (u *use) verify(patterns ...guest.Pattern) {
 	}
 }
 
-// checkReturn takes a volume away twice. The second round detects content of the first.
+// checkReturn remounts and reattaches a volume twice. Round 2 detects leftover blocks of round 1.
 func checkReturn(s *checkRun) {
 	u := s.newInUse(s.A)
 	for generation := uint64(1); generation <= 2; generation++ {
-		// Nothing syncs these blocks, because unstaging must write them to the disk.
+		// Do not sync these blocks, because unstaging must write them to the disk.
 		u.writeAll(generation, false)
 		harness.Must(u.unmount(s.ctx))
 		u.mount()
@@ -223,7 +223,7 @@ func checkReturn(s *checkRun) {
 	}
 }
 
-// checkMove moves a volume to the other instance and back.
+// checkMove moves a volume to instance B and back.
 func checkMove(s *checkRun) {
 	u := s.newInUse(s.A)
 	written := []guest.Pattern{u.pattern(1)}
@@ -233,7 +233,7 @@ func checkMove(s *checkRun) {
 		u.leave()
 		u = s.inUse(u.volume, g)
 		s.during("moved to "+g.Name, func() { u.verify(written...) })
-		// The volume's own instance shows the device by now. The other instance must never show it.
+		// By now the volume's instance shows the device. The other instance must not show it.
 		away := *u
 		if away.guest, away.instance = s.A, "of this machine"; g == s.A {
 			away.guest, away.instance = s.B, "the second"
@@ -332,7 +332,7 @@ func (s *checkRun) awaitState(ctx context.Context, instance string, want ...oxid
 	})
 }
 
-// restart stops the instance as hard as a rack does, and starts it. Its mounts are gone afterwards.
+// restart stops the instance hard and starts it. Its mounts are gone afterwards.
 func (u *use) restart(ctx context.Context) error {
 	if err := u.stop(ctx, u.instance); err != nil {
 		return err
@@ -353,8 +353,8 @@ func (u *use) revive(ctx context.Context) error {
 	return err
 }
 
-// checkHelper attaches a volume of each kind to a stopped instance, starts it and uses the
-// volumes, stops and starts it, and reads the volumes again. The instance is stopped at the end.
+// checkHelper attaches a volume for each access to a stopped instance, starts the instance and uses
+// the volumes, stops and starts it, and reads the volumes again. In the end it stops the instance.
 func checkHelper(s *checkRun) {
 	h := &helper{checkRun: s}
 	for _, s.access = range s.accesses() {
@@ -392,7 +392,7 @@ func (u *use) useAgain(first bool) {
 	harness.Must(u.unmount(u.ctx))
 }
 
-// compareDisks demands that the rack lists all volumes among the instance's disks.
+// compareDisks checks that the rack lists all volumes among the instance's disks.
 func (h *helper) compareDisks() {
 	disks, err := h.Oxide.InstanceDiskListAllPages(h.ctx,
 		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(h.Helper.InstanceID)})
@@ -428,7 +428,7 @@ func (h *helper) start() {
 	}
 }
 
-// stop stops the instance, and ends its mounts, if the check started it.
+// stop stops the instance if the check started it. That also ends the instance's mounts.
 func (h *helper) stop(ctx context.Context) error {
 	if !h.Helper.Started {
 		return nil
@@ -461,7 +461,7 @@ func checkDevices(s *checkRun) {
 	})
 }
 
-// compareDevice demands that the instance shows the disk with the rack's size and block size.
+// compareDevice checks that the instance shows the disk with the rack's size and block size.
 func (u *use) compareDevice() {
 	disk, err := u.Oxide.DiskView(u.ctx,
 		oxide.DiskViewParams{Disk: oxide.NameOrId(u.volume.GetVolumeId())})

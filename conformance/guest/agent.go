@@ -1,9 +1,9 @@
-// Package guest works inside an instance of the rack. It runs the driver's node service there,
-// and writes and verifies the content of volumes.
+// Package guest works inside an instance of the rack. It runs the driver's node service there, and
+// writes and verifies the content of volumes.
 //
 // An [Agent] does the work. [Here] starts one in this process. [Connect] copies this program into
-// another instance, through a command such as "ssh b", and starts it there as an agent that
-// serves its standard streams ([Main]). Both return an [AgentClient]:
+// another instance, through a command such as "ssh b", and starts it there as an agent that serves
+// its standard streams ([Main]). Both return an [AgentClient]:
 //
 //	here, err := guest.Here(ctx, config)
 //	there, err := guest.Connect(ctx, []string{"ssh", "b"}, config)
@@ -13,18 +13,18 @@
 //
 // # What is written
 //
-// A [Pattern] is a row of [BlockBytes] blocks. Each block contains its number, its generation,
-// its owner's seed and a checksum. So the content at the place of a block identifies the error:
-// zeros, another generation, another block, a block of another volume, or garbage ([Finding]). A
-// writer ([StartWriter]) appends such blocks one by one and counts those that fsync
+// A [Pattern] is a sequence of blocks of [BlockBytes] each. A block contains its number, its
+// generation, the seed of its volume and a checksum. So what is read instead of a block identifies
+// the error: zeros, another generation, another block, a block of another volume, or garbage
+// ([Finding]). A writer ([StartWriter]) writes such blocks one by one and counts those that fsync
 // acknowledged. Reads bypass the page cache (O_DIRECT), so that the data comes from the disk.
 //
 // # What is left behind
 //
-// Nothing. An agent keeps its files in a tmpfs of its own mount namespace, and the driver dies
-// with it. However the agent ends, its mounts are gone when its last process is. The program that
-// calls Here must itself run in such a namespace (package namespace). Only an agent that is
-// killed leaves an empty directory, which the next agent there removes.
+// Nothing. An agent keeps its files in a tmpfs of its own mount namespace, and the driver dies with
+// the agent. The kernel removes the mounts with the last process of the namespace. The program that
+// calls Here must itself run in a mount namespace of its own (package namespace). A killed agent
+// leaves an empty directory, which the next agent on that machine removes.
 //
 // The package needs Linux and root. On other systems it builds, and Here and Main fail.
 package guest
@@ -69,7 +69,7 @@ type Config struct {
 type Agent struct {
 	// dir is a tmpfs that contains everything that the agent creates.
 	dir *directory
-	// calls lets the agent's own calls run at the same time, and a call of the node service alone.
+	// calls lets the agent's own calls run at the same time. A call of the node service runs alone.
 	calls *semaphore.Weighted
 
 	mu sync.Mutex
@@ -144,7 +144,7 @@ func (a *Agent) Close() error {
 	return errors.Join(append(errs, a.dir.remove())...)
 }
 
-// open opens the place of a volume. It compares the serial of a device.
+// open opens the file or device of a volume, and checks a device's serial.
 func (a *Agent) open(place Place, open func(Place) (*os.File, error)) (*os.File, error) {
 	file, err := open(place)
 	if err != nil || !place.Raw() {
@@ -156,7 +156,7 @@ func (a *Agent) open(place Place, open func(Place) (*os.File, error)) (*os.File,
 	return file, nil
 }
 
-// ownDevice demands that a device of the guest has the serial.
+// ownDevice checks that a file is a block device of the guest with this serial.
 func (a *Agent) ownDevice(file *os.File, serial string) error {
 	a.mu.Lock()
 	root := a.config.SysfsRoot
@@ -179,13 +179,13 @@ func (a *Agent) ownDevice(file *os.File, serial string) error {
 	return nil
 }
 
-// greeting is the first line of an agent. A shell may print lines before it, which are skipped.
+// greeting is the first line that an agent prints.
 const greeting = "oxide-guest agent 2"
 
-// Main runs an agent until standard input ends, and returns the exit status. An AgentClient at the
-// other end of the standard streams calls it. Main starts the program again with the same
-// arguments, in a mount namespace of its own, and the program must call Main both times. It removes
-// the copy of the program that Connect made.
+// Main runs an agent until standard input ends, and returns the exit status. An AgentClient calls
+// the agent through standard input and output. Main starts the program again with the same
+// arguments, in a mount namespace of its own, and the program must call Main both times. Main
+// removes the copy of the program that Connect made.
 func Main(ctx context.Context) int {
 	if err := serveStandardStreams(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "agent:", err)
@@ -213,7 +213,7 @@ func serveStandardStreams(ctx context.Context) error {
 	return errors.Join(err, agent.Close())
 }
 
-// removeCopy removes this program's file, which it does not need, if Connect copied it here.
+// removeCopy removes this program's file if Connect copied it here. The process does not need it.
 func removeCopy() error {
 	path, err := os.Executable()
 	if err != nil {
@@ -229,13 +229,13 @@ func removeCopy() error {
 	return nil // a person has put the program there
 }
 
-// agentService begins the names of the gRPC methods that are the agent's own.
+// agentService begins the names of the agent's own gRPC methods.
 const agentService = "/oxide.Agent/"
 
-// methods has the agent's own calls by the gRPC method. Arguments and results are in JSON.
+// methods has the agent's own calls by their gRPC names. Arguments and results are in JSON.
 var methods = map[string]func(ctx context.Context, a *Agent, args []byte) (any, error){}
 
-// These are the calls of an agent. Each runs the method of Agent in the instance.
+// Each of these functions runs a method of Agent in the instance of an AgentClient.
 var (
 	startAgent      = method("Start", (*Agent).Start)
 	ReadFacts       = method("Facts", (*Agent).Facts)
@@ -249,7 +249,7 @@ var (
 	StopWriter      = method("StopWriter", (*Agent).StopWriter)
 )
 
-// method adds a method of Agent, and returns the function that calls it through a client.
+// method registers a method of Agent, and returns the function that calls it through a client.
 func method[In, Out any](name string, run func(*Agent, context.Context, In) (Out, error)) func(
 	context.Context, *AgentClient, In) (Out, error) {
 	name = agentService + name
@@ -301,7 +301,7 @@ func (a *Agent) serve(ctx context.Context, conn *streams) {
 // call calls a method of the agent, or passes the call to the driver's node service.
 func (a *Agent) call(ctx context.Context, name string, message []byte) (answer []byte, err error) {
 	if !strings.HasPrefix(name, agentService) {
-		// An agent's call that was canceled may still use the volume of this call.
+		// Wait for the agent's own calls: a canceled one may still use the volume of this call.
 		if err := a.calls.Acquire(ctx, allCalls); err != nil {
 			return nil, status.FromContextError(err).Err()
 		}
@@ -340,7 +340,7 @@ func (rawCodec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// streams is a connection of two streams, and the listener that accepts this one connection.
+// streams is a connection over two streams, and the listener that accepts it.
 type streams struct {
 	net.Conn // has the methods that streams lack, such as SetDeadline, which have no effect
 	in       io.Reader

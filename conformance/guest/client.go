@@ -64,7 +64,7 @@ func Connect(ctx context.Context, command []string, c Config) (*AgentClient, err
 	return g, g.connect(ctx)
 }
 
-// copyScript copies its standard input, prints the path, and removes a copy that is cut off.
+// copyScript saves its standard input as a program and prints where. If it fails, it cleans up.
 const copyScript = `set -e; umask 077; ` +
 	`d=$(mktemp -d "${TMPDIR:-/tmp}/` + dirPrefix + `XXXXXXXX"); ` +
 	`trap '` + removeScript + `' EXIT; trap 'exit 1' HUP INT PIPE TERM; ` +
@@ -74,12 +74,12 @@ const copyScript = `set -e; umask 077; ` +
 // removeScript removes the files that copyScript has made in $d, and no others.
 const removeScript = `rm -f "$d/agent" "$d/` + markFile + `"; [ ! -d "$d" ] || rmdir "$d"`
 
-// copyMark is the mark of the directory of a copy.
+// copyMark marks the directory of a copied program.
 const copyMark = "copy"
 
 const copied = "oxide-guest copied to "
 
-// copiedTo finds the path of the copy. Such a path needs no quotes in a shell.
+// copiedTo finds the directory that copyScript prints. The path needs no quotes in a shell.
 var copiedTo = regexp.MustCompile(`(?m)^` + copied + `(/[A-Za-z0-9._/-]*` + dirPrefix +
 	`[A-Za-z0-9]{8})$`)
 
@@ -113,7 +113,7 @@ func start(ctx context.Context, command []string) (*link, error) {
 	return startCopy(ctx, command, match[1])
 }
 
-// Shell returns the command with a script as its last argument, and without the rack's token.
+// Shell returns the command with a script as its last argument, and without OXIDE_TOKEN.
 func Shell(ctx context.Context, command []string, script string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)],
 		script)...)
@@ -123,14 +123,14 @@ func Shell(ctx context.Context, command []string, script string) *exec.Cmd {
 	return cmd
 }
 
-// startCopy starts the copied program. It removes the copy itself, or else the shell does.
+// startCopy starts the copied program. If that does not remove its file, the shell does.
 func startCopy(ctx context.Context, command []string, dir string) (*link, error) {
 	script := fmt.Sprintf("d=%s; $d/agent %s; code=$?; %s; exit $code", dir, Verb, removeScript)
 	// The command ends when its standard input ends, not when ctx does.
 	cmd := Shell(context.WithoutCancel(ctx), command, script)
 	problem := &tail{}
 	cmd.Stderr = problem
-	// No interrupt at the terminal reaches the command, and no open output delays its end.
+	// The group keeps interrupts of the terminal away. WaitDelay limits the wait for open output.
 	cmd.SysProcAttr, cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, time.Second
 	stdin, errIn := cmd.StdinPipe()
 	stdout, errOut := cmd.StdoutPipe()
@@ -200,7 +200,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// say returns the end of a sentence about the program: its last output.
+// say returns the program's last output as the end of an error message.
 func (t *tail) say() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -232,7 +232,7 @@ type link struct {
 	// close ends the agent in order, and kill ends it at once. Both wait for its end.
 	close func() error
 	kill  func()
-	// why returns what is known about the end of an agent that does not answer.
+	// why returns, for an error, what an agent that does not answer has printed last.
 	why func() string
 }
 
@@ -243,8 +243,8 @@ func newLink(s *streams) (*link, error) {
 	return &link{client: client, streams: s}, err
 }
 
-// end ends the agent, and then the client: the end of a client waits for that of the streams, which
-// an instance that is down never ends.
+// end ends the agent before the client, because the client's Close waits until the streams end. If
+// the instance is down, they never end by themselves.
 func (l *link) end() error {
 	err := l.close()
 	_ = l.client.Close()
@@ -296,7 +296,7 @@ func (g *AgentClient) Close() error {
 	return nil
 }
 
-// call makes a call of the agent itself.
+// call calls one of the agent's own methods.
 func (g *AgentClient) call(ctx context.Context, method string, args []byte) (
 	answer []byte, err error) {
 	l := g.current()
@@ -312,18 +312,18 @@ func (g *AgentClient) call(ctx context.Context, method string, args []byte) (
 	return nil, errors.New(status.Convert(err).Message())
 }
 
-// lost describes a call whose agent has gone.
+// lost returns the error of a call whose agent has ended.
 func (l *link) lost(err error) error {
 	return fmt.Errorf("the agent does not answer: %s%s", status.Convert(err).Message(), l.why())
 }
 
-// Invoke calls the instance's node service, as the connection of the generated CSI clients.
+// Invoke calls the instance's node service. With it, AgentClient is a connection for CSI clients.
 func (g *AgentClient) Invoke(ctx context.Context, method string, args, reply any,
 	options ...grpc.CallOption) error {
 	began, l := time.Now(), g.current()
 	err := l.client.Invoke(ctx, method, args, reply, options...)
 	if err != nil && ctx.Err() == nil && l.streams.isClosed() {
-		// The error is not the driver's, and a repeated call would not help.
+		// The agent has ended, so Internal tells the caller not to repeat the call.
 		err = status.Errorf(codes.Internal, "in %s: %s: %s", g.Name, method, l.lost(err))
 	}
 	if g.Observe != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// openDirect opens a file for reads past the page cache, whose pages it drops if it cannot.
+// openDirect opens a file with O_DIRECT, or drops its cached pages where that is not supported.
 func openDirect(place Place) (*os.File, error) {
 	file, err := os.OpenFile(place.Path, os.O_RDONLY|unix.O_DIRECT, 0)
 	if !errors.Is(err, unix.EINVAL) {
@@ -28,7 +28,7 @@ func openDirect(place Place) (*os.File, error) {
 	return file, nil
 }
 
-// newBuffer allocates memory for direct reads. The memory begins at a page.
+// newBuffer allocates memory that begins at a page, as reads with O_DIRECT need it.
 func newBuffer(size int) ([]byte, func(), error) {
 	buffer, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -70,10 +70,10 @@ func KernelRelease() (string, error) {
 	return unix.ByteSliceToString(name.Release[:]), nil
 }
 
-// directory is an agent's own tmpfs. Other processes see an empty directory, which the agent, its
-// driver and the driver's programs lock as long as one of them lives. Other agents remove it only
-// after that: Linux detaches the tmpfs when its directory is removed outside, and a driver that
-// still ends its calls would write to the machine's disk.
+// directory is a tmpfs in an agent's mount namespace. Other processes see an empty directory. The
+// agent, its driver and the driver's programs hold a lock on it, and other agents remove it only
+// when the last of these has ended. Otherwise Linux would detach the tmpfs, and a driver that is
+// still in a call would write to the machine's disk.
 type directory struct {
 	path string
 	lock *os.File
@@ -89,7 +89,7 @@ func newDirectory() (*directory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the agent's directory: %w", err)
 	}
-	// The directory is marked only when it is locked, so that no other agent removes it meanwhile.
+	// Lock the directory before it is marked, so that no other agent removes it in between.
 	if err := MarkOwn(path, agentMark); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
@@ -100,10 +100,10 @@ func newDirectory() (*directory, error) {
 	return &directory{path, lock}, nil
 }
 
-// agentMark is the mark of an agent's directory.
+// agentMark marks the directory of an agent.
 const agentMark = "agent"
 
-// Sweep removes the directories of agents that were killed and have left no program behind.
+// Sweep removes the directories of killed agents whose programs have all ended.
 func Sweep() {
 	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
 	for _, path := range paths {
@@ -114,7 +114,7 @@ func Sweep() {
 	}
 }
 
-// remove unmounts the tmpfs, and removes the directory. Its error names what was mounted there.
+// remove unmounts the tmpfs and removes the directory. Its error names the volumes mounted there.
 func (d *directory) remove() error {
 	mounts, err := harness.MountsBelow(d.path)
 	if err == nil && len(mounts) > 1 {

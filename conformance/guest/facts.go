@@ -33,13 +33,13 @@ type Device struct {
 	SizeBytes, BlockSize int64
 }
 
-// With returns the devices that have a serial.
+// With returns the devices that have this serial.
 func (f Facts) With(serial string) []Device {
 	return slices.DeleteFunc(slices.Clone(f.Devices),
 		func(d Device) bool { return d.Serial != serial })
 }
 
-// Open opens the device for reading, and compares its number.
+// Open opens the device for reading, and checks that the node has the device's number.
 func (d Device) Open(devRoot string) (*os.File, error) {
 	file, err := os.OpenFile(filepath.Join(devRoot, d.Name), os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -76,7 +76,7 @@ func Firmware(sysfsRoot string) (instanceID, vendor string, err error) {
 	return strings.ToLower(instanceID), vendor, errors.Join(errID, errVendor)
 }
 
-// Devices reads the block devices that have a serial, without those that disappear meanwhile.
+// Devices returns the block devices with a serial. It skips those that disappear meanwhile.
 func Devices(sysfsRoot string) ([]Device, error) {
 	dirs, err := filepath.Glob(filepath.Join(sysfsRoot, "block", "*"))
 	if err != nil {
@@ -113,19 +113,19 @@ func blockDevice(dir string) (Device, error) {
 	return d, errors.Join(errSize, errBlock)
 }
 
-// attribute reads a file of sysfs and removes the padding of the firmware's fields.
+// attribute reads a file of sysfs without the firmware's padding of NULs and spaces.
 func attribute(dir, name string) (string, error) {
 	text, err := ReadFile(filepath.Join(dir, name))
 	return strings.Trim(string(text), "\x00 \n"), err
 }
 
-// markFile says in every directory that this program makes what the directory is for.
+// markFile is a file in each directory that this program makes. It contains the purpose.
 const markFile = ".oxide-conformance"
 
-// ErrNotOwn is the error for a directory that nothing proves to be this program's.
+// ErrNotOwn means that nothing proves that this program made a directory.
 var ErrNotOwn = errors.New("nothing proves that this program made it, so it was left")
 
-// MarkOwn marks a directory that this process has made.
+// MarkOwn marks a directory that this process has made with its purpose.
 func MarkOwn(dir, purpose string) error {
 	file, err := os.OpenFile(filepath.Join(dir, markFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -135,9 +135,9 @@ func MarkOwn(dir, purpose string) error {
 	return errors.Join(err, file.Close())
 }
 
-// RemoveOwn removes a directory with its content, or does nothing if it does not exist. The
-// directory must be this user's and no link, nobody else may write into it, it must have the mark
-// for this purpose, and nothing may be mounted below it.
+// RemoveOwn removes a directory with its content, or does nothing if it does not exist. It refuses
+// a link, a directory that another user owns or may write to, one without the mark of this purpose,
+// and one with a mount below it.
 func RemoveOwn(path, purpose string) error {
 	parent, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {
@@ -191,7 +191,7 @@ func IsOwn(info fs.FileInfo) bool {
 // maxFile limits what ReadFile reads.
 const maxFile = 16 << 20
 
-// ReadFile reads a regular file. It does not wait for the other end of a FIFO or a device.
+// ReadFile reads a regular file. It never blocks on a FIFO or a device.
 func ReadFile(path string) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

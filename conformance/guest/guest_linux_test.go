@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// TestMain turns this binary into an agent when it is started as one.
+// TestMain runs this binary as an agent if its argument is Verb.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == Verb {
 		os.Exit(Main(context.Background()))
@@ -59,8 +59,8 @@ func TestConnectReportsWhyACommandDoesNotReachTheInstance(t *testing.T) {
 	}
 }
 
-// TestOnlyADirectoryWithTheProgramsMarkIsRemoved makes everything that somebody else may have
-// under a name of this program. An open of a FIFO would wait until the test is killed.
+// The test makes files and directories that somebody else may have under this program's names. If
+// RemoveOwn or Sweep opened a FIFO, the test would hang.
 func TestOnlyADirectoryWithTheProgramsMarkIsRemoved(t *testing.T) {
 	dir := func(path string) error { return os.Mkdir(path, 0o700) }
 	marked := func(path string) error { return errors.Join(dir(path), MarkOwn(path, "agent")) }
@@ -137,7 +137,7 @@ func TestADirectoryOutlivesTheProgramsOfItsAgent(t *testing.T) {
 	program.ExtraFiles = []*os.File{d.lock}
 	stdin, err := program.StdinPipe()
 	csitest.Must(t, errors.Join(err, program.Start()))
-	// The end of the agent closes the file, and its namespace shows the tmpfs to nobody else.
+	// When an agent ends, the kernel closes its lock and removes its tmpfs.
 	csitest.Must(t, errors.Join(d.lock.Close(), unix.Unmount(d.path, unix.MNT_DETACH)))
 	Sweep()
 	if _, err := os.Stat(d.path); err != nil {

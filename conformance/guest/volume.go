@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Writing is the arguments of a write.
+// Writing has the arguments of Write.
 type Writing struct {
 	Place   Place
 	Pattern Pattern
@@ -26,13 +26,13 @@ type Writing struct {
 	Sync bool
 }
 
-// Reading is the arguments of a read.
+// Reading has the arguments of Verify.
 type Reading struct {
 	Place   Place
 	Pattern Pattern
 }
 
-// openForWriting opens a place, and creates the file of one that is no device.
+// openForWriting opens a device, or opens or creates a file.
 func openForWriting(place Place) (*os.File, error) {
 	if place.Raw() {
 		return os.OpenFile(place.Path, os.O_RDWR, 0)
@@ -60,8 +60,8 @@ func (a *Agent) Write(ctx context.Context, w Writing) (none Nothing, err error) 
 	return none, nil
 }
 
-// Verify reads every block of a pattern from the disk and reports the wrong ones. A block behind
-// the end of a file, or of a file that does not exist, is lost.
+// Verify reads every block of a pattern from the disk and reports the wrong ones. A block after the
+// end of a file is lost, and so is every block of a missing file.
 func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error) {
 	defer harness.Catch(&err)
 	p := r.Pattern
@@ -100,27 +100,27 @@ func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error
 // Range is the bytes of a device from one offset up to another.
 type Range struct{ From, To int64 }
 
-// Scanning is the arguments of a scan of a device.
+// Scanning has the arguments of Scan.
 type Scanning struct {
 	Place Place
 	// Sample, if it is not nil, limits the scan to a part of the device.
 	Sample *Sample
 }
 
-// Sample chooses the part of a device that is read: both ends, what is around its boundaries and
-// random places in between, and as much of the rest as the time allows.
+// Sample chooses what Scan reads of a device: both ends, the surroundings of each boundary, a
+// random piece before each boundary, and as much of the rest as Within allows.
 type Sample struct {
-	// Boundary is the distance between the places at which a rack divides a disk.
+	// Boundary is the size of the pieces into which a rack divides a disk.
 	Boundary int64
-	// Seed chooses the random places.
+	// Seed chooses the random pieces.
 	Seed uint64
-	// Within limits the time for the rest of the device.
+	// Within is the time after which Scan reads no more of the rest.
 	Within time.Duration
 }
 
 // Scan describes the content of a device.
 type Scan struct {
-	// Bytes is the size of the device, and Ranges are what was read, in order.
+	// Bytes is the size of the device. Ranges has what was read, in this order.
 	Bytes  int64
 	Ranges []Range
 	// SHA256 is the checksum of the blocks that are not zero, each with its offset.
@@ -133,12 +133,12 @@ type Scan struct {
 const (
 	// scanPiece is the number of bytes that are read at a time.
 	scanPiece = 4 << 20
-	// sampleEnd is the size of a sample at an end, sampleEdge beside and between boundaries.
+	// sampleEnd is the size of a sample at an end, sampleEdge that beside and between boundaries.
 	sampleEnd  = 1 << 20
 	sampleEdge = 64 << 10
 )
 
-// ranges returns the ranges of a device that are always read, and those that are read after them.
+// ranges returns the ranges that are always read, and those that are read in the time left.
 func (s *Sample) ranges(bytes int64) (always, rest []Range) {
 	for at := int64(0); at < bytes; at += scanPiece {
 		rest = append(rest, Range{at, min(at+scanPiece, bytes)})
@@ -219,7 +219,7 @@ func (s *Scan) note(piece []byte, from int64, hash io.Writer) {
 	}
 }
 
-// Recording is the arguments of a running writer.
+// Recording has the arguments of StartWriter.
 type Recording struct {
 	Place Place
 	// Pattern has the records. The writer ends after the last one.
@@ -236,7 +236,7 @@ type WriterEnd struct {
 	Failed string
 }
 
-// writer appends records, one by one.
+// writer writes records one by one.
 type writer struct {
 	acknowledged atomic.Int64
 	cancel       context.CancelFunc
@@ -263,7 +263,7 @@ func (a *Agent) StartWriter(_ context.Context, r Recording) (number int, err err
 	return number, nil
 }
 
-// write appends records, each when the one before is on the disk, until it is stopped.
+// write writes records, each after its predecessor is on the disk, until ctx ends.
 func (w *writer) write(ctx context.Context, r Recording, file *os.File) error {
 	block := make([]byte, BlockBytes)
 	timer := time.NewTimer(0)
@@ -338,7 +338,7 @@ const (
 	maxFindings = 8
 )
 
-// Place is the place at which a volume is published for a workload.
+// Place is the file or the device through which a workload uses a volume.
 type Place struct {
 	// Path is a file in a filesystem, or a device.
 	Path string
@@ -350,7 +350,7 @@ type Place struct {
 // Raw reports whether the place is a device.
 func (p Place) Raw() bool { return p.Serial != "" }
 
-// Pattern describes the blocks that a workload keeps in a volume.
+// Pattern describes blocks that are written to a volume and read back.
 type Pattern struct {
 	// Seed makes the blocks of one volume differ from those of another.
 	Seed uint64

@@ -1,7 +1,7 @@
-// Package legal makes a healthy rack hard to judge. A proxy stands between a rack and the program
-// that checks it, and alters when and how the rack answers. The alterations are ones that a rack
-// in order, the network in front of it, and the other users of its silo may cause. No verdict may
-// blame the rack for any of them.
+// Package legal tests that a program which checks racks does not blame a healthy one. A proxy
+// between the rack and the program alters when and how the rack answers. A rack in order, the
+// network in front of it, and other users of its silo may cause each alteration, so no verdict may
+// count it as a failure of the rack.
 package legal
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Kind is one legal alteration of a rack.
+// Kind is one alteration that the rack is not to blame for.
 type Kind struct {
 	// Name identifies the alteration in reports. Says states how the rack's answers differ.
 	Name, Says string
@@ -172,8 +172,7 @@ type proxy struct {
 	taking sync.RWMutex
 
 	mu sync.Mutex
-	// mu guards the fields below: the random numbers, the number of requests, and the time and the
-	// request at which the rack is away.
+	// mu guards the fields below. The rack is away from request number awayNext until backAt.
 	rand     *rand.Rand
 	requests int
 	backAt   time.Time
@@ -238,8 +237,8 @@ func linger(r *http.Request, pause time.Duration) {
 
 const lateness = 100 * time.Millisecond
 
-// pass counts a request. If there were too many in a second, it returns how long the caller must
-// wait.
+// pass counts a request. If there were too many in the last second, it returns how long the caller
+// must wait.
 func (p *proxy) pass(most int) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -263,7 +262,7 @@ func (p *proxy) strikes() bool {
 // absence is the average number of requests between two absences of the rack.
 const absence = 300
 
-// leave reports whether the rack is away at this request. When an absence begins, it calls gone.
+// leave reports whether the rack is away now. When an absence begins, gone returns its duration.
 func (p *proxy) leave(gone func() time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -301,8 +300,8 @@ func edited(a answer, change func(map[string]any)) answer {
 	return a
 }
 
-// Try puts an alteration in front of a rack and calls run with the address to use instead of the
-// rack's: twice at the same time if two runs check the rack, and among strangers if there are any.
+// Try starts a proxy with an alteration before a rack, and calls run with the proxy's address. Some
+// kinds need more calls of run at the same time, or Strangers beside them.
 func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(host string) error,
 ) (err error) {
 	defer harness.Catch(&err)
@@ -312,7 +311,7 @@ func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(
 		quota := harness.Got(rack.Admin.State(ctx)).StorageBytes + k.room
 		harness.Must(rack.Admin.Switch(ctx, map[string]any{"quota_bytes": quota}))
 	}
-	// A handshake costs more than most requests.
+	// Keep connections open, because a TLS handshake takes longer than most requests.
 	transport.DisableKeepAlives, transport.IdleConnTimeout = false, 3*time.Second
 	p := &proxy{rack: rack, host: host, next: transport, rand: rand.New(rand.NewPCG(seed, seed))}
 	p.awayNext = 20 + p.rand.IntN(60)
