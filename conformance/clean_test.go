@@ -64,7 +64,7 @@ func made(t *testing.T, rack *bed, name, description string) string {
 			Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()}}))(t).Id
 }
 
-func TestARunCountsAsDeadOnlyIfThisMachineCanKnowIt(t *testing.T) {
+func TestRunIsDeadOnlyIfItsProcessIsKnownToBeGone(t *testing.T) {
 	now := time.Now()
 	boot, namespace, _ := strings.Cut(bootID(), " ")
 	host := got(os.Hostname())(t)
@@ -78,8 +78,8 @@ func TestARunCountsAsDeadOnlyIfThisMachineCanKnowIt(t *testing.T) {
 		dead     bool
 	}{
 		"a run whose process is gone":                 {boot + " " + namespace, nobody, "1", "a", true},
-		"a run that lives, whatever its file's name":  {bootID(), own, startTime(own), "a", false},
-		"a run whose process ID another process has":  {boot + " " + namespace, own, "1", "a", true},
+		"a run whose process lives":                   {bootID(), own, startTime(own), "a", false},
+		"a run whose process ID was given to another": {boot + " " + namespace, own, "1", "a", true},
 		"a run in a container of this machine":        {boot + " pid:[1]", nobody, "1", "a", false},
 		"a run on this machine before its last boot":  {"before " + namespace, nobody, "1", "a", true},
 		"a run on another machine with the same name": {"other " + namespace, nobody, "1", "b", false},
@@ -92,7 +92,7 @@ func TestARunCountsAsDeadOnlyIfThisMachineCanKnowIt(t *testing.T) {
 	}
 }
 
-func TestCleanNamesTheInstancesThatADeadRunLeftInAnotherState(t *testing.T) {
+func TestCleanNamesInstancesThatADeadRunStoppedOrStarted(t *testing.T) {
 	const running, stopped = oxide.InstanceStateRunning, oxide.InstanceStateStopped
 	r := deadRun{mark: mark{Instances: []string{"here", "second", "helper"}, Helper: "helper"}}
 	for name, want := range map[string][2]oxide.InstanceState{
@@ -106,7 +106,7 @@ func TestCleanNamesTheInstancesThatADeadRunLeftInAnotherState(t *testing.T) {
 	}
 }
 
-func TestASecondInterruptEndsARunWhoseRackBlocksTheCleanUp(t *testing.T) {
+func TestSecondInterruptEndsARunThatCannotCleanUp(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
 	check := balance(t, rack)
@@ -141,7 +141,7 @@ func jobOn(t *testing.T, rack *bed) *job {
 		project: rack.Project, caFile: rack.CA, budget: amount{20, 40}}))(t)
 }
 
-func TestAnInstanceIsStoppedOnlyIfNobodyElseUsesIt(t *testing.T) {
+func TestMayStopRefusesAnInstanceThatOthersUse(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{Hotplug: adminapi.HotplugNone})
 	now, helper := time.Now(), rack.Instance("helper").ID
@@ -177,7 +177,7 @@ func TestAnInstanceIsStoppedOnlyIfNobodyElseUsesIt(t *testing.T) {
 }
 
 // In this test the helper runs, and a disk of the run is attached to it.
-func TestADetachStopsOnlyTheHelperThatTheRunStarted(t *testing.T) {
+func TestDetachStopsOnlyTheRunsOwnHelper(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{Hotplug: adminapi.HotplugNone})
 	helper := rack.Instance("helper").ID
@@ -214,7 +214,7 @@ func TestADetachStopsOnlyTheHelperThatTheRunStarted(t *testing.T) {
 // a live run, a run of another machine, a run without the disk that describes it, a colleague who
 // runs clean all the time, and foreign processes with this program's name. The run checks only the
 // rules, because csi-sanity counts the volumes of everybody.
-func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
+func TestRunBesideOtherUsersConformsAndTouchesNothingOfTheirs(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
 	actors := strangers(t, rack, "1a2b3c4d")
@@ -307,7 +307,7 @@ func stranger(t *testing.T, user uint32, args ...string) *exec.Cmd {
 const sampledKinds = 3
 
 // As on a real rack, the runs have no admin listener.
-func TestNoRunBlamesAHealthyRack(t *testing.T) {
+func TestNoRunFailsOnAHealthyRack(t *testing.T) {
 	short.Skip(t, sampledKinds)
 	t.Parallel()
 	p := proof.New(t, "legal-runs")

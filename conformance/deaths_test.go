@@ -113,7 +113,7 @@ const killed, killedLater = "SIGKILL", "SIGKILL after the answer"
 
 var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
 
-func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
+func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "deaths-of-a-run")
 	// If nohup started this test, SIGHUP is ignored here, and the programs would inherit that. A

@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// update makes the test write the picture: go test ./conformance -run TheDemo -update.
+// update makes the test write the picture: go test ./conformance -run DemoMoves -update.
 var update = flag.Bool("update", false, "write docs/life-of-a-volume.png")
 
 func screenshot(t *testing.T, page string) {
@@ -33,7 +33,7 @@ func screenshot(t *testing.T, page string) {
 	}
 }
 
-func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
+func TestDemoMovesAVolumeAndLeavesNothing(t *testing.T) {
 	// row returns a pattern for the console's row about a change that a node's driver recorded.
 	row := func(node, change string) string {
 		return `<td>` + node + `<td><span title="[^<]*">` + change + `</span>[^\n]*<td>done<td>`

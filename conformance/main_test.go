@@ -199,7 +199,7 @@ func balance(t *testing.T, rack *bed) func() {
 	}
 }
 
-func TestAnImpossibleCommandEndsWithOneLineAndChangesNothing(t *testing.T) {
+func TestInvalidCommandPrintsOneLineAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
 	for name, test := range map[string]struct {
@@ -257,7 +257,7 @@ func madeNothing(t *testing.T, rack *bed) {
 	}
 }
 
-func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
+func TestPreflightReportsProblemsAndCreatesNothing(t *testing.T) {
 	const gib, room = harness.GiB, "the run has at most 15 GiB at one time"
 	for name, test := range map[string]struct {
 		options harness.RackOptions
@@ -293,7 +293,7 @@ func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
 	}
 }
 
-func TestTheAdminListenerOfAnotherRackIsRefused(t *testing.T) {
+func TestRunRefusesTheAdminListenerOfAnotherRack(t *testing.T) {
 	t.Parallel()
 	rack, other := rackOf(t, harness.RackOptions{}), rackOf(t, harness.RackOptions{})
 	before := got(other.Admin.Requests(t.Context(), 0))(t)
@@ -306,7 +306,7 @@ func TestTheAdminListenerOfAnotherRackIsRefused(t *testing.T) {
 	madeNothing(t, rack)
 }
 
-func TestEveryVerbPrintsTheHelpWithEveryVerbAndSetting(t *testing.T) {
+func TestHelpListsEveryVerbAndSetting(t *testing.T) {
 	questions, words := [][]string{{"help"}, {"--help"}, {"-h"}}, []string{}
 	for verb := range verbs {
 		questions = append(questions, []string{verb, "--help"}, []string{verb, "-h"})
@@ -367,7 +367,7 @@ func TestAShellDoesNotGetTheToken(t *testing.T) {
 	}
 }
 
-func TestAShellThatReachesAnotherInstanceLaterChecksNoData(t *testing.T) {
+func TestRunChecksNoDataIfAShellReachesTheWrongInstance(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
 	p := prepare(t, rack, set("OXIDE_CONFORMANCE_SECOND_SHELL", shellOf(t, fmt.Sprintf(

@@ -120,7 +120,7 @@ func refusing(operation string, status int, code, message string) adminapi.Fault
 		Response: &adminapi.Response{Status: status, ErrorCode: code, Message: message}}
 }
 
-func TestARunSaysHowARackTreatsTheDisksOfRunningInstances(t *testing.T) {
+func TestRunReportsHowTheRackHotPlugsDisks(t *testing.T) {
 	t.Parallel()
 	refused := func(message string) adminapi.Fault {
 		return refusing("instance_disk_attach", 400, "InvalidRequest", "cannot attach disk: "+message)
@@ -212,7 +212,7 @@ func (d *shortLived) ReadAt(p []byte, _ int64) (int, error) {
 	return len(p), nil
 }
 
-func TestADeviceThatWasReadToItsEndIsNotGone(t *testing.T) {
+func TestDeviceReadToItsEndDoesNotCountAsGone(t *testing.T) {
 	for reads, want := range map[int]bool{1: true, 2: false} {
 		last, gone := readUntilGone(&shortLived{reads}, harness.MiB/2, time.Now())
 		if gone != want || last == 0 {
@@ -260,7 +260,7 @@ func TestTheDisksOfAnInstanceCountAgainstTheBudget(t *testing.T) {
 	}
 }
 
-func TestADeletedObjectLeavesTheBudget(t *testing.T) {
+func TestDeletionReleasesRoomInTheBudget(t *testing.T) {
 	const id = "9a1c43ee-2c7c-4a4b-8d4d-6f6f1c3d2b10"
 	for name, test := range map[string]struct {
 		path   string
@@ -326,7 +326,7 @@ func TestNothingIsCreatedWithoutTheMarkOfTheRun(t *testing.T) {
 	}
 }
 
-func TestMarkedNamesStayWithinTheLimitAndDistinct(t *testing.T) {
+func TestMarkedNamesAreShortEnoughAndUnique(t *testing.T) {
 	long := strings.Repeat("n", maxNameLength)
 	one, other := markedName("mark", long), markedName("mark", long[1:]+"o")
 	if markedName("mark", "") != "" || markedName("mark", "sanity") != "mark-sanity" ||

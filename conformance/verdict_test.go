@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
+func TestVerdictFollowsFromTheResults(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	const conforms, incomplete, fails = report.Conforms, report.Incomplete, report.DoesNotConform
@@ -97,7 +97,7 @@ func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
 	}
 }
 
-func TestACheckWithoutRoomIsNotTested(t *testing.T) {
+func TestDataCheckBeyondTheBudgetIsNotTested(t *testing.T) {
 	rack := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`{"capacity":{"storage":21474836480},"provisioned":{"storage":0}}`))
 	}))
@@ -118,7 +118,7 @@ func TestACheckWithoutRoomIsNotTested(t *testing.T) {
 	}
 }
 
-func TestNothingThatDidNotRunCountsAsPassed(t *testing.T) {
+func TestSpecPassesOnlyIfItMadeItsCall(t *testing.T) {
 	const (
 		passed, failed, panicked = types.SpecStatePassed, types.SpecStateFailed, types.SpecStatePanicked
 		timedout, skipped        = types.SpecStateTimedout, types.SpecStateSkipped
@@ -149,11 +149,11 @@ func TestNothingThatDidNotRunCountsAsPassed(t *testing.T) {
 		"timed out":                 {spec(timedout, create, "no"), called, true, report.Failed},
 		"interrupted":               {spec(interrupted, create, "no"), called, true, report.Interrupted},
 		"not reached":               {spec(skipped, create, ""), nil, true, report.Interrupted},
-		"skipped by itself":         {spec(skipped, create, "not today"), nil, true, report.Failed},
+		"skipped by its author":     {spec(skipped, create, "not today"), nil, true, report.Failed},
 		"a feature that the driver does not offer": {spec(skipped, expand, "no"), nil, true,
 			report.NotApplicable},
-		"held back for want of hot-plug": {spec(skipped, needsAttach, ""), nil, false, report.Blocked},
-		"the same on a rack with hot-plug": {spec(skipped, needsAttach, ""), nil, true,
+		"left out without hot-plug": {spec(skipped, needsAttach, ""), nil, false, report.Blocked},
+		"left out despite hot-plug": {spec(skipped, needsAttach, ""), nil, true,
 			report.Interrupted},
 	} {
 		got := resultOf("ext4", test.spec, test.calls, test.hotplug)
@@ -163,22 +163,22 @@ func TestNothingThatDidNotRunCountsAsPassed(t *testing.T) {
 	}
 }
 
-func TestTheWitnessFindsAnAnswerThatTheRackDidNotGive(t *testing.T) {
+func TestWitnessFindsAnAnswerThatTheRackDidNotGive(t *testing.T) {
 	log := []adminapi.Request{{RequestID: "1", Operation: "disk_view", Status: 200},
 		{RequestID: "2", Status: 400}}
 	for name, test := range map[string]struct {
 		seen rules.RecordedCall
 		says string
 	}{
-		"the rack gave it": {rules.RecordedCall{RequestID: "1", Operation: "disk_view", Status: 200}, ""},
-		"the rack refused it before it knew what it was": {rules.RecordedCall{RequestID: "2",
+		"the rack's own": {rules.RecordedCall{RequestID: "1", Operation: "disk_view", Status: 200}, ""},
+		"the rack's refusal before it knew the operation": {rules.RecordedCall{RequestID: "2",
 			Operation: "disk_view", Status: 400}, ""},
-		"no answer came":  {rules.RecordedCall{Operation: "disk_view"}, ""},
-		"another gave it": {rules.RecordedCall{RequestID: "3", Status: 200}, "did not give"},
-		"a proxy gave it": {rules.RecordedCall{Status: 429}, ""},
-		"it was another one": {rules.RecordedCall{RequestID: "1", Operation: "disk_delete",
+		"no answer":      {rules.RecordedCall{Operation: "disk_view"}, ""},
+		"not the rack's": {rules.RecordedCall{RequestID: "3", Status: 200}, "did not give"},
+		"a proxy's":      {rules.RecordedCall{Status: 429}, ""},
+		"another operation": {rules.RecordedCall{RequestID: "1", Operation: "disk_delete",
 			Status: 200}, "disk_delete"},
-		"it was another code": {rules.RecordedCall{RequestID: "1", Operation: "disk_view",
+		"another status": {rules.RecordedCall{RequestID: "1", Operation: "disk_view",
 			Status: 404}, "HTTP 404"},
 	} {
 		found := strings.Join(unknownTo(log, []rules.RecordedCall{test.seen}), "\n")
@@ -188,7 +188,7 @@ func TestTheWitnessFindsAnAnswerThatTheRackDidNotGive(t *testing.T) {
 	}
 }
 
-func TestTheWitnessFindsACallThatSucceededWithoutTheRack(t *testing.T) {
+func TestWitnessFindsASuccessfulCallWithoutARequest(t *testing.T) {
 	began := time.Now()
 	at := func(name, object string, code codes.Code) rpc {
 		return rpc{name: name, object: object, code: code, began: began, took: time.Second}
@@ -204,17 +204,17 @@ func TestTheWitnessFindsACallThatSucceededWithoutTheRack(t *testing.T) {
 		log   string
 		found int
 	}{
-		"it was heard":               {[]rpc{create}, "before disk_create after", 0},
-		"another was heard":          {[]rpc{create}, "before disk_list after", 1},
-		"it was heard before":        {[]rpc{create}, "disk_create before after", 1},
-		"it was heard after":         {[]rpc{create}, "before after disk_create", 1},
-		"two were heard":             {[]rpc{later, create}, "before disk_create disk_create after", 0},
-		"one of two was heard":       {[]rpc{later, create}, "before disk_create after", 1},
-		"two at a time, one request": {[]rpc{create, create}, "before disk_create after", 0},
-		"it was refused":             {[]rpc{at("CreateVolume", "", codes.NotFound)}, "before after", 0},
-		"it needs no rack":           {[]rpc{at("NodeGetInfo", "", codes.OK)}, "before after", 0},
-		"no such object can be":      {[]rpc{at("DeleteVolume", "invalid", codes.OK)}, "before after", 0},
-		"the object could be there":  {[]rpc{at("DeleteVolume", id, codes.OK)}, "before after", 1},
+		"a request during the call": {[]rpc{create}, "before disk_create after", 0},
+		"a request of another kind": {[]rpc{create}, "before disk_list after", 1},
+		"a request before the call": {[]rpc{create}, "disk_create before after", 1},
+		"a request after the call":  {[]rpc{create}, "before after disk_create", 1},
+		"two calls, two requests":   {[]rpc{later, create}, "before disk_create disk_create after", 0},
+		"two calls, one request":    {[]rpc{later, create}, "before disk_create after", 1},
+		"equal calls, one request":  {[]rpc{create, create}, "before disk_create after", 0},
+		"a refused call":            {[]rpc{at("CreateVolume", "", codes.NotFound)}, "before after", 0},
+		"a call that needs no rack": {[]rpc{at("NodeGetInfo", "", codes.OK)}, "before after", 0},
+		"an impossible object":      {[]rpc{at("DeleteVolume", "invalid", codes.OK)}, "before after", 0},
+		"a possible object":         {[]rpc{at("DeleteVolume", id, codes.OK)}, "before after", 1},
 	} {
 		var log []adminapi.Request
 		for word := range strings.FieldsSeq(test.log) {
@@ -226,7 +226,7 @@ func TestTheWitnessFindsACallThatSucceededWithoutTheRack(t *testing.T) {
 	}
 }
 
-func TestACheckOfDataNamesTheCallsThatItHasNotMade(t *testing.T) {
+func TestDataCheckNamesTheCallsThatItDidNotMake(t *testing.T) {
 	check := data.Check{Calls: []string{"CreateVolume", "disk_create"}}
 	missing := notMade(check, []rpc{{name: "Probe"}})
 	if strings.Join(missing, " ") != "CreateVolume" {
@@ -237,7 +237,7 @@ func TestACheckOfDataNamesTheCallsThatItHasNotMade(t *testing.T) {
 	}
 }
 
-func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
+func TestRunPrintsThePathOfItsReport(t *testing.T) {
 	// A run that begins in the temporary directory has its report next to its work directory.
 	t.Chdir(t.TempDir())
 	here := got(os.Getwd())(t)
@@ -283,7 +283,7 @@ func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 	}
 }
 
-func TestAReportReplacesNothing(t *testing.T) {
+func TestWriteReportReplacesNoFile(t *testing.T) {
 	there := func(path string) error { return os.Mkdir(path, 0o700) }
 	for name, create := range map[string]func(path string) error{
 		"a folder": there,
@@ -313,7 +313,7 @@ func TestAReportReplacesNothing(t *testing.T) {
 
 // In this test the rack repeats the token in every error, the disks of other users have
 // descriptions, and the command that reaches the second instance has a password.
-func TestAReportContainsNoCredentialsAndNoDescriptionsOfOthers(t *testing.T) {
+func TestReportContainsNoCredentialsAndNoForeignDescriptions(t *testing.T) {
 	rack := set("OXIDE_HOST", "x", "OXIDE_TOKEN", "x", "OXIDE_PROJECT", "x")
 	settings, err := parseSettings("run", []string{"--second-shell", "ssh -p " + canary, "--yes",
 		"--release=" + canary}, func(name string) string { return rack[name] })
@@ -353,7 +353,7 @@ func TestAReportContainsNoCredentialsAndNoDescriptionsOfOthers(t *testing.T) {
 	}
 }
 
-func TestARunEndsInOrderWhenItsDirectoryIsRemoved(t *testing.T) {
+func TestRunSucceedsIfItsWorkingDirectoryIsRemoved(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
 	check := balance(t, rack)

@@ -15,7 +15,7 @@ func specReport(text string, state types.SpecState, message string) types.SpecRe
 		Failure: types.Failure{Message: message}}
 }
 
-func TestEverySkipNeedsAnExplanationAndEveryExplanationASkip(t *testing.T) {
+func TestAuditFindsUnexplainedSkipsAndUnusedExplanations(t *testing.T) {
 	skips := []ExplainedSkip{
 		{regexp.MustCompile("cloning"), "CAP-11", "a rack cannot clone"},
 		{regexp.MustCompile("expanding"), "CAP-13", "a rack cannot expand"},
@@ -44,7 +44,7 @@ func TestEverySkipNeedsAnExplanationAndEveryExplanationASkip(t *testing.T) {
 	}
 }
 
-func TestAPendingSpecCountsAsSkippedOnlyIfItWasChosen(t *testing.T) {
+func TestAuditIgnoresPendingSpecsThatTheFilterExcludes(t *testing.T) {
 	held := specReport("held back", types.SpecStatePending, "")
 	held.LeafNodeLabels = []string{"ext4"}
 	for filter, want := range map[string]int{"": 1, "ext4": 1, "xfs": 0} {

@@ -62,7 +62,7 @@ func TestAReportNamesTheFirstWrongBlock(t *testing.T) {
 	}
 }
 
-func TestAnImpossiblePatternIsRefused(t *testing.T) {
+func TestInvalidPatternIsRefused(t *testing.T) {
 	for _, p := range []Pattern{{Count: -1}, {Count: maxBlocks + 1}, {First: -1}, {Stride: 512},
 		{Stride: BlockBytes + 1}} {
 		if p.check() == nil {

@@ -129,7 +129,7 @@ func namesBelow(t *testing.T, dir string) []string {
 	return names
 }
 
-func TestADirectoryOutlivesTheProgramsOfItsAgent(t *testing.T) {
+func TestSweepKeepsADirectoryWhileAProgramOfItsAgentRuns(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	d, err := newDirectory()
 	csitest.Must(t, err)

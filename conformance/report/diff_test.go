@@ -44,9 +44,9 @@ Latencies: the p50 of 1 of 7 operations changed by a factor of 1.5 or more
 B is worse than A.
 `
 
-// A is a report of a run without raw block. B is one after an upgrade, without xfs: one result is
-// better, some are worse, and attaches are slower.
-func TestADifferenceListsTheWorsenedResultsFirst(t *testing.T) {
+// A is the report of a run without raw block. B is that of a run after an upgrade, without xfs: one
+// result is better, some are worse, and attaches are slower.
+func TestDiffListsWorseResultsFirst(t *testing.T) {
 	a, b := example(), example()
 	a.Run.Selected = []string{"rules", "ext4", "xfs", "data"}
 	a.Results = append(slices.DeleteFunc(a.Results, func(r Result) bool { return r.Group == "block" }),
@@ -81,7 +81,7 @@ func TestADifferenceListsTheWorsenedResultsFirst(t *testing.T) {
 	}
 }
 
-func TestAReportThatProvesLessIsWorse(t *testing.T) {
+func TestDiffCountsAReportThatProvesLessAsWorse(t *testing.T) {
 	of := func(r *Report) *Measure { return &r.Results[0].Extent[0] }
 	for _, test := range []struct {
 		name   string
@@ -139,7 +139,7 @@ func TestAReportThatProvesLessIsWorse(t *testing.T) {
 	}
 }
 
-func TestALatencyIsComparedOnlyIfThereAreEnoughCalls(t *testing.T) {
+func TestDiffComparesLatenciesOnlyWithEnoughCalls(t *testing.T) {
 	calls := func(n int, ms float64) []Calls {
 		samples := make([]float64, n)
 		for i := range samples {
@@ -174,7 +174,7 @@ func TestALatencyIsComparedOnlyIfThereAreEnoughCalls(t *testing.T) {
 	}
 }
 
-func TestAnInconsistentReportIsAnError(t *testing.T) {
+func TestCheckReturnsAnErrorForAnInconsistentReport(t *testing.T) {
 	for name, r := range reports() {
 		if err := r.Check(); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -240,7 +240,7 @@ func verdict(v Verdict, s Status) func(*Report) {
 	}
 }
 
-func TestAnErrorNamesAtMostTenFaults(t *testing.T) {
+func TestCheckNamesAtMostTenFaults(t *testing.T) {
 	r := good()
 	for i := range r.Results {
 		r.Results[i].Status = Failed
@@ -277,7 +277,7 @@ func TestLatenciesAreSortedAndLimitedInNumber(t *testing.T) {
 	}
 }
 
-func TestAReportStatesHowFarTheTestsLooked(t *testing.T) {
+func TestReportStatesHowMuchTheTestsLookedAt(t *testing.T) {
 	r := example()
 	r.Results[0].Extent.Look(Measure{What: "a blank disk of 17 GiB", Looked: 3 << 30, Of: 17 << 30,
 		Unit: "bytes", Words: "as far as 20 s allow"})

@@ -87,7 +87,7 @@ func writeNew(path string, content []byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// MakeFolder makes the folder of a report, which must not exist: what is in another folder may be
+// MakeFolder makes the folder of a report. The folder must not exist, because files in it may be
 // somebody else's.
 func MakeFolder(dir string) error {
 	err := os.MkdirAll(filepath.Dir(dir), 0o755)
@@ -101,7 +101,7 @@ func MakeFolder(dir string) error {
 	return nil
 }
 
-// maxBytes limits the bytes that Read loads into memory. A large report has a tenth of it.
+// maxBytes limits the bytes that Read loads into memory. A large report has a tenth of that.
 const maxBytes = 256 << 20
 
 // schemaText is the JSON Schema of report.json.
@@ -232,9 +232,9 @@ func forms(secret string) []string {
 
 var escape = regexp.MustCompile(`%[0-9A-F]{2}`)
 
-// base64Forms returns the characters that base64 of a longer text contains for the secret, for
-// each position at which the secret can begin. The characters depend on bytes of the secret
-// alone. Short results are left out, because they occur by chance.
+// base64Forms returns the secret in base64, and the characters that stand for it in the base64 of a
+// longer text, for each of the three positions in a group of bytes. It leaves out characters that
+// depend on other bytes, and short results, because they occur by chance.
 func base64Forms(secret string) (all []string) {
 	for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
 		all = append(all, encoding.EncodeToString([]byte(secret)))

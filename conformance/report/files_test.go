@@ -34,7 +34,7 @@ func reports() map[string]*Report {
 		"interrupted": interrupted, "hostile": hostile()}
 }
 
-func TestEveryKindOfReportIsWrittenWithEveryResult(t *testing.T) {
+func TestWriteWritesAllFilesWithEveryResult(t *testing.T) {
 	for name, want := range reports() {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "new", "folder")
@@ -42,7 +42,7 @@ func TestEveryKindOfReportIsWrittenWithEveryResult(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, path := range []string{dir, filepath.Join(dir, jsonFile)} {
-				// The text of a rack is written as plain text.
+				// Write replaces control characters, so the report that is read is the scrubbed one.
 				got := must(Read(path))(t)
 				if diff := cmp.Diff(want.scrub(nil), got, cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("Read(%q) differs (-want +got):\n%s", path, diff)
@@ -68,7 +68,7 @@ func TestEveryKindOfReportIsWrittenWithEveryResult(t *testing.T) {
 	}
 }
 
-// TestAJUnitReportHasEveryStatusAndTheVerdict compares a report with one result of each status.
+// The test compares a report that has one result of each status with testdata/junit.xml.
 func TestAJUnitReportHasEveryStatusAndTheVerdict(t *testing.T) {
 	const file = "testdata/junit.xml"
 	r := example()
@@ -106,7 +106,7 @@ func must[T any](value T, err error) func(*testing.T) T {
 	}
 }
 
-func TestTheSchemaHasThePropertiesOfTheTypes(t *testing.T) {
+func TestSchemaHasThePropertiesOfTheGoTypes(t *testing.T) {
 	type object struct {
 		Properties           map[string]any    `json:"properties"`
 		Required             []string          `json:"required"`
@@ -145,7 +145,7 @@ func TestTheSchemaHasThePropertiesOfTheTypes(t *testing.T) {
 	}
 }
 
-func TestAnInvalidReportIsRefusedWithASentence(t *testing.T) {
+func TestReadNamesTheFaultOfAnInvalidReport(t *testing.T) {
 	valid := string(must(encode(good().scrub(nil)))(t))
 	for _, test := range []struct {
 		name, from, to, want string
@@ -184,8 +184,8 @@ func TestAnInvalidReportIsRefusedWithASentence(t *testing.T) {
 	}
 }
 
-// A FIFO would keep a reader waiting.
-func TestReadingWhatIsNoReportNamesWhatIsExpected(t *testing.T) {
+// Read must not wait for a writer of the FIFO.
+func TestReadRefusesFilesThatAreNoReports(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	if err := exec.CommandContext(t.Context(), "mkfifo", fifo).Run(); err != nil {
 		t.Fatal(err)
@@ -241,8 +241,8 @@ func FuzzRead(f *testing.F) {
 // canary is a secret with characters that every encoding changes.
 const canary = `oxide-token-"7f<3a>&9c'/+%=ü e1`
 
-// spellings are the forms in which the canary may be written. Each comes from an encoder that
-// shares no table with Redactor.
+// spellings returns the encodings of the canary that a report may contain. It uses no code of
+// Redactor.
 func spellings() map[string]string {
 	basic := base64.StdEncoding.EncodeToString
 	return map[string]string{
@@ -263,7 +263,7 @@ func spellings() map[string]string {
 	}
 }
 
-func TestNoSecretIsInAnyFileOrError(t *testing.T) {
+func TestWriteRedactsSecretsInFilesAndErrors(t *testing.T) {
 	leaks := []string{canary, "\x1b", `\u001b`, "\u202e", `\u202e`, "\x07"}
 	for _, spelling := range spellings() {
 		leaks = append(leaks, spelling[8:len(spelling)-8]) // its ends may depend on the text around it
@@ -312,7 +312,7 @@ func TestRedactorKeepsTextThatIsNoSecret(t *testing.T) {
 	}
 }
 
-func TestControlCharactersOfARackAreReplaced(t *testing.T) {
+func TestPlainWriterReplacesControlCharacters(t *testing.T) {
 	for text, want := range map[string]string{
 		"two\nlines\tand a tab, é, 漢, 🙂": "two\nlines\tand a tab, é, 漢, 🙂",
 		"\x1b[2Jgone\r\x07":              "\uFFFD[2Jgone\uFFFD\uFFFD",

@@ -1,4 +1,4 @@
-// Package report is the report of one run of oxide-conformance against a rack.
+// Package report writes, reads and compares the reports of oxide-conformance's runs.
 //
 // [Write] writes a report into a folder: report.json for programs (its JSON Schema is
 // report.schema.json in this package), junit.xml for CI, and index.html for people, one page that
@@ -38,7 +38,7 @@ type Report struct {
 	CleanUp   string    `json:"clean_up"`
 }
 
-// Verdict is the result of a run. One failed result decides it.
+// Verdict is the result of a run. A single failed result makes it DoesNotConform.
 type Verdict string
 
 // These are the verdicts, from the best to the worst.
@@ -52,13 +52,13 @@ const (
 	Incomplete Verdict = "incomplete"
 	// InterruptedRun means that nothing failed, but somebody stopped the run.
 	InterruptedRun Verdict = "interrupted"
-	// DoesNotConform means that at least one result failed, that the run left something, or that the
-	// witness contradicted it.
+	// DoesNotConform means that at least one result failed, that the driver left objects, or that the
+	// witness contradicted the run.
 	DoesNotConform Verdict = "does not conform"
 )
 
-// Run identifies the run and describes how it was started. Its instances have names, or "" if
-// there was none.
+// Run identifies the run and describes how it was started. Instance, Second and Helper are the
+// names of its instances; "" means that there was none.
 type Run struct {
 	ID       string    `json:"id"`
 	Mark     string    `json:"mark"`
@@ -86,8 +86,8 @@ type RackFacts struct {
 // HotPlug states whether a rack attaches disks to running instances.
 type HotPlug string
 
-// These are the values of HotPlug. With HotPlugAttachOnly running instances gain disks and lose
-// none.
+// These are the values of HotPlug. With HotPlugAttachOnly, a rack attaches disks to running
+// instances and does not detach them.
 const (
 	HotPlugYes        HotPlug = "yes"
 	HotPlugNo         HotPlug = "no"
@@ -127,7 +127,7 @@ const (
 )
 
 // Result is the result of one rule or spec. Its ID is unique in its group; a spec without an ID has
-// only its name. Every result that did not pass has a reason, and every other one an extent.
+// only its name. A result that passed has an extent, and every other one has a reason.
 type Result struct {
 	Group    string       `json:"group"`
 	ID       string       `json:"id"`
@@ -150,15 +150,15 @@ const (
 	Failed Status = "failed"
 	// Blocked means that the rack lacks a feature that the spec needs.
 	Blocked Status = "blocked"
-	// NotTested means that this run did not try the spec, for another reason.
+	// NotTested means that the run left the spec out, for the reason in the result.
 	NotTested Status = "not_tested"
 	// NotApplicable means that the spec is about a feature that the driver does not offer.
 	NotApplicable Status = "not_applicable"
-	// Interrupted means that the spec ran when somebody stopped the run.
+	// Interrupted means that the run was stopped, or lost its rack, before the spec ended.
 	Interrupted Status = "interrupted"
 )
 
-// Statuses returns all statuses, in the order in which a reader wants to see them.
+// Statuses returns all statuses, beginning with those that need a reader's attention.
 func Statuses() []Status {
 	return []Status{Failed, Interrupted, Blocked, NotTested, NotApplicable, Passed}
 }
@@ -196,8 +196,8 @@ type Ledger struct {
 	Left   []string       `json:"left"`
 }
 
-// Witness is a second record of the run, with which the results are compared. Findings are the
-// contradictions. A run with a finding does not conform.
+// Witness compares the results with a second record of the run, which Source names. Findings are
+// the contradictions. A run with a finding does not conform.
 type Witness struct {
 	Source   string   `json:"source"`
 	Findings []string `json:"findings"`
@@ -241,7 +241,7 @@ func (c Calls) Quantile(q float64) float64 {
 	return c.Milliseconds[min(max(rank, 1), len(c.Milliseconds))-1]
 }
 
-// Group is the results of one group of a report, in their order.
+// Group has the name of a group of results and its results, in the report's order.
 type Group struct {
 	Name    string
 	Results []Result
@@ -282,10 +282,10 @@ func (g Group) Seconds() (sum float64) {
 	return sum
 }
 
-// Check returns nil if what the report says is consistent: every result occurs once, every result
-// that did not pass has a reason, the latencies agree with their counts, and the verdict follows
-// from the results. Otherwise the error names at most ten faults, one on each line. The schema has
-// what each value may be.
+// Check returns nil if the report is consistent: every result occurs once, every result that did
+// not pass has a reason, the latencies agree with their counts, and the verdict follows from the
+// results. Otherwise the error names at most ten faults, one on each line. Only the schema limits
+// the values themselves.
 func (r *Report) Check() error {
 	var all []error
 	wrong := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }

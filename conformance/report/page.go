@@ -92,7 +92,7 @@ func renderPage(r *Report) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// addResults arranges the results by group, and lists what needs a reader's attention.
+// addResults arranges the results by group, and lists those that did not pass.
 func (p *pageView) addResults() {
 	n := 0
 	for i, group := range p.Report.Groups() {
@@ -127,7 +127,7 @@ var groupTitles = map[string]string{"rules": "Rules of the API", "ext4": "csi-sa
 	"xfs": "csi-sanity on xfs", "btrfs": "csi-sanity on btrfs",
 	"block": "csi-sanity on raw block volumes", "data": "Data"}
 
-// shares returns the share of each status, in the reversed order of Statuses: passed results first.
+// shares returns the segments of a bar, one for each status that occurs, passed results first.
 func shares(results []Result) (all []share) {
 	order := Statuses()
 	slices.Reverse(order)

@@ -220,17 +220,17 @@ func open(t *testing.T, b browsertest.Browser, r *Report) *browsertest.Tab {
 func TestThePageOfAReportIsReadableInABrowser(t *testing.T) {
 	b := browsertest.Start(t)
 	for name, test := range map[string]func(*testing.T, *browsertest.Tab){
-		"it is readable in light and dark": contrasts, "it is in order": isInOrder,
-		"it prints, with the evidence of failures": prints, "its picture is in docs": isInDocs,
+		"is readable in light and dark": contrasts, "has valid markup": isInOrder,
+		"prints the evidence of failures": prints, "has a picture in docs": isInDocs,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, open(t, b, example())) })
 	}
 	for name, r := range reports() {
-		t.Run("it loads nothing, the console is silent, and it fits a phone, "+name, func(t *testing.T) {
+		t.Run("the page loads nothing, logs nothing and fits a phone: "+name, func(t *testing.T) {
 			page := open(t, b, r)
 			page.Do(browsertest.Scheme("dark"), browsertest.Scheme("light"))
 			requests, messages := page.Seen()
-			// The first request is the page's own, and data:, that of the empty icon.
+			// The first request loads the page itself, and data:, is its empty icon.
 			if len(requests) == 0 || len(messages) > 0 || slices.ContainsFunc(requests[1:],
 				func(request string) bool { return request != "data:," }) {
 				t.Errorf("the page loads %q, and the console says %q", requests, messages)

@@ -18,10 +18,10 @@ func (s Status) words() string { return strings.ReplaceAll(string(s), "_", " ") 
 var headlines = map[Verdict]string{Conforms: "Conforms", BlockedByRack: "Blocked by the rack",
 	Incomplete: "Incomplete", InterruptedRun: "Interrupted", DoesNotConform: "Does not conform"}
 
-// groups are the groups of a run, unless the operator selects some.
+// groups are the groups of a whole run.
 var groups = []string{"rules", "ext4", "xfs", "btrfs", "block", "data"}
 
-// Headline returns the verdict as a heading. It names the groups of the run unless all were to run.
+// Headline returns the verdict as a heading. It names the groups if only some were selected.
 func (r *Report) Headline() string {
 	headline, selected := cmp.Or(headlines[r.Verdict], string(r.Verdict)), r.Run.Selected
 	if len(selected) == 0 || !slices.ContainsFunc(groups, func(group string) bool {
@@ -106,21 +106,21 @@ func plural(n int, noun string) string {
 
 // Measure states how much of something a test looked at.
 type Measure struct {
-	// What names it: "disk_list", "a blank disk of 17 GiB, when it is new".
+	// What names the thing: "disk_list", "a blank disk of 17 GiB, when it is new".
 	What string `json:"what"`
-	// Looked is the part that was read. Of is all there was, or what the driver relies on, or 0 if
-	// that is unknown.
+	// Looked is how much of the thing the test looked at. Of is the whole, or the part on which the
+	// driver relies; 0 means that it is unknown.
 	Looked int64  `json:"looked"`
 	Of     int64  `json:"of"`
 	Unit   string `json:"unit"`
-	// Words add what the numbers cannot state, or give the reason why nothing was read.
+	// Words explains the numbers, or why nothing was read.
 	Words string `json:"words"`
 }
 
-// Extent states how far a test looked, in the order in which it looked.
+// Extent lists what a test looked at and how much of it, in the order of the test.
 type Extent []Measure
 
-// Look adds to what was looked at. A second measure of the same thing is added to the first.
+// Look adds a measure. If the extent has one of the same thing, Look adds the numbers to that one.
 func (e *Extent) Look(m Measure) {
 	if i := e.index(m); i >= 0 {
 		(*e)[i].Looked += m.Looked
@@ -130,7 +130,7 @@ func (e *Extent) Look(m Measure) {
 	*e = append(*e, m)
 }
 
-// Answer counts the kinds of answers that an operation or an RPC gave.
+// Answer records an answer of an operation or an RPC. It counts each kind of answer once.
 func (e *Extent) Answer(operation, kind string) {
 	m := Measure{What: operation, Unit: "kinds of answers", Looked: 1, Words: kind}
 	i := e.index(m)
@@ -149,13 +149,13 @@ func (e *Extent) index(m Measure) int {
 	})
 }
 
-// Partly returns the measures of which only a part was looked at.
+// Partly returns the measures of things at which the test looked only in part.
 func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }
 
-// Shrunk describes where a later test looked at less than half of the share that this one looked
-// at. A measure without a known total does not count, because it depends on time or on others.
+// Shrunk describes the things of which a later test looked at less than half the share. Measures
+// without a known total do not count, because they depend on time or on other users.
 func (e Extent) Shrunk(later Extent) (all []string) {
 	for _, m := range e {
 		if m.Of == 0 {
@@ -232,10 +232,10 @@ func (r *Report) Promises() string {
 		len(broken), named(broken), len(untested), named(untested))
 }
 
-// short names a result in a few characters. A spec without an ID is one of its group's.
+// short returns the ID of a result or, for a spec without an ID, a text such as "specs of ext4".
 func (r Result) short() string { return cmp.Or(r.ID, "specs of "+r.Group) }
 
-// together replaces repeated names by their number.
+// together joins equal names: "specs of ext4" three times becomes "3 specs of ext4".
 func together(names []string) (all []string) {
 	count := map[string]int{}
 	for _, name := range names {
@@ -251,7 +251,7 @@ func together(names []string) (all []string) {
 	return all
 }
 
-// Kept returns the status as text for people: "passed", or "passed, as far as …".
+// Kept returns the status as text for people: "passed", or "kept, as far as …".
 func (r Result) Kept() string {
 	if partly := r.Extent.Partly(); r.Status == Passed && len(partly) > 0 {
 		words := make([]string, len(partly))
@@ -277,8 +277,8 @@ const (
 // the facts, the results (the worsened first), the latencies, and whether B is worse.
 //
 // B is worse if the verdict, a result, its extent, the number of left objects or the findings of
-// the witness got worse. A new result that failed counts, too, and so does a result that passed
-// and is gone although its group was to run. A latency does not count, because it depends on the
+// the witness got worse. B is also worse if it has a new result that failed, or lacks a result that
+// passed in A although B selected its group. Latencies do not count, because they depend on the
 // other users of the rack.
 func Diff(a, b *Report) (text string, worse bool) {
 	results, worse := diffResults(a, b)
@@ -345,7 +345,7 @@ func oneLine(s string) string {
 	return strings.Join(strings.Fields(clean), " ")
 }
 
-// diffResults compares the results. A group that one run was not to run is counted as a whole,
+// diffResults compares the results. If only one run has a group, its results are counted together,
 // apart from new failures.
 func diffResults(a, b *Report) (text string, worse bool) {
 	const less, inA, inB = "looked at less", "in A alone", "in B alone"

@@ -192,7 +192,7 @@ var (
 	forbidden    = Refused{403, "Forbidden", "Forbidden"}
 )
 
-// checkOwnSilo compares what a user reads of the own silo with and without the silo's name or ID.
+// checkOwnSilo checks that a user's silo shows the same use with and without its name or ID.
 func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
 	use := c.utilization()
 	quotas := asked(c.Client.SiloQuotasView(c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))(c,
@@ -211,13 +211,13 @@ func (c *Check) utilization() *oxide.Utilization {
 	return asked(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization").must()
 }
 
-// looks is how often a check reads what the silo has provisioned. Others may change it between two
-// reads.
+// looks is how often steadily runs look, because others may change what the silo has provisioned
+// between two reads.
 const looks = 3
 
-// steadily runs look, which reads what the silo has provisioned. On a real rack it repeats a look
-// that finds a problem, because others may have caused it. A wrong rack shows the same problem each
-// time.
+// steadily runs look, which checks what the silo has provisioned. On a real rack it runs look again
+// if that finds a problem, because other users may have caused it. A rack that breaks the rule
+// causes the same problem each time.
 func (c *Check) steadily(look func()) {
 	before := len(c.problems)
 	var found []string
@@ -232,7 +232,7 @@ func (c *Check) steadily(look func()) {
 		}
 		found = append(found, strings.Join(c.problems[before:], "\n"))
 		if looked += took; len(found) < looks {
-			// Two runs at the same time must not keep in step, and find the same each time.
+			// Without a random pause, two runs could disturb each other in the same way each time.
 			pause := harness.Backoff{Next: rand.N(took + 1)}
 			_ = pause.Wait(c.ctx) // the next request notices an interrupt
 		}
@@ -268,8 +268,8 @@ func (c *Check) hasID(what string, a Answer) {
 	}
 }
 
-// idOf returns the request's ID that the body of a refusal must contain: the one in the header,
-// unless a proxy in front of a real rack has removed it.
+// idOf returns the request's ID, which the body of a refusal must contain. It is in the header or,
+// if a proxy in front of a real rack removed that, only in the body.
 func (c *Check) idOf(a Answer) string {
 	id := a.Header.Get("X-Request-Id")
 	if id == "" && !c.simulated() {

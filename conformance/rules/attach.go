@@ -274,7 +274,7 @@ func notStopped(verb string) Refused {
 	return invalidRequest("cannot %s disk: instance is not fully stopped", verb)
 }
 
-// faultedDisk returns a faulted disk of a simulated rack. Its deletion has failed halfway.
+// faultedDisk returns a faulted disk of a simulated rack: it lets the disk's deletion fail halfway.
 func (c *Check) faultedDisk() *oxide.Disk {
 	disk := c.disk()
 	c.fault(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind})
@@ -284,16 +284,16 @@ func (c *Check) faultedDisk() *oxide.Disk {
 	return c.look(disk.Id)
 }
 
-// Trial is what a rack did with the disks of a running instance of the trial's own. Attaches is
-// tried only on a rack that detaches none.
+// Trial describes what a rack did with the disks of a running instance that the trial created. It
+// tries an attach only if the rack refuses a detach.
 type Trial struct {
 	Attaches, Detaches bool
 	// Says are findings that an operator can send to Oxide, one sentence each.
 	Says []string
 }
 
-// TryHotplug tries what a rack does with the disks of a running instance. That instance can be
-// stopped at the end, unlike the one that runs this program.
+// TryHotplug detaches and attaches disks of a running instance that it creates. Unlike the instance
+// in which this program runs, that one can be stopped at the end.
 func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
 	var t Trial
 	result := r.Run(ctx, Rule{ID: "hot-plug", Check: func(c *Check) {
@@ -353,7 +353,7 @@ func SaysNotStopped(err error) bool {
 }
 
 // Recorded describes an attach that the rack answered with an error although it now shows the disk
-// as attached. It returns "" if the attach did not fail so.
+// as attached. It returns "" for every other attach.
 func Recorded(err error, disk *oxide.Disk, instance string) string {
 	attached, is := disk.State.AsAttached()
 	if err == nil || IsUnanswered(err) || !is || attached.Instance != instance {

@@ -273,7 +273,7 @@ var (
 	tooSmall   = invalidValue("size", "total size must be at least 1 GiB")
 	noWholeGiB = invalidValue("size", "total size must be a multiple of 1 GiB")
 	tooLarge   = invalidValue("size", "total size must be less than 1023 GiB")
-	// The rack checks this before the others.
+	// The rack checks this before the sizes in GiB.
 	noWholeBlock = invalidValue("size and block_size",
 		"total size must be a multiple of block size 512")
 )
@@ -284,8 +284,8 @@ func (c *Check) refusesBeyondQuota(params oxide.DiskCreateParams) {
 	}
 }
 
-// beyondQuota returns a size in whole GiB that the silo's quota cannot hold. A simulated rack gets
-// a quota that is used up.
+// beyondQuota returns a size in whole GiB that exceeds what is left of the silo's quota. It first
+// sets a simulated rack's quota to what is used.
 func (c *Check) beyondQuota() int64 {
 	if c.simulated() {
 		c.Switch("quota_bytes", c.storageUsed())
@@ -295,8 +295,8 @@ func (c *Check) beyondQuota() int64 {
 	return (int64(use.Capacity.Storage)/GiB + 1) * GiB
 }
 
-// noDriveHas reports whether the error is that of a rack of v22 or later, which refuses a local
-// disk before it checks the quota (A26).
+// noDriveHas reports whether a rack of v22 or later has refused a local disk that no drive can
+// hold. It does so before it checks the quota (A26).
 func noDriveHas(err error) bool {
 	refused := refusal(err)
 	return errors.Is(err, oxide.ErrInvalidValue) && refused.ErrorResponse.Message != tooSmall.Message
@@ -340,9 +340,9 @@ type underway[T any] struct {
 	carriedOut func() bool
 }
 
-// begin sends a request that creates an object, and waits until others can see the object before
-// its creation has ended. A simulated rack delays the creation until end. The step remove runs at
-// the end of the check, whether the object was created or not.
+// begin sends a request that creates an object, and waits until a read shows the object although
+// the request has no answer yet. A simulated rack delays the creation until end. The step remove
+// runs at the end of the check, whether the object was created or not.
 func begin[T any](c *Check, what, hold string, send func() (T, error), seen func() error,
 	remove func(context.Context) error) *underway[T] {
 	u := &underway[T]{c: c, what: what, hold: hold, done: make(chan struct{}),
@@ -394,8 +394,8 @@ func (u *underway[T]) over() bool {
 }
 
 // end makes a simulated rack complete the request, and returns its outcome. If a real rack may have
-// carried out the request by now, even without an answer, it forgets the problems that the check
-// has found since begin, and ends the check.
+// completed the request before, the problems that the check found since begin prove nothing: end
+// drops them and ends the check as not tested.
 func (u *underway[T]) end() outcome[T] {
 	c := u.c
 	if c.simulated() {
@@ -412,7 +412,7 @@ func (u *underway[T]) end() outcome[T] {
 	return asked(u.answer, u.err)(c, u.what)
 }
 
-// beginDisk starts to create a disk. The caller gives up when ctx ends.
+// beginDisk sends a request that creates a disk. The end of ctx cancels the request.
 func (c *Check) beginDisk(ctx context.Context,
 	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
 	return begin(c, "create a disk", "create_hold", func() (*oxide.Disk, error) {

@@ -35,8 +35,8 @@ import (
 type fault struct {
 	// legal means that a rack in order, or the network, may cause the fault. No rule may fail then.
 	legal bool
-	// noticed means that a check must fail, or say that it could not test its rule. Any other fault
-	// must leave nothing behind on the rack.
+	// noticed means that a check must fail, or report that it could not test its rule. If noticed is
+	// false, the fault must leave nothing behind on the rack.
 	noticed bool
 	// once means that the fault strikes one request of each check instead of every request.
 	once bool
@@ -62,7 +62,7 @@ func faults() map[string]fault {
 		refuse := func(_ *faulting, req *http.Request) (*http.Response, error) {
 			return answer(req, status), nil
 		}
-		// A rack in order may answer any request like this, but not every time.
+		// A rack in order may answer a request like this now and then, but not always.
 		passing := slices.Contains([]int{429, 500, 503}, status)
 		all[fmt.Sprint(status, "-once")] = fault{legal: passing, noticed: !passing, once: true,
 			send: refuse}
@@ -270,7 +270,7 @@ func eachField(below string, object map[string]any, visit func(string, map[strin
 	}
 }
 
-// surveyed is what the rules do on a rack in order.
+// surveyed records the rules' requests and the fields of the answers on a rack in order.
 type surveyed struct {
 	// asking has the passed rules that call each operation: first those that have noticed a fault,
 	// then the quickest.
@@ -345,8 +345,8 @@ var irrelevant = []struct{ operations, fields, reason string }{
 }
 
 const (
-	// sampledAsking is the number of rules that are checked with a fault for which no rule may fail
-	// unless PROOF_DURATION is set, and always with requests that are never answered.
+	// sampledAsking is the number of rules that are checked with each legal fault. If PROOF_DURATION
+	// is set, all rules are checked, except with the fault never-answered.
 	sampledAsking = 3
 	// pageTrials is how often each list is changed in each way.
 	pageTrials = 25
@@ -354,21 +354,21 @@ const (
 	ruleTimeout = 10 * time.Second
 )
 
-// sampled is the number of faults of requests, of fields and of lists that are tried unless
-// PROOF_DURATION is set.
+// sampled is how many faults of requests, of fields and of lists are tried if PROOF_DURATION is not
+// set.
 var sampled = [3]int{50, 80, 100}
 
 // faultTest tries faults on several racks at the same time.
 type faultTest struct {
 	p      *proof.Proof
 	faults map[string]fault
-	// altered and real are surveys of a simulated rack, and of one that is checked like a real one,
-	// without an admin listener.
+	// altered is the survey of a simulated rack. real is that of a rack without an admin listener, as
+	// real racks are.
 	altered, real surveyed
 	trials        []trial
 
 	mu sync.Mutex
-	// mu guards the fields below, and the order of the rules that ask. same counts the faults that
+	// mu guards the fields below, and the order of rules in asking. same counts the faults that
 	// changed nothing. alarms are failures with which checks blamed the rack for legal faults.
 	tried, noticed, same, legal int
 	alarms, missed              []string
@@ -467,8 +467,8 @@ func (h *faultTest) ended(f *faulting, seen surveyed, by string, alarms []string
 	}
 }
 
-// placeOf chooses one request of a trial that succeeded in a check without a fault, and returns
-// how many of those that the fault may strike come before it.
+// placeOf chooses a request that the fault may strike, and that succeeded without a fault. It
+// returns how many requests before it the fault may strike, too.
 func placeOf(exchanges []RecordedCall, tried trial, random *rand.Rand) int64 {
 	var places []int64
 	n := int64(0)
@@ -487,8 +487,8 @@ func placeOf(exchanges []RecordedCall, tried trial, random *rand.Rand) int64 {
 	return places[random.IntN(len(places))]
 }
 
-// sweep returns the names of what the checks of a run have left, and resets the rack if there is
-// anything.
+// sweep returns the names of the objects that the checks of a run left. If there are any, it resets
+// the rack.
 func sweep(ctx context.Context, rack *harness.Rack, mark string) (left []string, err error) {
 	state, err := rack.Admin.State(ctx)
 	text, errText := json.Marshal(state)
@@ -575,10 +575,10 @@ func (h *faultTest) sample() (chosen []trial) {
 	return chosen
 }
 
-// A simulated rack lists at once what it makes.
+// A simulated rack lists an object as soon as it has created it.
 func init() { creation = 0 }
 
-func TestEveryFaultOfAnAnswerOrARequestIsToleratedOrNoticed(t *testing.T) {
+func TestEveryFaultIsToleratedOrNoticed(t *testing.T) {
 	t.Parallel()
 	h := &faultTest{p: proof.New(t, "faults-of-racks"), faults: faults()}
 	config := configOf(startRack(t, harness.RackOptions{}), true)

@@ -70,8 +70,8 @@ var ofGuests = []tested{
 		first := c.plug(oxide.Name(stem + "-first"))
 		shown := c.device(SerialOf(first.Name))
 		c.plug(oxide.Name(stem + "-second"))
-		// The disk that is attached after the twin appears after it. So when it has appeared, the twin
-		// cannot appear any more.
+		// The third disk is attached after the second, so its device appears later. When it has appeared,
+		// the second cannot appear any more.
 		c.device(SerialOf(c.plug(c.name() + "-with-a-longer-name").Name))
 		var names []string
 		for _, d := range c.devices() {
@@ -236,10 +236,10 @@ var ofGuests = []tested{
 const (
 	// serialBytes is the number of bytes of a disk's name that a guest sees.
 	serialBytes = 20
-	// qemuModel is the model of QEMU's NVMe controllers, which pad it and their serials with spaces.
+	// qemuModel is the model of QEMU's NVMe controllers. QEMU pads models and serials with spaces.
 	qemuModel = "QEMU NVMe Ctrl"
-	// deviceTimeout limits how long a guest takes to notice a disk. A simulated guest only writes a
-	// file.
+	// deviceTimeout limits how long a guest takes to show a disk. For a simulated guest the rack only
+	// writes a file.
 	deviceTimeout, simulatedDeviceTimeout = time.Minute, 5 * time.Second
 	// defaultNetwork is the VPC of a new project, and its subnet.
 	defaultNetwork = "default"
@@ -265,8 +265,8 @@ func (c *Check) needGuest() {
 	}
 }
 
-// disksHere returns disks that the guest shows: with hot-plug a new one, otherwise those of its
-// instance.
+// disksHere returns disks that the guest shows: with hot-plug those that this run attached, and
+// otherwise all disks of its instance.
 func (c *Check) disksHere() []oxide.Disk {
 	c.needGuest()
 	if c.Hotplug {

@@ -43,7 +43,7 @@ var ofInstances = []tested{
 			c.Await(instance.Id, oxide.InstanceStateRunning)
 		}
 		c.stopSlowly(instance.Id)
-		// On a real rack the instance may have stopped by now, and is then started.
+		// On a real rack the instance may be stopped by now, and then the start succeeds.
 		if late := c.start(instance.Id); late.err != nil || c.simulated() {
 			late.refused(inConflict("instance must finish stopping before it can be started"))
 		}
@@ -137,7 +137,7 @@ var ofInstances = []tested{
 		jumbo := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
 			u.EnableJumboFrames = oxide.NewPointer(true)
 		})
-		// The fleet of a real rack may have opted in.
+		// The fleet of a real rack may allow jumbo frames.
 		if jumbo.err != nil || c.simulated() {
 			jumbo.refused(invalidRequest("enable_jumbo_frames may only be set to true when " + optIn))
 		}
@@ -222,8 +222,8 @@ var ofInstances = []tested{
 		c.startAndAwait(instance.Id)
 		c.staysAttached(disk.Id, instance.Id)
 	}},
-	// The check sends a request with every mistake. It corrects the mistake that the rack
-	// reports, and sends the request again.
+	// The first request has every mistake. The check corrects the mistake that the rack reports, and
+	// sends the request again.
 	{"A66", "instance_create", func(c *Check) {
 		create := c.newInstance()
 		body := create.Body
@@ -298,7 +298,7 @@ func shows(changed outcome[*oxide.Instance], want oxide.InstanceState) {
 	equal(changed.c, changed.step+": its state", changed.must().RunState, want)
 }
 
-// stopSlowly stops an instance. A real rack is slow; a simulated one is told to be.
+// stopSlowly stops an instance. It makes a simulated rack as slow as a real one.
 func (c *Check) stopSlowly(instance string) {
 	if c.simulated() {
 		c.Switch("instance_delay", adminapi.Duration(hold))
@@ -332,7 +332,7 @@ func checkChangeWhileCreating(c *Check) {
 	c.Await(seen.Id, oxide.InstanceStateStopped)
 }
 
-// updated updates an instance with its present values, after change has altered them.
+// updated sends the present values of an instance as an update, after change has altered them.
 func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) outcome[*oxide.Instance] {
 	now := c.see(id)
 	body := &oxide.InstanceUpdate{Ncpus: now.Ncpus, Memory: now.Memory,

@@ -132,14 +132,14 @@ var ofLists = []tested{
 	}},
 }
 
-// reading is one reading of a list to its end, in one order and with one size of page.
+// reading records a list that was read to its end, in one order and with one page size.
 type reading struct {
 	order string
 	limit int // the size of the pages
 	pages [][]listed
-	// gone are the IDs of objects that were deleted before the reading began. deleted are objects that
-	// were deleted during it. made are objects that were made during it, and whose place in the order
-	// is on a page that had not been read yet.
+	// gone has the IDs of objects that were deleted before the reading began, and deleted the objects
+	// that were deleted during it. made has the objects that were created during it, at a place in the
+	// order that had not been read yet.
 	gone          []string
 	deleted, made []listed
 }
@@ -150,13 +150,13 @@ var orders = map[string]func(a, b listed) int{
 	"id_ascending":    func(a, b listed) int { return cmp.Compare(a.ID, b.ID) },
 }
 
-// creation is how long an object that others create may take until it is listed.
+// creation limits the time from an object's time_created until lists show it.
 var creation = time.Minute
 
-// judgeReadings compares readings of a list, in the order in which they were made, with each other
-// and with objects that existed all the time. Others may make and delete objects meanwhile. An
-// object existed at a reading if it is in an earlier and in a later one, if it was made before the
-// first one began, or if it is there afterwards.
+// judgeReadings compares readings of a list, in the order of time, with each other and with known
+// objects, which existed all the time. Other users may create and delete objects meanwhile. So an
+// object must be in all readings from the first that has it to the last. If it was created before
+// began, it must be in all earlier ones, and if it still exists, in all later ones.
 func judgeReadings(readings []reading, known []listed, began time.Time,
 	exists func(id string) bool) (wrong []string) {
 	seen, first, last := map[string]listed{}, map[string]int{}, map[string]int{}
@@ -218,15 +218,14 @@ func judgeReadings(readings []reading, known []listed, began time.Time,
 }
 
 const (
-	// smallPages is the number of pages of a few objects after which a reading goes on with large
-	// ones.
+	// smallPages is the number of small pages after which a reading goes on with large pages.
 	smallPages = 24
-	// allAtOnce is more than a list has.
+	// allAtOnce is a page size that exceeds the length of every list.
 	allAtOnce = 10000
 )
 
 // readList reads a list to its end, and calls between, if it is not nil, after the first page. It
-// reports whether the limit that was asked for applied to all pages.
+// reports whether all pages had the limit of r.
 func (c *Check) readList(list, path string, r *reading, between func()) (whole bool) {
 	what := fmt.Sprintf("%s in the order %s, in pages of %d", list, r.order, r.limit)
 	base, _, _ := strings.Cut(path, "?")
@@ -253,9 +252,8 @@ func (c *Check) readList(list, path string, r *reading, between func()) (whole b
 }
 
 // checkList reads a list in each order, in pages of 1, 2, 3, all and all but one objects, and
-// compares each reading with the others. The list begins after the given time. The function
-// between, if it is not nil, deletes an object of the list and creates another one during one of
-// the readings.
+// compares the readings. began is a time before the first reading. During one reading it calls
+// between, if that is not nil, which deletes an object of the list and creates another one.
 func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	between func() (gone, made listed)) {
 	readings, gone := []reading{{order: "id_ascending", limit: allAtOnce}}, []string{}
@@ -338,7 +336,7 @@ func (c *Check) page(what, path string) listPage {
 	return page
 }
 
-// tokenText returns the text in the token of a list of the project that begins after an object.
+// tokenText returns the decoded token of the page of the project's objects after lastSeen.
 func (c *Check) tokenText(sortBy, lastSeen string) string {
 	return fmt.Sprintf(`{"v":"v1","page_start":{"sort_by":%q,"project":%q,"last_seen":%q}}`, sortBy,
 		c.Project, lastSeen)
@@ -349,8 +347,7 @@ func (c *Check) after(sortBy, lastSeen string) string {
 		[]byte(c.tokenText(sortBy, lastSeen))))
 }
 
-// previous returns the greatest UUID below another one. The page after it begins with that other
-// one.
+// previous returns the UUID before id. The page after that UUID begins with id.
 func previous(id string) string {
 	parsed, err := uuid.Parse(id)
 	if err != nil {
@@ -361,7 +358,7 @@ func previous(id string) string {
 	return parsed.String()
 }
 
-// checkToken demands that the token of a list's first page belongs to that list.
+// checkToken checks the text of the token that follows the first disk in an order.
 func (c *Check) checkToken(sortBy, query string) {
 	what := "the first disk with " + sortBy
 	first := c.page(what, "/v1/disks?limit=1&"+c.inProject()+query)

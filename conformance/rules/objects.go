@@ -27,7 +27,7 @@ func (r *TestedRack) name() oxide.Name {
 
 func (r *TestedRack) project() oxide.NameOrId { return oxide.NameOrId(r.Project) }
 
-// beside returns the project that a request names beside an object's name, and "" beside an ID.
+// beside returns the project if which is a name, and "" if it is an ID, which needs no project.
 func (r *TestedRack) beside(which string) oxide.NameOrId {
 	if uuid.Validate(which) == nil {
 		return ""
@@ -93,8 +93,8 @@ func (c *Check) createDisk(params oxide.DiskCreateParams) outcome[*oxide.Disk] {
 	return asked(disk, err)(c, "create disk %s of %d bytes", params.Body.Name, params.Body.Size)
 }
 
-// removeByName removes a disk that may have been created although no answer says so, unless the
-// checks share it or it has another mark.
+// removeByName removes a disk that may exist although its creation was not confirmed. It leaves a
+// disk that the checks share, and one with another mark.
 func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
 	made, err := c.readDisk(ctx, string(name))
 	if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
@@ -103,7 +103,7 @@ func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
 	return c.removeDisk(ctx, made.Id)
 }
 
-// isOwn reports whether a description is that of the checks, which may have been made longer.
+// isOwn reports whether a description is that of the checks, which A70 lengthens.
 func (r *TestedRack) isOwn(description string) bool {
 	return strings.HasPrefix(description, strings.TrimSuffix(r.Description, "}"))
 }
@@ -115,7 +115,7 @@ func leavesOpen(status int) bool {
 	return status == http.StatusInternalServerError || MeansBusy(status)
 }
 
-// shares reports whether all checks share an object. Then a check does not remove it.
+// shares reports whether all checks share an object, so that no single check may remove it.
 func (r *TestedRack) shares(id string) bool {
 	return r.stopped != nil && r.stopped.Id == id || r.running != nil && r.running.Id == id ||
 		r.runningDisk != nil && r.runningDisk.Id == id
@@ -237,8 +237,8 @@ func (r *TestedRack) StoppedInstance(ctx context.Context) (*oxide.Instance, erro
 	return r.stopped, r.Await(ctx, r.stopped.Id, oxide.InstanceStateStopped)
 }
 
-// createShared creates an instance that the checks share. If the creation has no answer, the
-// instance is found by its name.
+// createShared creates an instance that the checks share. If the creation is not confirmed, it
+// reads the instance by its name.
 func (r *TestedRack) createShared(ctx context.Context,
 	params oxide.InstanceCreateParams) (*oxide.Instance, error) {
 	made, err := r.Client.InstanceCreate(ctx, params)
@@ -269,8 +269,8 @@ func (c *Check) Await(instance string, want oxide.InstanceState) {
 		c.TestedRack.Await(c.ctx, instance, want))
 }
 
-// stateTimeout limits how long a rack takes to start or stop an instance, and patience how long it
-// takes for a change that it makes by itself.
+// stateTimeout limits how long a rack takes to start or stop an instance, and patience how long a
+// change takes that the rack makes by itself.
 const stateTimeout, patience = 3 * time.Minute, time.Minute
 
 // Await waits until an instance is in a state. It sends at most one request a second, because a
@@ -300,11 +300,11 @@ func (c *Check) needSimulated(why string) {
 	}
 }
 
-// situations is the unit of an extent: run counts a situation when the check has come to its end.
+// situations is the unit of the measures that arrange adds. run counts them if the check ends well.
 const situations = "situations"
 
-// arrange reports whether the check can create a situation, which it can on a simulated rack. If
-// not, or if the check ends early, its extent says that it has not seen the situation.
+// arrange reports whether the check can create a situation, which needs a simulated rack. If it
+// cannot, or if the check ends early, the extent says that the situation was not tested.
 func (c *Check) arrange(situation string) bool {
 	m := report.Measure{What: situation, Of: 1, Unit: situations}
 	if c.simulated() {
@@ -402,7 +402,7 @@ func attachedTo(answer outcome[*oxide.Disk], instance string) {
 	equal(answer.c, answer.step+": the disk", got, want)
 }
 
-// staysAttached demands that a disk is attached to an instance, or detached, when it is read.
+// staysAttached checks that a disk is attached to an instance; "" means that it is detached.
 func (c *Check) staysAttached(disk, instance string) {
 	attachedTo(c.viewDisk(disk), instance)
 }

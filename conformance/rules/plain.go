@@ -319,8 +319,8 @@ type Plain struct {
 	// Path is the encoded path and query, beginning with the slash.
 	Path string
 	Body string
-	// Header is added to the headers of every request of the client: the bearer, the content type
-	// and the version of the API. An empty header here removes one of those.
+	// Header is added to the headers of every request: the token, the content type and the version of
+	// the API. An empty value removes one of these.
 	Header map[string]string
 }
 
@@ -335,7 +335,7 @@ func (c *Check) send(p Plain) (Answer, error) {
 	if err != nil {
 		return Answer{}, fmt.Errorf("make the request: %w", err)
 	}
-	// The path is sent unchanged, although a client would normalize it.
+	// As Opaque the path is sent unchanged; as Path the client would normalize it.
 	route, query, _ := strings.Cut(p.Path, "?")
 	req.URL.Opaque = route
 	req.URL.RawQuery = query
@@ -374,7 +374,7 @@ func invalidValue(label, problem string) Refused {
 
 func inConflict(message string) Refused { return Refused{409, "Conflict", message} }
 
-// notFound is the refusal of an "id" or a "name" that no object of this kind has.
+// notFound returns the refusal of a request for an object of which the "id" or "name" is unknown.
 func notFound(kind, by, what string) Refused {
 	return Refused{404, "ObjectNotFound", fmt.Sprintf("not found: %s with %s %q", kind, by, what)}
 }
@@ -410,7 +410,7 @@ func fieldsOf[T any](c *Check, object any) (parts T) {
 	return parts
 }
 
-// same demands that two answers show the same object: every field is equal, except those in but.
+// same checks that two answers show the same object: every field is equal, except those in but.
 func (c *Check) same(what string, got, want any, but ...string) {
 	g, w := fieldsOf[fields](c, got), fieldsOf[fields](c, want)
 	all := maps.Clone(w)
@@ -422,7 +422,7 @@ func (c *Check) same(what string, got, want any, but ...string) {
 	}
 }
 
-// listed demands that a list contains an object once, and shows it as another answer does.
+// listed checks that a list contains an object once, and shows it as another answer does.
 func (c *Check) listed(what string, list, want any) {
 	id := string(fieldsOf[fields](c, want)["id"])
 	items := fieldsOf[[]fields](c, list)
@@ -447,8 +447,8 @@ func (c *Check) named(name oxide.Name, body string) string {
 		fmt.Sprintf("%q", c.Description)).Replace(body)
 }
 
-// badBodies demands that the rack refuses each body. A case is a description, the body and the
-// reason.
+// badBodies checks that the rack refuses each body. A case has a description, a body and the reason
+// that the rack must give.
 func (c *Check) badBodies(cases [][3]string) {
 	for _, test := range cases {
 		equal(c, "create a disk with "+test[0], unplaced(c.sendDisk(test[1]).Refused()), badBody(test[2]))

@@ -24,19 +24,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Config names the rack to check, and limits what the checks may use of it.
+// Config configures the checks of a rack.
 type Config struct {
 	// Host, Token and Project have the meaning of the driver's settings of those names. CAFile, if
 	// it is not empty, is a file with the authority of a private certificate in PEM.
 	Host, Token, Project, CAFile string
-	// Mark is the run's mark: 1 to 8 of a-z0-9. It is part of the names of all objects that the
-	// checks create. Description is their description.
+	// Mark is the run's mark: 1 to 8 characters of a-z0-9. It is a part of the name of every object
+	// that the checks create. Description is the description of these objects.
 	Mark, Description string
 	// Hotplug is true if the rack attaches and detaches disks while an instance runs. AttachOnly is
 	// true if it only attaches them.
 	Hotplug, AttachOnly bool
-	// Here is the instance in which this program runs, or nil. Rules about guests are tested only if
-	// there is a guest in which a disk appears.
+	// Here is the instance in which this program runs. If it is nil, rules about guests are not
+	// tested.
 	Here *GuestFiles
 	// Through, if it is not nil, wraps the transport of all requests to the rack.
 	Through func(http.RoundTripper) http.RoundTripper
@@ -63,10 +63,10 @@ type TestedRack struct {
 	closeIdle func()
 	// cleaning limits the removal of what a check created, and pause the time between two tries.
 	cleaning, pause time.Duration
-	// made counts the names of objects.
+	// made is the number of names that were given to objects.
 	made int
-	// The checks share stopped, which is never started, and running, which is never stopped. Its disk
-	// was attached before its start.
+	// The checks share two instances: stopped is never started, and running is never stopped.
+	// runningDisk was attached to running before its start.
 	stopped, running *oxide.Instance
 	runningDisk      *oxide.Disk
 }
@@ -97,9 +97,9 @@ func Open(c Config) (*TestedRack, error) {
 	return r, nil
 }
 
-// connections keeps open the connections of reads, whose handshake costs more than the read. A
-// change has a connection of its own: a proxy may close a kept one just when the request is sent,
-// and then nobody knows whether the rack has received it.
+// connections reuses the connections of reads, because a handshake takes longer than a read. Each
+// change has a new connection: a proxy may close a reused one while the request is sent, and then
+// nobody knows whether the rack has received the change.
 type connections struct{ reads, changes http.RoundTripper }
 
 func (c connections) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -146,7 +146,7 @@ func (r *TestedRack) Close(ctx context.Context) error {
 // HTTP returns the HTTP client that sends the requests.
 func (r *TestedRack) HTTP() *http.Client { return r.http }
 
-// Exchanges returns the requests and answers outside of checks since its last call.
+// Exchanges returns, and forgets, the requests and answers since the last check or call.
 func (r *TestedRack) Exchanges() []RecordedCall { return r.recorder.take() }
 
 func refusal(err error) *oxide.HTTPError {
@@ -268,9 +268,8 @@ type RecordedCall struct {
 // ErrNotSent is wrapped by a transport's error if the transport refused to send the request.
 var ErrNotSent = errors.New("the request was not sent")
 
-// recorder is a transport that keeps every exchange until somebody takes it. It repeats any
-// request that the rack had no time for (429). It repeats a read without an answer, and a read
-// whose answer means that the rack is busy.
+// recorder is a transport that keeps every exchange until take returns it. It repeats every request
+// that is answered 429, and reads that have no answer or that of a busy rack.
 type recorder struct {
 	next     http.RoundTripper
 	token    string        // removed from the answers that are kept
@@ -299,8 +298,8 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// mayRepeat reports whether sending the request twice has the same effect as sending it once, and
-// might be answered. A certificate that is not trusted stays so.
+// mayRepeat reports whether the request can be repeated without another effect and may then be
+// answered. An untrusted certificate stays untrusted.
 func mayRepeat(e RecordedCall) bool {
 	if _, untrusted := errors.AsType[*tls.CertificateVerificationError](e.failure); untrusted {
 		return false
@@ -309,7 +308,7 @@ func mayRepeat(e RecordedCall) bool {
 		e.Method == http.MethodGet && (e.unanswered() || MeansBusy(e.Status))
 }
 
-// unanswered reports whether no answer came although the request was sent and not given up.
+// unanswered reports whether a request was sent and not canceled, but got no answer.
 func (e RecordedCall) unanswered() bool {
 	return e.failure != nil && !errors.Is(e.failure, ErrNotSent) &&
 		!errors.Is(e.failure, errAnother) && !errors.Is(e.failure, context.Canceled)

@@ -1,13 +1,13 @@
-// Package rules has the assumptions of the driver and the simulator about a rack's API, as
-// numbered rules that can be checked on any rack.
+// Package rules has the assumptions of the driver and the simulator about a rack's API, as numbered
+// rules that can be checked on any rack.
 //
-// A [Rule] has an ID (A01, A02, …), states what a rack does, why we rely on it and how we know
-// it, and has a check. [All] lists the rules of ASSUMPTIONS.md. The simulator's code cites the ID
-// of a rule where it implements the rule, and a test compares the two.
+// A [Rule] has an ID (A01, A02, …) and a check. It states what a rack does, why we rely on that and
+// how we know it. [All] lists the rules of ASSUMPTIONS.md. The simulator's code cites the ID of a
+// rule where it implements the rule, and a test compares the two.
 //
 // A check uses Oxide's own client, or plain HTTP if that client hides the answer. It creates
-// objects in one project, under the mark of its run, and removes them. [Rack.Run] runs a check
-// and returns a [Result] with every request and answer:
+// objects in one project, under the mark of its run, and removes them. [TestedRack.Run] runs a
+// check and returns a [Result] with every request and answer:
 //
 //	rack, err := rules.Open(rules.Config{Host: …, Token: …, Project: …, Mark: "1a2b3c4d"})
 //	for _, rule := range rules.All() {
@@ -17,14 +17,14 @@
 //	err = rack.Close(ctx)
 //
 // Some situations cannot be caused from outside, such as a saga that fails halfway, or a rack
-// without space. The rules about them are checked on the simulator, through its admin listener.
-// On a real rack their result is "not tested".
+// without space. The rules about them are checked on the simulator, through its admin listener. On
+// a real rack their result is "not tested".
 //
 // # Writing a check
 //
-// A check is a function of a [Check], in the table of its subject. Its requests return outcomes, of
-// which it demands a value or a refusal. It ends at the first problem after which it cannot
-// continue:
+// A check is a function with a [Check], in the table of its subject. Each request returns an
+// outcome, from which the check demands a value or a refusal. A check ends at the first problem
+// after which it cannot continue:
 //
 //	{"A34", "instance_disk_attach", func(c *Check) { // refused attaches
 //		disk, stopped := c.disk(), c.StoppedInstance()
@@ -34,17 +34,16 @@
 //		…
 //	}},
 //
-// If the driver looks before the operation, the rule says so in the words of the others ("The
-// driver looks first"), and a test compares it with the driver's calls. A mutation in
-// simulator/broken breaks the rule; if that endangers the driver, its DriverSays names the reason
-// with which the driver has to refuse.
+// If the driver looks before the operation, the rule contains the words "The driver looks first",
+// and a test compares the rule with the driver's calls. A mutation in simulator/broken breaks the
+// rule. If that endangers the driver, the mutation's DriverSays has the driver's reason to refuse.
 //
-// A test tries the checks themselves. It alters every field of the rack's answers in turn: a check
-// must fail, or irrelevant names the field and why nobody relies on it. It does the same with every
-// request and every fault: a fault that the network or a rack in order may cause fails no check and
-// leaves nothing behind; every other one fails a check.
+// faults_test.go tests the checks. It alters the fields of the rack's answers, one at a time: a
+// check must fail, or the table irrelevant states why nobody relies on the field. It also applies
+// every fault to the requests of every operation. A fault that the network or a rack in order may
+// cause must fail no check and leave nothing behind. Every other fault must fail a check.
 //
-// The package does not use Ginkgo, and knows the rack by its API only.
+// The package does not use Ginkgo, and uses the rack only through its API.
 package rules
 
 import (
@@ -65,16 +64,16 @@ import (
 
 // Rule is one assumption of the driver or the simulator about a rack, a row of ASSUMPTIONS.md.
 type Rule struct {
-	// ID is "A" and two digits. IDs are never used again.
+	// ID is "A" and two digits. It is never used for another rule.
 	ID string
-	// Says states in a few sentences what a rack does, Why names the code that relies on the rule,
-	// and the purpose, and Source states how we know the rule, all as Markdown.
+	// Says states what a rack does, Why names the code that relies on this and the purpose, and Source
+	// states how we know it, all as Markdown.
 	Says, Why, Source string
 	// Look is the operation with which the driver reads the object immediately before the first of
 	// Calls, or "". Why names it, and the specs compare it with the driver's calls.
 	Look string
-	// Calls are the operations that the check is about. A check that did not call them has proved
-	// nothing, whatever it returns.
+	// Calls are the operations that the check tests. A check that got no answer to one of them fails,
+	// because it has proved nothing.
 	Calls []string
 	// Check checks the rule on a rack.
 	Check func(*Check)
@@ -94,12 +93,12 @@ type Result struct {
 	// Reason names the expected and the found value, or the reason why the rule was not tested.
 	Reason string
 	// Undecided means that the rule was not tested because something disturbed the check, such as a
-	// limit of requests. Another run may decide it.
+	// limit of requests. Another run may be able to test it.
 	Undecided bool
 	// Tries is the number of times that the check ran. A failed check is repeated if an answer was
 	// missing, or if it said that the rack was busy (429, 502, 503, 504) or has failed (500).
 	Tries int
-	// Extent states how far the check looked in its last try.
+	// Extent states what the last try looked at.
 	Extent report.Extent
 	// Exchanges are all requests of the check and their answers.
 	Exchanges []RecordedCall
@@ -115,7 +114,7 @@ func triesOf(exchanges []RecordedCall) int {
 			return lasting // it was already repeated for long
 		case e.disturbed():
 			most = disturbed
-		// A rack in order undoes a creation that fails, and succeeds the next time (A19).
+		// A rack in order undoes a failed creation, and the next try may succeed (A19).
 		case e.Status == http.StatusInternalServerError:
 			most = max(most, lasting)
 		}
@@ -123,7 +122,7 @@ func triesOf(exchanges []RecordedCall) int {
 	return most
 }
 
-// Run runs the check of a rule.
+// Run runs the check of a rule. It repeats a failed check if a disturbance may be the reason.
 func (r *TestedRack) Run(ctx context.Context, rule Rule) Result {
 	began := time.Now()
 	var result Result
@@ -155,7 +154,7 @@ func (r *TestedRack) Run(ctx context.Context, rule Rule) Result {
 	return result
 }
 
-// answers waits until the rack answers. It returns false if the time is up before.
+// answers waits until the rack answers. It returns false if that takes too long.
 func (r *TestedRack) answers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, r.recorder.patience)
 	defer cancel()
@@ -163,7 +162,7 @@ func (r *TestedRack) answers(ctx context.Context) bool {
 	return !IsUnanswered(err) && !IsBusy(err)
 }
 
-// disturbed reports whether the last answer is missing or means that the rack is busy.
+// disturbed reports whether the request, not sent again, had no answer or that of a busy rack.
 func (e RecordedCall) disturbed() bool {
 	return !e.repeated && (e.unanswered() || MeansBusy(e.Status))
 }
@@ -179,10 +178,10 @@ func (c *Check) undecided(exchanges []RecordedCall) string {
 				e.location)
 		case e.disturbed() && e.unanswered():
 			return fmt.Sprintf("%s had no answer: %s", what, e.failure)
-		// A rack's own 503 counts as its answer if the rack repeats it.
+		// A 503 with an error code is the rack's own, and counts as its answer if it persists.
 		case e.disturbed() && (e.Status != http.StatusServiceUnavailable || e.ErrorCode == ""):
 			return fmt.Sprintf("%s was answered HTTP %d: the rack is busy", what, e.Status)
-		// The rule about this lock (A39) is the only one that expects it.
+		// Only the check of A39, the rule about this lock, expects the lock.
 		case e.Status == http.StatusConflict && c.rule.ID != "A39" &&
 			strings.Contains(e.Answer, "volume repair lock"):
 			return what + " was answered HTTP 409, volume repair lock: the rack seems to replace a region " +
@@ -222,9 +221,9 @@ func (c *Check) verdict(exchanges []RecordedCall) (Status, string) {
 	return passed, ""
 }
 
-// extentOf returns the kinds of answers that the check got to the operations that it is about, and
-// what the check has looked at itself. What any rack may answer when it is busy or fails counts
-// only if there is nothing else.
+// extentOf returns the kinds of answers to the operations that the check tests, and the measures
+// that the check added. Answers of a rack that is busy or fails (429, 500, 502, 503, 504) count
+// only if there are no others.
 func (c *Check) extentOf(exchanges []RecordedCall) (all report.Extent) {
 	for _, failures := range []bool{false, true} {
 		for _, e := range exchanges {
@@ -321,8 +320,8 @@ func (c *Check) blocked(format string, args ...any) {
 	panic(over{})
 }
 
-// cleanup adds a step that removes something after the check. It is no error if the object does
-// not exist.
+// cleanup adds a step that removes something after the check. The step must succeed if the object
+// does not exist.
 func (c *Check) cleanup(step func(context.Context) error) { c.undo = append(c.undo, step) }
 
 type outcome[T any] struct {
@@ -380,7 +379,7 @@ func Patiently(ctx context.Context, step func(context.Context) error) error {
 	backoff := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}
 	for {
 		err := step(ctx)
-		// The client keeps only the text of a transport's error.
+		// The client keeps the text of the transport's error, but not the error itself.
 		shown := err != nil && strings.Contains(err.Error(), errAnother.Error())
 		again := IsBusy(err) || mayBeDone(err) && !shown && time.Now().Before(away)
 		if !again || backoff.Wait(ctx) != nil {
@@ -403,7 +402,7 @@ type tested struct {
 var table = slices.Concat(ofAccess, ofAttach, ofDisks, ofGuests, ofInstances, ofLists, ofPlain,
 	ofSnapshots)
 
-// lookFirst finds the driver's look before a change in the reason for a rule.
+// lookFirst finds, in the Why of a rule, the operation with which the driver looks before a change.
 var lookFirst = regexp.MustCompile("The driver looks first \\(`(\\w+)`\\)")
 
 // All lists the rules of ASSUMPTIONS.md in the order of their IDs, each with its check.

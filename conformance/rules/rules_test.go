@@ -81,8 +81,8 @@ func TestTheSimulatorCitesEveryRuleAndNoOther(t *testing.T) {
 	}
 }
 
-// marks makes the names of one run differ from those of the next, which the remains of a run on a
-// broken rack would disturb.
+// marks gives each run other names, because a run on a broken rack may leave objects that would
+// disturb the next one.
 var marks atomic.Int64
 
 // openRack opens the checks of a simulated rack, as from inside its first instance.
@@ -112,8 +112,8 @@ func configOf(rack *harness.Rack, hotplug bool) Config {
 		Here: &GuestFiles{ID: here.ID, Sys: os.DirFS(filepath.Join(here.Guest, "sys"))}}
 }
 
-// startRack starts a rack. In make proofs only those with a delay have the race detector, which are
-// those of TestARackInOrderKeepsEveryRule.
+// startRack starts a rack. In make proofs, only racks that are started with arguments have the race
+// detector: those of TestARackInOrderKeepsEveryRule.
 func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -129,7 +129,7 @@ func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 
 func TestARackInOrderKeepsEveryRule(t *testing.T) {
 	t.Parallel()
-	// Each of these requirements is a rule.
+	// The rules cover these requirements.
 	const requirements = "OF-1 OF-2 OF-3 OF-4 OF-5 OF-6 OF-7 OF-8 OF-9 OF-10 OF-11 OF-12 OF-13 " +
 		"OF-14 OF-15 B-51 a rack "
 	for name, hotplug := range map[string]adminapi.Hotplug{"with hot-plug": adminapi.HotplugFull,
@@ -229,7 +229,7 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 	var noticed atomic.Int64
 	onRacks(t, all, func(rack *harness.Rack, broken breach) error {
 		ctx := t.Context()
-		// Each rack is opened anew, so that it shares nothing with the one before.
+		// Open the rack again, so that this check shares no object with the one before.
 		r, err := Open(configOf(rack, true))
 		if err = errors.Join(err, rack.Admin.Mutate(ctx, broken.Name)); err != nil {
 			return fmt.Errorf("%s: %w", broken.Name, err)
@@ -252,13 +252,13 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 		noticed.Load())))
 }
 
-// sampledRules is the number of rules that are checked on each rack unless PROOF_DURATION is set.
+// sampledRules is the number of rules checked on each rack if PROOF_DURATION is not set.
 const sampledRules = 12
 
-// alwaysChecked are the rules whose checks have blamed healthy racks.
+// alwaysChecked are the rules whose checks have once failed on healthy racks.
 var alwaysChecked = []string{"A01", "A09", "A10", "A16", "A29", "A38", "A41", "A43", "A59"}
 
-func TestNoRuleBlamesAHealthyRack(t *testing.T) {
+func TestNoCheckFailsOnAHealthyRack(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "legal-racks")
 	kinds := short.Some(t, 4, legal.Kinds())

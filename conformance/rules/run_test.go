@@ -212,7 +212,7 @@ func TestACheckThatLeavesAnObjectBehindIsNotRepeated(t *testing.T) {
 	}
 }
 
-func TestAListThatHasADeletedObjectIsNoticed(t *testing.T) {
+func TestListWithADeletedObjectFails(t *testing.T) {
 	a, b := listed{ID: "1", Name: "a"}, listed{ID: "2", Name: "b"}
 	right := reading{order: "name_ascending", limit: 2, pages: [][]listed{{a}}, gone: []string{b.ID}}
 	wrong := right
@@ -227,7 +227,7 @@ func TestAListThatHasADeletedObjectIsNoticed(t *testing.T) {
 	}
 }
 
-func TestARequestWaitsAsLongAsTheRackAsks(t *testing.T) {
+func TestRetryAfterReturnsTheTimeThatTheRackAsksFor(t *testing.T) {
 	for text, want := range map[string]time.Duration{"3": 3 * time.Second, "": 0, "-1": 0, "soon": 0} {
 		got := retryAfter(&http.Response{Header: http.Header{"Retry-After": {text}}})
 		if got != want {

@@ -203,7 +203,7 @@ var ofSnapshots = []tested{
 
 type snapshotUnderway struct {
 	*underway[*oxide.Snapshot]
-	// seen is the snapshot as others see it.
+	// seen is the snapshot as a read shows it while the snapshot is taken.
 	seen *oxide.Snapshot
 }
 
@@ -304,7 +304,7 @@ func checkImport(c *Check) {
 	stop().must()
 	in(oxide.DiskStateStateImportReady)
 	if c.arrange("an import that is finalized slowly") {
-		// On a real rack nothing would mark the snapshot as one of this run.
+		// The snapshot of a finalized disk has no mark, so clean could not find it on a real rack.
 		name := c.name()
 		u := begin(c, "finalize a disk with a snapshot", "snapshot_hold", func() (any, error) {
 			return nil, c.finalize(c.ctx, disk.Id, name)
