@@ -192,7 +192,7 @@ func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // patient is a transport that repeats a request while the rack is busy or does not answer. In the
-// end it returns the last result. It may send any request twice.
+// end it returns the last result. Use it only for requests that may be sent twice.
 type patient struct{ next http.RoundTripper }
 
 // busyTimeout limits how long patient repeats a request.
@@ -248,7 +248,7 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err == nil && req.Method == http.MethodGet && resp.StatusCode == http.StatusOK {
 		b.budget.identify(path.Base(rules.PathOf(req)), func() string { return idOf(resp) })
 	}
-	// The rack answers 404 if it carried out the deletion before, but its answer was lost.
+	// 404 means that an earlier deletion took effect, but its answer was lost.
 	if err == nil && req.Method == http.MethodDelete &&
 		(resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotFound) {
 		b.budget.deleted(path.Base(rules.PathOf(req)))

@@ -67,7 +67,7 @@ func cleanVerb(ctx context.Context, w *job) (int, error) {
 	}
 	var errs []error
 	for _, run := range dead {
-		// Remove the directories first: clean finds a run by its objects, and never without them.
+		// Remove the directories before the objects, because clean finds a run by its objects.
 		errs = append(errs, p.endProcesses(ctx, run.id), p.removeDirs(run.id), w.remove(ctx, run))
 	}
 	if all, err = w.inventory(context.WithoutCancel(ctx)); err != nil {
@@ -119,7 +119,7 @@ func (r deadRun) plan() []string {
 	return lines
 }
 
-// detaches reports whether the run has created the instance, or names it in its mark.
+// detaches reports whether clean may detach disks from an instance: the run created or named it.
 func (r deadRun) detaches(instance string) bool {
 	return slices.Contains(r.mark.Instances, instance) ||
 		slices.ContainsFunc(r.left, func(one item) bool { return one.id == instance })

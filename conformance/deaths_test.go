@@ -31,8 +31,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// onlyVariable has the ID of a rule or data check. With it this test binary runs as
-// oxide-conformance and checks nothing else. pluginVariable has the path of the driver for that.
+// onlyVariable has the ID of a rule or data check. If it is set, this test binary runs as
+// oxide-conformance with only that check. pluginVariable has the path of the driver for this.
 const onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
 
 func TestMain(m *testing.M) {
@@ -63,13 +63,13 @@ func TestMain(m *testing.M) {
 	os.Exit(p.Main(ctx))
 }
 
-// creating is a proxy before a rack. At the request number at that creates something, a run dies.
+// creating is a proxy before a rack. It counts requests that create something; at one, a run dies.
 type creating struct {
 	rack     http.Handler
 	at       int64
 	seen     atomic.Int64
 	answered bool // the answer to that request gets through before the run ends
-	// The proxy closes made when the rack has carried out that request. ended is closed with the run.
+	// made is closed when the rack has carried out that request, and ended when the run has ended.
 	made, ended chan struct{}
 	// exit is the result of the run's process. reader is the other end of its standard output, or nil.
 	exit   error
@@ -275,7 +275,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	if !rack.Running() {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
-	// The driver of a killed run may still carry out a call. Only after it are its files removed.
+	// The driver of a killed run may still carry out a call. Only then can clean remove its files.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

@@ -38,8 +38,8 @@ type bed struct {
 }
 
 // rackOf starts a simulated rack with TLS, the running instances a and b, and the stopped instance
-// helper. Its programs have no race detector. With RACE=-race, the test of a whole run on a rack
-// with hot-plug uses it, which covers all but interruptions and clean.
+// helper. Its programs have no race detector. RACE=-race adds it to the test of a whole run on a
+// rack with hot-plug, which covers all but interruptions and clean.
 func rackOf(t *testing.T, options harness.RackOptions) *bed {
 	t.Helper()
 	run := harness.RunFor(t)

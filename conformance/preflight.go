@@ -61,7 +61,7 @@ const (
 	shellTimeout = time.Minute
 )
 
-// preflight has the functions of preflightLines.
+// preflight gives the functions in preflightLines access to the job.
 type preflight struct{ *job }
 
 // Each of preflightLines examines one property of the rack or of this machine. Some store in the
@@ -345,8 +345,8 @@ func (w *job) preflight(ctx context.Context) bool {
 	return may
 }
 
-// askRole requests a disk without a size. The rack refuses with 403 if the role may not create
-// disks, and otherwise with 400 for the size.
+// askRole requests a disk of 0 bytes. The rack refuses with 403 if the role may not create disks,
+// and otherwise with 400 for the size.
 func (p preflight) askRole(ctx context.Context) report.Line {
 	_, err := p.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: p.projectName,
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + p.id + "-role"),

@@ -265,7 +265,7 @@ func TestDeletionReleasesRoomInTheBudget(t *testing.T) {
 	for name, test := range map[string]struct {
 		path   string
 		status int
-		// created is the status that answers the creation. If early is set, the deletion ends before it.
+		// created is the status that answers the creation. early means that the deletion ends first.
 		created int
 		early   bool
 		left    int

@@ -360,7 +360,7 @@ type job struct {
 	// known has the IDs of the disks that second and helper had at the preflight. dead has the IDs of
 	// the runs that clean removes.
 	known, dead map[string]bool
-	// started is the helper of the data checks, with whether they started it. Before them it is nil.
+	// started is the helper, and tells whether a data check started it. Before these checks it is nil.
 	started *data.Helper
 	latency time.Duration // the median of a small request to the rack
 
@@ -447,7 +447,7 @@ func (s *settings) firmwareID() (string, error) {
 	return id, nil
 }
 
-// These are the ways in which a run loses its rack. Failures after that do not count as the rack's.
+// These errors say why a run lost its rack. Failures after that do not count as the rack's.
 var (
 	errAway  = errors.New("the rack does not answer any more")
 	errToken = errors.New("the rack does not know the token any more: it has expired, or somebody " +

@@ -109,7 +109,7 @@ func Checks() []Check {
 type Bench struct {
 	// Controller is the driver's controller service.
 	Controller csi.ControllerClient
-	// A is the agent in this instance; B, if not nil, the agent in another one, which may be stopped.
+	// A is the agent in this instance; B, if not nil, is that in an instance which may be stopped.
 	A, B *guest.AgentClient
 	// Helper is a stopped instance that may be started, or nil.
 	Helper *Helper
@@ -129,7 +129,7 @@ type Bench struct {
 	Blocks int64
 	// Log, if it is not nil, records which blocks the checks compare.
 	Log *Log
-	// SampleTime ends the scan of a blank disk over 1 GiB, which is a sample then; 0 means 10 s.
+	// SampleTime limits the reading of a sample of a blank disk over 1 GiB; 0 means 10 s.
 	SampleTime time.Duration
 	// DeviceTimeout limits how long a device takes to appear or to disappear; 0 means 30 s.
 	DeviceTimeout time.Duration
@@ -151,7 +151,7 @@ type Check struct {
 	// Says states what holds if the check succeeds, and Source names the document that promises it.
 	Says, Source string
 	Needs        Needs
-	// GiB is the total size of the check's volumes at one time. It is 0 if that is little.
+	// GiB is the total size of the check's volumes at one time; 0 means only a few GiB.
 	GiB int64
 	// Calls lists the RPCs of CSI and the operations of the rack's API that the check must call.
 	Calls []string
@@ -225,9 +225,9 @@ const (
 	retryTimeout = 2 * time.Minute
 )
 
-// checkRun is one running check, and records what the check creates. A step that fails panics and
-// so ends the check, which needs no error handling. Methods with a context return their errors
-// instead, because cleanUp continues after an error.
+// checkRun is one running check, and records what the check creates. A failing step panics and so
+// ends the check, which needs no error handling. Methods with a context return errors instead,
+// because cleanUp calls them and continues after an error.
 type checkRun struct {
 	*Bench
 	Log *Log
@@ -525,7 +525,7 @@ func (l *Log) note(what string, looked int64, unit string) {
 	l.add(report.Measure{What: what, Looked: looked, Unit: unit})
 }
 
-// Skip adds something that was not looked at, with the reason.
+// Skip records that the check did not look at something, and why.
 func (l *Log) Skip(what, why string) {
 	l.add(report.Measure{What: what, Of: 1, Unit: "times", Words: why})
 }
@@ -551,7 +551,7 @@ func (l *Log) Looks() []Look {
 func (l *Log) Extent() (all report.Extent) {
 	for _, look := range l.Looks() {
 		for _, moment := range []string{"new", "kept"} {
-			// Leave out blank disks of 1 GiB that this check did not compare: other checks do.
+			// Leave out blank disks of 1 GiB that this check did not compare: other checks compare them.
 			usual := look.Kind == Blank && look.Bytes <= harness.GiB
 			if looked := look.Looked(moment); looked > 0 || !usual {
 				all.Look(report.Measure{What: look.What(moment), Looked: looked, Of: look.Bytes, Unit: "bytes"})

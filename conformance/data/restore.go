@@ -443,7 +443,7 @@ func checkRecreated(s *checkRun) {
 	s.Log.Skip("an image with the name of a deleted one", "the driver makes no image")
 }
 
-// spread returns blocks all over a raw volume.
+// spread returns patterns of blocks that are spread over a raw volume.
 func spread(v *volume) []guest.Pattern {
 	size := v.GetCapacityBytes()
 	return []guest.Pattern{

@@ -59,7 +59,7 @@ var tampers = map[string][]noticed{
 }
 
 // noticedBy returns the check that notices a wrong block. For a new disk this depends on what is
-// wrong: the block is not zero, loses a write, or is another disk's, too.
+// wrong: the block is not zero, loses a write, or belongs to another disk, too.
 func noticedBy(wrong, moment string) string {
 	by := map[string]string{"stale:new": "D08", "foreign:new": "D08", "shared:new": "D07",
 		"new": "D01", "large": "D14", "recreated": "D13"}
@@ -221,7 +221,7 @@ func drawBytes(random *rand.Rand, looks []data.Look) byteMutant {
 	return m
 }
 
-// noticed reports whether a check has compared the block at the mutant's moment.
+// noticed reports whether a check compared the mutant's block at the mutant's moment, new or kept.
 func (m byteMutant) noticed(r recorded) bool {
 	return slices.ContainsFunc(r.looks, func(l data.Look) bool {
 		return l.What("") == m.look.What("") && l.At(m.moment)[m.at/guest.BlockBytes] &&

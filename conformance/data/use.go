@@ -22,7 +22,7 @@ type use struct {
 	volume   *volume
 	guest    *guest.AgentClient
 	instance string
-	// attached and mounted are set before a call that may attach or mount, and cleared by its undoing.
+	// attached and mounted are set before an attach or a mount, and cleared after it is undone.
 	attached, mounted bool
 	// doubtful is set when it is unknown whether an attach took effect.
 	doubtful bool
@@ -70,8 +70,8 @@ func (u *use) publish(ctx context.Context) error {
 	return err
 }
 
-// unpublish detaches the volume. A rack may finish an attach whose caller gave up after the detach.
-// So unpublish first repeats a doubtful attach, which waits until the earlier one has ended.
+// unpublish detaches the volume. A rack may finish an attach after the detach if the caller of the
+// attach gave up. So unpublish repeats a doubtful attach, which waits until the first has ended.
 func (u *use) unpublish(ctx context.Context) error {
 	if !u.attached {
 		return nil
@@ -302,7 +302,7 @@ func (s *checkRun) stop(ctx context.Context, instance string) error {
 	return err
 }
 
-// start starts an instance unless it runs, waits until it runs, and reports whether it did.
+// start starts an instance if it does not run, waits until it runs, and reports whether it did so.
 func (s *checkRun) start(ctx context.Context, instance string) (started bool, err error) {
 	found, err := s.awaitState(ctx, instance, oxide.InstanceStateStopped,
 		oxide.InstanceStateFailed, oxide.InstanceStateRunning)

@@ -123,14 +123,14 @@ func Shell(ctx context.Context, command []string, script string) *exec.Cmd {
 	return cmd
 }
 
-// startCopy starts the copied program. If that does not remove its file, the shell does.
+// startCopy starts the copied program. If the program does not remove its own file, the shell does.
 func startCopy(ctx context.Context, command []string, dir string) (*link, error) {
 	script := fmt.Sprintf("d=%s; $d/agent %s; code=$?; %s; exit $code", dir, Verb, removeScript)
 	// The command ends when its standard input ends, not when ctx does.
 	cmd := Shell(context.WithoutCancel(ctx), command, script)
 	problem := &tail{}
 	cmd.Stderr = problem
-	// The group keeps interrupts of the terminal away. WaitDelay limits the wait for open output.
+	// An own process group gets no interrupts of the terminal. WaitDelay limits the wait for output.
 	cmd.SysProcAttr, cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, time.Second
 	stdin, errIn := cmd.StdinPipe()
 	stdout, errOut := cmd.StdoutPipe()

@@ -301,7 +301,7 @@ func edited(a answer, change func(map[string]any)) answer {
 }
 
 // Try starts a proxy with an alteration before a rack, and calls run with the proxy's address. Some
-// kinds need more calls of run at the same time, or Strangers beside them.
+// kinds need two calls of run at the same time, or Strangers that work meanwhile.
 func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(host string) error,
 ) (err error) {
 	defer harness.Catch(&err)

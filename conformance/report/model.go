@@ -188,8 +188,8 @@ const (
 	RPC Kind = "rpc"
 )
 
-// Ledger counts the objects of each kind before and after the run. Left names the objects of the
-// run that still exist, and those that the run had to delete because the driver did not.
+// Ledger counts the objects of each kind before and after the run. Left names the objects that the
+// driver should have deleted, and that the run found at its end.
 type Ledger struct {
 	Before map[string]int `json:"before"`
 	After  map[string]int `json:"after"`

@@ -154,8 +154,8 @@ func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }
 
-// Shrunk describes the things of which a later test looked at less than half the share. Measures
-// without a known total do not count, because they depend on time or on other users.
+// Shrunk describes the things of which a later test looked at less than half the share of this
+// test. Measures without a known total do not count, because they depend on time or on other users.
 func (e Extent) Shrunk(later Extent) (all []string) {
 	for _, m := range e {
 		if m.Of == 0 {
@@ -204,8 +204,8 @@ func inBytes(n int64) string {
 	return fmt.Sprintf("%.3g KiB", float64(n)/(1<<10))
 }
 
-// Promises returns a sentence with the numbers of promises that were kept, kept as far as the tests
-// looked, broken, and not tested. It names the last three.
+// Promises returns a sentence with the numbers of promises that were kept, kept only as far as the
+// tests looked, broken, and not tested. It names the promises except those that were kept in full.
 func (r *Report) Promises() string {
 	var broken, partly, untested []string
 	for _, result := range r.Results {

@@ -326,7 +326,7 @@ func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
 	return t, result
 }
 
-// TryRefusal tries how the rack refuses an attach: it asks for a disk that a running instance has.
+// TryRefusal tries how the rack refuses an attach: it attaches a disk that another instance has.
 func (r *TestedRack) TryRefusal(ctx context.Context) (Trial, Result) {
 	var t Trial
 	result := r.Run(ctx, Rule{ID: "refusal", Check: func(c *Check) {

@@ -62,7 +62,7 @@ func faults() map[string]fault {
 		refuse := func(_ *faulting, req *http.Request) (*http.Response, error) {
 			return answer(req, status), nil
 		}
-		// A rack in order may answer a request like this now and then, but not always.
+		// A rack in order may answer with these statuses now and then, but not always.
 		passing := slices.Contains([]int{429, 500, 503}, status)
 		all[fmt.Sprint(status, "-once")] = fault{legal: passing, noticed: !passing, once: true,
 			send: refuse}
@@ -165,7 +165,7 @@ type trial struct {
 }
 
 // concerns reports whether the fault may strike a request of the operation. A page is changed only
-// in a request whose objects are compared with those of others.
+// in a request for a list that a check compares with other readings.
 func (t trial) concerns(path string) bool {
 	return t.field != "items" || strings.Contains(path, "sort_by=") ||
 		strings.Contains(path, "page_token=")

@@ -241,7 +241,7 @@ const (
 	// deviceTimeout limits how long a guest takes to show a disk. For a simulated guest the rack only
 	// writes a file.
 	deviceTimeout, simulatedDeviceTimeout = time.Minute, 5 * time.Second
-	// defaultNetwork is the VPC of a new project, and its subnet.
+	// defaultNetwork is the name of a new project's VPC, and of that VPC's subnet.
 	defaultNetwork = "default"
 	// natPorts is the number of ports that an instance has on its shared address.
 	natPorts = 1 << 14
@@ -307,7 +307,7 @@ func (c *Check) devices() []device {
 			text, _ := fs.ReadFile(c.Here.Sys, "block/"+name+"/"+file)
 			return strings.TrimSuffix(string(text), "\n")
 		}
-		// A hidden device is one path to a multipath device.
+		// Skip a hidden device, which is one path to a multipath device.
 		raw := read("device/serial")
 		if raw == "" || read("hidden") == "1" {
 			continue

@@ -358,7 +358,7 @@ func previous(id string) string {
 	return parsed.String()
 }
 
-// checkToken checks the text of the token that follows the first disk in an order.
+// checkToken checks the text of the token that a page with only the first disk returns.
 func (c *Check) checkToken(sortBy, query string) {
 	what := "the first disk with " + sortBy
 	first := c.page(what, "/v1/disks?limit=1&"+c.inProject()+query)

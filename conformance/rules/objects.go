@@ -103,7 +103,7 @@ func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
 	return c.removeDisk(ctx, made.Id)
 }
 
-// isOwn reports whether a description is that of the checks, which A70 lengthens.
+// isOwn reports whether a description is that of the checks, or the padded one of A70's check.
 func (r *TestedRack) isOwn(description string) bool {
 	return strings.HasPrefix(description, strings.TrimSuffix(r.Description, "}"))
 }
@@ -372,8 +372,8 @@ func (c *Check) startAndAwait(instance string) {
 	c.Await(instance, oxide.InstanceStateRunning)
 }
 
-// fail makes an instance of a simulated rack failed: it starts the instance, whose reboot then
-// fails. The instance needs a disk.
+// fail brings an instance of a simulated rack into the state failed: it starts the instance, and
+// lets a reboot fail. The instance needs a disk.
 func (c *Check) fail(instance string) {
 	c.startAndAwait(instance)
 	c.fault(adminapi.Fault{Operation: "instance_reboot", Object: instance,

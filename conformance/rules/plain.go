@@ -246,8 +246,8 @@ var ofPlain = []tested{
 	}},
 }
 
-// expected is a plain request and the answer of a rack. A refusal has a code and a message; a
-// success has neither.
+// expected is a plain request and the answer that the rack must give. A refusal has a code and a
+// message; a success has neither.
 type expected struct {
 	what    string
 	request Plain
@@ -422,7 +422,7 @@ func (c *Check) same(what string, got, want any, but ...string) {
 	}
 }
 
-// listed checks that a list contains an object once, and shows it as another answer does.
+// listed checks that a list contains the object want once, with the same fields.
 func (c *Check) listed(what string, list, want any) {
 	id := string(fieldsOf[fields](c, want)["id"])
 	items := fieldsOf[[]fields](c, list)

@@ -298,8 +298,8 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// mayRepeat reports whether the request can be repeated without another effect and may then be
-// answered. An untrusted certificate stays untrusted.
+// mayRepeat reports whether a repetition of the request has no second effect and may be answered.
+// An untrusted certificate stays untrusted.
 func mayRepeat(e RecordedCall) bool {
 	if _, untrusted := errors.AsType[*tls.CertificateVerificationError](e.failure); untrusted {
 		return false

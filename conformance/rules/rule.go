@@ -22,7 +22,7 @@
 //
 // # Writing a check
 //
-// A check is a function with a [Check], in the table of its subject. Each request returns an
+// A check is a function that gets a [Check], in the table of its subject. Each request returns an
 // outcome, from which the check demands a value or a refusal. A check ends at the first problem
 // after which it cannot continue:
 //
@@ -162,7 +162,7 @@ func (r *TestedRack) answers(ctx context.Context) bool {
 	return !IsUnanswered(err) && !IsBusy(err)
 }
 
-// disturbed reports whether the request, not sent again, had no answer or that of a busy rack.
+// disturbed reports whether a request got no answer or that of a busy rack, and was not sent again.
 func (e RecordedCall) disturbed() bool {
 	return !e.repeated && (e.unanswered() || MeansBusy(e.Status))
 }
