@@ -98,7 +98,7 @@ func asksAgain(err error) bool {
 	case codes.Unavailable:
 		return reason != ""
 	case codes.Aborted:
-		return reason != "" && reason != "StartingTokenInvalid" // which begins the list anew
+		return reason != "" && reason != "StartingTokenInvalid" // a retry begins the list anew
 	}
 	return false
 }
@@ -174,7 +174,7 @@ func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
 	var all []report.LoggedCall
 	for _, e := range exchanges {
 		if strings.HasSuffix(e.Operation, "_list") && e.Status < 300 {
-			e.Answer = "" // it has what others have made
+			e.Answer = "" // it contains objects of others
 		}
 		e.Answer = describes.ReplaceAllStringFunc(e.Answer, func(description string) string {
 			if strings.Contains(description, markWord) || strings.Contains(description, prefix) {
@@ -223,7 +223,7 @@ func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
 type budgeted struct {
 	next   http.RoundTripper
 	budget *budget
-	run    string // the run whose mark is demanded
+	run    string // every object needs this run's mark
 }
 
 // RoundTrip refuses to create objects that exceed the budget or lack the mark, by which clean finds

@@ -228,7 +228,7 @@ func (w *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) erro
 	}
 	err := w.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
 	if rules.IsGone(err) {
-		return nil // a request without an answer detached it
+		return nil // an earlier request without an answer deleted it
 	}
 	return err
 }
@@ -288,7 +288,7 @@ func (w *job) stop(ctx context.Context, run deadRun, instance string) error {
 // deadRun describes a run that ended without removing all its objects.
 type deadRun struct {
 	id   string
-	mark mark // complete if the disk that has it exists
+	mark mark // complete if the disk that describes the run exists
 	left inventory
 }
 
@@ -386,7 +386,7 @@ func (p *Program) endProcesses(ctx context.Context, run string) error {
 		return err
 	}
 	for _, pid := range processesOf(run) {
-		process, err := os.FindProcess(pid) // which is the same process from here on
+		process, err := os.FindProcess(pid) // which stays this process, even if it ends
 		if err == nil && slices.Contains(processesOf(run), pid) {
 			_ = process.Kill()
 		}

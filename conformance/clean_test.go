@@ -210,10 +210,10 @@ func TestDetachStopsOnlyTheRunsOwnHelper(t *testing.T) {
 	csitest.Must(t, remove())
 }
 
-// Beside the run there are disks that look like its own, a user who changes objects, a killed run,
-// a live run, a run of another machine, a run without the disk that describes it, a colleague who
-// runs clean all the time, and foreign processes with this program's name. The run checks only the
-// rules, because csi-sanity counts the volumes of everybody.
+// Beside the run there are disks that look like its own; a user who changes objects; a killed run,
+// a live run and a run of another machine; a run without the disk that describes it; a colleague
+// who runs clean all the time; and foreign processes with this program's name. The run checks only
+// the rules, because csi-sanity counts the volumes of everybody.
 func TestRunBesideOtherUsersConformsAndTouchesNothingOfTheirs(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
@@ -262,7 +262,7 @@ func TestRunBesideOtherUsersConformsAndTouchesNothingOfTheirs(t *testing.T) {
 		t.Errorf("touched: %v", err)
 	}
 	for _, cmd := range programs {
-		_ = cmd.Stdin.(*os.File).Close() // ends it
+		_ = cmd.Stdin.(*os.File).Close() // ends the process
 		if err := cmd.Wait(); fmt.Sprint(err) != "exit status 1" {
 			t.Errorf("touched: %q: %v", cmd.Args, err)
 		}

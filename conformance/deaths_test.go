@@ -63,7 +63,7 @@ func TestMain(m *testing.M) {
 	os.Exit(p.Main(ctx))
 }
 
-// creating is a proxy before a rack. It counts requests that create something; at one, a run dies.
+// creating is a proxy that counts requests which create something. At number at, the run dies.
 type creating struct {
 	rack     http.Handler
 	at       int64
@@ -138,7 +138,7 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	for _, r := range rules.All() {
 		units = append(units, death{part: partRules, only: r.ID, at: before + 1})
 	}
-	if !p.Long() { // a soak has all of them
+	if !p.Long() { // a soak runs all units
 		p.Rand().Shuffle(len(units), func(i, j int) { units[i], units[j] = units[j], units[i] })
 		units = units[:len(units)/10]
 	}
@@ -174,7 +174,7 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 			if !t.Run(fmt.Sprintf("%s %s %s", d.part, d.only, d.ways), func(t *testing.T) {
 				for ; d.at <= d.last; d.at++ {
 					some := d.ways
-					if !p.Long() { // only a soak tries all of them at each request
+					if !p.Long() { // only a soak tries all ways at each request
 						some = d.ways[(d.at+int(p.Seed))%len(d.ways):][:1]
 					}
 					for _, d.how = range some {
@@ -246,7 +246,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	select {
 	case <-c.ended:
 		if code := p.ProcessState.ExitCode(); code != ExitConforms && code != ExitUsage {
-			t.Errorf("%+v: the run ended by itself: %v", d, c.exit) // 2 if nothing was tested
+			t.Errorf("%+v: the run ended by itself: %v", d, c.exit) // 2: nothing was tested
 		}
 		check()
 		return int(c.seen.Load()), false

@@ -119,7 +119,7 @@ func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 		w.behaviours = append(w.behaviours, fmt.Sprintf("a detach takes a disk from a program that has "+
 			"it open: the program could read for %.1f s after the request, which took %.1f s",
 			last.Seconds(), took.Seconds()))
-	case <-time.After(deviceGrace): // the device stays, which a check of data reports, or was read
+	case <-time.After(deviceGrace): // it stays, which a data check reports, or was read
 	}
 	return nil
 }
@@ -127,10 +127,10 @@ func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 // deviceGrace is the time after a detach for which a device may still answer reads.
 const deviceGrace = 2 * time.Second
 
-// readUntilGone reads uncached blocks of a device until a read fails. It returns when, since began,
-// the last read succeeded. gone is false if all blocks up to size could be read: the device may
-// have been readable for longer. A removed device may have the size 0, so EOF counts as a failed
-// read.
+// readUntilGone reads uncached blocks of a device until a read fails. It returns the time from
+// began to the last read that succeeded. gone is false if all blocks up to size could be read: the
+// device may have been readable for longer. A removed device may have the size 0, so EOF is a
+// failed read.
 func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.Duration,
 	gone bool) {
 	block, pace := make([]byte, 512), time.NewTicker(2*time.Millisecond)

@@ -143,9 +143,9 @@ func (w *job) meet(ctx context.Context, instance *oxide.Instance) error {
 	return w.mayStop(ctx, instance.Id)
 }
 
-// mayStop returns an error if somebody else may use an instance. These are the signs: another
-// project, a run that created it, another run that names it, and a disk attached to it that belongs
-// to another run or a cluster or that was attached since the preflight.
+// mayStop returns an error if somebody else may use an instance: it is in another project, a run
+// created it, or another run names it. An attached disk is a sign, too, if it belongs to another
+// run or to a cluster, or was attached since the preflight.
 func (w *job) mayStop(ctx context.Context, id string) error {
 	instance, err := w.find(ctx, id)
 	if err != nil {

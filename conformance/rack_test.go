@@ -51,7 +51,7 @@ func TestARackWithHotPlugConformsAndOneWithoutIsBlocked(t *testing.T) {
 			everythingIsThere(t, r)
 			for _, result := range r.Results {
 				if result.Status == report.Passed && result.Tries == 0 || result.ID == "D11" &&
-					result.Status != report.Passed { // which needs no hot-plug
+					result.Status != report.Passed { // D11 needs no hot-plug
 					t.Errorf("%s %s is %s after %d tries", result.Group, result.ID, result.Status, result.Tries)
 				}
 				if result.Status == report.Blocked && !strings.Contains(p.out.String(), result.ID) {

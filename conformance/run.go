@@ -97,7 +97,7 @@ func (w *job) carryOut(ctx context.Context) {
 	if err == nil {
 		err = w.runParts(ctx)
 	}
-	// If the rack is lost, the report names that as the reason instead of this error.
+	// If the rack is lost, judge gives that as the reason, and not this error.
 	if err != nil && w.askRack(ctx) == nil {
 		w.incomplete(err)
 	}
@@ -246,7 +246,7 @@ func (w *job) finish(ctx context.Context) (int, error) {
 	status := w.judge(ctx)
 	folder, err := w.writeReport()
 	if err != nil && (status == ExitConforms || status == ExitBlocked) {
-		status = ExitUsage // a verdict is a report that is there and adds up
+		status = ExitUsage // there is no verdict without a consistent report
 	}
 	if w.dir != nil {
 		if w.report.Verdict == report.DoesNotConform {

@@ -26,7 +26,7 @@ func (w *job) judge(ctx context.Context) int {
 		w.stopped = errors.Join(err, w.stopped)
 	}
 	if ctx.Err() != nil {
-		r.Ledger.Left = nil // there was no time to delete it
+		r.Ledger.Left = nil // there was no time to delete the objects
 	}
 	notRun := slices.DeleteFunc(slices.Clone(r.Run.Selected), func(part string) bool {
 		return slices.ContainsFunc(r.Results, func(result report.Result) bool {
@@ -157,7 +157,7 @@ func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings
 			findings = append(findings, fmt.Sprintf("the run has an answer to %s %s (request %q) that "+
 				"the rack did not give", e.Method, e.Path, e.RequestID))
 		case entry.Status != e.Status, entry.Operation != e.Operation &&
-			entry.Operation != "" && e.Operation != "": // a rack refuses some before it knows them
+			entry.Operation != "" && e.Operation != "": // the entry of a refusal may have none
 			findings = append(findings, fmt.Sprintf("request %s: the run has seen %s with HTTP %d, the "+
 				"rack says %s with HTTP %d", e.RequestID, e.Operation, e.Status, entry.Operation,
 				entry.Status))
@@ -188,7 +188,7 @@ func unheard(log []adminapi.Request, exchanges []rules.RecordedCall, calls []rpc
 	slices.SortStableFunc(calls, func(a, b rpc) int { return a.began.Compare(b.began) })
 	for _, call := range calls {
 		operations := leaves[call.name]
-		isID := call.object == "" || isUUID(call.object) // others do not exist: no request
+		isID := call.object == "" || isUUID(call.object) // other IDs need no request
 		if call.code != codes.OK || operations == nil || !isID {
 			continue
 		}

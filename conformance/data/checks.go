@@ -109,7 +109,7 @@ func Checks() []Check {
 type Bench struct {
 	// Controller is the driver's controller service.
 	Controller csi.ControllerClient
-	// A is the agent in this instance; B, if not nil, is that in an instance which may be stopped.
+	// A is the agent in this instance; B, if not nil, the agent in another, which may be stopped.
 	A, B *guest.AgentClient
 	// Helper is a stopped instance that may be started, or nil.
 	Helper *Helper

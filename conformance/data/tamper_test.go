@@ -195,7 +195,7 @@ func drawBytes(random *rand.Rand, looks []data.Look) byteMutant {
 	}
 	first, blocks := int64(0), m.look.Bytes/guest.BlockBytes
 	if m.look.Kind == data.Larger {
-		first = blocks / 2 // the rest is of the snapshot
+		first = blocks / 2 // the first half is the snapshot's
 	}
 	near := random.Int64N(16)
 	switch random.IntN(4) {
@@ -275,7 +275,7 @@ func TestEveryWrongBlockIsNoticedOrReportedAsUntested(t *testing.T) {
 	var run []recorded
 	for _, check := range data.Checks() {
 		if check.ID == "D10" || p.Short() && !slices.Contains(short, check.ID) {
-			continue // it reads no bytes
+			continue // D10 reads no bytes
 		}
 		b.Log = &data.Log{}
 		if err := check.Run(t.Context(), b.Bench); err != nil {

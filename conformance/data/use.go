@@ -77,7 +77,7 @@ func (u *use) unpublish(ctx context.Context) error {
 		return nil
 	}
 	if u.doubtful {
-		_ = u.publish(ctx) // only its end matters
+		_ = u.publish(ctx) // only its end matters, not its result
 	}
 	return repeat(ctx, func() error {
 		_, err := u.Controller.ControllerUnpublishVolume(ctx,
@@ -169,7 +169,7 @@ func (u *use) writeAll(generation uint64, sync bool) {
 // verifyAll checks that the volume has all patterns of a generation.
 func (u *use) verifyAll(generation uint64) { u.verify(u.patterns(generation)...) }
 
-// next returns the pattern of as many blocks after those of p.
+// next returns the blocks that follow those of p, as many as p has.
 func next(p guest.Pattern) guest.Pattern {
 	p.First += p.Count
 	return p

@@ -108,7 +108,7 @@ func Sweep() {
 	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
 	for _, path := range paths {
 		if lock, err := harness.LockDir(path); err == nil {
-			_ = RemoveOwn(path, agentMark) // what is not proven stays
+			_ = RemoveOwn(path, agentMark) // a directory without proof stays
 			_ = lock.Close()
 		}
 	}

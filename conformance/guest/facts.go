@@ -55,7 +55,7 @@ func (d Device) Open(devRoot string) (*os.File, error) {
 	return file, nil
 }
 
-// Facts reads the facts of the instance.
+// Facts reads the instance's ID from the firmware, and its devices from sysfs.
 func (a *Agent) Facts(context.Context, Nothing) (Facts, error) {
 	a.mu.Lock()
 	root := a.config.SysfsRoot

@@ -32,7 +32,7 @@ type Reading struct {
 	Pattern Pattern
 }
 
-// openForWriting opens a device, or opens or creates a file.
+// openForWriting opens a device or a file for writing, and creates a missing file.
 func openForWriting(place Place) (*os.File, error) {
 	if place.Raw() {
 		return os.OpenFile(place.Path, os.O_RDWR, 0)
@@ -114,7 +114,7 @@ type Sample struct {
 	Boundary int64
 	// Seed chooses the random pieces.
 	Seed uint64
-	// Within is the time after which Scan reads no more of the rest.
+	// Within is the time after which Scan stops reading the rest of the device.
 	Within time.Duration
 }
 

@@ -232,9 +232,9 @@ func forms(secret string) []string {
 
 var escape = regexp.MustCompile(`%[0-9A-F]{2}`)
 
-// base64Forms returns the secret in base64, and the characters that stand for it in the base64 of a
-// longer text, for each of the three positions in a group of bytes. It leaves out characters that
-// depend on other bytes, and short results, because they occur by chance.
+// base64Forms returns the secret in base64, alone and inside a longer text, where it has three
+// forms for three positions. It leaves out characters that depend on other bytes, and short forms,
+// because they occur by chance.
 func base64Forms(secret string) (all []string) {
 	for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
 		all = append(all, encoding.EncodeToString([]byte(secret)))

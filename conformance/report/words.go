@@ -205,7 +205,7 @@ func inBytes(n int64) string {
 }
 
 // Promises returns a sentence with the numbers of promises that were kept, kept only as far as the
-// tests looked, broken, and not tested. It names the promises except those that were kept in full.
+// tests looked, broken, and not tested. It names the promises of the last three kinds.
 func (r *Report) Promises() string {
 	var broken, partly, untested []string
 	for _, result := range r.Results {
@@ -345,8 +345,8 @@ func oneLine(s string) string {
 	return strings.Join(strings.Fields(clean), " ")
 }
 
-// diffResults compares the results. If only one run has a group, its results are counted together,
-// apart from new failures.
+// diffResults compares the results. If only one run has a group, the group's results are counted
+// together, apart from new failures.
 func diffResults(a, b *Report) (text string, worse bool) {
 	const less, inA, inB = "looked at less", "in A alone", "in B alone"
 	same, sections := 0, map[string][]string{}
@@ -375,7 +375,7 @@ func diffResults(a, b *Report) (text string, worse bool) {
 			same++
 			if shrunk := then.Extent.Shrunk(now.Extent); len(shrunk) > 0 {
 				add(less, now, "\n      ", oneLine(strings.Join(shrunk, "; ")))
-				worse = worse || a.Rack.Simulated == b.Rack.Simulated // another kind of rack has less
+				worse = worse || a.Rack.Simulated == b.Rack.Simulated // a real rack is tested less
 			}
 		case now.Status == Failed || then.Status == Passed:
 			section, worse = "worse", true

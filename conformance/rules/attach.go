@@ -57,14 +57,14 @@ var ofAttach = []tested{
 		switch {
 		case c.Hotplug:
 			id := running.Id
-			if c.Here != nil { // whose operating system must cooperate
+			if c.Here != nil { // hot-plug needs an operating system, which running lacks
 				id = c.Here.ID
 			}
 			attachedTo(c.attach(disk.Id, id).as("it runs"), id)
 			attachedTo(c.detach(disk.Id, id).as("it runs"), "")
 			return
 		case c.AttachOnly:
-			own := c.instance(c.disk()) // its end detaches the disk
+			own := c.instance(c.disk()) // its deletion detaches the disks
 			c.startAndAwait(own.Id)
 			attachedTo(c.attach(disk.Id, own.Id).as("it runs"), own.Id)
 		default:
@@ -84,7 +84,7 @@ var ofAttach = []tested{
 		}
 		attachedTo(c.attach(string(disk.Name), instance.Id), instance.Id)
 		attachedTo(c.detach(string(disk.Name), instance.Id), "")
-		if !c.arrange("another project") { // the token may have no rights in another one
+		if !c.arrange("another project") { // the token may have no rights there
 			return
 		}
 		state, err := c.Admin.State(c.ctx)
@@ -292,8 +292,8 @@ type Trial struct {
 	Says []string
 }
 
-// TryHotplug detaches and attaches disks of a running instance that it creates. Unlike the instance
-// in which this program runs, that one can be stopped at the end.
+// TryHotplug detaches and attaches disks of a running instance that it creates, because a run
+// cannot stop its own instance to get a disk back.
 func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
 	var t Trial
 	result := r.Run(ctx, Rule{ID: "hot-plug", Check: func(c *Check) {

@@ -340,9 +340,9 @@ type underway[T any] struct {
 	carriedOut func() bool
 }
 
-// begin sends a request that creates an object, and waits until a read shows the object although
-// the request has no answer yet. A simulated rack delays the creation until end. The step remove
-// runs at the end of the check, whether the object was created or not.
+// begin sends a request that creates an object, and waits until a read shows the object while the
+// request is unanswered. A simulated rack delays the creation until end. The step remove runs at
+// the end of the check, whether the object was created or not.
 func begin[T any](c *Check, what, hold string, send func() (T, error), seen func() error,
 	remove func(context.Context) error) *underway[T] {
 	u := &underway[T]{c: c, what: what, hold: hold, done: make(chan struct{}),

@@ -229,8 +229,8 @@ func answer(req *http.Request, status int) *http.Response {
 		Body:   io.NopCloser(strings.NewReader(body)), ContentLength: int64(len(body))}
 }
 
-// visited sends a request, and visits the fields of each object in a successful answer. The page of
-// a list is such an object, too.
+// visited sends a request, and visits the fields of each object in a successful answer, and those
+// of a list's page.
 func visited(next http.RoundTripper, req *http.Request,
 	visit func(at string, object map[string]any, key string)) (*http.Response, error) {
 	resp, err := next.RoundTrip(req)
@@ -276,7 +276,7 @@ type surveyed struct {
 	// then the quickest.
 	asking  map[string][]Rule
 	results map[string]Result
-	fields  map[trial]bool // those of the answers
+	fields  map[trial]bool // the fields of the answers
 }
 
 func survey(t *testing.T, config Config) surveyed {

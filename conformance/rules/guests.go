@@ -63,7 +63,7 @@ var ofGuests = []tested{
 			c.device(SerialOf(disk.Name))
 		}
 		if !c.Hotplug {
-			return // only its owner can attach two such disks
+			return // the check cannot attach two disks
 		}
 		stem := string(c.name())
 		stem += strings.Repeat("x", serialBytes-len(stem))

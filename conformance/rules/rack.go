@@ -389,7 +389,7 @@ func another(operation, which string, status int, body []byte) error {
 	var shown struct{ ID, Name string }
 	err := json.Unmarshal(body, &shown)
 	if err != nil || strings.EqualFold(which, shown.ID) || which == shown.Name {
-		return nil //nolint:nilerr // whoever reads the answer reports that
+		return nil //nolint:nilerr // the reader of the answer reports it
 	}
 	return fmt.Errorf("%w than %s: %s (%s)", errAnother, which, shown.Name, shown.ID)
 }

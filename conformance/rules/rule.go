@@ -111,7 +111,7 @@ func triesOf(exchanges []RecordedCall) int {
 	for _, e := range exchanges {
 		switch {
 		case e.disturbed() && mayRepeat(e):
-			return lasting // it was already repeated for long
+			return lasting // the request was repeated for long
 		case e.disturbed():
 			most = disturbed
 		// A rack in order undoes a failed creation, and the next try may succeed (A19).
@@ -187,7 +187,7 @@ func (c *Check) undecided(exchanges []RecordedCall) string {
 			return what + " was answered HTTP 409, volume repair lock: the rack seems to replace a region " +
 				"of the disk, as after the loss of a drive; try again when that is done"
 		case e.Status == http.StatusInsufficientStorage && !c.simulated():
-			left := int64(0) // a rack that does not report it
+			left := int64(0) // if the rack does not report it
 			if use, err := c.Client.UtilizationView(c.ctx); err == nil {
 				left = int64(use.Capacity.Storage) - int64(use.Provisioned.Storage)
 			}
