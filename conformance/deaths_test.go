@@ -76,7 +76,7 @@ type creating struct {
 	reader io.Closer
 }
 
-// bulk-write-start begins an import, which clean has to end before it can delete the disk.
+// Of these, bulk-write-start begins an import, which clean has to end before it deletes the disk.
 var creates = regexp.MustCompile(
 	`^/v1/(disks|snapshots|images|instances)(/[^/]+/bulk-write-start)?$`).MatchString
 

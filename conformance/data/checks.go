@@ -572,7 +572,7 @@ func (l Look) What(moment string) string {
 	return fmt.Sprintf("%s of %d GiB, %s", l.Kind, l.Bytes/harness.GiB, after)
 }
 
-// At returns the blocks that were compared at a moment.
+// At returns the blocks that were compared at a moment, which is "new" or "kept".
 func (l Look) At(moment string) []bool {
 	if moment == "kept" {
 		return l.Kept
@@ -580,7 +580,7 @@ func (l Look) At(moment string) []bool {
 	return l.New
 }
 
-// Looked returns the number of bytes that were compared at a moment.
+// Looked returns the number of bytes that were compared at a moment, which is "new" or "kept".
 func (l Look) Looked(moment string) (bytes int64) {
 	for _, seen := range l.At(moment) {
 		if seen {

@@ -308,7 +308,7 @@ func holdersBelow(t *testing.T, dir string) (holders int) {
 	t.Helper()
 	links := harness.Need(filepath.Glob("/proc/[0-9]*/fd/*"))(t)
 	for _, link := range links {
-		// A process that has ended meanwhile has no files.
+		// A process may have ended meanwhile, and has no files then.
 		if path, err := os.Readlink(link); err == nil && filepath.Dir(path) == dir {
 			holders++
 		}

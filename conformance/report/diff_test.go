@@ -223,7 +223,7 @@ func TestCheckReturnsAnErrorForAnInconsistentReport(t *testing.T) {
 	}
 }
 
-// status returns a change that gives one result of a report the status.
+// status returns a function that gives one result of a report this status.
 func status(s Status) func(*Report) {
 	return func(r *Report) {
 		r.Results[3].Status = s

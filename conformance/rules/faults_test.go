@@ -362,8 +362,8 @@ var sampled = [3]int{50, 80, 100}
 type faultTest struct {
 	p      *proof.Proof
 	faults map[string]fault
-	// altered is the survey of a simulated rack. real is that of a rack without an admin listener, as
-	// real racks are.
+	// altered is a survey of a simulated rack, and real one without an admin listener, as on a real
+	// rack.
 	altered, real surveyed
 	trials        []trial
 
