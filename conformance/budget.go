@@ -25,8 +25,8 @@ const (
 var partNames = []string{partRules, "ext4", "xfs", "btrfs", "block", partData}
 
 var parts = map[string]struct {
-	// need is how many objects and GiB exist at most at one time while the part runs on the simulator.
-	// A test compares it with a run's peak. The rule checks share objects until the end of the run.
+	// need is the peak of objects and GiB while the part runs on the simulator; a test compares it
+	// with a run's. The rule checks keep the objects that they share until the end of the run.
 	need amount
 	// requests is the number of the part's requests to the rack. own is the time that the part takes
 	// on a simulated rack, which answers almost at once.

@@ -105,7 +105,7 @@ func TestDemoMovesAVolumeAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// watcher is the demo's output. Write calls the function of a text when the demo first prints it.
+// watcher is the demo's output. When the demo first prints a text of at, Write calls its function.
 type watcher struct {
 	bytes.Buffer
 	at map[string]func()

@@ -216,9 +216,9 @@ func (w *job) result(r report.Result) {
 }
 
 // sweep removes every object with the run's mark. It reports those that the driver should have
-// deleted, and the run fails. Objects that the program itself created are no failure here: a check
-// that cannot remove its objects fails, and only sweep finds an object whose creation was not
-// answered. sweep returns false if the rack does not list its objects.
+// deleted, and the run fails. It does not report the program's own: a check that cannot remove its
+// objects fails, and only sweep can find an object whose creation was not answered. sweep returns
+// false if the rack does not list its objects.
 func (w *job) sweep(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
