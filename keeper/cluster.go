@@ -20,13 +20,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// This file contains what the keeper reads and changes in the cluster.
-
-// observe reads what every round needs.
+// observe reads the records, VolumeAttachments, CSINodes and Nodes for a new round.
 func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	all := metav1.ListOptions{}
 	look := rack.Looking()
-	// Read the records first: if another keeper works on a node after that, our update conflicts.
+	// Read the records first: if another keeper saves them during the later reads, our save conflicts.
 	found, records, err := k.records(ctx)
 	if err != nil {
 		return nil, err
@@ -49,8 +47,8 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// sorted reads the pods of a node. It returns them twice: sorted by what a stop does to them, and
-// as one list.
+// sorted reads a node's pods. It returns them grouped by what a stop of the node does to them, and
+// as a plain list.
 func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
 	if err := k.readVolumes(ctx, v); err != nil {
 		return sorted{}, nil, err
@@ -113,8 +111,8 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	return s, nil
 }
 
-// recount lowers a budget's number of healthy pods if fewer exist. Kubernetes updates that number
-// late: it may still include a pod that somebody has just evicted or deleted.
+// recount lowers a budget's currentHealthy to the number of healthy pods that exist. Kubernetes
+// updates that field late: it may still count a pod that has just been evicted or deleted.
 func (k *Keeper) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	stay []*corev1.Pod) error {
 	if !slices.ContainsFunc(stay, func(p *corev1.Pod) bool { return healthy(p) && covers(b, p) }) {
@@ -148,7 +146,7 @@ func (k *Keeper) podsOn(ctx context.Context, v *view, n *node) ([]corev1.Pod, er
 	return pods.Items, nil
 }
 
-// write records an operation's step, and reports it in an event and the log.
+// write saves the records, and then reports the operation's step in an event and in the log.
 func (k *Keeper) write(ctx context.Context, v *view, n *node, message string) error {
 	if err := k.save(ctx, v, n); err != nil {
 		return err
@@ -157,8 +155,8 @@ func (k *Keeper) write(ctx context.Context, v *view, n *node, message string) er
 	return nil
 }
 
-// update writes back a node that was read and changed. If somebody else has changed it in between,
-// the write fails with a conflict, and the next round reads it again.
+// update writes a changed Node back to the API server. If somebody else has changed the Node since
+// it was read, the write fails with a conflict, and the next round reads the Node again.
 func (k *Keeper) update(ctx context.Context, n *node) error {
 	updated, err := k.Kubernetes.Core.Nodes().Update(ctx, n.Node, metav1.UpdateOptions{})
 	if err != nil {
@@ -168,7 +166,7 @@ func (k *Keeper) update(ctx context.Context, n *node) error {
 	return nil
 }
 
-// plan sets the annotation that describes what will happen to a node; an empty text removes it.
+// plan sets PlanAnnotation of a Node to the text, or removes it if the text is empty.
 func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 	if n.Annotations[PlanAnnotation] == text {
 		return nil
@@ -176,7 +174,7 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 	if text != "" {
 		k.Log.InfoContext(ctx, "cold attach", "node", n.Name, "plan", text)
 	}
-	// Send the version that was read, because the plan was decided on it.
+	// With resourceVersion, the patch fails if the Node has changed since the plan was made.
 	updated, err := k.Kubernetes.Core.Nodes().Patch(ctx, n.Name, types.MergePatchType,
 		annotation(PlanAnnotation, text, "resourceVersion", n.ResourceVersion), metav1.PatchOptions{})
 	if err != nil {
@@ -188,7 +186,7 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 
 // annotate sets an annotation of an attachment; "" removes it.
 func (k *Keeper) annotate(ctx context.Context, a *attachment, key, value string) error {
-	// Do not annotate an attachment of the same name that was created since.
+	// With the UID, the API server refuses to annotate a later VolumeAttachment of the same name.
 	_, err := k.Kubernetes.Storage.VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType,
 		annotation(key, value, "uid", string(a.UID)), metav1.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
@@ -197,8 +195,8 @@ func (k *Keeper) annotate(ctx context.Context, a *attachment, key, value string)
 	return nil
 }
 
-// annotation returns the patch that sets an annotation, or removes it if the value is "". The API
-// server refuses the patch unless the given field of the object's metadata has the value has.
+// annotation returns the merge patch that sets the annotation key, or removes it if the value is
+// "". The API server refuses the patch if the object's metadata.<field> differs from has.
 func annotation(key, value, field, has string) []byte {
 	set := &value
 	if value == "" {
@@ -212,7 +210,7 @@ func annotation(key, value, field, has string) []byte {
 	return patch
 }
 
-// evict requests the eviction of pods. A PodDisruptionBudget may refuse it for now.
+// evict requests the eviction of pods. A PodDisruptionBudget's refusal is counted, and is no error.
 func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 	var errs []error
 	for _, p := range pods {
@@ -233,8 +231,8 @@ func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 	return errors.Join(errs...)
 }
 
-// evict requests the eviction of a pod, but not of a pod of the same name that was created since.
-// done reports whether the request was accepted. A pod that is gone is no error.
+// evict requests the eviction of a pod; the UID protects a later pod of the same name. done reports
+// whether the API server accepted the request. A pod that is gone is no error.
 func (c *Cluster) evict(ctx context.Context, p *corev1.Pod) (done bool, err error) {
 	err = c.Policy.Evictions(p.Namespace).Evict(ctx, &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
@@ -248,8 +246,8 @@ func (c *Cluster) evict(ctx context.Context, p *corev1.Pod) (done bool, err erro
 	return false, fmt.Errorf("evict the pod %s/%s: %w", p.Namespace, p.Name, err)
 }
 
-// The labels and annotations of the keeper. Its records are not annotations, because a kubelet may
-// annotate its own Node: they are in a ConfigMap of the keeper's namespace.
+// The labels and annotations of the keeper. Its records are in a ConfigMap of its namespace
+// instead, because a kubelet may change the annotations of its own Node.
 const (
 	DriverName = "csi.oxide.computer"
 
@@ -259,10 +257,10 @@ const (
 
 	// CordonAnnotation on a Node contains the id of the operation that has cordoned it.
 	CordonAnnotation = DriverName + "/cold-attach"
-	// PlanAnnotation on a Node describes what the keeper would do to it, or why it does nothing.
+	// PlanAnnotation on a Node describes what the keeper plans for it, or why the keeper does nothing.
 	PlanAnnotation = DriverName + "/cold-attach-plan"
 
-	// WokenAnnotation on a VolumeAttachment names the operation for which the attacher was woken.
+	// WokenAnnotation on a VolumeAttachment names the operation that last woke the attacher for it.
 	WokenAnnotation = DriverName + "/woken"
 
 	// RecordsName is the name of the ConfigMap. Its data contains the record of each node in JSON,
@@ -270,30 +268,30 @@ const (
 	RecordsName = component
 )
 
-// record is what the keeper does and has done to a node.
+// record is a node's entry in the ConfigMap of records.
 type record struct {
 	NodeName string `json:"node"`
-	// Record is the operation in progress, and Last the outcome of the last one.
+	// Record is the operation in progress, or nil. Last is the outcome of the previous operation.
 	Record *operation `json:"operation,omitempty"`
 	Last   *outcome   `json:"last,omitempty"`
 	// Fenced is the instance for which the keeper set the node's out-of-service taint.
 	Fenced string `json:"fenced,omitempty"`
 }
 
-// step is a step of an operation. It is recorded before it begins, so what it does may have been
-// done or not.
+// step is a step of an operation. The keeper records a step before it begins the step, so after a
+// crash the step's effect may have happened or not.
 type step string
 
 const (
-	// draining: the node is cordoned, and pods that would not come back to it are evicted.
+	// draining: the keeper cordons the node, and evicts the pods without volumes of the driver.
 	draining step = "Draining"
-	// stopping: the instance is asked to stop.
+	// stopping: the keeper asks the rack to stop the instance, and waits until it is stopped.
 	stopping step = "Stopping"
-	// attaching: the instance is stopped, and the attacher works.
+	// attaching: the instance is stopped, and the attacher attaches and detaches disks.
 	attaching step = "Attaching"
-	// starting: the instance is asked to start, until it runs.
+	// starting: the keeper asks the rack to start the instance, until it runs.
 	starting step = "Starting"
-	// returning: the instance runs, and the node is expected to be ready.
+	// returning: the instance runs, and the keeper waits until the node is ready.
 	returning step = "Returning"
 )
 
@@ -306,15 +304,15 @@ type operation struct {
 	Instance string `json:"instance"`
 	// Waiting contains the names of the VolumeAttachments for which the operation began.
 	Waiting []string `json:"waiting,omitempty"`
-	// Volumes contains the PersistentVolumes for which the instance is stopped, by name.
+	// Volumes contains, by name, the PersistentVolumes for which the instance is stopped.
 	Volumes map[string]cause `json:"volumes,omitempty"`
-	// StatefulSets contains those whose pods stop with the node.
+	// StatefulSets names the StatefulSets with pods that stop with the node.
 	StatefulSets []string `json:"statefulSets,omitempty"`
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
-	// Late reports whether the operation only starts an instance that a late request stopped.
+	// Late reports whether the operation only restarts an instance whose stop took effect late.
 	Late bool `json:"late,omitempty"`
-	// Problem says why the operation did not do what it began for, or why it began late.
+	// Problem is why the operation failed or, if Late is set, why it was necessary.
 	Problem string `json:"problem,omitempty"`
 }
 
@@ -327,22 +325,22 @@ type outcome struct {
 	Instance string    `json:"instance"`
 	// Stopped reports whether the operation requested the instance's stop.
 	Stopped bool `json:"stopped"`
-	// StoppedWith contains the StatefulSets that stopped with the node, each with the end of the
-	// operation that last stopped it. Entries older than --stateful-set-interval are dropped.
+	// StoppedWith maps the StatefulSets with pods that stopped with the node to the end of the last
+	// such operation. Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
-	// Failures counts the operations in a row that had a problem.
+	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`
 	Late     bool `json:"late,omitempty"`
-	// Unlabeled reports whether the label was already gone when the operation ended.
+	// Unlabeled reports whether ColdAttachLabel no longer allowed stops when the operation ended.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
-	// Node is the history of the node, and Volumes those of PersistentVolumes, by name.
+	// Node is the node's history of stops. Volumes contains the histories of volumes, by name.
 	Node    history            `json:"node,omitzero"`
 	Volumes map[string]history `json:"volumes,omitempty"`
 }
 
-// records returns the ConfigMap of records, and the records in it by the UID of the Node. If there
-// is no ConfigMap yet, it returns an empty one.
+// records returns the ConfigMap of records, and the records in it by the UIDs of their Nodes. If
+// the ConfigMap does not exist yet, it returns an empty one.
 func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]record, error) {
 	found, err := k.Kubernetes.Core.ConfigMaps(k.Namespace).Get(ctx, RecordsName, metav1.GetOptions{})
 	switch {
@@ -365,8 +363,8 @@ func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]
 	return found, all, nil
 }
 
-// save writes the records. If another keeper has written them since the view was read, the write
-// fails with a conflict. The record of a Node that is gone is kept for a day.
+// save writes the records of all nodes. If another keeper has written them since they were read,
+// the write fails with a conflict. The record of a deleted Node is kept for a day.
 func (k *Keeper) save(ctx context.Context, v *view, n *node) error {
 	next := v.records.DeepCopy()
 	next.Data = map[string]string{}
@@ -396,14 +394,14 @@ func (k *Keeper) save(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// cordoned reports whether the operation in progress has cordoned the node. Somebody may have
-// uncordoned it since.
+// cordoned reports whether the operation in progress has cordoned the node. Somebody else may have
+// uncordoned the node since.
 func (n *node) cordoned() bool {
 	return n.Record != nil && n.Annotations[CordonAnnotation] == n.Record.id()
 }
 
-// This file contains the keeper's requests to the rack. A stop halts the guest without a shutdown.
-// The rack answers a stop and a start with 202 before they are done (see ASSUMPTIONS.md in
+// The functions below send requests to the rack. A stop halts the guest without a shutdown. The
+// rack answers a stop and a start with 202 before they are done (see ASSUMPTIONS.md in
 // conformance/rules).
 
 // instance reads an instance of the project. For an unknown instance it returns NOT_FOUND. It reads
@@ -429,7 +427,7 @@ func (k *Keeper) instanceState(ctx context.Context, id string) (oxide.InstanceSt
 	return instance.RunState, nil
 }
 
-// instanceGone confirms that an instance that the rack did not find is gone.
+// instanceGone returns nil if a second read confirms that the rack has no such instance.
 func (k *Keeper) instanceGone(ctx context.Context, id string) error {
 	return k.Rack.Gone(ctx, func() error {
 		_, err := k.Rack.Instance(ctx, oxide.NameOrId(id))
@@ -437,7 +435,7 @@ func (k *Keeper) instanceGone(ctx context.Context, id string) error {
 	})
 }
 
-// stopInstance requests an instance's stop, unless the look that allows it is too old by now.
+// stopInstance asks the rack to stop an instance. It fails if the look is too old by now.
 func (k *Keeper) stopInstance(ctx context.Context, look rack.Look, id string) error {
 	return k.request(ctx, "stop instance", id, look, func(ctx context.Context) error {
 		_, err := k.Rack.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
@@ -445,7 +443,7 @@ func (k *Keeper) stopInstance(ctx context.Context, look rack.Look, id string) er
 	})
 }
 
-// startInstance requests an instance's start, unless the look that allows it is too old by now.
+// startInstance asks the rack to start an instance. It fails if the look is too old by now.
 func (k *Keeper) startInstance(ctx context.Context, look rack.Look, id string) error {
 	return k.request(ctx, "start instance", id, look, func(ctx context.Context) error {
 		_, err := k.Rack.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
@@ -462,14 +460,14 @@ func (k *Keeper) request(ctx context.Context, doing, id string, look rack.Look,
 	return nil
 }
 
-// patience is how long the API server may take to answer. If it has not answered for the time
-// outage, a keeper starts its stopped instances without it.
+// patience is the time limit for one answer of the API server. If the server has been silent for
+// longer than outage, a keeper starts the instances that it stopped without reading the records.
 const (
 	patience = 2 * time.Second
 	outage   = 10 * time.Second
 )
 
-// noteStop notes that this process has asked for an instance's stop, and has to start it again.
+// noteStop notes that this process asks the rack to stop an instance, and has to start it again.
 func (k *Keeper) noteStop(r *operation) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -487,8 +485,8 @@ func (k *Keeper) forgetStop(instance string) {
 	delete(k.stops, instance)
 }
 
-// StartStopped starts the instances that this process has stopped if the API server does not
-// answer: without it no attacher works either. If it answers, the leading keeper continues.
+// StartStopped starts the instances that this process has stopped while the API server is
+// unreachable: without the server no attacher works. Otherwise the leader starts them.
 func (k *Keeper) StartStopped(ctx context.Context) error {
 	k.mu.Lock()
 	stops := maps.Clone(k.stops)
@@ -503,8 +501,8 @@ func (k *Keeper) StartStopped(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// isOutage reports whether the API server has not answered for longer than outage. answers reports
-// whether it has answered now.
+// isOutage reports whether the API server has been silent for longer than outage. The argument is
+// whether the server has just answered.
 func (k *Keeper) isOutage(answers bool) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -518,8 +516,8 @@ func (k *Keeper) isOutage(answers bool) bool {
 	return passed(k.now(), k.silent, outage)
 }
 
-// clusterAnswers reports whether the API server answers. If so, it drops the stops that are no
-// longer on record: another keeper has started the instance.
+// clusterAnswers reports whether the API server answers. If so, it removes instances without a
+// recorded operation from the list: another keeper has started them.
 func (k *Keeper) clusterAnswers(ctx context.Context, stops map[string]time.Time) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -548,7 +546,7 @@ func (k *Keeper) startStopped(ctx context.Context, instance string, asked time.T
 	case err != nil:
 		return err
 	case state == oxide.InstanceStateRunning && passed(k.now(), asked, k.Config.AttachTimeout):
-		k.forgetStop(instance) // by now no stop can be on its way
+		k.forgetStop(instance) // by now no request to stop it can be on its way
 		return nil
 	case state != oxide.InstanceStateStopped && state != oxide.InstanceStateFailed:
 		return nil

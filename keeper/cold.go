@@ -18,24 +18,24 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// pace is how often the keeper looks while it works on a node.
+// pace is the time between two rounds while an operation is in progress.
 const pace = time.Second
 
-// lateStop is how long after an operation a stop of the instance may still be due to the keeper:
-// the request may have been on its way when the keeper that sent it died.
+// lateStop is how long after an operation the keeper takes a stop of the instance for its own: the
+// request may have been on its way when the keeper that sent it died.
 const lateStop = 2 * time.Minute
 
-// staleAfter is the time after which an attacher that has tried nothing more probably does not run.
-// Then an instance must not be stopped for it.
+// staleAfter is the time after an attacher's last attempt when it is assumed not to run. The keeper
+// must not stop an instance for an attacher that does not run.
 const staleAfter = 10 * time.Minute
 
-// coldAttach continues the operation in progress. If there is none, it looks for a node to work on.
+// coldAttach continues the operation in progress. If there is none, it may begin one.
 func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error) {
 	if restarted, err := k.restartLateStopped(ctx, v); restarted || err != nil {
 		return pace, err
 	}
 	busy := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool { return n.Record == nil })
-	// At most one node is busy unless somebody edited the records. Bring each operation to its end.
+	// More than one node is busy only if somebody edited the records. Bring each operation to its end.
 	errs := []error{k.holdBack(ctx, v)}
 	for _, n := range busy {
 		if err := k.advance(ctx, v, n); err != nil {
@@ -52,11 +52,11 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	return again, errors.Join(append(errs, err)...)
 }
 
-// restartLateStopped starts an instance that stopped within lateStop after an operation, and
-// reports whether there is one. It does so even if cold attach is switched off now, because the
-// keeper asked for the stop. But if the node's label was removed after the operation ended, it
-// leaves the instance alone. A node that is not ready is checked after that time, too, because no
-// replica may have led for a while.
+// restartLateStopped begins an operation that only starts an instance, if the instance stopped
+// within lateStop after the last operation. It reports whether it did. It works even while cold
+// attach is off, because the keeper asked for the stop. It ignores a node whose label was removed
+// after that operation. It checks a node that is not ready even later, because there may have been
+// no leader for a while.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.Record != nil || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
@@ -72,7 +72,7 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 		case csierr.IsNotFound(err):
 			continue
 		case err != nil:
-			// This error must not delay an operation in progress.
+			// This error must not delay an operation in progress on another node.
 			k.Log.WarnContext(ctx, "not known whether an instance stopped late", "node", n.Name,
 				"error", err)
 			continue
@@ -90,7 +90,7 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 	return false, nil
 }
 
-// consider begins an operation on the node that has waited longest and may be stopped.
+// consider begins an operation on the longest-waiting node that may be stopped.
 func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 	candidates := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool {
 		return len(v.due(n)) == 0
@@ -131,7 +131,7 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 	return pace, ErrStepAside
 }
 
-// candidate is a node with volumes that wait, and the reason that prevents an operation on it.
+// candidate is a node with volumes that wait for a stop. why is what prevents the stop, or "".
 type candidate struct {
 	*node
 	pods sorted
@@ -142,7 +142,7 @@ type candidate struct {
 	next bool
 }
 
-// candidates determines for each node with the label what prevents an operation on it.
+// candidates returns the nodes with ColdAttachLabel, each with what prevents an operation on it.
 func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*candidate {
 	var all []*candidate
 	for _, n := range nodes {
@@ -169,8 +169,8 @@ func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*cand
 	return all
 }
 
-// stoppedElsewhere returns which StatefulSet of the pods on a node was stopped on another node
-// recently, or "".
+// stoppedElsewhere returns a text if another node with pods of the same StatefulSet was stopped
+// less than --stateful-set-interval ago, otherwise "".
 func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 	for _, other := range v.Nodes {
 		if other == n || other.Last == nil {
@@ -186,9 +186,9 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 	return ""
 }
 
-// turnOfAnother returns why another node has to be stopped before this one, or "". The other node
-// has waited since before this node's last stop. Another stop of this node would restart the
-// interval of the StatefulSet that both have.
+// turnOfAnother returns why another node has to be stopped before c, or "". That node has pods of a
+// StatefulSet that c has, too, and has waited since before c's last stop. If c were stopped again,
+// the StatefulSet's interval would begin anew, and the other node would have to wait longer.
 func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	sets := statefulSets(c.pods.stay)
 	for _, other := range all {
@@ -205,7 +205,7 @@ func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	return ""
 }
 
-// oldest returns when the first of a node's attachments began to wait.
+// oldest returns when the first of a node's due attachments was requested.
 func (v *view) oldest(n *node) time.Time {
 	return slices.MinFunc(v.due(n), bySince).since()
 }
@@ -219,8 +219,8 @@ func bySince(a, b *attachment) int { return a.since().Compare(b.since()) }
 
 const runsHere = "waits: the keeper runs here, and another replica has to take over"
 
-// hindrance returns what prevents an operation on a node now, apart from stops of other nodes. If
-// nothing does, it returns "" and the node's pods.
+// hindrance returns what prevents an operation on a node now, or "" and the node's pods. It does
+// not consider recent stops of other nodes; stoppedElsewhere does.
 func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorted, error) {
 	if why := k.hindranceOfNode(v, n); why != "" {
 		return why, sorted{}, nil
@@ -238,7 +238,7 @@ func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorte
 	return "", pods, nil
 }
 
-// hindranceOfNode is the part of hindrance that reads nothing more from the cluster.
+// hindranceOfNode does the checks of hindrance that need only the view.
 func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	ready, _ := n.ready()
 	settle := k.Config.Settle
@@ -267,11 +267,11 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	return ""
 }
 
-// controlPlane is the label of the nodes that run the API server, without which the keeper could
-// not read its records.
+// controlPlane is the label of nodes that run the API server. The keeper stops none of them,
+// because it needs the API server to read its records.
 const controlPlane = "node-role.kubernetes.io/control-plane"
 
-// doubtful returns why the instance of a node must not be stopped now: the cluster may need it.
+// doubtful returns why the cluster may need the node's instance to run now, or "".
 func (k *Keeper) doubtful(v *view, n *node) string {
 	if n.DeletionTimestamp != nil {
 		return "the Node is being deleted"
@@ -293,7 +293,7 @@ func (k *Keeper) doubtful(v *view, n *node) string {
 }
 
 // pauseAfter returns how long a node is left alone after an operation. Each failure doubles the
-// pause, so that the node is not cordoned again and again for nothing.
+// pause, so that the keeper does not cordon the node again and again in vain.
 func (k *Keeper) pauseAfter(last *outcome) time.Duration {
 	return k.Config.MinInterval << max(0, min(last.Failures, 4))
 }
@@ -324,7 +324,7 @@ func (k *Keeper) cordon(ctx context.Context, n *node) error {
 	return k.update(ctx, n)
 }
 
-// announce reports what is going to happen, and why, on the node, the claims and the pods.
+// announce writes the plan into the Node's annotation and into events of the Node, pods and claims.
 func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, verb string) error {
 	waiting := v.due(n)
 	text := planText(n, waiting, waiting, pods, verb)
@@ -339,8 +339,8 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 	return nil
 }
 
-// planText describes what is going to happen to a node. It counts the volumes that wait, and names
-// the first three in named.
+// planText describes what the keeper does, or would do, to a node. It counts the volumes in
+// waiting, and names up to three of those in named.
 func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
 	names := ""
 	if len(named) > 0 {
@@ -365,18 +365,17 @@ func volumesText(all []*attachment) string {
 // The rest of the file limits how often the keeper stops instances. The earlier stops are in the
 // outcome of each node's last operation.
 
-// AgainAnnotation makes the keeper forget earlier stops when a person sets it to a new value: on a
-// PersistentVolume those for the volume, and on the ConfigMap of records those of all nodes.
+// AgainAnnotation makes the keeper forget earlier stops when a person changes its value: on a
+// PersistentVolume the stops for that volume, on the ConfigMap of records the stops of all nodes.
 const AgainAnnotation = DriverName + "/cold-attach-again"
 
-// HeldAnnotation is an annotation of a VolumeAttachment that waits. It contains the reason why the
-// keeper stops no instance for it.
+// HeldAnnotation on a VolumeAttachment contains the reason why the keeper stops no instance for it.
 const HeldAnnotation = DriverName + "/cold-attach-held"
 
-// day is the period in which stops are counted.
+// day is the period in which the keeper counts stops.
 const day = 24 * time.Hour
 
-// cause describes a volume for which an instance is stopped, as it was at that time.
+// cause describes a volume for which an instance was stopped, as of the time of the stop.
 type cause struct {
 	// Disk is the volume's disk, and Again the value of its AgainAnnotation.
 	Disk  string `json:"disk,omitempty"`
@@ -396,14 +395,14 @@ type history struct {
 	Last cause `json:"last,omitzero"`
 }
 
-// within returns the stops within the day before now.
+// within returns the stops of the last day before now.
 func (h history) within(now time.Time) []time.Time {
 	return slices.DeleteFunc(slices.Clone(h.Stops), func(at time.Time) bool {
 		return now.Sub(at) >= day
 	})
 }
 
-// stopped adds a stop. It drops the earlier stops if a person has asked the keeper to forget them.
+// stopped adds a stop, and drops the earlier ones if a person has changed AgainAnnotation.
 func (h history) stopped(at time.Time, c cause) history {
 	if h.Last.Again != c.Again {
 		h.Stops = nil
@@ -411,7 +410,7 @@ func (h history) stopped(at time.Time, c cause) history {
 	return history{Stops: append(h.within(at), at), Last: c}
 }
 
-// remember takes over the earlier history, and adds this operation if it stopped the instance.
+// remember copies the histories of the previous outcome, and adds r if it stopped the instance.
 func (o *outcome) remember(before *outcome, r *operation, now time.Time, again string) {
 	o.Node, o.Volumes = before.Node, map[string]history{}
 	maps.Copy(o.Volumes, before.Volumes)
@@ -458,11 +457,10 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 	return errors.Join(errs...)
 }
 
-// bound returns why the node must not be stopped for an attachment, or "".
+// bound returns why the node must not be stopped again for an attachment, or "".
 //
-// An attachment that failed while the instance was stopped will fail again unless its volume has
-// changed since. If the failure may pass (see passes), the keeper tries again as often as the
-// limits allow.
+// An attachment that failed while the instance was stopped fails again until its volume changes. If
+// the failure may pass (see passes), the keeper tries again as often as the limits allow.
 func (k *Keeper) bound(v *view, n *node, a *attachment) string {
 	last := cmp.Or(n.Last, &outcome{})
 	now, then := v.cause(a), last.Volumes[a.volume()].Last
@@ -497,10 +495,10 @@ func again(kind, name string) string {
 		AgainAnnotation)
 }
 
-// again returns what a person has written on the ConfigMap of records.
+// again returns the value of AgainAnnotation on the ConfigMap of records.
 func (v *view) again() string { return v.records.Annotations[AgainAnnotation] }
 
-// reportHeld writes on an attachment why it is held back, and creates events if the reason is new.
+// reportHeld writes a changed reason to HeldAnnotation, and creates events for a new reason.
 func (k *Keeper) reportHeld(ctx context.Context, v *view, n *node, a *attachment) error {
 	if a.Annotations[HeldAnnotation] == a.held || n.Record != nil || !n.allowed() {
 		return nil
@@ -535,8 +533,8 @@ func (v *view) cause(a *attachment) cause {
 	return c
 }
 
-// noteFailures records which attachments failed while the instance was stopped, for a reason that
-// another stop would not remove.
+// noteFailures records the errors of attachments that failed while the instance was stopped, if
+// another stop would not help.
 func (v *view) noteFailures(n *node) {
 	for _, a := range v.of(n) {
 		c, caused := n.Record.Volumes[a.volume()]
@@ -547,7 +545,7 @@ func (v *view) noteFailures(n *node) {
 	}
 }
 
-// failures returns what went wrong with the volumes of an operation, or "".
+// failures returns the recorded errors of the operation's volumes as text, or "".
 func (r *operation) failures() string {
 	text := ""
 	for _, name := range slices.Sorted(maps.Keys(r.Volumes)) {
@@ -558,7 +556,7 @@ func (r *operation) failures() string {
 	return text
 }
 
-// shortened cuts an error so that it fits into an annotation together with others.
+// shortened cuts an error text so that several of them fit into one event.
 func shortened(text string) string {
 	const most = 300
 	if runes := []rune(text); len(runes) > most {
@@ -567,7 +565,7 @@ func shortened(text string) string {
 	return text
 }
 
-// persistentVolume returns a volume from those that were read, or an empty one.
+// persistentVolume returns the volume of that name from the view, or an empty one.
 func (v *view) persistentVolume(name string) *corev1.PersistentVolume {
 	for i := range v.volumes {
 		if v.volumes[i].Name == name {

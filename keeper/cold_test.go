@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
+func TestAnObstacleDelaysTheStopOfANode(t *testing.T) { // D-61
 	ended := func(name string, o outcome) func(*fixture) {
 		return func(w *fixture) {
 			o.Instance = instanceOf(name)
@@ -143,7 +143,7 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 			keepertest.Delete[*storagev1.VolumeAttachment](w.api, "", "va-data")
 			w.pass(time.Minute)
 		}), ""},
-		// A VolumeAttachment that no pod needs.
+		// In the trials from here on, no pod on the node uses the attachment's volume.
 		{"no volume", func(w *fixture) { keepertest.Remove[*corev1.PersistentVolume](w.api, "", "data") },
 			`there is no PersistentVolume "data" of the driver`},
 		{"another driver's volume", on("", "data", func(v *corev1.PersistentVolume) {
@@ -188,7 +188,7 @@ func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 	}
 }
 
-func TestTheKeeperLooksOftenOnlyWhileItWorksOnANode(t *testing.T) {
+func TestRoundsAreFrequentOnlyDuringAnOperation(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		w := waiting(t, "a")
 		w.Config.ColdAttach = on
@@ -310,7 +310,7 @@ func TestAPlanNamesAtMostThreeVolumes(t *testing.T) {
 	}
 }
 
-// The first write of the resource fails, before or after it is applied.
+// In some trials the first write of a resource fails, before or after the server has applied it.
 func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
 	for _, fails := range []string{"", "create configmaps", "update nodes"} {
 		for _, applied := range []bool{false, true} {
@@ -344,7 +344,7 @@ func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
 	}
 }
 
-// TestNoEventIsCreatedTwice breaks the connection once in each step, before a request or after it.
+// TestNoEventIsCreatedTwice breaks the connection once a step, before or after a request.
 func TestNoEventIsCreatedTwice(t *testing.T) {
 	for _, c := range []struct {
 		name, resource string
@@ -438,7 +438,7 @@ func (w *fixture) live(d time.Duration, refused func(volume string) string) {
 	}
 }
 
-// stops returns how often each node's instance was stopped since the last call.
+// stops returns how often each node's instance was stopped since the last call of stops or seen.
 func (w *fixture) stops() map[string]int {
 	stops := map[string]int{}
 	for _, effect := range w.seen() {
@@ -449,7 +449,7 @@ func (w *fixture) stops() map[string]int {
 	return stops
 }
 
-func TestAFailingAttachmentCausesFewStops(t *testing.T) { // D-61
+func TestStopsForAFailingAttachmentAreLimited(t *testing.T) { // D-61
 	for _, c := range []trial[string, int]{
 		{"the instance is full", full, 1},
 		{"the rack does not answer", away, Defaults().MaxStopsPerVolume},
@@ -484,7 +484,7 @@ func TestAFailingAttachmentCausesFewStops(t *testing.T) { // D-61
 	}
 }
 
-func TestAnAttachmentThatFailsDelaysNoOther(t *testing.T) { // D-61
+func TestAFailingAttachmentDoesNotDelayOthers(t *testing.T) { // D-61
 	w := newFixture(t, "a")
 	w.wait("a", "bad")
 	w.wait("a", "good")
@@ -519,7 +519,7 @@ func TestAnAttachmentThatFailsDelaysNoOther(t *testing.T) { // D-61
 	}
 }
 
-// leave makes a volume that is attached wait to be detached, as when its pod is gone.
+// leave creates an attached volume with a VolumeAttachment that is being deleted.
 func (w *fixture) leave(node, volume string) {
 	w.bind(pv(volume))
 	name := "va-" + volume
@@ -538,7 +538,7 @@ func TestGrowingAClaimStopsItsNodeAtMostOnceForEachDisk(t *testing.T) { // D-61
 		to    string // the node of the pod when it comes back
 		after time.Duration
 		want  map[string]int
-		// most is how long the pod may wait for the new disk, with the stop.
+		// most is the longest time that the pod may wait for the new disk.
 		most time.Duration
 	}{
 		{"the pod comes back to its node within --settle", "a", 20 * time.Second,

@@ -50,7 +50,7 @@ type fixture struct {
 	effects []string
 }
 
-// trial is a row of a test's table. A wanted text may be a part.
+// trial is a row of a test's table. The test may search the result for the text want.
 type trial[G, W any] struct {
 	name  string
 	given G
@@ -115,7 +115,7 @@ func (w *fixture) now() time.Time {
 	return w.clock
 }
 
-// csiNode returns the CSINode with which the driver is registered on a node.
+// csiNode returns a node's CSINode, in which the driver is registered.
 func csiNode(n *corev1.Node) *storagev1.CSINode {
 	return &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: n.Name,
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name,
@@ -256,7 +256,7 @@ func pv(name string) *corev1.PersistentVolume {
 				Namespace: "shop", Name: name, UID: types.UID("claim-" + name)}}}
 }
 
-// pvc returns the claim of a volume's name, which is bound to it.
+// pvc returns a claim with a volume's name, which is bound to that volume.
 func pvc(name string) *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
 		UID: types.UID("claim-" + name)}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name}}
@@ -269,7 +269,7 @@ func (w *fixture) bind(v *corev1.PersistentVolume) {
 	keepertest.Put(w.api, v)
 }
 
-// wait makes a volume wait on a node, with a pod of a StatefulSet, and with the attacher's error.
+// wait creates a volume, its pod on a node, and a VolumeAttachment that waits for a stop.
 func (w *fixture) wait(node, volume string) {
 	w.bind(pv(volume))
 	w.pod(node, "db-"+volume, "StatefulSet", volume)
@@ -280,7 +280,7 @@ func (w *fixture) wait(node, volume string) {
 	w.attach(volume, mustStop)
 }
 
-// attach sets the result of the attacher's attempt; "" means that the volume is attached.
+// attach sets the result of the attacher's last attempt; "" means that the volume is attached.
 func (w *fixture) attach(volume, failed string) {
 	keepertest.Edit(w.api, "", "va-"+volume, func(a *storagev1.VolumeAttachment) {
 		a.Status = storagev1.VolumeAttachmentStatus{Attached: failed == ""}
@@ -290,7 +290,7 @@ func (w *fixture) attach(volume, failed string) {
 	})
 }
 
-// pass advances the clock, with heartbeats and failing attempts to attach.
+// pass advances the clock, and updates the heartbeats and the times of failed attach attempts.
 func (w *fixture) pass(d time.Duration) {
 	w.advance(d)
 	for _, n := range keepertest.List[*corev1.Node](w.api, "") {
@@ -305,7 +305,7 @@ func (w *fixture) pass(d time.Duration) {
 	}
 }
 
-// round does a round that must not fail.
+// round does a round that must not fail, and then calls retry.
 func (w *fixture) round() {
 	w.t.Helper()
 	if _, err := w.Round(w.t.Context()); err != nil {
@@ -386,7 +386,7 @@ func (w *fixture) note(effect string) {
 	w.effects = append(w.effects, step+effect)
 }
 
-// seen returns the effects since the last call.
+// seen returns the effects since the last call of seen.
 func (w *fixture) seen() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -6,17 +6,17 @@
 // keeper stops the instance, wakes the attacher, and starts the instance again. See cold.go.
 //
 // Startup taint: a node joins with a taint, which the keeper removes when the driver is registered
-// there. See leave.go.
+// on the node. See leave.go.
 //
 // Leaving nodes: a node whose instance the rack reports as stopped or destroyed gets the
 // out-of-service taint, so that Kubernetes moves its pods at once. A Leaver in the node's pod keeps
-// the driver until the node's volumes are detached. See leave.go.
+// the driver running until the node's volumes are detached. See leave.go.
 //
-// A person can use a Mover to move a volume that stays with its node. See move.go.
+// A person can use a Mover to move a volume that is tied to one node. See move.go.
 //
-// All that the keeper holds in memory is a list of the instances that it has stopped: it starts
-// them again even if the API server is unreachable (StartStopped). Each Round reads the cluster and
-// the rack, decides, and does at most one thing for a node. The keeper records its next step in a
+// In memory the keeper has only a list of the instances that it has stopped, so that it can start
+// them while the API server is unreachable (StartStopped). Each Round reads the cluster and the
+// rack, decides, and does at most one thing for a node. The keeper records its next step in a
 // ConfigMap (cluster.go), so that any replica can continue what another one began.
 package keeper
 
@@ -49,12 +49,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// Keeper looks after the nodes of one cluster.
+// Keeper stops, starts and taints the nodes of one cluster.
 type Keeper struct {
 	Config     Config
 	Kubernetes *Cluster
 	Rack       *rack.Client
-	// Namespace is the namespace of the keeper's records.
+	// Namespace is the namespace of the ConfigMap with the keeper's records.
 	Namespace string
 	Log       *slog.Logger
 	Metrics   *Metrics
@@ -62,8 +62,8 @@ type Keeper struct {
 	Now func() time.Time
 
 	mu sync.Mutex
-	// guarded by mu: stops contains the instances that this process has asked to stop and has to
-	// start, with the times of the requests. silent is when the API server first failed to answer
+	// guarded by mu: stops contains the instances that this process has asked the rack to stop and has
+	// to start, with the times of the requests. silent is when the API server first failed to answer
 	// StartStopped; it is zero if the server has answered since.
 	stops  map[string]time.Time
 	silent time.Time
@@ -73,7 +73,7 @@ type Keeper struct {
 // another replica has to lead.
 var ErrStepAside = errors.New("the node to be stopped is the one this keeper runs on")
 
-// Round reads the cluster and the rack once, and does the next thing. It returns the longest time
+// Round reads the cluster and the rack once, and acts on what it finds. It returns the longest time
 // to wait until the next round. After an error other than ErrStepAside, the next round tries again.
 func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
 	v, err := k.observe(ctx)
@@ -98,7 +98,7 @@ func (k *Keeper) now() time.Time {
 }
 
 // Cluster contains the Kubernetes clients that this package uses, which share their connections.
-// The clientset of client-go contains the clients of all API groups; the others would take a fifth
+// The clientset of client-go has a client for every API group; the unused ones would take a fifth
 // of the keeper's memory.
 type Cluster struct {
 	Coordination *coordination.CoordinationV1Client
@@ -140,15 +140,15 @@ func (k *Keeper) report(ctx context.Context, n *corev1.Node, r *operation, reaso
 	k.event(ctx, nodeReference(n), corev1.EventTypeNormal, of, reason, message)
 }
 
-// warn creates an event for something that a person has to look at.
+// warn logs a problem that needs a person, and creates a warning event for it.
 func (k *Keeper) warn(ctx context.Context, about corev1.ObjectReference, reason, message string) {
 	k.Log.WarnContext(ctx, message, "kind", about.Kind, "name", about.Name, "event", reason)
 	k.event(ctx, about, corev1.EventTypeWarning, "", reason, message)
 }
 
-// reportToUsers creates events for what is going to happen: on the pods that stop with the node,
-// and on the claims whose volumes wait. Each event names only volumes of its own namespace, whose
-// users may read it.
+// reportToUsers creates events about a planned stop: on the pods that stop with the node, and on
+// the claims whose volumes wait. The users of a namespace can read its events, so each event names
+// only volumes of its own namespace.
 func (k *Keeper) reportToUsers(ctx context.Context, v *view, n *node, pods sorted, verb string) {
 	waiting := v.due(n)
 	claims := map[string]*corev1.ObjectReference{} // by volume
@@ -175,7 +175,7 @@ func (k *Keeper) reportToUsers(ctx context.Context, v *view, n *node, pods sorte
 }
 
 // event creates an event, but only once: its name is a hash of its content. A failure is only
-// logged, because a missing event is no reason to leave an instance stopped.
+// logged: the keeper must not leave an instance stopped because an event could not be created.
 func (k *Keeper) event(ctx context.Context, about corev1.ObjectReference, kind, of, reason,
 	message string) {
 	h := fnv.New64a()
@@ -261,7 +261,7 @@ func (m *Metrics) observe(v *view) {
 	m.working.Set(float64(working))
 }
 
-// rest sets the gauges to zero. Only the leader sets them to the state of the cluster.
+// rest sets the gauges to zero. Only the leader reports the cluster's state in them.
 func (m *Metrics) rest() {
 	for _, g := range []prometheus.Gauge{m.waits, m.working, m.holds} {
 		g.Set(0)
@@ -280,12 +280,12 @@ func (m *Metrics) round(err error) {
 	m.rounds.WithLabelValues(map[bool]string{true: "error", false: "ok"}[err != nil]).Inc()
 }
 
-// Settings contains what the arguments and the environment of the program set.
+// Settings are the keeper's settings from its arguments and environment variables.
 type Settings struct {
 	Config
 	Kubeconfig   string // empty: the pod's service account
 	HTTPEndpoint string // host:port of metrics and health; empty: none
-	// LeaseNamespace is where the replicas elect their leader.
+	// LeaseNamespace is the namespace of the lease with which the replicas elect their leader.
 	LeaseNamespace string
 	// LeaseDuration is how long a leader that does not renew its lease still counts as the leader.
 	LeaseDuration time.Duration
@@ -299,8 +299,8 @@ type Settings struct {
 	Version  bool
 }
 
-// ParseSettings parses the arguments and the environment variables of the rack and of the pod. With
-// --help it writes the help text and returns flag.ErrHelp.
+// ParseSettings parses the arguments and the environment variables that name the rack and the pod.
+// With --help it writes the help text and returns flag.ErrHelp.
 func ParseSettings(args []string, getenv func(string) string, help io.Writer) (Settings, error) {
 	s := Settings{Config: Defaults(), LeaseDuration: 15 * time.Second}
 	var window string
@@ -405,22 +405,22 @@ func (s *Settings) complete() error {
 	return nil
 }
 
-// Config contains an operator's decisions. Zero values are no defaults; see Defaults.
+// Config contains the settings that an operator chooses. Its zero value is not valid; see Defaults.
 type Config struct {
-	// ColdAttach, StartupTaint and LeavingNodes are the duties that are switched on. DryRun limits
-	// the first, and Fence extends the last; see the flags.
+	// ColdAttach, StartupTaint and LeavingNodes switch the three duties on. With DryRun, cold attach
+	// only reports what it would do. With Fence, the out-of-service taint is set, too.
 	ColdAttach, StartupTaint, LeavingNodes, DryRun, Fence bool
-	// NodeName is the node that this keeper runs on. It never stops that node's instance.
+	// NodeName is the node that this keeper runs on. The keeper never stops this node's instance.
 	NodeName string
-	// Settle is the time in which no further volume must begin to wait on a node before the keeper
-	// begins. It begins anyway when a volume has waited five times as long.
+	// Settle is how long the keeper waits for further volumes after the last one began to wait on a
+	// node. It stops the node anyway when a volume has waited five times as long.
 	Settle time.Duration
 	// These limit how often nodes are stopped; see the flags. Window may be nil, which means always.
 	MinInterval, StatefulSetInterval   time.Duration
 	MaxStopsPerVolume, MaxStopsPerNode int
 	Window                             *Window
-	// The time limits of the steps. After its limit, a drain ends the operation; a stop or an attach
-	// goes on to the start of the instance; a start is tried again; and a return counts as failed.
+	// The time limits of the steps. A drain or return that exceeds its limit ends the operation with a
+	// problem; a stop or attach goes on to the start of the instance; a start is repeated.
 	DrainTimeout, StopTimeout, AttachTimeout, StartTimeout, ReturnTimeout time.Duration
 	// Interval is the time between rounds if nothing changes.
 	Interval time.Duration
@@ -495,7 +495,7 @@ type Window struct {
 	text   string
 }
 
-// fiveFields does not accept "@every 1h", because that names no time of day.
+// fiveFields does not accept "@every 1h", which names no time of day.
 var fiveFields = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow)
 
 // ParseWindow parses a window that begins at the times of a cron expression of five fields, such as

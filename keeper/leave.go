@@ -43,8 +43,8 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		return nil
 	case n.Fenced != "":
 		return k.unfence(ctx, v, n)
-	// A node that the keeper has stopped, or may have stopped, comes back with its pods. A node whose
-	// kubelet reports is not off, whatever instance its driver was registered with.
+	// A node with an operation in progress comes back with its pods. A node whose kubelet reports is
+	// not off, even if its driver was registered with an instance that is.
 	case !n.silent(), n.Instance == "", n.Record != nil, !k.Config.Fence,
 		n.tainted(outOfService.Key):
 		return nil
@@ -80,9 +80,8 @@ func (n *node) silent() bool {
 	})
 }
 
-// unfence removes the keeper's taint from a node whose instance runs again. A node whose kubelet
-// reports is running, whatever its instance is now. If somebody has removed the taint, a taint that
-// is there now is not the keeper's.
+// unfence removes the keeper's taint from a node whose instance runs again or whose kubelet
+// reports. If somebody else has removed or replaced the taint, unfence only clears the record.
 func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	instance, ours := n.Fenced, slices.Contains(n.Spec.Taints, outOfService)
 	if n.silent() && ours {
@@ -141,10 +140,10 @@ func (n *node) removeTaint(key string) {
 	n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == key })
 }
 
-// Leaver is the program that runs beside a node's driver and keeps it until the node's volumes are
-// detached. The driver must outlive the pods whose volumes it unmounts, but it does not ask
-// Kubernetes whether they are gone. Instead its preStop hook connects to the Leaver's socket and
-// waits until the connection is closed.
+// Leaver is the program that runs beside a node's driver and keeps it running until the node's
+// volumes are detached. The driver must outlive the pods whose volumes it unmounts, but it does not
+// ask Kubernetes whether they are gone. Instead its preStop hook connects to the Leaver's socket
+// and waits until the connection is closed.
 type Leaver struct {
 	Kubernetes *Cluster
 	NodeName   string
@@ -154,15 +153,15 @@ type Leaver struct {
 	Limit time.Duration
 }
 
-// leavingPace is how often the Leaver looks at the volumes of a node that is leaving.
+// leavingPace is the pause between two reads of a leaving node's volumes.
 const leavingPace = time.Second
 
-// refusedLimit is how long the API server may refuse the Leaver's requests before it gives up. When
-// the driver is removed by Helm or kubectl, its rights disappear before its pods have ended.
+// refusedLimit is how long the API server may refuse the Leaver's requests before the Leaver gives
+// up. When Helm or kubectl removes the driver, its rights disappear before its pods have ended.
 const refusedLimit = 5 * time.Second
 
-// Run holds the driver's connections until ctx ends, which happens when the pod is asked to end. If
-// the node is leaving, it then holds them until the node has no VolumeAttachments of the driver.
+// Run keeps the driver's connections open until ctx ends, when the pod is asked to end. If the node
+// is leaving, it then waits up to Limit until the node has no VolumeAttachments of the driver.
 func (l *Leaver) Run(ctx context.Context) error {
 	if err := os.Remove(l.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the socket of an earlier process: %w", err)

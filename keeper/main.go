@@ -219,7 +219,7 @@ type process struct {
 // candidacy takes part in one election. While this replica leads, it does the keeper's work.
 func (p *process) candidacy(ctx context.Context) error {
 	lease := p.settings.LeaseDuration
-	// The elector does not wait for its callback, and may start it after its context has ended.
+	// The elector does not wait for OnStartedLeading, and may call it after the leadership has ended.
 	var leading sync.Mutex
 	aside := false // guarded by leading
 	candidacy, stepAside := context.WithCancel(ctx)
@@ -294,14 +294,14 @@ func (p *process) lead(ctx context.Context) (aside bool) {
 }
 
 // round does one round. Its time limit ends before another replica can take the lease, even if this
-// process was frozen in between.
+// process is frozen meanwhile.
 func (p *process) round(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.roundLimit())
 	defer cancel()
 	return p.Round(ctx)
 }
 
-// roundLimit is the time limit of a round, and the age at which a look at the rack is too old.
+// roundLimit is the time limit of a round, and the age from which a look is too old.
 func (s *Settings) roundLimit() time.Duration { return s.LeaseDuration * 2 / 3 }
 
 // startStopped calls StartStopped again and again until ctx ends. It needs no lease: without the
@@ -315,8 +315,8 @@ func (p *process) startStopped(ctx context.Context) {
 	}
 }
 
-// watch reports the changes of VolumeAttachments that need a new round, until ctx ends. It ignores
-// the others, because a round is expensive: a cluster may have many attachments that do not wait
+// watch reports changes of VolumeAttachments that need a new round, until ctx ends. It ignores all
+// other changes, because a round is expensive: a cluster may have many attachments that do not wait
 // for a stop, or that belong to other drivers.
 func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
 	for ctx.Err() == nil {
@@ -339,9 +339,9 @@ func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
 	}
 }
 
-// matters reports whether an attachment begins to wait for a stop, or no longer waits. waited
-// contains the names of those that wait. Other changes need no round of their own: during an
-// operation there is one every second.
+// matters reports whether an attachment begins to wait for a stop, or no longer waits. It keeps the
+// names of the waiting attachments in waited. Other changes need no extra round: during an
+// operation there is a round every second.
 func matters(event watch.Event, waited map[string]bool) bool {
 	object, ok := event.Object.(*storagev1.VolumeAttachment)
 	if !ok {

@@ -48,7 +48,7 @@ current-context: test
 	return path
 }
 
-func TestTheProgramEndsWithAStatus(t *testing.T) {
+func TestHelpExitsWithZeroAndErrorsWithOne(t *testing.T) {
 	for _, c := range []struct {
 		args   string // separated by spaces
 		env    func(string) string
@@ -97,7 +97,7 @@ func (w *fixture) run(met func() bool, env func(string) string, args ...string) 
 	return <-status, stdout.String() + stderr.String()
 }
 
-func TestTheProgramLooksAfterTheNodesUntilItIsAskedToEnd(t *testing.T) {
+func TestTheProgramLeadsAndReleasesItsLease(t *testing.T) {
 	for format, line := range map[string]string{"text": "time=", "json": "{"} {
 		w := newFixture(t, "a")
 		w.wait("a", "data")
@@ -118,7 +118,7 @@ func TestTheProgramLooksAfterTheNodesUntilItIsAskedToEnd(t *testing.T) {
 	}
 }
 
-func TestTheProgramKeepsTheDriverOfALeavingNode(t *testing.T) {
+func TestTheLeaveCommandEndsIfTheNodeStays(t *testing.T) {
 	w := newFixture(t, "a")
 	socket := filepath.Join(t.TempDir(), "leave.sock")
 	status, wrote := w.run(func() bool {
@@ -133,7 +133,7 @@ func TestTheProgramKeepsTheDriverOfALeavingNode(t *testing.T) {
 	}
 }
 
-func TestTheProgramMovesAVolume(t *testing.T) {
+func TestTheMoveCommandMovesAVolume(t *testing.T) {
 	m := newMoving(t)
 	status, wrote := m.run(func() bool { return false }, env(), "move", "pv-1", "--timeout=8s", "b",
 		"--kubeconfig="+m.kubeconfig())
@@ -152,7 +152,7 @@ func written(text string) string {
 	return text
 }
 
-// spokenDefaults contains what the page says of flags that have no default in the program.
+// spokenDefaults contains the page's defaults of flags that have no default in the program.
 var spokenDefaults = map[string]string{"node-name": "$k8s_node_name",
 	"leader-election-namespace": "$k8s_namespace", "kubeconfig": "the pod's service account",
 	"http-endpoint": "none"}
@@ -182,8 +182,8 @@ func TestTheDocumentationListsEveryFlag(t *testing.T) {
 	}
 }
 
-// The types are compared by the metrics' names: a registry does not describe types, and does not
-// return a vector that has no sample.
+// The test derives a metric's type from its name: a registry's descriptions contain no types, and
+// its Gather does not return a vector without a sample.
 func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	described := make(chan *prometheus.Desc)
 	go func() {
@@ -246,7 +246,7 @@ func TestSettingsAreReadFromTheArgumentsAndTheEnvironment(t *testing.T) {
 	}
 }
 
-func TestSettingsThatCannotWorkAreRefused(t *testing.T) {
+func TestInvalidSettingsAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		args string // after --cold-attach, separated by "|"
 		env  []string
@@ -318,7 +318,7 @@ func TestAWindowIsOpenFromItsBeginningForItsLength(t *testing.T) {
 	}
 }
 
-// replica runs a process that takes part in the election until the test ends, on a node.
+// replica runs a keeper on a node, which takes part in the leader election until the test ends.
 func (w *fixture) replica(node string) {
 	w.t.Helper()
 	k := &Keeper{Config: w.Config, Rack: w.Rack, Log: w.Log, Now: w.Now, Metrics: NewMetrics(),
@@ -376,7 +376,7 @@ func TestAReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) { // D-61
 	}
 }
 
-func TestAKeeperCannotRecordWhatItDecidedBeforeAnotherKeeperActed(t *testing.T) { // D-61
+func TestSaveConflictsIfAnotherKeeperHasWritten(t *testing.T) { // D-61
 	w := newFixture(t, "a")
 	for i, refused := range []func(error) bool{apierrors.IsAlreadyExists, apierrors.IsConflict} {
 		v := try(w.observe(t.Context()))(t)

@@ -19,10 +19,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// MovingAnnotation is an annotation of a PersistentVolume that is set to Retain only while it is
-// being replaced. With the volume's name appended, it is an annotation of the CSIDriver object that
-// contains the replacement, from which an interrupted move continues. Whoever may write claims or a
-// Node cannot write the CSIDriver object.
+// MovingAnnotation marks a PersistentVolume whose reclaim policy a move has set to Retain. An
+// annotation of the CSIDriver object, under movingKey, contains the replacement, from which an
+// interrupted move continues. Users who may write claims or a Node cannot write the CSIDriver
+// object.
 const MovingAnnotation = DriverName + "/moving"
 
 // movingKey returns the key of the annotation of the CSIDriver object for a volume.
@@ -42,7 +42,7 @@ func movingKey(name string) string {
 type Mover struct {
 	Kubernetes *Cluster
 	Out        io.Writer
-	// Pace is how often it checks whether Kubernetes has done its part.
+	// Pace is how often Move checks whether Kubernetes has deleted or bound the volume.
 	Pace time.Duration
 }
 
@@ -88,8 +88,8 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 	return nil
 }
 
-// replaces reports whether a volume is already the replacement. A volume that an interrupted move
-// has set to Retain or deleted is not, even if the new move is back to its own node.
+// replaces reports whether v is already the replacement. A volume that an interrupted move has set
+// to Retain or deleted is not, even if this move goes back to the volume's own node.
 func replaces(v *corev1.PersistentVolume, instance string) bool {
 	_, moving := v.Annotations[MovingAnnotation]
 	return v.DeletionTimestamp == nil && onInstance(v, instance) && !moving
@@ -183,7 +183,7 @@ func (m *Mover) saved(ctx context.Context, name string) (*corev1.PersistentVolum
 	return v, nil
 }
 
-// save saves the replacement of a volume; "" removes it.
+// save writes the replacement of a volume to the CSIDriver's annotation; "" removes the annotation.
 func (m *Mover) save(ctx context.Context, name, value string) error {
 	_, err := m.Kubernetes.Storage.CSIDrivers().Patch(ctx, DriverName, types.MergePatchType,
 		annotation(movingKey(name), value, "name", DriverName), metav1.PatchOptions{})
@@ -194,7 +194,7 @@ func (m *Mover) save(ctx context.Context, name, value string) error {
 }
 
 // prepare saves the replacement before anything is removed, and returns it. The replacement is a
-// copy of the volume as it is now, without the changes of an interrupted move.
+// copy of the volume as it is now, without the changes that an interrupted move has made.
 func (m *Mover) prepare(ctx context.Context, old, saved *corev1.PersistentVolume,
 	instance string) (*corev1.PersistentVolume, error) {
 	replacement := saved
@@ -218,7 +218,7 @@ func (m *Mover) prepare(ctx context.Context, old, saved *corev1.PersistentVolume
 	return replacement, m.save(ctx, replacement.Name, string(text))
 }
 
-// remove deletes a PersistentVolume without its disk, which Retain keeps.
+// remove deletes a PersistentVolume. It sets Retain first, so that Kubernetes keeps the disk.
 func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	volumes := m.Kubernetes.Core.PersistentVolumes()
 	now, err := volumes.Patch(ctx, v.Name, types.MergePatchType, fmt.Appendf(nil,
@@ -236,7 +236,7 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the PersistentVolume %s: %w", v.Name, err)
 	}
-	// Remove the finalizers, which would keep the volume because it is in use and stays in use.
+	// Remove the finalizers: with them Kubernetes keeps a volume that is in use, as this one is.
 	for {
 		now, err := volumes.Get(ctx, v.Name, metav1.GetOptions{})
 		switch {

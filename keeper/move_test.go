@@ -28,14 +28,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// moving is a fixture with a volume that stays with the node "a", and its pod there.
+// moving is a fixture with a volume that is tied to the node "a", and the pod that uses it there.
 type moving struct {
 	*fixture
 	mover  *Mover
 	out    bytes.Buffer
 	old    *corev1.PersistentVolume // before the move
 	losing sync.Mutex
-	// guarded by losing: lose decides for each change of the Mover whether the connection breaks
+	// guarded by losing: lose reports whether the connection breaks at a change of the Mover
 	lose func(r keepertest.KubeRequest) bool
 }
 
@@ -68,8 +68,8 @@ func newMoving(t *testing.T) *moving {
 	return m
 }
 
-// intercept acts as the controller of volumes, and checks that no disk is deleted: the provisioner
-// deletes the disk of a volume that is removed and not set to Retain.
+// intercept acts as the PersistentVolume controller, and checks that a volume is deleted only while
+// it is set to Retain: the provisioner deletes the disk of any other volume.
 func (m *moving) intercept(r keepertest.KubeRequest) error {
 	v, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	gone := r.Verb == "delete" && !r.Applied || there && v.DeletionTimestamp != nil
@@ -87,7 +87,7 @@ func (m *moving) intercept(r keepertest.KubeRequest) error {
 	return nil
 }
 
-// bind binds the claim and its volume, as the controller of volumes does.
+// bind binds the claim and its volume, as the PersistentVolume controller does.
 func (m *moving) bind() {
 	v, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	keepertest.Edit(m.api, "shop", "data", func(c *corev1.PersistentVolumeClaim) {
@@ -122,7 +122,7 @@ func (m *moving) belongs(to string) {
 	want := m.old.DeepCopy()
 	want.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[1].Values =
 		[]string{instanceOf(to)}
-	// The server sets these.
+	// The server sets the fields below.
 	want.UID, want.ResourceVersion = v.UID, v.ResourceVersion
 	want.CreationTimestamp = v.CreationTimestamp
 	if diff := cmp.Diff(want, v); diff != "" {
@@ -200,8 +200,8 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 	}
 }
 
-// interrupted breaks the connection at the Mover's change number at, counted from 1, before or
-// after the change is applied. It reports whether there were that many changes.
+// interrupted starts a move, and breaks the connection before or after the change with the number
+// at (counted from 1) is applied. It reports whether the move failed.
 func (m *moving) interrupted(to string, at int, applied bool) bool {
 	m.t.Helper()
 	n := 0
@@ -219,7 +219,7 @@ func (m *moving) interrupted(to string, at int, applied bool) bool {
 	return err != nil
 }
 
-func TestAMoveThatIsInterruptedAnywhereContinues(t *testing.T) {
+func TestAnInterruptedMoveContinues(t *testing.T) {
 	for _, applied := range []bool{false, true} {
 		for _, to := range []string{"b", "a"} { // repeat the move, or move back
 			at := 1
@@ -273,7 +273,7 @@ func TestAMoveNamesThePodWhoseEvictionIsRefused(t *testing.T) {
 	}
 }
 
-func TestAMoveDoesNotEvictAPodThatWasCreatedSince(t *testing.T) {
+func TestAMoveDoesNotEvictALaterPodOfTheSameName(t *testing.T) {
 	m := newMoving(t)
 	m.loses(func(r keepertest.KubeRequest) bool {
 		if r.Subresource == "eviction" && !r.Applied {
@@ -288,7 +288,7 @@ func TestAMoveDoesNotEvictAPodThatWasCreatedSince(t *testing.T) {
 	}
 }
 
-func TestAMoveDoesNotTouchAVolumeThatReplacedTheOneItFound(t *testing.T) {
+func TestAMoveDoesNotTouchALaterVolumeOfTheSameName(t *testing.T) {
 	m := newMoving(t)
 	other := m.old.DeepCopy()
 	other.Finalizers = nil
@@ -357,8 +357,8 @@ type leaving struct {
 	leaver *Leaver
 	stop   func() // asks the Leaver to end
 	result chan error
-	ended  chan struct{} // the driver's connection
-	closed atomic.Bool   // reports whether that connection has ended
+	ended  chan struct{} // closed when the driver's connection has ended
+	closed atomic.Bool   // reports whether the driver's connection has ended
 }
 
 func leave(t *testing.T, limit time.Duration) *leaving {

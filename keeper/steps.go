@@ -17,9 +17,9 @@ import (
 )
 
 // This file contains the steps of an operation. In each round, the function of the recorded step
-// does what is due, records the next step, or waits.
+// acts, records the next step, or waits.
 
-// advance does the next thing in an operation.
+// advance continues an operation by one round.
 func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 	const gone = "somebody deleted the Node"
 	switch s := n.Record.Step; {
@@ -28,7 +28,7 @@ func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 	case n.gone && s != starting:
 		return k.giveUp(ctx, v, n, gone)
 	case n.cordoned() && !n.Spec.Unschedulable && s != draining:
-		// Somebody uncordoned the node. Should they cordon it again, the keeper must not undo that.
+		// Somebody uncordoned the node. If they cordon it again, finish must not uncordon it.
 		delete(n.Annotations, CordonAnnotation)
 		if err := k.update(ctx, n); err != nil {
 			return err
@@ -50,7 +50,7 @@ func (n *node) overdue(now time.Time, limit time.Duration) bool {
 // maxSkew is how much the clocks of replicas and of the API server may differ.
 const maxSkew = time.Minute
 
-// ahead reports whether a time is too far in the future, so that a clock was wrong.
+// ahead reports whether a noted time is more than maxSkew in the future, so that a clock was wrong.
 func ahead(now, noted time.Time) bool { return noted.Sub(now) > maxSkew }
 
 // passed reports whether more than d has passed since a time. If that time is too far in the
@@ -66,7 +66,7 @@ func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, message st
 	n.Record.Step, n.Record.Since = next, v.Now
 	if err := k.write(ctx, v, n, message); err != nil {
 		if late && !apierrors.IsConflict(err) {
-			// Start the instance even if that cannot be recorded. A second start does no harm.
+			// Start the instance even if the step cannot be recorded. A second start does no harm.
 			err = errors.Join(err, k.startInstance(ctx, rack.Looking(), n.Record.Instance))
 		}
 		return err
@@ -82,7 +82,7 @@ func (k *Keeper) giveUp(ctx context.Context, v *view, n *node, problem string) e
 	return k.failed(was, k.to(ctx, v, n, starting, problem))
 }
 
-// failed counts a step that has failed, if err is nil: its failure is recorded.
+// failed counts a failure of the step, if err is nil: then the failure is recorded.
 func (k *Keeper) failed(s step, err error) error {
 	if err == nil {
 		k.Metrics.problems.WithLabelValues(string(s)).Inc()
@@ -163,13 +163,13 @@ func (k *Keeper) forbidden(v *view, n *node) string {
 	return k.doubtful(v, n)
 }
 
-// drain evicts the pods that would not come back to the node.
+// drain evicts the node's pods without volumes of the driver, and goes on to the stop.
 func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case n.Name == k.Config.NodeName:
 		return k.finish(ctx, v, n, "the keeper that continues runs on this node itself")
 	case !n.cordoned() && !n.Spec.Unschedulable:
-		return k.cordon(ctx, n) // the keeper that began the operation has not done it
+		return k.cordon(ctx, n) // the keeper that began the operation died before it did
 	case k.forbidden(v, n) != "":
 		return k.finish(ctx, v, n, k.forbidden(v, n))
 	}
@@ -180,7 +180,7 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case pods.lost != "":
 		return k.finish(ctx, v, n, pods.lost)
-	// Check the time first: if no keeper has run for long, this operation must stop nothing now.
+	// Check the time first: if no keeper has run for long, this operation must not stop the node.
 	case n.overdue(v.Now, k.Config.DrainTimeout):
 		problem := cmp.Or(pods.budget, "the attacher has not tried again; see its log")
 		if len(pods.evict) > 0 {
@@ -201,14 +201,14 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	n.Record.StatefulSets, n.Record.Volumes = statefulSets(pods.stay), v.causes(n)
 	if n.Last != nil {
 		maps.DeleteFunc(n.Last.Volumes, func(name string, _ history) bool {
-			return v.persistentVolume(name).Name == "" // it no longer exists
+			return v.persistentVolume(name).Name == "" // the volume no longer exists
 		})
 	}
 	return k.to(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
 }
 
-// stillWaits makes the attacher try again the attachments that wait and were not tried since the
-// operation began. It reports whether any was tried since, and still waits.
+// stillWaits wakes the attacher for the due attachments that it has not tried since the operation
+// began. It reports whether an attachment that was tried since then still waits for a stop.
 func (k *Keeper) stillWaits(ctx context.Context, v *view, n *node) (bool, error) {
 	due := v.due(n)
 	untried := slices.DeleteFunc(slices.Clone(due), func(a *attachment) bool {
@@ -260,14 +260,14 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	return k.wakeAll(ctx, n.Record, v.unsettled(n))
 }
 
-// attach wakes the attacher until it has nothing more to do on the node.
+// attach wakes the attacher until it has nothing more to do on the node, and goes on to the start.
 func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
 	left := v.unsettled(n)
 	switch {
 	case err != nil, state == oxide.InstanceStateStopped:
 	case len(left) == 0:
-		return k.restart(ctx, v, n, "") // somebody started it after the attacher was done
+		return k.restart(ctx, v, n, "") // somebody started the instance after the attacher was done
 	default:
 		return k.restart(ctx, v, n, fmt.Sprintf("somebody started the instance; it is %s", state))
 	}
@@ -276,7 +276,7 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	switch {
 	case err == nil && len(left) == 0 && len(missing) == 0:
 		return k.restart(ctx, v, n, "")
-	// From here on, the instance is started when the time is over, whatever else fails.
+	// In the cases below, the instance is started after --attach-timeout, even if a read fails.
 	case err != nil && n.overdue(v.Now, k.Config.AttachTimeout):
 		return k.restart(ctx, v, n, fmt.Sprintf("what waits could not be read for %s: %v",
 			k.Config.AttachTimeout, err))
@@ -306,8 +306,8 @@ func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) 
 	return k.to(ctx, v, n, starting, "the attacher is done; the instance is started")
 }
 
-// start starts the instance. It gives up only if the instance is certainly gone after
-// --start-timeout.
+// start starts the instance, and repeats that until it runs. It ends the operation without a start
+// only if --start-timeout is over and the rack confirms that the instance is gone.
 func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	look := rack.Looking()
 	state, err := k.instanceState(ctx, n.Record.Instance)
@@ -320,13 +320,13 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 		k.instanceGone(ctx, n.Record.Instance) == nil:
 		return k.finish(ctx, v, n, "the rack no longer shows the instance "+n.Record.Instance)
 	case n.overdue(v.Now, k.Config.StartTimeout):
-		// The step begins again, which reports the problem again.
+		// Recording the same step again also reports the problem again.
 		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance does not run %s after its start was "+
 			"requested; the keeper goes on trying: see the instance on the rack", k.Config.StartTimeout))
 	case err != nil:
 		return err
 	case n.Record.Heartbeat.IsZero() && !heartbeat.IsZero():
-		// No kubelet runs there now, so a newer heartbeat means that the node has come back.
+		// The kubelet does not run now, so a newer heartbeat means that the node has come back.
 		n.Record.Heartbeat = heartbeat
 		return k.save(ctx, v, n)
 	case state == oxide.InstanceStateStopped || state == oxide.InstanceStateFailed:
@@ -357,13 +357,13 @@ func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 // whose disk it is.
 
 // pollEvery is how often the keeper reads the state of an instance that is stopping, and pollFor
-// for how long; after that, the next round continues.
+// the longest time; after that, the next round continues.
 const (
 	pollEvery = 100 * time.Millisecond
 	pollFor   = 4 * time.Second
 )
 
-// awaitStopped waits while an instance is stopping, and returns its state.
+// awaitStopped waits while an instance is stopping, at most pollFor, and returns its state.
 func (k *Keeper) awaitStopped(ctx context.Context, instance string) (oxide.InstanceState, error) {
 	for end := time.Now().Add(pollFor); ; {
 		state, err := k.instanceState(ctx, instance)
@@ -374,8 +374,8 @@ func (k *Keeper) awaitStopped(ctx context.Context, instance string) (oxide.Insta
 	}
 }
 
-// wakeAll makes the attacher try these attachments now instead of at the end of its backoff: it
-// tries again when an annotation has changed.
+// wakeAll makes the attacher try these attachments now, not at the end of its backoff: the attacher
+// tries at once when an annotation of a VolumeAttachment changes.
 func (k *Keeper) wakeAll(ctx context.Context, r *operation, all []*attachment) error {
 	var errs []error
 	for _, a := range all {

@@ -92,10 +92,10 @@ func (w *fixture) ends(problem string, stopped bool) {
 	}
 }
 
-// TestAnOperationEndsWhateverHappens begins a step, and lets something happen. A drain then ends
-// without a stop; after a stop, the instance is started again.
-func TestAnOperationEndsWhateverHappens(t *testing.T) { // D-61
-	// lose takes a pod from a PodDisruptionBudget whose controller has not updated the counts yet.
+// TestADisturbedOperationEndsWithARunningInstance begins a step, and disturbs it. The keeper then
+// ends a drain without a stop. In a later step, it starts the instance again.
+func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
+	// loses takes a pod from a budget by calling lose, and does not update the budget's counts.
 	loses := func(lose func(*fixture)) func(*fixture) {
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")
@@ -250,7 +250,7 @@ func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
 	}
 }
 
-func TestAStopIsNotSentWhenTheLookThatAllowsItIsOld(t *testing.T) { // D-61
+func TestNoStopOrStartIsSentAfterTheLookLimit(t *testing.T) { // D-61
 	w := waiting(t, "a")
 	w.steps(draining, draining, stopping)
 	w.Rack.LookLimit = time.Nanosecond
@@ -269,8 +269,8 @@ func TestAStopIsNotSentWhenTheLookThatAllowsItIsOld(t *testing.T) { // D-61
 	}
 }
 
-// begun contains for each step a function that begins it on the node "a", so that the step does not
-// end by itself, and a function that returns its time limit.
+// begun contains for each step a function that brings the node "a" to it and keeps the step from
+// ending, and a function that returns the step's time limit.
 var begun = map[step]struct {
 	begin func(*fixture)
 	limit func(*Config) time.Duration
@@ -301,7 +301,7 @@ var begun = map[step]struct {
 	}, func(c *Config) time.Duration { return c.ReturnTimeout }},
 }
 
-func TestAStepWithAStartInTheFutureStillEndsAtItsLimit(t *testing.T) { // D-61
+func TestAStepRecordedInTheFutureStillTimesOut(t *testing.T) { // D-61
 	for s, c := range begun {
 		for _, skew := range []time.Duration{maxSkew, maxSkew + time.Second, 24 * time.Hour} {
 			t.Run(string(s)+", "+skew.String(), func(t *testing.T) {
@@ -322,7 +322,7 @@ func TestAStepWithAStartInTheFutureStillEndsAtItsLimit(t *testing.T) { // D-61
 	}
 }
 
-func TestAnInstanceThatTheRackNoLongerShowsIsGivenUpInTheEnd(t *testing.T) {
+func TestAnOperationEndsIfItsInstanceIsGone(t *testing.T) {
 	w := newFixture(t, "a", "b")
 	w.stopped()
 	w.attach("data", "")
@@ -348,9 +348,9 @@ func TestAnInstanceThatTheRackNoLongerShowsIsGivenUpInTheEnd(t *testing.T) {
 	}
 }
 
-// TestANodeHasReturnedOnlyWithANewHeartbeat leaves the node's condition Ready during the stop, as
+// TestANodeHasReturnedOnlyAfterANewHeartbeat leaves the node's condition Ready during the stop, as
 // Kubernetes does until it notices that the kubelet is silent.
-func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
+func TestANodeHasReturnedOnlyAfterANewHeartbeat(t *testing.T) {
 	w := newFixture(t, "a")
 	w.stopped()
 	w.edit("a", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionTrue })
@@ -363,7 +363,7 @@ func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
 	w.ends("the instance ran, and then was stopped", true)
 }
 
-func TestALateStopIsUndoneEvenIfTheKeeperMayStopNoInstances(t *testing.T) { // D-61
+func TestALateStopIsUndoneEvenIfColdAttachIsOff(t *testing.T) { // D-61
 	unlabel := on("", "a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
 	for _, c := range []struct {
 		name      string
@@ -448,7 +448,7 @@ func TestACordonThatSomebodySetsDuringAnOperationStays(t *testing.T) {
 	}
 }
 
-// outage makes the API server answer nobody.
+// outage makes the API server break the connection of every request.
 func (w *fixture) outage() {
 	gone := func(keepertest.KubeRequest) error { return keepertest.ErrBreak }
 	w.api.Intercept(gone)
@@ -474,8 +474,8 @@ func TestAnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) { // 
 	}
 }
 
-// TestNoNodeIsStarvedByAnotherNodeWithItsStatefulSet lets new volumes begin to wait on one node
-// again and again, while another node waits that has pods of the same StatefulSet.
+// TestNoNodeIsStarvedByAnotherNodeWithItsStatefulSet lets new volumes begin to wait on the node "a"
+// again and again, while the node "b", which has pods of the same StatefulSet, waits.
 func TestNoNodeIsStarvedByAnotherNodeWithItsStatefulSet(t *testing.T) { // D-61
 	w := newFixture(t, "a", "b")
 	w.Config.MaxStopsPerNode = 1000

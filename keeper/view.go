@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// view contains what one round reads from the cluster.
+// view is the state of the cluster as one round reads it.
 type view struct {
 	Now         time.Time
 	Nodes       []*node
@@ -32,7 +32,7 @@ type view struct {
 	// records is the ConfigMap from which the nodes' records were read.
 	records *corev1.ConfigMap
 
-	// These are read at most once a round, when they are needed; nil means not yet.
+	// The fields below are read at most once a round, when they are needed; nil means not read yet.
 	volumes []corev1.PersistentVolume
 	claims  map[claim]*corev1.PersistentVolume
 	pods    map[string][]corev1.Pod // by node
@@ -54,11 +54,11 @@ type node struct {
 // attachment is a VolumeAttachment of the driver.
 type attachment struct {
 	*storagev1.VolumeAttachment
-	// held is why no instance is stopped for it although it waits; "" if one may be.
+	// held is why the keeper stops no instance for the attachment although it waits, or "".
 	held string
 }
 
-// newView builds a view from lists of objects, and the records by the UIDs of Nodes.
+// newView builds a view from the objects, and from the records by the UIDs of their Nodes.
 func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	attachments []storagev1.VolumeAttachment, records map[types.UID]record) *view {
 	v := &view{Now: now, pods: map[string][]corev1.Pod{}}
@@ -161,7 +161,7 @@ func (v *view) held(n *node) string {
 	return ""
 }
 
-// unasked returns the volumes of pods on a node that have no VolumeAttachment. While the
+// unasked returns those volumes of a node's pods for which there is no VolumeAttachment. While the
 // VolumeAttachment of a deleted pod is being removed, the pod that replaces it has none yet.
 func (v *view) unasked(pods sorted) []string {
 	var missing []string
@@ -207,8 +207,8 @@ func (a *attachment) waits() bool {
 	return failed != nil && strings.Contains(failed.Message, string(csierr.InstanceMustBeStopped)+":")
 }
 
-// wakeup returns the value of WokenAnnotation that wakes the attacher in an operation. The value
-// changes with each attempt, so it also shows whether the attacher has tried since.
+// wakeup returns the value of WokenAnnotation that wakes the attacher in an operation. It contains
+// the time of the last failure, so it also shows whether the attacher has tried since.
 func (a *attachment) wakeup(r *operation) string {
 	value := r.id()
 	if failed := a.failure(); failed != nil {
@@ -217,14 +217,14 @@ func (a *attachment) wakeup(r *operation) string {
 	return value
 }
 
-// settled reports whether the attacher will do nothing more in an operation. Either it is done, or
-// it was woken, has tried, and failed for a reason that neither a stopped instance nor another
-// attempt removes.
+// settled reports whether the attacher has finished with the attachment in an operation. Either it
+// succeeded, or it has tried since it was woken, and failed for a reason that neither a stopped
+// instance nor another attempt removes.
 func (a *attachment) settled(r *operation) bool {
 	return !a.open() || a.failure() != nil && !a.waits() && !a.passes() && a.triedAgain(r)
 }
 
-// passes reports whether the attempt failed with a gRPC code after which a later one may succeed.
+// passes reports whether the attempt failed with a gRPC code after which a retry may succeed.
 func (a *attachment) passes() bool {
 	failed := a.failure()
 	return failed != nil && slices.ContainsFunc([]codes.Code{codes.Unavailable, codes.Aborted,
@@ -273,7 +273,7 @@ type sorted struct {
 	// attached, so these pods have to come back to this node; on another node each would cause
 	// another stop.
 	stay []*corev1.Pod
-	// lost is why some pod would not come back, or must not be stopped; "" if there is no such pod.
+	// lost is why one of the pods would not come back or must not be stopped, or "".
 	lost string
 	// budget names the PodDisruptionBudget that stopping the pods in stay would violate, or "".
 	budget string
@@ -308,10 +308,9 @@ func ofDriver(v *corev1.PersistentVolume) bool {
 	return v.Spec.CSI != nil && v.Spec.CSI.Driver == DriverName
 }
 
-// unfounded returns why no instance is stopped for an attachment, whatever the rack answered: its
-// volume has no claim, or no pod on the node wants it. It returns "" if there is no such reason.
-// Such an attachment is of no use to anybody, and may be forged. The pod of a detach is gone, and
-// often its claim, too.
+// unfounded returns why an attachment is of no use to anybody and may be forged, so that no
+// instance is stopped for it, or "". Its volume is not the driver's, has no claim, or is used by no
+// pod on the node. A detach needs no pod: the pod is gone, and often its claim, too.
 func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
 	volume := v.persistentVolume(a.volume())
 	switch {
@@ -371,8 +370,8 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 	return s
 }
 
-// hasRun reports whether a container of a pod runs or has run. The phase is Pending until the init
-// containers have ended.
+// hasRun reports whether a container of a pod runs or has run. The phase alone does not tell: it is
+// Pending until the init containers have ended.
 func hasRun(p *corev1.Pod) bool {
 	return p.Status.Phase != corev1.PodPending && p.Status.Phase != "" || slices.ContainsFunc(
 		slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses),
@@ -381,8 +380,8 @@ func hasRun(p *corev1.Pod) bool {
 		})
 }
 
-// ofControlPlane reports whether a pod is a static pod that Kubernetes may need to work. With some
-// installers the nodes of the control plane do not have the label.
+// ofControlPlane reports whether a static pod belongs to the control plane. The nodes' label does
+// not suffice, because some installers do not set it.
 func ofControlPlane(p *corev1.Pod) bool {
 	return p.Namespace == metav1.NamespaceSystem && (p.Labels["tier"] == "control-plane" ||
 		p.Labels["component"] == "kube-apiserver" || p.Labels["component"] == "etcd")
@@ -433,9 +432,9 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	return found
 }
 
-// exhausted returns the budget that allows no eviction, or that stopping the pods in stay would
-// violate; "" if there is none. A pod that waits for its volume does not count: it is not healthy
-// before the stop, and without the stop it never will be.
+// exhausted describes the budget that allows no eviction of the pods in evict, or that a stop of
+// the pods in stay would violate, or returns "". A pod that waits for its volume is not counted as
+// lost: it is not healthy before the stop, and without the stop it never will be.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

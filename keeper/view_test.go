@@ -24,7 +24,7 @@ func va(change ...func(*storagev1.VolumeAttachment)) *attachment {
 			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("data")}}}, change...)}
 }
 
-// failure returns the error of an attempt at this many seconds after begin.
+// failure returns the error of an attempt that was made this many seconds after begin.
 func failure(message string, after int) *storagev1.VolumeError {
 	return &storagev1.VolumeError{Message: message,
 		Time: metav1.NewTime(begin.Add(time.Duration(after) * time.Second))}
@@ -117,7 +117,7 @@ func TestANodesInstanceIsReadFromItsOwnCSINodeOnly(t *testing.T) {
 	}
 }
 
-func TestVolumesOfPodsWithoutAVolumeAttachmentAreFound(t *testing.T) {
+func TestUnaskedReturnsVolumesWithoutAVolumeAttachment(t *testing.T) {
 	gone := podOf("a", "gone", "StatefulSet", "old")
 	gone.DeletionTimestamp = ptr.To(metav1.NewTime(begin))
 	pods := sortPods([]corev1.Pod{*podOf("a", "db-0", "StatefulSet", "data", "log"),
@@ -231,7 +231,7 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 
 type pdb = policyv1.PodDisruptionBudget
 
-// budget is a PodDisruptionBudget for the pods of the app "shop", with the numbers that its
+// budget returns a PodDisruptionBudget for the pods of the app "shop", with the numbers that its
 // controller computes from the spec.
 func budget(desired, healthy, allowed int32, changes ...func(*pdb)) *pdb {
 	return changed(&pdb{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "shop"},
@@ -301,7 +301,7 @@ func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 	}
 }
 
-func TestAnEvictionAndTheStopDoNotUseTheSameDisruption(t *testing.T) {
+func TestAnEvictionAndAStopNeedTwoDisruptions(t *testing.T) {
 	w := newFixture(t, "a", "b")
 	w.wait("a", "data")
 	w.pod("a", "db-a", "StatefulSet", "data")

@@ -1,6 +1,6 @@
 // Package keepertest is an API server for the tests of the node keeper. It runs in the test's
-// process and answers over HTTP those requests that the keeper and its actors send. It has no
-// scheduler, no kubelet and no controller; the test does their work.
+// process and answers over HTTP the requests that the keeper and the test's other clients send. It
+// has no scheduler, no kubelet and no controller; the test does their work.
 //
 // It differs from a real API server: it does not validate objects; metadata.generation does not
 // rise; only the test writes a status; lists have one page; an update may omit the resourceVersion
@@ -88,8 +88,8 @@ func Serve(t T, now func() time.Time) *Server {
 
 // Intercept sets an interceptor for requests that change something. The server calls f before it
 // applies the request, and again before it responds. If f returns nil, the request continues. If f
-// returns ErrBreak, the connection breaks. Any other error becomes the response, by its
-// apierrors.APIStatus. The server holds no lock meanwhile, so f may use the server and send
+// returns ErrBreak, the connection breaks. Any other error becomes the response, with the status of
+// its apierrors.APIStatus. The server holds no lock meanwhile, so f may use the server and send
 // requests, for which f is called as well.
 func (s *Server) Intercept(f func(KubeRequest) error) {
 	s.mu.Lock()
@@ -112,7 +112,7 @@ func (s *Server) Log() []KubeRequest {
 	return slices.Clone(s.log)
 }
 
-// handler has a route for each verb of each resource, and one for all other requests.
+// handler has a route for each verb of each resource. Any other request fails the test.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -162,7 +162,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 }
 
 // answer calls the interceptor, and applies the request. It calls the interceptor again if the
-// request changes something. When it returns without an error, a watch has ended.
+// request changes something. For a watch it returns when the watch has ended.
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, c call) ([]byte, error) {
 	reads := slices.Contains([]string{"get", "list", "watch"}, c.Verb)
 	if err := s.ask(reads, c.KubeRequest); err != nil {
@@ -222,7 +222,7 @@ func statusOf(err error) metav1.Status {
 // server any more. A request that has already arrived is still applied, perhaps after cut has
 // returned. An interceptor can prevent that, and sees when the request is applied.
 func (s *Server) Client(name string) (config *rest.Config, cut func()) {
-	// The default keeps fewer idle connections than a client may have requests at once.
+	// By default a Transport keeps fewer idle connections than a client may send requests at once.
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
 	ended, end := context.WithCancelCause(context.Background())
 	cut = func() {

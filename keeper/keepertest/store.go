@@ -77,7 +77,7 @@ func resourceOf[O Object]() *resource {
 	})]
 }
 
-// statusField returns an object's field Status. It is invalid if the kind has none.
+// statusField returns an object's field Status. The value is invalid if the kind has no status.
 func statusField(o Object) reflect.Value { return reflect.ValueOf(o).Elem().FieldByName("Status") }
 
 // routes returns the verb and subresource for each method and path of the resource.
@@ -219,7 +219,7 @@ func (s *Server) apply(c call) ([]byte, error) {
 	}
 	object.SetNamespace(c.Namespace)
 	if status := statusField(object); status.IsValid() {
-		status.SetZero() // it is written by a controller
+		status.SetZero() // only a controller writes a status
 		if old != nil {
 			status.Set(statusField(old.copy()))
 		}
@@ -284,7 +284,7 @@ func (s *Server) evict(c call, old *stored) error {
 	return s.remove(c.resource, old, ptr.Deref(eviction.DeleteOptions, metav1.DeleteOptions{}))
 }
 
-// disrupt uses up a disruption that the pod's budget allows, or returns why it allows none.
+// disrupt takes one of the disruptions that the pod's budget allows, or fails if it allows none.
 func (s *Server) disrupt(pod *corev1.Pod) error {
 	var found *stored
 	for _, b := range s.all(budgets, pod.Namespace) {
@@ -338,7 +338,7 @@ func (s *Server) find(r *resource, namespace, name string) (*stored, error) {
 	return nil, apierrors.NewNotFound(r.GroupResource(), name)
 }
 
-// all returns the objects of a namespace, or of all for "", sorted by namespace and name.
+// all returns the objects of one namespace, or of all namespaces for "", sorted by their keys.
 func (s *Server) all(r *resource, namespace string) []*stored {
 	var found []*stored
 	for _, key := range slices.Sorted(maps.Keys(s.objects[r])) {
@@ -350,8 +350,8 @@ func (s *Server) all(r *resource, namespace string) []*stored {
 	return found
 }
 
-// put creates an object if old is nil. Otherwise it replaces the old object, unless that has
-// changed since the new one was read.
+// put creates an object if old is nil. Otherwise it replaces old. It returns a conflict if the new
+// object has the resourceVersion or the UID of another version of the object than old.
 func (s *Server) put(r *resource, old *stored, object Object) (*stored, error) {
 	if old == nil {
 		object.SetUID(types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", len(s.history)+1)))
@@ -402,8 +402,8 @@ func (s *Server) remove(r *resource, old *stored, o metav1.DeleteOptions) error 
 	return nil
 }
 
-// write stores an object, or removes it if it is being deleted and nothing holds it. As in an API
-// server, a write that changes nothing creates no version.
+// write stores an object, or removes it if its grace period is over and it has no finalizer. As in
+// an API server, a write that changes nothing creates no new resourceVersion.
 func (s *Server) write(r *resource, old *stored, object Object) *stored {
 	grace := object.GetDeletionGracePeriodSeconds()
 	if grace != nil && *grace == 0 && len(object.GetFinalizers()) == 0 {
@@ -484,7 +484,7 @@ func Get[O Object](s *Server, namespace, name string) (object O, ok bool) {
 	return object, ok
 }
 
-// List returns the objects of a namespace, or of all for "", sorted by namespace and name.
+// List returns the objects of one namespace, or of all for "", sorted by namespace and name.
 func List[O Object](s *Server, namespace string) []O {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -495,7 +495,7 @@ func List[O Object](s *Server, namespace string) []O {
 	return list
 }
 
-// Delete deletes an object as a client does, and reports whether there is one. An object with
+// Delete deletes an object as a client does, and reports whether it existed. An object with
 // finalizers, and a pod that has a node, stay with a deletionTimestamp; Remove removes such a pod.
 func Delete[O Object](s *Server, namespace, name string) bool {
 	return with[O](s, namespace, name, func(r *resource, old *stored) error {
