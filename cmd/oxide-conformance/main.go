@@ -1,8 +1,8 @@
 // Command oxide-conformance tests whether a rack does what the CSI driver needs, and whether the
-// data that users store with the driver is safe there. --help lists its verbs and settings.
+// data that users store with the driver is safe there. --help lists its commands and settings.
 //
 // The program also contains the driver and the simulator, and starts itself again to run them:
-// "oxide-conformance oxide-csi-plugin …" is the driver.
+// "oxide-conformance oxide-csi-plugin …" runs the driver.
 package main
 
 import (
@@ -14,7 +14,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	// Certificates to trust on a machine that has none.
+	// Certificates to trust on a machine without a certificate store.
 	_ "golang.org/x/crypto/x509roots/fallback"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance"
@@ -23,7 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/program"
 )
 
-// self is this program's file, even if it was replaced or removed since the start.
+// self is the path of this program's executable, even if the file is replaced or removed.
 const self = "/proc/self/exe"
 
 func main() {
@@ -47,7 +47,7 @@ func run(args []string) int {
 	return p.Main(ctx)
 }
 
-// programs are the programs that this executable runs if its first argument names one.
+// programs contains the programs that this executable runs if its first argument names one.
 var programs = map[string]func(context.Context, []string) int{
 	"oxide-csi-plugin": func(ctx context.Context, args []string) int {
 		return driver.Main(ctx, args, os.Getenv, os.Stdout, os.Stderr)
@@ -55,19 +55,19 @@ var programs = map[string]func(context.Context, []string) int{
 	"oxide-simulator": func(ctx context.Context, args []string) int {
 		return program.Main(ctx, args, os.Stdout, os.Stderr)
 	},
-	// The agent of a conformance run, which copies this file to another instance of the rack.
+	// The agent of a conformance run. The run copies this executable to another instance for it.
 	guest.Verb: func(ctx context.Context, _ []string) int { return guest.Main(ctx) },
 }
 
 // interruptible returns a context that the first interrupt cancels, and standard output. A second
 // interrupt ends the program at once, because a rack that does not answer may keep it from cleaning
-// up. If the terminal or the reader of the output is gone, that counts as the first interrupt, but
-// never as the second: for one lost terminal, kernel and shell may each send a hangup.
+// up. The loss of the terminal or of the output's reader counts as the first interrupt, but never
+// as the second: for one lost terminal, kernel and shell may each send a hangup.
 func interruptible() (context.Context, io.Writer) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	if !signal.Ignored(syscall.SIGHUP) { // nohup makes its program ignore it
+	if !signal.Ignored(syscall.SIGHUP) { // nohup makes the program ignore SIGHUP
 		signal.Notify(signals, syscall.SIGHUP)
 	}
 	// Without this, a write to a closed standard output would end the program.

@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// nodeNameKey is the variable that the pod sets from spec.nodeName.
+// nodeNameKey is the environment variable that the pod's manifest sets to spec.nodeName.
 const nodeNameKey = "K8S_NODE_NAME"
 
 // Release is set in release builds: -ldflags "-X main.Release=v1.2.3".
@@ -115,7 +115,7 @@ func write(path, id string) (err error) {
 	}()
 	_, err = fmt.Fprintf(file, "OXIDE_INSTANCE_ID='%s'\n", id)
 	if err == nil {
-		// The driver runs as another user.
+		// The driver runs as another user, and has to read the file.
 		err = file.Chmod(0o644)
 	}
 	if closeErr := file.Close(); err == nil {
@@ -197,7 +197,7 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 	}
 }
 
-// notYet is an error that may disappear, so the request is repeated.
+// notYet is an error that may pass, so the request is repeated.
 type notYet struct{ text string }
 
 func (e notYet) Error() string { return e.text }

@@ -213,7 +213,7 @@ func TestErrorsAreOneLineAndSayWhatToDo(t *testing.T) { // D-65 D-66
 	}
 }
 
-func TestANodeWithoutAProviderIDIsAwaited(t *testing.T) { // D-66
+func TestTheCommandWaitsForTheProviderID(t *testing.T) { // D-66
 	asked := 0
 	config := apiServer(t, func(w http.ResponseWriter, r *http.Request) {
 		if asked++; asked < 4 {
@@ -274,7 +274,7 @@ func TestTheFileIsWrittenAtomically(t *testing.T) { // D-67
 	if err := write(filepath.Join(dir, "missing", "config.env"), testID); err == nil {
 		t.Error("a directory that is not there was written to")
 	}
-	// A file cannot replace a directory; the temporary file has to be removed.
+	// A file cannot replace a directory, so write fails, and has to remove its temporary file.
 	if err := os.Mkdir(filepath.Join(dir, "taken"), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,5 @@
-// Command oxide-node-keeper looks after the nodes of a Kubernetes cluster on Oxide racks: it stops
-// and starts instances for volumes that wait for a stop, and helps nodes that join and leave.
+// Command oxide-node-keeper manages the nodes of a Kubernetes cluster on Oxide racks. It stops and
+// starts instances so that disks can be attached and detached, and helps nodes that join and leave.
 package main
 
 import (

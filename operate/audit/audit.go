@@ -1,7 +1,7 @@
-// Package audit finds orphans: disks and snapshots that the driver made on a rack and that nobody
-// wants any more, because a create was never repeated or a volume was deleted without the driver.
-// It reports them. It deletes only an orphan that a person names, after another check that it still
-// is one.
+// Package audit finds orphans: disks and snapshots that the driver made on a rack and that nothing
+// in the cluster names any more, because a create was never repeated or a volume was deleted
+// without the driver. It reports them. It deletes only an orphan that a person names, after another
+// check that it still is one.
 //
 // Files: audit.go (flags, the comparison, and the list of wanted objects), report.go (the report,
 // also as manifests, the objects on the rack, and the deletion).
@@ -34,9 +34,9 @@ type Options struct {
 	Volumes string // a file with the wanted volumes, "-" for standard input
 	Kubectl bool   // run kubectl instead
 
-	// MinAge is how old an object of the rack has to be, when the list is made, to be an orphan. The
-	// list may lack a younger one: the orchestrator needs a while to record a volume, and the clocks
-	// of the rack and of the list may differ.
+	// MinAge is the age that an object of the rack must have, when the list of wanted volumes is made,
+	// to be an orphan. The list may lack a younger object: the orchestrator needs a while to record a
+	// volume, and the clocks of the rack and of the list may differ.
 	MinAge time.Duration
 
 	Delete string // a file with the orphans to delete; empty deletes nothing
@@ -122,7 +122,7 @@ type audit struct {
 	report  *report
 }
 
-// comparison contains the objects on the rack and those in the list of wanted objects, at one time.
+// comparison is one comparison of the rack's objects with the list of wanted objects.
 type comparison struct {
 	before, now inventory // before and after the list was read
 	wanted      *wanted
@@ -172,8 +172,8 @@ func (a *audit) compare(ctx context.Context) (*comparison, error) {
 	return &c, nil
 }
 
-// findMissing finds wanted objects that this cluster does not own on the rack: they are missing or
-// static. An object that was on the rack before the list was read is neither: it was deleted since.
+// findMissing finds wanted objects that this cluster does not own: they are missing or static. An
+// object that it owned before the list was read is neither: it was deleted since.
 func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	for _, h := range c.wanted.handles {
 		if c.before.owns(h) || c.now.owns(h) {
@@ -192,14 +192,14 @@ func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	return nil
 }
 
-// The results of judge. Anything else is the reason why an object is not an orphan.
+// judge returns one of these results, or another reason why an object is not an orphan.
 const (
 	isOrphan = ""
 	isYoung  = "it was younger than --min-age when the list was made, or its age is unknown"
 )
 
-// judge returns why an object of this cluster is not an orphan. The list may lack an object that
-// was created or deleted while it was read, or created shortly before.
+// judge returns isOrphan, or why an object of this cluster is not an orphan. The list may lack an
+// object that was created or deleted while the list was read, or created shortly before.
 func (c *comparison) judge(o object) string {
 	_, was := c.before[o.ID]
 	by, named := c.wanted.names(o)
@@ -212,8 +212,8 @@ func (c *comparison) judge(o object) string {
 	return isOrphan
 }
 
-// noDeletion returns why nothing may be deleted, or "". In a list of another time or of another
-// cluster, volumes that are in use are missing, and look like orphans.
+// noDeletion returns why nothing may be deleted, or "". If the list is of another time or of
+// another cluster, it lacks volumes that are in use, and these look like orphans.
 func (c *comparison) noDeletion() string {
 	if missing := c.report.Missing; len(missing) > 0 {
 		return fmt.Sprintf("the list names %d disks or snapshots that the rack does not have, such as "+
@@ -250,8 +250,8 @@ type wanted struct {
 	listedAt time.Time // when the list was made, at the latest
 	readAt   rack.Look // when it had been read
 
-	// named contains each UUID in the list, and each name of the form that the driver gives to disks
-	// and snapshots, with the object of the list that contains it.
+	// named maps each UUID in the list, and each name of the form that the driver gives to disks and
+	// snapshots, to the object of the list that contains it.
 	named map[string]string
 	texts [][2]string // for each object of the list: its kind and name, and its JSON
 }
@@ -282,9 +282,9 @@ func namesIn(text string) (names []string) {
 	return names
 }
 
-// names returns the object of the list that names a disk or snapshot: by its id, its name, the CSI
-// name for which it was made, or a UUID in that. That UUID is the UID of the claim or of the
-// VolumeSnapshot, which may not contain the id yet.
+// names returns the object of the list that names a disk or snapshot: by its id, its name, its CSI
+// name, or a UUID in the CSI name. That UUID is the UID of the claim or VolumeSnapshot for which
+// the driver made it; the claim or VolumeSnapshot may not contain the id yet.
 func (w *wanted) names(o object) (by string, ok bool) {
 	csiName := strings.ToLower(o.CSIName)
 	for _, name := range namesIn(o.ID + " " + o.Name + " " + csiName) {
@@ -395,8 +395,8 @@ func (w *wanted) addKubernetes(data []byte) error {
 	return nil
 }
 
-// kubectlList returns all objects of the kinds that name disks or snapshots in kubectl's current
-// cluster. The node keeper's move names volumes in annotations of the CSIDriver.
+// kubectlList returns all objects in kubectl's current cluster that may name disks or snapshots.
+// The annotations of the CSIDriver name volumes while the node keeper moves them.
 func kubectlList(ctx context.Context) ([]byte, error) {
 	kinds := "persistentvolumes,persistentvolumeclaims,volumeattachments,csidrivers,nodes"
 	crds, err := kube.Kubectl(ctx, "get", "customresourcedefinitions", "--output=name")
@@ -404,7 +404,7 @@ func kubectlList(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	for _, name := range strings.Fields(string(crds)) {
-		// Not every cluster has snapshots. The groups of snapshots have the same suffix.
+		// Not every cluster has the CRDs of snapshots. Their API groups end with this suffix.
 		if _, crd, _ := strings.Cut(name, "/"); strings.HasSuffix(crd, "snapshot.storage.k8s.io") {
 			kinds += "," + crd
 		}

@@ -24,14 +24,14 @@ import (
 
 var auditNow = time.Date(2026, 6, 12, 12, 0, 0, 0, time.UTC)
 
-// persistent is a PersistentVolume as kubectl prints it.
+// persistent returns a PersistentVolume as kubectl prints it.
 func persistent(name, driver, handle string) string {
 	return racktest.JSON(map[string]any{"apiVersion": "v1", "kind": "PersistentVolume",
 		"metadata": map[string]any{"name": name, "uid": "x"},
 		"spec":     map[string]any{"csi": map[string]any{"driver": driver, "volumeHandle": handle}}})
 }
 
-// own is the PersistentVolume for which the driver made testDisk(n).
+// own returns the PersistentVolume for which the driver made testDisk(n).
 func own(n int) string {
 	return persistent(testDisk(n).CSIName, volume.DriverName, racktest.Numbered(n))
 }
@@ -74,7 +74,7 @@ func TestWantedVolumesAreParsedFromHandlesAndFromJSON(t *testing.T) {
 	}
 }
 
-func TestAnObjectThatTheListMayLackIsTooYoungToJudge(t *testing.T) { // B-42
+func TestAYoungObjectIsNoOrphan(t *testing.T) { // B-42
 	old := auditNow.Add(-defaultMinAge)
 	for name, test := range map[string]struct {
 		created time.Time
@@ -94,8 +94,8 @@ func TestAnObjectThatTheListMayLackIsTooYoungToJudge(t *testing.T) { // B-42
 	}
 }
 
-// places contains objects that Kubernetes, the driver, its sidecars, the node keeper and claim
-// write, with %s in a field that names a disk.
+// places contains objects that Kubernetes, the driver, its sidecars, the node keeper and the claim
+// command write, with %s in a field that names a disk.
 var places = []string{
 	`{"kind":"PersistentVolume","spec":{"csi":{"driver":"csi.oxide.computer","volumeHandle":"%s"}}}`,
 	`{"kind":"PersistentVolume","metadata":{"annotations":{"csi.oxide.computer/claim-plan":` +
@@ -115,7 +115,7 @@ var places = []string{
 	`{"kind":"VolumeSnapshot","metadata":{"labels":{"x":"a-%s-b"}}}`,
 }
 
-func TestAnyFieldThatNamesADiskMakesItWanted(t *testing.T) {
+func TestADiskNamedInAnyFieldIsWanted(t *testing.T) {
 	const claimUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
 	o, shortened := testDisk(1), testDisk(2)
 	o.CSIName = "pvc-" + claimUID
@@ -142,7 +142,7 @@ func TestAnyFieldThatNamesADiskMakesItWanted(t *testing.T) {
 	}
 }
 
-func TestAFileIsAsOldAsItsLastWrite(t *testing.T) {
+func TestAListFileIsAsOldAsItsLastWrite(t *testing.T) {
 	file := Options{Volumes: filepath.Join(t.TempDir(), "wanted")}
 	if _, err := file.read(t.Context()); err == nil {
 		t.Error("a missing file is not an empty list")
@@ -211,7 +211,7 @@ spec:
 type script []racktest.Exchange
 type edit = func(map[string]any)
 
-// testDisk is a detached disk of the cluster blue, three days old.
+// testDisk returns a detached disk of the cluster blue, three days old.
 func testDisk(n int) object {
 	csiName := fmt.Sprintf("pvc-%d", n)
 	return object{Kind: kindDisk, ID: racktest.Numbered(n), Name: volume.DiskName("blue", csiName),
@@ -221,7 +221,7 @@ func testDisk(n int) object {
 
 func diskPath(n int) string { return "/v1/disks/" + racktest.Numbered(n) }
 
-// rackDisk is testDisk(n) as the rack answers.
+// rackDisk returns the rack's answer for testDisk(n).
 func rackDisk(n int, edits ...edit) string {
 	o := testDisk(n)
 	return racktest.DiskOf("detached", append([]edit{racktest.With("id", o.ID),
@@ -233,7 +233,7 @@ func tagged(name, cluster string) edit {
 	return racktest.With("description", volume.Tag{Name: name, Cluster: cluster}.Description())
 }
 
-// looks is the request that reads testDisk(n). deletion is that request and then the deletion.
+// looks returns the request that reads testDisk(n). deletion returns it and the deletion.
 func looks(n int, edits ...edit) racktest.Exchange {
 	return racktest.OK("GET "+diskPath(n), rackDisk(n, edits...))
 }
@@ -242,14 +242,14 @@ func deletion(n int) script {
 	return script{looks(n), {Want: "DELETE " + diskPath(n), Status: 204}}
 }
 
-// absent contains the requests that confirm that the rack does not have testDisk(n).
+// absent returns the requests that confirm that the rack does not have testDisk(n).
 func absent(n int) script {
 	view := racktest.NotFound.To("GET " + diskPath(n))
 	return script{view, racktest.OK(racktest.ViewProject, racktest.ProjectOf()),
 		racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo)), view}
 }
 
-func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
+func TestAnOrphanIsReadAgainBeforeItIsDeleted(t *testing.T) {
 	in := func(state string) edit { return racktest.With("state", racktest.StateOf(state)) }
 	remove, name := "DELETE "+diskPath(1), racktest.With("name", testDisk(2).Name)
 	givenUp := racktest.With("name", "deleted-"+racktest.Numbered(1))
@@ -305,7 +305,7 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 	}
 }
 
-// lists are the requests that list the rack before and after the list of the cluster is read.
+// lists returns the requests that list the rack before and after kubectl lists the cluster.
 func lists(disks []string, snapshots ...string) script {
 	once := script{racktest.OK("GET /v1/disks", racktest.PageOf("", disks...)),
 		racktest.OK("GET /v1/snapshots", racktest.PageOf("", snapshots...))}
@@ -322,7 +322,7 @@ func kubectlThat(t *testing.T, exit int, items ...string) {
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// blue is a report of the cluster blue, which a person has reduced to the objects.
+// blue returns a report of the cluster blue in which a person has left only these objects.
 func blue(objects ...object) string {
 	return racktest.JSON(map[string]any{"cluster": "blue", "project": racktest.ProjectID,
 		"orphans": objects})
@@ -349,7 +349,7 @@ func (a *audit) run(t *testing.T) (report, log string, err error) {
 	return out.String(), deletions.String(), err
 }
 
-func TestOnlyWhatAPersonNamesIsDeleted(t *testing.T) { // D-69
+func TestOnlyNamedOrphansAreDeleted(t *testing.T) { // D-69
 	// The rack has disks 1 to 3, a snapshot and another cluster's disk; far is in another project.
 	const red, far = 5, 8
 	disks := []string{rackDisk(1), rackDisk(2), rackDisk(3), rackDisk(red, tagged("pvc-5", "red"))}
@@ -413,7 +413,7 @@ func TestOnlyWhatAPersonNamesIsDeleted(t *testing.T) { // D-69
 	}
 }
 
-func TestAListThatKubectlCouldNotFinishDeletesNothing(t *testing.T) { // D-69
+func TestAFailedKubectlListDeletesNothing(t *testing.T) { // D-69
 	var items, disks []string
 	for n := range 6 {
 		items, disks = append(items, own(n)), append(disks, rackDisk(n))
@@ -441,7 +441,7 @@ func TestAnOldListIsReadAgainBeforeADeletion(t *testing.T) { // D-69
 	}
 }
 
-func TestADiskThatIsDeletedWhileTheListIsReadIsNotMissing(t *testing.T) {
+func TestADiskDeletedDuringTheAuditIsNotMissing(t *testing.T) {
 	kubectlThat(t, 0, own(1), own(2))
 	lines := slices.Concat(lists([]string{rackDisk(1), rackDisk(2)})[:2],
 		lists([]string{rackDisk(1)})[:2])

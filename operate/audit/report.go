@@ -78,8 +78,8 @@ func (r *report) addNotes(noDeletion string) {
 	}
 }
 
-// write writes the report, and then its line with figures: to out below the tables, and otherwise
-// to log, so that out is valid JSON or YAML.
+// write writes the report to out, and then the FIGURE line: below the tables to out, otherwise to
+// log, so that out is valid JSON or YAML.
 func (r *report) write(output string, out, log io.Writer) error {
 	var err error
 	figureTo := log
@@ -139,8 +139,8 @@ func writeTable[R any](w io.Writer, title, header string, rows []R, cells func(R
 	_, _ = fmt.Fprintln(w)
 }
 
-// manifests describes orphans as objects that a cluster can use again. Comments mark the fields
-// that the rack does not know, which a person has to check.
+// manifests is a template for orphans as objects with which a cluster can use them again. Comments
+// mark the fields that the rack does not know and that a person has to check.
 var manifests = template.Must(template.New("").Funcs(template.FuncMap{"quote": quote}).Parse(
 	`{{range .}}---
 {{if eq .Kind "disk"}}apiVersion: v1
@@ -177,19 +177,19 @@ func quote(s string) (string, error) {
 	return string(text), err
 }
 
-// manifest is an orphan as an object of Kubernetes. Because is the comment about its claim.
+// manifest is the template's data for one orphan. Because is the comment about its claim.
 type manifest struct {
 	*listed
 	Driver, ObjectName, Size, Seen, Namespace, ClaimName, Because string
 }
 
-// ofAChange matches the suffix of the claims for which package claim lets new disks be made.
+// ofAChange matches the suffix that package claim appends to the name of the claim for a new disk.
 var ofAChange = regexp.MustCompile(`-(grow|revert)-[0-9a-f]{8}$`)
 
-// writeManifests writes the orphans as manifests. An object gets the CSI name, which its
-// PersistentVolume had, and is reserved for the claim for which the disk was made. If that claim is
+// writeManifests writes the orphans as manifests. An object gets the CSI name, as its
+// PersistentVolume did, and is reserved for the claim for which the disk was made. If that claim is
 // unknown, or several disks were made for it, the object is reserved for a claim that does not
-// exist, so that it is not bound to a wrong one.
+// exist, so that Kubernetes does not bind it to a wrong one.
 func (r *report) writeManifests(out io.Writer) error {
 	var all []manifest
 	of := map[string]int{}
@@ -223,7 +223,7 @@ func (r *report) writeManifests(out io.Writer) error {
 	return manifests.Execute(out, all)
 }
 
-// maxListAge is how old the comparison may be when an orphan is deleted.
+// maxListAge is how old a comparison may be at a deletion. deleteNamed repeats an older one.
 const maxListAge = rack.Look(5 * time.Second)
 
 // deleteNamed deletes the orphans that a person has named, and stops at the first failure.
@@ -306,13 +306,13 @@ const (
 )
 
 // remove deletes an orphan on the rack, or returns the reason why it does not. It is the only
-// function of the package that deletes. The last answer before the request shows that the object is
-// the same, this cluster's, and free.
+// function of the package that deletes. The last answer before the request has to show that the
+// object is unchanged, belongs to this cluster, and is not in use.
 func (c *ownedRack) remove(ctx context.Context, named object) (reason string, err error) {
 	id := oxide.NameOrId(named.ID)
 	if named.Name == "deleted-"+named.ID {
-		// The rack has deleted the disk only in part; then its state names no instance. Nobody can
-		// attach such a disk, so the list of its holders cannot become outdated.
+		// The rack has deleted the disk only in part, so its state does not name the instance that has
+		// it. Nobody can attach such a disk, so the list of its holders cannot become outdated.
 		if holders, err := c.Holders(ctx, named.ID); err != nil || len(holders) > 0 {
 			return "it is attached to the instance " + strings.Join(holders, ", "), err
 		}
@@ -406,7 +406,7 @@ type inventory map[string]object
 // owns reports whether a handle names an object of this cluster.
 func (s inventory) owns(h handle) bool { return s[h.ID].owned && h.mayBe(s[h.ID].Kind) }
 
-// ownedRack is the rack's client and the cluster whose objects are owned.
+// ownedRack is the rack's client, with the id of the cluster whose objects it searches.
 type ownedRack struct {
 	*rack.Client
 	ClusterID string
@@ -444,7 +444,7 @@ func (c *ownedRack) snapshotObject(s *oxide.Snapshot) *object {
 		Foreign: rack.ForeignSnapshot(s, c.ClusterID), owned: ok && m.Cluster == c.ClusterID}
 }
 
-// find returns the object that a handle names and this cluster does not own, or nil.
+// find returns the object that a handle names, from the inventory or the rack, or nil.
 func (c *ownedRack) find(ctx context.Context, h handle, s inventory) (*object, error) {
 	if o, ok := s[h.ID]; ok && h.mayBe(o.Kind) {
 		return &o, nil

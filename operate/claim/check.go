@@ -77,7 +77,7 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 	return p, old, nil
 }
 
-// foreignFinalizer returns a finalizer that does not wait for pods.
+// foreignFinalizer returns a finalizer other than pvc-protection, which waits for pods, or "".
 func (o object) foreignFinalizer() string {
 	all, _ := o.at("metadata", "finalizers").([]any)
 	for _, f := range all {
@@ -88,7 +88,7 @@ func (o object) foreignFinalizer() string {
 	return ""
 }
 
-// checkOwner finds the one owner of the pods that use the claim.
+// checkOwner finds the owner of the pods that use the claim, and checks that it can be stopped.
 func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 	pods, err := r.all(ctx, "pods", r.Namespace)
 	if err != nil {
@@ -141,8 +141,8 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 	return r.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), dryRun)
 }
 
-// checkNodes records which nodes have the disk, with their UIDs: the report of a Node that is
-// created again meanwhile does not count.
+// checkNodes records the nodes that have the disk, with their UIDs: the report of a Node that is
+// created again later does not count.
 func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
 	all, err := r.all(ctx, volumeAttachments, "")
 	p.Nodes = map[string]string{}
@@ -160,7 +160,7 @@ func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
 }
 
 // ownerOf returns the object that decides whether a pod runs. If that is neither a Deployment nor a
-// StatefulSet, or is managed itself, only a person knows how to stop it.
+// StatefulSet, or if another object manages it, only a person knows how to stop it.
 func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 	top := pod
 	for range 3 {
@@ -198,8 +198,8 @@ func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 	return o, top, nil
 }
 
-// checkClass checks that the claim's class makes disks from snapshots, and finds the node for which
-// a class that waits for a pod makes one.
+// checkClass checks that the claim's class makes disks from snapshots. For a class that waits for a
+// pod, it chooses the node near which the disk is made.
 func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error {
 	name := claim.str("spec", "storageClassName")
 	class, err := r.get(ctx, storageClasses, "", name)
@@ -243,7 +243,7 @@ func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error 
 	return nil
 }
 
-// checkSnapshot finds the class of the snapshot to take, or checks the one to revert to.
+// checkSnapshot finds the class of a growth's snapshot, or checks the snapshot to revert to.
 func (r *run) checkSnapshot(ctx context.Context, claim, _ object, p *plan) error {
 	if r.Verb == Grow {
 		return r.findSnapshotClass(ctx, p)
@@ -322,10 +322,10 @@ func (r *run) checkSize(_ context.Context, _, _ object, p *plan) error {
 	return nil
 }
 
-// rehearse asks the API server whether it would accept every kind of request that the command
-// makes. An admission webhook or a ResourceQuota may refuse one, or the user may lack a right: to
-// the object, or to what it refers to, such as an owner whose deletion it blocks. Without this
-// check the change would end halfway, with the workload stopped.
+// rehearse sends every kind of request that the command makes as a dry run. An admission webhook or
+// a ResourceQuota may refuse one, or the user may lack a right to the object or to an object that
+// it refers to, such as an owner whose deletion it blocks. Without this check the change would end
+// halfway, with the workload stopped.
 func (r *run) rehearse(ctx context.Context, claim, old object, p *plan) error {
 	text, err := json.Marshal(p)
 	if err != nil {
@@ -335,7 +335,7 @@ func (r *run) rehearse(ctx context.Context, claim, old object, p *plan) error {
 		return errors.New("the claim's annotations are too large to be recorded with the plan")
 	}
 	again := p.newClaim(p.Old)
-	again["metadata"].(object)["name"] = p.temporary() // the claim has its own name now
+	again["metadata"].(object)["name"] = p.temporary() // the claim still has its own name
 	kept := annotate(planKey, string(text), reserve(p.kept(), nil))
 	maps.Copy(kept["spec"].(object), withPolicy("Retain"))
 	mark := annotate(planKey, p.Run, nil)
@@ -389,9 +389,9 @@ func (p plan) peak() (sizeBytes int64, text string) {
 // checkQuota compares what the change needs with the capacity that the cluster publishes for the
 // claim's StorageClass. If none is published, it only notes that in r.quota.
 //
-// A published capacity has no time, and it is updated with a delay, or never while the rack refuses
-// the provisioner. So a capacity that is too small is refused, and a person who knows better sets a
-// flag. A margin would not help: a quota that was just enlarged may differ by any amount.
+// A published capacity has no timestamp. The provisioner updates it late, or never while the rack
+// refuses its requests. So a change that needs more is refused, and a person who knows better sets
+// a flag. A margin would not help: after a change of the quota, any amount may be missing.
 func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 	class := claim.str("spec", "storageClassName")
 	best, left, err := r.published(ctx, class, p.Node)
@@ -433,7 +433,7 @@ func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 }
 
 // published returns the CSIStorageCapacity of a class with the most capacity, and its capacity, or
-// nil. If the disk is made near a node, it considers only those whose topology contains the node.
+// nil. If the disk is made near a node, only objects whose topology contains the node count.
 func (r *run) published(ctx context.Context, class, node string) (best object, left int64,
 	err error) {
 	all, err := r.all(ctx, "csistoragecapacities.storage.k8s.io", "", "--all-namespaces")
@@ -459,7 +459,7 @@ func (r *run) published(ctx context.Context, class, node string) (best object, l
 }
 
 // reaches reports whether a node may be in the topology of a CSIStorageCapacity. The provisioner
-// writes labels. Expressions of others count as a match, so that nothing is refused by mistake.
+// writes labels. Expressions count as a match, so that nothing is refused by mistake.
 func (o object) reaches(node object) bool {
 	if o.at("nodeTopology") == nil {
 		return false // it is accessible from no node

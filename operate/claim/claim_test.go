@@ -74,7 +74,7 @@ func (c *cluster) plan() (p *plan) {
 	return p
 }
 
-// at runs a growth until when returns true after a request, and kills it then.
+// at starts a growth, and kills it as soon as when returns true after a request.
 func at(t *testing.T, kind string, when func(*plan) bool) *cluster {
 	t.Helper()
 	s, killed := newCluster(t, kind), false
@@ -119,7 +119,7 @@ func (c *cluster) refuses(o Options, words string) {
 const capacityText = `{"kind":"CSIStorageCapacity","metadata":{"name":%q,"namespace":"oxide"},
 	"storageClassName":%q,"nodeTopology":{"matchLabels":%s},"capacity":%q,"maximumVolumeSize":%q}`
 
-func TestTheRackIsAskedForNoMoreThanThePublishedCapacity(t *testing.T) {
+func TestAChangeBeyondThePublishedCapacityIsRefused(t *testing.T) {
 	type objects = [][]any
 	const class, here, there, max = "oxide-disk", `{"rack":"a"}`, `{"rack":"b"}`, "1023Gi"
 	left := func(capacity string) objects { return objects{{"c", class, `{}`, capacity, max}} }
@@ -183,7 +183,7 @@ func TestTheRackIsAskedForNoMoreThanThePublishedCapacity(t *testing.T) {
 	}
 }
 
-func TestARefusalIsReportedAtOnceAndOnlyOnce(t *testing.T) {
+func TestARefusedDiskEndsTheCommandWithoutATimeout(t *testing.T) {
 	for _, flat := range []bool{false, true} {
 		s := newCluster(t, "Deployment")
 		s.quota, s.flat = 15<<30, flat
@@ -198,7 +198,7 @@ func TestARefusalIsReportedAtOnceAndOnlyOnce(t *testing.T) {
 	}
 }
 
-func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
+func TestAnImpossibleChangeIsRefusedBeforeItBegins(t *testing.T) {
 	type change = func(c *cluster, o *Options)
 	set := func(kind, ns, name string, value any, path ...string) change {
 		return func(c *cluster, _ *Options) { c.touch(c.named(kind, ns, name), value, path...) }
@@ -293,7 +293,7 @@ func TestADryRunShowsEveryStepAndChangesNothing(t *testing.T) {
 	}
 }
 
-func TestACommandThatIsNotCompleteIsRefused(t *testing.T) {
+func TestIncompleteArgumentsAreRefused(t *testing.T) {
 	for args, want := range map[string]string{"shrink a/b": "expected grow",
 		"grow b": "NAMESPACE/NAME",
 		"grow":   "expected grow", "grow a/b": "--size", "revert a/b": "--snapshot"} {
@@ -304,7 +304,7 @@ func TestACommandThatIsNotCompleteIsRefused(t *testing.T) {
 	}
 }
 
-func TestNothingIsForgottenWhileTheClaimIsBeingDeleted(t *testing.T) {
+func TestForgetRefusesAClaimThatIsBeingDeleted(t *testing.T) {
 	s := newCluster(t, "Deployment")
 	s.does(s.options(Grow))
 	s.touch(s.current(), "now", "metadata", "deletionTimestamp")
@@ -314,7 +314,7 @@ func TestNothingIsForgottenWhileTheClaimIsBeingDeleted(t *testing.T) {
 	}
 }
 
-func TestAnOwnerThatIsGoneDoesNotTakeTheClaimWithIt(t *testing.T) {
+func TestAClaimIsCreatedAgainWithoutDeletedOwners(t *testing.T) {
 	s := newCluster(t, "Deployment")
 	owner := func(name, uid string) any {
 		return map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": uid}
@@ -329,7 +329,7 @@ func TestAnOwnerThatIsGoneDoesNotTakeTheClaimWithIt(t *testing.T) {
 	}
 }
 
-func TestANameThatLooksLikeAFlagNeverGetsToKubectl(t *testing.T) {
+func TestANameThatLooksLikeAFlagIsNotPassedToKubectl(t *testing.T) {
 	c := newCluster(t, "")
 	o, err := (&run{Options: c.options(Grow)}).get(t.Context(), persistentVolumes, "",
 		"--server=https://elsewhere")
@@ -338,7 +338,7 @@ func TestANameThatLooksLikeAFlagNeverGetsToKubectl(t *testing.T) {
 	}
 }
 
-func TestAnUndoingStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
+func TestUndoStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // a slow machine does not use up the timeout
 		s := at(t, "Deployment", made)
 		s.stuck = true
@@ -353,10 +353,10 @@ func TestAnUndoingStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
 	})
 }
 
-// TestANewDiskThatIsNotWhatWasRequestedIsRefused changes the new PersistentVolume as a faulty
+// TestANewDiskThatDiffersFromTheRequestIsRefused changes the new PersistentVolume as a faulty
 // driver, a webhook or a person may. model_test.go shows that a change checks the disk before it
 // uses it.
-func TestANewDiskThatIsNotWhatWasRequestedIsRefused(t *testing.T) {
+func TestANewDiskThatDiffersFromTheRequestIsRefused(t *testing.T) {
 	c := &cluster{t: t, objects: map[string]object{}}
 	set := func(value any, path ...string) func(*view) {
 		return func(v *view) { c.touch(v.fresh, value, path...) }
@@ -431,7 +431,7 @@ func TestAWorkloadHasOneChangeAtATime(t *testing.T) {
 	s.refuses(s.options(Grow), "of another change (\"db/data-web-1 ")
 }
 
-func TestASnapshotThatWasReplacedIsNotRevertedTo(t *testing.T) {
+func TestRevertRefusesAReplacedSnapshot(t *testing.T) {
 	s := newCluster(t, "Deployment")
 	held := s.content()
 	s.before = func(string) {
@@ -468,7 +468,7 @@ func TestANewDiskThatIsGoneIsReported(t *testing.T) {
 	}
 }
 
-func TestAChangeIsRehearsedWithEveryRightThatItNeeds(t *testing.T) {
+func TestAMissingRightIsReportedBeforeAChangeBegins(t *testing.T) {
 	s := at(t, "Deployment", made)
 	s.does(s.resumes(true))
 	s.does(s.options(Grow))

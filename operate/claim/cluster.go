@@ -58,7 +58,7 @@ func (o object) controller() object {
 }
 
 // kinds contains the kinds that the command changes, and the kinds of a pod's owners. path is the
-// path in the API of those that it deletes, and scales is "yes" for those that it scales.
+// API path of kinds that the command deletes. scales is "yes" for owners that it scales.
 var kinds = map[string]struct{ resource, scales, path string }{
 	"PersistentVolume":      {persistentVolumes, "", ""},
 	"PersistentVolumeClaim": {claims, "", "/api/v1/namespaces/%s/persistentvolumeclaims/"},
@@ -69,7 +69,7 @@ var kinds = map[string]struct{ resource, scales, path string }{
 	"ReplicaSet":  {"replicasets.apps", "no", ""},
 }
 
-// Resources, with their group where kubectl needs it.
+// The names of resources for kubectl, with their group where kubectl needs it.
 const (
 	persistentVolumes = "persistentvolumes"
 	claims            = "persistentvolumeclaims"
@@ -85,7 +85,7 @@ func (r *run) get(ctx context.Context, resource, namespace, name string) (object
 	if name == "" {
 		return nil, nil
 	}
-	// The API server does not check the form of every field, and the text could be a flag.
+	// The name may come from a field that the API server does not check, and may look like a flag.
 	if !kube.IsName(name) {
 		return nil, fmt.Errorf("%q is no name of an object", csierr.Plain(name))
 	}
@@ -125,14 +125,14 @@ func inNamespace(args []string, namespace string) []string {
 	return append(args, "--namespace="+namespace)
 }
 
-// patch merges a change into exactly this object, unless it has changed since it was read. flags
-// are further flags of kubectl.
+// patch merges a change into an object. It fails if the object has changed since it was read, or
+// was created again. flags are further flags of kubectl.
 func (r *run) patch(ctx context.Context, o object, change object, flags ...string) error {
 	meta, _ := change["metadata"].(object)
 	guarded := object{"uid": o.uid(), "resourceVersion": o.str("metadata", "resourceVersion")}
 	maps.Copy(guarded, meta)
 	change["metadata"] = guarded
-	// An argument may have 128 KiB, and a plan may be larger.
+	// Linux allows 128 KiB for an argument, and a plan may be larger.
 	args := append([]string{"patch", kinds[o.str("kind")].resource, o.name(), "--type=merge",
 		"--patch-file=/dev/stdin"}, flags...)
 	return r.send(ctx, change, inNamespace(args, o.str("metadata", "namespace"))...)
@@ -147,8 +147,8 @@ func (r *run) send(ctx context.Context, o object, args ...string) error {
 	return err
 }
 
-// createOwned creates a claim without those of its owners that are gone: Kubernetes would delete it
-// as garbage. flags are further flags of kubectl.
+// createOwned creates a claim without those owners that no longer exist: Kubernetes deletes an
+// object whose owners do not exist. flags are further flags of kubectl.
 func (r *run) createOwned(ctx context.Context, o object, flags ...string) error {
 	meta, _ := o["metadata"].(object)
 	var owners []object
@@ -184,8 +184,8 @@ func (r *run) create(ctx context.Context, o object, flags ...string) error {
 // dryRun is the flag with which the API server only reports whether it would make a change.
 const dryRun = "--dry-run=server"
 
-// remove deletes exactly this object in the state in which it was read. kubectl delete has no such
-// condition, and would delete another object that was created with the name since.
+// remove deletes an object if it has not changed since it was read. kubectl delete has no such
+// precondition, and would delete a later object of the same name.
 func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 	if o.deleting() {
 		return nil
@@ -200,7 +200,7 @@ func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 }
 
 // annotate returns the patch that sets an annotation, or removes it if the value is nil, and that
-// changes fields of the spec.
+// sets the given fields of the spec.
 func annotate(key string, value any, spec object) object {
 	patch := object{"metadata": object{"annotations": map[string]any{key: value}}}
 	if spec != nil {
@@ -211,8 +211,8 @@ func annotate(key string, value any, spec object) object {
 
 func withPolicy(policy string) object { return object{"persistentVolumeReclaimPolicy": policy} }
 
-// holders returns the pods that name a claim: a deleted claim stays until they are gone. users
-// leaves out those that have ended.
+// holders returns the pods that name a claim: Kubernetes keeps a deleted claim until they are gone.
+// users returns the pods among them that have not ended.
 func holders(pods []object, claim string) []object {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod object) bool {
 		return !slices.ContainsFunc(pod.list("spec", "volumes"), func(v object) bool {

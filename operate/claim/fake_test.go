@@ -19,9 +19,9 @@ import (
 // errKilled is the error of every call of a command that was killed.
 var errKilled = errors.New("killed")
 
-// cluster simulates an API server behind kubectl, with the controllers and kubelets that a change
-// needs. They make one pass before each read. The content of a disk is a list of the writes that it
-// has acknowledged.
+// cluster simulates kubectl and an API server, with the controllers and kubelets that a change
+// needs. They make one pass before each read. A disk's content is a list of the writes that it has
+// acknowledged.
 type cluster struct {
 	t       *testing.T
 	claim   string              // the user's claim, in namespace db
@@ -74,7 +74,7 @@ type machine struct {
 	mounted     map[string]int  // passes since a pod used the disk
 	runs        map[string]bool // the disks to which containers write
 	listed      []any           // volumesInUse
-	age, quiet  int             // passes; those since the last status of the Node
+	age, quiet  int             // all passes; those since the last status of the Node
 }
 
 func (c *cluster) put(text string, args ...any) object {
@@ -142,7 +142,7 @@ func (c *cluster) touch(o object, value any, path ...string) {
 	o["metadata"].(map[string]any)["resourceVersion"] = c.next()
 }
 
-// kubectl carries out a command of kubectl.
+// kubectl does what kubectl does with these arguments.
 func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]byte, error) {
 	flags := map[string]string{}
 	var operands []string
@@ -200,7 +200,7 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 	return nil, err
 }
 
-// change applies a request unless its preconditions are violated.
+// change applies a request, or returns an error if the request's preconditions are violated.
 func (c *cluster) change(verb, resource, namespace, name string, body object) error {
 	o := c.named(kindOf(resource), namespace, name)
 	of := map[string]string{"patch": "metadata", "delete": "preconditions"}[verb]
@@ -246,7 +246,7 @@ func (c *cluster) admit(o object) error {
 
 type right struct{ verb, resource string }
 
-// kindOf returns the kind of a resource as the store's keys have it.
+// kindOf returns the kind of a resource in the form that the keys of objects have.
 func kindOf(resource string) string {
 	kind, _, _ := strings.Cut(resource, ".")
 	for _, end := range [][2]string{{"ies", "y"}, {"sses", "ss"}, {"s", ""}} {
@@ -460,7 +460,7 @@ func (c *cluster) ready() []object {
 	})
 }
 
-// schedule gives a pod a node once its claim is bound. A pod without a claim gets one at once.
+// schedule gives a pod a node once its claim is bound. A pod without a claim gets a node at once.
 func (c *cluster) schedule(pod object) {
 	node := c.named("Node", "", pod.str("spec", "nodeName"))
 	switch claim, nodes := c.claimOf(pod, claimOfPod(pod)), c.ready(); {
@@ -475,7 +475,7 @@ func (c *cluster) schedule(pod object) {
 	}
 }
 
-// uses reports whether a Node lists a disk.
+// uses reports whether a Node lists a disk in volumesInUse.
 func uses(node object, handle string) bool {
 	used, _ := node.at("status", "volumesInUse").([]any)
 	return slices.Contains(used, inUse(handle))
@@ -484,7 +484,7 @@ func uses(node object, handle string) bool {
 func inUse(handle string) any { return "kubernetes.io/csi/" + volume.DriverName + "^" + handle }
 
 // syncAttachments attaches disks where pods need them. It detaches them once they are unmounted, or
-// some time after their node is lost: then the rack takes the disk from an instance that runs.
+// some time after their node is lost: then the rack detaches a disk from a running instance.
 func (c *cluster) syncAttachments() {
 	wanted, attached := map[string]bool{}, map[string]bool{}
 	for _, va := range c.of("VolumeAttachment") {
@@ -529,7 +529,7 @@ const (
 	// unmountsAfter is the number of passes after which a node has unmounted a disk that no pod uses.
 	unmountsAfter = 20
 	// lostAfter is the number of passes after which a node that does not report is not ready, and
-	// takenAfter those after which its disks are taken from it.
+	// takenAfter the number after which its disks are detached.
 	lostAfter, takenAfter = 120, 250
 )
 
@@ -648,13 +648,13 @@ func (c *cluster) bound(pv object) object {
 	return claim
 }
 
-// temporary reports whether the command has created a claim for the time of the change only.
+// temporary reports whether the command has created a claim only for the time of the change.
 func (c *cluster) temporary(claim object) bool {
 	return c.own[claim.uid()] && claim.name() != c.claim
 }
 
-// checkBytes counts acknowledged writes that are on no disk that the user can reach: that of a
-// PersistentVolume with the policy Retain, or of a claim that is not one of the command's own.
+// checkBytes counts acknowledged writes that are on no disk that the user can reach. The user can
+// reach the disk of a PersistentVolume that is retained, or bound to a claim of the user.
 func (c *cluster) checkBytes() {
 	var reachable []string
 	for _, pv := range c.of("PersistentVolume") {
@@ -768,7 +768,7 @@ func (c *cluster) provision(claim object) {
 		content: c.shots[handle], size: claim.str("spec", "resources", "requests", "storage")})
 }
 
-// made reports whether the provisioner has made a disk, for a claim that may be gone.
+// made makes a disk that is due, and reports whether it did. The disk's claim may be gone.
 func (c *cluster) made(m *making) bool {
 	if m.left--; m.left > 0 {
 		return false
@@ -901,7 +901,7 @@ func newCluster(t *testing.T, kind string) *cluster {
 	return c
 }
 
-// addNode adds an instance with its Node, or the Node of one that is there.
+// addNode adds a Node, and its instance if that does not exist.
 func (c *cluster) addNode(name string) {
 	c.put(`{"kind":"Node","metadata":{"name":%q},"status":{"conditions":[{"type":"Ready","status":
 		"True","lastHeartbeatTime":"2026-01-01T00:00:00Z"}]}}`, name)

@@ -20,8 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// history is a change of a claim, during which people, controllers and other runs of the command
-// act between its requests.
+// history is one simulated change of a claim. Between the command's requests, people, controllers
+// and other runs of the command act.
 type history struct {
 	c                      *cluster
 	rnd                    *rand.Rand
@@ -29,7 +29,7 @@ type history struct {
 	original               int64    // the replicas of the workload before the change
 	lines                  []string // the log of the history
 	may, acts              []string // what may happen, and what has happened
-	left, killsLeft, kills int      // how many acts and kills may come; those so far
+	left, killsLeft, kills int      // how many acts and kills may come; the kills so far
 	ended                  string
 
 	busy   bool
@@ -51,7 +51,7 @@ func (h *history) log(format string, args ...any) {
 
 func oneOf[T any](rnd *rand.Rand, all ...T) T { return all[rnd.IntN(len(all))] }
 
-// newHistory draws a cluster with a workload, and what may happen to it.
+// newHistory creates a cluster with a workload, and draws what may happen to it.
 func newHistory(t *testing.T, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, seed))
 	h := &history{rnd: rnd, then: map[string]bool{}, kind: oneOf(rnd, "Deployment", "StatefulSet",
@@ -100,7 +100,7 @@ func (h *history) workload() object {
 	return slices.Concat(h.c.of("Deployment"), h.c.of("StatefulSet"), []object{nil})[0]
 }
 
-// pod makes a pod that uses a claim, or none. It belongs to an owner, if that has a kind.
+// pod creates a pod. If claim is set, the pod uses it. If kind is set, the owner controls the pod.
 func (h *history) pod(name, claim, kind, owner, notes string) bool {
 	if h.c.named("Pod", "db", name) != nil || h.c.named("Namespace", "", "db") == nil {
 		return false
@@ -118,7 +118,7 @@ func (h *history) pod(name, claim, kind, owner, notes string) bool {
 	return true
 }
 
-// start starts what uses the claim, as a person does.
+// start starts the workload or the pod that uses the claim, as a person does.
 func (h *history) start() bool {
 	h.paused = false
 	switch w := h.workload(); {
@@ -152,7 +152,7 @@ func (h *history) podsOfClaim(do func(pod object)) (found bool) {
 	return found
 }
 
-// stops stops what uses the claim, as a person does.
+// stops stops the workload and deletes the pods that use the claim, as a person does.
 func (h *history) stops() bool {
 	h.paused = true
 	h.rescale(0)
@@ -364,7 +364,7 @@ func (h *history) foreignVolume(claim string) bool {
 	return true
 }
 
-// between makes something happen before a request.
+// between runs before each request, and may let a random actor act.
 func (h *history) between(verb string) {
 	if h.busy {
 		return
@@ -402,9 +402,9 @@ func (h *history) comesLate() {
 	do()
 }
 
-// excuse allows two effects of a temporary claim that Kubernetes deletes at once as garbage: its
-// disk may be made later, and is then retained if its class says so; and foreign volumes that are
-// reserved for it may be deleted with it.
+// excuse allows two effects that a temporary claim may have if Kubernetes deletes it at once as
+// garbage: its disk may be made later, and is then retained if its class says so; and foreign
+// volumes that are reserved for it may be deleted with it.
 func (h *history) excuse() {
 	h.meddled = h.meddled || h.policy == "Retain"
 	for _, pv := range h.c.of("PersistentVolume") {
@@ -412,7 +412,7 @@ func (h *history) excuse() {
 	}
 }
 
-// plan returns the plan of the change, as others can read it.
+// plan returns the plan in the annotation of a PersistentVolume, or nil.
 func (h *history) plan() object {
 	for _, pv := range h.c.of("PersistentVolume") {
 		if text := pv.annotation("csi.oxide.computer/claim-plan"); text != "" {
@@ -440,7 +440,7 @@ func (h *history) options(mode string) Options {
 	return o
 }
 
-// calls returns kubectl for a run that is killed before a change, after it or meanwhile.
+// calls returns kubectl for a run that is killed before, after or during its change number dies.
 func (h *history) calls(dies int, how string) func(context.Context, []byte, ...string) ([]byte,
 	error) {
 	dead, n := false, 0
@@ -528,7 +528,7 @@ func (h *history) calm() {
 	h.passes(60)
 }
 
-// follow does what an error tells the user to do, and returns how to continue.
+// follow does what an error tells the user to do, and returns the next mode of the command.
 func (h *history) follow(text, mode string) string {
 	says := func(words string) bool { return strings.Contains(text, words) }
 	switch current := h.c.current(); {
@@ -710,9 +710,9 @@ func (h *history) nothingIsLeft(done bool) error {
 	return nil
 }
 
-// TestNoHistoryLosesAWriteOrChangesForeignObjects plays histories, each of which has a seed
-// (PROOF_SEED repeats one; PROOF_DURATION plays so many as fit into that time).
-func TestNoHistoryLosesAWriteOrChangesForeignObjects(t *testing.T) {
+// TestAChangeLosesNoWriteAndTouchesNoForeignObject plays histories with consecutive seeds.
+// PROOF_SEED sets the first seed, and PROOF_DURATION for how long it plays.
+func TestAChangeLosesNoWriteAndTouchesNoForeignObject(t *testing.T) {
 	seed, err := strconv.ParseUint(os.Getenv("PROOF_SEED"), 10, 64)
 	if err != nil {
 		seed = 1

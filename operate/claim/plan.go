@@ -13,12 +13,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// The annotations of a change.
+// The annotations that a change sets.
 const (
 	// planKey on the earlier PersistentVolume contains the plan. On the earlier claim it contains the
 	// id of the run that works on the change.
 	planKey = "csi.oxide.computer/claim-plan"
-	// changeKey on what a change creates, and on the workload that it stops, names the change.
+	// changeKey on objects that a change creates, and on the owner that it stops, names the change.
 	changeKey = "csi.oxide.computer/claim-change"
 	// replacesKey on the new PersistentVolume names the earlier one.
 	replacesKey = "csi.oxide.computer/claim-replaces"
@@ -26,7 +26,7 @@ const (
 	earlierKey = "csi.oxide.computer/claim-earlier-volumes"
 )
 
-// plan is what a change needs to know and can no longer read from the objects.
+// plan is the record of a change, with what can no longer be read from the objects.
 type plan struct {
 	Verb      string `json:"verb"`
 	Namespace string `json:"namespace"`
@@ -36,14 +36,14 @@ type plan struct {
 	NamespaceUID string `json:"namespaceUID"`
 	Manifest     object `json:"manifest"` // of the earlier claim, to make it again
 	ID           string `json:"id"`       // of the change
-	Run          string `json:"run"`      // that works on it
+	Run          string `json:"run"`      // of the command that works on it
 
 	OldSize string `json:"oldSize"`
 	Size    string `json:"size"`
 	Old     string `json:"old"` // the earlier PersistentVolume
 	OldUID  string `json:"oldUID"`
-	Handle  string `json:"handle"` // its disk
-	Policy  string `json:"policy"` // its reclaim policy, which the new one gets
+	Handle  string `json:"handle"` // the earlier disk
+	Policy  string `json:"policy"` // the earlier reclaim policy, which the new one gets
 
 	ClassUID         string `json:"classUID"`
 	Retains          bool   `json:"retains,omitempty"` // the class keeps the disks of deleted claims
@@ -55,8 +55,8 @@ type plan struct {
 
 	// Nodes contains the UIDs of the nodes that had the disk when the change began.
 	Nodes map[string]string `json:"nodes,omitempty"`
-	// Seen contains the last report of each node that had the disk when no pod used the claim any
-	// more. Unmounted means that each of these nodes has reported since that the disk is unmounted.
+	// Seen contains the report that each node with the disk had made when no pod used the claim any
+	// more. Unmounted reports whether each of these nodes has since reported the unmount.
 	Seen      map[string]string `json:"seen,omitempty"`
 	Unmounted bool              `json:"unmounted,omitempty"`
 
@@ -64,14 +64,14 @@ type plan struct {
 	New          string `json:"new,omitempty"` // the new PersistentVolume, once it has been checked
 	NewHandle    string `json:"newHandle,omitempty"`
 
-	Handed   bool `json:"handed,omitempty"` // the claim may be made for the new PersistentVolume
-	Bound    bool `json:"bound,omitempty"`  // the claim was seen bound to it
+	Handed   bool `json:"handed,omitempty"` // the claim may exist for New
+	Bound    bool `json:"bound,omitempty"`  // the claim was seen bound to New
 	Undo     bool `json:"undo,omitempty"`
 	Finished bool `json:"finished,omitempty"`
 }
 
-// shot is the snapshot from which the new disk is made. If the change takes it, only the name is
-// known until the snapshot is ready.
+// shot is the snapshot from which the new disk is made. If the change takes the snapshot, only its
+// name is known until it is ready.
 type shot struct {
 	Name       string `json:"name"`
 	UID        string `json:"uid,omitempty"`
@@ -105,12 +105,12 @@ func (p plan) path() string { return p.Namespace + "/" + p.Claim }
 
 func (p plan) mark() string { return p.path() + " " + p.ID }
 
-// kept returns the name of the command's own claim for the earlier disk. temporary returns that of
-// its claim for the new disk.
+// kept returns the name of the command's own claim for the earlier disk, and temporary the name of
+// its own claim for the new disk.
 func (p plan) kept() string      { return shorten(p.Claim) + "-before-" + p.ID }
 func (p plan) temporary() string { return shorten(p.Claim) + "-" + p.Verb + "-" + p.ID }
 
-// shorten makes room for a suffix in a name of 253 bytes.
+// shorten cuts a name so that a suffix fits into 253 bytes.
 func shorten(name string) string { return strings.TrimRight(name[:min(len(name), 200)], "-.") }
 
 // earlier returns the handles of all volumes that the claim has had.
@@ -122,7 +122,7 @@ func (p plan) earlier() []string {
 }
 
 // planOf returns the plan on a PersistentVolume, or nil. Anybody may have written the annotation,
-// so planOf returns an error unless the plan is of this volume and its claim, with valid names.
+// so planOf checks that the plan is of this volume and its claim, and that its names are valid.
 func planOf(pv object) (*plan, error) {
 	text := pv.annotation(planKey)
 	if text == "" {
@@ -190,7 +190,7 @@ var bindingKeys = []string{"pv.kubernetes.io/bind-completed",
 // selectedNode is the annotation with which a scheduler asks for a volume near a node.
 const selectedNode = "volume.kubernetes.io/selected-node"
 
-// again returns the claim with its earlier labels, annotations and owners, and more annotations.
+// again returns a new claim with the earlier labels, annotations and owners, and more annotations.
 func (p plan) again(spec object, more map[string]any) object {
 	meta, kept := object{"name": p.Claim, "namespace": p.Namespace}, map[string]any{}
 	for _, key := range []string{"labels", "ownerReferences"} {
@@ -314,11 +314,11 @@ func (r *run) observe(ctx context.Context) (v view, err error) {
 	}
 	r.last = p
 	if v.owner.uid() != p.Owner.UID {
-		v.owner = nil // an object that was created since is left alone
+		v.owner = nil // a later object of the same name is left alone
 	}
 	fresh := cmp.Or(p.New, v.temporary.str("spec", "volumeName"))
 	if fresh == "" && v.temporary == nil && p.TemporaryUID != "" {
-		fresh = volumeOf(p.TemporaryUID) // its claim was deleted while it was made
+		fresh = volumeOf(p.TemporaryUID) // the temporary claim was deleted too early
 	}
 	if v.fresh, err = r.get(ctx, persistentVolumes, "", fresh); err != nil {
 		return v, err
@@ -340,7 +340,7 @@ func (r *run) observe(ctx context.Context) (v view, err error) {
 func volumeOf(claimUID string) string { return "pvc-" + claimUID }
 
 // madeFor reports whether the provisioner made the new PersistentVolume for the temporary claim.
-// Kubernetes may bind a claim to an earlier one, and whoever may change the claim may name one.
+// Kubernetes may bind the claim to an older volume, and a user may name one in the claim.
 func (v view) madeFor() bool {
 	uid := v.plan.TemporaryUID
 	if v.temporary != nil && uid == "" {
@@ -352,8 +352,8 @@ func (v view) madeFor() bool {
 // original reports whether the claim is the earlier one.
 func (v view) original() bool { return v.claim != nil && v.claim.uid() == v.plan.ClaimUID }
 
-// again reports whether the claim is the one that the command creates for the new disk, or, to undo
-// the change, for the earlier disk.
+// again reports whether the claim is the one that the command creates for the new disk or, if it
+// undoes the change, for the earlier disk.
 func (v view) again() bool {
 	pv := v.plan.New
 	if v.plan.Undo {
@@ -469,7 +469,7 @@ func (v view) mounted() bool {
 	})
 }
 
-// contentProblem returns an error unless a snapshot was taken of one of the given disks.
+// contentProblem returns an error if a snapshot was not taken of one of the given disks.
 func contentProblem(shot, content object, of []string) error {
 	source := content.str("spec", "source", "volumeHandle")
 	switch {

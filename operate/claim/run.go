@@ -1,17 +1,17 @@
-// Package claim gives a claim another disk: a larger one, or one that holds what a snapshot of the
-// claim holds. The claim keeps its name and its workload. A rack can neither resize nor revert a
-// disk, so the new disk is made from a snapshot, and the claim is made again for it.
+// Package claim gives a claim another disk: a larger one, or one with the content of a snapshot of
+// the claim. The claim keeps its name and its workload. A rack can neither resize nor revert a
+// disk, so the command makes a new disk from a snapshot, and creates the claim again for it.
 //
-// From before the snapshot until the claim exists again there is no claim of its name, so no pod
-// can use either disk: the earlier one belongs to a claim of the command's own, and so does the new
-// one until it has been proven to be what was asked for. The point of no return is what Kubernetes
-// does, not what the command intends: the first binding of the new disk to the claim.
+// Meanwhile, no claim has the claim's name, so no pod can use either disk: from before the
+// snapshot, the earlier disk belongs to a claim of the command's own, and so does the new disk
+// until it is proven to be what was asked for. The point of no return is not an act of the command,
+// but one of Kubernetes: the first binding of the new disk to the claim.
 //
 // A change is a table of steps. Each step reads from the cluster's objects whether it has been
 // done, so the command may be killed anywhere and repeated. The plan is an annotation of the
-// earlier PersistentVolume, which is kept until somebody forgets it. Whatever is changed is named
-// with its UID and its resource version, so a request of a run that was taken over changes nothing.
-// The command runs the user's kubectl, with the user's rights.
+// earlier PersistentVolume, which is kept until claim forget. Each request names the UID and the
+// resourceVersion of the object that it changes, so that a late request of an earlier run changes
+// nothing. The command runs the user's kubectl, with the user's rights.
 package claim
 
 import (
@@ -209,7 +209,7 @@ func (r *run) begin(ctx context.Context) error {
 	return r.forward(ctx)
 }
 
-// resume takes a change over from an earlier run, in either direction.
+// resume continues or undoes a change that an earlier run began.
 func (r *run) resume(ctx context.Context, pv object, p plan) error {
 	r.old = pv.name()
 	r.id, p.Run = p.Run, r.id // so that observe accepts the earlier run's plan
@@ -231,7 +231,7 @@ func (r *run) resume(ctx context.Context, pv object, p plan) error {
 		r.show(v)
 		return nil
 	}
-	p = *v.plan // the other run may have changed it since it was found
+	p = *v.plan // the earlier run may have changed the plan since find
 	p.Run, p.Undo = r.id, r.Undo
 	// A controller of Kubernetes may change the status of the PersistentVolume at the same time.
 	for try := 1; ; try++ {
@@ -271,8 +271,8 @@ func (v view) byHand() string {
 		p.Namespace, p.kept(), p.Old, p.Claim, planKey)
 }
 
-// planless returns the error for a plan, or its PersistentVolume, that somebody has removed. It
-// describes what the change has left.
+// planless returns the error for a change whose plan or whose earlier PersistentVolume somebody has
+// removed. It describes what the change has left.
 func (r *run) planless() error {
 	text := fmt.Sprintf("the plan on PersistentVolume %s is gone", r.old)
 	if p := r.last; p != nil {
@@ -313,7 +313,7 @@ func (r *run) show(v view) {
 	}
 }
 
-// forward takes the steps that have not been done.
+// forward does the steps of the change that are not done.
 func (r *run) forward(ctx context.Context) error {
 	for i, s := range steps {
 		title := fmt.Sprintf("%d/%d %s: ", i+1, len(steps), s.name)
@@ -340,8 +340,8 @@ func (r *run) backward(ctx context.Context) error {
 // changes the object at the same time.
 const attempts = 5
 
-// until repeats a step until it is done, or, if the step ends the change, until there is no plan
-// any more. The timeout limits the time between requests, and interrupts none.
+// until repeats a step until it is done. A step that ends the change is done when the plan is gone.
+// The timeout is checked between requests, and interrupts none.
 func (r *run) until(ctx context.Context, title string, s step, ends bool) error {
 	late := time.After(r.Timeout)
 	said, failed, announced := "", 0, false
@@ -356,7 +356,7 @@ func (r *run) until(ctx context.Context, title string, s step, ends bool) error 
 			return nil
 		case v.plan == nil:
 			return r.planless()
-		case v.plan.Undo && v.passed(): // it was bound when the undoing began
+		case v.plan.Undo && v.passed(): // the claim was bound when the undoing began
 			return v.tooLate()
 		case s.done(v):
 			return nil
@@ -438,7 +438,7 @@ func (r *run) forget(ctx context.Context, pv object, p plan) error {
 		}}, true)
 }
 
-// forgettable returns why the earlier disk must not be given up.
+// forgettable returns why the earlier disk must not be given up, or nil.
 func (v view) forgettable() error {
 	p := v.plan
 	if p == nil || v.fresh == nil || v.claim.deleting() || !v.bound(v.claim, v.fresh) {

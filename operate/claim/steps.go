@@ -11,9 +11,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// step is a step of a change, or of undoing it. do makes at most one request towards the state in
-// which done returns true; it is called again with the state after it. If it has to wait, it
-// returns what it waits for.
+// step is a step of a change, or of undoing it. do sends at most one request. Then the objects are
+// read again, and do is called again, until done returns true. If do has to wait, it returns what
+// it waits for.
 type step struct {
 	name     string
 	describe func(p plan) string
@@ -21,7 +21,7 @@ type step struct {
 	do       func(r *run, ctx context.Context, v view) (waits string, err error)
 }
 
-// never is the function done of steps that end when the plan is removed.
+// never is the function done of a step that ends when the plan is gone (see until).
 func never(view) bool { return false }
 
 var steps = []step{
@@ -81,11 +81,11 @@ var steps = []step{
 	}, func(v view) bool { return v.plan.Finished }, (*run).start},
 }
 
-// undoing contains the steps that undo a change. The workload is started as soon as it has its
-// claim: it need not wait until the rack has deleted the new disk and the snapshot.
+// undoing contains the steps that undo a change. The step start comes before clean, so that the
+// workload need not wait until the rack has deleted the new disk and the snapshot.
 var undoing = []step{
-	// A request of a killed run may arrive later. That run read the claim and the owner before they
-	// are marked here, so the API server refuses the request.
+	// A request of a killed run may still arrive. That run has read the claim and the owner before
+	// they are marked here, so their resourceVersions differ, and the API server refuses the request.
 	{"record", func(plan) string { return "take the change over" }, func(v view) bool {
 		mark := v.owner.annotation(changeKey)
 		return steps[0].done(v) && (v.owner == nil || mark == v.plan.stopMark() ||
@@ -113,23 +113,23 @@ func (v view) bound(claim, pv object) bool {
 		claim.str("spec", "volumeName") == pv.name() && pv.str("spec", "claimRef", "uid") == claim.uid()
 }
 
-// own reports whether the change has made an object, or has stopped it.
+// own reports whether an object has the mark of this change.
 func (v view) own(o object) bool {
 	return strings.HasPrefix(o.annotation(changeKey)+" ", v.plan.mark()+" ")
 }
 
-// runMark is the value of changeKey on an object that a request of an earlier run may still change:
-// it distinguishes the runs. stopMark is the value on an owner that the change has stopped.
+// runMark is the value of changeKey on objects that a late request of an earlier run may change; it
+// names the run. stopMark is the value on an owner that the change has stopped.
 func (p plan) runMark() string  { return p.mark() + " " + p.Run }
 func (p plan) stopMark() string { return p.runMark() + " stopped" }
 
-// stopped reports whether the owner has the scale that stop gives it, or a person has to stop it.
+// stopped reports whether stop has scaled the owner down, or a person has to stop it.
 func (v view) stopped() bool {
 	return v.owner == nil || v.own(v.owner) && v.owner.num("spec", "replicas") <= v.plan.Owner.Target
 }
 
-// reserve returns the field of a PersistentVolume's spec that reserves it for a claim. Without a
-// uid, the claim may be one that does not exist yet.
+// reserve returns the field of a PersistentVolume's spec that reserves it for a claim. If uid is
+// nil, the claim need not exist yet.
 func reserve(claim string, uid any) object {
 	return object{"claimRef": object{"name": claim, "uid": uid, "resourceVersion": nil}}
 }
@@ -138,7 +138,7 @@ func (r *run) mark(ctx context.Context, v view) (string, error) {
 	return "", r.patch(ctx, v.claim, annotate(planKey, v.plan.Run, nil))
 }
 
-// takeOver marks the claim and the owner for the run.
+// takeOver marks the claim and the owner with the id of this run.
 func (r *run) takeOver(ctx context.Context, v view) (string, error) {
 	if !steps[0].done(v) {
 		return r.mark(ctx, v)
@@ -223,11 +223,11 @@ func (r *run) keep(ctx context.Context, v view) (string, error) {
 	return "PersistentVolumeClaim " + p.kept() + " to be bound", nil
 }
 
-// unmounted reads the status of each node that has the disk. A kubelet lists a volume there from
-// before the mount until after the unmount, so the first status that it writes after the last pod
-// has ended is reliable. The disk may stay attached: an unmounted disk is complete, and a rack
-// without hot-plug would stop the node to detach it. If a node does not report, its instance may
-// still write, so the disk has to be detached.
+// unmounted waits until each node that has the disk has reported the unmount. A kubelet lists a
+// volume in its Node's status from before the mount until after the unmount, so the first status
+// that it writes after the last pod has ended is reliable. The disk may stay attached: it has all
+// data, and a rack without hot-plug would stop the node to detach it. If a node does not report,
+// its instance may still write, so the disk has to be detached.
 func (r *run) unmounted(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if err := v.guard(); err != nil {
@@ -312,7 +312,7 @@ func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// shotOf reads the content of a ready snapshot, and checks that it was taken of one of the disks.
+// shotOf reads a ready snapshot's content, and checks that it was taken of one of the given disks.
 func (r *run) shotOf(ctx context.Context, o object, of []string) (shot, error) {
 	content, err := r.get(ctx, snapshotContents, "", o.str("status", "boundVolumeSnapshotContentName"))
 	if err == nil {
@@ -402,8 +402,8 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	return "the new disk" + why, nil
 }
 
-// refusal returns the last message of the provisioner about the temporary claim, or "", and what
-// identifies its event.
+// refusal returns the provisioner's last message about the temporary claim, or "", and an
+// identifier of its event.
 func (r *run) refusal(ctx context.Context, p plan) (why, event string, err error) {
 	events, err := r.all(ctx, "events", p.Namespace, "--field-selector=type=Warning,"+
 		"involvedObject.kind=PersistentVolumeClaim,involvedObject.name="+p.temporary())
@@ -466,7 +466,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 			strings.TrimSuffix(", now "+names(v.users), ", now "), nil
 	case v.fresh.policy() != p.Policy:
 		return "", r.patch(ctx, v.fresh, object{"spec": withPolicy(p.Policy)})
-	case v.kept != nil: // then Kubernetes deletes the snapshot that it owns
+	case v.kept != nil: // Kubernetes then deletes the snapshot, which kept owns
 		return r.release(ctx, v, v.kept, v.old)
 	case v.shot != nil && v.own(v.shot):
 		return "the end of VolumeSnapshot " + p.Shot.Name, nil
@@ -475,21 +475,21 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// fenced reports whether the new disk is reserved for the temporary claim, by this run.
+// fenced reports whether this run has reserved the new disk for the temporary claim.
 func (v view) fenced() bool {
 	return v.plan.New == "" || v.fresh == nil || v.fresh.annotation(changeKey) == v.plan.runMark() &&
 		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()
 }
 
-// unreserved reports whether a PersistentVolume is not reserved for the claim, which may not exist
-// yet.
+// unreserved reports whether a PersistentVolume is not reserved for the claim. The claim may not
+// exist yet.
 func (v view) unreserved(pv object) bool {
 	uid := pv.str("spec", "claimRef", "uid")
 	return pv.str("spec", "claimRef", "name") != v.plan.Claim || uid != "" && uid != v.claim.uid()
 }
 
-// takeBack reserves the new disk for the temporary claim, so that it cannot be bound to a claim
-// that a late request may still create.
+// takeBack reserves the new disk for the temporary claim, so that Kubernetes cannot bind the disk
+// to a claim that a late request may still create.
 func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if !v.fenced() {
@@ -500,7 +500,7 @@ func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// restore makes the earlier claim again.
+// restore creates the claim again for the earlier disk.
 func (r *run) restore(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	switch {
@@ -512,7 +512,7 @@ func (r *run) restore(ctx context.Context, v view) (string, error) {
 		return v.end(v.claim), r.remove(ctx, v.claim)
 	case v.temporary != nil:
 		return r.removeTemporary(ctx, v)
-	case v.shot != nil && v.own(v.shot) && !v.shot.deleting(): // an unready one blocks the claim's end
+	case v.shot != nil && v.own(v.shot) && !v.shot.deleting(): // an unready snapshot keeps kept alive
 		return "", r.remove(ctx, v.shot)
 	case v.kept != nil:
 		return r.release(ctx, v, v.kept, v.old)

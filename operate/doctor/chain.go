@@ -11,7 +11,7 @@ import (
 )
 
 // chain contains the objects that belong to one volume. If an object is nil, the field with its
-// name and the suffix Why is the reason why the object could not be seen, or "" if there is none.
+// name and the suffix Why is why it could not be read, or "" if the object does not exist.
 type chain struct {
 	*Evidence
 	subject string
@@ -37,7 +37,7 @@ type chain struct {
 	reported []driverError // the driver's errors that still count
 }
 
-// judgement judges one link of a chain.
+// judgement is a link with the function that judges it.
 type judgement struct {
 	link  Link
 	judge func(*chain) Step
@@ -72,7 +72,7 @@ func resolve(e *Evidence) []*chain {
 		(*chain).judgeRackItself}, {LinkDisk, (*chain).judgeOwnDisks}}}}
 }
 
-// claimChain returns the chain of a claim. If a pod is given, it is the one that is judged.
+// claimChain returns the chain of a claim. If pod is nil, complete chooses the pod to judge.
 func claimChain(e *Evidence, namespace, name string, pod *kube.Object) *chain {
 	c := &chain{Evidence: e, subject: "claim " + namespace + "/" + name, links: volumeLinks, pod: pod,
 		claimName: kube.Reference{Namespace: namespace, Name: name}}
@@ -224,7 +224,7 @@ func (c *chain) findVolume(match func(*kube.Object) bool) {
 	}
 }
 
-// complete finds the objects that follow from the claim and the volume.
+// complete finds the pods, attachments and node that belong to the claim and the volume.
 func (c *chain) complete() {
 	if c.claimName.Name != "" {
 		c.pods, c.podsWhy = c.Cluster.objects(kindPod, func(o *kube.Object) bool {
@@ -287,8 +287,8 @@ func mainAttachment(attachments []kube.Object, pod *kube.Object) *kube.Object {
 	return best
 }
 
-// findNode finds the driver's entry in the CSINode, and with it the instance. If Kubernetes could
-// not be read, the instance is the one that has the disk on the rack.
+// findNode finds the driver's entry in the CSINode, and with it the instance. If the node is
+// unknown, or could not be read, the instance is the one that has the disk on the rack.
 func (c *chain) findNode() {
 	if c.nodeName != "" {
 		c.csiNode, c.nodeWhy = c.Cluster.one(kindCSINode, named("", c.nodeName))
@@ -365,7 +365,7 @@ func (e *Evidence) driverPod(node string) *kube.Object {
 	return nil
 }
 
-// names returns the values of the placeholders that a command may contain.
+// names maps the placeholders that a command may contain to their values.
 func (c *chain) names() map[string]string {
 	names := map[string]string{"claim": c.claimName.Name, "volume": c.handle,
 		"namespace": cmp.Or(c.claimName.Namespace, c.Question.Namespace),

@@ -73,15 +73,15 @@ type Diagnosis struct {
 // Chain is the chain of one volume, or the part of it that a question is about.
 type Chain struct {
 	Subject string `json:"subject"`
-	// Place is the chain's place in the tree of a cluster; nil for other questions.
+	// Place is the chain's place in the tree of a cluster. It is nil if the question is another one.
 	Place *Place `json:"place,omitempty"`
 	Links []Step `json:"links"`
-	// Finding is the most important finding, or nil if no link is broken. It is the first one. But if
-	// an error of the driver still counts, it is the first one that is not an inference.
+	// Finding is the most important finding, or nil if no link is broken. It is the first finding or,
+	// if an error of the driver still counts, the first that is not an inference.
 	Finding *Finding `json:"finding,omitempty"`
 }
 
-// Step is one link, as it was found.
+// Step is the result for one link.
 type Step struct {
 	Link    Link     `json:"link"`
 	State   State    `json:"state"`
@@ -90,7 +90,7 @@ type Step struct {
 	Finding *Finding `json:"finding,omitempty"`
 }
 
-// Finding is what is wrong with a link.
+// Finding describes what is wrong with a link, and what to do about it.
 type Finding struct {
 	Link   Link          `json:"link"`
 	Reason csierr.Reason `json:"reason,omitempty"` // of docs/reasons.md
@@ -106,7 +106,7 @@ type Finding struct {
 	basis basis
 }
 
-// basis is what a finding is based on, with increasing certainty.
+// basis is the kind of evidence that supports a finding, with increasing certainty.
 type basis int
 
 const (
@@ -181,10 +181,10 @@ func (c *chain) judge() Chain {
 	return result
 }
 
-// ofNoNode reports whether an error is of a call that makes or deletes the disk.
+// ofNoNode reports whether an error is of a call that creates or deletes the disk.
 func ofNoNode(s driverError) bool { return s.at == LinkClaim || s.at == LinkVolume }
 
-// apply adds an error of the driver to a link. Its text is more precise than what the objects show.
+// apply adds an error of the driver to a link. It replaces an inference, which is less precise.
 func (c *chain) apply(step Step, s driverError) Step {
 	if f := step.Finding; f == nil || f.basis == inference || f.Reason == s.Reason {
 		step.Finding = &Finding{Reason: s.Reason, Wrong: s.Sentence, Source: s.Source, Since: s.First,
@@ -263,7 +263,7 @@ func plain(s Step) Step {
 	return s
 }
 
-// Question is what a diagnosis is about.
+// Question names the object that a diagnosis is about.
 type Question struct {
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace,omitempty"` // of a claim or a pod
@@ -283,7 +283,7 @@ const (
 var errUsage = errors.New("expected pvc NAMESPACE/NAME, pod NAMESPACE/NAME, volume ID, node " +
 	"NAME, cluster, or rack")
 
-// ParseQuestion parses the arguments of a doctor.
+// ParseQuestion parses the arguments of the doctor command.
 func ParseQuestion(args []string) (Question, error) {
 	q := Question{}
 	if len(args) > 0 {
@@ -327,7 +327,7 @@ func (q Question) String() string {
 	return strings.TrimSpace(q.Kind + " " + path.Join(q.Namespace, q.Name))
 }
 
-// Options are the options of a doctor.
+// Options are the options of the doctor command.
 type Options struct {
 	Question    Question
 	Objects     string   // a file with objects of Kubernetes, instead of kubectl
@@ -366,8 +366,8 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 		})
 }
 
-// Evidence is all that a diagnosis is made from. For everything that could not be seen it contains
-// the reason, so that it is not taken for absent.
+// Evidence contains all objects and reports from which a diagnosis is made. For an object that
+// could not be read it contains the reason, so that the object is not taken for absent.
 type Evidence struct {
 	Version  string      `json:"version"` // of this program
 	At       time.Time   `json:"at"`
@@ -403,7 +403,7 @@ const (
 type Nodes struct {
 	Reports   map[string]inspection.Report `json:"reports"`
 	Namespace string                       `json:"namespace"` // of the driver
-	// DriverPods contains the driver's pods. It may be incomplete if there are reports of all nodes.
+	// DriverPods contains the pods of the driver's controller, and those on the question's nodes.
 	DriverPods []kube.Object `json:"driverPods,omitempty"`
 	// Unseen contains the reasons for missing reports, by the id of the instance. The key "" is for
 	// all other instances.
@@ -419,7 +419,7 @@ type RackObjects struct {
 	Project   string                    `json:"project,omitempty"` // its id
 	Disks     map[string]Found[Disk]    `json:"disks,omitempty"`
 	Instances map[string]Found[Machine] `json:"instances,omitempty"`
-	// Neighbours are the disks of an instance.
+	// Neighbours contains all disks of each instance, by the instance's id.
 	Neighbours map[string]Found[[]Disk] `json:"neighbours,omitempty"`
 	// Boot contains the ids of the boot disks of the project's instances, if the question is about the
 	// cluster.
@@ -451,7 +451,7 @@ type Disk struct {
 	// FilesystemUUID is the UUID that the volume's filesystem has to have, or empty if any will do.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 	CSIName        string `json:"csiName,omitempty"`
-	// Claim is the claim that the disk was made for, as its description says.
+	// Claim is the claim for which the disk was made, according to the disk's description.
 	Claim   string `json:"claim,omitempty"`
 	Foreign string `json:"foreign,omitempty"` // why the disk is not this cluster's
 }
@@ -477,7 +477,7 @@ func (c Cluster) objects(kind string, match func(*kube.Object) bool) ([]kube.Obj
 	return nil, c.Unseen[kind]
 }
 
-// one returns the only object of a kind that matches, or nil, and why the kind could not be seen.
+// one returns an object of a kind that matches, or nil, and why the kind could not be seen.
 func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object, why string) {
 	found, why := c.objects(kind, match)
 	if len(found) == 0 {

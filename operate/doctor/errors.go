@@ -40,7 +40,7 @@ func (c *chain) driverErrors() []driverError {
 	if c.claim != nil && c.claim.Status.Phase != phaseBound && c.claim.Status.Phase != phaseLost {
 		all = c.latest(c.claim, LinkClaim, nil, "ProvisioningFailed", "ProvisioningSucceeded")
 	}
-	// The provisioner deletes only what is released, and has the policy Delete.
+	// The provisioner deletes only a volume that is released and has the policy Delete.
 	if o := c.volume; o != nil && o.Spec.ReclaimPolicy != "Retain" &&
 		slices.Contains([]string{phaseReleased, phaseFailed, ""}, o.Status.Phase) {
 		all = append(all, c.latest(o, LinkVolume, nil, "VolumeFailedDelete")...)
@@ -134,8 +134,8 @@ func lastFailure(a *kube.Object) *kube.Failure {
 	return attach
 }
 
-// addFailure adds the failure of an attachment. It replaces the same error in the pod's events, and
-// takes over the time of the first event.
+// addFailure adds the failure of an attachment. It replaces an error in the pod's events about the
+// same node. If both have the same reason, it takes over the time of the first event.
 func addFailure(all []driverError, a *kube.Object) []driverError {
 	f := lastFailure(a)
 	if f == nil {
@@ -156,8 +156,8 @@ func addFailure(all []driverError, a *kube.Object) []driverError {
 	return all
 }
 
-// events returns the events of an object with one of the reasons. It compares UIDs or, if one is
-// unknown, takes those that are not older than the object.
+// events returns the events of an object with one of the reasons. It compares UIDs. If one is
+// unknown, it takes the events that are not older than the object.
 func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 	found, _ := e.Cluster.objects(kindEvent, func(event *kube.Object) bool {
 		about := event.InvolvedObject
@@ -253,7 +253,7 @@ const (
 // controllerLogs names the pods of the controller for kubectl logs.
 const controllerLogs = "deployment/oxide-csi-controller"
 
-// logOf changes a command that shows the log of the driver to another container of the same pod.
+// logOf changes the container in a command that shows the driver's log.
 func logOf(command, container string) string {
 	return strings.Replace(command, driverContainer, container, 1)
 }

@@ -31,13 +31,13 @@ const (
 
 var diskName = volume.DiskName("blue", "pvc-1")
 
-// before is a time as Kubernetes writes it.
+// before returns the time d before testNow as Kubernetes writes it.
 func before(d time.Duration) string { return testNow.Add(-d).Format(time.RFC3339) }
 
 //go:embed testdata/volume.json
 var allObjects string
 
-// The objects of a volume that a pod uses, as kubectl prints them: a line for each.
+// The objects of a volume that a pod uses, as kubectl prints them, one in each line.
 var (
 	objectLines       = strings.Split(strings.TrimSuffix(allObjects, "\n]}\n"), "\n")
 	objectLine        = func(n int) string { return strings.TrimSuffix(objectLines[n], ",") }
@@ -56,7 +56,7 @@ func listJSON(items ...string) string {
 	return `{"kind":"List","apiVersion":"v1","metadata":{},"items":[` + strings.Join(items, ",") + `]}`
 }
 
-// eventJSON is an event about an object, which was first seen 20 minutes ago.
+// eventJSON returns an event about an object. It was first seen 20 minutes ago.
 func eventJSON(kind, name, reason, message string) string {
 	namespace := `"namespace":"default",`
 	if kind == kindVolume {
@@ -68,7 +68,7 @@ func eventJSON(kind, name, reason, message string) string {
 		`","lastTimestamp":"` + before(time.Minute) + `","eventTime":null}`
 }
 
-// theNode is what the node reports of the volume.
+// theNode returns the node's report of the volume.
 func theNode() inspection.Report {
 	device := inspection.Device{Name: "nvme1n1", Number: "259:1", Serial: diskName,
 		SizeBytes: diskBytes, BlockBytes: 4096}
@@ -126,7 +126,7 @@ func ask(q Question) edit { return func(_ testing.TB, e *Evidence) { e.Question 
 
 func askPod(name string) edit { return ask(Question{AskPod, "default", name}) }
 
-// without removes the objects of some kinds; the cluster has none.
+// without removes the objects of some kinds, as in a cluster that has none.
 func without(kinds ...string) edit {
 	return func(_ testing.TB, e *Evidence) {
 		e.Cluster.Objects = slices.DeleteFunc(slices.Clone(e.Cluster.Objects),
@@ -154,10 +154,10 @@ func event(kind, name, reason, message string) edit {
 	}
 }
 
-// sentence is what the driver says beside a reason.
+// sentence is the text behind the reason in an error of the driver.
 const sentence = "expected this, found that"
 
-// rpc is an error of the driver as gRPC shows it.
+// rpc returns an error of the driver as gRPC shows it.
 func rpc(reason string) string {
 	return "rpc error: code = FailedPrecondition desc = " + reason + ": " + sentence
 }
@@ -180,7 +180,7 @@ func succeeded(kind, name, reason string, ago time.Duration) edit {
 		minutesAgo(ago, ago))
 }
 
-// podEvent adds an event of the pod: a call for a volume ended with a reason.
+// podEvent adds an event of the pod: a call for a volume failed with a reason.
 func podEvent(cause, volume, reason string) edit {
 	return event(kindPod, "db-0", cause, `failed for volume "`+volume+`" : `+rpc(reason))
 }
@@ -244,7 +244,7 @@ func onNode(change func(*inspection.Volume)) edit {
 
 // Edits that several tests share.
 var (
-	// pending is a pod that waits on its node for its volumes.
+	// pending makes the pod wait on its node for its volumes.
 	pending = object(kindPod, func(o *kube.Object) {
 		o.Status.Phase = "Pending"
 		o.Status.ContainerStatuses = nil
@@ -253,34 +253,34 @@ var (
 	noDriver = object(kindCSINode, func(o *kube.Object) { o.Spec.Drivers = nil })
 	detached = disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" })
 	faulted  = disk(func(d *Disk) { d.State, d.Instance = diskFaulted, "" })
-	// empty is a node that has nothing of the volume.
+	// empty removes everything of the volume from the node's report.
 	empty = onNode(func(v *inspection.Volume) {
 		v.Record, v.Devices, v.Filesystems, v.Mounts = nil, nil, nil, nil
 	})
 	blank     = onNode(func(v *inspection.Volume) { v.Mounts, v.Filesystems = nil, nil })
 	unmounted = onNode(func(v *inspection.Volume) { v.Mounts = nil })
 	staged    = onNode(func(v *inspection.Volume) { v.Mounts = v.Mounts[:1] })
-	// unused is a volume that no pod uses.
+	// unused removes the pods that use the volume, and detaches the volume.
 	unused = all(without(kindPod, kindAttachment), detached, empty)
-	// unscheduled is a pod without a node.
+	// unscheduled makes the pod wait for a node.
 	unscheduled = all(object(kindPod, func(o *kube.Object) {
 		o.Status.Phase, o.Spec.NodeName, o.Status.ContainerStatuses = "Pending", "", nil
 	}), without(kindAttachment), empty, detached)
-	// unbound is a claim that has no volume yet.
+	// unbound makes the claim wait for a volume.
 	unbound = all(object(kindClaim, func(o *kube.Object) {
 		o.Status.Phase, o.Spec.VolumeName = "Pending", ""
 	}), unscheduled, without(kindVolume), func(_ testing.TB, e *Evidence) {
 		e.Rack.Disks = map[string]Found[Disk]{}
 	})
-	// keptVolume is a PersistentVolume without a claim that was deleted and is still there.
+	// keptVolume leaves a PersistentVolume without a claim that was deleted and still exists.
 	keptVolume = all(without(kindPod, kindClaim), object(kindVolume,
 		stuck("external-provisioner.volume.kubernetes.io/finalizer")), askVolume)
 	askVolume = ask(Question{Kind: AskVolume, Name: racktest.Disk})
 	askNode   = ask(Question{Kind: AskNode, Name: "worker-1"})
-	// noReport is a node that was not asked.
+	// noReport removes the node's report, as if the node was not asked.
 	noReport = all(put("nodes/reports", nil), put("nodes/unseen/", "no node was asked"))
 	noRack   = put("rack", RackObjects{Unseen: "OXIDE_HOST is not set"})
-	// noKubernetes is a cluster of which nothing is seen.
+	// noKubernetes makes every object of Kubernetes unseen.
 	noKubernetes = all(askVolume, func(_ testing.TB, e *Evidence) {
 		e.Cluster = Cluster{Unseen: map[string]string{}}
 		for kind := range resources {
@@ -333,8 +333,8 @@ func with(part any, path []string, value any) any {
 	return fields
 }
 
-// walk visits the parts below a JSON value, with functions that set a part and remove it. After
-// that, a part has to be set again.
+// walk calls visit for each part below a JSON value, with functions that set and remove the part.
+// If visit has changed the part, it has to set it again.
 func walk(path string, value any, set func(any), visit func(path string, part any, set func(any),
 	remove func())) {
 	switch v := value.(type) {
@@ -357,7 +357,7 @@ func walk(path string, value any, set func(any), visit func(path string, part an
 	}
 }
 
-// notAttached returns an edit: an attachment that has not succeeded, with a detached disk.
+// notAttached returns an edit that detaches the disk and makes the pod wait for the attach.
 func notAttached(message string) edit {
 	return all(pending, detached, empty, object(kindAttachment, func(o *kube.Object) {
 		o.Status.Attached = false
@@ -371,7 +371,7 @@ func entry(event flight.Event, age time.Duration) flight.Entry {
 	return flight.Entry{Time: testNow.Add(-age), Event: event, Outcome: flight.Begun}
 }
 
-// over is a change that has ended: it was made, or it failed for a reason.
+// over returns the entry of a change that has ended: it was made, or it failed for a reason.
 func over(event flight.Event, age time.Duration, reason csierr.Reason) flight.Entry {
 	e := entry(event, age)
 	if e.Outcome = flight.Done; reason != "" {

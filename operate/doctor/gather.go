@@ -23,16 +23,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// requestTimeout limits the requests to the rack, to a node, or for the objects of one kind.
+// requestTimeout limits one kubectl get, one node's report, and all requests to the rack together.
 const requestTimeout = 30 * time.Second
 
-// What the chart installs: its namespace unless another is chosen, and the driver's container.
+// The chart's default namespace, and the name of its container with the driver.
 const (
 	driverNamespace = "oxide-csi"
 	driverContainer = "oxide-plugin"
 )
 
-// Sources are where evidence comes from.
+// Sources contains the clients with which Gather reads the evidence.
 type Sources struct {
 	Rack *rack.Client // nil if there is none
 	// NoRack is the reason why there is no rack.
@@ -232,7 +232,7 @@ func (g *gatherer) prune() {
 	g.e.Nodes.DriverPods = slices.DeleteFunc(g.e.Nodes.DriverPods, func(o kube.Object) bool {
 		return o.Metadata.Controller().Kind == kindDaemonSet && !nodes[o.Spec.NodeName]
 	})
-	// A node has the entries of other drivers, too.
+	// A CSINode contains the entries of other drivers, too.
 	for i := range g.e.Cluster.Objects {
 		o := &g.e.Cluster.Objects[i]
 		o.Spec.Drivers = slices.DeleteFunc(o.Spec.Drivers, func(d kube.NodeDriver) bool {
@@ -281,7 +281,7 @@ func (g *gatherer) rack(ctx context.Context) {
 				func(id oxide.NameOrId) (*oxide.Disk, error) { return g.Rack.Disk(ctx, id) }, g.diskOf)
 		}
 	}
-	// The disks show the instances of volumes whose node has no entry of the driver.
+	// Resolve again: if no node is known, the disk shows the volume's instance.
 	for _, c := range resolve(&g.e) {
 		if _, asked := r.Instances[c.instance]; asked || c.instance == "" {
 			continue
@@ -348,7 +348,7 @@ func (g *gatherer) eachDisk(ctx context.Context, visit func(*oxide.Disk)) (unsee
 	return ""
 }
 
-// found requests what belongs to an id from the rack, and converts the answer.
+// found sends a request about an id to the rack, and converts the answer.
 func found[O, T any](id string, notFound csierr.Reason, ask func(oxide.NameOrId) (O, error),
 	convert func(O) T) Found[T] {
 	param, ok := rack.ID(id)
@@ -450,7 +450,7 @@ func (g *gatherer) nodes(ctx context.Context) error {
 	return nil
 }
 
-// trim removes the volumes that the question is not about.
+// trim removes from a report the volumes that the question is not about.
 func (g *gatherer) trim(r inspection.Report) inspection.Report {
 	if g.options.Question.Kind == AskNode {
 		return r
@@ -469,7 +469,7 @@ func (g *gatherer) trim(r inspection.Report) inspection.Report {
 	return r
 }
 
-// askNodes asks the node of each chain about the volumes that it is to have.
+// askNodes asks the node of each chain about the volumes of its chains.
 func (g *gatherer) askNodes(ctx context.Context) {
 	type node struct {
 		chain   *chain

@@ -29,8 +29,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// mayRun matches the arguments with which a doctor may run kubectl: they change nothing, and no
-// name of an object is in the place of a flag.
+// mayRun matches the arguments with which the doctor may run kubectl. They change nothing, and
+// kubectl takes no object's name for a flag.
 var mayRun = regexp.MustCompile(`^(get [a-z,]+ --output=json( --all-namespaces| --namespace=` +
 	`[-a-z0-9]+)?|exec --namespace=oxide-csi [a-z0-9][-a-z0-9.]* --container=oxide-plugin -- ` +
 	`/oxide-csi-plugin inspect( --volume=[-0-9a-f]{36}(=[a-z0-9][-a-z0-9.]*)?)*)$`)
@@ -72,7 +72,7 @@ func (k *cluster) kubectl(_ context.Context, args ...string) ([]byte, error) {
 }
 
 // servedBy returns a client of a rack that answers each GET with the body for its path, or with the
-// project. It calls asked with the path before.
+// project. The rack first calls asked with the path.
 func servedBy(t *testing.T, bodies map[string]string, asked func(path string)) *rack.Client {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -88,7 +88,7 @@ func servedBy(t *testing.T, bodies map[string]string, asked func(path string)) *
 	return clientOf(t, server.URL)
 }
 
-// rackWith returns what a rack answers that has a disk and an instance.
+// rackWith returns the answers of a rack with one disk and one instance, by path.
 func rackWith(disk, instance string) map[string]string {
 	return map[string]string{"/v1/me": racktest.UserOf(racktest.Silo),
 		"/v1/disks/" + racktest.Disk: disk, "/v1/instances/" + racktest.Instance: instance,
@@ -96,7 +96,7 @@ func rackWith(disk, instance string) map[string]string {
 		"/v1/instances/" + racktest.Instance + "/disks": racktest.PageOf("", disk)}
 }
 
-// healthyRack answers the questions about the volume's disk, each of them once.
+// healthyRack returns a client of a rack with the volume's disk. A repeated request is an error.
 func healthyRack(t *testing.T) *rack.Client {
 	seen := map[string]bool{}
 	return servedBy(t, rackWith(racktest.DiskOf(racktest.AttachedHere),
@@ -118,7 +118,7 @@ func clientOf(t *testing.T, url string) *rack.Client {
 	return client
 }
 
-// gather returns the evidence for a question, which has to have the current time.
+// gather returns the evidence for a question, and checks that its time is the current one.
 func gather(t *testing.T, s Sources, o Options) Evidence {
 	t.Helper()
 	s.ClusterID, s.Version = "blue", "v1"
@@ -155,7 +155,7 @@ func TestEveryQuestionIsAnsweredFromClusterRackAndNode(t *testing.T) {
 	}
 }
 
-func TestTheEventsOfPersistentVolumesAreInTheDefaultNamespace(t *testing.T) {
+func TestEventsAreAlsoReadFromTheDefaultNamespace(t *testing.T) {
 	k := &cluster{t: t}
 	gather(t, Sources{NoRack: "none", Kubectl: k.kubectl}, Options{Kubectl: true,
 		Question: Question{AskClaim, "shop", "data"}})
@@ -166,7 +166,7 @@ func TestTheEventsOfPersistentVolumesAreInTheDefaultNamespace(t *testing.T) {
 	}
 }
 
-// mayShow contains what may be shown of the evidence: names, and texts of driver and rack.
+// mayShow lists the fields of the evidence that the doctor may show.
 var mayShow = []shown{
 	{`(PersistentVolumeClaim|PersistentVolume|VolumeAttachment|CSINode|Node|Pod|Event)/metadata/` +
 		`(name|namespace|uid|finalizers/0)`, "a chain is objects, which a finalizer may keep", false},
@@ -182,16 +182,16 @@ var mayShow = []shown{
 	{`(disk|instance)/.*`, "it is the operator's own rack", true},
 }
 
-// shown describes places, as a regular expression, and why they may be shown.
+// shown contains a pattern of fields, why they may be shown, and whether texts may be, too.
 type shown struct {
 	places, why string
 	texts       bool
 }
 
-// TestNoSecretIsInWhatADoctorWrites puts a canary into each text that a doctor reads: as a name, as
+// TestTheDoctorWritesNoSecret puts a canary into each text that a doctor reads: as a name, as
 // a text, and at the end of the text. It does that for one text after the other, and then for all
-// at once, and searches all that the doctor writes for the canary.
-func TestNoSecretIsInWhatADoctorWrites(t *testing.T) { // B-26
+// at once. The output of the doctor must not contain the canary.
+func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	text, err := os.ReadFile("testdata/cluster.json")
 	csitest.Must(t, err)
 	read := map[string]any{}
@@ -269,7 +269,7 @@ func TestNoSecretIsInWhatADoctorWrites(t *testing.T) { // B-26
 			check(place, canary.shape, writes(questions[runs%len(questions)]))
 		}
 		set(text)
-		// Without its kind, or with such a time, an object is no object.
+		// An object with another kind, or with an invalid time, is not parsed.
 		if allowed(place) < 0 && !strings.Contains(strings.ToLower(place), "time") &&
 			!strings.HasSuffix(place, "/kind") {
 			atOnce = append(atOnce, func() { set("password=canary") })
@@ -309,7 +309,7 @@ func TestKindsThatKubectlMayNotReadAreUnseen(t *testing.T) {
 	}
 }
 
-func TestWhatTheRackAnswersIsReported(t *testing.T) {
+func TestTheReportFollowsTheRacksAnswers(t *testing.T) {
 	project := racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	refused := racktest.Error(401, "Unauthorized", "no").To(racktest.ViewProject)
 	utilization := func(capacity, provisioned int) racktest.Exchange {
@@ -411,7 +411,7 @@ func TestASourceThatDoesNotAnswerIsAskedOnce(t *testing.T) {
 	}
 }
 
-func TestWithoutKubectlNothingOfTheClusterIsSeen(t *testing.T) {
+func TestAMissingKubectlLeavesTheClusterUnseen(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	d := Diagnose(gather(t, Sources{NoRack: "none", Kubectl: kube.Kubectl}, Options{Kubectl: true,
 		Question: Question{AskPod, "default", "db-0"}}))
@@ -427,7 +427,7 @@ func writeFile(t testing.TB, text string) (path string) {
 	return path
 }
 
-func TestFilesReplaceTheClusterAndTheNode(t *testing.T) {
+func TestObjectsAndNodeReportsAreReadFromFiles(t *testing.T) {
 	o := Options{Question: Question{AskClaim, "default", "data"}, Kubectl: true,
 		Objects:     writeFile(t, allObjects),
 		NodeReports: []string{writeFile(t, racktest.JSON(theNode()))}}

@@ -80,7 +80,7 @@ func (c *chain) judgeClaim() Step {
 	return c.judgePendingClaim(what)
 }
 
-// stuckDeletion is the finding for a claim or a PersistentVolume that was deleted and stays.
+// stuckDeletion returns the finding for a deleted claim or PersistentVolume that still exists.
 func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) Finding {
 	f := Finding{Source: name, Since: o.Metadata.DeletionTimestamp, Next: next,
 		Wrong: "it was deleted " + c.At.Sub(o.Metadata.DeletionTimestamp).Round(time.Second).String() +
@@ -133,9 +133,9 @@ func (c *chain) judgePendingClaim(what string) Step {
 	return broken(what, c.silence(silent, "csi-provisioner"))
 }
 
-// silence completes a finding about something that the driver's controller has not done, without
-// an error that says why. It names the sidecar that would report such an error, or another
-// container of the pod that does not work.
+// silence completes a finding about a call that the driver's controller has not made, and about
+// which no error is recorded. It refers to the log of the sidecar that makes the call, or to a
+// container of the controller's pod that does not work.
 func (e *Evidence) silence(f Finding, sidecar string) Finding {
 	f.Do = "Check that the controller of the driver runs, and the log of its " + sidecar + "."
 	f.Next = logOf(controllerLog, sidecar)
@@ -172,7 +172,7 @@ func deadContainer(pod kube.Object, names ...string) *kube.ContainerStatus {
 	return nil
 }
 
-// overdue reports whether an object should be gone by now.
+// overdue reports whether an object was deleted longer than grace ago.
 func (e *Evidence) overdue(o *kube.Object) bool {
 	deleted := o.Metadata.DeletionTimestamp
 	return !deleted.IsZero() && e.At.Sub(deleted) > grace
@@ -288,7 +288,7 @@ func (c *chain) judgeAttachment() Step {
 	return step
 }
 
-// attachedToOthers returns the step for a volume that a pod waits for and that other nodes have.
+// attachedToOthers returns the step for a pod's volume that only other nodes have.
 func (c *chain) attachedToOthers() Step {
 	step := Step{State: Waiting, What: c.otherAttachments()}
 	other := c.attachments[0]
@@ -363,8 +363,8 @@ func (c *chain) judgeNode() Step {
 	return step
 }
 
-// judgeReadiness adds a finding if the node is not ready. It adds only a note if the node's
-// instance does not run, because that explains it, and is a later link.
+// judgeReadiness adds a finding if the node is not ready. If the node's instance does not run, it
+// only adds a note, because the instance is a later link and explains why.
 func (c *chain) judgeReadiness(step *Step) {
 	node, why := c.Cluster.one(kindNode, named("", c.nodeName))
 	if node == nil && why != "" {
@@ -425,7 +425,7 @@ func (c *chain) driverPodFinding() *Finding {
 	return &f
 }
 
-// nodeWithoutDriver is the step for a node on which the driver is not registered.
+// nodeWithoutDriver returns the step for a node on which the driver is not registered.
 func (c *chain) nodeWithoutDriver() Step {
 	wrong := "the driver " + volume.DriverName + " is not registered with the node " + c.nodeName
 	if c.csiNode == nil {

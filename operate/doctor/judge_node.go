@@ -19,8 +19,8 @@ const (
 	volumeMode  = "Block" // of a volume that pods see as a device
 )
 
-// onNode returns the node's report of the volume. If the report lacks the part, it returns the step
-// of a link that does not exist, or that could not be seen.
+// onNode returns the node's report of the volume. If the report lacks the part, onNode returns a
+// step instead: Idle if there is nothing to report, otherwise Unseen.
 func (c *chain) onNode(what, part string) (*inspection.Volume, *Step) {
 	r, v, why := c.report()
 	if v != nil {
@@ -222,13 +222,13 @@ func (s seen) filesystemFinding() *Finding {
 	return nil
 }
 
-// eventLinks contains the link of each change of a node; all others are about the filesystem.
+// eventLinks contains the changes of mounts; all other changes are about the filesystem.
 var eventLinks = map[flight.Event]Link{
 	flight.Mounted: LinkMounts, flight.Published: LinkMounts, flight.Unpublished: LinkMounts,
 	flight.Unmounted: LinkMounts,
 }
 
-// openAt returns the changes of a link that have begun and not ended.
+// openAt returns the changes of a link that have begun and have not ended.
 func openAt(v *inspection.Volume, at Link) (open []flight.Entry) {
 	for _, e := range v.Open {
 		if cmp.Or(eventLinks[e.Event], LinkFilesystem) == at {

@@ -41,7 +41,7 @@ func (e *Evidence) judgeRack() Step {
 	return Step{State: OK, What: "the rack answers, project " + e.Rack.Project}
 }
 
-// judgeRackItself judges the rack for a question about the rack, where its error is a finding.
+// judgeRackItself judges the rack if the question is about the rack: then its error is a finding.
 func (e *Evidence) judgeRackItself() Step {
 	if e.Rack.Reason != "" {
 		return broken("the rack", Finding{Reason: csierr.Reason(e.Rack.Reason), Wrong: e.Rack.Unseen,

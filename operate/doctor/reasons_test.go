@@ -20,9 +20,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// place is a field of Kubernetes or of a node's report that shows an error of the driver. counts
-// has the phases in which the object waits for the failed call. overcome has those in which the
-// call has succeeded since, or is not repeated.
+// place is a field of Kubernetes or of a node's report that contains an error of the driver. In the
+// phases in counts, the object waits for the failed call, so the error counts. In the phases in
+// overcome, the call has succeeded since, or is not repeated.
 type place struct {
 	name             string
 	at               Link
@@ -30,12 +30,12 @@ type place struct {
 	counts, overcome map[string]edit
 }
 
-// released is a PersistentVolume whose claim and pods are gone.
+// released leaves a released PersistentVolume without a claim and pods.
 var released = all(without(kindClaim), unused, askVolume, phase(kindVolume, phaseReleased))
 
-// places contains the places that these components write: csi-provisioner (the controller.go of its
-// library), csi-attacher (csi_handler.go), csi-snapshotter (snapshot_controller.go), the attach
-// controller, the kubelet, and the driver on the node.
+// places contains the places in which these components record errors: csi-provisioner
+// (controller.go of its library), csi-attacher (csi_handler.go), csi-snapshotter
+// (snapshot_controller.go), the attach controller, the kubelet, and the driver on the node.
 var places = []place{
 	{"event ProvisioningFailed of the claim", LinkClaim, func(reason string) edit {
 		return event(kindClaim, "data", "ProvisioningFailed",
@@ -130,7 +130,7 @@ var places = []place{
 			})}},
 }
 
-// waits edits a pod with a container that waits, and perhaps one before it.
+// waits makes a container of the pod wait for the reason why, after the given init containers.
 func waits(why string, init ...kube.ContainerStatus) edit {
 	s := kube.ContainerStatus{Name: "db"}
 	s.State.Waiting.Reason = why
@@ -144,7 +144,7 @@ var restores = func() (s kube.ContainerStatus) {
 	return s
 }()
 
-// mountPlace is the place of the kubelet's events of a pod whose volume it cannot mount.
+// mountPlace returns the place of the kubelet's events about a volume that it cannot mount.
 func mountPlace(reason string) place {
 	return place{"event " + reason + " of the pod", LinkMounts, func(driver string) edit {
 		return podEvent(reason, pvName, driver)
@@ -244,7 +244,7 @@ func TestAnErrorOfTheDriverTakesPrecedenceOverInferences(t *testing.T) {
 	}
 }
 
-func TestAnErrorThatAnybodyMayWriteIsNotQuoted(t *testing.T) {
+func TestAForgedErrorIsNotQuoted(t *testing.T) {
 	for place, text := range forged {
 		objects, err := kube.Parse([]byte(text))
 		if err != nil || !strings.Contains(text, sentence) {
@@ -326,10 +326,10 @@ var irrelevant = []struct{ parts, why string }{
 	{`/rack/neighbours/[^/]+/object/0(/[^i].*|/instance)?`, "it is the disk itself"},
 }
 
-// TestADoctorNamesWhatIsMissingInAHealthyChain removes each object and each field of a healthy
+// TestTheDoctorNamesEachMissingPart removes each object and each field of a healthy
 // chain, one at a time. The diagnosis has to report the link of that part, or an earlier link, as
 // broken or unseen.
-func TestADoctorNamesWhatIsMissingInAHealthyChain(t *testing.T) {
+func TestTheDoctorNamesEachMissingPart(t *testing.T) {
 	var evidence map[string]any
 	csitest.Must(t, json.Unmarshal([]byte(racktest.JSON(healthy(t))), &evidence))
 	removed, right, nothingFound, needless := 0, 0, 0, 0

@@ -122,7 +122,7 @@ func (c Chain) writeFinding(b *bytes.Buffer) {
 	line("next", f.Next)
 }
 
-// bundle is what a support case needs. The evidence was sifted (sift.go): it contains no Secret, no
+// bundle is a file for a support case. The evidence was sifted (sift.go): it contains no Secret, no
 // environment, no mount option, no token, and no text of other programs with an unknown form.
 type bundle struct {
 	Format    int       `json:"format"`
@@ -144,7 +144,7 @@ func WriteBundle(w io.Writer, d Diagnosis, e Evidence) error {
 
 const timeFormat = time.RFC3339
 
-// firstOf joins words, and counts those beyond a few.
+// firstOf joins the first few words, and counts the others.
 func firstOf(words []string) string {
 	const most = 8
 	if len(words) <= most {
@@ -271,7 +271,7 @@ func (c Chain) Line() string {
 	return strings.Join(words, " → ")
 }
 
-// State returns the chain's state: broken, unseen or waiting if a link is, in this order, or OK.
+// State returns the state of the chain's worst link: broken, unseen, waiting or OK.
 func (c Chain) State() State {
 	if c.Finding != nil {
 		return Broken
@@ -285,7 +285,7 @@ func (c Chain) State() State {
 }
 
 // Wrong describes in one line what is wrong, or which links could not be seen. It returns "" if
-// neither is the case.
+// nothing is wrong and every link was seen.
 func (c Chain) Wrong() string {
 	if f := c.Finding; f != nil {
 		return strings.TrimSpace(string(f.Link) + ": " + string(f.Reason) + " " + f.Wrong)
@@ -350,7 +350,7 @@ func (d Diagnosis) broken() []Chain {
 	return slices.DeleteFunc(slices.Clone(d.Chains), func(c Chain) bool { return c.Finding == nil })
 }
 
-// page is an HTML page that loads nothing else.
+// page is the template of an HTML page that loads no other file.
 var page = template.Must(template.New("page").Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>oxide-csi-plugin doctor {{.Question}}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">

@@ -29,10 +29,10 @@ var update = flag.Bool("update", false, "write testdata/reports.txt")
 // inOrder matches the lines of links that are in order, and the lines that separate parts.
 var inOrder = regexp.MustCompile(`(?m)^(  \w+ +(ok|idle) .*|FIGURE .*|)\n`)
 
-// TestTheReportOfEachSituation checks that findings are complete, and compares the reports with
+// TestReportsMatchTheGoldenFile checks that findings are complete, and compares the reports with
 // testdata/reports.txt, which go test ./operate/doctor -run Report -update writes. Only the first
-// reports in that file contain the lines that inOrder matches.
-func TestTheReportOfEachSituation(t *testing.T) {
+// two reports in that file contain the lines that inOrder matches.
+func TestReportsMatchTheGoldenFile(t *testing.T) {
 	var all strings.Builder
 	report := func(name string, d Diagnosis) string { return "==== " + name + "\n" + text(d) + "\n" }
 	all.WriteString(report("a volume that works", Diagnose(*healthy(t))))
@@ -100,7 +100,7 @@ func FuzzDiagnose(f *testing.F) {
 			g.sift()
 			g.prune()
 			d := Diagnose(g.e)
-			// A step has at most a few texts of a thousand bytes for each of the objects.
+			// For each object, a step has at most a few texts of a thousand bytes.
 			if got, most := len(text(d)), 256<<10+64*(len(objects)+len(report)); got > most {
 				t.Errorf("%d bytes from %d", got, len(objects)+len(report))
 			}
@@ -113,9 +113,9 @@ func FuzzDiagnose(f *testing.F) {
 	})
 }
 
-// TestTheCommandOfEveryReasonOnlyReadsAndIsComplete uses a chain in which every name is known, so
+// TestEveryAdvisedCommandIsReadOnlyAndComplete uses a chain in which every name is known, so
 // no placeholder may become a word in capitals.
-func TestTheCommandOfEveryReasonOnlyReadsAndIsComplete(t *testing.T) {
+func TestEveryAdvisedCommandIsReadOnlyAndComplete(t *testing.T) {
 	reads := regexp.MustCompile(`^(kubectl (get|describe|logs|exec|debug) |oxide (disk|instance) ` +
 		`(view|disk list) |oxide-csi-plugin (doctor|audit) )`)
 	unknown := regexp.MustCompile(`[{}]|\b[A-Z]{2,}\b|--delete`)
@@ -168,7 +168,7 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 	}
 }
 
-// goingPod makes the pod one that has ended and should be gone by now.
+// goingPod makes the pod one that has ended and whose deletion is overdue.
 var goingPod = object(kindPod, func(o *kube.Object) {
 	o.Status.Phase, o.Metadata.DeletionTimestamp = "Succeeded", testNow.Add(-time.Hour)
 })
@@ -195,7 +195,7 @@ func secondPod(t testing.TB, e *Evidence) {
 	e.Nodes.Reports[racktest.OtherInstance] = r
 }
 
-// ofVolume is the path of what the node reports of the volume.
+// ofVolume is the path of the volume in the node's report.
 const ofVolume = "nodes/reports/*/volumes/0/"
 
 // situations contains what may be wrong or unseen. testdata/reports.txt contains the reports.
@@ -265,7 +265,7 @@ var situations = []struct {
 	{"a pod that waits for no visible cause", pending},
 	{"a message of the kubelet's own, which is quoted", all(pending, event(kindPod, "db-0",
 		"FailedMount", `MountVolume.SetUp failed for volume "config" : configmap "db" not found`))},
-	// What a report says besides.
+	// Notes, times and other parts of a report.
 	{"a disk of others, which is noted", put("rack/disks/*/object/foreign", "has no ownership tag")},
 	{"an error that alternates with another, since its first event", all(unbound,
 		event(kindClaim, "data", "ProvisioningFailed", rpc("RackFull")), minutesAgo(50, 40),
@@ -340,7 +340,7 @@ func TestTheReportOfAClusterIsATreeFromTheRackToThePods(t *testing.T) {
 	}
 }
 
-func TestATreeColoursAndEscapesText(t *testing.T) {
+func TestAClusterReportEscapesNames(t *testing.T) {
 	hostile := disk(func(d *Disk) { d.Name = "<script>\x1b[2J\u202e" })
 	d, text := treeOf(t, true, hostile, faulted)
 	if !strings.Contains(text, "\x1b[1;31mbroken  \x1b[0m") || strings.Contains(text, "\x1b[2J") ||
@@ -361,7 +361,7 @@ func TestATreeColoursAndEscapesText(t *testing.T) {
 	}
 }
 
-// TestADiagnosisOfAClusterMakesEachRequestOnce has several volumes on one node.
+// TestADiagnosisOfAClusterMakesEachRequestOnce uses a node with several volumes.
 func TestADiagnosisOfAClusterMakesEachRequestOnce(t *testing.T) {
 	objects, err := os.ReadFile("testdata/cluster.json")
 	csitest.Must(t, err)

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// What is written instead of values and texts that must not be shown.
+// The texts that replace values and messages that must not be shown.
 const (
 	hiddenValue = "***"
 	hiddenText  = "a text that is not shown here, because its form is not known"
@@ -122,8 +122,8 @@ type sifter struct {
 	foreign bool // the object is of another driver, or an event about such an object
 }
 
-// sift removes from the objects what a diagnosis must not show. A secret is replaced first, because
-// a form may match a part of it.
+// sift removes from the objects what a diagnosis must not show. It replaces secrets first, because
+// a form may match a part of a secret.
 func (g *gatherer) sift() {
 	s := &sifter{volumes: map[string]bool{}}
 	theirs := map[kube.Reference]bool{}
@@ -155,7 +155,7 @@ func (g *gatherer) sift() {
 	}
 }
 
-// keep sifts the value of a field with the JSON name.
+// keep removes from the value of a field what must not be shown.
 func (s *sifter) keep(field string, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -261,7 +261,7 @@ func (g *gatherer) ownPods(objects []kube.Object) (why string) {
 	return ""
 }
 
-// runsDriver reports whether a workload is named as the chart names it, and has the driver.
+// runsDriver reports whether a workload has the chart's name, and a container with the driver.
 func runsDriver(o kube.Object, suffix string) bool {
 	for _, container := range o.Spec.Template.Spec.Containers {
 		if container.Name == driverContainer {

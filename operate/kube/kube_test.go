@@ -43,7 +43,7 @@ func TestAnIncompleteListIsAnError(t *testing.T) {
 	}
 }
 
-func TestEventsHaveTheirFirstAndLastTime(t *testing.T) {
+func TestFirstAndLastReturnAnEventsTimes(t *testing.T) {
 	for text, want := range map[string][2]string{
 		`"firstTimestamp":"2026-06-12T12:00:00Z","lastTimestamp":"2026-06-12T12:05:00Z",` +
 			`"eventTime":null`: {
@@ -73,7 +73,7 @@ func kubectlThat(t *testing.T, script string) (dir string) {
 	return dir
 }
 
-func TestPinnedKeepsTheContextThatWasCurrent(t *testing.T) {
+func TestPinnedIgnoresALaterChangeOfTheContext(t *testing.T) {
 	kubectlThat(t, "if test \"$1\" = config; then echo $CURRENT; else echo \"$@\"; fi\n")
 	t.Setenv("CURRENT", "one")
 	pinned := Pinned(t.Context())

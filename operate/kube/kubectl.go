@@ -28,8 +28,8 @@ func Kubectl(ctx context.Context, args ...string) ([]byte, error) {
 	return KubectlInput(ctx, nil, args...)
 }
 
-// Pinned returns KubectlInput for the current context, even if the user selects another one later.
-// In a pod there are no contexts.
+// Pinned returns a KubectlInput that always uses the context that is current now. If there is no
+// context, as in a pod, it returns KubectlInput itself.
 func Pinned(ctx context.Context) func(ctx context.Context, stdin []byte, args ...string) ([]byte,
 	error) {
 	name, err := Kubectl(ctx, "config", "current-context")
@@ -42,7 +42,7 @@ func Pinned(ctx context.Context) func(ctx context.Context, stdin []byte, args ..
 	}
 }
 
-// KubectlInput is Kubectl with a standard input. kubectl does not outlive this process.
+// KubectlInput is Kubectl with a standard input. On Linux, kubectl does not outlive this process.
 func KubectlInput(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "kubectl", args...)
 	// kubectl may run plugins, which must not see the rack's token.
@@ -61,13 +61,13 @@ func KubectlInput(ctx context.Context, stdin []byte, args ...string) ([]byte, er
 	return stdout.Bytes(), nil
 }
 
-// nameForm matches the names of objects. None of them is a flag for kubectl.
+// nameForm matches the names of objects. Unlike kubectl's flags, they never begin with a hyphen.
 var nameForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 
 // IsName reports whether a text may be the name of an object.
 func IsName(text string) bool { return len(text) <= 253 && nameForm.MatchString(text) }
 
-// kinds contains the known kinds. Parse returns no fields of others, such as a Secret.
+// kinds contains the known kinds. Parse drops the fields of all other kinds, such as Secret.
 var kinds = []string{"PersistentVolume", "PersistentVolumeClaim", "VolumeAttachment", "CSINode",
 	"Node", "Pod", "Event", "VolumeSnapshot", "VolumeSnapshotContent", "DaemonSet", "ReplicaSet",
 	"Deployment"}
@@ -112,7 +112,7 @@ func Parse(data []byte) ([]Object, error) {
 	return objects, nil
 }
 
-// parseObject parses an object, which is of the given kind if it names none.
+// parseObject parses an object. If the object names no kind, it gets the given one.
 func parseObject(data []byte, kind string) (Object, error) {
 	var o struct {
 		Kind string `json:"kind"`
@@ -141,7 +141,7 @@ type Object struct {
 	Event
 }
 
-// Metadata is what every object has.
+// Metadata contains the fields of an object's metadata that the commands read.
 type Metadata struct {
 	Name              string      `json:"name"`
 	Namespace         string      `json:"namespace,omitempty"`
@@ -160,7 +160,7 @@ type Owner struct {
 	Controller bool   `json:"controller,omitempty"`
 }
 
-// Controller returns the owner that is the controller; it is empty without one.
+// Controller returns the owner that is the controller. It is empty if there is none.
 func (m Metadata) Controller() (controller Owner) {
 	for _, owner := range m.OwnerReferences {
 		if owner.Controller {
@@ -200,7 +200,7 @@ type Spec struct {
 	// of a CSINode
 	Drivers []NodeDriver `json:"drivers,omitempty"`
 
-	// of a Pod; a VolumeAttachment has a node, too
+	// of a Pod; nodeName also of a VolumeAttachment
 	NodeName string      `json:"nodeName,omitempty"`
 	Volumes  []PodVolume `json:"volumes,omitempty"`
 
@@ -214,7 +214,7 @@ type Spec struct {
 	} `json:"template,omitzero"`
 }
 
-// CSISource is the volume of a CSI driver.
+// CSISource contains the CSI fields of a PersistentVolume.
 type CSISource struct {
 	Driver           string `json:"driver"`
 	VolumeHandle     string `json:"volumeHandle"`
@@ -247,7 +247,7 @@ type NodeDriver struct {
 	} `json:"allocatable,omitzero"`
 }
 
-// PodVolume is a volume of a pod: one of a claim, or something else.
+// PodVolume is a volume of a pod, with its claim if it has one.
 type PodVolume struct {
 	Name                  string `json:"name"`
 	PersistentVolumeClaim struct {
@@ -298,7 +298,7 @@ type ContainerStatus struct {
 	} `json:"state,omitzero"`
 }
 
-// Event has the fields of an event, which are beside its metadata.
+// Event contains the fields of an Event. They are not in a spec, but beside the metadata.
 type Event struct {
 	Reason         string    `json:"reason,omitempty"`
 	Message        string    `json:"message,omitempty"`

@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// runMortal runs a command that the kernel kills when this process dies. The signal is bound to the
-// thread that starts the command, so the thread waits for it.
+// runMortal runs a command that the kernel kills when this process dies. The kernel kills it when
+// the thread that started it ends, so the thread stays locked until the command has ended.
 func runMortal(cmd *exec.Cmd) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

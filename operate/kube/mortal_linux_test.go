@@ -16,7 +16,7 @@ func TestKubectlDoesNotOutliveTheCommand(t *testing.T) {
 		_, err := Kubectl(t.Context(), "get", "pods")
 		t.Fatalf("kubectl ended: %v", err)
 	}
-	// It holds the pipe open as long as it lives.
+	// This kubectl keeps the pipe open until it ends.
 	dir := kubectlThat(t, "exec 3>\"$0.pipe\"\necho runs >&3\nexec sleep 600\n")
 	pipe := filepath.Join(dir, "kubectl.pipe")
 	must(t, syscall.Mkfifo(pipe, 0o600))
@@ -32,7 +32,7 @@ func TestKubectlDoesNotOutliveTheCommand(t *testing.T) {
 	}
 	must(t, cmd.Process.Kill())
 	_ = cmd.Wait()                                                   // it was killed
-	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 { // it returns when kubectl ends
+	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 { // until kubectl ends
 		t.Errorf("got %q, %v", rest, err)
 	}
 }
