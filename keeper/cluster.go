@@ -97,7 +97,7 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	waiting := waitingPods(own, v.claims, v.waiting(n))
 	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
-		// Read the pods of other nodes only if a budget is in the way.
+		// Read the pods of other nodes only if a budget forbids the stop.
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
@@ -184,7 +184,7 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 	return nil
 }
 
-// annotate sets an annotation of an attachment; "" removes it.
+// annotate sets an annotation of a VolumeAttachment, or removes it if the value is "".
 func (k *Keeper) annotate(ctx context.Context, a *attachment, key, value string) error {
 	// With the UID, the API server refuses to annotate a later VolumeAttachment of the same name.
 	_, err := k.Kubernetes.Storage.VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType,
@@ -246,8 +246,8 @@ func (c *Cluster) evict(ctx context.Context, p *corev1.Pod) (done bool, err erro
 	return false, fmt.Errorf("evict the pod %s/%s: %w", p.Namespace, p.Name, err)
 }
 
-// The labels and annotations of the keeper. Its records are in a ConfigMap of its namespace
-// instead, because a kubelet may change the annotations of its own Node.
+// The labels and annotations of the keeper. Its records are not annotations of Nodes, which
+// kubelets may change, but are in a ConfigMap of the keeper's namespace.
 const (
 	DriverName = "csi.oxide.computer"
 
@@ -263,8 +263,8 @@ const (
 	// WokenAnnotation on a VolumeAttachment names the operation that last woke the attacher for it.
 	WokenAnnotation = DriverName + "/woken"
 
-	// RecordsName is the name of the ConfigMap. Its data contains the record of each node in JSON,
-	// under the UID of the Node.
+	// RecordsName is the name of the ConfigMap of records. Its data contains the record of each node
+	// in JSON, under the UID of the Node.
 	RecordsName = component
 )
 
@@ -325,8 +325,8 @@ type outcome struct {
 	Instance string    `json:"instance"`
 	// Stopped reports whether the operation requested the instance's stop.
 	Stopped bool `json:"stopped"`
-	// StoppedWith maps the StatefulSets with pods that stopped with the node to the end of the last
-	// such operation. Entries older than --stateful-set-interval are dropped.
+	// StoppedWith maps each StatefulSet whose pods stopped with the node to the time when the
+	// operation ended. Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`
@@ -460,8 +460,8 @@ func (k *Keeper) request(ctx context.Context, doing, id string, look rack.Look,
 	return nil
 }
 
-// patience is the time limit for one answer of the API server. If the server has been silent for
-// longer than outage, a keeper starts the instances that it stopped without reading the records.
+// patience is the time limit for one answer of the API server. outage is how long the server may be
+// silent before a keeper starts its stopped instances without the server.
 const (
 	patience = 2 * time.Second
 	outage   = 10 * time.Second
@@ -517,7 +517,7 @@ func (k *Keeper) isOutage(answers bool) bool {
 }
 
 // clusterAnswers reports whether the API server answers. If so, it removes instances without a
-// recorded operation from the list: another keeper has started them.
+// recorded operation from k.stops: another keeper has started them.
 func (k *Keeper) clusterAnswers(ctx context.Context, stops map[string]time.Time) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

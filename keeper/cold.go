@@ -21,8 +21,8 @@ import (
 // pace is the time between two rounds while an operation is in progress.
 const pace = time.Second
 
-// lateStop is how long after an operation the keeper takes a stop of the instance for its own: the
-// request may have been on its way when the keeper that sent it died.
+// lateStop is the time after an operation in which a stop of the instance counts as the keeper's
+// own: the request may have been on its way when the keeper that sent it died.
 const lateStop = 2 * time.Minute
 
 // staleAfter is the time after an attacher's last attempt when it is assumed not to run. The keeper
@@ -55,8 +55,8 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 // restartLateStopped begins an operation that only starts an instance, if the instance stopped
 // within lateStop after the last operation. It reports whether it did. It works even while cold
 // attach is off, because the keeper asked for the stop. It ignores a node whose label was removed
-// after that operation. It checks a node that is not ready even later, because there may have been
-// no leader for a while.
+// after that operation. It also checks a node that is not ready after lateStop, because there may
+// have been no leader for a while.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.Record != nil || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
@@ -410,7 +410,7 @@ func (h history) stopped(at time.Time, c cause) history {
 	return history{Stops: append(h.within(at), at), Last: c}
 }
 
-// remember copies the histories of the previous outcome, and adds r if it stopped the instance.
+// remember copies the histories of the previous outcome, and adds r if r stopped the instance.
 func (o *outcome) remember(before *outcome, r *operation, now time.Time, again string) {
 	o.Node, o.Volumes = before.Node, map[string]history{}
 	maps.Copy(o.Volumes, before.Volumes)

@@ -3,7 +3,7 @@
 //
 // Cold attach: racks without hot-plug attach and detach a disk only while its instance is stopped.
 // The keeper looks for VolumeAttachments that wait for a stop. If the node's owner allows it, the
-// keeper stops the instance, wakes the attacher, and starts the instance again. See cold.go.
+// keeper stops the instance, wakes csi-attacher, and starts the instance again. See cold.go.
 //
 // Startup taint: a node joins with a taint, which the keeper removes when the driver is registered
 // on the node. See leave.go.
@@ -408,7 +408,7 @@ func (s *Settings) complete() error {
 // Config contains the settings that an operator chooses. Its zero value is not valid; see Defaults.
 type Config struct {
 	// ColdAttach, StartupTaint and LeavingNodes switch the three duties on. With DryRun, cold attach
-	// only reports what it would do. With Fence, the out-of-service taint is set, too.
+	// only reports what it would do. With Fence, the keeper also sets the out-of-service taint.
 	ColdAttach, StartupTaint, LeavingNodes, DryRun, Fence bool
 	// NodeName is the node that this keeper runs on. The keeper never stops this node's instance.
 	NodeName string

@@ -44,7 +44,7 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 	case n.Fenced != "":
 		return k.unfence(ctx, v, n)
 	// A node with an operation in progress comes back with its pods. A node whose kubelet reports is
-	// not off, even if its driver was registered with an instance that is.
+	// running, even if its driver is registered with a stopped instance.
 	case !n.silent(), n.Instance == "", n.Record != nil, !k.Config.Fence,
 		n.tainted(outOfService.Key):
 		return nil
@@ -157,7 +157,7 @@ type Leaver struct {
 const leavingPace = time.Second
 
 // refusedLimit is how long the API server may refuse the Leaver's requests before the Leaver gives
-// up. When Helm or kubectl removes the driver, its rights disappear before its pods have ended.
+// up. When Helm or kubectl removes the driver, the Leaver's rights disappear first.
 const refusedLimit = 5 * time.Second
 
 // Run keeps the driver's connections open until ctx ends, when the pod is asked to end. If the node

@@ -286,7 +286,7 @@ func TestInvalidSettingsAreRefused(t *testing.T) {
 	}
 }
 
-func TestAWindowIsOpenFromItsBeginningForItsLength(t *testing.T) {
+func TestAMaintenanceWindowIsOpenForItsLength(t *testing.T) {
 	for _, c := range []struct {
 		name, window string
 		length       time.Duration
@@ -411,7 +411,7 @@ func TestAChangeOfAnAttachmentStartsARoundAtOnce(t *testing.T) {
 	}
 }
 
-func TestARoundStartsAtOnceIfAnAttachmentBeginsOrStopsWaiting(t *testing.T) {
+func TestOnlyChangesOfWaitingAttachmentsStartARound(t *testing.T) {
 	waits := attachFailed(mustStop, 0)
 	others := func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" }
 	goes := va(attached, deleted, detaching(mustStop)).VolumeAttachment

@@ -35,7 +35,7 @@ func movingKey(name string) string {
 	return fmt.Sprintf("%s/moving-%x", DriverName, hash[:20])
 }
 
-// Mover moves a volume that stays with its node to another node. Kubernetes never changes the node
+// Mover moves a volume that is tied to one node to another node. Kubernetes never changes the node
 // affinity of a PersistentVolume, so the Mover replaces the PersistentVolume by one with the same
 // name that is bound to the same claim. It does not touch the disk. On a rack without hot-plug, the
 // keeper or a person has to stop both instances before the disk can be detached and attached.

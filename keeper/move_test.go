@@ -405,7 +405,7 @@ func (l *leaving) drained() {
 	l.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
 }
 
-func TestTheDriverOfALeavingNodeIsKeptUntilItsVolumesAreDetached(t *testing.T) {
+func TestTheDriverOfALeavingNodeRunsUntilItsVolumesAreDetached(t *testing.T) {
 	l := leave(t, time.Minute)
 	// VolumeAttachments of other drivers or nodes must not matter.
 	for name, change := range map[string]func(*storagev1.VolumeAttachment){
@@ -435,7 +435,7 @@ func TestTheDriverOfALeavingNodeIsKeptUntilItsVolumesAreDetached(t *testing.T) {
 	}
 }
 
-func TestTheDriverOfALeavingNodeIsKeptForALimitedTime(t *testing.T) {
+func TestTheDriverOfALeavingNodeRunsForALimitedTime(t *testing.T) {
 	refused := func(refusal error) func(*leaving) {
 		return func(l *leaving) {
 			l.drained()

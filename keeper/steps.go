@@ -82,7 +82,7 @@ func (k *Keeper) giveUp(ctx context.Context, v *view, n *node, problem string) e
 	return k.failed(was, k.to(ctx, v, n, starting, problem))
 }
 
-// failed counts a failure of the step, if err is nil: then the failure is recorded.
+// failed counts a failure of the step if err is nil, which means that the failure was recorded.
 func (k *Keeper) failed(s step, err error) error {
 	if err == nil {
 		k.Metrics.problems.WithLabelValues(string(s)).Inc()

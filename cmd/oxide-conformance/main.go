@@ -55,7 +55,7 @@ var programs = map[string]func(context.Context, []string) int{
 	"oxide-simulator": func(ctx context.Context, args []string) int {
 		return program.Main(ctx, args, os.Stdout, os.Stderr)
 	},
-	// The agent of a conformance run. The run copies this executable to another instance for it.
+	// A conformance run copies this executable to another instance, and starts it there as its agent.
 	guest.Verb: func(ctx context.Context, _ []string) int { return guest.Main(ctx) },
 }
 
@@ -70,7 +70,7 @@ func interruptible() (context.Context, io.Writer) {
 	if !signal.Ignored(syscall.SIGHUP) { // nohup makes the program ignore SIGHUP
 		signal.Notify(signals, syscall.SIGHUP)
 	}
-	// Without this, a write to a closed standard output would end the program.
+	// Without a handler for SIGPIPE, a write to a closed standard output would end the program.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	go func() {
 		unheard := false
@@ -99,7 +99,7 @@ func interruptible() (context.Context, io.Writer) {
 	}}
 }
 
-// heard is a writer that reports when nobody reads its output any more.
+// heard is a writer that calls closed when nobody reads its output any more.
 type heard struct {
 	io.Writer
 	closed func()

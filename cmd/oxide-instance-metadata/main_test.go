@@ -26,8 +26,8 @@ const (
 	testToken = "a-service-account's-token"
 )
 
-// apiServer is a Kubernetes API with one node. answer writes the response to a GET of that node
-// with the right service account.
+// apiServer starts a Kubernetes API with the node testNode, and returns how to reach it. If a
+// request for the node has the token testToken, answer writes the response.
 func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -70,8 +70,8 @@ func nodeWith(providerID string) http.HandlerFunc {
 	}
 }
 
-// outcome is the result of a run: the content of its file ("" if there is none), its output and its
-// error.
+// outcome is the result of a run of the command: the content of the file that it wrote, or "", its
+// log and its error.
 type outcome struct {
 	file, said string
 	err        error

@@ -350,8 +350,8 @@ func (s *Server) all(r *resource, namespace string) []*stored {
 	return found
 }
 
-// put creates an object if old is nil. Otherwise it replaces old. It returns a conflict if the new
-// object has the resourceVersion or the UID of another version of the object than old.
+// put creates an object if old is nil. Otherwise it replaces old. It returns a conflict if the
+// object has another resourceVersion or UID than old.
 func (s *Server) put(r *resource, old *stored, object Object) (*stored, error) {
 	if old == nil {
 		object.SetUID(types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", len(s.history)+1)))

@@ -139,8 +139,8 @@ func writeTable[R any](w io.Writer, title, header string, rows []R, cells func(R
 	_, _ = fmt.Fprintln(w)
 }
 
-// manifests is a template for orphans as objects with which a cluster can use them again. Comments
-// mark the fields that the rack does not know and that a person has to check.
+// manifests is a template that describes orphans as objects of Kubernetes, so that a cluster can
+// use them again. Comments mark the fields that the rack does not know and a person has to check.
 var manifests = template.Must(template.New("").Funcs(template.FuncMap{"quote": quote}).Parse(
 	`{{range .}}---
 {{if eq .Kind "disk"}}apiVersion: v1

@@ -74,7 +74,7 @@ func (c *cluster) plan() (p *plan) {
 	return p
 }
 
-// at starts a growth, and kills it as soon as when returns true after a request.
+// at starts a growth, and kills it after the first request for which when returns true.
 func at(t *testing.T, kind string, when func(*plan) bool) *cluster {
 	t.Helper()
 	s, killed := newCluster(t, kind), false

@@ -142,7 +142,7 @@ func (c *cluster) touch(o object, value any, path ...string) {
 	o["metadata"].(map[string]any)["resourceVersion"] = c.next()
 }
 
-// kubectl does what kubectl does with these arguments.
+// kubectl carries out the kubectl command with these arguments on the simulated cluster.
 func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]byte, error) {
 	flags := map[string]string{}
 	var operands []string
@@ -554,7 +554,7 @@ func (c *cluster) runMachine(m *machine) {
 	}
 }
 
-// runPods is one pass of a kubelet. It lists a disk before it mounts it, and until it is unmounted.
+// runPods makes a kubelet's pass. It lists a disk from before the mount until after the unmount.
 func (c *cluster) runPods(m *machine, node object) {
 	used, changed := map[string]bool{}, m.age%10 == 0 || m.quiet > 0
 	for _, pod := range c.of("Pod") {

@@ -175,7 +175,7 @@ func (h *history) cutsOff() bool { h.c.nodes["n1"].silent = true; return true }
 func (h *history) userDeletes(claim object) bool {
 	pv := h.c.volume(claim.str("spec", "volumeName"))
 	if pv.policy() == "Delete" || h.next == "patch" {
-		// The patch that comes next was decided before the claim was deleted.
+		// The next patch, which was decided before this deletion, may set the policy Delete.
 		h.c.giveUp(handleOf(pv))
 	}
 	if h.meddled = true; claim != nil {
@@ -440,7 +440,8 @@ func (h *history) options(mode string) Options {
 	return o
 }
 
-// calls returns kubectl for a run that is killed before, after or during its change number dies.
+// calls returns kubectl for a run that is killed at its change number dies: before, after or while
+// it.
 func (h *history) calls(dies int, how string) func(context.Context, []byte, ...string) ([]byte,
 	error) {
 	dead, n := false, 0

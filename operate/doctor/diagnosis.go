@@ -73,7 +73,7 @@ type Diagnosis struct {
 // Chain is the chain of one volume, or the part of it that a question is about.
 type Chain struct {
 	Subject string `json:"subject"`
-	// Place is the chain's place in the tree of a cluster. It is nil if the question is another one.
+	// Place is the chain's place in the tree of a cluster; nil if the question is not about one.
 	Place *Place `json:"place,omitempty"`
 	Links []Step `json:"links"`
 	// Finding is the most important finding, or nil if no link is broken. It is the first finding or,
@@ -181,7 +181,7 @@ func (c *chain) judge() Chain {
 	return result
 }
 
-// ofNoNode reports whether an error is of a call that creates or deletes the disk.
+// ofNoNode reports whether an error is of a call without a node: to make or delete a disk.
 func ofNoNode(s driverError) bool { return s.at == LinkClaim || s.at == LinkVolume }
 
 // apply adds an error of the driver to a link. It replaces an inference, which is less precise.
@@ -231,9 +231,9 @@ var commandWord = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9.]*$`)
 // placeholder matches the words of a command that stand for names.
 var placeholder = regexp.MustCompile(`\{[A-Za-z]+\}`)
 
-// commandAt replaces the placeholders of a command by the chain's names, or for "node", "instance"
-// and "driverPod" by those of another node if one is given. A placeholder whose name is unknown, or
-// not safe to type, becomes a word in capitals.
+// commandAt replaces the placeholders of a command by names of the chain. If another node is given,
+// {node}, {instance} and {driverPod} become its names. A placeholder whose name is unknown, or not
+// safe to type, becomes a word in capitals.
 func (c *chain) commandAt(node, text string) string {
 	names := c.names()
 	if node != "" && node != c.nodeName {

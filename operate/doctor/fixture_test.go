@@ -272,7 +272,7 @@ var (
 	}), unscheduled, without(kindVolume), func(_ testing.TB, e *Evidence) {
 		e.Rack.Disks = map[string]Found[Disk]{}
 	})
-	// keptVolume leaves a PersistentVolume without a claim that was deleted and still exists.
+	// keptVolume leaves only a PersistentVolume that was deleted long ago and still exists.
 	keptVolume = all(without(kindPod, kindClaim), object(kindVolume,
 		stuck("external-provisioner.volume.kubernetes.io/finalizer")), askVolume)
 	askVolume = ask(Question{Kind: AskVolume, Name: racktest.Disk})

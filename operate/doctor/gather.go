@@ -469,7 +469,7 @@ func (g *gatherer) trim(r inspection.Report) inspection.Report {
 	return r
 }
 
-// askNodes asks the node of each chain about the volumes of its chains.
+// askNodes asks each node about the volumes of the chains that are on the node.
 func (g *gatherer) askNodes(ctx context.Context) {
 	type node struct {
 		chain   *chain

@@ -182,15 +182,15 @@ var mayShow = []shown{
 	{`(disk|instance)/.*`, "it is the operator's own rack", true},
 }
 
-// shown contains a pattern of fields, why they may be shown, and whether texts may be, too.
+// shown is a pattern of fields that may be shown, with the reason, and whether as free text, too.
 type shown struct {
 	places, why string
 	texts       bool
 }
 
-// TestTheDoctorWritesNoSecret puts a canary into each text that a doctor reads: as a name, as
-// a text, and at the end of the text. It does that for one text after the other, and then for all
-// at once. The output of the doctor must not contain the canary.
+// TestTheDoctorWritesNoSecret puts a canary into each text that a doctor reads: as a name, as a
+// text, and at the end of the text. It does that for one text after the other, and then for all at
+// once. The output of the doctor must not contain the canary.
 func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	text, err := os.ReadFile("testdata/cluster.json")
 	csitest.Must(t, err)
@@ -269,7 +269,7 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 			check(place, canary.shape, writes(questions[runs%len(questions)]))
 		}
 		set(text)
-		// An object with another kind, or with an invalid time, is not parsed.
+		// Leave out kinds and times: an object with an invalid one is not parsed.
 		if allowed(place) < 0 && !strings.Contains(strings.ToLower(place), "time") &&
 			!strings.HasSuffix(place, "/kind") {
 			atOnce = append(atOnce, func() { set("password=canary") })

@@ -167,8 +167,8 @@ func (c *chain) judgeFilesystem() Step {
 	return result
 }
 
-// vanished returns a finding for a disk without a filesystem that had one: it is still mounted, or
-// the flight recorder contains it.
+// vanished returns a finding for a disk that has lost its filesystem: the filesystem is still
+// mounted, or the flight recorder contains it.
 func vanished(v *inspection.Volume) *Finding {
 	const none = "the disk shows no filesystem that the driver makes, and "
 	for _, m := range v.Mounts {

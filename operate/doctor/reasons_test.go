@@ -130,7 +130,7 @@ var places = []place{
 			})}},
 }
 
-// waits makes a container of the pod wait for the reason why, after the given init containers.
+// waits makes a container of the pod wait with this reason, after the given init containers.
 func waits(why string, init ...kube.ContainerStatus) edit {
 	s := kube.ContainerStatus{Name: "db"}
 	s.State.Waiting.Reason = why
@@ -326,9 +326,8 @@ var irrelevant = []struct{ parts, why string }{
 	{`/rack/neighbours/[^/]+/object/0(/[^i].*|/instance)?`, "it is the disk itself"},
 }
 
-// TestTheDoctorNamesEachMissingPart removes each object and each field of a healthy
-// chain, one at a time. The diagnosis has to report the link of that part, or an earlier link, as
-// broken or unseen.
+// TestTheDoctorNamesEachMissingPart removes each object and each field of a healthy chain, one at a
+// time. The diagnosis has to report the link of that part, or an earlier link, as broken or unseen.
 func TestTheDoctorNamesEachMissingPart(t *testing.T) {
 	var evidence map[string]any
 	csitest.Must(t, json.Unmarshal([]byte(racktest.JSON(healthy(t))), &evidence))

@@ -113,8 +113,8 @@ func FuzzDiagnose(f *testing.F) {
 	})
 }
 
-// TestEveryAdvisedCommandIsReadOnlyAndComplete uses a chain in which every name is known, so
-// no placeholder may become a word in capitals.
+// TestEveryAdvisedCommandIsReadOnlyAndComplete uses a chain in which every name is known, so no
+// placeholder may become a word in capitals.
 func TestEveryAdvisedCommandIsReadOnlyAndComplete(t *testing.T) {
 	reads := regexp.MustCompile(`^(kubectl (get|describe|logs|exec|debug) |oxide (disk|instance) ` +
 		`(view|disk list) |oxide-csi-plugin (doctor|audit) )`)
