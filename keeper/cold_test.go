@@ -344,7 +344,7 @@ func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
 	}
 }
 
-// TestNoEventIsCreatedTwice breaks the connection once a step, before or after a request.
+// TestNoEventIsCreatedTwice breaks the connection once in each step, before or after a request.
 func TestNoEventIsCreatedTwice(t *testing.T) {
 	for _, c := range []struct {
 		name, resource string

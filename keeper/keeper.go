@@ -415,7 +415,7 @@ type Config struct {
 	// Settle is how long the keeper waits for further volumes after the last one began to wait on a
 	// node. It stops the node anyway when a volume has waited five times as long.
 	Settle time.Duration
-	// These limit how often nodes are stopped; see the flags. Window may be nil, which means always.
+	// The fields below limit how often nodes are stopped; see the flags. A nil Window is always open.
 	MinInterval, StatefulSetInterval   time.Duration
 	MaxStopsPerVolume, MaxStopsPerNode int
 	Window                             *Window

@@ -25,8 +25,8 @@ import (
 var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown",
 	Effect: corev1.TaintEffectNoExecute}
 
-// fence sets the taint on nodes whose instances the rack reports as stopped or destroyed, and
-// removes it when the instance runs again.
+// fence sets the out-of-service taint on nodes whose instances the rack reports as stopped or
+// destroyed, and removes it when the instance runs again.
 func (k *Keeper) fence(ctx context.Context, v *view) error {
 	var errs []error
 	for _, n := range v.Nodes {

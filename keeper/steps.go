@@ -180,7 +180,7 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case pods.lost != "":
 		return k.finish(ctx, v, n, pods.lost)
-	// Check the time first: if no keeper has run for long, this operation must not stop the node.
+	// Check the limit first: if no keeper ran for a long time, the drain must end without a stop.
 	case n.overdue(v.Now, k.Config.DrainTimeout):
 		problem := cmp.Or(pods.budget, "the attacher has not tried again; see its log")
 		if len(pods.evict) > 0 {

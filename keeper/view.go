@@ -27,7 +27,7 @@ type view struct {
 	Nodes       []*node
 	Attachments []*attachment
 
-	// Look is the moment before the first read.
+	// Look is the time before the first read; a stop that depends on the view expires with it.
 	Look rack.Look
 	// records is the ConfigMap from which the nodes' records were read.
 	records *corev1.ConfigMap
@@ -308,9 +308,9 @@ func ofDriver(v *corev1.PersistentVolume) bool {
 	return v.Spec.CSI != nil && v.Spec.CSI.Driver == DriverName
 }
 
-// unfounded returns why an attachment is of no use to anybody and may be forged, so that no
-// instance is stopped for it, or "". Its volume is not the driver's, has no claim, or is used by no
-// pod on the node. A detach needs no pod: the pod is gone, and often its claim, too.
+// unfounded returns why nobody needs an attachment, or "": its volume is not the driver's, has no
+// claim, or is used by no pod on the node. Such an attachment may be forged, so no instance is
+// stopped for it. A detach needs no pod: the pod is gone, and often its claim, too.
 func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
 	volume := v.persistentVolume(a.volume())
 	switch {
@@ -348,7 +348,7 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 			s.lost = fmt.Sprintf("the pod %s/%s is of the control plane, whose nodes the keeper does not "+
 				"stop", p.Namespace, p.Name)
 		case mirror, owner != nil && owner.Kind == "DaemonSet":
-			// The kubelet starts such pods again when the node returns.
+			// The kubelet starts static pods and pods of DaemonSets again when the node returns.
 		case volumes:
 			s.stay = append(s.stay, p)
 			if p.Spec.RestartPolicy == corev1.RestartPolicyNever && hasRun(p) {
@@ -360,7 +360,7 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 				"another", p.Namespace, p.Name)
 		case p.Spec.RestartPolicy == corev1.RestartPolicyNever,
 			p.Spec.RestartPolicy == corev1.RestartPolicyOnFailure:
-			// Its Job would count the eviction as a failure, even before the pod runs.
+			// The pod's Job would count the eviction as a failure, even before the pod runs.
 			s.lost = fmt.Sprintf("the pod %s/%s has not ended: it has restartPolicy %s, and an eviction "+
 				"may end its work for good", p.Namespace, p.Name, p.Spec.RestartPolicy)
 		default:
@@ -432,9 +432,9 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	return found
 }
 
-// exhausted describes the budget that allows no eviction of the pods in evict, or that a stop of
-// the pods in stay would violate, or returns "". A pod that waits for its volume is not counted as
-// lost: it is not healthy before the stop, and without the stop it never will be.
+// exhausted describes the budget that forbids an operation, or returns "". It allows no eviction of
+// the pods in evict, or a stop of the pods in stay would violate it. A pod that waits for its
+// volume is no loss: it is not healthy before the stop, and without the stop it never will be.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

@@ -130,7 +130,7 @@ func write(path, id string) (err error) {
 // providerPrefix precedes the instance's UUID in provider IDs of Oxide's cloud controller manager.
 const providerPrefix = "oxide://"
 
-// The timeout of one request to the API server, and the pause before the next.
+// The timeout of one request to the API server, and the pause between two requests.
 const (
 	askTimeLimit = 10 * time.Second
 	askInterval  = 2 * time.Second

@@ -135,7 +135,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 		return // the client is gone
 	}
 	if r.Header.Get("Content-Type") == runtime.ContentTypeProtobuf {
-		// Clients send this form by default.
+		// Clients send protobuf by default.
 		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
 		if err != nil {
 			s.t.Errorf("decode a request's body: %v", err)

@@ -68,7 +68,7 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 		"json in which you left only those; needs --kubectl and OXIDE_CLUSTER_ID")
 }
 
-// Check reports missing and contradictory options, for a cluster with that id.
+// Check returns an error for missing or contradictory options of the cluster with this id.
 func (o *Options) Check(clusterID string) error {
 	switch {
 	case o.Kubectl == (o.Volumes != ""):
@@ -82,7 +82,7 @@ func (o *Options) Check(clusterID string) error {
 	case o.Delete != "" && o.Output == "pv":
 		return errors.New("audit: --output pv is for orphans that are kept: omit --delete")
 	case o.Delete != "" && clusterID == "":
-		// Clusters without an id look alike on the rack, and the list of one lacks another's volumes.
+		// Disks of clusters without an id look alike, so another cluster's disks would pass for orphans.
 		return errors.New("OXIDE_CLUSTER_ID (--cluster-id) is not set: --delete needs it to " +
 			"distinguish this cluster's disks from another's")
 	}
@@ -103,7 +103,7 @@ func Run(ctx context.Context, client *rack.Client, clusterID string, o Options, 
 	if o.Delete != "" {
 		err = plainError(a.deleteNamed(ctx, c))
 	}
-	// Report what was done even if the rest failed.
+	// Report the deletions that were made, even if a later one failed.
 	return a.report.found(), errors.Join(err, a.report.write(o.Output, out, log))
 }
 
@@ -122,7 +122,7 @@ type audit struct {
 	report  *report
 }
 
-// comparison is one comparison of the rack's objects with the list of wanted objects.
+// comparison contains the lists of the rack and of the wanted objects, and the resulting report.
 type comparison struct {
 	before, now inventory // before and after the list was read
 	wanted      *wanted
@@ -256,8 +256,8 @@ type wanted struct {
 	texts [][2]string // for each object of the list: its kind and name, and its JSON
 }
 
-// add adds an object of the list. A disk or snapshot may be named in any field or annotation:
-// during a change of a claim or a move of a volume only an annotation names it.
+// add records the names in an object of the list. Any field or annotation may name a disk or
+// snapshot: during a change of a claim or a move of a volume only an annotation does.
 func (w *wanted) add(by, text string) {
 	text = strings.ToLower(text)
 	for _, name := range namesIn(text) {

@@ -40,7 +40,7 @@ type report struct {
 	noDeletion string    // why nothing may be deleted by this list, or ""
 }
 
-// listed is an orphan, or a wanted object that this cluster's driver did not make.
+// listed is an entry for an orphan, or for a wanted object that this cluster's driver did not make.
 type listed struct {
 	object
 
@@ -48,7 +48,7 @@ type listed struct {
 	WantedBy string `json:"wantedBy,omitempty"`
 }
 
-// finding is an object that is missing, or that a person named and that was not deleted.
+// finding is an entry for an object that is missing, or that a person named and that was kept.
 type finding struct {
 	Kind     Kind   `json:"kind"`
 	ID       string `json:"id"`
@@ -62,7 +62,7 @@ func (r *report) found() bool {
 		slices.ContainsFunc(r.Orphans, func(o *listed) bool { return !o.Deleted })
 }
 
-// addNotes notes what a person has to know before a deletion.
+// addNotes adds notes about what a person has to know before a deletion.
 func (r *report) addNotes(noDeletion string) {
 	if r.noDeletion = noDeletion; noDeletion != "" && len(r.Orphans) > 0 {
 		r.Notes = append(r.Notes, "--delete would delete nothing: "+noDeletion)
@@ -379,7 +379,7 @@ type object struct {
 	// empty for an object of this cluster.
 	Foreign string `json:"foreign,omitempty"`
 
-	// Use is what the driver made the disk for, see volume.Tag.
+	// Use tells whether the driver made the disk for a filesystem or for raw use; see volume.Tag.
 	Use string `json:"-"`
 
 	owned       bool // it has this cluster's ownership tag

@@ -450,7 +450,7 @@ func (r *run) published(ctx context.Context, class, node string) (best object, l
 		if o.str("storageClassName") != class || near != nil && !o.reaches(near) {
 			continue
 		}
-		// The API allows an object without a capacity: it is not known at the moment.
+		// An object without a capacity means that the capacity is not known at the moment.
 		if n, err := parseQuantity(o.str("capacity")); err == nil && (best == nil || n > left) {
 			best, left = o, n
 		}

@@ -323,8 +323,8 @@ func (c *cluster) patch(o, change object) {
 	}
 }
 
-// mayChange records a forbidden change: of an object that the command has not created, and that is
-// not part of the change that the user wants.
+// mayChange records a change as forbidden if the command has not created the object, and the user
+// does not want it to be changed.
 func (c *cluster) mayChange(verb string, o object) {
 	made := c.own[o.uid()] && (verb != "delete" || o.name() != c.claim ||
 		o.str("status", "phase") != "Bound") // the user may have written to the new disk
@@ -554,7 +554,7 @@ func (c *cluster) runMachine(m *machine) {
 	}
 }
 
-// runPods makes a kubelet's pass. It lists a disk from before the mount until after the unmount.
+// runPods is a kubelet's pass: the kubelet lists a disk from before the mount to after the unmount.
 func (c *cluster) runPods(m *machine, node object) {
 	used, changed := map[string]bool{}, m.age%10 == 0 || m.quiet > 0
 	for _, pod := range c.of("Pod") {
@@ -598,7 +598,7 @@ func (c *cluster) runPods(m *machine, node object) {
 			delete(m.mounted, handle)
 			fallthrough
 		case m.mounted[handle] == unmountsAfter/2:
-			// A container whose pod was deleted by force ends at last.
+			// The kubelet ends a container whose pod was deleted by force only now.
 			delete(m.runs, handle)
 		}
 	}

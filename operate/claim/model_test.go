@@ -51,7 +51,7 @@ func (h *history) log(format string, args ...any) {
 
 func oneOf[T any](rnd *rand.Rand, all ...T) T { return all[rnd.IntN(len(all))] }
 
-// newHistory creates a cluster with a workload, and draws what may happen to it.
+// newHistory creates a cluster with a workload, and draws at random what may happen to it.
 func newHistory(t *testing.T, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, seed))
 	h := &history{rnd: rnd, then: map[string]bool{}, kind: oneOf(rnd, "Deployment", "StatefulSet",
@@ -129,7 +129,7 @@ func (h *history) start() bool {
 	case w != nil:
 		return w.num("spec", "replicas") < h.original && h.rescale(h.original)
 	}
-	// Nothing uses the claim before the change if there is no workload.
+	// If h.kind is none, nothing uses the claim before the change.
 	return (h.kind != "none" || h.c.before != nil) && h.pod("shell", h.c.claim, "", "", "")
 }
 
@@ -206,7 +206,7 @@ func resizes(size string) func(*history, object) error {
 
 func denies(_ *history, o object) error { return refused("Forbidden", "%s is denied", o.name()) }
 
-// actors contains what may happen between two requests. Each function reports whether it happened.
+// actors contains the events that may occur between two requests. Each reports whether it occurred.
 var actors = map[string]func(h *history) bool{
 	"somebody starts the workload": (*history).start,
 	"somebody stops the workload":  (*history).stops,
@@ -440,8 +440,7 @@ func (h *history) options(mode string) Options {
 	return o
 }
 
-// calls returns kubectl for a run that is killed at its change number dies: before, after or while
-// it.
+// calls returns a run's kubectl. The run is killed before, after or during its change number dies.
 func (h *history) calls(dies int, how string) func(context.Context, []byte, ...string) ([]byte,
 	error) {
 	dead, n := false, 0
@@ -605,7 +604,7 @@ func (h *history) play(mode string) error {
 	}
 }
 
-// end checks what a change leaves, forgets it, and checks that nothing is left.
+// end checks the state after a change, runs claim forget, and checks that nothing is left.
 func (h *history) end() error {
 	h.calm()
 	p := h.plan()
@@ -651,7 +650,7 @@ func (h *history) end() error {
 	return h.nothingIsLeft(done)
 }
 
-// check checks what must be true at every step and, if settled is set, after a change.
+// check returns an error if a write is lost or a foreign object changed; settled is set at the end.
 func (h *history) check(settled bool) error {
 	c := h.c
 	if c.lost > 0 {

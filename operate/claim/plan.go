@@ -93,7 +93,7 @@ type owner struct {
 
 func (o owner) String() string { return o.Kind + " " + o.Name }
 
-// resource returns what kubectl calls the owner's kind, or "" if the command does not scale it.
+// resource returns kubectl's name of the owner's kind, or "" if the command does not scale it.
 func (o owner) resource() string {
 	if o.Person || o.Kind != "Deployment" && o.Kind != "StatefulSet" {
 		return ""
@@ -349,7 +349,7 @@ func (v view) madeFor() bool {
 	return v.fresh.name() == volumeOf(uid) && v.fresh.str("spec", "csi", "driver") == volume.DriverName
 }
 
-// original reports whether the claim is the earlier one.
+// original reports whether the claim is still the one from before the change.
 func (v view) original() bool { return v.claim != nil && v.claim.uid() == v.plan.ClaimUID }
 
 // again reports whether the claim is the one that the command creates for the new disk or, if it
@@ -371,7 +371,7 @@ func (v view) passed() bool {
 		p.New != "" && v.fresh != nil && uid != "" && uid != p.TemporaryUID
 }
 
-// otherClaim returns an error if the claim exists and was not created by the command.
+// otherClaim returns an error if the claim is neither the original one nor made by the command.
 func (v view) otherClaim() error {
 	if v.claim == nil || v.original() || v.again() || v.plan.Undo && v.neverBound() {
 		return nil

@@ -123,7 +123,7 @@ func (v view) own(o object) bool {
 func (p plan) runMark() string  { return p.mark() + " " + p.Run }
 func (p plan) stopMark() string { return p.runMark() + " stopped" }
 
-// stopped reports whether stop has scaled the owner down, or a person has to stop it.
+// stopped reports whether the command has scaled the owner down, or has none that it may scale.
 func (v view) stopped() bool {
 	return v.owner == nil || v.own(v.owner) && v.owner.num("spec", "replicas") <= v.plan.Owner.Target
 }
@@ -382,15 +382,15 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	refused := fmt.Errorf("the new disk could not be made: %s. Repeat the command with --continue "+
 		"when that is solved, or with --undo", why)
 	if p.Node != "" && v.temporary.annotation(selectedNode) == "" {
-		// The provisioner removes the annotation with the node when the rack has no room.
+		// If the rack has no room, the provisioner removes the annotation selectedNode.
 		if r.asked {
 			return "", refused
 		}
 		r.asked, r.before = true, event
 		return "", r.patch(ctx, v.temporary, annotate(selectedNode, p.Node, nil))
 	}
-	// Without a topology, or if the class waits for no pod, the provisioner tries again itself. The
-	// refusal is an error nevertheless, because the workload is stopped.
+	// Without a topology, or with immediate binding, the provisioner repeats its request by itself.
+	// The command reports the refusal anyway, because the workload is stopped.
 	if !r.asked {
 		r.asked, r.before = true, event
 	} else if event != r.before && strings.Contains(why, string(csierr.RackFull)+":") {

@@ -403,7 +403,7 @@ const (
 type Nodes struct {
 	Reports   map[string]inspection.Report `json:"reports"`
 	Namespace string                       `json:"namespace"` // of the driver
-	// DriverPods contains the pods of the driver's controller, and those on the question's nodes.
+	// DriverPods contains the controller's pods, and the DaemonSet's pods on the question's nodes.
 	DriverPods []kube.Object `json:"driverPods,omitempty"`
 	// Unseen contains the reasons for missing reports, by the id of the instance. The key "" is for
 	// all other instances.
@@ -448,7 +448,7 @@ type Disk struct {
 	SizeBytes  int64  `json:"sizeBytes"`
 	BlockBytes int64  `json:"blockBytes"`
 	Type       string `json:"type"`
-	// FilesystemUUID is the UUID that the volume's filesystem has to have, or empty if any will do.
+	// FilesystemUUID is the UUID that the volume's filesystem has to have; if empty, any is accepted.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 	CSIName        string `json:"csiName,omitempty"`
 	// Claim is the claim for which the disk was made, according to the disk's description.
@@ -486,7 +486,7 @@ func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object
 	return &found[0], ""
 }
 
-// reference names an object, or the object that an event is about, without its UID.
+// reference returns a reference without a UID to an object or, for an event, to the event's object.
 func reference(o *kube.Object) kube.Reference {
 	if o.Kind == kindEvent {
 		ref := o.InvolvedObject

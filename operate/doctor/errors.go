@@ -26,7 +26,7 @@ type driverError struct {
 func (s driverError) link() Link {
 	switch a := advices[s.Reason]; {
 	case a.Link == "", a.Link == LinkClaim && s.at != "":
-		// Such an error is about values in the request, so the link of the failed call is broken.
+		// An error of LinkClaim is about values in the request, so the link of the failed call is broken.
 		return s.at
 	default:
 		return a.Link
@@ -217,7 +217,7 @@ type advice struct {
 	Reasons reasons // for which the advice is given
 }
 
-// What happens by itself.
+// Texts about what happens by itself.
 const (
 	repeated = "The orchestrator repeats the call, which fails until somebody has acted."
 	succeeds = "The orchestrator repeats the call, which succeeds "
@@ -226,7 +226,7 @@ const (
 	never    = "Nothing: repeating the call does not help."
 )
 
-// The commands. All but kernelLog only read.
+// Commands for people. All but kernelLog only read.
 const (
 	showClaim     = "kubectl get pvc -n {namespace} {claim} -o yaml"
 	showClass     = "kubectl get storageclass {class} -o yaml"

@@ -260,7 +260,7 @@ var (
 	blank     = onNode(func(v *inspection.Volume) { v.Mounts, v.Filesystems = nil, nil })
 	unmounted = onNode(func(v *inspection.Volume) { v.Mounts = nil })
 	staged    = onNode(func(v *inspection.Volume) { v.Mounts = v.Mounts[:1] })
-	// unused removes the pods that use the volume, and detaches the volume.
+	// unused removes the pods that use the volume, and detaches its disk.
 	unused = all(without(kindPod, kindAttachment), detached, empty)
 	// unscheduled makes the pod wait for a node.
 	unscheduled = all(object(kindPod, func(o *kube.Object) {

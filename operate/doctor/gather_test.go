@@ -182,7 +182,7 @@ var mayShow = []shown{
 	{`(disk|instance)/.*`, "it is the operator's own rack", true},
 }
 
-// shown is a pattern of fields that may be shown, with the reason, and whether as free text, too.
+// shown is a pattern of fields that may be shown. why is the reason; texts allows any text.
 type shown struct {
 	places, why string
 	texts       bool

@@ -318,8 +318,8 @@ func (s seen) mountFinding(own, elsewhere []string) *Finding {
 	return nil
 }
 
-// usedOnNode reports whether a pod on the node uses the volume, or may use it if pods could not be
-// seen. A pod that has ended counts, unless its path should be unmounted by now.
+// usedOnNode reports whether a pod on the node uses the volume, or may use it because pods could
+// not be read. An ended pod counts as a user until the unmount of its path is overdue.
 func (s seen) usedOnNode() bool {
 	return s.podsWhy != "" || slices.ContainsFunc(s.pods, func(pod kube.Object) bool {
 		stuck := ended(pod) && s.overdue(&pod) && publishedTo(s.Volume, pod)

@@ -205,8 +205,8 @@ type branch struct {
 	Leaves []Chain
 }
 
-// tree returns the chains by the instance that has the disk. The instances are in the order of
-// their titles; after them come the disks at no instance, and the volumes without a disk.
+// tree groups the chains by the instance to which the disk is attached. The instances are in the
+// order of their titles; after them come the disks at no instance, and the volumes without a disk.
 func (d Diagnosis) tree() []branch {
 	at := map[string]*branch{}
 	detached, diskless := &branch{Title: "at no instance"}, &branch{Title: "without a disk"}

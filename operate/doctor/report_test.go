@@ -168,7 +168,7 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 	}
 }
 
-// goingPod makes the pod one that has ended and whose deletion is overdue.
+// goingPod ends the pod, and makes its deletion overdue.
 var goingPod = object(kindPod, func(o *kube.Object) {
 	o.Status.Phase, o.Metadata.DeletionTimestamp = "Succeeded", testNow.Add(-time.Hour)
 })
@@ -198,7 +198,7 @@ func secondPod(t testing.TB, e *Evidence) {
 // ofVolume is the path of the volume in the node's report.
 const ofVolume = "nodes/reports/*/volumes/0/"
 
-// situations contains what may be wrong or unseen. testdata/reports.txt contains the reports.
+// situations contains edits that break a chain or hide a part of it. reports.txt has their reports.
 var situations = []struct {
 	name   string
 	change edit
@@ -385,7 +385,7 @@ func TestADiagnosisOfAClusterMakesEachRequestOnce(t *testing.T) {
 			t.Errorf("%s was asked %d times", what, times)
 		}
 	}
-	// Nine lists and a node of Kubernetes; the rack's project, silo, disks and instances.
+	// Nine lists and one exec of kubectl; the rack's project, silo, disks and instances.
 	if len(asked) != 14 || len(d.Chains) < 5 {
 		t.Errorf("%d chains; asked %v", len(d.Chains), asked)
 	}
