@@ -289,7 +289,7 @@ const (
 	stopping step = "Stopping"
 	// attaching: the instance is stopped, and the attacher attaches and detaches disks.
 	attaching step = "Attaching"
-	// starting: the keeper asks the rack to start the instance, until it runs.
+	// starting: the keeper asks the rack to start the instance, again and again until it runs.
 	starting step = "Starting"
 	// returning: the instance runs, and the keeper waits until the node is ready.
 	returning step = "Returning"
@@ -310,7 +310,7 @@ type operation struct {
 	StatefulSets []string `json:"statefulSets,omitempty"`
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
-	// Late reports whether the operation only restarts an instance whose stop took effect late.
+	// Late reports whether the operation only restarts an instance that stopped after an earlier one.
 	Late bool `json:"late,omitempty"`
 	// Problem is why the operation failed or, if Late is set, why it was necessary.
 	Problem string `json:"problem,omitempty"`

@@ -395,7 +395,7 @@ type history struct {
 	Last cause `json:"last,omitzero"`
 }
 
-// within returns the stops of the last day before now.
+// within returns the times of the stops in the day before now.
 func (h history) within(now time.Time) []time.Time {
 	return slices.DeleteFunc(slices.Clone(h.Stops), func(at time.Time) bool {
 		return now.Sub(at) >= day

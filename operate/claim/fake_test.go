@@ -20,8 +20,8 @@ import (
 var errKilled = errors.New("killed")
 
 // cluster simulates kubectl and an API server, with the controllers and kubelets that a change
-// needs. They make one pass before each read. A disk's content is a list of the writes that it has
-// acknowledged.
+// needs. Before each read they make a pass: each acts once. A disk's content is a list of the
+// writes that it has acknowledged.
 type cluster struct {
 	t       *testing.T
 	claim   string              // the user's claim, in namespace db

@@ -2,10 +2,10 @@
 // the claim. The claim keeps its name and its workload. A rack can neither resize nor revert a
 // disk, so the command makes a new disk from a snapshot, and creates the claim again for it.
 //
-// Meanwhile, no claim has the claim's name, so no pod can use either disk: from before the
-// snapshot, the earlier disk belongs to a claim of the command's own, and so does the new disk
-// until it is proven to be what was asked for. The point of no return is not an act of the command,
-// but one of Kubernetes: the first binding of the new disk to the claim.
+// Meanwhile, no claim has the claim's name, so no pod can use either disk. Before the snapshot, the
+// command gives the earlier disk to a claim of its own. The new disk belongs to another such claim
+// until it is proven to be what was asked for. The point of no return is an act of Kubernetes: the
+// first binding of the new disk to the claim.
 //
 // A change is a table of steps. Each step reads from the cluster's objects whether it has been
 // done, so the command may be killed anywhere and repeated. The plan is an annotation of the
