@@ -19,8 +19,8 @@ import (
 
 const systemUID = "9f3f1c52-0d1c-4b1e-8a41-6c7f4d1a2b3c"
 
-// answering runs an API server that has these objects, by path, and the namespace kube-system. It
-// returns the arguments with which the chart's templates look up objects there.
+// answering starts an API server with the given objects, by path, and the namespace kube-system. It
+// returns Helm's arguments that make the chart's lookups ask this server.
 func answering(t *testing.T, objects map[string]any) []string {
 	t.Helper()
 	all := map[string]any{}
@@ -42,7 +42,7 @@ func answering(t *testing.T, objects map[string]any) []string {
 		all[path] = json.RawMessage(text)
 	}
 	maps.Copy(all, objects)
-	prefix := "/" + rand.Text() // a later server may get this one's port
+	prefix := "/" + rand.Text() // so the cache in helm keeps servers with the same port apart
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answer := all[strings.TrimPrefix(r.URL.Path, prefix)]
 		w.Header().Set("Content-Type", "application/json")
@@ -66,8 +66,8 @@ const (
 	deploymentPath = "/apis/apps/v1/namespaces/oxide-csi/deployments"
 )
 
-// secretWith returns a Secret as it is stored in the cluster. A key given as "other KEY" has the
-// value other, every other key the value x.
+// secretWith returns a Secret with the given data keys. A key given as "other KEY" has the value
+// "other", every other key the value "x".
 func secretWith(keys ...string) any {
 	data := map[string]any{"host": "eA==", "token": "eA==", "project": "eA=="}
 	for _, key := range keys {
@@ -77,8 +77,8 @@ func secretWith(keys ...string) any {
 	return map[string]any{"apiVersion": "v1", "kind": "Secret", "data": data}
 }
 
-// deployed returns the Deployments of the namespace: the controller of an earlier release with its
-// cluster ID, and an unrelated one.
+// deployed returns two Deployments: the controller of an earlier release, with the variable
+// OXIDE_CLUSTER_ID that id describes, and an unrelated one with the cluster ID "foreign".
 func deployed(id map[string]any) any {
 	id["name"] = "OXIDE_CLUSTER_ID"
 	deployment := func(name, app string, containers ...any) any {
@@ -105,9 +105,9 @@ func fromSecret(optional bool) map[string]any {
 	return map[string]any{"valueFrom": map[string]any{"secretKeyRef": ref}}
 }
 
-// The ID is part of the ownership tag of every disk. If it changed, no disk would belong to this
-// cluster any more.
-func TestTheClustersIDStaysTheSame(t *testing.T) { // A2.1
+// The cluster ID is part of the ownership tag of every disk. If an upgrade changed the ID, the
+// driver would regard all earlier disks as those of another cluster.
+func TestAnUpgradeKeepsTheClusterID(t *testing.T) { // A2.1
 	const required, optional, warning = "of the Secret", "of the Secret, if it is there", "WARNING"
 	for _, c := range []struct {
 		name    string
@@ -181,7 +181,7 @@ func TestTheClustersIDStaysTheSame(t *testing.T) { // A2.1
 	}
 }
 
-// clusterIDOf returns the controller's OXIDE_CLUSTER_ID, or where it comes from.
+// clusterIDOf returns the value of the controller's OXIDE_CLUSTER_ID, or the source that it names.
 func clusterIDOf(t *testing.T, all manifests) string {
 	t.Helper()
 	_, driver := controllersPod(t, all)
@@ -199,7 +199,7 @@ func clusterIDOf(t *testing.T, all manifests) string {
 	return "missing"
 }
 
-func TestAClusterIDIsRequiredIfHelmCannotReadTheCluster(t *testing.T) { // A2.1
+func TestHelmTemplateTakesTheClusterIDFromTheSecret(t *testing.T) { // A2.1
 	if got := clusterIDOf(t, objects(t)); got != "of the Secret" {
 		t.Errorf("helm template takes the cluster's id %s", got)
 	}
@@ -214,7 +214,7 @@ func TestAClusterIDIsRequiredIfHelmCannotReadTheCluster(t *testing.T) { // A2.1
 
 func notesOf(t *testing.T, args ...string) string {
 	t.Helper()
-	// Helm prints notes only for an installation, so a template beside them prints them here.
+	// `helm template` omits NOTES.txt, so a template in a copy of the chart renders it.
 	dir := filepath.Join(t.TempDir(), "chart")
 	must(t, os.CopyFS(dir, os.DirFS("chart")))
 	templates := filepath.Join(dir, "templates")
@@ -230,7 +230,7 @@ func notesOf(t *testing.T, args ...string) string {
 	return out
 }
 
-func TestTheChartsNotesListWhatTheUserStillHasToDo(t *testing.T) {
+func TestInstallationNotesListTheUsersNextSteps(t *testing.T) {
 	const create, cluster = "kubectl create secret generic", "no cluster was asked"
 	const lacks = "WARNING: the Secret oxide-secret has no key token"
 	const byHand, label = "howto/attach-by-hand.md", "csi.oxide.computer/cold-attach=allowed"
@@ -272,9 +272,9 @@ func TestTheChartsNotesListWhatTheUserStillHasToDo(t *testing.T) {
 	}
 }
 
-// The driver reads host, project and certificates only at its start. It reads a new token without a
+// The driver reads host, project and certificates only when it starts, but a new token without a
 // restart.
-func TestAChangedHostOfTheChartsOwnSecretReplacesThePods(t *testing.T) {
+func TestAChangedHostInTheSecretReplacesThePods(t *testing.T) {
 	mark := func(set ...string) map[string]string {
 		pod, _ := controllersPod(t, objects(t, with(append([]string{"secret.create=true",
 			"secret.token=a", "secret.project=p", "secret.host=https://a"}, set...)...)...))
@@ -292,7 +292,7 @@ func TestAChangedHostOfTheChartsOwnSecretReplacesThePods(t *testing.T) {
 	}
 }
 
-func TestTheChartInstallsTheAlertRulesOfTheFile(t *testing.T) {
+func TestThePrometheusRuleHasTheRulesOfAlertsYAML(t *testing.T) {
 	all := objects(t, with("metrics.enabled=true", "metrics.prometheusRule.enabled=true",
 		"metrics.prometheusRule.labels.release=mine")...).kinds("PrometheusRule")
 	if len(all) != 1 || all[0].GetLabels()["release"] != "mine" {
@@ -305,7 +305,7 @@ func TestTheChartInstallsTheAlertRulesOfTheFile(t *testing.T) {
 	}
 }
 
-func TestTheChartInstallsTheDashboardOfTheFile(t *testing.T) {
+func TestTheConfigMapHasTheDashboardOfDashboardJSON(t *testing.T) {
 	all := objects(t, with("metrics.dashboard.enabled=true",
 		"metrics.dashboard.annotations.grafana_folder=Storage")...)
 	dashboard := find[corev1.ConfigMap](t, all, "ConfigMap", "oxide-csi-dashboard")

@@ -1,5 +1,5 @@
-// Package deploy contains what users install: the Helm chart, the kustomizations that are rendered
-// from it, examples, and the jobs for Nomad.
+// Package deploy embeds the Helm chart, the kustomizations that are rendered from it, and examples.
+// Its directory also contains jobs for Nomad.
 package deploy
 
 import "embed"

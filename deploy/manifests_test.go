@@ -19,13 +19,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// update makes the tests write the files that they would compare; `make manifests` sets it.
+// update makes tests write files instead of comparing them; `make manifests` sets it.
 var update = flag.Bool("update", false, "write the rendered manifests instead of comparing them")
 
 const renderedHead = "# Rendered from deploy/chart; change that, and run `make manifests`.\n"
 
-// carried describes the content of each file, with its requirements. A reviewer of a changed file
-// finds here what the file has to keep.
+// carried contains the subtest's name for each file: its content and its requirements. So a failed
+// subtest shows which requirements a change of the file may break.
 var carried = map[string]string{
 	"base/controller.yaml": "the controller " +
 		"(D-8, D-10, D-11, D-41, D-43, D-44, D-46, D-47, D-48, D-49, B-46)",
@@ -38,7 +38,7 @@ var carried = map[string]string{
 	"node-keeper/rbac-leave.yaml":       "the rights of the container leave (D-54)",
 }
 
-func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
+func TestTheChartRendersThePlainManifests(t *testing.T) { // D-57
 	plain, files := render(t, with("snapshots.enabled=false")...), map[string]string{}
 	for _, c := range []struct{ dir, value, patched string }{
 		{"snapshots", "snapshots.enabled=true", "controller.yaml"},
@@ -87,8 +87,8 @@ func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
 	}
 }
 
-// sidecarPatch returns the patch that adds the snapshotter: the last container of the chart's
-// Deployment, with its comments.
+// sidecarPatch cuts the snapshotter's container, which is the last, out of the chart's Deployment.
+// It returns a JSON patch that adds this container.
 func sidecarPatch(t *testing.T, controller string) string {
 	t.Helper()
 	_, rest, ok := strings.Cut(controller, "        - name: csi-snapshotter\n")
@@ -105,8 +105,8 @@ func sidecarPatch(t *testing.T, controller string) string {
 	return patch.String()
 }
 
-// components lists kustomize's components, with the chart's values that have the same effect. A
-// kustomization can use only one component of each option.
+// components lists the components of deploy/kustomize with the chart's values that have the same
+// effect. A kustomization can use only one component with the same option.
 var components = []struct {
 	name, option string
 	values       []string
@@ -118,7 +118,7 @@ var components = []struct {
 		"instanceMetadata.via=env"}},
 }
 
-func TestComponentsInAnyOrderHaveTheEffectOfTheChartsValues(t *testing.T) {
+func TestComponentsRenderTheSameAsTheChartsValues(t *testing.T) {
 	var subsets [][]int
 	for bits := range 1 << len(components) {
 		var subset []int
@@ -182,7 +182,7 @@ func TestComponentsInAnyOrderHaveTheEffectOfTheChartsValues(t *testing.T) {
 	}
 }
 
-func TestTheChartInstallsSnapshotSupportIfTheClusterHasItsCRDs(t *testing.T) {
+func TestTheSnapshotterIsInstalledIfTheClusterHasItsCRDs(t *testing.T) {
 	crds := []string{"--api-versions", "snapshot.storage.k8s.io/v1"}
 	on, off := objects(t, with("snapshots.enabled=true")...), objects(t,
 		with("snapshots.enabled=false")...)
@@ -197,9 +197,9 @@ func TestTheChartInstallsSnapshotSupportIfTheClusterHasItsCRDs(t *testing.T) {
 	}
 }
 
-func TestTheRFDsExampleIsUnchanged(t *testing.T) { // D-58, D-59
+func TestTheExampleOfRFD595IsUnchanged(t *testing.T) { // D-58, D-59
 	text := string(readFile(t, "examples/rfd-595-postgres.yaml"))
-	// This is the text of the RFD. Its page does not show the indentation.
+	// This is the RFD's text without indentation, which the RFD's page does not show.
 	want := `apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:
@@ -253,8 +253,8 @@ func TestPostgresUsesASubdirectoryOfItsVolume(t *testing.T) { // D-59
 	}
 }
 
-// TestNomadRunsTheSamePlugin parses the files by a specification that names every allowed field.
-func TestNomadRunsTheSamePlugin(t *testing.T) { // D-3
+// TestNomadJobsHaveTheRequiredSettings decodes the files with hcldec, which refuses unknown fields.
+func TestNomadJobsHaveTheRequiredSettings(t *testing.T) { // D-3
 	for _, c := range []struct {
 		file, spec string
 		want, not  []string
@@ -265,7 +265,7 @@ func TestNomadRunsTheSamePlugin(t *testing.T) { // D-3
 			`.config.image: "the-image"`, `.config.readonly_rootfs: true`, `.config.cap_drop[]: "ALL"`,
 			`.env.OXIDE_TOKEN_FILE: "/secrets/token"`, `.destination: "/secrets/token"`,
 			`\nOXIDE_HOST={{ .host }}\nOXIDE_PROJECT={{ .project }}\nOXIDE_CLUSTER_ID={{ .cluster_id }}`},
-			// A token in a variable could only be replaced by a restart.
+			// Nomad could replace a token in a variable only by a restart of the driver.
 			[]string{"privileged", "OXIDE_TOKEN="}},
 		{"node.nomad.hcl", "job", []string{`.type: "system"`, `.csi_plugin.type: "node"`,
 			`.config.args[]: "--mode=node"`, `.config.args[]: "--endpoint=unix:///csi/csi.sock"`,
@@ -274,7 +274,7 @@ func TestNomadRunsTheSamePlugin(t *testing.T) { // D-3
 			[]string{"cap_drop"}},
 		{"volume.hcl", "volume", []string{`.plugin_id: "csi.oxide.computer"`,
 			`.capability[0].access_mode: "single-node-writer"`}, nil},
-		// initdb refuses the root of the mount, because it contains lost+found.
+		// initdb refuses the mount's root directory, because that contains lost+found.
 		{"postgres.nomad.hcl", "job", []string{`.env.PGDATA: "/var/lib/postgresql/data/pgdata"`,
 			`.destination: "/var/lib/postgresql/data"`}, nil},
 	} {
@@ -302,7 +302,7 @@ func TestNomadRunsTheSamePlugin(t *testing.T) { // D-3
 	}
 }
 
-func TestNomadsFilesAreFormatted(t *testing.T) {
+func TestNomadFilesAreFormatted(t *testing.T) {
 	files, err := filepath.Glob("*/*.hcl*")
 	if err != nil || len(files) < 6 {
 		t.Fatalf("found %q: %v", files, err)

@@ -47,7 +47,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// values writes a file of values, and returns Helm's arguments for it.
+// values writes text to a file of Helm values, and returns Helm's arguments for this file.
 func values(t *testing.T, text string) []string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "values.yaml")
@@ -62,8 +62,8 @@ type output struct {
 
 var templates = map[string]output{}
 
-// helm returns the output of `helm template` on the chart. It caches the output by the arguments,
-// which name every API server and every file of values.
+// helm returns the output of `helm template` on the chart. It caches the output by its arguments: a
+// test that changes an API server or a file of values has to pass another URL or path.
 func helm(t *testing.T, args ...string) (text, complaints string, err error) {
 	t.Helper()
 	name := fmt.Sprintf("%q", args)
@@ -79,7 +79,7 @@ func helm(t *testing.T, args ...string) (text, complaints string, err error) {
 
 var source = regexp.MustCompile(`^# Source: [^/]+/templates/(.+)\n`)
 
-// render returns what the chart renders with the values, by the name of the template.
+// render returns the rendered text of each template, by the template's file name.
 func render(t *testing.T, args ...string) map[string]string {
 	t.Helper()
 	text, complaints, err := helm(t, args...)
@@ -113,13 +113,13 @@ func objects(t *testing.T, args ...string) manifests {
 	return all
 }
 
-// build returns what `kubectl apply -k` would apply, from the embedded files.
+// build returns the objects that `kubectl apply -k` applies from an embedded directory.
 func build(t *testing.T, dir string) manifests {
 	t.Helper()
 	return buildWith(t, dir, nil)
 }
 
-// buildWith does what build does, with files added as a user adds them.
+// buildWith does the same as build after it has added files, such as a user's own kustomization.
 func buildWith(t *testing.T, dir string, files map[string]string) manifests {
 	t.Helper()
 	memory := filesys.MakeFsInMemory()
@@ -166,8 +166,8 @@ func key(object *unstructured.Unstructured) string {
 	return object.GetKind() + "/" + object.GetNamespace() + "/" + object.GetName()
 }
 
-// lines returns every field of the objects as KIND/NAME.PATH: VALUE, in order. An item of a list
-// has its name, or its index if it has none. The order of plain values in a list does not count.
+// lines returns all fields, sorted, as KIND/NAME.PATH: VALUE. The path contains the name or index
+// of a mapping in a list. Lines of plain values omit the index.
 func (m manifests) lines() []string {
 	var all []string
 	var walk func(at string, part any)
@@ -189,7 +189,7 @@ func (m manifests) lines() []string {
 			walk(at+"["+name+"]", item)
 		}
 		if len(parts)+len(items) == 0 {
-			text, _ := json.Marshal(part) // it came from JSON
+			text, _ := json.Marshal(part) // it was decoded from JSON, so it can be encoded
 			all = append(all, at+": "+string(text))
 		}
 	}
@@ -200,8 +200,8 @@ func (m manifests) lines() []string {
 	return all
 }
 
-// differences returns the lines that are only in a, behind a minus, and those that are only in b,
-// behind a plus. For an object that is only in a, it returns the name alone.
+// differences returns the lines that only a has, each with a minus before it, and those that only b
+// has, each with a plus. For an object that b lacks, it returns only the object's name.
 func differences(a, b []string) string {
 	var found []string
 	gone := "\n" // the prefix of the lines of the last object that is missing in b
@@ -227,8 +227,8 @@ func differences(a, b []string) string {
 	return strings.Join(found, "")
 }
 
-// find returns the object of that kind and name as a typed one. A field that the type does not have
-// is an error.
+// find converts the object of that kind and name to the type T. It fails on a field that T does not
+// have.
 func find[T any](t *testing.T, m manifests, kind, name string) *T {
 	t.Helper()
 	i := slices.IndexFunc(m, func(o *unstructured.Unstructured) bool {
@@ -263,18 +263,17 @@ func readFile(t *testing.T, name string) []byte {
 	return content
 }
 
-// toolsModule is the flag that takes the programs of these tests from a module of their own, so
-// that the driver's module does not depend on them.
+// toolsModule makes Go build the tests' programs, such as helm, from tools/go.mod, so that the
+// driver's go.mod does not need them.
 const toolsModule = "-modfile=../tools/go.mod"
 
-// tool returns the path of a program of the tools' module. It builds the program unless that was
-// done by make or an earlier call.
+// tool returns the path of a program of tools/go.mod. It builds the program if make has not.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	if made := madeBeside(name); made != "" {
 		return made
 	}
-	// With the same flags as make, so that Go finds the program in its cache.
+	// Make builds with the same flags, so Go finds the program in its cache.
 	out, complaints, err := run(t, nil, "env", "CGO_ENABLED=0", "GOFLAGS=-trimpath",
 		"go", "tool", toolsModule, "-n", name)
 	if err != nil {
@@ -283,8 +282,7 @@ func tool(t *testing.T, name string) string {
 	return strings.TrimSpace(out)
 }
 
-// program returns the path of one of our programs: the one that make built beside the driver, or
-// one that is built here.
+// program returns the path of one of our programs. It builds the program if make has not.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	if made := madeBeside(name); made != "" {
@@ -297,7 +295,7 @@ func program(t *testing.T, name string) string {
 	return built
 }
 
-// madeBeside returns the path of a program that make built beside the driver, or "".
+// madeBeside returns the path of a program that make has built beside the driver, or "".
 func madeBeside(name string) string {
 	path := filepath.Join(filepath.Dir(os.Getenv("OXIDE_CSI_PLUGIN")), name)
 	if _, err := os.Stat(path); err != nil {
@@ -306,14 +304,14 @@ func madeBeside(name string) string {
 	return path
 }
 
-// run runs a program and returns its output. The error is its exit status.
+// run runs a program and returns its output. If the program fails, err is its exit status.
 func run(t *testing.T, input []byte, name string, args ...string) (stdout, stderr string,
 	err error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
 	var out, complaints bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &out, &complaints
-	cmd.Env = append(cmd.Environ(), "GOGC=400") // most programs end before they need a collection
+	cmd.Env = append(cmd.Environ(), "GOGC=400") // less garbage collection, because programs end soon
 	err = cmd.Run()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
@@ -327,7 +325,7 @@ const (
 	pluginName     = "oxide-plugin"
 )
 
-// controllersPod returns the pod of the controller, and the container of the driver in it.
+// controllersPod returns the controller's pod, and the driver's container in it.
 func controllersPod(t *testing.T, all manifests) (corev1.PodTemplateSpec, corev1.Container) {
 	t.Helper()
 	pod := find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template
@@ -340,16 +338,15 @@ func controllersPod(t *testing.T, all manifests) (corev1.PodTemplateSpec, corev1
 	return pod, corev1.Container{}
 }
 
-// The schemas of Kubernetes' kinds come from modules that contain them as data. So nothing has to
-// be fetched from the places that kubeconform uses by default.
+// These modules contain the JSON schemas of Kubernetes' kinds and of snapshots. By default
+// kubeconform would download schemas from web sites.
 const (
 	kubernetesModule = "k8s.io/kubernetes@v" + kubernetes
 	snapshotsModule  = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.7.0"
 )
 
-// TestKubeconformAcceptsEveryManifest checks every object strictly against the schema of its kind:
-// an unknown field is an error. TestTheChartRendersItsValues does so with all that the chart
-// renders.
+// TestKubeconformAcceptsEveryManifest checks the kustomizations and the examples; an unknown field
+// is an error. TestTheChartRendersTheAcceptedFields checks the rendered chart in the same way.
 func TestKubeconformAcceptsEveryManifest(t *testing.T) { // D-43
 	var all manifests
 	for _, dir := range []string{"base", "snapshots", "snapshot-controller", "simulator", "e2e"} {
@@ -401,11 +398,10 @@ func conforms(t *testing.T, schemas string, all manifests) (complaints string, o
 	return out + complaints, err == nil
 }
 
-// module returns the directory of a module, and downloads it if necessary. The project does not
-// depend on it.
+// module downloads a module that is not in go.mod, and returns its directory.
 func module(t *testing.T, name string) string {
 	t.Helper()
-	// In an empty directory, no module's go.sum applies.
+	// Go reads no go.sum in an empty directory, so it accepts a module that ours does not list.
 	out, complaints, err := run(t, nil, "go", "-C", t.TempDir(), "mod", "download", "-json", name)
 	var found struct{ Dir string }
 	if err == nil {
@@ -431,7 +427,7 @@ func allSchemas(t *testing.T) string {
 	}
 	kind := func(group, version, kind string, content any) {
 		kinds++
-		// For the core group, which has no name, kubeconform uses the version instead.
+		// The core group has no name. For it kubeconform uses the version instead.
 		write(content, cmp.Or(group, version), version, strings.ToLower(kind)+".json")
 	}
 	read := func(file string, into any) {
@@ -443,7 +439,7 @@ func allSchemas(t *testing.T) string {
 	read(filepath.Join(module(t, kubernetesModule), "api", "openapi-spec", "swagger.json"), &document)
 	definitions := document.Definitions
 	closed(definitions)
-	// The document describes these as strings, but numbers are valid, too.
+	// The OpenAPI document describes these two types as strings, but Kubernetes accepts numbers, too.
 	definitions["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = map[string]any{
 		"type": []string{"integer", "string"}}
 	definitions["io.k8s.apimachinery.pkg.api.resource.Quantity"] = map[string]any{
@@ -451,7 +447,7 @@ func allSchemas(t *testing.T) string {
 	write(map[string]any{"definitions": definitions}, "all.json")
 	for name, d := range definitions {
 		of, _ := d.(map[string]any)["x-kubernetes-group-version-kind"].([]any)
-		if len(of) == 1 { // most are parts of others, or belong to many groups
+		if len(of) == 1 { // the other definitions are no kinds, or belong to many groups
 			one := of[0].(map[string]any)
 			kind(one["group"].(string), one["version"].(string), one["kind"].(string), map[string]any{
 				"$ref": "file://" + dir + "/all.json#/definitions/" + name})
@@ -485,7 +481,7 @@ func allSchemas(t *testing.T) string {
 	return dir
 }
 
-// closed makes schemas refuse fields that they do not describe, at any depth.
+// closed changes schemas, at any depth, so that they refuse fields that they do not describe.
 func closed(part any) {
 	switch part := part.(type) {
 	case map[string]any:

@@ -14,11 +14,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// extras begins the values that everywhere sets: labels and annotations of all objects.
+// extras is the beginning of the values in everywhere: labels and annotations for all objects.
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
-// beside returns values that add an argument, a variable, a mount and more to each of the names.
+// beside returns JSON that adds an argument, a variable, a mount and more to each named value.
 func beside(names, more string) string {
 	var text strings.Builder
 	for name := range strings.FieldsSeq(names) {
@@ -29,7 +29,7 @@ func beside(names, more string) string {
 	return text.String()
 }
 
-// everywhere returns the arguments that add something to every object, pod and container.
+// everywhere returns Helm's arguments that add labels, variables and more wherever they can.
 func everywhere(t *testing.T) []string {
 	t.Helper()
 	const pod = `, "extraVolumes": [{"name": "extra", "emptyDir": {}}], 
@@ -45,8 +45,8 @@ func everywhere(t *testing.T) []string {
 		beside("instanceMetadata", `, "enabled": true`)+"}")
 }
 
-// everything returns the arguments that switch on everything in the chart, except the Secret of its
-// own, and set further values.
+// everything returns Helm's arguments that switch on every feature of the chart, except its own
+// Secret, and set more values.
 func everything(more ...string) []string {
 	return with(append([]string{"snapshots.enabled=true", "instanceMetadata.enabled=true",
 		"nodeKeeper.enabled=true", "metrics.enabled=true", "metrics.podMonitor=true", "ownCA=true",
@@ -57,10 +57,10 @@ func everything(more ...string) []string {
 		"networkPolicy.apiServer.cidrs={198.51.100.0/24}"}, more...)...)
 }
 
-// kept returns the arguments for the chart with its node keeper, and with further values.
+// kept returns Helm's arguments that switch on the node keeper and set more values.
 func kept(more ...string) []string { return with(append(more, "nodeKeeper.enabled=true")...) }
 
-// on returns the arguments for the chart on a version of Kubernetes.
+// on returns Helm's arguments for a version of Kubernetes and more values.
 func on(version string, more ...string) []string {
 	return append(with(more...), "--kube-version", version)
 }
@@ -70,15 +70,15 @@ const (
 	theWhole = "with everything there are these fields (D-45, D-54, D-63, D-66, E-31)"
 )
 
-// change compares what two lists of Helm's arguments render. The arguments "kustomize DIR..." stand
-// for plain manifests, and "nothing" for no objects.
+// change compares the objects that the arguments from and to render. These are arguments of Helm,
+// or "kustomize DIR..." for plain manifests, or "nothing" for no objects.
 type change struct {
 	name     string
 	from, to []string
 }
 
-// changes lists the comparisons. testdata/rendered.txt contains the accepted result of each: the
-// fields that are removed and added, and no others. `make manifests` writes the file.
+// changes lists the comparisons. testdata/rendered.txt contains the fields that each comparison may
+// remove and add; `make manifests` writes it.
 func changes(t *testing.T) []change {
 	return []change{
 		{theWhole, []string{"nothing"}, everything()},
@@ -170,8 +170,8 @@ func changes(t *testing.T) []change {
 			append(everything(), resources(t, "{requests: {cpu: 1}, limits: {memory: 1Gi}}")...)},
 		{"the node keeper's budget can be left out", kept(),
 			kept("nodeKeeper.podDisruptionBudget=false")},
-		// Without the registrar kubelet forgets the driver and no longer unmounts. So the container leave
-		// ends first, then the driver's preStop hook, a minute before the grace period is over.
+		// On a node that shuts down, kubelet can unmount only while the registrar runs. So the container
+		// leave ends first, then the driver's preStop hook, one minute before the grace period ends.
 		{"a node that is shut down keeps its driver until it has left", kept(),
 			kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")},
 		{"cold attach needs no other duty", kept(), kept("nodeKeeper.startupTaint.enabled=false",
@@ -194,7 +194,7 @@ func changes(t *testing.T) []change {
 	}
 }
 
-// images returns the settings for every image of the chart. % in a setting stands for the image.
+// images returns each setting for every image, with % replaced by the image's path.
 func images(settings ...string) (all []string) {
 	for _, image := range []string{"image", "nodeImage", "instanceMetadata.image", "nodeKeeper.image",
 		"provisioner.image", "attacher.image", "snapshotter.image", "registrar.image",
@@ -216,11 +216,10 @@ func resources(t *testing.T, value string) []string {
 	return values(t, text)
 }
 
-// golden contains the accepted changes of fields, and has the same head as the other files that
-// `make manifests` writes.
+// golden is the file with the fields that each comparison removes and adds.
 const golden = "testdata/rendered.txt"
 
-// accepted returns the sections of golden by their names.
+// accepted returns the sections of the golden file by name.
 func accepted(t *testing.T) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(golden)
@@ -233,7 +232,7 @@ func accepted(t *testing.T) map[string]string {
 	return all
 }
 
-func TestTheChartRendersItsValues(t *testing.T) { // D-43
+func TestTheChartRendersTheAcceptedFields(t *testing.T) { // D-43
 	objectsOf := func(t *testing.T, args []string) manifests {
 		switch {
 		case len(args) == 1:
@@ -284,8 +283,8 @@ func whole(t *testing.T) []string {
 	return strings.Split(strings.ReplaceAll("\n"+text, "\n+", "\n"), "\n")[1:]
 }
 
-// matching returns the groups of a pattern for each line that matches it, joined by spaces. The
-// result is sorted and has no duplicates.
+// matching returns what the groups of a pattern match in each line, joined by spaces, sorted and
+// without duplicates. The pattern has to match the beginning of a line.
 func matching(lines []string, pattern string) (found []string) {
 	for _, line := range lines {
 		if m := regexp.MustCompile("^" + pattern).FindStringSubmatch(line); m != nil {
@@ -297,10 +296,10 @@ func matching(lines []string, pattern string) (found []string) {
 }
 
 const (
-	// These patterns match the path of a pod or of a container at the beginning of a line.
+	// These patterns match the path of a pod, or of a container, at the beginning of a line.
 	aPod       = `(\S+\.template\.spec)\.`
 	aContainer = `(\S+\.template\.spec\.(?:initC|c)ontainers\[[^]]+\])\.`
-	// nodes is the path of the node's pod, and driver that of the only privileged container.
+	// nodes is the path of the node driver's pod, and driver that of its only privileged container.
 	nodes  = "DaemonSet/oxide-csi-node.spec.template.spec"
 	driver = nodes + ".containers[oxide-plugin]"
 )
@@ -322,7 +321,7 @@ func TestEachRuleOfARoleHasOneResourceAndNoWildcard(t *testing.T) { // D-54
 	}
 }
 
-func TestOnlyTheNodesDriverIsPrivileged(t *testing.T) { // D-52, B-31
+func TestOnlyTheNodeDriverIsPrivileged(t *testing.T) { // D-52, B-31
 	lines := whole(t)
 	pods, containers := matching(lines, aPod), matching(lines, aContainer)
 	if len(pods) != 4 || len(containers) != 13 {
@@ -365,7 +364,7 @@ func TestOnlyTheNodesDriverIsPrivileged(t *testing.T) { // D-52, B-31
 	}
 }
 
-// No container has both Kubernetes' token and the rack's, except the node keeper.
+// Only the node keeper's container has a token of Kubernetes and one of the rack.
 func TestOnlyContainersThatUseKubernetesHaveItsToken(t *testing.T) { // D-54, D-66
 	lines := whole(t)
 	got := matching(lines, `\S+ontainers\[(.+)\]\.volumeMounts\S+mountPath: `+
@@ -385,8 +384,8 @@ func TestOnlyContainersThatUseKubernetesHaveItsToken(t *testing.T) { // D-54, D-
 	}
 }
 
-// A sidecar that finds the driver not ready logs the driver's reason and ends, and is restarted
-// less and less often. kubectl describe shows the end of the log only with this policy.
+// If the driver is not ready, a sidecar logs the driver's reason and exits. With this policy
+// kubectl describe shows the end of the log while kubelet waits before the restart.
 func TestEveryContainerRequestsResourcesAndReportsWhyItFailed(t *testing.T) { // B-34
 	lines := whole(t)
 	want := matching(lines, aContainer)
@@ -423,11 +422,11 @@ func TestCommonLabelsAndAnnotationsAreOnEveryObjectAndInNoSelector(t *testing.T)
 	}
 }
 
-// forever contains the fields of every release that Kubernetes refuses to change in an existing
-// object. Nobody can upgrade to a release that changes one: Helm and kubectl apply end with "field
-// is immutable", and the object would have to be deleted first, while pods use volumes.
-// podInfoOnMount and fsGroupPolicy were immutable before 1.29, which is the oldest version for the
-// chart.
+// forever lists the fields that Kubernetes refuses to change in an existing object, as every
+// release has them. If a release changed one, `helm upgrade` and `kubectl apply` would fail with
+// "field is immutable", and the user would have to delete the object while pods use volumes.
+// podInfoOnMount and fsGroupPolicy are missing: they have been mutable since 1.29, the chart's
+// oldest Kubernetes.
 var forever = []string{
 	`CSIDriver/csi.oxide.computer.spec.attachRequired: true`,
 	`CSIDriver/csi.oxide.computer.spec.volumeLifecycleModes[]: "Persistent"`,
@@ -457,7 +456,7 @@ func TestNoReleaseChangesAnImmutableField(t *testing.T) { // D-57
 	}
 }
 
-func TestTheNamesOfTheObjectsCanBeChanged(t *testing.T) {
+func TestNameOverridesRenameEveryObject(t *testing.T) {
 	all := objects(t, everything("fullnameOverride=blue-csi", "nameOverride=blue")...)
 	known := []string{"csi.oxide.computer", "oxide-disk", "oxide-snapshot"}
 	for _, o := range all {
@@ -465,7 +464,7 @@ func TestTheNamesOfTheObjectsCanBeChanged(t *testing.T) {
 			t.Errorf("%s keeps its name", key(o))
 		}
 	}
-	// References to the objects have to change with the names.
+	// With the old names put back, only references that kept an old name would differ.
 	back := strings.NewReplacer("blue-csi", "oxide-csi", `kubernetes.io/name: "blue"`,
 		`kubernetes.io/name: "oxide-csi-driver"`).Replace(strings.Join(all.lines(), "\n"))
 	lines := strings.Split(back, "\n")

@@ -98,7 +98,7 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 	}
 }
 
-// refused checks that the chart refuses values with an explanation, which shows no secret.
+// refused checks that Helm refuses the values with an error that contains want and no token.
 func refused(t *testing.T, want string, args ...string) {
 	t.Helper()
 	_, complaints, err := helm(t, args...)
@@ -184,7 +184,7 @@ func TestAnOldKubernetesIsRefusedWithAnExplanation(t *testing.T) {
 		on("1.34.2", "instanceMetadata.enabled=true", "instanceMetadata.via=env")...)
 }
 
-// helm lint also fails if the schema lacks one of the chart's own values.
+// `helm lint` compares the chart's own values with its schema, so it fails if the schema lacks one.
 func TestTheDefaultValuesPassHelmLintAndHaveComments(t *testing.T) {
 	out, complaints, err := run(t, nil, tool(t, "helm"), "lint", "chart", "--strict", "--kube-version",
 		kubernetes)
@@ -197,8 +197,8 @@ func TestTheDefaultValuesPassHelmLintAndHaveComments(t *testing.T) {
 	}
 }
 
-// The tests of the node keeper have the same windows.
-func TestTheChartRefusesAWindowThatTheKeeperWouldRefuse(t *testing.T) {
+// The node keeper's tests check the same windows, so the chart and the keeper accept the same.
+func TestTheChartRefusesAnInvalidColdAttachWindow(t *testing.T) {
 	for window, fine := range map[string]bool{"bogus": false, "0 2 * *": false,
 		"0 2 * * 6 2030": false, "60 2 * * 6": false, "0 24 * * *": false, "0 2 0 * *": false,
 		"0 2 * 13 *": false, "0 2 * * 7": false, "@daily": false, "0 2 * * sat-": false,
@@ -213,8 +213,8 @@ func TestTheChartRefusesAWindowThatTheKeeperWouldRefuse(t *testing.T) {
 	}
 }
 
-// defaults returns the values in the chart's file by their paths. Of the mappings it has only the
-// empty ones.
+// defaults returns the values in the chart's values.yaml by path. It omits mappings that have keys:
+// their values have paths of their own.
 func defaults(t *testing.T) map[string]any {
 	t.Helper()
 	var all map[string]any
@@ -248,8 +248,7 @@ func complained(complaints, path string) bool {
 }
 
 // TestStringValuesAreRenderedUnchanged sets every string value to texts that YAML, a flag or a
-// template could misread. The chart has to refuse such a text, or render it wherever it renders a
-// plain one.
+// template could misread. The chart has to refuse the text, or to render it like a plain word.
 func TestStringValuesAreRenderedUnchanged(t *testing.T) {
 	paths := []string{"commonLabels.x", "commonAnnotations.x", "imagePullSecrets[0].name",
 		"node.extraArgs[0]", "controller.nodeSelector.x", "storageClass.mountOptions[0]",
@@ -284,7 +283,7 @@ secret: {create: true, host: "https://a", token: t, project: p, caBundle: c}}`)
 			taken = slices.DeleteFunc(taken, func(path string) bool {
 				return odd == nil && complained(complaints, path)
 			})
-			if odd == nil && len(taken) == before { // a refusal names the text only
+			if odd == nil && len(taken) == before { // Helm names no path: find the refused values one by one
 				taken = slices.DeleteFunc(taken, func(path string) bool {
 					alone, _ := render([]string{path}, text)
 					return alone == nil
@@ -300,13 +299,13 @@ secret: {create: true, host: "https://a", token: t, project: p, caBundle: c}}`)
 	}
 	for _, text := range short.Some(t, 3, []string{"on", "123", "a\n- --b=c", "null", "1e3", "~",
 		"0x1f", "{{ 1 }}", "a: b", "a #b", `"`, "'", "- a", "2001-01-01", "a\nb: c"}) {
-		// A value that takes the odd text and no plain one, such as a number of nodes, is left out.
+		// A number of nodes, for example, accepts "123" and refuses plain: leave it out.
 		taken := accepted(accepted(paths, text), plain)
 		odd, _ := render(taken, text)
 		usual, _ := render(taken, plain)
 		got, _ := json.Marshal(odd)
 		want, _ := json.Marshal(usual)
-		// The pods have a checksum of the Secret in an annotation.
+		// An annotation of the pods contains a checksum of the Secret, which differs by design.
 		sum := regexp.MustCompile(`"csi.oxide.computer/settings":"[0-9a-f]+"`)
 		got, want = sum.ReplaceAll(got, nil), sum.ReplaceAll(want, nil)
 		inside, _ := json.Marshal(text)
@@ -323,20 +322,20 @@ secret: {create: true, host: "https://a", token: t, project: p, caBundle: c}}`)
 	}
 }
 
-// unchecked lists the values for which the chart takes any text, with the reason.
+// unchecked lists the values for which the chart accepts any text, with the reason.
 var unchecked = map[string]string{
 	"secret.token":    "only the rack knows its tokens",
 	"secret.project":  "only the rack knows its projects",
 	"secret.caBundle": "the driver reads the certificates",
 }
 
-// TestEveryValueIsChecked sets every value to a wrong one. The schema or a check in the templates
-// has to report it. The templates are rendered only if the schema reports nothing.
-func TestEveryValueIsChecked(t *testing.T) {
+// TestAWrongValueOfEachSettingIsReported sets wrong values. Helm renders templates only if the
+// schema accepts all values, so a second run has only those values that the schema accepted.
+func TestAWrongValueOfEachSettingIsReported(t *testing.T) {
 	wrong := func(path string, value any) any {
 		switch value.(type) {
 		case string:
-			return "~ " + path + " ~" // some checks quote the value, and not its path
+			return "~ " + path + " ~" // some checks report only the value: it contains the path
 		case float64:
 			return -1
 		case []any:

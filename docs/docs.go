@@ -1,17 +1,17 @@
-// Package docs contains the documentation, and code that reads its pages, their links and their
-// commands.
+// Package docs contains the documentation. Its code parses the pages, checks their links and runs
+// their commands.
 //
-// Every block of code in a page has a class, in an HTML comment on the line above it, which no
-// reader sees:
+// An HTML comment on the line above each block of code, invisible to readers of the page, is its
+// class:
 //
 //	<!-- run: here -->             the tests of this package run it
 //	<!-- run: cluster -->          the end-to-end suite runs it on its cluster
 //	<!-- run: rehearsal -->        proofs/vm runs it on the operator's machine of a simulated rack
 //	<!-- run: rehearsal on a -->   proofs/vm runs it in an instance of that rack, a virtual machine
-//	<!-- not run: it is output --> nothing runs it, for this reason
+//	<!-- not run: it is output --> nothing runs it; the text is the reason
 //
-// The blocks of a page that are run are one session of bash -e, in their order, at the root of the
-// repository. "<!-- run: here; prints: faulted -->" also demands that a block prints this text.
+// The blocks of a page with the same runner run in one bash -e, in their order, at the repository's
+// root. "<!-- run: here; prints: faulted -->" means that the block also has to print "faulted".
 package docs
 
 import (
@@ -35,7 +35,7 @@ import (
 
 // Page is a Markdown file of the repository.
 type Page struct {
-	// Path is the path below the repository's root, with slashes.
+	// Path is relative to the repository's root, with slashes.
 	Path string
 
 	source []byte
@@ -44,12 +44,12 @@ type Page struct {
 
 var markdown = goldmark.New(goldmark.WithExtensions(extension.GFM))
 
-// Parse reads a page.
+// Parse parses the Markdown text of a page.
 func Parse(path string, source []byte) Page {
 	return Page{Path: path, source: source, tree: markdown.Parser().Parse(text.NewReader(source))}
 }
 
-// Read reads a page of the repository at root.
+// Read reads and parses a page of the repository at root.
 func Read(root, path string) (Page, error) {
 	source, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(path)))
 	if err != nil {
@@ -58,8 +58,8 @@ func Read(root, path string) (Page, error) {
 	return Parse(path, source), nil
 }
 
-// Pages reads every page of the repository at root. It skips directories whose names begin with a
-// dot, except .github.
+// Pages reads every Markdown file of the repository at root, except those in directories such as
+// .git, whose names begin with a dot. It does read .github.
 func Pages(root string) ([]Page, error) {
 	var pages []Page
 	err := fs.WalkDir(os.DirFS(root), ".", func(path string, entry fs.DirEntry, err error) error {
@@ -80,14 +80,14 @@ func Pages(root string) ([]Page, error) {
 	return pages, err
 }
 
-// WithCommands reports whether the blocks of a page need a class: those of this directory do, and
-// those of the two pages with which people begin.
+// WithCommands reports whether every block of the page needs a class: in docs and in the two README
+// files from which people start.
 func (p Page) WithCommands() bool {
 	return strings.HasPrefix(p.Path, "docs/") ||
 		slices.Contains([]string{"README.md", "deploy/README.md"}, p.Path)
 }
 
-// at returns the place of an offset in the page, for a message.
+// at returns PAGE:LINE for an offset in the page.
 func (p Page) at(offset int) string {
 	return fmt.Sprintf("%s:%d", p.Path, 1+strings.Count(string(p.source[:offset]), "\n"))
 }
@@ -108,32 +108,32 @@ func (p Page) linesOf(n ast.Node) string {
 	return string(n.Lines().Value(p.source))
 }
 
-// The runners of a block.
+// These are the runners of blocks.
 const (
 	Here    = "here"
 	Cluster = "cluster"
-	// The rehearsal runs these on the operator's machine, and in the instance a of a rack.
+	// The rehearsal in proofs/vm runs these two: on the operator's machine, or in the instance "a".
 	Rehearsal   = "rehearsal"
 	RehearsalOn = "rehearsal on a"
 )
 
-// Block is a block of code of a page.
+// Block is a block of code in a page.
 type Block struct {
-	// At is the block's place, PAGE:LINE.
+	// At is PAGE:LINE of the block.
 	At string
 	// Text is the content of the block.
 	Text string
-	// Run is the block's runner, such as Here. It is empty if nothing runs the block; then Reason is
+	// Run is the block's runner, such as Here. If nothing runs the block, Run is empty, and Reason is
 	// the reason.
 	Run, Reason string
-	// Prints is a text that the commands have to print, or empty.
+	// Prints is a text that the block has to print, or empty.
 	Prints string
 }
 
 var class = regexp.MustCompile(
 	`^<!-- (?:run: (here|cluster|rehearsal|rehearsal on a)(?:; prints: (.+))?|not run: (.+)) -->$`)
 
-// Blocks returns the page's blocks of code. Every block needs a class.
+// Blocks returns the page's blocks of code, and an error for each block without a class.
 func (p Page) Blocks() ([]Block, error) {
 	var blocks []Block
 	var errs []error
@@ -164,7 +164,7 @@ func (p Page) Blocks() ([]Block, error) {
 
 const drawing = "a drawing"
 
-// RunBy returns the blocks of one runner.
+// RunBy returns the blocks with the given runner.
 func RunBy(runner string, blocks []Block) []Block {
 	var chosen []Block
 	for _, b := range blocks {
@@ -175,9 +175,9 @@ func RunBy(runner string, blocks []Block) []Block {
 	return chosen
 }
 
-// These lists contain the pages with blocks of the class Cluster. The pages of ByHelm install,
-// change and remove the driver, in this order. Those of OnCluster need it installed. Those of
-// OnColdRack also switch the rack's hot-plug off and on again.
+// These lists contain the pages with blocks for the end-to-end suite. The pages of ByHelm install,
+// change and remove the driver, in this order. The pages of OnCluster need it installed. Those of
+// OnColdRack also switch the rack's hot-plug off and on.
 var (
 	ByHelm = []string{"docs/howto/install.md", "docs/howto/upgrade.md",
 		"docs/howto/node-keeper.md", "docs/howto/uninstall.md"}
@@ -189,7 +189,7 @@ var (
 )
 
 // Anchors returns the anchors that GitHub gives the page's headings: in lower case, without
-// punctuation, with hyphens for spaces, and numbered if several are the same.
+// punctuation, with hyphens for spaces. A repeated anchor gets a number.
 func (p Page) Anchors() []string {
 	var anchors []string
 	seen := map[string]int{}
@@ -216,7 +216,7 @@ func (p Page) Anchors() []string {
 	return anchors
 }
 
-// plain returns the text of a node without its markup.
+// plain returns the text of a node of the syntax tree, without markup.
 func (p Page) plain(n ast.Node) string {
 	var words strings.Builder
 	for child := n.FirstChild(); child != nil; child = child.NextSibling() {
@@ -229,7 +229,7 @@ func (p Page) plain(n ast.Node) string {
 	return words.String()
 }
 
-// Links returns the destinations of the page's links and pictures.
+// Links returns the destinations of the page's links and images.
 func (p Page) Links() []string {
 	var links []string
 	for _, n := range p.nodes() {
@@ -245,14 +245,14 @@ func (p Page) Links() []string {
 	return links
 }
 
-// Site contains all pages of a repository.
+// Site contains all pages of a repository, for links between them.
 type Site struct {
 	Root  string
 	Pages []Page
 }
 
-// Check returns an error if a link of a page leads nowhere. For a link to another site it checks
-// only the form.
+// Check returns an error if the target of a link in a page does not exist. It does not open web
+// sites: for their links it checks only the form.
 func (s Site) Check(from Page, link string) error {
 	u, err := url.Parse(link)
 	if err != nil {

@@ -20,7 +20,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// root is the repository's directory, relative to this package.
 const root = ".."
 
 func must(t *testing.T, err error) {
@@ -30,7 +29,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// try returns the value, and ends the test on an error: try(f())(t).
+// try returns a function that fails the test on err, and otherwise returns v: try(f())(t).
 func try[V any](v V, err error) func(*testing.T) V {
 	return func(t *testing.T) V {
 		t.Helper()
@@ -39,7 +38,7 @@ func try[V any](v V, err error) func(*testing.T) V {
 	}
 }
 
-func TestAReferencePageListsEverythingOfItsProgram(t *testing.T) {
+func TestReferencePagesListEveryParameterRouteAndField(t *testing.T) {
 	for _, c := range []struct {
 		page, from, to string // the part of the page; empty means the whole page
 		words          []string
@@ -68,8 +67,8 @@ func TestAReferencePageListsEverythingOfItsProgram(t *testing.T) {
 	}
 }
 
-// claims are sentences with numbers in README.md, docs/proven.md and docs/data-safety.md, each with
-// a file and the line there that has the number.
+// claims lists numbers in README.md, docs/proven.md and docs/data-safety.md: a text in a page, the
+// file that decides the number, and a text in that file which contains it.
 var claims = [][3]string{
 	{"14 steps and 15 requests", "conformance/demo_test.go", "requests != 15"},
 	{"[rules 16 to 22]", "docs/data-safety.md", "22. **Reading what others"},
@@ -87,7 +86,7 @@ var claims = [][3]string{
 	{"have three other disks", "harness/proof/bystanders_linux.go", "three disks of an instance"},
 }
 
-func TestTheNumbersInSentencesAreThoseOfTheCode(t *testing.T) {
+func TestNumbersInThePagesMatchTheCode(t *testing.T) {
 	read := func(files ...string) (text string) {
 		for _, file := range files {
 			content, err := os.ReadFile(filepath.Join(root, file))
@@ -107,8 +106,8 @@ func TestTheNumbersInSentencesAreThoseOfTheCode(t *testing.T) {
 	}
 }
 
-// parameters returns the rows of a storage class's parameters. A test of internal/volume compares
-// the file with the driver.
+// parameters returns the table rows for the parameters of storage classes in the chart's file. A
+// test of internal/volume compares this file with the driver.
 func parameters(t *testing.T) []string {
 	t.Helper()
 	file := try(os.ReadFile(filepath.Join(root, "deploy/chart/parameters.yaml")))(t)
@@ -131,7 +130,7 @@ func parameters(t *testing.T) []string {
 	return rows
 }
 
-// adminListener returns the routes, fields and phases of the simulator's admin listener.
+// adminListener returns the names of routes, fields and phases of the simulator's admin listener.
 func adminListener(t *testing.T) []string {
 	t.Helper()
 	var words []string
@@ -151,7 +150,7 @@ func adminListener(t *testing.T) []string {
 	return words
 }
 
-// tags returns the names that the fields of a type have in JSON.
+// tags returns the names in JSON of a type's fields.
 func tags(known reflect.Type) []string {
 	var names []string
 	for i := range known.NumField() {
@@ -165,16 +164,15 @@ func tags(known reflect.Type) []string {
 
 var update = flag.Bool("update", false, "write the generated parts of the pages")
 
-// generated matches the table of a page that the test below writes.
+// generated matches a table that `go test ./docs -run Tables -update` writes.
 var generated = regexp.MustCompile("<!-- written by go test ./docs -run Tables -update -->\n" +
 	"((?:\\|.*\n)*)<!-- end of the table -->\n")
 
-// byController contains the events of the controller process, which calls the rack. The others are
-// events of a node.
+// byController lists the events that the controller records. All other events come from a node.
 var byController = []flight.Event{flight.DiskCreated, flight.DiskDeleted, flight.DiskAttached,
 	flight.DiskDetached, flight.SnapshotCreated, flight.SnapshotDeleted}
 
-func TestTheTablesOfThePagesAreThoseOfTheDriver(t *testing.T) {
+func TestTablesOfEventsAndFlagsMatchTheDriver(t *testing.T) {
 	events := "| event | message | who | meaning |\n|---|---|---|---|\n"
 	for _, e := range flight.Events {
 		who := "node"
@@ -212,7 +210,7 @@ func TestTheTablesOfThePagesAreThoseOfTheDriver(t *testing.T) {
 	}
 }
 
-func TestEveryLinkLeadsSomewhere(t *testing.T) {
+func TestEveryLinkHasATarget(t *testing.T) {
 	pages := try(Pages(root))(t)
 	site, links := Site{Root: root, Pages: pages}, 0
 	for _, page := range pages {
@@ -228,7 +226,7 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 	}
 }
 
-func TestEveryPageOfThisDirectoryIsInItsIndex(t *testing.T) {
+func TestTheReadmeOfDocsLinksToEveryPage(t *testing.T) {
 	pages := try(Pages(root))(t)
 	index := try(Read(root, "docs/README.md"))(t)
 	links := strings.Join(index.Links(), "\n") + "\n"
@@ -240,7 +238,7 @@ func TestEveryPageOfThisDirectoryIsInItsIndex(t *testing.T) {
 	}
 }
 
-func TestALinkThatLeadsNowhereIsFound(t *testing.T) {
+func TestABrokenLinkIsReported(t *testing.T) {
 	page := Parse("README.md", []byte("# Up & down: `a_b`\n\n## Same\n\n## Same\n\nText.\n"))
 	if diff := cmp.Diff([]string{"up--down-a_b", "same", "same-1"}, page.Anchors()); diff != "" {
 		t.Errorf("the anchors differ (-want +got):\n%s", diff)
@@ -257,7 +255,7 @@ func TestALinkThatLeadsNowhereIsFound(t *testing.T) {
 	}
 }
 
-func TestEveryBlockOfCodeSaysIfItIsRun(t *testing.T) {
+func TestEveryCodeBlockStatesWhetherItRuns(t *testing.T) {
 	pages := try(Pages(root))(t)
 	count := map[string]int{}
 	var onCluster []string
@@ -295,7 +293,7 @@ func TestEveryBlockOfCodeSaysIfItIsRun(t *testing.T) {
 	t.Logf("FIGURE docs here=%d cluster=%d not-run=%d", count[Here], count[Cluster], count[""])
 }
 
-func TestABlockThatDoesNotSayIfItIsRunIsFound(t *testing.T) {
+func TestACodeBlockWithoutAClassIsReported(t *testing.T) {
 	for name, c := range map[string]struct{ page, want string }{
 		"none":            {"Text:\n\n    true\n", "docs/p.md:3: the block has no class"},
 		"another comment": {"<!-- ran -->\n    true\n", "no class"},

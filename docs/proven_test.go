@@ -20,9 +20,9 @@ import (
 	"testing"
 )
 
-// tools contains the operator's tools. folder is the tool's main package, own is a regular
-// expression for the packages that belong to it, and is reports whether a node of the syntax tree
-// changes something. In a tool with one package, a place has no package and no type in its name.
+// tools contains the operator's tools: the folder of the main package, a regular expression for the
+// tool's own packages, and a function that reports whether a node of the syntax tree changes state.
+// If folder equals own, names of functions have no package and no type.
 var tools = map[string]struct {
 	folder, own string
 	is          func(ast.Node, types.Info) bool
@@ -35,19 +35,18 @@ var tools = map[string]struct {
 	"simulator":   {"cmd/oxide-simulator", ".*", isOpening},
 }
 
-// changes matches the names of methods that change the rack or the cluster: those of libraries, and
-// the tools' own, so that each caller of these is a place, too.
+// changes matches methods that change the rack or the cluster: of libraries and, so that their
+// callers are found too, the tools' own.
 var changes = regexp.MustCompile(`^(Patch|Create|Update|UpdateStatus|Delete|Evict|` +
 	`patch|create|createOwned|remove|save|` +
 	`(Disk|Instance|InstanceDisk|Snapshot)(Create|Delete|Attach|Detach|Start|Stop|Reboot|Update))$`)
 
-// verbs contains the commands of kubectl that change something.
+// verbs contains kubectl's commands that change the cluster.
 var verbs = []string{"annotate", "apply", "attach", "cordon", "create", "delete", "drain", "edit",
 	"evict", "exec", "label", "patch", "replace", "rollout", "scale", "taint"}
 
-// openings matches functions that open, change or remove a file, a mount, a device or a process:
-// those of the system's packages, some of other packages, and the tools' own around these. looks
-// matches those of them that only read, or only use what is open already.
+// openings matches functions that open, change or remove a file, a mount, a device or a process.
+// looks matches the exceptions among them, which only read or only use what is already open.
 var (
 	openings = regexp.MustCompile(
 		`^\(?\*?(os|os/exec|plugin|syscall|golang.org/x/sys/unix|io/ioutil)[.)]|` +
@@ -64,8 +63,8 @@ var (
 		`Error)$`)
 )
 
-// TestEveryPlaceThatChangesSomethingIsListedWithItsProof compares docs/proven.md with the source.
-func TestEveryPlaceThatChangesSomethingIsListedWithItsProof(t *testing.T) {
+// TestProvenPageListsEveryFunctionThatChangesState compares docs/proven.md with the source.
+func TestProvenPageListsEveryFunctionThatChangesState(t *testing.T) {
 	page := try(os.ReadFile("proven.md"))(t)
 	tests := testNames(t)
 	for name, tool := range tools {
@@ -99,8 +98,8 @@ func TestEveryPlaceThatChangesSomethingIsListedWithItsProof(t *testing.T) {
 	}
 }
 
-// changesIn returns the declarations that contain a change, as package.Type.name. It reads those
-// packages of a program that match own.
+// changesIn returns the functions that change state, as package.Type.name. It reads only those
+// packages of the program whose path matches own.
 func changesIn(t *testing.T, folder, own string, is func(ast.Node, types.Info) bool) []string {
 	t.Helper()
 	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json", "./"+folder)
@@ -149,7 +148,7 @@ func changesIn(t *testing.T, folder, own string, is func(ast.Node, types.Info) b
 	return slices.Collect(maps.Keys(found))
 }
 
-// placeOf names a declaration, a method with its type.
+// placeOf returns the name of a declaration; for a method, with its type before it.
 func placeOf(d ast.Decl) (name string) {
 	if f, ok := d.(*ast.FuncDecl); ok {
 		if f.Recv != nil {
@@ -163,7 +162,7 @@ func placeOf(d ast.Decl) (name string) {
 	return name
 }
 
-// isOpening reports whether a node names one of the openings, called or not.
+// isOpening reports whether a node is the name of a function in openings that is not in looks.
 func isOpening(n ast.Node, info types.Info) bool {
 	id, ok := n.(*ast.Ident)
 	if !ok {
@@ -173,8 +172,8 @@ func isOpening(n ast.Node, info types.Info) bool {
 	return ok && openings.MatchString(f.FullName()) && !looks.MatchString(f.FullName())
 }
 
-// isChange reports whether a node is a call that changes the rack or the cluster: a method that
-// changes matches, with a context, or a call with one of the verbs among its arguments.
+// isChange reports whether a node is a call of a method in changes with ctx as its first argument,
+// or a call with one of the verbs among its arguments.
 func isChange(n ast.Node, _ types.Info) bool {
 	call, ok := n.(*ast.CallExpr)
 	if !ok {
@@ -202,7 +201,7 @@ func isChange(n ast.Node, _ types.Info) bool {
 	return is
 }
 
-// testNames returns the names of all tests in the rooms of the tools.
+// testNames returns the names of all tests in the directories of the tools.
 func testNames(t *testing.T) []string {
 	t.Helper()
 	grep := exec.CommandContext(t.Context(), "grep", "-rhoE", `^func Test\w+`, "--include=*_test.go",

@@ -17,24 +17,24 @@ import (
 const anID = `[A-Z]{1,3}-\d+`
 
 var (
-	// requirementRow matches a row of a page in docs/requirements. Its last cell contains the test
-	// files that carry the requirement, which are generated, or one of
+	// requirementRow matches a row of a page in docs/requirements. The last cell contains test files,
+	// which the test below writes there, or one of these texts:
 	//
-	//	csi-sanity: the name of its case
-	//	see CV-12, OF-7                  these requirements carry it
+	//	csi-sanity: the name of its test
+	//	see CV-12, OF-7                  their tests cover this requirement, too
 	//	none: why no test can
 	requirementRow = regexp.MustCompile(
 		`(?m)^(\| (` + anID + `) \|[^|\n]+\|[^|\n]+\|) ?([^|\n]*?) ?\|$`)
 	requirementID = regexp.MustCompile(`\b` + anID + `\b`)
-	// A subtest's name begins with IDs, or ends with them in parentheses. A test function has them in
-	// a comment behind its func line, or one ID in its name.
+	// namedByIDs matches IDs at an end of a subtest's name, or in the comment behind a test's func
+	// line. namedByID matches an ID in the name of a test function.
 	namedByIDs = regexp.MustCompile("[\"`](?:" + anID + " )+[^ ]|" +
 		`\(` + anID + `(?:, ` + anID + ")*\\)[\"`]|" +
 		`^func Test\w+\(.*// ` + anID + `(?:, ` + anID + `)*\n`)
 	namedByID = regexp.MustCompile(`^func Test([A-Z])(\d+)[A-Z]\w`)
 )
 
-// filesByID contains the files for each ID of a requirement, in order.
+// filesByID maps the ID of a requirement to files.
 type filesByID map[string][]string
 
 func (f filesByID) add(file string, ids ...string) {
@@ -45,7 +45,7 @@ func (f filesByID) add(file string, ids ...string) {
 	}
 }
 
-// citations returns the files of the tree that cite each ID, and those with a test of that name.
+// citations returns the files that cite each ID, and the files with a test of that ID.
 func citations(t *testing.T) (cited, tested filesByID) {
 	t.Helper()
 	cited, tested = filesByID{}, filesByID{}
@@ -80,7 +80,7 @@ func citations(t *testing.T) (cited, tested filesByID) {
 	return cited, tested
 }
 
-// withTests returns a page with the test files in its rows.
+// withTests writes the names of the test files into the rows of a page.
 func withTests(page string, tested filesByID) string {
 	return requirementRow.ReplaceAllStringFunc(page, func(line string) string {
 		row := requirementRow.FindStringSubmatch(line)
@@ -94,7 +94,7 @@ func withTests(page string, tested filesByID) string {
 	})
 }
 
-// faultsOfRows returns what is wrong with the rows of all pages.
+// faultsOfRows returns the errors in the rows of all pages.
 func faultsOfRows(rows [][]string, cited filesByID, csiSanity string) (faults []string) {
 	cells, sections := map[string]string{}, map[string]bool{}
 	section := func(id string) string { return strings.Split(id, "-")[0] }
@@ -159,7 +159,7 @@ func TestEveryRequirementHasATestOrAReason(t *testing.T) {
 	t.Logf("FIGURE requirements rows=%d tested=%d", all, len(rows))
 }
 
-func TestARequirementWithoutATestOrAReasonIsFound(t *testing.T) {
+func TestARequirementWithoutATestOrAReasonIsReported(t *testing.T) {
 	const page = "| Q-1 | one | MUST | %s |\n| Q-2 | two | MUST | csi-sanity: should work |\n" +
 		"| Q-3 | three | MUST | none: it cannot happen |\n"
 	for _, test := range []struct{ cell, cited, want string }{
@@ -191,7 +191,7 @@ var (
 	version    = regexp.MustCompile(`[a-z0-9-]*[0-9]+\.[0-9.]*[0-9]`)
 )
 
-func TestTheVersionsInThePageAreThoseInTheFilesThatItNames(t *testing.T) {
+func TestVersionsInRequirementsMatchTheirFiles(t *testing.T) {
 	page := try(os.ReadFile("requirements.md"))(t)
 	rows := versionRow.FindAllStringSubmatch(string(page), -1)
 	if len(rows) < 14 {
@@ -212,7 +212,7 @@ func TestTheVersionsInThePageAreThoseInTheFilesThatItNames(t *testing.T) {
 			}
 		}
 	}
-	// Every version of Kubernetes that the suite runs on is on the page.
+	// The page has to list every version of Kubernetes that the end-to-end suite runs on.
 	workflow := try(os.ReadFile(filepath.Join(root, ".github/workflows/e2e.yaml")))(t)
 	matrix := regexp.MustCompile(`kubernetes: \[(.+)\]`).FindSubmatch(workflow)
 	if matrix == nil {

@@ -13,24 +13,23 @@ import (
 	"time"
 )
 
-// Session is the environment in which the commands of a page run.
+// Session runs the commands of a page.
 type Session struct {
-	// Root is the directory of the repository. A reader types the commands there.
+	// Root is the directory of the repository, in which the commands run.
 	Root string
-	// Dir is the directory for what the commands create: mktemp -d uses it. Their output is kept
-	// there, too.
+	// Dir is for the files that the commands create (it becomes TMPDIR), and for their output.
 	Dir string
 	// Env is the complete environment of the commands.
 	Env []string
-	// User is who runs the commands, who must be able to write to Dir; nil is this process's.
+	// User runs the commands, and has to be able to write to Dir. Nil means the current user.
 	User *syscall.Credential
 }
 
-// endGrace is how long processes that a page has left running may take to end.
+// endGrace is the time in which the remaining processes of a page have to end after a signal.
 const endGrace = 30 * time.Second
 
-// Run runs blocks in one bash -e. It returns an error if a block fails, does not print what it
-// promises, or leaves a process running.
+// Run runs blocks in one bash -e. It returns an error if a block fails or lacks the output that its
+// class demands, or if a process remains.
 func (s Session) Run(ctx context.Context, blocks []Block) (err error) {
 	log, err := os.Create(filepath.Join(s.Dir, "session.log"))
 	if err != nil {
@@ -44,7 +43,7 @@ func (s Session) Run(ctx context.Context, blocks []Block) (err error) {
 	bash := exec.CommandContext(ctx, "bash", "-e", "-o", "pipefail", script)
 	bash.Dir, bash.Stdout, bash.Stderr = s.Root, log, log
 	bash.Env = slices.Concat(s.Env, []string{"TMPDIR=" + s.Dir})
-	// Background processes of the commands belong to this group.
+	// The process group also contains the commands' background processes.
 	bash.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: s.User}
 	bash.Cancel = func() error { return syscall.Kill(-bash.Process.Pid, syscall.SIGTERM) }
 	bash.WaitDelay = endGrace
@@ -59,7 +58,7 @@ func (s Session) Run(ctx context.Context, blocks []Block) (err error) {
 	return errors.Join(left, s.printed(blocks))
 }
 
-// script returns the commands of the session. The output of each block goes to a file of its own.
+// script returns a bash script that runs all blocks, and writes the output of each to a file.
 func (s Session) script(blocks []Block) string {
 	var script strings.Builder
 	for i, b := range blocks {
@@ -72,7 +71,7 @@ func (s Session) output(block int) string {
 	return filepath.Join(s.Dir, fmt.Sprintf("block-%d.out", block))
 }
 
-// printed checks that the blocks have printed what they promise.
+// printed checks that each block has printed the text that its class demands.
 func (s Session) printed(blocks []Block) error {
 	var errs []error
 	for i, b := range blocks {
@@ -86,7 +85,7 @@ func (s Session) printed(blocks []Block) error {
 	return errors.Join(errs...)
 }
 
-// end returns the end of the log, and the output of the block at which the session ended.
+// end returns the end of the log and of the output of the last block that ran.
 func (s Session) end(blocks []Block) string {
 	log, err := os.ReadFile(filepath.Join(s.Dir, "session.log"))
 	if err != nil {
@@ -103,7 +102,7 @@ func (s Session) end(blocks []Block) string {
 
 func lastBytes(data []byte) string { return string(data[max(0, len(data)-4<<10):]) }
 
-// endGroup ends the processes of a group. It returns an error if there were any.
+// endGroup ends the processes of a process group, and returns an error if any was left.
 func endGroup(group int) error {
 	gone := func() bool { return errors.Is(syscall.Kill(-group, 0), syscall.ESRCH) }
 	if gone() {

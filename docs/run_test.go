@@ -24,7 +24,7 @@ import (
 
 const pageTimeout = 10 * time.Minute
 
-// programs lists the programs on the PATH of the commands, besides the helm of the tools' module.
+// programs lists the programs on the commands' PATH; link adds helm.
 var programs = []string{"oxide-csi-plugin", "oxide-simulator"}
 
 var compiles = regexp.MustCompile(`\bgo (build|run|test)\b`)
@@ -52,7 +52,7 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 			dir := try(os.MkdirTemp(run.Dir, "page-"))(t) // kept after a failed test
 			rack := try(run.StartRack(t.Context(), harness.RackOptions{}))(t)
 			defer func() { must(t, rack.Stop()) }()
-			// With these settings a page's go commands find in Go's cache what make has compiled.
+			// With make's settings, the commands' `go build` finds in Go's cache what make has compiled.
 			session := Session{Root: root, Dir: dir, Env: append(harness.Environ(),
 				"CGO_ENABLED=0", "GOFLAGS="+strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath"),
 				"PATH="+path+":"+os.Getenv("PATH"), "OXIDE_HOST="+rack.URL,
@@ -69,11 +69,10 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 	}
 }
 
-// link puts links to the programs into a directory, once.
+// link creates links to the programs in the directory path, which is on the commands' PATH.
 func link(t *testing.T, run *harness.Run, path string) {
 	t.Helper()
 	must(t, os.MkdirAll(path, 0o755))
-	// make builds helm beside the driver.
 	helm := filepath.Join(filepath.Dir(os.Getenv("OXIDE_CSI_PLUGIN")), "helm")
 	_, err := os.Stat(helm)
 	if err != nil {
@@ -96,8 +95,8 @@ func link(t *testing.T, run *harness.Run, path string) {
 	}
 }
 
-// nothingLeft returns an error if a loop device or a mount below a directory is left. It detaches
-// the loop devices.
+// nothingLeft detaches the loop devices of files below a directory. It returns an error if there
+// were any, or if a mount is left there.
 func nothingLeft(dir string) error {
 	released, err := loopdev.DetachBelow(context.Background(), dir)
 	if err != nil {
@@ -164,10 +163,10 @@ func TestTheErrorOfAFailedSessionNamesTheBlock(t *testing.T) {
 
 var nobody = &syscall.Credential{Uid: 65534, Gid: 65534}
 
-// TestAPageEndsWithTheErrorOfASimulatorThatCannotStart runs the first blocks of pages that start a
-// simulator, as a user without rights, with a port that is taken, or without the program. The
-// blocks have to end, and to print the error.
-func TestAPageEndsWithTheErrorOfASimulatorThatCannotStart(t *testing.T) {
+// TestCommandsPrintTheErrorOfASimulatorThatCannotStart runs the first blocks of pages that start a
+// simulator: as a user without rights, with a port in use, or without the program. The commands
+// have to end, and to print the error.
+func TestCommandsPrintTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 	run := harness.RunFor(t)
 	taken := try((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()
@@ -175,8 +174,8 @@ func TestAPageEndsWithTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 		name, page string
 		blocks     int // the number of the page's first blocks that are run
 		user       *syscall.Credential
-		// simulator is a bash script that replaces oxide-simulator on the PATH. In it, SIMULATOR
-		// stands for the path of the real program.
+		// simulator is the text of a bash script in place of the program oxide-simulator. In the text,
+		// SIMULATOR stands for the path of the real program.
 		simulator string
 		says      string
 		fails     bool
@@ -201,7 +200,7 @@ func TestAPageEndsWithTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 			for _, program := range programs {
 				copyProgram(t, run, program, filepath.Join(bin, "true-"+program))
 			}
-			// The real go would compile for minutes. This one only copies the programs.
+			// The real go would compile for minutes. This script copies the programs instead.
 			script := func(name, text string) {
 				text = strings.ReplaceAll("#!/bin/bash\n"+text+"\n", "SIMULATOR",
 					filepath.Join(bin, "true-oxide-simulator"))
@@ -218,7 +217,7 @@ esac`)
 			page := try(Read(root, c.page))(t)
 			blocks := try(page.Blocks())(t)
 			blocks = RunBy(Here, blocks)[:c.blocks]
-			// In a terminal, people continue after a failure. Kill what still runs after the last block.
+			// Continue after a failure, as in a terminal. After the last block, kill what still runs.
 			blocks[0].Text = "set +e\n" + blocks[0].Text
 			blocks[len(blocks)-1].Text += "\nkill $RACK $DRIVER; wait"
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -238,7 +237,7 @@ esac`)
 	}
 }
 
-// public creates a directory that everybody may use, and removes it when the test ends.
+// public creates a directory in which every user may write, and removes it when the test ends.
 func public(t *testing.T) string {
 	t.Helper()
 	dir := try(os.MkdirTemp("", "newcomer-"))(t)
@@ -247,7 +246,7 @@ func public(t *testing.T) string {
 	return dir
 }
 
-// copyProgram copies one of our programs to where everybody may run it.
+// copyProgram copies one of our programs to a path where every user may run it.
 func copyProgram(t *testing.T, run *harness.Run, program, to string) {
 	t.Helper()
 	from := try(run.Binary(t.Context(), program))(t)
