@@ -46,39 +46,37 @@ import (
 
 const clusterName = "oxide-csi"
 
-// controlPlane and workers are the names of the nodes. Each worker is an instance of the rack with
-// the same name.
+// controlPlane and workers are names of nodes. The rack has an instance with each worker's name.
 const controlPlane = clusterName + "-control-plane"
 
 var workers = [2]string{clusterName + "-worker", clusterName + "-worker2"}
 
-// instanceIDs contains the IDs of the workers' instances. deploy/kustomize/simulator contains them,
-// too.
+// instanceIDs contains the IDs of the workers' instances, as in deploy/kustomize/simulator.
 var instanceIDs = map[string]string{
 	workers[0]: "0a1de000-0000-4000-8000-000000000001",
 	workers[1]: "0a1de000-0000-4000-8000-000000000002",
 }
 
-// nodeStatusPeriod is how often a kubelet reports which volumes it uses. Kubernetes waits for that
-// report before it mounts and before it detaches. With the default of ten seconds, most of every
-// spec would be waiting.
+// nodeStatusPeriod is how often a kubelet reports which volumes it uses. Kubernetes waits for this
+// report before a mount and before a detach. With the default of ten seconds, specs would mostly
+// wait.
 const nodeStatusPeriod = time.Second
 
-// nodeGrace is how long a node may be silent before Kubernetes treats it as lost. The default of 50
-// s is five times the default period of the kubelets' reports, and here they report more often.
+// nodeGrace is how long a kubelet may send no report before Kubernetes treats its node as lost. The
+// default is 50 s for reports every 10 s; here kubelets report every second.
 const nodeGrace = 20 * time.Second
 
-// claimPeriod is how often Kubernetes looks at claims and volumes that nobody has changed. If two
-// of its controllers change the same one at once, one of them tries again only then; the default is
-// 15 s. Each look at a claim that waits writes an event, and Kubernetes soon drops further ones.
+// claimPeriod is how often Kubernetes checks claims and volumes again that nobody has changed.
+// After a conflict between two of its controllers, only this check continues; the default is 15 s.
+// Shorter periods write so many events about waiting claims that Kubernetes drops some.
 const claimPeriod = 5 * time.Second
 
 const kubernetesReady = 3 * time.Minute
 
-// newCluster creates the kind cluster. rackDir is the rack's directory on this machine.
+// newCluster creates the kind cluster. rackDir is the simulated rack's directory on this machine.
 func newCluster(provider *cluster.Provider, set settings, rackDir, kubeconfig string) {
 	for _, id := range instanceIDs {
-		// The guest's view has to exist before its node, because it is mounted into the node.
+		// kind mounts the instance's guest view into the node, so the directory has to exist before.
 		Expect(os.MkdirAll(filepath.Join(rackDir, "guests", id), 0o755)).To(Succeed())
 	}
 	Expect(provider.Create(clusterName,
@@ -98,11 +96,11 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 			Role: v1alpha4.ControlPlaneRole,
 			ExtraMounts: []v1alpha4.Mount{
 				{HostPath: rackDir, ContainerPath: "/rack"},
-				// The simulator creates loop devices.
+				// The simulator in the node creates loop devices in this machine's /dev.
 				{HostPath: "/dev", ContainerPath: "/host/dev"},
 			},
 		}},
-		// A spec pulls from a registry without TLS, which a file in this directory allows.
+		// A spec pulls from a registry without TLS. A file in this directory allows that.
 		ContainerdConfigPatches: []string{"[plugins.\"io.containerd.grpc.v1.cri\".registry]\n" +
 			"config_path = \"/etc/containerd/certs.d\"\n"},
 		KubeadmConfigPatches: []string{fmt.Sprintf(
@@ -122,7 +120,7 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 			ExtraMounts: []v1alpha4.Mount{
 				{HostPath: filepath.Join(rackDir, "guests", id), ContainerPath: "/oxide"},
 			},
-			// A cloud controller manager would set this (RFD 493).
+			// On a rack, a cloud controller manager sets the provider ID (RFD 493).
 			KubeadmConfigPatchesJSON6902: []v1alpha4.PatchJSON6902{
 				kubeadmFlag(set, "JoinConfiguration", "/nodeRegistration/kubeletExtraArgs",
 					"provider-id", "oxide://"+id, "1"),
@@ -130,7 +128,7 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 		})
 	}
 	if set.Offline {
-		// The node image has its own network, and nothing here needs DNS.
+		// The offline node image brings its own network plugin, and no pod of the suite needs DNS.
 		config.Networking.DisableDefaultCNI = true
 		config.KubeadmConfigPatches = append(config.KubeadmConfigPatches,
 			"kind: InitConfiguration\nskipPhases: [preflight, addon/coredns]\n")
@@ -138,9 +136,9 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 	return config
 }
 
-// kubeadmFlag returns a patch that gives a program of the cluster a flag. Up to Kubernetes 1.35
+// kubeadmFlag returns a patch that adds a flag to a program of the cluster. Up to Kubernetes 1.35
 // kind uses kubeadm's v1beta3, in which flags are a map, and later v1beta4, in which they are a
-// list. at is the index of the flag in kind's own list.
+// list. at is the index in this list of kind's flag that the patch replaces, or "-" to append one.
 func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.PatchJSON6902 {
 	patch := v1alpha4.PatchJSON6902{Group: "kubeadm.k8s.io", Version: "v1beta3", Kind: kind}
 	var minor int
@@ -160,7 +158,7 @@ func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.Pat
 	return patch
 }
 
-// node is a machine of the cluster, which is a container.
+// node is a container that is a node of the cluster.
 type node struct{ nodes.Node }
 
 func findNodes(provider *cluster.Provider) map[string]node {
@@ -174,7 +172,7 @@ func findNodes(provider *cluster.Provider) map[string]node {
 	return found
 }
 
-// run runs a shell script in the node and returns what it printed.
+// run runs a shell script in the node and returns its standard output.
 func (n node) run(ctx context.Context, script string) (string, error) {
 	var out, complaints bytes.Buffer
 	err := n.CommandContext(ctx, "sh", "-c", script).SetStdout(&out).SetStderr(&complaints).Run()
@@ -184,18 +182,18 @@ func (n node) run(ctx context.Context, script string) (string, error) {
 	return out.String(), nil
 }
 
-// loopNodes is a script that creates the device nodes of the first loop devices. A container's /dev
-// is copied when it starts, and the kubelet takes a loop device for each raw block volume.
+// loopNodes creates the device nodes of the first 256 loop devices. A container's /dev does not
+// show devices that were created after its start, and kubelet needs one for each raw block volume.
 const loopNodes = `n=0
 while [ $n -lt 256 ]; do
 	[ -e /dev/loop$n ] || mknod -m 660 /dev/loop$n b 7 $n
 	n=$((n+1))
 done`
 
-// prepare creates in a started node what the suite needs.
+// prepare has to run each time a node has started.
 func (n node) prepare(ctx context.Context) { must(n.run(ctx, loopNodes)) }
 
-// loadArchives loads the images that are in no registry into every node.
+// loadArchives loads images from files into every node, because no registry has these images.
 func loadArchives(ctx context.Context, all map[string]node, archives []string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, n := range all {
@@ -232,16 +230,15 @@ const (
 	controllerName  = "oxide-csi-controller"
 	nodeName        = "oxide-csi-node"
 	simulatorName   = "oxide-simulator"
-	// overlay is the directory that the suite installs: the plain manifests, with a simulated rack.
+	// overlay is the directory of package deploy that the suite installs.
 	overlay = "kustomize/e2e"
 )
 
-// rolloutTimeout is how long pods may take to start and to be ready when their images are already
-// there.
+// rolloutTimeout is how long pods may take to become ready if their node has the images.
 const rolloutTimeout = 3 * time.Minute
 
-// kustomized builds a directory of package deploy, as kubectl apply -k does. If there is a text, it
-// is the directory's kustomization.
+// kustomized returns the objects that `kubectl apply -k` applies for a directory of package deploy.
+// A text that is not empty replaces the directory's kustomization.yaml.
 func kustomized(dir, text string) []*unstructured.Unstructured {
 	memory := manifests(deploy.Files)
 	if text != "" {
@@ -250,7 +247,7 @@ func kustomized(dir, text string) []*unstructured.Unstructured {
 	return kustomizedIn(memory, dir)
 }
 
-// manifests returns a tree of package deploy as a file system that a spec may add files to.
+// manifests copies the files of package deploy into memory, where a spec may add files.
 func manifests(tree fs.FS) filesys.FileSystem {
 	memory := filesys.MakeFsInMemory()
 	Expect(fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
@@ -271,7 +268,7 @@ func kustomizedIn(memory filesys.FileSystem, dir string) []*unstructured.Unstruc
 	return parseObjects(must(built.AsYaml()))
 }
 
-// crds returns the definitions of the kinds for snapshots. A cluster provides them, not the driver.
+// crds returns the CRDs of snapshots in a directory. The cluster has to have them, not the driver.
 func crds(dir string) (all []*unstructured.Unstructured) {
 	for _, file := range must(filepath.Glob(filepath.Join(dir, "*.yaml"))) {
 		for _, object := range parseObjects(must(os.ReadFile(file))) {
@@ -284,14 +281,13 @@ func crds(dir string) (all []*unstructured.Unstructured) {
 	return all
 }
 
-// applyAll applies objects in the order in which kustomize has put them.
 func applyAll(ctx context.Context, objects []*unstructured.Unstructured) {
 	for _, object := range objects {
 		api.apply(ctx, object)
 	}
 }
 
-// removeAll deletes objects from the last to the first and waits until they are gone.
+// removeAll deletes objects in reverse order and waits until they are gone.
 func removeAll(ctx context.Context, objects []*unstructured.Unstructured) {
 	for _, object := range slices.Backward(objects) {
 		api.remove(ctx, object)
@@ -299,7 +295,7 @@ func removeAll(ctx context.Context, objects []*unstructured.Unstructured) {
 	for _, object := range slices.Backward(objects) {
 		client, err := api.resource(object.GroupVersionKind(), object.GetNamespace())
 		if meta.IsNoMatchError(err) {
-			continue // The kind is gone as well.
+			continue // the object's kind was deleted, too
 		}
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(func() error {
@@ -310,14 +306,14 @@ func removeAll(ctx context.Context, objects []*unstructured.Unstructured) {
 	}
 }
 
-// rollOut applies objects and waits until they serve.
+// rollOut applies objects and then waits until their pods serve.
 func rollOut(ctx context.Context, objects []*unstructured.Unstructured) {
 	applyAll(ctx, objects)
 	rolledOut(ctx, objects)
 }
 
-// rolledOut waits until the driver serves everywhere: each Deployment and DaemonSet of the objects
-// has all of its pods, and the kubelets have published what the driver reported.
+// rolledOut waits until each Deployment and DaemonSet among the objects has all of its pods, and
+// until the kubelets have registered the driver.
 func rolledOut(ctx context.Context, objects []*unstructured.Unstructured) {
 	for _, o := range objects {
 		if kind := o.GetKind(); kind == "Deployment" || kind == "DaemonSet" {
@@ -365,7 +361,7 @@ func allAvailable(changing bool, want, updated, available int32) error {
 	return nil
 }
 
-// registered waits until the driver is registered at the workers' kubelets.
+// registered waits until the kubelets of both workers have registered the driver.
 func registered(ctx context.Context) {
 	for _, worker := range workers {
 		Eventually(func() (string, error) {
@@ -376,7 +372,7 @@ func registered(ctx context.Context) {
 	}
 }
 
-// poll calls ask until it returns no error or the time is over; then it returns the last error.
+// poll calls ask until it returns nil. After the timeout, poll returns ask's last error, too.
 func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true,
@@ -409,7 +405,7 @@ func parseObjects(text []byte) (objects []*unstructured.Unstructured) {
 	}
 }
 
-// fieldManager is the suite's name for the API server.
+// fieldManager is the name under which the API server records the suite's changes.
 const fieldManager = "oxide-csi-e2e"
 
 type kube struct {
@@ -421,8 +417,8 @@ type kube struct {
 
 func newKube(kubeconfig string) *kube {
 	config := must(clientcmd.BuildConfigFromFlags("", kubeconfig))
-	config.QPS = -1 // no limit: the suite is the only user
-	// Do not log the API server's warnings about deprecated versions.
+	config.QPS = -1 // no limit on requests: the suite is the only user
+	// Do not log the API server's warnings about deprecated API versions.
 	config.WarningHandler = rest.NoWarnings{}
 	client := must(kubernetes.NewForConfig(config))
 	return &kube{Interface: client, config: config, dynamic: must(dynamic.NewForConfig(config)),
@@ -434,7 +430,7 @@ func (k *kube) resource(gvk schema.GroupVersionKind, namespace string) (
 	dynamic.ResourceInterface, error) {
 	mapping, err := k.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if meta.IsNoMatchError(err) {
-		// The kind may have been defined a moment ago.
+		// Discover the kinds again: this one may be new.
 		k.mapper.Reset()
 		mapping, err = k.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	}
@@ -447,7 +443,7 @@ func (k *kube) resource(gvk schema.GroupVersionKind, namespace string) (
 	return k.dynamic.Resource(mapping.Resource), nil
 }
 
-// apply creates or changes an object, as kubectl apply --server-side does.
+// apply creates or updates an object, like `kubectl apply --server-side`.
 func (k *kube) apply(ctx context.Context, object *unstructured.Unstructured) {
 	client := must(k.resource(object.GroupVersionKind(), object.GetNamespace()))
 	_, err := client.Apply(ctx, object.GetName(), object,
@@ -455,7 +451,7 @@ func (k *kube) apply(ctx context.Context, object *unstructured.Unstructured) {
 	Expect(err).NotTo(HaveOccurred(), "apply %s %s", object.GetKind(), object.GetName())
 }
 
-// remove deletes an object. It is no error if the object or its kind is gone.
+// remove deletes an object. It succeeds if the object or its kind does not exist.
 func (k *kube) remove(ctx context.Context, object *unstructured.Unstructured) {
 	client, err := k.resource(object.GroupVersionKind(), object.GetNamespace())
 	if meta.IsNoMatchError(err) {
@@ -488,8 +484,8 @@ func (k *kube) exec(ctx context.Context, namespace, pod, container string, comma
 	return out.String(), nil
 }
 
-// list lists objects of a kind in all namespaces. If the cluster does not know the kind, the list
-// is empty.
+// list returns the objects of a kind in all namespaces, and no object if the cluster does not have
+// the kind.
 func (k *kube) list(ctx context.Context, gvk schema.GroupVersionKind) (
 	[]unstructured.Unstructured, error) {
 	client, err := k.resource(gvk, metav1.NamespaceAll)

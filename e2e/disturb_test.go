@@ -20,12 +20,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// nodeLostTimeout is how long Kubernetes may take to notice that a node is silent and to delete its
-// pods.
+// nodeLostTimeout is the time in which Kubernetes has to notice that a node sends no reports, and
+// to delete the node's pods.
 const nodeLostTimeout = 3 * time.Minute
 
-var _ = Describe("a node", func() {
-	It("that is drained gives its volumes to the other node, one at a time as the "+
+var _ = Describe("a drained node", func() {
+	It("gives its volumes to the other node, one at a time as the "+
 		"PodDisruptionBudget demands, and no write is lost (D-38)", func(ctx SpecContext) {
 		doctor, from, to := newDoctor(ctx), workers[0], workers[1]
 		onlyOn(ctx, from)
@@ -48,13 +48,13 @@ var _ = Describe("a node", func() {
 			s.AttachedTo(ctx, s.Bound(ctx, "data-"+p.name).Spec.CSI.VolumeHandle, to)
 			doctor.findsNothing(ctx, "pod", s.path(p.name))
 		}
-		doctor.findsNothing(ctx, "node", from) // a drained node works
+		doctor.findsNothing(ctx, "node", from) // after a drain, the node's driver still works
 		cordon(ctx, from, false)
 		spreadControllers(ctx)
 	}, NodeTimeout(5*time.Minute))
 })
 
-// onlyOn keeps new pods off the other worker until the spec allows them there, or ends.
+// onlyOn cordons all other workers. When the spec ends, it removes every cordon.
 func onlyOn(ctx context.Context, worker string) {
 	DeferCleanup(func(ctx SpecContext) {
 		for _, worker := range workers {
@@ -67,7 +67,7 @@ func onlyOn(ctx context.Context, worker string) {
 }
 
 // budget creates a PodDisruptionBudget that allows one pod of a StatefulSet to be unavailable, and
-// waits until it is in force.
+// waits until Kubernetes allows one disruption.
 func (f *fixture) budget(ctx context.Context, set string) {
 	one := intstr.FromInt32(1)
 	budgets := api.PolicyV1().PodDisruptionBudgets(f.ns)
@@ -84,7 +84,7 @@ func (f *fixture) budget(ctx context.Context, set string) {
 	}).WithContext(ctx).Should(Succeed(), "the budget should let one pod go")
 }
 
-// spreadControllers puts the two controllers on different nodes again, after a drain.
+// spreadControllers puts the controller's two pods on different workers after a drain.
 func spreadControllers(ctx context.Context) {
 	serving(ctx)
 	all := installedPods(ctx, ofController, "")
@@ -95,13 +95,13 @@ func spreadControllers(ctx context.Context) {
 	}
 }
 
-// slowly is how long the rack delays the creation of a disk, or its appearance in the guest, so
-// that a spec can act meanwhile.
+// slowly is how long the rack delays the creation of a disk, or the device in the guest view.
+// Within this time a spec deletes or kills a process.
 const slowly = "3s"
 
-var _ = Describe("a restart", func() {
-	It("of a node's driver or of its kubelet disturbs no pod that "+
-		"runs or starts (B-10, D-42)", func(ctx SpecContext) {
+var _ = Describe("a running pod", func() {
+	It("survives restarts of its node's driver and kubelet, while "+
+		"another pod starts (B-10, D-42)", func(ctx SpecContext) {
 		doctor, on := newDoctor(ctx), workers[0]
 		claim := s.Claim(ctx, Claim{})
 		runner := s.Beating(ctx, on, claim)
@@ -120,7 +120,7 @@ var _ = Describe("a restart", func() {
 			before := installedPod(ctx, ofNode, on)
 			staged := s.Staging(ctx, on)
 			kill(ctx, before, "oxide-plugin")
-			doctor.findsNothing(ctx, "pvc", s.path(claim)) // a pod that runs needs no driver
+			doctor.findsNothing(ctx, "pvc", s.path(claim)) // a running pod needs no driver
 			staged.Running(ctx)
 			restarted(ctx, before, "oxide-plugin")
 		})
@@ -140,8 +140,8 @@ var _ = Describe("a restart", func() {
 		Expect(moved.Sum(ctx)).To(Equal(sum))
 	}, NodeTimeout(6*time.Minute))
 
-	It("of the leading controller while it creates volumes, or of the rack, loses no volume, makes "+
-		"none twice and disturbs no running pod (D-8, B-13)",
+	It("survives restarts of the leading controller and of the rack, and every new claim gets "+
+		"exactly one disk (D-8, B-13)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
 			before := must(theRack.Admin.State(ctx))
@@ -168,8 +168,7 @@ var _ = Describe("a restart", func() {
 						s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[i%len(workers)]}))
 				}
 				leads := leader(ctx, provisionerLease, ofController)
-				// The disk exists before its request is answered, but the rack logs the request only after
-				// the answer.
+				// The rack creates a disk first, then answers the request, and then logs it.
 				Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
 					Should(BeNumerically(">", len(runners)), "the rack should be making disks")
 				Expect(len(requestsOf(ctx, "disk_create", since))).To(BeNumerically("<", len(waiting)),
@@ -206,11 +205,11 @@ var _ = Describe("a restart", func() {
 		}, NodeTimeout(6*time.Minute))
 })
 
-// provisionerLease is the Lease of the leading provisioner. The driver in its pod gets its calls.
+// provisionerLease is the Lease of the provisioner, which calls only the driver in its own pod.
 const provisionerLease = "csi-oxide-computer"
 
-// leader waits until one of the installation's pods that match a selector holds a Lease, and
-// returns it.
+// leader waits until a pod in the driver's namespace that matches the selector holds the Lease, and
+// returns this pod.
 func leader(ctx context.Context, name, selector string) corev1.Pod {
 	var leads corev1.Pod
 	Eventually(func(g Gomega) {
@@ -228,7 +227,7 @@ func leader(ctx context.Context, name, selector string) corev1.Pod {
 	return leads
 }
 
-// loopDevices returns the loop devices of the rack, with the serials of their disks.
+// loopDevices returns the paths of the rack's loop devices, each with its disk's serial.
 func loopDevices(ctx context.Context) []string {
 	state := must(theRack.Admin.State(ctx))
 	var devices []string
@@ -238,13 +237,13 @@ func loopDevices(ctx context.Context) []string {
 	return devices
 }
 
-// mustBeStopped lists the parts of the driver's error for a rack that attaches and detaches only at
-// stopped instances: the reason, and what to do.
+// mustBeStopped lists texts in the driver's error if a rack refuses to attach or detach at a
+// running instance: the code, the reason, and the advice.
 var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "stop"}
 
-var _ = Describe("a rack", func() {
-	It("without hot-plug refuses an attach with a reason in the pod's events; once it has "+
-		"hot-plug, the pod starts (D-61)", func(ctx SpecContext) {
+var _ = Describe("the driver", func() {
+	It("reports an attach that a rack without hot-plug refuses, and attaches once the rack has "+
+		"hot-plug (D-61)", func(ctx SpecContext) {
 		doctor, moving := newDoctor(ctx), s.Claim(ctx, Claim{})
 		first := s.Beating(ctx, workers[0], moving)
 		last := first.Beats(ctx)
@@ -271,8 +270,8 @@ var _ = Describe("a rack", func() {
 		Expect(doctor.findsNothing(ctx, "pvc", s.path(moving))).To(BeEmpty(), "links unseen")
 	}, NodeTimeout(5*time.Minute))
 
-	It("that is unreachable for a minute causes no restart and disturbs no running pod; what was "+
-		"requested meanwhile is done, and only once (PR-5, B-10, B-42)",
+	It("does not restart while the rack is unreachable, and then serves every waiting request "+
+		"once (PR-5, B-10, B-42)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
 			before := must(theRack.Admin.State(ctx))
@@ -289,14 +288,14 @@ var _ = Describe("a rack", func() {
 			By("cutting every connection to the rack")
 			away := time.Now()
 			cut := faults(ctx, adminapi.Fault{Cut: true})[0]
-			// The pauses of a call grow with each failure, so a call that begins late is repeated soon.
+			// Pauses between repetitions of a call grow, so a call that first fails late is soon repeated.
 			const late, back = 50 * time.Second, time.Minute
 			waiting := []*pod{more(), more()}
 			taken := s.Snapshot(ctx, claims[1])
 			sum := runners[1].Fill(ctx)
 			noRestartUntil(ctx, lives, away.Add(late))
 			waiting = append(waiting, more())
-			// The node unmounts without the rack; everything else has to wait for the rack.
+			// The node can unmount without the rack. All other calls have to wait for it.
 			runners[0].Delete(ctx)
 			s.DeleteClaim(ctx, leaving)
 			noRestartUntil(ctx, lives, away.Add(back))
@@ -306,7 +305,7 @@ var _ = Describe("a rack", func() {
 			Expect(theRack.Admin.Fired(ctx, cut)).To(BeNumerically(">", len(waiting)))
 			doctor.finds(ctx, "rack", "RackUnavailable", "pvc", s.path(claims[2]))
 			doctor.finds(ctx, "rack", "RackUnavailable", "rack")
-			doctor.findsNothing(ctx, "pvc", s.path(claims[1])) // a pod that runs needs no rack
+			doctor.findsNothing(ctx, "pvc", s.path(claims[1])) // a running pod needs no rack
 
 			By("letting it be reached again")
 			Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
@@ -327,15 +326,15 @@ var _ = Describe("a rack", func() {
 		}, NodeTimeout(6*time.Minute))
 })
 
-// noRestartUntil checks until a time that no container of the driver is restarted or stops being
-// ready.
+// noRestartUntil checks until a given time that lives, the result of driverRestarts, does not
+// change.
 func noRestartUntil(ctx context.Context, lives []string, until time.Time) {
 	Consistently(func() []string { return driverRestarts(ctx) }).WithContext(ctx).
 		WithTimeout(time.Until(until)).WithPolling(time.Second).
 		Should(Equal(lives), "an outage of the rack should restart nothing")
 }
 
-// detachError returns the error in a VolumeAttachment that explains why its volume is not detached.
+// detachError returns the error in the VolumeAttachment of a volume whose detach fails, or "".
 func detachError(ctx context.Context, volume string) (string, error) {
 	list, err := api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -350,9 +349,9 @@ func detachError(ctx context.Context, volume string) (string, error) {
 	return "", nil
 }
 
-var _ = Describe("a disk that fails", Label("long"), func() {
-	It("is found by the doctor, can be unstaged, and has all acknowledged data after "+
-		"it is repaired (NU-4, NH-2, B-38)", func(ctx SpecContext) {
+var _ = Describe("a failing disk", Label("long"), func() {
+	It("is reported by doctor, can be unstaged, and has all acknowledged data after "+
+		"its repair (NU-4, NH-2, B-38)", func(ctx SpecContext) {
 		disksThatFail(ctx)
 		doctor := newDoctor(ctx)
 		claim := s.Claim(ctx, Claim{})
@@ -375,14 +374,14 @@ var _ = Describe("a disk that fails", Label("long"), func() {
 	}, NodeTimeout(6*time.Minute))
 })
 
-// disksThatFail restarts the rack so that its disks can be made to fail, until the spec ends. No
-// other volumes may be in use, because their devices disappear with the rack's process.
+// disksThatFail restarts the simulated rack with disks that a spec can make fail, until the spec
+// ends. No volume may be in use: all devices disappear with the rack's process.
 func disksThatFail(ctx context.Context) {
 	s.atEnd(func(ctx context.Context) { replaceRackArgument(ctx, "--disks=fuse", "--keep-devices") })
 	replaceRackArgument(ctx, "--keep-devices", "--disks=fuse")
 }
 
-// replaceRackArgument restarts the simulated rack with one argument replaced.
+// replaceRackArgument restarts the simulated rack, with one of its arguments replaced.
 func replaceRackArgument(ctx context.Context, old, replacement string) {
 	all := api.AppsV1().Deployments(driverNamespace)
 	d := must(all.Get(ctx, simulatorName, metav1.GetOptions{}))
@@ -397,7 +396,7 @@ func replaceRackArgument(ctx context.Context, old, replacement string) {
 }
 
 var _ = Describe("a node whose SMBIOS is hidden", func() {
-	It("gets its instance from its Node object, by a file or by a variable (D-64, D-65, D-67)",
+	It("gets its instance's ID from its Node object, by a file or by a variable (D-64, D-65, D-67)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
 			DeferCleanup(func(ctx SpecContext) {
@@ -423,8 +422,8 @@ var _ = Describe("a node whose SMBIOS is hidden", func() {
 		}, NodeTimeout(5*time.Minute))
 })
 
-// hideSMBIOS is a kustomization that hides SMBIOS from the nodes' drivers, and lets them get their
-// instances in the way that replaces %s. It changes both nodes at once, to save time.
+// hideSMBIOS is a kustomization that hides SMBIOS from the node drivers. The component in place of
+// %s tells them their instances. Both nodes are changed at once, to save time.
 const hideSMBIOS = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -445,7 +444,7 @@ patches:
             volumes: [{name: nothing, emptyDir: {}}]
 `
 
-// rbacObject returns an object that names a ClusterRole or its binding.
+// rbacObject returns a ClusterRole or ClusterRoleBinding that has only a name.
 func rbacObject(kind, name string) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{}
 	o.SetAPIVersion("rbac.authorization.k8s.io/v1")
@@ -454,7 +453,7 @@ func rbacObject(kind, name string) *unstructured.Unstructured {
 	return o
 }
 
-// processOf returns the process ID of a container in the namespace of its node.
+// processOf returns the process ID of a container as its node sees it.
 func processOf(ctx context.Context, p corev1.Pod, container string) string {
 	id := containerID(p, container)
 	process := strings.TrimSpace(must(machines[p.Spec.NodeName].run(ctx,

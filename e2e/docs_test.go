@@ -74,9 +74,9 @@ var _ = Describe("the documentation", func() {
 	}, NodeTimeout(20*time.Minute))
 })
 
-// followOnColdRack follows a page that switches the rack's hot-plug off, stops and starts instances
-// with their nodes, and runs the node keeper. At its end the page undoes all of that; if a command
-// fails before, the cleanup here does.
+// followOnColdRack follows a page that switches hot-plug off, stops and starts instances, and runs
+// the node keeper. The page's last commands undo this; the cleanup does it if an earlier command
+// fails.
 func followOnColdRack(ctx context.Context, path string) {
 	reader := newReader(ctx)
 	DeferCleanup(func(ctx SpecContext) {
@@ -98,20 +98,19 @@ func followOnColdRack(ctx context.Context, path string) {
 	reader.follow(ctx, path)
 }
 
-// installPage is the page that makes a release and installs it, and keeperPage the one that turns
-// the node keeper on.
+// installPage makes and installs a release. keeperPage switches the node keeper on.
 const (
 	installPage = "docs/howto/install.md"
 	keeperPage  = "docs/howto/node-keeper.md"
 )
 
-// releasedVersion is the version of the release that the pages make, and releasedChart its chart.
+// releasedVersion and releasedChart are the version and the chart of the release that a page makes.
 const (
 	releasedVersion = "0.1.0-rc.1"
 	releasedChart   = "dist/oxide-csi-driver-" + releasedVersion + ".tgz"
 )
 
-// checkOut returns a clone of the tree in which the changes are a commit: a release needs one.
+// checkOut clones the repository and commits the changes, because only a commit can be released.
 func checkOut(ctx context.Context) string {
 	dir := GinkgoT().TempDir()
 	out, err := exec.CommandContext(ctx, "sh", "-ec", `git clone --quiet --shared --no-checkout .. "$1"
@@ -122,8 +121,8 @@ git -C "$1" checkout --quiet --detach "${commit:-$(git rev-parse HEAD)}"`, "sh",
 	return dir
 }
 
-// serveRegistry starts a registry on this machine without TLS, configures the nodes to use it
-// without TLS, and returns its address.
+// serveRegistry starts a registry without TLS on this machine, allows the nodes to use it, and
+// returns its address.
 func serveRegistry(ctx context.Context) string {
 	gateway := must(machines[controlPlane].run(ctx, "ip -4 route show default | cut -d ' ' -f 3"))
 	listener := must(new(net.ListenConfig).Listen(ctx, "tcp", strings.TrimSpace(gateway)+":0"))
@@ -135,7 +134,7 @@ func serveRegistry(ctx context.Context) string {
 	Expect(crane.Start()).To(Succeed())
 	DeferCleanup(func() {
 		Expect(crane.Process.Kill()).To(Succeed())
-		_ = crane.Wait() // It was killed.
+		_ = crane.Wait() // its error only says that it was killed
 	})
 	for _, n := range machines {
 		must(n.run(ctx, fmt.Sprintf("mkdir -p /etc/containerd/certs.d/%[1]s && "+
@@ -144,8 +143,8 @@ func serveRegistry(ctx context.Context) string {
 	return address
 }
 
-// decisions returns how many decisions the page of the installation asks for. The page has a table
-// with a row for each.
+// decisions returns the number of decisions that the installation page asks for: the rows of its
+// table.
 func decisions() int {
 	page := must(os.ReadFile(filepath.Join("..", installPage)))
 	_, table, _ := strings.Cut(string(page), "## Decide before the first volume\n")
@@ -154,7 +153,7 @@ func decisions() int {
 	return strings.Count(table, "\n|") - head
 }
 
-// expectRelease checks that the driver's pods run the images of the release.
+// expectRelease checks that the driver's pods run the release's images.
 func expectRelease(ctx context.Context) {
 	ours := "app in (" + controllerName + "," + nodeName + "," + keeperName + ")"
 	pods := installedPods(ctx, ours, "")
@@ -169,8 +168,8 @@ func expectRelease(ctx context.Context) {
 	}
 }
 
-// expectNames imports an image of the release into a node, and checks that it has the name that the
-// manifests use.
+// expectNames imports an image of the release into a node, and checks that the image has the name
+// in the manifests.
 func expectNames(ctx context.Context, dist string) {
 	const image = "oxide-node-keeper"
 	n := machines[workers[0]]
@@ -179,11 +178,11 @@ func expectNames(ctx context.Context, dist string) {
 		ContainSubstring("docker.io/oxidecomputer/" + image + ":v" + releasedVersion + "\n"))
 }
 
-// guestPatches lists the patches of the overlay with which the nodes' driver uses the guest view of
-// the simulated rack. Patches are used because not every release's chart has values for this.
+// guestPatches lists the patches with which the driver's pods use the guest view. They are needed
+// because charts of older releases lack values for that.
 var guestPatches = []string{"node-paths.yaml", "node-workers.yaml"}
 
-// helmForGuests is a script that runs Helm and applies these patches to the chart's output.
+// helmForGuests replaces helm: it runs Helm, and applies guestPatches to the rendered chart.
 const helmForGuests = `#!/bin/sh
 case $1 in
 install | upgrade) exec '%[1]s' "$@" --post-renderer patch-guests ;;
@@ -195,14 +194,14 @@ const patchGuests = `#!/bin/sh
 cat >'%[1]s/all.yaml' && exec kubectl kustomize '%[1]s'
 `
 
-// reader runs the commands of a page at the root of a repository.
+// reader runs a page's commands in the root of a repository.
 type reader struct {
 	env       []string
 	root, dir string
 }
 
-// newReader returns a reader with the programs and the rack of newDoctor, with helm, with kubectl
-// set to the spec's namespace, and with the variables that the pages use.
+// newReader returns a reader whose environment has helm, newDoctor's programs and rack, a kubectl
+// for the spec's namespace, and the given variables.
 func newReader(ctx context.Context, variables ...string) reader {
 	dir := GinkgoT().TempDir()
 	bin := filepath.Join(dir, "bin")
@@ -233,7 +232,7 @@ func newReader(ctx context.Context, variables ...string) reader {
 		"KUBECONFIG="+filepath.Join(dir, "kubeconfig"), "OXIDE_TOKEN_FILE="+token)}
 }
 
-// tool builds a tool of the tools' module, and returns its path.
+// tool builds a program of tools/go.mod, and returns its path.
 func tool(ctx context.Context, name string) string {
 	path, err := exec.CommandContext(ctx, "go", "tool", "-modfile=../tools/go.mod", "-n",
 		name).Output()
@@ -241,7 +240,7 @@ func tool(ctx context.Context, name string) string {
 	return strings.TrimSpace(string(path))
 }
 
-// rackVariables returns the variables with which an operator's program finds the rack, without a
+// rackVariables returns the variables for the rack that an operator's program needs, except the
 // token.
 func rackVariables() []string {
 	address, _, err := machines[controlPlane].IP()
@@ -250,7 +249,7 @@ func rackVariables() []string {
 		"OXIDE_PROJECT=" + rackProject, "OXIDE_CLUSTER_ID=e2e"}
 }
 
-// follow runs the blocks of a page that are for a cluster, and returns their number.
+// follow runs the blocks of a page with the runner Cluster, and returns their number.
 func (r reader) follow(ctx context.Context, path string) int {
 	blocks := must(must(docs.Read("..", path)).Blocks())
 	blocks = docs.RunBy(docs.Cluster, blocks)
@@ -263,14 +262,14 @@ func (r reader) run(ctx context.Context, blocks ...docs.Block) {
 	Expect(docs.Session{Root: r.root, Dir: r.dir, Env: r.env}.Run(ctx, blocks)).To(Succeed())
 }
 
-// doctor runs oxide-csi-plugin doctor on this machine, with a copy of the nodes' binary.
+// doctor runs the node driver's oxide-csi-plugin doctor on this machine.
 type doctor struct{ env []string }
 
-// doctorDir is a directory with copies of the nodes' oxide-csi-plugin and of the cluster's kubectl,
-// or "" before the first call of newDoctor.
+// doctorDir contains copies of a node's oxide-csi-plugin and of the control plane's kubectl. It is
+// empty before the first call of newDoctor.
 var doctorDir string
 
-// diagnoses counts the diagnoses of the whole suite, and the links that could not be checked.
+// diagnoses counts the suite's questions to doctor, the right answers, and the unchecked links.
 var diagnoses struct{ asked, right, unseen int }
 
 var _ = AfterSuite(func() {
@@ -280,8 +279,8 @@ var _ = AfterSuite(func() {
 	}
 })
 
-// newDoctor returns a doctor. The first call copies its programs from the nodes, so call it before
-// the spec disturbs anything.
+// newDoctor returns a doctor. The first call copies programs from nodes, so it has to come before
+// the spec disturbs them.
 func newDoctor(ctx context.Context) doctor {
 	if doctorDir == "" {
 		dir := filepath.Join(config.Work, "doctor")
@@ -296,7 +295,7 @@ func newDoctor(ctx context.Context) doctor {
 		"PATH="+doctorDir+":"+os.Getenv("PATH"), "KUBECONFIG="+filepath.Join(config.Work, "kubeconfig"))}
 }
 
-// copyFrom writes the output of a script in a node to an executable file.
+// copyFrom runs a script in a node, and writes its output to an executable file.
 func copyFrom(ctx context.Context, node, script, path string) {
 	file := must(os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755))
 	Expect(machines[node].CommandContext(ctx, "sh", "-c", script).SetStdout(file).Run()).To(Succeed())
@@ -309,7 +308,7 @@ func (d doctor) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// firstFinding returns the link, the reason and the text of the first finding, or "".
+// firstFinding returns link, reason and text of the first finding, or empty strings.
 func firstFinding(d harness.Diagnosis) (link, reason, wrong string) {
 	for _, c := range d.Chains {
 		if c.Finding.Link != "" {
@@ -319,9 +318,9 @@ func firstFinding(d harness.Diagnosis) (link, reason, wrong string) {
 	return "", "", ""
 }
 
-// ask asks the doctor a question, such as pvc NAMESPACE/NAME.
+// ask runs doctor with a question, such as pvc NAMESPACE/NAME, and returns its diagnosis.
 func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagnosis, err error) {
-	// If it finds something, its exit status is not zero.
+	// The exit status of doctor is not zero if it has findings.
 	out, failed := d.command(ctx, append([]string{"doctor", "--output=json"}, question...)...).Output()
 	if err := json.Unmarshal(out, &said); err != nil || len(said.Chains) == 0 {
 		return said, fmt.Errorf("the doctor printed %q: %w, %w", out, failed, err)
@@ -330,8 +329,8 @@ func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagno
 	return said, nil
 }
 
-// finds waits until the doctor reports this link and reason first, because Kubernetes shows some
-// things late.
+// finds repeats the question until doctor's first finding has this link and reason, because
+// Kubernetes shows some states late.
 func (d doctor) finds(ctx context.Context, link, reason string, question ...string) {
 	diagnoses.asked++
 	var said harness.Diagnosis
@@ -346,8 +345,7 @@ func (d doctor) finds(ctx context.Context, link, reason string, question ...stri
 	diagnoses.unseen += len(said.Unseen())
 }
 
-// findsNothing checks that the doctor finds nothing broken, and returns the links that it could not
-// check.
+// findsNothing checks that doctor has no finding, and returns the links that it could not check.
 func (d doctor) findsNothing(ctx context.Context, question ...string) (unseen []string) {
 	diagnoses.asked++
 	said := must(d.ask(ctx, question))
@@ -359,5 +357,5 @@ func (d doctor) findsNothing(ctx context.Context, question ...string) (unseen []
 	return unseen
 }
 
-// path returns the name of an object of the spec's namespace as NAMESPACE/NAME.
+// path returns NAMESPACE/NAME of an object in the spec's namespace.
 func (f *fixture) path(name string) string { return f.ns + "/" + name }

@@ -16,18 +16,18 @@ import (
 )
 
 var _ = Describe("the examples", func() {
-	It("of RFD 595, of a device and of a restored snapshot work unchanged (D-15, D-58, D-71)",
+	It("mount the volumes of RFD 595, a device and a restored snapshot (D-15, D-58, D-71)",
 		applyRFD)
-	It("of PostgreSQL keep their rows when the pod moves to the other node (D-59)", keepRows)
+	It("keep PostgreSQL's rows when its pod moves to the other node (D-59)", keepRows)
 })
 
-// postgresUser is the ID of the user postgres in the image.
+// postgresUser is the ID of the user postgres in PostgreSQL's image.
 const postgresUser = "999"
 
-// applyRFD applies the manifest of RFD 595 unchanged, and the project's additions to it. Everything
-// that the manifest requires of a driver works. PostgreSQL itself does not stay up, for two reasons
-// that no driver can change: the published image requires a password, and PostgreSQL creates no
-// database in the root of a filesystem, where lost+found is.
+// applyRFD applies the manifest of RFD 595 unchanged, and the project's further examples for it.
+// The driver does what the manifest asks for. PostgreSQL itself fails, for two reasons that no
+// driver can change: the image requires a password, and PostgreSQL creates no database in the root
+// of a filesystem, because that contains lost+found.
 func applyRFD(ctx SpecContext) {
 	s.applyExample(ctx, "rfd-595-postgres.yaml", nil)
 	s.applyExample(ctx, "block.yaml", nil)
@@ -43,8 +43,8 @@ func applyRFD(ctx SpecContext) {
 	Expect(server.get(ctx).Spec.Containers[0].VolumeMounts).To(
 		ContainElement(HaveField("MountPath", "/var/lib/postgresql/data")))
 
-	// By now the server has started, and its user owns the root of the volume. Take the snapshot only
-	// after that, and flush the files first.
+	// The server has started, so its user now owns the root of the volume. Flush this change before
+	// the snapshot is taken.
 	beside := s.Pod(ctx, Pod{Claims: []string{claim}, Node: server.Node(ctx)})
 	beside.Running(ctx).Sh(ctx, "sync -f /data/0")
 	s.applyExample(ctx, "snapshot-restore.yaml", nil)
@@ -60,7 +60,7 @@ func applyRFD(ctx SpecContext) {
 	Expect(out).To(Equal("10737418240\n"))
 }
 
-// log returns the output of the pod's current container, or "" if there is none.
+// log returns the output of the pod's current container, or "" if that cannot be read.
 func (p *pod) log(ctx context.Context) string {
 	text, err := api.CoreV1().Pods(p.s.ns).GetLogs(p.name, &corev1.PodLogOptions{}).DoRaw(ctx)
 	if err != nil {
@@ -69,7 +69,7 @@ func (p *pod) log(ctx context.Context) string {
 	return string(text)
 }
 
-// keepRows kills the server after its last commit, so that only data on the disk survives.
+// keepRows kills the server after its last commit, so that only the data on the disk is left.
 func keepRows(ctx SpecContext) {
 	server := s.postgres(ctx, nil)
 	first := server.Node(ctx)
@@ -88,7 +88,7 @@ func query(ctx context.Context, server *pod, sql string) (string, error) {
 		"--no-align", "--tuples-only", "--command="+sql)
 }
 
-// postgres applies the example of PostgreSQL, which edit may change first, and creates rows.
+// postgres applies the PostgreSQL example, changed by edit, and creates a table with rows.
 func (f *fixture) postgres(ctx context.Context, edit func(*unstructured.Unstructured)) *pod {
 	f.applyExample(ctx, "postgres.yaml", edit)
 	server := &pod{s: f, name: "postgres-0"}
@@ -101,16 +101,16 @@ func (f *fixture) postgres(ctx context.Context, edit func(*unstructured.Unstruct
 	return server
 }
 
-// expectRows waits until the server answers, and checks the rows.
+// expectRows waits until the server returns the rows that postgres has created.
 func expectRows(ctx context.Context, server *pod) {
 	Eventually(func() (string, error) {
 		return query(ctx, server, "select count(*), sum(n) from kept")
 	}).WithContext(ctx).Should(Equal("1000|500500\n"))
 }
 
-var _ = Describe("a claim that gets another disk", func() {
-	It("keeps its data while another claim grows, too, and the rack's quota refuses one of the new "+
-		"disks at first (D-58, D-68)", growsTwo, NodeTimeout(8*time.Minute))
+var _ = Describe("a growing claim", func() {
+	It("keeps its data while another claim grows, although the rack's quota first refuses a new "+
+		"disk (D-58, D-68)", growsTwo, NodeTimeout(8*time.Minute))
 })
 
 func (d doctor) claim(ctx context.Context, args ...string) string {
@@ -119,7 +119,7 @@ func (d doctor) claim(ctx context.Context, args ...string) string {
 	return out
 }
 
-// tryClaim runs oxide-csi-plugin claim, and returns its output and its error.
+// tryClaim runs `oxide-csi-plugin claim`, and returns its output and its error.
 func (d doctor) tryClaim(ctx context.Context, args ...string) (string, error) {
 	cmd := d.command(ctx, append([]string{"claim"}, args...)...)
 	cmd.Stderr = nil
@@ -128,8 +128,8 @@ func (d doctor) tryClaim(ctx context.Context, args ...string) (string, error) {
 	return string(out), err
 }
 
-// growsTwo grows two claims at the same time: that of PostgreSQL on btrfs, and a raw device. The
-// rack's quota has room for both snapshots, but only for the smaller one of the new disks.
+// growsTwo grows two claims at the same time: PostgreSQL's on btrfs, and a raw device. The quota
+// has room for both snapshots and the smaller new disk, but not for the larger new disk.
 func growsTwo(ctx SpecContext) {
 	const room, rows, device = 4 << 30, "data-postgres-0", "/dev/data-0"
 	operator := newDoctor(ctx)
@@ -183,7 +183,7 @@ func growsTwo(ctx SpecContext) {
 	}).WithContext(ctx).Should(Equal(len(before.Snapshots)), "the snapshots should be gone")
 }
 
-// inGiB gives the claims of a StatefulSet a class and 1 GiB.
+// inGiB sets the class of a StatefulSet's claims, and their size to 1 GiB.
 func inGiB(o *unstructured.Unstructured, class string) {
 	if o.GetKind() != "StatefulSet" {
 		return

@@ -25,15 +25,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// The labels of the pods in the manifests.
+// The manifests give the pods these labels.
 const (
 	ofController = "app=" + controllerName
 	ofNode       = "app=" + nodeName
 	ofSimulator  = "app=" + simulatorName
 )
 
-// beating is a script that counts up from the last number on the first volume. It writes each
-// number to the volume durably and then to its log. If a write fails, it leaves a file.
+// beating is a script that writes increasing numbers, durably, to the first volume, and then to its
+// log. It starts after the number on the volume. After a failed write it creates /tmp/broken.
 const beating = `
 (
 	n=$(cat /data/0/beat 2>/dev/null || echo 0)
@@ -45,16 +45,15 @@ const beating = `
 	done
 ) &`
 
-// Beating creates a pod that writes to its first volume as long as it runs, and waits until it
-// does.
+// Beating creates a pod that runs the script beating, and waits until the pod has written a number.
 func (f *fixture) Beating(ctx context.Context, node string, claims ...string) *pod {
 	p := f.Pod(ctx, Pod{Claims: claims, Node: node, Script: beating}).Running(ctx)
 	p.Beats(ctx)
 	return p
 }
 
-// Beats waits until the pod has written once more, and returns the number of the last write. It
-// checks that no write ever failed and that the container was never restarted.
+// Beats waits for one more write of the pod and returns its number. It checks that no write has
+// failed and that no container was restarted.
 func (p *pod) Beats(ctx context.Context) int {
 	before := p.beat(ctx)
 	var now int
@@ -70,19 +69,19 @@ func (p *pod) Beats(ctx context.Context) int {
 	return now
 }
 
-// Fill writes 16 MiB of random bytes to the pod's first volume and returns their checksum.
+// Fill writes 16 MiB of random bytes to the pod's first volume, and returns their checksum.
 func (p *pod) Fill(ctx context.Context) string {
 	p.Sh(ctx, "dd if=/dev/urandom of=/data/0/random bs=1M count=16 conv=fsync 2>/dev/null")
 	return p.Sum(ctx)
 }
 
-// Sum returns the checksum of what Fill wrote, read from the volume now.
+// Sum reads the file that Fill has written from the volume, and returns its checksum.
 func (p *pod) Sum(ctx context.Context) string {
 	return p.Sh(ctx, "sha256sum < /data/0/random")
 }
 
-// Staging creates a pod with a new volume on a node, and waits until the rack has attached the disk
-// there. At this time the node's driver stages the volume, or is about to.
+// Staging creates a pod with a new volume on a node, and waits until the rack has attached the
+// disk. At this time the node's driver stages the volume, or is about to.
 func (f *fixture) Staging(ctx context.Context, node string) *pod {
 	claim := f.Claim(ctx, Claim{})
 	p := f.Pod(ctx, Pod{Claims: []string{claim}, Node: node})
@@ -91,7 +90,7 @@ func (f *fixture) Staging(ctx context.Context, node string) *pod {
 	return p
 }
 
-// AttachedTo waits until the rack has attached a disk to a node, or to no node if it is "".
+// AttachedTo waits until a disk is attached to the node's instance or, with "", to no instance.
 func (f *fixture) AttachedTo(ctx context.Context, disk, node string) {
 	Eventually(func() (string, error) { return theRack.attachedTo(ctx, disk) }).WithContext(ctx).
 		Should(Equal(node), "where the disk %s is attached", disk)
@@ -104,8 +103,8 @@ func (p *pod) beat(ctx context.Context) int {
 	return n
 }
 
-// Keepers creates a StatefulSet of pods that run the script beating, each with its own volume of
-// the class, and waits until they write.
+// Keepers creates a StatefulSet whose pods run the script beating, each with a volume of the given
+// class. It waits until all pods write.
 func (f *fixture) Keepers(ctx context.Context, class, name string, replicas int32) []*pod {
 	template := f.podObject(ctx, &Pod{Script: beating}).Spec
 	template.Containers[0].VolumeMounts = []corev1.VolumeMount{
@@ -137,7 +136,7 @@ func scale(ctx context.Context, name string, replicas int) {
 		fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas), metav1.PatchOptions{}))
 }
 
-// Present waits until there is a pod of this name that is not being deleted.
+// Present waits until a pod with this name exists and is not being deleted.
 func (p *pod) Present(ctx context.Context) *pod {
 	Eventually(func(g Gomega) {
 		got := read(ctx, g, api.CoreV1().Pods(p.s.ns), p.name)
@@ -146,8 +145,8 @@ func (p *pod) Present(ctx context.Context) *pod {
 	return p
 }
 
-// installedPods returns the pods of the installation that match a selector and are not being
-// deleted, on a node or, with "", on all nodes.
+// installedPods returns the pods in the driver's namespace that match a selector, are not being
+// deleted and run on the given node, or on any node if node is "".
 func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
 	options := metav1.ListOptions{LabelSelector: selector}
 	if node != "" {
@@ -159,14 +158,14 @@ func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
 	})
 }
 
-// installedPod returns the only such pod.
+// installedPod returns the pod that installedPods finds, and fails if this is not exactly one.
 func installedPod(ctx context.Context, selector, node string) corev1.Pod {
 	all := installedPods(ctx, selector, node)
 	Expect(all).To(HaveLen(1), "pods with %s on %q", selector, node)
 	return all[0]
 }
 
-// driverRestarts returns how often each container of the driver was restarted.
+// driverRestarts returns the restarts and the readiness of each container of the driver.
 func driverRestarts(ctx context.Context) []string {
 	var lives []string
 	for _, p := range installedPods(ctx, "app in ("+controllerName+","+nodeName+")", "") {
@@ -179,7 +178,7 @@ func driverRestarts(ctx context.Context) []string {
 	return lives
 }
 
-// kill ends a container of a pod with SIGKILL, without the kubelet's knowledge.
+// kill ends a container with SIGKILL through containerd, so that kubelet does not know the reason.
 func kill(ctx context.Context, p corev1.Pod, container string) {
 	must(machines[p.Spec.NodeName].run(ctx,
 		"ctr --namespace k8s.io task kill --signal SIGKILL "+containerID(p, container)))
@@ -191,7 +190,7 @@ func containerID(p corev1.Pod, container string) string {
 	return id
 }
 
-// restarted waits until a container was restarted since p was read, and serves again.
+// restarted waits until kubelet has restarted a container since p was read, and it is ready.
 func restarted(ctx context.Context, p corev1.Pod, container string) {
 	before := containerStatus(p, container).RestartCount
 	Eventually(func(g Gomega) {
@@ -212,7 +211,7 @@ func containerStatus(p corev1.Pod, container string) corev1.ContainerStatus {
 	return corev1.ContainerStatus{}
 }
 
-// removePod deletes a pod of the installation and waits until it is gone.
+// removePod deletes a pod of the driver's namespace, and waits until it does not exist any more.
 func removePod(ctx context.Context, p corev1.Pod, options metav1.DeleteOptions) {
 	all := api.CoreV1().Pods(p.Namespace)
 	Expect(all.Delete(ctx, p.Name, options)).To(Succeed())
@@ -222,13 +221,13 @@ func removePod(ctx context.Context, p corev1.Pod, options metav1.DeleteOptions) 
 	}).WithContext(ctx).Should(BeTrue(), "pod %s should be gone", p.Name)
 }
 
-// serving waits until everything that the suite installed serves, including the rack.
+// serving waits until the driver and the rack serve again.
 func serving(ctx context.Context) {
 	rolledOut(ctx, installed)
 	rackServes(ctx)
 }
 
-// mountsOf returns the mounts of volumes in a node, from its kernel's list.
+// mountsOf returns the lines of /proc/mounts in a worker that belong to volumes of CSI drivers.
 func mountsOf(ctx context.Context, worker string) []string {
 	out := must(machines[worker].run(ctx, "grep kubernetes.io.csi /proc/mounts || true"))
 	lines := strings.Split(strings.TrimSpace(out), "\n")
@@ -236,7 +235,7 @@ func mountsOf(ctx context.Context, worker string) []string {
 	return lines
 }
 
-// docker runs a command of the engine that runs the nodes.
+// docker runs a command of the container engine that runs the cluster's nodes.
 func docker(ctx context.Context, arguments ...string) {
 	out, err := exec.CommandContext(ctx, "docker", arguments...).CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), "docker %v: %s", arguments, out)
@@ -251,32 +250,32 @@ func patchNode(ctx context.Context, name, patch string) {
 		metav1.PatchOptions{}))
 }
 
-// hypervisor makes the workers' containers follow their instances, as guests of a real rack do. A
-// stop halts the guest: the rack answers at once, and the instance is stopped only when the guest
-// is off.
+// hypervisor stops and starts workers' containers with their instances, as a rack does with guests.
+// When the rack is asked to stop an instance, it answers at once, but the instance is stopped only
+// when its container is off.
 //
-// It detects a stop by a fault that it injects, so a spec that uses it may clear only its own
-// faults. When an instance reboots, its guest runs on. If two instances are stopped at the same
-// moment, the second may lose its disks shortly before its guest ends.
+// hypervisor delays the rack's stops by faults, so specs that use it may clear only their own
+// faults. A reboot of an instance does not restart its container. If two instances are stopped at
+// the same moment, the second may lose its disks shortly before its container ends.
 type hypervisor struct {
-	// holds contains for each worker the fault that delays its stop. stops counts how often that
+	// holds contains, by worker, the ID of the fault that delays a stop. stops contains how often this
 	// fault has fired.
 	holds map[string]string
 	stops map[string]int
 	off   map[string]bool
 }
 
-// hypervisorPeriod is how often it looks at the instances.
+// hypervisorPeriod is the time between two calls of follow.
 const hypervisorPeriod = 200 * time.Millisecond
 
-// guestsFollow makes the guests follow their instances until the spec ends. At the end every
-// instance runs, and every guest is a node again.
+// guestsFollow runs a hypervisor until the spec ends. Then it starts all instances and waits until
+// all workers are ready.
 func guestsFollow(ctx context.Context) {
 	h := &hypervisor{holds: map[string]string{}, stops: map[string]int{}, off: map[string]bool{}}
 	for _, worker := range workers {
 		h.holds[worker] = faults(ctx, heldStop(ctx, worker))[0]
 	}
-	// The spec's own context ends before its cleanup, in which instances may also stop and start.
+	// The goroutine needs a context that outlives the spec's: cleanups also stop and start instances.
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan struct{})
 	DeferCleanup(func(ctx SpecContext) {
@@ -300,8 +299,8 @@ func guestsFollow(ctx context.Context) {
 	}()
 }
 
-// heldStop returns a fault: the rack accepts the stop of a worker's instance, but waits until the
-// fault is cleared.
+// heldStop returns a fault that makes the rack accept a stop of the worker's instance, and delay it
+// until RunDeferred is called.
 func heldStop(ctx context.Context, worker string) adminapi.Fault {
 	instance := theRack.instance(ctx, worker)
 	instance.RunState = oxide.InstanceStateStopping
@@ -309,13 +308,13 @@ func heldStop(ctx context.Context, worker string) adminapi.Fault {
 	return adminapi.Fault{
 		Operation: "instance_stop", Object: instance.Id, Phase: adminapi.Deferred,
 		Response: &adminapi.Response{Status: http.StatusAccepted, Body: string(body)},
-		// The delay is never reached: the fault is cleared when the guest is off.
+		// RunDeferred ends the delay before this time, when the container is off.
 		Delay: adminapi.Duration(time.Minute),
 	}
 }
 
-// follow switches off the guests whose instances were asked to stop, and then brings every guest
-// into the state of its instance.
+// follow kills the containers whose instances were asked to stop since the last call. Then it stops
+// or starts each container according to its instance's state.
 func (h *hypervisor) follow(ctx context.Context) {
 	for worker, hold := range h.holds {
 		stops := must(theRack.Admin.Fired(ctx, hold))
@@ -350,16 +349,16 @@ func powerOn(ctx context.Context, worker string) {
 	machines[worker].prepare(ctx)
 }
 
-// bootTime returns when a worker's guest was started, in whole seconds, because a container's start
-// time has no fractions.
+// bootTime returns when a worker's container was started, truncated to seconds like the start times
+// in the status of pods.
 func bootTime(ctx context.Context, worker string) time.Time {
 	out := must(exec.CommandContext(ctx, "docker", "inspect", "--format", "{{.State.StartedAt}}",
 		worker).Output())
 	return must(time.Parse(time.RFC3339Nano, strings.TrimSpace(string(out)))).Truncate(time.Second)
 }
 
-// servesSinceBoot waits until a worker is ready and the driver's containers on it were started
-// after the guest.
+// servesSinceBoot waits until a worker is ready, and its driver's containers were started after the
+// worker.
 func servesSinceBoot(ctx context.Context, worker string) {
 	boot := bootTime(ctx, worker)
 	Eventually(func(g Gomega) {
@@ -376,7 +375,7 @@ func servesSinceBoot(ctx context.Context, worker string) {
 		"%s should be ready again", worker)
 }
 
-// RunningSinceBoot waits until the pod's container runs and was started after its node.
+// RunningSinceBoot waits until the pod's containers are ready and were started after its node.
 func (p *pod) RunningSinceBoot(ctx context.Context) *pod {
 	boot := bootTime(ctx, p.Node(ctx))
 	Eventually(func(g Gomega) { runsSince(g, *p.get(ctx), boot) }).WithContext(ctx).
@@ -404,8 +403,7 @@ func stopInstance(ctx context.Context, worker string) {
 	instanceIs(ctx, worker, oxide.InstanceStateStopped)
 }
 
-// startInstance starts a worker's instance on the rack and waits until it runs. If it already runs,
-// it does nothing.
+// startInstance starts a worker's instance, unless it runs, and waits until it runs.
 func startInstance(ctx context.Context, worker string) {
 	must(theRack.InstanceStart(ctx,
 		oxide.InstanceStartParams{Instance: oxide.NameOrId(instanceIDs[worker])}))

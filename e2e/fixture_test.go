@@ -30,7 +30,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// The names of the classes in the manifests.
+// These classes are in the manifests.
 const (
 	diskClass     = "oxide-disk"
 	snapshotClass = "oxide-snapshot"
@@ -39,20 +39,20 @@ const (
 // workload is the image of pods that only run a shell.
 const workload = "busybox:1.37"
 
-// fixture is the namespace of one spec. It is deleted with everything that the spec creates in it.
+// fixture represents the namespace of one spec, which is deleted when the spec ends.
 type fixture struct{ ns string }
 
 func newFixture(ctx context.Context) *fixture {
-	// A run that was ended early may have left other namespaces.
+	// An interrupted run may have left namespaces, so the name has to be a new one.
 	namespace := must(api.CoreV1().Namespaces().Create(ctx,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}},
 		metav1.CreateOptions{}))
 	return &fixture{ns: namespace.Name}
 }
 
-// close deletes the namespace. It also deletes the pods and claims, because the namespace's
-// controller takes some seconds to begin. sameInventory waits until the volumes are gone; nothing
-// waits for the namespace.
+// close deletes the spec's namespace, claims and pods: the namespace's controller would need
+// seconds before it deletes them. close does not wait. sameInventory waits until the volumes are
+// gone; for the namespace nothing waits.
 func (f *fixture) close(ctx context.Context) {
 	now, all := metav1.DeleteOptions{}, metav1.ListOptions{}
 	err := api.CoreV1().Namespaces().Delete(ctx, f.ns, now)
@@ -63,11 +63,11 @@ func (f *fixture) close(ctx context.Context) {
 		api.CoreV1().PersistentVolumeClaims(f.ns).DeleteCollection(ctx, now, all))).To(Succeed())
 }
 
-// serial distinguishes the names of what the specs create.
+// serial is the last number in the name of a claim, pod, class or snapshot.
 var serial atomic.Int64
 
-// Claim describes a claim. The zero value is 1 GiB of the class oxide-disk, ReadWriteOnce, with a
-// filesystem.
+// Claim describes a claim. The zero value means 1 GiB of the class oxide-disk, ReadWriteOnce, with
+// a filesystem.
 type Claim struct {
 	Name    string // default: claim-N
 	Class   string
@@ -84,7 +84,7 @@ func (f *fixture) Claim(ctx context.Context, c Claim) string {
 	return c.Name
 }
 
-// object sets the defaults of c and returns the claim.
+// object sets the defaults in c and returns the PersistentVolumeClaim that c describes.
 func (c *Claim) object() *corev1.PersistentVolumeClaim {
 	if c.Name == "" {
 		c.Name = fmt.Sprintf("claim-%d", serial.Add(1))
@@ -120,7 +120,7 @@ func (c *Claim) object() *corev1.PersistentVolumeClaim {
 
 func gib(n int) resource.Quantity { return *resource.NewQuantity(int64(n)<<30, resource.BinarySI) }
 
-// Bound waits until a claim is bound and returns its volume.
+// Bound waits until a claim is bound and returns its PersistentVolume.
 func (f *fixture) Bound(ctx context.Context, claim string) *corev1.PersistentVolume {
 	var volume string
 	Eventually(func(g Gomega) {
@@ -131,7 +131,7 @@ func (f *fixture) Bound(ctx context.Context, claim string) *corev1.PersistentVol
 	return must(api.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{}))
 }
 
-// Unbound checks that a claim is not bound now.
+// Unbound checks that a claim is pending.
 func (f *fixture) Unbound(ctx context.Context, claim string) {
 	c := must(api.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, claim, metav1.GetOptions{}))
 	Expect(c.Status.Phase).To(Equal(corev1.ClaimPending))
@@ -147,13 +147,13 @@ func (f *fixture) DeleteClaim(ctx context.Context, claim string) {
 	})
 }
 
-// gone waits until get fails because there is no such object.
+// gone waits until get returns NotFound.
 func gone(ctx context.Context, what string, get func() error) {
 	Eventually(get).WithContext(ctx).Should(Satisfy(apierrors.IsNotFound), "%s should be gone", what)
 }
 
-// Event waits for an event about an object of the spec whose message contains all of the texts, and
-// returns the message. kind is, for example, "Pod", "PersistentVolumeClaim" or "VolumeSnapshot".
+// Event waits for an event about an object in the spec's namespace, whose message contains all
+// texts, and returns this message. kind is, for example, "Pod" or "PersistentVolumeClaim".
 func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string) string {
 	var message string
 	Eventually(func() []string {
@@ -176,24 +176,24 @@ func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string)
 	return message
 }
 
-// stopGrace is how long a pod may take to end; the shell of a workload ends at once.
+// stopGrace is the grace period of pods in seconds. The shell in them ends at once.
 const stopGrace = int64(5)
 
-// idle is a script that keeps a shell running until it gets a signal.
+// idle is a script that waits until the shell gets SIGTERM.
 const idle = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
 
-// Pod describes a pod. Claim number I is mounted at /data/I; a raw block volume is a device at
-// /dev/data-I.
+// Pod describes a pod. The claim with index I is mounted at /data/I, or as a device at /dev/data-I
+// if it is a raw block volume.
 type Pod struct {
 	Name   string // default: pod-N
 	Claims []string
-	Node   string // where it has to run; "" means anywhere
-	// FSGroup and User are set in the pod's security context; nil leaves the image's.
+	Node   string // the node for the pod; "" means any node
+	// FSGroup and User are in the pod's security context. Nil leaves what the image says.
 	FSGroup, User *int64
 	ReadOnly      bool
 	// Script runs before the pod idles. If it fails, the pod fails.
 	Script string
-	// Edit changes the pod before it is created.
+	// Edit can change the pod before the fixture creates it.
 	Edit func(*corev1.Pod)
 }
 
@@ -202,7 +202,7 @@ type pod struct {
 	name string
 }
 
-// Pod creates a pod with the claims and does not wait for it.
+// Pod creates a pod that uses the claims. It does not wait until the pod runs.
 func (f *fixture) Pod(ctx context.Context, p Pod) *pod {
 	must(api.CoreV1().Pods(f.ns).Create(ctx, f.podObject(ctx, &p), metav1.CreateOptions{}))
 	return &pod{s: f, name: p.Name}
@@ -268,7 +268,7 @@ func (p *pod) Running(ctx context.Context) *pod {
 	return p
 }
 
-// Pending waits for an event about the pod with the texts, and checks that the pod does not run.
+// Pending waits for an event about the pod with the texts, and checks that the pod is pending.
 func (p *pod) Pending(ctx context.Context, texts ...string) string {
 	message := p.s.Event(ctx, "Pod", p.name, texts...)
 	Expect(p.get(ctx).Status.Phase).To(Equal(corev1.PodPending))
@@ -283,23 +283,23 @@ func (p *pod) Node(ctx context.Context) string {
 	return p.get(ctx).Spec.NodeName
 }
 
-// Sh runs a script in the pod and returns its output, without white space around it.
+// Sh runs a script in the pod and returns its output without surrounding white space.
 func (p *pod) Sh(ctx context.Context, script string) string {
 	return must(p.Try(ctx, script))
 }
 
-// Try runs a script in the pod and returns its error.
+// Try does the same as Sh, but returns the script's error instead of failing the spec.
 func (p *pod) Try(ctx context.Context, script string) (string, error) {
 	out, err := api.exec(ctx, p.s.ns, p.name, "main", "sh", "-ec", script)
 	return strings.TrimSpace(out), err
 }
 
-// Delete deletes the pod and waits until it is gone.
+// Delete deletes the pod and waits until it does not exist any more.
 func (p *pod) Delete(ctx context.Context) {
 	deletePods(ctx, p)
 }
 
-// deletePods deletes pods at the same time and waits until all are gone.
+// deletePods deletes all pods at once, and then waits until none exists any more.
 func deletePods(ctx context.Context, all ...*pod) {
 	for _, p := range all {
 		Expect(api.CoreV1().Pods(p.s.ns).Delete(ctx, p.name, metav1.DeleteOptions{})).To(Succeed())
@@ -316,20 +316,20 @@ func (p *pod) gone(ctx context.Context) {
 	})
 }
 
-// restartTimeout is how long a component that was killed may take to serve again.
+// restartTimeout is how long a killed component may take until it serves again.
 const restartTimeout = time.Minute
 
-// Class describes how a StorageClass of a spec differs from oxide-disk.
+// Class describes the differences between a spec's StorageClass and oxide-disk.
 type Class struct {
 	Parameters   map[string]string
 	MountOptions []string
-	Immediate    bool // a claim is bound before a pod uses it
+	Immediate    bool // a volume is created before a pod uses the claim
 	Retain       bool // a volume outlives its claim
 }
 
 const fsTypeKey = "csi.storage.k8s.io/fstype"
 
-// Class creates a StorageClass that is deleted when the spec ends, and returns its name.
+// Class creates a StorageClass and returns its name. The class is deleted when the spec ends.
 func (f *fixture) Class(ctx context.Context, c Class) string {
 	class := &storagev1.StorageClass{
 		ObjectMeta:   metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", f.ns, serial.Add(1))},
@@ -354,7 +354,7 @@ func (f *fixture) Class(ctx context.Context, c Class) string {
 	return class.Name
 }
 
-// atEnd calls a function when everything in the spec's namespace is gone, also after a failure.
+// atEnd calls do after the spec, even a failed one, when it has closed the fixture.
 func (f *fixture) atEnd(do func(context.Context)) {
 	DeferCleanup(func(ctx SpecContext) {
 		f.close(ctx)
@@ -362,8 +362,8 @@ func (f *fixture) atEnd(do func(context.Context)) {
 	}, NodeTimeout(settleTimeout+time.Minute))
 }
 
-// DeleteVolume sets a PersistentVolume's policy to Retain, so that the disk is kept, and deletes
-// the PersistentVolume. If that is gone already, it does nothing.
+// DeleteVolume deletes a PersistentVolume, if it exists, and keeps its disk: it first sets the
+// reclaim policy to Retain.
 func (f *fixture) DeleteVolume(ctx context.Context, name string) {
 	all := api.CoreV1().PersistentVolumes()
 	_, err := all.Patch(ctx, name, types.MergePatchType,
@@ -390,11 +390,11 @@ var snapshotContentKind = schema.GroupVersionKind{
 type snapshot struct {
 	name   string
 	object *unstructured.Unstructured
-	// content is the name of its VolumeSnapshotContent, and handle the snapshot's UUID on the rack.
+	// content is the name of the VolumeSnapshotContent, and handle the snapshot's UUID on the rack.
 	content, handle string
 }
 
-// Snapshot requests a snapshot of a claim. It does not wait for the snapshot: Ready does.
+// Snapshot creates a VolumeSnapshot of a claim. Ready waits until the snapshot exists on the rack.
 func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
 	made := &snapshot{name: fmt.Sprintf("snapshot-%d", serial.Add(1))}
 	made.object = &unstructured.Unstructured{Object: map[string]any{
@@ -409,7 +409,7 @@ func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
 	return made
 }
 
-// Ready waits until a snapshot can be restored.
+// Ready waits until the snapshot can be restored, and reads its content and handle.
 func (n *snapshot) Ready(ctx context.Context) *snapshot {
 	all := must(api.resource(snapshotKind, n.object.GetNamespace()))
 	Eventually(func(g Gomega) {
@@ -427,7 +427,7 @@ func (n *snapshot) Ready(ctx context.Context) *snapshot {
 	return n
 }
 
-// Delete deletes a snapshot that is ready, and waits until it is gone from the cluster.
+// Delete deletes a ready snapshot, and waits until the cluster has no object of it.
 func (n *snapshot) Delete(ctx context.Context) {
 	removeAll(ctx, []*unstructured.Unstructured{n.object})
 	contents := must(api.resource(snapshotContentKind, ""))
@@ -437,8 +437,8 @@ func (n *snapshot) Delete(ctx context.Context) {
 	})
 }
 
-// applyExample applies an example of package deploy in the spec's namespace. edit may change it
-// first.
+// applyExample applies a file of deploy/examples in the spec's namespace. edit can change each
+// object before.
 func (f *fixture) applyExample(ctx context.Context, name string,
 	edit func(*unstructured.Unstructured)) {
 	for _, object := range parseObjects(must(deploy.Files.ReadFile("examples/" + name))) {
@@ -462,7 +462,7 @@ func (f *fixture) app(ctx context.Context, spec corev1.PodSpec) {
 	}, metav1.CreateOptions{}))
 }
 
-// appPod waits until the Deployment has one pod that runs, and returns it.
+// appPod waits until the Deployment of app has exactly one pod and this pod runs, and returns it.
 func (f *fixture) appPod(ctx context.Context) *pod {
 	var found *pod
 	Eventually(func(g Gomega) {
@@ -475,8 +475,7 @@ func (f *fixture) appPod(ctx context.Context) *pod {
 	return found.Running(ctx)
 }
 
-// Filesystem returns the type and the size in bytes of the filesystem that a pod has mounted at a
-// path.
+// Filesystem returns the type and the size in bytes of the filesystem at a mount point in the pod.
 func (p *pod) Filesystem(ctx context.Context, path string) (kind string, sizeBytes int64) {
 	out := p.Sh(ctx, fmt.Sprintf(
 		`awk '$2 == "%[1]s" {print $3}' /proc/mounts; stat -f -c '%%b %%S' %[1]s`, path))
@@ -486,14 +485,13 @@ func (p *pod) Filesystem(ctx context.Context, path string) (kind string, sizeByt
 	return kind, blocks * blockBytes
 }
 
-// beMostOf matches the size of a filesystem on a disk of this many GiB: somewhat less, because of
-// its metadata.
+// beMostOf matches 85 to 100 percent of a disk's size: a filesystem's metadata takes the remainder.
 func beMostOf(giB int) OmegaMatcher {
 	disk := int64(giB) << 30
 	return SatisfyAll(BeNumerically(">", disk/100*85), BeNumerically("<=", disk))
 }
 
-// The rack's names in deploy/kustomize/simulator.
+// The simulated rack of deploy/kustomize/simulator has these ports and names.
 const (
 	rackAPIPort   = 12225
 	rackAdminPort = 12226
@@ -501,15 +499,15 @@ const (
 	rackToken     = "oxide-token-e2e"
 )
 
-// rackClients accesses the simulated rack from outside, with Oxide's own client and the admin
+// rackClients calls the simulated rack from outside the cluster: its Oxide API and its admin
 // listener.
 type rackClients struct {
 	*oxide.Client
 	Admin adminapi.Client
 }
 
-// newRackClients connects to the rack at the address of the control plane, whose network its pod
-// uses.
+// newRackClients connects to the rack at the control plane's address: the rack's pod uses the
+// network of its node.
 func newRackClients(n node) *rackClients {
 	address, _, err := n.IP()
 	Expect(err).NotTo(HaveOccurred())
@@ -523,7 +521,7 @@ func newRackClients(n node) *rackClients {
 	return &rackClients{Client: client, Admin: admin}
 }
 
-// attachedTo returns the name of the node whose instance has the disk, or "".
+// attachedTo returns the worker to whose instance the disk is attached, or "".
 func (r *rackClients) attachedTo(ctx context.Context, diskID string) (string, error) {
 	state, err := r.Admin.State(ctx)
 	if err != nil {
@@ -543,7 +541,7 @@ func (r *rackClients) attachedTo(ctx context.Context, diskID string) (string, er
 	return "", nil
 }
 
-// diskByHand creates a blank disk that is deleted when the spec ends, and returns its UUID.
+// diskByHand creates a blank disk without Kubernetes, and deletes it when the spec ends.
 func (f *fixture) diskByHand(ctx context.Context, name string, giB int) string {
 	disk := must(theRack.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: rackProject,
@@ -559,7 +557,7 @@ func (f *fixture) diskByHand(ctx context.Context, name string, giB int) string {
 	return disk.Id
 }
 
-// diskRemovedLater deletes a disk when the spec ends.
+// diskRemovedLater detaches and deletes a disk when the spec ends.
 func (f *fixture) diskRemovedLater(id string) {
 	f.atEnd(func(ctx context.Context) {
 		worker := must(theRack.attachedTo(ctx, id))
@@ -611,7 +609,7 @@ func rackServes(ctx context.Context) {
 	}).WithContext(ctx).WithTimeout(restartTimeout).Should(Succeed(), "the rack should serve")
 }
 
-// switchRack changes switches of the rack until the spec ends.
+// switchRack sets switches of the simulator as in to and, when the spec ends, as in back.
 func switchRack(ctx context.Context, to, back map[string]any) {
 	DeferCleanup(func(ctx SpecContext) {
 		rackServes(ctx)
@@ -620,7 +618,7 @@ func switchRack(ctx context.Context, to, back map[string]any) {
 	Expect(theRack.Admin.Switch(ctx, to)).To(Succeed())
 }
 
-// faults injects faults until the spec ends, and returns their IDs.
+// faults adds faults to the rack and returns their IDs. It removes them when the spec ends.
 func faults(ctx context.Context, rules ...adminapi.Fault) []string {
 	ids := make([]string, len(rules))
 	DeferCleanup(func(ctx SpecContext) {
@@ -636,19 +634,19 @@ func faults(ctx context.Context, rules ...adminapi.Fault) []string {
 	return ids
 }
 
-// withoutHotplug makes the rack attach and detach disks only at stopped instances, until the spec
+// withoutHotplug makes the rack refuse an attach or detach at a running instance, until the spec
 // ends.
 func withoutHotplug(ctx context.Context) {
 	switchRack(ctx, map[string]any{"hotplug": "none"}, map[string]any{"hotplug": "full"})
 }
 
-// requestsOf returns the requests of an operation since an entry of the rack's log.
+// requestsOf returns the requests of one operation in the rack's log, after entry number since.
 func requestsOf(ctx context.Context, operation string, since int) []adminapi.Request {
 	all := must(theRack.Admin.Requests(ctx, since))
 	return slices.DeleteFunc(all, func(r adminapi.Request) bool { return r.Operation != operation })
 }
 
-// lastRequest returns the number of the newest entry of the rack's log.
+// lastRequest returns the number of the newest entry in the rack's request log.
 func lastRequest(ctx context.Context) int {
 	all := must(theRack.Admin.Requests(ctx, 0))
 	if len(all) == 0 {
@@ -657,14 +655,14 @@ func lastRequest(ctx context.Context) int {
 	return all[len(all)-1].Seq
 }
 
-// newDisks returns the IDs of the disks that the rack did not have before.
+// newDisks returns the IDs of the disks that the rack has now and that are not in before.
 func newDisks(ctx context.Context, before adminapi.State) []string {
 	return slices.DeleteFunc(theRack.diskIDs(ctx), func(id string) bool {
 		return slices.ContainsFunc(before.Disks, func(d adminapi.Disk) bool { return d.ID == id })
 	})
 }
 
-// OneDiskEach checks that the rack has exactly one new disk for each of the claims.
+// OneDiskEach checks that the rack has one new disk for each claim, and no other new disk.
 func (f *fixture) OneDiskEach(ctx context.Context, before adminapi.State, claims ...string) {
 	handles := make([]string, len(claims))
 	for i, claim := range claims {

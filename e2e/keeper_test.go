@@ -29,7 +29,7 @@ import (
 
 var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 	BeforeAll(func(ctx SpecContext) {
-		// If both controllers run on the node, nothing is attached while it is off.
+		// The attacher has to run on a worker that is not off, so each worker gets a controller.
 		spreadControllers(ctx)
 		guestsFollow(ctx)
 		installKeeper(ctx)
@@ -41,15 +41,15 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 		survivesItsLeader, NodeTimeout(2*keeperTimeout))
 	It("moves a volume that is tied to its node to the other node, with its data (D-61)",
 		Label("long"), movesTiedVolume, NodeTimeout(2*keeperTimeout))
-	It("gives the volumes of a node whose instance is stopped to the other node (D-38, D-61)", fences,
+	It("gives the volumes of a stopped instance to the other node (D-38, D-61)", fences,
 		NodeTimeout(2*nodeLostTimeout))
-	It("keeps the driver on a leaving node until its volumes are detached, and lets it end at "+
-		"once on a node that stays (D-38)", keepsTheDriver, NodeTimeout(keeperTimeout))
+	It("keeps a leaving node's driver until all volumes are detached, and delays no driver on a "+
+		"staying node (D-38)", keepsTheDriver, NodeTimeout(keeperTimeout))
 	It("removes the startup taint when the driver is registered, and not before (CP-9)", freesNewNodes,
 		NodeTimeout(2*time.Minute))
 })
 
-// attachesToMany creates pods on a rack without hot-plug, on nodes that already run some.
+// attachesToMany creates pods with volumes on a rack without hot-plug, on nodes with running pods.
 func attachesToMany(ctx SpecContext) {
 	const all = 20
 	var kept []*pod
@@ -81,8 +81,8 @@ func attachesToMany(ctx SpecContext) {
 	Expect(lost).To(BeZero(), "writes that were durable and are not there")
 }
 
-// survivesItsLeader kills the leading keeper while an instance is stopped. The keeper cannot
-// release its lease, so the other one has to wait until that expires.
+// survivesItsLeader kills the leading keeper while an instance is stopped. The killed keeper does
+// not release its Lease, so the second replica takes over only when the Lease expires.
 func survivesItsLeader(ctx SpecContext) {
 	kept := s.Keepers(ctx, diskClass, "kept", 3)
 	sums := map[*pod]string{}
@@ -106,7 +106,7 @@ func survivesItsLeader(ctx SpecContext) {
 	Expect(inStep(ctx, "Stopping", "Attaching")).To(Equal(stopped))
 	dies := leader(ctx, keeperLease, ofKeeper)
 	Expect(dies.Spec.NodeName).NotTo(Equal(stopped), "no keeper stops its own node")
-	// A frozen process does not notice that its pod is deleted, and so does not release its lease.
+	// A stopped process cannot react to the deletion of its pod by releasing its Lease.
 	must(machines[dies.Spec.NodeName].run(ctx, "kill -STOP "+
 		processOf(ctx, dies, "oxide-node-keeper")))
 	now := int64(0)
@@ -125,7 +125,7 @@ func survivesItsLeader(ctx SpecContext) {
 	}
 }
 
-// allReady waits until this many pods of the spec are ready.
+// allReady waits until the given number of pods in the spec's namespace are ready.
 func (f *fixture) allReady(ctx context.Context, want int) {
 	Eventually(func(g Gomega) {
 		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{})
@@ -142,7 +142,7 @@ func (f *fixture) allReady(ctx context.Context, want int) {
 	}).WithContext(ctx).WithTimeout(keeperTimeout).Should(Succeed(), "%d pods should be ready", want)
 }
 
-// movesTiedVolume deletes a pod whose volume is tied to its node, and then moves the volume.
+// movesTiedVolume deletes a pod whose volume is tied to its node, and then moves this volume.
 func movesTiedVolume(ctx SpecContext) {
 	class := s.Class(ctx, Class{Parameters: map[string]string{"placement": "instance"}})
 	p := s.Keepers(ctx, class, "stays", 1)[0]
@@ -161,7 +161,7 @@ func movesTiedVolume(ctx SpecContext) {
 		Expect(p.Node(ctx)).To(Equal(from))
 		Expect(p.beat(ctx)).To(BeNumerically(">=", last), "no write is lost")
 		Expect(p.Sum(ctx)).To(Equal(sum))
-		// Kubernetes may have begun to detach the disk before it saw the new pod.
+		// Kubernetes may begin to detach the disk before the StatefulSet's new pod exists.
 		fmt.Printf("FIGURE same-node stops=%d\n", stopsSince(ctx, since)[from])
 		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
 	})
@@ -188,7 +188,7 @@ func movesTiedVolume(ctx SpecContext) {
 	})
 }
 
-// moveVolume runs the command move on this machine, as an operator does.
+// moveVolume runs the node keeper's command move on this machine, as an operator would.
 func moveVolume(ctx context.Context, volume, node string) {
 	program := filepath.Join(GinkgoT().TempDir(), "oxide-node-keeper")
 	build := exec.CommandContext(ctx, "go", "build", "-o", program, "../cmd/oxide-node-keeper")
@@ -201,7 +201,7 @@ func moveVolume(ctx context.Context, volume, node string) {
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 }
 
-// fences stops the node on which the leading keeper runs.
+// fences stops the instance whose node runs the leading keeper.
 func fences(ctx SpecContext) {
 	off := leader(ctx, keeperLease, ofKeeper).Spec.NodeName
 	s.replaced(ctx, off)
@@ -222,7 +222,7 @@ func fences(ctx SpecContext) {
 }
 
 // replaced creates a Deployment of one pod with a volume, and waits until the pod runs on the
-// worker. Kubernetes replaces the pod soon after its node becomes silent.
+// worker. If the worker fails, Kubernetes replaces the pod after one second.
 func (f *fixture) replaced(ctx context.Context, worker string) {
 	claim := f.Claim(ctx, Claim{})
 	template := f.podObject(ctx, &Pod{Claims: []string{claim}, Script: beating}).Spec
@@ -241,8 +241,8 @@ func (f *fixture) replaced(ctx context.Context, worker string) {
 	}
 }
 
-// elsewhere waits until a pod of the spec runs on another node than the worker and has the data
-// that was written before.
+// elsewhere waits until a pod of the spec runs on another worker, and checks that it continues the
+// numbers on its volume.
 func (f *fixture) elsewhere(ctx context.Context, worker string) {
 	var runs *pod
 	Eventually(func(g Gomega) {
@@ -257,7 +257,7 @@ func (f *fixture) elsewhere(ctx context.Context, worker string) {
 	Expect(runs.logged(ctx, false)[0]).To(BeNumerically(">", 1), "it continues the earlier numbers")
 }
 
-// keepsTheDriver deletes a node's driver and its pods with volumes at the same moment.
+// keepsTheDriver deletes a node's driver and the node's pods with volumes at the same moment.
 func keepsTheDriver(ctx SpecContext) {
 	stays, goes := workers[0], workers[1]
 	s.Beating(ctx, stays, s.Claim(ctx, Claim{}))
@@ -305,9 +305,9 @@ func keepsTheDriver(ctx SpecContext) {
 	})
 }
 
-// deleted waits until a watch reports that one of the objects is deleted, and returns the resource
-// version of the deletion. With one etcd, the resource versions of all kinds are increasing
-// numbers.
+// deleted waits for a watch to report that an object which one accepts is deleted, and returns the
+// resource version of the deletion. Resource versions increase over all kinds, because there is one
+// etcd.
 func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
 	limit := time.After(nodeLostTimeout)
 	for {
@@ -324,7 +324,7 @@ func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) boo
 	}
 }
 
-// freesNewNodes makes a worker look as if it had just joined.
+// freesNewNodes removes the driver from a worker's CSINode and taints the worker, like a new node.
 func freesNewNodes(ctx SpecContext) {
 	worker := workers[0]
 	patch := func(operations string) error {
@@ -350,7 +350,7 @@ func tainted(ctx context.Context, name string) (bool, error) {
 	}), err
 }
 
-// The names in the node keeper's manifests, and the names of what it writes.
+// These names are in the node keeper's manifests, or in objects that it writes.
 const (
 	keeperName   = "oxide-csi-node-keeper"
 	ofKeeper     = "app=" + keeperName
@@ -361,9 +361,9 @@ const (
 	instanceKey  = "topology." + driverName + "/instance"
 )
 
-// keeping is a kustomization of the suite's installation with the node keeper. The keeper has all
-// of its duties switched on, and shorter waits than by default. The nodes report their instances,
-// as with topologyInstance in the chart. Both nodes' drivers are replaced at once, to save time.
+// keeping is a kustomization that adds the node keeper to the suite's installation, with all duties
+// and with shorter waits than by default. Nodes report their instances, like with the chart's value
+// topologyInstance. Both nodes' drivers are replaced at once, to save time.
 const keeping = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -399,8 +399,8 @@ patches:
       - {op: replace, path: /spec/updateStrategy/rollingUpdate/maxUnavailable, value: 100%}
 `
 
-// installKeeper installs the node keeper beside what the suite has installed, and allows it to stop
-// both workers. At the end it is removed.
+// installKeeper installs the node keeper until the specs of the Ginkgo container end, and allows it
+// to stop both workers' instances.
 func installKeeper(ctx context.Context) {
 	objects := kustomized("kustomize/keeping", keeping)
 	before := installed
@@ -427,7 +427,7 @@ func removeRecords(ctx context.Context) {
 		To(Or(Succeed(), Satisfy(apierrors.IsNotFound)))
 }
 
-// among reports whether one of the objects has the same kind and name.
+// among reports whether all contains an object with the kind, namespace and name of one.
 func among(all []*unstructured.Unstructured, one *unstructured.Unstructured) bool {
 	return slices.ContainsFunc(all, func(o *unstructured.Unstructured) bool {
 		return o.GetKind() == one.GetKind() && o.GetName() == one.GetName() &&
@@ -435,8 +435,8 @@ func among(all []*unstructured.Unstructured, one *unstructured.Unstructured) boo
 	})
 }
 
-// coldAttached waits until the keeper has nothing to do on the workers, and all of them are ready
-// and take pods.
+// coldAttached waits until the keeper has no operation on a worker, and all workers are ready and
+// schedulable.
 func coldAttached(ctx context.Context) {
 	Eventually(func(g Gomega) {
 		for _, worker := range workers {
@@ -451,8 +451,8 @@ func coldAttached(ctx context.Context) {
 	}
 }
 
-// stopsSince counts how often each worker's instance was stopped since an entry of the rack's log.
-// A repeated request counts only if the instance was started in between.
+// stopsSince counts, by worker, the stops of the instance in the rack's log after entry number
+// since. Of several stop requests without a start between them, only one counts.
 func stopsSince(ctx context.Context, since int) map[string]int {
 	all := must(theRack.Admin.Requests(ctx, since))
 	stops, stopped := map[string]int{}, map[string]bool{}
@@ -471,7 +471,7 @@ func stopsSince(ctx context.Context, since int) map[string]int {
 	return stops
 }
 
-// inStep waits until an operation is in one of these steps, and returns its worker.
+// inStep waits until a worker's operation is in one of the given steps, and returns the worker.
 func inStep(ctx context.Context, steps ...string) string {
 	var found string
 	Eventually(func(g Gomega) {
@@ -488,7 +488,7 @@ func inStep(ctx context.Context, steps ...string) string {
 	return found
 }
 
-// keeperRecord contains the fields of a keeper's record that the suite uses.
+// keeperRecord contains the fields of the keeper's record of a node that the specs compare.
 type keeperRecord struct {
 	Node      string
 	Operation struct{ Step string }
@@ -496,7 +496,7 @@ type keeperRecord struct {
 	Fenced    string
 }
 
-// recorded returns the keepers' record of a node, or an empty one.
+// recorded returns the keeper's record of a node, or an empty one if the ConfigMap has none.
 func recorded(ctx context.Context, name string) (keeperRecord, error) {
 	m, err := api.CoreV1().ConfigMaps(driverNamespace).Get(ctx, keeperLease, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -513,8 +513,8 @@ func recorded(ctx context.Context, name string) (keeperRecord, error) {
 	return keeperRecord{}, nil
 }
 
-// lostBeats counts lost writes: those that the previous container has logged as done, and that were
-// not on the volume when the current one started.
+// lostBeats counts the writes that the pod's previous container has logged, and that were not on
+// the volume when the current container started.
 func (p *pod) lostBeats(ctx context.Context) int {
 	before, now := p.logged(ctx, true), p.logged(ctx, false)
 	return max(0, before[len(before)-1]-(now[0]-1))
@@ -535,5 +535,5 @@ func (p *pod) logged(ctx context.Context, previous bool) []int {
 	return numbers
 }
 
-// keeperTimeout is how long the keeper may take for an operation on each of the two nodes.
+// keeperTimeout is the time in which the keeper has to complete an operation on each worker.
 const keeperTimeout = 5 * time.Minute

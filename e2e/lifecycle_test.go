@@ -46,7 +46,7 @@ var _ = Describe("an installation", func() {
 			unregistered(ctx)
 			doctor.finds(ctx, "node", "", "pvc", s.path(claims[0]))
 			staying.Beats(ctx)
-			// The volume cannot be unmounted now, so the pod's deletion waits.
+			// Without the driver, kubelet cannot unmount the volume, so the deletion of the pod waits.
 			Expect(api.CoreV1().Pods(s.ns).Delete(ctx, leaving.name, metav1.DeleteOptions{})).
 				To(Succeed())
 		})
@@ -83,7 +83,7 @@ var _ = Describe("an installation", func() {
 	}, NodeTimeout(8*time.Minute))
 })
 
-// remains is a script for a node. It prints what an installation has left there.
+// remains is a shell script that prints what the driver has left on a node.
 const remains = `
 for dir in /var/lib/kubelet/plugins/csi.oxide.computer /run/csi.oxide.computer; do
 	[ ! -d $dir ] || find $dir ! -type d ! -path "*/flight/*" ! -name lock
@@ -93,7 +93,7 @@ find /var/lib/kubelet/plugins_registry /var/lib/kubelet/plugins/kubernetes.io -n
 grep -e kubernetes.io.csi -e csi.oxide /proc/mounts
 true`
 
-// withoutSnapshots returns what the suite installs, for a cluster without the kinds for snapshots.
+// withoutSnapshots returns the suite's installation for a cluster without the snapshot CRDs.
 func withoutSnapshots() []*unstructured.Unstructured {
 	memory := manifests(deploy.Files)
 	const file = "/" + overlay + "/kustomization.yaml"
@@ -103,15 +103,15 @@ func withoutSnapshots() []*unstructured.Unstructured {
 	return kustomizedIn(memory, overlay)
 }
 
-// uninstall removes the installation without the rack. The rack keeps the namespace, so uninstall
-// also removes the leases, which would otherwise go with the namespace.
+// uninstall removes the installation except the rack. The rack's namespace stays, so uninstall has
+// to remove the leases in it.
 func uninstall(ctx context.Context) {
 	removeAll(ctx, withoutRack(installed))
 	removeLeases(ctx, driverNamespace, "csi-oxide")
 }
 
-// removeLeases removes the leases of a namespace whose names contain part, so that the next leader
-// need not wait until they expire.
+// removeLeases deletes a namespace's leases whose names contain part, so that the next leader need
+// not wait until they expire.
 func removeLeases(ctx context.Context, namespace, part string) {
 	leases := api.CoordinationV1().Leases(namespace)
 	for _, lease := range must(leases.List(ctx, metav1.ListOptions{})).Items {
@@ -121,14 +121,14 @@ func removeLeases(ctx context.Context, namespace, part string) {
 	}
 }
 
-// withoutRack returns the objects without the simulated rack and its namespace.
+// withoutRack returns the objects except the simulated rack and its namespace.
 func withoutRack(objects []*unstructured.Unstructured) []*unstructured.Unstructured {
 	return slices.DeleteFunc(slices.Clone(objects), func(o *unstructured.Unstructured) bool {
 		return o.GetKind() == "Namespace" || o.GetName() == simulatorName
 	})
 }
 
-// unregistered waits until no pod of the driver is left, and no kubelet has the driver registered.
+// unregistered waits until no pod of the driver exists and no kubelet has the driver registered.
 func unregistered(ctx context.Context) {
 	Eventually(func(g Gomega) {
 		list, err := api.CoreV1().Pods(driverNamespace).List(ctx,
@@ -142,7 +142,7 @@ func unregistered(ctx context.Context) {
 	}).WithContext(ctx).Should(Succeed(), "nothing of the driver should be left in the cluster")
 }
 
-// noVolumes waits until the cluster has no PersistentVolume and no VolumeAttachment of the driver.
+// noVolumes waits until the cluster has no PersistentVolume, VolumeAttachment or snapshot content.
 func noVolumes(ctx context.Context) {
 	for _, kind := range clusterKinds {
 		Eventually(func() (int, error) {
@@ -152,7 +152,7 @@ func noVolumes(ctx context.Context) {
 	}
 }
 
-// defined defines kinds and waits until the API serves them.
+// defined creates CRDs and waits until the API server serves their kinds.
 func defined(ctx context.Context, definitions []*unstructured.Unstructured) {
 	applyAll(ctx, definitions)
 	for _, definition := range definitions {
@@ -170,11 +170,11 @@ func defined(ctx context.Context, definitions []*unstructured.Unstructured) {
 	api.mapper.Reset()
 }
 
-// onlyNewer is an object that the newer release has and the previous release does not have.
+// onlyNewer is a ConfigMap that the newer release has, and the previous release lacks.
 const onlyNewer = "oxide-csi-dashboard"
 
-// These commands change the release, as docs/howto/upgrade.md does, and wait until that is done.
-// The directory $RELEASES contains the manifests of both releases.
+// These scripts install, upgrade, downgrade and remove the driver like docs/howto/upgrade.md, and
+// wait until that is done. $RELEASES contains the manifests of both releases.
 const (
 	installOlder = `
 kubectl apply -f $RELEASES/older` + rollout
@@ -193,12 +193,12 @@ const rollout = `
 kubectl rollout status --namespace oxide-csi deployment/oxide-csi-controller --timeout 5m
 kubectl rollout status --namespace oxide-csi daemonset/oxide-csi-node --timeout 5m`
 
-var _ = Describe("an upgrade", func() {
-	It("from the previous release, and the way back, disturb no pod and lose no write, and each "+
-		"release takes over the other's volumes (D-57, B-10)", upgrades, NodeTimeout(8*time.Minute))
+var _ = Describe("an upgrade or downgrade", func() {
+	It("disturbs no pod and loses no write, and each release can use the other "+
+		"release's volumes (D-57, B-10)", upgrades, NodeTimeout(8*time.Minute))
 })
 
-// upgrades installs the previous release, upgrades it and goes back, while pods write.
+// upgrades installs the previous release, upgrades it and goes back to it, while pods write.
 func upgrades(ctx SpecContext) {
 	if config.Previous == "" {
 		Skip("this tree has no history, and so no release before it")
@@ -235,7 +235,7 @@ func upgrades(ctx SpecContext) {
 		config.PreviousName, up.Seconds(), back.Seconds())
 }
 
-// writeReleases writes the plain manifests of both releases, without the rack, which stays.
+// writeReleases writes the plain manifests of both releases, without the rack.
 func writeReleases(dir string) {
 	memory := manifests(os.DirFS(filepath.Join(config.Previous, "deploy")))
 	Expect(memory.WriteFile("/kustomize/older/kustomization.yaml", []byte(`
@@ -259,7 +259,7 @@ generatorOptions: {disableNameSuffixHash: true}
 	}
 }
 
-// driverIs waits until the driver serves, and checks that all of its pods run the expected release.
+// driverIs waits until the driver is ready, and checks that its pods run the right release.
 func driverIs(ctx context.Context, previous bool) {
 	ready(ctx, "Deployment", driverNamespace, controllerName)
 	ready(ctx, "DaemonSet", driverNamespace, nodeName)
@@ -272,33 +272,32 @@ func driverIs(ctx context.Context, previous bool) {
 	}
 }
 
-// csiDriver returns the UID of the CSIDriver object. Its immutable fields can change only if it is
-// replaced.
+// csiDriver returns the UID of the CSIDriver object. A changed UID means that the object was
+// replaced, as a change of an immutable field would need.
 func csiDriver(ctx context.Context) types.UID {
 	return must(api.StorageV1().CSIDrivers().Get(ctx, driverName, metav1.GetOptions{})).UID
 }
 
-// has reports whether the driver's namespace has this ConfigMap.
+// has reports whether a ConfigMap exists in the driver's namespace.
 func has(ctx context.Context, name string) bool {
 	return len(must(api.CoreV1().ConfigMaps(driverNamespace).List(ctx,
 		metav1.ListOptions{FieldSelector: "metadata.name=" + name})).Items) > 0
 }
 
-// users are pods that write while the driver's release changes. There is one on each worker with a
-// filesystem; the first pod also has a raw block volume.
+// users are two pods that write while the driver's release changes, each on another worker and with
+// a filesystem. The first pod also has a raw block volume.
 type users struct {
 	claims [2][]string
 	pods   [2]*pod
 	sums   [2]string
 	raw    string
-	// on is the index of the worker of the first pod.
+	// on is the index in workers of the first pod's node, modulo their number.
 	on int
 }
 
-// rawDevice is the first pod's raw block volume.
 const rawDevice = "/dev/data-1"
 
-// begin starts the pods.
+// begin creates the claims and the pods, and writes the data that check compares.
 func (u *users) begin(ctx context.Context) {
 	u.claims = [2][]string{
 		{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{Block: true})}, {s.Claim(ctx, Claim{})}}
@@ -309,8 +308,8 @@ func (u *users) begin(ctx context.Context) {
 	u.raw = u.pods[0].Sh(ctx, writeNoise(rawDevice))
 }
 
-// start creates the pods, the first on the worker with the index u.on, and one more with a new
-// volume.
+// start creates the two pods, the first on the worker with the index u.on, and a third pod with a
+// new volume.
 func (u *users) start(ctx context.Context) {
 	for i := range u.pods {
 		u.pods[i] = s.Pod(ctx, Pod{Claims: u.claims[i], Node: workers[(u.on+i)%len(workers)],
@@ -322,9 +321,9 @@ func (u *users) start(ctx context.Context) {
 	}
 }
 
-// live changes the release while the pods write and while the volume of one more pod is being
-// staged, and returns how long that took. Then the pods change places, so that the new release
-// unmounts and detaches what the old one has mounted and attached.
+// live calls change while the pods write and while another pod's volume is half staged, and returns
+// how long change took. Then the pods swap workers, so that the new release unmounts and detaches
+// what the old one has mounted and attached.
 func (u *users) live(ctx context.Context, change func()) time.Duration {
 	var mounts [2][]string
 	for i, worker := range workers {
@@ -351,8 +350,8 @@ func (u *users) live(ctx context.Context, change func()) time.Duration {
 	return took
 }
 
-// halfStaged creates a pod with a new volume. The rack attaches the disk to the node, but its
-// device does not appear there, so the node's driver waits until the disk is attached again.
+// halfStaged creates a pod with a new volume. The rack attaches the disk, but never shows its
+// device to the node. So the node's driver waits until a spec attaches the disk again.
 func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk string) {
 	faults(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
 		Device: &adminapi.DeviceFault{Never: true}})
@@ -361,8 +360,8 @@ func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk str
 	return p, f.Bound(ctx, claim).Spec.CSI.VolumeHandle
 }
 
-// appearWithEnd attaches the disk of a half-staged pod again as soon as the node's driver is asked
-// to end. Until then the driver waits for the device, and the pod for the driver.
+// appearWithEnd waits until the node's driver pod is being deleted, and then attaches the disk of a
+// half-staged pod again. Until then this driver waits for the device, and the pod for the driver.
 func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-chan struct{}) {
 	driver := installedPod(ctx, ofNode, node)
 	done := make(chan struct{})
@@ -380,8 +379,8 @@ func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-c
 	return done
 }
 
-// check checks that the pods still write and that everything they wrote is there, and returns the
-// numbers of their last writes.
+// check checks that both pods still write and that their data is unchanged, and returns the numbers
+// of their last writes.
 func (u *users) check(ctx context.Context) (last [2]int) {
 	for i, p := range u.pods {
 		last[i] = p.Beats(ctx)

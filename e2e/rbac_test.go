@@ -23,8 +23,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// right is one verb on one resource, as a role of the installation gives it. list and watch are one
-// right, because an informer begins with either, depending on the version of Kubernetes.
+// right is a verb on a resource that a role of the installation allows. The verbs list and watch
+// are one right: depending on the version of Kubernetes, an informer begins with either.
 type right struct {
 	kind, role      string
 	group, resource string
@@ -36,7 +36,7 @@ func (r right) String() string {
 		r.resource, r.group)
 }
 
-// refusals returns the errors that the API server may give a client without the right.
+// refusals returns the possible errors of the API server for a request without the right.
 func (r right) refusals() []string {
 	var texts []string
 	for _, verb := range r.verbs {
@@ -46,12 +46,11 @@ func (r right) refusals() []string {
 	return texts
 }
 
-// flowTimeout is how long controllers that have just started may take for everything that a proof
-// makes them do.
+// flowTimeout is the time in which newly started controllers have to complete proof.life.
 const flowTimeout = 3 * time.Minute
 
-var _ = Describe("every right", Label("long"), func() {
-	It("of the driver's roles is needed: without it a program fails (D-54)", func(ctx SpecContext) {
+var _ = Describe("every right of the driver's roles", Label("long"), func() {
+	It("is needed: without it a program fails (D-54)", func(ctx SpecContext) {
 		DeferCleanup(func(ctx SpecContext) {
 			Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
 			install(ctx)
@@ -64,18 +63,18 @@ var _ = Describe("every right", Label("long"), func() {
 	}, NodeTimeout(90*time.Minute))
 })
 
-// proof shows for each right that something fails without it.
+// proof checks for each right that something fails without it.
 type proof struct {
 	// restart restarts all programs that use the roles.
 	restart func(context.Context)
-	// life does everything that needs the rights, in a namespace of its own.
+	// life needs every right. Its objects are in the namespace of its own fixture.
 	life func(context.Context, *fixture)
-	// settle cleans up after a life that was interrupted.
+	// settle cleans up after an interrupted life.
 	settle func(context.Context)
 }
 
-// live runs the life until ctx ends, and returns its first failure. It deletes the namespace
-// without waiting for that.
+// live runs the life until ctx ends, and returns its first failure. It does not wait until the
+// namespace is deleted.
 func (p proof) live(ctx context.Context) error {
 	return InterceptGomegaFailure(func() {
 		f := newFixture(ctx)
@@ -84,9 +83,9 @@ func (p proof) live(ctx context.Context) error {
 	})
 }
 
-// lifeOfVolume creates a volume for a pod, moves it, and restores a snapshot of it. At first the
-// rack is unreachable, which two events report; then it has no capacity, and the scheduler is asked
-// again.
+// lifeOfVolume creates, moves, snapshots and restores a volume. The rack first breaks two
+// connections, so that events have to be written, and then reports no capacity, so that the
+// provisioner asks the scheduler again.
 func lifeOfVolume(ctx context.Context, f *fixture) {
 	must(theRack.Admin.AddFault(ctx, adminapi.Fault{Operation: "disk_create", Times: 2, Cut: true}))
 	must(theRack.Admin.AddFault(ctx, adminapi.Fault{Operation: "disk_create", Skip: 2, Times: 1,
@@ -134,8 +133,8 @@ func (p proof) run(ctx context.Context, all []right) {
 	Expect(needless).To(BeEmpty(), "rights without which nothing fails")
 }
 
-// allRights returns the rights that the driver's roles give, one by one. The rights of the snapshot
-// controller are left out, because the cluster provides it.
+// allRights returns every right in the driver's roles. It omits those of the snapshot controller,
+// because this belongs to the cluster.
 func allRights(objects []*unstructured.Unstructured) []right {
 	var all []right
 	for _, o := range objects {
@@ -157,7 +156,7 @@ func allRights(objects []*unstructured.Unstructured) []right {
 	return all
 }
 
-// apart returns each verb in a list of its own, but list and watch together.
+// apart returns a list for each verb. The list of list and watch is the same.
 func apart(verbs []string) [][]string {
 	read := []string{"list", "watch"}
 	var all [][]string
@@ -172,7 +171,7 @@ func apart(verbs []string) [][]string {
 	return all
 }
 
-// findInstalled returns a copy of an object that the suite installed, as it was applied.
+// findInstalled returns a copy of an object of the suite's installation, as it was applied.
 func findInstalled(kind, name string) *unstructured.Unstructured {
 	i := slices.IndexFunc(installed, func(o *unstructured.Unstructured) bool {
 		return o.GetKind() == kind && o.GetName() == name
@@ -182,7 +181,7 @@ func findInstalled(kind, name string) *unstructured.Unstructured {
 }
 
 func rulesOf(o *unstructured.Unstructured) []rbacv1.PolicyRule {
-	// A Role and a ClusterRole have their rules in the same field.
+	// A ClusterRole has the same field for rules as a Role.
 	role := &rbacv1.ClusterRole{}
 	Expect(runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, role)).To(Succeed())
 	return role.Rules
@@ -210,8 +209,8 @@ func (r right) reduced() *unstructured.Unstructured {
 	return o
 }
 
-// without removes the right, restarts the programs that had it, and runs the life. It returns what
-// has failed, or "" if nothing has.
+// without removes the right, restarts the programs that had it, and runs the life. It returns the
+// failure, or "" if there was none.
 func (p proof) without(ctx context.Context, r right) (seen string) {
 	api.apply(ctx, r.reduced())
 	p.restart(ctx)
@@ -239,7 +238,7 @@ func (p proof) without(ctx context.Context, r right) (seen string) {
 	return seen
 }
 
-// refused returns nil if a container has logged that the right was missing.
+// refused returns nil if the log of a container contains one of the right's refusals.
 func refused(ctx context.Context, r right) error {
 	for _, namespace := range []string{driverNamespace, metav1.NamespaceSystem} {
 		list, err := api.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
@@ -252,9 +251,9 @@ func refused(ctx context.Context, r right) error {
 				text, err := api.CoreV1().Pods(namespace).GetLogs(p.Name,
 					&corev1.PodLogOptions{Container: c.Name}).DoRaw(ctx)
 				if err != nil {
-					continue // Not started yet.
+					continue // the container has not started
 				}
-				// Errors appear in the logs with escaped quotes, perhaps escaped twice.
+				// Logs contain the errors with quotes that are escaped once or twice.
 				message := strings.ReplaceAll(string(text), `\`, "")
 				if slices.ContainsFunc(r.refusals(), func(refusal string) bool {
 					return strings.Contains(message, refusal)
@@ -267,7 +266,7 @@ func refused(ctx context.Context, r right) error {
 	return fmt.Errorf("%w: no request was refused for the right %s", errNotYet, r)
 }
 
-// restartControllers restarts all programs that use the roles, at once.
+// restartControllers kills the pods of the controller and the snapshot controller, for new ones.
 func restartControllers(ctx context.Context) {
 	now := int64(0)
 	options := metav1.DeleteOptions{GracePeriodSeconds: &now}
@@ -294,8 +293,8 @@ var _ = Describe("every right of the node keeper", Label("long"), func() {
 	}, NodeTimeout(90*time.Minute))
 })
 
-// rolesOfKeeper returns the roles of the node keeper's pods, and of its container beside a node's
-// driver.
+// rolesOfKeeper returns the roles of the node keeper and of its container leave in the drivers'
+// pods.
 func rolesOfKeeper() []*unstructured.Unstructured {
 	var roles []*unstructured.Unstructured
 	for _, o := range installed {
@@ -306,7 +305,7 @@ func rolesOfKeeper() []*unstructured.Unstructured {
 	return roles
 }
 
-// restartKeepers deletes the keepers' pods, their lease and their records, without a grace period.
+// restartKeepers deletes the keepers' pods, without a grace period, their Lease and their records.
 func restartKeepers(ctx context.Context) {
 	now := int64(0)
 	Expect(api.CoreV1().Pods(driverNamespace).DeleteCollection(ctx,
@@ -316,8 +315,8 @@ func restartKeepers(ctx context.Context) {
 	removeRecords(ctx)
 }
 
-// keeperSettles waits until the keeper, which has all of its rights again, has completed its
-// operations.
+// keeperSettles waits until the keeper, which has all its rights again, has completed its
+// operations on the workers.
 func keeperSettles(ctx context.Context) {
 	Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
 	coldAttached(ctx)
@@ -328,13 +327,13 @@ func keeperSettles(ctx context.Context) {
 	spreadControllers(ctx)
 }
 
-// taintStartup gives a node the startup taint, as if it had just joined.
+// taintStartup sets the startup taint on a node, as if it had just joined the cluster.
 func taintStartup(ctx context.Context, worker string) {
 	patchNode(ctx, worker, fmt.Sprintf(`{"spec":{"taints":[{"key":%q,"effect":"NoSchedule"}]}}`,
 		startupTaint))
 }
 
-// coldAttach creates a pod for a node that has just joined, on a rack without hot-plug.
+// coldAttach creates a pod with a volume on a newly joined node, on a rack without hot-plug.
 func coldAttach(ctx context.Context, f *fixture) {
 	worker := workers[1]
 	hotplug := func(ctx context.Context, mode string) {
@@ -351,8 +350,8 @@ func coldAttach(ctx context.Context, f *fixture) {
 	}).WithContext(ctx).Should(Succeed(), "%s should take pods again", worker)
 }
 
-// leave deletes a pod with a volume, and the driver of its node, at the same moment. It fails if
-// the driver ends before the volume is detached, or much later.
+// leave deletes a pod with a volume and the driver of its node at the same moment. It fails if the
+// driver ends before the volume is detached, or more than a minute later.
 func leave(ctx context.Context, f *fixture) {
 	worker := workers[0]
 	p := f.Pod(ctx, Pod{Claims: []string{f.Claim(ctx, Claim{})}, Node: worker,

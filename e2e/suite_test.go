@@ -29,42 +29,42 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// BeforeSuite sets these for all specs.
+// BeforeSuite sets these variables.
 var (
 	config   settings
 	provider *cluster.Provider
 	machines map[string]node
 	api      *kube
 	theRack  *rackClients
-	// installed contains what the suite installed, as it was applied.
+	// installed contains the objects of the suite's installation, as they were applied.
 	installed []*unstructured.Unstructured
 	s         *fixture // of the current spec
 )
 
-// eventuallyTimeout is how long a spec waits for a condition.
+// eventuallyTimeout is the default time in which a condition of a spec has to become true.
 const eventuallyTimeout = 90 * time.Second
 
 func TestEndToEnd(t *testing.T) { // E-2
 	RegisterFailHandler(Fail)
 	SetDefaultEventuallyTimeout(eventuallyTimeout)
 	SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
-	// Without this, a wait that has a context ends only with the context.
+	// Otherwise an Eventually with a context waits until the context ends.
 	EnforceDefaultTimeoutsWhenUsingContexts()
 	suite, reporter := GinkgoConfiguration()
-	// A repeated spec would hide why it failed.
+	// Do not repeat a failed spec: a success of the second run would hide the failure.
 	suite.FlakeAttempts, suite.RandomizeAllSpecs = 0, false
-	// The stack of a failure shows the line of the spec, whatever helper has failed.
+	// The full stack shows the line of the spec if a helper function fails.
 	reporter.Verbose, reporter.FullTrace = true, true
 	RunSpecs(t, "the driver on a Kubernetes cluster", suite, reporter)
 }
 
-// must returns a value, and fails the spec on an error.
+// must returns the value of a call, and fails the spec if the call returned an error.
 func must[T any](value T, err error) T {
 	Expect(err).NotTo(HaveOccurred())
 	return value
 }
 
-// read reads an object with one of the API's clients. It fails g's assertions on an error.
+// read returns an object that it gets from one of the API's clients, and fails g on an error.
 func read[T any](ctx context.Context, g Gomega, all interface {
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 }, name string) T {
@@ -96,10 +96,10 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	By("installing the driver", func() { install(ctx) })
 }, NodeTimeout(15*time.Minute))
 
-// create creates the cluster, and registers its removal.
+// create creates the cluster, and removes it when the suite ends.
 func create(ctx context.Context, kubeconfig string) {
 	rackDir := filepath.Join(config.Work, "rack")
-	// Remove what a killed run has left, because this run uses the same name.
+	// A killed run may have left a cluster of this name.
 	Expect(provider.Delete(clusterName, kubeconfig)).To(Succeed())
 	DeferCleanup(takeDown, kubeconfig)
 	By("creating the cluster", func() {
@@ -114,14 +114,14 @@ func create(ctx context.Context, kubeconfig string) {
 	})
 }
 
-// install installs the driver and the rack from the overlay, and waits until both serve.
+// install installs the driver and the simulated rack, and waits until both serve.
 func install(ctx context.Context) {
 	installed = kustomized(overlay, "")
 	rollOut(ctx, installed)
 }
 
-// takeDown removes the cluster. The program e2e/run releases the loop devices that are left, and
-// removes the rack's files, even if the suite crashes.
+// takeDown removes the cluster. The program e2e/run detaches the remaining loop devices and removes
+// the rack's files afterwards, even after a crash of the suite.
 func takeDown(kubeconfig string) {
 	if config.Keep {
 		GinkgoWriter.Printf("The cluster %s is kept. Look at it with KUBECONFIG=%s kubectl get pods -A\n",
@@ -149,29 +149,29 @@ var _ = JustAfterEach(func(ctx SpecContext) {
 	}
 }, NodeTimeout(evidenceTimeout))
 
-// settings contains what e2e/run has prepared, from the environment variable E2E_SETTINGS.
+// settings is what e2e/run passes to the suite in the environment variable E2E_SETTINGS.
 type settings struct {
 	NodeImage, Kubernetes, CRDs, Work, Evidence, StandIns string
 	Archives                                              []string
-	// Previous is the directory of the previous release, and PreviousName its name. Both are empty if
-	// there is no previous release.
+	// Previous is the source tree of the previous release, and PreviousName the release's name. Both
+	// are empty if no release precedes this tree.
 	Previous, PreviousName string
-	// Base is a tar with the base of the product's images. Empty means the base in the Dockerfile.
+	// Base is a tar file of the driver's base image, or "" for the base image in the Dockerfile.
 	Base string
-	// Reuse makes the suite use a cluster, with its installation, that an earlier run has kept.
+	// Reuse makes the suite use the cluster that an earlier run with Keep has left.
 	Offline, Keep, Reuse bool
 }
 
-// settleTimeout is how long it may take until nothing of a spec is left. Kubernetes detaches and
-// deletes with pauses that grow after each refusal.
+// settleTimeout is the time in which everything that a spec created has to disappear. Kubernetes
+// repeats a refused detach or delete after pauses that grow.
 const settleTimeout = 2 * time.Minute
 
-// evidenceTimeout is how long it may take to collect the evidence of a failure.
+// evidenceTimeout is the time in which collectEvidence has to end.
 const evidenceTimeout = 2 * time.Minute
 
-// nodeInventory is a script for a node. It prints one line for each mount of a volume, each
-// directory that the kubelet keeps for a volume, each disk in the guest's view, and each of the
-// driver's records. It leaves out the files of the flight recorder, which stay.
+// nodeInventory is a shell script. It prints a line for each mounted volume, each of kubelet's
+// directories for a volume, each disk in the guest view, and each of the driver's records. It omits
+// the flight recorder's files, which outlive volumes.
 const nodeInventory = `
 awk '$2 ~ "^/var/lib/kubelet/.*(kubernetes.io~csi|kubernetes.io/csi)" {print "mount " $2}' \
 	/proc/mounts
@@ -187,16 +187,16 @@ for entry in $(ls -A /oxide/sys/block); do echo "sysfs $entry"; done
 cd /run/csi.oxide.computer
 for entry in $(find . -type f -name "*.json"); do echo "record $entry"; done`
 
-// clusterKinds lists the kinds of objects that remain when a volume leaks.
+// clusterKinds lists the kinds of objects that a leaked volume leaves behind.
 var clusterKinds = []schema.GroupVersionKind{
 	{Version: "v1", Kind: "PersistentVolume"},
 	{Group: "storage.k8s.io", Version: "v1", Kind: "VolumeAttachment"},
 	{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"},
 }
 
-// takeInventory counts what exists: the rack's disks, snapshots and attachments; this machine's
-// loop devices; the mounts, directories, devices and records of every worker; the cluster's
-// volumes; and the taints and cordons of its nodes.
+// takeInventory counts the rack's disks, snapshots and attachments; this machine's loop devices;
+// the mounts, directories, devices and records on every worker; the cluster's volumes; and the
+// taints and cordons of its nodes.
 func takeInventory(ctx context.Context) (harness.Ledger, error) {
 	found := harness.Ledger{}
 	state, err := theRack.Admin.State(ctx)
@@ -219,8 +219,8 @@ func takeInventory(ctx context.Context) (harness.Ledger, error) {
 	for _, own := range state.LoopDevices {
 		found["the rack's loop device of "+own.Serial]++
 		for _, disk := range loops {
-			// Kubelets of another cluster on this machine may have loop devices, too, so count only those
-			// of this rack's disks.
+			// Count only the loop devices of this rack's disks: kubelets of another cluster on this machine
+			// may have loop devices, too.
 			for _, l := range loops {
 				if disk.Path == own.Path && l.On(disk) {
 					found["a kubelet's loop device of "+l.BackingFile]++
@@ -243,7 +243,7 @@ func takeInventory(ctx context.Context) (harness.Ledger, error) {
 	return found, addWorkers(ctx, found)
 }
 
-// addNodes adds each Node's taints and cordon, and the node keeper's mark of the cordon.
+// addNodes adds each Node's taints and cordon, and the annotation of the node keeper's cordon.
 func addNodes(ctx context.Context, found harness.Ledger) error {
 	list, err := api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -283,7 +283,7 @@ func addWorkers(ctx context.Context, found harness.Ledger) error {
 	return nil
 }
 
-// sameInventory waits until the inventory is the same as at the start.
+// sameInventory waits until the inventory equals start.
 func sameInventory(ctx context.Context, start harness.Ledger) error {
 	err := poll(ctx, settleTimeout, func(ctx context.Context) error {
 		now, err := takeInventory(ctx)
@@ -304,7 +304,7 @@ func sameInventory(ctx context.Context, start harness.Ledger) error {
 	return nil
 }
 
-// evidenceKinds lists the kinds of objects that are saved after a failure.
+// evidenceKinds lists the kinds of objects that collectEvidence saves.
 var evidenceKinds = []schema.GroupVersionKind{
 	{Version: "v1", Kind: "Pod"},
 	{Version: "v1", Kind: "Event"},
@@ -318,20 +318,20 @@ var evidenceKinds = []schema.GroupVersionKind{
 }
 
 // nodeEvidence contains scripts that run on every node, by the name of the file for their output.
-// kind's own collection of logs is not used: an interrupt does not end it.
+// They replace kind's export of logs, which continues after an interrupt.
 var nodeEvidence = map[string]string{
 	"mounts.txt":  "cat /proc/mounts; losetup --list --output-all",
 	"guest.txt":   "ls -lR /oxide 2>/dev/null | head -200; ls -lR /run/csi.oxide.computer 2>/dev/null",
 	"journal.log": "journalctl --no-pager",
-	// The logs of all containers, also of those that were restarted.
+	// This file contains the logs of all containers, even of restarted ones.
 	"containers.log": "cd /var/log/pods && find . -name '*.log' -exec tail -n +1 -v {} +",
 }
 
 var notInFileNames = regexp.MustCompile(`[^A-Za-z0-9-]+`)
 
-// collectEvidence writes everything known about a failure into one directory, and prints its path.
-// It also records what could not be read. After an interrupt it does nothing, so that the run ends
-// soon.
+// collectEvidence saves objects, the rack's state and logs after a failure, and prints the
+// directory. A file also contains the error if its content is incomplete. After an interrupt
+// collectEvidence does nothing, so that the run ends soon.
 func collectEvidence(ctx context.Context, suffix string) {
 	spec := CurrentSpecReport()
 	if config.Evidence == "" || spec.State == ginkgo.SpecStateInterrupted {

@@ -28,15 +28,15 @@ var _ = Describe("a volume", func() {
 		"demands (D-56, D-39)", beginsAndEnds)
 })
 
-// writeNoise returns a script that writes 4 MiB of noise to the end of a device's first GiB and
-// prints its checksum.
+// writeNoise returns a script that writes 4 MiB of random bytes at the end of a device's first GiB,
+// and prints their checksum.
 func writeNoise(device string) string {
 	return `head -c 4194304 /dev/urandom >/tmp/noise
 dd if=/tmp/noise of=` + device + ` bs=1048576 seek=1020 conv=fsync 2>/dev/null
 sha256sum </tmp/noise`
 }
 
-// readNoise returns a script that prints the checksum of the bytes that writeNoise wrote.
+// readNoise returns a script that prints the checksum of the bytes where writeNoise has written.
 func readNoise(device string) string {
 	return `dd if=` + device + ` bs=1048576 skip=1020 count=4 2>/dev/null | sha256sum`
 }
@@ -78,8 +78,8 @@ func expectFilesystems(ctx context.Context, p *pod) {
 	Expect(p.Sh(ctx, "blockdev --getsize64 /dev/data-2")).To(Equal("1073741824"))
 }
 
-// expectDisks checks that each claim's volume is a disk of the driver that is attached to the
-// worker, and returns the disks' UUIDs.
+// expectDisks checks that each claim's volume is one of the driver's disks, attached to the
+// worker's instance, and returns the disks' UUIDs.
 func expectDisks(ctx context.Context, claims []string, worker string) []string {
 	disks := []string{}
 	for _, claim := range claims {
@@ -93,8 +93,8 @@ func expectDisks(ctx context.Context, claims []string, worker string) []string {
 	return disks
 }
 
-// expectFixedSize tries to enlarge a claim of the class oxide-disk (D-68). The API server refuses,
-// so that nobody waits for an expansion that no disk can do.
+// expectFixedSize checks that the API server refuses to enlarge a claim of the class oxide-disk
+// (D-68). If it accepted, the claim would wait forever, because the rack cannot grow a disk.
 func expectFixedSize(ctx context.Context, claim string) {
 	_, err := api.CoreV1().PersistentVolumeClaims(s.ns).Patch(ctx, claim, types.MergePatchType,
 		[]byte(`{"spec":{"resources":{"requests":{"storage":"2Gi"}}}}`), metav1.PatchOptions{})
@@ -129,13 +129,13 @@ func beginsAndEnds(ctx SpecContext) {
 		"the policy Retain keeps the disk")
 }
 
-var _ = Describe("a disk that somebody made by hand", func() {
-	It("becomes a volume by its UUID alone, and is not deleted with it, whatever the reclaim "+
-		"policy is (D-2, E-16)", usesDiskByHand)
+var _ = Describe("a disk made by hand", func() {
+	It("can be used as a volume by its UUID, and is not deleted with that volume under any "+
+		"reclaim policy (D-2, E-16)", usesDiskByHand)
 })
 
-// provisionedBy is the annotation by which the provisioner recognizes its own volumes. A copy of a
-// PersistentVolume has it, too.
+// provisionedBy is the annotation by which the provisioner recognizes volumes that it may delete. A
+// copy of a PersistentVolume has it, too.
 const provisionedBy = "pv.kubernetes.io/provisioned-by"
 
 func usesDiskByHand(ctx SpecContext) {
@@ -156,7 +156,7 @@ func usesDiskByHand(ctx SpecContext) {
 	}
 	apply(nil, "Retain") // as in the example
 	writer := s.Pod(ctx, Pod{Claims: []string{name}, Node: workers[0]}).Running(ctx)
-	// The disk was blank, so the driver has formatted it.
+	// The driver has formatted the disk, because it was blank.
 	writer.Sh(ctx, "echo by hand >/data/0/file; sync")
 	kind, sizeBytes := writer.Filesystem(ctx, "/data/0")
 	Expect(kind).To(Equal("ext4"))
@@ -171,11 +171,11 @@ func usesDiskByHand(ctx SpecContext) {
 	Expect(reader.Sh(ctx, "cat /data/0/file")).To(Equal("by hand"))
 	reader.Delete(ctx)
 	s.DeleteClaim(ctx, name)
-	// The events of a PersistentVolume, which has no namespace, are in this one.
+	// A PersistentVolume has no namespace. Its events are in the namespace default.
 	(&fixture{ns: metav1.NamespaceDefault}).Event(ctx, "PersistentVolume", name, "DiskNotOurs",
 		"has no ownership tag of this driver", "give the volume the reclaim policy Retain")
 	Expect(theRack.disk(ctx, disk).Description).To(Equal("made by hand"))
-	// The advice in the event helps: the PersistentVolume is deleted, and the disk stays.
+	// After the policy is Retain, as the event advises, the PersistentVolume can be deleted.
 	s.DeleteVolume(ctx, name)
 	Expect(theRack.hasDisk(ctx, disk)).To(BeTrue())
 }
@@ -185,14 +185,14 @@ func set(o *unstructured.Unstructured, value string, path ...string) {
 }
 
 var _ = Describe("the files of a volume", func() {
-	It("belong to the pod's fsGroup, in the root, in a subPath, and in an "+
+	It("belong to the pod's fsGroup: in the root, in a subPath, and in an "+
 		"ephemeral volume (D-55)", belongToGroup)
 	It("have the same owners in pods with and without a user namespace, on ext4, xfs and "+
 		"btrfs (D-55)", passUserNamespaces)
 })
 
 // passUserNamespaces gives volumes to a pod with a user namespace. The runtime mounts them with
-// mapped users, so the files on the disk keep their owners. The kernel cannot do that for ext3.
+// mapped IDs, so that the owners on the disk stay the same. The kernel cannot map IDs on ext3.
 func passUserNamespaces(ctx SpecContext) {
 	if config.Offline {
 		Skip("Debian's containerd 1.6 has no user namespaces; that of kind's node images has")
@@ -247,7 +247,7 @@ func belongToGroup(ctx SpecContext) {
 	kept := s.Bound(ctx, claim).Spec.CSI.VolumeHandle
 	p.Delete(ctx)
 
-	// The pod's files get another group.
+	// Kubelet changes the group of the files that already exist.
 	other := int64(3000)
 	again := s.Pod(ctx, Pod{Claims: []string{claim}, User: &user, FSGroup: &other}).Running(ctx)
 	Expect(again.Sh(ctx, "stat -c %g /data/0/file")).To(Equal("3000"))
@@ -257,7 +257,7 @@ func belongToGroup(ctx SpecContext) {
 	Expect(theRack.hasDisk(ctx, kept)).To(BeTrue())
 }
 
-// ephemeral returns a volume whose claim is created and deleted with its pod.
+// ephemeral returns a volume whose claim Kubernetes creates and deletes with the pod.
 func ephemeral(name string) corev1.Volume {
 	claim := Claim{}
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
@@ -268,14 +268,14 @@ func ephemeral(name string) corev1.Volume {
 }
 
 var _ = Describe("a claim", func() {
-	It("that no disk can satisfy gets an event with the reason, and makes no request to "+
-		"the rack (D-19, D-70, D-71)", getsAReason)
-	It("with ReadWriteOnce serves the pods of one node, with ReadWriteOncePod one pod (E-5, D-70)",
+	It("gets an event with the reason, and no request to the rack, if no disk can "+
+		"satisfy it (D-19, D-70, D-71)", getsAReason)
+	It("serves one node with ReadWriteOnce, and one pod with ReadWriteOncePod (E-5, D-70)",
 		servesOneNode)
 })
 
-// getsAReason creates claims that look valid but cannot be satisfied. A claim does not fail, but
-// waits, so an event is all that its user sees.
+// getsAReason creates claims that are valid for the API server, but not for the driver. Kubernetes
+// keeps such claims pending, so an event is the only way to report the reason.
 func getsAReason(ctx SpecContext) {
 	class := s.Class(ctx, Class{Immediate: true})
 	source := s.Claim(ctx, Claim{Class: class})
@@ -292,7 +292,7 @@ func getsAReason(ctx SpecContext) {
 			`fs_type "ntfs" is not supported`},
 		s.Claim(ctx, Claim{Class: s.Class(ctx, Class{Immediate: true,
 			Parameters: map[string]string{"replicas": "3"}})}): {"ParameterInvalid", "replicas"},
-		// The provisioner knows that the driver does not support clones, and does not call it.
+		// The driver does not declare the capability of clones, so the provisioner does not call it.
 		s.cloneOf(ctx, source, class): {"CLONE_VOLUME capability is not reported"},
 	}
 	for claim, words := range refused {
@@ -330,7 +330,7 @@ func servesOneNode(ctx SpecContext) {
 	disk := s.Bound(ctx, shared).Spec.CSI.VolumeHandle
 	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[0]))
 
-	// The pods that waited start when they can.
+	// After the first pods are deleted, the waiting pods start.
 	deletePods(ctx, writer, reader, only)
 	Expect(far.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("shared"))
 	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[1]))
@@ -338,22 +338,22 @@ func servesOneNode(ctx SpecContext) {
 }
 
 var _ = Describe("a node", func() {
-	It("reports how many volumes it takes, and a pod beyond that limit, or the rack's, "+
+	It("reports its limit of volumes, and a pod beyond this limit or the rack's limit "+
 		"waits (D-26, D-62, CP-9)", limitsVolumes)
 })
 
-// mostDisks is the number of disks per instance in the manifests.
+// mostDisks is the number of disks per instance that the manifests configure.
 const mostDisks = 12
 
 func limitsVolumes(ctx SpecContext) {
-	// Another spec may have left too low a count, which lasts until the kubelet asks again.
+	// An earlier spec may have left too low a limit, until kubelet asks the driver again.
 	countEvery(ctx, 10)
 	for _, worker := range workers {
 		Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).
 			Should(Equal(mostDisks))
 		Expect(instanceOf(ctx, worker)).To(Equal(instanceIDs[worker]))
 	}
-	// Kubernetes schedules by the last count, which stays for now.
+	// From now on the scheduler uses this limit, because kubelet does not ask again for an hour.
 	countEvery(ctx, 3600)
 	worker := workers[1]
 	next := func() *pod {
@@ -361,14 +361,14 @@ func limitsVolumes(ctx SpecContext) {
 	}
 	next().Running(ctx)
 
-	// The rack allows fewer disks than OXIDE_MAX_DISKS; the event contains the rack's own error.
+	// The rack now allows fewer disks than OXIDE_MAX_DISKS. The event has to contain the rack's error.
 	switchRack(ctx, diskLimit(1), diskLimit(mostDisks))
 	second := next()
 	second.Pending(ctx, "AttachVolume.Attach failed", "cannot attach more than 1 disks to instance")
 	Expect(theRack.Admin.Switch(ctx, diskLimit(mostDisks))).To(Succeed())
 	second.Running(ctx)
 
-	// The instance is full, but the scheduler does not know it yet.
+	// The instance now has as many disks as the driver allows, which the scheduler does not know.
 	disks := fillByHand(ctx, worker, mostDisks-2)
 	third := next()
 	third.Pending(ctx, "AttachVolume.Attach failed", "ResourceExhausted",
@@ -376,7 +376,7 @@ func limitsVolumes(ctx SpecContext) {
 	detachByHand(ctx, disks[0], worker)
 	third.Running(ctx)
 
-	// After the next count the scheduler knows how many disks the instance takes.
+	// Kubelet asks again, and the scheduler gets the new limit.
 	countEvery(ctx, 10)
 	Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).Should(Equal(3))
 	fourth := next()
@@ -388,8 +388,7 @@ func limitsVolumes(ctx SpecContext) {
 	Expect(allocatable(ctx, worker)).To(Equal(mostDisks))
 }
 
-// fillByHand attaches this many disks, which belong to nobody in the cluster, to the worker's
-// instance.
+// fillByHand attaches n disks that belong to no volume of the cluster to the worker's instance.
 func fillByHand(ctx context.Context, worker string, n int) []string {
 	disks := []string{}
 	for i := range n {
@@ -400,7 +399,7 @@ func fillByHand(ctx context.Context, worker string, n int) []string {
 	return disks
 }
 
-// allocatable returns how many volumes the scheduler allows on a worker.
+// allocatable returns how many of the driver's volumes the scheduler may place on a worker.
 func allocatable(ctx context.Context, worker string) int {
 	if d := must(driverOn(ctx, worker)); d.Allocatable != nil && d.Allocatable.Count != nil {
 		return int(*d.Allocatable.Count)
@@ -408,12 +407,12 @@ func allocatable(ctx context.Context, worker string) int {
 	return 0
 }
 
-// instanceOf returns the node ID with which the driver is registered on a worker.
+// instanceOf returns the node ID of the driver on a worker, which is its instance's ID.
 func instanceOf(ctx context.Context, worker string) string {
 	return must(driverOn(ctx, worker)).NodeID
 }
 
-// driverOn returns the driver's entry in a worker's CSINode, or the zero value.
+// driverOn returns the driver's entry in the worker's CSINode, or the zero value.
 func driverOn(ctx context.Context, worker string) (storagev1.CSINodeDriver, error) {
 	csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
 	if err != nil {
@@ -427,7 +426,7 @@ func driverOn(ctx context.Context, worker string) (storagev1.CSINodeDriver, erro
 	return storagev1.CSINodeDriver{}, nil
 }
 
-// countEvery sets how often the kubelets ask the driver for its limit, until the spec ends.
+// countEvery sets how often kubelet asks the driver for its limit of volumes, until the spec ends.
 func countEvery(ctx context.Context, seconds int64) {
 	drivers := api.StorageV1().CSIDrivers()
 	now := must(drivers.Get(ctx, driverName, metav1.GetOptions{}))
@@ -439,15 +438,15 @@ func countEvery(ctx context.Context, seconds int64) {
 	DeferCleanup(func(ctx SpecContext) { set(ctx, *now.Spec.NodeAllocatableUpdatePeriodSeconds) })
 }
 
-// diskLimit returns the switch that sets the rack's real limit of disks per instance.
+// diskLimit returns the switch for the number of disks that the rack attaches to one instance.
 func diskLimit(n int) map[string]any { return map[string]any{"disk_limit": n} }
 
-// inWaves is the total number of volumes that are created and deleted, and atOnce how many of them
-// exist at a time: as many as fit on the nodes.
+// inWaves is the total number of volumes. atOnce of them, as many as fit on the nodes, exist at a
+// time.
 const inWaves, atOnce = 100, 20
 
 var _ = Describe("a hundred volumes", Label("long"), func() {
-	It("that are created and deleted in waves leave nothing behind (D-60, D-62)", makesWaves,
+	It("leave nothing behind after they were created and deleted in waves (D-60, D-62)", makesWaves,
 		NodeTimeout(15*time.Minute))
 })
 
@@ -464,8 +463,7 @@ func makesWaves(ctx SpecContext) {
 		took.Seconds()/waves, after[controllerProgram].peakKiB>>10, after[nodeProgram].peakKiB>>10)
 }
 
-// wave creates as many pods with a volume each as fit on the nodes, waits until all have written to
-// their volumes, and deletes all.
+// wave creates atOnce pods with one volume each, waits until all run, and deletes them.
 func (f *fixture) wave(ctx context.Context, number int) {
 	By(fmt.Sprintf("wave %d", number+1))
 	made := make([]*pod, atOnce)
@@ -480,7 +478,7 @@ func (f *fixture) wave(ctx context.Context, number int) {
 	f.ebb(ctx)
 }
 
-// ebb deletes all pods and claims of the fixture's namespace, and waits until the volumes are gone.
+// ebb deletes all pods and claims in the spec's namespace, and waits until the volumes are gone.
 func (f *fixture) ebb(ctx context.Context) {
 	now := metav1.DeleteOptions{}
 	Expect(api.CoreV1().Pods(f.ns).DeleteCollection(ctx, now, metav1.ListOptions{})).To(Succeed())
@@ -500,11 +498,11 @@ func (f *fixture) ebb(ctx context.Context) {
 		"the volumes should be gone")
 }
 
-// usage is the memory and processor time that a container's process has used since it started.
+// usage is the peak memory and the processor time of a process since its start.
 type usage struct{ peakKiB, cpuMillis int }
 
-// measured is a script that prints the peak memory and the processor time of each program of the
-// driver's pods. A stand-in has the name of the program that it replaces.
+// measured is a script that prints the peak memory and the processor time of the driver's programs.
+// A stand-in's process has the name of the program that it replaces.
 const measured = `for name in oxide-csi-plugin csi-provisioner csi-attacher csi-snapshotter \
 	node-driver-registrar csi-node-driver-registrar livenessprobe; do
 	for pid in $(pidof $name); do
@@ -515,7 +513,7 @@ const measured = `for name in oxide-csi-plugin csi-provisioner csi-attacher csi-
 	done
 done`
 
-// usages returns, for each program, the highest peak memory and the highest processor time of its
+// usages returns the highest peak memory and the highest processor time of each program's
 // processes.
 func usages(ctx context.Context) map[string]usage {
 	most := map[string]usage{}
@@ -538,8 +536,8 @@ const (
 	nodeProgram       = "oxide-csi-plugin --mode=node"
 )
 
-// tellUsage prints how much processor time each program used during the waves, and its peak memory.
-// The requests in the manifests come from these figures.
+// tellUsage prints each program's processor time during the waves, and its peak memory. The
+// resource requests in the manifests are based on these numbers.
 func tellUsage(before, after map[string]usage, wall time.Duration) {
 	Expect(after).To(And(HaveKey(controllerProgram), HaveKey(nodeProgram)))
 	for _, name := range slices.Sorted(maps.Keys(after)) {
