@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// daemon is our own dockerd. All of its files are in one directory. It reuses or removes what an
-// earlier dockerd left there when it was killed.
+// daemon is a dockerd that this package runs. All its files are in one directory. A new dockerd
+// reuses or removes the files of one that was killed.
 type daemon struct {
 	dir, root string
 	log       io.Writer
@@ -35,8 +35,8 @@ func (d *daemon) socket() string          { return d.file("docker.sock") }
 func (d *daemon) pidFile() string         { return d.file("pid") }
 func (d *daemon) configFile() string      { return d.file("daemon.json") }
 
-// startTime is how long an engine may take to answer: it may first have to end the containers of an
-// engine that was killed.
+// startTime is the time in which a new dockerd has to answer. Before it answers, it ends the
+// containers of a dockerd that was killed.
 const startTime = 2 * time.Minute
 
 func (e *Engine) run(ctx context.Context) error {
@@ -74,8 +74,8 @@ func (e *Engine) run(ctx context.Context) error {
 	return e.sayDriver(ctx)
 }
 
-// launch starts dockerd in a process session of its own, so that an interrupt at the terminal
-// reaches only us. We then stop it in order.
+// launch starts dockerd in its own process session, so that Ctrl-C at the terminal does not reach
+// it. This program also gets the signal, and stops dockerd after it has removed the containers.
 func (d *daemon) launch() (ended <-chan error, err error) {
 	log, err := os.Create(d.file("log"))
 	if err != nil {
@@ -99,8 +99,8 @@ func (d *daemon) launch() (ended <-chan error, err error) {
 	return result, nil
 }
 
-// configure writes the daemon's settings. It leaves out the bridge, which all engines of the
-// machine would share, and which neither kind nor our builds use.
+// configure writes dockerd's settings. They switch off the default bridge, which all engines of a
+// machine would share, and which neither kind nor the builds use.
 func (d *daemon) configure(ctx context.Context) error {
 	settings := map[string]any{
 		"data-root": d.file("data"),
@@ -147,8 +147,8 @@ func (d *daemon) wrapper(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// tidy ends a daemon of ours that runs but does not answer. It also removes pid files that name
-// processes of others, because dockerd would wait for those processes.
+// tidy stops our dockerd if it runs but does not answer. It also removes our pid files if they name
+// processes of other programs: a new dockerd would wait until those end.
 func (d *daemon) tidy(ctx context.Context) error {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return fmt.Errorf("make the engine's directory: %w", err)
@@ -160,8 +160,8 @@ func (d *daemon) tidy(ctx context.Context) error {
 	if err := d.stop(ctx); err != nil {
 		return err
 	}
-	// A containerd may outlive the dockerd that started it, and then serves the next one. If none is
-	// left, remove only its pid file: with the others the next one finds the containers that run.
+	// If the containerd of a killed dockerd still runs, the new dockerd uses it. If not, remove only
+	// its pid file: from the other files the new dockerd finds the containers that still run.
 	containerd := d.file("exec/containerd/containerd.pid")
 	if pid := livingPID(containerd, d.file("exec/containerd")); pid == 0 {
 		if err := os.Remove(containerd); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -171,11 +171,11 @@ func (d *daemon) tidy(ctx context.Context) error {
 	return nil
 }
 
-// socketPathMax is the longest path of our directory: the kernel limits the path of a socket, and
-// containerd's socket is deeper in our directory than docker's.
+// socketPathMax is the longest path of docker.sock for which the path of containerd's socket,
+// deeper in the same directory, has no more than the kernel's limit of 107 bytes.
 const socketPathMax = 107 - len("exec/containerd/containerd.sock.ttrpc") + len("docker.sock")
 
-// stop ends the daemon of the pid file and waits for its end. It is no error if there is no daemon.
+// stop ends the dockerd that the pid file names, if it runs, and waits until it has ended.
 func (d *daemon) stop(ctx context.Context) error {
 	pid := livingPID(d.pidFile(), d.configFile())
 	if pid == 0 {
@@ -200,8 +200,8 @@ func (d *daemon) stop(ctx context.Context) error {
 	return nil
 }
 
-// livingPID returns the process in the pid file if it runs and is ours, and zero otherwise. A
-// process is ours if its command line names our file.
+// livingPID returns the process ID in the pid file if the process's command line contains our
+// file's path. Otherwise it returns zero: the process has ended, or is another program.
 func livingPID(pidFile, ours string) int {
 	text, err := os.ReadFile(pidFile)
 	if err != nil {
@@ -214,8 +214,8 @@ func livingPID(pidFile, ours string) int {
 	return pid
 }
 
-// names reports whether the process's command line contains the path. A process that has ended, but
-// that nobody has waited for, has an empty command line.
+// names reports whether the process's command line contains the path. The command line of a zombie
+// is empty.
 func names(pid int, path string) bool {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return err == nil && strings.Contains(string(line), path)
@@ -229,7 +229,7 @@ func (d *daemon) lastLines() string {
 	return tail(text)
 }
 
-// sayDriver warns if the storage driver copies whole images for every container.
+// sayDriver warns if the engine has the storage driver vfs, which copies whole images.
 func (e *Engine) sayDriver(ctx context.Context) error {
 	driver, err := e.Output(ctx, "info", "--format", "{{.Driver}}")
 	if err != nil {
@@ -245,8 +245,8 @@ func (e *Engine) sayDriver(ctx context.Context) error {
 
 const capSysResource = 24
 
-// WithoutSysResource reports whether this machine cannot give CAP_SYS_RESOURCE to a container,
-// because it is not in this process's bounding set.
+// WithoutSysResource reports whether this process's bounding set lacks CAP_SYS_RESOURCE, so that no
+// container on this machine can have it.
 func WithoutSysResource() (bool, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -261,11 +261,11 @@ func WithoutSysResource() (bool, error) {
 	return false, fmt.Errorf("read our capabilities: no line CapBnd in %q", status)
 }
 
-// watchersNeeded is how many inotify instances three nodes use: each has systemd, containerd, a
-// kubelet and their children.
+// watchersNeeded is the number of inotify instances for three nodes. On each node systemd,
+// containerd, kubelet and their children use some.
 const watchersNeeded = 512
 
-// raiseWatchers raises the kernel's limit of inotify instances if it is too low for a cluster.
+// raiseWatchers raises the kernel's limit of inotify instances to watchersNeeded if it is lower.
 func raiseWatchers(log io.Writer, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -287,11 +287,11 @@ func raiseWatchers(log io.Writer, file string) error {
 	return nil
 }
 
-// unmountTime is how long a mount may stay busy after the engine has ended.
+// unmountTime is the time in which the mounts below dockerd's directory have to become idle.
 const unmountTime = 20 * time.Second
 
-// unmountBelow unmounts what a killed engine has left mounted in its directory, the last mounts
-// first.
+// unmountBelow unmounts everything that a dockerd has left mounted below a directory, in reverse
+// order.
 func unmountBelow(ctx context.Context, dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
@@ -323,12 +323,12 @@ func unmount(ctx context.Context, path string) error {
 	}
 }
 
-// A Docker engine turns on packet forwarding and adds filter rules, and does not undo that when it
-// ends. The functions below restore the network of a machine that had no engine.
+// A Docker engine enables packet forwarding and adds filter rules. When it ends, it undoes neither.
+// The functions below do this if no engine ran before ours.
 
-// network contains the settings of the machine that an engine changes.
+// network contains the settings of this machine's network that an engine changes.
 type network struct {
-	// Rules contains the rules of each table, as iptables lists them.
+	// Rules contains the rules of each table, as printed by iptables.
 	Rules map[string][]string
 	// Forward is the value of net.ipv4.ip_forward.
 	Forward string
@@ -336,15 +336,14 @@ type network struct {
 
 const forwardFile = "/proc/sys/net/ipv4/ip_forward"
 
-// tables are the tables of rules: the program that lists each, and its name.
+// tables lists tables of rules, each as the program that prints it and the table's name.
 var tables = []string{"iptables filter", "iptables nat", "ip6tables filter", "ip6tables nat"}
 
-// networkFile is the file with the record of the network. It exists from the start of our engine
-// until the network is restored.
+// networkFile is the path of the file in which remember records the network. giveBack removes it.
 func (d *daemon) networkFile() string { return d.file("network.json") }
 
-// remember records the network before our engine runs. If an engine of ours was killed, its record
-// is still there, and is kept.
+// remember records the network before our dockerd starts. If a dockerd of ours was killed, its
+// record exists: remember keeps it, because the network now has that dockerd's rules.
 func (d *daemon) remember(ctx context.Context) error {
 	if exists(d.networkFile()) {
 		return nil
@@ -359,7 +358,7 @@ func (d *daemon) remember(ctx context.Context) error {
 	return nil
 }
 
-// giveBack restores the network, unless another engine runs, which uses the rules.
+// giveBack restores the recorded network. If another engine runs, it keeps the rules for that.
 func (d *daemon) giveBack(ctx context.Context) error {
 	text, err := os.ReadFile(d.networkFile())
 	if errors.Is(err, os.ErrNotExist) {
@@ -381,8 +380,8 @@ func (d *daemon) giveBack(ctx context.Context) error {
 	return os.Remove(d.networkFile())
 }
 
-// otherEngine returns the process ID of a dockerd on this machine, or zero. It is called when our
-// own has ended; even a zombie has no command line.
+// otherEngine returns the process ID of a dockerd on this machine, or zero. Our own dockerd has
+// ended; if it is a zombie, its command line is empty.
 func otherEngine() int {
 	found, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range found {
@@ -396,7 +395,7 @@ func otherEngine() int {
 	return 0
 }
 
-// readNetwork reads the network. It omits tables that cannot be read, which do not exist.
+// readNetwork reads the network's settings. It omits a table if iptables cannot print it.
 func readNetwork(ctx context.Context) network {
 	now := network{Rules: map[string][]string{}}
 	if text, err := os.ReadFile(forwardFile); err == nil {
@@ -435,15 +434,15 @@ func restore(ctx context.Context, before, now network) error {
 }
 
 // undo returns the arguments of iptables that remove an engine's rules from a table: first the
-// rules that jump to its chains, then the chains, then the policy that it set. It keeps rules that
-// were there before, and rules that do not belong to an engine.
+// rules that jump to its chains, then the chains. Last it restores the policies. Rules in before
+// stay, and so do rules that neither jump to nor are in a chain of Docker.
 func undo(before, now []string) [][]string {
 	var rules, flushed, removed, policies [][]string
 	for _, line := range now {
 		if slices.Contains(before, line) {
 			continue
 		}
-		// iptables quotes like a shell, but no rule of an engine contains a word with a space.
+		// iptables quotes words that contain spaces. The rules of an engine contain no such word.
 		words := strings.Fields(line)
 		switch {
 		case len(words) == 3 && words[0] == "-P":

@@ -1,8 +1,8 @@
-// Package engine provides a Docker engine for the end-to-end suite. It uses the engine of
-// DOCKER_HOST, or one that already runs on the machine, and does not change it. If there is none,
-// it runs its own, with its state in the suite's cache, and stops it at the end; what it has built
-// stays for the next run. For that it installs Debian's docker.io if it is missing, so the machine
-// has to be a Debian or an Ubuntu, and the user root. It uses no registry.
+// Package engine provides a Docker engine for the end-to-end suite. If the engine of DOCKER_HOST or
+// of this machine answers, the package uses it as it is. Otherwise it runs a dockerd of its own,
+// and stops it at the end. This dockerd's files are in the suite's cache, so the next run finds the
+// images. If docker is missing, the package installs Debian's docker.io, which requires root on
+// Debian or Ubuntu.
 package engine
 
 import (
@@ -18,32 +18,32 @@ import (
 	"time"
 )
 
-// Engine is a Docker engine that answers.
+// Engine is a running Docker engine.
 type Engine struct {
-	// Host is the value of DOCKER_HOST for this engine. Empty means docker's default.
+	// Host is this engine's value of DOCKER_HOST. If it is empty, docker uses its default socket.
 	Host string
 
-	// daemon is our own engine; nil means that the engine belongs to somebody else.
+	// daemon is the dockerd that this package runs. It is nil for an engine that was found.
 	daemon *daemon
 	log    io.Writer
 }
 
-// Options configures where our own engine keeps its state, and where it logs.
+// Options configures the dockerd that this package runs.
 type Options struct {
-	// Root is the project's directory. The wrapper of runc is built from it.
+	// Root is the project's directory, which contains the source of the wrapper of runc.
 	Root string
-	// Cache is the suite's directory for what the next run can reuse.
+	// Cache is the directory in which the suite keeps images and programs for its next run.
 	Cache string
-	// Log gets a line for everything that takes long or changes the machine.
+	// Log gets a line for each change of the machine and for each step that takes long.
 	Log io.Writer
 }
 
-// Start returns an engine that answers. If it finds none, it runs one.
+// Start returns an engine that answers: the one that it finds, or a new one.
 func Start(ctx context.Context, o Options) (*Engine, error) {
 	found, err := Find(ctx)
 	if err == nil && found == nil && missing("docker", "dockerd") {
 		if err = installDocker(ctx, o.Log); err == nil {
-			// If an init system starts services, the engine of the package runs now.
+			// On a machine with an init system, the installed package has started its engine.
 			found, err = Find(ctx)
 		}
 	}
@@ -72,8 +72,8 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	return own, nil
 }
 
-// Find returns the engine of DOCKER_HOST or the one that runs on this machine, or nil if there is
-// none. It returns an error if the engine of DOCKER_HOST does not answer.
+// Find returns the engine of DOCKER_HOST or of this machine. If no engine answers, Find returns
+// nil, or, with DOCKER_HOST, an error.
 func Find(ctx context.Context) (*Engine, error) {
 	e := &Engine{Host: os.Getenv("DOCKER_HOST"), log: io.Discard}
 	if e.answers(ctx) {
@@ -86,8 +86,8 @@ func Find(ctx context.Context) (*Engine, error) {
 	return nil, nil
 }
 
-// Kept returns our own engine of an earlier run, or nil if it was stopped. If it was killed, Kept
-// starts it again, because only the engine can end the containers that outlived it.
+// Kept returns the dockerd that an earlier run has left running, or nil if that run stopped it. If
+// it was killed, Kept starts it again: only dockerd can remove the containers that still run.
 func Kept(ctx context.Context, o Options) (*Engine, error) {
 	e := newOwn(o)
 	switch {
@@ -114,7 +114,7 @@ func at(host string) string {
 	return " at " + host
 }
 
-// answerTime is how long a working engine may take to report its version.
+// answerTime is the time in which a working engine reports its version.
 const answerTime = 20 * time.Second
 
 func (e *Engine) answers(ctx context.Context) bool {
@@ -124,10 +124,10 @@ func (e *Engine) answers(ctx context.Context) bool {
 	return err == nil && version != ""
 }
 
-// Own reports whether we run the engine ourselves.
+// Own reports whether this package runs the engine.
 func (e *Engine) Own() bool { return e.daemon != nil }
 
-// Environment returns our environment and what a child needs to reach the engine.
+// Environment returns this process's environment with the engine's DOCKER_HOST.
 func (e *Engine) Environment() []string {
 	environment := os.Environ()
 	if e.Host != "" {
@@ -136,18 +136,18 @@ func (e *Engine) Environment() []string {
 	return environment
 }
 
-// Command returns a docker command for this engine. It uses the builder that every engine contains,
-// because buildx is a separate program that may be missing.
+// Command returns a docker command for this engine. Builds use the engine's classic builder,
+// because the separate program buildx may be missing.
 func (e *Engine) Command(ctx context.Context, args ...string) *exec.Cmd {
 	command := exec.CommandContext(ctx, "docker", args...)
 	command.Env = append(e.Environment(), "DOCKER_BUILDKIT=0")
-	// A docker client that gets a signal also ends its work in the engine.
+	// docker reacts to an interrupt by ending its request in the engine, too.
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
 	command.WaitDelay = 10 * time.Second
 	return command
 }
 
-// Output runs a docker command and returns its output. An error contains the error output.
+// Output runs a docker command and returns its output. An error contains its standard error.
 func (e *Engine) Output(ctx context.Context, args ...string) (string, error) {
 	var complaints bytes.Buffer
 	command := e.Command(ctx, args...)
@@ -160,12 +160,12 @@ func (e *Engine) Output(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// prepare sets up what an engine with a cluster needs on the machine.
+// prepare raises the kernel's limit of inotify instances, which a cluster would exceed.
 func (e *Engine) prepare() error {
 	return raiseWatchers(e.log, "/proc/sys/fs/inotify/max_user_instances")
 }
 
-// Stop stops our own engine and everything that runs on it. Another engine stays as it is.
+// Stop stops the dockerd that this package runs, with its containers, and no other engine.
 func (e *Engine) Stop(ctx context.Context) error {
 	if e.daemon == nil {
 		return nil
@@ -178,8 +178,8 @@ func (e *Engine) Stop(ctx context.Context) error {
 	return errors.Join(err, unmountBelow(ctx, e.daemon.dir), e.daemon.giveBack(ctx))
 }
 
-// clear removes every container and network of our own engine, and the containers' volumes. Of the
-// images it removes those that newer ones replaced more than a week ago.
+// clear removes all containers of our dockerd with their volumes, all networks, and untagged images
+// that are more than a week old.
 func (e *Engine) clear(ctx context.Context) error {
 	containers, err := e.Output(ctx, "ps", "--all", "--quiet")
 	if err != nil {
@@ -208,7 +208,7 @@ func missing(programs ...string) bool {
 	})
 }
 
-// installDocker installs the engine, and its client if that is a separate package.
+// installDocker installs Docker's engine, and its client if the engine's package lacks that.
 func installDocker(ctx context.Context, log io.Writer) error {
 	if err := Install(ctx, log, "docker.io"); err != nil {
 		return err
@@ -219,11 +219,11 @@ func installDocker(ctx context.Context, log io.Writer) error {
 	return nil
 }
 
-// Install installs Debian packages if apt-get exists.
+// Install installs Debian packages.
 func Install(ctx context.Context, log io.Writer, packages ...string) error {
 	began := time.Now()
 	fmt.Fprintf(log, "engine: installing %s\n", strings.Join(packages, ", "))
-	// Another program may be installing: a machine updates itself when it starts.
+	// Wait for another apt-get: a machine may install updates when it starts.
 	install := append([]string{"-o", "DPkg::Lock::Timeout=300", "install", "--yes",
 		"--no-install-recommends"}, packages...)
 	for _, args := range [][]string{{"update"}, install} {
@@ -238,7 +238,7 @@ func Install(ctx context.Context, log io.Writer, packages ...string) error {
 	return nil
 }
 
-// tail returns the end of a long output, which contains the reason of a failure.
+// tail returns the last 2000 bytes of a program's output.
 func tail(output []byte) string {
 	const enough = 2000
 	output = bytes.TrimSpace(output)

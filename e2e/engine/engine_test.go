@@ -23,14 +23,14 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestAPidFileCountsOnlyIfItsProcessIsOurs(t *testing.T) {
+func TestLivingPIDIgnoresProcessesOfOtherPrograms(t *testing.T) {
 	dir := t.TempDir()
 	ours := filepath.Join(dir, "daemon.json")
 	child := exec.CommandContext(t.Context(), "sh", "-c", "echo; read line", ours)
 	hold, err := child.StdinPipe()
 	says, errSays := child.StdoutPipe()
 	must(t, errors.Join(err, errSays, child.Start()))
-	// The kernel shows a command line shortly after the process has begun.
+	// The child shows our command line until it runs sh, so wait for sh's first output.
 	if _, err := says.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestAPidFileCountsOnlyIfItsProcessIsOurs(t *testing.T) {
 	if got := pid(fmt.Sprintln(child.Process.Pid)); got != child.Process.Pid {
 		t.Errorf("the pid of our process is read as %d, want %d", got, child.Process.Pid)
 	}
-	// After a restart of the machine the number belongs to another process, here to this test.
+	// After the machine has restarted, the process ID belongs to another program: here, to this test.
 	if got := pid(fmt.Sprint(os.Getpid())); got != 0 {
 		t.Errorf("the process of another is read as ours: %d", got)
 	}
@@ -61,7 +61,7 @@ func TestAPidFileCountsOnlyIfItsProcessIsOurs(t *testing.T) {
 	}
 }
 
-func TestAnEngineInDockerHostThatDoesNotAnswerIsAnError(t *testing.T) {
+func TestFindFailsIfTheEngineOfDockerHostDoesNotAnswer(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "unix://"+filepath.Join(t.TempDir(), "none.sock"))
 	found, err := Find(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "DOCKER_HOST") {
@@ -69,7 +69,7 @@ func TestAnEngineInDockerHostThatDoesNotAnswerIsAnError(t *testing.T) {
 	}
 }
 
-func TestOnlyTheRulesOfAnEngineAreRemovedFromATable(t *testing.T) {
+func TestUndoRemovesOnlyTheRulesOfAnEngine(t *testing.T) {
 	fresh := []string{"-P INPUT ACCEPT", "-P FORWARD ACCEPT", "-P OUTPUT ACCEPT"}
 	used := []string{
 		"-P INPUT ACCEPT", "-P FORWARD DROP", "-P OUTPUT ACCEPT",
@@ -110,7 +110,7 @@ func TestOnlyTheRulesOfAnEngineAreRemovedFromATable(t *testing.T) {
 	}
 }
 
-func TestTheNetworkIsRecordedOnlyOnce(t *testing.T) {
+func TestRememberKeepsAnEarlierRecordOfTheNetwork(t *testing.T) {
 	d := newDaemon(Options{Cache: t.TempDir(), Log: &strings.Builder{}})
 	must(t, os.MkdirAll(d.dir, 0o700))
 	const first = `{"Rules":{"iptables nat":["-P INPUT ACCEPT"]},"Forward":"0"}`
@@ -122,13 +122,13 @@ func TestTheNetworkIsRecordedOnlyOnce(t *testing.T) {
 	}
 }
 
-func TestMountsBelowADirectoryAreUnmounted(t *testing.T) {
+func TestUnmountBelowRemovesCoveredMounts(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("only root can mount: run the tests as root, as make test does")
 	}
 	dir := t.TempDir()
 	inner := filepath.Join(dir, "outer", "inner")
-	// One mount covers another, as after two engines that were killed.
+	// Two mounts at one path, as two killed engines leave them.
 	for _, path := range []string{filepath.Dir(inner), inner, inner} {
 		must(t, os.MkdirAll(path, 0o755))
 		must(t, syscall.Mount("none", path, "tmpfs", 0, ""))

@@ -1,18 +1,17 @@
-// Package images builds or pulls what the end-to-end suite's cluster runs. The product's own images
-// are built from this tree in every run. The others are pulled from where they are published. With
-// Offline they are built instead, on a machine that reaches no registry, from the Go module proxy
-// and Debian's packages only:
+// Package images provides the images of the end-to-end suite's cluster. It builds the project's own
+// images from this tree. All other images are pulled by kind and the nodes, except with Offline:
+// then the package builds them without a registry, from the Go module proxy and Debian's packages:
 //
 //	Kubernetes, etcd      compiled from their modules (kubernetes/, etcd/)
 //	CSI sidecars          compiled from their modules (sidecars/)
-//	registrar, livenessprobe, pause   stand-ins of our own: their modules are not served
+//	registrar, livenessprobe, pause   programs in e2e/standin: the proxy lacks their modules
 //	busybox, PostgreSQL   Debian's packages (workloads/)
 //	kind's node image     Debian's packages, kind's own files, and all of the above (node/)
 //
-// The package uses no other hosts, so it also works behind an air gap if GOPROXY and the machine's
-// apt sources point to mirrors. What is built stays in the cache and in the engine, under a name
-// that contains the hash of its inputs. So a second run takes seconds, and a changed version
-// rebuilds only what depends on it.
+// Offline builds use no other hosts, so they work behind an air gap if GOPROXY and the machine's
+// apt sources name mirrors. The cache and the engine keep what was built. The names contain the
+// hash of the inputs, so a second run takes seconds, and a new version rebuilds only what depends
+// on it.
 package images
 
 import (
@@ -34,26 +33,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 )
 
-// Kubernetes is the version that the offline cluster runs. The modules below this directory pin the
+// Kubernetes is the version of the offline cluster. The go.mod files below this directory pin the
 // same version, and the version of etcd that its kubeadm requires.
 const Kubernetes = "v1.35.4"
 
 const etcd = "3.6.6-0"
 
-// Tag is the tag of a release's images in the manifests. The suite runs the tree's own images under
-// it.
+// Tag is the tag of the driver's images in the manifests. The suite gives it to the images of this
+// tree.
 const Tag = "v0.1.0"
 
-// Builder builds images with an engine.
+// Builder builds images with a Docker engine.
 type Builder struct {
 	Engine *engine.Engine
 	// Root is the project's directory.
 	Root string
-	// Cache is the suite's directory for what the next run can reuse.
+	// Cache is the directory in which the suite keeps images and programs for its next run.
 	Cache string
-	// Offline makes the Builder build everything on this machine.
+	// Offline makes the Builder build all images on this machine.
 	Offline bool
-	// Log gets a line for every step, with its duration.
+	// Log gets a line for each step and its duration.
 	Log io.Writer
 
 	logging, installing sync.Mutex
@@ -65,7 +64,7 @@ func (b *Builder) say(format string, args ...any) {
 	fmt.Fprintf(b.Log, "images: "+format+"\n", args...)
 }
 
-// step does something that takes long, and logs its beginning and its end.
+// step calls do, and logs its beginning and its duration.
 func (b *Builder) step(what string, do func() error) error {
 	began := time.Now()
 	b.say("%s …", what)
@@ -82,15 +81,15 @@ func (b *Builder) has(ctx context.Context, image string) bool {
 }
 
 type recipe struct {
-	// dir is the directory that the engine gets.
+	// dir is the build's context: the directory that docker sends to the engine.
 	dir string
-	// file is the Dockerfile in dir; empty means Docker's default name. target is one of its stages;
-	// empty means the last.
+	// file is the name of the Dockerfile in dir, if it is not Docker's default. target is a stage in
+	// it; empty means the last stage.
 	file, target string
-	// network is the network of the build. Empty means the engine's default.
+	// network is the build's network, if it is not the engine's default.
 	network string
 	args    []string
-	// names are further names of the image.
+	// names are additional names of the image.
 	names []string
 }
 
@@ -119,8 +118,8 @@ func (b *Builder) build(ctx context.Context, image string, r recipe) error {
 	return nil
 }
 
-// save writes images into one archive, unless an archive of exactly these images exists. Their hash
-// is part of the archive's name; archives with another hash are removed.
+// save returns an archive with the images. The archive's name contains a hash of their IDs, so save
+// writes it only if it does not exist. It removes archives with the same name and another hash.
 func (b *Builder) save(ctx context.Context, name string, images ...string) (string, error) {
 	ids, err := b.Engine.Output(ctx, append([]string{"image", "inspect", "--format", "{{.Id}}"},
 		images...)...)
@@ -134,7 +133,7 @@ func (b *Builder) save(ctx context.Context, name string, images ...string) (stri
 		})
 }
 
-// command runs a program in a directory. An error contains the end of its output.
+// command runs a program in a directory and returns its output. An error contains the output's end.
 func command(ctx context.Context, dir string, environment []string, program string,
 	args ...string) (string, error) {
 	c := exec.CommandContext(ctx, program, args...)
@@ -153,27 +152,27 @@ func command(ctx context.Context, dir string, environment []string, program stri
 	return strings.TrimSpace(string(out)), nil
 }
 
-// interruptible makes the end of the context interrupt the program, which then has a minute to
-// clean up.
+// interruptible makes the end of the command's context interrupt the program. The program then has
+// a minute to clean up.
 func interruptible(c *exec.Cmd) {
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	c.WaitDelay = time.Minute
 }
 
-// architecture is this machine's architecture, in the words of Go and Docker.
+// architecture is this machine's architecture, as Go and Docker call it.
 const architecture = runtime.GOARCH
 
-// hash returns a short hash of strings, for a name.
+// hash returns 12 hexadecimal digits of a hash of the inputs.
 func hash(inputs ...string) string {
 	sum := sha256.New()
 	for _, input := range inputs {
-		// The length distinguishes "ab", "c" from "a", "bc".
+		// With the length before each input, "ab", "c" and "a", "bc" have different hashes.
 		fmt.Fprintf(sum, "%d:%s", len(input), input)
 	}
 	return hex.EncodeToString(sum.Sum(nil))[:12]
 }
 
-// hashTree returns a short hash of a tree's paths and contents, without permissions.
+// hashTree returns a hash of all paths and file contents in a tree. It ignores permissions.
 func hashTree(tree fs.FS) (string, error) {
 	var inputs []string
 	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
@@ -190,9 +189,9 @@ func hashTree(tree fs.FS) (string, error) {
 	return hash(inputs...), nil
 }
 
-// keep returns the path of a file or directory in the cache, whose name contains the hash of its
-// inputs. If it does not exist, keep removes those with the same name and other inputs, calls build
-// with a temporary path, and renames the result.
+// keep returns the path of a cached file or directory, whose name contains the hash of its inputs.
+// If it does not exist, keep removes those of other inputs, calls build with a temporary path, and
+// renames the result.
 func (b *Builder) keep(dir, name, inputs, extension string, build func(partial string) error) (
 	string, error) {
 	dir = filepath.Join(b.Cache, dir)
@@ -221,7 +220,7 @@ func (b *Builder) keep(dir, name, inputs, extension string, build func(partial s
 	return path, nil
 }
 
-// scratch creates a directory for a build, on the file system of the files that go into it.
+// scratch creates a directory for a build, in the cache, so that place can link files into it.
 func (b *Builder) scratch() (string, error) {
 	parent := filepath.Join(b.Cache, "build")
 	if err := os.MkdirAll(parent, 0o755); err != nil {
@@ -234,7 +233,7 @@ func (b *Builder) scratch() (string, error) {
 	return dir, nil
 }
 
-// Tidy removes incomplete builds of a run that was killed. No other run may build at the same time.
+// Tidy removes the incomplete builds of a killed run. The caller has to hold the lock of the cache.
 func (b *Builder) Tidy() error {
 	left, err := filepath.Glob(filepath.Join(b.Cache, "*", "*.partial"))
 	if err != nil {
@@ -248,7 +247,7 @@ func (b *Builder) Tidy() error {
 	return nil
 }
 
-// place links a file of the cache into the directory of a build. Both are on one file system.
+// place creates a hard link to a cached file in the directory of a build.
 func place(from, to string) error {
 	if err := os.Link(from, to); err != nil {
 		return fmt.Errorf("place a file for a build: %w", err)
@@ -256,17 +255,17 @@ func place(from, to string) error {
 	return nil
 }
 
-// programs are the commands that are built from one module.
+// programs describes commands that are compiled from one module.
 type programs struct {
-	// name is the module's directory below this package, and its name in the log.
+	// name is the directory of the module in this package, and its name in the log.
 	name string
 	// packages contains the import paths of the commands.
 	packages []string
-	// ldflags are flags of the linker, besides those that omit symbols.
+	// ldflags are linker flags in addition to -s and -w.
 	ldflags string
 }
 
-// compiled contains the modules of the programs that the offline cluster runs.
+// compiled lists the modules of the programs in the offline cluster.
 var compiled = []programs{
 	{name: "kubernetes", packages: []string{"."}, ldflags: kubernetesVersion(Kubernetes)},
 	{name: "etcd", packages: []string{"."}},
@@ -281,8 +280,8 @@ var compiled = []programs{
 	},
 }
 
-// kubernetesVersion returns the linker flags that set the programs' version; kubeadm and kind ask
-// for it.
+// kubernetesVersion returns linker flags that set the version of Kubernetes, because kubeadm and
+// kind read it from the programs.
 func kubernetesVersion(version string) string {
 	const set = "-X k8s.io/component-base/version."
 	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
@@ -291,8 +290,8 @@ func kubernetesVersion(version string) string {
 		set + "gitMinor=" + minor
 }
 
-// compile builds a module's programs and returns their directory, whose name contains the hash of
-// the inputs. Programs that exist are not built again.
+// compile builds the module's programs, unless it has built them from the same inputs before. It
+// returns their directory.
 func (b *Builder) compile(ctx context.Context, p programs) (string, error) {
 	module := filepath.Join(b.Root, "e2e", "images", p.name)
 	ldflags := strings.TrimSpace("-s -w " + p.ldflags)
@@ -318,7 +317,7 @@ func (b *Builder) compile(ctx context.Context, p programs) (string, error) {
 	return dir, err
 }
 
-// goBuild builds static programs. The same inputs give the same bytes on every machine.
+// goBuild builds static programs. From the same inputs it makes the same bytes on every machine.
 func (b *Builder) goBuild(ctx context.Context, module, dir, ldflags string,
 	packages ...string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {

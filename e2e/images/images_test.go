@@ -42,7 +42,7 @@ func TestEveryInputChangesTheHash(t *testing.T) {
 	}
 }
 
-func TestOnlyTheAptSourcesOfTheReleaseAreUsed(t *testing.T) {
+func TestAptSourcesOfOtherVendorsAreOmitted(t *testing.T) {
 	const debian = "/d.sources:1 bookworm main\n/d.sources:1 bookworm-updates main\n" +
 		"/d.sources:2 bookworm-security main\n/d.sources:2 bookworm-security contrib\n"
 	for name, other := range map[string]string{
@@ -58,7 +58,7 @@ func TestOnlyTheAptSourcesOfTheReleaseAreUsed(t *testing.T) {
 	}
 }
 
-func TestTheModulesRequireTheVersionsInTheNamesOfTheImages(t *testing.T) {
+func TestModulesRequireTheVersionsOfTheirImages(t *testing.T) {
 	for module, want := range map[string][]string{
 		"kubernetes": {"k8s.io/kubernetes " + Kubernetes},
 		"etcd":       {"go.etcd.io/etcd/server/v3 v" + strings.TrimSuffix(etcd, "-0")},
@@ -92,7 +92,7 @@ func versionOf(t *testing.T, name string) string {
 
 var imageName = regexp.MustCompile(`(?m)^\s*(?:- )?image:\s*"?([^\s"]+)`)
 
-func TestEveryImageOfTheManifestsIsBuilt(t *testing.T) { // D-7, B-36
+func TestOfflineBuildsMakeEveryImageOfTheManifests(t *testing.T) { // D-7, B-36
 	built := map[string]bool{}
 	for _, s := range singles() {
 		built[s.image] = true
@@ -122,7 +122,7 @@ func TestEveryImageOfTheManifestsIsBuilt(t *testing.T) { // D-7, B-36
 	}
 }
 
-// git runs git in a directory, without the user's configuration, and returns its output.
+// git runs git in a directory and returns its output. It ignores the user's configuration.
 func git(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=test",
@@ -136,7 +136,7 @@ func git(t *testing.T, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func TestTheErrorOfAShallowCloneSaysHowToFetchThePreviousRelease(t *testing.T) { // D-57
+func TestFindPreviousInAShallowCloneReportsHowToFetch(t *testing.T) { // D-57
 	dir, shallow := t.TempDir(), filepath.Join(t.TempDir(), "shallow")
 	git(t, dir, "init", "--quiet")
 	git(t, dir, "commit", "--quiet", "--allow-empty", "--message", "1")

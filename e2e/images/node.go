@@ -14,21 +14,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 )
 
-// parts contains what the offline images are made of.
+// parts contains the inputs of the offline images.
 type parts struct {
-	// programs contains directories, by the module's name.
+	// programs contains the directory of each module's programs, by the module's name.
 	programs map[string]string
-	// node and workloads are names of images of packages.
+	// node and workloads are images with the root file systems of Debian's packages.
 	node, workloads string
 }
 
-// Node returns the image of kind's nodes: the published one, or one that is built here and contains
-// every image that the suite's pods need.
+// Node returns the name of the image of kind's nodes. With Offline, Node builds this image, with
+// every image that the suite's pods need in it.
 //
-// The image that is built here writes the pods' network configuration itself, and has no CoreDNS.
-// So its cluster has to set disableDefaultCNI, and skip the phases preflight and addon/coredns in
-// kubeadm's InitConfiguration. On a machine with cgroup v1 the KubeletConfiguration has to set
-// failCgroupV1 to false, with either image.
+// The built image has its own network configuration and no CoreDNS. So its cluster has to set
+// disableDefaultCNI, and to skip the phases preflight and addon/coredns in kubeadm's
+// InitConfiguration. On a machine with cgroup v1 every cluster has to set failCgroupV1 to false in
+// the KubeletConfiguration.
 func (b *Builder) Node(ctx context.Context, kubernetes string) (string, error) {
 	if !b.Offline {
 		return "kindest/node:" + kubernetes, nil // kind pulls it
@@ -65,15 +65,15 @@ func (b *Builder) Node(ctx context.Context, kubernetes string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The images are in the node image now.
+	// The node image now contains the images of this archive.
 	if err := os.Remove(baked); err != nil {
 		return "", fmt.Errorf("remove an archive that is not needed any more: %w", err)
 	}
 	return image, b.dropOlder(ctx, repository, image)
 }
 
-// makeParts compiles programs and downloads packages at the same time: the one needs the
-// processors, the other the network.
+// makeParts compiles programs and downloads packages at the same time: compiling needs the
+// processors, and downloading needs the network.
 func (b *Builder) makeParts(ctx context.Context) (parts, error) {
 	p := parts{programs: map[string]string{}}
 	group, ctx := errgroup.WithContext(ctx)
@@ -100,7 +100,7 @@ func (b *Builder) makeParts(ctx context.Context) (parts, error) {
 	return p, group.Wait()
 }
 
-// nodeKey returns a short hash of everything that a node image is made of.
+// nodeKey returns a hash of all inputs of the node image.
 func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (string, error) {
 	inputs := []string{p.node, p.workloads, fmt.Sprint(restricted), fmt.Sprint(singles(), collected)}
 	for _, name := range slices.Sorted(maps.Keys(p.programs)) {
@@ -118,8 +118,8 @@ func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (string
 	return hash(append(inputs, kind)...), err
 }
 
-// bakedImages builds all images that the node image contains, a few at a time, and returns an
-// archive of them.
+// bakedImages builds the images that the node image will contain, four at a time, and saves them in
+// one archive.
 func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 	var images []string
 	group, building := errgroup.WithContext(ctx)
@@ -145,8 +145,8 @@ func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 	return b.save(ctx, "baked", images...)
 }
 
-// buildNode builds the node image: first from a Dockerfile, then it loads the images into its
-// containerd, which has to run for that.
+// buildNode builds the node image: first from a Dockerfile. Then fill starts a container of it and
+// loads the archive's images.
 func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked string,
 	restricted bool) error {
 	dir, err := b.scratch()
@@ -175,7 +175,7 @@ func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked st
 	return err
 }
 
-// placeNode collects the files of the node image: ours, kind's, and the programs.
+// placeNode copies the suite's files, kind's files and the programs into the build's directory.
 func (b *Builder) placeNode(ctx context.Context, dir, programs string) error {
 	kind, err := command(ctx, b.Root, nil, "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kind")
 	if err != nil {
@@ -199,11 +199,11 @@ func (b *Builder) placeNode(ctx context.Context, dir, programs string) error {
 	return place(filepath.Join(programs, "kubernetes"), filepath.Join(dir, "bin", "kubernetes"))
 }
 
-// importer is the name of the container that fills a node image.
+// importer is the name of the container in which fill loads images.
 const importer = "oxide-e2e-import"
 
-// fill loads an archive of images into the containerd of a node image, and saves the result as an
-// image.
+// fill starts a container from the empty node image, loads the archive into the container's
+// containerd, and commits the container as the full image.
 func (b *Builder) fill(ctx context.Context, empty, full, archive string) error {
 	input, err := os.Open(archive)
 	if err != nil {
@@ -214,7 +214,7 @@ func (b *Builder) fill(ctx context.Context, empty, full, archive string) error {
 		_, err := b.Engine.Output(context.WithoutCancel(ctx), "rm", "--force", importer)
 		return err
 	}
-	// A run that was ended early may have left the container.
+	// A run that was killed may have left the container.
 	_ = remove()
 	run := b.Engine.Command(ctx, "run", "--interactive", "--name", importer, "--network", noNetwork,
 		"--entrypoint", "sh", empty, "/kind/import")
@@ -232,8 +232,8 @@ func (b *Builder) fill(ctx context.Context, empty, full, archive string) error {
 	return err
 }
 
-// dropOlder removes the images that an image replaces, because each is as large as a cluster. An
-// image that is in use stays.
+// dropOlder removes the repository's other images, because a node image is large. An image that a
+// container uses stays.
 func (b *Builder) dropOlder(ctx context.Context, repository, image string) error {
 	list, err := b.Engine.Output(ctx, "image", "ls", "--format", "{{.Repository}}:{{.Tag}}",
 		repository)

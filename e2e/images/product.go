@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// target is a target of the project's Dockerfile, and the name of its image.
+// target is a target of the project's Dockerfile, with the name of the image that it builds.
 type target struct{ name, image string }
 
 var product = []target{
@@ -20,23 +20,23 @@ var product = []target{
 	{"simulator", "oxidecomputer/oxide-simulator:" + Tag},
 }
 
-// previousTag is the tag of the driver's images of the previous release in the suite's cluster.
+// previousTag is the tag of the previous release's images on the suite's nodes.
 const previousTag = "previous"
 
-// previous contains the images that an upgrade changes, by target.
+// previous lists the images of the previous release: those that an upgrade replaces.
 var previous = []target{
 	{"controller", "oxidecomputer/oxide-csi-plugin:" + previousTag},
 	{"node", "oxidecomputer/oxide-csi-plugin-node:" + previousTag},
 }
 
-// Product builds the project's own images from this tree, and those of the driver from the tree of
-// the previous release. It returns one archive of them for the nodes, and prints the size of each.
+// Product builds the project's images from this tree, and the driver's images from the previous
+// release's tree. It returns one archive of them for the nodes, and prints the size of each image.
 func (b *Builder) Product(ctx context.Context, before Previous) (string, error) {
 	bases, err := b.productBases(ctx)
 	if err != nil {
 		return "", err
 	}
-	// Without git the build has no version name, but the images are the same.
+	// Without git the programs have no version, but the images can be built.
 	revision, err := command(ctx, b.Root, nil, "git", "describe", "--tags", "--always", "--dirty")
 	if err != nil {
 		revision = ""
@@ -73,8 +73,8 @@ func (b *Builder) Product(ctx context.Context, before Previous) (string, error) 
 	return b.save(ctx, "product", images...)
 }
 
-// productBases returns the values of the build argument BASE, by target. A target without a value
-// uses the default in the Dockerfile.
+// productBases returns the value of the build argument BASE for targets. All other targets use the
+// Dockerfile's default.
 func (b *Builder) productBases(ctx context.Context) (map[string]string, error) {
 	if !b.Offline {
 		return nil, nil
@@ -89,7 +89,7 @@ func (b *Builder) productBases(ctx context.Context) (map[string]string, error) {
 	return map[string]string{"node": rootfs, "simulator": smallBase}, nil
 }
 
-// Base returns a tar of the base for make release, or "" if that base is pulled.
+// Base returns a tar file of the offline base image for `make release`, or "" without Offline.
 func (b *Builder) Base(ctx context.Context) (string, error) {
 	if !b.Offline {
 		return "", nil
@@ -136,42 +136,41 @@ func (b *Builder) buildProduct(ctx context.Context, root string, targets []targe
 	return nil
 }
 
-// figure prints a measured number in the project's format.
+// figure logs a measured number as a FIGURE line.
 func (b *Builder) figure(text string) {
 	b.logging.Lock()
 	defer b.logging.Unlock()
 	fmt.Fprintln(b.Log, "FIGURE", text)
 }
 
-// StandIns names the parts of an offline cluster that differ from what users run, for the suite's
-// report.
+// StandIns describes, for the suite's report, what in an offline cluster differs from published
+// images.
 const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small programs of the " +
 	"suite's own; busybox is Debian's; postgres:17.6 is Debian's PostgreSQL with an entrypoint of " +
 	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +
 	"other sidecars are compiled from their modules"
 
-// registry is where Kubernetes publishes images, and storage those of CSI. The nodes look for the
-// images under these names.
+// Kubernetes publishes its images under registry, and CSI's sidecars under storage. The offline
+// images get the same names, so nodes find them.
 const (
 	registry = "registry.k8s.io/"
 	storage  = registry + "sig-storage/"
 )
 
-// single is an image of one static program.
+// single describes an image with one static program.
 type single struct {
 	image string
-	// module is the module that contains the program.
+	// module is the name of the module, in compiled or standIns, that contains the program.
 	module string
-	// program is the file, and path its place in the image.
+	// program is the name of the program's file, and path its path in the image.
 	program, path string
 }
 
-// singles returns the images that a node's containerd needs at its first start, and those of the
-// sidecars.
+// singles returns the images of etcd, pause and the sidecars.
 func singles() []single {
 	return []single{
 		{registry + "etcd:" + etcd, "etcd", "etcd", "/usr/local/bin/etcd"},
-		// kubeadm and kind's containerd name different images of pause.
+		// kubeadm uses one of these versions of pause, and kind's containerd the other.
 		{registry + "pause:3.10", standIns, "pause", "/pause"},
 		{registry + "pause:3.10.1", standIns, "pause", "/pause"},
 		{storage + "csi-node-driver-registrar:v2.17.0", standIns, "sidecar", "/node-driver-registrar"},
@@ -184,7 +183,7 @@ func singles() []single {
 	}
 }
 
-// standIns is the module name of the stand-ins' programs.
+// standIns is the name under which makeParts keeps the programs of e2e/standin.
 const standIns = "standin"
 
 func (s single) dockerfile() string {
@@ -208,8 +207,8 @@ func (b *Builder) buildSingle(ctx context.Context, s single, programs string) er
 	return b.build(ctx, s.image, recipe{dir: dir, network: noNetwork})
 }
 
-// collected contains the images whose programs are copied from a root file system, by the name of
-// their Dockerfile. An image with several names is built once.
+// collected lists images whose programs come from a root file system, by the name of their
+// Dockerfile. An image with several names is built once.
 var collected = map[string][]string{
 	"kubernetes": {
 		registry + "kube-apiserver:" + Kubernetes, registry + "kube-controller-manager:" + Kubernetes,
@@ -219,11 +218,11 @@ var collected = map[string][]string{
 	"postgres": {"postgres:17.6"},
 }
 
-// smallBase is the base of the simulator's image. It is built like those in collected.
+// smallBase is the base image of the simulator's image. buildCollected builds it.
 const smallBase = "oxide-e2e/base:latest"
 
-// buildCollected builds an image from programs of a root file system, under each of the names. more
-// contains files that are added.
+// buildCollected builds an image from a root file system's programs and the files in more, and
+// gives it all the names in images.
 func (b *Builder) buildCollected(ctx context.Context, name string, images []string, rootfs string,
 	more ...string) error {
 	dir, err := b.scratch()
@@ -245,7 +244,7 @@ func (b *Builder) buildCollected(ctx context.Context, name string, images []stri
 	})
 }
 
-// directory returns one of our directories that contain the files of images.
+// directory returns the path of a directory beside this file.
 func (b *Builder) directory(name string) string {
 	return filepath.Join(b.Root, "e2e", "images", name)
 }

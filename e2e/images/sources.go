@@ -15,17 +15,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 )
 
-// system describes the Debian or Ubuntu that the machine runs. The root file systems are made of
-// its packages.
+// system describes this machine's Debian or Ubuntu, from whose packages the root file systems are
+// made.
 type system struct {
-	// codename is the release's codename, such as bookworm.
+	// codename is the name of the release, such as bookworm.
 	codename string
-	// sources contains the files with the apt sources of its packages. No host is named here, so that
-	// the user's mirrors are used.
+	// sources lists files with the release's apt sources. They name the hosts, so that the user's
+	// mirrors are used.
 	sources []string
 }
 
-// readSystem reads the machine's release, and asks apt for its sources.
+// readSystem reads the machine's codename, and asks apt for the sources.
 func readSystem(ctx context.Context) (system, error) {
 	codename, err := command(ctx, "/", nil, "sh", "-c",
 		`. /etc/os-release && echo "$VERSION_CODENAME"`)
@@ -49,8 +49,8 @@ func readSystem(ctx context.Context) (system, error) {
 	return s, nil
 }
 
-// ofRelease returns the files of apt sources that contain only sources of the release itself. The
-// sources of other vendors are left out. A target is FILE:ENTRY SUITE COMPONENT.
+// ofRelease returns the files that contain only apt sources of the release, and no source of
+// another vendor. Each line of targets is FILE:ENTRY SUITE COMPONENT.
 func ofRelease(targets, codename string) []string {
 	hasMain, foreign := map[string]bool{}, map[string]bool{}
 	fileOf := func(entry string) string { return entry[:strings.LastIndexByte(entry, ':')] }
@@ -74,12 +74,12 @@ func ofRelease(targets, codename string) []string {
 	return slices.Sorted(maps.Keys(files))
 }
 
-// snapshotClient is the module in which the kinds of snapshots are published.
+// snapshotClient is the module that contains the CRDs of snapshots.
 const snapshotClient = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.7.0"
 
-// SnapshotCRDs returns the directory with the definitions of the kinds for snapshots.
+// SnapshotCRDs returns the directory that contains the CRDs of snapshots.
 func (b *Builder) SnapshotCRDs(ctx context.Context) (string, error) {
-	// Use another directory, so that the product's module does not require this one.
+	// In another module's directory, so that the driver's go.mod does not have to list this module.
 	out, err := command(ctx, b.directory("sidecars"), nil, "go", "mod", "download", "-json",
 		snapshotClient)
 	if err != nil {
@@ -92,15 +92,15 @@ func (b *Builder) SnapshotCRDs(ctx context.Context) (string, error) {
 	return filepath.Join(module.Dir, "config", "crd"), nil
 }
 
-// Previous is the previous release, from which the suite upgrades. The zero value means that there
-// is none.
+// Previous is the release from which the suite upgrades. The zero value means that this tree has no
+// previous release.
 type Previous struct {
-	// Name is its name according to git describe, and Root the directory of its tree.
+	// Name is the release's name according to git describe. Root is the directory of its source tree.
 	Name, Root string
 	commit     string
 }
 
-// FindPrevious finds a commit or a tag in the clone at root. It does not create its tree.
+// FindPrevious finds the commit of a tag or commit in the clone at root. Unpack sets Root.
 func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
 	commit, err := command(ctx, root, nil, "git", "rev-parse", "--verify", release+"^{commit}")
 	if err != nil {
@@ -113,7 +113,7 @@ func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
 	return Previous{Name: name, commit: commit}, err
 }
 
-// Unpack puts the tree of a release into the cache. It removes that of another release.
+// Unpack extracts p's tree into the cache, sets p.Root, and removes another release's tree.
 func (b *Builder) Unpack(ctx context.Context, p *Previous) (err error) {
 	if *p == (Previous{}) {
 		return nil
@@ -137,8 +137,8 @@ type rootfs struct {
 	packages []string
 }
 
-// nodeRootfs is the root file system of the node image. The first lines are the packages of kind's
-// own base image.
+// nodeRootfs is the root file system of the node image. Its first lines are the packages of kind's
+// base image.
 var nodeRootfs = rootfs{name: "node", packages: []string{
 	"systemd", "systemd-sysv", "conntrack", "iptables", "nftables", "iproute2", "ethtool",
 	"util-linux", "mount", "kmod", "libseccomp2", "pigz", "ca-certificates", "curl", "jq", "procps",
@@ -146,16 +146,16 @@ var nodeRootfs = rootfs{name: "node", packages: []string{
 	"e2fsprogs", "xfsprogs", "btrfs-progs",
 }}
 
-// productRootfs contains the programs of the product's own images.
+// productRootfs is the base of the node driver's image.
 var productRootfs = rootfs{name: "product", packages: []string{
 	"e2fsprogs", "xfsprogs", "btrfs-progs", "mount", "util-linux", "openssh-client", "procps",
 }}
 
-// workloadRootfs contains the programs of the workload images.
+// workloadRootfs contains the programs of the images busybox and postgres.
 var workloadRootfs = rootfs{name: "workloads", packages: []string{"busybox-static", "postgresql"}}
 
-// dpkgOptions contains options of dpkg: images contain no manuals, but the copyright files of their
-// packages; and nothing is flushed, because after a crash the file system is made again.
+// dpkgOptions are options of dpkg. They omit manuals, but keep copyright files, and flush nothing
+// to the disk: after a crash the image is built again.
 var dpkgOptions = []string{
 	"--dpkgopt=force-unsafe-io",
 	"--dpkgopt=path-exclude=/usr/share/doc/*",
@@ -164,7 +164,7 @@ var dpkgOptions = []string{
 	"--dpkgopt=path-exclude=/usr/share/info/*",
 }
 
-// makeRootfs makes an image of packages unless it exists, and returns its name.
+// makeRootfs builds an image of Debian packages, unless it exists, and returns the image's name.
 func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (string, error) {
 	machine, err := readSystem(ctx)
 	if err != nil {
@@ -195,7 +195,7 @@ func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (string, error) {
 	})
 }
 
-// installPacker installs mmdebstrap if it is missing.
+// installPacker installs mmdebstrap, if it is missing.
 func (b *Builder) installPacker(ctx context.Context) error {
 	b.installing.Lock()
 	defer b.installing.Unlock()
@@ -205,7 +205,7 @@ func (b *Builder) installPacker(ctx context.Context) error {
 	return engine.Install(ctx, b.Log, "mmdebstrap")
 }
 
-// pack pipes the output of mmdebstrap into the engine, as an image.
+// pack pipes mmdebstrap's output into `docker import`.
 func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -214,7 +214,7 @@ func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 	var said strings.Builder
 	pack := exec.CommandContext(ctx, "mmdebstrap", args...)
 	pack.Stdout, pack.Stderr = write, &said
-	// mmdebstrap has to unmount the file systems below its directory.
+	// An interrupted mmdebstrap has to unmount the file systems in its directory.
 	interruptible(pack)
 	keep := b.Engine.Command(ctx, "import", "-", image+"-partial")
 	keep.Stdin, keep.Stderr = read, &said
@@ -223,7 +223,7 @@ func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 			break
 		}
 	}
-	// Each child has its own end of the pipe. If ours stayed open, the other child would wait forever.
+	// Close our ends of the pipe: while they are open, neither child notices that the other has ended.
 	err = errors.Join(err, read.Close(), write.Close())
 	for _, c := range []*exec.Cmd{pack, keep} {
 		if c.Process != nil {
@@ -233,7 +233,7 @@ func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 	if err != nil {
 		return fmt.Errorf("mmdebstrap %s: %w: %s", strings.Join(args, " "), err, said.String())
 	}
-	// The engine makes an image of an incomplete tar, too, so name the image only now.
+	// The engine also imports an incomplete tar, so the image gets its name only now.
 	if _, err := b.Engine.Output(ctx, "tag", image+"-partial", image); err != nil {
 		return err
 	}

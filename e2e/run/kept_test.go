@@ -21,8 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// kept creates what a run with KEEP=1 leaves, without the cluster: the note, and a work directory
-// with one disk, which was attached in another mount namespace that is gone, as by a container.
+// kept creates what a run with KEEP=1 leaves, except the cluster: the note, and a work directory
+// with one disk, attached to a loop device in a mount namespace that is gone, like a container's.
 func kept(t *testing.T) (s *suiteRun, work string, disk loopdev.Device) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -48,14 +48,14 @@ func kept(t *testing.T) (s *suiteRun, work string, disk loopdev.Device) {
 	return s, work, disk
 }
 
-// attachElsewhere attaches a file of the directory in a mount namespace in which the directory has
-// another path.
+// attachElsewhere attaches a file in dir to a loop device, in another mount namespace, where dir
+// has another path.
 func attachElsewhere(t *testing.T, dir, file string) (disk loopdev.Device, err error) {
 	mountpoint := t.TempDir()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// The thread ends with the goroutine, and the namespace ends with the thread.
+		// When the goroutine returns, its locked thread ends, and with the thread the mount namespace.
 		runtime.LockOSThread()
 		if err = syscall.Unshare(syscall.CLONE_NEWNS); err != nil {
 			return
@@ -83,7 +83,7 @@ func attached(t *testing.T, disk loopdev.Device) bool {
 	})
 }
 
-func TestAKeptRackIsRemovedWithItsLoopDevices(t *testing.T) {
+func TestRemoveKeptDetachesLoopDevicesAndRemovesFiles(t *testing.T) {
 	s, work, disk := kept(t)
 	if strings.HasPrefix(disk.BackingFile, work) {
 		t.Fatalf("the kernel reports %s, want a path outside of the work directory %s",
@@ -100,7 +100,7 @@ func TestAKeptRackIsRemovedWithItsLoopDevices(t *testing.T) {
 	}
 }
 
-func TestAFailedRunLeavesTheFilesOfDisksAndNoLoopDevice(t *testing.T) {
+func TestAFailedRunKeepsDiskFilesAndDetachesTheirDevices(t *testing.T) {
 	s, work, disk := kept(t)
 	csitest.Must(t, s.tidy(t.Context(), work, "", false))
 	if attached(t, disk) {
@@ -114,7 +114,7 @@ func TestAFailedRunLeavesTheFilesOfDisksAndNoLoopDevice(t *testing.T) {
 	}
 }
 
-func TestTheFilesOfDisksStayWhileALoopDeviceIsBusy(t *testing.T) {
+func TestRemoveKeptKeepsDiskFilesWhileADeviceIsBusy(t *testing.T) {
 	s, work, disk := kept(t)
 	holder, err := os.Open(disk.Path)
 	csitest.Must(t, err)
@@ -134,11 +134,11 @@ func TestTheFilesOfDisksStayWhileALoopDeviceIsBusy(t *testing.T) {
 	}
 }
 
-// killedRun is an environment variable. TestARunThatIsKilledTakesTheSuiteWithIt sets it for the
-// process that it kills.
+// killedRun is a variable that TestAKilledRunKillsTheSuite sets in the environment of the process
+// that it kills.
 const killedRun = "E2E_RUN_TEST_IS_KILLED"
 
-func TestARunThatIsKilledTakesTheSuiteWithIt(t *testing.T) {
+func TestAKilledRunKillsTheSuite(t *testing.T) {
 	if os.Getenv(killedRun) != "" {
 		s := suiteRun{engine: &engine.Engine{}, root: "../..", stdout: os.Stdout}
 		t.Fatal(s.suite(t.Context(), "", "sh", "-c", "echo begun; exec sleep 60"))
@@ -155,11 +155,11 @@ func TestARunThatIsKilledTakesTheSuiteWithIt(t *testing.T) {
 	begun := make([]byte, len("begun\n"))
 	_, err = io.ReadFull(output, begun)
 	killErr := run.Process.Kill()
-	_ = run.Wait() // It was killed.
+	_ = run.Wait() // its error only says that it was killed
 	if err != nil || string(begun) != "begun\n" || killErr != nil {
 		t.Fatalf("the suite wrote %q, %v; kill: %v", begun, err, killErr)
 	}
-	// The suite keeps the pipe open as long as it runs.
+	// The suite has the pipe open while it runs, so ReadAll returns only after its end.
 	if rest, err := io.ReadAll(output); err != nil {
 		t.Errorf("the suite lives on, and writes %q: %v", rest, err)
 	}

@@ -1,12 +1,12 @@
-// Command run prepares a machine for the end-to-end suite, runs the suite, and leaves the machine
-// as it was. First it lists what the machine lacks. Then it starts a Docker engine if there is
-// none, builds the images, runs the suite, and stops the engine that it has started.
+// Command run prepares a machine for the end-to-end suite, runs the suite, and then removes what it
+// has prepared. First it lists what the machine lacks. Then it starts a Docker engine if none
+// answers, builds images, runs the suite, and stops an engine that it has started.
 //
-//	go run ./e2e/run                        images from where they are published
-//	go run ./e2e/run -offline               every image built here
-//	go run ./e2e/run -offline -focus CP-9   one requirement
-//	KEEP=1 go run ./e2e/run -offline        leaves the cluster, to look at it
-//	go run ./e2e/run -down                  removes what was left
+//	go run ./e2e/run                        with published images
+//	go run ./e2e/run -offline               with images that are built here
+//	go run ./e2e/run -offline -focus CP-9   only specs with CP-9 in their names
+//	KEEP=1 go run ./e2e/run -offline        leaves the cluster running
+//	go run ./e2e/run -down                  removes such a cluster
 package main
 
 import (
@@ -33,7 +33,7 @@ that was kept; DOCKER_HOST names an engine; XDG_CACHE_HOME is where what is buil
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	// The first signal ends the run in order; the second one ends it at once.
+	// After the first signal the run cleans up. After the second it ends at once.
 	context.AfterFunc(ctx, stop)
 	err := run(ctx, os.Args[1:], os.Stdout)
 	switch {
@@ -100,6 +100,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 			"go run ./e2e/run -down\n", docker.Host)
 		return err
 	}
-	// Stop the engine also after an interrupt.
+	// Stop the engine even after an interrupt.
 	return errors.Join(err, docker.Stop(context.WithoutCancel(ctx)))
 }

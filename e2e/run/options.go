@@ -22,20 +22,20 @@ type options struct {
 	focus, label, kubernetes string
 	timeout                  time.Duration
 
-	// previous is the release that the suite upgrades from: a tag or a commit.
+	// previous is the tag or commit of the release from which the suite upgrades.
 	previous string
-	// keep leaves cluster and engine running, and reuse uses a cluster that was kept.
+	// keep leaves the cluster and the engine running. reuse runs the suite on such a cluster.
 	keep, reuse bool
-	// cache is the directory for what is built.
+	// cache is the directory in which images and programs are kept for the next run.
 	cache string
 }
 
-// published is the default Kubernetes version of a run with published images: of the minor version
-// of the offline run, one for which kind's release has an image.
+// published is the default Kubernetes version of runs with published images. It has the same minor
+// version as offline runs, and kind's release has a node image of it.
 const published = "v1.35.8"
 
-// previousRelease is the tag of the last release. There is none yet, so it is a commit from before
-// the flight recorder, the doctor and most of the chart's values.
+// previousRelease would be the last release's tag. Before the first release it is a commit that has
+// no flight recorder, no doctor, and few of the chart's values.
 const previousRelease = "e6877c0dc0dc97bb955365d67faaa05b967e4f0a"
 
 func parse(args []string, output io.Writer) (options, error) {
@@ -88,11 +88,11 @@ func parse(args []string, output io.Writer) (options, error) {
 	return o, err
 }
 
-// mountedNoDev is the flag of a mount that does not allow device nodes.
+// mountedNoDev is the flag of mounts on which device nodes cannot be opened.
 const mountedNoDev = 0x4
 
-// workDir creates the directory for the rack. The guests' devices are created in it, so its file
-// system has to allow device nodes; that of /tmp often does not.
+// workDir creates the rack's directory in the first candidate whose file system allows device
+// nodes, because guest views contain them. The file system of /tmp often forbids them.
 func workDir(candidates []string, flagsOf func(dir string) (int64, error)) (string, error) {
 	for _, dir := range candidates {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -110,32 +110,32 @@ func workDir(candidates []string, flagsOf func(dir string) (int64, error)) (stri
 		"found none among %s: set TMPDIR to one", strings.Join(candidates, ", "))
 }
 
-// The resources that three nodes, a rack and the builds need.
+// Three nodes, a rack and the builds need these resources.
 const (
 	memoryNeeded = 6 << 30
 	diskNeeded   = 15 << 30
 )
 
-// machine contains the facts about a machine that decide whether the suite can run.
+// machine contains the facts about this machine that decide whether the suite can run.
 type machine struct {
 	root bool
-	// docker reports whether an engine answers. dockerProblem explains why the engine of DOCKER_HOST
-	// does not answer.
+	// docker reports whether a Docker engine answers. dockerProblem is the reason why the engine of
+	// DOCKER_HOST does not.
 	docker        bool
 	dockerProblem error
 	dockerHost    string
-	// programs reports which of the needed programs exist.
+	// programs contains, by name, whether a program exists.
 	programs map[string]bool
-	// memory and disk are free bytes, and loop is the control device of the loop driver.
+	// memory and disk are free bytes. loop reports whether /dev/loop-control exists.
 	memory, disk int64
 	loop         bool
-	// cache is the directory in which disk was measured.
+	// cache is the directory whose file system has disk free bytes.
 	cache   string
 	offline bool
 }
 
-// missing lists what the machine lacks, one sentence each: what was expected, what was found, what
-// to do. The run can begin if the list is empty.
+// missing returns a sentence for each thing that the machine lacks: what the run expected, what it
+// found, and what the user can do. An empty list means that the run can begin.
 func (m machine) missing() []string {
 	var list []string
 	add := func(is bool, format string, args ...any) {
@@ -202,7 +202,7 @@ func inspect(ctx context.Context, o options) (machine, error) {
 	return m, err
 }
 
-// available returns the memory that is available without swapping, from /proc/meminfo.
+// available returns MemAvailable from the text of /proc/meminfo, in bytes.
 func available(meminfo string) (int64, error) {
 	for line := range strings.Lines(meminfo) {
 		var kib int64

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// setenv sets the variables of the options: home, and names and values alternately.
+// setenv sets the variables that parse reads: HOME, and pairs of a name and a value.
 func setenv(t *testing.T, pairs ...string) {
 	for _, name := range []string{"XDG_CACHE_HOME", "KEEP", "E2E_REUSE"} {
 		t.Setenv(name, "")
@@ -69,7 +69,7 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 	}
 }
 
-func TestTheRacksDirectoryIsOnAFilesystemWithDeviceNodes(t *testing.T) {
+func TestWorkDirSkipsFilesystemsWithoutDeviceNodes(t *testing.T) {
 	first, second := filepath.Join(t.TempDir(), "first"), filepath.Join(t.TempDir(), "second")
 	flags := map[string]int64{first: mountedNoDev | 1, second: 1}
 	flagsOf := func(dir string) (int64, error) { return flags[dir], nil }
@@ -99,7 +99,7 @@ func complete() machine {
 	}
 }
 
-func TestEverythingAMachineLacksIsReportedInOneSentence(t *testing.T) {
+func TestEachMissingPrerequisiteIsReportedInOneSentence(t *testing.T) {
 	without := func(m *machine, names ...string) {
 		for _, name := range names {
 			delete(m.programs, name)
@@ -107,7 +107,7 @@ func TestEverythingAMachineLacksIsReportedInOneSentence(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		change func(*machine)
-		// want contains words of each sentence, in order.
+		// want contains texts that each sentence has to contain.
 		want [][]string
 	}{
 		"a machine that lacks nothing": {change: func(*machine) {}},
@@ -163,7 +163,7 @@ func TestEverythingAMachineLacksIsReportedInOneSentence(t *testing.T) {
 func there() (bool, error)    { return true, nil }
 func notThere() (bool, error) { return false, nil }
 
-// refused checks that a run did not get the cluster and that the error contains all the words.
+// refused checks that err is an error that contains all the words.
 func refused(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
@@ -176,7 +176,7 @@ func refused(t *testing.T, err error, words ...string) {
 	}
 }
 
-func TestARunDoesNotTouchTheClusterOfAnotherCache(t *testing.T) {
+func TestARunRefusesTheClusterOfAnotherCache(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	release, err := claimCluster(dir, "engine-1", "/a/oxide-csi-e2e", notThere, note)
 	csitest.Must(t, err)
@@ -207,7 +207,7 @@ func TestARunDoesNotTouchTheClusterOfAnotherCache(t *testing.T) {
 	refused(t, err, "/b/oxide-csi-e2e")
 }
 
-func TestAClusterWithoutARecordIsNotRemoved(t *testing.T) {
+func TestARunRefusesAClusterThatItsCacheDoesNotKnow(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	_, err := claimCluster(dir, "engine", "/a/oxide-csi-e2e", there, note)
 	refused(t, err, "no run with the cache /a/oxide-csi-e2e has made it")
@@ -219,7 +219,7 @@ func TestAClusterWithoutARecordIsNotRemoved(t *testing.T) {
 	release()
 }
 
-func TestTheLockOfACacheNamesItsHolder(t *testing.T) {
+func TestTheErrorOfALockedCacheNamesTheHolder(t *testing.T) {
 	cache := filepath.Join(t.TempDir(), "oxide-csi-e2e")
 	unlock, err := lock(cache)
 	csitest.Must(t, err)

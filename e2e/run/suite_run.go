@@ -23,7 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// suiteRun is one run with an engine that answers.
+// suiteRun is one run of the suite with an engine.
 type suiteRun struct {
 	options
 	root   string
@@ -32,7 +32,7 @@ type suiteRun struct {
 	stdout io.Writer
 }
 
-// buildAndTest builds the images and runs the suite with them.
+// buildAndTest builds the images and then runs the suite.
 func (s *suiteRun) buildAndTest(ctx context.Context) (err error) {
 	builder := &images.Builder{
 		Engine: s.engine, Root: s.root, Cache: s.cache, Offline: s.offline, Log: s.stdout,
@@ -83,8 +83,8 @@ func (s *suiteRun) buildAndTest(ctx context.Context) (err error) {
 	return errors.Join(err, s.tidy(ctx, work, evidence, err == nil))
 }
 
-// workDir creates the rack's directory, or returns that of the cluster that was kept. It removes a
-// kept cluster if this run does not reuse it.
+// workDir returns the work directory of the kept cluster if this run reuses it. If not, workDir
+// removes the kept cluster and creates a new directory.
 func (s *suiteRun) workDir(ctx context.Context) (string, error) {
 	if s.reuse {
 		work, err := os.ReadFile(s.note())
@@ -104,10 +104,10 @@ func (s *suiteRun) workDir(ctx context.Context) (string, error) {
 	return work, os.WriteFile(s.note(), []byte(work), 0o600)
 }
 
-// note returns the file that contains the work directory of the kept cluster.
+// note is the file that contains the path of the current or kept cluster's work directory.
 func (s *suiteRun) note() string { return filepath.Join(s.cache, "kept-work") }
 
-// removeKept removes the kept cluster, and then its rack.
+// removeKept removes the cluster, the rack's loop devices and files, and the note.
 func (s *suiteRun) removeKept(ctx context.Context) error {
 	clusterErr := s.removeCluster()
 	work, err := os.ReadFile(s.note())
@@ -117,19 +117,19 @@ func (s *suiteRun) removeKept(ctx context.Context) error {
 	case err != nil:
 		return errors.Join(clusterErr, fmt.Errorf("find the rack that was kept: %w", err))
 	}
-	// Only the files show which loop devices belong to the rack, so keep the files until all devices
-	// are detached.
+	// The paths of the files show which loop devices belong to the rack, so detach the devices before
+	// the files are removed.
 	if err := errors.Join(clusterErr, s.detach(ctx, string(work))); err != nil {
 		return err
 	}
 	return errors.Join(os.RemoveAll(string(work)), os.Remove(s.note()))
 }
 
-// suiteEnd is how long the suite may take to clean up after an interrupt.
+// suiteEnd is the time in which an interrupted suite has to clean up.
 const suiteEnd = 3 * time.Minute
 
-// test runs the suite. It builds the suite's program first and then starts it itself, without the
-// go command, so that an interrupt reaches the program and its end is awaited.
+// test builds the suite's program and runs it. It does not use `go test`, which would not pass an
+// interrupt on and wait for the program.
 func (s *suiteRun) test(ctx context.Context, environment string) error {
 	program := filepath.Join(s.cache, "e2e.test")
 	build := exec.CommandContext(ctx, "go", "test", "-c", "-tags=e2e", "-o", program, "./e2e")
@@ -150,21 +150,20 @@ func (s *suiteRun) suite(ctx context.Context, environment, program string, args 
 	suite := exec.CommandContext(ctx, program, args...)
 	suite.Dir, suite.Stdout, suite.Stderr = filepath.Join(s.root, "e2e"), s.stdout, os.Stderr
 	suite.Env = append(s.engine.Environment(), environment)
-	// Put the suite into its own process group: then an interrupt at the terminal reaches it only
-	// once, through us, and does not reach the programs that it runs to clean up. If we are killed,
-	// the suite is killed, too; otherwise it would use, and at the end remove, a cluster that the
-	// next run has created.
+	// In its own process group, the suite gets Ctrl-C only once, from us, and the programs that clean
+	// up for it do not get it. If this process is killed, the kernel kills the suite, too. Otherwise
+	// the suite would continue on, and finally remove, a cluster that the next run has created.
 	suite.SysProcAttr = suiteAttr()
 	suite.Cancel = func() error { return suite.Process.Signal(os.Interrupt) }
 	suite.WaitDelay = suiteEnd
-	// Pdeathsig is sent when the thread ends that started the process.
+	// The kernel sends Pdeathsig when the thread that started the process ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return suite.Run()
 }
 
-// suiteArgs returns the flags of the suite's program. The specs have less time than the process, so
-// that they can clean up.
+// suiteArgs returns the flags of the suite's program. The specs end before the program's timeout,
+// so that cleanups have time.
 func suiteArgs(o options) []string {
 	args := []string{"-test.v", "-test.timeout=" + o.timeout.String(),
 		"-ginkgo.timeout=" + (o.timeout - suiteEnd).String()}
@@ -177,7 +176,7 @@ func suiteArgs(o options) []string {
 	return args
 }
 
-// tidy removes the suite's work directory. If the suite failed, it prints where to look.
+// tidy removes the cluster and the rack's files. It keeps these files after a failed suite.
 func (s *suiteRun) tidy(ctx context.Context, work, evidence string, green bool) error {
 	if _, err := os.Stat(evidence); !green && err == nil {
 		fmt.Fprintf(s.stdout, "e2e: the evidence of the failure is in %s\n", evidence)
@@ -202,7 +201,7 @@ func (s *suiteRun) tidy(ctx context.Context, work, evidence string, green bool) 
 
 const clusterName = "oxide-csi"
 
-// removeCluster removes the cluster if the suite has not done it; a suite that was killed cannot.
+// removeCluster deletes the cluster if it exists: a suite that was killed has not deleted it.
 // Without an engine there is no cluster.
 func (s *suiteRun) removeCluster() error {
 	if s.engine == nil {
@@ -218,8 +217,8 @@ func (s *suiteRun) removeCluster() error {
 	return nil
 }
 
-// detach releases the loop devices whose files are in the work directory. It has to run before the
-// files are removed, because loop devices outlive the cluster.
+// detach detaches the loop devices of the files in the work directory, because loop devices outlive
+// the cluster. It has to run before the files are removed.
 func (s *suiteRun) detach(ctx context.Context, work string) error {
 	released, err := loopdev.DetachBelow(ctx, work)
 	if err != nil {
@@ -232,7 +231,7 @@ func (s *suiteRun) detach(ctx context.Context, work string) error {
 	return nil
 }
 
-// down removes what a run with KEEP=1 has left: the cluster, the rack's disks, and our engine.
+// down removes the cluster, the rack's disks and the engine that a run with KEEP=1 has left.
 func down(ctx context.Context, where engine.Options, stdout io.Writer) error {
 	docker, err := engine.Kept(ctx, where)
 	if docker == nil && err == nil {
@@ -254,7 +253,7 @@ func down(ctx context.Context, where engine.Options, stdout io.Writer) error {
 	return errors.Join(err, docker.Stop(ctx))
 }
 
-// projectRoot returns the directory of this program's module.
+// projectRoot returns the directory of this project's module.
 func projectRoot(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
@@ -267,7 +266,7 @@ func projectRoot(ctx context.Context) (string, error) {
 	return root, nil
 }
 
-// holder describes the process that has a lock, or had it last, according to the lock's file.
+// holder is the content of a lock's file: the process that has the lock, or had it last.
 type holder struct {
 	Process int       `json:"process"`
 	Since   time.Time `json:"since"`
@@ -279,9 +278,9 @@ func (h holder) String() string {
 		h.Since.Format(time.RFC3339), h.Cache)
 }
 
-// hold locks a file until unlock is called or this process ends, and writes into it who has it. The
-// lock protects what. allowed returns an error if this process must not have the lock after the
-// previous holder.
+// hold locks a file until unlock is called or this process ends, and writes a holder into it. what
+// names the resource for errors. allowed can return an error that refuses the lock because of the
+// holder before.
 func hold(path, what, cache string, allowed func(before holder) error) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -321,7 +320,7 @@ func writeAt(file *os.File, text []byte) error {
 	return err
 }
 
-// lock reserves a cache, with our own engine in it, for this run.
+// lock reserves the cache, and the dockerd in it, for this run.
 func lock(cache string) (unlock func(), err error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return nil, fmt.Errorf("create the cache: %w", err)
@@ -330,12 +329,12 @@ func lock(cache string) (unlock func(), err error) {
 		func(holder) error { return nil })
 }
 
-// lockDir contains the locks of clusters. It is the same for every run on the machine, whatever its
-// cache and its TMPDIR are.
+// lockDir contains the locks of clusters. It does not depend on a run's cache or TMPDIR, so all
+// runs on the machine use the same locks.
 const lockDir = "/tmp"
 
-// claim reserves the cluster's name on the engine for this run until release: no other run creates
-// or removes the cluster. A cluster that already exists was left by a run with this cache.
+// claim reserves the cluster's name on the engine until release is called, so that no other run
+// creates or removes the cluster. It fails if the cluster exists and belongs to another cache.
 func (s *suiteRun) claim(ctx context.Context) (release func(), err error) {
 	if s.engine == nil {
 		return func() {}, nil
@@ -348,7 +347,7 @@ func (s *suiteRun) claim(ctx context.Context) (release func(), err error) {
 }
 
 // claimCluster takes the lock of the cluster on the engine with this ID. If the lock's file names
-// no previous holder, the note in the cache shows whether a run with this cache made the cluster.
+// no holder, the note in the cache decides whether an existing cluster belongs to this cache.
 func claimCluster(
 	dir, engine, cache string, exists func() (bool, error), note string,
 ) (release func(), err error) {
@@ -384,7 +383,7 @@ func (s *suiteRun) clusterExists() (bool, error) {
 	return slices.Contains(names, clusterName), nil
 }
 
-// provider returns kind's provider, which reads the address of our engine from the environment.
+// provider returns kind's provider, which reads the engine's address from the environment.
 func (s *suiteRun) provider() (*cluster.Provider, error) {
 	if s.engine.Host != "" {
 		if err := os.Setenv("DOCKER_HOST", s.engine.Host); err != nil {

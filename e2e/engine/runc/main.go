@@ -1,7 +1,7 @@
-// Command runc runs instead of runc on a machine whose bounding set lacks CAP_SYS_RESOURCE, such as
-// some virtual machines and containers. For a privileged container Docker requests every
-// capability, and the kernel then refuses the whole set. This program removes that one capability
-// from the request and then executes the runc of the PATH.
+// Command runc replaces runc on machines, such as some virtual machines, whose bounding set lacks
+// CAP_SYS_RESOURCE. Docker requests every capability for a privileged container, and the kernel
+// refuses the request as a whole if it cannot grant one of them. This program removes this
+// capability from the request, and executes the runc in the PATH.
 package main
 
 import (
@@ -35,10 +35,10 @@ func run(args []string) error {
 	return fmt.Errorf("execute %s: %w", runc, syscall.Exec(runc, args, os.Environ()))
 }
 
-// capability matches the capability in a JSON list, with the comma after it or before it.
+// capability matches "CAP_SYS_RESOURCE" in a JSON list, with one comma beside it.
 var capability = regexp.MustCompile(`"CAP_SYS_RESOURCE"\s*,|,?\s*"CAP_SYS_RESOURCE"`)
 
-// edit removes the capability from a file, wherever it is a text. All other bytes stay the same.
+// edit removes "CAP_SYS_RESOURCE" from all lists in a JSON file, and changes no other byte.
 func edit(file string) error {
 	document, err := os.ReadFile(file)
 	if err != nil {
@@ -47,13 +47,13 @@ func edit(file string) error {
 	return os.WriteFile(file, capability.ReplaceAll(document, nil), 0)
 }
 
-// takesValue contains flags of runc that have a value: those that an engine sets before the
-// command, whose value must not be read as the command, and those that name a file.
+// takesValue lists flags of runc that have a value: those that dockerd sets before the command, so
+// that their values are not taken for the command, and those that name a file.
 var takesValue = []string{"root", "log", "log-format", "criu", "rootless",
 	"bundle", "b", "process", "p"}
 
-// asked returns the file in which a runc command line requests capabilities. It returns "" for
-// commands that start no process.
+// asked returns the JSON file in which a runc command line requests capabilities, or "" if the
+// command starts no process.
 func asked(args []string) (file string) {
 	command := ""
 	values := map[string]string{}
@@ -73,7 +73,7 @@ func asked(args []string) (file string) {
 	case "create", "run":
 		return filepath.Join(values["bundle"]+values["b"], "config.json")
 	case "exec":
-		// A process in a file may request capabilities; one on the command line has the container's.
+		// Without --process the new process gets the container's capabilities.
 		return values["process"] + values["p"]
 	}
 	return ""

@@ -1,6 +1,6 @@
-// Command etcd is the etcd server of the end-to-end suite's cluster when no registry can be
-// reached. It calls the main function of etcd's server; etcd's own main package is in no released
-// module that can be built alone.
+// Command etcd is etcd's server for the offline cluster of the end-to-end suite. It only calls the
+// server's main function, because no released module contains etcd's main package in a form that
+// can be built alone.
 package main
 
 import (

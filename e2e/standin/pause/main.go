@@ -1,5 +1,5 @@
-// Command pause keeps a pod's namespaces open. It replaces registry.k8s.io/pause where no registry
-// can be reached: it waits for a signal that asks it to end, and reaps orphaned children.
+// Command pause keeps a pod's namespaces open until it gets a signal, and reaps orphaned processes.
+// It replaces registry.k8s.io/pause in the offline cluster.
 package main
 
 import (
@@ -19,7 +19,7 @@ func main() {
 	}
 }
 
-// reap waits for every child that has ended.
+// reap reaps all children that have ended.
 func reap() {
 	for {
 		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)

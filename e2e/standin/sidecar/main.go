@@ -1,7 +1,6 @@
-// Command sidecar stands in for two sidecars where no registry can be reached. The name by which it
-// is called selects one: registry.k8s.io/sig-storage/livenessprobe answers the kubelet's HTTP
-// probe of a CSI driver by calling the driver's Probe, and csi-node-driver-registrar registers the
-// driver at the kubelet of its node. It takes the flags that our manifests set.
+// Command sidecar replaces two sidecars in the offline cluster. Called livenessprobe, it answers
+// kubelet's HTTP probes by calling the driver's Probe. Called node-driver-registrar, it registers
+// the driver at the node's kubelet. It accepts the flags in our manifests.
 package main
 
 import (
@@ -59,7 +58,7 @@ func run(ctx context.Context, name string, args []string) error {
 	return register(ctx, d, *endpoint, *listen)
 }
 
-// answer answers HTTP probes with the result of check until the context ends.
+// answer serves HTTP probes with the result of check until ctx ends.
 func answer(ctx context.Context, listen string, check func(context.Context) error) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
@@ -78,14 +77,13 @@ func answer(ctx context.Context, listen string, check func(context.Context) erro
 	return nil
 }
 
-// driver is a connection to the driver, and how long one of its calls may take.
+// driver is a client of the driver, with the timeout of its calls.
 type driver struct {
 	csi.IdentityClient
 	timeout time.Duration
 }
 
-// probe asks the driver once. According to CSI a driver that does not report its readiness is
-// ready.
+// probe calls Probe once. In CSI, an answer without readiness means that the driver is ready.
 func (d driver) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
@@ -96,7 +94,7 @@ func (d driver) probe(ctx context.Context) error {
 	return err
 }
 
-// name asks the driver for its name until it answers, because the driver may start later.
+// name asks the driver for its name until the driver answers, because it may start later.
 func (d driver) name(ctx context.Context) (string, error) {
 	for {
 		call, cancel := context.WithTimeout(ctx, d.timeout)
@@ -114,18 +112,18 @@ func (d driver) name(ctx context.Context) (string, error) {
 	}
 }
 
-// plugins is the directory in which the kubelet looks for new plugins, as it is in the container.
+// plugins is the container's path of the directory in which kubelet watches for plugins.
 const plugins = "/registration"
 
-// register serves the kubelet until the context ends, and is healthy as long as its socket exists.
-// If the kubelet refuses the driver, it fails, and the container is restarted to try again.
+// register serves kubelet's registration calls until ctx ends. Probes succeed while its socket
+// exists. If kubelet refuses the driver, register fails, so that kubelet restarts the container.
 func register(ctx context.Context, d driver, endpoint, listen string) error {
 	name, err := d.name(ctx)
 	if err != nil {
 		return err
 	}
 	socket := filepath.Join(plugins, name+"-reg.sock")
-	// A socket that a killed container left has to be removed first.
+	// A killed container leaves its socket, at which Listen would fail.
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the socket of an earlier registrar: %w", err)
 	}
@@ -155,7 +153,7 @@ func register(ctx context.Context, d driver, endpoint, listen string) error {
 	return group.Wait()
 }
 
-// kubeletSide is the registration service that the kubelet calls.
+// kubeletSide is the registration service, which kubelet calls.
 type kubeletSide struct {
 	registration.UnimplementedRegistrationServer
 	driver, endpoint string
