@@ -12,11 +12,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// samples is the number of samples in a series: 90 minutes, unless the fault has an interval of its
-// own.
+// samples is the number of samples in a series. One sample is a minute, unless a fault has another
+// interval.
 const samples = 90
 
-// target is a pod of the driver.
+// target is the name of a pod that Prometheus scrapes.
 type target string
 
 const (
@@ -25,8 +25,7 @@ const (
 	keeper          target = "node-keeper"
 )
 
-// of returns the name of a series of the target, from the metric and the names and values of
-// labels.
+// of returns a metric's name with the labels of the pod and more labels, given as names and values.
 func (p target) of(metric string, labels ...string) string {
 	text := fmt.Sprintf(`%s{job="oxide-csi/oxide-csi-driver",namespace="oxide-csi",pod="%s",`+
 		`instance="%s:9809"`, metric, p, p)
@@ -36,18 +35,18 @@ func (p target) of(metric string, labels ...string) string {
 	return text + "}"
 }
 
-// failed returns the name of the counter of a method's failures.
+// failed returns the series that counts a method's failures with a reason.
 func (p target) failed(method, reason string) string {
 	return p.of("oxide_csi_calls_total", "method", method, "code", "FailedPrecondition",
 		"reason", reason)
 }
 
-// done returns the name of the counter of a method's successes.
+// done returns the series that counts a method's successes.
 func (p target) done(method string) string {
 	return p.of("oxide_csi_calls_total", "method", method, "code", "OK", "reason", "")
 }
 
-// problems returns the name of the node keeper's counter of problems in a step.
+// problems returns the series that counts the node keeper's problems in a step.
 func (p target) problems(step string) string {
 	return p.of("oxide_node_keeper_problems_total", "step", step)
 }
@@ -56,18 +55,18 @@ func (p target) operations(result string) string {
 	return p.of("oxide_node_keeper_operations_total", "result", result)
 }
 
-// The values of series.
+// These are the values of series, in promtool's notation.
 var (
 	always0, always1 = always(0), always(1)
-	// eachMinute is a counter of retries of a sidecar.
+	// eachMinute counts the retries of a sidecar.
 	eachMinute = fmt.Sprintf("0+1x%d", samples)
-	// slowly is a counter of retries of the kubelet, which tries again every two minutes.
+	// slowly counts the retries of kubelet, one every two minutes.
 	slowly = counts(2)
-	// restarted0 is a series of zeroes of a container that exists for 2 of every 7 minutes, and
-	// restartedUp is the series "up" of its target.
+	// restarted0 is zero for the 2 of every 7 minutes in which a restarting container runs.
+	// restartedUp is the series "up" of this container's pod.
 	restarted0  = strings.Repeat("0 0 stale _x4 ", samples/7+1)
 	restartedUp = strings.Repeat("1 1 0 0 0 0 0 ", samples/7+1)
-	// fiveMinutely is a counter that begins with 1 and grows by one every five minutes, up to 10.
+	// fiveMinutely grows by one every five minutes, from 1 to 10.
 	fiveMinutely = "1x4 2x4 3x4 4x4 5x4 6x4 7x4 8x4 9x4 10x4"
 	endsAt40     = fmt.Sprintf("1x39 stale _x%d", samples-41)
 	beginsAt40   = fmt.Sprintf("_x39 0 1x%d", samples-41)
@@ -76,7 +75,7 @@ var (
 
 func always(n int) string { return fmt.Sprintf("%dx%d", n, samples) }
 
-// counts returns a counter that grows by one at every n-th sample after the first.
+// counts returns a counter that grows by one every n samples.
 func counts(n int) string {
 	var text strings.Builder
 	for i := range samples {
@@ -85,13 +84,13 @@ func counts(n int) string {
 	return text.String()
 }
 
-// change returns a series that changes its value after a number of samples.
+// change returns a series with the value from, and after some samples the value to.
 func change(from, to, after int) string {
 	return fmt.Sprintf("%dx%d %dx%d", from, after-1, to, samples-after)
 }
 
-// once is a counter that grows by one in the 40th minute. since40 grows by one in each minute from
-// then on, and for5 stops growing after five.
+// once grows by one in minute 40. since40 grows by one in each minute from then on, and for5 in
+// five of these minutes.
 var (
 	once     = change(0, 1, 40)
 	since40  = fmt.Sprintf("0x39 1+1x%d", samples-41)
@@ -99,11 +98,11 @@ var (
 	awayFor5 = fmt.Sprintf("1x39 0x4 1x%d", samples-46)
 )
 
-// days returns a constant series: the time a number of days after the first sample.
+// days returns a constant series with the time n days after the first sample, in seconds.
 func days(n int) string { return always(n * 86400) }
 
-// healthy returns the series of a cluster with two controllers and two nodes on which volumes are
-// created and deleted.
+// healthy returns the series of a cluster in which nothing fails, with two controllers and two
+// nodes.
 func healthy() series {
 	all := series{}
 	for _, p := range []target{leader, standby, nodeA, nodeB} {
@@ -128,7 +127,7 @@ func healthy() series {
 	return all
 }
 
-// fault has the series that differ from those of a healthy cluster, and the alerts that fire.
+// fault contains the series that differ from a healthy cluster's, and the alerts that have to fire.
 type fault struct {
 	name     string
 	differ   series
@@ -137,7 +136,7 @@ type fault struct {
 	interval time.Duration // the time between samples, if not a minute
 }
 
-func TestEachAlertFiresInItsFaultAndInNoOther(t *testing.T) {
+func TestEachFaultFiresExactlyItsAlerts(t *testing.T) {
 	wanted := map[string]bool{}
 	for _, f := range slices.Concat(quiet, loud) {
 		t.Run(f.name, func(t *testing.T) {
@@ -168,7 +167,7 @@ func TestEachAlertFiresInItsFaultAndInNoOther(t *testing.T) {
 	}
 }
 
-// quiet lists the faults for which no alert may fire.
+// quiet lists the situations in which no alert may fire.
 var quiet = []fault{
 	{name: "a healthy cluster"},
 	{name: "single failures of each kind", differ: series{
@@ -249,7 +248,7 @@ var quiet = []fault{
 	}},
 }
 
-// loud lists the faults of the rack, of volumes, of the driver and of the node keeper.
+// loud lists the faults for which alerts have to fire.
 var loud = []fault{
 	{name: "the rack is unreachable", want: []string{"OxideCSIRackDown"}, differ: series{
 		leader.of("oxide_csi_rack_up"):                             change(1, 0, 40),

@@ -25,18 +25,18 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// alertsFile contains the alert rules, which the chart installs, too.
+// alertsFile is the path of the alert rules in the chart.
 const alertsFile = "../../deploy/chart/monitoring/alerts.yaml"
 
-// interval is the time between evaluations of the rules and between samples.
+// interval is the default time between two samples, and between two evaluations of the rules.
 const interval = time.Minute
 
-// series contains time series in the notation of promtool, by metric and labels.
+// series maps a metric with its labels to its samples, in promtool's notation.
 type series map[string]string
 
-// firing evaluates the rules from the first sample to the last, as Prometheus does; interval is the
-// time between two samples and between two evaluations. It returns the alerts that fire at the end,
-// and the names of those that have ever fired.
+// firing loads the series and evaluates the rules after each sample, like Prometheus. It returns
+// the alerts that fire after the last sample, and the names of the alerts that have fired at any
+// time.
 func firing(t *testing.T, interval time.Duration, all series) (atEnd []*rules.Alert,
 	ever []string) {
 	t.Helper()
@@ -79,7 +79,7 @@ func firing(t *testing.T, interval time.Duration, all series) (atEnd []*rules.Al
 	return atEnd, slices.Compact(ever)
 }
 
-// active returns the alerts of a group that fire.
+// active returns the alerts of a group of rules that fire now.
 func active(t *testing.T, group *rules.Group) (found []*rules.Alert) {
 	t.Helper()
 	for _, rule := range group.Rules() {
@@ -97,7 +97,7 @@ func active(t *testing.T, group *rules.Group) (found []*rules.Alert) {
 	return found
 }
 
-// names returns the names of alerts, each once.
+// names returns the alerts' names, sorted and without duplicates.
 func names(alerts []*rules.Alert) []string {
 	all := []string{}
 	for _, alert := range alerts {
@@ -107,7 +107,7 @@ func names(alerts []*rules.Alert) []string {
 	return slices.Compact(all)
 }
 
-// checkTexts checks that the texts of the alerts are complete.
+// checkTexts checks that no value is missing in the alerts' summaries and descriptions.
 func checkTexts(t *testing.T, alerts []*rules.Alert) {
 	t.Helper()
 	for _, alert := range alerts {
@@ -122,7 +122,7 @@ func checkTexts(t *testing.T, alerts []*rules.Alert) {
 	}
 }
 
-// read returns a file of the project.
+// read returns the content of a file of the project.
 func read(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../" + name)
@@ -132,7 +132,7 @@ func read(t *testing.T, name string) string {
 	return string(text)
 }
 
-// ruleList returns all rules in the file.
+// ruleList returns the alert and recording rules in alertsFile.
 func ruleList(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(alertsFile, false, model.UTF8Validation)
@@ -146,14 +146,14 @@ func ruleList(t *testing.T) []rulefmt.Rule {
 	return all
 }
 
-// alerts returns the alert rules in the file.
+// alerts returns the alert rules in alertsFile.
 func alerts(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	return slices.DeleteFunc(ruleList(t), func(r rulefmt.Rule) bool { return r.Alert == "" })
 }
 
-// reasons returns all reasons of the driver from its page. A test of the driver checks that the
-// page is complete.
+// reasons returns the reasons in docs/reasons.md. A test of the driver checks that the page contains
+// every reason.
 func reasons(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -201,11 +201,11 @@ func TestEveryAlertHasASeverityAndALinkToItsSection(t *testing.T) {
 	}
 }
 
-// temporary lists the reasons that disappear without an operator.
+// temporary lists the reasons of failures that end without an operator's help.
 var temporary = []string{"Canceled", "OperationPending", "DiskProofPending", "SnapshotNotReady",
 	"DiskBusy"}
 
-func TestEveryLastingReasonFiresExactlyOneAlert(t *testing.T) {
+func TestEachLastingReasonFiresExactlyOneAlert(t *testing.T) {
 	all := healthy()
 	for _, reason := range reasons(t) {
 		all[leader.failed("ControllerPublishVolume", reason)] = eachMinute
@@ -231,7 +231,7 @@ func TestEveryLastingReasonFiresExactlyOneAlert(t *testing.T) {
 	}
 }
 
-func TestEveryFailingCallThatChangesAVolumeFiresAnAlert(t *testing.T) {
+func TestFailuresOfEachVolumeMethodFireAnAlert(t *testing.T) {
 	changes := regexp.MustCompile(`^(Create|Delete|(Controller|Node)(Publish|Unpublish)|` +
 		`Node(Stage|Unstage))(Volume|Snapshot)$`)
 	all, want := healthy(), []string{}
@@ -253,11 +253,11 @@ func TestEveryFailingCallThatChangesAVolumeFiresAnAlert(t *testing.T) {
 	}
 }
 
-// targetLabels contains labels that Prometheus adds to every series. namespace, pod and cluster are
-// there only if an operator adds them.
+// targetLabels lists the labels that Prometheus adds to every series. Some installations do not add
+// namespace, pod and cluster.
 var targetLabels = []string{"job", "instance", "namespace", "pod", "cluster"}
 
-// metricRows returns name, type and labels of our metrics from docs/metrics.md.
+// metricRows returns the rows of docs/metrics.md: name, type and labels of each of our metrics.
 func metricRows(t *testing.T) [][]string {
 	t.Helper()
 	row := regexp.MustCompile("(?m)^\\| `(oxide_(?:csi|node_keeper)_\\w+)` \\| (\\w+) \\| (.*?) ?\\| ")
@@ -268,8 +268,8 @@ func metricRows(t *testing.T) [][]string {
 	return rows
 }
 
-// known returns the labels of each series that an expression may name: our metrics, Prometheus'
-// own, and those that the rules record. Other tests check that the page lists all of our metrics.
+// known returns the labels of each metric that a rule may use: ours, up, and the recorded ones.
+// Tests of the driver and of the keeper check that docs/metrics.md has all of our metrics.
 func known(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{"up": targetLabels,
@@ -289,7 +289,7 @@ func known(t *testing.T) map[string][]string {
 	return all
 }
 
-// values returns the values that the labels in an expression may have.
+// values returns the possible values of each label in a rule.
 func values(t *testing.T) map[string][]string {
 	t.Helper()
 	var methods, results []string
@@ -307,7 +307,7 @@ func values(t *testing.T) map[string][]string {
 		"result": {"done", "problem", "ok", "error"}}
 }
 
-// problems returns errors about the names in an expression that do not exist.
+// problems returns errors about metrics, labels and values in an expression that do not exist.
 func problems(t *testing.T, text string) (found []string) {
 	t.Helper()
 	expression, err := parser.ParseExpr(text)
@@ -343,9 +343,9 @@ func problems(t *testing.T, text string) (found []string) {
 	return found
 }
 
-// problemsOfMatcher returns errors about a matcher's label, if it is not in own (the metric's
-// labels), and about values that the label never has. Each alternative of a regular expression has
-// to be a value; an alternative with parentheses has to match a value.
+// problemsOfMatcher returns an error if a matcher's label is not in own, the metric's labels, or if
+// a value in the matcher is none of the label's values. If the matcher's expression has
+// parentheses, it only has to match one value.
 func problemsOfMatcher(t *testing.T, own []string, m *labels.Matcher) (found []string) {
 	t.Helper()
 	if m.Name == labels.MetricName {
@@ -369,7 +369,7 @@ func problemsOfMatcher(t *testing.T, own []string, m *labels.Matcher) (found []s
 	return found
 }
 
-func TestEveryNameInAnAlertExists(t *testing.T) {
+func TestAlertsUseExistingMetricsLabelsAndValues(t *testing.T) {
 	for _, rule := range ruleList(t) {
 		for _, problem := range problems(t, rule.Expr) {
 			t.Errorf("%s: %s", rule.Alert+rule.Record, problem)
@@ -377,7 +377,7 @@ func TestEveryNameInAnAlertExists(t *testing.T) {
 	}
 }
 
-func TestANameThatDoesNotExistIsReported(t *testing.T) {
+func TestAnUnknownMetricLabelOrValueIsReported(t *testing.T) {
 	for _, wrong := range []string{
 		`oxide_csi_rack_upp`,
 		`oxide_csi_call_seconds`,
@@ -396,7 +396,7 @@ func TestANameThatDoesNotExistIsReported(t *testing.T) {
 	}
 }
 
-// dashboard contains the fields of Grafana's format that the test checks.
+// dashboard contains the fields of Grafana's format that the test below checks.
 type dashboard struct {
 	UID, Title    string
 	SchemaVersion int
@@ -472,7 +472,7 @@ func TestTheDashboardIsValidAndUsesExistingMetrics(t *testing.T) {
 	}
 }
 
-// unselected returns the series in a query that are not restricted to the chosen cluster.
+// unselected returns the selectors in a query that lack the matcher cluster="$cluster".
 func unselected(t *testing.T, query string) (found []string) {
 	t.Helper()
 	expression, err := parser.ParseExpr(strings.ReplaceAll(query, "$__rate_interval", "5m"))

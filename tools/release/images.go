@@ -30,7 +30,7 @@ import (
 	"github.com/spdx/tools-golang/spdx/v2/v2_3"
 )
 
-// target is a stage of the Dockerfile that becomes an image.
+// target is a stage of the Dockerfile, and the name of the image that it builds.
 type target struct{ stage, image string }
 
 var (
@@ -38,7 +38,7 @@ var (
 	titleLine = regexp.MustCompile(`org\.opencontainers\.image\.title="([^"]+)"`)
 )
 
-// targetsOf reads the Dockerfile: a stage with a title is an image of that name.
+// targetsOf returns the stages of a Dockerfile that have a title. The title is the image's name.
 func targetsOf(dockerfile string) ([]target, error) {
 	text, err := os.ReadFile(dockerfile)
 	if err != nil {
@@ -61,13 +61,13 @@ func targetsOf(dockerfile string) ([]target, error) {
 	return targets, nil
 }
 
-// builds reports whether the release has an image.
+// builds reports whether the release contains an image with this name.
 func (r *release) builds(image string) bool {
 	return slices.ContainsFunc(r.targets, func(t target) bool { return t.image == image })
 }
 
-// images builds every target of the Dockerfile with buildah, which needs no daemon. It writes each
-// image as an archive of an OCI layout with all architectures.
+// images builds each image for all architectures, and writes it as a tar of an OCI layout. It uses
+// buildah, which needs no daemon.
 func (r *release) images(ctx context.Context) {
 	if _, err := exec.LookPath("buildah"); err != nil {
 		need(fmt.Errorf("images are built with buildah, which is not on this machine: install it "+
@@ -95,17 +95,17 @@ func (r *release) images(ctx context.Context) {
 	}
 }
 
-// seconds returns the date in the form that buildah needs.
+// seconds returns the commit's date in seconds since 1970, for buildah.
 func (r *release) seconds() string { return strconv.FormatInt(r.date.Unix(), 10) }
 
-// buildah runs buildah with a temporary store.
+// buildah runs buildah with a store in the temporary directory, and returns its output.
 func (r *release) buildah(ctx context.Context, args ...string) (output string) {
 	store := []string{"--root", filepath.Join(r.stage, "store"),
 		"--runroot", filepath.Join(r.stage, "run"), "--storage-driver", "vfs"}
 	return got(r.output(ctx, "buildah", append(store, args...)...))
 }
 
-// importBase makes an image of the root file system in Base, and returns its name.
+// importBase makes an image of the root file system in Base, and returns the image's name.
 func (r *release) importBase(ctx context.Context) (name string) {
 	if r.Base == "" {
 		return ""
@@ -117,7 +117,7 @@ func (r *release) importBase(ctx context.Context) (name string) {
 	return name
 }
 
-// contextDir adds the other files that the Dockerfile copies to the folder with the binaries.
+// contextDir copies the remaining files of the build's context into the directory of the binaries.
 func (r *release) contextDir() {
 	for _, name := range []string{"Dockerfile", "tools/node-root"} {
 		content := got(os.ReadFile(filepath.Join(r.Root, name)))
@@ -127,8 +127,8 @@ func (r *release) contextDir() {
 	}
 }
 
-// joinArchitectures joins the images in a layout, each tagged with its architecture, into one. It
-// writes that image, and a bill of materials for each architecture.
+// joinArchitectures writes one image for all architectures from those in the layout dir, where each
+// has its architecture as its tag. For each architecture it writes a bill of materials.
 func (r *release) joinArchitectures(name, dir string) (err error) {
 	defer catch(&err)
 	built := got(layout.ImageIndexFromPath(dir))
@@ -147,17 +147,16 @@ func (r *release) joinArchitectures(name, dir string) (err error) {
 	return nil
 }
 
-// digests is the file that lists the images and the chart: a line each with name, tag, platform and
-// digest.
+// digests is a file with a line for each image and for the chart: name, tag, platform and digest.
 const digests = "DIGESTS"
 
-// containerdName is the annotation from which containerd and Docker take the name of an imported
-// image.
+// containerdName is an annotation. From it, containerd and Docker take the name of an image that
+// they import from a file.
 const containerdName = "io.containerd.image.name"
 
-// writeLayout writes an archive of a layout with one entry, and records its digest.
+// writeLayout writes a tar of the layout l with root as its only entry, and records root's digest.
 func (r *release) writeLayout(l layout.Path, name, tag string, root v1.Descriptor) {
-	// containerd names an image that is imported by hand as the manifests name it.
+	// With this name, manifests find an image that was imported from the file.
 	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag,
 		containerdName: "docker.io/oxidecomputer/" + name + ":" + tag}
 	need(l.AppendDescriptor(root))
@@ -172,14 +171,14 @@ func (r *release) noteDigest(name, tag, platform string, digest v1.Hash) {
 	fmt.Fprintf(&r.pushed, "oxidecomputer/%s %s %s %s\n", name, tag, platform, digest)
 }
 
-// license is the project's license. The licenses of other parts are not determined here; an image
-// contains their copyright files.
+// license is the license of the project. Bills of materials do not state the licenses of other
+// software; images contain the copyright files.
 const license, unknown = "MPL-2.0", "NOASSERTION"
 
-// part is a Go module or a Debian package.
+// part is a Go module or a Debian package in a binary or image.
 type part struct{ name, version, url string } // url is a package URL
 
-// bill is a bill of materials: it lists the contents of a binary or an image.
+// bill is a bill of materials: it lists the parts of a binary or image.
 type bill struct {
 	name, version, sha256, purpose, license string
 	date                                    time.Time
@@ -192,7 +191,7 @@ func (r *release) bill(name string, content []byte) *bill {
 		purpose: "APPLICATION", license: license, date: r.date}
 }
 
-// modules returns the modules that are linked into a Go program, and the version of Go.
+// modules returns the modules that are linked into a Go program, and Go's standard library.
 func (b *bill) modules(info *buildinfo.BuildInfo) []part {
 	golang := strings.TrimPrefix(info.GoVersion, "go")
 	parts := []part{{"stdlib", info.GoVersion, "pkg:golang/stdlib@" + golang}}
@@ -205,10 +204,10 @@ func (b *bill) modules(info *buildinfo.BuildInfo) []part {
 	return parts
 }
 
-// unfit matches characters that no SPDX identifier may contain.
+// unfit matches characters that are not allowed in an SPDX identifier.
 var unfit = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
 
-// writeBill writes a bill of materials as NAME.spdx.json.
+// writeBill writes the bill of materials to NAME.spdx.json, in the format SPDX.
 func (r *release) writeBill(b *bill) {
 	const subject = "subject"
 	doc := v2_3.Document{SPDXVersion: v2_3.Version, DataLicense: v2_3.DataLicense,
@@ -242,7 +241,7 @@ func (r *release) writeBill(b *bill) {
 	r.write(b.name+".spdx.json", text.Bytes())
 }
 
-// imageBill writes the bill of an image: Debian's packages, and the modules of its Go programs.
+// imageBill writes an image's bill of materials: Debian packages, and modules of Go programs.
 func (r *release) imageBill(image v1.Image, name, arch string, digest v1.Hash) error {
 	b := &bill{name: name + "-image-linux-" + arch, version: r.Version, sha256: digest.Hex,
 		purpose: "CONTAINER", license: unknown, date: r.date}
@@ -270,7 +269,7 @@ func (r *release) imageBill(image v1.Image, name, arch string, digest v1.Hash) e
 	return nil
 }
 
-// debian parses dpkg's list of packages.
+// debian returns the installed packages in a file in the format of /var/lib/dpkg/status.
 func debian(status string) []part {
 	var parts []part
 	for paragraph := range strings.SplitSeq(status, "\n\n") {

@@ -17,11 +17,11 @@ import (
 	"github.com/spdx/tools-golang/json"
 )
 
-// imageArch is the architecture of the images. The test makes a base only for this one.
+// imageArch is the only architecture for which the test builds the base image and the images.
 const imageArch = "amd64"
 
-// TestImages builds every image twice, from Debian's packages and without a registry. It needs
-// root, buildah and mmdebstrap.
+// TestImages builds every image twice, on a base of Debian packages and without a registry. It
+// needs root, buildah and mmdebstrap.
 func TestImages(t *testing.T) {
 	whole(t, 6)
 	root := projectDir(t)
@@ -53,7 +53,7 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// imageIs checks an image: its configuration, its binary, and its bill of materials.
+// imageIs checks an image's configuration, program, digests and bill of materials.
 func imageIs(t *testing.T, dir, image, program, user string, packages []string) {
 	t.Helper()
 	layout := unpack(t, dir, image)

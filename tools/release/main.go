@@ -1,10 +1,10 @@
-// Release makes all files of a version for its users, in one folder:
+// Release writes all files of a release into one folder:
 //
 //	go run -C tools ./release -version v1.2.3 -out ../dist
 //	go run -C tools ./release -version v1.2.3 -out ../dist -arch amd64 -images=false
 //
-// The bytes depend only on the commit and the version of Go, not on the time or the machine.
-// docs/releasing.md lists the files.
+// The files depend only on the commit and the version of Go, not on the time or the machine.
+// docs/releasing.md lists them.
 package main
 
 import (
@@ -64,7 +64,7 @@ func main() {
 	}
 }
 
-// release is a version that is being made.
+// release contains the options and the state of this command.
 type release struct {
 	Version   string // such as "v1.2.3"
 	Root, Out string
@@ -82,7 +82,7 @@ type release struct {
 	pushed   strings.Builder // the lines of DIGESTS
 }
 
-// run makes the folder. It replaces an older folder when the new one is complete.
+// run writes the release into a temporary folder, and then replaces Out by it.
 func (r *release) run(ctx context.Context) (err error) {
 	defer catch(&err)
 	need(r.prepare(ctx))
@@ -99,16 +99,16 @@ func (r *release) run(ctx context.Context) (err error) {
 	}
 	r.checksums()
 	need(os.RemoveAll(r.Out))
-	// Copy instead of renaming: the folder may be on another filesystem.
+	// A rename would fail if Out is on another file system.
 	need(os.CopyFS(r.Out, os.DirFS(r.made)))
 	got(fmt.Fprintf(r.Log, "release: %s is in %s\n", r.Version, r.Out))
 	return nil
 }
 
-// failed is the panic of a step that has failed. It ends in catch.
+// failed is a panic's value that catch turns into an error.
 type failed struct{ error }
 
-// need panics if a step has failed. got returns the result of a step, or panics.
+// need panics if err is not nil. got panics, too, or returns the result.
 func need(err error) {
 	if err != nil {
 		panic(failed{err})
@@ -120,7 +120,7 @@ func got[T any](result T, err error) T {
 	return result
 }
 
-// catch makes a function return the error of the step that has failed.
+// catch, when deferred, assigns the error of need's panic to err.
 func catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -131,7 +131,7 @@ func catch(err *error) {
 	}
 }
 
-// prepare checks the request and reads the commit.
+// prepare checks the options, and reads the commit and the Dockerfile.
 func (r *release) prepare(ctx context.Context) (err error) {
 	defer catch(&err)
 	r.Root, r.Out = got(filepath.Abs(r.Root)), got(filepath.Abs(r.Out))
@@ -163,7 +163,7 @@ func (r *release) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
-// commit reads the commit and its date, which becomes the date of every file.
+// commit reads the commit's hash and date. Every file of the release gets this date.
 func (r *release) commit(ctx context.Context) error {
 	revision, err := r.output(ctx, "git", "describe", "--always", "--dirty", "--abbrev=40", "--match=")
 	if err != nil {
@@ -187,7 +187,7 @@ func (r *release) commit(ctx context.Context) error {
 	return nil
 }
 
-// output runs a program in the project's directory and returns its output.
+// output runs a program in the project's directory and returns its standard output.
 func (r *release) output(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = r.Root
@@ -199,12 +199,12 @@ func (r *release) output(ctx context.Context, name string, args ...string) (stri
 	return out.String(), nil
 }
 
-// write writes a file of the release.
+// write writes content to a file of the release.
 func (r *release) write(name string, content []byte) {
 	need(os.WriteFile(filepath.Join(r.made, name), content, 0o644))
 }
 
-// project is the URL of the sources.
+// project is the URL of the project's repository.
 const project = "https://github.com/oxidecomputer/oxide-csi-plugin"
 
 func (r *release) notes() {
@@ -212,12 +212,12 @@ func (r *release) notes() {
 	r.write("RELEASE_NOTES.md", []byte(got(section(string(changelog), r.Version))))
 }
 
-// link matches a relative link to a file of the project. It would not work in the notes of a
-// release.
+// link matches a relative link in the changelog, which section has to change: release notes are
+// shown on another page.
 var link = regexp.MustCompile(`\]\(([^):#]+[^):]*)\)`)
 
-// section returns a version's section of the changelog. For a version before a release, such as
-// v1.2.3-rc.1, it returns the section of unreleased changes.
+// section returns the text of a version's section in the changelog. For a prerelease such as
+// v1.2.3-rc.1 that has no section, it returns the section of unreleased changes.
 func section(changelog, version string) (string, error) {
 	wanted := []string{version}
 	if semver.Prerelease(version) != "" {
@@ -238,7 +238,7 @@ func section(changelog, version string) (string, error) {
 		"with text; rename the section Unreleased", version, version)
 }
 
-// binaries compiles the programs as `make binaries` does, and writes a bill of materials for each.
+// binaries compiles the programs with `make binaries`, and writes a bill of materials for each.
 func (r *release) binaries(ctx context.Context) {
 	bin := filepath.Join(r.stage, "context", "bin")
 	got(r.output(ctx, "make", "binaries", "RELEASE="+r.Version, "BIN="+bin,
@@ -260,11 +260,11 @@ func (r *release) binaries(ctx context.Context) {
 	}
 }
 
-// sums is the file of the checksums. It marks a folder as a release.
+// sums is the file of checksums. prepare refuses to replace a folder without this file.
 const sums = "SHA256SUMS"
 
-// checksums writes the list of the images and the chart, and the checksums of all files in the form
-// of sha256sum.
+// checksums writes the digests of images and chart, and the SHA-256 of all files in the format of
+// sha256sum.
 func (r *release) checksums() {
 	r.write(digests, []byte(r.pushed.String()))
 	var list bytes.Buffer
@@ -275,13 +275,13 @@ func (r *release) checksums() {
 	r.write(sums, list.Bytes())
 }
 
-// file is an entry of an archive.
+// file is a file in a tar.
 type file struct {
 	name    string
 	content []byte
 }
 
-// pack writes a tar whose bytes depend only on names, contents and the date.
+// pack writes a tar of the files, sorted, each with the given date, mode 0644 and no owner.
 func pack(w io.Writer, files []file, date time.Time) {
 	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.name, b.name) })
 	t := tar.NewWriter(w)
@@ -293,7 +293,7 @@ func pack(w io.Writer, files []file, date time.Time) {
 	need(t.Close())
 }
 
-// repack packs the files of a .tgz again, without their times and owners.
+// repack returns a .tgz with the files of another .tgz, but with the given date and no owners.
 func repack(packed io.Reader, date time.Time) []byte {
 	var files []file
 	eachFile(got(gzip.NewReader(packed)), func(header *tar.Header, content []byte) {
@@ -306,7 +306,7 @@ func repack(packed io.Reader, date time.Time) []byte {
 	return out.Bytes()
 }
 
-// eachFile visits the entries of a tar.
+// eachFile calls visit for each entry of a tar.
 func eachFile(archive io.Reader, visit func(header *tar.Header, content []byte)) {
 	for t := tar.NewReader(archive); ; {
 		header, err := t.Next()
@@ -318,7 +318,7 @@ func eachFile(archive io.Reader, visit func(header *tar.Header, content []byte))
 	}
 }
 
-// filesIn returns all files of a tree.
+// filesIn reads all files of a tree.
 func filesIn(tree fs.FS) (files []file) {
 	need(fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {
@@ -329,10 +329,10 @@ func filesIn(tree fs.FS) (files []file) {
 	return files
 }
 
-// chartName is the name in Chart.yaml.
+// chartName is the chart's name in Chart.yaml.
 const chartName = "oxide-csi-driver"
 
-// kustomizations has the directories that are rendered, and the file that each becomes.
+// kustomizations maps a directory of deploy/kustomize to the release's file with its manifests.
 var kustomizations = map[string]string{
 	"base":                chartName + ".yaml",
 	"snapshots":           chartName + "-snapshots.yaml",
@@ -340,15 +340,15 @@ var kustomizations = map[string]string{
 	"simulator":           "oxide-simulator.yaml",
 }
 
-// jobs contains Nomad's jobs, by the names of their files in the release.
+// jobs maps a file of deploy/nomad to its name in the release.
 var jobs = map[string]string{
 	"controller.nomad.hcl": chartName + "-controller.nomad.hcl",
 	"node.nomad.hcl":       chartName + "-node.nomad.hcl",
 }
 
-// chart packages the chart as a file, and in the form in which registries store it.
+// chart writes the chart as a .tgz, and as an OCI layout for registries.
 func (r *release) chart(ctx context.Context) {
-	version := r.Version[1:] // SemVer has no v
+	version := r.Version[1:] // Helm needs SemVer, which has no v
 	got(r.output(ctx, "go", "tool", "-modfile=tools/go.mod", "helm", "package", "deploy/chart",
 		"--version", version, "--app-version", r.Version, "--destination", r.stage))
 	name := chartName + "-" + version + ".tgz"
@@ -359,8 +359,7 @@ func (r *release) chart(ctx context.Context) {
 	r.chartLayout(archive, version)
 }
 
-// chartLayout writes the chart as `helm push` sends it to a registry, but without the time of the
-// push.
+// chartLayout writes the OCI layout that `helm push` would make, but without the time of the push.
 func (r *release) chartLayout(archive []byte, version string) {
 	var chart map[string]any
 	need(yaml.Unmarshal(got(os.ReadFile(filepath.Join(r.Root, "deploy", "chart", "Chart.yaml"))),
@@ -389,7 +388,7 @@ func (r *release) chartLayout(archive []byte, version string) {
 	r.writeLayout(l, chartName, version, add(manifest.MediaType, got(json.Marshal(manifest))))
 }
 
-// manifests renders the kustomizations and copies Nomad's jobs, with the version's images.
+// manifests writes the kustomizations' manifests and Nomad's jobs, with this version's images.
 func (r *release) manifests() {
 	deploy := filepath.Join(r.Root, "deploy")
 	for dir, name := range kustomizations {
@@ -406,10 +405,10 @@ func (r *release) manifests() {
 	}
 }
 
-// ours matches the name of an image of the project, and its tag.
+// ours matches the name and the tag of one of the project's images.
 var ours = regexp.MustCompile(`\boxidecomputer/([a-z0-9-]+):([\w.-]+)`)
 
-// writePinned writes a text in which our images have the version as their tag.
+// writePinned writes the text with this version as the tag of the project's images.
 func (r *release) writePinned(name string, text []byte) {
 	for _, m := range ours.FindAllSubmatch(text, -1) {
 		if !r.builds(string(m[1])) {

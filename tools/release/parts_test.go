@@ -17,7 +17,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func TestNotesAreTheVersionsSectionOfTheChangelog(t *testing.T) {
+func TestSectionReturnsTheChangelogOfAVersion(t *testing.T) {
 	const changelog = "# Changelog\n\n## Unreleased\n\n- new, see [the page](docs/new.md)\n\n" +
 		"## v1.2.3 – 2026-05-01\n\n- one\n- [two](https://example.com/a.md)\n\n## v1.2.2\n\n"
 	for _, c := range []struct{ name, version, want, complaint string }{
@@ -41,7 +41,7 @@ func TestNotesAreTheVersionsSectionOfTheChangelog(t *testing.T) {
 	}
 }
 
-func TestAWrongRequestIsRefusedAndMakesNoFolder(t *testing.T) {
+func TestInvalidReleaseOptionsAreRefused(t *testing.T) {
 	full := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(full, "letters"), nil, 0o644))
 	good := release{Version: "v1.2.3", Root: "../..", Out: filepath.Join(t.TempDir(), "dist"),
@@ -76,7 +76,7 @@ func TestAWrongRequestIsRefusedAndMakesNoFolder(t *testing.T) {
 	}
 }
 
-func TestTheSBOMListsOnlyInstalledDebianPackages(t *testing.T) {
+func TestTheBillOfMaterialsListsOnlyInstalledPackages(t *testing.T) {
 	got := debian("Package: libstdc++6\nStatus: install ok installed\nArchitecture: amd64\n" +
 		"Version: 12.2.0-14+deb12u1\nDescription: a library\n Version: of nothing\n\n" +
 		"Package: gone\nStatus: deinstall ok config-files\nArchitecture: amd64\nVersion: 1\n\n")
@@ -87,10 +87,10 @@ func TestTheSBOMListsOnlyInstalledDebianPackages(t *testing.T) {
 	}
 }
 
-// pinned matches an action that is pinned to a commit, with its version in a comment.
+// pinned matches a workflow's action that is pinned to a commit, with its version in a comment.
 var pinned = regexp.MustCompile(`^[\w./-]+@[0-9a-f]{40} # v[0-9.]+$`)
 
-func TestEverythingThatABuildFetchesIsPinned(t *testing.T) {
+func TestWorkflowActionsAndTheBaseImageArePinned(t *testing.T) {
 	workflows, err := filepath.Glob("../../.github/workflows/*.yaml")
 	must(t, err)
 	actions := 0

@@ -33,7 +33,7 @@ import (
 
 const testVersion = "v9.8.7-rc.1"
 
-// programs lists the programs of which a release contains binaries.
+// programs lists the programs whose binaries a release contains.
 var programs = []string{"oxide-conformance", "oxide-csi-plugin", "oxide-instance-metadata",
 	"oxide-node-keeper", "oxide-simulator"}
 
@@ -43,7 +43,7 @@ func TestAReleaseIsCompleteAndReproducible(t *testing.T) {
 	elsewhere := copyOf(t, root)
 	first, second := filepath.Join(t.TempDir(), "dist"), filepath.Join(t.TempDir(), "dist")
 	must(t, releaseOf(root, first).run(t.Context()))
-	// The second release replaces another one.
+	// The folder contains an older release, with one file that the new release lacks.
 	must(t, os.Mkdir(second, 0o755))
 	for _, name := range append(listing(t, first), "of-the-old-one") {
 		must(t, os.WriteFile(filepath.Join(second, name), []byte("old"), 0o644))
@@ -86,8 +86,8 @@ func TestAReleaseIsCompleteAndReproducible(t *testing.T) {
 	})
 }
 
-// Under go test -short, whole skips a test that makes whole releases. It reports the number of
-// cases as internal/short does, which this module cannot import.
+// whole skips a test that makes a release if go test has -short. It logs the number of skipped
+// cases in the format of internal/short, which this module cannot import.
 func whole(t *testing.T, cases int) {
 	t.Helper()
 	if testing.Short() {
@@ -96,7 +96,7 @@ func whole(t *testing.T, cases int) {
 	}
 }
 
-func TestATreeWithAnUncommittedFileIsRefused(t *testing.T) {
+func TestAReleaseOfAnUncommittedFileIsRefused(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "clone")
 	output(t, projectDir(t), "git", "clone", "--quiet", "--shared", ".", root)
 	const token = "deploy/chart/values-with-a-token.yaml"
@@ -108,7 +108,6 @@ func TestATreeWithAnUncommittedFileIsRefused(t *testing.T) {
 	}
 }
 
-// projectDir returns the project's directory.
 func projectDir(t *testing.T) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -116,8 +115,7 @@ func projectDir(t *testing.T) string {
 	return root
 }
 
-// copyOf copies the tree with its uncommitted changes into another directory, which has the same
-// commit.
+// copyOf clones the repository into another directory, and copies the uncommitted changes there.
 func copyOf(t *testing.T, root string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "a-copy-of-the-tree")
@@ -135,8 +133,8 @@ func copyOf(t *testing.T, root string) string {
 	return dir
 }
 
-// releaseOf returns a release of the tree with its uncommitted changes, for this machine and
-// without images.
+// releaseOf returns a release without images for this machine, of a tree that may have uncommitted
+// changes.
 func releaseOf(root, out string) *release {
 	return &release{Version: testVersion, Root: root, Out: out, Arch: []string{runtime.GOARCH},
 		Dirty: true, Log: io.Discard}
@@ -178,7 +176,7 @@ func hasNot(t *testing.T, content []byte, path string) {
 	}
 }
 
-// billMatches compares a bill with the modules that the go command lists for the sources.
+// billMatches compares a program's bill of materials with the modules that `go list` prints.
 func billMatches(t *testing.T, root, dir, program string) {
 	t.Helper()
 	name := program + "-linux-" + runtime.GOARCH
@@ -234,7 +232,7 @@ func chartIsOf(t *testing.T, root, dir string) {
 	}
 }
 
-// unpack returns the layout in the archive of an image or of the chart.
+// unpack extracts the OCI layout of an image or of the chart, and returns it.
 func unpack(t *testing.T, dir, name string) v1.ImageIndex {
 	t.Helper()
 	to := t.TempDir()
@@ -248,7 +246,7 @@ func unpack(t *testing.T, dir, name string) v1.ImageIndex {
 	return index
 }
 
-// rootOf returns the only entry of a layout.
+// rootOf checks that the layout has one entry, with this tag, and returns the entry.
 func rootOf(t *testing.T, layout v1.ImageIndex, tag string) v1.Descriptor {
 	t.Helper()
 	index, err := layout.IndexManifest()
@@ -264,8 +262,8 @@ func rootOf(t *testing.T, layout v1.ImageIndex, tag string) v1.Descriptor {
 	return entries[0]
 }
 
-// helmPulls pushes the chart of the layout to a registry, which checks the digests, and lets helm
-// pull it from there.
+// helmPulls pushes the chart's layout to a registry, which checks the digests, and compares the
+// chart that Helm pulls with the .tgz.
 func helmPulls(t *testing.T, root, dir string) {
 	t.Helper()
 	version := testVersion[1:]
@@ -292,8 +290,8 @@ func helmPulls(t *testing.T, root, dir string) {
 	}
 }
 
-// imagesAre checks that the images in a text are those of the Dockerfile, with the version, and
-// returns how many there are.
+// imagesAre checks that all images of the project in a text exist and have the version as their
+// tag. It returns their number.
 func imagesAre(t *testing.T, name string, text []byte, some bool) int {
 	t.Helper()
 	targets, err := targetsOf("../../Dockerfile")
@@ -312,10 +310,10 @@ func imagesAre(t *testing.T, name string, text []byte, some bool) int {
 	return len(found)
 }
 
-// named matches the name of an image, but not a path of the project's repository.
+// named matches the name of an image of the project, except in the path of a repository.
 var named = regexp.MustCompile(`(?:^|[^/.\w])oxidecomputer/(oxide-[a-z0-9-]+)`)
 
-func TestTheProjectNamesOnlyImagesThatAReleaseContains(t *testing.T) {
+func TestEveryImageNameInTheProjectIsAnImageOfTheRelease(t *testing.T) {
 	root := projectDir(t)
 	targets, err := targetsOf(filepath.Join(root, "Dockerfile"))
 	must(t, err)
@@ -363,7 +361,7 @@ func read(t *testing.T, dir, name string) []byte {
 	return content
 }
 
-// output runs a program that has to succeed, and returns its output.
+// output runs a program and returns its standard output. It fails the test if the program fails.
 func output(t *testing.T, dir, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), name, args...)

@@ -10,8 +10,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// This test requests the nodes as the cloud controller manager does. It creates a Service of type
-// LoadBalancer, moves it to another node, and deletes it.
+// TestNodesAndALoadBalancerWorkOnARack calls the cloud controller manager's functions for nodes. It
+// creates a Service of type LoadBalancer, moves it to another node, and deletes it.
 func TestNodesAndALoadBalancerWorkOnARack(t *testing.T) {
 	ctx := t.Context()
 	client, err := oxide.NewClient()

@@ -11,8 +11,8 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// This test runs the plugin's steps as a build does, but makes no connection to a guest, because
-// the simulated rack runs no guests.
+// TestTheStepsOfABuildSucceedOnARack runs the steps of a build in order. It omits those that
+// connect to a guest, because the simulated rack runs no guests.
 func TestTheStepsOfABuildSucceedOnARack(t *testing.T) {
 	client, err := oxide.NewClient()
 	if err != nil {
